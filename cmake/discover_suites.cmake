@@ -1,0 +1,34 @@
+# Registers one ctest entry per GoogleTest suite, labelled "unit" and with the folder its source file
+# stands in (base, tensor, ..., pipeline). Run after each link of the test binary, which itself says
+# what it holds: a suite that was compiled in cannot be forgotten, and the label follows the file.
+# One entry per suite rather than per test: a sanitizer build takes longer to start than most tests run.
+#
+# Arguments: BINARY, SOURCE_DIR, BUILD_DIR, OUTPUT (the ctest file to write), LIST (the JSON to leave).
+
+execute_process(
+  COMMAND "${BINARY}" --gtest_list_tests "--gtest_output=json:${LIST}"
+  OUTPUT_QUIET ERROR_VARIABLE errors RESULT_VARIABLE code)
+if(NOT code EQUAL 0)
+  message(FATAL_ERROR "${BINARY} --gtest_list_tests failed (${code}): ${errors}")
+endif()
+file(READ "${LIST}" list)
+
+set(script "")
+string(JSON suite_count LENGTH "${list}" testsuites)
+if(suite_count GREATER 0)
+  math(EXPR last "${suite_count} - 1")
+  foreach(index RANGE ${last})
+    string(JSON suite GET "${list}" testsuites ${index})
+    string(JSON name GET "${suite}" name)
+    string(JSON file GET "${suite}" testsuite 0 file)
+    # Compilers record the path as it was given to them: absolute, or relative to the build folder.
+    get_filename_component(file "${file}" ABSOLUTE BASE_DIR "${BUILD_DIR}")
+    file(RELATIVE_PATH file "${SOURCE_DIR}" "${file}")
+    get_filename_component(folder "${file}" DIRECTORY)
+    get_filename_component(room "${folder}" NAME)
+    string(APPEND script
+      "add_test([==[${name}]==] [==[${BINARY}]==] [==[--gtest_filter=${name}.*]==])\n"
+      "set_tests_properties([==[${name}]==] PROPERTIES LABELS \"unit;${room}\" TIMEOUT 600)\n")
+  endforeach()
+endif()
+file(WRITE "${OUTPUT}" "${script}")
