@@ -1,0 +1,110 @@
+/// Looking after checkpoints: list, verify, repair, collect garbage, export.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "varve/metadata.h"
+#include "varve/options.h"
+#include "varve/status.h"
+#include "varve/storage.h"
+
+namespace varve {
+
+enum class CheckpointState : std::uint8_t {
+  kWhole,       ///< Loadable, as far as names, sizes and the index tell; `verify` reads all bytes.
+  kIncomplete,  ///< Rank-local files of some ranks are missing.
+  kDamaged,     ///< A checkpoint, but its index or files are missing or of the wrong size.
+  kMovedAside,  ///< Whole, under a hidden name, left by an interrupted overwrite; loads by its
+                ///< name.
+  kSaving,      ///< A save is under way.
+  kLeftover,    ///< Of a dead save; `gc` removes it.
+};
+
+/// "whole", "incomplete", ...
+std::string_view StateName(CheckpointState state);
+
+struct CheckpointEntry {
+  std::string name;  ///< In the directory; for kSaving and kLeftover, of the hidden entry.
+  CheckpointState state = CheckpointState::kWhole;
+  std::string detail;                 ///< Why it is not whole.
+  std::optional<std::uint64_t> step;  ///< From the name.
+  std::uint64_t bytes = 0;            ///< Of its data files.
+  std::uint32_t world_size = 0;       ///< Of the save; 0 when unknown.
+  std::optional<SaveId> save_id;
+};
+
+/// The checkpoints and leftovers in `directory`, by step, then name. When `directory` itself is a
+/// checkpoint the list has that one entry. Reads indexes and sizes, not data.
+Result<std::vector<CheckpointEntry>> ListCheckpoints(const std::string& directory,
+                                                     Storage& storage = PosixStorage());
+
+/// A stretch of bytes that is not what was written.
+struct Damage {
+  std::string file;
+  std::uint64_t begin = 0;
+  std::uint64_t end = 0;
+  std::vector<std::string> tensors;  ///< What lies there; objects too.
+  std::string problem;
+};
+
+struct VerifyReport {
+  std::uint64_t bytes_checked = 0;
+  std::vector<Damage> damages;
+  [[nodiscard]] bool clean() const { return damages.empty(); }
+};
+
+/// Re-reads every byte of the checkpoint and compares all checksums and the index with what the
+/// data files say of themselves. Damage is reported, not returned as an error; errors are for what
+/// cannot be examined at all (NotFound, Unimplemented, FailedPrecondition for an incomplete one).
+Result<VerifyReport> Verify(const std::string& path, Storage& storage = PosixStorage(),
+                            const ProgressFunction& progress = {});
+
+struct RepairReport {
+  SaveId save_id;
+  std::uint64_t file_count = 0;
+  bool changed = false;  ///< False: the index was already what the data files say.
+};
+
+/// Rebuilds manifest.bin and varve.json from the data files' headers. Also seals a complete set of
+/// rank-local files into a committed checkpoint. Data is not read; run Verify.
+/// Errors: DataLoss when headers are damaged or do not form one save; FailedPrecondition when
+/// ranks are missing.
+Result<RepairReport> Repair(const std::string& path, Storage& storage = PosixStorage());
+
+struct GarbageReport {
+  std::vector<std::string> removed;    ///< Paths; with dry_run, what would be removed.
+  std::vector<std::string> kept;       ///< Paths in use by saves that are still alive.
+  std::vector<std::string> recovered;  ///< Checkpoints that got their name back.
+  std::uint64_t bytes = 0;             ///< Of what was removed.
+};
+
+/// Removes what dead saves left in `directory` and in the checkpoints in it; never what a live save
+/// uses. A checkpoint that was moved aside gets its name back. Touches nothing it does not know.
+Result<GarbageReport> CollectGarbage(const std::string& directory, bool dry_run,
+                                     Storage& storage = PosixStorage());
+
+struct ExportOptions {
+  std::vector<std::string> include;  ///< Globs over names; empty means all.
+  bool overwrite = false;
+  ProgressFunction progress;
+};
+
+struct ExportReport {
+  std::uint64_t tensor_count = 0;
+  std::uint64_t bytes = 0;
+  std::vector<std::string> skipped;  ///< Tensors whose type safetensors cannot name.
+};
+
+/// Writes whole tensors into one safetensors file on the local file system; committed by rename.
+/// Memory stays under 64 MiB whatever the size.
+Result<ExportReport> ExportSafetensors(const std::string& path, const std::string& out,
+                                       const ExportOptions& options,
+                                       Storage& storage = PosixStorage());
+
+/// Shell-style match: '*' any run (dots too), '?' one character, '[...]' a set.
+bool GlobMatch(const std::string& pattern, const std::string& name);
+
+}  // namespace varve

@@ -1,0 +1,134 @@
+/// Save and load. Start here: State and Save to write a checkpoint, CheckpointReader and Load to
+/// read one.
+#pragma once
+
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "varve/coordinator.h"
+#include "varve/metadata.h"
+#include "varve/options.h"
+#include "varve/status.h"
+#include "varve/storage.h"
+#include "varve/value.h"
+
+namespace varve {
+
+/// A shard this rank holds: `box` of the tensor `fqn`. The memory must stay valid and unchanged
+/// until Save returns. `strides` in elements; empty means row-major. `data` addresses the element
+/// at the box's first corner.
+struct SourceTensor {
+  std::string fqn;
+  DType dtype = DType::kUInt8;
+  Dims shape;  ///< Of the whole tensor.
+  Box box;
+  const void* data = nullptr;
+  Strides strides;
+};
+
+/// A plain value this rank holds, as EncodeValue gives it.
+struct SourceObject {
+  std::string fqn;
+  std::string encoded;
+};
+
+/// What one rank brings to a save. Ranks that hold the same box of the same tensor are replicas:
+/// it is stored once.
+struct State {
+  std::vector<SourceTensor> tensors;
+  std::vector<SourceObject> objects;
+  /// The containers around them, as EncodeValue gives it; may be empty. See docs/format.md.
+  std::string structure;
+};
+
+/// Saves the ranks' states as the checkpoint directory `path`. Collective: all ranks call it with
+/// the same path and options (not when options.coordinate is false). Blocks until the checkpoint
+/// is durable and visible, or returns an error that is the same on every rank; then no checkpoint
+/// has become visible and an older one at `path` is intact. Two exceptions, both after the
+/// checkpoint has become visible: the last sync of the parent directory fails (the message says
+/// so), or rank 0 dies before it has told the others (who then name rank 0). Errors: AlreadyExists
+/// without overwrite; InvalidArgument when ranks disagree about a tensor; FailedPrecondition when
+/// another save of this name is under way, when `path` holds something else than a checkpoint, or
+/// when ranks do not share the storage; OutOfSpace; Unavailable.
+Result<SaveReport> Save(const State& state, const std::string& path, const SaveOptions& options,
+                        Coordinator& coordinator);
+
+/// Save by a single process.
+Result<SaveReport> Save(const State& state, const std::string& path,
+                        const SaveOptions& options = {});
+
+/// A box of a tensor to fill. `strides` as in SourceTensor. Memory belongs to the caller.
+struct TargetTensor {
+  std::string fqn;
+  DType dtype = DType::kUInt8;
+  Dims shape;
+  Box box;
+  void* data = nullptr;
+  Strides strides;
+};
+
+/// An open checkpoint. Threads: const after Open apart from the reads, which are safe to call
+/// concurrently.
+class CheckpointReader {
+ public:
+  /// Opens the checkpoint at `path`: a committed one, a complete set of rank-local files, or one
+  /// that an interrupted overwrite has moved aside. Reads the index only.
+  /// Errors: NotFound; FailedPrecondition for an incomplete rank-local save, naming the missing
+  /// ranks; DataLoss; Unimplemented when a newer version wrote it.
+  static Result<std::unique_ptr<CheckpointReader>> Open(const std::string& path,
+                                                        Storage& storage = PosixStorage());
+
+  CheckpointReader(const CheckpointReader&) = delete;
+  CheckpointReader& operator=(const CheckpointReader&) = delete;
+  ~CheckpointReader();
+
+  [[nodiscard]] const Metadata& metadata() const;
+  /// Where the files really are; differs from the path given for a moved-aside checkpoint.
+  [[nodiscard]] const std::string& directory() const;
+
+  /// The containers of the saved state, merged over ranks; a None value when none were saved.
+  [[nodiscard]] Result<Value> ReadStructure();
+
+  /// The values with these names, in the same order. Errors: NotFound; DataLoss.
+  [[nodiscard]] Result<std::vector<Value>> ReadObjects(std::span<const std::string> fqns);
+
+  /// Fills all targets, reading only the blocks that overlap them and checking each. Returns the
+  /// bytes read. Not collective. On error the message says which targets hold new bytes.
+  /// Errors: as Load.
+  [[nodiscard]] Result<std::uint64_t> ReadTensors(std::span<const TargetTensor> targets,
+                                                  const LoadOptions& options);
+
+ private:
+  struct Impl;
+  explicit CheckpointReader(std::unique_ptr<Impl> impl);
+  std::unique_ptr<Impl> impl_;
+};
+
+/// What a rank wants from a checkpoint, beyond its tensors.
+struct LoadRequest {
+  std::vector<TargetTensor> targets;
+  std::vector<std::string> objects;  ///< Names whose values this rank will read.
+  /// Names of wanted things that the caller found to be missing or of another kind.
+  std::vector<std::string> missing;
+  std::vector<std::string> mismatched;
+  /// Names in the checkpoint that this rank knows of without loading them (a fallback rank's
+  /// values, say): never reported as unexpected.
+  std::vector<std::string> known;
+};
+
+/// Loads collectively: the ranks first agree on the checkpoint and on what differs, then each reads
+/// its targets, then all learn whether all succeeded. Nothing is written to any target before the
+/// ranks agree. Targets that are missing or do not fit are left alone when options.strict is false.
+/// Errors (the same on every rank): InvalidArgument with the full report of differences when
+/// strict; DataLoss naming file, offset and tensor; the message says which targets are partly
+/// written.
+Result<LoadReport> Load(CheckpointReader& reader, const LoadRequest& request,
+                        const LoadOptions& options, Coordinator& coordinator);
+
+/// Load by a single process.
+Result<LoadReport> Load(CheckpointReader& reader, const LoadRequest& request,
+                        const LoadOptions& options = {});
+
+}  // namespace varve

@@ -1,0 +1,88 @@
+/// The model every checkpoint decodes to, whatever format wrote it: which tensors and objects it
+/// holds and where their bytes lie.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "varve/dtype.h"
+#include "varve/hash.h"
+#include "varve/tensor.h"
+
+namespace varve {
+
+/// Identifies one save. All files of a checkpoint carry the same one.
+struct SaveId {
+  std::array<std::uint8_t, 16> bytes{};
+  friend auto operator<=>(const SaveId&, const SaveId&) = default;
+};
+
+/// 32 lower-case hex digits.
+std::string ToString(const SaveId& id);
+
+/// Bytes [begin, end) of a data file; `file` indexes Metadata::files.
+struct Extent {
+  std::uint32_t file = 0;
+  std::uint64_t begin = 0;
+  std::uint64_t end = 0;
+  friend bool operator==(const Extent&, const Extent&) = default;
+};
+
+/// A stored piece of a tensor: `box` of the whole tensor, row-major and packed at `extent`.
+struct Chunk {
+  Box box;
+  Extent extent;
+  Hash128 content;  ///< XXH3-128 of the chunk's bytes.
+  friend bool operator==(const Chunk&, const Chunk&) = default;
+};
+
+struct TensorMetadata {
+  std::string fqn;
+  DType dtype = DType::kUInt8;
+  Dims shape;                 ///< Of the whole tensor.
+  std::vector<Chunk> chunks;  ///< Disjoint; sorted by offsets.
+  friend bool operator==(const TensorMetadata&, const TensorMetadata&) = default;
+};
+
+/// A plain value: an encoded Value (varve/value.h) at `extent`.
+struct ObjectMetadata {
+  std::string fqn;
+  Extent extent;
+  friend bool operator==(const ObjectMetadata&, const ObjectMetadata&) = default;
+};
+
+/// A data file. Its first `data_begin` bytes are the header, covered by `header_crc32c`; data
+/// follows in blocks of Metadata::block_bytes (the last may be short), each with its CRC-32C.
+struct DataFile {
+  std::string name;
+  std::uint32_t rank = 0;
+  std::uint64_t size = 0;
+  std::uint64_t data_begin = 0;
+  std::uint32_t header_crc32c = 0;
+  std::vector<std::uint32_t> block_crc32c;
+  friend bool operator==(const DataFile&, const DataFile&) = default;
+};
+
+/// Everything known about a checkpoint short of its content. A plain value; copy freely.
+struct Metadata {
+  SaveId save_id;
+  std::uint32_t world_size = 0;
+  std::uint64_t block_bytes = 0;
+  std::vector<DataFile> files;          ///< By rank.
+  std::vector<TensorMetadata> tensors;  ///< By fqn, bytewise.
+  std::vector<ObjectMetadata> objects;  ///< By fqn, bytewise.
+  std::vector<Extent> structures;       ///< Encoded container trees; merge for the whole state.
+  friend bool operator==(const Metadata&, const Metadata&) = default;
+
+  /// Null when there is no such tensor or object. O(log n).
+  [[nodiscard]] const TensorMetadata* FindTensor(std::string_view fqn) const;
+  [[nodiscard]] const ObjectMetadata* FindObject(std::string_view fqn) const;
+
+  /// Bytes of all data files, headers included.
+  [[nodiscard]] std::uint64_t TotalBytes() const;
+};
+
+}  // namespace varve

@@ -1,0 +1,75 @@
+/// Options and reports of save and load, one plain struct each.
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <functional>
+#include <optional>
+#include <stop_token>
+#include <string>
+#include <vector>
+
+#include "varve/metadata.h"
+#include "varve/storage.h"
+
+namespace varve {
+
+/// Called now and then from worker threads with bytes done and bytes in all; must be quick and
+/// thread-safe.
+using ProgressFunction = std::function<void(std::uint64_t done, std::uint64_t total)>;
+
+struct SaveOptions {
+  /// Replace an existing checkpoint. The old one stays loadable until the new one is durable.
+  bool overwrite = false;
+  /// False: save without talking. Every rank writes and publishes its own file; the directory is a
+  /// checkpoint once the files of all ranks are there. Replicated tensors are then stored by every
+  /// rank that holds them.
+  bool coordinate = true;
+  /// Identifies the save. All ranks of a save without talking must give the same, new for every
+  /// attempt; otherwise random when not given.
+  std::optional<SaveId> save_id;
+  /// How long any rank waits for the others before it gives up and names who is missing. Covers
+  /// the time the slowest rank writes.
+  std::chrono::milliseconds timeout = std::chrono::minutes(30);
+  /// Bypass the page cache (O_DIRECT) where the file system can.
+  bool direct = true;
+  /// 8 MiB writes under way at once. Default measured: 4-8 saturate a disk.
+  int writes_in_flight = 6;
+  /// Bytes per data checksum: a multiple of 4096, at most 8 MiB. Kilobytes serve tests.
+  std::uint64_t block_bytes = std::uint64_t{1} << 20;
+  ProgressFunction progress;
+  std::stop_token stop;
+  Storage* storage = nullptr;  ///< Default: PosixStorage(). Must outlive the call.
+};
+
+struct SaveReport {
+  SaveId save_id;
+  std::uint64_t bytes_written = 0;  ///< By this rank, header included.
+  double seconds = 0;
+  bool direct = false;  ///< False: the file system refused O_DIRECT, writes went through the cache.
+  /// Plain values that differ between ranks under one name; rank 0's (or the lowest rank's) was
+  /// kept. Filled on the coordinator.
+  std::vector<std::string> differing_objects;
+};
+
+struct LoadOptions {
+  /// Refuse unless the checkpoint and the target hold the same tensors and objects.
+  bool strict = true;
+  std::chrono::milliseconds timeout = std::chrono::minutes(30);
+  /// Reads at most this far apart become one.
+  std::uint64_t max_gap_bytes = std::uint64_t{64} << 10;
+  int io_threads = 8;
+  ProgressFunction progress;
+  std::stop_token stop;
+};
+
+/// What a load found; with strict = false the differences are reported rather than refused.
+struct LoadReport {
+  std::uint64_t bytes_read = 0;
+  double seconds = 0;
+  std::vector<std::string> missing;     ///< Wanted by some rank, not in the checkpoint.
+  std::vector<std::string> unexpected;  ///< In the checkpoint, wanted by no rank.
+  std::vector<std::string> mismatched;  ///< Of another dtype, shape or kind, with the reason.
+};
+
+}  // namespace varve

@@ -1,0 +1,133 @@
+/// Errors as values: Status says what went wrong, Result<T> is a T or a Status.
+///
+/// Nothing in Varve's C++ API throws (out-of-memory aside). Each layer prepends one phrase with
+/// Status::Annotate, so a message reads outside-in:
+///   load "run/step-1200": tensor "layers.3.w": data-00004-of-00008.safetensors [4096, 69632): ...
+#pragma once
+
+#include <cassert>
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+namespace varve {
+
+/// What the caller can do about an error. Values cross process boundaries between ranks of one
+/// job (never disk); do not renumber.
+enum class StatusCode : std::uint8_t {
+  kOk = 0,
+  kInvalidArgument = 1,     ///< The call is wrong; fix the argument named in the message.
+  kNotFound = 2,            ///< No such file, checkpoint or tensor.
+  kAlreadyExists = 3,       ///< The name is taken; choose another or ask to overwrite.
+  kDataLoss = 4,            ///< Stored bytes are damaged or missing.
+  kOutOfSpace = 5,          ///< The storage is full; free space and retry.
+  kUnavailable = 6,         ///< I/O failed or a rank is missing; a retry may help.
+  kUnimplemented = 7,       ///< Not supported, or written by a newer version.
+  kCancelled = 8,           ///< Stopped on request.
+  kFailedPrecondition = 9,  ///< Refused in the present state, e.g. another save is under way.
+  kInternal = 10,           ///< A bug in Varve; please report it.
+};
+
+/// The code's name in the form "DataLoss".
+std::string_view StatusCodeName(StatusCode code);
+
+/// An error code with a message, or success. Cheap to move; success allocates nothing.
+class [[nodiscard]] Status {
+ public:
+  Status() = default;
+  Status(StatusCode code, std::string message) : code_(code), message_(std::move(message)) {}
+
+  static Status Ok() { return {}; }
+
+  [[nodiscard]] bool ok() const { return code_ == StatusCode::kOk; }
+  [[nodiscard]] StatusCode code() const { return code_; }
+  [[nodiscard]] const std::string& message() const { return message_; }
+
+  /// The same error with `context` and ": " put before its message. Success stays success.
+  [[nodiscard]] Status Annotate(std::string_view context) const;
+
+  /// "DataLoss: message", or "Ok".
+  [[nodiscard]] std::string ToString() const;
+
+ private:
+  StatusCode code_ = StatusCode::kOk;
+  std::string message_;
+};
+
+Status InvalidArgument(std::string message);
+Status NotFound(std::string message);
+Status AlreadyExists(std::string message);
+Status DataLoss(std::string message);
+Status Unavailable(std::string message);
+Status Unimplemented(std::string message);
+Status FailedPrecondition(std::string message);
+Status Internal(std::string message);
+
+/// A value or the Status that says why there is none. Dereferencing an error asserts.
+template <class T>
+class [[nodiscard]] Result {
+ public:
+  Result(T value) : value_(std::move(value)) {}  // NOLINT(google-explicit-constructor): by design
+  Result(Status status) : status_(std::move(status)) {  // NOLINT(google-explicit-constructor)
+    assert(!status_.ok() && "a Result built from a Status must carry an error");
+  }
+
+  [[nodiscard]] bool ok() const { return value_.has_value(); }
+  [[nodiscard]] const Status& status() const { return status_; }
+
+  [[nodiscard]] T& value() & {
+    assert(ok());
+    return *value_;
+  }
+  [[nodiscard]] const T& value() const& {
+    assert(ok());
+    return *value_;
+  }
+  [[nodiscard]] T&& value() && {
+    assert(ok());
+    return std::move(*value_);
+  }
+  T& operator*() & { return value(); }
+  const T& operator*() const& { return value(); }
+  T&& operator*() && { return std::move(*this).value(); }
+  T* operator->() { return &value(); }
+  const T* operator->() const { return &value(); }
+
+  /// This result with its error annotated (Status::Annotate); a value passes through.
+  [[nodiscard]] Result Annotate(std::string_view context) && {
+    if (ok()) {
+      return std::move(*this);
+    }
+    return Result(status_.Annotate(context));
+  }
+
+ private:
+  Status status_;
+  std::optional<T> value_;
+};
+
+}  // namespace varve
+
+/// Returns from the enclosing function when `expression` (a Status) is an error.
+#define VARVE_RETURN_IF_ERROR(expression)                                    \
+  do {                                                                       \
+    if (::varve::Status varve_status_ = (expression); !varve_status_.ok()) { \
+      return varve_status_;                                                  \
+    }                                                                        \
+  } while (false)
+
+#define VARVE_CONCAT_INNER_(a, b) a##b
+#define VARVE_CONCAT_(a, b) VARVE_CONCAT_INNER_(a, b)
+
+/// Declares or assigns `target` from a Result, or returns its Status.
+#define VARVE_ASSIGN_OR_RETURN(target, expression) \
+  VARVE_ASSIGN_OR_RETURN_IMPL_(VARVE_CONCAT_(varve_result_, __LINE__), target, expression)
+#define VARVE_ASSIGN_OR_RETURN_IMPL_(result, target, expression) \
+  auto result = (expression);                                    \
+  if (!result.ok()) {                                            \
+    return result.status();                                      \
+  }                                                              \
+  target = std::move(result).value()

@@ -1,0 +1,135 @@
+/// Storage moves bytes by name. It knows files and directories, never tensors.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "varve/status.h"
+
+namespace varve {
+
+/// A file being written. It is visible under its name at once; what makes a checkpoint visible is
+/// the renaming of its directory. The destructor closes and reports nothing: call Sync first.
+class WritableFile {
+ public:
+  virtual ~WritableFile() = default;
+
+  /// Writes all of `data` at `offset`. Returns once the backend has accepted it, not once it is
+  /// durable. With direct(), `offset`, the size and the address of `data` must be multiples of
+  /// kDirectAlignment. Threads: safe for disjoint ranges.
+  /// Errors: kOutOfSpace, kUnavailable.
+  virtual Status WriteAt(std::uint64_t offset, std::span<const std::byte> data) = 0;
+
+  /// Cuts the file to `size` bytes and makes its content durable (fdatasync). An error here is
+  /// final: the content must be taken as lost.
+  virtual Status Sync(std::uint64_t size) = 0;
+
+  /// True when writes bypass the page cache and must be aligned.
+  [[nodiscard]] virtual bool direct() const = 0;
+};
+
+inline constexpr std::uint64_t kDirectAlignment = 4096;
+
+/// A file being read. Threads: all members are safe to call concurrently.
+class ReadableFile {
+ public:
+  virtual ~ReadableFile() = default;
+
+  [[nodiscard]] virtual std::uint64_t size() const = 0;
+
+  /// Fills all `parts`, in order, with the bytes from `offset` on.
+  /// Errors: kDataLoss when the file ends early; kUnavailable.
+  virtual Status ReadAt(std::uint64_t offset, std::span<const std::span<std::byte>> parts) = 0;
+
+  /// Like ReadAt into one buffer, but bypasses the page cache where that is possible and the bytes
+  /// are not in it. `offset` and the buffer's address must be multiples of kDirectAlignment, and
+  /// `capacity` (>= size) at least `size` rounded up to it. Reads at most `size` bytes that count.
+  virtual Status ReadUncached(std::uint64_t offset, std::byte* buffer, std::uint64_t size,
+                              std::uint64_t capacity) = 0;
+
+  /// True when ReadAt of this range would be served from memory. A hint.
+  [[nodiscard]] virtual bool IsCached(std::uint64_t offset, std::uint64_t size) = 0;
+
+  Status ReadAt(std::uint64_t offset, std::span<std::byte> buffer) {
+    return ReadAt(offset, std::span(&buffer, 1));
+  }
+};
+
+/// A lock that ends with its holder: released by the destructor or by the process's death.
+class StorageLock {
+ public:
+  virtual ~StorageLock() = default;
+};
+
+struct DirectoryEntry {
+  std::string name;  ///< Without the directory.
+  bool is_directory = false;
+  std::uint64_t size = 0;
+  std::int64_t modified_ns = 0;  ///< Unix time.
+};
+
+struct WriteOptions {
+  std::uint64_t size = 0;  ///< Expected size, preallocated; 0 when unknown.
+  bool direct = false;     ///< Bypass the page cache if the backend can.
+  bool exclusive = true;   ///< Fail with kAlreadyExists rather than truncate.
+};
+
+enum class RenameMode : std::uint8_t {
+  kNoReplace,  ///< kAlreadyExists when the target exists.
+  kReplace,    ///< Files only: atomically replaces the target.
+  kExchange,   ///< Both exist and swap names atomically; kUnimplemented where the system cannot.
+};
+
+/// Names are paths as the backend understands them, '/'-separated. Threads: safe to call
+/// concurrently.
+class Storage {
+ public:
+  virtual ~Storage() = default;
+
+  virtual Result<std::unique_ptr<WritableFile>> OpenForWrite(const std::string& name,
+                                                             const WriteOptions& options) = 0;
+  virtual Result<std::unique_ptr<ReadableFile>> OpenForRead(const std::string& name) = 0;
+
+  /// The entries of a directory, sorted by name. kNotFound when there is none.
+  virtual Result<std::vector<DirectoryEntry>> List(const std::string& directory) = 0;
+
+  /// kAlreadyExists when something has that name; parents must exist.
+  virtual Status MakeDirectory(const std::string& name) = 0;
+
+  /// Makes the directory's entries (creations, renames, removals) durable.
+  virtual Status SyncDirectory(const std::string& name) = 0;
+
+  virtual Status Rename(const std::string& from, const std::string& to, RenameMode mode) = 0;
+
+  /// Removes a file, or a directory with all it holds. Success when there is nothing.
+  virtual Status Remove(const std::string& name) = 0;
+
+  /// Creates the file `name` if needed and locks it; it is removed with the lock.
+  /// Errors: kFailedPrecondition when another live holder has it; kUnimplemented where the file
+  /// system has no locks.
+  virtual Result<std::unique_ptr<StorageLock>> Lock(const std::string& name) = 0;
+};
+
+/// The local (or mounted) file system, with O_DIRECT where it is accepted. Never destroyed.
+Storage& PosixStorage();
+
+/// Reads a whole file of at most `max_bytes`. Errors: kDataLoss when it is larger.
+Result<std::string> ReadWholeFile(Storage& storage, const std::string& name,
+                                  std::uint64_t max_bytes);
+
+/// Writes and syncs a whole file; the directory is not synced.
+Status WriteWholeFile(Storage& storage, const std::string& name, std::string_view content,
+                      bool exclusive = true);
+
+/// "dir/name"; `dir` may be empty.
+std::string JoinPath(std::string_view directory, std::string_view name);
+/// The directory part ("." when there is none) and the last component, trailing slashes ignored.
+std::string ParentPath(std::string_view path);
+std::string BaseName(std::string_view path);
+
+}  // namespace varve

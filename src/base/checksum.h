@@ -1,0 +1,52 @@
+/// CRC-32C (Castagnoli; detects damage) and XXH3-128 (identifies content).
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+#include <string_view>
+
+#include "varve/hash.h"
+
+namespace varve {
+
+/// CRC-32C as in RFC 3720 (iSCSI): reflected, initial and final value all ones. `Crc32c` of one
+/// buffer equals `Crc32cExtend(Crc32c(a), b)` of its two halves.
+std::uint32_t Crc32c(std::span<const std::byte> data);
+std::uint32_t Crc32cExtend(std::uint32_t crc, std::span<const std::byte> data);
+
+/// Copies `source` to `target` (same size, no overlap) and returns the CRC extended over it. The
+/// bytes go through the cache once: 16 KiB steps stay in L1 between copy and checksum.
+std::uint32_t CopyAndCrc32c(std::uint32_t crc, std::span<const std::byte> source,
+                            std::byte* target);
+
+Hash128 Xxh3(std::span<const std::byte> data);
+
+/// XXH3-128 over data that arrives in pieces.
+class Xxh3Stream {
+ public:
+  Xxh3Stream();
+  ~Xxh3Stream();
+  Xxh3Stream(const Xxh3Stream&) = delete;
+  Xxh3Stream& operator=(const Xxh3Stream&) = delete;
+
+  void Reset();
+  void Update(std::span<const std::byte> data);
+  [[nodiscard]] Hash128 Digest() const;
+
+ private:
+  struct State;
+  std::unique_ptr<State> state_;
+};
+
+/// Lower-case hex of fixed width.
+std::string Hex(std::span<const std::uint8_t> bytes);
+std::string HexU32(std::uint32_t value);
+/// False when `text` is not exactly lower-case hex of the output's width.
+bool ParseHex(std::string_view text, std::span<std::uint8_t> out);
+bool ParseHexU32(std::string_view text, std::uint32_t* out);
+
+}  // namespace varve

@@ -1,0 +1,273 @@
+// How a checkpoint becomes visible. NAME is its directory, PARENT the directory that is in.
+//
+//  0. Make PARENT if needed, each new level synced into the one above it. A PARENT that exists is
+//     synced as well: its maker may have died before it did so.
+//  1. Lock .NAME.varve-lock. Two saves of one name at once: the second gets FailedPrecondition
+//     before it writes a byte. The lock ends with its holder, so a killed save blocks nobody. On a
+//     file system without locks (kUnimplemented) the save goes on without: staging names are
+//     unique, so nothing is ever mixed and step 9 decides who wins; only step 3 is then skipped.
+//  2. If NAME is absent but .NAME.varve-old is there, a crash hit an overwrite between 9b and 9c:
+//     the old checkpoint gets its name back.
+//  3. Remove what dead saves of NAME left (we hold the lock: whoever made it is gone). PARENT is
+//     synced first: if the dead save had published but not synced (9 without 10), a power cut would
+//     give NAME back the directory that is being emptied here.
+//  4. Without overwrite, an existing NAME ends the save here, before any work. With overwrite,
+//     NAME must be a checkpoint: nothing else is ever replaced. Then make the staging directory
+//     .NAME.varve-saving-<id>, hidden and unique.
+//  5. (All ranks) write data files into it, each synced by its writer: a file that the commit
+//     record counts on is durable before the record exists.
+//  6. Check that every planned file is there with its exact size. Finds ranks whose path is
+//     another disk than the coordinator's, and files cut short by whatever cause.
+//  7. Write and sync manifest.bin, then varve.json. The order means that a record never stands
+//     without its manifest, whatever the crash.
+//  8. Sync the staging directory: the files' names are durable before the directory's name is.
+//  9. Publish. Nothing at NAME: (a) rename without replacing; if someone published NAME since
+//     step 4 (possible only without locks) this save fails and theirs stays.
+//     Something at NAME: exchange the two names in one step, so that at every instant NAME is one
+//     whole checkpoint. Where the system has no exchange: (b) move NAME to .NAME.varve-old, sync
+//     PARENT, (c) rename staging to NAME. A crash between b and c leaves NAME absent; readers, ls
+//     and the next save know .NAME.varve-old.
+// 10. Sync PARENT: only now is the save reported as done; a power cut cannot take it back.
+// 11. Remove the old checkpoint. A crash here leaves rubbish under a hidden name that the next
+//     save or `varve gc` removes; NAME is already the new one.
+
+#include "checkpoint/commit.h"
+
+#include <chrono>
+#include <thread>
+#include <utility>
+
+#include "checkpoint/names.h"
+#include "format/commit_record.h"
+#include "format/manifest.h"
+
+namespace varve {
+namespace {
+
+enum class Occupant { kNothing, kEmptyDirectory, kCheckpoint, kOther };
+
+Result<Occupant> WhatIsAt(Storage& storage, const std::string& path) {
+  const auto entries = storage.List(path);
+  if (!entries.ok()) {
+    if (entries.status().code() == StatusCode::kNotFound) {
+      return Occupant::kNothing;
+    }
+    // Not a directory, or one we may not look into: in no case ours to replace.
+    return storage.OpenForRead(path).ok() ? Result<Occupant>(Occupant::kOther)
+                                          : Result<Occupant>(entries.status());
+  }
+  if (entries->empty()) {
+    return Occupant::kEmptyDirectory;
+  }
+  for (const DirectoryEntry& entry : *entries) {
+    if (entry.name == kCommitRecordName || IsDataFileName(entry.name)) {
+      return Occupant::kCheckpoint;
+    }
+  }
+  return Occupant::kOther;
+}
+
+Status RemoveLeftovers(Storage& storage, const std::string& path) {
+  VARVE_ASSIGN_OR_RETURN(const auto entries, storage.List(ParentPath(path)));
+  bool synced = false;
+  bool target_exists = false;
+  for (const DirectoryEntry& entry : entries) {
+    target_exists = target_exists || entry.name == BaseName(path);
+  }
+  for (const DirectoryEntry& entry : entries) {
+    const auto leftover = ParseLeftover(entry.name);
+    if (!leftover || leftover->target != BaseName(path) || leftover->kind == LeftoverKind::kLock ||
+        (leftover->kind == LeftoverKind::kAside && !target_exists)) {
+      continue;
+    }
+    if (!synced) {
+      VARVE_RETURN_IF_ERROR(storage.SyncDirectory(ParentPath(path)));
+      synced = true;
+    }
+    VARVE_RETURN_IF_ERROR(storage.Remove(JoinPath(ParentPath(path), entry.name)));
+  }
+  return Status::Ok();
+}
+
+}  // namespace
+
+namespace {
+
+/// `ls` and `gc` take the lock for an instant to see whether a save lives; that must not fail one.
+Result<std::unique_ptr<StorageLock>> LockName(Storage& storage, const std::string& path) {
+  constexpr int kTries = 10;
+  constexpr auto kPause = std::chrono::milliseconds(10);
+  for (int i = 1;; ++i) {
+    auto lock = storage.Lock(LockPath(path));
+    if (lock.ok() || lock.status().code() != StatusCode::kFailedPrecondition || i == kTries) {
+      return lock;
+    }
+    std::this_thread::sleep_for(kPause);
+  }
+}
+
+}  // namespace
+
+Commit::Commit(Storage& storage, std::string path, std::string staging,
+               std::unique_ptr<StorageLock> lock, bool overwrite)
+    : storage_(storage),
+      path_(std::move(path)),
+      staging_(std::move(staging)),
+      lock_(std::move(lock)),
+      overwrite_(overwrite) {}
+
+Commit::~Commit() {
+  if (!done_) {
+    // Best effort: what cannot be removed now is recognised and removed later (step 3).
+    (void)storage_.Remove(staging_);
+  }
+}
+
+Status MakeDirectories(Storage& storage, const std::string& path) {
+  if (path == "." || path == "/") {
+    return Status::Ok();
+  }
+  const std::string parent = ParentPath(path);
+  if (storage.List(path).ok()) {
+    // Whoever made it may have died before making its name durable. Where we may not look into the
+    // directory above, it is not one that a save of ours has written to.
+    const Status synced = storage.SyncDirectory(parent);
+    return synced.code() == StatusCode::kInvalidArgument ? Status::Ok() : synced;
+  }
+  VARVE_RETURN_IF_ERROR(MakeDirectories(storage, parent));
+  Status made = storage.MakeDirectory(path);
+  if (!made.ok() && made.code() != StatusCode::kAlreadyExists) {  // By another rank or job.
+    return made;
+  }
+  return storage.SyncDirectory(parent);
+}
+
+Status RecoverAside(Storage& storage, const std::string& path) {
+  const Status renamed = storage.Rename(AsidePath(path), path, RenameMode::kNoReplace);
+  if (renamed.code() == StatusCode::kNotFound || renamed.code() == StatusCode::kAlreadyExists) {
+    return Status::Ok();
+  }
+  VARVE_RETURN_IF_ERROR(renamed);
+  return storage.SyncDirectory(ParentPath(path));
+}
+
+Result<std::unique_ptr<Commit>> Commit::Begin(Storage& storage, const std::string& path,
+                                              const SaveId& id, bool overwrite) {
+  VARVE_RETURN_IF_ERROR(MakeDirectories(storage, ParentPath(path)));  // Step 0.
+  auto lock = LockName(storage, path);                                // Step 1.
+  if (!lock.ok() && lock.status().code() == StatusCode::kFailedPrecondition) {
+    return FailedPrecondition("another save of " + path +
+                              " is under way; wait for it or choose another name");
+  }
+  const bool locked = lock.ok();
+  if (!locked && lock.status().code() != StatusCode::kUnimplemented) {
+    return lock.status();
+  }
+  VARVE_RETURN_IF_ERROR(RecoverAside(storage, path));  // Step 2.
+  if (locked) {
+    VARVE_RETURN_IF_ERROR(RemoveLeftovers(storage, path));  // Step 3.
+  }
+  VARVE_ASSIGN_OR_RETURN(const Occupant occupant, WhatIsAt(storage, path));  // Step 4.
+  if (occupant == Occupant::kOther) {
+    return FailedPrecondition(path +
+                              " exists and is not a checkpoint; it is not replaced, choose "
+                              "another name");
+  }
+  if (occupant == Occupant::kCheckpoint && !overwrite) {
+    return AlreadyExists(path + " already holds a checkpoint; pass overwrite to replace it");
+  }
+  if (occupant == Occupant::kEmptyDirectory) {
+    VARVE_RETURN_IF_ERROR(storage.Remove(path));
+  }
+  std::string staging = StagingPath(path, id);
+  VARVE_RETURN_IF_ERROR(storage.MakeDirectory(staging));
+  return std::unique_ptr<Commit>(new Commit(storage, path, std::move(staging),
+                                            locked ? std::move(*lock) : nullptr,
+                                            occupant == Occupant::kCheckpoint));
+}
+
+Status Commit::CheckFiles(const Metadata& metadata) {
+  VARVE_ASSIGN_OR_RETURN(const auto entries, storage_.List(staging_));
+  std::string missing;
+  for (const DataFile& file : metadata.files) {
+    const DirectoryEntry* found = nullptr;
+    for (const DirectoryEntry& entry : entries) {
+      if (entry.name == file.name) {
+        found = &entry;
+      }
+    }
+    if (found == nullptr) {
+      missing += missing.empty() ? "" : ", ";
+      missing += "rank " + std::to_string(file.rank);
+    } else if (found->size != file.size) {
+      return DataLoss(JoinPath(staging_, file.name) + " of rank " + std::to_string(file.rank) +
+                      " has " + std::to_string(found->size) + " bytes instead of " +
+                      std::to_string(file.size));
+    }
+  }
+  if (!missing.empty()) {
+    return FailedPrecondition("data files of " + missing + " are not in " + staging_ +
+                              " as the coordinator sees it; all ranks must save to one shared "
+                              "file system");
+  }
+  return Status::Ok();
+}
+
+Status WriteIndex(Storage& storage, const std::string& directory, const Metadata& metadata,
+                  bool replace) {
+  VARVE_ASSIGN_OR_RETURN(const Bytes manifest, EncodeManifest(metadata));
+  const Bytes record = EncodeCommitRecord(MakeCommitRecord(metadata, manifest));
+  for (const auto& [name, content] : {std::pair(kManifestName, std::string_view(manifest)),
+                                      std::pair(kCommitRecordName, std::string_view(record))}) {
+    const std::string path = JoinPath(directory, name);
+    if (!replace) {
+      VARVE_RETURN_IF_ERROR(WriteWholeFile(storage, path, content));
+      continue;
+    }
+    const std::string part = PartPath(directory, name);
+    VARVE_RETURN_IF_ERROR(WriteWholeFile(storage, part, content, /*exclusive=*/false));
+    VARVE_RETURN_IF_ERROR(storage.Rename(part, path, RenameMode::kReplace));
+    VARVE_RETURN_IF_ERROR(storage.SyncDirectory(directory));  // A record needs its manifest.
+  }
+  return Status::Ok();
+}
+
+Status Commit::Replace() {
+  Status exchanged = storage_.Rename(staging_, path_, RenameMode::kExchange);
+  if (exchanged.code() != StatusCode::kUnimplemented) {
+    return exchanged;
+  }
+  VARVE_RETURN_IF_ERROR(storage_.Rename(path_, AsidePath(path_), RenameMode::kNoReplace));  // 9b.
+  Status status = storage_.SyncDirectory(ParentPath(path_));
+  if (status.ok()) {
+    status = storage_.Rename(staging_, path_, RenameMode::kNoReplace);  // 9c.
+  }
+  if (!status.ok()) {
+    (void)RecoverAside(storage_, path_);  // If this fails too, readers still find it.
+  }
+  return status;
+}
+
+Status Commit::Publish(const Metadata& metadata) {
+  VARVE_RETURN_IF_ERROR(CheckFiles(metadata));                                         // Step 6.
+  VARVE_RETURN_IF_ERROR(WriteIndex(storage_, staging_, metadata, /*replace=*/false));  // 7.
+  VARVE_RETURN_IF_ERROR(storage_.SyncDirectory(staging_));                             // Step 8.
+  if (overwrite_) {                                                                    // Step 9.
+    VARVE_RETURN_IF_ERROR(Replace());
+  } else {
+    VARVE_RETURN_IF_ERROR(storage_.Rename(staging_, path_, RenameMode::kNoReplace));
+  }
+  // From here on the new checkpoint is what readers see: whatever happens, it must not be removed
+  // as an abandoned staging directory.
+  done_ = true;
+  if (Status status = storage_.SyncDirectory(ParentPath(path_)); !status.ok()) {  // Step 10.
+    return status.Annotate("the checkpoint is visible but may not survive a power cut");
+  }
+  if (overwrite_) {  // Step 11.
+    (void)storage_.Remove(staging_);
+    (void)storage_.Remove(AsidePath(path_));
+  }
+  return Status::Ok();
+}
+
+}  // namespace varve

@@ -1,0 +1,60 @@
+/// The commit protocol: from a claimed name to a visible, durable checkpoint. The account of its
+/// steps and the crash or race each one closes is at the top of commit.cc.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <string_view>
+
+#include "varve/metadata.h"
+#include "varve/status.h"
+#include "varve/storage.h"
+
+namespace varve {
+
+/// The right to save under one name, and the staging directory in which the save takes place.
+/// Used by the coordinator alone. Destroying it without Publish abandons the save: the staging
+/// directory is removed and nothing has become visible.
+class Commit {
+ public:
+  /// Steps 1-4. Errors: AlreadyExists; FailedPrecondition.
+  static Result<std::unique_ptr<Commit>> Begin(Storage& storage, const std::string& path,
+                                               const SaveId& id, bool overwrite);
+  Commit(const Commit&) = delete;
+  Commit& operator=(const Commit&) = delete;
+  ~Commit();
+
+  [[nodiscard]] const std::string& staging() const { return staging_; }
+
+  /// Steps 6-10: checks that every data file is there with its exact size, writes the manifest
+  /// and the commit record, makes all durable and visible. After an error the previous checkpoint,
+  /// if any, is what `path` holds or recovers to.
+  Status Publish(const Metadata& metadata);
+
+ private:
+  Commit(Storage& storage, std::string path, std::string staging, std::unique_ptr<StorageLock> lock,
+         bool overwrite);
+  Status CheckFiles(const Metadata& metadata);
+  Status Replace();
+
+  Storage& storage_;
+  std::string path_;
+  std::string staging_;
+  std::unique_ptr<StorageLock> lock_;
+  bool overwrite_;
+  bool done_ = false;
+};
+
+/// Writes manifest.bin and varve.json into `directory`, each synced; the directory is not.
+/// `replace`: existing files are replaced atomically, one durable before the other.
+Status WriteIndex(Storage& storage, const std::string& directory, const Metadata& metadata,
+                  bool replace);
+
+/// Makes a directory and its parents, each durable. No-op for what exists.
+Status MakeDirectories(Storage& storage, const std::string& path);
+
+/// Puts a checkpoint that an interrupted overwrite moved aside back under its name. No-op when
+/// there is none or the name is taken. The caller holds the name's lock.
+Status RecoverAside(Storage& storage, const std::string& path);
+
+}  // namespace varve

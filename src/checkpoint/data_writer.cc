@@ -1,0 +1,130 @@
+#include "checkpoint/data_writer.h"
+
+#include <atomic>
+#include <cerrno>
+#include <chrono>
+#include <cstddef>
+#include <cstring>
+
+#include <sys/random.h>
+
+#include "base/checksum.h"
+#include "pipeline/file_writer.h"
+#include "tensor/box.h"
+
+namespace varve {
+namespace {
+
+Region ChunkRegion(const SourceTensor& source, const StoredChunk& chunk) {
+  // The pipeline reads through this pointer and never writes.
+  auto* data = static_cast<std::byte*>(const_cast<void*>(source.data));
+  const StridedMemory memory{
+      data, source.box, source.strides.empty() ? RowMajorStrides(source.box.sizes) : source.strides,
+      ItemSize(source.dtype)};
+  return {chunk.box, memory, chunk.box};
+}
+
+std::vector<FileSegment> Segments(const State& state, const FilePlan& plan,
+                                  std::string_view structure) {
+  std::vector<FileSegment> segments;
+  segments.reserve(plan.header.chunks.size() + plan.header.objects.size() + 1);
+  for (std::size_t i = 0; i < plan.header.chunks.size(); ++i) {
+    const StoredChunk& chunk = plan.header.chunks[i];
+    segments.push_back({chunk.bytes.end - chunk.bytes.begin,
+                        {},
+                        ChunkRegion(state.tensors[plan.chunk_items[i]], chunk)});
+  }
+  for (const std::uint32_t item : plan.object_items) {
+    const std::string& encoded = state.objects[item].encoded;
+    segments.push_back({encoded.size(), AsByteSpan(encoded), std::nullopt});
+  }
+  if (!structure.empty()) {
+    segments.push_back({structure.size(), AsByteSpan(structure), std::nullopt});
+  }
+  return segments;
+}
+
+}  // namespace
+
+Result<LocalPlan> MakeLocalPlan(const State& state) {
+  LocalPlan plan;
+  plan.tensors.reserve(state.tensors.size());
+  for (const SourceTensor& tensor : state.tensors) {
+    if (!tensor.strides.empty() && tensor.strides.size() != tensor.box.sizes.size()) {
+      return InvalidArgument("tensor \"" + tensor.fqn +
+                             "\": " + std::to_string(tensor.strides.size()) + " strides for " +
+                             std::to_string(tensor.box.sizes.size()) + " dimensions");
+    }
+    plan.tensors.push_back({tensor.fqn, tensor.dtype, tensor.shape, tensor.box});
+  }
+  for (const SourceObject& object : state.objects) {
+    plan.objects.push_back({object.fqn, object.encoded.size(), Xxh3(AsByteSpan(object.encoded))});
+  }
+  plan.structure = state.structure;
+  VARVE_RETURN_IF_ERROR(CheckLocalPlan(plan));
+  for (const SourceTensor& tensor : state.tensors) {
+    if (tensor.data == nullptr && !IsEmpty(tensor.box)) {
+      return InvalidArgument("tensor \"" + tensor.fqn + "\" has no memory");
+    }
+  }
+  return plan;
+}
+
+Result<WrittenFile> WriteDataFile(Storage& storage, const std::string& path, const State& state,
+                                  FilePlan plan, std::string_view structure,
+                                  const SaveOptions& options) {
+  VARVE_ASSIGN_OR_RETURN(const std::uint64_t header_bytes, HeaderBytes(plan.header));
+  WrittenFile written;
+  written.bytes = header_bytes + plan.header.data_bytes;
+  VARVE_ASSIGN_OR_RETURN(const auto file, storage.OpenForWrite(path, {.size = written.bytes,
+                                                                      .direct = options.direct}));
+  written.direct = file->direct();
+
+  WriteSegmentsOptions write_options{.block_bytes = plan.header.block_bytes,
+                                     .writes_in_flight = options.writes_in_flight,
+                                     .stop = options.stop};
+  std::atomic<std::uint64_t> done{0};
+  if (options.progress) {
+    write_options.on_written = [&](std::uint64_t bytes) {
+      options.progress(done += bytes, written.bytes);
+    };
+  }
+  VARVE_ASSIGN_OR_RETURN(WrittenSegments data,
+                         WriteSegments(*file, header_bytes, Segments(state, plan, structure),
+                                       BufferPool::Shared(), write_options));
+  written.receipt.header_bytes = header_bytes;
+  written.receipt.block_crc32c = std::move(data.block_crc32c);
+  written.receipt.contents = std::move(data.contents);
+  VARVE_RETURN_IF_ERROR(ApplyReceipt(written.receipt, &plan.header));
+  VARVE_ASSIGN_OR_RETURN(const Bytes header,
+                         EncodeHeader(plan.header, &written.receipt.header_crc32c));
+  if (header.size() != header_bytes) {
+    return Internal("header of " + path + " changed size with its checksums");
+  }
+  const FileSegment segment{header.size(), AsByteSpan(header), std::nullopt};
+  VARVE_RETURN_IF_ERROR(
+      WriteSegments(*file, 0, {&segment, 1}, BufferPool::Shared(), write_options).status());
+  VARVE_RETURN_IF_ERROR(file->Sync(written.bytes));
+  return written;
+}
+
+Result<SaveId> RandomSaveId() {
+  SaveId id;
+  std::size_t filled = 0;
+  while (filled < id.bytes.size()) {
+    const ssize_t got = ::getrandom(id.bytes.data() + filled, id.bytes.size() - filled, 0);
+    if (got < 0 && errno != EINTR) {
+      return Unavailable(std::string("no randomness for a save id: ") + std::strerror(errno));
+    }
+    filled += got > 0 ? static_cast<std::size_t>(got) : 0;
+  }
+  return id;
+}
+
+std::uint64_t UnixTimeNs() {
+  return static_cast<std::uint64_t>(std::chrono::duration_cast<std::chrono::nanoseconds>(
+                                        std::chrono::system_clock::now().time_since_epoch())
+                                        .count());
+}
+
+}  // namespace varve

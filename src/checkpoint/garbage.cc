@@ -1,0 +1,121 @@
+#include <algorithm>
+
+#include "checkpoint/commit.h"
+#include "checkpoint/names.h"
+#include "varve/catalogue.h"
+
+namespace varve {
+namespace {
+
+constexpr std::string_view kRankLockPrefix = ".rank-";
+
+std::uint64_t TreeBytes(Storage& storage, const std::string& path, const DirectoryEntry& entry) {
+  if (!entry.is_directory) {
+    return entry.size;
+  }
+  std::uint64_t bytes = 0;
+  if (const auto files = storage.List(path); files.ok()) {
+    for (const DirectoryEntry& file : *files) {
+      bytes += TreeBytes(storage, JoinPath(path, file.name), file);
+    }
+  }
+  return bytes;
+}
+
+class Collector {
+ public:
+  Collector(Storage& storage, bool dry_run) : storage_(storage), dry_run_(dry_run) {}
+
+  /// What dead saves left beside checkpoints.
+  Status Siblings(const std::string& directory, const std::vector<DirectoryEntry>& entries) {
+    for (const DirectoryEntry& entry : entries) {
+      const auto leftover = ParseLeftover(entry.name);
+      if (!leftover) {
+        continue;
+      }
+      const std::string path = JoinPath(directory, entry.name);
+      const std::string target = JoinPath(directory, leftover->target);
+      const auto lock = storage_.Lock(LockPath(target));
+      if (!lock.ok()) {
+        // Held by a live save, or a file system without locks, where nobody can know.
+        report_.kept.push_back(path);
+        continue;
+      }
+      const bool target_exists = storage_.List(target).ok();
+      if (leftover->kind == LeftoverKind::kAside && !target_exists) {
+        if (!dry_run_) {
+          VARVE_RETURN_IF_ERROR(RecoverAside(storage_, target));
+        }
+        report_.recovered.push_back(target);
+        continue;
+      }
+      VARVE_RETURN_IF_ERROR(Remove(path, entry));
+    }
+    return Status::Ok();
+  }
+
+  /// What dead rank-local saves left inside a checkpoint directory.
+  Status Parts(const std::string& directory) {
+    const auto entries = storage_.List(directory);
+    if (!entries.ok()) {
+      return Status::Ok();
+    }
+    for (const DirectoryEntry& entry : *entries) {
+      if (const auto rank = PartRank(entry.name)) {
+        // The rank's lock tells whether the writer lives.
+        const std::string path = JoinPath(directory, entry.name);
+        if (const auto lock = storage_.Lock(RankLockPath(directory, *rank)); !lock.ok()) {
+          report_.kept.push_back(path);
+        } else {
+          VARVE_RETURN_IF_ERROR(Remove(path, entry));
+        }
+      } else if (entry.name.starts_with(kRankLockPrefix) && entry.name.ends_with(".varve-lock")) {
+        const std::string path = JoinPath(directory, entry.name);
+        if (const auto lock = storage_.Lock(path); lock.ok()) {
+          VARVE_RETURN_IF_ERROR(Remove(path, entry));
+        }
+      }
+    }
+    return Status::Ok();
+  }
+
+  GarbageReport Take() { return std::move(report_); }
+
+ private:
+  Status Remove(const std::string& path, const DirectoryEntry& entry) {
+    report_.removed.push_back(path);
+    report_.bytes += TreeBytes(storage_, path, entry);
+    if (dry_run_) {
+      return Status::Ok();
+    }
+    // A dead save may have published without syncing: a power cut must not give a checkpoint's
+    // name back to a directory that is half removed.
+    if (std::string directory = ParentPath(path); directory != synced_) {
+      VARVE_RETURN_IF_ERROR(storage_.SyncDirectory(directory));
+      synced_ = std::move(directory);
+    }
+    return storage_.Remove(path);
+  }
+
+  Storage& storage_;
+  bool dry_run_;
+  std::string synced_;  ///< The directory synced last.
+  GarbageReport report_;
+};
+
+}  // namespace
+
+Result<GarbageReport> CollectGarbage(const std::string& directory, bool dry_run, Storage& storage) {
+  VARVE_ASSIGN_OR_RETURN(const auto entries, storage.List(directory));
+  Collector collector(storage, dry_run);
+  VARVE_RETURN_IF_ERROR(collector.Siblings(directory, entries));
+  VARVE_RETURN_IF_ERROR(collector.Parts(directory));
+  for (const DirectoryEntry& entry : entries) {
+    if (entry.is_directory && !ParseLeftover(entry.name)) {
+      VARVE_RETURN_IF_ERROR(collector.Parts(JoinPath(directory, entry.name)));
+    }
+  }
+  return collector.Take();
+}
+
+}  // namespace varve

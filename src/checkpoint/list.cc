@@ -1,0 +1,142 @@
+#include <algorithm>
+#include <tuple>
+
+#include "checkpoint/names.h"
+#include "checkpoint/open.h"
+#include "checkpoint/scan.h"
+#include "varve/catalogue.h"
+
+namespace varve {
+namespace {
+
+/// True when the save that owns this leftover is alive: its lock is held.
+bool IsLocked(Storage& storage, const std::string& lock_path) {
+  return storage.Lock(lock_path).status().code() == StatusCode::kFailedPrecondition;
+}
+
+/// Why the files do not match the index, or Ok.
+Status CheckFileSizes(Storage& storage, const OpenedIndex& opened) {
+  VARVE_ASSIGN_OR_RETURN(const auto entries, storage.List(opened.directory));
+  for (const DataFile& file : opened.metadata.files) {
+    const auto found = std::find_if(entries.begin(), entries.end(),
+                                    [&](const DirectoryEntry& e) { return e.name == file.name; });
+    if (found == entries.end()) {
+      return DataLoss(file.name + " is missing");
+    }
+    if (found->size != file.size) {
+      return DataLoss(file.name + " has " + std::to_string(found->size) + " bytes instead of " +
+                      std::to_string(file.size));
+    }
+  }
+  return Status::Ok();
+}
+
+/// The entry for a directory, or nothing when it is no checkpoint.
+std::optional<CheckpointEntry> Examine(Storage& storage, const std::string& path,
+                                       const std::string& name) {
+  CheckpointEntry entry{.name = name, .step = StepFromName(name)};
+  const auto opened = OpenIndex(storage, path);
+  if (opened.ok()) {
+    entry.bytes = opened->metadata.TotalBytes();
+    entry.world_size = opened->metadata.world_size;
+    entry.save_id = opened->metadata.save_id;
+    if (const Status sizes = CheckFileSizes(storage, *opened); !sizes.ok()) {
+      entry.state = CheckpointState::kDamaged;
+      entry.detail = sizes.message();
+    }
+    return entry;
+  }
+  switch (opened.status().code()) {
+    case StatusCode::kNotFound: return std::nullopt;
+    case StatusCode::kFailedPrecondition: entry.state = CheckpointState::kIncomplete; break;
+    default: entry.state = CheckpointState::kDamaged; break;
+  }
+  entry.detail = opened.status().message();
+  if (const auto scan = ScanDataFiles(storage, path); scan.ok() && !scan->groups.empty()) {
+    const FileGroup& group = scan->groups.front();
+    entry.world_size = group.world_size;
+    entry.save_id = group.save_id;
+    if (entry.state == CheckpointState::kIncomplete) {
+      entry.detail = "files of " + NameRanks(group.missing) + " are missing";
+    }
+    for (const CheckedHeader& file : group.files) {
+      entry.bytes += file.header_bytes + file.header.data_bytes;
+    }
+  }
+  return entry;
+}
+
+CheckpointEntry ExamineLeftover(Storage& storage, const std::string& directory,
+                                const DirectoryEntry& found, const Leftover& leftover,
+                                bool target_exists) {
+  CheckpointEntry entry{.name = found.name, .step = StepFromName(leftover.target)};
+  const std::string target = JoinPath(directory, leftover.target);
+  if (leftover.kind == LeftoverKind::kAside && !target_exists) {
+    if (auto aside = Examine(storage, target, leftover.target)) {
+      aside->state =
+          aside->state == CheckpointState::kWhole ? CheckpointState::kMovedAside : aside->state;
+      aside->detail = "under " + found.name + "; an overwrite was interrupted";
+      return *aside;
+    }
+  }
+  if (IsLocked(storage, LockPath(target))) {
+    entry.state = CheckpointState::kSaving;
+    entry.detail = "a save of " + leftover.target + " is under way";
+  } else {
+    entry.state = CheckpointState::kLeftover;
+    entry.detail = "of a dead save of " + leftover.target;
+  }
+  if (const auto files = storage.List(JoinPath(directory, found.name)); files.ok()) {
+    for (const DirectoryEntry& file : *files) {
+      entry.bytes += file.size;
+    }
+  }
+  return entry;
+}
+
+}  // namespace
+
+std::string_view StateName(CheckpointState state) {
+  switch (state) {
+    case CheckpointState::kWhole: return "whole";
+    case CheckpointState::kIncomplete: return "incomplete";
+    case CheckpointState::kDamaged: return "damaged";
+    case CheckpointState::kMovedAside: return "moved aside";
+    case CheckpointState::kSaving: return "saving";
+    case CheckpointState::kLeftover: return "leftover";
+  }
+  return "unknown";
+}
+
+Result<std::vector<CheckpointEntry>> ListCheckpoints(const std::string& directory,
+                                                     Storage& storage) {
+  const auto listed = storage.List(directory);
+  // A checkpoint that has been moved aside is found by a name under which there is no directory.
+  if (listed.ok() || listed.status().code() == StatusCode::kNotFound) {
+    if (auto self = Examine(storage, directory, BaseName(directory))) {
+      return std::vector{std::move(*self)};
+    }
+  }
+  VARVE_RETURN_IF_ERROR(listed.status());
+  const std::vector<DirectoryEntry>& found = *listed;
+  std::vector<CheckpointEntry> entries;
+  for (const DirectoryEntry& item : found) {
+    if (!item.is_directory) {
+      continue;
+    }
+    if (const auto leftover = ParseLeftover(item.name)) {
+      const bool target_exists =
+          std::any_of(found.begin(), found.end(),
+                      [&](const DirectoryEntry& e) { return e.name == leftover->target; });
+      entries.push_back(ExamineLeftover(storage, directory, item, *leftover, target_exists));
+    } else if (auto entry = Examine(storage, JoinPath(directory, item.name), item.name)) {
+      entries.push_back(std::move(*entry));
+    }
+  }
+  std::sort(entries.begin(), entries.end(), [](const CheckpointEntry& a, const CheckpointEntry& b) {
+    return std::tie(a.step, a.name) < std::tie(b.step, b.name);
+  });
+  return entries;
+}
+
+}  // namespace varve

@@ -1,0 +1,95 @@
+#include "checkpoint/names.h"
+
+#include <array>
+#include <charconv>
+#include <cstdio>
+
+#include "varve/storage.h"
+
+namespace varve {
+namespace {
+
+constexpr std::string_view kLockSuffix = ".varve-lock";
+constexpr std::string_view kStagingInfix = ".varve-saving-";
+constexpr std::string_view kAsideSuffix = ".varve-old";
+constexpr std::string_view kPartSuffix = ".varve-part";
+
+std::string Sibling(std::string_view path, std::string_view suffix) {
+  return JoinPath(ParentPath(path), "." + BaseName(path) + std::string(suffix));
+}
+
+bool IsDigit(char c) { return c >= '0' && c <= '9'; }
+
+}  // namespace
+
+std::string LockPath(std::string_view path) { return Sibling(path, kLockSuffix); }
+
+std::string StagingPath(std::string_view path, const SaveId& id) {
+  return Sibling(path, std::string(kStagingInfix) + ToString(id).substr(0, 12));
+}
+
+std::string AsidePath(std::string_view path) { return Sibling(path, kAsideSuffix); }
+
+std::string RankLockPath(std::string_view directory, std::uint32_t rank) {
+  std::array<char, 40> name{};
+  std::snprintf(name.data(), name.size(), ".rank-%05u.varve-lock", rank);
+  return JoinPath(directory, name.data());
+}
+
+std::string PartPath(std::string_view directory, std::string_view file) {
+  return JoinPath(directory, "." + std::string(file) + std::string(kPartSuffix));
+}
+
+std::optional<std::uint32_t> PartRank(std::string_view entry) {
+  constexpr std::string_view kPrefix = ".data-";
+  if (!entry.starts_with(kPrefix) || !entry.ends_with(kPartSuffix)) {
+    return std::nullopt;
+  }
+  std::uint32_t rank = 0;
+  const auto parsed =
+      std::from_chars(entry.data() + kPrefix.size(), entry.data() + entry.size(), rank);
+  return parsed.ec == std::errc() ? std::optional(rank) : std::nullopt;
+}
+
+std::optional<Leftover> ParseLeftover(std::string_view entry) {
+  if (entry.size() < 2 || entry[0] != '.') {
+    return std::nullopt;
+  }
+  entry.remove_prefix(1);
+  if (entry.size() > kLockSuffix.size() && entry.ends_with(kLockSuffix)) {
+    return Leftover{LeftoverKind::kLock,
+                    std::string(entry.substr(0, entry.size() - kLockSuffix.size()))};
+  }
+  if (entry.size() > kAsideSuffix.size() && entry.ends_with(kAsideSuffix)) {
+    return Leftover{LeftoverKind::kAside,
+                    std::string(entry.substr(0, entry.size() - kAsideSuffix.size()))};
+  }
+  const std::size_t staging = entry.rfind(kStagingInfix);
+  if (staging != std::string_view::npos && staging > 0) {
+    return Leftover{LeftoverKind::kStaging, std::string(entry.substr(0, staging))};
+  }
+  return std::nullopt;
+}
+
+bool IsDataFileName(std::string_view name) {
+  return name.starts_with("data-") && name.ends_with(".safetensors");
+}
+
+std::optional<std::uint64_t> StepFromName(std::string_view name) {
+  std::size_t end = name.size();
+  while (end > 0 && !IsDigit(name[end - 1])) {
+    --end;
+  }
+  std::size_t begin = end;
+  while (begin > 0 && IsDigit(name[begin - 1])) {
+    --begin;
+  }
+  std::uint64_t step = 0;
+  const auto parsed = std::from_chars(name.data() + begin, name.data() + end, step);
+  if (begin == end || parsed.ec != std::errc()) {
+    return std::nullopt;
+  }
+  return step;
+}
+
+}  // namespace varve

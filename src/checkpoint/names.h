@@ -1,0 +1,44 @@
+/// The names a save of NAME uses beside it, all hidden and all recognisable:
+///   .NAME.varve-lock           held while a save of NAME runs
+///   .NAME.varve-saving-<id>    the staging directory
+///   .NAME.varve-old            the previous checkpoint, moved aside where names cannot be
+///   exchanged
+/// and inside a directory of rank-local files:
+///   .rank-RRRRR.varve-lock     held while rank R writes
+///   .FILE.varve-part           a data file being written
+#pragma once
+
+#include <optional>
+#include <string>
+#include <string_view>
+
+#include "varve/metadata.h"
+
+namespace varve {
+
+std::string LockPath(std::string_view path);
+std::string StagingPath(std::string_view path, const SaveId& id);
+std::string AsidePath(std::string_view path);
+std::string RankLockPath(std::string_view directory, std::uint32_t rank);
+std::string PartPath(std::string_view directory, std::string_view file);
+
+enum class LeftoverKind { kLock, kStaging, kAside };
+
+struct Leftover {
+  LeftoverKind kind = LeftoverKind::kLock;
+  std::string target;  ///< NAME.
+};
+
+/// Recognises the names above (not the rank-local ones).
+std::optional<Leftover> ParseLeftover(std::string_view entry);
+
+/// The rank that writes a part of this name; nothing when it is no part of a data file.
+std::optional<std::uint32_t> PartRank(std::string_view entry);
+
+/// "data-00003-of-00008[-id].safetensors": looks like a data file of ours.
+bool IsDataFileName(std::string_view name);
+
+/// The step in a name such as "step-00001000" or "step1000": its last run of digits, if any.
+std::optional<std::uint64_t> StepFromName(std::string_view name);
+
+}  // namespace varve

@@ -1,0 +1,104 @@
+#include "checkpoint/open.h"
+
+#include "base/checksum.h"
+#include "checkpoint/names.h"
+#include "checkpoint/scan.h"
+
+namespace varve {
+namespace {
+
+constexpr std::uint64_t kMaxRecordBytes = std::uint64_t{64} << 10;
+constexpr std::uint64_t kMaxManifestBytes = std::uint64_t{2} << 30;
+constexpr std::string_view kRepairHint = "; `varve repair` rebuilds it from the data files";
+
+Result<Metadata> ReadManifest(Storage& storage, const std::string& directory,
+                              const CommitRecord& record) {
+  const std::string path = JoinPath(directory, kManifestName);
+  auto bytes = ReadWholeFile(storage, path, kMaxManifestBytes);
+  if (!bytes.ok()) {
+    if (bytes.status().code() == StatusCode::kNotFound) {
+      return DataLoss(path + " is missing" + std::string(kRepairHint));
+    }
+    return bytes.status();
+  }
+  if (bytes->size() != record.manifest_bytes ||
+      Crc32c(AsByteSpan(*bytes)) != record.manifest_crc32c) {
+    return DataLoss(path + ": not the manifest that varve.json commits to (" +
+                    std::to_string(bytes->size()) + " bytes, checksum " +
+                    HexU32(Crc32c(AsByteSpan(*bytes))) + "; want " +
+                    std::to_string(record.manifest_bytes) + ", " + HexU32(record.manifest_crc32c) +
+                    ")" + std::string(kRepairHint));
+  }
+  auto metadata = DecodeManifest(*bytes);
+  if (!metadata.ok()) {
+    return metadata.status().Annotate(path);
+  }
+  if (metadata->save_id != record.save_id) {
+    return DataLoss(path + " belongs to another save than varve.json" + std::string(kRepairHint));
+  }
+  return metadata;
+}
+
+/// The newest complete set of rank-local files.
+Result<OpenedIndex> OpenRankLocal(Storage& storage, const std::string& directory) {
+  VARVE_ASSIGN_OR_RETURN(const ScanResult scan, ScanDataFiles(storage, directory));
+  for (const FileGroup& group : scan.groups) {
+    if (!group.complete()) {
+      continue;
+    }
+    if (!group.files.empty() && group.files[0].header.coordinated) {
+      return DataLoss(directory + ": varve.json is missing" + std::string(kRepairHint));
+    }
+    auto metadata = MergeHeaders(group.files);
+    if (!metadata.ok()) {
+      return metadata.status().Annotate(directory);
+    }
+    return OpenedIndex{directory, std::move(*metadata), std::nullopt, false};
+  }
+  if (!scan.damaged.empty()) {
+    return scan.damaged.front();
+  }
+  if (scan.groups.empty()) {
+    return NotFound(directory + " is not a checkpoint: it has neither varve.json nor data files");
+  }
+  const FileGroup& newest = scan.groups.front();
+  return FailedPrecondition(directory + " is incomplete: files of " + NameRanks(newest.missing) +
+                            " of a world of " + std::to_string(newest.world_size) + " are missing");
+}
+
+}  // namespace
+
+Result<CommitRecord> ReadCommitRecord(Storage& storage, const std::string& directory) {
+  const std::string path = JoinPath(directory, kCommitRecordName);
+  VARVE_ASSIGN_OR_RETURN(const std::string bytes, ReadWholeFile(storage, path, kMaxRecordBytes));
+  return DecodeCommitRecord(bytes).Annotate(path);
+}
+
+Result<OpenedIndex> OpenIndex(Storage& storage, const std::string& path) {
+  OpenedIndex opened{path, {}, std::nullopt, false};
+  auto record = ReadCommitRecord(storage, path);
+  if (record.status().code() == StatusCode::kNotFound) {
+    const auto entries = storage.List(path);
+    if (entries.ok()) {
+      return OpenRankLocal(storage, path);
+    }
+    if (entries.status().code() != StatusCode::kNotFound) {
+      return entries.status();
+    }
+    opened.directory = AsidePath(path);
+    opened.moved_aside = true;
+    record = ReadCommitRecord(storage, opened.directory);
+    if (record.status().code() == StatusCode::kNotFound) {
+      return NotFound("there is no checkpoint at " + path);
+    }
+  }
+  if (record.status().code() == StatusCode::kDataLoss) {
+    return DataLoss(record.status().message() + std::string(kRepairHint));
+  }
+  VARVE_RETURN_IF_ERROR(record.status());
+  VARVE_ASSIGN_OR_RETURN(opened.metadata, ReadManifest(storage, opened.directory, *record));
+  opened.record = std::move(*record);
+  return opened;
+}
+
+}  // namespace varve

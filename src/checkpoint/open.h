@@ -1,0 +1,27 @@
+/// Finding the checkpoint behind a path and reading its index.
+#pragma once
+
+#include <optional>
+#include <string>
+
+#include "format/commit_record.h"
+#include "varve/metadata.h"
+#include "varve/status.h"
+#include "varve/storage.h"
+
+namespace varve {
+
+struct OpenedIndex {
+  std::string directory;  ///< Where the files are.
+  Metadata metadata;
+  std::optional<CommitRecord> record;  ///< Nothing for a set of rank-local files.
+  bool moved_aside = false;
+};
+
+/// See CheckpointReader::Open.
+Result<OpenedIndex> OpenIndex(Storage& storage, const std::string& path);
+
+/// Reads and checks varve.json. NotFound when there is none.
+Result<CommitRecord> ReadCommitRecord(Storage& storage, const std::string& directory);
+
+}  // namespace varve

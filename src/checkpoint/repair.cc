@@ -1,0 +1,43 @@
+#include "checkpoint/commit.h"
+#include "checkpoint/open.h"
+#include "checkpoint/scan.h"
+#include "varve/catalogue.h"
+
+namespace varve {
+
+Result<RepairReport> Repair(const std::string& path, Storage& storage) {
+  VARVE_ASSIGN_OR_RETURN(const ScanResult scan, ScanDataFiles(storage, path));
+  if (!scan.damaged.empty()) {
+    return scan.damaged.front().Annotate("repair needs every data file's header; cannot use");
+  }
+  if (scan.groups.empty()) {
+    return NotFound("repair " + path + ": there are no data files");
+  }
+  // An intact commit record says which save this is; without one the newest complete set is it.
+  const auto record = ReadCommitRecord(storage, path);
+  const FileGroup* chosen = nullptr;
+  for (const FileGroup& group : scan.groups) {
+    const bool named = record.ok() ? group.save_id == record->save_id : group.complete();
+    if (chosen == nullptr && named) {
+      chosen = &group;
+    }
+  }
+  if (chosen == nullptr || !chosen->complete()) {
+    const FileGroup& group = chosen != nullptr ? *chosen : scan.groups.front();
+    return FailedPrecondition("repair " + path + ": data files of " + NameRanks(group.missing) +
+                              " of a world of " + std::to_string(group.world_size) +
+                              " are missing");
+  }
+  VARVE_ASSIGN_OR_RETURN(const Metadata metadata,
+                         MergeHeaders(chosen->files).Annotate("repair " + path));
+  RepairReport report{metadata.save_id, metadata.files.size(), true};
+  const auto current = OpenIndex(storage, path);
+  if (current.ok() && current->record && current->metadata == metadata) {
+    report.changed = false;
+    return report;
+  }
+  VARVE_RETURN_IF_ERROR(WriteIndex(storage, path, metadata, /*replace=*/true));
+  return report;
+}
+
+}  // namespace varve

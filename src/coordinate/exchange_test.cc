@@ -1,0 +1,244 @@
+#include <atomic>
+#include <string>
+
+#include <gtest/gtest.h>
+
+#include "support/ranks.h"
+#include "support/status_matchers.h"
+#include "varve/coordinator.h"
+
+namespace varve {
+namespace {
+
+using test::FailsWith;
+using test::IsOk;
+using test::LongDeadline;
+using test::OnEveryRank;
+using test::ShortDeadline;
+using test::World;
+
+using Payloads = std::vector<std::string>;
+
+/// Answers each rank with its own payload, twice.
+Result<Payloads> Double(Payloads payloads) {
+  for (std::string& payload : payloads) {
+    payload += payload;
+  }
+  return payloads;
+}
+
+Result<std::string> ExchangeRank(Coordinator& rank, Deadline deadline) {
+  return Exchange(rank, "counting", std::to_string(rank.rank()), deadline, Double);
+}
+
+TEST(Exchange, GivesEachRankItsOwnReply) {
+  const World world = MakeInProcessCoordinators(5);
+  const auto results =
+      OnEveryRank(world, [](Coordinator& rank) { return ExchangeRank(rank, LongDeadline()); });
+  for (std::size_t rank = 0; rank < world.size(); ++rank) {
+    ASSERT_TRUE(IsOk(*results[rank]));
+    EXPECT_EQ(**results[rank], std::to_string(rank) + std::to_string(rank));
+  }
+}
+
+TEST(Exchange, CombinesOnRankZeroOnlyWithThePayloadsByRank) {
+  const World world = MakeInProcessCoordinators(3);
+  std::atomic<int> calls{0};
+  const auto results = OnEveryRank(world, [&](Coordinator& rank) {
+    return Exchange(rank, "x", std::string(1, static_cast<char>('a' + rank.rank())), LongDeadline(),
+                    [&](Payloads payloads) -> Result<Payloads> {
+                      ++calls;
+                      EXPECT_EQ(rank.rank(), 0);
+                      const std::string all = payloads[0] + payloads[1] + payloads[2];
+                      return Payloads(3, all);
+                    });
+  });
+  EXPECT_EQ(calls, 1);
+  for (const auto& result : results) {
+    EXPECT_EQ(**result, "abc");
+  }
+}
+
+TEST(Exchange, CarriesAnyBytes) {
+  const World world = MakeInProcessCoordinators(2);
+  const std::string bytes("\0\xFF\x01 any", 7);
+  const auto results = OnEveryRank(
+      world, [&](Coordinator& rank) { return Exchange(rank, "x", bytes, LongDeadline(), Double); });
+  EXPECT_EQ(**results[1], bytes + bytes);
+}
+
+TEST(Exchange, CanBeRepeated) {
+  const World world = MakeInProcessCoordinators(3);
+  const auto results = OnEveryRank(world, [](Coordinator& rank) -> Status {
+    for (int i = 0; i < 100; ++i) {
+      auto reply = Exchange(rank, "x", std::to_string(i), LongDeadline(), Double);
+      VARVE_RETURN_IF_ERROR(reply.status());
+      if (*reply != std::to_string(i) + std::to_string(i)) {
+        return Internal("reply of another round: " + *reply);
+      }
+    }
+    return Status::Ok();
+  });
+  for (const auto& result : results) {
+    EXPECT_TRUE(IsOk(*result));
+  }
+}
+
+TEST(Exchange, OfASingleProcessCallsCombine) {
+  const auto alone = MakeSingleProcessCoordinator();
+  EXPECT_EQ(*Exchange(*alone, "x", std::string("ab"), LongDeadline(), Double), "abab");
+  EXPECT_TRUE(FailsWith(Exchange(*alone, "saving", NotFound("gone"), LongDeadline(), Double),
+                        StatusCode::kNotFound, {"saving: rank 0: gone"}));
+}
+
+TEST(Exchange, AnErrorOnOneRankArrivesAtAllWithItsNumberAndCause) {
+  for (int failing = 0; failing < 3; ++failing) {
+    const World world = MakeInProcessCoordinators(3);
+    std::atomic<int> combined{0};
+    const auto results = OnEveryRank(world, [&](Coordinator& rank) {
+      const Contribution mine = rank.rank() == failing
+                                    ? Contribution({StatusCode::kOutOfSpace, "disk is full"})
+                                    : Contribution("fine");
+      return Exchange(rank, "writing", mine, LongDeadline(), [&](Payloads payloads) {
+        ++combined;
+        return Double(std::move(payloads));
+      });
+    });
+    EXPECT_EQ(combined, 0);
+    for (const auto& result : results) {
+      EXPECT_TRUE(FailsWith(*result, StatusCode::kOutOfSpace,
+                            {"writing: rank " + std::to_string(failing) + ": disk is full"}));
+      EXPECT_EQ(result->status().message(), results[0]->status().message());
+    }
+  }
+}
+
+TEST(Exchange, NamesEveryFailingRank) {
+  const World world = MakeInProcessCoordinators(5);
+  const auto results = OnEveryRank(world, [](Coordinator& rank) {
+    const bool fails = rank.rank() % 2 == 1;
+    return Agree(rank, "writing",
+                 fails ? DataLoss("cause " + std::to_string(rank.rank())) : Status::Ok(),
+                 LongDeadline());
+  });
+  for (const auto& result : results) {
+    EXPECT_TRUE(FailsWith(*result, StatusCode::kDataLoss, {"rank 1: cause 1", "rank 3: cause 3"}));
+    EXPECT_EQ(result->message().find("rank 2"), std::string::npos);
+  }
+}
+
+TEST(Exchange, CountsTheRanksBeyondTheFirstSixteen) {
+  const World world = MakeInProcessCoordinators(20);
+  const auto results = OnEveryRank(world, [](Coordinator& rank) {
+    return Agree(rank, "writing", DataLoss("torn"), LongDeadline());
+  });
+  EXPECT_TRUE(FailsWith(*results[7], StatusCode::kDataLoss, {"rank 15: torn", "and 4 more ranks"}));
+}
+
+TEST(Exchange, AFailureOfCombineReachesEveryRank) {
+  const World world = MakeInProcessCoordinators(3);
+  const auto results = OnEveryRank(world, [](Coordinator& rank) {
+    return Exchange(rank, "settling", std::string(), LongDeadline(),
+                    [](Payloads) -> Result<Payloads> { return InvalidArgument("overlap"); });
+  });
+  for (const auto& result : results) {
+    EXPECT_TRUE(FailsWith(*result, StatusCode::kInvalidArgument, {"settling: overlap"}));
+  }
+}
+
+// ---- ranks that are gone or late ----
+
+TEST(Exchange, NamesADeadRankOnAllOthers) {
+  World world = MakeInProcessCoordinators(4);
+  world[2].reset();
+  const auto results =
+      OnEveryRank(world, [](Coordinator& rank) { return ExchangeRank(rank, LongDeadline()); });
+  for (const std::size_t rank : {0, 1, 3}) {
+    EXPECT_TRUE(FailsWith(*results[rank], StatusCode::kUnavailable, {"counting: rank 2: is gone"}));
+  }
+}
+
+TEST(Exchange, NoticesARankThatDiesWhileItIsAwaited) {
+  World world = MakeInProcessCoordinators(3);
+  std::jthread dies;
+  auto victim = std::move(world[1]);
+  std::atomic<bool> waiting{false};
+  dies = std::jthread([&] {
+    while (!waiting) {
+      std::this_thread::yield();
+    }
+    victim.reset();
+  });
+  const auto results = OnEveryRank(world, [&](Coordinator& rank) {
+    waiting = true;
+    return ExchangeRank(rank, LongDeadline());
+  });
+  for (const std::size_t rank : {0, 2}) {
+    EXPECT_TRUE(FailsWith(*results[rank], StatusCode::kUnavailable, {"rank 1: is gone"}));
+  }
+}
+
+TEST(Exchange, NamesEveryRankThatMissesTheDeadline) {
+  const World world = MakeInProcessCoordinators(4);
+  const auto results =
+      OnEveryRank(world, [](Coordinator& rank) -> std::optional<Result<std::string>> {
+        if (rank.rank() == 1 || rank.rank() == 3) {
+          return std::nullopt;  // Alive, but busy elsewhere.
+        }
+        return ExchangeRank(rank, ShortDeadline());
+      });
+  for (const std::size_t rank : {0, 2}) {
+    EXPECT_TRUE(FailsWith(
+        **results[rank], StatusCode::kUnavailable,
+        {"rank 1: no answer before the deadline", "rank 3: no answer before the deadline"}));
+  }
+}
+
+TEST(Exchange, ARankThatComesTooLateLearnsThatTheExchangeFailed) {
+  const World world = MakeInProcessCoordinators(2);
+  EXPECT_FALSE(ExchangeRank(*world[0], ShortDeadline()).ok());
+  EXPECT_TRUE(FailsWith(ExchangeRank(*world[1], LongDeadline()), StatusCode::kUnavailable,
+                        {"counting: rank 1: no answer before the deadline"}));
+}
+
+TEST(Exchange, TellsTheCauseRatherThanTheSilenceItLedTo) {
+  World world = MakeInProcessCoordinators(3);
+  world[1].reset();
+  const auto results = OnEveryRank(world, [](Coordinator& rank) {
+    return Agree(rank, "writing",
+                 rank.rank() == 2 ? Status(StatusCode::kOutOfSpace, "disk is full") : Status::Ok(),
+                 LongDeadline());
+  });
+  EXPECT_TRUE(
+      FailsWith(*results[0], StatusCode::kOutOfSpace, {"rank 1: is gone", "rank 2: disk is full"}));
+}
+
+TEST(Exchange, TheDeathOfTheCoordinatorIsNamedAsRankZero) {
+  World world = MakeInProcessCoordinators(3);
+  world[0].reset();
+  const auto results =
+      OnEveryRank(world, [](Coordinator& rank) { return ExchangeRank(rank, LongDeadline()); });
+  for (const std::size_t rank : {1, 2}) {
+    EXPECT_TRUE(FailsWith(*results[rank], StatusCode::kUnavailable,
+                          {"counting: rank 0 (coordinator)", "gone"}));
+  }
+}
+
+TEST(Exchange, ARankThatFailedTellsItsOwnCauseWhenTheCoordinatorIsGoneToo) {
+  World world = MakeInProcessCoordinators(2);
+  world[0].reset();
+  EXPECT_TRUE(FailsWith(Agree(*world[1], "writing", DataLoss("torn"), LongDeadline()),
+                        StatusCode::kDataLoss, {"writing: torn"}));
+}
+
+TEST(Agree, IsOkWhenAllRanksAre) {
+  const World world = MakeInProcessCoordinators(4);
+  const auto results = OnEveryRank(
+      world, [](Coordinator& rank) { return Agree(rank, "x", Status::Ok(), LongDeadline()); });
+  for (const auto& result : results) {
+    EXPECT_TRUE(IsOk(*result));
+  }
+}
+
+}  // namespace
+}  // namespace varve

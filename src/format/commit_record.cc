@@ -1,0 +1,112 @@
+#include "format/commit_record.h"
+
+#include <cstddef>
+
+#include <simdjson.h>
+
+#include "base/checksum.h"
+#include "format/json_writer.h"
+#include "varve/version.h"
+
+namespace varve {
+namespace {
+
+// The record's own checksum comes last and counts as zeros while it is computed.
+constexpr std::string_view kChecksumField = "\"crc32c\": \"";
+constexpr std::string_view kZeroChecksum = "00000000";
+constexpr std::size_t kMaxBytes = std::size_t{64} << 10;
+
+Status Malformed(std::string_view what) {
+  return DataLoss("malformed varve.json: " + std::string(what));
+}
+
+std::uint32_t Checksum(std::string_view bytes, std::size_t digits) {
+  std::uint32_t crc = Crc32c(AsByteSpan(bytes.substr(0, digits)));
+  crc = Crc32cExtend(crc, AsByteSpan(kZeroChecksum));
+  return Crc32cExtend(crc, AsByteSpan(bytes.substr(digits + kZeroChecksum.size())));
+}
+
+}  // namespace
+
+CommitRecord MakeCommitRecord(const Metadata& metadata, std::string_view manifest) {
+  return {kFormatVersion,
+          metadata.save_id,
+          metadata.world_size,
+          metadata.files.size(),
+          metadata.tensors.size(),
+          metadata.objects.size(),
+          metadata.TotalBytes(),
+          manifest.size(),
+          Crc32c(AsByteSpan(manifest)),
+          "varve " + std::string(Version())};
+}
+
+Bytes EncodeCommitRecord(const CommitRecord& record) {
+  Bytes out = "{\n  \"varve_format\": " + std::to_string(record.format_version);
+  out += ",\n  \"save_id\": \"" + ToString(record.save_id) + "\"";
+  out += ",\n  \"world_size\": " + std::to_string(record.world_size);
+  out += ",\n  \"files\": " + std::to_string(record.file_count);
+  out += ",\n  \"tensors\": " + std::to_string(record.tensor_count);
+  out += ",\n  \"objects\": " + std::to_string(record.object_count);
+  out += ",\n  \"total_bytes\": " + std::to_string(record.total_bytes);
+  out += ",\n  \"manifest_bytes\": " + std::to_string(record.manifest_bytes);
+  out += ",\n  \"manifest_crc32c\": \"" + HexU32(record.manifest_crc32c) + "\"";
+  out += ",\n  \"writer\": ";
+  AppendJsonString(record.writer, &out);
+  out += ",\n  " + std::string(kChecksumField) + std::string(kZeroChecksum) + "\"\n}\n";
+  const std::size_t digits = out.rfind(kChecksumField) + kChecksumField.size();
+  out.replace(digits, kZeroChecksum.size(), HexU32(Checksum(out, digits)));
+  return out;
+}
+
+Result<CommitRecord> DecodeCommitRecord(std::string_view bytes) {
+  if (bytes.size() > kMaxBytes) {
+    return Malformed("larger than 64 KiB");
+  }
+  const std::size_t field = bytes.rfind(kChecksumField);
+  if (field == std::string_view::npos ||
+      bytes.size() - field < kChecksumField.size() + kZeroChecksum.size()) {
+    return Malformed("no checksum");
+  }
+  const std::size_t digits = field + kChecksumField.size();
+  const std::string computed = HexU32(Checksum(bytes, digits));
+  if (bytes.substr(digits, kZeroChecksum.size()) != computed) {
+    return DataLoss("varve.json checksum mismatch (computed " + computed + ")");
+  }
+  simdjson::dom::parser parser;
+  simdjson::dom::object object;
+  if (parser.parse(bytes.data(), bytes.size()).get(object)) {
+    return Malformed("not a JSON object");
+  }
+  CommitRecord record;
+  std::uint64_t version = 0;
+  if (object["varve_format"].get(version)) {
+    return Malformed("no format version");
+  }
+  if (version > kFormatVersion) {
+    return Unimplemented("checkpoint has format version " + std::to_string(version) +
+                         ", this Varve reads up to " + std::to_string(kFormatVersion) +
+                         "; use a newer Varve");
+  }
+  record.format_version = static_cast<std::uint32_t>(version);
+  std::string_view save_id;
+  std::string_view manifest_crc;
+  std::string_view writer;
+  std::uint64_t world_size = 0;
+  if (object["save_id"].get(save_id) || object["world_size"].get(world_size) ||
+      object["files"].get(record.file_count) || object["tensors"].get(record.tensor_count) ||
+      object["objects"].get(record.object_count) || object["total_bytes"].get(record.total_bytes) ||
+      object["manifest_bytes"].get(record.manifest_bytes) ||
+      object["manifest_crc32c"].get(manifest_crc) || object["writer"].get(writer)) {
+    return Malformed("a member is missing or of the wrong type");
+  }
+  record.world_size = static_cast<std::uint32_t>(world_size);
+  record.writer = std::string(writer);
+  if (!ParseHex(save_id, record.save_id.bytes) ||
+      !ParseHexU32(manifest_crc, &record.manifest_crc32c)) {
+    return Malformed("bad hex");
+  }
+  return record;
+}
+
+}  // namespace varve

@@ -1,0 +1,42 @@
+/// varve.json: the commit record. Its presence, whole, makes a directory a checkpoint. Pure.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+
+#include "base/bytes.h"
+#include "varve/metadata.h"
+#include "varve/status.h"
+
+namespace varve {
+
+/// Names inside a checkpoint directory.
+inline constexpr std::string_view kCommitRecordName = "varve.json";
+inline constexpr std::string_view kManifestName = "manifest.bin";
+
+/// What varve.json holds: enough to list and to recognise a checkpoint without its manifest.
+struct CommitRecord {
+  std::uint32_t format_version = 0;
+  SaveId save_id;
+  std::uint32_t world_size = 0;
+  std::uint64_t file_count = 0;
+  std::uint64_t tensor_count = 0;
+  std::uint64_t object_count = 0;
+  std::uint64_t total_bytes = 0;  ///< Of all data files.
+  std::uint64_t manifest_bytes = 0;
+  std::uint32_t manifest_crc32c = 0;  ///< Of the whole manifest file.
+  std::string writer;                 ///< "varve 0.1.0".
+  friend bool operator==(const CommitRecord&, const CommitRecord&) = default;
+};
+
+CommitRecord MakeCommitRecord(const Metadata& metadata, std::string_view manifest);
+
+/// A small JSON object, one member a line, with a checksum over the whole text.
+Bytes EncodeCommitRecord(const CommitRecord& record);
+
+/// Untrusted input; any changed byte is noticed. Errors: DataLoss; Unimplemented for a newer
+/// format version.
+Result<CommitRecord> DecodeCommitRecord(std::string_view bytes);
+
+}  // namespace varve

@@ -1,0 +1,309 @@
+#include "format/data_file.h"
+
+#include <algorithm>
+#include <array>
+#include <cstddef>
+#include <cstdio>
+#include <unordered_set>
+
+#include "base/checked.h"
+#include "base/checksum.h"
+#include "format/json_writer.h"
+#include "tensor/box.h"
+#include "varve/version.h"
+
+namespace varve {
+namespace {
+
+// The field whose eight digits hold the header's own checksum; they count as zeros while it is
+// computed. The text sits inside a JSON string inside JSON, hence the escaped quotes.
+constexpr std::string_view kChecksumField = R"(\"header_crc32c\":\")";
+constexpr std::string_view kZeroChecksum = "00000000";
+
+std::string ChunkName(const StoredChunk& chunk, std::unordered_set<std::string>* used) {
+  // safetensors names must be unique in a file; a second piece of one tensor gets its place added.
+  if (used->insert(chunk.fqn).second) {
+    return chunk.fqn;
+  }
+  std::string name = chunk.fqn + "@" + ToString(chunk.box.offsets);
+  while (!used->insert(name).second) {
+    name += '\'';
+  }
+  return name;
+}
+
+std::string ObjectsName(const DataFileHeader& header) {
+  std::array<char, 48> name{};
+  std::snprintf(name.data(), name.size(), "__varve__.values.rank%05u", header.rank);
+  return name.data();
+}
+
+// What safetensors' dtype and shape cannot say is said in "tensors"; all else follows from them.
+bool IsPlain(const StoredChunk& chunk, const std::string& name) {
+  return name == chunk.fqn && chunk.box.sizes == chunk.shape && SafetensorsName(chunk.dtype) &&
+         chunk.dtype != DType::kFloat4E2M1FNX2;
+}
+
+// Stored as bytes, with their number as one more dimension: types safetensors cannot name, and a
+// single pair of 4-bit values, which has no dimension to double.
+bool StoredAsBytes(const StoredChunk& chunk) {
+  return !SafetensorsName(chunk.dtype) ||
+         (chunk.dtype == DType::kFloat4E2M1FNX2 && chunk.box.sizes.empty());
+}
+
+void AppendEntry(const std::string& name, std::string_view dtype, const Dims& shape,
+                 ByteRange bytes, std::string* out) {
+  out->push_back(',');
+  AppendJsonString(name, out);
+  out->append(":{\"dtype\":\"");
+  out->append(dtype);
+  out->append("\",\"shape\":");
+  AppendJsonDims(shape, out);
+  out->append(",\"data_offsets\":[" + std::to_string(bytes.begin) + "," +
+              std::to_string(bytes.end) + "]}");
+}
+
+void AppendChunkEntry(const StoredChunk& chunk, const std::string& name, std::string* out) {
+  Dims shape = chunk.box.sizes;
+  std::string_view dtype = "U8";
+  if (StoredAsBytes(chunk)) {
+    shape.push_back(ItemSize(chunk.dtype));  // The true type is in "tensors".
+  } else {
+    dtype = *SafetensorsName(chunk.dtype);
+    if (chunk.dtype == DType::kFloat4E2M1FNX2) {
+      shape.back() *= 2;  // safetensors counts single 4-bit values, PyTorch pairs of them.
+    }
+  }
+  AppendEntry(name, dtype, shape, chunk.bytes, out);
+}
+
+std::string VarveJson(const DataFileHeader& header, const std::vector<std::string>& names) {
+  std::string json = "{\"format\":" + std::to_string(kFormatVersion);
+  json += ",\"header_crc32c\":\"" + std::string(kZeroChecksum) + "\"";
+  json += ",\"save_id\":\"" + ToString(header.save_id) + "\"";
+  json += ",\"rank\":" + std::to_string(header.rank);
+  json += ",\"world_size\":" + std::to_string(header.world_size);
+  json += std::string(",\"coordinated\":") + (header.coordinated ? "true" : "false");
+  json += ",\"created_ns\":" + std::to_string(header.created_ns);
+  json += ",\"block_bytes\":" + std::to_string(header.block_bytes);
+  std::string blocks;
+  blocks.reserve(header.block_crc32c.size() * 8);
+  const std::uint64_t block_count = DivideUp(header.data_bytes, header.block_bytes);
+  for (std::uint64_t i = 0; i < block_count; ++i) {
+    blocks += i < header.block_crc32c.size() ? HexU32(header.block_crc32c[i]) : "00000000";
+  }
+  json += ",\"blocks_crc32c\":\"" + blocks + "\"";
+  json += ",\"xxh3\":\"";
+  for (const StoredChunk& chunk : header.chunks) {
+    json += Hex(chunk.content.bytes);
+  }
+  json += "\",\"tensors\":{";
+  bool first = true;
+  for (std::size_t i = 0; i < header.chunks.size(); ++i) {
+    const StoredChunk& chunk = header.chunks[i];
+    if (IsPlain(chunk, names[i])) {
+      continue;
+    }
+    json += first ? "" : ",";
+    first = false;
+    AppendJsonString(names[i], &json);
+    json += ":{\"fqn\":";
+    AppendJsonString(chunk.fqn, &json);
+    json += ",\"dtype\":\"" + std::string(DTypeName(chunk.dtype)) + "\",\"shape\":";
+    AppendJsonDims(chunk.shape, &json);
+    json += ",\"offsets\":";
+    AppendJsonDims(chunk.box.offsets, &json);
+    json += ",\"sizes\":";
+    AppendJsonDims(chunk.box.sizes, &json);
+    json += "}";
+  }
+  json += "},\"objects\":{";
+  for (std::size_t i = 0; i < header.objects.size(); ++i) {
+    json += i == 0 ? "" : ",";
+    AppendJsonString(header.objects[i].fqn, &json);
+    json += ":[" + std::to_string(header.objects[i].bytes.begin) + "," +
+            std::to_string(header.objects[i].bytes.end) + "]";
+  }
+  json += "}";
+  if (header.structure) {
+    json += ",\"structure\":[" + std::to_string(header.structure->begin) + "," +
+            std::to_string(header.structure->end) + "]";
+  }
+  return json + "}";
+}
+
+// PyTorch's convention for sharded safetensors (HuggingFaceStorageWriter, see docs/format.md):
+// where each saved piece starts. Its reader takes a file without it as whole tensors, and with it
+// demands every name of the file.
+std::string ShardingInfo(const DataFileHeader& header, const std::vector<std::string>& names,
+                         const std::string& values_name, bool has_values) {
+  const bool sharded =
+      std::any_of(header.chunks.begin(), header.chunks.end(),
+                  [](const StoredChunk& chunk) { return chunk.box.sizes != chunk.shape; });
+  if (!sharded) {
+    return "";
+  }
+  std::string json = "{";
+  for (std::size_t i = 0; i < names.size(); ++i) {
+    json += i == 0 ? "" : ",";
+    AppendJsonString(names[i], &json);
+    json += ":{\"saved_offsets\":";
+    Dims offsets = header.chunks[i].box.offsets;
+    if (StoredAsBytes(header.chunks[i])) {
+      offsets.push_back(0);
+    } else if (header.chunks[i].dtype == DType::kFloat4E2M1FNX2) {
+      offsets.back() *= 2;
+    }
+    AppendJsonDims(offsets, &json);
+    json += "}";
+  }
+  if (has_values) {
+    json += names.empty() ? "" : ",";
+    AppendJsonString(values_name, &json);
+    json += ":{\"saved_offsets\":[0]}";
+  }
+  return json + "}";
+}
+
+}  // namespace
+
+std::string DataFileName(const DataFileHeader& header) {
+  std::array<char, 64> name{};
+  std::snprintf(name.data(), name.size(), "data-%05u-of-%05u", header.rank, header.world_size);
+  std::string text = name.data();
+  if (!header.coordinated) {
+    text += "-" + ToString(header.save_id).substr(0, 12);
+  }
+  return text + ".safetensors";
+}
+
+bool ChunkBefore(const StoredChunk& a, const StoredChunk& b) {
+  const std::uint64_t item_a = ItemSize(a.dtype);
+  const std::uint64_t item_b = ItemSize(b.dtype);
+  if (item_a != item_b) {
+    return item_a > item_b;
+  }
+  if (a.fqn != b.fqn) {
+    return a.fqn < b.fqn;
+  }
+  return a.box.offsets < b.box.offsets;
+}
+
+Status LayOut(DataFileHeader* header) {
+  std::sort(header->chunks.begin(), header->chunks.end(), ChunkBefore);
+  std::uint64_t at = 0;
+  const auto place = [&at](std::optional<std::uint64_t> size, ByteRange* range) {
+    const auto end = size ? CheckedAdd(at, *size) : std::nullopt;
+    if (!end || *end > (std::uint64_t{1} << 62)) {
+      return InvalidArgument("data file would exceed 2^62 bytes");
+    }
+    *range = {at, *end};
+    at = *end;
+    return Status::Ok();
+  };
+  for (StoredChunk& chunk : header->chunks) {
+    const auto elements = CheckedProduct(chunk.box.sizes);
+    VARVE_RETURN_IF_ERROR(place(
+        elements ? CheckedMul(*elements, ItemSize(chunk.dtype)) : std::nullopt, &chunk.bytes));
+  }
+  for (StoredObject& object : header->objects) {
+    VARVE_RETURN_IF_ERROR(place(object.bytes.end - object.bytes.begin, &object.bytes));
+  }
+  if (header->structure) {
+    VARVE_RETURN_IF_ERROR(
+        place(header->structure->end - header->structure->begin, &*header->structure));
+  }
+  header->data_bytes = at;
+  return Status::Ok();
+}
+
+Result<Bytes> EncodeHeader(const DataFileHeader& header, std::uint32_t* header_crc32c) {
+  std::unordered_set<std::string> used;  // Membership only; its order is never seen.
+  std::vector<std::string> names;
+  names.reserve(header.chunks.size());
+  for (const StoredChunk& chunk : header.chunks) {
+    names.push_back(ChunkName(chunk, &used));
+  }
+  const std::string values_name = ObjectsName(header);
+  const std::uint64_t values_begin = header.chunks.empty() ? 0 : header.chunks.back().bytes.end;
+  const bool has_values = header.data_bytes > values_begin;
+
+  std::string json = R"({"__metadata__":{"format":"pt")";
+  if (const std::string info = ShardingInfo(header, names, values_name, has_values);
+      !info.empty()) {
+    json += R"(,"DCP_VERSION":"1.0","DCP_SHARDING_INFO":)";
+    AppendJsonString(info, &json);
+  }
+  json += ",\"varve\":";
+  AppendJsonString(VarveJson(header, names), &json);
+  json += "}";
+  for (std::size_t i = 0; i < header.chunks.size(); ++i) {
+    AppendChunkEntry(header.chunks[i], names[i], &json);
+  }
+  if (has_values) {
+    AppendEntry(values_name, "U8", {header.data_bytes - values_begin},
+                {values_begin, header.data_bytes}, &json);
+  }
+  json += "}";
+  const std::uint64_t total = RoundUp(json.size() + 8, kDataAlignment);
+  if (total - 8 > kMaxHeaderBytes) {
+    return InvalidArgument("header of " + std::to_string(json.size()) +
+                           " bytes exceeds the 100 MB that safetensors readers accept; save "
+                           "fewer tensors per rank");
+  }
+  json.append(total - 8 - json.size(), ' ');
+  Bytes out;
+  out.reserve(total);
+  ByteWriter writer(&out);
+  writer.U64(json.size());
+  writer.Raw(json);
+  VARVE_ASSIGN_OR_RETURN(*header_crc32c, HeaderChecksum(out));
+  out.replace(out.find(kChecksumField) + kChecksumField.size(), kZeroChecksum.size(),
+              HexU32(*header_crc32c));
+  return out;
+}
+
+Result<std::uint64_t> HeaderBytes(const DataFileHeader& header) {
+  std::uint32_t ignored = 0;
+  VARVE_ASSIGN_OR_RETURN(const Bytes bytes, EncodeHeader(header, &ignored));
+  return std::uint64_t{bytes.size()};
+}
+
+Result<std::uint64_t> HeaderBytesFromPrefix(std::string_view first_8_bytes) {
+  ByteReader reader(first_8_bytes);
+  const std::uint64_t json_bytes = reader.U64();
+  VARVE_RETURN_IF_ERROR(reader.Finish());
+  if (json_bytes > kMaxHeaderBytes) {
+    return DataLoss("header length " + std::to_string(json_bytes) + " exceeds 100000000");
+  }
+  if ((json_bytes + 8) % kDataAlignment != 0) {
+    return DataLoss("header length " + std::to_string(json_bytes) +
+                    " does not put data on a 4096-byte boundary");
+  }
+  return json_bytes + 8;
+}
+
+Result<std::uint32_t> HeaderChecksum(std::string_view bytes) {
+  const std::size_t field = bytes.find(kChecksumField);
+  if (field == std::string_view::npos ||
+      bytes.size() - field < kChecksumField.size() + kZeroChecksum.size()) {
+    return DataLoss("header carries no Varve checksum");
+  }
+  const std::size_t digits = field + kChecksumField.size();
+  std::uint32_t crc = Crc32c(AsByteSpan(bytes.substr(0, digits)));
+  crc = Crc32cExtend(crc, AsByteSpan(kZeroChecksum));
+  return Crc32cExtend(crc, AsByteSpan(bytes.substr(digits + kZeroChecksum.size())));
+}
+
+Status CheckHeader(std::string_view bytes, std::uint32_t want) {
+  VARVE_ASSIGN_OR_RETURN(const std::uint32_t computed, HeaderChecksum(bytes));
+  const std::size_t digits = bytes.find(kChecksumField) + kChecksumField.size();
+  const std::string_view stored = bytes.substr(digits, kZeroChecksum.size());
+  if (computed != want || stored != HexU32(want)) {
+    return DataLoss("header checksum mismatch (want " + HexU32(want) + ", stored " +
+                    std::string(stored) + ", computed " + HexU32(computed) + ")");
+  }
+  return Status::Ok();
+}
+
+}  // namespace varve

@@ -1,0 +1,97 @@
+/// The data file: a plain safetensors file whose header also says what a checkpoint needs to know.
+/// docs/format.md describes the bytes. Pure: bytes in, values or a Status out.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "base/bytes.h"
+#include "tensor/region.h"
+#include "varve/metadata.h"
+#include "varve/status.h"
+
+namespace varve {
+
+/// Data starts on a multiple of this, so that it can be written and read with O_DIRECT.
+inline constexpr std::uint64_t kDataAlignment = 4096;
+/// Default checksum block: small enough that a partial read checks little more than it needs,
+/// large enough that 8 hex digits a block are nothing.
+inline constexpr std::uint64_t kDefaultBlockBytes = std::uint64_t{1} << 20;
+/// Larger blocks would not fit the buffers that check them.
+inline constexpr std::uint64_t kMaxBlockBytes = std::uint64_t{8} << 20;
+/// safetensors refuses longer headers; so do we, both ways.
+inline constexpr std::uint64_t kMaxHeaderBytes = 100'000'000;
+
+/// A chunk inside a data file. `bytes` is relative to the start of the data.
+struct StoredChunk {
+  std::string fqn;
+  DType dtype = DType::kUInt8;
+  Dims shape;  ///< Of the whole tensor.
+  Box box;
+  ByteRange bytes;
+  Hash128 content;
+  friend bool operator==(const StoredChunk&, const StoredChunk&) = default;
+};
+
+struct StoredObject {
+  std::string fqn;
+  ByteRange bytes;
+  friend bool operator==(const StoredObject&, const StoredObject&) = default;
+};
+
+/// Everything a data file says of itself.
+struct DataFileHeader {
+  SaveId save_id;
+  std::uint32_t rank = 0;
+  std::uint32_t world_size = 1;
+  bool coordinated = true;       ///< False: published without talking (see docs/format.md).
+  std::uint64_t created_ns = 0;  ///< Unix time of the save's start, by the writer's clock.
+  std::uint64_t block_bytes = kDefaultBlockBytes;
+  std::uint64_t data_bytes = 0;
+  std::vector<StoredChunk> chunks;     ///< In file order, packed from byte 0 of the data.
+  std::vector<StoredObject> objects;   ///< After the chunks, in file order.
+  std::optional<ByteRange> structure;  ///< After the objects.
+  std::vector<std::uint32_t> block_crc32c;
+  friend bool operator==(const DataFileHeader&, const DataFileHeader&) = default;
+};
+
+/// "data-00003-of-00008.safetensors"; rank-local saves put the save id's first digits before the
+/// extension so that two saves in one directory never share a file.
+std::string DataFileName(const DataFileHeader& header);
+
+/// Sorts chunks so that each starts aligned for its element type, then assigns every byte range
+/// and data_bytes. Needs fqn, dtype, box of each chunk, and the sizes of objects and structure
+/// (given as ranges from 0). Errors: InvalidArgument when the sizes overflow.
+Status LayOut(DataFileHeader* header);
+
+/// The order LayOut gives chunks: element size descending, then fqn, then offsets.
+bool ChunkBefore(const StoredChunk& a, const StoredChunk& b);
+
+/// The encoded header, padded so that data starts at its size, a multiple of kDataAlignment. Its
+/// size depends on the layout alone, never on checksums, so it can be written after the data.
+/// `header_crc32c` receives the checksum that the header also carries inside.
+/// Errors: InvalidArgument when the header would exceed kMaxHeaderBytes.
+Result<Bytes> EncodeHeader(const DataFileHeader& header, std::uint32_t* header_crc32c);
+
+/// Bytes the encoded header takes: where data begins.
+Result<std::uint64_t> HeaderBytes(const DataFileHeader& header);
+
+/// From a file's first 8 bytes: bytes of header and prefix together. Errors: DataLoss when absurd.
+Result<std::uint64_t> HeaderBytesFromPrefix(std::string_view first_8_bytes);
+
+/// Decodes and checks a whole header (as long as HeaderBytesFromPrefix says). Untrusted input.
+/// Errors: DataLoss with the reason; Unimplemented for a newer format version.
+Result<DataFileHeader> DecodeHeader(std::string_view bytes, std::uint32_t* header_crc32c);
+
+/// The checksum an encoded header should carry; equals the one inside an intact header.
+/// Errors: DataLoss when the bytes hold no checksum field.
+Result<std::uint32_t> HeaderChecksum(std::string_view bytes);
+
+/// Checks a header's bytes without decoding them: DataLoss unless they have the checksum `want`
+/// and say so themselves.
+Status CheckHeader(std::string_view bytes, std::uint32_t want);
+
+}  // namespace varve

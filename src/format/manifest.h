@@ -1,0 +1,36 @@
+/// The manifest file: Metadata as FlatBuffers, framed with zstd and a CRC. Pure.
+#pragma once
+
+#include <string_view>
+#include <vector>
+
+#include "base/bytes.h"
+#include "format/data_file.h"
+#include "varve/metadata.h"
+#include "varve/status.h"
+
+namespace varve {
+
+/// A decoded header together with the checksum of its encoded form.
+struct CheckedHeader {
+  DataFileHeader header;
+  std::uint64_t header_bytes = 0;
+  std::uint32_t header_crc32c = 0;
+};
+
+/// Merges what the data files of one save say of themselves. The result depends only on the
+/// headers, not on their order. Errors: DataLoss when files disagree (save, world size, a tensor's
+/// dtype or shape), when a name is stored twice, or when chunks overlap or leave a hole.
+Result<Metadata> MergeHeaders(std::vector<CheckedHeader> headers);
+
+/// Chunks of one tensor must tile its shape: DataLoss naming an overlap or the box no chunk holds.
+Status CheckTiling(const TensorMetadata& tensor);
+
+/// The same metadata always gives the same bytes (with one zstd library version).
+/// Errors: InvalidArgument when the index exceeds FlatBuffers' 2 GiB.
+Result<Bytes> EncodeManifest(const Metadata& metadata);
+
+/// Untrusted input. Errors: DataLoss when damaged; Unimplemented for a newer format version.
+Result<Metadata> DecodeManifest(std::string_view bytes);
+
+}  // namespace varve

@@ -1,0 +1,130 @@
+#include <algorithm>
+#include <cstddef>
+#include <map>
+
+#include "format/manifest.h"
+#include "tensor/box.h"
+
+namespace varve {
+namespace {
+
+Status CheckAgreement(const DataFileHeader& first, const DataFileHeader& other) {
+  if (other.save_id != first.save_id) {
+    return DataLoss("files of different saves: " + ToString(first.save_id) + " and " +
+                    ToString(other.save_id));
+  }
+  if (other.world_size != first.world_size || other.block_bytes != first.block_bytes ||
+      other.coordinated != first.coordinated) {
+    return DataLoss("rank " + std::to_string(other.rank) + " and rank " +
+                    std::to_string(first.rank) + " disagree about the save they belong to");
+  }
+  return Status::Ok();
+}
+
+// Adds one file's chunks to the tensors by name. Rank-local saves store a replicated tensor on
+// every rank that holds it; the copy of the lowest rank is the one the metadata names.
+Status AddChunks(const CheckedHeader& file, std::uint32_t file_index,
+                 std::map<std::string, TensorMetadata>* tensors) {
+  for (const StoredChunk& stored : file.header.chunks) {
+    auto [at, is_new] = tensors->try_emplace(
+        stored.fqn, TensorMetadata{stored.fqn, stored.dtype, stored.shape, {}});
+    TensorMetadata& tensor = at->second;
+    if (!is_new && (tensor.dtype != stored.dtype || tensor.shape != stored.shape)) {
+      return DataLoss("tensor \"" + stored.fqn + "\": rank " + std::to_string(file.header.rank) +
+                      " has " + std::string(DTypeName(stored.dtype)) + ToString(stored.shape) +
+                      ", another rank " + std::string(DTypeName(tensor.dtype)) +
+                      ToString(tensor.shape));
+    }
+    const bool replica = !file.header.coordinated &&
+                         std::any_of(tensor.chunks.begin(), tensor.chunks.end(),
+                                     [&](const Chunk& chunk) { return chunk.box == stored.box; });
+    if (!replica && (!IsEmpty(stored.box) || Volume(stored.shape) == 0)) {
+      tensor.chunks.push_back({stored.box,
+                               {file_index, file.header_bytes + stored.bytes.begin,
+                                file.header_bytes + stored.bytes.end},
+                               stored.content});
+    }
+  }
+  return Status::Ok();
+}
+
+Status AddObjects(const CheckedHeader& file, std::uint32_t file_index,
+                  std::map<std::string, ObjectMetadata>* objects) {
+  for (const StoredObject& stored : file.header.objects) {
+    const Extent extent{file_index, file.header_bytes + stored.bytes.begin,
+                        file.header_bytes + stored.bytes.end};
+    const bool is_new = objects->try_emplace(stored.fqn, ObjectMetadata{stored.fqn, extent}).second;
+    if (!is_new && file.header.coordinated) {
+      return DataLoss("object \"" + stored.fqn + "\" is stored by two ranks");
+    }
+  }
+  return Status::Ok();
+}
+
+}  // namespace
+
+Status CheckTiling(const TensorMetadata& tensor) {
+  std::vector<Box> boxes;
+  boxes.reserve(tensor.chunks.size());
+  std::uint64_t covered = 0;
+  for (const Chunk& chunk : tensor.chunks) {
+    boxes.push_back(chunk.box);
+    covered += Volume(chunk.box.sizes);
+  }
+  if (AnyOverlap(boxes)) {
+    return DataLoss("tensor \"" + tensor.fqn + "\": stored chunks overlap");
+  }
+  if (covered != Volume(tensor.shape)) {
+    const auto holes = SubtractAll(WholeBox(tensor.shape), boxes);
+    return DataLoss("tensor \"" + tensor.fqn + "\" of shape " + ToString(tensor.shape) +
+                    ": no rank stored " + ToString(holes.front()));
+  }
+  return Status::Ok();
+}
+
+Result<Metadata> MergeHeaders(std::vector<CheckedHeader> headers) {
+  if (headers.empty()) {
+    return DataLoss("no data files");
+  }
+  std::sort(headers.begin(), headers.end(), [](const CheckedHeader& a, const CheckedHeader& b) {
+    return a.header.rank < b.header.rank;
+  });
+  Metadata metadata;
+  metadata.save_id = headers[0].header.save_id;
+  metadata.world_size = headers[0].header.world_size;
+  metadata.block_bytes = headers[0].header.block_bytes;
+  std::map<std::string, TensorMetadata> tensors;
+  std::map<std::string, ObjectMetadata> objects;
+  for (std::size_t i = 0; i < headers.size(); ++i) {
+    const CheckedHeader& file = headers[i];
+    VARVE_RETURN_IF_ERROR(CheckAgreement(headers[0].header, file.header));
+    if (i > 0 && headers[i - 1].header.rank == file.header.rank) {
+      return DataLoss("two data files of rank " + std::to_string(file.header.rank));
+    }
+    const auto index = static_cast<std::uint32_t>(i);
+    metadata.files.push_back({DataFileName(file.header), file.header.rank,
+                              file.header_bytes + file.header.data_bytes, file.header_bytes,
+                              file.header_crc32c, file.header.block_crc32c});
+    VARVE_RETURN_IF_ERROR(AddChunks(file, index, &tensors));
+    VARVE_RETURN_IF_ERROR(AddObjects(file, index, &objects));
+    if (file.header.structure) {
+      metadata.structures.push_back({index, file.header_bytes + file.header.structure->begin,
+                                     file.header_bytes + file.header.structure->end});
+    }
+  }
+  for (auto& [fqn, tensor] : tensors) {
+    std::sort(tensor.chunks.begin(), tensor.chunks.end(),
+              [](const Chunk& a, const Chunk& b) { return a.box.offsets < b.box.offsets; });
+    VARVE_RETURN_IF_ERROR(CheckTiling(tensor));
+    if (objects.contains(fqn)) {
+      return DataLoss("\"" + fqn + "\" is stored both as a tensor and as an object");
+    }
+    metadata.tensors.push_back(std::move(tensor));
+  }
+  for (auto& [fqn, object] : objects) {
+    metadata.objects.push_back(std::move(object));
+  }
+  return metadata;
+}
+
+}  // namespace varve

@@ -1,0 +1,38 @@
+#include "varve/metadata.h"
+
+#include <algorithm>
+
+#include "base/checksum.h"
+
+namespace varve {
+namespace {
+
+template <class T>
+const T* FindByFqn(const std::vector<T>& sorted, std::string_view fqn) {
+  const auto at =
+      std::lower_bound(sorted.begin(), sorted.end(), fqn,
+                       [](const T& item, std::string_view key) { return item.fqn < key; });
+  return at != sorted.end() && at->fqn == fqn ? &*at : nullptr;
+}
+
+}  // namespace
+
+std::string ToString(const SaveId& id) { return Hex(id.bytes); }
+
+const TensorMetadata* Metadata::FindTensor(std::string_view fqn) const {
+  return FindByFqn(tensors, fqn);
+}
+
+const ObjectMetadata* Metadata::FindObject(std::string_view fqn) const {
+  return FindByFqn(objects, fqn);
+}
+
+std::uint64_t Metadata::TotalBytes() const {
+  std::uint64_t total = 0;
+  for (const DataFile& file : files) {
+    total += file.size;
+  }
+  return total;
+}
+
+}  // namespace varve

@@ -1,0 +1,67 @@
+#include "format/structure.h"
+
+#include <cstddef>
+#include <string>
+#include <unordered_map>
+
+namespace varve {
+namespace {
+
+bool IsMapping(ValueKind kind) {
+  return kind == ValueKind::kDict || kind == ValueKind::kOrderedDict ||
+         kind == ValueKind::kCounter || kind == ValueKind::kDefaultDict;
+}
+
+Status Merge(const Value& from, const std::string& path, Value* into) {
+  if (from.kind != into->kind) {
+    return InvalidArgument("ranks disagree about what is at \"" + path +
+                           "\": a container on one, something else on another");
+  }
+  if (from.kind == ValueKind::kList) {
+    for (std::size_t i = 0; i < from.items.size(); ++i) {
+      if (i < into->items.size()) {
+        VARVE_RETURN_IF_ERROR(
+            Merge(from.items[i], path + "." + std::to_string(i), &into->items[i]));
+      } else {
+        into->items.push_back(from.items[i]);
+      }
+    }
+    return Status::Ok();
+  }
+  if (!IsMapping(from.kind)) {
+    return Status::Ok();  // Equal leaves.
+  }
+  std::unordered_map<std::string, std::size_t> position;  // Looked up only.
+  for (std::size_t i = 0; i + 1 < into->items.size(); i += 2) {
+    position.emplace(EncodeValue(into->items[i]), i);
+  }
+  for (std::size_t i = 0; i + 1 < from.items.size(); i += 2) {
+    const Value& key = from.items[i];
+    const auto found = position.find(EncodeValue(key));
+    if (found == position.end()) {
+      into->items.push_back(key);
+      into->items.push_back(from.items[i + 1]);
+    } else {
+      VARVE_RETURN_IF_ERROR(
+          Merge(from.items[i + 1], path + "." + ToString(key), &into->items[found->second + 1]));
+    }
+  }
+  return Status::Ok();
+}
+
+}  // namespace
+
+Result<Value> MergeStructures(const std::vector<Value>& by_rank) {
+  if (by_rank.empty()) {
+    return Value{.kind = ValueKind::kDict};
+  }
+  Value merged = by_rank[0];
+  for (std::size_t r = 1; r < by_rank.size(); ++r) {
+    if (!(by_rank[r] == by_rank[0])) {
+      VARVE_RETURN_IF_ERROR(Merge(by_rank[r], "", &merged));
+    }
+  }
+  return merged;
+}
+
+}  // namespace varve

@@ -1,0 +1,16 @@
+/// The structure: the containers of a state, with leaves that say what is stored at each path.
+#pragma once
+
+#include <vector>
+
+#include "varve/status.h"
+#include "varve/value.h"
+
+namespace varve {
+
+/// The union of the ranks' structures, in rank order: keys in the order they are first seen, list
+/// positions by index. Errors: InvalidArgument naming the path where one rank has a container and
+/// another a leaf, or containers of different kinds.
+Result<Value> MergeStructures(const std::vector<Value>& by_rank);
+
+}  // namespace varve

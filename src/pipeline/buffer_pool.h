@@ -1,0 +1,77 @@
+/// Aligned blocks of memory, reused across saves and loads, all under one byte budget.
+#pragma once
+
+#include <condition_variable>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <utility>
+#include <vector>
+
+#include "varve/status.h"
+
+namespace varve {
+
+/// Bytes of one block: measured on virtual and local disks, 4-16 MiB writes run at full speed.
+inline constexpr std::uint64_t kPoolBlockBytes = std::uint64_t{8} << 20;
+
+/// Blocks allowed out at once by default, all pipelines of the process together: 256 MiB.
+inline constexpr std::uint64_t kDefaultBudgetBytes = std::uint64_t{256} << 20;
+
+/// Hands out blocks and takes them back. A block is page-aligned, so that it can go to O_DIRECT,
+/// and stays faulted in: first touch of memory costs 10-60 times its reuse. Every holder gives its
+/// block back without waiting for another one, so waiting for a free block always ends.
+/// Threads: safe. The pool must outlive its leases.
+class BufferPool {
+ public:
+  explicit BufferPool(std::uint64_t budget_bytes);
+  ~BufferPool();
+  BufferPool(const BufferPool&) = delete;
+  BufferPool& operator=(const BufferPool&) = delete;
+
+  /// The pool shared by all saves and loads of the process. Never destroyed.
+  static BufferPool& Shared();
+
+  /// Gives itself back when destroyed. Move-only; empty after being moved from.
+  class Lease {
+   public:
+    Lease() = default;
+    Lease(BufferPool* pool, std::byte* block) : pool_(pool), block_(block) {}
+    Lease(Lease&& other) noexcept
+        : pool_(std::exchange(other.pool_, nullptr)),
+          block_(std::exchange(other.block_, nullptr)) {}
+    Lease& operator=(Lease&& other) noexcept {
+      std::swap(pool_, other.pool_);
+      std::swap(block_, other.block_);
+      return *this;
+    }
+    Lease(const Lease&) = delete;
+    Lease& operator=(const Lease&) = delete;
+    ~Lease() {
+      if (block_ != nullptr) {
+        pool_->Release(block_);
+      }
+    }
+    [[nodiscard]] std::byte* data() const { return block_; }
+
+   private:
+    BufferPool* pool_ = nullptr;
+    std::byte* block_ = nullptr;
+  };
+
+  /// A block of kPoolBlockBytes; waits while the whole budget is out.
+  /// Errors: OutOfSpace when the system has no memory.
+  Result<Lease> Acquire();
+
+ private:
+  void Release(std::byte* block);
+
+  const std::uint64_t max_blocks_;
+  std::mutex mutex_;  // Guards all below.
+  std::condition_variable released_;
+  std::vector<std::byte*> free_;  // Most recently used last: its pages are the warmest.
+  std::uint64_t allocated_ = 0;
+};
+
+}  // namespace varve

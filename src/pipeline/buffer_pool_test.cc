@@ -1,0 +1,109 @@
+#include "pipeline/buffer_pool.h"
+
+#include <atomic>
+#include <cstdint>
+#include <cstring>
+#include <set>
+#include <thread>
+
+#include <gtest/gtest.h>
+
+#include "support/status_matchers.h"
+
+namespace varve {
+namespace {
+
+using test::IsOk;
+
+BufferPool::Lease MustAcquire(BufferPool* pool) {
+  auto lease = pool->Acquire();
+  EXPECT_TRUE(IsOk(lease));
+  return lease.ok() ? std::move(*lease) : BufferPool::Lease();
+}
+
+TEST(BufferPool, BlocksAreWholePagesAndWritable) {
+  BufferPool pool(2 * kPoolBlockBytes);
+  const auto lease = MustAcquire(&pool);
+  EXPECT_EQ(reinterpret_cast<std::uintptr_t>(lease.data()) % 4096, 0U);
+  std::memset(lease.data(), 0x5A, kPoolBlockBytes);
+}
+
+TEST(BufferPool, GivesTheLastReturnedBlockOutAgain) {
+  BufferPool pool(4 * kPoolBlockBytes);
+  const std::byte* first = MustAcquire(&pool).data();
+  for (int i = 0; i < 10; ++i) {
+    EXPECT_EQ(MustAcquire(&pool).data(), first);
+  }
+}
+
+TEST(BufferPool, ALeaseMovesAndReturnsItsBlockOnce) {
+  BufferPool pool(2 * kPoolBlockBytes);
+  auto a = MustAcquire(&pool);
+  std::byte* block = a.data();
+  BufferPool::Lease b = std::move(a);
+  EXPECT_EQ(b.data(), block);
+  BufferPool::Lease c;
+  c = std::move(b);
+  EXPECT_EQ(c.data(), block);
+  c = BufferPool::Lease();
+  const auto again = MustAcquire(&pool);
+  const auto other = MustAcquire(&pool);
+  EXPECT_EQ(again.data(), block);
+  EXPECT_NE(other.data(), block);
+}
+
+TEST(BufferPool, NeverHasMoreBlocksOutThanTheBudgetAllows) {
+  constexpr int kBlocks = 3;
+  BufferPool pool(kBlocks * kPoolBlockBytes);
+  std::atomic<int> out{0};
+  std::atomic<int> most{0};
+  std::mutex mutex;  // Guards `seen`.
+  std::set<std::byte*> seen;
+  {
+    std::vector<std::jthread> threads;
+    for (int t = 0; t < 8; ++t) {
+      threads.emplace_back([&] {
+        for (int i = 0; i < 200; ++i) {
+          const auto lease = MustAcquire(&pool);
+          const int now = ++out;
+          int before = most;
+          while (before < now && !most.compare_exchange_weak(before, now)) {
+          }
+          {
+            const std::scoped_lock lock(mutex);
+            seen.insert(lease.data());
+          }
+          std::this_thread::yield();
+          --out;
+        }
+      });
+    }
+  }
+  EXPECT_LE(most, kBlocks);
+  EXPECT_LE(seen.size(), static_cast<std::size_t>(kBlocks));
+}
+
+TEST(BufferPool, WaitsForABlockToComeBack) {
+  BufferPool pool(2 * kPoolBlockBytes);
+  auto a = MustAcquire(&pool);
+  const auto b = MustAcquire(&pool);
+  std::atomic<bool> got{false};
+  std::jthread waiter([&] {
+    const auto lease = MustAcquire(&pool);
+    got = true;
+  });
+  EXPECT_FALSE(got) << "the budget is out";
+  a = BufferPool::Lease();
+  waiter.join();
+  EXPECT_TRUE(got);
+}
+
+TEST(BufferPool, HasTwoBlocksHoweverSmallTheBudget) {
+  BufferPool pool(1);
+  const auto a = MustAcquire(&pool);
+  const auto b = MustAcquire(&pool);
+  EXPECT_NE(a.data(), b.data());
+}
+
+}  // namespace
+}  // namespace varve

@@ -1,0 +1,350 @@
+// Units of up to 8 MiB are handed to threads in file order. A unit goes one of two ways:
+//  - in the page cache: each checksum block is read straight into the tensors it belongs to and
+//    checked there, so bytes cross memory once;
+//  - not cached: the unit is read past the cache into a pool block, each checksum block is checked
+//    there and then copied.
+// Memory that is strided in small steps always takes a pool block in between.
+
+#include "pipeline/file_reader.h"
+
+#include <algorithm>
+#include <atomic>
+#include <cstddef>
+#include <mutex>
+#include <optional>
+#include <set>
+#include <thread>
+
+#include "base/checked.h"
+#include "base/checksum.h"
+
+namespace varve {
+namespace {
+
+// Pieces shorter than this cost more as separate parts of a vectored read than as a copy.
+constexpr std::uint64_t kMinDirectPiece = 4096;
+
+/// A unit is one read past the cache; with the alignment slack it must fit a pool block.
+std::uint64_t UnitBytes(std::uint64_t block_bytes) {
+  return std::max(kPoolBlockBytes / block_bytes, std::uint64_t{1}) * block_bytes;
+}
+
+struct Unit {
+  std::size_t file = 0;
+  ByteRange range;
+};
+
+/// Threads that work through a list of jobs until it is done or one fails.
+Status RunThreads(std::size_t job_count, int threads, const std::stop_token& stop,
+                  const std::function<Status(std::size_t)>& job) {
+  std::atomic<std::size_t> next{0};
+  std::atomic<bool> failed{false};
+  std::mutex mutex;
+  Status first;
+  const auto work = [&] {
+    for (std::size_t i = next++; i < job_count && !failed; i = next++) {
+      Status status =
+          stop.stop_requested() ? Status(StatusCode::kCancelled, "read cancelled") : job(i);
+      if (!status.ok()) {
+        const std::scoped_lock lock(mutex);
+        if (first.ok()) {
+          first = std::move(status);
+        }
+        failed = true;
+      }
+    }
+  };
+  {
+    std::vector<std::jthread> helpers;
+    const std::size_t count = std::min(static_cast<std::size_t>(std::max(threads, 1)), job_count);
+    for (std::size_t i = 1; i < count; ++i) {
+      helpers.emplace_back(work);
+    }
+    work();
+  }
+  return first;
+}
+
+/// The targets of one file in order of where they begin, searchable by range.
+class TargetIndex {
+ public:
+  explicit TargetIndex(std::vector<ReadTarget>* targets) : targets_(*targets) {
+    std::sort(targets->begin(), targets->end(),
+              [](const ReadTarget& a, const ReadTarget& b) { return Begin(a) < Begin(b); });
+    std::uint64_t furthest = 0;
+    for (const ReadTarget& target : *targets) {
+      furthest = std::max(furthest, target.chunk_begin + target.region.extent().end);
+      furthest_end_.push_back(furthest);
+    }
+  }
+
+  template <class Visit>
+  void ForEachIn(ByteRange range, Visit visit) const {
+    const auto first = std::upper_bound(furthest_end_.begin(), furthest_end_.end(), range.begin);
+    for (auto i = static_cast<std::size_t>(first - furthest_end_.begin());
+         i < targets_.size() && Begin(targets_[i]) < range.end; ++i) {
+      if (targets_[i].chunk_begin + targets_[i].region.extent().end > range.begin) {
+        visit(targets_[i]);
+      }
+    }
+  }
+
+ private:
+  static std::uint64_t Begin(const ReadTarget& target) {
+    return target.chunk_begin + target.region.extent().begin;
+  }
+  const std::vector<ReadTarget>& targets_;
+  std::vector<std::uint64_t> furthest_end_;
+};
+
+class Reader {
+ public:
+  Reader(std::span<FileReads> files, std::uint32_t owner_count, BufferPool& pool,
+         const ReadFilesOptions& options)
+      : files_(files), pool_(pool), options_(options), touched_(owner_count) {
+    for (std::size_t f = 0; f < files_.size(); ++f) {
+      FileReads& reads = files_[f];
+      std::vector<ByteRange> needed;
+      for (const ReadTarget& target : reads.targets) {
+        for (const ByteRange& range : target.region.TouchedRanges(options.max_gap_bytes)) {
+          needed.push_back({target.chunk_begin + range.begin, target.chunk_begin + range.end});
+        }
+      }
+      for (const ByteRange& range :
+           ScheduleReads(std::move(needed), reads.geometry, options.max_gap_bytes,
+                         UnitBytes(reads.geometry.block_bytes))) {
+        units_.push_back({f, range});
+      }
+      index_.emplace_back(&reads.targets);
+    }
+  }
+
+  ReadOutcome Execute() {
+    ReadOutcome outcome;
+    outcome.status = RunThreads(units_.size(), options_.threads, options_.stop,
+                                [&](std::size_t i) { return ReadUnit(units_[i]); });
+    outcome.bytes_read = bytes_read_;
+    for (const auto& touched : touched_) {
+      outcome.touched.push_back(touched);
+    }
+    return outcome;
+  }
+
+ private:
+  [[nodiscard]] std::vector<ByteRange> BlocksOf(const Unit& unit) const {
+    const BlockGeometry& geometry = files_[unit.file].geometry;
+    std::vector<ByteRange> blocks;
+    for (std::uint64_t at = unit.range.begin; at < unit.range.end; at += geometry.block_bytes) {
+      blocks.push_back({at, std::min(at + geometry.block_bytes, unit.range.end)});
+    }
+    return blocks;
+  }
+
+  Status ReadUnit(const Unit& unit) {
+    ReadableFile& file = *files_[unit.file].file;
+    const std::uint64_t size = unit.range.end - unit.range.begin;
+    if (size > kPoolBlockBytes) {
+      return Unimplemented(files_[unit.file].name + ": checksum blocks larger than 8 MiB");
+    }
+    if (file.IsCached(unit.range.begin, size)) {
+      // Copying out of the cache is the processor's work: more threads than cores only push each
+      // other's blocks out of it before they are checked (measured: 8 on 2 cores cost 1.4 times 2).
+      const CoreSlot slot(cores_);
+      std::optional<BufferPool::Lease> scratch;
+      for (const ByteRange& block : BlocksOf(unit)) {
+        VARVE_RETURN_IF_ERROR(ReadCachedBlock(unit.file, block, &scratch));
+      }
+    } else {
+      VARVE_ASSIGN_OR_RETURN(const auto memory, pool_.Acquire());
+      VARVE_RETURN_IF_ERROR(
+          file.ReadUncached(unit.range.begin, memory.data(), size, kPoolBlockBytes));
+      for (const ByteRange& block : BlocksOf(unit)) {
+        const std::span<const std::byte> bytes(memory.data() + (block.begin - unit.range.begin),
+                                               block.end - block.begin);
+        VARVE_RETURN_IF_ERROR(Check(unit.file, block, Crc32c(bytes)));
+        CopyOut(unit.file, block, bytes);
+      }
+    }
+    bytes_read_ += size;
+    if (options_.on_read) {
+      options_.on_read(size);
+    }
+    return Status::Ok();
+  }
+
+  /// Bytes of a block and the memory they go to.
+  struct Piece {
+    std::uint64_t begin = 0;
+    std::span<std::byte> memory;
+    std::uint32_t owner = 0;
+  };
+
+  /// The block's wanted bytes as memory pieces in file order; nothing when some are too small or
+  /// wanted twice, so that they must be copied.
+  std::optional<std::vector<Piece>> Pieces(std::size_t file, ByteRange block) {
+    std::vector<Piece> pieces;
+    bool usable = true;
+    index_[file].ForEachIn(block, [&](const ReadTarget& target) {
+      if (target.region.contiguous_bytes() < kMinDirectPiece) {
+        usable = false;
+      }
+      if (!usable) {
+        return;
+      }
+      target.region.ForEachRun(Clip(target, block), [&](const Run& run) {
+        const auto bytes = run.count * static_cast<std::uint64_t>(run.memory_step);
+        pieces.push_back({target.chunk_begin + run.chunk_begin, {run.memory, bytes}, target.owner});
+      });
+    });
+    if (!usable) {
+      return std::nullopt;
+    }
+    std::sort(pieces.begin(), pieces.end(),
+              [](const Piece& a, const Piece& b) { return a.begin < b.begin; });
+    for (std::size_t i = 1; i < pieces.size(); ++i) {
+      if (pieces[i - 1].begin + pieces[i - 1].memory.size() > pieces[i].begin) {
+        return std::nullopt;
+      }
+    }
+    return pieces;
+  }
+
+  /// The part of `block` that lies in the target's chunk, relative to the chunk.
+  static ByteRange Clip(const ReadTarget& target, ByteRange block) {
+    const ByteRange extent = target.region.extent();
+    const std::uint64_t begin = std::max(block.begin, target.chunk_begin + extent.begin);
+    const std::uint64_t end = std::min(block.end, target.chunk_begin + extent.end);
+    return {begin - target.chunk_begin, std::max(begin, end) - target.chunk_begin};
+  }
+
+  Status ReadCachedBlock(std::size_t f, ByteRange block,
+                         std::optional<BufferPool::Lease>* scratch) {
+    ReadableFile& file = *files_[f].file;
+    auto pieces = Pieces(f, block);
+    std::uint64_t covered = 0;
+    if (pieces) {
+      for (const Piece& piece : *pieces) {
+        covered += piece.memory.size();
+      }
+    }
+    const std::uint64_t size = block.end - block.begin;
+    if ((!pieces || covered != size) && !*scratch) {
+      VARVE_ASSIGN_OR_RETURN(*scratch, pool_.Acquire());
+    }
+    if (!pieces) {
+      const std::span<std::byte> bytes((*scratch)->data(), size);
+      VARVE_RETURN_IF_ERROR(file.ReadAt(block.begin, bytes));
+      VARVE_RETURN_IF_ERROR(Check(f, block, Crc32c(bytes)));
+      CopyOut(f, block, bytes);
+      return Status::Ok();
+    }
+    // Bytes that nobody wants still count for the checksum: they go to the scratch block.
+    std::vector<std::span<std::byte>> parts;
+    std::uint64_t at = block.begin;
+    for (const Piece& piece : *pieces) {
+      if (piece.begin > at) {
+        parts.emplace_back((*scratch)->data() + (at - block.begin), piece.begin - at);
+      }
+      parts.push_back(piece.memory);
+      touched_[piece.owner] = true;
+      at = piece.begin + piece.memory.size();
+    }
+    if (at < block.end) {
+      parts.emplace_back((*scratch)->data() + (at - block.begin), block.end - at);
+    }
+    VARVE_RETURN_IF_ERROR(file.ReadAt(block.begin, parts));
+    std::uint32_t crc = 0;
+    for (const std::span<std::byte> part : parts) {
+      crc = Crc32cExtend(crc, part);
+    }
+    return Check(f, block, crc);
+  }
+
+  void CopyOut(std::size_t file, ByteRange block, std::span<const std::byte> bytes) {
+    index_[file].ForEachIn(block, [&](const ReadTarget& target) {
+      const ByteRange range = Clip(target, block);
+      if (range.begin == range.end) {
+        return;
+      }
+      touched_[target.owner] = true;
+      const std::uint64_t skip = target.chunk_begin + range.begin - block.begin;
+      target.region.CopyToMemory(range.begin, bytes.subspan(skip, range.end - range.begin));
+    });
+  }
+
+  Status Check(std::size_t f, ByteRange block, std::uint32_t crc) {
+    const FileReads& reads = files_[f];
+    const std::uint64_t i = (block.begin - reads.geometry.data_begin) / reads.geometry.block_bytes;
+    if (crc == reads.block_crc32c[i]) {
+      return Status::Ok();
+    }
+    std::string owners;
+    std::set<std::uint32_t> named;
+    index_[f].ForEachIn(block, [&](const ReadTarget& target) {
+      if (owners.size() < 200 && named.insert(target.owner).second) {
+        owners += (owners.empty() ? ", holds " : ", ") + options_.owner_name(target.owner);
+      }
+    });
+    return DataLoss(reads.name + " [" + std::to_string(block.begin) + ", " +
+                    std::to_string(block.end) + "): checksum mismatch (want " +
+                    HexU32(reads.block_crc32c[i]) + ", got " + HexU32(crc) + ")" + owners);
+  }
+
+  using Cores = std::counting_semaphore<>;
+  class CoreSlot {
+   public:
+    explicit CoreSlot(Cores& cores) : cores_(cores) { cores_.acquire(); }
+    CoreSlot(const CoreSlot&) = delete;
+    CoreSlot& operator=(const CoreSlot&) = delete;
+    ~CoreSlot() { cores_.release(); }
+
+   private:
+    Cores& cores_;
+  };
+
+  std::span<FileReads> files_;
+  BufferPool& pool_;
+  const ReadFilesOptions& options_;
+  Cores cores_{std::max<std::ptrdiff_t>(std::thread::hardware_concurrency(), 1)};
+  std::vector<Unit> units_;
+  std::vector<TargetIndex> index_;
+  std::vector<std::atomic<bool>> touched_;
+  std::atomic<std::uint64_t> bytes_read_{0};
+};
+
+}  // namespace
+
+ReadOutcome ReadFiles(std::span<FileReads> files, std::uint32_t owner_count, BufferPool& pool,
+                      const ReadFilesOptions& options) {
+  return Reader(files, owner_count, pool, options).Execute();
+}
+
+Status CheckBlocks(ReadableFile& file, const BlockGeometry& geometry,
+                   std::span<const std::uint32_t> block_crc32c, BufferPool& pool, int threads,
+                   const std::function<void(ByteRange, std::uint32_t, std::uint32_t)>& on_damage,
+                   const std::function<void(std::uint64_t)>& on_read) {
+  const auto units = ScheduleReads({{geometry.data_begin, geometry.file_size}}, geometry, 0,
+                                   UnitBytes(geometry.block_bytes));
+  std::mutex mutex;  // Serialises on_damage.
+  return RunThreads(units.size(), threads, {}, [&](std::size_t i) -> Status {
+    const std::uint64_t size = units[i].end - units[i].begin;
+    VARVE_ASSIGN_OR_RETURN(const auto memory, pool.Acquire());
+    VARVE_RETURN_IF_ERROR(file.ReadUncached(units[i].begin, memory.data(), size, kPoolBlockBytes));
+    for (std::uint64_t at = 0; at < size; at += geometry.block_bytes) {
+      const std::uint64_t bytes = std::min(geometry.block_bytes, size - at);
+      const std::uint32_t crc = Crc32c({memory.data() + at, bytes});
+      const std::uint64_t block =
+          (units[i].begin + at - geometry.data_begin) / geometry.block_bytes;
+      if (crc != block_crc32c[block]) {
+        const std::scoped_lock lock(mutex);
+        on_damage({units[i].begin + at, units[i].begin + at + bytes}, block_crc32c[block], crc);
+      }
+    }
+    if (on_read) {
+      on_read(size);
+    }
+    return Status::Ok();
+  });
+}
+
+}  // namespace varve

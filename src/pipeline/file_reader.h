@@ -1,0 +1,67 @@
+/// The load pipeline: scheduled units are read by several threads, every block is checked against
+/// its checksum, and its bytes go to where they are wanted.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <span>
+#include <stop_token>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "pipeline/buffer_pool.h"
+#include "plan/load_plan.h"
+#include "tensor/region.h"
+#include "varve/status.h"
+#include "varve/storage.h"
+
+namespace varve {
+
+/// A chunk of a file and where the wanted part of it goes.
+struct ReadTarget {
+  std::uint64_t chunk_begin = 0;  ///< Of the chunk, in the file.
+  Region region;
+  std::uint32_t owner = 0;  ///< The caller's number for the tensor this belongs to.
+};
+
+/// What to read from one file.
+struct FileReads {
+  ReadableFile* file = nullptr;
+  std::string name;
+  BlockGeometry geometry;
+  std::span<const std::uint32_t> block_crc32c;  ///< One per block; must outlive the read.
+  std::vector<ReadTarget> targets;
+};
+
+struct ReadFilesOptions {
+  std::uint64_t max_gap_bytes = std::uint64_t{64} << 10;
+  int threads = 8;
+  /// Names an owner in messages.
+  std::function<std::string(std::uint32_t)> owner_name;
+  std::function<void(std::uint64_t)> on_read;  ///< Bytes just read; from reader threads.
+  std::stop_token stop;
+};
+
+/// What a read did, also when it failed.
+struct ReadOutcome {
+  Status status;
+  std::uint64_t bytes_read = 0;
+  std::vector<bool> touched;  ///< By owner: its memory was written to, at least in part.
+};
+
+/// Reads all targets of all files. Memory outside the targets is never written; on failure some
+/// targets hold new bytes, some old (see ReadOutcome::touched).
+/// Errors: DataLoss naming file, offset and tensor for a block that fails its checksum.
+ReadOutcome ReadFiles(std::span<FileReads> files, std::uint32_t owner_count, BufferPool& pool,
+                      const ReadFilesOptions& options);
+
+/// Reads every block of a file and compares checksums, calling `on_damage` for each that differs.
+/// Returns an error when reading itself fails.
+Status CheckBlocks(
+    ReadableFile& file, const BlockGeometry& geometry, std::span<const std::uint32_t> block_crc32c,
+    BufferPool& pool, int threads,
+    const std::function<void(ByteRange, std::uint32_t want, std::uint32_t got)>& on_damage,
+    const std::function<void(std::uint64_t)>& on_read);
+
+}  // namespace varve

@@ -1,0 +1,247 @@
+// One thread, the caller's, fills blocks in file order: copy, checksum and hash touch each byte
+// while it is in the cache. Writer threads take filled blocks from a bounded queue and hand the
+// memory back to the pool, so that filling waits for the disk and never the other way round, and a
+// save of any size lives in a ring of `writes_in_flight` + 3 blocks: those being written, two that
+// are queued and the one being filled.
+
+#include "pipeline/file_writer.h"
+
+#include <algorithm>
+#include <condition_variable>
+#include <cstddef>
+#include <cstring>
+#include <deque>
+#include <mutex>
+#include <thread>
+
+#include "base/checked.h"
+#include "base/checksum.h"
+
+namespace varve {
+namespace {
+
+struct FilledBlock {
+  BufferPool::Lease memory;
+  std::uint64_t offset = 0;
+  std::uint64_t bytes = 0;
+};
+
+/// Threads that write blocks. The first error stops everything; `mutex_` guards all members.
+class Writers {
+ public:
+  Writers(WritableFile& file, const WriteSegmentsOptions& options, std::uint64_t block_count)
+      : file_(file), options_(options) {
+    const auto count = std::min<std::uint64_t>(
+        static_cast<std::uint64_t>(std::max(options.writes_in_flight, 1)), block_count);
+    for (std::uint64_t i = 0; i < count; ++i) {
+      threads_.emplace_back([this] { Run(); });
+    }
+  }
+  Writers(const Writers&) = delete;
+  Writers& operator=(const Writers&) = delete;
+  ~Writers() { (void)Finish(); }
+
+  /// Queues a block; waits while two are queued already. False after an error.
+  bool Push(FilledBlock block) {
+    std::unique_lock lock(mutex_);
+    changed_.wait(lock, [&] { return queue_.size() < 2 || !status_.ok(); });
+    if (!status_.ok()) {
+      return false;
+    }
+    queue_.push_back(std::move(block));
+    changed_.notify_all();
+    return true;
+  }
+
+  /// Waits for all queued blocks and returns the first error.
+  Status Finish() {
+    {
+      const std::scoped_lock lock(mutex_);
+      done_ = true;
+      changed_.notify_all();
+    }
+    threads_.clear();  // Joins.
+    return status_;
+  }
+
+  void Fail(Status status) {
+    const std::scoped_lock lock(mutex_);
+    if (status_.ok()) {
+      status_ = std::move(status);
+    }
+    changed_.notify_all();
+  }
+
+ private:
+  void Run() {
+    while (true) {
+      FilledBlock block;
+      {
+        std::unique_lock lock(mutex_);
+        changed_.wait(lock, [&] { return !queue_.empty() || done_ || !status_.ok(); });
+        if (queue_.empty() || !status_.ok()) {
+          return;
+        }
+        block = std::move(queue_.front());
+        queue_.pop_front();
+        changed_.notify_all();
+      }
+      if (options_.stop.stop_requested()) {
+        Fail({StatusCode::kCancelled, "write cancelled"});
+        return;
+      }
+      const std::uint64_t size =
+          file_.direct() ? RoundUp(block.bytes, kDirectAlignment) : block.bytes;
+      if (Status status = file_.WriteAt(block.offset, {block.memory.data(), size}); !status.ok()) {
+        Fail(std::move(status));
+        return;
+      }
+      if (options_.on_written) {
+        options_.on_written(block.bytes);
+      }
+    }
+  }
+
+  WritableFile& file_;
+  const WriteSegmentsOptions& options_;
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  std::deque<FilledBlock> queue_;
+  bool done_ = false;
+  Status status_;
+  std::vector<std::jthread> threads_;
+};
+
+/// Fills blocks with segment bytes, keeping the running checksums.
+class Filler {
+ public:
+  Filler(std::span<const FileSegment> segments, std::uint64_t block_bytes)
+      : segments_(segments), block_bytes_(block_bytes) {
+    Open();
+  }
+
+  [[nodiscard]] bool done() const { return segment_ == segments_.size(); }
+
+  /// Fills up to `capacity` bytes; returns how many.
+  std::uint64_t Fill(std::byte* target, std::uint64_t capacity) {
+    std::uint64_t filled = 0;
+    while (filled < capacity && !done()) {
+      const FileSegment& segment = segments_[segment_];
+      // A step ends with the segment, the checksum block or the buffer, whichever is first, and
+      // fits the cache, so that checksum and hash find the bytes still there.
+      const std::uint64_t step =
+          std::min({segment.bytes - at_, block_bytes_ - in_block_, capacity - filled, kStepBytes});
+      const std::span<std::byte> out(target + filled, step);
+      Copy(segment, out);
+      filled += step;
+      at_ += step;
+      data_bytes_ += step;
+      in_block_ += step;
+      if (in_block_ == block_bytes_) {
+        CloseBlock();
+      }
+      if (at_ == segment.bytes) {
+        Close();
+      }
+    }
+    return filled;
+  }
+
+  WrittenSegments Take() {
+    if (in_block_ > 0) {
+      CloseBlock();
+    }
+    return std::move(result_);
+  }
+
+ private:
+  static constexpr std::uint64_t kStepBytes = std::uint64_t{256} << 10;
+
+  void Copy(const FileSegment& segment, std::span<std::byte> out) {
+    if (!segment.region) {
+      crc_ = CopyAndCrc32c(crc_, segment.literal.subspan(at_, out.size()), out.data());
+      return;
+    }
+    segment.region->CopyFromMemory(at_, out);
+    crc_ = Crc32cExtend(crc_, out);
+    if (out.size() == segment.bytes) {
+      whole_ = Xxh3(out);
+      return;
+    }
+    if (at_ == 0) {
+      stream_.Reset();
+    }
+    stream_.Update(out);
+  }
+
+  /// Moves to the first segment from `segment_` on that has bytes.
+  void Open() {
+    while (!done() && segments_[segment_].bytes == 0) {
+      if (segments_[segment_].region) {
+        result_.contents.push_back(Xxh3({}));
+      }
+      ++segment_;
+    }
+  }
+
+  void Close() {
+    if (segments_[segment_].region) {
+      result_.contents.push_back(whole_ ? *whole_ : stream_.Digest());
+    }
+    whole_.reset();
+    at_ = 0;
+    ++segment_;
+    Open();
+  }
+
+  void CloseBlock() {
+    result_.block_crc32c.push_back(crc_);
+    crc_ = 0;
+    in_block_ = 0;
+  }
+
+  std::span<const FileSegment> segments_;
+  std::uint64_t block_bytes_;
+  std::size_t segment_ = 0;
+  std::uint64_t at_ = 0;        // Bytes of the segment done.
+  std::uint64_t in_block_ = 0;  // Bytes of the checksum block done.
+  std::uint64_t data_bytes_ = 0;
+  std::uint32_t crc_ = 0;
+  Xxh3Stream stream_;
+  std::optional<Hash128> whole_;
+  WrittenSegments result_;
+};
+
+}  // namespace
+
+Result<WrittenSegments> WriteSegments(WritableFile& file, std::uint64_t data_begin,
+                                      std::span<const FileSegment> segments, BufferPool& pool,
+                                      const WriteSegmentsOptions& options) {
+  std::uint64_t total = 0;
+  for (const FileSegment& segment : segments) {
+    total += segment.bytes;
+  }
+  Filler filler(segments, options.block_bytes);
+  Writers writers(file, options, DivideUp(total, kPoolBlockBytes));
+  std::uint64_t offset = data_begin;
+  while (!filler.done()) {
+    auto memory = pool.Acquire();
+    if (!memory.ok()) {
+      writers.Fail(memory.status());
+      break;
+    }
+    FilledBlock block{std::move(*memory), offset, 0};
+    block.bytes = filler.Fill(block.memory.data(), kPoolBlockBytes);
+    // Direct writes go out in whole pages: what follows the data in its last page must be zero.
+    std::memset(block.memory.data() + block.bytes, 0,
+                RoundUp(block.bytes, kDirectAlignment) - block.bytes);
+    offset += block.bytes;
+    if (!writers.Push(std::move(block))) {
+      break;
+    }
+  }
+  VARVE_RETURN_IF_ERROR(writers.Finish());
+  return filler.Take();
+}
+
+}  // namespace varve

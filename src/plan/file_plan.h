@@ -1,0 +1,47 @@
+/// From an assignment to the layout of a rank's data file.
+#pragma once
+
+#include <vector>
+
+#include "format/data_file.h"
+#include "plan/save_plan.h"
+
+namespace varve {
+
+/// Who and when, the same for all files of a rank's save.
+struct FileIdentity {
+  SaveId save_id;
+  std::uint32_t rank = 0;
+  std::uint32_t world_size = 1;
+  bool coordinated = true;
+  std::uint64_t created_ns = 0;
+  std::uint64_t block_bytes = kDefaultBlockBytes;
+};
+
+/// A data file before its checksums are known.
+struct FilePlan {
+  DataFileHeader header;                    ///< Laid out; checksums still zero.
+  std::vector<std::uint32_t> chunk_items;   ///< For each header.chunks: index into the local plan.
+  std::vector<std::uint32_t> object_items;  ///< For each header.objects likewise.
+};
+
+/// Errors: InvalidArgument when the assignment does not fit the plan or sizes overflow.
+Result<FilePlan> PlanFile(const LocalPlan& plan, const RankAssignment& assignment,
+                          const FileIdentity& identity);
+
+/// The checksums a rank found while writing; with its FilePlan they make up the header. Compact,
+/// so that the coordinator can build the manifest without reading the files back.
+struct WriteReceipt {
+  std::uint64_t header_bytes = 0;
+  std::uint32_t header_crc32c = 0;
+  std::vector<std::uint32_t> block_crc32c;
+  std::vector<Hash128> contents;
+};
+
+Bytes EncodeReceipt(const WriteReceipt& receipt);
+Result<WriteReceipt> DecodeReceipt(std::string_view bytes);
+
+/// Fills the plan's checksums from a receipt. Errors: Internal when the counts do not fit.
+Status ApplyReceipt(const WriteReceipt& receipt, DataFileHeader* header);
+
+}  // namespace varve

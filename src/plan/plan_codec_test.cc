@@ -1,0 +1,168 @@
+#include <gtest/gtest.h>
+
+#include "plan/file_plan.h"
+#include "plan/save_plan.h"
+#include "support/plans.h"
+#include "support/random.h"
+#include "support/status_matchers.h"
+
+namespace varve {
+namespace {
+
+using test::FailsWith;
+using test::IsOk;
+using test::Random;
+using test::Slice;
+using test::Whole;
+
+constexpr auto kInvalid = StatusCode::kInvalidArgument;
+
+LocalPlan SamplePlan() {
+  return {{Whole("model.w", {300, 70'000}), Slice("model.v", {9, 2}, 1, 3), Whole("scalar", {})},
+          {{"lr", 9, {{1, 2, 3}}}, {"", 0, {}}},
+          "structure bytes"};
+}
+
+RankAssignment SampleAssignment() {
+  return {{{0, {{0, 0}, {300, 65'536}}}, {2, {}}}, {0, 1, 500}, "structure bytes"};
+}
+
+WriteReceipt SampleReceipt() { return {4096, 0xDEADBEEF, {1, 2, 0xFFFFFFFF}, {{{1}}, {{2}}}}; }
+
+TEST(PlanCodec, RoundTrips) {
+  const auto plan = DecodeLocalPlan(EncodeLocalPlan(SamplePlan()));
+  ASSERT_TRUE(IsOk(plan));
+  EXPECT_EQ(*plan, SamplePlan());
+  const auto assignment = DecodeAssignment(EncodeAssignment(SampleAssignment()));
+  ASSERT_TRUE(IsOk(assignment));
+  EXPECT_EQ(*assignment, SampleAssignment());
+  const auto receipt = DecodeReceipt(EncodeReceipt(SampleReceipt()));
+  ASSERT_TRUE(IsOk(receipt));
+  EXPECT_EQ(receipt->block_crc32c, SampleReceipt().block_crc32c);
+  EXPECT_EQ(receipt->contents, SampleReceipt().contents);
+  EXPECT_EQ(receipt->header_bytes, 4096U);
+  EXPECT_EQ(receipt->header_crc32c, 0xDEADBEEFU);
+}
+
+TEST(PlanCodec, RoundTripsWithNothingInIt) {
+  EXPECT_EQ(*DecodeLocalPlan(EncodeLocalPlan({})), LocalPlan{});
+  EXPECT_EQ(*DecodeAssignment(EncodeAssignment({})), RankAssignment{});
+}
+
+template <class Decode>
+void ExpectEveryTruncationRejected(const Bytes& bytes, Decode decode) {
+  for (std::size_t size = 0; size < bytes.size(); ++size) {
+    EXPECT_TRUE(FailsWith(decode(std::string_view(bytes).substr(0, size)), StatusCode::kDataLoss))
+        << size;
+  }
+  EXPECT_TRUE(FailsWith(decode(bytes + '\0'), StatusCode::kDataLoss, {"trailing"}));
+}
+
+TEST(PlanCodec, RejectsEveryTruncation) {
+  ExpectEveryTruncationRejected(EncodeLocalPlan(SamplePlan()), DecodeLocalPlan);
+  ExpectEveryTruncationRejected(EncodeAssignment(SampleAssignment()), DecodeAssignment);
+  ExpectEveryTruncationRejected(EncodeReceipt(SampleReceipt()), DecodeReceipt);
+}
+
+TEST(PlanCodec, SurvivesAnyChangedByte) {
+  for (const Bytes& good : {EncodeLocalPlan(SamplePlan()), EncodeAssignment(SampleAssignment()),
+                            EncodeReceipt(SampleReceipt())}) {
+    for (std::size_t at = 0; at < good.size(); ++at) {
+      for (int byte = 0; byte < 256; byte += 3) {
+        Bytes bytes = good;
+        bytes[at] = static_cast<char>(byte);
+        (void)DecodeLocalPlan(bytes);
+        (void)DecodeAssignment(bytes);
+        (void)DecodeReceipt(bytes);
+      }
+    }
+  }
+}
+
+// ---- one rank's plan on its own ----
+
+TEST(CheckLocalPlan, AcceptsAnOrdinaryPlan) {
+  LocalPlan plan = SamplePlan();
+  plan.objects.pop_back();
+  EXPECT_TRUE(IsOk(CheckLocalPlan(plan)));
+}
+
+TEST(CheckLocalPlan, NamesWhatIsWrong) {
+  const auto check = [](std::vector<WriteItem> tensors, std::vector<ObjectItem> objects = {}) {
+    return CheckLocalPlan({std::move(tensors), std::move(objects), {}});
+  };
+  const WriteItem w = Whole("w", {4});
+  EXPECT_TRUE(FailsWith(check({w, w}), kInvalid, {"tensor \"w\" appears twice at offsets [0]"}));
+  EXPECT_TRUE(FailsWith(check({{"w", DType::kInt8, {4}, {{1}, {4}}}}), kInvalid,
+                        {"tensor \"w\"", "outside"}));
+  EXPECT_TRUE(FailsWith(check({w}, {{"w", 1, {}}}), kInvalid, {"\"w\" names both"}));
+  EXPECT_TRUE(
+      FailsWith(check({}, {{"x", 1, {}}, {"x", 1, {}}}), kInvalid, {"\"x\" appears twice"}));
+  EXPECT_TRUE(FailsWith(check({Whole("__metadata__", {4})}), kInvalid, {"reserved"}));
+  EXPECT_TRUE(
+      FailsWith(check({}, {{"__varve__.values.rank00000", 1, {}}}), kInvalid, {"reserved"}));
+  EXPECT_TRUE(FailsWith(check({Whole("\xFF", {4})}), kInvalid, {"UTF-8"}));
+}
+
+TEST(CheckLocalPlan, AllowsSeveralEmptyShards) {
+  const WriteItem empty{"w", DType::kInt8, {4}, {{4}, {0}}};
+  EXPECT_TRUE(IsOk(CheckLocalPlan({{empty, empty}, {}, {}})));
+}
+
+TEST(AssignEverything, TakesAllButEmptyShards) {
+  const LocalPlan plan{
+      {Slice("w", {9, 2}, 1, 3), {"v", DType::kInt8, {4}, {{4}, {0}}}, Whole("empty", {0})},
+      {{"lr", 3, {}}, {"rng", 3, {}}},
+      "s"};
+  const RankAssignment got = AssignEverything(plan);
+  ASSERT_EQ(got.chunks.size(), 2U);
+  EXPECT_EQ(got.chunks[0], (ChunkAssignment{0, {{3, 0}, {3, 2}}}));
+  EXPECT_EQ(got.chunks[1].item, 2U);
+  EXPECT_EQ(got.objects, (std::vector<std::uint32_t>{0, 1}));
+  EXPECT_EQ(got.structure, "s");
+}
+
+// ---- the layout of a rank's file ----
+
+TEST(PlanFile, KeepsChunksAndTheirSourcesTogether) {
+  const LocalPlan plan{{Whole("z.int8", {10}, DType::kInt8), Whole("b", {6}), Whole("a", {6})},
+                       {{"lr", 5, {}}, {"rng", 7, {}}},
+                       {}};
+  const RankAssignment assignment{
+      {{0, {{0}, {10}}}, {1, {{3}, {3}}}, {2, {{0}, {6}}}, {1, {{0}, {2}}}}, {1}, "tree"};
+  const auto file = PlanFile(plan, assignment, {.rank = 2, .world_size = 3});
+  ASSERT_TRUE(IsOk(file));
+  ASSERT_EQ(file->header.chunks.size(), 4U);
+  for (std::size_t i = 0; i < 4; ++i) {
+    EXPECT_EQ(file->header.chunks[i].fqn, plan.tensors[file->chunk_items[i]].fqn);
+  }
+  EXPECT_EQ(file->chunk_items, (std::vector<std::uint32_t>{2, 1, 1, 0}));
+  EXPECT_EQ(file->header.chunks[1].box, (Box{{0}, {2}}));
+  EXPECT_EQ(file->object_items, std::vector<std::uint32_t>{1});
+  EXPECT_EQ(file->header.objects[0].fqn, "rng");
+  EXPECT_EQ(file->header.data_bytes, 24U + 8 + 12 + 10 + 7 + 4);
+  EXPECT_EQ(file->header.structure, (ByteRange{61, 65}));
+}
+
+TEST(PlanFile, RefusesAnAssignmentThatDoesNotFit) {
+  const LocalPlan plan{{Slice("w", {9, 2}, 1, 3)}, {}, {}};
+  EXPECT_FALSE(PlanFile(plan, {{{1, {{3, 0}, {3, 2}}}}, {}, {}}, {}).ok());
+  EXPECT_FALSE(PlanFile(plan, {{{0, {{3, 0}, {4, 2}}}}, {}, {}}, {}).ok());
+  EXPECT_FALSE(PlanFile(plan, {{{0, {{3}, {3}}}}, {}, {}}, {}).ok());
+  EXPECT_FALSE(PlanFile(plan, {{}, {0}, {}}, {}).ok());
+}
+
+TEST(ApplyReceipt, FillsChecksumsAndRefusesOtherCounts) {
+  const LocalPlan plan{{Whole("w", {2048})}, {}, {}};
+  auto file = PlanFile(plan, AssignEverything(plan), {.block_bytes = 4096});
+  ASSERT_TRUE(IsOk(file));
+  WriteReceipt receipt{4096, 5, {7, 8}, {{{9}}}};
+  ASSERT_TRUE(IsOk(ApplyReceipt(receipt, &file->header)));
+  EXPECT_EQ(file->header.block_crc32c, receipt.block_crc32c);
+  EXPECT_EQ(file->header.chunks[0].content, receipt.contents[0]);
+  receipt.block_crc32c.pop_back();
+  EXPECT_TRUE(FailsWith(ApplyReceipt(receipt, &file->header), StatusCode::kInternal));
+}
+
+}  // namespace
+}  // namespace varve

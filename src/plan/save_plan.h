@@ -1,0 +1,89 @@
+/// Who writes what. Pure and deterministic: the same local plans give the same settled plan on
+/// every machine, so ranks that can derive all local plans may settle alone and compare digests.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "base/bytes.h"
+#include "varve/dtype.h"
+#include "varve/hash.h"
+#include "varve/status.h"
+#include "varve/tensor.h"
+
+namespace varve {
+
+/// A shard of a tensor that a rank holds. Ranks that hold the same box of the same tensor are its
+/// replicas.
+struct WriteItem {
+  std::string fqn;
+  DType dtype = DType::kUInt8;
+  Dims shape;
+  Box box;
+  friend bool operator==(const WriteItem&, const WriteItem&) = default;
+};
+
+/// A plain value that a rank holds.
+struct ObjectItem {
+  std::string fqn;
+  std::uint64_t bytes = 0;  ///< Encoded size.
+  Hash128 content;          ///< Of the encoding; tells whether replicas agree.
+  friend bool operator==(const ObjectItem&, const ObjectItem&) = default;
+};
+
+/// All that one rank could write.
+struct LocalPlan {
+  std::vector<WriteItem> tensors;
+  std::vector<ObjectItem> objects;
+  Bytes structure;  ///< Encoded Value.
+  friend bool operator==(const LocalPlan&, const LocalPlan&) = default;
+};
+
+/// A piece of one of the rank's own shards: `item` indexes LocalPlan::tensors.
+struct ChunkAssignment {
+  std::uint32_t item = 0;
+  Box box;
+  friend bool operator==(const ChunkAssignment&, const ChunkAssignment&) = default;
+};
+
+/// What one rank writes.
+struct RankAssignment {
+  std::vector<ChunkAssignment> chunks;
+  std::vector<std::uint32_t> objects;  ///< Indices into LocalPlan::objects, ascending.
+  Bytes structure;                     ///< The merged structure on rank 0, empty elsewhere.
+  friend bool operator==(const RankAssignment&, const RankAssignment&) = default;
+};
+
+struct SettledPlan {
+  std::vector<RankAssignment> ranks;
+  /// Objects whose replicas differ; the lowest rank's value is the one stored.
+  std::vector<std::string> differing_objects;
+  friend bool operator==(const SettledPlan&, const SettledPlan&) = default;
+};
+
+/// Compact binary forms, for exchange between ranks of one job (never stored).
+Bytes EncodeLocalPlan(const LocalPlan& plan);
+Result<LocalPlan> DecodeLocalPlan(std::string_view bytes);
+Bytes EncodeAssignment(const RankAssignment& assignment);
+Result<RankAssignment> DecodeAssignment(std::string_view bytes);
+
+/// Two ranks whose digests agree have settled the same plan.
+Hash128 Digest(const SettledPlan& plan);
+
+/// Checks one rank's plan on its own: names, geometry, duplicates.
+/// Errors: InvalidArgument naming the tensor or object.
+Status CheckLocalPlan(const LocalPlan& plan);
+
+/// Settles all ranks' plans. Each distinct shard is written exactly once; replicated ones are
+/// spread over the ranks that hold them so that all write about the same number of bytes, split
+/// where they are larger than a rank's fair share.
+/// Errors: InvalidArgument when ranks disagree about a tensor, when shards overlap without being
+/// equal, or when nobody holds a part of a tensor (named).
+Result<SettledPlan> Settle(const std::vector<LocalPlan>& plans);
+
+/// The plan of a save without talking: the rank writes all it holds.
+RankAssignment AssignEverything(const LocalPlan& plan);
+
+}  // namespace varve

@@ -1,0 +1,305 @@
+// Settling: from all ranks' local plans to who writes what.
+//
+//   1. Shards are grouped by tensor and box. Equal boxes on several ranks are replicas; boxes that
+//      overlap without being equal are an error, and so is a part of a tensor that nobody holds.
+//   2. A shard with one holder is written by it. These bytes are the load a rank starts with.
+//   3. Shards with the same set of holders form a group, groups with fewer holders first (their
+//      bytes have fewer places to go). Each group is poured onto its holders like water: the level
+//      is where all of its bytes fit when every holder below the level is filled up to it.
+//   4. Large shards are laid end to end and cut where a holder is full (McNaughton's wrap-around
+//      rule), so a group is cut at most in one place per holder. Small ones then go, largest first,
+//      to whoever has least.
+
+#include <algorithm>
+#include <cstddef>
+#include <map>
+#include <queue>
+#include <set>
+
+#include "base/bytes.h"
+#include "format/structure.h"
+#include "plan/save_plan.h"
+#include "tensor/box.h"
+
+namespace varve {
+namespace {
+
+// Below this a cut costs more (a chunk record, a separate read) than the balance it buys.
+constexpr std::uint64_t kMinCutBytes = std::uint64_t{64} << 10;
+constexpr std::uint64_t kCrumbBytes = kMinCutBytes / 4;
+
+/// One distinct box of one tensor and the ranks that hold it.
+struct Shard {
+  const WriteItem* item = nullptr;
+  std::vector<std::uint32_t> ranks;  // Ascending.
+  std::vector<std::uint32_t> items;  // Index into each rank's LocalPlan::tensors.
+  std::uint64_t bytes = 0;
+};
+
+struct Held {
+  const WriteItem* item;
+  std::uint32_t rank;
+  std::uint32_t index;
+};
+
+Status CheckTensor(const std::vector<Held>& held, std::size_t begin, std::size_t end,
+                   const std::vector<Shard>& shards, std::size_t first_shard) {
+  const WriteItem& first = *held[begin].item;
+  for (std::size_t i = begin; i < end; ++i) {
+    const WriteItem& item = *held[i].item;
+    if (item.dtype != first.dtype || item.shape != first.shape) {
+      return InvalidArgument("tensor \"" + item.fqn + "\": rank " + std::to_string(held[i].rank) +
+                             " has " + std::string(DTypeName(item.dtype)) + ToString(item.shape) +
+                             ", rank " + std::to_string(held[begin].rank) + " has " +
+                             std::string(DTypeName(first.dtype)) + ToString(first.shape));
+    }
+  }
+  std::vector<Box> boxes;
+  std::uint64_t covered = 0;
+  for (std::size_t s = first_shard; s < shards.size(); ++s) {
+    boxes.push_back(shards[s].item->box);
+    covered += Volume(shards[s].item->box.sizes);
+  }
+  if (AnyOverlap(boxes)) {
+    return InvalidArgument("tensor \"" + first.fqn +
+                           "\": ranks hold shards that overlap without being equal");
+  }
+  if (covered != Volume(first.shape)) {
+    return InvalidArgument("tensor \"" + first.fqn + "\" of shape " + ToString(first.shape) +
+                           ": no rank holds " +
+                           ToString(SubtractAll(WholeBox(first.shape), boxes).front()));
+  }
+  return Status::Ok();
+}
+
+Result<std::vector<Shard>> GroupShards(const std::vector<LocalPlan>& plans) {
+  std::vector<Held> held;
+  for (std::size_t rank = 0; rank < plans.size(); ++rank) {
+    for (std::size_t i = 0; i < plans[rank].tensors.size(); ++i) {
+      held.push_back({&plans[rank].tensors[i], static_cast<std::uint32_t>(rank),
+                      static_cast<std::uint32_t>(i)});
+    }
+  }
+  std::sort(held.begin(), held.end(), [](const Held& a, const Held& b) {
+    if (a.item->fqn != b.item->fqn) {
+      return a.item->fqn < b.item->fqn;
+    }
+    if (a.item->box.offsets != b.item->box.offsets) {
+      return a.item->box.offsets < b.item->box.offsets;
+    }
+    if (a.item->box.sizes != b.item->box.sizes) {
+      return a.item->box.sizes < b.item->box.sizes;
+    }
+    return a.rank < b.rank;
+  });
+  std::vector<Shard> shards;
+  for (std::size_t begin = 0; begin < held.size();) {
+    std::size_t end = begin;
+    const std::size_t first_shard = shards.size();
+    for (; end < held.size() && held[end].item->fqn == held[begin].item->fqn; ++end) {
+      const Held& one = held[end];
+      // Empty shards carry nothing, but an empty tensor is kept: one rank stores its shape.
+      if (IsEmpty(one.item->box) && (Volume(one.item->shape) != 0 || shards.size() > first_shard)) {
+        continue;
+      }
+      const bool is_replica = shards.size() > first_shard &&
+                              shards.back().item->box == one.item->box &&
+                              shards.back().ranks.back() != one.rank;
+      if (!is_replica) {
+        shards.push_back(
+            {one.item, {}, {}, Volume(one.item->box.sizes) * ItemSize(one.item->dtype)});
+      }
+      shards.back().ranks.push_back(one.rank);
+      shards.back().items.push_back(one.index);
+    }
+    VARVE_RETURN_IF_ERROR(CheckTensor(held, begin, end, shards, first_shard));
+    begin = end;
+  }
+  return shards;
+}
+
+/// Hands out shards and keeps count of each rank's bytes.
+class Balancer {
+ public:
+  explicit Balancer(std::size_t rank_count) : plan_{}, load_(rank_count, 0) {
+    plan_.ranks.resize(rank_count);
+  }
+
+  void Assign(const Shard& shard, std::size_t holder, Box box) {
+    const std::uint32_t rank = shard.ranks[holder];
+    load_[rank] += Volume(box.sizes) * ItemSize(shard.item->dtype);
+    plan_.ranks[rank].chunks.push_back({shard.items[holder], std::move(box)});
+  }
+
+  /// Pours shards that all have the same holders.
+  void Pour(std::vector<const Shard*> group) {
+    std::stable_sort(group.begin(), group.end(),
+                     [](const Shard* a, const Shard* b) { return a->bytes > b->bytes; });
+    const std::vector<std::uint32_t>& ranks = group.front()->ranks;
+    std::uint64_t total = 0;
+    for (const Shard* shard : group) {
+      total += shard->bytes;
+    }
+    const std::uint64_t level = Level(ranks, total);
+    std::size_t holder = 0;
+    for (const Shard* shard : group) {
+      std::vector<Box> rest{shard->item->box};  // Not assigned yet; the last box goes first.
+      while (!rest.empty()) {
+        if (shard->bytes <= kMinCutBytes || holder == ranks.size()) {
+          Assign(*shard, Lightest(ranks), TakeLast(&rest));
+          continue;
+        }
+        const std::uint64_t load = load_[ranks[holder]];
+        const std::uint64_t room = load < level ? level - load : 0;
+        // A little over the level beats a crumb: a remainder of a few elements is a chunk too.
+        if (Volume(rest.back().sizes) * ItemSize(shard->item->dtype) <= room + kCrumbBytes) {
+          Assign(*shard, holder, TakeLast(&rest));
+        } else if (room < kMinCutBytes) {
+          ++holder;
+        } else {
+          Cut(*shard, holder, room, &rest);
+        }
+      }
+    }
+  }
+
+  SettledPlan Take() { return std::move(plan_); }
+
+ private:
+  /// The water level at which `total` more bytes fit on `ranks`.
+  [[nodiscard]] std::uint64_t Level(const std::vector<std::uint32_t>& ranks,
+                                    std::uint64_t total) const {
+    std::vector<std::uint64_t> loads;
+    loads.reserve(ranks.size());
+    for (const std::uint32_t rank : ranks) {
+      loads.push_back(load_[rank]);
+    }
+    std::sort(loads.begin(), loads.end());
+    std::uint64_t below = 0;  // Sum of the loads under the level.
+    for (std::size_t count = 1; count <= loads.size(); ++count) {
+      below += loads[count - 1];
+      const std::uint64_t level = (below + total + count - 1) / count;
+      if (count == loads.size() || level <= loads[count]) {
+        return level;
+      }
+    }
+    return total;
+  }
+
+  [[nodiscard]] std::size_t Lightest(const std::vector<std::uint32_t>& ranks) const {
+    std::size_t best = 0;
+    for (std::size_t i = 1; i < ranks.size(); ++i) {
+      if (load_[ranks[i]] < load_[ranks[best]]) {
+        best = i;
+      }
+    }
+    return best;
+  }
+
+  static Box TakeLast(std::vector<Box>* boxes) {
+    Box last = std::move(boxes->back());
+    boxes->pop_back();
+    return last;
+  }
+
+  /// Assigns as much of the front of the last box as fits `room`, in slices of its outermost
+  /// divisible dimension. Where not one slice fits, the first slice becomes a box of its own, to be
+  /// cut along the dimensions inside: a tensor with a short first dimension spreads like any other.
+  void Cut(const Shard& shard, std::size_t holder, std::uint64_t room, std::vector<Box>* rest) {
+    Box& box = rest->back();
+    std::size_t d = 0;
+    while (box.sizes[d] == 1) {  // Ends: the box is larger than `room`, so than one element.
+      ++d;
+    }
+    const std::uint64_t slice_bytes =
+        Volume(box.sizes) * ItemSize(shard.item->dtype) / box.sizes[d];
+    const std::uint64_t slices = room / slice_bytes;
+    Box front = box;
+    front.sizes[d] = std::max(slices, std::uint64_t{1});
+    box.offsets[d] += front.sizes[d];
+    box.sizes[d] -= front.sizes[d];
+    if (slices > 0) {
+      Assign(shard, holder, std::move(front));
+    } else {
+      rest->push_back(std::move(front));
+    }
+  }
+
+  SettledPlan plan_;
+  std::vector<std::uint64_t> load_;
+};
+
+/// Few holders first, then by rank numbers.
+struct FewerHoldersFirst {
+  bool operator()(const std::vector<std::uint32_t>& a, const std::vector<std::uint32_t>& b) const {
+    return a.size() != b.size() ? a.size() < b.size() : a < b;
+  }
+};
+
+void AssignObjects(const std::vector<LocalPlan>& plans, SettledPlan* settled) {
+  std::map<std::string_view, const ObjectItem*> first;
+  std::set<std::string_view> differing;
+  for (std::size_t rank = 0; rank < plans.size(); ++rank) {
+    for (std::size_t i = 0; i < plans[rank].objects.size(); ++i) {
+      const ObjectItem& item = plans[rank].objects[i];
+      const auto [at, is_new] = first.emplace(item.fqn, &item);
+      if (is_new) {
+        settled->ranks[rank].objects.push_back(static_cast<std::uint32_t>(i));
+      } else if (at->second->content != item.content) {
+        differing.insert(item.fqn);
+      }
+    }
+  }
+  settled->differing_objects.assign(differing.begin(), differing.end());
+}
+
+Result<Bytes> MergedStructure(const std::vector<LocalPlan>& plans) {
+  std::vector<Value> values;
+  std::set<std::string_view> seen;  // SPMD jobs have one structure: decode it once.
+  for (const LocalPlan& plan : plans) {
+    if (!plan.structure.empty() && seen.insert(plan.structure).second) {
+      VARVE_ASSIGN_OR_RETURN(Value value, DecodeValue(plan.structure));
+      values.push_back(std::move(value));
+    }
+  }
+  if (values.empty()) {
+    return Bytes();
+  }
+  VARVE_ASSIGN_OR_RETURN(const Value merged, MergeStructures(values));
+  return EncodeValue(merged);
+}
+
+}  // namespace
+
+Result<SettledPlan> Settle(const std::vector<LocalPlan>& plans) {
+  VARVE_ASSIGN_OR_RETURN(const std::vector<Shard> shards, GroupShards(plans));
+  std::set<std::string_view> tensor_names;
+  Balancer balancer(plans.size());
+  std::map<std::vector<std::uint32_t>, std::vector<const Shard*>, FewerHoldersFirst> groups;
+  for (const Shard& shard : shards) {
+    tensor_names.insert(shard.item->fqn);
+    if (shard.ranks.size() == 1) {
+      balancer.Assign(shard, 0, shard.item->box);
+    } else {
+      groups[shard.ranks].push_back(&shard);
+    }
+  }
+  for (auto& [ranks, group] : groups) {
+    balancer.Pour(std::move(group));
+  }
+  SettledPlan settled = balancer.Take();
+  AssignObjects(plans, &settled);
+  for (const LocalPlan& plan : plans) {
+    for (const ObjectItem& object : plan.objects) {
+      if (tensor_names.contains(object.fqn)) {
+        return InvalidArgument("\"" + object.fqn +
+                               "\" is a tensor on one rank and a plain value "
+                               "on another");
+      }
+    }
+  }
+  VARVE_ASSIGN_OR_RETURN(settled.ranks[0].structure, MergedStructure(plans));
+  return settled;
+}
+
+}  // namespace varve

@@ -1,0 +1,96 @@
+/// A storage around another one that fails on order: once, for ever, or by dying.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "varve/storage.h"
+
+namespace varve {
+
+enum class Operation : std::uint8_t {
+  kOpenForWrite,
+  kWrite,
+  kSync,
+  kMakeDirectory,
+  kSyncDirectory,
+  kRename,
+  kRemove,
+  kLock,
+  kUnlock,  ///< Cannot fail; counts as a place to die.
+  kOpenForRead,
+  kRead,
+  kList,
+};
+
+/// True for operations that change what is stored or who holds a lock.
+bool IsChange(Operation operation);
+std::string_view OperationName(Operation operation);
+
+struct Fault {
+  Operation operation = Operation::kWrite;
+  std::uint64_t number = 0;  ///< Which of the operations of this kind fails, from 0.
+  bool forever = false;      ///< And all of this kind after it.
+  Status status;
+};
+
+/// Counts operations and fails some. A directory is removed entry by entry, each one a change of
+/// its own, because that is how it really goes. The inner storage must outlive this one, and this
+/// one its files and locks. Threads: as Storage; configure it before use.
+class FaultyStorage final : public Storage {
+ public:
+  explicit FaultyStorage(Storage& inner) : inner_(inner) {}
+  FaultyStorage(const FaultyStorage&) = delete;
+  FaultyStorage& operator=(const FaultyStorage&) = delete;
+  ~FaultyStorage() override = default;
+
+  /// After `changes` changes every operation, reads included, fails with kCancelled "crashed", as
+  /// if the process had died: not even locks are let go. A write at which it dies is done by half.
+  void StopAt(std::uint64_t changes) { stop_at_ = changes; }
+  void FailAt(Fault fault) { fault_ = std::move(fault); }
+  /// Called before each operation with nothing locked; may use any storage but this one.
+  void SetObserver(std::function<void(Operation, const std::string& name)> observer) {
+    observer_ = std::move(observer);
+  }
+
+  [[nodiscard]] bool stopped() const;
+  [[nodiscard]] std::uint64_t changes() const;
+  [[nodiscard]] std::uint64_t count(Operation operation) const;
+
+  Result<std::unique_ptr<WritableFile>> OpenForWrite(const std::string& name,
+                                                     const WriteOptions& options) override;
+  Result<std::unique_ptr<ReadableFile>> OpenForRead(const std::string& name) override;
+  Result<std::vector<DirectoryEntry>> List(const std::string& directory) override;
+  Status MakeDirectory(const std::string& name) override;
+  Status SyncDirectory(const std::string& name) override;
+  Status Rename(const std::string& from, const std::string& to, RenameMode mode) override;
+  Status Remove(const std::string& name) override;
+  Result<std::unique_ptr<StorageLock>> Lock(const std::string& name) override;
+
+ private:
+  friend class FaultyWritableFile;
+  friend class FaultyReadableFile;
+  friend class FaultyLock;
+
+  /// What comes before every operation: Ok lets it through. `dies_here`: this is the change at
+  /// which the storage stopped.
+  Status Before(Operation operation, const std::string& name, bool* dies_here = nullptr);
+
+  Storage& inner_;
+  std::optional<std::uint64_t> stop_at_;
+  std::optional<Fault> fault_;
+  std::function<void(Operation, const std::string&)> observer_;
+  mutable std::mutex mutex_;  ///< Guards what follows.
+  std::map<Operation, std::uint64_t> counts_;
+  std::uint64_t changes_ = 0;
+  bool stopped_ = false;
+  std::vector<std::unique_ptr<StorageLock>> abandoned_;  ///< Locks of the dead.
+};
+
+}  // namespace varve

@@ -1,0 +1,72 @@
+/// A storage in memory that knows what a power cut would leave: the model the crash tests run on.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "varve/storage.h"
+
+namespace varve {
+
+/// What survives a cut. Real file systems lie between the extremes; each is one way to be nasty
+/// that POSIX allows.
+enum class PowerCut : std::uint8_t {
+  kKeepAll,        ///< Everything, synced or not: all the luck there is.
+  kKeepSynced,     ///< Synced content under synced names, nothing else.
+  kZeroData,       ///< All names; content that was not synced reads as zeros at its full size.
+  kTruncateData,   ///< All names; files end where their last sync left them.
+  kKeepData,       ///< Synced names only; the content of those files, synced or not.
+  kRandomOrdered,  ///< Some first part of the name changes, as a journal does; random pages.
+  kRandom,         ///< Any subset of the name changes not synced, in no order; random pages.
+};
+
+struct MemoryStorageOptions {
+  bool exchange = true;  ///< False: renaming with kExchange is kUnimplemented, as on NFS.
+  bool locks = true;     ///< False: Lock is kUnimplemented.
+  bool direct = true;    ///< False: direct writes are refused, as on an old tmpfs.
+  bool cached = true;    ///< What IsCached answers.
+};
+
+/// Files and directories are inodes; names are entries of directories, as in a real file system.
+/// Content becomes durable by WritableFile::Sync, an entry (created, renamed, removed) by
+/// SyncDirectory of the directory that holds it, and neither by anything else. A rename or exchange
+/// happens wholly or not at all, synced or not.
+///
+/// Relative and absolute paths start at the same root, which always exists. Handles stay usable
+/// after their storage is gone. Threads: as Storage.
+class MemoryStorage final : public Storage {
+ public:
+  explicit MemoryStorage(MemoryStorageOptions options = {});
+  MemoryStorage(const MemoryStorage&) = delete;
+  MemoryStorage& operator=(const MemoryStorage&) = delete;
+  ~MemoryStorage() override;
+
+  Result<std::unique_ptr<WritableFile>> OpenForWrite(const std::string& name,
+                                                     const WriteOptions& options) override;
+  Result<std::unique_ptr<ReadableFile>> OpenForRead(const std::string& name) override;
+  Result<std::vector<DirectoryEntry>> List(const std::string& directory) override;
+  Status MakeDirectory(const std::string& name) override;
+  Status SyncDirectory(const std::string& name) override;
+  Status Rename(const std::string& from, const std::string& to, RenameMode mode) override;
+  Status Remove(const std::string& name) override;
+  Result<std::unique_ptr<StorageLock>> Lock(const std::string& name) override;
+
+  /// The storage that the machine finds when it is switched on again: a new one, all of it durable
+  /// and nothing locked. The same seed always gives the same; only the random kinds look at it.
+  [[nodiscard]] std::unique_ptr<MemoryStorage> AfterPowerCut(PowerCut cut,
+                                                             std::uint64_t seed = 0) const;
+
+  /// The storage that others find when every process using this one was killed: all is there and
+  /// nothing locked, but no more is durable than before.
+  [[nodiscard]] std::unique_ptr<MemoryStorage> AfterKill() const;
+
+  struct Impl;  ///< Shared with open handles.
+
+ private:
+  MemoryStorageOptions options_;
+  std::shared_ptr<Impl> impl_;
+};
+
+}  // namespace varve

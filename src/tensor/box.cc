@@ -1,0 +1,199 @@
+#include "tensor/box.h"
+
+#include <algorithm>
+#include <cstddef>
+#include <numeric>
+
+#include "base/checked.h"
+
+namespace varve {
+
+Box WholeBox(const Dims& shape) { return {Dims(shape.size(), 0), shape}; }
+
+std::string ToString(const Box& box) {
+  std::string text = "[";
+  for (std::size_t d = 0; d < box.sizes.size(); ++d) {
+    text += (d == 0 ? "" : ", ") + std::to_string(box.offsets[d]) + ":" +
+            std::to_string(box.offsets[d] + box.sizes[d]);
+  }
+  return text + "]";
+}
+
+std::string ToString(const Dims& dims) {
+  std::string text = "[";
+  for (std::size_t d = 0; d < dims.size(); ++d) {
+    text += (d == 0 ? "" : ", ") + std::to_string(dims[d]);
+  }
+  return text + "]";
+}
+
+std::uint64_t Volume(const Dims& sizes) {
+  std::uint64_t volume = 1;
+  for (const std::uint64_t size : sizes) {
+    volume *= size;
+  }
+  return volume;
+}
+
+bool IsEmpty(const Box& box) {
+  return std::find(box.sizes.begin(), box.sizes.end(), 0U) != box.sizes.end();
+}
+
+std::optional<Box> Intersect(const Box& a, const Box& b) {
+  Box common;
+  common.offsets.reserve(a.sizes.size());
+  common.sizes.reserve(a.sizes.size());
+  for (std::size_t d = 0; d < a.sizes.size(); ++d) {
+    const std::uint64_t begin = std::max(a.offsets[d], b.offsets[d]);
+    const std::uint64_t end = std::min(a.offsets[d] + a.sizes[d], b.offsets[d] + b.sizes[d]);
+    if (begin >= end) {
+      return std::nullopt;
+    }
+    common.offsets.push_back(begin);
+    common.sizes.push_back(end - begin);
+  }
+  return common;
+}
+
+bool Contains(const Box& outer, const Box& inner) {
+  if (IsEmpty(inner)) {
+    return true;
+  }
+  for (std::size_t d = 0; d < outer.sizes.size(); ++d) {
+    if (inner.offsets[d] < outer.offsets[d] ||
+        inner.offsets[d] + inner.sizes[d] > outer.offsets[d] + outer.sizes[d]) {
+      return false;
+    }
+  }
+  return true;
+}
+
+std::vector<Box> Subtract(const Box& box, const Box& hole) {
+  const auto common = Intersect(box, hole);
+  if (!common) {
+    return IsEmpty(box) ? std::vector<Box>{} : std::vector<Box>{box};
+  }
+  // Peel one slab off each side of the hole, dimension by dimension; what remains is the hole.
+  std::vector<Box> parts;
+  Box rest = box;
+  for (std::size_t d = 0; d < box.sizes.size(); ++d) {
+    const std::uint64_t rest_end = rest.offsets[d] + rest.sizes[d];
+    const std::uint64_t hole_end = common->offsets[d] + common->sizes[d];
+    if (common->offsets[d] > rest.offsets[d]) {
+      Box before = rest;
+      before.sizes[d] = common->offsets[d] - rest.offsets[d];
+      parts.push_back(std::move(before));
+    }
+    if (hole_end < rest_end) {
+      Box after = rest;
+      after.offsets[d] = hole_end;
+      after.sizes[d] = rest_end - hole_end;
+      parts.push_back(std::move(after));
+    }
+    rest.offsets[d] = common->offsets[d];
+    rest.sizes[d] = common->sizes[d];
+  }
+  return parts;
+}
+
+std::vector<Box> SubtractAll(const Box& box, const std::vector<Box>& holes) {
+  std::vector<Box> rest;
+  if (!IsEmpty(box)) {
+    rest.push_back(box);
+  }
+  for (const Box& hole : holes) {
+    std::vector<Box> next;
+    for (const Box& part : rest) {
+      auto pieces = Subtract(part, hole);
+      next.insert(next.end(), pieces.begin(), pieces.end());
+    }
+    rest = std::move(next);
+    if (rest.empty()) {
+      break;
+    }
+  }
+  return rest;
+}
+
+bool AnyOverlap(const std::vector<Box>& boxes) {
+  if (boxes.size() < 2) {
+    return false;
+  }
+  const std::size_t dims = boxes[0].sizes.size();
+  if (dims == 0) {
+    return true;  // Two boxes of a 0-d tensor are the same element.
+  }
+  // Sweep along the dimension in which the boxes start at the most distinct offsets: for slices
+  // of one dimension the active set then holds a single box.
+  std::size_t sweep = 0;
+  std::size_t most = 0;
+  for (std::size_t d = 0; d < dims; ++d) {
+    std::vector<std::uint64_t> starts;
+    starts.reserve(boxes.size());
+    for (const Box& box : boxes) {
+      starts.push_back(box.offsets[d]);
+    }
+    std::sort(starts.begin(), starts.end());
+    const auto distinct =
+        static_cast<std::size_t>(std::unique(starts.begin(), starts.end()) - starts.begin());
+    if (distinct > most) {
+      most = distinct;
+      sweep = d;
+    }
+  }
+  std::vector<std::size_t> order(boxes.size());
+  std::iota(order.begin(), order.end(), std::size_t{0});
+  std::sort(order.begin(), order.end(), [&](std::size_t a, std::size_t b) {
+    return boxes[a].offsets[sweep] < boxes[b].offsets[sweep];
+  });
+  std::vector<std::size_t> active;
+  for (const std::size_t i : order) {
+    if (IsEmpty(boxes[i])) {
+      continue;
+    }
+    std::erase_if(active, [&](std::size_t j) {
+      return boxes[j].offsets[sweep] + boxes[j].sizes[sweep] <= boxes[i].offsets[sweep];
+    });
+    for (const std::size_t j : active) {
+      if (Intersect(boxes[i], boxes[j])) {
+        return true;
+      }
+    }
+    active.push_back(i);
+  }
+  return false;
+}
+
+Strides RowMajorStrides(const Dims& sizes) {
+  Strides strides(sizes.size());
+  std::int64_t step = 1;
+  for (std::size_t d = sizes.size(); d-- > 0;) {
+    strides[d] = step;
+    step *= static_cast<std::int64_t>(std::max<std::uint64_t>(sizes[d], 1));
+  }
+  return strides;
+}
+
+Status CheckBox(const Dims& shape, const Box& box, std::uint64_t item_size) {
+  if (box.offsets.size() != shape.size() || box.sizes.size() != shape.size()) {
+    return InvalidArgument("box " + ToString(box.sizes) + " at " + ToString(box.offsets) +
+                           " has another number of dimensions than shape " + ToString(shape));
+  }
+  for (std::size_t d = 0; d < shape.size(); ++d) {
+    const auto end = CheckedAdd(box.offsets[d], box.sizes[d]);
+    if (!end || *end > shape[d]) {
+      return InvalidArgument("box of sizes " + ToString(box.sizes) + " at " +
+                             ToString(box.offsets) + " reaches outside shape " + ToString(shape));
+    }
+  }
+  auto bytes = CheckedProduct(shape);
+  if (bytes) {
+    bytes = CheckedMul(*bytes, item_size);
+  }
+  if (!bytes || *bytes > (std::uint64_t{1} << 62)) {
+    return InvalidArgument("shape " + ToString(shape) + " is larger than 2^62 bytes");
+  }
+  return Status::Ok();
+}
+
+}  // namespace varve

@@ -1,0 +1,93 @@
+/// The correspondence between a stored chunk (row-major, packed) and strided memory, for the part
+/// of the tensor both of them hold. The same map serves saving (memory to chunk) and loading
+/// (chunk to memory).
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <span>
+#include <vector>
+
+#include "varve/tensor.h"
+
+namespace varve {
+
+/// Strided memory that holds `box` of a tensor. `data` addresses the element at `box.offsets`.
+/// Non-owning: the memory must outlive every Region made from it.
+struct StridedMemory {
+  std::byte* data = nullptr;
+  Box box;
+  Strides strides;  ///< In elements.
+  std::uint64_t item_size = 1;
+};
+
+/// A half-open range of byte offsets.
+struct ByteRange {
+  std::uint64_t begin = 0;
+  std::uint64_t end = 0;
+  friend bool operator==(const ByteRange&, const ByteRange&) = default;
+};
+
+/// Elements that lie one after the other in the chunk: `count` of them from byte `chunk_begin`,
+/// the i-th at `memory + i * memory_step` (bytes).
+struct Run {
+  std::uint64_t chunk_begin = 0;
+  std::byte* memory = nullptr;
+  std::uint64_t count = 0;
+  std::int64_t memory_step = 0;
+};
+
+/// Immutable after construction; safe to use from several threads, which may copy disjoint byte
+/// ranges at the same time.
+class Region {
+ public:
+  /// `common` is the box to map: a non-empty part of both `chunk` and `memory.box`.
+  Region(const Box& chunk, const StridedMemory& memory, const Box& common);
+
+  /// Bytes [first byte, last byte + 1) of the chunk that the region touches.
+  [[nodiscard]] ByteRange extent() const { return extent_; }
+
+  /// The touched byte ranges of the chunk in ascending order, ranges at most `max_gap` bytes apart
+  /// joined into one.
+  [[nodiscard]] std::vector<ByteRange> TouchedRanges(std::uint64_t max_gap) const;
+
+  /// Bytes the region copies in all.
+  [[nodiscard]] std::uint64_t bytes() const;
+
+  /// Bytes that lie together in the chunk and in memory alike, so that they could be read straight
+  /// into place; one element's size when the memory is strided.
+  [[nodiscard]] std::uint64_t contiguous_bytes() const {
+    return inner_step_ == static_cast<std::int64_t>(item_size_) ? inner_count_ * item_size_
+                                                                : item_size_;
+  }
+
+  /// Calls `visit` for each run overlapping `range` of the chunk, in ascending order, clipped to
+  /// the range. `range` must not cut an element.
+  void ForEachRun(ByteRange range, const std::function<void(const Run&)>& visit) const;
+
+  /// Copies memory into `chunk_bytes`, which stands for the chunk's bytes from `chunk_begin`.
+  void CopyFromMemory(std::uint64_t chunk_begin, std::span<std::byte> chunk_bytes) const;
+
+  /// Copies `chunk_bytes` (the chunk's bytes from `chunk_begin`) into memory; bytes of the chunk
+  /// outside the region are ignored.
+  void CopyToMemory(std::uint64_t chunk_begin, std::span<const std::byte> chunk_bytes) const;
+
+ private:
+  struct Dim {
+    std::uint64_t size = 0;
+    std::uint64_t chunk_step = 0;  // Bytes.
+    std::int64_t memory_step = 0;  // Bytes.
+  };
+  [[nodiscard]] Run RunAt(std::uint64_t index) const;
+
+  std::uint64_t item_size_;
+  std::byte* memory_;
+  ByteRange extent_;
+  std::vector<Dim> outer_;         // Outermost first; the inner dimension is kept apart.
+  std::uint64_t inner_count_ = 1;  // Elements per run.
+  std::int64_t inner_step_ = 0;    // Bytes between a run's elements in memory.
+  std::uint64_t run_count_ = 1;
+};
+
+}  // namespace varve
