@@ -1,0 +1,73 @@
+#include <memory>
+
+#include "json.h"
+#include "progress.h"
+#include "text.h"
+#include "varve/catalogue.h"
+#include "verbs.h"
+
+namespace varve::cli {
+namespace {
+
+constexpr const char* kHelp =
+    "Writes the tensors of a checkpoint, each put together from its chunks, into one safetensors\n"
+    "file that any safetensors reader opens. What is read is checked on the way; memory stays\n"
+    "under 64 MiB whatever the size. The file appears under its name only when it is whole.\n"
+    "\n"
+    "In a GLOB '*' is any run of characters (dots too), '?' one, '[...]' a set; quote it, or the\n"
+    "shell expands it.\n"
+    "\n"
+    "Plain values (step, learning rate, ...) are left out, and so are tensors of a type that\n"
+    "safetensors cannot name (complex); these are listed.";
+
+struct Options {
+  std::string path;
+  std::string out;
+  ExportOptions choices;
+  bool json = false;
+};
+
+Result<Outcome> Run(const Options& options) {
+  Progress progress("export", options.json);
+  ExportOptions choices = options.choices;
+  choices.progress = progress.function();
+  const auto report = ExportSafetensors(options.path, options.out, choices);
+  const double seconds = progress.seconds();
+  progress.Finish();
+  VARVE_RETURN_IF_ERROR(report.status());
+  if (options.json) {
+    JsonWriter json;
+    json.BeginObject().Key("checkpoint").String(options.path).Key("file").String(options.out);
+    json.Key("tensors").Number(report->tensor_count).Key("bytes").Number(report->bytes);
+    json.Key("seconds").Seconds(seconds).Key("skipped").Strings(report->skipped).EndObject();
+    return Outcome{json.Take()};
+  }
+  std::string text;
+  for (const std::string& fqn : report->skipped) {
+    text += "skipped " + Printable(fqn) + ": safetensors has no name for its type\n";
+  }
+  text += Printable(options.out) + ": " + Count(report->tensor_count, "tensor") + ", " +
+          BytesAndSpeed(report->bytes, seconds) + "\n";
+  return Outcome{std::move(text)};
+}
+
+}  // namespace
+
+void AddExport(CLI::App& app, Verb* chosen) {
+  CLI::App* verb = app.add_subcommand("export", "Write tensors into one safetensors file");
+  verb->footer(kHelp);
+  const auto options = std::make_shared<Options>();
+  verb->add_option("CKPT", options->path, "A checkpoint directory")->required();
+  verb->add_option("OUT", options->out, "The file to write")->required();
+  // One pattern per flag: `--include a b` would swallow CKPT and OUT.
+  verb->add_option("--include", options->choices.include,
+                   "Only tensors whose name matches; may be repeated")
+      ->type_name("GLOB")
+      ->allow_extra_args(false);
+  verb->add_flag("--overwrite", options->choices.overwrite, "Replace OUT if it exists");
+  verb->add_flag("--json", options->json,
+                 "An object: checkpoint, file, tensors, bytes, seconds, skipped");
+  verb->callback([=] { *chosen = [=] { return Run(*options); }; });
+}
+
+}  // namespace varve::cli

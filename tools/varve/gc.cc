@@ -1,0 +1,76 @@
+#include <memory>
+
+#include "json.h"
+#include "text.h"
+#include "varve/catalogue.h"
+#include "verbs.h"
+
+namespace varve::cli {
+namespace {
+
+constexpr const char* kHelp =
+    "Removes what dead saves have left in a directory of checkpoints: hidden staging directories,\n"
+    "half-written files and locks. Never touches a checkpoint, a save that is still alive, or\n"
+    "anything that varve has not made. A checkpoint that an interrupted overwrite has moved aside\n"
+    "gets its name back.\n"
+    "\n"
+    "It is never needed for correctness: leftovers are invisible to loads, and the next save of "
+    "the\n"
+    "same name removes them.";
+
+struct Options {
+  std::string directory;
+  bool dry_run = false;
+  bool json = false;
+};
+
+std::string AsJson(const Options& options, const GarbageReport& report) {
+  JsonWriter json;
+  json.BeginObject().Key("dry_run").Bool(options.dry_run);
+  json.Key("removed").Strings(report.removed).Key("recovered").Strings(report.recovered);
+  json.Key("kept").Strings(report.kept).Key("bytes").Number(report.bytes).EndObject();
+  return json.Take();
+}
+
+std::string AsLines(const Options& options, const GarbageReport& report) {
+  std::string text;
+  const auto lines = [&](const std::vector<std::string>& paths, const std::string& before,
+                         const std::string& after) {
+    for (const std::string& path : paths) {
+      text += before;
+      text += Printable(path) + after + "\n";
+    }
+  };
+  const std::string would = options.dry_run ? "would " : "";
+  const std::string past = options.dry_run ? "" : "d";
+  lines(report.recovered, would + "recover" + (options.dry_run ? "" : "ed") + " ", "");
+  lines(report.removed, would + "remove" + past + " ", "");
+  lines(report.kept, "kept ", ": a save that may be alive uses it");
+  if (report.removed.empty() && report.recovered.empty()) {
+    return text + "nothing to remove\n";
+  }
+  const std::string done = options.dry_run ? " to free" : " freed";
+  return text + Count(report.removed.size(), "leftover") + ", " + FormatBytes(report.bytes) + done +
+         "\n";
+}
+
+Result<Outcome> Run(const Options& options) {
+  VARVE_ASSIGN_OR_RETURN(const GarbageReport report,
+                         CollectGarbage(options.directory, options.dry_run));
+  return Outcome{options.json ? AsJson(options, report) : AsLines(options, report)};
+}
+
+}  // namespace
+
+void AddGc(CLI::App& app, Verb* chosen) {
+  CLI::App* verb = app.add_subcommand("gc", "Remove what dead saves have left");
+  verb->footer(kHelp);
+  const auto options = std::make_shared<Options>();
+  verb->add_option("DIR", options->directory, "Directory of checkpoints")->required();
+  verb->add_flag("--dry-run", options->dry_run, "Say what would be removed, and remove nothing");
+  verb->add_flag("--json", options->json,
+                 "An object: dry_run, removed, recovered, kept (paths), bytes");
+  verb->callback([=] { *chosen = [=] { return Run(*options); }; });
+}
+
+}  // namespace varve::cli

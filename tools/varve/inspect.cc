@@ -1,0 +1,243 @@
+#include <algorithm>
+#include <memory>
+#include <optional>
+
+#include "json.h"
+#include "text.h"
+#include "varve/checkpoint.h"
+#include "varve/version.h"
+#include "verbs.h"
+
+namespace varve::cli {
+namespace {
+
+constexpr const char* kHelp =
+    "Shows what a checkpoint holds: who saved it, its files, its tensors and its plain values. A\n"
+    "tensor is stored as chunks, one for each shard that some rank held; --tensor shows where "
+    "each\n"
+    "lies: its box in the whole tensor (half-open per dimension), its file, the bytes [begin, "
+    "end)\n"
+    "there, and the XXH3-128 hash of its content, by which equal chunks of different checkpoints\n"
+    "are known.\n"
+    "\n"
+    "Reads the index and the plain values. No pickle is ever opened.";
+
+struct Options {
+  std::string path;
+  std::string fqn;
+  bool json = false;
+};
+
+// Enough for any number or short list, and a row stays a row.
+constexpr std::size_t kValueChars = 100;
+constexpr std::size_t kValueCharsJson = 4096;
+
+std::uint64_t Size(const Extent& extent) { return extent.end - extent.begin; }
+
+/// Chunks are disjoint, so for a whole tensor this is its size.
+std::uint64_t StoredBytes(const TensorMetadata& tensor) {
+  std::uint64_t bytes = 0;
+  for (const Chunk& chunk : tensor.chunks) {
+    bytes += Size(chunk.extent);
+  }
+  return bytes;
+}
+
+std::uint64_t StoredBytes(const Metadata& metadata) {
+  std::uint64_t bytes = 0;
+  for (const TensorMetadata& tensor : metadata.tensors) {
+    bytes += StoredBytes(tensor);
+  }
+  return bytes;
+}
+
+/// A plain value as text, or why there is none.
+struct Rendered {
+  bool readable = false;
+  std::string text;
+};
+
+Rendered Render(const Value& value, std::size_t max_chars) {
+  return {true, ToString(value, max_chars)};
+}
+
+/// The values of all objects. One damaged block must not hide the values that lie elsewhere.
+std::vector<Rendered> ReadValues(CheckpointReader& reader, std::size_t max_chars) {
+  std::vector<std::string> names;
+  for (const ObjectMetadata& object : reader.metadata().objects) {
+    names.push_back(object.fqn);
+  }
+  std::vector<Rendered> rendered;
+  if (const auto values = reader.ReadObjects(names); values.ok()) {
+    for (const Value& value : *values) {
+      rendered.push_back(Render(value, max_chars));
+    }
+    return rendered;
+  }
+  for (const std::string& name : names) {
+    const auto value = reader.ReadObjects({&name, 1});
+    rendered.push_back(value.ok() ? Render(value->front(), max_chars)
+                                  : Rendered{false, value.status().message()});
+  }
+  return rendered;
+}
+
+// ---- the whole checkpoint ----
+
+std::string CheckpointAsJson(const Options& options, CheckpointReader& reader) {
+  const Metadata& metadata = reader.metadata();
+  JsonWriter json;
+  json.BeginObject().Key("checkpoint").String(options.path);
+  json.Key("directory").String(reader.directory());
+  json.Key("format").String("varve").Key("format_version").Number(kFormatVersion);
+  json.Key("save_id").String(ToString(metadata.save_id));
+  json.Key("world_size").Number(metadata.world_size);
+  json.Key("block_bytes").Number(metadata.block_bytes);
+  json.Key("total_bytes").Number(metadata.TotalBytes());
+  json.Key("tensor_bytes").Number(StoredBytes(metadata));
+  json.Key("files").BeginArray();
+  for (const DataFile& file : metadata.files) {
+    json.BeginObject().Key("name").String(file.name).Key("rank").Number(file.rank);
+    json.Key("bytes").Number(file.size).Key("data_begin").Number(file.data_begin).EndObject();
+  }
+  json.EndArray().Key("tensors").BeginArray();
+  for (const TensorMetadata& tensor : metadata.tensors) {
+    json.BeginObject().Key("fqn").String(tensor.fqn).Key("dtype").String(DTypeName(tensor.dtype));
+    json.Key("shape").Numbers(tensor.shape).Key("chunks").Number(tensor.chunks.size());
+    json.Key("bytes").Number(StoredBytes(tensor)).EndObject();
+  }
+  json.EndArray().Key("objects").BeginArray();
+  const std::vector<Rendered> values = ReadValues(reader, kValueCharsJson);
+  for (std::size_t i = 0; i < values.size(); ++i) {
+    const ObjectMetadata& object = metadata.objects[i];
+    json.BeginObject().Key("fqn").String(object.fqn).Key("bytes").Number(Size(object.extent));
+    json.Key("value");
+    values[i].readable ? json.String(values[i].text) : json.Null();
+    json.Key("problem");
+    values[i].readable ? json.Null() : json.String(values[i].text);
+    json.EndObject();
+  }
+  return json.EndArray().EndObject().Take();
+}
+
+std::string FilesTable(const Metadata& metadata) {
+  Table table({{"rank", Table::Align::kRight}, {"file"}, {"size", Table::Align::kRight}});
+  for (const DataFile& file : metadata.files) {
+    table.Add({std::to_string(file.rank), file.name, FormatBytes(file.size)});
+  }
+  return table.ToString();
+}
+
+std::string TensorsTable(const Metadata& metadata) {
+  Table table({{"tensor"},
+               {"dtype"},
+               {"shape"},
+               {"chunks", Table::Align::kRight},
+               {"bytes", Table::Align::kRight}});
+  for (const TensorMetadata& tensor : metadata.tensors) {
+    table.Add({tensor.fqn, std::string(DTypeName(tensor.dtype)), ToString(tensor.shape),
+               std::to_string(tensor.chunks.size()), FormatBytes(StoredBytes(tensor))});
+  }
+  return table.ToString();
+}
+
+std::string ObjectsTable(CheckpointReader& reader) {
+  Table table({{"object"}, {"value"}});
+  const std::vector<Rendered> values = ReadValues(reader, kValueChars);
+  for (std::size_t i = 0; i < values.size(); ++i) {
+    table.Add({reader.metadata().objects[i].fqn,
+               values[i].readable ? values[i].text : "(unreadable: " + values[i].text + ")"});
+  }
+  return table.ToString();
+}
+
+std::string CheckpointAsText(const Options& options, CheckpointReader& reader) {
+  const Metadata& metadata = reader.metadata();
+  std::string text = "checkpoint  " + Printable(options.path) + "\n";
+  if (reader.directory() != options.path) {
+    text += "directory   " + Printable(reader.directory()) + "\n";
+  }
+  text += "format      varve " + std::to_string(kFormatVersion) + "\n";
+  text += "save        " + ToString(metadata.save_id) + ", by " +
+          Count(metadata.world_size, "rank") + "\n";
+  text += "size        " + FormatBytes(metadata.TotalBytes()) + " in " +
+          Count(metadata.files.size(), "file") + ", a checksum every " +
+          FormatBytes(metadata.block_bytes) + "\n";
+  text += "holds       " + Count(metadata.tensors.size(), "tensor") + " (" +
+          FormatBytes(StoredBytes(metadata)) + "), " + Count(metadata.objects.size(), "object") +
+          "\n";
+  text += "\n" + FilesTable(metadata);
+  text += metadata.tensors.empty() ? "" : "\n" + TensorsTable(metadata);
+  text += metadata.objects.empty() ? "" : "\n" + ObjectsTable(reader);
+  return text;
+}
+
+// ---- one tensor ----
+
+std::string TensorAsJson(const Metadata& metadata, const TensorMetadata& tensor) {
+  JsonWriter json;
+  json.BeginObject().Key("fqn").String(tensor.fqn).Key("dtype").String(DTypeName(tensor.dtype));
+  json.Key("shape").Numbers(tensor.shape).Key("bytes").Number(StoredBytes(tensor));
+  json.Key("chunks").BeginArray();
+  for (const Chunk& chunk : tensor.chunks) {
+    json.BeginObject().Key("offsets").Numbers(chunk.box.offsets);
+    json.Key("sizes").Numbers(chunk.box.sizes);
+    json.Key("file").String(metadata.files[chunk.extent.file].name);
+    json.Key("begin").Number(chunk.extent.begin).Key("end").Number(chunk.extent.end);
+    json.Key("xxh3").String(Hex(chunk.content.bytes)).EndObject();
+  }
+  return json.EndArray().EndObject().Take();
+}
+
+std::string TensorAsText(const Metadata& metadata, const TensorMetadata& tensor) {
+  std::string text = "tensor  " + Printable(tensor.fqn) + "\n";
+  text += "dtype   " + std::string(DTypeName(tensor.dtype)) + "\n";
+  text += "shape   " + ToString(tensor.shape) + "\n";
+  text += "bytes   " + FormatBytes(StoredBytes(tensor)) + " in " +
+          Count(tensor.chunks.size(), "chunk") + "\n\n";
+  Table table({{"chunk", Table::Align::kRight}, {"box"}, {"file"}, {"extent"}, {"xxh3"}});
+  for (std::size_t i = 0; i < tensor.chunks.size(); ++i) {
+    const Chunk& chunk = tensor.chunks[i];
+    table.Add(
+        {std::to_string(i), ToString(chunk.box), metadata.files[chunk.extent.file].name,
+         "[" + std::to_string(chunk.extent.begin) + ", " + std::to_string(chunk.extent.end) + ")",
+         Hex(chunk.content.bytes)});
+  }
+  return text + table.ToString();
+}
+
+Result<Outcome> Run(const Options& options, bool one_tensor) {
+  VARVE_ASSIGN_OR_RETURN(const auto reader, CheckpointReader::Open(options.path));
+  if (!one_tensor) {
+    return Outcome{options.json ? CheckpointAsJson(options, *reader)
+                                : CheckpointAsText(options, *reader)};
+  }
+  const Metadata& metadata = reader->metadata();
+  const TensorMetadata* tensor = metadata.FindTensor(options.fqn);
+  if (tensor == nullptr) {
+    const bool object = metadata.FindObject(options.fqn) != nullptr;
+    return NotFound(options.path + ": " +
+                    (object ? "\"" + options.fqn + "\" is a plain value, not a tensor"
+                            : "no tensor \"" + options.fqn + "\""));
+  }
+  return Outcome{options.json ? TensorAsJson(metadata, *tensor) : TensorAsText(metadata, *tensor)};
+}
+
+}  // namespace
+
+void AddInspect(CLI::App& app, Verb* chosen) {
+  CLI::App* verb = app.add_subcommand("inspect", "Show what a checkpoint holds");
+  verb->footer(kHelp);
+  const auto options = std::make_shared<Options>();
+  verb->add_option("CKPT", options->path, "A checkpoint directory")->required();
+  const CLI::Option* tensor =
+      verb->add_option("--tensor", options->fqn, "Show the chunks of this tensor instead")
+          ->type_name("FQN");
+  verb->add_flag("--json", options->json, "An object with everything that is shown");
+  verb->callback([=] {
+    const bool one_tensor = tensor->count() > 0;
+    *chosen = [=] { return Run(*options, one_tensor); };
+  });
+}
+
+}  // namespace varve::cli

@@ -1,0 +1,85 @@
+#include <memory>
+
+#include "json.h"
+#include "text.h"
+#include "varve/catalogue.h"
+#include "verbs.h"
+
+namespace varve::cli {
+namespace {
+
+constexpr const char* kHelp =
+    "Lists the checkpoints in a directory, or the one that the directory is.\n"
+    "\n"
+    "The state of each is one of\n"
+    "  whole        loadable, as far as names, sizes and the index tell; `varve verify` reads\n"
+    "               every byte\n"
+    "  incomplete   saved without coordination, and files of some ranks are not there (yet)\n"
+    "  damaged      the index or a file is missing, or not of its size; see `varve verify`\n"
+    "  moved aside  whole, under a hidden name since an overwrite was interrupted; loads by its\n"
+    "               own name, and `varve gc` gives it back\n"
+    "  saving       a save is under way\n"
+    "  leftover     of a dead save; `varve gc` removes it\n"
+    "Reads indexes, not data: fast on checkpoints of any size.";
+
+struct Options {
+  std::string directory;
+  bool json = false;
+};
+
+std::string AsJson(const std::vector<CheckpointEntry>& entries) {
+  JsonWriter json;
+  json.BeginArray();
+  for (const CheckpointEntry& entry : entries) {
+    json.BeginObject().Key("name").String(entry.name).Key("step");
+    entry.step ? json.Number(*entry.step) : json.Null();
+    json.Key("state").String(StateName(entry.state)).Key("detail").String(entry.detail);
+    json.Key("bytes").Number(entry.bytes).Key("world_size");
+    entry.world_size != 0 ? json.Number(entry.world_size) : json.Null();
+    json.Key("save_id");
+    entry.save_id ? json.String(ToString(*entry.save_id)) : json.Null();
+    json.EndObject();
+  }
+  return json.EndArray().Take();
+}
+
+std::string AsTable(const std::vector<CheckpointEntry>& entries) {
+  Table table({{"name"},
+               {"step", Table::Align::kRight},
+               {"size", Table::Align::kRight},
+               {"ranks", Table::Align::kRight},
+               {"state"}});
+  for (const CheckpointEntry& entry : entries) {
+    std::string state(StateName(entry.state));
+    state += entry.detail.empty() ? "" : ": " + entry.detail;
+    table.Add({entry.name, entry.step ? std::to_string(*entry.step) : "-", FormatBytes(entry.bytes),
+               entry.world_size != 0 ? std::to_string(entry.world_size) : "-", state});
+  }
+  return table.ToString();
+}
+
+Result<Outcome> Run(const Options& options) {
+  VARVE_ASSIGN_OR_RETURN(const auto entries, ListCheckpoints(options.directory));
+  if (options.json) {
+    return Outcome{AsJson(entries)};
+  }
+  if (entries.empty()) {
+    return Outcome{"no checkpoints in " + Printable(options.directory) + "\n"};
+  }
+  return Outcome{AsTable(entries)};
+}
+
+}  // namespace
+
+void AddLs(CLI::App& app, Verb* chosen) {
+  CLI::App* verb = app.add_subcommand("ls", "List the checkpoints in a directory");
+  verb->footer(kHelp);
+  const auto options = std::make_shared<Options>();
+  verb->add_option("DIR", options->directory, "Directory of checkpoints, or one checkpoint")
+      ->required();
+  verb->add_flag("--json", options->json,
+                 "A list of objects: name, step, state, detail, bytes, world_size, save_id");
+  verb->callback([=] { *chosen = [=] { return Run(*options); }; });
+}
+
+}  // namespace varve::cli

@@ -1,0 +1,114 @@
+// varve: the command line. Parses, runs one verb, prints, and says by its exit code how it went.
+
+#include <cerrno>
+#include <csignal>
+#include <cstdio>
+#include <string>
+#include <string_view>
+#include <system_error>
+
+#include <CLI/CLI.hpp>
+#include <unistd.h>
+
+#include "text.h"
+#include "varve/version.h"
+#include "verbs.h"
+
+namespace varve::cli {
+namespace {
+
+constexpr const char* kDescription =
+    "Looks after checkpoints of model training that varve has written.\n"
+    "\n"
+    "A checkpoint is a directory: plain safetensors data files, an index (manifest.bin) and a\n"
+    "commit record (varve.json) that is written last. It is visible only when whole.\n";
+
+constexpr const char* kFooter =
+    "Examples:\n"
+    "  varve ls run/                       what is there, and is it whole?\n"
+    "  varve inspect run/step-00001000     what does it hold?\n"
+    "  varve verify run/step-00001000      is every byte what was written?\n"
+    "  varve export run/step-00001000 model.safetensors --include 'model.*'\n"
+    "\n"
+    "Exit codes:\n"
+    "  0  done; for verify: clean\n"
+    "  1  damage was found\n"
+    "  2  wrong usage, or an error: nothing can be said about damage\n"
+    "\n"
+    "Results go to standard output, errors and progress to standard error.\n"
+    "`varve VERB --help` tells more about a verb.";
+
+int Fail(std::string_view message, int exit_code) {
+  std::fputs(("varve: " + Printable(message) + "\n").c_str(), stderr);
+  return exit_code;
+}
+
+/// Writes all of `text` to standard output. A reader that has gone (`varve ls | head -1`) has what
+/// it wanted: that is success.
+bool Print(std::string_view text) {
+  while (!text.empty()) {
+    const ssize_t written = ::write(STDOUT_FILENO, text.data(), text.size());
+    if (written < 0 && errno == EINTR) {
+      continue;
+    }
+    if (written < 0) {
+      return errno == EPIPE;
+    }
+    text.remove_prefix(static_cast<std::size_t>(written));
+  }
+  return true;
+}
+
+int PrintOrFail(std::string_view text, int exit_code) {
+  if (Print(text)) {
+    return exit_code;
+  }
+  return Fail("cannot write to standard output: " + std::generic_category().message(errno),
+              kExitError);
+}
+
+int Main(int argc, char** argv) {
+  // A closed pipe must not kill a repair half way; Print sees it as an error of write.
+  (void)std::signal(SIGPIPE, SIG_IGN);
+
+  CLI::App app(kDescription, "varve");
+  app.footer(kFooter);
+  app.set_version_flag("--version", "varve " + std::string(Version()) + " (native format " +
+                                        std::to_string(kFormatVersion) + ")");
+  app.require_subcommand(1);
+  app.get_formatter()->column_width(26);
+  Verb chosen;
+  AddLs(app, &chosen);
+  AddInspect(app, &chosen);
+  AddVerify(app, &chosen);
+  AddRepair(app, &chosen);
+  AddGc(app, &chosen);
+  AddExport(app, &chosen);
+
+  try {
+    app.parse(argc, argv);
+  } catch (const CLI::CallForHelp&) {
+    // The help of the verb that was named, or of all.
+    const auto verbs = app.get_subcommands();
+    return PrintOrFail(verbs.empty() ? app.help() : verbs.front()->help("varve"), kExitOk);
+  } catch (const CLI::CallForVersion& version) {
+    return PrintOrFail(std::string(version.what()) + "\n", kExitOk);
+  } catch (const CLI::ParseError& error) {
+    const auto verbs = app.get_subcommands();
+    const std::string help =
+        verbs.empty() ? "varve --help" : "varve " + verbs.front()->get_name() + " --help";
+    return Fail(std::string(error.what()) + "; see `" + help + "`", kExitError);
+  }
+
+  const Result<Outcome> outcome = chosen();
+  if (!outcome.ok()) {
+    const bool damage = outcome.status().code() == StatusCode::kDataLoss;
+    return Fail(outcome.status().message(), damage ? kExitDamage : kExitError);
+  }
+  return PrintOrFail(outcome->text, outcome->exit_code);
+}
+
+}  // namespace
+}  // namespace varve::cli
+
+int main(int argc, char** argv) { return varve::cli::Main(argc, argv); }

@@ -1,0 +1,52 @@
+#include <memory>
+
+#include "json.h"
+#include "text.h"
+#include "varve/catalogue.h"
+#include "verbs.h"
+
+namespace varve::cli {
+namespace {
+
+constexpr const char* kHelp =
+    "Rebuilds the index (manifest.bin and varve.json) of a checkpoint from the headers of its "
+    "data\n"
+    "files, byte for byte as it was. Also turns a complete set of files that ranks have saved\n"
+    "without coordination into a committed checkpoint.\n"
+    "\n"
+    "Data is neither read nor changed: `varve verify` tells whether it is sound. Refuses when a\n"
+    "header is damaged (exit code 1) or when files of some ranks are missing (exit code 2).";
+
+struct Options {
+  std::string path;
+  bool json = false;
+};
+
+Result<Outcome> Run(const Options& options) {
+  VARVE_ASSIGN_OR_RETURN(const RepairReport report, Repair(options.path));
+  if (options.json) {
+    JsonWriter json;
+    json.BeginObject().Key("checkpoint").String(options.path);
+    json.Key("save_id").String(ToString(report.save_id));
+    json.Key("files").Number(report.file_count).Key("changed").Bool(report.changed).EndObject();
+    return Outcome{json.Take()};
+  }
+  const std::string files = Count(report.file_count, "data file");
+  return Outcome{Printable(options.path) + ": " +
+                 (report.changed ? "rebuilt the index from " + files
+                                 : "the index is what " + files + " say; nothing to do") +
+                 " (save " + ToString(report.save_id) + ")\n"};
+}
+
+}  // namespace
+
+void AddRepair(CLI::App& app, Verb* chosen) {
+  CLI::App* verb = app.add_subcommand("repair", "Rebuild a lost or damaged index");
+  verb->footer(kHelp);
+  const auto options = std::make_shared<Options>();
+  verb->add_option("CKPT", options->path, "A checkpoint directory")->required();
+  verb->add_flag("--json", options->json, "An object: checkpoint, save_id, files, changed");
+  verb->callback([=] { *chosen = [=] { return Run(*options); }; });
+}
+
+}  // namespace varve::cli

@@ -1,0 +1,156 @@
+#include "text.h"
+
+#include <algorithm>
+#include <array>
+#include <cassert>
+#include <cstdio>
+
+namespace varve::cli {
+namespace {
+
+constexpr char32_t kReplacement = 0xFFFD;
+
+bool IsControl(char32_t c) { return c < 0x20 || (c >= 0x7F && c < 0xA0); }
+
+std::string HexByte(std::uint8_t byte) {
+  constexpr std::string_view kDigits = "0123456789abcdef";
+  return {kDigits[byte >> 4], kDigits[byte & 15]};
+}
+
+/// Code points; wide and combining characters are rare enough in names of tensors.
+std::size_t Width(std::string_view printable) {
+  return static_cast<std::size_t>(std::count_if(printable.begin(), printable.end(), [](char c) {
+    return (static_cast<unsigned char>(c) & 0xC0U) != 0x80U;
+  }));
+}
+
+}  // namespace
+
+std::string FormatBytes(std::uint64_t bytes) {
+  constexpr std::array<const char*, 6> kUnits = {"KiB", "MiB", "GiB", "TiB", "PiB", "EiB"};
+  if (bytes < 1024) {
+    return std::to_string(bytes) + " B";
+  }
+  double value = static_cast<double>(bytes) / 1024;
+  std::size_t unit = 0;
+  // 1023.95 would be printed as 1024.0.
+  while (value >= 1023.95 && unit + 1 < kUnits.size()) {
+    value /= 1024;
+    ++unit;
+  }
+  std::array<char, 32> text{};
+  std::snprintf(text.data(), text.size(), "%.1f %s", value, kUnits[unit]);
+  return text.data();
+}
+
+std::string Count(std::uint64_t count, std::string_view noun) {
+  return std::to_string(count) + " " + std::string(noun) + (count == 1 ? "" : "s");
+}
+
+std::string Hex(std::span<const std::uint8_t> bytes) {
+  std::string hex;
+  for (const std::uint8_t byte : bytes) {
+    hex += HexByte(byte);
+  }
+  return hex;
+}
+
+char32_t TakeCodePoint(std::string_view* rest) {
+  assert(!rest->empty());
+  const auto at = [&](std::size_t i) { return static_cast<unsigned char>((*rest)[i]); };
+  const unsigned char first = at(0);
+  const std::size_t length = first < 0x80                    ? 1
+                             : first >= 0xC2 && first < 0xE0 ? 2
+                             : first >= 0xE0 && first < 0xF0 ? 3
+                             : first >= 0xF0 && first < 0xF5 ? 4
+                                                             : 0;
+  char32_t code_point = length <= 1 ? first : first & (0x7FU >> length);
+  bool good = length != 0 && length <= rest->size();
+  for (std::size_t i = 1; good && i < length; ++i) {
+    good = (at(i) & 0xC0U) == 0x80U;
+    code_point = (code_point << 6) | (at(i) & 0x3FU);
+  }
+  constexpr std::array<char32_t, 5> kSmallest = {0, 0, 0x80, 0x800, 0x10000};
+  const bool surrogate = code_point >= 0xD800 && code_point < 0xE000;
+  if (!good || surrogate || code_point < kSmallest.at(length) || code_point > 0x10FFFF) {
+    rest->remove_prefix(1);
+    return kReplacement;
+  }
+  rest->remove_prefix(length);
+  return code_point;
+}
+
+void AppendUtf8(char32_t code_point, std::string* out) {
+  const auto put = [&](char32_t byte) { out->push_back(static_cast<char>(byte)); };
+  if (code_point < 0x80) {
+    put(code_point);
+    return;
+  }
+  if (code_point < 0x800) {
+    put(0xC0U | (code_point >> 6));
+  } else {
+    if (code_point < 0x10000) {
+      put(0xE0U | (code_point >> 12));
+    } else {
+      put(0xF0U | (code_point >> 18));
+      put(0x80U | ((code_point >> 12) & 0x3FU));
+    }
+    put(0x80U | ((code_point >> 6) & 0x3FU));
+  }
+  put(0x80U | (code_point & 0x3FU));
+}
+
+std::string Printable(std::string_view text) {
+  std::string out;
+  while (!text.empty()) {
+    const char32_t c = TakeCodePoint(&text);
+    if (IsControl(c)) {
+      out += "\\x" + HexByte(static_cast<std::uint8_t>(c));
+    } else {
+      AppendUtf8(c, &out);
+    }
+  }
+  return out;
+}
+
+void Table::Add(const std::vector<std::string>& cells) {
+  assert(cells.size() == columns_.size());
+  std::vector<std::string> row;
+  row.reserve(cells.size());
+  for (const std::string& cell : cells) {
+    row.push_back(Printable(cell));
+  }
+  rows_.push_back(std::move(row));
+}
+
+std::string Table::ToString() const {
+  std::vector<std::string> titles;
+  std::vector<std::size_t> widths;
+  for (const Column& column : columns_) {
+    titles.push_back(column.title);
+    widths.push_back(Width(column.title));
+  }
+  for (const auto& row : rows_) {
+    for (std::size_t i = 0; i < row.size(); ++i) {
+      widths[i] = std::max(widths[i], Width(row[i]));
+    }
+  }
+  std::string out;
+  const auto append = [&](const std::vector<std::string>& row) {
+    std::string line;
+    for (std::size_t i = 0; i < row.size(); ++i) {
+      const std::string padding(widths[i] - Width(row[i]), ' ');
+      line += i == 0 ? "" : "  ";
+      line += columns_[i].align == Align::kLeft ? row[i] + padding : padding + row[i];
+    }
+    line.erase(line.find_last_not_of(' ') + 1);
+    out += line + "\n";
+  };
+  append(titles);
+  for (const auto& row : rows_) {
+    append(row);
+  }
+  return out;
+}
+
+}  // namespace varve::cli

@@ -1,0 +1,53 @@
+/// Text for people: sizes, tables, and names that cannot disturb a terminal.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace varve::cli {
+
+/// "512 B", "1.5 GiB".
+std::string FormatBytes(std::uint64_t bytes);
+
+/// "3 tensors", "1 tensor".
+std::string Count(std::uint64_t count, std::string_view noun);
+
+std::string Hex(std::span<const std::uint8_t> bytes);
+
+/// The first code point of `*rest`, which must not be empty, and moves past it. A byte that does
+/// not begin a well-formed UTF-8 sequence (Unicode 15, table 3-7) gives U+FFFD and is skipped.
+char32_t TakeCodePoint(std::string_view* rest);
+
+void AppendUtf8(char32_t code_point, std::string* out);
+
+/// Names come out of files that anyone may have written: malformed UTF-8 becomes U+FFFD, and
+/// control characters, which could move the cursor or retitle the window, become "\x1b".
+std::string Printable(std::string_view text);
+
+/// Columns, padded to their widest cell and two spaces apart. Cells are made Printable.
+class Table {
+ public:
+  enum class Align : std::uint8_t { kLeft, kRight };
+  struct Column {
+    std::string title;
+    Align align = Align::kLeft;
+  };
+
+  explicit Table(std::vector<Column> columns) : columns_(std::move(columns)) {}
+
+  /// As many cells as there are columns.
+  void Add(const std::vector<std::string>& cells);
+
+  /// Titles and rows, each line ended by a newline.
+  [[nodiscard]] std::string ToString() const;
+
+ private:
+  std::vector<Column> columns_;
+  std::vector<std::vector<std::string>> rows_;
+};
+
+}  // namespace varve::cli

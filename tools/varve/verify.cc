@@ -1,0 +1,95 @@
+#include <memory>
+
+#include "json.h"
+#include "progress.h"
+#include "text.h"
+#include "varve/catalogue.h"
+#include "verbs.h"
+
+namespace varve::cli {
+namespace {
+
+constexpr const char* kHelp =
+    "Re-reads every byte of a checkpoint and compares all checksums, and the index with what the\n"
+    "data files say of themselves. Each damaged stretch is printed with its file, its bytes\n"
+    "[begin, end) and the tensors and values that lie there; the rest still loads.\n"
+    "\n"
+    "Exits with 0 when the checkpoint is clean, 1 when damage was found, 2 when it could not be\n"
+    "examined (there is none, or files of some ranks are still missing).\n"
+    "Where only the index is damaged, `varve repair` rebuilds it from the data files.";
+
+struct Options {
+  std::string path;
+  bool json = false;
+};
+
+std::string AsJson(const Options& options, const VerifyReport& report, double seconds) {
+  JsonWriter json;
+  json.BeginObject().Key("checkpoint").String(options.path);
+  json.Key("clean").Bool(report.clean());
+  json.Key("bytes_checked").Number(report.bytes_checked).Key("seconds").Seconds(seconds);
+  json.Key("damages").BeginArray();
+  for (const Damage& damage : report.damages) {
+    json.BeginObject().Key("file");
+    damage.file.empty() ? json.Null() : json.String(damage.file);
+    json.Key("begin").Number(damage.begin).Key("end").Number(damage.end);
+    json.Key("tensors").Strings(damage.tensors).Key("problem").String(damage.problem);
+    json.EndObject();
+  }
+  return json.EndArray().EndObject().Take();
+}
+
+std::string DamageLine(const Damage& damage) {
+  std::string line = "damaged: ";
+  if (!damage.file.empty()) {
+    line += damage.file;
+    if (damage.end > damage.begin) {
+      line += " [" + std::to_string(damage.begin) + ", " + std::to_string(damage.end) + ")";
+    }
+    line += ": ";
+  }
+  line += damage.problem;
+  // One block may hold thousands of small tensors; --json names them all.
+  constexpr std::size_t kMaxNamed = 20;
+  for (std::size_t i = 0; i < damage.tensors.size() && i < kMaxNamed; ++i) {
+    line += (i == 0 ? "; holds " : ", ") + damage.tensors[i];
+  }
+  if (damage.tensors.size() > kMaxNamed) {
+    line += " and " + std::to_string(damage.tensors.size() - kMaxNamed) + " more";
+  }
+  return Printable(line) + "\n";
+}
+
+Result<Outcome> Run(const Options& options) {
+  Progress progress("verify", options.json);
+  const auto report = Verify(options.path, PosixStorage(), progress.function());
+  const double seconds = progress.seconds();
+  progress.Finish();
+  VARVE_RETURN_IF_ERROR(report.status());
+  const int exit_code = report->clean() ? kExitOk : kExitDamage;
+  if (options.json) {
+    return Outcome{AsJson(options, *report, seconds), exit_code};
+  }
+  std::string text;
+  for (const Damage& damage : report->damages) {
+    text += DamageLine(damage);
+  }
+  text += Printable(options.path) + ": " +
+          (report->clean() ? "clean" : "damaged in " + Count(report->damages.size(), "place")) +
+          ", read " + BytesAndSpeed(report->bytes_checked, seconds) + "\n";
+  return Outcome{std::move(text), exit_code};
+}
+
+}  // namespace
+
+void AddVerify(CLI::App& app, Verb* chosen) {
+  CLI::App* verb = app.add_subcommand("verify", "Re-read every byte and name what is damaged");
+  verb->footer(kHelp);
+  const auto options = std::make_shared<Options>();
+  verb->add_option("CKPT", options->path, "A checkpoint directory")->required();
+  verb->add_flag("--json", options->json,
+                 "An object: checkpoint, clean, bytes_checked, seconds, damages");
+  verb->callback([=] { *chosen = [=] { return Run(*options); }; });
+}
+
+}  // namespace varve::cli
