@@ -1,0 +1,106 @@
+#include <nanobind/ndarray.h>
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
+
+#include "bindings.h"
+#include "varve/catalogue.h"
+
+namespace varve::python {
+namespace {
+
+nb::list ListPython(const std::string& directory) {
+  Result<std::vector<CheckpointEntry>> entries = Internal("not run");
+  {
+    const nb::gil_scoped_release release;
+    entries = ListCheckpoints(directory);
+  }
+  RaiseIfError(entries.status());
+  nb::list out;
+  for (const CheckpointEntry& entry : *entries) {
+    nb::dict item;
+    item["name"] = ToPath(entry.name);
+    item["state"] = std::string(StateName(entry.state));
+    item["detail"] = ToText(entry.detail);
+    item["step"] = entry.step;
+    item["bytes"] = entry.bytes;
+    item["world_size"] = entry.world_size;
+    out.append(item);
+  }
+  return out;
+}
+
+nb::list VerifyPython(const std::string& path) {
+  Result<VerifyReport> report = Internal("not run");
+  {
+    const nb::gil_scoped_release release;
+    report = Verify(path);
+  }
+  RaiseIfError(report.status());
+  nb::list out;
+  for (const Damage& damage : report->damages) {
+    nb::dict item;
+    item["file"] = ToPath(damage.file);
+    item["begin"] = damage.begin;
+    item["end"] = damage.end;
+    item["tensors"] = damage.tensors;
+    item["problem"] = ToText(damage.problem);
+    out.append(item);
+  }
+  return out;
+}
+
+bool RepairPython(const std::string& path) {
+  Result<RepairReport> report = Internal("not run");
+  {
+    const nb::gil_scoped_release release;
+    report = Repair(path);
+  }
+  RaiseIfError(report.status());
+  return report->changed;
+}
+
+nb::list GarbagePython(const std::string& directory, bool dry_run) {
+  Result<GarbageReport> report = Internal("not run");
+  {
+    const nb::gil_scoped_release release;
+    report = CollectGarbage(directory, dry_run);
+  }
+  RaiseIfError(report.status());
+  nb::list out;
+  for (const std::string& path : report->removed) {
+    out.append(ToPath(path));
+  }
+  return out;
+}
+
+/// Any array that speaks DLPack or the buffer protocol, on the CPU, as
+/// (dtype code, bits, shape, strides in elements, address). The caller keeps the array alive.
+template <class Array>
+nb::tuple DescribeArray(Array array) {
+  nb::list shape;
+  nb::list strides;
+  for (std::size_t d = 0; d < array.ndim(); ++d) {
+    shape.append(array.shape(d));
+    strides.append(array.stride(d));
+  }
+  return nb::make_tuple(static_cast<int>(array.dtype().code), static_cast<int>(array.dtype().bits),
+                        nb::tuple(shape), nb::tuple(strides),
+                        reinterpret_cast<std::uintptr_t>(array.data()));
+}
+
+}  // namespace
+
+void BindCatalogue(nb::module_& module) {
+  module.def("list_checkpoints", &ListPython, nb::arg("directory"));
+  module.def("verify", &VerifyPython, nb::arg("path"));
+  module.def("repair", &RepairPython, nb::arg("path"));
+  module.def("collect_garbage", &GarbagePython, nb::arg("directory"), nb::arg("dry_run") = false);
+  // Never converted: that would describe a copy that is gone when the call returns.
+  module.def("describe_array", &DescribeArray<nb::ndarray<nb::ro, nb::device::cpu>>,
+             nb::arg("array").noconvert());
+  module.def("describe_writable_array", &DescribeArray<nb::ndarray<nb::device::cpu>>,
+             nb::arg("array").noconvert());
+}
+
+}  // namespace varve::python

@@ -1,0 +1,357 @@
+#include <algorithm>
+#include <atomic>
+#include <chrono>
+#include <cstring>
+#include <optional>
+
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
+
+#include "bindings.h"
+#include "varve/checkpoint.h"
+#include "varve/options.h"
+
+namespace varve::python {
+namespace {
+
+class PythonCoordinator final : public Coordinator {
+ public:
+  explicit PythonCoordinator(nb::object object)
+      : object_(std::move(object)),
+        rank_(nb::cast<int>(object_.attr("rank"))),
+        size_(nb::cast<int>(object_.attr("size"))) {}
+
+  [[nodiscard]] int rank() const override { return rank_; }
+  [[nodiscard]] int size() const override { return size_; }
+
+  Status Send(int to, std::string_view message, Deadline deadline) override {
+    const nb::gil_scoped_acquire gil;
+    return Guard([&] {
+      object_.attr("send")(to, nb::bytes(message.data(), message.size()), Seconds(deadline));
+      return Status::Ok();
+    });
+  }
+
+  Result<std::string> Receive(int from, Deadline deadline) override {
+    const nb::gil_scoped_acquire gil;
+    std::string message;
+    Status status = Guard([&] {
+      const auto bytes = nb::cast<nb::bytes>(object_.attr("receive")(from, Seconds(deadline)));
+      message.assign(bytes.c_str(), bytes.size());
+      return Status::Ok();
+    });
+    VARVE_RETURN_IF_ERROR(status);
+    return message;
+  }
+
+ private:
+  static double Seconds(Deadline deadline) {
+    return std::max(
+        std::chrono::duration<double>(deadline - std::chrono::steady_clock::now()).count(), 0.0);
+  }
+
+  template <class Call>
+  static Status Guard(Call call) {
+    try {
+      return call();
+    } catch (nb::python_error& error) {
+      return Unavailable(nb::cast<std::string>(nb::str(error.value())));
+    } catch (const std::exception& error) {
+      return Unavailable(error.what());
+    }
+  }
+
+  nb::object object_;
+  int rank_;
+  int size_;
+};
+
+/// A tuple, list or torch.Size of non-negative ints.
+template <class Vector>
+Vector Integers(nb::handle sequence) {
+  Vector out;
+  const std::size_t size = nb::len(sequence);
+  out.reserve(size);
+  for (std::size_t i = 0; i < size; ++i) {
+    out.push_back(nb::cast<typename Vector::value_type>(nb::object(sequence[i])));
+  }
+  return out;
+}
+
+DType DTypeAt(nb::handle number) {
+  const int value = nb::cast<int>(number);
+  if (value < 0 || value >= kDTypeCount) {
+    Raise(InvalidArgument("unknown dtype number " + std::to_string(value)));
+  }
+  return static_cast<DType>(value);
+}
+
+/// (fqn, dtype number, shape, offsets or None, sizes or None, address, strides or None). Offsets
+/// and sizes None mean the whole tensor.
+template <class Tensor>
+Tensor TensorFrom(nb::handle item) {
+  Tensor tensor;
+  tensor.fqn = nb::cast<std::string>(nb::object(item[0]));
+  tensor.dtype = DTypeAt(nb::object(item[1]));
+  tensor.shape = Integers<Dims>(nb::object(item[2]));
+  if (const nb::object offsets = item[3]; offsets.is_none()) {
+    tensor.box = WholeBox(tensor.shape);
+  } else {
+    tensor.box = {Integers<Dims>(offsets), Integers<Dims>(nb::object(item[4]))};
+  }
+  tensor.data = reinterpret_cast<void*>(nb::cast<std::uintptr_t>(nb::object(item[5])));
+  if (const nb::object strides = item[6]; !strides.is_none()) {
+    tensor.strides = Integers<Strides>(strides);
+  }
+  return tensor;
+}
+
+template <class Tensor>
+std::vector<Tensor> TensorsFrom(const nb::list& list) {
+  std::vector<Tensor> tensors;
+  tensors.reserve(nb::len(list));
+  for (const nb::handle item : list) {
+    tensors.push_back(TensorFrom<Tensor>(item));
+  }
+  return tensors;
+}
+
+/// Progress to a Python callable, at most every 50 ms: taking the GIL for each block would make
+/// the training thread wait.
+ProgressFunction MakeProgress(nb::object callback) {
+  if (callback.is_none()) {
+    return {};
+  }
+  auto last = std::make_shared<std::atomic<std::int64_t>>(0);
+  // The object is only touched with the GIL held, its last reference included.
+  auto holder =
+      std::shared_ptr<nb::object>(new nb::object(std::move(callback)), [](nb::object* object) {
+        const nb::gil_scoped_acquire gil;
+        delete object;
+      });
+  return [last, holder](std::uint64_t done, std::uint64_t total) {
+    const auto now = std::chrono::duration_cast<std::chrono::milliseconds>(
+                         std::chrono::steady_clock::now().time_since_epoch())
+                         .count();
+    std::int64_t before = *last;
+    if ((now - before < 50 && done != total) || !last->compare_exchange_strong(before, now)) {
+      return;
+    }
+    const nb::gil_scoped_acquire gil;
+    try {
+      (*holder)(done, total);
+    } catch (nb::python_error& error) {
+      error.discard_as_unraisable("progress callback");
+    }
+  };
+}
+
+SaveId SaveIdFrom(const nb::bytes& bytes) {
+  SaveId id;
+  if (bytes.size() != id.bytes.size()) {
+    Raise(InvalidArgument("save_id must be 16 bytes"));
+  }
+  std::memcpy(id.bytes.data(), bytes.c_str(), id.bytes.size());
+  return id;
+}
+
+template <class T>
+void Set(const nb::dict& options, const char* name, T* out) {
+  if (options.contains(name)) {
+    *out = nb::cast<T>(options[name]);
+  }
+}
+
+std::chrono::milliseconds TimeoutFrom(const nb::dict& options, std::chrono::milliseconds standard) {
+  double seconds = std::chrono::duration<double>(standard).count();
+  Set(options, "timeout", &seconds);
+  return std::chrono::milliseconds(static_cast<std::int64_t>(seconds * 1000));
+}
+
+SaveOptions SaveOptionsFrom(const nb::dict& options) {
+  SaveOptions out;
+  Set(options, "overwrite", &out.overwrite);
+  Set(options, "coordinate", &out.coordinate);
+  Set(options, "direct", &out.direct);
+  Set(options, "writes_in_flight", &out.writes_in_flight);
+  Set(options, "block_bytes", &out.block_bytes);
+  out.timeout = TimeoutFrom(options, out.timeout);
+  if (options.contains("save_id")) {
+    out.save_id = SaveIdFrom(nb::cast<nb::bytes>(options["save_id"]));
+  }
+  if (options.contains("progress")) {
+    out.progress = MakeProgress(options["progress"]);
+  }
+  return out;
+}
+
+LoadOptions LoadOptionsFrom(const nb::dict& options) {
+  LoadOptions out;
+  Set(options, "strict", &out.strict);
+  Set(options, "max_gap_bytes", &out.max_gap_bytes);
+  Set(options, "io_threads", &out.io_threads);
+  out.timeout = TimeoutFrom(options, out.timeout);
+  if (options.contains("progress")) {
+    out.progress = MakeProgress(options["progress"]);
+  }
+  return out;
+}
+
+nb::dict SavePython(const nb::list& tensors, const nb::list& objects, const nb::bytes& structure,
+                    const std::string& path, const nb::dict& options, nb::object coordinator) {
+  State state;
+  state.tensors = TensorsFrom<SourceTensor>(tensors);
+  for (const nb::handle item : objects) {
+    const auto encoded = nb::cast<nb::bytes>(nb::object(item[1]));
+    state.objects.push_back(
+        {nb::cast<std::string>(nb::object(item[0])), {encoded.c_str(), encoded.size()}});
+  }
+  state.structure.assign(structure.c_str(), structure.size());
+  const SaveOptions save_options = SaveOptionsFrom(options);
+  const auto ranks = MakeCoordinator(std::move(coordinator));
+  Result<SaveReport> report = Internal("not run");
+  {
+    const nb::gil_scoped_release release;
+    report = Save(state, path, save_options, *ranks);
+  }
+  RaiseIfError(report.status());
+  nb::dict out;
+  out["save_id"] = ToString(report->save_id);
+  out["bytes_written"] = report->bytes_written;
+  out["seconds"] = report->seconds;
+  out["direct"] = report->direct;
+  out["differing_objects"] = report->differing_objects;
+  return out;
+}
+
+class PythonReader {
+ public:
+  explicit PythonReader(const std::string& path)
+      : reader_([&] {
+          const nb::gil_scoped_release release;
+          return CheckpointReader::Open(path);
+        }()) {
+    RaiseIfError(reader_.status());
+  }
+
+  CheckpointReader& reader() { return **reader_; }
+
+  nb::object Structure() {
+    Result<Value> value = Internal("not run");
+    {
+      const nb::gil_scoped_release release;
+      value = reader().ReadStructure();
+    }
+    return FromValue(ValueOrRaise(std::move(value)), false);
+  }
+
+  nb::list Objects(const std::vector<std::string>& fqns, bool allow_pickle) {
+    Result<std::vector<Value>> values = Internal("not run");
+    {
+      const nb::gil_scoped_release release;
+      values = reader().ReadObjects(fqns);
+    }
+    RaiseIfError(values.status());
+    nb::list out;
+    for (std::size_t i = 0; i < fqns.size(); ++i) {
+      try {
+        out.append(FromValue((*values)[i], allow_pickle));
+      } catch (const nb::python_error& error) {
+        nb::module_::import_("varve._values").attr("name_failure")(fqns[i], error.value());
+      }
+    }
+    return out;
+  }
+
+  nb::dict Tensors() {
+    nb::dict out;
+    for (const TensorMetadata& tensor : reader().metadata().tensors) {
+      nb::list shape;
+      for (const std::uint64_t size : tensor.shape) {
+        shape.append(size);
+      }
+      out[nb::str(tensor.fqn.data(), tensor.fqn.size())] =
+          nb::make_tuple(static_cast<int>(tensor.dtype), nb::tuple(shape));
+    }
+    return out;
+  }
+
+  nb::list ObjectNames() {
+    nb::list out;
+    for (const ObjectMetadata& object : reader().metadata().objects) {
+      out.append(nb::str(object.fqn.data(), object.fqn.size()));
+    }
+    return out;
+  }
+
+  nb::dict LoadInto(const nb::list& targets, const std::vector<std::string>& objects,
+                    const std::vector<std::string>& missing,
+                    const std::vector<std::string>& mismatched,
+                    const std::vector<std::string>& known, const nb::dict& options,
+                    nb::object coordinator) {
+    const LoadRequest request{TensorsFrom<TargetTensor>(targets), objects, missing, mismatched,
+                              known};
+    const LoadOptions load_options = LoadOptionsFrom(options);
+    const auto ranks = MakeCoordinator(std::move(coordinator));
+    Result<LoadReport> report = Internal("not run");
+    {
+      const nb::gil_scoped_release release;
+      report = Load(reader(), request, load_options, *ranks);
+    }
+    RaiseIfError(report.status());
+    nb::dict out;
+    out["bytes_read"] = report->bytes_read;
+    out["seconds"] = report->seconds;
+    out["missing"] = report->missing;
+    out["unexpected"] = report->unexpected;
+    out["mismatched"] = report->mismatched;
+    return out;
+  }
+
+ private:
+  Result<std::unique_ptr<CheckpointReader>> reader_;
+};
+
+}  // namespace
+
+std::unique_ptr<Coordinator> MakeCoordinator(nb::object object) {
+  if (object.is_none()) {
+    return MakeSingleProcessCoordinator();
+  }
+  return std::make_unique<PythonCoordinator>(std::move(object));
+}
+
+void BindCheckpoint(nb::module_& module) {
+  module.def("save", &SavePython, nb::arg("tensors"), nb::arg("objects"), nb::arg("structure"),
+             nb::arg("path"), nb::arg("options"), nb::arg("coordinator").none());
+  // Tells the other ranks, within the exchange they are in, that this one failed.
+  module.def(
+      "report_failure",
+      [](nb::object coordinator, const std::string& what, const std::string& message,
+         const nb::dict& options) {
+        const auto timeout = TimeoutFrom(options, std::chrono::minutes(30));
+        const auto ranks = MakeCoordinator(std::move(coordinator));
+        Status status;
+        {
+          const nb::gil_scoped_release release;
+          status = Agree(*ranks, what, InvalidArgument(message),
+                         std::chrono::steady_clock::now() + timeout);
+        }
+        RaiseIfError(status);
+      },
+      nb::arg("coordinator").none(), nb::arg("what"), nb::arg("message"), nb::arg("options"));
+  nb::class_<PythonReader>(module, "Reader")
+      .def(nb::init<const std::string&>(), nb::arg("path"))
+      .def_prop_ro("directory", [](PythonReader& self) { return self.reader().directory(); })
+      .def_prop_ro("world_size",
+                   [](PythonReader& self) { return self.reader().metadata().world_size; })
+      .def("structure", &PythonReader::Structure)
+      .def("tensors", &PythonReader::Tensors)
+      .def("object_names", &PythonReader::ObjectNames)
+      .def("objects", &PythonReader::Objects, nb::arg("fqns"), nb::arg("allow_pickle") = false)
+      .def("load", &PythonReader::LoadInto, nb::arg("targets"), nb::arg("objects"),
+           nb::arg("missing"), nb::arg("mismatched"), nb::arg("known"), nb::arg("options"),
+           nb::arg("coordinator").none());
+}
+
+}  // namespace varve::python

@@ -1,0 +1,54 @@
+// What the binding files share. The module holds no logic: it converts arguments, releases the
+// GIL and calls the C++ API.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <utility>
+
+#include <nanobind/nanobind.h>
+
+#include "varve/coordinator.h"
+#include "varve/status.h"
+#include "varve/value.h"
+
+namespace varve::python {
+
+namespace nb = nanobind;
+
+/// Raises the Python exception for an error; the table of types is varve/errors.py.
+[[noreturn]] void Raise(const Status& status);
+
+inline void RaiseIfError(const Status& status) {
+  if (!status.ok()) {
+    Raise(status);
+  }
+}
+
+template <class T>
+T ValueOrRaise(Result<T> result) {
+  RaiseIfError(result.status());
+  return std::move(result).value();
+}
+
+/// Conversion between Python objects and values; exotic types go through varve/_values.py. `path`
+/// says where in the state the object is, for messages. Both need the GIL.
+Value ToValue(nb::handle object, const std::string& path, bool allow_pickle);
+nb::object FromValue(const Value& value, bool allow_pickle);
+
+nb::bytes ToBytes(const std::string& bytes);
+
+/// A message for people: it may quote damaged bytes, which must not become an error of their own.
+nb::object ToText(const std::string& text);
+/// A path, as os.fsdecode gives it.
+nb::object ToPath(const std::string& path);
+
+/// A Coordinator over a Python object with rank, size, send(to, bytes, seconds) and
+/// receive(from, seconds) -> bytes; None gives a single process. Takes the GIL for each message.
+std::unique_ptr<Coordinator> MakeCoordinator(nb::object object);
+
+void BindValues(nb::module_& module);
+void BindCheckpoint(nb::module_& module);
+void BindCatalogue(nb::module_& module);
+
+}  // namespace varve::python

@@ -1,0 +1,43 @@
+#include "bindings.h"
+#include "varve/dtype.h"
+#include "varve/version.h"
+
+namespace varve::python {
+
+void Raise(const Status& status) {
+  const nb::object types = nb::module_::import_("varve.errors").attr("BY_CODE");
+  const nb::object type = types[nb::int_(static_cast<int>(status.code()))];
+  PyErr_SetObject(type.ptr(), ToText(status.message()).ptr());
+  throw nb::python_error();
+}
+
+nb::bytes ToBytes(const std::string& bytes) { return nb::bytes(bytes.data(), bytes.size()); }
+
+nb::object ToText(const std::string& text) {
+  return nb::steal(
+      PyUnicode_DecodeUTF8(text.data(), static_cast<Py_ssize_t>(text.size()), "replace"));
+}
+
+nb::object ToPath(const std::string& path) {
+  return nb::steal(
+      PyUnicode_DecodeFSDefaultAndSize(path.data(), static_cast<Py_ssize_t>(path.size())));
+}
+
+}  // namespace varve::python
+
+NB_MODULE(_core, module) {
+  using namespace varve;  // NOLINT(google-build-using-namespace): one function
+  namespace nb = nanobind;
+  module.doc() = "The binding to libvarve; use the varve package.";
+  module.attr("__version__") = nb::str(Version().data(), Version().size());
+  module.attr("FORMAT_VERSION") = kFormatVersion;
+  nb::list dtypes;
+  for (std::uint8_t i = 0; i < kDTypeCount; ++i) {
+    const auto name = DTypeName(static_cast<DType>(i));
+    dtypes.append(nb::str(name.data(), name.size()));
+  }
+  module.attr("DTYPE_NAMES") = nb::tuple(dtypes);
+  python::BindValues(module);
+  python::BindCheckpoint(module);
+  python::BindCatalogue(module);
+}

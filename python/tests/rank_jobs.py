@@ -1,0 +1,252 @@
+"""What ranks do in test_ranks.py. Functions here run in other processes: rank, size, arguments."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
+
+import varve.torch
+
+Layout = tuple[tuple[int, ...], tuple[Any, ...]]
+
+#: Whole tensors that every job knows.
+SHAPES = {"a": (10, 6), "b": (7,), "c": (3, 5, 4), "d": (1, 8)}
+
+
+def whole(name: str) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(sum(map(ord, name)))
+    return torch.randn(SHAPES[name], generator=generator)
+
+
+def placed(layout: Layout, values: bool) -> dict[str, DTensor]:
+    """DTensors of all shapes on a mesh, holding the known values or zeros."""
+    shape, placements = layout
+    mesh = init_device_mesh("cpu", shape)
+    out = {}
+    for name in SHAPES:
+        tensor = whole(name) if values else torch.zeros(SHAPES[name])
+        fitting = tuple(
+            Replicate() if isinstance(p, Shard) and p.dim >= tensor.dim() else p for p in placements
+        )
+        out[name] = distribute_tensor(tensor, mesh, fitting)
+    return out
+
+
+def save_layouts(rank: int, size: int, directory: str, layouts: dict[str, Layout]) -> None:
+    for name, layout in layouts.items():
+        varve.torch.save({"model": placed(layout, True), "step": 3}, os.path.join(directory, name))
+
+
+def load_layouts(rank: int, size: int, paths: list[str], layouts: dict[str, Layout]) -> None:
+    for path in paths:
+        for layout in layouts.values():
+            state = {"model": placed(layout, False), "step": 0}
+            varve.torch.load(state, path)
+            assert state["step"] == 3
+            for name, tensor in state["model"].items():
+                expected = distribute_tensor(whole(name), tensor.device_mesh, tensor.placements)
+                torch.testing.assert_close(tensor.to_local(), expected.to_local(), rtol=0, atol=0)
+
+
+def save_partial(rank: int, size: int, path: str) -> None:
+    mesh = init_device_mesh("cpu", (size,))
+    tensor = DTensor.from_local(torch.ones(4), mesh, [Partial()])
+    varve.torch.save({"grad": tensor}, path)
+
+
+def save_ddp(rank: int, size: int, path: str) -> int:
+    state = {f"w{i}": torch.full((64, 1024), float(i)) for i in range(8)}
+    return varve.torch.save(
+        {"model": state, "rng": varve.torch.PerRank(rank * 10)}, path
+    ).bytes_written
+
+
+def load_per_rank(rank: int, size: int, path: str) -> int:
+    state = {
+        "model": {f"w{i}": torch.zeros(64, 1024) for i in range(8)},
+        "rng": varve.torch.PerRank(None),
+    }
+    varve.torch.load(state, path)
+    assert all(bool((w == i).all()) for i, w in enumerate(state["model"].values()))
+    return state["rng"].value
+
+
+def make_training(size: int) -> tuple[torch.nn.Module, torch.optim.Optimizer]:
+    torch.manual_seed(7)
+    model = torch.nn.Sequential(torch.nn.Linear(6, 10), torch.nn.ReLU(), torch.nn.Linear(10, 3))
+    fully_shard(model, mesh=init_device_mesh("cpu", (size,)))
+    return model, torch.optim.AdamW(model.parameters(), lr=0.1)
+
+
+def train_fsdp(rank: int, size: int, path: str) -> list[float]:
+    model, optimizer = make_training(size)
+    model(torch.ones(2, 6)).sum().backward()
+    optimizer.step()
+    varve.torch.save({"model": model, "optim": optimizer}, path)
+    return _everything(model, optimizer)
+
+
+def resume_fsdp(rank: int, size: int, path: str) -> list[float]:
+    model, optimizer = make_training(size)
+    for parameter in model.parameters():
+        torch.nn.init.zeros_(parameter)
+    varve.torch.load({"model": model, "optim": optimizer}, path)
+    return _everything(model, optimizer)
+
+
+def _everything(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> list[float]:
+    """All weights and moments, gathered, as one list."""
+    out: list[float] = []
+    for parameter in model.parameters():
+        out += parameter.full_tensor().flatten().tolist()
+    for state in optimizer.state_dict()["state"].values():
+        for value in state.values():
+            full = value.full_tensor() if isinstance(value, DTensor) else value
+            out += full.flatten().tolist()
+    return out
+
+
+class Failing(dict[str, Any]):
+    """Not a container Varve stores."""
+
+
+def fail_on_one_rank(rank: int, size: int, path: str, bad: int) -> None:
+    state: dict[str, Any] = {"w": torch.ones(3)}
+    if rank == bad:
+        state["odd"] = Failing()
+    varve.torch.save(state, path, timeout=30)
+
+
+def disagree(rank: int, size: int, path: str) -> None:
+    varve.torch.save({"w": torch.ones(3 + rank)}, path, timeout=30)
+
+
+def die_in_save(rank: int, size: int, path: str, victim: int) -> None:
+    def progress(done: int, total: int) -> None:
+        if rank == victim:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    state = {"w": torch.ones(1 << 20), "mine": varve.torch.PerRank(torch.ones(1 << 20))}
+    varve.torch.save(state, path, timeout=10, progress=progress)
+
+
+def late_for_save(rank: int, size: int, path: str, victim: int, warm: bool) -> None:
+    if warm:  # The ranks have met before: the deadline falls into an exchange.
+        varve.torch.save({"w": torch.ones(3)}, path + "-before")
+    try:
+        if rank == victim:
+            raise RuntimeError("came too late")
+        varve.torch.save({"w": torch.ones(3)}, path, timeout=1)
+    finally:
+        dist.barrier()  # Nobody leaves before the others have failed.
+
+
+def separate_disks(rank: int, size: int, directory: str) -> None:
+    own = os.path.join(directory, f"disk{rank}")
+    os.makedirs(own)
+    varve.torch.save(
+        {"w": torch.ones(4), "m": varve.torch.PerRank(rank)}, own + "/step", timeout=60
+    )
+
+
+def save_without_talking(
+    rank: int, size: int, path: str, save_id: bytes, ranks: tuple[int, ...]
+) -> None:
+    if rank not in ranks:
+        return
+    mesh = init_device_mesh("cpu", (size,)) if len(ranks) == size else None
+    shard: Any
+    if mesh is not None:
+        shard = distribute_tensor(whole("a"), mesh, [Shard(0)])
+    else:
+        shard = checkpointable(whole("a"), rank, size)
+    state = {"a": shard, "same": torch.arange(5), "step": 4, "m": varve.torch.PerRank(rank)}
+    varve.torch.save(state, path, coordinate=False, save_id=save_id)
+
+
+def save_without_talking_by_default_id(rank: int, size: int, path: str) -> None:
+    state = {"a": checkpointable(whole("a"), rank, size), "step": 4}
+    varve.torch.save(state, path, coordinate=False)
+
+
+def checkpointable(tensor: torch.Tensor, rank: int, size: int) -> torch.Tensor:
+    """This rank's rows as torch 2.14's CheckpointableTensor."""
+    rows = tensor.shape[0]
+    low, high = rows * rank // size, rows * (rank + 1) // size
+    local = tensor[low:high].clone()
+    local.global_shape = tuple(tensor.shape)  # type: ignore[attr-defined]
+    local.global_offsets = ((low, *([0] * (tensor.dim() - 1))),)  # type: ignore[attr-defined]
+    local.local_offsets = ((0,) * tensor.dim(),)  # type: ignore[attr-defined]
+    local.local_sizes = (tuple(local.shape),)  # type: ignore[attr-defined]
+    return local
+
+
+def load_without_talking(rank: int, size: int, path: str) -> int:
+    target = checkpointable(torch.zeros(SHAPES["a"]), rank, size)
+    state = {
+        "a": target,
+        "same": torch.zeros(5, dtype=torch.int64),
+        "step": 0,
+        "m": varve.torch.PerRank(0),
+    }
+    varve.torch.load(state, path)
+    torch.testing.assert_close(
+        target.detach(), checkpointable(whole("a"), rank, size).detach(), rtol=0, atol=0
+    )
+    assert state["same"].tolist() == [0, 1, 2, 3, 4] and state["step"] == 4
+    return state["m"].value
+
+
+def save_sharded_tensor(rank: int, size: int, path: str) -> None:
+    from torch.distributed._shard import sharded_tensor
+    from torch.distributed._shard.sharding_spec import ChunkShardingSpec
+
+    spec = ChunkShardingSpec(0, [f"rank:{r}/cpu" for r in range(size)])
+    tensor = sharded_tensor.empty(spec, 10, 6)
+    for shard in tensor.local_shards():
+        low = shard.metadata.shard_offsets[0]
+        shard.tensor.copy_(whole("a")[low : low + shard.tensor.shape[0]])
+    varve.torch.save({"a": tensor}, path)
+
+
+def pipeline_stages(rank: int, size: int, path: str) -> None:
+    """Ranks hold different layers, as in pipeline parallelism."""
+    varve.torch.save({"layers": {rank: torch.full((4,), float(rank))}, "step": 1}, path)
+    state = {"layers": {rank: torch.zeros(4)}, "step": 0}
+    varve.torch.load(state, path)
+    assert state["layers"][rank].tolist() == [float(rank)] * 4
+
+
+def many_saves(rank: int, size: int, path: str, count: int) -> None:
+    for step in range(count):
+        state = {"w": torch.full((100,), float(step)), "r": varve.torch.PerRank(random.random())}
+        varve.torch.save(state, path, overwrite=True)
+
+
+def save_after_a_restart(rank: int, size: int, directory: str) -> None:
+    """torch.distributed goes down and comes up again in the same processes."""
+    for attempt in range(2):
+        if attempt:
+            dist.destroy_process_group()
+            dist.init_process_group(
+                "gloo", init_method=f"file://{directory}/again", rank=rank, world_size=size
+            )
+        for coordinate in (True, False):
+            path = os.path.join(directory, f"step-{attempt}-{coordinate}")
+            state = {"a": checkpointable(whole("a"), rank, size)}
+            varve.torch.save(state, path, coordinate=coordinate)
+
+
+def save_in_own_group(rank: int, size: int, path: str) -> None:
+    group = dist.new_group([0, 1])
+    if rank < 2:
+        state = {"a": checkpointable(whole("a"), rank, 2)}
+        varve.torch.save(state, path, process_group=group)

@@ -1,0 +1,124 @@
+"""Running a function on several ranks: real processes with gloo, or threads with mailboxes."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import queue
+import tempfile
+import threading
+import traceback
+from collections.abc import Callable
+from typing import Any
+
+_context = multiprocessing.get_context("forkserver")
+# Importing torch takes seconds; the fork server does it once for all ranks of all tests.
+_context.set_forkserver_preload(["torch.distributed.tensor", "varve.torch", "rank_jobs"])
+
+
+def _main(rank: int, size: int, store: str, results: Any, function: Any, args: Any) -> None:
+    import torch
+    import torch.distributed as dist
+
+    torch.set_num_threads(1)
+    os.environ["GLOO_SOCKET_IFNAME"] = "lo"
+    dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=size)
+    try:
+        outcome: Any = ("ok", function(rank, size, *args))
+    except Exception as error:
+        outcome = ("error", f"{type(error).__name__}: {error}", traceback.format_exc())
+    results.put((rank, outcome))
+    results.close()
+    results.join_thread()
+    # Gloo's threads may abort an interpreter that shuts down in order (pytorch issue 190489).
+    os._exit(0)
+
+
+def run_ranks(size: int, function: Callable[..., Any], *args: Any) -> list[Any]:
+    """Runs `function(rank, size, *args)` in `size` processes; returns results by rank.
+
+    A rank's exception fails the test. `function` must live in rank_jobs.py.
+    """
+    outcomes = collect(size, function, *args)
+    for rank, outcome in outcomes.items():
+        if outcome[0] == "error":
+            raise AssertionError(f"rank {rank} failed:\n{outcome[2]}")
+    return [outcomes[rank][1] for rank in range(size)]
+
+
+def errors_of_ranks(
+    size: int, function: Callable[..., Any], *args: Any, dead: tuple[int, ...] = ()
+) -> dict[int, str]:
+    """Runs a function that is meant to fail; "Type: message" by rank, dead ranks left out."""
+    outcomes = collect(size, function, *args, dead=dead)
+    fine = [rank for rank, outcome in outcomes.items() if outcome[0] == "ok"]
+    assert not fine, f"ranks {fine} did not fail"
+    return {rank: outcome[1] for rank, outcome in outcomes.items()}
+
+
+def collect(
+    size: int, function: Callable[..., Any], *args: Any, dead: tuple[int, ...] = ()
+) -> dict[int, Any]:
+    """The raw outcomes by rank."""
+    results = _context.Queue()
+    with tempfile.TemporaryDirectory() as directory:
+        store = os.path.join(directory, "store")
+        processes = [
+            _context.Process(target=_main, args=(rank, size, store, results, function, args))
+            for rank in range(size)
+        ]
+        for process in processes:
+            process.start()
+        outcomes: dict[int, Any] = {}
+        try:
+            while len(outcomes) < size - len(dead):
+                rank, outcome = results.get(timeout=120)
+                outcomes[rank] = outcome
+        except queue.Empty:
+            missing = sorted(set(range(size)) - set(outcomes))
+            raise AssertionError(f"ranks {missing} gave no result; got {outcomes}") from None
+        finally:
+            for process in processes:
+                process.join(timeout=20)
+                if process.is_alive():
+                    process.kill()
+    return outcomes
+
+
+class ThreadCoordinator:
+    """A rank among threads: mailboxes instead of a network."""
+
+    def __init__(
+        self, rank: int, boxes: dict[tuple[int, int], queue.Queue[bytes]], size: int
+    ) -> None:
+        self.rank = rank
+        self.size = size
+        self._boxes = boxes
+
+    def send(self, to: int, message: bytes, timeout: float) -> None:
+        self._boxes[self.rank, to].put(message)
+
+    def receive(self, source: int, timeout: float) -> bytes:
+        return self._boxes[source, self.rank].get(timeout=timeout)
+
+
+def run_threads(size: int, function: Callable[[Any], Any]) -> list[Any]:
+    """Runs `function(coordinator)` on `size` threads that are each other's ranks."""
+    boxes = {(a, b): queue.Queue() for a in range(size) for b in range(size)}
+    results: list[Any] = [None] * size
+    errors: list[BaseException] = []
+
+    def work(rank: int) -> None:
+        try:
+            results[rank] = function(ThreadCoordinator(rank, boxes, size))
+        except BaseException as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=work, args=(rank,)) for rank in range(size)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    if errors:
+        raise errors[0]
+    return results

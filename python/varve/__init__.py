@@ -1,0 +1,144 @@
+"""Varve saves and loads the state of large-model training.
+
+This module works on NumPy arrays and anything with DLPack or the buffer protocol, in one process;
+`varve.torch` has the same functions for PyTorch and any number of ranks. Importing it does not import
+torch.
+
+Example:
+    >>> import os, tempfile, numpy as np, varve
+    >>> path = os.path.join(tempfile.mkdtemp(), "step-1")
+    >>> _ = varve.save({"w": np.arange(4.0), "step": 1}, path)
+    >>> varve.read(path)
+    {'w': array([0., 1., 2., 3.]), 'step': 1}
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+from varve import _core, _engine
+from varve._arrays import NumpyArrays
+from varve._catalogue import collect_garbage, list_checkpoints, repair, verify
+from varve._engine import LoadReport, SaveReport
+from varve._tree import PerRank
+from varve.errors import (
+    CancelledError,
+    CheckpointExistsError,
+    CheckpointNotFoundError,
+    CorruptCheckpointError,
+    Error,
+    InternalError,
+    InvalidArgumentError,
+    OutOfSpaceError,
+    PreconditionError,
+    UnavailableError,
+    UnsupportedError,
+)
+
+__version__: str = _core.__version__
+
+__all__ = [
+    "CancelledError",
+    "CheckpointExistsError",
+    "CheckpointNotFoundError",
+    "CorruptCheckpointError",
+    "Error",
+    "InternalError",
+    "InvalidArgumentError",
+    "LoadReport",
+    "OutOfSpaceError",
+    "PerRank",
+    "PreconditionError",
+    "SaveReport",
+    "UnavailableError",
+    "UnsupportedError",
+    "__version__",
+    "collect_garbage",
+    "list_checkpoints",
+    "load",
+    "read",
+    "repair",
+    "save",
+    "verify",
+]
+
+
+def save(
+    state: Mapping[Any, Any],
+    path: str | os.PathLike[str],
+    *,
+    overwrite: bool = False,
+    allow_pickle: bool = False,
+    progress: Callable[[int, int], None] | None = None,
+) -> SaveReport:
+    """Saves a state, nested dicts and lists of arrays and plain values, as the directory `path`.
+
+    Returns when the checkpoint is durable and visible. On any error no checkpoint has become visible
+    and an older one at `path` is intact.
+
+    Args:
+        state: Arrays may have any strides. Memory must not change until the call returns.
+        path: The checkpoint directory to make; parents are made as needed.
+        overwrite: Replace a checkpoint at `path`, which stays loadable until the new one is durable.
+        allow_pickle: Store values of unknown types as pickles, instead of refusing them.
+        progress: Called from other threads with bytes written and bytes in all.
+
+    Raises:
+        CheckpointExistsError: `path` holds a checkpoint and `overwrite` is false.
+        InvalidArgumentError: Something in the state cannot be stored; the message has its path.
+        OutOfSpaceError, UnavailableError: Writing failed.
+    """
+    options: dict[str, Any] = {"overwrite": overwrite}
+    if progress is not None:
+        options["progress"] = progress
+    return _engine.save(state, path, NumpyArrays(), None, allow_pickle, options)
+
+
+def load(
+    state: Any,
+    path: str | os.PathLike[str],
+    *,
+    strict: bool = True,
+    allow_pickle: bool = False,
+) -> LoadReport:
+    """Fills `state` in place: arrays get the stored bytes, plain values are replaced.
+
+    Args:
+        state: Arrays must have the stored dtype and shape, with any strides.
+        path: The checkpoint directory.
+        strict: Refuse, before anything changes, unless checkpoint and state hold the same names. With
+            False load what fits and report the rest.
+        allow_pickle: Open values stored as pickles. A pickle can run code: only for trusted files.
+
+    Raises:
+        InvalidArgumentError: Names, dtypes or shapes differ; the message lists all of them.
+        CorruptCheckpointError: Stored bytes are damaged. The message names file, offset and tensor,
+            and which arrays hold new bytes.
+    """
+    return _engine.load(state, path, NumpyArrays(), None, allow_pickle, {"strict": strict})
+
+
+def read(
+    path: str | os.PathLike[str],
+    keys: str | Iterable[str] | None = None,
+    *,
+    flat: bool = False,
+    allow_pickle: bool = False,
+) -> Any:
+    """Builds a new state from a checkpoint, with NumPy arrays.
+
+    Args:
+        path: The checkpoint directory.
+        keys: Names to read, each a leaf, everything under it, or a glob; None reads all. A list of
+            which only some items are read comes back as a dict by position.
+        flat: Return a dict from full name to value rather than the nested state.
+        allow_pickle: As in `load`.
+
+    Raises:
+        UnsupportedError: A dtype NumPy lacks (install ml_dtypes), or a pickle that was not allowed.
+        CheckpointNotFoundError: No checkpoint, or nothing of that name in it.
+        CorruptCheckpointError: As in `load`.
+    """
+    return _engine.read(path, NumpyArrays(), keys, flat, allow_pickle, {})

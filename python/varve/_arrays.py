@@ -1,0 +1,157 @@
+"""NumPy arrays, and whatever speaks DLPack or the buffer protocol, as tensors."""
+
+from __future__ import annotations
+
+import array
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import numpy as np
+
+from varve import _core
+from varve._engine import DTYPE_NUMBERS, Item
+from varve.errors import InvalidArgumentError, UnsupportedError
+
+#: DLPack type codes (dlpack.h, DLDataTypeCode) to the names of dtypes by bits.
+_DLPACK: dict[tuple[int, int], str] = {
+    (6, 8): "bool",
+    **{(0, bits): f"int{bits}" for bits in (8, 16, 32, 64)},
+    **{(1, bits): f"uint{bits}" for bits in (8, 16, 32, 64)},
+    **{(2, bits): f"float{bits}" for bits in (16, 32, 64)},
+    (4, 16): "bfloat16",
+    (5, 64): "complex64",
+    (5, 128): "complex128",
+    (10, 8): "float8_e4m3fn",
+    (11, 8): "float8_e4m3fnuz",
+    (12, 8): "float8_e5m2",
+    (13, 8): "float8_e5m2fnuz",
+    (14, 8): "float8_e8m0fnu",
+}
+
+#: Names NumPy knows without help; the others need the ml_dtypes package.
+_NUMPY_NAMES = frozenset(
+    [
+        "bool",
+        "uint8",
+        "int8",
+        "uint16",
+        "int16",
+        "uint32",
+        "int32",
+        "uint64",
+        "int64",
+        "float16",
+        "float32",
+        "float64",
+        "complex64",
+        "complex128",
+    ]
+)
+
+
+def dtype_number(dtype: np.dtype[Any]) -> int | None:
+    """The engine's number for a NumPy dtype (ml_dtypes' included), or None."""
+    if (
+        not dtype.isnative
+        or dtype.names is not None
+        or (dtype.kind in "OSUMmV" and dtype.name not in DTYPE_NUMBERS)
+    ):
+        return None
+    return DTYPE_NUMBERS.get(dtype.name)
+
+
+def numpy_dtype(number: int, fqn: str) -> np.dtype[Any]:
+    """The NumPy dtype for an engine number. Raises UnsupportedError where there is none."""
+    name = _core.DTYPE_NAMES[number]
+    if name in _NUMPY_NAMES:
+        return np.dtype(name)
+    try:
+        import ml_dtypes  # type: ignore[import-not-found]
+    except ImportError:
+        ml_dtypes = None
+    kind = getattr(ml_dtypes, name, None)
+    if kind is None:
+        raise UnsupportedError(
+            f'tensor "{fqn}": NumPy has no {name}; install ml_dtypes, leave it out with `keys`, or use '
+            "varve.torch"
+        )
+    dtype: np.dtype[Any] = np.dtype(kind)
+    return dtype
+
+
+class NumpyArrays:
+    """The Arrays of `varve.save`, `varve.load` and `varve.read`."""
+
+    def is_tensor(self, value: Any) -> bool:
+        """Arrays of a stored dtype, DLPack producers, memoryviews and array.arrays."""
+        if isinstance(value, np.ndarray):
+            # Other subclasses hold more than their memory (masks) or would come back as less.
+            if type(value) not in (np.ndarray, np.memmap):
+                return False
+            return dtype_number(value.dtype) is not None
+        if isinstance(value, np.generic):
+            return False
+        return isinstance(value, (memoryview, array.array)) or (
+            hasattr(value, "__dlpack__") and hasattr(value, "__dlpack_device__")
+        )
+
+    def origin(self, tensor: Any) -> str:
+        """Everything comes back as a NumPy array."""
+        return "numpy"
+
+    def sources(self, fqn: str, tensor: Any, keep: list[Any]) -> Iterable[Item]:
+        """One shard: the whole array."""
+        yield self._item(fqn, tensor, keep)
+
+    def targets(
+        self, fqn: str, tensor: Any, after: list[Callable[[], None]], keep: list[Any]
+    ) -> Iterable[Item]:
+        """One shard: the whole array, which must be writable."""
+        item = self._item(fqn, tensor, keep, writable=True)
+        shape, strides = item[2], item[6]
+        if strides is not None and any(
+            step == 0 and size > 1 for step, size in zip(strides, shape, strict=True)
+        ):
+            raise InvalidArgumentError(
+                f'"{fqn}": elements of the destination share memory; load into a copy of it'
+            )
+        yield item
+
+    def create(self, fqn: str, dtype: int, shape: tuple[int, ...], origin: str) -> Any:
+        """An uninitialised array."""
+        return np.empty(shape, numpy_dtype(dtype, fqn))
+
+    def _item(self, fqn: str, tensor: Any, keep: list[Any], writable: bool = False) -> Item:
+        keep.append(tensor)
+        if isinstance(tensor, (memoryview, array.array)):
+            tensor = np.asarray(tensor)
+            keep.append(tensor)
+        if isinstance(tensor, np.ndarray):
+            return _numpy_item(fqn, tensor, writable)
+        describe = _core.describe_writable_array if writable else _core.describe_array
+        try:
+            code, bits, shape, strides, address = describe(tensor)
+        except TypeError as error:
+            what = "in CPU memory and writable" if writable else "in CPU memory"
+            raise InvalidArgumentError(
+                f'"{fqn}": the memory of a {type(tensor).__name__} is not {what}; use a copy that is'
+            ) from error
+        name = _DLPACK.get((code, bits))
+        if name is None:
+            raise InvalidArgumentError(f'"{fqn}": DLPack type {code} of {bits} bits is not stored')
+        return fqn, DTYPE_NUMBERS[name], shape, None, None, address, strides
+
+
+def _numpy_item(fqn: str, value: np.ndarray[Any, Any], writable: bool) -> Item:
+    number = dtype_number(value.dtype)
+    if number is None:
+        raise InvalidArgumentError(f'"{fqn}": memory of {value.dtype} elements is not stored')
+    if writable and not value.flags.writeable:
+        raise InvalidArgumentError(f'"{fqn}": the array is read-only and cannot be loaded into')
+    itemsize = value.dtype.itemsize
+    if any(step % itemsize for step in value.strides):
+        raise InvalidArgumentError(
+            f'"{fqn}": the array\'s strides are not multiples of its item size; copy it first'
+        )
+    strides = None if value.flags.c_contiguous else tuple(s // itemsize for s in value.strides)
+    return fqn, number, value.shape, None, None, value.__array_interface__["data"][0], strides

@@ -1,0 +1,59 @@
+"""The binding to libvarve."""
+
+from collections.abc import Sequence
+from typing import Any, Final
+
+__version__: str
+FORMAT_VERSION: Final[int]
+DTYPE_NAMES: Final[tuple[str, ...]]
+
+def encode_value(object: Any, path: str, allow_pickle: bool = ...) -> bytes: ...
+def decode_value(bytes: bytes, allow_pickle: bool = ...) -> Any: ...
+def save(
+    tensors: list[tuple[Any, ...]],
+    objects: list[tuple[str, bytes]],
+    structure: bytes,
+    path: str,
+    options: dict[str, Any],
+    coordinator: Any,
+) -> dict[str, Any]: ...
+def report_failure(coordinator: Any, what: str, message: str, options: dict[str, Any]) -> None: ...
+def list_checkpoints(directory: str) -> list[dict[str, Any]]:
+    """Lists checkpoints and leftovers: dicts of name, state, detail, step, bytes, world_size."""
+
+def verify(path: str) -> list[dict[str, Any]]:
+    """Re-reads every byte; returns the damages found: file, begin, end, tensors, problem."""
+
+def repair(path: str) -> bool:
+    """Rebuilds the index from the data files; True when it was not already right."""
+
+def collect_garbage(directory: str, dry_run: bool = ...) -> list[str]:
+    """Removes what dead saves left; returns the paths removed (or, dry, to be removed)."""
+
+def describe_array(array: Any) -> tuple[int, int, tuple[int, ...], tuple[int, ...], int]: ...
+def describe_writable_array(
+    array: Any,
+) -> tuple[int, int, tuple[int, ...], tuple[int, ...], int]: ...
+
+class Reader:
+    """An open checkpoint."""
+
+    def __init__(self, path: str) -> None: ...
+    @property
+    def directory(self) -> str: ...
+    @property
+    def world_size(self) -> int: ...
+    def structure(self) -> Any: ...
+    def tensors(self) -> dict[str, tuple[int, tuple[int, ...]]]: ...
+    def object_names(self) -> list[str]: ...
+    def objects(self, fqns: Sequence[str], allow_pickle: bool = ...) -> list[Any]: ...
+    def load(
+        self,
+        targets: list[tuple[Any, ...]],
+        objects: Sequence[str],
+        missing: Sequence[str],
+        mismatched: Sequence[str],
+        known: Sequence[str],
+        options: dict[str, Any],
+        coordinator: Any,
+    ) -> dict[str, Any]: ...

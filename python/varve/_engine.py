@@ -1,0 +1,254 @@
+"""Driving the engine: what save, load and read have in common for NumPy and torch."""
+
+from __future__ import annotations
+
+import fnmatch
+import os
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from varve import _core, _tree
+from varve._match import Match
+from varve._values import ObjectLeaf, TensorLeaf
+from varve.errors import CheckpointNotFoundError, InvalidArgumentError
+
+#: (fqn, dtype number, shape, offsets or None, sizes or None, address, strides or None).
+Item = tuple[Any, ...]
+
+#: The number of a dtype in the engine, by its name.
+DTYPE_NUMBERS: dict[str, int] = {name: i for i, name in enumerate(_core.DTYPE_NAMES)}
+
+
+class Coordinator(Protocol):
+    """How ranks talk; see varve.torch._coordinator for the one over torch.distributed."""
+
+    rank: int
+    size: int
+
+    def send(self, to: int, message: bytes, timeout: float) -> None:
+        """Hands a message to rank `to`."""
+
+    def receive(self, source: int, timeout: float) -> bytes:
+        """The next message from rank `source`."""
+
+
+class Arrays(Protocol):
+    """What an array library brings: which objects are its tensors and where their memory is."""
+
+    def is_tensor(self, value: Any) -> bool:
+        """True for what is stored as a tensor rather than as a plain value."""
+
+    def origin(self, tensor: Any) -> str:
+        """What a read gives back: "torch" or "numpy"."""
+
+    def sources(self, fqn: str, tensor: Any, keep: list[Any]) -> Iterable[Item]:
+        """The shards of a tensor to save. Objects added to `keep` live until the save is done."""
+
+    def targets(
+        self, fqn: str, tensor: Any, after: list[Callable[[], None]], keep: list[Any]
+    ) -> Iterable[Item]:
+        """The shards of a tensor to fill; `after` runs when they have been."""
+
+    def create(self, fqn: str, dtype: int, shape: tuple[int, ...], origin: str) -> Any:
+        """A new tensor to be filled."""
+
+
+@dataclass(frozen=True)
+class SaveReport:
+    """What a save did, on this rank."""
+
+    save_id: str
+    bytes_written: int
+    seconds: float
+    direct: bool
+    """False where the file system refused O_DIRECT and writes went through the page cache."""
+    differing_objects: list[str] = field(default_factory=list)
+    """On rank 0: plain values that differed between ranks; rank 0's was kept. See PerRank."""
+
+
+@dataclass(frozen=True)
+class LoadReport:
+    """What a load found; with `strict=False` differences are reported here rather than refused."""
+
+    bytes_read: int
+    seconds: float
+    missing: list[str]
+    unexpected: list[str]
+    mismatched: list[str]
+
+
+def path_text(path: str | os.PathLike[str]) -> str:
+    """A path as the engine takes it."""
+    text = os.fsdecode(path)
+    if "\0" in text:
+        raise InvalidArgumentError(f"{text!r} cannot be a path: it holds a NUL character")
+    return text
+
+
+def save(
+    state: Mapping[Any, Any],
+    path: str | os.PathLike[str],
+    arrays: Arrays,
+    coordinator: Coordinator | None,
+    allow_pickle: bool,
+    options: dict[str, Any],
+) -> SaveReport:
+    """Flattens a state and saves it."""
+    where = path_text(path)
+    rank = 0 if coordinator is None else coordinator.rank
+    keep: list[Any] = []
+    tensors: list[Item] = []
+    try:
+        flat = _tree.Flattener(rank, arrays.is_tensor, arrays.origin)
+        structure = _core.encode_value(flat.flatten(state), "", False)
+        for fqn, tensor in flat.tensors:
+            tensors.extend(arrays.sources(fqn, tensor, keep))
+        objects = [(fqn, _core.encode_value(v, fqn, allow_pickle)) for fqn, v in flat.objects]
+    except Exception as error:
+        if options.get("coordinate", True):
+            _fail(coordinator, f"save {where}", error, options)
+        raise
+    return SaveReport(**_core.save(tensors, objects, structure, where, options, coordinator))
+
+
+def _fail(
+    coordinator: Coordinator | None, what: str, error: Exception, options: dict[str, Any]
+) -> None:
+    """Tells the other ranks, who wait for this one, why it does not take part."""
+    if coordinator is not None and coordinator.size > 1:
+        try:
+            _core.report_failure(coordinator, what, f"{type(error).__name__}: {error}", options)
+        except Exception as reported:
+            raise reported from error
+
+
+def load(
+    state: Any,
+    path: str | os.PathLike[str],
+    arrays: Arrays,
+    coordinator: Coordinator | None,
+    allow_pickle: bool,
+    options: dict[str, Any],
+) -> LoadReport:
+    """Fills a state in place."""
+    where = path_text(path)
+    rank = 0 if coordinator is None else coordinator.rank
+    keep: list[Any] = []
+    after: list[Callable[[], None]] = []
+    targets: list[Item] = []
+    try:
+        reader = _core.Reader(where)
+        match = Match(rank, arrays.is_tensor, frozenset(reader.object_names()))
+        structure = reader.structure()
+        if structure is None:
+            # Saved from C++ without containers: names alone decide.
+            structure = _tree.Flattener(rank, arrays.is_tensor, arrays.origin).flatten(state)
+        match.match(state, structure)
+        for fqn, tensor in match.tensors:
+            targets.extend(arrays.targets(fqn, tensor, after, keep))
+        stored = reader.tensors()
+        for fqn, origin, put in match.created:
+            tensor = arrays.create(fqn, *stored[fqn], origin)
+            targets.extend(arrays.targets(fqn, tensor, after, keep))
+            put(tensor)
+        names = [fqn for fqn, _ in match.objects]
+        # Before the ranks agree: a value that cannot be opened fails the load with nothing changed.
+        values = reader.objects(names, allow_pickle)
+    except Exception as error:
+        _fail(coordinator, f"load {where}", error, options)
+        raise
+    report = reader.load(
+        targets, names, match.missing, match.mismatched, match.known, options, coordinator
+    )
+    for run in after:
+        run()
+    for (_, put), value in zip(match.objects, values, strict=True):
+        put(value)
+    for fill in match.fills:
+        fill()
+    return LoadReport(**report)
+
+
+def read(
+    path: str | os.PathLike[str],
+    arrays: Arrays,
+    keys: str | Iterable[str] | None,
+    flat: bool,
+    allow_pickle: bool,
+    options: dict[str, Any],
+) -> Any:
+    """Builds a new state from a checkpoint."""
+    where = path_text(path)
+    reader = _core.Reader(where)
+    structure = reader.structure()
+    patterns = [keys] if isinstance(keys, str) else None if keys is None else list(keys)
+    found: dict[str, Any] = {}
+    targets: list[Item] = []
+    keep: list[Any] = []
+    after: list[Callable[[], None]] = []
+    names: list[str] = []
+    stored = reader.tensors()
+    for fqn, leaf in _leaves(reader, structure, stored):
+        if patterns is not None and not _selected(fqn, patterns):
+            continue
+        found[fqn] = None
+        if isinstance(leaf, ObjectLeaf):
+            names.append(fqn)
+        else:
+            found[fqn] = tensor = arrays.create(fqn, *stored[fqn], leaf.origin)
+            targets.extend(arrays.targets(fqn, tensor, after, keep))
+    if patterns is not None and not found:
+        raise CheckpointNotFoundError(f"read {where}: nothing is named {', '.join(patterns)}")
+    found.update(zip(names, reader.objects(names, allow_pickle), strict=True))
+    reader.load(targets, names, [], [], [], {**options, "strict": False}, None)
+    for run in after:
+        run()
+    if flat or structure is None:
+        return found
+    if patterns is not None:
+        structure = _prune(structure, found, None)
+    return _tree.build(structure, lambda fqn, _leaf: found[fqn])
+
+
+def _leaves(
+    reader: Any, structure: Any, stored: dict[str, Any]
+) -> Iterable[tuple[str, TensorLeaf | ObjectLeaf]]:
+    if structure is not None:
+        yield from _tree.leaves(structure)
+        return
+    for fqn in stored:
+        yield fqn, TensorLeaf("")
+    for fqn in reader.object_names():
+        yield fqn, ObjectLeaf()
+
+
+def _selected(fqn: str, patterns: list[str]) -> bool:
+    """A key names a leaf, all leaves under it, or is a glob."""
+    return any(fqn == p or fqn.startswith(f"{p}.") or fnmatch.fnmatchcase(fqn, p) for p in patterns)
+
+
+def _prune(structure: Any, found: dict[str, Any], path: str | None) -> Any:
+    """The part of a structure that holds the found leaves."""
+    if isinstance(structure, (TensorLeaf, ObjectLeaf)):
+        return structure
+
+    def keeps(item: Any, item_path: str) -> bool:
+        return any(fqn in found for fqn, _ in _tree.leaves(item, item_path))
+
+    if isinstance(structure, list):
+        # Positions are part of the names, so a list with holes becomes a dict of what is left.
+        kept = {
+            str(i): _prune(item, found, _tree.join(path, str(i)))
+            for i, item in enumerate(structure)
+            if keeps(item, _tree.join(path, str(i)))
+        }
+        return list(kept.values()) if len(kept) == len(structure) else kept
+    return _tree.like(
+        structure,
+        {
+            key: _prune(item, found, _tree.join(path, str(key)))
+            for key, item in structure.items()
+            if keeps(item, _tree.join(path, str(key)))
+        },
+    )

@@ -1,0 +1,172 @@
+"""Matching a destination with a stored structure: what goes where.
+
+A destination need not have the saved containers: one that is empty is filled, a list gets the saved
+length, and a plain value is replaced by whatever was saved under its key. Nothing in the destination
+changes while matching: changes are collected as `fills` and made once the load has succeeded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from varve._tree import RANK_PART, Flattener, PerRank, build, is_stateful, join, leaves
+from varve._values import ObjectLeaf, TensorLeaf
+
+Setter = Callable[[Any], None]
+
+
+class Match:
+    """What a destination wants from a checkpoint.
+
+    `tensors`: (fqn, tensor in the destination) to fill in place. `created`: (fqn, origin, setter) of
+    tensors that do not exist yet; `objects`: (fqn, setter) of plain values. `fills`: changes to make
+    afterwards, in order. `missing`, `mismatched`, `known`: see LoadRequest in checkpoint.h.
+    """
+
+    def __init__(
+        self, rank: int, is_tensor: Callable[[Any], bool], stored_objects: frozenset[str]
+    ) -> None:
+        self.tensors: list[tuple[str, Any]] = []
+        self.created: list[tuple[str, str, Setter]] = []
+        self.objects: list[tuple[str, Setter]] = []
+        self.fills: list[Callable[[], None]] = []
+        self.missing: list[str] = []
+        self.mismatched: list[str] = []
+        self.known: list[str] = []
+        self._rank = rank
+        self._is_tensor = is_tensor
+        self._stored_objects = stored_objects
+
+    def match(self, state: Any, structure: Any) -> None:
+        """Matches a whole state, a dict, with the structure of a checkpoint."""
+        if isinstance(structure, dict):
+            self._mapping(state, structure, None)
+        else:
+            self._nothing_stored(state, "")
+
+    def _visit(self, value: Any, stored: Any, path: str, replace: Setter) -> None:
+        if is_stateful(value):
+            self._stateful(value, stored, path)
+        elif type(value) is PerRank:
+            self._visit(value.value, stored, path, _attribute_setter(value))
+        elif self._is_tensor(value):
+            if isinstance(stored, TensorLeaf):
+                self.tensors.append((path, value))
+            else:
+                what = "a plain value" if isinstance(stored, ObjectLeaf) else "a container"
+                self.mismatched.append(f"{path} (stored {what}, wanted a tensor)")
+                self.known.extend(fqn for fqn, _ in leaves(stored, path))
+        elif isinstance(stored, Mapping) and isinstance(value, Mapping) and value:
+            self._mapping(value, stored, path)
+        elif isinstance(stored, list) and isinstance(value, list):
+            self._list(value, stored, path)
+        else:
+            self._replace(value, stored, path, replace)
+
+    def _stateful(self, value: Any, stored: Any, path: str) -> None:
+        state = value.state_dict()
+        self._visit(state, stored, path, lambda new: state.update(new))
+        self.fills.append(lambda: value.load_state_dict(state))
+
+    def _mapping(self, mapping: Any, stored: Mapping[Any, Any], path: str | None) -> None:
+        for key, value in mapping.items():
+            stored_key = f"{key}/rank{self._rank}" if type(value) is PerRank else key
+            found = self._find(stored_key, stored, path)
+            if found is None:
+                self._nothing_stored(value, join(path, str(stored_key)))
+            else:
+                self._visit(
+                    value, stored[found], join(path, str(found)), _item_setter(mapping, key)
+                )
+
+    def _find(self, key: Any, stored: Mapping[Any, Any], path: str | None) -> Any:
+        """The stored key for a wanted one: itself, or rank 0's for a rank the save did not have."""
+        parsed = RANK_PART.match(key) if isinstance(key, str) else None
+        if parsed is None or int(parsed["rank"]) != self._rank:
+            return key if key in stored else None
+        prefix = parsed["prefix"]
+        for other in stored:
+            sibling = RANK_PART.match(other) if isinstance(other, str) else None
+            if sibling is not None and sibling["prefix"] == prefix:
+                # Other ranks' values are theirs to want, or nobody's any more.
+                self.known.extend(fqn for fqn, _ in leaves(stored[other], join(path, other)))
+        if key in stored:
+            return key
+        return f"{prefix}0" if f"{prefix}0" in stored else None
+
+    def _list(self, values: list[Any], stored: list[Any], path: str) -> None:
+        surplus = values[len(stored) :]
+        keeps = any(self._tensors_in(item, path) for item in surplus)
+        if keeps:
+            # Cutting them off would silently put memory out of use that was there to be filled.
+            for i, item in enumerate(surplus, len(stored)):
+                self._nothing_stored(item, join(path, str(i)))
+        for i, item in enumerate(stored[: len(values)]):
+            self._visit(values[i], item, join(path, str(i)), _item_setter(values, i))
+        extra = [
+            self._build(item, join(path, str(i)))
+            for i, item in enumerate(stored)
+            if i >= len(values)
+        ]
+        kept = len(stored)
+
+        def resize() -> None:
+            del values[kept:]
+            values.extend(box[0] for box in extra)
+
+        if len(values) != len(stored) and not keeps:
+            self.fills.append(resize)
+
+    def _replace(self, value: Any, stored: Any, path: str, replace: Setter) -> None:
+        if isinstance(stored, ObjectLeaf) and path not in self._stored_objects:
+            self.missing.append(path)  # The structure is not the checkpoint's own.
+            return
+        if self._tensors_in(value, path):
+            # Memory that was there to be filled would silently go out of use.
+            self.mismatched.append(f"{path} (stored as another kind of container or value)")
+            self.known.extend(fqn for fqn, _ in leaves(stored, path))
+            return
+        box = self._build(stored, path)
+        self.fills.append(lambda: replace(box[0]))
+
+    def _tensors_in(self, value: Any, path: str) -> bool:
+        flat = Flattener(self._rank, self._is_tensor, lambda _tensor: "")
+        flat._visit(value, path)
+        return bool(flat.tensors)
+
+    def _build(self, stored: Any, path: str) -> list[Any]:
+        """Plans a new tree; the returned box holds it once everything has been read."""
+        found: dict[str, Any] = {}
+        for fqn, leaf in leaves(stored, path):
+            if isinstance(leaf, TensorLeaf):
+                self.created.append((fqn, leaf.origin, _item_setter(found, fqn)))
+            else:
+                self.objects.append((fqn, _item_setter(found, fqn)))
+        box: list[Any] = [None]
+
+        def assemble() -> None:
+            box[0] = build(stored, lambda fqn, _leaf: found[fqn], path)
+
+        self.fills.append(assemble)
+        return box
+
+    def _nothing_stored(self, value: Any, path: str) -> None:
+        flat = Flattener(self._rank, self._is_tensor, lambda _tensor: "")
+        flat._visit(value.value if type(value) is PerRank else value, path)
+        self.missing.extend(fqn for fqn, _ in flat.tensors)
+        self.missing.extend(fqn for fqn, _ in flat.objects)
+
+
+def _item_setter(container: Any, key: Any) -> Setter:
+    def set_item(value: Any) -> None:
+        container[key] = value
+
+    return set_item
+
+
+def _attribute_setter(holder: PerRank[Any]) -> Setter:
+    def set_value(value: Any) -> None:
+        holder.value = value
+
+    return set_value

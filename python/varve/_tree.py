@@ -1,0 +1,174 @@
+"""Walking states: from nested containers to named leaves, and back.
+
+Names follow torch.distributed.checkpoint (`_nested_dict.py`, `_traverse.py` of torch 2.13): dicts are
+always descended, a list only if it, or a list nested in it, holds a tensor or a dict; tuples are
+leaves; key parts are joined with ".".
+"""
+
+from __future__ import annotations
+
+import collections
+import re
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, Generic, TypeVar
+
+from varve._values import LEAVES, OBJECT, ObjectLeaf, TensorLeaf, factory_name
+from varve.errors import InvalidArgumentError
+
+T = TypeVar("T")
+
+#: Containers that can be rebuilt as what they were.
+MAPPINGS = (dict, collections.OrderedDict, collections.Counter, collections.defaultdict)
+
+#: "rank3" or ".../rank3": a value of one rank.
+RANK_PART = re.compile(r"^(?P<prefix>(?:.*/)?rank)(?P<rank>\d+)$")
+
+
+class PerRank(Generic[T]):
+    """A value that every rank has for itself, such as its RNG or data-loader state.
+
+    In a state dict, `{"train": PerRank(value)}` is stored as `train/rank{R}` by rank R. A load fills
+    `value` from the same rank's, or from rank 0's where the world has changed and there is none.
+    `read` gives all of them under their stored names. `value` may be anything a state dict may hold.
+    """
+
+    __slots__ = ("value",)
+
+    def __init__(self, value: T) -> None:
+        self.value = value
+
+    def __repr__(self) -> str:
+        return f"PerRank({self.value!r})"
+
+
+def is_stateful(value: Any) -> bool:
+    """True for modules, optimizers, schedulers and whatever else has torch's Stateful protocol."""
+    return (
+        not isinstance(value, (Mapping, list, type))
+        and callable(getattr(value, "state_dict", None))
+        and callable(getattr(value, "load_state_dict", None))
+    )
+
+
+def opens(value: Any, is_tensor: Callable[[Any], bool]) -> bool:
+    """True when a value is a container whose items get names of their own."""
+    if isinstance(value, Mapping) or type(value) is PerRank or is_stateful(value):
+        return True
+    if not isinstance(value, list):
+        return False
+    return any(is_tensor(item) or opens(item, is_tensor) for item in value)
+
+
+class Flattener:
+    """Collects the leaves of a state and the structure around them.
+
+    `tensors` and `objects` are lists of (fqn, value). `structure` is the state with leaves replaced by
+    TensorLeaf and ObjectLeaf. Raises InvalidArgumentError when two leaves get one name or a container
+    cannot be stored.
+    """
+
+    def __init__(
+        self, rank: int, is_tensor: Callable[[Any], bool], origin: Callable[[Any], str]
+    ) -> None:
+        self.tensors: list[tuple[str, Any]] = []
+        self.objects: list[tuple[str, Any]] = []
+        self._rank = rank
+        self._is_tensor = is_tensor
+        self._origin = origin
+        self._names: dict[str, str] = {}
+
+    def flatten(self, state: Mapping[Any, Any]) -> Any:
+        """Walks the whole state; returns its structure."""
+        if not isinstance(state, Mapping):
+            raise InvalidArgumentError(f"a state must be a dict, not a {type(state).__name__}")
+        try:
+            return self._visit_mapping(state, None)
+        except RecursionError:
+            raise InvalidArgumentError(
+                "the state nests deeper than 200 levels, or contains itself"
+            ) from None
+
+    def _visit(self, value: Any, path: str) -> Any:
+        if self._is_tensor(value):
+            self._name(path, "tensor")
+            self.tensors.append((path, value))
+            return LEAVES[self._origin(value)]
+        if is_stateful(value):
+            return self._visit(value.state_dict(), path)
+        if isinstance(value, Mapping):
+            return self._visit_mapping(value, path)
+        if isinstance(value, list) and opens(value, self._is_tensor):
+            return [self._visit(item, join(path, str(i))) for i, item in enumerate(value)]
+        self._name(path, "value")
+        self.objects.append((path, value))
+        return OBJECT
+
+    def _visit_mapping(self, mapping: Mapping[Any, Any], path: str | None) -> Any:
+        known = type(mapping) in MAPPINGS
+        if type(mapping) is collections.defaultdict:
+            known = factory_name(mapping) is not None
+        if not known:
+            raise InvalidArgumentError(
+                f'"{path or ""}": such a {type(mapping).__name__} is not stored as a container; '
+                "convert it to a dict"
+            )
+        items: dict[Any, Any] = {}
+        for key, item in mapping.items():
+            if type(item) is PerRank:
+                key, item = f"{key}/rank{self._rank}", item.value
+            items[key] = self._visit(item, join(path, str(key)))
+        return like(mapping, items)
+
+    def _name(self, path: str, what: str) -> None:
+        try:
+            path.encode()
+        except UnicodeEncodeError as error:
+            raise InvalidArgumentError(f"{path!r} cannot be a name: {error.reason}") from None
+        if path in self._names:
+            raise InvalidArgumentError(
+                f'two entries of the state both get the name "{path}" (a {self._names[path]} and a '
+                f"{what}); rename one of their keys"
+            )
+        self._names[path] = what
+
+
+def join(path: str | None, part: str) -> str:
+    """The name of an entry of the container at `path`; None is the whole state."""
+    return part if path is None else f"{path}.{part}"
+
+
+def like(mapping: Any, items: dict[Any, Any]) -> Any:
+    """A mapping of the same kind with other items."""
+    if type(mapping) is collections.defaultdict:
+        return collections.defaultdict(mapping.default_factory, items)
+    return dict(items) if type(mapping) is dict else type(mapping)(items)
+
+
+def leaves(
+    structure: Any, path: str | None = None
+) -> Iterator[tuple[str, TensorLeaf | ObjectLeaf]]:
+    """The (fqn, leaf) pairs of a structure, in order."""
+    if isinstance(structure, (TensorLeaf, ObjectLeaf)):
+        yield path or "", structure
+    elif isinstance(structure, list):
+        for i, item in enumerate(structure):
+            yield from leaves(item, join(path, str(i)))
+    else:
+        for key, item in structure.items():
+            yield from leaves(item, join(path, str(key)))
+
+
+def build(
+    structure: Any,
+    make: Callable[[str, TensorLeaf | ObjectLeaf], Any],
+    path: str | None = None,
+) -> Any:
+    """A new container tree like `structure`, with each leaf replaced by `make(fqn, leaf)`."""
+    if isinstance(structure, (TensorLeaf, ObjectLeaf)):
+        return make(path or "", structure)
+    if isinstance(structure, list):
+        return [build(item, make, join(path, str(i))) for i, item in enumerate(structure)]
+    return like(
+        structure,
+        {key: build(item, make, join(path, str(key))) for key, item in structure.items()},
+    )

@@ -1,0 +1,157 @@
+"""Save and load PyTorch training state, on one process or many.
+
+Nested dicts and lists of tensors of any kind (plain, DTensor of any mesh and placement but Partial,
+ShardedTensor, CheckpointableTensor, Parameters), of plain values, and of objects with `state_dict` and
+`load_state_dict`. What was saved by one layout of ranks loads into any other.
+
+Example, on every rank of a job:
+    >>> import varve.torch  # doctest: +SKIP
+    >>> state = {"model": model, "optim": optimizer, "step": 10}  # doctest: +SKIP
+    >>> varve.torch.save(state, "run/step-10")  # doctest: +SKIP
+    >>> varve.torch.load(state, "run/step-10")  # doctest: +SKIP
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any
+
+from varve import _engine
+from varve._engine import LoadReport, SaveReport
+from varve._tree import PerRank
+from varve.errors import UnavailableError
+from varve.torch import _run
+from varve.torch._coordinator import TorchCoordinator, make_coordinator
+from varve.torch._tensors import TorchArrays
+
+__all__ = ["LoadReport", "PerRank", "SaveReport", "load", "read", "save"]
+
+
+@contextlib.contextmanager
+def _ranks(coordinator: Any, timeout: float) -> Iterator[None]:
+    """Ends the ranks' talk in good order, or for good when one of them was lost."""
+    failed = False
+    try:
+        yield
+    except UnavailableError:
+        failed = True
+        raise
+    finally:
+        if isinstance(coordinator, TorchCoordinator):
+            coordinator.close(failed, timeout)
+
+
+def save(
+    state_dict: Mapping[Any, Any],
+    path: str | os.PathLike[str],
+    *,
+    process_group: Any = None,
+    overwrite: bool = False,
+    allow_pickle: bool = False,
+    coordinate: bool = True,
+    save_id: bytes | None = None,
+    timeout: float = 1800.0,
+    progress: Callable[[int, int], None] | None = None,
+) -> SaveReport:
+    """Saves the ranks' states as one checkpoint, the directory `path`.
+
+    Collective over the process group: all ranks call it with the same path. Returns on every rank when
+    the checkpoint is durable and visible, or raises the same error on every rank; then none has become
+    visible and an older one at `path` is intact. Tensors must not change until it returns. The GIL is
+    released while bytes move.
+
+    Args:
+        state_dict: Tensors and plain values under the same name on several ranks are replicas and are
+            stored once; wrap what differs between ranks in `PerRank`.
+        path: On storage that all ranks share; parents are made as needed.
+        process_group: Defaults to all ranks of torch.distributed, or one process without it.
+        overwrite: Replace a checkpoint at `path`, which stays loadable until the new one is durable.
+        allow_pickle: Store values of unknown types as pickles, instead of refusing them.
+        coordinate: False saves without the ranks talking to each other: each publishes its own file,
+            and the directory is a checkpoint once all are there. Replicas are then stored by every
+            rank.
+        save_id: 16 bytes that name the attempt, only for `coordinate=False` and the same on all ranks.
+            By default it follows from the job's rendezvous store, the path and a count of saves.
+        timeout: Seconds any rank waits for the others, the slowest rank's writing included.
+        progress: Called from other threads with bytes written and bytes in all, on this rank.
+
+    Raises:
+        CheckpointExistsError: `path` holds a checkpoint and `overwrite` is false.
+        InvalidArgumentError: Something cannot be stored, or ranks disagree about a tensor.
+        PreconditionError: Another save of this name is under way, or ranks do not share the storage.
+        OutOfSpaceError, UnavailableError: Writing failed or a rank is gone; each is named.
+    """
+    coordinator = make_coordinator(process_group, timeout) if coordinate else _run.me(process_group)
+    options: dict[str, Any] = {
+        "overwrite": overwrite,
+        "coordinate": coordinate,
+        "timeout": timeout,
+    }
+    if progress is not None:
+        options["progress"] = progress
+    if not coordinate:
+        options["save_id"] = _run.save_id(os.fspath(path), process_group, save_id)
+    with _ranks(coordinator, timeout):
+        return _engine.save(state_dict, path, TorchArrays(), coordinator, allow_pickle, options)
+
+
+def load(
+    state_dict: Any,
+    path: str | os.PathLike[str],
+    *,
+    process_group: Any = None,
+    strict: bool = True,
+    allow_pickle: bool = False,
+    timeout: float = 1800.0,
+) -> LoadReport:
+    """Fills `state_dict` in place from a checkpoint that any layout of ranks has saved.
+
+    Tensors are filled where they are; plain values are replaced in their containers; containers that
+    are empty or of another length get what was saved; objects with `load_state_dict` are given the
+    result. Collective like `save`. Nothing is changed before all ranks have agreed that the checkpoint
+    fits.
+
+    Args:
+        state_dict: Tensors must have the stored dtype and whole shape; placement is free.
+        path: The checkpoint directory, the same on all ranks.
+        process_group: As in `save`.
+        strict: Refuse unless the ranks together hold exactly the stored names. With False load what
+            fits and report the rest.
+        allow_pickle: Open values stored as pickles. A pickle can run code: only for trusted files.
+        timeout: As in `save`.
+
+    Raises:
+        InvalidArgumentError: Names, dtypes or shapes differ; the message lists all of them.
+        CorruptCheckpointError: Stored bytes are damaged. The message names file, offset and tensor,
+            and which tensors hold new bytes.
+        CheckpointNotFoundError: There is no checkpoint at `path`.
+    """
+    coordinator = make_coordinator(process_group, timeout)
+    options = {"strict": strict, "timeout": timeout}
+    with _ranks(coordinator, timeout):
+        return _engine.load(state_dict, path, TorchArrays(), coordinator, allow_pickle, options)
+
+
+def read(
+    path: str | os.PathLike[str],
+    keys: str | Iterable[str] | None = None,
+    *,
+    flat: bool = False,
+    allow_pickle: bool = False,
+) -> Any:
+    """Builds a new state from a checkpoint in this process, with whole tensors on the CPU.
+
+    Args:
+        path: The checkpoint directory.
+        keys: Names to read, each a leaf, everything under it, or a glob; None reads all. A list of
+            which only some items are read comes back as a dict by position.
+        flat: Return a dict from full name to value rather than the nested state.
+        allow_pickle: As in `load`.
+
+    Raises:
+        CheckpointNotFoundError: No checkpoint, or nothing of that name in it.
+        CorruptCheckpointError: As in `load`.
+    """
+    return _engine.read(path, TorchArrays(), keys, flat, allow_pickle, {})

@@ -1,0 +1,84 @@
+"""Which part of the whole a rank's shard is: DTensor placements to boxes.
+
+The rules are those of torch.distributed.tensor (placement_types.py, torch 2.13): mesh dimensions are
+applied in order; Shard(d) cuts what is left of dimension d as torch.chunk does, so later coordinates
+may get less or nothing; _StridedShard(d, split_factor=f) first cuts it into f pieces and shards each,
+so that a rank's part may be several stretches. Applying them to lists of stretches instead of to one
+stretch covers both. Pure: no torch objects.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+
+#: Half-open stretches of one dimension, in the order of the local tensor.
+Stretches = list[tuple[int, int]]
+
+#: (offsets in the whole, offsets in the local tensor, sizes).
+LocalBox = tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]
+
+
+def _take(stretches: Stretches, begin: int, end: int) -> Stretches:
+    """Positions [begin, end) of the concatenated stretches."""
+    taken: Stretches = []
+    at = 0
+    for low, high in stretches:
+        first = max(begin, at)
+        last = min(end, at + high - low)
+        if first < last:
+            taken.append((low + first - at, low + last - at))
+        at += high - low
+    return taken
+
+
+def _total(stretches: Stretches) -> int:
+    return sum(high - low for low, high in stretches)
+
+
+def shard(stretches: Stretches, count: int, index: int) -> Stretches:
+    """The `index`-th of `count` torch.chunk pieces; empty where there are fewer pieces."""
+    total = _total(stretches)
+    step = -(-total // count)
+    return _take(stretches, min(index * step, total), min((index + 1) * step, total))
+
+
+def strided_shard(stretches: Stretches, count: int, index: int, split_factor: int) -> Stretches:
+    """The `index`-th piece of each of `split_factor` torch.chunk pieces, joined."""
+    total = _total(stretches)
+    step = -(-total // split_factor)
+    joined: Stretches = []
+    for piece in range(split_factor):
+        part = _take(stretches, min(piece * step, total), min((piece + 1) * step, total))
+        joined.extend(shard(part, count, index))
+    return joined
+
+
+def _merged(stretches: Stretches) -> Stretches:
+    merged: Stretches = []
+    for low, high in stretches:
+        if merged and merged[-1][1] == low:
+            merged[-1] = (merged[-1][0], high)
+        else:
+            merged.append((low, high))
+    return merged
+
+
+def boxes(dims: Sequence[Stretches]) -> list[LocalBox]:
+    """The boxes of a local tensor whose dimensions hold these stretches of the whole."""
+    per_dim: list[list[tuple[int, int, int]]] = []
+    for stretches in dims:
+        at = 0
+        entries = []
+        for low, high in _merged(stretches):
+            entries.append((low, at, high - low))
+            at += high - low
+        per_dim.append(entries)
+    return [
+        (
+            tuple(entry[0] for entry in combination),
+            tuple(entry[1] for entry in combination),
+            tuple(entry[2] for entry in combination),
+        )
+        for combination in itertools.product(*per_dim)
+    ]

@@ -1,0 +1,69 @@
+"""Names for saves without talking: the same on all ranks, new for every attempt."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import secrets
+from typing import Any
+
+import torch.distributed as dist
+
+from varve.errors import InvalidArgumentError
+
+_KEY = "varve/run_nonce"
+
+#: Saves so far by (world, path); the world as in _coordinator.py.
+_counts: dict[Any, int] = {}
+
+
+class Rank:
+    """A rank that will not talk: only says which one it is."""
+
+    def __init__(self, rank: int, size: int) -> None:
+        self.rank = rank
+        self.size = size
+
+    def send(self, to: int, message: bytes, timeout: float) -> None:
+        """Never called."""
+        raise NotImplementedError
+
+    def receive(self, source: int, timeout: float) -> bytes:
+        """Never called."""
+        raise NotImplementedError
+
+
+def me(process_group: Any) -> Rank:
+    """This process's place in the group, without meeting the others."""
+    if not dist.is_available() or not dist.is_initialized():
+        return Rank(0, 1)
+    return Rank(dist.get_rank(process_group), dist.get_world_size(process_group))
+
+
+def save_id(path: str, process_group: Any, given: bytes | None) -> bytes | None:
+    """The 16 bytes that name this attempt to save `path`.
+
+    A restarted job must never complete the half-written save of its predecessor, so the id depends on
+    a random number that the job's first asker puts into its rendezvous store, and on how often this
+    process has saved to the path. Looking a key up in the store waits for no other rank.
+    """
+    if given is not None:
+        if len(given) != 16:
+            raise InvalidArgumentError("save_id must be 16 bytes")
+        return given
+    where = (dist.group.WORLD if dist.is_available() and dist.is_initialized() else None, path)
+    count = _counts[where] = _counts.get(where, 0) + 1
+    if (
+        not dist.is_available()
+        or not dist.is_initialized()
+        or dist.get_world_size(process_group) == 1
+    ):
+        return secrets.token_bytes(16)
+    store = dist.distributed_c10d._get_default_store()
+    nonce = store.compare_set(_KEY, "", secrets.token_hex(16))
+    parts = (
+        nonce.decode() if isinstance(nonce, bytes) else nonce,
+        os.path.basename(path),
+        str(count),
+    )
+    return hashlib.sha256("\0".join(parts).encode()).digest()[:16]

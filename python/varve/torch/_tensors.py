@@ -1,0 +1,281 @@
+"""Torch tensors of every kind as shards in memory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import torch
+from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
+
+from varve import _core
+from varve._arrays import NumpyArrays
+from varve._engine import DTYPE_NUMBERS, Item
+from varve.errors import InvalidArgumentError, UnsupportedError
+from varve.torch import _layout
+
+try:
+    from torch.distributed.tensor import DTensor
+    from torch.distributed.tensor.placement_types import Partial, Shard, _StridedShard
+except ImportError:  # A torch built without distributed.
+    DTensor = None  # type: ignore[assignment,misc]
+try:
+    from torch.distributed._shard.sharded_tensor import ShardedTensor  # type: ignore[attr-defined]
+except ImportError:
+    ShardedTensor = None  # type: ignore[assignment,misc]
+
+_NUMBERS: dict[torch.dtype, int] = {
+    dtype: number
+    for name, number in DTYPE_NUMBERS.items()
+    if isinstance(dtype := getattr(torch, name, None), torch.dtype)
+}
+_DTYPES: dict[int, torch.dtype] = {number: dtype for dtype, number in _NUMBERS.items()}
+
+#: The attributes of torch 2.14's CheckpointableTensor protocol.
+_CHECKPOINTABLE = ("global_shape", "global_offsets", "local_offsets", "local_sizes")
+
+#: A shard: (offsets in the whole, its memory).
+_Shard = tuple[Sequence[int], torch.Tensor]
+
+
+class TorchArrays(NumpyArrays):
+    """The Arrays of `varve.torch`. NumPy arrays in a state are tensors too and come back as arrays."""
+
+    def is_tensor(self, value: Any) -> bool:
+        """Tensors, ShardedTensors and arrays."""
+        if isinstance(value, torch.Tensor):
+            return True
+        if ShardedTensor is not None and isinstance(value, ShardedTensor):
+            return True
+        return super().is_tensor(value)
+
+    def origin(self, tensor: Any) -> str:
+        """What a read gives back."""
+        return "numpy" if not _is_torch(tensor) else "torch"
+
+    def sources(self, fqn: str, tensor: Any, keep: list[Any]) -> Iterable[Item]:
+        """The shards this rank holds; none where it holds nothing."""
+        quick = _quick(fqn, tensor)
+        return (quick,) if quick is not None else self._sources(fqn, tensor, keep)
+
+    def _sources(self, fqn: str, tensor: Any, keep: list[Any]) -> Iterable[Item]:
+        if not _is_torch(tensor):
+            yield from super().sources(fqn, tensor, keep)
+            return
+        _check(fqn, tensor)
+        shape, shards = _shards(fqn, tensor)
+        for offsets, local in shards:
+            yield _item(fqn, shape, offsets, _to_cpu(fqn, local), keep)
+
+    def targets(
+        self, fqn: str, tensor: Any, after: list[Callable[[], None]], keep: list[Any]
+    ) -> Iterable[Item]:
+        """The shards this rank wants filled; memory elsewhere is filled through a copy on the CPU."""
+        quick = _quick(fqn, tensor)
+        return (quick,) if quick is not None else self._targets(fqn, tensor, after, keep)
+
+    def _targets(
+        self, fqn: str, tensor: Any, after: list[Callable[[], None]], keep: list[Any]
+    ) -> Iterable[Item]:
+        if not _is_torch(tensor):
+            yield from super().targets(fqn, tensor, after, keep)
+            return
+        _check(fqn, tensor)
+        shape, shards = _shards(fqn, tensor)
+        for offsets, local in shards:
+            memory = _plain(fqn, local)
+            if _overlaps(local):
+                raise InvalidArgumentError(
+                    f'tensor "{fqn}": elements of the destination share memory (an expanded tensor); '
+                    "load into a copy of it"
+                )
+            if memory is None:
+                memory = torch.empty(local.shape, dtype=local.dtype)
+                after.append(_copier(local, memory))
+            yield _item(fqn, shape, offsets, memory, keep)
+
+    def create(self, fqn: str, dtype: int, shape: tuple[int, ...], origin: str) -> Any:
+        """An uninitialised tensor on the CPU, or an array where an array was saved."""
+        if origin == "numpy":
+            return super().create(fqn, dtype, shape, origin)
+        if dtype not in _DTYPES:
+            raise UnsupportedError(
+                f'tensor "{fqn}": this torch has no dtype {_core.DTYPE_NAMES[dtype]}'
+            )
+        return torch.empty(shape, dtype=_DTYPES[dtype])
+
+
+def _is_torch(value: Any) -> bool:
+    return isinstance(value, torch.Tensor) or (
+        ShardedTensor is not None and isinstance(value, ShardedTensor)
+    )
+
+
+def _quick(fqn: str, tensor: Any) -> Item | None:
+    """The item of a plain contiguous CPU tensor; None for all others.
+
+    States have tens of thousands of these, and each Python call here is paid for each of them.
+    """
+    kind = type(tensor)
+    if (
+        (kind is torch.Tensor or kind is torch.nn.Parameter)
+        and tensor.is_cpu
+        and tensor.layout is torch.strided
+        and not tensor.is_nested
+        and tensor.is_contiguous()
+        and not (tensor.is_conj() or tensor.is_neg())
+        and "global_shape" not in tensor.__dict__
+    ):
+        number = _NUMBERS.get(tensor.dtype)
+        if number is not None:
+            return fqn, number, tensor.shape, None, None, tensor.data_ptr(), None
+    return None
+
+
+def _check(fqn: str, tensor: Any) -> None:
+    """Refuses what has not even a shape."""
+    if isinstance(tensor, (UninitializedBuffer, UninitializedParameter)):
+        raise InvalidArgumentError(
+            f'tensor "{fqn}": a lazy parameter has no shape before its module has run'
+        )
+    if ShardedTensor is not None and isinstance(tensor, ShardedTensor):
+        return  # Answers to hardly any attribute.
+    if tensor.is_nested:
+        raise InvalidArgumentError(
+            f'tensor "{fqn}": nested tensors are not stored; convert it to a dense one'
+        )
+
+
+def _has_layout(tensor: torch.Tensor) -> bool:
+    return all(hasattr(tensor, name) for name in _CHECKPOINTABLE)
+
+
+def _shards(fqn: str, tensor: Any) -> tuple[Sequence[int], list[_Shard]]:
+    """The whole's shape and this rank's shards of it."""
+    if DTensor is not None and isinstance(tensor, DTensor):
+        return tensor.shape, _dtensor_shards(fqn, tensor)
+    if ShardedTensor is not None and isinstance(tensor, ShardedTensor):
+        return tensor.metadata().size, [
+            (shard.metadata.shard_offsets, shard.tensor) for shard in tensor.local_shards()
+        ]
+    if _has_layout(tensor):
+        return _checkpointable_shards(fqn, tensor)
+    return tensor.shape, [((0,) * tensor.dim(), tensor)]
+
+
+def _dtensor_shards(fqn: str, tensor: Any) -> list[_Shard]:
+    coordinate = tensor.device_mesh.get_coordinate()
+    if coordinate is None:
+        return []  # This rank is not part of the tensor's mesh.
+    dims: list[_layout.Stretches] = [[(0, size)] for size in tensor.shape]
+    for mesh_dim, placement in enumerate(tensor.placements):
+        count = tensor.device_mesh.size(mesh_dim)
+        index = coordinate[mesh_dim]
+        if isinstance(placement, Partial):
+            raise InvalidArgumentError(
+                f'tensor "{fqn}": a DTensor with a Partial placement holds unreduced sums, which no '
+                "other layout could load; redistribute it to Shard or Replicate first"
+            )
+        if isinstance(placement, _StridedShard):
+            dims[placement.dim] = _layout.strided_shard(
+                dims[placement.dim], count, index, int(placement.split_factor)
+            )
+        elif isinstance(placement, Shard):
+            dims[placement.dim] = _layout.shard(dims[placement.dim], count, index)
+        elif not placement.is_replicate():
+            raise UnsupportedError(f'tensor "{fqn}": placement {placement} is not known')
+    local = tensor._local_tensor
+    expected = tuple(sum(high - low for low, high in stretches) for stretches in dims)
+    if tuple(local.shape) != expected and local.numel() != 0:
+        raise InvalidArgumentError(
+            f'tensor "{fqn}": the local shard has shape {tuple(local.shape)}, its placements '
+            f"{tensor.placements} give {expected}"
+        )
+    if local.numel() == 0 and 0 not in tensor.shape:
+        return []
+    return [
+        (offsets, _narrow(local, local_offsets, sizes))
+        for offsets, local_offsets, sizes in _layout.boxes(dims)
+    ] or [((0,) * local.dim(), local)]
+
+
+def _checkpointable_shards(fqn: str, tensor: Any) -> tuple[Sequence[int], list[_Shard]]:
+    """Shards as the attributes say: per shard where it lies in the whole and in the local memory."""
+    shape = tuple(tensor.global_shape)
+    columns = [getattr(tensor, name) for name in _CHECKPOINTABLE[1:]]
+    if all(not column or isinstance(column[0], int) for column in columns):
+        columns = [[column] for column in columns]  # One shard, given without the outer tuple.
+    if len({len(column) for column in columns}) != 1:
+        raise InvalidArgumentError(
+            f'tensor "{fqn}": {", ".join(_CHECKPOINTABLE[1:])} differ in length'
+        )
+    return shape, [
+        (tuple(offsets), _narrow(tensor.detach(), local_offsets, sizes))
+        for offsets, local_offsets, sizes in zip(*columns, strict=True)
+    ]
+
+
+def _narrow(local: torch.Tensor, offsets: Sequence[int], sizes: Sequence[int]) -> torch.Tensor:
+    for dim, (offset, size) in enumerate(zip(offsets, sizes, strict=True)):
+        if size != local.shape[dim]:
+            local = local.narrow(dim, offset, size)
+    return local
+
+
+def _plain(fqn: str, tensor: torch.Tensor) -> torch.Tensor | None:
+    """The tensor when its memory can be used as it is; None when it needs a copy."""
+    if tensor.is_cpu and tensor.layout is torch.strided:
+        return None if tensor.is_conj() or tensor.is_neg() else tensor
+    if tensor.layout is not torch.strided or tensor.is_quantized:
+        raise InvalidArgumentError(
+            f'tensor "{fqn}": {tensor.layout} tensors are not stored; convert it to a dense one'
+        )
+    if tensor.is_meta:
+        raise InvalidArgumentError(f'tensor "{fqn}" is on the meta device: it has no values')
+    return None
+
+
+def _to_cpu(fqn: str, tensor: torch.Tensor) -> torch.Tensor:
+    plain = _plain(fqn, tensor)
+    if plain is not None:
+        return plain
+    return tensor.detach().cpu().resolve_conj().resolve_neg()
+
+
+def _overlaps(memory: torch.Tensor) -> bool:
+    """True when two elements share memory (expanded tensors): threads must not both write them."""
+    return any(
+        stride == 0 and size > 1 for stride, size in zip(memory.stride(), memory.shape, strict=True)
+    )
+
+
+def _copier(target: torch.Tensor, source: torch.Tensor) -> Callable[[], None]:
+    def copy() -> None:
+        with torch.no_grad():
+            target.copy_(source)
+
+    return copy
+
+
+def _item(
+    fqn: str,
+    shape: Sequence[int],
+    offsets: Sequence[int] | None,
+    memory: torch.Tensor,
+    keep: list[Any],
+) -> Item:
+    number = _NUMBERS.get(memory.dtype)
+    if number is None:
+        raise InvalidArgumentError(f'tensor "{fqn}": dtype {memory.dtype} is not stored')
+    if memory.is_quantized:
+        raise InvalidArgumentError(f'tensor "{fqn}": quantized tensors are not stored')
+    address = memory.data_ptr()
+    if address == 0 and memory.numel() > 0:
+        raise InvalidArgumentError(
+            f'tensor "{fqn}": a {type(memory).__name__} has no memory of its own; save the tensors it '
+            "is made of"
+        )
+    keep.append(memory)
+    strides = None if memory.is_contiguous() else memory.stride()
+    sizes = None if offsets is None else memory.shape
+    return fqn, number, shape, offsets, sizes, address, strides
