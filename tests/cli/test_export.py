@@ -1,0 +1,48 @@
+"""`varve export` writes one file that other readers open, or none."""
+
+from __future__ import annotations
+
+import numpy as np
+import safetensors.numpy
+from cli_support import data_file, flip_a_bit
+
+
+def test_export_opens_with_safetensors(run, checkpoint, state, tmp_path):
+    out = tmp_path / "model.safetensors"
+    text = run("export", checkpoint, out).stdout
+    assert "3 tensors" in text and "skipped wave" in text
+    opened = safetensors.numpy.load_file(out)
+    assert sorted(opened) == ["model.bias", "model.weight", "optim.count"]
+    np.testing.assert_array_equal(opened["model.weight"], state["model"]["weight"])
+    np.testing.assert_array_equal(opened["optim.count"], state["optim"]["count"])
+
+
+def test_export_takes_what_the_globs_name(run_json, checkpoint, tmp_path):
+    out = tmp_path / "some.safetensors"
+    found = run_json("export", "--include", "*.bias", "--include=optim.*", checkpoint, out)
+    assert found["tensors"] == 2 and found["bytes"] == out.stat().st_size
+    assert sorted(safetensors.numpy.load_file(out)) == ["model.bias", "optim.count"]
+
+
+def test_export_replaces_a_file_only_when_told(run, checkpoint, tmp_path):
+    out = tmp_path / "model.safetensors"
+    out.write_text("precious")
+    assert "exists" in run("export", checkpoint, out, code=2).stderr
+    assert out.read_text() == "precious"
+    run("export", checkpoint, out, "--overwrite")
+    assert "model.weight" in safetensors.numpy.load_file(out)
+
+
+def test_export_of_damaged_bytes_fails_and_leaves_nothing(run, checkpoint, tmp_path):
+    flip_a_bit(data_file(checkpoint), 2_000_000)
+    exports = tmp_path / "exports"
+    exports.mkdir()
+    error = run("export", checkpoint, exports / "model.safetensors", code=1).stderr
+    assert "model.weight" in error and "checksum mismatch" in error
+    assert list(exports.iterdir()) == []
+
+
+def test_export_of_nothing_is_an_error(run, checkpoint, tmp_path):
+    out = tmp_path / "none.safetensors"
+    assert "no tensor matches" in run("export", checkpoint, out, "--include", "x*", code=2).stderr
+    assert not out.exists()

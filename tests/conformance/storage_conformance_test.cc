@@ -1,0 +1,338 @@
+// What every storage must do, run against each of them. A new backend adds one line at the end.
+
+#include <array>
+#include <atomic>
+#include <cstddef>
+#include <cstring>
+#include <memory>
+#include <span>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include <gtest/gtest.h>
+
+#include "storage/memory.h"
+#include "support/status_matchers.h"
+#include "support/temp_dir.h"
+#include "varve/storage.h"
+
+namespace varve {
+namespace {
+
+using test::FailsWith;
+using test::IsOk;
+
+/// A storage and a folder in it that is empty.
+struct Backend {
+  virtual ~Backend() = default;
+  virtual Storage& storage() = 0;
+  virtual std::string folder() = 0;
+};
+
+struct PosixBackend final : Backend {
+  Storage& storage() override { return PosixStorage(); }
+  std::string folder() override { return dir.path(); }
+  test::TempDir dir;
+};
+
+struct MemoryBackend final : Backend {
+  MemoryBackend() { EXPECT_TRUE(IsOk(memory.MakeDirectory("folder"))); }
+  Storage& storage() override { return memory; }
+  std::string folder() override { return "folder"; }
+  MemoryStorage memory;
+};
+
+struct alignas(kDirectAlignment) Page {
+  std::array<std::byte, kDirectAlignment> bytes{};
+};
+
+struct Candidate {
+  const char* name;
+  std::unique_ptr<Backend> (*make)();
+};
+
+class StorageConformance : public testing::TestWithParam<Candidate> {
+ protected:
+  Storage& disk() { return backend_->storage(); }
+  std::string Path(const std::string& name) { return JoinPath(backend_->folder(), name); }
+  Status Write(const std::string& name, std::string_view content) {
+    return WriteWholeFile(disk(), Path(name), content);
+  }
+  std::string Read(const std::string& name) {
+    auto content = ReadWholeFile(disk(), Path(name), 1 << 20);
+    return content.ok() ? *content : content.status().ToString();
+  }
+  std::vector<std::string> Names(const std::string& name = "") {
+    const auto entries = disk().List(Path(name));
+    EXPECT_TRUE(IsOk(entries));
+    std::vector<std::string> names;
+    for (const DirectoryEntry& entry : *entries) {
+      names.push_back(entry.name);
+    }
+    return names;
+  }
+
+ private:
+  std::unique_ptr<Backend> backend_ = GetParam().make();
+};
+
+TEST_P(StorageConformance, ReadsBackWhatWasWritten) {
+  ASSERT_TRUE(IsOk(Write("file", "some bytes")));
+  EXPECT_EQ(Read("file"), "some bytes");
+}
+
+TEST_P(StorageConformance, ExclusiveOpenRefusesAnExistingFile) {
+  ASSERT_TRUE(IsOk(Write("file", "old")));
+  EXPECT_TRUE(FailsWith(Write("file", "new"), StatusCode::kAlreadyExists, {"file"}));
+  EXPECT_EQ(Read("file"), "old");
+}
+
+TEST_P(StorageConformance, OpenWithoutExclusiveTruncates) {
+  ASSERT_TRUE(IsOk(Write("file", "something long")));
+  ASSERT_TRUE(IsOk(WriteWholeFile(disk(), Path("file"), "short", false)));
+  EXPECT_EQ(Read("file"), "short");
+}
+
+TEST_P(StorageConformance, OpenForWriteNeedsItsDirectory) {
+  EXPECT_TRUE(FailsWith(Write("none/file", ""), StatusCode::kNotFound));
+}
+
+TEST_P(StorageConformance, OpenForReadRefusesWhatIsNoFile) {
+  ASSERT_TRUE(IsOk(disk().MakeDirectory(Path("dir"))));
+  ASSERT_TRUE(IsOk(Write("file", "")));
+  EXPECT_TRUE(FailsWith(disk().OpenForRead(Path("dir")), StatusCode::kInvalidArgument));
+  EXPECT_TRUE(FailsWith(disk().OpenForRead(Path("none")), StatusCode::kNotFound));
+  EXPECT_TRUE(FailsWith(disk().OpenForRead(Path("file/x")), StatusCode::kInvalidArgument));
+}
+
+TEST_P(StorageConformance, DirectWritesLandAndSyncCutsTheTail) {
+  std::array<Page, 2> memory;
+  memory[0].bytes.fill(std::byte{'x'});
+  memory[1].bytes.fill(std::byte{'x'});
+  const std::span<const std::byte> pages = std::as_bytes(std::span(memory));
+  const auto file = disk().OpenForWrite(Path("file"), {.size = 5000, .direct = true});
+  ASSERT_TRUE(IsOk(file));
+  // Out of order, as several writers would.
+  ASSERT_TRUE(IsOk((*file)->WriteAt(kDirectAlignment, pages.last(kDirectAlignment))));
+  ASSERT_TRUE(IsOk((*file)->WriteAt(0, pages.first(kDirectAlignment))));
+  ASSERT_TRUE(IsOk((*file)->Sync(5000)));
+  EXPECT_EQ(Read("file"), std::string(5000, 'x'));
+}
+
+TEST_P(StorageConformance, DirectWritesMustBeAligned) {
+  const auto file = disk().OpenForWrite(Path("file"), {.direct = true});
+  ASSERT_TRUE(IsOk(file));
+  if (!(*file)->direct()) {
+    GTEST_SKIP() << "this file system refuses direct writes";
+  }
+  const Page page;
+  EXPECT_TRUE(FailsWith((*file)->WriteAt(0, std::span(page.bytes).first(100)),
+                        StatusCode::kInvalidArgument));
+}
+
+TEST_P(StorageConformance, BytesNeverWrittenReadAsZeros) {
+  const auto file = disk().OpenForWrite(Path("file"), {});
+  ASSERT_TRUE(IsOk(file));
+  const std::string text = "end";
+  ASSERT_TRUE(IsOk((*file)->WriteAt(10, std::as_bytes(std::span(text)))));
+  ASSERT_TRUE(IsOk((*file)->Sync(15)));
+  EXPECT_EQ(Read("file"), std::string(10, '\0') + "end" + std::string(2, '\0'));
+}
+
+TEST_P(StorageConformance, ReadAtFillsItsPartsInOrder) {
+  ASSERT_TRUE(IsOk(Write("file", "0123456789")));
+  const auto file = disk().OpenForRead(Path("file"));
+  ASSERT_TRUE(IsOk(file));
+  EXPECT_EQ((*file)->size(), 10U);
+  std::string first(3, ' ');
+  std::string second(4, ' ');
+  const std::array<std::span<std::byte>, 3> parts{std::as_writable_bytes(std::span(first)),
+                                                  std::span<std::byte>(),
+                                                  std::as_writable_bytes(std::span(second))};
+  ASSERT_TRUE(IsOk((*file)->ReadAt(2, parts)));
+  EXPECT_EQ(first + "," + second, "234,5678");
+}
+
+TEST_P(StorageConformance, ReadingPastTheEndIsDataLoss) {
+  ASSERT_TRUE(IsOk(Write("file", "0123456789")));
+  const auto file = disk().OpenForRead(Path("file"));
+  ASSERT_TRUE(IsOk(file));
+  Page page;
+  EXPECT_TRUE(FailsWith((*file)->ReadAt(8, std::span(page.bytes).first(3)), StatusCode::kDataLoss));
+  EXPECT_TRUE(FailsWith((*file)->ReadUncached(0, page.bytes.data(), 11, page.bytes.size()),
+                        StatusCode::kDataLoss));
+}
+
+TEST_P(StorageConformance, ReadUncachedReadsUpToTheEnd) {
+  ASSERT_TRUE(IsOk(Write("file", std::string(4096, 'a') + "tail")));
+  const auto file = disk().OpenForRead(Path("file"));
+  ASSERT_TRUE(IsOk(file));
+  Page page;
+  ASSERT_TRUE(IsOk((*file)->ReadUncached(4096, page.bytes.data(), 4, page.bytes.size())));
+  EXPECT_EQ(std::memcmp(page.bytes.data(), "tail", 4), 0);
+}
+
+TEST_P(StorageConformance, ListIsSortedAndKnowsKindsAndSizes) {
+  ASSERT_TRUE(IsOk(Write("b", "12345")));
+  ASSERT_TRUE(IsOk(disk().MakeDirectory(Path("c"))));
+  ASSERT_TRUE(IsOk(Write(".a", "")));
+  const auto entries = disk().List(Path(""));
+  ASSERT_TRUE(IsOk(entries));
+  ASSERT_EQ(entries->size(), 3U);
+  EXPECT_EQ((*entries)[0].name, ".a");
+  EXPECT_EQ((*entries)[1].name, "b");
+  EXPECT_EQ((*entries)[1].size, 5U);
+  EXPECT_FALSE((*entries)[1].is_directory);
+  EXPECT_TRUE((*entries)[2].is_directory);
+}
+
+TEST_P(StorageConformance, ListRefusesWhatIsNoDirectory) {
+  ASSERT_TRUE(IsOk(Write("file", "")));
+  EXPECT_TRUE(FailsWith(disk().List(Path("none")), StatusCode::kNotFound));
+  EXPECT_TRUE(FailsWith(disk().List(Path("file")), StatusCode::kInvalidArgument));
+}
+
+TEST_P(StorageConformance, MakeDirectoryNeedsAFreeNameAndAParent) {
+  ASSERT_TRUE(IsOk(disk().MakeDirectory(Path("dir"))));
+  EXPECT_TRUE(FailsWith(disk().MakeDirectory(Path("dir")), StatusCode::kAlreadyExists));
+  EXPECT_TRUE(FailsWith(disk().MakeDirectory(Path("none/dir")), StatusCode::kNotFound));
+}
+
+TEST_P(StorageConformance, SyncDirectoryNeedsADirectory) {
+  EXPECT_TRUE(IsOk(disk().SyncDirectory(Path(""))));
+  EXPECT_TRUE(FailsWith(disk().SyncDirectory(Path("none")), StatusCode::kNotFound));
+}
+
+TEST_P(StorageConformance, RenameNoReplaceNeverTakesAName) {
+  ASSERT_TRUE(IsOk(Write("a", "a")));
+  ASSERT_TRUE(IsOk(Write("b", "b")));
+  EXPECT_TRUE(FailsWith(disk().Rename(Path("a"), Path("b"), RenameMode::kNoReplace),
+                        StatusCode::kAlreadyExists));
+  EXPECT_TRUE(FailsWith(disk().Rename(Path("no"), Path("c"), RenameMode::kNoReplace),
+                        StatusCode::kNotFound));
+  EXPECT_TRUE(IsOk(disk().Rename(Path("a"), Path("c"), RenameMode::kNoReplace)));
+  EXPECT_EQ(Read("c"), "a");
+  EXPECT_EQ(Names(), (std::vector<std::string>{"b", "c"}));
+}
+
+TEST_P(StorageConformance, RenameReplaceTakesTheFilesPlace) {
+  ASSERT_TRUE(IsOk(Write("a", "a")));
+  ASSERT_TRUE(IsOk(Write("b", "b")));
+  EXPECT_TRUE(IsOk(disk().Rename(Path("a"), Path("b"), RenameMode::kReplace)));
+  EXPECT_EQ(Names(), std::vector<std::string>{"b"});
+  EXPECT_EQ(Read("b"), "a");
+}
+
+TEST_P(StorageConformance, ExchangeSwapsTwoDirectories) {
+  ASSERT_TRUE(IsOk(disk().MakeDirectory(Path("a"))));
+  ASSERT_TRUE(IsOk(disk().MakeDirectory(Path("b"))));
+  ASSERT_TRUE(IsOk(Write("a/was-a", "")));
+  ASSERT_TRUE(IsOk(Write("b/was-b", "")));
+  const Status status = disk().Rename(Path("a"), Path("b"), RenameMode::kExchange);
+  if (status.code() == StatusCode::kUnimplemented) {
+    GTEST_SKIP() << status.message();
+  }
+  ASSERT_TRUE(IsOk(status));
+  EXPECT_EQ(Names("a"), std::vector<std::string>{"was-b"});
+  EXPECT_EQ(Names("b"), std::vector<std::string>{"was-a"});
+}
+
+TEST_P(StorageConformance, ExchangeNeedsBothNames) {
+  ASSERT_TRUE(IsOk(disk().MakeDirectory(Path("a"))));
+  const Status status = disk().Rename(Path("a"), Path("b"), RenameMode::kExchange);
+  if (status.code() == StatusCode::kUnimplemented) {
+    GTEST_SKIP() << status.message();
+  }
+  EXPECT_TRUE(FailsWith(status, StatusCode::kNotFound));
+  EXPECT_EQ(Names(), std::vector<std::string>{"a"});
+}
+
+TEST_P(StorageConformance, RemoveTakesTreesFilesAndNothing) {
+  ASSERT_TRUE(IsOk(disk().MakeDirectory(Path("dir"))));
+  ASSERT_TRUE(IsOk(disk().MakeDirectory(Path("dir/sub"))));
+  ASSERT_TRUE(IsOk(Write("dir/file", "")));
+  ASSERT_TRUE(IsOk(Write("dir/sub/file", "")));
+  ASSERT_TRUE(IsOk(Write("file", "")));
+  EXPECT_TRUE(IsOk(disk().Remove(Path("dir"))));
+  EXPECT_TRUE(IsOk(disk().Remove(Path("file"))));
+  EXPECT_TRUE(IsOk(disk().Remove(Path("none"))));
+  EXPECT_TRUE(IsOk(disk().Remove(Path("none/file"))));
+  EXPECT_TRUE(Names().empty());
+}
+
+TEST_P(StorageConformance, OpenFilesOutliveTheirNames) {
+  ASSERT_TRUE(IsOk(Write("file", "still here")));
+  const auto file = disk().OpenForRead(Path("file"));
+  ASSERT_TRUE(IsOk(file));
+  ASSERT_TRUE(IsOk(disk().Remove(Path("file"))));
+  std::string content(10, ' ');
+  EXPECT_TRUE(IsOk((*file)->ReadAt(0, std::as_writable_bytes(std::span(content)))));
+  EXPECT_EQ(content, "still here");
+}
+
+TEST_P(StorageConformance, LockHasOneHolderAndLeavesNothing) {
+  {
+    const auto lock = disk().Lock(Path(".lock"));
+    ASSERT_TRUE(IsOk(lock));
+    EXPECT_TRUE(FailsWith(disk().Lock(Path(".lock")), StatusCode::kFailedPrecondition, {".lock"}));
+    EXPECT_TRUE(IsOk(disk().Lock(Path(".other"))));
+  }
+  EXPECT_TRUE(Names().empty());
+  EXPECT_TRUE(IsOk(disk().Lock(Path(".lock"))));
+}
+
+TEST_P(StorageConformance, LockTakesOverTheFileOfTheDead) {
+  ASSERT_TRUE(IsOk(Write(".lock", "")));
+  EXPECT_TRUE(IsOk(disk().Lock(Path(".lock"))));
+  EXPECT_TRUE(Names().empty());
+}
+
+TEST_P(StorageConformance, LockNeedsItsDirectory) {
+  EXPECT_TRUE(FailsWith(disk().Lock(Path("none/.lock")), StatusCode::kNotFound));
+}
+
+TEST_P(StorageConformance, LockOutlivesAnotherFileOfItsName) {
+  auto lock = disk().Lock(Path(".lock"));
+  ASSERT_TRUE(IsOk(lock));
+  ASSERT_TRUE(IsOk(disk().Remove(Path(".lock"))));
+  ASSERT_TRUE(IsOk(Write(".lock", "another's")));
+  lock->reset();
+  EXPECT_EQ(Read(".lock"), "another's");
+}
+
+TEST_P(StorageConformance, LocksFromManyThreadsNeverOverlap) {
+  constexpr int kThreads = 4;
+  constexpr int kRounds = 200;
+  std::atomic<int> inside{0};
+  std::atomic<int> overlaps{0};
+  std::atomic<int> taken{0};
+  {
+    std::vector<std::jthread> threads;
+    for (int i = 0; i < kThreads; ++i) {
+      threads.emplace_back([&] {
+        for (int round = 0; round < kRounds; ++round) {
+          const auto lock = disk().Lock(Path(".lock"));
+          if (lock.ok()) {
+            overlaps += ++inside > 1 ? 1 : 0;
+            ++taken;
+            --inside;
+          }
+        }
+      });
+    }
+  }
+  EXPECT_EQ(overlaps, 0);
+  EXPECT_GT(taken, 0);
+  EXPECT_TRUE(Names().empty());
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    Storages, StorageConformance,
+    testing::Values(Candidate{"Posix", [] { return std::unique_ptr<Backend>(new PosixBackend); }},
+                    Candidate{"Memory",
+                              [] { return std::unique_ptr<Backend>(new MemoryBackend); }}),
+    [](const auto& test) { return std::string(test.param.name); });
+
+}  // namespace
+}  // namespace varve

@@ -1,0 +1,9 @@
+// Prints the version of the varve it was linked with; run.cmake compares it.
+#include <iostream>
+
+#include <varve/version.h>
+
+int main() {
+  std::cout << varve::Version() << '\n';
+  return 0;
+}

@@ -1,0 +1,215 @@
+/// Crash at every operation, cut the power in every way, look at what is left.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <gtest/gtest.h>
+
+#include "crash/states.h"
+#include "storage/faulty.h"
+#include "storage/memory.h"
+#include "support/status_matchers.h"
+
+namespace varve::test {
+
+/// What can be found after a crash, and how it came to be.
+struct Survivor {
+  std::unique_ptr<MemoryStorage> storage;
+  std::string how;
+};
+
+inline std::vector<Survivor> Survivors(const MemoryStorage& memory, std::uint64_t seeds) {
+  std::vector<Survivor> survivors;
+  survivors.push_back({memory.AfterKill(), "killed"});
+  survivors.push_back({memory.AfterPowerCut(PowerCut::kKeepAll), "all kept"});
+  survivors.push_back({memory.AfterPowerCut(PowerCut::kKeepSynced), "only what was synced"});
+  survivors.push_back({memory.AfterPowerCut(PowerCut::kZeroData), "unsynced data is zeros"});
+  survivors.push_back({memory.AfterPowerCut(PowerCut::kTruncateData), "unsynced data is cut"});
+  survivors.push_back({memory.AfterPowerCut(PowerCut::kKeepData), "unsynced names are lost"});
+  for (std::uint64_t seed = 0; seed < seeds; ++seed) {
+    survivors.push_back({memory.AfterPowerCut(PowerCut::kRandomOrdered, seed),
+                         "ordered, seed " + std::to_string(seed)});
+    survivors.push_back(
+        {memory.AfterPowerCut(PowerCut::kRandom, seed), "random, seed " + std::to_string(seed)});
+  }
+  return survivors;
+}
+
+using Action = std::function<Status(Storage&)>;
+
+/// Runs `action` on copies of `base`, stopping after 0, 1, 2, ... changes, and once to its end.
+/// Calls `visit` with what each run left and its outcome. Returns the number of crash points.
+inline std::uint64_t ForEachCrash(
+    const MemoryStorage& base, const Action& action,
+    const std::function<void(MemoryStorage& left, const Status& outcome)>& visit) {
+  for (std::uint64_t k = 0;; ++k) {
+    const auto memory = base.AfterKill();
+    FaultyStorage faulty(*memory);
+    faulty.StopAt(k);
+    const Status outcome = action(faulty);
+    const testing::ScopedTrace trace(
+        "", 0, "stopped after " + std::to_string(k) + " changes, which gave " + outcome.ToString());
+    const bool stopped = faulty.stopped();
+    EXPECT_TRUE(stopped || outcome.ok());
+    visit(*memory, outcome);
+    if (!stopped || testing::Test::HasFailure()) {
+      return k;
+    }
+  }
+}
+
+/// One of `allowed` and nothing else, or, when `may_be_absent`, no checkpoint yet.
+inline testing::AssertionResult HoldsOneOf(const std::string& path, Storage& storage,
+                                           const std::vector<const Content*>& allowed,
+                                           bool may_be_absent = false) {
+  const auto content = ReadContent(path, storage);
+  if (!content.ok()) {
+    const StatusCode code = content.status().code();
+    if (may_be_absent &&
+        (code == StatusCode::kNotFound || code == StatusCode::kFailedPrecondition)) {
+      return testing::AssertionSuccess();
+    }
+    return testing::AssertionFailure() << path << ": " << content.status().ToString();
+  }
+  for (const Content* candidate : allowed) {
+    if (*content == *candidate) {
+      return testing::AssertionSuccess();
+    }
+  }
+  return testing::AssertionFailure()
+         << path << " holds none of the " << allowed.size() << " allowed states, or a mix";
+}
+
+/// Every name below `directory`.
+inline void ListTree(Storage& storage, const std::string& directory,
+                     std::vector<std::string>* names) {
+  const auto entries = storage.List(directory);
+  if (!entries.ok()) {
+    return;
+  }
+  for (const DirectoryEntry& entry : *entries) {
+    const std::string name = JoinPath(directory, entry.name);
+    names->push_back(name);
+    if (entry.is_directory) {
+      ListTree(storage, name, names);
+    }
+  }
+}
+
+/// The directory that `path` is in holds `paths` and their files, and not a name more.
+inline testing::AssertionResult HoldsNothingBut(const std::vector<std::string>& paths,
+                                                Storage& storage) {
+  std::vector<std::string> expected;
+  for (const std::string& path : paths) {
+    const auto reader = CheckpointReader::Open(path, storage);
+    if (!reader.ok()) {
+      return testing::AssertionFailure() << path << ": " << reader.status().ToString();
+    }
+    expected.push_back(path);
+    for (const DataFile& file : (*reader)->metadata().files) {
+      expected.push_back(JoinPath(path, file.name));
+    }
+    if (storage.OpenForRead(JoinPath(path, "varve.json")).ok()) {
+      expected.push_back(JoinPath(path, "varve.json"));
+      expected.push_back(JoinPath(path, "manifest.bin"));
+    }
+  }
+  std::sort(expected.begin(), expected.end());
+  std::vector<std::string> found;
+  ListTree(storage, ParentPath(paths.front()), &found);
+  std::sort(found.begin(), found.end());
+  if (found == expected) {
+    return testing::AssertionSuccess();
+  }
+  auto failure = testing::AssertionFailure() << "found";
+  for (const std::string& name : found) {
+    failure << " " << name
+            << (std::binary_search(expected.begin(), expected.end(), name) ? "" : " (!)");
+  }
+  return failure;
+}
+
+/// A save, what stood before it and what must come after it.
+struct Scenario {
+  std::string path = "runs/step-1";
+  const Content* before = nullptr;  ///< Null: there was no checkpoint.
+  const Content* after = nullptr;
+  Action save;
+  const Content* next = nullptr;  ///< What `save_next` leaves.
+  Action save_next;               ///< The next save of the same name, overwriting.
+  std::uint64_t seeds = 4;
+};
+
+struct MatrixSize {
+  std::uint64_t crash_points = 0;
+  std::uint64_t survivors = 0;
+};
+
+/// The promise: after a crash at any point and any cut, the one or the other is whole; a save that
+/// returned Ok is there; the next save works and leaves nothing behind.
+inline MatrixSize RunMatrix(const MemoryStorage& base, const Scenario& scenario) {
+  MatrixSize size;
+  const auto visit = [&](MemoryStorage& left, const Status& outcome) {
+    std::vector<const Content*> allowed{scenario.after};
+    if (!outcome.ok() && scenario.before != nullptr) {
+      allowed.push_back(scenario.before);
+    }
+    const bool may_be_absent = !outcome.ok() && scenario.before == nullptr;
+    for (const Survivor& survivor : Survivors(left, scenario.seeds)) {
+      const testing::ScopedTrace trace("", 0, survivor.how);
+      ++size.survivors;
+      EXPECT_TRUE(HoldsOneOf(scenario.path, *survivor.storage, allowed, may_be_absent));
+      const Status next = scenario.save_next(*survivor.storage);
+      EXPECT_TRUE(IsOk(next));
+      EXPECT_TRUE(HoldsOneOf(scenario.path, *survivor.storage, {scenario.next}));
+      EXPECT_TRUE(HoldsNothingBut({scenario.path}, *survivor.storage));
+      EXPECT_TRUE(HoldsOneOf(scenario.path, *survivor.storage->AfterPowerCut(PowerCut::kKeepSynced),
+                             {scenario.next}));
+      if (testing::Test::HasFailure()) {
+        return;  // One report is enough; thousands hide it.
+      }
+    }
+  };
+  size.crash_points = ForEachCrash(base, scenario.save, visit);
+  testing::Test::RecordProperty("crash_points", std::to_string(size.crash_points));
+  testing::Test::RecordProperty("survivors", std::to_string(size.survivors));
+  return size;
+}
+
+/// As RunMatrix, but what the kill leaves meets a second crash: of the next save.
+inline MatrixSize RunDoubleMatrix(const MemoryStorage& base, const Scenario& scenario,
+                                  const Action& second, const Content* second_leaves) {
+  MatrixSize size;
+  std::vector<const Content*> allowed{scenario.after};
+  for (const Content* content : {scenario.before, second_leaves}) {
+    if (content != nullptr) {
+      allowed.push_back(content);
+    }
+  }
+  const auto visit_second = [&](MemoryStorage& left, const Status& outcome) {
+    const bool may_be_absent =
+        scenario.before == nullptr && (second_leaves == nullptr || !outcome.ok());
+    for (const Survivor& survivor : Survivors(left, scenario.seeds)) {
+      const testing::ScopedTrace trace("", 0, survivor.how);
+      ++size.survivors;
+      EXPECT_TRUE(HoldsOneOf(scenario.path, *survivor.storage, allowed, may_be_absent));
+      if (testing::Test::HasFailure()) {
+        return;
+      }
+    }
+  };
+  ForEachCrash(base, scenario.save, [&](MemoryStorage& left, const Status& /*outcome*/) {
+    size.crash_points += ForEachCrash(*left.AfterKill(), second, visit_second);
+  });
+  testing::Test::RecordProperty("crash_points", std::to_string(size.crash_points));
+  testing::Test::RecordProperty("survivors", std::to_string(size.survivors));
+  return size;
+}
+
+}  // namespace varve::test

@@ -1,0 +1,356 @@
+"""The rules of this repository that no compiler checks. Run as a ctest and by pytest.
+
+    repository_rules.py                    all rules that only read files
+    repository_rules.py --tests BINARY     also: every test that is written was compiled into BINARY
+    repository_rules.py --headers CXX      only: every public header compiles by itself
+
+Each rule is a function from the repository's root to a list of problems, one line each.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+# ---- which way the doors open (ARCHITECTURE.md) ----
+
+# A room of src/ may include itself and the rooms named here.
+ROOMS: dict[str, tuple[str, ...]] = {
+    "base": (),
+    "tensor": ("base",),
+    "format": ("tensor", "base"),
+    "interop": ("format", "tensor", "base"),
+    "plan": ("format", "tensor", "base"),
+    "storage": ("base",),
+    "coordinate": ("base",),
+    "pipeline": ("plan", "storage", "format", "tensor", "base"),
+    "checkpoint": (
+        "pipeline",
+        "plan",
+        "interop",
+        "coordinate",
+        "storage",
+        "format",
+        "tensor",
+        "base",
+    ),
+}
+
+# The room that each header of include/varve/ belongs to: that room and those above may include it.
+# A header that is not named belongs to the facade.
+PUBLIC_HEADER_ROOM = {
+    "status.h": "base",
+    "hash.h": "base",
+    "version.h": "base",
+    "dtype.h": "tensor",
+    "tensor.h": "tensor",
+    "value.h": "format",
+    "metadata.h": "format",
+    "storage.h": "storage",
+    "coordinator.h": "coordinate",
+    "mpi.h": "coordinate",
+}
+FACADE = "checkpoint"
+
+# These see the library as any user does: through include/varve/ only.
+USERS = ("tools", "python/src", "examples", "bench")
+
+# tensor, format, interop and plan are deterministic functions: no I/O, thread, clock or chance.
+PURE_ROOMS = ("tensor", "format", "interop", "plan")
+IMPURE_HEADER = re.compile(
+    r"^(thread|mutex|shared_mutex|condition_variable|future|stop_token|semaphore|barrier|latch"
+    r"|chrono|ctime|time\.h|random|fstream|iostream|filesystem"
+    r"|fcntl\.h|unistd\.h|pthread\.h|sys/.*)$"
+)
+
+STANDARD_HEADER = re.compile(r"^[a-z_0-9]+$")
+INCLUDE = re.compile(r'^[ \t]*#[ \t]*include[ \t]*([<"])([^>"]+)[>"]', re.MULTILINE)
+
+LINES_MAX = 500
+LINES_WARN = 300
+
+CODE_SUFFIXES = {".cc", ".h", ".py", ".pyi", ".cmake", ".sh", ".fbs"}
+CODE_NAMES = {"setup", "test", "demo", "run", "CMakeLists.txt"}
+
+
+def repository_files(root: Path) -> list[Path]:
+    """Files that are, or would be, committed; relative to `root` and sorted."""
+    listed = subprocess.run(
+        ["git", "-C", root, "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
+        capture_output=True,
+    )
+    if listed.returncode == 0:
+        names = [Path(n) for n in listed.stdout.decode().split("\0") if n]
+    else:  # An unpacked archive: leave out what ./setup and ./test make.
+        hidden = {".venv", "build", ".git"}
+        names = [p.relative_to(root) for p in root.rglob("*")]
+        names = [n for n in names if not hidden & set(n.parts) and "__pycache__" not in n.parts]
+    return sorted({n for n in names if (root / n).is_file()})
+
+
+def is_generated(name: Path) -> bool:
+    return name.stem.endswith("_generated") or name.parts[:2] == ("tests", "golden")
+
+
+def text_of(path: Path) -> str | None:
+    """The file's text, or None for a binary file."""
+    data = path.read_bytes()
+    if b"\0" in data:
+        return None
+    return data.decode(errors="replace")
+
+
+def code_files(root: Path, *folders: str) -> Iterator[tuple[Path, str]]:
+    """C++ files under the folders, with their text."""
+    for name in repository_files(root):
+        under = any(name.parts[: len(Path(f).parts)] == Path(f).parts for f in folders)
+        if under and name.suffix in {".cc", ".h"} and not is_generated(name):
+            yield name, (root / name).read_text()
+
+
+def includes(text: str) -> Iterator[tuple[int, bool, str]]:
+    """(line, quoted, what) of every #include."""
+    for match in INCLUDE.finditer(text):
+        yield text.count("\n", 0, match.start()) + 1, match[1] == '"', match[2]
+
+
+# ---- rules ----
+
+
+def doors_of_the_rooms(root: Path) -> list[str]:
+    """A room includes itself, the rooms below it and their public headers."""
+    problems = []
+    for name, text in code_files(root, "src"):
+        room = name.parts[1]
+        if room not in ROOMS or len(name.parts) < 3:
+            problems.append(f"{name}: src/{room} is not one of the rooms {', '.join(ROOMS)}")
+            continue
+        open_to = (room, *ROOMS[room])
+        is_test = name.stem.endswith("_test")
+        for line, quoted, what in includes(text):
+            where = f"{name}:{line}"
+            first, _, rest = what.partition("/")
+            if first == "varve":
+                owner = PUBLIC_HEADER_ROOM.get(rest, FACADE)
+                if owner not in open_to:
+                    problems.append(f"{where}: {room} may not include {what} of {owner}")
+            elif first in ROOMS and rest:
+                if first not in open_to:
+                    problems.append(f"{where}: {room} may not include {what}")
+            elif is_test and first == "support":
+                continue
+            elif quoted:
+                problems.append(
+                    f'{where}: "{what}" is not of this repository (name it from src/, or use <>)'
+                )
+            elif room in PURE_ROOMS and not is_test and IMPURE_HEADER.match(what):
+                problems.append(f"{where}: {room} is pure and may not include <{what}>")
+    return problems
+
+
+def doors_of_the_users(root: Path) -> list[str]:
+    """The command line, the binding, the examples and the benchmarks use only the public API."""
+    problems = []
+    for name, text in code_files(root, *USERS):
+        for line, quoted, what in includes(text):
+            first, _, rest = what.partition("/")
+            beside = (root / name).parent / what
+            if first == "varve":
+                if not (root / "include" / "varve" / rest).is_file():
+                    problems.append(f"{name}:{line}: there is no public header {what}")
+            elif quoted and not beside.is_file():
+                problems.append(f"{name}:{line}: may include only include/varve, not {what}")
+    return problems
+
+
+def doors_of_the_public_headers(root: Path) -> list[str]:
+    """A public header includes the standard library and public headers of its own room or below."""
+    problems = []
+    for name, text in code_files(root, "include"):
+        room = PUBLIC_HEADER_ROOM.get(name.name, FACADE)
+        for line, quoted, what in includes(text):
+            first, _, rest = what.partition("/")
+            if first == "varve":
+                owner = PUBLIC_HEADER_ROOM.get(rest, FACADE)
+                if owner not in (room, *ROOMS[room]):
+                    problems.append(f"{name}:{line}: of {room}, may not include {what} of {owner}")
+            elif quoted or not STANDARD_HEADER.match(what):
+                problems.append(f"{name}:{line}: a public header may not include {what}")
+    return problems
+
+
+def file_length(root: Path) -> list[str]:
+    """No file of ours is longer than 500 lines."""
+    problems = []
+    for name, lines in line_counts(root):
+        if lines > LINES_MAX:
+            problems.append(f"{name}: {lines} lines, at most {LINES_MAX}: look for the second idea")
+    return problems
+
+
+def line_counts(root: Path) -> Iterator[tuple[Path, int]]:
+    for name in repository_files(root):
+        is_code = name.suffix in CODE_SUFFIXES or name.name in CODE_NAMES
+        if is_code and not is_generated(name):
+            yield name, len((root / name).read_bytes().splitlines())
+
+
+# A path that only exists on its writer's machine, and a host that a mirror may stand for.
+MACHINE_PATH = re.compile(r"(?<![\w.$}~-])/(?:home|root|work|Users)/[\w.]")
+REGISTRY_HOST = re.compile(
+    r"\b(?:pypi\.(?:org|python)|files\.pythonhosted|deb\.debian|download\.pytorch|registry\.npmjs)\b"
+)
+
+
+def machine_paths(root: Path) -> list[str]:
+    """Nothing names a folder of one machine or the host of a package registry."""
+    problems = []
+    home = str(Path.home())
+    for name in repository_files(root):
+        text = text_of(root / name)
+        if text is None or name.parts[:2] == ("tests", "golden"):
+            continue
+        for number, line in enumerate(text.splitlines(), 1):
+            own_home = len(home) > 1 and f"{home}/" in line
+            if MACHINE_PATH.search(line) or own_home:
+                problems.append(f"{name}:{number}: a path of one machine: {line.strip()[:80]}")
+            if REGISTRY_HOST.search(line):
+                problems.append(f"{name}:{number}: a registry's host name: {line.strip()[:80]}")
+    return problems
+
+
+PYTHON_TEST = re.compile(r"^(?:async )?def test_", re.MULTILINE)
+
+
+def python_tests_are_collected(root: Path) -> list[str]:
+    """pytest only looks into files called test_*.py."""
+    problems = []
+    for name in repository_files(root):
+        ours = name.parts[0] == "tests" or name.parts[:2] == ("python", "tests")
+        if not ours or name.suffix != ".py" or name.name.startswith("test_"):
+            continue
+        if PYTHON_TEST.search((root / name).read_text()):
+            problems.append(f"{name}: has tests, but pytest collects only test_*.py")
+    return problems
+
+
+FILE_RULES: tuple[Callable[[Path], list[str]], ...] = (
+    doors_of_the_rooms,
+    doors_of_the_users,
+    doors_of_the_public_headers,
+    file_length,
+    machine_paths,
+    python_tests_are_collected,
+)
+
+# ---- every test that is written runs ----
+
+GTEST = re.compile(r"^[ \t]*(TEST|TEST_F|TEST_P|TYPED_TEST|TYPED_TEST_P)\(\s*(\w+),\s*(\w+)", re.M)
+
+
+def written_tests(root: Path) -> dict[Path, set[str]]:
+    """Suite.Test names by *_test.cc file."""
+    found = {}
+    for name, text in code_files(root, "src", "tests"):
+        if name.name.endswith("_test.cc") and name.parts[:2] != ("tests", "consume"):
+            found[name] = {f"{suite}.{test}" for _, suite, test in GTEST.findall(text)}
+    return found
+
+
+def listed_tests(listing: str) -> set[str]:
+    """Suite.Test names in the output of --gtest_list_tests, without instantiation and parameter."""
+    tests, suite = set(), ""
+    for line in listing.splitlines():
+        line = line.split("#")[0].rstrip()
+        if line and not line.startswith(" "):
+            # "Suite.", "Instantiation/Suite." (TEST_P), "Suite/0." (TYPED_TEST).
+            parts = [p for p in line.rstrip(".").split("/") if not p.isdigit()]
+            suite = parts[-1]
+        elif line:
+            tests.add(f"{suite}.{line.strip().split('/')[0]}")
+    return tests
+
+
+def tests_are_built(root: Path, listing: str) -> list[str]:
+    """Every test in a *_test.cc is in the binary, and none is switched off."""
+    problems = []
+    built = listed_tests(listing)
+    for name, tests in written_tests(root).items():
+        if not tests:
+            problems.append(f"{name}: no test in it")
+        for test in sorted(tests - built):
+            problems.append(f"{name}: {test} is not in the test binary")
+        for test in sorted(t for t in tests if "DISABLED_" in t):
+            problems.append(f"{name}: {test} is switched off")
+    return problems
+
+
+# ---- every public header compiles by itself ----
+
+
+def headers_compile_alone(root: Path, compiler: str) -> list[str]:
+    headers = sorted((root / "include" / "varve").glob("*.h"))
+    flags = [
+        "-std=c++20",
+        "-fsyntax-only",
+        "-Wall",
+        "-Wextra",
+        "-Wshadow",
+        "-Wconversion",
+        "-Werror",
+    ]
+
+    def compile_one(header: Path) -> list[str]:
+        with tempfile.TemporaryDirectory() as folder:
+            # Twice, so that a missing include guard shows.
+            source = Path(folder) / "alone.cc"
+            source.write_text(f"#include <varve/{header.name}>\n" * 2)
+            done = subprocess.run(
+                [compiler, *flags, f"-I{root / 'include'}", source], capture_output=True, text=True
+            )
+        if done.returncode == 0:
+            return []
+        return [f"include/varve/{header.name}: does not compile alone:\n{done.stderr}"]
+
+    with ThreadPoolExecutor(max_workers=2) as pool:
+        return [problem for problems in pool.map(compile_one, headers) for problem in problems]
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--root", type=Path, default=Path(__file__).resolve().parents[2])
+    parser.add_argument("--tests", help="the test binary, to compare with the tests in the sources")
+    parser.add_argument("--headers", metavar="CXX", help="compile each public header alone")
+    arguments = parser.parse_args()
+    root: Path = arguments.root
+
+    problems = []
+    if arguments.headers:
+        problems += headers_compile_alone(root, arguments.headers)
+    else:
+        for rule in FILE_RULES:
+            problems += rule(root)
+        for name, lines in line_counts(root):
+            if LINES_WARN < lines <= LINES_MAX:
+                print(f"note: {name}: {lines} lines")
+        if arguments.tests:
+            listing = subprocess.run(
+                [arguments.tests, "--gtest_list_tests"], capture_output=True, text=True, check=True
+            )
+            problems += tests_are_built(root, listing.stdout)
+        elif written_tests(root):
+            problems.append("there are *_test.cc files, but no test binary was given")
+    for problem in problems:
+        print(problem)
+    print(f"{len(problems)} problem(s)")
+    return 1 if problems else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
