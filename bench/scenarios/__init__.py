@@ -1,0 +1,1 @@
+"""One module per question. Each has `run(context) -> list[Result]`."""
