@@ -81,7 +81,8 @@ struct WriteOptions {
 
 enum class RenameMode : std::uint8_t {
   kNoReplace,  ///< kAlreadyExists when the target exists.
-  kReplace,    ///< Files only: atomically replaces the target.
+  kReplace,    ///< Atomically replaces a file by a file, or an empty directory by a directory;
+               ///< kAlreadyExists when the directory is not empty.
   kExchange,   ///< Both exist and swap names atomically; kUnimplemented where the system cannot.
 };
 

@@ -12,8 +12,9 @@
 //     synced first: if the dead save had published but not synced (9 without 10), a power cut would
 //     give NAME back the directory that is being emptied here.
 //  4. Without overwrite, an existing NAME ends the save here, before any work. With overwrite,
-//     NAME must be a checkpoint: nothing else is ever replaced. Then make the staging directory
-//     .NAME.varve-saving-<id>, hidden and unique.
+//     NAME must be a checkpoint: nothing else is ever replaced. An empty directory is as good as
+//     nothing; it stays until step 9. Then make the staging directory .NAME.varve-saving-<id>,
+//     hidden and unique.
 //  5. (All ranks) write data files into it, each synced by its writer: a file that the commit
 //     record counts on is durable before the record exists.
 //  6. Check that every planned file is there with its exact size. Finds ranks whose path is
@@ -22,7 +23,8 @@
 //     without its manifest, whatever the crash.
 //  8. Sync the staging directory: the files' names are durable before the directory's name is.
 //  9. Publish. Nothing at NAME: (a) rename without replacing; if someone published NAME since
-//     step 4 (possible only without locks) this save fails and theirs stays.
+//     step 4 (possible only without locks) this save fails and theirs stays. An empty directory
+//     there: rename over it, which fails if it has been filled meanwhile.
 //     Something at NAME: exchange the two names in one step, so that at every instant NAME is one
 //     whole checkpoint. Where the system has no exchange: (b) move NAME to .NAME.varve-old, sync
 //     PARENT, (c) rename staging to NAME. A crash between b and c leaves NAME absent; readers, ls
@@ -44,7 +46,7 @@
 namespace varve {
 namespace {
 
-enum class Occupant { kNothing, kEmptyDirectory, kCheckpoint, kOther };
+enum class Occupant : std::uint8_t { kNothing, kEmptyDirectory, kCheckpoint, kOther };
 
 Result<Occupant> WhatIsAt(Storage& storage, const std::string& path) {
   const auto entries = storage.List(path);
@@ -109,12 +111,13 @@ Result<std::unique_ptr<StorageLock>> LockName(Storage& storage, const std::strin
 }  // namespace
 
 Commit::Commit(Storage& storage, std::string path, std::string staging,
-               std::unique_ptr<StorageLock> lock, bool overwrite)
+               std::unique_ptr<StorageLock> lock, bool overwrite, bool over_empty)
     : storage_(storage),
       path_(std::move(path)),
       staging_(std::move(staging)),
       lock_(std::move(lock)),
-      overwrite_(overwrite) {}
+      overwrite_(overwrite),
+      over_empty_(over_empty) {}
 
 Commit::~Commit() {
   if (!done_) {
@@ -176,14 +179,11 @@ Result<std::unique_ptr<Commit>> Commit::Begin(Storage& storage, const std::strin
   if (occupant == Occupant::kCheckpoint && !overwrite) {
     return AlreadyExists(path + " already holds a checkpoint; pass overwrite to replace it");
   }
-  if (occupant == Occupant::kEmptyDirectory) {
-    VARVE_RETURN_IF_ERROR(storage.Remove(path));
-  }
   std::string staging = StagingPath(path, id);
   VARVE_RETURN_IF_ERROR(storage.MakeDirectory(staging));
-  return std::unique_ptr<Commit>(new Commit(storage, path, std::move(staging),
-                                            locked ? std::move(*lock) : nullptr,
-                                            occupant == Occupant::kCheckpoint));
+  return std::unique_ptr<Commit>(
+      new Commit(storage, path, std::move(staging), locked ? std::move(*lock) : nullptr,
+                 occupant == Occupant::kCheckpoint, occupant == Occupant::kEmptyDirectory));
 }
 
 Status Commit::CheckFiles(const Metadata& metadata) {
@@ -255,7 +255,8 @@ Status Commit::Publish(const Metadata& metadata) {
   if (overwrite_) {                                                                    // Step 9.
     VARVE_RETURN_IF_ERROR(Replace());
   } else {
-    VARVE_RETURN_IF_ERROR(storage_.Rename(staging_, path_, RenameMode::kNoReplace));
+    VARVE_RETURN_IF_ERROR(storage_.Rename(
+        staging_, path_, over_empty_ ? RenameMode::kReplace : RenameMode::kNoReplace));
   }
   // From here on the new checkpoint is what readers see: whatever happens, it must not be removed
   // as an abandoned staging directory.

@@ -33,7 +33,7 @@ class Commit {
 
  private:
   Commit(Storage& storage, std::string path, std::string staging, std::unique_ptr<StorageLock> lock,
-         bool overwrite);
+         bool overwrite, bool over_empty);
   Status CheckFiles(const Metadata& metadata);
   Status Replace();
 
@@ -41,7 +41,8 @@ class Commit {
   std::string path_;
   std::string staging_;
   std::unique_ptr<StorageLock> lock_;
-  bool overwrite_;
+  bool overwrite_;   ///< A checkpoint stands at `path_`.
+  bool over_empty_;  ///< An empty directory does.
   bool done_ = false;
 };
 

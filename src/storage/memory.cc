@@ -239,9 +239,13 @@ Status MemoryStorage::Rename(const std::string& from, const std::string& to, Ren
   if (mode == RenameMode::kNoReplace && target != nullptr) {
     return AlreadyExists("rename " + from + " to " + to + ": it exists");
   }
-  if (mode == RenameMode::kReplace && target != nullptr &&
-      (source->is_directory || target->is_directory)) {
-    return InvalidArgument("rename " + from + " to " + to + ": only files are replaced");
+  if (mode == RenameMode::kReplace && target != nullptr) {
+    if (source->is_directory != target->is_directory) {
+      return InvalidArgument("rename " + from + " to " + to + ": one is a directory");
+    }
+    if (!target->entries.empty()) {
+      return AlreadyExists("rename " + from + " to " + to + ": it is not empty");
+    }
   }
   VARVE_ASSIGN_OR_RETURN(
       EntryChange away,

@@ -224,6 +224,20 @@ TEST_P(StorageConformance, RenameReplaceTakesTheFilesPlace) {
   EXPECT_EQ(Read("b"), "a");
 }
 
+TEST_P(StorageConformance, RenameReplaceTakesAnEmptyDirectoryAndNoOther) {
+  ASSERT_TRUE(IsOk(disk().MakeDirectory(Path("a"))));
+  ASSERT_TRUE(IsOk(disk().MakeDirectory(Path("b"))));
+  ASSERT_TRUE(IsOk(Write("a/was-a", "")));
+  ASSERT_TRUE(IsOk(disk().Rename(Path("a"), Path("b"), RenameMode::kReplace)));
+  EXPECT_EQ(Names(), std::vector<std::string>{"b"});
+  EXPECT_EQ(Names("b"), std::vector<std::string>{"was-a"});
+
+  ASSERT_TRUE(IsOk(disk().MakeDirectory(Path("c"))));
+  EXPECT_TRUE(FailsWith(disk().Rename(Path("c"), Path("b"), RenameMode::kReplace),
+                        StatusCode::kAlreadyExists));
+  EXPECT_EQ(Names("b"), std::vector<std::string>{"was-a"});
+}
+
 TEST_P(StorageConformance, ExchangeSwapsTwoDirectories) {
   ASSERT_TRUE(IsOk(disk().MakeDirectory(Path("a"))));
   ASSERT_TRUE(IsOk(disk().MakeDirectory(Path("b"))));

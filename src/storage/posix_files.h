@@ -1,0 +1,53 @@
+/// Open files and locks of the local file system, shared by the files of PosixStorage.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <string_view>
+#include <utility>
+
+#include <sys/types.h>
+#include <unistd.h>
+
+#include "varve/status.h"
+#include "varve/storage.h"
+
+namespace varve {
+
+/// An errno as a Status that says what was being done to which file.
+Status ErrnoStatus(std::string_view action, const std::string& name, int error);
+
+class FileDescriptor {
+ public:
+  explicit FileDescriptor(int fd) : fd_(fd) {}
+  FileDescriptor(FileDescriptor&& other) noexcept : fd_(std::exchange(other.fd_, -1)) {}
+  FileDescriptor& operator=(FileDescriptor&& other) noexcept {
+    std::swap(fd_, other.fd_);
+    return *this;
+  }
+  FileDescriptor(const FileDescriptor&) = delete;
+  FileDescriptor& operator=(const FileDescriptor&) = delete;
+  ~FileDescriptor() {
+    if (fd_ >= 0) {
+      ::close(fd_);
+    }
+  }
+  [[nodiscard]] int get() const { return fd_; }
+  [[nodiscard]] bool valid() const { return fd_ >= 0; }
+
+ private:
+  int fd_;
+};
+
+/// open(2) with O_CLOEXEC, again after EINTR; invalid with errno set when it fails.
+FileDescriptor OpenDescriptor(const std::string& name, int flags, mode_t mode = 0666);
+
+/// See Storage::OpenForWrite and OpenForRead.
+Result<std::unique_ptr<WritableFile>> OpenPosixForWrite(const std::string& name,
+                                                        const WriteOptions& options);
+Result<std::unique_ptr<ReadableFile>> OpenPosixForRead(const std::string& name);
+
+/// See Storage::Lock.
+Result<std::unique_ptr<StorageLock>> AcquirePosixLock(const std::string& name);
+
+}  // namespace varve
