@@ -74,7 +74,9 @@ Result<CommitRecord> ReadCommitRecord(Storage& storage, const std::string& direc
   return DecodeCommitRecord(bytes).Annotate(path);
 }
 
-Result<OpenedIndex> OpenIndex(Storage& storage, const std::string& path) {
+namespace {
+
+Result<OpenedIndex> TryOpenIndex(Storage& storage, const std::string& path) {
   OpenedIndex opened{path, {}, std::nullopt, false};
   auto record = ReadCommitRecord(storage, path);
   if (record.status().code() == StatusCode::kNotFound) {
@@ -99,6 +101,31 @@ Result<OpenedIndex> OpenIndex(Storage& storage, const std::string& path) {
   VARVE_ASSIGN_OR_RETURN(opened.metadata, ReadManifest(storage, opened.directory, *record));
   opened.record = std::move(*record);
   return opened;
+}
+
+}  // namespace
+
+bool WasReplaced(Storage& storage, const std::string& directory, const SaveId& id) {
+  const auto record = ReadCommitRecord(storage, directory);
+  return record.ok() && record->save_id != id;
+}
+
+Result<OpenedIndex> OpenIndex(Storage& storage, const std::string& path) {
+  // An overwrite that publishes between two of our reads pairs the record of one save with the
+  // manifest of the other, or finds neither. Another record under the name tells it from damage.
+  constexpr int kTries = 5;
+  std::optional<SaveId> seen;
+  for (int i = 1;; ++i) {
+    auto opened = TryOpenIndex(storage, path);
+    if (opened.ok() || i == kTries) {
+      return opened;
+    }
+    const auto record = ReadCommitRecord(storage, path);
+    if (!record.ok() || record->save_id == seen) {
+      return opened;
+    }
+    seen = record->save_id;
+  }
 }
 
 }  // namespace varve

@@ -21,6 +21,10 @@ struct OpenedIndex {
 /// See CheckpointReader::Open.
 Result<OpenedIndex> OpenIndex(Storage& storage, const std::string& path);
 
+/// True when `directory` now holds the record of another save than `id`: what looks like damage to
+/// a reader that opened it before is an overwrite.
+bool WasReplaced(Storage& storage, const std::string& directory, const SaveId& id);
+
 /// Reads and checks varve.json. NotFound when there is none.
 Result<CommitRecord> ReadCommitRecord(Storage& storage, const std::string& directory);
 

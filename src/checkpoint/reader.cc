@@ -27,6 +27,7 @@ struct CheckpointReader::Impl {
   std::vector<std::unique_ptr<ReadableFile>> files;  // Opened and checked when first needed.
 
   Result<ReadableFile*> File(std::uint32_t number);
+  Result<std::unique_ptr<ReadableFile>> OpenChecked(const DataFile& expected);
   Result<std::vector<std::string>> ReadExtents(const std::vector<Extent>& extents);
   Result<std::uint64_t> Read(std::map<std::uint32_t, FileReads> by_file, std::uint32_t owner_count,
                              const std::function<std::string(std::uint32_t)>& owner_name,
@@ -57,12 +58,8 @@ std::string DescribeTouched(const std::vector<bool>& touched,
 
 }  // namespace
 
-Result<ReadableFile*> CheckpointReader::Impl::File(std::uint32_t number) {
-  const std::scoped_lock lock(mutex);
-  if (files[number] != nullptr) {
-    return files[number].get();
-  }
-  const DataFile& expected = index.metadata.files[number];
+Result<std::unique_ptr<ReadableFile>> CheckpointReader::Impl::OpenChecked(
+    const DataFile& expected) {
   const std::string path = JoinPath(index.directory, expected.name);
   auto file = storage.OpenForRead(path);
   if (!file.ok()) {
@@ -85,7 +82,23 @@ Result<ReadableFile*> CheckpointReader::Impl::File(std::uint32_t number) {
   if (!status.ok()) {
     return status.Annotate(path + " [0, " + std::to_string(expected.data_begin) + ")");
   }
-  files[number] = std::move(*file);
+  return file;
+}
+
+Result<ReadableFile*> CheckpointReader::Impl::File(std::uint32_t number) {
+  const std::scoped_lock lock(mutex);
+  if (files[number] == nullptr) {
+    auto file = OpenChecked(index.metadata.files[number]);
+    // A file that is open stays readable whatever happens to its name; one that is not may by now
+    // be another save's.
+    if (file.status().code() == StatusCode::kDataLoss &&
+        WasReplaced(storage, index.directory, index.metadata.save_id)) {
+      return FailedPrecondition(index.directory +
+                                " was overwritten by another save while it was being read; "
+                                "open it again");
+    }
+    VARVE_ASSIGN_OR_RETURN(files[number], std::move(file));
+  }
   return files[number].get();
 }
 
