@@ -24,6 +24,11 @@ namespace {
 // Pieces shorter than this cost more as separate parts of a vectored read than as a copy.
 constexpr std::uint64_t kMinDirectPiece = 4096;
 
+// Bytes copied out of the page cache before they are summed: source and destination together must
+// still be in the second-level cache then (measured on 1 MiB of it: whole blocks of 1 MiB made
+// checksums cost 20 % of a warm load, steps 5 %).
+constexpr std::size_t kCachedStep = std::size_t{128} << 10;
+
 /// A unit is one read past the cache; with the alignment slack it must fit a pool block.
 std::uint64_t UnitBytes(std::uint64_t block_bytes) {
   return std::max(kPoolBlockBytes / block_bytes, std::uint64_t{1}) * block_bytes;
@@ -233,8 +238,8 @@ class Reader {
     }
     if (!pieces) {
       const std::span<std::byte> bytes((*scratch)->data(), size);
-      VARVE_RETURN_IF_ERROR(file.ReadAt(block.begin, bytes));
-      VARVE_RETURN_IF_ERROR(Check(f, block, Crc32c(bytes)));
+      VARVE_ASSIGN_OR_RETURN(const std::uint32_t crc, ReadAndSum(file, block.begin, {bytes}));
+      VARVE_RETURN_IF_ERROR(Check(f, block, crc));
       CopyOut(f, block, bytes);
       return Status::Ok();
     }
@@ -252,12 +257,41 @@ class Reader {
     if (at < block.end) {
       parts.emplace_back((*scratch)->data() + (at - block.begin), block.end - at);
     }
-    VARVE_RETURN_IF_ERROR(file.ReadAt(block.begin, parts));
-    std::uint32_t crc = 0;
-    for (const std::span<std::byte> part : parts) {
-      crc = Crc32cExtend(crc, part);
-    }
+    VARVE_ASSIGN_OR_RETURN(const std::uint32_t crc, ReadAndSum(file, block.begin, parts));
     return Check(f, block, crc);
+  }
+
+  /// Fills `parts` with the bytes from `at` on and returns their checksum.
+  static Result<std::uint32_t> ReadAndSum(ReadableFile& file, std::uint64_t at,
+                                          const std::vector<std::span<std::byte>>& parts) {
+    std::uint32_t crc = 0;
+    std::vector<std::span<std::byte>> step;
+    std::uint64_t step_bytes = 0;
+    const auto flush = [&]() -> Status {
+      VARVE_RETURN_IF_ERROR(file.ReadAt(at, step));
+      for (const std::span<std::byte> part : step) {
+        crc = Crc32cExtend(crc, part);
+      }
+      at += step_bytes;
+      step_bytes = 0;
+      step.clear();
+      return Status::Ok();
+    };
+    for (std::span<std::byte> part : parts) {
+      while (!part.empty()) {
+        const std::size_t take = std::min<std::size_t>(part.size(), kCachedStep - step_bytes);
+        step.push_back(part.first(take));
+        part = part.subspan(take);
+        step_bytes += take;
+        if (step_bytes == kCachedStep) {
+          VARVE_RETURN_IF_ERROR(flush());
+        }
+      }
+    }
+    if (!step.empty()) {
+      VARVE_RETURN_IF_ERROR(flush());
+    }
+    return crc;
   }
 
   void CopyOut(std::size_t file, ByteRange block, std::span<const std::byte> bytes) {
