@@ -124,7 +124,7 @@ def _quick(fqn: str, tensor: Any) -> Item | None:
         and not tensor.is_nested
         and tensor.is_contiguous()
         and not (tensor.is_conj() or tensor.is_neg())
-        and "global_shape" not in tensor.__dict__
+        and not hasattr(tensor, "global_shape")  # Asking __dict__ would make one for each tensor.
     ):
         number = _NUMBERS.get(tensor.dtype)
         if number is not None:
