@@ -6,7 +6,7 @@ set(THREADS_PREFER_PTHREAD_FLAG ON)
 find_dependency(Threads)
 find_dependency(simdjson)
 
-# Debian ships no CMake package for these three.
+# Debian ships no CMake package for these.
 function(_varve_find_library target name header)
   if(TARGET ${target})
     return()
@@ -28,3 +28,4 @@ endfunction()
 _varve_find_library(varve_dep::isal isal isa-l/crc.h)
 _varve_find_library(varve_dep::xxhash xxhash xxhash.h)
 _varve_find_library(varve_dep::zstd zstd zstd.h)
+_varve_find_library(varve_dep::zlib z zlib.h)

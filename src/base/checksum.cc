@@ -6,6 +6,7 @@
 
 #include <isa-l/crc.h>
 #include <xxh_x86dispatch.h>
+#include <zlib.h>
 
 namespace varve {
 namespace {
@@ -64,6 +65,16 @@ std::uint32_t Crc32cExtend(std::uint32_t crc, std::span<const std::byte> data) {
 }
 
 std::uint32_t Crc32c(std::span<const std::byte> data) { return Crc32cExtend(0, data); }
+
+// ISA-L's crc32_gzip_refl does both inversions itself.
+std::uint32_t Crc32ZipExtend(std::uint32_t crc, std::span<const std::byte> data) {
+  const auto* bytes = reinterpret_cast<const unsigned char*>(data.data());
+  return crc32_gzip_refl(crc, bytes, data.size());
+}
+
+std::uint32_t Crc32ZipJoin(std::uint32_t a, std::uint32_t b, std::uint64_t b_bytes) {
+  return static_cast<std::uint32_t>(crc32_combine(a, b, static_cast<z_off_t>(b_bytes)));
+}
 
 std::uint32_t CopyAndCrc32c(std::uint32_t crc, std::span<const std::byte> source,
                             std::byte* target) {

@@ -1,4 +1,5 @@
-/// CRC-32C (Castagnoli; detects damage) and XXH3-128 (identifies content).
+/// CRC-32C (Castagnoli; detects damage), the CRC-32 of zip files, and XXH3-128 (identifies
+/// content).
 #pragma once
 
 #include <array>
@@ -22,6 +23,12 @@ std::uint32_t Crc32cExtend(std::uint32_t crc, std::span<const std::byte> data);
 /// bytes go through the cache once: 16 KiB steps stay in L1 between copy and checksum.
 std::uint32_t CopyAndCrc32c(std::uint32_t crc, std::span<const std::byte> source,
                             std::byte* target);
+
+/// The CRC-32 of zip files (IEEE 802.3), extended like Crc32cExtend.
+std::uint32_t Crc32ZipExtend(std::uint32_t crc, std::span<const std::byte> data);
+
+/// The Crc32Zip of a and b one after the other, from those of each and b's length.
+std::uint32_t Crc32ZipJoin(std::uint32_t a, std::uint32_t b, std::uint64_t b_bytes);
 
 Hash128 Xxh3(std::span<const std::byte> data);
 

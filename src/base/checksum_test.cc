@@ -123,5 +123,21 @@ TEST(Hex, RejectsOtherWidthsAndOtherCharacters) {
   }
 }
 
+TEST(Crc32Zip, IsTheChecksumOfZipFiles) {
+  EXPECT_EQ(Crc32ZipExtend(0, AsByteSpan("123456789")), 0xcbf43926U);
+}
+
+TEST(Crc32Zip, PiecesJoinToTheWhole) {
+  const std::string text = "a varve is a layer of sediment";
+  const std::string_view whole = text;
+  const std::uint32_t want = Crc32ZipExtend(0, AsByteSpan(whole));
+  for (std::size_t cut = 0; cut <= text.size(); ++cut) {
+    const std::uint32_t a = Crc32ZipExtend(0, AsByteSpan(whole.substr(0, cut)));
+    const std::uint32_t b = Crc32ZipExtend(0, AsByteSpan(whole.substr(cut)));
+    EXPECT_EQ(Crc32ZipJoin(a, b, text.size() - cut), want);
+    EXPECT_EQ(Crc32ZipExtend(a, AsByteSpan(whole.substr(cut))), want);
+  }
+}
+
 }  // namespace
 }  // namespace varve

@@ -2,6 +2,7 @@
 /// its checksum, and its bytes go to where they are wanted.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <functional>
 #include <span>
@@ -25,13 +26,24 @@ struct ReadTarget {
   std::uint32_t owner = 0;  ///< The caller's number for the tensor this belongs to.
 };
 
+/// A stretch of a file with one checksum over all of it, the CRC-32 of zip files. It is checked
+/// when all of the stretch happens to be read.
+struct RecordSum {
+  std::uint64_t begin = 0;
+  std::uint64_t end = 0;
+  std::uint32_t crc32 = 0;
+  std::uint32_t owner = 0;
+};
+
 /// What to read from one file.
 struct FileReads {
   ReadableFile* file = nullptr;
   std::string name;
   BlockGeometry geometry;
-  std::span<const std::uint32_t> block_crc32c;  ///< One per block; must outlive the read.
+  /// One per block; must outlive the read. Empty for files of other software, which have none.
+  std::span<const std::uint32_t> block_crc32c;
   std::vector<ReadTarget> targets;
+  std::vector<RecordSum> records;  ///< Disjoint; the same one may be there several times.
 };
 
 struct ReadFilesOptions {
@@ -50,9 +62,15 @@ struct ReadOutcome {
   std::vector<bool> touched;  ///< By owner: its memory was written to, at least in part.
 };
 
+/// How much is read at once: a whole number of checksum blocks that, with the slack of an aligned
+/// read, fits a block of the buffer pool.
+inline std::uint64_t ReadUnitBytes(std::uint64_t block_bytes) {
+  return std::max(kPoolBlockBytes / block_bytes, std::uint64_t{1}) * block_bytes;
+}
+
 /// Reads all targets of all files. Memory outside the targets is never written; on failure some
 /// targets hold new bytes, some old (see ReadOutcome::touched).
-/// Errors: DataLoss naming file, offset and tensor for a block that fails its checksum.
+/// Errors: DataLoss naming file, offset and tensor for a block or record that fails its checksum.
 ReadOutcome ReadFiles(std::span<FileReads> files, std::uint32_t owner_count, BufferPool& pool,
                       const ReadFilesOptions& options);
 

@@ -44,7 +44,7 @@ class StoredFile {
   }
 
   FileReads Reads(ChosenWayFile* file, std::vector<ReadTarget> targets) {
-    return {file, path_, geometry_, crcs_, std::move(targets)};
+    return {file, path_, geometry_, crcs_, std::move(targets), {}};
   }
   [[nodiscard]] std::unique_ptr<ChosenWayFile> Open(bool cached) const {
     auto file = PosixStorage().OpenForRead(path_);

@@ -122,9 +122,10 @@ class Filler {
 
   [[nodiscard]] bool done() const { return segment_ == segments_.size(); }
 
-  /// Fills up to `capacity` bytes; returns how many.
-  std::uint64_t Fill(std::byte* target, std::uint64_t capacity) {
+  /// Fills up to `capacity` bytes; returns how many. Errors: those of a producer.
+  Result<std::uint64_t> Fill(std::byte* target, std::uint64_t capacity) {
     std::uint64_t filled = 0;
+    std::uint64_t produced = 0;  // Bytes from `target` on that a producer has filled ahead.
     while (filled < capacity && !done()) {
       const FileSegment& segment = segments_[segment_];
       // A step ends with the segment, the checksum block or the buffer, whichever is first, and
@@ -132,6 +133,12 @@ class Filler {
       const std::uint64_t step =
           std::min({segment.bytes - at_, block_bytes_ - in_block_, capacity - filled, kStepBytes});
       const std::span<std::byte> out(target + filled, step);
+      if (segment.produce && !segment.region && produced <= filled) {
+        // At once as far as it goes: a producer's call may be a read.
+        const std::uint64_t ahead = std::min(segment.bytes - at_, capacity - filled);
+        VARVE_RETURN_IF_ERROR(segment.produce(at_, {target + filled, ahead}));
+        produced = filled + ahead;
+      }
       Copy(segment, out);
       filled += step;
       at_ += step;
@@ -158,11 +165,13 @@ class Filler {
   static constexpr std::uint64_t kStepBytes = std::uint64_t{256} << 10;
 
   void Copy(const FileSegment& segment, std::span<std::byte> out) {
-    if (!segment.region) {
+    if (!segment.is_content()) {
       crc_ = CopyAndCrc32c(crc_, segment.literal.subspan(at_, out.size()), out.data());
       return;
     }
-    segment.region->CopyFromMemory(at_, out);
+    if (segment.region) {
+      segment.region->CopyFromMemory(at_, out);
+    }
     crc_ = Crc32cExtend(crc_, out);
     if (out.size() == segment.bytes) {
       whole_ = Xxh3(out);
@@ -177,7 +186,7 @@ class Filler {
   /// Moves to the first segment from `segment_` on that has bytes.
   void Open() {
     while (!done() && segments_[segment_].bytes == 0) {
-      if (segments_[segment_].region) {
+      if (segments_[segment_].is_content()) {
         result_.contents.push_back(Xxh3({}));
       }
       ++segment_;
@@ -185,7 +194,7 @@ class Filler {
   }
 
   void Close() {
-    if (segments_[segment_].region) {
+    if (segments_[segment_].is_content()) {
       result_.contents.push_back(whole_ ? *whole_ : stream_.Digest());
     }
     whole_.reset();
@@ -231,7 +240,12 @@ Result<WrittenSegments> WriteSegments(WritableFile& file, std::uint64_t data_beg
       break;
     }
     FilledBlock block{std::move(*memory), offset, 0};
-    block.bytes = filler.Fill(block.memory.data(), kPoolBlockBytes);
+    const auto filled = filler.Fill(block.memory.data(), kPoolBlockBytes);
+    if (!filled.ok()) {
+      writers.Fail(filled.status());
+      break;
+    }
+    block.bytes = *filled;
     // Direct writes go out in whole pages: what follows the data in its last page must be zero.
     std::memset(block.memory.data() + block.bytes, 0,
                 RoundUp(block.bytes, kDirectAlignment) - block.bytes);

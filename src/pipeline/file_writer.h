@@ -17,11 +17,19 @@
 
 namespace varve {
 
-/// A run of bytes in a file: given bytes, or the packed content of a region of tensor memory.
+/// Fills `out` with the bytes from `at` on of something that is read from elsewhere. Called in
+/// ascending order, each byte once, from the thread that called WriteSegments.
+using ProduceFunction = std::function<Status(std::uint64_t at, std::span<std::byte> out)>;
+
+/// A run of bytes in a file: given bytes, the packed content of a region of tensor memory, or bytes
+/// that a function produces.
 struct FileSegment {
   std::uint64_t bytes = 0;
-  std::span<const std::byte> literal;  ///< Used when `region` is empty; must outlive the write.
-  std::optional<Region> region;        ///< Covers bytes [0, bytes) of its chunk.
+  std::span<const std::byte> literal{};  ///< Used when nothing else is set; outlives the write.
+  std::optional<Region> region{};        ///< Covers bytes [0, bytes) of its chunk.
+  ProduceFunction produce{};             ///< Used when there is no region.
+  /// Content rather than framing: its hash is wanted.
+  [[nodiscard]] bool is_content() const { return region.has_value() || produce != nullptr; }
 };
 
 struct WriteSegmentsOptions {
@@ -34,13 +42,13 @@ struct WriteSegmentsOptions {
 
 struct WrittenSegments {
   std::vector<std::uint32_t> block_crc32c;  ///< Of the data, block by block.
-  std::vector<Hash128> contents;            ///< Of each segment that has a region, in order.
+  std::vector<Hash128> contents;            ///< Of each segment that is content, in order.
 };
 
 /// Writes `segments`, one after the other, at `data_begin` of `file` (a multiple of
 /// kDirectAlignment). The last block may leave up to 4095 zero bytes behind the data; the caller's
 /// Sync cuts them off. Calls are independent; memory is taken from `pool` block by block.
-/// Errors: the first I/O error; Cancelled on `stop`.
+/// Errors: the first I/O error; what a ProduceFunction returns; Cancelled on `stop`.
 Result<WrittenSegments> WriteSegments(WritableFile& file, std::uint64_t data_begin,
                                       std::span<const FileSegment> segments, BufferPool& pool,
                                       const WriteSegmentsOptions& options);

@@ -1,0 +1,41 @@
+#include "pipeline/run_threads.h"
+
+#include <algorithm>
+#include <atomic>
+#include <mutex>
+#include <thread>
+#include <vector>
+
+namespace varve {
+
+Status RunThreads(std::size_t job_count, int threads, const std::stop_token& stop,
+                  const std::function<Status(std::size_t)>& job) {
+  std::atomic<std::size_t> next{0};
+  std::atomic<bool> failed{false};
+  std::mutex mutex;
+  Status first;
+  const auto work = [&] {
+    for (std::size_t i = next++; i < job_count && !failed; i = next++) {
+      Status status =
+          stop.stop_requested() ? Status(StatusCode::kCancelled, "read cancelled") : job(i);
+      if (!status.ok()) {
+        const std::scoped_lock lock(mutex);
+        if (first.ok()) {
+          first = std::move(status);
+        }
+        failed = true;
+      }
+    }
+  };
+  {
+    std::vector<std::jthread> helpers;
+    const std::size_t count = std::min(static_cast<std::size_t>(std::max(threads, 1)), job_count);
+    for (std::size_t i = 1; i < count; ++i) {
+      helpers.emplace_back(work);
+    }
+    work();
+  }
+  return first;
+}
+
+}  // namespace varve
