@@ -23,19 +23,42 @@ struct SaveId {
 /// 32 lower-case hex digits.
 std::string ToString(const SaveId& id);
 
+/// Which software's layout a checkpoint has.
+enum class Format : std::uint8_t {
+  kVarve,        ///< Ours: docs/format.md.
+  kDcp,          ///< PyTorch Distributed Checkpoint: `.metadata` and `.distcp` files.
+  kSafetensors,  ///< One safetensors file, or a folder of them as Hugging Face's tools write it.
+  kTorchSave,    ///< One file of torch.save.
+};
+
+/// "varve", "dcp", "safetensors", "torch".
+std::string_view FormatName(Format format);
+
+/// How the bytes of an extent are to be understood. Native checkpoints have only kPlain.
+enum class Encoding : std::uint8_t {
+  kPlain,          ///< A chunk's elements, laid out as Chunk::strides says; an encoded Value.
+  kTorchItem,      ///< A torch.save archive that holds one tensor, or one object.
+  kZstdTorchItem,  ///< The same as a zstd stream.
+  kInline,         ///< `begin` numbers a value that is part of the index; no bytes of a file.
+};
+
 /// Bytes [begin, end) of a data file; `file` indexes Metadata::files.
 struct Extent {
   std::uint32_t file = 0;
   std::uint64_t begin = 0;
   std::uint64_t end = 0;
+  Encoding encoding = Encoding::kPlain;
   friend bool operator==(const Extent&, const Extent&) = default;
 };
 
-/// A stored piece of a tensor: `box` of the whole tensor, row-major and packed at `extent`.
+/// A stored piece of a tensor: `box` of the whole tensor, at `extent`.
 struct Chunk {
   Box box;
   Extent extent;
-  Hash128 content;  ///< XXH3-128 of the chunk's bytes.
+  Hash128 content;    ///< XXH3-128 of the chunk's bytes; zero where the format has none.
+  Strides strides;    ///< In elements from the extent's begin; empty means row-major and packed.
+  bool conj = false;  ///< The stored bytes are the complex conjugate of the values.
+  bool neg = false;   ///< The stored bytes are the negative of the values.
   friend bool operator==(const Chunk&, const Chunk&) = default;
 };
 
@@ -55,9 +78,10 @@ struct ObjectMetadata {
 };
 
 /// A data file. Its first `data_begin` bytes are the header, covered by `header_crc32c`; data
-/// follows in blocks of Metadata::block_bytes (the last may be short), each with its CRC-32C.
+/// follows in blocks of Metadata::block_bytes (the last may be short), each with its CRC-32C. Files
+/// of other software have no header and no block checksums here.
 struct DataFile {
-  std::string name;
+  std::string name;  ///< Relative to the checkpoint's directory.
   std::uint32_t rank = 0;
   std::uint64_t size = 0;
   std::uint64_t data_begin = 0;
@@ -68,10 +92,11 @@ struct DataFile {
 
 /// Everything known about a checkpoint short of its content. A plain value; copy freely.
 struct Metadata {
-  SaveId save_id;
+  Format format = Format::kVarve;
+  SaveId save_id;  ///< Zero where the format has none.
   std::uint32_t world_size = 0;
   std::uint64_t block_bytes = 0;
-  std::vector<DataFile> files;          ///< By rank.
+  std::vector<DataFile> files;          ///< By rank; of other formats by name.
   std::vector<TensorMetadata> tensors;  ///< By fqn, bytewise.
   std::vector<ObjectMetadata> objects;  ///< By fqn, bytewise.
   std::vector<Extent> structures;       ///< Encoded container trees; merge for the whole state.

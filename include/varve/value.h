@@ -49,9 +49,13 @@ enum class ValueKind : std::uint8_t {
   kObjectLeaf = 31,  ///< In a structure: a plain value stored under this path.
   kRange = 32,       ///< items: [start, stop, step].
   kSlice = 33,       ///< items: [start, stop, step].
+  kTorchSave = 34,   ///< text: a torch.save archive of an object that no other kind can be; only
+                     ///< opened with allow_pickle. Empty for a part of a larger archive, which
+                     ///< cannot be opened alone. items: [str naming what it needs, ...]. Never in a
+                     ///< native checkpoint that was saved without allow_pickle.
 };
 
-inline constexpr std::uint8_t kValueKindCount = 34;
+inline constexpr std::uint8_t kValueKindCount = 35;
 
 /// A typed value tree. A plain aggregate: which fields a kind uses is said at ValueKind.
 struct Value {

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import collections
 import datetime
+import io
 import pickle
 import sys
 import zoneinfo
@@ -39,6 +40,7 @@ TENSOR_LEAF: Final = 30
 OBJECT_LEAF: Final = 31
 RANGE: Final = 32
 SLICE: Final = 33
+TORCH_SAVE: Final = 34
 
 #: What a defaultdict may have as its factory: found by name again, nothing is ever imported.
 FACTORIES: Final[dict[str, Any]] = {
@@ -220,6 +222,8 @@ def from_parts(kind: int, text: bytes, items: list[Any], allow_pickle: bool) -> 
             return pickle.loads(text)
         except Exception as error:
             raise UnsupportedError(f"a stored pickle cannot be opened here: {error}") from error
+    if kind == TORCH_SAVE:
+        return _unpickled_by_torch(text, items, allow_pickle)
     if kind in (NUMPY_SCALAR, NUMPY_ARRAY):
         return _numpy_value(kind, text, items)
     if kind in (TORCH_SIZE, TORCH_DTYPE, TORCH_DEVICE, TENSOR):
@@ -244,6 +248,28 @@ def from_parts(kind: int, text: bytes, items: list[Any], allow_pickle: bool) -> 
     if kind == SLICE:
         return slice(*items)
     raise UnsupportedError(f"value kind {kind} is not known to this version of Varve")
+
+
+def _unpickled_by_torch(archive: bytes, needs: list[Any], allow_pickle: bool) -> Any:
+    """An object in a torch.save archive that holds more than plain values."""
+    what = ", ".join(needs)
+    if not allow_pickle:
+        raise UnsupportedError(
+            f"a value needs {what}, which only a pickle can make, and a pickle can run code when "
+            "opened; pass allow_pickle=True if you trust who wrote the checkpoint"
+        )
+    try:
+        import torch
+    except ImportError as error:
+        raise UnsupportedError(
+            "a value was stored by torch.save, and torch is not installed"
+        ) from error
+    try:
+        return torch.load(io.BytesIO(archive), map_location="cpu", weights_only=False)
+    except Exception as error:
+        raise UnsupportedError(
+            f"a value that needs {what} cannot be opened here: {error}"
+        ) from error
 
 
 def name_failure(fqn: str, error: Exception) -> None:

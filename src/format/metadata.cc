@@ -19,6 +19,16 @@ const T* FindByFqn(const std::vector<T>& sorted, std::string_view fqn) {
 
 std::string ToString(const SaveId& id) { return Hex(id.bytes); }
 
+std::string_view FormatName(Format format) {
+  switch (format) {
+    case Format::kVarve: return "varve";
+    case Format::kDcp: return "dcp";
+    case Format::kSafetensors: return "safetensors";
+    case Format::kTorchSave: return "torch";
+  }
+  return "unknown";
+}
+
 const TensorMetadata* Metadata::FindTensor(std::string_view fqn) const {
   return FindByFqn(tensors, fqn);
 }

@@ -54,7 +54,8 @@ Fields FieldsOf(ValueKind kind) {
     case ValueKind::kTime:
     case ValueKind::kNumpyScalar:
     case ValueKind::kNumpyArray:
-    case ValueKind::kTensor: return {.text = true, .items = true};
+    case ValueKind::kTensor:
+    case ValueKind::kTorchSave: return {.text = true, .items = true};
   }
   return {};
 }

@@ -120,6 +120,13 @@ class Printer {
       case ValueKind::kPickle:
         out_ += "<pickle of " + std::to_string(value.text.size()) + " bytes>";
         return;
+      case ValueKind::kTorchSave:
+        out_ += "<torch.save of " + std::to_string(value.text.size()) + " bytes";
+        for (const Value& item : value.items) {
+          out_ += ", needs " + item.text;
+        }
+        out_ += ">";
+        return;
       case ValueKind::kTensorLeaf: out_ += "<tensor>"; return;
       case ValueKind::kObjectLeaf: out_ += "<object>"; return;
     }
