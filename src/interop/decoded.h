@@ -1,0 +1,31 @@
+/// What every decoder of a foreign format gives: the one metadata model, and what of the state is
+/// part of the index itself.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "varve/metadata.h"
+#include "varve/value.h"
+
+namespace varve {
+
+/// A stretch of a file that has one CRC-32 (that of zip files) over all of it.
+struct RecordCrc {
+  std::uint32_t file = 0;
+  std::uint64_t begin = 0;
+  std::uint64_t end = 0;
+  std::uint32_t crc = 0;
+};
+
+struct Decoded {
+  /// Files have names and, where the index tells, sizes; the caller fills in what storage says.
+  Metadata metadata;
+  std::optional<Value> structure;          ///< See docs/format.md; nothing when only names are known.
+  std::vector<std::string> inline_values;  ///< Encoded Values that extents with kInline number.
+  std::vector<RecordCrc> records;          ///< Of plain extents, where the format has them.
+};
+
+}  // namespace varve

@@ -1,0 +1,166 @@
+#include "interop/overlap.h"
+
+#include <algorithm>
+#include <cstdint>
+
+#include "tensor/box.h"
+
+namespace varve {
+namespace {
+
+using Pair = std::optional<std::pair<std::size_t, std::size_t>>;
+
+// A group of this size is compared pair by pair.
+constexpr std::size_t kSmall = 8;
+
+// How much larger the sum of all groups may become than the list they came from, per level that a
+// grid would take. Straight cuts never make it larger.
+constexpr std::uint64_t kMaxWork = 64;
+
+std::uint64_t Begin(const Chunk& chunk, std::size_t dim) { return chunk.box.offsets[dim]; }
+std::uint64_t End(const Chunk& chunk, std::size_t dim) {
+  return chunk.box.offsets[dim] + chunk.box.sizes[dim];
+}
+
+bool Overlap(const Chunk& a, const Chunk& b) {
+  for (std::size_t d = 0; d < a.box.sizes.size(); ++d) {
+    if (Begin(a, d) >= End(b, d) || Begin(b, d) >= End(a, d)) {
+      return false;
+    }
+  }
+  return true;
+}
+
+/// Splits groups of chunks by planes until no pair is left to compare. A chunk that a plane cuts
+/// goes to both sides.
+class Splitter {
+ public:
+  explicit Splitter(const std::vector<Chunk>& chunks) : chunks_(chunks) {}
+
+  Result<Pair> Run(std::vector<std::size_t> all) {
+    std::uint64_t work_left = kMaxWork * (all.size() + 1024);
+    groups_.push_back(std::move(all));
+    while (!groups_.empty()) {
+      const std::vector<std::size_t> group = std::move(groups_.back());
+      groups_.pop_back();
+      if (group.size() <= kSmall) {
+        if (const Pair pair = ComparePairs(group)) {
+          return pair;
+        }
+        continue;
+      }
+      if (group.size() > work_left) {
+        return InvalidArgument("its chunks interlock too much to be compared");
+      }
+      work_left -= group.size();
+      const auto plane = BestPlane(group);
+      if (!plane) {
+        return Pair({group[0], group[1]});  // All have a point in common.
+      }
+      Split(group, *plane);
+    }
+    return Pair();
+  }
+
+ private:
+  struct Plane {
+    std::size_t dim = 0;
+    std::uint64_t at = 0;
+    std::size_t sum = 0;  // Sizes of both sides together.
+  };
+
+  [[nodiscard]] Pair ComparePairs(const std::vector<std::size_t>& group) const {
+    for (std::size_t i = 0; i < group.size(); ++i) {
+      for (std::size_t k = i + 1; k < group.size(); ++k) {
+        if (Overlap(chunks_[group[i]], chunks_[group[k]])) {
+          return Pair({group[i], group[k]});
+        }
+      }
+    }
+    return std::nullopt;
+  }
+
+  /// The plane that cuts the fewest chunks, among one for each dimension: the middle one, as far as
+  /// both sides become smaller. Nothing where no dimension parts any two chunks.
+  std::optional<Plane> BestPlane(const std::vector<std::size_t>& group) {
+    std::optional<Plane> best;
+    for (std::size_t d = 0; d < chunks_[group[0]].box.sizes.size(); ++d) {
+      begins_.clear();
+      std::uint64_t last_begin = 0;
+      std::uint64_t first_end = End(chunks_[group[0]], d);
+      for (const std::size_t i : group) {
+        begins_.push_back(Begin(chunks_[i], d));
+        last_begin = std::max(last_begin, begins_.back());
+        first_end = std::min(first_end, End(chunks_[i], d));
+      }
+      if (first_end > last_begin) {
+        continue;
+      }
+      const auto middle = begins_.begin() + static_cast<std::ptrdiff_t>(begins_.size() / 2);
+      std::nth_element(begins_.begin(), middle, begins_.end());
+      Plane plane{d, std::clamp(*middle, first_end, last_begin), 0};
+      for (const std::size_t i : group) {
+        plane.sum += Begin(chunks_[i], d) < plane.at ? 1U : 0U;
+        plane.sum += End(chunks_[i], d) > plane.at ? 1U : 0U;
+      }
+      if (!best || plane.sum < best->sum) {
+        best = plane;
+      }
+      if (best->sum == group.size()) {
+        break;  // Cuts none.
+      }
+    }
+    return best;
+  }
+
+  void Split(const std::vector<std::size_t>& group, const Plane& plane) {
+    std::vector<std::size_t> before;
+    std::vector<std::size_t> after;
+    for (const std::size_t i : group) {
+      if (Begin(chunks_[i], plane.dim) < plane.at) {
+        before.push_back(i);
+      }
+      if (End(chunks_[i], plane.dim) > plane.at) {
+        after.push_back(i);
+      }
+    }
+    groups_.push_back(std::move(before));
+    groups_.push_back(std::move(after));
+  }
+
+  const std::vector<Chunk>& chunks_;
+  std::vector<std::vector<std::size_t>> groups_;
+  std::vector<std::uint64_t> begins_;
+};
+
+/// True when the chunks are slices along one dimension, in order: the usual case, in one pass.
+bool AreSlices(const std::vector<Chunk>& chunks, const std::vector<std::size_t>& order) {
+  for (std::size_t d = 0; d < chunks[order[0]].box.sizes.size(); ++d) {
+    std::size_t i = 1;
+    while (i < order.size() && End(chunks[order[i - 1]], d) <= Begin(chunks[order[i]], d)) {
+      ++i;
+    }
+    if (i == order.size()) {
+      return true;
+    }
+  }
+  return false;
+}
+
+}  // namespace
+
+Result<Pair> FindOverlap(const std::vector<Chunk>& chunks) {
+  std::vector<std::size_t> full;
+  full.reserve(chunks.size());
+  for (std::size_t i = 0; i < chunks.size(); ++i) {
+    if (!IsEmpty(chunks[i].box)) {
+      full.push_back(i);
+    }
+  }
+  if (full.size() < 2 || AreSlices(chunks, full)) {
+    return Pair();
+  }
+  return Splitter(chunks).Run(std::move(full));
+}
+
+}  // namespace varve

@@ -1,0 +1,116 @@
+#include "interop/overlap.h"
+
+#include <gtest/gtest.h>
+
+#include "support/random.h"
+#include "support/status_matchers.h"
+#include "tensor/box.h"
+
+namespace varve {
+namespace {
+
+using test::FailsWith;
+using test::IsOk;
+
+std::vector<Chunk> Chunks(std::vector<Box> boxes) {
+  std::vector<Chunk> chunks;
+  for (Box& box : boxes) {
+    chunks.push_back({.box = std::move(box)});
+  }
+  return chunks;
+}
+
+bool Overlaps(const std::vector<Chunk>& chunks) {
+  const auto found = FindOverlap(chunks);
+  EXPECT_TRUE(IsOk(found));
+  if (!found.ok() || !*found) {
+    return false;
+  }
+  EXPECT_NE((*found)->first, (*found)->second);
+  EXPECT_TRUE(Intersect(chunks[(*found)->first].box, chunks[(*found)->second].box));
+  return true;
+}
+
+TEST(Overlap, SmallCases) {
+  EXPECT_FALSE(Overlaps({}));
+  EXPECT_FALSE(Overlaps(Chunks({{{}, {}}})));
+  EXPECT_TRUE(Overlaps(Chunks({{{}, {}}, {{}, {}}}))) << "a 0-d tensor has one element";
+  EXPECT_FALSE(Overlaps(Chunks({{{0}, {4}}, {{4}, {4}}})));
+  EXPECT_TRUE(Overlaps(Chunks({{{0}, {5}}, {{4}, {4}}})));
+  EXPECT_FALSE(Overlaps(Chunks({{{0, 0}, {2, 4}}, {{0, 4}, {2, 4}}, {{2, 0}, {2, 8}}})));
+  EXPECT_TRUE(Overlaps(Chunks({{{0, 0}, {2, 4}}, {{0, 4}, {3, 4}}, {{2, 0}, {2, 8}}})));
+}
+
+TEST(Overlap, EmptyChunksTakeNoPart) {
+  EXPECT_FALSE(Overlaps(Chunks({{{0}, {4}}, {{2}, {0}}, {{2}, {0}}, {{4}, {0}}})));
+  EXPECT_FALSE(Overlaps(Chunks({{{0, 0}, {0, 3}}, {{0, 0}, {0, 3}}})));
+}
+
+TEST(Overlap, AgreesWithComparingAllPairs) {
+  test::Random random(7);
+  int found = 0;
+  for (int round = 0; round < 400; ++round) {
+    const std::size_t dims = random.Between(1, 3);
+    std::vector<Box> boxes;
+    const std::uint64_t count = random.Between(2, 60);
+    const std::uint64_t extent = random.Between(4, 60);
+    for (std::uint64_t i = 0; i < count; ++i) {
+      Box box;
+      for (std::size_t d = 0; d < dims; ++d) {
+        box.offsets.push_back(random.Below(extent));
+        box.sizes.push_back(random.Below(random.OneIn(8) ? extent : 4));
+      }
+      // Most are made disjoint, so that both answers come up.
+      const bool clear = std::none_of(boxes.begin(), boxes.end(), [&](const Box& other) {
+        return !IsEmpty(box) && !IsEmpty(other) && Intersect(box, other);
+      });
+      if (clear || random.OneIn(200)) {
+        boxes.push_back(std::move(box));
+      }
+    }
+    const bool expected = AnyOverlap(boxes);
+    found += expected ? 1 : 0;
+    EXPECT_EQ(Overlaps(Chunks(boxes)), expected) << "round " << round;
+  }
+  EXPECT_GT(found, 20);
+  EXPECT_LT(found, 380);
+}
+
+TEST(Overlap, LargeGridsTakeLittleTime) {
+  std::vector<Chunk> chunks;
+  constexpr std::uint64_t kSide = 300;
+  for (std::uint64_t row = 0; row < kSide; ++row) {
+    for (std::uint64_t column = 0; column < kSide; ++column) {
+      chunks.push_back({.box = {{row * 3, column * 5, 0}, {3, 5, 7}}});
+    }
+  }
+  EXPECT_FALSE(Overlaps(chunks));
+  chunks[kSide * kSide / 2].box.sizes[1] = 6;
+  EXPECT_TRUE(Overlaps(chunks));
+}
+
+TEST(Overlap, ManyEqualChunksAreFoundAtOnce) {
+  EXPECT_TRUE(Overlaps(std::vector<Chunk>(200000, {.box = {{1, 2}, {3, 4}}})));
+}
+
+TEST(Overlap, GivesUpOnBarsThatInterlock) {
+  // Disjoint bars along each of three axes: every plane cuts a third of them or more.
+  std::vector<Chunk> chunks;
+  constexpr std::uint64_t kSide = 96;
+  for (std::uint64_t a = 0; a < kSide; ++a) {
+    for (std::uint64_t b = 0; b < kSide; ++b) {
+      chunks.push_back({.box = {{0, 4 * a, 4 * b + 1}, {4 * kSide, 1, 1}}});
+      chunks.push_back({.box = {{4 * a + 1, 0, 4 * b + 2}, {1, 4 * kSide, 1}}});
+      chunks.push_back({.box = {{4 * a + 2, 4 * b + 3, 0}, {1, 1, 4 * kSide}}});
+    }
+  }
+  const auto found = FindOverlap(chunks);
+  if (found.ok()) {
+    EXPECT_FALSE(*found);
+  } else {
+    EXPECT_TRUE(FailsWith(found, StatusCode::kInvalidArgument, {"interlock"}));
+  }
+}
+
+}  // namespace
+}  // namespace varve

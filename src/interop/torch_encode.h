@@ -1,0 +1,50 @@
+/// torch.save archives, as PyTorch Distributed Checkpoint stores each tensor and value: what stands
+/// before and behind the payload. Pure: the payload itself never passes through here.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <string_view>
+
+#include "base/bytes.h"
+#include "varve/dtype.h"
+#include "varve/status.h"
+#include "varve/tensor.h"
+#include "varve/value.h"
+
+namespace varve {
+
+inline constexpr std::uint64_t kTorchItemAlignment = 4096;
+
+/// What torch.save fills the gap before a payload with.
+inline constexpr char kTorchFiller = 'Z';
+
+/// An archive that holds one contiguous tensor: `head`, then the tensor's row-major bytes, then
+/// `tail`. If it was aligned and lies at a multiple of kTorchItemAlignment in a file, so does the
+/// payload.
+struct TensorArchive {
+  Bytes head;
+  /// So many of head's last bytes are kTorchFiller: who holds many archives need not hold these.
+  std::uint64_t filler_bytes = 0;
+  std::uint64_t payload_bytes = 0;
+  Bytes tail;
+  [[nodiscard]] std::uint64_t size() const { return head.size() + payload_bytes + tail.size(); }
+};
+
+/// `payload_crc32` is what the zip directory says of the payload; without it the field is 0, which
+/// PyTorch (whose reader never looks) and Varve take as "none". With `align` false the payload
+/// begins at a multiple of 64 bytes from the archive's beginning, as with torch.save. All small
+/// records lie before the payload: `tail` is the directory alone. Errors: InvalidArgument for sizes
+/// that overflow.
+Result<TensorArchive> EncodeTensorArchive(DType dtype, const Dims& sizes,
+                                          std::optional<std::uint32_t> payload_crc32, bool align);
+
+/// An archive that holds one plain value: what torch.save of it would mean to any reader, with the
+/// same Python types. Pickle protocol 2. A kPickle or kTorchSave inside is refused; a kTorchSave as
+/// the whole value gives its archive back unchanged. Errors: Unimplemented for what cannot be in
+/// such an archive; InvalidArgument for a value that Python could not have (a date in month 13,
+/// text that is not UTF-8), one deeper than 256 levels, and text or bytes of 4 GiB and more.
+Result<Bytes> EncodeValueArchive(const Value& value);
+
+}  // namespace varve

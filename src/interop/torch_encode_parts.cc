@@ -1,0 +1,48 @@
+#include "interop/torch_encode_parts.h"
+
+#include "interop/pickle_text.h"
+
+namespace varve {
+
+std::string QuotedStart(std::string_view text) {
+  constexpr std::size_t kMaxChars = 40;
+  return "\"" + std::string(text.substr(0, kMaxChars)) + "\"";
+}
+
+Status PickleText(std::string_view text, PickleWriter* pickle) {
+  if (!IsPickleUtf8(text)) {
+    return InvalidArgument("text that is not UTF-8: " + QuotedStart(text));
+  }
+  pickle->Str(text);
+  return Status::Ok();
+}
+
+Result<std::int64_t> IntOf(const Value& value, std::string_view what) {
+  if (value.kind != ValueKind::kInt || value.text.size() > sizeof(std::int64_t)) {
+    return InvalidArgument(std::string(what) + " is no int of 64 bits");
+  }
+  const bool negative = !value.text.empty() && (value.text.back() & 0x80) != 0;
+  std::uint64_t bits = negative ? ~std::uint64_t{0} : 0;
+  for (std::size_t i = value.text.size(); i-- > 0;) {
+    bits = bits << 8 | static_cast<unsigned char>(value.text[i]);
+  }
+  return static_cast<std::int64_t>(bits);
+}
+
+Result<Dims> ShapeOf(const Value& value, std::string_view what) {
+  if (value.kind != ValueKind::kTuple) {
+    return InvalidArgument(std::string(what) + " is no tuple");
+  }
+  Dims shape;
+  shape.reserve(value.items.size());
+  for (const Value& item : value.items) {
+    VARVE_ASSIGN_OR_RETURN(const std::int64_t size, IntOf(item, what));
+    if (size < 0) {
+      return InvalidArgument(std::string(what) + " has a negative size");
+    }
+    shape.push_back(static_cast<std::uint64_t>(size));
+  }
+  return shape;
+}
+
+}  // namespace varve
