@@ -27,6 +27,7 @@ enum class CheckpointState : std::uint8_t {
 std::string_view StateName(CheckpointState state);
 
 struct CheckpointEntry {
+  Format format = Format::kVarve;
   std::string name;  ///< In the directory; for kSaving and kLeftover, of the hidden entry.
   CheckpointState state = CheckpointState::kWhole;
   std::string detail;                 ///< Why it is not whole.
@@ -36,8 +37,9 @@ struct CheckpointEntry {
   std::optional<SaveId> save_id;
 };
 
-/// The checkpoints and leftovers in `directory`, by step, then name. When `directory` itself is a
-/// checkpoint the list has that one entry. Reads indexes and sizes, not data.
+/// The checkpoints and leftovers in `directory`, by step, then name; those of other software too,
+/// where they are directories. When `directory` itself is a checkpoint the list has that one entry.
+/// Reads indexes and sizes, not data.
 Result<std::vector<CheckpointEntry>> ListCheckpoints(const std::string& directory,
                                                      Storage& storage = PosixStorage());
 
@@ -53,12 +55,16 @@ struct Damage {
 struct VerifyReport {
   std::uint64_t bytes_checked = 0;
   std::vector<Damage> damages;
+  /// What is worth knowing and no damage: files that belong to no save, bytes without a checksum.
+  std::vector<std::string> notes;
   [[nodiscard]] bool clean() const { return damages.empty(); }
 };
 
 /// Re-reads every byte of the checkpoint and compares all checksums and the index with what the
-/// data files say of themselves. Damage is reported, not returned as an error; errors are for what
-/// cannot be examined at all (NotFound, Unimplemented, FailedPrecondition for an incomplete one).
+/// data files say of themselves. Of other software's checkpoints: opens every stored item, compares
+/// it with the index and its zip checksums with its bytes, and looks for what no chunk covers.
+/// Damage is reported, not returned as an error; errors are for what cannot be examined at all
+/// (NotFound, Unimplemented, FailedPrecondition for an incomplete one).
 Result<VerifyReport> Verify(const std::string& path, Storage& storage = PosixStorage(),
                             const ProgressFunction& progress = {});
 
@@ -99,7 +105,7 @@ struct ExportReport {
 };
 
 /// Writes whole tensors into one safetensors file on the local file system; committed by rename.
-/// Memory stays under 64 MiB whatever the size.
+/// Memory stays under 256 MiB whatever the size.
 Result<ExportReport> ExportSafetensors(const std::string& path, const std::string& out,
                                        const ExportOptions& options,
                                        Storage& storage = PosixStorage());

@@ -2,6 +2,8 @@
 /// read one.
 #pragma once
 
+#include <cstddef>
+#include <functional>
 #include <memory>
 #include <span>
 #include <string>
@@ -26,6 +28,10 @@ struct SourceTensor {
   Box box;
   const void* data = nullptr;
   Strides strides;
+  /// Instead of `data`, for a state that is not in memory: fills `out` with the box's row-major
+  /// bytes from `at` on. Called for one tensor after the other, in the order in which the data file
+  /// has them, each byte once, on the thread that called Save. Only for saves by a single rank.
+  std::function<Status(std::uint64_t at, std::span<std::byte> out)> produce{};
 };
 
 /// A plain value this rank holds, as EncodeValue gives it.

@@ -25,6 +25,9 @@ struct SaveOptions {
   /// checkpoint once the files of all ranks are there. Replicated tensors are then stored by every
   /// rank that holds them.
   bool coordinate = true;
+  /// kVarve, or kDcp: a checkpoint that stock PyTorch opens, with Varve's checksums in its index.
+  /// Values that only a pickle can hold are refused in the latter.
+  Format format = Format::kVarve;
   /// Identifies the save. All ranks of a save without talking must give the same, new for every
   /// attempt; otherwise random when not given.
   std::optional<SaveId> save_id;

@@ -12,15 +12,16 @@
 //     synced first: if the dead save had published but not synced (9 without 10), a power cut would
 //     give NAME back the directory that is being emptied here.
 //  4. Without overwrite, an existing NAME ends the save here, before any work. With overwrite,
-//     NAME must be a checkpoint: nothing else is ever replaced. An empty directory is as good as
-//     nothing; it stays until step 9. Then make the staging directory .NAME.varve-saving-<id>,
-//     hidden and unique.
+//     NAME must be a checkpoint, ours or another software's: nothing else is ever replaced. An
+//     empty directory is as good as nothing; it stays until step 9. Then make the staging directory
+//     .NAME.varve-saving-<id>, hidden and unique.
 //  5. (All ranks) write data files into it, each synced by its writer: a file that the commit
 //     record counts on is durable before the record exists.
 //  6. Check that every planned file is there with its exact size. Finds ranks whose path is
 //     another disk than the coordinator's, and files cut short by whatever cause.
 //  7. Write and sync manifest.bin, then varve.json. The order means that a record never stands
-//     without its manifest, whatever the crash.
+//     without its manifest, whatever the crash. (A checkpoint in another format has that format's
+//     index instead.)
 //  8. Sync the staging directory: the files' names are durable before the directory's name is.
 //  9. Publish. Nothing at NAME: (a) rename without replacing; if someone published NAME since
 //     step 4 (possible only without locks) this save fails and theirs stays. An empty directory
@@ -39,6 +40,7 @@
 #include <thread>
 #include <utility>
 
+#include "checkpoint/foreign.h"
 #include "checkpoint/names.h"
 #include "format/commit_record.h"
 #include "format/manifest.h"
@@ -66,7 +68,15 @@ Result<Occupant> WhatIsAt(Storage& storage, const std::string& path) {
       return Occupant::kCheckpoint;
     }
   }
-  return Occupant::kOther;
+  return HoldsOnlyForeign(*entries) ? Occupant::kCheckpoint : Occupant::kOther;
+}
+
+/// manifest.bin and varve.json.
+Result<std::vector<IndexFile>> NativeIndex(const Metadata& metadata) {
+  VARVE_ASSIGN_OR_RETURN(Bytes manifest, EncodeManifest(metadata));
+  Bytes record = EncodeCommitRecord(MakeCommitRecord(metadata, manifest));
+  return std::vector<IndexFile>{{std::string(kManifestName), std::move(manifest)},
+                                {std::string(kCommitRecordName), std::move(record)}};
 }
 
 Status RemoveLeftovers(Storage& storage, const std::string& path) {
@@ -186,10 +196,10 @@ Result<std::unique_ptr<Commit>> Commit::Begin(Storage& storage, const std::strin
                  occupant == Occupant::kCheckpoint, occupant == Occupant::kEmptyDirectory));
 }
 
-Status Commit::CheckFiles(const Metadata& metadata) {
+Status Commit::CheckFiles(const std::vector<DataFile>& files) {
   VARVE_ASSIGN_OR_RETURN(const auto entries, storage_.List(staging_));
   std::string missing;
-  for (const DataFile& file : metadata.files) {
+  for (const DataFile& file : files) {
     const DirectoryEntry* found = nullptr;
     for (const DirectoryEntry& entry : entries) {
       if (entry.name == file.name) {
@@ -213,20 +223,13 @@ Status Commit::CheckFiles(const Metadata& metadata) {
   return Status::Ok();
 }
 
-Status WriteIndex(Storage& storage, const std::string& directory, const Metadata& metadata,
-                  bool replace) {
-  VARVE_ASSIGN_OR_RETURN(const Bytes manifest, EncodeManifest(metadata));
-  const Bytes record = EncodeCommitRecord(MakeCommitRecord(metadata, manifest));
-  for (const auto& [name, content] : {std::pair(kManifestName, std::string_view(manifest)),
-                                      std::pair(kCommitRecordName, std::string_view(record))}) {
-    const std::string path = JoinPath(directory, name);
-    if (!replace) {
-      VARVE_RETURN_IF_ERROR(WriteWholeFile(storage, path, content));
-      continue;
-    }
-    const std::string part = PartPath(directory, name);
-    VARVE_RETURN_IF_ERROR(WriteWholeFile(storage, part, content, /*exclusive=*/false));
-    VARVE_RETURN_IF_ERROR(storage.Rename(part, path, RenameMode::kReplace));
+Status ReplaceIndex(Storage& storage, const std::string& directory, const Metadata& metadata) {
+  VARVE_ASSIGN_OR_RETURN(const auto index, NativeIndex(metadata));
+  for (const IndexFile& file : index) {
+    const std::string part = PartPath(directory, file.name);
+    VARVE_RETURN_IF_ERROR(WriteWholeFile(storage, part, file.content, /*exclusive=*/false));
+    VARVE_RETURN_IF_ERROR(
+        storage.Rename(part, JoinPath(directory, file.name), RenameMode::kReplace));
     VARVE_RETURN_IF_ERROR(storage.SyncDirectory(directory));  // A record needs its manifest.
   }
   return Status::Ok();
@@ -249,10 +252,17 @@ Status Commit::Replace() {
 }
 
 Status Commit::Publish(const Metadata& metadata) {
-  VARVE_RETURN_IF_ERROR(CheckFiles(metadata));                                         // Step 6.
-  VARVE_RETURN_IF_ERROR(WriteIndex(storage_, staging_, metadata, /*replace=*/false));  // 7.
-  VARVE_RETURN_IF_ERROR(storage_.SyncDirectory(staging_));                             // Step 8.
-  if (overwrite_) {                                                                    // Step 9.
+  VARVE_ASSIGN_OR_RETURN(const auto index, NativeIndex(metadata));
+  return Publish(metadata.files, index);
+}
+
+Status Commit::Publish(const std::vector<DataFile>& files, const std::vector<IndexFile>& index) {
+  VARVE_RETURN_IF_ERROR(CheckFiles(files));  // Step 6.
+  for (const IndexFile& file : index) {      // Step 7.
+    VARVE_RETURN_IF_ERROR(WriteWholeFile(storage_, JoinPath(staging_, file.name), file.content));
+  }
+  VARVE_RETURN_IF_ERROR(storage_.SyncDirectory(staging_));  // Step 8.
+  if (overwrite_) {                                         // Step 9.
     VARVE_RETURN_IF_ERROR(Replace());
   } else {
     VARVE_RETURN_IF_ERROR(storage_.Rename(

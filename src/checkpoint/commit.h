@@ -5,12 +5,19 @@
 #include <memory>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "varve/metadata.h"
 #include "varve/status.h"
 #include "varve/storage.h"
 
 namespace varve {
+
+/// A small file that makes a directory a checkpoint.
+struct IndexFile {
+  std::string name;
+  std::string content;
+};
 
 /// The right to save under one name, and the staging directory in which the save takes place.
 /// Used by the coordinator alone. Destroying it without Publish abandons the save: the staging
@@ -26,15 +33,18 @@ class Commit {
 
   [[nodiscard]] const std::string& staging() const { return staging_; }
 
-  /// Steps 6-10: checks that every data file is there with its exact size, writes the manifest
+  /// Steps 6-11: checks that every data file is there with its exact size, writes the manifest
   /// and the commit record, makes all durable and visible. After an error the previous checkpoint,
   /// if any, is what `path` holds or recovers to.
   Status Publish(const Metadata& metadata);
 
+  /// The same with the index of another format: files to be written in this order.
+  Status Publish(const std::vector<DataFile>& files, const std::vector<IndexFile>& index);
+
  private:
   Commit(Storage& storage, std::string path, std::string staging, std::unique_ptr<StorageLock> lock,
          bool overwrite, bool over_empty);
-  Status CheckFiles(const Metadata& metadata);
+  Status CheckFiles(const std::vector<DataFile>& files);
   Status Replace();
 
   Storage& storage_;
@@ -46,10 +56,8 @@ class Commit {
   bool done_ = false;
 };
 
-/// Writes manifest.bin and varve.json into `directory`, each synced; the directory is not.
-/// `replace`: existing files are replaced atomically, one durable before the other.
-Status WriteIndex(Storage& storage, const std::string& directory, const Metadata& metadata,
-                  bool replace);
+/// Replaces manifest.bin and varve.json in `directory` atomically, one durable before the other.
+Status ReplaceIndex(Storage& storage, const std::string& directory, const Metadata& metadata);
 
 /// Makes a directory and its parents, each durable. No-op for what exists.
 Status MakeDirectories(Storage& storage, const std::string& path);

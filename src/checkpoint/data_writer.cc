@@ -24,22 +24,30 @@ Region ChunkRegion(const SourceTensor& source, const StoredChunk& chunk) {
   return {chunk.box, memory, chunk.box};
 }
 
-std::vector<FileSegment> Segments(const State& state, const FilePlan& plan,
-                                  std::string_view structure) {
+Result<std::vector<FileSegment>> Segments(const State& state, const FilePlan& plan,
+                                          std::string_view structure) {
   std::vector<FileSegment> segments;
   segments.reserve(plan.header.chunks.size() + plan.header.objects.size() + 1);
   for (std::size_t i = 0; i < plan.header.chunks.size(); ++i) {
     const StoredChunk& chunk = plan.header.chunks[i];
-    segments.push_back({chunk.bytes.end - chunk.bytes.begin,
-                        {},
-                        ChunkRegion(state.tensors[plan.chunk_items[i]], chunk)});
+    const SourceTensor& source = state.tensors[plan.chunk_items[i]];
+    FileSegment segment{.bytes = chunk.bytes.end - chunk.bytes.begin};
+    if (!source.produce) {
+      segment.region = ChunkRegion(source, chunk);
+    } else if (chunk.box == source.box) {
+      segment.produce = source.produce;
+    } else {
+      return InvalidArgument("tensor \"" + source.fqn +
+                             "\" is produced, not in memory; only a single rank can save it");
+    }
+    segments.push_back(std::move(segment));
   }
   for (const std::uint32_t item : plan.object_items) {
     const std::string& encoded = state.objects[item].encoded;
-    segments.push_back({encoded.size(), AsByteSpan(encoded), std::nullopt});
+    segments.push_back({.bytes = encoded.size(), .literal = AsByteSpan(encoded)});
   }
   if (!structure.empty()) {
-    segments.push_back({structure.size(), AsByteSpan(structure), std::nullopt});
+    segments.push_back({.bytes = structure.size(), .literal = AsByteSpan(structure)});
   }
   return segments;
 }
@@ -63,7 +71,7 @@ Result<LocalPlan> MakeLocalPlan(const State& state) {
   plan.structure = state.structure;
   VARVE_RETURN_IF_ERROR(CheckLocalPlan(plan));
   for (const SourceTensor& tensor : state.tensors) {
-    if (tensor.data == nullptr && !IsEmpty(tensor.box)) {
+    if (tensor.data == nullptr && !tensor.produce && !IsEmpty(tensor.box)) {
       return InvalidArgument("tensor \"" + tensor.fqn + "\" has no memory");
     }
   }
@@ -89,9 +97,9 @@ Result<WrittenFile> WriteDataFile(Storage& storage, const std::string& path, con
       options.progress(done += bytes, written.bytes);
     };
   }
-  VARVE_ASSIGN_OR_RETURN(WrittenSegments data,
-                         WriteSegments(*file, header_bytes, Segments(state, plan, structure),
-                                       BufferPool::Shared(), write_options));
+  VARVE_ASSIGN_OR_RETURN(const auto segments, Segments(state, plan, structure));
+  VARVE_ASSIGN_OR_RETURN(WrittenSegments data, WriteSegments(*file, header_bytes, segments,
+                                                             BufferPool::Shared(), write_options));
   written.receipt.header_bytes = header_bytes;
   written.receipt.block_crc32c = std::move(data.block_crc32c);
   written.receipt.contents = std::move(data.contents);
@@ -101,7 +109,7 @@ Result<WrittenFile> WriteDataFile(Storage& storage, const std::string& path, con
   if (header.size() != header_bytes) {
     return Internal("header of " + path + " changed size with its checksums");
   }
-  const FileSegment segment{header.size(), AsByteSpan(header), std::nullopt};
+  const FileSegment segment{.bytes = header.size(), .literal = AsByteSpan(header)};
   VARVE_RETURN_IF_ERROR(
       WriteSegments(*file, 0, {&segment, 1}, BufferPool::Shared(), write_options).status());
   VARVE_RETURN_IF_ERROR(file->Sync(written.bytes));

@@ -1,6 +1,7 @@
 #include <algorithm>
 #include <tuple>
 
+#include "checkpoint/foreign.h"
 #include "checkpoint/names.h"
 #include "checkpoint/open.h"
 #include "checkpoint/scan.h"
@@ -16,6 +17,9 @@ bool IsLocked(Storage& storage, const std::string& lock_path) {
 
 /// Why the files do not match the index, or Ok.
 Status CheckFileSizes(Storage& storage, const OpenedIndex& opened) {
+  if (opened.metadata.format != Format::kVarve) {
+    return Status::Ok();  // Opening has asked storage for them already.
+  }
   VARVE_ASSIGN_OR_RETURN(const auto entries, storage.List(opened.directory));
   for (const DataFile& file : opened.metadata.files) {
     const auto found = std::find_if(entries.begin(), entries.end(),
@@ -37,9 +41,12 @@ std::optional<CheckpointEntry> Examine(Storage& storage, const std::string& path
   CheckpointEntry entry{.name = name, .step = StepFromName(name)};
   const auto opened = OpenIndex(storage, path);
   if (opened.ok()) {
+    entry.format = opened->metadata.format;
     entry.bytes = opened->metadata.TotalBytes();
     entry.world_size = opened->metadata.world_size;
-    entry.save_id = opened->metadata.save_id;
+    if (opened->metadata.save_id != SaveId{}) {
+      entry.save_id = opened->metadata.save_id;
+    }
     if (const Status sizes = CheckFileSizes(storage, *opened); !sizes.ok()) {
       entry.state = CheckpointState::kDamaged;
       entry.detail = sizes.message();
@@ -112,10 +119,18 @@ Result<std::vector<CheckpointEntry>> ListCheckpoints(const std::string& director
                                                      Storage& storage) {
   const auto listed = storage.List(directory);
   // A checkpoint that has been moved aside is found by a name under which there is no directory.
-  if (listed.ok() || listed.status().code() == StatusCode::kNotFound) {
-    if (auto self = Examine(storage, directory, BaseName(directory))) {
+  if (!listed.ok() && listed.status().code() != StatusCode::kNotFound &&
+      OpenForeign(storage, directory).status().code() == StatusCode::kNotFound) {
+    return listed.status();  // A file of no kind that we know.
+  }
+  // Files of safetensors alone do not make the directory a checkpoint where it holds others: they
+  // may have been exported from those.
+  std::optional<CheckpointEntry> files_beside;
+  if (auto self = Examine(storage, directory, BaseName(directory))) {
+    if (!listed.ok() || self->format != Format::kSafetensors || HasHfIndex(*listed)) {
       return std::vector{std::move(*self)};
     }
+    files_beside = std::move(self);
   }
   VARVE_RETURN_IF_ERROR(listed.status());
   const std::vector<DirectoryEntry>& found = *listed;
@@ -132,6 +147,9 @@ Result<std::vector<CheckpointEntry>> ListCheckpoints(const std::string& director
     } else if (auto entry = Examine(storage, JoinPath(directory, item.name), item.name)) {
       entries.push_back(std::move(*entry));
     }
+  }
+  if (entries.empty() && files_beside) {
+    entries.push_back(std::move(*files_beside));
   }
   std::sort(entries.begin(), entries.end(), [](const CheckpointEntry& a, const CheckpointEntry& b) {
     return std::tie(a.step, a.name) < std::tie(b.step, b.name);

@@ -1,6 +1,9 @@
 #include "checkpoint/open.h"
 
+#include <algorithm>
+
 #include "base/checksum.h"
+#include "checkpoint/foreign.h"
 #include "checkpoint/names.h"
 #include "checkpoint/scan.h"
 
@@ -53,13 +56,10 @@ Result<OpenedIndex> OpenRankLocal(Storage& storage, const std::string& directory
     if (!metadata.ok()) {
       return metadata.status().Annotate(directory);
     }
-    return OpenedIndex{directory, std::move(*metadata), std::nullopt, false};
+    return OpenedIndex{directory, std::move(*metadata), std::nullopt};
   }
   if (!scan.damaged.empty()) {
     return scan.damaged.front();
-  }
-  if (scan.groups.empty()) {
-    return NotFound(directory + " is not a checkpoint: it has neither varve.json nor data files");
   }
   const FileGroup& newest = scan.groups.front();
   return FailedPrecondition(directory + " is incomplete: files of " + NameRanks(newest.missing) +
@@ -76,13 +76,26 @@ Result<CommitRecord> ReadCommitRecord(Storage& storage, const std::string& direc
 
 namespace {
 
+bool HoldsDataFiles(const std::vector<DirectoryEntry>& entries) {
+  return std::any_of(entries.begin(), entries.end(),
+                     [](const DirectoryEntry& entry) { return IsDataFileName(entry.name); });
+}
+
 Result<OpenedIndex> TryOpenIndex(Storage& storage, const std::string& path) {
-  OpenedIndex opened{path, {}, std::nullopt, false};
+  OpenedIndex opened{path, {}, std::nullopt};
   auto record = ReadCommitRecord(storage, path);
-  if (record.status().code() == StatusCode::kNotFound) {
+  if (record.status().code() == StatusCode::kNotFound ||
+      record.status().code() == StatusCode::kInvalidArgument) {  // The path is a file's.
     const auto entries = storage.List(path);
-    if (entries.ok()) {
+    if (entries.ok() && HoldsDataFiles(*entries)) {
       return OpenRankLocal(storage, path);
+    }
+    auto foreign = OpenForeign(storage, path);
+    if (foreign.ok() || foreign.status().code() != StatusCode::kNotFound) {
+      return foreign;
+    }
+    if (entries.ok()) {
+      return NotFound(path + " is not a checkpoint: it holds none that Varve knows");
     }
     if (entries.status().code() != StatusCode::kNotFound) {
       return entries.status();
@@ -91,7 +104,13 @@ Result<OpenedIndex> TryOpenIndex(Storage& storage, const std::string& path) {
     opened.moved_aside = true;
     record = ReadCommitRecord(storage, opened.directory);
     if (record.status().code() == StatusCode::kNotFound) {
-      return NotFound("there is no checkpoint at " + path);
+      auto aside = OpenForeign(storage, opened.directory);
+      if (aside.ok()) {
+        aside->moved_aside = true;
+      }
+      return aside.status().code() == StatusCode::kNotFound
+                 ? Result<OpenedIndex>(NotFound("there is no checkpoint at " + path))
+                 : std::move(aside);
     }
   }
   if (record.status().code() == StatusCode::kDataLoss) {

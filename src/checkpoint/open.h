@@ -3,8 +3,10 @@
 
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "format/commit_record.h"
+#include "interop/decoded.h"
 #include "varve/metadata.h"
 #include "varve/status.h"
 #include "varve/storage.h"
@@ -14,8 +16,12 @@ namespace varve {
 struct OpenedIndex {
   std::string directory;  ///< Where the files are.
   Metadata metadata;
-  std::optional<CommitRecord> record;  ///< Nothing for a set of rank-local files.
+  std::optional<CommitRecord> record;  ///< Nothing for a set of rank-local files, and for others'.
   bool moved_aside = false;
+  // What the indexes of other software hold themselves; see interop/decoded.h.
+  std::optional<Value> structure{};
+  std::vector<std::string> inline_values{};
+  std::vector<RecordCrc> records{};  ///< By file and begin.
 };
 
 /// See CheckpointReader::Open.

@@ -1,16 +1,20 @@
 #include <algorithm>
 #include <atomic>
 #include <cstddef>
-#include <cstring>
+#include <functional>
+#include <iterator>
 #include <map>
-#include <mutex>
 #include <optional>
+#include <tuple>
 
+#include "base/bytes.h"
+#include "checkpoint/checkpoint_files.h"
+#include "checkpoint/chunk_source.h"
 #include "checkpoint/open.h"
-#include "checkpoint/scan.h"
-#include "format/data_file.h"
 #include "format/structure.h"
+#include "interop/torch_archive.h"
 #include "pipeline/file_reader.h"
+#include "pipeline/run_threads.h"
 #include "plan/load_plan.h"
 #include "tensor/box.h"
 #include "varve/checkpoint.h"
@@ -18,23 +22,24 @@
 namespace varve {
 
 struct CheckpointReader::Impl {
-  Impl(Storage& the_storage, OpenedIndex the_index)
-      : storage(the_storage), index(std::move(the_index)), files(index.metadata.files.size()) {}
+  Impl(Storage& storage, OpenedIndex the_index)
+      : index(std::move(the_index)), files(storage, index) {}
 
-  Storage& storage;
-  OpenedIndex index;
-  std::mutex mutex;                                  // Guards `files`.
-  std::vector<std::unique_ptr<ReadableFile>> files;  // Opened and checked when first needed.
+  const OpenedIndex index;
+  CheckpointFiles files;
 
-  Result<ReadableFile*> File(std::uint32_t number);
-  Result<std::unique_ptr<ReadableFile>> OpenChecked(const DataFile& expected);
-  Result<std::vector<std::string>> ReadExtents(const std::vector<Extent>& extents);
   Result<std::uint64_t> Read(std::map<std::uint32_t, FileReads> by_file, std::uint32_t owner_count,
                              const std::function<std::string(std::uint32_t)>& owner_name,
                              const LoadOptions& options);
+  Result<std::vector<std::string>> ReadExtents(const std::vector<Extent>& extents);
+  Result<FileReads*> ReadsOf(std::uint32_t number, std::map<std::uint32_t, FileReads>* by_file);
+  Result<std::vector<ChunkSource>> Resolve(const std::vector<ReadItem>& reads, int threads);
 };
 
 namespace {
+
+// Of a compressed plain value; tensors know their size.
+constexpr std::uint64_t kMaxObjectBytes = std::uint64_t{1} << 30;
 
 /// "3 of 8 targets are partly or wholly overwritten: a, b, c".
 std::string DescribeTouched(const std::vector<bool>& touched,
@@ -56,51 +61,45 @@ std::string DescribeTouched(const std::vector<bool>& touched,
   return "the destination is partly written: " + names;
 }
 
+Result<StridedMemory> MemoryOf(const TargetTensor& target) {
+  if (!target.strides.empty() && target.strides.size() != target.box.sizes.size()) {
+    return InvalidArgument("tensor \"" + target.fqn +
+                           "\": " + std::to_string(target.strides.size()) + " strides for " +
+                           std::to_string(target.box.sizes.size()) + " dimensions");
+  }
+  return StridedMemory{static_cast<std::byte*>(target.data), target.box,
+                       target.strides.empty() ? RowMajorStrides(target.box.sizes) : target.strides,
+                       ItemSize(target.dtype)};
+}
+
+/// The record that holds an extent of a file whose index lists its records.
+std::optional<RecordSum> FindRecord(const std::vector<RecordCrc>& records, const Extent& extent) {
+  const auto after =
+      std::partition_point(records.begin(), records.end(), [&](const RecordCrc& record) {
+        return std::tie(record.file, record.begin) <= std::tie(extent.file, extent.begin);
+      });
+  if (after == records.begin()) {
+    return std::nullopt;
+  }
+  const RecordCrc& record = *std::prev(after);
+  return record.file == extent.file && extent.end <= record.end
+             ? std::optional(RecordSum{record.begin, record.end, record.crc})
+             : std::nullopt;
+}
+
+/// A stored value, however it is stored.
+Result<Value> DecodeObject(Encoding encoding, std::string_view bytes) {
+  switch (encoding) {
+    case Encoding::kPlain:
+    case Encoding::kInline: return DecodeValue(bytes);
+    case Encoding::kTorchItem: return ReadValueItem(bytes);
+    case Encoding::kZstdTorchItem: break;
+  }
+  VARVE_ASSIGN_OR_RETURN(const std::string archive, DecompressArchive(bytes, kMaxObjectBytes));
+  return ReadValueItem(archive);
+}
+
 }  // namespace
-
-Result<std::unique_ptr<ReadableFile>> CheckpointReader::Impl::OpenChecked(
-    const DataFile& expected) {
-  const std::string path = JoinPath(index.directory, expected.name);
-  auto file = storage.OpenForRead(path);
-  if (!file.ok()) {
-    return file.status().code() == StatusCode::kNotFound ? DataLoss(path + " is missing")
-                                                         : file.status();
-  }
-  if ((*file)->size() != expected.size) {
-    return DataLoss(path + ": " + std::to_string((*file)->size()) + " bytes instead of " +
-                    std::to_string(expected.size));
-  }
-  // Extents come from the manifest; the header is checked so that no damaged byte goes unnoticed.
-  auto header = ReadHeaderBytes(**file);
-  Status status = header.status();
-  if (header.ok()) {
-    status = header->size() != expected.data_begin
-                 ? DataLoss("data begins at byte " + std::to_string(header->size()) +
-                            ", the manifest says " + std::to_string(expected.data_begin))
-                 : CheckHeader(*header, expected.header_crc32c);
-  }
-  if (!status.ok()) {
-    return status.Annotate(path + " [0, " + std::to_string(expected.data_begin) + ")");
-  }
-  return file;
-}
-
-Result<ReadableFile*> CheckpointReader::Impl::File(std::uint32_t number) {
-  const std::scoped_lock lock(mutex);
-  if (files[number] == nullptr) {
-    auto file = OpenChecked(index.metadata.files[number]);
-    // A file that is open stays readable whatever happens to its name; one that is not may by now
-    // be another save's.
-    if (file.status().code() == StatusCode::kDataLoss &&
-        WasReplaced(storage, index.directory, index.metadata.save_id)) {
-      return FailedPrecondition(index.directory +
-                                " was overwritten by another save while it was being read; "
-                                "open it again");
-    }
-    VARVE_ASSIGN_OR_RETURN(files[number], std::move(file));
-  }
-  return files[number].get();
-}
 
 Result<std::uint64_t> CheckpointReader::Impl::Read(
     std::map<std::uint32_t, FileReads> by_file, std::uint32_t owner_count,
@@ -108,11 +107,6 @@ Result<std::uint64_t> CheckpointReader::Impl::Read(
   std::vector<FileReads> reads;
   std::uint64_t total = 0;
   for (auto& [number, file_reads] : by_file) {
-    const DataFile& file = index.metadata.files[number];
-    VARVE_ASSIGN_OR_RETURN(file_reads.file, File(number));
-    file_reads.name = JoinPath(index.directory, file.name);
-    file_reads.geometry = {file.data_begin, file.size, index.metadata.block_bytes};
-    file_reads.block_crc32c = file.block_crc32c;
     for (const ReadTarget& target : file_reads.targets) {
       total += target.region.bytes();
     }
@@ -121,6 +115,7 @@ Result<std::uint64_t> CheckpointReader::Impl::Read(
   ReadFilesOptions read_options{.max_gap_bytes = options.max_gap_bytes,
                                 .threads = options.io_threads,
                                 .owner_name = owner_name,
+                                .on_read = {},
                                 .stop = options.stop};
   std::atomic<std::uint64_t> done{0};
   if (options.progress) {
@@ -136,19 +131,34 @@ Result<std::uint64_t> CheckpointReader::Impl::Read(
   return outcome.bytes_read;
 }
 
+Result<FileReads*> CheckpointReader::Impl::ReadsOf(std::uint32_t number,
+                                                   std::map<std::uint32_t, FileReads>* by_file) {
+  auto found = by_file->find(number);
+  if (found == by_file->end()) {
+    VARVE_ASSIGN_OR_RETURN(FileReads reads, files.Reads(number));
+    found = by_file->emplace(number, std::move(reads)).first;
+  }
+  return &found->second;
+}
+
 Result<std::vector<std::string>> CheckpointReader::Impl::ReadExtents(
     const std::vector<Extent>& extents) {
   std::vector<std::string> contents;
   std::map<std::uint32_t, FileReads> by_file;
   contents.reserve(extents.size());
   for (std::size_t i = 0; i < extents.size(); ++i) {
+    if (extents[i].encoding == Encoding::kInline) {
+      contents.push_back(index.inline_values[extents[i].begin]);
+      continue;
+    }
     const std::uint64_t bytes = extents[i].end - extents[i].begin;
     contents.emplace_back(bytes, '\0');
     if (bytes == 0) {
       continue;
     }
     const Box box{{0}, {bytes}};
-    by_file[extents[i].file].targets.push_back(
+    VARVE_ASSIGN_OR_RETURN(FileReads * reads, ReadsOf(extents[i].file, &by_file));
+    reads->targets.push_back(
         {extents[i].begin,
          Region(box, {reinterpret_cast<std::byte*>(contents[i].data()), box, {1}, 1}, box),
          static_cast<std::uint32_t>(i)});
@@ -174,6 +184,9 @@ const Metadata& CheckpointReader::metadata() const { return impl_->index.metadat
 const std::string& CheckpointReader::directory() const { return impl_->index.directory; }
 
 Result<Value> CheckpointReader::ReadStructure() {
+  if (impl_->index.structure) {
+    return *impl_->index.structure;
+  }
   VARVE_ASSIGN_OR_RETURN(const auto encoded, impl_->ReadExtents(metadata().structures));
   std::vector<Value> structures;
   for (const std::string& bytes : encoded) {
@@ -201,13 +214,45 @@ Result<std::vector<Value>> CheckpointReader::ReadObjects(std::span<const std::st
   VARVE_ASSIGN_OR_RETURN(const auto encoded, impl_->ReadExtents(extents));
   std::vector<Value> values;
   for (std::size_t i = 0; i < encoded.size(); ++i) {
-    auto value = DecodeValue(encoded[i]);
+    auto value = DecodeObject(extents[i].encoding, encoded[i]);
     if (!value.ok()) {
       return value.status().Annotate(directory() + ": object \"" + fqns[i] + "\"");
     }
     values.push_back(std::move(*value));
   }
   return values;
+}
+
+/// The sources of the chunks that reads need, one per read. A chunk of an archive is looked into
+/// once for each read of it, which is once unless a tensor is loaded in parts.
+Result<std::vector<ChunkSource>> CheckpointReader::Impl::Resolve(const std::vector<ReadItem>& reads,
+                                                                 int threads) {
+  std::vector<ChunkSource> sources(reads.size());
+  const auto resolve = [&](std::size_t i) -> Status {
+    const TensorMetadata& tensor = index.metadata.tensors[reads[i].tensor];
+    const Chunk& chunk = tensor.chunks[reads[i].chunk];
+    VARVE_ASSIGN_OR_RETURN(ReadableFile * file, files.Open(chunk.extent.file));
+    auto source = ResolveChunk(tensor, chunk, *file);
+    if (!source.ok()) {
+      const std::string& name = index.metadata.files[chunk.extent.file].name;
+      return source.status().Annotate(
+          JoinPath(index.directory, name) + " [" + std::to_string(chunk.extent.begin) + ", " +
+          std::to_string(chunk.extent.end) + "), tensor \"" + tensor.fqn + "\"");
+    }
+    sources[i] = std::move(*source);
+    if (!sources[i].record) {
+      sources[i].record = FindRecord(index.records, sources[i].extent);
+    }
+    return Status::Ok();
+  };
+  if (index.metadata.format == Format::kVarve) {
+    for (std::size_t i = 0; i < reads.size(); ++i) {  // Plain as they are: nothing to look into.
+      sources[i].extent = index.metadata.tensors[reads[i].tensor].chunks[reads[i].chunk].extent;
+    }
+    return sources;
+  }
+  VARVE_RETURN_IF_ERROR(RunThreads(reads.size(), threads, {}, resolve));
+  return sources;
 }
 
 Result<std::uint64_t> CheckpointReader::ReadTensors(std::span<const TargetTensor> targets,
@@ -218,25 +263,46 @@ Result<std::uint64_t> CheckpointReader::ReadTensors(std::span<const TargetTensor
     items.push_back({target.fqn, target.dtype, target.shape, target.box});
   }
   VARVE_ASSIGN_OR_RETURN(const auto reads, PlanLoad(metadata(), items));
+  VARVE_ASSIGN_OR_RETURN(const auto sources, impl_->Resolve(reads, options.io_threads));
   std::map<std::uint32_t, FileReads> by_file;
-  for (const ReadItem& read : reads) {
-    const TargetTensor& target = targets[read.item];
-    const Chunk& chunk = metadata().tensors[read.tensor].chunks[read.chunk];
-    if (!target.strides.empty() && target.strides.size() != target.box.sizes.size()) {
-      return InvalidArgument("tensor \"" + target.fqn +
-                             "\": " + std::to_string(target.strides.size()) + " strides for " +
-                             std::to_string(target.box.sizes.size()) + " dimensions");
-    }
-    const StridedMemory memory{
-        static_cast<std::byte*>(target.data), target.box,
-        target.strides.empty() ? RowMajorStrides(target.box.sizes) : target.strides,
-        ItemSize(target.dtype)};
-    by_file[chunk.extent.file].targets.push_back(
-        {chunk.extent.begin, Region(chunk.box, memory, read.common), read.item});
+  std::vector<StridedMemory> memories;
+  memories.reserve(targets.size());
+  for (const TargetTensor& target : targets) {
+    VARVE_ASSIGN_OR_RETURN(StridedMemory memory, MemoryOf(target));
+    memories.push_back(std::move(memory));
   }
-  return impl_->Read(
-      std::move(by_file), static_cast<std::uint32_t>(targets.size()),
-      [&](std::uint32_t i) { return "tensor \"" + targets[i].fqn + "\""; }, options);
+  for (std::size_t i = 0; i < reads.size(); ++i) {
+    if (sources[i].unpacked) {
+      continue;
+    }
+    const Chunk& chunk = metadata().tensors[reads[i].tensor].chunks[reads[i].chunk];
+    VARVE_ASSIGN_OR_RETURN(FileReads * file, impl_->ReadsOf(chunk.extent.file, &by_file));
+    file->targets.push_back(
+        {sources[i].extent.begin,
+         ChunkRegion(chunk.box, sources[i], memories[reads[i].item], reads[i].common),
+         reads[i].item});
+    if (sources[i].record) {
+      file->records.push_back(*sources[i].record);
+      file->records.back().owner = reads[i].item;
+    }
+  }
+  const auto owner_name = [&](std::uint32_t i) { return "tensor \"" + targets[i].fqn + "\""; };
+  VARVE_ASSIGN_OR_RETURN(const std::uint64_t bytes_read,
+                         impl_->Read(std::move(by_file), static_cast<std::uint32_t>(targets.size()),
+                                     owner_name, options));
+  for (std::size_t i = 0; i < reads.size(); ++i) {
+    const Chunk& chunk = metadata().tensors[reads[i].tensor].chunks[reads[i].chunk];
+    const StridedMemory& memory = memories[reads[i].item];
+    if (sources[i].unpacked) {
+      const Region region = ChunkRegion(chunk.box, sources[i], memory, reads[i].common);
+      const auto bytes = AsByteSpan(*sources[i].unpacked);
+      const ByteRange part = region.extent();
+      region.CopyToMemory(part.begin, bytes.subspan(part.begin, part.end - part.begin));
+    }
+    VARVE_RETURN_IF_ERROR(ApplySigns(sources[i].conj, sources[i].neg, targets[reads[i].item].dtype,
+                                     memory, reads[i].common));
+  }
+  return bytes_read;
 }
 
 }  // namespace varve

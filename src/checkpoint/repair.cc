@@ -36,7 +36,7 @@ Result<RepairReport> Repair(const std::string& path, Storage& storage) {
     report.changed = false;
     return report;
   }
-  VARVE_RETURN_IF_ERROR(WriteIndex(storage, path, metadata, /*replace=*/true));
+  VARVE_RETURN_IF_ERROR(ReplaceIndex(storage, path, metadata));
   return report;
 }
 

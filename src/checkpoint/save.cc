@@ -14,6 +14,7 @@
 #include "checkpoint/commit.h"
 #include "checkpoint/data_writer.h"
 #include "checkpoint/names.h"
+#include "checkpoint/save_dcp.h"
 #include "checkpoint/save_local.h"
 #include "format/manifest.h"
 
@@ -30,6 +31,13 @@ Status CheckOptions(const SaveOptions& options, const std::string& path) {
   if (path.empty()) {
     return InvalidArgument("the path is empty");
   }
+  if (options.format != Format::kVarve && options.format != Format::kDcp) {
+    return InvalidArgument("saves are written as varve or dcp, not as " +
+                           std::string(FormatName(options.format)));
+  }
+  if (options.format == Format::kDcp && !options.coordinate) {
+    return InvalidArgument("a save without coordination is written in the native format only");
+  }
   if (options.block_bytes == 0 || options.block_bytes % kDataAlignment != 0 ||
       options.block_bytes > kMaxBlockBytes) {
     return InvalidArgument("block_bytes must be a multiple of 4096 up to 8 MiB, not " +
@@ -37,6 +45,13 @@ Status CheckOptions(const SaveOptions& options, const std::string& path) {
   }
   return Status::Ok();
 }
+
+/// What a rank has written, and what it tells the coordinator of it.
+struct Share {
+  Bytes receipt;
+  std::uint64_t bytes = 0;
+  bool direct = false;
+};
 
 /// What the coordinator holds between the two exchanges.
 struct Settled {
@@ -129,7 +144,7 @@ class CoordinatedSave {
     return replies;
   }
 
-  Result<WrittenFile> Write() {
+  Result<Share> Write() {
     const std::string staging = StagingPath(path_, identity_.save_id);
     const auto give_up = Clock::now() + kVisibilityWait;
     // Only absence may be a matter of time; any other error is final.
@@ -145,14 +160,22 @@ class CoordinatedSave {
       }
       std::this_thread::sleep_for(kVisibilityPoll);
     }
+    if (options_.format == Format::kDcp) {
+      const std::string path = JoinPath(staging, DcpFileName(identity_.rank));
+      VARVE_ASSIGN_OR_RETURN(const WrittenDcpShare written,
+                             WriteDcpShare(storage_, path, state_, assignment_, options_));
+      return Share{EncodeDcpReceipt(written.receipt), written.receipt.size, written.direct};
+    }
     VARVE_ASSIGN_OR_RETURN(FilePlan file, PlanFile(plan_, assignment_, identity_));
     const std::string path = JoinPath(staging, DataFileName(file.header));
-    return WriteDataFile(storage_, path, state_, std::move(file), assignment_.structure, options_);
+    VARVE_ASSIGN_OR_RETURN(
+        const WrittenFile written,
+        WriteDataFile(storage_, path, state_, std::move(file), assignment_.structure, options_));
+    return Share{EncodeReceipt(written.receipt), written.bytes, written.direct};
   }
 
-  Status ExchangeReceipts(const Result<WrittenFile>& written) {
-    Contribution mine =
-        written.ok() ? Contribution(EncodeReceipt(written->receipt)) : written.status();
+  Status ExchangeReceipts(const Result<Share>& written) {
+    Contribution mine = written.ok() ? Contribution(written->receipt) : written.status();
     const Status outcome =
         Exchange(coordinator_, What(), std::move(mine), NextDeadline(),
                  [&](const std::vector<std::string>& receipts) -> Result<std::vector<std::string>> {
@@ -166,6 +189,9 @@ class CoordinatedSave {
 
   /// On the coordinator, within exchange B.
   Status Publish(const std::vector<std::string>& receipts) {
+    if (options_.format == Format::kDcp) {
+      return PublishDcp(receipts);
+    }
     std::vector<CheckedHeader> headers;
     for (std::size_t rank = 0; rank < receipts.size(); ++rank) {
       VARVE_ASSIGN_OR_RETURN(const WriteReceipt receipt, DecodeReceipt(receipts[rank]));
@@ -178,6 +204,20 @@ class CoordinatedSave {
     }
     VARVE_ASSIGN_OR_RETURN(const Metadata metadata, MergeHeaders(std::move(headers)));
     VARVE_RETURN_IF_ERROR(settled_.commit->Publish(metadata));
+    settled_.published = true;
+    return Status::Ok();
+  }
+
+  Status PublishDcp(const std::vector<std::string>& encoded) {
+    std::vector<DcpReceipt> receipts;
+    for (const std::string& bytes : encoded) {
+      VARVE_ASSIGN_OR_RETURN(DcpReceipt receipt, DecodeDcpReceipt(bytes));
+      receipts.push_back(std::move(receipt));
+    }
+    VARVE_ASSIGN_OR_RETURN(
+        const DcpIndexFiles made,
+        MakeDcpIndex(settled_.plans, settled_.plan.ranks, receipts, options_.block_bytes));
+    VARVE_RETURN_IF_ERROR(settled_.commit->Publish(made.files, made.index));
     settled_.published = true;
     return Status::Ok();
   }

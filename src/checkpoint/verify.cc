@@ -8,6 +8,7 @@
 #include "base/checksum.h"
 #include "checkpoint/open.h"
 #include "checkpoint/scan.h"
+#include "checkpoint/verify_foreign.h"
 #include "pipeline/file_reader.h"
 #include "varve/catalogue.h"
 
@@ -152,6 +153,9 @@ Result<VerifyReport> Verify(const std::string& path, Storage& storage,
     return report;
   }
   VARVE_RETURN_IF_ERROR(opened.status());
+  if (opened->metadata.format != Format::kVarve) {
+    return VerifyForeign(storage, *opened, progress);
+  }
   return Verifier(storage, std::move(*opened), progress).Run();
 }
 

@@ -17,7 +17,7 @@ def test_ls_lists_checkpoints_by_step(run, run_json, folder, state):
 
     lines = run("ls", folder).stdout.splitlines()
     assert [line.split()[0] for line in lines] == ["name", "step-9", "step-20", "step-100"]
-    assert lines[1].split() == ["step-9", "9", "2.3", "MiB", "1", "whole"]
+    assert lines[1].split() == ["step-9", "varve", "9", "2.3", "MiB", "1", "whole"]
 
     entries = run_json("ls", folder)
     assert [entry["step"] for entry in entries] == [9, 20, 100]

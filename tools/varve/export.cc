@@ -12,7 +12,7 @@ namespace {
 constexpr const char* kHelp =
     "Writes the tensors of a checkpoint, each put together from its chunks, into one safetensors\n"
     "file that any safetensors reader opens. What is read is checked on the way; memory stays\n"
-    "under 64 MiB whatever the size. The file appears under its name only when it is whole.\n"
+    "under 256 MiB whatever the size. The file appears under its name only when it is whole.\n"
     "\n"
     "In a GLOB '*' is any run of characters (dots too), '?' one, '[...]' a set; quote it, or the\n"
     "shell expands it.\n"

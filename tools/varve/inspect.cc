@@ -32,16 +32,24 @@ struct Options {
 constexpr std::size_t kValueChars = 100;
 constexpr std::size_t kValueCharsJson = 4096;
 
-std::uint64_t Size(const Extent& extent) { return extent.end - extent.begin; }
+std::uint64_t Size(const Extent& extent) {
+  return extent.encoding == Encoding::kInline ? 0 : extent.end - extent.begin;
+}
 
-/// Chunks are disjoint, so for a whole tensor this is its size.
+/// Of the elements that are stored. Chunks are disjoint, so for a whole tensor this is its size.
 std::uint64_t StoredBytes(const TensorMetadata& tensor) {
   std::uint64_t bytes = 0;
   for (const Chunk& chunk : tensor.chunks) {
-    bytes += Size(chunk.extent);
+    std::uint64_t chunk_bytes = ItemSize(tensor.dtype);
+    for (const std::uint64_t size : chunk.box.sizes) {
+      chunk_bytes *= size;
+    }
+    bytes += chunk_bytes;
   }
   return bytes;
 }
+
+bool IsNative(const Metadata& metadata) { return metadata.format == Format::kVarve; }
 
 std::uint64_t StoredBytes(const Metadata& metadata) {
   std::uint64_t bytes = 0;
@@ -89,8 +97,10 @@ std::string CheckpointAsJson(const Options& options, CheckpointReader& reader) {
   JsonWriter json;
   json.BeginObject().Key("checkpoint").String(options.path);
   json.Key("directory").String(reader.directory());
-  json.Key("format").String("varve").Key("format_version").Number(kFormatVersion);
-  json.Key("save_id").String(ToString(metadata.save_id));
+  json.Key("format").String(FormatName(metadata.format)).Key("format_version");
+  IsNative(metadata) ? json.Number(kFormatVersion) : json.Null();
+  json.Key("save_id");
+  IsNative(metadata) ? json.String(ToString(metadata.save_id)) : json.Null();
   json.Key("world_size").Number(metadata.world_size);
   json.Key("block_bytes").Number(metadata.block_bytes);
   json.Key("total_bytes").Number(metadata.TotalBytes());
@@ -157,12 +167,15 @@ std::string CheckpointAsText(const Options& options, CheckpointReader& reader) {
   if (reader.directory() != options.path) {
     text += "directory   " + Printable(reader.directory()) + "\n";
   }
-  text += "format      varve " + std::to_string(kFormatVersion) + "\n";
-  text += "save        " + ToString(metadata.save_id) + ", by " +
+  text += "format      " + std::string(FormatName(metadata.format)) +
+          (IsNative(metadata) ? " " + std::to_string(kFormatVersion) : "") + "\n";
+  text += "save        " + (IsNative(metadata) ? ToString(metadata.save_id) + ", by " : "by ") +
           Count(metadata.world_size, "rank") + "\n";
-  text += "size        " + FormatBytes(metadata.TotalBytes()) + " in " +
-          Count(metadata.files.size(), "file") + ", a checksum every " +
-          FormatBytes(metadata.block_bytes) + "\n";
+  text +=
+      "size        " + FormatBytes(metadata.TotalBytes()) + " in " +
+      Count(metadata.files.size(), "file") +
+      (metadata.block_bytes > 0 ? ", a checksum every " + FormatBytes(metadata.block_bytes) : "") +
+      "\n";
   text += "holds       " + Count(metadata.tensors.size(), "tensor") + " (" +
           FormatBytes(StoredBytes(metadata)) + "), " + Count(metadata.objects.size(), "object") +
           "\n";
@@ -184,7 +197,9 @@ std::string TensorAsJson(const Metadata& metadata, const TensorMetadata& tensor)
     json.Key("sizes").Numbers(chunk.box.sizes);
     json.Key("file").String(metadata.files[chunk.extent.file].name);
     json.Key("begin").Number(chunk.extent.begin).Key("end").Number(chunk.extent.end);
-    json.Key("xxh3").String(Hex(chunk.content.bytes)).EndObject();
+    json.Key("xxh3");
+    IsNative(metadata) ? json.String(Hex(chunk.content.bytes)) : json.Null();
+    json.EndObject();
   }
   return json.EndArray().EndObject().Take();
 }
@@ -201,7 +216,7 @@ std::string TensorAsText(const Metadata& metadata, const TensorMetadata& tensor)
     table.Add(
         {std::to_string(i), ToString(chunk.box), metadata.files[chunk.extent.file].name,
          "[" + std::to_string(chunk.extent.begin) + ", " + std::to_string(chunk.extent.end) + ")",
-         Hex(chunk.content.bytes)});
+         IsNative(metadata) ? Hex(chunk.content.bytes) : "-"});
   }
   return text + table.ToString();
 }

@@ -9,7 +9,8 @@ namespace varve::cli {
 namespace {
 
 constexpr const char* kHelp =
-    "Lists the checkpoints in a directory, or the one that the directory is.\n"
+    "Lists the checkpoints in a directory, or the one that the directory is; those of other\n"
+    "software (PyTorch DCP, safetensors folders) too.\n"
     "\n"
     "The state of each is one of\n"
     "  whole        loadable, as far as names, sizes and the index tell; `varve verify` reads\n"
@@ -31,7 +32,8 @@ std::string AsJson(const std::vector<CheckpointEntry>& entries) {
   JsonWriter json;
   json.BeginArray();
   for (const CheckpointEntry& entry : entries) {
-    json.BeginObject().Key("name").String(entry.name).Key("step");
+    json.BeginObject().Key("name").String(entry.name);
+    json.Key("format").String(FormatName(entry.format)).Key("step");
     entry.step ? json.Number(*entry.step) : json.Null();
     json.Key("state").String(StateName(entry.state)).Key("detail").String(entry.detail);
     json.Key("bytes").Number(entry.bytes).Key("world_size");
@@ -45,6 +47,7 @@ std::string AsJson(const std::vector<CheckpointEntry>& entries) {
 
 std::string AsTable(const std::vector<CheckpointEntry>& entries) {
   Table table({{"name"},
+               {"format"},
                {"step", Table::Align::kRight},
                {"size", Table::Align::kRight},
                {"ranks", Table::Align::kRight},
@@ -52,7 +55,8 @@ std::string AsTable(const std::vector<CheckpointEntry>& entries) {
   for (const CheckpointEntry& entry : entries) {
     std::string state(StateName(entry.state));
     state += entry.detail.empty() ? "" : ": " + entry.detail;
-    table.Add({entry.name, entry.step ? std::to_string(*entry.step) : "-", FormatBytes(entry.bytes),
+    table.Add({entry.name, std::string(FormatName(entry.format)),
+               entry.step ? std::to_string(*entry.step) : "-", FormatBytes(entry.bytes),
                entry.world_size != 0 ? std::to_string(entry.world_size) : "-", state});
   }
   return table.ToString();
@@ -77,8 +81,9 @@ void AddLs(CLI::App& app, Verb* chosen) {
   const auto options = std::make_shared<Options>();
   verb->add_option("DIR", options->directory, "Directory of checkpoints, or one checkpoint")
       ->required();
-  verb->add_flag("--json", options->json,
-                 "A list of objects: name, step, state, detail, bytes, world_size, save_id");
+  verb->add_flag(
+      "--json", options->json,
+      "A list of objects: name, format, step, state, detail, bytes, world_size, save_id");
   verb->callback([=] { *chosen = [=] { return Run(*options); }; });
 }
 

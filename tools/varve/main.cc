@@ -84,6 +84,8 @@ int Main(int argc, char** argv) {
   AddRepair(app, &chosen);
   AddGc(app, &chosen);
   AddExport(app, &chosen);
+  AddConvert(app, &chosen);
+  AddDiff(app, &chosen);
 
   try {
     app.parse(argc, argv);

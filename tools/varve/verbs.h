@@ -13,7 +13,7 @@ namespace varve::cli {
 
 /// What scripts may rely on; --help says the same.
 inline constexpr int kExitOk = 0;
-inline constexpr int kExitDamage = 1;
+inline constexpr int kExitDamage = 1;  ///< Or, of `diff`, a difference.
 inline constexpr int kExitError = 2;
 
 /// What a verb found out. `text` goes to standard output, whole and last, so that a reader of a
@@ -32,5 +32,7 @@ void AddVerify(CLI::App& app, Verb* chosen);
 void AddRepair(CLI::App& app, Verb* chosen);
 void AddGc(CLI::App& app, Verb* chosen);
 void AddExport(CLI::App& app, Verb* chosen);
+void AddConvert(CLI::App& app, Verb* chosen);
+void AddDiff(CLI::App& app, Verb* chosen);
 
 }  // namespace varve::cli

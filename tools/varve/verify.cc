@@ -11,7 +11,10 @@ namespace {
 
 constexpr const char* kHelp =
     "Re-reads every byte of a checkpoint and compares all checksums, and the index with what the\n"
-    "data files say of themselves. Each damaged stretch is printed with its file, its bytes\n"
+    "data files say of themselves. Of a checkpoint of other software it opens every item and "
+    "compares\n"
+    "the checksums that there are; notes say what has none. Each damaged stretch is printed with "
+    "its file, its bytes\n"
     "[begin, end) and the tensors and values that lie there; the rest still loads.\n"
     "\n"
     "Exits with 0 when the checkpoint is clean, 1 when damage was found, 2 when it could not be\n"
@@ -36,7 +39,7 @@ std::string AsJson(const Options& options, const VerifyReport& report, double se
     json.Key("tensors").Strings(damage.tensors).Key("problem").String(damage.problem);
     json.EndObject();
   }
-  return json.EndArray().EndObject().Take();
+  return json.EndArray().Key("notes").Strings(report.notes).EndObject().Take();
 }
 
 std::string DamageLine(const Damage& damage) {
@@ -74,6 +77,9 @@ Result<Outcome> Run(const Options& options) {
   for (const Damage& damage : report->damages) {
     text += DamageLine(damage);
   }
+  for (const std::string& note : report->notes) {
+    text += "note: " + Printable(note) + "\n";
+  }
   text += Printable(options.path) + ": " +
           (report->clean() ? "clean" : "damaged in " + Count(report->damages.size(), "place")) +
           ", read " + BytesAndSpeed(report->bytes_checked, seconds) + "\n";
@@ -88,7 +94,7 @@ void AddVerify(CLI::App& app, Verb* chosen) {
   const auto options = std::make_shared<Options>();
   verb->add_option("CKPT", options->path, "A checkpoint directory")->required();
   verb->add_flag("--json", options->json,
-                 "An object: checkpoint, clean, bytes_checked, seconds, damages");
+                 "An object: checkpoint, clean, bytes_checked, seconds, damages, notes");
   verb->callback([=] { *chosen = [=] { return Run(*options); }; });
 }
 

@@ -1,0 +1,87 @@
+/// From any checkpoint to any format, and what differs between two.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "varve/dtype.h"
+#include "varve/metadata.h"
+#include "varve/options.h"
+#include "varve/status.h"
+#include "varve/storage.h"
+
+namespace varve {
+
+/// What Convert writes.
+enum class ConvertTarget : std::uint8_t {
+  kVarve,        ///< A native checkpoint.
+  kDcp,          ///< A PyTorch Distributed Checkpoint that stock PyTorch opens.
+  kSafetensors,  ///< One safetensors file. Tensors only.
+  kHf,           ///< A folder as Hugging Face's tools write it: files of at most `shard_size` and
+                 ///< `model.safetensors.index.json`. Tensors only.
+};
+
+struct ConvertOptions {
+  ConvertTarget to = ConvertTarget::kVarve;
+  /// Cast tensors of float16, bfloat16, float32 and float64 to this one of them.
+  std::optional<DType> dtype;
+  std::uint64_t shard_size = 5'000'000'000;  ///< Bytes of a file's tensors; kHf only.
+  std::vector<std::string> include;          ///< Globs over names; empty means all.
+  std::vector<std::string> exclude;          ///< Globs over names.
+  /// A name that begins with the first gets the second in its place; the first pair that fits is
+  /// applied, to what include and exclude have left. A converted state with renamed entries is
+  /// flat.
+  std::vector<std::pair<std::string, std::string>> rename;
+  bool overwrite = false;
+  std::uint64_t memory_budget = std::uint64_t{1} << 30;  ///< For tensor bytes in flight.
+  ProgressFunction progress;
+};
+
+struct ConvertReport {
+  std::uint64_t tensor_count = 0;
+  std::uint64_t object_count = 0;
+  std::uint64_t bytes = 0;             ///< Of all files written.
+  std::vector<std::string> skipped;    ///< Tensors whose type the format cannot hold.
+  std::uint64_t objects_left_out = 0;  ///< Plain values, which safetensors cannot hold.
+};
+
+/// Writes the checkpoint at `source` (of any format Varve opens) to `target` in another. Tensors
+/// stream through bounded memory, every checksum of the source is checked on the way, and `target`
+/// appears whole or not at all. Errors: as CheckpointReader::Open and Save; AlreadyExists without
+/// overwrite; NotFound when nothing is selected; InvalidArgument when two names become one, or for
+/// a dtype that nothing is cast to.
+Result<ConvertReport> Convert(const std::string& source, const std::string& target,
+                              const ConvertOptions& options, Storage& storage = PosixStorage());
+
+/// How one tensor or value of two checkpoints compares.
+struct Difference {
+  enum class Kind : std::uint8_t {
+    kOnlyInA,
+    kOnlyInB,
+    kShape,   ///< Shapes differ, or one is a tensor and the other a plain value.
+    kDType,   ///< Types differ; the numbers below compare the values.
+    kValues,  ///< Same shape and type, other bytes.
+  };
+  std::string fqn;
+  Kind kind = Kind::kValues;
+  std::string detail;           ///< "float32[4, 4] and float32[4, 5]"; of plain values both.
+  std::uint64_t elements = 0;   ///< Of the tensor.
+  std::uint64_t differing = 0;  ///< Elements whose value differs; NaN equals NaN.
+  double max_abs_error = 0;     ///< Over finite pairs; infinite where only one is finite.
+  double max_rel_error = 0;     ///< |a - b| / max(|a|, |b|).
+};
+
+struct DiffReport {
+  std::vector<Difference> differences;  ///< By fqn.
+  std::uint64_t equal_tensors = 0;
+  std::uint64_t equal_objects = 0;
+};
+
+/// Compares any two checkpoints by name. Plain values are equal when Varve encodes them alike.
+Result<DiffReport> Diff(const std::string& a, const std::string& b,
+                        Storage& storage = PosixStorage(), const ProgressFunction& progress = {});
+
+}  // namespace varve

@@ -1,0 +1,79 @@
+/// Writing checkpoints that stock PyTorch opens: the pieces that a caller with a plan of its own
+/// (PyTorch's planners, say) needs. To convert a checkpoint see varve/convert.h; to read one,
+/// CheckpointReader opens DCP directories like any other.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "varve/dtype.h"
+#include "varve/options.h"
+#include "varve/status.h"
+#include "varve/storage.h"
+#include "varve/tensor.h"
+
+namespace varve {
+
+/// One item of a `.distcp` file: a tensor, or bytes that are a torch.save archive already.
+struct DcpItem {
+  std::string fqn;  ///< For messages.
+  bool is_tensor = false;
+  DType dtype = DType::kUInt8;
+  Dims sizes;
+  const void* data = nullptr;  ///< The first element; must stay valid and unchanged.
+  Strides strides;             ///< In elements; empty means row-major.
+  std::string bytes;           ///< Of an item that is no tensor.
+};
+
+struct DcpExtent {
+  std::uint64_t offset = 0;
+  std::uint64_t length = 0;
+};
+
+/// What was written.
+struct DcpFile {
+  std::vector<DcpExtent> items;  ///< In the order given.
+  std::uint64_t size = 0;
+  std::uint64_t block_bytes = 0;
+  std::vector<std::uint32_t> block_crc32c;  ///< Of every block of the file; the last may be short.
+  bool direct = false;
+};
+
+/// Writes a `.distcp` file and makes its content durable; its name is not. Payloads of 4096 bytes and
+/// more begin at multiples of 4096. Errors: AlreadyExists; OutOfSpace; Unavailable; Unimplemented for
+/// a dtype torch.save has no name for.
+Result<DcpFile> WriteDcpFile(const std::string& path, const std::vector<DcpItem>& items,
+                             const SaveOptions& options = {}, Storage& storage = PosixStorage());
+
+/// The right to write one DCP checkpoint under a name; for the coordinator alone. Data files are
+/// written into staging() by any rank; nothing shows under the name before Publish. Destroying it
+/// without Publish abandons the save: the staging directory is removed. The steps, and the crash each
+/// one closes, are those of src/checkpoint/commit.cc.
+class DcpCommit {
+ public:
+  /// Errors: AlreadyExists without `overwrite`; FailedPrecondition when another save of this name is
+  /// under way, or when something else than a checkpoint stands there.
+  static Result<std::unique_ptr<DcpCommit>> Begin(const std::string& path, bool overwrite,
+                                                  Storage& storage = PosixStorage());
+  DcpCommit(const DcpCommit&) = delete;
+  DcpCommit& operator=(const DcpCommit&) = delete;
+  ~DcpCommit();
+
+  [[nodiscard]] const std::string& staging() const;
+
+  /// Checks that each of `files` (name in staging, exact size) is there, writes `metadata` as
+  /// `.metadata`, makes all durable and visible. Files must have been synced by their writers.
+  Status Publish(const std::vector<std::pair<std::string, std::uint64_t>>& files,
+                 const std::string& metadata);
+
+ private:
+  struct Impl;
+  explicit DcpCommit(std::unique_ptr<Impl> impl);
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace varve

@@ -1,0 +1,71 @@
+/// What the writers of Convert share: what has been selected, and how it reaches a file.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "checkpoint/tensor_stream.h"
+#include "pipeline/file_writer.h"
+#include "varve/checkpoint.h"
+#include "varve/convert.h"
+
+namespace varve {
+
+struct SelectedTensor {
+  std::string fqn;  ///< In the target.
+  StreamItem item;
+};
+
+struct SelectedObject {
+  std::string fqn;
+  std::string encoded;
+};
+
+struct Selection {
+  std::vector<SelectedTensor> tensors;
+  std::vector<SelectedObject> objects;
+  std::string structure;  ///< Encoded; empty when names are flat.
+  [[nodiscard]] std::uint64_t tensor_bytes() const;
+};
+
+/// Applies include, exclude, rename and dtype. Errors: see Convert.
+Result<Selection> Select(CheckpointReader& reader, const ConvertOptions& options);
+
+/// A stream over selected tensors, in the order given, and the segments of their bytes. The
+/// segments refer to the stream; both live until the file is written.
+class SelectedStream {
+ public:
+  SelectedStream(CheckpointReader& reader, const std::vector<const SelectedTensor*>& tensors,
+                 const ConvertOptions& options, std::uint64_t total_bytes);
+  /// The bytes of tensor `i` of those given.
+  [[nodiscard]] ProduceFunction Bytes(std::size_t i);
+
+ private:
+  TensorStream stream_;
+  const ProgressFunction& progress_;
+  std::uint64_t total_bytes_;
+  std::uint64_t done_ = 0;
+};
+
+/// Writes segments one after the other into a new file and makes it durable; returns its size.
+Result<std::uint64_t> WriteSegmentsFile(Storage& storage, const std::string& path,
+                                        const std::vector<FileSegment>& segments);
+
+// One writer per target.
+Result<ConvertReport> ConvertToVarve(CheckpointReader& reader, const Selection& selection,
+                                     const std::string& target, const ConvertOptions& options,
+                                     Storage& storage);
+Result<ConvertReport> ConvertToSafetensors(CheckpointReader& reader, const Selection& selection,
+                                           const std::string& target, const ConvertOptions& options,
+                                           Storage& storage);
+Result<ConvertReport> ConvertToHf(CheckpointReader& reader, const Selection& selection,
+                                  const std::string& target, const ConvertOptions& options,
+                                  Storage& storage);
+Result<ConvertReport> ConvertToDcp(CheckpointReader& reader, const Selection& selection,
+                                   const std::string& target, const ConvertOptions& options,
+                                   Storage& storage);
+
+}  // namespace varve

@@ -1,0 +1,39 @@
+#include <utility>
+
+#include "checkpoint/commit.h"
+#include "checkpoint/data_writer.h"
+#include "varve/dcp.h"
+
+namespace varve {
+
+struct DcpCommit::Impl {
+  std::unique_ptr<Commit> commit;
+};
+
+DcpCommit::DcpCommit(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
+DcpCommit::~DcpCommit() = default;
+
+Result<std::unique_ptr<DcpCommit>> DcpCommit::Begin(const std::string& path, bool overwrite,
+                                                    Storage& storage) {
+  VARVE_ASSIGN_OR_RETURN(const SaveId id, RandomSaveId());
+  auto impl = std::make_unique<Impl>();
+  VARVE_ASSIGN_OR_RETURN(impl->commit, Commit::Begin(storage, path, id, overwrite));
+  return std::unique_ptr<DcpCommit>(new DcpCommit(std::move(impl)));
+}
+
+const std::string& DcpCommit::staging() const { return impl_->commit->staging(); }
+
+Status DcpCommit::Publish(const std::vector<std::pair<std::string, std::uint64_t>>& files,
+                          const std::string& metadata) {
+  std::vector<DataFile> data_files;
+  data_files.reserve(files.size());
+  for (const auto& [name, size] : files) {
+    DataFile file;
+    file.name = name;
+    file.size = size;
+    data_files.push_back(std::move(file));
+  }
+  return impl_->commit->Publish(data_files, {{".metadata", metadata}});
+}
+
+}  // namespace varve

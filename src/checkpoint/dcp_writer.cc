@@ -1,0 +1,174 @@
+#include "checkpoint/dcp_writer.h"
+
+#include <array>
+#include <atomic>
+#include <cassert>
+#include <cstddef>
+#include <optional>
+#include <utility>
+
+#include "base/bytes.h"
+#include "base/checked.h"
+#include "format/data_file.h"
+#include "interop/torch_encode.h"
+#include "pipeline/file_writer.h"
+#include "tensor/box.h"
+
+namespace varve {
+namespace {
+
+// What gaps are filled from: a page of zeros between items, one of filler before payloads.
+using Page = std::array<char, kTorchItemAlignment>;
+constexpr Page PageOf(char byte) {
+  Page page{};
+  page.fill(byte);
+  return page;
+}
+constexpr Page kZeros = PageOf('\0');
+constexpr Page kFiller = PageOf(kTorchFiller);
+
+/// True for a tensor whose payload is worth a page of its own. Sizes are checked later: what
+/// overflows is refused either way.
+bool IsLarge(const DcpItem& item) {
+  const auto elements = CheckedProduct(item.sizes);
+  const auto bytes = elements ? CheckedMul(*elements, ItemSize(item.dtype)) : std::nullopt;
+  return bytes && *bytes >= kDirectAlignment;
+}
+
+/// Of a tensor with elements.
+Region RegionOf(const DcpItem& item) {
+  const Box box = WholeBox(item.sizes);
+  // The pipeline reads through this pointer and never writes.
+  auto* data = static_cast<std::byte*>(const_cast<void*>(item.data));
+  const StridedMemory memory{data, box,
+                             item.strides.empty() ? RowMajorStrides(item.sizes) : item.strides,
+                             ItemSize(item.dtype)};
+  return {box, memory, box};
+}
+
+/// Collects the segments of a file, front to back. Their literals live in this or in the items.
+class DcpLayout {
+ public:
+  explicit DcpLayout(std::span<const DcpItem> items) {
+    texts_.reserve(items.size() * 2);
+    segments_.reserve(items.size() * 5);
+    places_.file.items.reserve(items.size());
+    places_.payload_begins.reserve(items.size());
+  }
+
+  Status Add(const DcpItem& item) {
+    if (item.is_tensor) {
+      Status status = AddTensor(item);
+      return status.ok() ? status : status.Annotate("tensor \"" + item.fqn + "\"");
+    }
+    AddExtent({size_, item.bytes.size()}, size_);
+    AddLiteral(AsByteSpan(item.bytes));
+    return Status::Ok();
+  }
+
+  [[nodiscard]] const std::vector<FileSegment>& segments() const { return segments_; }
+  [[nodiscard]] std::uint64_t size() const { return size_; }
+  /// What is known before the writing: extents and payloads.
+  WrittenDcpFile TakePlaces() { return std::move(places_); }
+
+ private:
+  Status AddTensor(const DcpItem& item) {
+    if (!item.strides.empty() && item.strides.size() != item.sizes.size()) {
+      return InvalidArgument(std::to_string(item.strides.size()) + " strides for " +
+                             std::to_string(item.sizes.size()) + " dimensions");
+    }
+    const bool align = IsLarge(item);
+    // Without the payload's CRC, which is known only when the bytes have passed. DCP never looks at
+    // it, and Varve has checksums of the file's blocks.
+    VARVE_ASSIGN_OR_RETURN(TensorArchive archive,
+                           EncodeTensorArchive(item.dtype, item.sizes, std::nullopt, align));
+    if (item.data == nullptr && archive.payload_bytes > 0) {
+      return InvalidArgument("there is no memory to read it from");
+    }
+    if (align) {
+      AddFiller(kZeros, RoundUp(size_, kTorchItemAlignment) - size_);
+    }
+    const std::uint64_t payload_begin = size_ + archive.head.size();
+    AddExtent({size_, archive.size()}, payload_begin);
+    AddText(archive.head.substr(0, archive.head.size() - archive.filler_bytes));
+    AddFiller(kFiller, archive.filler_bytes);
+    if (archive.payload_bytes > 0) {
+      segments_.push_back({archive.payload_bytes, {}, RegionOf(item)});
+      size_ += archive.payload_bytes;
+    }
+    AddText(std::move(archive.tail));
+    return Status::Ok();
+  }
+
+  void AddExtent(const DcpExtent& extent, std::uint64_t payload_begin) {
+    places_.file.items.push_back(extent);
+    places_.payload_begins.push_back(payload_begin);
+  }
+
+  void AddText(std::string text) {
+    // Short strings hold their bytes in themselves: they must not move.
+    assert(texts_.size() < texts_.capacity());
+    texts_.push_back(std::move(text));
+    AddLiteral(AsByteSpan(texts_.back()));
+  }
+
+  void AddFiller(const Page& page, std::uint64_t bytes) {
+    AddLiteral(AsByteSpan({page.data(), page.size()}).first(bytes));
+  }
+
+  void AddLiteral(std::span<const std::byte> bytes) {
+    if (!bytes.empty()) {
+      segments_.push_back({bytes.size(), bytes, std::nullopt});
+      size_ += bytes.size();
+    }
+  }
+
+  std::uint64_t size_ = 0;
+  std::vector<std::string> texts_;
+  std::vector<FileSegment> segments_;
+  WrittenDcpFile places_;
+};
+
+}  // namespace
+
+Result<WrittenDcpFile> WriteDcpItems(Storage& storage, const std::string& path,
+                                     std::span<const DcpItem> items, const SaveOptions& options) {
+  if (options.block_bytes == 0 || options.block_bytes % kDataAlignment != 0 ||
+      options.block_bytes > kMaxBlockBytes) {
+    return InvalidArgument("block_bytes must be a multiple of 4096 up to 8 MiB, not " +
+                           std::to_string(options.block_bytes));
+  }
+  DcpLayout layout(items);
+  for (const DcpItem& item : items) {
+    VARVE_RETURN_IF_ERROR(layout.Add(item));
+  }
+  const std::uint64_t size = layout.size();
+  VARVE_ASSIGN_OR_RETURN(const auto file,
+                         storage.OpenForWrite(path, {.size = size, .direct = options.direct}));
+
+  WriteSegmentsOptions write_options{.block_bytes = options.block_bytes,
+                                     .writes_in_flight = options.writes_in_flight,
+                                     .stop = options.stop};
+  std::atomic<std::uint64_t> done{0};
+  if (options.progress) {
+    write_options.on_written = [&](std::uint64_t bytes) { options.progress(done += bytes, size); };
+  }
+  VARVE_ASSIGN_OR_RETURN(WrittenSegments data, WriteSegments(*file, 0, layout.segments(),
+                                                             BufferPool::Shared(), write_options));
+  VARVE_RETURN_IF_ERROR(file->Sync(size));
+
+  WrittenDcpFile written = layout.TakePlaces();
+  written.file.size = size;
+  written.file.block_bytes = options.block_bytes;
+  written.file.block_crc32c = std::move(data.block_crc32c);
+  written.file.direct = file->direct();
+  return written;
+}
+
+Result<DcpFile> WriteDcpFile(const std::string& path, const std::vector<DcpItem>& items,
+                             const SaveOptions& options, Storage& storage) {
+  VARVE_ASSIGN_OR_RETURN(WrittenDcpFile written, WriteDcpItems(storage, path, items, options));
+  return std::move(written.file);
+}
+
+}  // namespace varve

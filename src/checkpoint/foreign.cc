@@ -1,0 +1,310 @@
+#include "checkpoint/foreign.h"
+
+#include <algorithm>
+#include <charconv>
+#include <memory>
+#include <string_view>
+#include <tuple>
+#include <utility>
+#include <vector>
+
+#include "base/bytes.h"
+#include "checkpoint/names.h"
+#include "interop/dcp_checksums.h"
+#include "interop/dcp_metadata.h"
+#include "interop/safetensors.h"
+#include "interop/torch_file.h"
+
+namespace varve {
+namespace {
+
+constexpr std::string_view kDcpIndex = ".metadata";
+constexpr std::string_view kHfIndex = "model.safetensors.index.json";
+// A million chunks take 175 MB.
+constexpr std::uint64_t kMaxIndexBytes = std::uint64_t{8} << 30;
+constexpr std::uint64_t kMaxJsonBytes = std::uint64_t{1} << 30;
+
+/// Keeps the file open for as long as the reader is used.
+RangeReader ReadFromFile(std::shared_ptr<ReadableFile> file) {
+  return [file = std::move(file)](std::uint64_t begin, std::uint64_t size) -> Result<std::string> {
+    std::string bytes(size, '\0');
+    VARVE_RETURN_IF_ERROR(
+        file->ReadAt(begin, std::as_writable_bytes(std::span(bytes.data(), bytes.size()))));
+    return bytes;
+  };
+}
+
+/// An index that Varve wrote tells the sizes; all others are believed to be what they are.
+Status SetSize(const std::string& directory, std::uint64_t size, DataFile* file) {
+  if (!file->block_crc32c.empty() && file->size != size) {
+    return DataLoss(JoinPath(directory, file->name) + ": " + std::to_string(size) +
+                    " bytes instead of " + std::to_string(file->size));
+  }
+  file->size = size;
+  return Status::Ok();
+}
+
+/// What storage knows of the files that an index names.
+Status FillSizes(Storage& storage, const std::string& directory,
+                 const std::vector<DirectoryEntry>& entries, Metadata* metadata) {
+  for (DataFile& file : metadata->files) {
+    const auto found = std::lower_bound(
+        entries.begin(), entries.end(), file.name,
+        [](const DirectoryEntry& entry, const std::string& name) { return entry.name < name; });
+    if (found != entries.end() && found->name == file.name) {
+      VARVE_RETURN_IF_ERROR(SetSize(directory, found->size, &file));
+      continue;
+    }
+    auto opened = storage.OpenForRead(JoinPath(directory, file.name));  // In a folder below.
+    if (!opened.ok()) {
+      return opened.status().code() == StatusCode::kNotFound
+                 ? DataLoss(JoinPath(directory, file.name) + " is missing")
+                 : opened.status();
+    }
+    VARVE_RETURN_IF_ERROR(SetSize(directory, (*opened)->size(), &file));
+  }
+  return Status::Ok();
+}
+
+Status CheckExtents(const std::string& directory, const Metadata& metadata) {
+  const auto check = [&](const Extent& extent, const std::string& fqn) {
+    if (extent.encoding == Encoding::kInline || extent.end <= metadata.files[extent.file].size) {
+      return Status::Ok();
+    }
+    const DataFile& file = metadata.files[extent.file];
+    return DataLoss(JoinPath(directory, file.name) + " has " + std::to_string(file.size) +
+                    " bytes, but \"" + fqn + "\" is stored at [" + std::to_string(extent.begin) +
+                    ", " + std::to_string(extent.end) + ")");
+  };
+  for (const TensorMetadata& tensor : metadata.tensors) {
+    for (const Chunk& chunk : tensor.chunks) {
+      VARVE_RETURN_IF_ERROR(check(chunk.extent, tensor.fqn));
+    }
+  }
+  for (const ObjectMetadata& object : metadata.objects) {
+    VARVE_RETURN_IF_ERROR(check(object.extent, object.fqn));
+  }
+  return Status::Ok();
+}
+
+OpenedIndex Opened(std::string directory, Decoded decoded) {
+  OpenedIndex opened;
+  opened.directory = std::move(directory);
+  opened.metadata = std::move(decoded.metadata);
+  opened.structure = std::move(decoded.structure);
+  opened.inline_values = std::move(decoded.inline_values);
+  opened.records = std::move(decoded.records);
+  std::sort(opened.records.begin(), opened.records.end(),
+            [](const RecordCrc& a, const RecordCrc& b) {
+              return std::tie(a.file, a.begin) < std::tie(b.file, b.begin);
+            });
+  return opened;
+}
+
+Result<OpenedIndex> OpenDirectory(Storage& storage, const std::string& directory,
+                                  const std::vector<DirectoryEntry>& entries, Decoded decoded) {
+  VARVE_RETURN_IF_ERROR(FillSizes(storage, directory, entries, &decoded.metadata));
+  VARVE_RETURN_IF_ERROR(CheckExtents(directory, decoded.metadata));
+  return Opened(directory, std::move(decoded));
+}
+
+Result<Decoded> DecodeIndexFile(Storage& storage, const std::string& path) {
+  VARVE_ASSIGN_OR_RETURN(const std::string bytes, ReadWholeFile(storage, path, kMaxIndexBytes));
+  DcpAttributeList attributes;
+  auto decoded = DecodeDcpMetadata(bytes, &attributes);
+  if (!decoded.ok()) {
+    return decoded.status().Annotate(path);
+  }
+  for (const auto& [name, value] : attributes) {
+    if (name == kDcpChecksums) {
+      if (Status status = ApplyDcpChecksums(value, &decoded->metadata); !status.ok()) {
+        return status.Annotate(path);
+      }
+    }
+  }
+  return decoded;
+}
+
+/// R of "__R.metadata", or nothing.
+std::optional<std::uint32_t> RankOfIndex(std::string_view name) {
+  constexpr std::string_view kPrefix = "__";
+  if (!name.starts_with(kPrefix) || !name.ends_with(kDcpIndex)) {
+    return std::nullopt;
+  }
+  const std::string_view digits =
+      name.substr(kPrefix.size(), name.size() - kPrefix.size() - kDcpIndex.size());
+  std::uint32_t rank = 0;
+  const auto [end, error] = std::from_chars(digits.data(), digits.data() + digits.size(), rank);
+  return error == std::errc{} && end == digits.data() + digits.size() && !digits.empty()
+             ? std::optional(rank)
+             : std::nullopt;
+}
+
+Result<OpenedIndex> OpenRankLocalDcp(Storage& storage, const std::string& directory,
+                                     const std::vector<DirectoryEntry>& entries,
+                                     std::vector<std::uint32_t> ranks) {
+  std::sort(ranks.begin(), ranks.end());
+  std::vector<Decoded> by_rank;
+  for (std::uint32_t r = 0; r < ranks.size(); ++r) {
+    if (ranks[r] != r) {
+      return FailedPrecondition(directory + " is incomplete: __" + std::to_string(r) +
+                                ".metadata is missing");
+    }
+    VARVE_ASSIGN_OR_RETURN(
+        Decoded decoded,
+        DecodeIndexFile(storage, JoinPath(directory, "__" + std::to_string(r) + ".metadata")));
+    by_rank.push_back(std::move(decoded));
+  }
+  auto merged = MergeRankLocalDcp(std::move(by_rank));
+  if (!merged.ok()) {
+    return merged.status().Annotate(directory);
+  }
+  return OpenDirectory(storage, directory, entries, std::move(*merged));
+}
+
+Result<std::vector<NamedFile>> OpenAll(Storage& storage, const std::string& directory,
+                                       const std::vector<std::string>& names) {
+  std::vector<NamedFile> files;
+  for (const std::string& name : names) {
+    auto file = storage.OpenForRead(JoinPath(directory, name));
+    if (!file.ok()) {
+      return file.status().code() == StatusCode::kNotFound
+                 ? DataLoss(JoinPath(directory, name) + " is missing")
+                 : file.status();
+    }
+    const std::uint64_t size = (*file)->size();
+    files.push_back({name, size, ReadFromFile(std::move(*file))});
+  }
+  return files;
+}
+
+Result<OpenedIndex> OpenHfFolder(Storage& storage, const std::string& directory) {
+  const std::string path = JoinPath(directory, kHfIndex);
+  VARVE_ASSIGN_OR_RETURN(const std::string json, ReadWholeFile(storage, path, kMaxJsonBytes));
+  auto index = DecodeHfIndex(json);
+  if (!index.ok()) {
+    return index.status().Annotate(path);
+  }
+  VARVE_ASSIGN_OR_RETURN(const auto files, OpenAll(storage, directory, index->FileNames()));
+  auto decoded = DecodeHfFolder(*index, files);
+  if (!decoded.ok()) {
+    return decoded.status().Annotate(directory);
+  }
+  return Opened(directory, std::move(*decoded));
+}
+
+Result<OpenedIndex> OpenSafetensorsFiles(Storage& storage, const std::string& directory,
+                                         const std::vector<std::string>& names) {
+  VARVE_ASSIGN_OR_RETURN(const auto files, OpenAll(storage, directory, names));
+  auto decoded = DecodeSafetensors(files);
+  if (!decoded.ok()) {
+    return decoded.status().Annotate(directory);
+  }
+  return Opened(directory, std::move(*decoded));
+}
+
+Result<OpenedIndex> OpenForeignDirectory(Storage& storage, const std::string& path,
+                                         const std::vector<DirectoryEntry>& entries) {
+  bool dcp = false;
+  bool hf = false;
+  std::vector<std::uint32_t> ranks;
+  std::vector<std::string> safetensors;
+  for (const DirectoryEntry& entry : entries) {
+    if (entry.is_directory) {
+      continue;
+    }
+    dcp = dcp || entry.name == kDcpIndex;
+    hf = hf || entry.name == kHfIndex;
+    if (const auto rank = RankOfIndex(entry.name)) {
+      ranks.push_back(*rank);
+    }
+    if (entry.name.ends_with(".safetensors") && entry.name[0] != '.') {
+      safetensors.push_back(entry.name);
+    }
+  }
+  if (dcp) {
+    VARVE_ASSIGN_OR_RETURN(Decoded decoded, DecodeIndexFile(storage, JoinPath(path, kDcpIndex)));
+    return OpenDirectory(storage, path, entries, std::move(decoded));
+  }
+  if (!ranks.empty()) {
+    return OpenRankLocalDcp(storage, path, entries, std::move(ranks));
+  }
+  if (hf) {
+    return OpenHfFolder(storage, path);
+  }
+  if (!safetensors.empty()) {
+    return OpenSafetensorsFiles(storage, path, safetensors);
+  }
+  return NotFound(path + " holds no checkpoint that Varve knows");
+}
+
+/// What the first bytes of a file tell.
+enum class Content : std::uint8_t { kZip, kLegacyTorch, kSafetensors, kOther };
+
+Content Sniff(std::string_view head) {
+  constexpr std::string_view kZip = "PK\x03\x04";
+  // A pickle of protocol 2 or more that begins with an int of ten bytes: torch's magic number.
+  constexpr std::string_view kMagic = "\x8a\x0a\x6c\xfc\x9c\x46\xf9\x20\x6a\xa8\x50\x19";
+  if (head.starts_with(kZip)) {
+    return Content::kZip;
+  }
+  if (head.size() > 14 && head[0] == '\x80' && head.substr(2, kMagic.size()) == kMagic) {
+    return Content::kLegacyTorch;
+  }
+  return head.size() > 8 && head[8] == '{' ? Content::kSafetensors : Content::kOther;
+}
+
+Result<OpenedIndex> OpenForeignFile(Storage& storage, const std::string& path) {
+  auto opened = storage.OpenForRead(path);
+  if (!opened.ok()) {
+    return NotFound(path + " is neither a directory nor a file that can be read");
+  }
+  const std::shared_ptr<ReadableFile> file = std::move(*opened);
+  const std::uint64_t size = file->size();
+  const RangeReader read = ReadFromFile(file);
+  VARVE_ASSIGN_OR_RETURN(const std::string head, read(0, std::min<std::uint64_t>(size, 16)));
+  const std::string name = BaseName(path);
+  const Content content = Sniff(head);
+  if (content == Content::kOther) {
+    return NotFound(path + " is no file that Varve knows");
+  }
+  auto decoded = content == Content::kSafetensors ? DecodeSafetensors({{name, size, read}})
+                                                  : DecodeTorchFile(size, read, name);
+  if (!decoded.ok()) {
+    return decoded.status().Annotate(path);
+  }
+  return Opened(ParentPath(path), std::move(*decoded));
+}
+
+}  // namespace
+
+Result<OpenedIndex> OpenForeign(Storage& storage, const std::string& path) {
+  const auto entries = storage.List(path);
+  if (entries.ok()) {
+    return OpenForeignDirectory(storage, path, *entries);
+  }
+  return entries.status().code() == StatusCode::kNotFound ? entries.status()
+                                                          : OpenForeignFile(storage, path);
+}
+
+bool HoldsOnlyForeign(const std::vector<DirectoryEntry>& entries) {
+  bool dcp_index = false;
+  bool hf_index = false;
+  bool only_dcp = true;
+  bool only_hf = true;
+  for (const DirectoryEntry& entry : entries) {
+    const bool is_dcp_index = entry.name == kDcpIndex || RankOfIndex(entry.name).has_value();
+    dcp_index = dcp_index || is_dcp_index;
+    hf_index = hf_index || entry.name == kHfIndex;
+    only_dcp = only_dcp && (is_dcp_index || entry.name.ends_with(".distcp"));
+    only_hf = only_hf && (entry.name == kHfIndex || entry.name.ends_with(".safetensors"));
+  }
+  return (dcp_index && only_dcp) || (hf_index && only_hf);
+}
+
+bool HasHfIndex(const std::vector<DirectoryEntry>& entries) {
+  return std::any_of(entries.begin(), entries.end(),
+                     [](const DirectoryEntry& entry) { return entry.name == kHfIndex; });
+}
+
+}  // namespace varve

@@ -1,0 +1,212 @@
+#include "checkpoint/save_dcp.h"
+
+#include <algorithm>
+#include <cstddef>
+#include <map>
+#include <optional>
+#include <utility>
+
+#include "base/bytes.h"
+#include "checkpoint/dcp_writer.h"
+#include "interop/dcp_checksums.h"
+#include "interop/dcp_encode.h"
+#include "interop/torch_encode.h"
+#include "tensor/box.h"
+#include "varve/value.h"
+
+namespace varve {
+namespace {
+
+/// The memory of a part of a shard.
+DcpItem ItemOf(const SourceTensor& source, const Box& part) {
+  DcpItem item;
+  item.fqn = source.fqn;
+  item.is_tensor = true;
+  item.dtype = source.dtype;
+  item.sizes = part.sizes;
+  item.strides = source.strides.empty() ? RowMajorStrides(source.box.sizes) : source.strides;
+  std::int64_t first = 0;
+  for (std::size_t d = 0; d < part.sizes.size(); ++d) {
+    first += static_cast<std::int64_t>(part.offsets[d] - source.box.offsets[d]) * item.strides[d];
+  }
+  if (source.data != nullptr && !IsEmpty(part)) {
+    item.data = static_cast<const std::byte*>(source.data) +
+                first * static_cast<std::int64_t>(ItemSize(source.dtype));
+  }
+  return item;
+}
+
+void PutItems(const std::vector<DcpReceipt::Item>& items, ByteWriter* out) {
+  out->Varint(items.size());
+  for (const DcpReceipt::Item& item : items) {
+    out->Varint(item.offset);
+    out->Varint(item.length);
+    out->Varint(item.payload);
+  }
+}
+
+void GetItems(ByteReader* in, std::vector<DcpReceipt::Item>* items) {
+  const std::uint64_t count = in->Count(3);
+  for (std::uint64_t i = 0; i < count && !in->failed(); ++i) {
+    DcpReceipt::Item item;
+    item.offset = in->Varint();
+    item.length = in->Varint();
+    item.payload = in->Varint();
+    items->push_back(item);
+  }
+}
+
+/// Gathers what the ranks have written into one index.
+class IndexBuilder {
+ public:
+  Status Add(std::uint32_t rank, const LocalPlan& plan, const RankAssignment& assignment,
+             const DcpReceipt& receipt) {
+    if (receipt.chunks.size() != assignment.chunks.size() ||
+        receipt.objects.size() != assignment.objects.size()) {
+      return Internal("rank " + std::to_string(rank) + " reports other items than it was given");
+    }
+    DataFile file;
+    file.name = DcpFileName(rank);
+    file.rank = rank;
+    file.size = receipt.size;
+    file.block_crc32c = receipt.block_crc32c;
+    metadata_.files.push_back(std::move(file));
+    for (std::size_t i = 0; i < receipt.chunks.size(); ++i) {
+      const ChunkAssignment& chunk = assignment.chunks[i];
+      const WriteItem& item = plan.tensors[chunk.item];
+      const DcpReceipt::Item& place = receipt.chunks[i];
+      Tensor& tensor = tensors_[item.fqn];
+      tensor.metadata.fqn = item.fqn;
+      tensor.metadata.dtype = item.dtype;
+      tensor.metadata.shape = item.shape;
+      Chunk stored;
+      stored.box = chunk.box;
+      stored.extent = {rank, place.offset, place.offset + place.length, Encoding::kTorchItem};
+      tensor.chunks.emplace_back(std::move(stored), place.payload);
+    }
+    for (std::size_t i = 0; i < receipt.objects.size(); ++i) {
+      const DcpReceipt::Item& place = receipt.objects[i];
+      const std::string& fqn = plan.objects[assignment.objects[i]].fqn;
+      objects_[fqn] = {fqn,
+                       {rank, place.offset, place.offset + place.length, Encoding::kTorchItem}};
+    }
+    return Status::Ok();
+  }
+
+  Metadata Take(std::uint64_t block_bytes, PayloadOffsets* payloads) {
+    metadata_.format = Format::kDcp;
+    metadata_.world_size = static_cast<std::uint32_t>(metadata_.files.size());
+    metadata_.block_bytes = block_bytes;
+    for (auto& [fqn, tensor] : tensors_) {
+      std::sort(tensor.chunks.begin(), tensor.chunks.end(), [](const auto& a, const auto& b) {
+        return a.first.box.offsets < b.first.box.offsets;
+      });
+      for (auto& [chunk, payload] : tensor.chunks) {
+        tensor.metadata.chunks.push_back(std::move(chunk));
+        payloads->push_back(payload);
+      }
+      metadata_.tensors.push_back(std::move(tensor.metadata));
+    }
+    for (auto& [fqn, object] : objects_) {
+      metadata_.objects.push_back(std::move(object));
+    }
+    return std::move(metadata_);
+  }
+
+ private:
+  struct Tensor {
+    TensorMetadata metadata;
+    std::vector<std::pair<Chunk, std::uint64_t>> chunks;
+  };
+  Metadata metadata_;
+  std::map<std::string, Tensor> tensors_;
+  std::map<std::string, ObjectMetadata> objects_;
+};
+
+}  // namespace
+
+std::string DcpFileName(std::uint32_t rank) { return "__" + std::to_string(rank) + "_0.distcp"; }
+
+Bytes EncodeDcpReceipt(const DcpReceipt& receipt) {
+  Bytes bytes;
+  ByteWriter out(&bytes);
+  out.Varint(receipt.size);
+  PutItems(receipt.chunks, &out);
+  PutItems(receipt.objects, &out);
+  out.Varint(receipt.block_crc32c.size());
+  for (const std::uint32_t crc : receipt.block_crc32c) {
+    out.U32(crc);
+  }
+  return bytes;
+}
+
+Result<DcpReceipt> DecodeDcpReceipt(std::string_view bytes) {
+  ByteReader in(bytes);
+  DcpReceipt receipt;
+  receipt.size = in.Varint();
+  GetItems(&in, &receipt.chunks);
+  GetItems(&in, &receipt.objects);
+  const std::uint64_t count = in.Count(4);
+  for (std::uint64_t i = 0; i < count; ++i) {
+    receipt.block_crc32c.push_back(in.U32());
+  }
+  VARVE_RETURN_IF_ERROR(in.Finish());
+  return receipt;
+}
+
+Result<WrittenDcpShare> WriteDcpShare(Storage& storage, const std::string& path, const State& state,
+                                      const RankAssignment& assignment,
+                                      const SaveOptions& options) {
+  std::vector<DcpItem> items;
+  items.reserve(assignment.chunks.size() + assignment.objects.size());
+  for (const ChunkAssignment& chunk : assignment.chunks) {
+    items.push_back(ItemOf(state.tensors[chunk.item], chunk.box));
+  }
+  for (const std::uint32_t number : assignment.objects) {
+    const SourceObject& object = state.objects[number];
+    VARVE_ASSIGN_OR_RETURN(const Value value, DecodeValue(object.encoded));
+    auto archive = EncodeValueArchive(value);
+    if (!archive.ok()) {
+      return archive.status().Annotate("\"" + object.fqn + "\"");
+    }
+    DcpItem item;
+    item.fqn = object.fqn;
+    item.bytes = std::move(*archive);
+    items.push_back(std::move(item));
+  }
+  VARVE_ASSIGN_OR_RETURN(WrittenDcpFile written, WriteDcpItems(storage, path, items, options));
+  WrittenDcpShare share;
+  share.direct = written.file.direct;
+  share.receipt.size = written.file.size;
+  share.receipt.block_crc32c = std::move(written.file.block_crc32c);
+  for (std::size_t i = 0; i < items.size(); ++i) {
+    const DcpExtent& extent = written.file.items[i];
+    auto& list = items[i].is_tensor ? share.receipt.chunks : share.receipt.objects;
+    list.push_back({extent.offset, extent.length, written.payload_begins[i] - extent.offset});
+  }
+  return share;
+}
+
+Result<DcpIndexFiles> MakeDcpIndex(const std::vector<LocalPlan>& plans,
+                                   const std::vector<RankAssignment>& assignments,
+                                   const std::vector<DcpReceipt>& receipts,
+                                   std::uint64_t block_bytes) {
+  IndexBuilder builder;
+  for (std::size_t rank = 0; rank < plans.size(); ++rank) {
+    VARVE_RETURN_IF_ERROR(builder.Add(static_cast<std::uint32_t>(rank), plans[rank],
+                                      assignments[rank], receipts[rank]));
+  }
+  PayloadOffsets payloads;
+  const Metadata metadata = builder.Take(block_bytes, &payloads);
+  DcpEncodeOptions options;
+  std::optional<Value> structure;
+  if (!assignments.empty() && !assignments[0].structure.empty()) {
+    VARVE_ASSIGN_OR_RETURN(structure, DecodeValue(assignments[0].structure));
+    options.structure = &*structure;
+  }
+  options.attributes = {{std::string(kDcpChecksums), EncodeDcpChecksums(metadata, payloads)}};
+  VARVE_ASSIGN_OR_RETURN(std::string index, EncodeDcpMetadata(metadata, options));
+  return DcpIndexFiles{metadata.files, {{".metadata", std::move(index)}}};
+}
+
+}  // namespace varve

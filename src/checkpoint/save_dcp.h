@@ -1,0 +1,54 @@
+/// A rank's share of a save in PyTorch's format, and the index made from all shares. The exchanges
+/// and the commit around them are those of every coordinated save (save.cc).
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "checkpoint/commit.h"
+#include "plan/save_plan.h"
+#include "varve/checkpoint.h"
+#include "varve/options.h"
+
+namespace varve {
+
+/// What a rank tells the coordinator of its file: where each item lies, and the file's checksums.
+struct DcpReceipt {
+  struct Item {
+    std::uint64_t offset = 0;
+    std::uint64_t length = 0;
+    std::uint64_t payload = 0;  ///< From the item's begin.
+  };
+  std::uint64_t size = 0;
+  std::vector<Item> chunks;   ///< As the assignment lists them.
+  std::vector<Item> objects;  ///< As the assignment lists them.
+  std::vector<std::uint32_t> block_crc32c;
+};
+
+Bytes EncodeDcpReceipt(const DcpReceipt& receipt);
+Result<DcpReceipt> DecodeDcpReceipt(std::string_view bytes);
+
+/// "__3_0.distcp".
+std::string DcpFileName(std::uint32_t rank);
+
+struct WrittenDcpShare {
+  DcpReceipt receipt;
+  bool direct = false;
+};
+
+/// Writes the rank's data file at `path` and makes it durable. Errors: as WriteDcpFile;
+/// Unimplemented for a value that only a pickle can hold, with its name.
+Result<WrittenDcpShare> WriteDcpShare(Storage& storage, const std::string& path, const State& state,
+                                      const RankAssignment& assignment, const SaveOptions& options);
+
+/// On the coordinator: `.metadata` and the files it counts on.
+struct DcpIndexFiles {
+  std::vector<DataFile> files;
+  std::vector<IndexFile> index;
+};
+Result<DcpIndexFiles> MakeDcpIndex(const std::vector<LocalPlan>& plans,
+                                   const std::vector<RankAssignment>& assignments,
+                                   const std::vector<DcpReceipt>& receipts,
+                                   std::uint64_t block_bytes);
+
+}  // namespace varve

@@ -1,0 +1,153 @@
+#include "varve/convert.h"
+
+#include <array>
+#include <map>
+#include <memory>
+#include <optional>
+
+#include "json.h"
+#include "progress.h"
+#include "text.h"
+#include "verbs.h"
+
+namespace varve::cli {
+namespace {
+
+constexpr const char* kHelp =
+    "Writes a checkpoint of any format that Varve opens (its own, PyTorch DCP, torch.save files,\n"
+    "safetensors files and folders) in another:\n"
+    "  varve        a native checkpoint directory\n"
+    "  dcp          a PyTorch Distributed Checkpoint that stock PyTorch opens\n"
+    "  safetensors  one file; tensors only\n"
+    "  hf           a folder: files of at most --shard-size and model.safetensors.index.json;\n"
+    "               tensors only\n"
+    "Nothing in the source is ever run. Tensors stream through bounded memory, checksums of the\n"
+    "source are checked on the way, and DST appears whole or not at all.\n"
+    "\n"
+    "In a GLOB '*' is any run of characters (dots too), '?' one, '[...]' a set; quote it, or the\n"
+    "shell expands it. --rename takes prefixes of names, applied after --include and --exclude; a\n"
+    "converted state with renamed entries is flat.";
+
+struct Options {
+  std::string source;
+  std::string target;
+  std::string dtype;
+  std::vector<std::string> rename;
+  ConvertOptions choices;
+  bool json = false;
+};
+
+const std::map<std::string, ConvertTarget>& Targets() {
+  static const std::map<std::string, ConvertTarget> targets{
+      {"varve", ConvertTarget::kVarve},
+      {"dcp", ConvertTarget::kDcp},
+      {"safetensors", ConvertTarget::kSafetensors},
+      {"hf", ConvertTarget::kHf}};
+  return targets;
+}
+
+/// PyTorch's names and the short ones people type.
+Result<DType> ParseDType(const std::string& name) {
+  static const std::map<std::string, DType> kShort{
+      {"bf16", DType::kBFloat16}, {"fp16", DType::kFloat16}, {"f16", DType::kFloat16},
+      {"fp32", DType::kFloat32},  {"f32", DType::kFloat32},  {"fp64", DType::kFloat64},
+      {"f64", DType::kFloat64}};
+  if (const auto found = kShort.find(name); found != kShort.end()) {
+    return found->second;
+  }
+  if (const auto dtype = DTypeFromName(name)) {
+    return *dtype;
+  }
+  return InvalidArgument("--dtype " + name + ": no such type; bf16, fp16, fp32 and fp64 are known");
+}
+
+Status Finish(const Options& options, ConvertOptions* choices) {
+  if (!options.dtype.empty()) {
+    VARVE_ASSIGN_OR_RETURN(choices->dtype, ParseDType(options.dtype));
+  }
+  for (const std::string& pair : options.rename) {
+    const std::size_t equals = pair.find('=');
+    if (equals == std::string::npos) {
+      return InvalidArgument("--rename " + pair + ": want FROM=TO");
+    }
+    choices->rename.emplace_back(pair.substr(0, equals), pair.substr(equals + 1));
+  }
+  return Status::Ok();
+}
+
+std::string AsJson(const Options& options, const ConvertReport& report, double seconds) {
+  JsonWriter json;
+  json.BeginObject().Key("source").String(options.source).Key("target").String(options.target);
+  json.Key("tensors").Number(report.tensor_count).Key("objects").Number(report.object_count);
+  json.Key("bytes").Number(report.bytes).Key("seconds").Seconds(seconds);
+  json.Key("skipped").Strings(report.skipped);
+  json.Key("objects_left_out").Number(report.objects_left_out).EndObject();
+  return json.Take();
+}
+
+Result<Outcome> Run(const Options& options) {
+  ConvertOptions choices = options.choices;
+  VARVE_RETURN_IF_ERROR(Finish(options, &choices));
+  Progress progress("convert", options.json);
+  choices.progress = progress.function();
+  const auto report = Convert(options.source, options.target, choices);
+  const double seconds = progress.seconds();
+  progress.Finish();
+  VARVE_RETURN_IF_ERROR(report.status());
+  if (options.json) {
+    return Outcome{AsJson(options, *report, seconds)};
+  }
+  std::string text;
+  for (const std::string& fqn : report->skipped) {
+    text += "skipped " + Printable(fqn) + ": the format cannot hold its type\n";
+  }
+  if (report->objects_left_out > 0) {
+    text += "left out " + Count(report->objects_left_out, "plain value") +
+            ": the format holds tensors only\n";
+  }
+  text += Printable(options.target) + ": " + Count(report->tensor_count, "tensor") + ", " +
+          Count(report->object_count, "object") + ", " + BytesAndSpeed(report->bytes, seconds) +
+          "\n";
+  return Outcome{std::move(text)};
+}
+
+}  // namespace
+
+void AddConvert(CLI::App& app, Verb* chosen) {
+  CLI::App* verb = app.add_subcommand("convert", "Write a checkpoint in another format");
+  verb->footer(kHelp);
+  const auto options = std::make_shared<Options>();
+  verb->add_option("SRC", options->source, "A checkpoint of any format")->required();
+  verb->add_option("DST", options->target, "The directory or file to write")->required();
+  verb->add_option("--to", options->choices.to, "varve, dcp, safetensors or hf")
+      ->required()
+      ->type_name("FORMAT")
+      ->transform(CLI::CheckedTransformer(Targets(), CLI::ignore_case).description(""));
+  verb->add_option("--dtype", options->dtype, "Cast floating-point tensors: bf16, fp16, fp32, fp64")
+      ->type_name("TYPE");
+  verb->add_option("--shard-size", options->choices.shard_size,
+                   "Bytes of tensors in a file of a folder (default 5GB)")
+      ->type_name("SIZE")
+      ->transform(CLI::AsSizeValue(/*kb_is_1000=*/true).description(""));
+  verb->add_option("--memory", options->choices.memory_budget,
+                   "Bytes of tensors in memory at once (default 1GiB)")
+      ->type_name("SIZE")
+      ->transform(CLI::AsSizeValue(/*kb_is_1000=*/true).description(""));
+  verb->add_option("--include", options->choices.include,
+                   "Only entries whose name matches; may be repeated")
+      ->type_name("GLOB")
+      ->allow_extra_args(false);
+  verb->add_option("--exclude", options->choices.exclude,
+                   "Leave out entries whose name matches; may be repeated")
+      ->type_name("GLOB")
+      ->allow_extra_args(false);
+  verb->add_option("--rename", options->rename,
+                   "Names that begin with FROM begin with TO instead; may be repeated")
+      ->type_name("FROM=TO")
+      ->allow_extra_args(false);
+  verb->add_flag("--overwrite", options->choices.overwrite, "Replace DST if it exists");
+  verb->add_flag("--json", options->json, "An object with what was written");
+  verb->callback([=] { *chosen = [=] { return Run(*options); }; });
+}
+
+}  // namespace varve::cli

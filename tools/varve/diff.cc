@@ -1,0 +1,108 @@
+#include <cmath>
+#include <cstdio>
+#include <memory>
+
+#include "json.h"
+#include "progress.h"
+#include "text.h"
+#include "varve/convert.h"
+#include "verbs.h"
+
+namespace varve::cli {
+namespace {
+
+constexpr const char* kHelp =
+    "Compares two checkpoints of any formats by name. For each tensor that differs it says how "
+    "many\n"
+    "elements do, and the largest absolute and relative error (|a - b| / max(|a|, |b|)). Types "
+    "that\n"
+    "differ are reported, and their values compared as numbers. NaN equals NaN, and 0 equals -0.\n"
+    "\n"
+    "Exits with 0 when all is equal, 1 when anything differs, 2 when one could not be read.";
+
+struct Options {
+  std::string a;
+  std::string b;
+  bool json = false;
+};
+
+std::string_view KindName(Difference::Kind kind) {
+  switch (kind) {
+    case Difference::Kind::kOnlyInA: return "only in the first";
+    case Difference::Kind::kOnlyInB: return "only in the second";
+    case Difference::Kind::kShape: return "shapes differ";
+    case Difference::Kind::kDType: return "types differ";
+    case Difference::Kind::kValues: return "differs";
+  }
+  return "differs";
+}
+
+std::string Number(double value) {
+  char text[32];
+  std::snprintf(text, sizeof(text), "%.6g", value);
+  return text;
+}
+
+std::string AsJson(const Options& options, const DiffReport& report) {
+  JsonWriter json;
+  json.BeginObject().Key("a").String(options.a).Key("b").String(options.b);
+  json.Key("equal").Bool(report.differences.empty());
+  json.Key("equal_tensors").Number(report.equal_tensors);
+  json.Key("equal_objects").Number(report.equal_objects).Key("differences").BeginArray();
+  for (const Difference& difference : report.differences) {
+    json.BeginObject().Key("fqn").String(difference.fqn);
+    json.Key("kind").String(KindName(difference.kind)).Key("detail").String(difference.detail);
+    json.Key("elements").Number(difference.elements);
+    json.Key("differing").Number(difference.differing);
+    // Numbers as text: JSON has no infinity.
+    json.Key("max_abs_error").String(Number(difference.max_abs_error));
+    json.Key("max_rel_error").String(Number(difference.max_rel_error)).EndObject();
+  }
+  return json.EndArray().EndObject().Take();
+}
+
+std::string Line(const Difference& difference) {
+  std::string line = Printable(difference.fqn) + ": " + std::string(KindName(difference.kind));
+  line += difference.detail.empty() ? "" : ", " + Printable(difference.detail);
+  if (difference.elements > 0) {
+    line += ", " + std::to_string(difference.differing) + " of " +
+            Count(difference.elements, "element") + ", max abs error " +
+            Number(difference.max_abs_error) + ", max rel error " +
+            Number(difference.max_rel_error);
+  }
+  return line + "\n";
+}
+
+Result<Outcome> Run(const Options& options) {
+  Progress progress("diff", options.json);
+  const auto report = Diff(options.a, options.b, PosixStorage(), progress.function());
+  progress.Finish();
+  VARVE_RETURN_IF_ERROR(report.status());
+  const int exit_code = report->differences.empty() ? kExitOk : kExitDamage;
+  if (options.json) {
+    return Outcome{AsJson(options, *report), exit_code};
+  }
+  std::string text;
+  for (const Difference& difference : report->differences) {
+    text += Line(difference);
+  }
+  text += "equal: " + Count(report->equal_tensors, "tensor") + ", " +
+          Count(report->equal_objects, "object") +
+          "; different: " + std::to_string(report->differences.size()) + "\n";
+  return Outcome{std::move(text), exit_code};
+}
+
+}  // namespace
+
+void AddDiff(CLI::App& app, Verb* chosen) {
+  CLI::App* verb = app.add_subcommand("diff", "Compare two checkpoints of any formats");
+  verb->footer(kHelp);
+  const auto options = std::make_shared<Options>();
+  verb->add_option("A", options->a, "A checkpoint")->required();
+  verb->add_option("B", options->b, "Another")->required();
+  verb->add_flag("--json", options->json,
+                 "An object: a, b, equal, equal_tensors, equal_objects, differences");
+  verb->callback([=] { *chosen = [=] { return Run(*options); }; });
+}
+
+}  // namespace varve::cli
