@@ -20,6 +20,7 @@ nb::list ListPython(const std::string& directory) {
   for (const CheckpointEntry& entry : *entries) {
     nb::dict item;
     item["name"] = ToPath(entry.name);
+    item["format"] = std::string(FormatName(entry.format));
     item["state"] = std::string(StateName(entry.state));
     item["detail"] = ToText(entry.detail);
     item["step"] = entry.step;

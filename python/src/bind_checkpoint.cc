@@ -66,26 +66,6 @@ class PythonCoordinator final : public Coordinator {
   int size_;
 };
 
-/// A tuple, list or torch.Size of non-negative ints.
-template <class Vector>
-Vector Integers(nb::handle sequence) {
-  Vector out;
-  const std::size_t size = nb::len(sequence);
-  out.reserve(size);
-  for (std::size_t i = 0; i < size; ++i) {
-    out.push_back(nb::cast<typename Vector::value_type>(nb::object(sequence[i])));
-  }
-  return out;
-}
-
-DType DTypeAt(nb::handle number) {
-  const int value = nb::cast<int>(number);
-  if (value < 0 || value >= kDTypeCount) {
-    Raise(InvalidArgument("unknown dtype number " + std::to_string(value)));
-  }
-  return static_cast<DType>(value);
-}
-
 /// (fqn, dtype number, shape, offsets or None, sizes or None, address, strides or None). Offsets
 /// and sizes None mean the whole tensor.
 template <class Tensor>
@@ -170,6 +150,14 @@ std::chrono::milliseconds TimeoutFrom(const nb::dict& options, std::chrono::mill
 
 SaveOptions SaveOptionsFrom(const nb::dict& options) {
   SaveOptions out;
+  if (options.contains("format")) {
+    const auto name = nb::cast<std::string>(nb::object(options["format"]));
+    if (name == "dcp") {
+      out.format = Format::kDcp;
+    } else if (name != "varve") {
+      Raise(InvalidArgument("format=\"" + name + "\": want \"varve\" or \"dcp\""));
+    }
+  }
   Set(options, "overwrite", &out.overwrite);
   Set(options, "coordinate", &out.coordinate);
   Set(options, "direct", &out.direct);
@@ -224,6 +212,14 @@ nb::dict SavePython(const nb::list& tensors, const nb::list& objects, const nb::
   return out;
 }
 
+nb::tuple TupleOf(const Dims& dims) {
+  nb::list out;
+  for (const std::uint64_t size : dims) {
+    out.append(size);
+  }
+  return nb::tuple(out);
+}
+
 class PythonReader {
  public:
   explicit PythonReader(const std::string& path)
@@ -266,12 +262,8 @@ class PythonReader {
   nb::dict Tensors() {
     nb::dict out;
     for (const TensorMetadata& tensor : reader().metadata().tensors) {
-      nb::list shape;
-      for (const std::uint64_t size : tensor.shape) {
-        shape.append(size);
-      }
       out[nb::str(tensor.fqn.data(), tensor.fqn.size())] =
-          nb::make_tuple(static_cast<int>(tensor.dtype), nb::tuple(shape));
+          nb::make_tuple(static_cast<int>(tensor.dtype), TupleOf(tensor.shape));
     }
     return out;
   }
@@ -280,6 +272,36 @@ class PythonReader {
     nb::list out;
     for (const ObjectMetadata& object : reader().metadata().objects) {
       out.append(nb::str(object.fqn.data(), object.fqn.size()));
+    }
+    return out;
+  }
+
+  /// {fqn: [(offsets, sizes, file, begin, end), ...]}
+  nb::dict Chunks() {
+    nb::dict out;
+    const Metadata& metadata = reader().metadata();
+    for (const TensorMetadata& tensor : metadata.tensors) {
+      nb::list chunks;
+      for (const Chunk& chunk : tensor.chunks) {
+        chunks.append(nb::make_tuple(TupleOf(chunk.box.offsets), TupleOf(chunk.box.sizes),
+                                     ToPath(metadata.files[chunk.extent.file].name),
+                                     chunk.extent.begin, chunk.extent.end));
+      }
+      out[nb::str(tensor.fqn.data(), tensor.fqn.size())] = chunks;
+    }
+    return out;
+  }
+
+  /// {fqn: (file, begin, end)}, of values that are stored in a file.
+  nb::dict ObjectExtents() {
+    nb::dict out;
+    const Metadata& metadata = reader().metadata();
+    for (const ObjectMetadata& object : metadata.objects) {
+      if (object.extent.encoding != Encoding::kInline) {
+        out[nb::str(object.fqn.data(), object.fqn.size())] =
+            nb::make_tuple(ToPath(metadata.files[object.extent.file].name), object.extent.begin,
+                           object.extent.end);
+      }
     }
     return out;
   }
@@ -314,6 +336,14 @@ class PythonReader {
 
 }  // namespace
 
+DType DTypeAt(nb::handle number) {
+  const int value = nb::cast<int>(number);
+  if (value < 0 || value >= kDTypeCount) {
+    Raise(InvalidArgument("unknown dtype number " + std::to_string(value)));
+  }
+  return static_cast<DType>(value);
+}
+
 std::unique_ptr<Coordinator> MakeCoordinator(nb::object object) {
   if (object.is_none()) {
     return MakeSingleProcessCoordinator();
@@ -345,6 +375,12 @@ void BindCheckpoint(nb::module_& module) {
       .def_prop_ro("directory", [](PythonReader& self) { return self.reader().directory(); })
       .def_prop_ro("world_size",
                    [](PythonReader& self) { return self.reader().metadata().world_size; })
+      .def_prop_ro("format",
+                   [](PythonReader& self) {
+                     return std::string(FormatName(self.reader().metadata().format));
+                   })
+      .def("chunks", &PythonReader::Chunks)
+      .def("object_extents", &PythonReader::ObjectExtents)
       .def("structure", &PythonReader::Structure)
       .def("tensors", &PythonReader::Tensors)
       .def("object_names", &PythonReader::ObjectNames)

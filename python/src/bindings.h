@@ -9,7 +9,9 @@
 #include <nanobind/nanobind.h>
 
 #include "varve/coordinator.h"
+#include "varve/dtype.h"
 #include "varve/status.h"
+#include "varve/tensor.h"
 #include "varve/value.h"
 
 namespace varve::python {
@@ -36,6 +38,21 @@ T ValueOrRaise(Result<T> result) {
 Value ToValue(nb::handle object, const std::string& path, bool allow_pickle);
 nb::object FromValue(const Value& value, bool allow_pickle);
 
+/// A tuple, list or torch.Size of non-negative ints.
+template <class Vector>
+Vector Integers(nb::handle sequence) {
+  Vector out;
+  const std::size_t size = nb::len(sequence);
+  out.reserve(size);
+  for (std::size_t i = 0; i < size; ++i) {
+    out.push_back(nb::cast<typename Vector::value_type>(nb::object(sequence[i])));
+  }
+  return out;
+}
+
+/// The dtype with this number. Raises InvalidArgumentError.
+DType DTypeAt(nb::handle number);
+
 nb::bytes ToBytes(const std::string& bytes);
 
 /// A message for people: it may quote damaged bytes, which must not become an error of their own.
@@ -50,5 +67,7 @@ std::unique_ptr<Coordinator> MakeCoordinator(nb::object object);
 void BindValues(nb::module_& module);
 void BindCheckpoint(nb::module_& module);
 void BindCatalogue(nb::module_& module);
+void BindConvert(nb::module_& module);
+void BindDcp(nb::module_& module);
 
 }  // namespace varve::python

@@ -40,4 +40,6 @@ NB_MODULE(_core, module) {
   python::BindValues(module);
   python::BindCheckpoint(module);
   python::BindCatalogue(module);
+  python::BindConvert(module);
+  python::BindDcp(module);
 }

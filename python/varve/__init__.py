@@ -20,7 +20,7 @@ from typing import Any
 
 from varve import _core, _engine
 from varve._arrays import NumpyArrays
-from varve._catalogue import collect_garbage, list_checkpoints, repair, verify
+from varve._catalogue import collect_garbage, convert, diff, list_checkpoints, repair, verify
 from varve._engine import LoadReport, SaveReport
 from varve._tree import PerRank
 from varve.errors import (
@@ -56,6 +56,8 @@ __all__ = [
     "UnsupportedError",
     "__version__",
     "collect_garbage",
+    "convert",
+    "diff",
     "list_checkpoints",
     "load",
     "read",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from varve import _core
@@ -12,8 +13,9 @@ _Path = str | os.PathLike[str]
 
 
 def list_checkpoints(directory: _Path) -> list[dict[str, Any]]:
-    """Lists checkpoints and leftovers in a directory: name, state, detail, step, bytes, world_size.
+    """Lists checkpoints and leftovers in a directory: name, format, state, detail, step, bytes, world_size.
 
+    `format` is "varve" or, for those of other software, "dcp" or "safetensors".
     `state` is "whole", "incomplete", "damaged", "moved aside", "saving" or "leftover".
     """
     return _core.list_checkpoints(path_text(directory))
@@ -32,3 +34,63 @@ def repair(path: _Path) -> bool:
 def collect_garbage(directory: _Path, dry_run: bool = False) -> list[str]:
     """Removes what dead saves left in a directory; returns the paths removed (or, dry, to remove)."""
     return _core.collect_garbage(path_text(directory), dry_run)
+
+
+def convert(
+    source: _Path,
+    target: _Path,
+    to: str,
+    *,
+    dtype: str | None = None,
+    shard_size: int = 5_000_000_000,
+    include: Iterable[str] = (),
+    exclude: Iterable[str] = (),
+    rename: Mapping[str, str] | None = None,
+    overwrite: bool = False,
+    memory_budget: int = 1 << 30,
+) -> dict[str, Any]:
+    """Writes a checkpoint of any format that Varve opens in another; see `varve convert --help`.
+
+    Nothing of the source is run, tensors stream through bounded memory, and the target appears whole or
+    not at all. Returns tensors, objects, bytes, skipped (tensors the format cannot hold) and
+    objects_left_out.
+
+    Args:
+        source: A checkpoint directory, a file of torch.save, a safetensors file or folder.
+        target: The directory or, for "safetensors", the file to write.
+        to: "varve", "dcp", "safetensors" or "hf".
+        dtype: Cast tensors of float16, bfloat16, float32 and float64 to this one of them.
+        shard_size: Bytes of tensors in a file; "hf" only.
+        include: Globs over names; empty means all.
+        exclude: Globs over names.
+        rename: Names that begin with a key begin with its value instead.
+        overwrite: Replace a checkpoint at `target`.
+        memory_budget: Bytes of tensors in memory at once.
+
+    Raises:
+        CheckpointNotFoundError: There is no checkpoint at `source`, or nothing in it is selected.
+        CheckpointExistsError: `target` exists and `overwrite` is false.
+        CorruptCheckpointError: The source is damaged; nothing has been written.
+    """
+    pairs = list((rename or {}).items())
+    return _core.convert(
+        path_text(source),
+        path_text(target),
+        to,
+        dtype,
+        shard_size,
+        list(include),
+        list(exclude),
+        pairs,
+        overwrite,
+        memory_budget,
+    )
+
+
+def diff(a: _Path, b: _Path) -> list[dict[str, Any]]:
+    """Compares two checkpoints of any formats by name; an empty list when all is equal.
+
+    Each difference has fqn, kind ("only in a", "only in b", "shape", "dtype" or "values"), detail,
+    elements, differing, max_abs_error and max_rel_error. NaN equals NaN.
+    """
+    return _core.diff(path_text(a), path_text(b))

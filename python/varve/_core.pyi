@@ -19,7 +19,7 @@ def save(
 ) -> dict[str, Any]: ...
 def report_failure(coordinator: Any, what: str, message: str, options: dict[str, Any]) -> None: ...
 def list_checkpoints(directory: str) -> list[dict[str, Any]]:
-    """Lists checkpoints and leftovers: dicts of name, state, detail, step, bytes, world_size."""
+    """Lists checkpoints and leftovers: dicts of name, format, state, detail, step, bytes, world_size."""
 
 def verify(path: str) -> list[dict[str, Any]]:
     """Re-reads every byte; returns the damages found: file, begin, end, tensors, problem."""
@@ -29,6 +29,37 @@ def repair(path: str) -> bool:
 
 def collect_garbage(directory: str, dry_run: bool = ...) -> list[str]:
     """Removes what dead saves left; returns the paths removed (or, dry, to be removed)."""
+
+def convert(
+    source: str,
+    target: str,
+    to: str,
+    dtype: str | None,
+    shard_size: int,
+    include: list[str],
+    exclude: list[str],
+    rename: list[tuple[str, str]],
+    overwrite: bool,
+    memory_budget: int,
+) -> dict[str, Any]: ...
+def diff(a: str, b: str) -> list[dict[str, Any]]: ...
+def write_dcp_file(
+    path: str, items: list[tuple[Any, ...]], options: dict[str, Any]
+) -> dict[str, Any]:
+    """Writes a .distcp file and makes it durable.
+
+    Items are (fqn, bytes), or (fqn, dtype number, sizes, address, strides in elements or None).
+    Returns items (offset and length of each), size, block_bytes, block_crc32c (little-endian) and direct.
+    """
+
+class DcpCommit:
+    """The right to write a DCP checkpoint under a name; dropping it abandons the save."""
+
+    def __init__(self, path: str, overwrite: bool) -> None: ...
+    @property
+    def staging(self) -> str: ...
+    def publish(self, files: list[tuple[str, int]], metadata: bytes) -> None: ...
+    def abandon(self) -> None: ...
 
 def describe_array(array: Any) -> tuple[int, int, tuple[int, ...], tuple[int, ...], int]: ...
 def describe_writable_array(
@@ -43,6 +74,16 @@ class Reader:
     def directory(self) -> str: ...
     @property
     def world_size(self) -> int: ...
+    @property
+    def format(self) -> str: ...
+    def chunks(
+        self,
+    ) -> dict[str, list[tuple[tuple[int, ...], tuple[int, ...], str, int, int]]]:
+        """By tensor: offsets, sizes, file, begin and end of each stored chunk."""
+
+    def object_extents(self) -> dict[str, tuple[str, int, int]]:
+        """By plain value that a file holds: file, begin and end."""
+
     def structure(self) -> Any: ...
     def tensors(self) -> dict[str, tuple[int, tuple[int, ...]]]: ...
     def object_names(self) -> list[str]: ...

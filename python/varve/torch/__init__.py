@@ -51,6 +51,7 @@ def save(
     overwrite: bool = False,
     allow_pickle: bool = False,
     coordinate: bool = True,
+    format: str = "varve",
     save_id: bytes | None = None,
     timeout: float = 1800.0,
     progress: Callable[[int, int], None] | None = None,
@@ -72,6 +73,8 @@ def save(
         coordinate: False saves without the ranks talking to each other: each publishes its own file,
             and the directory is a checkpoint once all are there. Replicas are then stored by every
             rank.
+        format: "varve", or "dcp" for a checkpoint that stock PyTorch opens: `.metadata` and `.distcp`
+            files, committed like any other and with Varve's checksums in the index.
         save_id: 16 bytes that name the attempt, only for `coordinate=False` and the same on all ranks.
             By default it follows from the job's rendezvous store, the path and a count of saves.
         timeout: Seconds any rank waits for the others, the slowest rank's writing included.
@@ -87,6 +90,7 @@ def save(
     options: dict[str, Any] = {
         "overwrite": overwrite,
         "coordinate": coordinate,
+        "format": format,
         "timeout": timeout,
     }
     if progress is not None:
