@@ -5,7 +5,9 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <memory>
+#include <span>
 #include <string>
 #include <utility>
 #include <vector>
@@ -27,6 +29,9 @@ struct DcpItem {
   const void* data = nullptr;  ///< The first element; must stay valid and unchanged.
   Strides strides;             ///< In elements; empty means row-major.
   std::string bytes;           ///< Of an item that is no tensor.
+  /// Instead of `data`: fills `out` with the row-major bytes from `at` on. Called for one item
+  /// after the other, each byte once, on the thread that called WriteDcpFile.
+  std::function<Status(std::uint64_t at, std::span<std::byte> out)> produce;
 };
 
 struct DcpExtent {
@@ -43,20 +48,20 @@ struct DcpFile {
   bool direct = false;
 };
 
-/// Writes a `.distcp` file and makes its content durable; its name is not. Payloads of 4096 bytes and
-/// more begin at multiples of 4096. Errors: AlreadyExists; OutOfSpace; Unavailable; Unimplemented for
-/// a dtype torch.save has no name for.
+/// Writes a `.distcp` file and makes its content durable; its name is not. Payloads of 4096 bytes
+/// and more begin at multiples of 4096. Errors: AlreadyExists; OutOfSpace; Unavailable;
+/// Unimplemented for a dtype torch.save has no name for.
 Result<DcpFile> WriteDcpFile(const std::string& path, const std::vector<DcpItem>& items,
                              const SaveOptions& options = {}, Storage& storage = PosixStorage());
 
 /// The right to write one DCP checkpoint under a name; for the coordinator alone. Data files are
 /// written into staging() by any rank; nothing shows under the name before Publish. Destroying it
-/// without Publish abandons the save: the staging directory is removed. The steps, and the crash each
-/// one closes, are those of src/checkpoint/commit.cc.
+/// without Publish abandons the save: the staging directory is removed. The steps, and the crash
+/// each one closes, are those of src/checkpoint/commit.cc.
 class DcpCommit {
  public:
-  /// Errors: AlreadyExists without `overwrite`; FailedPrecondition when another save of this name is
-  /// under way, or when something else than a checkpoint stands there.
+  /// Errors: AlreadyExists without `overwrite`; FailedPrecondition when another save of this name
+  /// is under way, or when something else than a checkpoint stands there.
   static Result<std::unique_ptr<DcpCommit>> Begin(const std::string& path, bool overwrite,
                                                   Storage& storage = PosixStorage());
   DcpCommit(const DcpCommit&) = delete;

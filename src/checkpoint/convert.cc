@@ -121,8 +121,8 @@ Result<ConvertReport> Write(CheckpointReader& reader, const Selection& selection
                             const std::string& target, const ConvertOptions& options,
                             Storage& storage) {
   switch (options.to) {
-    case ConvertTarget::kVarve: return ConvertToVarve(reader, selection, target, options, storage);
-    case ConvertTarget::kDcp: return ConvertToDcp(reader, selection, target, options, storage);
+    case ConvertTarget::kVarve:
+    case ConvertTarget::kDcp: return ConvertBySaving(reader, selection, target, options, storage);
     case ConvertTarget::kSafetensors:
       return ConvertToSafetensors(reader, selection, target, options, storage);
     case ConvertTarget::kHf: return ConvertToHf(reader, selection, target, options, storage);

@@ -54,18 +54,14 @@ class SelectedStream {
 Result<std::uint64_t> WriteSegmentsFile(Storage& storage, const std::string& path,
                                         const std::vector<FileSegment>& segments);
 
-// One writer per target.
-Result<ConvertReport> ConvertToVarve(CheckpointReader& reader, const Selection& selection,
-                                     const std::string& target, const ConvertOptions& options,
-                                     Storage& storage);
+// The writers.
+Result<ConvertReport> ConvertBySaving(CheckpointReader& reader, const Selection& selection,
+                                      const std::string& target, const ConvertOptions& options,
+                                      Storage& storage);
 Result<ConvertReport> ConvertToSafetensors(CheckpointReader& reader, const Selection& selection,
                                            const std::string& target, const ConvertOptions& options,
                                            Storage& storage);
 Result<ConvertReport> ConvertToHf(CheckpointReader& reader, const Selection& selection,
                                   const std::string& target, const ConvertOptions& options,
                                   Storage& storage);
-Result<ConvertReport> ConvertToDcp(CheckpointReader& reader, const Selection& selection,
-                                   const std::string& target, const ConvertOptions& options,
-                                   Storage& storage);
-
 }  // namespace varve

@@ -82,7 +82,7 @@ class DcpLayout {
     // it, and Varve has checksums of the file's blocks.
     VARVE_ASSIGN_OR_RETURN(TensorArchive archive,
                            EncodeTensorArchive(item.dtype, item.sizes, std::nullopt, align));
-    if (item.data == nullptr && archive.payload_bytes > 0) {
+    if (item.data == nullptr && !item.produce && archive.payload_bytes > 0) {
       return InvalidArgument("there is no memory to read it from");
     }
     if (align) {
@@ -93,7 +93,13 @@ class DcpLayout {
     AddText(archive.head.substr(0, archive.head.size() - archive.filler_bytes));
     AddFiller(kFiller, archive.filler_bytes);
     if (archive.payload_bytes > 0) {
-      segments_.push_back({archive.payload_bytes, {}, RegionOf(item)});
+      FileSegment payload{.bytes = archive.payload_bytes};
+      if (item.produce) {
+        payload.produce = item.produce;
+      } else {
+        payload.region = RegionOf(item);
+      }
+      segments_.push_back(std::move(payload));
       size_ += archive.payload_bytes;
     }
     AddText(std::move(archive.tail));

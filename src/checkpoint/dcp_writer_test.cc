@@ -213,7 +213,7 @@ TEST(DcpWriter, AnItemThatCannotBeIsRefusedBeforeTheFileIsBegun) {
                           StatusCode::kInvalidArgument, {"tensor \"w\""}));
     EXPECT_TRUE(FailsWith(storage.OpenForRead(kPath), StatusCode::kNotFound));
   }
-  for (const std::uint64_t block_bytes : {0, 1000, 16 << 20}) {
+  for (const std::uint64_t block_bytes : {0ULL, 1000ULL, 16ULL << 20}) {
     MemoryStorage storage;
     EXPECT_TRUE(FailsWith(WriteDcpItems(storage, kPath, {}, {.block_bytes = block_bytes}),
                           StatusCode::kInvalidArgument, {"block_bytes"}));

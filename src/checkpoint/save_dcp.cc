@@ -3,7 +3,9 @@
 #include <algorithm>
 #include <cstddef>
 #include <map>
+#include <numeric>
 #include <optional>
+#include <tuple>
 #include <utility>
 
 #include "base/bytes.h"
@@ -24,6 +26,10 @@ DcpItem ItemOf(const SourceTensor& source, const Box& part) {
   item.is_tensor = true;
   item.dtype = source.dtype;
   item.sizes = part.sizes;
+  if (source.produce) {
+    item.produce = source.produce;
+    return item;
+  }
   item.strides = source.strides.empty() ? RowMajorStrides(source.box.sizes) : source.strides;
   std::int64_t first = 0;
   for (std::size_t d = 0; d < part.sizes.size(); ++d) {
@@ -34,6 +40,26 @@ DcpItem ItemOf(const SourceTensor& source, const Box& part) {
                 first * static_cast<std::int64_t>(ItemSize(source.dtype));
   }
   return item;
+}
+
+/// The numbers of the chunks in the order in which the file has them, that of native files: larger
+/// elements first, then by name and place.
+std::vector<std::size_t> FileOrder(const State& state, const RankAssignment& assignment) {
+  std::vector<std::size_t> order(assignment.chunks.size());
+  std::iota(order.begin(), order.end(), std::size_t{0});
+  std::sort(order.begin(), order.end(), [&](std::size_t a, std::size_t b) {
+    const ChunkAssignment& left = assignment.chunks[a];
+    const ChunkAssignment& right = assignment.chunks[b];
+    const SourceTensor& source_a = state.tensors[left.item];
+    const SourceTensor& source_b = state.tensors[right.item];
+    const std::uint64_t item_a = ItemSize(source_a.dtype);
+    const std::uint64_t item_b = ItemSize(source_b.dtype);
+    if (item_a != item_b) {
+      return item_a > item_b;
+    }
+    return std::tie(source_a.fqn, left.box.offsets) < std::tie(source_b.fqn, right.box.offsets);
+  });
+  return order;
 }
 
 void PutItems(const std::vector<DcpReceipt::Item>& items, ByteWriter* out) {
@@ -159,8 +185,15 @@ Result<WrittenDcpShare> WriteDcpShare(Storage& storage, const std::string& path,
                                       const SaveOptions& options) {
   std::vector<DcpItem> items;
   items.reserve(assignment.chunks.size() + assignment.objects.size());
-  for (const ChunkAssignment& chunk : assignment.chunks) {
-    items.push_back(ItemOf(state.tensors[chunk.item], chunk.box));
+  const std::vector<std::size_t> order = FileOrder(state, assignment);
+  for (const std::size_t number : order) {
+    const ChunkAssignment& chunk = assignment.chunks[number];
+    const SourceTensor& source = state.tensors[chunk.item];
+    if (source.produce && chunk.box != source.box) {
+      return InvalidArgument("tensor \"" + source.fqn +
+                             "\" is produced, not in memory; only a single rank can save it");
+    }
+    items.push_back(ItemOf(source, chunk.box));
   }
   for (const std::uint32_t number : assignment.objects) {
     const SourceObject& object = state.objects[number];
@@ -179,10 +212,16 @@ Result<WrittenDcpShare> WriteDcpShare(Storage& storage, const std::string& path,
   share.direct = written.file.direct;
   share.receipt.size = written.file.size;
   share.receipt.block_crc32c = std::move(written.file.block_crc32c);
+  share.receipt.chunks.resize(order.size());
   for (std::size_t i = 0; i < items.size(); ++i) {
     const DcpExtent& extent = written.file.items[i];
-    auto& list = items[i].is_tensor ? share.receipt.chunks : share.receipt.objects;
-    list.push_back({extent.offset, extent.length, written.payload_begins[i] - extent.offset});
+    const DcpReceipt::Item place{extent.offset, extent.length,
+                                 written.payload_begins[i] - extent.offset};
+    if (i < order.size()) {
+      share.receipt.chunks[order[i]] = place;
+    } else {
+      share.receipt.objects.push_back(place);
+    }
   }
   return share;
 }

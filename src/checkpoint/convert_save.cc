@@ -1,4 +1,5 @@
-// To a native checkpoint: the ordinary save, with a state that is read while it is written.
+// To a native checkpoint or to DCP: the ordinary save, with a state that is read while it is
+// written.
 
 #include <algorithm>
 #include <utility>
@@ -9,9 +10,9 @@
 
 namespace varve {
 
-Result<ConvertReport> ConvertToVarve(CheckpointReader& reader, const Selection& selection,
-                                     const std::string& target, const ConvertOptions& options,
-                                     Storage& storage) {
+Result<ConvertReport> ConvertBySaving(CheckpointReader& reader, const Selection& selection,
+                                      const std::string& target, const ConvertOptions& options,
+                                      Storage& storage) {
   // Read in the order in which the data file will have them.
   std::vector<const SelectedTensor*> tensors;
   for (const SelectedTensor& tensor : selection.tensors) {
@@ -39,6 +40,7 @@ Result<ConvertReport> ConvertToVarve(CheckpointReader& reader, const Selection& 
   }
   state.structure = selection.structure;
   SaveOptions save;
+  save.format = options.to == ConvertTarget::kDcp ? Format::kDcp : Format::kVarve;
   save.overwrite = options.overwrite;
   save.storage = &storage;
   VARVE_ASSIGN_OR_RETURN(const SaveReport saved, Save(state, target, save));
