@@ -95,9 +95,8 @@ std::vector<std::string> ExpectedChunks(element entry) {
                         std::to_string(Number(chunk, "length")) + (is_zstd ? " zstd" : "");
     chunks.emplace_back(std::move(box), std::move(shown));
   }
-  std::sort(chunks.begin(), chunks.end(), [](const auto& a, const auto& b) {
-    return a.first.offsets < b.first.offsets;
-  });
+  std::sort(chunks.begin(), chunks.end(),
+            [](const auto& a, const auto& b) { return a.first.offsets < b.first.offsets; });
   std::vector<std::string> shown;
   for (auto& [box, text] : chunks) {
     if (shown.empty() || shown.back() != text) {

@@ -13,9 +13,10 @@ using Pair = std::optional<std::pair<std::size_t, std::size_t>>;
 // A group of this size is compared pair by pair.
 constexpr std::size_t kSmall = 8;
 
-// How much larger the sum of all groups may become than the list they came from, per level that a
-// grid would take. Straight cuts never make it larger.
+// The sum of all groups' sizes may become this many times the list's own, and kFreeWork more.
+// Straight cuts make it no larger than the list in each of some twenty levels.
 constexpr std::uint64_t kMaxWork = 64;
+constexpr std::uint64_t kFreeWork = std::uint64_t{1} << 20;
 
 std::uint64_t Begin(const Chunk& chunk, std::size_t dim) { return chunk.box.offsets[dim]; }
 std::uint64_t End(const Chunk& chunk, std::size_t dim) {
@@ -38,7 +39,7 @@ class Splitter {
   explicit Splitter(const std::vector<Chunk>& chunks) : chunks_(chunks) {}
 
   Result<Pair> Run(std::vector<std::size_t> all) {
-    std::uint64_t work_left = kMaxWork * (all.size() + 1024);
+    std::uint64_t work_left = kMaxWork * all.size() + kFreeWork;
     groups_.push_back(std::move(all));
     while (!groups_.empty()) {
       const std::vector<std::size_t> group = std::move(groups_.back());

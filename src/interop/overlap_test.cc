@@ -64,7 +64,7 @@ TEST(Overlap, AgreesWithComparingAllPairs) {
       const bool clear = std::none_of(boxes.begin(), boxes.end(), [&](const Box& other) {
         return !IsEmpty(box) && !IsEmpty(other) && Intersect(box, other);
       });
-      if (clear || random.OneIn(200)) {
+      if (clear || random.OneIn(60)) {
         boxes.push_back(std::move(box));
       }
     }
@@ -96,7 +96,7 @@ TEST(Overlap, ManyEqualChunksAreFoundAtOnce) {
 TEST(Overlap, GivesUpOnBarsThatInterlock) {
   // Disjoint bars along each of three axes: every plane cuts a third of them or more.
   std::vector<Chunk> chunks;
-  constexpr std::uint64_t kSide = 96;
+  constexpr std::uint64_t kSide = 64;
   for (std::uint64_t a = 0; a < kSide; ++a) {
     for (std::uint64_t b = 0; b < kSide; ++b) {
       chunks.push_back({.box = {{0, 4 * a, 4 * b + 1}, {4 * kSide, 1, 1}}});
@@ -104,12 +104,7 @@ TEST(Overlap, GivesUpOnBarsThatInterlock) {
       chunks.push_back({.box = {{4 * a + 2, 4 * b + 3, 0}, {1, 1, 4 * kSide}}});
     }
   }
-  const auto found = FindOverlap(chunks);
-  if (found.ok()) {
-    EXPECT_FALSE(*found);
-  } else {
-    EXPECT_TRUE(FailsWith(found, StatusCode::kInvalidArgument, {"interlock"}));
-  }
+  EXPECT_TRUE(FailsWith(FindOverlap(chunks), StatusCode::kInvalidArgument, {"interlock"}));
 }
 
 }  // namespace

@@ -14,6 +14,9 @@ namespace {
 
 constexpr std::uint64_t kMaxU32 = 0xFFFFFFFF;
 
+// More than any state names; a list of made-up dtypes must not take quadratic time.
+constexpr std::size_t kMaxKnownGlobals = 64;
+
 /// Bytes that Python would not write: they only repeat the sign.
 std::string_view WithoutRepeatedSign(std::string_view bytes) {
   while (bytes.size() > 1) {
@@ -125,13 +128,16 @@ void PickleWriter::BytesObject(std::string_view bytes) {
   if (wide == 0) {
     out_->append(bytes);
   } else {
+    const std::size_t begin = out_->size();
+    out_->resize(begin + bytes.size() + wide);
+    char* target = out_->data() + begin;
     for (const char byte : bytes) {
       if (is_ascii(byte)) {
-        out_->push_back(byte);
+        *target++ = byte;
       } else {
         const auto code = static_cast<unsigned char>(byte);
-        out_->push_back(static_cast<char>(0xC0 | code >> 6));
-        out_->push_back(static_cast<char>(0x80 | (code & 0x3F)));
+        *target++ = static_cast<char>(0xC0 | code >> 6);
+        *target++ = static_cast<char>(0x80 | (code & 0x3F));
       }
     }
   }
@@ -157,7 +163,9 @@ void PickleWriter::Global(std::string_view module, std::string_view name) {
   Op('c');
   const std::size_t begin = out_->size();
   out_->append(module).append(1, '\n').append(name).append(1, '\n');
-  globals_.push_back({begin, module.size(), name.size(), Remember()});
+  if (globals_.size() < kMaxKnownGlobals) {
+    globals_.push_back({begin, module.size(), name.size(), Remember()});
+  }
 }
 
 PickleWriter::Memo PickleWriter::Remember() {

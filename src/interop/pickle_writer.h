@@ -40,8 +40,8 @@ class PickleWriter {
   // ---- classes and functions, and what they make ----
 
   /// The importable `module.name`, by its Python 2 name where it had one (Python's own
-  /// _compat_pickle): `__builtin__`, `unicode`. Written out once, recalled from then on. Neither
-  /// may hold a line break.
+  /// _compat_pickle): `__builtin__`, `unicode`. The first 64 are written out once and recalled
+  /// from then on. Neither may hold a line break.
   void Global(std::string_view module, std::string_view name);
   void Reduce() { Op('R'); }        ///< callee, argument tuple -> what the call gives.
   void NewObject() { Op(0x81); }    ///< class, argument tuple -> an instance, not initialised.
@@ -83,7 +83,7 @@ class PickleWriter {
 
   Bytes* out_;
   Memo next_memo_ = 0;
-  std::vector<KnownGlobal> globals_;  // Few: searched one after the other.
+  std::vector<KnownGlobal> globals_;  // Searched one after the other.
   Status status_;
 };
 

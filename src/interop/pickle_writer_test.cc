@@ -106,6 +106,24 @@ TEST(PickleWriter, WritesAGlobalOnceAndRecallsIt) {
             "ca\nbc\nq" + Le(0, 1) + "cab\nc\nq\x01" + "ca\nb\nq\x02" + "h" + Le(0, 1) + "h\x02");
 }
 
+TEST(PickleWriter, ManyGlobalsReadBackAsTheyWere) {
+  Bytes out;
+  PickleWriter pickle(&out);
+  pickle.Mark();
+  for (int i = 0; i < 400; ++i) {
+    pickle.Global("m", "n" + std::to_string(i % 200));
+  }
+  pickle.Tuple();
+  ASSERT_TRUE(IsOk(pickle.Finish()));
+  const auto tree = ReadPickle(out);
+  ASSERT_TRUE(IsOk(tree));
+  const auto items = tree->items(tree->root());
+  ASSERT_EQ(items.size(), 400U);
+  for (std::size_t i = 0; i < items.size(); ++i) {
+    EXPECT_TRUE(tree->IsGlobal(items[i], "m", "n" + std::to_string(i % 200)));
+  }
+}
+
 TEST(PickleWriter, RecallsFromAMemoOfAnySize) {
   Bytes out;
   PickleWriter pickle(&out);

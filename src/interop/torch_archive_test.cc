@@ -12,7 +12,6 @@ namespace {
 using test::FailsWith;
 using test::Golden;
 using test::IsOk;
-using test::Le;
 using test::Watched;
 using test::With;
 using test::ZipOf;

@@ -1,5 +1,7 @@
 #include "interop/torch_encode_parts.h"
 
+#include <algorithm>
+
 #include "interop/pickle_text.h"
 
 namespace varve {
@@ -14,6 +16,24 @@ Status PickleText(std::string_view text, PickleWriter* pickle) {
     return InvalidArgument("text that is not UTF-8: " + QuotedStart(text));
   }
   pickle->Str(text);
+  return Status::Ok();
+}
+
+Status PickleRange(const Value& value, PickleWriter* pickle) {
+  const auto is_int = [](const Value& item) { return item.kind == ValueKind::kInt; };
+  if (value.items.size() != 3 || !std::all_of(value.items.begin(), value.items.end(), is_int)) {
+    return InvalidArgument("a range that is not of three ints");
+  }
+  const std::string& step = value.items[2].text;
+  if (step.find_first_not_of('\0') == std::string::npos) {
+    return InvalidArgument("a range of step 0");
+  }
+  pickle->Global("__builtin__", "xrange");
+  for (const Value& item : value.items) {
+    pickle->Int(item.text);
+  }
+  pickle->Tuple3();
+  pickle->Reduce();
   return Status::Ok();
 }
 

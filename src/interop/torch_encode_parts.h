@@ -40,6 +40,9 @@ Result<Dims> ShapeOf(const Value& value, std::string_view what);
 /// A str. Errors: InvalidArgument for text that is not UTF-8.
 Status PickleText(std::string_view text, PickleWriter* pickle);
 
+/// A range. Errors: InvalidArgument for one that Python would not have.
+Status PickleRange(const Value& value, PickleWriter* pickle);
+
 /// The first characters, for messages.
 std::string QuotedStart(std::string_view text);
 

@@ -3,7 +3,6 @@
 // fold at protocol 2, but understands it at any.
 
 #include <algorithm>
-#include <charconv>
 #include <cstddef>
 
 #include "interop/torch_encode_parts.h"
@@ -14,12 +13,13 @@ namespace {
 
 constexpr unsigned kFold = 0x80;
 
-/// Takes `digits` digits and one character behind them from the front of `*text`. 0 where they are
-/// none: ClockState looks at the whole again.
+/// Takes `digits` digits and one character behind them from the front of `*text`. What they are if
+/// they are none does not matter: ClockState looks at the whole again.
 unsigned TakeNumber(std::string_view* text, std::size_t digits) {
   unsigned number = 0;
-  digits = std::min(digits, text->size());
-  std::from_chars(text->data(), text->data() + digits, number);
+  for (const char digit : text->substr(0, digits)) {
+    number = number * 10 + static_cast<unsigned char>(digit) - '0';
+  }
   text->remove_prefix(std::min(digits + 1, text->size()));
   return number;
 }

@@ -3,7 +3,6 @@
 // shared, as nothing is in a Value; and empty bytes are the same call as others, which torch's
 // restricted unpickler knows while it refuses Python's `bytes()`.
 
-#include <algorithm>
 #include <string>
 #include <vector>
 
@@ -14,8 +13,9 @@
 namespace varve {
 namespace {
 
-constexpr int kMaxDepth = 256;             // As DecodeValue.
-constexpr std::size_t kBatchItems = 1000;  // As Python: keeps the unpickler's stack small.
+constexpr int kMaxDepth = 256;  // As DecodeValue.
+// About as Python: keeps the unpickler's stack small. Even, so that keys stay with their values.
+constexpr std::size_t kBatchItems = 1000;
 
 /// Letters, digits and underscores, as in the name of a dtype.
 bool IsName(std::string_view text) {
@@ -59,7 +59,6 @@ class ValuePickler {
   Status WriteMapping(const Value& value, int depth);
   Status WriteDefaultDict(const Value& value, int depth);
   Status WriteObject(const Value& value, int depth);
-  Status WriteRange(const Value& value);
   Status WriteTensor(const Value& value);
   Status WriteTuple(const std::vector<Value>& items, int depth);
   /// The items, or the keys and values, into the list or mapping that lies on top.
@@ -195,7 +194,7 @@ Status ValuePickler::WriteObject(const Value& value, int depth) {
       }
       pickle_.Global("torch", value.text);
       return Status::Ok();
-    case ValueKind::kRange: return WriteRange(value);
+    case ValueKind::kRange: return PickleRange(value, &pickle_);
     case ValueKind::kDateTime:
     case ValueKind::kDate:
     case ValueKind::kTime:
@@ -205,24 +204,6 @@ Status ValuePickler::WriteObject(const Value& value, int depth) {
     default:
       return Unimplemented("a value of kind " + std::to_string(static_cast<int>(value.kind)));
   }
-  pickle_.Reduce();
-  return Status::Ok();
-}
-
-Status ValuePickler::WriteRange(const Value& value) {
-  const auto is_int = [](const Value& item) { return item.kind == ValueKind::kInt; };
-  if (value.items.size() != 3 || !std::all_of(value.items.begin(), value.items.end(), is_int)) {
-    return InvalidArgument("a range that is not of three ints");
-  }
-  const std::string& step = value.items[2].text;
-  if (step.find_first_not_of('\0') == std::string::npos) {
-    return InvalidArgument("a range of step 0");
-  }
-  pickle_.Global("__builtin__", "xrange");
-  for (const Value& item : value.items) {
-    pickle_.Int(item.text);
-  }
-  pickle_.Tuple3();
   pickle_.Reduce();
   return Status::Ok();
 }

@@ -50,8 +50,7 @@ class ListRule {
     for (const PickleRef item : tree_.items(list)) {
       const bool is_list = tree_.kind(item) == PickleKind::kList;
       if (is_list ? Opens(item, depth + 1)
-                  : tree_.kind(item) == PickleKind::kDict || IsTensorNode(tree_, item) ||
-                        MappingAt(tree_, item)) {
+                  : IsTensorNode(tree_, item) || IsMappingNode(tree_, item)) {
         opens_[list] = true;
         return true;
       }
@@ -90,7 +89,7 @@ class Flattener {
   /// The keys of a mapping whose keys are all plain values; nothing for anything else.
   Result<std::optional<std::vector<Value>>> KeysOf(PickleRef node) {
     std::vector<Value> keys;
-    const auto mapping = MappingAt(tree_, node);
+    VARVE_ASSIGN_OR_RETURN(const auto mapping, values_.MappingAt(node));
     if (!mapping) {
       return std::optional<std::vector<Value>>();
     }
@@ -129,7 +128,7 @@ class Flattener {
 
   Status WalkMapping(PickleRef node, const std::vector<Value>& keys, const std::string* name,
                      int depth, Value* structure) {
-    const PickledMapping mapping = *MappingAt(tree_, node);
+    const PickledMapping mapping = *PickledMappingAt(tree_, node);
     structure->kind = mapping.kind;
     structure->text = mapping.factory;
     for (std::size_t i = 0; i < keys.size(); ++i) {
@@ -183,6 +182,7 @@ class Flattener {
     std::sort(metadata.tensors.begin(), metadata.tensors.end(), by_name);
     std::sort(metadata.objects.begin(), metadata.objects.end(), by_name);
     std::vector<std::string_view> names;
+    names.reserve(metadata.tensors.size() + metadata.objects.size());
     for (const TensorMetadata& tensor : metadata.tensors) {
       names.push_back(tensor.fqn);
     }

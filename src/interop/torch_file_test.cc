@@ -43,6 +43,7 @@ Result<Decoded> DecodeObject(const std::string& object) {
 
 std::vector<std::string> NamesOf(const Metadata& metadata) {
   std::vector<std::string> names;
+  names.reserve(metadata.tensors.size() + metadata.objects.size());
   for (const TensorMetadata& tensor : metadata.tensors) {
     names.push_back("tensor " + tensor.fqn);
   }
@@ -252,10 +253,10 @@ TEST(LegacyTorchFile, StoragesMayBePartsOfOthers) {
 
 TEST(LegacyTorchFile, PicklesMayBeOfAnyLength) {
   std::string file = LegacyFile();
-  const std::size_t object = file.find("}", file.find("type_sizes")) + 1;
+  const std::size_t object = file.find('}', file.find("type_sizes")) + 1;
   const std::size_t begin = file.find("\x80\2}", object);
   ASSERT_NE(begin, std::string::npos);
-  const std::size_t entries = file.find("(", begin) + 1;
+  const std::size_t entries = file.find('(', begin) + 1;
   file.insert(entries, Str("long") + Str(std::string(300'000, 'x')));
   const auto decoded = Decode(file);
   ASSERT_TRUE(IsOk(decoded));

@@ -114,4 +114,42 @@ std::optional<std::string> PackTensor(const ArchiveTensor& tensor, std::string_v
   return elements;
 }
 
+bool TorchValues::ConvertTensor(PickleRef node, Value* out) {
+  auto found = archive_.TensorAt(node);
+  if (!found.ok()) {
+    status_ = found.status();
+    return false;
+  }
+  if (!*found) {
+    return false;
+  }
+  const ArchiveTensor& tensor = **found;
+  const ArchiveStorage& storage = archive_.storages()[tensor.storage];
+  const TensorSpan span = SpanOf(tensor);
+  std::uint64_t bytes = ItemSize(tensor.dtype);
+  for (const std::uint64_t size : tensor.sizes) {
+    bytes *= size;  // Checked by TensorAt.
+  }
+  if (!Spend(span.end - span.begin) || !Spend(bytes)) {
+    return false;
+  }
+  auto content = read_(storage.begin + span.begin, span.end - span.begin);
+  if (!content.ok()) {
+    status_ = content.status();
+    return false;
+  }
+  auto packed = PackTensor(tensor, *content);
+  if (!packed) {
+    return false;
+  }
+  out->kind = ValueKind::kTensor;
+  out->text = *std::move(packed);
+  Value shape{.kind = ValueKind::kTuple};
+  for (const std::uint64_t size : tensor.sizes) {
+    shape.items.push_back(Value::Int(static_cast<std::int64_t>(size)));
+  }
+  out->items = {Value::Str(std::string(DTypeName(tensor.dtype))), std::move(shape)};
+  return true;
+}
+
 }  // namespace varve

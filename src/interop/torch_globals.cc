@@ -77,6 +77,19 @@ std::string_view ModernName(std::string_view module, std::string_view name) {
   return name == "long" ? "int" : name == "unicode" ? "str" : name == "xrange" ? "range" : name;
 }
 
+/// UTF-8 text, cut between two characters.
+std::string Shortened(std::string_view text) {
+  constexpr std::size_t kMaxBytes = 200;
+  if (text.size() > kMaxBytes) {
+    std::size_t end = kMaxBytes;
+    while (end > 0 && (static_cast<unsigned char>(text[end]) & 0xC0) == 0x80) {
+      --end;
+    }
+    text = text.substr(0, end);
+  }
+  return std::string(text);
+}
+
 }  // namespace
 
 std::optional<KnownGlobal> FindKnownGlobal(std::string_view module, std::string_view name) {
@@ -109,7 +122,7 @@ bool IsTorchDType(std::string_view module, std::string_view name) {
 }
 
 std::string GlobalText(std::string_view module, std::string_view name) {
-  return std::string(ModernModule(module)) + "." + std::string(ModernName(module, name));
+  return Shortened(ModernModule(module)) + "." + Shortened(ModernName(module, name));
 }
 
 }  // namespace varve

@@ -43,7 +43,7 @@ std::optional<std::string> FactoryName(std::string_view module, std::string_view
 /// True for the name of one of torch's dtypes, also of those that no DType is for.
 bool IsTorchDType(std::string_view module, std::string_view name);
 
-/// "builtins.len": module and name as Python 3 has them.
+/// "builtins.len": module and name as Python 3 has them, cut where either is very long.
 std::string GlobalText(std::string_view module, std::string_view name);
 
 }  // namespace varve

@@ -48,8 +48,8 @@ class GoldenCase {
     EXPECT_FALSE(parser_.parse(Golden(folder_ + "expected.json")).get(root_));
   }
 
-  element root() const { return root_; }
-  std::string File(const std::string& name) const { return Golden(folder_ + name); }
+  [[nodiscard]] element root() const { return root_; }
+  [[nodiscard]] std::string File(const std::string& name) const { return Golden(folder_ + name); }
 
   /// The bytes that a description with file, at and length is of.
   std::string Item(element place) {
@@ -164,7 +164,9 @@ void CollectLeaves(const Value& structure, const std::string& name, std::set<std
     const std::string part = list                          ? std::to_string(i)
                              : key.kind == ValueKind::kStr ? key.text
                                                            : ToString(key);
-    CollectLeaves(structure.items[list ? i : i + 1], name + "." + part, leaves);
+    std::string below = name;
+    below.append(".").append(part);
+    CollectLeaves(structure.items[list ? i : i + 1], below, leaves);
   }
 }
 

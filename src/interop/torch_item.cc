@@ -25,8 +25,6 @@ class ItemWindow {
     return Status::Ok();
   }
 
-  [[nodiscard]] std::string_view head() const { return head_; }
-
   [[nodiscard]] Result<std::string> Read(std::uint64_t begin, std::uint64_t bytes) const {
     if (begin <= head_.size() && bytes <= head_.size() - begin) {
       return head_.substr(begin, bytes);
@@ -59,7 +57,8 @@ Result<TensorItem> ReadTensorItem(std::uint64_t size, const RangeReader& read) {
   if (!tensor) {
     return DataLoss("torch.save archive: it does not hold a tensor of plain elements");
   }
-  TensorItem item{*std::move(tensor), archive.storages()[tensor->storage]};
+  TensorItem item{.tensor = {}, .storage = archive.storages()[tensor->storage]};
+  item.tensor = *std::move(tensor);
   item.tensor.storage = 0;
   return item;
 }

@@ -24,7 +24,8 @@ std::optional<std::uint64_t> CodeSize(std::string_view code) {
   const auto parsed =
       std::from_chars(code.data() + std::min<std::size_t>(1, code.size()), end, size);
   constexpr std::uint64_t kMaxSize = std::uint64_t{1} << 31;
-  if (parsed.ec != std::errc() || parsed.ptr != end || size > kMaxSize) {
+  constexpr std::size_t kMaxChars = 16;
+  if (parsed.ec != std::errc() || parsed.ptr != end || size > kMaxSize || code.size() > kMaxChars) {
     return std::nullopt;
   }
   return size;
@@ -39,7 +40,8 @@ std::optional<std::string> UnitAt(const PickleTree& tree, PickleRef metadata) {
   if (unit.size() != 4) {
     return std::nullopt;
   }
-  const auto name = BytesAt(tree, unit[0]);
+  constexpr std::uint64_t kMaxUnitBytes = 8;
+  const auto name = BytesAt(tree, unit[0], kMaxUnitBytes);
   const auto count = CountAt(tree, unit[1]);
   if (!name || !count || CountAt(tree, unit[2]) != 1) {
     return std::nullopt;

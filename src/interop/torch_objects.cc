@@ -71,7 +71,7 @@ std::optional<std::string> DeviceText(const PickleTree& tree,
   if (arguments.empty() || arguments.size() > 2 || tree.kind(arguments[0]) != PickleKind::kStr) {
     return std::nullopt;
   }
-  const std::string type(tree.text(arguments[0]));
+  std::string type(tree.text(arguments[0]));
   if (arguments.size() == 1) {
     return type;
   }
@@ -94,10 +94,12 @@ std::optional<std::string> ByteArrayAt(const PickleTree& tree,
   return std::nullopt;
 }
 
-std::optional<std::string> BytesAt(const PickleTree& tree, PickleRef node) {
+std::optional<std::string> BytesAt(const PickleTree& tree, PickleRef node,
+                                   std::uint64_t max_bytes) {
   const PickleKind kind = tree.kind(node);
   if (kind == PickleKind::kBytes || kind == PickleKind::kByteArray) {
-    return std::string(tree.text(node));
+    const std::string_view bytes = tree.text(node);
+    return bytes.size() <= max_bytes ? std::optional(std::string(bytes)) : std::nullopt;
   }
   if (kind != PickleKind::kReduce) {
     return std::nullopt;
@@ -108,20 +110,31 @@ std::optional<std::string> BytesAt(const PickleTree& tree, PickleRef node) {
     return "";
   }
   if (known == KnownGlobal::kEncodedBytes && arguments.size() == 2 &&
-      tree.kind(arguments[0]) == PickleKind::kStr && IsLatin1(tree.text(arguments[1]))) {
-    return Latin1(tree.text(arguments[0]));
+      tree.kind(arguments[0]) == PickleKind::kStr && IsLatin1(tree.text(arguments[1])) &&
+      tree.text(arguments[0]).size() / 2 <= max_bytes) {
+    auto bytes = Latin1(tree.text(arguments[0]));
+    return bytes && bytes->size() <= max_bytes ? std::move(bytes) : std::nullopt;
   }
   return std::nullopt;
 }
 
-std::optional<PickledMapping> MappingAt(const PickleTree& tree, PickleRef node) {
+bool IsMappingNode(const PickleTree& tree, PickleRef node) {
+  if (tree.kind(node) != PickleKind::kReduce) {
+    return tree.kind(node) == PickleKind::kDict;
+  }
+  const auto known = KnownCallee(tree, node);
+  return known == KnownGlobal::kOrderedDict || known == KnownGlobal::kCounter ||
+         known == KnownGlobal::kDefaultDict;
+}
+
+std::optional<PickledMapping> PickledMappingAt(const PickleTree& tree, PickleRef node) {
   PickledMapping mapping;
   if (tree.kind(node) == PickleKind::kDict) {
     const std::span<const PickleRef> pairs = tree.items(node);
     mapping.pairs.assign(pairs.begin(), pairs.end());
     return mapping;
   }
-  if (tree.kind(node) != PickleKind::kReduce) {
+  if (!IsMappingNode(tree, node)) {
     return std::nullopt;
   }
   const PickleObject& object = tree.object(node);
@@ -146,7 +159,7 @@ std::optional<PickledMapping> MappingAt(const PickleTree& tree, PickleRef node) 
       }
       mapping.pairs.assign(pairs.begin(), pairs.end());
     }
-  } else if (known == KnownGlobal::kDefaultDict) {
+  } else {
     mapping.kind = ValueKind::kDefaultDict;
     if (!arguments.empty() && tree.kind(arguments[0]) != PickleKind::kNone) {
       auto factory = FactoryName(tree.module(arguments[0]), tree.name(arguments[0]));
@@ -155,8 +168,6 @@ std::optional<PickledMapping> MappingAt(const PickleTree& tree, PickleRef node) 
       }
       mapping.factory = *std::move(factory);
     }
-  } else {
-    return std::nullopt;
   }
   mapping.pairs.insert(mapping.pairs.end(), object.pairs.begin(), object.pairs.end());
   return mapping;

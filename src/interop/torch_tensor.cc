@@ -74,6 +74,12 @@ bool IsTrue(const PickleTree& tree, PickleRef node) {
   return node != kNoPickle && tree.kind(node) == PickleKind::kBool && tree.integer(node) != 0;
 }
 
+/// A flag of a tensor. Torch knows two; a dict of many would be searched for every tensor.
+bool HasFlag(const PickleTree& tree, PickleRef flags, std::string_view name) {
+  constexpr std::size_t kMaxItems = 64;
+  return tree.items(flags).size() <= kMaxItems && IsTrue(tree, tree.Get(flags, name));
+}
+
 std::string Described(const ArchiveTensor& tensor) {
   std::string strides;
   for (const std::int64_t stride : tensor.strides) {
@@ -176,8 +182,8 @@ Result<std::optional<ArchiveTensor>> TorchArchive::TensorAt(PickleRef node) cons
     tensor.requires_grad = requires_grad.value_or(IsTrue(tree, arguments[4]));
   }
   if (const std::size_t flags = v3 ? 7 : 6; flags < arguments.size() && (v2 || v3)) {
-    tensor.conj = IsTrue(tree, tree.Get(arguments[flags], "conj"));
-    tensor.neg = IsTrue(tree, tree.Get(arguments[flags], "neg"));
+    tensor.conj = HasFlag(tree, arguments[flags], "conj");
+    tensor.neg = HasFlag(tree, arguments[flags], "neg");
   }
   const std::uint64_t item_bytes = reference->type.item_bytes;
   const auto claimed = CheckedMul(reference->count, item_bytes);

@@ -4,6 +4,7 @@
 #include <array>
 #include <cstdlib>
 
+#include "interop/torch_parts.h"
 #include "interop/torch_values.h"
 
 namespace varve {
@@ -96,6 +97,57 @@ std::optional<std::string> TimeZoneName(std::int64_t days, std::int64_t seconds,
     name += "." + Padded(size % kMillion, 6);
   }
   return name;
+}
+
+bool TorchValues::ConvertClock(std::span<const PickleRef> arguments, ValueKind kind, int depth,
+                               Value* out) {
+  // (state) or (state, tzinfo); see torch_time.cc.
+  if (arguments.empty() || arguments.size() > (kind == ValueKind::kDate ? 1U : 2U)) {
+    return false;
+  }
+  constexpr std::uint64_t kMaxStateBytes = 10;
+  const auto state = BytesAt(tree_, arguments[0], kMaxStateBytes);
+  if (!state) {
+    return false;
+  }
+  if (kind == ValueKind::kDate) {
+    return Text(kind, DateText(*state), out);
+  }
+  const bool day = kind == ValueKind::kDateTime;
+  if (!Text(kind, day ? DateTimeText(*state) : ClockText(*state), out)) {
+    return false;
+  }
+  Value zone;
+  if (arguments.size() == 2 && !Convert(arguments[1], depth + 1, &zone)) {
+    return false;
+  }
+  if (zone.kind != ValueKind::kNone && zone.kind != ValueKind::kTimeZone &&
+      zone.kind != ValueKind::kZoneInfo) {
+    return false;
+  }
+  const bool fold = ((*state)[day ? 2 : 0] & 0x80) != 0;
+  out->items = {std::move(zone), Value::Int(fold ? 1 : 0)};
+  return true;
+}
+
+bool TorchValues::ConvertTimeZone(std::span<const PickleRef> arguments, int depth, Value* out) {
+  out->kind = ValueKind::kTimeZone;
+  if (arguments.empty() || arguments.size() > 2 || !ConvertAll(arguments, depth, out) ||
+      out->items[0].kind != ValueKind::kTimeDelta) {
+    return false;
+  }
+  const std::span<const PickleRef> offset = ArgumentsOf(tree_, arguments[0]);
+  const auto plain =
+      TimeZoneName(tree_.integer(offset[0]), tree_.integer(offset[1]), tree_.integer(offset[2]));
+  if (out->items.size() == 2) {
+    if (out->items[1].kind != ValueKind::kStr) {
+      return false;
+    }
+    if (out->items[1].text == plain) {
+      out->items.pop_back();  // A name that says no more than the offset.
+    }
+  }
+  return plain.has_value();
 }
 
 }  // namespace varve

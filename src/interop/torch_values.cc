@@ -69,6 +69,7 @@ Status TorchValues::Charge(std::uint64_t bytes) {
 
 Value TorchValues::OpaqueAt(PickleRef node) {
   std::set<std::string> needs;
+  // At() reports it when this uses all there is.
   const std::vector<PickleRef> nodes = ReachableNodes(tree_, node, nodes_left_);
   nodes_left_ -= nodes.size();
   for (const PickleRef at : nodes) {
@@ -86,8 +87,27 @@ Value TorchValues::OpaqueAt(PickleRef node) {
       break;
     }
     opaque.items.push_back(Value::Str(need));
+    bytes_left_ -= std::min<std::uint64_t>(bytes_left_, need.size());
   }
   return opaque;
+}
+
+Result<std::optional<PickledMapping>> TorchValues::MappingAt(PickleRef node) {
+  if (!IsMappingNode(tree_, node)) {
+    return std::optional<PickledMapping>();
+  }
+  // What is looked at, valid or not: the same dict may be met many times.
+  std::uint64_t looked_at = tree_.items(node).size();
+  if (tree_.IsObject(node)) {
+    looked_at += tree_.object(node).pairs.size();
+    for (const PickleRef argument : ArgumentsOf(tree_, node)) {
+      looked_at += tree_.items(argument).size();
+    }
+  }
+  if (!Spend(looked_at * sizeof(PickleRef))) {
+    return status_;
+  }
+  return PickledMappingAt(tree_, node);
 }
 
 bool TorchValues::Spend(std::uint64_t bytes) {
@@ -138,7 +158,7 @@ bool TorchValues::ConvertPlain(PickleRef node, int depth, Value* out) {
     case PickleKind::kList: out->kind = ValueKind::kList; break;
     case PickleKind::kSet: out->kind = ValueKind::kSet; break;
     case PickleKind::kFrozenSet: out->kind = ValueKind::kFrozenSet; break;
-    case PickleKind::kDict: return ConvertMapping(*MappingAt(tree_, node), depth, out);
+    case PickleKind::kDict: return ConvertMapping(node, depth, out);
     case PickleKind::kGlobal:
       return IsTorchDType(tree_.module(node), tree_.name(node)) &&
              Text(ValueKind::kTorchDType, std::string(tree_.name(node)), out);
@@ -158,8 +178,8 @@ bool TorchValues::ConvertObject(PickleRef node, int depth, Value* out) {
   if (!known) {
     return false;
   }
-  if (const auto mapping = MappingAt(tree_, node)) {
-    return ConvertMapping(*mapping, depth, out);
+  if (IsMappingNode(tree_, node)) {
+    return ConvertMapping(node, depth, out);
   }
   const PickleObject& object = tree_.object(node);
   if (!object.items.empty() || !object.pairs.empty() ||
@@ -206,10 +226,14 @@ bool TorchValues::ConvertAll(std::span<const PickleRef> nodes, int depth, Value*
   return true;
 }
 
-bool TorchValues::ConvertMapping(const PickledMapping& mapping, int depth, Value* out) {
-  out->kind = mapping.kind;
-  out->text = mapping.factory;
-  return ConvertAll(mapping.pairs, depth, out);
+bool TorchValues::ConvertMapping(PickleRef node, int depth, Value* out) {
+  const auto mapping = MappingAt(node);
+  if (!mapping.ok() || !*mapping) {
+    return false;  // An error is in status_ already.
+  }
+  out->kind = (*mapping)->kind;
+  out->text = (*mapping)->factory;
+  return ConvertAll((*mapping)->pairs, depth, out);
 }
 
 /// A set, frozenset or torch.Size of what is in the only argument.
@@ -222,8 +246,10 @@ bool TorchValues::ConvertCollection(std::span<const PickleRef> arguments, int de
     return false;
   }
   const auto is_int = [&](PickleRef item) { return tree_.kind(item) == PickleKind::kInt; };
+  constexpr std::size_t kMaxRank = 1024;
   const std::span<const PickleRef> items = tree_.items(arguments[0]);
-  return (out->kind != ValueKind::kTorchSize || std::all_of(items.begin(), items.end(), is_int)) &&
+  return (out->kind != ValueKind::kTorchSize ||
+          (items.size() <= kMaxRank && std::all_of(items.begin(), items.end(), is_int))) &&
          ConvertAll(items, depth, out);
 }
 
@@ -255,94 +281,6 @@ bool TorchValues::ConvertNumbers(std::span<const PickleRef> arguments, ValueKind
                                                : in(0, -999'999'999, 999'999'999) &&
                                                      in(1, 0, 86'399) && in(2, 0, 999'999);
   return valid && ConvertAll(arguments, depth, out);
-}
-
-bool TorchValues::ConvertClock(std::span<const PickleRef> arguments, ValueKind kind, int depth,
-                               Value* out) {
-  // (state) or (state, tzinfo); see torch_time.cc.
-  if (arguments.empty() || arguments.size() > (kind == ValueKind::kDate ? 1U : 2U)) {
-    return false;
-  }
-  const auto state = BytesAt(tree_, arguments[0]);
-  if (!state) {
-    return false;
-  }
-  if (kind == ValueKind::kDate) {
-    return Text(kind, DateText(*state), out);
-  }
-  const bool day = kind == ValueKind::kDateTime;
-  if (!Text(kind, day ? DateTimeText(*state) : ClockText(*state), out)) {
-    return false;
-  }
-  Value zone;
-  if (arguments.size() == 2 && !Convert(arguments[1], depth + 1, &zone)) {
-    return false;
-  }
-  if (zone.kind != ValueKind::kNone && zone.kind != ValueKind::kTimeZone &&
-      zone.kind != ValueKind::kZoneInfo) {
-    return false;
-  }
-  const bool fold = ((*state)[day ? 2 : 0] & 0x80) != 0;
-  out->items = {std::move(zone), Value::Int(fold ? 1 : 0)};
-  return true;
-}
-
-bool TorchValues::ConvertTimeZone(std::span<const PickleRef> arguments, int depth, Value* out) {
-  out->kind = ValueKind::kTimeZone;
-  if (arguments.empty() || arguments.size() > 2 || !ConvertAll(arguments, depth, out) ||
-      out->items[0].kind != ValueKind::kTimeDelta) {
-    return false;
-  }
-  const std::span<const PickleRef> offset = ArgumentsOf(tree_, arguments[0]);
-  const auto plain =
-      TimeZoneName(tree_.integer(offset[0]), tree_.integer(offset[1]), tree_.integer(offset[2]));
-  if (out->items.size() == 2) {
-    if (out->items[1].kind != ValueKind::kStr) {
-      return false;
-    }
-    if (out->items[1].text == plain) {
-      out->items.pop_back();  // A name that says no more than the offset.
-    }
-  }
-  return plain.has_value();
-}
-
-bool TorchValues::ConvertTensor(PickleRef node, Value* out) {
-  auto found = archive_.TensorAt(node);
-  if (!found.ok()) {
-    status_ = found.status();
-    return false;
-  }
-  if (!*found) {
-    return false;
-  }
-  const ArchiveTensor& tensor = **found;
-  const ArchiveStorage& storage = archive_.storages()[tensor.storage];
-  const TensorSpan span = SpanOf(tensor);
-  std::uint64_t bytes = ItemSize(tensor.dtype);
-  for (const std::uint64_t size : tensor.sizes) {
-    bytes *= size;  // Checked by TensorAt.
-  }
-  if (!Spend(span.end - span.begin) || !Spend(bytes)) {
-    return false;
-  }
-  auto content = read_(storage.begin + span.begin, span.end - span.begin);
-  if (!content.ok()) {
-    status_ = content.status();
-    return false;
-  }
-  auto packed = PackTensor(tensor, *content);
-  if (!packed) {
-    return false;
-  }
-  out->kind = ValueKind::kTensor;
-  out->text = *std::move(packed);
-  Value shape{.kind = ValueKind::kTuple};
-  for (const std::uint64_t size : tensor.sizes) {
-    shape.items.push_back(Value::Int(static_cast<std::int64_t>(size)));
-  }
-  out->items = {Value::Str(std::string(DTypeName(tensor.dtype))), std::move(shape)};
-  return true;
 }
 
 bool TorchValues::Text(ValueKind kind, std::optional<std::string> text, Value* out) {

@@ -20,7 +20,6 @@ struct PickledMapping {
   std::string factory;           ///< Of a defaultdict: its name, or empty.
   std::vector<PickleRef> pairs;  ///< Key, value, key, value, ...
 };
-std::optional<PickledMapping> MappingAt(const PickleTree& tree, PickleRef node);
 
 /// Turns nodes of one archive into Values. All calls together may only make so much: an object that
 /// is used in many places becomes many copies, and a small archive could ask for any amount.
@@ -31,6 +30,9 @@ class TorchValues {
 
   /// As TorchArchive::ValueAt.
   Result<std::optional<Value>> At(PickleRef node);
+
+  /// The mapping that `node` is, or nothing. Errors: as At.
+  Result<std::optional<PickledMapping>> MappingAt(PickleRef node);
 
   /// Counts one thing more that was made of the archive, of so many bytes. Errors: as At.
   Status Charge(std::uint64_t bytes);
@@ -44,7 +46,7 @@ class TorchValues {
   bool ConvertPlain(PickleRef node, int depth, Value* out);
   bool ConvertObject(PickleRef node, int depth, Value* out);
   bool ConvertAll(std::span<const PickleRef> nodes, int depth, Value* out);
-  bool ConvertMapping(const PickledMapping& mapping, int depth, Value* out);
+  bool ConvertMapping(PickleRef node, int depth, Value* out);
   bool ConvertCollection(std::span<const PickleRef> arguments, int depth, Value* out);
   bool ConvertNumbers(std::span<const PickleRef> arguments, ValueKind kind, int depth, Value* out);
   bool ConvertClock(std::span<const PickleRef> arguments, ValueKind kind, int depth, Value* out);
@@ -69,11 +71,18 @@ class TorchValues {
 /// What the object `node` was made by calling, if that is known.
 std::optional<KnownGlobal> KnownCallee(const PickleTree& tree, PickleRef node);
 
-/// The content of a bytes object, however the protocol wrote it.
-std::optional<std::string> BytesAt(const PickleTree& tree, PickleRef node);
+/// The content of a bytes object, however the protocol wrote it. Nothing when it is longer than
+/// `max_bytes`.
+std::optional<std::string> BytesAt(const PickleTree& tree, PickleRef node,
+                                   std::uint64_t max_bytes = ~std::uint64_t{0});
 /// Of a bytearray, from what it was called with.
 std::optional<std::string> ByteArrayAt(const PickleTree& tree,
                                        std::span<const PickleRef> arguments);
+
+/// True when all but the entries say that `node` is a mapping.
+bool IsMappingNode(const PickleTree& tree, PickleRef node);
+/// The mapping that `node` is. Takes time in proportion to its size.
+std::optional<PickledMapping> PickledMappingAt(const PickleTree& tree, PickleRef node);
 
 /// The key of the ZoneInfo that the object `node` is.
 std::optional<std::string> ZoneKeyAt(const PickleTree& tree, PickleRef node);

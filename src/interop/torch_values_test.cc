@@ -11,7 +11,6 @@ namespace {
 
 using test::Dict;
 using test::FailsWith;
-using test::IsOk;
 using test::Le;
 using test::List;
 using test::Make;
