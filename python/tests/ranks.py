@@ -12,8 +12,11 @@ from collections.abc import Callable
 from typing import Any
 
 _context = multiprocessing.get_context("forkserver")
-# Importing torch takes seconds; the fork server does it once for all ranks of all tests.
-_context.set_forkserver_preload(["torch.distributed.tensor", "varve.torch", "rank_jobs"])
+# Importing torch takes seconds; the fork server does it once for all ranks of all tests. The first
+# DTensor of a process imports torch._dynamo.
+_context.set_forkserver_preload(
+    ["torch.distributed.tensor", "torch._dynamo", "varve.torch", "rank_jobs", "dcp_jobs"]
+)
 
 
 def _main(rank: int, size: int, store: str, results: Any, function: Any, args: Any) -> None:
@@ -39,7 +42,7 @@ def _main(rank: int, size: int, store: str, results: Any, function: Any, args: A
 def run_ranks(size: int, function: Callable[..., Any], *args: Any) -> list[Any]:
     """Runs `function(rank, size, *args)` in `size` processes; returns results by rank.
 
-    A rank's exception fails the test. `function` must live in rank_jobs.py.
+    A rank's exception fails the test. `function` must live in rank_jobs.py or dcp_jobs.py.
     """
     outcomes = collect(size, function, *args)
     for rank, outcome in outcomes.items():

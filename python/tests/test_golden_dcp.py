@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import torch.distributed.checkpoint as torch_dcp
 import typed_json
 
 import varve
@@ -133,3 +134,56 @@ def test_list_positions_that_dcp_dropped_are_empty_dicts() -> None:
                 at = at[part]
             if entry["kind"] == "value":
                 assert typed_json.encode(at) == entry["python"], name
+
+
+def test_elements_that_lie_across_every_boundary_of_a_file_load_right(tmp_path: Path) -> None:
+    """Items of torch begin at any byte: blocks of reading cut through elements."""
+    torch.manual_seed(0)
+    saved = {f"w{i}": torch.rand(5000, dtype=torch.float64) for i in range(40)}
+    saved["t"] = torch.rand(700, 900).t()
+    saved["b"] = torch.rand(333, 1001).to(torch.bfloat16)
+    torch_dcp.save(dict(saved), checkpoint_id=tmp_path / "step")
+    found = varve.torch.read(tmp_path / "step")
+    assert [name for name in saved if not torch.equal(saved[name], found[name])] == []
+    part = {"t": torch.zeros(900, 700)[:, ::1]}
+    varve.torch.load(part, tmp_path / "step", strict=False)
+    assert torch.equal(part["t"], saved["t"])
+    torch.save(saved, tmp_path / "file.pt")
+    found = varve.torch.read(tmp_path / "file.pt")
+    assert [name for name in saved if not torch.equal(saved[name], found[name])] == []
+
+
+def test_a_flipped_byte_of_a_dcp_checkpoint_is_found_by_load_and_verify(tmp_path: Path) -> None:
+    """DCP itself never looks at the checksums it stores."""
+    saved = {"w": torch.rand(100_000), "n": 3}
+    torch_dcp.save(dict(saved), checkpoint_id=tmp_path / "step")
+    path = tmp_path / "step" / "__0_0.distcp"
+    content = bytearray(path.read_bytes())
+    begin = varve._core.Reader(str(tmp_path / "step")).chunks()["w"][0][3]
+    content[begin + 100_000] ^= 1
+    path.write_bytes(content)
+    with pytest.raises(varve.CorruptCheckpointError, match="w"):
+        varve.torch.load({"w": torch.zeros(100_000), "n": 0}, tmp_path / "step")
+    (damage,) = varve.verify(tmp_path / "step")
+    assert damage["tensors"] == ["w"]
+
+
+@pytest.mark.parametrize("name", [".metadata", "__0_0.distcp"])
+def test_every_truncation_of_a_dcp_checkpoint_is_an_error(name: str, tmp_path: Path) -> None:
+    torch_dcp.save({"w": torch.rand(10), "n": 3}, checkpoint_id=tmp_path / "step")
+    path = tmp_path / "step" / name
+    content = path.read_bytes()
+    for length in range(0, len(content), 7):
+        path.write_bytes(content[:length])
+        with pytest.raises(varve.Error):
+            varve.torch.read(tmp_path / "step")
+
+
+def test_rank_local_checkpoints_are_whole_only_with_every_rank(tmp_path: Path) -> None:
+    """DCP loads such a checkpoint in one process, fills rank 0's part and reports success."""
+    for name in ("__0_0.distcp", ".metadata"):
+        source = GOLDEN / "2.14.1" / "single" / name
+        target = tmp_path / (name if name != ".metadata" else "__1.metadata")
+        target.write_bytes(source.read_bytes())
+    with pytest.raises(varve.PreconditionError, match=r"__0\.metadata"):
+        varve.torch.read(tmp_path)

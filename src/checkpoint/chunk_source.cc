@@ -198,17 +198,29 @@ Result<ChunkSource> ResolveChunk(const TensorMetadata& tensor, const Chunk& chun
   return ResolveArchive(tensor, chunk, file);
 }
 
-Region ChunkRegion(const Box& chunk, const ChunkSource& source, const StridedMemory& memory,
-                   const Box& common) {
-  if (source.strides.empty()) {
-    return {chunk, memory, common};
+Region ChunkRegion(Box chunk, const ChunkSource& source, StridedMemory memory, Box common) {
+  if (!source.strides.empty()) {
+    // Settle has unpacked all that has no such order.
+    const auto order = PackedOrder(chunk.sizes, source.strides).value();
+    chunk = Permuted(chunk, order);
+    memory.box = Permuted(memory.box, order);
+    memory.strides = Permuted(memory.strides, order);
+    common = Permuted(common, order);
   }
-  // Settle has unpacked all that has no such order.
-  const auto order = PackedOrder(chunk.sizes, source.strides).value();
-  return {
-      Permuted(chunk, order),
-      {memory.data, Permuted(memory.box, order), Permuted(memory.strides, order), memory.item_size},
-      Permuted(common, order)};
+  if (source.unpacked == nullptr && source.extent.begin % memory.item_size != 0) {
+    // Files are read in blocks whose ends would cut elements in two. Their bytes become the
+    // innermost dimension.
+    for (Box* box : {&chunk, &memory.box, &common}) {
+      box->offsets.push_back(0);
+      box->sizes.push_back(memory.item_size);
+    }
+    for (std::int64_t& stride : memory.strides) {
+      stride *= static_cast<std::int64_t>(memory.item_size);
+    }
+    memory.strides.push_back(1);
+    memory.item_size = 1;
+  }
+  return {chunk, memory, common};
 }
 
 }  // namespace varve

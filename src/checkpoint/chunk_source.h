@@ -34,9 +34,9 @@ Result<ChunkSource> ResolveChunk(const TensorMetadata& tensor, const Chunk& chun
                                  ReadableFile& file);
 
 /// The correspondence between a chunk that lies at `source` and memory, for their common part: the
-/// dimensions are put in the order in which the chunk has them.
-Region ChunkRegion(const Box& chunk, const ChunkSource& source, const StridedMemory& memory,
-                   const Box& common);
+/// dimensions are put in the order in which the chunk has them, and where elements do not begin at
+/// multiples of their size in the file, their bytes are a dimension of their own.
+Region ChunkRegion(Box chunk, const ChunkSource& source, StridedMemory memory, Box common);
 
 /// Conjugates or negates the `common` part of `memory`. Errors: Unimplemented for a dtype that
 /// neither is defined for.

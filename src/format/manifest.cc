@@ -306,7 +306,7 @@ Result<Metadata> DecodeManifest(std::string_view bytes) {
     return Malformed("frame sizes");
   }
   // 64-bit words: FlatBuffers reads 8-byte fields in place and wants them aligned.
-  auto plain = std::make_unique<std::uint64_t[]>(plain_bytes / 8 + 1);
+  auto plain = std::make_unique_for_overwrite<std::uint64_t[]>(plain_bytes / 8 + 1);
   const std::size_t got =
       ZSTD_decompress(plain.get(), plain_bytes, bytes.data() + kFrameHeadBytes, compressed_bytes);
   if (ZSTD_isError(got) != 0 || got != plain_bytes) {

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <charconv>
-#include <limits>
 
 #include "interop/pickle_text.h"
 
@@ -80,9 +79,8 @@ bool PickleMachine::TakeIndex(std::uint64_t* index) {
   if (!TakeLine(&line)) {
     return false;
   }
-  const char* end = line.data() + line.size();
-  const auto parsed = std::from_chars(line.data(), end, *index);
-  if (parsed.ec != std::errc() || parsed.ptr != end) {
+  const auto parsed = std::from_chars(line.data(), line.data() + line.size(), *index);
+  if (parsed.ec != std::errc() || parsed.ptr != line.data() + line.size()) {
     return Fail(ShownText(line) + " is no memo number");
   }
   return true;
@@ -97,44 +95,6 @@ bool PickleMachine::PopMark(std::size_t* begin) {
   *begin = marks_.back();
   marks_.pop_back();
   return true;
-}
-
-bool PickleMachine::PushLong(std::string_view bytes, bool owned) {
-  const auto sign = [&bytes](std::size_t i) { return static_cast<std::int8_t>(bytes[i]) < 0; };
-  const char fill = !bytes.empty() && sign(bytes.size() - 1) ? '\xFF' : '\0';
-  while (bytes.size() > 1 && bytes.back() == fill && sign(bytes.size() - 2) == (fill == '\xFF')) {
-    bytes.remove_suffix(1);
-  }
-  if (bytes.size() > 8) {
-    return owned ? PushOwned(PickleKind::kLong, std::string(bytes))
-                 : PushText(PickleKind::kLong, bytes);
-  }
-  std::uint64_t value = 0;
-  for (std::size_t i = 0; i < 8; ++i) {
-    const char byte = i < bytes.size() ? bytes[i] : fill;
-    value |= std::uint64_t{static_cast<std::uint8_t>(byte)} << (8 * i);
-  }
-  return PushInt(static_cast<std::int64_t>(value));
-}
-
-bool PickleMachine::PushText(PickleKind kind, std::string_view text) {
-  if (kind == PickleKind::kStr && !IsPickleUtf8(text)) {
-    return Fail("a str that is not UTF-8");
-  }
-  if (text.size() > std::numeric_limits<std::uint32_t>::max()) {
-    tree_.texts_.push_back(text);
-    return PushNew({kind, true, 0, tree_.texts_.size() - 1});
-  }
-  const auto begin = static_cast<std::uint64_t>(text.data() - input_.data());
-  return PushNew({kind, false, static_cast<std::uint32_t>(text.size()), begin});
-}
-
-bool PickleMachine::PushOwned(PickleKind kind, std::string text) {
-  if (kind == PickleKind::kStr && !IsPickleUtf8(text)) {
-    return Fail("a str that is not UTF-8");
-  }
-  tree_.texts_.push_back(tree_.owned_.emplace_back(std::move(text)));
-  return PushNew({kind, true, 0, tree_.texts_.size() - 1});
 }
 
 }  // namespace varve

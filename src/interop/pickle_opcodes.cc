@@ -1,11 +1,8 @@
-// The table of opcodes, and those that neither collect values nor make objects.
+// The table of opcodes, and those of the frame, the stack and the memo.
 
-#include <bit>
 #include <string>
-#include <utility>
 
 #include "interop/pickle_machine.h"
-#include "interop/pickle_text.h"
 
 namespace varve {
 namespace {
@@ -263,73 +260,6 @@ bool PickleMachine::FailGet(std::uint64_t index) {
   return memo_.Get(index) == kNoPickle
              ? Fail(entry + " was never put")
              : Fail(StatusCode::kFailedPrecondition, entry + " refers into a folded object");
-}
-
-// ---- numbers ----
-
-bool PickleMachine::BinaryFloat() {
-  std::string_view bytes;
-  if (!Take(8, &bytes)) {
-    return false;
-  }
-  std::uint64_t bits = 0;
-  for (const char byte : bytes) {
-    bits = bits << 8 | static_cast<std::uint8_t>(byte);
-  }
-  return PushNew({PickleKind::kFloat, false, 0, bits});
-}
-
-bool PickleMachine::TextInt(bool is_long) {
-  std::string_view line;
-  if (!TakeLine(&line)) {
-    return false;
-  }
-  if (!is_long && (line == "00" || line == "01")) {
-    return PushOld(line == "01" ? kTrueNode : kFalseNode);
-  }
-  if (is_long && line.ends_with('L')) {
-    line.remove_suffix(1);
-  }
-  const auto value = ParseDecimal(line);
-  return value ? PushLong(*value, true) : Fail(ShownText(line) + " is no decimal number");
-}
-
-bool PickleMachine::TextFloat() {
-  std::string_view line;
-  if (!TakeLine(&line)) {
-    return false;
-  }
-  const auto value = ParsePickleFloat(line);
-  return value ? PushNew({PickleKind::kFloat, false, 0, std::bit_cast<std::uint64_t>(*value)})
-               : Fail(ShownText(line) + " is no float");
-}
-
-// ---- text ----
-
-bool PickleMachine::TextUnicode() {
-  std::string_view line;
-  if (!TakeLine(&line)) {
-    return false;
-  }
-  auto text = ParseRawUnicodeEscape(line);
-  return text ? PushOwned(PickleKind::kStr, std::move(*text)) : Fail("a bad \\u escape");
-}
-
-bool PickleMachine::TextString() {
-  std::string_view line;
-  if (!TakeLine(&line)) {
-    return false;
-  }
-  auto text = ParseStringRepr(line);
-  if (!text) {
-    return Fail("a str that is not quoted as repr() does");
-  }
-  const PickleKind kind = IsPickleUtf8(*text) ? PickleKind::kStr : PickleKind::kBytes;
-  return PushOwned(kind, std::move(*text));
-}
-
-bool PickleMachine::PushPython2Str(std::string_view bytes) {
-  return PushText(IsPickleUtf8(bytes) ? PickleKind::kStr : PickleKind::kBytes, bytes);
 }
 
 }  // namespace varve

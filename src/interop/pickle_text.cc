@@ -60,9 +60,8 @@ std::optional<std::uint32_t> TakeDigits(std::size_t count, int base, std::string
   if (text->size() < count) {
     return std::nullopt;
   }
-  const char* end = text->data() + count;
-  const auto parsed = std::from_chars(text->data(), end, value, base);
-  if (parsed.ec != std::errc() || parsed.ptr != end) {
+  const auto parsed = std::from_chars(text->data(), text->data() + count, value, base);
+  if (parsed.ec != std::errc() || parsed.ptr != text->data() + count) {
     return std::nullopt;
   }
   text->remove_prefix(count);
@@ -184,9 +183,8 @@ std::optional<double> ParsePickleFloat(std::string_view text) {
     text.remove_prefix(1);
   }
   double value = 0;
-  const char* end = text.data() + text.size();
-  const auto parsed = std::from_chars(text.data(), end, value);
-  if (text.empty() || parsed.ec != std::errc() || parsed.ptr != end) {
+  const auto parsed = std::from_chars(text.data(), text.data() + text.size(), value);
+  if (text.empty() || parsed.ec != std::errc() || parsed.ptr != text.data() + text.size()) {
     return std::nullopt;
   }
   return value;

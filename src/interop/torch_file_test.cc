@@ -158,6 +158,21 @@ TEST(TorchFile, WhatIsNoValueIsNamedButNotKept) {
   EXPECT_EQ(NamesOf(keyed->metadata), (std::vector<std::string>{"value a"}));
 }
 
+TEST(TorchFile, ALongNameThatManyValuesNeedIsNotKeptForEach) {
+  // One class with a name of a megabyte, ten thousand instances of it.
+  std::string object = "}(" + Str("first") + Call(Global("my", std::string(1 << 20, 'n')), {}) +
+                       std::string("q\0", 2);
+  for (int i = 0; i < 10'000; ++i) {
+    object += Str(std::to_string(i)) + std::string("h\0", 2);
+  }
+  const auto decoded = DecodeObject(object + "u");
+  ASSERT_TRUE(IsOk(decoded));
+  ASSERT_EQ(decoded->inline_values.size(), 10'001);
+  for (const std::string& value : decoded->inline_values) {
+    EXPECT_LT(value.size(), 300);
+  }
+}
+
 TEST(TorchFile, ADamagedTensorIsNamed) {
   EXPECT_TRUE(FailsWith(DecodeObject(pickled::Dict({Str("w"), Tensor({7}, {1})})),
                         StatusCode::kDataLoss, {"x.pt", "\"w\"", "does not lie in its storage"}));

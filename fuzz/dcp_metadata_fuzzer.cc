@@ -1,0 +1,86 @@
+// DecodeDcpMetadata; and what it gives is encoded, decoded and merged again.
+
+#include <algorithm>
+#include <utility>
+#include <vector>
+
+#include "fuzz_target.h"
+#include "interop/dcp_encode.h"
+#include "interop/dcp_metadata.h"
+#include "tensor/box.h"
+
+namespace varve {
+namespace {
+
+void CheckExtent(const Metadata& metadata, const Extent& extent) {
+  VARVE_FUZZ_CHECK(extent.file < metadata.files.size());
+  VARVE_FUZZ_CHECK(extent.begin <= extent.end && extent.end >> 63 == 0);
+  VARVE_FUZZ_CHECK(extent.encoding == Encoding::kTorchItem ||
+                   extent.encoding == Encoding::kZstdTorchItem);
+}
+
+void CheckMetadata(const Metadata& metadata) {
+  const auto by_fqn = [](const auto& a, const auto& b) { return a.fqn < b.fqn; };
+  VARVE_FUZZ_CHECK(std::is_sorted(metadata.tensors.begin(), metadata.tensors.end(), by_fqn));
+  VARVE_FUZZ_CHECK(std::is_sorted(metadata.objects.begin(), metadata.objects.end(), by_fqn));
+  for (const DataFile& file : metadata.files) {
+    VARVE_FUZZ_CHECK(!file.name.empty() && file.name[0] != '/' && file.name != "..");
+    VARVE_FUZZ_CHECK(file.rank < metadata.world_size);
+  }
+  for (const TensorMetadata& tensor : metadata.tensors) {
+    std::vector<Box> boxes;
+    for (const Chunk& chunk : tensor.chunks) {
+      CheckExtent(metadata, chunk.extent);
+      VARVE_FUZZ_CHECK(CheckBox(tensor.shape, chunk.box, ItemSize(tensor.dtype)).ok());
+      VARVE_FUZZ_CHECK(boxes.empty() || boxes.back().offsets <= chunk.box.offsets);
+      if (!IsEmpty(chunk.box)) {
+        boxes.push_back(chunk.box);
+      }
+    }
+    VARVE_FUZZ_CHECK(!AnyOverlap(boxes));
+  }
+  for (const ObjectMetadata& object : metadata.objects) {
+    CheckExtent(metadata, object.extent);
+  }
+}
+
+Decoded Again(const Decoded& decoded, const DcpAttributeList& attributes) {
+  const DcpEncodeOptions options{.structure = decoded.structure ? &*decoded.structure : nullptr,
+                                 .requires_grad = {},
+                                 .attributes = attributes};
+  const auto encoded = EncodeDcpMetadata(decoded.metadata, options);
+  VARVE_FUZZ_CHECK(encoded.ok());
+  DcpAttributeList again_attributes;
+  auto again = DecodeDcpMetadata(*encoded, &again_attributes);
+  VARVE_FUZZ_CHECK(again.ok());
+  VARVE_FUZZ_CHECK(again_attributes == attributes);
+  return std::move(*again);
+}
+
+}  // namespace
+
+VARVE_FUZZ_TARGET(dcp_metadata) {
+  const auto decoded = DecodeDcpMetadata(input);
+  if (!decoded.ok()) {
+    VARVE_FUZZ_CHECK(decoded.status().code() != StatusCode::kInternal);
+    return;
+  }
+  CheckMetadata(decoded->metadata);
+  if (decoded->structure) {
+    const auto structure = DecodeValue(EncodeValue(*decoded->structure));
+    VARVE_FUZZ_CHECK(structure.ok() && *structure == *decoded->structure);
+  }
+  // The first time may lose files that nothing lies in; from then on all stays as it is.
+  const Decoded once = Again(*decoded, {});
+  const Decoded twice = Again(once, {{"attribute", std::string(input.substr(0, 100))}});
+  VARVE_FUZZ_CHECK(once.metadata == twice.metadata);
+  VARVE_FUZZ_CHECK(once.structure == twice.structure || !decoded->structure);
+  VARVE_FUZZ_CHECK(once.metadata.tensors.size() == decoded->metadata.tensors.size());
+
+  const auto merged = MergeRankLocalDcp({once, twice});
+  VARVE_FUZZ_CHECK(merged.ok() && merged->metadata.tensors == once.metadata.tensors &&
+                   merged->metadata.objects == once.metadata.objects &&
+                   merged->structure == once.structure);
+}
+
+}  // namespace varve

@@ -1,0 +1,131 @@
+"""A failure on one rank, wherever it happens, is an ordinary exception on all ranks that names it."""
+
+from __future__ import annotations
+
+import os
+import pickle
+from pathlib import Path
+from typing import Any
+
+import dcp_jobs as jobs
+import pytest
+import torch
+import torch.distributed.checkpoint as torch_dcp
+from ranks import run_ranks
+from torch.distributed.checkpoint.api import _wrap_exception
+
+import varve
+import varve.torch
+import varve.torch.dcp as dcp
+
+
+def test_a_failure_in_any_hook_of_the_writer_on_any_rank_is_raised_on_every_rank(
+    tmp_path: Path,
+) -> None:
+    path = str(tmp_path / "step")
+    assert run_ranks(3, jobs.fail_saves, path, {}) == [14] * 3
+    assert os.listdir(tmp_path) == ["step"]  # Of the saves that failed, nothing.
+    assert torch.equal(varve.torch.read(path)["w"], torch.arange(1000.0))
+
+
+def test_it_is_so_without_collectives_too(tmp_path: Path) -> None:
+    path = str(tmp_path / "step")
+    assert run_ranks(2, jobs.fail_saves, path, {"use_collectives": False}) == [10] * 2
+    assert torch.equal(varve.torch.read(path)["w"], torch.arange(1000.0))
+
+
+def test_a_failure_in_any_hook_of_the_reader_on_any_rank_is_raised_on_every_rank(
+    tmp_path: Path,
+) -> None:
+    assert run_ranks(3, jobs.fail_loads, str(tmp_path / "step")) == [13] * 3
+
+
+def test_a_failure_before_the_first_step_or_after_the_last_is_raised_on_every_rank(
+    tmp_path: Path,
+) -> None:
+    run_ranks(2, jobs.fail_around, str(tmp_path / "step"))
+
+
+def test_with_torchs_own_save_a_failure_frees_the_name_for_the_next_save(tmp_path: Path) -> None:
+    path = str(tmp_path / "step")
+    run_ranks(2, jobs.fail_under_torch, path)
+    assert os.listdir(tmp_path) == ["step"]
+    assert varve.verify(path) == []
+
+
+def test_ranks_that_do_not_share_their_storage_are_found_out(tmp_path: Path) -> None:
+    run_ranks(2, jobs.separate_disks, str(tmp_path))
+
+
+def test_a_missing_key_and_a_size_mismatch_are_errors(tmp_path: Path) -> None:
+    path = tmp_path / "step"
+    dcp.save({"w": torch.ones(3, 4)}, checkpoint_id=path)
+    with pytest.raises(dcp.CheckpointError, match="Missing key"):
+        dcp.load({"v": torch.ones(3, 4)}, checkpoint_id=path)
+    with pytest.raises(dcp.CheckpointError, match="Size mismatch"):
+        dcp.load({"w": torch.ones(4, 3)}, checkpoint_id=path)
+
+
+def test_a_missing_checkpoint_is_an_error_that_says_where(tmp_path: Path) -> None:
+    with pytest.raises(dcp.CheckpointError, match=f"no checkpoint at {tmp_path / 'none'}"):
+        dcp.load({}, checkpoint_id=tmp_path / "none")
+
+
+def test_the_exception_is_ordinary_and_torchs_too_and_travels() -> None:
+    try:
+        raise OSError("disk full")
+    except OSError as cause:
+        error = dcp.CheckpointError("save x failed", {2: _wrap_exception(cause)})
+    assert isinstance(error, Exception) and isinstance(error, varve.Error)
+    assert isinstance(error, torch_dcp.CheckpointException)
+    copy = pickle.loads(pickle.dumps(error))
+    assert type(copy) is dcp.CheckpointError and str(copy) == "save x failed"
+    assert list(copy.failures) == [2] and str(copy.failures[2][0]) == "disk full"
+
+
+def test_the_message_names_ranks_and_causes_and_the_first_cause_is_chained(tmp_path: Path) -> None:
+    planner = _Resolving({"a": OSError("disk full")})
+    with pytest.raises(dcp.CheckpointError) as caught:
+        dcp.save({"a": torch.ones(2)}, checkpoint_id=tmp_path / "step", planner=planner)
+    assert "step failed" in str(caught.value) and "rank 0: OSError: disk full" in str(caught.value)
+    assert isinstance(caught.value.__cause__, OSError)
+    assert os.listdir(tmp_path) == []
+
+
+def test_ctrl_c_stays_a_keyboard_interrupt(tmp_path: Path) -> None:
+    planner = _Resolving({"a": KeyboardInterrupt()})
+    with pytest.raises(KeyboardInterrupt):
+        dcp.save({"a": torch.ones(2)}, checkpoint_id=tmp_path / "step", planner=planner)
+    assert os.listdir(tmp_path) == []
+
+
+@pytest.mark.parametrize(
+    ("data", "what"),
+    [
+        (torch.ones(3), r"\[3\], its plan says torch.float32 \[2\]"),
+        (torch.ones(2).half(), "resolved torch.float16"),
+        (5, "a int, not a tensor"),
+    ],
+)
+def test_what_a_planner_resolves_must_be_what_its_plan_says(
+    data: Any, what: str, tmp_path: Path
+) -> None:
+    with pytest.raises(dcp.CheckpointError, match=what):
+        dcp.save(
+            {"a": torch.ones(2)}, checkpoint_id=tmp_path / "step", planner=_Resolving({"a": data})
+        )
+    assert os.listdir(tmp_path) == []
+
+
+class _Resolving(torch_dcp.DefaultSavePlanner):
+    """Resolves some entries to something else, or to an exception."""
+
+    def __init__(self, instead: dict[str, Any]) -> None:
+        super().__init__()
+        self.instead = instead
+
+    def resolve_data(self, write_item: Any) -> Any:
+        data = self.instead.get(write_item.index.fqn)
+        if isinstance(data, BaseException):
+            raise data
+        return super().resolve_data(write_item) if data is None else data

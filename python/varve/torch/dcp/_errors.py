@@ -1,0 +1,113 @@
+"""A failed save or load, as every rank raises it."""
+
+from __future__ import annotations
+
+import pickle
+import warnings
+from collections.abc import Mapping
+
+import torch.distributed as dist
+from torch.distributed.checkpoint.api import (
+    WRAPPED_EXCEPTION,
+    CheckpointException,
+    _wrap_exception,
+)
+
+from varve.errors import Error
+
+#: Distinct causes that a message spells out; `failures` has all of them.
+_MAX_CAUSES = 8
+
+
+class CheckpointError(Error, CheckpointException):
+    """A save or load failed on some rank; raised on every rank, with the same content.
+
+    An ordinary exception (`except Exception` catches it, `except varve.Error` too) that also passes
+    torch's `except CheckpointException`, which derives from BaseException alone.
+
+    Attributes:
+        failures: {rank: (exception, traceback)} of the ranks that failed, numbered within the
+            process group. The message names them and their causes.
+    """
+
+    def __init__(self, message: str, failures: dict[int, WRAPPED_EXCEPTION]) -> None:
+        CheckpointException.__init__(self, message, failures)
+
+    def __str__(self) -> str:
+        return str(self.args[0])
+
+
+def checkpoint_error(what: str, error: CheckpointException, rank: int = 0) -> BaseException:
+    """What to raise in place of torch's own exception.
+
+    Ctrl-C on this rank stays a KeyboardInterrupt: nobody who catches failed saves means that.
+    """
+    own = error.failures.get(rank)
+    if own is not None and not isinstance(own[0], (Exception, CheckpointException)):
+        return own[0]
+    if isinstance(error, CheckpointError):
+        return error
+    ranks_by_cause: dict[str, list[int]] = {}
+    for failed, (cause, _) in sorted(error.failures.items()):
+        ranks_by_cause.setdefault(f"{type(cause).__name__}: {cause}", []).append(failed)
+    causes = [f"{_ranks(ranks)}: {cause}" for cause, ranks in ranks_by_cause.items()]
+    if len(causes) > _MAX_CAUSES:
+        causes[_MAX_CAUSES:] = [f"and {len(causes) - _MAX_CAUSES} more causes"]
+    step = error.args[0] if error.args else "?"
+    made = CheckpointError(f"{what} failed (step: {step}); {'; '.join(causes)}", error.failures)
+    made.__cause__ = next((cause for cause, _ in error.failures.values()), None)
+    return made
+
+
+def _ranks(ranks: list[int]) -> str:
+    """Ranks 0 to 3 and 7 as "ranks 0-3, 7"."""
+    runs: list[list[int]] = []
+    for rank in ranks:
+        if runs and runs[-1][-1] == rank - 1:
+            runs[-1].append(rank)
+        else:
+            runs.append([rank])
+    text = ", ".join(f"{run[0]}-{run[-1]}" if len(run) > 1 else str(run[0]) for run in runs)
+    return f"rank{'s' if len(ranks) > 1 else ''} {text}"
+
+
+def portable(error: BaseException) -> BaseException:
+    """The exception, or one that says the same, such that other ranks can unpickle it."""
+    try:
+        pickle.loads(pickle.dumps(error))
+    except Exception:
+        return RuntimeError(f"{type(error).__name__}: {error}").with_traceback(error.__traceback__)
+    return error
+
+
+def agree(what: str, step: str, failure: BaseException | None, group: Group) -> None:
+    """All ranks learn which of them failed, and raise alike; nothing happens when none did."""
+    own = None if failure is None else _wrap_exception(portable(failure))
+    outcomes: list[WRAPPED_EXCEPTION | None] = [own]
+    if not group.alone:
+        outcomes *= dist.get_world_size(group.process_group)
+        dist.all_gather_object(outcomes, own, group.process_group)
+    failures: Mapping[int, WRAPPED_EXCEPTION] = {
+        rank: outcome for rank, outcome in enumerate(outcomes) if outcome is not None
+    }
+    if failures:
+        raise checkpoint_error(what, CheckpointException(step, dict(failures)), group.rank)
+
+
+class Group:
+    """The ranks that save or load together."""
+
+    def __init__(self, process_group: dist.ProcessGroup | None, no_dist: bool) -> None:
+        self.process_group = process_group
+        available = dist.is_available() and dist.is_initialized()
+        if not available and not no_dist:
+            warnings.warn(
+                "torch.distributed is not initialized: this process saves or loads alone",
+                stacklevel=4,
+            )
+        self.alone = no_dist or not available
+
+    @property
+    def rank(self) -> int:
+        """Within the group, as torch numbers failures."""
+        return 0 if self.alone else dist.get_rank(self.process_group)

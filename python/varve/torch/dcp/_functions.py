@@ -1,0 +1,270 @@
+"""save, async_save and load: torch's own, over Varve's storage, failing alike on all ranks."""
+
+from __future__ import annotations
+
+import os
+import traceback
+import warnings
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import torch
+import torch.distributed as dist
+from torch.distributed.checkpoint._storage_utils import _storage_setup
+from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.metadata import Metadata
+from torch.distributed.checkpoint.planner import LoadPlanner, SavePlanner
+from torch.distributed.checkpoint.state_dict_loader import _load_state_dict
+from torch.distributed.checkpoint.state_dict_saver import _save_state_dict
+from torch.distributed.checkpoint.stateful import Stateful
+from torch.distributed.checkpoint.storage import StorageReader, StorageWriter
+
+from varve._engine import collector_at_rest, path_text
+from varve.torch.dcp._compat import arguments_of, storage_may_come_second
+from varve.torch.dcp._errors import Group, agree, checkpoint_error
+from varve.torch.dcp._failed import FailedReader, FailedWriter
+from varve.torch.dcp._reader import FileSystemReader
+from varve.torch.dcp._writer import FileSystemWriter
+
+_T = TypeVar("_T")
+_Id = str | os.PathLike[str] | None
+
+
+def save(
+    state_dict: dict[str, Any],
+    *,
+    checkpoint_id: _Id = None,
+    storage_writer: StorageWriter | None = None,
+    planner: SavePlanner | None = None,
+    process_group: dist.ProcessGroup | None = None,
+    no_dist: bool = False,
+    use_collectives: bool = True,
+) -> Metadata:
+    """Saves a state as a DCP checkpoint, all ranks together: torch's `save` with Varve's writer.
+
+    Args:
+        state_dict: As in torch; objects with `state_dict` and `load_state_dict` are asked for theirs.
+        checkpoint_id: The directory, or what `storage_writer` understands.
+        storage_writer: Any StorageWriter; by default a FileSystemWriter of this package for paths,
+            and what torch finds for other ids.
+        planner: Any SavePlanner.
+        process_group: As in torch.
+        no_dist: This process saves alone.
+        use_collectives: False saves without the ranks talking to each other, but for learning at the
+            end whether all have succeeded.
+
+    Returns:
+        The Metadata, on every rank.
+
+    Raises:
+        CheckpointError: Some rank failed; on every rank.
+    """
+    what = f"save {_name(checkpoint_id, storage_writer)}"
+    group = Group(process_group, no_dist)
+    options = arguments_of(_save_state_dict, use_collectives=(use_collectives, True))
+    writer: Any = storage_writer
+    if writer is None:
+        writer = _find(checkpoint_id, FileSystemWriter, reader=False)
+    failure: Exception | None = None
+    plain: dict[str, Any] = {}
+    try:
+        if storage_writer is not None and checkpoint_id is not None:
+            writer.reset(checkpoint_id)
+        plain = _plain(state_dict)
+    except Exception as error:
+        failure = error
+
+    def run() -> Metadata:
+        # A rank that failed takes part, to tell the others.
+        storage, its_planner = (
+            (writer, planner) if failure is None else (FailedWriter(failure), None)
+        )
+        with collector_at_rest():
+            return _save_state_dict(
+                plain, storage, process_group, 0, group.alone, its_planner, **options
+            )
+
+    try:
+        if use_collectives:
+            return _raising_alike(what, group, run)
+        return _without_collectives(what, group, run)
+    except BaseException:
+        if isinstance(writer, FileSystemWriter):
+            writer.abandon()
+        raise
+
+
+def load(
+    state_dict: dict[str, Any],
+    *,
+    checkpoint_id: _Id = None,
+    storage_reader: StorageReader | None = None,
+    planner: LoadPlanner | None = None,
+    process_group: dist.ProcessGroup | None = None,
+    no_dist: bool = False,
+) -> None:
+    """Loads a checkpoint into a state, in place: torch's `load` with Varve's reader.
+
+    Args:
+        state_dict: As in torch; all ranks give the same keys.
+        checkpoint_id: The directory, or what `storage_reader` understands. Checkpoints of every
+            format that Varve opens.
+        storage_reader: Any StorageReader; by default a FileSystemReader of this package for paths,
+            and what torch finds for other ids.
+        planner: Any LoadPlanner.
+        process_group: As in torch.
+        no_dist: This process loads alone.
+
+    Raises:
+        CheckpointError: Some rank failed; on every rank. A failure in `load_state_dict` of an object
+            counts.
+    """
+    what = f"load {_name(checkpoint_id, storage_reader)}"
+    group = Group(process_group, no_dist)
+    reader: Any = storage_reader
+    if reader is None:
+        reader = _find(checkpoint_id, FileSystemReader, reader=True)
+    failure: Exception | None = None
+    plain: dict[str, Any] = {}
+    try:
+        if storage_reader is not None and checkpoint_id is not None:
+            reader.reset(checkpoint_id)
+        # Sorted: what is done for each key is done in one order on all ranks.
+        plain = _plain({key: state_dict[key] for key in sorted(state_dict)})
+    except Exception as error:
+        failure = error
+
+    def run() -> None:
+        storage, its_planner = (
+            (reader, planner) if failure is None else (FailedReader(failure), None)
+        )
+        with collector_at_rest():
+            _load_state_dict(plain, storage, process_group, 0, group.alone, its_planner)
+
+    _raising_alike(what, group, run)
+    try:
+        for key, value in plain.items():
+            if _is_stateful(state_dict[key]):
+                state_dict[key].load_state_dict(value)
+            else:
+                state_dict[key] = value
+    except Exception as error:
+        failure = error
+    agree(what, "load_state_dict", failure, group)
+
+
+def save_state_dict(
+    state_dict: dict[str, Any],
+    storage_writer: StorageWriter,
+    process_group: dist.ProcessGroup | None = None,
+    coordinator_rank: int = 0,
+    no_dist: bool = False,
+    planner: SavePlanner | None = None,
+) -> Metadata:
+    """Deprecated by torch in favour of `save`. Objects are not asked for their `state_dict`."""
+    _deprecated("save_state_dict", "save")
+    what = f"save {_name(None, storage_writer)}"
+    writer: StorageWriter = storage_writer
+    try:
+        storage_writer.reset()
+    except Exception as error:
+        writer = FailedWriter(error)
+    try:
+        return _raising_alike(
+            what,
+            Group(process_group, no_dist),
+            lambda: _save_state_dict(
+                state_dict, writer, process_group, coordinator_rank, no_dist, planner
+            ),
+        )
+    except BaseException:
+        if isinstance(storage_writer, FileSystemWriter):
+            storage_writer.abandon()
+        raise
+
+
+def load_state_dict(
+    state_dict: dict[str, Any],
+    storage_reader: StorageReader,
+    process_group: dist.ProcessGroup | None = None,
+    coordinator_rank: int = 0,
+    no_dist: bool = False,
+    planner: LoadPlanner | None = None,
+) -> None:
+    """Deprecated by torch in favour of `load`. Objects are not given what was loaded."""
+    _deprecated("load_state_dict", "load")
+    reader: StorageReader = storage_reader
+    try:
+        storage_reader.reset()
+    except Exception as error:
+        reader = FailedReader(error)
+        state_dict, planner = {}, None
+    _raising_alike(
+        f"load {_name(None, storage_reader)}",
+        Group(process_group, no_dist),
+        lambda: _load_state_dict(
+            state_dict, reader, process_group, coordinator_rank, no_dist, planner
+        ),
+    )
+
+
+def _raising_alike(what: str, group: Group, run: Callable[[], _T]) -> _T:
+    """Runs what torch makes all ranks fail in together; raises its failure as an ordinary one."""
+    try:
+        return run()
+    except CheckpointException as error:
+        made = checkpoint_error(what, error, group.rank)
+        raise made from made.__cause__
+
+
+def _without_collectives(what: str, group: Group, run: Callable[[], Metadata]) -> Metadata:
+    """As `_raising_alike`, where torch's ranks do not hear of each other's failures."""
+    metadata = None
+    failure = None
+    try:
+        metadata = run()
+    except Exception as error:
+        if _in_barrier(error):
+            raise
+        failure = error
+        if not group.alone:
+            dist.barrier(group.process_group)  # The others wait there at their end.
+    agree(what, "write", failure, group)
+    assert metadata is not None
+    return metadata
+
+
+def _in_barrier(error: Exception) -> bool:
+    return any(frame.name == "barrier" for frame in traceback.extract_tb(error.__traceback__))
+
+
+def _plain(state_dict: dict[str, Any]) -> dict[str, Any]:
+    return {
+        key: value.state_dict() if _is_stateful(value) else value
+        for key, value in state_dict.items()
+    }
+
+
+def _is_stateful(value: Any) -> bool:
+    """Asking a protocol takes 40 us, and states may have tensors by the ten thousand."""
+    return not isinstance(value, torch.Tensor) and isinstance(value, Stateful)
+
+
+def _find(checkpoint_id: _Id, kind: type[_T], reader: bool) -> Any:
+    """The storage for an id: Varve's for paths; else torch finds one, or says that there is none."""
+    if checkpoint_id and "://" not in path_text(checkpoint_id):
+        return kind(checkpoint_id)  # type: ignore[call-arg]
+    return _storage_setup(None, checkpoint_id, reader)
+
+
+def _name(checkpoint_id: _Id, storage: Any) -> str:
+    known = checkpoint_id if checkpoint_id is not None else getattr(storage, "checkpoint_id", None)
+    return str(known) if known is not None else f"by {type(storage).__name__}"
+
+
+def _deprecated(old: str, new: str) -> None:
+    warnings.warn(f"{old} is deprecated; use {new}", FutureWarning, stacklevel=3)
+
+
+save = storage_may_come_second("storage_writer")(save)
+load = storage_may_come_second("storage_reader")(load)

@@ -1,0 +1,132 @@
+"""Torch's Metadata of any checkpoint that Varve opens; nothing is unpickled for it."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import os
+import re
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch.distributed.checkpoint.filesystem import _StorageInfo
+from torch.distributed.checkpoint.metadata import (
+    BytesStorageMetadata,
+    ChunkStorageMetadata,
+    Metadata,
+    MetadataIndex,
+    StorageMeta,
+    TensorProperties,
+    TensorStorageMetadata,
+)
+
+from varve import _core
+from varve._values import ObjectLeaf, TensorLeaf
+from varve.errors import UnsupportedError
+from varve.torch._tensors import _DTYPES
+
+#: What Reader.chunks() gives of a chunk.
+_Chunk = tuple[tuple[int, ...], tuple[int, ...], str, int, int]
+
+#: How pickles hold the id of a save, of protocol 2 and of later ones.
+_SAVE_ID = re.compile(rb"save_id(?:q.|\x94)?(?:\x8c\x24|X\x24\0\0\0)([0-9a-f-]{36})", re.DOTALL)
+
+
+@dataclasses.dataclass
+class Stored(_StorageInfo):
+    """Where a chunk or value lies, and how the engine is asked for it.
+
+    A planner may give entries of the metadata other names; this stays with them.
+    """
+
+    fqn: str = ""
+    offsets: tuple[int, ...] = ()
+
+
+def metadata_of(reader: _core.Reader, load_id: str) -> Metadata:
+    """The Metadata of an open checkpoint.
+
+    Chunks are those that are stored. Where they do not cover their tensor, or cover some of it twice,
+    there is one chunk instead that stands for all of it: so planners ask for every element, and
+    reading says which are missing. Torch's planner leaves elements alone that no chunk has.
+    """
+    entries: dict[str, Any] = {}
+    stored: dict[MetadataIndex, Stored] = {}
+    chunks_of = reader.chunks()
+    for fqn, (number, shape) in reader.tensors().items():
+        chunks = _presented(shape, chunks_of[fqn])
+        entries[fqn] = TensorStorageMetadata(
+            TensorProperties(dtype=dtype_of(fqn, number)),
+            torch.Size(shape),
+            [
+                ChunkStorageMetadata(torch.Size(offsets), torch.Size(sizes))
+                for offsets, sizes, *_ in chunks
+            ],
+        )
+        for i, (offsets, _, name, begin, end) in enumerate(chunks):
+            index = MetadataIndex(fqn, offsets, i)
+            stored[index] = Stored(name, begin, end - begin, fqn=fqn, offsets=offsets)
+    extents = reader.object_extents()
+    for fqn in reader.object_names():
+        entries[fqn] = BytesStorageMetadata()
+        name, begin, end = extents.get(fqn, ("", 0, 0))
+        stored[MetadataIndex(fqn)] = Stored(name, begin, end - begin, fqn=fqn)
+    paths = _paths(reader.structure())
+    if paths is not None:  # In the order of the state, which is the order of a dict built from it.
+        entries = {fqn: entries.pop(fqn) for fqn in paths if fqn in entries} | entries
+    return Metadata(
+        state_dict_metadata=entries,
+        planner_data=paths,
+        storage_data=stored,
+        storage_meta=StorageMeta(
+            checkpoint_id=reader.directory, save_id=_save_id(reader), load_id=load_id
+        ),
+    )
+
+
+def dtype_of(fqn: str, number: int) -> torch.dtype:
+    """The dtype that the engine means."""
+    if number not in _DTYPES:
+        raise UnsupportedError(
+            f'tensor "{fqn}": this torch has no dtype {_core.DTYPE_NAMES[number]}'
+        )
+    return _DTYPES[number]
+
+
+def _presented(shape: tuple[int, ...], chunks: list[_Chunk]) -> list[_Chunk]:
+    if sum(math.prod(sizes) for _, sizes, *_ in chunks) == math.prod(shape):
+        return chunks
+    name, begin, end = chunks[0][2:] if chunks else ("", 0, 0)
+    return [((0,) * len(shape), tuple(shape), name, begin, end)]
+
+
+def _paths(structure: Any) -> dict[str, tuple[str | int, ...]] | None:
+    """planner_data as torch's planners keep it: the path of each entry by its name."""
+    if structure is None:
+        return None
+    paths: dict[str, tuple[str | int, ...]] = {}
+    waiting: list[tuple[tuple[str | int, ...], Any]] = [((), structure)]
+    while waiting:
+        path, node = waiting.pop()
+        if isinstance(node, (TensorLeaf, ObjectLeaf)):
+            paths[".".join(map(str, path))] = path
+            continue
+        items: list[tuple[str | int, Any]]
+        if isinstance(node, Mapping):
+            items = [(str(key), item) for key, item in node.items()]
+        else:
+            items = list(enumerate(node))
+        waiting.extend(((*path, part), item) for part, item in reversed(items))
+    return paths
+
+
+def _save_id(reader: _core.Reader) -> str | None:
+    """The id that torch's writers give a save: good for logs, so it is looked up as text."""
+    path = os.path.join(reader.directory, ".metadata")
+    if reader.format != "dcp" or not os.path.exists(path):
+        return None
+    with open(path, "rb") as file:
+        index = file.read()
+    found = _SAVE_ID.search(index, max(index.rfind(b"save_id"), 0))
+    return found[1].decode() if found else None

@@ -1,0 +1,153 @@
+"""What one rank reads: from the items of a load plan to the planner's memory."""
+
+from __future__ import annotations
+
+import io
+import math
+import os
+import zipfile
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+from torch.distributed.checkpoint.metadata import MetadataIndex
+from torch.distributed.checkpoint.planner import LoadItemType, LoadPlan, LoadPlanner, ReadItem
+
+from varve import _core
+from varve._engine import collector_at_rest
+from varve.errors import CheckpointNotFoundError, CorruptCheckpointError, InvalidArgumentError
+from varve.torch._tensors import _NUMBERS, _overlaps
+from varve.torch.dcp._metadata import Stored, dtype_of
+
+#: Tensors are read in turns of so many bytes: what planners and copies hold at once is bounded by it.
+_TURN_BYTES = 1 << 30
+
+_ZIP = b"PK\x03\x04"
+_ZSTD = b"\x28\xb5\x2f\xfd"
+
+
+class PlanReader:
+    """Carries out load plans on one open checkpoint."""
+
+    def __init__(self, reader: _core.Reader, storage_data: Mapping[MetadataIndex, Any]) -> None:
+        self._reader = reader
+        self._storage = storage_data
+        self._tensors = reader.tensors()
+        self._extents = reader.object_extents()
+
+    def read(self, plan: LoadPlan, planner: LoadPlanner) -> None:
+        """Fills all that the plan asks for, or raises. Values are read first, put in place last."""
+        tensors = [item for item in plan.items if item.type != LoadItemType.BYTE_IO]
+        values = [item for item in plan.items if item.type == LoadItemType.BYTE_IO]
+        contents = [self._content(self._stored(item).fqn) for item in values]
+        with collector_at_rest():
+            for turn in self._turns(tensors):
+                self._fill(turn, planner)
+        for item, content in zip(values, contents, strict=True):
+            planner.load_bytes(item, io.BytesIO(content))
+
+    def _stored(self, item: ReadItem) -> Stored:
+        index = item.storage_index
+        stored = self._storage.get(index)
+        if isinstance(stored, Stored):
+            return stored
+        # Metadata that another reader has made.
+        return Stored("", 0, 0, fqn=index.fqn, offsets=tuple(index.offset or ()))
+
+    def _turns(self, items: list[ReadItem]) -> Iterator[list[ReadItem]]:
+        turn: list[ReadItem] = []
+        size = 0
+        for item in items:
+            turn.append(item)
+            dtype = dtype_of(item.storage_index.fqn, self._tensor(self._stored(item).fqn)[0])
+            size += math.prod(item.lengths) * dtype.itemsize
+            if size >= _TURN_BYTES:
+                yield turn
+                turn, size = [], 0
+        if turn:
+            yield turn
+
+    def _tensor(self, fqn: str) -> tuple[int, tuple[int, ...]]:
+        try:
+            return self._tensors[fqn]
+        except KeyError:
+            raise CheckpointNotFoundError(
+                f'{self._reader.directory} holds no tensor "{fqn}"'
+            ) from None
+
+    def _fill(self, items: list[ReadItem], planner: LoadPlanner) -> None:
+        targets: list[tuple[Any, ...]] = []
+        filled: list[tuple[ReadItem, torch.Tensor, torch.Tensor]] = []
+        for item in items:
+            tensor = planner.resolve_tensor(item).detach()
+            stored = self._stored(item)
+            if tensor.shape != item.lengths:
+                raise InvalidArgumentError(
+                    f'"{item.dest_index.fqn}": the planner resolved a tensor of size '
+                    f"{list(tensor.shape)} for a read of size {list(item.lengths)}"
+                )
+            number, shape = self._tensor(stored.fqn)
+            memory = tensor
+            if not _can_be_filled(tensor, number):
+                memory = torch.empty(item.lengths, dtype=dtype_of(stored.fqn, number))
+            filled.append((item, tensor, memory))
+            if memory.numel() > 0:
+                begin = [a + b for a, b in zip(stored.offsets, item.storage_offsets, strict=True)]
+                strides = None if memory.is_contiguous() else memory.stride()
+                targets.append(
+                    (stored.fqn, number, shape, begin, item.lengths, memory.data_ptr(), strides)
+                )
+        self._reader.load(targets, [], [], [], [], {"strict": False}, None)
+        for item, tensor, memory in filled:
+            if memory is not tensor:
+                tensor.copy_(memory)
+            planner.commit_tensor(item, tensor)
+
+    def _content(self, fqn: str) -> bytes:
+        """A value as torch.save has made it, or would."""
+        extent = self._extents.get(fqn)
+        if self._reader.format == "dcp" and extent is not None:
+            name, begin, end = extent
+            with open(os.path.join(self._reader.directory, name), "rb") as file:
+                file.seek(begin)
+                content = file.read(end - begin)
+            if not content.startswith(_ZSTD):
+                _check_archive(content, f'"{fqn}" in {file.name} at {begin}', end - begin)
+                return content
+            # Compressed. What is in it goes to an unpickler in any case, as torch's planner does.
+            return _saved(self._reader.objects([fqn], True)[0])
+        return _saved(self._reader.objects([fqn], False)[0])
+
+
+def _can_be_filled(tensor: torch.Tensor, number: int) -> bool:
+    """True when the engine can write the stored elements where the tensor has them."""
+    return (
+        tensor.is_cpu
+        and tensor.layout is torch.strided
+        and _NUMBERS.get(tensor.dtype) == number
+        and not (tensor.is_conj() or tensor.is_neg())
+        and (tensor.data_ptr() != 0 or tensor.numel() == 0)
+        and (tensor.is_contiguous() or not _overlaps(tensor))
+    )
+
+
+def _saved(value: Any) -> bytes:
+    stream = io.BytesIO()
+    torch.save(value, stream)
+    return stream.getvalue()
+
+
+def _check_archive(content: bytes, where: str, length: int) -> None:
+    """Compares the bytes with the checksums that torch.save has put among them."""
+    if len(content) != length:
+        raise CorruptCheckpointError(f"{where}: {len(content)} of {length} bytes are there")
+    if not content.startswith(_ZIP):
+        return  # What a value's bytes are is its planner's affair.
+    try:
+        with zipfile.ZipFile(io.BytesIO(content)) as archive:
+            for record in archive.infolist():
+                # 0 is what torch writes when told to leave checksums out.
+                if record.CRC and record.compress_type == zipfile.ZIP_STORED:
+                    archive.read(record)
+    except (zipfile.BadZipFile, EOFError) as error:
+        raise CorruptCheckpointError(f"{where} is damaged: {error}") from error

@@ -1,0 +1,104 @@
+"""FileSystemReader: torch's storage interface over Varve's reading."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+from torch.distributed.checkpoint import filesystem
+from torch.distributed.checkpoint.metadata import Metadata
+from torch.distributed.checkpoint.planner import LoadPlan, LoadPlanner
+from torch.futures import Future
+
+from varve import _core
+from varve._engine import collector_at_rest, path_text
+from varve.errors import UnsupportedError
+from varve.torch.dcp._metadata import metadata_of
+from varve.torch.dcp._read import PlanReader
+
+
+class FileSystemReader(filesystem.FileSystemReader):
+    """Reads checkpoints of DCP and of all other formats that Varve opens, for torch's planners.
+
+    Takes the place of torch's class of this name, of which it is a subclass. Reads only the bytes
+    that a plan needs, in parallel, straight into the tensors where their dtype and device allow it,
+    and compares the checksums that the checkpoint has. The index is decoded without running a pickle.
+    (Plain values are unpickled by torch's planner, which is handed their bytes.) Checkpoints that
+    ranks saved without collectives are read as one and loaded by any number of ranks.
+
+    Tensors of another dtype than the stored one are converted, as torch does.
+
+    Args:
+        path: The checkpoint.
+        _extension_registry: As in torch. Varve undoes `stream.zstd` itself. A checkpoint that has
+            other transforms is read by torch's own reader, if a registry is given: that unpickles
+            its index.
+    """
+
+    def __init__(
+        self, path: str | os.PathLike[str], _extension_registry: Any | None = None
+    ) -> None:
+        newer = () if _extension_registry is None else (_extension_registry,)  # Not in torch 2.6.
+        super().__init__(path_text(path), *newer)
+        self.rank = None
+        self.use_collectives = True
+        self._by_torch = False
+        self._has_registry = bool(newer)
+        self._forget()
+
+    def _forget(self) -> None:
+        self._reader: _core.Reader | None = None
+        self._by_torch = False
+
+    def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
+        """Begins anew, with another checkpoint if one is given."""
+        self._forget()
+        super().reset(path_text(checkpoint_id) if checkpoint_id else None)
+
+    def read_metadata(self, *args: Any, **options: Any) -> Metadata:
+        """The index of the checkpoint, one for all ranks.
+
+        (`options` is not called `kwargs`, by which torch knows readers that can be asked for the index
+        of one rank when there is none of all.)
+        """
+        self._forget()
+        try:
+            self._reader = _core.Reader(str(self.path))
+            with collector_at_rest():
+                return metadata_of(self._reader, self.load_id)
+        except UnsupportedError:
+            if not self._has_registry:
+                raise
+            self._by_torch = True
+            return super().read_metadata(*args, **options)
+
+    def set_up_storage_reader(
+        self, metadata: Metadata, is_coordinator: bool, *args: Any, **kwargs: Any
+    ) -> None:
+        """Takes the metadata that plans will refer to."""
+        self.storage_data = metadata.storage_data or {}
+        self.rank = kwargs.get("rank")
+        self.use_collectives = kwargs.get("use_collectives", True)
+
+    def prepare_local_plan(self, plan: LoadPlan) -> LoadPlan:
+        """Changes nothing."""
+        return plan
+
+    def prepare_global_plan(self, plans: list[LoadPlan]) -> list[LoadPlan]:
+        """Changes nothing."""
+        return plans
+
+    def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
+        """Reads all items of the plan; every planned element has been filled when it returns."""
+        if self._by_torch:
+            return super().read_data(plan, planner)
+        reader = self._reader or _core.Reader(str(self.path))
+        self._reader = None  # Frees its memory and open files once this is done.
+        PlanReader(reader, self.storage_data).read(plan, planner)
+        future: Future[None] = Future()
+        future.set_result(None)
+        return future
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Without the open checkpoint, which stays in its process."""
+        return {**self.__dict__, "_reader": None}

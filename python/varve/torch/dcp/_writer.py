@@ -1,0 +1,266 @@
+"""FileSystemWriter: torch's storage interface over Varve's writing and publishing."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import pickle
+import threading
+import warnings
+import weakref
+from collections.abc import Sequence
+from typing import Any
+
+from torch.distributed.checkpoint import filesystem
+from torch.distributed.checkpoint.metadata import Metadata, StorageMeta
+from torch.distributed.checkpoint.planner import SavePlan, SavePlanner
+from torch.distributed.checkpoint.storage import WriteResult
+from torch.futures import Future
+
+from varve._engine import collector_at_rest, path_text
+from varve.errors import InvalidArgumentError, UnavailableError
+from varve.torch.dcp._index import complete
+from varve.torch.dcp._publish import Publication, begin, begin_local
+from varve.torch.dcp._write import split, write_files
+
+_COPY_AHEAD = 10_000_000
+#: Torch 2.6 has no formats to choose from.
+_FORMATS: Any = getattr(filesystem, "SerializationFormat", None)
+_TORCH_SAVE: Any = getattr(_FORMATS, "TORCH_SAVE", None)
+
+#: The plan that came to this thread last, from the coordinator; see Place.
+_arrived = threading.local()
+
+#: Which writer has claimed a name, by thread. A thread makes one save after the other: one that it
+#: has not ended when it claims the name again is dead.
+_claims: weakref.WeakValueDictionary[tuple[int, str], FileSystemWriter] = (
+    weakref.WeakValueDictionary()
+)
+
+
+@dataclasses.dataclass
+class Place(filesystem._StoragePrefix):
+    """Where a rank is to write; travels from the coordinator in SavePlan.storage_data.
+
+    Planners that cache plans throw away a plan that has not changed and take the one of an earlier
+    save instead, with that save's directory. So the arrival of a plan is noted as well: what has come
+    is right, whatever plan the planner then goes by.
+    """
+
+    directory: str
+    """As the coordinator sees it."""
+    first: int
+    """Number of the first file."""
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        _arrived.place = self
+
+
+class FileSystemWriter(filesystem.FileSystemWriter):
+    """Writes DCP checkpoints that appear whole or not at all, and that stock PyTorch opens.
+
+    Takes the place of torch's class of this name, of which it is a subclass: with torch's planners,
+    `save` and `async_save`, and with its behaviour as a stager.
+
+    All files are written and made durable in a hidden directory beside `path`. `finish` checks that
+    every planned item is there and gives the directory its name in one step. Until then a checkpoint
+    at `path` stays as it is, and a save that fails or dies changes nothing. A directory that holds
+    other things too is kept: data files go there under names that are not taken, and replacing
+    `.metadata` makes them the checkpoint. In both cases nothing of the old one is left afterwards.
+
+    Saves with `use_collectives=False` have no coordinator. Each rank writes its files into `path`
+    under names that are not taken and replaces its `__R.metadata` last; its earlier file stays
+    whole until then. What does not hold there: that all ranks replace theirs or none does, and that
+    files of more ranks than save now are removed. Use a new `path` for each such save.
+
+    Args:
+        path: A directory on storage that all ranks share.
+        single_file_per_rank: False writes a file for each item.
+        sync_files: Files are made durable in any case. False warns.
+        thread_count: Files a rank writes at once; its items are spread over as many by size.
+        per_thread_copy_ahead: Copies from devices are not overlapped with writing, so nothing but
+            the default is accepted.
+        cache_staged_state_dict: As in torch: `stage` reuses its buffers.
+        overwrite: False refuses to replace a checkpoint.
+        _extensions: As in torch; items then pass through Python one by one.
+        serialization_format: Only SerializationFormat.TORCH_SAVE. Torch itself cannot read back what
+            its writer makes of SAFETENSORS.
+
+    Raises:
+        InvalidArgumentError: An argument that nothing can be made of (a ValueError).
+    """
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        single_file_per_rank: bool = True,
+        sync_files: bool = True,
+        thread_count: int = 1,
+        per_thread_copy_ahead: int = _COPY_AHEAD,
+        cache_staged_state_dict: bool = False,
+        overwrite: bool = True,
+        _extensions: Sequence[Any] | None = None,
+        serialization_format: Any = _TORCH_SAVE,
+    ) -> None:
+        if type(thread_count) is not int or thread_count < 1:
+            raise InvalidArgumentError(f"thread_count={thread_count!r}: want a number from 1 on")
+        if per_thread_copy_ahead != _COPY_AHEAD:
+            raise InvalidArgumentError(
+                f"per_thread_copy_ahead={per_thread_copy_ahead!r}: copies from devices are not "
+                "overlapped with writing here, so there is nothing to set; leave it out"
+            )
+        if serialization_format is not _TORCH_SAVE:
+            raise InvalidArgumentError(
+                f"serialization_format={serialization_format}: a checkpoint with .metadata can only "
+                "be read back as SerializationFormat.TORCH_SAVE"
+            )
+        if not sync_files:
+            warnings.warn(
+                "sync_files=False: Varve makes files durable in any case",
+                stacklevel=2,
+            )
+        newer: dict[str, Any] = {}
+        if _extensions is not None:
+            newer["_extensions"] = _extensions  # Not in torch 2.6.
+        super().__init__(
+            _local_path(path),
+            single_file_per_rank=single_file_per_rank,
+            sync_files=sync_files,
+            thread_count=thread_count,
+            cache_staged_state_dict=cache_staged_state_dict,
+            overwrite=overwrite,
+            **newer,
+        )
+        self.rank: int | None = None
+        self.use_collectives = True
+        self._transforms = bool(_extensions)
+        self._publication: Publication | None = None
+        self._place: Place | None = None
+
+    def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
+        """Begins anew, under another name if one is given."""
+        self.abandon()
+        super().reset(_local_path(checkpoint_id) if checkpoint_id else None)
+
+    def set_up_storage_writer(self, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
+        """Begins a save; torch says with `kwargs` who this is and whether ranks talk."""
+        self.abandon()
+        self._place = None
+        self.rank = kwargs.get("rank")
+        self.use_collectives = kwargs.get("use_collectives", True)
+        if not self.use_collectives and self.rank is None:
+            raise InvalidArgumentError(
+                "use_collectives=False needs a rank: it is part of the names"
+            )
+
+    def prepare_local_plan(self, plan: SavePlan) -> SavePlan:
+        """Touches nothing, but for a save without collectives, which begins here on each rank."""
+        _arrived.place = None
+        if self.use_collectives or self.rank is None:
+            return plan
+        self._publication = begin_local(str(self.path), self.overwrite, self.rank)
+        self._place = self._place_of(self.rank)
+        return dataclasses.replace(plan, storage_data=self._place)
+
+    def prepare_global_plan(self, plans: list[SavePlan]) -> list[SavePlan]:
+        """Claims the name and tells the ranks where to write."""
+        if not self.use_collectives:
+            return plans
+        key = (threading.get_ident(), os.path.realpath(self.path))
+        earlier = _claims.get(key)
+        if earlier is not None:
+            earlier.abandon()
+        self._publication = begin(str(self.path), self.overwrite)
+        _claims[key] = self
+        places = [self._place_of(rank) for rank in range(len(plans))]
+        self._place = places[0]
+        return [
+            dataclasses.replace(plan, storage_data=place)
+            for plan, place in zip(plans, places, strict=True)
+        ]
+
+    def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
+        """Writes this rank's items; durable when it returns. Every failure is raised."""
+        place = self._where(plan)
+        if self.single_file_per_rank:
+            groups = split(plan.items, self.thread_count)
+        else:
+            groups = [[item] for item in plan.items]
+        files = [
+            (f"{place.prefix}{place.first + i}.distcp", group) for i, group in enumerate(groups)
+        ]
+        transform = self.transforms.transform_save_stream if self._transforms else None
+        directory = self._seen_from_here(place)
+        results = write_files(directory, files, planner, self.thread_count, transform)
+        future: Future[list[WriteResult]] = Future()
+        future.set_result(list(results))
+        return future
+
+    def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
+        """Completes the metadata and publishes the checkpoint."""
+        publication = self._publication
+        if publication is None:
+            raise InvalidArgumentError("finish() without a save that is under way here")
+        meta = self.storage_meta() or StorageMeta()
+        # As text: a path object names a module that not every version of Python has.
+        metadata.storage_meta = dataclasses.replace(meta, checkpoint_id=str(self.path))
+        with collector_at_rest():
+            files = complete(metadata, results, publication.directory)
+            index = pickle.dumps(metadata, protocol=4)
+        publication.publish(files, index)
+        self._publication = None
+
+    def abandon(self) -> None:
+        """Ends a save that will not be finished: removes its files, frees its name.
+
+        Happens by itself when the writer is reset or begins another save, and when a function of
+        `varve.torch.dcp` fails.
+        """
+        publication, self._publication = self._publication, None
+        if publication is not None:
+            publication.abandon()
+
+    def __getstate__(self) -> dict[str, Any]:
+        """For torch's checkpointing process: a save under way does not move there."""
+        return {**self.__dict__, "_publication": None, "_place": None}
+
+    def _place_of(self, rank: int) -> Place:
+        assert self._publication is not None
+        return Place(f"__{rank}_", self._publication.directory, self._publication.first)
+
+    def _where(self, plan: SavePlan) -> Place:
+        """This rank's place in the save that is under way."""
+        if not self.use_collectives and self._place is not None:
+            return self._place
+        current = self._place or getattr(_arrived, "place", None)
+        place = plan.storage_data
+        if not isinstance(place, Place):
+            raise InvalidArgumentError(
+                "the plan does not say where to write: its storage_data, as prepare_global_plan "
+                "made it, was lost on the way"
+            )
+        return place if current is None else dataclasses.replace(current, prefix=place.prefix)
+
+    def _seen_from_here(self, place: Place) -> str:
+        """The coordinator's directory; this rank may have the storage mounted elsewhere."""
+        here = os.path.realpath(self.path)
+        name = os.path.basename(place.directory)
+        if name == os.path.basename(here):
+            return here
+        directory = os.path.join(os.path.dirname(here), name)
+        if not os.path.isdir(directory):
+            raise UnavailableError(
+                f"{directory} was made by the coordinator and is not there: the ranks do not share "
+                f"the storage of {self.path}"
+            )
+        return directory
+
+
+def _local_path(path: str | os.PathLike[str]) -> str:
+    text = path_text(path)
+    if "://" in text:
+        raise InvalidArgumentError(
+            f"{text} is not a path of this system; torch's FsspecWriter writes to other stores"
+        )
+    return text
