@@ -46,6 +46,7 @@ void PlanFile(PlannedFile* file) {
               return SafetensorsBefore(EntryOf(*a), EntryOf(*b));
             });
   std::vector<SafetensorsEntry> entries;
+  entries.reserve(file->tensors.size());
   for (const SelectedTensor* tensor : file->tensors) {
     entries.push_back(EntryOf(*tensor));
   }

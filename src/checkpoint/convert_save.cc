@@ -15,6 +15,7 @@ Result<ConvertReport> ConvertBySaving(CheckpointReader& reader, const Selection&
                                       Storage& storage) {
   // Read in the order in which the data file will have them.
   std::vector<const SelectedTensor*> tensors;
+  tensors.reserve(selection.tensors.size());
   for (const SelectedTensor& tensor : selection.tensors) {
     tensors.push_back(&tensor);
   }

@@ -60,8 +60,10 @@ std::optional<std::uint32_t> TakeDigits(std::size_t count, int base, std::string
   if (text->size() < count) {
     return std::nullopt;
   }
-  const auto parsed = std::from_chars(text->data(), text->data() + count, value, base);
-  if (parsed.ec != std::errc() || parsed.ptr != text->data() + count) {
+  const char* const begin = text->data();
+  const char* const end = begin + count;
+  const auto parsed = std::from_chars(begin, end, value, base);
+  if (parsed.ec != std::errc() || parsed.ptr != end) {
     return std::nullopt;
   }
   text->remove_prefix(count);

@@ -48,11 +48,11 @@ const std::map<std::string, ConvertTarget>& Targets() {
 
 /// PyTorch's names and the short ones people type.
 Result<DType> ParseDType(const std::string& name) {
-  static const std::map<std::string, DType> kShort{
+  static const std::map<std::string, DType> short_names{
       {"bf16", DType::kBFloat16}, {"fp16", DType::kFloat16}, {"f16", DType::kFloat16},
       {"fp32", DType::kFloat32},  {"f32", DType::kFloat32},  {"fp64", DType::kFloat64},
       {"f64", DType::kFloat64}};
-  if (const auto found = kShort.find(name); found != kShort.end()) {
+  if (const auto found = short_names.find(name); found != short_names.end()) {
     return found->second;
   }
   if (const auto dtype = DTypeFromName(name)) {
