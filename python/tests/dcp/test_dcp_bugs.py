@@ -130,7 +130,7 @@ def test_a_truncated_file_is_found_before_anything_is_loaded(tmp_path: Path) -> 
 def test_a_failed_save_is_caught_by_except_exception(tmp_path: Path) -> None:
     """Torch's CheckpointException is no Exception."""
     try:
-        dcp.load({"w": torch.ones(1)}, checkpoint_id=tmp_path / "none")
+        dcp.save({"w3": torch.ones(1)}, checkpoint_id=tmp_path / "step", planner=FullDisk())
     except Exception as error:
         caught = error
     assert isinstance(caught, torch_dcp.CheckpointException)
