@@ -47,7 +47,6 @@ std::vector<Value> ValuesOfEveryKind() {
       Make(Kind::kObjectLeaf),
       Make(Kind::kRange, {Value::Int(0), Value::Int(10), Value::Int(3)}),
       Make(Kind::kSlice, {Make(Kind::kNone), one, Make(Kind::kNone)}),
-      Make(Kind::kTorchSave, std::string("PK"), {Value::Str("argparse.Namespace")}),
   };
 }
 
