@@ -23,7 +23,7 @@ struct RecordCrc {
 struct Decoded {
   /// Files have names and, where the index tells, sizes; the caller fills in what storage says.
   Metadata metadata;
-  std::optional<Value> structure;          ///< See docs/format.md; nothing when only names are known.
+  std::optional<Value> structure;  ///< See docs/format.md; nothing when only names are known.
   std::vector<std::string> inline_values;  ///< Encoded Values that extents with kInline number.
   std::vector<RecordCrc> records;          ///< Of plain extents, where the format has them.
 };

@@ -1,6 +1,6 @@
 /// Safetensors as others write it: one file, a folder with `model.safetensors.index.json`, or the
-/// shards of PyTorch's HuggingFaceStorageWriter, which say in their header which part of each tensor
-/// they hold.
+/// shards of PyTorch's HuggingFaceStorageWriter, which say in their header which part of each
+/// tensor they hold.
 #pragma once
 
 #include <string>
@@ -30,7 +30,7 @@ struct SafetensorsHeader {
     std::uint64_t begin = 0;  ///< In the file.
     std::uint64_t end = 0;
   };
-  std::vector<Tensor> tensors;  ///< By fqn.
+  std::vector<Tensor> tensors;                                ///< By fqn.
   std::vector<std::pair<std::string, std::string>> metadata;  ///< `__metadata__`, by key.
 };
 
