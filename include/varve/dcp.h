@@ -37,6 +37,8 @@ struct DcpItem {
 struct DcpExtent {
   std::uint64_t offset = 0;
   std::uint64_t length = 0;
+  /// Of a tensor: bytes from `offset` to its elements, row-major and packed. 0 for other items.
+  std::uint64_t payload = 0;
 };
 
 /// What was written.
@@ -53,6 +55,21 @@ struct DcpFile {
 /// Unimplemented for a dtype torch.save has no name for.
 Result<DcpFile> WriteDcpFile(const std::string& path, const std::vector<DcpItem>& items,
                              const SaveOptions& options = {}, Storage& storage = PosixStorage());
+
+/// A file that an index names, and what its writer reported of it.
+struct DcpNamedFile {
+  std::string name;  ///< As the index has it.
+  DcpFile file;      ///< Of its items, those without a payload may be left out.
+};
+
+/// Adds Varve's checksums of `files` to an index that somebody has pickled: as one more attribute
+/// of the Metadata object, `varve_checksums`, which PyTorch keeps and ignores and which every load
+/// by Varve compares. It also covers the index itself.
+///
+/// `index` is a pickle of protocol 2 or 3 whose last object is the Metadata, as Python makes it.
+/// Files that are not in `files` are left without. Errors: InvalidArgument for another pickle, and
+/// when files differ in block_bytes; those of reading an index.
+Result<std::string> SealDcpIndex(std::string index, const std::vector<DcpNamedFile>& files);
 
 /// The right to write one DCP checkpoint under a name; for the coordinator alone. Data files are
 /// written into staging() by any rank; nothing shows under the name before Publish. Destroying it

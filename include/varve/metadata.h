@@ -59,6 +59,9 @@ struct Chunk {
   Strides strides;    ///< In elements from the extent's begin; empty means row-major and packed.
   bool conj = false;  ///< The stored bytes are the complex conjugate of the values.
   bool neg = false;   ///< The stored bytes are the negative of the values.
+  /// Of a kTorchItem, where the index tells it: bytes from the extent's begin to the elements,
+  /// which lie row-major and packed. 0 where only the archive itself tells.
+  std::uint64_t payload = 0;
   friend bool operator==(const Chunk&, const Chunk&) = default;
 };
 

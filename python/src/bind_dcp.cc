@@ -27,6 +27,65 @@ DcpItem ItemFrom(nb::handle tuple) {
   return item;
 }
 
+void PutNumber(std::uint64_t number, std::string* out) {
+  for (int shift = 0; shift < 64; shift += 8) {
+    out->push_back(static_cast<char>(number >> shift));
+  }
+}
+
+/// What the coordinator needs of a file for its checksums, to travel from rank to rank: numbers of
+/// eight bytes, each list behind its length.
+std::string EncodeReport(const DcpFile& file) {
+  std::string out;
+  PutNumber(file.size, &out);
+  PutNumber(file.block_bytes, &out);
+  PutNumber(file.block_crc32c.size(), &out);
+  for (const std::uint32_t crc : file.block_crc32c) {
+    PutNumber(crc, &out);
+  }
+  for (const DcpExtent& item : file.items) {
+    if (item.payload > 0) {
+      PutNumber(item.offset, &out);
+      PutNumber(item.payload, &out);
+    }
+  }
+  return out;
+}
+
+Result<DcpFile> DecodeReport(std::string_view bytes) {
+  std::size_t at = 0;
+  const auto number = [&] {
+    std::uint64_t value = 0;
+    for (std::size_t i = 8; i-- > 0;) {
+      value = value << 8 | static_cast<unsigned char>(bytes[at + i]);
+    }
+    at += 8;
+    return value;
+  };
+  constexpr std::size_t kFixed = 3;
+  if (bytes.size() % 8 != 0 || bytes.size() / 8 < kFixed) {
+    return InvalidArgument("the report of a written file is not what write_dcp_file gave");
+  }
+  DcpFile file;
+  file.size = number();
+  file.block_bytes = number();
+  const std::uint64_t blocks = number();
+  const std::size_t rest = bytes.size() / 8 - kFixed;
+  if (blocks > rest || (rest - blocks) % 2 != 0) {
+    return InvalidArgument("the report of a written file is cut short");
+  }
+  for (std::uint64_t i = 0; i < blocks; ++i) {
+    file.block_crc32c.push_back(static_cast<std::uint32_t>(number()));
+  }
+  while (at < bytes.size()) {
+    DcpExtent item;
+    item.offset = number();
+    item.payload = number();
+    file.items.push_back(item);
+  }
+  return file;
+}
+
 nb::dict WritePython(const std::string& path, const nb::list& tuples, const nb::dict& options) {
   std::vector<DcpItem> items;
   items.reserve(nb::len(tuples));
@@ -47,19 +106,29 @@ nb::dict WritePython(const std::string& path, const nb::list& tuples, const nb::
   for (const DcpExtent& extent : file->items) {
     extents.append(nb::make_tuple(extent.offset, extent.length));
   }
-  std::string sums;
-  for (const std::uint32_t crc : file->block_crc32c) {
-    for (int shift = 0; shift < 32; shift += 8) {
-      sums.push_back(static_cast<char>(crc >> shift));
-    }
-  }
   nb::dict out;
   out["items"] = extents;
   out["size"] = file->size;
-  out["block_bytes"] = file->block_bytes;
-  out["block_crc32c"] = ToBytes(sums);
   out["direct"] = file->direct;
+  out["report"] = ToBytes(EncodeReport(*file));
   return out;
+}
+
+/// `files`: (name, report of write_dcp_file).
+nb::bytes SealPython(const nb::bytes& index, const nb::list& files) {
+  std::vector<DcpNamedFile> named;
+  for (const nb::handle tuple : files) {
+    const auto report = nb::cast<nb::bytes>(nb::object(tuple[1]));
+    named.push_back({nb::cast<std::string>(nb::object(tuple[0])),
+                     ValueOrRaise(DecodeReport({report.c_str(), report.size()}))});
+  }
+  std::string text(index.c_str(), index.size());
+  Result<std::string> sealed = Internal("not run");
+  {
+    const nb::gil_scoped_release release;
+    sealed = SealDcpIndex(std::move(text), named);
+  }
+  return ToBytes(ValueOrRaise(std::move(sealed)));
 }
 
 class PythonDcpCommit {
@@ -105,6 +174,7 @@ class PythonDcpCommit {
 
 void BindDcp(nb::module_& module) {
   module.def("write_dcp_file", &WritePython, nb::arg("path"), nb::arg("items"), nb::arg("options"));
+  module.def("seal_dcp_index", &SealPython, nb::arg("index"), nb::arg("files"));
   nb::class_<PythonDcpCommit>(module, "DcpCommit")
       .def(nb::init<const std::string&, bool>(), nb::arg("path"), nb::arg("overwrite"))
       .def_prop_ro("staging", &PythonDcpCommit::staging)

@@ -49,8 +49,11 @@ def write_dcp_file(
     """Writes a .distcp file and makes it durable.
 
     Items are (fqn, bytes), or (fqn, dtype number, sizes, address, strides in elements or None).
-    Returns items (offset and length of each), size, block_bytes, block_crc32c (little-endian) and direct.
+    Returns items (offset and length of each), size, direct, and report: what seal_dcp_index needs of it.
     """
+
+def seal_dcp_index(index: bytes, files: Sequence[tuple[str, bytes]]) -> bytes:
+    """Adds checksums to a pickled Metadata (protocol 2 or 3): of the files (name, report) and of itself."""
 
 class DcpCommit:
     """The right to write a DCP checkpoint under a name; dropping it abandons the save."""

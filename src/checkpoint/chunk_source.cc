@@ -189,6 +189,11 @@ Result<std::string> DecompressArchive(std::string_view stream, std::uint64_t max
 
 Result<ChunkSource> ResolveChunk(const TensorMetadata& tensor, const Chunk& chunk,
                                  ReadableFile& file) {
+  if (chunk.payload > 0) {
+    const std::uint64_t begin = chunk.extent.begin + chunk.payload;
+    const std::uint64_t bytes = Volume(chunk.box.sizes) * ItemSize(tensor.dtype);
+    return ChunkSource{.extent = {chunk.extent.file, begin, begin + bytes}};
+  }
   if (chunk.extent.encoding == Encoding::kPlain) {
     return Settle(
         tensor, chunk,

@@ -52,8 +52,7 @@ class DcpLayout {
   explicit DcpLayout(std::span<const DcpItem> items) {
     texts_.reserve(items.size() * 2);
     segments_.reserve(items.size() * 5);
-    places_.file.items.reserve(items.size());
-    places_.payload_begins.reserve(items.size());
+    file_.items.reserve(items.size());
   }
 
   Status Add(const DcpItem& item) {
@@ -61,15 +60,15 @@ class DcpLayout {
       Status status = AddTensor(item);
       return status.ok() ? status : status.Annotate("tensor \"" + item.fqn + "\"");
     }
-    AddExtent({size_, item.bytes.size()}, size_);
+    file_.items.push_back({size_, item.bytes.size()});
     AddLiteral(AsByteSpan(item.bytes));
     return Status::Ok();
   }
 
   [[nodiscard]] const std::vector<FileSegment>& segments() const { return segments_; }
   [[nodiscard]] std::uint64_t size() const { return size_; }
-  /// What is known before the writing: extents and payloads.
-  WrittenDcpFile TakePlaces() { return std::move(places_); }
+  /// What is known before the writing: where the items lie.
+  DcpFile TakeFile() { return std::move(file_); }
 
  private:
   Status AddTensor(const DcpItem& item) {
@@ -88,8 +87,7 @@ class DcpLayout {
     if (align) {
       AddFiller(kZeros, RoundUp(size_, kTorchItemAlignment) - size_);
     }
-    const std::uint64_t payload_begin = size_ + archive.head.size();
-    AddExtent({size_, archive.size()}, payload_begin);
+    file_.items.push_back({size_, archive.size(), archive.head.size()});
     AddText(archive.head.substr(0, archive.head.size() - archive.filler_bytes));
     AddFiller(kFiller, archive.filler_bytes);
     if (archive.payload_bytes > 0) {
@@ -104,11 +102,6 @@ class DcpLayout {
     }
     AddText(std::move(archive.tail));
     return Status::Ok();
-  }
-
-  void AddExtent(const DcpExtent& extent, std::uint64_t payload_begin) {
-    places_.file.items.push_back(extent);
-    places_.payload_begins.push_back(payload_begin);
   }
 
   void AddText(std::string text) {
@@ -132,13 +125,13 @@ class DcpLayout {
   std::uint64_t size_ = 0;
   std::vector<std::string> texts_;
   std::vector<FileSegment> segments_;
-  WrittenDcpFile places_;
+  DcpFile file_;
 };
 
 }  // namespace
 
-Result<WrittenDcpFile> WriteDcpItems(Storage& storage, const std::string& path,
-                                     std::span<const DcpItem> items, const SaveOptions& options) {
+Result<DcpFile> WriteDcpItems(Storage& storage, const std::string& path,
+                              std::span<const DcpItem> items, const SaveOptions& options) {
   if (options.block_bytes == 0 || options.block_bytes % kDataAlignment != 0 ||
       options.block_bytes > kMaxBlockBytes) {
     return InvalidArgument("block_bytes must be a multiple of 4096 up to 8 MiB, not " +
@@ -163,18 +156,17 @@ Result<WrittenDcpFile> WriteDcpItems(Storage& storage, const std::string& path,
                                                              BufferPool::Shared(), write_options));
   VARVE_RETURN_IF_ERROR(file->Sync(size));
 
-  WrittenDcpFile written = layout.TakePlaces();
-  written.file.size = size;
-  written.file.block_bytes = options.block_bytes;
-  written.file.block_crc32c = std::move(data.block_crc32c);
-  written.file.direct = file->direct();
+  DcpFile written = layout.TakeFile();
+  written.size = size;
+  written.block_bytes = options.block_bytes;
+  written.block_crc32c = std::move(data.block_crc32c);
+  written.direct = file->direct();
   return written;
 }
 
 Result<DcpFile> WriteDcpFile(const std::string& path, const std::vector<DcpItem>& items,
                              const SaveOptions& options, Storage& storage) {
-  VARVE_ASSIGN_OR_RETURN(WrittenDcpFile written, WriteDcpItems(storage, path, items, options));
-  return std::move(written.file);
+  return WriteDcpItems(storage, path, items, options);
 }
 
 }  // namespace varve

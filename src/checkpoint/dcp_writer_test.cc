@@ -70,21 +70,21 @@ TEST(DcpWriter, EveryItemIsAnArchiveOfItsOwn) {
     const auto written = WriteDcpItems(storage, kPath, items, {.direct = direct});
     ASSERT_TRUE(IsOk(written));
     const std::string file = *ReadWholeFile(storage, kPath, kAnySize);
-    EXPECT_EQ(written->file.size, file.size());
-    EXPECT_EQ(written->file.direct, direct);
-    ASSERT_EQ(written->file.items.size(), items.size());
+    EXPECT_EQ(written->size, file.size());
+    EXPECT_EQ(written->direct, direct);
+    ASSERT_EQ(written->items.size(), items.size());
     for (std::size_t i = 0; i < items.size(); ++i) {
-      const std::string_view item = ItemOf(file, written->file.items[i]);
-      const std::uint64_t payload = written->payload_begins[i];
+      const std::string_view item = ItemOf(file, written->items[i]);
+      const std::uint64_t payload = written->items[i].offset + written->items[i].payload;
       if (!items[i].is_tensor) {
         EXPECT_EQ(item, items[i].bytes);
-        EXPECT_EQ(payload, written->file.items[i].offset);
+        EXPECT_EQ(payload, written->items[i].offset);
         continue;
       }
       const auto read = ReadTensorItem(item.size(), Watched(item));
       ASSERT_TRUE(IsOk(read));
       EXPECT_EQ(read->tensor.sizes, items[i].sizes);
-      EXPECT_EQ(written->file.items[i].offset + read->storage.begin, payload);
+      EXPECT_EQ(written->items[i].offset + read->storage.begin, payload);
       const auto expected_item = EncodeTensorArchive(DType::kUInt8, items[i].sizes, std::nullopt,
                                                      items[i].sizes[0] >= 4096);
       ASSERT_TRUE(IsOk(expected_item));
@@ -105,10 +105,10 @@ TEST(DcpWriter, LargeTensorsBeginAtPagesAndSmallItemsArePacked) {
   std::uint64_t end = 0;
   const std::string file = *ReadWholeFile(storage, kPath, kAnySize);
   for (std::size_t i = 0; i < state.items.size(); ++i) {
-    const DcpExtent& extent = written->file.items[i];
+    const DcpExtent& extent = written->items[i];
     const bool large = state.items[i].is_tensor && state.items[i].sizes[0] >= 4096;
     EXPECT_EQ(extent.offset, large ? (end + 4095) / 4096 * 4096 : end) << i;
-    EXPECT_EQ(large, written->payload_begins[i] % 4096 == 0 && i > 0) << i;
+    EXPECT_EQ(large, (written->items[i].offset + written->items[i].payload) % 4096 == 0 && i > 0) << i;
     EXPECT_EQ(file.find_first_not_of('\0', end), extent.offset) << "gaps are zeros";
     end = extent.offset + extent.length;
   }
@@ -129,7 +129,7 @@ TEST(DcpWriter, StridedMemoryIsStoredRowMajor) {
     const auto written = WriteDcpItems(storage, kPath, {&item, 1}, {});
     ASSERT_TRUE(IsOk(written));
     const std::string file = *ReadWholeFile(storage, kPath, kAnySize);
-    EXPECT_EQ(file.substr(written->payload_begins[0], expected.size()), expected);
+    EXPECT_EQ(file.substr(written->items[0].offset + written->items[0].payload, expected.size()), expected);
     const auto read = ReadTensorItem(file.size(), Watched(file));
     ASSERT_TRUE(IsOk(read));
     EXPECT_EQ(read->tensor.strides, RowMajorStrides(item.sizes));
@@ -142,13 +142,13 @@ TEST(DcpWriter, BlockChecksumsAreThoseOfTheFile) {
   MemoryStorage storage;
   const auto written = WriteDcpItems(storage, kPath, state.items, {.block_bytes = 8192});
   ASSERT_TRUE(IsOk(written));
-  EXPECT_EQ(written->file.block_bytes, 8192U);
+  EXPECT_EQ(written->block_bytes, 8192U);
   const std::string file = *ReadWholeFile(storage, kPath, kAnySize);
   std::vector<std::uint32_t> expected;
   for (std::size_t at = 0; at < file.size(); at += 8192) {
     expected.push_back(Crc32c(AsByteSpan(std::string_view(file).substr(at, 8192))));
   }
-  EXPECT_EQ(written->file.block_crc32c, expected);
+  EXPECT_EQ(written->block_crc32c, expected);
 }
 
 TEST(DcpWriter, NoItemsMakeAnEmptyFile) {
@@ -197,8 +197,8 @@ TEST(DcpWriter, ProgressEndsWithTheWholeFile) {
   };
   const auto written = WriteDcpItems(storage, kPath, state.items, options);
   ASSERT_TRUE(IsOk(written));
-  EXPECT_EQ(most, written->file.size);
-  EXPECT_EQ(total, written->file.size);
+  EXPECT_EQ(most, written->size);
+  EXPECT_EQ(total, written->size);
 }
 
 TEST(DcpWriter, AnItemThatCannotBeIsRefusedBeforeTheFileIsBegun) {

@@ -117,7 +117,7 @@ Result<Decoded> DecodeIndexFile(Storage& storage, const std::string& path) {
   }
   for (const auto& [name, value] : attributes) {
     if (name == kDcpChecksums) {
-      if (Status status = ApplyDcpChecksums(value, &decoded->metadata); !status.ok()) {
+      if (Status status = ApplyDcpChecksums(bytes, value, &decoded->metadata); !status.ok()) {
         return status.Annotate(path);
       }
     }

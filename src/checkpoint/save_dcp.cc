@@ -62,19 +62,19 @@ std::vector<std::size_t> FileOrder(const State& state, const RankAssignment& ass
   return order;
 }
 
-void PutItems(const std::vector<DcpReceipt::Item>& items, ByteWriter* out) {
+void PutItems(const std::vector<DcpExtent>& items, ByteWriter* out) {
   out->Varint(items.size());
-  for (const DcpReceipt::Item& item : items) {
+  for (const DcpExtent& item : items) {
     out->Varint(item.offset);
     out->Varint(item.length);
     out->Varint(item.payload);
   }
 }
 
-void GetItems(ByteReader* in, std::vector<DcpReceipt::Item>* items) {
+void GetItems(ByteReader* in, std::vector<DcpExtent>* items) {
   const std::uint64_t count = in->Count(3);
   for (std::uint64_t i = 0; i < count && !in->failed(); ++i) {
-    DcpReceipt::Item item;
+    DcpExtent item;
     item.offset = in->Varint();
     item.length = in->Varint();
     item.payload = in->Varint();
@@ -100,18 +100,19 @@ class IndexBuilder {
     for (std::size_t i = 0; i < receipt.chunks.size(); ++i) {
       const ChunkAssignment& chunk = assignment.chunks[i];
       const WriteItem& item = plan.tensors[chunk.item];
-      const DcpReceipt::Item& place = receipt.chunks[i];
-      Tensor& tensor = tensors_[item.fqn];
-      tensor.metadata.fqn = item.fqn;
-      tensor.metadata.dtype = item.dtype;
-      tensor.metadata.shape = item.shape;
+      const DcpExtent& place = receipt.chunks[i];
+      TensorMetadata& tensor = tensors_[item.fqn];
+      tensor.fqn = item.fqn;
+      tensor.dtype = item.dtype;
+      tensor.shape = item.shape;
       Chunk stored;
       stored.box = chunk.box;
       stored.extent = {rank, place.offset, place.offset + place.length, Encoding::kTorchItem};
-      tensor.chunks.emplace_back(std::move(stored), place.payload);
+      stored.payload = place.payload;
+      tensor.chunks.push_back(std::move(stored));
     }
     for (std::size_t i = 0; i < receipt.objects.size(); ++i) {
-      const DcpReceipt::Item& place = receipt.objects[i];
+      const DcpExtent& place = receipt.objects[i];
       const std::string& fqn = plan.objects[assignment.objects[i]].fqn;
       objects_[fqn] = {fqn,
                        {rank, place.offset, place.offset + place.length, Encoding::kTorchItem}};
@@ -119,19 +120,15 @@ class IndexBuilder {
     return Status::Ok();
   }
 
-  Metadata Take(std::uint64_t block_bytes, PayloadOffsets* payloads) {
+  Metadata Take(std::uint64_t block_bytes) {
     metadata_.format = Format::kDcp;
     metadata_.world_size = static_cast<std::uint32_t>(metadata_.files.size());
     metadata_.block_bytes = block_bytes;
     for (auto& [fqn, tensor] : tensors_) {
-      std::sort(tensor.chunks.begin(), tensor.chunks.end(), [](const auto& a, const auto& b) {
-        return a.first.box.offsets < b.first.box.offsets;
-      });
-      for (auto& [chunk, payload] : tensor.chunks) {
-        tensor.metadata.chunks.push_back(std::move(chunk));
-        payloads->push_back(payload);
-      }
-      metadata_.tensors.push_back(std::move(tensor.metadata));
+      std::sort(
+          tensor.chunks.begin(), tensor.chunks.end(),
+          [](const Chunk& a, const Chunk& b) { return a.box.offsets < b.box.offsets; });
+      metadata_.tensors.push_back(std::move(tensor));
     }
     for (auto& [fqn, object] : objects_) {
       metadata_.objects.push_back(std::move(object));
@@ -140,12 +137,8 @@ class IndexBuilder {
   }
 
  private:
-  struct Tensor {
-    TensorMetadata metadata;
-    std::vector<std::pair<Chunk, std::uint64_t>> chunks;
-  };
   Metadata metadata_;
-  std::map<std::string, Tensor> tensors_;
+  std::map<std::string, TensorMetadata> tensors_;
   std::map<std::string, ObjectMetadata> objects_;
 };
 
@@ -207,20 +200,17 @@ Result<WrittenDcpShare> WriteDcpShare(Storage& storage, const std::string& path,
     item.bytes = std::move(*archive);
     items.push_back(std::move(item));
   }
-  VARVE_ASSIGN_OR_RETURN(WrittenDcpFile written, WriteDcpItems(storage, path, items, options));
+  VARVE_ASSIGN_OR_RETURN(DcpFile written, WriteDcpItems(storage, path, items, options));
   WrittenDcpShare share;
-  share.direct = written.file.direct;
-  share.receipt.size = written.file.size;
-  share.receipt.block_crc32c = std::move(written.file.block_crc32c);
+  share.direct = written.direct;
+  share.receipt.size = written.size;
+  share.receipt.block_crc32c = std::move(written.block_crc32c);
   share.receipt.chunks.resize(order.size());
   for (std::size_t i = 0; i < items.size(); ++i) {
-    const DcpExtent& extent = written.file.items[i];
-    const DcpReceipt::Item place{extent.offset, extent.length,
-                                 written.payload_begins[i] - extent.offset};
     if (i < order.size()) {
-      share.receipt.chunks[order[i]] = place;
+      share.receipt.chunks[order[i]] = written.items[i];
     } else {
-      share.receipt.objects.push_back(place);
+      share.receipt.objects.push_back(written.items[i]);
     }
   }
   return share;
@@ -235,16 +225,15 @@ Result<DcpIndexFiles> MakeDcpIndex(const std::vector<LocalPlan>& plans,
     VARVE_RETURN_IF_ERROR(builder.Add(static_cast<std::uint32_t>(rank), plans[rank],
                                       assignments[rank], receipts[rank]));
   }
-  PayloadOffsets payloads;
-  const Metadata metadata = builder.Take(block_bytes, &payloads);
+  const Metadata metadata = builder.Take(block_bytes);
   DcpEncodeOptions options;
   std::optional<Value> structure;
   if (!assignments.empty() && !assignments[0].structure.empty()) {
     VARVE_ASSIGN_OR_RETURN(structure, DecodeValue(assignments[0].structure));
     options.structure = &*structure;
   }
-  options.attributes = {{std::string(kDcpChecksums), EncodeDcpChecksums(metadata, payloads)}};
   VARVE_ASSIGN_OR_RETURN(std::string index, EncodeDcpMetadata(metadata, options));
+  VARVE_RETURN_IF_ERROR(AppendDcpChecksums(metadata, &index));
   return DcpIndexFiles{metadata.files, {{".metadata", std::move(index)}}};
 }
 

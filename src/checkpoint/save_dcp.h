@@ -8,20 +8,16 @@
 #include "checkpoint/commit.h"
 #include "plan/save_plan.h"
 #include "varve/checkpoint.h"
+#include "varve/dcp.h"
 #include "varve/options.h"
 
 namespace varve {
 
 /// What a rank tells the coordinator of its file: where each item lies, and the file's checksums.
 struct DcpReceipt {
-  struct Item {
-    std::uint64_t offset = 0;
-    std::uint64_t length = 0;
-    std::uint64_t payload = 0;  ///< From the item's begin.
-  };
   std::uint64_t size = 0;
-  std::vector<Item> chunks;   ///< As the assignment lists them.
-  std::vector<Item> objects;  ///< As the assignment lists them.
+  std::vector<DcpExtent> chunks;   ///< As the assignment lists them.
+  std::vector<DcpExtent> objects;  ///< As the assignment lists them.
   std::vector<std::uint32_t> block_crc32c;
 };
 

@@ -116,8 +116,8 @@ class ForeignVerifier {
       return;
     }
     if (item.chunk != nullptr && !IsEmpty(item.chunk->box)) {
-      if (const auto source = ResolveChunk(*item.tensor, *item.chunk, **file); !source.ok()) {
-        Add(item.extent, item.fqn, source.status().message());
+      if (const Status status = CheckTensor(*item.tensor, *item.chunk, **file); !status.ok()) {
+        Add(item.extent, item.fqn, status.message());
         return;
       }
     }
@@ -129,6 +129,20 @@ class ForeignVerifier {
     if (item.chunk == nullptr) {
       CheckValue(item, **file);
     }
+  }
+
+  /// The archive itself is asked, also where the index knows what is in it: PyTorch will ask it.
+  static Status CheckTensor(const TensorMetadata& tensor, const Chunk& chunk, ReadableFile& file) {
+    Chunk unknown = chunk;
+    unknown.payload = 0;
+    VARVE_ASSIGN_OR_RETURN(const ChunkSource found, ResolveChunk(tensor, unknown, file));
+    VARVE_ASSIGN_OR_RETURN(const ChunkSource known, ResolveChunk(tensor, chunk, file));
+    if (chunk.payload > 0 && (found.extent != known.extent || !found.strides.empty() ||
+                              found.conj || found.neg)) {
+      return DataLoss("the elements begin at " + std::to_string(found.extent.begin) +
+                      ", the index promises them at " + std::to_string(known.extent.begin));
+    }
+    return Status::Ok();
   }
 
   /// Files that Varve wrote have checksums of blocks, whatever their format.
@@ -152,10 +166,14 @@ class ForeignVerifier {
     }
   }
 
+  [[nodiscard]] bool HasSums(const Extent& extent) const {
+    return !opened_.metadata.files[extent.file].block_crc32c.empty();
+  }
+
   /// Elements with no archive around them: checked by opened_.records or by block, where there are
   /// checksums of either kind.
   void CountPlain(const Extent& extent) {
-    if (opened_.metadata.block_bytes > 0) {
+    if (HasSums(extent)) {
       return;
     }
     if (opened_.records.empty()) {
@@ -186,7 +204,7 @@ class ForeignVerifier {
         continue;
       }
       if (record.crc32 == 0 && record.size > 0) {
-        if (opened_.metadata.block_bytes > 0) {
+        if (HasSums(item.extent)) {
           continue;
         }
         without_checksum_ += record.size;

@@ -1,10 +1,13 @@
 #include "interop/dcp_checksums.h"
 
 #include <algorithm>
+#include <functional>
+#include <map>
 
 #include "base/bytes.h"
 #include "base/checked.h"
 #include "base/checksum.h"
+#include "interop/pickle_writer.h"
 #include "tensor/box.h"
 
 namespace varve {
@@ -13,42 +16,13 @@ namespace {
 constexpr std::uint64_t kVersion = 1;
 constexpr std::uint64_t kMaxBlockBytes = std::uint64_t{8} << 20;
 
-void PutDims(const Dims& dims, ByteWriter* out) { out->VarintList(dims); }
+/// How the pickle of an object with several attributes ends: SETITEMS, BUILD, STOP.
+constexpr std::string_view kEnd = "ub.";
 
-void PutExtent(const Metadata& metadata, const Extent& extent, ByteWriter* out) {
-  out->String(metadata.files[extent.file].name);
-  out->U8(static_cast<std::uint8_t>(extent.encoding));
-  out->Varint(extent.begin);
-  out->Varint(extent.end);
-}
-
-/// XXH3-128 of all that the index says, in a fixed order.
-Hash128 Digest(const Metadata& metadata) {
+Hash128 DigestOf(std::string_view bytes) {
   Xxh3Stream stream;
   stream.Reset();
-  Bytes buffer;
-  const auto flush = [&] {
-    stream.Update(AsByteSpan(buffer));
-    buffer.clear();
-  };
-  ByteWriter out(&buffer);
-  for (const TensorMetadata& tensor : metadata.tensors) {
-    out.String(tensor.fqn);
-    out.U8(static_cast<std::uint8_t>(tensor.dtype));
-    PutDims(tensor.shape, &out);
-    out.Varint(tensor.chunks.size());
-    for (const Chunk& chunk : tensor.chunks) {
-      PutDims(chunk.box.offsets, &out);
-      PutDims(chunk.box.sizes, &out);
-      PutExtent(metadata, chunk.extent, &out);
-    }
-    flush();
-  }
-  for (const ObjectMetadata& object : metadata.objects) {
-    out.String(object.fqn);
-    PutExtent(metadata, object.extent, &out);
-    flush();
-  }
+  stream.Update(AsByteSpan(bytes));
   return stream.Digest();
 }
 
@@ -56,64 +30,31 @@ Status Malformed(std::string_view what) {
   return DataLoss("the checksums of the index are malformed: " + std::string(what));
 }
 
-Status ReadFiles(ByteReader* in, Metadata* metadata) {
-  const std::uint64_t count = in->Count(2);
-  for (std::uint64_t i = 0; i < count && !in->failed(); ++i) {
-    const std::string name(in->String());
-    const std::uint64_t size = in->Varint();
-    const std::uint64_t blocks = in->Count(4);
-    const auto file = std::find_if(metadata->files.begin(), metadata->files.end(),
-                                   [&](const DataFile& f) { return f.name == name; });
-    if (file == metadata->files.end()) {
-      (void)in->Raw(blocks * 4);  // A rank that had nothing to store wrote an empty file.
-      continue;
-    }
-    if (blocks != DivideUp(size, metadata->block_bytes)) {
-      return Malformed("the count of blocks of " + name);
-    }
-    file->size = size;
-    file->block_crc32c.clear();
-    file->block_crc32c.reserve(blocks);
-    for (std::uint64_t b = 0; b < blocks; ++b) {
-      file->block_crc32c.push_back(in->U32());
-    }
-  }
-  return in->status();
+/// The attribute's name as pickles have it.
+std::string PickledName() {
+  Bytes bytes;
+  PickleWriter writer(&bytes);
+  const std::size_t begin = bytes.size();  // Behind the protocol's number.
+  writer.Str(kDcpChecksums);
+  return bytes.substr(begin);
 }
 
-Status ApplyPayloads(ByteReader* in, Metadata* metadata) {
-  for (TensorMetadata& tensor : metadata->tensors) {
-    for (Chunk& chunk : tensor.chunks) {
-      const std::uint64_t offset = in->Varint();
-      if (offset == 0 || in->failed()) {
-        continue;
-      }
-      const auto bytes = CheckedProduct(chunk.box.sizes);
-      const auto size = bytes ? CheckedMul(*bytes, ItemSize(tensor.dtype)) : std::nullopt;
-      const std::uint64_t length = chunk.extent.end - chunk.extent.begin;
-      if (!size || offset > length || *size > length - offset) {
-        return Malformed("the payload of tensor \"" + tensor.fqn + "\" lies outside its item");
-      }
-      chunk.extent.begin += offset;
-      chunk.extent.end = chunk.extent.begin + *size;
-      chunk.extent.encoding = Encoding::kPlain;
-    }
-  }
-  return in->status();
-}
-
-}  // namespace
-
-Bytes EncodeDcpChecksums(const Metadata& metadata, const PayloadOffsets& payloads) {
+Bytes EncodeAttribute(const Metadata& metadata, std::string_view index) {
   Bytes bytes;
   ByteWriter out(&bytes);
   out.Varint(kVersion);
-  for (const std::uint8_t byte : Digest(metadata).bytes) {
+  out.Varint(index.size());
+  for (const std::uint8_t byte : DigestOf(index).bytes) {
     out.U8(byte);
   }
   out.Varint(metadata.block_bytes);
-  out.Varint(metadata.files.size());
+  const auto has_sums = [](const DataFile& file) { return !file.block_crc32c.empty(); };
+  out.Varint(static_cast<std::uint64_t>(
+      std::count_if(metadata.files.begin(), metadata.files.end(), has_sums)));
   for (const DataFile& file : metadata.files) {
+    if (!has_sums(file)) {
+      continue;
+    }
     out.String(file.name);
     out.Varint(file.size);
     out.Varint(file.block_crc32c.size());
@@ -121,14 +62,97 @@ Bytes EncodeDcpChecksums(const Metadata& metadata, const PayloadOffsets& payload
       out.U32(crc);
     }
   }
-  for (const std::uint64_t offset : payloads) {
-    out.Varint(offset);
+  for (const TensorMetadata& tensor : metadata.tensors) {
+    for (const Chunk& chunk : tensor.chunks) {
+      out.Varint(chunk.payload);
+    }
   }
   out.U32(Crc32c(AsByteSpan(bytes)));
   return bytes;
 }
 
-Status ApplyDcpChecksums(std::string_view attribute, Metadata* metadata) {
+Status CheckDigest(ByteReader* in, std::string_view index) {
+  const std::uint64_t length = in->Varint();
+  const std::string_view digest = in->Raw(sizeof(Hash128::bytes));
+  if (in->failed() || length > index.size() || !index.substr(length).starts_with(PickledName())) {
+    return DataLoss("the index is not the one its checksums were made for");
+  }
+  const Hash128 found = DigestOf(index.substr(0, length));
+  if (!std::equal(digest.begin(), digest.end(), found.bytes.begin(),
+                  [](char a, std::uint8_t b) { return static_cast<std::uint8_t>(a) == b; })) {
+    return DataLoss("the index is damaged: its digest does not match");
+  }
+  return Status::Ok();
+}
+
+Status ReadFiles(ByteReader* in, Metadata* metadata) {
+  std::map<std::string_view, DataFile*, std::less<>> files;
+  for (DataFile& file : metadata->files) {
+    files[file.name] = &file;
+  }
+  const std::uint64_t count = in->Count(2);
+  for (std::uint64_t i = 0; i < count && !in->failed(); ++i) {
+    const std::string_view name = in->String();
+    const std::uint64_t size = in->Varint();
+    const std::uint64_t blocks = in->Count(4);
+    const auto found = files.find(name);
+    if (found == files.end()) {
+      return Malformed(std::string(name) + " is not named in the index");
+    }
+    if (blocks != DivideUp(size, metadata->block_bytes)) {
+      return Malformed("the count of blocks of " + std::string(name));
+    }
+    DataFile& file = *found->second;
+    file.size = size;
+    file.block_crc32c.clear();
+    file.block_crc32c.reserve(blocks);
+    for (std::uint64_t b = 0; b < blocks; ++b) {
+      file.block_crc32c.push_back(in->U32());
+    }
+  }
+  return in->status();
+}
+
+Status ReadPayloads(ByteReader* in, Metadata* metadata) {
+  for (TensorMetadata& tensor : metadata->tensors) {
+    for (Chunk& chunk : tensor.chunks) {
+      chunk.payload = in->Varint();
+      if (chunk.payload == 0 || in->failed()) {
+        continue;
+      }
+      const auto elements = CheckedProduct(chunk.box.sizes);
+      const auto size = elements ? CheckedMul(*elements, ItemSize(tensor.dtype)) : std::nullopt;
+      const std::uint64_t length = chunk.extent.end - chunk.extent.begin;
+      if (!size || chunk.payload > length || *size > length - chunk.payload ||
+          chunk.extent.encoding != Encoding::kTorchItem) {
+        return Malformed("the payload of tensor \"" + tensor.fqn + "\" lies outside its item");
+      }
+    }
+  }
+  return in->status();
+}
+
+}  // namespace
+
+Status AppendDcpChecksums(const Metadata& metadata, std::string* index) {
+  if (!index->ends_with(kEnd)) {
+    return InvalidArgument("the index is a pickle that does not end with attributes of Metadata");
+  }
+  index->resize(index->size() - kEnd.size());
+  const Bytes attribute = EncodeAttribute(metadata, *index);
+  Bytes value;
+  PickleWriter writer(&value);
+  const std::size_t begin = value.size();
+  writer.Str(kDcpChecksums);
+  writer.BytesObject(attribute);
+  VARVE_RETURN_IF_ERROR(writer.Finish());
+  value.pop_back();  // STOP.
+  index->append(value, begin);
+  index->append(kEnd);
+  return Status::Ok();
+}
+
+Status ApplyDcpChecksums(std::string_view index, std::string_view attribute, Metadata* metadata) {
   if (attribute.size() < sizeof(std::uint32_t)) {
     return Malformed("too short");
   }
@@ -141,20 +165,14 @@ Status ApplyDcpChecksums(std::string_view attribute, Metadata* metadata) {
   if (in.Varint() != kVersion) {
     return Unimplemented("the checksums of the index were written by a newer version of Varve");
   }
-  const std::string_view digest = in.Raw(sizeof(Hash128::bytes));
-  const Hash128 expected = Digest(*metadata);
-  if (in.failed() ||
-      !std::equal(digest.begin(), digest.end(), expected.bytes.begin(),
-                  [](char a, std::uint8_t b) { return static_cast<std::uint8_t>(a) == b; })) {
-    return DataLoss("the index is not the one its checksums were made for");
-  }
+  VARVE_RETURN_IF_ERROR(CheckDigest(&in, index));
   metadata->block_bytes = in.Varint();
   if (metadata->block_bytes == 0 || metadata->block_bytes > kMaxBlockBytes ||
       metadata->block_bytes % 4096 != 0) {
     return Malformed("the size of a block");
   }
   VARVE_RETURN_IF_ERROR(ReadFiles(&in, metadata));
-  VARVE_RETURN_IF_ERROR(ApplyPayloads(&in, metadata));
+  VARVE_RETURN_IF_ERROR(ReadPayloads(&in, metadata));
   return in.Finish();
 }
 

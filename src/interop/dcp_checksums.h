@@ -1,12 +1,15 @@
 /// What Varve adds to a DCP index it writes, as an attribute that PyTorch keeps and ignores: block
 /// checksums of the data files, where each payload begins, and a digest of the index itself. With
 /// them a load checks every byte and need not look into the archives.
+///
+/// The attribute is the last thing in the pickle, so that the digest can be that of all bytes before
+/// it, whoever wrote them. Its value: version, length and XXH3-128 of what precedes the attribute,
+/// bytes of a block, files (name, size, CRC-32C of every block), for each chunk in the order of
+/// Metadata::tensors its payload's offset in its item or 0, and a CRC-32C of all that.
 #pragma once
 
-#include <cstdint>
 #include <string>
 #include <string_view>
-#include <vector>
 
 #include "base/bytes.h"
 #include "interop/dcp_metadata.h"
@@ -18,17 +21,15 @@ namespace varve {
 /// The attribute's name.
 inline constexpr std::string_view kDcpChecksums = "varve_checksums";
 
-/// Bytes from an item's begin to its payload, for each chunk in the order of Metadata::tensors and
-/// their chunks; 0 where that is not known, or the item is no row-major tensor of its own.
-using PayloadOffsets = std::vector<std::uint64_t>;
+/// Adds the attribute to `*index`, a pickle that decodes to `metadata` and whose last object is the
+/// one of class Metadata. Of `metadata`, files have size and block checksums, chunks their payload.
+/// Errors: InvalidArgument when the pickle ends otherwise than with that object's attributes.
+Status AppendDcpChecksums(const Metadata& metadata, std::string* index);
 
-/// `metadata` as it is encoded: extents are whole items, files have size and block checksums.
-Bytes EncodeDcpChecksums(const Metadata& metadata, const PayloadOffsets& payloads);
-
-/// Checks the digest and fills `metadata` (as decoded from the same index): sizes and checksums of
-/// files, and plain extents of the chunks whose payload offset is known. Errors: DataLoss when the
+/// Checks `attribute`, which `index` holds, against the rest of `index`, and fills `metadata` (as
+/// decoded from it): sizes and checksums of files, payloads of chunks. Errors: DataLoss when the
 /// attribute is malformed or the index is not the one it was made for; Unimplemented for a newer
 /// one.
-Status ApplyDcpChecksums(std::string_view attribute, Metadata* metadata);
+Status ApplyDcpChecksums(std::string_view index, std::string_view attribute, Metadata* metadata);
 
 }  // namespace varve

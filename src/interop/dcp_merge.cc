@@ -100,9 +100,16 @@ class Merger {
     std::map<std::string, DataFile> files;
     std::uint32_t world_size = static_cast<std::uint32_t>(by_rank_.size());
     for (const Decoded& decoded : by_rank_) {
-      world_size = std::max(world_size, decoded.metadata.world_size);
-      for (const DataFile& file : decoded.metadata.files) {
-        files.emplace(file.name, file);
+      const Metadata& metadata = decoded.metadata;
+      world_size = std::max(world_size, metadata.world_size);
+      if (out_.metadata.block_bytes == 0) {
+        out_.metadata.block_bytes = metadata.block_bytes;
+      }
+      for (const DataFile& file : metadata.files) {
+        DataFile& kept = files.emplace(file.name, file).first->second;
+        if (metadata.block_bytes != out_.metadata.block_bytes) {
+          kept.block_crc32c.clear();  // Of blocks of another size: no use beside the others.
+        }
       }
     }
     std::map<std::string_view, std::uint32_t> places;

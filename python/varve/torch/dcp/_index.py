@@ -3,41 +3,55 @@
 from __future__ import annotations
 
 import os
+import pickle
+import warnings
 from typing import Any
 
 from torch.distributed.checkpoint.metadata import BytesStorageMetadata, Metadata, MetadataIndex
 from torch.distributed.checkpoint.storage import WriteResult
 
-from varve.errors import UnavailableError
-from varve.torch.dcp._write import FileSums
+from varve import _core
+from varve.errors import (
+    CorruptCheckpointError,
+    InvalidArgumentError,
+    UnavailableError,
+    UnsupportedError,
+)
+from varve.torch.dcp._write import FileReport
 
 #: The version of the format, as torch writes it since 2.7.
 _VERSION = "1.0.0"
 
+#: Of the index: the last one without frames, so that the engine can add an attribute at the end.
+_PROTOCOL = 3
+
 
 def complete(
     metadata: Metadata, results: list[list[WriteResult]], directory: str
-) -> list[tuple[str, int]]:
-    """Fills in where everything is stored; returns the files and their sizes.
+) -> tuple[bytes, list[tuple[str, int]]]:
+    """Fills in where everything is stored; returns the pickled index, and the files with their sizes.
+
+    The index carries checksums of the files and of itself. (Where the results were made anew on the
+    way here, by a wrapper of the writer, what was to be in them is lost: there are none then.)
 
     Raises UnavailableError when a chunk or value that the index promises has not been written.
     """
-    sums: dict[str, FileSums] = {}
+    reports: dict[str, FileReport] = {}
     stored: dict[MetadataIndex, Any] = {}
     for result in (result for of_rank in results for result in of_rank):
         stored[result.index] = result.storage_data
         file = getattr(result, "file", None)
         if file is not None:
-            sums[result.storage_data.relative_path] = file
+            reports[result.storage_data.relative_path] = file
     _check_complete(metadata, stored)
     metadata.version = _VERSION
     metadata.storage_data = stored
     names = dict.fromkeys(info.relative_path for info in stored.values())
-    if sums.keys() == names.keys():
-        _attach_checksums(metadata, sums)
-        return [(name, file.size) for name, file in sums.items()]
-    # Somebody has made the results anew, without what Varve had put into them.
-    return [(name, os.path.getsize(os.path.join(directory, name))) for name in names]
+    index = pickle.dumps(metadata, protocol=_PROTOCOL)
+    if reports.keys() == names.keys():
+        index = _sealed(index, [(name, file.report) for name, file in reports.items()])
+        return index, [(name, file.size) for name, file in reports.items()]
+    return index, [(name, os.path.getsize(os.path.join(directory, name))) for name in names]
 
 
 def _check_complete(metadata: Metadata, stored: dict[MetadataIndex, Any]) -> None:
@@ -61,11 +75,12 @@ def _check_complete(metadata: Metadata, stored: dict[MetadataIndex, Any]) -> Non
             raise UnavailableError(f'"{fqn}": no rank has written {missing[0]}')
 
 
-def _attach_checksums(metadata: Metadata, sums: dict[str, FileSums]) -> None:
-    """Varve's checksums, as an attribute that torch keeps and ignores."""
-    block_bytes = {file.block_bytes for file in sums.values()}
-    if len(block_bytes) == 1:
-        metadata.varve = {  # type: ignore[attr-defined]
-            "block_bytes": block_bytes.pop(),
-            "files": {name: (file.size, file.block_crc32c) for name, file in sums.items()},
-        }
+def _sealed(index: bytes, reports: list[tuple[str, bytes]]) -> bytes:
+    try:
+        return _core.seal_dcp_index(index, reports)
+    except (UnsupportedError, CorruptCheckpointError, InvalidArgumentError) as error:
+        # Dtypes that only torch has, planners with an index of their own: torch reads them back.
+        warnings.warn(
+            f"this checkpoint gets no checksums, and only torch can open it: {error}", stacklevel=2
+        )
+        return index

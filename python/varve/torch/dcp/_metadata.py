@@ -30,7 +30,9 @@ from varve.torch._tensors import _DTYPES
 _Chunk = tuple[tuple[int, ...], tuple[int, ...], str, int, int]
 
 #: How pickles hold the id of a save, of protocol 2 and of later ones.
-_SAVE_ID = re.compile(rb"save_id(?:q.|\x94)?(?:\x8c\x24|X\x24\0\0\0)([0-9a-f-]{36})", re.DOTALL)
+_SAVE_ID = re.compile(
+    rb"save_id(?:q.|r....|\x94)?(?:\x8c\x24|X\x24\0\0\0)([0-9a-f-]{36})", re.DOTALL
+)
 
 
 @dataclasses.dataclass

@@ -25,19 +25,18 @@ Transform = Callable[[WriteItem, io.BytesIO], tuple[Any, list[str]]]
 
 
 @dataclass(frozen=True)
-class FileSums:
-    """Size and checksums of a written file."""
+class FileReport:
+    """A written file: its size, and what the engine needs to add its checksums to the index."""
 
     size: int
-    block_bytes: int
-    block_crc32c: bytes
+    report: bytes
 
 
 @dataclass(frozen=True)
 class Written(WriteResult):
-    """A result that also brings the coordinator the checksums of its file, once for each file."""
+    """A result that also brings the coordinator the report of its file, once for each file."""
 
-    file: FileSums | None = None
+    file: FileReport | None = None
 
 
 def split(items: Sequence[WriteItem], count: int) -> list[list[WriteItem]]:
@@ -101,13 +100,13 @@ def _write_file(
                 stored.append((item.index.fqn, content))
                 undone_by.append(names)
     written = _core.write_dcp_file(os.path.join(directory, name), stored, {})
-    sums = FileSums(written["size"], written["block_bytes"], written["block_crc32c"])
+    report = FileReport(written["size"], written["report"])
     results = []
     for number, (item, (offset, length)) in enumerate(zip(items, written["items"], strict=True)):
         info = _StorageInfo(name, offset, length)
         if transform is not None and undone_by[number]:
             info.transform_descriptors = undone_by[number]
-        results.append(Written(item.index, length, info, None if number else sums))
+        results.append(Written(item.index, length, info, None if number else report))
     return results
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import os
-import pickle
 import threading
 import warnings
 import weakref
@@ -206,8 +205,7 @@ class FileSystemWriter(filesystem.FileSystemWriter):
         # As text: a path object names a module that not every version of Python has.
         metadata.storage_meta = dataclasses.replace(meta, checkpoint_id=str(self.path))
         with collector_at_rest():
-            files = complete(metadata, results, publication.directory)
-            index = pickle.dumps(metadata, protocol=4)
+            index, files = complete(metadata, results, publication.directory)
         publication.publish(files, index)
         self._publication = None
 
