@@ -57,6 +57,23 @@ def _varve_load(state: State, path: Path) -> None:
     _module("varve.torch").load(state, path)
 
 
+def _varve_save_dcp(state: State, path: Path) -> None:
+    _module("varve.torch").save(state, path, format="dcp")
+
+
+def _drop_in_save(state: State, path: Path) -> None:
+    _module("varve.torch.dcp").save(state, checkpoint_id=path, no_dist=True)
+
+
+def _drop_in_load(state: State, path: Path) -> None:
+    _module("varve.torch.dcp").load(state, checkpoint_id=path, no_dist=True)
+
+
+def convert(source: Path, target: Path, to: str) -> None:
+    """Varve's conversion, durable as its saves are."""
+    _module("varve").convert(source, target, to)
+
+
 def _dcp_save(state: State, path: Path, *, thread_count: int) -> None:
     dcp = _module("torch.distributed.checkpoint")
     writer = dcp.FileSystemWriter(path, thread_count=thread_count)
@@ -118,6 +135,8 @@ warnings.filterwarnings("ignore", message="torch.distributed is disabled")
 _DCP = ("torch.distributed.checkpoint",)
 
 VARVE = Arm("varve", ("varve.torch",), _varve_save, _varve_load)
+VARVE_AS_DCP = Arm('varve, format="dcp"', ("varve.torch",), _varve_save_dcp, _varve_load)
+DROP_IN = Arm("varve.torch.dcp", ("varve.torch.dcp",), _drop_in_save, _drop_in_load)
 DCP = Arm("DCP", _DCP, functools.partial(_dcp_save, thread_count=1), _dcp_load)
 DCP_2 = Arm("DCP, 2 threads", _DCP, functools.partial(_dcp_save, thread_count=2), _dcp_load)
 TORCH = Arm("torch.save", (), _torch_save, _torch_load)

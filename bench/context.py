@@ -32,6 +32,7 @@ class Context:
     warmups: int
     settle_seconds: float
     raw: RawIo
+    index_codec: Path | None = None
 
     def quiet(self) -> None:
         """Waits until nothing that an earlier arm left is under way.

@@ -19,6 +19,8 @@ class Sample:
 
     seconds: float
     cpu_seconds: float
+    peak_bytes: int | None = None
+    """Most memory the process has had resident, where it did nothing else."""
 
 
 @dataclass(frozen=True)

@@ -98,6 +98,25 @@ class Result:
         each = [mine.seconds / theirs.seconds - 1 for mine, theirs in self._pairs(arm, baseline)]
         self.verdicts.append(Verdict(claim, ratio - 1, ratio - 1 <= at_most, min(each), max(each)))
 
+    def expect_seconds(self, arm: str, at_most: float) -> None:
+        """Adds the verdict on "`arm` takes at most `at_most` seconds"."""
+        claim = f"{arm} takes <= {at_most:g} s"
+        each = [sample.seconds for sample in self.samples.get(arm, [])]
+        self._expect_at_most(claim, each, at_most)
+
+    def expect_peak(self, arm: str, at_most: float) -> None:
+        """Adds the verdict on "`arm` has at most `at_most` bytes resident"; shown in MB."""
+        claim = f"{arm} has <= {at_most / 1e6:g} MB resident"
+        peaks = [sample.peak_bytes for sample in self.samples.get(arm, [])]
+        self._expect_at_most(claim, [peak / 1e6 for peak in peaks if peak], at_most / 1e6)
+
+    def _expect_at_most(self, claim: str, each: list[float], at_most: float) -> None:
+        if not each:
+            self.verdicts.append(Verdict(claim))
+            return
+        value = statistics.median(each)
+        self.verdicts.append(Verdict(claim, value, value <= at_most, min(each), max(each)))
+
     def to_json(self) -> dict[str, Any]:
         """Returns a JSON value with every sample."""
         return {

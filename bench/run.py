@@ -23,7 +23,7 @@ import torch
 from bench import machine, raw
 from bench.context import Context
 from bench.results import Result
-from bench.scenarios import checksum, first_save, load, save, small
+from bench.scenarios import checksum, convert, dcp, first_save, index, load, save, small
 from bench.state import parse_size
 
 _ROOT = Path(__file__).resolve().parent.parent
@@ -34,6 +34,9 @@ SCENARIOS: dict[str, Callable[[Context], list[Result]]] = {
     "load": load.run,
     "small": small.run,
     "checksum": checksum.run,
+    "dcp": dcp.run,
+    "convert": convert.run,
+    "index": index.run,
 }
 
 # The load scenario keeps one checkpoint per tool on disk, and holds the state, its destination, a
@@ -63,6 +66,7 @@ def main() -> int:
             warmups=options.warmups,
             settle_seconds=options.settle,
             raw=raw.RawIo(options.raw_io or raw.build(directory)),
+            index_codec=options.index_codec,
         )
         _warm_memory(options.size * _MEMORY_FACTOR)
         for scenario in options.scenario or SCENARIOS:
@@ -104,6 +108,7 @@ def _options() -> argparse.Namespace:
     )
     parser.add_argument("--json", type=Path, help="append the run as one JSON line to this file")
     parser.add_argument("--raw-io", type=Path, help="a built raw_io (default: build it with g++)")
+    parser.add_argument("--index-codec", type=Path, help="the built index_codec, for `index`")
     parser.add_argument("--check", action="store_true", help="exit 1 unless every target is met")
     options = parser.parse_args()
     if options.rounds < 1 or options.warmups < 0 or options.tensors < 1:

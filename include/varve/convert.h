@@ -22,6 +22,7 @@ enum class ConvertTarget : std::uint8_t {
   kSafetensors,  ///< One safetensors file. Tensors only.
   kHf,           ///< A folder as Hugging Face's tools write it: files of at most `shard_size` and
                  ///< `model.safetensors.index.json`. Tensors only.
+  kTorch,        ///< One file as torch.save writes it, which torch.load opens.
 };
 
 struct ConvertOptions {

@@ -13,10 +13,12 @@
 #include <vector>
 
 #include "varve/dtype.h"
+#include "varve/metadata.h"
 #include "varve/options.h"
 #include "varve/status.h"
 #include "varve/storage.h"
 #include "varve/tensor.h"
+#include "varve/value.h"
 
 namespace varve {
 
@@ -55,6 +57,14 @@ struct DcpFile {
 /// Unimplemented for a dtype torch.save has no name for.
 Result<DcpFile> WriteDcpFile(const std::string& path, const std::vector<DcpItem>& items,
                              const SaveOptions& options = {}, Storage& storage = PosixStorage());
+
+/// The index of a checkpoint whose files were written by a plan of one's own. Of `metadata`:
+/// tensors with chunks, objects, and files; extents are those WriteDcpFile gave, of
+/// Encoding::kTorchItem; files with block_crc32c get checksums as SealDcpIndex adds them.
+/// `structure`, the containers of the state as docs/format.md has them, may be null: PyTorch then
+/// knows entries by name only. Errors: InvalidArgument for extents outside the files or of another
+/// encoding.
+Result<std::string> EncodeDcpIndex(const Metadata& metadata, const Value* structure = nullptr);
 
 /// A file that an index names, and what its writer reported of it.
 struct DcpNamedFile {

@@ -22,7 +22,11 @@ ConvertTarget TargetNamed(const std::string& name) {
   if (name == "hf") {
     return ConvertTarget::kHf;
   }
-  Raise(InvalidArgument("to=\"" + name + "\": want \"varve\", \"dcp\", \"safetensors\" or \"hf\""));
+  if (name == "torch") {
+    return ConvertTarget::kTorch;
+  }
+  Raise(InvalidArgument("to=\"" + name +
+                        "\": want \"varve\", \"dcp\", \"safetensors\", \"hf\" or \"torch\""));
 }
 
 nb::dict ConvertPython(const std::string& source, const std::string& target, const std::string& to,

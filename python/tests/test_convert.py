@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -103,6 +104,44 @@ def test_stock_pytorch_opens_what_convert_writes(tmp_path: Path) -> None:
     assert_same(whole, state(), ordered=False)
 
 
+def test_torch_load_opens_what_convert_writes(tmp_path: Path) -> None:
+    source = saved(tmp_path / "source")
+    report = varve.convert(source, tmp_path / "whole.pt", "torch")
+    assert report["bytes"] == (tmp_path / "whole.pt").stat().st_size
+    assert_same(torch.load(tmp_path / "whole.pt", weights_only=False), state())
+    mapped = torch.load(tmp_path / "whole.pt", weights_only=False, mmap=True)
+    assert_same(mapped, state())
+    assert varve.diff(source, tmp_path / "whole.pt") == []
+    assert varve.verify(tmp_path / "whole.pt") == []
+    assert_same(varve.torch.read(tmp_path / "whole.pt"), state())
+    with zipfile.ZipFile(tmp_path / "whole.pt") as archive:
+        assert archive.testzip() is None, "checksums are those of the bytes"
+
+
+def test_weights_alone_load_without_running_a_pickle(tmp_path: Path) -> None:
+    source = saved(tmp_path / "source")
+    varve.convert(source, tmp_path / "model.pt", "torch", include=["model.*"], dtype="bfloat16")
+    loaded = torch.load(tmp_path / "model.pt", weights_only=True)
+    assert loaded["model"]["embed"].dtype == torch.bfloat16
+    assert torch.equal(loaded["model"]["embed"], state()["model"]["embed"].to(torch.bfloat16))
+    content = bytearray((tmp_path / "model.pt").read_bytes())
+    content[len(content) // 2] ^= 1
+    (tmp_path / "model.pt").write_bytes(content)
+    with pytest.raises(varve.CorruptCheckpointError):
+        varve.torch.read(tmp_path / "model.pt")
+
+
+@pytest.mark.parametrize("case", DCP_CASES, ids=IDS)
+def test_what_pytorch_wrote_becomes_one_file_and_comes_back(case: Path, tmp_path: Path) -> None:
+    if case.name == "opaque":  # Holds values that only a pickle of their own can be.
+        with pytest.raises(varve.UnsupportedError, match="--exclude"):
+            varve.convert(case, tmp_path / "whole.pt", "torch")
+        return
+    varve.convert(case, tmp_path / "whole.pt", "torch")
+    assert varve.diff(case, tmp_path / "whole.pt") == []
+    torch.load(tmp_path / "whole.pt", weights_only=False)
+
+
 def test_a_flipped_byte_of_a_dcp_checkpoint_that_varve_wrote_is_found_by_load(
     tmp_path: Path,
 ) -> None:
@@ -125,7 +164,7 @@ def test_a_damaged_source_gives_an_error_and_no_target(tmp_path: Path) -> None:
     content = bytearray(data.read_bytes())
     content[-100] ^= 1
     data.write_bytes(content)
-    for to in ("varve", "dcp", "hf", "safetensors"):
+    for to in ("varve", "dcp", "hf", "safetensors", "torch"):
         with pytest.raises(varve.CorruptCheckpointError):
             varve.convert(source, tmp_path / "target", to)
         assert [entry.name for entry in tmp_path.iterdir()] == ["source"]

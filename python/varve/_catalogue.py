@@ -57,8 +57,8 @@ def convert(
 
     Args:
         source: A checkpoint directory, a file of torch.save, a safetensors file or folder.
-        target: The directory or, for "safetensors", the file to write.
-        to: "varve", "dcp", "safetensors" or "hf".
+        target: The directory or, for "safetensors" and "torch", the file to write.
+        to: "varve", "dcp", "safetensors", "hf" or "torch".
         dtype: Cast tensors of float16, bfloat16, float32 and float64 to this one of them.
         shard_size: Bytes of tensors in a file; "hf" only.
         include: Globs over names; empty means all.

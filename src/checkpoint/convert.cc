@@ -30,19 +30,6 @@ std::string Renamed(const ConvertOptions& options, const std::string& name) {
   return name;
 }
 
-bool IsMapping(ValueKind kind) {
-  return kind == ValueKind::kDict || kind == ValueKind::kOrderedDict ||
-         kind == ValueKind::kCounter || kind == ValueKind::kDefaultDict;
-}
-
-std::string KeyText(const Value& key) {
-  return key.kind == ValueKind::kStr ? key.text : ToString(key, std::string::npos / 2);
-}
-
-std::string Joined(const std::string& path, bool root, const std::string& key) {
-  return root ? key : path + "." + key;
-}
-
 /// Takes leaves that are not selected out of a structure, and containers that this leaves empty.
 /// List positions are part of the names, so a list that loses one becomes a dict of what is left.
 /// Returns false when nothing remains.
@@ -60,7 +47,7 @@ bool Prune(const ConvertOptions& options, const std::string& path, bool root, Va
   for (std::size_t i = 0; i + step <= value->items.size(); i += step) {
     const std::string key = mapping ? KeyText(value->items[i]) : std::to_string(i);
     Value& item = value->items[i + step - 1];
-    if (!Prune(options, Joined(path, root, key), false, &item)) {
+    if (!Prune(options, NameBelow(path, root, key), false, &item)) {
       lost = true;
       continue;
     }
@@ -126,11 +113,25 @@ Result<ConvertReport> Write(CheckpointReader& reader, const Selection& selection
     case ConvertTarget::kSafetensors:
       return ConvertToSafetensors(reader, selection, target, options, storage);
     case ConvertTarget::kHf: return ConvertToHf(reader, selection, target, options, storage);
+    case ConvertTarget::kTorch: return ConvertToTorch(reader, selection, target, options, storage);
   }
   return InvalidArgument("unknown target format");
 }
 
 }  // namespace
+
+bool IsMapping(ValueKind kind) {
+  return kind == ValueKind::kDict || kind == ValueKind::kOrderedDict ||
+         kind == ValueKind::kCounter || kind == ValueKind::kDefaultDict;
+}
+
+std::string KeyText(const Value& key) {
+  return key.kind == ValueKind::kStr ? key.text : ToString(key, std::string::npos / 2);
+}
+
+std::string NameBelow(const std::string& parent, bool root, const std::string& key) {
+  return root ? key : parent + "." + key;
+}
 
 std::uint64_t Selection::tensor_bytes() const {
   std::uint64_t bytes = 0;

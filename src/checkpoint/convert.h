@@ -34,6 +34,15 @@ struct Selection {
 /// Applies include, exclude, rename and dtype. Errors: see Convert.
 Result<Selection> Select(CheckpointReader& reader, const ConvertOptions& options);
 
+/// The name of what lies under `key` of the container `parent`, which is the root if `root` is
+/// true.
+std::string NameBelow(const std::string& parent, bool root, const std::string& key);
+
+/// The part of a name that a key of a mapping makes.
+std::string KeyText(const Value& key);
+
+[[nodiscard]] bool IsMapping(ValueKind kind);
+
 /// A stream over selected tensors, in the order given, and the segments of their bytes. The
 /// segments refer to the stream; both live until the file is written.
 class SelectedStream {
@@ -64,4 +73,14 @@ Result<ConvertReport> ConvertToSafetensors(CheckpointReader& reader, const Selec
 Result<ConvertReport> ConvertToHf(CheckpointReader& reader, const Selection& selection,
                                   const std::string& target, const ConvertOptions& options,
                                   Storage& storage);
+Result<ConvertReport> ConvertToTorch(CheckpointReader& reader, const Selection& selection,
+                                     const std::string& target, const ConvertOptions& options,
+                                     Storage& storage);
+
+/// A file that appears whole or not at all: `segments` go into a hidden file beside `target`, which
+/// then takes its name. Returns its size. Errors: AlreadyExists without `overwrite`;
+/// FailedPrecondition when somebody else is writing `target` this way.
+Result<std::uint64_t> PublishFile(Storage& storage, const std::string& target, bool overwrite,
+                                  const std::vector<FileSegment>& segments);
+
 }  // namespace varve

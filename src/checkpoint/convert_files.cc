@@ -88,6 +88,30 @@ std::vector<FileSegment> SegmentsOf(const PlannedFile& file, std::size_t first_i
 
 }  // namespace
 
+Result<std::uint64_t> PublishFile(Storage& storage, const std::string& target, bool overwrite,
+                                  const std::vector<FileSegment>& segments) {
+  if (!overwrite && storage.OpenForRead(target).ok()) {
+    return AlreadyExists(target + " exists; pass overwrite to replace it");
+  }
+  const auto lock = storage.Lock(LockPath(target));  // Two must not share the part file.
+  if (lock.status().code() == StatusCode::kFailedPrecondition) {
+    return FailedPrecondition("another conversion to " + target + " is under way");
+  }
+  const std::string part = PartPath(ParentPath(target), BaseName(target));
+  auto size = WriteSegmentsFile(storage, part, segments);
+  Status status = size.status();
+  if (status.ok()) {
+    status =
+        storage.Rename(part, target, overwrite ? RenameMode::kReplace : RenameMode::kNoReplace);
+  }
+  if (!status.ok()) {
+    (void)storage.Remove(part);  // As large as the model; the first error is the one to tell.
+    return status;
+  }
+  VARVE_RETURN_IF_ERROR(storage.SyncDirectory(ParentPath(target)));
+  return size;
+}
+
 Result<ConvertReport> ConvertToSafetensors(CheckpointReader& reader, const Selection& selection,
                                            const std::string& target, const ConvertOptions& options,
                                            Storage& storage) {
@@ -97,28 +121,10 @@ Result<ConvertReport> ConvertToSafetensors(CheckpointReader& reader, const Selec
     return NotFound("no tensor is selected that safetensors can hold");
   }
   PlanFile(&file);
-  if (!options.overwrite && storage.OpenForRead(target).ok()) {
-    return AlreadyExists(target + " exists; pass overwrite to replace it");
-  }
-  const auto lock = storage.Lock(LockPath(target));  // Two must not share the part file.
-  if (lock.status().code() == StatusCode::kFailedPrecondition) {
-    return FailedPrecondition("another conversion to " + target + " is under way");
-  }
-  const std::string part = PartPath(ParentPath(target), BaseName(target));
   SelectedStream stream(reader, file.tensors, options, selection.tensor_bytes());
-  auto size = WriteSegmentsFile(storage, part, SegmentsOf(file, 0, &stream));
-  Status status = size.status();
-  if (status.ok()) {
-    status = storage.Rename(part, target,
-                            options.overwrite ? RenameMode::kReplace : RenameMode::kNoReplace);
-  }
-  if (!status.ok()) {
-    (void)storage.Remove(part);  // As large as the model; the first error is the one to tell.
-    return status;
-  }
-  VARVE_RETURN_IF_ERROR(storage.SyncDirectory(ParentPath(target)));
+  VARVE_ASSIGN_OR_RETURN(
+      report.bytes, PublishFile(storage, target, options.overwrite, SegmentsOf(file, 0, &stream)));
   report.tensor_count = file.tensors.size();
-  report.bytes = *size;
   return report;
 }
 

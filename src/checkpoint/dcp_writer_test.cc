@@ -108,7 +108,8 @@ TEST(DcpWriter, LargeTensorsBeginAtPagesAndSmallItemsArePacked) {
     const DcpExtent& extent = written->items[i];
     const bool large = state.items[i].is_tensor && state.items[i].sizes[0] >= 4096;
     EXPECT_EQ(extent.offset, large ? (end + 4095) / 4096 * 4096 : end) << i;
-    EXPECT_EQ(large, (written->items[i].offset + written->items[i].payload) % 4096 == 0 && i > 0) << i;
+    EXPECT_EQ(large, (written->items[i].offset + written->items[i].payload) % 4096 == 0 && i > 0)
+        << i;
     EXPECT_EQ(file.find_first_not_of('\0', end), extent.offset) << "gaps are zeros";
     end = extent.offset + extent.length;
   }
@@ -129,7 +130,8 @@ TEST(DcpWriter, StridedMemoryIsStoredRowMajor) {
     const auto written = WriteDcpItems(storage, kPath, {&item, 1}, {});
     ASSERT_TRUE(IsOk(written));
     const std::string file = *ReadWholeFile(storage, kPath, kAnySize);
-    EXPECT_EQ(file.substr(written->items[0].offset + written->items[0].payload, expected.size()), expected);
+    EXPECT_EQ(file.substr(written->items[0].offset + written->items[0].payload, expected.size()),
+              expected);
     const auto read = ReadTensorItem(file.size(), Watched(file));
     ASSERT_TRUE(IsOk(read));
     EXPECT_EQ(read->tensor.strides, RowMajorStrides(item.sizes));

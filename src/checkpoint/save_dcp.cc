@@ -10,8 +10,6 @@
 
 #include "base/bytes.h"
 #include "checkpoint/dcp_writer.h"
-#include "interop/dcp_checksums.h"
-#include "interop/dcp_encode.h"
 #include "interop/torch_encode.h"
 #include "tensor/box.h"
 #include "varve/value.h"
@@ -125,9 +123,8 @@ class IndexBuilder {
     metadata_.world_size = static_cast<std::uint32_t>(metadata_.files.size());
     metadata_.block_bytes = block_bytes;
     for (auto& [fqn, tensor] : tensors_) {
-      std::sort(
-          tensor.chunks.begin(), tensor.chunks.end(),
-          [](const Chunk& a, const Chunk& b) { return a.box.offsets < b.box.offsets; });
+      std::sort(tensor.chunks.begin(), tensor.chunks.end(),
+                [](const Chunk& a, const Chunk& b) { return a.box.offsets < b.box.offsets; });
       metadata_.tensors.push_back(std::move(tensor));
     }
     for (auto& [fqn, object] : objects_) {
@@ -226,14 +223,12 @@ Result<DcpIndexFiles> MakeDcpIndex(const std::vector<LocalPlan>& plans,
                                       assignments[rank], receipts[rank]));
   }
   const Metadata metadata = builder.Take(block_bytes);
-  DcpEncodeOptions options;
   std::optional<Value> structure;
   if (!assignments.empty() && !assignments[0].structure.empty()) {
     VARVE_ASSIGN_OR_RETURN(structure, DecodeValue(assignments[0].structure));
-    options.structure = &*structure;
   }
-  VARVE_ASSIGN_OR_RETURN(std::string index, EncodeDcpMetadata(metadata, options));
-  VARVE_RETURN_IF_ERROR(AppendDcpChecksums(metadata, &index));
+  VARVE_ASSIGN_OR_RETURN(std::string index,
+                         EncodeDcpIndex(metadata, structure ? &*structure : nullptr));
   return DcpIndexFiles{metadata.files, {{".metadata", std::move(index)}}};
 }
 

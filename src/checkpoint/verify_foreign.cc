@@ -137,8 +137,8 @@ class ForeignVerifier {
     unknown.payload = 0;
     VARVE_ASSIGN_OR_RETURN(const ChunkSource found, ResolveChunk(tensor, unknown, file));
     VARVE_ASSIGN_OR_RETURN(const ChunkSource known, ResolveChunk(tensor, chunk, file));
-    if (chunk.payload > 0 && (found.extent != known.extent || !found.strides.empty() ||
-                              found.conj || found.neg)) {
+    if (chunk.payload > 0 &&
+        (found.extent != known.extent || !found.strides.empty() || found.conj || found.neg)) {
       return DataLoss("the elements begin at " + std::to_string(found.extent.begin) +
                       ", the index promises them at " + std::to_string(known.extent.begin));
     }

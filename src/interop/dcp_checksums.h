@@ -2,10 +2,10 @@
 /// checksums of the data files, where each payload begins, and a digest of the index itself. With
 /// them a load checks every byte and need not look into the archives.
 ///
-/// The attribute is the last thing in the pickle, so that the digest can be that of all bytes before
-/// it, whoever wrote them. Its value: version, length and XXH3-128 of what precedes the attribute,
-/// bytes of a block, files (name, size, CRC-32C of every block), for each chunk in the order of
-/// Metadata::tensors its payload's offset in its item or 0, and a CRC-32C of all that.
+/// The attribute is the last thing in the pickle, so that the digest can be that of all bytes
+/// before it, whoever wrote them. Its value: version, length and XXH3-128 of what precedes the
+/// attribute, bytes of a block, files (name, size, CRC-32C of every block), for each chunk in the
+/// order of Metadata::tensors its payload's offset in its item or 0, and a CRC-32C of all that.
 #pragma once
 
 #include <string>

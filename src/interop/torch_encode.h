@@ -4,8 +4,10 @@
 
 #include <cstdint>
 #include <optional>
+#include <span>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "base/bytes.h"
 #include "varve/dtype.h"
@@ -46,5 +48,25 @@ Result<TensorArchive> EncodeTensorArchive(DType dtype, const Dims& sizes,
 /// such an archive; InvalidArgument for a value that Python could not have (a date in month 13,
 /// text that is not UTF-8), one deeper than 256 levels, and text or bytes of 4 GiB and more.
 Result<Bytes> EncodeValueArchive(const Value& value);
+
+/// A tensor that an archive of a whole state holds.
+struct StateTensor {
+  DType dtype = DType::kUInt8;
+  Dims sizes;
+};
+
+/// What stands around the payloads of one torch.save file with many tensors.
+struct StateArchive {
+  std::vector<Bytes> heads;  ///< One before the row-major bytes of each tensor, in their order.
+  Bytes tail;                ///< Behind the last; of the same size whatever the checksums.
+};
+
+/// An archive of a state: containers and plain values as EncodeValueArchive takes them, in which a
+/// kTensorLeaf stands for a tensor, its text the number in `tensors`. Behind each payload comes the
+/// ZipDescriptor of its checksum. `payload_crc32`, by tensor, are what the zip directory says of
+/// the payloads; while they are not known yet it may be empty, and the directory says 0. Errors: as
+/// EncodeValueArchive, and InvalidArgument for a leaf with no tensor.
+Result<StateArchive> EncodeStateArchive(const Value& state, std::span<const StateTensor> tensors,
+                                        std::span<const std::uint32_t> payload_crc32);
 
 }  // namespace varve

@@ -3,7 +3,10 @@
 // shared, as nothing is in a Value; and empty bytes are the same call as others, which torch's
 // restricted unpickler knows while it refuses Python's `bytes()`.
 
+#include <charconv>
+#include <optional>
 #include <string>
+#include <system_error>
 #include <vector>
 
 #include "base/checksum.h"
@@ -44,9 +47,20 @@ struct InnerTensor {
   std::string_view content;
 };
 
+/// Leaves have the number of a tensor for their text.
+std::optional<std::size_t> LeafNumber(std::string_view text, std::size_t count) {
+  std::size_t number = 0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), number);
+  return error == std::errc{} && end == text.data() + text.size() && number < count
+             ? std::optional(number)
+             : std::nullopt;
+}
+
 class ValuePickler {
  public:
-  explicit ValuePickler(Bytes* out) : pickle_(out) {}
+  /// `leaves`: what kTensorLeafs stand for.
+  explicit ValuePickler(Bytes* out, std::span<const StateTensor> leaves = {})
+      : pickle_(out), leaves_(leaves) {}
 
   /// Errors: as EncodeValueArchive.
   Status Write(const Value& value, int depth);
@@ -64,7 +78,10 @@ class ValuePickler {
   /// The items, or the keys and values, into the list or mapping that lies on top.
   Status WriteItems(const std::vector<Value>& items, bool pairs, int depth);
 
+  Status WriteLeaf(const Value& value);
+
   PickleWriter pickle_;
+  std::span<const StateTensor> leaves_;
   std::vector<InnerTensor> tensors_;
 };
 
@@ -95,7 +112,7 @@ Status ValuePickler::Write(const Value& value, int depth) {
     case ValueKind::kPickle: return Unimplemented("a value that is stored as a pickle of its own");
     case ValueKind::kTorchSave:
       return Unimplemented("an archive of torch.save inside another value");
-    case ValueKind::kTensorLeaf:
+    case ValueKind::kTensorLeaf: return WriteLeaf(value);
     case ValueKind::kObjectLeaf: return Unimplemented("a leaf of a structure, which is no value");
     default: return WriteObject(value, depth);
   }
@@ -222,8 +239,23 @@ Status ValuePickler::WriteTensor(const Value& value) {
     return InvalidArgument("a tensor of " + value.items[0].text + " and shape " + ToString(shape) +
                            " with " + std::to_string(value.text.size()) + " bytes");
   }
-  tensors_.push_back({std::to_string(tensors_.size()), value.text});
+  // The leaves' records have the first keys.
+  tensors_.push_back({std::to_string(leaves_.size() + tensors_.size()), value.text});
   PickleTensor(*dtype, shape, tensors_.back().key, &pickle_);
+  return Status::Ok();
+}
+
+Status ValuePickler::WriteLeaf(const Value& value) {
+  if (leaves_.empty()) {
+    return Unimplemented("a leaf of a structure, which is no value");
+  }
+  const auto number = LeafNumber(value.text, leaves_.size());
+  if (!number) {
+    return InvalidArgument("a leaf of a structure that stands for no tensor");
+  }
+  const StateTensor& tensor = leaves_[*number];
+  VARVE_RETURN_IF_ERROR(TorchTensorBytes(tensor.dtype, tensor.sizes).status());
+  PickleTensor(tensor.dtype, tensor.sizes, std::to_string(*number), &pickle_);
   return Status::Ok();
 }
 
@@ -292,6 +324,44 @@ Result<Bytes> EncodeValueArchive(const Value& value) {
     archive.append(tensor.content);
   }
   zip.Finish(&archive);
+  return archive;
+}
+
+Result<StateArchive> EncodeStateArchive(const Value& state, std::span<const StateTensor> tensors,
+                                        std::span<const std::uint32_t> payload_crc32) {
+  Bytes content;
+  ValuePickler pickler(&content, tensors);
+  Status written = pickler.Write(state, 0);
+  if (written.ok()) {
+    written = pickler.Finish();
+  }
+  if (!written.ok()) {
+    return written.Annotate("cannot be a torch.save archive");
+  }
+  ZipWriter zip;
+  StateArchive archive;
+  archive.heads.resize(tensors.size());
+  // What is small comes first: then all that follows a payload is known but for its checksum.
+  Bytes& first = tensors.empty() ? archive.tail : archive.heads[0];
+  AddTorchRecords(content, &zip, &first);
+  for (const InnerTensor& tensor : pickler.tensors()) {
+    AddTorchStorage(tensor.key, tensor.content.size(),
+                    Crc32ZipExtend(0, AsByteSpan(tensor.content)), kTorchStorageAlignment, &zip,
+                    &first);
+    first.append(tensor.content);
+  }
+  for (std::size_t i = 0; i < tensors.size(); ++i) {
+    VARVE_ASSIGN_OR_RETURN(const std::uint64_t bytes,
+                           TorchTensorBytes(tensors[i].dtype, tensors[i].sizes));
+    const std::string name = "archive/data/" + std::to_string(i);
+    zip.AddHeader({.name = name,
+                   .bytes = bytes,
+                   .crc32 = payload_crc32.empty() ? 0 : payload_crc32[i],
+                   .alignment = kTorchStorageAlignment,
+                   .descriptor = true},
+                  &archive.heads[i]);
+  }
+  zip.Finish(&archive.tail);
   return archive;
 }
 

@@ -1,5 +1,5 @@
-// Field names and layouts follow PKWARE's APPNOTE.TXT, sections 4.3.7 (local header), 4.3.12
-// (directory), 4.3.14 to 4.3.16 (end records) and 4.5.3 (ZIP64 extra field).
+// Field names and layouts follow PKWARE's APPNOTE.TXT, sections 4.3.7 (local header), 4.3.9
+// (descriptor), 4.3.12 (directory), 4.3.14 to 4.3.16 (end records) and 4.5.3 (ZIP64 extra field).
 
 #include "interop/zip_writer.h"
 
@@ -20,6 +20,7 @@ constexpr std::uint64_t kFull32 = 0xFFFFFFFF;
 constexpr std::uint64_t kPlainVersion = 10;
 constexpr std::uint64_t kZip64Version = 45;
 constexpr std::uint64_t kUtf8Flag = 0x0800;
+constexpr std::uint64_t kDescriptorFlag = 0x0008;
 // The first day that DOS dates can say, 1 January 1980: none would be an invalid date.
 constexpr std::uint64_t kDosDate = 0x0021;
 
@@ -54,13 +55,13 @@ bool IsLarge(std::uint64_t value) { return value >= kFull32; }
 /// What a local header and a directory entry have in common, from "version needed" to the length of
 /// the name.
 template <std::size_t Size>
-void PutCommon(const ZipEntry& entry, bool zip64, Fields<Size>* fields) {
+void PutCommon(const ZipEntry& entry, bool zip64, std::uint32_t crc32, Fields<Size>* fields) {
   fields->Put(zip64 ? kZip64Version : kPlainVersion, 2)
-      .Put(kUtf8Flag, 2)
+      .Put(kUtf8Flag | (entry.descriptor ? kDescriptorFlag : 0), 2)
       .Put(0, 2)  // Stored.
       .Put(0, 2)
       .Put(kDosDate, 2)
-      .Put(entry.crc32, 4)
+      .Put(crc32, 4)
       .Put(Small(entry.bytes), 4)
       .Put(Small(entry.bytes), 4)
       .Put(entry.name.size(), 2);
@@ -84,7 +85,7 @@ LocalHeader AppendLocalHeader(const ZipEntry& entry, std::uint64_t position, Byt
 
   Fields<kHeaderBytes> header;
   header.Put(0x04034b50, 4);
-  PutCommon(entry, sizes.size() > 0, &header);
+  PutCommon(entry, sizes.size() > 0, entry.descriptor ? 0 : entry.crc32, &header);
   header.Put(sizes.size() + padding, 2).AppendTo(out);
   out->append(entry.name);
   sizes.AppendTo(out);
@@ -110,7 +111,7 @@ void AppendDirectoryEntry(const ZipEntry& entry, std::uint64_t position, Bytes* 
   }
   Fields<46> fields;
   fields.Put(0x02014b50, 4).Put(kZip64Version, 2);  // "Made by".
-  PutCommon(entry, extra_bytes > 0, &fields);
+  PutCommon(entry, extra_bytes > 0, entry.crc32, &fields);
   fields.Put(extra.size(), 2)
       .Put(0, 2)  // No comment.
       .Put(0, 2)  // The first disk.
@@ -124,10 +125,20 @@ void AppendDirectoryEntry(const ZipEntry& entry, std::uint64_t position, Bytes* 
 
 }  // namespace
 
+Bytes ZipDescriptor(std::uint32_t crc32, std::uint64_t bytes) {
+  const std::size_t width = IsLarge(bytes) ? 8 : 4;
+  Bytes out;
+  Fields<24>().Put(0x08074b50, 4).Put(crc32, 4).Put(bytes, width).Put(bytes, width).AppendTo(&out);
+  return out;
+}
+
 std::uint64_t ZipWriter::AddHeader(const ZipEntry& entry, Bytes* out) {
   AppendDirectoryEntry(entry, position_, &directory_);
   const LocalHeader header = AppendLocalHeader(entry, position_, out);
   position_ += header.bytes + entry.bytes;
+  if (entry.descriptor) {
+    position_ += ZipDescriptor(entry.crc32, entry.bytes).size();
+  }
   ++count_;
   return header.filler;
 }

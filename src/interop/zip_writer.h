@@ -15,10 +15,16 @@ struct ZipEntry {
   std::uint64_t bytes = 0;
   std::uint32_t crc32 = 0;      ///< Of the content; 0 where it is not known.
   std::uint64_t alignment = 1;  ///< The content begins at a multiple of it. At most 32 KiB.
+  /// Behind the content comes a ZipDescriptor, for a checksum that nobody knows when the header is
+  /// written. The directory has `crc32` all the same.
+  bool descriptor = false;
 };
 
-/// Sizes and places of 4 GiB and more go into ZIP64 fields; no data descriptors, no timestamps. The
-/// same calls always give the same bytes.
+/// What tells a record's checksum behind its content: 16 bytes, 24 for a content of 4 GiB and more.
+Bytes ZipDescriptor(std::uint32_t crc32, std::uint64_t bytes);
+
+/// Sizes and places of 4 GiB and more go into ZIP64 fields; no timestamps. The same calls always
+/// give the same bytes.
 class ZipWriter {
  public:
   /// Appends the header of a record to `*out`; its content, `entry.bytes` of them, comes next in

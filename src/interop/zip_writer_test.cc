@@ -67,6 +67,33 @@ TEST(ZipWriter, ItsRecordsAreReadBack) {
   }
 }
 
+TEST(ZipWriter, AChecksumMayStandBehindItsContent) {
+  for (const std::uint64_t size : {std::uint64_t{5}, std::uint64_t{5} << 30}) {
+    const std::string content = size == 5 ? "later" : "";
+    ZipWriter zip;
+    SparseFile file;
+    Bytes head;
+    zip.AddHeader({.name = "a", .bytes = size, .crc32 = 0xABCD, .descriptor = true}, &head);
+    EXPECT_EQ(head.find("\xCD\xAB"), std::string::npos) << "nobody knows it yet";
+    file.Put(0, head + content);
+    Bytes tail = ZipDescriptor(0xABCD, size);
+    EXPECT_EQ(tail.size(), size == 5 ? 16U : 24U);
+    zip.AddRecord("b", "next", 1, &tail);
+    zip.Finish(&tail);
+    file.Put(head.size() + size, tail);
+
+    const auto records = ReadZipDirectory(file.size(), file.reader());
+    ASSERT_TRUE(IsOk(records));
+    EXPECT_EQ((*records)[0].crc32, 0xABCDU);
+    const auto first = FindRecordContent((*records)[0], file.size(), file.reader());
+    ASSERT_TRUE(IsOk(first));
+    EXPECT_EQ(*first, head.size());
+    const auto second = FindRecordContent((*records)[1], file.size(), file.reader());
+    ASSERT_TRUE(IsOk(second));
+    EXPECT_EQ(*file.reader()(*second, 4), "next");
+  }
+}
+
 TEST(ZipWriter, ContentsBeginWhereTheirAlignmentSays) {
   for (std::size_t name_bytes = 1; name_bytes < 140; ++name_bytes) {
     ZipWriter zip;

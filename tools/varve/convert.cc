@@ -21,6 +21,7 @@ constexpr const char* kHelp =
     "  safetensors  one file; tensors only\n"
     "  hf           a folder: files of at most --shard-size and model.safetensors.index.json;\n"
     "               tensors only\n"
+    "  torch        one file as torch.save writes it, with all values\n"
     "Nothing in the source is ever run. Tensors stream through bounded memory, checksums of the\n"
     "source are checked on the way, and DST appears whole or not at all.\n"
     "\n"
@@ -42,7 +43,8 @@ const std::map<std::string, ConvertTarget>& Targets() {
       {"varve", ConvertTarget::kVarve},
       {"dcp", ConvertTarget::kDcp},
       {"safetensors", ConvertTarget::kSafetensors},
-      {"hf", ConvertTarget::kHf}};
+      {"hf", ConvertTarget::kHf},
+      {"torch", ConvertTarget::kTorch}};
   return targets;
 }
 
@@ -119,7 +121,7 @@ void AddConvert(CLI::App& app, Verb* chosen) {
   const auto options = std::make_shared<Options>();
   verb->add_option("SRC", options->source, "A checkpoint of any format")->required();
   verb->add_option("DST", options->target, "The directory or file to write")->required();
-  verb->add_option("--to", options->choices.to, "varve, dcp, safetensors or hf")
+  verb->add_option("--to", options->choices.to, "varve, dcp, safetensors, hf or torch")
       ->required()
       ->type_name("FORMAT")
       ->transform(CLI::CheckedTransformer(Targets(), CLI::ignore_case).description(""));

@@ -85,7 +85,7 @@ def test_a_flipped_bit_of_the_index_is_an_error(tmp_path: Path) -> None:
     """Of a flip in the attribute's name no load can know; what it protects is whole then."""
     path = saved(tmp_path / "step")
     index = (path / ".metadata").read_bytes()
-    end = index.index(b"varve_checksums")
+    end = index.index(b"varve_checksums") - 5  # Its opcode and length.
     wanted = varve.torch.read(path, flat=True)
     chance = random.Random(3)
     for at in [*range(0, end, 19), *(chance.randrange(end, len(index)) for _ in range(60))]:

@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "interop/dcp_checksums.h"
+#include "interop/dcp_encode.h"
 #include "interop/dcp_metadata.h"
 #include "varve/dcp.h"
 
@@ -20,6 +21,16 @@ Result<Metadata> DecodedIndex(std::string_view index) {
 }
 
 }  // namespace
+
+Result<std::string> EncodeDcpIndex(const Metadata& metadata, const Value* structure) {
+  DcpEncodeOptions options;
+  options.structure = structure;
+  VARVE_ASSIGN_OR_RETURN(std::string index, EncodeDcpMetadata(metadata, options));
+  if (metadata.block_bytes > 0) {
+    VARVE_RETURN_IF_ERROR(AppendDcpChecksums(metadata, &index));
+  }
+  return index;
+}
 
 Result<std::string> SealDcpIndex(std::string index, const std::vector<DcpNamedFile>& files) {
   VARVE_ASSIGN_OR_RETURN(Metadata metadata, DecodedIndex(index));
