@@ -115,12 +115,17 @@ Result<Decoded> DecodeIndexFile(Storage& storage, const std::string& path) {
   if (!decoded.ok()) {
     return decoded.status().Annotate(path);
   }
-  for (const auto& [name, value] : attributes) {
-    if (name == kDcpChecksums) {
-      if (Status status = ApplyDcpChecksums(bytes, value, &decoded->metadata); !status.ok()) {
-        return status.Annotate(path);
-      }
-    }
+  const auto sums = std::find_if(attributes.begin(), attributes.end(), [](const auto& attribute) {
+    return attribute.first == kDcpChecksums;
+  });
+  Status status;
+  if (sums != attributes.end()) {
+    status = ApplyDcpChecksums(bytes, sums->second, &decoded->metadata);
+  } else if (HoldsDcpChecksums(bytes)) {
+    status = DataLoss("the index is damaged: its checksums are not where they belong");
+  }
+  if (!status.ok()) {
+    return status.Annotate(path);
   }
   return decoded;
 }

@@ -39,6 +39,18 @@ std::string PickledName() {
   return bytes.substr(begin);
 }
 
+/// Name and value as AppendDcpChecksums puts them into a pickle.
+Result<Bytes> PickledPair(std::string_view attribute) {
+  Bytes bytes;
+  PickleWriter writer(&bytes);
+  const std::size_t begin = bytes.size();
+  writer.Str(kDcpChecksums);
+  writer.BytesObject(attribute);
+  VARVE_RETURN_IF_ERROR(writer.Finish());
+  bytes.pop_back();  // STOP.
+  return bytes.substr(begin);
+}
+
 Bytes EncodeAttribute(const Metadata& metadata, std::string_view index) {
   Bytes bytes;
   ByteWriter out(&bytes);
@@ -139,17 +151,15 @@ Status AppendDcpChecksums(const Metadata& metadata, std::string* index) {
     return InvalidArgument("the index is a pickle that does not end with attributes of Metadata");
   }
   index->resize(index->size() - kEnd.size());
-  const Bytes attribute = EncodeAttribute(metadata, *index);
-  Bytes value;
-  PickleWriter writer(&value);
-  const std::size_t begin = value.size();
-  writer.Str(kDcpChecksums);
-  writer.BytesObject(attribute);
-  VARVE_RETURN_IF_ERROR(writer.Finish());
-  value.pop_back();  // STOP.
-  index->append(value, begin);
+  VARVE_ASSIGN_OR_RETURN(const Bytes pair, PickledPair(EncodeAttribute(metadata, *index)));
+  index->append(pair);
   index->append(kEnd);
   return Status::Ok();
+}
+
+bool HoldsDcpChecksums(std::string_view index) {
+  constexpr std::string_view kCall = "c_codecs\nencode\n";
+  return index.find(PickledName() + std::string(kCall)) != std::string_view::npos;
 }
 
 Status ApplyDcpChecksums(std::string_view index, std::string_view attribute, Metadata* metadata) {

@@ -26,6 +26,10 @@ inline constexpr std::string_view kDcpChecksums = "varve_checksums";
 /// Errors: InvalidArgument when the pickle ends otherwise than with that object's attributes.
 Status AppendDcpChecksums(const Metadata& metadata, std::string* index);
 
+/// True when the attribute stands in the pickle, whether or not a reader finds it: damage before it
+/// may have made it part of something else.
+[[nodiscard]] bool HoldsDcpChecksums(std::string_view index);
+
 /// Checks `attribute`, which `index` holds, against the rest of `index`, and fills `metadata` (as
 /// decoded from it): sizes and checksums of files, payloads of chunks. Errors: DataLoss when the
 /// attribute is malformed or the index is not the one it was made for; Unimplemented for a newer

@@ -40,7 +40,11 @@ Result<Metadata> Read(const std::string& index) {
   for (const auto& [name, value] : attributes) {
     if (name == kDcpChecksums) {
       VARVE_RETURN_IF_ERROR(ApplyDcpChecksums(index, value, &decoded.metadata));
+      return std::move(decoded.metadata);
     }
+  }
+  if (HoldsDcpChecksums(index)) {
+    return DataLoss("hidden");
   }
   return std::move(decoded.metadata);
 }
@@ -64,7 +68,7 @@ TEST(DcpChecksums, NoByteBeforeThemCanChangeUnnoticed) {
     for (int bit = 0; bit < 8; ++bit) {
       std::string damaged = index;
       damaged[at] = static_cast<char>(damaged[at] ^ (1 << bit));
-      EXPECT_FALSE(Read(damaged).ok()) << "byte " << at << ", bit " << bit;
+      EXPECT_FALSE(Read(damaged).ok()) << "byte " << at << ", bit " << bit << " of " << end;
     }
   }
 }
