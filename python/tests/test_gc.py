@@ -240,6 +240,38 @@ def test_parts_of_a_save_without_talking_are_kept_while_it_lives_and_removed_aft
     assert states(tmp_path) == {"step-1": "incomplete"}
 
 
+def stopped_export(directory: Path) -> subprocess.Popen[bytes]:
+    """An export of step-1 that stands still in the middle of its writes."""
+    command = [Path(sys.executable).with_name("varve"), "export", "step-1", "out.safetensors"]
+    while True:
+        export = subprocess.Popen([*command, "--overwrite"], cwd=directory)
+        while export.poll() is None and not (directory / ".out.safetensors.varve-part").exists():
+            pass
+        export.send_signal(signal.SIGSTOP)
+        if (directory / ".out.safetensors.varve-part").exists():
+            return export
+        export.kill()  # It was faster: once more.
+        export.wait()
+
+
+def test_part_of_a_file_is_kept_while_its_export_lives_and_removed_after(tmp_path: Path) -> None:
+    varve.save({"w": np.zeros(64 << 20, np.uint8)}, tmp_path / "step-1")
+    with stopped_export(tmp_path) as export:
+        (tmp_path / "out.safetensors").unlink(missing_ok=True)
+        part = tmp_path / ".out.safetensors.varve-part"
+        assert varve.collect_garbage(tmp_path) == []
+        assert part.exists()
+        export.kill()
+    assert str(part) in varve.collect_garbage(tmp_path)
+    assert entries(tmp_path) == ["step-1"]
+
+
+def test_a_part_without_a_lock_beside_it_is_not_ours_to_remove(tmp_path: Path) -> None:
+    (tmp_path / ".notes.varve-part").write_text("mine")
+    assert varve.collect_garbage(tmp_path) == []
+    assert entries(tmp_path) == [".notes.varve-part"]
+
+
 @pytest.mark.parametrize("missing", ["parent/step-1", "a/b/c/step-1"])
 def test_parents_are_made_as_needed(missing: str, tmp_path: Path) -> None:
     varve.save({"w": np.ones(4, np.uint8)}, tmp_path / missing)

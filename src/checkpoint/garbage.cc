@@ -28,9 +28,10 @@ class Collector {
 
   /// What dead saves left beside checkpoints.
   Status Siblings(const std::string& directory, const std::vector<DirectoryEntry>& entries) {
+    VARVE_RETURN_IF_ERROR(PartsOfFiles(directory, entries));
     for (const DirectoryEntry& entry : entries) {
       const auto leftover = ParseLeftover(entry.name);
-      if (!leftover) {
+      if (!leftover || leftover->kind == LeftoverKind::kPart) {
         continue;
       }
       const std::string path = JoinPath(directory, entry.name);
@@ -82,6 +83,30 @@ class Collector {
   GarbageReport Take() { return std::move(report_); }
 
  private:
+  /// What dead exports and conversions left. Whoever writes a single file holds a lock beside it; a
+  /// part with no lock file is somebody else's, a repair's or a rank's. Before the locks go.
+  Status PartsOfFiles(const std::string& directory, const std::vector<DirectoryEntry>& entries) {
+    for (const DirectoryEntry& entry : entries) {
+      const auto leftover = ParseLeftover(entry.name);
+      if (!leftover || leftover->kind != LeftoverKind::kPart) {
+        continue;
+      }
+      const std::string lock_path = LockPath(JoinPath(directory, leftover->target));
+      const bool has_lock =
+          std::any_of(entries.begin(), entries.end(),
+                      [&](const DirectoryEntry& e) { return e.name == BaseName(lock_path); });
+      if (!has_lock) {
+        continue;
+      }
+      if (const auto lock = storage_.Lock(lock_path); !lock.ok()) {
+        report_.kept.push_back(JoinPath(directory, entry.name));
+      } else {
+        VARVE_RETURN_IF_ERROR(Remove(JoinPath(directory, entry.name), entry));
+      }
+    }
+    return Status::Ok();
+  }
+
   Status Remove(const std::string& path, const DirectoryEntry& entry) {
     report_.removed.push_back(path);
     report_.bytes += TreeBytes(storage_, path, entry);

@@ -64,6 +64,10 @@ std::optional<Leftover> ParseLeftover(std::string_view entry) {
     return Leftover{LeftoverKind::kAside,
                     std::string(entry.substr(0, entry.size() - kAsideSuffix.size()))};
   }
+  if (entry.size() > kPartSuffix.size() && entry.ends_with(kPartSuffix)) {
+    return Leftover{LeftoverKind::kPart,
+                    std::string(entry.substr(0, entry.size() - kPartSuffix.size()))};
+  }
   const std::size_t staging = entry.rfind(kStagingInfix);
   if (staging != std::string_view::npos && staging > 0) {
     return Leftover{LeftoverKind::kStaging, std::string(entry.substr(0, staging))};

@@ -1,6 +1,7 @@
 /// The names a save of NAME uses beside it, all hidden and all recognisable:
 ///   .NAME.varve-lock           held while a save of NAME runs
 ///   .NAME.varve-saving-<id>    the staging directory
+///   .NAME.varve-part           a single file NAME (export, convert) being written
 ///   .NAME.varve-old            the previous checkpoint, moved aside where names cannot be
 ///   exchanged
 /// and inside a directory of rank-local files:
@@ -22,7 +23,7 @@ std::string AsidePath(std::string_view path);
 std::string RankLockPath(std::string_view directory, std::uint32_t rank);
 std::string PartPath(std::string_view directory, std::string_view file);
 
-enum class LeftoverKind { kLock, kStaging, kAside };
+enum class LeftoverKind { kLock, kStaging, kAside, kPart };
 
 struct Leftover {
   LeftoverKind kind = LeftoverKind::kLock;

@@ -1,6 +1,7 @@
 #include "format/commit_record.h"
 
 #include <cstddef>
+#include <limits>
 
 #include <simdjson.h>
 
@@ -99,6 +100,9 @@ Result<CommitRecord> DecodeCommitRecord(std::string_view bytes) {
       object["manifest_bytes"].get(record.manifest_bytes) ||
       object["manifest_crc32c"].get(manifest_crc) || object["writer"].get(writer)) {
     return Malformed("a member is missing or of the wrong type");
+  }
+  if (world_size > std::numeric_limits<std::uint32_t>::max()) {
+    return Malformed("a world size of " + std::to_string(world_size));
   }
   record.world_size = static_cast<std::uint32_t>(world_size);
   record.writer = std::string(writer);
