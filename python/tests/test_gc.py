@@ -248,6 +248,7 @@ def stopped_export(directory: Path) -> subprocess.Popen[bytes]:
         while export.poll() is None and not (directory / ".out.safetensors.varve-part").exists():
             pass
         export.send_signal(signal.SIGSTOP)
+        os.waitpid(export.pid, os.WUNTRACED)
         if (directory / ".out.safetensors.varve-part").exists():
             return export
         export.kill()  # It was faster: once more.
