@@ -71,6 +71,8 @@ struct DirectoryEntry {
   bool is_directory = false;
   std::uint64_t size = 0;
   std::int64_t modified_ns = 0;  ///< Unix time.
+  /// The name is a symbolic link; everything above is of what it leads to.
+  bool is_link = false;
 };
 
 struct WriteOptions {

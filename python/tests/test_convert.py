@@ -325,3 +325,15 @@ def test_the_command_line_converts_and_compares(tmp_path: Path) -> None:
     assert not json.loads(differs.stdout)["equal"]
     assert run("diff", str(source), str(tmp_path / "none")).returncode == 2
     assert run("convert", str(source), str(tmp_path / "x"), "--to", "zip").returncode == 2
+
+
+def test_an_index_has_paths_where_only_names_were_known(tmp_path: Path) -> None:
+    """Torch 2.6 builds no state from an index without them."""
+    safetensors.torch.save_file(
+        {"a.w": torch.ones(3), "b": torch.ones(2)}, tmp_path / "a.safetensors"
+    )
+    varve.convert(tmp_path / "a.safetensors", tmp_path / "dcp", "dcp")
+    metadata = dcp.FileSystemReader(tmp_path / "dcp").read_metadata()
+    assert metadata.planner_data == {"a.w": ("a.w",), "b": ("b",)}
+    dcp_to_torch_save(tmp_path / "dcp", tmp_path / "whole.pt")
+    assert set(torch.load(tmp_path / "whole.pt")) == {"a.w", "b"}

@@ -4,6 +4,7 @@
 #include <set>
 #include <utility>
 
+#include "plan/load_plan.h"
 #include "tensor/box.h"
 #include "tensor/cast.h"
 #include "varve/catalogue.h"
@@ -80,6 +81,10 @@ Status SelectTensors(CheckpointReader& reader, const ConvertOptions& options,
     if (!names->insert(selected.fqn).second) {
       return InvalidArgument("two entries would be named \"" + selected.fqn + "\"");
     }
+    // Before a file of its size is made: nothing may hold some of its elements.
+    VARVE_RETURN_IF_ERROR(PlanLoad(reader.metadata(), {{tensor.fqn, tensor.dtype, tensor.shape,
+                                                        WholeBox(tensor.shape)}})
+                              .status());
     selection->tensors.push_back(std::move(selected));
   }
   return Status::Ok();

@@ -13,7 +13,9 @@
 #include "interop/dcp_checksums.h"
 #include "interop/dcp_metadata.h"
 #include "interop/safetensors.h"
+#include "interop/torch_archive.h"
 #include "interop/torch_file.h"
+#include "tensor/box.h"
 
 namespace varve {
 namespace {
@@ -23,6 +25,8 @@ constexpr std::string_view kHfIndex = "model.safetensors.index.json";
 // A million chunks take 175 MB.
 constexpr std::uint64_t kMaxIndexBytes = std::uint64_t{8} << 30;
 constexpr std::uint64_t kMaxJsonBytes = std::uint64_t{1} << 30;
+// A block of zstd gives at most 128 KiB and takes at least four bytes.
+constexpr std::uint64_t kMaxZstdRatio = std::uint64_t{32} << 10;
 
 /// Keeps the file open for as long as the reader is used.
 RangeReader ReadFromFile(std::shared_ptr<ReadableFile> file) {
@@ -79,6 +83,14 @@ Status CheckExtents(const std::string& directory, const Metadata& metadata) {
   for (const TensorMetadata& tensor : metadata.tensors) {
     for (const Chunk& chunk : tensor.chunks) {
       VARVE_RETURN_IF_ERROR(check(chunk.extent, tensor.fqn));
+      const std::uint64_t bytes = Volume(chunk.box.sizes) * ItemSize(tensor.dtype);
+      const std::uint64_t stored = chunk.extent.end - chunk.extent.begin;
+      const bool is_zstd = chunk.extent.encoding == Encoding::kZstdTorchItem;
+      if (bytes > kAnyTensorBytes && bytes / (is_zstd ? kMaxZstdRatio : kMaxRepeats) > stored) {
+        return DataLoss("tensor \"" + tensor.fqn + "\": the " + std::to_string(bytes) +
+                        " bytes of " + ToString(chunk.box) + " cannot come from the " +
+                        std::to_string(stored) + " that are stored");
+      }
     }
   }
   for (const ObjectMetadata& object : metadata.objects) {

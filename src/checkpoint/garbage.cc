@@ -10,6 +10,9 @@ namespace {
 constexpr std::string_view kRankLockPrefix = ".rank-";
 
 std::uint64_t TreeBytes(Storage& storage, const std::string& path, const DirectoryEntry& entry) {
+  if (entry.is_link) {
+    return 0;  // What it leads to stays.
+  }
   if (!entry.is_directory) {
     return entry.size;
   }
@@ -136,7 +139,8 @@ Result<GarbageReport> CollectGarbage(const std::string& directory, bool dry_run,
   VARVE_RETURN_IF_ERROR(collector.Siblings(directory, entries));
   VARVE_RETURN_IF_ERROR(collector.Parts(directory));
   for (const DirectoryEntry& entry : entries) {
-    if (entry.is_directory && !ParseLeftover(entry.name)) {
+    // What a link leads to is not in this directory.
+    if (entry.is_directory && !entry.is_link && !ParseLeftover(entry.name)) {
       VARVE_RETURN_IF_ERROR(collector.Parts(JoinPath(directory, entry.name)));
     }
   }

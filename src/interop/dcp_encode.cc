@@ -224,14 +224,19 @@ class Encoder {
   }
 
   Status PlannerData() {
-    if (options_.structure == nullptr) {
-      out_.None();
-      return Status::Ok();
-    }
     out_.Dict();
     Portions items(&out_, &PickleWriter::SetItems);
-    std::vector<Part> path;
-    VARVE_RETURN_IF_ERROR(Paths(*options_.structure, &path, &items));
+    if (options_.structure == nullptr) {
+      for (const TensorMetadata& tensor : in_.tensors) {
+        FlatPath(tensor.fqn, &items);
+      }
+      for (const ObjectMetadata& object : in_.objects) {
+        FlatPath(object.fqn, &items);
+      }
+    } else {
+      std::vector<Part> path;
+      VARVE_RETURN_IF_ERROR(Paths(*options_.structure, &path, &items));
+    }
     items.End();
     return Status::Ok();
   }
@@ -274,6 +279,14 @@ class Encoder {
         return Status::Ok();
       default: return InvalidArgument("the structure holds what is neither container nor leaf");
     }
+  }
+
+  void FlatPath(const std::string& fqn, Portions* items) {
+    items->Next();
+    strings_.WriteOnce(fqn);
+    out_.Mark();
+    strings_.WriteOnce(fqn);
+    out_.Tuple();
   }
 
   void Path(const std::vector<Part>& path, Portions* items) {

@@ -14,7 +14,7 @@ namespace varve {
 /// What `.metadata` says that Metadata has no place for.
 struct DcpEncodeOptions {
   /// The containers of the state, for planner_data: dicts, lists and leaves as docs/format.md says.
-  /// Null writes None; torch then knows the entries by their names only.
+  /// Null puts all entries into one dict: torch 2.6 builds no state from an index without paths.
   const Value* structure = nullptr;
   /// The tensors that are parameters with gradients; sorted. torch records it and uses it nowhere.
   std::vector<std::string> requires_grad;

@@ -66,7 +66,7 @@ TEST(DcpEncode, WritesTheObjectsThatTorchWrites) {
                       New(chunk, "'offsets': " + Size("200, 0") + ", 'sizes': " + Size("100, 5")) +
                       "]") +
               ", 'step': N(" + kModule +
-              "BytesStorageMetadata, ())}, 'planner_data': None, "
+              "BytesStorageMetadata, ())}, 'planner_data': {'a.w': ('a.w'), 'step': ('step')}, "
               "'storage_data': {" +
               New(key, "'fqn': 'a.w', 'index': 0, 'offset': " + Size("0, 0")) + ": " +
               New(stored, "'relative_path': '__0_0.distcp', 'offset': 0, 'length': 70000") + ", " +

@@ -19,6 +19,11 @@
 
 namespace varve {
 
+/// Strides of 0 repeat what is stored. Above this size, an archive may not ask for more than so
+/// many times its bytes: a file of a few hundred would otherwise fill any memory and any disk.
+inline constexpr std::uint64_t kAnyTensorBytes = std::uint64_t{1} << 30;
+inline constexpr std::uint64_t kMaxRepeats = 256;
+
 /// Bytes of one storage, which tensors are views of.
 struct ArchiveStorage {
   std::string key;

@@ -157,6 +157,15 @@ TEST(TorchTensor, OutsideOfItsStorageIsRefused) {
                         StatusCode::kDataLoss, {"\"1\", which is not there"}));
 }
 
+TEST(TorchTensor, MayRepeatItsStorageButNotWithoutBound) {
+  const auto expanded = [](std::int64_t count) {
+    return ItemWith(Tensor(Storage("FloatStorage", "0", 6), 0, {count, 6}, {0, 1}));
+  };
+  EXPECT_TRUE(IsOk(expanded(1'000'000)));
+  EXPECT_TRUE(FailsWith(expanded(100'000'000), StatusCode::kInvalidArgument,
+                        {"repeats its storage of 24 bytes more than 256 times"}));
+}
+
 TEST(TorchTensor, MayOverlapItselfAndBeEmpty) {
   EXPECT_TRUE(IsOk(ItemWith(Tensor(Storage("FloatStorage", "0", 6), 5, {1000, 1000}, {0, 0}))));
   EXPECT_TRUE(IsOk(ItemWith(Tensor(Storage("FloatStorage", "0", 6), 0, {4, 3}, {1, 1}))));

@@ -66,7 +66,8 @@ std::span<const PickleRef> ArgumentsOf(const PickleTree& tree, PickleRef object)
 std::optional<std::uint64_t> CountAt(const PickleTree& tree, PickleRef node);
 
 /// Errors: DataLoss when not all of the tensor's elements are among the first `storage_bytes` of
-/// the storage, or there are too many of them. The offset of an empty tensor is brought into it.
+/// the storage, or there are too many of them; InvalidArgument when its strides repeat the storage
+/// too often (kMaxRepeats). The offset of an empty tensor is brought into it.
 Status CheckTensorPlace(std::uint64_t storage_bytes, ArchiveTensor* tensor);
 
 /// True for a tensor of any kind, also one that TensorAt gives nothing for.

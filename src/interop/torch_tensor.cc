@@ -124,6 +124,11 @@ Status CheckTensorPlace(std::uint64_t storage_bytes, ArchiveTensor* tensor) {
     return DataLoss(Described(*tensor) + " does not lie in its storage of " +
                     std::to_string(storage_bytes) + " bytes");
   }
+  if (*bytes > kAnyTensorBytes && *bytes / kMaxRepeats > storage_bytes) {
+    return InvalidArgument(Described(*tensor) + " repeats its storage of " +
+                           std::to_string(storage_bytes) + " bytes more than " +
+                           std::to_string(kMaxRepeats) + " times");
+  }
   return Status::Ok();
 }
 

@@ -16,6 +16,29 @@
 namespace varve {
 namespace {
 
+/// All names in a directory but "." and "..", links to nowhere too.
+Result<std::vector<std::string>> Names(const std::string& directory) {
+  DIR* stream = ::opendir(directory.c_str());
+  if (stream == nullptr) {
+    return ErrnoStatus("list", directory, errno);
+  }
+  std::vector<std::string> names;
+  errno = 0;  // readdir tells its end from an error by this alone.
+  while (const dirent* item = ::readdir(stream)) {
+    if (const std::string name = item->d_name; name != "." && name != "..") {
+      names.push_back(name);
+    }
+    errno = 0;
+  }
+  const int error = errno;
+  ::closedir(stream);
+  if (error != 0) {
+    return ErrnoStatus("list", directory, error);
+  }
+  std::sort(names.begin(), names.end());
+  return names;
+}
+
 class PosixStorageImpl final : public Storage {
  public:
   Result<std::unique_ptr<WritableFile>> OpenForWrite(const std::string& name,
@@ -28,33 +51,23 @@ class PosixStorageImpl final : public Storage {
   }
 
   Result<std::vector<DirectoryEntry>> List(const std::string& directory) override {
-    DIR* stream = ::opendir(directory.c_str());
-    if (stream == nullptr) {
+    VARVE_ASSIGN_OR_RETURN(const auto names, Names(directory));
+    std::vector<DirectoryEntry> entries;
+    const FileDescriptor fd = OpenDescriptor(directory, O_RDONLY | O_DIRECTORY);
+    if (!fd.valid()) {
       return ErrnoStatus("list", directory, errno);
     }
-    std::vector<DirectoryEntry> entries;
-    const int fd = ::dirfd(stream);
-    errno = fd < 0 ? EBADF : 0;
-    while (const dirent* item = fd < 0 ? nullptr : ::readdir(stream)) {
-      const std::string name = item->d_name;
+    for (const std::string& name : names) {
       struct stat info{};
-      const bool gone = name == "." || name == ".." ||
-                        ::fstatat(fd, item->d_name, &info, AT_SYMLINK_NOFOLLOW) != 0 ||
-                        // A link to nowhere holds no checkpoint.
-                        (S_ISLNK(info.st_mode) && ::fstatat(fd, item->d_name, &info, 0) != 0);
-      errno = 0;  // readdir tells its end from an error by this alone.
-      if (!gone) {
+      bool there = ::fstatat(fd.get(), name.c_str(), &info, AT_SYMLINK_NOFOLLOW) == 0;
+      const bool is_link = there && S_ISLNK(info.st_mode);
+      // A link to nowhere holds no checkpoint.
+      there = there && (!is_link || ::fstatat(fd.get(), name.c_str(), &info, 0) == 0);
+      if (there) {
         entries.push_back({name, S_ISDIR(info.st_mode), static_cast<std::uint64_t>(info.st_size),
-                           info.st_mtim.tv_sec * 1'000'000'000 + info.st_mtim.tv_nsec});
+                           info.st_mtim.tv_sec * 1'000'000'000 + info.st_mtim.tv_nsec, is_link});
       }
     }
-    const int error = errno;
-    ::closedir(stream);
-    if (error != 0) {
-      return ErrnoStatus("list", directory, error);
-    }
-    std::sort(entries.begin(), entries.end(),
-              [](const DirectoryEntry& a, const DirectoryEntry& b) { return a.name < b.name; });
     return entries;
   }
 
@@ -105,13 +118,13 @@ class PosixStorageImpl final : public Storage {
     if (errno != EISDIR && errno != EPERM) {
       return ErrnoStatus("remove", name, errno);
     }
-    auto entries = List(name);
+    auto entries = Names(name);
     if (!entries.ok()) {
       return entries.status().code() == StatusCode::kNotFound ? Status::Ok() : entries.status();
     }
-    for (const DirectoryEntry& entry : *entries) {
+    for (const std::string& entry : *entries) {
       // unlink first, as above: a link is removed, what it points to is not ours.
-      VARVE_RETURN_IF_ERROR(Remove(JoinPath(name, entry.name)));
+      VARVE_RETURN_IF_ERROR(Remove(JoinPath(name, entry)));
     }
     if (::rmdir(name.c_str()) != 0 && errno != ENOENT) {
       return ErrnoStatus("remove directory", name, errno);

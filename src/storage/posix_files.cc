@@ -33,6 +33,7 @@ Status ErrnoStatus(std::string_view action, const std::string& name, int error) 
     case EROFS:
     case ENOTDIR:
     case EISDIR:
+    case ELOOP:
     case ENAMETOOLONG:
     case EINVAL: return InvalidArgument(std::move(message));
     default: return Unavailable(std::move(message));
@@ -195,7 +196,8 @@ class PosixReadableFile final : public ReadableFile {
 
 Result<std::unique_ptr<WritableFile>> OpenPosixForWrite(const std::string& name,
                                                         const WriteOptions& options) {
-  const int flags = O_WRONLY | O_CREAT | (options.exclusive ? O_EXCL : O_TRUNC);
+  // Someone may have put a link where the file will be; what it leads to is not ours to write.
+  const int flags = O_WRONLY | O_CREAT | O_NOFOLLOW | (options.exclusive ? O_EXCL : O_TRUNC);
   bool direct = options.direct;
   FileDescriptor fd = OpenDescriptor(name, flags | (direct ? O_DIRECT : 0));
   if (!fd.valid() && direct && errno == EINVAL) {
@@ -221,7 +223,9 @@ Result<std::unique_ptr<WritableFile>> OpenPosixForWrite(const std::string& name,
 }
 
 Result<std::unique_ptr<ReadableFile>> OpenPosixForRead(const std::string& name) {
-  FileDescriptor fd = OpenDescriptor(name, O_RDONLY);
+  // O_NONBLOCK: a named pipe would wait for a writer before it can be refused.
+  constexpr int kFlags = O_RDONLY | O_NONBLOCK | O_NOCTTY;
+  FileDescriptor fd = OpenDescriptor(name, kFlags);
   if (!fd.valid()) {
     return ErrnoStatus("open", name, errno);
   }
@@ -233,7 +237,7 @@ Result<std::unique_ptr<ReadableFile>> OpenPosixForRead(const std::string& name) 
     return InvalidArgument("open " + name + ": not a regular file");
   }
   FileDescriptor direct =
-      OpenDescriptor(name, O_RDONLY | O_DIRECT);  // Invalid where refused; that is fine.
+      OpenDescriptor(name, kFlags | O_DIRECT);  // Invalid where refused; that is fine.
   return std::unique_ptr<ReadableFile>(std::make_unique<PosixReadableFile>(
       name, std::move(fd), std::move(direct), static_cast<std::uint64_t>(info.st_size)));
 }

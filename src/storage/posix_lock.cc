@@ -49,7 +49,7 @@ Result<std::unique_ptr<StorageLock>> AcquirePosixLock(const std::string& name) {
     FileDescriptor fd = OpenDescriptor(name, O_RDWR | O_CREAT | O_EXCL);
     const bool created = fd.valid();
     if (!created) {
-      fd = OpenDescriptor(name, O_RDWR | O_CREAT);
+      fd = OpenDescriptor(name, O_RDWR | O_CREAT | O_NOFOLLOW);
     }
     if (!fd.valid()) {
       return ErrnoStatus("create lock", name, errno);
