@@ -54,7 +54,7 @@ def write_single(directory: Path) -> None:
         expect(directory, name, state)
     for name in ("convert-1", "convert-torch-save", "convert-dcp"):
         expect(directory, name, state)
-    # Torch's stager copies a torch.Size as a tuple, in torch's own async_save too.
+    # A writer that stages, torch's FileSystemWriter as Varve's, copies a torch.Size as a tuple.
     state["values"]["size"] = tuple(state["values"]["size"])
     expect(directory, "dropin-async-1", state)
 
