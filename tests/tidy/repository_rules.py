@@ -40,10 +40,21 @@ ROOMS: dict[str, tuple[str, ...]] = {
         "tensor",
         "base",
     ),
+    "protocol": (
+        "checkpoint",
+        "pipeline",
+        "plan",
+        "interop",
+        "coordinate",
+        "storage",
+        "format",
+        "tensor",
+        "base",
+    ),
 }
 
 # The room that each header of include/varve/ belongs to: that room and those above may include it.
-# A header that is not named belongs to the facade.
+# A header that is not named belongs to the facade, one in a folder to the room of that name.
 PUBLIC_HEADER_ROOM = {
     "status.h": "base",
     "hash.h": "base",
@@ -57,6 +68,13 @@ PUBLIC_HEADER_ROOM = {
     "mpi.h": "coordinate",
 }
 FACADE = "checkpoint"
+
+
+def owner_of(header: str) -> str:
+    """The room of a header, named from include/varve/."""
+    folder, slash, _ = header.rpartition("/")
+    return folder if slash else PUBLIC_HEADER_ROOM.get(header, FACADE)
+
 
 # These see the library as any user does: through include/varve/ only.
 USERS = ("tools", "python/src", "examples", "bench")
@@ -143,7 +161,7 @@ def doors_of_the_rooms(root: Path) -> list[str]:
             where = f"{name}:{line}"
             first, _, rest = what.partition("/")
             if first == "varve":
-                owner = PUBLIC_HEADER_ROOM.get(rest, FACADE)
+                owner = owner_of(rest)
                 if owner not in open_to:
                     problems.append(f"{where}: {room} may not include {what} of {owner}")
             elif first in ROOMS and rest:
@@ -179,11 +197,14 @@ def doors_of_the_public_headers(root: Path) -> list[str]:
     """A public header includes the standard library and public headers of its own room or below."""
     problems = []
     for name, text in code_files(root, "include"):
-        room = PUBLIC_HEADER_ROOM.get(name.name, FACADE)
+        room = owner_of(name.relative_to("include/varve").as_posix())
+        if room not in ROOMS:
+            problems.append(f"{name}: there is no room {room}")
+            continue
         for line, quoted, what in includes(text):
             first, _, rest = what.partition("/")
             if first == "varve":
-                owner = PUBLIC_HEADER_ROOM.get(rest, FACADE)
+                owner = owner_of(rest)
                 if owner not in (room, *ROOMS[room]):
                     problems.append(f"{name}:{line}: of {room}, may not include {what} of {owner}")
             elif quoted or not STANDARD_HEADER.match(what):
@@ -301,7 +322,8 @@ def tests_are_built(root: Path, listing: str) -> list[str]:
 
 
 def headers_compile_alone(root: Path, compiler: str) -> list[str]:
-    headers = sorted((root / "include" / "varve").glob("*.h"))
+    folder_of_all = root / "include" / "varve"
+    headers = sorted(folder_of_all.rglob("*.h"))
     flags = [
         "-std=c++20",
         "-fsyntax-only",
@@ -316,13 +338,14 @@ def headers_compile_alone(root: Path, compiler: str) -> list[str]:
         with tempfile.TemporaryDirectory() as folder:
             # Twice, so that a missing include guard shows.
             source = Path(folder) / "alone.cc"
-            source.write_text(f"#include <varve/{header.name}>\n" * 2)
+            inside = header.relative_to(folder_of_all).as_posix()
+            source.write_text(f"#include <varve/{inside}>\n" * 2)
             done = subprocess.run(
                 [compiler, *flags, f"-I{root / 'include'}", source], capture_output=True, text=True
             )
         if done.returncode == 0:
             return []
-        return [f"include/varve/{header.name}: does not compile alone:\n{done.stderr}"]
+        return [f"include/varve/{inside}: does not compile alone:\n{done.stderr}"]
 
     with ThreadPoolExecutor(max_workers=2) as pool:
         return [problem for problems in pool.map(compile_one, headers) for problem in problems]

@@ -1,0 +1,46 @@
+/// Save and load through a storage and a planner of the caller's choice. The order of the calls,
+/// the threads and the failure rules: varve/protocol/storage_layer.h.
+///
+/// Who has no storage or planner of his own is served better by varve/checkpoint.h.
+#pragma once
+
+#include <chrono>
+#include <optional>
+#include <string>
+
+#include "varve/checkpoint.h"
+#include "varve/coordinator.h"
+#include "varve/protocol/metadata.h"
+#include "varve/protocol/planner.h"
+#include "varve/protocol/storage_layer.h"
+#include "varve/status.h"
+
+namespace varve::protocol {
+
+struct CallOptions {
+  /// Given to Reset of the storage, which otherwise is used as it is.
+  std::optional<std::string> checkpoint_id;
+  /// How long any rank waits for the others before it gives up and names who is missing. Covers
+  /// the time the slowest rank writes or reads.
+  std::chrono::milliseconds timeout = std::chrono::minutes(30);
+};
+
+/// Saves the ranks' states. Collective: all ranks call it, each with a writer and a planner of its
+/// own, which must live until it returns. Returns the checkpoint's metadata on every rank, or the
+/// same error on every rank. Errors: those of the hooks; Internal when a writer returns without a
+/// result for one of its items; Unavailable when a rank is missing.
+Result<Metadata> Save(const State& state, StorageWriter& writer, SavePlanner& planner,
+                      Coordinator& coordinator, const CallOptions& options = {});
+
+/// The same with a DefaultSavePlanner, by a single process.
+Result<Metadata> Save(const State& state, StorageWriter& writer, const CallOptions& options = {});
+
+/// Fills the ranks' targets. Collective as Save. Errors: those of the hooks; FailedPrecondition
+/// when ranks read different metadata; Unavailable when a rank is missing; the same on every rank.
+Status Load(TargetState& state, StorageReader& reader, LoadPlanner& planner,
+            Coordinator& coordinator, const CallOptions& options = {});
+
+/// The same with a DefaultLoadPlanner, by a single process.
+Status Load(TargetState& state, StorageReader& reader, const CallOptions& options = {});
+
+}  // namespace varve::protocol

@@ -1,0 +1,132 @@
+/// A backend of one's own: derive from StorageWriter and StorageReader, then let
+/// RunStorageConformance (varve/protocol/conformance.h) try it.
+///
+/// The calls of a save, by varve::protocol::Save. Each rank has a writer and a planner of its own.
+///
+///  1. all ranks     StorageWriter::Reset, if a checkpoint id was given
+///  2. all ranks     StorageWriter::SetUpStorageWriter
+///  3. all ranks     StorageWriter::GetStorageMeta, SavePlanner::SetUpPlanner, CreateLocalPlan
+///  4. all ranks     StorageWriter::PrepareLocalPlan
+///     exchange      plans go to rank 0, the coordinator
+///  5. rank 0        SavePlanner::CreateGlobalPlan, StorageWriter::PrepareGlobalPlan
+///     exchange      each rank gets its own plan back
+///  6. all ranks     SavePlanner::FinishPlan
+///  7. all ranks     StorageWriter::WriteData, which calls SavePlanner::ResolveData for each item
+///     exchange      results go to rank 0
+///  8. rank 0        StorageWriter::Finish: from here on the checkpoint is there
+///     exchange      all ranks learn the outcome
+///
+/// The calls of a load, by varve::protocol::Load:
+///
+///  1. all ranks     StorageReader::Reset, if a checkpoint id was given
+///  2. all ranks     StorageReader::ReadMetadata
+///  3. all ranks     LoadPlanner::SetUpPlanner
+///  4. all ranks     StorageReader::SetUpStorageReader, LoadPlanner::CreateLocalPlan
+///  5. all ranks     StorageReader::PrepareLocalPlan
+///     exchange      plans go to rank 0, which also checks that all have read the same metadata
+///  6. rank 0        LoadPlanner::CreateGlobalPlan, StorageReader::PrepareGlobalPlan
+///     exchange      each rank gets its own plan back; nothing has been written to memory so far
+///  7. all ranks     LoadPlanner::FinishPlan
+///  8. all ranks     StorageReader::ReadData, which calls LoadPlanner::LoadBytes for each value,
+///                   ResolveTensor and then CommitTensor for each piece of a tensor
+///     exchange      all ranks learn the outcome
+///
+/// Threads. All hooks of a rank are called one after the other on the thread that called Save or
+/// Load. WriteData and ReadData may start threads, and call ResolveData, LoadBytes, ResolveTensor
+/// and CommitTensor on them, at the same time for different items; they have ended when it returns.
+///
+/// Failures. A hook fails by returning an error; an exception counts as one. The rank then skips
+/// its hooks up to the next exchange, where all ranks learn of it. Every rank returns the same
+/// error, which names each rank that failed and its hook; no hook that stands behind that exchange
+/// is called on any rank. Then each rank's writer is told to Abandon. After an error of Save no new
+/// checkpoint shows and an older one is whole, as far as the backend keeps what is said at Finish
+/// and Abandon. Two exceptions: Finish has done its work and reports an error nevertheless; or the
+/// transport fails after Finish, and ranks that did not hear from rank 0 say so. After an error of
+/// Load in step 8 the memory may be partly filled; before it is as it was.
+#pragma once
+
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "varve/protocol/metadata.h"
+#include "varve/protocol/plan.h"
+#include "varve/protocol/planner.h"
+#include "varve/status.h"
+
+namespace varve::protocol {
+
+/// Puts plans into a storage. One object a rank, which may be used for one save after the other.
+///
+/// DCP's class method validate_checkpoint_id, which chooses a storage for an id, is a static
+/// ValidateCheckpointId of our own backends and no hook: Save is given its writer. A writer refuses
+/// an id that is not of its kind in Reset.
+class StorageWriter {
+ public:
+  virtual ~StorageWriter() = default;
+
+  /// Begins anew, under another checkpoint id if one is given; what that means is the storage's own
+  /// affair (a path, a key). Also ends what an earlier save has left undone, as Abandon does.
+  /// Errors: InvalidArgument for an id that is not one of this storage.
+  virtual Status Reset(std::optional<std::string_view> checkpoint_id) = 0;
+
+  /// Begins a save. Ends what an earlier one has left undone, as Abandon does.
+  virtual Status SetUpStorageWriter(bool is_coordinator) = 0;
+
+  /// Adds what this storage wants each rank to say; normally as SavePlan::storage_data.
+  virtual Result<SavePlan> PrepareLocalPlan(SavePlan plan) { return plan; }
+
+  /// On the coordinator: adds what it wants to tell each rank. The place to claim the name: two
+  /// saves of one name should not both get past it. As many plans come back as were given.
+  virtual Result<std::vector<SavePlan>> PrepareGlobalPlan(std::vector<SavePlan> plans) {
+    return plans;
+  }
+
+  /// Stores all items of the plan, and returns when they are as durable as they will get: one
+  /// result for each item, with its index, in any order. What is stored does not show yet.
+  virtual Result<std::vector<WriteResult>> WriteData(const SavePlan& plan,
+                                                     SavePlanner& planner) = 0;
+
+  /// On the coordinator, when all ranks have written: stores `metadata` and makes the checkpoint
+  /// show, in one step. An older one under the same id is replaced by that step, or the save is
+  /// refused with AlreadyExists, here or earlier. `results` by rank. When Finish fails, nothing
+  /// may show.
+  virtual Status Finish(const Metadata& metadata,
+                        const std::vector<std::vector<WriteResult>>& results) = 0;
+
+  /// The save will not be finished: forgets it and frees what it holds, so that nothing of it ever
+  /// shows. Called on every rank, whatever was called before, possibly while another rank still
+  /// writes; also more than once. Never called after a Finish that succeeded.
+  virtual void Abandon() = 0;
+
+  /// What planners may want to know of this storage.
+  [[nodiscard]] virtual std::optional<StorageMeta> GetStorageMeta() const { return std::nullopt; }
+};
+
+/// Gets plans out of a storage. One object a rank, which may be used for one load after the other.
+class StorageReader {
+ public:
+  virtual ~StorageReader() = default;
+
+  /// As StorageWriter::Reset.
+  virtual Status Reset(std::optional<std::string_view> checkpoint_id) = 0;
+
+  /// What Finish was given, on any rank. Errors: NotFound when there is no finished checkpoint.
+  virtual Result<Metadata> ReadMetadata() = 0;
+
+  /// Begins a load of the checkpoint whose metadata was read.
+  virtual Status SetUpStorageReader(const Metadata& metadata, bool is_coordinator) = 0;
+
+  virtual Result<LoadPlan> PrepareLocalPlan(LoadPlan plan) { return plan; }
+  virtual Result<std::vector<LoadPlan>> PrepareGlobalPlan(std::vector<LoadPlan> plans) {
+    return plans;
+  }
+
+  /// Reads all items of the plan: each value goes to LoadBytes; for each piece of a tensor, memory
+  /// comes from ResolveTensor and is given back, filled, to CommitTensor. Errors: what the planner
+  /// returned; DataLoss for what is damaged or gone.
+  virtual Status ReadData(const LoadPlan& plan, LoadPlanner& planner) = 0;
+};
+
+}  // namespace varve::protocol

@@ -1,0 +1,175 @@
+// A save through hooks. The numbers are those of varve/protocol/storage_layer.h.
+
+#include <algorithm>
+#include <chrono>
+#include <cstddef>
+#include <utility>
+
+#include "protocol/hook.h"
+#include "varve/protocol/checkpoint.h"
+
+namespace varve::protocol {
+namespace {
+
+using Replies = Result<std::vector<std::string>>;
+
+/// Every item has one result. A writer that loses one would make a checkpoint with a hole in it.
+Status CheckResults(const SavePlan& plan, const std::vector<WriteResult>& results) {
+  std::vector<MetadataIndex> wanted;
+  std::vector<MetadataIndex> got;
+  for (const WriteItem& item : plan.items) {
+    wanted.push_back(item.index);
+  }
+  for (const WriteResult& result : results) {
+    got.push_back(result.index);
+  }
+  std::sort(wanted.begin(), wanted.end());
+  std::sort(got.begin(), got.end());
+  const auto [a, b] = std::mismatch(wanted.begin(), wanted.end(), got.begin(), got.end());
+  if (a != wanted.end() && (b == got.end() || *a < *b)) {
+    return Internal("gave no result for " + ToString(*a));
+  }
+  if (b != got.end()) {
+    return Internal("gave a result too many, for " + ToString(*b));
+  }
+  return Status::Ok();
+}
+
+class SaveRun {
+ public:
+  SaveRun(const State& state, StorageWriter& writer, SavePlanner& planner, Coordinator& coordinator,
+          const CallOptions& options)
+      : state_(state),
+        writer_(writer),
+        planner_(planner),
+        coordinator_(coordinator),
+        options_(options),
+        what_(options.checkpoint_id ? "save \"" + *options.checkpoint_id + "\"" : "save") {}
+
+  Result<Metadata> Run() {
+    Result<std::string> mine = LocalPlan();
+    VARVE_ASSIGN_OR_RETURN(const std::string plan,
+                           Exchange(coordinator_, what_, std::move(mine), Later(),
+                                    [this](const auto& all) { return GlobalPlan(all); }));
+    Result<std::string> results = Write(plan);
+    VARVE_ASSIGN_OR_RETURN(const std::string metadata,
+                           Exchange(coordinator_, what_, std::move(results), Later(),
+                                    [this](const auto& all) { return Finish(all); }));
+    return DecodeMetadata(metadata);
+  }
+
+  void Abandon() {
+    if (!finished_) {
+      const Status ignored = CallHook("StorageWriter::Abandon", [this] {
+        writer_.Abandon();
+        return Status::Ok();
+      });
+      (void)ignored;  // The save has an error to report already.
+    }
+  }
+
+ private:
+  [[nodiscard]] Deadline Later() const {
+    return std::chrono::steady_clock::now() + options_.timeout;
+  }
+
+  /// Steps 1 to 4.
+  Result<std::string> LocalPlan() {
+    if (options_.checkpoint_id) {
+      VARVE_RETURN_IF_ERROR(CallHook("StorageWriter::Reset",
+                                     [this] { return writer_.Reset(*options_.checkpoint_id); }));
+    }
+    const bool is_coordinator = coordinator_.is_coordinator();
+    VARVE_RETURN_IF_ERROR(CallHook("StorageWriter::SetUpStorageWriter",
+                                   [&] { return writer_.SetUpStorageWriter(is_coordinator); }));
+    VARVE_RETURN_IF_ERROR(CallHook("SavePlanner::SetUpPlanner", [&] {
+      return planner_.SetUpPlanner(state_, writer_.GetStorageMeta(), is_coordinator);
+    }));
+    VARVE_ASSIGN_OR_RETURN(SavePlan plan, CallHook("SavePlanner::CreateLocalPlan",
+                                                   [this] { return planner_.CreateLocalPlan(); }));
+    VARVE_ASSIGN_OR_RETURN(plan, CallHook("StorageWriter::PrepareLocalPlan", [&] {
+                             return writer_.PrepareLocalPlan(std::move(plan));
+                           }));
+    return EncodeSavePlan(plan);
+  }
+
+  /// Step 5, on rank 0.
+  Replies GlobalPlan(const std::vector<std::string>& encoded) {
+    Replies replies = MakeGlobalPlan(encoded);
+    return std::move(replies).Annotate("rank 0");
+  }
+
+  Replies MakeGlobalPlan(const std::vector<std::string>& encoded) {
+    std::vector<SavePlan> plans;
+    for (const std::string& one : encoded) {
+      VARVE_ASSIGN_OR_RETURN(plans.emplace_back(), DecodeSavePlan(one));
+    }
+    VARVE_ASSIGN_OR_RETURN(GlobalSavePlan global, CallHook("SavePlanner::CreateGlobalPlan", [&] {
+                             return planner_.CreateGlobalPlan(std::move(plans));
+                           }));
+    VARVE_RETURN_IF_ERROR(CheckMetadata(global.metadata).Annotate("SavePlanner::CreateGlobalPlan"));
+    metadata_ = std::move(global.metadata);
+    VARVE_ASSIGN_OR_RETURN(plans, CallHook("StorageWriter::PrepareGlobalPlan", [&] {
+                             return writer_.PrepareGlobalPlan(std::move(global.plans));
+                           }));
+    std::vector<std::string> replies;
+    for (const SavePlan& plan : plans) {
+      replies.push_back(EncodeSavePlan(plan));
+    }
+    return replies;  // Exchange refuses another number of them than there are ranks.
+  }
+
+  /// Steps 6 and 7.
+  Result<std::string> Write(const std::string& encoded) {
+    VARVE_ASSIGN_OR_RETURN(SavePlan plan, DecodeSavePlan(encoded));
+    VARVE_ASSIGN_OR_RETURN(plan, CallHook("SavePlanner::FinishPlan",
+                                          [&] { return planner_.FinishPlan(std::move(plan)); }));
+    VARVE_ASSIGN_OR_RETURN(const auto results, CallHook("StorageWriter::WriteData", [&] {
+                             return writer_.WriteData(plan, planner_);
+                           }));
+    VARVE_RETURN_IF_ERROR(CheckResults(plan, results).Annotate("StorageWriter::WriteData"));
+    return EncodeWriteResults(results);
+  }
+
+  /// Step 8, on rank 0.
+  Replies Finish(const std::vector<std::string>& encoded) {
+    std::vector<std::vector<WriteResult>> results;
+    for (const std::string& one : encoded) {
+      VARVE_ASSIGN_OR_RETURN(results.emplace_back(), DecodeWriteResults(one));
+    }
+    VARVE_RETURN_IF_ERROR(CallHook("StorageWriter::Finish", [&] {
+                            return writer_.Finish(metadata_, results);
+                          }).Annotate("rank 0"));
+    finished_ = true;
+    return std::vector<std::string>(encoded.size(), EncodeMetadata(metadata_));
+  }
+
+  const State& state_;
+  StorageWriter& writer_;
+  SavePlanner& planner_;
+  Coordinator& coordinator_;
+  const CallOptions& options_;
+  const std::string what_;
+  Metadata metadata_;      // On rank 0.
+  bool finished_ = false;  // On rank 0.
+};
+
+}  // namespace
+
+Result<Metadata> Save(const State& state, StorageWriter& writer, SavePlanner& planner,
+                      Coordinator& coordinator, const CallOptions& options) {
+  SaveRun run(state, writer, planner, coordinator, options);
+  Result<Metadata> result = run.Run();
+  if (!result.ok()) {
+    run.Abandon();
+  }
+  return result;
+}
+
+Result<Metadata> Save(const State& state, StorageWriter& writer, const CallOptions& options) {
+  const auto coordinator = MakeSingleProcessCoordinator();
+  DefaultSavePlanner planner;
+  return Save(state, writer, planner, *coordinator, options);
+}
+
+}  // namespace varve::protocol
