@@ -1,0 +1,94 @@
+/// Our own backends: DCP directories that stock PyTorch opens, written crash-safe and read with
+/// every byte checked.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <stop_token>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "varve/checkpoint.h"
+#include "varve/dcp.h"
+#include "varve/options.h"
+#include "varve/protocol/storage_layer.h"
+#include "varve/status.h"
+#include "varve/storage.h"
+
+namespace varve::protocol {
+
+struct FileSystemWriterOptions {
+  /// DCP's default. False refuses a name that is taken. What stands there is replaced only if it is
+  /// a checkpoint.
+  bool overwrite = true;
+  /// As in SaveOptions (varve/options.h).
+  bool direct = true;
+  int writes_in_flight = 6;
+  std::uint64_t block_bytes = std::uint64_t{1} << 20;
+  ProgressFunction progress;
+  std::stop_token stop;
+  Storage* storage = nullptr;  ///< Default: PosixStorage(). Must outlive the writer.
+};
+
+/// Writes `.metadata` and a `__RANK_0.distcp` for each rank that has something to write. All files
+/// are written and made durable in a hidden directory beside the checkpoint's; Finish gives it the
+/// name in one step, as src/checkpoint/commit.cc says. Until then an older checkpoint stays as it
+/// is. The ranks must share the storage; each may have it mounted elsewhere.
+///
+/// Values are stored as torch.save would. Errors of WriteData: Unimplemented for a value that only
+/// a pickle can hold, and for bytes that are no encoded Value InvalidArgument, both with the name.
+/// Errors of Finish: InvalidArgument when planner_data is not the structure of a state. Of a
+/// structure DCP keeps the paths of the leaves: containers with nothing in them do not come back.
+class FileSystemWriter : public StorageWriter {
+ public:
+  explicit FileSystemWriter(std::string path, FileSystemWriterOptions options = {});
+  FileSystemWriter(const FileSystemWriter&) = delete;
+  FileSystemWriter& operator=(const FileSystemWriter&) = delete;
+  /// Abandons a save that is not finished.
+  ~FileSystemWriter() override;
+
+  /// True for a path, false for an address of another store ("s3://...").
+  static bool ValidateCheckpointId(std::string_view checkpoint_id);
+
+  Status Reset(std::optional<std::string_view> checkpoint_id) override;
+  Status SetUpStorageWriter(bool is_coordinator) override;
+  Result<std::vector<SavePlan>> PrepareGlobalPlan(std::vector<SavePlan> plans) override;
+  Result<std::vector<WriteResult>> WriteData(const SavePlan& plan, SavePlanner& planner) override;
+  Status Finish(const Metadata& metadata,
+                const std::vector<std::vector<WriteResult>>& results) override;
+  void Abandon() override;
+  [[nodiscard]] std::optional<StorageMeta> GetStorageMeta() const override;
+
+ private:
+  std::string path_;
+  FileSystemWriterOptions options_;
+  Storage& storage_;
+  std::unique_ptr<DcpCommit> commit_;  // On the coordinator, from PrepareGlobalPlan to the end.
+};
+
+/// Reads checkpoints of every format that CheckpointReader opens, DCP's and Varve's own among them.
+/// Of `options`, `strict` and `timeout` mean nothing here.
+class FileSystemReader : public StorageReader {
+ public:
+  explicit FileSystemReader(std::string path, LoadOptions options = {},
+                            Storage& storage = PosixStorage());
+
+  static bool ValidateCheckpointId(std::string_view checkpoint_id) {
+    return FileSystemWriter::ValidateCheckpointId(checkpoint_id);
+  }
+
+  Status Reset(std::optional<std::string_view> checkpoint_id) override;
+  Result<Metadata> ReadMetadata() override;
+  Status SetUpStorageReader(const Metadata& metadata, bool is_coordinator) override;
+  Status ReadData(const LoadPlan& plan, LoadPlanner& planner) override;
+
+ private:
+  std::string path_;
+  LoadOptions options_;
+  Storage& storage_;
+  std::unique_ptr<CheckpointReader> reader_;
+};
+
+}  // namespace varve::protocol

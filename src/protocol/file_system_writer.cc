@@ -1,0 +1,147 @@
+#include <utility>
+
+#include "checkpoint/dcp_writer.h"
+#include "checkpoint/save_dcp.h"
+#include "interop/torch_encode.h"
+#include "protocol/dcp_index.h"
+#include "protocol/file_receipt.h"
+#include "varve/protocol/file_system.h"
+#include "varve/value.h"
+
+namespace varve::protocol {
+namespace {
+
+/// A value as torch.save would store it.
+Result<std::string> ArchiveOf(const WriteItem& item, std::string_view encoded) {
+  const auto value = DecodeValue(encoded);
+  if (!value.ok()) {
+    return InvalidArgument(ToString(item.index) +
+                           ": these bytes are no encoded value: " + value.status().message());
+  }
+  return EncodeValueArchive(*value).Annotate(ToString(item.index));
+}
+
+Result<DcpItem> ToDcpItem(const WriteItem& item, const ItemData& data) {
+  DcpItem result;
+  result.fqn = item.index.fqn;
+  if (item.tensor_data) {
+    result.is_tensor = true;
+    result.dtype = item.tensor_data->properties.dtype;
+    result.sizes = item.tensor_data->chunk.sizes;
+    result.data = data.data;
+    result.strides = data.strides;
+  } else {
+    VARVE_ASSIGN_OR_RETURN(result.bytes, ArchiveOf(item, data.bytes));
+  }
+  return result;
+}
+
+std::vector<WriteResult> ResultsOf(const SavePlan& plan, WrittenDcpFile written) {
+  std::vector<WriteResult> results;
+  for (std::size_t i = 0; i < plan.items.size(); ++i) {
+    const DcpExtent& extent = written.file.items[i];
+    ItemReceipt receipt;
+    receipt.offset = extent.offset;
+    receipt.length = extent.length;
+    receipt.payload = written.payload_begins[i] - extent.offset;
+    if (i == 0) {
+      receipt.file = {written.file.size, written.file.block_bytes,
+                      std::move(written.file.block_crc32c)};
+    }
+    results.push_back({plan.items[i].index, extent.length, EncodeItemReceipt(receipt)});
+  }
+  return results;
+}
+
+}  // namespace
+
+FileSystemWriter::FileSystemWriter(std::string path, FileSystemWriterOptions options)
+    : path_(std::move(path)),
+      options_(std::move(options)),
+      storage_(options_.storage != nullptr ? *options_.storage : PosixStorage()) {}
+
+FileSystemWriter::~FileSystemWriter() = default;
+
+bool FileSystemWriter::ValidateCheckpointId(std::string_view checkpoint_id) {
+  return !checkpoint_id.empty() && checkpoint_id.find("://") == std::string_view::npos;
+}
+
+Status FileSystemWriter::Reset(std::optional<std::string_view> checkpoint_id) {
+  Abandon();
+  if (checkpoint_id) {
+    if (!ValidateCheckpointId(*checkpoint_id)) {
+      return InvalidArgument("\"" + std::string(*checkpoint_id) + "\" is not a path");
+    }
+    path_ = *checkpoint_id;
+  }
+  return Status::Ok();
+}
+
+Status FileSystemWriter::SetUpStorageWriter(bool /*is_coordinator*/) {
+  Abandon();
+  return ValidateCheckpointId(path_) ? Status::Ok()
+                                     : InvalidArgument("\"" + path_ + "\" is not a path");
+}
+
+Result<std::vector<SavePlan>> FileSystemWriter::PrepareGlobalPlan(std::vector<SavePlan> plans) {
+  VARVE_ASSIGN_OR_RETURN(commit_, DcpCommit::Begin(path_, options_.overwrite, storage_));
+  for (std::size_t rank = 0; rank < plans.size(); ++rank) {
+    plans[rank].storage_data =
+        EncodePlace({BaseName(commit_->staging()), static_cast<std::uint32_t>(rank)});
+  }
+  return plans;
+}
+
+Result<std::vector<WriteResult>> FileSystemWriter::WriteData(const SavePlan& plan,
+                                                             SavePlanner& planner) {
+  if (plan.items.empty()) {
+    return std::vector<WriteResult>();
+  }
+  VARVE_ASSIGN_OR_RETURN(const Place place, DecodePlace(plan.storage_data));
+  const std::string directory = JoinPath(ParentPath(path_), place.directory);
+  if (!storage_.List(directory).ok()) {
+    return FailedPrecondition(directory +
+                              " was made by rank 0 and is not there: the ranks do not share the "
+                              "storage of " +
+                              path_);
+  }
+  std::vector<ItemData> content;  // Owns what the planner may have made, until it is written.
+  std::vector<DcpItem> items;
+  for (const WriteItem& item : plan.items) {
+    VARVE_ASSIGN_OR_RETURN(content.emplace_back(),
+                           planner.ResolveData(item).Annotate(ToString(item.index)));
+    VARVE_ASSIGN_OR_RETURN(items.emplace_back(), ToDcpItem(item, content.back()));
+  }
+  SaveOptions options;
+  options.direct = options_.direct;
+  options.writes_in_flight = options_.writes_in_flight;
+  options.block_bytes = options_.block_bytes;
+  options.progress = options_.progress;
+  options.stop = options_.stop;
+  const std::string path = JoinPath(directory, DcpFileName(place.rank));
+  VARVE_ASSIGN_OR_RETURN(WrittenDcpFile written,
+                         WriteDcpItems(storage_, path, items, options).Annotate(path));
+  return ResultsOf(plan, std::move(written));
+}
+
+Status FileSystemWriter::Finish(const Metadata& metadata,
+                                const std::vector<std::vector<WriteResult>>& results) {
+  if (commit_ == nullptr) {
+    return FailedPrecondition(path_ + ": no save is under way here");
+  }
+  VARVE_ASSIGN_OR_RETURN(const DcpIndex index,
+                         MakeIndex(metadata, results, options_.block_bytes).Annotate(path_));
+  VARVE_RETURN_IF_ERROR(commit_->Publish(index.files, index.metadata));
+  commit_.reset();
+  return Status::Ok();
+}
+
+void FileSystemWriter::Abandon() { commit_.reset(); }
+
+std::optional<StorageMeta> FileSystemWriter::GetStorageMeta() const {
+  StorageMeta meta;
+  meta.checkpoint_id = path_;
+  return meta;
+}
+
+}  // namespace varve::protocol
