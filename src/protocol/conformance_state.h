@@ -1,0 +1,86 @@
+/// Small states of known content, for the conformance suite.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <deque>
+#include <string>
+#include <vector>
+
+#include "varve/checkpoint.h"
+#include "varve/protocol/planner.h"
+#include "varve/value.h"
+
+namespace varve::protocol {
+
+struct TensorSpec {
+  std::string fqn;
+  DType dtype = DType::kFloat32;
+  Dims shape;
+  Box box;
+};
+
+inline TensorSpec Whole(std::string fqn, DType dtype, const Dims& shape) {
+  return {std::move(fqn), dtype, shape, WholeBox(shape)};
+}
+
+/// The content of a box of a tensor, row-major. Every byte depends on where its element lies in the
+/// whole tensor, on where it lies in the element and on `salt`.
+std::string PatternOf(const TensorSpec& spec, std::uint8_t salt);
+
+/// What a rank saves, with its memory.
+class Holding {
+ public:
+  explicit Holding(std::uint8_t salt) : salt_(salt) {}
+  void Add(const TensorSpec& spec);
+  void Add(const std::string& fqn, const Value& value);
+  [[nodiscard]] State& state() { return state_; }
+
+ private:
+  std::uint8_t salt_;
+  std::deque<std::string> memory_;
+  State state_;
+};
+
+/// What a rank loads, with its memory. Each tensor has a border of `margin` elements around it in
+/// each dimension, which no load may touch.
+class Wanting {
+ public:
+  explicit Wanting(std::uint8_t salt, std::uint64_t margin = 0) : salt_(salt), margin_(margin) {}
+  void Add(const TensorSpec& spec);
+  void Add(const std::string& fqn, const Value& value);
+  [[nodiscard]] TargetState& state() { return state_; }
+  /// DataLoss naming the first thing that is not what was saved with the same salt.
+  [[nodiscard]] Status Check() const;
+
+ private:
+  [[nodiscard]] std::string Expected(const TensorSpec& spec) const;
+
+  std::uint8_t salt_;
+  std::uint64_t margin_;
+  std::deque<std::string> memory_;
+  std::vector<TensorSpec> tensors_;
+  std::vector<std::string> values_;
+  TargetState state_;
+};
+
+/// Calls `visit(position)` for each element of a row-major array of these sizes, in order.
+template <class Visit>
+void ForEachElement(const Dims& sizes, const Visit& visit) {
+  std::uint64_t count = 1;
+  for (const std::uint64_t size : sizes) {
+    count *= size;
+  }
+  Dims position(sizes.size(), 0);
+  for (std::uint64_t i = 0; i < count; ++i) {
+    visit(position);
+    for (std::size_t d = sizes.size(); d-- > 0;) {
+      if (++position[d] < sizes[d]) {
+        break;
+      }
+      position[d] = 0;
+    }
+  }
+}
+
+}  // namespace varve::protocol
