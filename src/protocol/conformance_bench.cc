@@ -34,6 +34,7 @@ Status OnRanks(int size, const std::function<Status(Coordinator&)>& work) {
 Status Bench::Save(const std::string& id, int size, const MakeHolding& holding,
                    const std::vector<SavePlanner*>& planners) {
   std::vector<std::unique_ptr<StorageWriter>> writers;
+  writers.reserve(static_cast<std::size_t>(size));
   for (int rank = 0; rank < size; ++rank) {
     writers.push_back(subject_.make_writer());
   }
@@ -52,6 +53,7 @@ Status Bench::Save(const std::string& id, int size, const MakeHolding& holding,
 Status Bench::Load(const std::string& id, int size, const MakeWanting& wanting,
                    const std::vector<LoadPlanner*>& planners) {
   std::vector<std::unique_ptr<StorageReader>> readers;
+  readers.reserve(static_cast<std::size_t>(size));
   for (int rank = 0; rank < size; ++rank) {
     readers.push_back(subject_.make_reader());
   }

@@ -9,7 +9,7 @@ namespace {
 constexpr char kUntouched = '\x5A';
 
 char PatternByte(std::uint64_t element, std::uint64_t byte, std::uint8_t salt) {
-  return static_cast<char>((element * 31 + byte * 7 + salt * 101U + 3) & 0xFF);
+  return static_cast<char>((element * 31 + byte * 7 + std::uint64_t{salt} * 101 + 3) & 0xFF);
 }
 
 /// The sizes of the memory around a box.

@@ -45,6 +45,7 @@ Result<TargetTensor> TargetOf(const ReadItem& item, const varve::Metadata& metad
 Status ReadValues(const std::vector<const ReadItem*>& items, CheckpointReader& reader,
                   LoadPlanner& planner) {
   std::vector<std::string> fqns;
+  fqns.reserve(items.size());
   for (const ReadItem* item : items) {
     fqns.push_back(item->storage_index.fqn);
   }

@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <filesystem>
+#include <memory>
 #include <set>
 #include <string>
 #include <vector>
@@ -285,6 +286,72 @@ TEST(FileSystemBackend, PlannerDataThatIsNoStructureIsRefused) {
   EXPECT_TRUE(FailsWith(Save(held.state, writer, planner, *alone), StatusCode::kInvalidArgument,
                         {"StorageWriter::Finish", "planner_data"}));
   EXPECT_TRUE(NamesIn(dir.path()).empty());
+}
+
+/// Saves every number doubled.
+class DoublingPlanner : public DefaultSavePlanner {
+ public:
+  Result<ItemData> ResolveData(const WriteItem& item) override {
+    VARVE_ASSIGN_OR_RETURN(ItemData data, DefaultSavePlanner::ResolveData(item));
+    if (!item.tensor_data) {
+      return data;
+    }
+    const auto* numbers = static_cast<const std::uint32_t*>(data.data);
+    const auto doubled =
+        std::make_shared<std::vector<std::uint32_t>>(numbers, numbers + ItemBytes(item) / 4);
+    for (std::uint32_t& number : *doubled) {
+      number *= 2;
+    }
+    data.data = doubled->data();
+    data.owner = doubled;
+    return data;
+  }
+};
+
+/// Halves what it loads, in memory of its own.
+class HalvingPlanner : public DefaultLoadPlanner {
+ public:
+  Result<TensorMemory> ResolveTensor(const ReadItem& item) override {
+    const auto buffer =
+        std::make_shared<std::vector<std::uint32_t>>(item.lengths[0] * item.lengths[1]);
+    TensorMemory memory;
+    memory.dtype = DType::kUInt32;
+    memory.data = buffer->data();
+    memory.owner = buffer;
+    return memory;
+  }
+  Status CommitTensor(const ReadItem& item, const TensorMemory& memory) override {
+    VARVE_ASSIGN_OR_RETURN(const TensorMemory target, DefaultLoadPlanner::ResolveTensor(item));
+    const auto* from = static_cast<const std::uint32_t*>(memory.data);
+    auto* to = static_cast<std::uint32_t*>(target.data);
+    for (std::uint64_t r = 0; r < item.lengths[0]; ++r) {
+      for (std::uint64_t c = 0; c < item.lengths[1]; ++c) {
+        to[static_cast<std::int64_t>(r) * target.strides[0] + static_cast<std::int64_t>(c)] =
+            *from++ / 2;
+      }
+    }
+    return Status::Ok();
+  }
+};
+
+TEST(FileSystemBackend, APlannerMayGiveMemoryOfItsOwn) {
+  const TempDir dir;
+  const Held held(0, 1);
+  const auto alone = MakeSingleProcessCoordinator();
+  FileSystemWriter writer(dir / "a");
+  DoublingPlanner doubling;
+  ASSERT_TRUE(IsOk(Save(held.state, writer, doubling, *alone)));
+  std::vector<std::uint32_t> memory(kRows * 7);
+  const Box box{{0, 5}, {kRows, 7}};
+  TargetState state;
+  state.tensors.push_back({"sharded", DType::kUInt32, {kRows, kColumns}, box, memory.data(), {}});
+  FileSystemReader reader(dir / "a");
+  HalvingPlanner halving;
+  ASSERT_TRUE(IsOk(Load(state, reader, halving, *alone)));
+  EXPECT_EQ(memory, Filled(box));
+  DefaultLoadPlanner plain;
+  ASSERT_TRUE(IsOk(Load(state, reader, plain, *alone)));
+  EXPECT_EQ(memory[1], 2 * Filled(box)[1]);
 }
 
 }  // namespace

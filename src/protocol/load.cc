@@ -98,6 +98,7 @@ class LoadRun {
                              return reader_.PrepareGlobalPlan(std::move(plans));
                            }));
     std::vector<std::string> replies;
+    replies.reserve(plans.size());
     for (const LoadPlan& plan : plans) {
       replies.push_back(EncodeLoadPlan(plan));
     }

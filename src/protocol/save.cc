@@ -17,9 +17,11 @@ using Replies = Result<std::vector<std::string>>;
 Status CheckResults(const SavePlan& plan, const std::vector<WriteResult>& results) {
   std::vector<MetadataIndex> wanted;
   std::vector<MetadataIndex> got;
+  wanted.reserve(plan.items.size());
   for (const WriteItem& item : plan.items) {
     wanted.push_back(item.index);
   }
+  got.reserve(results.size());
   for (const WriteResult& result : results) {
     got.push_back(result.index);
   }
@@ -113,6 +115,7 @@ class SaveRun {
                              return writer_.PrepareGlobalPlan(std::move(global.plans));
                            }));
     std::vector<std::string> replies;
+    replies.reserve(plans.size());
     for (const SavePlan& plan : plans) {
       replies.push_back(EncodeSavePlan(plan));
     }

@@ -57,6 +57,11 @@ BREAKS = {
         {"src/tensor/x.cc": '#include "format/y.h"\n'},
         "src/tensor/x.cc:1: tensor may not include format/y.h",
     ),
+    "the engine hears of its own users": (
+        rules.doors_of_the_rooms,
+        {"src/checkpoint/x.cc": '#include "varve/protocol/plan.h"\n'},
+        "src/checkpoint/x.cc:1: checkpoint may not include varve/protocol/plan.h of protocol",
+    ),
     "storage hears of tensors": (
         rules.doors_of_the_rooms,
         {"src/storage/x.cc": '#include "varve/tensor.h"\n'},
