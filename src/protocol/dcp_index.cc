@@ -5,9 +5,8 @@
 #include <optional>
 
 #include "checkpoint/save_dcp.h"
-#include "interop/dcp_checksums.h"
-#include "interop/dcp_encode.h"
 #include "protocol/file_receipt.h"
+#include "varve/dcp.h"
 #include "varve/metadata.h"
 #include "varve/value.h"
 
@@ -72,7 +71,7 @@ class StoredItems {
 };
 
 Result<TensorMetadata> StoredTensor(const std::string& fqn, const TensorStorageMetadata& tensor,
-                                    const StoredItems& items, PayloadOffsets* payloads) {
+                                    const StoredItems& items) {
   TensorMetadata stored;
   stored.fqn = fqn;
   stored.dtype = tensor.properties.dtype;
@@ -85,7 +84,7 @@ Result<TensorMetadata> StoredTensor(const std::string& fqn, const TensorStorageM
     Chunk& chunk = stored.chunks.emplace_back();
     chunk.box = box;
     chunk.extent = item->extent();
-    payloads->push_back(item->receipt.payload);
+    chunk.payload = item->receipt.payload;
   }
   return stored;
 }
@@ -116,22 +115,17 @@ Result<DcpIndex> MakeIndex(const Metadata& metadata,
   }
   stored.world_size = static_cast<std::uint32_t>(stored.files.size());
 
-  PayloadOffsets payloads;
   for (const auto& [fqn, entry] : metadata.state_dict_metadata) {
     if (const auto* tensor = std::get_if<TensorStorageMetadata>(&entry)) {
-      VARVE_ASSIGN_OR_RETURN(stored.tensors.emplace_back(),
-                             StoredTensor(fqn, *tensor, items, &payloads));
+      VARVE_ASSIGN_OR_RETURN(stored.tensors.emplace_back(), StoredTensor(fqn, *tensor, items));
     } else {
       VARVE_ASSIGN_OR_RETURN(const Stored* item, items.Find({fqn, std::nullopt, std::nullopt}));
       stored.objects.push_back({fqn, item->extent()});
     }
   }
   VARVE_ASSIGN_OR_RETURN(const std::optional<Value> structure, Structure(metadata.planner_data));
-  DcpEncodeOptions options;
-  options.structure = structure ? &*structure : nullptr;
-  options.attributes = {{std::string(kDcpChecksums), EncodeDcpChecksums(stored, payloads)}};
   DcpIndex index;
-  VARVE_ASSIGN_OR_RETURN(index.metadata, EncodeDcpMetadata(stored, options));
+  VARVE_ASSIGN_OR_RETURN(index.metadata, EncodeDcpIndex(stored, structure ? &*structure : nullptr));
   for (const DataFile& file : stored.files) {
     index.files.emplace_back(file.name, file.size);
   }

@@ -36,17 +36,16 @@ Result<DcpItem> ToDcpItem(const WriteItem& item, const ItemData& data) {
   return result;
 }
 
-std::vector<WriteResult> ResultsOf(const SavePlan& plan, WrittenDcpFile written) {
+std::vector<WriteResult> ResultsOf(const SavePlan& plan, DcpFile written) {
   std::vector<WriteResult> results;
   for (std::size_t i = 0; i < plan.items.size(); ++i) {
-    const DcpExtent& extent = written.file.items[i];
+    const DcpExtent& extent = written.items[i];
     ItemReceipt receipt;
     receipt.offset = extent.offset;
     receipt.length = extent.length;
-    receipt.payload = written.payload_begins[i] - extent.offset;
+    receipt.payload = extent.payload;
     if (i == 0) {
-      receipt.file = {written.file.size, written.file.block_bytes,
-                      std::move(written.file.block_crc32c)};
+      receipt.file = {written.size, written.block_bytes, std::move(written.block_crc32c)};
     }
     results.push_back({plan.items[i].index, extent.length, EncodeItemReceipt(receipt)});
   }
@@ -119,7 +118,7 @@ Result<std::vector<WriteResult>> FileSystemWriter::WriteData(const SavePlan& pla
   options.progress = options_.progress;
   options.stop = options_.stop;
   const std::string path = JoinPath(directory, DcpFileName(place.rank));
-  VARVE_ASSIGN_OR_RETURN(WrittenDcpFile written,
+  VARVE_ASSIGN_OR_RETURN(DcpFile written,
                          WriteDcpItems(storage_, path, items, options).Annotate(path));
   return ResultsOf(plan, std::move(written));
 }
