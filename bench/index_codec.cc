@@ -37,14 +37,26 @@ struct Usage {
   std::uint64_t peak_bytes = 0;
 };
 
+/// Of this program alone: getrusage would count what its parent had before it became this.
+std::uint64_t PeakBytes() {
+  std::ifstream status("/proc/self/status");
+  std::string word;
+  std::uint64_t kib = 0;
+  while (status >> word) {
+    if (word == "VmHWM:") {
+      status >> kib;
+    }
+  }
+  return kib * 1024;
+}
+
 Usage UsageNow() {
   rusage usage{};
   getrusage(RUSAGE_SELF, &usage);
   const auto seconds = [](const timeval& t) {
     return static_cast<double>(t.tv_sec) + static_cast<double>(t.tv_usec) * 1e-6;
   };
-  return {seconds(usage.ru_utime) + seconds(usage.ru_stime),
-          static_cast<std::uint64_t>(usage.ru_maxrss) * 1024};
+  return {seconds(usage.ru_utime) + seconds(usage.ru_stime), PeakBytes()};
 }
 
 template <class Action>

@@ -4,6 +4,7 @@
 #include <cstring>
 #include <utility>
 
+#include "base/checked.h"
 #include "tensor/box.h"
 #include "tensor/cast.h"
 
@@ -13,8 +14,10 @@ namespace {
 // Two batches wait, one is being read, one is being used.
 constexpr std::uint64_t kBatchesHeld = 4;
 constexpr std::size_t kBatchesReady = 2;
+// For elements of any type.
+constexpr std::uint64_t kPieceAlignment = 64;
 // Larger ones are no faster.
-constexpr std::uint64_t kMaxBatchBytes = std::uint64_t{64} << 20;
+constexpr std::uint64_t kMaxBatchBytes = std::uint64_t{32} << 20;
 
 }  // namespace
 
@@ -63,27 +66,57 @@ TensorStream::~TensorStream() {
   thread_.join();
 }
 
+std::vector<std::byte> TensorStream::TakeMemory() {
+  const std::scoped_lock lock(mutex_);
+  if (spare_.empty()) {
+    return {};
+  }
+  std::vector<std::byte> memory = std::move(spare_.back());
+  spare_.pop_back();
+  return memory;
+}
+
 Status TensorStream::Load(Batch* batch) {
+  const auto stored_bytes = [&](const Piece& piece) {
+    return Volume(piece.box.sizes) * ItemSize(items_[piece.item].tensor->dtype);
+  };
+  std::uint64_t total = 0;
+  std::uint64_t total_cast = 0;
+  for (const Piece& piece : batch->pieces) {
+    const StreamItem& item = items_[piece.item];
+    total += RoundUp(Volume(piece.box.sizes) * ItemSize(item.dtype), kPieceAlignment);
+    if (item.dtype != item.tensor->dtype) {
+      total_cast += RoundUp(stored_bytes(piece), kPieceAlignment);
+    }
+  }
+  batch->memory = TakeMemory();
+  batch->memory.resize(std::max<std::uint64_t>(batch->memory.size(), total));
+  stored_.resize(std::max<std::uint64_t>(stored_.size(), total_cast));
+  std::span<std::byte> left = batch->memory;
+  std::span<std::byte> left_cast = stored_;
+  const auto take = [](std::span<std::byte>* from, std::uint64_t size) {
+    const std::span<std::byte> taken = from->first(size);
+    *from = from->subspan(RoundUp(size, kPieceAlignment));
+    return taken;
+  };
   std::vector<TargetTensor> targets;
-  std::vector<std::vector<std::byte>> stored(batch->size());
-  for (std::size_t i = 0; i < batch->size(); ++i) {
-    const Piece& piece = (*batch)[i];
-    const TensorMetadata& tensor = *items_[piece.item].tensor;
-    stored[i].resize(Volume(piece.box.sizes) * ItemSize(tensor.dtype));
+  std::vector<std::span<std::byte>> read;
+  for (Piece& piece : batch->pieces) {
+    const StreamItem& item = items_[piece.item];
+    const TensorMetadata& tensor = *item.tensor;
+    piece.bytes = take(&left, Volume(piece.box.sizes) * ItemSize(item.dtype));
+    read.push_back(item.dtype == tensor.dtype ? piece.bytes
+                                              : take(&left_cast, stored_bytes(piece)));
     targets.push_back(
-        {tensor.fqn, tensor.dtype, tensor.shape, piece.box, stored[i].data(), Strides{}});
+        {tensor.fqn, tensor.dtype, tensor.shape, piece.box, read.back().data(), Strides{}});
   }
   VARVE_RETURN_IF_ERROR(reader_.ReadTensors(targets, {}).status());
-  for (std::size_t i = 0; i < batch->size(); ++i) {
-    Piece& piece = (*batch)[i];
+  for (std::size_t i = 0; i < batch->pieces.size(); ++i) {
+    const Piece& piece = batch->pieces[i];
     const StreamItem& item = items_[piece.item];
-    if (item.dtype == item.tensor->dtype) {
-      piece.bytes = std::move(stored[i]);
-      continue;
+    if (item.dtype != item.tensor->dtype) {
+      Cast(item.tensor->dtype, read[i], item.dtype, piece.bytes);
     }
-    piece.bytes.resize(Volume(piece.box.sizes) * ItemSize(item.dtype));
-    Cast(item.tensor->dtype, stored[i], item.dtype, piece.bytes);
-    stored[i] = {};
   }
   return Status::Ok();
 }
@@ -113,18 +146,18 @@ void TensorStream::Run() {
     for (Box& box : Slabs(*items_[i].tensor, batch_bytes_)) {
       const std::uint64_t elements = Volume(box.sizes);
       const std::uint64_t stored = elements * ItemSize(items_[i].tensor->dtype);
-      if (!batch.empty() && batch_bytes + stored > batch_bytes_) {
+      if (!batch.pieces.empty() && batch_bytes + stored > batch_bytes_) {
         go_on = flush();
         if (!go_on) {
           break;
         }
       }
-      batch.push_back({i, at, std::move(box), {}});
+      batch.pieces.push_back({i, at, std::move(box), {}});
       batch_bytes += stored;
       at += elements * ItemSize(items_[i].dtype);
     }
   }
-  if (go_on && !batch.empty()) {
+  if (go_on && !batch.pieces.empty()) {
     flush();
   }
   const std::scoped_lock lock(mutex_);
@@ -134,8 +167,13 @@ void TensorStream::Run() {
 
 Status TensorStream::Read(std::size_t item, std::uint64_t at, std::span<std::byte> out) {
   while (!out.empty()) {
-    if (piece_ == current_.size()) {
+    if (piece_ == current_.pieces.size()) {
       std::unique_lock lock(mutex_);
+      if (!current_.memory.empty()) {
+        spare_.push_back(std::move(current_.memory));
+        current_ = {};
+        piece_ = 0;
+      }
       changed_.wait(lock, [&] { return !ready_.empty() || done_; });
       if (ready_.empty()) {
         return status_.ok() ? Internal("a tensor stream was read beyond its end") : status_;
@@ -145,7 +183,7 @@ Status TensorStream::Read(std::size_t item, std::uint64_t at, std::span<std::byt
       piece_ = 0;
       changed_.notify_all();
     }
-    Piece& piece = current_[piece_];
+    const Piece& piece = current_.pieces[piece_];
     if (piece.item != item || at < piece.begin || at >= piece.begin + piece.bytes.size()) {
       return Internal("a tensor stream was read out of turn, at tensor \"" +
                       items_[item].tensor->fqn + "\" byte " + std::to_string(at));
@@ -156,7 +194,6 @@ Status TensorStream::Read(std::size_t item, std::uint64_t at, std::span<std::byt
     at += take;
     out = out.subspan(take);
     if (skip + take == piece.bytes.size()) {
-      piece.bytes = {};
       ++piece_;
     }
   }

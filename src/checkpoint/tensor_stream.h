@@ -47,12 +47,16 @@ class TensorStream {
     std::size_t item = 0;
     std::uint64_t begin = 0;  ///< Byte of the item.
     Box box;
-    std::vector<std::byte> bytes;
+    std::span<std::byte> bytes;  ///< In the batch's memory.
   };
-  using Batch = std::vector<Piece>;
+  struct Batch {
+    std::vector<Piece> pieces;
+    std::vector<std::byte> memory;
+  };
 
   void Run();
   Status Load(Batch* batch);
+  std::vector<std::byte> TakeMemory();
 
   CheckpointReader& reader_;
   std::vector<StreamItem> items_;
@@ -60,10 +64,13 @@ class TensorStream {
 
   Batch current_;  // The caller's; read from `piece_` on.
   std::size_t piece_ = 0;
+  std::vector<std::byte> stored_;  // The thread's: what is read before it is cast.
 
   std::mutex mutex_;
   std::condition_variable changed_;
   std::deque<Batch> ready_;  // The rest is guarded by mutex_.
+  // Memory of batches that have been used. Fresh memory costs more than all else that is done here.
+  std::vector<std::vector<std::byte>> spare_;
   Status status_;
   bool done_ = false;
   bool stop_ = false;

@@ -93,7 +93,9 @@ class Reader {
       is_known_[name] = true;
       const bool is_tensor = records_.ClassOf(tree_, pairs[i + 1]) == DcpClass::kTensor;
       if (is_tensor) {
-        VARVE_RETURN_IF_ERROR(ReadTensor(name, pairs[i + 1]).Annotate("tensor " + ShownText(fqn)));
+        if (const Status status = ReadTensor(name, pairs[i + 1]); !status.ok()) {
+          return status.Annotate("tensor " + ShownText(fqn));
+        }
       } else if (records_.IsBytes(tree_, pairs[i + 1])) {
         index_.objects.push_back(name);
       } else {

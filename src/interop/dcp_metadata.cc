@@ -63,20 +63,24 @@ class Assembler {
     out_.metadata.format = Format::kDcp;
     VARVE_RETURN_IF_ERROR(NameFiles());
     GroupEntries();
+    out_.metadata.tensors.reserve(index_.tensors.size());
+    out_.metadata.objects.reserve(index_.objects.size());
     for (const DcpIndex::Tensor& tensor : index_.tensors) {
       out_.metadata.tensors.emplace_back();
       TensorMetadata& made = out_.metadata.tensors.back();
       made.fqn = records_.names.at(tensor.name);
       made.dtype = tensor.dtype;
-      VARVE_RETURN_IF_ERROR(AddTensor(tensor, &made).Annotate("tensor " + ShownText(made.fqn)));
+      if (const Status status = AddTensor(tensor, &made); !status.ok()) {
+        return status.Annotate("tensor " + ShownText(made.fqn));
+      }
     }
     for (const std::uint32_t name : index_.objects) {
       out_.metadata.objects.push_back({std::string(records_.names.at(name)), {}});
       VARVE_RETURN_IF_ERROR(AddObject(name, &out_.metadata.objects.back()));
     }
     const auto by_fqn = [](const auto& a, const auto& b) { return a.fqn < b.fqn; };
-    std::sort(out_.metadata.tensors.begin(), out_.metadata.tensors.end(), by_fqn);
-    std::sort(out_.metadata.objects.begin(), out_.metadata.objects.end(), by_fqn);
+    SortIfNeeded(out_.metadata.tensors.begin(), out_.metadata.tensors.end(), by_fqn);
+    SortIfNeeded(out_.metadata.objects.begin(), out_.metadata.objects.end(), by_fqn);
     out_.structure = std::move(index_.structure);
     return std::move(out_);
   }
@@ -203,8 +207,8 @@ class Assembler {
       return DataLoss("value " + ShownText(made->fqn) + ": storage_data has " +
                       (count == 0 ? "no entry" : "two entries") + " for it");
     }
-    return SetExtent(*std::find_if(first, last, is_value), &made->extent)
-        .Annotate("value " + ShownText(made->fqn));
+    Status status = SetExtent(*std::find_if(first, last, is_value), &made->extent);
+    return status.ok() ? status : status.Annotate("value " + ShownText(made->fqn));
   }
 
   Status SetExtent(const Entry& entry, Extent* extent) const {
