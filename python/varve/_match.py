@@ -46,17 +46,18 @@ class Match:
             self._nothing_stored(state, "")
 
     def _visit(self, value: Any, stored: Any, path: str, replace: Setter) -> None:
-        if is_stateful(value):
-            self._stateful(value, stored, path)
-        elif type(value) is PerRank:
-            self._visit(value.value, stored, path, _attribute_setter(value))
-        elif self._is_tensor(value):
+        # Tensors first: there are most of them, and asking one whether it is stateful takes long.
+        if self._is_tensor(value):
             if isinstance(stored, TensorLeaf):
                 self.tensors.append((path, value))
             else:
                 what = "a plain value" if isinstance(stored, ObjectLeaf) else "a container"
                 self.mismatched.append(f"{path} (stored {what}, wanted a tensor)")
                 self.known.extend(fqn for fqn, _ in leaves(stored, path))
+        elif is_stateful(value):
+            self._stateful(value, stored, path)
+        elif type(value) is PerRank:
+            self._visit(value.value, stored, path, _attribute_setter(value))
         elif isinstance(stored, Mapping) and isinstance(value, Mapping) and value:
             self._mapping(value, stored, path)
         elif isinstance(stored, list) and isinstance(value, list):
