@@ -43,6 +43,7 @@ def run(context: Context) -> list[Result]:
 
 def _run(context: Context, name: str, words: str, tensors: int, rounds: int) -> list[Result]:
     state = make_state(context.size, tensors)
+    destination = make_destination(state)  # Before saves, as in `small`.
     size, baselines = bytes_of(state), (arms.VARVE.name, arms.DCP.name)
     usable, skipped = available(_SAVERS)
     saves = interleave(
@@ -52,7 +53,6 @@ def _run(context: Context, name: str, words: str, tensors: int, rounds: int) -> 
     )
     saved = Result.of(f"{name} save", f"Durable save of {words}.", size, saves, skipped, baselines)
 
-    destination = make_destination(state)
     paths = {arm.name: _written(context, arm, state) for arm in usable if arm in _LOADERS}
     pairs = [(arm.name, arm, paths[arm.name]) for arm in usable if arm in _LOADERS]
     if arms.DCP.name in paths:
