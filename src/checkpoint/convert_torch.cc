@@ -90,6 +90,7 @@ class StateBuilder {
       return DataLoss("the structure has a value \"" + name + "\" that is not there");
     }
     VARVE_ASSIGN_OR_RETURN(*value, DecodeValue(found->second->encoded));
+    // Alone, so that the error has its name, and so that a leaf inside a value stands for nothing.
     if (const auto archive = EncodeValueArchive(*value);
         value->kind == ValueKind::kTorchSave || !archive.ok()) {
       const Status status =
