@@ -18,6 +18,7 @@
 
 #include "base/checked.h"
 #include "base/checksum.h"
+#include "pipeline/core_slots.h"
 #include "pipeline/record_sums.h"
 #include "pipeline/run_threads.h"
 #include "pipeline/target_index.h"
@@ -95,7 +96,7 @@ class Reader {
     if (file.IsCached(unit.range.begin, size)) {
       // Copying out of the cache is the processor's work: more threads than cores only push each
       // other's blocks out of it before they are checked (measured: 8 on 2 cores cost 1.4 times 2).
-      const CoreSlot slot(cores_);
+      const CoreSlots::Holder slot(&cores_);
       std::optional<BufferPool::Lease> scratch;
       for (const ByteRange& block : BlocksOf(unit)) {
         VARVE_RETURN_IF_ERROR(ReadCachedBlock(unit.file, block, &scratch, &sums));
@@ -279,22 +280,10 @@ class Reader {
                     HexU32(reads.block_crc32c[i]) + ", got " + HexU32(crc) + ")" + owners);
   }
 
-  using Cores = std::counting_semaphore<>;
-  class CoreSlot {
-   public:
-    explicit CoreSlot(Cores& cores) : cores_(cores) { cores_.acquire(); }
-    CoreSlot(const CoreSlot&) = delete;
-    CoreSlot& operator=(const CoreSlot&) = delete;
-    ~CoreSlot() { cores_.release(); }
-
-   private:
-    Cores& cores_;
-  };
-
   std::span<FileReads> files_;
   BufferPool& pool_;
   const ReadFilesOptions& options_;
-  Cores cores_{std::max<std::ptrdiff_t>(std::thread::hardware_concurrency(), 1)};
+  CoreSlots cores_{std::max<std::size_t>(std::thread::hardware_concurrency(), 1)};
   std::vector<Unit> units_;
   std::vector<TargetIndex> index_;
   std::vector<std::unique_ptr<RecordSums>> sums_;  // By file.

@@ -3,10 +3,24 @@
 #include <algorithm>
 #include <atomic>
 #include <mutex>
+#include <new>
 #include <thread>
 #include <vector>
 
 namespace varve {
+namespace {
+
+/// A job that finds no memory is an error like another: thrown out of a thread it would end the
+/// process.
+Status RunOne(const std::function<Status(std::size_t)>& job, std::size_t i) {
+  try {
+    return job(i);
+  } catch (const std::bad_alloc&) {
+    return {StatusCode::kOutOfSpace, "the system has no memory left"};
+  }
+}
+
+}  // namespace
 
 Status RunThreads(std::size_t job_count, int threads, const std::stop_token& stop,
                   const std::function<Status(std::size_t)>& job) {
@@ -17,7 +31,7 @@ Status RunThreads(std::size_t job_count, int threads, const std::stop_token& sto
   const auto work = [&] {
     for (std::size_t i = next++; i < job_count && !failed; i = next++) {
       Status status =
-          stop.stop_requested() ? Status(StatusCode::kCancelled, "read cancelled") : job(i);
+          stop.stop_requested() ? Status(StatusCode::kCancelled, "read cancelled") : RunOne(job, i);
       if (!status.ok()) {
         const std::scoped_lock lock(mutex);
         if (first.ok()) {

@@ -212,6 +212,35 @@ def doors_of_the_public_headers(root: Path) -> list[str]:
     return problems
 
 
+# They stand on std::atomic::wait, which loses wake-ups in libstdc++ 11 and 12 (GCC bug 104928).
+LOSES_WAKE_UPS = re.compile(r"^(semaphore|latch|barrier)$")
+ATOMIC_WAKE = re.compile(r"\bstd::atomic_(?:flag_)?(?:wait|notify_one|notify_all)\b")
+
+
+def no_lost_wake_ups(root: Path) -> list[str]:
+    """Threads wait on condition variables: see src/pipeline/core_slots.h."""
+    problems = []
+    for name, text in code_files(root, "src", "include", *USERS):
+        for line, _, what in includes(text):
+            if LOSES_WAKE_UPS.match(what):
+                problems.append(f"{name}:{line}: <{what}> loses wake-ups in libstdc++ 12")
+        for match in ATOMIC_WAKE.finditer(text):
+            line = text.count("\n", 0, match.start()) + 1
+            problems.append(f"{name}:{line}: {match[0]} loses wake-ups in libstdc++ 12")
+        # A member wait on an atomic can't be told from one on a condition variable by its name,
+        # but whoever is notified without a condition variable is an atomic.
+        if re.search(r"notify_(?:one|all)\(", text) and not waits_on_a_condition(root, name, text):
+            problems.append(f"{name}: notifies something that is no condition variable")
+    return problems
+
+
+def waits_on_a_condition(root: Path, name: Path, text: str) -> bool:
+    """The file, or the header of its name, includes <condition_variable>."""
+    header = root / name.with_suffix(".h")
+    both = text + (header.read_text() if header.is_file() else "")
+    return any(what == "condition_variable" for _, _, what in includes(both))
+
+
 def file_length(root: Path) -> list[str]:
     """No file of ours is longer than 500 lines."""
     problems = []
@@ -271,6 +300,7 @@ FILE_RULES: tuple[Callable[[Path], list[str]], ...] = (
     doors_of_the_rooms,
     doors_of_the_users,
     doors_of_the_public_headers,
+    no_lost_wake_ups,
     file_length,
     machine_paths,
     python_tests_are_collected,

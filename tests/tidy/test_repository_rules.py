@@ -77,6 +77,16 @@ BREAKS = {
         {"src/util/x.cc": "int x;\n"},
         "src/util is not one of the rooms",
     ),
+    "a semaphore that loses wake-ups": (
+        rules.no_lost_wake_ups,
+        {"src/pipeline/x.h": "#pragma once\n\n#include <semaphore>\n"},
+        "src/pipeline/x.h:3: <semaphore> loses wake-ups",
+    ),
+    "a wait on an atomic": (
+        rules.no_lost_wake_ups,
+        {"src/pipeline/x.cc": "#include <atomic>\nvoid F() { flag.notify_all(); }\n"},
+        "src/pipeline/x.cc: notifies something that is no condition variable",
+    ),
     "a header named from its own folder": (
         rules.doors_of_the_rooms,
         {"src/base/x.cc": '#include "x.h"\n', "src/base/x.h": "#pragma once\n"},
