@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <new>
 
 #include <flatbuffers/flatbuffers.h>
 #include <zstd.h>
@@ -22,6 +23,8 @@ constexpr std::string_view kMagic = "VARVEMF\n";
 constexpr std::size_t kFrameHeadBytes = 8 + 4 + 8 + 8;
 constexpr std::size_t kCrcBytes = 4;
 constexpr std::uint64_t kMaxPlainBytes = FLATBUFFERS_MAX_BUFFER_SIZE;
+// What zstd makes of zeros: blocks of 128 KiB in 4 bytes. A frame that claims more is not believed.
+constexpr std::uint64_t kMaxZstdRatio = 32768;
 constexpr int kZstdLevel = 1;  // Names and offsets shrink 4-5 times at any level; speed decides.
 
 std::uint64_t LoadBigEndian(const std::uint8_t* bytes) {
@@ -302,11 +305,16 @@ Result<Metadata> DecodeManifest(std::string_view bytes) {
                          "; use a newer Varve");
   }
   if (compressed_bytes != bytes.size() - kFrameHeadBytes - kCrcBytes ||
-      plain_bytes > kMaxPlainBytes) {
+      plain_bytes > kMaxPlainBytes || plain_bytes / kMaxZstdRatio > compressed_bytes) {
     return Malformed("frame sizes");
   }
   // 64-bit words: FlatBuffers reads 8-byte fields in place and wants them aligned.
-  auto plain = std::make_unique_for_overwrite<std::uint64_t[]>(plain_bytes / 8 + 1);
+  const std::unique_ptr<std::uint64_t[]> plain(new (std::nothrow)
+                                                   std::uint64_t[plain_bytes / 8 + 1]);
+  if (plain == nullptr) {
+    return Status(StatusCode::kOutOfSpace,
+                  "no memory for a manifest of " + std::to_string(plain_bytes) + " bytes");
+  }
   const std::size_t got =
       ZSTD_decompress(plain.get(), plain_bytes, bytes.data() + kFrameHeadBytes, compressed_bytes);
   if (ZSTD_isError(got) != 0 || got != plain_bytes) {

@@ -2,6 +2,8 @@
 
 #include <gtest/gtest.h>
 
+#include "base/bytes.h"
+#include "base/checksum.h"
 #include "support/checkpoints.h"
 #include "support/random.h"
 #include "support/status_matchers.h"
@@ -68,6 +70,18 @@ TEST(Manifest, RefusesANewerVersionWithAMessage) {
 }
 
 // ---- right checksums, wrong content ----
+
+// Found by the fuzzer: memory was asked for before anything else was known.
+TEST(Manifest, DoesNotBelieveAFrameThatClaimsGigabytes) {
+  constexpr std::size_t kPlainSizeAt = 20;  // docs/format.md section 6
+  Bytes bytes = Encode(SampleMetadata());
+  bytes.resize(bytes.size() - 4);
+  Bytes claim;
+  ByteWriter(&claim).U64((std::uint64_t{1} << 31) - 1);
+  bytes.replace(kPlainSizeAt, claim.size(), claim);
+  ByteWriter(&bytes).U32(Crc32c(AsByteSpan(bytes)));
+  EXPECT_TRUE(FailsWith(DecodeManifest(bytes), StatusCode::kDataLoss, {"frame sizes"}));
+}
 
 TEST(Manifest, RejectsMetadataThatContradictsItself) {
   struct Lie {
