@@ -62,6 +62,25 @@ TEST(Crc32c, NoticesEverySingleBitFlip) {
   }
 }
 
+// Sizes around a cache line and the inner step, and targets at odd addresses.
+TEST(StreamAndCrc32c, CopiesAndEqualsTheCrcOfTheSource) {
+  Random random(4);
+  for (const std::size_t size : {0, 1, 63, 64, 4095, 4096, 4160, 4223, 8192, 100001}) {
+    for (const std::size_t shift : {0, 1, 16, 63}) {
+      const std::string source = random.Bytes(size + 5);
+      const auto bytes = AsByteSpan(source).subspan(5);
+      std::vector<std::byte> target(size + shift + 1, std::byte{0x5A});
+      const std::uint32_t before = Crc("before");
+      const std::uint32_t crc = StreamAndCrc32c(before, bytes, target.data() + shift);
+      EXPECT_EQ(crc, Crc32cExtend(before, bytes)) << size;
+      EXPECT_TRUE(std::equal(bytes.begin(), bytes.end(),
+                             target.begin() + static_cast<std::ptrdiff_t>(shift)))
+          << size;
+      EXPECT_EQ(target.back(), std::byte{0x5A}) << "nothing behind the target";
+    }
+  }
+}
+
 // Sizes around the copy's inner step, and odd starts.
 TEST(CopyAndCrc32c, CopiesAndEqualsTheCrcOfTheSource) {
   Random random(3);

@@ -7,110 +7,14 @@
 #include "pipeline/file_writer.h"
 
 #include <algorithm>
-#include <condition_variable>
 #include <cstddef>
 #include <cstring>
-#include <deque>
-#include <mutex>
-#include <thread>
 
 #include "base/checked.h"
 #include "base/checksum.h"
 
 namespace varve {
 namespace {
-
-struct FilledBlock {
-  BufferPool::Lease memory;
-  std::uint64_t offset = 0;
-  std::uint64_t bytes = 0;
-};
-
-/// Threads that write blocks. The first error stops everything; `mutex_` guards all members.
-class Writers {
- public:
-  Writers(WritableFile& file, const WriteSegmentsOptions& options, std::uint64_t block_count)
-      : file_(file), options_(options) {
-    const auto count = std::min<std::uint64_t>(
-        static_cast<std::uint64_t>(std::max(options.writes_in_flight, 1)), block_count);
-    for (std::uint64_t i = 0; i < count; ++i) {
-      threads_.emplace_back([this] { Run(); });
-    }
-  }
-  Writers(const Writers&) = delete;
-  Writers& operator=(const Writers&) = delete;
-  ~Writers() { (void)Finish(); }
-
-  /// Queues a block; waits while two are queued already. False after an error.
-  bool Push(FilledBlock block) {
-    std::unique_lock lock(mutex_);
-    changed_.wait(lock, [&] { return queue_.size() < 2 || !status_.ok(); });
-    if (!status_.ok()) {
-      return false;
-    }
-    queue_.push_back(std::move(block));
-    changed_.notify_all();
-    return true;
-  }
-
-  /// Waits for all queued blocks and returns the first error.
-  Status Finish() {
-    {
-      const std::scoped_lock lock(mutex_);
-      done_ = true;
-      changed_.notify_all();
-    }
-    threads_.clear();  // Joins.
-    return status_;
-  }
-
-  void Fail(Status status) {
-    const std::scoped_lock lock(mutex_);
-    if (status_.ok()) {
-      status_ = std::move(status);
-    }
-    changed_.notify_all();
-  }
-
- private:
-  void Run() {
-    while (true) {
-      FilledBlock block;
-      {
-        std::unique_lock lock(mutex_);
-        changed_.wait(lock, [&] { return !queue_.empty() || done_ || !status_.ok(); });
-        if (queue_.empty() || !status_.ok()) {
-          return;
-        }
-        block = std::move(queue_.front());
-        queue_.pop_front();
-        changed_.notify_all();
-      }
-      if (options_.stop.stop_requested()) {
-        Fail({StatusCode::kCancelled, "write cancelled"});
-        return;
-      }
-      const std::uint64_t size =
-          file_.direct() ? RoundUp(block.bytes, kDirectAlignment) : block.bytes;
-      if (Status status = file_.WriteAt(block.offset, {block.memory.data(), size}); !status.ok()) {
-        Fail(std::move(status));
-        return;
-      }
-      if (options_.on_written) {
-        options_.on_written(block.bytes);
-      }
-    }
-  }
-
-  WritableFile& file_;
-  const WriteSegmentsOptions& options_;
-  std::mutex mutex_;
-  std::condition_variable changed_;
-  std::deque<FilledBlock> queue_;
-  bool done_ = false;
-  Status status_;
-  std::vector<std::jthread> threads_;
-};
 
 /// Fills blocks with segment bytes, keeping the running checksums.
 class Filler {
@@ -231,7 +135,7 @@ Result<WrittenSegments> WriteSegments(WritableFile& file, std::uint64_t data_beg
     total += segment.bytes;
   }
   Filler filler(segments, options.block_bytes);
-  Writers writers(file, options, DivideUp(total, kPoolBlockBytes));
+  BlockWriters writers(file, options, DivideUp(total, kPoolBlockBytes));
   std::uint64_t offset = data_begin;
   while (!filler.done()) {
     auto memory = pool.Acquire();
@@ -239,20 +143,19 @@ Result<WrittenSegments> WriteSegments(WritableFile& file, std::uint64_t data_beg
       writers.Fail(memory.status());
       break;
     }
-    FilledBlock block{std::move(*memory), offset, 0};
-    const auto filled = filler.Fill(block.memory.data(), kPoolBlockBytes);
+    std::byte* const target = memory->data();
+    const auto filled = filler.Fill(target, kPoolBlockBytes);
     if (!filled.ok()) {
       writers.Fail(filled.status());
       break;
     }
-    block.bytes = *filled;
     // Direct writes go out in whole pages: what follows the data in its last page must be zero.
-    std::memset(block.memory.data() + block.bytes, 0,
-                RoundUp(block.bytes, kDirectAlignment) - block.bytes);
-    offset += block.bytes;
-    if (!writers.Push(std::move(block))) {
+    std::memset(target + *filled, 0, RoundUp(*filled, kDirectAlignment) - *filled);
+    if (!writers.Push(
+            {.data = target, .offset = offset, .bytes = *filled, .memory = std::move(*memory)})) {
       break;
     }
+    offset += *filled;
   }
   VARVE_RETURN_IF_ERROR(writers.Finish());
   return filler.Take();

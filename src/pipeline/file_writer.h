@@ -6,9 +6,9 @@
 #include <functional>
 #include <optional>
 #include <span>
-#include <stop_token>
 #include <vector>
 
+#include "pipeline/block_writers.h"
 #include "pipeline/buffer_pool.h"
 #include "tensor/region.h"
 #include "varve/hash.h"
@@ -30,14 +30,6 @@ struct FileSegment {
   ProduceFunction produce{};             ///< Used when there is no region.
   /// Content rather than framing: its hash is wanted.
   [[nodiscard]] bool is_content() const { return region.has_value() || produce != nullptr; }
-};
-
-struct WriteSegmentsOptions {
-  std::uint64_t block_bytes = std::uint64_t{1} << 20;  ///< Of the checksums.
-  /// Writes under way at once. Measured: one or two reach 0.55-0.8 of a disk, four to eight all.
-  int writes_in_flight = 6;
-  std::function<void(std::uint64_t)> on_written;  ///< Bytes just written; from writer threads.
-  std::stop_token stop;
 };
 
 struct WrittenSegments {

@@ -1,86 +1,33 @@
 #include "pipeline/file_writer.h"
 
 #include <atomic>
+#include <chrono>
 
 #include <gtest/gtest.h>
 
 #include "base/bytes.h"
 #include "base/checksum.h"
 #include "support/fake_file.h"
+#include "support/file_job.h"
 #include "support/random.h"
 #include "support/status_matchers.h"
 #include "support/temp_dir.h"
-#include "tensor/box.h"
 
 namespace varve {
 namespace {
 
 using test::FailsWith;
+using test::FileJob;
 using test::IsOk;
 using test::MemoryFile;
+using test::MixedFileJob;
 using test::Random;
 
 constexpr std::uint64_t kHeader = 8192;
 
-/// Segments with the memory behind them, and the bytes they should become.
-struct Job {
-  std::vector<std::unique_ptr<std::string>> memory;  // Addresses must not move.
-  std::vector<FileSegment> segments;
-  std::string image;
-  std::vector<Hash128> contents;
-
-  void AddLiteral(std::string bytes) {
-    image += bytes;
-    memory.push_back(std::make_unique<std::string>(std::move(bytes)));
-    segments.push_back({memory.back()->size(), AsByteSpan(*memory.back()), std::nullopt});
-  }
-
-  /// A row-major chunk whose memory is transposed if `strided`.
-  void AddTensor(const Dims& shape, std::uint64_t item, bool strided, Random* random) {
-    const std::string bytes = random->Bytes(Volume(shape) * item);
-    auto source = std::make_unique<std::string>(bytes);
-    Strides strides = RowMajorStrides(shape);
-    if (strided) {
-      strides = {1, static_cast<std::int64_t>(shape[0])};
-      for (std::uint64_t i = 0; i < shape[0]; ++i) {
-        for (std::uint64_t j = 0; j < shape[1]; ++j) {
-          source->replace((j * shape[0] + i) * item, item, bytes, (i * shape[1] + j) * item, item);
-        }
-      }
-    }
-    const Box box = WholeBox(shape);
-    const StridedMemory from{reinterpret_cast<std::byte*>(source->data()), box, strides, item};
-    memory.push_back(std::move(source));
-    segments.push_back({bytes.size(), {}, Region(box, from, box)});
-    image += bytes;
-    contents.push_back(Xxh3(AsByteSpan(bytes)));
-  }
-
-  [[nodiscard]] std::vector<std::uint32_t> Crcs(std::uint64_t block_bytes) const {
-    std::vector<std::uint32_t> crcs;
-    for (std::uint64_t at = 0; at < image.size(); at += block_bytes) {
-      crcs.push_back(Crc32c(AsByteSpan(std::string_view(image).substr(at, block_bytes))));
-    }
-    return crcs;
-  }
-};
-
-Job MixedJob(Random* random) {
-  Job job;
-  job.AddTensor({3, 5}, 16, true, random);
-  job.AddTensor({700, 1100}, 8, true, random);
-  job.AddTensor({4'000'000}, 4, false, random);  // Crosses pool blocks.
-  job.AddTensor({1}, 2, false, random);
-  job.AddTensor({999, 77}, 1, true, random);
-  job.AddLiteral("an encoded value");
-  job.AddLiteral("");
-  job.AddLiteral(random->Bytes(10'001));
-  return job;
-}
-
 TEST(WriteSegments, WritesTheImageAndReturnsItsChecksums) {
   Random random(1);
-  const Job job = MixedJob(&random);
+  const FileJob job = MixedFileJob(&random);
   BufferPool pool(8 * kPoolBlockBytes);
   for (const bool direct : {false, true}) {
     for (const std::uint64_t block_bytes : {std::uint64_t{4096}, std::uint64_t{1} << 20}) {
@@ -101,7 +48,7 @@ TEST(WriteSegments, LeavesZeroesInTheLastPage) {
   Random random(2);
   BufferPool pool(4 * kPoolBlockBytes);
   std::memset(pool.Acquire()->data(), 0x77, kPoolBlockBytes);  // Used before.
-  Job job;
+  FileJob job;
   job.AddLiteral(random.Bytes(5000));
   MemoryFile file(true);
   ASSERT_TRUE(IsOk(WriteSegments(file, 0, job.segments, pool, {})));
@@ -121,7 +68,7 @@ TEST(WriteSegments, WritesNothingForNoSegments) {
 // Two pool blocks for data of five: filling must wait for writing, and not for ever.
 TEST(WriteSegments, LivesWithinTheSmallestPool) {
   Random random(3);
-  Job job;
+  FileJob job;
   job.AddTensor({5 * kPoolBlockBytes - 100}, 1, false, &random);
   BufferPool pool(0);
   MemoryFile file;
@@ -131,7 +78,7 @@ TEST(WriteSegments, LivesWithinTheSmallestPool) {
 
 TEST(WriteSegments, StopsAtTheFirstErrorAndReturnsIt) {
   Random random(4);
-  Job job;
+  FileJob job;
   job.AddTensor({6 * kPoolBlockBytes}, 1, false, &random);
   BufferPool pool(3 * kPoolBlockBytes);
   for (const std::uint64_t good_writes : {0, 1, 3, 5}) {
@@ -147,7 +94,7 @@ TEST(WriteSegments, StopsAtTheFirstErrorAndReturnsIt) {
 
 TEST(WriteSegments, StopsOnRequest) {
   Random random(5);
-  Job job;
+  FileJob job;
   job.AddTensor({4 * kPoolBlockBytes}, 1, false, &random);
   BufferPool pool(3 * kPoolBlockBytes);
   MemoryFile file;
@@ -160,9 +107,24 @@ TEST(WriteSegments, StopsOnRequest) {
   EXPECT_EQ(file.writes, 1U);
 }
 
+// Claims a rate, not a duration: the writes are spread, none is lost.
+TEST(WriteSegments, KeepsToItsBandwidth) {
+  Random random(8);
+  FileJob job;
+  job.AddTensor({3 * kPoolBlockBytes}, 1, false, &random);
+  BufferPool pool(4 * kPoolBlockBytes);
+  MemoryFile file;
+  const auto start = std::chrono::steady_clock::now();
+  constexpr std::uint64_t kRate = std::uint64_t{80} << 20;
+  ASSERT_TRUE(IsOk(WriteSegments(file, 0, job.segments, pool, {.max_bytes_per_second = kRate})));
+  // Two waits of a tenth of a second each: before the second and before the third block.
+  EXPECT_GE(std::chrono::steady_clock::now() - start, std::chrono::milliseconds(200));
+  EXPECT_TRUE(file.content == job.image);
+}
+
 TEST(WriteSegments, ReportsEveryByteAsProgress) {
   Random random(6);
-  const Job job = MixedJob(&random);
+  const FileJob job = MixedFileJob(&random);
   BufferPool pool(4 * kPoolBlockBytes);
   MemoryFile file(true);
   std::atomic<std::uint64_t> bytes{0};
@@ -173,7 +135,7 @@ TEST(WriteSegments, ReportsEveryByteAsProgress) {
 
 TEST(WriteSegments, WritesToADisk) {
   Random random(7);
-  const Job job = MixedJob(&random);
+  const FileJob job = MixedFileJob(&random);
   BufferPool pool(4 * kPoolBlockBytes);
   const test::TempDir dir;
   for (const bool direct : {false, true}) {

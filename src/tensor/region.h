@@ -6,6 +6,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <optional>
 #include <span>
 #include <vector>
 
@@ -60,6 +61,16 @@ class Region {
   [[nodiscard]] std::uint64_t contiguous_bytes() const {
     return inner_step_ == static_cast<std::int64_t>(item_size_) ? inner_count_ * item_size_
                                                                 : item_size_;
+  }
+
+  /// The memory that is bytes [chunk_begin, chunk_begin + size) of the chunk, where the region is
+  /// all of one piece in both; nothing otherwise.
+  [[nodiscard]] std::optional<std::span<const std::byte>> Contiguous(std::uint64_t chunk_begin,
+                                                                     std::uint64_t size) const {
+    if (run_count_ != 1 || inner_step_ != static_cast<std::int64_t>(item_size_)) {
+      return std::nullopt;
+    }
+    return std::span<const std::byte>(memory_ + (chunk_begin - extent_.begin), size);
   }
 
   /// Calls `visit` for each run overlapping `range` of the chunk, in ascending order, clipped to

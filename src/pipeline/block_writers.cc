@@ -1,0 +1,96 @@
+#include "pipeline/block_writers.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "base/checked.h"
+
+namespace varve {
+
+BlockWriters::BlockWriters(WritableFile& file, const WriteSegmentsOptions& options,
+                           std::uint64_t block_count)
+    : file_(file), options_(options) {
+  const auto count = std::min<std::uint64_t>(
+      static_cast<std::uint64_t>(std::max(options.writes_in_flight, 1)), block_count);
+  for (std::uint64_t i = 0; i < count; ++i) {
+    threads_.emplace_back([this] { Run(); });
+  }
+}
+
+bool BlockWriters::Push(BlockToWrite block) {
+  std::unique_lock lock(mutex_);
+  changed_.wait(lock, [&] { return queue_.size() < 2 || !status_.ok(); });
+  if (!status_.ok()) {
+    return false;
+  }
+  queue_.push_back(std::move(block));
+  changed_.notify_all();
+  return true;
+}
+
+Status BlockWriters::Finish() {
+  {
+    const std::scoped_lock lock(mutex_);
+    done_ = true;
+    changed_.notify_all();
+  }
+  threads_.clear();  // Joins.
+  return status_;
+}
+
+void BlockWriters::Fail(Status status) {
+  const std::scoped_lock lock(mutex_);
+  if (status_.ok()) {
+    status_ = std::move(status);
+  }
+  changed_.notify_all();
+}
+
+void BlockWriters::Run() {
+  while (true) {
+    BlockToWrite block;
+    {
+      std::unique_lock lock(mutex_);
+      changed_.wait(lock, [&] { return !queue_.empty() || done_ || !status_.ok(); });
+      if (queue_.empty() || !status_.ok()) {
+        return;
+      }
+      block = std::move(queue_.front());
+      queue_.pop_front();
+      changed_.notify_all();
+    }
+    if (Status status = WriteOne(block); !status.ok()) {
+      Fail(std::move(status));
+      return;
+    }
+    if (block.written) {
+      block.written();
+    }
+    if (options_.on_written) {
+      options_.on_written(block.bytes);
+    }
+  }
+}
+
+Status BlockWriters::WriteOne(const BlockToWrite& block) {
+  if (!WaitForTurn(block.bytes)) {
+    return {StatusCode::kCancelled, "write cancelled"};
+  }
+  const std::uint64_t size = file_.direct() ? RoundUp(block.bytes, kDirectAlignment) : block.bytes;
+  return file_.WriteAt(block.offset, {block.data, size});
+}
+
+bool BlockWriters::WaitForTurn(std::uint64_t bytes) {
+  if (options_.max_bytes_per_second > 0) {
+    std::unique_lock lock(mutex_);
+    const auto turn = std::max(next_turn_, std::chrono::steady_clock::now());
+    const std::chrono::duration<double> takes(static_cast<double>(bytes) /
+                                              static_cast<double>(options_.max_bytes_per_second));
+    next_turn_ = turn + std::chrono::duration_cast<std::chrono::steady_clock::duration>(takes);
+    // A write begins once the one before has had its time.
+    changed_.wait_until(lock, options_.stop, turn, [&] { return !status_.ok(); });
+  }
+  return !options_.stop.stop_requested();
+}
+
+}  // namespace varve

@@ -1,0 +1,75 @@
+/// Threads that write blocks of a file, several at once.
+#pragma once
+
+#include <chrono>
+#include <condition_variable>
+#include <cstddef>
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <mutex>
+#include <stop_token>
+#include <thread>
+#include <vector>
+
+#include "pipeline/buffer_pool.h"
+#include "varve/status.h"
+#include "varve/storage.h"
+
+namespace varve {
+
+/// How a file's bytes are written.
+struct WriteSegmentsOptions {
+  std::uint64_t block_bytes = std::uint64_t{1} << 20;  ///< Of the checksums.
+  /// Writes under way at once. Measured: one or two reach 0.55-0.8 of a disk, four to eight all.
+  int writes_in_flight = 6;
+  std::uint64_t max_bytes_per_second = 0;         ///< 0: as fast as the storage takes them.
+  std::function<void(std::uint64_t)> on_written;  ///< Bytes just written; from writer threads.
+  std::stop_token stop;
+};
+
+/// A block on its way to the file. `data` is readable up to the next multiple of kDirectAlignment
+/// behind `bytes`.
+struct BlockToWrite {
+  const std::byte* data = nullptr;
+  std::uint64_t offset = 0;  ///< In the file.
+  std::uint64_t bytes = 0;
+  BufferPool::Lease memory{};       ///< Given back once written; empty when it is somebody else's.
+  std::function<void()> written{};  ///< Called by the writing thread; may be empty.
+};
+
+/// Takes blocks from a short queue and writes them. The first error stops everything.
+class BlockWriters {
+ public:
+  /// Starts at most `block_count` threads. `file` and `options` must outlive this.
+  BlockWriters(WritableFile& file, const WriteSegmentsOptions& options, std::uint64_t block_count);
+  BlockWriters(const BlockWriters&) = delete;
+  BlockWriters& operator=(const BlockWriters&) = delete;
+  ~BlockWriters() { (void)Finish(); }
+
+  /// Queues a block; waits while two are queued already. False after an error.
+  bool Push(BlockToWrite block);
+
+  /// Waits for all queued blocks and returns the first error.
+  Status Finish();
+
+  void Fail(Status status);
+
+ private:
+  void Run();
+  Status WriteOne(const BlockToWrite& block);
+  /// Waits until the bandwidth allows a write of that size. False when stopped meanwhile.
+  bool WaitForTurn(std::uint64_t bytes);
+
+  WritableFile& file_;
+  const WriteSegmentsOptions& options_;
+  std::mutex mutex_;  // Guards all below.
+  std::condition_variable_any changed_;
+  std::deque<BlockToWrite> queue_;
+  std::chrono::steady_clock::time_point next_turn_;
+  bool done_ = false;
+  Status status_;
+  std::vector<std::jthread> threads_;
+};
+
+}  // namespace varve

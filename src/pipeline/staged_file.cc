@@ -1,0 +1,292 @@
+// Memory is given to blocks in file order, so that those that are written next are never without
+// while later ones hold all of it. The writer follows in the same order: it hashes content, which
+// only goes front to back, and sums each block again. That costs a second pass over the copy, in
+// the background; the pass that training waits for does no more than copy and sum.
+
+#include "pipeline/staged_file.h"
+
+#include <algorithm>
+#include <cstring>
+#include <optional>
+#include <string>
+#include <utility>
+
+#include "base/checked.h"
+#include "base/checksum.h"
+#include "pipeline/run_threads.h"
+
+namespace varve {
+namespace {
+
+// What is strided goes through the cache: it is copied in steps that fit it, then summed.
+constexpr std::uint64_t kStridedStepBytes = std::uint64_t{128} << 10;
+
+std::uint64_t UnitBytes(std::uint64_t checksum_block_bytes) {
+  return kPoolBlockBytes / checksum_block_bytes * checksum_block_bytes;
+}
+
+std::uint64_t BytesOf(std::span<const FileSegment> segments) {
+  std::uint64_t bytes = 0;
+  for (const FileSegment& segment : segments) {
+    bytes += segment.bytes;
+  }
+  return bytes;
+}
+
+/// Copies bytes [at, at + out.size()) of a segment and extends the checksum over them.
+std::uint32_t CopyPart(std::uint32_t crc, const FileSegment& segment, std::uint64_t at,
+                       std::span<std::byte> out) {
+  if (!segment.region) {
+    return CopyAndCrc32c(crc, segment.literal.subspan(at, out.size()), out.data());
+  }
+  if (const auto source = segment.region->Contiguous(at, out.size())) {
+    return StreamAndCrc32c(crc, *source, out.data());
+  }
+  while (!out.empty()) {
+    const std::span<std::byte> step = out.first(std::min(out.size(), kStridedStepBytes));
+    segment.region->CopyFromMemory(at, step);
+    crc = Crc32cExtend(crc, step);
+    at += step.size();
+    out = out.subspan(step.size());
+  }
+  return crc;
+}
+
+}  // namespace
+
+/// Goes through the staged bytes front to back: hashes content and sums checksum blocks again.
+class StagedFile::Inspector {
+ public:
+  Inspector(const std::vector<StagedPart>& parts, std::uint64_t checksum_block_bytes)
+      : parts_(parts), checksum_block_bytes_(checksum_block_bytes) {
+    PassEmpty();
+  }
+
+  /// The next bytes, whole checksum blocks but at the end of the file, and the sums they had when
+  /// they were staged.
+  Status Inspect(std::span<const std::byte> bytes, std::span<const std::uint32_t> sums) {
+    for (const std::uint32_t wanted : sums) {
+      const std::uint64_t size = std::min<std::uint64_t>(checksum_block_bytes_, bytes.size());
+      const std::uint64_t begin = at_;
+      std::uint32_t crc = 0;
+      for (std::uint64_t done = 0; done < size;) {
+        const std::uint64_t step =
+            std::min({parts_[part_].end - at_, size - done, kStridedStepBytes});
+        crc = Crc32cExtend(crc, bytes.subspan(done, step));
+        Hash(bytes.subspan(done, step));
+        done += step;
+      }
+      if (crc != wanted) {
+        return DataLoss("staged bytes [" + std::to_string(begin) + ", " + std::to_string(at_) +
+                        ") are not those that were summed: a tensor was written to while it was "
+                        "being staged, or something wrote to the staging memory");
+      }
+      result_.block_crc32c.push_back(crc);
+      bytes = bytes.subspan(size);
+    }
+    return Status::Ok();
+  }
+
+  WrittenSegments Take() { return std::move(result_); }
+
+ private:
+  [[nodiscard]] std::uint64_t part_begin() const { return part_ == 0 ? 0 : parts_[part_ - 1].end; }
+
+  /// Bytes of the part at hand, at most to its end.
+  void Hash(std::span<const std::byte> bytes) {
+    const bool first = at_ == part_begin();
+    at_ += bytes.size();
+    const bool last = at_ == parts_[part_].end;
+    if (parts_[part_].content && first && last) {
+      result_.contents.push_back(Xxh3(bytes));
+    } else if (parts_[part_].content) {
+      if (first) {
+        stream_.Reset();
+      }
+      stream_.Update(bytes);
+      if (last) {
+        result_.contents.push_back(stream_.Digest());
+      }
+    }
+    if (last) {
+      ++part_;
+      PassEmpty();
+    }
+  }
+
+  void PassEmpty() {
+    for (; part_ < parts_.size() && parts_[part_].end == at_; ++part_) {
+      if (parts_[part_].content) {
+        result_.contents.push_back(Xxh3({}));
+      }
+    }
+  }
+
+  const std::vector<StagedPart>& parts_;
+  const std::uint64_t checksum_block_bytes_;
+  std::size_t part_ = 0;
+  std::uint64_t at_ = 0;
+  Xxh3Stream stream_;
+  WrittenSegments result_;
+};
+
+StagedFile::StagedFile(std::span<const FileSegment> segments, std::uint64_t checksum_block_bytes,
+                       StagingPool::Reservation memory)
+    : segments_(segments),
+      checksum_block_bytes_(checksum_block_bytes),
+      unit_bytes_(UnitBytes(checksum_block_bytes)),
+      memory_(std::move(memory)),
+      blocks_(BlocksFor(segments, checksum_block_bytes)),
+      free_(memory_.blocks().rbegin(), memory_.blocks().rend()) {
+  parts_.reserve(segments.size());
+  for (const FileSegment& segment : segments) {
+    bytes_ += segment.bytes;
+    parts_.push_back({bytes_, segment.is_content()});
+  }
+}
+
+std::size_t StagedFile::BlocksFor(std::span<const FileSegment> segments,
+                                  std::uint64_t checksum_block_bytes) {
+  return DivideUp(BytesOf(segments), UnitBytes(checksum_block_bytes));
+}
+
+std::uint64_t StagedFile::BlockSize(std::size_t index) const {
+  return std::min(unit_bytes_, bytes_ - index * unit_bytes_);
+}
+
+Status StagedFile::Fill(int threads, const std::stop_token& stop) {
+  Status status = RunThreads(blocks_.size(), threads, stop, [&](std::size_t i) -> Status {
+    VARVE_ASSIGN_OR_RETURN(std::byte* const memory, TakeMemory(i));
+    std::vector<std::uint32_t> sums;
+    FillBlock(i, memory, &sums);
+    const std::scoped_lock lock(mutex_);
+    blocks_[i].memory = memory;
+    blocks_[i].crc32c = std::move(sums);
+    blocks_[i].filled = true;
+    changed_.notify_all();
+    return Status::Ok();
+  });
+  if (!status.ok()) {
+    Abandon(status);
+  }
+  return status;
+}
+
+void StagedFile::Abandon(Status reason) {
+  const std::scoped_lock lock(mutex_);
+  if (fill_status_.ok()) {
+    fill_status_ = std::move(reason);
+  }
+  changed_.notify_all();
+}
+
+void StagedFile::Discard(Status reason) {
+  const std::scoped_lock lock(mutex_);
+  if (write_status_.ok()) {
+    write_status_ = std::move(reason);
+  }
+  changed_.notify_all();
+}
+
+Result<std::byte*> StagedFile::TakeMemory(std::size_t index) {
+  std::unique_lock lock(mutex_);
+  changed_.wait(lock, [&] {
+    return !fill_status_.ok() || !write_status_.ok() || (next_to_take_ == index && !free_.empty());
+  });
+  VARVE_RETURN_IF_ERROR(fill_status_);
+  VARVE_RETURN_IF_ERROR(write_status_);
+  std::byte* const memory = free_.back();
+  free_.pop_back();
+  ++next_to_take_;
+  changed_.notify_all();
+  return memory;
+}
+
+void StagedFile::FillBlock(std::size_t index, std::byte* memory,
+                           std::vector<std::uint32_t>* sums) const {
+  const std::uint64_t begin = index * unit_bytes_;
+  const std::uint64_t size = BlockSize(index);
+  auto part = static_cast<std::size_t>(
+      std::partition_point(parts_.begin(), parts_.end(),
+                           [&](const StagedPart& p) { return p.end <= begin; }) -
+      parts_.begin());
+  std::uint32_t crc = 0;
+  std::uint64_t in_sum = 0;
+  for (std::uint64_t done = 0; done < size;) {
+    const FileSegment& segment = segments_[part];
+    const std::uint64_t at = segment.bytes - (parts_[part].end - (begin + done));
+    const std::uint64_t step =
+        std::min({segment.bytes - at, checksum_block_bytes_ - in_sum, size - done});
+    crc = CopyPart(crc, segment, at, {memory + done, step});
+    done += step;
+    in_sum += step;
+    if (in_sum == checksum_block_bytes_ || done == size) {
+      sums->push_back(crc);
+      crc = 0;
+      in_sum = 0;
+    }
+    while (part < parts_.size() && parts_[part].end <= begin + done) {
+      ++part;
+    }
+  }
+  // Direct writes go out in whole pages: what follows the data in its last page must be zero.
+  std::memset(memory + size, 0, RoundUp(size, kDirectAlignment) - size);
+}
+
+Result<const StagedFile::Block*> StagedFile::WaitFilled(std::size_t index,
+                                                        const std::stop_token& stop) {
+  std::unique_lock lock(mutex_);
+  const bool ready =
+      changed_.wait(lock, stop, [&] { return blocks_[index].filled || !fill_status_.ok(); });
+  if (!ready) {
+    return Status(StatusCode::kCancelled, "write cancelled");
+  }
+  if (!blocks_[index].filled) {
+    return fill_status_;
+  }
+  return &blocks_[index];
+}
+
+void StagedFile::Written(std::size_t index) {
+  const std::scoped_lock lock(mutex_);
+  free_.push_back(std::exchange(blocks_[index].memory, nullptr));
+  changed_.notify_all();
+}
+
+Status StagedFile::WriteBlocks(BlockWriters* writers, Inspector* inspector,
+                               std::uint64_t data_begin, const std::stop_token& stop) {
+  for (std::size_t i = 0; i < blocks_.size(); ++i) {
+    VARVE_ASSIGN_OR_RETURN(const Block* const block, WaitFilled(i, stop));
+    if (block->memory == nullptr) {
+      return Internal("a file that was staged in waves cannot be written twice");
+    }
+    const std::uint64_t size = BlockSize(i);
+    VARVE_RETURN_IF_ERROR(inspector->Inspect({block->memory, size}, block->crc32c));
+    BlockToWrite out{.data = block->memory, .offset = data_begin + i * unit_bytes_, .bytes = size};
+    if (in_waves()) {
+      out.written = [this, i] { Written(i); };
+    }
+    if (!writers->Push(std::move(out))) {
+      return Status::Ok();  // The writers know why.
+    }
+  }
+  return Status::Ok();
+}
+
+Result<WrittenSegments> StagedFile::WriteTo(WritableFile& file, std::uint64_t data_begin,
+                                            const WriteSegmentsOptions& options) {
+  Inspector inspector(parts_, checksum_block_bytes_);
+  BlockWriters writers(file, options, blocks_.size());
+  if (Status status = WriteBlocks(&writers, &inspector, data_begin, options.stop); !status.ok()) {
+    writers.Fail(std::move(status));
+  }
+  if (Status status = writers.Finish(); !status.ok()) {
+    if (in_waves()) {
+      Discard(status);
+    }
+    return status;
+  }
+  return inspector.Take();
+}
+
+}  // namespace varve

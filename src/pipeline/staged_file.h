@@ -1,0 +1,94 @@
+/// The content of a data file on its way from tensor memory through staging memory to the disk.
+#pragma once
+
+#include <condition_variable>
+#include <cstddef>
+#include <cstdint>
+#include <mutex>
+#include <span>
+#include <stop_token>
+#include <vector>
+
+#include "pipeline/file_writer.h"
+#include "pipeline/staging_pool.h"
+
+namespace varve {
+
+/// What stays known of a segment when its source is gone.
+struct StagedPart {
+  std::uint64_t end = 0;  ///< In the file, from its data on.
+  bool content = false;
+};
+
+/// One thread calls Fill, which copies everything once; another calls WriteTo, at the same time or
+/// afterwards. If the reservation holds the whole file, it does so until this is destroyed, and
+/// WriteTo may be called again after a failure. If not, the file goes through it in waves: blocks
+/// are used again as soon as they are written, and Fill waits for that.
+class StagedFile {
+ public:
+  /// `segments` must stay valid until Fill has returned. None of them may be produced.
+  StagedFile(std::span<const FileSegment> segments, std::uint64_t checksum_block_bytes,
+             StagingPool::Reservation memory);
+  StagedFile(const StagedFile&) = delete;
+  StagedFile& operator=(const StagedFile&) = delete;
+
+  /// Blocks of staging memory that a file of these segments fills.
+  static std::size_t BlocksFor(std::span<const FileSegment> segments,
+                               std::uint64_t checksum_block_bytes);
+
+  /// True when the memory is smaller than the file.
+  [[nodiscard]] bool in_waves() const { return memory_.blocks().size() < blocks_.size(); }
+
+  /// Copies all segments, taking the checksums of blocks in the same pass, on the calling thread
+  /// and up to `threads` - 1 others. Errors: Cancelled on `stop` or when the writing of an earlier
+  /// wave has failed.
+  Status Fill(int threads, const std::stop_token& stop);
+
+  /// Says that Fill will not come (or not go on), so that WriteTo does not wait for it.
+  void Abandon(Status reason);
+
+  /// Says that WriteTo will not come (again), so that Fill does not wait for it.
+  void Discard(Status reason);
+
+  /// Writes the copy at `data_begin` of `file`, hashing content on the way; waits for what Fill has
+  /// not copied yet. Each block is compared with the checksum taken when it was staged.
+  /// Errors: the first I/O error; what Fill or Abandon reported; DataLoss naming the segment when a
+  /// block no longer matches, because the source changed while it was copied or something else
+  /// wrote to the memory; Cancelled.
+  Result<WrittenSegments> WriteTo(WritableFile& file, std::uint64_t data_begin,
+                                  const WriteSegmentsOptions& options);
+
+ private:
+  /// unit_bytes_ of the file, in order; the last may be shorter.
+  struct Block {
+    std::byte* memory = nullptr;  // Null while it has none.
+    bool filled = false;
+    std::vector<std::uint32_t> crc32c;
+  };
+
+  [[nodiscard]] std::uint64_t BlockSize(std::size_t index) const;
+  Result<std::byte*> TakeMemory(std::size_t index);
+  void FillBlock(std::size_t index, std::byte* memory, std::vector<std::uint32_t>* sums) const;
+  Result<const Block*> WaitFilled(std::size_t index, const std::stop_token& stop);
+  void Written(std::size_t index);
+  class Inspector;
+  Status WriteBlocks(BlockWriters* writers, Inspector* inspector, std::uint64_t data_begin,
+                     const std::stop_token& stop);
+
+  const std::span<const FileSegment> segments_;
+  const std::uint64_t checksum_block_bytes_;
+  const std::uint64_t unit_bytes_;  // Whole checksum blocks, at most kPoolBlockBytes.
+  std::vector<StagedPart> parts_;
+  std::uint64_t bytes_ = 0;
+  StagingPool::Reservation memory_;
+
+  std::mutex mutex_;  // Guards all below.
+  std::condition_variable_any changed_;
+  std::vector<Block> blocks_;
+  std::vector<std::byte*> free_;
+  std::size_t next_to_take_ = 0;
+  Status fill_status_;   // Why blocks that are not filled never will be.
+  Status write_status_;  // Why, in waves, no block will become free.
+};
+
+}  // namespace varve

@@ -1,0 +1,189 @@
+#include "pipeline/staging_pool.h"
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <fstream>
+#include <limits>
+#include <string>
+#include <utility>
+
+#include <sys/mman.h>
+#include <unistd.h>
+
+namespace varve {
+namespace {
+
+#ifndef MADV_POPULATE_WRITE
+constexpr int kMadvPopulateWrite = 23;  // Linux 5.14.
+#else
+constexpr int kMadvPopulateWrite = MADV_POPULATE_WRITE;
+#endif
+constexpr std::size_t kPageBytes = 4096;
+
+Status NoMemory(const std::string& what, std::uint64_t bytes) {
+  return {StatusCode::kOutOfSpace,
+          what + " " + std::to_string(bytes) + " bytes of staging memory: " + std::strerror(errno)};
+}
+
+/// Gives the block its pages. Its content is nobody's.
+void Fault(std::byte* block) {
+  if (::madvise(block, kPoolBlockBytes, kMadvPopulateWrite) == 0) {
+    return;
+  }
+  for (std::size_t at = 0; at < kPoolBlockBytes; at += kPageBytes) {
+    *const_cast<volatile std::byte*>(block + at) = std::byte{0};
+  }
+}
+
+/// The first number in a file; nothing when there is none ("max").
+std::optional<std::uint64_t> NumberIn(const char* path) {
+  std::ifstream file(path);
+  std::uint64_t number = 0;
+  return file >> number ? std::optional(number) : std::nullopt;
+}
+
+std::uint64_t AvailableMemory() {
+  std::uint64_t available = std::uint64_t{1} << 30;
+  std::ifstream file("/proc/meminfo");
+  std::string name;
+  std::uint64_t kilobytes = 0;
+  std::string unit;
+  while (file >> name >> kilobytes && std::getline(file, unit)) {
+    if (name == "MemAvailable:") {
+      available = kilobytes << 10;
+    }
+  }
+  struct Cgroup {
+    const char* limit;
+    const char* used;
+  };
+  for (const Cgroup& cgroup : {Cgroup{"/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory.current"},
+                               Cgroup{"/sys/fs/cgroup/memory/memory.limit_in_bytes",
+                                      "/sys/fs/cgroup/memory/memory.usage_in_bytes"}}) {
+    const auto limit = NumberIn(cgroup.limit);
+    const auto used = NumberIn(cgroup.used);
+    if (limit && used) {
+      available = std::min(available, *limit > *used ? *limit - *used : 0);
+    }
+  }
+  return available;
+}
+
+}  // namespace
+
+std::uint64_t DefaultStagingBudget(int local_ranks) {
+  return AvailableMemory() / 2 / static_cast<std::uint64_t>(std::max(local_ranks, 1));
+}
+
+StagingPool::StagingPool(int fd, std::byte* base, std::size_t block_count)
+    : fd_(fd), base_(base), block_count_(block_count) {}
+
+Result<std::unique_ptr<StagingPool>> StagingPool::Make(std::uint64_t budget_bytes) {
+  const std::size_t blocks = std::max<std::uint64_t>(budget_bytes / kPoolBlockBytes, 2);
+  if (blocks > std::numeric_limits<off_t>::max() / kPoolBlockBytes) {
+    return InvalidArgument("a staging budget of " + std::to_string(budget_bytes) + " bytes");
+  }
+  const std::uint64_t bytes = blocks * kPoolBlockBytes;
+  const int fd = ::memfd_create("varve-staging", MFD_CLOEXEC);
+  if (fd < 0) {
+    return NoMemory("create", bytes);
+  }
+  if (::ftruncate(fd, static_cast<off_t>(bytes)) != 0) {
+    Status status = NoMemory("reserve", bytes);
+    ::close(fd);
+    return status;
+  }
+  void* base = ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE, fd, 0);
+  if (base == MAP_FAILED) {
+    Status status = NoMemory("map", bytes);
+    ::close(fd);
+    return status;
+  }
+  // Fewer, larger faults where the system grants huge pages. A forked child (a data loader) must
+  // not keep the memory alive.
+  ::madvise(base, bytes, MADV_HUGEPAGE);
+  ::madvise(base, bytes, MADV_DONTFORK);
+  return std::unique_ptr<StagingPool>(new StagingPool(fd, static_cast<std::byte*>(base), blocks));
+}
+
+StagingPool::~StagingPool() {
+  preparing_ = {};  // Stops and joins.
+  ::munmap(base_, block_count_ * kPoolBlockBytes);
+  ::close(fd_);
+}
+
+StagingPool::Reservation::~Reservation() {
+  if (pool_ != nullptr) {
+    pool_->Release(&blocks_);
+  }
+}
+
+Result<StagingPool::Reservation> StagingPool::Reserve(std::size_t wanted,
+                                                      const std::stop_token& stop) {
+  wanted = std::min(wanted, block_count_);
+  std::vector<std::byte*> blocks;
+  blocks.reserve(wanted);
+  std::unique_lock lock(mutex_);
+  const std::uint64_t ticket = next_ticket_++;
+  const auto free_now = [&] { return free_.size() + (block_count_ - cold_); };
+  // The turn is waited for in any case: a number that is left out would stop the others.
+  changed_.wait(lock, [&] { return serving_ == ticket; });
+  const bool served = changed_.wait(lock, stop, [&] { return free_now() >= wanted; });
+  ++serving_;
+  changed_.notify_all();
+  if (!served) {
+    return Status(StatusCode::kCancelled, "cancelled while waiting for staging memory");
+  }
+  while (blocks.size() < wanted && !free_.empty()) {
+    blocks.push_back(free_.back());
+    free_.pop_back();
+  }
+  while (blocks.size() < wanted) {
+    blocks.push_back(base_ + cold_++ * kPoolBlockBytes);
+  }
+  return Reservation(this, std::move(blocks));
+}
+
+void StagingPool::Release(std::vector<std::byte*>* blocks) {
+  const std::scoped_lock lock(mutex_);
+  free_.insert(free_.end(), blocks->begin(), blocks->end());
+  blocks->clear();
+  changed_.notify_all();
+}
+
+std::size_t StagingPool::warm_blocks() {
+  const std::scoped_lock lock(mutex_);
+  return cold_;
+}
+
+std::optional<std::size_t> StagingPool::TakeCold(std::size_t limit) {
+  const std::scoped_lock lock(mutex_);
+  return cold_ < std::min(limit, block_count_) ? std::optional(cold_++) : std::nullopt;
+}
+
+void StagingPool::Populate(std::size_t limit, const std::stop_token& stop) {
+  while (!stop.stop_requested()) {
+    const auto index = TakeCold(limit);
+    if (!index) {
+      return;
+    }
+    std::vector<std::byte*> ready{base_ + *index * kPoolBlockBytes};
+    Fault(ready.front());
+    Release(&ready);
+  }
+}
+
+void StagingPool::Prepare(std::uint64_t bytes) {
+  const std::size_t limit = bytes / kPoolBlockBytes + (bytes % kPoolBlockBytes == 0 ? 0 : 1);
+  WaitPrepared();
+  preparing_ = std::jthread([this, limit](const std::stop_token& stop) { Populate(limit, stop); });
+}
+
+void StagingPool::WaitPrepared() {
+  if (preparing_.joinable()) {
+    preparing_.join();
+  }
+}
+
+}  // namespace varve

@@ -1,0 +1,98 @@
+/// Memory in which asynchronous saves hold what they have copied until it is durable.
+#pragma once
+
+#include <condition_variable>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <stop_token>
+#include <thread>
+#include <vector>
+
+#include "pipeline/buffer_pool.h"
+#include "varve/status.h"
+
+namespace varve {
+
+/// One mapping as large as its budget, cut into blocks of kPoolBlockBytes. Memory is taken from the
+/// system when a block is first used, or ahead of that by Prepare, and kept: the first touch of a
+/// page costs 10-60 times its reuse. The mapping is of a memfd, so that its bytes can be handed to
+/// another process, and goes when the pool does.
+/// Threads: safe. Must outlive its reservations.
+class StagingPool {
+ public:
+  /// Reserves address space for `budget_bytes`, rounded down to blocks (at least two), and no
+  /// memory. Errors: OutOfSpace when the system refuses.
+  static Result<std::unique_ptr<StagingPool>> Make(std::uint64_t budget_bytes);
+  StagingPool(const StagingPool&) = delete;
+  StagingPool& operator=(const StagingPool&) = delete;
+  ~StagingPool();
+
+  /// Blocks that belong to one save. Gives them back when destroyed. Move-only.
+  class Reservation {
+   public:
+    Reservation() = default;
+    Reservation(Reservation&& other) noexcept
+        : pool_(std::exchange(other.pool_, nullptr)), blocks_(std::move(other.blocks_)) {}
+    Reservation& operator=(Reservation&& other) noexcept {
+      std::swap(pool_, other.pool_);
+      std::swap(blocks_, other.blocks_);
+      return *this;
+    }
+    Reservation(const Reservation&) = delete;
+    Reservation& operator=(const Reservation&) = delete;
+    ~Reservation();
+    /// Addresses of the blocks, page-aligned.
+    [[nodiscard]] const std::vector<std::byte*>& blocks() const { return blocks_; }
+
+   private:
+    friend class StagingPool;
+    Reservation(StagingPool* pool, std::vector<std::byte*> blocks)
+        : pool_(pool), blocks_(std::move(blocks)) {}
+    StagingPool* pool_ = nullptr;
+    std::vector<std::byte*> blocks_;
+  };
+
+  /// Waits until `wanted` blocks are free, or all the pool has if it has fewer, and takes them at
+  /// once: a save that holds some blocks never waits for others, so saves cannot block each other
+  /// for good. Served in the order of asking. Errors: Cancelled on `stop`.
+  Result<Reservation> Reserve(std::size_t wanted, const std::stop_token& stop);
+
+  /// Begins to take `bytes` of memory from the system in a thread of its own; an earlier call's
+  /// work is waited for. Saves meanwhile find the blocks that are ready.
+  void Prepare(std::uint64_t bytes);
+
+  /// Waits for Prepare.
+  void WaitPrepared();
+
+  [[nodiscard]] std::size_t block_count() const { return block_count_; }
+  /// Blocks whose memory has been taken from the system.
+  [[nodiscard]] std::size_t warm_blocks();
+
+ private:
+  StagingPool(int fd, std::byte* base, std::size_t block_count);
+  void Release(std::vector<std::byte*>* blocks);
+  /// A block that nobody has used yet; nothing when `limit` are in use or ready.
+  std::optional<std::size_t> TakeCold(std::size_t limit);
+  void Populate(std::size_t limit, const std::stop_token& stop);
+
+  const int fd_;
+  std::byte* const base_;
+  const std::size_t block_count_;
+  std::mutex mutex_;  // Guards all below but the thread.
+  std::condition_variable_any changed_;
+  std::vector<std::byte*> free_;  // Used before; most recently last: its pages are the warmest.
+  std::size_t cold_ = 0;          // Blocks [0, cold_) have been used; those from it on never.
+  std::uint64_t next_ticket_ = 0;
+  std::uint64_t serving_ = 0;
+  std::jthread preparing_;
+};
+
+/// How much memory to give to staging where the user has not said: half of what this process could
+/// get without harm (what the system has available, or what its cgroup has left), shared by
+/// `local_ranks` processes of this node.
+std::uint64_t DefaultStagingBudget(int local_ranks);
+
+}  // namespace varve

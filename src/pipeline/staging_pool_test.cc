@@ -1,0 +1,106 @@
+#include "pipeline/staging_pool.h"
+
+#include <atomic>
+#include <cstring>
+#include <set>
+#include <thread>
+
+#include <gtest/gtest.h>
+
+#include "support/status_matchers.h"
+
+namespace varve {
+namespace {
+
+using test::FailsWith;
+using test::IsOk;
+
+std::unique_ptr<StagingPool> PoolOf(std::size_t blocks) {
+  auto pool = StagingPool::Make(blocks * kPoolBlockBytes);
+  EXPECT_TRUE(IsOk(pool));
+  return std::move(*pool);
+}
+
+TEST(StagingPool, GivesDistinctAlignedBlocksAndTakesThemBack) {
+  const auto pool = PoolOf(4);
+  std::set<std::byte*> seen;
+  {
+    const auto reserved = pool->Reserve(4, {});
+    ASSERT_TRUE(IsOk(reserved));
+    for (std::byte* block : reserved->blocks()) {
+      EXPECT_EQ(reinterpret_cast<std::uintptr_t>(block) % 4096, 0U);
+      std::memset(block, 1, kPoolBlockBytes);
+      seen.insert(block);
+    }
+    EXPECT_EQ(seen.size(), 4U);
+  }
+  const auto again = pool->Reserve(4, {});
+  ASSERT_TRUE(IsOk(again));
+  EXPECT_EQ(std::set(again->blocks().begin(), again->blocks().end()), seen);
+}
+
+TEST(StagingPool, TakesNoMoreMemoryThanIsUsed) {
+  const auto pool = PoolOf(1000);
+  EXPECT_EQ(pool->warm_blocks(), 0U);
+  for (int save = 0; save < 3; ++save) {
+    ASSERT_TRUE(IsOk(pool->Reserve(3, {})));
+    EXPECT_EQ(pool->warm_blocks(), 3U);
+  }
+}
+
+TEST(StagingPool, PreparesAheadAndNotBeyondItsBudget) {
+  const auto pool = PoolOf(3);
+  pool->Prepare(kPoolBlockBytes + 1);
+  pool->WaitPrepared();
+  EXPECT_EQ(pool->warm_blocks(), 2U);
+  pool->Prepare(100 * kPoolBlockBytes);
+  pool->WaitPrepared();
+  EXPECT_EQ(pool->warm_blocks(), 3U);
+}
+
+TEST(StagingPool, MoreThanAllIsAll) {
+  const auto pool = PoolOf(3);
+  const auto reserved = pool->Reserve(100, {});
+  ASSERT_TRUE(IsOk(reserved));
+  EXPECT_EQ(reserved->blocks().size(), 3U);
+}
+
+TEST(StagingPool, AWaitEndsOnRequestAndHoldsUpNobody) {
+  const auto pool = PoolOf(2);
+  auto all = pool->Reserve(2, {});
+  ASSERT_TRUE(IsOk(all));
+  std::stop_source stop;
+  std::jthread waiting(
+      [&] { EXPECT_TRUE(FailsWith(pool->Reserve(2, stop.get_token()), StatusCode::kCancelled)); });
+  std::jthread behind([&] { EXPECT_TRUE(IsOk(pool->Reserve(1, {}))); });
+  stop.request_stop();
+  waiting.join();
+  *all = {};
+  behind.join();
+}
+
+// Each takes all it needs at once, so no two of them can hold what the other waits for.
+TEST(StagingPool, SavesThatTogetherNeedMoreThanThereIsAllGetTheirTurn) {
+  const auto pool = PoolOf(8);
+  std::atomic<int> served{0};
+  {
+    std::vector<std::jthread> threads;
+    for (int t = 0; t < 6; ++t) {
+      threads.emplace_back([&] {
+        for (int turn = 0; turn < 200; ++turn) {
+          const auto reserved = pool->Reserve(5, {});
+          served += reserved.ok() && reserved->blocks().size() == 5;
+        }
+      });
+    }
+  }
+  EXPECT_EQ(served, 1200);
+}
+
+TEST(DefaultStagingBudget, IsShared) {
+  EXPECT_GT(DefaultStagingBudget(1), 0U);
+  EXPECT_LT(DefaultStagingBudget(8), DefaultStagingBudget(1));
+}
+
+}  // namespace
+}  // namespace varve
