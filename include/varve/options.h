@@ -38,6 +38,9 @@ struct SaveOptions {
   bool direct = true;
   /// 8 MiB writes under way at once. Default measured: 4-8 saturate a disk.
   int writes_in_flight = 6;
+  /// Bytes a second that this rank writes at most; 0 for as many as the storage takes. Leaves room
+  /// for a data loader on the same disk.
+  std::uint64_t max_write_bandwidth = 0;
   /// Bytes per data checksum: a multiple of 4096, at most 8 MiB. Kilobytes serve tests.
   std::uint64_t block_bytes = std::uint64_t{1} << 20;
   ProgressFunction progress;

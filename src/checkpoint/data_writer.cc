@@ -1,10 +1,11 @@
 #include "checkpoint/data_writer.h"
 
-#include <atomic>
 #include <cerrno>
 #include <chrono>
 #include <cstddef>
 #include <cstring>
+#include <memory>
+#include <utility>
 
 #include <sys/random.h>
 
@@ -78,42 +79,28 @@ Result<LocalPlan> MakeLocalPlan(const State& state) {
   return plan;
 }
 
-Result<WrittenFile> WriteDataFile(Storage& storage, const std::string& path, const State& state,
-                                  FilePlan plan, std::string_view structure,
-                                  const SaveOptions& options) {
+Result<FileWork> PrepareDataFile(const State& state, FilePlan plan, std::string structure) {
   VARVE_ASSIGN_OR_RETURN(const std::uint64_t header_bytes, HeaderBytes(plan.header));
-  WrittenFile written;
-  written.bytes = header_bytes + plan.header.data_bytes;
-  VARVE_ASSIGN_OR_RETURN(const auto file, storage.OpenForWrite(path, {.size = written.bytes,
-                                                                      .direct = options.direct}));
-  written.direct = file->direct();
-
-  WriteSegmentsOptions write_options{.block_bytes = plan.header.block_bytes,
-                                     .writes_in_flight = options.writes_in_flight,
-                                     .stop = options.stop};
-  std::atomic<std::uint64_t> done{0};
-  if (options.progress) {
-    write_options.on_written = [&](std::uint64_t bytes) {
-      options.progress(done += bytes, written.bytes);
-    };
-  }
-  VARVE_ASSIGN_OR_RETURN(const auto segments, Segments(state, plan, structure));
-  VARVE_ASSIGN_OR_RETURN(WrittenSegments data, WriteSegments(*file, header_bytes, segments,
-                                                             BufferPool::Shared(), write_options));
-  written.receipt.header_bytes = header_bytes;
-  written.receipt.block_crc32c = std::move(data.block_crc32c);
-  written.receipt.contents = std::move(data.contents);
-  VARVE_RETURN_IF_ERROR(ApplyReceipt(written.receipt, &plan.header));
-  VARVE_ASSIGN_OR_RETURN(const Bytes header,
-                         EncodeHeader(plan.header, &written.receipt.header_crc32c));
-  if (header.size() != header_bytes) {
-    return Internal("header of " + path + " changed size with its checksums");
-  }
-  const FileSegment segment{.bytes = header.size(), .literal = AsByteSpan(header)};
-  VARVE_RETURN_IF_ERROR(
-      WriteSegments(*file, 0, {&segment, 1}, BufferPool::Shared(), write_options).status());
-  VARVE_RETURN_IF_ERROR(file->Sync(written.bytes));
-  return written;
+  FileWork work;
+  work.size = header_bytes + plan.header.data_bytes;
+  work.data_begin = header_bytes;
+  work.block_bytes = plan.header.block_bytes;
+  const auto text = std::make_shared<const std::string>(std::move(structure));
+  VARVE_ASSIGN_OR_RETURN(work.segments, Segments(state, plan, *text));
+  work.keep = text;
+  work.finish = [header = std::move(plan.header),
+                 header_bytes](WrittenSegments data) mutable -> Result<FinishedFile> {
+    WriteReceipt receipt;
+    receipt.header_bytes = header_bytes;
+    receipt.block_crc32c = std::move(data.block_crc32c);
+    receipt.contents = std::move(data.contents);
+    VARVE_RETURN_IF_ERROR(ApplyReceipt(receipt, &header));
+    FinishedFile finished;
+    VARVE_ASSIGN_OR_RETURN(finished.header, EncodeHeader(header, &receipt.header_crc32c));
+    finished.receipt = EncodeReceipt(receipt);
+    return finished;
+  };
+  return work;
 }
 
 Result<SaveId> RandomSaveId() {

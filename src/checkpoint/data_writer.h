@@ -3,6 +3,7 @@
 
 #include <string>
 
+#include "checkpoint/file_work.h"
 #include "plan/file_plan.h"
 #include "plan/save_plan.h"
 #include "varve/checkpoint.h"
@@ -13,17 +14,10 @@ namespace varve {
 /// Errors: InvalidArgument naming the tensor or object.
 Result<LocalPlan> MakeLocalPlan(const State& state);
 
-struct WrittenFile {
-  WriteReceipt receipt;
-  std::uint64_t bytes = 0;
-  bool direct = false;
-};
-
-/// Writes the file the plan describes at `path` (which must not exist) and makes it durable.
-/// `structure` is what the assignment asks this rank to store; may be empty.
-Result<WrittenFile> WriteDataFile(Storage& storage, const std::string& path, const State& state,
-                                  FilePlan plan, std::string_view structure,
-                                  const SaveOptions& options);
+/// The file the plan describes. `structure` is what the assignment asks this rank to store; may be
+/// empty. The state's memory and objects must stay where they are until the data have been written
+/// or staged. The receipt is an encoded WriteReceipt.
+Result<FileWork> PrepareDataFile(const State& state, FilePlan plan, std::string structure);
 
 /// A new random id. Errors: the system gives no randomness.
 Result<SaveId> RandomSaveId();

@@ -52,7 +52,7 @@ class DcpLayout {
   explicit DcpLayout(std::span<const DcpItem> items) {
     texts_.reserve(items.size() * 2);
     segments_.reserve(items.size() * 5);
-    file_.items.reserve(items.size());
+    extents_.reserve(items.size());
   }
 
   Status Add(const DcpItem& item) {
@@ -60,15 +60,13 @@ class DcpLayout {
       Status status = AddTensor(item);
       return status.ok() ? status : status.Annotate("tensor \"" + item.fqn + "\"");
     }
-    file_.items.push_back({size_, item.bytes.size()});
+    extents_.push_back({size_, item.bytes.size()});
     AddLiteral(AsByteSpan(item.bytes));
     return Status::Ok();
   }
 
-  [[nodiscard]] const std::vector<FileSegment>& segments() const { return segments_; }
-  [[nodiscard]] std::uint64_t size() const { return size_; }
-  /// What is known before the writing: where the items lie.
-  DcpFile TakeFile() { return std::move(file_); }
+  /// All that is known before the writing. This must live as long as the segments are used.
+  DcpWork Work() { return {size_, std::move(segments_), std::move(extents_), nullptr}; }
 
  private:
   Status AddTensor(const DcpItem& item) {
@@ -87,7 +85,7 @@ class DcpLayout {
     if (align) {
       AddFiller(kZeros, RoundUp(size_, kTorchItemAlignment) - size_);
     }
-    file_.items.push_back({size_, archive.size(), archive.head.size()});
+    extents_.push_back({size_, archive.size(), archive.head.size()});
     AddText(archive.head.substr(0, archive.head.size() - archive.filler_bytes));
     AddFiller(kFiller, archive.filler_bytes);
     if (archive.payload_bytes > 0) {
@@ -125,10 +123,20 @@ class DcpLayout {
   std::uint64_t size_ = 0;
   std::vector<std::string> texts_;
   std::vector<FileSegment> segments_;
-  DcpFile file_;
+  std::vector<DcpExtent> extents_;
 };
 
 }  // namespace
+
+Result<DcpWork> LayOutDcpItems(std::span<const DcpItem> items) {
+  const auto layout = std::make_shared<DcpLayout>(items);
+  for (const DcpItem& item : items) {
+    VARVE_RETURN_IF_ERROR(layout->Add(item));
+  }
+  DcpWork work = layout->Work();
+  work.keep = layout;
+  return work;
+}
 
 Result<DcpFile> WriteDcpItems(Storage& storage, const std::string& path,
                               std::span<const DcpItem> items, const SaveOptions& options) {
@@ -137,27 +145,27 @@ Result<DcpFile> WriteDcpItems(Storage& storage, const std::string& path,
     return InvalidArgument("block_bytes must be a multiple of 4096 up to 8 MiB, not " +
                            std::to_string(options.block_bytes));
   }
-  DcpLayout layout(items);
-  for (const DcpItem& item : items) {
-    VARVE_RETURN_IF_ERROR(layout.Add(item));
-  }
-  const std::uint64_t size = layout.size();
+  VARVE_ASSIGN_OR_RETURN(DcpWork work, LayOutDcpItems(items));
   VARVE_ASSIGN_OR_RETURN(const auto file,
-                         storage.OpenForWrite(path, {.size = size, .direct = options.direct}));
+                         storage.OpenForWrite(path, {.size = work.size, .direct = options.direct}));
 
   WriteSegmentsOptions write_options{.block_bytes = options.block_bytes,
                                      .writes_in_flight = options.writes_in_flight,
+                                     .max_bytes_per_second = options.max_write_bandwidth,
                                      .stop = options.stop};
   std::atomic<std::uint64_t> done{0};
   if (options.progress) {
-    write_options.on_written = [&](std::uint64_t bytes) { options.progress(done += bytes, size); };
+    write_options.on_written = [&](std::uint64_t bytes) {
+      options.progress(done += bytes, work.size);
+    };
   }
-  VARVE_ASSIGN_OR_RETURN(WrittenSegments data, WriteSegments(*file, 0, layout.segments(),
+  VARVE_ASSIGN_OR_RETURN(WrittenSegments data, WriteSegments(*file, 0, work.segments,
                                                              BufferPool::Shared(), write_options));
-  VARVE_RETURN_IF_ERROR(file->Sync(size));
+  VARVE_RETURN_IF_ERROR(file->Sync(work.size));
 
-  DcpFile written = layout.TakeFile();
-  written.size = size;
+  DcpFile written;
+  written.items = std::move(work.items);
+  written.size = work.size;
   written.block_bytes = options.block_bytes;
   written.block_crc32c = std::move(data.block_crc32c);
   written.direct = file->direct();

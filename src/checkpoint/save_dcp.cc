@@ -170,10 +170,14 @@ Result<DcpReceipt> DecodeDcpReceipt(std::string_view bytes) {
   return receipt;
 }
 
-Result<WrittenDcpShare> WriteDcpShare(Storage& storage, const std::string& path, const State& state,
-                                      const RankAssignment& assignment,
-                                      const SaveOptions& options) {
-  std::vector<DcpItem> items;
+Result<FileWork> PrepareDcpShare(const State& state, const RankAssignment& assignment,
+                                 const SaveOptions& options) {
+  struct Parts {
+    std::vector<DcpItem> items;
+    std::shared_ptr<const void> layout;
+  };
+  const auto parts = std::make_shared<Parts>();
+  std::vector<DcpItem>& items = parts->items;
   items.reserve(assignment.chunks.size() + assignment.objects.size());
   const std::vector<std::size_t> order = FileOrder(state, assignment);
   for (const std::size_t number : order) {
@@ -197,20 +201,29 @@ Result<WrittenDcpShare> WriteDcpShare(Storage& storage, const std::string& path,
     item.bytes = std::move(*archive);
     items.push_back(std::move(item));
   }
-  VARVE_ASSIGN_OR_RETURN(DcpFile written, WriteDcpItems(storage, path, items, options));
-  WrittenDcpShare share;
-  share.direct = written.direct;
-  share.receipt.size = written.size;
-  share.receipt.block_crc32c = std::move(written.block_crc32c);
-  share.receipt.chunks.resize(order.size());
+  VARVE_ASSIGN_OR_RETURN(DcpWork laid_out, LayOutDcpItems(items));
+  parts->layout = std::move(laid_out.keep);
+  DcpReceipt receipt;
+  receipt.size = laid_out.size;
+  receipt.chunks.resize(order.size());
   for (std::size_t i = 0; i < items.size(); ++i) {
     if (i < order.size()) {
-      share.receipt.chunks[order[i]] = written.items[i];
+      receipt.chunks[order[i]] = laid_out.items[i];
     } else {
-      share.receipt.objects.push_back(written.items[i]);
+      receipt.objects.push_back(laid_out.items[i]);
     }
   }
-  return share;
+  FileWork work;
+  work.size = laid_out.size;
+  work.block_bytes = options.block_bytes;
+  work.segments = std::move(laid_out.segments);
+  work.keep = parts;
+  work.finish = [receipt = std::move(receipt)](WrittenSegments data) -> Result<FinishedFile> {
+    DcpReceipt complete = receipt;
+    complete.block_crc32c = std::move(data.block_crc32c);
+    return FinishedFile{{}, EncodeDcpReceipt(complete)};
+  };
+  return work;
 }
 
 Result<DcpIndexFiles> MakeDcpIndex(const std::vector<LocalPlan>& plans,

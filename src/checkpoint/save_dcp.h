@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "checkpoint/commit.h"
+#include "checkpoint/file_work.h"
 #include "plan/save_plan.h"
 #include "varve/checkpoint.h"
 #include "varve/dcp.h"
@@ -27,15 +28,11 @@ Result<DcpReceipt> DecodeDcpReceipt(std::string_view bytes);
 /// "__3_0.distcp".
 std::string DcpFileName(std::uint32_t rank);
 
-struct WrittenDcpShare {
-  DcpReceipt receipt;
-  bool direct = false;
-};
-
-/// Writes the rank's data file at `path` and makes it durable. Errors: as WriteDcpFile;
+/// The rank's data file. The state must stay where it is until the data have been written or
+/// staged. The receipt is an encoded DcpReceipt. Errors: as WriteDcpFile, without those of I/O;
 /// Unimplemented for a value that only a pickle can hold, with its name.
-Result<WrittenDcpShare> WriteDcpShare(Storage& storage, const std::string& path, const State& state,
-                                      const RankAssignment& assignment, const SaveOptions& options);
+Result<FileWork> PrepareDcpShare(const State& state, const RankAssignment& assignment,
+                                 const SaveOptions& options);
 
 /// On the coordinator: `.metadata` and the files it counts on.
 struct DcpIndexFiles {

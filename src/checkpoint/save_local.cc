@@ -86,71 +86,100 @@ Status RemoveOlderSaves(Storage& storage, const std::string& path, const SaveId&
   return Status::Ok();
 }
 
-Result<SaveReport> SaveOwnFile(const State& state, const std::string& path,
-                               const SaveOptions& options, int rank, int world_size) {
-  const auto start = std::chrono::steady_clock::now();
-  Storage& storage = options.storage != nullptr ? *options.storage : PosixStorage();
-  FileIdentity identity;
-  identity.rank = static_cast<std::uint32_t>(rank);
-  identity.world_size = static_cast<std::uint32_t>(world_size);
-  identity.coordinated = false;
-  identity.created_ns = UnixTimeNs();
-  identity.block_bytes = options.block_bytes;
-  if (options.save_id) {
-    identity.save_id = *options.save_id;
-  } else if (world_size == 1) {
-    VARVE_ASSIGN_OR_RETURN(identity.save_id, RandomSaveId());
-  } else {
-    return InvalidArgument("give save_id, the same on every rank and new for every attempt");
-  }
-  VARVE_ASSIGN_OR_RETURN(const LocalPlan plan, MakeLocalPlan(state));
+class RankLocalSave final : public SaveSession {
+ public:
+  RankLocalSave(const State& state, const std::string& path, const SaveOptions& options)
+      : state_(state),
+        path_(path),
+        options_(options),
+        storage_(options.storage != nullptr ? *options.storage : PosixStorage()) {}
 
-  VARVE_RETURN_IF_ERROR(MakeDirectories(storage, path));        // Step 1.
-  auto lock = storage.Lock(RankLockPath(path, identity.rank));  // Step 2.
-  if (lock.status().code() == StatusCode::kFailedPrecondition) {
-    return FailedPrecondition("another save of " + path + " by rank " + std::to_string(rank) +
-                              " is under way");
+  Status Plan(Coordinator& coordinator) override {
+    start_ = std::chrono::steady_clock::now();
+    identity_.rank = static_cast<std::uint32_t>(coordinator.rank());
+    identity_.world_size = static_cast<std::uint32_t>(coordinator.size());
+    return MakePlan().Annotate(What());
   }
-  if (!lock.ok() && lock.status().code() != StatusCode::kUnimplemented) {
-    return lock.status();
+
+  Result<SaveReport> Write(Coordinator& /*coordinator*/, StagedFile* staged,
+                           const Status& ready) override {
+    return (ready.ok() ? Publish(staged) : Result<SaveReport>(ready)).Annotate(What());
   }
-  VARVE_ASSIGN_OR_RETURN(const bool others,  // Step 3.
-                         CheckTarget(storage, path, identity.save_id, options.overwrite));
-  if (lock.ok()) {
-    VARVE_RETURN_IF_ERROR(RemoveDeadParts(storage, path, identity.rank));
+
+ private:
+  [[nodiscard]] std::string What() const {
+    return "save " + path_ + " without coordination: rank " + std::to_string(identity_.rank);
   }
-  const RankAssignment assignment = AssignEverything(plan);
-  VARVE_ASSIGN_OR_RETURN(FilePlan file, PlanFile(plan, assignment, identity));
-  const std::string name = DataFileName(file.header);
-  const std::string part = PartPath(path, name);
-  VARVE_RETURN_IF_ERROR(storage.Remove(part));                         // A dead save's.
-  auto written = WriteDataFile(storage, part, state, std::move(file),  // Step 4.
-                               assignment.structure, options);
-  Status status = written.status();
-  if (status.ok()) {
-    status = storage.Rename(part, JoinPath(path, name), RenameMode::kNoReplace);  // Step 5.
+
+  Status MakePlan() {
+    VARVE_RETURN_IF_ERROR(CheckSaveOptions(options_, path_));
+    identity_.coordinated = false;
+    identity_.created_ns = UnixTimeNs();
+    identity_.block_bytes = options_.block_bytes;
+    if (options_.save_id) {
+      identity_.save_id = *options_.save_id;
+    } else if (identity_.world_size == 1) {
+      VARVE_ASSIGN_OR_RETURN(identity_.save_id, RandomSaveId());
+    } else {
+      return InvalidArgument("give save_id, the same on every rank and new for every attempt");
+    }
+    VARVE_ASSIGN_OR_RETURN(const LocalPlan plan, MakeLocalPlan(state_));
+    RankAssignment assignment = AssignEverything(plan);
+    VARVE_ASSIGN_OR_RETURN(FilePlan file, PlanFile(plan, assignment, identity_));
+    file_name_ = DataFileName(file.header);
+    VARVE_ASSIGN_OR_RETURN(
+        work_, PrepareDataFile(state_, std::move(file), std::move(assignment.structure)));
+    return Status::Ok();
   }
-  if (!status.ok()) {
-    (void)storage.Remove(part);
-    return status;
+
+  Result<SaveReport> Publish(StagedFile* staged) {
+    VARVE_RETURN_IF_ERROR(MakeDirectories(storage_, path_));         // Step 1.
+    auto lock = storage_.Lock(RankLockPath(path_, identity_.rank));  // Step 2.
+    if (lock.status().code() == StatusCode::kFailedPrecondition) {
+      return FailedPrecondition("another save of " + path_ + " by this rank is under way");
+    }
+    if (!lock.ok() && lock.status().code() != StatusCode::kUnimplemented) {
+      return lock.status();
+    }
+    VARVE_ASSIGN_OR_RETURN(const bool others,  // Step 3.
+                           CheckTarget(storage_, path_, identity_.save_id, options_.overwrite));
+    if (lock.ok()) {
+      VARVE_RETURN_IF_ERROR(RemoveDeadParts(storage_, path_, identity_.rank));
+    }
+    const std::string part = PartPath(path_, file_name_);
+    VARVE_RETURN_IF_ERROR(storage_.Remove(part));                           // A dead save's.
+    auto written = WriteFileWork(storage_, part, work_, staged, options_);  // Step 4.
+    Status status = written.status();
+    if (status.ok()) {
+      status = storage_.Rename(part, JoinPath(path_, file_name_), RenameMode::kNoReplace);  // 5.
+    }
+    if (!status.ok()) {
+      (void)storage_.Remove(part);
+      return status;
+    }
+    VARVE_RETURN_IF_ERROR(storage_.SyncDirectory(path_));
+    if (options_.overwrite || others) {  // Step 6.
+      VARVE_RETURN_IF_ERROR(
+          RemoveOlderSaves(storage_, path_, identity_.save_id, options_.overwrite));
+    }
+    const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - start_;
+    return SaveReport{identity_.save_id, written->bytes, seconds.count(), written->direct, {}};
   }
-  VARVE_RETURN_IF_ERROR(storage.SyncDirectory(path));
-  if (options.overwrite || others) {  // Step 6.
-    VARVE_RETURN_IF_ERROR(RemoveOlderSaves(storage, path, identity.save_id, options.overwrite));
-  }
-  return SaveReport{identity.save_id,
-                    written->bytes,
-                    std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count(),
-                    written->direct,
-                    {}};
-}
+
+  const State& state_;
+  const std::string& path_;
+  const SaveOptions& options_;
+  Storage& storage_;
+  std::chrono::steady_clock::time_point start_;
+  FileIdentity identity_;
+  std::string file_name_;
+};
 
 }  // namespace
 
-Result<SaveReport> SaveRankLocal(const State& state, const std::string& path,
-                                 const SaveOptions& options, int rank, int world_size) {
-  return SaveOwnFile(state, path, options, rank, world_size)
-      .Annotate("save " + path + " without coordination: rank " + std::to_string(rank));
+std::unique_ptr<SaveSession> MakeRankLocalSave(const State& state, const std::string& path,
+                                               const SaveOptions& options) {
+  return std::make_unique<RankLocalSave>(state, path, options);
 }
 
 }  // namespace varve

@@ -1,15 +1,15 @@
-/// Saving without talking: every rank writes and publishes its own file.
+/// The session of a save without talking; the account of its steps is at the top of save_local.cc.
 #pragma once
 
+#include <memory>
 #include <string>
 
-#include "varve/checkpoint.h"
+#include "checkpoint/save_session.h"
 
 namespace varve {
 
-/// See SaveOptions::coordinate. `options.save_id` is required when world_size > 1. The account of
-/// the steps is at the top of save_local.cc.
-Result<SaveReport> SaveRankLocal(const State& state, const std::string& path,
-                                 const SaveOptions& options, int rank, int world_size);
+/// See MakeSaveSession. Both stages use of the coordinator only which rank this is.
+std::unique_ptr<SaveSession> MakeRankLocalSave(const State& state, const std::string& path,
+                                               const SaveOptions& options);
 
 }  // namespace varve

@@ -1,0 +1,47 @@
+/// A data file of a save before it is written, whichever the format, and how it is written.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "base/bytes.h"
+#include "pipeline/file_writer.h"
+#include "pipeline/staged_file.h"
+#include "varve/options.h"
+#include "varve/storage.h"
+
+namespace varve {
+
+/// What can only be known once a file's data have been written.
+struct FinishedFile {
+  Bytes header;   ///< Exactly the bytes before the data; empty where there are none.
+  Bytes receipt;  ///< What this rank tells the coordinator of its file.
+};
+
+struct FileWork {
+  std::uint64_t size = 0;  ///< Of the whole file.
+  std::uint64_t data_begin = 0;
+  std::uint64_t block_bytes = 0;  ///< Of the checksums.
+  /// The data. Regions refer to the state's memory; literals live in `keep` or the state.
+  std::vector<FileSegment> segments;
+  /// May be called again: a write that failed can be repeated.
+  std::function<Result<FinishedFile>(WrittenSegments)> finish;
+  std::shared_ptr<const void> keep;
+};
+
+struct WrittenShare {
+  Bytes receipt;
+  std::uint64_t bytes = 0;
+  bool direct = false;
+};
+
+/// Writes the file at `path`, which must not exist, and makes it durable. The data come from the
+/// segments, or from `staged`, which is a copy of them. Errors: as WriteSegments and
+/// StagedFile::WriteTo.
+Result<WrittenShare> WriteFileWork(Storage& storage, const std::string& path, const FileWork& work,
+                                   StagedFile* staged, const SaveOptions& options);
+
+}  // namespace varve

@@ -1,0 +1,15 @@
+/// The session of a save in which the ranks talk.
+#pragma once
+
+#include <memory>
+#include <string>
+
+#include "checkpoint/save_session.h"
+
+namespace varve {
+
+/// See MakeSaveSession.
+std::unique_ptr<SaveSession> MakeCoordinatedSave(const State& state, const std::string& path,
+                                                 const SaveOptions& options, Claim claim);
+
+}  // namespace varve

@@ -1,0 +1,50 @@
+/// One rank's part in one save, in stages: who writes what, then writing and publishing. In between
+/// the data may be copied away from the tensors (asynchronous saves).
+#pragma once
+
+#include <memory>
+#include <string>
+
+#include "checkpoint/file_work.h"
+#include "varve/checkpoint.h"
+#include "varve/coordinator.h"
+#include "varve/options.h"
+
+namespace varve {
+
+/// Threads: one at a time; Plan and Write may be called by different ones.
+class SaveSession {
+ public:
+  SaveSession() = default;
+  SaveSession(const SaveSession&) = delete;
+  SaveSession& operator=(const SaveSession&) = delete;
+  virtual ~SaveSession() = default;
+
+  /// Settles who writes what. Collective where the save is. Afterwards `work` says what this rank's
+  /// file will hold.
+  virtual Status Plan(Coordinator& coordinator) = 0;
+  [[nodiscard]] const FileWork& work() const { return work_; }
+
+  /// Writes the file, from the tensors or from `staged`, and publishes the checkpoint. Collective
+  /// where the save is; a rank that is not `ready` takes part to say why. After a failure it may be
+  /// called again if all ranks do. `coordinator` may be another one than Plan's.
+  virtual Result<SaveReport> Write(Coordinator& coordinator, StagedFile* staged,
+                                   const Status& ready) = 0;
+
+ protected:
+  FileWork work_;
+};
+
+/// How a coordinated save begins.
+enum class Claim : std::uint8_t {
+  kWithPlan,  ///< The name is claimed in the exchange of plans: nothing happens in between.
+  kApart,     ///< It is claimed in an exchange of its own when the writing begins.
+};
+
+/// All arguments must outlive the session; the tensors' memory is not touched once staged.
+std::unique_ptr<SaveSession> MakeSaveSession(const State& state, const std::string& path,
+                                             const SaveOptions& options, Claim claim);
+
+Status CheckSaveOptions(const SaveOptions& options, const std::string& path);
+
+}  // namespace varve
