@@ -56,6 +56,10 @@ struct SaveReport {
   /// Plain values that differ between ranks under one name; rank 0's (or the lowest rank's) was
   /// kept. Filled on the coordinator.
   std::vector<std::string> differing_objects;
+  // Of asynchronous saves:
+  double staging_seconds = 0;  ///< From the call until the copy was made.
+  bool in_waves = false;       ///< The state was larger than the staging memory.
+  int attempts = 1;
 };
 
 struct LoadOptions {

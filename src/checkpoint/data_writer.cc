@@ -32,7 +32,7 @@ Result<std::vector<FileSegment>> Segments(const State& state, const FilePlan& pl
   for (std::size_t i = 0; i < plan.header.chunks.size(); ++i) {
     const StoredChunk& chunk = plan.header.chunks[i];
     const SourceTensor& source = state.tensors[plan.chunk_items[i]];
-    FileSegment segment{.bytes = chunk.bytes.end - chunk.bytes.begin};
+    FileSegment segment{.bytes = chunk.bytes.end - chunk.bytes.begin, .owner = plan.chunk_items[i]};
     if (!source.produce) {
       segment.region = ChunkRegion(source, chunk);
     } else if (chunk.box == source.box) {
@@ -88,6 +88,7 @@ Result<FileWork> PrepareDataFile(const State& state, FilePlan plan, std::string 
   const auto text = std::make_shared<const std::string>(std::move(structure));
   VARVE_ASSIGN_OR_RETURN(work.segments, Segments(state, plan, *text));
   work.keep = text;
+  work.name_of = [&state](std::uint32_t owner) { return state.tensors[owner].fqn; };
   work.finish = [header = std::move(plan.header),
                  header_bytes](WrittenSegments data) mutable -> Result<FinishedFile> {
     WriteReceipt receipt;

@@ -57,7 +57,7 @@ class DcpLayout {
 
   Status Add(const DcpItem& item) {
     if (item.is_tensor) {
-      Status status = AddTensor(item);
+      Status status = AddTensor(item, static_cast<std::uint32_t>(extents_.size()));
       return status.ok() ? status : status.Annotate("tensor \"" + item.fqn + "\"");
     }
     extents_.push_back({size_, item.bytes.size()});
@@ -69,7 +69,7 @@ class DcpLayout {
   DcpWork Work() { return {size_, std::move(segments_), std::move(extents_), nullptr}; }
 
  private:
-  Status AddTensor(const DcpItem& item) {
+  Status AddTensor(const DcpItem& item, std::uint32_t number) {
     if (!item.strides.empty() && item.strides.size() != item.sizes.size()) {
       return InvalidArgument(std::to_string(item.strides.size()) + " strides for " +
                              std::to_string(item.sizes.size()) + " dimensions");
@@ -89,7 +89,7 @@ class DcpLayout {
     AddText(archive.head.substr(0, archive.head.size() - archive.filler_bytes));
     AddFiller(kFiller, archive.filler_bytes);
     if (archive.payload_bytes > 0) {
-      FileSegment payload{.bytes = archive.payload_bytes};
+      FileSegment payload{.bytes = archive.payload_bytes, .owner = number};
       if (item.produce) {
         payload.produce = item.produce;
       } else {

@@ -27,6 +27,8 @@ struct FileWork {
   std::uint64_t block_bytes = 0;  ///< Of the checksums.
   /// The data. Regions refer to the state's memory; literals live in `keep` or the state.
   std::vector<FileSegment> segments;
+  /// The tensor with that number, for messages.
+  std::function<std::string(std::uint32_t owner)> name_of;
   /// May be called again: a write that failed can be repeated.
   std::function<Result<FinishedFile>(WrittenSegments)> finish;
   std::shared_ptr<const void> keep;

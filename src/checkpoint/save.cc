@@ -33,7 +33,7 @@ std::unique_ptr<SaveSession> MakeSaveSession(const State& state, const std::stri
 Result<SaveReport> Save(const State& state, const std::string& path, const SaveOptions& options,
                         Coordinator& coordinator) {
   const auto session = MakeSaveSession(state, path, options, Claim::kWithPlan);
-  VARVE_RETURN_IF_ERROR(session->Plan(coordinator));
+  VARVE_RETURN_IF_ERROR(session->Plan(coordinator, Status::Ok()));
   return session->Write(coordinator, nullptr, Status::Ok());
 }
 

@@ -53,10 +53,10 @@ class CoordinatedSave final : public SaveSession {
         claim_(claim),
         storage_(options.storage != nullptr ? *options.storage : PosixStorage()) {}
 
-  Status Plan(Coordinator& coordinator) override {
+  Status Plan(Coordinator& coordinator, const Status& ready) override {
     start_ = Clock::now();
     // Checked here and not before: a rank that returned early would leave the others waiting.
-    const Status usable = CheckSaveOptions(options_, path_);
+    const Status usable = ready.ok() ? CheckSaveOptions(options_, path_) : ready;
     auto plan = usable.ok() ? MakeLocalPlan(state_) : Result<LocalPlan>(usable);
     Contribution mine = plan.ok() ? Contribution(EncodeLocalPlan(*plan)) : plan.status();
     VARVE_ASSIGN_OR_RETURN(
@@ -74,8 +74,8 @@ class CoordinatedSave final : public SaveSession {
     const std::string_view assignment = in.String();
     VARVE_RETURN_IF_ERROR(in.Finish());
     VARVE_ASSIGN_OR_RETURN(assignment_, DecodeAssignment(assignment));
-    prepared_ = Prepare();
-    return claim_ == Claim::kWithPlan ? Status::Ok() : prepared_;
+    prepared_ = Prepare();  // A failure is this rank's alone: Write tells the others.
+    return Status::Ok();
   }
 
   Result<SaveReport> Write(Coordinator& coordinator, StagedFile* staged,

@@ -218,6 +218,7 @@ Result<FileWork> PrepareDcpShare(const State& state, const RankAssignment& assig
   work.block_bytes = options.block_bytes;
   work.segments = std::move(laid_out.segments);
   work.keep = parts;
+  work.name_of = [parts](std::uint32_t owner) { return parts->items[owner].fqn; };
   work.finish = [receipt = std::move(receipt)](WrittenSegments data) -> Result<FinishedFile> {
     DcpReceipt complete = receipt;
     complete.block_crc32c = std::move(data.block_crc32c);

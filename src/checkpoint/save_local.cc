@@ -94,11 +94,11 @@ class RankLocalSave final : public SaveSession {
         options_(options),
         storage_(options.storage != nullptr ? *options.storage : PosixStorage()) {}
 
-  Status Plan(Coordinator& coordinator) override {
+  Status Plan(Coordinator& coordinator, const Status& ready) override {
     start_ = std::chrono::steady_clock::now();
     identity_.rank = static_cast<std::uint32_t>(coordinator.rank());
     identity_.world_size = static_cast<std::uint32_t>(coordinator.size());
-    return MakePlan().Annotate(What());
+    return (ready.ok() ? MakePlan() : ready).Annotate(What());
   }
 
   Result<SaveReport> Write(Coordinator& /*coordinator*/, StagedFile* staged,

@@ -20,9 +20,10 @@ class SaveSession {
   SaveSession& operator=(const SaveSession&) = delete;
   virtual ~SaveSession() = default;
 
-  /// Settles who writes what. Collective where the save is. Afterwards `work` says what this rank's
-  /// file will hold.
-  virtual Status Plan(Coordinator& coordinator) = 0;
+  /// Settles who writes what. Collective where the save is; a rank that is not `ready` takes part
+  /// to say why. Afterwards `work` says what this rank's file will hold; it is empty where it could
+  /// not be laid out, which Write then reports. Errors: the same on all ranks that talk.
+  virtual Status Plan(Coordinator& coordinator, const Status& ready) = 0;
   [[nodiscard]] const FileWork& work() const { return work_; }
 
   /// Writes the file, from the tensors or from `staged`, and publishes the checkpoint. Collective

@@ -28,6 +28,7 @@ struct FileSegment {
   std::span<const std::byte> literal{};  ///< Used when nothing else is set; outlives the write.
   std::optional<Region> region{};        ///< Covers bytes [0, bytes) of its chunk.
   ProduceFunction produce{};             ///< Used when there is no region.
+  std::uint32_t owner = 0;               ///< Number of the tensor it belongs to, for messages.
   /// Content rather than framing: its hash is wanted.
   [[nodiscard]] bool is_content() const { return region.has_value() || produce != nullptr; }
 };

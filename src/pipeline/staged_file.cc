@@ -154,7 +154,8 @@ std::uint64_t StagedFile::BlockSize(std::size_t index) const {
   return std::min(unit_bytes_, bytes_ - index * unit_bytes_);
 }
 
-Status StagedFile::Fill(int threads, const std::stop_token& stop) {
+Status StagedFile::Fill(int threads, const std::stop_token& stop,
+                        const std::function<Status()>& check) {
   Status status = RunThreads(blocks_.size(), threads, stop, [&](std::size_t i) -> Status {
     VARVE_ASSIGN_OR_RETURN(std::byte* const memory, TakeMemory(i));
     std::vector<std::uint32_t> sums;
@@ -166,9 +167,16 @@ Status StagedFile::Fill(int threads, const std::stop_token& stop) {
     changed_.notify_all();
     return Status::Ok();
   });
+  if (status.ok() && check) {
+    status = check();
+  }
   if (!status.ok()) {
     Abandon(status);
+    return status;
   }
+  const std::scoped_lock lock(mutex_);
+  complete_ = true;
+  changed_.notify_all();
   return status;
 }
 
@@ -247,6 +255,12 @@ Result<const StagedFile::Block*> StagedFile::WaitFilled(std::size_t index,
   return &blocks_[index];
 }
 
+Status StagedFile::WaitComplete(const std::stop_token& stop) {
+  std::unique_lock lock(mutex_);
+  const bool known = changed_.wait(lock, stop, [&] { return complete_ || !fill_status_.ok(); });
+  return known ? fill_status_ : Status(StatusCode::kCancelled, "write cancelled");
+}
+
 void StagedFile::Written(std::size_t index) {
   const std::scoped_lock lock(mutex_);
   free_.push_back(std::exchange(blocks_[index].memory, nullptr));
@@ -270,7 +284,7 @@ Status StagedFile::WriteBlocks(BlockWriters* writers, Inspector* inspector,
       return Status::Ok();  // The writers know why.
     }
   }
-  return Status::Ok();
+  return WaitComplete(stop);
 }
 
 Result<WrittenSegments> StagedFile::WriteTo(WritableFile& file, std::uint64_t data_begin,

@@ -4,6 +4,7 @@
 #include <condition_variable>
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <mutex>
 #include <span>
 #include <stop_token>
@@ -40,9 +41,9 @@ class StagedFile {
   [[nodiscard]] bool in_waves() const { return memory_.blocks().size() < blocks_.size(); }
 
   /// Copies all segments, taking the checksums of blocks in the same pass, on the calling thread
-  /// and up to `threads` - 1 others. Errors: Cancelled on `stop` or when the writing of an earlier
-  /// wave has failed.
-  Status Fill(int threads, const std::stop_token& stop);
+  /// and up to `threads` - 1 others. Then `check` may say that the copy is not to be used.
+  /// Errors: Cancelled on `stop` or when the writing of an earlier wave has failed; `check`'s.
+  Status Fill(int threads, const std::stop_token& stop, const std::function<Status()>& check = {});
 
   /// Says that Fill will not come (or not go on), so that WriteTo does not wait for it.
   void Abandon(Status reason);
@@ -69,6 +70,7 @@ class StagedFile {
   [[nodiscard]] std::uint64_t BlockSize(std::size_t index) const;
   Result<std::byte*> TakeMemory(std::size_t index);
   void FillBlock(std::size_t index, std::byte* memory, std::vector<std::uint32_t>* sums) const;
+  Status WaitComplete(const std::stop_token& stop);
   Result<const Block*> WaitFilled(std::size_t index, const std::stop_token& stop);
   void Written(std::size_t index);
   class Inspector;
@@ -87,8 +89,9 @@ class StagedFile {
   std::vector<Block> blocks_;
   std::vector<std::byte*> free_;
   std::size_t next_to_take_ = 0;
-  Status fill_status_;   // Why blocks that are not filled never will be.
-  Status write_status_;  // Why, in waves, no block will become free.
+  bool complete_ = false;  // Everything is filled and checked.
+  Status fill_status_;     // Why it never will be.
+  Status write_status_;    // Why, in waves, no block will become free.
 };
 
 }  // namespace varve

@@ -119,16 +119,20 @@ StagingPool::Reservation::~Reservation() {
   }
 }
 
-Result<StagingPool::Reservation> StagingPool::Reserve(std::size_t wanted,
+StagingPool::Ticket StagingPool::Queue() {
+  const std::scoped_lock lock(mutex_);
+  return Ticket{next_ticket_++};
+}
+
+Result<StagingPool::Reservation> StagingPool::Reserve(Ticket ticket, std::size_t wanted,
                                                       const std::stop_token& stop) {
   wanted = std::min(wanted, block_count_);
   std::vector<std::byte*> blocks;
   blocks.reserve(wanted);
   std::unique_lock lock(mutex_);
-  const std::uint64_t ticket = next_ticket_++;
   const auto free_now = [&] { return free_.size() + (block_count_ - cold_); };
   // The turn is waited for in any case: a number that is left out would stop the others.
-  changed_.wait(lock, [&] { return serving_ == ticket; });
+  changed_.wait(lock, [&] { return Ticket{serving_} == ticket; });
   const bool served = changed_.wait(lock, stop, [&] { return free_now() >= wanted; });
   ++serving_;
   changed_.notify_all();

@@ -55,10 +55,17 @@ class StagingPool {
     std::vector<std::byte*> blocks_;
   };
 
+  /// A place in the queue for memory. Each must be given to Reserve, once.
+  enum class Ticket : std::uint64_t {};
+  Ticket Queue();
+
   /// Waits until `wanted` blocks are free, or all the pool has if it has fewer, and takes them at
   /// once: a save that holds some blocks never waits for others, so saves cannot block each other
-  /// for good. Served in the order of asking. Errors: Cancelled on `stop`.
-  Result<Reservation> Reserve(std::size_t wanted, const std::stop_token& stop);
+  /// for good. Served in the order of the tickets. Errors: Cancelled on `stop`.
+  Result<Reservation> Reserve(Ticket ticket, std::size_t wanted, const std::stop_token& stop);
+  Result<Reservation> Reserve(std::size_t wanted, const std::stop_token& stop) {
+    return Reserve(Queue(), wanted, stop);
+  }
 
   /// Begins to take `bytes` of memory from the system in a thread of its own; an earlier call's
   /// work is waited for. Saves meanwhile find the blocks that are ready.

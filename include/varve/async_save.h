@@ -1,0 +1,124 @@
+/// Saves in the background. The state is copied once into memory that is kept from save to save;
+/// from then on training may go on, and the copy is written and published behind its back.
+///
+///   auto stager = varve::Stager::Make();                       // Kept for all saves.
+///   varve::AsyncSaveHandle save = varve::AsyncSave(state, path, {}, **stager, *coordinator);
+///   ...                                                        // Change the tensors.
+///   const auto& report = save.done().get();                    // When it must be durable.
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <functional>
+#include <future>
+#include <memory>
+#include <optional>
+#include <string>
+
+#include "varve/checkpoint.h"
+#include "varve/coordinator.h"
+#include "varve/options.h"
+#include "varve/status.h"
+
+namespace varve {
+
+/// What is done when a save is asked for while as many as allowed are under way.
+enum class WhenBusy : std::uint8_t {
+  kWait,     ///< Wait until one of them has ended.
+  kSkip,     ///< Do not save; the handle says Cancelled on all ranks.
+  kReplace,  ///< Give up the newest save that has not begun to write, in favour of this one.
+};
+
+struct StagerOptions {
+  /// Memory for copies, shared by the saves in flight. 0: half of what the process could get (the
+  /// system's available memory, or what the cgroup has left) divided by `local_ranks`. A state that
+  /// is larger than the budget is copied in waves: the call then lasts until all but the last wave
+  /// have been written.
+  std::uint64_t budget_bytes = 0;
+  int local_ranks = 1;   ///< Processes of this node that each have a stager.
+  int copy_threads = 0;  ///< 0: as many as the processor has cores, at most 8.
+  int max_in_flight = 2;
+  WhenBusy when_busy = WhenBusy::kWait;
+};
+
+struct AsyncSaveOptions {
+  SaveOptions save;
+  /// Return before the copy is made. Tensors must not be written to before `staged`.
+  bool overlapped = false;
+  /// Compare samples of every tensor before and after the copy, to find one that was written to
+  /// meanwhile. By default where VARVE_DEBUG is set in the environment.
+  std::optional<bool> check_torn;
+  /// How often a save that failed for want of space or of storage is written again, after
+  /// `retry_delay`, twice that, and so on. Not in waves: the copy is then gone.
+  int retries = 1;
+  std::chrono::milliseconds retry_delay = std::chrono::seconds(1);
+  /// From the call on; the save is given up then. A storage that does not even answer to that is
+  /// named, and further saves of this stager fail until it does.
+  std::optional<std::chrono::milliseconds> deadline;
+  /// Called once each, from other threads or from within the call; must be quick.
+  std::function<void(const Status&)> on_staged;
+  std::function<void(const Result<SaveReport>&)> on_done;
+};
+
+/// A save under way. Copies refer to the same save. Threads: safe.
+class AsyncSaveHandle {
+ public:
+  /// Ready when the copy has been made or never will be: the tensors may change.
+  [[nodiscard]] std::shared_future<Status> staged() const;
+  /// Ready when the checkpoint is durable and visible, or the save has failed; the same on every
+  /// rank, as Save returns it. Cancelled when it was skipped, replaced or cancelled.
+  [[nodiscard]] std::shared_future<Result<SaveReport>> done() const;
+  /// Gives the save up, on all ranks, unless it is about to be visible. Nothing stays behind.
+  void Cancel() const;
+
+  struct Impl;
+  explicit AsyncSaveHandle(std::shared_ptr<Impl> impl);
+
+ private:
+  std::shared_ptr<Impl> impl_;
+};
+
+/// The memory and the threads of a process's asynchronous saves. The saves of one stager are
+/// written one after the other, in the order of the calls. Threads: safe.
+class Stager {
+ public:
+  /// `background` connects the ranks for what is said behind the training's back; nobody else may
+  /// use it. Null: a single process. Errors: InvalidArgument; OutOfSpace.
+  static Result<std::unique_ptr<Stager>> Make(const StagerOptions& options = {},
+                                              std::unique_ptr<Coordinator> background = nullptr);
+  Stager(const Stager&) = delete;
+  Stager& operator=(const Stager&) = delete;
+  /// Waits for the saves in flight.
+  ~Stager();
+
+  /// Begins to take memory for a state of `bytes` from the system, in the background: the first
+  /// copy into new memory takes 10-60 times as long as the ones after it.
+  void Prepare(std::uint64_t bytes);
+  void WaitPrepared();
+
+  /// Waits for the saves in flight.
+  void Drain();
+  /// Cancels them, then waits.
+  void Abort();
+
+  [[nodiscard]] std::uint64_t budget_bytes() const;
+
+  struct Impl;
+  [[nodiscard]] Impl& impl() { return *impl_; }
+
+ private:
+  explicit Stager(std::unique_ptr<Impl> impl);
+  std::unique_ptr<Impl> impl_;
+};
+
+/// Saves as Save does, in the background. Collective like it: the ranks settle who writes what and
+/// copy their parts in the call. Returns when the copy has been made (at once with `overlapped`).
+/// Errors are the handle's, those of the call included; nothing is thrown. `coordinator` is used
+/// during the call only. The memory of `state` must stay valid and unchanged until `staged`.
+AsyncSaveHandle AsyncSave(State state, std::string path, AsyncSaveOptions options, Stager& stager,
+                          Coordinator& coordinator);
+
+/// The same by a single process.
+AsyncSaveHandle AsyncSave(State state, std::string path, AsyncSaveOptions options, Stager& stager);
+
+}  // namespace varve

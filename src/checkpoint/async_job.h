@@ -1,0 +1,92 @@
+/// One asynchronous save, from the call to its end.
+#pragma once
+
+#include <condition_variable>
+#include <future>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <stop_token>
+#include <string>
+#include <thread>
+
+#include "checkpoint/save_session.h"
+#include "checkpoint/torn_samples.h"
+#include "pipeline/staged_file.h"
+#include "pipeline/staging_pool.h"
+#include "varve/async_save.h"
+
+namespace varve {
+
+/// The account of a save's steps, and of the threads that make them, is at the top of async_job.cc.
+class AsyncJob {
+ public:
+  AsyncJob(State state, std::string path, AsyncSaveOptions options);
+  AsyncJob(const AsyncJob&) = delete;
+  AsyncJob& operator=(const AsyncJob&) = delete;
+
+  /// Step 1. Errors: the session's; the caller then calls Complete.
+  Status Plan(Coordinator& coordinator, const Status& ready);
+  /// Step 2.
+  void Stage(StagingPool& pool, StagingPool::Ticket ticket, int threads);
+  /// Steps 3 and 4. Staging memory is free again when this returns; the caller then calls Complete.
+  Result<SaveReport> Write(Coordinator& background);
+
+  /// Ends the save with this outcome, unless it has ended. Threads: safe.
+  void Complete(Result<SaveReport> result);
+  /// Asks the save to end with this error. Threads: safe.
+  void Cancel(Status why);
+
+  /// True from the moment on from which others may hear of the save: it is no longer replaced.
+  [[nodiscard]] bool begun();
+  /// True when the save has been given up because the storage does not return from a call.
+  [[nodiscard]] bool stuck();
+
+  [[nodiscard]] const std::string& path() const { return path_; }
+  [[nodiscard]] const AsyncSaveOptions& options() const { return options_; }
+  [[nodiscard]] std::shared_future<Status> staged() const { return staged_future_; }
+  [[nodiscard]] std::shared_future<Result<SaveReport>> done() const { return done_future_; }
+
+ private:
+  using Clock = std::chrono::steady_clock;
+
+  Status Copy(StagingPool& pool, StagingPool::Ticket ticket, int threads);
+  void Announce(const Status& staged);
+  void AllowWriting(const Status& ready);
+  /// Waits until there is something to write; why not, when there never will be.
+  Status AwaitReady();
+  Result<SaveReport> WriteOnce(Coordinator& background, const Status& ready);
+  bool MayRetry(const Status& failure, int attempt) const;
+  Status AgreeToRetry(Coordinator& background, int attempt);
+  void Watch(const std::stop_token& ended);
+
+  const State state_;
+  const std::string path_;
+  AsyncSaveOptions options_;  // With a stop token of this save's own.
+  const Clock::time_point start_ = Clock::now();
+  std::stop_source stop_;
+  std::unique_ptr<SaveSession> session_;
+  std::optional<TornSamples> samples_;
+  std::unique_ptr<StagedFile> staged_file_;
+
+  std::promise<Status> staged_promise_;
+  std::promise<Result<SaveReport>> done_promise_;
+  std::shared_future<Status> staged_future_ = staged_promise_.get_future().share();
+  std::shared_future<Result<SaveReport>> done_future_ = done_promise_.get_future().share();
+
+  std::mutex mutex_;  // Guards all below.
+  std::condition_variable_any changed_;
+  std::optional<Status> ready_;  // Set when writing may begin, or never will.
+  bool begun_ = false;
+  bool copied_ = false;  // Nobody copies any more, be it that all is done or that it failed.
+  bool announced_ = false;
+  bool completed_ = false;
+  bool stuck_ = false;
+  double staging_seconds_ = 0;
+  std::optional<Status> why_cancelled_;
+
+  std::optional<std::stop_callback<std::function<void()>>> users_stop_;
+  std::jthread watchdog_;  // Last: it uses all of the above.
+};
+
+}  // namespace varve

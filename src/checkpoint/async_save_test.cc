@@ -1,0 +1,305 @@
+#include "varve/async_save.h"
+
+#include <atomic>
+#include <thread>
+
+#include <gtest/gtest.h>
+
+#include "support/random.h"
+#include "support/status_matchers.h"
+#include "support/temp_dir.h"
+#include "varve/storage.h"
+
+namespace varve {
+namespace {
+
+using test::FailsWith;
+using test::IsOk;
+using test::Random;
+using test::TempDir;
+
+constexpr std::uint64_t kMiB = std::uint64_t{1} << 20;
+
+/// Tensors of bytes, and a value, in memory of their own.
+struct Training {
+  explicit Training(std::uint64_t bytes, std::uint64_t seed = 1)
+      : memory(Random(seed).Bytes(bytes)) {}
+
+  [[nodiscard]] State state() const {
+    State state;
+    const std::uint64_t half = memory.size() / 2;
+    state.tensors.push_back(
+        {"model.a", DType::kUInt8, {half}, WholeBox({half}), memory.data(), {}});
+    state.tensors.push_back({"model.b",
+                             DType::kUInt8,
+                             {memory.size() - half},
+                             WholeBox({memory.size() - half}),
+                             memory.data() + half,
+                             {}});
+    return state;
+  }
+
+  void Step() {
+    for (char& byte : memory) {
+      byte = static_cast<char>(byte + 1);
+    }
+  }
+
+  std::string memory;
+};
+
+std::string Load(const std::string& path, std::uint64_t bytes) {
+  std::string memory(bytes, '\0');
+  auto reader = CheckpointReader::Open(path);
+  EXPECT_TRUE(IsOk(reader));
+  if (!reader.ok()) {
+    return {};
+  }
+  const std::uint64_t half = bytes / 2;
+  LoadRequest request;
+  request.targets.push_back(
+      {"model.a", DType::kUInt8, {half}, WholeBox({half}), memory.data(), {}});
+  request.targets.push_back({"model.b",
+                             DType::kUInt8,
+                             {bytes - half},
+                             WholeBox({bytes - half}),
+                             memory.data() + half,
+                             {}});
+  EXPECT_TRUE(IsOk(Load(**reader, request)));
+  return memory;
+}
+
+std::unique_ptr<Stager> MakeStager(StagerOptions options = {.budget_bytes = 64 * kMiB}) {
+  auto stager = Stager::Make(options);
+  EXPECT_TRUE(IsOk(stager));
+  return std::move(*stager);
+}
+
+TEST(AsyncSave, SavesWhatWasThereAtTheCallWhateverTrainingDoesNext) {
+  const TempDir dir;
+  const auto stager = MakeStager();
+  for (const Format format : {Format::kVarve, Format::kDcp}) {
+    Training training(20 * kMiB + 12345);
+    const std::string before = training.memory;
+    const std::string path = dir / std::string(FormatName(format));
+    AsyncSaveOptions options;
+    options.save.format = format;
+    const AsyncSaveHandle save = AsyncSave(training.state(), path, options, *stager);
+    EXPECT_TRUE(IsOk(save.staged().get()));
+    training.Step();
+    const auto& report = save.done().get();
+    ASSERT_TRUE(IsOk(report));
+    EXPECT_FALSE(report->in_waves);
+    EXPECT_GT(report->bytes_written, before.size());
+    EXPECT_EQ(Load(path, before.size()), before);
+  }
+}
+
+TEST(AsyncSave, AnOverlappedSaveReturnsBeforeTheCopyAndSaysWhenItIsMade) {
+  const TempDir dir;
+  const auto stager = MakeStager();
+  Training training(20 * kMiB);
+  const std::string before = training.memory;
+  std::atomic<int> told{0};
+  AsyncSaveOptions options;
+  options.overlapped = true;
+  options.on_staged = [&](const Status& status) { told += status.ok() ? 1 : 100; };
+  const AsyncSaveHandle save = AsyncSave(training.state(), dir / "c", options, *stager);
+  ASSERT_TRUE(IsOk(save.staged().get()));
+  training.Step();
+  ASSERT_TRUE(IsOk(save.done().get()));
+  EXPECT_EQ(told, 1);
+  EXPECT_EQ(Load(dir / "c", before.size()), before);
+}
+
+TEST(AsyncSave, AStateLargerThanTheMemoryIsSavedInWavesAndSaysSo) {
+  const TempDir dir;
+  const auto stager = MakeStager({.budget_bytes = 16 * kMiB});
+  const Training training(60 * kMiB);
+  const AsyncSaveHandle save = AsyncSave(training.state(), dir / "c", {}, *stager);
+  EXPECT_TRUE(IsOk(save.staged().get()));
+  const auto& report = save.done().get();
+  ASSERT_TRUE(IsOk(report));
+  EXPECT_TRUE(report->in_waves);
+  EXPECT_EQ(Load(dir / "c", training.memory.size()), training.memory);
+}
+
+TEST(AsyncSave, ManySavesOneAfterTheOtherEachHaveTheirOwnContent) {
+  const TempDir dir;
+  const auto stager = MakeStager();
+  Training training(18 * kMiB);
+  std::vector<std::string> states;
+  std::vector<AsyncSaveHandle> saves;
+  for (int step = 0; step < 8; ++step) {
+    states.push_back(training.memory);
+    AsyncSaveOptions options;
+    options.overlapped = step % 2 == 1;
+    saves.push_back(AsyncSave(training.state(), dir / std::to_string(step), options, *stager));
+    ASSERT_TRUE(IsOk(saves.back().staged().get()));
+    training.Step();
+  }
+  stager->Drain();
+  for (int step = 0; step < 8; ++step) {
+    ASSERT_TRUE(IsOk(saves[static_cast<std::size_t>(step)].done().get()));
+    EXPECT_EQ(Load(dir / std::to_string(step), training.memory.size()),
+              states[static_cast<std::size_t>(step)])
+        << step;
+  }
+}
+
+TEST(AsyncSave, FailsAsTheSynchronousSaveDoesAndTheNextOneWorks) {
+  const TempDir dir;
+  const auto stager = MakeStager();
+  const Training training(kMiB);
+  ASSERT_TRUE(IsOk(AsyncSave(training.state(), dir / "c", {}, *stager).done().get()));
+  int told = 0;
+  AsyncSaveOptions options;
+  options.on_done = [&](const Result<SaveReport>& report) { told += report.ok() ? 100 : 1; };
+  const AsyncSaveHandle again = AsyncSave(training.state(), dir / "c", options, *stager);
+  EXPECT_TRUE(FailsWith(again.done().get(), StatusCode::kAlreadyExists));
+  stager->Drain();
+  EXPECT_EQ(told, 1);
+  State nothing;
+  nothing.tensors.push_back({"", DType::kUInt8, {4}, WholeBox({4}), nullptr, {}});
+  const AsyncSaveHandle bad = AsyncSave(nothing, dir / "d", {}, *stager);
+  EXPECT_TRUE(FailsWith(bad.staged().get(), StatusCode::kInvalidArgument));
+  EXPECT_TRUE(FailsWith(bad.done().get(), StatusCode::kInvalidArgument));
+  AsyncSaveOptions replacing;
+  replacing.save.overwrite = true;
+  EXPECT_TRUE(IsOk(AsyncSave(training.state(), dir / "c", replacing, *stager).done().get()));
+}
+
+TEST(AsyncSave, ATensorThatChangesWhileItIsCopiedIsFoundAndNothingIsSaved) {
+  const TempDir dir;
+  // The copy waits for memory, so that the step is sure to come before it.
+  const auto stager = MakeStager({.budget_bytes = 16 * kMiB, .max_in_flight = 4});
+  Training training(10 * kMiB);
+  AsyncSaveOptions slow;
+  slow.save.max_write_bandwidth = 40 * kMiB;
+  const AsyncSaveHandle first = AsyncSave(training.state(), dir / "a", slow, *stager);
+  AsyncSaveOptions options;
+  options.overlapped = true;
+  options.check_torn = true;
+  const AsyncSaveHandle save = AsyncSave(training.state(), dir / "c", options, *stager);
+  training.Step();
+  EXPECT_TRUE(FailsWith(save.done().get(), StatusCode::kFailedPrecondition,
+                        {"model.a", "while it was being staged"}));
+  EXPECT_TRUE(IsOk(first.done().get()));
+  EXPECT_TRUE(FailsWith(CheckpointReader::Open(dir / "c"), StatusCode::kNotFound));
+}
+
+/// A save that writes until it is told to stop, in effect.
+AsyncSaveOptions Endless() {
+  AsyncSaveOptions options;
+  options.save.max_write_bandwidth = 1000;
+  return options;
+}
+
+TEST(AsyncSave, ACancelledSaveEndsAndLeavesNothing) {
+  const TempDir dir;
+  const auto stager = MakeStager();
+  const Training training(20 * kMiB);
+  const AsyncSaveHandle save = AsyncSave(training.state(), dir / "c", Endless(), *stager);
+  save.Cancel();
+  EXPECT_TRUE(FailsWith(save.done().get(), StatusCode::kCancelled, {"cancelled"}));
+  std::stop_source stop;
+  AsyncSaveOptions options = Endless();
+  options.save.stop = stop.get_token();
+  const AsyncSaveHandle stopped = AsyncSave(training.state(), dir / "d", options, *stager);
+  stop.request_stop();
+  EXPECT_TRUE(FailsWith(stopped.done().get(), StatusCode::kCancelled));
+  const auto entries = PosixStorage().List(dir.path());
+  ASSERT_TRUE(IsOk(entries));
+  EXPECT_TRUE(entries->empty());
+}
+
+TEST(AsyncSave, ADeadlineEndsASave) {
+  const TempDir dir;
+  const auto stager = MakeStager();
+  const Training training(20 * kMiB);
+  AsyncSaveOptions options = Endless();
+  options.deadline = std::chrono::milliseconds(50);
+  const AsyncSaveHandle save = AsyncSave(training.state(), dir / "c", options, *stager);
+  EXPECT_TRUE(FailsWith(save.done().get(), StatusCode::kCancelled, {"deadline of 50 ms"}));
+  EXPECT_TRUE(IsOk(AsyncSave(training.state(), dir / "d", {}, *stager).done().get()));
+}
+
+TEST(AsyncSave, WhenBusyTheNextIsSkippedOrTakesTheNewestOnesPlace) {
+  const TempDir dir;
+  const Training training(20 * kMiB);
+  const auto skipping =
+      MakeStager({.budget_bytes = 64 * kMiB, .max_in_flight = 1, .when_busy = WhenBusy::kSkip});
+  const AsyncSaveHandle first = AsyncSave(training.state(), dir / "a", Endless(), *skipping);
+  const AsyncSaveHandle second = AsyncSave(training.state(), dir / "b", {}, *skipping);
+  EXPECT_TRUE(FailsWith(second.done().get(), StatusCode::kCancelled, {"skipped"}));
+  first.Cancel();
+  (void)first.done().get();
+  EXPECT_TRUE(IsOk(AsyncSave(training.state(), dir / "c", {}, *skipping).done().get()))
+      << "who has waited for a save does not find it in the way";
+
+  const auto replacing =
+      MakeStager({.budget_bytes = 128 * kMiB, .max_in_flight = 2, .when_busy = WhenBusy::kReplace});
+  const AsyncSaveHandle writing = AsyncSave(training.state(), dir / "d", Endless(), *replacing);
+  const AsyncSaveHandle queued = AsyncSave(training.state(), dir / "e", {}, *replacing);
+  const AsyncSaveHandle newest = AsyncSave(training.state(), dir / "f", {}, *replacing);
+  writing.Cancel();
+  EXPECT_TRUE(FailsWith(queued.done().get(), StatusCode::kCancelled, {"replaced by the save of"}));
+  EXPECT_TRUE(IsOk(newest.done().get()));
+}
+
+TEST(AsyncSave, AStagerWaitsForItsSavesAndAbortGivesThemUp) {
+  const TempDir dir;
+  const Training training(20 * kMiB);
+  {
+    const auto stager = MakeStager();
+    (void)AsyncSave(training.state(), dir / "a", {}, *stager);
+  }
+  EXPECT_EQ(Load(dir / "a", training.memory.size()), training.memory);
+  const auto stager = MakeStager();
+  const AsyncSaveHandle save = AsyncSave(training.state(), dir / "b", Endless(), *stager);
+  stager->Abort();
+  EXPECT_TRUE(FailsWith(save.done().get(), StatusCode::kCancelled, {"aborted"}));
+}
+
+TEST(AsyncSave, RanksSettleAndPublishTogether) {
+  const TempDir dir;
+  constexpr int kRanks = 3;
+  auto front = MakeInProcessCoordinators(kRanks);
+  auto back = MakeInProcessCoordinators(kRanks);
+  const Training replicated(9 * kMiB);
+  std::vector<std::jthread> ranks;
+  for (int rank = 0; rank < kRanks; ++rank) {
+    ranks.emplace_back([&, rank] {
+      const auto r = static_cast<std::size_t>(rank);
+      auto stager = Stager::Make({.budget_bytes = 64 * kMiB}, std::move(back[r]));
+      ASSERT_TRUE(IsOk(stager));
+      for (int step = 0; step < 5; ++step) {
+        AsyncSaveOptions options;
+        options.overlapped = (step + rank) % 2 == 0;  // Each as it likes.
+        const AsyncSaveHandle save =
+            AsyncSave(replicated.state(), dir / std::to_string(step), options, **stager, *front[r]);
+        if (step == 4 && rank == 1) {
+          save.Cancel();
+        }
+        const auto& report = save.done().get();
+        if (report.ok()) {
+          EXPECT_LT(report->bytes_written, 6 * kMiB) << "replicas are stored once";
+        }
+        EXPECT_TRUE(step == 4 || report.ok()) << report.status().ToString();
+      }
+    });
+  }
+  ranks.clear();
+  for (int step = 0; step < 4; ++step) {
+    EXPECT_EQ(Load(dir / std::to_string(step), replicated.memory.size()), replicated.memory);
+  }
+}
+
+TEST(AsyncSave, RefusesOptionsThatMakeNoSense) {
+  EXPECT_TRUE(FailsWith(Stager::Make({.max_in_flight = 0}), StatusCode::kInvalidArgument));
+  EXPECT_TRUE(FailsWith(Stager::Make({.local_ranks = 0}), StatusCode::kInvalidArgument));
+  EXPECT_TRUE(FailsWith(Stager::Make({.copy_threads = -1}), StatusCode::kInvalidArgument));
+}
+
+}  // namespace
+}  // namespace varve

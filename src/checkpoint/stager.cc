@@ -1,0 +1,229 @@
+// Admission, order and threads of asynchronous saves; what happens to each is in async_job.cc.
+
+#include <algorithm>
+#include <condition_variable>
+#include <deque>
+#include <mutex>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "checkpoint/async_job.h"
+#include "checkpoint/serial_thread.h"
+#include "pipeline/staging_pool.h"
+#include "varve/async_save.h"
+
+namespace varve {
+namespace {
+
+constexpr int kMostCopyThreads = 8;
+
+Status CheckOptions(const StagerOptions& options) {
+  if (options.max_in_flight < 1) {
+    return InvalidArgument("max_in_flight must be at least 1, not " +
+                           std::to_string(options.max_in_flight));
+  }
+  if (options.local_ranks < 1 || options.copy_threads < 0) {
+    return InvalidArgument("local_ranks must be at least 1 and copy_threads not negative");
+  }
+  return Status::Ok();
+}
+
+int CopyThreads(int wanted) {
+  const int cores = static_cast<int>(std::thread::hardware_concurrency());
+  return wanted > 0 ? wanted : std::clamp(cores, 1, kMostCopyThreads);
+}
+
+}  // namespace
+
+struct AsyncSaveHandle::Impl : AsyncJob {
+  using AsyncJob::AsyncJob;
+};
+
+using Job = std::shared_ptr<AsyncSaveHandle::Impl>;
+
+struct Stager::Impl {
+  StagerOptions options;
+  std::unique_ptr<Coordinator> background;
+  std::unique_ptr<StagingPool> pool;
+
+  std::mutex call_mutex;  // One call at a time: plans and turns to write come in one order.
+  std::mutex mutex;       // Guards the two below.
+  std::condition_variable changed;
+  std::deque<Job> in_flight;  // Not yet written; hold staging memory or are about to.
+  int open = 0;               // Those, and such whose outcome is being told.
+
+  // Last: their work uses all of the above, and ends first. The writer's may wait for the copier's.
+  SerialThread writer;
+  SerialThread copier;
+
+  std::size_t count() {
+    const std::scoped_lock lock(mutex);
+    return in_flight.size();
+  }
+
+  [[nodiscard]] std::size_t most() const { return static_cast<std::size_t>(options.max_in_flight); }
+
+  /// Makes room for one more save. Errors: Cancelled, on all ranks, where it is to be skipped.
+  Status Admit(const Job& job, Coordinator& coordinator) {
+    if (options.when_busy == WhenBusy::kWait) {
+      std::unique_lock lock(mutex);
+      changed.wait(lock, [&] { return in_flight.size() < most(); });
+      return Status::Ok();
+    }
+    if (!job->options().save.coordinate && coordinator.size() > 1) {
+      // Each rank would decide for itself, and leave checkpoints of which parts are missing.
+      return InvalidArgument("save " + job->path() +
+                             ": ranks that do not talk cannot skip or replace saves together");
+    }
+    if (options.when_busy == WhenBusy::kReplace) {
+      Replace(*job, coordinator);
+      return Status::Ok();
+    }
+    const auto decide =
+        [&](const std::vector<std::string>& ranks) -> Result<std::vector<std::string>> {
+      return std::vector<std::string>(ranks.size(), count() >= most() ? "skip" : "");
+    };
+    VARVE_ASSIGN_OR_RETURN(
+        const std::string decision,
+        Exchange(coordinator, "save " + job->path(), std::string(),
+                 std::chrono::steady_clock::now() + job->options().save.timeout, decide));
+    if (!decision.empty()) {
+      return {StatusCode::kCancelled, "save " + job->path() + ": skipped, " +
+                                          std::to_string(options.max_in_flight) +
+                                          " saves are under way"};
+    }
+    return Status::Ok();
+  }
+
+  /// The coordinator gives up the newest save that has not begun to write; the other ranks learn of
+  /// it when its turn comes.
+  void Replace(const AsyncJob& by, const Coordinator& coordinator) {
+    const std::scoped_lock lock(mutex);
+    if (in_flight.size() < most() || !coordinator.is_coordinator()) {
+      return;
+    }
+    const auto newest = std::find_if(in_flight.rbegin(), in_flight.rend(),
+                                     [](const Job& job) { return !job->begun(); });
+    if (newest != in_flight.rend()) {
+      (*newest)->Cancel({StatusCode::kCancelled,
+                         "save " + (*newest)->path() + ": replaced by the save of " + by.path()});
+    }
+  }
+
+  /// Why no save can be made at the moment.
+  Status Stuck() {
+    const std::scoped_lock lock(mutex);
+    for (const Job& job : in_flight) {
+      if (job->stuck()) {
+        return Unavailable("the storage has not returned from the save of " + job->path());
+      }
+    }
+    return Status::Ok();
+  }
+
+  void Start(const Job& job, Coordinator& coordinator) {
+    const std::scoped_lock one_call(call_mutex);
+    const Status usable = Stuck();
+    Status status = usable.ok() ? Admit(job, coordinator) : Status::Ok();
+    if (status.ok()) {
+      status = job->Plan(coordinator, usable);
+    }
+    if (!status.ok()) {
+      job->Complete(std::move(status));
+      return;
+    }
+    const auto ticket = pool->Queue();
+    {
+      const std::scoped_lock lock(mutex);
+      in_flight.push_back(job);
+      ++open;
+    }
+    writer.Run([this, job] { Finish(job); });
+    const int threads = CopyThreads(options.copy_threads);
+    if (job->options().overlapped) {
+      copier.Run([this, job, ticket, threads] { job->Stage(*pool, ticket, threads); });
+    } else {
+      job->Stage(*pool, ticket, threads);
+    }
+  }
+
+  /// On the writing thread. Room for others is made before anyone is told: who waited for this
+  /// save and asks for the next must not find it in the way.
+  void Finish(const Job& job) {
+    auto result = job->Write(*background);
+    {
+      const std::scoped_lock lock(mutex);
+      std::erase(in_flight, job);
+      changed.notify_all();
+    }
+    job->Complete(std::move(result));
+    const std::scoped_lock lock(mutex);
+    --open;
+    changed.notify_all();
+  }
+
+  void Drain() {
+    std::unique_lock lock(mutex);
+    changed.wait(lock, [&] { return open == 0; });
+  }
+
+  void CancelAll() {
+    const std::scoped_lock lock(mutex);
+    for (const Job& job : in_flight) {
+      job->Cancel({StatusCode::kCancelled, "save " + job->path() + ": aborted"});
+    }
+  }
+};
+
+AsyncSaveHandle::AsyncSaveHandle(std::shared_ptr<Impl> impl) : impl_(std::move(impl)) {}
+
+std::shared_future<Status> AsyncSaveHandle::staged() const { return impl_->staged(); }
+
+std::shared_future<Result<SaveReport>> AsyncSaveHandle::done() const { return impl_->done(); }
+
+void AsyncSaveHandle::Cancel() const {
+  impl_->Cancel({StatusCode::kCancelled, "save " + impl_->path() + ": cancelled"});
+}
+
+Stager::Stager(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
+Stager::~Stager() { Drain(); }
+
+Result<std::unique_ptr<Stager>> Stager::Make(const StagerOptions& options,
+                                             std::unique_ptr<Coordinator> background) {
+  VARVE_RETURN_IF_ERROR(CheckOptions(options));
+  auto impl = std::make_unique<Impl>();
+  impl->options = options;
+  if (impl->options.budget_bytes == 0) {
+    impl->options.budget_bytes = DefaultStagingBudget(options.local_ranks);
+  }
+  VARVE_ASSIGN_OR_RETURN(impl->pool, StagingPool::Make(impl->options.budget_bytes));
+  impl->background = background ? std::move(background) : MakeSingleProcessCoordinator();
+  return std::unique_ptr<Stager>(new Stager(std::move(impl)));
+}
+
+void Stager::Prepare(std::uint64_t bytes) { impl_->pool->Prepare(bytes); }
+void Stager::WaitPrepared() { impl_->pool->WaitPrepared(); }
+void Stager::Drain() { impl_->Drain(); }
+
+void Stager::Abort() {
+  impl_->CancelAll();
+  impl_->Drain();
+}
+
+std::uint64_t Stager::budget_bytes() const { return impl_->pool->block_count() * kPoolBlockBytes; }
+
+AsyncSaveHandle AsyncSave(State state, std::string path, AsyncSaveOptions options, Stager& stager,
+                          Coordinator& coordinator) {
+  auto job = std::make_shared<AsyncSaveHandle::Impl>(std::move(state), std::move(path),
+                                                     std::move(options));
+  stager.impl().Start(job, coordinator);
+  return AsyncSaveHandle(std::move(job));
+}
+
+AsyncSaveHandle AsyncSave(State state, std::string path, AsyncSaveOptions options, Stager& stager) {
+  const auto coordinator = MakeSingleProcessCoordinator();
+  return AsyncSave(std::move(state), std::move(path), std::move(options), stager, *coordinator);
+}
+
+}  // namespace varve
