@@ -55,6 +55,11 @@ struct AsyncSaveOptions {
   /// From the call on; the save is given up then. A storage that does not even answer to that is
   /// named, and further saves of this stager fail until it does.
   std::optional<std::chrono::milliseconds> deadline;
+  /// How long a storage may take to return from a call after the save has been given up.
+  std::chrono::milliseconds stuck_grace = std::chrono::seconds(10);
+  /// Why this rank cannot take part, if it cannot: the save then fails on all ranks, which learn
+  /// why. Without it the others would wait for a rank that has found its state unfit.
+  Status ready;
   /// Called once each, from other threads or from within the call; must be quick.
   std::function<void(const Status&)> on_staged;
   std::function<void(const Result<SaveReport>&)> on_done;
@@ -102,6 +107,8 @@ class Stager {
   void Abort();
 
   [[nodiscard]] std::uint64_t budget_bytes() const;
+  /// True when no save is in flight.
+  [[nodiscard]] bool idle() const;
 
   struct Impl;
   [[nodiscard]] Impl& impl() { return *impl_; }

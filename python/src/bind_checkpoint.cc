@@ -17,9 +17,9 @@ namespace {
 class PythonCoordinator final : public Coordinator {
  public:
   explicit PythonCoordinator(nb::object object)
-      : object_(std::move(object)),
-        rank_(nb::cast<int>(object_.attr("rank"))),
-        size_(nb::cast<int>(object_.attr("size"))) {}
+      : object_(Shared(std::move(object))),
+        rank_(nb::cast<int>(object_->attr("rank"))),
+        size_(nb::cast<int>(object_->attr("size"))) {}
 
   [[nodiscard]] int rank() const override { return rank_; }
   [[nodiscard]] int size() const override { return size_; }
@@ -27,7 +27,7 @@ class PythonCoordinator final : public Coordinator {
   Status Send(int to, std::string_view message, Deadline deadline) override {
     const nb::gil_scoped_acquire gil;
     return Guard([&] {
-      object_.attr("send")(to, nb::bytes(message.data(), message.size()), Seconds(deadline));
+      object_->attr("send")(to, nb::bytes(message.data(), message.size()), Seconds(deadline));
       return Status::Ok();
     });
   }
@@ -36,7 +36,7 @@ class PythonCoordinator final : public Coordinator {
     const nb::gil_scoped_acquire gil;
     std::string message;
     Status status = Guard([&] {
-      const auto bytes = nb::cast<nb::bytes>(object_.attr("receive")(from, Seconds(deadline)));
+      const auto bytes = nb::cast<nb::bytes>(object_->attr("receive")(from, Seconds(deadline)));
       message.assign(bytes.c_str(), bytes.size());
       return Status::Ok();
     });
@@ -61,7 +61,7 @@ class PythonCoordinator final : public Coordinator {
     }
   }
 
-  nb::object object_;
+  std::shared_ptr<nb::object> object_;
   int rank_;
   int size_;
 };
@@ -103,12 +103,7 @@ ProgressFunction MakeProgress(nb::object callback) {
     return {};
   }
   auto last = std::make_shared<std::atomic<std::int64_t>>(0);
-  // The object is only touched with the GIL held, its last reference included.
-  auto holder =
-      std::shared_ptr<nb::object>(new nb::object(std::move(callback)), [](nb::object* object) {
-        const nb::gil_scoped_acquire gil;
-        delete object;
-      });
+  auto holder = Shared(std::move(callback));
   return [last, holder](std::uint64_t done, std::uint64_t total) {
     const auto now = std::chrono::duration_cast<std::chrono::milliseconds>(
                          std::chrono::steady_clock::now().time_since_epoch())
@@ -135,17 +130,20 @@ SaveId SaveIdFrom(const nb::bytes& bytes) {
   return id;
 }
 
-template <class T>
-void Set(const nb::dict& options, const char* name, T* out) {
-  if (options.contains(name)) {
-    *out = nb::cast<T>(options[name]);
-  }
+}  // namespace
+
+std::shared_ptr<nb::object> Shared(nb::object object) {
+  return {new nb::object(std::move(object)), [](nb::object* last) {
+            const nb::gil_scoped_acquire gil;
+            delete last;
+          }};
 }
 
-std::chrono::milliseconds TimeoutFrom(const nb::dict& options, std::chrono::milliseconds standard) {
-  double seconds = std::chrono::duration<double>(standard).count();
-  Set(options, "timeout", &seconds);
-  return std::chrono::milliseconds(static_cast<std::int64_t>(seconds * 1000));
+void SetSeconds(const nb::dict& options, const char* name, std::chrono::milliseconds* out) {
+  if (options.contains(name)) {
+    const auto seconds = nb::cast<double>(options[name]);
+    *out = std::chrono::milliseconds(static_cast<std::int64_t>(seconds * 1000));
+  }
 }
 
 SaveOptions SaveOptionsFrom(const nb::dict& options) {
@@ -163,7 +161,8 @@ SaveOptions SaveOptionsFrom(const nb::dict& options) {
   Set(options, "direct", &out.direct);
   Set(options, "writes_in_flight", &out.writes_in_flight);
   Set(options, "block_bytes", &out.block_bytes);
-  out.timeout = TimeoutFrom(options, out.timeout);
+  Set(options, "max_write_bandwidth", &out.max_write_bandwidth);
+  SetSeconds(options, "timeout", &out.timeout);
   if (options.contains("save_id")) {
     out.save_id = SaveIdFrom(nb::cast<nb::bytes>(options["save_id"]));
   }
@@ -173,20 +172,7 @@ SaveOptions SaveOptionsFrom(const nb::dict& options) {
   return out;
 }
 
-LoadOptions LoadOptionsFrom(const nb::dict& options) {
-  LoadOptions out;
-  Set(options, "strict", &out.strict);
-  Set(options, "max_gap_bytes", &out.max_gap_bytes);
-  Set(options, "io_threads", &out.io_threads);
-  out.timeout = TimeoutFrom(options, out.timeout);
-  if (options.contains("progress")) {
-    out.progress = MakeProgress(options["progress"]);
-  }
-  return out;
-}
-
-nb::dict SavePython(const nb::list& tensors, const nb::list& objects, const nb::bytes& structure,
-                    const std::string& path, const nb::dict& options, nb::object coordinator) {
+State StateFrom(const nb::list& tensors, const nb::list& objects, const nb::bytes& structure) {
   State state;
   state.tensors = TensorsFrom<SourceTensor>(tensors);
   for (const nb::handle item : objects) {
@@ -195,6 +181,36 @@ nb::dict SavePython(const nb::list& tensors, const nb::list& objects, const nb::
         {nb::cast<std::string>(nb::object(item[0])), {encoded.c_str(), encoded.size()}});
   }
   state.structure.assign(structure.c_str(), structure.size());
+  return state;
+}
+
+nb::dict ToDict(const SaveReport& report) {
+  nb::dict out;
+  out["save_id"] = ToString(report.save_id);
+  out["bytes_written"] = report.bytes_written;
+  out["seconds"] = report.seconds;
+  out["direct"] = report.direct;
+  out["differing_objects"] = report.differing_objects;
+  return out;
+}
+
+namespace {
+
+LoadOptions LoadOptionsFrom(const nb::dict& options) {
+  LoadOptions out;
+  Set(options, "strict", &out.strict);
+  Set(options, "max_gap_bytes", &out.max_gap_bytes);
+  Set(options, "io_threads", &out.io_threads);
+  SetSeconds(options, "timeout", &out.timeout);
+  if (options.contains("progress")) {
+    out.progress = MakeProgress(options["progress"]);
+  }
+  return out;
+}
+
+nb::dict SavePython(const nb::list& tensors, const nb::list& objects, const nb::bytes& structure,
+                    const std::string& path, const nb::dict& options, nb::object coordinator) {
+  const State state = StateFrom(tensors, objects, structure);
   const SaveOptions save_options = SaveOptionsFrom(options);
   const auto ranks = MakeCoordinator(std::move(coordinator));
   Result<SaveReport> report = Internal("not run");
@@ -203,13 +219,7 @@ nb::dict SavePython(const nb::list& tensors, const nb::list& objects, const nb::
     report = Save(state, path, save_options, *ranks);
   }
   RaiseIfError(report.status());
-  nb::dict out;
-  out["save_id"] = ToString(report->save_id);
-  out["bytes_written"] = report->bytes_written;
-  out["seconds"] = report->seconds;
-  out["direct"] = report->direct;
-  out["differing_objects"] = report->differing_objects;
-  return out;
+  return ToDict(*report);
 }
 
 nb::tuple TupleOf(const Dims& dims) {
@@ -359,7 +369,8 @@ void BindCheckpoint(nb::module_& module) {
       "report_failure",
       [](nb::object coordinator, const std::string& what, const std::string& message,
          const nb::dict& options) {
-        const auto timeout = TimeoutFrom(options, std::chrono::minutes(30));
+        std::chrono::milliseconds timeout = std::chrono::minutes(30);
+        SetSeconds(options, "timeout", &timeout);
         const auto ranks = MakeCoordinator(std::move(coordinator));
         Status status;
         {

@@ -2,14 +2,17 @@
 // GIL and calls the C++ API.
 #pragma once
 
+#include <chrono>
 #include <memory>
 #include <string>
 #include <utility>
 
 #include <nanobind/nanobind.h>
 
+#include "varve/checkpoint.h"
 #include "varve/coordinator.h"
 #include "varve/dtype.h"
+#include "varve/options.h"
 #include "varve/status.h"
 #include "varve/tensor.h"
 #include "varve/value.h"
@@ -17,6 +20,9 @@
 namespace varve::python {
 
 namespace nb = nanobind;
+
+/// The Python exception for an error.
+nb::object ToException(const Status& status);
 
 /// Raises the Python exception for an error; the table of types is varve/errors.py.
 [[noreturn]] void Raise(const Status& status);
@@ -64,6 +70,26 @@ nb::object ToPath(const std::string& path);
 /// receive(from, seconds) -> bytes; None gives a single process. Takes the GIL for each message.
 std::unique_ptr<Coordinator> MakeCoordinator(nb::object object);
 
+/// What `_engine.save` hands over: items of tensors, (name, encoded value) pairs, encoded
+/// containers.
+State StateFrom(const nb::list& tensors, const nb::list& objects, const nb::bytes& structure);
+SaveOptions SaveOptionsFrom(const nb::dict& options);
+nb::dict ToDict(const SaveReport& report);
+
+/// `out` = options[name], where it is there.
+template <class T>
+void Set(const nb::dict& options, const char* name, T* out) {
+  if (options.contains(name)) {
+    *out = nb::cast<T>(options[name]);
+  }
+}
+/// Likewise, of a number of seconds.
+void SetSeconds(const nb::dict& options, const char* name, std::chrono::milliseconds* out);
+
+/// A Python object that C++ may copy and drop on any thread.
+std::shared_ptr<nb::object> Shared(nb::object object);
+
+void BindAsync(nb::module_& module);
 void BindValues(nb::module_& module);
 void BindCheckpoint(nb::module_& module);
 void BindCatalogue(nb::module_& module);

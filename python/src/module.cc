@@ -4,10 +4,15 @@
 
 namespace varve::python {
 
-void Raise(const Status& status) {
+nb::object ToException(const Status& status) {
   const nb::object types = nb::module_::import_("varve.errors").attr("BY_CODE");
   const nb::object type = types[nb::int_(static_cast<int>(status.code()))];
-  PyErr_SetObject(type.ptr(), ToText(status.message()).ptr());
+  return type(ToText(status.message()));
+}
+
+void Raise(const Status& status) {
+  const nb::object error = ToException(status);
+  PyErr_SetObject(error.type().ptr(), error.ptr());
   throw nb::python_error();
 }
 
@@ -39,6 +44,7 @@ NB_MODULE(_core, module) {
   module.attr("DTYPE_NAMES") = nb::tuple(dtypes);
   python::BindValues(module);
   python::BindCheckpoint(module);
+  python::BindAsync(module);
   python::BindCatalogue(module);
   python::BindConvert(module);
   python::BindDcp(module);

@@ -17,6 +17,36 @@ def save(
     options: dict[str, Any],
     coordinator: Any,
 ) -> dict[str, Any]: ...
+
+class AsyncSaveHandle:
+    """A save in the background."""
+
+    def cancel(self) -> None: ...
+
+class Stager:
+    """Memory and threads of saves in the background; dropping it waits for them."""
+
+    def __init__(self, options: dict[str, Any], background: Any) -> None: ...
+    @property
+    def budget_bytes(self) -> int: ...
+    @property
+    def idle(self) -> bool: ...
+    def prepare(self, bytes: int) -> None: ...
+    def wait_prepared(self) -> None: ...
+    def drain(self) -> None: ...
+    def abort(self) -> None: ...
+
+def async_save(
+    stager: Stager,
+    tensors: list[tuple[Any, ...]],
+    objects: list[tuple[str, bytes]],
+    structure: bytes,
+    path: str,
+    options: dict[str, Any],
+    coordinator: Any,
+) -> AsyncSaveHandle:
+    """Options also hold on_staged(error) and on_done(report, error), called once each on any thread."""
+
 def report_failure(coordinator: Any, what: str, message: str, options: dict[str, Any]) -> None: ...
 def list_checkpoints(directory: str) -> list[dict[str, Any]]:
     """Lists checkpoints and leftovers: dicts of name, format, state, detail, step, bytes, world_size."""

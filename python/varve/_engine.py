@@ -67,6 +67,12 @@ class SaveReport:
     """False where the file system refused O_DIRECT and writes went through the page cache."""
     differing_objects: list[str] = field(default_factory=list)
     """On rank 0: plain values that differed between ranks; rank 0's was kept. See PerRank."""
+    staging_seconds: float = 0.0
+    """Of an asynchronous save: from the call until the copy was made."""
+    in_waves: bool = False
+    """The state was larger than the staging memory; copying had to wait for writing."""
+    attempts: int = 1
+    """How often it was written until that succeeded."""
 
 
 @dataclass(frozen=True)
@@ -104,6 +110,30 @@ def path_text(path: str | os.PathLike[str]) -> str:
     return text
 
 
+@dataclass(frozen=True)
+class Gathered:
+    """A state as the engine takes it."""
+
+    tensors: list[Item]
+    objects: list[tuple[str, bytes]]
+    structure: bytes
+    keep: list[Any]
+    """What must live as long as the tensors' memory is read."""
+
+
+def gather(state: Mapping[Any, Any], arrays: Arrays, rank: int, allow_pickle: bool) -> Gathered:
+    """Flattens a state: its tensors by address, its plain values encoded."""
+    keep: list[Any] = []
+    tensors: list[Item] = []
+    with collector_at_rest():
+        flat = _tree.Flattener(rank, arrays.is_tensor, arrays.origin)
+        structure = _core.encode_value(flat.flatten(state), "", False)
+        for fqn, tensor in flat.tensors:
+            tensors.extend(arrays.sources(fqn, tensor, keep))
+        objects = [(fqn, _core.encode_value(v, fqn, allow_pickle)) for fqn, v in flat.objects]
+    return Gathered(tensors, objects, structure, keep)
+
+
 def save(
     state: Mapping[Any, Any],
     path: str | os.PathLike[str],
@@ -115,20 +145,15 @@ def save(
     """Flattens a state and saves it."""
     where = path_text(path)
     rank = 0 if coordinator is None else coordinator.rank
-    keep: list[Any] = []
-    tensors: list[Item] = []
     try:
-        with collector_at_rest():
-            flat = _tree.Flattener(rank, arrays.is_tensor, arrays.origin)
-            structure = _core.encode_value(flat.flatten(state), "", False)
-            for fqn, tensor in flat.tensors:
-                tensors.extend(arrays.sources(fqn, tensor, keep))
-            objects = [(fqn, _core.encode_value(v, fqn, allow_pickle)) for fqn, v in flat.objects]
+        parts = gather(state, arrays, rank, allow_pickle)
     except Exception as error:
         if options.get("coordinate", True):
             _fail(coordinator, f"save {where}", error, options)
         raise
-    return SaveReport(**_core.save(tensors, objects, structure, where, options, coordinator))
+    return SaveReport(
+        **_core.save(parts.tensors, parts.objects, parts.structure, where, options, coordinator)
+    )
 
 
 def _fail(

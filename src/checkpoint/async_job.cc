@@ -25,8 +25,6 @@
 namespace varve {
 namespace {
 
-/// How long a storage may take to return from the write it is in, once told to stop.
-constexpr auto kStuckGrace = std::chrono::seconds(10);
 /// Ranks come to the agreement about a retry right after they have learnt of the failure.
 constexpr auto kRetryAgreement = std::chrono::seconds(30);
 
@@ -49,7 +47,7 @@ AsyncJob::AsyncJob(State state, std::string path, AsyncSaveOptions options)
 }
 
 Status AsyncJob::Plan(Coordinator& coordinator, const Status& ready) {
-  VARVE_RETURN_IF_ERROR(session_->Plan(coordinator, ready));
+  VARVE_RETURN_IF_ERROR(session_->Plan(coordinator, ready.ok() ? options_.ready : ready));
   if (WantsTornCheck(options_)) {
     samples_.emplace(session_->work().segments);
   }
@@ -228,7 +226,7 @@ void AsyncJob::Watch(const std::stop_token& ended) {
                            std::to_string(options_.deadline->count()) + " ms";
   Cancel({StatusCode::kCancelled, what});
   lock.lock();
-  if (changed_.wait_for(lock, ended, kStuckGrace, over) || ended.stop_requested()) {
+  if (changed_.wait_for(lock, ended, options_.stuck_grace, over) || ended.stop_requested()) {
     return;
   }
   stuck_ = true;

@@ -5,6 +5,7 @@
 
 #include <gtest/gtest.h>
 
+#include "storage/faulty.h"
 #include "support/random.h"
 #include "support/status_matchers.h"
 #include "support/temp_dir.h"
@@ -222,6 +223,122 @@ TEST(AsyncSave, ADeadlineEndsASave) {
   const AsyncSaveHandle save = AsyncSave(training.state(), dir / "c", options, *stager);
   EXPECT_TRUE(FailsWith(save.done().get(), StatusCode::kCancelled, {"deadline of 50 ms"}));
   EXPECT_TRUE(IsOk(AsyncSave(training.state(), dir / "d", {}, *stager).done().get()));
+}
+
+TEST(AsyncSave, AFailedWriteIsRepeatedFromTheCopy) {
+  const TempDir dir;
+  const auto stager = MakeStager();
+  for (const int failures : {1, 3}) {
+    Training training(20 * kMiB);
+    const std::string before = training.memory;
+    // Each attempt claims the name, and so makes a directory, once.
+    FaultyStorage storage(PosixStorage());
+    std::atomic<int> attempts{0};
+    storage.SetObserver([&](Operation operation, const std::string&) {
+      attempts += operation == Operation::kMakeDirectory ? 1 : 0;
+    });
+    storage.FailAt({.operation = Operation::kWrite,
+                    .number = 0,
+                    .forever = failures > 1,
+                    .status = {StatusCode::kOutOfSpace, "full for now"}});
+    AsyncSaveOptions options;
+    options.save.storage = &storage;
+    options.retries = 2;
+    options.retry_delay = std::chrono::milliseconds(1);
+    const std::string path = dir / std::to_string(failures);
+    const AsyncSaveHandle save = AsyncSave(training.state(), path, options, *stager);
+    training.Step();
+    const auto& report = save.done().get();
+    stager->Drain();
+    if (failures == 1) {
+      ASSERT_TRUE(IsOk(report));
+      EXPECT_EQ(report->attempts, 2);
+      EXPECT_EQ(attempts, 2);
+      EXPECT_EQ(Load(path, before.size()), before);
+    } else {
+      EXPECT_TRUE(FailsWith(report, StatusCode::kOutOfSpace, {"3 attempts", "full for now"}));
+      EXPECT_EQ(attempts, 3);
+    }
+  }
+}
+
+// A storage that hangs must not take training with it: whoever waits is told, and by name.
+TEST(AsyncSave, AStorageThatDoesNotReturnIsNamedAndRefusedUntilItDoes) {
+  const TempDir dir;
+  const auto stager = MakeStager();
+  const Training training(kMiB);
+  FaultyStorage storage(PosixStorage());
+  std::promise<void> wake;
+  const std::shared_future<void> awake = wake.get_future().share();
+  storage.SetObserver([&](Operation operation, const std::string&) {
+    if (operation == Operation::kSync) {
+      awake.wait();
+    }
+  });
+  AsyncSaveOptions options;
+  options.save.storage = &storage;
+  options.deadline = std::chrono::milliseconds(20);
+  options.stuck_grace = std::chrono::milliseconds(20);
+  const AsyncSaveHandle save = AsyncSave(training.state(), dir / "c", options, *stager);
+  EXPECT_TRUE(FailsWith(save.done().get(), StatusCode::kUnavailable,
+                        {"deadline of 20 ms", "does not return"}));
+  EXPECT_TRUE(FailsWith(AsyncSave(training.state(), dir / "d", {}, *stager).done().get(),
+                        StatusCode::kUnavailable, {"has not returned from the save of"}));
+  wake.set_value();
+  stager->Drain();
+  EXPECT_TRUE(IsOk(AsyncSave(training.state(), dir / "d", {}, *stager).done().get()));
+}
+
+TEST(AsyncSave, ARankThatCannotTakePartTellsTheOthers) {
+  const TempDir dir;
+  auto front = MakeInProcessCoordinators(2);
+  auto back = MakeInProcessCoordinators(2);
+  const Training training(kMiB);
+  std::vector<std::jthread> ranks;
+  for (std::size_t rank = 0; rank < 2; ++rank) {
+    ranks.emplace_back([&, rank] {
+      auto stager = Stager::Make({.budget_bytes = 64 * kMiB}, std::move(back[rank]));
+      ASSERT_TRUE(IsOk(stager));
+      AsyncSaveOptions options;
+      if (rank == 1) {
+        options.ready = InvalidArgument("a lambda cannot be stored");
+      }
+      const AsyncSaveHandle save =
+          AsyncSave(training.state(), dir / "c", options, **stager, *front[rank]);
+      EXPECT_TRUE(FailsWith(save.done().get(), StatusCode::kInvalidArgument,
+                            {"rank 1: a lambda cannot be stored"}));
+    });
+  }
+}
+
+TEST(AsyncSave, RanksRepeatAFailedWriteTogether) {
+  const TempDir dir;
+  auto front = MakeInProcessCoordinators(2);
+  auto back = MakeInProcessCoordinators(2);
+  const Training training(9 * kMiB);
+  std::vector<std::jthread> ranks;
+  for (std::size_t rank = 0; rank < 2; ++rank) {
+    ranks.emplace_back([&, rank] {
+      auto stager = Stager::Make({.budget_bytes = 64 * kMiB}, std::move(back[rank]));
+      ASSERT_TRUE(IsOk(stager));
+      FaultyStorage storage(PosixStorage());
+      if (rank == 1) {
+        storage.FailAt({.operation = Operation::kWrite,
+                        .number = 0,
+                        .status = {StatusCode::kUnavailable, "I/O error"}});
+      }
+      AsyncSaveOptions options;
+      options.save.storage = &storage;
+      options.retry_delay = std::chrono::milliseconds(1);
+      const AsyncSaveHandle save =
+          AsyncSave(training.state(), dir / "c", options, **stager, *front[rank]);
+      const auto& report = save.done().get();
+      ASSERT_TRUE(IsOk(report));
+      EXPECT_EQ(report->attempts, 2);
+    });
+  }
+  ranks.clear();
+  EXPECT_EQ(Load(dir / "c", training.memory.size()), training.memory);
 }
 
 TEST(AsyncSave, WhenBusyTheNextIsSkippedOrTakesTheNewestOnesPlace) {

@@ -213,6 +213,11 @@ void Stager::Abort() {
 
 std::uint64_t Stager::budget_bytes() const { return impl_->pool->block_count() * kPoolBlockBytes; }
 
+bool Stager::idle() const {
+  const std::scoped_lock lock(impl_->mutex);
+  return impl_->open == 0;
+}
+
 AsyncSaveHandle AsyncSave(State state, std::string path, AsyncSaveOptions options, Stager& stager,
                           Coordinator& coordinator) {
   auto job = std::make_shared<AsyncSaveHandle::Impl>(std::move(state), std::move(path),

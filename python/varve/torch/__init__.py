@@ -23,10 +23,21 @@ from varve._engine import LoadReport, SaveReport
 from varve._tree import PerRank
 from varve.errors import UnavailableError
 from varve.torch import _run
+from varve.torch._async import SaveHandle, Stager, async_save
 from varve.torch._coordinator import TorchCoordinator, make_coordinator
 from varve.torch._tensors import TorchArrays
 
-__all__ = ["LoadReport", "PerRank", "SaveReport", "load", "read", "save"]
+__all__ = [
+    "LoadReport",
+    "PerRank",
+    "SaveHandle",
+    "SaveReport",
+    "Stager",
+    "async_save",
+    "load",
+    "read",
+    "save",
+]
 
 
 @contextlib.contextmanager

@@ -15,6 +15,9 @@ What happens when a rank is lost, in order:
      rank was lost, and is not itself taken for lost.
   4. After a failed save or load all ranks drop the group (all know of the failure); the next one
      meets anew.
+
+What asynchronous saves say in the background goes over a second group, which is not registered with
+torch.distributed: it lives on, until the saves are done, when the job has ended torch's own groups.
 """
 
 from __future__ import annotations
@@ -46,17 +49,29 @@ _meetings: dict[Any, int] = {}
 class _Channel:
     """A gloo group and the count of messages on it; lives from save to save."""
 
-    def __init__(self, ranks: list[int], timeout: float) -> None:
-        where = (dist.group.WORLD, tuple(ranks))
+    def __init__(self, ranks: list[int], timeout: float, background: bool = False) -> None:
+        where = (dist.group.WORLD, tuple(ranks), background)
         meeting = _meetings[where] = _meetings.get(where, 0) + 1
         self.ranks = ranks
-        self.store = dist.distributed_c10d._get_default_store()
-        self.tag = f"varve/{'-'.join(map(str, ranks))}/{meeting}"
+        store = dist.distributed_c10d._get_default_store()
+        # A wait on the job's own connection would hold up whoever else asks its store.
+        self.store = store.clone() if background and hasattr(store, "clone") else store
+        purpose = "background/" if background else ""
+        self.tag = f"varve/{purpose}{'-'.join(map(str, ranks))}/{meeting}"
         self.sent: dict[int, tuple[int, bytes]] = {}
         self.received: dict[int, int] = {}
         self.broken = False
         self._meet(timeout)
-        self.group = dist.new_group(ranks, backend="gloo", use_local_synchronization=True)
+        self.group: Any
+        if background:
+            self.group = dist.ProcessGroupGloo(
+                dist.distributed_c10d.PrefixStore(f"{self.tag}/gloo", self.store),
+                ranks.index(dist.get_rank()),
+                len(ranks),
+                _delta(timeout),
+            )
+        else:
+            self.group = dist.new_group(ranks, backend="gloo", use_local_synchronization=True)
 
     def _meet(self, timeout: float) -> None:
         keys = [f"{self.tag}/here/{rank}" for rank in self.ranks]
@@ -69,6 +84,14 @@ class _Channel:
                 f"rank {', rank '.join(missing)}: did not come before the deadline of {timeout:g} s"
             ) from error
 
+    def send(self, tensor: torch.Tensor, to: int) -> Any:
+        """Begins to send to the `to`-th rank."""
+        return self.group.send([tensor], to, 0)
+
+    def receive(self, tensor: torch.Tensor, source: int) -> Any:
+        """Begins to receive from the `source`-th rank."""
+        return self.group.recv([tensor], source, 0)
+
     def key(self, source: int, to: int, number: int) -> str:
         return f"{self.tag}/mail/{source}/{to}/{number}"
 
@@ -76,14 +99,17 @@ class _Channel:
 class TorchCoordinator:
     """A Coordinator over a process group. Used by one thread at a time."""
 
-    def __init__(self, group: Any, timeout: float) -> None:
+    def __init__(self, group: Any, timeout: float, background: bool = False) -> None:
         self.rank: int = dist.get_rank(group)
         self.size: int = dist.get_world_size(group)
         whole = group if group is not None else dist.group.WORLD
         self._key = (dist.group.WORLD, whole)
-        if self._key not in _channels:
-            _channels[self._key] = _Channel(dist.get_process_group_ranks(whole), timeout)
-        self._channel = _channels[self._key]
+        if background:
+            self._channel = _Channel(dist.get_process_group_ranks(whole), timeout, background)
+        else:
+            if self._key not in _channels:
+                _channels[self._key] = _Channel(dist.get_process_group_ranks(whole), timeout)
+            self._channel = _channels[self._key]
         self._pending: list[tuple[Any, torch.Tensor]] = []
 
     def send(self, to: int, message: bytes, timeout: float) -> None:
@@ -122,6 +148,11 @@ class TorchCoordinator:
             raise RuntimeError(_describe(reason or error)) from error
         return bytes(channel.store.get(key))
 
+    @property
+    def lost(self) -> bool:
+        """True when a message did not get through: the ranks may be out of step."""
+        return self._channel.broken
+
     def close(self, failed: bool, timeout: float) -> None:
         """Waits until everything sent has left, as far as its receiver lives; drops a bad channel."""
         for work, _ in self._pending:
@@ -138,7 +169,7 @@ class TorchCoordinator:
         for payload in (_LENGTH.pack(len(message)), message):
             if payload:
                 tensor = torch.frombuffer(bytearray(payload), dtype=torch.uint8)
-                work = dist.isend(tensor, self._channel.ranks[to], self._channel.group)
+                work = self._channel.send(tensor, to)
                 self._pending.append((work, tensor))
 
     def _receive_direct(self, source: int, timeout: float) -> bytes:
@@ -147,8 +178,7 @@ class TorchCoordinator:
 
     def _receive_exactly(self, source: int, size: int, timeout: float) -> bytes:
         tensor = torch.empty(size, dtype=torch.uint8)
-        work = dist.irecv(tensor, self._channel.ranks[source], self._channel.group)
-        assert work is not None
+        work = self._channel.receive(tensor, source)
         work.wait(_delta(timeout))
         return bytes(tensor.numpy().data)
 
@@ -172,10 +202,12 @@ def _describe(error: Exception) -> str:
     return reason
 
 
-def make_coordinator(process_group: Any, timeout: float) -> TorchCoordinator | None:
+def make_coordinator(
+    process_group: Any, timeout: float, background: bool = False
+) -> TorchCoordinator | None:
     """The ranks of a group, or of the default group when torch.distributed is initialised.
 
-    None means a single process. Raises PreconditionError for a group this rank is not in,
+    `background` makes a channel of its own, for a thread that talks while others do. None means a single process. Raises PreconditionError for a group this rank is not in,
     UnavailableError naming the ranks that did not come within `timeout` seconds.
     """
     if not dist.is_available() or not dist.is_initialized():
@@ -188,4 +220,4 @@ def make_coordinator(process_group: Any, timeout: float) -> TorchCoordinator | N
         raise PreconditionError("this rank is not in the given process_group")
     if dist.get_world_size(process_group) == 1:
         return None
-    return TorchCoordinator(process_group, timeout)
+    return TorchCoordinator(process_group, timeout, background)

@@ -146,6 +146,15 @@ def _check(fqn: str, tensor: Any) -> None:
         )
 
 
+def local_bytes(tensor: Any) -> int:
+    """Bytes of the shards of a tensor that this rank holds."""
+    if DTensor is not None and isinstance(tensor, DTensor):
+        return int(tensor._local_tensor.nbytes)
+    if ShardedTensor is not None and isinstance(tensor, ShardedTensor):
+        return sum(int(shard.tensor.nbytes) for shard in tensor.local_shards())
+    return int(tensor.nbytes) if hasattr(tensor, "nbytes") else memoryview(tensor).nbytes
+
+
 def _has_layout(tensor: torch.Tensor) -> bool:
     return all(hasattr(tensor, name) for name in _CHECKPOINTABLE)
 

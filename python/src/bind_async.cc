@@ -1,0 +1,136 @@
+#include <string>
+#include <utility>
+
+#include <nanobind/stl/shared_ptr.h>
+#include <nanobind/stl/string.h>
+
+#include "bindings.h"
+#include "varve/async_save.h"
+
+namespace varve::python {
+namespace {
+
+WhenBusy WhenBusyNamed(const std::string& name) {
+  if (name == "wait") {
+    return WhenBusy::kWait;
+  }
+  if (name == "skip") {
+    return WhenBusy::kSkip;
+  }
+  if (name == "replace") {
+    return WhenBusy::kReplace;
+  }
+  Raise(InvalidArgument("when_busy=\"" + name + "\": want \"wait\", \"skip\" or \"replace\""));
+}
+
+StagerOptions StagerOptionsFrom(const nb::dict& options) {
+  StagerOptions out;
+  Set(options, "memory_budget", &out.budget_bytes);
+  Set(options, "local_ranks", &out.local_ranks);
+  Set(options, "copy_threads", &out.copy_threads);
+  Set(options, "max_in_flight", &out.max_in_flight);
+  if (options.contains("when_busy")) {
+    out.when_busy = WhenBusyNamed(nb::cast<std::string>(nb::object(options["when_busy"])));
+  }
+  return out;
+}
+
+/// The exception for an error, or None.
+nb::object ErrorOrNone(const Status& status) {
+  return status.ok() ? nb::none() : ToException(status);
+}
+
+/// Calls a Python function from whatever thread this is.
+template <class... Arguments>
+void Tell(const nb::object& function, const char* what, Arguments&&... arguments) {
+  try {
+    function(std::forward<Arguments>(arguments)...);
+  } catch (nb::python_error& error) {
+    error.discard_as_unraisable(what);
+  }
+}
+
+AsyncSaveOptions AsyncSaveOptionsFrom(const nb::dict& options) {
+  AsyncSaveOptions out;
+  out.save = SaveOptionsFrom(options);
+  Set(options, "overlapped", &out.overlapped);
+  Set(options, "retries", &out.retries);
+  SetSeconds(options, "retry_delay", &out.retry_delay);
+  if (options.contains("check_torn")) {
+    out.check_torn = nb::cast<bool>(options["check_torn"]);
+  }
+  if (options.contains("deadline")) {
+    SetSeconds(options, "deadline", &out.deadline.emplace());
+  }
+  if (options.contains("not_ready")) {
+    out.ready = InvalidArgument(nb::cast<std::string>(nb::object(options["not_ready"])));
+  }
+  // (None or exception), (report or None, None or exception).
+  out.on_staged = [tell = Shared(nb::object(options["on_staged"]))](const Status& status) {
+    const nb::gil_scoped_acquire gil;
+    Tell(*tell, "on_staged", ErrorOrNone(status));
+  };
+  out.on_done = [tell = Shared(nb::object(options["on_done"]))](const Result<SaveReport>& report) {
+    const nb::gil_scoped_acquire gil;
+    nb::object made = nb::none();
+    if (report.ok()) {
+      nb::dict known = ToDict(*report);
+      known["staging_seconds"] = report->staging_seconds;
+      known["in_waves"] = report->in_waves;
+      known["attempts"] = report->attempts;
+      made = known;
+    }
+    Tell(*tell, "on_done", made, ErrorOrNone(report.status()));
+  };
+  return out;
+}
+
+/// Destroys what waits, when it ends, for threads that may be waiting for the GIL.
+template <class T>
+void EndWithoutGil(T* object) {
+  if (PyGILState_Check() != 0) {
+    const nb::gil_scoped_release release;
+    delete object;
+  } else {
+    delete object;
+  }
+}
+
+std::shared_ptr<Stager> MakeStager(const nb::dict& options, nb::object background) {
+  auto made = Stager::Make(StagerOptionsFrom(options), MakeCoordinator(std::move(background)));
+  return {ValueOrRaise(std::move(made)).release(), EndWithoutGil<Stager>};
+}
+
+std::shared_ptr<AsyncSaveHandle> AsyncSavePython(const std::shared_ptr<Stager>& stager,
+                                                 const nb::list& tensors, const nb::list& objects,
+                                                 const nb::bytes& structure,
+                                                 const std::string& path, const nb::dict& options,
+                                                 nb::object coordinator) {
+  State state = StateFrom(tensors, objects, structure);
+  AsyncSaveOptions save_options = AsyncSaveOptionsFrom(options);
+  const auto ranks = MakeCoordinator(std::move(coordinator));
+  const nb::gil_scoped_release release;
+  return {new AsyncSaveHandle(
+              AsyncSave(std::move(state), path, std::move(save_options), *stager, *ranks)),
+          EndWithoutGil<AsyncSaveHandle>};
+}
+
+}  // namespace
+
+void BindAsync(nb::module_& module) {
+  nb::class_<AsyncSaveHandle>(module, "AsyncSaveHandle")
+      .def("cancel", &AsyncSaveHandle::Cancel, nb::call_guard<nb::gil_scoped_release>());
+  nb::class_<Stager>(module, "Stager")
+      .def(nb::new_(&MakeStager), nb::arg("options"), nb::arg("background").none())
+      .def_prop_ro("budget_bytes", &Stager::budget_bytes)
+      .def("prepare", &Stager::Prepare, nb::arg("bytes"), nb::call_guard<nb::gil_scoped_release>())
+      .def("wait_prepared", &Stager::WaitPrepared, nb::call_guard<nb::gil_scoped_release>())
+      .def_prop_ro("idle", &Stager::idle)
+      .def("drain", &Stager::Drain, nb::call_guard<nb::gil_scoped_release>())
+      .def("abort", &Stager::Abort, nb::call_guard<nb::gil_scoped_release>());
+  module.def("async_save", &AsyncSavePython, nb::arg("stager"), nb::arg("tensors"),
+             nb::arg("objects"), nb::arg("structure"), nb::arg("path"), nb::arg("options"),
+             nb::arg("coordinator").none());
+}
+
+}  // namespace varve::python

@@ -1,0 +1,414 @@
+"""Saves in the background: Stager, async_save and the handle it returns.
+
+The engine copies the state in the call and writes the copy on threads of its own, without the GIL
+(src/checkpoint/async_job.cc). Here: which stager a call uses, futures, and what happens at exit.
+
+A stager's background threads talk to those of the other ranks. When a message of theirs is lost, the
+ranks may be out of step for good: the stager then refuses further saves. The refusal goes through the
+plans that all ranks exchange, so all learn of it in the same call; stagers that were made by
+`async_save` itself are then replaced on all ranks together, and the call is made once more.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future
+from typing import Any
+
+import torch.distributed as dist
+
+from varve import _core, _engine, _tree
+from varve._engine import SaveReport
+from varve.errors import CancelledError, Error, InvalidArgumentError, UnavailableError
+from varve.torch import _run
+from varve.torch._coordinator import TorchCoordinator, make_coordinator
+from varve.torch._tensors import TorchArrays, local_bytes
+
+_LOST = "the stager has lost touch with other ranks in an earlier save"
+
+#: All stagers that are not closed. Dropping one would wait for its saves on whatever thread the last
+#: reference goes, which may be the one that writes them.
+_open: set[Stager] = set()
+
+#: Stagers made by async_save: by world (as in _coordinator.py) and process group.
+_made: dict[Any, Stager] = {}
+
+#: Such stagers that are no longer used, to be closed when their saves have ended.
+_retired: list[Stager] = []
+
+
+class SaveHandle(Future[SaveReport]):
+    """A save under way: a future of its report, and one of its copy.
+
+    As a future it ends when the checkpoint is durable and visible, with the error on every rank if the
+    save failed. It has the two futures of torch's AsyncSaveResponse as well.
+
+    Attributes:
+        staging_completion: Ends when the copy has been made: tensors may change.
+        upload_completion: This future.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.set_running_or_notify_cancel()
+        self.staging_completion: Future[None] = Future()
+        self.staging_completion.set_running_or_notify_cancel()
+        self._engine: Any = None
+        self._keep: Any = None
+
+    @property
+    def upload_completion(self) -> SaveHandle:
+        """This future."""
+        return self
+
+    def wait_staged(self, timeout: float | None = None) -> None:
+        """Waits until the tensors may change. Raises what kept the copy from being made."""
+        self.staging_completion.result(timeout)
+
+    def wait_staged_before(self, optimizer: Any) -> None:
+        """Makes the next step of a torch optimizer wait for the copy, once."""
+
+        def wait(*_: Any) -> None:
+            hook.remove()
+            self.wait_staged()
+
+        hook = optimizer.register_step_pre_hook(wait)
+
+    def cancel(self) -> bool:
+        """Gives the save up on all ranks; its result is then a CancelledError.
+
+        Returns False when it has already ended. It may still end well if it was about to be visible.
+        """
+        if self.done():
+            return False
+        if self._engine is not None:
+            self._engine.cancel()
+        return True
+
+    def cancelled(self) -> bool:
+        """True when it ended because it was cancelled, skipped or replaced."""
+        return self.done() and isinstance(self.exception(), CancelledError)
+
+    def _end_staging(self, error: BaseException | None) -> None:
+        self._keep = None
+        if error is None:
+            self.staging_completion.set_result(None)
+        else:
+            self.staging_completion.set_exception(error)
+
+    def _end(self, report: SaveReport | None, error: BaseException | None) -> None:
+        if error is None:
+            assert report is not None
+            self.set_result(report)
+        else:
+            self.set_exception(error)
+        self._engine = None  # Which holds what calls this: a circle that Python cannot see.
+
+
+class Stager:
+    """Memory and threads for saves in the background, kept from save to save.
+
+    All ranks of the group make one, together, and give it to their calls of `async_save`. Saves of one
+    stager are written one after the other.
+
+    Args:
+        process_group: As in `save`.
+        memory_budget: Bytes of memory for copies, for all saves in flight together. By default half of
+            what the process could get, divided by the ranks of this node (LOCAL_WORLD_SIZE, or all
+            ranks up to 8). A state that is larger is copied in waves: the call then waits for the disk.
+        copy_threads: Threads that copy; by default as many as there are cores, at most 8.
+        max_in_flight: Saves that may be under way at once.
+        when_busy: "wait" for one of them to end, "skip" the new save, or "replace" the newest one that
+            has not begun to write. Skipped and replaced saves end with a CancelledError on all ranks.
+        at_exit: What the end of the interpreter does to saves under way: "wait" for them or "abort".
+        timeout: Seconds any rank waits for the others here.
+    """
+
+    def __init__(
+        self,
+        process_group: Any = None,
+        *,
+        memory_budget: int = 0,
+        copy_threads: int = 0,
+        max_in_flight: int = 2,
+        when_busy: str = "wait",
+        at_exit: str = "wait",
+        timeout: float = 1800.0,
+    ) -> None:
+        if at_exit not in ("wait", "abort"):
+            raise InvalidArgumentError(f'at_exit={at_exit!r}: want "wait" or "abort"')
+        self.process_group = process_group
+        self.at_exit = at_exit
+        self._background = make_coordinator(process_group, timeout, background=True)
+        options = {
+            "memory_budget": memory_budget,
+            "local_ranks": _local_ranks(),
+            "copy_threads": copy_threads,
+            "max_in_flight": max_in_flight,
+            "when_busy": when_busy,
+        }
+        self._engine: Any = _core.Stager(options, self._background)
+        _open.add(self)
+
+    @property
+    def memory_budget(self) -> int:
+        """Bytes of memory for copies."""
+        return int(self._engine.budget_bytes)
+
+    def prepare(self, state: Mapping[Any, Any] | int) -> None:
+        """Begins to take memory for a state, or that many bytes, from the system, in the background.
+
+        New memory takes 10 to 60 times as long to write to as memory that was used before: call this
+        ahead of the first save, as soon as the state exists.
+        """
+        size = state if isinstance(state, int) else _bytes_of(state)
+        self._engine.prepare(size)
+
+    def wait_prepared(self) -> None:
+        """Waits for `prepare`."""
+        self._engine.wait_prepared()
+
+    def drain(self) -> None:
+        """Waits for the saves under way. Their handles say how they ended."""
+        self._engine.drain()
+
+    def abort(self) -> None:
+        """Cancels the saves under way, and waits for that."""
+        self._engine.abort()
+
+    def close(self) -> None:
+        """Waits for the saves under way and gives the memory back. May be called again."""
+        if self._engine is not None:
+            self._engine.drain()
+            self._engine = None
+            _open.discard(self)
+
+    def __enter__(self) -> Stager:
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        self.close()
+
+    @property
+    def _lost(self) -> bool:
+        return self._background is not None and self._background.lost
+
+
+def async_save(
+    state_dict: Mapping[Any, Any],
+    path: str | os.PathLike[str],
+    *,
+    process_group: Any = None,
+    stager: Stager | None = None,
+    staging: str = "blocking",
+    overwrite: bool = False,
+    allow_pickle: bool = False,
+    coordinate: bool = True,
+    format: str = "varve",
+    save_id: bytes | None = None,
+    timeout: float = 1800.0,
+    progress: Callable[[int, int], None] | None = None,
+    max_write_bandwidth: int = 0,
+    retries: int = 1,
+    deadline: float | None = None,
+    check_torn: bool | None = None,
+    on_done: Callable[[SaveHandle], None] | None = None,
+) -> SaveHandle:
+    """Saves the ranks' states in the background: returns when they have been copied.
+
+    Collective over the process group like `save`. What comes to be wrong with the save is the handle's
+    to tell, on every rank, whenever it happens: training goes on.
+
+    Args:
+        state_dict: As in `save`. Plain values are taken as they are at the call.
+        path: As in `save`.
+        process_group: As in `save`.
+        stager: Kept by the caller for all saves; by default one is made for each process group and
+            kept until the interpreter ends.
+        staging: "blocking", or "overlapped": return at once and copy while training computes. Nothing
+            may then write to the tensors before `handle.wait_staged()`; see `wait_staged_before`.
+        overwrite: As in `save`.
+        allow_pickle: As in `save`.
+        coordinate: As in `save`.
+        format: As in `save`.
+        save_id: As in `save`.
+        timeout: As in `save`, for each time that ranks wait for each other.
+        progress: As in `save`.
+        max_write_bandwidth: Bytes a second that this rank writes at most; 0 for no limit.
+        retries: How often a save that failed for want of space or of storage is written again, from
+            the copy, after a second, two, and so on.
+        deadline: Seconds from the call on after which the save is given up.
+        check_torn: Compare samples of every tensor before and after the copy, to find one that was
+            written to meanwhile. By default where VARVE_DEBUG is set in the environment.
+        on_done: Called with the handle, on another thread, when it has ended.
+
+    Returns:
+        A future of the SaveReport; see SaveHandle.
+
+    Raises:
+        InvalidArgumentError: The arguments themselves make no sense.
+    """
+    if staging not in ("blocking", "overlapped"):
+        raise InvalidArgumentError(f'staging={staging!r}: want "blocking" or "overlapped"')
+    where = _engine.path_text(path)
+    options: dict[str, Any] = {
+        "overwrite": overwrite,
+        "coordinate": coordinate,
+        "format": format,
+        "timeout": timeout,
+        "max_write_bandwidth": max_write_bandwidth,
+        "overlapped": staging == "overlapped",
+        "retries": retries,
+    }
+    if progress is not None:
+        options["progress"] = progress
+    if deadline is not None:
+        options["deadline"] = deadline
+    if check_torn is not None:
+        options["check_torn"] = check_torn
+    if not coordinate:
+        options["save_id"] = _run.save_id(where, process_group, save_id)
+    coordinator: Any = (
+        make_coordinator(process_group, timeout) if coordinate else _run.me(process_group)
+    )
+    handle = _start(
+        state_dict,
+        where,
+        stager or _stager_of(process_group, timeout),
+        coordinator,
+        allow_pickle,
+        options,
+        timeout,
+    )
+    if stager is None and _was_lost(handle):
+        _retire(process_group)
+        handle = _start(
+            state_dict,
+            where,
+            _stager_of(process_group, timeout),
+            coordinator,
+            allow_pickle,
+            options,
+            timeout,
+        )
+    if on_done is not None:
+        handle.add_done_callback(lambda _: on_done(handle))
+    return handle
+
+
+def _start(
+    state: Mapping[Any, Any],
+    path: str,
+    stager: Stager,
+    coordinator: Any,
+    allow_pickle: bool,
+    options: dict[str, Any],
+    timeout: float,
+) -> SaveHandle:
+    if stager._engine is None:
+        raise InvalidArgumentError("the stager is closed")
+    handle = SaveHandle()
+    refusal: str | None = _LOST if stager._lost else None
+    cause: BaseException | None = None
+    parts = _engine.Gathered([], [], b"", [])
+    if refusal is None:
+        try:
+            rank = 0 if coordinator is None else coordinator.rank
+            parts = _engine.gather(state, TorchArrays(), rank, allow_pickle)
+        except Exception as error:
+            cause = error
+            refusal = str(error) if isinstance(error, Error) else f"{type(error).__name__}: {error}"
+
+    def end_staging(error: BaseException | None) -> None:
+        handle._end_staging(error)
+
+    def end(report: dict[str, Any] | None, error: BaseException | None) -> None:
+        if error is not None and cause is not None:
+            error.__cause__ = cause
+        handle._end(None if report is None else SaveReport(**report), error)
+
+    engine_options = {**options, "on_staged": end_staging, "on_done": end}
+    if refusal is not None:
+        engine_options["not_ready"] = refusal
+    handle._keep = parts
+    try:
+        handle._engine = _core.async_save(
+            stager._engine,
+            parts.tensors,
+            parts.objects,
+            parts.structure,
+            path,
+            engine_options,
+            coordinator,
+        )
+        if handle.done():
+            handle._engine = None
+    finally:
+        if isinstance(coordinator, TorchCoordinator):
+            coordinator.close(_failed_to_settle(handle), timeout)
+    return handle
+
+
+def _failed_to_settle(handle: SaveHandle) -> bool:
+    """True when ranks were lost while they settled who writes what; all that live know it."""
+    staging = handle.staging_completion
+    return staging.done() and isinstance(staging.exception(), UnavailableError)
+
+
+def _was_lost(handle: SaveHandle) -> bool:
+    return handle.done() and handle.exception() is not None and _LOST in str(handle.exception())
+
+
+def _world() -> Any:
+    return dist.group.WORLD if dist.is_available() and dist.is_initialized() else None
+
+
+def _stager_of(process_group: Any, timeout: float) -> Stager:
+    """The stager that calls without one share."""
+    world = _world()
+    key = (world, process_group if process_group is not None else world)
+    for other in [other for other in _made if other[0] is not world]:
+        _retired.append(_made.pop(other))  # Of a world that has ended.
+    for stager in [stager for stager in _retired if stager._engine.idle]:
+        _retired.remove(stager)
+        stager.close()
+    if key not in _made:
+        _made[key] = Stager(process_group, timeout=timeout)
+    return _made[key]
+
+
+def _retire(process_group: Any) -> None:
+    """Sets a stager that has lost touch aside; its saves under way end by themselves."""
+    world = _world()
+    stager = _made.pop((world, process_group if process_group is not None else world), None)
+    if stager is not None:
+        _retired.append(stager)
+
+
+def _local_ranks() -> int:
+    """Processes of this node that each have a stager, as far as can be known without asking."""
+    told = os.environ.get("LOCAL_WORLD_SIZE", "")
+    if told.isdecimal() and int(told) > 0:
+        return int(told)
+    return min(dist.get_world_size(), 8) if _world() is not None else 1
+
+
+def _bytes_of(state: Mapping[Any, Any]) -> int:
+    """About what this rank would copy; replicas are counted whole."""
+    arrays = TorchArrays()
+    flat = _tree.Flattener(0, arrays.is_tensor, arrays.origin)
+    flat.flatten(state)
+    return sum(local_bytes(tensor) for _, tensor in flat.tensors)
+
+
+def _at_exit() -> None:
+    """Ends what is under way before the interpreter does."""
+    for stager in list(_open):
+        if stager.at_exit == "abort":
+            stager.abort()
+        stager.close()
+
+
+atexit.register(_at_exit)
