@@ -177,6 +177,10 @@ std::string DataFileName(const DataFileHeader& header) {
   return text + ".safetensors";
 }
 
+bool IsReservedName(std::string_view fqn) {
+  return fqn.starts_with("__varve__.") || fqn == "__metadata__";
+}
+
 bool ChunkBefore(const StoredChunk& a, const StoredChunk& b) {
   const std::uint64_t item_a = ItemSize(a.dtype);
   const std::uint64_t item_b = ItemSize(b.dtype);

@@ -62,6 +62,9 @@ struct DataFileHeader {
 /// extension so that two saves in one directory never share a file.
 std::string DataFileName(const DataFileHeader& header);
 
+/// True for names that the format itself uses: no tensor and no value may have one.
+bool IsReservedName(std::string_view fqn);
+
 /// Sorts chunks so that each starts aligned for its element type, then assigns every byte range
 /// and data_bytes. Needs fqn, dtype, box of each chunk, and the sizes of objects and structure
 /// (given as ranges from 0). Errors: InvalidArgument when the sizes overflow.

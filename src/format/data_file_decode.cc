@@ -101,6 +101,9 @@ Status ReadEntry(const std::string& name, dom::element element, const dom::eleme
     if (!known) {
       return Malformed("unknown dtype " + std::string(true_dtype));
     }
+    if (IsReservedName(fqn)) {
+      return Malformed("a tensor is named \"" + std::string(fqn) + "\", which is reserved");
+    }
     chunk->fqn = std::string(fqn);
     chunk->dtype = *known;
     VARVE_RETURN_IF_ERROR(Require(said, "shape", &value));
@@ -164,6 +167,9 @@ Status ReadObjects(dom::object varve, DataFileHeader* header) {
   dom::object objects;
   VARVE_RETURN_IF_ERROR(Require(varve, "objects", &objects));
   for (const auto& [fqn, element] : objects) {
+    if (IsReservedName(fqn)) {
+      return Malformed("a value is named \"" + std::string(fqn) + "\", which is reserved");
+    }
     StoredObject object{std::string(fqn), {}};
     VARVE_RETURN_IF_ERROR(ReadRange(element, "object", &object.bytes));
     header->objects.push_back(std::move(object));

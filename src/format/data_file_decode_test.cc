@@ -150,6 +150,18 @@ TEST(DecodeHeader, RejectsANameThatAppearsTwice) {
                         {"duplicate"}));
 }
 
+// Found by the fuzzer: a shard's key is free, the name that it stands for was believed.
+TEST(DecodeHeader, RejectsNamesThatTheFormatItselfUses) {
+  const DataFileHeader header =
+      HeaderWith(0, 1, {{"0123456789ab", DType::kInt8, {9}, {{5}, {4}}, {}, {}}});
+  EXPECT_TRUE(IsOk(Decode(MustEncode(header))));
+  for (const char* name : {"__metadata__", "__varve__.xy"}) {
+    EXPECT_TRUE(FailsWith(
+        Decode(Tampered(header, R"(\"fqn\":\"0123456789ab)", R"(\"fqn\":\")" + std::string(name))),
+        StatusCode::kDataLoss, {"reserved"}));
+  }
+}
+
 // Any change with a right checksum ends in a Status, or in a header whose numbers fit each other.
 TEST(DecodeHeader, NeverReturnsAHeaderThatLiesWhateverTheBytes) {
   const Bytes good = MustEncode(SampleHeader());

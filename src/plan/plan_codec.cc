@@ -3,6 +3,7 @@
 #include <set>
 
 #include "base/checksum.h"
+#include "format/data_file.h"
 #include "format/json_writer.h"
 #include "plan/save_plan.h"
 #include "tensor/box.h"
@@ -40,7 +41,7 @@ Status CheckName(std::string_view kind, const std::string& fqn) {
   if (!IsUtf8(fqn)) {
     return InvalidArgument(std::string(kind) + " name is not valid UTF-8");
   }
-  if (fqn.starts_with("__varve__.") || fqn == "__metadata__") {
+  if (IsReservedName(fqn)) {
     return InvalidArgument(std::string(kind) + " name \"" + fqn + "\" is reserved; rename it");
   }
   return Status::Ok();
