@@ -1,11 +1,14 @@
 #include <string>
 #include <utility>
+#include <vector>
 
 #include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/string.h>
+#include <nanobind/stl/unique_ptr.h>
 
 #include "bindings.h"
 #include "varve/async_save.h"
+#include "varve/host_buffer.h"
 
 namespace varve::python {
 namespace {
@@ -118,6 +121,36 @@ std::shared_ptr<AsyncSaveHandle> AsyncSavePython(const std::shared_ptr<Stager>& 
 }  // namespace
 
 void BindAsync(nb::module_& module) {
+  nb::class_<HostBuffer>(module, "HostBuffer")
+      .def(nb::new_([](std::uint64_t bytes) {
+             auto made = HostBuffer::Make(bytes);
+             RaiseIfError(made.status());
+             return std::move(*made);
+           }),
+           nb::arg("bytes"))
+      .def_prop_ro("size", &HostBuffer::size)
+      .def_prop_ro(
+          "address",
+          [](const HostBuffer& self) { return reinterpret_cast<std::uintptr_t>(self.data()); })
+      .def(
+          "copy_in",
+          [](const HostBuffer& self, const nb::list& copies) {
+            std::vector<HostCopy> list;
+            list.reserve(nb::len(copies));
+            for (const nb::handle copy : copies) {
+              list.push_back(
+                  {nb::cast<std::uint64_t>(nb::object(copy[0])),
+                   reinterpret_cast<const void*>(nb::cast<std::uintptr_t>(nb::object(copy[1]))),
+                   nb::cast<std::uint64_t>(nb::object(copy[2]))});
+            }
+            Status status;
+            {
+              const nb::gil_scoped_release release;
+              status = self.CopyIn(list);
+            }
+            RaiseIfError(status);
+          },
+          nb::arg("copies"));
   nb::class_<AsyncSaveHandle>(module, "AsyncSaveHandle")
       .def("cancel", &AsyncSaveHandle::Cancel, nb::call_guard<nb::gil_scoped_release>());
   nb::class_<Stager>(module, "Stager")

@@ -18,6 +18,16 @@ def save(
     coordinator: Any,
 ) -> dict[str, Any]: ...
 
+class HostBuffer:
+    """Memory for copies, which is kept: `copy_in` takes (offset, address, bytes) and releases the GIL."""
+
+    def __init__(self, bytes: int) -> None: ...
+    @property
+    def size(self) -> int: ...
+    @property
+    def address(self) -> int: ...
+    def copy_in(self, copies: list[tuple[int, int, int]]) -> None: ...
+
 class AsyncSaveHandle:
     """A save in the background."""
 

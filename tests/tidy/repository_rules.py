@@ -65,6 +65,7 @@ PUBLIC_HEADER_ROOM = {
     "metadata.h": "format",
     "storage.h": "storage",
     "coordinator.h": "coordinate",
+    "host_buffer.h": "pipeline",
     "mpi.h": "coordinate",
 }
 FACADE = "checkpoint"

@@ -1,10 +1,24 @@
-"""async_save: torch's, over Varve's writer, with Varve's exceptions in its future."""
+"""async_save: a copy in memory that is kept, then `save` on a thread that does nothing else.
+
+Two things that torch's own thread does not have:
+
+* The copy is made by several threads of the engine into memory that has been used before, and goes
+  nowhere near the tensors' own storages: what a save finds there is of this save, whatever became of
+  the objects of an earlier one.
+* What the ranks say to each other in the background goes over a gloo group of its own, so that it
+  neither waits behind a collective of the training nor comes between two of them, and needs no CPU
+  backend in the caller's group. Saves of one group are made one after the other, in the order of the
+  calls, which is the same on all ranks.
+
+Stagers and torch's process for saving are given by the caller and used as torch does.
+"""
 
 from __future__ import annotations
 
 import dataclasses
 import os
-from concurrent.futures import Future
+import threading
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 import torch.distributed as dist
@@ -12,17 +26,71 @@ from torch.distributed.checkpoint import state_dict_saver
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.metadata import Metadata
 from torch.distributed.checkpoint.planner import SavePlanner
+from torch.distributed.checkpoint.staging import AsyncStager, BlockingAsyncStager
 from torch.distributed.checkpoint.state_dict_saver import async_save as torch_async_save
 from torch.distributed.checkpoint.storage import StorageWriter
 
 from varve.torch.dcp._compat import arguments_of
+from varve.torch.dcp._copy import StateCopier
 from varve.torch.dcp._errors import Group, checkpoint_error
 from varve.torch.dcp._failed import FailedWriter
-from varve.torch.dcp._functions import _find, _name, _plain
+from varve.torch.dcp._functions import _find, _name, _plain, save_plain
 from varve.torch.dcp._writer import FileSystemWriter
 
 #: Torch 2.6 saves in threads only and has no name for it.
 _THREAD: Any = getattr(getattr(state_dict_saver, "AsyncCheckpointerType", None), "THREAD", None)
+
+#: Copies that may exist at once; a call that would make one more waits for the oldest save.
+_MAX_IN_FLIGHT = 2
+
+
+class AsyncSave(Future[Metadata]):
+    """A save under way: a future of its Metadata, with the two futures of an AsyncSaveResponse.
+
+    Attributes:
+        staging_completion: The copy has been made; done when `async_save` returns.
+        upload_completion: This future.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.set_running_or_notify_cancel()
+        self.staging_completion: Future[None] = Future()
+
+    @property
+    def upload_completion(self) -> AsyncSave:
+        """This future."""
+        return self
+
+
+class _Executor:
+    """The saves of one process group: a thread, a gloo group and the memory of copies."""
+
+    def __init__(self, process_group: dist.ProcessGroup | None, alone: bool) -> None:
+        self.thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="varve-dcp-save")
+        self.copier = StateCopier()
+        self.room = threading.Semaphore(_MAX_IN_FLIGHT)
+        self.group: dist.ProcessGroup | None = None
+        if not alone:
+            ranks = dist.get_process_group_ranks(process_group or dist.group.WORLD)
+            made = dist.new_group(ranks, backend="gloo", use_local_synchronization=True)
+            self.group = made if isinstance(made, dist.ProcessGroup) else None
+
+
+#: By world (the default group object), process group and whether this process saves alone.
+_executors: dict[Any, _Executor] = {}
+
+
+def _executor_of(process_group: dist.ProcessGroup | None, alone: bool) -> _Executor:
+    world = None if alone else dist.group.WORLD
+    key = (world, process_group if process_group is not None else world)
+    for other in [other for other in _executors if other[0] is not None and not alone]:
+        if other[0] is not world:
+            # Of a world that has ended. Its thread ends when its saves have.
+            _executors.pop(other).thread.shutdown(wait=False)
+    if key not in _executors:
+        _executors[key] = _Executor(process_group, alone)
+    return _executors[key]
 
 
 def async_save(
@@ -37,14 +105,17 @@ def async_save(
     no_dist: bool = False,
     use_collectives: bool = True,
 ) -> Any:
-    """Copies a state and saves the copy in torch's thread or process for it.
+    """Copies a state, and saves the copy in the background.
 
-    Args are those of `save` and of torch's `async_save`. Where neither a writer nor a stager is
-    given, Varve's writer makes the copy.
+    Args are those of `save` and of torch's `async_save`. The copy and the saving are Varve's unless
+    `async_stager` is given, `storage_writer` makes copies in a way of its own, or
+    `async_checkpointer_type` asks for torch's process. At most two saves are under way at once.
 
     Returns:
-        As torch: a Future of the Metadata, or an AsyncSaveResponse when `async_stager` stages in the
-        background. A failed save raises CheckpointError from the future, on every rank.
+        A future of the Metadata with `staging_completion` and `upload_completion`, which code written
+        for either of torch's two kinds of result takes; an AsyncSaveResponse itself when
+        `async_stager` stages in the background. A failed save raises CheckpointError from the future,
+        on every rank.
     """
     what = f"save {_name(checkpoint_id, storage_writer)}"
     group = Group(process_group, no_dist)
@@ -56,9 +127,97 @@ def async_save(
         no_dist=(no_dist, False),
         use_collectives=(use_collectives, True),
     )
-    writer = storage_writer
+    writer: Any = storage_writer
     if writer is None and checkpoint_id:
         writer = _find(checkpoint_id, FileSystemWriter, reader=False)
+    ours = async_stager is None and async_checkpointer_type is _THREAD and not _stages(writer)
+    if ours and writer is not None:
+        return _save_copy(
+            what, group, state_dict, checkpoint_id, storage_writer, writer, planner, use_collectives
+        )
+    return _by_torch(what, group, state_dict, checkpoint_id, writer, planner, options)
+
+
+def _stages(writer: Any) -> bool:
+    """True for a writer that makes copies in a way of its own; torch's inherited way is not one."""
+    return (
+        isinstance(writer, AsyncStager)
+        and getattr(type(writer), "stage", None) is not BlockingAsyncStager.stage
+    )
+
+
+def _save_copy(
+    what: str,
+    group: Group,
+    state_dict: dict[str, Any],
+    checkpoint_id: str | os.PathLike[str] | None,
+    given: StorageWriter | None,
+    writer: Any,
+    planner: SavePlanner | None,
+    use_collectives: bool,
+) -> AsyncSave:
+    executor = _executor_of(group.process_group, group.alone)
+    executor.room.acquire()
+    copy = None
+    failure: Exception | None = None
+    try:
+        copy = executor.copier.copy(_plain(state_dict))
+    except Exception as error:
+        failure = error  # The others are about to wait for this rank in their threads.
+    except BaseException:
+        executor.room.release()
+        raise
+    background = Group(executor.group, group.alone)
+    out = AsyncSave()
+    if failure is None:
+        out.staging_completion.set_result(None)
+    else:
+        out.staging_completion.set_exception(failure)
+
+    def run() -> None:
+        reason = failure
+        metadata = None
+        problem: BaseException | None = None
+        try:
+            if reason is None and given is not None and checkpoint_id is not None:
+                try:
+                    writer.reset(checkpoint_id)
+                except Exception as error:
+                    reason = error
+            metadata = save_plain(
+                what,
+                background,
+                {} if copy is None else copy.state,
+                reason,
+                writer,
+                planner,
+                use_collectives,
+            )
+        except BaseException as error:
+            problem = error
+        # Room for the next copy before anybody who waits for this save asks for it.
+        if copy is not None:
+            copy.release()
+        executor.room.release()
+        if problem is None:
+            assert metadata is not None
+            out.set_result(metadata)
+        else:
+            out.set_exception(problem)
+
+    executor.thread.submit(run)
+    return out
+
+
+def _by_torch(
+    what: str,
+    group: Group,
+    state_dict: dict[str, Any],
+    checkpoint_id: str | os.PathLike[str] | None,
+    writer: StorageWriter | None,
+    planner: SavePlanner | None,
+    options: dict[str, Any],
+) -> Any:
     try:
         plain = _plain(state_dict)
     except Exception as error:

@@ -61,7 +61,6 @@ def save(
     """
     what = f"save {_name(checkpoint_id, storage_writer)}"
     group = Group(process_group, no_dist)
-    options = arguments_of(_save_state_dict, use_collectives=(use_collectives, True))
     writer: Any = storage_writer
     if writer is None:
         writer = _find(checkpoint_id, FileSystemWriter, reader=False)
@@ -73,6 +72,20 @@ def save(
         plain = _plain(state_dict)
     except Exception as error:
         failure = error
+    return save_plain(what, group, plain, failure, writer, planner, use_collectives)
+
+
+def save_plain(
+    what: str,
+    group: Group,
+    plain: dict[str, Any],
+    failure: Exception | None,
+    writer: Any,
+    planner: SavePlanner | None,
+    use_collectives: bool,
+) -> Metadata:
+    """Saves a state whose objects have been asked for theirs, or tells the other ranks of a failure."""
+    options = arguments_of(_save_state_dict, use_collectives=(use_collectives, True))
 
     def run() -> Metadata:
         # A rank that failed takes part, to tell the others.
@@ -81,7 +94,7 @@ def save(
         )
         with collector_at_rest():
             return _save_state_dict(
-                plain, storage, process_group, 0, group.alone, its_planner, **options
+                plain, storage, group.process_group, 0, group.alone, its_planner, **options
             )
 
     try:

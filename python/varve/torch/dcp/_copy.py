@@ -1,0 +1,192 @@
+"""Copies of state dicts in memory that is kept from save to save."""
+
+from __future__ import annotations
+
+import copy
+import ctypes
+import threading
+from typing import Any
+
+import torch
+from torch.distributed._state_dict_utils import _copy_state_dict, _create_cpu_state_dict
+from torch.distributed.tensor import DTensor
+
+from varve import _core
+from varve.torch._tensors import _NUMBERS
+
+#: Between tensors in a buffer: a cache line, so that no two threads write to one.
+_ALIGNMENT = 64
+
+
+class StateCopier:
+    """Copies states one after the other, each into a buffer of its own that is used again later.
+
+    A buffer is chosen by its size alone and written to in full, so nothing of an earlier state is ever
+    read. There are as many as there were copies in use at once.
+    """
+
+    def __init__(self) -> None:
+        self._free: list[Any] = []
+        self._lock = threading.Lock()
+
+    def copy(self, state: dict[str, Any]) -> StateCopy:
+        """A copy of a state: tensors on the CPU, everything else by `copy.deepcopy`."""
+        return StateCopy(self, state)
+
+    def take(self, size: int) -> Any:
+        """A buffer of at least that many bytes: the smallest that is large enough, or a new one."""
+        with self._lock:
+            fitting = [buffer for buffer in self._free if buffer.size >= size]
+            if fitting:
+                best = min(fitting, key=lambda buffer: int(buffer.size))
+                self._free.remove(best)
+                return best
+            self._free.clear()  # All too small: the next copies will be of this size.
+        return _core.HostBuffer(size)
+
+    def give_back(self, buffer: Any) -> None:
+        """Makes a buffer free for others."""
+        with self._lock:
+            self._free.append(buffer)
+
+
+class StateCopy:
+    """One copy. `state` may be used until `release`."""
+
+    def __init__(self, copier: StateCopier, state: dict[str, Any]) -> None:
+        self._copier = copier
+        self._size = 0
+        #: (offset, source): dense CPU memory, to be copied by the engine.
+        self._dense: list[tuple[int, torch.Tensor]] = []
+        #: (offset, source): all else that has elements.
+        self._others: list[tuple[int, torch.Tensor]] = []
+        self._buffer: Any = None
+        self._memory: torch.Tensor | None = None
+        plan = self._plan(state)
+        try:
+            self._fill()
+            self.state: dict[str, Any] = self._build(plan)
+        except BaseException:
+            self.release()
+            raise
+        self._dense.clear()
+        self._others.clear()
+
+    def release(self) -> None:
+        """Gives the memory back; `state` must not be looked at any more."""
+        self.state = {}
+        self._memory = None
+        buffer, self._buffer = self._buffer, None
+        if buffer is not None:
+            self._copier.give_back(buffer)
+
+    def _plan(self, value: Any) -> Any:
+        """The state with a _Place for each tensor; collects what is to be copied."""
+        if type(value) is torch.Tensor or type(value) is torch.nn.Parameter:
+            return self._place(value.detach())
+        if type(value) is DTensor:
+            return _Sharded(value, self._place(value._local_tensor.detach()))
+        if isinstance(value, dict):
+            made = copy.copy(value)  # Keeps the type: an OrderedDict, say.
+            for key, item in value.items():
+                made[key] = self._plan(item)
+            return made
+        if type(value) in (list, tuple):
+            return type(value)(self._plan(item) for item in value)
+        return _Made(_copy_of(value))
+
+    def _place(self, tensor: torch.Tensor) -> Any:
+        if (
+            tensor.layout is not torch.strided
+            or tensor.is_quantized
+            or tensor.is_meta
+            or tensor.is_conj()
+            or tensor.is_neg()
+            or type(tensor) is not torch.Tensor
+            or tensor.dtype not in _NUMBERS
+            or "float4" in str(tensor.dtype)  # Has no views.
+        ):
+            return _Made(_copy_of(tensor))
+        at = -(-self._size // _ALIGNMENT) * _ALIGNMENT
+        self._size = at + tensor.nbytes
+        if tensor.is_cpu and tensor.is_contiguous():
+            self._dense.append((at, tensor))
+        else:
+            self._others.append((at, tensor))
+        return _Place(at, tensor.dtype, tuple(tensor.shape))
+
+    def _fill(self) -> None:
+        self._buffer = buffer = self._copier.take(max(self._size, 1))
+        raw = (ctypes.c_byte * buffer.size).from_address(buffer.address)
+        self._memory = torch.frombuffer(raw, dtype=torch.uint8)
+        buffer.copy_in([(at, tensor.data_ptr(), tensor.nbytes) for at, tensor in self._dense])
+        for at, tensor in self._others:
+            self._view(_Place(at, tensor.dtype, tuple(tensor.shape))).copy_(tensor)
+
+    def _view(self, place: _Place) -> torch.Tensor:
+        assert self._memory is not None
+        count = 1
+        for size in place.shape:
+            count *= size
+        part = self._memory[place.at : place.at + count * place.dtype.itemsize]
+        if count == 0:
+            return torch.empty(place.shape, dtype=place.dtype)
+        return part.view(place.dtype).view(place.shape)
+
+    def _build(self, plan: Any) -> Any:
+        if isinstance(plan, _Place):
+            return self._view(plan)
+        if isinstance(plan, _Made):
+            return plan.value
+        if isinstance(plan, _Sharded):
+            return plan.like(self._build(plan.local))
+        if isinstance(plan, dict):
+            for key in plan:
+                plan[key] = self._build(plan[key])
+            return plan
+        return type(plan)(self._build(item) for item in plan)
+
+
+class _Place:
+    """A tensor in the buffer."""
+
+    def __init__(self, at: int, dtype: torch.dtype, shape: tuple[int, ...]) -> None:
+        self.at = at
+        self.dtype = dtype
+        self.shape = shape
+
+
+class _Made:
+    """A copy that lies elsewhere."""
+
+    def __init__(self, value: Any) -> None:
+        self.value = value
+
+
+class _Sharded:
+    """A DTensor over a local part that is copied."""
+
+    def __init__(self, tensor: DTensor, local: Any) -> None:
+        self._mesh = tensor.device_mesh
+        self._placements = tensor.placements
+        self._shape = tensor.shape
+        self._stride = tensor.stride()
+        self.local = local
+
+    def like(self, local: torch.Tensor) -> DTensor:
+        return DTensor.from_local(
+            local,
+            self._mesh,
+            self._placements,
+            run_check=False,
+            shape=self._shape,
+            stride=self._stride,
+        )
+
+
+def _copy_of(value: Any) -> Any:
+    """A copy on the CPU as torch makes it, of tensors that are made of others too."""
+    if not isinstance(value, torch.Tensor):
+        return copy.deepcopy(value)
+    state = {"": value.detach()}
+    return _copy_state_dict(state, _create_cpu_state_dict(state))[""]

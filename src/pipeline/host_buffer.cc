@@ -1,0 +1,95 @@
+#include "varve/host_buffer.h"
+
+#include <algorithm>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include <sys/mman.h>
+
+#include "base/checked.h"
+#include "base/checksum.h"
+#include "pipeline/run_threads.h"
+
+namespace varve {
+namespace {
+
+constexpr std::uint64_t kHugePage = std::uint64_t{2} << 20;
+// Of one thread's turn: long enough to forget the turn, short enough to share evenly.
+constexpr std::uint64_t kPieceBytes = std::uint64_t{4} << 20;
+constexpr int kMostThreads = 8;
+
+/// Small copies are handed out together, large ones in pieces.
+struct Turn {
+  std::size_t first = 0;
+  std::size_t count = 0;  // Copies; for one copy, a piece of it:
+  std::uint64_t begin = 0;
+  std::uint64_t end = 0;
+};
+
+std::vector<Turn> TurnsOf(std::span<const HostCopy> copies) {
+  std::vector<Turn> turns;
+  std::uint64_t together = 0;
+  for (std::size_t i = 0; i < copies.size(); ++i) {
+    const std::uint64_t bytes = copies[i].bytes;
+    if (bytes >= kPieceBytes) {
+      for (std::uint64_t at = 0; at < bytes; at += kPieceBytes) {
+        turns.push_back({i, 1, at, std::min(at + kPieceBytes, bytes)});
+      }
+      together = 0;
+      continue;
+    }
+    if (together == 0 || together + bytes > kPieceBytes) {
+      turns.push_back({i, 0, 0, 0});
+      together = 0;
+    }
+    ++turns.back().count;
+    turns.back().end = copies[turns.back().first].bytes;
+    together += std::max<std::uint64_t>(bytes, 1);
+  }
+  return turns;
+}
+
+}  // namespace
+
+Result<std::unique_ptr<HostBuffer>> HostBuffer::Make(std::uint64_t bytes) {
+  const std::uint64_t size = RoundUp(std::max<std::uint64_t>(bytes, 1), kHugePage);
+  void* data = ::mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  if (size < bytes || data == MAP_FAILED) {
+    return Status(StatusCode::kOutOfSpace,
+                  "no memory for a copy of " + std::to_string(bytes) + " bytes");
+  }
+  ::madvise(data, size, MADV_HUGEPAGE);
+  ::madvise(data, size, MADV_DONTFORK);
+  return std::unique_ptr<HostBuffer>(new HostBuffer(static_cast<std::byte*>(data), size));
+}
+
+HostBuffer::~HostBuffer() { ::munmap(data_, size_); }
+
+Status HostBuffer::CopyIn(std::span<const HostCopy> copies, int threads) const {
+  for (const HostCopy& copy : copies) {
+    if (copy.at > size_ || copy.bytes > size_ - copy.at) {
+      return InvalidArgument("a copy of " + std::to_string(copy.bytes) + " bytes to " +
+                             std::to_string(copy.at) + " does not fit into " +
+                             std::to_string(size_));
+    }
+  }
+  const std::vector<Turn> turns = TurnsOf(copies);
+  const int cores =
+      std::clamp(static_cast<int>(std::thread::hardware_concurrency()), 1, kMostThreads);
+  return RunThreads(turns.size(), threads > 0 ? threads : cores, {}, [&](std::size_t t) {
+    const Turn& turn = turns[t];
+    for (std::size_t i = turn.first; i < turn.first + turn.count; ++i) {
+      const HostCopy& copy = copies[i];
+      const std::uint64_t begin = turn.count == 1 ? turn.begin : 0;
+      const std::uint64_t end = turn.count == 1 ? turn.end : copy.bytes;
+      const auto* source = static_cast<const std::byte*>(copy.source) + begin;
+      // The sum is not wanted, but the pass that makes it: reading a page before it is streamed is
+      // faster than streaming alone (39 to 25 GB/s on two cores).
+      (void)StreamAndCrc32c(0, {source, end - begin}, data_ + copy.at + begin);
+    }
+    return Status::Ok();
+  });
+}
+
+}  // namespace varve
