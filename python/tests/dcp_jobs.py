@@ -375,6 +375,26 @@ def async_saves(rank: int, size: int, path: str, layout: Layout) -> None:
     load_whole(rank, size, path, layout)
 
 
+def async_between_collectives(rank: int, size: int, path: str) -> None:
+    """Saves in flight while training talks on the same group, and two of them at once."""
+    big = torch.arange(2_000_000.0) + rank
+    saves = []
+    for step in range(4):
+        tensors = {f"w{rank}": big, "step": step}
+        saves.append(dcp.async_save(tensors, checkpoint_id=f"{path}-{step}"))
+        for _ in range(50):
+            total = torch.tensor([rank + 1.0])
+            dist.all_reduce(total)
+            assert total.item() == sum(range(1, size + 1))
+        big.add_(1)
+    for step, save in enumerate(saves):
+        assert isinstance(save.result(), torch_dcp.Metadata)
+        loaded = {f"w{rank}": torch.zeros(2_000_000), "step": -1}
+        torch_dcp.load(loaded, checkpoint_id=f"{path}-{step}")
+        assert loaded["step"] == step
+        assert torch.equal(loaded[f"w{rank}"], torch.arange(2_000_000.0) + rank + step)
+
+
 def async_process(rank: int, size: int, path: str) -> str:
     """Torch's saving process: one save that works and one that fails."""
     os.environ["MASTER_ADDR"] = "localhost"

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+from collections import OrderedDict
 from concurrent.futures import Future
 from pathlib import Path
+from typing import Any
 
 import dcp_jobs as jobs
 import pytest
@@ -14,6 +18,7 @@ from torch.distributed.tensor import Shard
 import varve
 import varve.torch
 import varve.torch.dcp as dcp
+from varve.torch.dcp._copy import StateCopier
 
 staging = pytest.importorskip("torch.distributed.checkpoint.staging")
 
@@ -29,6 +34,92 @@ def test_a_process_saves_and_goes_on_after_a_failure(tmp_path: Path) -> None:
     (failure,) = run_ranks(1, jobs.async_process, path)
     assert "already exists" in failure
     assert torch.equal(varve.torch.read(path)["w"], torch.arange(1000.0))
+
+
+def test_saves_in_flight_do_not_come_between_the_collectives_of_the_training(
+    tmp_path: Path,
+) -> None:
+    run_ranks(2, jobs.async_between_collectives, str(tmp_path / "step"))
+
+
+def test_what_async_save_returns_serves_code_for_either_kind_of_result(tmp_path: Path) -> None:
+    made = dcp.async_save({"w": torch.ones(4)}, checkpoint_id=tmp_path / "step")
+    assert isinstance(made, Future)
+    assert made.staging_completion.result() is None
+    assert made.upload_completion.result() is made.result()
+    assert set(made.result().state_dict_metadata) == {"w"}
+
+
+def test_a_copy_is_of_its_own_whatever_the_state_is_made_of(tmp_path: Path) -> None:
+    base = torch.arange(24.0)
+    state = {
+        "dense": base,
+        "turned": base.view(4, 6).t(),
+        "part": base[3:7],
+        "none": torch.empty(0, 3),
+        "one": torch.tensor(5),
+        "flags": torch.tensor([True, False]),
+        "wave": torch.tensor([1 + 2j]).conj(),
+        "parameter": torch.nn.Parameter(torch.ones(3)),
+        "nested": OrderedDict(inner=[torch.ones(2), {"x": (torch.zeros(2), "text")}]),
+        "history": [1, 2],
+    }
+    copier = StateCopier()
+    copied = copier.copy(state).state
+    with torch.no_grad():
+        base.zero_()
+        state["parameter"].zero_()
+    state["nested"]["inner"][1]["x"][0].fill_(9)
+    state["history"].append(3)
+    assert copied["dense"].tolist() == list(range(24))
+    assert torch.equal(copied["turned"], torch.arange(24.0).view(4, 6).t())
+    assert copied["part"].tolist() == [3, 4, 5, 6]
+    assert copied["none"].shape == (0, 3)
+    assert copied["one"].shape == () and copied["one"].item() == 5
+    assert copied["flags"].tolist() == [True, False]
+    assert copied["wave"].tolist() == [1 - 2j]
+    assert copied["parameter"].tolist() == [1, 1, 1]
+    assert type(copied["nested"]) is OrderedDict
+    assert copied["nested"]["inner"][1]["x"][0].tolist() == [0, 0]
+    assert copied["nested"]["inner"][1]["x"][1] == "text"
+    assert copied["history"] == [1, 2]
+    assert type(state["nested"]["inner"]) is list, "the state itself is left alone"
+    assert torch.is_tensor(state["nested"]["inner"][0])
+
+
+def test_copies_use_the_memory_of_earlier_ones_and_nothing_that_lay_in_it() -> None:
+    copier = StateCopier()
+    first = copier.copy({"w": torch.full((1000,), 7.0)})
+    address = first.state["w"].data_ptr()
+    other = copier.copy({"w": torch.full((1000,), 8.0)})
+    assert other.state["w"].data_ptr() != address, "the first is still in use"
+    assert first.state["w"].eq(7).all()
+    first.release()
+    # Fewer elements of another type under another name: chosen by size alone.
+    third = copier.copy({"v": torch.arange(100)})
+    assert third.state["v"].data_ptr() == address
+    assert third.state["v"].tolist() == list(range(100))
+    assert other.state["w"].eq(8).all()
+
+
+def test_a_writer_that_makes_copies_in_its_own_way_is_asked_for_them(tmp_path: Path) -> None:
+    class Negating(dcp.FileSystemWriter):
+        def stage(self, state_dict: Any) -> Any:
+            return {key: -value for key, value in state_dict.items()}
+
+    dcp.async_save({"w": torch.ones(2)}, storage_writer=Negating(tmp_path / "step")).result()
+    assert varve.torch.read(tmp_path / "step")["w"].tolist() == [-1, -1]
+
+
+def test_the_end_of_the_interpreter_waits_for_the_save(tmp_path: Path) -> None:
+    script = (
+        "import sys, torch, varve.torch.dcp as dcp\n"
+        "dcp.async_save({'w': torch.arange(5e6)}, checkpoint_id=sys.argv[1], no_dist=True)\n"
+        "raise SystemExit(3)"
+    )
+    done = subprocess.run([sys.executable, "-c", script, str(tmp_path / "step")], check=False)
+    assert done.returncode == 3
+    assert torch.equal(varve.torch.read(tmp_path / "step")["w"], torch.arange(5e6))
 
 
 def test_the_writer_is_a_stager_that_copies(tmp_path: Path) -> None:

@@ -22,7 +22,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 import torch.distributed as dist
-from torch.distributed.checkpoint import state_dict_saver
+from torch.distributed.checkpoint import filesystem, state_dict_saver
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.metadata import Metadata
 from torch.distributed.checkpoint.planner import SavePlanner
@@ -140,10 +140,9 @@ def async_save(
 
 def _stages(writer: Any) -> bool:
     """True for a writer that makes copies in a way of its own; torch's inherited way is not one."""
-    return (
-        isinstance(writer, AsyncStager)
-        and getattr(type(writer), "stage", None) is not BlockingAsyncStager.stage
-    )
+    stage = getattr(type(writer), "stage", None)
+    torchs_own = (BlockingAsyncStager.stage, filesystem.FileSystemWriter.stage)
+    return isinstance(writer, AsyncStager) and stage not in torchs_own
 
 
 def _save_copy(

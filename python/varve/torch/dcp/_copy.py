@@ -118,6 +118,7 @@ class StateCopy:
     def _fill(self) -> None:
         self._buffer = buffer = self._copier.take(max(self._size, 1))
         raw = (ctypes.c_byte * buffer.size).from_address(buffer.address)
+        raw.buffer = buffer  # Lives as long as any view of it.
         self._memory = torch.frombuffer(raw, dtype=torch.uint8)
         buffer.copy_in([(at, tensor.data_ptr(), tensor.nbytes) for at, tensor in self._dense])
         for at, tensor in self._others:
