@@ -17,7 +17,8 @@ import matplotlib.pyplot as plt
 class Part:
     """One job's share of a run.
 
-    losses: by step. seconds: how long each event took, by kind ("step", "loaded", "saved").
+    losses: by step. seconds: how long each event took, by kind ("step", "loaded", "saved"; "stalled": what a
+    save kept training waiting).
     """
 
     label: str
@@ -45,12 +46,18 @@ class Part:
 
 def timings(parts: Sequence[Part]) -> str:
     """Return a table with a line for each part, its columns aligned."""
-    rows = [["job", "steps", "wall", "a step", "a load", "saves", "a save"]]
+    rows = [["job", "steps", "wall", "a step", "a load", "saves", "a save", "stall"]]
     for part in parts:
         steps = f"{min(part.losses)}-{max(part.losses)}"
         saves = str(len(part.seconds.get("saved", [])))
         wall = f"{part.wall_seconds:.1f} s"
-        means = [part.mean("step"), part.mean("loaded"), saves, part.mean("saved")]
+        means = [
+            part.mean("step"),
+            part.mean("loaded"),
+            saves,
+            part.mean("saved"),
+            part.mean("stalled"),
+        ]
         rows.append([part.label, steps, wall, *means])
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return "\n".join(

@@ -15,6 +15,8 @@ import math
 import os
 import sys
 import time
+from collections.abc import Callable
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
@@ -173,6 +175,16 @@ def main() -> None:
             with options.events.open("a") as events:
                 events.write(json.dumps({"event": event, **facts}) + "\n")
 
+    def saved(step: int) -> Callable[[Future[varve.torch.SaveReport]], None]:
+        def tell(save: Future[varve.torch.SaveReport]) -> None:
+            if save.exception() is None:
+                report("saved", step=step, seconds=save.result().seconds)
+
+        return tell
+
+    # Memory for copies is taken once; a state without padding fits in it many times.
+    stager = varve.torch.Stager(memory_budget=512 << 20)
+    saves: list[varve.torch.SaveHandle] = []
     # A resumed job starts from other weights and dropout, so that only loading can set it right.
     trainer = Trainer(seed=2 if options.resume else 1)
     if options.resume:
@@ -189,8 +201,14 @@ def main() -> None:
             if step == options.pad_step:
                 state["padding"] = trainer.padding(options.pad_mib << 20)
             start = time.perf_counter()
-            varve.torch.save(state, checkpoint_path(options.run, step))
-            report("saved", step=step, seconds=time.perf_counter() - start)
+            path = checkpoint_path(options.run, step)
+            saves.append(varve.torch.async_save(state, path, stager=stager))
+            # From here on the state is copied and training goes on; writing is behind its back.
+            report("stalled", step=step, seconds=time.perf_counter() - start)
+            saves[-1].add_done_callback(saved(step))
+    for save in saves:
+        save.result()  # Raises if one of them failed.
+    stager.close()
     witness = trainer.whole()
     if dist.get_rank() == 0 and options.witness:
         torch.save(witness, options.witness)
