@@ -21,6 +21,7 @@ enum class CheckpointState : std::uint8_t {
                 ///< name.
   kSaving,      ///< A save is under way.
   kLeftover,    ///< Of a dead save; `gc` removes it.
+  kFailed,      ///< An asynchronous save of this name failed; until the next one, or `gc`.
 };
 
 /// "whole", "incomplete", ...

@@ -9,6 +9,7 @@
 #include "support/random.h"
 #include "support/status_matchers.h"
 #include "support/temp_dir.h"
+#include "varve/catalogue.h"
 #include "varve/storage.h"
 
 namespace varve {
@@ -410,6 +411,41 @@ TEST(AsyncSave, RanksSettleAndPublishTogether) {
   for (int step = 0; step < 4; ++step) {
     EXPECT_EQ(Load(dir / std::to_string(step), replicated.memory.size()), replicated.memory);
   }
+}
+
+TEST(AsyncSave, AFailureIsListedUntilTheNextSaveOfThatName) {
+  const TempDir dir;
+  const auto stager = MakeStager();
+  const Training training(kMiB);
+  FaultyStorage storage(PosixStorage());
+  storage.FailAt({.operation = Operation::kSync,
+                  .number = 0,
+                  .status = {StatusCode::kUnavailable, "the disk\n\x1b[31m is gone"}});
+  AsyncSaveOptions options;
+  options.save.storage = &storage;
+  options.retries = 0;
+  const AsyncSaveHandle save = AsyncSave(training.state(), dir / "step-7", options, *stager);
+  EXPECT_TRUE(FailsWith(save.done().get(), StatusCode::kUnavailable, {"the disk"}));
+  auto listed = ListCheckpoints(dir.path());
+  ASSERT_TRUE(IsOk(listed));
+  ASSERT_EQ(listed->size(), 1U);
+  EXPECT_EQ(listed->front().name, "step-7");
+  EXPECT_EQ(listed->front().step, 7U);
+  EXPECT_EQ(listed->front().state, CheckpointState::kFailed);
+  EXPECT_NE(listed->front().detail.find("the disk"), std::string::npos);
+  EXPECT_EQ(listed->front().detail.find('\x1b'), std::string::npos) << "goes to terminals";
+
+  ASSERT_TRUE(IsOk(AsyncSave(training.state(), dir / "step-7", {}, *stager).done().get()));
+  listed = ListCheckpoints(dir.path());
+  ASSERT_TRUE(IsOk(listed));
+  ASSERT_EQ(listed->size(), 1U);
+  EXPECT_EQ(listed->front().state, CheckpointState::kWhole);
+
+  ASSERT_TRUE(IsOk(WriteWholeFile(PosixStorage(), dir / ".step-8.varve-failed", "why")));
+  ASSERT_TRUE(IsOk(CollectGarbage(dir.path(), false)));
+  listed = ListCheckpoints(dir.path());
+  ASSERT_TRUE(IsOk(listed));
+  EXPECT_EQ(listed->size(), 1U);
 }
 
 TEST(AsyncSave, RefusesOptionsThatMakeNoSense) {

@@ -10,6 +10,9 @@
 namespace varve {
 namespace {
 
+/// Of the text that says why a save failed.
+constexpr std::uint64_t kMaxFailureBytes = 64 << 10;
+
 /// True when the save that owns this leftover is alive: its lock is held.
 bool IsLocked(Storage& storage, const std::string& lock_path) {
   return storage.Lock(lock_path).status().code() == StatusCode::kFailedPrecondition;
@@ -101,6 +104,24 @@ CheckpointEntry ExamineLeftover(Storage& storage, const std::string& directory,
   return entry;
 }
 
+/// What an asynchronous save has left to say why it failed.
+std::optional<CheckpointEntry> ExamineFailure(Storage& storage, const std::string& directory,
+                                              const DirectoryEntry& found) {
+  const auto leftover = ParseLeftover(found.name);
+  if (!leftover || leftover->kind != LeftoverKind::kFailed || found.is_link) {
+    return std::nullopt;
+  }
+  CheckpointEntry entry{.name = leftover->target,
+                        .state = CheckpointState::kFailed,
+                        .step = StepFromName(leftover->target)};
+  const auto reason = ReadWholeFile(storage, JoinPath(directory, found.name), kMaxFailureBytes);
+  entry.detail = reason.ok() ? *reason : reason.status().message();
+  for (char& c : entry.detail) {
+    c = static_cast<unsigned char>(c) < ' ' ? ' ' : c;  // It goes to terminals.
+  }
+  return entry;
+}
+
 }  // namespace
 
 std::string_view StateName(CheckpointState state) {
@@ -111,6 +132,7 @@ std::string_view StateName(CheckpointState state) {
     case CheckpointState::kMovedAside: return "moved aside";
     case CheckpointState::kSaving: return "saving";
     case CheckpointState::kLeftover: return "leftover";
+    case CheckpointState::kFailed: return "failed";
   }
   return "unknown";
 }
@@ -137,6 +159,9 @@ Result<std::vector<CheckpointEntry>> ListCheckpoints(const std::string& director
   std::vector<CheckpointEntry> entries;
   for (const DirectoryEntry& item : found) {
     if (!item.is_directory) {
+      if (auto failed = ExamineFailure(storage, directory, item)) {
+        entries.push_back(std::move(*failed));
+      }
       continue;
     }
     if (const auto leftover = ParseLeftover(item.name)) {

@@ -12,6 +12,7 @@ namespace {
 constexpr std::string_view kLockSuffix = ".varve-lock";
 constexpr std::string_view kStagingInfix = ".varve-saving-";
 constexpr std::string_view kAsideSuffix = ".varve-old";
+constexpr std::string_view kFailedSuffix = ".varve-failed";
 constexpr std::string_view kPartSuffix = ".varve-part";
 
 std::string Sibling(std::string_view path, std::string_view suffix) {
@@ -29,6 +30,8 @@ std::string StagingPath(std::string_view path, const SaveId& id) {
 }
 
 std::string AsidePath(std::string_view path) { return Sibling(path, kAsideSuffix); }
+
+std::string FailedPath(std::string_view path) { return Sibling(path, kFailedSuffix); }
 
 std::string RankLockPath(std::string_view directory, std::uint32_t rank) {
   std::array<char, 40> name{};
@@ -56,17 +59,17 @@ std::optional<Leftover> ParseLeftover(std::string_view entry) {
     return std::nullopt;
   }
   entry.remove_prefix(1);
-  if (entry.size() > kLockSuffix.size() && entry.ends_with(kLockSuffix)) {
-    return Leftover{LeftoverKind::kLock,
-                    std::string(entry.substr(0, entry.size() - kLockSuffix.size()))};
-  }
-  if (entry.size() > kAsideSuffix.size() && entry.ends_with(kAsideSuffix)) {
-    return Leftover{LeftoverKind::kAside,
-                    std::string(entry.substr(0, entry.size() - kAsideSuffix.size()))};
-  }
-  if (entry.size() > kPartSuffix.size() && entry.ends_with(kPartSuffix)) {
-    return Leftover{LeftoverKind::kPart,
-                    std::string(entry.substr(0, entry.size() - kPartSuffix.size()))};
+  struct Suffix {
+    std::string_view text;
+    LeftoverKind kind;
+  };
+  for (const Suffix& suffix :
+       {Suffix{kLockSuffix, LeftoverKind::kLock}, Suffix{kAsideSuffix, LeftoverKind::kAside},
+        Suffix{kPartSuffix, LeftoverKind::kPart}, Suffix{kFailedSuffix, LeftoverKind::kFailed}}) {
+    if (entry.size() > suffix.text.size() && entry.ends_with(suffix.text)) {
+      entry.remove_suffix(suffix.text.size());
+      return Leftover{suffix.kind, std::string(entry)};
+    }
   }
   const std::size_t staging = entry.rfind(kStagingInfix);
   if (staging != std::string_view::npos && staging > 0) {

@@ -2,6 +2,7 @@
 ///   .NAME.varve-lock           held while a save of NAME runs
 ///   .NAME.varve-saving-<id>    the staging directory
 ///   .NAME.varve-part           a single file NAME (export, convert) being written
+///   .NAME.varve-failed         why an asynchronous save of NAME has failed
 ///   .NAME.varve-old            the previous checkpoint, moved aside where names cannot be
 ///   exchanged
 /// and inside a directory of rank-local files:
@@ -20,10 +21,11 @@ namespace varve {
 std::string LockPath(std::string_view path);
 std::string StagingPath(std::string_view path, const SaveId& id);
 std::string AsidePath(std::string_view path);
+std::string FailedPath(std::string_view path);
 std::string RankLockPath(std::string_view directory, std::uint32_t rank);
 std::string PartPath(std::string_view directory, std::string_view file);
 
-enum class LeftoverKind { kLock, kStaging, kAside, kPart };
+enum class LeftoverKind { kLock, kStaging, kAside, kPart, kFailed };
 
 struct Leftover {
   LeftoverKind kind = LeftoverKind::kLock;

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "checkpoint/async_job.h"
+#include "checkpoint/names.h"
 #include "checkpoint/serial_thread.h"
 #include "pipeline/staging_pool.h"
 #include "varve/async_save.h"
@@ -32,6 +33,22 @@ Status CheckOptions(const StagerOptions& options) {
 int CopyThreads(int wanted) {
   const int cores = static_cast<int>(std::thread::hardware_concurrency());
   return wanted > 0 ? wanted : std::clamp(cores, 1, kMostCopyThreads);
+}
+
+/// Leaves word of a failure where `varve ls` finds it: whoever looks at the directory alone would
+/// take the save for one that was never asked for. As well as it goes: the storage may be what
+/// failed. The next save of the name removes it.
+void NoteFailure(const AsyncJob& job, const Status& status, const Coordinator& coordinator) {
+  const SaveOptions& options = job.options().save;
+  if (status.ok() || status.code() == StatusCode::kCancelled ||
+      status.code() == StatusCode::kAlreadyExists ||  // Somebody else's success.
+      (options.coordinate && !coordinator.is_coordinator())) {
+    return;
+  }
+  Storage& storage = options.storage != nullptr ? *options.storage : PosixStorage();
+  const std::string path = FailedPath(job.path());
+  (void)storage.Remove(path);
+  (void)WriteWholeFile(storage, path, status.message());
 }
 
 }  // namespace
@@ -130,6 +147,7 @@ struct Stager::Impl {
       status = job->Plan(coordinator, usable);
     }
     if (!status.ok()) {
+      NoteFailure(*job, status, coordinator);
       job->Complete(std::move(status));
       return;
     }
@@ -157,6 +175,7 @@ struct Stager::Impl {
       std::erase(in_flight, job);
       changed.notify_all();
     }
+    NoteFailure(*job, result.status(), *background);
     job->Complete(std::move(result));
     const std::scoped_lock lock(mutex);
     --open;

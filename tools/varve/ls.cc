@@ -21,6 +21,8 @@ constexpr const char* kHelp =
     "               own name, and `varve gc` gives it back\n"
     "  saving       a save is under way\n"
     "  leftover     of a dead save; `varve gc` removes it\n"
+    "  failed       an asynchronous save of this name has failed, for the reason given; forgotten\n"
+    "               with the next save of the name, or by `varve gc`\n"
     "Reads indexes, not data: fast on checkpoints of any size.";
 
 struct Options {
