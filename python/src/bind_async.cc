@@ -5,6 +5,7 @@
 #include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/unique_ptr.h>
+#include <unistd.h>
 
 #include "bindings.h"
 #include "varve/async_save.h"
@@ -88,20 +89,26 @@ AsyncSaveOptions AsyncSaveOptionsFrom(const nb::dict& options) {
   return out;
 }
 
-/// Destroys what waits, when it ends, for threads that may be waiting for the GIL.
+/// Destroys what waits, when it ends, for threads that may be waiting for the GIL. Not in a forked
+/// child: those threads are not there, and the memory was not given to it.
 template <class T>
-void EndWithoutGil(T* object) {
-  if (PyGILState_Check() != 0) {
-    const nb::gil_scoped_release release;
-    delete object;
-  } else {
-    delete object;
-  }
+std::shared_ptr<T> EndingWithoutGil(T* object) {
+  return {object, [owner = ::getpid()](T* last) {
+            if (::getpid() != owner) {
+              return;
+            }
+            if (PyGILState_Check() != 0) {
+              const nb::gil_scoped_release release;
+              delete last;
+            } else {
+              delete last;
+            }
+          }};
 }
 
 std::shared_ptr<Stager> MakeStager(const nb::dict& options, nb::object background) {
   auto made = Stager::Make(StagerOptionsFrom(options), MakeCoordinator(std::move(background)));
-  return {ValueOrRaise(std::move(made)).release(), EndWithoutGil<Stager>};
+  return EndingWithoutGil(ValueOrRaise(std::move(made)).release());
 }
 
 std::shared_ptr<AsyncSaveHandle> AsyncSavePython(const std::shared_ptr<Stager>& stager,
@@ -113,9 +120,8 @@ std::shared_ptr<AsyncSaveHandle> AsyncSavePython(const std::shared_ptr<Stager>& 
   AsyncSaveOptions save_options = AsyncSaveOptionsFrom(options);
   const auto ranks = MakeCoordinator(std::move(coordinator));
   const nb::gil_scoped_release release;
-  return {new AsyncSaveHandle(
-              AsyncSave(std::move(state), path, std::move(save_options), *stager, *ranks)),
-          EndWithoutGil<AsyncSaveHandle>};
+  return EndingWithoutGil(new AsyncSaveHandle(
+      AsyncSave(std::move(state), path, std::move(save_options), *stager, *ranks)));
 }
 
 }  // namespace

@@ -33,6 +33,8 @@ nb::object ToPath(const std::string& path) {
 NB_MODULE(_core, module) {
   using namespace varve;  // NOLINT(google-build-using-namespace): one function
   namespace nb = nanobind;
+  // What is reachable from a save that a forked child has inherited is not a leak to tell of.
+  nb::set_leak_warnings(false);
   module.doc() = "The binding to libvarve; use the varve package.";
   module.attr("__version__") = nb::str(Version().data(), Version().size());
   module.attr("FORMAT_VERSION") = kFormatVersion;

@@ -411,4 +411,11 @@ def _at_exit() -> None:
         stager.close()
 
 
+def _in_child() -> None:
+    """A forked child has neither the threads nor the memory of its parent's stagers."""
+    for stagers in (_open, _made, _retired):
+        stagers.clear()
+
+
 atexit.register(_at_exit)
+os.register_at_fork(after_in_child=_in_child)

@@ -81,6 +81,9 @@ class _Executor:
 _executors: dict[Any, _Executor] = {}
 
 
+os.register_at_fork(after_in_child=_executors.clear)  # Threads do not come along.
+
+
 def _executor_of(process_group: dist.ProcessGroup | None, alone: bool) -> _Executor:
     world = None if alone else dist.group.WORLD
     key = (world, process_group if process_group is not None else world)
