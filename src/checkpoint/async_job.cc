@@ -20,6 +20,7 @@
 
 #include <algorithm>
 #include <cstdlib>
+#include <new>
 #include <utility>
 
 namespace varve {
@@ -55,7 +56,12 @@ Status AsyncJob::Plan(Coordinator& coordinator, const Status& ready) {
 }
 
 void AsyncJob::Stage(StagingPool& pool, StagingPool::Ticket ticket, int threads) {
-  const Status status = Copy(pool, ticket, threads).Annotate("save " + path_);
+  Status status;
+  try {
+    status = Copy(pool, ticket, threads).Annotate("save " + path_);
+  } catch (const std::bad_alloc&) {
+    status = NoMemory();
+  }
   AllowWriting(status);
   {
     const std::scoped_lock lock(mutex_);
@@ -63,6 +69,10 @@ void AsyncJob::Stage(StagingPool& pool, StagingPool::Ticket ticket, int threads)
     changed_.notify_all();
   }
   Announce(status);
+}
+
+Status AsyncJob::NoMemory() const {
+  return {StatusCode::kOutOfSpace, "save " + path_ + ": the system has no memory left"};
 }
 
 Status AsyncJob::Copy(StagingPool& pool, StagingPool::Ticket ticket, int threads) {
@@ -145,7 +155,12 @@ Result<SaveReport> AsyncJob::Write(Coordinator& background) {
 }
 
 Result<SaveReport> AsyncJob::WriteOnce(Coordinator& background, const Status& ready) {
-  auto result = session_->Write(background, staged_file_.get(), ready);
+  Result<SaveReport> result = NoMemory();
+  try {
+    result = session_->Write(background, staged_file_.get(), ready);
+  } catch (const std::bad_alloc&) {
+    return NoMemory();  // Thrown out of the thread it would end training.
+  }
   if (!result.ok() && result.status().code() == StatusCode::kCancelled) {
     const std::scoped_lock lock(mutex_);
     if (why_cancelled_) {

@@ -51,6 +51,7 @@ class AsyncJob {
   using Clock = std::chrono::steady_clock;
 
   Status Copy(StagingPool& pool, StagingPool::Ticket ticket, int threads);
+  [[nodiscard]] Status NoMemory() const;
   void Announce(const Status& staged);
   void AllowWriting(const Status& ready);
   /// Waits until there is something to write; why not, when there never will be.

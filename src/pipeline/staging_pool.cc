@@ -2,10 +2,12 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <cstdlib>
 #include <cstring>
 #include <fstream>
 #include <limits>
 #include <string>
+#include <string_view>
 #include <utility>
 
 #include <sys/mman.h>
@@ -37,37 +39,51 @@ void Fault(std::byte* block) {
 }
 
 /// The first number in a file; nothing when there is none ("max").
-std::optional<std::uint64_t> NumberIn(const char* path) {
+std::optional<std::uint64_t> NumberIn(const std::string& path) {
   std::ifstream file(path);
   std::uint64_t number = 0;
   return file >> number ? std::optional(number) : std::nullopt;
 }
 
+/// What a cgroup has left, if it is limited.
+std::uint64_t LeftIn(const std::string& limit_file, const std::string& used_file) {
+  const auto limit = NumberIn(limit_file);
+  const auto used = NumberIn(used_file);
+  if (!limit || !used) {
+    return std::numeric_limits<std::uint64_t>::max();
+  }
+  return *limit > *used ? *limit - *used : 0;
+}
+
+/// What the cgroups around this process have left: its own and all above it (version 2), and the
+/// one that a container shows (version 1).
+std::uint64_t LeftInCgroups() {
+  std::uint64_t left = LeftIn("/sys/fs/cgroup/memory/memory.limit_in_bytes",
+                              "/sys/fs/cgroup/memory/memory.usage_in_bytes");
+  std::string line;
+  for (std::ifstream file("/proc/self/cgroup"); std::getline(file, line);) {
+    if (!line.starts_with("0::/")) {
+      continue;
+    }
+    std::string folder = "/sys/fs/cgroup" + line.substr(3);
+    while (folder.size() >= std::string("/sys/fs/cgroup").size()) {
+      left = std::min(left, LeftIn(folder + "/memory.max", folder + "/memory.current"));
+      folder.resize(folder.find_last_of('/'));
+    }
+  }
+  return left;
+}
+
 std::uint64_t AvailableMemory() {
   std::uint64_t available = std::uint64_t{1} << 30;
-  std::ifstream file("/proc/meminfo");
-  std::string name;
-  std::uint64_t kilobytes = 0;
-  std::string unit;
-  while (file >> name >> kilobytes && std::getline(file, unit)) {
-    if (name == "MemAvailable:") {
-      available = kilobytes << 10;
+  std::string line;
+  for (std::ifstream file("/proc/meminfo"); std::getline(file, line);) {
+    constexpr std::string_view kName = "MemAvailable:";
+    if (line.starts_with(kName)) {
+      available = std::strtoull(line.c_str() + kName.size(), nullptr, 10) << 10;
     }
   }
-  struct Cgroup {
-    const char* limit;
-    const char* used;
-  };
-  for (const Cgroup& cgroup : {Cgroup{"/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory.current"},
-                               Cgroup{"/sys/fs/cgroup/memory/memory.limit_in_bytes",
-                                      "/sys/fs/cgroup/memory/memory.usage_in_bytes"}}) {
-    const auto limit = NumberIn(cgroup.limit);
-    const auto used = NumberIn(cgroup.used);
-    if (limit && used) {
-      available = std::min(available, *limit > *used ? *limit - *used : 0);
-    }
-  }
-  return available;
+  return std::min(available, LeftInCgroups());
 }
 
 }  // namespace

@@ -224,7 +224,7 @@ def async_save(
     Args:
         state_dict: As in `save`. Plain values are taken as they are at the call.
         path: As in `save`.
-        process_group: As in `save`.
+        process_group: As in `save`; the stager's, if one is given.
         stager: Kept by the caller for all saves; by default one is made for each process group and
             kept until the interpreter ends.
         staging: "blocking", or "overlapped": return at once and copy while training computes. Nothing
@@ -252,6 +252,11 @@ def async_save(
     """
     if staging not in ("blocking", "overlapped"):
         raise InvalidArgumentError(f'staging={staging!r}: want "blocking" or "overlapped"')
+    if stager is not None:
+        if process_group is None:
+            process_group = stager.process_group
+        elif process_group is not stager.process_group:
+            raise InvalidArgumentError("the stager was made for another process_group")
     where = _engine.path_text(path)
     options: dict[str, Any] = {
         "overwrite": overwrite,
