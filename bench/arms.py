@@ -69,6 +69,11 @@ def _drop_in_load(state: State, path: Path) -> None:
     _module("varve.torch.dcp").load(state, checkpoint_id=path, no_dist=True)
 
 
+def staging_budget(state_bytes: int) -> int:
+    """Returns the memory budget of a Varve stager that holds one copy of the state and no second."""
+    return state_bytes + _STAGING_SLACK
+
+
 def convert(source: Path, target: Path, to: str) -> None:
     """Varve's conversion, durable as its saves are."""
     _module("varve").convert(source, target, to)
@@ -128,6 +133,9 @@ def _copy(source: State, target: State) -> None:
 def _module(name: str) -> Any:
     return importlib.import_module(name)
 
+
+# For the last block, which is not full, and for what is in a file beside the tensors.
+_STAGING_SLACK = 64 << 20
 
 # One process without a process group is what is meant; DCP warns of it on every call.
 warnings.filterwarnings("ignore", message="torch.distributed is disabled")

@@ -28,7 +28,7 @@ class Verdict:
 
 @dataclass
 class Result:
-    """One table: the samples of each arm for one question."""
+    """One table: the samples of each arm for one question. `bytes` is 0 where time is not per byte."""
 
     name: str
     question: str
@@ -59,7 +59,7 @@ class Result:
     def cpu_seconds_per_gib(self, arm: str) -> float | None:
         """Returns the median core-seconds `arm` spent per GiB of state, or None."""
         samples = self.samples.get(arm)
-        if not samples:
+        if not samples or self.bytes == 0:
             return None
         return statistics.median(s.cpu_seconds for s in samples) / (self.bytes / GIB)
 
@@ -152,13 +152,14 @@ class Result:
     def _row(self, arm: str, samples: list[Sample]) -> list[str]:
         seconds = [sample.seconds for sample in samples]
         median = statistics.median(seconds)
+        cpu = self.cpu_seconds_per_gib(arm)
         ratios = (self.speed_ratio(arm, baseline) for baseline in self.baselines)
         return [
             arm,
             f"{median:.3f}",
             f"{min(seconds):.3f}-{max(seconds):.3f}",
-            f"{self.bytes / GIB / median:.2f}",
-            f"{self.cpu_seconds_per_gib(arm):.2f}",
+            f"{self.bytes / GIB / median:.2f}" if self.bytes else "-",
+            "-" if cpu is None else f"{cpu:.2f}",
             *("-" if ratio is None else f"{ratio:.2f}" for ratio in ratios),
         ]
 

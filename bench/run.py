@@ -23,7 +23,17 @@ import torch
 from bench import machine, raw
 from bench.context import Context
 from bench.results import Result
-from bench.scenarios import checksum, convert, dcp, first_save, index, load, save, small
+from bench.scenarios import (
+    async_save,
+    checksum,
+    convert,
+    dcp,
+    first_save,
+    index,
+    load,
+    save,
+    small,
+)
 from bench.state import parse_size
 
 _ROOT = Path(__file__).resolve().parent.parent
@@ -37,6 +47,7 @@ SCENARIOS: dict[str, Callable[[Context], list[Result]]] = {
     "dcp": dcp.run,
     "convert": convert.run,
     "index": index.run,
+    "async": async_save.run,
 }
 
 # The load scenario keeps one checkpoint per tool on disk, and holds the state, its destination, a

@@ -41,6 +41,15 @@ def zero(state: State) -> None:
         tensor.zero_()
 
 
+def negate(state: State) -> None:
+    """Changes the sign of every value in place: what a training step would do to a copy under way.
+
+    Done twice it restores every bit, so that what was saved can be told from what came after.
+    """
+    for tensor in state.values():
+        tensor.neg_()
+
+
 def require_equal(loaded: State, saved: State) -> None:
     """Raises if any tensor differs. A fast load of the wrong bytes is not a result."""
     for name, tensor in saved.items():

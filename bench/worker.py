@@ -20,7 +20,7 @@ from bench import arms
 from bench.arms import Arm
 from bench.files import files_under, remove
 from bench.measure import Sample, timed
-from bench.state import State, make_destination, make_state, require_equal, zero
+from bench.state import State, bytes_of, make_destination, make_state, negate, require_equal, zero
 
 _ROOT = Path(__file__).resolve().parent.parent
 _PROBE_BYTES = 4 << 20
@@ -64,6 +64,21 @@ class Worker:
         """Times one load from `path`; the values are checked outside the time."""
         return _sample(self._ask("load", path))
 
+    def prepare_staging(self) -> None:
+        """Makes Varve's stager and asks it to take memory for the state, in the background."""
+        self._ask("prepare", Path())
+
+    def wait_prepared(self) -> float:
+        """Waits for the memory asked for; returns the seconds of waiting."""
+        return float(self._ask("wait-prepared", Path())["seconds"])
+
+    def async_save(self, path: Path) -> Sample:
+        """Times one call of Varve's async_save to `path`, until the tensors may change.
+
+        Outside the time the state is then changed, and the checkpoint waited for, loaded and checked.
+        """
+        return _sample(self._ask("async-save", path))
+
     def notices_damage(self, path: Path) -> bool:
         """Saves a little at `path`, flips a bit in its largest file; tells if loading objects."""
         return bool(self._ask("probe", path)["noticed"])
@@ -104,11 +119,46 @@ def _probe(arm: Arm, path: Path) -> bool:
     return False
 
 
+class _Staging:
+    """Varve's asynchronous saves in the worker, with the stager that was prepared, if one was."""
+
+    def __init__(self, state: State) -> None:
+        self._state = state
+        self._destination: State = {}
+        self._stager: Any = None
+
+    def prepare(self) -> dict[str, Any]:
+        from varve.torch import Stager
+
+        self._stager = Stager(memory_budget=arms.staging_budget(bytes_of(self._state)))
+        self._stager.prepare(self._state)
+        return {}
+
+    def wait_prepared(self) -> dict[str, Any]:
+        return {"seconds": timed(self._stager.wait_prepared).seconds}
+
+    def save(self, arm: Arm, path: Path) -> dict[str, Any]:
+        from varve.torch import async_save
+
+        handles: list[Any] = []
+        sample = timed(lambda: handles.append(async_save(self._state, path, stager=self._stager)))
+        negate(self._state)
+        if handles[0].result().in_waves:
+            raise AssertionError("the staging memory was too small for the state")
+        self._destination = self._destination or make_destination(self._state)
+        zero(self._destination)
+        arm.load(self._destination, path)
+        negate(self._destination)
+        require_equal(self._destination, self._state)
+        return {"seconds": sample.seconds, "cpu_seconds": sample.cpu_seconds}
+
+
 def _serve(arm: Arm, state: State) -> None:
     # What libraries print goes to stderr; the answers have the real stdout for themselves.
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     destination: State = {}
+    staging = _Staging(state)
     for line in sys.stdin:
         request = json.loads(line)
         path = Path(request["path"])
@@ -116,6 +166,12 @@ def _serve(arm: Arm, state: State) -> None:
         try:
             if request["do"] == "probe":
                 answer = {"noticed": _probe(arm, path)}
+            elif request["do"] == "prepare":
+                answer = staging.prepare()
+            elif request["do"] == "wait-prepared":
+                answer = staging.wait_prepared()
+            elif request["do"] == "async-save":
+                answer = staging.save(arm, path)
             elif request["do"] == "save":
                 sample = timed(partial(arm.save, state, path))
                 answer = {"seconds": sample.seconds, "cpu_seconds": sample.cpu_seconds}
