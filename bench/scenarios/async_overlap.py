@@ -81,12 +81,14 @@ class _Loop:
         self.steps_per_save = math.ceil(batches / self.batches_per_step)
         interval = self.steps_per_save * self.batches_per_step
         self.steps = self.steps_per_save * math.ceil(_BLOCK_BATCHES / interval)
-        print(
-            f"  micro-batch {batch * 1e3:.1f} ms, {self.batches_per_step} to a step, a save every "
-            f"{self.steps_per_save} of {self.steps} steps; staging {staging:.3f} s, "
-            f"whole save {total:.3f} s with the trainer idle",
-            file=sys.stderr,
-            flush=True,
+        words = f"staging {staging:.3f} s, whole save {total:.3f} s with the trainer idle"
+        print(f"  {self}; {words}", file=sys.stderr, flush=True)
+
+    def __str__(self) -> str:
+        """Says what a block is."""
+        return (
+            f"{self.steps} steps of {self.batches_per_step} micro-batches of "
+            f"{self.batch_seconds * 1e3:.1f} ms, a save every {self.steps_per_save} steps"
         )
 
     def block(self, stager: Any | None) -> Sample:
@@ -146,13 +148,13 @@ def run(context: Context) -> Result:
     threads = torch.get_num_threads()
     torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) - 1))
     try:
-        rounds = _rounds(context)
+        rounds, block = _rounds(context)
     finally:
         torch.set_num_threads(threads)
     result = Result.of(
         "async overlap",
-        f"A block of {_BLOCK_BATCHES} micro-batches or more on all cores but one, updates in place, "
-        'with and without staging="overlapped" saves.',
+        'Training on all cores but one, with and without staging="overlapped" saves, updates in '
+        f"place: {block}.",
         0,
         rounds,
         {},
@@ -162,10 +164,10 @@ def run(context: Context) -> Result:
     return result
 
 
-def _rounds(context: Context) -> Rounds:
+def _rounds(context: Context) -> tuple[Rounds, str]:
     reason = arms.VARVE.unavailable()
     if reason is not None:
-        return Rounds({}, {SAVING: reason, SAVING_DEFAULT: reason})
+        return Rounds({}, {SAVING: reason, SAVING_DEFAULT: reason}), "nothing"
     from varve.torch import Stager
 
     loop = _Loop(context, make_state(context.size, context.tensors))
@@ -175,7 +177,7 @@ def _rounds(context: Context) -> Rounds:
             stager.prepare(loop.state)
             stager.wait_prepared()
         loop.calibrate(one)
-        return interleave(
+        rounds = interleave(
             {
                 PLAIN: partial(loop.block, None),
                 SAVING: partial(loop.block, one),
@@ -184,6 +186,7 @@ def _rounds(context: Context) -> Rounds:
             rounds=context.rounds,
             warmups=context.warmups,
         )
+        return rounds, str(loop)
 
 
 def _begin(state: State, path: Path, stager: Any) -> Any:

@@ -45,9 +45,9 @@ UNPREPARED = "first, not prepared"
 STEADY = "third, prepared"
 
 _COPY_PIECE_BYTES = 8 << 20
-# The state, where it is copied to or loaded, our stager's memory, torch's fresh copy, and torch's
-# kept one; and one more for page cache and the tools' own buffers.
-_MEMORY_FACTOR_KEPT = 6
+# Sizes of the state that must be free for torch's kept stager to join: its copy, the fresh one of
+# torch's default, and one more for page cache and the tools' own buffers.
+_MEMORY_FACTOR_KEPT = 3
 _PREPARE_AHEAD_SECONDS = 2.0
 
 
@@ -320,7 +320,7 @@ def _torch_stager() -> Any:
 
 def _shortage_for_kept(context: Context) -> str | None:
     # Called with the state, its destination and our stager's memory in place.
-    wanted = (_MEMORY_FACTOR_KEPT - 3) * context.size
+    wanted = _MEMORY_FACTOR_KEPT * context.size
     free = machine.available_memory_bytes()
     if free >= wanted:
         return None
