@@ -103,8 +103,10 @@ def run(context: Context) -> list[Result]:
 def _stall_and_write(context: Context) -> list[Result]:
     reason = arms.VARVE.unavailable()
     if reason is not None:
-        empty = Rounds({}, {VARVE: reason, SYNC: reason, WRITE: reason})
-        return [_stall_result(context, empty, {}), _write_result(context, empty)]
+        return [
+            _stall_result(context, Rounds({}, {VARVE: reason}), {}),
+            _write_result(context, Rounds({}, {SYNC: reason, WRITE: reason})),
+        ]
     from varve.torch import Stager
 
     state = make_state(context.size, context.tensors)
