@@ -11,7 +11,6 @@
 #include <utility>
 
 #include <sys/mman.h>
-#include <unistd.h>
 
 namespace varve {
 namespace {
@@ -22,11 +21,7 @@ constexpr int kMadvPopulateWrite = 23;  // Linux 5.14.
 constexpr int kMadvPopulateWrite = MADV_POPULATE_WRITE;
 #endif
 constexpr std::size_t kPageBytes = 4096;
-
-Status NoMemory(const std::string& what, std::uint64_t bytes) {
-  return {StatusCode::kOutOfSpace,
-          what + " " + std::to_string(bytes) + " bytes of staging memory: " + std::strerror(errno)};
-}
+constexpr std::uint64_t kHugePageBytes = std::uint64_t{2} << 20;
 
 /// Gives the block its pages. Its content is nobody's.
 void Fault(std::byte* block) {
@@ -92,41 +87,34 @@ std::uint64_t DefaultStagingBudget(int local_ranks) {
   return AvailableMemory() / 2 / static_cast<std::uint64_t>(std::max(local_ranks, 1));
 }
 
-StagingPool::StagingPool(int fd, std::byte* base, std::size_t block_count)
-    : fd_(fd), base_(base), block_count_(block_count) {}
+StagingPool::StagingPool(std::byte* mapping, std::byte* base, std::size_t block_count)
+    : mapping_(mapping), base_(base), block_count_(block_count) {}
 
 Result<std::unique_ptr<StagingPool>> StagingPool::Make(std::uint64_t budget_bytes) {
   const std::size_t blocks = std::max<std::uint64_t>(budget_bytes / kPoolBlockBytes, 2);
-  if (blocks > std::numeric_limits<off_t>::max() / kPoolBlockBytes) {
+  if (blocks > std::numeric_limits<std::int64_t>::max() / kPoolBlockBytes - 1) {
     return InvalidArgument("a staging budget of " + std::to_string(budget_bytes) + " bytes");
   }
   const std::uint64_t bytes = blocks * kPoolBlockBytes;
-  const int fd = ::memfd_create("varve-staging", MFD_CLOEXEC);
-  if (fd < 0) {
-    return NoMemory("create", bytes);
+  void* mapping = ::mmap(nullptr, bytes + kHugePageBytes, PROT_READ | PROT_WRITE,
+                         MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  if (mapping == MAP_FAILED) {
+    return Status(StatusCode::kOutOfSpace, "reserve " + std::to_string(bytes) +
+                                               " bytes of staging memory: " + std::strerror(errno));
   }
-  if (::ftruncate(fd, static_cast<off_t>(bytes)) != 0) {
-    Status status = NoMemory("reserve", bytes);
-    ::close(fd);
-    return status;
-  }
-  void* base = ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE, fd, 0);
-  if (base == MAP_FAILED) {
-    Status status = NoMemory("map", bytes);
-    ::close(fd);
-    return status;
-  }
-  // Fewer, larger faults where the system grants huge pages. A forked child (a data loader) must
-  // not keep the memory alive.
+  auto* const first = static_cast<std::byte*>(mapping);
+  std::byte* const base =
+      first +
+      (kHugePageBytes - reinterpret_cast<std::uintptr_t>(first) % kHugePageBytes) % kHugePageBytes;
+  // A forked child (a data loader) must neither keep the memory alive nor make it be copied.
   ::madvise(base, bytes, MADV_HUGEPAGE);
   ::madvise(base, bytes, MADV_DONTFORK);
-  return std::unique_ptr<StagingPool>(new StagingPool(fd, static_cast<std::byte*>(base), blocks));
+  return std::unique_ptr<StagingPool>(new StagingPool(first, base, blocks));
 }
 
 StagingPool::~StagingPool() {
   preparing_ = {};  // Stops and joins.
-  ::munmap(base_, block_count_ * kPoolBlockBytes);
-  ::close(fd_);
+  ::munmap(mapping_, block_count_ * kPoolBlockBytes + kHugePageBytes);
 }
 
 StagingPool::Reservation::~Reservation() {

@@ -18,8 +18,11 @@ namespace varve {
 
 /// One mapping as large as its budget, cut into blocks of kPoolBlockBytes. Memory is taken from the
 /// system when a block is first used, or ahead of that by Prepare, and kept: the first touch of a
-/// page costs 10-60 times its reuse. The mapping is of a memfd, so that its bytes can be handed to
-/// another process, and goes when the pool does.
+/// page costs 10-60 times its reuse.
+///
+/// Anonymous memory in huge pages, and not a memfd, which could be handed to another process: where
+/// shared memory has no huge pages (the kernel's default), O_DIRECT from it pins 4 KiB pages one by
+/// one. Measured: 1 GiB in 0.31 s from the one, in 0.56 s from the other.
 /// Threads: safe. Must outlive its reservations.
 class StagingPool {
  public:
@@ -79,14 +82,14 @@ class StagingPool {
   [[nodiscard]] std::size_t warm_blocks();
 
  private:
-  StagingPool(int fd, std::byte* base, std::size_t block_count);
+  StagingPool(std::byte* mapping, std::byte* base, std::size_t block_count);
   void Release(std::vector<std::byte*>* blocks);
   /// A block that nobody has used yet; nothing when `limit` are in use or ready.
   std::optional<std::size_t> TakeCold(std::size_t limit);
   void Populate(std::size_t limit, const std::stop_token& stop);
 
-  const int fd_;
-  std::byte* const base_;
+  std::byte* const mapping_;
+  std::byte* const base_;  // The first address in it that huge pages can have.
   const std::size_t block_count_;
   std::mutex mutex_;  // Guards all below but the thread.
   std::condition_variable_any changed_;
