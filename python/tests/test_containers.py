@@ -183,3 +183,21 @@ def test_parameters_are_filled_in_place_and_keep_requiring_gradients(tmp_path: P
     assert parameter.requires_grad
     assert torch.equal(parameter, tensor(3))
     assert not varve.torch.read(tmp_path / "c")["p"].requires_grad
+
+
+class Computed:
+    """A state that exists only in what `state_dict` returns."""
+
+    def state_dict(self) -> dict[str, Any]:
+        return {f"w{i}": torch.full((1000,), i) for i in range(200)}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        raise NotImplementedError
+
+
+def test_tensors_that_state_dict_has_made_live_until_they_are_saved(tmp_path: Path) -> None:
+    varve.torch.save({"model": Computed()}, tmp_path / "a")
+    varve.torch.async_save({"model": Computed()}, tmp_path / "b", staging="overlapped").result()
+    for name in ("a", "b"):
+        found = varve.torch.read(tmp_path / name)["model"]
+        assert same(found, Computed().state_dict())

@@ -128,6 +128,7 @@ def gather(state: Mapping[Any, Any], arrays: Arrays, rank: int, allow_pickle: bo
     with collector_at_rest():
         flat = _tree.Flattener(rank, arrays.is_tensor, arrays.origin)
         structure = _core.encode_value(flat.flatten(state), "", False)
+        keep.append(flat.tensors)  # What a state_dict() has made belongs to nobody else.
         for fqn, tensor in flat.tensors:
             tensors.extend(arrays.sources(fqn, tensor, keep))
         objects = [(fqn, _core.encode_value(v, fqn, allow_pickle)) for fqn, v in flat.objects]
