@@ -15,7 +15,7 @@ import atexit
 import os
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
-from typing import Any
+from typing import Any, cast
 
 import torch.distributed as dist
 
@@ -299,7 +299,7 @@ def async_save(
             timeout,
         )
     if on_done is not None:
-        handle.add_done_callback(lambda _: on_done(handle))
+        handle.add_done_callback(cast("Callable[[Future[SaveReport]], object]", on_done))
     return handle
 
 
