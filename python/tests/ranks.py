@@ -15,13 +15,22 @@ _context = multiprocessing.get_context("forkserver")
 # Importing torch takes seconds; the fork server does it once for all ranks of all tests. The first
 # DTensor of a process imports torch._dynamo.
 _context.set_forkserver_preload(
-    ["torch.distributed.tensor", "torch._dynamo", "varve.torch", "rank_jobs", "dcp_jobs"]
+    [
+        "torch.distributed.tensor",
+        "torch._dynamo",
+        "varve.torch",
+        "rank_jobs",
+        "dcp_jobs",
+        "async_jobs",
+    ]
 )
 
 
 def _main(rank: int, size: int, store: str, results: Any, function: Any, args: Any) -> None:
     import torch
     import torch.distributed as dist
+
+    import varve.torch
 
     torch.set_num_threads(1)
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
@@ -32,6 +41,8 @@ def _main(rank: int, size: int, store: str, results: Any, function: Any, args: A
         outcome: Any = ("ok", function(rank, size, *args))
     except Exception as error:
         outcome = ("error", f"{type(error).__name__}: {error}", traceback.format_exc())
+    # What the end of the interpreter would do.
+    varve.torch._async._at_exit()
     results.put((rank, outcome))
     results.close()
     results.join_thread()
@@ -42,7 +53,7 @@ def _main(rank: int, size: int, store: str, results: Any, function: Any, args: A
 def run_ranks(size: int, function: Callable[..., Any], *args: Any) -> list[Any]:
     """Runs `function(rank, size, *args)` in `size` processes; returns results by rank.
 
-    A rank's exception fails the test. `function` must live in rank_jobs.py or dcp_jobs.py.
+    A rank's exception fails the test. `function` must live in a module of the preload list.
     """
     outcomes = collect(size, function, *args)
     for rank, outcome in outcomes.items():

@@ -28,6 +28,9 @@ from varve.torch._tensors import TorchArrays, local_bytes
 
 _LOST = "the stager has lost touch with other ranks in an earlier save"
 
+#: Seconds in which other ranks, who are waiting for it, take the outcome of the last save from us.
+_LAST_WORDS = 30.0
+
 #: All stagers that are not closed. Dropping one would wait for its saves on whatever thread the last
 #: reference goes, which may be the one that writes them.
 _open: set[Stager] = set()
@@ -183,6 +186,8 @@ class Stager:
         if self._engine is not None:
             self._engine.drain()
             self._engine = None
+            if self._background is not None:
+                self._background.flush(_LAST_WORDS)
             _open.discard(self)
 
     def __enter__(self) -> Stager:

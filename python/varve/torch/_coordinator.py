@@ -155,14 +155,23 @@ class TorchCoordinator:
 
     def close(self, failed: bool, timeout: float) -> None:
         """Waits until everything sent has left, as far as its receiver lives; drops a bad channel."""
+        arrived = self.flush(timeout)
+        if failed or not arrived or self._channel.broken:
+            _channels.pop(self._key, None)
+
+    def flush(self, timeout: float) -> bool:
+        """Waits until everything sent has left; False where a receiver is gone.
+
+        What has not left when the process ends never does, and its receiver would wait for it.
+        """
+        arrived = True
         for work, _ in self._pending:
             try:
                 work.wait(_delta(timeout))
-            except Exception:  # The receiver is gone: the exchange has reported it already.
-                failed = True
+            except Exception:  # The exchange has reported it already.
+                arrived = False
         self._pending.clear()
-        if failed or self._channel.broken:
-            _channels.pop(self._key, None)
+        return arrived
 
     def _send_direct(self, to: int, message: bytes) -> None:
         self._pending = [(work, t) for work, t in self._pending if not work.is_completed()]
