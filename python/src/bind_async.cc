@@ -34,7 +34,9 @@ StagerOptions StagerOptionsFrom(const nb::dict& options) {
   Set(options, "copy_threads", &out.copy_threads);
   Set(options, "max_in_flight", &out.max_in_flight);
   if (options.contains("when_busy")) {
-    out.when_busy = WhenBusyNamed(nb::cast<std::string>(nb::object(options["when_busy"])));
+    std::string name;
+    Set(options, "when_busy", &name);
+    out.when_busy = WhenBusyNamed(name);
   }
   return out;
 }
@@ -61,7 +63,7 @@ AsyncSaveOptions AsyncSaveOptionsFrom(const nb::dict& options) {
   Set(options, "retries", &out.retries);
   SetSeconds(options, "retry_delay", &out.retry_delay);
   if (options.contains("check_torn")) {
-    out.check_torn = nb::cast<bool>(options["check_torn"]);
+    Set(options, "check_torn", &out.check_torn.emplace());
   }
   if (options.contains("deadline")) {
     SetSeconds(options, "deadline", &out.deadline.emplace());

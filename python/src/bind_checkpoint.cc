@@ -140,10 +140,23 @@ std::shared_ptr<nb::object> Shared(nb::object object) {
 }
 
 void SetSeconds(const nb::dict& options, const char* name, std::chrono::milliseconds* out) {
-  if (options.contains(name)) {
-    const auto seconds = nb::cast<double>(options[name]);
-    *out = std::chrono::milliseconds(static_cast<std::int64_t>(seconds * 1000));
+  // 31 years: may be added to a time without overflow.
+  constexpr double kForEver = 1e9;
+  double seconds = -1;
+  Set(options, name, &seconds);
+  if (!options.contains(name)) {
+    return;
   }
+  if (!(seconds >= 0)) {  // Nor when it is not a number.
+    RaiseUnfit(name, nb::object(options[name]));
+  }
+  *out =
+      std::chrono::milliseconds(static_cast<std::int64_t>(std::min(seconds, kForEver) * 1000));
+}
+
+void RaiseUnfit(const char* name, nb::handle value) {
+  Raise(InvalidArgument(std::string(name) + "=" + nb::cast<std::string>(nb::repr(value)) +
+                        ": not a value that it can have"));
 }
 
 SaveOptions SaveOptionsFrom(const nb::dict& options) {

@@ -76,14 +76,20 @@ State StateFrom(const nb::list& tensors, const nb::list& objects, const nb::byte
 SaveOptions SaveOptionsFrom(const nb::dict& options);
 nb::dict ToDict(const SaveReport& report);
 
+/// Raises InvalidArgumentError: a value that the option does not take.
+[[noreturn]] void RaiseUnfit(const char* name, nb::handle value);
+
 /// `out` = options[name], where it is there.
 template <class T>
 void Set(const nb::dict& options, const char* name, T* out) {
   if (options.contains(name)) {
-    *out = nb::cast<T>(options[name]);
+    const nb::object value(options[name]);
+    if (!nb::try_cast(value, *out)) {
+      RaiseUnfit(name, value);
+    }
   }
 }
-/// Likewise, of a number of seconds.
+/// Likewise, of a number of seconds; infinity is a time that nobody waits for.
 void SetSeconds(const nb::dict& options, const char* name, std::chrono::milliseconds* out);
 
 /// A Python object that C++ may copy and drop on any thread.

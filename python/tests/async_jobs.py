@@ -161,6 +161,19 @@ def save_and_destroy_the_group(rank: int, size: int, path: str) -> int:
     return handle.result(LONG).attempts
 
 
+def save_in_one_world_and_the_next(rank: int, size: int, directory: str) -> list[int]:
+    """torch.distributed goes down and comes up again while a save is under way."""
+    gate = Gate()
+    state = {**state_of(0), "mine": PerRank(rank)}
+    handles = [async_save(state, f"{directory}/0", progress=gate)]
+    dist.destroy_process_group()
+    again = f"file://{directory}/store"
+    dist.init_process_group("gloo", init_method=again, rank=rank, world_size=size)
+    handles.append(async_save({**state_of(1), "mine": PerRank(rank)}, f"{directory}/1"))
+    gate.opened.set()
+    return [handle.result(LONG).attempts for handle in handles]
+
+
 def save_in_a_part_of_the_world(rank: int, size: int, directory: str) -> bool:
     """Ranks 0 and 1 save; rank 2 talks to rank 0 about something else."""
     group = dist.new_group([0, 1])

@@ -245,7 +245,18 @@ def test_torch_opens_what_is_saved_in_its_format(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "arguments",
-    [{"staging": "later"}, {"format": "zip"}, {"coordinate": False, "save_id": b"short"}],
+    [
+        {"staging": "later"},
+        {"format": "zip"},
+        {"coordinate": False, "save_id": b"short"},
+        {"max_write_bandwidth": -1},
+        {"retries": "often"},
+        {"deadline": -1},
+        {"deadline": float("nan")},
+        {"timeout": -1},
+        {"overwrite": "yes"},
+        {"check_torn": "yes"},
+    ],
 )
 def test_a_call_that_makes_no_sense_raises_at_once(
     tmp_path: Path, arguments: dict[str, Any]
@@ -257,18 +268,40 @@ def test_a_call_that_makes_no_sense_raises_at_once(
 
 @pytest.mark.parametrize(
     "arguments",
-    [{"when_busy": "never"}, {"at_exit": "shrug"}, {"max_in_flight": 0}, {"copy_threads": -1}],
+    [
+        {"when_busy": "never"},
+        {"when_busy": None},
+        {"at_exit": "shrug"},
+        {"max_in_flight": 0},
+        {"copy_threads": -1},
+        {"memory_budget": -1},
+        {"memory_budget": 1.5},
+    ],
 )
 def test_a_stager_that_makes_no_sense_raises_at_once(arguments: dict[str, Any]) -> None:
-    with pytest.raises(varve.InvalidArgumentError):
+    with pytest.raises(varve.InvalidArgumentError, match=next(iter(arguments))):
         Stager(**arguments)
 
 
 def test_a_closed_stager_is_refused_at_once(tmp_path: Path) -> None:
     stager = Stager()
     stager.close()
-    with pytest.raises(varve.InvalidArgumentError, match="closed"):
-        async_save(state_of(1), tmp_path / "a", stager=stager)
+    for use in (
+        lambda: async_save(state_of(1), tmp_path / "a", stager=stager),
+        lambda: stager.prepare(1),
+        stager.wait_prepared,
+        stager.drain,
+        stager.abort,
+        lambda: stager.memory_budget,
+    ):
+        with pytest.raises(varve.InvalidArgumentError, match="closed"):
+            use()
+
+
+def test_a_time_without_end_is_one(tmp_path: Path) -> None:
+    for_ever = float("inf")
+    async_save(state_of(1), tmp_path / "a", timeout=for_ever, deadline=for_ever).result(LONG)
+    assert_holds(tmp_path / "a", 1)
 
 
 def test_a_path_that_cannot_be_one_is_refused_at_once() -> None:

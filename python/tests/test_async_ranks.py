@@ -65,6 +65,15 @@ def test_a_save_outlives_the_process_group(tmp_path: Path) -> None:
     assert same(found, async_jobs.state_of(5))
 
 
+def test_saves_of_one_world_and_of_the_next_do_not_meet(tmp_path: Path) -> None:
+    ended = run_ranks(2, async_jobs.save_in_one_world_and_the_next, str(tmp_path))
+    assert ended == [[1, 1]] * 2
+    for step in range(2):
+        found = varve.torch.read(tmp_path / f"{step}")
+        assert [found.pop(f"mine/rank{rank}") for rank in range(2)] == [0, 1]
+        assert same(found, async_jobs.state_of(step))
+
+
 def test_a_part_of_the_world_saves_while_the_rest_does_something_else(tmp_path: Path) -> None:
     assert run_ranks(3, async_jobs.save_in_a_part_of_the_world, str(tmp_path)) == [True] * 3
     for step in range(3):

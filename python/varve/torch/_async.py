@@ -158,7 +158,7 @@ class Stager:
     @property
     def memory_budget(self) -> int:
         """Bytes of memory for copies."""
-        return int(self._engine.budget_bytes)
+        return int(self._usable().budget_bytes)
 
     def prepare(self, state: Mapping[Any, Any] | int) -> None:
         """Begins to take memory for a state, or that many bytes, from the system, in the background.
@@ -167,19 +167,19 @@ class Stager:
         ahead of the first save, as soon as the state exists.
         """
         size = state if isinstance(state, int) else _bytes_of(state)
-        self._engine.prepare(size)
+        self._usable().prepare(size)
 
     def wait_prepared(self) -> None:
         """Waits for `prepare`."""
-        self._engine.wait_prepared()
+        self._usable().wait_prepared()
 
     def drain(self) -> None:
         """Waits for the saves under way. Their handles say how they ended."""
-        self._engine.drain()
+        self._usable().drain()
 
     def abort(self) -> None:
         """Cancels the saves under way, and waits for that."""
-        self._engine.abort()
+        self._usable().abort()
 
     def close(self) -> None:
         """Waits for the saves under way and gives the memory back. May be called again."""
@@ -195,6 +195,11 @@ class Stager:
 
     def __exit__(self, *_: Any) -> None:
         self.close()
+
+    def _usable(self) -> Any:
+        if self._engine is None:
+            raise InvalidArgumentError("the stager is closed")
+        return self._engine
 
     @property
     def _lost(self) -> bool:
@@ -317,8 +322,7 @@ def _start(
     options: dict[str, Any],
     timeout: float,
 ) -> SaveHandle:
-    if stager._engine is None:
-        raise InvalidArgumentError("the stager is closed")
+    stager_engine = stager._usable()
     handle = SaveHandle()
     refusal: str | None = _LOST if stager._lost else None
     cause: BaseException | None = None
@@ -345,7 +349,7 @@ def _start(
     handle._keep = parts
     try:
         handle._engine = _core.async_save(
-            stager._engine,
+            stager_engine,
             parts.tensors,
             parts.objects,
             parts.structure,

@@ -197,8 +197,8 @@ class TorchCoordinator:
 
 
 def _delta(seconds: float) -> datetime.timedelta:
-    # Whole milliseconds are what gloo takes, and it reads zero as "for ever".
-    return datetime.timedelta(milliseconds=max(int(seconds * 1000), 1))
+    # Whole milliseconds are what gloo takes, and it reads zero as "for ever". Infinity: 31 years.
+    return datetime.timedelta(milliseconds=max(int(min(seconds, 1e9) * 1000), 1))
 
 
 def _describe(error: Exception) -> str:
