@@ -204,7 +204,9 @@ def test_a_value_that_cannot_be_stored_is_the_handles_error(tmp_path: Path) -> N
     assert caught.value.__cause__ is not None, "the traceback of what refused it"
     with pytest.raises(varve.InvalidArgumentError, match="odd"):
         handle.wait_staged(LONG)
-    assert os.listdir(tmp_path) == []
+    (listed,) = varve.list_checkpoints(str(tmp_path))
+    assert (listed["name"], listed["state"]) == ("a", "failed")
+    assert "odd" in listed["detail"]
 
 
 def test_a_state_dict_that_raises_is_the_handles_error(tmp_path: Path) -> None:
