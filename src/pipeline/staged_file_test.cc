@@ -71,9 +71,10 @@ TEST(StagedFile, LeavesZeroesInTheLastPage) {
 }
 
 TEST(StagedFile, OfNothingIsNothing) {
+  Random random(9);
   const auto pool = PoolOf(2);
   FileJob job;
-  job.AddTensor({0}, 4, false, nullptr);
+  job.AddTensor({0}, 4, false, &random);
   StagedFile staged = Stage(job, pool.get());
   ASSERT_TRUE(IsOk(staged.Fill(2, {})));
   MemoryFile file;
