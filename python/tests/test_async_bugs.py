@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import gc
 import shutil
+import threading
 import time
 import weakref
 from collections.abc import Callable
@@ -205,46 +206,51 @@ def test_python_objects_that_outlive_the_save(tmp_path: Path, staging: str, fail
         gc.enable()
 
 
-def gaps(go_on: Callable[[], bool]) -> dict[str, float]:
-    """Runs a pure-Python loop; how long its thread was kept from it."""
-    counts = [0] * 64
-    lost = 0
+def kept_waiting(go_on: Callable[[], bool]) -> dict[str, float]:
+    """Runs a pure-Python loop: gaps between its rounds, and the share of time it was asleep.
+
+    The kernel says how long a thread ran and how long it wanted to run but had no core. The rest it
+    slept; and this loop sleeps for nothing but the GIL.
+    """
+    schedstat = f"/proc/self/task/{threading.get_native_id()}/schedstat"
+
+    def awake() -> int:
+        with open(schedstat) as file:
+            ran, waited_for_a_core, _ = map(int, file.read().split())
+        return ran + waited_for_a_core
+
+    counts = [0] * 64  # By the number of bits of the gap in nanoseconds.
+    awake_before = awake()
     begin = last = time.perf_counter_ns()
     while go_on():
         now = time.perf_counter_ns()
-        gap = now - last
-        counts[gap.bit_length()] += 1
-        if gap > 20_000_000:
-            lost += gap
+        counts[(now - last).bit_length()] += 1
         last = now
-    total = sum(counts)
-    over, percentile = 0, 0
-    for bucket in reversed(range(64)):
-        over += counts[bucket]
-        if over > total / 1000:
-            percentile = 1 << bucket
+    asleep = 1 - (awake() - awake_before) / (time.perf_counter_ns() - begin)
+    rarer = 0
+    for bits in reversed(range(64)):
+        rarer += counts[bits]
+        if rarer > sum(counts) / 1000:
             break
-    elapsed = max(last - begin, 1)
-    return {"99.9%": percentile / 1e9, "lost": lost / elapsed, "seconds": elapsed / 1e9}
+    return {"99.9th percentile": 2.0**bits / 1e9, "asleep": asleep}
 
 
 def test_python_that_stands_still_while_a_save_is_written(tmp_path: Path) -> None:
-    """The writing needs the GIL for two callbacks at its end, and not while bytes move.
+    """The writing needs the GIL for a callback or two at its end, and not while bytes move.
 
-    That no single gap is Varve's cannot be asserted where other processes want the cores too. If the
-    GIL were held while a block is copied, hashed or written, nearly all of the time would go in gaps
-    of 20 ms and more; if it were taken for every small piece of work, the 99.9th percentile would be
-    at least the interpreter's switch interval, 5 ms.
+    That no single gap is Varve's could not be asserted: other processes want the cores, too. Gaps are
+    therefore held against a generous bound only. What does not depend on the load is how long the loop
+    slept: had the GIL been held while blocks are copied, hashed or written, it would have been most of
+    the time (9/10 if it is held for 50 ms at a time, 1/2 if for 5).
     """
     state = {"w": torch.ones(512, MIB // 4)}
     with Stager(memory_budget=512 * MIB + 16 * MIB) as stager:
         stager.prepare(state)
         stager.wait_prepared()
         handle = async_save(state, tmp_path / "a", stager=stager)
-        during = gaps(lambda: not handle.done())
+        during = kept_waiting(lambda: not handle.done())
         handle.result()
-    end = time.monotonic() + min(during["seconds"], 1.0)
-    quiet = gaps(lambda: time.monotonic() < end)
-    print("while saving", during, "alone", quiet)
-    assert during["99.9%"] < max(0.001, 2 * quiet["99.9%"])
-    assert during["lost"] < max(0.5, 2 * quiet["lost"])
+    end = time.monotonic() + 0.2
+    alone = kept_waiting(lambda: time.monotonic() < end)
+    assert during["99.9th percentile"] < max(0.001, 2 * alone["99.9th percentile"]), (during, alone)
+    assert during["asleep"] < 0.2, (during, alone)
