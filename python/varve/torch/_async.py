@@ -252,7 +252,8 @@ def async_save(
         deadline: Seconds from the call on after which the save is given up.
         check_torn: Compare samples of every tensor before and after the copy, to find one that was
             written to meanwhile. By default where VARVE_DEBUG is set in the environment.
-        on_done: Called with the handle, on another thread, when it has ended.
+        on_done: Called with the handle when it has ended, on the thread that writes the next save: it
+            must be quick, and wait for no other save, be it to start one.
 
     Returns:
         A future of the SaveReport; see SaveHandle.
