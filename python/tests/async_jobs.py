@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -207,6 +209,29 @@ def save_without_talking(rank: int, size: int, directory: str) -> list[bool]:
     return [
         torch.equal(varve.torch.read(f"{directory}/{step}")["w"], whole + step) for step in range(3)
     ]
+
+
+def die_while_saving(rank: int, size: int, path: str, victim: int, at_once: bool) -> str:
+    """What the others are told, all of them while the others live."""
+
+    def progress(done: int, total: int) -> None:
+        if rank == victim:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    state = {**state_of(0), "mine": PerRank(torch.full((MIB,), rank))}
+    told = ""
+    if at_once:
+        try:
+            varve.torch.save(state, path, timeout=300, progress=progress)
+        except varve.UnavailableError as error:
+            told = str(error)
+    else:
+        told = str(async_save(state, path, timeout=300, progress=progress).exception(LONG))
+    Path(f"{path}-told-{rank}").touch()
+    others = [f"{path}-told-{other}" for other in range(size) if other not in (rank, victim)]
+    while not all(map(os.path.exists, others)):
+        time.sleep(0.01)
+    return told
 
 
 def lose_touch_and_recover(rank: int, size: int, directory: str) -> tuple[str, int]:

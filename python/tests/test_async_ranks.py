@@ -7,7 +7,7 @@ from pathlib import Path
 import async_jobs
 import pytest
 from async_jobs import assert_holds, listed
-from ranks import run_ranks
+from ranks import collect, run_ranks
 from same import same
 
 import varve
@@ -87,6 +87,17 @@ def test_ranks_that_do_not_talk_save_in_the_background_too(tmp_path: Path) -> No
     assert listed(tmp_path) == ["0", "1", "2"]
     found = varve.torch.read(tmp_path / "2", "mine/*")
     assert found == {"mine/rank0": 2, "mine/rank1": 12}
+
+
+@pytest.mark.parametrize("at_once", [False, True])
+def test_a_rank_that_dies_while_it_writes_is_named_by_all_others_long_before_the_deadline(
+    tmp_path: Path, at_once: bool
+) -> None:
+    path = str(tmp_path / "a")
+    ended = collect(3, async_jobs.die_while_saving, path, 2, at_once, dead=(2,))
+    assert {rank: outcome[0] for rank, outcome in ended.items()} == {0: "ok", 1: "ok"}
+    assert all("rank 2" in outcome[1] for outcome in ended.values()), ended
+    assert listed(tmp_path) == []
 
 
 def test_after_a_rank_was_late_the_ranks_find_each_other_again(tmp_path: Path) -> None:

@@ -22,6 +22,7 @@ torch.distributed: it lives on, until the saves are done, when the job has ended
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import struct
 from typing import Any
@@ -123,6 +124,10 @@ class TorchCoordinator:
                 return
             except Exception:
                 channel.broken = True
+        else:
+            # Where it was another peer that was lost, this one may be waiting on its connection still.
+            with contextlib.suppress(Exception):
+                self._send_direct(to, message)
         self._post(to)
 
     def receive(self, source: int, timeout: float) -> bytes:
