@@ -67,6 +67,23 @@ varve.torch.async_save(state, path, stager=stager, max_write_bandwidth=1000)
     assert os.listdir(tmp_path) == []
 
 
+def test_a_forked_child_ends_and_leaves_the_saves_to_its_parent(tmp_path: Path) -> None:
+    text = """
+with varve.torch.Stager() as own:
+    for stager in (own, None):
+        varve.torch.async_save(state, f"{path}-{stager is own}", stager=stager).result()
+    varve.torch.async_save(state, path, stager=own, **slowly)
+    if os.fork() == 0:
+        varve.torch.async_save(state, path + "-child").result()
+        sys.exit(3)
+    sys.exit(os.waitstatus_to_exitcode(os.wait()[1]))
+"""
+    assert run_script(text, tmp_path / "a") == [(3, "")]
+    assert listed(tmp_path) == ["a", "a-False", "a-True", "a-child"]
+    assert_whole(tmp_path / "a")
+    assert_whole(tmp_path / "a-child")
+
+
 def test_ranks_that_end_right_after_the_call_leave_a_whole_checkpoint(tmp_path: Path) -> None:
     text = """
 torch.distributed.init_process_group(

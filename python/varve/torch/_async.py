@@ -427,9 +427,12 @@ def _at_exit() -> None:
 
 
 def _in_child() -> None:
-    """A forked child has neither the threads nor the memory of its parent's stagers."""
-    for stagers in (_open, _made, _retired):
-        stagers.clear()
+    """A forked child has neither the threads nor the memory of its parent's stagers: closed to it."""
+    for stager in _open:
+        stager._engine = None  # The binding does not destroy what another process has made.
+    _open.clear()
+    _made.clear()
+    _retired.clear()
 
 
 atexit.register(_at_exit)
