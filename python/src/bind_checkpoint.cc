@@ -150,8 +150,7 @@ void SetSeconds(const nb::dict& options, const char* name, std::chrono::millisec
   if (!(seconds >= 0)) {  // Nor when it is not a number.
     RaiseUnfit(name, nb::object(options[name]));
   }
-  *out =
-      std::chrono::milliseconds(static_cast<std::int64_t>(std::min(seconds, kForEver) * 1000));
+  *out = std::chrono::milliseconds(static_cast<std::int64_t>(std::min(seconds, kForEver) * 1000));
 }
 
 void RaiseUnfit(const char* name, nb::handle value) {
