@@ -73,7 +73,8 @@ class AsyncSaveHandle {
   /// Ready when the checkpoint is durable and visible, or the save has failed; the same on every
   /// rank, as Save returns it. Cancelled when it was skipped, replaced or cancelled.
   [[nodiscard]] std::shared_future<Result<SaveReport>> done() const;
-  /// Gives the save up, on all ranks, unless it is about to be visible. Nothing stays behind.
+  /// Gives the save up, on all ranks, unless it is about to be visible. Nothing stays behind. Other
+  /// ranks learn of it in the next exchange, so they write their files to the end first.
   void Cancel() const;
 
   struct Impl;

@@ -82,7 +82,7 @@ class SaveHandle(Future[SaveReport]):
     def cancel(self) -> bool:
         """Gives the save up on all ranks; its result is then a CancelledError.
 
-        Returns False when it has already ended. It may still end well if it was about to be visible.
+        Other ranks learn of it when they have written their part. Returns False when it has already ended. It may still end well if it was about to be visible.
         """
         if self.done():
             return False
