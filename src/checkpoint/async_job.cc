@@ -144,14 +144,24 @@ Result<SaveReport> AsyncJob::Write(Coordinator& background) {
   } else if (attempt > 1) {
     result = result.status().Annotate(std::to_string(attempt) + " attempts");
   }
+  LetGo();
+  return result;
+}
+
+/// Gives memory, locks and storage back. Not left to the destructor: whoever is told of the end may
+/// keep the handle, and take the storage away.
+void AsyncJob::LetGo() {
   if (staged_file_ != nullptr) {
-    // In waves the copying may still be under way and about to look at it.
     staged_file_->Discard({StatusCode::kCancelled, "the save has ended"});
+  }
+  {
+    // In waves the copying may still be under way, and about to look at all this.
     std::unique_lock lock(mutex_);
     changed_.wait(lock, [&] { return copied_; });
-    staged_file_.reset();
   }
-  return result;
+  staged_file_.reset();
+  samples_.reset();
+  session_.reset();
 }
 
 Result<SaveReport> AsyncJob::WriteOnce(Coordinator& background, const Status& ready) {

@@ -57,6 +57,7 @@ class AsyncJob {
   /// Waits until there is something to write; why not, when there never will be.
   Status AwaitReady();
   Result<SaveReport> WriteOnce(Coordinator& background, const Status& ready);
+  void LetGo();
   bool MayRetry(const Status& failure, int attempt) const;
   Status AgreeToRetry(Coordinator& background, int attempt);
   void Watch(const std::stop_token& ended);

@@ -413,6 +413,22 @@ TEST(AsyncSave, RanksSettleAndPublishTogether) {
   }
 }
 
+// Found by ASan: the lock of the name lived as long as the handle.
+TEST(AsyncSave, AHandleThatIsKeptKeepsNothingElse) {
+  const TempDir dir;
+  const auto stager = MakeStager();
+  const Training training(kMiB);
+  std::vector<AsyncSaveHandle> kept;
+  for (int save = 0; save < 3; ++save) {
+    FaultyStorage storage(PosixStorage());
+    AsyncSaveOptions options;
+    options.save.overwrite = true;
+    options.save.storage = &storage;
+    kept.push_back(AsyncSave(training.state(), dir / "latest", options, *stager));
+    ASSERT_TRUE(IsOk(kept.back().done().get())) << "the name is free again";
+  }
+}
+
 TEST(AsyncSave, AFailureIsListedUntilTheNextSaveOfThatName) {
   const TempDir dir;
   const auto stager = MakeStager();

@@ -135,10 +135,14 @@ Result<StagingPool::Reservation> StagingPool::Reserve(Ticket ticket, std::size_t
   blocks.reserve(wanted);
   std::unique_lock lock(mutex_);
   const auto free_now = [&] { return free_.size() + (block_count_ - cold_); };
-  // The turn is waited for in any case: a number that is left out would stop the others.
-  changed_.wait(lock, [&] { return Ticket{serving_} == ticket; });
+  if (!changed_.wait(lock, stop, [&] { return Ticket{serving_} == ticket; })) {
+    left_.insert(ticket);  // Passed over when its turn comes: nobody behind it waits for that.
+    return Status(StatusCode::kCancelled, "cancelled while waiting for staging memory");
+  }
   const bool served = changed_.wait(lock, stop, [&] { return free_now() >= wanted; });
-  ++serving_;
+  do {
+    ++serving_;
+  } while (left_.erase(Ticket{serving_}) > 0);
   changed_.notify_all();
   if (!served) {
     return Status(StatusCode::kCancelled, "cancelled while waiting for staging memory");

@@ -7,6 +7,7 @@
 #include <memory>
 #include <mutex>
 #include <optional>
+#include <set>
 #include <stop_token>
 #include <thread>
 #include <vector>
@@ -97,6 +98,7 @@ class StagingPool {
   std::size_t cold_ = 0;          // Blocks [0, cold_) have been used; those from it on never.
   std::uint64_t next_ticket_ = 0;
   std::uint64_t serving_ = 0;
+  std::set<Ticket> left_;  // Whose holders no longer wait.
   std::jthread preparing_;
 };
 
