@@ -29,6 +29,11 @@ namespace {
 /// Ranks come to the agreement about a retry right after they have learnt of the failure.
 constexpr auto kRetryAgreement = std::chrono::seconds(30);
 
+/// True for failures that may pass.
+bool IsWorthARetry(const Status& status) {
+  return status.code() == StatusCode::kOutOfSpace || status.code() == StatusCode::kUnavailable;
+}
+
 bool WantsTornCheck(const AsyncSaveOptions& options) {
   return options.check_torn.value_or(std::getenv("VARVE_DEBUG") != nullptr);
 }
@@ -126,8 +131,9 @@ Result<SaveReport> AsyncJob::Write(Coordinator& background) {
   const Status ready = AwaitReady();
   int attempt = 1;
   Result<SaveReport> result = WriteOnce(background, ready);
-  while (!result.ok() && MayRetry(result.status(), attempt) &&
-         AgreeToRetry(background, attempt).ok()) {
+  // Of the failure and the options, which all ranks have alike: all come to agree, or none does.
+  while (attempt <= options_.retries && IsWorthARetry(result.status()) &&
+         AgreeToRetry(background, attempt, ready).ok()) {
     const auto pause = options_.retry_delay * (1 << std::min(attempt - 1, 10));
     {
       std::unique_lock lock(mutex_);
@@ -180,21 +186,19 @@ Result<SaveReport> AsyncJob::WriteOnce(Coordinator& background, const Status& re
   return result;
 }
 
-bool AsyncJob::MayRetry(const Status& failure, int attempt) const {
-  return attempt <= options_.retries && staged_file_ != nullptr && !staged_file_->in_waves() &&
-         !stop_.stop_requested() &&
-         (failure.code() == StatusCode::kOutOfSpace || failure.code() == StatusCode::kUnavailable);
-}
-
-Status AsyncJob::AgreeToRetry(Coordinator& background, int attempt) {
+Status AsyncJob::AgreeToRetry(Coordinator& background, int attempt, const Status& ready) {
+  const bool copy_is_gone = staged_file_ != nullptr && staged_file_->in_waves();
+  const bool can = ready.ok() && !copy_is_gone && !stop_.stop_requested();
+  const Status mine = can ? Status::Ok() : FailedPrecondition("cannot write it again");
   if (!options_.save.coordinate || background.size() == 1) {
-    return Status::Ok();
+    return mine;
   }
-  const std::string mine = "retry " + std::to_string(attempt);
-  return Exchange(background, "save " + path_, mine, Clock::now() + kRetryAgreement,
+  const std::string word = "retry " + std::to_string(attempt);
+  return Exchange(background, "save " + path_, can ? Contribution(word) : Contribution(mine),
+                  Clock::now() + kRetryAgreement,
                   [&](const std::vector<std::string>& ranks) -> Result<std::vector<std::string>> {
                     for (const std::string& theirs : ranks) {
-                      if (theirs != mine) {
+                      if (theirs != word) {
                         return Unavailable("the ranks are out of step");
                       }
                     }

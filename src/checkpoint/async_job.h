@@ -58,8 +58,7 @@ class AsyncJob {
   Status AwaitReady();
   Result<SaveReport> WriteOnce(Coordinator& background, const Status& ready);
   void LetGo();
-  bool MayRetry(const Status& failure, int attempt) const;
-  Status AgreeToRetry(Coordinator& background, int attempt);
+  Status AgreeToRetry(Coordinator& background, int attempt, const Status& ready);
   void Watch(const std::stop_token& ended);
 
   const State state_;

@@ -93,7 +93,7 @@ TEST(AsyncSave, SavesWhatWasThereAtTheCallWhateverTrainingDoesNext) {
     ASSERT_TRUE(IsOk(report));
     EXPECT_FALSE(report->in_waves);
     EXPECT_GT(report->bytes_written, before.size());
-    EXPECT_EQ(Load(path, before.size()), before);
+    EXPECT_TRUE(Load(path, before.size()) == before);
   }
 }
 
@@ -111,7 +111,7 @@ TEST(AsyncSave, AnOverlappedSaveReturnsBeforeTheCopyAndSaysWhenItIsMade) {
   training.Step();
   ASSERT_TRUE(IsOk(save.done().get()));
   EXPECT_EQ(told, 1);
-  EXPECT_EQ(Load(dir / "c", before.size()), before);
+  EXPECT_TRUE(Load(dir / "c", before.size()) == before);
 }
 
 TEST(AsyncSave, AStateLargerThanTheMemoryIsSavedInWavesAndSaysSo) {
@@ -123,7 +123,7 @@ TEST(AsyncSave, AStateLargerThanTheMemoryIsSavedInWavesAndSaysSo) {
   const auto& report = save.done().get();
   ASSERT_TRUE(IsOk(report));
   EXPECT_TRUE(report->in_waves);
-  EXPECT_EQ(Load(dir / "c", training.memory.size()), training.memory);
+  EXPECT_TRUE(Load(dir / "c", training.memory.size()) == training.memory);
 }
 
 TEST(AsyncSave, ManySavesOneAfterTheOtherEachHaveTheirOwnContent) {
@@ -255,7 +255,7 @@ TEST(AsyncSave, AFailedWriteIsRepeatedFromTheCopy) {
       ASSERT_TRUE(IsOk(report));
       EXPECT_EQ(report->attempts, 2);
       EXPECT_EQ(attempts, 2);
-      EXPECT_EQ(Load(path, before.size()), before);
+      EXPECT_TRUE(Load(path, before.size()) == before);
     } else {
       EXPECT_TRUE(FailsWith(report, StatusCode::kOutOfSpace, {"3 attempts", "full for now"}));
       EXPECT_EQ(attempts, 3);
@@ -312,13 +312,14 @@ TEST(AsyncSave, ARankThatCannotTakePartTellsTheOthers) {
   }
 }
 
+// One of them has nothing to write, and so no copy to write it from.
 TEST(AsyncSave, RanksRepeatAFailedWriteTogether) {
   const TempDir dir;
-  auto front = MakeInProcessCoordinators(2);
-  auto back = MakeInProcessCoordinators(2);
+  auto front = MakeInProcessCoordinators(3);
+  auto back = MakeInProcessCoordinators(3);
   const Training training(9 * kMiB);
   std::vector<std::jthread> ranks;
-  for (std::size_t rank = 0; rank < 2; ++rank) {
+  for (std::size_t rank = 0; rank < 3; ++rank) {
     ranks.emplace_back([&, rank] {
       auto stager = Stager::Make({.budget_bytes = 64 * kMiB}, std::move(back[rank]));
       ASSERT_TRUE(IsOk(stager));
@@ -331,15 +332,15 @@ TEST(AsyncSave, RanksRepeatAFailedWriteTogether) {
       AsyncSaveOptions options;
       options.save.storage = &storage;
       options.retry_delay = std::chrono::milliseconds(1);
-      const AsyncSaveHandle save =
-          AsyncSave(training.state(), dir / "c", options, **stager, *front[rank]);
+      const AsyncSaveHandle save = AsyncSave(rank == 2 ? State() : training.state(), dir / "c",
+                                             options, **stager, *front[rank]);
       const auto& report = save.done().get();
       ASSERT_TRUE(IsOk(report));
       EXPECT_EQ(report->attempts, 2);
     });
   }
   ranks.clear();
-  EXPECT_EQ(Load(dir / "c", training.memory.size()), training.memory);
+  EXPECT_TRUE(Load(dir / "c", training.memory.size()) == training.memory);
 }
 
 TEST(AsyncSave, WhenBusyTheNextIsSkippedOrTakesTheNewestOnesPlace) {
@@ -372,7 +373,7 @@ TEST(AsyncSave, AStagerWaitsForItsSavesAndAbortGivesThemUp) {
     const auto stager = MakeStager();
     (void)AsyncSave(training.state(), dir / "a", {}, *stager);
   }
-  EXPECT_EQ(Load(dir / "a", training.memory.size()), training.memory);
+  EXPECT_TRUE(Load(dir / "a", training.memory.size()) == training.memory);
   const auto stager = MakeStager();
   const AsyncSaveHandle save = AsyncSave(training.state(), dir / "b", Endless(), *stager);
   stager->Abort();
@@ -409,7 +410,7 @@ TEST(AsyncSave, RanksSettleAndPublishTogether) {
   }
   ranks.clear();
   for (int step = 0; step < 4; ++step) {
-    EXPECT_EQ(Load(dir / std::to_string(step), replicated.memory.size()), replicated.memory);
+    EXPECT_TRUE(Load(dir / std::to_string(step), replicated.memory.size()) == replicated.memory);
   }
 }
 
