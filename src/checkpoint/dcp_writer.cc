@@ -1,7 +1,6 @@
 #include "checkpoint/dcp_writer.h"
 
 #include <array>
-#include <atomic>
 #include <cassert>
 #include <cstddef>
 #include <optional>
@@ -9,6 +8,7 @@
 
 #include "base/bytes.h"
 #include "base/checked.h"
+#include "checkpoint/file_work.h"
 #include "format/data_file.h"
 #include "interop/torch_encode.h"
 #include "pipeline/file_writer.h"
@@ -145,30 +145,22 @@ Result<DcpFile> WriteDcpItems(Storage& storage, const std::string& path,
     return InvalidArgument("block_bytes must be a multiple of 4096 up to 8 MiB, not " +
                            std::to_string(options.block_bytes));
   }
-  VARVE_ASSIGN_OR_RETURN(DcpWork work, LayOutDcpItems(items));
-  VARVE_ASSIGN_OR_RETURN(const auto file,
-                         storage.OpenForWrite(path, {.size = work.size, .direct = options.direct}));
-
-  WriteSegmentsOptions write_options{.block_bytes = options.block_bytes,
-                                     .writes_in_flight = options.writes_in_flight,
-                                     .max_bytes_per_second = options.max_write_bandwidth,
-                                     .stop = options.stop};
-  std::atomic<std::uint64_t> done{0};
-  if (options.progress) {
-    write_options.on_written = [&](std::uint64_t bytes) {
-      options.progress(done += bytes, work.size);
-    };
-  }
-  VARVE_ASSIGN_OR_RETURN(WrittenSegments data, WriteSegments(*file, 0, work.segments,
-                                                             BufferPool::Shared(), write_options));
-  VARVE_RETURN_IF_ERROR(file->Sync(work.size));
-
+  VARVE_ASSIGN_OR_RETURN(DcpWork laid_out, LayOutDcpItems(items));
   DcpFile written;
-  written.items = std::move(work.items);
-  written.size = work.size;
+  written.items = std::move(laid_out.items);
+  written.size = laid_out.size;
   written.block_bytes = options.block_bytes;
-  written.block_crc32c = std::move(data.block_crc32c);
-  written.direct = file->direct();
+  FileWork work;
+  work.size = laid_out.size;
+  work.block_bytes = options.block_bytes;
+  work.segments = std::move(laid_out.segments);
+  work.finish = [&](WrittenSegments data) -> Result<FinishedFile> {
+    written.block_crc32c = std::move(data.block_crc32c);
+    return FinishedFile{};
+  };
+  VARVE_ASSIGN_OR_RETURN(const WrittenShare share,
+                         WriteFileWork(storage, path, work, nullptr, options));
+  written.direct = share.direct;
   return written;
 }
 
