@@ -189,7 +189,7 @@ Result<SaveReport> AsyncJob::WriteOnce(Coordinator& background, const Status& re
 Status AsyncJob::AgreeToRetry(Coordinator& background, int attempt, const Status& ready) {
   const bool copy_is_gone = staged_file_ != nullptr && staged_file_->in_waves();
   const bool can = ready.ok() && !copy_is_gone && !stop_.stop_requested();
-  const Status mine = can ? Status::Ok() : FailedPrecondition("cannot write it again");
+  Status mine = can ? Status::Ok() : FailedPrecondition("cannot write it again");
   if (!options_.save.coordinate || background.size() == 1) {
     return mine;
   }
