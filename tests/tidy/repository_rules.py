@@ -28,7 +28,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
     "interop": ("format", "tensor", "base"),
     "plan": ("format", "tensor", "base"),
     "storage": ("base",),
-    "coordinate": ("base",),
+    "coordinate": ("storage", "base"),
     "pipeline": ("plan", "storage", "format", "tensor", "base"),
     "checkpoint": (
         "pipeline",

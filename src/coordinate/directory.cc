@@ -1,0 +1,266 @@
+// How ranks talk through a directory. DIR is its path; message N (from 0, counted by pair) of rank
+// F to rank T is the file DIR/N-from-F-to-T.
+//
+//  1. The sender writes DIR/.N-from-F-to-T.part: a frame of magic, length and CRC-32C, then the
+//     message. What is there already was left by a dead predecessor of this rank and is
+//     overwritten. Nothing is synced: no message has to survive a power cut, since no process does.
+//     So an error that a network file system has only when it closes the file goes unseen here;
+//     it shows at step 4.
+//  2. If there is no DIR, it is made, and step 1 done again. Two ranks at once: the second finds
+//     that it exists, which is as good. A rank other than 0 that has sent before does not make it
+//     again: DIR has gone because rank 0 has ended (step 7), and nobody would read the message.
+//  3. The file gets its name by a rename, so that it is seen whole or not at all, whenever the
+//     sender dies. The rename replaces: a predecessor may have died just after it, and what the
+//     receiver finds must be the message of the rank that now waits for the answer. A receiver that
+//     has the old file open reads that one to its end, and step 5 then removes the new one: either
+//     way it has got message N once.
+//  4. The receiver looks for the file by its name, less and less often, and checks the frame: a
+//     torn or foreign file (a lost write, two processes that both believe they are rank F) is
+//     kDataLoss and never a message. Every so often it opens DIR itself. An NFS client remembers
+//     for up to a minute that a name was not there; to open the directory makes it ask the server.
+//     And where DIR was and is no more, rank 0 has ended, and the wait is over at once.
+//  5. The receiver removes the file and counts on. If it dies before that, its successor finds the
+//     message again; if after, its successor waits for a message that does not come again, up to
+//     its deadline. A message that a sender's successor sends again after step 5 has a number that
+//     nobody asks for any more; it lies there until step 7.
+//  6. Only pairs with rank 0 talk. With step 7 that is what makes removing DIR safe: Storage has no
+//     removal of an empty directory only, so whoever removes one must know that nothing may still
+//     come into it that anybody would read.
+//  7. Rank 0, when it ends, waits until no message of rank 0 is left: each of its peers has then
+//     had its last answer, and whatever else lies in DIR or still comes is addressed to rank 0,
+//     which reads no more. Then it removes DIR with all it holds. A peer that does not read holds
+//     it up for kLastReads; DIR then stays, so that one that is merely late still gets its answer.
+//     Files that are not of this protocol are never removed: then this is not the directory it
+//     should be. No other rank removes DIR: it cannot know who else has yet to read.
+
+#include "coordinate/directory.h"
+
+#include <algorithm>
+#include <chrono>
+#include <string_view>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "base/bytes.h"
+#include "base/checksum.h"
+
+namespace varve {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+constexpr std::string_view kMagic = "VARVEMSG";
+constexpr std::uint64_t kFrameBytes = kMagic.size() + 8 + 4;
+constexpr std::string_view kFromCoordinator = "-from-0-to-";
+constexpr std::string_view kPart = ".part";
+
+constexpr auto kFirstPause = std::chrono::milliseconds(1);
+constexpr auto kLongestPause = std::chrono::milliseconds(50);
+/// Step 4: with the longest pause between them, not quite once a second.
+constexpr int kLooksPerLookAtDirectory = 16;
+/// Step 7.
+constexpr auto kLastReads = std::chrono::seconds(2);
+
+std::string MessageName(std::uint64_t number, int from, int to) {
+  return std::to_string(number) + "-from-" + std::to_string(from) + "-to-" + std::to_string(to);
+}
+
+bool Take(std::string_view* text, std::string_view prefix) {
+  const bool there = text->starts_with(prefix);
+  text->remove_prefix(there ? prefix.size() : 0);
+  return there;
+}
+
+bool TakeNumber(std::string_view* text) {
+  const std::size_t digits = std::min(text->find_first_not_of("0123456789"), text->size());
+  text->remove_prefix(digits);
+  return digits > 0;
+}
+
+/// True for what this protocol calls its files, messages and parts of them.
+bool IsOurs(const DirectoryEntry& entry) {
+  std::string_view name = entry.name;
+  if (name.starts_with('.') && name.ends_with(kPart)) {
+    name.remove_prefix(1);
+    name.remove_suffix(kPart.size());
+  }
+  return !entry.is_directory && TakeNumber(&name) && Take(&name, "-from-") && TakeNumber(&name) &&
+         Take(&name, "-to-") && TakeNumber(&name) && name.empty();
+}
+
+bool IsUnreadAnswer(const DirectoryEntry& entry) {
+  return entry.name.find(kFromCoordinator) != std::string::npos && !entry.name.ends_with(kPart);
+}
+
+Bytes Frame(std::string_view message) {
+  Bytes frame;
+  ByteWriter out(&frame);
+  out.Raw(kMagic);
+  out.U64(message.size());
+  out.U32(Crc32c(AsByteSpan(message)));
+  return frame;
+}
+
+/// The message in the content of `file`.
+Result<std::string> Unframe(const std::string& file, std::string content) {
+  ByteReader in(content);
+  const std::string_view magic = in.Raw(kMagic.size());
+  const std::uint64_t length = in.U64();
+  const std::uint32_t stored = in.U32();
+  if (in.failed() || magic != kMagic || length != in.remaining()) {
+    return DataLoss(file + ": not a whole message (" + std::to_string(content.size()) + " bytes)");
+  }
+  const std::uint32_t computed = Crc32c(AsByteSpan(in.Raw(length)));
+  if (computed != stored) {
+    return DataLoss(file + ": message checksum mismatch (stored " + HexU32(stored) + ", computed " +
+                    HexU32(computed) + ")");
+  }
+  content.erase(0, kFrameBytes);
+  return content;
+}
+
+class InDirectory final : public Coordinator {
+ public:
+  InDirectory(Storage& storage, std::string directory, DirectoryCoordinatorOptions options)
+      : storage_(storage),
+        directory_(std::move(directory)),
+        options_(std::move(options)),
+        sent_(static_cast<std::size_t>(options_.size)),
+        received_(static_cast<std::size_t>(options_.size)) {}
+  InDirectory(const InDirectory&) = delete;
+  InDirectory& operator=(const InDirectory&) = delete;
+
+  ~InDirectory() override {
+    if (options_.rank == 0) {
+      RemoveDirectoryOnceRead();
+    }
+  }
+
+  [[nodiscard]] int rank() const override { return options_.rank; }
+  [[nodiscard]] int size() const override { return options_.size; }
+
+  Status Send(int to, std::string_view message, Deadline /*deadline*/) override {
+    VARVE_RETURN_IF_ERROR(CheckPeer(to));
+    if (message.size() > kMaxDirectoryMessageBytes) {
+      return InvalidArgument("a message to rank " + std::to_string(to) + " of " +
+                             std::to_string(message.size()) + " bytes, at most " +
+                             std::to_string(kMaxDirectoryMessageBytes) + " are allowed");
+    }
+    std::uint64_t& number = sent_[static_cast<std::size_t>(to)];
+    const std::string name = MessageName(number, rank(), to);
+    Status status = Put(name, message);
+    if (status.code() == StatusCode::kNotFound) {
+      if (joined_ && rank() != 0) {
+        return Unavailable("rank 0 is gone");
+      }
+      if (Status made = storage_.MakeDirectory(directory_);
+          !made.ok() && made.code() != StatusCode::kAlreadyExists) {
+        return made;
+      }
+      status = Put(name, message);
+    }
+    VARVE_RETURN_IF_ERROR(status);
+    joined_ = true;
+    ++number;
+    return Status::Ok();
+  }
+
+  Result<std::string> Receive(int from, Deadline deadline) override {
+    VARVE_RETURN_IF_ERROR(CheckPeer(from));
+    std::uint64_t& number = received_[static_cast<std::size_t>(from)];
+    const std::string file = JoinPath(directory_, MessageName(number, from, rank()));
+    Clock::duration pause = kFirstPause;
+    for (int look = 1;; ++look) {
+      auto content = ReadWholeFile(storage_, file, kFrameBytes + kMaxDirectoryMessageBytes);
+      if (content.ok()) {
+        VARVE_ASSIGN_OR_RETURN(std::string message, Unframe(file, std::move(content).value()));
+        ++number;
+        (void)storage_.Remove(file);  // If it stays, nobody asks for it again.
+        return message;
+      }
+      if (content.status().code() != StatusCode::kNotFound) {
+        return content.status();
+      }
+      if (look % kLooksPerLookAtDirectory == 0) {
+        VARVE_RETURN_IF_ERROR(LookAtDirectory());
+      }
+      VARVE_RETURN_IF_ERROR(Pause(deadline, &pause));
+    }
+  }
+
+ private:
+  [[nodiscard]] Status CheckPeer(int peer) const {
+    const bool known = peer >= 0 && peer < size() && peer != rank();
+    if (!known || (peer != 0 && rank() != 0)) {
+      return Internal("rank " + std::to_string(rank()) + " of " + std::to_string(size()) +
+                      " cannot exchange messages with rank " + std::to_string(peer));
+    }
+    return Status::Ok();
+  }
+
+  /// Steps 1 and 3. kNotFound when there is no directory.
+  Status Put(const std::string& name, std::string_view message) {
+    const std::string part = JoinPath(directory_, "." + name + std::string(kPart));
+    {
+      // No size is given ahead: it would be preallocated, and only Sync cuts what is too much.
+      VARVE_ASSIGN_OR_RETURN(const auto file, storage_.OpenForWrite(part, {.exclusive = false}));
+      VARVE_RETURN_IF_ERROR(file->WriteAt(0, AsByteSpan(Frame(message))));
+      VARVE_RETURN_IF_ERROR(file->WriteAt(kFrameBytes, AsByteSpan(message)));
+    }  // Closed before the rename: that is when a network file system hands it to the server.
+    return storage_.Rename(part, JoinPath(directory_, name), RenameMode::kReplace);
+  }
+
+  /// Step 4. To open it as a file is refused in any case; kNotFound says that it has gone.
+  [[nodiscard]] Status LookAtDirectory() const {
+    const bool missing = storage_.OpenForRead(directory_).status().code() == StatusCode::kNotFound;
+    return missing && joined_ && rank() != 0 ? Unavailable("is gone") : Status::Ok();
+  }
+
+  /// Between two looks. An error when there shall be no other.
+  [[nodiscard]] Status Pause(Deadline deadline, Clock::duration* pause) const {
+    if (options_.check) {
+      VARVE_RETURN_IF_ERROR(options_.check());
+    }
+    const auto now = Clock::now();
+    if (now >= deadline) {
+      return Unavailable("no answer before the deadline");
+    }
+    std::this_thread::sleep_for(std::min<Clock::duration>(*pause, deadline - now));
+    *pause = std::min<Clock::duration>(*pause * 2, kLongestPause);
+    return Status::Ok();
+  }
+
+  /// Step 7.
+  void RemoveDirectoryOnceRead() {
+    const Deadline deadline = Clock::now() + kLastReads;
+    Clock::duration pause = kFirstPause;
+    do {
+      const auto entries = storage_.List(directory_);
+      if (!entries.ok() || !std::all_of(entries->begin(), entries->end(), IsOurs)) {
+        return;
+      }
+      // A message to rank 0 that comes in between leaves the directory not empty: once more.
+      if (std::none_of(entries->begin(), entries->end(), IsUnreadAnswer) &&
+          storage_.Remove(directory_).ok()) {
+        return;
+      }
+    } while (Pause(deadline, &pause).ok());
+  }
+
+  Storage& storage_;
+  const std::string directory_;
+  const DirectoryCoordinatorOptions options_;
+  std::vector<std::uint64_t> sent_;      // By peer: the number of the next message.
+  std::vector<std::uint64_t> received_;  // Likewise.
+  bool joined_ = false;                  // Has sent a message, so the directory has been there.
+};
+
+}  // namespace
+
+std::unique_ptr<Coordinator> MakeDirectoryCoordinator(Storage& storage, std::string directory,
+                                                      DirectoryCoordinatorOptions options) {
+  return std::make_unique<InDirectory>(storage, std::move(directory), std::move(options));
+}
+
+}  // namespace varve

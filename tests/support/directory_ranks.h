@@ -1,0 +1,94 @@
+/// For tests of ranks that talk through a directory, on disk and in memory.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include <gtest/gtest.h>
+
+#include "coordinate/directory.h"
+#include "storage/memory.h"
+#include "support/ranks.h"
+#include "support/status_matchers.h"
+#include "support/temp_dir.h"
+
+namespace varve::test {
+
+/// Answers each rank with its own payload and all of them.
+inline Result<std::vector<std::string>> Answer(std::vector<std::string> payloads) {
+  std::string all;
+  for (const std::string& payload : payloads) {
+    all += payload;
+  }
+  for (std::string& payload : payloads) {
+    payload += ":" + all;
+  }
+  return payloads;
+}
+
+/// "RANK:" and the numbers of all ranks.
+inline Result<std::string> ExchangeRank(Coordinator& rank, Deadline deadline) {
+  return Exchange(rank, "counting", std::to_string(rank.rank()), deadline, Answer);
+}
+
+enum class Place : std::uint8_t { kPosix, kMemory };
+
+/// Ranks that talk through directories of one storage, of either kind.
+class DirectoryRanks : public testing::TestWithParam<Place> {
+ protected:
+  Storage& storage() {
+    return GetParam() == Place::kPosix ? PosixStorage() : static_cast<Storage&>(memory_);
+  }
+  [[nodiscard]] std::string Path(const std::string& name) const {
+    return GetParam() == Place::kPosix ? temporary_ / name : name;
+  }
+
+  /// Rank `rank` of `size` in directory `name`, whose waits end when Hurry was called.
+  std::unique_ptr<Coordinator> Rank(int rank, int size, const std::string& name = "talk") {
+    return RankOn(storage(), rank, size, name);
+  }
+  std::unique_ptr<Coordinator> RankOn(Storage& on, int rank, int size,
+                                      const std::string& name = "talk") {
+    const auto check = [this] {
+      return hurry_ ? Status(StatusCode::kCancelled, "in a hurry") : Status::Ok();
+    };
+    return MakeDirectoryCoordinator(on, Path(name), {rank, size, check});
+  }
+  World Ranks(int size, const std::string& name = "talk") {
+    World world;
+    for (int rank = 0; rank < size; ++rank) {
+      world.push_back(Rank(rank, size, name));
+    }
+    return world;
+  }
+
+  /// So that no test waits for rank 0 to wait for messages that nobody will read.
+  void Hurry() { hurry_ = true; }
+
+  [[nodiscard]] bool IsGone(const std::string& name = "talk") {
+    return storage().List(Path(name)).status().code() == StatusCode::kNotFound;
+  }
+  std::vector<std::string> Names(const std::string& name = "talk") {
+    std::vector<std::string> names;
+    const auto entries = storage().List(Path(name));
+    EXPECT_TRUE(IsOk(entries));
+    for (const DirectoryEntry& entry : entries.ok() ? *entries : std::vector<DirectoryEntry>()) {
+      names.push_back(entry.name);
+    }
+    return names;
+  }
+
+ private:
+  TempDir temporary_;
+  MemoryStorage memory_;
+  std::atomic<bool> hurry_{false};
+};
+
+inline std::string PlaceName(const testing::TestParamInfo<Place>& place) {
+  return place.param == Place::kPosix ? "Posix" : "Memory";
+}
+
+}  // namespace varve::test
