@@ -22,6 +22,8 @@
 
 namespace varve {
 
+class SaveExecutor;
+
 /// What is done when a save is asked for while as many as allowed are under way.
 enum class WhenBusy : std::uint8_t {
   kWait,     ///< Wait until one of them has ended.
@@ -90,8 +92,11 @@ class Stager {
  public:
   /// `background` connects the ranks for what is said behind the training's back; nobody else may
   /// use it. Null: a single process. Errors: InvalidArgument; OutOfSpace.
+  /// `executor` is another process that writes the saves, from ConnectToAgent (agent.h); the staging
+  /// memory is then shared with it. Null: threads of this process.
   static Result<std::unique_ptr<Stager>> Make(const StagerOptions& options = {},
-                                              std::unique_ptr<Coordinator> background = nullptr);
+                                              std::unique_ptr<Coordinator> background = nullptr,
+                                              std::shared_ptr<SaveExecutor> executor = nullptr);
   Stager(const Stager&) = delete;
   Stager& operator=(const Stager&) = delete;
   /// Waits for the saves in flight.

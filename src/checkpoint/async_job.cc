@@ -11,14 +11,16 @@
 //     all ranks: claim the name, write the copy, publish (exchanges on the background coordinator).
 //     A rank whose copy failed, or that was told to give up, says so in the first of them; silence
 //     would cost its peers their deadline. Nothing has been written then.
-//  4. If that failed for want of space or storage and all ranks agree, once more from the claim on.
-//     They must agree: a rank that was lost, or is out of step, does not come.
+//  4. If that failed for want of space or storage and all ranks agree, once more from the claim on
+//     (write_attempts.cc).
 // In waves, steps 2 and 3 run at the same time. The save ends when it is published or has failed;
 // staging memory is free again before anyone is told.
+//
+// Where another process is to write the save, step 2 ends with handing the copy over, and step 3 is
+// to wait for that process (handoff.cc).
 
 #include "checkpoint/async_job.h"
 
-#include <algorithm>
 #include <cstdlib>
 #include <new>
 #include <utility>
@@ -26,22 +28,17 @@
 namespace varve {
 namespace {
 
-/// Ranks come to the agreement about a retry right after they have learnt of the failure.
-constexpr auto kRetryAgreement = std::chrono::seconds(30);
-
-/// True for failures that may pass.
-bool IsWorthARetry(const Status& status) {
-  return status.code() == StatusCode::kOutOfSpace || status.code() == StatusCode::kUnavailable;
-}
-
 bool WantsTornCheck(const AsyncSaveOptions& options) {
   return options.check_torn.value_or(std::getenv("VARVE_DEBUG") != nullptr);
 }
 
 }  // namespace
 
-AsyncJob::AsyncJob(State state, std::string path, AsyncSaveOptions options)
-    : state_(std::move(state)), path_(std::move(path)), options_(std::move(options)) {
+AsyncJob::AsyncJob(State state, std::string path, AsyncSaveOptions options, Handoff* handoff)
+    : state_(std::move(state)),
+      path_(std::move(path)),
+      handoff_(handoff),
+      options_(std::move(options)) {
   users_stop_.emplace(options_.save.stop, [this] {
     Cancel({StatusCode::kCancelled, "save " + path_ + ": cancelled"});
   });
@@ -65,7 +62,10 @@ void AsyncJob::Stage(StagingPool& pool, StagingPool::Ticket ticket, int threads)
   try {
     status = Copy(pool, ticket, threads).Annotate("save " + path_);
   } catch (const std::bad_alloc&) {
-    status = NoMemory();
+    status = NoMemoryFor(path_);
+  }
+  if (handoff_ != nullptr && !HasCopyInWaves()) {
+    status = HandOver(static_cast<std::uint64_t>(ticket), std::move(status));
   }
   AllowWriting(status);
   {
@@ -74,10 +74,6 @@ void AsyncJob::Stage(StagingPool& pool, StagingPool::Ticket ticket, int threads)
     changed_.notify_all();
   }
   Announce(status);
-}
-
-Status AsyncJob::NoMemory() const {
-  return {StatusCode::kOutOfSpace, "save " + path_ + ": the system has no memory left"};
 }
 
 Status AsyncJob::Copy(StagingPool& pool, StagingPool::Ticket ticket, int threads) {
@@ -90,11 +86,30 @@ Status AsyncJob::Copy(StagingPool& pool, StagingPool::Ticket ticket, int threads
   }
   staged_file_ = std::make_unique<StagedFile>(work.segments, work.block_bytes, std::move(memory));
   if (staged_file_->in_waves()) {
+    if (handoff_ != nullptr) {
+      handoff_->Pass(static_cast<std::uint64_t>(ticket));  // Nothing outlives us that is never whole.
+    }
     AllowWriting(Status::Ok());
   }
   return staged_file_->Fill(threads, options_.save.stop, [&] {
     return samples_ ? samples_->Compare(work.name_of) : Status::Ok();
   });
+}
+
+/// To the process that writes it, or there is none in its turn.
+Status AsyncJob::HandOver(std::uint64_t turn, Status staged) {
+  if (staged.ok()) {
+    staged = session_->prepared();
+  }
+  if (staged.ok()) {
+    staged = handoff_->HandOver(turn, path_, *session_, staged_file_.get(), options_);
+  }
+  if (staged.ok()) {
+    turn_ = turn;
+  } else {
+    handoff_->Pass(turn);
+  }
+  return staged;
 }
 
 void AsyncJob::AllowWriting(const Status& ready) {
@@ -129,26 +144,20 @@ Status AsyncJob::AwaitReady() {
 
 Result<SaveReport> AsyncJob::Write(Coordinator& background) {
   const Status ready = AwaitReady();
-  int attempt = 1;
-  Result<SaveReport> result = WriteOnce(background, ready);
-  // Of the failure and the options, which all ranks have alike: all come to agree, or none does.
-  while (attempt <= options_.retries && IsWorthARetry(result.status()) &&
-         AgreeToRetry(background, attempt, ready).ok()) {
-    const auto pause = options_.retry_delay * (1 << std::min(attempt - 1, 10));
-    {
-      std::unique_lock lock(mutex_);
-      changed_.wait_for(lock, options_.save.stop, pause, [] { return false; });
-    }
-    ++attempt;
-    result = WriteOnce(background, Status::Ok());
-  }
-  if (result.ok()) {
+  const WriteAttempts attempts{path_, options_.save.coordinate, options_.retries,
+                               options_.retry_delay, options_.save.stop};
+  Result<SaveReport> result =
+      handoff_ == nullptr
+          ? WriteWithRetries(*session_, staged_file_.get(), background, attempts, ready)
+          : handoff_->Write(turn_, *session_, &staged_file_, attempts, ready);
+  {
     const std::scoped_lock lock(mutex_);
-    result->attempts = attempt;
-    result->staging_seconds = staging_seconds_;
-    result->in_waves = staged_file_ != nullptr && staged_file_->in_waves();
-  } else if (attempt > 1) {
-    result = result.status().Annotate(std::to_string(attempt) + " attempts");
+    if (result.ok()) {
+      result->staging_seconds = staging_seconds_;
+      result->in_waves = HasCopyInWaves();
+    } else if (result.status().code() == StatusCode::kCancelled && why_cancelled_) {
+      result = *why_cancelled_;
+    }
   }
   LetGo();
   return result;
@@ -168,43 +177,6 @@ void AsyncJob::LetGo() {
   staged_file_.reset();
   samples_.reset();
   session_.reset();
-}
-
-Result<SaveReport> AsyncJob::WriteOnce(Coordinator& background, const Status& ready) {
-  Result<SaveReport> result = NoMemory();
-  try {
-    result = session_->Write(background, staged_file_.get(), ready);
-  } catch (const std::bad_alloc&) {
-    return NoMemory();  // Thrown out of the thread it would end training.
-  }
-  if (!result.ok() && result.status().code() == StatusCode::kCancelled) {
-    const std::scoped_lock lock(mutex_);
-    if (why_cancelled_) {
-      return *why_cancelled_;
-    }
-  }
-  return result;
-}
-
-Status AsyncJob::AgreeToRetry(Coordinator& background, int attempt, const Status& ready) {
-  const bool copy_is_gone = staged_file_ != nullptr && staged_file_->in_waves();
-  const bool can = ready.ok() && !copy_is_gone && !stop_.stop_requested();
-  Status mine = can ? Status::Ok() : FailedPrecondition("cannot write it again");
-  if (!options_.save.coordinate || background.size() == 1) {
-    return mine;
-  }
-  const std::string word = "retry " + std::to_string(attempt);
-  return Exchange(background, "save " + path_, can ? Contribution(word) : Contribution(mine),
-                  Clock::now() + kRetryAgreement,
-                  [&](const std::vector<std::string>& ranks) -> Result<std::vector<std::string>> {
-                    for (const std::string& theirs : ranks) {
-                      if (theirs != word) {
-                        return Unavailable("the ranks are out of step");
-                      }
-                    }
-                    return std::vector<std::string>(ranks.size());
-                  })
-      .status();
 }
 
 void AsyncJob::Complete(Result<SaveReport> result) {

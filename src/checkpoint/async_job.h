@@ -10,6 +10,7 @@
 #include <string>
 #include <thread>
 
+#include "checkpoint/handoff.h"
 #include "checkpoint/save_session.h"
 #include "checkpoint/torn_samples.h"
 #include "pipeline/staged_file.h"
@@ -21,7 +22,8 @@ namespace varve {
 /// The account of a save's steps, and of the threads that make them, is at the top of async_job.cc.
 class AsyncJob {
  public:
-  AsyncJob(State state, std::string path, AsyncSaveOptions options);
+  /// `handoff` is where copies go that another process is to write; null: this one writes them.
+  AsyncJob(State state, std::string path, AsyncSaveOptions options, Handoff* handoff);
   AsyncJob(const AsyncJob&) = delete;
   AsyncJob& operator=(const AsyncJob&) = delete;
 
@@ -51,24 +53,27 @@ class AsyncJob {
   using Clock = std::chrono::steady_clock;
 
   Status Copy(StagingPool& pool, StagingPool::Ticket ticket, int threads);
-  [[nodiscard]] Status NoMemory() const;
   void Announce(const Status& staged);
   void AllowWriting(const Status& ready);
   /// Waits until there is something to write; why not, when there never will be.
   Status AwaitReady();
-  Result<SaveReport> WriteOnce(Coordinator& background, const Status& ready);
+  Status HandOver(std::uint64_t turn, Status staged);
+  [[nodiscard]] bool HasCopyInWaves() const {
+    return staged_file_ != nullptr && staged_file_->in_waves();
+  }
   void LetGo();
-  Status AgreeToRetry(Coordinator& background, int attempt, const Status& ready);
   void Watch(const std::stop_token& ended);
 
   const State state_;
   const std::string path_;
+  Handoff* const handoff_;
   AsyncSaveOptions options_;  // With a stop token of this save's own.
   const Clock::time_point start_ = Clock::now();
   std::stop_source stop_;
   std::unique_ptr<SaveSession> session_;
   std::optional<TornSamples> samples_;
   std::unique_ptr<StagedFile> staged_file_;
+  std::optional<std::uint64_t> turn_;  // Of the save, where it is another process that writes it.
 
   std::promise<Status> staged_promise_;
   std::promise<Result<SaveReport>> done_promise_;

@@ -89,7 +89,7 @@ Status RemoveLeftovers(Storage& storage, const std::string& path) {
   for (const DirectoryEntry& entry : entries) {
     const auto leftover = ParseLeftover(entry.name);
     if (!leftover || leftover->target != BaseName(path) || leftover->kind == LeftoverKind::kLock ||
-        leftover->kind == LeftoverKind::kPart ||
+        leftover->kind == LeftoverKind::kPart || leftover->kind == LeftoverKind::kTalk ||
         (leftover->kind == LeftoverKind::kAside && !target_exists)) {
       continue;
     }

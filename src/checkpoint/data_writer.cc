@@ -80,15 +80,21 @@ Result<LocalPlan> MakeLocalPlan(const State& state) {
 }
 
 Result<FileWork> PrepareDataFile(const State& state, FilePlan plan, std::string structure) {
+  const auto text = std::make_shared<const std::string>(std::move(structure));
+  VARVE_ASSIGN_OR_RETURN(std::vector<FileSegment> segments, Segments(state, plan, *text));
+  VARVE_ASSIGN_OR_RETURN(FileWork work, DescribeDataFile(std::move(plan)));
+  work.segments = std::move(segments);
+  work.keep = text;
+  work.name_of = [&state](std::uint32_t owner) { return state.tensors[owner].fqn; };
+  return work;
+}
+
+Result<FileWork> DescribeDataFile(FilePlan plan) {
   VARVE_ASSIGN_OR_RETURN(const std::uint64_t header_bytes, HeaderBytes(plan.header));
   FileWork work;
   work.size = header_bytes + plan.header.data_bytes;
   work.data_begin = header_bytes;
   work.block_bytes = plan.header.block_bytes;
-  const auto text = std::make_shared<const std::string>(std::move(structure));
-  VARVE_ASSIGN_OR_RETURN(work.segments, Segments(state, plan, *text));
-  work.keep = text;
-  work.name_of = [&state](std::uint32_t owner) { return state.tensors[owner].fqn; };
   work.finish = [header = std::move(plan.header),
                  header_bytes](WrittenSegments data) mutable -> Result<FinishedFile> {
     WriteReceipt receipt;

@@ -19,6 +19,9 @@ Result<LocalPlan> MakeLocalPlan(const State& state);
 /// or staged. The receipt is an encoded WriteReceipt.
 Result<FileWork> PrepareDataFile(const State& state, FilePlan plan, std::string structure);
 
+/// The same without data: for a process that has a copy of them and not the state.
+Result<FileWork> DescribeDataFile(FilePlan plan);
+
 /// A new random id. Errors: the system gives no randomness.
 Result<SaveId> RandomSaveId();
 

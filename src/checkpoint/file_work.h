@@ -32,6 +32,9 @@ struct FileWork {
   /// May be called again: a write that failed can be repeated.
   std::function<Result<FinishedFile>(WrittenSegments)> finish;
   std::shared_ptr<const void> keep;
+  /// Where the format puts things in the file, in its own encoding, if plan and assignment do not
+  /// say it.
+  Bytes layout;
 };
 
 struct WrittenShare {

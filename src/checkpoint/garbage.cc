@@ -1,6 +1,7 @@
 #include <algorithm>
 
 #include "checkpoint/commit.h"
+#include "checkpoint/data_writer.h"
 #include "checkpoint/names.h"
 #include "varve/catalogue.h"
 
@@ -8,6 +9,9 @@ namespace varve {
 namespace {
 
 constexpr std::string_view kRankLockPrefix = ".rank-";
+
+/// No lock says whether ranks still talk in a directory. Nobody waits for an answer as long as this.
+constexpr std::int64_t kTalkIsOverNs = std::int64_t{24} * 3600 * 1'000'000'000;
 
 std::uint64_t TreeBytes(Storage& storage, const std::string& path, const DirectoryEntry& entry) {
   if (entry.is_link) {
@@ -38,6 +42,11 @@ class Collector {
         continue;
       }
       const std::string path = JoinPath(directory, entry.name);
+      if (leftover->kind == LeftoverKind::kTalk &&
+          static_cast<std::int64_t>(UnixTimeNs()) - entry.modified_ns < kTalkIsOverNs) {
+        report_.kept.push_back(path);
+        continue;
+      }
       const std::string target = JoinPath(directory, leftover->target);
       const auto lock = storage_.Lock(LockPath(target));
       if (!lock.ok()) {

@@ -165,6 +165,9 @@ Result<std::vector<CheckpointEntry>> ListCheckpoints(const std::string& director
       continue;
     }
     if (const auto leftover = ParseLeftover(item.name)) {
+      if (leftover->kind == LeftoverKind::kTalk) {
+        continue;  // Messages; what becomes of the save is listed under its own names.
+      }
       const bool target_exists =
           std::any_of(found.begin(), found.end(),
                       [&](const DirectoryEntry& e) { return e.name == leftover->target; });

@@ -11,6 +11,7 @@ namespace {
 
 constexpr std::string_view kLockSuffix = ".varve-lock";
 constexpr std::string_view kStagingInfix = ".varve-saving-";
+constexpr std::string_view kTalkInfix = ".varve-talk-";
 constexpr std::string_view kAsideSuffix = ".varve-old";
 constexpr std::string_view kFailedSuffix = ".varve-failed";
 constexpr std::string_view kPartSuffix = ".varve-part";
@@ -27,6 +28,10 @@ std::string LockPath(std::string_view path) { return Sibling(path, kLockSuffix);
 
 std::string StagingPath(std::string_view path, const SaveId& id) {
   return Sibling(path, std::string(kStagingInfix) + ToString(id).substr(0, 12));
+}
+
+std::string TalkPath(std::string_view path, const SaveId& id) {
+  return Sibling(path, std::string(kTalkInfix) + ToString(id).substr(0, 12));
 }
 
 std::string AsidePath(std::string_view path) { return Sibling(path, kAsideSuffix); }
@@ -71,9 +76,12 @@ std::optional<Leftover> ParseLeftover(std::string_view entry) {
       return Leftover{suffix.kind, std::string(entry)};
     }
   }
-  const std::size_t staging = entry.rfind(kStagingInfix);
-  if (staging != std::string_view::npos && staging > 0) {
-    return Leftover{LeftoverKind::kStaging, std::string(entry.substr(0, staging))};
+  for (const Suffix& infix : {Suffix{kStagingInfix, LeftoverKind::kStaging},
+                              Suffix{kTalkInfix, LeftoverKind::kTalk}}) {
+    const std::size_t at = entry.rfind(infix.text);
+    if (at != std::string_view::npos && at > 0) {
+      return Leftover{infix.kind, std::string(entry.substr(0, at))};
+    }
   }
   return std::nullopt;
 }

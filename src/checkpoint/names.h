@@ -1,6 +1,7 @@
 /// The names a save of NAME uses beside it, all hidden and all recognisable:
 ///   .NAME.varve-lock           held while a save of NAME runs
 ///   .NAME.varve-saving-<id>    the staging directory
+///   .NAME.varve-talk-<id>      what the agents of different ranks tell each other
 ///   .NAME.varve-part           a single file NAME (export, convert) being written
 ///   .NAME.varve-failed         why an asynchronous save of NAME has failed
 ///   .NAME.varve-old            the previous checkpoint, moved aside where names cannot be
@@ -20,12 +21,14 @@ namespace varve {
 
 std::string LockPath(std::string_view path);
 std::string StagingPath(std::string_view path, const SaveId& id);
+/// The directory in which ranks talk whose trainers may be gone.
+std::string TalkPath(std::string_view path, const SaveId& id);
 std::string AsidePath(std::string_view path);
 std::string FailedPath(std::string_view path);
 std::string RankLockPath(std::string_view directory, std::uint32_t rank);
 std::string PartPath(std::string_view directory, std::string_view file);
 
-enum class LeftoverKind { kLock, kStaging, kAside, kPart, kFailed };
+enum class LeftoverKind { kLock, kStaging, kAside, kPart, kFailed, kTalk };
 
 struct Leftover {
   LeftoverKind kind = LeftoverKind::kLock;

@@ -30,6 +30,12 @@ std::unique_ptr<SaveSession> MakeSaveSession(const State& state, const std::stri
                             : MakeRankLocalSave(state, path, options);
 }
 
+Result<std::unique_ptr<SaveSession>> ResumeSave(SettledSave settled, const std::string& path,
+                                                const SaveOptions& options) {
+  return settled.identity.coordinated ? ResumeCoordinatedSave(std::move(settled), path, options)
+                                      : ResumeRankLocalSave(std::move(settled), path, options);
+}
+
 Result<SaveReport> Save(const State& state, const std::string& path, const SaveOptions& options,
                         Coordinator& coordinator) {
   const auto session = MakeSaveSession(state, path, options, Claim::kWithPlan);

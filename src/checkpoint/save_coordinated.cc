@@ -35,45 +35,59 @@ using Clock = std::chrono::steady_clock;
 constexpr auto kVisibilityWait = std::chrono::seconds(10);
 constexpr auto kVisibilityPoll = std::chrono::milliseconds(20);
 
-/// What the coordinator holds between the exchanges.
-struct Settled {
-  std::vector<LocalPlan> plans;
-  SettledPlan plan;
-  std::unique_ptr<Commit> commit;
-  bool published = false;
-};
-
 class CoordinatedSave final : public SaveSession {
  public:
   CoordinatedSave(const State& state, const std::string& path, const SaveOptions& options,
                   Claim claim)
-      : state_(state),
+      : state_(&state),
         path_(path),
         options_(options),
         claim_(claim),
         storage_(options.storage != nullptr ? *options.storage : PosixStorage()) {}
 
+  /// One that was planned elsewhere.
+  CoordinatedSave(SettledSave settled, const std::string& path, const SaveOptions& options)
+      : path_(path),
+        options_(options),
+        claim_(Claim::kApart),
+        storage_(options.storage != nullptr ? *options.storage : PosixStorage()),
+        start_(Clock::now()) {
+    settled_ = std::move(settled);
+  }
+
+  Status Resume() {
+    const FileIdentity& identity = settled_.identity;
+    const std::size_t others = identity.rank == 0 ? identity.world_size : 0;
+    if (identity.rank >= identity.world_size || settled_.plans.size() != others ||
+        settled_.settled.ranks.size() != others) {
+      return DataLoss("a save that is described for other ranks than it has");
+    }
+    return Prepare();
+  }
+
   Status Plan(Coordinator& coordinator, const Status& ready) override {
     start_ = Clock::now();
     // Checked here and not before: a rank that returned early would leave the others waiting.
     const Status usable = ready.ok() ? CheckSaveOptions(options_, path_) : ready;
-    auto plan = usable.ok() ? MakeLocalPlan(state_) : Result<LocalPlan>(usable);
+    auto plan = usable.ok() ? MakeLocalPlan(*state_) : Result<LocalPlan>(usable);
     Contribution mine = plan.ok() ? Contribution(EncodeLocalPlan(*plan)) : plan.status();
     VARVE_ASSIGN_OR_RETURN(
         const std::string reply,
         Exchange(coordinator, What(), std::move(mine), NextDeadline(),
                  [&](std::vector<std::string> plans) { return Settle(std::move(plans)); }));
-    plan_ = std::move(*plan);
+    settled_.format = options_.format;
+    settled_.plan = std::move(*plan);
+    FileIdentity& identity = settled_.identity;
     ByteReader in(reply);
-    const std::string_view id = in.Raw(identity_.save_id.bytes.size());
-    std::copy(id.begin(), id.end(), identity_.save_id.bytes.begin());
-    identity_.created_ns = in.U64();
-    identity_.block_bytes = in.U64();
-    identity_.rank = static_cast<std::uint32_t>(coordinator.rank());
-    identity_.world_size = static_cast<std::uint32_t>(coordinator.size());
+    const std::string_view id = in.Raw(identity.save_id.bytes.size());
+    std::copy(id.begin(), id.end(), identity.save_id.bytes.begin());
+    identity.created_ns = in.U64();
+    identity.block_bytes = in.U64();
+    identity.rank = static_cast<std::uint32_t>(coordinator.rank());
+    identity.world_size = static_cast<std::uint32_t>(coordinator.size());
     const std::string_view assignment = in.String();
     VARVE_RETURN_IF_ERROR(in.Finish());
-    VARVE_ASSIGN_OR_RETURN(assignment_, DecodeAssignment(assignment));
+    VARVE_ASSIGN_OR_RETURN(settled_.assignment, DecodeAssignment(assignment));
     prepared_ = Prepare();  // A failure is this rank's alone: Write tells the others.
     return Status::Ok();
   }
@@ -88,14 +102,14 @@ class CoordinatedSave final : public SaveSession {
     const auto written = begun.ok() ? WriteShare(staged) : Result<WrittenShare>(begun);
     Status outcome = ExchangeReceipts(coordinator, written);
     if (!outcome.ok()) {
-      settled_.commit.reset();  // Abandons: the name is free, and the next attempt claims it anew.
+      commit_.reset();  // Abandons: the name is free, and the next attempt claims it anew.
       return outcome;
     }
     SaveReport report;
-    report.save_id = identity_.save_id;
+    report.save_id = settled_.identity.save_id;
     report.bytes_written = written->bytes;
     report.direct = written->direct;
-    report.differing_objects = settled_.plan.differing_objects;
+    report.differing_objects = settled_.settled.differing_objects;
     report.seconds = std::chrono::duration<double>(Clock::now() - start_).count();
     return report;
   }
@@ -111,26 +125,27 @@ class CoordinatedSave final : public SaveSession {
       settled_.plans.push_back(std::move(plan));
     }
     encoded.clear();
-    VARVE_ASSIGN_OR_RETURN(settled_.plan, varve::Settle(settled_.plans));
+    VARVE_ASSIGN_OR_RETURN(settled_.settled, varve::Settle(settled_.plans));
+    FileIdentity& identity = settled_.identity;
     if (options_.save_id) {
-      identity_.save_id = *options_.save_id;
+      identity.save_id = *options_.save_id;
     } else {
-      VARVE_ASSIGN_OR_RETURN(identity_.save_id, RandomSaveId());
+      VARVE_ASSIGN_OR_RETURN(identity.save_id, RandomSaveId());
     }
-    identity_.created_ns = UnixTimeNs();
-    identity_.block_bytes = options_.block_bytes;
+    identity.created_ns = UnixTimeNs();
+    identity.block_bytes = options_.block_bytes;
     if (claim_ == Claim::kWithPlan) {
       VARVE_RETURN_IF_ERROR(ClaimName());
     }
     std::vector<std::string> replies;
-    for (const RankAssignment& assignment : settled_.plan.ranks) {
+    for (const RankAssignment& assignment : settled_.settled.ranks) {
       Bytes reply;
       ByteWriter out(&reply);
-      for (const std::uint8_t byte : identity_.save_id.bytes) {
+      for (const std::uint8_t byte : identity.save_id.bytes) {
         out.U8(byte);
       }
-      out.U64(identity_.created_ns);
-      out.U64(identity_.block_bytes);
+      out.U64(identity.created_ns);
+      out.U64(identity.block_bytes);
       out.String(EncodeAssignment(assignment));
       replies.push_back(std::move(reply));
     }
@@ -138,8 +153,8 @@ class CoordinatedSave final : public SaveSession {
   }
 
   Status ClaimName() {
-    VARVE_ASSIGN_OR_RETURN(settled_.commit,
-                           Commit::Begin(storage_, path_, identity_.save_id, options_.overwrite));
+    VARVE_ASSIGN_OR_RETURN(commit_, Commit::Begin(storage_, path_, settled_.identity.save_id,
+                                                  options_.overwrite));
     return Status::Ok();
   }
 
@@ -153,20 +168,29 @@ class CoordinatedSave final : public SaveSession {
         .status();
   }
 
+  /// Lays this rank's file out, without data where it was planned elsewhere.
   Status Prepare() {
-    if (options_.format == Format::kDcp) {
-      file_name_ = DcpFileName(identity_.rank);
-      VARVE_ASSIGN_OR_RETURN(work_, PrepareDcpShare(state_, assignment_, options_));
+    if (settled_.format == Format::kDcp) {
+      file_name_ = DcpFileName(settled_.identity.rank);
+      VARVE_ASSIGN_OR_RETURN(work_,
+                             state_ == nullptr
+                                 ? DescribeDcpShare(settled_.layout, settled_.identity.block_bytes)
+                                 : PrepareDcpShare(*state_, settled_.assignment, options_));
+      settled_.layout = work_.layout;
       return Status::Ok();
     }
-    VARVE_ASSIGN_OR_RETURN(FilePlan file, PlanFile(plan_, assignment_, identity_));
+    VARVE_ASSIGN_OR_RETURN(FilePlan file,
+                           PlanFile(settled_.plan, settled_.assignment, settled_.identity));
     file_name_ = DataFileName(file.header);
-    VARVE_ASSIGN_OR_RETURN(work_, PrepareDataFile(state_, std::move(file), assignment_.structure));
+    VARVE_ASSIGN_OR_RETURN(
+        work_, state_ == nullptr
+                   ? DescribeDataFile(std::move(file))
+                   : PrepareDataFile(*state_, std::move(file), settled_.assignment.structure));
     return Status::Ok();
   }
 
   Result<WrittenShare> WriteShare(StagedFile* staged) {
-    const std::string staging = StagingPath(path_, identity_.save_id);
+    const std::string staging = StagingPath(path_, settled_.identity.save_id);
     const auto give_up = Clock::now() + kVisibilityWait;
     // Only absence may be a matter of time; any other error is final.
     for (Status seen = storage_.List(staging).status(); !seen.ok();
@@ -194,27 +218,27 @@ class CoordinatedSave final : public SaveSession {
                  })
             .status();
     // Once published the save has succeeded, even if a rank died before it could be told.
-    return settled_.published ? Status::Ok() : outcome;
+    return published_ ? Status::Ok() : outcome;
   }
 
   /// On the coordinator, within exchange B.
   Status Publish(const std::vector<std::string>& receipts) {
-    if (options_.format == Format::kDcp) {
+    if (settled_.format == Format::kDcp) {
       return PublishDcp(receipts);
     }
     std::vector<CheckedHeader> headers;
     for (std::size_t rank = 0; rank < receipts.size(); ++rank) {
       VARVE_ASSIGN_OR_RETURN(const WriteReceipt receipt, DecodeReceipt(receipts[rank]));
-      FileIdentity identity = identity_;
+      FileIdentity identity = settled_.identity;
       identity.rank = static_cast<std::uint32_t>(rank);
       VARVE_ASSIGN_OR_RETURN(FilePlan file,
-                             PlanFile(settled_.plans[rank], settled_.plan.ranks[rank], identity));
+                             PlanFile(settled_.plans[rank], settled_.settled.ranks[rank], identity));
       VARVE_RETURN_IF_ERROR(ApplyReceipt(receipt, &file.header));
       headers.push_back({std::move(file.header), receipt.header_bytes, receipt.header_crc32c});
     }
     VARVE_ASSIGN_OR_RETURN(const Metadata metadata, MergeHeaders(std::move(headers)));
-    VARVE_RETURN_IF_ERROR(settled_.commit->Publish(metadata));
-    settled_.published = true;
+    VARVE_RETURN_IF_ERROR(commit_->Publish(metadata));
+    published_ = true;
     return Status::Ok();
   }
 
@@ -226,24 +250,22 @@ class CoordinatedSave final : public SaveSession {
     }
     VARVE_ASSIGN_OR_RETURN(
         const DcpIndexFiles made,
-        MakeDcpIndex(settled_.plans, settled_.plan.ranks, receipts, options_.block_bytes));
-    VARVE_RETURN_IF_ERROR(settled_.commit->Publish(made.files, made.index));
-    settled_.published = true;
+        MakeDcpIndex(settled_.plans, settled_.settled.ranks, receipts,
+                     settled_.identity.block_bytes));
+    VARVE_RETURN_IF_ERROR(commit_->Publish(made.files, made.index));
+    published_ = true;
     return Status::Ok();
   }
 
-  const State& state_;
+  const State* const state_ = nullptr;  // Null where it was planned elsewhere.
   const std::string& path_;
   const SaveOptions& options_;
   const Claim claim_;
   Storage& storage_;
   Clock::time_point start_;
-  LocalPlan plan_;
-  FileIdentity identity_;
-  RankAssignment assignment_;
-  Status prepared_;  // Of this rank's file; the others hear of it in the next exchange.
-  std::string file_name_;
-  Settled settled_;  // Used on the coordinator alone.
+  // On the coordinator:
+  std::unique_ptr<Commit> commit_;
+  bool published_ = false;
 };
 
 }  // namespace
@@ -251,6 +273,14 @@ class CoordinatedSave final : public SaveSession {
 std::unique_ptr<SaveSession> MakeCoordinatedSave(const State& state, const std::string& path,
                                                  const SaveOptions& options, Claim claim) {
   return std::make_unique<CoordinatedSave>(state, path, options, claim);
+}
+
+Result<std::unique_ptr<SaveSession>> ResumeCoordinatedSave(SettledSave settled,
+                                                           const std::string& path,
+                                                           const SaveOptions& options) {
+  auto save = std::make_unique<CoordinatedSave>(std::move(settled), path, options);
+  VARVE_RETURN_IF_ERROR(save->Resume());
+  return std::unique_ptr<SaveSession>(std::move(save));
 }
 
 }  // namespace varve

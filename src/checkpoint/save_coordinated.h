@@ -12,4 +12,8 @@ namespace varve {
 std::unique_ptr<SaveSession> MakeCoordinatedSave(const State& state, const std::string& path,
                                                  const SaveOptions& options, Claim claim);
 
+Result<std::unique_ptr<SaveSession>> ResumeCoordinatedSave(SettledSave settled,
+                                                           const std::string& path,
+                                                           const SaveOptions& options);
+
 }  // namespace varve

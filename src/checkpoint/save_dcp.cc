@@ -213,12 +213,20 @@ Result<FileWork> PrepareDcpShare(const State& state, const RankAssignment& assig
       receipt.objects.push_back(laid_out.items[i]);
     }
   }
-  FileWork work;
-  work.size = laid_out.size;
-  work.block_bytes = options.block_bytes;
+  VARVE_ASSIGN_OR_RETURN(FileWork work,
+                         DescribeDcpShare(EncodeDcpReceipt(receipt), options.block_bytes));
   work.segments = std::move(laid_out.segments);
   work.keep = parts;
   work.name_of = [parts](std::uint32_t owner) { return parts->items[owner].fqn; };
+  return work;
+}
+
+Result<FileWork> DescribeDcpShare(std::string_view layout, std::uint64_t block_bytes) {
+  VARVE_ASSIGN_OR_RETURN(DcpReceipt receipt, DecodeDcpReceipt(layout));
+  FileWork work;
+  work.size = receipt.size;
+  work.block_bytes = block_bytes;
+  work.layout = layout;
   work.finish = [receipt = std::move(receipt)](WrittenSegments data) -> Result<FinishedFile> {
     DcpReceipt complete = receipt;
     complete.block_crc32c = std::move(data.block_crc32c);

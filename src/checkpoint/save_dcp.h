@@ -3,6 +3,7 @@
 #pragma once
 
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "checkpoint/commit.h"
@@ -33,6 +34,10 @@ std::string DcpFileName(std::uint32_t rank);
 /// Unimplemented for a value that only a pickle can hold, with its name.
 Result<FileWork> PrepareDcpShare(const State& state, const RankAssignment& assignment,
                                  const SaveOptions& options);
+
+/// The same without data, from the `layout` of a prepared one: for a process that has a copy of
+/// them and not the state. Errors: DataLoss when `layout` is not one.
+Result<FileWork> DescribeDcpShare(std::string_view layout, std::uint64_t block_bytes);
 
 /// On the coordinator: `.metadata` and the files it counts on.
 struct DcpIndexFiles {

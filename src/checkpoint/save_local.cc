@@ -89,16 +89,34 @@ Status RemoveOlderSaves(Storage& storage, const std::string& path, const SaveId&
 class RankLocalSave final : public SaveSession {
  public:
   RankLocalSave(const State& state, const std::string& path, const SaveOptions& options)
-      : state_(state),
+      : state_(&state),
         path_(path),
         options_(options),
         storage_(options.storage != nullptr ? *options.storage : PosixStorage()) {}
 
+  /// One that was planned elsewhere.
+  RankLocalSave(SettledSave settled, const std::string& path, const SaveOptions& options)
+      : path_(path),
+        options_(options),
+        storage_(options.storage != nullptr ? *options.storage : PosixStorage()),
+        start_(std::chrono::steady_clock::now()) {
+    settled_ = std::move(settled);
+  }
+
+  Status Resume() {
+    VARVE_ASSIGN_OR_RETURN(FilePlan file,
+                           PlanFile(settled_.plan, settled_.assignment, identity()));
+    file_name_ = DataFileName(file.header);
+    VARVE_ASSIGN_OR_RETURN(work_, DescribeDataFile(std::move(file)));
+    return Status::Ok();
+  }
+
   Status Plan(Coordinator& coordinator, const Status& ready) override {
     start_ = std::chrono::steady_clock::now();
-    identity_.rank = static_cast<std::uint32_t>(coordinator.rank());
-    identity_.world_size = static_cast<std::uint32_t>(coordinator.size());
-    return (ready.ok() ? MakePlan() : ready).Annotate(What());
+    settled_.identity.rank = static_cast<std::uint32_t>(coordinator.rank());
+    settled_.identity.world_size = static_cast<std::uint32_t>(coordinator.size());
+    prepared_ = (ready.ok() ? MakePlan() : ready).Annotate(What());
+    return prepared_;
   }
 
   Result<SaveReport> Write(Coordinator& /*coordinator*/, StagedFile* staged,
@@ -107,34 +125,36 @@ class RankLocalSave final : public SaveSession {
   }
 
  private:
+  [[nodiscard]] const FileIdentity& identity() const { return settled_.identity; }
   [[nodiscard]] std::string What() const {
-    return "save " + path_ + " without coordination: rank " + std::to_string(identity_.rank);
+    return "save " + path_ + " without coordination: rank " + std::to_string(identity().rank);
   }
 
   Status MakePlan() {
     VARVE_RETURN_IF_ERROR(CheckSaveOptions(options_, path_));
-    identity_.coordinated = false;
-    identity_.created_ns = UnixTimeNs();
-    identity_.block_bytes = options_.block_bytes;
+    FileIdentity& mine = settled_.identity;
+    mine.coordinated = false;
+    mine.created_ns = UnixTimeNs();
+    mine.block_bytes = options_.block_bytes;
     if (options_.save_id) {
-      identity_.save_id = *options_.save_id;
-    } else if (identity_.world_size == 1) {
-      VARVE_ASSIGN_OR_RETURN(identity_.save_id, RandomSaveId());
+      mine.save_id = *options_.save_id;
+    } else if (mine.world_size == 1) {
+      VARVE_ASSIGN_OR_RETURN(mine.save_id, RandomSaveId());
     } else {
       return InvalidArgument("give save_id, the same on every rank and new for every attempt");
     }
-    VARVE_ASSIGN_OR_RETURN(const LocalPlan plan, MakeLocalPlan(state_));
-    RankAssignment assignment = AssignEverything(plan);
-    VARVE_ASSIGN_OR_RETURN(FilePlan file, PlanFile(plan, assignment, identity_));
+    VARVE_ASSIGN_OR_RETURN(settled_.plan, MakeLocalPlan(*state_));
+    settled_.assignment = AssignEverything(settled_.plan);
+    VARVE_ASSIGN_OR_RETURN(FilePlan file, PlanFile(settled_.plan, settled_.assignment, mine));
     file_name_ = DataFileName(file.header);
     VARVE_ASSIGN_OR_RETURN(
-        work_, PrepareDataFile(state_, std::move(file), std::move(assignment.structure)));
+        work_, PrepareDataFile(*state_, std::move(file), settled_.assignment.structure));
     return Status::Ok();
   }
 
   Result<SaveReport> Publish(StagedFile* staged) {
     VARVE_RETURN_IF_ERROR(MakeDirectories(storage_, path_));         // Step 1.
-    auto lock = storage_.Lock(RankLockPath(path_, identity_.rank));  // Step 2.
+    auto lock = storage_.Lock(RankLockPath(path_, identity().rank));  // Step 2.
     if (lock.status().code() == StatusCode::kFailedPrecondition) {
       return FailedPrecondition("another save of " + path_ + " by this rank is under way");
     }
@@ -142,9 +162,9 @@ class RankLocalSave final : public SaveSession {
       return lock.status();
     }
     VARVE_ASSIGN_OR_RETURN(const bool others,  // Step 3.
-                           CheckTarget(storage_, path_, identity_.save_id, options_.overwrite));
+                           CheckTarget(storage_, path_, identity().save_id, options_.overwrite));
     if (lock.ok()) {
-      VARVE_RETURN_IF_ERROR(RemoveDeadParts(storage_, path_, identity_.rank));
+      VARVE_RETURN_IF_ERROR(RemoveDeadParts(storage_, path_, identity().rank));
     }
     const std::string part = PartPath(path_, file_name_);
     VARVE_RETURN_IF_ERROR(storage_.Remove(part));                           // A dead save's.
@@ -160,19 +180,17 @@ class RankLocalSave final : public SaveSession {
     VARVE_RETURN_IF_ERROR(storage_.SyncDirectory(path_));
     if (options_.overwrite || others) {  // Step 6.
       VARVE_RETURN_IF_ERROR(
-          RemoveOlderSaves(storage_, path_, identity_.save_id, options_.overwrite));
+          RemoveOlderSaves(storage_, path_, identity().save_id, options_.overwrite));
     }
     const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - start_;
-    return SaveReport{identity_.save_id, written->bytes, seconds.count(), written->direct, {}};
+    return SaveReport{identity().save_id, written->bytes, seconds.count(), written->direct, {}};
   }
 
-  const State& state_;
+  const State* const state_ = nullptr;  // Null where it was planned elsewhere.
   const std::string& path_;
   const SaveOptions& options_;
   Storage& storage_;
   std::chrono::steady_clock::time_point start_;
-  FileIdentity identity_;
-  std::string file_name_;
 };
 
 }  // namespace
@@ -180,6 +198,14 @@ class RankLocalSave final : public SaveSession {
 std::unique_ptr<SaveSession> MakeRankLocalSave(const State& state, const std::string& path,
                                                const SaveOptions& options) {
   return std::make_unique<RankLocalSave>(state, path, options);
+}
+
+Result<std::unique_ptr<SaveSession>> ResumeRankLocalSave(SettledSave settled,
+                                                         const std::string& path,
+                                                         const SaveOptions& options) {
+  auto save = std::make_unique<RankLocalSave>(std::move(settled), path, options);
+  VARVE_RETURN_IF_ERROR(save->Resume());
+  return std::unique_ptr<SaveSession>(std::move(save));
 }
 
 }  // namespace varve

@@ -12,4 +12,8 @@ namespace varve {
 std::unique_ptr<SaveSession> MakeRankLocalSave(const State& state, const std::string& path,
                                                const SaveOptions& options);
 
+Result<std::unique_ptr<SaveSession>> ResumeRankLocalSave(SettledSave settled,
+                                                         const std::string& path,
+                                                         const SaveOptions& options);
+
 }  // namespace varve

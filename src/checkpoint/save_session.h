@@ -6,13 +6,15 @@
 #include <string>
 
 #include "checkpoint/file_work.h"
+#include "checkpoint/settled_save.h"
 #include "varve/checkpoint.h"
 #include "varve/coordinator.h"
 #include "varve/options.h"
 
 namespace varve {
 
-/// Threads: one at a time; Plan and Write may be called by different ones.
+/// Threads: one at a time; Plan and Write may be called by different ones. One that Plan has settled
+/// may be written by another process, which has settled() and a copy of the data: ResumeSave.
 class SaveSession {
  public:
   SaveSession() = default;
@@ -25,6 +27,7 @@ class SaveSession {
   /// not be laid out, which Write then reports. Errors: the same on all ranks that talk.
   virtual Status Plan(Coordinator& coordinator, const Status& ready) = 0;
   [[nodiscard]] const FileWork& work() const { return work_; }
+  [[nodiscard]] const std::string& file_name() const { return file_name_; }
 
   /// Writes the file, from the tensors or from `staged`, and publishes the checkpoint. Collective
   /// where the save is; a rank that is not `ready` takes part to say why. After a failure it may be
@@ -32,8 +35,16 @@ class SaveSession {
   virtual Result<SaveReport> Write(Coordinator& coordinator, StagedFile* staged,
                                    const Status& ready) = 0;
 
+  /// What there is to know of the planned save beside the data, for ResumeSave.
+  [[nodiscard]] const SettledSave& settled() const { return settled_; }
+  /// Why this rank's file cannot be written, if it could not be laid out.
+  [[nodiscard]] const Status& prepared() const { return prepared_; }
+
  protected:
+  SettledSave settled_;
+  Status prepared_;
   FileWork work_;
+  std::string file_name_;
 };
 
 /// How a coordinated save begins.
@@ -45,6 +56,11 @@ enum class Claim : std::uint8_t {
 /// All arguments must outlive the session; the tensors' memory is not touched once staged.
 std::unique_ptr<SaveSession> MakeSaveSession(const State& state, const std::string& path,
                                              const SaveOptions& options, Claim claim);
+
+/// A session for which Plan has been called, here or elsewhere. It has no data: Write must be given a
+/// staged copy. Errors: DataLoss when `settled` contradicts itself.
+Result<std::unique_ptr<SaveSession>> ResumeSave(SettledSave settled, const std::string& path,
+                                                const SaveOptions& options);
 
 Status CheckSaveOptions(const SaveOptions& options, const std::string& path);
 

@@ -9,7 +9,8 @@
 #include <vector>
 
 #include "checkpoint/async_job.h"
-#include "checkpoint/names.h"
+#include "checkpoint/failure_note.h"
+#include "checkpoint/handoff.h"
 #include "checkpoint/serial_thread.h"
 #include "pipeline/staging_pool.h"
 #include "varve/async_save.h"
@@ -30,25 +31,24 @@ Status CheckOptions(const StagerOptions& options) {
   return Status::Ok();
 }
 
+Status CanBeHandedOver(const SaveOptions& options) {
+  if (options.storage != nullptr || options.progress) {
+    return InvalidArgument("a save that another process writes has neither progress nor a storage "
+                           "of this process");
+  }
+  return Status::Ok();
+}
+
 int CopyThreads(int wanted) {
   const int cores = static_cast<int>(std::thread::hardware_concurrency());
   return wanted > 0 ? wanted : std::clamp(cores, 1, kMostCopyThreads);
 }
 
-/// Leaves word of a failure where `varve ls` finds it: whoever looks at the directory alone would
-/// take the save for one that was never asked for. As well as it goes: the storage may be what
-/// failed. The next save of the name removes it.
-void NoteFailure(const AsyncJob& job, const Status& status, const Coordinator& coordinator) {
+void NoteFailureOf(const AsyncJob& job, const Status& status, const Coordinator& coordinator) {
   const SaveOptions& options = job.options().save;
-  if (status.ok() || status.code() == StatusCode::kCancelled ||
-      status.code() == StatusCode::kAlreadyExists ||  // Somebody else's success.
-      (options.coordinate && !coordinator.is_coordinator())) {
-    return;
+  if (!options.coordinate || coordinator.is_coordinator()) {
+    NoteFailure(options.storage != nullptr ? *options.storage : PosixStorage(), job.path(), status);
   }
-  Storage& storage = options.storage != nullptr ? *options.storage : PosixStorage();
-  const std::string path = FailedPath(job.path());
-  (void)storage.Remove(path);
-  (void)WriteWholeFile(storage, path, status.message());
 }
 
 }  // namespace
@@ -63,6 +63,7 @@ struct Stager::Impl {
   StagerOptions options;
   std::unique_ptr<Coordinator> background;
   std::unique_ptr<StagingPool> pool;
+  std::unique_ptr<Handoff> handoff;  // Null where the saves are written here.
 
   std::mutex call_mutex;  // One call at a time: plans and turns to write come in one order.
   std::mutex mutex;       // Guards the two below.
@@ -141,13 +142,16 @@ struct Stager::Impl {
 
   void Start(const Job& job, Coordinator& coordinator) {
     const std::scoped_lock one_call(call_mutex);
-    const Status usable = Stuck();
+    Status usable = Stuck();
+    if (usable.ok() && handoff != nullptr) {
+      usable = CanBeHandedOver(job->options().save);
+    }
     Status status = usable.ok() ? Admit(job, coordinator) : Status::Ok();
     if (status.ok()) {
       status = job->Plan(coordinator, usable);
     }
     if (!status.ok()) {
-      NoteFailure(*job, status, coordinator);
+      NoteFailureOf(*job, status, coordinator);
       job->Complete(std::move(status));
       return;
     }
@@ -175,7 +179,7 @@ struct Stager::Impl {
       std::erase(in_flight, job);
       changed.notify_all();
     }
-    NoteFailure(*job, result.status(), *background);
+    NoteFailureOf(*job, result.status(), *background);
     job->Complete(std::move(result));
     const std::scoped_lock lock(mutex);
     --open;
@@ -209,14 +213,19 @@ Stager::Stager(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
 Stager::~Stager() { Drain(); }
 
 Result<std::unique_ptr<Stager>> Stager::Make(const StagerOptions& options,
-                                             std::unique_ptr<Coordinator> background) {
+                                             std::unique_ptr<Coordinator> background,
+                                             std::shared_ptr<SaveExecutor> executor) {
   VARVE_RETURN_IF_ERROR(CheckOptions(options));
   auto impl = std::make_unique<Impl>();
   impl->options = options;
   if (impl->options.budget_bytes == 0) {
     impl->options.budget_bytes = DefaultStagingBudget(options.local_ranks);
   }
-  VARVE_ASSIGN_OR_RETURN(impl->pool, StagingPool::Make(impl->options.budget_bytes));
+  const bool shared = executor != nullptr;
+  VARVE_ASSIGN_OR_RETURN(impl->pool, StagingPool::Make(impl->options.budget_bytes, shared));
+  if (shared) {
+    VARVE_ASSIGN_OR_RETURN(impl->handoff, Handoff::Make(std::move(executor), *impl->pool));
+  }
   impl->background = background ? std::move(background) : MakeSingleProcessCoordinator();
   return std::unique_ptr<Stager>(new Stager(std::move(impl)));
 }
@@ -239,8 +248,8 @@ bool Stager::idle() const {
 
 AsyncSaveHandle AsyncSave(State state, std::string path, AsyncSaveOptions options, Stager& stager,
                           Coordinator& coordinator) {
-  auto job = std::make_shared<AsyncSaveHandle::Impl>(std::move(state), std::move(path),
-                                                     std::move(options));
+  auto job = std::make_shared<AsyncSaveHandle::Impl>(
+      std::move(state), std::move(path), std::move(options), stager.impl().handoff.get());
   stager.impl().Start(job, coordinator);
   return AsyncSaveHandle(std::move(job));
 }

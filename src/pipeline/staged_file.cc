@@ -21,10 +21,6 @@ namespace {
 // What is strided goes through the cache: it is copied in steps that fit it, then summed.
 constexpr std::uint64_t kStridedStepBytes = std::uint64_t{128} << 10;
 
-std::uint64_t UnitBytes(std::uint64_t checksum_block_bytes) {
-  return kPoolBlockBytes / checksum_block_bytes * checksum_block_bytes;
-}
-
 std::uint64_t BytesOf(std::span<const FileSegment> segments) {
   std::uint64_t bytes = 0;
   for (const FileSegment& segment : segments) {
@@ -134,7 +130,7 @@ StagedFile::StagedFile(std::span<const FileSegment> segments, std::uint64_t chec
                        StagingPool::Reservation memory)
     : segments_(segments),
       checksum_block_bytes_(checksum_block_bytes),
-      unit_bytes_(UnitBytes(checksum_block_bytes)),
+      unit_bytes_(StagedUnitBytes(checksum_block_bytes)),
       memory_(std::move(memory)),
       blocks_(BlocksFor(segments, checksum_block_bytes)),
       free_(memory_.blocks().rbegin(), memory_.blocks().rend()) {
@@ -143,11 +139,38 @@ StagedFile::StagedFile(std::span<const FileSegment> segments, std::uint64_t chec
     bytes_ += segment.bytes;
     parts_.push_back({bytes_, segment.is_content()});
   }
+  in_waves_ = memory_.blocks().size() < blocks_.size();
+}
+
+StagedFile::StagedFile(const StagedImage& image, std::span<const std::byte* const> blocks)
+    : checksum_block_bytes_(image.checksum_block_bytes),
+      unit_bytes_(StagedUnitBytes(image.checksum_block_bytes)),
+      parts_(image.parts),
+      bytes_(image.bytes()),
+      blocks_(blocks.size()),
+      complete_(true) {
+  const std::size_t sums_of_a_unit = unit_bytes_ / checksum_block_bytes_;
+  for (std::size_t i = 0; i < blocks.size(); ++i) {
+    const auto first = image.crc32c.begin() + static_cast<std::ptrdiff_t>(i * sums_of_a_unit);
+    const std::size_t sums = DivideUp(BlockSize(i), checksum_block_bytes_);
+    blocks_[i] = {blocks[i], true, {first, first + static_cast<std::ptrdiff_t>(sums)}};
+  }
+}
+
+StagedImage StagedFile::Describe() {
+  const std::scoped_lock lock(mutex_);
+  StagedImage image{checksum_block_bytes_, parts_, {}, {}};
+  image.blocks.reserve(blocks_.size());
+  for (const Block& block : blocks_) {
+    image.blocks.push_back(memory_.NumberOf(block.memory));
+    image.crc32c.insert(image.crc32c.end(), block.crc32c.begin(), block.crc32c.end());
+  }
+  return image;
 }
 
 std::size_t StagedFile::BlocksFor(std::span<const FileSegment> segments,
                                   std::uint64_t checksum_block_bytes) {
-  return DivideUp(BytesOf(segments), UnitBytes(checksum_block_bytes));
+  return DivideUp(BytesOf(segments), StagedUnitBytes(checksum_block_bytes));
 }
 
 std::uint64_t StagedFile::BlockSize(std::size_t index) const {
@@ -263,7 +286,8 @@ Status StagedFile::WaitComplete(const std::stop_token& stop) {
 
 void StagedFile::Written(std::size_t index) {
   const std::scoped_lock lock(mutex_);
-  free_.push_back(std::exchange(blocks_[index].memory, nullptr));
+  // Memory of our reservation, which Fill may write to again.
+  free_.push_back(const_cast<std::byte*>(std::exchange(blocks_[index].memory, nullptr)));
   changed_.notify_all();
 }
 

@@ -11,15 +11,10 @@
 #include <vector>
 
 #include "pipeline/file_writer.h"
+#include "pipeline/staged_image.h"
 #include "pipeline/staging_pool.h"
 
 namespace varve {
-
-/// What stays known of a segment when its source is gone.
-struct StagedPart {
-  std::uint64_t end = 0;  ///< In the file, from its data on.
-  bool content = false;
-};
 
 /// One thread calls Fill, which copies everything once; another calls WriteTo, at the same time or
 /// afterwards. If the reservation holds the whole file, it does so until this is destroyed, and
@@ -30,6 +25,9 @@ class StagedFile {
   /// `segments` must stay valid until Fill has returned. None of them may be produced.
   StagedFile(std::span<const FileSegment> segments, std::uint64_t checksum_block_bytes,
              StagingPool::Reservation memory);
+  /// A copy that has been made, maybe by another process: Fill is not called. `blocks` are those of
+  /// the image, in its order, and must stay valid. `image` must have passed CheckStagedImage.
+  StagedFile(const StagedImage& image, std::span<const std::byte* const> blocks);
   StagedFile(const StagedFile&) = delete;
   StagedFile& operator=(const StagedFile&) = delete;
 
@@ -38,7 +36,14 @@ class StagedFile {
                                std::uint64_t checksum_block_bytes);
 
   /// True when the memory is smaller than the file.
-  [[nodiscard]] bool in_waves() const { return memory_.blocks().size() < blocks_.size(); }
+  [[nodiscard]] bool in_waves() const { return in_waves_; }
+
+  /// What another process that sees the same memory needs to know of the copy. Fill has returned Ok,
+  /// and not in waves.
+  [[nodiscard]] StagedImage Describe();
+
+  /// Gives the memory of a copy away, so that it outlives this. Nothing may be written any more.
+  StagingPool::Reservation TakeMemory() { return std::move(memory_); }
 
   /// Copies all segments, taking the checksums of blocks in the same pass, on the calling thread
   /// and up to `threads` - 1 others. Then `check` may say that the copy is not to be used.
@@ -62,7 +67,7 @@ class StagedFile {
  private:
   /// unit_bytes_ of the file, in order; the last may be shorter.
   struct Block {
-    std::byte* memory = nullptr;  // Null while it has none.
+    const std::byte* memory = nullptr;  // Null while it has none.
     bool filled = false;
     std::vector<std::uint32_t> crc32c;
   };
@@ -83,6 +88,7 @@ class StagedFile {
   std::vector<StagedPart> parts_;
   std::uint64_t bytes_ = 0;
   StagingPool::Reservation memory_;
+  bool in_waves_ = false;
 
   std::mutex mutex_;  // Guards all below.
   std::condition_variable_any changed_;

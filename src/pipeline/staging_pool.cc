@@ -10,7 +10,9 @@
 #include <string_view>
 #include <utility>
 
+#include <fcntl.h>
 #include <sys/mman.h>
+#include <unistd.h>
 
 namespace varve {
 namespace {
@@ -87,10 +89,30 @@ std::uint64_t DefaultStagingBudget(int local_ranks) {
   return AvailableMemory() / 2 / static_cast<std::uint64_t>(std::max(local_ranks, 1));
 }
 
-StagingPool::StagingPool(std::byte* mapping, std::byte* base, std::size_t block_count)
-    : mapping_(mapping), base_(base), block_count_(block_count) {}
+StagingPool::StagingPool(std::byte* mapping, std::byte* base, std::size_t block_count, int fd)
+    : mapping_(mapping), base_(base), block_count_(block_count), fd_(fd) {}
 
-Result<std::unique_ptr<StagingPool>> StagingPool::Make(std::uint64_t budget_bytes) {
+namespace {
+
+/// Sealed, so that a process that maps it never touches memory which is not there (SIGBUS).
+Result<int> MakeSharedMemory(std::uint64_t bytes) {
+  const int fd = ::memfd_create("varve-staging", MFD_CLOEXEC | MFD_ALLOW_SEALING);
+  if (fd < 0 || ::ftruncate(fd, static_cast<off_t>(bytes)) != 0 ||
+      ::fcntl(fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL) != 0) {
+    const int error = errno;
+    if (fd >= 0) {
+      ::close(fd);
+    }
+    return Status(StatusCode::kOutOfSpace, "make " + std::to_string(bytes) +
+                                               " bytes of shared memory for staging: " +
+                                               std::strerror(error));
+  }
+  return fd;
+}
+
+}  // namespace
+
+Result<std::unique_ptr<StagingPool>> StagingPool::Make(std::uint64_t budget_bytes, bool shared) {
   const std::size_t blocks = std::max<std::uint64_t>(budget_bytes / kPoolBlockBytes, 2);
   if (blocks > std::numeric_limits<std::int64_t>::max() / kPoolBlockBytes - 1) {
     return InvalidArgument("a staging budget of " + std::to_string(budget_bytes) + " bytes");
@@ -106,15 +128,31 @@ Result<std::unique_ptr<StagingPool>> StagingPool::Make(std::uint64_t budget_byte
   std::byte* const base =
       first +
       (kHugePageBytes - reinterpret_cast<std::uintptr_t>(first) % kHugePageBytes) % kHugePageBytes;
+  int fd = -1;
+  if (shared) {
+    VARVE_ASSIGN_OR_RETURN(fd, MakeSharedMemory(bytes));
+    if (::mmap(base, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED | MAP_NORESERVE, fd,
+               0) == MAP_FAILED) {
+      const int error = errno;
+      ::close(fd);
+      ::munmap(mapping, bytes + kHugePageBytes);
+      return Status(StatusCode::kOutOfSpace, "map " + std::to_string(bytes) +
+                                                 " bytes of shared memory: " +
+                                                 std::strerror(error));
+    }
+  }
   // A forked child (a data loader) must neither keep the memory alive nor make it be copied.
   ::madvise(base, bytes, MADV_HUGEPAGE);
   ::madvise(base, bytes, MADV_DONTFORK);
-  return std::unique_ptr<StagingPool>(new StagingPool(first, base, blocks));
+  return std::unique_ptr<StagingPool>(new StagingPool(first, base, blocks, fd));
 }
 
 StagingPool::~StagingPool() {
   preparing_ = {};  // Stops and joins.
   ::munmap(mapping_, block_count_ * kPoolBlockBytes + kHugePageBytes);
+  if (fd_ >= 0) {
+    ::close(fd_);
+  }
 }
 
 StagingPool::Reservation::~Reservation() {
@@ -134,12 +172,11 @@ Result<StagingPool::Reservation> StagingPool::Reserve(Ticket ticket, std::size_t
   std::vector<std::byte*> blocks;
   blocks.reserve(wanted);
   std::unique_lock lock(mutex_);
-  const auto free_now = [&] { return free_.size() + (block_count_ - cold_); };
   if (!changed_.wait(lock, stop, [&] { return Ticket{serving_} == ticket; })) {
     left_.insert(ticket);  // Passed over when its turn comes: nobody behind it waits for that.
     return Status(StatusCode::kCancelled, "cancelled while waiting for staging memory");
   }
-  const bool served = changed_.wait(lock, stop, [&] { return free_now() >= wanted; });
+  const bool served = AwaitFree(wanted, &lock, stop);
   do {
     ++serving_;
   } while (left_.erase(Ticket{serving_}) > 0);
@@ -162,6 +199,27 @@ void StagingPool::Release(std::vector<std::byte*>* blocks) {
   free_.insert(free_.end(), blocks->begin(), blocks->end());
   blocks->clear();
   changed_.notify_all();
+}
+
+void StagingPool::Poke() {
+  const std::scoped_lock lock(mutex_);
+  ++pokes_;
+  changed_.notify_all();
+}
+
+bool StagingPool::AwaitFree(std::size_t wanted, std::unique_lock<std::mutex>* lock,
+                            const std::stop_token& stop) {
+  const auto enough = [&] { return free_.size() + (block_count_ - cold_) >= wanted; };
+  while (!enough() && !stop.stop_requested()) {
+    const std::uint64_t pokes = pokes_;
+    if (reclaim_) {
+      lock->unlock();
+      reclaim_();
+      lock->lock();
+    }
+    changed_.wait(*lock, stop, [&] { return enough() || pokes_ != pokes; });
+  }
+  return enough();
 }
 
 std::size_t StagingPool::warm_blocks() {

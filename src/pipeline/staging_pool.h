@@ -4,6 +4,7 @@
 #include <condition_variable>
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -21,15 +22,16 @@ namespace varve {
 /// system when a block is first used, or ahead of that by Prepare, and kept: the first touch of a
 /// page costs 10-60 times its reuse.
 ///
-/// Anonymous memory in huge pages, and not a memfd, which could be handed to another process: where
-/// shared memory has no huge pages (the kernel's default), O_DIRECT from it pins 4 KiB pages one by
-/// one. Measured: 1 GiB in 0.31 s from the one, in 0.56 s from the other.
+/// Anonymous memory in huge pages, or a memfd, which can be handed to another process. Not a memfd
+/// without need: where shared memory has no huge pages (the kernel's default), O_DIRECT from it pins
+/// 4 KiB pages one by one. Measured: 1 GiB in 0.31 s from the one, in 0.56 s from the other.
 /// Threads: safe. Must outlive its reservations.
 class StagingPool {
  public:
   /// Reserves address space for `budget_bytes`, rounded down to blocks (at least two), and no
   /// memory. Errors: OutOfSpace when the system refuses.
-  static Result<std::unique_ptr<StagingPool>> Make(std::uint64_t budget_bytes);
+  static Result<std::unique_ptr<StagingPool>> Make(std::uint64_t budget_bytes,
+                                                   bool shared = false);
   StagingPool(const StagingPool&) = delete;
   StagingPool& operator=(const StagingPool&) = delete;
   ~StagingPool();
@@ -50,6 +52,10 @@ class StagingPool {
     ~Reservation();
     /// Addresses of the blocks, page-aligned.
     [[nodiscard]] const std::vector<std::byte*>& blocks() const { return blocks_; }
+    /// Which block of the pool begins at `address`, one of blocks().
+    [[nodiscard]] std::uint64_t NumberOf(const std::byte* address) const {
+      return static_cast<std::uint64_t>(address - pool_->base_) / kPoolBlockBytes;
+    }
 
    private:
     friend class StagingPool;
@@ -71,6 +77,12 @@ class StagingPool {
     return Reserve(Queue(), wanted, stop);
   }
 
+  /// `reclaim` is called, from threads that wait in Reserve, when blocks are missing: it may give back
+  /// some that are held without need. Whoever begins to hold such blocks calls Poke, so that it is
+  /// called again. Set before the first Reserve.
+  void SetReclaim(std::function<void()> reclaim) { reclaim_ = std::move(reclaim); }
+  void Poke();
+
   /// Begins to take `bytes` of memory from the system in a thread of its own; an earlier call's
   /// work is waited for. Saves meanwhile find the blocks that are ready.
   void Prepare(std::uint64_t bytes);
@@ -79,11 +91,16 @@ class StagingPool {
   void WaitPrepared();
 
   [[nodiscard]] std::size_t block_count() const { return block_count_; }
+  /// The memfd of a shared pool, block 0 at its beginning and sealed against changes of its size;
+  /// -1 of others.
+  [[nodiscard]] int fd() const { return fd_; }
   /// Blocks whose memory has been taken from the system.
   [[nodiscard]] std::size_t warm_blocks();
 
  private:
-  StagingPool(std::byte* mapping, std::byte* base, std::size_t block_count);
+  bool AwaitFree(std::size_t wanted, std::unique_lock<std::mutex>* lock,
+                 const std::stop_token& stop);
+  StagingPool(std::byte* mapping, std::byte* base, std::size_t block_count, int fd);
   void Release(std::vector<std::byte*>* blocks);
   /// A block that nobody has used yet; nothing when `limit` are in use or ready.
   std::optional<std::size_t> TakeCold(std::size_t limit);
@@ -92,12 +109,15 @@ class StagingPool {
   std::byte* const mapping_;
   std::byte* const base_;  // The first address in it that huge pages can have.
   const std::size_t block_count_;
+  const int fd_;
+  std::function<void()> reclaim_;
   std::mutex mutex_;  // Guards all below but the thread.
   std::condition_variable_any changed_;
   std::vector<std::byte*> free_;  // Used before; most recently last: its pages are the warmest.
   std::size_t cold_ = 0;          // Blocks [0, cold_) have been used; those from it on never.
   std::uint64_t next_ticket_ = 0;
   std::uint64_t serving_ = 0;
+  std::uint64_t pokes_ = 0;
   std::set<Ticket> left_;  // Whose holders no longer wait.
   std::jthread preparing_;
 };

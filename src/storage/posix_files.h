@@ -4,11 +4,10 @@
 #include <memory>
 #include <string>
 #include <string_view>
-#include <utility>
 
 #include <sys/types.h>
-#include <unistd.h>
 
+#include "base/file_descriptor.h"
 #include "varve/status.h"
 #include "varve/storage.h"
 
@@ -16,28 +15,6 @@ namespace varve {
 
 /// An errno as a Status that says what was being done to which file.
 Status ErrnoStatus(std::string_view action, const std::string& name, int error);
-
-class FileDescriptor {
- public:
-  explicit FileDescriptor(int fd) : fd_(fd) {}
-  FileDescriptor(FileDescriptor&& other) noexcept : fd_(std::exchange(other.fd_, -1)) {}
-  FileDescriptor& operator=(FileDescriptor&& other) noexcept {
-    std::swap(fd_, other.fd_);
-    return *this;
-  }
-  FileDescriptor(const FileDescriptor&) = delete;
-  FileDescriptor& operator=(const FileDescriptor&) = delete;
-  ~FileDescriptor() {
-    if (fd_ >= 0) {
-      ::close(fd_);
-    }
-  }
-  [[nodiscard]] int get() const { return fd_; }
-  [[nodiscard]] bool valid() const { return fd_ >= 0; }
-
- private:
-  int fd_;
-};
 
 /// open(2) with O_CLOEXEC, again after EINTR; invalid with errno set when it fails.
 FileDescriptor OpenDescriptor(const std::string& name, int flags, mode_t mode = 0666);

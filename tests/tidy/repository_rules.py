@@ -40,6 +40,17 @@ ROOMS: dict[str, tuple[str, ...]] = {
         "tensor",
         "base",
     ),
+    "agent": (
+        "checkpoint",
+        "pipeline",
+        "plan",
+        "interop",
+        "coordinate",
+        "storage",
+        "format",
+        "tensor",
+        "base",
+    ),
     "protocol": (
         "checkpoint",
         "pipeline",
@@ -67,6 +78,7 @@ PUBLIC_HEADER_ROOM = {
     "coordinator.h": "coordinate",
     "host_buffer.h": "pipeline",
     "mpi.h": "coordinate",
+    "agent.h": "agent",
 }
 FACADE = "checkpoint"
 

@@ -1,0 +1,92 @@
+/// The agent: a process, one for each user and node, that writes the staged copies of trainers, and
+/// goes on when they are killed. It is started when first needed and ends itself when idle.
+///
+///   auto agent = varve::ConnectToAgent();                              // Starts it if need be.
+///   auto stager = varve::Stager::Make({}, std::move(background), *agent);
+///
+/// A trainer that is started again on the node loads from the agent's memory (OpenAgentMemory) what
+/// it had saved last, as long as the agent has it. Linux only, local and mounted file systems only.
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "varve/async_save.h"
+#include "varve/status.h"
+#include "varve/storage.h"
+
+namespace varve {
+
+/// Where an agent listens: a directory that only its user may enter. By default $VARVE_AGENT_DIR, or
+/// $XDG_RUNTIME_DIR/varve, or /tmp/varve-UID.
+std::string DefaultAgentDirectory();
+
+struct AgentOptions {
+  std::string directory;  ///< Empty: DefaultAgentDirectory().
+  /// What is started where no agent runs. Empty: $VARVE_AGENT, or "varve-agent" from the PATH.
+  std::string program;
+};
+
+/// The agent of this node, to be given to Stager::Make. Errors: NotFound when none runs and none can
+/// be started; FailedPrecondition when it is of another version, is stopping, or its directory is
+/// open to others.
+Result<std::shared_ptr<SaveExecutor>> ConnectToAgent(const AgentOptions& options = {});
+
+/// What an agent does.
+struct AgentReport {
+  /// A data file that it writes, is going to write, or keeps in memory.
+  struct File {
+    std::string path;  ///< Of the checkpoint.
+    std::uint32_t rank = 0;
+    std::uint64_t bytes = 0;
+    bool writing = false;        ///< It is this save's turn.
+    bool trainer_lives = false;  ///< The process that handed it over.
+    friend bool operator==(const File&, const File&) = default;
+  };
+  std::string version;
+  int pid = 0;
+  bool stopping = false;
+  std::uint64_t trainers = 0;  ///< Stagers that are connected.
+  std::vector<File> saves;     ///< Not yet ended.
+  std::vector<File> held;      ///< Written, and in memory.
+  friend bool operator==(const AgentReport&, const AgentReport&) = default;
+};
+
+/// Errors: NotFound when none runs.
+Result<AgentReport> AgentStatus(const std::string& directory = {});
+
+/// Waits until the agent has written everything that was handed over to it, at most for `patience`.
+/// Errors: NotFound when none runs; Unavailable.
+Status DrainAgent(std::chrono::milliseconds patience, const std::string& directory = {});
+
+/// The same; then it takes nothing more, gives up what it keeps in memory, and ends.
+Status StopAgent(std::chrono::milliseconds patience, const std::string& directory = {});
+
+/// A storage like `base` in which the data files of the checkpoint at `path` are read from the
+/// agent's memory, as far as it has them; `bytes_from_memory` grows by what was. Null when it has none
+/// of them, or no agent runs. What is read is what was written: the checksums of the checkpoint are
+/// compared as for any other storage. `base` must outlive it.
+std::unique_ptr<Storage> OpenAgentMemory(const std::string& path, Storage& base,
+                                         std::function<void(std::uint64_t)> bytes_from_memory = {},
+                                         const std::string& directory = {});
+
+struct AgentServerOptions {
+  std::string directory;  ///< Empty: DefaultAgentDirectory().
+  /// It ends when nobody has been connected and nothing was left to write for so long. What it keeps
+  /// in memory goes then.
+  std::chrono::milliseconds idle = std::chrono::minutes(10);
+  /// How long the saves of a trainer that has died wait for other ranks that were never heard of.
+  std::chrono::milliseconds patience = std::chrono::minutes(1);
+  /// Called once connections are taken. False ends it.
+  std::function<bool()> listening;
+};
+
+/// Is the agent; returns when it has ended. Errors: AlreadyExists when one runs for the directory;
+/// FailedPrecondition; Unavailable.
+Status RunAgent(const AgentServerOptions& options);
+
+}  // namespace varve

@@ -1,0 +1,267 @@
+#include "varve/agent.h"
+
+#include <atomic>
+#include <filesystem>
+#include <fstream>
+#include <thread>
+
+#include <gtest/gtest.h>
+#include <sys/stat.h>
+
+#include "agent/client.h"
+#include "agent/shared_memory.h"
+#include "support/agent.h"
+#include "support/ranks.h"
+#include "support/status_matchers.h"
+#include "support/temp_dir.h"
+#include "support/training.h"
+#include "varve/async_save.h"
+#include "varve/catalogue.h"
+
+namespace varve {
+namespace {
+
+using namespace std::chrono_literals;
+using test::AgentHere;
+using test::FailsWith;
+using test::IsOk;
+using test::Load;
+using test::LongDeadline;
+using test::TempDir;
+using test::Training;
+
+constexpr std::uint64_t kMiB = std::uint64_t{1} << 20;
+
+AgentReport StatusOf(const AgentHere& agent) {
+  auto report = AgentStatus(agent.directory());
+  EXPECT_TRUE(IsOk(report));
+  return report.ok() ? *report : AgentReport{};
+}
+
+/// Overwrites the data of all files of a checkpoint, so that only memory has them.
+void RuinData(const std::string& path) {
+  for (const auto& file : std::filesystem::directory_iterator(path)) {
+    if (file.path().extension() == ".safetensors" || file.path().extension() == ".distcp") {
+      std::fstream stream(file.path(), std::ios::in | std::ios::out | std::ios::binary);
+      stream.seekp(static_cast<std::streamoff>(file.file_size() / 2));
+      stream << "ruined";
+    }
+  }
+}
+
+TEST(Agent, SavesWhatWasThereAtTheCallAsThreadsOfTheTrainerDo) {
+  AgentHere agent;
+  const TempDir dir;
+  const auto stager = agent.MakeStager();
+  for (const Format format : {Format::kVarve, Format::kDcp}) {
+    Training training(20 * kMiB + 12345);
+    const std::string before = training.memory;
+    const std::string path = dir / std::string(FormatName(format));
+    AsyncSaveOptions options;
+    options.save.format = format;
+    const AsyncSaveHandle save = AsyncSave(training.state(), path, options, *stager);
+    ASSERT_TRUE(IsOk(save.staged().get()));
+    training.Step();
+    const auto& report = save.done().get();
+    ASSERT_TRUE(IsOk(report));
+    EXPECT_FALSE(report->in_waves);
+    EXPECT_GT(report->bytes_written, before.size());
+    EXPECT_TRUE(Load(path, before.size()) == before);
+    EXPECT_TRUE(Verify(path)->clean());
+  }
+}
+
+TEST(Agent, ManySavesEachHaveTheirOwnContentThoughMemoryIsShort) {
+  AgentHere agent;
+  const TempDir dir;
+  const auto stager = agent.MakeStager(56 * kMiB);  // Room for two; one is kept beside.
+  Training training(18 * kMiB);
+  std::vector<std::string> states;
+  std::vector<AsyncSaveHandle> saves;
+  for (int step = 0; step < 8; ++step) {
+    states.push_back(training.memory);
+    AsyncSaveOptions options;
+    options.overlapped = step % 2 == 1;
+    saves.push_back(AsyncSave(training.state(), dir / std::to_string(step), options, *stager));
+    ASSERT_TRUE(IsOk(saves.back().staged().get()));
+    training.Step();
+  }
+  stager->Drain();
+  for (std::size_t step = 0; step < saves.size(); ++step) {
+    ASSERT_TRUE(IsOk(saves[step].done().get()));
+    EXPECT_TRUE(Load(dir / std::to_string(step), training.memory.size()) == states[step]) << step;
+  }
+  EXPECT_EQ(StatusOf(agent).held.size(), 1U);
+}
+
+TEST(Agent, SeveralRanksSaveOneCheckpointTogetherAndLeaveNothingElse) {
+  AgentHere agent;
+  const TempDir dir;
+  const Training training(9 * kMiB);
+  for (const bool coordinate : {true, false}) {
+    const std::string path = dir / (coordinate ? "together" : "apart");
+    auto planning = MakeInProcessCoordinators(3);
+    const auto saved = test::OnEveryRank(planning, [&](Coordinator& rank) -> Result<SaveReport> {
+      const auto stager = agent.MakeStager();
+      AsyncSaveOptions options;
+      options.save.coordinate = coordinate;
+      options.save.save_id = SaveId{{1, 2, 3}};
+      const std::string prefix = std::to_string(rank.rank()) + ".";
+      return AsyncSave(training.state(prefix), path, options, *stager, rank).done().get();
+    });
+    for (const auto& report : saved) {
+      ASSERT_TRUE(IsOk(*report));
+    }
+    for (const char* const prefix : {"0.", "1.", "2."}) {
+      EXPECT_TRUE(Load(path, training.memory.size(), prefix) == training.memory);
+    }
+  }
+  for (const auto& entry : std::filesystem::directory_iterator(dir.path())) {
+    const std::string name = entry.path().filename();
+    EXPECT_TRUE(name == "together" || name == "apart") << name;
+  }
+}
+
+TEST(Agent, ARankThatCannotSaveIsNamedOnAll) {
+  AgentHere agent;
+  const TempDir dir;
+  const Training training(9 * kMiB);
+  auto planning = MakeInProcessCoordinators(2);
+  const auto saved = test::OnEveryRank(planning, [&](Coordinator& rank) -> Result<SaveReport> {
+    const auto stager = agent.MakeStager();
+    AsyncSaveOptions options;
+    std::stop_source stop;
+    options.save.stop = stop.get_token();
+    if (rank.rank() == 1) {
+      stop.request_stop();
+    }
+    const std::string prefix = std::to_string(rank.rank()) + ".";
+    return AsyncSave(training.state(prefix), dir / "c", options, *stager, rank).done().get();
+  });
+  EXPECT_TRUE(FailsWith(*saved[0], StatusCode::kCancelled, {"rank 1"}));
+  EXPECT_TRUE(FailsWith(*saved[1], StatusCode::kCancelled));
+  EXPECT_FALSE(std::filesystem::exists(dir / "c"));
+}
+
+TEST(Agent, WhatIsLargerThanTheMemoryIsWrittenInWavesByTheTrainer) {
+  AgentHere agent;
+  const TempDir dir;
+  const auto stager = agent.MakeStager(16 * kMiB);
+  const Training training(60 * kMiB);
+  for (const char* const name : {"a", "b"}) {
+    const AsyncSaveHandle save = AsyncSave(training.state(), dir / name, {}, *stager);
+    const auto& report = save.done().get();
+    ASSERT_TRUE(IsOk(report));
+    EXPECT_TRUE(report->in_waves);
+    EXPECT_TRUE(Load(dir / name, training.memory.size()) == training.memory);
+  }
+}
+
+TEST(Agent, AStateIsLoadedFromItsMemoryUntilTheNextOneTakesItsPlace) {
+  AgentHere agent;
+  const TempDir dir;
+  const auto stager = agent.MakeStager();
+  Training training(20 * kMiB);
+  const std::string first = training.memory;
+  ASSERT_TRUE(IsOk(AsyncSave(training.state(), dir / "1", {}, *stager).done().get()));
+  RuinData(dir / "1");
+  std::atomic<std::uint64_t> from_memory{0};
+  const auto count = [&](std::uint64_t bytes) { from_memory += bytes; };
+  const auto memory = OpenAgentMemory(dir / "1", PosixStorage(), count, agent.directory());
+  ASSERT_NE(memory, nullptr);
+  EXPECT_TRUE(Load(dir / "1", first.size(), "", *memory) == first);
+  EXPECT_GE(from_memory, first.size());
+
+  training.Step();
+  ASSERT_TRUE(IsOk(AsyncSave(training.state(), dir / "2", {}, *stager).done().get()));
+  // The word is taken back from those who have it, and not given again.
+  const auto verified = Verify(dir / "1", *memory);
+  ASSERT_TRUE(IsOk(verified));
+  EXPECT_EQ(verified->damages.size(), 1U);
+  EXPECT_EQ(OpenAgentMemory(dir / "1", PosixStorage(), {}, agent.directory()), nullptr);
+  EXPECT_NE(OpenAgentMemory(dir / "2", PosixStorage(), {}, agent.directory()), nullptr);
+}
+
+TEST(Agent, ACheckpointThatWasReplacedIsNotReadFromMemory) {
+  AgentHere agent;
+  const TempDir dir;
+  const auto stager = agent.MakeStager();
+  Training training(20 * kMiB);
+  ASSERT_TRUE(IsOk(AsyncSave(training.state(), dir / "c", {}, *stager).done().get()));
+  training.Step();
+  ASSERT_TRUE(IsOk(Save(training.state(), dir / "c", {.overwrite = true})));
+  const auto memory = OpenAgentMemory(dir / "c", PosixStorage(), {}, agent.directory());
+  ASSERT_NE(memory, nullptr);  // It has one of that name.
+  EXPECT_TRUE(Load(dir / "c", training.memory.size(), "", *memory) == training.memory);
+}
+
+TEST(Agent, EndsByItselfWhenIdle) {
+  AgentHere agent(50ms);
+  {
+    const TempDir dir;
+    const auto stager = agent.MakeStager();
+    const Training training(9 * kMiB);
+    ASSERT_TRUE(IsOk(AsyncSave(training.state(), dir / "c", {}, *stager).done().get()));
+    std::this_thread::sleep_for(200ms);  // It has somebody.
+    EXPECT_EQ(StatusOf(agent).trainers, 1U);
+  }
+  EXPECT_TRUE(IsOk(agent.End()));
+  EXPECT_TRUE(FailsWith(AgentStatus(agent.directory()), StatusCode::kNotFound));
+}
+
+TEST(Agent, ListensOnlyWhereNobodyElseMayEnter) {
+  const TempDir home;
+  const std::string open = home / "open";
+  ASSERT_TRUE(std::filesystem::create_directory(open));
+  std::filesystem::permissions(open, std::filesystem::perms(0750));
+  EXPECT_TRUE(FailsWith(RunAgent({.directory = open}), StatusCode::kFailedPrecondition, {open}));
+  EXPECT_TRUE(FailsWith(ConnectToAgent({open, ""}), StatusCode::kFailedPrecondition, {open}));
+  EXPECT_TRUE(FailsWith(AgentStatus(open), StatusCode::kFailedPrecondition, {open}));
+  std::filesystem::create_symlink(home.path(), home / "link");
+  EXPECT_TRUE(FailsWith(RunAgent({.directory = home / "link"}), StatusCode::kFailedPrecondition));
+  EXPECT_TRUE(FailsWith(ConnectToAgent({home / "none", "/no/such/agent"}), StatusCode::kNotFound,
+                        {"/no/such/agent", "VARVE_AGENT"}));
+
+  AgentHere agent;
+  struct stat status {};
+  ASSERT_EQ(::lstat((agent.directory() + "/agent.socket").c_str(), &status), 0);
+  EXPECT_EQ(status.st_mode & 0777, 0600U);
+  EXPECT_TRUE(FailsWith(RunAgent({.directory = agent.directory()}), StatusCode::kAlreadyExists));
+}
+
+TEST(Agent, OneOfAnotherVersionIsRefusedByName) {
+  AgentHere agent;
+  auto socket = ConnectToSocket(agent.directory() + "/agent.socket");
+  ASSERT_TRUE(IsOk(socket));
+  AgentConnection connection(std::move(*socket));
+  EXPECT_TRUE(FailsWith(Ask(connection, {AgentVerb::kHello, 0, "9.9.9", {}}, LongDeadline()),
+                        StatusCode::kFailedPrecondition, {"9.9.9", "varve agent stop"}));
+}
+
+TEST(Agent, WhoSaysNonsenseIsNotListenedToAndHurtsNobody) {
+  AgentHere agent;
+  const TempDir dir;
+  const auto stager = agent.MakeStager();
+  test::Random random(7);
+  for (int round = 0; round < 300; ++round) {
+    auto connection = ConnectAndGreet(agent.directory(), LongDeadline());
+    ASSERT_TRUE(IsOk(connection));
+    for (int i = 0; i < 4; ++i) {
+      AgentMessage message;
+      message.verb = static_cast<AgentVerb>(random.Below(20));
+      message.verb = message.verb == AgentVerb::kStop ? AgentVerb::kAttach : message.verb;
+      message.turn = random.Below(3);
+      message.payload = random.Bytes(random.Below(40));
+      for (std::uint64_t fds = random.Below(4); fds > 0; --fds) {
+        message.fds.push_back(std::move(*MakeBlob(random.Bytes(random.Below(200)))));
+      }
+      (void)(*connection)->Send(message);
+    }
+  }
+  const Training training(9 * kMiB);
+  ASSERT_TRUE(IsOk(AsyncSave(training.state(), dir / "c", {}, *stager).done().get()));
+  EXPECT_TRUE(Load(dir / "c", training.memory.size()) == training.memory);
+}
+
+}  // namespace
+}  // namespace varve

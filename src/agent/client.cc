@@ -1,0 +1,126 @@
+#include "agent/client.h"
+
+#include <array>
+#include <cerrno>
+#include <chrono>
+#include <csignal>
+#include <cstdlib>
+#include <cstring>
+#include <thread>
+
+#include <spawn.h>
+#include <sys/wait.h>
+
+#include "agent/endpoint.h"
+#include "agent/report.h"
+#include "agent/shared_memory.h"
+#include "varve/version.h"
+
+extern char** environ;  // NOLINT(readability-identifier-naming): the system's
+
+namespace varve {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+constexpr auto kGreeting = std::chrono::seconds(10);
+constexpr auto kStarting = std::chrono::seconds(20);
+constexpr auto kPause = std::chrono::milliseconds(20);
+
+std::string ProgramOf(const AgentOptions& options) {
+  const char* const chosen = std::getenv("VARVE_AGENT");
+  return !options.program.empty() ? options.program
+                                  : std::string(chosen != nullptr ? chosen : "varve-agent");
+}
+
+/// Runs the program, which returns once its agent listens, or another one does.
+Status Start(const std::string& program, const std::string& directory) {
+  std::array<std::string, 4> words{program, "--directory", directory, "--detach"};
+  std::array<char*, 5> arguments{};
+  for (std::size_t i = 0; i < words.size(); ++i) {
+    arguments[i] = words[i].data();
+  }
+  posix_spawnattr_t attributes;
+  ::posix_spawnattr_init(&attributes);
+  sigset_t signals;
+  sigemptyset(&signals);
+  ::posix_spawnattr_setsigmask(&attributes, &signals);  // A launcher may block some.
+  ::posix_spawnattr_setflags(&attributes, POSIX_SPAWN_SETSIGMASK);
+  pid_t child = 0;
+  const int error =
+      ::posix_spawnp(&child, program.c_str(), nullptr, &attributes, arguments.data(), environ);
+  ::posix_spawnattr_destroy(&attributes);
+  if (error != 0) {
+    return NotFound("start the agent \"" + program + "\": " + std::strerror(error) +
+                    "; set VARVE_AGENT to where it is");
+  }
+  int status = 0;
+  while (::waitpid(child, &status, 0) < 0 && errno == EINTR) {
+  }
+  return Status::Ok();  // Whether one listens now, the next attempt to connect will tell.
+}
+
+}  // namespace
+
+Result<AgentMessage> Ask(AgentConnection& agent, const AgentMessage& question, Deadline deadline) {
+  VARVE_RETURN_IF_ERROR(agent.Send(question));
+  VARVE_ASSIGN_OR_RETURN(AgentMessage answer, agent.Receive(deadline));
+  if (answer.verb == AgentVerb::kRefused) {
+    return DecodeRefusal(answer.payload);
+  }
+  if (answer.verb != AgentVerb::kOk) {
+    return DataLoss("the agent answers something else than it was asked");
+  }
+  return answer;
+}
+
+Result<std::shared_ptr<AgentConnection>> ConnectAndGreet(const std::string& directory,
+                                                         Deadline deadline) {
+  const AgentEndpoint endpoint = EndpointIn(directory);
+  VARVE_RETURN_IF_ERROR(CheckPrivate(endpoint.directory, /*make=*/false));
+  VARVE_ASSIGN_OR_RETURN(FileDescriptor socket, ConnectToSocket(endpoint.socket));
+  auto agent = std::make_shared<AgentConnection>(std::move(socket));
+  const AgentMessage hello{AgentVerb::kHello, 0, Bytes(Version()), {}};
+  VARVE_RETURN_IF_ERROR(Ask(*agent, hello, deadline).status());
+  return agent;
+}
+
+Result<std::shared_ptr<AgentConnection>> ConnectOrStart(const AgentOptions& options) {
+  const std::string directory = EndpointIn(options.directory).directory;
+  VARVE_RETURN_IF_ERROR(CheckPrivate(directory, /*make=*/true));
+  const auto give_up = Clock::now() + kStarting;
+  while (true) {
+    auto agent = ConnectAndGreet(directory, Clock::now() + kGreeting);
+    // One that is about to end may close the connection before it has answered.
+    const StatusCode code = agent.status().code();
+    if ((code != StatusCode::kNotFound && code != StatusCode::kUnavailable) ||
+        Clock::now() > give_up) {
+      return agent;
+    }
+    VARVE_RETURN_IF_ERROR(Start(ProgramOf(options), directory));
+    std::this_thread::sleep_for(kPause);
+  }
+}
+
+Result<AgentReport> AgentStatus(const std::string& directory) {
+  const auto deadline = Clock::now() + kGreeting;
+  VARVE_ASSIGN_OR_RETURN(const auto agent, ConnectAndGreet(directory, deadline));
+  VARVE_ASSIGN_OR_RETURN(const AgentMessage answer,
+                         Ask(*agent, {AgentVerb::kStatus, 0, {}, {}}, deadline));
+  if (answer.fds.size() != 1) {
+    return DataLoss("the agent's status without its text");
+  }
+  VARVE_ASSIGN_OR_RETURN(const Bytes report, ReadBlob(answer.fds[0]));
+  return DecodeAgentReport(report);
+}
+
+Status DrainAgent(std::chrono::milliseconds patience, const std::string& directory) {
+  VARVE_ASSIGN_OR_RETURN(const auto agent, ConnectAndGreet(directory, Clock::now() + kGreeting));
+  return Ask(*agent, {AgentVerb::kDrain, 0, {}, {}}, Clock::now() + patience).status();
+}
+
+Status StopAgent(std::chrono::milliseconds patience, const std::string& directory) {
+  VARVE_ASSIGN_OR_RETURN(const auto agent, ConnectAndGreet(directory, Clock::now() + kGreeting));
+  return Ask(*agent, {AgentVerb::kStop, 0, {}, {}}, Clock::now() + patience).status();
+}
+
+}  // namespace varve

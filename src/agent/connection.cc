@@ -1,0 +1,180 @@
+#include "agent/connection.h"
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
+#include <chrono>
+#include <cstring>
+
+#include <poll.h>
+#include <sys/socket.h>
+#include <sys/un.h>
+
+namespace varve {
+namespace {
+
+// Behind this the peer is taken for dead: it would hold up everybody else.
+constexpr timeval kSendPatience{.tv_sec = 10, .tv_usec = 0};
+constexpr std::size_t kFrameBytes = 1 + 8;
+
+Status Errno(const std::string& what, int error) {
+  return Unavailable(what + ": " + std::strerror(error));
+}
+
+/// Milliseconds for poll, rounded up; -1 for ever.
+int PollTime(Deadline deadline) {
+  if (deadline == Deadline::max()) {
+    return -1;
+  }
+  const auto left = std::chrono::ceil<std::chrono::milliseconds>(
+      deadline - std::chrono::steady_clock::now());
+  return static_cast<int>(std::clamp<std::int64_t>(left.count(), 0, 1'000'000));
+}
+
+using Control = std::array<char, CMSG_SPACE(kMaxAgentFds * sizeof(int))>;
+
+/// Takes ownership of all descriptors that came with a message.
+std::vector<FileDescriptor> TakeDescriptors(msghdr* header) {
+  std::vector<FileDescriptor> fds;
+  for (cmsghdr* part = CMSG_FIRSTHDR(header); part != nullptr; part = CMSG_NXTHDR(header, part)) {
+    if (part->cmsg_level != SOL_SOCKET || part->cmsg_type != SCM_RIGHTS) {
+      continue;
+    }
+    const std::size_t count = (part->cmsg_len - CMSG_LEN(0)) / sizeof(int);
+    for (std::size_t i = 0; i < count; ++i) {
+      int fd = -1;
+      std::memcpy(&fd, CMSG_DATA(part) + i * sizeof(int), sizeof(int));
+      fds.emplace_back(fd);
+    }
+  }
+  return fds;
+}
+
+}  // namespace
+
+Bytes EncodeRefusal(const Status& status) {
+  Bytes bytes(1, static_cast<char>(status.code()));
+  bytes += status.message().substr(0, kMaxAgentPayload - 1);
+  return bytes;
+}
+
+Status DecodeRefusal(std::string_view payload) {
+  const auto code = payload.empty() ? 0 : static_cast<std::uint8_t>(payload.front());
+  if (code == 0 || code > static_cast<std::uint8_t>(StatusCode::kInternal)) {
+    return DataLoss("the agent refuses without a reason");
+  }
+  return {static_cast<StatusCode>(code), std::string(payload.substr(1))};
+}
+
+Status AgentConnection::Send(const AgentMessage& message) {
+  if (message.payload.size() > kMaxAgentPayload || message.fds.size() > kMaxAgentFds) {
+    return Internal("a message to or from the agent that is too large");
+  }
+  Bytes frame;
+  ByteWriter out(&frame);
+  out.U8(static_cast<std::uint8_t>(message.verb));
+  out.U64(message.turn);
+  out.Raw(message.payload);
+  iovec data{.iov_base = frame.data(), .iov_len = frame.size()};
+  alignas(cmsghdr) Control control{};
+  msghdr header{};
+  header.msg_iov = &data;
+  header.msg_iovlen = 1;
+  if (!message.fds.empty()) {
+    header.msg_control = control.data();
+    header.msg_controllen = CMSG_SPACE(message.fds.size() * sizeof(int));
+    cmsghdr* const part = CMSG_FIRSTHDR(&header);
+    part->cmsg_level = SOL_SOCKET;
+    part->cmsg_type = SCM_RIGHTS;
+    part->cmsg_len = CMSG_LEN(message.fds.size() * sizeof(int));
+    for (std::size_t i = 0; i < message.fds.size(); ++i) {
+      const int fd = message.fds[i].get();
+      std::memcpy(CMSG_DATA(part) + i * sizeof(int), &fd, sizeof(int));
+    }
+  }
+  const std::scoped_lock lock(sending_);
+  ssize_t sent = 0;
+  do {
+    sent = ::sendmsg(socket_.get(), &header, MSG_NOSIGNAL);
+  } while (sent < 0 && errno == EINTR);
+  return sent >= 0 ? Status::Ok() : Errno("send to the other side of the agent's socket", errno);
+}
+
+Result<AgentMessage> AgentConnection::Receive(Deadline deadline) {
+  pollfd waiting{.fd = socket_.get(), .events = POLLIN, .revents = 0};
+  int ready = 0;
+  do {
+    ready = ::poll(&waiting, 1, PollTime(deadline));
+  } while (ready < 0 && errno == EINTR);
+  if (ready == 0) {
+    return Unavailable("no answer before the deadline");
+  }
+  Bytes frame(kFrameBytes + kMaxAgentPayload, '\0');
+  iovec data{.iov_base = frame.data(), .iov_len = frame.size()};
+  alignas(cmsghdr) Control control{};
+  msghdr header{};
+  header.msg_iov = &data;
+  header.msg_iovlen = 1;
+  header.msg_control = control.data();
+  header.msg_controllen = control.size();
+  ssize_t got = 0;
+  do {
+    got = ::recvmsg(socket_.get(), &header, MSG_CMSG_CLOEXEC);
+  } while (got < 0 && errno == EINTR);
+  if (got <= 0) {
+    return got == 0 ? Unavailable("the other side of the agent's socket is gone")
+                    : Errno("receive from the other side of the agent's socket", errno);
+  }
+  AgentMessage message;
+  message.fds = TakeDescriptors(&header);
+  ByteReader in({frame.data(), static_cast<std::size_t>(got)});
+  message.verb = static_cast<AgentVerb>(in.U8());
+  message.turn = in.U64();
+  message.payload = std::string(in.Raw(in.remaining()));
+  if (in.failed() || (header.msg_flags & (MSG_TRUNC | MSG_CTRUNC)) != 0) {
+    return DataLoss("a message on the agent's socket that is none");
+  }
+  return message;
+}
+
+void AgentConnection::Close() { ::shutdown(socket_.get(), SHUT_RDWR); }
+
+Result<FileDescriptor> ConnectToSocket(const std::string& socket_path) {
+  sockaddr_un address{};
+  address.sun_family = AF_UNIX;
+  if (socket_path.size() >= sizeof(address.sun_path)) {
+    return InvalidArgument("the name of the agent's socket is too long: " + socket_path);
+  }
+  std::memcpy(address.sun_path, socket_path.data(), socket_path.size());
+  FileDescriptor socket(::socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0));
+  if (!socket.valid()) {
+    return Errno("make a socket", errno);
+  }
+  ::setsockopt(socket.get(), SOL_SOCKET, SO_SNDTIMEO, &kSendPatience, sizeof(kSendPatience));
+  if (::connect(socket.get(), reinterpret_cast<const sockaddr*>(&address), sizeof(address)) != 0) {
+    if (errno == ENOENT || errno == ECONNREFUSED) {
+      return NotFound("no agent listens at " + socket_path);
+    }
+    return Errno("connect to " + socket_path, errno);
+  }
+  VARVE_RETURN_IF_ERROR(CheckPeer(socket.get(), nullptr).Annotate(socket_path));
+  return socket;
+}
+
+Status CheckPeer(int socket, int* pid) {
+  ucred peer{};
+  socklen_t size = sizeof(peer);
+  if (::getsockopt(socket, SOL_SOCKET, SO_PEERCRED, &peer, &size) != 0) {
+    return Errno("ask who is on the other side of the agent's socket", errno);
+  }
+  if (peer.uid != ::geteuid() && peer.uid != 0) {
+    return FailedPrecondition("the other side of the agent's socket is user " +
+                              std::to_string(peer.uid) + ", not " + std::to_string(::geteuid()));
+  }
+  if (pid != nullptr) {
+    *pid = peer.pid;
+  }
+  return Status::Ok();
+}
+
+}  // namespace varve

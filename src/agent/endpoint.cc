@@ -1,0 +1,98 @@
+#include "agent/endpoint.h"
+
+#include <cerrno>
+#include <cstdlib>
+#include <cstring>
+
+#include <fcntl.h>
+#include <sys/file.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/un.h>
+
+#include "varve/agent.h"
+
+namespace varve {
+namespace {
+
+constexpr int kBacklog = 128;
+
+Status Failed(const std::string& what, int error) {
+  return Unavailable(what + ": " + std::strerror(error));
+}
+
+}  // namespace
+
+std::string DefaultAgentDirectory() {
+  if (const char* const chosen = std::getenv("VARVE_AGENT_DIR"); chosen != nullptr && *chosen != 0) {
+    return chosen;
+  }
+  if (const char* const run = std::getenv("XDG_RUNTIME_DIR"); run != nullptr && *run != 0) {
+    return std::string(run) + "/varve";
+  }
+  return "/tmp/varve-" + std::to_string(::geteuid());
+}
+
+AgentEndpoint EndpointIn(const std::string& directory) {
+  const std::string where = directory.empty() ? DefaultAgentDirectory() : directory;
+  return {where, where + "/agent.socket", where + "/agent.lock", where + "/agent.log"};
+}
+
+Status CheckPrivate(const std::string& directory, bool make) {
+  if (make && ::mkdir(directory.c_str(), 0700) != 0 && errno != EEXIST) {
+    return Failed("make " + directory + " for the agent", errno);
+  }
+  struct stat status {};
+  if (::lstat(directory.c_str(), &status) != 0) {
+    return errno == ENOENT ? NotFound("no agent runs: there is no " + directory)
+                           : Failed("look at " + directory, errno);
+  }
+  if (!S_ISDIR(status.st_mode) || status.st_uid != ::geteuid() || (status.st_mode & 077) != 0) {
+    return FailedPrecondition(directory + " must be a directory of user " +
+                              std::to_string(::geteuid()) +
+                              " that nobody else may enter (mode 0700), for the agent's socket; set "
+                              "VARVE_AGENT_DIR to one that is");
+  }
+  return Status::Ok();
+}
+
+Result<FileDescriptor> LockEndpoint(const AgentEndpoint& endpoint) {
+  FileDescriptor lock(::open(endpoint.lock.c_str(), O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0600));
+  if (!lock.valid()) {
+    return Failed("open " + endpoint.lock, errno);
+  }
+  if (::flock(lock.get(), LOCK_EX | LOCK_NB) != 0) {
+    return errno == EWOULDBLOCK ? AlreadyExists("an agent runs in " + endpoint.directory)
+                                : Failed("lock " + endpoint.lock, errno);
+  }
+  return lock;
+}
+
+Result<FileDescriptor> Listen(const AgentEndpoint& endpoint) {
+  sockaddr_un address{};
+  address.sun_family = AF_UNIX;
+  if (endpoint.socket.size() >= sizeof(address.sun_path)) {
+    return InvalidArgument("the name of the agent's socket is too long: " + endpoint.socket);
+  }
+  std::memcpy(address.sun_path, endpoint.socket.data(), endpoint.socket.size());
+  FileDescriptor socket(::socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0));
+  if (!socket.valid()) {
+    return Failed("make a socket", errno);
+  }
+  ::unlink(endpoint.socket.c_str());
+  // The directory keeps others out; the socket's own mode does too.
+  const mode_t mask = ::umask(0177);
+  const int bound =
+      ::bind(socket.get(), reinterpret_cast<const sockaddr*>(&address), sizeof(address));
+  const int error = errno;
+  ::umask(mask);
+  if (bound != 0) {
+    return Failed("bind " + endpoint.socket, error);
+  }
+  if (::listen(socket.get(), kBacklog) != 0) {
+    return Failed("listen at " + endpoint.socket, errno);
+  }
+  return socket;
+}
+
+}  // namespace varve

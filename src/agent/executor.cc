@@ -1,0 +1,212 @@
+// A trainer's side of the agent. One thread takes what the agent says; callers wait for what is
+// theirs. When the connection is lost everybody who waits learns so, and the next save that is handed
+// over tries to begin anew, with an agent that is started if need be. What the lost one had in hand
+// is not handed over again: it may have become visible.
+
+#include <chrono>
+#include <condition_variable>
+#include <map>
+#include <mutex>
+#include <optional>
+#include <thread>
+#include <utility>
+
+#include "agent/client.h"
+#include "agent/shared_memory.h"
+#include "checkpoint/handover.h"
+
+namespace varve {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+constexpr auto kAnswer = std::chrono::seconds(30);  // To what takes no time.
+
+Status Lost() { return Unavailable("the agent that was to write it has died"); }
+
+/// What one turn is about, as far as it is known.
+struct Turn {
+  std::optional<Status> taken;                // The answer to kHandOver.
+  std::optional<Result<SaveReport>> outcome;  // kDone.
+  bool forgotten = false;
+  bool lost = false;  // The connection that it was handed over on.
+};
+using TurnPtr = std::shared_ptr<Turn>;
+
+class AgentExecutor final : public SaveExecutor {
+ public:
+  AgentExecutor(AgentOptions options, std::shared_ptr<AgentConnection> agent)
+      : options_(std::move(options)), agent_(std::move(agent)) {}
+  AgentExecutor(const AgentExecutor&) = delete;
+  AgentExecutor& operator=(const AgentExecutor&) = delete;
+  ~AgentExecutor() override { Disconnect(); }
+
+  Status Attach(int fd, std::uint64_t blocks) override {
+    pool_fd_ = fd;
+    pool_blocks_ = blocks;
+    return Begin(0);
+  }
+
+  Status HandOver(std::uint64_t turn, const Handover& save) override {
+    VARVE_RETURN_IF_ERROR(Reconnect(turn));
+    AgentMessage message{AgentVerb::kHandOver, turn, {}, {}};
+    VARVE_ASSIGN_OR_RETURN(FileDescriptor blob, MakeBlob(EncodeHandover(save)));
+    message.fds.push_back(std::move(blob));
+    const auto known = std::make_shared<Turn>();
+    std::unique_lock lock(mutex_);
+    if (turns_.contains(turn)) {
+      return FailedPrecondition("turn " + std::to_string(turn) + " has been handed over already");
+    }
+    if (lost_ || !agent_->Send(message).ok()) {
+      return Lost();
+    }
+    turns_[turn] = known;
+    changed_.wait_until(lock, Clock::now() + kAnswer,
+                        [&] { return known->lost || known->taken.has_value(); });
+    Status taken = known->taken.value_or(Lost());
+    if (!taken.ok()) {
+      turns_.erase(turn);
+    }
+    return taken;
+  }
+
+  void Pass(std::uint64_t turn) override { Say({AgentVerb::kPass, turn, {}, {}}); }
+  void Cancel(std::uint64_t turn) override { Say({AgentVerb::kCancel, turn, {}, {}}); }
+
+  Result<SaveReport> Wait(std::uint64_t turn, bool* lost) override {
+    std::unique_lock lock(mutex_);
+    const TurnPtr known = Known(turn);
+    changed_.wait(lock, [&] { return known->lost || known->outcome.has_value(); });
+    *lost = !known->outcome;
+    return known->outcome.value_or(Lost());
+  }
+
+  void Forget(std::uint64_t turn) override {
+    std::unique_lock lock(mutex_);
+    const TurnPtr known = Known(turn);
+    if (!known->lost && agent_->Send({AgentVerb::kForget, turn, {}, {}}).ok()) {
+      changed_.wait(lock, [&] { return known->lost || known->forgotten; });
+    }
+    turns_.erase(turn);
+  }
+
+ private:
+  /// A turn that the connection at hand does not know was lost with an earlier one.
+  TurnPtr Known(std::uint64_t turn) {
+    const auto found = turns_.find(turn);
+    if (found != turns_.end()) {
+      return found->second;
+    }
+    auto lost = std::make_shared<Turn>();
+    lost->lost = true;
+    return lost;
+  }
+
+  void Say(const AgentMessage& message) {
+    const std::scoped_lock lock(mutex_);
+    if (!lost_) {
+      (void)agent_->Send(message);
+    }
+  }
+
+  /// Attaches the memory, on a new connection, and begins to listen.
+  Status Begin(std::uint64_t first_turn) {
+    AgentMessage attach{AgentVerb::kAttach, 0, {}, {}};
+    ByteWriter out(&attach.payload);
+    out.U64(pool_blocks_);
+    out.U64(first_turn);
+    attach.fds.emplace_back(::dup(pool_fd_));
+    VARVE_RETURN_IF_ERROR(Ask(*agent_, attach, Clock::now() + kAnswer).status());
+    {
+      const std::scoped_lock lock(mutex_);
+      lost_ = false;
+    }
+    listener_ = std::jthread([this, agent = agent_] { Listen(*agent); });
+    return Status::Ok();
+  }
+
+  /// Begins anew where the connection was lost. Turns before `turn` that have not been handed over
+  /// are refused from now on.
+  Status Reconnect(std::uint64_t turn) {
+    const std::scoped_lock one(reconnecting_);
+    {
+      const std::scoped_lock lock(mutex_);
+      if (!lost_) {
+        return Status::Ok();
+      }
+    }
+    Disconnect();
+    VARVE_ASSIGN_OR_RETURN(auto agent, ConnectOrStart(options_));
+    {
+      const std::scoped_lock lock(mutex_);
+      agent_ = std::move(agent);
+    }
+    return Begin(turn);
+  }
+
+  void Disconnect() {
+    agent_->Close();
+    listener_ = {};  // Joins.
+  }
+
+  void Listen(AgentConnection& agent) {
+    while (true) {
+      auto message = agent.Receive(Deadline::max());
+      const std::scoped_lock lock(mutex_);
+      if (!message.ok()) {
+        lost_ = true;
+        for (const auto& [turn, known] : turns_) {
+          known->lost = true;
+        }
+        turns_.clear();
+        changed_.notify_all();
+        return;
+      }
+      Note(*message);
+      changed_.notify_all();
+    }
+  }
+
+  void Note(const AgentMessage& message) {
+    const auto found = turns_.find(message.turn);
+    if (found == turns_.end()) {
+      return;
+    }
+    Turn& turn = *found->second;
+    switch (message.verb) {
+      case AgentVerb::kOk: turn.taken = Status::Ok(); return;
+      case AgentVerb::kRefused: turn.taken = DecodeRefusal(message.payload); return;
+      case AgentVerb::kForgotten: turn.forgotten = true; return;
+      case AgentVerb::kDone: turn.outcome = OutcomeOf(message); return;
+      default: return;
+    }
+  }
+
+  static Result<SaveReport> OutcomeOf(const AgentMessage& message) {
+    if (message.fds.empty()) {
+      return DecodeRefusal(message.payload);
+    }
+    VARVE_ASSIGN_OR_RETURN(const Bytes report, ReadBlob(message.fds[0]));
+    return DecodeReport(report);
+  }
+
+  const AgentOptions options_;
+  int pool_fd_ = -1;
+  std::uint64_t pool_blocks_ = 0;
+  std::mutex reconnecting_;
+  std::mutex mutex_;  // Guards all below but the thread.
+  std::condition_variable changed_;
+  std::shared_ptr<AgentConnection> agent_;
+  bool lost_ = true;
+  std::map<std::uint64_t, TurnPtr> turns_;
+  std::jthread listener_;
+};
+
+}  // namespace
+
+Result<std::shared_ptr<SaveExecutor>> ConnectToAgent(const AgentOptions& options) {
+  VARVE_ASSIGN_OR_RETURN(auto agent, ConnectOrStart(options));
+  return std::shared_ptr<SaveExecutor>(
+      std::make_shared<AgentExecutor>(options, std::move(agent)));
+}
+
+}  // namespace varve

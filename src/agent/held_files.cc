@@ -1,0 +1,97 @@
+#include "agent/held_files.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "varve/storage.h"
+
+namespace varve {
+
+Bytes EncodeHeldFile(const HeldFile& file) {
+  Bytes bytes;
+  ByteWriter out(&bytes);
+  out.String(file.path);
+  out.String(file.name);
+  for (const std::uint8_t byte : file.save_id.bytes) {
+    out.U8(byte);
+  }
+  out.U32(file.rank);
+  out.U64(file.data_begin);
+  out.U64(file.pool_blocks);
+  out.String(EncodeStagedImage(file.image));
+  return bytes;
+}
+
+Result<HeldFile> DecodeHeldFile(std::string_view bytes) {
+  ByteReader in(bytes);
+  HeldFile file;
+  file.path = std::string(in.String());
+  file.name = std::string(in.String());
+  for (std::uint8_t& byte : file.save_id.bytes) {
+    byte = in.U8();
+  }
+  file.rank = in.U32();
+  file.data_begin = in.U64();
+  file.pool_blocks = in.U64();
+  VARVE_ASSIGN_OR_RETURN(file.image, DecodeStagedImage(in.String(), file.pool_blocks));
+  VARVE_RETURN_IF_ERROR(in.Finish());
+  return file;
+}
+
+void HeldFiles::Add(Held held) {
+  const std::scoped_lock lock(mutex_);
+  const std::string directory = ParentPath(held.file.path);
+  std::erase_if(files_, [&](const Held& other) {
+    const bool older = other.orphan && other.file.rank == held.file.rank &&
+                       ParentPath(other.file.path) == directory;
+    if (older) {
+      other.page->Revoke();
+    }
+    return older;
+  });
+  files_.push_back(std::move(held));
+}
+
+void HeldFiles::Forget(std::uint64_t session, std::uint64_t turn) {
+  const std::scoped_lock lock(mutex_);
+  std::erase_if(files_, [&](const Held& held) {
+    const bool meant = held.session == session && held.turn == turn;
+    if (meant) {
+      held.page->Revoke();
+    }
+    return meant;
+  });
+}
+
+void HeldFiles::Orphan(std::uint64_t session) {
+  const std::scoped_lock lock(mutex_);
+  for (Held& held : files_) {
+    held.orphan = held.orphan || held.session == session;
+  }
+}
+
+std::vector<Held> HeldFiles::Find(const std::string& path) {
+  const std::scoped_lock lock(mutex_);
+  std::vector<Held> found;
+  std::copy_if(files_.begin(), files_.end(), std::back_inserter(found),
+               [&](const Held& held) { return held.file.path == path; });
+  return found;
+}
+
+std::vector<Held> HeldFiles::All() {
+  const std::scoped_lock lock(mutex_);
+  return files_;
+}
+
+void HeldFiles::MarkBlocks(std::uint64_t session, std::vector<bool>* wanted) {
+  const std::scoped_lock lock(mutex_);
+  for (const Held& held : files_) {
+    if (held.session == session) {
+      for (const std::uint64_t block : held.file.image.blocks) {
+        (*wanted)[block] = true;
+      }
+    }
+  }
+}
+
+}  // namespace varve

@@ -1,0 +1,68 @@
+/// The data files that an agent has in memory after they have been written.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "agent/shared_memory.h"
+#include "base/bytes.h"
+#include "pipeline/staged_image.h"
+#include "varve/metadata.h"
+#include "varve/status.h"
+
+namespace varve {
+
+/// A data file in a pool's memory.
+struct HeldFile {
+  std::string path;  ///< Of the checkpoint.
+  std::string name;  ///< In its directory.
+  SaveId save_id;
+  std::uint32_t rank = 0;
+  std::uint64_t data_begin = 0;  ///< What stands before the data is not held.
+  std::uint64_t pool_blocks = 0;
+  StagedImage image;
+};
+
+Bytes EncodeHeldFile(const HeldFile& file);
+/// Errors: DataLoss.
+Result<HeldFile> DecodeHeldFile(std::string_view bytes);
+
+struct Held {
+  HeldFile file;
+  std::uint64_t session = 0;  ///< Whose memory it is.
+  std::uint64_t turn = 0;
+  bool orphan = false;  ///< The trainer is gone: nobody will ask for the memory.
+  std::shared_ptr<PoolMemory> pool;
+  std::shared_ptr<ValidityPage> page;
+};
+
+/// Threads: safe.
+class HeldFiles {
+ public:
+  /// Keeps a file. What trainers that are gone had saved as the same rank in the same directory is no
+  /// longer the newest, and is given up.
+  void Add(Held held);
+
+  /// Gives one up: whoever reads from it learns that it is no longer there.
+  void Forget(std::uint64_t session, std::uint64_t turn);
+
+  /// From now on that session's files are nobody's but ours.
+  void Orphan(std::uint64_t session);
+
+  /// All files of a checkpoint.
+  [[nodiscard]] std::vector<Held> Find(const std::string& path);
+  [[nodiscard]] std::vector<Held> All();
+
+  /// Marks the blocks of a session's files in `wanted`.
+  void MarkBlocks(std::uint64_t session, std::vector<bool>* wanted);
+
+ private:
+  std::mutex mutex_;
+  std::vector<Held> files_;
+};
+
+}  // namespace varve

@@ -1,0 +1,197 @@
+// Reading a checkpoint out of an agent's memory. The memory belongs to a trainer that may live, and
+// may want it back at any time: the agent then takes its word back on a page that we see, before the
+// trainer writes to it again. So bytes are copied first and the page is looked at afterwards; if the
+// word has been taken back they are read from the disk. A file is only read from memory when the
+// checkpoint on the disk is of the same save.
+
+#include <algorithm>
+#include <cstring>
+#include <map>
+#include <utility>
+
+#include "agent/client.h"
+#include "agent/held_files.h"
+#include "agent/shared_memory.h"
+#include "checkpoint/handover.h"
+#include "checkpoint/open.h"
+#include "varve/agent.h"
+
+namespace varve {
+namespace {
+
+constexpr auto kPatience = std::chrono::seconds(10);
+
+/// A held file as this process sees it.
+struct HeldHere {
+  HeldFile file;
+  std::shared_ptr<PoolMemory> pool;
+  std::shared_ptr<ValidityPage> page;
+  std::vector<const std::byte*> units;
+};
+using HeldPtr = std::shared_ptr<const HeldHere>;
+using Count = std::function<void(std::uint64_t)>;
+
+class MemoryFile final : public ReadableFile {
+ public:
+  MemoryFile(std::unique_ptr<ReadableFile> disk, HeldPtr held, Count count)
+      : disk_(std::move(disk)), held_(std::move(held)), count_(std::move(count)) {}
+
+  [[nodiscard]] std::uint64_t size() const override { return disk_->size(); }
+
+  Status ReadAt(std::uint64_t offset, std::span<const std::span<std::byte>> parts) override {
+    std::uint64_t at = offset;
+    for (const std::span<std::byte> part : parts) {
+      if (!Copy(at, part)) {
+        return disk_->ReadAt(offset, parts);
+      }
+      at += part.size();
+    }
+    return Took(at - offset) ? Status::Ok() : disk_->ReadAt(offset, parts);
+  }
+
+  Status ReadUncached(std::uint64_t offset, std::byte* buffer, std::uint64_t size,
+                      std::uint64_t capacity) override {
+    if (Copy(offset, {buffer, size}) && Took(size)) {
+      return Status::Ok();
+    }
+    return disk_->ReadUncached(offset, buffer, size, capacity);
+  }
+
+  [[nodiscard]] bool IsCached(std::uint64_t offset, std::uint64_t size) override {
+    return (Holds(offset, size) && held_->page->Valid()) || disk_->IsCached(offset, size);
+  }
+
+ private:
+  [[nodiscard]] bool Holds(std::uint64_t offset, std::uint64_t size) const {
+    const std::uint64_t begin = held_->file.data_begin;
+    return offset >= begin && offset - begin <= held_->file.image.bytes() &&
+           size <= held_->file.image.bytes() - (offset - begin);
+  }
+
+  /// Copies bytes that are held; they count once Took has said so.
+  bool Copy(std::uint64_t offset, std::span<std::byte> out) const {
+    if (!Holds(offset, out.size())) {
+      return false;
+    }
+    const std::uint64_t unit = StagedUnitBytes(held_->file.image.checksum_block_bytes);
+    std::uint64_t at = offset - held_->file.data_begin;
+    while (!out.empty()) {
+      const std::uint64_t step = std::min<std::uint64_t>(unit - at % unit, out.size());
+      std::memcpy(out.data(), held_->units[at / unit] + at % unit, step);
+      out = out.subspan(step);
+      at += step;
+    }
+    return true;
+  }
+
+  [[nodiscard]] bool Took(std::uint64_t bytes) const {
+    const bool valid = held_->page->Valid();
+    if (valid && count_) {
+      count_(bytes);
+    }
+    return valid;
+  }
+
+  const std::unique_ptr<ReadableFile> disk_;
+  const HeldPtr held_;
+  const Count count_;
+};
+
+class MemoryStorage final : public Storage {
+ public:
+  MemoryStorage(Storage& base, std::map<std::string, HeldPtr> files, Count count)
+      : base_(base), files_(std::move(files)), count_(std::move(count)) {}
+
+  Result<std::unique_ptr<ReadableFile>> OpenForRead(const std::string& name) override {
+    VARVE_ASSIGN_OR_RETURN(auto disk, base_.OpenForRead(name));
+    const auto found = files_.find(BaseName(name));
+    if (found == files_.end() || !IsOfTheSameSave(name, *disk, found->second->file)) {
+      return disk;
+    }
+    return std::unique_ptr<ReadableFile>(
+        std::make_unique<MemoryFile>(std::move(disk), found->second, count_));
+  }
+
+  Result<std::unique_ptr<WritableFile>> OpenForWrite(const std::string& name,
+                                                     const WriteOptions& options) override {
+    return base_.OpenForWrite(name, options);
+  }
+  Result<std::vector<DirectoryEntry>> List(const std::string& directory) override {
+    return base_.List(directory);
+  }
+  Status MakeDirectory(const std::string& name) override { return base_.MakeDirectory(name); }
+  Status SyncDirectory(const std::string& name) override { return base_.SyncDirectory(name); }
+  Status Rename(const std::string& from, const std::string& to, RenameMode mode) override {
+    return base_.Rename(from, to, mode);
+  }
+  Status Remove(const std::string& name) override { return base_.Remove(name); }
+  Result<std::unique_ptr<StorageLock>> Lock(const std::string& name) override {
+    return base_.Lock(name);
+  }
+
+ private:
+  bool IsOfTheSameSave(const std::string& name, const ReadableFile& disk, const HeldFile& held) {
+    // A file of ranks that did not talk says so by its name.
+    const auto record = ReadCommitRecord(base_, ParentPath(name));
+    const bool same = record.ok() ? record->save_id == held.save_id
+                                  : record.status().code() == StatusCode::kNotFound;
+    return same && disk.size() == held.data_begin + held.image.bytes();
+  }
+
+  Storage& base_;
+  const std::map<std::string, HeldPtr> files_;
+  const Count count_;
+};
+
+Result<HeldPtr> Open(AgentMessage message) {
+  if (message.fds.size() != 3) {
+    return DataLoss("a file in memory without its memory");
+  }
+  auto held = std::make_shared<HeldHere>();
+  VARVE_ASSIGN_OR_RETURN(const Bytes encoded, ReadBlob(message.fds[1]));
+  VARVE_ASSIGN_OR_RETURN(held->file, DecodeHeldFile(encoded));
+  VARVE_ASSIGN_OR_RETURN(held->pool,
+                         PoolMemory::Map(std::move(message.fds[0]), held->file.pool_blocks));
+  VARVE_ASSIGN_OR_RETURN(held->page, ValidityPage::Map(std::move(message.fds[2])));
+  held->units = held->pool->At(held->file.image.blocks);
+  return HeldPtr(std::move(held));
+}
+
+/// By the name of the file. What cannot be opened is read from the disk.
+std::map<std::string, HeldPtr> FindHeld(AgentConnection& agent, const std::string& path,
+                                        Deadline deadline) {
+  std::map<std::string, HeldPtr> files;
+  if (!agent.Send({AgentVerb::kFind, 0, path, {}}).ok()) {
+    return files;
+  }
+  for (auto message = agent.Receive(deadline); message.ok() && message->verb == AgentVerb::kHeld;
+       message = agent.Receive(deadline)) {
+    if (auto held = Open(std::move(*message)); held.ok()) {
+      files[(*held)->file.name] = *held;
+    }
+  }
+  return files;
+}
+
+}  // namespace
+
+std::unique_ptr<Storage> OpenAgentMemory(const std::string& path, Storage& base,
+                                         std::function<void(std::uint64_t)> bytes_from_memory,
+                                         const std::string& directory) {
+  const auto absolute = AbsolutePath(path);
+  const auto deadline = std::chrono::steady_clock::now() + kPatience;
+  if (!absolute.ok() || absolute->size() > kMaxAgentPayload) {
+    return nullptr;
+  }
+  const auto agent = ConnectAndGreet(directory, deadline);
+  if (!agent.ok()) {
+    return nullptr;
+  }
+  auto files = FindHeld(**agent, *absolute, deadline);
+  if (files.empty()) {
+    return nullptr;
+  }
+  return std::make_unique<MemoryStorage>(base, std::move(files), std::move(bytes_from_memory));
+}
+
+}  // namespace varve

@@ -1,0 +1,162 @@
+// What becomes of saves whose trainer dies: here it only lets go of its connection, which is all that
+// the agent sees of its death.
+
+#include <filesystem>
+
+#include <gtest/gtest.h>
+
+#include "checkpoint/handover.h"
+#include "checkpoint/save_session.h"
+#include "pipeline/staged_file.h"
+#include "pipeline/staging_pool.h"
+#include "support/agent.h"
+#include "support/ranks.h"
+#include "support/status_matchers.h"
+#include "support/temp_dir.h"
+#include "support/training.h"
+#include "varve/agent.h"
+#include "varve/catalogue.h"
+
+namespace varve {
+namespace {
+
+using namespace std::chrono_literals;
+using test::AgentHere;
+using test::FailsWith;
+using test::IsOk;
+using test::Load;
+using test::TempDir;
+using test::Training;
+
+constexpr std::uint64_t kMiB = std::uint64_t{1} << 20;
+
+/// A rank of a trainer, up to the point where its copy is handed over.
+class Trainer {
+ public:
+  explicit Trainer(AgentHere& agent) : executor_(agent.Connect()) {
+    pool_ = std::move(*StagingPool::Make(64 * kMiB, /*shared=*/true));
+    EXPECT_TRUE(IsOk(executor_->Attach(pool_->fd(), pool_->block_count())));
+  }
+
+  Status HandOver(std::uint64_t turn, const State& state, const std::string& path,
+                  Coordinator& rank) {
+    const SaveOptions options;
+    const auto session = MakeSaveSession(state, path, options, Claim::kApart);
+    VARVE_RETURN_IF_ERROR(session->Plan(rank, Status::Ok()));
+    const FileWork& work = session->work();
+    VARVE_ASSIGN_OR_RETURN(
+        auto memory,
+        pool_->Reserve(StagedFile::BlocksFor(work.segments, work.block_bytes), {}));
+    auto& staged = staged_.emplace_back(
+        std::make_unique<StagedFile>(work.segments, work.block_bytes, std::move(memory)));
+    VARVE_RETURN_IF_ERROR(staged->Fill(2, {}));
+    Handover save;
+    save.path = path;
+    save.settled = session->settled();
+    save.image = staged->Describe();
+    return executor_->HandOver(turn, save);
+  }
+
+  Status HandOver(std::uint64_t turn, const State& state, const std::string& path) {
+    return HandOver(turn, state, path, *MakeSingleProcessCoordinator());
+  }
+
+  SaveExecutor& executor() { return *executor_; }
+
+ private:
+  std::shared_ptr<SaveExecutor> executor_;
+  std::unique_ptr<StagingPool> pool_;
+  std::vector<std::unique_ptr<StagedFile>> staged_;
+};
+
+TEST(OrphanedSave, IsWrittenInItsTurnThoughTurnsBeforeItNeverCame) {
+  AgentHere agent;
+  const TempDir dir;
+  const Training training(20 * kMiB);
+  {
+    Trainer trainer(agent);
+    ASSERT_TRUE(IsOk(trainer.HandOver(3, training.state(), dir / "3")));
+    ASSERT_TRUE(IsOk(trainer.HandOver(5, training.state(), dir / "5")));
+    EXPECT_FALSE(std::filesystem::exists(dir / "3"));  // Turn 0 has not come.
+  }
+  ASSERT_TRUE(IsOk(DrainAgent(60s, agent.directory())));
+  EXPECT_TRUE(Load(dir / "3", training.memory.size()) == training.memory);
+  EXPECT_TRUE(Load(dir / "5", training.memory.size()) == training.memory);
+}
+
+TEST(OrphanedSave, StaysInMemoryUntilTheSameRankHasSavedAgain) {
+  AgentHere agent;
+  const TempDir dir;
+  const Training training(20 * kMiB);
+  {
+    Trainer trainer(agent);
+    ASSERT_TRUE(IsOk(trainer.HandOver(0, training.state(), dir / "1")));
+  }
+  ASSERT_TRUE(IsOk(DrainAgent(60s, agent.directory())));
+  const auto memory = OpenAgentMemory(dir / "1", PosixStorage(), {}, agent.directory());
+  ASSERT_NE(memory, nullptr);
+  EXPECT_TRUE(Load(dir / "1", training.memory.size(), "", *memory) == training.memory);
+  const auto stager = agent.MakeStager();
+  ASSERT_TRUE(IsOk(AsyncSave(training.state(), dir / "2", {}, *stager).done().get()));
+  EXPECT_EQ(OpenAgentMemory(dir / "1", PosixStorage(), {}, agent.directory()), nullptr);
+}
+
+TEST(OrphanedSave, OfSeveralRanksIsCompletedByTheAgentsAlone) {
+  AgentHere agent;
+  const TempDir dir;
+  const Training training(9 * kMiB);
+  auto planning = MakeInProcessCoordinators(2);
+  const auto handed = test::OnEveryRank(planning, [&](Coordinator& rank) {
+    Trainer trainer(agent);
+    return trainer.HandOver(0, training.state(std::to_string(rank.rank())), dir / "c", rank);
+  });
+  ASSERT_TRUE(IsOk(*handed[0]));
+  ASSERT_TRUE(IsOk(*handed[1]));
+  ASSERT_TRUE(IsOk(DrainAgent(60s, agent.directory())));
+  EXPECT_TRUE(Load(dir / "c", training.memory.size(), "0") == training.memory);
+  EXPECT_TRUE(Load(dir / "c", training.memory.size(), "1") == training.memory);
+}
+
+TEST(OrphanedSave, IsGivenUpWhenAnotherRankNeverHandsItsPartOver) {
+  AgentHere agent(60s, /*patience=*/100ms);
+  const TempDir dir;
+  const Training training(9 * kMiB);
+  auto planning = MakeInProcessCoordinators(2);
+  const auto handed = test::OnEveryRank(planning, [&](Coordinator& rank) {
+    Trainer trainer(agent);
+    const State state = training.state(std::to_string(rank.rank()));
+    if (rank.rank() == 0) {
+      return trainer.HandOver(0, state, dir / "c", rank);
+    }
+    const SaveOptions options;
+    const std::string path = dir / "c";
+    return MakeSaveSession(state, path, options, Claim::kApart)->Plan(rank, Status::Ok());
+  });
+  ASSERT_TRUE(IsOk(*handed[0]));
+  ASSERT_TRUE(IsOk(DrainAgent(60s, agent.directory())));
+  EXPECT_FALSE(std::filesystem::exists(dir / "c"));
+  const auto found = ListCheckpoints(dir.path());
+  ASSERT_TRUE(IsOk(found));
+  ASSERT_EQ(found->size(), 1U);
+  EXPECT_EQ((*found)[0].state, CheckpointState::kFailed);
+  EXPECT_NE((*found)[0].detail.find("rank 1"), std::string::npos) << (*found)[0].detail;
+}
+
+TEST(OrphanedSave, ThatWasCancelledLeavesNothing) {
+  AgentHere agent;
+  const TempDir dir;
+  const Training training(20 * kMiB);
+  Trainer trainer(agent);
+  ASSERT_TRUE(IsOk(trainer.HandOver(1, training.state(), dir / "c")));
+  EXPECT_TRUE(FailsWith(trainer.HandOver(1, training.state(), dir / "c"),
+                        StatusCode::kFailedPrecondition, {"turn 1"}));
+  trainer.executor().Cancel(1);
+  trainer.executor().Pass(0);
+  bool lost = false;
+  EXPECT_TRUE(FailsWith(trainer.executor().Wait(1, &lost), StatusCode::kCancelled));
+  EXPECT_FALSE(lost);
+  EXPECT_TRUE(std::filesystem::is_empty(dir.path()));
+}
+
+}  // namespace
+}  // namespace varve

@@ -1,0 +1,15 @@
+/// An AgentReport on its way.
+#pragma once
+
+#include <string_view>
+
+#include "base/bytes.h"
+#include "varve/agent.h"
+
+namespace varve {
+
+Bytes EncodeAgentReport(const AgentReport& report);
+/// Errors: DataLoss.
+Result<AgentReport> DecodeAgentReport(std::string_view bytes);
+
+}  // namespace varve

@@ -1,0 +1,185 @@
+#include "agent/session.h"
+
+#include <utility>
+
+#include "checkpoint/failure_note.h"
+#include "checkpoint/handed_over.h"
+
+namespace varve {
+
+AgentSession::AgentSession(Surroundings surroundings, std::shared_ptr<PoolMemory> pool,
+                           std::uint64_t first_turn)
+    : around_(std::move(surroundings)),
+      pool_(std::move(pool)),
+      next_turn_(first_turn),
+      worker_([this] { Work(); }) {}
+
+AgentSession::~AgentSession() {
+  TrainerIsGone();
+  const std::scoped_lock lock(mutex_);
+  for (const auto& [turn, job] : jobs_) {
+    job->stop.request_stop();
+  }
+}
+
+Status AgentSession::HandOver(std::uint64_t turn, std::string_view encoded) {
+  auto job = std::make_shared<Job>();
+  VARVE_ASSIGN_OR_RETURN(job->save, DecodeHandover(encoded, pool_->blocks()));
+  const std::scoped_lock lock(mutex_);
+  if (turn < next_turn_ || jobs_.contains(turn) || passed_.contains(turn)) {
+    return FailedPrecondition("turn " + std::to_string(turn) + " is over");
+  }
+  jobs_[turn] = std::move(job);
+  changed_.notify_all();
+  return Status::Ok();
+}
+
+void AgentSession::Pass(std::uint64_t turn) {
+  const std::scoped_lock lock(mutex_);
+  if (turn >= next_turn_ && !jobs_.contains(turn)) {
+    passed_.insert(turn);
+    changed_.notify_all();
+  }
+}
+
+void AgentSession::Cancel(std::uint64_t turn) {
+  const std::scoped_lock lock(mutex_);
+  if (const auto found = jobs_.find(turn); found != jobs_.end()) {
+    found->second->stop.request_stop();
+  }
+}
+
+void AgentSession::TrainerIsGone() {
+  {
+    const std::scoped_lock lock(mutex_);
+    if (!trainer_lives_) {
+      return;
+    }
+    trainer_lives_ = false;
+    alone_since_ = std::chrono::steady_clock::now();
+    changed_.notify_all();
+  }
+  around_.held->Orphan(around_.number);
+  ReleaseMemory();
+}
+
+bool AgentSession::over() {
+  const std::scoped_lock lock(mutex_);
+  return over_;
+}
+
+std::size_t AgentSession::pending() {
+  const std::scoped_lock lock(mutex_);
+  return jobs_.size();
+}
+
+bool AgentSession::trainer_lives() {
+  const std::scoped_lock lock(mutex_);
+  return trainer_lives_;
+}
+
+std::vector<AgentReport::File> AgentSession::Files() {
+  const std::scoped_lock lock(mutex_);
+  std::vector<AgentReport::File> files;
+  for (const auto& [turn, job] : jobs_) {
+    files.push_back({job->save.path, job->save.settled.identity.rank, job->save.image.bytes(),
+                     job->writing, trainer_lives_});
+  }
+  return files;
+}
+
+AgentSession::JobPtr AgentSession::Next(std::uint64_t* turn) {
+  std::unique_lock lock(mutex_);
+  while (true) {
+    while (passed_.erase(next_turn_) > 0) {
+      ++next_turn_;
+    }
+    // A trainer that is gone leaves gaps.
+    if (!trainer_lives_ && !jobs_.empty()) {
+      next_turn_ = jobs_.begin()->first;
+    }
+    if (const auto found = jobs_.find(next_turn_); found != jobs_.end()) {
+      found->second->writing = true;
+      *turn = next_turn_++;
+      return found->second;
+    }
+    if (!trainer_lives_) {
+      return nullptr;
+    }
+    changed_.wait(lock);
+  }
+}
+
+void AgentSession::Work() {
+  std::uint64_t turn = 0;
+  while (const JobPtr job = Next(&turn)) {
+    WriteOne(turn, *job);
+    {
+      const std::scoped_lock lock(mutex_);
+      jobs_.erase(turn);
+    }
+    if (!trainer_lives()) {
+      ReleaseMemory();
+    }
+    around_.changed();
+  }
+  {
+    const std::scoped_lock lock(mutex_);
+    over_ = true;
+  }
+  around_.changed();
+}
+
+void AgentSession::WriteOne(std::uint64_t turn, Job& job) {
+  const FileIdentity& identity = job.save.settled.identity;
+  HandedOverFile file;
+  const auto blocks = pool_->At(job.save.image.blocks);
+  const Result<SaveReport> report =
+      WriteHandedOver(job.save, blocks, job.stop.get_token(), [this] { return GiveUp(); }, &file);
+  if (report.ok()) {
+    if (auto page = ValidityPage::Make(); page.ok() && !blocks.empty()) {
+      HeldFile held{job.save.path,   file.name,       identity.save_id, identity.rank,
+                    file.data_begin, pool_->blocks(), job.save.image};
+      around_.held->Add({std::move(held), around_.number, turn, false, pool_, *page});
+      if (!trainer_lives()) {
+        around_.held->Orphan(around_.number);
+      }
+    }
+  } else if (!trainer_lives() && (!identity.coordinated || identity.rank == 0)) {
+    NoteFailure(PosixStorage(), job.save.path, report.status());  // Nobody else will.
+  }
+  AgentMessage done{AgentVerb::kDone, turn, {}, {}};
+  if (report.ok()) {
+    done.payload = Bytes(1, '\0');
+    if (auto blob = MakeBlob(EncodeReport(*report)); blob.ok()) {
+      done.fds.push_back(std::move(*blob));
+    }
+  } else {
+    done.payload = EncodeRefusal(report.status());
+  }
+  (void)around_.trainer->Send(done);  // Who is gone does not hear it.
+}
+
+Status AgentSession::GiveUp() {
+  const std::scoped_lock lock(mutex_);
+  if (trainer_lives_ || std::chrono::steady_clock::now() < alone_since_ + around_.patience) {
+    return Status::Ok();
+  }
+  return Unavailable("the trainer has died, and the agents of other ranks were not heard of");
+}
+
+void AgentSession::ReleaseMemory() {
+  std::vector<bool> wanted(pool_->blocks());
+  {
+    const std::scoped_lock lock(mutex_);
+    for (const auto& [turn, job] : jobs_) {
+      for (const std::uint64_t block : job->save.image.blocks) {
+        wanted[block] = true;
+      }
+    }
+  }
+  around_.held->MarkBlocks(around_.number, &wanted);
+  pool_->Release(wanted);
+}
+
+}  // namespace varve

@@ -1,0 +1,89 @@
+/// What an agent does for one trainer.
+#pragma once
+
+#include <condition_variable>
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <set>
+#include <stop_token>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "agent/connection.h"
+#include "agent/held_files.h"
+#include "agent/shared_memory.h"
+#include "checkpoint/handover.h"
+#include "varve/agent.h"
+
+namespace varve {
+
+/// The saves of one trainer (one stager of it), written one after the other in the order of their
+/// turns by a thread of their own, whether the trainer lives or not. Threads: safe.
+class AgentSession {
+ public:
+  struct Surroundings {
+    std::uint64_t number = 0;  ///< Of the session.
+    std::shared_ptr<AgentConnection> trainer;
+    HeldFiles* held = nullptr;
+    std::chrono::milliseconds patience{0};  ///< AgentServerOptions::patience.
+    std::function<void()> changed;          ///< Called when a save has ended.
+  };
+  AgentSession(Surroundings surroundings, std::shared_ptr<PoolMemory> pool,
+               std::uint64_t first_turn);
+  AgentSession(const AgentSession&) = delete;
+  AgentSession& operator=(const AgentSession&) = delete;
+  /// Waits for the save that is being written. The trainer must be gone.
+  ~AgentSession();
+
+  /// Errors: DataLoss; FailedPrecondition for a turn that is over or taken.
+  Status HandOver(std::uint64_t turn, std::string_view encoded);
+  void Pass(std::uint64_t turn);
+  void Cancel(std::uint64_t turn);
+
+  /// The trainer is gone: turns that have not been handed over never will be, memory that holds
+  /// nothing is given back, and other ranks are waited for no longer than `patience` if they have not
+  /// been heard of.
+  void TrainerIsGone();
+
+  /// True when there is, and will be, nothing to write.
+  [[nodiscard]] bool over();
+  /// Saves that have been handed over and have not ended.
+  [[nodiscard]] std::size_t pending();
+
+  [[nodiscard]] std::vector<AgentReport::File> Files();
+  [[nodiscard]] std::uint64_t number() const { return around_.number; }
+  [[nodiscard]] bool trainer_lives();
+
+ private:
+  struct Job {
+    Handover save;
+    std::stop_source stop;
+    bool writing = false;
+  };
+  using JobPtr = std::shared_ptr<Job>;
+
+  /// The save whose turn it is; null when there will be none.
+  JobPtr Next(std::uint64_t* turn);
+  void Work();
+  void WriteOne(std::uint64_t turn, Job& job);
+  Status GiveUp();
+  void ReleaseMemory();
+
+  const Surroundings around_;
+  const std::shared_ptr<PoolMemory> pool_;
+  std::mutex mutex_;  // Guards all below but the thread.
+  std::condition_variable changed_;
+  std::map<std::uint64_t, JobPtr> jobs_;  // By turn; those not yet ended.
+  std::set<std::uint64_t> passed_;
+  std::uint64_t next_turn_;
+  bool trainer_lives_ = true;
+  bool over_ = false;
+  std::chrono::steady_clock::time_point alone_since_;
+  std::jthread worker_;  // Last: it uses all of the above.
+};
+
+}  // namespace varve

@@ -1,0 +1,26 @@
+/// The writing of a save by a process that it was handed over to.
+#pragma once
+
+#include <cstddef>
+#include <functional>
+#include <span>
+#include <stop_token>
+#include <string>
+
+#include "checkpoint/handover.h"
+
+namespace varve {
+
+/// Where a file that was handed over can be read from memory.
+struct HandedOverFile {
+  std::string name;  ///< In the checkpoint's directory.
+  std::uint64_t data_begin = 0;
+};
+
+/// Claims, writes and publishes, talking to the other ranks of the save; again if that fails and is
+/// worth it. `blocks` are those of the image. `give_up` as in MakeTalk. Errors: as Save.
+Result<SaveReport> WriteHandedOver(const Handover& save, std::span<const std::byte* const> blocks,
+                                   const std::stop_token& stop,
+                                   const std::function<Status()>& give_up, HandedOverFile* file);
+
+}  // namespace varve

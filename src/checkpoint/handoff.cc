@@ -1,0 +1,100 @@
+// A save that another process writes, and what becomes of it when somebody dies:
+//  1. The copy is made in memory that the other process has mapped as well. A trainer that is killed
+//     until here leaves nothing: its save is not listed anywhere.
+//  2. HandOver: the other process is told where in that memory the file lies, what its checksums are
+//     and what the ranks have settled, and says that it has understood. From here on the save does
+//     not need us. The caller hears that the copy has been made only after that.
+//  3. The other process does what the writing thread does otherwise: claim, write, publish. The ranks
+//     then talk through a directory beside the checkpoint, because what connects trainers ends with
+//     them. A rank that has no copy to hand over says so there, from here: silence would cost the
+//     others their deadline.
+//  4. We wait for the outcome, which is the same on all ranks. If the other process is killed, this
+//     rank's file is incomplete or has not been counted: nothing becomes visible. Step 3's peers learn
+//     of it from us; if we are killed too, from their deadline.
+//  5. Of a save that has ended well the copy is kept: a trainer that is started again on this node
+//     loads from it. It is given up when the next one takes its place, or when memory is short. The
+//     other process is asked to forget it first, and its blocks are free only when it has: whoever
+//     reads them meanwhile learns that they are no longer what they were.
+
+#include "checkpoint/handoff.h"
+
+#include <utility>
+
+#include "checkpoint/talk.h"
+#include "coordinate/directory.h"
+
+namespace varve {
+Result<std::unique_ptr<Handoff>> Handoff::Make(std::shared_ptr<SaveExecutor> executor,
+                                               StagingPool& pool) {
+  VARVE_RETURN_IF_ERROR(executor->Attach(pool.fd(), pool.block_count()));
+  auto handoff = std::unique_ptr<Handoff>(new Handoff(std::move(executor), pool));
+  pool.SetReclaim([made = handoff.get()] { made->GiveUpKept(); });
+  return handoff;
+}
+
+Status Handoff::HandOver(std::uint64_t turn, const std::string& path, const SaveSession& session,
+                         StagedFile* staged, const AsyncSaveOptions& options) {
+  Handover save;
+  VARVE_ASSIGN_OR_RETURN(save.path, AbsolutePath(path));
+  save.settled = session.settled();
+  if (staged != nullptr) {
+    save.image = staged->Describe();
+  } else {
+    save.image.checksum_block_bytes = session.work().block_bytes;
+  }
+  save.options = options.save;
+  save.retries = options.retries;
+  save.retry_delay = options.retry_delay;
+  return executor_->HandOver(turn, save);
+}
+
+Result<SaveReport> Handoff::Await(std::uint64_t turn, const std::stop_token& stop, bool* lost) {
+  const std::stop_callback cancel(stop, [&] { executor_->Cancel(turn); });
+  return executor_->Wait(turn, lost);
+}
+
+Result<SaveReport> Handoff::Write(std::optional<std::uint64_t> turn, SaveSession& session,
+                                  std::unique_ptr<StagedFile>* staged,
+                                  const WriteAttempts& attempts, const Status& ready) {
+  // A name that cannot be made absolute was not handed over either.
+  const auto absolute = AbsolutePath(attempts.path);
+  const std::string& path = absolute.ok() ? *absolute : attempts.path;
+  if (!turn) {
+    const auto talk = MakeTalk(session.settled(), path);
+    return WriteWithRetries(session, staged->get(), *talk, attempts, ready);
+  }
+  bool lost = false;
+  Result<SaveReport> result = Await(*turn, attempts.stop, &lost);
+  if (lost) {
+    SayGone(session.settled(), path, result.status());
+    return result;
+  }
+  if (result.ok() && *staged != nullptr) {
+    Keep(*turn, std::move(*staged));
+  } else {
+    executor_->Forget(*turn);
+  }
+  return result;
+}
+
+void Handoff::Keep(std::uint64_t turn, std::unique_ptr<StagedFile> staged) {
+  GiveUpKept();
+  {
+    const std::scoped_lock lock(mutex_);
+    kept_ = Kept{turn, staged->TakeMemory()};
+  }
+  pool_.Poke();
+}
+
+void Handoff::GiveUpKept() {
+  std::optional<Kept> old;
+  {
+    const std::scoped_lock lock(mutex_);
+    old = std::exchange(kept_, std::nullopt);
+  }
+  if (old) {
+    executor_->Forget(old->turn);
+  }
+}
+
+}  // namespace varve

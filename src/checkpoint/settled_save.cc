@@ -1,0 +1,88 @@
+#include "checkpoint/settled_save.h"
+
+#include <algorithm>
+#include <string>
+#include <utility>
+
+namespace varve {
+namespace {
+
+void PutIdentity(const FileIdentity& identity, ByteWriter* out) {
+  for (const std::uint8_t byte : identity.save_id.bytes) {
+    out->U8(byte);
+  }
+  out->U32(identity.rank);
+  out->U32(identity.world_size);
+  out->U8(identity.coordinated ? 1 : 0);
+  out->U64(identity.created_ns);
+  out->U64(identity.block_bytes);
+}
+
+FileIdentity GetIdentity(ByteReader* in) {
+  FileIdentity identity;
+  for (std::uint8_t& byte : identity.save_id.bytes) {
+    byte = in->U8();
+  }
+  identity.rank = in->U32();
+  identity.world_size = in->U32();
+  identity.coordinated = in->U8() != 0;
+  identity.created_ns = in->U64();
+  identity.block_bytes = in->U64();
+  return identity;
+}
+
+}  // namespace
+
+Bytes EncodeSettledSave(const SettledSave& save) {
+  Bytes bytes;
+  ByteWriter out(&bytes);
+  out.U8(static_cast<std::uint8_t>(save.format));
+  PutIdentity(save.identity, &out);
+  out.String(EncodeLocalPlan(save.plan));
+  out.String(EncodeAssignment(save.assignment));
+  out.String(save.layout);
+  out.Varint(save.plans.size());
+  for (const LocalPlan& plan : save.plans) {
+    out.String(EncodeLocalPlan(plan));
+  }
+  out.Varint(save.settled.ranks.size());
+  for (const RankAssignment& rank : save.settled.ranks) {
+    out.String(EncodeAssignment(rank));
+  }
+  out.Varint(save.settled.differing_objects.size());
+  for (const std::string& name : save.settled.differing_objects) {
+    out.String(name);
+  }
+  return bytes;
+}
+
+Result<SettledSave> DecodeSettledSave(std::string_view bytes) {
+  ByteReader in(bytes);
+  SettledSave save;
+  save.format = static_cast<Format>(in.U8());
+  if (save.format != Format::kVarve && save.format != Format::kDcp) {
+    in.Fail("a format that is not written");
+  }
+  save.identity = GetIdentity(&in);
+  VARVE_ASSIGN_OR_RETURN(save.plan, DecodeLocalPlan(in.String()));
+  VARVE_ASSIGN_OR_RETURN(save.assignment, DecodeAssignment(in.String()));
+  save.layout = std::string(in.String());
+  const std::uint64_t plans = in.Count();
+  for (std::uint64_t i = 0; i < plans && !in.failed(); ++i) {
+    VARVE_ASSIGN_OR_RETURN(LocalPlan plan, DecodeLocalPlan(in.String()));
+    save.plans.push_back(std::move(plan));
+  }
+  const std::uint64_t ranks = in.Count();
+  for (std::uint64_t i = 0; i < ranks && !in.failed(); ++i) {
+    VARVE_ASSIGN_OR_RETURN(RankAssignment rank, DecodeAssignment(in.String()));
+    save.settled.ranks.push_back(std::move(rank));
+  }
+  const std::uint64_t names = in.Count();
+  for (std::uint64_t i = 0; i < names && !in.failed(); ++i) {
+    save.settled.differing_objects.emplace_back(in.String());
+  }
+  VARVE_RETURN_IF_ERROR(in.Finish());
+  return save;
+}
+
+}  // namespace varve

@@ -1,0 +1,86 @@
+#include "checkpoint/write_attempts.h"
+
+#include <algorithm>
+#include <condition_variable>
+#include <mutex>
+#include <new>
+#include <utility>
+#include <vector>
+
+namespace varve {
+namespace {
+
+/// Ranks come to the agreement about a retry right after they have learnt of the failure.
+constexpr auto kRetryAgreement = std::chrono::seconds(30);
+
+/// True for failures that may pass.
+bool IsWorthARetry(const Status& status) {
+  return status.code() == StatusCode::kOutOfSpace || status.code() == StatusCode::kUnavailable;
+}
+
+Result<SaveReport> WriteOnce(SaveSession& session, StagedFile* staged, Coordinator& coordinator,
+                             const std::string& path, const Status& ready) {
+  try {
+    return session.Write(coordinator, staged, ready);
+  } catch (const std::bad_alloc&) {
+    return NoMemoryFor(path);  // Thrown out of the thread it would end the process.
+  }
+}
+
+Status AgreeToRetry(Coordinator& coordinator, const WriteAttempts& options, int attempt, bool can) {
+  Status mine = can ? Status::Ok() : FailedPrecondition("cannot write it again");
+  if (!options.coordinate || coordinator.size() == 1) {
+    return mine;
+  }
+  const std::string word = "retry " + std::to_string(attempt);
+  return Exchange(coordinator, "save " + options.path,
+                  can ? Contribution(word) : Contribution(std::move(mine)),
+                  std::chrono::steady_clock::now() + kRetryAgreement,
+                  [&](const std::vector<std::string>& ranks) -> Result<std::vector<std::string>> {
+                    for (const std::string& theirs : ranks) {
+                      if (theirs != word) {
+                        return Unavailable("the ranks are out of step");
+                      }
+                    }
+                    return std::vector<std::string>(ranks.size());
+                  })
+      .status();
+}
+
+void Pause(std::chrono::milliseconds time, const std::stop_token& stop) {
+  std::mutex mutex;
+  std::condition_variable_any never;
+  std::unique_lock lock(mutex);
+  never.wait_for(lock, stop, time, [] { return false; });
+}
+
+}  // namespace
+
+Status NoMemoryFor(const std::string& path) {
+  return {StatusCode::kOutOfSpace, "save " + path + ": the system has no memory left"};
+}
+
+Result<SaveReport> WriteWithRetries(SaveSession& session, StagedFile* staged,
+                                    Coordinator& coordinator, const WriteAttempts& options,
+                                    const Status& ready) {
+  Result<SaveReport> result = WriteOnce(session, staged, coordinator, options.path, ready);
+  const bool copy_is_gone = staged != nullptr && staged->in_waves();
+  int attempt = 1;
+  // Of the failure and the options, which all ranks have alike: all come to agree, or none does.
+  while (attempt <= options.retries && IsWorthARetry(result.status()) &&
+         AgreeToRetry(coordinator, options, attempt,
+                      ready.ok() && !copy_is_gone && !options.stop.stop_requested())
+             .ok()) {
+    Pause(options.retry_delay * (1 << std::min(attempt - 1, 10)), options.stop);
+    ++attempt;
+    result = WriteOnce(session, staged, coordinator, options.path, Status::Ok());
+  }
+  if (result.ok()) {
+    result->attempts = attempt;
+  } else if (attempt > 1) {
+    result = result.status().Annotate(std::to_string(attempt) + " attempts");
+  }
+  return result;
+}
+
+}  // namespace varve

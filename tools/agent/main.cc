@@ -1,0 +1,108 @@
+// The agent of a node: see include/varve/agent.h. Started by trainers when first needed; people use
+// `varve agent`.
+
+#include <charconv>
+#include <chrono>
+#include <cstdio>
+#include <cstring>
+#include <optional>
+#include <string>
+#include <string_view>
+
+#include <csignal>
+#include <fcntl.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include "varve/agent.h"
+#include "varve/version.h"
+
+namespace {
+
+constexpr const char* kHelp =
+    "varve-agent [--directory DIR] [--idle SECONDS] [--patience SECONDS] [--detach]\n"
+    "\n"
+    "Writes the checkpoints that trainers on this node hand over to it, also when they are killed.\n"
+    "Trainers start it when they need it; `varve agent` says what it does.\n"
+    "\n"
+    "  --directory DIR       where it listens; must be the user's alone\n"
+    "  --idle SECONDS        ends after so long without trainers and work (600)\n"
+    "  --patience SECONDS    how long a dead trainer's save waits for ranks never heard of (60)\n"
+    "  --detach              return as soon as it listens, and go on in the background\n"
+    "  --version             print the version\n";
+
+std::optional<std::chrono::milliseconds> Seconds(std::string_view text) {
+  int seconds = 0;
+  const auto parsed = std::from_chars(text.data(), text.data() + text.size(), seconds);
+  if (parsed.ec != std::errc() || parsed.ptr != text.data() + text.size() || seconds < 0) {
+    return std::nullopt;
+  }
+  return std::chrono::seconds(seconds);
+}
+
+/// Whatever the trainer has open must not be kept open by us: ports, files, devices.
+void CloseInherited() {
+  if (::syscall(SYS_close_range, 3U, ~0U, 0U) != 0) {
+    for (int fd = 3; fd < static_cast<int>(::sysconf(_SC_OPEN_MAX)); ++fd) {
+      ::close(fd);
+    }
+  }
+}
+
+/// Leaves the trainer's session, so that what ends that does not end us. The parent returns to its
+/// caller: the agent listens.
+bool Detach(const std::string& log) {
+  const pid_t child = ::fork();
+  if (child != 0) {
+    ::_exit(child > 0 ? 0 : 2);
+  }
+  ::setsid();
+  const int null = ::open("/dev/null", O_RDONLY);
+  const int out = ::open(log.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_NOFOLLOW, 0600);
+  ::dup2(null, STDIN_FILENO);
+  ::dup2(out >= 0 ? out : null, STDOUT_FILENO);
+  ::dup2(out >= 0 ? out : null, STDERR_FILENO);
+  ::close(null);
+  ::close(out);
+  return ::chdir("/") == 0;
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  varve::AgentServerOptions options;
+  bool detach = false;
+  for (int i = 1; i < argc; ++i) {
+    const std::string_view word = argv[i];
+    const char* const value = i + 1 < argc ? argv[i + 1] : nullptr;
+    if (word == "--detach") {
+      detach = true;
+    } else if (word == "--version" || word == "--help") {
+      std::printf("%s\n", word == "--help" ? kHelp : varve::Version().data());
+      return 0;
+    } else if (word == "--directory" && value != nullptr) {
+      options.directory = argv[++i];
+    } else if ((word == "--idle" || word == "--patience") && value != nullptr && Seconds(value)) {
+      (word == "--idle" ? options.idle : options.patience) = *Seconds(argv[++i]);
+    } else {
+      std::fprintf(stderr, "varve-agent: what is \"%s\"?\n\n%s", argv[i], kHelp);
+      return 2;
+    }
+  }
+  if (options.directory.empty()) {
+    options.directory = varve::DefaultAgentDirectory();
+  }
+  CloseInherited();
+  std::signal(SIGHUP, SIG_IGN);
+  std::signal(SIGPIPE, SIG_IGN);
+  if (detach) {
+    options.listening = [&] { return Detach(options.directory + "/agent.log"); };
+  }
+  const varve::Status status = varve::RunAgent(options);
+  if (!status.ok()) {
+    std::fprintf(stderr, "varve-agent: %s\n", status.ToString().c_str());
+    // That one runs already is what whoever starts one wants.
+    return status.code() == varve::StatusCode::kAlreadyExists && detach ? 0 : 1;
+  }
+  return 0;
+}
