@@ -31,9 +31,8 @@ struct AgentOptions {
   std::string program;
 };
 
-/// The agent of this node, to be given to Stager::Make. Errors: NotFound when none runs and none can
-/// be started; FailedPrecondition when it is of another version, is stopping, or its directory is
-/// open to others.
+/// The agent of this node, to be given to Stager::Make. Errors: FailedPrecondition when none can
+/// be started, it is of another version or stopping, or its directory is open to others.
 Result<std::shared_ptr<SaveExecutor>> ConnectToAgent(const AgentOptions& options = {});
 
 /// What an agent does.

@@ -8,6 +8,7 @@
 #include <unistd.h>
 
 #include "bindings.h"
+#include "varve/agent.h"
 #include "varve/async_save.h"
 #include "varve/host_buffer.h"
 
@@ -108,8 +109,24 @@ std::shared_ptr<T> EndingWithoutGil(T* object) {
           }};
 }
 
+/// The agent, where `options` name the program that is one.
+std::shared_ptr<SaveExecutor> ExecutorFrom(const nb::dict& options) {
+  if (!options.contains("agent")) {
+    return nullptr;
+  }
+  AgentOptions agent;
+  Set(options, "agent", &agent.program);
+  Result<std::shared_ptr<SaveExecutor>> executor = Internal("not run");
+  {
+    const nb::gil_scoped_release release;
+    executor = ConnectToAgent(agent);
+  }
+  return ValueOrRaise(std::move(executor));
+}
+
 std::shared_ptr<Stager> MakeStager(const nb::dict& options, nb::object background) {
-  auto made = Stager::Make(StagerOptionsFrom(options), MakeCoordinator(std::move(background)));
+  auto made = Stager::Make(StagerOptionsFrom(options), MakeCoordinator(std::move(background)),
+                           ExecutorFrom(options));
   return EndingWithoutGil(ValueOrRaise(std::move(made)).release());
 }
 

@@ -8,6 +8,7 @@
 #include <nanobind/stl/vector.h>
 
 #include "bindings.h"
+#include "varve/agent.h"
 #include "varve/checkpoint.h"
 #include "varve/options.h"
 
@@ -247,7 +248,9 @@ class PythonReader {
   explicit PythonReader(const std::string& path)
       : reader_([&] {
           const nb::gil_scoped_release release;
-          return CheckpointReader::Open(path);
+          agent_ = OpenAgentMemory(path, PosixStorage(),
+                                   [this](std::uint64_t bytes) { from_agent_ += bytes; });
+          return CheckpointReader::Open(path, agent_ != nullptr ? *agent_ : PosixStorage());
         }()) {
     RaiseIfError(reader_.status());
   }
@@ -345,6 +348,7 @@ class PythonReader {
     RaiseIfError(report.status());
     nb::dict out;
     out["bytes_read"] = report->bytes_read;
+    out["bytes_from_agent"] = from_agent_.load();
     out["seconds"] = report->seconds;
     out["missing"] = report->missing;
     out["unexpected"] = report->unexpected;
@@ -353,6 +357,8 @@ class PythonReader {
   }
 
  private:
+  std::atomic<std::uint64_t> from_agent_{0};
+  std::unique_ptr<Storage> agent_;  // Null where no agent has anything of it.
   Result<std::unique_ptr<CheckpointReader>> reader_;
 };
 

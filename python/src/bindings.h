@@ -95,6 +95,7 @@ void SetSeconds(const nb::dict& options, const char* name, std::chrono::millisec
 /// A Python object that C++ may copy and drop on any thread.
 std::shared_ptr<nb::object> Shared(nb::object object);
 
+void BindAgent(nb::module_& module);
 void BindAsync(nb::module_& module);
 void BindValues(nb::module_& module);
 void BindCheckpoint(nb::module_& module);

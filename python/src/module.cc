@@ -47,6 +47,7 @@ NB_MODULE(_core, module) {
   python::BindValues(module);
   python::BindCheckpoint(module);
   python::BindAsync(module);
+  python::BindAgent(module);
   python::BindCatalogue(module);
   python::BindConvert(module);
   python::BindDcp(module);

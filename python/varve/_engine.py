@@ -77,9 +77,13 @@ class SaveReport:
 
 @dataclass(frozen=True)
 class LoadReport:
-    """What a load found; with `strict=False` differences are reported here rather than refused."""
+    """What a load found; with `strict=False` differences are reported here rather than refused.
+
+    `bytes_from_agent` of what was read came from the memory of this node's agent, not from storage.
+    """
 
     bytes_read: int
+    bytes_from_agent: int
     seconds: float
     missing: list[str]
     unexpected: list[str]

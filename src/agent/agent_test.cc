@@ -219,8 +219,8 @@ TEST(Agent, ListensOnlyWhereNobodyElseMayEnter) {
   EXPECT_TRUE(FailsWith(AgentStatus(open), StatusCode::kFailedPrecondition, {open}));
   std::filesystem::create_symlink(home.path(), home / "link");
   EXPECT_TRUE(FailsWith(RunAgent({.directory = home / "link"}), StatusCode::kFailedPrecondition));
-  EXPECT_TRUE(FailsWith(ConnectToAgent({home / "none", "/no/such/agent"}), StatusCode::kNotFound,
-                        {"/no/such/agent", "VARVE_AGENT"}));
+  EXPECT_TRUE(FailsWith(ConnectToAgent({home / "none", "/no/such/agent"}),
+                        StatusCode::kFailedPrecondition, {"/no/such/agent", "VARVE_AGENT"}));
 
   AgentHere agent;
   struct stat status {};

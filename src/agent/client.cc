@@ -50,7 +50,7 @@ Status Start(const std::string& program, const std::string& directory) {
       ::posix_spawnp(&child, program.c_str(), nullptr, &attributes, arguments.data(), environ);
   ::posix_spawnattr_destroy(&attributes);
   if (error != 0) {
-    return NotFound("start the agent \"" + program + "\": " + std::strerror(error) +
+    return FailedPrecondition("start the agent \"" + program + "\": " + std::strerror(error) +
                     "; set VARVE_AGENT to where it is");
   }
   int status = 0;

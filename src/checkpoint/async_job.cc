@@ -34,9 +34,11 @@ bool WantsTornCheck(const AsyncSaveOptions& options) {
 
 }  // namespace
 
-AsyncJob::AsyncJob(State state, std::string path, AsyncSaveOptions options, Handoff* handoff)
+AsyncJob::AsyncJob(State state, std::string path, AsyncSaveOptions options, int rank,
+                   Handoff* handoff)
     : state_(std::move(state)),
       path_(std::move(path)),
+      rank_(rank),
       handoff_(handoff),
       options_(std::move(options)) {
   users_stop_.emplace(options_.save.stop, [this] {

@@ -23,7 +23,7 @@ namespace varve {
 class AsyncJob {
  public:
   /// `handoff` is where copies go that another process is to write; null: this one writes them.
-  AsyncJob(State state, std::string path, AsyncSaveOptions options, Handoff* handoff);
+  AsyncJob(State state, std::string path, AsyncSaveOptions options, int rank, Handoff* handoff);
   AsyncJob(const AsyncJob&) = delete;
   AsyncJob& operator=(const AsyncJob&) = delete;
 
@@ -45,6 +45,7 @@ class AsyncJob {
   [[nodiscard]] bool stuck();
 
   [[nodiscard]] const std::string& path() const { return path_; }
+  [[nodiscard]] int rank() const { return rank_; }
   [[nodiscard]] const AsyncSaveOptions& options() const { return options_; }
   [[nodiscard]] std::shared_future<Status> staged() const { return staged_future_; }
   [[nodiscard]] std::shared_future<Result<SaveReport>> done() const { return done_future_; }
@@ -66,6 +67,7 @@ class AsyncJob {
 
   const State state_;
   const std::string path_;
+  const int rank_;
   Handoff* const handoff_;
   AsyncSaveOptions options_;  // With a stop token of this save's own.
   const Clock::time_point start_ = Clock::now();

@@ -44,9 +44,9 @@ int CopyThreads(int wanted) {
   return wanted > 0 ? wanted : std::clamp(cores, 1, kMostCopyThreads);
 }
 
-void NoteFailureOf(const AsyncJob& job, const Status& status, const Coordinator& coordinator) {
+void NoteFailureOf(const AsyncJob& job, const Status& status) {
   const SaveOptions& options = job.options().save;
-  if (!options.coordinate || coordinator.is_coordinator()) {
+  if (!options.coordinate || job.rank() == 0) {
     NoteFailure(options.storage != nullptr ? *options.storage : PosixStorage(), job.path(), status);
   }
 }
@@ -151,7 +151,7 @@ struct Stager::Impl {
       status = job->Plan(coordinator, usable);
     }
     if (!status.ok()) {
-      NoteFailureOf(*job, status, coordinator);
+      NoteFailureOf(*job, status);
       job->Complete(std::move(status));
       return;
     }
@@ -179,7 +179,7 @@ struct Stager::Impl {
       std::erase(in_flight, job);
       changed.notify_all();
     }
-    NoteFailureOf(*job, result.status(), *background);
+    NoteFailureOf(*job, result.status());
     job->Complete(std::move(result));
     const std::scoped_lock lock(mutex);
     --open;
@@ -249,7 +249,8 @@ bool Stager::idle() const {
 AsyncSaveHandle AsyncSave(State state, std::string path, AsyncSaveOptions options, Stager& stager,
                           Coordinator& coordinator) {
   auto job = std::make_shared<AsyncSaveHandle::Impl>(
-      std::move(state), std::move(path), std::move(options), stager.impl().handoff.get());
+      std::move(state), std::move(path), std::move(options), coordinator.rank(),
+      stager.impl().handoff.get());
   stager.impl().Start(job, coordinator);
   return AsyncSaveHandle(std::move(job));
 }

@@ -19,7 +19,7 @@ from typing import Any, cast
 
 import torch.distributed as dist
 
-from varve import _core, _engine, _tree
+from varve import _core, _engine, _tree, agent
 from varve._engine import SaveReport
 from varve.errors import CancelledError, Error, InvalidArgumentError, UnavailableError
 from varve.torch import _run
@@ -35,7 +35,7 @@ _LAST_WORDS = 30.0
 #: reference goes, which may be the one that writes them.
 _open: set[Stager] = set()
 
-#: Stagers made by async_save: by world (as in _coordinator.py) and process group.
+#: Stagers made by async_save: by world (as in _coordinator.py), process group and executor.
 _made: dict[Any, Stager] = {}
 
 #: Such stagers that are no longer used, to be closed when their saves have ended.
@@ -126,6 +126,9 @@ class Stager:
         when_busy: "wait" for one of them to end, "skip" the new save, or "replace" the newest one that
             has not begun to write. Skipped and replaced saves end with a CancelledError on all ranks.
         at_exit: What the end of the interpreter does to saves under way: "wait" for them or "abort".
+        executor: "thread" writes them in this process; "process" hands them over to the agent of this
+            node (`varve.agent`), which is started if need be and goes on when this process is killed.
+            The newest save stays in memory then, within `memory_budget`, as long as there is room.
         timeout: Seconds any rank waits for the others here.
     """
 
@@ -138,20 +141,31 @@ class Stager:
         max_in_flight: int = 2,
         when_busy: str = "wait",
         at_exit: str = "wait",
+        executor: str = "thread",
         timeout: float = 1800.0,
     ) -> None:
         if at_exit not in ("wait", "abort"):
             raise InvalidArgumentError(f'at_exit={at_exit!r}: want "wait" or "abort"')
+        if executor not in ("thread", "process"):
+            raise InvalidArgumentError(f'executor={executor!r}: want "thread" or "process"')
         self.process_group = process_group
         self.at_exit = at_exit
-        self._background = make_coordinator(process_group, timeout, background=True)
-        options = {
+        self.executor = executor
+        # Agents talk among themselves.
+        self._background = (
+            make_coordinator(process_group, timeout, background=True)
+            if executor == "thread"
+            else None
+        )
+        options: dict[str, Any] = {
             "memory_budget": memory_budget,
             "local_ranks": _local_ranks(),
             "copy_threads": copy_threads,
             "max_in_flight": max_in_flight,
             "when_busy": when_busy,
         }
+        if executor == "process":
+            options["agent"] = agent.program()
         self._engine: Any = _core.Stager(options, self._background)
         _open.add(self)
 
@@ -212,6 +226,7 @@ def async_save(
     *,
     process_group: Any = None,
     stager: Stager | None = None,
+    executor: str | None = None,
     staging: str = "blocking",
     overwrite: bool = False,
     allow_pickle: bool = False,
@@ -237,6 +252,7 @@ def async_save(
         process_group: As in `save`; the stager's, if one is given.
         stager: Kept by the caller for all saves; by default one is made for each process group and
             kept until the interpreter ends.
+        executor: "thread" or "process", as in Stager; the stager's, or "thread".
         staging: "blocking", or "overlapped": return at once and copy while training computes. Nothing
             may then write to the tensors before `handle.wait_staged()`; see `wait_staged_before`.
         overwrite: As in `save`.
@@ -245,7 +261,7 @@ def async_save(
         format: As in `save`.
         save_id: As in `save`.
         timeout: As in `save`, for each time that ranks wait for each other.
-        progress: As in `save`.
+        progress: As in `save`; not with executor="process".
         max_write_bandwidth: Bytes a second that this rank writes at most; 0 for no limit.
         retries: How often a save that failed for want of space or of storage is written again, from
             the copy, after a second, two, and so on.
@@ -268,6 +284,8 @@ def async_save(
             process_group = stager.process_group
         elif process_group is not stager.process_group:
             raise InvalidArgumentError("the stager was made for another process_group")
+        if executor not in (None, stager.executor):
+            raise InvalidArgumentError(f"the stager was made with executor={stager.executor!r}")
     where = _engine.path_text(path)
     options: dict[str, Any] = {
         "overwrite": overwrite,
@@ -292,18 +310,18 @@ def async_save(
     handle = _start(
         state_dict,
         where,
-        stager or _stager_of(process_group, timeout),
+        stager or _stager_of(process_group, executor or "thread", timeout),
         coordinator,
         allow_pickle,
         options,
         timeout,
     )
     if stager is None and _was_lost(handle):
-        _retire(process_group)
+        _retire(process_group, executor or "thread")
         handle = _start(
             state_dict,
             where,
-            _stager_of(process_group, timeout),
+            _stager_of(process_group, executor or "thread", timeout),
             coordinator,
             allow_pickle,
             options,
@@ -380,24 +398,24 @@ def _world() -> Any:
     return dist.group.WORLD if dist.is_available() and dist.is_initialized() else None
 
 
-def _stager_of(process_group: Any, timeout: float) -> Stager:
+def _stager_of(process_group: Any, executor: str, timeout: float) -> Stager:
     """The stager that calls without one share."""
     world = _world()
-    key = (world, process_group if process_group is not None else world)
+    key = (world, process_group if process_group is not None else world, executor)
     for other in [other for other in _made if other[0] is not world]:
         _retired.append(_made.pop(other))  # Of a world that has ended.
     for stager in [stager for stager in _retired if stager._engine.idle]:
         _retired.remove(stager)
         stager.close()
     if key not in _made:
-        _made[key] = Stager(process_group, timeout=timeout)
+        _made[key] = Stager(process_group, executor=executor, timeout=timeout)
     return _made[key]
 
 
-def _retire(process_group: Any) -> None:
+def _retire(process_group: Any, executor: str) -> None:
     """Sets a stager that has lost touch aside; its saves under way end by themselves."""
     world = _world()
-    stager = _made.pop((world, process_group if process_group is not None else world), None)
+    stager = _made.pop((world, process_group if process_group is not None else world, executor), None)
     if stager is not None:
         _retired.append(stager)
 

@@ -1,0 +1,75 @@
+#include <chrono>
+#include <string>
+
+#include <nanobind/stl/string.h>
+
+#include "bindings.h"
+#include "varve/agent.h"
+
+namespace varve::python {
+namespace {
+
+std::chrono::milliseconds Seconds(double seconds) {
+  return std::chrono::milliseconds(static_cast<std::int64_t>(seconds * 1000));
+}
+
+nb::list FilesOf(const std::vector<AgentReport::File>& files) {
+  nb::list out;
+  for (const AgentReport::File& file : files) {
+    nb::dict made;
+    made["path"] = ToPath(file.path);
+    made["rank"] = file.rank;
+    made["bytes"] = file.bytes;
+    made["writing"] = file.writing;
+    made["trainer_lives"] = file.trainer_lives;
+    out.append(made);
+  }
+  return out;
+}
+
+nb::dict Status() {
+  Result<AgentReport> report = Internal("not run");
+  {
+    const nb::gil_scoped_release release;
+    report = AgentStatus();
+  }
+  RaiseIfError(report.status());
+  nb::dict out;
+  out["version"] = report->version;
+  out["pid"] = report->pid;
+  out["stopping"] = report->stopping;
+  out["trainers"] = report->trainers;
+  out["saves"] = FilesOf(report->saves);
+  out["held"] = FilesOf(report->held);
+  return out;
+}
+
+}  // namespace
+
+void BindAgent(nb::module_& module) {
+  module.def("agent_status", &Status);
+  module.def(
+      "agent_drain",
+      [](double timeout) {
+        varve::Status status;
+        {
+          const nb::gil_scoped_release release;
+          status = DrainAgent(Seconds(timeout));
+        }
+        RaiseIfError(status);
+      },
+      nb::arg("timeout"));
+  module.def(
+      "agent_stop",
+      [](double timeout) {
+        varve::Status status;
+        {
+          const nb::gil_scoped_release release;
+          status = StopAgent(Seconds(timeout));
+        }
+        RaiseIfError(status);
+      },
+      nb::arg("timeout"));
+}
+
+}  // namespace varve::python
