@@ -115,41 +115,28 @@ Result<Outcome> Run(const Options& options) {
 
 }  // namespace
 
-void AddConvert(CLI::App& app, Verb* chosen) {
-  CLI::App* verb = app.add_subcommand("convert", "Write a checkpoint in another format");
-  verb->footer(kHelp);
+void AddConvert(Command program) {
+  Command verb = program.Add("convert", "Write a checkpoint in another format", kHelp);
   const auto options = std::make_shared<Options>();
-  verb->add_option("SRC", options->source, "A checkpoint of any format")->required();
-  verb->add_option("DST", options->target, "The directory or file to write")->required();
-  verb->add_option("--to", options->choices.to, "varve, dcp, safetensors, hf or torch")
-      ->required()
-      ->type_name("FORMAT")
-      ->transform(CLI::CheckedTransformer(Targets(), CLI::ignore_case).description(""));
-  verb->add_option("--dtype", options->dtype, "Cast floating-point tensors: bf16, fp16, fp32, fp64")
-      ->type_name("TYPE");
-  verb->add_option("--shard-size", options->choices.shard_size,
-                   "Bytes of tensors in a file of a folder (default 5GB)")
-      ->type_name("SIZE")
-      ->transform(CLI::AsSizeValue(/*kb_is_1000=*/true).description(""));
-  verb->add_option("--memory", options->choices.memory_budget,
-                   "Bytes of tensors in memory at once (default 1GiB)")
-      ->type_name("SIZE")
-      ->transform(CLI::AsSizeValue(/*kb_is_1000=*/true).description(""));
-  verb->add_option("--include", options->choices.include,
-                   "Only entries whose name matches; may be repeated")
-      ->type_name("GLOB")
-      ->allow_extra_args(false);
-  verb->add_option("--exclude", options->choices.exclude,
-                   "Leave out entries whose name matches; may be repeated")
-      ->type_name("GLOB")
-      ->allow_extra_args(false);
-  verb->add_option("--rename", options->rename,
-                   "Names that begin with FROM begin with TO instead; may be repeated")
-      ->type_name("FROM=TO")
-      ->allow_extra_args(false);
-  verb->add_flag("--overwrite", options->choices.overwrite, "Replace DST if it exists");
-  verb->add_flag("--json", options->json, "An object with what was written");
-  verb->callback([=] { *chosen = [=] { return Run(*options); }; });
+  verb.Positional("SRC", &options->source, "A checkpoint of any format");
+  verb.Positional("DST", &options->target, "The directory or file to write");
+  verb.RequiredChoice("--to", "FORMAT", &options->choices.to, Targets(),
+                      "varve, dcp, safetensors, hf or torch");
+  verb.Option("--dtype", "TYPE", &options->dtype,
+              "Cast floating-point tensors: bf16, fp16, fp32, fp64");
+  verb.Size("--shard-size", "SIZE", &options->choices.shard_size,
+            "Bytes of tensors in a file of a folder (default 5GB)");
+  verb.Size("--memory", "SIZE", &options->choices.memory_budget,
+            "Bytes of tensors in memory at once (default 1GiB)");
+  verb.Repeated("--include", "GLOB", &options->choices.include,
+                "Only entries whose name matches; may be repeated");
+  verb.Repeated("--exclude", "GLOB", &options->choices.exclude,
+                "Leave out entries whose name matches; may be repeated");
+  verb.Repeated("--rename", "FROM=TO", &options->rename,
+                "Names that begin with FROM begin with TO instead; may be repeated");
+  verb.Flag("--overwrite", &options->choices.overwrite, "Replace DST if it exists");
+  verb.Flag("--json", &options->json, "An object with what was written");
+  verb.Runs([=] { return Run(*options); });
 }
 
 }  // namespace varve::cli

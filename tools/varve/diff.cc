@@ -94,15 +94,14 @@ Result<Outcome> Run(const Options& options) {
 
 }  // namespace
 
-void AddDiff(CLI::App& app, Verb* chosen) {
-  CLI::App* verb = app.add_subcommand("diff", "Compare two checkpoints of any formats");
-  verb->footer(kHelp);
+void AddDiff(Command program) {
+  Command verb = program.Add("diff", "Compare two checkpoints of any formats", kHelp);
   const auto options = std::make_shared<Options>();
-  verb->add_option("A", options->a, "A checkpoint")->required();
-  verb->add_option("B", options->b, "Another")->required();
-  verb->add_flag("--json", options->json,
-                 "An object: a, b, equal, equal_tensors, equal_objects, differences");
-  verb->callback([=] { *chosen = [=] { return Run(*options); }; });
+  verb.Positional("A", &options->a, "A checkpoint");
+  verb.Positional("B", &options->b, "Another");
+  verb.Flag("--json", &options->json,
+            "An object: a, b, equal, equal_tensors, equal_objects, differences");
+  verb.Runs([=] { return Run(*options); });
 }
 
 }  // namespace varve::cli

@@ -53,21 +53,17 @@ Result<Outcome> Run(const Options& options) {
 
 }  // namespace
 
-void AddExport(CLI::App& app, Verb* chosen) {
-  CLI::App* verb = app.add_subcommand("export", "Write tensors into one safetensors file");
-  verb->footer(kHelp);
+void AddExport(Command program) {
+  Command verb = program.Add("export", "Write tensors into one safetensors file", kHelp);
   const auto options = std::make_shared<Options>();
-  verb->add_option("CKPT", options->path, "A checkpoint directory")->required();
-  verb->add_option("OUT", options->out, "The file to write")->required();
-  // One pattern per flag: `--include a b` would swallow CKPT and OUT.
-  verb->add_option("--include", options->choices.include,
-                   "Only tensors whose name matches; may be repeated")
-      ->type_name("GLOB")
-      ->allow_extra_args(false);
-  verb->add_flag("--overwrite", options->choices.overwrite, "Replace OUT if it exists");
-  verb->add_flag("--json", options->json,
-                 "An object: checkpoint, file, tensors, bytes, seconds, skipped");
-  verb->callback([=] { *chosen = [=] { return Run(*options); }; });
+  verb.Positional("CKPT", &options->path, "A checkpoint directory");
+  verb.Positional("OUT", &options->out, "The file to write");
+  verb.Repeated("--include", "GLOB", &options->choices.include,
+                "Only tensors whose name matches; may be repeated");
+  verb.Flag("--overwrite", &options->choices.overwrite, "Replace OUT if it exists");
+  verb.Flag("--json", &options->json,
+            "An object: checkpoint, file, tensors, bytes, seconds, skipped");
+  verb.Runs([=] { return Run(*options); });
 }
 
 }  // namespace varve::cli

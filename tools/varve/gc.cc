@@ -62,15 +62,14 @@ Result<Outcome> Run(const Options& options) {
 
 }  // namespace
 
-void AddGc(CLI::App& app, Verb* chosen) {
-  CLI::App* verb = app.add_subcommand("gc", "Remove what dead saves have left");
-  verb->footer(kHelp);
+void AddGc(Command program) {
+  Command verb = program.Add("gc", "Remove what dead saves have left", kHelp);
   const auto options = std::make_shared<Options>();
-  verb->add_option("DIR", options->directory, "Directory of checkpoints")->required();
-  verb->add_flag("--dry-run", options->dry_run, "Say what would be removed, and remove nothing");
-  verb->add_flag("--json", options->json,
-                 "An object: dry_run, removed, recovered, kept (paths), bytes");
-  verb->callback([=] { *chosen = [=] { return Run(*options); }; });
+  verb.Positional("DIR", &options->directory, "Directory of checkpoints");
+  verb.Flag("--dry-run", &options->dry_run, "Say what would be removed, and remove nothing");
+  verb.Flag("--json", &options->json,
+            "An object: dry_run, removed, recovered, kept (paths), bytes");
+  verb.Runs([=] { return Run(*options); });
 }
 
 }  // namespace varve::cli

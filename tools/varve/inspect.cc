@@ -24,7 +24,7 @@ constexpr const char* kHelp =
 
 struct Options {
   std::string path;
-  std::string fqn;
+  std::optional<std::string> tensor;  ///< The one to show.
   bool json = false;
 };
 
@@ -221,38 +221,32 @@ std::string TensorAsText(const Metadata& metadata, const TensorMetadata& tensor)
   return text + table.ToString();
 }
 
-Result<Outcome> Run(const Options& options, bool one_tensor) {
+Result<Outcome> Run(const Options& options) {
   VARVE_ASSIGN_OR_RETURN(const auto reader, CheckpointReader::Open(options.path));
-  if (!one_tensor) {
+  if (!options.tensor) {
     return Outcome{options.json ? CheckpointAsJson(options, *reader)
                                 : CheckpointAsText(options, *reader)};
   }
   const Metadata& metadata = reader->metadata();
-  const TensorMetadata* tensor = metadata.FindTensor(options.fqn);
+  const TensorMetadata* tensor = metadata.FindTensor(*options.tensor);
   if (tensor == nullptr) {
-    const bool object = metadata.FindObject(options.fqn) != nullptr;
+    const bool object = metadata.FindObject(*options.tensor) != nullptr;
     return NotFound(options.path + ": " +
-                    (object ? "\"" + options.fqn + "\" is a plain value, not a tensor"
-                            : "no tensor \"" + options.fqn + "\""));
+                    (object ? "\"" + *options.tensor + "\" is a plain value, not a tensor"
+                            : "no tensor \"" + *options.tensor + "\""));
   }
   return Outcome{options.json ? TensorAsJson(metadata, *tensor) : TensorAsText(metadata, *tensor)};
 }
 
 }  // namespace
 
-void AddInspect(CLI::App& app, Verb* chosen) {
-  CLI::App* verb = app.add_subcommand("inspect", "Show what a checkpoint holds");
-  verb->footer(kHelp);
+void AddInspect(Command program) {
+  Command verb = program.Add("inspect", "Show what a checkpoint holds", kHelp);
   const auto options = std::make_shared<Options>();
-  verb->add_option("CKPT", options->path, "A checkpoint directory")->required();
-  const CLI::Option* tensor =
-      verb->add_option("--tensor", options->fqn, "Show the chunks of this tensor instead")
-          ->type_name("FQN");
-  verb->add_flag("--json", options->json, "An object with everything that is shown");
-  verb->callback([=] {
-    const bool one_tensor = tensor->count() > 0;
-    *chosen = [=] { return Run(*options, one_tensor); };
-  });
+  verb.Positional("CKPT", &options->path, "A checkpoint directory");
+  verb.Option("--tensor", "FQN", &options->tensor, "Show the chunks of this tensor instead");
+  verb.Flag("--json", &options->json, "An object with everything that is shown");
+  verb.Runs([=] { return Run(*options); });
 }
 
 }  // namespace varve::cli

@@ -77,16 +77,13 @@ Result<Outcome> Run(const Options& options) {
 
 }  // namespace
 
-void AddLs(CLI::App& app, Verb* chosen) {
-  CLI::App* verb = app.add_subcommand("ls", "List the checkpoints in a directory");
-  verb->footer(kHelp);
+void AddLs(Command program) {
+  Command verb = program.Add("ls", "List the checkpoints in a directory", kHelp);
   const auto options = std::make_shared<Options>();
-  verb->add_option("DIR", options->directory, "Directory of checkpoints, or one checkpoint")
-      ->required();
-  verb->add_flag(
-      "--json", options->json,
-      "A list of objects: name, format, step, state, detail, bytes, world_size, save_id");
-  verb->callback([=] { *chosen = [=] { return Run(*options); }; });
+  verb.Positional("DIR", &options->directory, "Directory of checkpoints, or one checkpoint");
+  verb.Flag("--json", &options->json,
+            "A list of objects: name, format, step, state, detail, bytes, world_size, save_id");
+  verb.Runs([=] { return Run(*options); });
 }
 
 }  // namespace varve::cli

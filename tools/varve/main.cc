@@ -7,7 +7,6 @@
 #include <string_view>
 #include <system_error>
 
-#include <CLI/CLI.hpp>
 #include <unistd.h>
 
 #include "text.h"
@@ -71,38 +70,21 @@ int Main(int argc, char** argv) {
   // A closed pipe must not kill a repair half way; Print sees it as an error of write.
   (void)std::signal(SIGPIPE, SIG_IGN);
 
-  CLI::App app(kDescription, "varve");
-  app.footer(kFooter);
-  app.set_version_flag("--version", "varve " + std::string(Version()) + " (native format " +
-                                        std::to_string(kFormatVersion) + ")");
-  app.require_subcommand(1);
-  app.get_formatter()->column_width(26);
-  Verb chosen;
-  AddLs(app, &chosen);
-  AddInspect(app, &chosen);
-  AddVerify(app, &chosen);
-  AddRepair(app, &chosen);
-  AddGc(app, &chosen);
-  AddExport(app, &chosen);
-  AddConvert(app, &chosen);
-  AddDiff(app, &chosen);
+  Program program({.name = "varve",
+                   .description = kDescription,
+                   .details = kFooter,
+                   .version = "varve " + std::string(Version()) + " (native format " +
+                              std::to_string(kFormatVersion) + ")"});
+  AddLs(program.root());
+  AddInspect(program.root());
+  AddVerify(program.root());
+  AddRepair(program.root());
+  AddGc(program.root());
+  AddExport(program.root());
+  AddConvert(program.root());
+  AddDiff(program.root());
 
-  try {
-    app.parse(argc, argv);
-  } catch (const CLI::CallForHelp&) {
-    // The help of the verb that was named, or of all.
-    const auto verbs = app.get_subcommands();
-    return PrintOrFail(verbs.empty() ? app.help() : verbs.front()->help("varve"), kExitOk);
-  } catch (const CLI::CallForVersion& version) {
-    return PrintOrFail(std::string(version.what()) + "\n", kExitOk);
-  } catch (const CLI::ParseError& error) {
-    const auto verbs = app.get_subcommands();
-    const std::string help =
-        verbs.empty() ? "varve --help" : "varve " + verbs.front()->get_name() + " --help";
-    return Fail(std::string(error.what()) + "; see `" + help + "`", kExitError);
-  }
-
-  const Result<Outcome> outcome = chosen();
+  const Result<Outcome> outcome = program.Run(argc, argv);
   if (!outcome.ok()) {
     const bool damage = outcome.status().code() == StatusCode::kDataLoss;
     return Fail(outcome.status().message(), damage ? kExitDamage : kExitError);

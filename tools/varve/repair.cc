@@ -40,13 +40,12 @@ Result<Outcome> Run(const Options& options) {
 
 }  // namespace
 
-void AddRepair(CLI::App& app, Verb* chosen) {
-  CLI::App* verb = app.add_subcommand("repair", "Rebuild a lost or damaged index");
-  verb->footer(kHelp);
+void AddRepair(Command program) {
+  Command verb = program.Add("repair", "Rebuild a lost or damaged index", kHelp);
   const auto options = std::make_shared<Options>();
-  verb->add_option("CKPT", options->path, "A checkpoint directory")->required();
-  verb->add_flag("--json", options->json, "An object: checkpoint, save_id, files, changed");
-  verb->callback([=] { *chosen = [=] { return Run(*options); }; });
+  verb.Positional("CKPT", &options->path, "A checkpoint directory");
+  verb.Flag("--json", &options->json, "An object: checkpoint, save_id, files, changed");
+  verb.Runs([=] { return Run(*options); });
 }
 
 }  // namespace varve::cli

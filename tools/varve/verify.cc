@@ -88,14 +88,13 @@ Result<Outcome> Run(const Options& options) {
 
 }  // namespace
 
-void AddVerify(CLI::App& app, Verb* chosen) {
-  CLI::App* verb = app.add_subcommand("verify", "Re-read every byte and name what is damaged");
-  verb->footer(kHelp);
+void AddVerify(Command program) {
+  Command verb = program.Add("verify", "Re-read every byte and name what is damaged", kHelp);
   const auto options = std::make_shared<Options>();
-  verb->add_option("CKPT", options->path, "A checkpoint directory")->required();
-  verb->add_flag("--json", options->json,
-                 "An object: checkpoint, clean, bytes_checked, seconds, damages, notes");
-  verb->callback([=] { *chosen = [=] { return Run(*options); }; });
+  verb.Positional("CKPT", &options->path, "A checkpoint directory");
+  verb.Flag("--json", &options->json,
+            "An object: checkpoint, clean, bytes_checked, seconds, damages, notes");
+  verb.Runs([=] { return Run(*options); });
 }
 
 }  // namespace varve::cli

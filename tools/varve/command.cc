@@ -1,0 +1,119 @@
+#include "command.h"
+
+#include <utility>
+
+#include <CLI/CLI.hpp>
+
+namespace varve::cli {
+namespace {
+
+// Wide enough for most names of options; help texts begin in the column behind it.
+constexpr std::size_t kNameColumns = 26;
+
+/// The commands that the line has named so far: "varve", "varve ls".
+std::string Named(const CLI::App& app) {
+  const auto below = app.get_subcommands();
+  return app.get_name() + (below.empty() ? "" : " " + Named(*below.front()));
+}
+
+}  // namespace
+
+// ---- one command ----
+
+Command Command::Add(const std::string& name, const std::string& summary,
+                     const std::string& details) {
+  app_->require_subcommand(1);
+  CLI::App* below = app_->add_subcommand(name, summary);
+  below->footer(details);  // Else it would inherit ours.
+  return {below, chosen_};
+}
+
+void Command::Runs(Verb verb) {
+  app_->callback([chosen = chosen_, verb = std::move(verb)] { *chosen = verb; });
+}
+
+void Command::Positional(const std::string& name, std::string* value, const std::string& help) {
+  app_->add_option(name, *value, help)->required();
+}
+
+void Command::Flag(const std::string& name, bool* value, const std::string& help) {
+  app_->add_flag(name, *value, help);
+}
+
+void Command::Option(const std::string& name, const std::string& type, std::string* value,
+                     const std::string& help) {
+  app_->add_option(name, *value, help)->type_name(type);
+}
+
+void Command::Option(const std::string& name, const std::string& type,
+                     std::optional<std::string>* value, const std::string& help) {
+  // Not by CLI11's own support of std::optional, to which an empty value is none.
+  const auto store = [value](const std::string& given) { *value = given; };
+  app_->add_option_function<std::string>(name, store, help)->type_name(type);
+}
+
+void Command::Repeated(const std::string& name, const std::string& type,
+                       std::vector<std::string>* values, const std::string& help) {
+  app_->add_option(name, *values, help)->type_name(type)->allow_extra_args(false);
+}
+
+void Command::Size(const std::string& name, const std::string& type, std::uint64_t* bytes,
+                   const std::string& help) {
+  // The description of a validator would stand in the help beside the type.
+  app_->add_option(name, *bytes, help)
+      ->type_name(type)
+      ->transform(CLI::AsSizeValue(/*kb_is_1000=*/true).description(""));
+}
+
+void Command::RequiredNumber(const std::string& name, const std::string& type,
+                             const std::map<std::string, std::uint8_t>& numbers,
+                             const std::function<void(std::uint8_t)>& store,
+                             const std::string& help) {
+  // An enum, because CLI11 converts those as numbers, and a std::uint8_t as a character.
+  enum class Number : std::uint8_t {};
+  std::map<std::string, Number> choices;
+  for (const auto& [choice, number] : numbers) {
+    choices[choice] = Number{number};
+  }
+  const std::function<void(const Number&)> store_number = [store](const Number& number) {
+    store(static_cast<std::uint8_t>(number));
+  };
+  app_->add_option_function(name, store_number, help)
+      ->required()
+      ->type_name(type)
+      ->transform(CLI::CheckedTransformer(choices, CLI::ignore_case).description(""));
+}
+
+// ---- all of them ----
+
+struct Program::State {
+  explicit State(const Texts& texts) : app(texts.description, texts.name) {
+    app.footer(texts.details);
+    app.set_version_flag("--version", texts.version);
+    app.get_formatter()->column_width(kNameColumns);
+  }
+
+  CLI::App app;
+  Verb chosen;
+};
+
+Program::Program(const Texts& texts) : state_(std::make_unique<State>(texts)) {}
+
+Program::~Program() = default;
+
+Command Program::root() { return {&state_->app, &state_->chosen}; }
+
+Result<Outcome> Program::Run(int argc, const char* const* argv) {
+  try {
+    state_->app.parse(argc, argv);
+  } catch (const CLI::CallForHelp&) {
+    return Outcome{state_->app.help()};  // Of the verb that was named, or of all.
+  } catch (const CLI::CallForVersion& version) {
+    return Outcome{std::string(version.what()) + "\n"};
+  } catch (const CLI::ParseError& error) {
+    return InvalidArgument(std::string(error.what()) + "; see `" + Named(state_->app) + " --help`");
+  }
+  return state_->chosen();
+}
+
+}  // namespace varve::cli
