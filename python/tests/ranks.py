@@ -22,6 +22,7 @@ _context.set_forkserver_preload(
         "rank_jobs",
         "dcp_jobs",
         "async_jobs",
+        "agent_jobs",
     ]
 )
 

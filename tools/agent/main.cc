@@ -4,6 +4,7 @@
 #include <charconv>
 #include <chrono>
 #include <cstdio>
+#include <cstdlib>
 #include <cstring>
 #include <optional>
 #include <string>
@@ -26,7 +27,7 @@ constexpr const char* kHelp =
     "Trainers start it when they need it; `varve agent` says what it does.\n"
     "\n"
     "  --directory DIR       where it listens; must be the user's alone\n"
-    "  --idle SECONDS        ends after so long without trainers and work (600)\n"
+    "  --idle SECONDS        ends after so long without trainers and work ($VARVE_AGENT_IDLE, or 600)\n"
     "  --patience SECONDS    how long a dead trainer's save waits for ranks never heard of (60)\n"
     "  --detach              return as soon as it listens, and go on in the background\n"
     "  --version             print the version\n";
@@ -71,6 +72,9 @@ bool Detach(const std::string& log) {
 
 int main(int argc, char** argv) {
   varve::AgentServerOptions options;
+  if (const char* const idle = std::getenv("VARVE_AGENT_IDLE"); idle != nullptr) {
+    options.idle = Seconds(idle).value_or(options.idle);
+  }
   bool detach = false;
   for (int i = 1; i < argc; ++i) {
     const std::string_view word = argv[i];
@@ -99,10 +103,12 @@ int main(int argc, char** argv) {
     options.listening = [&] { return Detach(options.directory + "/agent.log"); };
   }
   const varve::Status status = varve::RunAgent(options);
+  if (status.code() == varve::StatusCode::kAlreadyExists && detach) {
+    return 0;  // Which is what whoever starts one wants.
+  }
   if (!status.ok()) {
     std::fprintf(stderr, "varve-agent: %s\n", status.ToString().c_str());
-    // That one runs already is what whoever starts one wants.
-    return status.code() == varve::StatusCode::kAlreadyExists && detach ? 0 : 1;
+    return 1;
   }
   return 0;
 }

@@ -65,12 +65,24 @@ void Command::Size(const std::string& name, const std::string& type, std::uint64
       ->transform(CLI::AsSizeValue(/*kb_is_1000=*/true).description(""));
 }
 
+void Command::Seconds(const std::string& name, const std::string& type, double* seconds,
+                      const std::string& help) {
+  app_->add_option(name, *seconds, help)
+      ->type_name(type)
+      ->check([seconds](const std::string& text) {
+        return CLI::detail::lexical_cast(text, *seconds) && *seconds >= 0
+                   ? std::string()
+                   : "\"" + text + "\" is not a number of seconds";
+      });
+}
+
 void Command::RequiredNumber(const std::string& name, const std::string& type,
                              const std::map<std::string, std::uint8_t>& numbers,
                              const std::function<void(std::uint8_t)>& store,
                              const std::string& help) {
-  // An enum, because CLI11 converts those as numbers, and a std::uint8_t as a character.
-  enum class Number : std::uint8_t {};
+  // An enum, because CLI11 converts those as numbers, and a std::uint8_t as a character; its messages
+  // show the underlying type.
+  enum class Number : int {};
   std::map<std::string, Number> choices;
   for (const auto& [choice, number] : numbers) {
     choices[choice] = Number{number};

@@ -67,6 +67,9 @@ class Command {
   /// A number of bytes: 1000, 64kB, 5GB, 1GiB.
   void Size(const std::string& name, const std::string& type, std::uint64_t* bytes,
             const std::string& help);
+  /// A time, not negative; parts of a second too.
+  void Seconds(const std::string& name, const std::string& type, double* seconds,
+               const std::string& help);
   /// One of `choices`, by its name in any case; must be given.
   template <typename Enum>
   void RequiredChoice(const std::string& name, const std::string& type, Enum* value,

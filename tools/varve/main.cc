@@ -83,6 +83,7 @@ int Main(int argc, char** argv) {
   AddExport(program.root());
   AddConvert(program.root());
   AddDiff(program.root());
+  AddAgent(program.root());
 
   const Result<Outcome> outcome = program.Run(argc, argv);
   if (!outcome.ok()) {

@@ -15,5 +15,6 @@ void AddGc(Command program);
 void AddExport(Command program);
 void AddConvert(Command program);
 void AddDiff(Command program);
+void AddAgent(Command program);
 
 }  // namespace varve::cli

@@ -1,0 +1,102 @@
+"""What killed trainers do in the tests of the agent."""
+
+from __future__ import annotations
+
+import os
+import time
+from typing import Any
+
+import torch.distributed as dist
+from async_jobs import state_of
+
+import varve.torch
+from varve.torch import Stager, async_save
+
+#: Phases of a trainer, in a shared integer.
+STAGING, HANDED_OVER = 1, 2
+
+
+def use_agent(directory: str) -> None:
+    os.environ["VARVE_AGENT_DIR"] = directory
+
+
+def save_for_ever(agent: str, directory: str, phase: Any, first: int, mebibytes: int) -> None:
+    """Saves one step after the other, until it is killed."""
+    use_agent(agent)
+    with Stager(executor="process", memory_budget=8 * mebibytes << 20) as stager:
+        for value in range(first, first + 1000):
+            state = state_of(value, mebibytes)
+            phase.value = STAGING
+            handle = async_save(state, os.path.join(directory, f"step-{value}"), stager=stager)
+            phase.value = HANDED_OVER
+            handle.result()
+
+
+def save_once_and_wait(agent: str, path: str, phase: Any, value: int, mebibytes: int) -> None:
+    """Hands one save over, slowly written, and waits to be killed."""
+    use_agent(agent)
+    async_save(
+        state_of(value, mebibytes), path, executor="process", max_write_bandwidth=40 * mebibytes << 20
+    )
+    phase.value = HANDED_OVER
+    time.sleep(600)
+
+
+def ranks_hand_over_and_die(rank: int, size: int, agent: str, directory: str) -> None:
+    """All ranks save twice; nobody sees the end of the second."""
+    use_agent(agent)
+    state = {"own": {f"rank{rank}": state_of(rank, 20)["w"]}, "all": state_of(7, 20)["w"]}
+    async_save(state, os.path.join(directory, "1"), executor="process").result()
+    handle = async_save(
+        state, os.path.join(directory, "2"), executor="process", max_write_bandwidth=40 << 20
+    )
+    handle.wait_staged()
+    dist.barrier()  # The others have handed it over too.
+    os.kill(os.getpid(), 9)
+
+
+def one_rank_dies_while_staging(
+    rank: int, size: int, agent: str, directory: str, victim: int
+) -> str:
+    """One rank dies before its copy is handed over; the others see their save fail."""
+    use_agent(agent)
+    stager = Stager(executor="process", memory_budget=1 << 30, timeout=5.0)
+    state = {f"rank{rank}": state_of(rank)["w"]}
+    async_save(state, os.path.join(directory, "1"), stager=stager).result()
+    path = os.path.join(directory, "2")
+    if rank == victim:
+        state = {f"rank{rank}": state_of(rank, 200)["w"]}  # Takes a while to copy.
+        async_save(state, path, stager=stager, staging="overlapped", timeout=5.0)
+        os.kill(os.getpid(), 9)
+    return str(async_save(state, path, stager=stager, timeout=5.0).exception(120))
+
+
+def load_on_ranks(rank: int, size: int, agent: str, path: str) -> int:
+    """Loads what two ranks have saved; how many bytes came from memory."""
+    use_agent(agent)
+    state: dict[str, Any] = {"all": state_of(0, 20)["w"]}
+    if rank == 0:
+        state["own"] = {f"rank{r}": state_of(0, 20)["w"] for r in range(2)}
+    report = varve.torch.load(state, path)
+    assert (state["all"] == 7).all()
+    if rank == 0:
+        assert all((state["own"][f"rank{r}"] == r).all() for r in range(2))
+    return report.bytes_from_agent
+
+
+def save_and_check(rank: int, size: int, agent: str, directory: str, steps: int) -> bool:
+    """Saves of two ranks by the agent equal what was there at the call."""
+    use_agent(agent)
+    for step in range(steps):
+        state = {f"rank{rank}": state_of(step)}
+        handle = async_save(state, os.path.join(directory, str(step)), executor="process")
+        handle.wait_staged()
+        state[f"rank{rank}"]["w"].fill_(-1)
+        report = handle.result()
+        assert report.attempts == 1
+        if rank == 0:
+            found = varve.torch.read(os.path.join(directory, str(step)))
+            for other in range(size):
+                assert (found[f"rank{other}"]["w"] == step).all()
+        dist.barrier()
+    return True

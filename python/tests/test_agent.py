@@ -1,0 +1,252 @@
+"""The agent: saves that another process writes, and loads from its memory."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import random
+import signal
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from agent_jobs import (
+    HANDED_OVER,
+    STAGING,
+    load_on_ranks,
+    one_rank_dies_while_staging,
+    ranks_hand_over_and_die,
+    save_and_check,
+    save_for_ever,
+    save_once_and_wait,
+)
+from async_jobs import LONG, assert_holds, listed, scribble, state_of
+from ranks import collect, run_ranks
+
+import varve
+import varve.agent
+import varve.torch
+from varve.torch import Stager, async_save
+
+_context = multiprocessing.get_context("forkserver")
+
+
+@pytest.fixture
+def agent(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """The directory of an agent of this test alone."""
+    with tempfile.TemporaryDirectory() as home:
+        directory = os.path.join(home, "agent")
+        monkeypatch.setenv("VARVE_AGENT_DIR", directory)
+        yield directory
+        if os.path.isdir(directory):
+            varve.agent.stop(LONG)
+
+
+def wait_until(condition: Callable[[], bool]) -> None:
+    end = time.monotonic() + LONG
+    while not condition():
+        assert time.monotonic() < end, "it never came"
+        time.sleep(0.005)
+
+
+def start(function: Callable[..., None], *arguments: Any) -> tuple[Any, Any]:
+    """A process that will be killed, and the phase it is in."""
+    phase = _context.Value("i", 0, lock=False)
+    process = _context.Process(target=function, args=(*arguments[:2], phase, *arguments[2:]))
+    process.start()
+    return process, phase
+
+
+def kill(process: Any) -> None:
+    os.kill(process.pid, signal.SIGKILL)
+    process.join()
+
+
+def ruin(path: Path) -> None:
+    """Overwrites a piece of every data file: only memory has it now."""
+    for file in path.glob("*.safetensors"):
+        with open(file, "r+b") as stream:
+            stream.seek(file.stat().st_size // 2)
+            stream.write(b"ruined")
+
+
+# ---- one process ----
+
+
+def test_the_agent_saves_what_was_there_at_the_call(agent: str, tmp_path: Path) -> None:
+    assert varve.agent.status() is None
+    for step, format in enumerate(["varve", "dcp"]):
+        state = state_of(step)
+        path = tmp_path / str(step)
+        handle = async_save(state, path, executor="process", format=format)
+        handle.wait_staged()
+        scribble(state)
+        assert not handle.result(LONG).in_waves
+        assert_holds(path, step)
+    report = varve.agent.status()
+    assert report is not None
+    assert report.trainers == 1
+    assert report.pid != os.getpid()
+
+
+def test_a_load_on_this_node_is_served_from_memory(agent: str, tmp_path: Path) -> None:
+    with Stager(executor="process") as stager:
+        async_save(state_of(5, 20), tmp_path / "c", stager=stager).result(LONG)
+    ruin(tmp_path / "c")
+    state = state_of(0, 20)
+    report = varve.torch.load(state, tmp_path / "c")
+    assert report.bytes_from_agent >= 20 << 20
+    assert (state["w"] == 5).all()
+    varve.agent.stop()
+    with pytest.raises(varve.CorruptCheckpointError):
+        varve.torch.load(state, tmp_path / "c")
+
+
+def test_a_stager_says_what_it_cannot_do(agent: str, tmp_path: Path) -> None:
+    with pytest.raises(varve.InvalidArgumentError, match='executor="?.?fast'):
+        Stager(executor="fast")
+    with Stager(executor="process") as stager:
+        with pytest.raises(varve.InvalidArgumentError, match='executor=.?process'):
+            async_save(state_of(1), tmp_path / "a", stager=stager, executor="thread")
+        handle = async_save(state_of(1), tmp_path / "b", stager=stager, progress=lambda *_: None)
+        with pytest.raises(varve.InvalidArgumentError, match="progress"):
+            handle.result(LONG)
+
+
+def test_an_agent_that_cannot_be_started_is_an_error_that_helps(
+    agent: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("VARVE_AGENT", "/no/such/agent")
+    with pytest.raises(varve.PreconditionError, match="/no/such/agent.*VARVE_AGENT"):
+        Stager(executor="process")
+    os.chmod(agent, 0o755)
+    with pytest.raises(varve.PreconditionError, match="0700"):
+        Stager(executor="process")
+    os.chmod(agent, 0o700)
+
+
+def test_a_child_that_outlives_its_trainer_does_not_keep_it_alive_for_the_agent(
+    agent: str, tmp_path: Path
+) -> None:
+    pipe, end = os.pipe()
+    trainer = os.fork()
+    if trainer == 0:
+        stager = Stager(executor="process")  # Whose socket the child below holds open.
+        child = os.fork()
+        if child == 0:
+            time.sleep(LONG)
+            os._exit(0)
+        os.write(end, child.to_bytes(8, "little"))
+        assert stager.executor == "process"
+        os.kill(os.getpid(), signal.SIGKILL)
+    child = int.from_bytes(os.read(pipe, 8), "little")
+    os.waitpid(trainer, 0)
+    wait_until(lambda: getattr(varve.agent.status(), "trainers", None) == 0)
+    os.kill(child, signal.SIGKILL)
+
+
+# ---- killed ----
+
+
+def test_what_a_killed_trainer_had_handed_over_becomes_a_checkpoint(
+    agent: str, tmp_path: Path
+) -> None:
+    process, phase = start(save_once_and_wait, agent, str(tmp_path / "c"), 3, 20)
+    wait_until(lambda: phase.value == HANDED_OVER)
+    kill(process)
+    assert listed(tmp_path) == [], "it was to be killed while it was being written"
+    varve.agent.drain(LONG)
+    ruin(tmp_path / "c")
+    state = state_of(0, 20)
+    assert varve.torch.load(state, tmp_path / "c").bytes_from_agent > 20 << 20
+    assert state["step"] == 3
+    assert (state["w"] == 3).all()
+
+
+KILLS = 20
+
+
+def test_20_kills_of_the_trainer_the_agent_or_both_leave_whole_checkpoints(
+    agent: str, tmp_path: Path
+) -> None:
+    random.seed(5)
+    mebibytes = 12
+    first = 0
+    advanced = 0
+    for number in range(KILLS):
+        process, phase = start(save_for_ever, agent, str(tmp_path), first, mebibytes)
+        wait_until(lambda phase=phase: phase.value != 0)
+        wanted = STAGING if number % 2 == 0 else HANDED_OVER
+        time.sleep(random.random() * 0.2)
+        end = time.monotonic() + LONG
+        while phase.value != wanted and process.is_alive() and time.monotonic() < end:
+            pass
+        time.sleep(random.random() * 0.02)
+        if number % 4 == 3:
+            report = varve.agent.status()
+            if report is not None:
+                os.kill(report.pid, signal.SIGKILL)
+        kill(process)
+        varve.agent.drain(LONG)
+        found = sorted(int(name.removeprefix("step-")) for name in listed(tmp_path))
+        assert found == list(range(len(found))), "a checkpoint is missing between others"
+        newest = max(found, default=first - 1)
+        assert newest >= first - 1, "a checkpoint has gone"
+        if newest >= 0:
+            assert_holds(tmp_path / f"step-{newest}", newest, mebibytes)
+        advanced += newest >= first
+        first = newest + 1
+    assert advanced >= KILLS // 2, "hardly any save succeeded: the kills prove little"
+    varve.collect_garbage(tmp_path)
+    assert all(name.startswith("step-") for name in os.listdir(tmp_path)), os.listdir(tmp_path)
+
+
+def test_a_trainer_whose_agent_was_killed_is_told_and_saves_again_with_another(
+    agent: str, tmp_path: Path
+) -> None:
+    with Stager(executor="process") as stager:
+        async_save(state_of(1), tmp_path / "1", stager=stager).result(LONG)
+        handle = async_save(state_of(2, 20), tmp_path / "2", stager=stager, max_write_bandwidth=1 << 20)
+        handle.wait_staged()
+        report = varve.agent.status()
+        assert report is not None
+        os.kill(report.pid, signal.SIGKILL)
+        with pytest.raises(varve.UnavailableError, match="agent"):
+            handle.result(LONG)
+        async_save(state_of(3), tmp_path / "3", stager=stager).result(LONG)
+    assert listed(tmp_path) == ["1", "3"]
+    assert_holds(tmp_path / "3", 3)
+    failed = [e for e in varve.list_checkpoints(tmp_path) if e["state"] == "failed"]
+    assert [e["name"] for e in failed] == ["2"]
+
+
+# ---- ranks ----
+
+
+def test_ranks_save_together_through_their_agent(agent: str, tmp_path: Path) -> None:
+    assert all(run_ranks(2, save_and_check, agent, str(tmp_path), 5))
+    assert sorted(os.listdir(tmp_path)) == ["0", "1", "2", "3", "4"]
+
+
+def test_when_all_ranks_are_killed_the_save_they_handed_over_is_finished_without_them(
+    agent: str, tmp_path: Path
+) -> None:
+    collect(2, ranks_hand_over_and_die, agent, str(tmp_path), dead=(0, 1))
+    assert "2" not in listed(tmp_path), "it was to be killed while it was being written"
+    varve.agent.drain(LONG)
+    assert listed(tmp_path) == ["1", "2"]
+    ruin(tmp_path / "2")
+    # On another layout too.
+    for size in (1, 3):
+        assert sum(run_ranks(size, load_on_ranks, agent, str(tmp_path / "2"))) >= size * 20 << 20
+
+
+def test_a_rank_that_dies_before_it_has_handed_over_is_named_by_the_others(
+    agent: str, tmp_path: Path
+) -> None:
+    outcomes = collect(2, one_rank_dies_while_staging, agent, str(tmp_path), 1, dead=(1,))
+    assert "rank 1" in outcomes[0][1]
+    assert listed(tmp_path) == ["1"]

@@ -1,0 +1,131 @@
+#include "varve/agent.h"
+
+#include <chrono>
+#include <memory>
+
+#include "json.h"
+#include "text.h"
+#include "verbs.h"
+
+namespace varve::cli {
+namespace {
+
+constexpr const char* kHelp =
+    "The agent writes the checkpoints that trainers of this user hand over to it on this node, also\n"
+    "when they are killed, and keeps in memory what they saved last. Trainers start it when they\n"
+    "need it; it ends itself when it has had nothing to do for a while.\n"
+    "\n"
+    "It listens in $VARVE_AGENT_DIR, or $XDG_RUNTIME_DIR/varve, or /tmp/varve-UID.";
+constexpr const char* kStatusHelp = "Exits with 0 also when no agent runs.";
+constexpr const char* kDrainHelp =
+    "To be called before the newest checkpoint is looked for, when a trainer was killed: what it had\n"
+    "handed over may still be on its way. Done at once when no agent runs.";
+constexpr const char* kStopHelp =
+    "Waits as drain does. What the agent keeps in memory goes; checkpoints stay. Trainers that save\n"
+    "again start another one.";
+
+struct Options {
+  std::string directory;
+  double timeout = 1800;
+  bool json = false;
+
+  [[nodiscard]] std::chrono::milliseconds patience() const {
+    return std::chrono::milliseconds(static_cast<std::int64_t>(timeout * 1000));
+  }
+};
+
+void PutFiles(const std::vector<AgentReport::File>& files, JsonWriter* json) {
+  json->BeginArray();
+  for (const AgentReport::File& file : files) {
+    json->BeginObject().Key("path").String(file.path).Key("rank").Number(file.rank);
+    json->Key("bytes").Number(file.bytes).Key("writing").Bool(file.writing);
+    json->Key("trainer_lives").Bool(file.trainer_lives).EndObject();
+  }
+  json->EndArray();
+}
+
+std::string AsJson(const AgentReport* report) {
+  JsonWriter json;
+  json.BeginObject().Key("running").Bool(report != nullptr);
+  if (report != nullptr) {
+    json.Key("version").String(report->version);
+    json.Key("pid").Number(static_cast<std::uint64_t>(report->pid));
+    json.Key("stopping").Bool(report->stopping).Key("trainers").Number(report->trainers);
+    PutFiles(report->saves, &json.Key("saves"));
+    PutFiles(report->held, &json.Key("held"));
+  }
+  json.EndObject();
+  return json.Take();
+}
+
+std::string AsLines(const AgentReport* report) {
+  if (report == nullptr) {
+    return "no agent runs\n";
+  }
+  std::string text = "agent " + report->version + ", process " + std::to_string(report->pid) +
+                     ", " + Count(report->trainers, "trainer") + " connected" +
+                     (report->stopping ? ", stopping" : "") + "\n";
+  Table table({{"state"}, {"rank", Table::Align::kRight}, {"size", Table::Align::kRight},
+               {"trainer"}, {"checkpoint"}});
+  const auto add = [&](const AgentReport::File& file, const char* state) {
+    table.Add({state, std::to_string(file.rank), FormatBytes(file.bytes),
+               file.trainer_lives ? "alive" : "gone", file.path});
+  };
+  for (const AgentReport::File& file : report->saves) {
+    add(file, file.writing ? "writing" : "waiting");
+  }
+  for (const AgentReport::File& file : report->held) {
+    add(file, "in memory");
+  }
+  return report->saves.empty() && report->held.empty() ? text : text + table.ToString();
+}
+
+Result<Outcome> Status(const Options& options) {
+  const auto report = AgentStatus(options.directory);
+  if (!report.ok() && report.status().code() != StatusCode::kNotFound) {
+    return report.status();
+  }
+  const AgentReport* const known = report.ok() ? &*report : nullptr;
+  return Outcome{options.json ? AsJson(known) : AsLines(known)};
+}
+
+/// Drains or stops. That none runs is what was wanted.
+Result<Outcome> Wait(const Options& options, bool stop) {
+  const varve::Status status = stop ? StopAgent(options.patience(), options.directory)
+                                    : DrainAgent(options.patience(), options.directory);
+  if (status.code() == StatusCode::kNotFound) {
+    return Outcome{"no agent runs\n"};
+  }
+  if (!status.ok()) {
+    return status.Annotate("wait for the agent");
+  }
+  return Outcome{stop ? "the agent has ended\n" : "everything is written\n"};
+}
+
+/// What all of them take.
+std::shared_ptr<Options> AddOptions(Command verb) {
+  auto options = std::make_shared<Options>();
+  verb.Option("--directory", "DIR", &options->directory, "where it listens, if elsewhere");
+  return options;
+}
+
+}  // namespace
+
+void AddAgent(Command program) {
+  Command group = program.Add("agent", "Ask or tell the process that writes for trainers", kHelp);
+  Command status = group.Add("status", "Say what it does", kStatusHelp);
+  const auto asked = AddOptions(status);
+  status.Flag("--json", &asked->json, "print JSON");
+  status.Runs([asked] { return Status(*asked); });
+  for (const bool stop : {false, true}) {
+    Command verb = group.Add(stop ? "stop" : "drain",
+                             stop ? "End it when everything that was handed over is written"
+                                  : "Wait until everything that was handed over is written",
+                             stop ? kStopHelp : kDrainHelp);
+    const auto options = AddOptions(verb);
+    verb.Seconds("--timeout", "SECONDS", &options->timeout, "wait no longer (1800)");
+    verb.Runs([options, stop] { return Wait(*options, stop); });
+  }
+}
+
+}  // namespace varve::cli
