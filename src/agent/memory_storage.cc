@@ -12,6 +12,7 @@
 #include "agent/client.h"
 #include "agent/held_files.h"
 #include "agent/shared_memory.h"
+#include "base/checksum.h"
 #include "checkpoint/handover.h"
 #include "checkpoint/open.h"
 #include "varve/agent.h"
@@ -39,22 +40,25 @@ class MemoryFile final : public ReadableFile {
   [[nodiscard]] std::uint64_t size() const override { return disk_->size(); }
 
   Status ReadAt(std::uint64_t offset, std::span<const std::span<std::byte>> parts) override {
-    std::uint64_t at = offset;
-    for (const std::span<std::byte> part : parts) {
-      if (!Copy(at, part)) {
-        return disk_->ReadAt(offset, parts);
-      }
-      at += part.size();
+    return CopyAll(offset, parts, nullptr) ? Status::Ok() : disk_->ReadAt(offset, parts);
+  }
+
+  Status ReadAndSum(std::uint64_t offset, std::span<const std::span<std::byte>> parts,
+                    std::uint32_t* crc) override {
+    const std::uint32_t before = *crc;
+    if (CopyAll(offset, parts, crc)) {
+      return Status::Ok();
     }
-    return Took(at - offset) ? Status::Ok() : disk_->ReadAt(offset, parts);
+    *crc = before;
+    return disk_->ReadAndSum(offset, parts, crc);
   }
 
   Status ReadUncached(std::uint64_t offset, std::byte* buffer, std::uint64_t size,
                       std::uint64_t capacity) override {
-    if (Copy(offset, {buffer, size}) && Took(size)) {
-      return Status::Ok();
-    }
-    return disk_->ReadUncached(offset, buffer, size, capacity);
+    const std::span<std::byte> part(buffer, size);
+    return CopyAll(offset, {&part, 1}, nullptr)
+               ? Status::Ok()
+               : disk_->ReadUncached(offset, buffer, size, capacity);
   }
 
   [[nodiscard]] bool IsCached(std::uint64_t offset, std::uint64_t size) override {
@@ -68,20 +72,38 @@ class MemoryFile final : public ReadableFile {
            size <= held_->file.image.bytes() - (offset - begin);
   }
 
-  /// Copies bytes that are held; they count once Took has said so.
-  bool Copy(std::uint64_t offset, std::span<std::byte> out) const {
-    if (!Holds(offset, out.size())) {
+  /// False where the bytes must be read from the disk.
+  bool CopyAll(std::uint64_t offset, std::span<const std::span<std::byte>> parts,
+               std::uint32_t* crc) const {
+    std::uint64_t size = 0;
+    for (const std::span<std::byte> part : parts) {
+      size += part.size();
+    }
+    if (!Holds(offset, size)) {
       return false;
     }
-    const std::uint64_t unit = StagedUnitBytes(held_->file.image.checksum_block_bytes);
     std::uint64_t at = offset - held_->file.data_begin;
+    for (const std::span<std::byte> part : parts) {
+      Copy(at, part, crc);
+      at += part.size();
+    }
+    return Took(size);
+  }
+
+  /// Bytes of the data; past the cache where they are summed as well, for then they are many.
+  void Copy(std::uint64_t at, std::span<std::byte> out, std::uint32_t* crc) const {
+    const std::uint64_t unit = StagedUnitBytes(held_->file.image.checksum_block_bytes);
     while (!out.empty()) {
       const std::uint64_t step = std::min<std::uint64_t>(unit - at % unit, out.size());
-      std::memcpy(out.data(), held_->units[at / unit] + at % unit, step);
+      const std::span<const std::byte> source(held_->units[at / unit] + at % unit, step);
+      if (crc != nullptr) {
+        *crc = StreamAndCrc32c(*crc, source, out.data());
+      } else {
+        std::memcpy(out.data(), source.data(), step);
+      }
       out = out.subspan(step);
       at += step;
     }
-    return true;
   }
 
   [[nodiscard]] bool Took(std::uint64_t bytes) const {

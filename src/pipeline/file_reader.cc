@@ -212,9 +212,13 @@ class Reader {
     std::vector<std::span<std::byte>> step;
     std::uint64_t step_bytes = 0;
     const auto flush = [&]() -> Status {
-      VARVE_RETURN_IF_ERROR(file.ReadAt(at, step));
-      for (const std::span<std::byte> part : step) {
-        crc = Sum(f, crc, part, sums);
+      if (files_[f].records.empty() && !files_[f].block_crc32c.empty()) {
+        VARVE_RETURN_IF_ERROR(file.ReadAndSum(at, step, &crc));
+      } else {
+        VARVE_RETURN_IF_ERROR(file.ReadAt(at, step));
+        for (const std::span<std::byte> part : step) {
+          crc = Sum(f, crc, part, sums);
+        }
       }
       at += step_bytes;
       step_bytes = 0;

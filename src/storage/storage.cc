@@ -1,6 +1,17 @@
 #include "varve/storage.h"
 
+#include "base/checksum.h"
+
 namespace varve {
+
+Status ReadableFile::ReadAndSum(std::uint64_t offset,
+                                std::span<const std::span<std::byte>> parts, std::uint32_t* crc) {
+  VARVE_RETURN_IF_ERROR(ReadAt(offset, parts));
+  for (const std::span<std::byte> part : parts) {
+    *crc = Crc32cExtend(*crc, part);
+  }
+  return Status::Ok();
+}
 
 Result<std::string> ReadWholeFile(Storage& storage, const std::string& name,
                                   std::uint64_t max_bytes) {
