@@ -59,12 +59,13 @@ void BlockWriters::Run() {
       queue_.pop_front();
       changed_.notify_all();
     }
-    if (Status status = WriteOne(block); !status.ok()) {
+    Status status = WriteOne(block);
+    if (block.ended) {
+      block.ended(status);
+    }
+    if (!status.ok()) {
       Fail(std::move(status));
       return;
-    }
-    if (block.written) {
-      block.written();
     }
     if (options_.on_written) {
       options_.on_written(block.bytes);

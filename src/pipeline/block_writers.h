@@ -35,7 +35,9 @@ struct BlockToWrite {
   std::uint64_t offset = 0;  ///< In the file.
   std::uint64_t bytes = 0;
   BufferPool::Lease memory{};       ///< Given back once written; empty when it is somebody else's.
-  std::function<void()> written{};  ///< Called by the writing thread; may be empty.
+  /// Called by the writing thread with what came of it; may be empty. After an error somewhere the
+  /// blocks behind it may never be written, and this is not called for them.
+  std::function<void(const Status&)> ended{};
 };
 
 /// Takes blocks from a short queue and writes them. The first error stops everything.

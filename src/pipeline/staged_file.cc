@@ -2,6 +2,10 @@
 // while later ones hold all of it. The writer follows in the same order: it hashes content, which
 // only goes front to back, and sums each block again. That costs a second pass over the copy, in
 // the background; the pass that training waits for does no more than copy and sum.
+//
+// Shared memory in small pages is copied once more in that pass, into a block of the buffer pool: the
+// system pins pages one by one for a direct write, which takes longer than the copy. Measured:
+// 1 GiB written in 0.56 s from it, in 0.31 s from huge pages.
 
 #include "pipeline/staged_file.h"
 
@@ -59,8 +63,9 @@ class StagedFile::Inspector {
   }
 
   /// The next bytes, whole checksum blocks but at the end of the file, and the sums they had when
-  /// they were staged.
-  Status Inspect(std::span<const std::byte> bytes, std::span<const std::uint32_t> sums) {
+  /// they were staged. Copies them to `copy` on the way, if that is not null.
+  Status Inspect(std::span<const std::byte> bytes, std::span<const std::uint32_t> sums,
+                 std::byte* copy) {
     for (const std::uint32_t wanted : sums) {
       const std::uint64_t size = std::min<std::uint64_t>(checksum_block_bytes_, bytes.size());
       const std::uint64_t begin = at_;
@@ -68,8 +73,14 @@ class StagedFile::Inspector {
       for (std::uint64_t done = 0; done < size;) {
         const std::uint64_t step =
             std::min({parts_[part_].end - at_, size - done, kStridedStepBytes});
-        crc = Crc32cExtend(crc, bytes.subspan(done, step));
-        Hash(bytes.subspan(done, step));
+        std::span<const std::byte> part = bytes.subspan(done, step);
+        if (copy != nullptr) {
+          std::memcpy(copy, part.data(), step);
+          part = {copy, step};  // What is written is what is summed, and it is in the cache.
+          copy += step;
+        }
+        crc = Crc32cExtend(crc, part);
+        Hash(part);
         done += step;
       }
       if (crc != wanted) {
@@ -142,8 +153,10 @@ StagedFile::StagedFile(std::span<const FileSegment> segments, std::uint64_t chec
   in_waves_ = memory_.blocks().size() < blocks_.size();
 }
 
-StagedFile::StagedFile(const StagedImage& image, std::span<const std::byte* const> blocks)
-    : checksum_block_bytes_(image.checksum_block_bytes),
+StagedFile::StagedFile(const StagedImage& image, std::span<const std::byte* const> blocks,
+                       BufferPool* through)
+    : through_(through),
+      checksum_block_bytes_(image.checksum_block_bytes),
       unit_bytes_(StagedUnitBytes(image.checksum_block_bytes)),
       parts_(image.parts),
       bytes_(image.bytes()),
@@ -299,10 +312,19 @@ Status StagedFile::WriteBlocks(BlockWriters* writers, Inspector* inspector,
       return Internal("a file that was staged in waves cannot be written twice");
     }
     const std::uint64_t size = BlockSize(i);
-    VARVE_RETURN_IF_ERROR(inspector->Inspect({block->memory, size}, block->crc32c));
     BlockToWrite out{.data = block->memory, .offset = data_begin + i * unit_bytes_, .bytes = size};
+    std::byte* copy = nullptr;
+    if (through_ != nullptr) {
+      VARVE_ASSIGN_OR_RETURN(out.memory, through_->Acquire());
+      copy = out.memory.data();
+      std::memset(copy + size, 0, RoundUp(size, kDirectAlignment) - size);
+      out.data = copy;
+    }
+    VARVE_RETURN_IF_ERROR(inspector->Inspect({block->memory, size}, block->crc32c, copy));
     if (in_waves()) {
-      out.written = [this, i] { Written(i); };
+      // We may be waiting for a block that Fill has no memory for: a failed write never gives back
+      // what it was written from, so Fill must hear of it, and we through Fill.
+      out.ended = [this, i](const Status& status) { status.ok() ? Written(i) : Discard(status); };
     }
     if (!writers->Push(std::move(out))) {
       return Status::Ok();  // The writers know why.

@@ -26,8 +26,10 @@ class StagedFile {
   StagedFile(std::span<const FileSegment> segments, std::uint64_t checksum_block_bytes,
              StagingPool::Reservation memory);
   /// A copy that has been made, maybe by another process: Fill is not called. `blocks` are those of
-  /// the image, in its order, and must stay valid. `image` must have passed CheckStagedImage.
-  StagedFile(const StagedImage& image, std::span<const std::byte* const> blocks);
+  /// the image, in its order, and must stay valid. `image` must have passed CheckStagedImage. With
+  /// `through` they are copied into blocks of that pool on the way to the file.
+  StagedFile(const StagedImage& image, std::span<const std::byte* const> blocks,
+             BufferPool* through);
   StagedFile(const StagedFile&) = delete;
   StagedFile& operator=(const StagedFile&) = delete;
 
@@ -82,6 +84,7 @@ class StagedFile {
   Status WriteBlocks(BlockWriters* writers, Inspector* inspector, std::uint64_t data_begin,
                      const std::stop_token& stop);
 
+  BufferPool* const through_ = nullptr;
   const std::span<const FileSegment> segments_;
   const std::uint64_t checksum_block_bytes_;
   const std::uint64_t unit_bytes_;  // Whole checksum blocks, at most kPoolBlockBytes.

@@ -134,6 +134,34 @@ TEST(StagedFile, InWavesAFailedWriteEndsTheStaging) {
   EXPECT_TRUE(FailsWith(filled, StatusCode::kOutOfSpace, {"refused"}));
 }
 
+/// Its first write succeeds; the others take a while to fail.
+class SlowToFail final : public WritableFile {
+ public:
+  Status WriteAt(std::uint64_t /*offset*/, std::span<const std::byte> /*data*/) override {
+    if (first_.exchange(false)) {
+      return Status::Ok();
+    }
+    std::this_thread::sleep_for(std::chrono::milliseconds(50));
+    return {StatusCode::kOutOfSpace, "refused"};
+  }
+  Status Sync(std::uint64_t /*size*/) override { return Status::Ok(); }
+  [[nodiscard]] bool direct() const override { return false; }
+
+ private:
+  std::atomic<bool> first_{true};
+};
+
+TEST(StagedFile, InWavesAWriteThatFailsWhileTheNextBlockIsWaitedForEndsTheWait) {
+  Random random(5);
+  FileJob job;
+  job.AddTensor({6 * kPoolBlockBytes}, 1, false, &random);
+  const auto pool = PoolOf(2);
+  StagedFile staged = Stage(job, pool.get());
+  const std::jthread filling([&] { (void)staged.Fill(2, {}); });
+  SlowToFail full;  // Fails when both blocks of memory are in its hands, and nobody pushes a third.
+  EXPECT_TRUE(FailsWith(staged.WriteTo(full, 0, {}), StatusCode::kOutOfSpace, {"refused"}));
+}
+
 TEST(StagedFile, WhatIsNeverStagedIsAnErrorAndNotAWait) {
   FileJob job;
   Random random(6);
