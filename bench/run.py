@@ -24,6 +24,7 @@ from bench import machine, raw
 from bench.context import Context
 from bench.results import Result
 from bench.scenarios import (
+    agent,
     async_save,
     checksum,
     convert,
@@ -48,6 +49,7 @@ SCENARIOS: dict[str, Callable[[Context], list[Result]]] = {
     "convert": convert.run,
     "index": index.run,
     "async": async_save.run,
+    "agent": agent.run,
 }
 
 # The load scenario keeps one checkpoint per tool on disk, and holds the state, its destination, a

@@ -110,16 +110,16 @@ def _stall_and_write(context: Context) -> list[Result]:
     from varve.torch import Stager
 
     state = make_state(context.size, context.tensors)
-    destination = _huge_destination(state)
+    destination = huge_destination(state)
     with Stager(memory_budget=arms.staging_budget(bytes_of(state))) as stager:
         stager.prepare(state)
         stager.wait_prepared()
-        save = partial(_begin_varve, stager)
+        save = partial(begin_varve, stager)
         stalls = _stalls(context, AsyncArm(VARVE, save, arms.VARVE.load), state, destination)
         writes = interleave(
             {
-                SYNC: partial(_sync_sample, context, state, destination),
-                WRITE: partial(_write_sample, context, save, state, destination),
+                SYNC: partial(sync_sample, context, state, destination),
+                WRITE: partial(write_sample, context, save, state, destination),
             },
             rounds=context.rounds,
             warmups=context.warmups,
@@ -130,21 +130,21 @@ def _stall_and_write(context: Context) -> list[Result]:
 def _stalls(context: Context, varve: AsyncArm, state: State, destination: State) -> Result:
     skipped: dict[str, str] = {}
     turns: dict[str, Callable[[], Sample]] = {
-        COPY: partial(_copy_sample, context, ParallelCopy(state, destination), state, destination),
-        varve.name: partial(_stall_sample, context, varve, state, destination),
+        COPY: partial(copy_sample, context, ParallelCopy(state, destination), state, destination),
+        varve.name: partial(stall_sample, context, varve, state, destination),
     }
     torch_reason = arms.DCP.unavailable()
     if torch_reason is not None:
         skipped |= {TORCH: torch_reason, TORCH_KEPT: torch_reason}
     else:
         default = AsyncArm(TORCH, _begin_torch, arms.DCP.load)
-        turns[TORCH] = partial(_stall_sample, context, default, state, destination)
+        turns[TORCH] = partial(stall_sample, context, default, state, destination)
         shortage = _shortage_for_kept(context)
         if shortage is None:
             # A stager that is not given to the call is closed with its memory after each save.
             begin = partial(_begin_torch, stager=_torch_stager())
             kept = AsyncArm(TORCH_KEPT, begin, arms.DCP.load)
-            turns[TORCH_KEPT] = partial(_stall_sample, context, kept, state, destination)
+            turns[TORCH_KEPT] = partial(stall_sample, context, kept, state, destination)
         else:
             skipped[TORCH_KEPT] = shortage
     rounds = interleave(turns, rounds=context.rounds, warmups=context.warmups)
@@ -165,7 +165,7 @@ def _stall_result(context: Context, rounds: Rounds, skipped: dict[str, str]) -> 
     return result
 
 
-def _copy_sample(context: Context, copy: ParallelCopy, state: State, destination: State) -> Sample:
+def copy_sample(context: Context, copy: ParallelCopy, state: State, destination: State) -> Sample:
     zero(destination)
     context.quiet()
     sample = timed(copy)
@@ -173,7 +173,7 @@ def _copy_sample(context: Context, copy: ParallelCopy, state: State, destination
     return sample
 
 
-def _stall_sample(context: Context, arm: AsyncArm, state: State, destination: State) -> Sample:
+def stall_sample(context: Context, arm: AsyncArm, state: State, destination: State) -> Sample:
     """Times the call; afterwards changes the state, waits, and loads what the call was given.
 
     The state keeps the other sign, so that the next save cannot pass with the copy of this one.
@@ -194,7 +194,7 @@ def _stall_sample(context: Context, arm: AsyncArm, state: State, destination: St
     return sample
 
 
-def _sync_sample(context: Context, state: State, destination: State) -> Sample:
+def sync_sample(context: Context, state: State, destination: State) -> Sample:
     path = context.directory / "saved"
     remove(path)
     context.quiet()
@@ -207,7 +207,7 @@ def _sync_sample(context: Context, state: State, destination: State) -> Sample:
     return sample
 
 
-def _write_sample(
+def write_sample(
     context: Context,
     begin: Callable[[State, Path], Future[Any]],
     state: State,
@@ -301,7 +301,7 @@ def _worker_sample(context: Context, worker: Worker) -> Sample:
         remove(path)
 
 
-def _begin_varve(stager: Any, state: State, path: Path) -> Future[Any]:
+def begin_varve(stager: Any, state: State, path: Path) -> Future[Any]:
     future: Future[Any] = _module("varve.torch").async_save(state, path, stager=stager)
     return future
 
@@ -329,7 +329,7 @@ def _shortage_for_kept(context: Context) -> str | None:
     return f"{free >> 20} MiB of memory are free, {wanted >> 20} needed to keep a copy more"
 
 
-def _huge_destination(state: State) -> State:
+def huge_destination(state: State) -> State:
     """Returns warm tensors like those of `state`, in NumPy's memory.
 
     NumPy asks for huge pages, as our staging memory does; torch does not, and copies into its

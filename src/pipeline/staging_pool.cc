@@ -5,6 +5,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <fstream>
+#include <iterator>
 #include <limits>
 #include <string>
 #include <string_view>
@@ -84,6 +85,15 @@ std::uint64_t AvailableMemory() {
 }
 
 }  // namespace
+
+bool SharedMemoryHasHugePages() {
+  // "always within_size [advise] never deny force": what is in brackets holds. We ask, so that
+  // advice is enough.
+  std::ifstream file("/sys/kernel/mm/transparent_hugepage/shmem_enabled");
+  const std::string choices{std::istreambuf_iterator<char>(file), {}};
+  return choices.find("[never]") == std::string::npos &&
+         choices.find("[deny]") == std::string::npos && !choices.empty();
+}
 
 std::uint64_t DefaultStagingBudget(int local_ranks) {
   return AvailableMemory() / 2 / static_cast<std::uint64_t>(std::max(local_ranks, 1));

@@ -122,6 +122,9 @@ class StagingPool {
   std::jthread preparing_;
 };
 
+/// False where the system gives shared memory in small pages, whatever is asked for (its default).
+bool SharedMemoryHasHugePages();
+
 /// How much memory to give to staging where the user has not said: half of what this process could
 /// get without harm (what the system has available, or what its cgroup has left), shared by
 /// `local_ranks` processes of this node.
