@@ -36,7 +36,10 @@ def save_once_and_wait(agent: str, path: str, phase: Any, value: int, mebibytes:
     """Hands one save over, slowly written, and waits to be killed."""
     use_agent(agent)
     async_save(
-        state_of(value, mebibytes), path, executor="process", max_write_bandwidth=40 * mebibytes << 20
+        state_of(value, mebibytes),
+        path,
+        executor="process",
+        max_write_bandwidth=40 * mebibytes << 20,
     )
     phase.value = HANDED_OVER
     time.sleep(600)

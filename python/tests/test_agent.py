@@ -106,10 +106,10 @@ def test_a_load_on_this_node_is_served_from_memory(agent: str, tmp_path: Path) -
 
 
 def test_a_stager_says_what_it_cannot_do(agent: str, tmp_path: Path) -> None:
-    with pytest.raises(varve.InvalidArgumentError, match='executor="?.?fast'):
+    with pytest.raises(varve.InvalidArgumentError, match="executor='fast'"):
         Stager(executor="fast")
     with Stager(executor="process") as stager:
-        with pytest.raises(varve.InvalidArgumentError, match='executor=.?process'):
+        with pytest.raises(varve.InvalidArgumentError, match="executor='process'"):
             async_save(state_of(1), tmp_path / "a", stager=stager, executor="thread")
         handle = async_save(state_of(1), tmp_path / "b", stager=stager, progress=lambda *_: None)
         with pytest.raises(varve.InvalidArgumentError, match="progress"):
@@ -120,7 +120,7 @@ def test_an_agent_that_cannot_be_started_is_an_error_that_helps(
     agent: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("VARVE_AGENT", "/no/such/agent")
-    with pytest.raises(varve.PreconditionError, match="/no/such/agent.*VARVE_AGENT"):
+    with pytest.raises(varve.PreconditionError, match=r"/no/such/agent.*VARVE_AGENT"):
         Stager(executor="process")
     os.chmod(agent, 0o755)
     with pytest.raises(varve.PreconditionError, match="0700"):
@@ -209,7 +209,9 @@ def test_a_trainer_whose_agent_was_killed_is_told_and_saves_again_with_another(
 ) -> None:
     with Stager(executor="process") as stager:
         async_save(state_of(1), tmp_path / "1", stager=stager).result(LONG)
-        handle = async_save(state_of(2, 20), tmp_path / "2", stager=stager, max_write_bandwidth=1 << 20)
+        handle = async_save(
+            state_of(2, 20), tmp_path / "2", stager=stager, max_write_bandwidth=1 << 20
+        )
         handle.wait_staged()
         report = varve.agent.status()
         assert report is not None

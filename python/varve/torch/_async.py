@@ -415,7 +415,9 @@ def _stager_of(process_group: Any, executor: str, timeout: float) -> Stager:
 def _retire(process_group: Any, executor: str) -> None:
     """Sets a stager that has lost touch aside; its saves under way end by themselves."""
     world = _world()
-    stager = _made.pop((world, process_group if process_group is not None else world, executor), None)
+    stager = _made.pop(
+        (world, process_group if process_group is not None else world, executor), None
+    )
     if stager is not None:
         _retired.append(stager)
 
