@@ -186,12 +186,31 @@ TEST(Agent, ACheckpointThatWasReplacedIsNotReadFromMemory) {
   AgentHere agent;
   const TempDir dir;
   const auto stager = agent.MakeStager();
-  Training training(20 * kMiB);
-  ASSERT_TRUE(IsOk(AsyncSave(training.state(), dir / "c", {}, *stager).done().get()));
-  training.Step();
-  ASSERT_TRUE(IsOk(Save(training.state(), dir / "c", {.overwrite = true})));
+  for (const Format format : {Format::kVarve, Format::kDcp}) {
+    Training training(20 * kMiB);
+    const std::string path = dir / std::string(FormatName(format));
+    AsyncSaveOptions options;
+    options.save.format = format;
+    ASSERT_TRUE(IsOk(AsyncSave(training.state(), path, options, *stager).done().get()));
+    training.Step();
+    ASSERT_TRUE(IsOk(Save(training.state(), path, {.overwrite = true, .format = format})));
+    const auto memory = OpenAgentMemory(path, PosixStorage(), {}, agent.directory());
+    ASSERT_NE(memory, nullptr);  // It has one of that name.
+    EXPECT_TRUE(Load(path, training.memory.size(), "", *memory) == training.memory);
+  }
+}
+
+TEST(Agent, ACheckpointOfDcpIsReadFromMemoryToo) {
+  AgentHere agent;
+  const TempDir dir;
+  const auto stager = agent.MakeStager();
+  const Training training(20 * kMiB);
+  AsyncSaveOptions options;
+  options.save.format = Format::kDcp;
+  ASSERT_TRUE(IsOk(AsyncSave(training.state(), dir / "c", options, *stager).done().get()));
+  RuinData(dir / "c");
   const auto memory = OpenAgentMemory(dir / "c", PosixStorage(), {}, agent.directory());
-  ASSERT_NE(memory, nullptr);  // It has one of that name.
+  ASSERT_NE(memory, nullptr);
   EXPECT_TRUE(Load(dir / "c", training.memory.size(), "", *memory) == training.memory);
 }
 

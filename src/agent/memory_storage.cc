@@ -2,7 +2,8 @@
 // may want it back at any time: the agent then takes its word back on a page that we see, before the
 // trainer writes to it again. So bytes are copied first and the page is looked at afterwards; if the
 // word has been taken back they are read from the disk. A file is only read from memory when the
-// checkpoint on the disk is of the same save.
+// checkpoint on the disk is of the same save. DCP has no room for a name of the save: there the
+// checksums in the index must be those of the copy.
 
 #include <algorithm>
 #include <cstring>
@@ -13,7 +14,9 @@
 #include "agent/held_files.h"
 #include "agent/shared_memory.h"
 #include "base/checksum.h"
+#include "checkpoint/foreign.h"
 #include "checkpoint/handover.h"
+#include "checkpoint/names.h"
 #include "checkpoint/open.h"
 #include "varve/agent.h"
 
@@ -153,11 +156,27 @@ class MemoryStorage final : public Storage {
 
  private:
   bool IsOfTheSameSave(const std::string& name, const ReadableFile& disk, const HeldFile& held) {
-    // A file of ranks that did not talk says so by its name.
+    if (disk.size() != held.data_begin + held.image.bytes()) {
+      return false;
+    }
     const auto record = ReadCommitRecord(base_, ParentPath(name));
-    const bool same = record.ok() ? record->save_id == held.save_id
-                                  : record.status().code() == StatusCode::kNotFound;
-    return same && disk.size() == held.data_begin + held.image.bytes();
+    if (record.ok() || record.status().code() != StatusCode::kNotFound) {
+      return record.ok() && record->save_id == held.save_id;
+    }
+    // A file of ranks that did not talk says so by its name; DCP's names are the same in all saves.
+    return IsDataFileName(held.name) || HasTheSameChecksums(ParentPath(name), held);
+  }
+
+  bool HasTheSameChecksums(const std::string& directory, const HeldFile& held) {
+    const auto opened = OpenForeign(base_, directory);
+    if (!opened.ok() || opened->metadata.block_bytes != held.image.checksum_block_bytes) {
+      return false;
+    }
+    const std::vector<DataFile>& files = opened->metadata.files;
+    return std::any_of(files.begin(), files.end(), [&](const DataFile& file) {
+      return file.name == held.name && file.data_begin == held.data_begin &&
+             file.block_crc32c == held.image.crc32c;
+    });
   }
 
   Storage& base_;
