@@ -8,6 +8,7 @@
 #include <map>
 #include <mutex>
 #include <optional>
+#include <set>
 #include <thread>
 #include <utility>
 
@@ -56,6 +57,7 @@ class AgentExecutor final : public SaveExecutor {
     if (turns_.contains(turn)) {
       return FailedPrecondition("turn " + std::to_string(turn) + " has been handed over already");
     }
+    Use(turn);
     if (lost_ || !agent_->Send(message).ok()) {
       return Lost();
     }
@@ -69,8 +71,16 @@ class AgentExecutor final : public SaveExecutor {
     return taken;
   }
 
-  void Pass(std::uint64_t turn) override { Say({AgentVerb::kPass, turn, {}, {}}); }
-  void Cancel(std::uint64_t turn) override { Say({AgentVerb::kCancel, turn, {}, {}}); }
+  void Pass(std::uint64_t turn) override {
+    const std::scoped_lock lock(mutex_);
+    Use(turn);
+    Say({AgentVerb::kPass, turn, {}, {}});
+  }
+
+  void Cancel(std::uint64_t turn) override {
+    const std::scoped_lock lock(mutex_);
+    Say({AgentVerb::kCancel, turn, {}, {}});
+  }
 
   Result<SaveReport> Wait(std::uint64_t turn, bool* lost) override {
     std::unique_lock lock(mutex_);
@@ -101,8 +111,15 @@ class AgentExecutor final : public SaveExecutor {
     return lost;
   }
 
+  /// Nothing more will come in that turn: it has been handed over, or passed.
+  void Use(std::uint64_t turn) {
+    used_.insert(turn);
+    while (used_.erase(all_used_below_) > 0) {
+      ++all_used_below_;
+    }
+  }
+
   void Say(const AgentMessage& message) {
-    const std::scoped_lock lock(mutex_);
     if (!lost_) {
       (void)agent_->Send(message);
     }
@@ -119,6 +136,11 @@ class AgentExecutor final : public SaveExecutor {
     {
       const std::scoped_lock lock(mutex_);
       lost_ = false;
+      // Turns need not come in order. What was said of later ones, this agent has not heard: it would
+      // wait for them for ever.
+      for (auto turn = used_.upper_bound(first_turn); turn != used_.end(); ++turn) {
+        Say({AgentVerb::kPass, *turn, {}, {}});
+      }
     }
     listener_ = std::jthread([this, agent = agent_] { Listen(*agent); });
     return Status::Ok();
@@ -198,6 +220,8 @@ class AgentExecutor final : public SaveExecutor {
   std::shared_ptr<AgentConnection> agent_;
   bool lost_ = true;
   std::map<std::uint64_t, TurnPtr> turns_;
+  std::uint64_t all_used_below_ = 0;
+  std::set<std::uint64_t> used_;  // From there on.
   std::jthread listener_;
 };
 

@@ -142,6 +142,19 @@ TEST(OrphanedSave, IsGivenUpWhenAnotherRankNeverHandsItsPartOver) {
   EXPECT_NE((*found)[0].detail.find("rank 1"), std::string::npos) << (*found)[0].detail;
 }
 
+TEST(Executor, TellsANewAgentWhichTurnsWillNotCome) {
+  AgentHere agent;
+  const TempDir dir;
+  const Training training(9 * kMiB);
+  Trainer trainer(agent);
+  trainer.executor().Pass(1);  // A later save may be staged, or fail, before an earlier one.
+  agent.Restart();
+  ASSERT_TRUE(IsOk(trainer.HandOver(0, training.state(), dir / "0")));
+  ASSERT_TRUE(IsOk(trainer.HandOver(2, training.state(), dir / "2")));
+  EXPECT_TRUE(IsOk(DrainAgent(10s, agent.directory())));
+  EXPECT_TRUE(Load(dir / "2", training.memory.size()) == training.memory);
+}
+
 TEST(OrphanedSave, ThatWasCancelledLeavesNothing) {
   AgentHere agent;
   const TempDir dir;

@@ -24,10 +24,7 @@ class AgentHere {
     options_.idle = idle;
     options_.patience = patience;
     options_.listening = [this] { return listens_ = true; };
-    thread_ = std::jthread([this] { ended_ = RunAgent(options_); });
-    while (!listens_) {
-      std::this_thread::sleep_for(std::chrono::milliseconds(1));
-    }
+    Start();
   }
   AgentHere(const AgentHere&) = delete;
   AgentHere& operator=(const AgentHere&) = delete;
@@ -47,6 +44,13 @@ class AgentHere {
     return std::move(*stager);
   }
 
+  /// Ends it, and begins another.
+  void Restart() {
+    EXPECT_TRUE(IsOk(StopAgent(std::chrono::seconds(60), directory())));
+    thread_.join();
+    Start();
+  }
+
   /// Waits until the agent has ended.
   Status End() {
     thread_.join();
@@ -54,6 +58,14 @@ class AgentHere {
   }
 
  private:
+  void Start() {
+    listens_ = false;
+    thread_ = std::jthread([this] { ended_ = RunAgent(options_); });
+    while (!listens_) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    }
+  }
+
   TempDir home_;
   AgentServerOptions options_;
   std::atomic<bool> listens_{false};
