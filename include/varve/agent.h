@@ -31,7 +31,7 @@ struct AgentOptions {
   std::string program;
 };
 
-/// The agent of this node, to be given to Stager::Make. Errors: FailedPrecondition when none can
+/// The agent of this node, to be given to Stager::Make; to one stager only. Errors: FailedPrecondition when none can
 /// be started, it is of another version or stopping, or its directory is open to others.
 Result<std::shared_ptr<SaveExecutor>> ConnectToAgent(const AgentOptions& options = {});
 

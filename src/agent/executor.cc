@@ -42,6 +42,9 @@ class AgentExecutor final : public SaveExecutor {
   ~AgentExecutor() override { Disconnect(); }
 
   Status Attach(int fd, std::uint64_t blocks) override {
+    if (pool_fd_ >= 0) {
+      return InvalidArgument("a connection to the agent serves one stager; make another for this one");
+    }
     pool_fd_ = fd;
     pool_blocks_ = blocks;
     return Begin(0);

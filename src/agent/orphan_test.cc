@@ -15,6 +15,7 @@
 #include "support/temp_dir.h"
 #include "support/training.h"
 #include "varve/agent.h"
+#include "varve/async_save.h"
 #include "varve/catalogue.h"
 
 namespace varve {
@@ -153,6 +154,18 @@ TEST(Executor, TellsANewAgentWhichTurnsWillNotCome) {
   ASSERT_TRUE(IsOk(trainer.HandOver(2, training.state(), dir / "2")));
   EXPECT_TRUE(IsOk(DrainAgent(10s, agent.directory())));
   EXPECT_TRUE(Load(dir / "2", training.memory.size()) == training.memory);
+}
+
+TEST(Executor, ServesOneStager) {
+  AgentHere agent;
+  const TempDir dir;
+  const Training training(9 * kMiB);
+  const auto executor = agent.Connect();
+  const auto stager = Stager::Make({.budget_bytes = 64 * kMiB}, nullptr, executor);
+  ASSERT_TRUE(IsOk(stager));
+  EXPECT_TRUE(FailsWith(Stager::Make({.budget_bytes = 64 * kMiB}, nullptr, executor),
+                        StatusCode::kInvalidArgument, {"one stager"}));
+  EXPECT_TRUE(IsOk(AsyncSave(training.state(), dir / "c", {}, **stager).done().get()));
 }
 
 TEST(OrphanedSave, ThatWasCancelledLeavesNothing) {
