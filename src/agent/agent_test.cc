@@ -182,6 +182,23 @@ TEST(Agent, AStateIsLoadedFromItsMemoryUntilTheNextOneTakesItsPlace) {
   EXPECT_NE(OpenAgentMemory(dir / "2", PosixStorage(), {}, agent.directory()), nullptr);
 }
 
+TEST(Agent, MemoryThatATrainerUsesAgainAfterTheAgentHasEndedIsNotRead) {
+  AgentHere agent;
+  const TempDir dir;
+  const auto stager = agent.MakeStager();
+  Training training(20 * kMiB);
+  const std::string first = training.memory;
+  ASSERT_TRUE(IsOk(AsyncSave(training.state(), dir / "1", {}, *stager).done().get()));
+  const auto memory = OpenAgentMemory(dir / "1", PosixStorage(), {}, agent.directory());
+  ASSERT_NE(memory, nullptr);
+  agent.Restart();
+  training.Step();
+  for (const char* const name : {"2", "3"}) {
+    ASSERT_TRUE(IsOk(AsyncSave(training.state(), dir / name, {}, *stager).done().get()));
+  }
+  EXPECT_TRUE(Load(dir / "1", first.size(), "", *memory) == first);
+}
+
 TEST(Agent, ACheckpointThatWasReplacedIsNotReadFromMemory) {
   AgentHere agent;
   const TempDir dir;

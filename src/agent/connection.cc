@@ -137,6 +137,11 @@ Result<AgentMessage> AgentConnection::Receive(Deadline deadline) {
   return message;
 }
 
+bool AgentConnection::IsOpen() const {
+  pollfd look{.fd = socket_.get(), .events = POLLRDHUP, .revents = 0};
+  return ::poll(&look, 1, 0) == 0;
+}
+
 void AgentConnection::Close() { ::shutdown(socket_.get(), SHUT_RDWR); }
 
 Result<FileDescriptor> ConnectToSocket(const std::string& socket_path) {

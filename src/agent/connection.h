@@ -60,6 +60,9 @@ class AgentConnection {
   /// DataLoss when it is none of ours.
   Result<AgentMessage> Receive(Deadline deadline);
 
+  /// False when the other side has closed the connection, or its process has ended.
+  [[nodiscard]] bool IsOpen() const;
+
   /// Makes all further calls fail, also those under way.
   void Close();
 

@@ -63,6 +63,14 @@ void HeldFiles::Forget(std::uint64_t session, std::uint64_t turn) {
   });
 }
 
+void HeldFiles::ForgetAll() {
+  const std::scoped_lock lock(mutex_);
+  for (const Held& held : files_) {
+    held.page->Revoke();
+  }
+  files_.clear();
+}
+
 void HeldFiles::Orphan(std::uint64_t session) {
   const std::scoped_lock lock(mutex_);
   for (Held& held : files_) {

@@ -50,6 +50,9 @@ class HeldFiles {
   /// Gives one up: whoever reads from it learns that it is no longer there.
   void Forget(std::uint64_t session, std::uint64_t turn);
 
+  /// Gives all of them up.
+  void ForgetAll();
+
   /// From now on that session's files are nobody's but ours.
   void Orphan(std::uint64_t session);
 

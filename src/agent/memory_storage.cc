@@ -1,7 +1,8 @@
 // Reading a checkpoint out of an agent's memory. The memory belongs to a trainer that may live, and
 // may want it back at any time: the agent then takes its word back on a page that we see, before the
 // trainer writes to it again. So bytes are copied first and the page is looked at afterwards; if the
-// word has been taken back they are read from the disk. A file is only read from memory when the
+// word has been taken back they are read from the disk. An agent that is killed takes nothing back:
+// its word is good as long as the connection to it stands. A file is only read from memory when the
 // checkpoint on the disk is of the same save. DCP has no room for a name of the save: there the
 // checksums in the index must be those of the copy.
 
@@ -27,6 +28,7 @@ constexpr auto kPatience = std::chrono::seconds(10);
 
 /// A held file as this process sees it.
 struct HeldHere {
+  std::shared_ptr<AgentConnection> agent;
   HeldFile file;
   std::shared_ptr<PoolMemory> pool;
   std::shared_ptr<ValidityPage> page;
@@ -110,7 +112,7 @@ class MemoryFile final : public ReadableFile {
   }
 
   [[nodiscard]] bool Took(std::uint64_t bytes) const {
-    const bool valid = held_->page->Valid();
+    const bool valid = held_->page->Valid() && held_->agent->IsOpen();
     if (valid && count_) {
       count_(bytes);
     }
@@ -184,11 +186,12 @@ class MemoryStorage final : public Storage {
   const Count count_;
 };
 
-Result<HeldPtr> Open(AgentMessage message) {
+Result<HeldPtr> Open(std::shared_ptr<AgentConnection> agent, AgentMessage message) {
   if (message.fds.size() != 3) {
     return DataLoss("a file in memory without its memory");
   }
   auto held = std::make_shared<HeldHere>();
+  held->agent = std::move(agent);
   VARVE_ASSIGN_OR_RETURN(const Bytes encoded, ReadBlob(message.fds[1]));
   VARVE_ASSIGN_OR_RETURN(held->file, DecodeHeldFile(encoded));
   VARVE_ASSIGN_OR_RETURN(held->pool,
@@ -199,15 +202,15 @@ Result<HeldPtr> Open(AgentMessage message) {
 }
 
 /// By the name of the file. What cannot be opened is read from the disk.
-std::map<std::string, HeldPtr> FindHeld(AgentConnection& agent, const std::string& path,
-                                        Deadline deadline) {
+std::map<std::string, HeldPtr> FindHeld(const std::shared_ptr<AgentConnection>& agent,
+                                        const std::string& path, Deadline deadline) {
   std::map<std::string, HeldPtr> files;
-  if (!agent.Send({AgentVerb::kFind, 0, path, {}}).ok()) {
+  if (!agent->Send({AgentVerb::kFind, 0, path, {}}).ok()) {
     return files;
   }
-  for (auto message = agent.Receive(deadline); message.ok() && message->verb == AgentVerb::kHeld;
-       message = agent.Receive(deadline)) {
-    if (auto held = Open(std::move(*message)); held.ok()) {
+  for (auto message = agent->Receive(deadline); message.ok() && message->verb == AgentVerb::kHeld;
+       message = agent->Receive(deadline)) {
+    if (auto held = Open(agent, std::move(*message)); held.ok()) {
       files[(*held)->file.name] = *held;
     }
   }
@@ -228,7 +231,7 @@ std::unique_ptr<Storage> OpenAgentMemory(const std::string& path, Storage& base,
   if (!agent.ok()) {
     return nullptr;
   }
-  auto files = FindHeld(**agent, *absolute, deadline);
+  auto files = FindHeld(*agent, *absolute, deadline);
   if (files.empty()) {
     return nullptr;
   }

@@ -77,6 +77,8 @@ class AgentServer {
       AnswerThoseWhoWait();
     }
     ::shutdown(listening_.get(), SHUT_RDWR);
+    // Trainers that live use their memory again once they see us gone.
+    held_.ForgetAll();
   }
 
  private:
