@@ -1,3 +1,4 @@
+#include <algorithm>
 #include <chrono>
 #include <string>
 
@@ -10,7 +11,11 @@ namespace varve::python {
 namespace {
 
 std::chrono::milliseconds Seconds(double seconds) {
-  return std::chrono::milliseconds(static_cast<std::int64_t>(seconds * 1000));
+  constexpr double kForEver = 1e9;  // 31 years: may be added to a time without overflow.
+  if (!(seconds >= 0)) {            // Nor when it is not a number.
+    RaiseUnfit("timeout", nb::float_(seconds));
+  }
+  return std::chrono::milliseconds(static_cast<std::int64_t>(std::min(seconds, kForEver) * 1000));
 }
 
 nb::list FilesOf(const std::vector<AgentReport::File>& files) {
@@ -51,10 +56,11 @@ void BindAgent(nb::module_& module) {
   module.def(
       "agent_drain",
       [](double timeout) {
+        const auto patience = Seconds(timeout);
         varve::Status status;
         {
           const nb::gil_scoped_release release;
-          status = DrainAgent(Seconds(timeout));
+          status = DrainAgent(patience);
         }
         RaiseIfError(status);
       },
@@ -62,10 +68,11 @@ void BindAgent(nb::module_& module) {
   module.def(
       "agent_stop",
       [](double timeout) {
+        const auto patience = Seconds(timeout);
         varve::Status status;
         {
           const nb::gil_scoped_release release;
-          status = StopAgent(Seconds(timeout));
+          status = StopAgent(patience);
         }
         RaiseIfError(status);
       },

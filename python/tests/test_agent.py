@@ -92,6 +92,16 @@ def test_the_agent_saves_what_was_there_at_the_call(agent: str, tmp_path: Path) 
     assert report.pid != os.getpid()
 
 
+def test_waiting_for_the_agent_takes_any_time_that_is_one(agent: str) -> None:
+    varve.agent.drain()
+    varve.agent.stop()
+    with Stager(executor="process"):
+        varve.agent.drain(float("inf"))
+        for nonsense in (float("nan"), -1.0):
+            with pytest.raises(varve.InvalidArgumentError, match="timeout"):
+                varve.agent.drain(nonsense)
+
+
 def test_a_load_on_this_node_is_served_from_memory(agent: str, tmp_path: Path) -> None:
     with Stager(executor="process") as stager:
         async_save(state_of(5, 20), tmp_path / "c", stager=stager).result(LONG)

@@ -11,12 +11,15 @@ Attributes:
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import sysconfig
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from varve import _core
+from varve.errors import CheckpointNotFoundError
 
 PROGRAM = "VARVE_AGENT"
 
@@ -63,8 +66,6 @@ class AgentReport:
 
 def status() -> AgentReport | None:
     """What the agent does; None when there is none."""
-    from varve.errors import CheckpointNotFoundError
-
     try:
         known = _core.agent_status()
     except CheckpointNotFoundError:
@@ -82,15 +83,20 @@ def drain(timeout: float = 1800.0) -> None:
 
     Raises:
         UnavailableError: Not within `timeout` seconds.
+        InvalidArgumentError: A timeout that is none.
     """
-    if status() is not None:
-        _core.agent_drain(timeout)
+    _unless_none_runs(_core.agent_drain, timeout)
 
 
 def stop(timeout: float = 1800.0) -> None:
     """The same, and ends the agent. What it keeps in memory goes."""
-    if status() is not None:
-        _core.agent_stop(timeout)
+    _unless_none_runs(_core.agent_stop, timeout)
+
+
+def _unless_none_runs(tell: Callable[[float], None], timeout: float) -> None:
+    """Not asked for beforehand: an idle agent may end in between."""
+    with contextlib.suppress(CheckpointNotFoundError):
+        tell(timeout)
 
 
 def program() -> str:

@@ -245,6 +245,14 @@ TEST(Agent, EndsByItselfWhenIdle) {
   EXPECT_TRUE(FailsWith(AgentStatus(agent.directory()), StatusCode::kNotFound));
 }
 
+TEST(Agent, IsWaitedForAsLongAsItTakesIfSoWished) {
+  AgentHere agent;
+  for (const auto patience : {std::chrono::milliseconds(1ms * 3600 * 24 * 365 * 1000),
+                              std::chrono::milliseconds::max()}) {
+    EXPECT_TRUE(IsOk(DrainAgent(patience, agent.directory())));
+  }
+}
+
 TEST(Agent, ListensOnlyWhereNobodyElseMayEnter) {
   const TempDir home;
   const std::string open = home / "open";

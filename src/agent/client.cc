@@ -26,6 +26,13 @@ constexpr auto kGreeting = std::chrono::seconds(10);
 constexpr auto kStarting = std::chrono::seconds(20);
 constexpr auto kPause = std::chrono::milliseconds(20);
 
+/// Never, where the sum would be no time.
+Deadline After(std::chrono::milliseconds patience) {
+  const auto now = Clock::now();
+  const auto most = std::chrono::floor<std::chrono::milliseconds>(Deadline::max() - now);
+  return patience < most ? now + patience : Deadline::max();
+}
+
 std::string ProgramOf(const AgentOptions& options) {
   const char* const chosen = std::getenv("VARVE_AGENT");
   return !options.program.empty() ? options.program
@@ -115,12 +122,12 @@ Result<AgentReport> AgentStatus(const std::string& directory) {
 
 Status DrainAgent(std::chrono::milliseconds patience, const std::string& directory) {
   VARVE_ASSIGN_OR_RETURN(const auto agent, ConnectAndGreet(directory, Clock::now() + kGreeting));
-  return Ask(*agent, {AgentVerb::kDrain, 0, {}, {}}, Clock::now() + patience).status();
+  return Ask(*agent, {AgentVerb::kDrain, 0, {}, {}}, After(patience)).status();
 }
 
 Status StopAgent(std::chrono::milliseconds patience, const std::string& directory) {
   VARVE_ASSIGN_OR_RETURN(const auto agent, ConnectAndGreet(directory, Clock::now() + kGreeting));
-  return Ask(*agent, {AgentVerb::kStop, 0, {}, {}}, Clock::now() + patience).status();
+  return Ask(*agent, {AgentVerb::kStop, 0, {}, {}}, After(patience)).status();
 }
 
 }  // namespace varve

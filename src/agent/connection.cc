@@ -5,6 +5,7 @@
 #include <cerrno>
 #include <chrono>
 #include <cstring>
+#include <limits>
 
 #include <poll.h>
 #include <sys/socket.h>
@@ -28,7 +29,8 @@ int PollTime(Deadline deadline) {
   }
   const auto left = std::chrono::ceil<std::chrono::milliseconds>(
       deadline - std::chrono::steady_clock::now());
-  return static_cast<int>(std::clamp<std::int64_t>(left.count(), 0, 1'000'000));
+  return static_cast<int>(
+      std::clamp<std::int64_t>(left.count(), 0, std::numeric_limits<int>::max()));
 }
 
 using Control = std::array<char, CMSG_SPACE(kMaxAgentFds * sizeof(int))>;

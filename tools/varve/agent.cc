@@ -1,5 +1,6 @@
 #include "varve/agent.h"
 
+#include <algorithm>
 #include <chrono>
 #include <memory>
 
@@ -30,7 +31,8 @@ struct Options {
   bool json = false;
 
   [[nodiscard]] std::chrono::milliseconds patience() const {
-    return std::chrono::milliseconds(static_cast<std::int64_t>(timeout * 1000));
+    constexpr double kForEver = 1e9;  // 31 years: may be added to a time without overflow.
+    return std::chrono::milliseconds(static_cast<std::int64_t>(std::min(timeout, kForEver) * 1000));
   }
 };
 
