@@ -265,6 +265,8 @@ TEST(Agent, ListensOnlyWhereNobodyElseMayEnter) {
   EXPECT_TRUE(FailsWith(RunAgent({.directory = home / "link"}), StatusCode::kFailedPrecondition));
   EXPECT_TRUE(FailsWith(ConnectToAgent({home / "none", "/no/such/agent"}),
                         StatusCode::kFailedPrecondition, {"/no/such/agent", "VARVE_AGENT"}));
+  EXPECT_TRUE(FailsWith(ConnectToAgent({home / "none", "false"}), StatusCode::kFailedPrecondition,
+                        {"false", "exit status 1"}));
 
   AgentHere agent;
   struct stat status {};

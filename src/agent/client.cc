@@ -63,6 +63,13 @@ Status Start(const std::string& program, const std::string& directory) {
   int status = 0;
   while (::waitpid(child, &status, 0) < 0 && errno == EINTR) {
   }
+  if (status != 0) {
+    return FailedPrecondition("start the agent \"" + program + "\": it ended with " +
+                              (WIFEXITED(status)
+                                   ? "exit status " + std::to_string(WEXITSTATUS(status))
+                                   : "signal " + std::to_string(WTERMSIG(status))) +
+                              "; what it has to say is in the standard error output");
+  }
   return Status::Ok();  // Whether one listens now, the next attempt to connect will tell.
 }
 
@@ -99,9 +106,12 @@ Result<std::shared_ptr<AgentConnection>> ConnectOrStart(const AgentOptions& opti
     auto agent = ConnectAndGreet(directory, Clock::now() + kGreeting);
     // One that is about to end may close the connection before it has answered.
     const StatusCode code = agent.status().code();
-    if ((code != StatusCode::kNotFound && code != StatusCode::kUnavailable) ||
-        Clock::now() > give_up) {
+    if (code != StatusCode::kNotFound && code != StatusCode::kUnavailable) {
       return agent;
+    }
+    if (Clock::now() > give_up) {
+      return FailedPrecondition("the agent was started, but does not answer: " +
+                                agent.status().message());
     }
     VARVE_RETURN_IF_ERROR(Start(ProgramOf(options), directory));
     std::this_thread::sleep_for(kPause);
