@@ -1,12 +1,16 @@
 #include "varve/agent.h"
 
 #include <atomic>
+#include <ctime>
 #include <filesystem>
 #include <fstream>
 #include <thread>
 
 #include <gtest/gtest.h>
+#include <sys/resource.h>
+#include <sys/socket.h>
 #include <sys/stat.h>
+#include <sys/un.h>
 
 #include "agent/client.h"
 #include "agent/shared_memory.h"
@@ -17,6 +21,7 @@
 #include "support/training.h"
 #include "varve/async_save.h"
 #include "varve/catalogue.h"
+#include "varve/version.h"
 
 namespace varve {
 namespace {
@@ -282,6 +287,29 @@ TEST(Agent, OneOfAnotherVersionIsRefusedByName) {
   AgentConnection connection(std::move(*socket));
   EXPECT_TRUE(FailsWith(Ask(connection, {AgentVerb::kHello, 0, "9.9.9", {}}, LongDeadline()),
                         StatusCode::kFailedPrecondition, {"9.9.9", "varve agent stop"}));
+}
+
+TEST(Agent, WithoutDescriptorsForThoseWhoConnectItWaitsQuietly) {
+  AgentHere agent;
+  FileDescriptor socket(::socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0));
+  sockaddr_un address{};
+  address.sun_family = AF_UNIX;
+  (agent.directory() + "/agent.socket").copy(address.sun_path, sizeof(address.sun_path) - 1);
+  rlimit before{};
+  ASSERT_EQ(::getrlimit(RLIMIT_NOFILE, &before), 0);
+  const FileDescriptor next(::dup(socket.get()));  // There is nothing free below.
+  const rlimit none{.rlim_cur = static_cast<rlim_t>(next.get()), .rlim_max = before.rlim_max};
+  ASSERT_EQ(::setrlimit(RLIMIT_NOFILE, &none), 0);
+  EXPECT_EQ(::connect(socket.get(), reinterpret_cast<const sockaddr*>(&address), sizeof(address)),
+            0);
+  const std::clock_t start = std::clock();
+  std::this_thread::sleep_for(500ms);
+  const std::clock_t used = std::clock() - start;
+  ASSERT_EQ(::setrlimit(RLIMIT_NOFILE, &before), 0);
+  EXPECT_LT(used, CLOCKS_PER_SEC / 10);
+  AgentConnection connection(std::move(socket));
+  EXPECT_TRUE(IsOk(
+      Ask(connection, {AgentVerb::kHello, 0, Bytes(Version()), {}}, LongDeadline())));
 }
 
 TEST(Agent, WhoSaysNonsenseIsNotListenedToAndHurtsNobody) {

@@ -16,6 +16,7 @@
 #include <list>
 #include <memory>
 #include <optional>
+#include <utility>
 #include <vector>
 
 #include <poll.h>
@@ -36,6 +37,7 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 constexpr std::size_t kMostConnections = 1024;
+constexpr int kFullPause = 100;  // Milliseconds.
 
 /// Somebody who is connected: a trainer once it has attached its memory, a command otherwise.
 struct Peer {
@@ -99,7 +101,8 @@ class AgentServer {
 
   /// The wake-up, the listening socket, then of each peer its connection and its process.
   std::vector<pollfd> Wait() {
-    std::vector<pollfd> fds{{wake_.get(), POLLIN, 0}, {listening_.get(), POLLIN, 0}};
+    const short accepted = full_ ? 0 : POLLIN;  // NOLINT(google-runtime-int): poll's
+    std::vector<pollfd> fds{{wake_.get(), POLLIN, 0}, {listening_.get(), accepted, 0}};
     for (const Peer& peer : peers_) {
       fds.push_back({peer.connection->fd(), POLLIN, 0});
       fds.push_back({peer.process.get(), POLLIN, 0});
@@ -109,7 +112,7 @@ class AgentServer {
     const int patience = peers_.empty() && Pending() == 0
                              ? static_cast<int>(std::clamp<std::int64_t>(left.count(), 0, 60'000))
                              : -1;
-    if (::poll(fds.data(), fds.size(), patience) < 0) {
+    if (::poll(fds.data(), fds.size(), std::exchange(full_, false) ? kFullPause : patience) < 0) {
       for (pollfd& fd : fds) {
         fd.revents = 0;
       }
@@ -140,6 +143,8 @@ class AgentServer {
 
   void Accept() {
     FileDescriptor socket(::accept4(listening_.get(), nullptr, nullptr, SOCK_CLOEXEC));
+    // Whoever wants to connect stays in the queue, and would wake us again at once.
+    full_ = !socket.valid() && errno != EINTR && errno != ECONNABORTED;
     int pid = 0;
     if (!socket.valid() || peers_.size() >= kMostConnections ||
         !CheckPeer(socket.get(), &pid).ok()) {
@@ -313,6 +318,7 @@ class AgentServer {
   const FileDescriptor listening_;
   const FileDescriptor wake_;
   bool stopping_ = false;
+  bool full_ = false;  // There are no descriptors left for those who want to connect.
   Clock::time_point idle_since_ = Clock::now();
   std::uint64_t next_session_ = 1;
   HeldFiles held_;
