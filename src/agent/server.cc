@@ -78,6 +78,7 @@ class AgentServer {
       RemoveTheGone();
       AnswerThoseWhoWait();
     }
+    AnswerThoseWhoWait();  // The last save may have ended since.
     ::shutdown(listening_.get(), SHUT_RDWR);
     // Trainers that live use their memory again once they see us gone.
     held_.ForgetAll();
