@@ -5,6 +5,7 @@ from __future__ import annotations
 import multiprocessing
 import os
 import random
+import resource
 import signal
 import tempfile
 import time
@@ -100,6 +101,22 @@ def test_waiting_for_the_agent_takes_any_time_that_is_one(agent: str) -> None:
         for nonsense in (float("nan"), -1.0):
             with pytest.raises(varve.InvalidArgumentError, match="timeout"):
                 varve.agent.drain(nonsense)
+
+
+def test_a_trainer_without_descriptors_left_hears_how_its_save_ended(
+    agent: str, tmp_path: Path
+) -> None:
+    with Stager(executor="process") as stager:
+        handle = async_save(state_of(1, 8), tmp_path / "c", stager=stager, max_write_bandwidth=4 << 20)
+        handle.wait_staged()
+        before = resource.getrlimit(resource.RLIMIT_NOFILE)
+        next_free = os.dup(0)
+        os.close(next_free)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (next_free, before[1]))
+        try:
+            assert handle.result(LONG).attempts == 1
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, before)
 
 
 def test_a_load_on_this_node_is_served_from_memory(agent: str, tmp_path: Path) -> None:

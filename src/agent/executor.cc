@@ -208,7 +208,9 @@ class AgentExecutor final : public SaveExecutor {
 
   static Result<SaveReport> OutcomeOf(const AgentMessage& message) {
     if (message.fds.empty()) {
-      return DecodeRefusal(message.payload);
+      return message.payload.starts_with('\0')
+                 ? DecodeReport(std::string_view(message.payload).substr(1))
+                 : Result<SaveReport>(DecodeRefusal(message.payload));
     }
     VARVE_ASSIGN_OR_RETURN(const Bytes report, ReadBlob(message.fds[0]));
     return DecodeReport(report);

@@ -150,8 +150,11 @@ void AgentSession::WriteOne(std::uint64_t turn, Job& job) {
   }
   AgentMessage done{AgentVerb::kDone, turn, {}, {}};
   if (report.ok()) {
-    done.payload = Bytes(1, '\0');
-    if (auto blob = MakeBlob(EncodeReport(*report)); blob.ok()) {
+    // In the message itself if it fits: a trainer that has no descriptor left hears of it as well.
+    Bytes encoded = EncodeReport(*report);
+    if (encoded.size() < kMaxAgentPayload) {
+      done.payload = Bytes(1, '\0') + encoded;
+    } else if (auto blob = MakeBlob(encoded); blob.ok()) {
       done.fds.push_back(std::move(*blob));
     }
   } else {
