@@ -1,15 +1,22 @@
-// What becomes of saves whose trainer dies: here it only lets go of its connection, which is all that
-// the agent sees of its death.
+// What becomes of saves whose trainer dies: here it only lets go of its connection, which is all
+// that the agent sees of its death.
 
+#include <array>
 #include <filesystem>
+#include <set>
 
 #include <gtest/gtest.h>
+#include <unistd.h>
 
+#include "agent/client.h"
+#include "agent/connection.h"
+#include "agent/shared_memory.h"
 #include "checkpoint/handover.h"
 #include "checkpoint/save_session.h"
 #include "pipeline/staged_file.h"
 #include "pipeline/staging_pool.h"
 #include "support/agent.h"
+#include "support/random.h"
 #include "support/ranks.h"
 #include "support/status_matchers.h"
 #include "support/temp_dir.h"
@@ -39,15 +46,14 @@ class Trainer {
     EXPECT_TRUE(IsOk(executor_->Attach(pool_->fd(), pool_->block_count())));
   }
 
-  Status HandOver(std::uint64_t turn, const State& state, const std::string& path,
-                  Coordinator& rank) {
+  /// A copy and what is said of it.
+  Result<Handover> Describe(const State& state, const std::string& path, Coordinator& rank) {
     const SaveOptions options;
     const auto session = MakeSaveSession(state, path, options, Claim::kApart);
     VARVE_RETURN_IF_ERROR(session->Plan(rank, Status::Ok()));
     const FileWork& work = session->work();
     VARVE_ASSIGN_OR_RETURN(
-        auto memory,
-        pool_->Reserve(StagedFile::BlocksFor(work.segments, work.block_bytes), {}));
+        auto memory, pool_->Reserve(StagedFile::BlocksFor(work.segments, work.block_bytes), {}));
     auto& staged = staged_.emplace_back(
         std::make_unique<StagedFile>(work.segments, work.block_bytes, std::move(memory)));
     VARVE_RETURN_IF_ERROR(staged->Fill(2, {}));
@@ -55,6 +61,12 @@ class Trainer {
     save.path = path;
     save.settled = session->settled();
     save.image = staged->Describe();
+    return save;
+  }
+
+  Status HandOver(std::uint64_t turn, const State& state, const std::string& path,
+                  Coordinator& rank) {
+    VARVE_ASSIGN_OR_RETURN(const Handover save, Describe(state, path, rank));
     return executor_->HandOver(turn, save);
   }
 
@@ -63,6 +75,7 @@ class Trainer {
   }
 
   SaveExecutor& executor() { return *executor_; }
+  [[nodiscard]] const StagingPool& pool() const { return *pool_; }
 
  private:
   std::shared_ptr<SaveExecutor> executor_;
@@ -154,6 +167,50 @@ TEST(Executor, TellsANewAgentWhichTurnsWillNotCome) {
   ASSERT_TRUE(IsOk(trainer.HandOver(2, training.state(), dir / "2")));
   EXPECT_TRUE(IsOk(DrainAgent(10s, agent.directory())));
   EXPECT_TRUE(Load(dir / "2", training.memory.size()) == training.memory);
+}
+
+TEST(Executor, SaysNothingThatHurtsTheAgentHoweverGarbled) {
+  AgentHere agent;
+  const TempDir dir;
+  const Training training(3 * kMiB);
+  Trainer trainer(agent);
+  const std::string path = dir / "c";
+  const auto save = trainer.Describe(training.state(), path, *MakeSingleProcessCoordinator());
+  ASSERT_TRUE(IsOk(save));
+  const Bytes encoded = EncodeHandover(*save);
+  auto connection = ConnectAndGreet(agent.directory(), test::LongDeadline());
+  ASSERT_TRUE(IsOk(connection));
+  AgentMessage attach{AgentVerb::kAttach, 0, {}, {}};
+  ByteWriter out(&attach.payload);
+  out.U64(trainer.pool().block_count());
+  out.U64(0);
+  attach.fds.emplace_back(::dup(trainer.pool().fd()));
+  ASSERT_TRUE(IsOk(Ask(**connection, attach, test::LongDeadline())));
+  test::Random random(11);
+  std::uint64_t turn = 0;
+  for (int round = 0; round < 300; ++round) {
+    Bytes bytes = encoded;
+    const std::size_t begin =
+        path.size() + 1;  // What is written is cancelled, but that it stays here.
+    for (std::uint64_t n = 1 + random.Below(3); n > 0; --n) {
+      const std::size_t size = random.Below(2) == 0 ? 120 : bytes.size() - begin;
+      const std::array<std::uint64_t, 3> values{0, 0xff, random.Below(256)};
+      bytes[begin + random.Below(size)] = static_cast<char>(values[random.Below(values.size())]);
+    }
+    AgentMessage message{AgentVerb::kHandOver, turn, {}, {}};
+    message.fds.push_back(std::move(*MakeBlob(bytes)));
+    ASSERT_TRUE(IsOk((*connection)->Send(message)));
+    ASSERT_TRUE(IsOk((*connection)->Send({AgentVerb::kCancel, turn, {}, {}})));
+    std::set<AgentVerb> heard;  // Done may come before Ok.
+    while (!heard.contains(AgentVerb::kRefused) && heard.size() < 2) {
+      const auto answer = (*connection)->Receive(test::LongDeadline());
+      ASSERT_TRUE(IsOk(answer));
+      heard.insert(answer->verb);
+    }
+    turn += heard.size() - 1;
+  }
+  EXPECT_GT(turn, 50U);
+  EXPECT_TRUE(IsOk(AgentStatus(agent.directory())));
 }
 
 TEST(Executor, ServesOneStager) {

@@ -5,6 +5,7 @@
 #include <limits>
 #include <utility>
 
+#include "checkpoint/save_session.h"
 #include "varve/storage.h"
 
 namespace varve {
@@ -59,6 +60,7 @@ Result<Handover> DecodeHandover(std::string_view bytes, std::uint64_t pool_block
   if (!handover.path.starts_with('/')) {
     return DataLoss("a save of \"" + handover.path + "\", which is not an absolute path");
   }
+  VARVE_RETURN_IF_ERROR(CheckSaveOptions(options, handover.path));
   return handover;
 }
 
@@ -99,8 +101,8 @@ Result<SaveReport> DecodeReport(std::string_view bytes) {
 
 Result<std::string> AbsolutePath(const std::string& path) {
   std::error_code error;
-  const auto parent = std::filesystem::weakly_canonical(
-      std::filesystem::absolute(ParentPath(path), error), error);
+  const auto parent =
+      std::filesystem::weakly_canonical(std::filesystem::absolute(ParentPath(path), error), error);
   if (error || path.empty()) {
     return InvalidArgument("\"" + path + "\" cannot be made an absolute path" +
                            (error ? ": " + error.message() : ""));

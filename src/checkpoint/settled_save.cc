@@ -7,6 +7,8 @@
 namespace varve {
 namespace {
 
+constexpr std::uint32_t kMostRanks = 1 << 20;  // What there is for each is made when a save begins.
+
 void PutIdentity(const FileIdentity& identity, ByteWriter* out) {
   for (const std::uint8_t byte : identity.save_id.bytes) {
     out->U8(byte);
@@ -64,6 +66,9 @@ Result<SettledSave> DecodeSettledSave(std::string_view bytes) {
     in.Fail("a format that is not written");
   }
   save.identity = GetIdentity(&in);
+  if (save.identity.rank >= save.identity.world_size || save.identity.world_size > kMostRanks) {
+    in.Fail("a rank of a world that there is not");
+  }
   VARVE_ASSIGN_OR_RETURN(save.plan, DecodeLocalPlan(in.String()));
   VARVE_ASSIGN_OR_RETURN(save.assignment, DecodeAssignment(in.String()));
   save.layout = std::string(in.String());

@@ -20,6 +20,9 @@ Box GetBox(ByteReader* in) {
   Box box;
   in->VarintList(&box.offsets);
   in->VarintList(&box.sizes);
+  if (box.offsets.size() != box.sizes.size()) {
+    in->Fail("a box that has not as many offsets as sizes");
+  }
   return box;
 }
 
