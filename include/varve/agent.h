@@ -76,7 +76,8 @@ std::unique_ptr<Storage> OpenAgentMemory(const std::string& path, Storage& base,
 struct AgentServerOptions {
   std::string directory;  ///< Empty: DefaultAgentDirectory().
   /// It ends when nobody has been connected and nothing was left to write for so long. What it keeps
-  /// in memory goes then.
+  /// in memory goes then. What is left of trainers that have been gone for so long goes when others
+  /// save.
   std::chrono::milliseconds idle = std::chrono::minutes(10);
   /// How long the saves of a trainer that has died wait for other ranks that were never heard of.
   std::chrono::milliseconds patience = std::chrono::minutes(1);

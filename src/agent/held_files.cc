@@ -1,6 +1,7 @@
 #include "agent/held_files.h"
 
 #include <algorithm>
+#include <iterator>
 #include <utility>
 
 #include "varve/storage.h"
@@ -39,16 +40,18 @@ Result<HeldFile> DecodeHeldFile(std::string_view bytes) {
 }
 
 void HeldFiles::Add(Held held) {
+  std::vector<Held> given_up;  // Their memory may take seconds to go: not under the lock.
   const std::scoped_lock lock(mutex_);
   const std::string directory = ParentPath(held.file.path);
-  std::erase_if(files_, [&](const Held& other) {
-    const bool older = other.orphan && other.file.rank == held.file.rank &&
-                       ParentPath(other.file.path) == directory;
-    if (older) {
-      other.page->Revoke();
-    }
-    return older;
+  const auto long_ago = std::chrono::steady_clock::now() - orphans_stay_;
+  const auto stay = std::stable_partition(files_.begin(), files_.end(), [&](const Held& other) {
+    const bool older =
+        other.file.rank == held.file.rank && ParentPath(other.file.path) == directory;
+    return !other.orphan_since || (!older && *other.orphan_since > long_ago);
   });
+  std::for_each(stay, files_.end(), [](const Held& other) { other.page->Revoke(); });
+  std::move(stay, files_.end(), std::back_inserter(given_up));
+  files_.erase(stay, files_.end());
   files_.push_back(std::move(held));
 }
 
@@ -74,7 +77,9 @@ void HeldFiles::ForgetAll() {
 void HeldFiles::Orphan(std::uint64_t session) {
   const std::scoped_lock lock(mutex_);
   for (Held& held : files_) {
-    held.orphan = held.orphan || held.session == session;
+    if (held.session == session && !held.orphan_since) {
+      held.orphan_since = std::chrono::steady_clock::now();
+    }
   }
 }
 

@@ -1,9 +1,11 @@
 /// The data files that an agent has in memory after they have been written.
 #pragma once
 
+#include <chrono>
 #include <cstdint>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -35,7 +37,8 @@ struct Held {
   HeldFile file;
   std::uint64_t session = 0;  ///< Whose memory it is.
   std::uint64_t turn = 0;
-  bool orphan = false;  ///< The trainer is gone: nobody will ask for the memory.
+  /// Since when the trainer is gone: nobody will ask for the memory.
+  std::optional<std::chrono::steady_clock::time_point> orphan_since;
   std::shared_ptr<PoolMemory> pool;
   std::shared_ptr<ValidityPage> page;
 };
@@ -43,8 +46,11 @@ struct Held {
 /// Threads: safe.
 class HeldFiles {
  public:
+  /// What trainers that are gone had saved is kept for at least `orphans_stay`.
+  explicit HeldFiles(std::chrono::milliseconds orphans_stay) : orphans_stay_(orphans_stay) {}
+
   /// Keeps a file. What trainers that are gone had saved as the same rank in the same directory is no
-  /// longer the newest, and is given up.
+  /// longer the newest, and is given up; and so is whatever they saved, if that was long ago.
   void Add(Held held);
 
   /// Gives one up: whoever reads from it learns that it is no longer there.
@@ -64,6 +70,7 @@ class HeldFiles {
   void MarkBlocks(std::uint64_t session, std::vector<bool>* wanted);
 
  private:
+  const std::chrono::milliseconds orphans_stay_;
   std::mutex mutex_;
   std::vector<Held> files_;
 };

@@ -4,6 +4,7 @@
 #include <array>
 #include <filesystem>
 #include <set>
+#include <thread>
 
 #include <gtest/gtest.h>
 #include <unistd.h>
@@ -113,6 +114,27 @@ TEST(OrphanedSave, StaysInMemoryUntilTheSameRankHasSavedAgain) {
   const auto stager = agent.MakeStager();
   ASSERT_TRUE(IsOk(AsyncSave(training.state(), dir / "2", {}, *stager).done().get()));
   EXPECT_EQ(OpenAgentMemory(dir / "1", PosixStorage(), {}, agent.directory()), nullptr);
+}
+
+TEST(OrphanedSave, OfLongAgoIsGivenUpWhenOthersSave) {
+  AgentHere agent(1s);
+  const TempDir dir;
+  const Training training(9 * kMiB);
+  const auto stager = agent.MakeStager();  // With which it does not end.
+  for (const char* const job : {"a/1", "b/1"}) {
+    {
+      Trainer trainer(agent);
+      ASSERT_TRUE(IsOk(trainer.HandOver(0, training.state(), dir / job)));
+    }
+    ASSERT_TRUE(IsOk(DrainAgent(60s, agent.directory())));
+  }
+  EXPECT_EQ(AgentStatus(agent.directory())->held.size(), 2U);
+  std::this_thread::sleep_for(1100ms);
+  ASSERT_TRUE(IsOk(AsyncSave(training.state(), dir / "c/1", {}, *stager).done().get()));
+  const auto report = AgentStatus(agent.directory());
+  ASSERT_TRUE(IsOk(report));
+  ASSERT_EQ(report->held.size(), 1U);
+  EXPECT_EQ(report->held[0].path, dir / "c/1");
 }
 
 TEST(OrphanedSave, OfSeveralRanksIsCompletedByTheAgentsAlone) {

@@ -60,7 +60,10 @@ AgentMessage Refusal(const Status& status, std::uint64_t turn = 0) {
 class AgentServer {
  public:
   AgentServer(const AgentServerOptions& options, FileDescriptor listening, FileDescriptor wake)
-      : options_(options), listening_(std::move(listening)), wake_(std::move(wake)) {}
+      : options_(options),
+        listening_(std::move(listening)),
+        wake_(std::move(wake)),
+        held_(options.idle) {}
 
   void Run() {
     while (!Finished()) {
@@ -299,7 +302,7 @@ class AgentServer {
     }
     for (const Held& held : held_.All()) {
       report.held.push_back(
-          {held.file.path, held.file.rank, held.file.image.bytes(), false, !held.orphan});
+          {held.file.path, held.file.rank, held.file.image.bytes(), false, !held.orphan_since});
     }
     return report;
   }

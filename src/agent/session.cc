@@ -140,7 +140,7 @@ void AgentSession::WriteOne(std::uint64_t turn, Job& job) {
     if (auto page = ValidityPage::Make(); page.ok() && !blocks.empty()) {
       HeldFile held{job.save.path,   file.name,       identity.save_id, identity.rank,
                     file.data_begin, pool_->blocks(), job.save.image};
-      around_.held->Add({std::move(held), around_.number, turn, false, pool_, *page});
+      around_.held->Add({std::move(held), around_.number, turn, std::nullopt, pool_, *page});
       if (!trainer_lives()) {
         around_.held->Orphan(around_.number);
       }
