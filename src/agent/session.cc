@@ -56,16 +56,26 @@ void AgentSession::TrainerIsGone() {
       return;
     }
     trainer_lives_ = false;
+    releasing_ = true;
     alone_since_ = std::chrono::steady_clock::now();
     changed_.notify_all();
   }
   around_.held->Orphan(around_.number);
-  ReleaseMemory();
+  // By a thread of its own: a hundred gigabytes take ten seconds or more, in which the caller would
+  // answer nobody, and the worker may have to write for minutes before it comes to it.
+  releaser_ = std::jthread([this] {
+    ReleaseMemory();
+    {
+      const std::scoped_lock lock(mutex_);
+      releasing_ = false;
+    }
+    around_.changed();
+  });
 }
 
 bool AgentSession::over() {
   const std::scoped_lock lock(mutex_);
-  return over_;
+  return over_ && !releasing_;
 }
 
 std::size_t AgentSession::pending() {

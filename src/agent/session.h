@@ -49,7 +49,7 @@ class AgentSession {
   /// been heard of.
   void TrainerIsGone();
 
-  /// True when there is, and will be, nothing to write.
+  /// True when there is, and will be, nothing to write, and no memory to give back.
   [[nodiscard]] bool over();
   /// Saves that have been handed over and have not ended.
   [[nodiscard]] std::size_t pending();
@@ -82,8 +82,11 @@ class AgentSession {
   std::uint64_t next_turn_;
   bool trainer_lives_ = true;
   bool over_ = false;
+  bool releasing_ = false;
   std::chrono::steady_clock::time_point alone_since_;
-  std::jthread worker_;  // Last: it uses all of the above.
+  // Last: they use all of the above.
+  std::jthread releaser_;
+  std::jthread worker_;
 };
 
 }  // namespace varve
