@@ -162,6 +162,23 @@ TEST(Agent, WhatIsLargerThanTheMemoryIsWrittenInWavesByTheTrainer) {
   }
 }
 
+TEST(Agent, ThatIsStoppedLeavesTheMemoryOfTrainersThatLiveAlone) {
+  AgentHere agent;
+  const TempDir dir;
+  const auto stager = agent.MakeStager(32 * kMiB);
+  const Training training(100 * kMiB);
+  AsyncSaveOptions options;
+  options.overlapped = true;
+  options.save.max_write_bandwidth = 100 * kMiB;
+  const AsyncSaveHandle save = AsyncSave(training.state(), dir / "c", options, *stager);
+  std::this_thread::sleep_for(300ms);
+  EXPECT_TRUE(IsOk(StopAgent(60s, agent.directory())));  // It has nothing to do with these waves.
+  const auto& report = save.done().get();
+  ASSERT_TRUE(IsOk(report));
+  EXPECT_TRUE(report->in_waves);
+  EXPECT_TRUE(Load(dir / "c", training.memory.size()) == training.memory);
+}
+
 TEST(Agent, AStateIsLoadedFromItsMemoryUntilTheNextOneTakesItsPlace) {
   AgentHere agent;
   const TempDir dir;

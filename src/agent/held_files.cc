@@ -66,12 +66,15 @@ void HeldFiles::Forget(std::uint64_t session, std::uint64_t turn) {
   });
 }
 
-void HeldFiles::ForgetAll() {
+void HeldFiles::ForgetAll(std::optional<std::uint64_t> session) {
   const std::scoped_lock lock(mutex_);
-  for (const Held& held : files_) {
-    held.page->Revoke();
-  }
-  files_.clear();
+  std::erase_if(files_, [&](const Held& held) {
+    const bool meant = !session || held.session == *session;
+    if (meant) {
+      held.page->Revoke();
+    }
+    return meant;
+  });
 }
 
 void HeldFiles::Orphan(std::uint64_t session) {

@@ -56,8 +56,8 @@ class HeldFiles {
   /// Gives one up: whoever reads from it learns that it is no longer there.
   void Forget(std::uint64_t session, std::uint64_t turn);
 
-  /// Gives all of them up.
-  void ForgetAll();
+  /// Gives all of them up; or those of that session.
+  void ForgetAll(std::optional<std::uint64_t> session = std::nullopt);
 
   /// From now on that session's files are nobody's but ours.
   void Orphan(std::uint64_t session);

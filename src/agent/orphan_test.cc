@@ -178,6 +178,27 @@ TEST(OrphanedSave, IsGivenUpWhenAnotherRankNeverHandsItsPartOver) {
   EXPECT_NE((*found)[0].detail.find("rank 1"), std::string::npos) << (*found)[0].detail;
 }
 
+TEST(Executor, WhoseConnectionIsDroppedKeepsItsMemory) {
+  AgentHere agent;
+  Training training(3 * kMiB);
+  Trainer trainer(agent);
+  auto connection = ConnectAndGreet(agent.directory(), test::LongDeadline());
+  ASSERT_TRUE(IsOk(connection));
+  AgentMessage attach{AgentVerb::kAttach, 0, {}, {}};
+  ByteWriter out(&attach.payload);
+  out.U64(trainer.pool().block_count());
+  out.U64(0);
+  attach.fds.emplace_back(::dup(trainer.pool().fd()));
+  ASSERT_TRUE(IsOk(Ask(**connection, attach, test::LongDeadline())));
+  ASSERT_EQ(::pwrite(trainer.pool().fd(), "mine", 4, 0), 4);
+  ASSERT_TRUE(IsOk((*connection)->Send({AgentVerb::kHeld, 0, {}, {}})));  // Which is not its to say.
+  EXPECT_TRUE(FailsWith((*connection)->Receive(test::LongDeadline()), StatusCode::kUnavailable));
+  std::this_thread::sleep_for(100ms);
+  std::string now(4, '\0');
+  ASSERT_EQ(::pread(trainer.pool().fd(), now.data(), 4, 0), 4);
+  EXPECT_EQ(now, "mine");
+}
+
 TEST(Executor, TellsANewAgentWhichTurnsWillNotCome) {
   AgentHere agent;
   const TempDir dir;

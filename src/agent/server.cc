@@ -45,6 +45,7 @@ struct Peer {
   FileDescriptor process;  // A pidfd; none where the peer's process cannot be seen.
   bool greeted = false;
   bool gone = false;
+  bool dropped = false;  // By us: its process may live, and use its memory.
   std::optional<AgentVerb> waits;  // kDrain or kStop, for the end of all saves.
   std::shared_ptr<AgentSession> session;
 };
@@ -131,12 +132,19 @@ class AgentServer {
         if (message.ok()) {
           Handle(peer, std::move(*message));
         } else {
-          peer.gone = true;
+          Drop(peer);
         }
       } else if (fd.fd >= 0 && fd.revents != 0 && fd.fd == peer.process.get()) {
         peer.gone = peer.gone || NothingLeftToRead(*peer.connection);
       }
     }
+  }
+
+  /// It has gone, or is not to be listened to any more.
+  static void Drop(Peer& peer) {
+    pollfd process{peer.process.get(), POLLIN, 0};
+    peer.gone = true;
+    peer.dropped = peer.connection->IsOpen() && ::poll(&process, 1, 0) == 0;
   }
 
   /// What a process said before it died counts.
@@ -166,8 +174,12 @@ class AgentServer {
 
   void RemoveTheGone() {
     for (Peer& peer : peers_) {
-      if (peer.gone && peer.session != nullptr) {
+      if (peer.gone && peer.session != nullptr && !peer.dropped) {
         peer.session->TrainerIsGone();
+      } else if (peer.gone && peer.session != nullptr) {
+        peer.session->Abandon();
+        held_.ForgetAll(peer.session->number());
+        peer.connection->Close();  // What it then learns.
       }
     }
     std::erase_if(peers_, [](const Peer& peer) { return peer.gone; });
@@ -188,7 +200,7 @@ class AgentServer {
 
   void Handle(Peer& peer, AgentMessage message) {
     if (!peer.greeted && message.verb != AgentVerb::kHello) {
-      peer.gone = true;
+      Drop(peer);
       return;
     }
     switch (message.verb) {
@@ -201,7 +213,7 @@ class AgentServer {
       default: break;
     }
     if (peer.session == nullptr) {
-      peer.gone = true;
+      Drop(peer);
       return;
     }
     switch (message.verb) {
@@ -214,14 +226,16 @@ class AgentServer {
         held_.Forget(peer.session->number(), message.turn);
         (void)peer.connection->Send(Answer(AgentVerb::kForgotten, message.turn));
         return;
-      default: peer.gone = true;
+      default: Drop(peer);
     }
   }
 
   static void Reply(Peer& peer, std::uint64_t turn, const Status& status) {
     const AgentMessage answer =
         status.ok() ? Answer(AgentVerb::kOk, turn) : Refusal(status, turn);
-    peer.gone = !peer.connection->Send(answer).ok() || peer.gone;
+    if (!peer.connection->Send(answer).ok()) {
+      Drop(peer);
+    }
   }
 
   void Greet(Peer& peer, const AgentMessage& message) {
@@ -283,7 +297,7 @@ class AgentServer {
       message.fds.push_back(std::move(*blob));
       message.fds.emplace_back(::dup(held.page->fd().get()));
       if (Status sent = peer.connection->Send(message); !sent.ok()) {
-        peer.gone = true;
+        Drop(peer);
         return;
       }
     }
@@ -315,7 +329,9 @@ class AgentServer {
       return;
     }
     message.fds.push_back(std::move(*blob));
-    peer.gone = !peer.connection->Send(message).ok() || peer.gone;
+    if (!peer.connection->Send(message).ok()) {
+      Drop(peer);
+    }
   }
 
   const AgentServerOptions& options_;

@@ -14,12 +14,15 @@ AgentSession::AgentSession(Surroundings surroundings, std::shared_ptr<PoolMemory
       next_turn_(first_turn),
       worker_([this] { Work(); }) {}
 
-AgentSession::~AgentSession() {
-  TrainerIsGone();
+AgentSession::~AgentSession() { Abandon(); }
+
+void AgentSession::Abandon() {
   const std::scoped_lock lock(mutex_);
+  trainer_lives_ = false;
   for (const auto& [turn, job] : jobs_) {
     job->stop.request_stop();
   }
+  changed_.notify_all();
 }
 
 Status AgentSession::HandOver(std::uint64_t turn, std::string_view encoded) {
@@ -56,6 +59,7 @@ void AgentSession::TrainerIsGone() {
       return;
     }
     trainer_lives_ = false;
+    memory_is_ours_ = true;
     releasing_ = true;
     alone_since_ = std::chrono::steady_clock::now();
     changed_.notify_all();
@@ -86,6 +90,11 @@ std::size_t AgentSession::pending() {
 bool AgentSession::trainer_lives() {
   const std::scoped_lock lock(mutex_);
   return trainer_lives_;
+}
+
+bool AgentSession::memory_is_ours() {
+  const std::scoped_lock lock(mutex_);
+  return memory_is_ours_;
 }
 
 std::vector<AgentReport::File> AgentSession::Files() {
@@ -128,7 +137,7 @@ void AgentSession::Work() {
       const std::scoped_lock lock(mutex_);
       jobs_.erase(turn);
     }
-    if (!trainer_lives()) {
+    if (memory_is_ours()) {
       ReleaseMemory();
     }
     around_.changed();

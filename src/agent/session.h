@@ -36,7 +36,7 @@ class AgentSession {
                std::uint64_t first_turn);
   AgentSession(const AgentSession&) = delete;
   AgentSession& operator=(const AgentSession&) = delete;
-  /// Waits for the save that is being written. The trainer must be gone.
+  /// Waits for the save that is being written.
   ~AgentSession();
 
   /// Errors: DataLoss; FailedPrecondition for a turn that is over or taken.
@@ -48,6 +48,10 @@ class AgentSession {
   /// nothing is given back, and other ranks are waited for no longer than `patience` if they have not
   /// been heard of.
   void TrainerIsGone();
+
+  /// We leave a trainer that lives: what has not been written is given up, and its memory, which it
+  /// goes on to use, is not touched.
+  void Abandon();
 
   /// True when there is, and will be, nothing to write, and no memory to give back.
   [[nodiscard]] bool over();
@@ -71,6 +75,7 @@ class AgentSession {
   void Work();
   void WriteOne(std::uint64_t turn, Job& job);
   Status GiveUp();
+  [[nodiscard]] bool memory_is_ours();
   void ReleaseMemory();
 
   const Surroundings around_;
@@ -81,6 +86,7 @@ class AgentSession {
   std::set<std::uint64_t> passed_;
   std::uint64_t next_turn_;
   bool trainer_lives_ = true;
+  bool memory_is_ours_ = false;  // Nobody else writes to it any more.
   bool over_ = false;
   bool releasing_ = false;
   std::chrono::steady_clock::time_point alone_since_;
