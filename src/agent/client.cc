@@ -118,6 +118,25 @@ Result<std::shared_ptr<AgentConnection>> ConnectOrStart(const AgentOptions& opti
   }
 }
 
+namespace {
+
+/// One that is just ending, or was killed, may still take connections: the next attempt tells.
+Status AskForTheEnd(AgentVerb verb, std::chrono::milliseconds patience,
+                    const std::string& directory) {
+  const Deadline deadline = After(patience);
+  while (true) {
+    const auto agent = ConnectAndGreet(directory, Clock::now() + kGreeting);
+    Status status =
+        agent.ok() ? Ask(**agent, {verb, 0, {}, {}}, deadline).status() : agent.status();
+    if (status.code() != StatusCode::kUnavailable || deadline - Clock::now() < kPause) {
+      return status;
+    }
+    std::this_thread::sleep_for(kPause);
+  }
+}
+
+}  // namespace
+
 Result<AgentReport> AgentStatus(const std::string& directory) {
   const auto deadline = Clock::now() + kGreeting;
   VARVE_ASSIGN_OR_RETURN(const auto agent, ConnectAndGreet(directory, deadline));
@@ -131,13 +150,11 @@ Result<AgentReport> AgentStatus(const std::string& directory) {
 }
 
 Status DrainAgent(std::chrono::milliseconds patience, const std::string& directory) {
-  VARVE_ASSIGN_OR_RETURN(const auto agent, ConnectAndGreet(directory, Clock::now() + kGreeting));
-  return Ask(*agent, {AgentVerb::kDrain, 0, {}, {}}, After(patience)).status();
+  return AskForTheEnd(AgentVerb::kDrain, patience, directory);
 }
 
 Status StopAgent(std::chrono::milliseconds patience, const std::string& directory) {
-  VARVE_ASSIGN_OR_RETURN(const auto agent, ConnectAndGreet(directory, Clock::now() + kGreeting));
-  return Ask(*agent, {AgentVerb::kStop, 0, {}, {}}, After(patience)).status();
+  return AskForTheEnd(AgentVerb::kStop, patience, directory);
 }
 
 }  // namespace varve
