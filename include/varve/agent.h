@@ -31,8 +31,9 @@ struct AgentOptions {
   std::string program;
 };
 
-/// The agent of this node, to be given to Stager::Make; to one stager only. Errors: FailedPrecondition when none can
-/// be started, it is of another version or stopping, or its directory is open to others.
+/// The agent of this node, to be given to Stager::Make; to one stager only. Errors:
+/// FailedPrecondition when none can be started, it is of another version or stopping, or its
+/// directory is open to others.
 Result<std::shared_ptr<SaveExecutor>> ConnectToAgent(const AgentOptions& options = {});
 
 /// What an agent does.
@@ -75,9 +76,9 @@ std::unique_ptr<Storage> OpenAgentMemory(const std::string& path, Storage& base,
 
 struct AgentServerOptions {
   std::string directory;  ///< Empty: DefaultAgentDirectory().
-  /// It ends when nobody has been connected and nothing was left to write for so long. What it keeps
-  /// in memory goes then. What is left of trainers that have been gone for so long goes when others
-  /// save.
+  /// It ends when nobody has been connected and nothing was left to write for so long. What it
+  /// keeps in memory goes then. What is left of trainers that have been gone for so long goes when
+  /// others save.
   std::chrono::milliseconds idle = std::chrono::minutes(10);
   /// How long the saves of a trainer that has died wait for other ranks that were never heard of.
   std::chrono::milliseconds patience = std::chrono::minutes(1);

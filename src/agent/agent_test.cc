@@ -325,8 +325,7 @@ TEST(Agent, WithoutDescriptorsForThoseWhoConnectItWaitsQuietly) {
   ASSERT_EQ(::setrlimit(RLIMIT_NOFILE, &before), 0);
   EXPECT_LT(used, CLOCKS_PER_SEC / 10);
   AgentConnection connection(std::move(socket));
-  EXPECT_TRUE(IsOk(
-      Ask(connection, {AgentVerb::kHello, 0, Bytes(Version()), {}}, LongDeadline())));
+  EXPECT_TRUE(IsOk(Ask(connection, {AgentVerb::kHello, 0, Bytes(Version()), {}}, LongDeadline())));
 }
 
 TEST(Agent, WhoSaysNonsenseIsNotListenedToAndHurtsNobody) {

@@ -27,8 +27,8 @@ enum class AgentVerb : std::uint8_t {
   kStop,       ///< T. A: kOk when nothing is left to write; it then ends.
   kOk,         ///< A.
   kRefused,    ///< A: payload a code and a message.
-  kDone,       ///< A: the save of that turn has ended. Payload as kRefused, or 0 and its report; or a
-               ///< memfd with that.
+  kDone,  ///< A: the save of that turn has ended. Payload as kRefused, or 0 and its report; or a
+          ///< memfd with that.
   kForgotten,  ///< A.
   kHeld,       ///< A: memfds of the memory, a HeldFile, and a page that says whether it still is.
 };

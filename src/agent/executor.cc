@@ -43,7 +43,8 @@ class AgentExecutor final : public SaveExecutor {
 
   Status Attach(int fd, std::uint64_t blocks) override {
     if (pool_fd_ >= 0) {
-      return InvalidArgument("a connection to the agent serves one stager; make another for this one");
+      return InvalidArgument(
+          "a connection to the agent serves one stager; make another for this one");
     }
     pool_fd_ = fd;
     pool_blocks_ = blocks;
@@ -139,8 +140,8 @@ class AgentExecutor final : public SaveExecutor {
     {
       const std::scoped_lock lock(mutex_);
       lost_ = false;
-      // Turns need not come in order. What was said of later ones, this agent has not heard: it would
-      // wait for them for ever.
+      // Turns need not come in order. What was said of later ones, this agent has not heard: it
+      // would wait for them for ever.
       for (auto turn = used_.upper_bound(first_turn); turn != used_.end(); ++turn) {
         Say({AgentVerb::kPass, *turn, {}, {}});
       }

@@ -49,8 +49,8 @@ class HeldFiles {
   /// What trainers that are gone had saved is kept for at least `orphans_stay`.
   explicit HeldFiles(std::chrono::milliseconds orphans_stay) : orphans_stay_(orphans_stay) {}
 
-  /// Keeps a file. What trainers that are gone had saved as the same rank in the same directory is no
-  /// longer the newest, and is given up; and so is whatever they saved, if that was long ago.
+  /// Keeps a file. What trainers that are gone had saved as the same rank in the same directory is
+  /// no longer the newest, and is given up; and so is whatever they saved, if that was long ago.
   void Add(Held held);
 
   /// Gives one up: whoever reads from it learns that it is no longer there.

@@ -1,10 +1,10 @@
 // Reading a checkpoint out of an agent's memory. The memory belongs to a trainer that may live, and
-// may want it back at any time: the agent then takes its word back on a page that we see, before the
-// trainer writes to it again. So bytes are copied first and the page is looked at afterwards; if the
-// word has been taken back they are read from the disk. An agent that is killed takes nothing back:
-// its word is good as long as the connection to it stands. A file is only read from memory when the
-// checkpoint on the disk is of the same save. DCP has no room for a name of the save: there the
-// checksums in the index must be those of the copy.
+// may want it back at any time: the agent then takes its word back on a page that we see, before
+// the trainer writes to it again. So bytes are copied first and the page is looked at afterwards;
+// if the word has been taken back they are read from the disk. An agent that is killed takes
+// nothing back: its word is good as long as the connection to it stands. A file is only read from
+// memory when the checkpoint on the disk is of the same save. DCP has no room for a name of the
+// save: there the checksums in the index must be those of the copy.
 
 #include <algorithm>
 #include <cstring>

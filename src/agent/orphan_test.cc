@@ -191,7 +191,8 @@ TEST(Executor, WhoseConnectionIsDroppedKeepsItsMemory) {
   attach.fds.emplace_back(::dup(trainer.pool().fd()));
   ASSERT_TRUE(IsOk(Ask(**connection, attach, test::LongDeadline())));
   ASSERT_EQ(::pwrite(trainer.pool().fd(), "mine", 4, 0), 4);
-  ASSERT_TRUE(IsOk((*connection)->Send({AgentVerb::kHeld, 0, {}, {}})));  // Which is not its to say.
+  ASSERT_TRUE(
+      IsOk((*connection)->Send({AgentVerb::kHeld, 0, {}, {}})));  // Which is not its to say.
   EXPECT_TRUE(FailsWith((*connection)->Receive(test::LongDeadline()), StatusCode::kUnavailable));
   std::this_thread::sleep_for(100ms);
   std::string now(4, '\0');

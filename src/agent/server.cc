@@ -45,7 +45,7 @@ struct Peer {
   FileDescriptor process;  // A pidfd; none where the peer's process cannot be seen.
   bool greeted = false;
   bool gone = false;
-  bool dropped = false;  // By us: its process may live, and use its memory.
+  bool dropped = false;            // By us: its process may live, and use its memory.
   std::optional<AgentVerb> waits;  // kDrain or kStop, for the end of all saves.
   std::shared_ptr<AgentSession> session;
 };

@@ -42,9 +42,9 @@ class SaveExecutor {
  public:
   virtual ~SaveExecutor() = default;
 
-  /// The staging memory that copies will be in: a memfd of `blocks` of kPoolBlockBytes. Called once,
-  /// before all others; the descriptor stays the caller's and open. Errors: InvalidArgument when it
-  /// has been called before.
+  /// The staging memory that copies will be in: a memfd of `blocks` of kPoolBlockBytes. Called
+  /// once, before all others; the descriptor stays the caller's and open. Errors: InvalidArgument
+  /// when it has been called before.
   virtual Status Attach(int fd, std::uint64_t blocks) = 0;
 
   /// When this returns Ok the save is in the other process's hands and outlives this one. Its blocks
