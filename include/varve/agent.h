@@ -21,8 +21,8 @@
 
 namespace varve {
 
-/// Where an agent listens: a directory that only its user may enter. By default $VARVE_AGENT_DIR, or
-/// $XDG_RUNTIME_DIR/varve, or /tmp/varve-UID.
+/// Where an agent listens: a directory that only its user may enter. By default $VARVE_AGENT_DIR,
+/// or $XDG_RUNTIME_DIR/varve, or /tmp/varve-UID.
 std::string DefaultAgentDirectory();
 
 struct AgentOptions {
@@ -67,9 +67,9 @@ Status DrainAgent(std::chrono::milliseconds patience, const std::string& directo
 Status StopAgent(std::chrono::milliseconds patience, const std::string& directory = {});
 
 /// A storage like `base` in which the data files of the checkpoint at `path` are read from the
-/// agent's memory, as far as it has them; `bytes_from_memory` grows by what was. Null when it has none
-/// of them, or no agent runs. What is read is what was written: the checksums of the checkpoint are
-/// compared as for any other storage. `base` must outlive it.
+/// agent's memory, as far as it has them; `bytes_from_memory` grows by what was. Null when it has
+/// none of them, or no agent runs. What is read is what was written: the checksums of the
+/// checkpoint are compared as for any other storage. `base` must outlive it.
 std::unique_ptr<Storage> OpenAgentMemory(const std::string& path, Storage& base,
                                          std::function<void(std::uint64_t)> bytes_from_memory = {},
                                          const std::string& directory = {});

@@ -92,8 +92,8 @@ class Stager {
  public:
   /// `background` connects the ranks for what is said behind the training's back; nobody else may
   /// use it. Null: a single process. Errors: InvalidArgument; OutOfSpace.
-  /// `executor` is another process that writes the saves, from ConnectToAgent (agent.h); the staging
-  /// memory is then shared with it. Null: threads of this process.
+  /// `executor` is another process that writes the saves, from ConnectToAgent (agent.h); the
+  /// staging memory is then shared with it. Null: threads of this process.
   static Result<std::unique_ptr<Stager>> Make(const StagerOptions& options = {},
                                               std::unique_ptr<Coordinator> background = nullptr,
                                               std::shared_ptr<SaveExecutor> executor = nullptr);

@@ -52,8 +52,8 @@ class ReadableFile {
   virtual Status ReadUncached(std::uint64_t offset, std::byte* buffer, std::uint64_t size,
                               std::uint64_t capacity) = 0;
 
-  /// ReadAt, and extends the CRC-32C `*crc` over the bytes read. Unless a file has a cheaper way, one
-  /// after the other. After an error `*crc` is unspecified.
+  /// ReadAt, and extends the CRC-32C `*crc` over the bytes read. Unless a file has a cheaper way,
+  /// one after the other. After an error `*crc` is unspecified.
   virtual Status ReadAndSum(std::uint64_t offset, std::span<const std::span<std::byte>> parts,
                             std::uint32_t* crc);
 

@@ -291,7 +291,7 @@ TEST(Agent, ListensOnlyWhereNobodyElseMayEnter) {
                         {"false", "exit status 1"}));
 
   AgentHere agent;
-  struct stat status {};
+  struct stat status{};
   ASSERT_EQ(::lstat((agent.directory() + "/agent.socket").c_str(), &status), 0);
   EXPECT_EQ(status.st_mode & 0777, 0600U);
   EXPECT_TRUE(FailsWith(RunAgent({.directory = agent.directory()}), StatusCode::kAlreadyExists));

@@ -58,7 +58,7 @@ Status Start(const std::string& program, const std::string& directory) {
   ::posix_spawnattr_destroy(&attributes);
   if (error != 0) {
     return FailedPrecondition("start the agent \"" + program + "\": " + std::strerror(error) +
-                    "; set VARVE_AGENT to where it is");
+                              "; set VARVE_AGENT to where it is");
   }
   int status = 0;
   while (::waitpid(child, &status, 0) < 0 && errno == EINTR) {

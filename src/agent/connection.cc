@@ -27,8 +27,8 @@ int PollTime(Deadline deadline) {
   if (deadline == Deadline::max()) {
     return -1;
   }
-  const auto left = std::chrono::ceil<std::chrono::milliseconds>(
-      deadline - std::chrono::steady_clock::now());
+  const auto left =
+      std::chrono::ceil<std::chrono::milliseconds>(deadline - std::chrono::steady_clock::now());
   return static_cast<int>(
       std::clamp<std::int64_t>(left.count(), 0, std::numeric_limits<int>::max()));
 }

@@ -24,7 +24,8 @@ Status Failed(const std::string& what, int error) {
 }  // namespace
 
 std::string DefaultAgentDirectory() {
-  if (const char* const chosen = std::getenv("VARVE_AGENT_DIR"); chosen != nullptr && *chosen != 0) {
+  if (const char* const chosen = std::getenv("VARVE_AGENT_DIR");
+      chosen != nullptr && *chosen != 0) {
     return chosen;
   }
   if (const char* const run = std::getenv("XDG_RUNTIME_DIR"); run != nullptr && *run != 0) {
@@ -40,24 +41,26 @@ AgentEndpoint EndpointIn(const std::string& directory) {
 
 Status CheckPrivate(const std::string& directory, bool make) {
   if (make && ::mkdir(directory.c_str(), 0700) != 0 && errno != EEXIST) {
-    return Failed("make " + directory + " for the agent", errno);
+    const int error = errno;
+    return Failed("make " + directory + " for the agent (VARVE_AGENT_DIR names another)", error);
   }
-  struct stat status {};
+  struct stat status{};
   if (::lstat(directory.c_str(), &status) != 0) {
     return errno == ENOENT ? NotFound("no agent runs: there is no " + directory)
                            : Failed("look at " + directory, errno);
   }
   if (!S_ISDIR(status.st_mode) || status.st_uid != ::geteuid() || (status.st_mode & 077) != 0) {
-    return FailedPrecondition(directory + " must be a directory of user " +
-                              std::to_string(::geteuid()) +
-                              " that nobody else may enter (mode 0700), for the agent's socket; set "
-                              "VARVE_AGENT_DIR to one that is");
+    return FailedPrecondition(
+        directory + " must be a directory of user " + std::to_string(::geteuid()) +
+        " that nobody else may enter (mode 0700), for the agent's socket; set "
+        "VARVE_AGENT_DIR to one that is");
   }
   return Status::Ok();
 }
 
 Result<FileDescriptor> LockEndpoint(const AgentEndpoint& endpoint) {
-  FileDescriptor lock(::open(endpoint.lock.c_str(), O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0600));
+  FileDescriptor lock(
+      ::open(endpoint.lock.c_str(), O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0600));
   if (!lock.valid()) {
     return Failed("open " + endpoint.lock, errno);
   }

@@ -1,7 +1,7 @@
 // A trainer's side of the agent. One thread takes what the agent says; callers wait for what is
-// theirs. When the connection is lost everybody who waits learns so, and the next save that is handed
-// over tries to begin anew, with an agent that is started if need be. What the lost one had in hand
-// is not handed over again: it may have become visible.
+// theirs. When the connection is lost everybody who waits learns so, and the next save that is
+// handed over tries to begin anew, with an agent that is started if need be. What the lost one had
+// in hand is not handed over again: it may have become visible.
 
 #include <chrono>
 #include <condition_variable>
@@ -68,6 +68,13 @@ class AgentExecutor final : public SaveExecutor {
     turns_[turn] = known;
     changed_.wait_until(lock, Clock::now() + kAnswer,
                         [&] { return known->lost || known->taken.has_value(); });
+    if (!known->taken && !known->lost) {
+      // It may take it yet, while its memory is used for something else.
+      Say({AgentVerb::kCancel, turn, {}, {}});
+      agent_->Close();
+      turns_.erase(turn);
+      return Unavailable("the agent does not answer");
+    }
     Status taken = known->taken.value_or(Lost());
     if (!taken.ok()) {
       turns_.erase(turn);
@@ -235,8 +242,7 @@ class AgentExecutor final : public SaveExecutor {
 
 Result<std::shared_ptr<SaveExecutor>> ConnectToAgent(const AgentOptions& options) {
   VARVE_ASSIGN_OR_RETURN(auto agent, ConnectOrStart(options));
-  return std::shared_ptr<SaveExecutor>(
-      std::make_shared<AgentExecutor>(options, std::move(agent)));
+  return std::shared_ptr<SaveExecutor>(std::make_shared<AgentExecutor>(options, std::move(agent)));
 }
 
 }  // namespace varve

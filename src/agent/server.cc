@@ -12,7 +12,9 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <cstdio>
 #include <cstring>
+#include <exception>
 #include <list>
 #include <memory>
 #include <optional>
@@ -112,8 +114,8 @@ class AgentServer {
       fds.push_back({peer.connection->fd(), POLLIN, 0});
       fds.push_back({peer.process.get(), POLLIN, 0});
     }
-    const auto left = std::chrono::ceil<std::chrono::milliseconds>(idle_since_ + options_.idle -
-                                                                   Clock::now());
+    const auto left =
+        std::chrono::ceil<std::chrono::milliseconds>(idle_since_ + options_.idle - Clock::now());
     const int patience = peers_.empty() && Pending() == 0
                              ? static_cast<int>(std::clamp<std::int64_t>(left.count(), 0, 60'000))
                              : -1;
@@ -129,14 +131,23 @@ class AgentServer {
     for (const pollfd& fd : ready) {
       if (fd.fd >= 0 && fd.revents != 0 && fd.fd == peer.connection->fd()) {
         auto message = peer.connection->Receive(Clock::now());
-        if (message.ok()) {
-          Handle(peer, std::move(*message));
-        } else {
+        if (!message.ok() || !HandleOrTell(peer, std::move(*message))) {
           Drop(peer);
         }
       } else if (fd.fd >= 0 && fd.revents != 0 && fd.fd == peer.process.get()) {
         peer.gone = peer.gone || NothingLeftToRead(*peer.connection);
       }
+    }
+  }
+
+  /// False where there is no memory, or no thread, for what it wants: that ends no other's save.
+  bool HandleOrTell(Peer& peer, AgentMessage message) {
+    try {
+      Handle(peer, std::move(message));
+      return true;
+    } catch (const std::exception& error) {
+      std::fprintf(stderr, "varve-agent: %s\n", error.what());
+      return false;
     }
   }
 
@@ -208,7 +219,10 @@ class AgentServer {
       case AgentVerb::kAttach: Reply(peer, 0, Attach(peer, std::move(message))); return;
       case AgentVerb::kFind: SendHeld(peer, message.payload); return;
       case AgentVerb::kStatus: SendStatus(peer); return;
-      case AgentVerb::kStop: stopping_ = true; peer.waits = message.verb; return;
+      case AgentVerb::kStop:
+        stopping_ = true;
+        peer.waits = message.verb;
+        return;
       case AgentVerb::kDrain: peer.waits = message.verb; return;
       default: break;
     }
@@ -217,9 +231,7 @@ class AgentServer {
       return;
     }
     switch (message.verb) {
-      case AgentVerb::kHandOver:
-        Reply(peer, message.turn, TakeSave(peer, message));
-        return;
+      case AgentVerb::kHandOver: Reply(peer, message.turn, TakeSave(peer, message)); return;
       case AgentVerb::kPass: peer.session->Pass(message.turn); return;
       case AgentVerb::kCancel: peer.session->Cancel(message.turn); return;
       case AgentVerb::kForget:
@@ -231,8 +243,7 @@ class AgentServer {
   }
 
   static void Reply(Peer& peer, std::uint64_t turn, const Status& status) {
-    const AgentMessage answer =
-        status.ok() ? Answer(AgentVerb::kOk, turn) : Refusal(status, turn);
+    const AgentMessage answer = status.ok() ? Answer(AgentVerb::kOk, turn) : Refusal(status, turn);
     if (!peer.connection->Send(answer).ok()) {
       Drop(peer);
     }

@@ -1,5 +1,6 @@
 #include "agent/session.h"
 
+#include <exception>
 #include <utility>
 
 #include "checkpoint/failure_note.h"
@@ -132,7 +133,11 @@ AgentSession::JobPtr AgentSession::Next(std::uint64_t* turn) {
 void AgentSession::Work() {
   std::uint64_t turn = 0;
   while (const JobPtr job = Next(&turn)) {
-    WriteOne(turn, *job);
+    try {
+      WriteOne(turn, *job);
+    } catch (const std::exception& error) {  // No memory, no thread: this save's misfortune alone.
+      Tell(turn, Unavailable("save " + job->save.path + ": the agent: " + error.what()));
+    }
     {
       const std::scoped_lock lock(mutex_);
       jobs_.erase(turn);
@@ -167,6 +172,10 @@ void AgentSession::WriteOne(std::uint64_t turn, Job& job) {
   } else if (!trainer_lives() && (!identity.coordinated || identity.rank == 0)) {
     NoteFailure(PosixStorage(), job.save.path, report.status());  // Nobody else will.
   }
+  Tell(turn, report);
+}
+
+void AgentSession::Tell(std::uint64_t turn, const Result<SaveReport>& report) {
   AgentMessage done{AgentVerb::kDone, turn, {}, {}};
   if (report.ok()) {
     // In the message itself if it fits: a trainer that has no descriptor left hears of it as well.

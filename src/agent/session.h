@@ -45,8 +45,8 @@ class AgentSession {
   void Cancel(std::uint64_t turn);
 
   /// The trainer is gone: turns that have not been handed over never will be, memory that holds
-  /// nothing is given back, and other ranks are waited for no longer than `patience` if they have not
-  /// been heard of.
+  /// nothing is given back, and other ranks are waited for no longer than `patience` if they have
+  /// not been heard of.
   void TrainerIsGone();
 
   /// We leave a trainer that lives: what has not been written is given up, and its memory, which it
@@ -74,6 +74,7 @@ class AgentSession {
   JobPtr Next(std::uint64_t* turn);
   void Work();
   void WriteOne(std::uint64_t turn, Job& job);
+  void Tell(std::uint64_t turn, const Result<SaveReport>& report);
   Status GiveUp();
   [[nodiscard]] bool memory_is_ours();
   void ReleaseMemory();

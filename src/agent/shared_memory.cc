@@ -35,7 +35,7 @@ Result<FileDescriptor> MakeMemory(const char* name) {
 /// The size of memory that cannot be cut short; an error for any other.
 Result<std::int64_t> SealedSize(const FileDescriptor& fd) {
   const int seals = ::fcntl(fd.get(), F_GET_SEALS);
-  struct stat status {};
+  struct stat status{};
   if (seals < 0 || (seals & F_SEAL_SHRINK) == 0 || ::fstat(fd.get(), &status) != 0) {
     return DataLoss("shared memory that could be cut short");
   }
@@ -95,8 +95,8 @@ PoolMemory::~PoolMemory() {
   const auto unmap = [base = const_cast<std::byte*>(base_), size = blocks_ * kPoolBlockBytes] {
     ::munmap(base, size);
   };
-  // Behind everybody's back: small pages are taken apart one by one (measured: 0.03 s a GiB, a sixth
-  // of a load), while a load wants to return and an agent's messages to be answered.
+  // Behind everybody's back: small pages are taken apart one by one (measured: 0.03 s a GiB, a
+  // sixth of a load), while a load wants to return and an agent's messages to be answered.
   try {
     std::thread(unmap).detach();
   } catch (const std::system_error&) {
@@ -139,8 +139,7 @@ Result<std::shared_ptr<ValidityPage>> ValidityPage::Map(FileDescriptor fd) {
   if (size < static_cast<std::int64_t>(kPageBytes)) {
     return DataLoss("a page of shared memory that is none");
   }
-  void* const page =
-      ::mmap(nullptr, kPageBytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd.get(), 0);
+  void* const page = ::mmap(nullptr, kPageBytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd.get(), 0);
   if (page == MAP_FAILED) {
     return NoMemory("map a page of shared memory");
   }

@@ -63,11 +63,14 @@ void AsyncJob::Stage(StagingPool& pool, StagingPool::Ticket ticket, int threads)
   Status status;
   try {
     status = Copy(pool, ticket, threads).Annotate("save " + path_);
+    if (handoff_ != nullptr && !HasCopyInWaves()) {
+      status = HandOver(static_cast<std::uint64_t>(ticket), std::move(status));
+    }
   } catch (const std::bad_alloc&) {
     status = NoMemoryFor(path_);
-  }
-  if (handoff_ != nullptr && !HasCopyInWaves()) {
-    status = HandOver(static_cast<std::uint64_t>(ticket), std::move(status));
+    if (handoff_ != nullptr && !turn_) {
+      handoff_->Pass(static_cast<std::uint64_t>(ticket));
+    }
   }
   AllowWriting(status);
   {
@@ -89,7 +92,8 @@ Status AsyncJob::Copy(StagingPool& pool, StagingPool::Ticket ticket, int threads
   staged_file_ = std::make_unique<StagedFile>(work.segments, work.block_bytes, std::move(memory));
   if (staged_file_->in_waves()) {
     if (handoff_ != nullptr) {
-      handoff_->Pass(static_cast<std::uint64_t>(ticket));  // Nothing outlives us that is never whole.
+      handoff_->Pass(
+          static_cast<std::uint64_t>(ticket));  // Nothing outlives us that is never whole.
     }
     AllowWriting(Status::Ok());
   }

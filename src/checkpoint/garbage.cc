@@ -10,7 +10,8 @@ namespace {
 
 constexpr std::string_view kRankLockPrefix = ".rank-";
 
-/// No lock says whether ranks still talk in a directory. Nobody waits for an answer as long as this.
+/// No lock says whether ranks still talk in a directory. Nobody waits for an answer as long as
+/// this.
 constexpr std::int64_t kTalkIsOverNs = std::int64_t{24} * 3600 * 1'000'000'000;
 
 std::uint64_t TreeBytes(Storage& storage, const std::string& path, const DirectoryEntry& entry) {

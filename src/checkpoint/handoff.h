@@ -31,8 +31,8 @@ class Handoff {
                   StagedFile* staged, const AsyncSaveOptions& options);
   void Pass(std::uint64_t turn) { executor_->Pass(turn); }
 
-  /// Waits for a save that was handed over in `turn`; one that was not is written here, in so far as
-  /// this rank is `ready`. Takes the copy from `*staged` where it is kept.
+  /// Waits for a save that was handed over in `turn`; one that was not is written here, in so far
+  /// as this rank is `ready`. Takes the copy from `*staged` where it is kept.
   Result<SaveReport> Write(std::optional<std::uint64_t> turn, SaveSession& session,
                            std::unique_ptr<StagedFile>* staged, const WriteAttempts& attempts,
                            const Status& ready);

@@ -47,15 +47,15 @@ class SaveExecutor {
   /// when it has been called before.
   virtual Status Attach(int fd, std::uint64_t blocks) = 0;
 
-  /// When this returns Ok the save is in the other process's hands and outlives this one. Its blocks
-  /// may not be written to until Forget has returned.
+  /// When this returns Ok the save is in the other process's hands and outlives this one. Its
+  /// blocks may not be written to until Forget has returned.
   virtual Status HandOver(std::uint64_t turn, const Handover& save) = 0;
 
   /// There will be no save in this turn.
   virtual void Pass(std::uint64_t turn) = 0;
 
-  /// Waits for the end of a save. Errors: those of the save; Unavailable with `*lost` when the other
-  /// process is gone.
+  /// Waits for the end of a save. Errors: those of the save; Unavailable with `*lost` when the
+  /// other process is gone.
   virtual Result<SaveReport> Wait(std::uint64_t turn, bool* lost) = 0;
 
   virtual void Cancel(std::uint64_t turn) = 0;

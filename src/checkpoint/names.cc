@@ -76,8 +76,8 @@ std::optional<Leftover> ParseLeftover(std::string_view entry) {
       return Leftover{suffix.kind, std::string(entry)};
     }
   }
-  for (const Suffix& infix : {Suffix{kStagingInfix, LeftoverKind::kStaging},
-                              Suffix{kTalkInfix, LeftoverKind::kTalk}}) {
+  for (const Suffix& infix :
+       {Suffix{kStagingInfix, LeftoverKind::kStaging}, Suffix{kTalkInfix, LeftoverKind::kTalk}}) {
     const std::size_t at = entry.rfind(infix.text);
     if (at != std::string_view::npos && at > 0) {
       return Leftover{infix.kind, std::string(entry.substr(0, at))};

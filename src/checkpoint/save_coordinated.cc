@@ -153,8 +153,8 @@ class CoordinatedSave final : public SaveSession {
   }
 
   Status ClaimName() {
-    VARVE_ASSIGN_OR_RETURN(commit_, Commit::Begin(storage_, path_, settled_.identity.save_id,
-                                                  options_.overwrite));
+    VARVE_ASSIGN_OR_RETURN(
+        commit_, Commit::Begin(storage_, path_, settled_.identity.save_id, options_.overwrite));
     return Status::Ok();
   }
 
@@ -231,8 +231,8 @@ class CoordinatedSave final : public SaveSession {
       VARVE_ASSIGN_OR_RETURN(const WriteReceipt receipt, DecodeReceipt(receipts[rank]));
       FileIdentity identity = settled_.identity;
       identity.rank = static_cast<std::uint32_t>(rank);
-      VARVE_ASSIGN_OR_RETURN(FilePlan file,
-                             PlanFile(settled_.plans[rank], settled_.settled.ranks[rank], identity));
+      VARVE_ASSIGN_OR_RETURN(
+          FilePlan file, PlanFile(settled_.plans[rank], settled_.settled.ranks[rank], identity));
       VARVE_RETURN_IF_ERROR(ApplyReceipt(receipt, &file.header));
       headers.push_back({std::move(file.header), receipt.header_bytes, receipt.header_crc32c});
     }
@@ -248,10 +248,9 @@ class CoordinatedSave final : public SaveSession {
       VARVE_ASSIGN_OR_RETURN(DcpReceipt receipt, DecodeDcpReceipt(bytes));
       receipts.push_back(std::move(receipt));
     }
-    VARVE_ASSIGN_OR_RETURN(
-        const DcpIndexFiles made,
-        MakeDcpIndex(settled_.plans, settled_.settled.ranks, receipts,
-                     settled_.identity.block_bytes));
+    VARVE_ASSIGN_OR_RETURN(const DcpIndexFiles made,
+                           MakeDcpIndex(settled_.plans, settled_.settled.ranks, receipts,
+                                        settled_.identity.block_bytes));
     VARVE_RETURN_IF_ERROR(commit_->Publish(made.files, made.index));
     published_ = true;
     return Status::Ok();

@@ -104,8 +104,7 @@ class RankLocalSave final : public SaveSession {
   }
 
   Status Resume() {
-    VARVE_ASSIGN_OR_RETURN(FilePlan file,
-                           PlanFile(settled_.plan, settled_.assignment, identity()));
+    VARVE_ASSIGN_OR_RETURN(FilePlan file, PlanFile(settled_.plan, settled_.assignment, identity()));
     file_name_ = DataFileName(file.header);
     VARVE_ASSIGN_OR_RETURN(work_, DescribeDataFile(std::move(file)));
     return Status::Ok();
@@ -153,7 +152,7 @@ class RankLocalSave final : public SaveSession {
   }
 
   Result<SaveReport> Publish(StagedFile* staged) {
-    VARVE_RETURN_IF_ERROR(MakeDirectories(storage_, path_));         // Step 1.
+    VARVE_RETURN_IF_ERROR(MakeDirectories(storage_, path_));          // Step 1.
     auto lock = storage_.Lock(RankLockPath(path_, identity().rank));  // Step 2.
     if (lock.status().code() == StatusCode::kFailedPrecondition) {
       return FailedPrecondition("another save of " + path_ + " by this rank is under way");

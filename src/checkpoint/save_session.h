@@ -13,8 +13,9 @@
 
 namespace varve {
 
-/// Threads: one at a time; Plan and Write may be called by different ones. One that Plan has settled
-/// may be written by another process, which has settled() and a copy of the data: ResumeSave.
+/// Threads: one at a time; Plan and Write may be called by different ones. One that Plan has
+/// settled may be written by another process, which has settled() and a copy of the data:
+/// ResumeSave.
 class SaveSession {
  public:
   SaveSession() = default;
@@ -57,8 +58,8 @@ enum class Claim : std::uint8_t {
 std::unique_ptr<SaveSession> MakeSaveSession(const State& state, const std::string& path,
                                              const SaveOptions& options, Claim claim);
 
-/// A session for which Plan has been called, here or elsewhere. It has no data: Write must be given a
-/// staged copy. Errors: DataLoss when `settled` contradicts itself.
+/// A session for which Plan has been called, here or elsewhere. It has no data: Write must be given
+/// a staged copy. Errors: DataLoss when `settled` contradicts itself.
 Result<std::unique_ptr<SaveSession>> ResumeSave(SettledSave settled, const std::string& path,
                                                 const SaveOptions& options);
 

@@ -1,5 +1,5 @@
-/// One rank's part in a save once the ranks have settled who writes what, as plain data. With a copy
-/// of the tensors it is all that is needed to write the save, by whatever process.
+/// One rank's part in a save once the ranks have settled who writes what, as plain data. With a
+/// copy of the tensors it is all that is needed to write the save, by whatever process.
 #pragma once
 
 #include <string_view>

@@ -33,8 +33,9 @@ Status CheckOptions(const StagerOptions& options) {
 
 Status CanBeHandedOver(const SaveOptions& options) {
   if (options.storage != nullptr || options.progress) {
-    return InvalidArgument("a save that another process writes has neither progress nor a storage "
-                           "of this process");
+    return InvalidArgument(
+        "a save that another process writes has neither progress nor a storage "
+        "of this process");
   }
   return Status::Ok();
 }
@@ -248,9 +249,9 @@ bool Stager::idle() const {
 
 AsyncSaveHandle AsyncSave(State state, std::string path, AsyncSaveOptions options, Stager& stager,
                           Coordinator& coordinator) {
-  auto job = std::make_shared<AsyncSaveHandle::Impl>(
-      std::move(state), std::move(path), std::move(options), coordinator.rank(),
-      stager.impl().handoff.get());
+  auto job =
+      std::make_shared<AsyncSaveHandle::Impl>(std::move(state), std::move(path), std::move(options),
+                                              coordinator.rank(), stager.impl().handoff.get());
   stager.impl().Start(job, coordinator);
   return AsyncSaveHandle(std::move(job));
 }

@@ -37,8 +37,8 @@ class Talk final : public Coordinator {
     options.rank = static_cast<int>(me.rank);
     options.size = static_cast<int>(me.world_size);
     options.check = [this] { return Check(); };
-    ranks_ = MakeDirectoryCoordinator(PosixStorage(), TalkPath(path, me.save_id),
-                                      std::move(options));
+    ranks_ =
+        MakeDirectoryCoordinator(PosixStorage(), TalkPath(path, me.save_id), std::move(options));
   }
   Talk(const Talk&) = delete;
   Talk& operator=(const Talk&) = delete;
@@ -101,7 +101,11 @@ void SayGone(const SettledSave& save, const std::string& path, const Status& why
     const std::string words =
         "rank " + std::to_string(save.identity.rank) + ": " + why.message().substr(0, 4096);
     // Where it is there already, another rank has said so. As well as it goes otherwise.
-    (void)WriteWholeFile(PosixStorage(), GonePath(path, save.identity.save_id), words);
+    const std::string gone = GonePath(path, save.identity.save_id);
+    const std::string part = gone + "-" + std::to_string(save.identity.rank);
+    if (WriteWholeFile(PosixStorage(), part, words, /*exclusive=*/false).ok()) {
+      (void)PosixStorage().Rename(part, gone, RenameMode::kReplace);
+    }
   }
 }
 

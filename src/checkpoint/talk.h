@@ -11,9 +11,10 @@
 
 namespace varve {
 
-/// Connects this rank, on behalf of its trainer, with those of the save of `path` that are elsewhere,
-/// through a directory beside it. Waiting ends when a rank says that it will not come (SayGone), and
-/// when `give_up` returns an error; it is asked as long as not all ranks have been heard of.
+/// Connects this rank, on behalf of its trainer, with those of the save of `path` that are
+/// elsewhere, through a directory beside it. Waiting ends when a rank says that it will not come
+/// (SayGone), and when `give_up` returns an error; it is asked as long as not all ranks have been
+/// heard of.
 std::unique_ptr<Coordinator> MakeTalk(const SettledSave& save, const std::string& path,
                                       std::function<Status()> give_up = {});
 

@@ -17,9 +17,9 @@ struct WriteAttempts {
   std::stop_token stop;
 };
 
-/// The session's Write, repeated up to `retries` times if it failed for want of space or storage and
-/// all ranks agree. They must: a rank that was lost, or is out of step, does not come. Memory that
-/// cannot be had is an error too, and no exception. Errors: as Write; the last attempt's.
+/// The session's Write, repeated up to `retries` times if it failed for want of space or storage
+/// and all ranks agree. They must: a rank that was lost, or is out of step, does not come. Memory
+/// that cannot be had is an error too, and no exception. Errors: as Write; the last attempt's.
 Result<SaveReport> WriteWithRetries(SaveSession& session, StagedFile* staged,
                                     Coordinator& coordinator, const WriteAttempts& options,
                                     const Status& ready);

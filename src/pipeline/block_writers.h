@@ -34,7 +34,7 @@ struct BlockToWrite {
   const std::byte* data = nullptr;
   std::uint64_t offset = 0;  ///< In the file.
   std::uint64_t bytes = 0;
-  BufferPool::Lease memory{};       ///< Given back once written; empty when it is somebody else's.
+  BufferPool::Lease memory{};  ///< Given back once written; empty when it is somebody else's.
   /// Called by the writing thread with what came of it; may be empty. After an error somewhere the
   /// blocks behind it may never be written, and this is not called for them.
   std::function<void(const Status&)> ended{};

@@ -40,8 +40,8 @@ class StagedFile {
   /// True when the memory is smaller than the file.
   [[nodiscard]] bool in_waves() const { return in_waves_; }
 
-  /// What another process that sees the same memory needs to know of the copy. Fill has returned Ok,
-  /// and not in waves.
+  /// What another process that sees the same memory needs to know of the copy. Fill has returned
+  /// Ok, and not in waves.
   [[nodiscard]] StagedImage Describe();
 
   /// Gives the memory of a copy away, so that it outlives this. Nothing may be written any more.

@@ -113,9 +113,9 @@ Result<int> MakeSharedMemory(std::uint64_t bytes) {
     if (fd >= 0) {
       ::close(fd);
     }
-    return Status(StatusCode::kOutOfSpace, "make " + std::to_string(bytes) +
-                                               " bytes of shared memory for staging: " +
-                                               std::strerror(error));
+    return Status(StatusCode::kOutOfSpace,
+                  "make " + std::to_string(bytes) +
+                      " bytes of shared memory for staging: " + std::strerror(error));
   }
   return fd;
 }
@@ -146,9 +146,9 @@ Result<std::unique_ptr<StagingPool>> StagingPool::Make(std::uint64_t budget_byte
       const int error = errno;
       ::close(fd);
       ::munmap(mapping, bytes + kHugePageBytes);
-      return Status(StatusCode::kOutOfSpace, "map " + std::to_string(bytes) +
-                                                 " bytes of shared memory: " +
-                                                 std::strerror(error));
+      return Status(
+          StatusCode::kOutOfSpace,
+          "map " + std::to_string(bytes) + " bytes of shared memory: " + std::strerror(error));
     }
   }
   // A forked child (a data loader) must neither keep the memory alive nor make it be copied.

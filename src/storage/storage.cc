@@ -4,8 +4,8 @@
 
 namespace varve {
 
-Status ReadableFile::ReadAndSum(std::uint64_t offset,
-                                std::span<const std::span<std::byte>> parts, std::uint32_t* crc) {
+Status ReadableFile::ReadAndSum(std::uint64_t offset, std::span<const std::span<std::byte>> parts,
+                                std::uint32_t* crc) {
   VARVE_RETURN_IF_ERROR(ReadAt(offset, parts));
   for (const std::span<std::byte> part : parts) {
     *crc = Crc32cExtend(*crc, part);

@@ -19,7 +19,8 @@ namespace varve::test {
 /// An agent in a thread of this process; tests of killed processes are in python/tests.
 class AgentHere {
  public:
-  explicit AgentHere(std::chrono::milliseconds idle = std::chrono::seconds(60), std::chrono::milliseconds patience = std::chrono::seconds(60)) {
+  explicit AgentHere(std::chrono::milliseconds idle = std::chrono::seconds(60),
+                     std::chrono::milliseconds patience = std::chrono::seconds(60)) {
     options_.directory = home_ / "agent";
     options_.idle = idle;
     options_.patience = patience;

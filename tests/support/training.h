@@ -43,8 +43,8 @@ struct Training {
 };
 
 /// The bytes of a Training of that size as a checkpoint has them; a failed expectation otherwise.
-inline std::string Load(const std::string& path, std::uint64_t bytes, const std::string& prefix = "",
-                        Storage& storage = PosixStorage()) {
+inline std::string Load(const std::string& path, std::uint64_t bytes,
+                        const std::string& prefix = "", Storage& storage = PosixStorage()) {
   std::string memory(bytes, '\0');
   auto reader = CheckpointReader::Open(path, storage);
   EXPECT_TRUE(IsOk(reader));

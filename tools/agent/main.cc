@@ -3,6 +3,7 @@
 
 #include <charconv>
 #include <chrono>
+#include <csignal>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -10,7 +11,6 @@
 #include <string>
 #include <string_view>
 
-#include <csignal>
 #include <fcntl.h>
 #include <sys/syscall.h>
 #include <unistd.h>
@@ -23,11 +23,13 @@ namespace {
 constexpr const char* kHelp =
     "varve-agent [--directory DIR] [--idle SECONDS] [--patience SECONDS] [--detach]\n"
     "\n"
-    "Writes the checkpoints that trainers on this node hand over to it, also when they are killed.\n"
+    "Writes the checkpoints that trainers on this node hand over to it, also when they are "
+    "killed.\n"
     "Trainers start it when they need it; `varve agent` says what it does.\n"
     "\n"
     "  --directory DIR       where it listens; must be the user's alone\n"
-    "  --idle SECONDS        ends after so long without trainers and work ($VARVE_AGENT_IDLE, or 600)\n"
+    "  --idle SECONDS        ends after so long without trainers and work ($VARVE_AGENT_IDLE, or "
+    "600)\n"
     "  --patience SECONDS    how long a dead trainer's save waits for ranks never heard of (60)\n"
     "  --detach              return as soon as it listens, and go on in the background\n"
     "  --version             print the version\n";
@@ -35,7 +37,7 @@ constexpr const char* kHelp =
 std::optional<std::chrono::milliseconds> Seconds(std::string_view text) {
   int seconds = 0;
   const auto parsed = std::from_chars(text.data(), text.data() + text.size(), seconds);
-  if (parsed.ec != std::errc() || parsed.ptr != text.data() + text.size() || seconds < 0) {
+  if (parsed.ec != std::errc() || parsed.ptr != text.data() + text.size() || seconds < 1) {
     return std::nullopt;
   }
   return std::chrono::seconds(seconds);

@@ -12,17 +12,20 @@ namespace varve::cli {
 namespace {
 
 constexpr const char* kHelp =
-    "The agent writes the checkpoints that trainers of this user hand over to it on this node, also\n"
+    "The agent writes the checkpoints that trainers of this user hand over to it on this node, "
+    "also\n"
     "when they are killed, and keeps in memory what they saved last. Trainers start it when they\n"
     "need it; it ends itself when it has had nothing to do for a while.\n"
     "\n"
     "It listens in $VARVE_AGENT_DIR, or $XDG_RUNTIME_DIR/varve, or /tmp/varve-UID.";
 constexpr const char* kStatusHelp = "Exits with 0 also when no agent runs.";
 constexpr const char* kDrainHelp =
-    "To be called before the newest checkpoint is looked for, when a trainer was killed: what it had\n"
+    "To be called before the newest checkpoint is looked for, when a trainer was killed: what it "
+    "had\n"
     "handed over may still be on its way. Done at once when no agent runs.";
 constexpr const char* kStopHelp =
-    "Waits as drain does. What the agent keeps in memory goes; checkpoints stay. Trainers that save\n"
+    "Waits as drain does. What the agent keeps in memory goes; checkpoints stay. Trainers that "
+    "save\n"
     "again start another one.";
 
 struct Options {
@@ -67,8 +70,11 @@ std::string AsLines(const AgentReport* report) {
   std::string text = "agent " + report->version + ", process " + std::to_string(report->pid) +
                      ", " + Count(report->trainers, "trainer") + " connected" +
                      (report->stopping ? ", stopping" : "") + "\n";
-  Table table({{"state"}, {"rank", Table::Align::kRight}, {"size", Table::Align::kRight},
-               {"trainer"}, {"checkpoint"}});
+  Table table({{"state"},
+               {"rank", Table::Align::kRight},
+               {"size", Table::Align::kRight},
+               {"trainer"},
+               {"checkpoint"}});
   const auto add = [&](const AgentReport::File& file, const char* state) {
     table.Add({state, std::to_string(file.rank), FormatBytes(file.bytes),
                file.trainer_lives ? "alive" : "gone", file.path});

@@ -80,8 +80,8 @@ void Command::RequiredNumber(const std::string& name, const std::string& type,
                              const std::map<std::string, std::uint8_t>& numbers,
                              const std::function<void(std::uint8_t)>& store,
                              const std::string& help) {
-  // An enum, because CLI11 converts those as numbers, and a std::uint8_t as a character; its messages
-  // show the underlying type.
+  // An enum, because CLI11 converts those as numbers, and a std::uint8_t as a character; its
+  // messages show the underlying type.
   enum class Number : int {};
   std::map<std::string, Number> choices;
   for (const auto& [choice, number] : numbers) {
