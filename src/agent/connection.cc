@@ -130,12 +130,15 @@ Result<AgentMessage> AgentConnection::Receive(Deadline deadline) {
   AgentMessage message;
   message.fds = TakeDescriptors(&header);
   ByteReader in({frame.data(), static_cast<std::size_t>(got)});
-  message.verb = static_cast<AgentVerb>(in.U8());
+  const std::uint8_t verb = in.U8();
   message.turn = in.U64();
   message.payload = std::string(in.Raw(in.remaining()));
-  if (in.failed() || (header.msg_flags & (MSG_TRUNC | MSG_CTRUNC)) != 0) {
+  if (in.failed() || verb < static_cast<std::uint8_t>(AgentVerb::kHello) ||
+      verb > static_cast<std::uint8_t>(AgentVerb::kHeld) ||
+      (header.msg_flags & (MSG_TRUNC | MSG_CTRUNC)) != 0) {
     return DataLoss("a message on the agent's socket that is none");
   }
+  message.verb = static_cast<AgentVerb>(verb);
   return message;
 }
 

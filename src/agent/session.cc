@@ -101,6 +101,7 @@ bool AgentSession::memory_is_ours() {
 std::vector<AgentReport::File> AgentSession::Files() {
   const std::scoped_lock lock(mutex_);
   std::vector<AgentReport::File> files;
+  files.reserve(jobs_.size());
   for (const auto& [turn, job] : jobs_) {
     files.push_back({job->save.path, job->save.settled.identity.rank, job->save.image.bytes(),
                      job->writing, trainer_lives_});

@@ -27,7 +27,7 @@ Status WhoIsGone(const std::string& gone_path) {
 /// Counts messages, which tell that the ranks have come.
 class Talk final : public Coordinator {
  public:
-  Talk(const FileIdentity& me, std::string path, std::function<Status()> give_up)
+  Talk(const FileIdentity& me, const std::string& path, std::function<Status()> give_up)
       : gone_path_(GonePath(path, me.save_id)),
         awaited_(me.rank == 0 ? me.world_size - 1 : 1),
         give_up_(std::move(give_up)) {
