@@ -1,19 +1,17 @@
 // A save that another process writes, and what becomes of it when somebody dies:
 //  1. The copy is made in memory that the other process has mapped as well. A trainer that is
-//  killed
-//     until here leaves nothing: its save is not listed anywhere.
+//     killed until here leaves nothing: its save is not listed anywhere.
 //  2. HandOver: the other process is told where in that memory the file lies, what its checksums
-//  are
-//     and what the ranks have settled, and says that it has understood. From here on the save does
-//     not need us. The caller hears that the copy has been made only after that.
+//     are and what the ranks have settled, and says that it has understood. From here on the save
+//     does not need us. The caller hears that the copy has been made only after that.
 //  3. The other process does what the writing thread does otherwise: claim, write, publish. The
-//  ranks
-//     then talk through a directory beside the checkpoint, because what connects trainers ends with
-//     them. A rank that has no copy to hand over says so there, from here: silence would cost the
-//     others their deadline.
+//     ranks then talk through a directory beside the checkpoint, because what connects trainers
+//     ends with them. A rank that has no copy to hand over says so there, from here: silence would
+//     cost the others their deadline.
 //  4. We wait for the outcome, which is the same on all ranks. If the other process is killed, this
-//     rank's file is incomplete or has not been counted: nothing becomes visible. Step 3's peers
-//     learn of it from us; if we are killed too, from their deadline.
+//     rank's file is incomplete or has not been counted, and nothing becomes visible; or it has
+//     been, and the checkpoint tells. Step 3's peers learn of it from us; if we are killed too,
+//     from their deadline.
 //  5. Of a save that has ended well the copy is kept: a trainer that is started again on this node
 //     loads from it. It is given up when the next one takes its place, or when memory is short. The
 //     other process is asked to forget it first, and its blocks are free only when it has: whoever
@@ -23,10 +21,28 @@
 
 #include <utility>
 
+#include "checkpoint/open.h"
 #include "checkpoint/talk.h"
-#include "coordinate/directory.h"
 
 namespace varve {
+namespace {
+
+/// What a save has come to whose writer was killed before it could say. Nothing where it cannot be
+/// known, or has come to nothing yet.
+std::optional<SaveReport> VisibleAfterAll(const SaveSession& session, const std::string& path) {
+  const auto record = ReadCommitRecord(PosixStorage(), path);
+  const SaveId& id = session.settled().identity.save_id;
+  if (!record.ok() || record->save_id != id) {
+    return std::nullopt;
+  }
+  SaveReport report;
+  report.save_id = id;
+  report.bytes_written = session.work().size;
+  return report;
+}
+
+}  // namespace
+
 Result<std::unique_ptr<Handoff>> Handoff::Make(std::shared_ptr<SaveExecutor> executor,
                                                StagingPool& pool) {
   VARVE_RETURN_IF_ERROR(executor->Attach(pool.fd(), pool.block_count()));
@@ -69,6 +85,9 @@ Result<SaveReport> Handoff::Write(std::optional<std::uint64_t> turn, SaveSession
   bool lost = false;
   Result<SaveReport> result = Await(*turn, attempts.stop, &lost);
   if (lost) {
+    if (const auto report = VisibleAfterAll(session, path)) {
+      return *report;
+    }
     SayGone(session.settled(), path, result.status());
     return result;
   }

@@ -78,5 +78,25 @@ TEST(Balance, ManySmallTensorsAreWithinFivePercent) {
   EXPECT_LE(Imbalance("2000 small tensors, 16 ranks", std::vector<LocalPlan>(16, plan)), 1.05);
 }
 
+// A plan that every rank is sent whole grows with the square of the ranks: with some thousand of
+// them the exchange runs into its deadline.
+TEST(Balance, Of2048RanksEachIsToldItsOwnPartAlone) {
+  std::vector<LocalPlan> plans(2048);
+  for (std::size_t rank = 0; rank < plans.size(); ++rank) {
+    for (const auto& [fqn, shape] : test::Llama8B()) {
+      plans[rank].tensors.push_back(Slice(fqn, shape, rank, plans.size()));
+    }
+    plans[rank].tensors.push_back(Whole("step", {1}));
+  }
+  const auto settled = Settle(plans);
+  ASSERT_TRUE(IsOk(settled));
+  test::ExpectEveryElementOnce(plans, *settled);
+  std::size_t largest = 0;
+  for (const RankAssignment& rank : settled->ranks) {
+    largest = std::max(largest, EncodeAssignment(rank).size());
+  }
+  EXPECT_LE(largest, 2 * EncodeLocalPlan(plans[0]).size());
+}
+
 }  // namespace
 }  // namespace varve
