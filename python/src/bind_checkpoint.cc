@@ -180,6 +180,9 @@ SaveOptions SaveOptionsFrom(const nb::dict& options) {
     out.save_id = SaveIdFrom(nb::cast<nb::bytes>(options["save_id"]));
   }
   if (options.contains("progress")) {
+    if (!nb::isinstance<nb::callable>(options["progress"])) {
+      Raise(InvalidArgument("progress: want a function of bytes written and bytes in all"));
+    }
     out.progress = MakeProgress(options["progress"]);
   }
   return out;

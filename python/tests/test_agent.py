@@ -107,7 +107,9 @@ def test_a_trainer_without_descriptors_left_hears_how_its_save_ended(
     agent: str, tmp_path: Path
 ) -> None:
     with Stager(executor="process") as stager:
-        handle = async_save(state_of(1, 8), tmp_path / "c", stager=stager, max_write_bandwidth=4 << 20)
+        handle = async_save(
+            state_of(1, 8), tmp_path / "c", stager=stager, max_write_bandwidth=4 << 20
+        )
         handle.wait_staged()
         before = resource.getrlimit(resource.RLIMIT_NOFILE)
         next_free = os.dup(0)

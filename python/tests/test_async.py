@@ -258,6 +258,9 @@ def test_torch_opens_what_is_saved_in_its_format(tmp_path: Path) -> None:
         {"timeout": -1},
         {"overwrite": "yes"},
         {"check_torn": "yes"},
+        {"progress": 1},
+        {"on_done": "later"},
+        {"executor": "elsewhere"},
     ],
 )
 def test_a_call_that_makes_no_sense_raises_at_once(

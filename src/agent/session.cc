@@ -1,6 +1,7 @@
 #include "agent/session.h"
 
 #include <exception>
+#include <system_error>
 #include <utility>
 
 #include "checkpoint/failure_note.h"
@@ -68,14 +69,19 @@ void AgentSession::TrainerIsGone() {
   around_.held->Orphan(around_.number);
   // By a thread of its own: a hundred gigabytes take ten seconds or more, in which the caller would
   // answer nobody, and the worker may have to write for minutes before it comes to it.
-  releaser_ = std::jthread([this] {
+  const auto release = [this] {
     ReleaseMemory();
     {
       const std::scoped_lock lock(mutex_);
       releasing_ = false;
     }
     around_.changed();
-  });
+  };
+  try {
+    releaser_ = std::jthread(release);
+  } catch (const std::system_error&) {  // No thread to be had: late is better than never.
+    release();
+  }
 }
 
 bool AgentSession::over() {

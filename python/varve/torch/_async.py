@@ -279,6 +279,8 @@ def async_save(
     """
     if staging not in ("blocking", "overlapped"):
         raise InvalidArgumentError(f'staging={staging!r}: want "blocking" or "overlapped"')
+    if on_done is not None and not callable(on_done):
+        raise InvalidArgumentError(f"on_done={on_done!r}: want a function of the handle")
     if stager is not None:
         if process_group is None:
             process_group = stager.process_group
