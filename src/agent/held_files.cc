@@ -4,6 +4,7 @@
 #include <iterator>
 #include <utility>
 
+#include "base/octets.h"
 #include "varve/storage.h"
 
 namespace varve {
@@ -13,9 +14,7 @@ Bytes EncodeHeldFile(const HeldFile& file) {
   ByteWriter out(&bytes);
   out.String(file.path);
   out.String(file.name);
-  for (const std::uint8_t byte : file.save_id.bytes) {
-    out.U8(byte);
-  }
+  PutOctets(file.save_id.bytes, &out);
   out.U32(file.rank);
   out.U64(file.data_begin);
   out.U64(file.pool_blocks);
@@ -28,9 +27,7 @@ Result<HeldFile> DecodeHeldFile(std::string_view bytes) {
   HeldFile file;
   file.path = std::string(in.String());
   file.name = std::string(in.String());
-  for (std::uint8_t& byte : file.save_id.bytes) {
-    byte = in.U8();
-  }
+  GetOctets(&in, &file.save_id.bytes);
   file.rank = in.U32();
   file.data_begin = in.U64();
   file.pool_blocks = in.U64();

@@ -5,6 +5,7 @@
 #include <limits>
 #include <utility>
 
+#include "base/octets.h"
 #include "checkpoint/save_session.h"
 #include "varve/storage.h"
 
@@ -67,9 +68,7 @@ Result<Handover> DecodeHandover(std::string_view bytes, std::uint64_t pool_block
 Bytes EncodeReport(const SaveReport& report) {
   Bytes bytes;
   ByteWriter out(&bytes);
-  for (const std::uint8_t byte : report.save_id.bytes) {
-    out.U8(byte);
-  }
+  PutOctets(report.save_id.bytes, &out);
   out.U64(report.bytes_written);
   out.F64(report.seconds);
   out.U8(report.direct ? 1 : 0);
@@ -84,9 +83,7 @@ Bytes EncodeReport(const SaveReport& report) {
 Result<SaveReport> DecodeReport(std::string_view bytes) {
   ByteReader in(bytes);
   SaveReport report;
-  for (std::uint8_t& byte : report.save_id.bytes) {
-    byte = in.U8();
-  }
+  GetOctets(&in, &report.save_id.bytes);
   report.bytes_written = in.U64();
   report.seconds = in.F64();
   report.direct = in.U8() != 0;

@@ -9,6 +9,7 @@
 #include <set>
 
 #include "base/bytes.h"
+#include "base/octets.h"
 #include "varve/checkpoint.h"
 
 namespace varve {
@@ -43,9 +44,7 @@ std::vector<std::string> GetList(ByteReader* in) {
 Bytes Encode(const Differences& differences) {
   Bytes bytes;
   ByteWriter out(&bytes);
-  for (const std::uint8_t byte : differences.save_id.bytes) {
-    out.U8(byte);
-  }
+  PutOctets(differences.save_id.bytes, &out);
   PutList(differences.missing, &out);
   PutList(differences.mismatched, &out);
   out.String(differences.unwanted);
@@ -55,9 +54,7 @@ Bytes Encode(const Differences& differences) {
 Result<Differences> Decode(std::string_view bytes) {
   ByteReader in(bytes);
   Differences differences;
-  for (std::uint8_t& byte : differences.save_id.bytes) {
-    byte = in.U8();
-  }
+  GetOctets(&in, &differences.save_id.bytes);
   differences.missing = GetList(&in);
   differences.mismatched = GetList(&in);
   differences.unwanted = std::string(in.String());

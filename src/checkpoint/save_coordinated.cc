@@ -20,6 +20,7 @@
 #include <vector>
 
 #include "base/bytes.h"
+#include "base/octets.h"
 #include "checkpoint/commit.h"
 #include "checkpoint/data_writer.h"
 #include "checkpoint/names.h"
@@ -79,8 +80,7 @@ class CoordinatedSave final : public SaveSession {
     settled_.plan = std::move(*plan);
     FileIdentity& identity = settled_.identity;
     ByteReader in(reply);
-    const std::string_view id = in.Raw(identity.save_id.bytes.size());
-    std::copy(id.begin(), id.end(), identity.save_id.bytes.begin());
+    GetOctets(&in, &identity.save_id.bytes);
     identity.created_ns = in.U64();
     identity.block_bytes = in.U64();
     identity.rank = static_cast<std::uint32_t>(coordinator.rank());
@@ -141,9 +141,7 @@ class CoordinatedSave final : public SaveSession {
     for (const RankAssignment& assignment : settled_.settled.ranks) {
       Bytes reply;
       ByteWriter out(&reply);
-      for (const std::uint8_t byte : identity.save_id.bytes) {
-        out.U8(byte);
-      }
+      PutOctets(identity.save_id.bytes, &out);
       out.U64(identity.created_ns);
       out.U64(identity.block_bytes);
       out.String(EncodeAssignment(assignment));

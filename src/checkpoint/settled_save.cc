@@ -4,15 +4,15 @@
 #include <string>
 #include <utility>
 
+#include "base/octets.h"
+
 namespace varve {
 namespace {
 
 constexpr std::uint32_t kMostRanks = 1 << 20;  // What there is for each is made when a save begins.
 
 void PutIdentity(const FileIdentity& identity, ByteWriter* out) {
-  for (const std::uint8_t byte : identity.save_id.bytes) {
-    out->U8(byte);
-  }
+  PutOctets(identity.save_id.bytes, out);
   out->U32(identity.rank);
   out->U32(identity.world_size);
   out->U8(identity.coordinated ? 1 : 0);
@@ -22,9 +22,7 @@ void PutIdentity(const FileIdentity& identity, ByteWriter* out) {
 
 FileIdentity GetIdentity(ByteReader* in) {
   FileIdentity identity;
-  for (std::uint8_t& byte : identity.save_id.bytes) {
-    byte = in->U8();
-  }
+  GetOctets(in, &identity.save_id.bytes);
   identity.rank = in->U32();
   identity.world_size = in->U32();
   identity.coordinated = in->U8() != 0;

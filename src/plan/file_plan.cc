@@ -5,6 +5,7 @@
 #include <numeric>
 
 #include "base/checked.h"
+#include "base/octets.h"
 #include "tensor/box.h"
 
 namespace varve {
@@ -68,9 +69,7 @@ Bytes EncodeReceipt(const WriteReceipt& receipt) {
   }
   out.Varint(receipt.contents.size());
   for (const Hash128& hash : receipt.contents) {
-    for (const std::uint8_t byte : hash.bytes) {
-      out.U8(byte);
-    }
+    PutOctets(hash.bytes, &out);
   }
   return bytes;
 }
@@ -86,9 +85,7 @@ Result<WriteReceipt> DecodeReceipt(std::string_view bytes) {
   }
   receipt.contents.resize(in.Count(16));
   for (Hash128& hash : receipt.contents) {
-    for (std::uint8_t& byte : hash.bytes) {
-      byte = in.U8();
-    }
+    GetOctets(&in, &hash.bytes);
   }
   if (Status status = in.Finish(); !status.ok()) {
     return status.Annotate("decode write receipt");

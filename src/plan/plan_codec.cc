@@ -3,6 +3,7 @@
 #include <set>
 
 #include "base/checksum.h"
+#include "base/octets.h"
 #include "format/data_file.h"
 #include "format/json_writer.h"
 #include "plan/save_plan.h"
@@ -26,17 +27,11 @@ Box GetBox(ByteReader* in) {
   return box;
 }
 
-void PutHash(const Hash128& hash, ByteWriter* out) {
-  for (const std::uint8_t byte : hash.bytes) {
-    out->U8(byte);
-  }
-}
+void PutHash(const Hash128& hash, ByteWriter* out) { PutOctets(hash.bytes, out); }
 
 Hash128 GetHash(ByteReader* in) {
   Hash128 hash;
-  for (std::uint8_t& byte : hash.bytes) {
-    byte = in->U8();
-  }
+  GetOctets(in, &hash.bytes);
   return hash;
 }
 
