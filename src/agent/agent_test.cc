@@ -304,6 +304,9 @@ TEST(Agent, OneOfAnotherVersionIsRefusedByName) {
   AgentConnection connection(std::move(*socket));
   EXPECT_TRUE(FailsWith(Ask(connection, {AgentVerb::kHello, 0, "9.9.9", {}}, LongDeadline()),
                         StatusCode::kFailedPrecondition, {"9.9.9", "varve agent stop"}));
+  // Which does not ask for the version.
+  EXPECT_TRUE(IsOk(Ask(connection, {AgentVerb::kStop, 0, {}, {}}, LongDeadline())));
+  EXPECT_TRUE(IsOk(agent.End()));
 }
 
 TEST(Agent, WithoutDescriptorsForThoseWhoConnectItWaitsQuietly) {

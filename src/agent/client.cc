@@ -87,12 +87,20 @@ Result<AgentMessage> Ask(AgentConnection& agent, const AgentMessage& question, D
   return answer;
 }
 
-Result<std::shared_ptr<AgentConnection>> ConnectAndGreet(const std::string& directory,
-                                                         Deadline deadline) {
+namespace {
+
+Result<std::shared_ptr<AgentConnection>> Connect(const std::string& directory) {
   const AgentEndpoint endpoint = EndpointIn(directory);
   VARVE_RETURN_IF_ERROR(CheckPrivate(endpoint.directory, /*make=*/false));
   VARVE_ASSIGN_OR_RETURN(FileDescriptor socket, ConnectToSocket(endpoint.socket));
-  auto agent = std::make_shared<AgentConnection>(std::move(socket));
+  return std::make_shared<AgentConnection>(std::move(socket));
+}
+
+}  // namespace
+
+Result<std::shared_ptr<AgentConnection>> ConnectAndGreet(const std::string& directory,
+                                                         Deadline deadline) {
+  VARVE_ASSIGN_OR_RETURN(auto agent, Connect(directory));
   const AgentMessage hello{AgentVerb::kHello, 0, Bytes(Version()), {}};
   VARVE_RETURN_IF_ERROR(Ask(*agent, hello, deadline).status());
   return agent;
@@ -120,12 +128,13 @@ Result<std::shared_ptr<AgentConnection>> ConnectOrStart(const AgentOptions& opti
 
 namespace {
 
-/// One that is just ending, or was killed, may still take connections: the next attempt tells.
+/// One that is just ending, or was killed, may still take connections: the next attempt tells. It
+/// may be of another version.
 Status AskForTheEnd(AgentVerb verb, std::chrono::milliseconds patience,
                     const std::string& directory) {
   const Deadline deadline = After(patience);
   while (true) {
-    const auto agent = ConnectAndGreet(directory, Clock::now() + kGreeting);
+    const auto agent = Connect(directory);
     Status status =
         agent.ok() ? Ask(**agent, {verb, 0, {}, {}}, deadline).status() : agent.status();
     if (status.code() != StatusCode::kUnavailable || deadline - Clock::now() < kPause) {

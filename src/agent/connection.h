@@ -13,7 +13,8 @@
 
 namespace varve {
 
-/// Who says it to whom: T the trainer or a command, A the agent.
+/// Who says it to whom: T the trainer or a command, A the agent. kHello, kDrain, kStop, kOk and
+/// kRefused are the same in all versions: an agent of another one can be ended.
 enum class AgentVerb : std::uint8_t {
   kHello = 1,  ///< T: payload its version. A answers kOk with its own, or kRefused.
   kAttach,     ///< T: the staging memory, a memfd; payload its blocks and the first turn. A: kOk.
@@ -23,8 +24,8 @@ enum class AgentVerb : std::uint8_t {
   kForget,     ///< T: the memory of that turn is needed. A: kForgotten.
   kFind,       ///< T: payload a path. A: a kHeld for each file of it in memory, then kOk.
   kStatus,     ///< T. A: kOk with a text in JSON, in a memfd.
-  kDrain,      ///< T. A: kOk when nothing is left to write.
-  kStop,       ///< T. A: kOk when nothing is left to write; it then ends.
+  kDrain,      ///< T. A: kOk when nothing is left to write. No kHello is needed.
+  kStop,       ///< T. A: kOk when nothing is left to write; it then ends. No kHello is needed.
   kOk,         ///< A.
   kRefused,    ///< A: payload a code and a message.
   kDone,  ///< A: the save of that turn has ended. Payload as kRefused, or 0 and its report; or a

@@ -39,7 +39,8 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 constexpr std::size_t kMostConnections = 1024;
-constexpr int kFullPause = 100;  // Milliseconds.
+constexpr int kFullPause = 100;        // Milliseconds.
+constexpr std::size_t kFirstPeer = 2;  // In what Wait returns.
 
 /// Somebody who is connected: a trainer once it has attached its memory, a command otherwise.
 struct Peer {
@@ -75,8 +76,10 @@ class AgentServer {
         std::uint64_t count = 0;
         (void)!::read(wake_.get(), &count, sizeof(count));
       }
+      std::size_t next = kFirstPeer;
       for (Peer& peer : peers_) {
-        HandlePeer(peer, ready);
+        HandlePeer(peer, ready[next], ready[next + 1]);
+        next += 2;
       }
       if ((ready[1].revents & POLLIN) != 0) {
         Accept();
@@ -127,16 +130,15 @@ class AgentServer {
     return fds;
   }
 
-  void HandlePeer(Peer& peer, const std::vector<pollfd>& ready) {
-    for (const pollfd& fd : ready) {
-      if (fd.fd >= 0 && fd.revents != 0 && fd.fd == peer.connection->fd()) {
-        auto message = peer.connection->Receive(Clock::now());
-        if (!message.ok() || !HandleOrTell(peer, std::move(*message))) {
-          Drop(peer);
-        }
-      } else if (fd.fd >= 0 && fd.revents != 0 && fd.fd == peer.process.get()) {
-        peer.gone = peer.gone || NothingLeftToRead(*peer.connection);
+  void HandlePeer(Peer& peer, const pollfd& connection, const pollfd& process) {
+    if (connection.revents != 0) {
+      auto message = peer.connection->Receive(Clock::now());
+      if (!message.ok() || !HandleOrTell(peer, std::move(*message))) {
+        Drop(peer);
       }
+    }
+    if (process.revents != 0) {
+      peer.gone = peer.gone || NothingLeftToRead(*peer.connection);
     }
   }
 
@@ -210,7 +212,9 @@ class AgentServer {
   }
 
   void Handle(Peer& peer, AgentMessage message) {
-    if (!peer.greeted && message.verb != AgentVerb::kHello) {
+    const bool any_version = message.verb == AgentVerb::kHello ||
+                             message.verb == AgentVerb::kDrain || message.verb == AgentVerb::kStop;
+    if (!peer.greeted && !any_version) {
       Drop(peer);
       return;
     }
