@@ -49,34 +49,23 @@ nb::dict Status() {
   return out;
 }
 
+/// Drains or stops.
+void Wait(varve::Status (*tell)(std::chrono::milliseconds, const std::string&), double timeout) {
+  const auto patience = Seconds(timeout);
+  varve::Status status;
+  {
+    const nb::gil_scoped_release release;
+    status = tell(patience, {});
+  }
+  RaiseIfError(status);
+}
+
 }  // namespace
 
 void BindAgent(nb::module_& module) {
   module.def("agent_status", &Status);
-  module.def(
-      "agent_drain",
-      [](double timeout) {
-        const auto patience = Seconds(timeout);
-        varve::Status status;
-        {
-          const nb::gil_scoped_release release;
-          status = DrainAgent(patience);
-        }
-        RaiseIfError(status);
-      },
-      nb::arg("timeout"));
-  module.def(
-      "agent_stop",
-      [](double timeout) {
-        const auto patience = Seconds(timeout);
-        varve::Status status;
-        {
-          const nb::gil_scoped_release release;
-          status = StopAgent(patience);
-        }
-        RaiseIfError(status);
-      },
-      nb::arg("timeout"));
+  module.def("agent_drain", [](double timeout) { Wait(&DrainAgent, timeout); }, nb::arg("timeout"));
+  module.def("agent_stop", [](double timeout) { Wait(&StopAgent, timeout); }, nb::arg("timeout"));
 }
 
 }  // namespace varve::python
