@@ -198,7 +198,7 @@ def test_what_a_killed_trainer_had_handed_over_becomes_a_checkpoint(
 KILLS = 20
 
 
-def test_20_kills_of_the_trainer_the_agent_or_both_leave_whole_checkpoints(
+def test_20_kills_of_the_trainer_5_of_them_with_its_agent_leave_whole_checkpoints(
     agent: str, tmp_path: Path
 ) -> None:
     random.seed(5)
