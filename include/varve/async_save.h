@@ -41,6 +41,13 @@ struct StagerOptions {
   int copy_threads = 0;  ///< 0: as many as the processor has cores, at most 8.
   int max_in_flight = 2;
   WhenBusy when_busy = WhenBusy::kWait;
+  /// Tensors may be on CUDA devices (SourceTensor::cuda): they are copied straight into staging
+  /// memory, on a stream of the stager's own. Needs the CUDA driver, which is loaded then.
+  bool copy_from_devices = false;
+  /// Staging memory is registered with the CUDA driver when it is first used, and stays so: copies
+  /// from devices go straight to it. Only with copy_from_devices. Where the driver refuses, copies
+  /// go by way of its own memory, and SaveReport::pageable_bytes says how much.
+  bool pinned_memory = false;
 };
 
 struct AsyncSaveOptions {
@@ -91,7 +98,8 @@ class AsyncSaveHandle {
 class Stager {
  public:
   /// `background` connects the ranks for what is said behind the training's back; nobody else may
-  /// use it. Null: a single process. Errors: InvalidArgument; OutOfSpace.
+  /// use it. Null: a single process. Errors: InvalidArgument; OutOfSpace; Unimplemented where there
+  /// is no CUDA driver to copy from devices with.
   /// `executor` is another process that writes the saves, from ConnectToAgent (agent.h); the
   /// staging memory is then shared with it. Null: threads of this process.
   static Result<std::unique_ptr<Stager>> Make(const StagerOptions& options = {},
@@ -103,8 +111,9 @@ class Stager {
   ~Stager();
 
   /// Begins to take memory for a state of `bytes` from the system, in the background: the first
-  /// copy into new memory takes 10-60 times as long as the ones after it.
-  void Prepare(std::uint64_t bytes);
+  /// copy into new memory takes 10-60 times as long as the ones after it. With pinned_memory it is
+  /// registered as well, if `cuda_device` says for which device; copies from others are as fast.
+  void Prepare(std::uint64_t bytes, std::optional<int> cuda_device = {});
   void WaitPrepared();
 
   /// Waits for the saves in flight.

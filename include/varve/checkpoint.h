@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -17,6 +18,14 @@
 #include "varve/value.h"
 
 namespace varve {
+
+/// Says that memory is on a CUDA device.
+struct CudaMemory {
+  int device = 0;  ///< As the driver numbers those that this process sees.
+  /// The stream (cudaStream_t, CUstream) that the last write to the memory was queued on; null is
+  /// the default stream.
+  void* stream = nullptr;
+};
 
 /// A shard this rank holds: `box` of the tensor `fqn`. The memory must stay valid and unchanged
 /// until Save returns. `strides` in elements; empty means row-major. `data` addresses the element
@@ -32,6 +41,9 @@ struct SourceTensor {
   /// bytes from `at` on. Called for one tensor after the other, in the order in which the data file
   /// has them, each byte once, on the thread that called Save. Only for saves by a single rank.
   std::function<Status(std::uint64_t at, std::span<std::byte> out)> produce{};
+  /// Where `data` is an address of a CUDA device: then without strides, and only for AsyncSave with
+  /// a Stager that copies from devices.
+  std::optional<CudaMemory> cuda{};
 };
 
 /// A plain value this rank holds, as EncodeValue gives it.

@@ -25,6 +25,8 @@
 #include <new>
 #include <utility>
 
+#include "checkpoint/device_memory.h"
+
 namespace varve {
 namespace {
 
@@ -35,11 +37,12 @@ bool WantsTornCheck(const AsyncSaveOptions& options) {
 }  // namespace
 
 AsyncJob::AsyncJob(State state, std::string path, AsyncSaveOptions options, int rank,
-                   Handoff* handoff)
+                   Handoff* handoff, CudaReader* devices)
     : state_(std::move(state)),
       path_(std::move(path)),
       rank_(rank),
       handoff_(handoff),
+      devices_(devices),
       options_(std::move(options)) {
   users_stop_.emplace(options_.save.stop, [this] {
     Cancel({StatusCode::kCancelled, "save " + path_ + ": cancelled"});
@@ -52,9 +55,13 @@ AsyncJob::AsyncJob(State state, std::string path, AsyncSaveOptions options, int 
 }
 
 Status AsyncJob::Plan(Coordinator& coordinator, const Status& ready) {
-  VARVE_RETURN_IF_ERROR(session_->Plan(coordinator, ready.ok() ? options_.ready : ready));
+  Status mine = ready.ok() ? options_.ready : ready;
+  if (mine.ok()) {
+    mine = AwaitDeviceWork(state_, devices_);
+  }
+  VARVE_RETURN_IF_ERROR(session_->Plan(coordinator, mine));
   if (WantsTornCheck(options_)) {
-    samples_.emplace(session_->work().segments);
+    samples_.emplace(TornSamples::Take(session_->work().segments, devices_));
   }
   return Status::Ok();
 }
@@ -89,7 +96,11 @@ Status AsyncJob::Copy(StagingPool& pool, StagingPool::Ticket ticket, int threads
   if (work.segments.empty()) {
     return Status::Ok();
   }
+  if (samples_) {
+    VARVE_RETURN_IF_ERROR(samples_->status());
+  }
   staged_file_ = std::make_unique<StagedFile>(work.segments, work.block_bytes, std::move(memory));
+  staged_file_->SetDevices({devices_, work.name_of});
   if (staged_file_->in_waves()) {
     if (handoff_ != nullptr) {
       handoff_->Pass(
@@ -97,9 +108,13 @@ Status AsyncJob::Copy(StagingPool& pool, StagingPool::Ticket ticket, int threads
     }
     AllowWriting(Status::Ok());
   }
-  return staged_file_->Fill(threads, options_.save.stop, [&] {
-    return samples_ ? samples_->Compare(work.name_of) : Status::Ok();
+  const Status filled = staged_file_->Fill(threads, options_.save.stop, [&] {
+    return samples_ ? (*samples_)->Compare(work.name_of) : Status::Ok();
   });
+  const std::scoped_lock lock(mutex_);
+  device_bytes_ = staged_file_->copier().device_bytes();
+  pageable_bytes_ = staged_file_->copier().pageable_bytes();
+  return filled;
 }
 
 /// To the process that writes it, or there is none in its turn.
@@ -161,6 +176,8 @@ Result<SaveReport> AsyncJob::Write(Coordinator& background) {
     if (result.ok()) {
       result->staging_seconds = staging_seconds_;
       result->in_waves = HasCopyInWaves();
+      result->device_bytes = device_bytes_;
+      result->pageable_bytes = pageable_bytes_;
     } else if (result.status().code() == StatusCode::kCancelled && why_cancelled_) {
       result = *why_cancelled_;
     }

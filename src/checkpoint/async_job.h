@@ -23,7 +23,9 @@ namespace varve {
 class AsyncJob {
  public:
   /// `handoff` is where copies go that another process is to write; null: this one writes them.
-  AsyncJob(State state, std::string path, AsyncSaveOptions options, int rank, Handoff* handoff);
+  /// `devices` reads tensors on devices; null: there can be none.
+  AsyncJob(State state, std::string path, AsyncSaveOptions options, int rank, Handoff* handoff,
+           CudaReader* devices);
   AsyncJob(const AsyncJob&) = delete;
   AsyncJob& operator=(const AsyncJob&) = delete;
 
@@ -69,11 +71,12 @@ class AsyncJob {
   const std::string path_;
   const int rank_;
   Handoff* const handoff_;
+  CudaReader* const devices_;
   AsyncSaveOptions options_;  // With a stop token of this save's own.
   const Clock::time_point start_ = Clock::now();
   std::stop_source stop_;
   std::unique_ptr<SaveSession> session_;
-  std::optional<TornSamples> samples_;
+  std::optional<Result<TornSamples>> samples_;
   std::unique_ptr<StagedFile> staged_file_;
   std::optional<std::uint64_t> turn_;  // Of the save, where it is another process that writes it.
 
@@ -91,6 +94,8 @@ class AsyncJob {
   bool completed_ = false;
   bool stuck_ = false;
   double staging_seconds_ = 0;
+  std::uint64_t device_bytes_ = 0;
+  std::uint64_t pageable_bytes_ = 0;
   std::optional<Status> why_cancelled_;
 
   std::optional<std::stop_callback<std::function<void()>>> users_stop_;

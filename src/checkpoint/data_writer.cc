@@ -10,6 +10,7 @@
 #include <sys/random.h>
 
 #include "base/checksum.h"
+#include "checkpoint/device_memory.h"
 #include "pipeline/file_writer.h"
 #include "tensor/box.h"
 
@@ -35,6 +36,7 @@ Result<std::vector<FileSegment>> Segments(const State& state, const FilePlan& pl
     FileSegment segment{.bytes = chunk.bytes.end - chunk.bytes.begin, .owner = plan.chunk_items[i]};
     if (!source.produce) {
       segment.region = ChunkRegion(source, chunk);
+      segment.device = DeviceOf(source);
     } else if (chunk.box == source.box) {
       segment.produce = source.produce;
     } else {
@@ -74,6 +76,11 @@ Result<LocalPlan> MakeLocalPlan(const State& state) {
   for (const SourceTensor& tensor : state.tensors) {
     if (tensor.data == nullptr && !tensor.produce && !IsEmpty(tensor.box)) {
       return InvalidArgument("tensor \"" + tensor.fqn + "\" has no memory");
+    }
+    if (tensor.cuda && !tensor.strides.empty()) {
+      return InvalidArgument("tensor \"" + tensor.fqn +
+                             "\" is on a CUDA device and has strides: what is copied from there "
+                             "must be row-major");
     }
   }
   return plan;

@@ -1,3 +1,4 @@
+#include "checkpoint/device_memory.h"
 #include "checkpoint/save_coordinated.h"
 #include "checkpoint/save_local.h"
 #include "checkpoint/save_session.h"
@@ -39,7 +40,7 @@ Result<std::unique_ptr<SaveSession>> ResumeSave(SettledSave settled, const std::
 Result<SaveReport> Save(const State& state, const std::string& path, const SaveOptions& options,
                         Coordinator& coordinator) {
   const auto session = MakeSaveSession(state, path, options, Claim::kWithPlan);
-  VARVE_RETURN_IF_ERROR(session->Plan(coordinator, Status::Ok()));
+  VARVE_RETURN_IF_ERROR(session->Plan(coordinator, AwaitDeviceWork(state, nullptr)));
   return session->Write(coordinator, nullptr, Status::Ok());
 }
 

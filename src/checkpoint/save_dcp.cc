@@ -10,6 +10,7 @@
 
 #include "base/bytes.h"
 #include "checkpoint/dcp_writer.h"
+#include "checkpoint/device_memory.h"
 #include "interop/torch_encode.h"
 #include "tensor/box.h"
 #include "varve/value.h"
@@ -216,6 +217,11 @@ Result<FileWork> PrepareDcpShare(const State& state, const RankAssignment& assig
   VARVE_ASSIGN_OR_RETURN(FileWork work,
                          DescribeDcpShare(EncodeDcpReceipt(receipt), options.block_bytes));
   work.segments = std::move(laid_out.segments);
+  for (FileSegment& segment : work.segments) {
+    if (segment.region) {
+      segment.device = DeviceOf(state.tensors[assignment.chunks[order[segment.owner]].item]);
+    }
+  }
   work.keep = parts;
   work.name_of = [parts](std::uint32_t owner) { return parts->items[owner].fqn; };
   return work;

@@ -12,6 +12,7 @@
 #include "checkpoint/failure_note.h"
 #include "checkpoint/handoff.h"
 #include "checkpoint/serial_thread.h"
+#include "device/cuda_reader.h"
 #include "pipeline/staging_pool.h"
 #include "varve/async_save.h"
 
@@ -19,6 +20,8 @@ namespace varve {
 namespace {
 
 constexpr int kMostCopyThreads = 8;
+/// So that copies from a device are always queued while others, that have arrived, are summed.
+constexpr int kThreadsThatWaitForDevices = 4;
 
 Status CheckOptions(const StagerOptions& options) {
   if (options.max_in_flight < 1) {
@@ -27,6 +30,11 @@ Status CheckOptions(const StagerOptions& options) {
   }
   if (options.local_ranks < 1 || options.copy_threads < 0) {
     return InvalidArgument("local_ranks must be at least 1 and copy_threads not negative");
+  }
+  if (options.pinned_memory && !options.copy_from_devices) {
+    return InvalidArgument(
+        "pinned_memory is of use only with copy_from_devices: nothing else copies from a device "
+        "into staging memory");
   }
   return Status::Ok();
 }
@@ -64,6 +72,7 @@ struct Stager::Impl {
   StagerOptions options;
   std::unique_ptr<Coordinator> background;
   std::unique_ptr<StagingPool> pool;
+  std::unique_ptr<CudaReader> devices;  // Null unless asked for. Ends before the pool's memory.
   std::unique_ptr<Handoff> handoff;  // Null where the saves are written here.
 
   std::mutex call_mutex;  // One call at a time: plans and turns to write come in one order.
@@ -75,6 +84,20 @@ struct Stager::Impl {
   // Last: their work uses all of the above, and ends first. The writer's may wait for the copier's.
   SerialThread writer;
   SerialThread copier;
+
+  Impl() = default;
+  Impl(const Impl&) = delete;
+  Impl& operator=(const Impl&) = delete;
+  ~Impl() {
+    if (pool != nullptr) {
+      pool->StopPreparing();  // It uses `devices`.
+    }
+  }
+
+  [[nodiscard]] int copy_threads() const {
+    const int threads = CopyThreads(options.copy_threads);
+    return devices == nullptr ? threads : threads + kThreadsThatWaitForDevices;
+  }
 
   std::size_t count() {
     const std::scoped_lock lock(mutex);
@@ -163,7 +186,7 @@ struct Stager::Impl {
       ++open;
     }
     writer.Run([this, job] { Finish(job); });
-    const int threads = CopyThreads(options.copy_threads);
+    const int threads = copy_threads();
     if (job->options().overlapped) {
       copier.Run([this, job, ticket, threads] { job->Stage(*pool, ticket, threads); });
     } else {
@@ -227,11 +250,23 @@ Result<std::unique_ptr<Stager>> Stager::Make(const StagerOptions& options,
   if (shared) {
     VARVE_ASSIGN_OR_RETURN(impl->handoff, Handoff::Make(std::move(executor), *impl->pool));
   }
+  if (options.copy_from_devices) {
+    VARVE_ASSIGN_OR_RETURN(impl->devices, CudaReader::Make(options.pinned_memory));
+  }
   impl->background = background ? std::move(background) : MakeSingleProcessCoordinator();
   return std::unique_ptr<Stager>(new Stager(std::move(impl)));
 }
 
-void Stager::Prepare(std::uint64_t bytes) { impl_->pool->Prepare(bytes); }
+void Stager::Prepare(std::uint64_t bytes, std::optional<int> cuda_device) {
+  if (impl_->devices == nullptr || !cuda_device) {
+    impl_->pool->Prepare(bytes);
+    return;
+  }
+  impl_->pool->Prepare(bytes, [devices = impl_->devices.get(),
+                               device = *cuda_device](std::span<std::byte> block) {
+    devices->Pin(device, block);
+  });
+}
 void Stager::WaitPrepared() { impl_->pool->WaitPrepared(); }
 void Stager::Drain() { impl_->Drain(); }
 
@@ -251,7 +286,8 @@ AsyncSaveHandle AsyncSave(State state, std::string path, AsyncSaveOptions option
                           Coordinator& coordinator) {
   auto job =
       std::make_shared<AsyncSaveHandle::Impl>(std::move(state), std::move(path), std::move(options),
-                                              coordinator.rank(), stager.impl().handoff.get());
+                                              coordinator.rank(), stager.impl().handoff.get(),
+                                              stager.impl().devices.get());
   stager.impl().Start(job, coordinator);
   return AsyncSaveHandle(std::move(job));
 }

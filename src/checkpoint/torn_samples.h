@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "device/cuda_reader.h"
 #include "pipeline/file_writer.h"
 #include "varve/hash.h"
 #include "varve/status.h"
@@ -18,14 +19,19 @@ namespace varve {
 /// that samples find it; a write to a single element between two samples they do not.
 class TornSamples {
  public:
-  /// Takes the samples. `segments` must outlive this.
-  explicit TornSamples(std::span<const FileSegment> segments);
+  /// Takes the samples, those of segments on devices with `reader` (null where there are none).
+  /// Both must outlive this. Errors: CudaReader::Read's.
+  static Result<TornSamples> Take(std::span<const FileSegment> segments, CudaReader* reader);
 
-  /// Takes them again. Errors: FailedPrecondition naming the first segment that differs.
+  /// Takes them again. Errors: FailedPrecondition naming the first segment that differs; Read's.
   Status Compare(const std::function<std::string(std::uint32_t owner)>& name_of) const;
 
  private:
+  TornSamples(std::span<const FileSegment> segments, CudaReader* reader)
+      : segments_(segments), reader_(reader) {}
+
   std::span<const FileSegment> segments_;
+  CudaReader* reader_;
   std::vector<Hash128> hashes_;
 };
 

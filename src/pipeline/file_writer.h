@@ -29,6 +29,8 @@ struct FileSegment {
   std::optional<Region> region{};        ///< Covers bytes [0, bytes) of its chunk.
   ProduceFunction produce{};             ///< Used when there is no region.
   std::uint32_t owner = 0;               ///< Number of the tensor it belongs to, for messages.
+  /// The CUDA device that the region's memory is on; only staging can read it then.
+  std::optional<int> device{};
   /// Content rather than framing: its hash is wanted.
   [[nodiscard]] bool is_content() const { return region.has_value() || produce != nullptr; }
 };
@@ -40,7 +42,8 @@ struct WrittenSegments {
 
 /// Writes `segments`, one after the other, at `data_begin` of `file` (a multiple of
 /// kDirectAlignment). The last block may leave up to 4095 zero bytes behind the data; the caller's
-/// Sync cuts them off. Calls are independent; memory is taken from `pool` block by block.
+/// Sync cuts them off. Calls are independent; memory is taken from `pool` block by block. No segment
+/// may be on a device.
 /// Errors: the first I/O error; what a ProduceFunction returns; Cancelled on `stop`.
 Result<WrittenSegments> WriteSegments(WritableFile& file, std::uint64_t data_begin,
                                       std::span<const FileSegment> segments, BufferPool& pool,

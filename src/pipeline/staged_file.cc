@@ -22,8 +22,8 @@
 namespace varve {
 namespace {
 
-// What is strided goes through the cache: it is copied in steps that fit it, then summed.
-constexpr std::uint64_t kStridedStepBytes = std::uint64_t{128} << 10;
+// What is hashed and summed, one after the other, stays in the cache.
+constexpr std::uint64_t kInspectedStepBytes = std::uint64_t{128} << 10;
 
 std::uint64_t BytesOf(std::span<const FileSegment> segments) {
   std::uint64_t bytes = 0;
@@ -31,25 +31,6 @@ std::uint64_t BytesOf(std::span<const FileSegment> segments) {
     bytes += segment.bytes;
   }
   return bytes;
-}
-
-/// Copies bytes [at, at + out.size()) of a segment and extends the checksum over them.
-std::uint32_t CopyPart(std::uint32_t crc, const FileSegment& segment, std::uint64_t at,
-                       std::span<std::byte> out) {
-  if (!segment.region) {
-    return CopyAndCrc32c(crc, segment.literal.subspan(at, out.size()), out.data());
-  }
-  if (const auto source = segment.region->Contiguous(at, out.size())) {
-    return StreamAndCrc32c(crc, *source, out.data());
-  }
-  while (!out.empty()) {
-    const std::span<std::byte> step = out.first(std::min(out.size(), kStridedStepBytes));
-    segment.region->CopyFromMemory(at, step);
-    crc = Crc32cExtend(crc, step);
-    at += step.size();
-    out = out.subspan(step.size());
-  }
-  return crc;
 }
 
 }  // namespace
@@ -72,7 +53,7 @@ class StagedFile::Inspector {
       std::uint32_t crc = 0;
       for (std::uint64_t done = 0; done < size;) {
         const std::uint64_t step =
-            std::min({parts_[part_].end - at_, size - done, kStridedStepBytes});
+            std::min({parts_[part_].end - at_, size - done, kInspectedStepBytes});
         std::span<const std::byte> part = bytes.subspan(done, step);
         if (copy != nullptr) {
           std::memcpy(copy, part.data(), step);
@@ -139,9 +120,9 @@ class StagedFile::Inspector {
 
 StagedFile::StagedFile(std::span<const FileSegment> segments, std::uint64_t checksum_block_bytes,
                        StagingPool::Reservation memory)
-    : segments_(segments),
-      checksum_block_bytes_(checksum_block_bytes),
+    : checksum_block_bytes_(checksum_block_bytes),
       unit_bytes_(StagedUnitBytes(checksum_block_bytes)),
+      copier_(segments, parts_, checksum_block_bytes),
       memory_(std::move(memory)),
       blocks_(BlocksFor(segments, checksum_block_bytes)),
       free_(memory_.blocks().rbegin(), memory_.blocks().rend()) {
@@ -159,6 +140,7 @@ StagedFile::StagedFile(const StagedImage& image, std::span<const std::byte* cons
       checksum_block_bytes_(image.checksum_block_bytes),
       unit_bytes_(StagedUnitBytes(image.checksum_block_bytes)),
       parts_(image.parts),
+      copier_({}, parts_, image.checksum_block_bytes),
       bytes_(image.bytes()),
       blocks_(blocks.size()),
       complete_(true) {
@@ -195,7 +177,7 @@ Status StagedFile::Fill(int threads, const std::stop_token& stop,
   Status status = RunThreads(blocks_.size(), threads, stop, [&](std::size_t i) -> Status {
     VARVE_ASSIGN_OR_RETURN(std::byte* const memory, TakeMemory(i));
     std::vector<std::uint32_t> sums;
-    FillBlock(i, memory, &sums);
+    VARVE_RETURN_IF_ERROR(FillBlock(i, memory, &sums));
     const std::scoped_lock lock(mutex_);
     blocks_[i].memory = memory;
     blocks_[i].crc32c = std::move(sums);
@@ -246,35 +228,13 @@ Result<std::byte*> StagedFile::TakeMemory(std::size_t index) {
   return memory;
 }
 
-void StagedFile::FillBlock(std::size_t index, std::byte* memory,
-                           std::vector<std::uint32_t>* sums) const {
-  const std::uint64_t begin = index * unit_bytes_;
+Status StagedFile::FillBlock(std::size_t index, std::byte* memory,
+                             std::vector<std::uint32_t>* sums) {
   const std::uint64_t size = BlockSize(index);
-  auto part = static_cast<std::size_t>(
-      std::partition_point(parts_.begin(), parts_.end(),
-                           [&](const StagedPart& p) { return p.end <= begin; }) -
-      parts_.begin());
-  std::uint32_t crc = 0;
-  std::uint64_t in_sum = 0;
-  for (std::uint64_t done = 0; done < size;) {
-    const FileSegment& segment = segments_[part];
-    const std::uint64_t at = segment.bytes - (parts_[part].end - (begin + done));
-    const std::uint64_t step =
-        std::min({segment.bytes - at, checksum_block_bytes_ - in_sum, size - done});
-    crc = CopyPart(crc, segment, at, {memory + done, step});
-    done += step;
-    in_sum += step;
-    if (in_sum == checksum_block_bytes_ || done == size) {
-      sums->push_back(crc);
-      crc = 0;
-      in_sum = 0;
-    }
-    while (part < parts_.size() && parts_[part].end <= begin + done) {
-      ++part;
-    }
-  }
+  VARVE_RETURN_IF_ERROR(copier_.Copy(index * unit_bytes_, {memory, size}, sums));
   // Direct writes go out in whole pages: what follows the data in its last page must be zero.
   std::memset(memory + size, 0, RoundUp(size, kDirectAlignment) - size);
+  return Status::Ok();
 }
 
 Result<const StagedFile::Block*> StagedFile::WaitFilled(std::size_t index,

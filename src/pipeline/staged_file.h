@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "pipeline/file_writer.h"
+#include "pipeline/segment_copier.h"
 #include "pipeline/staged_image.h"
 #include "pipeline/staging_pool.h"
 
@@ -37,6 +38,10 @@ class StagedFile {
   static std::size_t BlocksFor(std::span<const FileSegment> segments,
                                std::uint64_t checksum_block_bytes);
 
+  /// What Fill reads segments on devices with. Needed if there are any.
+  void SetDevices(DeviceAccess devices) { copier_.SetDevices(std::move(devices)); }
+  [[nodiscard]] const SegmentCopier& copier() const { return copier_; }
+
   /// True when the memory is smaller than the file.
   [[nodiscard]] bool in_waves() const { return in_waves_; }
 
@@ -49,7 +54,8 @@ class StagedFile {
 
   /// Copies all segments, taking the checksums of blocks in the same pass, on the calling thread
   /// and up to `threads` - 1 others. Then `check` may say that the copy is not to be used.
-  /// Errors: Cancelled on `stop` or when the writing of an earlier wave has failed; `check`'s.
+  /// Errors: Cancelled on `stop` or when the writing of an earlier wave has failed; `check`'s; those
+  /// of reading a device.
   Status Fill(int threads, const std::stop_token& stop, const std::function<Status()>& check = {});
 
   /// Says that Fill will not come (or not go on), so that WriteTo does not wait for it.
@@ -76,7 +82,7 @@ class StagedFile {
 
   [[nodiscard]] std::uint64_t BlockSize(std::size_t index) const;
   Result<std::byte*> TakeMemory(std::size_t index);
-  void FillBlock(std::size_t index, std::byte* memory, std::vector<std::uint32_t>* sums) const;
+  Status FillBlock(std::size_t index, std::byte* memory, std::vector<std::uint32_t>* sums);
   Status WaitComplete(const std::stop_token& stop);
   Result<const Block*> WaitFilled(std::size_t index, const std::stop_token& stop);
   void Written(std::size_t index);
@@ -85,10 +91,10 @@ class StagedFile {
                      const std::stop_token& stop);
 
   BufferPool* const through_ = nullptr;
-  const std::span<const FileSegment> segments_;
   const std::uint64_t checksum_block_bytes_;
   const std::uint64_t unit_bytes_;  // Whole checksum blocks, at most kPoolBlockBytes.
   std::vector<StagedPart> parts_;
+  SegmentCopier copier_;
   std::uint64_t bytes_ = 0;
   StagingPool::Reservation memory_;
   bool in_waves_ = false;

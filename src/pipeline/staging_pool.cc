@@ -158,7 +158,7 @@ Result<std::unique_ptr<StagingPool>> StagingPool::Make(std::uint64_t budget_byte
 }
 
 StagingPool::~StagingPool() {
-  preparing_ = {};  // Stops and joins.
+  StopPreparing();
   ::munmap(mapping_, block_count_ * kPoolBlockBytes + kHugePageBytes);
   if (fd_ >= 0) {
     ::close(fd_);
@@ -242,7 +242,9 @@ std::optional<std::size_t> StagingPool::TakeCold(std::size_t limit) {
   return cold_ < std::min(limit, block_count_) ? std::optional(cold_++) : std::nullopt;
 }
 
-void StagingPool::Populate(std::size_t limit, const std::stop_token& stop) {
+void StagingPool::Populate(std::size_t limit,
+                           const std::function<void(std::span<std::byte>)>& on_ready,
+                           const std::stop_token& stop) {
   while (!stop.stop_requested()) {
     const auto index = TakeCold(limit);
     if (!index) {
@@ -250,15 +252,20 @@ void StagingPool::Populate(std::size_t limit, const std::stop_token& stop) {
     }
     std::vector<std::byte*> ready{base_ + *index * kPoolBlockBytes};
     Fault(ready.front());
+    on_ready({ready.front(), kPoolBlockBytes});
     Release(&ready);
   }
 }
 
-void StagingPool::Prepare(std::uint64_t bytes) {
+void StagingPool::Prepare(std::uint64_t bytes,
+                          std::function<void(std::span<std::byte>)> on_ready) {
   const std::size_t limit = bytes / kPoolBlockBytes + (bytes % kPoolBlockBytes == 0 ? 0 : 1);
   WaitPrepared();
-  preparing_ = std::jthread([this, limit](const std::stop_token& stop) { Populate(limit, stop); });
+  preparing_ = std::jthread([this, limit, ready = std::move(on_ready)](
+                                const std::stop_token& stop) { Populate(limit, ready, stop); });
 }
+
+void StagingPool::StopPreparing() { preparing_ = {}; }  // Asks it to stop, and joins.
 
 void StagingPool::WaitPrepared() {
   if (preparing_.joinable()) {

@@ -9,6 +9,7 @@
 #include <mutex>
 #include <optional>
 #include <set>
+#include <span>
 #include <stop_token>
 #include <thread>
 #include <vector>
@@ -83,11 +84,15 @@ class StagingPool {
   void Poke();
 
   /// Begins to take `bytes` of memory from the system in a thread of its own; an earlier call's
-  /// work is waited for. Saves meanwhile find the blocks that are ready.
-  void Prepare(std::uint64_t bytes);
+  /// work is waited for. Saves meanwhile find the blocks that are ready. `on_ready` is called with
+  /// each of them first.
+  void Prepare(std::uint64_t bytes,
+               std::function<void(std::span<std::byte>)> on_ready = [](std::span<std::byte>) {});
 
   /// Waits for Prepare.
   void WaitPrepared();
+  /// Ends it at the next block, and waits for that.
+  void StopPreparing();
 
   [[nodiscard]] std::size_t block_count() const { return block_count_; }
   /// The memfd of a shared pool, block 0 at its beginning and sealed against changes of its size;
@@ -103,7 +108,8 @@ class StagingPool {
   void Release(std::vector<std::byte*>* blocks);
   /// A block that nobody has used yet; nothing when `limit` are in use or ready.
   std::optional<std::size_t> TakeCold(std::size_t limit);
-  void Populate(std::size_t limit, const std::stop_token& stop);
+  void Populate(std::size_t limit, const std::function<void(std::span<std::byte>)>& on_ready,
+                const std::stop_token& stop);
 
   std::byte* const mapping_;
   std::byte* const base_;  // The first address in it that huge pages can have.

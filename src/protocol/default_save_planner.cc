@@ -116,6 +116,9 @@ Status CheckSource(const SourceTensor& tensor) {
   if (tensor.produce) {
     return Unimplemented("is produced, not in memory; plans are made of memory only");
   }
+  if (tensor.cuda) {
+    return Unimplemented("is on a CUDA device; plans are made of host memory only");
+  }
   if (!tensor.strides.empty() && tensor.strides.size() != tensor.box.sizes.size()) {
     return InvalidArgument(std::to_string(tensor.strides.size()) + " strides for " +
                            std::to_string(tensor.box.sizes.size()) + " dimensions");

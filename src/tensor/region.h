@@ -56,6 +56,8 @@ class Region {
   /// Bytes the region copies in all.
   [[nodiscard]] std::uint64_t bytes() const;
 
+  [[nodiscard]] std::uint64_t item_size() const { return item_size_; }
+
   /// Bytes that lie together in the chunk and in memory alike, so that they could be read straight
   /// into place; one element's size when the memory is strided.
   [[nodiscard]] std::uint64_t contiguous_bytes() const {

@@ -29,9 +29,11 @@ ROOMS: dict[str, tuple[str, ...]] = {
     "plan": ("format", "tensor", "base"),
     "storage": ("base",),
     "coordinate": ("storage", "base"),
-    "pipeline": ("plan", "storage", "format", "tensor", "base"),
+    "device": ("base",),
+    "pipeline": ("device", "plan", "storage", "format", "tensor", "base"),
     "checkpoint": (
         "pipeline",
+        "device",
         "plan",
         "interop",
         "coordinate",
@@ -43,6 +45,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
     "agent": (
         "checkpoint",
         "pipeline",
+        "device",
         "plan",
         "interop",
         "coordinate",
@@ -54,6 +57,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
     "protocol": (
         "checkpoint",
         "pipeline",
+        "device",
         "plan",
         "interop",
         "coordinate",
