@@ -2,6 +2,7 @@
 #include <utility>
 #include <vector>
 
+#include <nanobind/stl/optional.h>
 #include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/unique_ptr.h>
@@ -34,6 +35,8 @@ StagerOptions StagerOptionsFrom(const nb::dict& options) {
   Set(options, "local_ranks", &out.local_ranks);
   Set(options, "copy_threads", &out.copy_threads);
   Set(options, "max_in_flight", &out.max_in_flight);
+  Set(options, "copy_from_devices", &out.copy_from_devices);
+  Set(options, "pinned_memory", &out.pinned_memory);
   if (options.contains("when_busy")) {
     std::string name;
     Set(options, "when_busy", &name);
@@ -85,6 +88,8 @@ AsyncSaveOptions AsyncSaveOptionsFrom(const nb::dict& options) {
       known["staging_seconds"] = report->staging_seconds;
       known["in_waves"] = report->in_waves;
       known["attempts"] = report->attempts;
+      known["device_bytes"] = report->device_bytes;
+      known["pageable_bytes"] = report->pageable_bytes;
       made = known;
     }
     Tell(*tell, "on_done", made, ErrorOrNone(report.status()));
@@ -181,7 +186,8 @@ void BindAsync(nb::module_& module) {
   nb::class_<Stager>(module, "Stager")
       .def(nb::new_(&MakeStager), nb::arg("options"), nb::arg("background").none())
       .def_prop_ro("budget_bytes", &Stager::budget_bytes)
-      .def("prepare", &Stager::Prepare, nb::arg("bytes"), nb::call_guard<nb::gil_scoped_release>())
+      .def("prepare", &Stager::Prepare, nb::arg("bytes"), nb::arg("cuda_device") = nb::none(),
+           nb::call_guard<nb::gil_scoped_release>())
       .def("wait_prepared", &Stager::WaitPrepared, nb::call_guard<nb::gil_scoped_release>())
       .def_prop_ro("idle", &Stager::idle)
       .def("drain", &Stager::Drain, nb::call_guard<nb::gil_scoped_release>())

@@ -68,7 +68,7 @@ class PythonCoordinator final : public Coordinator {
 };
 
 /// (fqn, dtype number, shape, offsets or None, sizes or None, address, strides or None). Offsets
-/// and sizes None mean the whole tensor.
+/// and sizes None mean the whole tensor. A source on a CUDA device has (device, stream) behind it.
 template <class Tensor>
 Tensor TensorFrom(nb::handle item) {
   Tensor tensor;
@@ -83,6 +83,14 @@ Tensor TensorFrom(nb::handle item) {
   tensor.data = reinterpret_cast<void*>(nb::cast<std::uintptr_t>(nb::object(item[5])));
   if (const nb::object strides = item[6]; !strides.is_none()) {
     tensor.strides = Integers<Strides>(strides);
+  }
+  if constexpr (std::is_same_v<Tensor, SourceTensor>) {
+    if (nb::len(item) > 7) {
+      const nb::object cuda = item[7];
+      tensor.cuda = CudaMemory{
+          nb::cast<int>(nb::object(cuda[0])),
+          reinterpret_cast<void*>(nb::cast<std::uintptr_t>(nb::object(cuda[1])))};
+    }
   }
   return tensor;
 }

@@ -73,6 +73,10 @@ class SaveReport:
     """The state was larger than the staging memory; copying had to wait for writing."""
     attempts: int = 1
     """How often it was written until that succeeded."""
+    device_bytes: int = 0
+    """Copied straight from CUDA devices, see Stager(copy_from_devices=True)."""
+    pageable_bytes: int = 0
+    """Of those, into memory that was not registered with the driver, which is slower."""
 
 
 @dataclass(frozen=True)

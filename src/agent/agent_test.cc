@@ -14,6 +14,7 @@
 
 #include "agent/client.h"
 #include "agent/shared_memory.h"
+#include "fake_cuda/fake_cuda.h"
 #include "support/agent.h"
 #include "support/ranks.h"
 #include "support/status_matchers.h"
@@ -52,6 +53,32 @@ void RuinData(const std::string& path) {
       stream << "ruined";
     }
   }
+}
+
+TEST(Agent, IsHandedWhatWasCopiedFromADevice) {
+  AgentHere agent;
+  const TempDir dir;
+  const auto stager = std::move(*Stager::Make(
+      {.budget_bytes = 64 * kMiB, .copy_from_devices = true, .pinned_memory = true}, nullptr,
+      agent.Connect()));
+  const Training training(20 * kMiB + 12345);
+  State state = training.state();
+  for (SourceTensor& tensor : state.tensors) {
+    const std::uint64_t bytes = tensor.shape.front();
+    void* const memory = fake_cuda_alloc(1, bytes);
+    fake_cuda_poke(memory, tensor.data, bytes);
+    tensor.data = memory;
+    tensor.cuda = CudaMemory{1, nullptr};
+  }
+  const AsyncSaveHandle save = AsyncSave(state, dir / "a", {}, *stager);
+  ASSERT_TRUE(IsOk(save.staged().get()));
+  for (const SourceTensor& tensor : state.tensors) {
+    fake_cuda_free(const_cast<void*>(tensor.data));
+  }
+  ASSERT_TRUE(IsOk(save.done().get()));
+  EXPECT_EQ(save.done().get()->device_bytes, training.memory.size());
+  EXPECT_EQ(save.done().get()->pageable_bytes, 0U);
+  EXPECT_TRUE(Load(dir / "a", training.memory.size()) == training.memory);
 }
 
 TEST(Agent, SavesWhatWasThereAtTheCallAsThreadsOfTheTrainerDo) {

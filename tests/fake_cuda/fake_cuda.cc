@@ -161,13 +161,19 @@ std::shared_ptr<Allocation> Find(const std::byte* address, std::size_t bytes, st
   return *offset + bytes <= after->second->content.size() ? after->second : nullptr;
 }
 
-bool IsRegistered(const std::byte* memory, std::size_t bytes) {
-  auto after = g.registered.upper_bound(const_cast<std::byte*>(memory));
-  if (after == g.registered.begin()) {
-    return false;
+enum class Registered : std::uint8_t { kNo, kInPart, kWhole };
+
+Registered RegisteredOf(const std::byte* memory, std::size_t bytes) {
+  Registered found = Registered::kNo;
+  for (const auto& [begin, size] : g.registered) {
+    if (begin <= memory && memory + bytes <= begin + size) {
+      return Registered::kWhole;
+    }
+    if (memory < begin + size && begin < memory + bytes) {
+      found = Registered::kInPart;
+    }
   }
-  --after;
-  return memory + bytes <= after->first + after->second;
+  return found;
 }
 
 }  // namespace
@@ -331,7 +337,11 @@ FAKE_CUDA_API int cuMemcpyDtoHAsync_v2(void* target, unsigned long long source, 
     return error;
   }
   auto* const to = static_cast<std::byte*>(target);
-  (IsRegistered(to, bytes) ? g.counts.to_registered : g.counts.to_pageable) += bytes;
+  const Registered registered = RegisteredOf(to, bytes);
+  if (registered == Registered::kInPart) {
+    return kInvalidValue;
+  }
+  (registered == Registered::kWhole ? g.counts.to_registered : g.counts.to_pageable) += bytes;
   g.counts.most_at_once = std::max(g.counts.most_at_once, ++g.counts.copies_under_way);
   StreamOf(stream, memory->device).Queue([=, pause = g.copy_microseconds] {
     std::this_thread::sleep_for(std::chrono::microseconds(pause));

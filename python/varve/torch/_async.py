@@ -17,6 +17,7 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from typing import Any, cast
 
+import torch
 import torch.distributed as dist
 
 from varve import _core, _engine, _tree, agent
@@ -24,7 +25,7 @@ from varve._engine import SaveReport
 from varve.errors import CancelledError, Error, InvalidArgumentError, UnavailableError
 from varve.torch import _run
 from varve.torch._coordinator import TorchCoordinator, make_coordinator
-from varve.torch._tensors import TorchArrays, local_bytes
+from varve.torch._tensors import TorchArrays, cuda_device, local_bytes
 
 _LOST = "the stager has lost touch with other ranks in an earlier save"
 
@@ -129,7 +130,16 @@ class Stager:
         executor: "thread" writes them in this process; "process" hands them over to the agent of this
             node (`varve.agent`), which is started if need be and goes on when this process is killed.
             The newest save stays in memory then, within `memory_budget`, as long as there is room.
+        copy_from_devices: Copy tensors that are on CUDA devices straight into the staging memory, on a
+            stream of the stager's own. By default torch copies them to the CPU first, and that copy is
+            then copied. What has strides, or is of a tensor subclass, goes that way in any case.
+        pinned_memory: Register the staging memory with the CUDA driver, when it is first used; copies
+            from devices are several times as fast then. Only with `copy_from_devices`.
         timeout: Seconds any rank waits for the others here.
+
+    Raises:
+        InvalidArgumentError: The arguments make no sense, or not together.
+        UnsupportedError: There is no CUDA driver to copy from devices with.
     """
 
     def __init__(
@@ -142,6 +152,8 @@ class Stager:
         when_busy: str = "wait",
         at_exit: str = "wait",
         executor: str = "thread",
+        copy_from_devices: bool = False,
+        pinned_memory: bool = False,
         timeout: float = 1800.0,
     ) -> None:
         if at_exit not in ("wait", "abort"):
@@ -151,6 +163,7 @@ class Stager:
         self.process_group = process_group
         self.at_exit = at_exit
         self.executor = executor
+        self.copy_from_devices = copy_from_devices
         # Agents talk among themselves.
         self._background = (
             make_coordinator(process_group, timeout, background=True)
@@ -163,6 +176,8 @@ class Stager:
             "copy_threads": copy_threads,
             "max_in_flight": max_in_flight,
             "when_busy": when_busy,
+            "copy_from_devices": copy_from_devices,
+            "pinned_memory": pinned_memory,
         }
         if executor == "process":
             options["agent"] = agent.program()
@@ -180,8 +195,12 @@ class Stager:
         New memory takes 10 to 60 times as long to write to as memory that was used before: call this
         ahead of the first save, as soon as the state exists.
         """
-        size = state if isinstance(state, int) else _bytes_of(state)
-        self._usable().prepare(size)
+        if isinstance(state, int):
+            size = state
+            device = torch.cuda.current_device() if torch.cuda.is_initialized() else None
+        else:
+            size, device = _bytes_and_device_of(state)
+        self._usable().prepare(size, device)
 
     def wait_prepared(self) -> None:
         """Waits for `prepare`."""
@@ -351,7 +370,7 @@ def _start(
     if refusal is None:
         try:
             rank = 0 if coordinator is None else coordinator.rank
-            parts = _engine.gather(state, TorchArrays(), rank, allow_pickle)
+            parts = _engine.gather(state, TorchArrays(stager.copy_from_devices), rank, allow_pickle)
         except Exception as error:
             cause = error
             refusal = str(error) if isinstance(error, Error) else f"{type(error).__name__}: {error}"
@@ -432,12 +451,14 @@ def _local_ranks() -> int:
     return min(dist.get_world_size(), 8) if _world() is not None else 1
 
 
-def _bytes_of(state: Mapping[Any, Any]) -> int:
-    """About what this rank would copy; replicas are counted whole."""
+def _bytes_and_device_of(state: Mapping[Any, Any]) -> tuple[int, int | None]:
+    """About what this rank would copy, replicas counted whole; and a CUDA device that some is on."""
     arrays = TorchArrays()
     flat = _tree.Flattener(0, arrays.is_tensor, arrays.origin)
     flat.flatten(state)
-    return sum(local_bytes(tensor) for _, tensor in flat.tensors)
+    tensors = [tensor for _, tensor in flat.tensors]
+    devices = (cuda_device(tensor) for tensor in tensors)
+    return sum(map(local_bytes, tensors)), next((d for d in devices if d is not None), None)
 
 
 def _at_exit() -> None:

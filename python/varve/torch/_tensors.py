@@ -39,7 +39,13 @@ _Shard = tuple[Sequence[int], torch.Tensor]
 
 
 class TorchArrays(NumpyArrays):
-    """The Arrays of `varve.torch`. NumPy arrays in a state are tensors too and come back as arrays."""
+    """The Arrays of `varve.torch`. NumPy arrays in a state are tensors too and come back as arrays.
+
+    With `from_devices`, sources on CUDA devices are given as they are; else by a copy on the CPU.
+    """
+
+    def __init__(self, from_devices: bool = False) -> None:
+        self._from_devices = from_devices
 
     def is_tensor(self, value: Any) -> bool:
         """Tensors, ShardedTensors and arrays."""
@@ -65,7 +71,11 @@ class TorchArrays(NumpyArrays):
         _check(fqn, tensor)
         shape, shards = _shards(fqn, tensor)
         for offsets, local in shards:
-            yield _item(fqn, shape, offsets, _to_cpu(fqn, local), keep)
+            device = _cuda_memory(local) if self._from_devices else None
+            if device is not None:
+                yield (*_item(fqn, shape, offsets, local, keep), device)
+            else:
+                yield _item(fqn, shape, offsets, _to_cpu(fqn, local), keep)
 
     def targets(
         self, fqn: str, tensor: Any, after: list[Callable[[], None]], keep: list[Any]
@@ -153,6 +163,15 @@ def local_bytes(tensor: Any) -> int:
     if ShardedTensor is not None and isinstance(tensor, ShardedTensor):
         return sum(int(shard.tensor.nbytes) for shard in tensor.local_shards())
     return int(tensor.nbytes) if hasattr(tensor, "nbytes") else memoryview(tensor).nbytes
+
+
+def cuda_device(tensor: Any) -> int | None:
+    """The CUDA device that the shards this rank holds are on; None for others."""
+    if DTensor is not None and isinstance(tensor, DTensor):
+        tensor = tensor._local_tensor
+    if isinstance(tensor, torch.Tensor) and tensor.is_cuda:
+        return tensor.device.index
+    return None
 
 
 def _has_layout(tensor: torch.Tensor) -> bool:
@@ -249,6 +268,24 @@ def _to_cpu(fqn: str, tensor: torch.Tensor) -> torch.Tensor:
     if plain is not None:
         return plain
     return tensor.detach().cpu().resolve_conj().resolve_neg()
+
+
+def _cuda_memory(tensor: torch.Tensor) -> tuple[int, int] | None:
+    """(device, stream) of a tensor whose memory the engine can copy; None when it needs another copy.
+
+    The stream is the current one of this thread: what the caller has queued there comes before.
+    """
+    if (
+        type(tensor) not in (torch.Tensor, torch.nn.Parameter)
+        or not tensor.is_cuda
+        or tensor.layout is not torch.strided
+        or tensor.is_quantized
+        or tensor.is_conj()
+        or tensor.is_neg()
+        or not tensor.is_contiguous()
+    ):
+        return None
+    return tensor.device.index, torch.cuda.current_stream(tensor.device).cuda_stream
 
 
 def _overlaps(memory: torch.Tensor) -> bool:

@@ -1,0 +1,317 @@
+#include <cstring>
+#include <thread>
+
+#include <gtest/gtest.h>
+
+#include "fake_cuda/fake_cuda.h"
+#include "support/random.h"
+#include "support/status_matchers.h"
+#include "support/temp_dir.h"
+#include "tensor/box.h"
+#include "varve/async_save.h"
+#include "varve/checkpoint.h"
+
+namespace varve {
+namespace {
+
+using test::FailsWith;
+using test::IsOk;
+using test::Random;
+using test::TempDir;
+
+constexpr std::uint64_t kMiB = std::uint64_t{1} << 20;
+
+struct Piece {
+  std::string fqn;
+  std::string content;
+  std::optional<int> device;
+};
+
+void ExpectIn(const std::string& path, const std::vector<Piece>& pieces) {
+  auto reader = CheckpointReader::Open(path);
+  ASSERT_TRUE(IsOk(reader));
+  for (const Piece& piece : pieces) {
+    std::string memory(piece.content.size(), '\0');
+    const Dims shape{memory.size()};
+    const std::vector<TargetTensor> targets{
+        {piece.fqn, DType::kUInt8, shape, WholeBox(shape), memory.data(), {}}};
+    ASSERT_TRUE(IsOk((*reader)->ReadTensors(targets, {})));
+    ASSERT_TRUE(memory == piece.content) << piece.fqn;
+  }
+}
+
+/// A state whose tensors are on two devices and on the host, small and large ones in turn.
+class Mixed {
+ public:
+  explicit Mixed(std::uint64_t large, std::uint64_t seed = 1) {
+    Random random(seed);
+    for (int i = 0; i < 24; ++i) {
+      const std::uint64_t bytes = i % 3 == 0 ? large + static_cast<std::uint64_t>(i) : 77;
+      pieces.push_back({"t" + std::to_string(i), random.Bytes(bytes),
+                        i % 4 == 3 ? std::nullopt : std::optional(i % 2)});
+    }
+    for (const Piece& piece : pieces) {
+      void* memory = nullptr;
+      if (piece.device) {
+        memory = fake_cuda_alloc(*piece.device, piece.content.size());
+        fake_cuda_poke(memory, piece.content.data(), piece.content.size());
+      }
+      on_device_.push_back(memory);
+    }
+  }
+  Mixed(const Mixed&) = delete;
+  Mixed& operator=(const Mixed&) = delete;
+  ~Mixed() { Free(); }
+
+  [[nodiscard]] State state(void* stream = nullptr) const {
+    State state;
+    for (std::size_t i = 0; i < pieces.size(); ++i) {
+      const Dims shape{pieces[i].content.size()};
+      SourceTensor tensor{pieces[i].fqn, DType::kUInt8, shape, WholeBox(shape),
+                          pieces[i].content.data()};
+      if (pieces[i].device) {
+        tensor.data = on_device_[i];
+        tensor.cuda = CudaMemory{*pieces[i].device, stream};
+      }
+      state.tensors.push_back(std::move(tensor));
+    }
+    return state;
+  }
+
+  [[nodiscard]] std::uint64_t device_bytes() const {
+    std::uint64_t bytes = 0;
+    for (const Piece& piece : pieces) {
+      bytes += piece.device ? piece.content.size() : 0;
+    }
+    return bytes;
+  }
+
+  /// What a step does on the devices: queued, and done a little later.
+  void Step(int device, void* stream, std::uint8_t value) {
+    for (std::size_t i = 0; i < pieces.size(); ++i) {
+      if (pieces[i].device == device) {
+        fake_cuda_fill(device, stream, on_device_[i], pieces[i].content.size(), value, 2);
+        pieces[i].content.assign(pieces[i].content.size(), static_cast<char>(value));
+      }
+    }
+  }
+
+  /// Gives the devices' memory to others.
+  void Free() {
+    for (void*& memory : on_device_) {
+      if (memory != nullptr) {
+        fake_cuda_free(memory);
+      }
+      memory = nullptr;
+    }
+  }
+
+  std::vector<Piece> pieces;
+
+ private:
+  std::vector<void*> on_device_;
+};
+
+std::unique_ptr<Stager> DeviceStager(std::uint64_t budget = 128 * kMiB, bool pinned = true) {
+  return std::move(*Stager::Make(
+      {.budget_bytes = budget, .copy_from_devices = true, .pinned_memory = pinned}));
+}
+
+TEST(DeviceSave, TensorsOfDevicesAndOfTheHostAreSavedTogetherInBothFormats) {
+  const TempDir dir;
+  const auto stager = DeviceStager();
+  for (const Format format : {Format::kVarve, Format::kDcp}) {
+    for (const bool overlapped : {false, true}) {
+      Mixed training(3 * kMiB);
+      const std::string path =
+          dir / (std::string(FormatName(format)) + (overlapped ? "-overlapped" : ""));
+      AsyncSaveOptions options;
+      options.save.format = format;
+      options.overlapped = overlapped;
+      options.check_torn = true;
+      const AsyncSaveHandle save = AsyncSave(training.state(), path, options, *stager);
+      ASSERT_TRUE(IsOk(save.staged().get()));
+      training.Free();  // Nothing may look at it any more.
+      const auto& report = save.done().get();
+      ASSERT_TRUE(IsOk(report));
+      EXPECT_EQ(report->device_bytes, training.device_bytes());
+      EXPECT_EQ(report->pageable_bytes, 0U);
+      ExpectIn(path, training.pieces);
+    }
+  }
+}
+
+TEST(DeviceSave, SeesTheStepsThatWereQueuedBeforeTheCallAndNoLaterOnes) {
+  const TempDir dir;
+  const auto stager = DeviceStager();
+  Mixed training(3 * kMiB);
+  void* const stream = fake_cuda_stream(0);
+  for (int step = 0; step < 4; ++step) {
+    training.Step(0, stream, static_cast<std::uint8_t>(step));  // Still under way at the call.
+    training.Step(1, nullptr, static_cast<std::uint8_t>(100 + step));
+    State state = training.state();
+    for (SourceTensor& tensor : state.tensors) {
+      if (tensor.cuda && tensor.cuda->device == 0) {
+        tensor.cuda->stream = stream;
+      }
+    }
+    const std::string path = dir / std::to_string(step);
+    const AsyncSaveHandle save = AsyncSave(std::move(state), path, {}, *stager);
+    ASSERT_TRUE(IsOk(save.staged().get()));
+    // Queued as soon as the copy is said to have been made: none of it may be in the checkpoint.
+    const std::vector<Piece> saved = training.pieces;
+    training.Step(0, stream, 0xEE);
+    training.Step(1, nullptr, 0xEE);
+    ASSERT_TRUE(IsOk(save.done().get()));
+    ExpectIn(path, saved);
+  }
+}
+
+TEST(DeviceSave, InWavesToo) {
+  const TempDir dir;
+  const auto stager = DeviceStager(16 * kMiB);
+  const Mixed training(5 * kMiB);
+  const AsyncSaveHandle save = AsyncSave(training.state(), dir / "a", {}, *stager);
+  const auto& report = save.done().get();
+  ASSERT_TRUE(IsOk(report));
+  EXPECT_TRUE(report->in_waves);
+  EXPECT_EQ(report->device_bytes, training.device_bytes());
+  ExpectIn(dir / "a", training.pieces);
+}
+
+TEST(DeviceSave, RegistersStagingMemoryOnceAndAheadOfTheFirstSaveIfAsked) {
+  const TempDir dir;
+  const FakeCudaCounts before = fake_cuda_counts();
+  {
+    const auto stager = DeviceStager();
+    stager->Prepare(64 * kMiB, 0);
+    stager->WaitPrepared();
+    const std::uint64_t prepared = fake_cuda_counts().registrations;
+    EXPECT_EQ(prepared - before.registrations, 8U);
+    const Mixed training(3 * kMiB);
+    for (int i = 0; i < 3; ++i) {
+      const AsyncSaveHandle save =
+          AsyncSave(training.state(), dir / std::to_string(i), {}, *stager);
+      ASSERT_TRUE(IsOk(save.done().get()));
+    }
+    EXPECT_EQ(fake_cuda_counts().registrations, prepared);
+    EXPECT_EQ(fake_cuda_counts().to_pageable, before.to_pageable);
+  }
+  EXPECT_EQ(fake_cuda_counts().registered_bytes, before.registered_bytes);
+  EXPECT_EQ(fake_cuda_counts().contexts, before.contexts);
+}
+
+TEST(DeviceSave, MemoryThatASmallSaveHasRegisteredServesALargeOne) {
+  const TempDir dir;
+  const auto stager = DeviceStager();
+  const FakeCudaCounts before = fake_cuda_counts();
+  for (const std::uint64_t large : {std::uint64_t{1000}, 3 * kMiB}) {
+    const Mixed training(large);
+    const AsyncSaveHandle save = AsyncSave(training.state(), dir / std::to_string(large), {}, *stager);
+    ASSERT_TRUE(IsOk(save.done().get()));
+    ExpectIn(dir / std::to_string(large), training.pieces);
+  }
+  EXPECT_EQ(fake_cuda_counts().to_pageable, before.to_pageable);
+}
+
+TEST(DeviceSave, AStagerMayEndWhileItsMemoryIsPrepared) {
+  const auto stager = DeviceStager();
+  stager->Prepare(128 * kMiB, 1);
+}
+
+TEST(DeviceSave, WithoutRegisteredMemoryItSaysSo) {
+  const TempDir dir;
+  const Mixed training(kMiB);
+  const auto never = DeviceStager(64 * kMiB, false);
+  const AsyncSaveHandle first = AsyncSave(training.state(), dir / "a", {}, *never);
+  ASSERT_TRUE(IsOk(first.done().get()));
+  EXPECT_EQ(first.done().get()->pageable_bytes, training.device_bytes());
+  const auto refused = DeviceStager();
+  fake_cuda_fail("cuMemHostRegister", 2, 0);
+  const AsyncSaveHandle second = AsyncSave(training.state(), dir / "b", {}, *refused);
+  ASSERT_TRUE(IsOk(second.done().get()));
+  EXPECT_GT(second.done().get()->pageable_bytes, 0U);
+  EXPECT_LT(second.done().get()->pageable_bytes, training.device_bytes());
+  ExpectIn(dir / "b", training.pieces);
+}
+
+TEST(DeviceSave, ADeviceThatFailsFailsTheSaveByNameAndTheNextOneIsMade) {
+  const TempDir dir;
+  const auto stager = DeviceStager();
+  const Mixed training(3 * kMiB);
+  fake_cuda_fail("cuMemcpyDtoHAsync", 719, 5);
+  const AsyncSaveHandle failed = AsyncSave(training.state(), dir / "a", {}, *stager);
+  EXPECT_TRUE(FailsWith(failed.staged().get(), StatusCode::kUnavailable,
+                        {"save " + (dir / "a") + ": tensors \"t", "copy from CUDA device"}));
+  EXPECT_TRUE(FailsWith(failed.done().get().status(), StatusCode::kUnavailable,
+                        {"CUDA_ERROR_LAUNCH_FAILED"}));
+  EXPECT_EQ(fake_cuda_counts().copies_under_way, 0U);
+  fake_cuda_fail("cuEventRecord", 719, 0);  // Where the call waits for the work that is queued.
+  const AsyncSaveHandle early = AsyncSave(training.state(), dir / "a", {}, *stager);
+  EXPECT_TRUE(FailsWith(early.done().get().status(), StatusCode::kUnavailable,
+                        {"tensor \"t0\"", "wait for the work queued on CUDA device 0"}));
+  const AsyncSaveHandle next = AsyncSave(training.state(), dir / "a", {}, *stager);
+  ASSERT_TRUE(IsOk(next.done().get()));
+  ExpectIn(dir / "a", training.pieces);
+}
+
+TEST(DeviceSave, WhatCannotCopyFromDevicesRefusesThemByName) {
+  const TempDir dir;
+  const Mixed training(1000);
+  const State state = training.state();
+  EXPECT_TRUE(FailsWith(Save(state, dir / "a").status(), StatusCode::kInvalidArgument,
+                        {"tensor \"t0\" is on CUDA device 0", "copy_from_devices"}));
+  const auto stager = std::move(*Stager::Make({.budget_bytes = 32 * kMiB}));
+  const AsyncSaveHandle save = AsyncSave(state, dir / "a", {}, *stager);
+  EXPECT_TRUE(FailsWith(save.done().get().status(), StatusCode::kInvalidArgument,
+                        {"tensor \"t0\" is on CUDA device 0"}));
+  EXPECT_TRUE(FailsWith(Stager::Make({.pinned_memory = true}).status(),
+                        StatusCode::kInvalidArgument, {"copy_from_devices"}));
+  State strided = training.state();
+  strided.tensors[0].strides = {2};
+  const auto devices = DeviceStager();
+  EXPECT_TRUE(FailsWith(AsyncSave(strided, dir / "a", {}, *devices).done().get().status(),
+                        StatusCode::kInvalidArgument, {"\"t0\"", "row-major"}));
+}
+
+TEST(DeviceSave, AShareOfAShardIsCopiedFromItsPlace) {
+  // Replicas are split between ranks, by rows and where rows are few by columns.
+  const TempDir dir;
+  constexpr std::uint64_t kRows = 2;
+  constexpr std::uint64_t kColumns = 6 * kMiB;
+  const std::string content = Random(3).Bytes(kRows * kColumns);
+  void* const memory = fake_cuda_alloc(0, content.size());
+  fake_cuda_poke(memory, content.data(), content.size());
+  auto front = MakeInProcessCoordinators(3);
+  auto back = MakeInProcessCoordinators(3);
+  {
+    std::vector<std::jthread> ranks;
+    for (std::size_t rank = 0; rank < 3; ++rank) {
+      ranks.emplace_back([&, rank] {
+        auto stager = std::move(*Stager::Make(
+            {.budget_bytes = 64 * kMiB, .copy_from_devices = true, .pinned_memory = true},
+            std::move(back[rank])));
+        State state;
+        SourceTensor tensor{"w", DType::kUInt8, {kRows, kColumns}, WholeBox({kRows, kColumns}),
+                            memory};
+        tensor.cuda = CudaMemory{0, nullptr};
+        state.tensors.push_back(std::move(tensor));
+        const AsyncSaveHandle save =
+            AsyncSave(std::move(state), dir / "a", {}, *stager, *front[rank]);
+        EXPECT_TRUE(IsOk(save.done().get()));
+        EXPECT_LT(save.done().get()->device_bytes, content.size());
+      });
+    }
+  }
+  std::string out(content.size(), '\0');
+  auto reader = CheckpointReader::Open(dir / "a");
+  ASSERT_TRUE(IsOk(reader));
+  const std::vector<TargetTensor> targets{
+      {"w", DType::kUInt8, {kRows, kColumns}, WholeBox({kRows, kColumns}), out.data(), {}}};
+  ASSERT_TRUE(IsOk((*reader)->ReadTensors(targets, {})));
+  EXPECT_TRUE(out == content);
+  fake_cuda_free(memory);
+}
+
+}  // namespace
+}  // namespace varve
