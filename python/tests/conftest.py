@@ -1,6 +1,26 @@
 """Fixtures; and the tests' own modules become importable, for worker processes too."""
 
+from __future__ import annotations
+
+import os
 import sys
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
+import pytest
+
 sys.path.insert(0, str(Path(__file__).parent))
+
+
+@pytest.fixture
+def agent(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """The directory of an agent of this test alone."""
+    import varve.agent
+
+    with tempfile.TemporaryDirectory() as home:
+        directory = os.path.join(home, "agent")
+        monkeypatch.setenv("VARVE_AGENT_DIR", directory)
+        yield directory
+        if os.path.isdir(directory):
+            varve.agent.stop(600.0)

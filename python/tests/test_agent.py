@@ -7,9 +7,8 @@ import os
 import random
 import resource
 import signal
-import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -33,17 +32,6 @@ import varve.torch
 from varve.torch import Stager, async_save
 
 _context = multiprocessing.get_context("forkserver")
-
-
-@pytest.fixture
-def agent(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    """The directory of an agent of this test alone."""
-    with tempfile.TemporaryDirectory() as home:
-        directory = os.path.join(home, "agent")
-        monkeypatch.setenv("VARVE_AGENT_DIR", directory)
-        yield directory
-        if os.path.isdir(directory):
-            varve.agent.stop(LONG)
 
 
 def wait_until(condition: Callable[[], bool]) -> None:
