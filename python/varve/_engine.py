@@ -13,7 +13,7 @@ from typing import Any, Protocol
 from varve import _core, _tree
 from varve._match import Match
 from varve._values import ObjectLeaf, TensorLeaf
-from varve.errors import CheckpointNotFoundError, InvalidArgumentError
+from varve.errors import CheckpointNotFoundError, Error, InvalidArgumentError
 
 #: (fqn, dtype number, shape, offsets or None, sizes or None, address, strides or None).
 Item = tuple[Any, ...]
@@ -141,6 +141,18 @@ def gather(state: Mapping[Any, Any], arrays: Arrays, rank: int, allow_pickle: bo
             tensors.extend(arrays.sources(fqn, tensor, keep))
         objects = [(fqn, _core.encode_value(v, fqn, allow_pickle)) for fqn, v in flat.objects]
     return Gathered(tensors, objects, structure, keep)
+
+
+def needs_no_pickle(state: Mapping[Any, Any], arrays: Arrays) -> bool:
+    """True for a state whose plain values are all of known types."""
+    flat = _tree.Flattener(0, arrays.is_tensor, arrays.origin)
+    try:
+        flat.flatten(state)
+        for fqn, value in flat.objects:
+            _core.encode_value(value, fqn, False)
+    except Error:
+        return False
+    return True
 
 
 def save(

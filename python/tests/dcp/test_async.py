@@ -16,6 +16,7 @@ from ranks import run_ranks
 from torch.distributed.tensor import Shard
 
 import varve
+import varve.agent
 import varve.torch
 import varve.torch.dcp as dcp
 from varve.torch.dcp._copy import StateCopier
@@ -29,11 +30,28 @@ def test_ranks_save_in_threads_and_failures_come_through_the_future(tmp_path: Pa
     assert varve.verify(path) == []
 
 
-def test_a_process_saves_and_goes_on_after_a_failure(tmp_path: Path) -> None:
+@pytest.mark.parametrize("size", [1, 2])
+def test_the_agent_saves_where_a_process_is_asked_for(
+    agent: str, tmp_path: Path, size: int
+) -> None:
     path = str(tmp_path / "step")
-    (failure,) = run_ranks(1, jobs.async_process, path)
+    failures = run_ranks(size, jobs.async_process, agent, path, [1, "a"], ((size,), (Shard(0),)))
+    assert all("already holds a checkpoint" in failure for failure in failures)
+    assert {save.path for save in varve.agent.status().held} == {path}
+    assert varve.verify(path) == []
+
+
+def test_torchs_process_saves_what_needs_a_pickle_and_goes_on_after_a_failure(
+    agent: str, tmp_path: Path
+) -> None:
+    path = str(tmp_path / "step")
+    (failure,) = run_ranks(1, jobs.async_process, agent, path, jobs.Opaque(), ((1,), (Shard(0),)))
     assert "already exists" in failure
-    assert torch.equal(varve.torch.read(path)["w"], torch.arange(1000.0))
+    assert not Path(agent).exists(), "the agent had no part in it"
+
+
+def test_stagers_of_the_caller_make_the_copies_that_are_saved(tmp_path: Path) -> None:
+    run_ranks(2, jobs.own_stagers, str(tmp_path / "step"))
 
 
 def test_saves_in_flight_do_not_come_between_the_collectives_of_the_training(

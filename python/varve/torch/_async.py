@@ -197,7 +197,8 @@ class Stager:
         """
         if isinstance(state, int):
             size = state
-            device = torch.cuda.current_device() if torch.cuda.is_initialized() else None
+            initialized = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
+            device = torch.cuda.current_device() if initialized else None
         else:
             size, device = _bytes_and_device_of(state)
         self._usable().prepare(size, device)

@@ -1,5 +1,7 @@
 """async_save: a copy in memory that is kept, then `save` on a thread that does nothing else.
 
+Where a process is asked for, the agent saves.
+
 Two things that torch's own thread does not have:
 
 * The copy is made by several threads of the engine into memory that has been used before, and goes
@@ -10,7 +12,8 @@ Two things that torch's own thread does not have:
   backend in the caller's group. Saves of one group are made one after the other, in the order of the
   calls, which is the same on all ranks.
 
-Stagers and torch's process for saving are given by the caller and used as torch does.
+Stagers are given by the caller and asked for copies as torch asks them. Torch's process for saving is
+used for what the agent does not take (_by_agent.py).
 """
 
 from __future__ import annotations
@@ -18,8 +21,8 @@ from __future__ import annotations
 import dataclasses
 import os
 import threading
-from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any
+from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
+from typing import Any, cast
 
 import torch.distributed as dist
 from torch.distributed.checkpoint import filesystem, state_dict_saver
@@ -30,15 +33,20 @@ from torch.distributed.checkpoint.staging import AsyncStager, BlockingAsyncStage
 from torch.distributed.checkpoint.state_dict_saver import async_save as torch_async_save
 from torch.distributed.checkpoint.storage import StorageWriter
 
+from varve.torch.dcp._by_agent import agent_takes, save_by_agent
 from varve.torch.dcp._compat import arguments_of
-from varve.torch.dcp._copy import StateCopier
+from varve.torch.dcp._copy import StateCopier, StateCopy
 from varve.torch.dcp._errors import Group, checkpoint_error
 from varve.torch.dcp._failed import FailedWriter
 from varve.torch.dcp._functions import _find, _name, _plain, save_plain
 from varve.torch.dcp._writer import FileSystemWriter
 
 #: Torch 2.6 saves in threads only and has no name for it.
-_THREAD: Any = getattr(getattr(state_dict_saver, "AsyncCheckpointerType", None), "THREAD", None)
+_TYPES: Any = getattr(state_dict_saver, "AsyncCheckpointerType", None)
+_THREAD: Any = getattr(_TYPES, "THREAD", None)
+
+#: What torch returns where copies are made in the background; torch 2.6 has none.
+_Response: Any = getattr(state_dict_saver, "AsyncSaveResponse", None)
 
 #: Copies that may exist at once; a call that would make one more waits for the oldest save.
 _MAX_IN_FLIGHT = 2
@@ -48,7 +56,8 @@ class AsyncSave(Future[Metadata]):
     """A save under way: a future of its Metadata, with the two futures of an AsyncSaveResponse.
 
     Attributes:
-        staging_completion: The copy has been made; done when `async_save` returns.
+        staging_completion: The copy has been made; done when `async_save` returns, unless a stager
+            makes it in the background.
         upload_completion: This future.
     """
 
@@ -110,9 +119,12 @@ def async_save(
 ) -> Any:
     """Copies a state, and saves the copy in the background.
 
-    Args are those of `save` and of torch's `async_save`. The copy and the saving are Varve's unless
-    `async_stager` is given, `storage_writer` makes copies in a way of its own, or
-    `async_checkpointer_type` asks for torch's process. At most two saves are under way at once.
+    Args are those of `save` and of torch's `async_save`. The copy and the saving are Varve's. An
+    `async_stager`, or a `storage_writer` with a `stage` of its own, is asked for the copy instead.
+    With AsyncCheckpointerType.PROCESS the agent of this node (`varve.agent`) writes what is saved in
+    the default way: by a FileSystemWriter of this package with one file for each rank, with torch's
+    default plan, of values that need no pickle. All else is then saved by torch's process. At most two
+    saves are under way at once.
 
     Returns:
         A future of the Metadata with `staging_completion` and `upload_completion`, which code written
@@ -133,11 +145,19 @@ def async_save(
     writer: Any = storage_writer
     if writer is None and checkpoint_id:
         writer = _find(checkpoint_id, FileSystemWriter, reader=False)
-    ours = async_stager is None and async_checkpointer_type is _THREAD and not _stages(writer)
-    if ours and writer is not None:
-        return _save_copy(
-            what, group, state_dict, checkpoint_id, storage_writer, writer, planner, use_collectives
-        )
+    stager = writer if async_stager is None and _stages(writer) else async_stager
+    if writer is not None and async_checkpointer_type is _THREAD:
+        job = _Job(what, group, checkpoint_id, storage_writer, writer, planner, use_collectives)
+        return _save_copy(job, state_dict, stager)
+    if writer is not None and stager is None:
+        plain, failure = _plain_or_failure(state_dict)
+        if failure is None and storage_writer is not None and checkpoint_id is not None:
+            writer.reset(checkpoint_id)
+        if agent_takes(group, plain, writer, planner, use_collectives):
+            assert plain is not None
+            out = AsyncSave()
+            out.staging_completion = save_by_agent(what, group, plain, writer, out)
+            return out
     return _by_torch(what, group, state_dict, checkpoint_id, writer, planner, options)
 
 
@@ -148,53 +168,78 @@ def _stages(writer: Any) -> bool:
     return isinstance(writer, AsyncStager) and stage not in torchs_own
 
 
-def _save_copy(
-    what: str,
-    group: Group,
-    state_dict: dict[str, Any],
-    checkpoint_id: str | os.PathLike[str] | None,
-    given: StorageWriter | None,
-    writer: Any,
-    planner: SavePlanner | None,
-    use_collectives: bool,
-) -> AsyncSave:
-    executor = _executor_of(group.process_group, group.alone)
-    executor.room.acquire()
-    copy = None
-    failure: Exception | None = None
+def _plain_or_failure(state: dict[str, Any]) -> tuple[dict[str, Any] | None, Exception | None]:
+    """What `_plain` gives; a failure is to be told to the other ranks, who are about to wait for us."""
     try:
-        copy = executor.copier.copy(_plain(state_dict))
+        return _plain(state), None
     except Exception as error:
-        failure = error  # The others are about to wait for this rank in their threads.
+        return None, error
+
+
+@dataclasses.dataclass
+class _Job:
+    """What to save a copy with."""
+
+    what: str
+    group: Group
+    checkpoint_id: str | os.PathLike[str] | None
+    given: StorageWriter | None
+    writer: Any
+    planner: SavePlanner | None
+    use_collectives: bool
+
+    def save(
+        self, group: dist.ProcessGroup | None, state: dict[str, Any], failure: Exception | None
+    ) -> Metadata:
+        if failure is None and self.given is not None and self.checkpoint_id is not None:
+            try:
+                self.writer.reset(self.checkpoint_id)
+            except Exception as error:
+                failure = error
+        background = Group(group, self.group.alone)
+        return save_plain(
+            self.what, background, state, failure, self.writer, self.planner, self.use_collectives
+        )
+
+
+def _save_copy(job: _Job, state_dict: dict[str, Any], stager: Any) -> Any:
+    """Saves a copy on the thread of the group; `stager` makes it, or we where there is none."""
+    executor = _executor_of(job.group.process_group, job.group.alone)
+    executor.room.acquire()
+    copy: _Copy | None = None
+    try:
+        plain, failure = _plain_or_failure(state_dict)
+        if plain is not None:
+            try:
+                copy = _StagersCopy(stager, plain) if stager else executor.copier.copy(plain)
+            except Exception as error:
+                failure = error  # The others are about to wait for this rank in their threads.
     except BaseException:
         executor.room.release()
         raise
-    background = Group(executor.group, group.alone)
     out = AsyncSave()
-    if failure is None:
-        out.staging_completion.set_result(None)
+    staged = copy.staged if isinstance(copy, _StagersCopy) else None
+    if staged is not None:
+        staged.add_done_callback(
+            lambda done: _end_staging(
+                out, CancelledError() if done.cancelled() else done.exception()
+            )
+        )
     else:
-        out.staging_completion.set_exception(failure)
+        _end_staging(out, failure)
 
     def run() -> None:
         reason = failure
         metadata = None
         problem: BaseException | None = None
+        state: dict[str, Any] = {}
         try:
-            if reason is None and given is not None and checkpoint_id is not None:
+            if copy is not None:
                 try:
-                    writer.reset(checkpoint_id)
+                    state = copy.state
                 except Exception as error:
                     reason = error
-            metadata = save_plain(
-                what,
-                background,
-                {} if copy is None else copy.state,
-                reason,
-                writer,
-                planner,
-                use_collectives,
-            )
+            metadata = job.save(executor.group, state, reason)
         except BaseException as error:
             problem = error
         # Room for the next copy before anybody who waits for this save asks for it.
@@ -208,7 +253,43 @@ def _save_copy(
             out.set_exception(problem)
 
     executor.thread.submit(run)
+    if staged is not None:
+        return _Response(staging_completion=out.staging_completion, upload_completion=out)
+    if stager is not None and failure is None and stager.should_synchronize_after_execute:
+        stager.synchronize_staging()
     return out
+
+
+def _end_staging(out: AsyncSave, failure: BaseException | None) -> None:
+    if failure is None:
+        out.staging_completion.set_result(None)
+    else:
+        out.staging_completion.set_exception(failure)
+
+
+class _StagersCopy:
+    """What a caller's stager has made of a state, or a future of it."""
+
+    def __init__(self, stager: Any, state: dict[str, Any]) -> None:
+        self._made: Any = stager.stage(state)
+
+    @property
+    def staged(self) -> Future[dict[str, Any]] | None:
+        """The future, where there is one."""
+        return self._made if isinstance(self._made, Future) else None
+
+    @property
+    def state(self) -> dict[str, Any]:
+        """Waits for it."""
+        staged = self.staged
+        return cast("dict[str, Any]", self._made if staged is None else staged.result())
+
+    def release(self) -> None:
+        """The memory is the stager's."""
+        self._made = None
+
+
+_Copy = StateCopy | _StagersCopy
 
 
 def _by_torch(
