@@ -28,6 +28,7 @@ from bench.scenarios import (
     async_save,
     checksum,
     convert,
+    cuda,
     dcp,
     first_save,
     index,
@@ -50,6 +51,7 @@ SCENARIOS: dict[str, Callable[[Context], list[Result]]] = {
     "index": index.run,
     "async": async_save.run,
     "agent": agent.run,
+    "cuda": cuda.run,
 }
 
 # The load scenario keeps one checkpoint per tool on disk, and holds the state, its destination, a

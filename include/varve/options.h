@@ -57,8 +57,8 @@ struct SaveReport {
   /// kept. Filled on the coordinator.
   std::vector<std::string> differing_objects;
   // Of asynchronous saves:
-  double staging_seconds = 0;  ///< From the call until the copy was made.
-  bool in_waves = false;       ///< The state was larger than the staging memory.
+  double staging_seconds = 0;        ///< From the call until the copy was made.
+  bool in_waves = false;             ///< The state was larger than the staging memory.
   std::uint64_t device_bytes = 0;    ///< Copied from CUDA devices straight into staging memory.
   std::uint64_t pageable_bytes = 0;  ///< Of those, into memory that the driver had not registered.
   int attempts = 1;

@@ -87,9 +87,9 @@ Tensor TensorFrom(nb::handle item) {
   if constexpr (std::is_same_v<Tensor, SourceTensor>) {
     if (nb::len(item) > 7) {
       const nb::object cuda = item[7];
-      tensor.cuda = CudaMemory{
-          nb::cast<int>(nb::object(cuda[0])),
-          reinterpret_cast<void*>(nb::cast<std::uintptr_t>(nb::object(cuda[1])))};
+      tensor.cuda =
+          CudaMemory{nb::cast<int>(nb::object(cuda[0])),
+                     reinterpret_cast<void*>(nb::cast<std::uintptr_t>(nb::object(cuda[1])))};
     }
   }
   return tensor;

@@ -60,6 +60,10 @@ Status AsyncJob::Plan(Coordinator& coordinator, const Status& ready) {
     mine = AwaitDeviceWork(state_, devices_);
   }
   VARVE_RETURN_IF_ERROR(session_->Plan(coordinator, mine));
+  {
+    const std::scoped_lock lock(mutex_);
+    queued_ = true;
+  }
   if (WantsTornCheck(options_)) {
     samples_.emplace(TornSamples::Take(session_->work().segments, devices_));
   }
@@ -202,7 +206,7 @@ void AsyncJob::LetGo() {
   session_.reset();
 }
 
-void AsyncJob::Complete(Result<SaveReport> result) {
+void AsyncJob::Complete(Result<SaveReport> result, bool copies) {
   {
     const std::scoped_lock lock(mutex_);
     if (completed_) {
@@ -210,7 +214,9 @@ void AsyncJob::Complete(Result<SaveReport> result) {
     }
     completed_ = true;
   }
-  Announce(result.status());  // If it was never staged.
+  if (!copies) {
+    Announce(result.status());  // If it was never staged.
+  }
   changed_.notify_all();
   if (options_.on_done) {
     options_.on_done(result);
@@ -254,8 +260,10 @@ void AsyncJob::Watch(const std::stop_token& ended) {
     return;
   }
   stuck_ = true;
+  const bool copies = queued_ && !copied_;
   lock.unlock();
-  Complete(Unavailable(what + ", and the storage does not return from what it was asked to do"));
+  Complete(Unavailable(what + ", and the storage does not return from what it was asked to do"),
+           copies);
 }
 
 }  // namespace varve

@@ -36,8 +36,9 @@ class AsyncJob {
   /// Steps 3 and 4. Staging memory is free again when this returns; the caller then calls Complete.
   Result<SaveReport> Write(Coordinator& background);
 
-  /// Ends the save with this outcome, unless it has ended. Threads: safe.
-  void Complete(Result<SaveReport> result);
+  /// Ends the save with this outcome, unless it has ended. Threads: safe. Says that the tensors may
+  /// change, if that has not been said, unless somebody `copies` who will say so.
+  void Complete(Result<SaveReport> result, bool copies = false);
   /// Asks the save to end with this error. Threads: safe.
   void Cancel(Status why);
 
@@ -89,6 +90,7 @@ class AsyncJob {
   std::condition_variable_any changed_;
   std::optional<Status> ready_;  // Set when writing may begin, or never will.
   bool begun_ = false;
+  bool queued_ = false;  // It has been planned: somebody copies, or will be told not to.
   bool copied_ = false;  // Nobody copies any more, be it that all is done or that it failed.
   bool announced_ = false;
   bool completed_ = false;

@@ -216,6 +216,30 @@ TEST(AsyncSave, AFailedWriteIsRepeatedFromTheCopy) {
 }
 
 // A storage that hangs must not take training with it: whoever waits is told, and by name.
+TEST(AsyncSave, InWavesADeadlineEndsTheCallOfASaveWhoseStorageDoesNotReturn) {
+  const TempDir dir;
+  const auto stager = MakeStager({.budget_bytes = 16 * kMiB});
+  FaultyStorage storage(PosixStorage());
+  std::promise<void> wake;
+  const std::shared_future<void> awake = wake.get_future().share();
+  storage.SetObserver([&](Operation operation, const std::string&) {
+    if (operation == Operation::kWrite) {
+      awake.wait();
+    }
+  });
+  AsyncSaveOptions options;
+  options.save.storage = &storage;
+  options.deadline = std::chrono::milliseconds(20);
+  options.stuck_grace = std::chrono::milliseconds(20);
+  auto training = std::make_unique<Training>(64 * kMiB);
+  const AsyncSaveHandle save = AsyncSave(training->state(), dir / "c", options, *stager);
+  EXPECT_FALSE(save.staged().get().ok());
+  training.reset();  // Nobody may look at it any more, whatever the storage does next.
+  EXPECT_TRUE(FailsWith(save.done().get(), StatusCode::kUnavailable, {"does not return"}));
+  wake.set_value();
+  stager->Drain();
+}
+
 TEST(AsyncSave, AStorageThatDoesNotReturnIsNamedAndRefusedUntilItDoes) {
   const TempDir dir;
   const auto stager = MakeStager();

@@ -113,8 +113,8 @@ class Mixed {
 };
 
 std::unique_ptr<Stager> DeviceStager(std::uint64_t budget = 128 * kMiB, bool pinned = true) {
-  return std::move(*Stager::Make(
-      {.budget_bytes = budget, .copy_from_devices = true, .pinned_memory = pinned}));
+  return std::move(
+      *Stager::Make({.budget_bytes = budget, .copy_from_devices = true, .pinned_memory = pinned}));
 }
 
 TEST(DeviceSave, TensorsOfDevicesAndOfTheHostAreSavedTogetherInBothFormats) {
@@ -207,7 +207,8 @@ TEST(DeviceSave, MemoryThatASmallSaveHasRegisteredServesALargeOne) {
   const FakeCudaCounts before = fake_cuda_counts();
   for (const std::uint64_t large : {std::uint64_t{1000}, 3 * kMiB}) {
     const Mixed training(large);
-    const AsyncSaveHandle save = AsyncSave(training.state(), dir / std::to_string(large), {}, *stager);
+    const AsyncSaveHandle save =
+        AsyncSave(training.state(), dir / std::to_string(large), {}, *stager);
     ASSERT_TRUE(IsOk(save.done().get()));
     ExpectIn(dir / std::to_string(large), training.pieces);
   }
@@ -292,8 +293,8 @@ TEST(DeviceSave, AShareOfAShardIsCopiedFromItsPlace) {
             {.budget_bytes = 64 * kMiB, .copy_from_devices = true, .pinned_memory = true},
             std::move(back[rank])));
         State state;
-        SourceTensor tensor{"w", DType::kUInt8, {kRows, kColumns}, WholeBox({kRows, kColumns}),
-                            memory};
+        SourceTensor tensor{
+            "w", DType::kUInt8, {kRows, kColumns}, WholeBox({kRows, kColumns}), memory};
         tensor.cuda = CudaMemory{0, nullptr};
         state.tensors.push_back(std::move(tensor));
         const AsyncSaveHandle save =

@@ -73,7 +73,7 @@ struct Stager::Impl {
   std::unique_ptr<Coordinator> background;
   std::unique_ptr<StagingPool> pool;
   std::unique_ptr<CudaReader> devices;  // Null unless asked for. Ends before the pool's memory.
-  std::unique_ptr<Handoff> handoff;  // Null where the saves are written here.
+  std::unique_ptr<Handoff> handoff;     // Null where the saves are written here.
 
   std::mutex call_mutex;  // One call at a time: plans and turns to write come in one order.
   std::mutex mutex;       // Guards the two below.
@@ -262,10 +262,8 @@ void Stager::Prepare(std::uint64_t bytes, std::optional<int> cuda_device) {
     impl_->pool->Prepare(bytes);
     return;
   }
-  impl_->pool->Prepare(bytes, [devices = impl_->devices.get(),
-                               device = *cuda_device](std::span<std::byte> block) {
-    devices->Pin(device, block);
-  });
+  impl_->pool->Prepare(bytes, [devices = impl_->devices.get(), device = *cuda_device](
+                                  std::span<std::byte> block) { devices->Pin(device, block); });
 }
 void Stager::WaitPrepared() { impl_->pool->WaitPrepared(); }
 void Stager::Drain() { impl_->Drain(); }
@@ -284,10 +282,9 @@ bool Stager::idle() const {
 
 AsyncSaveHandle AsyncSave(State state, std::string path, AsyncSaveOptions options, Stager& stager,
                           Coordinator& coordinator) {
-  auto job =
-      std::make_shared<AsyncSaveHandle::Impl>(std::move(state), std::move(path), std::move(options),
-                                              coordinator.rank(), stager.impl().handoff.get(),
-                                              stager.impl().devices.get());
+  auto job = std::make_shared<AsyncSaveHandle::Impl>(
+      std::move(state), std::move(path), std::move(options), coordinator.rank(),
+      stager.impl().handoff.get(), stager.impl().devices.get());
   stager.impl().Start(job, coordinator);
   return AsyncSaveHandle(std::move(job));
 }

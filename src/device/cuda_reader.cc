@@ -1,8 +1,8 @@
 // How copies are ordered with the work of the training, on each device:
 //  1. At the call of a save, on the thread that makes it, an event is recorded on the stream that
-//     last wrote to the tensors (After), and our own stream waits for it. Kernels that the training
-//     has queued by then come before the copies; a copy never sees half of their work. Nothing waits
-//     on the host.
+//     last wrote to the tensors (After), and our own stream waits for it. Kernels that are queued
+//     by then come before the copies: a copy never sees half of their work. The host waits for
+//     nothing.
 //  2. Copies are queued on our own stream, which is not ordered with any other (non-blocking): what
 //     the training queues later runs beside them.
 //  3. An event behind the copies of one block is waited for, sleeping, on the thread that asked for
@@ -152,9 +152,9 @@ Status CudaReader::ReadFrom(const Device& device, std::span<const DeviceCopy> co
   VARVE_RETURN_IF_ERROR(driver_.Check(event.error(), what));
   int failed = 0;
   for (auto copy = copies.begin(); copy != copies.end() && failed == 0; ++copy) {
-    failed = driver_.copy_to_host_async(
-        copy->target, reinterpret_cast<CudaDriver::Address>(copy->source), copy->bytes,
-        device.stream);
+    failed = driver_.copy_to_host_async(copy->target,
+                                        reinterpret_cast<CudaDriver::Address>(copy->source),
+                                        copy->bytes, device.stream);
   }
   // Also after a failure: those that were queued before it are under way.
   int error = driver_.event_record(event.get(), device.stream);
@@ -180,9 +180,9 @@ bool CudaReader::Pin(int device, std::span<std::byte> memory) {
   }
   // Not under the lock, for it takes the driver about a millisecond.
   const Current current(driver_, known->context);
-  const bool done = current.error() == 0 &&
-                    driver_.host_register(memory.data(), memory.size(),
-                                          CudaDriver::kRegisterPortable) == 0;
+  const bool done =
+      current.error() == 0 &&
+      driver_.host_register(memory.data(), memory.size(), CudaDriver::kRegisterPortable) == 0;
   const std::scoped_lock lock(mutex_);
   return pinned_.emplace(memory.data(), done).first->second;
 }

@@ -45,9 +45,10 @@ TEST(CudaReader, CopiesFromSeveralDevicesInOneCall) {
   const OnDevice one(1, "from device 1");
   const auto reader = Reader();
   std::string out(21, '.');
-  ASSERT_TRUE(IsOk(reader->Read(std::vector<DeviceCopy>{{0, zero.data(), Bytes(&out), 4},
-                                                        {0, zero.data() + 5, Bytes(&out) + 4, 8},
-                                                        {1, one.data() + 4, Bytes(&out) + 12, 9}})));
+  ASSERT_TRUE(
+      IsOk(reader->Read(std::vector<DeviceCopy>{{0, zero.data(), Bytes(&out), 4},
+                                                {0, zero.data() + 5, Bytes(&out) + 4, 8},
+                                                {1, one.data() + 4, Bytes(&out) + 12, 9}})));
   EXPECT_EQ(out, "fromdevice 0 device 1");
 }
 
@@ -107,8 +108,8 @@ TEST(CudaReader, ErrorsNameTheDeviceAndWhatWasDone) {
   for (const char* const function :
        {"cuCtxPushCurrent", "cuEventCreate", "cuEventRecord", "cuEventSynchronize"}) {
     fake_cuda_fail(function, kLaunchFailed, 0);
-    EXPECT_TRUE(FailsWith(reader->Read(copies), StatusCode::kUnavailable,
-                          {"copy from CUDA device 1"}));
+    EXPECT_TRUE(
+        FailsWith(reader->Read(copies), StatusCode::kUnavailable, {"copy from CUDA device 1"}));
   }
   ASSERT_TRUE(IsOk(reader->Read(copies)));  // None of it is for good.
 }

@@ -42,9 +42,9 @@ struct WrittenSegments {
 
 /// Writes `segments`, one after the other, at `data_begin` of `file` (a multiple of
 /// kDirectAlignment). The last block may leave up to 4095 zero bytes behind the data; the caller's
-/// Sync cuts them off. Calls are independent; memory is taken from `pool` block by block. No segment
-/// may be on a device.
-/// Errors: the first I/O error; what a ProduceFunction returns; Cancelled on `stop`.
+/// Sync cuts them off. Calls are independent; memory is taken from `pool` block by block. No
+/// segment may be on a device. Errors: the first I/O error; what a ProduceFunction returns;
+/// Cancelled on `stop`.
 Result<WrittenSegments> WriteSegments(WritableFile& file, std::uint64_t data_begin,
                                       std::span<const FileSegment> segments, BufferPool& pool,
                                       const WriteSegmentsOptions& options);

@@ -1,6 +1,6 @@
 // What is on a device is copied first, all of a block at once, and summed in host memory after it
-// has arrived; what is in host memory is copied and summed in one pass. So a block that is mixed has
-// its pieces summed in the order of the file all the same.
+// has arrived; what is in host memory is copied and summed in one pass. So a block that is mixed
+// has its pieces summed in the order of the file all the same.
 
 #include "pipeline/segment_copier.h"
 
@@ -106,7 +106,8 @@ Status SegmentCopier::CopyFromDevices(std::uint64_t begin, std::span<std::byte> 
     }
     const std::uint64_t from = std::max(begin, segment_begin);
     const std::uint64_t to = std::min(begin + out.size(), parts_[part].end);
-    AppendDeviceCopies(segment, from - segment_begin, out.subspan(from - begin, to - from), &copies);
+    AppendDeviceCopies(segment, from - segment_begin, out.subspan(from - begin, to - from),
+                       &copies);
     first = first == nullptr ? &segment : first;
     last = &segment;
     bytes += to - from;
@@ -118,8 +119,7 @@ Status SegmentCopier::CopyFromDevices(std::uint64_t begin, std::span<std::byte> 
     return Internal("a tensor on a device is to be staged by what cannot read devices");
   }
   // The whole block: another save may fill more of it.
-  const bool pinned =
-      devices_.reader->Pin(copies.front().device, {out.data(), kPoolBlockBytes});
+  const bool pinned = devices_.reader->Pin(copies.front().device, {out.data(), kPoolBlockBytes});
   if (Status status = devices_.reader->Read(copies); !status.ok()) {
     return status.Annotate("tensors \"" + devices_.name_of(first->owner) + "\" to \"" +
                            devices_.name_of(last->owner) + "\"");

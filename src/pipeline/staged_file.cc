@@ -175,7 +175,7 @@ std::uint64_t StagedFile::BlockSize(std::size_t index) const {
 Status StagedFile::Fill(int threads, const std::stop_token& stop,
                         const std::function<Status()>& check) {
   Status status = RunThreads(blocks_.size(), threads, stop, [&](std::size_t i) -> Status {
-    VARVE_ASSIGN_OR_RETURN(std::byte* const memory, TakeMemory(i));
+    VARVE_ASSIGN_OR_RETURN(std::byte* const memory, TakeMemory(i, stop));
     std::vector<std::uint32_t> sums;
     VARVE_RETURN_IF_ERROR(FillBlock(i, memory, &sums));
     const std::scoped_lock lock(mutex_);
@@ -214,11 +214,15 @@ void StagedFile::Discard(Status reason) {
   changed_.notify_all();
 }
 
-Result<std::byte*> StagedFile::TakeMemory(std::size_t index) {
+Result<std::byte*> StagedFile::TakeMemory(std::size_t index, const std::stop_token& stop) {
   std::unique_lock lock(mutex_);
-  changed_.wait(lock, [&] {
+  changed_.wait(lock, stop, [&] {
     return !fill_status_.ok() || !write_status_.ok() || (next_to_take_ == index && !free_.empty());
   });
+  if (stop.stop_requested()) {
+    // Whoever gives a save up may free the tensors soon: nothing more is copied, memory or not.
+    return Status(StatusCode::kCancelled, "staging cancelled");
+  }
   VARVE_RETURN_IF_ERROR(fill_status_);
   VARVE_RETURN_IF_ERROR(write_status_);
   std::byte* const memory = free_.back();

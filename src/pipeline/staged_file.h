@@ -54,8 +54,8 @@ class StagedFile {
 
   /// Copies all segments, taking the checksums of blocks in the same pass, on the calling thread
   /// and up to `threads` - 1 others. Then `check` may say that the copy is not to be used.
-  /// Errors: Cancelled on `stop` or when the writing of an earlier wave has failed; `check`'s; those
-  /// of reading a device.
+  /// Errors: Cancelled on `stop` or when the writing of an earlier wave has failed; `check`'s;
+  /// those of reading a device.
   Status Fill(int threads, const std::stop_token& stop, const std::function<Status()>& check = {});
 
   /// Says that Fill will not come (or not go on), so that WriteTo does not wait for it.
@@ -81,7 +81,7 @@ class StagedFile {
   };
 
   [[nodiscard]] std::uint64_t BlockSize(std::size_t index) const;
-  Result<std::byte*> TakeMemory(std::size_t index);
+  Result<std::byte*> TakeMemory(std::size_t index, const std::stop_token& stop);
   Status FillBlock(std::size_t index, std::byte* memory, std::vector<std::uint32_t>* sums);
   Status WaitComplete(const std::stop_token& stop);
   Result<const Block*> WaitFilled(std::size_t index, const std::stop_token& stop);

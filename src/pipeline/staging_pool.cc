@@ -257,8 +257,7 @@ void StagingPool::Populate(std::size_t limit,
   }
 }
 
-void StagingPool::Prepare(std::uint64_t bytes,
-                          std::function<void(std::span<std::byte>)> on_ready) {
+void StagingPool::Prepare(std::uint64_t bytes, std::function<void(std::span<std::byte>)> on_ready) {
   const std::size_t limit = bytes / kPoolBlockBytes + (bytes % kPoolBlockBytes == 0 ? 0 : 1);
   WaitPrepared();
   preparing_ = std::jthread([this, limit, ready = std::move(on_ready)](

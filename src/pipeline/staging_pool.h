@@ -86,8 +86,9 @@ class StagingPool {
   /// Begins to take `bytes` of memory from the system in a thread of its own; an earlier call's
   /// work is waited for. Saves meanwhile find the blocks that are ready. `on_ready` is called with
   /// each of them first.
-  void Prepare(std::uint64_t bytes,
-               std::function<void(std::span<std::byte>)> on_ready = [](std::span<std::byte>) {});
+  void Prepare(
+      std::uint64_t bytes,
+      std::function<void(std::span<std::byte>)> on_ready = [](std::span<std::byte>) {});
 
   /// Waits for Prepare.
   void WaitPrepared();

@@ -1,8 +1,8 @@
-/// A CUDA driver for machines without a device: a library named libcuda.so.1 with the functions that
-/// Varve calls, two devices in host memory, and streams that are threads. What a real driver leaves
-/// undefined it refuses, so that a test can fail: a call without a context, an event or a copy on a
-/// stream of another device, a device's memory read by the process itself (it is not readable).
-/// What it cannot show is how fast a device is, nor a rule that is not in here.
+/// A CUDA driver for machines without a device: a library named libcuda.so.1 with the functions
+/// that Varve calls, two devices in host memory, and streams that are threads. What a real driver
+/// leaves undefined it refuses, so that a test can fail: a call without a context, an event or a
+/// copy on a stream of another device, a device's memory read by the process itself (it is not
+/// readable). What it cannot show is how fast a device is, nor a rule that is not in here.
 #pragma once
 
 #include <cstddef>
@@ -36,16 +36,16 @@ FAKE_CUDA_API void fake_cuda_fail(const char* function, int error, int calls);
 FAKE_CUDA_API void fake_cuda_slow_copies(int microseconds);
 
 struct FakeCudaCounts {
-  std::uint64_t copies;             ///< That have been made.
-  std::uint64_t copies_under_way;   ///< That are queued.
-  std::uint64_t most_at_once;       ///< Copies that were ever queued at one time.
-  std::uint64_t registered_bytes;   ///< Now.
-  std::uint64_t registrations;      ///< Ever.
-  std::uint64_t to_registered;      ///< Bytes copied into registered memory, and into other.
+  std::uint64_t copies;            ///< That have been made.
+  std::uint64_t copies_under_way;  ///< That are queued.
+  std::uint64_t most_at_once;      ///< Copies that were ever queued at one time.
+  std::uint64_t registered_bytes;  ///< Now.
+  std::uint64_t registrations;     ///< Ever.
+  std::uint64_t to_registered;     ///< Bytes copied into registered memory, and into other.
   std::uint64_t to_pageable;
-  std::uint64_t contexts;           ///< Retained now, by anyone.
-  std::uint64_t streams;            ///< Alive, those of fake_cuda_stream not counted.
-  std::uint64_t events;             ///< Alive.
+  std::uint64_t contexts;  ///< Retained now, by anyone.
+  std::uint64_t streams;   ///< Alive, those of fake_cuda_stream not counted.
+  std::uint64_t events;    ///< Alive.
 };
 FAKE_CUDA_API FakeCudaCounts fake_cuda_counts();
 

@@ -1,0 +1,189 @@
+#include "agent/requests.h"
+
+#include <poll.h>
+#include <unistd.h>
+
+#include "agent/report.h"
+#include "base/bytes.h"
+#include "varve/version.h"
+
+namespace varve {
+namespace {
+
+AgentMessage Answer(AgentVerb verb, std::uint64_t turn = 0, Bytes payload = {}) {
+  return {verb, turn, std::move(payload), {}};
+}
+
+AgentMessage Refusal(const Status& status, std::uint64_t turn = 0) {
+  return Answer(AgentVerb::kRefused, turn, EncodeRefusal(status));
+}
+
+}  // namespace
+
+std::size_t AgentRequests::pending() const {
+  std::size_t pending = 0;
+  for (const auto& session : sessions_) {
+    pending += session->pending();
+  }
+  return pending;
+}
+
+void AgentRequests::EndOf(Peer& peer) {
+  if (peer.session == nullptr) {
+    return;
+  }
+  if (!peer.dropped) {
+    peer.session->TrainerIsGone();
+    return;
+  }
+  peer.session->Abandon();
+  held_.ForgetAll(peer.session->number());
+  peer.connection->Close();  // What it then learns.
+}
+
+void AgentRequests::RemoveEnded() {
+  std::erase_if(sessions_, [](const auto& session) { return session->over(); });
+}
+
+void AgentRequests::Drop(Peer& peer) {
+  pollfd process{peer.process.get(), POLLIN, 0};
+  peer.gone = true;
+  peer.dropped = peer.connection->IsOpen() && ::poll(&process, 1, 0) == 0;
+}
+
+void AgentRequests::Handle(Peer& peer, AgentMessage message) {
+  const bool any_version = message.verb == AgentVerb::kHello || message.verb == AgentVerb::kDrain ||
+                           message.verb == AgentVerb::kStop;
+  if (!peer.greeted && !any_version) {
+    Drop(peer);
+    return;
+  }
+  switch (message.verb) {
+    case AgentVerb::kHello: Greet(peer, message); return;
+    case AgentVerb::kAttach: Reply(peer, 0, Attach(peer, std::move(message))); return;
+    case AgentVerb::kFind: SendHeld(peer, message.payload); return;
+    case AgentVerb::kStatus: SendStatus(peer); return;
+    case AgentVerb::kStop:
+      stopping_ = true;
+      peer.waits = message.verb;
+      return;
+    case AgentVerb::kDrain: peer.waits = message.verb; return;
+    default: break;
+  }
+  if (peer.session == nullptr) {
+    Drop(peer);
+    return;
+  }
+  switch (message.verb) {
+    case AgentVerb::kHandOver: Reply(peer, message.turn, TakeSave(peer, message)); return;
+    case AgentVerb::kPass: peer.session->Pass(message.turn); return;
+    case AgentVerb::kCancel: peer.session->Cancel(message.turn); return;
+    case AgentVerb::kForget:
+      held_.Forget(peer.session->number(), message.turn);
+      (void)peer.connection->Send(Answer(AgentVerb::kForgotten, message.turn));
+      return;
+    default: Drop(peer);
+  }
+}
+
+void AgentRequests::Reply(Peer& peer, std::uint64_t turn, const Status& status) {
+  const AgentMessage answer = status.ok() ? Answer(AgentVerb::kOk, turn) : Refusal(status, turn);
+  if (!peer.connection->Send(answer).ok()) {
+    Drop(peer);
+  }
+}
+
+void AgentRequests::Greet(Peer& peer, const AgentMessage& message) {
+  if (message.payload != Version()) {
+    Reply(peer, 0,
+          FailedPrecondition("the agent that runs is of version " + std::string(Version()) +
+                             ", not " + message.payload.substr(0, 64) +
+                             "; end it with `varve agent stop`"));
+    return;
+  }
+  peer.greeted = true;
+  Reply(peer, 0, Status::Ok());
+}
+
+Status AgentRequests::Attach(Peer& peer, AgentMessage message) {
+  ByteReader in(message.payload);
+  const std::uint64_t blocks = in.U64();
+  const std::uint64_t first_turn = in.U64();
+  if (!in.Finish().ok() || message.fds.size() != 1 || peer.session != nullptr) {
+    return DataLoss("memory that is not attached as it should be");
+  }
+  if (stopping_) {
+    return FailedPrecondition("the agent is stopping");
+  }
+  VARVE_ASSIGN_OR_RETURN(auto pool, PoolMemory::Map(std::move(message.fds[0]), blocks));
+  AgentSession::Surroundings around;
+  around.number = next_session_++;
+  around.trainer = peer.connection;
+  around.held = &held_;
+  around.patience = options_.patience;
+  around.changed = wake_;
+  peer.session = std::make_shared<AgentSession>(std::move(around), std::move(pool), first_turn);
+  sessions_.push_back(peer.session);
+  return Status::Ok();
+}
+
+Status AgentRequests::TakeSave(const Peer& peer, const AgentMessage& message) const {
+  if (stopping_) {
+    return FailedPrecondition("the agent is stopping");
+  }
+  if (message.fds.size() != 1) {
+    return DataLoss("a save without what there is to know of it");
+  }
+  VARVE_ASSIGN_OR_RETURN(const Bytes encoded, ReadBlob(message.fds[0]));
+  return peer.session->HandOver(message.turn, encoded);
+}
+
+void AgentRequests::SendHeld(Peer& peer, const std::string& path) {
+  for (const Held& held : held_.Find(path)) {
+    auto blob = MakeBlob(EncodeHeldFile(held.file));
+    if (!blob.ok()) {
+      continue;  // It is read from the disk then.
+    }
+    AgentMessage message{AgentVerb::kHeld, 0, {}, {}};
+    message.fds.emplace_back(::dup(held.pool->fd().get()));
+    message.fds.push_back(std::move(*blob));
+    message.fds.emplace_back(::dup(held.page->fd().get()));
+    if (Status sent = peer.connection->Send(message); !sent.ok()) {
+      Drop(peer);
+      return;
+    }
+  }
+  Reply(peer, 0, Status::Ok());
+}
+
+AgentReport AgentRequests::Report() {
+  AgentReport report;
+  report.version = Version();
+  report.pid = ::getpid();
+  report.stopping = stopping_;
+  for (const auto& session : sessions_) {
+    report.trainers += session->trainer_lives() ? 1 : 0;
+    const auto files = session->Files();
+    report.saves.insert(report.saves.end(), files.begin(), files.end());
+  }
+  for (const Held& held : held_.All()) {
+    report.held.push_back(
+        {held.file.path, held.file.rank, held.file.image.bytes(), false, !held.orphan_since});
+  }
+  return report;
+}
+
+void AgentRequests::SendStatus(Peer& peer) {
+  AgentMessage message = Answer(AgentVerb::kOk);
+  auto blob = MakeBlob(EncodeAgentReport(Report()));
+  if (!blob.ok()) {
+    Reply(peer, 0, blob.status());
+    return;
+  }
+  message.fds.push_back(std::move(*blob));
+  if (!peer.connection->Send(message).ok()) {
+    Drop(peer);
+  }
+}
+
+}  // namespace varve
