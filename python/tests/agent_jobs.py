@@ -9,6 +9,7 @@ from typing import Any
 import torch.distributed as dist
 from async_jobs import state_of
 
+import varve
 import varve.torch
 from varve.torch import Stager, async_save
 
@@ -30,6 +31,38 @@ def save_for_ever(agent: str, directory: str, phase: Any, first: int, mebibytes:
             handle = async_save(state, os.path.join(directory, f"step-{value}"), stager=stager)
             phase.value = HANDED_OVER
             handle.result()
+
+
+def keep_for_ever(agent: str, directory: str, kept: Any, mebibytes: int) -> None:
+    """Has the agent keep one step after the other, until it is killed; `kept` is the newest."""
+    use_agent(agent)
+    with Stager(executor="process", memory_budget=3 * mebibytes << 20) as stager:
+        state = state_of(0, mebibytes)
+        for value in range(1, 100_000):
+            state["w"].fill_(value)
+            state["step"] = value
+            path = os.path.join(directory, f"step-{value}")
+            async_save(state, path, stager=stager, write="at_end").result()
+            kept.value = value
+
+
+def ranks_keep_for_ever(rank: int, size: int, agent: str, directory: str, victim: int) -> None:
+    """The same on several ranks, until one kills itself and the others are ended by that."""
+    use_agent(agent)
+    stager = Stager(executor="process", memory_budget=64 << 20, timeout=20.0)
+    for value in range(1, 100_000):
+        state = {f"rank{rank}": state_of(value, 10)["w"], "step": value}
+        path = os.path.join(directory, f"step-{value}")
+        handle = async_save(
+            state, path, stager=stager, write="at_end", staging="overlapped", timeout=20.0
+        )
+        if rank == victim and value == 7:
+            os.kill(os.getpid(), 9)  # While it is staged.
+        try:
+            handle.wait_staged()
+            dist.barrier()
+        except (RuntimeError, varve.Error):
+            return  # As a trainer of which a rank was lost.
 
 
 def save_once_and_wait(agent: str, path: str, phase: Any, value: int, mebibytes: int) -> None:

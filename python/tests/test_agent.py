@@ -16,9 +16,11 @@ import pytest
 from agent_jobs import (
     HANDED_OVER,
     STAGING,
+    keep_for_ever,
     load_on_ranks,
     one_rank_dies_while_staging,
     ranks_hand_over_and_die,
+    ranks_keep_for_ever,
     save_and_check,
     save_for_ever,
     save_once_and_wait,
@@ -120,6 +122,44 @@ def test_a_load_on_this_node_is_served_from_memory(agent: str, tmp_path: Path) -
     varve.agent.stop()
     with pytest.raises(varve.CorruptCheckpointError):
         varve.torch.load(state, tmp_path / "c")
+
+
+def test_what_is_to_be_written_at_the_end_is_not_written_before(agent: str, tmp_path: Path) -> None:
+    with Stager(executor="process", memory_budget=64 << 20) as stager:
+        for step in range(4):
+            report = async_save(
+                state_of(step), tmp_path / str(step), stager=stager, write="at_end"
+            ).result(LONG)
+            assert report.kept_back and report.bytes_written == 0
+        assert os.listdir(tmp_path) == []
+    varve.agent.drain(LONG)
+    assert listed(tmp_path) == ["3"]
+    assert_holds(tmp_path / "3", 3)
+    for executor in (None, "thread"):
+        with pytest.raises(varve.InvalidArgumentError, match=r'needs executor="process"'):
+            async_save(state_of(1), tmp_path / "a", executor=executor, write="at_end")
+    with pytest.raises(varve.InvalidArgumentError, match="write='soon'"):
+        async_save(state_of(1), tmp_path / "a", write="soon")
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_of_a_killed_trainer_the_newest_copy_in_memory_becomes_a_checkpoint(
+    agent: str, tmp_path: Path, seed: int
+) -> None:
+    mebibytes = 20
+    process, kept = start(keep_for_ever, agent, str(tmp_path), mebibytes)
+    wait_until(lambda: kept.value >= 3)
+    time.sleep(random.Random(seed).uniform(0, 0.1))
+    kill(process)
+    newest = kept.value
+    varve.agent.drain(LONG)
+    (name,) = listed(tmp_path)
+    step = int(name.removeprefix("step-"))
+    assert step in (newest, newest + 1)  # It may have been killed before it could say so.
+    ruin(tmp_path / name)
+    state = state_of(0, mebibytes)
+    varve.torch.load(state, tmp_path / name)  # From memory.
+    assert (state["w"] == step).all() and state["step"] == step
 
 
 def test_a_stager_says_what_it_cannot_do(agent: str, tmp_path: Path) -> None:
@@ -261,6 +301,20 @@ def test_when_all_ranks_are_killed_the_save_they_handed_over_is_finished_without
     # On another layout too.
     for size in (1, 3):
         assert sum(run_ranks(size, load_on_ranks, agent, str(tmp_path / "2"))) >= size * 20 << 20
+
+
+def test_of_killed_ranks_the_newest_copy_that_all_have_becomes_a_checkpoint(
+    agent: str, tmp_path: Path
+) -> None:
+    for victim in range(2):
+        directory = tmp_path / str(victim)
+        directory.mkdir()
+        collect(2, ranks_keep_for_ever, agent, str(directory), victim, dead=(victim,))
+        varve.agent.drain(LONG)
+        assert listed(directory) == ["step-6"]  # Of the seventh one rank had no copy yet.
+        assert varve.verify(directory / "step-6") == []
+        state = varve.torch.read(directory / "step-6")
+        assert all((state[f"rank{rank}"] == 6).all() for rank in range(2))
 
 
 def test_a_rank_that_dies_before_it_has_handed_over_is_named_by_the_others(

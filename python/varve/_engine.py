@@ -73,6 +73,8 @@ class SaveReport:
     """The state was larger than the staging memory; copying had to wait for writing."""
     attempts: int = 1
     """How often it was written until that succeeded."""
+    kept_back: bool = False
+    """The agent has it in memory and has not written it: `async_save(write="at_end")`."""
     device_bytes: int = 0
     """Copied straight from CUDA devices, see Stager(copy_from_devices=True)."""
     pageable_bytes: int = 0

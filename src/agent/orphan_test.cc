@@ -21,6 +21,7 @@
 #include "support/ranks.h"
 #include "support/status_matchers.h"
 #include "support/temp_dir.h"
+#include "support/trainer.h"
 #include "support/training.h"
 #include "varve/agent.h"
 #include "varve/async_save.h"
@@ -35,54 +36,10 @@ using test::FailsWith;
 using test::IsOk;
 using test::Load;
 using test::TempDir;
+using test::Trainer;
 using test::Training;
 
 constexpr std::uint64_t kMiB = std::uint64_t{1} << 20;
-
-/// A rank of a trainer, up to the point where its copy is handed over.
-class Trainer {
- public:
-  explicit Trainer(AgentHere& agent) : executor_(agent.Connect()) {
-    pool_ = std::move(*StagingPool::Make(64 * kMiB, /*shared=*/true));
-    EXPECT_TRUE(IsOk(executor_->Attach(pool_->fd(), pool_->block_count())));
-  }
-
-  /// A copy and what is said of it.
-  Result<Handover> Describe(const State& state, const std::string& path, Coordinator& rank) {
-    const SaveOptions options;
-    const auto session = MakeSaveSession(state, path, options, Claim::kApart);
-    VARVE_RETURN_IF_ERROR(session->Plan(rank, Status::Ok()));
-    const FileWork& work = session->work();
-    VARVE_ASSIGN_OR_RETURN(
-        auto memory, pool_->Reserve(StagedFile::BlocksFor(work.segments, work.block_bytes), {}));
-    auto& staged = staged_.emplace_back(
-        std::make_unique<StagedFile>(work.segments, work.block_bytes, std::move(memory)));
-    VARVE_RETURN_IF_ERROR(staged->Fill(2, {}));
-    Handover save;
-    save.path = path;
-    save.settled = session->settled();
-    save.image = staged->Describe();
-    return save;
-  }
-
-  Status HandOver(std::uint64_t turn, const State& state, const std::string& path,
-                  Coordinator& rank) {
-    VARVE_ASSIGN_OR_RETURN(const Handover save, Describe(state, path, rank));
-    return executor_->HandOver(turn, save);
-  }
-
-  Status HandOver(std::uint64_t turn, const State& state, const std::string& path) {
-    return HandOver(turn, state, path, *MakeSingleProcessCoordinator());
-  }
-
-  SaveExecutor& executor() { return *executor_; }
-  [[nodiscard]] const StagingPool& pool() const { return *pool_; }
-
- private:
-  std::shared_ptr<SaveExecutor> executor_;
-  std::unique_ptr<StagingPool> pool_;
-  std::vector<std::unique_ptr<StagedFile>> staged_;
-};
 
 TEST(OrphanedSave, IsWrittenInItsTurnThoughTurnsBeforeItNeverCame) {
   AgentHere agent;

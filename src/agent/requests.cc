@@ -80,6 +80,7 @@ void AgentRequests::Handle(Peer& peer, AgentMessage message) {
     case AgentVerb::kCancel: peer.session->Cancel(message.turn); return;
     case AgentVerb::kForget:
       held_.Forget(peer.session->number(), message.turn);
+      peer.session->Forget(message.turn);
       (void)peer.connection->Send(Answer(AgentVerb::kForgotten, message.turn));
       return;
     default: Drop(peer);

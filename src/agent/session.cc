@@ -1,6 +1,8 @@
 #include "agent/session.h"
 
+#include <algorithm>
 #include <exception>
+#include <iterator>
 #include <system_error>
 #include <utility>
 
@@ -8,7 +10,6 @@
 #include "checkpoint/handed_over.h"
 
 namespace varve {
-
 AgentSession::AgentSession(Surroundings surroundings, std::shared_ptr<PoolMemory> pool,
                            std::uint64_t first_turn)
     : around_(std::move(surroundings)),
@@ -47,6 +48,14 @@ void AgentSession::Pass(std::uint64_t turn) {
   }
 }
 
+void AgentSession::Forget(std::uint64_t turn) {
+  const std::scoped_lock lock(mutex_);
+  const auto found = jobs_.find(turn);
+  if (found != jobs_.end() && found->second->save.at_end && !found->second->writing) {
+    jobs_.erase(found);
+  }
+}
+
 void AgentSession::Cancel(std::uint64_t turn) {
   const std::scoped_lock lock(mutex_);
   if (const auto found = jobs_.find(turn); found != jobs_.end()) {
@@ -55,18 +64,21 @@ void AgentSession::Cancel(std::uint64_t turn) {
 }
 
 void AgentSession::TrainerIsGone() {
+  std::vector<Turn> at_end;
   {
     const std::scoped_lock lock(mutex_);
     if (!trainer_lives_) {
       return;
     }
     trainer_lives_ = false;
+    at_end = TakeThoseOfTheEnd();
     memory_is_ours_ = true;
     releasing_ = true;
-    alone_since_ = std::chrono::steady_clock::now();
+    alone_since_ = Clock::now();
     changed_.notify_all();
   }
   around_.held->Orphan(around_.number);
+  WriteAllOf(at_end);
   // By a thread of its own: a hundred gigabytes take ten seconds or more, in which the caller would
   // answer nobody, and the worker may have to write for minutes before it comes to it.
   const auto release = [this] {
@@ -86,12 +98,14 @@ void AgentSession::TrainerIsGone() {
 
 bool AgentSession::over() {
   const std::scoped_lock lock(mutex_);
-  return over_ && !releasing_;
+  return over_ && !releasing_ && jobs_.empty();
 }
 
 std::size_t AgentSession::pending() {
   const std::scoped_lock lock(mutex_);
-  return jobs_.size();
+  return static_cast<std::size_t>(std::count_if(jobs_.begin(), jobs_.end(), [&](const auto& entry) {
+    return !trainer_lives_ || !entry.second->save.at_end;
+  }));
 }
 
 bool AgentSession::trainer_lives() {
@@ -118,14 +132,21 @@ std::vector<AgentReport::File> AgentSession::Files() {
 AgentSession::JobPtr AgentSession::Next(std::uint64_t* turn) {
   std::unique_lock lock(mutex_);
   while (true) {
-    while (passed_.erase(next_turn_) > 0) {
+    const auto waits_for_the_end = [&](std::uint64_t at) {
+      const auto found = jobs_.find(at);
+      return trainer_lives_ && found != jobs_.end() && found->second->save.at_end;
+    };
+    while (passed_.erase(next_turn_) > 0 || waits_for_the_end(next_turn_)) {
       ++next_turn_;
     }
+    const auto idle = std::find_if(jobs_.begin(), jobs_.end(),
+                                   [](const auto& entry) { return !entry.second->writing; });
     // A trainer that is gone leaves gaps.
-    if (!trainer_lives_ && !jobs_.empty()) {
-      next_turn_ = jobs_.begin()->first;
+    if (!trainer_lives_ && idle != jobs_.end()) {
+      next_turn_ = idle->first;
     }
-    if (const auto found = jobs_.find(next_turn_); found != jobs_.end()) {
+    const auto found = jobs_.find(next_turn_);
+    if (found != jobs_.end() && !found->second->writing) {
       found->second->writing = true;
       *turn = next_turn_++;
       return found->second;
@@ -140,19 +161,7 @@ AgentSession::JobPtr AgentSession::Next(std::uint64_t* turn) {
 void AgentSession::Work() {
   std::uint64_t turn = 0;
   while (const JobPtr job = Next(&turn)) {
-    try {
-      WriteOne(turn, *job);
-    } catch (const std::exception& error) {  // No memory, no thread: this save's misfortune alone.
-      Tell(turn, Unavailable("save " + job->save.path + ": the agent: " + error.what()));
-    }
-    {
-      const std::scoped_lock lock(mutex_);
-      jobs_.erase(turn);
-    }
-    if (memory_is_ours()) {
-      ReleaseMemory();
-    }
-    around_.changed();
+    WriteAndEnd(turn, *job);
   }
   {
     const std::scoped_lock lock(mutex_);
@@ -161,13 +170,76 @@ void AgentSession::Work() {
   around_.changed();
 }
 
+void AgentSession::WriteAndEnd(std::uint64_t turn, Job& job) {
+  try {
+    WriteOne(turn, job);
+  } catch (const std::exception& error) {  // No memory, no thread: this save's misfortune alone.
+    Tell(turn, Unavailable("save " + job.save.path + ": the agent: " + error.what()));
+  }
+  {
+    const std::scoped_lock lock(mutex_);
+    jobs_.erase(turn);
+  }
+  if (memory_is_ours()) {
+    ReleaseMemory();
+  }
+  around_.changed();
+}
+
+std::vector<AgentSession::Turn> AgentSession::TakeThoseOfTheEnd() {
+  std::vector<Turn> taken;
+  for (auto at = jobs_.begin(); at != jobs_.end();) {
+    const JobPtr& job = at->second;
+    const bool waits = job->save.at_end && !job->writing;
+    // Without other ranks the newest is whole.
+    if (waits && job->save.settled.identity.world_size == 1 && std::next(at) != jobs_.end()) {
+      at = jobs_.erase(at);
+      continue;
+    }
+    if (waits) {
+      job->writing = true;
+      taken.emplace_back(at->first, job);
+    }
+    ++at;
+  }
+  return taken;
+}
+
+/// All at a time, each with a thread of its own: which of them the other ranks have as well, none
+/// knows, and in turns a rank could wait in one for a rank that waits in another.
+void AgentSession::WriteAllOf(const std::vector<Turn>& turns) {
+  for (const auto& [turn, job] : turns) {
+    try {
+      enders_.emplace_back([this, turn = turn, job = job] { WriteAndEnd(turn, *job); });
+    } catch (const std::system_error&) {  // No thread to be had: the worker comes to it.
+      const std::scoped_lock lock(mutex_);
+      job->writing = false;
+      changed_.notify_all();
+    }
+  }
+}
+
+/// Of no use any more: what an older save of the end would make.
+void AgentSession::IsWritten(std::uint64_t turn) {
+  const std::scoped_lock lock(mutex_);
+  if (!trainer_lives_ && !written_alone_) {
+    written_alone_ = Clock::now();
+  }
+  for (const auto& [other, job] : jobs_) {
+    if (other < turn && job->save.at_end) {
+      job->stop.request_stop();
+    }
+  }
+}
+
 void AgentSession::WriteOne(std::uint64_t turn, Job& job) {
   const FileIdentity& identity = job.save.settled.identity;
   HandedOverFile file;
   const auto blocks = pool_->At(job.save.image.blocks);
   const Result<SaveReport> report =
-      WriteHandedOver(job.save, blocks, job.stop.get_token(), [this] { return GiveUp(); }, &file);
+      WriteHandedOver(job.save, blocks, job.stop.get_token(), [&] { return GiveUp(job); }, &file);
   if (report.ok()) {
+    IsWritten(turn);
     if (auto page = ValidityPage::Make(); page.ok() && !blocks.empty()) {
       HeldFile held{job.save.path,   file.name,       identity.save_id, identity.rank,
                     file.data_begin, pool_->blocks(), job.save.image};
@@ -198,9 +270,26 @@ void AgentSession::Tell(std::uint64_t turn, const Result<SaveReport>& report) {
   (void)around_.trainer->Send(done);  // Who is gone does not hear it.
 }
 
-Status AgentSession::GiveUp() {
+/// The lock is held.
+AgentSession::Clock::time_point AgentSession::PatientUntil(const Job& job) const {
+  if (!job.save.at_end) {
+    return alone_since_ + around_.patience;
+  }
+  // Their agents took part in another save of the end, which they do only when their trainers have
+  // ended: with this one, if they have it, they began at the same time.
+  if (written_alone_) {
+    return *written_alone_ + around_.patience / 10;
+  }
+  // Other ranks may notice only after minutes that one has died, and join when they die of that.
+  return alone_since_ + 5 * around_.patience;
+}
+
+Status AgentSession::GiveUp(const Job& job) {
   const std::scoped_lock lock(mutex_);
-  if (trainer_lives_ || std::chrono::steady_clock::now() < alone_since_ + around_.patience) {
+  if (job.stop.stop_requested()) {
+    return {StatusCode::kCancelled, "no longer wanted"};
+  }
+  if (trainer_lives_ || Clock::now() < PatientUntil(job)) {
     return Status::Ok();
   }
   return Unavailable("the trainer has died, and the agents of other ranks were not heard of");

@@ -7,10 +7,12 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <set>
 #include <stop_token>
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "agent/connection.h"
@@ -42,6 +44,8 @@ class AgentSession {
   /// Errors: DataLoss; FailedPrecondition for a turn that is over or taken.
   Status HandOver(std::uint64_t turn, std::string_view encoded);
   void Pass(std::uint64_t turn);
+  /// Gives up a save that was to be written at the end.
+  void Forget(std::uint64_t turn);
   void Cancel(std::uint64_t turn);
 
   /// The trainer is gone: turns that have not been handed over never will be, memory that holds
@@ -55,7 +59,8 @@ class AgentSession {
 
   /// True when there is, and will be, nothing to write, and no memory to give back.
   [[nodiscard]] bool over();
-  /// Saves that have been handed over and have not ended.
+  /// Saves that have been handed over and have not ended; those that wait for the trainer's end
+  /// are not among them while it lives.
   [[nodiscard]] std::size_t pending();
 
   [[nodiscard]] std::vector<AgentReport::File> Files();
@@ -69,13 +74,21 @@ class AgentSession {
     bool writing = false;
   };
   using JobPtr = std::shared_ptr<Job>;
+  using Clock = std::chrono::steady_clock;
 
   /// The save whose turn it is; null when there will be none.
   JobPtr Next(std::uint64_t* turn);
   void Work();
+  void WriteAndEnd(std::uint64_t turn, Job& job);
   void WriteOne(std::uint64_t turn, Job& job);
+  using Turn = std::pair<std::uint64_t, JobPtr>;
+  /// Saves that waited for the trainer's end, and are now the caller's to write. The lock is held.
+  std::vector<Turn> TakeThoseOfTheEnd();
+  void WriteAllOf(const std::vector<Turn>& turns);
+  void IsWritten(std::uint64_t turn);
   void Tell(std::uint64_t turn, const Result<SaveReport>& report);
-  Status GiveUp();
+  [[nodiscard]] Clock::time_point PatientUntil(const Job& job) const;
+  Status GiveUp(const Job& job);
   [[nodiscard]] bool memory_is_ours();
   void ReleaseMemory();
 
@@ -90,10 +103,12 @@ class AgentSession {
   bool memory_is_ours_ = false;  // Nobody else writes to it any more.
   bool over_ = false;
   bool releasing_ = false;
-  std::chrono::steady_clock::time_point alone_since_;
+  std::optional<Clock::time_point> written_alone_;  // Something, since the trainer is gone.
+  Clock::time_point alone_since_;
   // Last: they use all of the above.
   std::jthread releaser_;
   std::jthread worker_;
+  std::vector<std::jthread> enders_;  // Only touched by whoever calls TrainerIsGone.
 };
 
 }  // namespace varve

@@ -73,6 +73,9 @@ Status AsyncJob::Plan(Coordinator& coordinator, const Status& ready) {
 void AsyncJob::Stage(StagingPool& pool, StagingPool::Ticket ticket, int threads) {
   Status status;
   try {
+    if (handoff_ != nullptr) {
+      handoff_->NextIsPlanned();
+    }
     status = Copy(pool, ticket, threads).Annotate("save " + path_);
     if (handoff_ != nullptr && !HasCopyInWaves()) {
       status = HandOver(static_cast<std::uint64_t>(ticket), std::move(status));
@@ -105,6 +108,10 @@ Status AsyncJob::Copy(StagingPool& pool, StagingPool::Ticket ticket, int threads
   }
   staged_file_ = std::make_unique<StagedFile>(work.segments, work.block_bytes, std::move(memory));
   staged_file_->SetDevices({devices_, work.name_of});
+  if (staged_file_->in_waves() && options_.write_at_end) {
+    return InvalidArgument(
+        "a save that is to be written at the end must fit into the staging memory as a whole");
+  }
   if (staged_file_->in_waves()) {
     if (handoff_ != nullptr) {
       handoff_->Pass(
@@ -167,14 +174,25 @@ Status AsyncJob::AwaitReady() {
   return why_cancelled_.value_or(*ready_);
 }
 
+Result<SaveReport> AsyncJob::WriteIn(Coordinator& background, const WriteAttempts& attempts,
+                                     const Status& ready) {
+  if (handoff_ == nullptr) {
+    return WriteWithRetries(*session_, staged_file_.get(), background, attempts, ready);
+  }
+  if (!options_.write_at_end) {
+    return handoff_->Write(turn_, *session_, &staged_file_, attempts, ready);
+  }
+  if (!ready.ok()) {
+    return ready;  // The others do not ask: theirs is whole without ours, or never written.
+  }
+  return handoff_->KeepBack(*turn_, *session_, &staged_file_);
+}
+
 Result<SaveReport> AsyncJob::Write(Coordinator& background) {
   const Status ready = AwaitReady();
   const WriteAttempts attempts{path_, options_.save.coordinate, options_.retries,
                                options_.retry_delay, options_.save.stop};
-  Result<SaveReport> result =
-      handoff_ == nullptr
-          ? WriteWithRetries(*session_, staged_file_.get(), background, attempts, ready)
-          : handoff_->Write(turn_, *session_, &staged_file_, attempts, ready);
+  Result<SaveReport> result = WriteIn(background, attempts, ready);
   {
     const std::scoped_lock lock(mutex_);
     if (result.ok()) {

@@ -62,6 +62,8 @@ class AsyncJob {
   /// Waits until there is something to write; why not, when there never will be.
   Status AwaitReady();
   Status HandOver(std::uint64_t turn, Status staged);
+  Result<SaveReport> WriteIn(Coordinator& background, const WriteAttempts& attempts,
+                             const Status& ready);
   [[nodiscard]] bool HasCopyInWaves() const {
     return staged_file_ != nullptr && staged_file_->in_waves();
   }

@@ -16,6 +16,11 @@
 //     loads from it. It is given up when the next one takes its place, or when memory is short. The
 //     other process is asked to forget it first, and its blocks are free only when it has: whoever
 //     reads them meanwhile learns that they are no longer what they were.
+// A save that is to be written at the end stops after step 2: the other process does step 3 when we
+// are gone, be it killed. It takes two of them to be safe at any time: while ranks hand over the
+// newer one, some may have it and some not, and if they are killed then it is the older one that is
+// whole. That nobody needs the older one any more is known when the ranks meet next, to plan a
+// save.
 
 #include "checkpoint/handoff.h"
 
@@ -47,7 +52,7 @@ Result<std::unique_ptr<Handoff>> Handoff::Make(std::shared_ptr<SaveExecutor> exe
                                                StagingPool& pool) {
   VARVE_RETURN_IF_ERROR(executor->Attach(pool.fd(), pool.block_count()));
   auto handoff = std::unique_ptr<Handoff>(new Handoff(std::move(executor), pool));
-  pool.SetReclaim([made = handoff.get()] { made->GiveUpKept(); });
+  pool.SetReclaim([made = handoff.get()] { made->GiveUpOne(); });
   return handoff;
 }
 
@@ -64,6 +69,7 @@ Status Handoff::HandOver(std::uint64_t turn, const std::string& path, const Save
   save.options = options.save;
   save.retries = options.retries;
   save.retry_delay = options.retry_delay;
+  save.at_end = options.write_at_end;
   return executor_->HandOver(turn, save);
 }
 
@@ -92,31 +98,70 @@ Result<SaveReport> Handoff::Write(std::optional<std::uint64_t> turn, SaveSession
     return result;
   }
   if (result.ok() && *staged != nullptr) {
-    Keep(*turn, std::move(*staged));
+    GiveUpAllBut(0);
+    Keep(*turn, std::move(*staged), /*written=*/true);
   } else {
     executor_->Forget(*turn);
   }
   return result;
 }
 
-void Handoff::Keep(std::uint64_t turn, std::unique_ptr<StagedFile> staged) {
-  GiveUpKept();
+SaveReport Handoff::KeepBack(std::uint64_t turn, const SaveSession& session,
+                             std::unique_ptr<StagedFile>* staged) {
+  SaveReport report;
+  report.save_id = session.settled().identity.save_id;
+  report.kept_back = true;
+  if (*staged != nullptr) {
+    Keep(turn, std::move(*staged), /*written=*/false);
+  }
+  return report;
+}
+
+void Handoff::NextIsPlanned() {
+  bool all_have_newest = false;
   {
     const std::scoped_lock lock(mutex_);
-    kept_ = Kept{turn, staged->TakeMemory()};
+    all_have_newest = !kept_.empty() && !kept_.back().written;
+  }
+  if (all_have_newest) {
+    GiveUpAllBut(1);
+  }
+}
+
+void Handoff::Keep(std::uint64_t turn, std::unique_ptr<StagedFile> staged, bool written) {
+  {
+    const std::scoped_lock lock(mutex_);
+    kept_.push_back({turn, staged->TakeMemory(), written});
   }
   pool_.Poke();
 }
 
-void Handoff::GiveUpKept() {
+void Handoff::GiveUpAllBut(std::size_t stay) {
+  std::deque<Kept> old;
+  {
+    const std::scoped_lock lock(mutex_);
+    while (kept_.size() > stay) {
+      old.push_back(std::move(kept_.front()));
+      kept_.pop_front();
+    }
+  }
+  for (const Kept& kept : old) {
+    executor_->Forget(kept.turn);
+  }
+}
+
+void Handoff::GiveUpOne() {
   std::optional<Kept> old;
   {
     const std::scoped_lock lock(mutex_);
-    old = std::exchange(kept_, std::nullopt);
+    if (kept_.empty()) {
+      return;
+    }
+    old = std::move(kept_.front());
+    kept_.pop_front();
   }
-  if (old) {
-    executor_->Forget(old->turn);
-  }
+  executor_->Forget(old->turn);
+  pool_.Poke();  // It may not have been enough.
 }
 
 }  // namespace varve

@@ -37,6 +37,7 @@ Bytes EncodeHandover(const Handover& handover) {
   out.U64(options.max_write_bandwidth);
   out.U64(static_cast<std::uint64_t>(std::max(handover.retries, 0)));
   out.U64(Milliseconds(handover.retry_delay));
+  out.U8(handover.at_end ? 1 : 0);
   return bytes;
 }
 
@@ -54,6 +55,7 @@ Result<Handover> DecodeHandover(std::string_view bytes, std::uint64_t pool_block
   options.max_write_bandwidth = in.U64();
   handover.retries = static_cast<int>(std::min<std::uint64_t>(in.U64(), 1 << 20));
   handover.retry_delay = GetMilliseconds(&in);
+  handover.at_end = in.U8() != 0;
   VARVE_RETURN_IF_ERROR(in.Finish());
   options.coordinate = handover.settled.identity.coordinated;
   options.format = handover.settled.format;

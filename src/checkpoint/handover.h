@@ -21,6 +21,7 @@ struct Handover {
   SaveOptions options;  ///< Those of the writing alone: no function, token or storage.
   int retries = 0;
   std::chrono::milliseconds retry_delay{0};
+  bool at_end = false;  ///< To be written only if the trainer ends before it is forgotten.
 };
 
 /// For processes of one version of Varve on one machine; never stored.
@@ -60,8 +61,8 @@ class SaveExecutor {
 
   virtual void Cancel(std::uint64_t turn) = 0;
 
-  /// Gives up what the other process keeps of a save that has ended; returns when it is no longer
-  /// read there.
+  /// Gives up what the other process keeps of a save that has ended, or one that was to be written
+  /// at the end; returns when it is no longer read there.
   virtual void Forget(std::uint64_t turn) = 0;
 };
 

@@ -169,6 +169,8 @@ struct Stager::Impl {
     Status usable = Stuck();
     if (usable.ok() && handoff != nullptr) {
       usable = CanBeHandedOver(job->options().save);
+    } else if (usable.ok() && job->options().write_at_end) {
+      usable = InvalidArgument("only another process can write a save when this one has ended");
     }
     Status status = usable.ok() ? Admit(job, coordinator) : Status::Ok();
     if (status.ok()) {

@@ -248,6 +248,7 @@ def async_save(
     stager: Stager | None = None,
     executor: str | None = None,
     staging: str = "blocking",
+    write: str = "now",
     overwrite: bool = False,
     allow_pickle: bool = False,
     coordinate: bool = True,
@@ -275,6 +276,9 @@ def async_save(
         executor: "thread" or "process", as in Stager; the stager's, or "thread".
         staging: "blocking", or "overlapped": return at once and copy while training computes. Nothing
             may then write to the tensors before `handle.wait_staged()`; see `wait_staged_before`.
+        write: "now", or "at_end": the agent keeps the copy in memory and writes it only if this process
+            ends, be it killed, before a newer save has taken its place. The handle's result is then that
+            of this rank's copy alone. Only with executor="process".
         overwrite: As in `save`.
         allow_pickle: As in `save`.
         coordinate: As in `save`.
@@ -308,8 +312,13 @@ def async_save(
             raise InvalidArgumentError("the stager was made for another process_group")
         if executor not in (None, stager.executor):
             raise InvalidArgumentError(f"the stager was made with executor={stager.executor!r}")
+    if write not in ("now", "at_end"):
+        raise InvalidArgumentError(f'write={write!r}: want "now" or "at_end"')
+    if write == "at_end" and "process" not in (executor, stager.executor if stager else None):
+        raise InvalidArgumentError('write="at_end" needs executor="process"')
     where = _engine.path_text(path)
     options: dict[str, Any] = {
+        "write_at_end": write == "at_end",
         "overwrite": overwrite,
         "coordinate": coordinate,
         "format": format,

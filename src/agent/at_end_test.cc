@@ -1,0 +1,212 @@
+// Saves that are written only when their trainer has ended.
+
+#include <filesystem>
+#include <thread>
+
+#include <gtest/gtest.h>
+
+#include "checkpoint/save_session.h"
+#include "support/agent.h"
+#include "support/ranks.h"
+#include "support/status_matchers.h"
+#include "support/temp_dir.h"
+#include "support/trainer.h"
+#include "support/training.h"
+#include "varve/agent.h"
+#include "varve/async_save.h"
+#include "varve/catalogue.h"
+
+namespace varve {
+namespace {
+
+using namespace std::chrono_literals;
+using test::AgentHere;
+using test::FailsWith;
+using test::IsOk;
+using test::Load;
+using test::TempDir;
+using test::Trainer;
+using test::Training;
+
+constexpr std::uint64_t kMiB = std::uint64_t{1} << 20;
+constexpr std::uint64_t kState = 20 * kMiB;
+constexpr std::uint64_t kRoomForTwo = 48 * kMiB;
+
+AsyncSaveOptions AtEnd() {
+  AsyncSaveOptions options;
+  options.write_at_end = true;
+  return options;
+}
+
+TEST(AtEnd, NothingIsWrittenWhileTheTrainerLives) {
+  AgentHere agent;
+  const TempDir dir;
+  const auto stager = agent.MakeStager(kRoomForTwo);
+  const Training training(kState);
+  const AsyncSaveHandle save = AsyncSave(training.state(), dir / "1", AtEnd(), *stager);
+  const auto& report = save.done().get();
+  ASSERT_TRUE(IsOk(report));
+  EXPECT_TRUE(report->kept_back);
+  EXPECT_EQ(report->bytes_written, 0U);
+  ASSERT_TRUE(IsOk(DrainAgent(60s, agent.directory())));  // Does not wait for it.
+  EXPECT_TRUE(std::filesystem::is_empty(dir.path()));
+  const auto status = AgentStatus(agent.directory());
+  ASSERT_TRUE(IsOk(status));
+  ASSERT_EQ(status->saves.size(), 1U);
+  EXPECT_EQ(status->saves[0].path, dir / "1");
+  EXPECT_FALSE(status->saves[0].writing);
+}
+
+TEST(AtEnd, TheNewestIsWrittenWhenTheTrainerEndsAndLoadsFromMemory) {
+  AgentHere agent;
+  const TempDir dir;
+  Training training(kState);
+  for (const Format format : {Format::kVarve, Format::kDcp}) {
+    const std::string name(FormatName(format));
+    {
+      const auto stager = agent.MakeStager(kRoomForTwo);
+      for (int step = 0; step < 6; ++step) {
+        training.Step();
+        AsyncSaveOptions options = AtEnd();
+        options.save.format = format;
+        const AsyncSaveHandle save =
+            AsyncSave(training.state(), dir / (name + std::to_string(step)), options, *stager);
+        ASSERT_TRUE(IsOk(save.done().get()));
+        EXPECT_LE(AgentStatus(agent.directory())->saves.size(), 2U);
+      }
+    }
+    ASSERT_TRUE(IsOk(DrainAgent(60s, agent.directory())));
+    EXPECT_FALSE(std::filesystem::exists(dir / (name + "4")));
+    const std::string newest = dir / (name + "5");
+    EXPECT_TRUE(Load(newest, kState) == training.memory);
+    EXPECT_TRUE(Verify(newest)->clean());
+    std::uint64_t from_memory = 0;
+    const auto memory = OpenAgentMemory(
+        newest, PosixStorage(), [&](std::uint64_t bytes) { from_memory += bytes; },
+        agent.directory());
+    ASSERT_NE(memory, nullptr);
+    EXPECT_TRUE(Load(newest, kState, "", *memory) == training.memory);
+    EXPECT_GE(from_memory, kState);
+  }
+}
+
+TEST(AtEnd, MemoryForOneCopyServesTheNewest) {
+  AgentHere agent;
+  const TempDir dir;
+  Training training(kState);
+  {
+    const auto stager = agent.MakeStager(24 * kMiB);
+    for (int step = 0; step < 4; ++step) {
+      training.Step();
+      const AsyncSaveHandle save =
+          AsyncSave(training.state(), dir / std::to_string(step), AtEnd(), *stager);
+      ASSERT_TRUE(IsOk(save.done().get()));
+    }
+  }
+  ASSERT_TRUE(IsOk(DrainAgent(60s, agent.directory())));
+  EXPECT_FALSE(std::filesystem::exists(dir / "2"));
+  EXPECT_TRUE(Load(dir / "3", kState) == training.memory);
+}
+
+TEST(AtEnd, ASaveThatHasBeenWrittenTakesItsPlaceAndOneThatHasFailedDoesNot) {
+  AgentHere agent;
+  const TempDir dir;
+  const Training training(kState);
+  {
+    const auto stager = agent.MakeStager(3 * kRoomForTwo);
+    ASSERT_TRUE(IsOk(AsyncSave(training.state(), dir / "1", AtEnd(), *stager).done().get()));
+    ASSERT_TRUE(IsOk(AsyncSave(training.state(), dir / "2", {}, *stager).done().get()));
+    EXPECT_EQ(AgentStatus(agent.directory())->saves.size(), 0U);
+    ASSERT_TRUE(IsOk(AsyncSave(training.state(), dir / "3", AtEnd(), *stager).done().get()));
+    EXPECT_TRUE(FailsWith(AsyncSave(training.state(), dir / "2", {}, *stager).done().get().status(),
+                          StatusCode::kAlreadyExists));
+  }
+  ASSERT_TRUE(IsOk(DrainAgent(60s, agent.directory())));
+  EXPECT_FALSE(std::filesystem::exists(dir / "1"));
+  EXPECT_TRUE(Load(dir / "3", kState) == training.memory);
+}
+
+TEST(AtEnd, OfRanksThatEndWhileTheyHandOverTheOlderOneIsWhole) {
+  AgentHere agent(60s, /*patience=*/300ms);
+  const TempDir dir;
+  const Training training(9 * kMiB);
+  auto planning = MakeInProcessCoordinators(2);
+  // Each has handed over the first; only rank 0 the second.
+  const auto handed = test::OnEveryRank(planning, [&](Coordinator& rank) -> Status {
+    Trainer trainer(agent);
+    const State state = training.state(std::to_string(rank.rank()));
+    VARVE_RETURN_IF_ERROR(trainer.HandOver(0, state, dir / "1", rank, /*at_end=*/true));
+    if (rank.rank() == 0) {
+      return trainer.HandOver(1, state, dir / "2", rank, /*at_end=*/true);
+    }
+    const SaveOptions options;
+    const std::string path = dir / "2";
+    return MakeSaveSession(state, path, options, Claim::kApart)->Plan(rank, Status::Ok());
+  });
+  ASSERT_TRUE(IsOk(*handed[0]));
+  ASSERT_TRUE(IsOk(*handed[1]));
+  ASSERT_TRUE(IsOk(DrainAgent(60s, agent.directory())));
+  EXPECT_TRUE(Load(dir / "1", training.memory.size(), "0") == training.memory);
+  EXPECT_TRUE(Load(dir / "1", training.memory.size(), "1") == training.memory);
+  EXPECT_FALSE(std::filesystem::exists(dir / "2"));
+}
+
+TEST(AtEnd, OfRanksThatHaveBothTheNewerOneIsWhole) {
+  AgentHere agent;
+  const TempDir dir;
+  const Training training(9 * kMiB);
+  auto planning = MakeInProcessCoordinators(2);
+  const auto handed = test::OnEveryRank(planning, [&](Coordinator& rank) -> Status {
+    Trainer trainer(agent);
+    const State state = training.state(std::to_string(rank.rank()));
+    VARVE_RETURN_IF_ERROR(trainer.HandOver(0, state, dir / "1", rank, /*at_end=*/true));
+    VARVE_RETURN_IF_ERROR(trainer.HandOver(1, state, dir / "2", rank, /*at_end=*/true));
+    if (rank.rank() == 0) {
+      trainer.executor().Forget(0);  // It has begun the next; the other has not.
+    }
+    return Status::Ok();
+  });
+  ASSERT_TRUE(IsOk(*handed[0]));
+  ASSERT_TRUE(IsOk(*handed[1]));
+  EXPECT_TRUE(
+      IsOk(DrainAgent(60s, agent.directory())));  // Nobody waits for the older one's rank 0.
+  EXPECT_TRUE(Load(dir / "2", training.memory.size(), "0") == training.memory);
+  EXPECT_TRUE(Load(dir / "2", training.memory.size(), "1") == training.memory);
+}
+
+TEST(AtEnd, ARankThatEndsLaterThanTheOthersIsWaitedFor) {
+  AgentHere agent(60s, /*patience=*/500ms);
+  const TempDir dir;
+  const Training training(9 * kMiB);
+  auto planning = MakeInProcessCoordinators(2);
+  const auto handed = test::OnEveryRank(planning, [&](Coordinator& rank) {
+    Trainer trainer(agent);
+    const Status status = trainer.HandOver(0, training.state(std::to_string(rank.rank())),
+                                           dir / "1", rank, /*at_end=*/true);
+    // One waits for the other in a collective, until somebody ends it.
+    std::this_thread::sleep_for(rank.rank() == 0 ? 1200ms : 0ms);
+    return status;
+  });
+  ASSERT_TRUE(IsOk(*handed[0]));
+  ASSERT_TRUE(IsOk(*handed[1]));
+  ASSERT_TRUE(IsOk(DrainAgent(60s, agent.directory())));
+  EXPECT_TRUE(Load(dir / "1", training.memory.size(), "0") == training.memory);
+}
+
+TEST(AtEnd, NeedsAnotherProcessAndMemoryForAllOfIt) {
+  AgentHere agent;
+  const TempDir dir;
+  const Training training(kState);
+  const auto threads = std::move(*Stager::Make({.budget_bytes = kRoomForTwo}));
+  EXPECT_TRUE(
+      FailsWith(AsyncSave(training.state(), dir / "1", AtEnd(), *threads).done().get().status(),
+                StatusCode::kInvalidArgument, {"only another process"}));
+  const auto small = agent.MakeStager(16 * kMiB);
+  EXPECT_TRUE(
+      FailsWith(AsyncSave(training.state(), dir / "1", AtEnd(), *small).done().get().status(),
+                StatusCode::kInvalidArgument, {"must fit into the staging memory"}));
+  EXPECT_TRUE(IsOk(AsyncSave(training.state(), dir / "1", {}, *small).done().get()));
+}
+
+}  // namespace
+}  // namespace varve

@@ -1,0 +1,68 @@
+/// A rank of a trainer in its own hands, up to the point where its copy is handed over.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <gtest/gtest.h>
+
+#include "checkpoint/handover.h"
+#include "checkpoint/save_session.h"
+#include "pipeline/staged_file.h"
+#include "pipeline/staging_pool.h"
+#include "support/agent.h"
+#include "support/status_matchers.h"
+#include "varve/coordinator.h"
+
+namespace varve::test {
+
+/// Its end, or that of its scope, is all that the agent sees of a trainer's death.
+class Trainer {
+ public:
+  explicit Trainer(AgentHere& agent) : executor_(agent.Connect()) {
+    pool_ = std::move(*StagingPool::Make(std::uint64_t{64} << 20, /*shared=*/true));
+    EXPECT_TRUE(IsOk(executor_->Attach(pool_->fd(), pool_->block_count())));
+  }
+
+  /// A copy and what is said of it.
+  Result<Handover> Describe(const State& state, const std::string& path, Coordinator& rank) {
+    const SaveOptions options;
+    const auto session = MakeSaveSession(state, path, options, Claim::kApart);
+    VARVE_RETURN_IF_ERROR(session->Plan(rank, Status::Ok()));
+    const FileWork& work = session->work();
+    VARVE_ASSIGN_OR_RETURN(
+        auto memory, pool_->Reserve(StagedFile::BlocksFor(work.segments, work.block_bytes), {}));
+    auto& staged = staged_.emplace_back(
+        std::make_unique<StagedFile>(work.segments, work.block_bytes, std::move(memory)));
+    VARVE_RETURN_IF_ERROR(staged->Fill(2, {}));
+    Handover save;
+    save.path = path;
+    save.settled = session->settled();
+    save.image = staged->Describe();
+    return save;
+  }
+
+  Status HandOver(std::uint64_t turn, const State& state, const std::string& path,
+                  Coordinator& rank, bool at_end = false) {
+    VARVE_ASSIGN_OR_RETURN(Handover save, Describe(state, path, rank));
+    save.at_end = at_end;
+    return executor_->HandOver(turn, save);
+  }
+
+  Status HandOver(std::uint64_t turn, const State& state, const std::string& path) {
+    return HandOver(turn, state, path, *MakeSingleProcessCoordinator());
+  }
+
+  SaveExecutor& executor() { return *executor_; }
+  [[nodiscard]] const StagingPool& pool() const { return *pool_; }
+
+ private:
+  std::shared_ptr<SaveExecutor> executor_;
+  std::unique_ptr<StagingPool> pool_;
+  std::vector<std::unique_ptr<StagedFile>> staged_;
+};
+
+}  // namespace varve::test
