@@ -14,7 +14,7 @@
 
 #include "agent/client.h"
 #include "agent/shared_memory.h"
-#include "fake_cuda/fake_cuda.h"
+#include "support/fake_cuda.h"
 #include "support/agent.h"
 #include "support/ranks.h"
 #include "support/status_matchers.h"

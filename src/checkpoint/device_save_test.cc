@@ -3,7 +3,7 @@
 
 #include <gtest/gtest.h>
 
-#include "fake_cuda/fake_cuda.h"
+#include "support/fake_cuda.h"
 #include "support/random.h"
 #include "support/status_matchers.h"
 #include "support/temp_dir.h"

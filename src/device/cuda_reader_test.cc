@@ -8,7 +8,7 @@
 
 #include <gtest/gtest.h>
 
-#include "fake_cuda/fake_cuda.h"
+#include "support/fake_cuda.h"
 #include "support/status_matchers.h"
 
 namespace varve {

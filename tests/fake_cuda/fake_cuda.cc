@@ -1,4 +1,4 @@
-#include "fake_cuda.h"
+#include "support/fake_cuda.h"
 
 #include <algorithm>
 #include <array>

@@ -9,7 +9,8 @@ from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
-import dcp_jobs as jobs
+import dcp_async_jobs as jobs
+import dcp_jobs
 import pytest
 import torch
 from ranks import run_ranks
@@ -26,7 +27,7 @@ staging = pytest.importorskip("torch.distributed.checkpoint.staging")
 
 def test_ranks_save_in_threads_and_failures_come_through_the_future(tmp_path: Path) -> None:
     path = str(tmp_path / "step")
-    run_ranks(2, jobs.async_saves, path, ((2,), (Shard(0),)))
+    run_ranks(2, dcp_jobs.async_saves, path, ((2,), (Shard(0),)))
     assert varve.verify(path) == []
 
 
