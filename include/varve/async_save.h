@@ -67,10 +67,11 @@ struct AsyncSaveOptions {
   /// How long a storage may take to return from a call after the save has been given up.
   std::chrono::milliseconds stuck_grace = std::chrono::seconds(10);
   /// The other process (Stager::Make's executor) keeps the copy in memory and writes it only if
-  /// this process ends, be it killed, before a newer save has taken its place: when the next save
-  /// but one begins, or the next one has been written. `done` is ready once this rank's copy is in
-  /// its hands, and speaks of this rank alone. Memory for two copies keeps one whole at any time.
-  /// What comes to be wrong in the end, a name that is taken say, nobody but `varve ls` tells.
+  /// this process ends, be it killed, before a newer save of this stager has taken its place: one
+  /// like it that all ranks have handed over, or one that has been written. `done` is ready once
+  /// this rank's copy is in its hands, and speaks of this rank alone. Memory for two copies keeps
+  /// one whole at any time. What comes to be wrong in the end, a name that is taken say, nobody but
+  /// `varve ls` tells. Not without coordination on several ranks.
   bool write_at_end = false;
   /// Why this rank cannot take part, if it cannot: the save then fails on all ranks, which learn
   /// why. Without it the others would wait for a rank that has found its state unfit.

@@ -14,8 +14,8 @@
 
 #include "agent/client.h"
 #include "agent/shared_memory.h"
-#include "support/fake_cuda.h"
 #include "support/agent.h"
+#include "support/fake_cuda.h"
 #include "support/ranks.h"
 #include "support/status_matchers.h"
 #include "support/temp_dir.h"

@@ -116,7 +116,11 @@ TEST(AtEnd, ASaveThatHasBeenWrittenTakesItsPlaceAndOneThatHasFailedDoesNot) {
     const auto stager = agent.MakeStager(3 * kRoomForTwo);
     ASSERT_TRUE(IsOk(AsyncSave(training.state(), dir / "1", AtEnd(), *stager).done().get()));
     ASSERT_TRUE(IsOk(AsyncSave(training.state(), dir / "2", {}, *stager).done().get()));
-    EXPECT_EQ(AgentStatus(agent.directory())->saves.size(), 0U);
+    const auto status = AgentStatus(agent.directory());
+    ASSERT_TRUE(IsOk(status));
+    for (const AgentReport::File& save : status->saves) {
+      EXPECT_NE(save.path, dir / "1");
+    }
     ASSERT_TRUE(IsOk(AsyncSave(training.state(), dir / "3", AtEnd(), *stager).done().get()));
     EXPECT_TRUE(FailsWith(AsyncSave(training.state(), dir / "2", {}, *stager).done().get().status(),
                           StatusCode::kAlreadyExists));
@@ -124,6 +128,66 @@ TEST(AtEnd, ASaveThatHasBeenWrittenTakesItsPlaceAndOneThatHasFailedDoesNot) {
   ASSERT_TRUE(IsOk(DrainAgent(60s, agent.directory())));
   EXPECT_FALSE(std::filesystem::exists(dir / "1"));
   EXPECT_TRUE(Load(dir / "3", kState) == training.memory);
+}
+
+TEST(AtEnd, WhereTheNewestCannotBeWrittenTheOneBeforeItIs) {
+  AgentHere agent;
+  const TempDir dir;
+  const Training training(kState);
+  const Training taken(kMiB);
+  ASSERT_TRUE(IsOk(Save(taken.state(), dir / "2")));
+  {
+    const auto stager = agent.MakeStager(kRoomForTwo);
+    for (const char* const name : {"1", "2"}) {
+      ASSERT_TRUE(IsOk(AsyncSave(training.state(), dir / name, AtEnd(), *stager).done().get()));
+    }
+  }
+  ASSERT_TRUE(IsOk(DrainAgent(60s, agent.directory())));
+  EXPECT_TRUE(Load(dir / "1", kState) == training.memory);
+  EXPECT_TRUE(Load(dir / "2", kMiB) == taken.memory);
+}
+
+TEST(AtEnd, SavesOfOneNameReplaceEachOther) {
+  AgentHere agent;
+  const TempDir dir;
+  Training training(kState);
+  for (int round = 0; round < 2; ++round) {
+    {
+      const auto stager = agent.MakeStager(kRoomForTwo);
+      AsyncSaveOptions options = AtEnd();
+      options.save.overwrite = true;
+      for (int step = 0; step < 3; ++step) {
+        training.Step();
+        const AsyncSaveHandle save = AsyncSave(training.state(), dir / "c", options, *stager);
+        ASSERT_TRUE(IsOk(save.done().get()));
+        save.Cancel();  // Too late: it is kept.
+      }
+    }
+    ASSERT_TRUE(IsOk(DrainAgent(60s, agent.directory())));
+    EXPECT_TRUE(Load(dir / "c", kState) == training.memory);
+  }
+}
+
+TEST(AtEnd, DoesNotWaitForSavesThatAreWrittenNorTheyForIt) {
+  AgentHere agent;
+  const TempDir dir;
+  const Training training(kState);
+  StagerOptions options{.budget_bytes = 6 * kRoomForTwo, .max_in_flight = 4};
+  auto stager = std::move(*Stager::Make(options, nullptr, agent.Connect()));
+  AsyncSaveOptions slow;
+  slow.save.max_write_bandwidth = 40 * kMiB;
+  const AsyncSaveHandle first = AsyncSave(training.state(), dir / "slow", slow, *stager);
+  for (int step = 0; step < 4; ++step) {
+    const AsyncSaveHandle save =
+        AsyncSave(training.state(), dir / std::to_string(step), AtEnd(), *stager);
+    ASSERT_TRUE(IsOk(save.done().get()));
+  }
+  EXPECT_NE(first.done().wait_for(0s), std::future_status::ready);
+  EXPECT_TRUE(IsOk(first.done().get()));
+  EXPECT_TRUE(IsOk(AsyncSave(training.state(), dir / "last", {}, *stager).done().get()));
+  stager.reset();
+  ASSERT_TRUE(IsOk(DrainAgent(60s, agent.directory())));
+  EXPECT_FALSE(std::filesystem::exists(dir / "3"));
 }
 
 TEST(AtEnd, OfRanksThatEndWhileTheyHandOverTheOlderOneIsWhole) {
@@ -149,6 +213,54 @@ TEST(AtEnd, OfRanksThatEndWhileTheyHandOverTheOlderOneIsWhole) {
   EXPECT_TRUE(Load(dir / "1", training.memory.size(), "0") == training.memory);
   EXPECT_TRUE(Load(dir / "1", training.memory.size(), "1") == training.memory);
   EXPECT_FALSE(std::filesystem::exists(dir / "2"));
+}
+
+TEST(AtEnd, OneThatARankCouldNotHandOverTakesNoPlace) {
+  AgentHere agent(60s, /*patience=*/300ms);
+  const TempDir dir;
+  auto front = MakeInProcessCoordinators(2);
+  const Training small(9 * kMiB);
+  const Training large(60 * kMiB);
+  const auto done = test::OnEveryRank(front, [&](Coordinator& rank) -> Status {
+    const auto stager = agent.MakeStager(kRoomForTwo);
+    const std::string prefix = std::to_string(rank.rank());
+    for (const char* const step : {"1", "2", "3"}) {
+      const bool fits = rank.rank() == 0 || step == std::string("1");
+      const State state = (fits ? small : large).state(prefix);
+      const AsyncSaveHandle save = AsyncSave(state, dir / step, AtEnd(), *stager, rank);
+      EXPECT_EQ(save.done().get().ok(), fits) << step;
+    }
+    return Status::Ok();
+  });
+  ASSERT_TRUE(IsOk(*done[0]));
+  ASSERT_TRUE(IsOk(DrainAgent(60s, agent.directory())));
+  EXPECT_TRUE(Load(dir / "1", small.memory.size(), "0") == small.memory);
+  EXPECT_TRUE(Load(dir / "1", small.memory.size(), "1") == small.memory);
+  EXPECT_FALSE(std::filesystem::exists(dir / "2"));
+  EXPECT_FALSE(std::filesystem::exists(dir / "3"));
+}
+
+TEST(AtEnd, OfSeveralRanksTheNewestIsWritten) {
+  AgentHere agent;
+  const TempDir dir;
+  auto front = MakeInProcessCoordinators(3);
+  const Training training(9 * kMiB);
+  const auto done = test::OnEveryRank(front, [&](Coordinator& rank) -> Status {
+    const auto stager = agent.MakeStager(kRoomForTwo);
+    const std::string prefix = std::to_string(rank.rank());
+    for (int step = 0; step < 8; ++step) {
+      AsyncSaveOptions options = AtEnd();
+      options.overlapped = step % 2 == 1;
+      const AsyncSaveHandle save =
+          AsyncSave(training.state(prefix), dir / std::to_string(step), options, *stager, rank);
+      VARVE_RETURN_IF_ERROR(save.done().get().status());
+    }
+    return Status::Ok();
+  });
+  ASSERT_TRUE(IsOk(*done[0]));
+  ASSERT_TRUE(IsOk(DrainAgent(60s, agent.directory())));
+  EXPECT_TRUE(Load(dir / "7", training.memory.size(), "2") == training.memory);
+  EXPECT_FALSE(std::filesystem::exists(dir / "5"));
 }
 
 TEST(AtEnd, OfRanksThatHaveBothTheNewerOneIsWhole) {

@@ -134,7 +134,7 @@ Result<AgentMessage> AgentConnection::Receive(Deadline deadline) {
   message.turn = in.U64();
   message.payload = std::string(in.Raw(in.remaining()));
   if (in.failed() || verb < static_cast<std::uint8_t>(AgentVerb::kHello) ||
-      verb > static_cast<std::uint8_t>(AgentVerb::kHeld) ||
+      verb > static_cast<std::uint8_t>(AgentVerb::kBye) ||
       (header.msg_flags & (MSG_TRUNC | MSG_CTRUNC)) != 0) {
     return DataLoss("a message on the agent's socket that is none");
   }

@@ -32,6 +32,7 @@ enum class AgentVerb : std::uint8_t {
           ///< memfd with that.
   kForgotten,  ///< A.
   kHeld,       ///< A: memfds of the memory, a HeldFile, and a page that says whether it still is.
+  kBye,        ///< T: it leaves its memory to A for good, and closes. No answer.
 };
 
 struct AgentMessage {

@@ -39,7 +39,13 @@ class AgentExecutor final : public SaveExecutor {
       : options_(std::move(options)), agent_(std::move(agent)) {}
   AgentExecutor(const AgentExecutor&) = delete;
   AgentExecutor& operator=(const AgentExecutor&) = delete;
-  ~AgentExecutor() override { Disconnect(); }
+  ~AgentExecutor() override {
+    {
+      const std::scoped_lock lock(mutex_);
+      Say({AgentVerb::kBye, 0, {}, {}});
+    }
+    Disconnect();
+  }
 
   Status Attach(int fd, std::uint64_t blocks) override {
     if (pool_fd_ >= 0) {

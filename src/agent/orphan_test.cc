@@ -157,6 +157,28 @@ TEST(Executor, WhoseConnectionIsDroppedKeepsItsMemory) {
   EXPECT_EQ(now, "mine");
 }
 
+TEST(Executor, WhoseConnectionEndsThoughItsProcessDoesNotKeepsItsMemory) {
+  AgentHere agent(60s, /*patience=*/200ms);
+  const TempDir dir;
+  const Training training(20 * kMiB);
+  Trainer trainer(agent);
+  {
+    auto connection = ConnectAndGreet(agent.directory(), test::LongDeadline());
+    ASSERT_TRUE(IsOk(connection));
+    AgentMessage attach{AgentVerb::kAttach, 0, {}, {}};
+    ByteWriter out(&attach.payload);
+    out.U64(trainer.pool().block_count());
+    out.U64(0);
+    attach.fds.emplace_back(::dup(trainer.pool().fd()));
+    ASSERT_TRUE(IsOk(Ask(**connection, attach, test::LongDeadline())));
+    ASSERT_EQ(::pwrite(trainer.pool().fd(), "mine", 4, 0), 4);
+  }
+  ASSERT_TRUE(IsOk(DrainAgent(60s, agent.directory())));  // When it has made up its mind.
+  std::string now(4, '\0');
+  ASSERT_EQ(::pread(trainer.pool().fd(), now.data(), 4, 0), 4);
+  EXPECT_EQ(now, "mine");
+}
+
 TEST(Executor, TellsANewAgentWhichTurnsWillNotCome) {
   AgentHere agent;
   const TempDir dir;

@@ -45,10 +45,21 @@ void AgentRequests::RemoveEnded() {
   std::erase_if(sessions_, [](const auto& session) { return session->over(); });
 }
 
-void AgentRequests::Drop(Peer& peer) {
+void AgentRequests::Drop(Peer& peer) const {
   pollfd process{peer.process.get(), POLLIN, 0};
-  peer.gone = true;
-  peer.dropped = peer.connection->IsOpen() && ::poll(&process, 1, 0) == 0;
+  const bool lives = peer.process.valid() && ::poll(&process, 1, 0) == 0;
+  if (peer.connection->IsOpen()) {
+    peer.gone = true;
+    peer.dropped = lives;
+    return;
+  }
+  // A process that is killed closes what it has open before it ends. One that goes on has lost the
+  // connection, uses its memory again, and will come back with it: nothing of it may be released.
+  if (lives && !peer.said_bye && peer.session != nullptr) {
+    peer.silent_until = std::chrono::steady_clock::now() + options_.patience;
+  } else {
+    peer.gone = true;
+  }
 }
 
 void AgentRequests::Handle(Peer& peer, AgentMessage message) {
@@ -78,6 +89,7 @@ void AgentRequests::Handle(Peer& peer, AgentMessage message) {
     case AgentVerb::kHandOver: Reply(peer, message.turn, TakeSave(peer, message)); return;
     case AgentVerb::kPass: peer.session->Pass(message.turn); return;
     case AgentVerb::kCancel: peer.session->Cancel(message.turn); return;
+    case AgentVerb::kBye: peer.said_bye = true; return;
     case AgentVerb::kForget:
       held_.Forget(peer.session->number(), message.turn);
       peer.session->Forget(message.turn);
@@ -87,14 +99,14 @@ void AgentRequests::Handle(Peer& peer, AgentMessage message) {
   }
 }
 
-void AgentRequests::Reply(Peer& peer, std::uint64_t turn, const Status& status) {
+void AgentRequests::Reply(Peer& peer, std::uint64_t turn, const Status& status) const {
   const AgentMessage answer = status.ok() ? Answer(AgentVerb::kOk, turn) : Refusal(status, turn);
   if (!peer.connection->Send(answer).ok()) {
     Drop(peer);
   }
 }
 
-void AgentRequests::Greet(Peer& peer, const AgentMessage& message) {
+void AgentRequests::Greet(Peer& peer, const AgentMessage& message) const {
   if (message.payload != Version()) {
     Reply(peer, 0,
           FailedPrecondition("the agent that runs is of version " + std::string(Version()) +

@@ -1,6 +1,7 @@
 /// What those who are connected ask of the agent, and what it answers.
 #pragma once
 
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <functional>
@@ -25,7 +26,10 @@ struct Peer {
   FileDescriptor process;  // A pidfd; none where the peer's process cannot be seen.
   bool greeted = false;
   bool gone = false;
-  bool dropped = false;            // By us: its process may live, and use its memory.
+  bool dropped = false;   // Its process may live, and use its memory.
+  bool said_bye = false;  // It does not use its memory any more.
+  /// Its connection has ended, its process has not, as far as we see: until then that may come.
+  std::optional<std::chrono::steady_clock::time_point> silent_until;
   std::optional<AgentVerb> waits;  // kDrain or kStop, for the end of all saves.
   std::shared_ptr<AgentSession> session;
 };
@@ -40,8 +44,8 @@ class AgentRequests {
   /// Does what a message asks for, and answers. A peer that is not understood is dropped.
   void Handle(Peer& peer, AgentMessage message);
 
-  /// It has gone, or is not to be listened to any more: `gone` is set.
-  static void Drop(Peer& peer);
+  /// It is not to be listened to any more: `gone` is set, or `silent_until`.
+  void Drop(Peer& peer) const;
   /// What becomes of the saves and the memory of a peer that is gone.
   void EndOf(Peer& peer);
   /// Lets go of sessions in which nothing is left to do.
@@ -55,8 +59,8 @@ class AgentRequests {
   void End() { held_.ForgetAll(); }
 
  private:
-  static void Reply(Peer& peer, std::uint64_t turn, const Status& status);
-  static void Greet(Peer& peer, const AgentMessage& message);
+  void Reply(Peer& peer, std::uint64_t turn, const Status& status) const;
+  void Greet(Peer& peer, const AgentMessage& message) const;
   Status Attach(Peer& peer, AgentMessage message);
   [[nodiscard]] Status TakeSave(const Peer& peer, const AgentMessage& message) const;
   void SendHeld(Peer& peer, const std::string& path);

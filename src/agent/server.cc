@@ -4,8 +4,10 @@
 //  2. Listen. The socket of a dead agent is replaced; trainers that were connected to it know.
 //  3. One thread takes connections and messages, and does nothing that lasts. Each trainer's saves
 //     are written by a thread of their own (session.cc).
-//  4. A trainer is gone when its connection ends, or when its process does: children that it forked
-//     may hold the connection open.
+//  4. A trainer is gone when it says so, or when its process ends: children that it forked may hold
+//     the connection open. One whose connection ends and whose process does not is left alone: its
+//     memory is in use, and registered with devices maybe, which would go on writing to pages that
+//     we had taken away.
 //  5. When nobody has been connected and nothing was left to write for the idle time, or when it is
 //     told to stop and everything is written, it ends. The socket's name goes before the lock does:
 //     who starts the next agent must not find the name of this one taken away under it.
@@ -35,7 +37,8 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 constexpr std::size_t kMostConnections = 1024;
-constexpr int kFullPause = 100;        // Milliseconds.
+constexpr int kFullPause = 100;  // Milliseconds.
+constexpr int kSilentPause = 100;
 constexpr std::size_t kFirstPeer = 2;  // In what Wait returns.
 
 class AgentServer {
@@ -86,14 +89,17 @@ class AgentServer {
     const short accepted = full_ ? 0 : POLLIN;  // NOLINT(google-runtime-int): poll's
     std::vector<pollfd> fds{{wake_.get(), POLLIN, 0}, {listening_.get(), accepted, 0}};
     for (const Peer& peer : peers_) {
-      fds.push_back({peer.connection->fd(), POLLIN, 0});
+      fds.push_back({peer.silent_until ? -1 : peer.connection->fd(), POLLIN, 0});
       fds.push_back({peer.process.get(), POLLIN, 0});
     }
     const auto left =
         std::chrono::ceil<std::chrono::milliseconds>(idle_since_ + options_.idle - Clock::now());
-    const int patience = peers_.empty() && requests_.pending() == 0
-                             ? static_cast<int>(std::clamp<std::int64_t>(left.count(), 0, 60'000))
-                             : -1;
+    int patience = peers_.empty() && requests_.pending() == 0
+                       ? static_cast<int>(std::clamp<std::int64_t>(left.count(), 0, 60'000))
+                       : -1;
+    if (AnyoneSilent()) {
+      patience = kSilentPause;
+    }
     if (::poll(fds.data(), fds.size(), std::exchange(full_, false) ? kFullPause : patience) < 0) {
       for (pollfd& fd : fds) {
         fd.revents = 0;
@@ -106,11 +112,15 @@ class AgentServer {
     if (connection.revents != 0) {
       auto message = peer.connection->Receive(Clock::now());
       if (!message.ok() || !HandleOrTell(peer, std::move(*message))) {
-        AgentRequests::Drop(peer);
+        requests_.Drop(peer);
       }
     }
     if (process.revents != 0) {
-      peer.gone = peer.gone || NothingLeftToRead(*peer.connection);
+      peer.gone = peer.gone || peer.silent_until || NothingLeftToRead(*peer.connection);
+    }
+    if (!peer.gone && peer.silent_until && Clock::now() >= *peer.silent_until) {
+      peer.gone = true;
+      peer.dropped = true;
     }
   }
 
@@ -123,6 +133,11 @@ class AgentServer {
       std::fprintf(stderr, "varve-agent: %s\n", error.what());
       return false;
     }
+  }
+
+  [[nodiscard]] bool AnyoneSilent() const {
+    return std::any_of(peers_.begin(), peers_.end(),
+                       [](const Peer& peer) { return peer.silent_until.has_value(); });
   }
 
   /// What a process said before it died counts.
@@ -161,8 +176,8 @@ class AgentServer {
   }
 
   void AnswerThoseWhoWait() {
-    if (requests_.pending() > 0) {
-      return;
+    if (requests_.pending() > 0 || AnyoneSilent()) {
+      return;  // What becomes of the saves of a silent one is not known yet.
     }
     for (Peer& peer : peers_) {
       if (peer.waits) {

@@ -51,8 +51,13 @@ void AgentSession::Pass(std::uint64_t turn) {
 void AgentSession::Forget(std::uint64_t turn) {
   const std::scoped_lock lock(mutex_);
   const auto found = jobs_.find(turn);
-  if (found != jobs_.end() && found->second->save.at_end && !found->second->writing) {
-    jobs_.erase(found);
+  if (found == jobs_.end() || !found->second->save.at_end || found->second->writing) {
+    return;
+  }
+  jobs_.erase(found);
+  if (turn >= next_turn_) {
+    passed_.insert(turn);  // Who works in the order of the turns must not wait for it.
+    changed_.notify_all();
   }
 }
 
@@ -78,9 +83,16 @@ void AgentSession::TrainerIsGone() {
     changed_.notify_all();
   }
   around_.held->Orphan(around_.number);
-  WriteAllOf(at_end);
-  // By a thread of its own: a hundred gigabytes take ten seconds or more, in which the caller would
-  // answer nobody, and the worker may have to write for minutes before it comes to it.
+  // By threads of their own: a hundred gigabytes take ten seconds or more, in which the caller
+  // would answer nobody, and the worker may have to write for minutes before it comes to it.
+  if (!at_end.empty()) {
+    const auto write = [this, at_end] { WriteThoseOfTheEnd(at_end); };
+    try {
+      ender_ = std::jthread(write);
+    } catch (const std::system_error&) {  // No thread to be had: late is better than never.
+      write();
+    }
+  }
   const auto release = [this] {
     ReleaseMemory();
     {
@@ -91,7 +103,7 @@ void AgentSession::TrainerIsGone() {
   };
   try {
     releaser_ = std::jthread(release);
-  } catch (const std::system_error&) {  // No thread to be had: late is better than never.
+  } catch (const std::system_error&) {
     release();
   }
 }
@@ -172,7 +184,11 @@ void AgentSession::Work() {
 
 void AgentSession::WriteAndEnd(std::uint64_t turn, Job& job) {
   try {
-    WriteOne(turn, job);
+    job.begun = Clock::now();
+    // Of the end's saves the older is not wanted when the newer has been written.
+    if (!job.save.at_end || !job.stop.stop_requested()) {
+      WriteOne(turn, job);
+    }
   } catch (const std::exception& error) {  // No memory, no thread: this save's misfortune alone.
     Tell(turn, Unavailable("save " + job.save.path + ": the agent: " + error.what()));
   }
@@ -188,43 +204,27 @@ void AgentSession::WriteAndEnd(std::uint64_t turn, Job& job) {
 
 std::vector<AgentSession::Turn> AgentSession::TakeThoseOfTheEnd() {
   std::vector<Turn> taken;
-  for (auto at = jobs_.begin(); at != jobs_.end();) {
-    const JobPtr& job = at->second;
-    const bool waits = job->save.at_end && !job->writing;
-    // Without other ranks the newest is whole.
-    if (waits && job->save.settled.identity.world_size == 1 && std::next(at) != jobs_.end()) {
-      at = jobs_.erase(at);
-      continue;
-    }
-    if (waits) {
+  for (const auto& [turn, job] : jobs_) {
+    if (job->save.at_end && !job->writing) {
       job->writing = true;
-      taken.emplace_back(at->first, job);
+      job->last_hope = taken.empty();
+      taken.emplace_back(turn, job);
     }
-    ++at;
   }
   return taken;
 }
 
-/// All at a time, each with a thread of its own: which of them the other ranks have as well, none
-/// knows, and in turns a rank could wait in one for a rank that waits in another.
-void AgentSession::WriteAllOf(const std::vector<Turn>& turns) {
-  for (const auto& [turn, job] : turns) {
-    try {
-      enders_.emplace_back([this, turn = turn, job = job] { WriteAndEnd(turn, *job); });
-    } catch (const std::system_error&) {  // No thread to be had: the worker comes to it.
-      const std::scoped_lock lock(mutex_);
-      job->writing = false;
-      changed_.notify_all();
-    }
+/// The newest first: the older one is for when some rank does not have it. A rank that does not
+/// waits in the older one meanwhile, longer than we wait here.
+void AgentSession::WriteThoseOfTheEnd(const std::vector<Turn>& turns) {
+  for (auto at = turns.rbegin(); at != turns.rend(); ++at) {
+    WriteAndEnd(at->first, *at->second);
   }
 }
 
 /// Of no use any more: what an older save of the end would make.
 void AgentSession::IsWritten(std::uint64_t turn) {
   const std::scoped_lock lock(mutex_);
-  if (!trainer_lives_ && !written_alone_) {
-    written_alone_ = Clock::now();
-  }
   for (const auto& [other, job] : jobs_) {
     if (other < turn && job->save.at_end) {
       job->stop.request_stop();
@@ -270,18 +270,13 @@ void AgentSession::Tell(std::uint64_t turn, const Result<SaveReport>& report) {
   (void)around_.trainer->Send(done);  // Who is gone does not hear it.
 }
 
-/// The lock is held.
-AgentSession::Clock::time_point AgentSession::PatientUntil(const Job& job) const {
+AgentSession::Clock::duration AgentSession::PatienceFor(const Job& job) const {
   if (!job.save.at_end) {
-    return alone_since_ + around_.patience;
+    return around_.patience;
   }
-  // Their agents took part in another save of the end, which they do only when their trainers have
-  // ended: with this one, if they have it, they began at the same time.
-  if (written_alone_) {
-    return *written_alone_ + around_.patience / 10;
-  }
-  // Other ranks may notice only after minutes that one has died, and join when they die of that.
-  return alone_since_ + 5 * around_.patience;
+  // Those who have it began when they died, and jobs are mostly killed as a whole. But a rank may
+  // notice only after minutes that another has died, and die of that.
+  return job.last_hope ? 15 * around_.patience : around_.patience / 4;
 }
 
 Status AgentSession::GiveUp(const Job& job) {
@@ -289,7 +284,8 @@ Status AgentSession::GiveUp(const Job& job) {
   if (job.stop.stop_requested()) {
     return {StatusCode::kCancelled, "no longer wanted"};
   }
-  if (trainer_lives_ || Clock::now() < PatientUntil(job)) {
+  const Clock::time_point since = std::max(alone_since_, job.begun);
+  if (trainer_lives_ || Clock::now() < since + PatienceFor(job)) {
     return Status::Ok();
   }
   return Unavailable("the trainer has died, and the agents of other ranks were not heard of");

@@ -7,7 +7,6 @@
 #include <map>
 #include <memory>
 #include <mutex>
-#include <optional>
 #include <set>
 #include <stop_token>
 #include <string>
@@ -68,13 +67,15 @@ class AgentSession {
   [[nodiscard]] bool trainer_lives();
 
  private:
+  using Clock = std::chrono::steady_clock;
   struct Job {
     Handover save;
     std::stop_source stop;
     bool writing = false;
+    bool last_hope = false;   // There is no older one of the end.
+    Clock::time_point begun;  // When the writing did; only for who writes.
   };
   using JobPtr = std::shared_ptr<Job>;
-  using Clock = std::chrono::steady_clock;
 
   /// The save whose turn it is; null when there will be none.
   JobPtr Next(std::uint64_t* turn);
@@ -84,10 +85,10 @@ class AgentSession {
   using Turn = std::pair<std::uint64_t, JobPtr>;
   /// Saves that waited for the trainer's end, and are now the caller's to write. The lock is held.
   std::vector<Turn> TakeThoseOfTheEnd();
-  void WriteAllOf(const std::vector<Turn>& turns);
+  void WriteThoseOfTheEnd(const std::vector<Turn>& turns);
   void IsWritten(std::uint64_t turn);
   void Tell(std::uint64_t turn, const Result<SaveReport>& report);
-  [[nodiscard]] Clock::time_point PatientUntil(const Job& job) const;
+  [[nodiscard]] Clock::duration PatienceFor(const Job& job) const;
   Status GiveUp(const Job& job);
   [[nodiscard]] bool memory_is_ours();
   void ReleaseMemory();
@@ -103,12 +104,11 @@ class AgentSession {
   bool memory_is_ours_ = false;  // Nobody else writes to it any more.
   bool over_ = false;
   bool releasing_ = false;
-  std::optional<Clock::time_point> written_alone_;  // Something, since the trainer is gone.
   Clock::time_point alone_since_;
   // Last: they use all of the above.
   std::jthread releaser_;
   std::jthread worker_;
-  std::vector<std::jthread> enders_;  // Only touched by whoever calls TrainerIsGone.
+  std::jthread ender_;
 };
 
 }  // namespace varve

@@ -73,15 +73,12 @@ Status AsyncJob::Plan(Coordinator& coordinator, const Status& ready) {
 void AsyncJob::Stage(StagingPool& pool, StagingPool::Ticket ticket, int threads) {
   Status status;
   try {
-    if (handoff_ != nullptr) {
-      handoff_->NextIsPlanned();
-    }
     status = Copy(pool, ticket, threads).Annotate("save " + path_);
     if (handoff_ != nullptr && !HasCopyInWaves()) {
       status = HandOver(static_cast<std::uint64_t>(ticket), std::move(status));
     }
-  } catch (const std::bad_alloc&) {
-    status = NoMemoryFor(path_);
+  } catch (const std::exception& error) {
+    status = Unavailable("save " + path_ + ": the copy could not be made: " + error.what());
     if (handoff_ != nullptr && !turn_) {
       handoff_->Pass(static_cast<std::uint64_t>(ticket));
     }
@@ -99,7 +96,14 @@ Status AsyncJob::Copy(StagingPool& pool, StagingPool::Ticket ticket, int threads
   const FileWork& work = session_->work();
   const std::size_t blocks =
       work.segments.empty() ? 0 : StagedFile::BlocksFor(work.segments, work.block_bytes);
-  VARVE_ASSIGN_OR_RETURN(auto memory, pool.Reserve(ticket, blocks, options_.save.stop));
+  // Not to be found out when what is kept has been given up for it.
+  const bool too_large = options_.write_at_end && blocks > pool.block_count();
+  VARVE_ASSIGN_OR_RETURN(auto memory,
+                         pool.Reserve(ticket, too_large ? 0 : blocks, options_.save.stop));
+  if (too_large) {
+    return InvalidArgument(
+        "a save that is to be written at the end must fit into the staging memory as a whole");
+  }
   if (work.segments.empty()) {
     return Status::Ok();
   }
@@ -108,10 +112,6 @@ Status AsyncJob::Copy(StagingPool& pool, StagingPool::Ticket ticket, int threads
   }
   staged_file_ = std::make_unique<StagedFile>(work.segments, work.block_bytes, std::move(memory));
   staged_file_->SetDevices({devices_, work.name_of});
-  if (staged_file_->in_waves() && options_.write_at_end) {
-    return InvalidArgument(
-        "a save that is to be written at the end must fit into the staging memory as a whole");
-  }
   if (staged_file_->in_waves()) {
     if (handoff_ != nullptr) {
       handoff_->Pass(
@@ -123,9 +123,14 @@ Status AsyncJob::Copy(StagingPool& pool, StagingPool::Ticket ticket, int threads
     return samples_ ? (*samples_)->Compare(work.name_of) : Status::Ok();
   });
   const std::scoped_lock lock(mutex_);
+  NoteDeviceBytes();
+  return filled;
+}
+
+/// The lock is held.
+void AsyncJob::NoteDeviceBytes() {
   device_bytes_ = staged_file_->copier().device_bytes();
   pageable_bytes_ = staged_file_->copier().pageable_bytes();
-  return filled;
 }
 
 /// To the process that writes it, or there is none in its turn.
@@ -136,10 +141,13 @@ Status AsyncJob::HandOver(std::uint64_t turn, Status staged) {
   if (staged.ok()) {
     staged = handoff_->HandOver(turn, path_, *session_, staged_file_.get(), options_);
   }
-  if (staged.ok()) {
-    turn_ = turn;
-  } else {
+  if (!staged.ok()) {
     handoff_->Pass(turn);
+    return staged;
+  }
+  turn_ = turn;
+  if (options_.write_at_end) {
+    kept_back_ = handoff_->KeepBack(turn, *session_, std::move(staged_file_));
   }
   return staged;
 }
@@ -182,10 +190,8 @@ Result<SaveReport> AsyncJob::WriteIn(Coordinator& background, const WriteAttempt
   if (!options_.write_at_end) {
     return handoff_->Write(turn_, *session_, &staged_file_, attempts, ready);
   }
-  if (!ready.ok()) {
-    return ready;  // The others do not ask: theirs is whole without ours, or never written.
-  }
-  return handoff_->KeepBack(*turn_, *session_, &staged_file_);
+  // Once it is handed over it is kept, whatever has been said since.
+  return kept_back_ ? *kept_back_ : Result<SaveReport>(ready);
 }
 
 Result<SaveReport> AsyncJob::Write(Coordinator& background) {
@@ -198,6 +204,9 @@ Result<SaveReport> AsyncJob::Write(Coordinator& background) {
     if (result.ok()) {
       result->staging_seconds = staging_seconds_;
       result->in_waves = HasCopyInWaves();
+      if (staged_file_ != nullptr) {  // In waves the copy may have ended just now.
+        NoteDeviceBytes();
+      }
       result->device_bytes = device_bytes_;
       result->pageable_bytes = pageable_bytes_;
     } else if (result.status().code() == StatusCode::kCancelled && why_cancelled_) {

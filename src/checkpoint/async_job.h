@@ -48,6 +48,8 @@ class AsyncJob {
   [[nodiscard]] bool stuck();
 
   [[nodiscard]] const std::string& path() const { return path_; }
+  /// Of the save that has been planned and not yet written.
+  [[nodiscard]] const SaveId& save_id() const { return session_->settled().identity.save_id; }
   [[nodiscard]] int rank() const { return rank_; }
   [[nodiscard]] const AsyncSaveOptions& options() const { return options_; }
   [[nodiscard]] std::shared_future<Status> staged() const { return staged_future_; }
@@ -57,6 +59,7 @@ class AsyncJob {
   using Clock = std::chrono::steady_clock;
 
   Status Copy(StagingPool& pool, StagingPool::Ticket ticket, int threads);
+  void NoteDeviceBytes();
   void Announce(const Status& staged);
   void AllowWriting(const Status& ready);
   /// Waits until there is something to write; why not, when there never will be.
@@ -81,7 +84,8 @@ class AsyncJob {
   std::unique_ptr<SaveSession> session_;
   std::optional<Result<TornSamples>> samples_;
   std::unique_ptr<StagedFile> staged_file_;
-  std::optional<std::uint64_t> turn_;  // Of the save, where it is another process that writes it.
+  std::optional<SaveReport> kept_back_;  // Of a save that is to be written at the end.
+  std::optional<std::uint64_t> turn_;    // Of the save, where it is another process that writes it.
 
   std::promise<Status> staged_promise_;
   std::promise<Result<SaveReport>> done_promise_;

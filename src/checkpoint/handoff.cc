@@ -19,8 +19,8 @@
 // A save that is to be written at the end stops after step 2: the other process does step 3 when we
 // are gone, be it killed. It takes two of them to be safe at any time: while ranks hand over the
 // newer one, some may have it and some not, and if they are killed then it is the older one that is
-// whole. That nobody needs the older one any more is known when the ranks meet next, to plan a
-// save.
+// whole. So before the next one is planned the ranks tell each other whether they have handed over
+// the last: if all have, what is older is given up; if not, the last is.
 
 #include "checkpoint/handoff.h"
 
@@ -97,9 +97,9 @@ Result<SaveReport> Handoff::Write(std::optional<std::uint64_t> turn, SaveSession
     SayGone(session.settled(), path, result.status());
     return result;
   }
-  if (result.ok() && *staged != nullptr) {
-    GiveUpAllBut(0);
-    Keep(*turn, std::move(*staged), /*written=*/true);
+  if (result.ok()) {
+    GiveUp(0, *turn);
+    Keep(*turn, std::move(*staged));
   } else {
     executor_->Forget(*turn);
   }
@@ -107,60 +107,50 @@ Result<SaveReport> Handoff::Write(std::optional<std::uint64_t> turn, SaveSession
 }
 
 SaveReport Handoff::KeepBack(std::uint64_t turn, const SaveSession& session,
-                             std::unique_ptr<StagedFile>* staged) {
+                             std::unique_ptr<StagedFile> staged) {
   SaveReport report;
   report.save_id = session.settled().identity.save_id;
   report.kept_back = true;
-  if (*staged != nullptr) {
-    Keep(turn, std::move(*staged), /*written=*/false);
-  }
+  Keep(turn, std::move(staged));
   return report;
 }
 
-void Handoff::NextIsPlanned() {
-  bool all_have_newest = false;
-  {
-    const std::scoped_lock lock(mutex_);
-    all_have_newest = !kept_.empty() && !kept_.back().written;
-  }
-  if (all_have_newest) {
-    GiveUpAllBut(1);
-  }
+void Handoff::KeptBackIs(std::uint64_t turn, bool whole) {
+  whole ? GiveUp(0, turn) : GiveUp(turn, turn + 1);
 }
 
-void Handoff::Keep(std::uint64_t turn, std::unique_ptr<StagedFile> staged, bool written) {
+void Handoff::Keep(std::uint64_t turn, std::unique_ptr<StagedFile> staged) {
   {
     const std::scoped_lock lock(mutex_);
-    kept_.push_back({turn, staged->TakeMemory(), written});
+    kept_[turn] = staged == nullptr ? StagingPool::Reservation() : staged->TakeMemory();
   }
   pool_.Poke();
 }
 
-void Handoff::GiveUpAllBut(std::size_t stay) {
-  std::deque<Kept> old;
+void Handoff::GiveUp(std::uint64_t first, std::uint64_t end) {
+  Kept old;
   {
     const std::scoped_lock lock(mutex_);
-    while (kept_.size() > stay) {
-      old.push_back(std::move(kept_.front()));
-      kept_.pop_front();
+    for (auto at = kept_.lower_bound(first); at != kept_.end() && at->first < end;) {
+      old.insert(kept_.extract(at++));
     }
   }
-  for (const Kept& kept : old) {
-    executor_->Forget(kept.turn);
+  for (const auto& [turn, memory] : old) {
+    executor_->Forget(turn);
   }
 }
 
 void Handoff::GiveUpOne() {
-  std::optional<Kept> old;
+  Kept old;
   {
     const std::scoped_lock lock(mutex_);
     if (kept_.empty()) {
       return;
     }
-    old = std::move(kept_.front());
-    kept_.pop_front();
+    old.insert(kept_.extract(kept_.begin()));
   }
-  executor_->Forget(old->turn);
+  executor_->Forget(old.begin()->first);
+  old.clear();
   pool_.Poke();  // It may not have been enough.
 }
 

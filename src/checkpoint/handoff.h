@@ -1,9 +1,8 @@
 /// A stager's dealings with the process that writes its saves.
 #pragma once
 
-#include <cstddef>
 #include <cstdint>
-#include <deque>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -33,14 +32,14 @@ class Handoff {
                   StagedFile* staged, const AsyncSaveOptions& options);
   void Pass(std::uint64_t turn) { executor_->Pass(turn); }
 
-  /// A save has been planned, for which all ranks came: all of them have handed over the save
-  /// before it. What was kept in case they had not is given up.
-  void NextIsPlanned();
-
-  /// Ends the save that was handed over in `turn` and is to be written at the end: its copy, of
-  /// `*staged`, stays until a newer one takes its place.
+  /// Keeps the copy of a save that was handed over in `turn` and is to be written at the end; null
+  /// where its file has no data. Gives what there is to report of it.
   SaveReport KeepBack(std::uint64_t turn, const SaveSession& session,
-                      std::unique_ptr<StagedFile>* staged);
+                      std::unique_ptr<StagedFile> staged);
+
+  /// What the ranks have found out of the save of that turn: all of them have handed it over
+  /// (`whole`), and what is kept of earlier ones is given up; or some have not, and it is.
+  void KeptBackIs(std::uint64_t turn, bool whole);
 
   /// Waits for a save that was handed over in `turn`; one that was not is written here, in so far
   /// as this rank is `ready`. Takes the copy from `*staged` where it is kept.
@@ -52,22 +51,17 @@ class Handoff {
   Handoff(std::shared_ptr<SaveExecutor> executor, StagingPool& pool)
       : executor_(std::move(executor)), pool_(pool) {}
   Result<SaveReport> Await(std::uint64_t turn, const std::stop_token& stop, bool* lost);
-  void Keep(std::uint64_t turn, std::unique_ptr<StagedFile> staged, bool written);
-  /// All but the newest `stay`.
-  void GiveUpAllBut(std::size_t stay);
+  using Kept = std::map<std::uint64_t, StagingPool::Reservation>;
+  void Keep(std::uint64_t turn, std::unique_ptr<StagedFile> staged);
+  /// What is kept of turns in [first, end).
+  void GiveUp(std::uint64_t first, std::uint64_t end);
   /// For memory that is wanted: the oldest.
   void GiveUpOne();
 
-  struct Kept {
-    std::uint64_t turn = 0;
-    StagingPool::Reservation memory;
-    bool written = false;
-  };
-
   const std::shared_ptr<SaveExecutor> executor_;
   StagingPool& pool_;
-  std::mutex mutex_;       // Guards what is below.
-  std::deque<Kept> kept_;  // In the order of their turns.
+  std::mutex mutex_;  // Guards what is below.
+  Kept kept_;         // By turn.
 };
 
 }  // namespace varve

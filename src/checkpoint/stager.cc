@@ -4,6 +4,7 @@
 #include <condition_variable>
 #include <deque>
 #include <mutex>
+#include <optional>
 #include <thread>
 #include <utility>
 #include <vector>
@@ -81,6 +82,14 @@ struct Stager::Impl {
   std::deque<Job> in_flight;  // Not yet written; hold staging memory or are about to.
   int open = 0;               // Those, and such whose outcome is being told.
 
+  /// The last save that is to be written at the end, if any. Guarded by call_mutex.
+  struct KeptBack {
+    std::uint64_t turn = 0;
+    SaveId id;
+    std::shared_future<Status> staged;
+  };
+  std::optional<KeptBack> kept_back;
+
   // Last: their work uses all of the above, and ends first. The writer's may wait for the copier's.
   SerialThread writer;
   SerialThread copier;
@@ -138,6 +147,36 @@ struct Stager::Impl {
     return Status::Ok();
   }
 
+  /// Before a save that is to be written at the end: what has become of the one before it. The
+  /// account is in handoff.cc.
+  Status FollowKeptBack(const AsyncJob& job, Coordinator& coordinator) {
+    if (!job.options().save.coordinate && coordinator.size() > 1) {
+      return InvalidArgument("save " + job.path() +
+                             ": ranks that do not talk cannot keep saves back together");
+    }
+    // Those that know of the same save are of one mind, and only they: a rank that was lost while
+    // a save was planned may not know of it.
+    const std::string mine = kept_back ? ToString(kept_back->id) : "";
+    const bool have_it = kept_back && kept_back->staged.get().ok();
+    const auto decide =
+        [](const std::vector<std::string>& ranks) -> Result<std::vector<std::string>> {
+      const std::string& first = ranks.front();
+      const auto same = [&](const std::string& rank) { return rank.substr(1) == first.substr(1); };
+      const auto whole = [](const std::string& rank) { return rank.front() == '+'; };
+      const bool agree = std::all_of(ranks.begin(), ranks.end(), same);
+      const bool all = std::all_of(ranks.begin(), ranks.end(), whole);
+      return std::vector<std::string>(ranks.size(), !agree ? "" : all ? "whole" : "broken");
+    };
+    VARVE_ASSIGN_OR_RETURN(
+        const std::string found,
+        Exchange(coordinator, "save " + job.path(), (have_it ? "+" : "-") + mine,
+                 std::chrono::steady_clock::now() + job.options().save.timeout, decide));
+    if (kept_back && !found.empty()) {
+      handoff->KeptBackIs(kept_back->turn, found == "whole");
+    }
+    return Status::Ok();
+  }
+
   /// The coordinator gives up the newest save that has not begun to write; the other ranks learn of
   /// it when its turn comes.
   void Replace(const AsyncJob& by, const Coordinator& coordinator) {
@@ -173,6 +212,9 @@ struct Stager::Impl {
       usable = InvalidArgument("only another process can write a save when this one has ended");
     }
     Status status = usable.ok() ? Admit(job, coordinator) : Status::Ok();
+    if (status.ok() && handoff != nullptr && job->options().write_at_end) {
+      status = FollowKeptBack(*job, coordinator);
+    }
     if (status.ok()) {
       status = job->Plan(coordinator, usable);
     }
@@ -187,12 +229,22 @@ struct Stager::Impl {
       in_flight.push_back(job);
       ++open;
     }
-    writer.Run([this, job] { Finish(job); });
-    const int threads = copy_threads();
-    if (job->options().overlapped) {
-      copier.Run([this, job, ticket, threads] { job->Stage(*pool, ticket, threads); });
+    const bool at_end = job->options().write_at_end;
+    if (at_end) {
+      kept_back = {static_cast<std::uint64_t>(ticket), job->save_id(), job->staged()};
     } else {
+      writer.Run([this, job] { Finish(job); });
+    }
+    const auto stage = [this, job, ticket, at_end, threads = copy_threads()] {
       job->Stage(*pool, ticket, threads);
+      if (at_end) {
+        Finish(job);  // Nothing is written: it need not wait for those that are.
+      }
+    };
+    if (job->options().overlapped) {
+      copier.Run(stage);
+    } else {
+      stage();
     }
   }
 

@@ -47,6 +47,7 @@ Result<CudaDriver> Load() {
   library.Find("cuCtxPopCurrent_v2", &driver.context_pop);
   library.Find("cuStreamCreate", &driver.stream_create);
   library.Find("cuStreamDestroy_v2", &driver.stream_destroy);
+  library.Find("cuStreamSynchronize", &driver.stream_synchronize);
   library.Find("cuStreamWaitEvent", &driver.stream_wait_event);
   library.Find("cuEventCreate", &driver.event_create);
   library.Find("cuEventDestroy_v2", &driver.event_destroy);

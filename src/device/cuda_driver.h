@@ -26,6 +26,7 @@ struct CudaDriver {
   int (*context_pop)(Handle* context);
   int (*stream_create)(Handle* stream, unsigned flags);
   int (*stream_destroy)(Handle stream);
+  int (*stream_synchronize)(Handle stream);
   int (*stream_wait_event)(Handle stream, Handle event, unsigned flags);
   int (*event_create)(Handle* event, unsigned flags);
   int (*event_destroy)(Handle event);

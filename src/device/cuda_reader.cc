@@ -161,6 +161,9 @@ Status CudaReader::ReadFrom(const Device& device, std::span<const DeviceCopy> co
   if (error == 0) {
     error = driver_.event_synchronize(event.get());
   }
+  if (error != 0) {
+    driver_.stream_synchronize(device.stream);  // Waits for others' copies too, at worst.
+  }
   return driver_.Check(failed != 0 ? failed : error, what);
 }
 

@@ -4,6 +4,7 @@
 #include <atomic>
 #include <mutex>
 #include <new>
+#include <system_error>
 #include <thread>
 #include <vector>
 
@@ -44,8 +45,11 @@ Status RunThreads(std::size_t job_count, int threads, const std::stop_token& sto
   {
     std::vector<std::jthread> helpers;
     const std::size_t count = std::min(static_cast<std::size_t>(std::max(threads, 1)), job_count);
-    for (std::size_t i = 1; i < count; ++i) {
-      helpers.emplace_back(work);
+    try {
+      for (std::size_t i = 1; i < count; ++i) {
+        helpers.emplace_back(work);
+      }
+    } catch (const std::system_error&) {  // The system has no more threads: those there are do it.
     }
     work();
   }

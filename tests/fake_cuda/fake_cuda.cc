@@ -257,6 +257,19 @@ FAKE_CUDA_API int cuStreamCreate(void** stream, unsigned flags) {
   return error == 0 && flags != 1 ? kInvalidValue : error;
 }
 
+FAKE_CUDA_API int cuStreamSynchronize(void* stream) {
+  std::unique_lock lock(g.mutex);
+  const int error = BeginInContext("cuStreamSynchronize");
+  bool reached = false;
+  StreamOf(stream, 0).Queue([&] {
+    const std::scoped_lock held(g.mutex);
+    reached = true;
+    g.changed.notify_all();
+  });
+  g.changed.wait(lock, [&] { return reached; });
+  return error;
+}
+
 FAKE_CUDA_API int cuStreamDestroy_v2(void* stream) {
   delete static_cast<Stream*>(stream);
   const std::scoped_lock lock(g.mutex);

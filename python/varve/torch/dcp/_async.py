@@ -150,9 +150,12 @@ def async_save(
         job = _Job(what, group, checkpoint_id, storage_writer, writer, planner, use_collectives)
         return _save_copy(job, state_dict, stager)
     if writer is not None and stager is None:
-        plain, failure = _plain_or_failure(state_dict)
-        if failure is None and storage_writer is not None and checkpoint_id is not None:
-            writer.reset(checkpoint_id)
+        plain, _ = _plain_or_failure(state_dict)
+        if storage_writer is not None and checkpoint_id is not None:
+            try:
+                writer.reset(checkpoint_id)
+            except Exception:
+                plain = None
         if agent_takes(group, plain, writer, planner, use_collectives):
             assert plain is not None
             out = AsyncSave()

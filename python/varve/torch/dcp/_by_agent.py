@@ -8,22 +8,32 @@ for.
 
 from __future__ import annotations
 
+import contextlib
 import os
 from concurrent.futures import Future
 from typing import Any
 
+import torch
 import torch.distributed as dist
+from torch.distributed._shard.sharded_tensor import (  # type: ignore[attr-defined]
+    ShardedTensor,
+)
 from torch.distributed.checkpoint.api import CheckpointException, _wrap_exception
 from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
 from torch.distributed.checkpoint.planner import SavePlanner
+from torch.distributed.tensor import DTensor
 
 import varve.torch
-from varve import _engine
+from varve import _engine, _tree
+from varve.torch._async import _stager_of
 from varve.torch._tensors import TorchArrays
 from varve.torch.dcp._errors import Group, checkpoint_error
 from varve.torch.dcp._publish import _is_replaceable
 from varve.torch.dcp._reader import FileSystemReader
 from varve.torch.dcp._writer import FileSystemWriter
+
+#: Seconds that ranks wait for each other, as in `varve.torch.async_save`.
+_TIMEOUT = 1800.0
 
 
 def agent_takes(
@@ -34,13 +44,17 @@ def agent_takes(
     use_collectives: bool,
 ) -> bool:
     """True, on all ranks alike, where the agent writes what torch's process would."""
-    takes = (
-        state is not None
-        and use_collectives
-        and _writes_plainly(writer)
-        and _plans_plainly(planner)
-        and _engine.needs_no_pickle(state, TorchArrays())
-    )
+    takes = False
+    with contextlib.suppress(Exception):  # Torch will say what is wrong; the others wait for us.
+        takes = (
+            state is not None
+            and use_collectives
+            and _writes_plainly(writer)
+            and _plans_plainly(planner)
+            and _engine.needs_no_pickle(state, TorchArrays())
+            and _are_plain(state)
+            and _stager_of(group.process_group, "process", _TIMEOUT) is not None
+        )
     if not dist.is_available() or not dist.is_initialized():
         return takes
     if group.alone:
@@ -76,9 +90,30 @@ def save_by_agent(
         executor="process",
         overwrite=writer.overwrite,
         format="dcp",
+        timeout=_TIMEOUT,
         on_done=end,
     )
     return handle.staging_completion
+
+
+def _are_plain(state: dict[str, Any]) -> bool:
+    """True where torch's planner takes for tensors what we do: not arrays, nor odd tensors."""
+    arrays = TorchArrays()
+    flat = _tree.Flattener(0, arrays.is_tensor, arrays.origin)
+    flat.flatten(state)
+    return all(_is_plain(tensor) for _, tensor in flat.tensors)
+
+
+def _is_plain(tensor: Any) -> bool:
+    if isinstance(tensor, ShardedTensor):
+        return all(_is_plain(shard.tensor) for shard in tensor.local_shards())
+    if isinstance(tensor, DTensor):
+        tensor = tensor._local_tensor
+    return (
+        type(tensor) in (torch.Tensor, torch.nn.Parameter)
+        and tensor.layout is torch.strided
+        and not (tensor.is_quantized or tensor.is_nested or tensor.is_meta)
+    )
 
 
 def _writes_plainly(writer: Any) -> bool:
