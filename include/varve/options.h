@@ -59,7 +59,7 @@ struct SaveReport {
   // Of asynchronous saves:
   double staging_seconds = 0;        ///< From the call until the copy was made.
   bool in_waves = false;             ///< The state was larger than the staging memory.
-  bool kept_back = false;  ///< In memory only, see AsyncSaveOptions::write_at_end.
+  bool kept_back = false;            ///< In memory only, see AsyncSaveOptions::write_at_end.
   std::uint64_t device_bytes = 0;    ///< Copied from CUDA devices straight into staging memory.
   std::uint64_t pageable_bytes = 0;  ///< Of those, into memory that the driver had not registered.
   int attempts = 1;
