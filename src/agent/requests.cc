@@ -55,7 +55,7 @@ void AgentRequests::Drop(Peer& peer) const {
   }
   // A process that is killed closes what it has open before it ends. One that goes on has lost the
   // connection, uses its memory again, and will come back with it: nothing of it may be released.
-  if (lives && !peer.said_bye && peer.session != nullptr) {
+  if (lives && peer.session != nullptr) {
     peer.silent_until = std::chrono::steady_clock::now() + options_.patience;
   } else {
     peer.gone = true;
@@ -89,7 +89,7 @@ void AgentRequests::Handle(Peer& peer, AgentMessage message) {
     case AgentVerb::kHandOver: Reply(peer, message.turn, TakeSave(peer, message)); return;
     case AgentVerb::kPass: peer.session->Pass(message.turn); return;
     case AgentVerb::kCancel: peer.session->Cancel(message.turn); return;
-    case AgentVerb::kBye: peer.said_bye = true; return;
+    case AgentVerb::kBye: peer.gone = true; return;  // Its children may hold the connection open.
     case AgentVerb::kForget:
       held_.Forget(peer.session->number(), message.turn);
       peer.session->Forget(message.turn);

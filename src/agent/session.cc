@@ -281,7 +281,7 @@ AgentSession::Clock::duration AgentSession::PatienceFor(const Job& job) const {
 
 Status AgentSession::GiveUp(const Job& job) {
   const std::scoped_lock lock(mutex_);
-  if (job.stop.stop_requested()) {
+  if (job.save.at_end && job.stop.stop_requested()) {
     return {StatusCode::kCancelled, "no longer wanted"};
   }
   const Clock::time_point since = std::max(alone_since_, job.begun);
