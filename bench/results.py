@@ -37,6 +37,7 @@ class Result:
     skipped: dict[str, str]
     baselines: Sequence[str]
     verdicts: list[Verdict] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
 
     @classmethod
     def of(
@@ -132,6 +133,7 @@ class Result:
             },
             "skipped": self.skipped,
             "verdicts": [asdict(verdict) for verdict in self.verdicts],
+            "notes": self.notes,
         }
 
     def to_markdown(self) -> str:
@@ -143,6 +145,7 @@ class Result:
         lines += [*_table(rows), ""] if self.samples else []
         lines += [f"- skipped {arm}: {reason}" for arm, reason in self.skipped.items()]
         lines += [_verdict_line(verdict) for verdict in self.verdicts]
+        lines += [f"- {note}" for note in self.notes]
         return "\n".join(lines).rstrip() + "\n"
 
     def _pairs(self, arm: str, baseline: str) -> list[tuple[Sample, Sample]]:

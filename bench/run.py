@@ -31,6 +31,7 @@ from bench.scenarios import (
     cuda,
     dcp,
     first_save,
+    gaps,
     index,
     load,
     save,
@@ -52,6 +53,7 @@ SCENARIOS: dict[str, Callable[[Context], list[Result]]] = {
     "async": async_save.run,
     "agent": agent.run,
     "cuda": cuda.run,
+    "gaps": gaps.run,
 }
 
 # The load scenario keeps one checkpoint per tool on disk, and holds the state, its destination, a

@@ -137,12 +137,12 @@ def _stalls(context: Context, varve: AsyncArm, state: State, destination: State)
     if torch_reason is not None:
         skipped |= {TORCH: torch_reason, TORCH_KEPT: torch_reason}
     else:
-        default = AsyncArm(TORCH, _begin_torch, arms.DCP.load)
+        default = AsyncArm(TORCH, begin_torch, arms.DCP.load)
         turns[TORCH] = partial(stall_sample, context, default, state, destination)
         shortage = _shortage_for_kept(context)
         if shortage is None:
             # A stager that is not given to the call is closed with its memory after each save.
-            begin = partial(_begin_torch, stager=_torch_stager())
+            begin = partial(begin_torch, stager=_torch_stager())
             kept = AsyncArm(TORCH_KEPT, begin, arms.DCP.load)
             turns[TORCH_KEPT] = partial(stall_sample, context, kept, state, destination)
         else:
@@ -306,7 +306,7 @@ def begin_varve(stager: Any, state: State, path: Path) -> Future[Any]:
     return future
 
 
-def _begin_torch(state: State, path: Path, stager: Any = None) -> Future[Any]:
+def begin_torch(state: State, path: Path, stager: Any = None) -> Future[Any]:
     """Torch stages in the call unless told otherwise: a future is all it returns then."""
     dcp = _module("torch.distributed.checkpoint")
     options = {} if stager is None else {"async_stager": stager}

@@ -1,0 +1,134 @@
+"""For how long does Python stand still while a save is written behind its back?
+
+A loop that does nothing but look at the clock, on the thread that called, from the return of the
+call to the end of the save. Between two looks the loop may be kept from a core by other threads and
+processes, the writing ones among them; that is the scheduler's doing and no wait for the writer, and
+is taken off (`run_delay` in schedstat, and the thread's own CPU time). What is left of a gap it
+slept: the GIL was held elsewhere. A sample is the longest such sleep. The histograms are of whole
+gaps, waits for a core included.
+"""
+
+from __future__ import annotations
+
+import itertools
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import Future
+from functools import partial
+from typing import Any
+
+from bench import arms
+from bench.context import Context
+from bench.files import remove
+from bench.measure import Rounds, Sample, interleave
+from bench.results import Result
+from bench.scenarios.async_save import begin_torch, begin_varve
+from bench.state import State, bytes_of, make_state
+
+ALONE = "nothing is saved"
+VARVE = "varve.torch.async_save"
+TORCH = "torch async_save"
+
+_ALONE_SECONDS = 1.0
+_LOOK_CLOSER_NS = 100_000
+#: Upper ends of the histogram's bins, in microseconds.
+_BINS = (10, 100, 1_000, 5_000, 20_000)
+
+
+def run(context: Context) -> list[Result]:
+    """Answers the question for both."""
+    reason = arms.VARVE.unavailable()
+    if reason is not None:
+        return [_result(context, Rounds({}, {VARVE: reason}), {})]
+    from varve.torch import Stager
+
+    state = make_state(context.size, context.tensors)
+    histograms: dict[str, list[int]] = {}
+    with Stager(memory_budget=arms.staging_budget(bytes_of(state))) as stager:
+        stager.prepare(state)
+        stager.wait_prepared()
+        begins: dict[str, Callable[..., Future[Any]] | None] = {
+            ALONE: None,
+            VARVE: partial(begin_varve, stager),
+        }
+        if arms.DCP.unavailable() is None:
+            begins[TORCH] = begin_torch
+        rounds = interleave(
+            {
+                name: partial(_sample, context, begin, state, histograms.setdefault(name, []))
+                for name, begin in begins.items()
+            },
+            rounds=context.rounds,
+            warmups=context.warmups,
+        )
+    return [_result(context, rounds, histograms)]
+
+
+def _sample(
+    context: Context,
+    begin: Callable[..., Future[Any]] | None,
+    state: State,
+    histogram: list[int],
+) -> Sample:
+    path = context.directory / "gaps"
+    remove(path)
+    context.quiet()
+    try:
+        if begin is None:
+            end = time.monotonic() + _ALONE_SECONDS
+            return _longest_sleep(lambda: time.monotonic() < end, histogram)
+        save = begin(state, path)
+        sample = _longest_sleep(lambda: not save.done(), histogram)
+        save.result()
+        return sample
+    finally:
+        remove(path)
+
+
+def _longest_sleep(go_on: Callable[[], bool], histogram: list[int]) -> Sample:
+    schedstat = f"/proc/self/task/{threading.get_native_id()}/schedstat"
+    bins = [0] * (len(_BINS) + 1)
+
+    def awake() -> int:
+        with open(schedstat) as file:
+            return time.thread_time_ns() + int(file.read().split()[1])
+
+    longest = 0
+    awake_at_mark = awake()
+    mark = last = time.perf_counter_ns()
+    cpu = time.process_time()
+    while go_on():
+        now = time.perf_counter_ns()
+        gap = now - last
+        bins[sum(gap >= 1000 * end for end in _BINS)] += 1
+        if gap >= _LOOK_CLOSER_NS:
+            awake_now = awake()
+            now = time.perf_counter_ns()
+            longest = max(longest, (now - mark) - (awake_now - awake_at_mark))
+            mark, awake_at_mark = now, awake_now
+        last = now
+    histogram[:] = [a + b for a, b in zip(histogram or [0] * len(bins), bins, strict=True)]
+    return Sample(round(longest / 1e9, 6), round(time.process_time() - cpu, 6))
+
+
+def _result(context: Context, rounds: Rounds, histograms: dict[str, list[int]]) -> Result:
+    result = Result.of(
+        "gaps",
+        "The longest time that a Python loop sleeps while a save is written behind its back.",
+        0,
+        rounds,
+        {},
+        (),
+    )
+    edges = ["0", *(f"{end / 1000:g}" for end in _BINS)]
+    names = [f"{low}-{high}" for low, high in itertools.pairwise(edges)]
+    for name, counts in histograms.items():
+        each = zip([*names, f"over {edges[-1]}"], counts, strict=True)
+        text = ", ".join(f"{bin_name} ms: {count}" for bin_name, count in each)
+        result.notes.append(f"gaps, {name}: {text}")
+        if name in rounds.samples:
+            most = ", ".join(f"{1e3 * s.seconds:.3f}" for s in rounds.samples[name])
+            result.notes.append(f"longest sleeps, {name}, ms: {most}")
+    result.expect_seconds(VARVE, 0.001)
+    return result
