@@ -81,8 +81,8 @@ struct AgentServerOptions {
   /// others save.
   std::chrono::milliseconds idle = std::chrono::minutes(10);
   /// How long the saves of a trainer that has died wait for other ranks that were never heard of;
-  /// of those that were kept back for its end, the last one 15 times as long, newer ones a quarter.
-  /// And how long a trainer that is silent and lives is waited for before its saves are given up.
+  /// those that were kept back for its end 15 times as long. Five times as long a trainer that is
+  /// silent and lives is waited for before its saves are given up.
   std::chrono::milliseconds patience = std::chrono::minutes(1);
   /// Called once connections are taken. False ends it.
   std::function<bool()> listening;

@@ -263,8 +263,8 @@ TEST(AtEnd, OfSeveralRanksTheNewestIsWritten) {
   EXPECT_FALSE(std::filesystem::exists(dir / "5"));
 }
 
-TEST(AtEnd, OfRanksThatHaveBothTheNewerOneIsWhole) {
-  AgentHere agent;
+TEST(AtEnd, OfRanksThatHaveBothTheNewerOneIsWholeThoughTheyEndMinutesApart) {
+  AgentHere agent(60s, /*patience=*/400ms);
   const TempDir dir;
   const Training training(9 * kMiB);
   auto planning = MakeInProcessCoordinators(2);
@@ -274,7 +274,8 @@ TEST(AtEnd, OfRanksThatHaveBothTheNewerOneIsWhole) {
     VARVE_RETURN_IF_ERROR(trainer.HandOver(0, state, dir / "1", rank, /*at_end=*/true));
     VARVE_RETURN_IF_ERROR(trainer.HandOver(1, state, dir / "2", rank, /*at_end=*/true));
     if (rank.rank() == 0) {
-      trainer.executor().Forget(0);  // It has begun the next; the other has not.
+      trainer.executor().Forget(0);     // It has begun the next; the other has not.
+      std::this_thread::sleep_for(1s);  // The other has ended, and begun with the older one too.
     }
     return Status::Ok();
   });

@@ -99,6 +99,11 @@ class AgentExecutor final : public SaveExecutor {
     Say({AgentVerb::kCancel, turn, {}, {}});
   }
 
+  bool Holds(std::uint64_t turn) override {
+    const std::scoped_lock lock(mutex_);
+    return turns_.contains(turn) && !lost_;
+  }
+
   Result<SaveReport> Wait(std::uint64_t turn, bool* lost) override {
     std::unique_lock lock(mutex_);
     const TurnPtr known = Known(turn);

@@ -41,6 +41,7 @@ class LosingExecutor final : public SaveExecutor {
     *lost = true;
     return Unavailable("the agent has died");
   }
+  bool Holds(std::uint64_t turn) override { return real_->Holds(turn); }
   void Cancel(std::uint64_t turn) override { real_->Cancel(turn); }
   void Forget(std::uint64_t turn) override { real_->Forget(turn); }
 

@@ -179,6 +179,28 @@ TEST(Executor, WhoseConnectionEndsThoughItsProcessDoesNotKeepsItsMemory) {
   EXPECT_EQ(now, "mine");
 }
 
+TEST(Executor, ThatComesBackWithItsMemoryIsNotTakenForTwoTrainers) {
+  AgentHere agent(60s, /*patience=*/20s);
+  const TempDir dir;
+  const Training training(20 * kMiB);
+  Trainer trainer(agent);
+  {
+    // A connection with the same memory, that is lost.
+    auto connection = ConnectAndGreet(agent.directory(), test::LongDeadline());
+    ASSERT_TRUE(IsOk(connection));
+    AgentMessage attach{AgentVerb::kAttach, 0, {}, {}};
+    ByteWriter out(&attach.payload);
+    out.U64(trainer.pool().block_count());
+    out.U64(0);
+    attach.fds.emplace_back(::dup(trainer.pool().fd()));
+    ASSERT_TRUE(IsOk(Ask(**connection, attach, test::LongDeadline())));
+  }
+  const auto again = agent.Connect();
+  ASSERT_TRUE(IsOk(again->Attach(trainer.pool().fd(), trainer.pool().block_count())));
+  // Does not wait for the lost one, which is known to be the same.
+  ASSERT_TRUE(IsOk(DrainAgent(10s, agent.directory())));
+}
+
 TEST(Executor, TellsANewAgentWhichTurnsWillNotCome) {
   AgentHere agent;
   const TempDir dir;
@@ -193,7 +215,7 @@ TEST(Executor, TellsANewAgentWhichTurnsWillNotCome) {
 }
 
 TEST(Executor, SaysNothingThatHurtsTheAgentHoweverGarbled) {
-  AgentHere agent;
+  AgentHere agent(60s, /*patience=*/100ms);
   const TempDir dir;
   const Training training(3 * kMiB);
   Trainer trainer(agent);

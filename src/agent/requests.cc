@@ -33,7 +33,8 @@ void AgentRequests::EndOf(Peer& peer) {
     return;
   }
   if (!peer.dropped) {
-    peer.session->TrainerIsGone();
+    // Where its process cannot be seen, the end of its connection need not be its end.
+    peer.session->TrainerIsGone(peer.said_bye || peer.process.valid());
     return;
   }
   peer.session->Abandon();
@@ -56,7 +57,9 @@ void AgentRequests::Drop(Peer& peer) const {
   // A process that is killed closes what it has open before it ends. One that goes on has lost the
   // connection, uses its memory again, and will come back with it: nothing of it may be released.
   if (lives && peer.session != nullptr) {
-    peer.silent_until = std::chrono::steady_clock::now() + options_.patience;
+    peer.session->TrainerIsSilent();
+    // A process with much memory, or a device's driver, takes its time to end.
+    peer.silent_until = std::chrono::steady_clock::now() + 5 * options_.patience;
   } else {
     peer.gone = true;
   }
@@ -89,7 +92,10 @@ void AgentRequests::Handle(Peer& peer, AgentMessage message) {
     case AgentVerb::kHandOver: Reply(peer, message.turn, TakeSave(peer, message)); return;
     case AgentVerb::kPass: peer.session->Pass(message.turn); return;
     case AgentVerb::kCancel: peer.session->Cancel(message.turn); return;
-    case AgentVerb::kBye: peer.gone = true; return;  // Its children may hold the connection open.
+    case AgentVerb::kBye:
+      peer.said_bye = true;
+      peer.gone = true;  // Its children may hold the connection open.
+      return;
     case AgentVerb::kForget:
       held_.Forget(peer.session->number(), message.turn);
       peer.session->Forget(message.turn);
@@ -129,6 +135,13 @@ Status AgentRequests::Attach(Peer& peer, AgentMessage message) {
     return FailedPrecondition("the agent is stopping");
   }
   VARVE_ASSIGN_OR_RETURN(auto pool, PoolMemory::Map(std::move(message.fds[0]), blocks));
+  // A trainer that comes back after its connection was lost uses its memory again.
+  for (const auto& session : sessions_) {
+    if (session->silent() && session->memory().IsSameAs(*pool)) {
+      session->Abandon();
+      held_.ForgetAll(session->number());
+    }
+  }
   AgentSession::Surroundings around;
   around.number = next_session_++;
   around.trainer = peer.connection;

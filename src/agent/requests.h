@@ -26,7 +26,8 @@ struct Peer {
   FileDescriptor process;  // A pidfd; none where the peer's process cannot be seen.
   bool greeted = false;
   bool gone = false;
-  bool dropped = false;  // Its process may live, and use its memory.
+  bool dropped = false;   // Its process may live, and use its memory.
+  bool said_bye = false;  // It does not use its memory any more.
   /// Its connection has ended, its process has not, as far as we see: until then that may come.
   std::optional<std::chrono::steady_clock::time_point> silent_until;
   std::optional<AgentVerb> waits;  // kDrain or kStop, for the end of all saves.

@@ -80,7 +80,7 @@ class AgentServer {
     if (!peers_.empty() || requests_.pending() > 0) {
       idle_since_ = Clock::now();
     }
-    return (requests_.stopping() && requests_.pending() == 0) ||
+    return (requests_.stopping() && requests_.pending() == 0 && !AnyoneSilent()) ||
            Clock::now() >= idle_since_ + options_.idle;
   }
 
@@ -136,8 +136,9 @@ class AgentServer {
   }
 
   [[nodiscard]] bool AnyoneSilent() const {
-    return std::any_of(peers_.begin(), peers_.end(),
-                       [](const Peer& peer) { return peer.silent_until.has_value(); });
+    return std::any_of(peers_.begin(), peers_.end(), [](const Peer& peer) {
+      return peer.silent_until && peer.session->trainer_lives();
+    });
   }
 
   /// What a process said before it died counts.

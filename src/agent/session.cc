@@ -8,6 +8,7 @@
 
 #include "checkpoint/failure_note.h"
 #include "checkpoint/handed_over.h"
+#include "checkpoint/talk.h"
 
 namespace varve {
 AgentSession::AgentSession(Surroundings surroundings, std::shared_ptr<PoolMemory> pool,
@@ -22,6 +23,7 @@ AgentSession::~AgentSession() { Abandon(); }
 void AgentSession::Abandon() {
   const std::scoped_lock lock(mutex_);
   trainer_lives_ = false;
+  abandoned_ = true;
   for (const auto& [turn, job] : jobs_) {
     job->stop.request_stop();
   }
@@ -68,7 +70,7 @@ void AgentSession::Cancel(std::uint64_t turn) {
   }
 }
 
-void AgentSession::TrainerIsGone() {
+void AgentSession::TrainerIsGone(bool memory_is_ours) {
   std::vector<Turn> at_end;
   {
     const std::scoped_lock lock(mutex_);
@@ -77,21 +79,17 @@ void AgentSession::TrainerIsGone() {
     }
     trainer_lives_ = false;
     at_end = TakeThoseOfTheEnd();
-    memory_is_ours_ = true;
-    releasing_ = true;
+    memory_is_ours_ = memory_is_ours;
+    releasing_ = memory_is_ours;
     alone_since_ = Clock::now();
     changed_.notify_all();
   }
   around_.held->Orphan(around_.number);
   // By threads of their own: a hundred gigabytes take ten seconds or more, in which the caller
   // would answer nobody, and the worker may have to write for minutes before it comes to it.
-  if (!at_end.empty()) {
-    const auto write = [this, at_end] { WriteThoseOfTheEnd(at_end); };
-    try {
-      ender_ = std::jthread(write);
-    } catch (const std::system_error&) {  // No thread to be had: late is better than never.
-      write();
-    }
+  StartEnders(std::move(at_end));
+  if (!memory_is_ours) {
+    return;
   }
   const auto release = [this] {
     ReleaseMemory();
@@ -110,7 +108,7 @@ void AgentSession::TrainerIsGone() {
 
 bool AgentSession::over() {
   const std::scoped_lock lock(mutex_);
-  return over_ && !releasing_ && jobs_.empty();
+  return over_ && !releasing_ && enders_at_work_ == 0;
 }
 
 std::size_t AgentSession::pending() {
@@ -184,7 +182,6 @@ void AgentSession::Work() {
 
 void AgentSession::WriteAndEnd(std::uint64_t turn, Job& job) {
   try {
-    job.begun = Clock::now();
     // Of the end's saves the older is not wanted when the newer has been written.
     if (!job.save.at_end || !job.stop.stop_requested()) {
       WriteOne(turn, job);
@@ -195,6 +192,7 @@ void AgentSession::WriteAndEnd(std::uint64_t turn, Job& job) {
   {
     const std::scoped_lock lock(mutex_);
     jobs_.erase(turn);
+    changed_.notify_all();
   }
   if (memory_is_ours()) {
     ReleaseMemory();
@@ -207,29 +205,72 @@ std::vector<AgentSession::Turn> AgentSession::TakeThoseOfTheEnd() {
   for (const auto& [turn, job] : jobs_) {
     if (job->save.at_end && !job->writing) {
       job->writing = true;
-      job->last_hope = taken.empty();
       taken.emplace_back(turn, job);
     }
   }
   return taken;
 }
 
-/// The newest first: the older one is for when some rank does not have it. A rank that does not
-/// waits in the older one meanwhile, longer than we wait here.
-void AgentSession::WriteThoseOfTheEnd(const std::vector<Turn>& turns) {
-  for (auto at = turns.rbegin(); at != turns.rend(); ++at) {
-    WriteAndEnd(at->first, *at->second);
+/// The newest first, and after a while the older ones beside it: which of them the other ranks
+/// have, none knows. Nobody leaves the newest for an older one, for a rank that dies later may have
+/// the newest alone.
+void AgentSession::StartEnders(std::vector<Turn> turns) {
+  if (turns.empty()) {
+    return;
+  }
+  const Turn newest = turns.back();
+  turns.pop_back();
+  Start(&ender_, [this, newest] { WriteAndEnd(newest.first, *newest.second); });
+  if (turns.empty()) {
+    return;
+  }
+  Start(&older_ender_, [this, newest, older = std::move(turns)] {
+    AwaitEndOf(newest.first, *older.back().second);
+    for (auto at = older.rbegin(); at != older.rend(); ++at) {
+      WriteAndEnd(at->first, *at->second);
+    }
+  });
+}
+
+void AgentSession::Start(std::jthread* thread, const std::function<void()>& work) {
+  {
+    const std::scoped_lock lock(mutex_);
+    ++enders_at_work_;
+  }
+  const auto all = [this, work] {
+    work();
+    {
+      const std::scoped_lock lock(mutex_);
+      --enders_at_work_;
+    }
+    around_.changed();
+  };
+  try {
+    *thread = std::jthread(all);
+  } catch (const std::system_error&) {  // No thread to be had: late is better than never.
+    all();
   }
 }
 
+/// Of the newest save, for a while, or that `older` is no longer wanted.
+void AgentSession::AwaitEndOf(std::uint64_t newest, const Job& older) {
+  std::unique_lock lock(mutex_);
+  changed_.wait_for(lock, around_.patience / 4,
+                    [&] { return !jobs_.contains(newest) || older.stop.stop_requested(); });
+}
+
 /// Of no use any more: what an older save of the end would make.
-void AgentSession::IsWritten(std::uint64_t turn) {
+void AgentSession::IsWritten(std::uint64_t turn, bool at_end) {
   const std::scoped_lock lock(mutex_);
+  if (at_end && !one_is_written_) {
+    one_is_written_ = Clock::now();
+  }
   for (const auto& [other, job] : jobs_) {
     if (other < turn && job->save.at_end) {
       job->stop.request_stop();
     }
   }
+  changed_.notify_all();
 }
 
 void AgentSession::WriteOne(std::uint64_t turn, Job& job) {
@@ -239,17 +280,24 @@ void AgentSession::WriteOne(std::uint64_t turn, Job& job) {
   const Result<SaveReport> report =
       WriteHandedOver(job.save, blocks, job.stop.get_token(), [&] { return GiveUp(job); }, &file);
   if (report.ok()) {
-    IsWritten(turn);
-    if (auto page = ValidityPage::Make(); page.ok() && !blocks.empty()) {
+    IsWritten(turn, job.save.at_end);
+    auto page = ValidityPage::Make();
+    const std::scoped_lock lock(mutex_);  // Not when we have just left the trainer.
+    if (page.ok() && !blocks.empty() && !abandoned_) {
       HeldFile held{job.save.path,   file.name,       identity.save_id, identity.rank,
                     file.data_begin, pool_->blocks(), job.save.image};
       around_.held->Add({std::move(held), around_.number, turn, std::nullopt, pool_, *page});
-      if (!trainer_lives()) {
+      if (!trainer_lives_) {
         around_.held->Orphan(around_.number);
       }
     }
-  } else if (!trainer_lives() && (!identity.coordinated || identity.rank == 0)) {
-    NoteFailure(PosixStorage(), job.save.path, report.status());  // Nobody else will.
+  } else if (!trainer_lives()) {
+    if (job.gave_up) {
+      SayGone(job.save.settled, job.save.path, report.status());  // Whoever comes yet waits for us.
+    }
+    if (!identity.coordinated || identity.rank == 0) {
+      NoteFailure(PosixStorage(), job.save.path, report.status());  // Nobody else will.
+    }
   }
   Tell(turn, report);
 }
@@ -270,24 +318,29 @@ void AgentSession::Tell(std::uint64_t turn, const Result<SaveReport>& report) {
   (void)around_.trainer->Send(done);  // Who is gone does not hear it.
 }
 
-AgentSession::Clock::duration AgentSession::PatienceFor(const Job& job) const {
+/// The lock is held.
+AgentSession::Clock::time_point AgentSession::PatientUntil(const Job& job) const {
   if (!job.save.at_end) {
-    return around_.patience;
+    return alone_since_ + around_.patience;
   }
-  // Those who have it began when they died, and jobs are mostly killed as a whole. But a rank may
-  // notice only after minutes that another has died, and die of that.
-  return job.last_hope ? 15 * around_.patience : around_.patience / 4;
+  // For the other one all ranks came, which they do when their trainers are dead: those that have
+  // this one have begun with it.
+  if (one_is_written_) {
+    return *one_is_written_ + around_.patience / 10;
+  }
+  // A rank may notice only after minutes that another has died, and die of that.
+  return alone_since_ + 15 * around_.patience;
 }
 
-Status AgentSession::GiveUp(const Job& job) {
+Status AgentSession::GiveUp(Job& job) {
   const std::scoped_lock lock(mutex_);
   if (job.save.at_end && job.stop.stop_requested()) {
     return {StatusCode::kCancelled, "no longer wanted"};
   }
-  const Clock::time_point since = std::max(alone_since_, job.begun);
-  if (trainer_lives_ || Clock::now() < since + PatienceFor(job)) {
+  if (trainer_lives_ || Clock::now() < PatientUntil(job)) {
     return Status::Ok();
   }
+  job.gave_up = true;
   return Unavailable("the trainer has died, and the agents of other ranks were not heard of");
 }
 

@@ -1,12 +1,14 @@
 /// What an agent does for one trainer.
 #pragma once
 
+#include <atomic>
 #include <condition_variable>
 #include <cstdint>
 #include <functional>
 #include <map>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <set>
 #include <stop_token>
 #include <string>
@@ -48,9 +50,13 @@ class AgentSession {
   void Cancel(std::uint64_t turn);
 
   /// The trainer is gone: turns that have not been handed over never will be, memory that holds
-  /// nothing is given back, and other ranks are waited for no longer than `patience` if they have
-  /// not been heard of.
-  void TrainerIsGone();
+  /// nothing is given back if it is certain that nobody uses it (`memory_is_ours`), and other ranks
+  /// are waited for no longer than `patience` if they have not been heard of.
+  void TrainerIsGone(bool memory_is_ours);
+
+  /// The trainer's connection has ended, its process has not.
+  void TrainerIsSilent() { silent_ = true; }
+  [[nodiscard]] bool silent() const { return silent_; }
 
   /// We leave a trainer that lives: what has not been written is given up, and its memory, which it
   /// goes on to use, is not touched.
@@ -64,6 +70,7 @@ class AgentSession {
 
   [[nodiscard]] std::vector<AgentReport::File> Files();
   [[nodiscard]] std::uint64_t number() const { return around_.number; }
+  [[nodiscard]] const PoolMemory& memory() const { return *pool_; }
   [[nodiscard]] bool trainer_lives();
 
  private:
@@ -72,8 +79,7 @@ class AgentSession {
     Handover save;
     std::stop_source stop;
     bool writing = false;
-    bool last_hope = false;   // There is no older one of the end.
-    Clock::time_point begun;  // When the writing did; only for who writes.
+    bool gave_up = false;  // Only for who writes.
   };
   using JobPtr = std::shared_ptr<Job>;
 
@@ -85,16 +91,19 @@ class AgentSession {
   using Turn = std::pair<std::uint64_t, JobPtr>;
   /// Saves that waited for the trainer's end, and are now the caller's to write. The lock is held.
   std::vector<Turn> TakeThoseOfTheEnd();
-  void WriteThoseOfTheEnd(const std::vector<Turn>& turns);
-  void IsWritten(std::uint64_t turn);
+  void StartEnders(std::vector<Turn> turns);
+  void Start(std::jthread* thread, const std::function<void()>& work);
+  void AwaitEndOf(std::uint64_t newest, const Job& older);
+  void IsWritten(std::uint64_t turn, bool at_end);
   void Tell(std::uint64_t turn, const Result<SaveReport>& report);
-  [[nodiscard]] Clock::duration PatienceFor(const Job& job) const;
-  Status GiveUp(const Job& job);
+  [[nodiscard]] Clock::time_point PatientUntil(const Job& job) const;
+  Status GiveUp(Job& job);
   [[nodiscard]] bool memory_is_ours();
   void ReleaseMemory();
 
   const Surroundings around_;
   const std::shared_ptr<PoolMemory> pool_;
+  std::atomic<bool> silent_ = false;
   std::mutex mutex_;  // Guards all below but the thread.
   std::condition_variable changed_;
   std::map<std::uint64_t, JobPtr> jobs_;  // By turn; those not yet ended.
@@ -104,11 +113,15 @@ class AgentSession {
   bool memory_is_ours_ = false;  // Nobody else writes to it any more.
   bool over_ = false;
   bool releasing_ = false;
+  bool abandoned_ = false;
+  int enders_at_work_ = 0;
+  std::optional<Clock::time_point> one_is_written_;  // Of those of the end.
   Clock::time_point alone_since_;
   // Last: they use all of the above.
   std::jthread releaser_;
   std::jthread worker_;
   std::jthread ender_;
+  std::jthread older_ender_;
 };
 
 }  // namespace varve

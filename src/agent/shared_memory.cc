@@ -113,6 +113,13 @@ std::vector<const std::byte*> PoolMemory::At(const std::vector<std::uint64_t>& n
   return places;
 }
 
+bool PoolMemory::IsSameAs(const PoolMemory& other) const {
+  struct stat mine{};
+  struct stat theirs{};
+  return ::fstat(fd_.get(), &mine) == 0 && ::fstat(other.fd_.get(), &theirs) == 0 &&
+         mine.st_dev == theirs.st_dev && mine.st_ino == theirs.st_ino;
+}
+
 void PoolMemory::Release(const std::vector<bool>& wanted) {
   for (std::uint64_t block = 0; block < blocks_; ++block) {
     if (block >= wanted.size() || !wanted[block]) {

@@ -30,6 +30,8 @@ class PoolMemory {
 
   [[nodiscard]] std::uint64_t blocks() const { return blocks_; }
   [[nodiscard]] const FileDescriptor& fd() const { return fd_; }
+  /// True for two mappings of one memfd.
+  [[nodiscard]] bool IsSameAs(const PoolMemory& other) const;
   /// Where these blocks begin. All must be below blocks().
   [[nodiscard]] std::vector<const std::byte*> At(const std::vector<std::uint64_t>& numbers) const;
 

@@ -115,6 +115,16 @@ SaveReport Handoff::KeepBack(std::uint64_t turn, const SaveSession& session,
   return report;
 }
 
+bool Handoff::Keeps(std::uint64_t turn) {
+  {
+    const std::scoped_lock lock(mutex_);
+    if (!kept_.contains(turn)) {
+      return false;
+    }
+  }
+  return executor_->Holds(turn);
+}
+
 void Handoff::KeptBackIs(std::uint64_t turn, bool whole) {
   whole ? GiveUp(0, turn) : GiveUp(turn, turn + 1);
 }

@@ -41,6 +41,9 @@ class Handoff {
   /// (`whole`), and what is kept of earlier ones is given up; or some have not, and it is.
   void KeptBackIs(std::uint64_t turn, bool whole);
 
+  /// True while the copy of a save of that turn is kept, here and there.
+  bool Keeps(std::uint64_t turn);
+
   /// Waits for a save that was handed over in `turn`; one that was not is written here, in so far
   /// as this rank is `ready`. Takes the copy from `*staged` where it is kept.
   Result<SaveReport> Write(std::optional<std::uint64_t> turn, SaveSession& session,

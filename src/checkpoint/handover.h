@@ -59,6 +59,9 @@ class SaveExecutor {
   /// other process is gone.
   virtual Result<SaveReport> Wait(std::uint64_t turn, bool* lost) = 0;
 
+  /// True for a save that was handed over, while the process lives that it was handed over to.
+  virtual bool Holds(std::uint64_t turn) = 0;
+
   virtual void Cancel(std::uint64_t turn) = 0;
 
   /// Gives up what the other process keeps of a save that has ended, or one that was to be written

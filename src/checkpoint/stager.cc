@@ -157,9 +157,13 @@ struct Stager::Impl {
     // Those that know of the same save are of one mind, and only they: a rank that was lost while
     // a save was planned may not know of it.
     const std::string mine = kept_back ? ToString(kept_back->id) : "";
-    const bool have_it = kept_back && kept_back->staged.get().ok();
+    const bool have_it =
+        kept_back && kept_back->staged.get().ok() && handoff->Keeps(kept_back->turn);
     const auto decide =
         [](const std::vector<std::string>& ranks) -> Result<std::vector<std::string>> {
+      if (std::any_of(ranks.begin(), ranks.end(), [](const auto& rank) { return rank.empty(); })) {
+        return Internal("a rank is at another place of the save");
+      }
       const std::string& first = ranks.front();
       const auto same = [&](const std::string& rank) { return rank.substr(1) == first.substr(1); };
       const auto whole = [](const std::string& rank) { return rank.front() == '+'; };
@@ -171,7 +175,7 @@ struct Stager::Impl {
         const std::string found,
         Exchange(coordinator, "save " + job.path(), (have_it ? "+" : "-") + mine,
                  std::chrono::steady_clock::now() + job.options().save.timeout, decide));
-    if (kept_back && !found.empty()) {
+    if (kept_back && (found == "whole" || found == "broken")) {
       handoff->KeptBackIs(kept_back->turn, found == "whole");
     }
     return Status::Ok();
@@ -211,7 +215,9 @@ struct Stager::Impl {
     } else if (usable.ok() && job->options().write_at_end) {
       usable = InvalidArgument("only another process can write a save when this one has ended");
     }
-    Status status = usable.ok() ? Admit(job, coordinator) : Status::Ok();
+    // Where the ranks decide it together, none may stay away.
+    const bool together = options.when_busy == WhenBusy::kSkip;
+    Status status = usable.ok() || together ? Admit(job, coordinator) : Status::Ok();
     if (status.ok() && handoff != nullptr && job->options().write_at_end) {
       status = FollowKeptBack(*job, coordinator);
     }

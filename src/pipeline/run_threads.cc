@@ -45,11 +45,13 @@ Status RunThreads(std::size_t job_count, int threads, const std::stop_token& sto
   {
     std::vector<std::jthread> helpers;
     const std::size_t count = std::min(static_cast<std::size_t>(std::max(threads, 1)), job_count);
-    try {
-      for (std::size_t i = 1; i < count; ++i) {
+    bool more = true;
+    for (std::size_t i = 1; i < count && more; ++i) {
+      try {
         helpers.emplace_back(work);
+      } catch (const std::system_error&) {
+        more = false;  // The system has no more threads: those there are do it.
       }
-    } catch (const std::system_error&) {  // The system has no more threads: those there are do it.
     }
     work();
   }
