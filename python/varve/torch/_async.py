@@ -133,8 +133,8 @@ class Stager:
         copy_from_devices: Copy tensors that are on CUDA devices straight into the staging memory, on a
             stream of the stager's own. By default torch copies them to the CPU first, and that copy is
             then copied. What has strides, or is of a tensor subclass, goes that way in any case.
-        pinned_memory: Register the staging memory with the CUDA driver, when it is first used; copies
-            from devices are several times as fast then. Only with `copy_from_devices`.
+        pinned_memory: Register the staging memory with the CUDA driver, when it is first used, so that
+            devices copy straight to it. Only with `copy_from_devices`.
         timeout: Seconds any rank waits for the others here.
 
     Raises:
