@@ -49,14 +49,16 @@ def keep_for_ever(agent: str, directory: str, kept: Any, mebibytes: int) -> None
 def ranks_keep_for_ever(rank: int, size: int, agent: str, directory: str, victim: int) -> None:
     """The same on several ranks, until one kills itself and the others are ended by that."""
     use_agent(agent)
-    stager = Stager(executor="process", memory_budget=64 << 20, timeout=20.0)
+    stager = Stager(executor="process", memory_budget=1 << 30, timeout=20.0)
     for value in range(1, 100_000):
-        state = {f"rank{rank}": state_of(value, 10)["w"], "step": value}
+        dies = rank == victim and value == 7
+        # What takes a while to copy.
+        state = {f"rank{rank}": state_of(value, 400 if dies else 10)["w"], "step": value}
         path = os.path.join(directory, f"step-{value}")
         handle = async_save(
             state, path, stager=stager, write="at_end", staging="overlapped", timeout=20.0
         )
-        if rank == victim and value == 7:
+        if dies:
             os.kill(os.getpid(), 9)  # While it is staged.
         try:
             handle.wait_staged()
