@@ -78,7 +78,9 @@ void AsyncJob::Stage(StagingPool& pool, StagingPool::Ticket ticket, int threads)
       status = HandOver(static_cast<std::uint64_t>(ticket), std::move(status));
     }
   } catch (const std::exception& error) {
-    status = Unavailable("save " + path_ + ": the copy could not be made: " + error.what());
+    status = dynamic_cast<const std::bad_alloc*>(&error) != nullptr
+                 ? NoMemoryFor(path_)
+                 : Unavailable("save " + path_ + ": the copy could not be made: " + error.what());
     if (handoff_ != nullptr && !turn_) {
       handoff_->Pass(static_cast<std::uint64_t>(ticket));
     }
