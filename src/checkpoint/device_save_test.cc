@@ -216,8 +216,13 @@ TEST(DeviceSave, MemoryThatASmallSaveHasRegisteredServesALargeOne) {
 }
 
 TEST(DeviceSave, AStagerMayEndWhileItsMemoryIsPrepared) {
-  const auto stager = DeviceStager();
-  stager->Prepare(128 * kMiB, 1);
+  const FakeCudaCounts before = fake_cuda_counts();
+  {
+    const auto stager = DeviceStager();
+    stager->Prepare(128 * kMiB, 1);
+  }
+  EXPECT_EQ(fake_cuda_counts().registered_bytes, before.registered_bytes);
+  EXPECT_EQ(fake_cuda_counts().contexts, before.contexts);
 }
 
 TEST(DeviceSave, WithoutRegisteredMemoryItSaysSo) {
