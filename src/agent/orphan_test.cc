@@ -139,18 +139,11 @@ TEST(Executor, WhoseConnectionIsDroppedKeepsItsMemory) {
   AgentHere agent;
   Training training(3 * kMiB);
   Trainer trainer(agent);
-  auto connection = ConnectAndGreet(agent.directory(), test::LongDeadline());
-  ASSERT_TRUE(IsOk(connection));
-  AgentMessage attach{AgentVerb::kAttach, 0, {}, {}};
-  ByteWriter out(&attach.payload);
-  out.U64(trainer.pool().block_count());
-  out.U64(0);
-  attach.fds.emplace_back(::dup(trainer.pool().fd()));
-  ASSERT_TRUE(IsOk(Ask(**connection, attach, test::LongDeadline())));
+  const auto connection = trainer.ConnectAgain(agent);
+  ASSERT_NE(connection, nullptr);
   ASSERT_EQ(::pwrite(trainer.pool().fd(), "mine", 4, 0), 4);
-  ASSERT_TRUE(
-      IsOk((*connection)->Send({AgentVerb::kHeld, 0, {}, {}})));  // Which is not its to say.
-  EXPECT_TRUE(FailsWith((*connection)->Receive(test::LongDeadline()), StatusCode::kUnavailable));
+  ASSERT_TRUE(IsOk(connection->Send({AgentVerb::kHeld, 0, {}, {}})));  // Which is not its to say.
+  EXPECT_TRUE(FailsWith(connection->Receive(test::LongDeadline()), StatusCode::kUnavailable));
   std::this_thread::sleep_for(100ms);
   std::string now(4, '\0');
   ASSERT_EQ(::pread(trainer.pool().fd(), now.data(), 4, 0), 4);
@@ -159,20 +152,11 @@ TEST(Executor, WhoseConnectionIsDroppedKeepsItsMemory) {
 
 TEST(Executor, WhoseConnectionEndsThoughItsProcessDoesNotKeepsItsMemory) {
   AgentHere agent(60s, /*patience=*/200ms);
-  const TempDir dir;
-  const Training training(20 * kMiB);
   Trainer trainer(agent);
-  {
-    auto connection = ConnectAndGreet(agent.directory(), test::LongDeadline());
-    ASSERT_TRUE(IsOk(connection));
-    AgentMessage attach{AgentVerb::kAttach, 0, {}, {}};
-    ByteWriter out(&attach.payload);
-    out.U64(trainer.pool().block_count());
-    out.U64(0);
-    attach.fds.emplace_back(::dup(trainer.pool().fd()));
-    ASSERT_TRUE(IsOk(Ask(**connection, attach, test::LongDeadline())));
-    ASSERT_EQ(::pwrite(trainer.pool().fd(), "mine", 4, 0), 4);
-  }
+  auto connection = trainer.ConnectAgain(agent);
+  ASSERT_NE(connection, nullptr);
+  ASSERT_EQ(::pwrite(trainer.pool().fd(), "mine", 4, 0), 4);
+  connection.reset();
   ASSERT_TRUE(IsOk(DrainAgent(60s, agent.directory())));  // When it has made up its mind.
   std::string now(4, '\0');
   ASSERT_EQ(::pread(trainer.pool().fd(), now.data(), 4, 0), 4);
@@ -181,20 +165,8 @@ TEST(Executor, WhoseConnectionEndsThoughItsProcessDoesNotKeepsItsMemory) {
 
 TEST(Executor, ThatComesBackWithItsMemoryIsNotTakenForTwoTrainers) {
   AgentHere agent(60s, /*patience=*/20s);
-  const TempDir dir;
-  const Training training(20 * kMiB);
   Trainer trainer(agent);
-  {
-    // A connection with the same memory, that is lost.
-    auto connection = ConnectAndGreet(agent.directory(), test::LongDeadline());
-    ASSERT_TRUE(IsOk(connection));
-    AgentMessage attach{AgentVerb::kAttach, 0, {}, {}};
-    ByteWriter out(&attach.payload);
-    out.U64(trainer.pool().block_count());
-    out.U64(0);
-    attach.fds.emplace_back(::dup(trainer.pool().fd()));
-    ASSERT_TRUE(IsOk(Ask(**connection, attach, test::LongDeadline())));
-  }
+  ASSERT_NE(trainer.ConnectAgain(agent), nullptr);  // It is lost.
   const auto again = agent.Connect();
   ASSERT_TRUE(IsOk(again->Attach(trainer.pool().fd(), trainer.pool().block_count())));
   // Does not wait for the lost one, which is known to be the same.

@@ -8,12 +8,16 @@
 #include <vector>
 
 #include <gtest/gtest.h>
+#include <unistd.h>
 
+#include "agent/client.h"
+#include "agent/connection.h"
 #include "checkpoint/handover.h"
 #include "checkpoint/save_session.h"
 #include "pipeline/staged_file.h"
 #include "pipeline/staging_pool.h"
 #include "support/agent.h"
+#include "support/ranks.h"
 #include "support/status_matchers.h"
 #include "varve/coordinator.h"
 
@@ -54,6 +58,22 @@ class Trainer {
 
   Status HandOver(std::uint64_t turn, const State& state, const std::string& path) {
     return HandOver(turn, state, path, *MakeSingleProcessCoordinator());
+  }
+
+  /// A connection with the same memory, beside the executor's; null where there is none.
+  std::shared_ptr<AgentConnection> ConnectAgain(const AgentHere& agent) {
+    auto connection = ConnectAndGreet(agent.directory(), LongDeadline());
+    EXPECT_TRUE(IsOk(connection));
+    if (!connection.ok()) {
+      return nullptr;
+    }
+    AgentMessage attach{AgentVerb::kAttach, 0, {}, {}};
+    ByteWriter out(&attach.payload);
+    out.U64(pool_->block_count());
+    out.U64(0);
+    attach.fds.emplace_back(::dup(pool_->fd()));
+    EXPECT_TRUE(IsOk(Ask(**connection, attach, LongDeadline())));
+    return std::move(*connection);
   }
 
   SaveExecutor& executor() { return *executor_; }
