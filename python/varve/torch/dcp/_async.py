@@ -155,7 +155,7 @@ def async_save(
             try:
                 writer.reset(checkpoint_id)
             except Exception:
-                plain = None
+                plain = None  # Torch tries it again, and tells all ranks.
         if agent_takes(group, plain, writer, planner, use_collectives):
             assert plain is not None
             out = AsyncSave()
