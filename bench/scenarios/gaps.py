@@ -1,17 +1,20 @@
 """For how long does Python stand still while a save is written behind its back?
 
 A loop that does nothing but look at the clock, on the thread that called, from the return of the
-call to the end of the save. Between two looks the loop may be kept from a core by other threads and
-processes, the writing ones among them; that is the scheduler's doing and no wait for the writer, and
-is taken off (`run_delay` in schedstat, and the thread's own CPU time). What is left of a gap it
-slept: the GIL was held elsewhere. A sample is the longest such sleep. The histograms are of whole
-gaps, waits for a core included.
+call to the end of the save. A gap between two looks has one of three causes, and the kernel counts
+which: the thread slept (a voluntary switch: the GIL was held elsewhere, or a lock of the kernel's),
+it was kept from a core by other threads and processes, the writing ones among them (an involuntary
+switch), or it kept its core and the core did something else (no switch: an interrupt, or the
+hypervisor). Only the first is a wait for the writer. A sample is the longest such sleep, less what
+the thread then waited for a core (`run_delay` in schedstat) and its own CPU time. The histograms are
+of all gaps, whatever their cause.
 """
 
 from __future__ import annotations
 
 import itertools
 import os
+import resource
 import threading
 import time
 from collections.abc import Callable
@@ -93,23 +96,28 @@ def _longest_sleep(go_on: Callable[[], bool], histogram: list[int]) -> Sample:
     schedstat = os.open(f"/proc/self/task/{threading.get_native_id()}/schedstat", os.O_RDONLY)
     bins = [0] * (len(_BINS) + 1)
 
-    def awake() -> int:
-        return time.thread_time_ns() + int(os.pread(schedstat, 100, 0).split()[1])
+    def awake_and_sleeps() -> tuple[int, int]:
+        sleeps = resource.getrusage(resource.RUSAGE_THREAD).ru_nvcsw
+        waited = int(os.pread(schedstat, 100, 0).split()[1])
+        return time.thread_time_ns() + waited, sleeps
 
     longest = 0
-    awake_at_mark = awake()
+    awake_at_mark, sleeps_at_mark = awake_and_sleeps()
     mark = last = time.perf_counter_ns()
     cpu = time.process_time()
-    while go_on():
+    going = True
+    while going:
+        going = go_on()  # The gap that ends it counts: then the writer has something to say.
         now = time.perf_counter_ns()
         gap = now - last
         bins[sum(gap >= 1000 * end for end in _BINS)] += 1
-        # Often enough that interrupts, which are nobody's CPU time, do not add up to a sleep.
+        # Often enough that a short sleep is not charged with a long interrupt after it.
         if gap >= _LOOK_CLOSER_NS or now - mark >= _LOOK_EVERY_NS:
-            awake_now = awake()
+            awake, sleeps = awake_and_sleeps()
             now = time.perf_counter_ns()
-            longest = max(longest, (now - mark) - (awake_now - awake_at_mark))
-            mark, awake_at_mark = now, awake_now
+            if sleeps > sleeps_at_mark:
+                longest = max(longest, (now - mark) - (awake - awake_at_mark))
+            mark, awake_at_mark, sleeps_at_mark = now, awake, sleeps
         last = now
     os.close(schedstat)
     histogram[:] = [a + b for a, b in zip(histogram or [0] * len(bins), bins, strict=True)]

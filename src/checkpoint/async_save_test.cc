@@ -229,7 +229,7 @@ TEST(AsyncSave, InWavesADeadlineEndsTheCallOfASaveWhoseStorageDoesNotReturn) {
   });
   AsyncSaveOptions options;
   options.save.storage = &storage;
-  options.deadline = std::chrono::milliseconds(20);
+  options.deadline = std::chrono::milliseconds(500);  // The storage is reached well before.
   options.stuck_grace = std::chrono::milliseconds(20);
   auto training = std::make_unique<Training>(64 * kMiB);
   const AsyncSaveHandle save = AsyncSave(training->state(), dir / "c", options, *stager);
@@ -254,11 +254,11 @@ TEST(AsyncSave, AStorageThatDoesNotReturnIsNamedAndRefusedUntilItDoes) {
   });
   AsyncSaveOptions options;
   options.save.storage = &storage;
-  options.deadline = std::chrono::milliseconds(20);
+  options.deadline = std::chrono::milliseconds(500);  // The storage is reached well before.
   options.stuck_grace = std::chrono::milliseconds(20);
   const AsyncSaveHandle save = AsyncSave(training.state(), dir / "c", options, *stager);
   EXPECT_TRUE(FailsWith(save.done().get(), StatusCode::kUnavailable,
-                        {"deadline of 20 ms", "does not return"}));
+                        {"deadline of 500 ms", "does not return"}));
   EXPECT_TRUE(FailsWith(AsyncSave(training.state(), dir / "d", {}, *stager).done().get(),
                         StatusCode::kUnavailable, {"has not returned from the save of"}));
   wake.set_value();
