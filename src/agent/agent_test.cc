@@ -16,6 +16,7 @@
 #include "agent/shared_memory.h"
 #include "support/agent.h"
 #include "support/fake_cuda.h"
+#include "support/no_huge_pages.h"
 #include "support/ranks.h"
 #include "support/status_matchers.h"
 #include "support/temp_dir.h"
@@ -101,6 +102,17 @@ TEST(Agent, SavesWhatWasThereAtTheCallAsThreadsOfTheTrainerDo) {
     EXPECT_TRUE(Load(path, before.size()) == before);
     EXPECT_TRUE(Verify(path)->clean());
   }
+}
+
+// Which the agent copies once more, as the system pins them one by one.
+TEST(Agent, WritesFromSmallPagesToo) {
+  const test::NoHugePages none;
+  AgentHere agent;
+  const TempDir dir;
+  const auto stager = agent.MakeStager();
+  const Training training(20 * kMiB + 12345);
+  ASSERT_TRUE(IsOk(AsyncSave(training.state(), dir / "a", {}, *stager).done().get()));
+  EXPECT_TRUE(Verify(dir / "a")->clean());
 }
 
 TEST(Agent, ManySavesEachHaveTheirOwnContentThoughMemoryIsShort) {

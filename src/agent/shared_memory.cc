@@ -12,6 +12,7 @@
 #include <sys/stat.h>
 
 #include "pipeline/buffer_pool.h"
+#include "pipeline/huge_pages.h"
 
 namespace varve {
 namespace {
@@ -82,13 +83,12 @@ Result<std::shared_ptr<PoolMemory>> PoolMemory::Map(FileDescriptor fd, std::uint
     return DataLoss("staging memory of " + std::to_string(size) + " bytes, which is not " +
                     std::to_string(blocks) + " blocks");
   }
-  void* const base = ::mmap(nullptr, static_cast<std::size_t>(size), PROT_READ,
-                            MAP_SHARED | MAP_NORESERVE, fd.get(), 0);
-  if (base == MAP_FAILED) {
+  const std::byte* const base =
+      MapForHugePages(static_cast<std::uint64_t>(size), PROT_READ, fd.get());
+  if (base == nullptr) {
     return NoMemory("map staging memory of " + std::to_string(size) + " bytes");
   }
-  return std::shared_ptr<PoolMemory>(
-      new PoolMemory(std::move(fd), static_cast<const std::byte*>(base), blocks));
+  return std::shared_ptr<PoolMemory>(new PoolMemory(std::move(fd), base, blocks));
 }
 
 PoolMemory::~PoolMemory() {

@@ -36,8 +36,8 @@ Result<SaveReport> WriteHandedOver(const Handover& save, std::span<const std::by
   const Status ready = Check(save, session->work());
   std::unique_ptr<StagedFile> staged;
   if (ready.ok() && !blocks.empty()) {
-    staged = std::make_unique<StagedFile>(
-        save.image, blocks, SharedMemoryHasHugePages() ? nullptr : &BufferPool::Shared());
+    staged = std::make_unique<StagedFile>(save.image, blocks,
+                                          save.image.huge_pages ? nullptr : &BufferPool::Shared());
   }
   const auto talk = MakeTalk(save.settled, save.path, give_up);
   *file = {session->file_name(), session->work().data_begin};

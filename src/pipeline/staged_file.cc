@@ -154,10 +154,11 @@ StagedFile::StagedFile(const StagedImage& image, std::span<const std::byte* cons
 
 StagedImage StagedFile::Describe() {
   const std::scoped_lock lock(mutex_);
-  StagedImage image{checksum_block_bytes_, parts_, {}, {}};
+  StagedImage image{checksum_block_bytes_, parts_, {}, {}, true};
   image.blocks.reserve(blocks_.size());
   for (const Block& block : blocks_) {
     image.blocks.push_back(memory_.NumberOf(block.memory));
+    image.huge_pages = image.huge_pages && memory_.HasHugePages(block.memory);
     image.crc32c.insert(image.crc32c.end(), block.crc32c.begin(), block.crc32c.end());
   }
   return image;
@@ -235,6 +236,7 @@ Result<std::byte*> StagedFile::TakeMemory(std::size_t index, const std::stop_tok
 Status StagedFile::FillBlock(std::size_t index, std::byte* memory,
                              std::vector<std::uint32_t>* sums) {
   const std::uint64_t size = BlockSize(index);
+  memory_.TakeSharedPages(memory);
   VARVE_RETURN_IF_ERROR(copier_.Copy(index * unit_bytes_, {memory, size}, sums));
   // Direct writes go out in whole pages: what follows the data in its last page must be zero.
   std::memset(memory + size, 0, RoundUp(size, kDirectAlignment) - size);

@@ -6,6 +6,7 @@
 
 #include "support/fake_file.h"
 #include "support/file_job.h"
+#include "support/no_huge_pages.h"
 #include "support/random.h"
 #include "support/status_matchers.h"
 
@@ -53,6 +54,24 @@ TEST(StagedFile, WritesWhatWasThereWhenItWasStaged) {
       ASSERT_TRUE(IsOk(file.Sync(kHeader + job.image.size())));
       EXPECT_TRUE(std::string_view(file.content).substr(kHeader) == job.image);
     }
+  }
+}
+
+TEST(StagedFile, TellsOthersOfSmallPages) {
+  Random random(7);
+  const FileJob job = MixedFileJob(&random);
+  const test::NoHugePages none;
+  const auto pool = std::move(*StagingPool::Make(16 * kPoolBlockBytes, /*shared=*/true));
+  StagedFile staged = Stage(job, pool.get());
+  ASSERT_TRUE(IsOk(staged.Fill(3, {})));
+  const StagedImage image = staged.Describe();
+  EXPECT_FALSE(image.huge_pages);
+  for (const bool huge : {false, true}) {
+    StagedImage other = image;
+    other.huge_pages = huge;
+    const auto decoded = DecodeStagedImage(EncodeStagedImage(other), pool->block_count());
+    ASSERT_TRUE(IsOk(decoded));
+    EXPECT_EQ(*decoded, other);
   }
 }
 

@@ -26,6 +26,7 @@ Bytes EncodeStagedImage(const StagedImage& image) {
   for (const std::uint32_t crc : image.crc32c) {
     out.U32(crc);
   }
+  out.U8(image.huge_pages ? 1 : 0);
   return bytes;
 }
 
@@ -45,6 +46,7 @@ Result<StagedImage> DecodeStagedImage(std::string_view bytes, std::uint64_t pool
   for (std::uint64_t i = 0; i < sums && !in.failed(); ++i) {
     image.crc32c.push_back(in.U32());
   }
+  image.huge_pages = in.U8() != 0;
   VARVE_RETURN_IF_ERROR(in.Finish());
   VARVE_RETURN_IF_ERROR(CheckStagedImage(image, pool_blocks));
   return image;

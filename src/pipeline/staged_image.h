@@ -24,6 +24,7 @@ struct StagedImage {
   std::vector<StagedPart> parts;
   std::vector<std::uint64_t> blocks;  ///< In file order: number of the block in its pool.
   std::vector<std::uint32_t> crc32c;  ///< Of all checksum blocks, in file order.
+  bool huge_pages = false;            ///< All blocks are in pages of 2 MiB.
   [[nodiscard]] std::uint64_t bytes() const { return parts.empty() ? 0 : parts.back().end; }
   friend bool operator==(const StagedImage&, const StagedImage&) = default;
 };

@@ -5,7 +5,6 @@
 #include <cstdlib>
 #include <cstring>
 #include <fstream>
-#include <iterator>
 #include <limits>
 #include <string>
 #include <string_view>
@@ -15,26 +14,12 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include "pipeline/huge_pages.h"
+
 namespace varve {
 namespace {
 
-#ifndef MADV_POPULATE_WRITE
-constexpr int kMadvPopulateWrite = 23;  // Linux 5.14.
-#else
-constexpr int kMadvPopulateWrite = MADV_POPULATE_WRITE;
-#endif
-constexpr std::size_t kPageBytes = 4096;
-constexpr std::uint64_t kHugePageBytes = std::uint64_t{2} << 20;
-
-/// Gives the block its pages. Its content is nobody's.
-void Fault(std::byte* block) {
-  if (::madvise(block, kPoolBlockBytes, kMadvPopulateWrite) == 0) {
-    return;
-  }
-  for (std::size_t at = 0; at < kPoolBlockBytes; at += kPageBytes) {
-    *const_cast<volatile std::byte*>(block + at) = std::byte{0};
-  }
-}
+constexpr int kMostRefusals = 16;
 
 /// The first number in a file; nothing when there is none ("max").
 std::optional<std::uint64_t> NumberIn(const std::string& path) {
@@ -86,21 +71,12 @@ std::uint64_t AvailableMemory() {
 
 }  // namespace
 
-bool SharedMemoryHasHugePages() {
-  // "always within_size [advise] never deny force": what is in brackets holds. We ask, so that
-  // advice is enough.
-  std::ifstream file("/sys/kernel/mm/transparent_hugepage/shmem_enabled");
-  const std::string choices{std::istreambuf_iterator<char>(file), {}};
-  return choices.find("[never]") == std::string::npos &&
-         choices.find("[deny]") == std::string::npos && !choices.empty();
-}
-
 std::uint64_t DefaultStagingBudget(int local_ranks) {
   return AvailableMemory() / 2 / static_cast<std::uint64_t>(std::max(local_ranks, 1));
 }
 
-StagingPool::StagingPool(std::byte* mapping, std::byte* base, std::size_t block_count, int fd)
-    : mapping_(mapping), base_(base), block_count_(block_count), fd_(fd) {}
+StagingPool::StagingPool(std::byte* base, std::size_t block_count, int fd)
+    : base_(base), block_count_(block_count), fd_(fd), pages_(block_count, Pages::kNone) {}
 
 namespace {
 
@@ -128,38 +104,28 @@ Result<std::unique_ptr<StagingPool>> StagingPool::Make(std::uint64_t budget_byte
     return InvalidArgument("a staging budget of " + std::to_string(budget_bytes) + " bytes");
   }
   const std::uint64_t bytes = blocks * kPoolBlockBytes;
-  void* mapping = ::mmap(nullptr, bytes + kHugePageBytes, PROT_READ | PROT_WRITE,
-                         MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-  if (mapping == MAP_FAILED) {
-    return Status(StatusCode::kOutOfSpace, "reserve " + std::to_string(bytes) +
-                                               " bytes of staging memory: " + std::strerror(errno));
-  }
-  auto* const first = static_cast<std::byte*>(mapping);
-  std::byte* const base =
-      first +
-      (kHugePageBytes - reinterpret_cast<std::uintptr_t>(first) % kHugePageBytes) % kHugePageBytes;
   int fd = -1;
   if (shared) {
     VARVE_ASSIGN_OR_RETURN(fd, MakeSharedMemory(bytes));
-    if (::mmap(base, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED | MAP_NORESERVE, fd,
-               0) == MAP_FAILED) {
-      const int error = errno;
+  }
+  std::byte* const base = MapForHugePages(bytes, PROT_READ | PROT_WRITE, fd);
+  if (base == nullptr) {
+    const int error = errno;
+    if (fd >= 0) {
       ::close(fd);
-      ::munmap(mapping, bytes + kHugePageBytes);
-      return Status(
-          StatusCode::kOutOfSpace,
-          "map " + std::to_string(bytes) + " bytes of shared memory: " + std::strerror(error));
     }
+    return Status(StatusCode::kOutOfSpace, "map " + std::to_string(bytes) +
+                                               " bytes of staging memory: " + std::strerror(error));
   }
   // A forked child (a data loader) must neither keep the memory alive nor make it be copied.
   ::madvise(base, bytes, MADV_HUGEPAGE);
   ::madvise(base, bytes, MADV_DONTFORK);
-  return std::unique_ptr<StagingPool>(new StagingPool(first, base, blocks, fd));
+  return std::unique_ptr<StagingPool>(new StagingPool(base, blocks, fd));
 }
 
 StagingPool::~StagingPool() {
   StopPreparing();
-  ::munmap(mapping_, block_count_ * kPoolBlockBytes + kHugePageBytes);
+  ::munmap(base_, block_count_ * kPoolBlockBytes);
   if (fd_ >= 0) {
     ::close(fd_);
   }
@@ -168,6 +134,22 @@ StagingPool::~StagingPool() {
 StagingPool::Reservation::~Reservation() {
   if (pool_ != nullptr) {
     pool_->Release(&blocks_);
+  }
+}
+
+void StagingPool::TakeSharedPages(std::byte* block) {
+  Pages& pages = pages_[NumberOf(block)];
+  if (fd_ < 0 || pages != Pages::kNone) {
+    return;
+  }
+  // A refusal may take long (the system looks for memory in one piece), so not for ever.
+  const bool small = refusals_ >= kMostRefusals;
+  const PagesTaken taken = varve::TakeSharedPages({block, kPoolBlockBytes}, small);
+  pages = taken == PagesTaken::kHuge ? Pages::kHuge : Pages::kSmall;
+  if (taken == PagesTaken::kSmallForGood) {
+    refusals_ = kMostRefusals;
+  } else if (taken == PagesTaken::kSmall && !small) {
+    ++refusals_;
   }
 }
 
@@ -251,7 +233,8 @@ void StagingPool::Populate(std::size_t limit,
       return;
     }
     std::vector<std::byte*> ready{base_ + *index * kPoolBlockBytes};
-    Fault(ready.front());
+    TakeSharedPages(ready.front());
+    TakePages({ready.front(), kPoolBlockBytes});  // Of which shared memory has its own by now.
     on_ready({ready.front(), kPoolBlockBytes});
     Release(&ready);
   }

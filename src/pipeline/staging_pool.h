@@ -1,6 +1,7 @@
 /// Memory in which asynchronous saves hold what they have copied until it is durable.
 #pragma once
 
+#include <atomic>
 #include <condition_variable>
 #include <cstddef>
 #include <cstdint>
@@ -24,8 +25,8 @@ namespace varve {
 /// page costs 10-60 times its reuse.
 ///
 /// Anonymous memory in huge pages, or a memfd, which can be handed to another process. Not a memfd
-/// without need: where shared memory has no huge pages (the kernel's default), O_DIRECT from it
-/// pins 4 KiB pages one by one. Measured: 1 GiB in 0.31 s from the one, in 0.56 s from the other.
+/// without need: where the system has no huge pages for shared memory, O_DIRECT from it pins 4 KiB
+/// pages one by one. Measured: 1 GiB in 0.31 s from the one, in 0.56 s from the other.
 /// Threads: safe. Must outlive its reservations.
 class StagingPool {
  public:
@@ -54,7 +55,14 @@ class StagingPool {
     [[nodiscard]] const std::vector<std::byte*>& blocks() const { return blocks_; }
     /// Which block of the pool begins at `address`, one of blocks().
     [[nodiscard]] std::uint64_t NumberOf(const std::byte* address) const {
-      return static_cast<std::uint64_t>(address - pool_->base_) / kPoolBlockBytes;
+      return pool_->NumberOf(address);
+    }
+    /// To be called before one of blocks() is written to: shared memory is taken from the system
+    /// here, and not when it is touched. Not by two threads at once for one block.
+    void TakeSharedPages(std::byte* block) const { pool_->TakeSharedPages(block); }
+    /// Whether shared memory got huge pages by that.
+    [[nodiscard]] bool HasHugePages(const std::byte* block) const {
+      return pool_->pages_[NumberOf(block)] == Pages::kHuge;
     }
 
    private:
@@ -105,17 +113,23 @@ class StagingPool {
  private:
   bool AwaitFree(std::size_t wanted, std::unique_lock<std::mutex>* lock,
                  const std::stop_token& stop);
-  StagingPool(std::byte* mapping, std::byte* base, std::size_t block_count, int fd);
+  StagingPool(std::byte* base, std::size_t block_count, int fd);
+  enum class Pages : std::uint8_t { kNone, kSmall, kHuge };
+  [[nodiscard]] std::uint64_t NumberOf(const std::byte* address) const {
+    return static_cast<std::uint64_t>(address - base_) / kPoolBlockBytes;
+  }
+  void TakeSharedPages(std::byte* block);
   void Release(std::vector<std::byte*>* blocks);
   /// A block that nobody has used yet; nothing when `limit` are in use or ready.
   std::optional<std::size_t> TakeCold(std::size_t limit);
   void Populate(std::size_t limit, const std::function<void(std::span<std::byte>)>& on_ready,
                 const std::stop_token& stop);
 
-  std::byte* const mapping_;
-  std::byte* const base_;  // The first address in it that huge pages can have.
+  std::byte* const base_;
   const std::size_t block_count_;
   const int fd_;
+  std::vector<Pages> pages_;  // Of each block of shared memory; belongs to whoever has the block.
+  std::atomic<int> refusals_{0};
   std::function<void()> reclaim_;
   std::mutex mutex_;  // Guards all below but the thread.
   std::condition_variable_any changed_;
@@ -127,9 +141,6 @@ class StagingPool {
   std::set<Ticket> left_;  // Whose holders no longer wait.
   std::jthread preparing_;
 };
-
-/// False where the system gives shared memory in small pages, whatever is asked for (its default).
-bool SharedMemoryHasHugePages();
 
 /// How much memory to give to staging where the user has not said: half of what this process could
 /// get without harm (what the system has available, or what its cgroup has left), shared by
