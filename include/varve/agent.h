@@ -29,6 +29,8 @@ struct AgentOptions {
   std::string directory;  ///< Empty: DefaultAgentDirectory().
   /// What is started where no agent runs. Empty: $VARVE_AGENT, or "varve-agent" from the PATH.
   std::string program;
+  /// How long it may take to answer what takes it no time; then it counts as lost.
+  std::chrono::milliseconds answer = std::chrono::seconds(30);
 };
 
 /// The agent of this node, to be given to Stager::Make; to one stager only. Errors:

@@ -1,5 +1,6 @@
 #include "agent/client.h"
 
+#include <algorithm>
 #include <array>
 #include <cerrno>
 #include <chrono>
@@ -109,9 +110,10 @@ Result<std::shared_ptr<AgentConnection>> ConnectAndGreet(const std::string& dire
 Result<std::shared_ptr<AgentConnection>> ConnectOrStart(const AgentOptions& options) {
   const std::string directory = EndpointIn(options.directory).directory;
   VARVE_RETURN_IF_ERROR(CheckPrivate(directory, /*make=*/true));
-  const auto give_up = Clock::now() + kStarting;
+  const auto give_up = Clock::now() + std::min<Clock::duration>(kStarting, 2 * options.answer);
   while (true) {
-    auto agent = ConnectAndGreet(directory, Clock::now() + kGreeting);
+    auto agent = ConnectAndGreet(
+        directory, Clock::now() + std::min<Clock::duration>(kGreeting, options.answer));
     // One that is about to end may close the connection before it has answered.
     const StatusCode code = agent.status().code();
     if (code != StatusCode::kNotFound && code != StatusCode::kUnavailable) {

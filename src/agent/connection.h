@@ -17,7 +17,8 @@ namespace varve {
 /// kRefused are the same in all versions: an agent of another one can be ended.
 enum class AgentVerb : std::uint8_t {
   kHello = 1,  ///< T: payload its version. A answers kOk with its own, or kRefused.
-  kAttach,     ///< T: the staging memory, a memfd; payload its blocks and the first turn. A: kOk.
+  kAttach,     ///< T: the staging memory, a memfd, and its loan; payload its blocks and the first
+               ///< turn. A: kOk.
   kHandOver,   ///< T: the save of a turn, a memfd with a Handover. A: kOk or kRefused, same turn.
   kPass,       ///< T: nothing comes in that turn. No answer.
   kCancel,     ///< T: that save is not wanted. No answer.
@@ -31,8 +32,9 @@ enum class AgentVerb : std::uint8_t {
   kDone,  ///< A: the save of that turn has ended. Payload as kRefused, or 0 and its report; or a
           ///< memfd with that.
   kForgotten,  ///< A.
-  kHeld,       ///< A: memfds of the memory, a HeldFile, and a page that says whether it still is.
-  kBye,        ///< T: it leaves its memory to A for good, and closes. No answer.
+  kHeld,  ///< A: memfds of the memory, a HeldFile, a page that says whether it still is, and the
+          ///< memory's loan.
+  kBye,   ///< T: it leaves its memory to A for good, and closes. No answer.
 };
 
 struct AgentMessage {
@@ -43,7 +45,7 @@ struct AgentMessage {
 };
 
 inline constexpr std::size_t kMaxAgentPayload = 32768;
-inline constexpr std::size_t kMaxAgentFds = 3;
+inline constexpr std::size_t kMaxAgentFds = 4;
 
 /// Text that fits a payload, shortened if need be.
 Bytes EncodeRefusal(const Status& status);

@@ -2,6 +2,12 @@
 // theirs. When the connection is lost everybody who waits learns so, and the next save that is
 // handed over tries to begin anew, with an agent that is started if need be. What the lost one had
 // in hand is not handed over again: it may have become visible.
+//
+// An agent that is lost need not be dead: it may stand still, or have dropped us. Memory that it
+// has in hand is used again all the same, for a trainer must not wait for it. So every connection
+// comes with a loan of the memory, a page that both see: we call the loan in before anybody here
+// learns that the agent is lost. It looks there after it has written a file, and before that
+// counts.
 
 #include <chrono>
 #include <condition_variable>
@@ -20,7 +26,6 @@ namespace varve {
 namespace {
 
 using Clock = std::chrono::steady_clock;
-constexpr auto kAnswer = std::chrono::seconds(30);  // To what takes no time.
 
 Status Lost() { return Unavailable("the agent that was to write it has died"); }
 
@@ -43,6 +48,7 @@ class AgentExecutor final : public SaveExecutor {
     {
       const std::scoped_lock lock(mutex_);
       Say({AgentVerb::kBye, 0, {}, {}});
+      loan_ = nullptr;  // What it has in hand is its own now.
     }
     Disconnect();
   }
@@ -72,12 +78,10 @@ class AgentExecutor final : public SaveExecutor {
       return Lost();
     }
     turns_[turn] = known;
-    changed_.wait_until(lock, Clock::now() + kAnswer,
-                        [&] { return known->lost || known->taken.has_value(); });
-    if (!known->taken && !known->lost) {
+    if (!Await(&lock, [&] { return known->lost || known->taken.has_value(); })) {
       // It may take it yet, while its memory is used for something else.
       Say({AgentVerb::kCancel, turn, {}, {}});
-      agent_->Close();
+      GiveUp();
       turns_.erase(turn);
       return Unavailable("the agent does not answer");
     }
@@ -116,7 +120,9 @@ class AgentExecutor final : public SaveExecutor {
     std::unique_lock lock(mutex_);
     const TurnPtr known = Known(turn);
     if (!known->lost && agent_->Send({AgentVerb::kForget, turn, {}, {}}).ok()) {
-      changed_.wait(lock, [&] { return known->lost || known->forgotten; });
+      if (!Await(&lock, [&] { return known->lost || known->forgotten; })) {
+        GiveUp();
+      }
     }
     turns_.erase(turn);
   }
@@ -141,6 +147,24 @@ class AgentExecutor final : public SaveExecutor {
     }
   }
 
+  /// The agent, which does not answer. The lock is held.
+  void GiveUp() {
+    CallIn();
+    agent_->Close();
+  }
+
+  void CallIn() {
+    if (loan_ != nullptr) {
+      loan_->Revoke();
+    }
+  }
+
+  /// For an answer. False when none comes in time: then the agent counts as lost.
+  template <class Predicate>
+  bool Await(std::unique_lock<std::mutex>* lock, const Predicate& answered) {
+    return changed_.wait_until(*lock, Clock::now() + options_.answer, answered);
+  }
+
   void Say(const AgentMessage& message) {
     if (!lost_) {
       (void)agent_->Send(message);
@@ -153,11 +177,14 @@ class AgentExecutor final : public SaveExecutor {
     ByteWriter out(&attach.payload);
     out.U64(pool_blocks_);
     out.U64(first_turn);
+    VARVE_ASSIGN_OR_RETURN(auto loan, ValidityPage::Make());
     attach.fds.emplace_back(::dup(pool_fd_));
-    VARVE_RETURN_IF_ERROR(Ask(*agent_, attach, Clock::now() + kAnswer).status());
+    attach.fds.emplace_back(::dup(loan->fd().get()));
+    VARVE_RETURN_IF_ERROR(Ask(*agent_, attach, Clock::now() + options_.answer).status());
     {
       const std::scoped_lock lock(mutex_);
       lost_ = false;
+      loan_ = std::move(loan);
       // Turns need not come in order. What was said of later ones, this agent has not heard: it
       // would wait for them for ever.
       for (auto turn = used_.upper_bound(first_turn); turn != used_.end(); ++turn) {
@@ -198,6 +225,7 @@ class AgentExecutor final : public SaveExecutor {
       const std::scoped_lock lock(mutex_);
       if (!message.ok()) {
         lost_ = true;
+        CallIn();
         for (const auto& [turn, known] : turns_) {
           known->lost = true;
         }
@@ -243,6 +271,7 @@ class AgentExecutor final : public SaveExecutor {
   std::condition_variable changed_;
   std::shared_ptr<AgentConnection> agent_;
   bool lost_ = true;
+  std::shared_ptr<ValidityPage> loan_;  // Of our memory to the agent.
   std::map<std::uint64_t, TurnPtr> turns_;
   std::uint64_t all_used_below_ = 0;
   std::set<std::uint64_t> used_;  // From there on.

@@ -1,5 +1,9 @@
 // What a trainer makes of an agent that it has lost. The agent lives; what is lost is its word.
 
+#include <chrono>
+#include <csignal>
+#include <filesystem>
+
 #include <gtest/gtest.h>
 
 #include "checkpoint/handover.h"
@@ -9,6 +13,7 @@
 #include "support/training.h"
 #include "varve/agent.h"
 #include "varve/async_save.h"
+#include "varve/storage.h"
 
 namespace varve {
 namespace {
@@ -74,6 +79,78 @@ TEST(LostAgent, ThatHadNotPublishedFailsItsSave) {
   const Training training(std::uint64_t{20} << 20);
   EXPECT_TRUE(FailsWith(SaveAndLose(agent, training, dir / "c", /*before=*/true),
                         StatusCode::kUnavailable, {"the agent has died"}));
+}
+
+/// An agent in a process of its own, that can be made to stand still.
+class AgentBeside {
+ public:
+  AgentBeside() {
+    const auto here = std::filesystem::read_symlink("/proc/self/exe").parent_path();
+    options_ = {directory(), here / "bin" / "varve-agent", std::chrono::milliseconds(1500)};
+  }
+  AgentBeside(const AgentBeside&) = delete;
+  AgentBeside& operator=(const AgentBeside&) = delete;
+  ~AgentBeside() {
+    GoOn();
+    (void)StopAgent(std::chrono::seconds(60), directory());
+  }
+
+  [[nodiscard]] std::string directory() const { return home_ / "agent"; }
+  std::unique_ptr<Stager> MakeStager(std::uint64_t budget) {
+    auto agent = ConnectToAgent(options_);
+    EXPECT_TRUE(IsOk(agent));
+    const auto report = AgentStatus(directory());
+    EXPECT_TRUE(IsOk(report));
+    pid_ = report.ok() ? report->pid : 0;
+    return std::move(*Stager::Make({.budget_bytes = budget}, nullptr, std::move(*agent)));
+  }
+  void StandStill() const { Signal(SIGSTOP); }
+  void GoOn() const { Signal(SIGCONT); }
+
+ private:
+  void Signal(int signal) const {
+    if (pid_ > 0) {
+      ::kill(pid_, signal);
+    }
+  }
+  TempDir home_;
+  AgentOptions options_;
+  int pid_ = 0;
+};
+
+// Nothing of what it does then can be asked for: not the memory that it keeps, and not its word.
+TEST(LostAgent, ThatStandsStillKeepsNoTrainerAndHurtsNoSaveWhenItGoesOn) {
+  AgentBeside agent;
+  const TempDir dir;
+  const auto stager = agent.MakeStager(std::uint64_t{48} << 20);  // For two saves.
+  Training training(std::uint64_t{20} << 20);
+  const auto save = [&](const std::string& name, AsyncSaveOptions options = {}) {
+    return AsyncSave(training.state(), dir / name, options, *stager);
+  };
+  const std::string first = training.memory;
+  ASSERT_TRUE(IsOk(save("kept").done().get()));
+  AsyncSaveOptions slow;
+  slow.save.max_write_bandwidth = std::uint64_t{10} << 20;  // Two seconds.
+  const AsyncSaveHandle writing = save("writing", slow);
+  ASSERT_TRUE(IsOk(writing.staged().get()));
+  agent.StandStill();
+  training.Step();
+  EXPECT_FALSE(save("next").done().get().ok());  // Took the kept one's memory, and was not taken.
+  EXPECT_TRUE(FailsWith(writing.done().get(), StatusCode::kUnavailable));
+  training.Step();
+  agent.GoOn();
+  ASSERT_TRUE(IsOk(save("after").done().get()));
+  ASSERT_TRUE(IsOk(DrainAgent(std::chrono::seconds(60), agent.directory())));
+  EXPECT_TRUE(Load(dir / "after", training.memory.size()) == training.memory);
+  EXPECT_FALSE(std::filesystem::exists(dir / "writing"));
+  std::uint64_t from_memory = 0;
+  for (const std::string name : {"kept", "after"}) {
+    const auto storage = OpenAgentMemory(
+        dir / name, PosixStorage(), [&](std::uint64_t bytes) { from_memory += bytes; },
+        agent.directory());
+    EXPECT_EQ(storage == nullptr, name == "kept");
+  }
+  EXPECT_TRUE(Load(dir / "kept", first.size()) == first);
 }
 
 }  // namespace

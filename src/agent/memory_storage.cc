@@ -32,7 +32,9 @@ struct HeldHere {
   HeldFile file;
   std::shared_ptr<PoolMemory> pool;
   std::shared_ptr<ValidityPage> page;
+  std::shared_ptr<ValidityPage> loan;
   std::vector<const std::byte*> units;
+  [[nodiscard]] bool Valid() const { return page->Valid() && loan->Valid(); }
 };
 using HeldPtr = std::shared_ptr<const HeldHere>;
 using Count = std::function<void(std::uint64_t)>;
@@ -67,7 +69,7 @@ class MemoryFile final : public ReadableFile {
   }
 
   [[nodiscard]] bool IsCached(std::uint64_t offset, std::uint64_t size) override {
-    return (Holds(offset, size) && held_->page->Valid()) || disk_->IsCached(offset, size);
+    return (Holds(offset, size) && held_->Valid()) || disk_->IsCached(offset, size);
   }
 
  private:
@@ -112,7 +114,7 @@ class MemoryFile final : public ReadableFile {
   }
 
   [[nodiscard]] bool Took(std::uint64_t bytes) const {
-    const bool valid = held_->page->Valid() && held_->agent->IsOpen();
+    const bool valid = held_->Valid() && held_->agent->IsOpen();
     if (valid && count_) {
       count_(bytes);
     }
@@ -187,7 +189,7 @@ class MemoryStorage final : public Storage {
 };
 
 Result<HeldPtr> Open(std::shared_ptr<AgentConnection> agent, AgentMessage message) {
-  if (message.fds.size() != 3) {
+  if (message.fds.size() != 4) {
     return DataLoss("a file in memory without its memory");
   }
   auto held = std::make_shared<HeldHere>();
@@ -197,6 +199,7 @@ Result<HeldPtr> Open(std::shared_ptr<AgentConnection> agent, AgentMessage messag
   VARVE_ASSIGN_OR_RETURN(held->pool,
                          PoolMemory::Map(std::move(message.fds[0]), held->file.pool_blocks));
   VARVE_ASSIGN_OR_RETURN(held->page, ValidityPage::Map(std::move(message.fds[2])));
+  VARVE_ASSIGN_OR_RETURN(held->loan, ValidityPage::Map(std::move(message.fds[3])));
   held->units = held->pool->At(held->file.image.blocks);
   return HeldPtr(std::move(held));
 }

@@ -195,14 +195,8 @@ TEST(Executor, SaysNothingThatHurtsTheAgentHoweverGarbled) {
   const auto save = trainer.Describe(training.state(), path, *MakeSingleProcessCoordinator());
   ASSERT_TRUE(IsOk(save));
   const Bytes encoded = EncodeHandover(*save);
-  auto connection = ConnectAndGreet(agent.directory(), test::LongDeadline());
-  ASSERT_TRUE(IsOk(connection));
-  AgentMessage attach{AgentVerb::kAttach, 0, {}, {}};
-  ByteWriter out(&attach.payload);
-  out.U64(trainer.pool().block_count());
-  out.U64(0);
-  attach.fds.emplace_back(::dup(trainer.pool().fd()));
-  ASSERT_TRUE(IsOk(Ask(**connection, attach, test::LongDeadline())));
+  const auto connection = trainer.ConnectAgain(agent);
+  ASSERT_NE(connection, nullptr);
   test::Random random(11);
   std::uint64_t turn = 0;
   for (int round = 0; round < 300; ++round) {
@@ -216,11 +210,11 @@ TEST(Executor, SaysNothingThatHurtsTheAgentHoweverGarbled) {
     }
     AgentMessage message{AgentVerb::kHandOver, turn, {}, {}};
     message.fds.push_back(std::move(*MakeBlob(bytes)));
-    ASSERT_TRUE(IsOk((*connection)->Send(message)));
-    ASSERT_TRUE(IsOk((*connection)->Send({AgentVerb::kCancel, turn, {}, {}})));
+    ASSERT_TRUE(IsOk(connection->Send(message)));
+    ASSERT_TRUE(IsOk(connection->Send({AgentVerb::kCancel, turn, {}, {}})));
     std::set<AgentVerb> heard;  // Done may come before Ok.
     while (!heard.contains(AgentVerb::kRefused) && heard.size() < 2) {
-      const auto answer = (*connection)->Receive(test::LongDeadline());
+      const auto answer = connection->Receive(test::LongDeadline());
       ASSERT_TRUE(IsOk(answer));
       heard.insert(answer->verb);
     }

@@ -128,13 +128,14 @@ Status AgentRequests::Attach(Peer& peer, AgentMessage message) {
   ByteReader in(message.payload);
   const std::uint64_t blocks = in.U64();
   const std::uint64_t first_turn = in.U64();
-  if (!in.Finish().ok() || message.fds.size() != 1 || peer.session != nullptr) {
+  if (!in.Finish().ok() || message.fds.size() != 2 || peer.session != nullptr) {
     return DataLoss("memory that is not attached as it should be");
   }
   if (stopping_) {
     return FailedPrecondition("the agent is stopping");
   }
   VARVE_ASSIGN_OR_RETURN(auto pool, PoolMemory::Map(std::move(message.fds[0]), blocks));
+  VARVE_ASSIGN_OR_RETURN(auto loan, ValidityPage::Map(std::move(message.fds[1])));
   // A trainer that comes back after its connection was lost uses its memory again.
   for (const auto& session : sessions_) {
     if (session->silent() && session->memory().IsSameAs(*pool)) {
@@ -145,6 +146,7 @@ Status AgentRequests::Attach(Peer& peer, AgentMessage message) {
   AgentSession::Surroundings around;
   around.number = next_session_++;
   around.trainer = peer.connection;
+  around.loan = std::move(loan);
   around.held = &held_;
   around.patience = options_.patience;
   around.changed = wake_;
@@ -174,6 +176,7 @@ void AgentRequests::SendHeld(Peer& peer, const std::string& path) {
     message.fds.emplace_back(::dup(held.pool->fd().get()));
     message.fds.push_back(std::move(*blob));
     message.fds.emplace_back(::dup(held.page->fd().get()));
+    message.fds.emplace_back(::dup(held.loan->fd().get()));
     if (Status sent = peer.connection->Send(message); !sent.ok()) {
       Drop(peer);
       return;

@@ -277,8 +277,9 @@ void AgentSession::WriteOne(std::uint64_t turn, Job& job) {
   const FileIdentity& identity = job.save.settled.identity;
   HandedOverFile file;
   const auto blocks = pool_->At(job.save.image.blocks);
-  const Result<SaveReport> report =
-      WriteHandedOver(job.save, blocks, job.stop.get_token(), [&] { return GiveUp(job); }, &file);
+  const Result<SaveReport> report = WriteHandedOver(
+      job.save, {blocks, [&] { return around_.loan->Valid(); }}, job.stop.get_token(),
+      [&] { return GiveUp(job); }, &file);
   if (report.ok()) {
     IsWritten(turn, job.save.at_end);
     auto page = ValidityPage::Make();
@@ -286,7 +287,8 @@ void AgentSession::WriteOne(std::uint64_t turn, Job& job) {
     if (page.ok() && !blocks.empty() && !abandoned_) {
       HeldFile held{job.save.path,   file.name,       identity.save_id, identity.rank,
                     file.data_begin, pool_->blocks(), job.save.image};
-      around_.held->Add({std::move(held), around_.number, turn, std::nullopt, pool_, *page});
+      around_.held->Add(
+          {std::move(held), around_.number, turn, std::nullopt, pool_, *page, around_.loan});
       if (!trainer_lives_) {
         around_.held->Orphan(around_.number);
       }

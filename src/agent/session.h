@@ -31,6 +31,8 @@ class AgentSession {
   struct Surroundings {
     std::uint64_t number = 0;  ///< Of the session.
     std::shared_ptr<AgentConnection> trainer;
+    /// Called in when the trainer uses the memory again though we may still read from it.
+    std::shared_ptr<ValidityPage> loan;
     HeldFiles* held = nullptr;
     std::chrono::milliseconds patience{0};  ///< AgentServerOptions::patience.
     std::function<void()> changed;          ///< Called when a save has ended.

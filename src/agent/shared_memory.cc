@@ -164,6 +164,7 @@ bool ValidityPage::Valid() const {
 
 void ValidityPage::Revoke() {
   std::atomic_ref<std::uint32_t>(*static_cast<std::uint32_t*>(page_)).store(0);
+  std::atomic_thread_fence(std::memory_order_seq_cst);  // Before the bytes are replaced.
 }
 
 }  // namespace varve

@@ -22,7 +22,7 @@ Status Check(const Handover& save, const FileWork& work) {
 
 }  // namespace
 
-Result<SaveReport> WriteHandedOver(const Handover& save, std::span<const std::byte* const> blocks,
+Result<SaveReport> WriteHandedOver(const Handover& save, const LentMemory& memory,
                                    const std::stop_token& stop,
                                    const std::function<Status()>& give_up, HandedOverFile* file) {
   SaveOptions options = save.options;
@@ -35,9 +35,10 @@ Result<SaveReport> WriteHandedOver(const Handover& save, std::span<const std::by
   SaveSession* const session = resumed->get();
   const Status ready = Check(save, session->work());
   std::unique_ptr<StagedFile> staged;
-  if (ready.ok() && !blocks.empty()) {
-    staged = std::make_unique<StagedFile>(save.image, blocks,
-                                          save.image.huge_pages ? nullptr : &BufferPool::Shared());
+  if (ready.ok() && !memory.blocks.empty()) {
+    staged = std::make_unique<StagedFile>(save.image, memory.blocks,
+                                          save.image.huge_pages ? nullptr : &BufferPool::Shared(),
+                                          memory.intact);
   }
   const auto talk = MakeTalk(save.settled, save.path, give_up);
   *file = {session->file_name(), session->work().data_begin};

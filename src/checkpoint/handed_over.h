@@ -17,9 +17,15 @@ struct HandedOverFile {
   std::uint64_t data_begin = 0;
 };
 
+/// Memory of another process.
+struct LentMemory {
+  std::span<const std::byte* const> blocks;  ///< Those of the image, in its order.
+  std::function<bool()> intact;              ///< What was read of it before this call is the copy.
+};
+
 /// Claims, writes and publishes, talking to the other ranks of the save; again if that fails and is
-/// worth it. `blocks` are those of the image. `give_up` as in MakeTalk. Errors: as Save.
-Result<SaveReport> WriteHandedOver(const Handover& save, std::span<const std::byte* const> blocks,
+/// worth it. `give_up` as in MakeTalk. Errors: as Save; Cancelled where the memory is not intact.
+Result<SaveReport> WriteHandedOver(const Handover& save, const LentMemory& memory,
                                    const std::stop_token& stop,
                                    const std::function<Status()>& give_up, HandedOverFile* file);
 

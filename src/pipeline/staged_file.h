@@ -28,9 +28,11 @@ class StagedFile {
              StagingPool::Reservation memory);
   /// A copy that has been made, maybe by another process: Fill is not called. `blocks` are those of
   /// the image, in its order, and must stay valid. `image` must have passed CheckStagedImage. With
-  /// `through` they are copied into blocks of that pool on the way to the file.
+  /// `through` they are copied into blocks of that pool on the way to the file. `intact` says that
+  /// what has been read of them was the copy: whoever lent the memory may use it for something
+  /// else.
   StagedFile(const StagedImage& image, std::span<const std::byte* const> blocks,
-             BufferPool* through);
+             BufferPool* through, std::function<bool()> intact);
   StagedFile(const StagedFile&) = delete;
   StagedFile& operator=(const StagedFile&) = delete;
 
@@ -68,7 +70,7 @@ class StagedFile {
   /// not copied yet. Each block is compared with the checksum taken when it was staged.
   /// Errors: the first I/O error; what Fill or Abandon reported; DataLoss naming the segment when a
   /// block no longer matches, because the source changed while it was copied or something else
-  /// wrote to the memory; Cancelled.
+  /// wrote to the memory; Cancelled, also where borrowed memory is not intact.
   Result<WrittenSegments> WriteTo(WritableFile& file, std::uint64_t data_begin,
                                   const WriteSegmentsOptions& options);
 
@@ -91,6 +93,7 @@ class StagedFile {
                      const std::stop_token& stop);
 
   BufferPool* const through_ = nullptr;
+  const std::function<bool()> intact_;
   const std::uint64_t checksum_block_bytes_;
   const std::uint64_t unit_bytes_;  // Whole checksum blocks, at most kPoolBlockBytes.
   std::vector<StagedPart> parts_;

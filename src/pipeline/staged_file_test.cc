@@ -1,5 +1,6 @@
 #include "pipeline/staged_file.h"
 
+#include <algorithm>
 #include <thread>
 
 #include <gtest/gtest.h>
@@ -72,6 +73,33 @@ TEST(StagedFile, TellsOthersOfSmallPages) {
     const auto decoded = DecodeStagedImage(EncodeStagedImage(other), pool->block_count());
     ASSERT_TRUE(IsOk(decoded));
     EXPECT_EQ(*decoded, other);
+  }
+}
+
+TEST(StagedFile, OfMemoryThatItsOwnerUsesAgainIsNoFile) {
+  Random random(8);
+  const FileJob job = MixedFileJob(&random);
+  const auto pool = PoolOf(16);
+  StagedFile staged = Stage(job, pool.get());
+  ASSERT_TRUE(IsOk(staged.Fill(3, {})));
+  const StagedImage image = staged.Describe();
+  const StagingPool::Reservation memory = staged.TakeMemory();
+  std::vector<const std::byte*> blocks;
+  for (const std::uint64_t number : image.blocks) {
+    blocks.push_back(
+        *std::find_if(memory.blocks().begin(), memory.blocks().end(),
+                      [&](const std::byte* block) { return memory.NumberOf(block) == number; }));
+  }
+  for (const bool intact : {true, false}) {
+    StagedFile borrowed(image, blocks, nullptr, [intact] { return intact; });
+    MemoryFile file(/*direct=*/true);
+    const auto written = borrowed.WriteTo(file, kHeader, {.block_bytes = kSum});
+    if (intact) {
+      ASSERT_TRUE(IsOk(written));
+      EXPECT_EQ(written->contents, job.contents);
+    } else {
+      EXPECT_TRUE(FailsWith(written, StatusCode::kCancelled, {"uses the memory again"}));
+    }
   }
 }
 
