@@ -96,13 +96,17 @@ def _longest_sleep(go_on: Callable[[], bool], histogram: list[int]) -> Sample:
     schedstat = os.open(f"/proc/self/task/{threading.get_native_id()}/schedstat", os.O_RDONLY)
     bins = [0] * (len(_BINS) + 1)
 
-    def awake_and_sleeps() -> tuple[int, int]:
-        sleeps = resource.getrusage(resource.RUSAGE_THREAD).ru_nvcsw
+    def sleeps_until_now() -> int:  # Does not let go of the GIL.
+        return resource.getrusage(resource.RUSAGE_THREAD).ru_nvcsw
+
+    def awake_until_now() -> int:
+        # The read lets go of the GIL, so a sleep may come with it.
         waited = int(os.pread(schedstat, 100, 0).split()[1])
-        return time.thread_time_ns() + waited, sleeps
+        return time.thread_time_ns() + waited
 
     longest = 0
-    awake_at_mark, sleeps_at_mark = awake_and_sleeps()
+    awake_at_mark = awake_until_now()
+    sleeps_at_mark = sleeps_until_now()
     mark = last = time.perf_counter_ns()
     cpu = time.process_time()
     going = True
@@ -110,15 +114,16 @@ def _longest_sleep(go_on: Callable[[], bool], histogram: list[int]) -> Sample:
         going = go_on()  # The gap that ends it counts: then the writer has something to say.
         now = time.perf_counter_ns()
         gap = now - last
+        last = now
         bins[sum(gap >= 1000 * end for end in _BINS)] += 1
         # Often enough that a short sleep is not charged with a long interrupt after it.
         if gap >= _LOOK_CLOSER_NS or now - mark >= _LOOK_EVERY_NS:
-            awake, sleeps = awake_and_sleeps()
+            awake = awake_until_now()
+            sleeps = sleeps_until_now()
             now = time.perf_counter_ns()
             if sleeps > sleeps_at_mark:
                 longest = max(longest, (now - mark) - (awake - awake_at_mark))
             mark, awake_at_mark, sleeps_at_mark = now, awake, sleeps
-        last = now
     os.close(schedstat)
     histogram[:] = [a + b for a, b in zip(histogram or [0] * len(bins), bins, strict=True)]
     return Sample(round(longest / 1e9, 6), round(time.process_time() - cpu, 6))

@@ -15,7 +15,6 @@
 #include "agent/endpoint.h"
 #include "agent/report.h"
 #include "agent/shared_memory.h"
-#include "varve/version.h"
 
 extern char** environ;  // NOLINT(readability-identifier-naming): the system's
 
@@ -102,7 +101,7 @@ Result<std::shared_ptr<AgentConnection>> Connect(const std::string& directory) {
 Result<std::shared_ptr<AgentConnection>> ConnectAndGreet(const std::string& directory,
                                                          Deadline deadline) {
   VARVE_ASSIGN_OR_RETURN(auto agent, Connect(directory));
-  const AgentMessage hello{AgentVerb::kHello, 0, Bytes(Version()), {}};
+  const AgentMessage hello{AgentVerb::kHello, 0, AgentVersion(), {}};
   VARVE_RETURN_IF_ERROR(Ask(*agent, hello, deadline).status());
   return agent;
 }

@@ -11,6 +11,8 @@
 #include <sys/socket.h>
 #include <sys/un.h>
 
+#include "varve/version.h"
+
 namespace varve {
 namespace {
 
@@ -53,6 +55,8 @@ std::vector<FileDescriptor> TakeDescriptors(msghdr* header) {
 }
 
 }  // namespace
+
+std::string AgentVersion() { return std::string(Version()) + "+agent.2"; }
 
 Bytes EncodeRefusal(const Status& status) {
   Bytes bytes(1, static_cast<char>(status.code()));

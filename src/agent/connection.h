@@ -44,6 +44,10 @@ struct AgentMessage {
   std::vector<FileDescriptor> fds;
 };
 
+/// What kHello says: Varve's version, and that of these messages and what is in them. The latter is
+/// counted up with every change, for an agent may outlive the programs that it was installed with.
+std::string AgentVersion();
+
 inline constexpr std::size_t kMaxAgentPayload = 32768;
 inline constexpr std::size_t kMaxAgentFds = 4;
 

@@ -113,9 +113,9 @@ void AgentRequests::Reply(Peer& peer, std::uint64_t turn, const Status& status) 
 }
 
 void AgentRequests::Greet(Peer& peer, const AgentMessage& message) const {
-  if (message.payload != Version()) {
+  if (message.payload != AgentVersion()) {
     Reply(peer, 0,
-          FailedPrecondition("the agent that runs is of version " + std::string(Version()) +
+          FailedPrecondition("the agent that runs is of version " + AgentVersion() +
                              ", not " + message.payload.substr(0, 64) +
                              "; end it with `varve agent stop`"));
     return;

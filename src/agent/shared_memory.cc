@@ -79,7 +79,8 @@ Result<Bytes> ReadBlob(const FileDescriptor& blob) {
 
 Result<std::shared_ptr<PoolMemory>> PoolMemory::Map(FileDescriptor fd, std::uint64_t blocks) {
   VARVE_ASSIGN_OR_RETURN(const std::int64_t size, SealedSize(fd));
-  if (size <= 0 || static_cast<std::uint64_t>(size) / kPoolBlockBytes != blocks) {
+  if (size <= 0 || static_cast<std::uint64_t>(size) % kPoolBlockBytes != 0 ||
+      static_cast<std::uint64_t>(size) / kPoolBlockBytes != blocks) {
     return DataLoss("staging memory of " + std::to_string(size) + " bytes, which is not " +
                     std::to_string(blocks) + " blocks");
   }

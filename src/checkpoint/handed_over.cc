@@ -36,8 +36,7 @@ Result<SaveReport> WriteHandedOver(const Handover& save, const LentMemory& memor
   const Status ready = Check(save, session->work());
   std::unique_ptr<StagedFile> staged;
   if (ready.ok() && !memory.blocks.empty()) {
-    staged = std::make_unique<StagedFile>(save.image, memory.blocks,
-                                          save.image.huge_pages ? nullptr : &BufferPool::Shared(),
+    staged = std::make_unique<StagedFile>(save.image, memory.blocks, BufferPool::Shared(),
                                           memory.intact);
   }
   const auto talk = MakeTalk(save.settled, save.path, give_up);

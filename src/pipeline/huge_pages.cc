@@ -7,6 +7,9 @@
 
 #include <sys/mman.h>
 #include <sys/prctl.h>
+#include <unistd.h>
+
+#include "base/checked.h"
 
 namespace varve {
 namespace {
@@ -21,7 +24,8 @@ constexpr int kMadvCollapse = 25;  // Linux 6.1.
 #else
 constexpr int kMadvCollapse = MADV_COLLAPSE;
 #endif
-constexpr std::size_t kPageBytes = 4096;
+
+std::size_t PageBytes() { return static_cast<std::size_t>(::sysconf(_SC_PAGESIZE)); }
 
 void Touch(std::span<std::byte> memory, std::size_t every) {
   for (std::size_t at = 0; at < memory.size(); at += every) {
@@ -29,16 +33,42 @@ void Touch(std::span<std::byte> memory, std::size_t every) {
   }
 }
 
-/// True where advice is enough for shared memory, as it was before there was MADV_COLLAPSE.
-bool AdviceIsTaken() {
-  if (::prctl(PR_GET_THP_DISABLE, 0, 0, 0, 0) != 0) {
-    return false;
-  }
-  // "always within_size [advise] never deny force": what is in brackets holds.
-  std::ifstream file("/sys/kernel/mm/transparent_hugepage/shmem_enabled");
+/// The setting in effect, where the kernel has it: the word in brackets, or all there is.
+std::string Setting(const char* name) {
+  std::ifstream file(std::string("/sys/kernel/mm/transparent_hugepage/") + name);
   const std::string choices{std::istreambuf_iterator<char>(file), {}};
-  return choices.find("[never]") == std::string::npos &&
-         choices.find("[deny]") == std::string::npos && !choices.empty();
+  const std::size_t begin = choices.find('[');
+  return begin == std::string::npos ? choices.substr(0, choices.find('\n'))
+                                    : choices.substr(begin + 1, choices.find(']') - begin - 1);
+}
+
+/// True where a block of a pool can be a row of huge pages: not so with pages of 16 or 64 KiB.
+bool HugePagesAreSmallEnough() {
+  static const bool they_are = Setting("hpage_pmd_size") == std::to_string(kHugePageBytes);
+  return they_are;
+}
+
+/// True for kernels that know the advice: of no bytes it is taken.
+bool CanCollapse(std::byte* memory) { return ::madvise(memory, 0, kMadvCollapse) == 0; }
+
+/// True where advice decides, and is enough.
+bool AdviceIsTaken() {
+  const std::string setting = Setting("shmem_enabled");
+  return !setting.empty() && setting != "never" && setting != "deny" &&
+         ::prctl(PR_GET_THP_DISABLE, 0UL, 0UL, 0UL, 0UL) == 0;
+}
+
+bool Collapse(std::span<std::byte> memory) {
+  // A page that is busy for a moment (EAGAIN) is worth another attempt.
+  for (int attempt = 0; attempt < 3; ++attempt) {
+    if (::madvise(memory.data(), memory.size(), kMadvCollapse) == 0) {
+      return true;
+    }
+    if (errno != EAGAIN) {
+      return false;
+    }
+  }
+  return false;
 }
 
 }  // namespace
@@ -58,15 +88,16 @@ std::byte* MapForHugePages(std::uint64_t bytes, int protection, int fd) {
   const int kind = fd < 0 ? MAP_PRIVATE | MAP_ANONYMOUS : MAP_SHARED;
   if (::mmap(base, bytes, protection, kind | MAP_FIXED | MAP_NORESERVE, fd, 0) == MAP_FAILED) {
     const int error = errno;
-    ::munmap(mapping, reserved);
+    // Not what lies between: it may be somebody else's by now.
+    ::munmap(first, before);
+    ::munmap(base + RoundUp(bytes, PageBytes()), reserved - before - RoundUp(bytes, PageBytes()));
     errno = error;
     return nullptr;
   }
   if (before > 0) {
     ::munmap(first, before);
   }
-  // The mapping may end within a page.
-  const std::uint64_t end = (before + bytes + kPageBytes - 1) / kPageBytes * kPageBytes;
+  const std::uint64_t end = before + RoundUp(bytes, PageBytes());
   if (end < reserved) {
     ::munmap(first + end, reserved - end);
   }
@@ -75,24 +106,20 @@ std::byte* MapForHugePages(std::uint64_t bytes, int protection, int fd) {
 
 void TakePages(std::span<std::byte> memory) {
   if (::madvise(memory.data(), memory.size(), kMadvPopulateWrite) != 0) {
-    Touch(memory, kPageBytes);
+    Touch(memory, PageBytes());
   }
 }
 
-PagesTaken TakeSharedPages(std::span<std::byte> memory, bool small) {
-  bool refused_for_good = false;
-  if (!small) {
-    Touch(memory, kHugePageBytes);
-    if (::madvise(memory.data(), memory.size(), kMadvCollapse) == 0) {
-      return PagesTaken::kHuge;
-    }
-    refused_for_good = errno == EINVAL;
+bool TakeHugeSharedPages(std::span<std::byte> memory) {
+  if (!HugePagesAreSmallEnough()) {
+    return false;
   }
-  TakePages(memory);
-  if (AdviceIsTaken()) {
-    return PagesTaken::kHuge;
+  if (!CanCollapse(memory.data())) {
+    TakePages(memory);
+    return AdviceIsTaken();
   }
-  return refused_for_good ? PagesTaken::kSmallForGood : PagesTaken::kSmall;
+  Touch(memory, kHugePageBytes);
+  return Collapse(memory);
 }
 
 }  // namespace varve

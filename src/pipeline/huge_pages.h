@@ -18,20 +18,16 @@ std::byte* MapForHugePages(std::uint64_t bytes, int protection, int fd);
 /// gives them. Its content is nobody's.
 void TakePages(std::span<std::byte> memory);
 
-/// How shared memory got its pages.
-enum class PagesTaken : std::uint8_t {
-  kHuge,
-  kSmall,
-  kSmallForGood,  ///< The system has no huge pages for shared memory: asking again is no use.
-};
-
-/// The same for shared memory, in huge pages if it can be had. `memory` begins and ends at
-/// multiples of kHugePageBytes. With `small`, does not try.
+/// The same for shared memory, in huge pages: false where the system has none for it, now or ever;
+/// some of it may have pages then. `memory` begins and ends at multiples of kHugePageBytes, and
+/// huge pages have been advised for it.
 ///
 /// Linux gives shared memory small pages by default, whatever is advised (`shmem_enabled`). Since
-/// 6.1 MADV_COLLAPSE puts memory that has a page into a huge one all the same, unless the setting
-/// is `deny`; it is refused where nothing is mapped, so the first page of each is touched before.
-/// Measured, GiB by GiB: 2.9 and 1.3 s so, 4.2 and 1.6 s page by page.
-PagesTaken TakeSharedPages(std::span<std::byte> memory, bool small);
+/// 6.1 MADV_COLLAPSE makes huge ones of them all the same, unless the setting is `deny`; it is
+/// refused where the file has no page yet, so the first of each is touched before. Before 6.1 the
+/// setting decides. A refusal may take long, as the system looks for memory in one piece.
+/// Measured, 1 GiB: 2.9 s so and 4.2 s page by page; memory that the hypervisor had given out
+/// before, 1.3 s and 1.6 s.
+bool TakeHugeSharedPages(std::span<std::byte> memory);
 
 }  // namespace varve

@@ -135,8 +135,8 @@ StagedFile::StagedFile(std::span<const FileSegment> segments, std::uint64_t chec
 }
 
 StagedFile::StagedFile(const StagedImage& image, std::span<const std::byte* const> blocks,
-                       BufferPool* through, std::function<bool()> intact)
-    : through_(through),
+                       BufferPool& through, std::function<bool()> intact)
+    : through_(&through),
       intact_(std::move(intact)),
       checksum_block_bytes_(image.checksum_block_bytes),
       unit_bytes_(StagedUnitBytes(image.checksum_block_bytes)),
@@ -151,15 +151,20 @@ StagedFile::StagedFile(const StagedImage& image, std::span<const std::byte* cons
     const std::size_t sums = DivideUp(BlockSize(i), checksum_block_bytes_);
     blocks_[i] = {blocks[i], true, {first, first + static_cast<std::ptrdiff_t>(sums)}};
   }
+  for (const std::uint64_t place : image.in_small_pages) {
+    blocks_[place].in_small_pages = true;
+  }
 }
 
 StagedImage StagedFile::Describe() {
   const std::scoped_lock lock(mutex_);
-  StagedImage image{checksum_block_bytes_, parts_, {}, {}, true};
+  StagedImage image{checksum_block_bytes_, parts_, {}, {}, {}};
   image.blocks.reserve(blocks_.size());
   for (const Block& block : blocks_) {
+    if (!memory_.HasHugePages(block.memory)) {
+      image.in_small_pages.push_back(image.blocks.size());
+    }
     image.blocks.push_back(memory_.NumberOf(block.memory));
-    image.huge_pages = image.huge_pages && memory_.HasHugePages(block.memory);
     image.crc32c.insert(image.crc32c.end(), block.crc32c.begin(), block.crc32c.end());
   }
   return image;
@@ -281,7 +286,7 @@ Status StagedFile::WriteBlocks(BlockWriters* writers, Inspector* inspector,
     const std::uint64_t size = BlockSize(i);
     BlockToWrite out{.data = block->memory, .offset = data_begin + i * unit_bytes_, .bytes = size};
     std::byte* copy = nullptr;
-    if (through_ != nullptr) {
+    if (block->in_small_pages) {
       VARVE_ASSIGN_OR_RETURN(out.memory, through_->Acquire());
       copy = out.memory.data();
       std::memset(copy + size, 0, RoundUp(size, kDirectAlignment) - size);

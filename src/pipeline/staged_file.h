@@ -27,12 +27,12 @@ class StagedFile {
   StagedFile(std::span<const FileSegment> segments, std::uint64_t checksum_block_bytes,
              StagingPool::Reservation memory);
   /// A copy that has been made, maybe by another process: Fill is not called. `blocks` are those of
-  /// the image, in its order, and must stay valid. `image` must have passed CheckStagedImage. With
-  /// `through` they are copied into blocks of that pool on the way to the file. `intact` says that
+  /// the image, in its order, and must stay valid. `image` must have passed CheckStagedImage. Those
+  /// in small pages are copied into blocks of `through` on the way to the file. `intact` says that
   /// what has been read of them was the copy: whoever lent the memory may use it for something
   /// else.
   StagedFile(const StagedImage& image, std::span<const std::byte* const> blocks,
-             BufferPool* through, std::function<bool()> intact);
+             BufferPool& through, std::function<bool()> intact);
   StagedFile(const StagedFile&) = delete;
   StagedFile& operator=(const StagedFile&) = delete;
 
@@ -80,6 +80,7 @@ class StagedFile {
     const std::byte* memory = nullptr;  // Null while it has none.
     bool filled = false;
     std::vector<std::uint32_t> crc32c;
+    bool in_small_pages = false;  // Borrowed, and to be copied on the way.
   };
 
   [[nodiscard]] std::uint64_t BlockSize(std::size_t index) const;

@@ -26,7 +26,7 @@ Bytes EncodeStagedImage(const StagedImage& image) {
   for (const std::uint32_t crc : image.crc32c) {
     out.U32(crc);
   }
-  out.U8(image.huge_pages ? 1 : 0);
+  out.VarintList(image.in_small_pages);
   return bytes;
 }
 
@@ -46,7 +46,7 @@ Result<StagedImage> DecodeStagedImage(std::string_view bytes, std::uint64_t pool
   for (std::uint64_t i = 0; i < sums && !in.failed(); ++i) {
     image.crc32c.push_back(in.U32());
   }
-  image.huge_pages = in.U8() != 0;
+  in.VarintList(&image.in_small_pages);
   VARVE_RETURN_IF_ERROR(in.Finish());
   VARVE_RETURN_IF_ERROR(CheckStagedImage(image, pool_blocks));
   return image;
@@ -75,6 +75,11 @@ Status CheckStagedImage(const StagedImage& image, std::uint64_t pool_blocks) {
     if (block >= pool_blocks) {
       return DataLoss("a staged copy in block " + std::to_string(block) + " of a pool of " +
                       std::to_string(pool_blocks));
+    }
+  }
+  for (const std::uint64_t place : image.in_small_pages) {
+    if (place >= image.blocks.size()) {
+      return DataLoss("a staged copy that has no block " + std::to_string(place));
     }
   }
   return Status::Ok();

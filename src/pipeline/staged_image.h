@@ -24,7 +24,8 @@ struct StagedImage {
   std::vector<StagedPart> parts;
   std::vector<std::uint64_t> blocks;  ///< In file order: number of the block in its pool.
   std::vector<std::uint32_t> crc32c;  ///< Of all checksum blocks, in file order.
-  bool huge_pages = false;            ///< All blocks are in pages of 2 MiB.
+  /// Those of `blocks`, by their place in it and ascending, that did not get pages of 2 MiB.
+  std::vector<std::uint64_t> in_small_pages;
   [[nodiscard]] std::uint64_t bytes() const { return parts.empty() ? 0 : parts.back().end; }
   friend bool operator==(const StagedImage&, const StagedImage&) = default;
 };

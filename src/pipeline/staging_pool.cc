@@ -19,6 +19,7 @@
 namespace varve {
 namespace {
 
+// One after the other. A refusal may take long, so it is not asked for ever.
 constexpr int kMostRefusals = 16;
 
 /// The first number in a file; nothing when there is none ("max").
@@ -142,15 +143,15 @@ void StagingPool::TakeSharedPages(std::byte* block) {
   if (fd_ < 0 || pages != Pages::kNone) {
     return;
   }
-  // A refusal may take long (the system looks for memory in one piece), so not for ever.
-  const bool small = refusals_ >= kMostRefusals;
-  const PagesTaken taken = varve::TakeSharedPages({block, kPoolBlockBytes}, small);
-  pages = taken == PagesTaken::kHuge ? Pages::kHuge : Pages::kSmall;
-  if (taken == PagesTaken::kSmallForGood) {
-    refusals_ = kMostRefusals;
-  } else if (taken == PagesTaken::kSmall && !small) {
-    ++refusals_;
+  const std::span<std::byte> memory(block, kPoolBlockBytes);
+  if (refusals_ < kMostRefusals && TakeHugeSharedPages(memory)) {
+    pages = Pages::kHuge;
+    refusals_ = 0;
+    return;
   }
+  TakePages(memory);
+  pages = Pages::kSmall;
+  ++refusals_;
 }
 
 StagingPool::Ticket StagingPool::Queue() {

@@ -1,5 +1,6 @@
 #include "pipeline/staging_pool.h"
 
+#include <algorithm>
 #include <atomic>
 #include <cstring>
 #include <set>
@@ -56,6 +57,23 @@ TEST(StagingPool, PreparesAheadAndNotBeyondItsBudget) {
   pool->Prepare(100 * kPoolBlockBytes);
   pool->WaitPrepared();
   EXPECT_EQ(pool->warm_blocks(), 3U);
+}
+
+TEST(StagingPool, SharedMemoryIsTakenOnceAndThenLeftAlone) {
+  const auto pool = std::move(*StagingPool::Make(4 * kPoolBlockBytes, /*shared=*/true));
+  pool->Prepare(2 * kPoolBlockBytes);  // Half of it; the rest is taken by whoever writes to it.
+  pool->WaitPrepared();
+  const auto reserved = pool->Reserve(4, {});
+  ASSERT_TRUE(IsOk(reserved));
+  for (std::byte* block : reserved->blocks()) {
+    reserved->TakeSharedPages(block);
+    const bool huge = reserved->HasHugePages(block);
+    std::memset(block, 7, kPoolBlockBytes);
+    reserved->TakeSharedPages(block);
+    EXPECT_EQ(reserved->HasHugePages(block), huge);
+    EXPECT_EQ(std::count(block, block + kPoolBlockBytes, std::byte{7}),
+              static_cast<std::ptrdiff_t>(kPoolBlockBytes));
+  }
 }
 
 TEST(StagingPool, MoreThanAllIsAll) {

@@ -1,18 +1,28 @@
 /// A system without huge pages, for this process.
 #pragma once
 
-#include <gtest/gtest.h>
 #include <sys/prctl.h>
 
 namespace varve::test {
 
-/// Refuses huge pages to all memory of this process while it lives.
+/// Refuses huge pages to all memory of this process while it lives, where that can be had.
 class NoHugePages {
  public:
-  NoHugePages() { EXPECT_EQ(::prctl(PR_SET_THP_DISABLE, 1, 0, 0, 0), 0); }
+  NoHugePages() : before_(::prctl(PR_GET_THP_DISABLE, 0UL, 0UL, 0UL, 0UL)) {
+    done_ = before_ >= 0 && ::prctl(PR_SET_THP_DISABLE, 1UL, 0UL, 0UL, 0UL) == 0;
+  }
   NoHugePages(const NoHugePages&) = delete;
   NoHugePages& operator=(const NoHugePages&) = delete;
-  ~NoHugePages() { ::prctl(PR_SET_THP_DISABLE, 0, 0, 0, 0); }
+  ~NoHugePages() {
+    if (done_ && before_ == 0) {
+      ::prctl(PR_SET_THP_DISABLE, 0UL, 0UL, 0UL, 0UL);
+    }
+  }
+  [[nodiscard]] bool done() const { return done_; }
+
+ private:
+  const int before_;
+  bool done_ = false;
 };
 
 }  // namespace varve::test
