@@ -115,9 +115,8 @@ void AgentRequests::Reply(Peer& peer, std::uint64_t turn, const Status& status) 
 void AgentRequests::Greet(Peer& peer, const AgentMessage& message) const {
   if (message.payload != AgentVersion()) {
     Reply(peer, 0,
-          FailedPrecondition("the agent that runs is of version " + AgentVersion() +
-                             ", not " + message.payload.substr(0, 64) +
-                             "; end it with `varve agent stop`"));
+          FailedPrecondition("the agent that runs is of version " + AgentVersion() + ", not " +
+                             message.payload.substr(0, 64) + "; end it with `varve agent stop`"));
     return;
   }
   peer.greeted = true;
