@@ -17,9 +17,9 @@ namespace varve {
 /// kRefused are the same in all versions: an agent of another one can be ended.
 enum class AgentVerb : std::uint8_t {
   kHello = 1,  ///< T: payload its version. A answers kOk with its own, or kRefused.
-  kAttach,     ///< T: the staging memory, a memfd, and its loan; payload its blocks and the first
-               ///< turn. A: kOk.
-  kHandOver,   ///< T: the save of a turn, a memfd with a Handover. A: kOk or kRefused, same turn.
+  kAttach,     ///< T: the staging memory, a memfd; payload its blocks and the first turn. A: kOk.
+  kHandOver,   ///< T: the save of a turn, a memfd with a Handover, and the loan of its memory. A:
+               ///< kOk or kRefused, same turn.
   kPass,       ///< T: nothing comes in that turn. No answer.
   kCancel,     ///< T: that save is not wanted. No answer.
   kForget,     ///< T: the memory of that turn is needed. A: kForgotten.

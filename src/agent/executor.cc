@@ -4,11 +4,13 @@
 // in hand is not handed over again: it may have become visible.
 //
 // An agent that is lost need not be dead: it may stand still, or have dropped us. Memory that it
-// has in hand is used again all the same, for a trainer must not wait for it. So every connection
-// comes with a loan of the memory, a page that both see: we call the loan in before anybody here
-// learns that the agent is lost. It looks there after it has written a file, and before that
-// counts.
+// has in hand is used again all the same, for a trainer must not wait for it. So every save comes
+// with a loan of its memory, a page that both see: whoever is about to use the memory again without
+// the agent's word calls the loan in first. The agent looks there after it has written a file, and
+// before that counts. What is kept here stays lent, though its agent is lost: it may yet be all
+// that is left of us.
 
+#include <algorithm>
 #include <chrono>
 #include <condition_variable>
 #include <map>
@@ -35,6 +37,7 @@ struct Turn {
   std::optional<Result<SaveReport>> outcome;  // kDone.
   bool forgotten = false;
   bool lost = false;  // The connection that it was handed over on.
+  std::shared_ptr<ValidityPage> loan;
 };
 using TurnPtr = std::shared_ptr<Turn>;
 
@@ -48,7 +51,6 @@ class AgentExecutor final : public SaveExecutor {
     {
       const std::scoped_lock lock(mutex_);
       Say({AgentVerb::kBye, 0, {}, {}});
-      loan_ = nullptr;  // What it has in hand is its own now.
     }
     Disconnect();
   }
@@ -67,27 +69,27 @@ class AgentExecutor final : public SaveExecutor {
     VARVE_RETURN_IF_ERROR(Reconnect(turn));
     AgentMessage message{AgentVerb::kHandOver, turn, {}, {}};
     VARVE_ASSIGN_OR_RETURN(FileDescriptor blob, MakeBlob(EncodeHandover(save)));
-    message.fds.push_back(std::move(blob));
     const auto known = std::make_shared<Turn>();
+    VARVE_ASSIGN_OR_RETURN(known->loan, ValidityPage::Make());
+    message.fds.push_back(std::move(blob));
+    message.fds.emplace_back(::dup(known->loan->fd().get()));
     std::unique_lock lock(mutex_);
     if (turns_.contains(turn)) {
       return FailedPrecondition("turn " + std::to_string(turn) + " has been handed over already");
     }
     Use(turn);
-    if (lost_ || !agent_->Send(message).ok()) {
-      return Lost();
-    }
     turns_[turn] = known;
+    if (lost_ || !agent_->Send(message).ok()) {
+      Lose();
+    }
     if (!Await(&lock, [&] { return known->lost || known->taken.has_value(); })) {
-      // It may take it yet, while its memory is used for something else.
+      known->taken = Unavailable("the agent does not answer");
       Say({AgentVerb::kCancel, turn, {}, {}});
-      GiveUp();
-      turns_.erase(turn);
-      return Unavailable("the agent does not answer");
+      Lose();
     }
     Status taken = known->taken.value_or(Lost());
     if (!taken.ok()) {
-      turns_.erase(turn);
+      CallIn(turn);  // It may take it yet.
     }
     return taken;
   }
@@ -105,7 +107,8 @@ class AgentExecutor final : public SaveExecutor {
 
   bool Holds(std::uint64_t turn) override {
     const std::scoped_lock lock(mutex_);
-    return turns_.contains(turn) && !lost_;
+    const auto found = turns_.find(turn);
+    return found != turns_.end() && !found->second->lost;
   }
 
   Result<SaveReport> Wait(std::uint64_t turn, bool* lost) override {
@@ -113,22 +116,27 @@ class AgentExecutor final : public SaveExecutor {
     const TurnPtr known = Known(turn);
     changed_.wait(lock, [&] { return known->lost || known->outcome.has_value(); });
     *lost = !known->outcome;
+    if (*lost) {
+      CallIn(turn);
+    }
     return known->outcome.value_or(Lost());
   }
 
   void Forget(std::uint64_t turn) override {
     std::unique_lock lock(mutex_);
     const TurnPtr known = Known(turn);
-    if (!known->lost && agent_->Send({AgentVerb::kForget, turn, {}, {}}).ok()) {
-      if (!Await(&lock, [&] { return known->lost || known->forgotten; })) {
-        GiveUp();
-      }
+    if (!known->lost && (!agent_->Send({AgentVerb::kForget, turn, {}, {}}).ok() ||
+                         !Await(&lock, [&] { return known->lost || known->forgotten; }))) {
+      Lose();
+    }
+    if (!known->forgotten) {
+      CallIn(turn);
     }
     turns_.erase(turn);
   }
 
  private:
-  /// A turn that the connection at hand does not know was lost with an earlier one.
+  /// A turn that nobody knows any more was lost.
   TurnPtr Known(std::uint64_t turn) {
     const auto found = turns_.find(turn);
     if (found != turns_.end()) {
@@ -147,15 +155,21 @@ class AgentExecutor final : public SaveExecutor {
     }
   }
 
-  /// The agent, which does not answer. The lock is held.
-  void GiveUp() {
-    CallIn();
+  /// The agent, which has gone or does not answer. The lock is held.
+  void Lose() {
+    lost_ = true;
+    for (const auto& [turn, known] : turns_) {
+      known->lost = true;
+    }
     agent_->Close();
+    changed_.notify_all();
   }
 
-  void CallIn() {
-    if (loan_ != nullptr) {
-      loan_->Revoke();
+  /// The loan of a turn, of which the memory is going to be used again. The lock is held.
+  void CallIn(std::uint64_t turn) {
+    if (const auto found = turns_.find(turn); found != turns_.end()) {
+      found->second->loan->Revoke();
+      turns_.erase(found);
     }
   }
 
@@ -177,14 +191,11 @@ class AgentExecutor final : public SaveExecutor {
     ByteWriter out(&attach.payload);
     out.U64(pool_blocks_);
     out.U64(first_turn);
-    VARVE_ASSIGN_OR_RETURN(auto loan, ValidityPage::Make());
     attach.fds.emplace_back(::dup(pool_fd_));
-    attach.fds.emplace_back(::dup(loan->fd().get()));
     VARVE_RETURN_IF_ERROR(Ask(*agent_, attach, Clock::now() + options_.answer).status());
     {
       const std::scoped_lock lock(mutex_);
       lost_ = false;
-      loan_ = std::move(loan);
       // Turns need not come in order. What was said of later ones, this agent has not heard: it
       // would wait for them for ever.
       for (auto turn = used_.upper_bound(first_turn); turn != used_.end(); ++turn) {
@@ -224,13 +235,7 @@ class AgentExecutor final : public SaveExecutor {
       auto message = agent.Receive(Deadline::max());
       const std::scoped_lock lock(mutex_);
       if (!message.ok()) {
-        lost_ = true;
-        CallIn();
-        for (const auto& [turn, known] : turns_) {
-          known->lost = true;
-        }
-        turns_.clear();
-        changed_.notify_all();
+        Lose();
         return;
       }
       Note(*message);
@@ -240,7 +245,7 @@ class AgentExecutor final : public SaveExecutor {
 
   void Note(const AgentMessage& message) {
     const auto found = turns_.find(message.turn);
-    if (found == turns_.end()) {
+    if (found == turns_.end() || found->second->lost) {
       return;
     }
     Turn& turn = *found->second;
@@ -271,7 +276,6 @@ class AgentExecutor final : public SaveExecutor {
   std::condition_variable changed_;
   std::shared_ptr<AgentConnection> agent_;
   bool lost_ = true;
-  std::shared_ptr<ValidityPage> loan_;  // Of our memory to the agent.
   std::map<std::uint64_t, TurnPtr> turns_;
   std::uint64_t all_used_below_ = 0;
   std::set<std::uint64_t> used_;  // From there on.
@@ -281,8 +285,14 @@ class AgentExecutor final : public SaveExecutor {
 }  // namespace
 
 Result<std::shared_ptr<SaveExecutor>> ConnectToAgent(const AgentOptions& options) {
-  VARVE_ASSIGN_OR_RETURN(auto agent, ConnectOrStart(options));
-  return std::shared_ptr<SaveExecutor>(std::make_shared<AgentExecutor>(options, std::move(agent)));
+  if (options.answer <= std::chrono::milliseconds(0)) {
+    return InvalidArgument("an agent that is to answer in " +
+                           std::to_string(options.answer.count()) + " ms");
+  }
+  AgentOptions sensible = options;
+  sensible.answer = std::min<std::chrono::milliseconds>(options.answer, std::chrono::hours(24));
+  VARVE_ASSIGN_OR_RETURN(auto agent, ConnectOrStart(sensible));
+  return std::shared_ptr<SaveExecutor>(std::make_shared<AgentExecutor>(sensible, std::move(agent)));
 }
 
 }  // namespace varve

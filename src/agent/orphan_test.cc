@@ -197,6 +197,8 @@ TEST(Executor, SaysNothingThatHurtsTheAgentHoweverGarbled) {
   const Bytes encoded = EncodeHandover(*save);
   const auto connection = trainer.ConnectAgain(agent);
   ASSERT_NE(connection, nullptr);
+  const auto loan = ValidityPage::Make();
+  ASSERT_TRUE(IsOk(loan));
   test::Random random(11);
   std::uint64_t turn = 0;
   for (int round = 0; round < 300; ++round) {
@@ -210,6 +212,7 @@ TEST(Executor, SaysNothingThatHurtsTheAgentHoweverGarbled) {
     }
     AgentMessage message{AgentVerb::kHandOver, turn, {}, {}};
     message.fds.push_back(std::move(*MakeBlob(bytes)));
+    message.fds.emplace_back(::dup((*loan)->fd().get()));
     ASSERT_TRUE(IsOk(connection->Send(message)));
     ASSERT_TRUE(IsOk(connection->Send({AgentVerb::kCancel, turn, {}, {}})));
     std::set<AgentVerb> heard;  // Done may come before Ok.

@@ -89,7 +89,9 @@ void AgentRequests::Handle(Peer& peer, AgentMessage message) {
     return;
   }
   switch (message.verb) {
-    case AgentVerb::kHandOver: Reply(peer, message.turn, TakeSave(peer, message)); return;
+    case AgentVerb::kHandOver:
+      Reply(peer, message.turn, TakeSave(peer, std::move(message)));
+      return;
     case AgentVerb::kPass: peer.session->Pass(message.turn); return;
     case AgentVerb::kCancel: peer.session->Cancel(message.turn); return;
     case AgentVerb::kBye:
@@ -127,17 +129,16 @@ Status AgentRequests::Attach(Peer& peer, AgentMessage message) {
   ByteReader in(message.payload);
   const std::uint64_t blocks = in.U64();
   const std::uint64_t first_turn = in.U64();
-  if (!in.Finish().ok() || message.fds.size() != 2 || peer.session != nullptr) {
+  if (!in.Finish().ok() || message.fds.size() != 1 || peer.session != nullptr) {
     return DataLoss("memory that is not attached as it should be");
   }
   if (stopping_) {
     return FailedPrecondition("the agent is stopping");
   }
   VARVE_ASSIGN_OR_RETURN(auto pool, PoolMemory::Map(std::move(message.fds[0]), blocks));
-  VARVE_ASSIGN_OR_RETURN(auto loan, ValidityPage::Map(std::move(message.fds[1])));
   // A trainer that comes back after its connection was lost uses its memory again.
   for (const auto& session : sessions_) {
-    if (session->silent() && session->memory().IsSameAs(*pool)) {
+    if (session->connection_has_ended() && session->memory().IsSameAs(*pool)) {
       session->Abandon();
       held_.ForgetAll(session->number());
     }
@@ -145,7 +146,6 @@ Status AgentRequests::Attach(Peer& peer, AgentMessage message) {
   AgentSession::Surroundings around;
   around.number = next_session_++;
   around.trainer = peer.connection;
-  around.loan = std::move(loan);
   around.held = &held_;
   around.patience = options_.patience;
   around.changed = wake_;
@@ -154,15 +154,16 @@ Status AgentRequests::Attach(Peer& peer, AgentMessage message) {
   return Status::Ok();
 }
 
-Status AgentRequests::TakeSave(const Peer& peer, const AgentMessage& message) const {
+Status AgentRequests::TakeSave(const Peer& peer, AgentMessage message) const {
   if (stopping_) {
     return FailedPrecondition("the agent is stopping");
   }
-  if (message.fds.size() != 1) {
+  if (message.fds.size() != 2) {
     return DataLoss("a save without what there is to know of it");
   }
   VARVE_ASSIGN_OR_RETURN(const Bytes encoded, ReadBlob(message.fds[0]));
-  return peer.session->HandOver(message.turn, encoded);
+  VARVE_ASSIGN_OR_RETURN(auto loan, ValidityPage::Map(std::move(message.fds[1])));
+  return peer.session->HandOver(message.turn, encoded, std::move(loan));
 }
 
 void AgentRequests::SendHeld(Peer& peer, const std::string& path) {

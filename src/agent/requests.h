@@ -62,7 +62,7 @@ class AgentRequests {
   void Reply(Peer& peer, std::uint64_t turn, const Status& status) const;
   void Greet(Peer& peer, const AgentMessage& message) const;
   Status Attach(Peer& peer, AgentMessage message);
-  [[nodiscard]] Status TakeSave(const Peer& peer, const AgentMessage& message) const;
+  [[nodiscard]] Status TakeSave(const Peer& peer, AgentMessage message) const;
   void SendHeld(Peer& peer, const std::string& path);
   AgentReport Report();
   void SendStatus(Peer& peer);

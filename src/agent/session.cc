@@ -6,6 +6,8 @@
 #include <system_error>
 #include <utility>
 
+#include <poll.h>
+
 #include "checkpoint/failure_note.h"
 #include "checkpoint/handed_over.h"
 #include "checkpoint/talk.h"
@@ -30,8 +32,15 @@ void AgentSession::Abandon() {
   changed_.notify_all();
 }
 
-Status AgentSession::HandOver(std::uint64_t turn, std::string_view encoded) {
+bool AgentSession::connection_has_ended() const {
+  pollfd connection{around_.trainer->fd(), 0, 0};
+  return silent_ || (::poll(&connection, 1, 0) == 1 && (connection.revents & POLLHUP) != 0);
+}
+
+Status AgentSession::HandOver(std::uint64_t turn, std::string_view encoded,
+                              std::shared_ptr<ValidityPage> loan) {
   auto job = std::make_shared<Job>();
+  job->loan = std::move(loan);
   VARVE_ASSIGN_OR_RETURN(job->save, DecodeHandover(encoded, pool_->blocks()));
   const std::scoped_lock lock(mutex_);
   if (turn < next_turn_ || jobs_.contains(turn) || passed_.contains(turn)) {
@@ -278,7 +287,7 @@ void AgentSession::WriteOne(std::uint64_t turn, Job& job) {
   HandedOverFile file;
   const auto blocks = pool_->At(job.save.image.blocks);
   const Result<SaveReport> report = WriteHandedOver(
-      job.save, {blocks, [&] { return around_.loan->Valid(); }}, job.stop.get_token(),
+      job.save, {blocks, [&] { return job.loan->Valid(); }}, job.stop.get_token(),
       [&] { return GiveUp(job); }, &file);
   if (report.ok()) {
     IsWritten(turn, job.save.at_end);
@@ -288,7 +297,7 @@ void AgentSession::WriteOne(std::uint64_t turn, Job& job) {
       HeldFile held{job.save.path,   file.name,       identity.save_id, identity.rank,
                     file.data_begin, pool_->blocks(), job.save.image};
       around_.held->Add(
-          {std::move(held), around_.number, turn, std::nullopt, pool_, *page, around_.loan});
+          {std::move(held), around_.number, turn, std::nullopt, pool_, *page, job.loan});
       if (!trainer_lives_) {
         around_.held->Orphan(around_.number);
       }

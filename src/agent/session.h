@@ -31,8 +31,6 @@ class AgentSession {
   struct Surroundings {
     std::uint64_t number = 0;  ///< Of the session.
     std::shared_ptr<AgentConnection> trainer;
-    /// Called in when the trainer uses the memory again though we may still read from it.
-    std::shared_ptr<ValidityPage> loan;
     HeldFiles* held = nullptr;
     std::chrono::milliseconds patience{0};  ///< AgentServerOptions::patience.
     std::function<void()> changed;          ///< Called when a save has ended.
@@ -44,8 +42,9 @@ class AgentSession {
   /// Waits for the save that is being written.
   ~AgentSession();
 
-  /// Errors: DataLoss; FailedPrecondition for a turn that is over or taken.
-  Status HandOver(std::uint64_t turn, std::string_view encoded);
+  /// `loan` is called in when the trainer uses the memory of the save again though we may still
+  /// read from it. Errors: DataLoss; FailedPrecondition for a turn that is over or taken.
+  Status HandOver(std::uint64_t turn, std::string_view encoded, std::shared_ptr<ValidityPage> loan);
   void Pass(std::uint64_t turn);
   /// Gives up a save that was to be written at the end.
   void Forget(std::uint64_t turn);
@@ -59,6 +58,8 @@ class AgentSession {
   /// The trainer's connection has ended, its process has not.
   void TrainerIsSilent() { silent_ = true; }
   [[nodiscard]] bool silent() const { return silent_; }
+  /// Said already, or about to be found out.
+  [[nodiscard]] bool connection_has_ended() const;
 
   /// We leave a trainer that lives: what has not been written is given up, and its memory, which it
   /// goes on to use, is not touched.
@@ -79,6 +80,7 @@ class AgentSession {
   using Clock = std::chrono::steady_clock;
   struct Job {
     Handover save;
+    std::shared_ptr<ValidityPage> loan;
     std::stop_source stop;
     bool writing = false;
     bool gave_up = false;  // Only for who writes.

@@ -24,7 +24,7 @@ struct LentMemory {
 };
 
 /// Claims, writes and publishes, talking to the other ranks of the save; again if that fails and is
-/// worth it. `give_up` as in MakeTalk. Errors: as Save; Cancelled where the memory is not intact.
+/// worth it. `give_up` as in MakeTalk. Errors: as Save; DataLoss where the memory is not intact.
 Result<SaveReport> WriteHandedOver(const Handover& save, const LentMemory& memory,
                                    const std::stop_token& stop,
                                    const std::function<Status()>& give_up, HandedOverFile* file);

@@ -305,6 +305,11 @@ Status StagedFile::WriteBlocks(BlockWriters* writers, Inspector* inspector,
   return WaitComplete(stop);
 }
 
+Status StagedFile::CheckIntact() const {
+  return !intact_ || intact_() ? Status::Ok()
+                               : DataLoss("the trainer uses the memory again that the copy was in");
+}
+
 Result<WrittenSegments> StagedFile::WriteTo(WritableFile& file, std::uint64_t data_begin,
                                             const WriteSegmentsOptions& options) {
   Inspector inspector(parts_, checksum_block_bytes_);
@@ -313,15 +318,14 @@ Result<WrittenSegments> StagedFile::WriteTo(WritableFile& file, std::uint64_t da
     writers.Fail(std::move(status));
   }
   if (Status status = writers.Finish(); !status.ok()) {
+    VARVE_RETURN_IF_ERROR(CheckIntact());  // Which would be why.
     if (in_waves()) {
       Discard(status);
     }
     return status;
   }
   // A block is inspected before it is written. What came over it in between is not noticed there.
-  if (intact_ && !intact_()) {
-    return Status(StatusCode::kCancelled, "the trainer uses the memory again that the copy was in");
-  }
+  VARVE_RETURN_IF_ERROR(CheckIntact());
   return inspector.Take();
 }
 

@@ -70,7 +70,7 @@ class StagedFile {
   /// not copied yet. Each block is compared with the checksum taken when it was staged.
   /// Errors: the first I/O error; what Fill or Abandon reported; DataLoss naming the segment when a
   /// block no longer matches, because the source changed while it was copied or something else
-  /// wrote to the memory; Cancelled, also where borrowed memory is not intact.
+  /// wrote to the memory, also where borrowed memory is not intact; Cancelled.
   Result<WrittenSegments> WriteTo(WritableFile& file, std::uint64_t data_begin,
                                   const WriteSegmentsOptions& options);
 
@@ -89,6 +89,7 @@ class StagedFile {
   Status WaitComplete(const std::stop_token& stop);
   Result<const Block*> WaitFilled(std::size_t index, const std::stop_token& stop);
   void Written(std::size_t index);
+  [[nodiscard]] Status CheckIntact() const;
   class Inspector;
   Status WriteBlocks(BlockWriters* writers, Inspector* inspector, std::uint64_t data_begin,
                      const std::stop_token& stop);

@@ -102,7 +102,7 @@ TEST(StagedFile, OfMemoryThatItsOwnerUsesAgainIsNoFile) {
       ASSERT_TRUE(IsOk(written));
       EXPECT_EQ(written->contents, job.contents);
     } else {
-      EXPECT_TRUE(FailsWith(written, StatusCode::kCancelled, {"uses the memory again"}));
+      EXPECT_TRUE(FailsWith(written, StatusCode::kDataLoss, {"uses the memory again"}));
     }
   }
 }

@@ -12,7 +12,6 @@
 
 #include "agent/client.h"
 #include "agent/connection.h"
-#include "agent/shared_memory.h"
 #include "checkpoint/handover.h"
 #include "checkpoint/save_session.h"
 #include "pipeline/staged_file.h"
@@ -72,10 +71,7 @@ class Trainer {
     ByteWriter out(&attach.payload);
     out.U64(pool_->block_count());
     out.U64(0);
-    const auto loan = ValidityPage::Make();
-    EXPECT_TRUE(IsOk(loan));
     attach.fds.emplace_back(::dup(pool_->fd()));
-    attach.fds.emplace_back(::dup((*loan)->fd().get()));
     EXPECT_TRUE(IsOk(Ask(**connection, attach, LongDeadline())));
     return std::move(*connection);
   }
