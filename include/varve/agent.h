@@ -29,8 +29,9 @@ struct AgentOptions {
   std::string directory;  ///< Empty: DefaultAgentDirectory().
   /// What is started where no agent runs. Empty: $VARVE_AGENT, or "varve-agent" from the PATH.
   std::string program;
-  /// How long it may take to answer what takes it no time (to take a save, to give up memory that it
-  /// keeps); then it counts as lost. More than 0. The outcome of a save is waited for without limit.
+  /// How long it may take to answer what takes it no time (to take a save, to give up memory that
+  /// it keeps); then it counts as lost. More than 0. The outcome of a save is waited for without
+  /// limit.
   std::chrono::milliseconds answer = std::chrono::seconds(30);
 };
 

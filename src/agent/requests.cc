@@ -89,9 +89,11 @@ void AgentRequests::Handle(Peer& peer, AgentMessage message) {
     return;
   }
   switch (message.verb) {
-    case AgentVerb::kHandOver:
-      Reply(peer, message.turn, TakeSave(peer, std::move(message)));
+    case AgentVerb::kHandOver: {
+      const std::uint64_t turn = message.turn;
+      Reply(peer, turn, TakeSave(peer, std::move(message)));
       return;
+    }
     case AgentVerb::kPass: peer.session->Pass(message.turn); return;
     case AgentVerb::kCancel: peer.session->Cancel(message.turn); return;
     case AgentVerb::kBye:
