@@ -1,5 +1,6 @@
 // Saves that are written only when their trainer has ended.
 
+#include <atomic>
 #include <filesystem>
 #include <thread>
 
@@ -80,7 +81,7 @@ TEST(AtEnd, TheNewestIsWrittenWhenTheTrainerEndsAndLoadsFromMemory) {
     const std::string newest = dir / (name + "5");
     EXPECT_TRUE(Load(newest, kState) == training.memory);
     EXPECT_TRUE(Verify(newest)->clean());
-    std::uint64_t from_memory = 0;
+    std::atomic<std::uint64_t> from_memory = 0;  // By the threads of the load.
     const auto memory = OpenAgentMemory(
         newest, PosixStorage(), [&](std::uint64_t bytes) { from_memory += bytes; },
         agent.directory());

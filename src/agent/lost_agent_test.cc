@@ -1,5 +1,6 @@
 // What a trainer makes of an agent that it has lost. The agent lives; what is lost is its word.
 
+#include <atomic>
 #include <chrono>
 #include <csignal>
 #include <filesystem>
@@ -118,8 +119,8 @@ class AgentBeside {
   int pid_ = 0;
 };
 
-std::uint64_t BytesFromMemory(Storage& storage, std::uint64_t& count, const std::string& path,
-                              const std::string& expected) {
+std::uint64_t BytesFromMemory(Storage& storage, std::atomic<std::uint64_t>& count,
+                              const std::string& path, const std::string& expected) {
   count = 0;
   EXPECT_TRUE(Load(path, expected.size(), "", storage) == expected);
   return count;
@@ -136,7 +137,7 @@ TEST(LostAgent, ThatStandsStillKeepsNoTrainerAndHurtsNoSaveWhenItGoesOn) {
   };
   const std::string first = training.memory;
   ASSERT_TRUE(IsOk(save("kept").done().get()));
-  std::uint64_t count = 0;
+  std::atomic<std::uint64_t> count = 0;  // By the threads of the load.
   const auto kept = OpenAgentMemory(
       dir / "kept", PosixStorage(), [&](std::uint64_t bytes) { count += bytes; },
       agent.directory());
