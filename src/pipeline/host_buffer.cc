@@ -9,12 +9,12 @@
 
 #include "base/checked.h"
 #include "base/checksum.h"
+#include "pipeline/huge_pages.h"
 #include "pipeline/run_threads.h"
 
 namespace varve {
 namespace {
 
-constexpr std::uint64_t kHugePage = std::uint64_t{2} << 20;
 // Of one thread's turn: long enough to forget the turn, short enough to share evenly.
 constexpr std::uint64_t kPieceBytes = std::uint64_t{4} << 20;
 constexpr int kMostThreads = 8;
@@ -53,7 +53,7 @@ std::vector<Turn> TurnsOf(std::span<const HostCopy> copies) {
 }  // namespace
 
 Result<std::unique_ptr<HostBuffer>> HostBuffer::Make(std::uint64_t bytes) {
-  const std::uint64_t size = RoundUp(std::max<std::uint64_t>(bytes, 1), kHugePage);
+  const std::uint64_t size = RoundUp(std::max<std::uint64_t>(bytes, 1), kHugePageBytes);
   void* data = ::mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   if (size < bytes || data == MAP_FAILED) {
     return Status(StatusCode::kOutOfSpace,
