@@ -11,11 +11,14 @@
 //  4. We wait for the outcome, which is the same on all ranks. If the other process is killed, this
 //     rank's file is incomplete or has not been counted, and nothing becomes visible; or it has
 //     been, and the checkpoint tells. Step 3's peers learn of it from us; if we are killed too,
-//     from their deadline.
+//     from their deadline. One that we have lost may live, and go on writing from memory that we
+//     use again: the loan of that memory is called in first, and a file written from it since does
+//     not count.
 //  5. Of a save that has ended well the copy is kept: a trainer that is started again on this node
 //     loads from it. It is given up when the next one takes its place, or when memory is short. The
-//     other process is asked to forget it first, and its blocks are free only when it has: whoever
-//     reads them meanwhile learns that they are no longer what they were.
+//     other process is asked to forget it first, and its blocks are free only when it has, or its
+//     loan has been called in because it did not answer: whoever reads them meanwhile learns that
+//     they are no longer what they were.
 // A save that is to be written at the end stops after step 2: the other process does step 3 when we
 // are gone, be it killed. It takes two of them to be safe at any time: while ranks hand over the
 // newer one, some may have it and some not, and if they are killed then it is the older one that is

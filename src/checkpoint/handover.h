@@ -49,14 +49,14 @@ class SaveExecutor {
   virtual Status Attach(int fd, std::uint64_t blocks) = 0;
 
   /// When this returns Ok the save is in the other process's hands and outlives this one. Its
-  /// blocks may not be written to until Forget has returned.
+  /// blocks may not be written to until Forget has returned, or Wait with `*lost`.
   virtual Status HandOver(std::uint64_t turn, const Handover& save) = 0;
 
   /// There will be no save in this turn.
   virtual void Pass(std::uint64_t turn) = 0;
 
   /// Waits for the end of a save. Errors: those of the save; Unavailable with `*lost` when the
-  /// other process is gone.
+  /// other process is gone, or has been given up: its blocks may be written to then.
   virtual Result<SaveReport> Wait(std::uint64_t turn, bool* lost) = 0;
 
   /// True for a save that was handed over, while the process lives that it was handed over to.
@@ -65,7 +65,7 @@ class SaveExecutor {
   virtual void Cancel(std::uint64_t turn) = 0;
 
   /// Gives up what the other process keeps of a save that has ended, or one that was to be written
-  /// at the end; returns when it is no longer read there.
+  /// at the end; returns when it is no longer read there, or what is read there does not count.
   virtual void Forget(std::uint64_t turn) = 0;
 };
 
