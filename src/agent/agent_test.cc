@@ -114,6 +114,7 @@ TEST(Agent, WritesFromSmallPagesToo) {
   const auto stager = agent.MakeStager();
   const Training training(20 * kMiB + 12345);
   ASSERT_TRUE(IsOk(AsyncSave(training.state(), dir / "a", {}, *stager).done().get()));
+  EXPECT_TRUE(Load(dir / "a", training.memory.size()) == training.memory);
   EXPECT_TRUE(Verify(dir / "a")->clean());
 }
 
