@@ -14,6 +14,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "varve/checkpoint.h"
 #include "varve/coordinator.h"
@@ -89,6 +90,9 @@ class AsyncSaveHandle {
   /// Ready when the checkpoint is durable and visible, or the save has failed; the same on every
   /// rank, as Save returns it. Cancelled when it was skipped, replaced or cancelled.
   [[nodiscard]] std::shared_future<Result<SaveReport>> done() const;
+  /// Returns SaveReport::differing_tensors, which is known as soon as AsyncSave has returned. Empty
+  /// on ranks other than the coordinator.
+  [[nodiscard]] std::vector<std::string> differing_tensors() const;
   /// Gives the save up, on all ranks, unless it is about to be visible. Nothing stays behind. Other
   /// ranks learn of it in the next exchange, so they write their files to the end first.
   void Cancel() const;

@@ -18,6 +18,20 @@ namespace varve {
 /// thread-safe.
 using ProgressFunction = std::function<void(std::uint64_t done, std::uint64_t total)>;
 
+/// Which bytes ranks compare to find replicas that differ.
+enum class CheckReplicas : std::uint8_t {
+  /// All of a shard of up to 64 KiB; of a larger one 64 samples of 64 bytes, evenly spaced. Finds
+  /// replicas that have diverged, not a single element that differs between two samples.
+  kSamples,
+  kFull,  ///< All bytes: one more pass over all that each rank holds, replicated or not.
+};
+
+/// How a save treats tensors whose replicas differ.
+enum class OnDifference : std::uint8_t {
+  kReport,  ///< Save the lowest rank's replica, and name the tensor in SaveReport.
+  kError,   ///< Fail on all ranks before anything is written.
+};
+
 struct SaveOptions {
   /// Replace an existing checkpoint. The old one stays loadable until the new one is durable.
   bool overwrite = false;
@@ -41,6 +55,10 @@ struct SaveOptions {
   /// Bytes a second that this rank writes at most; 0 for as many as the storage takes. Leaves room
   /// for a data loader on the same disk.
   std::uint64_t max_write_bandwidth = 0;
+  /// A coordinated save by several ranks compares the replicas of each shard. Replicas are not
+  /// compared where their bytes are on a CUDA device (SourceTensor::cuda).
+  CheckReplicas check_replicas = CheckReplicas::kSamples;
+  OnDifference on_difference = OnDifference::kReport;
   /// Bytes per data checksum: a multiple of 4096, at most 8 MiB. Kilobytes serve tests.
   std::uint64_t block_bytes = std::uint64_t{1} << 20;
   ProgressFunction progress;
@@ -56,6 +74,9 @@ struct SaveReport {
   /// Plain values that differ between ranks under one name; rank 0's (or the lowest rank's) was
   /// kept. Filled on the coordinator.
   std::vector<std::string> differing_objects;
+  /// Tensors of which some shard differs between the ranks that hold it. All of such a shard was
+  /// taken from the lowest rank that holds it. Filled on the coordinator.
+  std::vector<std::string> differing_tensors;
   // Of asynchronous saves:
   double staging_seconds = 0;        ///< From the call until the copy was made.
   bool in_waves = false;             ///< The state was larger than the staging memory.

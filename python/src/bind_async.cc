@@ -6,6 +6,7 @@
 #include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/unique_ptr.h>
+#include <nanobind/stl/vector.h>
 #include <unistd.h>
 
 #include "bindings.h"
@@ -184,6 +185,8 @@ void BindAsync(nb::module_& module) {
           },
           nb::arg("copies"));
   nb::class_<AsyncSaveHandle>(module, "AsyncSaveHandle")
+      .def_prop_ro("differing_tensors",
+                   [](const AsyncSaveHandle& self) { return self.differing_tensors(); })
       .def("cancel", &AsyncSaveHandle::Cancel, nb::call_guard<nb::gil_scoped_release>());
   nb::class_<Stager>(module, "Stager")
       .def(nb::new_(&MakeStager), nb::arg("options"), nb::arg("background").none())

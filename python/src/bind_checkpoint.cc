@@ -2,7 +2,10 @@
 #include <atomic>
 #include <chrono>
 #include <cstring>
+#include <initializer_list>
 #include <optional>
+#include <string_view>
+#include <utility>
 
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
@@ -130,6 +133,26 @@ ProgressFunction MakeProgress(nb::object callback) {
   };
 }
 
+/// Sets `out` to the value that options[name] names, if it is given.
+template <class T>
+void SetOneOf(const nb::dict& options, const char* name, T* out,
+              std::initializer_list<std::pair<std::string_view, T>> values) {
+  if (!options.contains(name)) {
+    return;
+  }
+  std::string given;
+  Set(options, name, &given);
+  std::string wanted;
+  for (const auto& [text, value] : values) {
+    if (given == text) {
+      *out = value;
+      return;
+    }
+    wanted += (wanted.empty() ? "\"" : " or \"") + std::string(text) + "\"";
+  }
+  Raise(InvalidArgument(std::string(name) + "=\"" + given + "\": want " + wanted));
+}
+
 SaveId SaveIdFrom(const nb::bytes& bytes) {
   SaveId id;
   if (bytes.size() != id.bytes.size()) {
@@ -169,14 +192,11 @@ void RaiseUnfit(const char* name, nb::handle value) {
 
 SaveOptions SaveOptionsFrom(const nb::dict& options) {
   SaveOptions out;
-  if (options.contains("format")) {
-    const auto name = nb::cast<std::string>(nb::object(options["format"]));
-    if (name == "dcp") {
-      out.format = Format::kDcp;
-    } else if (name != "varve") {
-      Raise(InvalidArgument("format=\"" + name + "\": want \"varve\" or \"dcp\""));
-    }
-  }
+  SetOneOf(options, "format", &out.format, {{"varve", Format::kVarve}, {"dcp", Format::kDcp}});
+  SetOneOf(options, "on_difference", &out.on_difference,
+           {{"warn", OnDifference::kReport}, {"error", OnDifference::kError}});
+  SetOneOf(options, "check_replicas", &out.check_replicas,
+           {{"samples", CheckReplicas::kSamples}, {"full", CheckReplicas::kFull}});
   Set(options, "overwrite", &out.overwrite);
   Set(options, "coordinate", &out.coordinate);
   Set(options, "direct", &out.direct);
@@ -215,6 +235,7 @@ nb::dict ToDict(const SaveReport& report) {
   out["seconds"] = report.seconds;
   out["direct"] = report.direct;
   out["differing_objects"] = report.differing_objects;
+  out["differing_tensors"] = report.differing_tensors;
   return out;
 }
 

@@ -23,6 +23,7 @@ _context.set_forkserver_preload(
         "dcp_jobs",
         "async_jobs",
         "agent_jobs",
+        "replica_jobs",
     ]
 )
 

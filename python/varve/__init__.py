@@ -33,6 +33,7 @@ from varve.errors import (
     InvalidArgumentError,
     OutOfSpaceError,
     PreconditionError,
+    ReplicasDifferWarning,
     UnavailableError,
     UnsupportedError,
 )
@@ -51,6 +52,7 @@ __all__ = [
     "OutOfSpaceError",
     "PerRank",
     "PreconditionError",
+    "ReplicasDifferWarning",
     "SaveReport",
     "UnavailableError",
     "UnsupportedError",

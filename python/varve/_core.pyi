@@ -31,6 +31,10 @@ class HostBuffer:
 class AsyncSaveHandle:
     """A save in the background."""
 
+    @property
+    def differing_tensors(self) -> list[str]:
+        """Of which replicas differ; on rank 0."""
+
     def cancel(self) -> None: ...
 
 class Stager:

@@ -6,6 +6,7 @@ import contextlib
 import fnmatch
 import gc
 import os
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -13,7 +14,12 @@ from typing import Any, Protocol
 from varve import _core, _tree
 from varve._match import Match
 from varve._values import ObjectLeaf, TensorLeaf
-from varve.errors import CheckpointNotFoundError, Error, InvalidArgumentError
+from varve.errors import (
+    CheckpointNotFoundError,
+    Error,
+    InvalidArgumentError,
+    ReplicasDifferWarning,
+)
 
 #: (fqn, dtype number, shape, offsets or None, sizes or None, address, strides or None).
 Item = tuple[Any, ...]
@@ -67,6 +73,9 @@ class SaveReport:
     """False where the file system refused O_DIRECT and writes went through the page cache."""
     differing_objects: list[str] = field(default_factory=list)
     """On rank 0: plain values that differed between ranks; rank 0's was kept. See PerRank."""
+    differing_tensors: list[str] = field(default_factory=list)
+    """On rank 0: tensors of which some shard differed between the ranks that hold it. What was saved
+    of such a shard is the lowest rank's. See PerRank, and `on_difference` of save."""
     staging_seconds: float = 0.0
     """Of an asynchronous save: from the call until the copy was made."""
     in_waves: bool = False
@@ -174,8 +183,27 @@ def save(
         if options.get("coordinate", True):
             _fail(coordinator, f"save {where}", error, options)
         raise
-    return SaveReport(
+    report = SaveReport(
         **_core.save(parts.tensors, parts.objects, parts.structure, where, options, coordinator)
+    )
+    warn_of_differences(report.differing_tensors)
+    return report
+
+
+def warn_of_differences(names: list[str]) -> None:
+    """Warns that replicas differ. The warning names the line that called a function that called this.
+
+    The text names no path: Python then shows it once for a run that saves the same tensors each time.
+    """
+    if not names:
+        return
+    shown = ", ".join(names[:10]) + (f" and {len(names) - 10} more" if len(names) > 10 else "")
+    warnings.warn(
+        f"tensors differ between the ranks that hold them: {shown}. What is saved is the value of the "
+        "lowest of these ranks. Wrap what each rank has for itself in varve.torch.PerRank; "
+        'on_difference="error" refuses such a save',
+        ReplicasDifferWarning,
+        stacklevel=4,
     )
 
 

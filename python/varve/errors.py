@@ -50,6 +50,10 @@ class InternalError(Error, RuntimeError):
     """A bug in Varve; please report it."""
 
 
+class ReplicasDifferWarning(UserWarning):
+    """Ranks hold different values under one name; the lowest rank's was saved."""
+
+
 #: Exception type by status code (varve/status.h).
 BY_CODE: dict[int, type[Error]] = {
     1: InvalidArgumentError,

@@ -54,6 +54,14 @@ class ByteWriter {
   }
 
   template <class Range>
+  void StringList(const Range& values) {
+    Varint(values.size());
+    for (const auto& value : values) {
+      String(value);
+    }
+  }
+
+  template <class Range>
   void VarintList(const Range& values) {
     Varint(values.size());
     for (const auto value : values) {
@@ -127,6 +135,16 @@ class ByteReader {
 
   /// A view into the input, valid as long as the input is.
   std::string_view String() { return Raw(Varint()); }
+
+  template <class Vector>
+  void StringList(Vector* values) {
+    const std::uint64_t count = Count();
+    values->clear();
+    values->reserve(count);
+    for (std::uint64_t i = 0; i < count; ++i) {
+      values->emplace_back(String());
+    }
+  }
 
   template <class Vector>
   void VarintList(Vector* values) {

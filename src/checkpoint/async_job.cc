@@ -63,6 +63,7 @@ Status AsyncJob::Plan(Coordinator& coordinator, const Status& ready) {
   {
     const std::scoped_lock lock(mutex_);
     queued_ = true;
+    differing_tensors_ = session_->settled().settled.differing_tensors;
   }
   if (WantsTornCheck(options_)) {
     samples_.emplace(TornSamples::Take(session_->work().segments, devices_));
@@ -206,6 +207,7 @@ Result<SaveReport> AsyncJob::Write(Coordinator& background) {
     if (result.ok()) {
       result->staging_seconds = staging_seconds_;
       result->in_waves = HasCopyInWaves();
+      result->differing_tensors = differing_tensors_;
       if (staged_file_ != nullptr) {  // In waves the copy may have ended just now.
         NoteDeviceBytes();
       }
@@ -266,6 +268,11 @@ void AsyncJob::Cancel(Status why) {
 bool AsyncJob::begun() {
   const std::scoped_lock lock(mutex_);
   return begun_;
+}
+
+std::vector<std::string> AsyncJob::differing_tensors() {
+  const std::scoped_lock lock(mutex_);
+  return differing_tensors_;
 }
 
 bool AsyncJob::stuck() {

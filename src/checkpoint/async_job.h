@@ -9,6 +9,7 @@
 #include <stop_token>
 #include <string>
 #include <thread>
+#include <vector>
 
 #include "checkpoint/handoff.h"
 #include "checkpoint/save_session.h"
@@ -46,6 +47,9 @@ class AsyncJob {
   [[nodiscard]] bool begun();
   /// True when the save has been given up because the storage does not return from a call.
   [[nodiscard]] bool stuck();
+
+  /// Known once Plan has returned.
+  [[nodiscard]] std::vector<std::string> differing_tensors();
 
   [[nodiscard]] const std::string& path() const { return path_; }
   /// Of the save that has been planned and not yet written.
@@ -95,6 +99,7 @@ class AsyncJob {
   std::mutex mutex_;  // Guards all below.
   std::condition_variable_any changed_;
   std::optional<Status> ready_;  // Set when writing may begin, or never will.
+  std::vector<std::string> differing_tensors_;
   bool begun_ = false;
   bool queued_ = false;  // It has been planned: somebody copies, or will be told not to.
   bool copied_ = false;  // Nobody copies any more, be it that all is done or that it failed.

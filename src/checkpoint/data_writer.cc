@@ -18,12 +18,7 @@ namespace varve {
 namespace {
 
 Region ChunkRegion(const SourceTensor& source, const StoredChunk& chunk) {
-  // The pipeline reads through this pointer and never writes.
-  auto* data = static_cast<std::byte*>(const_cast<void*>(source.data));
-  const StridedMemory memory{
-      data, source.box, source.strides.empty() ? RowMajorStrides(source.box.sizes) : source.strides,
-      ItemSize(source.dtype)};
-  return {chunk.box, memory, chunk.box};
+  return {chunk.box, MemoryOf(source), chunk.box};
 }
 
 Result<std::vector<FileSegment>> Segments(const State& state, const FilePlan& plan,
@@ -56,6 +51,12 @@ Result<std::vector<FileSegment>> Segments(const State& state, const FilePlan& pl
 }
 
 }  // namespace
+
+StridedMemory MemoryOf(const SourceTensor& source) {
+  return {static_cast<std::byte*>(const_cast<void*>(source.data)), source.box,
+          source.strides.empty() ? RowMajorStrides(source.box.sizes) : source.strides,
+          ItemSize(source.dtype)};
+}
 
 Result<LocalPlan> MakeLocalPlan(const State& state) {
   LocalPlan plan;

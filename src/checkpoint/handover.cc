@@ -74,10 +74,8 @@ Bytes EncodeReport(const SaveReport& report) {
   out.U64(report.bytes_written);
   out.F64(report.seconds);
   out.U8(report.direct ? 1 : 0);
-  out.Varint(report.differing_objects.size());
-  for (const std::string& name : report.differing_objects) {
-    out.String(name);
-  }
+  out.StringList(report.differing_objects);
+  out.StringList(report.differing_tensors);
   out.Varint(static_cast<std::uint64_t>(report.attempts));
   return bytes;
 }
@@ -89,10 +87,8 @@ Result<SaveReport> DecodeReport(std::string_view bytes) {
   report.bytes_written = in.U64();
   report.seconds = in.F64();
   report.direct = in.U8() != 0;
-  const std::uint64_t names = in.Count();
-  for (std::uint64_t i = 0; i < names && !in.failed(); ++i) {
-    report.differing_objects.emplace_back(in.String());
-  }
+  in.StringList(&report.differing_objects);
+  in.StringList(&report.differing_tensors);
   report.attempts = static_cast<int>(in.Varint());
   VARVE_RETURN_IF_ERROR(in.Finish());
   return report;

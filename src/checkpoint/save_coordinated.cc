@@ -1,6 +1,8 @@
 // A coordinated save: two exchanges, whatever the number of ranks.
-//   A. Every rank contributes its local plan. The coordinator settles who writes what, claims the
-//      name and makes the staging directory (commit.cc, steps 0-4); each rank learns its part.
+//   A. Every rank contributes its local plan, which has a fingerprint of each
+//      shard. The coordinator settles who writes
+//      what and finds replicas that differ. Then it claims the name and makes the staging directory
+//      (commit.cc, steps 0-4); each rank learns its part.
 //   B. Every rank writes and syncs its data file, then contributes its checksums. The coordinator
 //      merges them into the manifest and publishes (commit.cc, steps 6-11); all learn the outcome.
 // A rank that fails in between contributes its error: all ranks return it, and the staging
@@ -20,9 +22,11 @@
 #include <vector>
 
 #include "base/bytes.h"
+#include "base/name_list.h"
 #include "base/octets.h"
 #include "checkpoint/commit.h"
 #include "checkpoint/data_writer.h"
+#include "checkpoint/fingerprint.h"
 #include "checkpoint/names.h"
 #include "checkpoint/save_dcp.h"
 #include "format/manifest.h"
@@ -71,6 +75,9 @@ class CoordinatedSave final : public SaveSession {
     // Checked here and not before: a rank that returned early would leave the others waiting.
     const Status usable = ready.ok() ? CheckSaveOptions(options_, path_) : ready;
     auto plan = usable.ok() ? MakeLocalPlan(*state_) : Result<LocalPlan>(usable);
+    if (plan.ok() && coordinator.size() > 1) {
+      AddFingerprints(*state_, options_.check_replicas, &*plan);
+    }
     Contribution mine = plan.ok() ? Contribution(EncodeLocalPlan(*plan)) : plan.status();
     VARVE_ASSIGN_OR_RETURN(
         const std::string reply,
@@ -110,6 +117,7 @@ class CoordinatedSave final : public SaveSession {
     report.bytes_written = written->bytes;
     report.direct = written->direct;
     report.differing_objects = settled_.settled.differing_objects;
+    report.differing_tensors = settled_.settled.differing_tensors;
     report.seconds = std::chrono::duration<double>(Clock::now() - start_).count();
     return report;
   }
@@ -126,6 +134,7 @@ class CoordinatedSave final : public SaveSession {
     }
     encoded.clear();
     VARVE_ASSIGN_OR_RETURN(settled_.settled, varve::Settle(settled_.plans));
+    VARVE_RETURN_IF_ERROR(CheckReplicasAgree());
     FileIdentity& identity = settled_.identity;
     if (options_.save_id) {
       identity.save_id = *options_.save_id;
@@ -148,6 +157,16 @@ class CoordinatedSave final : public SaveSession {
       replies.push_back(std::move(reply));
     }
     return replies;
+  }
+
+  [[nodiscard]] Status CheckReplicasAgree() const {
+    const std::vector<std::string>& differing = settled_.settled.differing_tensors;
+    if (differing.empty() || options_.on_difference != OnDifference::kError) {
+      return Status::Ok();
+    }
+    return FailedPrecondition(
+        "tensors differ between the ranks that hold them: " + NameSome(differing) +
+        "; nothing was written. Give what each rank has for itself a name of its own");
   }
 
   Status ClaimName() {

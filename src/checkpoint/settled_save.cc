@@ -49,10 +49,8 @@ Bytes EncodeSettledSave(const SettledSave& save) {
   for (const RankAssignment& rank : save.settled.ranks) {
     out.String(EncodeAssignment(rank));
   }
-  out.Varint(save.settled.differing_objects.size());
-  for (const std::string& name : save.settled.differing_objects) {
-    out.String(name);
-  }
+  out.StringList(save.settled.differing_objects);
+  out.StringList(save.settled.differing_tensors);
   return bytes;
 }
 
@@ -80,10 +78,8 @@ Result<SettledSave> DecodeSettledSave(std::string_view bytes) {
     VARVE_ASSIGN_OR_RETURN(RankAssignment rank, DecodeAssignment(in.String()));
     save.settled.ranks.push_back(std::move(rank));
   }
-  const std::uint64_t names = in.Count();
-  for (std::uint64_t i = 0; i < names && !in.failed(); ++i) {
-    save.settled.differing_objects.emplace_back(in.String());
-  }
+  in.StringList(&save.settled.differing_objects);
+  in.StringList(&save.settled.differing_tensors);
   VARVE_RETURN_IF_ERROR(in.Finish());
   return save;
 }

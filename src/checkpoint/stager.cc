@@ -289,6 +289,10 @@ std::shared_future<Status> AsyncSaveHandle::staged() const { return impl_->stage
 
 std::shared_future<Result<SaveReport>> AsyncSaveHandle::done() const { return impl_->done(); }
 
+std::vector<std::string> AsyncSaveHandle::differing_tensors() const {
+  return impl_->differing_tensors();
+}
+
 void AsyncSaveHandle::Cancel() const {
   impl_->Cancel({StatusCode::kCancelled, "save " + impl_->path() + ": cancelled"});
 }

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "base/checksum.h"
+#include "checkpoint/fingerprint.h"
 #include "pipeline/segment_copier.h"
 
 namespace varve {
@@ -26,24 +27,21 @@ std::vector<ByteRange> SampledRanges(const FileSegment& segment) {
 
 Result<Hash128> SampleOf(const FileSegment& segment, CudaReader* reader) {
   const std::vector<ByteRange> ranges = SampledRanges(segment);
+  if (!segment.device) {
+    return HashRanges(*segment.region, ranges);
+  }
+  if (reader == nullptr) {
+    return Internal("a tensor on a device is to be sampled by what cannot read devices");
+  }
   std::vector<std::byte> samples(ranges.size() * kSampleBytes);
   std::vector<DeviceCopy> copies;
   std::size_t filled = 0;
   for (const ByteRange& range : ranges) {
     const std::span<std::byte> out(samples.data() + filled, range.end - range.begin);
-    if (segment.device) {
-      AppendDeviceCopies(segment, range.begin, out, &copies);
-    } else {
-      segment.region->CopyFromMemory(range.begin, out);
-    }
+    AppendDeviceCopies(segment, range.begin, out, &copies);
     filled += out.size();
   }
-  if (!copies.empty()) {
-    if (reader == nullptr) {
-      return Internal("a tensor on a device is to be sampled by what cannot read devices");
-    }
-    VARVE_RETURN_IF_ERROR(reader->Read(copies));
-  }
+  VARVE_RETURN_IF_ERROR(reader->Read(copies));
   return Xxh3(std::span(samples).first(filled));
 }
 

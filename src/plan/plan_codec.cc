@@ -56,6 +56,7 @@ Bytes EncodeLocalPlan(const LocalPlan& plan) {
     out.U8(static_cast<std::uint8_t>(item.dtype));
     out.VarintList(item.shape);
     PutBox(item.box, &out);
+    out.U64(item.fingerprint);
   }
   out.Varint(plan.objects.size());
   for (const ObjectItem& item : plan.objects) {
@@ -70,7 +71,7 @@ Bytes EncodeLocalPlan(const LocalPlan& plan) {
 Result<LocalPlan> DecodeLocalPlan(std::string_view bytes) {
   ByteReader in(bytes);
   LocalPlan plan;
-  const std::uint64_t tensors = in.Count(5);
+  const std::uint64_t tensors = in.Count(13);
   plan.tensors.reserve(tensors);
   for (std::uint64_t i = 0; i < tensors && !in.failed(); ++i) {
     WriteItem item;
@@ -83,6 +84,7 @@ Result<LocalPlan> DecodeLocalPlan(std::string_view bytes) {
     item.dtype = static_cast<DType>(dtype);
     in.VarintList(&item.shape);
     item.box = GetBox(&in);
+    item.fingerprint = in.U64();
     plan.tensors.push_back(std::move(item));
   }
   const std::uint64_t objects = in.Count(18);

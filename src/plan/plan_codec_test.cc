@@ -18,9 +18,12 @@ using test::Whole;
 constexpr auto kInvalid = StatusCode::kInvalidArgument;
 
 LocalPlan SamplePlan() {
-  return {{Whole("model.w", {300, 70'000}), Slice("model.v", {9, 2}, 1, 3), Whole("scalar", {})},
-          {{"lr", 9, {{1, 2, 3}}}, {"", 0, {}}},
-          "structure bytes"};
+  LocalPlan plan{
+      {Whole("model.w", {300, 70'000}), Slice("model.v", {9, 2}, 1, 3), Whole("scalar", {})},
+      {{"lr", 9, {{1, 2, 3}}}, {"", 0, {}}},
+      "structure bytes"};
+  plan.tensors[1].fingerprint = 0xFEDC'BA98'7654'3210;
+  return plan;
 }
 
 RankAssignment SampleAssignment() {

@@ -22,6 +22,8 @@ struct WriteItem {
   DType dtype = DType::kUInt8;
   Dims shape;
   Box box;
+  /// Hash of (samples of) the shard's bytes, by which replicas are compared. 0: unknown.
+  std::uint64_t fingerprint = 0;
   friend bool operator==(const WriteItem&, const WriteItem&) = default;
 };
 
@@ -60,6 +62,9 @@ struct SettledPlan {
   std::vector<RankAssignment> ranks;
   /// Objects whose replicas differ; the lowest rank's value is the one stored.
   std::vector<std::string> differing_objects;
+  /// Tensors with a shard whose replicas have different fingerprints; the lowest rank that holds
+  /// the shard writes all of it. Sorted.
+  std::vector<std::string> differing_tensors;
   friend bool operator==(const SettledPlan&, const SettledPlan&) = default;
 };
 
@@ -78,7 +83,8 @@ Status CheckLocalPlan(const LocalPlan& plan);
 
 /// Settles all ranks' plans. Each distinct shard is written exactly once; replicated ones are
 /// spread over the ranks that hold them so that all write about the same number of bytes, split
-/// where they are larger than a rank's fair share.
+/// where they are larger than a rank's fair share. A shard whose replicas differ is not split: what
+/// is stored is one rank's.
 /// Errors: InvalidArgument when ranks disagree about a tensor, when shards overlap without being
 /// equal, or when nobody holds a part of a tensor (named).
 Result<SettledPlan> Settle(const std::vector<LocalPlan>& plans);

@@ -2,7 +2,9 @@
 //
 //   1. Shards are grouped by tensor and box. Equal boxes on several ranks are replicas; boxes that
 //      overlap without being equal are an error, and so is a part of a tensor that nobody holds.
-//   2. A shard with one holder is written by it. These bytes are the load a rank starts with.
+//   2. A shard with one holder is written by it. So is one whose replicas differ, by the lowest of
+//      its holders: split among them, it would be stored as a mix that no rank ever had. These
+//      bytes are the load a rank starts with.
 //   3. Shards with the same set of holders form a group, groups with fewer holders first (their
 //      bytes have fewer places to go). Each group is poured onto its holders like water: the level
 //      is where all of its bytes fit when every holder below the level is filled up to it.
@@ -35,6 +37,18 @@ struct Shard {
   std::vector<std::uint32_t> items;  // Index into each rank's LocalPlan::tensors.
   std::uint64_t bytes = 0;
 };
+
+bool ReplicasDiffer(const Shard& shard, const std::vector<LocalPlan>& plans) {
+  std::uint64_t known = 0;
+  for (std::size_t i = 0; i < shard.ranks.size(); ++i) {
+    const std::uint64_t one = plans[shard.ranks[i]].tensors[shard.items[i]].fingerprint;
+    if (known != 0 && one != 0 && one != known) {
+      return true;
+    }
+    known = one != 0 ? one : known;
+  }
+  return false;
+}
 
 struct Held {
   const WriteItem* item;
@@ -274,11 +288,16 @@ Result<Bytes> MergedStructure(const std::vector<LocalPlan>& plans) {
 Result<SettledPlan> Settle(const std::vector<LocalPlan>& plans) {
   VARVE_ASSIGN_OR_RETURN(const std::vector<Shard> shards, GroupShards(plans));
   std::set<std::string_view> tensor_names;
+  std::vector<std::string> differing;
   Balancer balancer(plans.size());
   std::map<std::vector<std::uint32_t>, std::vector<const Shard*>, FewerHoldersFirst> groups;
   for (const Shard& shard : shards) {
     tensor_names.insert(shard.item->fqn);
-    if (shard.ranks.size() == 1) {
+    const bool differs = ReplicasDiffer(shard, plans);
+    if (differs && (differing.empty() || differing.back() != shard.item->fqn)) {
+      differing.push_back(shard.item->fqn);
+    }
+    if (differs || shard.ranks.size() == 1) {
       balancer.Assign(shard, 0, shard.item->box);
     } else {
       groups[shard.ranks].push_back(&shard);
@@ -288,6 +307,7 @@ Result<SettledPlan> Settle(const std::vector<LocalPlan>& plans) {
     balancer.Pour(std::move(group));
   }
   SettledPlan settled = balancer.Take();
+  settled.differing_tensors = std::move(differing);
   AssignObjects(plans, &settled);
   for (const LocalPlan& plan : plans) {
     for (const ObjectItem& object : plan.objects) {

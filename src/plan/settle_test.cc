@@ -58,6 +58,52 @@ TEST(Settle, SplitsAReplicatedTensorLargerThanAFairShare) {
   }
 }
 
+/// Plans of ranks that hold the same tensors, with a fingerprint for each rank's `name`.
+std::vector<LocalPlan> Replicated(const std::vector<WriteItem>& tensors, const std::string& name,
+                                  const std::vector<std::uint64_t>& fingerprints) {
+  std::vector<LocalPlan> plans(fingerprints.size(), LocalPlan{tensors, {}, {}});
+  for (std::size_t rank = 0; rank < plans.size(); ++rank) {
+    for (WriteItem& item : plans[rank].tensors) {
+      item.fingerprint = item.fqn == name ? fingerprints[rank] : 5;
+    }
+  }
+  return plans;
+}
+
+TEST(Settle, GivesAShardWhoseReplicasDifferWholeToTheLowestRankThatHoldsIt) {
+  const std::vector<WriteItem> tensors{Whole("big", {4096, 1024}), Whole("other", {4096, 1024})};
+  const auto plans = Replicated(tensors, "big", {7, 7, 8, 7});
+  const SettledPlan settled = MustSettle(plans);
+  EXPECT_EQ(settled.differing_tensors, std::vector<std::string>{"big"});
+  ExpectEveryElementOnce(plans, settled);
+  for (std::size_t rank = 0; rank < plans.size(); ++rank) {
+    for (const ChunkAssignment& chunk : settled.ranks[rank].chunks) {
+      if (chunk.item == 0) {
+        EXPECT_EQ(rank, 0U);
+        EXPECT_EQ(chunk.box, tensors[0].box);
+      }
+    }
+  }
+}
+
+TEST(Settle, ComparesReplicasOfOneShardAndNotShardsOfOneTensor) {
+  std::vector<LocalPlan> plans(4);
+  for (std::uint64_t rank = 0; rank < 4; ++rank) {
+    plans[rank].tensors = {Slice("w", {100, 8}, rank / 2, 2)};
+    plans[rank].tensors[0].fingerprint = 1 + rank / 2;
+  }
+  EXPECT_TRUE(MustSettle(plans).differing_tensors.empty());
+  plans[3].tensors[0].fingerprint = 9;
+  EXPECT_EQ(MustSettle(plans).differing_tensors, std::vector<std::string>{"w"});
+}
+
+TEST(Settle, TakesReplicasForEqualWhereAFingerprintIsUnknown) {
+  const auto plans = Replicated({Whole("big", {4096, 1024})}, "big", {0, 7, 0, 7});
+  const SettledPlan settled = MustSettle(plans);
+  EXPECT_TRUE(settled.differing_tensors.empty());
+  EXPECT_EQ(settled.ranks[3].chunks.size(), 1U);
+}
+
 TEST(Settle, DoesNotCutSmallTensors) {
   std::vector<WriteItem> tensors;
   for (int i = 0; i < 40; ++i) {

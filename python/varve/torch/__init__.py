@@ -64,6 +64,8 @@ def save(
     coordinate: bool = True,
     format: str = "varve",
     save_id: bytes | None = None,
+    on_difference: str = "warn",
+    check_replicas: str = "samples",
     timeout: float = 1800.0,
     progress: Callable[[int, int], None] | None = None,
 ) -> SaveReport:
@@ -88,13 +90,22 @@ def save(
             files, committed like any other and with Varve's checksums in the index.
         save_id: 16 bytes that name the attempt, only for `coordinate=False` and the same on all ranks.
             By default it follows from the job's rendezvous store, the path and a count of saves.
+        on_difference: What to do when ranks hold different values of a tensor, or of a shard of it, under
+            one name. "warn" saves the value of the lowest of these ranks, names the tensor in
+            `report.differing_tensors` on rank 0 and warns there. "error" raises PreconditionError on
+            all ranks before anything is written.
+        check_replicas: "samples" compares all of a shard of up to 64 KiB, and 64 samples of 64 bytes of
+            a larger one: that finds replicas that have diverged, not one flipped bit. "full" compares
+            all bytes, which takes one more pass over all that each rank holds. Replicas are not
+            compared with `coordinate=False`.
         timeout: Seconds any rank waits for the others, the slowest rank's writing included.
         progress: Called from other threads with bytes written and bytes in all, on this rank.
 
     Raises:
         CheckpointExistsError: `path` holds a checkpoint and `overwrite` is false.
         InvalidArgumentError: Something cannot be stored, or ranks disagree about a tensor.
-        PreconditionError: Another save of this name is under way, or ranks do not share the storage.
+        PreconditionError: Another save of this name is under way, ranks do not share the storage, or
+            replicas differ and `on_difference` is "error".
         OutOfSpaceError, UnavailableError: Writing failed or a rank is gone; each is named.
     """
     coordinator = make_coordinator(process_group, timeout) if coordinate else _run.me(process_group)
@@ -102,6 +113,8 @@ def save(
         "overwrite": overwrite,
         "coordinate": coordinate,
         "format": format,
+        "on_difference": on_difference,
+        "check_replicas": check_replicas,
         "timeout": timeout,
     }
     if progress is not None:

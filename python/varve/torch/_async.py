@@ -254,6 +254,8 @@ def async_save(
     coordinate: bool = True,
     format: str = "varve",
     save_id: bytes | None = None,
+    on_difference: str = "warn",
+    check_replicas: str = "samples",
     timeout: float = 1800.0,
     progress: Callable[[int, int], None] | None = None,
     max_write_bandwidth: int = 0,
@@ -284,6 +286,8 @@ def async_save(
         coordinate: As in `save`.
         format: As in `save`.
         save_id: As in `save`.
+        on_difference: As in `save`; the warning comes in this call.
+        check_replicas: As in `save`. Tensors are not compared where the stager copies them from devices.
         timeout: As in `save`, for each time that ranks wait for each other.
         progress: As in `save`; not with executor="process".
         max_write_bandwidth: Bytes a second that this rank writes at most; 0 for no limit.
@@ -322,6 +326,8 @@ def async_save(
         "overwrite": overwrite,
         "coordinate": coordinate,
         "format": format,
+        "on_difference": on_difference,
+        "check_replicas": check_replicas,
         "timeout": timeout,
         "max_write_bandwidth": max_write_bandwidth,
         "overlapped": staging == "overlapped",
@@ -398,7 +404,7 @@ def _start(
         engine_options["not_ready"] = refusal
     handle._keep = parts
     try:
-        handle._engine = _core.async_save(
+        engine = _core.async_save(
             stager_engine,
             parts.tensors,
             parts.objects,
@@ -407,11 +413,13 @@ def _start(
             engine_options,
             coordinator,
         )
+        handle._engine = engine
         if handle.done():
             handle._engine = None
     finally:
         if isinstance(coordinator, TorchCoordinator):
             coordinator.close(_failed_to_settle(handle), timeout)
+    _engine.warn_of_differences(engine.differing_tensors)
     return handle
 
 
