@@ -1,6 +1,6 @@
 // A coordinated save: two exchanges, whatever the number of ranks.
-//   A. Every rank contributes its local plan, which has a fingerprint of each
-//      shard. The coordinator settles who writes
+//   A. Every rank contributes its options and its local plan, which has a fingerprint of each
+//      shard. The coordinator checks that the options agree (save_terms.h), settles who writes
 //      what and finds replicas that differ. Then it claims the name and makes the staging directory
 //      (commit.cc, steps 0-4); each rank learns its part.
 //   B. Every rank writes and syncs its data file, then contributes its checksums. The coordinator
@@ -29,6 +29,7 @@
 #include "checkpoint/fingerprint.h"
 #include "checkpoint/names.h"
 #include "checkpoint/save_dcp.h"
+#include "checkpoint/save_terms.h"
 #include "format/manifest.h"
 
 namespace varve {
@@ -78,7 +79,9 @@ class CoordinatedSave final : public SaveSession {
     if (plan.ok() && coordinator.size() > 1) {
       AddFingerprints(*state_, options_.check_replicas, &*plan);
     }
-    Contribution mine = plan.ok() ? Contribution(EncodeLocalPlan(*plan)) : plan.status();
+    const auto terms = TermsOf(options_, path_, coordinator.size(), claim_ == Claim::kApart);
+    Contribution mine =
+        plan.ok() ? Contribution(EncodeTerms(terms, EncodeLocalPlan(*plan))) : plan.status();
     VARVE_ASSIGN_OR_RETURN(
         const std::string reply,
         Exchange(coordinator, What(), std::move(mine), NextDeadline(),
@@ -128,6 +131,7 @@ class CoordinatedSave final : public SaveSession {
 
   /// On the coordinator, within exchange A.
   Result<std::vector<std::string>> Settle(std::vector<std::string> encoded) {
+    VARVE_RETURN_IF_ERROR(AgreeOnTerms(&encoded));
     for (const std::string& bytes : encoded) {
       VARVE_ASSIGN_OR_RETURN(LocalPlan plan, DecodeLocalPlan(bytes));
       settled_.plans.push_back(std::move(plan));
