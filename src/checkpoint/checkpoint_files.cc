@@ -24,7 +24,7 @@ Result<std::unique_ptr<ReadableFile>> CheckpointFiles::OpenChecked(const DataFil
     return DataLoss(path + ": " + std::to_string((*file)->size()) + " bytes instead of " +
                     std::to_string(expected.size));
   }
-  if (index_.metadata.format != Format::kVarve) {
+  if (index_.metadata.format != Format::kVarve || index_.headers_checked) {
     return file;
   }
   // Extents come from the manifest; the header is checked so that no damaged byte goes unnoticed.

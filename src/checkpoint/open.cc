@@ -43,8 +43,17 @@ Result<Metadata> ReadManifest(Storage& storage, const std::string& directory,
 }
 
 /// The newest complete set of rank-local files.
-Result<OpenedIndex> OpenRankLocal(Storage& storage, const std::string& directory) {
-  VARVE_ASSIGN_OR_RETURN(const ScanResult scan, ScanDataFiles(storage, directory));
+Result<OpenedIndex> OpenRankLocal(Storage& storage, const std::string& directory,
+                                  const std::vector<DirectoryEntry>& entries) {
+  std::vector<NamedSet> complete = GroupByName(entries);
+  std::erase_if(complete, [](const NamedSet& set) { return !set.complete(); });
+  ScanResult scan;
+  if (complete.size() == 1) {  // Files of other saves need not be read.
+    scan = ScanSet(storage, directory, complete.front());
+  }
+  if (scan.groups.empty() || !scan.damaged.empty()) {
+    VARVE_ASSIGN_OR_RETURN(scan, ScanDataFiles(storage, directory));
+  }
   for (const FileGroup& group : scan.groups) {
     if (!group.complete()) {
       continue;
@@ -56,7 +65,9 @@ Result<OpenedIndex> OpenRankLocal(Storage& storage, const std::string& directory
     if (!metadata.ok()) {
       return metadata.status().Annotate(directory);
     }
-    return OpenedIndex{directory, std::move(*metadata), std::nullopt};
+    OpenedIndex opened{directory, std::move(*metadata), std::nullopt};
+    opened.headers_checked = true;
+    return opened;
   }
   if (!scan.damaged.empty()) {
     return scan.damaged.front();
@@ -88,7 +99,7 @@ Result<OpenedIndex> TryOpenIndex(Storage& storage, const std::string& path) {
       record.status().code() == StatusCode::kInvalidArgument) {  // The path is a file's.
     const auto entries = storage.List(path);
     if (entries.ok() && HoldsDataFiles(*entries)) {
-      return OpenRankLocal(storage, path);
+      return OpenRankLocal(storage, path, *entries);
     }
     auto foreign = OpenForeign(storage, path);
     if (foreign.ok() || foreign.status().code() != StatusCode::kNotFound) {

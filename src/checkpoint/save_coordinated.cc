@@ -1,8 +1,8 @@
 // A coordinated save: two exchanges, whatever the number of ranks.
 //   A. Every rank contributes its options and its local plan, which has a fingerprint of each
 //      shard. The coordinator checks that the options agree (save_terms.h), settles who writes
-//      what and finds replicas that differ. Then it claims the name and makes the staging directory
-//      (commit.cc, steps 0-4); each rank learns its part.
+//      what, finds replicas that differ, and checks that the index can be written. Then it claims
+//      the name and makes the staging directory (commit.cc, steps 0-4); each rank learns its part.
 //   B. Every rank writes and syncs its data file, then contributes its checksums. The coordinator
 //      merges them into the manifest and publishes (commit.cc, steps 6-11); all learn the outcome.
 // A rank that fails in between contributes its error: all ranks return it, and the staging
@@ -31,6 +31,7 @@
 #include "checkpoint/save_dcp.h"
 #include "checkpoint/save_terms.h"
 #include "format/manifest.h"
+#include "plan/index_size.h"
 
 namespace varve {
 namespace {
@@ -139,6 +140,10 @@ class CoordinatedSave final : public SaveSession {
     encoded.clear();
     VARVE_ASSIGN_OR_RETURN(settled_.settled, varve::Settle(settled_.plans));
     VARVE_RETURN_IF_ERROR(CheckReplicasAgree());
+    if (options_.format == Format::kVarve) {  // Else known when all data have been written.
+      VARVE_RETURN_IF_ERROR(
+          CheckManifestSize(CountIndex(settled_.plans, settled_.settled, options_.block_bytes)));
+    }
     FileIdentity& identity = settled_.identity;
     if (options_.save_id) {
       identity.save_id = *options_.save_id;

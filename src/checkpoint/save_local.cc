@@ -18,6 +18,7 @@
 
 #include "checkpoint/save_local.h"
 
+#include <algorithm>
 #include <chrono>
 
 #include "checkpoint/commit.h"
@@ -29,7 +30,8 @@
 namespace varve {
 namespace {
 
-/// Returns whether the directory holds files of other saves.
+/// Returns whether the directory holds files of other saves. Goes by names: decoding headers would
+/// cost each rank a read of every file that the others have published.
 Result<bool> CheckTarget(Storage& storage, const std::string& path, const SaveId& id,
                          bool overwrite) {
   VARVE_ASSIGN_OR_RETURN(const auto entries, storage.List(path));
@@ -40,11 +42,11 @@ Result<bool> CheckTarget(Storage& storage, const std::string& path, const SaveId
                            "cannot replace it, choose another name");
     }
   }
-  VARVE_ASSIGN_OR_RETURN(const ScanResult scan, ScanDataFiles(storage, path));
   bool others = false;
-  for (const FileGroup& group : scan.groups) {
-    others = others || group.save_id != id;
-    if (group.complete() && group.save_id != id && !overwrite) {
+  for (const NamedSet& set : GroupByName(entries)) {
+    const bool other = set.save != NamedSave(id);
+    others = others || other;
+    if (other && set.complete() && !overwrite) {
       return AlreadyExists(path + " already holds a checkpoint; pass overwrite to replace it");
     }
   }
@@ -66,6 +68,15 @@ Status RemoveDeadParts(Storage& storage, const std::string& path, std::uint32_t 
 /// may be overwritten.
 Status RemoveOlderSaves(Storage& storage, const std::string& path, const SaveId& id,
                         bool overwrite) {
+  VARVE_ASSIGN_OR_RETURN(const auto entries, storage.List(path));
+  const std::vector<NamedSet> sets = GroupByName(entries);
+  const bool complete = std::any_of(sets.begin(), sets.end(), [&](const NamedSet& set) {
+    return set.save == NamedSave(id) && set.complete();
+  });
+  if (!complete || sets.size() == 1) {
+    return Status::Ok();
+  }
+  // Headers tell which saves are older, and that this one is as complete as its names say.
   VARVE_ASSIGN_OR_RETURN(const ScanResult scan, ScanDataFiles(storage, path));
   bool found = false;
   for (const FileGroup& group : scan.groups) {  // Newest first.

@@ -1,14 +1,19 @@
 #include "checkpoint/scan.h"
 
 #include <algorithm>
-#include <array>
+#include <charconv>
 #include <cstddef>
 #include <map>
+#include <optional>
+#include <string_view>
+#include <utility>
 
 #include "checkpoint/names.h"
 
 namespace varve {
 namespace {
+
+constexpr std::size_t kNamedDigits = 12;  // See DataFileName.
 
 Result<CheckedHeader> ReadHeader(Storage& storage, const std::string& path,
                                  const std::string& name) {
@@ -28,33 +33,56 @@ Result<CheckedHeader> ReadHeader(Storage& storage, const std::string& path,
   return checked;
 }
 
-}  // namespace
+/// The name of a data file, taken apart.
+struct ParsedName {
+  std::uint32_t rank = 0;
+  std::uint32_t world_size = 0;
+  std::string save;  ///< As in NamedSet.
+};
 
-Result<std::string> ReadHeaderBytes(ReadableFile& file) {
-  std::string prefix(8, '\0');
-  VARVE_RETURN_IF_ERROR(
-      file.ReadAt(0, std::as_writable_bytes(std::span(prefix.data(), prefix.size()))));
-  VARVE_ASSIGN_OR_RETURN(const std::uint64_t total, HeaderBytesFromPrefix(prefix));
-  if (total > file.size()) {
-    return DataLoss("header of " + std::to_string(total) + " bytes in a file of " +
-                    std::to_string(file.size()));
+/// Takes the number at the front of `text` off it.
+std::optional<std::uint32_t> TakeNumber(std::string_view* text) {
+  std::uint32_t number = 0;
+  const auto parsed = std::from_chars(text->data(), text->data() + text->size(), number);
+  if (parsed.ec != std::errc()) {
+    return std::nullopt;
   }
-  std::string bytes(total, '\0');
-  VARVE_RETURN_IF_ERROR(
-      file.ReadAt(0, std::as_writable_bytes(std::span(bytes.data(), bytes.size()))));
-  return bytes;
+  text->remove_prefix(static_cast<std::size_t>(parsed.ptr - text->data()));
+  return number;
 }
 
-Result<ScanResult> ScanDataFiles(Storage& storage, const std::string& directory) {
-  VARVE_ASSIGN_OR_RETURN(const auto entries, storage.List(directory));
+bool TakeText(std::string_view* text, std::string_view expected) {
+  if (!text->starts_with(expected)) {
+    return false;
+  }
+  text->remove_prefix(expected.size());
+  return true;
+}
+
+std::optional<ParsedName> ParseName(std::string_view name) {
+  if (!IsDataFileName(name) || !TakeText(&name, "data-")) {
+    return std::nullopt;
+  }
+  const auto rank = TakeNumber(&name);
+  const bool of = TakeText(&name, "-of-");
+  const auto world_size = TakeNumber(&name);
+  if (!rank || !of || !world_size || *rank >= *world_size) {
+    return std::nullopt;
+  }
+  const std::size_t digits = TakeText(&name, "-") ? kNamedDigits : 0;
+  const std::string_view save = name.substr(0, digits);
+  return name.substr(save.size()) == ".safetensors"
+             ? std::optional(ParsedName{*rank, *world_size, std::string(save)})
+             : std::nullopt;
+}
+
+ScanResult ScanFiles(Storage& storage, const std::string& directory,
+                     const std::vector<std::string>& names) {
   ScanResult result;
   std::map<SaveId, FileGroup> groups;
-  for (const DirectoryEntry& entry : entries) {
-    if (entry.is_directory || !IsDataFileName(entry.name)) {
-      continue;
-    }
-    const std::string path = JoinPath(directory, entry.name);
-    auto checked = ReadHeader(storage, path, entry.name);
+  for (const std::string& name : names) {
+    const std::string path = JoinPath(directory, name);
+    auto checked = ReadHeader(storage, path, name);
     if (!checked.ok()) {
       result.damaged.push_back(checked.status().Annotate(path));
       continue;
@@ -84,6 +112,64 @@ Result<ScanResult> ScanDataFiles(Storage& storage, const std::string& directory)
       result.groups.begin(), result.groups.end(),
       [](const FileGroup& a, const FileGroup& b) { return a.created_ns > b.created_ns; });
   return result;
+}
+
+}  // namespace
+
+Result<std::string> ReadHeaderBytes(ReadableFile& file) {
+  std::string prefix(8, '\0');
+  VARVE_RETURN_IF_ERROR(
+      file.ReadAt(0, std::as_writable_bytes(std::span(prefix.data(), prefix.size()))));
+  VARVE_ASSIGN_OR_RETURN(const std::uint64_t total, HeaderBytesFromPrefix(prefix));
+  if (total > file.size()) {
+    return DataLoss("header of " + std::to_string(total) + " bytes in a file of " +
+                    std::to_string(file.size()));
+  }
+  std::string bytes(total, '\0');
+  VARVE_RETURN_IF_ERROR(
+      file.ReadAt(0, std::as_writable_bytes(std::span(bytes.data(), bytes.size()))));
+  return bytes;
+}
+
+std::string NamedSave(const SaveId& id) { return ToString(id).substr(0, kNamedDigits); }
+
+std::vector<NamedSet> GroupByName(const std::vector<DirectoryEntry>& entries) {
+  std::map<std::pair<std::string, std::uint32_t>, NamedSet> sets;
+  for (const DirectoryEntry& entry : entries) {
+    const auto name = entry.is_directory ? std::nullopt : ParseName(entry.name);
+    if (name) {
+      NamedSet& set = sets[{name->save, name->world_size}];
+      set.save = name->save;
+      set.world_size = name->world_size;
+      set.files.emplace(name->rank, entry.name);
+    }
+  }
+  std::vector<NamedSet> listed;
+  listed.reserve(sets.size());
+  for (auto& [key, set] : sets) {
+    listed.push_back(std::move(set));
+  }
+  return listed;
+}
+
+Result<ScanResult> ScanDataFiles(Storage& storage, const std::string& directory) {
+  VARVE_ASSIGN_OR_RETURN(const auto entries, storage.List(directory));
+  std::vector<std::string> names;
+  for (const DirectoryEntry& entry : entries) {
+    if (!entry.is_directory && IsDataFileName(entry.name)) {
+      names.push_back(entry.name);
+    }
+  }
+  return ScanFiles(storage, directory, names);
+}
+
+ScanResult ScanSet(Storage& storage, const std::string& directory, const NamedSet& set) {
+  std::vector<std::string> names;
+  names.reserve(set.files.size());
+  for (const auto& [rank, name] : set.files) {
+    names.push_back(name);
+  }
+  return ScanFiles(storage, directory, names);
 }
 
 std::string NameRanks(const std::vector<std::uint32_t>& ranks) {

@@ -2,6 +2,8 @@
 /// and lost manifests rebuilt.
 #pragma once
 
+#include <cstdint>
+#include <map>
 #include <string>
 #include <vector>
 
@@ -26,9 +28,28 @@ struct ScanResult {
   std::vector<Status> damaged;    ///< Files that could not be understood, with the reason.
 };
 
+/// The data files of one save, as their names tell it.
+struct NamedSet {
+  std::string save;  ///< First digits of the save id; empty where the save was coordinated.
+  std::uint32_t world_size = 0;
+  std::map<std::uint32_t, std::string> files;  ///< Names by rank.
+  /// A file has its name once it is whole, so a set with all names is a save that has ended well.
+  [[nodiscard]] bool complete() const { return files.size() == world_size; }
+};
+
+/// Groups the data files among `entries` by their names and reads nothing. Names that are not
+/// written by Varve are left out.
+std::vector<NamedSet> GroupByName(const std::vector<DirectoryEntry>& entries);
+
+/// Returns the digits of `id` that names of data files carry.
+std::string NamedSave(const SaveId& id);
+
 /// Reads and decodes the header of every data file in `directory`. Errors: the directory cannot
 /// be listed.
 Result<ScanResult> ScanDataFiles(Storage& storage, const std::string& directory);
+
+/// Reads and decodes the headers of the files of one set.
+ScanResult ScanSet(Storage& storage, const std::string& directory, const NamedSet& set);
 
 /// Reads a data file's header bytes. Errors: DataLoss, Unavailable.
 Result<std::string> ReadHeaderBytes(ReadableFile& file);

@@ -42,23 +42,33 @@ void StoreBigEndian(std::uint64_t value, std::uint8_t* bytes) {
   }
 }
 
-std::uint64_t EstimateBytes(const Metadata& metadata) {
-  std::uint64_t bytes = 4096;
+ManifestCounts CountsOf(const Metadata& metadata) {
+  ManifestCounts counts{.files = metadata.files.size(),
+                        .tensors = metadata.tensors.size(),
+                        .objects = metadata.objects.size()};
   for (const DataFile& file : metadata.files) {
-    bytes += 128 + file.name.size() + 4 * file.block_crc32c.size();
+    counts.name_bytes += file.name.size();
+    counts.blocks += file.block_crc32c.size();
   }
   for (const TensorMetadata& tensor : metadata.tensors) {
-    bytes += sizeof(fb::TensorRecord) + 8 + tensor.fqn.size() + 8 * tensor.shape.size();
-    bytes += tensor.chunks.size() * (sizeof(fb::ChunkRecord) + 16 * tensor.shape.size());
+    counts.name_bytes += tensor.fqn.size();
+    counts.chunks += tensor.chunks.size();
+    counts.dims += tensor.shape.size() * (1 + 2 * tensor.chunks.size());
   }
   for (const ObjectMetadata& object : metadata.objects) {
-    bytes += sizeof(fb::ExtentRecord) + 8 + object.fqn.size();
+    counts.name_bytes += object.fqn.size();
   }
-  return bytes;
+  return counts;
+}
+
+std::uint64_t EstimateBytes(const ManifestCounts& counts) {
+  return 4096 + 128 * counts.files + 4 * counts.blocks +
+         (sizeof(fb::TensorRecord) + 8) * counts.tensors + sizeof(fb::ChunkRecord) * counts.chunks +
+         (sizeof(fb::ExtentRecord) + 8) * counts.objects + 8 * counts.dims + counts.name_bytes;
 }
 
 Bytes BuildBuffer(const Metadata& metadata) {
-  flatbuffers::FlatBufferBuilder builder(EstimateBytes(metadata));
+  flatbuffers::FlatBufferBuilder builder(EstimateBytes(CountsOf(metadata)));
   std::vector<flatbuffers::Offset<fb::File>> files;
   files.reserve(metadata.files.size());
   for (const DataFile& file : metadata.files) {
@@ -262,11 +272,20 @@ class Decoder {
 
 }  // namespace
 
-Result<Bytes> EncodeManifest(const Metadata& metadata) {
-  if (const std::uint64_t estimate = EstimateBytes(metadata); estimate > kMaxPlainBytes / 2) {
-    return InvalidArgument("manifest of about " + std::to_string(estimate) +
-                           " bytes exceeds the format's 1 GiB; save fewer chunks");
+Status CheckManifestSize(const ManifestCounts& counts) {
+  const std::uint64_t estimate = EstimateBytes(counts);
+  if (estimate <= kMaxPlainBytes / 2) {
+    return Status::Ok();
   }
+  return InvalidArgument("the manifest would take about " + std::to_string(estimate) +
+                         " bytes, the format's limit is 1 GiB (" + std::to_string(counts.tensors) +
+                         " tensors in " + std::to_string(counts.chunks) + " chunks, " +
+                         std::to_string(counts.blocks) +
+                         " checksum blocks); save fewer tensors or use larger blocks");
+}
+
+Result<Bytes> EncodeManifest(const Metadata& metadata) {
+  VARVE_RETURN_IF_ERROR(CheckManifestSize(CountsOf(metadata)));
   const Bytes plain = BuildBuffer(metadata);
   Bytes compressed(ZSTD_compressBound(plain.size()), '\0');
   const std::size_t size =

@@ -26,8 +26,22 @@ Result<Metadata> MergeHeaders(std::vector<CheckedHeader> headers);
 /// Chunks of one tensor must tile its shape: DataLoss naming an overlap or the box no chunk holds.
 Status CheckTiling(const TensorMetadata& tensor);
 
+/// The numbers of which the size of a manifest follows.
+struct ManifestCounts {
+  std::uint64_t files = 0;
+  std::uint64_t blocks = 0;  ///< Checksum blocks of all files.
+  std::uint64_t tensors = 0;
+  std::uint64_t chunks = 0;
+  std::uint64_t objects = 0;
+  std::uint64_t dims = 0;        ///< Of all tensors' shapes and all chunks' boxes.
+  std::uint64_t name_bytes = 0;  ///< Of all tensors, objects and files.
+};
+
+/// Errors: InvalidArgument when a manifest of that size cannot be written.
+Status CheckManifestSize(const ManifestCounts& counts);
+
 /// The same metadata always gives the same bytes (with one zstd library version).
-/// Errors: InvalidArgument when the index exceeds FlatBuffers' 2 GiB.
+/// Errors: CheckManifestSize's.
 Result<Bytes> EncodeManifest(const Metadata& metadata);
 
 /// Untrusted input. Errors: DataLoss when damaged; Unimplemented for a newer format version.

@@ -1,0 +1,41 @@
+#include "plan/index_size.h"
+
+#include <gtest/gtest.h>
+
+#include "support/plans.h"
+#include "support/status_matchers.h"
+
+namespace varve {
+namespace {
+
+using test::FailsWith;
+using test::IsOk;
+using test::Slice;
+using test::Whole;
+
+TEST(IndexSize, CountsWhatAllRanksWrite) {
+  std::vector<LocalPlan> plans(2);
+  for (std::uint64_t rank = 0; rank < 2; ++rank) {
+    plans[rank].tensors = {Slice("sharded", {100, 8}, rank, 2), Whole("same", {10})};
+  }
+  plans[0].objects = {{"step", 3, {}}};
+  const auto settled = Settle(plans);
+  ASSERT_TRUE(IsOk(settled));
+  const ManifestCounts counts = CountIndex(plans, *settled, 4096);
+  EXPECT_EQ(counts.files, 2U);
+  EXPECT_EQ(counts.tensors, 2U);
+  EXPECT_EQ(counts.chunks, 3U);
+  EXPECT_EQ(counts.objects, 1U);
+  EXPECT_EQ(counts.dims, 2U + 2 * 4 + 1 + 2);
+  EXPECT_EQ(counts.blocks, 2U);
+  EXPECT_EQ(CountIndex(plans, *settled, 1024).blocks, 4U);
+}
+
+TEST(IndexSize, RefusesWhatNoManifestHolds) {
+  EXPECT_TRUE(IsOk(CheckManifestSize({.files = 1024, .tensors = 100'000, .chunks = 1'000'000})));
+  EXPECT_TRUE(FailsWith(CheckManifestSize({.chunks = 30'000'000}), StatusCode::kInvalidArgument,
+                        {"30000000 chunks", "1 GiB"}));
+}
+
+}  // namespace
+}  // namespace varve
