@@ -5,6 +5,7 @@
 #include <nanobind/stl/string.h>
 
 #include "bindings.h"
+#include "interruptible.h"
 #include "varve/agent.h"
 
 namespace varve::python {
@@ -51,13 +52,9 @@ nb::dict Status() {
 
 /// Drains or stops.
 void Wait(varve::Status (*tell)(std::chrono::milliseconds, const std::string&), double timeout) {
-  const auto patience = Seconds(timeout);
-  varve::Status status;
-  {
-    const nb::gil_scoped_release release;
-    status = tell(patience, {});
-  }
-  RaiseIfError(status);
+  auto status = std::make_shared<varve::Status>();
+  WaitOffMain([status, tell, limit = Seconds(timeout)] { *status = tell(limit, {}); });
+  RaiseIfError(*status);
 }
 
 }  // namespace

@@ -1,3 +1,4 @@
+#include <stop_token>
 #include <string>
 #include <utility>
 #include <vector>
@@ -10,6 +11,7 @@
 #include <unistd.h>
 
 #include "bindings.h"
+#include "interruptible.h"
 #include "varve/agent.h"
 #include "varve/async_save.h"
 #include "varve/host_buffer.h"
@@ -142,13 +144,26 @@ std::shared_ptr<AsyncSaveHandle> AsyncSavePython(const std::shared_ptr<Stager>& 
                                                  const nb::list& tensors, const nb::list& objects,
                                                  const nb::bytes& structure,
                                                  const std::string& path, const nb::dict& options,
-                                                 nb::object coordinator) {
+                                                 const nb::object& coordinator) {
   State state = StateFrom(tensors, objects, structure);
   AsyncSaveOptions save_options = AsyncSaveOptionsFrom(options);
-  const auto ranks = MakeCoordinator(std::move(coordinator));
-  const nb::gil_scoped_release release;
-  return EndingWithoutGil(new AsyncSaveHandle(
-      AsyncSave(std::move(state), path, std::move(save_options), *stager, *ranks)));
+  std::stop_source stop;
+  save_options.save.stop = stop.get_token();
+  const auto ranks = MakeCoordinator(coordinator);
+  std::shared_ptr<AsyncSaveHandle> handle;
+  RunCollective(
+      [&] {
+        handle = EndingWithoutGil(new AsyncSaveHandle(
+            AsyncSave(std::move(state), path, std::move(save_options), *stager, *ranks)));
+      },
+      coordinator, [&] { stop.request_stop(); }, nullptr, "");
+  return handle;
+}
+
+/// Binds a member that waits, and that a signal ends.
+template <void (Stager::*member)()>
+void Wait(const std::shared_ptr<Stager>& stager) {
+  WaitOffMain([stager] { ((*stager).*member)(); });
 }
 
 }  // namespace
@@ -193,10 +208,10 @@ void BindAsync(nb::module_& module) {
       .def_prop_ro("budget_bytes", &Stager::budget_bytes)
       .def("prepare", &Stager::Prepare, nb::arg("bytes"), nb::arg("cuda_device") = nb::none(),
            nb::call_guard<nb::gil_scoped_release>())
-      .def("wait_prepared", &Stager::WaitPrepared, nb::call_guard<nb::gil_scoped_release>())
+      .def("wait_prepared", &Wait<&Stager::WaitPrepared>)
       .def_prop_ro("idle", &Stager::idle)
-      .def("drain", &Stager::Drain, nb::call_guard<nb::gil_scoped_release>())
-      .def("abort", &Stager::Abort, nb::call_guard<nb::gil_scoped_release>());
+      .def("drain", &Wait<&Stager::Drain>)
+      .def("abort", &Wait<&Stager::Abort>);
   module.def("async_save", &AsyncSavePython, nb::arg("stager"), nb::arg("tensors"),
              nb::arg("objects"), nb::arg("structure"), nb::arg("path"), nb::arg("options"),
              nb::arg("coordinator").none());

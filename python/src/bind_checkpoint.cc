@@ -4,6 +4,7 @@
 #include <cstring>
 #include <initializer_list>
 #include <optional>
+#include <stop_token>
 #include <string_view>
 #include <utility>
 
@@ -11,6 +12,7 @@
 #include <nanobind/stl/vector.h>
 
 #include "bindings.h"
+#include "interruptible.h"
 #include "varve/agent.h"
 #include "varve/checkpoint.h"
 #include "varve/options.h"
@@ -254,15 +256,18 @@ LoadOptions LoadOptionsFrom(const nb::dict& options) {
 }
 
 nb::dict SavePython(const nb::list& tensors, const nb::list& objects, const nb::bytes& structure,
-                    const std::string& path, const nb::dict& options, nb::object coordinator) {
+                    const std::string& path, const nb::dict& options,
+                    const nb::object& coordinator) {
   const State state = StateFrom(tensors, objects, structure);
-  const SaveOptions save_options = SaveOptionsFrom(options);
-  const auto ranks = MakeCoordinator(std::move(coordinator));
+  SaveOptions save_options = SaveOptionsFrom(options);
+  ProgressCount count;
+  save_options.progress = Counting(&count, std::move(save_options.progress));
+  std::stop_source stop;
+  save_options.stop = stop.get_token();
+  const auto ranks = MakeCoordinator(coordinator);
   Result<SaveReport> report = Internal("not run");
-  {
-    const nb::gil_scoped_release release;
-    report = Save(state, path, save_options, *ranks);
-  }
+  RunCollective([&] { report = Save(state, path, save_options, *ranks); }, coordinator,
+                [&] { stop.request_stop(); }, &count, "writing");
   RaiseIfError(report.status());
   return ToDict(*report);
 }
@@ -367,16 +372,18 @@ class PythonReader {
                     const std::vector<std::string>& missing,
                     const std::vector<std::string>& mismatched,
                     const std::vector<std::string>& known, const nb::dict& options,
-                    nb::object coordinator) {
+                    const nb::object& coordinator) {
     const LoadRequest request{TensorsFrom<TargetTensor>(targets), objects, missing, mismatched,
                               known};
-    const LoadOptions load_options = LoadOptionsFrom(options);
-    const auto ranks = MakeCoordinator(std::move(coordinator));
+    LoadOptions load_options = LoadOptionsFrom(options);
+    ProgressCount count;
+    load_options.progress = Counting(&count, std::move(load_options.progress));
+    std::stop_source stop;
+    load_options.stop = stop.get_token();
+    const auto ranks = MakeCoordinator(coordinator);
     Result<LoadReport> report = Internal("not run");
-    {
-      const nb::gil_scoped_release release;
-      report = Load(reader(), request, load_options, *ranks);
-    }
+    RunCollective([&] { report = Load(reader(), request, load_options, *ranks); }, coordinator,
+                  [&] { stop.request_stop(); }, &count, "reading");
     RaiseIfError(report.status());
     nb::dict out;
     out["bytes_read"] = report->bytes_read;
@@ -417,17 +424,18 @@ void BindCheckpoint(nb::module_& module) {
   // Tells the other ranks, within the exchange they are in, that this one failed.
   module.def(
       "report_failure",
-      [](nb::object coordinator, const std::string& what, const std::string& message,
+      [](const nb::object& coordinator, const std::string& what, const std::string& message,
          const nb::dict& options) {
         std::chrono::milliseconds timeout = std::chrono::minutes(30);
         SetSeconds(options, "timeout", &timeout);
-        const auto ranks = MakeCoordinator(std::move(coordinator));
+        const auto ranks = MakeCoordinator(coordinator);
         Status status;
-        {
-          const nb::gil_scoped_release release;
-          status = Agree(*ranks, what, InvalidArgument(message),
-                         std::chrono::steady_clock::now() + timeout);
-        }
+        RunCollective(
+            [&] {
+              status = Agree(*ranks, what, InvalidArgument(message),
+                             std::chrono::steady_clock::now() + timeout);
+            },
+            coordinator, [] {}, nullptr, "");
         RaiseIfError(status);
       },
       nb::arg("coordinator").none(), nb::arg("what"), nb::arg("message"), nb::arg("options"));

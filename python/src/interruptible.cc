@@ -1,0 +1,149 @@
+#include "interruptible.h"
+
+#include <condition_variable>
+#include <cstdio>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <system_error>
+#include <thread>
+
+namespace varve::python {
+namespace {
+
+constexpr auto kLookForSignals = std::chrono::milliseconds(200);
+constexpr auto kReport = std::chrono::seconds(5);
+
+struct Ended {
+  std::mutex mutex;
+  std::condition_variable changed;
+  bool yes = false;
+
+  void Set() {
+    const std::scoped_lock lock(mutex);
+    yes = true;
+    changed.notify_all();
+  }
+  /// True when it has ended, after at most `time`.
+  bool Wait(std::chrono::milliseconds time) {
+    std::unique_lock lock(mutex);
+    return changed.wait_for(lock, time, [&] { return yes; });
+  }
+};
+
+/// Calls into Python. The thread that works must be joined whatever happens here.
+void CallQuietly(const std::function<void()>& call, const char* what) {
+  try {
+    call();
+  } catch (nb::python_error& error) {
+    error.discard_as_unraisable(what);
+  }
+}
+
+bool WaitWithoutGil(Ended& ended) {
+  const nb::gil_scoped_release release;
+  return ended.Wait(kLookForSignals);
+}
+
+}  // namespace
+
+void RunOffMain(const std::function<void()>& work, const OffMain& how) {
+  Ended ended;
+  std::thread thread;
+  try {
+    thread = std::thread([&] {
+      work();
+      ended.Set();
+    });
+  } catch (const std::system_error&) {
+    const nb::gil_scoped_release release;
+    work();
+    return;
+  }
+  std::optional<nb::python_error> raised;
+  auto reported = std::chrono::steady_clock::now();
+  while (!WaitWithoutGil(ended)) {
+    if (!raised && PyErr_CheckSignals() != 0) {
+      raised.emplace();
+      CallQuietly(how.on_signal, "interrupt");
+    }
+    if (how.on_wait && std::chrono::steady_clock::now() - reported >= kReport) {
+      reported = std::chrono::steady_clock::now();
+      CallQuietly(how.on_wait, "report");
+    }
+  }
+  {
+    const nb::gil_scoped_release release;
+    thread.join();
+  }
+  if (raised) {
+    throw std::move(*raised);
+  }
+}
+
+void WaitOffMain(std::function<void()> work) {
+  auto ended = std::make_shared<Ended>();
+  try {
+    std::thread([ended, work]() mutable {
+      work();
+      work = nullptr;  // What it owns ends before the caller goes on.
+      ended->Set();
+    }).detach();
+  } catch (const std::system_error&) {
+    const nb::gil_scoped_release release;
+    work();
+    return;
+  }
+  work = nullptr;  // The thread's copy is the one that ends with the wait.
+  while (!WaitWithoutGil(*ended)) {
+    if (PyErr_CheckSignals() != 0) {
+      throw nb::python_error();
+    }
+  }
+}
+
+ProgressFunction Counting(ProgressCount* count, ProgressFunction next) {
+  return [count, next = std::move(next)](std::uint64_t done, std::uint64_t total) {
+    count->done.store(done, std::memory_order_relaxed);
+    count->total.store(total, std::memory_order_relaxed);
+    if (next) {
+      next(done, total);
+    }
+  };
+}
+
+std::optional<std::string> Describe(const ProgressCount& count, const char* doing) {
+  constexpr double kGigabyte = 1e9;
+  const auto total = static_cast<double>(count.total.load(std::memory_order_relaxed));
+  if (total == 0) {
+    return std::nullopt;
+  }
+  const auto done = static_cast<double>(count.done.load(std::memory_order_relaxed));
+  std::string text(96, '\0');
+  const int size = std::snprintf(text.data(), text.size(), "still %s, %.2f of %.2f GB", doing,
+                                 done / kGigabyte, total / kGigabyte);
+  text.resize(static_cast<std::size_t>(size));
+  return text;
+}
+
+void RunCollective(const std::function<void()>& work, const nb::object& coordinator,
+                   const std::function<void()>& stop, const ProgressCount* count,
+                   const char* doing) {
+  OffMain how;
+  how.on_signal = [&] {
+    stop();
+    if (nb::hasattr(coordinator, "interrupt")) {
+      coordinator.attr("interrupt")();
+    }
+  };
+  if (count != nullptr && nb::hasattr(coordinator, "report")) {
+    how.on_wait = [&coordinator, count, doing] {
+      if (const auto note = Describe(*count, doing)) {
+        coordinator.attr("report")(nb::str(note->data(), note->size()));
+      }
+    };
+  }
+  RunOffMain(work, how);
+}
+
+}  // namespace varve::python
