@@ -74,7 +74,7 @@ def save_once_and_wait(agent: str, path: str, phase: Any, value: int, mebibytes:
         state_of(value, mebibytes),
         path,
         executor="process",
-        max_write_bandwidth=40 * mebibytes << 20,
+        max_write_bandwidth=mebibytes << 20,
     )
     phase.value = HANDED_OVER
     time.sleep(600)

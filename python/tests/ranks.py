@@ -24,6 +24,7 @@ _context.set_forkserver_preload(
         "async_jobs",
         "agent_jobs",
         "replica_jobs",
+        "channel_jobs",
     ]
 )
 

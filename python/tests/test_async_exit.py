@@ -102,3 +102,25 @@ varve.torch.async_save(state, path, on_done=tell, **slowly)
     assert_whole(tmp_path / "a")
     found = varve.torch.read(tmp_path / "a", "mine/*")
     assert [found[f"mine/rank{rank}"].unique().tolist() for rank in range(2)] == [[0], [1]]
+
+
+def test_a_dropped_handle_of_a_failed_save_says_so(tmp_path: Path) -> None:
+    varve.torch.save({"step": 1}, tmp_path / "a")
+    text = """
+handle = varve.torch.async_save(state, path)
+try:
+    handle.staging_completion.result()
+    handle.wait_staged()
+finally:
+    del handle
+"""
+    ((status, stderr),) = run_script(text, tmp_path / "a")
+    assert status == 0
+    assert f"the background save of {tmp_path / 'a'} has failed: CheckpointExistsError" in stderr
+    assert "dropped and its error never looked at" in stderr
+
+
+def test_a_handle_whose_error_was_looked_at_is_dropped_in_silence(tmp_path: Path) -> None:
+    varve.torch.save({"step": 1}, tmp_path / "a")
+    ((_, stderr),) = run_script("varve.torch.async_save(state, path).exception()", tmp_path / "a")
+    assert "dropped" not in stderr and "the background save" in stderr

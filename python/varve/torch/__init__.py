@@ -13,18 +13,16 @@ Example, on every rank of a job:
 
 from __future__ import annotations
 
-import contextlib
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from varve import _engine
 from varve._engine import LoadReport, SaveReport
 from varve._tree import PerRank
-from varve.errors import UnavailableError
 from varve.torch import _run
 from varve.torch._async import SaveHandle, Stager, async_save
-from varve.torch._coordinator import TorchCoordinator, make_coordinator
+from varve.torch._coordinator import collective, name_of
 from varve.torch._tensors import TorchArrays
 
 __all__ = [
@@ -38,20 +36,6 @@ __all__ = [
     "read",
     "save",
 ]
-
-
-@contextlib.contextmanager
-def _ranks(coordinator: Any, timeout: float) -> Iterator[None]:
-    """Ends the ranks' talk in good order, or for good when one of them was lost."""
-    failed = False
-    try:
-        yield
-    except UnavailableError:
-        failed = True
-        raise
-    finally:
-        if isinstance(coordinator, TorchCoordinator):
-            coordinator.close(failed, timeout)
 
 
 def save(
@@ -108,7 +92,6 @@ def save(
             replicas differ and `on_difference` is "error".
         OutOfSpaceError, UnavailableError: Writing failed or a rank is gone; each is named.
     """
-    coordinator = make_coordinator(process_group, timeout) if coordinate else _run.me(process_group)
     options: dict[str, Any] = {
         "overwrite": overwrite,
         "coordinate": coordinate,
@@ -119,10 +102,13 @@ def save(
     }
     if progress is not None:
         options["progress"] = progress
+    arrays = TorchArrays()
     if not coordinate:
         options["save_id"] = _run.save_id(os.fspath(path), process_group, save_id)
-    with _ranks(coordinator, timeout):
-        return _engine.save(state_dict, path, TorchArrays(), coordinator, allow_pickle, options)
+        me = _run.me(process_group)
+        return _engine.save(state_dict, path, arrays, me, allow_pickle, options)
+    with collective(process_group, timeout, name_of("save", path)) as coordinator:
+        return _engine.save(state_dict, path, arrays, coordinator, allow_pickle, options)
 
 
 def load(
@@ -156,9 +142,8 @@ def load(
             and which tensors hold new bytes.
         CheckpointNotFoundError: There is no checkpoint at `path`.
     """
-    coordinator = make_coordinator(process_group, timeout)
     options = {"strict": strict, "timeout": timeout}
-    with _ranks(coordinator, timeout):
+    with collective(process_group, timeout, name_of("load", path)) as coordinator:
         return _engine.load(state_dict, path, TorchArrays(), coordinator, allow_pickle, options)
 
 

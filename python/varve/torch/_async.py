@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import atexit
 import os
+import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from typing import Any, cast
@@ -22,15 +23,16 @@ import torch.distributed as dist
 
 from varve import _core, _engine, _tree, agent
 from varve._engine import SaveReport
-from varve.errors import CancelledError, Error, InvalidArgumentError, UnavailableError
+from varve.errors import CancelledError, Error, InvalidArgumentError
 from varve.torch import _run
-from varve.torch._coordinator import TorchCoordinator, make_coordinator
+from varve.torch._coordinator import collective, make_background, name_of
+from varve.torch._failures import Failures, is_failure, log_dropped, warn_of_earlier
 from varve.torch._tensors import TorchArrays, cuda_device, local_bytes
 
 _LOST = "the stager has lost touch with other ranks in an earlier save"
 
-#: Seconds in which other ranks, who are waiting for it, take the outcome of the last save from us.
-_LAST_WORDS = 30.0
+#: Seconds in which the other ranks, which wait for it, take the outcome of the last save from this one.
+_LAST_MESSAGES = 30.0
 
 #: All stagers that are not closed. Dropping one would wait for its saves on whatever thread the last
 #: reference goes, which may be the one that writes them.
@@ -47,7 +49,8 @@ class SaveHandle(Future[SaveReport]):
     """A save under way: a future of its report, and one of its copy.
 
     As a future it ends when the checkpoint is durable and visible, with the error on every rank if the
-    save failed. It has the two futures of torch's AsyncSaveResponse as well.
+    save failed. It has the two futures of torch's AsyncSaveResponse as well. A handle that is dropped
+    when its save has failed, before `result` or `exception` was called, logs that error.
 
     Attributes:
         staging_completion: Ends when the copy has been made: tensors may change.
@@ -59,8 +62,26 @@ class SaveHandle(Future[SaveReport]):
         self.set_running_or_notify_cancel()
         self.staging_completion: Future[None] = Future()
         self.staging_completion.set_running_or_notify_cancel()
+        self.path = ""
         self._engine: Any = None
         self._keep: Any = None
+        self._looked_at = False
+        self._failed = False
+        self._asked_to_end = False
+
+    def result(self, timeout: float | None = None) -> SaveReport:
+        """Waits for the end of the save, `timeout` seconds at most. Raises what it failed with."""
+        self._looked_at = True
+        return super().result(timeout)
+
+    def exception(self, timeout: float | None = None) -> BaseException | None:
+        """Waits likewise; returns what the save failed with, or None."""
+        self._looked_at = True
+        return super().exception(timeout)
+
+    def __del__(self) -> None:
+        if self._failed and not self._looked_at:
+            log_dropped(self.path, self._exception)
 
     @property
     def upload_completion(self) -> SaveHandle:
@@ -87,13 +108,14 @@ class SaveHandle(Future[SaveReport]):
         """
         if self.done():
             return False
+        self._asked_to_end = True
         if self._engine is not None:
             self._engine.cancel()
         return True
 
     def cancelled(self) -> bool:
         """True when it ended because it was cancelled, skipped or replaced."""
-        return self.done() and isinstance(self.exception(), CancelledError)
+        return self.done() and isinstance(self._exception, CancelledError)
 
     def _end_staging(self, error: BaseException | None) -> None:
         self._keep = None
@@ -164,12 +186,10 @@ class Stager:
         self.at_exit = at_exit
         self.executor = executor
         self.copy_from_devices = copy_from_devices
-        # Agents talk among themselves.
-        self._background = (
-            make_coordinator(process_group, timeout, background=True)
-            if executor == "thread"
-            else None
-        )
+        self._failures = Failures()
+        self._aborted = False
+        # Agents have a channel of their own.
+        self._background = make_background(process_group, timeout) if executor == "thread" else None
         options: dict[str, Any] = {
             "memory_budget": memory_budget,
             "local_ranks": _local_ranks(),
@@ -213,6 +233,7 @@ class Stager:
 
     def abort(self) -> None:
         """Cancels the saves under way, and waits for that."""
+        self._aborted = True
         self._usable().abort()
 
     def close(self) -> None:
@@ -221,7 +242,8 @@ class Stager:
             self._engine.drain()
             self._engine = None
             if self._background is not None:
-                self._background.flush(_LAST_WORDS)
+                self._background.flush(_LAST_MESSAGES)
+                self._background.hang_up()
             _open.discard(self)
 
     def __enter__(self) -> Stager:
@@ -262,12 +284,14 @@ def async_save(
     retries: int = 1,
     deadline: float | None = None,
     check_torn: bool | None = None,
+    on_failure: str = "log",
     on_done: Callable[[SaveHandle], None] | None = None,
 ) -> SaveHandle:
     """Saves the ranks' states in the background: returns when they have been copied.
 
-    Collective over the process group like `save`. What comes to be wrong with the save is the handle's
-    to tell, on every rank, whenever it happens: training goes on.
+    Collective over the process group like `save`. A save that fails does not end the training: its
+    handle has the error, on every rank. Rank 0 also logs it (logger "varve"), and the next call with
+    the same stager warns of it. Ctrl-C during the call cancels this save on all ranks.
 
     Args:
         state_dict: As in `save`. Plain values are taken as they are at the call.
@@ -296,6 +320,9 @@ def async_save(
         deadline: Seconds from the call on after which the save is given up.
         check_torn: Compare samples of every tensor before and after the copy, to find one that was
             written to meanwhile. By default where VARVE_DEBUG is set in the environment.
+        on_failure: "log", or "raise": the call raises where an earlier save of the stager has failed
+            since the last call, or where this one fails before it returns; on all ranks alike. Nothing
+            is then saved.
         on_done: Called with the handle when it has ended, on the thread that writes the next save: it
             must be quick, and wait for no other save, be it to start one.
 
@@ -309,6 +336,8 @@ def async_save(
         raise InvalidArgumentError(f'staging={staging!r}: want "blocking" or "overlapped"')
     if on_done is not None and not callable(on_done):
         raise InvalidArgumentError(f"on_done={on_done!r}: want a function of the handle")
+    if on_failure not in ("log", "raise"):
+        raise InvalidArgumentError(f'on_failure={on_failure!r}: want "log" or "raise"')
     if stager is not None:
         if process_group is None:
             process_group = stager.process_group
@@ -341,29 +370,23 @@ def async_save(
         options["check_torn"] = check_torn
     if not coordinate:
         options["save_id"] = _run.save_id(where, process_group, save_id)
-    coordinator: Any = (
-        make_coordinator(process_group, timeout) if coordinate else _run.me(process_group)
-    )
-    handle = _start(
-        state_dict,
-        where,
-        stager or _stager_of(process_group, executor or "thread", timeout),
-        coordinator,
-        allow_pickle,
-        options,
-        timeout,
-    )
+
+    def begin(stager: Stager) -> SaveHandle:
+        if not coordinate:
+            me = _run.me(process_group)
+            return _start(state_dict, where, stager, me, allow_pickle, options, on_failure)
+        with collective(process_group, timeout, name_of("save", path)) as coordinator:
+            return _start(state_dict, where, stager, coordinator, allow_pickle, options, on_failure)
+
+    executor = executor or "thread"
+    handle = begin(stager or _stager_of(process_group, executor, timeout))
     if stager is None and _was_lost(handle):
-        _retire(process_group, executor or "thread")
-        handle = _start(
-            state_dict,
-            where,
-            _stager_of(process_group, executor or "thread", timeout),
-            coordinator,
-            allow_pickle,
-            options,
-            timeout,
-        )
+        handle._looked_at = True
+        _retire(process_group, executor)
+        handle = begin(_stager_of(process_group, executor, timeout))
+    copied = handle.staging_completion
+    if on_failure == "raise" and handle.done() and copied.done() and copied.exception():
+        handle.result()
     if on_done is not None:
         handle.add_done_callback(cast("Callable[[Future[SaveReport]], object]", on_done))
     return handle
@@ -376,16 +399,24 @@ def _start(
     coordinator: Any,
     allow_pickle: bool,
     options: dict[str, Any],
-    timeout: float,
+    on_failure: str,
 ) -> SaveHandle:
     stager_engine = stager._usable()
     handle = SaveHandle()
+    handle.path = path
     refusal: str | None = _LOST if stager._lost else None
     cause: BaseException | None = None
+    if on_failure == "raise":
+        known = stager._failures.take()
+        if known is not None and refusal is None:
+            refusal, cause = known
+    else:
+        warn_of_earlier(stager._failures)
+    deadline = time.monotonic() + options["deadline"] if "deadline" in options else None
+    rank = 0 if coordinator is None else coordinator.rank
     parts = _engine.Gathered([], [], b"", [])
     if refusal is None:
         try:
-            rank = 0 if coordinator is None else coordinator.rank
             parts = _engine.gather(state, TorchArrays(stager.copy_from_devices), rank, allow_pickle)
         except Exception as error:
             cause = error
@@ -395,42 +426,37 @@ def _start(
         handle._end_staging(error)
 
     def end(report: dict[str, Any] | None, error: BaseException | None) -> None:
-        if error is not None and cause is not None:
-            error.__cause__ = cause
+        if error is not None:
+            if cause is not None:
+                error.__cause__ = cause
+            if is_failure(error, handle._asked_to_end or stager._aborted, deadline):
+                handle._failed = True
+                tells = rank == 0 or stager._lost or not options["coordinate"]
+                stager._failures.add(path, error, tells)
         handle._end(None if report is None else SaveReport(**report), error)
 
     engine_options = {**options, "on_staged": end_staging, "on_done": end}
     if refusal is not None:
         engine_options["not_ready"] = refusal
     handle._keep = parts
-    try:
-        engine = _core.async_save(
-            stager_engine,
-            parts.tensors,
-            parts.objects,
-            parts.structure,
-            path,
-            engine_options,
-            coordinator,
-        )
-        handle._engine = engine
-        if handle.done():
-            handle._engine = None
-    finally:
-        if isinstance(coordinator, TorchCoordinator):
-            coordinator.close(_failed_to_settle(handle), timeout)
+    engine = _core.async_save(
+        stager_engine,
+        parts.tensors,
+        parts.objects,
+        parts.structure,
+        path,
+        engine_options,
+        coordinator,
+    )
+    handle._engine = engine
+    if handle.done():
+        handle._engine = None
     _engine.warn_of_differences(engine.differing_tensors)
     return handle
 
 
-def _failed_to_settle(handle: SaveHandle) -> bool:
-    """True when ranks were lost while they settled who writes what; all that live know it."""
-    staging = handle.staging_completion
-    return staging.done() and isinstance(staging.exception(), UnavailableError)
-
-
 def _was_lost(handle: SaveHandle) -> bool:
-    return handle.done() and handle.exception() is not None and _LOST in str(handle.exception())
+    return handle.done() and handle._exception is not None and _LOST in str(handle._exception)
 
 
 def _world() -> Any:

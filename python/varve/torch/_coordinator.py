@@ -1,228 +1,156 @@
-"""Ranks that talk over torch.distributed.
+"""The ranks of a process group as the engine's Coordinator, over a channel of their own.
 
-Messages are point-to-point sends on a gloo group, eight bytes of length and then the content: with
-collectives a rank that does not answer could not be told from one that waits for it. The group is
-Varve's own, so that a checkpoint never waits behind a collective of the training.
-
-What happens when a rank is lost, in order:
-  1. Ranks meet in the job's rendezvous store before they make the group. Making a group with a rank
-     that never comes would wait without saying for whom.
-  2. A rank that dies closes its connections: its peers' receives fail at once.
-  3. A receive that passes its deadline makes gloo close *all* connections of the group, those to
-     living ranks too. From the first failure on a rank therefore goes by mail: keys in the store. It
-     posts its last message again, since that may have been lost with the connection, and looks for
-     mail for a few seconds before it takes a peer for gone. So every living rank still learns which
-     rank was lost, and is not itself taken for lost.
-  4. After a failed save or load all ranks drop the group (all know of the failure); the next one
-     meets anew.
-
-What asynchronous saves say in the background goes over a second group, which is not registered with
-torch.distributed: it lives on, until the saves are done, when the job has ended torch's own groups.
+There is one channel for each set of ranks (_channel.py), kept from call to call, and one more for each
+stager: what asynchronous saves send in the background comes in an order of its own, and goes on when
+the job has ended torch's groups.
 """
 
 from __future__ import annotations
 
 import contextlib
 import datetime
-import struct
+import hashlib
+import os
+import threading
+import time
+from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
-import torch
 import torch.distributed as dist
 
 from varve.errors import PreconditionError, UnavailableError
+from varve.torch._addresses import Address
+from varve.torch._channel import Channel
+from varve.torch._waiting import off_main
 
-_LENGTH = struct.Struct("<Q")
+#: Seconds between two attempts to reach rank 0.
+_RETRY = 0.2
 
-#: Seconds in which a living rank has noticed that connections are closed and posted its mail.
-_MAIL_GRACE = 3.0
-#: The coordinator may wait that long for each lost rank before it answers the others.
-_MAX_REPLY_GRACE = 60.0
+#: Rank 0's answer may come when it has waited out the time limit for a third rank.
+_ANSWER_GRACE = 10.0
 
-#: Channels by (world, caller's group). The world is the default group object: a job that tears
-#: torch.distributed down and sets it up again starts afresh, as its new ranks do.
-_channels: dict[Any, _Channel] = {}
-
-#: How often a channel has been made for (world, ranks); keeps the keys of their meetings apart.
-_meetings: dict[Any, int] = {}
+#: Seconds in which messages leave at the end of a call. They leave later too, with the next call.
+_FLUSH = 5.0
 
 
-class _Channel:
-    """A gloo group and the count of messages on it; lives from save to save."""
+class _Group:
+    """A set of ranks of one world: how many calls this process has made there, and the channel."""
 
-    def __init__(self, ranks: list[int], timeout: float, background: bool = False) -> None:
-        where = (dist.group.WORLD, tuple(ranks), background)
-        meeting = _meetings[where] = _meetings.get(where, 0) + 1
-        self.ranks = ranks
-        store = dist.distributed_c10d._get_default_store()
-        # A wait on the job's own connection would hold up whoever else asks its store.
-        self.store = store.clone() if background and hasattr(store, "clone") else store
-        purpose = "background/" if background else ""
-        self.tag = f"varve/{purpose}{'-'.join(map(str, ranks))}/{meeting}"
-        self.sent: dict[int, tuple[int, bytes]] = {}
-        self.received: dict[int, int] = {}
-        self.broken = False
-        self._meet(timeout)
-        self.group: Any
-        if background:
-            self.group = dist.ProcessGroupGloo(
-                dist.distributed_c10d.PrefixStore(f"{self.tag}/gloo", self.store),
-                ranks.index(dist.get_rank()),
-                len(ranks),
-                _delta(timeout),
-            )
-        else:
-            self.group = dist.new_group(ranks, backend="gloo", use_local_synchronization=True)
+    def __init__(self) -> None:
+        self.calls = 0
+        self.channel: Channel | None = None
+        self.lock = threading.Lock()  # Held during a call.
 
-    def _meet(self, timeout: float) -> None:
-        keys = [f"{self.tag}/here/{rank}" for rank in self.ranks]
-        self.store.set(keys[self.ranks.index(dist.get_rank())], "here")
-        try:
-            self.store.wait(keys, _delta(timeout))
-        except Exception as error:
-            missing = [str(i) for i, key in enumerate(keys) if not self.store.check([key])]
-            raise UnavailableError(
-                f"rank {', rank '.join(missing)}: did not come before the deadline of {timeout:g} s"
-            ) from error
 
-    def send(self, tensor: torch.Tensor, to: int) -> Any:
-        """Begins to send to the `to`-th rank."""
-        return self.group.send([tensor], to, 0)
+#: By (world, ranks). The world is the default group object: a job that tears torch.distributed down
+#: and sets it up again starts afresh, as its new ranks do.
+_groups: dict[Any, _Group] = {}
 
-    def receive(self, tensor: torch.Tensor, source: int) -> Any:
-        """Begins to receive from the `source`-th rank."""
-        return self.group.recv([tensor], source, 0)
 
-    def key(self, source: int, to: int, number: int) -> str:
-        return f"{self.tag}/mail/{source}/{to}/{number}"
+def _group_of(ranks: tuple[int, ...]) -> _Group:
+    world = dist.group.WORLD
+    for key in [key for key in _groups if key[0] is not world]:
+        ended = _groups.pop(key)  # Of a world that has ended.
+        if ended.channel is not None:
+            ended.channel.close()
+    return _groups.setdefault((world, ranks), _Group())
 
 
 class TorchCoordinator:
-    """A Coordinator over a process group. Used by one thread at a time."""
+    """A Coordinator over a channel. Used by one thread at a time.
 
-    def __init__(self, group: Any, timeout: float, background: bool = False) -> None:
-        self.rank: int = dist.get_rank(group)
-        self.size: int = dist.get_world_size(group)
-        whole = group if group is not None else dist.group.WORLD
-        self._key = (dist.group.WORLD, whole)
-        if background:
-            self._channel = _Channel(dist.get_process_group_ranks(whole), timeout, background)
-        else:
-            if self._key not in _channels:
-                _channels[self._key] = _Channel(dist.get_process_group_ranks(whole), timeout)
-            self._channel = _channels[self._key]
-        self._pending: list[tuple[Any, torch.Tensor]] = []
+    Attributes:
+        rank: Of this process in the group.
+        size: How many ranks the group has.
+        lost: True when a message did not come: the ranks may be out of step.
+    """
+
+    def __init__(self, channel: Channel, group: _Group | None = None) -> None:
+        self.rank = channel.rank
+        self.size = channel.size
+        self.lost = False
+        self._channel = channel
+        self._group = group
 
     def send(self, to: int, message: bytes, timeout: float) -> None:
         """Hands a message to rank `to`; it is on its way when this returns."""
-        channel = self._channel
-        number = channel.sent[to][0] + 1 if to in channel.sent else 0
-        channel.sent[to] = (number, message)
-        if not channel.broken:
-            try:
-                self._send_direct(to, message)
-                return
-            except Exception:
-                channel.broken = True
-        else:
-            # Where it was another peer that was lost, this one may be waiting on its connection still.
-            with contextlib.suppress(Exception):
-                self._send_direct(to, message)
-        self._post(to)
+        try:
+            self._channel.send(to, message)
+        except UnavailableError:
+            self.lost = True
+            raise
 
     def receive(self, source: int, timeout: float) -> bytes:
-        """The next message from rank `source`; raises when it is gone or late."""
-        channel = self._channel
-        number = channel.received[source] = channel.received.get(source, -1) + 1
-        reason: Exception | None = None
-        if not channel.broken:
-            try:
-                return self._receive_direct(source, timeout)
-            except Exception as error:
-                channel.broken = True
-                reason = error
-        if source in channel.sent:
-            self._post(source)
-        key = channel.key(source, self.rank, number)
-        grace = (
-            _MAIL_GRACE if self.rank == 0 else min(_MAIL_GRACE * (self.size + 1), _MAX_REPLY_GRACE)
-        )
+        """The next message from rank `source`; raises UnavailableError when it is lost or late."""
         try:
-            channel.store.wait([key], _delta(grace))
-        except Exception as error:
-            raise RuntimeError(_describe(reason or error)) from error
-        return bytes(channel.store.get(key))
+            return self._channel.receive(source, timeout)
+        except UnavailableError:
+            self.lost = True
+            raise
 
-    @property
-    def lost(self) -> bool:
-        """True when a message did not get through: the ranks may be out of step."""
-        return self._channel.broken
+    def interrupt(self) -> None:
+        """Ends the waits of this rank. Threads: called while another one waits."""
+        self._channel.interrupt(f"rank {self.rank} was interrupted (Ctrl-C)")
 
-    def close(self, failed: bool, timeout: float) -> None:
-        """Waits until everything sent has left, as far as its receiver lives; drops a bad channel."""
-        arrived = self.flush(timeout)
-        if failed or not arrived or self._channel.broken:
-            _channels.pop(self._key, None)
+    def report(self, note: str) -> None:
+        """Tells the ranks that wait for this one how far it is. Threads: any."""
+        self._channel.report(note)
 
-    def flush(self, timeout: float) -> bool:
-        """Waits until everything sent has left; False where a receiver is gone.
+    def close(self, error: BaseException | None = None) -> None:
+        """Leaves the call. With an error, the ranks that still wait for this one learn of it."""
+        why = "" if error is None else _reason(error)
+        try:
+            self._channel.end(why)
+            self._channel.flush(_FLUSH)
+        finally:
+            if self._group is not None:
+                self._group.lock.release()
+                self._group = None
 
-        What has not left when the process ends never does, and its receiver would wait for it.
-        """
-        arrived = True
-        for work, _ in self._pending:
+    def flush(self, seconds: float) -> bool:
+        """Waits until everything sent has left; False where it has not."""
+        return self._channel.flush(seconds)
+
+    def hang_up(self) -> None:
+        """Closes the channel. Only of a background, of which no call is left."""
+        self._channel.close()
+
+    def share(self, message: bytes, timeout: float) -> bytes:
+        """Rank 0's message, on every rank, when all are there. Collective."""
+        if self.rank != 0:
+            self.send(0, b"", timeout)
+            return self.receive(0, timeout + _ANSWER_GRACE)
+        until = time.monotonic() + timeout
+        missing = []
+        for rank in range(1, self.size):
             try:
-                work.wait(_delta(timeout))
-            except Exception:  # The exchange has reported it already.
-                arrived = False
-        self._pending.clear()
-        return arrived
-
-    def _send_direct(self, to: int, message: bytes) -> None:
-        self._pending = [(work, t) for work, t in self._pending if not work.is_completed()]
-        for payload in (_LENGTH.pack(len(message)), message):
-            if payload:
-                tensor = torch.frombuffer(bytearray(payload), dtype=torch.uint8)
-                work = self._channel.send(tensor, to)
-                self._pending.append((work, tensor))
-
-    def _receive_direct(self, source: int, timeout: float) -> bytes:
-        (length,) = _LENGTH.unpack(self._receive_exactly(source, _LENGTH.size, timeout))
-        return self._receive_exactly(source, length, timeout) if length else b""
-
-    def _receive_exactly(self, source: int, size: int, timeout: float) -> bytes:
-        tensor = torch.empty(size, dtype=torch.uint8)
-        work = self._channel.receive(tensor, source)
-        work.wait(_delta(timeout))
-        return bytes(tensor.numpy().data)
-
-    def _post(self, to: int) -> None:
-        number, message = self._channel.sent[to]
-        self._channel.store.set(self._channel.key(self.rank, to, number), message)  # type: ignore[arg-type]
+                self.receive(rank, max(until - time.monotonic(), 0.0))
+            except UnavailableError as error:
+                missing.append(f"rank {rank}: {error}")
+        if missing:
+            raise UnavailableError(f"{self._channel.what}: {'; '.join(missing)}")
+        for rank in range(1, self.size):
+            self.send(rank, message, timeout)
+        return message
 
 
-def _delta(seconds: float) -> datetime.timedelta:
-    # Whole milliseconds are what gloo takes, and it reads zero as "for ever". Infinity: 31 years.
-    return datetime.timedelta(milliseconds=max(int(min(seconds, 1e9) * 1000), 1))
+def _reason(error: BaseException) -> str:
+    if isinstance(error, KeyboardInterrupt):
+        return "was interrupted (Ctrl-C)"
+    return str(error) or type(error).__name__
 
 
-def _describe(error: Exception) -> str:
-    reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-    lowered = reason.lower()
-    if "timed out" in lowered or "timeout" in lowered:
-        return "no answer before the deadline"
-    if any(word in lowered for word in ("closed", "reset", "refused")):
-        return "is gone (its connection is closed)"
-    return reason
+def make_coordinator(process_group: Any, timeout: float, what: str) -> TorchCoordinator | None:
+    """Enters a call of the ranks of a group, or of all ranks when torch.distributed is initialised.
 
+    `what` names the call and is the same on all ranks. The caller ends it with `close`. None means a
+    single process. Waits while another thread of this process is in a call of the same ranks, and
+    until rank 0 can be reached.
 
-def make_coordinator(
-    process_group: Any, timeout: float, background: bool = False
-) -> TorchCoordinator | None:
-    """The ranks of a group, or of the default group when torch.distributed is initialised.
-
-    `background` makes a channel of its own, for a thread that talks while others do. None means a single process. Raises PreconditionError for a group this rank is not in,
-    UnavailableError naming the ranks that did not come within `timeout` seconds.
+    Raises:
+        PreconditionError: This rank is not in the group.
+        UnavailableError: Rank 0 did not come within `timeout` seconds.
     """
     if not dist.is_available() or not dist.is_initialized():
         if process_group is not None:
@@ -234,4 +162,147 @@ def make_coordinator(
         raise PreconditionError("this rank is not in the given process_group")
     if dist.get_world_size(process_group) == 1:
         return None
-    return TorchCoordinator(process_group, timeout, background)
+    whole = process_group if process_group is not None else dist.group.WORLD
+    ranks = tuple(dist.get_process_group_ranks(whole))
+    group = _group_of(ranks)
+    until = time.monotonic() + timeout
+    # A thread that ends while it waits for the lock would have to be waited for.
+    if not group.lock.acquire(timeout=min(timeout, threading.TIMEOUT_MAX)):
+        raise UnavailableError(
+            f"{what}: another thread of this rank has not ended its save or load within "
+            f"{timeout:g} s"
+        )
+    try:
+        group.calls += 1
+        if group.channel is None:
+            group.channel = Channel(dist.get_rank(whole), len(ranks))
+        channel = group.channel
+        key = f"varve/channel/{_digest(ranks)}"
+        if channel.rank == 0:
+            if channel.address is None:
+                _store().set(key, channel.listen().encode())
+        elif not channel.connected:
+            _reach(channel, key, until, timeout)
+        channel.begin(group.calls, what, timeout)
+    except BaseException as error:
+        group.lock.release()
+        if isinstance(error, UnavailableError):
+            raise UnavailableError(f"{what}: {error}") from error
+        raise
+    return TorchCoordinator(channel, group)
+
+
+@contextlib.contextmanager
+def collective(process_group: Any, timeout: float, what: str) -> Iterator[TorchCoordinator | None]:
+    """A call of the ranks of a group, from its beginning to its end; see `make_coordinator`."""
+    coordinator = make_coordinator(process_group, timeout, what)
+    try:
+        yield coordinator
+    except BaseException as error:
+        if coordinator is not None:
+            coordinator.close(error)
+        raise
+    if coordinator is not None:
+        coordinator.close()
+
+
+def name_of(verb: str, path: Any) -> str:
+    """A call's name, the same on all ranks: their paths may differ but in the last component.
+
+    Raises nothing, also for what is no path: that is found out within the call.
+    """
+    try:
+        return f"{verb} {os.path.basename(os.path.abspath(os.fsdecode(path)))}"
+    except (TypeError, ValueError):
+        return f"{verb} {path!r}"
+
+
+def make_background(process_group: Any, timeout: float) -> TorchCoordinator | None:
+    """A coordinator for the background of a stager, over a channel of its own. Collective.
+
+    Lives until it is closed, also when torch.distributed has ended. None means a single process.
+    """
+    with collective(process_group, timeout, "make a stager") as coordinator:
+        if coordinator is None:
+            return None
+        channel = Channel(coordinator.rank, coordinator.size)
+        published = channel.listen().encode() if channel.rank == 0 else b""
+        published = coordinator.share(published, timeout)
+        if channel.rank != 0:
+            try:
+                channel.connect(Address.decode(published), time.monotonic() + timeout)
+            except OSError as failure:
+                raise UnavailableError(
+                    f"make a stager: rank 0 cannot be reached: {failure}"
+                ) from failure
+        channel.begin(1, "save in the background", timeout)
+        return TorchCoordinator(channel)
+
+
+def make_gloo_group(process_group: Any, timeout: float) -> Any:
+    """A gloo group of the same ranks, registered with torch.distributed. Collective.
+
+    Torch's own way names a group after a count that is local to a rank; ranks that belong to different
+    numbers of groups would wait for each other without end. Here rank 0 names it.
+    """
+    with collective(process_group, timeout, "make a group for saves") as coordinator:
+        if coordinator is None:
+            return None
+        rank = coordinator.rank
+        name = coordinator.share(f"varve-{os.urandom(8).hex()}".encode(), timeout).decode()
+    c10d = dist.distributed_c10d
+    ranks = dist.get_process_group_ranks(process_group or dist.group.WORLD)
+    group, _ = c10d._new_process_group_helper(
+        len(ranks),
+        rank,
+        ranks,
+        dist.Backend("gloo"),
+        _store(),
+        group_name=name,  # type: ignore[arg-type]
+        timeout=c10d.default_pg_timeout,
+    )
+    c10d._world.pg_group_ranks[group] = {rank: place for place, rank in enumerate(ranks)}
+    return group
+
+
+def _digest(ranks: tuple[int, ...]) -> str:
+    """Short, whatever the number of ranks: a key of TCPStore has at most 8 KiB."""
+    return hashlib.sha256(",".join(map(str, ranks)).encode()).hexdigest()[:32]
+
+
+def _store() -> Any:
+    return dist.distributed_c10d._get_default_store()
+
+
+def _reach(channel: Channel, key: str, until: float, timeout: float) -> None:
+    """Connects to rank 0, at the address that the store has under `key`."""
+    store = _store()
+    if hasattr(store, "clone"):
+        store = store.clone()  # A wait on the job's own connection holds up whoever else asks.
+    problem = ""
+    while True:
+        left = until - time.monotonic()
+        try:
+            off_main(partial(store.wait, [key], _delta(left)))
+        except Exception as error:
+            raise UnavailableError(
+                f"rank 0: did not come before the deadline of {timeout:g} s"
+            ) from error
+        address = Address.decode(store.get(key))
+        try:
+            channel.connect(address, until)
+            return
+        except OSError as error:
+            problem = f"rank 0: cannot be reached at {address}: {error}"
+        if time.monotonic() + _RETRY > until:
+            raise UnavailableError(problem)
+        time.sleep(_RETRY)
+
+
+def _delta(seconds: float) -> datetime.timedelta:
+    # Whole milliseconds are what stores take, and zero reads as "for ever". Infinity: 31 years.
+    return datetime.timedelta(milliseconds=max(int(min(seconds, 1e9) * 1000), 1))
+
+
+# The channels of a forked child are its parent's.
+os.register_at_fork(after_in_child=_groups.clear)

@@ -33,6 +33,7 @@ from torch.distributed.checkpoint.staging import AsyncStager, BlockingAsyncStage
 from torch.distributed.checkpoint.state_dict_saver import async_save as torch_async_save
 from torch.distributed.checkpoint.storage import StorageWriter
 
+from varve.torch._coordinator import make_gloo_group
 from varve.torch.dcp._by_agent import agent_takes, save_by_agent
 from varve.torch.dcp._compat import arguments_of
 from varve.torch.dcp._copy import StateCopier, StateCopy
@@ -47,6 +48,9 @@ _THREAD: Any = getattr(_TYPES, "THREAD", None)
 
 #: What torch returns where copies are made in the background; torch 2.6 has none.
 _Response: Any = getattr(state_dict_saver, "AsyncSaveResponse", None)
+
+#: Seconds that ranks wait for each other when they make their group, as in `varve.torch.save`.
+_TIMEOUT = 1800.0
 
 #: Copies that may exist at once; a call that would make one more waits for the oldest save.
 _MAX_IN_FLIGHT = 2
@@ -81,9 +85,7 @@ class _Executor:
         self.room = threading.Semaphore(_MAX_IN_FLIGHT)
         self.group: dist.ProcessGroup | None = None
         if not alone:
-            ranks = dist.get_process_group_ranks(process_group or dist.group.WORLD)
-            made = dist.new_group(ranks, backend="gloo", use_local_synchronization=True)
-            self.group = made if isinstance(made, dist.ProcessGroup) else None
+            self.group = make_gloo_group(process_group, _TIMEOUT)
 
 
 #: By world (the default group object), process group and whether this process saves alone.

@@ -14,6 +14,7 @@ from torch.distributed.checkpoint.api import (
 )
 
 from varve.errors import Error
+from varve.torch._waiting import name_ranks
 
 #: Distinct causes that a message spells out; `failures` has all of them.
 _MAX_CAUSES = 8
@@ -50,25 +51,13 @@ def checkpoint_error(what: str, error: CheckpointException, rank: int = 0) -> Ba
     ranks_by_cause: dict[str, list[int]] = {}
     for failed, (cause, _) in sorted(error.failures.items()):
         ranks_by_cause.setdefault(f"{type(cause).__name__}: {cause}", []).append(failed)
-    causes = [f"{_ranks(ranks)}: {cause}" for cause, ranks in ranks_by_cause.items()]
+    causes = [f"{name_ranks(ranks)}: {cause}" for cause, ranks in ranks_by_cause.items()]
     if len(causes) > _MAX_CAUSES:
         causes[_MAX_CAUSES:] = [f"and {len(causes) - _MAX_CAUSES} more causes"]
     step = error.args[0] if error.args else "?"
     made = CheckpointError(f"{what} failed (step: {step}); {'; '.join(causes)}", error.failures)
     made.__cause__ = next((cause for cause, _ in error.failures.values()), None)
     return made
-
-
-def _ranks(ranks: list[int]) -> str:
-    """Ranks 0 to 3 and 7 as "ranks 0-3, 7"."""
-    runs: list[list[int]] = []
-    for rank in ranks:
-        if runs and runs[-1][-1] == rank - 1:
-            runs[-1].append(rank)
-        else:
-            runs.append([rank])
-    text = ", ".join(f"{run[0]}-{run[-1]}" if len(run) > 1 else str(run[0]) for run in runs)
-    return f"rank{'s' if len(ranks) > 1 else ''} {text}"
 
 
 def portable(error: BaseException) -> BaseException:

@@ -1,0 +1,69 @@
+"""What is said of background saves that have failed, so that no failure is silent."""
+
+from __future__ import annotations
+
+import threading
+import time
+import warnings
+from typing import Any
+
+from varve.errors import CancelledError
+from varve.torch._waiting import LOG
+
+
+class Failures:
+    """The failed saves of one stager that no later call has mentioned yet. Threads: all."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._unmentioned: list[tuple[str, BaseException]] = []
+
+    def add(self, path: str, error: BaseException, tells: bool) -> None:
+        """Keeps a failure for the stager's next call; `tells`: this rank also logs it."""
+        with self._lock:
+            self._unmentioned.append((path, error))
+        if tells:
+            LOG.error(
+                "the background save of %s has failed: %s: %s", path, type(error).__name__, error
+            )
+
+    def take(self) -> tuple[str, BaseException] | None:
+        """The newest failure as a sentence and its error, once; None where there was none."""
+        with self._lock:
+            failed, self._unmentioned = self._unmentioned, []
+        if not failed:
+            return None
+        path, error = failed[-1]
+        more = f", and {len(failed) - 1} before it" if len(failed) > 1 else ""
+        return f"the background save of {path} has failed{more}: {error}", error
+
+
+def is_failure(error: BaseException, asked: bool, deadline: float | None) -> bool:
+    """False for what somebody wanted: a save that was cancelled, skipped or replaced.
+
+    Args:
+        error: How the save ended.
+        asked: `cancel` or `abort` was called on this rank.
+        deadline: When the save was to be given up (monotonic), if at all.
+    """
+    if not isinstance(error, CancelledError):
+        return True
+    return not asked and deadline is not None and time.monotonic() >= deadline
+
+
+def warn_of_earlier(failures: Failures) -> None:
+    """Warns of saves that have failed since the last call."""
+    known = failures.take()
+    if known is not None:
+        warnings.warn(known[0], RuntimeWarning, stacklevel=5)  # The caller of async_save.
+
+
+def log_dropped(path: str, error: Any) -> None:
+    """Logs that a handle was dropped whose error was never looked at."""
+    LOG.error(
+        "the handle of the background save of %s was dropped and its error never looked at: %s: %s "
+        "(keep the handle and call result() or exception())",
+        path,
+        type(error).__name__,
+        error,
+    )
