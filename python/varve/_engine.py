@@ -6,7 +6,6 @@ import contextlib
 import fnmatch
 import gc
 import os
-import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -14,6 +13,7 @@ from typing import Any, Protocol
 from varve import _core, _tree
 from varve._match import Match
 from varve._values import ObjectLeaf, TensorLeaf
+from varve._warn import warn
 from varve.errors import (
     CheckpointNotFoundError,
     Error,
@@ -191,19 +191,18 @@ def save(
 
 
 def warn_of_differences(names: list[str]) -> None:
-    """Warns that replicas differ. The warning names the line that called a function that called this.
+    """Warns that replicas differ.
 
     The text names no path: Python then shows it once for a run that saves the same tensors each time.
     """
     if not names:
         return
     shown = ", ".join(names[:10]) + (f" and {len(names) - 10} more" if len(names) > 10 else "")
-    warnings.warn(
+    warn(
         f"tensors differ between the ranks that hold them: {shown}. What is saved is the value of the "
         "lowest of these ranks. Wrap what each rank has for itself in varve.torch.PerRank; "
         'on_difference="error" refuses such a save',
         ReplicasDifferWarning,
-        stacklevel=4,
     )
 
 

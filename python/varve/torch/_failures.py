@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import threading
 import time
-import warnings
 from typing import Any
 
+from varve._warn import warn
 from varve.errors import CancelledError
 from varve.torch._waiting import LOG
 
@@ -55,7 +55,7 @@ def warn_of_earlier(failures: Failures) -> None:
     """Warns of saves that have failed since the last call."""
     known = failures.take()
     if known is not None:
-        warnings.warn(known[0], RuntimeWarning, stacklevel=5)  # The caller of async_save.
+        warn(known[0], RuntimeWarning)
 
 
 def log_dropped(path: str, error: Any) -> None:
