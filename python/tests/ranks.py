@@ -45,7 +45,7 @@ def _main(rank: int, size: int, store: str, results: Any, function: Any, args: A
     except Exception as error:
         outcome = ("error", f"{type(error).__name__}: {error}", traceback.format_exc())
     # What the end of the interpreter would do.
-    varve.torch._async._at_exit()
+    varve.torch._stager.end_all()
     results.put((rank, outcome))
     results.close()
     results.join_thread()

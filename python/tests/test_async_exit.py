@@ -116,11 +116,11 @@ finally:
 """
     ((status, stderr),) = run_script(text, tmp_path / "a")
     assert status == 0
-    assert f"the background save of {tmp_path / 'a'} has failed: CheckpointExistsError" in stderr
+    assert "a background save has failed: CheckpointExistsError" in stderr
     assert "dropped and its error never looked at" in stderr
 
 
 def test_a_handle_whose_error_was_looked_at_is_dropped_in_silence(tmp_path: Path) -> None:
     varve.torch.save({"step": 1}, tmp_path / "a")
     ((_, stderr),) = run_script("varve.torch.async_save(state, path).exception()", tmp_path / "a")
-    assert "dropped" not in stderr and "the background save" in stderr
+    assert "dropped" not in stderr and "a background save has failed" in stderr

@@ -78,18 +78,20 @@ def test_ctrl_c_reaches_a_rank_that_waits_and_the_others_are_told(
 
 def test_a_failed_background_save_is_logged_once_and_the_next_call_warns(tmp_path: Path) -> None:
     (lines0, warned0), (lines1, warned1) = run_ranks(2, jobs.fail_and_drop, str(tmp_path), "log")
-    assert len(lines0) == 1 and "taken has failed: CheckpointExistsError" in lines0[0], lines0
+    assert (
+        len(lines0) == 1 and "a background save has failed: CheckpointExistsError" in lines0[0]
+    ), lines0
     assert lines1 == []
-    assert all("taken has failed" in "".join(warned) for warned in (warned0, warned1))
+    assert all("background save has failed" in "".join(warned) for warned in (warned0, warned1))
     assert varve.verify(tmp_path / "next") == []
 
 
 def test_a_failed_background_save_is_raised_by_the_next_call_on_all_ranks(tmp_path: Path) -> None:
     outcomes = run_ranks(2, jobs.fail_and_drop, str(tmp_path), "raise")
     for lines, _ in outcomes:
-        assert any(line.startswith("raised: ") and "taken has failed" in line for line in lines), (
-            lines
-        )
+        assert any(
+            line.startswith("raised: ") and "background save has failed" in line for line in lines
+        ), lines
     assert not (tmp_path / "next").exists()
 
 

@@ -21,8 +21,10 @@ from varve import _engine
 from varve._engine import LoadReport, SaveReport
 from varve._tree import PerRank
 from varve.torch import _run
-from varve.torch._async import SaveHandle, Stager, async_save
+from varve.torch._async import async_save
 from varve.torch._coordinator import collective, name_of
+from varve.torch._handle import SaveHandle
+from varve.torch._stager import Stager
 from varve.torch._tensors import TorchArrays
 
 __all__ = [

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 import time
-from typing import Any
 
 from varve._warn import warn
 from varve.errors import CancelledError
@@ -23,9 +22,7 @@ class Failures:
         with self._lock:
             self._unmentioned.append((path, error))
         if tells:
-            LOG.error(
-                "the background save of %s has failed: %s: %s", path, type(error).__name__, error
-            )
+            LOG.error("a background save has failed: %s", _describe(path, error))
 
     def take(self) -> tuple[str, BaseException] | None:
         """The newest failure as a sentence and its error, once; None where there was none."""
@@ -35,7 +32,7 @@ class Failures:
             return None
         path, error = failed[-1]
         more = f", and {len(failed) - 1} before it" if len(failed) > 1 else ""
-        return f"the background save of {path} has failed{more}: {error}", error
+        return f"a background save has failed{more}: {_describe(path, error)}", error
 
 
 def is_failure(error: BaseException, asked: bool, deadline: float | None) -> bool:
@@ -58,12 +55,15 @@ def warn_of_earlier(failures: Failures) -> None:
         warn(known[0], RuntimeWarning)
 
 
-def log_dropped(path: str, error: Any) -> None:
+def log_dropped(path: str, error: BaseException) -> None:
     """Logs that a handle was dropped whose error was never looked at."""
     LOG.error(
-        "the handle of the background save of %s was dropped and its error never looked at: %s: %s "
-        "(keep the handle and call result() or exception())",
-        path,
-        type(error).__name__,
-        error,
+        "the handle of a background save was dropped and its error never looked at: %s (keep the handle "
+        "and call result() or exception())",
+        _describe(path, error),
     )
+
+
+def _describe(path: str, error: BaseException) -> str:
+    text = str(error)
+    return f"{type(error).__name__}: {text if path in text else f'save {path}: {text}'}"

@@ -34,6 +34,7 @@ from torch.distributed.checkpoint.state_dict_saver import async_save as torch_as
 from torch.distributed.checkpoint.storage import StorageWriter
 
 from varve.torch._coordinator import make_gloo_group
+from varve.torch._waiting import LOG
 from varve.torch.dcp._by_agent import agent_takes, save_by_agent
 from varve.torch.dcp._compat import arguments_of
 from varve.torch.dcp._copy import StateCopier, StateCopy
@@ -255,6 +256,8 @@ def _save_copy(job: _Job, state_dict: dict[str, Any], stager: Any) -> Any:
             assert metadata is not None
             out.set_result(metadata)
         else:
+            if job.group.rank == 0:
+                LOG.error("a background save has failed: %s", problem)
             out.set_exception(problem)
 
     executor.thread.submit(run)

@@ -25,7 +25,7 @@ from torch.distributed.tensor import DTensor
 
 import varve.torch
 from varve import _engine, _tree
-from varve.torch._async import _stager_of
+from varve.torch._stager import stager_of
 from varve.torch._tensors import TorchArrays
 from varve.torch.dcp._errors import Group, checkpoint_error
 from varve.torch.dcp._publish import _is_replaceable
@@ -53,7 +53,7 @@ def agent_takes(
             and _plans_plainly(planner)
             and _engine.needs_no_pickle(state, TorchArrays())
             and _are_plain(state)
-            and _stager_of(group.process_group, "process", _TIMEOUT) is not None
+            and stager_of(group.process_group, "process", _TIMEOUT) is not None
         )
     if not dist.is_available() or not dist.is_initialized():
         return takes

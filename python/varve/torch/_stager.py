@@ -1,0 +1,230 @@
+"""Stagers: memory and threads for saves in the background, and which of them a call uses.
+
+A stager's background threads exchange messages with those of the other ranks. When a message is lost,
+the ranks may be out of step for good: the stager then refuses further saves (_async.py).
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from varve import _core, _tree, agent
+from varve.errors import InvalidArgumentError
+from varve.torch._coordinator import make_background
+from varve.torch._failures import Failures
+from varve.torch._tensors import TorchArrays, cuda_device, local_bytes
+
+#: Seconds in which the other ranks, which wait for it, take the outcome of the last save from this one.
+_LAST_MESSAGES = 30.0
+
+#: All stagers that are not closed. Dropping one would wait for its saves on whatever thread the last
+#: reference goes, which may be the one that writes them.
+_open: set[Stager] = set()
+
+#: Stagers made by async_save: by world (as in _coordinator.py), process group and executor.
+_made: dict[Any, Stager] = {}
+
+#: Such stagers that are no longer used, to be closed when their saves have ended.
+_retired: list[Stager] = []
+
+
+class Stager:
+    """Memory and threads for saves in the background, kept from save to save.
+
+    All ranks of the group make one, together, and give it to their calls of `async_save`. Saves of one
+    stager are written one after the other.
+
+    Args:
+        process_group: As in `save`.
+        memory_budget: Bytes of memory for copies, for all saves in flight together. By default half of
+            what the process could get, divided by the ranks of this node (LOCAL_WORLD_SIZE, or all
+            ranks up to 8). A state that is larger is copied in waves: the call then waits for the disk.
+        copy_threads: Threads that copy; by default as many as there are cores, at most 8.
+        max_in_flight: Saves that may be under way at once.
+        when_busy: "wait" for one of them to end, "skip" the new save, or "replace" the newest one that
+            has not begun to write. Skipped and replaced saves end with a CancelledError on all ranks.
+        at_exit: What the end of the interpreter does to saves under way: "wait" for them or "abort".
+        executor: "thread" writes them in this process; "process" hands them over to the agent of this
+            node (`varve.agent`), which is started if need be and goes on when this process is killed.
+            The newest save stays in memory then, within `memory_budget`, as long as there is room.
+        copy_from_devices: Copy tensors that are on CUDA devices straight into the staging memory, on a
+            stream of the stager's own. By default torch copies them to the CPU first, and that copy is
+            then copied. What has strides, or is of a tensor subclass, goes that way in any case.
+        pinned_memory: Register the staging memory with the CUDA driver, when it is first used, so that
+            devices copy straight to it. Only with `copy_from_devices`.
+        timeout: Seconds any rank waits for the others here.
+
+    Raises:
+        InvalidArgumentError: The arguments make no sense, or not together.
+        UnsupportedError: There is no CUDA driver to copy from devices with.
+    """
+
+    def __init__(
+        self,
+        process_group: Any = None,
+        *,
+        memory_budget: int = 0,
+        copy_threads: int = 0,
+        max_in_flight: int = 2,
+        when_busy: str = "wait",
+        at_exit: str = "wait",
+        executor: str = "thread",
+        copy_from_devices: bool = False,
+        pinned_memory: bool = False,
+        timeout: float = 1800.0,
+    ) -> None:
+        if at_exit not in ("wait", "abort"):
+            raise InvalidArgumentError(f'at_exit={at_exit!r}: want "wait" or "abort"')
+        if executor not in ("thread", "process"):
+            raise InvalidArgumentError(f'executor={executor!r}: want "thread" or "process"')
+        self.process_group = process_group
+        self.at_exit = at_exit
+        self.executor = executor
+        self.copy_from_devices = copy_from_devices
+        self._failures = Failures()
+        self._aborted = False
+        # Agents have a channel of their own.
+        self._background = make_background(process_group, timeout) if executor == "thread" else None
+        options: dict[str, Any] = {
+            "memory_budget": memory_budget,
+            "local_ranks": _local_ranks(),
+            "copy_threads": copy_threads,
+            "max_in_flight": max_in_flight,
+            "when_busy": when_busy,
+            "copy_from_devices": copy_from_devices,
+            "pinned_memory": pinned_memory,
+        }
+        if executor == "process":
+            options["agent"] = agent.program()
+        self._engine: Any = _core.Stager(options, self._background)
+        _open.add(self)
+
+    @property
+    def memory_budget(self) -> int:
+        """Bytes of memory for copies."""
+        return int(self._usable().budget_bytes)
+
+    def prepare(self, state: Mapping[Any, Any] | int) -> None:
+        """Begins to take memory for a state, or that many bytes, from the system, in the background.
+
+        New memory takes 10 to 60 times as long to write to as memory that was used before: call this
+        ahead of the first save, as soon as the state exists.
+        """
+        if isinstance(state, int):
+            size = state
+            initialized = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
+            device = torch.cuda.current_device() if initialized else None
+        else:
+            size, device = _bytes_and_device_of(state)
+        self._usable().prepare(size, device)
+
+    def wait_prepared(self) -> None:
+        """Waits for `prepare`."""
+        self._usable().wait_prepared()
+
+    def drain(self) -> None:
+        """Waits for the saves under way. Their handles say how they ended."""
+        self._usable().drain()
+
+    def abort(self) -> None:
+        """Cancels the saves under way, and waits for that."""
+        self._aborted = True
+        self._usable().abort()
+
+    def close(self) -> None:
+        """Waits for the saves under way and gives the memory back. May be called again."""
+        if self._engine is not None:
+            self._engine.drain()
+            self._engine = None
+            if self._background is not None:
+                self._background.flush(_LAST_MESSAGES)
+                self._background.hang_up()
+            _open.discard(self)
+
+    def __enter__(self) -> Stager:
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        self.close()
+
+    def _usable(self) -> Any:
+        if self._engine is None:
+            raise InvalidArgumentError("the stager is closed")
+        return self._engine
+
+    @property
+    def _lost(self) -> bool:
+        return self._background is not None and self._background.lost
+
+
+def _world() -> Any:
+    return dist.group.WORLD if dist.is_available() and dist.is_initialized() else None
+
+
+def stager_of(process_group: Any, executor: str, timeout: float) -> Stager:
+    """The stager that calls without one share."""
+    world = _world()
+    key = (world, process_group if process_group is not None else world, executor)
+    for other in [other for other in _made if other[0] is not world]:
+        _retired.append(_made.pop(other))  # Of a world that has ended.
+    for stager in [stager for stager in _retired if stager._engine.idle]:
+        _retired.remove(stager)
+        stager.close()
+    if key not in _made:
+        _made[key] = Stager(process_group, executor=executor, timeout=timeout)
+    return _made[key]
+
+
+def retire(process_group: Any, executor: str) -> None:
+    """Sets a stager that has lost touch aside; its saves under way end by themselves."""
+    world = _world()
+    stager = _made.pop(
+        (world, process_group if process_group is not None else world, executor), None
+    )
+    if stager is not None:
+        _retired.append(stager)
+
+
+def _local_ranks() -> int:
+    """Processes of this node that each have a stager, as far as can be known without asking."""
+    told = os.environ.get("LOCAL_WORLD_SIZE", "")
+    if told.isdecimal() and int(told) > 0:
+        return int(told)
+    return min(dist.get_world_size(), 8) if _world() is not None else 1
+
+
+def _bytes_and_device_of(state: Mapping[Any, Any]) -> tuple[int, int | None]:
+    """About what this rank would copy, replicas counted whole; and a CUDA device that some is on."""
+    arrays = TorchArrays()
+    flat = _tree.Flattener(0, arrays.is_tensor, arrays.origin)
+    flat.flatten(state)
+    tensors = [tensor for _, tensor in flat.tensors]
+    devices = (cuda_device(tensor) for tensor in tensors)
+    return sum(map(local_bytes, tensors)), next((d for d in devices if d is not None), None)
+
+
+def end_all() -> None:
+    """Ends what is under way before the interpreter does."""
+    for stager in list(_open):
+        if stager.at_exit == "abort":
+            stager.abort()
+        stager.close()
+
+
+def _in_child() -> None:
+    """A forked child has neither the threads nor the memory of its parent's stagers: closed to it."""
+    for stager in _open:
+        stager._engine = None  # The binding does not destroy what another process has made.
+    _open.clear()
+    _made.clear()
+    _retired.clear()
+
+
+atexit.register(end_all)
+os.register_at_fork(after_in_child=_in_child)
