@@ -8,7 +8,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.tensor import DTensor, Replicate, Shard
+from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 
 import varve.torch
 
@@ -74,3 +74,14 @@ def save_batch_norm(rank: int, size: int, path: str) -> Outcome:
         report = varve.torch.save({"model": model.module}, path)
         dist.barrier()
     return report.differing_tensors, [str(w.message) for w in caught]
+
+
+def save_tied(rank: int, size: int, path: str, kind: str, rows: int, columns: int) -> None:
+    """Two names of one memory, as shards by rows or as replicas; "one rank": untied on rank 1."""
+    whole = torch.arange(rows * columns, dtype=torch.float32).reshape(rows, columns)
+    mesh = init_device_mesh("cpu", (size,))
+    placement = Replicate() if kind == "replicas" else Shard(0)
+    embed = distribute_tensor(whole, mesh, [placement])
+    other = distribute_tensor(whole.clone(), mesh, [placement])
+    head = other if kind == "one rank" and rank == 1 else embed
+    varve.torch.save({"embed": embed, "head": head}, path)

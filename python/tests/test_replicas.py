@@ -18,7 +18,7 @@ import varve.torch
 @pytest.mark.parametrize("how", ["save", "thread", "process"])
 @pytest.mark.parametrize("format", ["varve", "dcp"])
 def test_the_lowest_ranks_replica_is_stored_and_rank_0_warns(
-    how: str, format: str, tmp_path: Path
+    how: str, format: str, tmp_path: Path, agent: str
 ) -> None:
     path = str(tmp_path / "step")
     first, *others = run_ranks(3, jobs.save_diverged, path, how, {"format": format})

@@ -56,7 +56,7 @@ std::vector<FileDescriptor> TakeDescriptors(msghdr* header) {
 
 }  // namespace
 
-std::string AgentVersion() { return std::string(Version()) + "+agent.2"; }
+std::string AgentVersion() { return std::string(Version()) + "+agent.3"; }
 
 Bytes EncodeRefusal(const Status& status) {
   Bytes bytes(1, static_cast<char>(status.code()));

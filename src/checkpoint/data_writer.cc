@@ -11,6 +11,7 @@
 
 #include "base/checksum.h"
 #include "checkpoint/device_memory.h"
+#include "checkpoint/ties.h"
 #include "pipeline/file_writer.h"
 #include "tensor/box.h"
 
@@ -84,6 +85,7 @@ Result<LocalPlan> MakeLocalPlan(const State& state) {
                              "must be row-major");
     }
   }
+  FindTies(state, &plan);
   return plan;
 }
 

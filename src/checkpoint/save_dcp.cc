@@ -96,19 +96,22 @@ class IndexBuilder {
     file.size = receipt.size;
     file.block_crc32c = receipt.block_crc32c;
     metadata_.files.push_back(std::move(file));
+    std::map<std::uint32_t, std::vector<std::uint32_t>> aliases;  // Of an item: items tied to it.
+    for (const std::uint32_t alias : assignment.aliases) {
+      aliases[*plan.tensors[alias].tied_to].push_back(alias);
+    }
     for (std::size_t i = 0; i < receipt.chunks.size(); ++i) {
       const ChunkAssignment& chunk = assignment.chunks[i];
       const WriteItem& item = plan.tensors[chunk.item];
       const DcpExtent& place = receipt.chunks[i];
-      TensorMetadata& tensor = tensors_[item.fqn];
-      tensor.fqn = item.fqn;
-      tensor.dtype = item.dtype;
-      tensor.shape = item.shape;
       Chunk stored;
       stored.box = chunk.box;
       stored.extent = {rank, place.offset, place.offset + place.length, Encoding::kTorchItem};
       stored.payload = place.payload;
-      tensor.chunks.push_back(std::move(stored));
+      for (const std::uint32_t alias : aliases[chunk.item]) {
+        AddChunk(plan.tensors[alias], stored);
+      }
+      AddChunk(item, std::move(stored));
     }
     for (std::size_t i = 0; i < receipt.objects.size(); ++i) {
       const DcpExtent& place = receipt.objects[i];
@@ -135,6 +138,14 @@ class IndexBuilder {
   }
 
  private:
+  void AddChunk(const WriteItem& item, Chunk chunk) {
+    TensorMetadata& tensor = tensors_[item.fqn];
+    tensor.fqn = item.fqn;
+    tensor.dtype = item.dtype;
+    tensor.shape = item.shape;
+    tensor.chunks.push_back(std::move(chunk));
+  }
+
   Metadata metadata_;
   std::map<std::string, TensorMetadata> tensors_;
   std::map<std::string, ObjectMetadata> objects_;

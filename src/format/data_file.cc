@@ -4,6 +4,7 @@
 #include <array>
 #include <cstddef>
 #include <cstdio>
+#include <unordered_map>
 #include <unordered_set>
 
 #include "base/checked.h"
@@ -78,7 +79,8 @@ void AppendChunkEntry(const StoredChunk& chunk, const std::string& name, std::st
 }
 
 std::string VarveJson(const DataFileHeader& header, const std::vector<std::string>& names) {
-  std::string json = "{\"format\":" + std::to_string(kFormatVersion);
+  std::string json = "{\"format\":" +
+                     std::to_string(header.aliases.empty() ? kFormatVersion : kAliasFormatVersion);
   json += ",\"header_crc32c\":\"" + std::string(kZeroChecksum) + "\"";
   json += ",\"save_id\":\"" + ToString(header.save_id) + "\"";
   json += ",\"rank\":" + std::to_string(header.rank);
@@ -129,6 +131,16 @@ std::string VarveJson(const DataFileHeader& header, const std::vector<std::strin
     json += ",\"structure\":[" + std::to_string(header.structure->begin) + "," +
             std::to_string(header.structure->end) + "]";
   }
+  if (!header.aliases.empty()) {
+    json += ",\"aliases\":{";
+    for (std::size_t i = 0; i < header.aliases.size(); ++i) {
+      json += i == 0 ? "" : ",";
+      AppendJsonString(header.aliases[i].fqn, &json);
+      json += ":";
+      AppendJsonString(header.aliases[i].of, &json);
+    }
+    json += "}";
+  }
   return json + "}";
 }
 
@@ -166,6 +178,37 @@ std::string ShardingInfo(const DataFileHeader& header, const std::vector<std::st
 }
 
 }  // namespace
+
+Status CheckAliases(const DataFileHeader& header) {
+  if (header.aliases.empty()) {
+    return Status::Ok();
+  }
+  std::unordered_map<std::string_view, std::uint64_t> chunks;  // Looked up only.
+  std::unordered_set<std::string_view> taken;
+  for (const StoredChunk& chunk : header.chunks) {
+    ++chunks[chunk.fqn];
+    taken.insert(chunk.fqn);
+  }
+  for (const StoredObject& object : header.objects) {
+    taken.insert(object.fqn);
+  }
+  std::uint64_t total = 0;
+  for (const TensorAlias& alias : header.aliases) {
+    const auto stored = chunks.find(alias.of);
+    if (stored == chunks.end() || IsReservedName(alias.fqn) || !taken.insert(alias.fqn).second) {
+      return InvalidArgument("alias \"" + alias.fqn + "\" of tensor \"" + alias.of +
+                             "\": the name is taken, or the tensor is not in the file");
+    }
+    total += stored->second;
+  }
+  if (total > kMaxAliasChunks) {
+    return InvalidArgument("aliases stand for " + std::to_string(total) + " chunks, at most " +
+                           std::to_string(kMaxAliasChunks) +
+                           " are allowed; save fewer tied "
+                           "tensors");
+  }
+  return Status::Ok();
+}
 
 std::string DataFileName(const DataFileHeader& header) {
   std::array<char, 64> name{};
@@ -222,6 +265,7 @@ Status LayOut(DataFileHeader* header) {
 }
 
 Result<Bytes> EncodeHeader(const DataFileHeader& header, std::uint32_t* header_crc32c) {
+  VARVE_RETURN_IF_ERROR(CheckAliases(header));
   std::unordered_set<std::string> used;  // Membership only; its order is never seen.
   std::vector<std::string> names;
   names.reserve(header.chunks.size());

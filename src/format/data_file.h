@@ -42,7 +42,17 @@ struct StoredObject {
   friend bool operator==(const StoredObject&, const StoredObject&) = default;
 };
 
-/// Everything a data file says of itself.
+/// Data files with aliases have this version of the format; all other files have kFormatVersion.
+inline constexpr std::uint32_t kAliasFormatVersion = 2;
+
+/// A second name of a tensor: every chunk of `of` in the file is a chunk of `fqn` too.
+struct TensorAlias {
+  std::string fqn;
+  std::string of;
+  friend bool operator==(const TensorAlias&, const TensorAlias&) = default;
+};
+
+/// Everything a data file says of itself. Its version follows from it, see kAliasFormatVersion.
 struct DataFileHeader {
   SaveId save_id;
   std::uint32_t rank = 0;
@@ -54,9 +64,18 @@ struct DataFileHeader {
   std::vector<StoredChunk> chunks;     ///< In file order, packed from byte 0 of the data.
   std::vector<StoredObject> objects;   ///< After the chunks, in file order.
   std::optional<ByteRange> structure;  ///< After the objects.
+  std::vector<TensorAlias> aliases;    ///< By fqn, bytewise; `of` has a chunk in this file.
   std::vector<std::uint32_t> block_crc32c;
   friend bool operator==(const DataFileHeader&, const DataFileHeader&) = default;
 };
+
+/// Aliases of a file may stand for at most this many chunks: a small hostile header must not make
+/// its reader build an index without end.
+inline constexpr std::uint64_t kMaxAliasChunks = 1'000'000;
+
+/// Errors: InvalidArgument when the aliases stand for more than kMaxAliasChunks chunks, when one
+/// stands for no tensor of the file, or has the name of something that is in the file.
+Status CheckAliases(const DataFileHeader& header);
 
 /// "data-00003-of-00008.safetensors"; rank-local saves put the save id's first digits before the
 /// extension so that two saves in one directory never share a file.

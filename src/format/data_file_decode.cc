@@ -134,9 +134,9 @@ Status ReadEntry(const std::string& name, dom::element element, const dom::eleme
 Status ReadIdentity(dom::object varve, DataFileHeader* header) {
   std::uint64_t format = 0;
   VARVE_RETURN_IF_ERROR(Require(varve, "format", &format));
-  if (format > kFormatVersion) {
+  if (format > kAliasFormatVersion) {
     return Unimplemented("data file has format version " + std::to_string(format) +
-                         ", this Varve reads up to " + std::to_string(kFormatVersion) +
+                         ", this Varve reads up to " + std::to_string(kAliasFormatVersion) +
                          "; use a newer Varve");
   }
   std::string_view save_id;
@@ -181,6 +181,31 @@ Status ReadObjects(dom::object varve, DataFileHeader* header) {
     header->structure = range;
   }
   return Status::Ok();
+}
+
+/// Files of version 1 have no aliases, whatever members they have.
+Status ReadAliases(dom::object varve, DataFileHeader* header) {
+  std::uint64_t format = 0;
+  VARVE_RETURN_IF_ERROR(Require(varve, "format", &format));
+  dom::element element;
+  dom::object aliases;
+  if (format < kAliasFormatVersion || varve.at_key("aliases").get(element) != simdjson::SUCCESS) {
+    return Status::Ok();
+  }
+  if (element.get(aliases)) {
+    return Malformed("\"aliases\" is not an object");
+  }
+  for (const auto& [fqn, value] : aliases) {
+    std::string_view of;
+    if (value.get(of)) {
+      return Malformed("alias \"" + std::string(fqn) + "\" is not of a name");
+    }
+    header->aliases.push_back({std::string(fqn), std::string(of)});
+  }
+  std::sort(header->aliases.begin(), header->aliases.end(),
+            [](const TensorAlias& a, const TensorAlias& b) { return a.fqn < b.fqn; });
+  const Status status = CheckAliases(*header);
+  return status.ok() ? status : Malformed(status.message());
 }
 
 Status ReadChecksums(dom::object varve, DataFileHeader* header) {
@@ -305,6 +330,7 @@ Result<DataFileHeader> DecodeHeader(std::string_view bytes, std::uint32_t* heade
     header.data_bytes = std::max(header.data_bytes, values.end);
   }
   VARVE_RETURN_IF_ERROR(ReadObjects(varve, &header));
+  VARVE_RETURN_IF_ERROR(ReadAliases(varve, &header));
   VARVE_RETURN_IF_ERROR(CheckPacked(&header));
   VARVE_RETURN_IF_ERROR(ReadChecksums(varve, &header));
   return header;

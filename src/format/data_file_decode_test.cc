@@ -63,9 +63,9 @@ TEST(DecodeHeader, RejectsEveryTruncationAndExtension) {
 }
 
 TEST(DecodeHeader, RefusesANewerVersionWithAMessage) {
-  const Bytes newer = Tampered(SmallHeader(), R"(\"format\":1)", R"(\"format\":2)");
+  const Bytes newer = Tampered(SmallHeader(), R"(\"format\":1)", R"(\"format\":3)");
   EXPECT_TRUE(FailsWith(Decode(newer), StatusCode::kUnimplemented,
-                        {"format version 2", "reads up to 1", "use a newer Varve"}));
+                        {"format version 3", "reads up to 2", "use a newer Varve"}));
 }
 
 TEST(DecodeHeader, RejectsAForeignSafetensorsFile) {
@@ -148,6 +148,56 @@ TEST(DecodeHeader, RejectsANameThatAppearsTwice) {
                                             {"bbbb", DType::kInt8, {4}, {{0}, {4}}, {}, {}}});
   EXPECT_TRUE(FailsWith(Decode(Tampered(header, R"("bbbb":)", R"("aaaa":)")), StatusCode::kDataLoss,
                         {"duplicate"}));
+}
+
+DataFileHeader HeaderWithAliases() {
+  DataFileHeader header = SmallHeader();
+  header.aliases = {{"v", "w"}, {"x", "w"}};
+  return header;
+}
+
+TEST(DecodeHeader, GivesBackAliasesInVersion2AndIgnoresThemInVersion1) {
+  const Bytes bytes = MustEncode(HeaderWithAliases());
+  EXPECT_NE(bytes.find(R"(\"format\":2,)"), Bytes::npos);
+  const auto header = Decode(bytes);
+  ASSERT_TRUE(IsOk(header));
+  EXPECT_EQ(header->aliases, HeaderWithAliases().aliases);
+  const auto older = Decode(Tampered(HeaderWithAliases(), R"(\"format\":2)", R"(\"format\":1)"));
+  ASSERT_TRUE(IsOk(older));
+  EXPECT_TRUE(older->aliases.empty());
+}
+
+TEST(DecodeHeader, RejectsAliasesThatStandForNothingOrForTwoThings) {
+  for (const Lie& lie : {
+           Lie{R"(\"v\":\"w\")", R"(\"v\":\"u\")", "alias \"v\""},
+           Lie{R"(\"v\":\"w\")", R"(\"v\":\"x\")", "alias \"v\""},
+           Lie{R"(\"v\":\"w\")", R"(\"w\":\"w\")", "alias \"w\""},
+           Lie{R"(\"v\":\"w\")", R"(\"x\":\"w\")", "alias \"x\""},
+           Lie{R"(\"v\":\"w\")", R"(\"lr\":\"w\")", "alias \"lr\""},
+           Lie{R"(\"v\":\"w\")", R"(\"v\":7)", "alias \"v\""},
+           Lie{R"(\"v\":\"w\")", R"(\"__varve__.v\":\"w\")", "alias"},
+           Lie{R"(\"aliases\":{)", R"(\"aliases\":7,\"y\":{)", "not an object"},
+       }) {
+    EXPECT_TRUE(FailsWith(Decode(Tampered(HeaderWithAliases(), lie.from, lie.to)),
+                          StatusCode::kDataLoss, {lie.phrase}))
+        << lie.to;
+  }
+}
+
+TEST(DecodeHeader, RefusesAliasesThatStandForChunksWithoutEnd) {
+  std::vector<StoredChunk> chunks;
+  for (std::uint64_t i = 0; i < 2000; ++i) {
+    chunks.push_back({"w", DType::kInt8, {2000}, {{i}, {1}}, {}, {}});
+  }
+  DataFileHeader header = HeaderWith(0, 1, std::move(chunks));
+  for (int i = 0; i < 501; ++i) {
+    header.aliases.push_back({"a" + std::to_string(i), "w"});
+  }
+  EXPECT_TRUE(FailsWith(CheckAliases(header), StatusCode::kInvalidArgument, {"1002000 chunks"}));
+  std::uint32_t crc = 0;
+  EXPECT_FALSE(EncodeHeader(header, &crc).ok());
+  header.aliases.pop_back();
+  EXPECT_TRUE(IsOk(Decode(MustEncode(header))));
 }
 
 // Found by the fuzzer: a shard's key is free, the name that it stands for was believed.

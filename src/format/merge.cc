@@ -1,6 +1,8 @@
 #include <algorithm>
 #include <cstddef>
 #include <map>
+#include <string>
+#include <string_view>
 
 #include "format/manifest.h"
 #include "tensor/box.h"
@@ -21,28 +23,43 @@ Status CheckAgreement(const DataFileHeader& first, const DataFileHeader& other) 
   return Status::Ok();
 }
 
-// Adds one file's chunks to the tensors by name. Rank-local saves store a replicated tensor on
-// every rank that holds it; the copy of the lowest rank is the one the metadata names.
+// Adds a file's chunk to the tensor `fqn`. Rank-local saves store a replicated tensor on every rank
+// that holds it; the copy of the lowest rank is the one the metadata names.
+Status AddChunk(const CheckedHeader& file, std::uint32_t file_index, const std::string& fqn,
+                const StoredChunk& stored, std::map<std::string, TensorMetadata>* tensors) {
+  auto [at, is_new] =
+      tensors->try_emplace(fqn, TensorMetadata{fqn, stored.dtype, stored.shape, {}});
+  TensorMetadata& tensor = at->second;
+  if (!is_new && (tensor.dtype != stored.dtype || tensor.shape != stored.shape)) {
+    return DataLoss("tensor \"" + fqn + "\": rank " + std::to_string(file.header.rank) + " has " +
+                    std::string(DTypeName(stored.dtype)) + ToString(stored.shape) +
+                    ", another rank " + std::string(DTypeName(tensor.dtype)) +
+                    ToString(tensor.shape));
+  }
+  const bool replica = !file.header.coordinated &&
+                       std::any_of(tensor.chunks.begin(), tensor.chunks.end(),
+                                   [&](const Chunk& chunk) { return chunk.box == stored.box; });
+  if (!replica && (!IsEmpty(stored.box) || Volume(stored.shape) == 0)) {
+    tensor.chunks.push_back(
+        {stored.box,
+         {file_index, file.header_bytes + stored.bytes.begin, file.header_bytes + stored.bytes.end},
+         stored.content});
+  }
+  return Status::Ok();
+}
+
+// Adds one file's chunks to the tensors by name, those of aliased tensors under each name.
 Status AddChunks(const CheckedHeader& file, std::uint32_t file_index,
                  std::map<std::string, TensorMetadata>* tensors) {
+  std::multimap<std::string_view, const std::string*> aliases;
+  for (const TensorAlias& alias : file.header.aliases) {
+    aliases.emplace(alias.of, &alias.fqn);
+  }
   for (const StoredChunk& stored : file.header.chunks) {
-    auto [at, is_new] = tensors->try_emplace(
-        stored.fqn, TensorMetadata{stored.fqn, stored.dtype, stored.shape, {}});
-    TensorMetadata& tensor = at->second;
-    if (!is_new && (tensor.dtype != stored.dtype || tensor.shape != stored.shape)) {
-      return DataLoss("tensor \"" + stored.fqn + "\": rank " + std::to_string(file.header.rank) +
-                      " has " + std::string(DTypeName(stored.dtype)) + ToString(stored.shape) +
-                      ", another rank " + std::string(DTypeName(tensor.dtype)) +
-                      ToString(tensor.shape));
-    }
-    const bool replica = !file.header.coordinated &&
-                         std::any_of(tensor.chunks.begin(), tensor.chunks.end(),
-                                     [&](const Chunk& chunk) { return chunk.box == stored.box; });
-    if (!replica && (!IsEmpty(stored.box) || Volume(stored.shape) == 0)) {
-      tensor.chunks.push_back({stored.box,
-                               {file_index, file.header_bytes + stored.bytes.begin,
-                                file.header_bytes + stored.bytes.end},
-                               stored.content});
+    VARVE_RETURN_IF_ERROR(AddChunk(file, file_index, stored.fqn, stored, tensors));
+    const auto [begin, end] = aliases.equal_range(stored.fqn);
+    for (auto at = begin; at != end; ++at) {
+      VARVE_RETURN_IF_ERROR(AddChunk(file, file_index, *at->second, stored, tensors));
     }
   }
   return Status::Ok();

@@ -62,6 +62,32 @@ TEST(MergeHeaders, DoesNotDependOnTheOrderOfTheFiles) {
   } while (std::next_permutation(order.begin(), order.end()));
 }
 
+TEST(MergeHeaders, GivesAnAliasTheChunksOfTheTensorThatItStandsFor) {
+  DataFileHeader first = HeaderWith(0, 2, {Rows(0, 3)});
+  DataFileHeader second = HeaderWith(1, 2, {Rows(3, 8)});
+  first.aliases = second.aliases = {{"head", "w"}, {"tail", "w"}};
+  const auto metadata = MergeHeaders(Merged({first, second}));
+  ASSERT_TRUE(IsOk(metadata));
+  ASSERT_EQ(metadata->tensors.size(), 3U);
+  for (const TensorMetadata& tensor : metadata->tensors) {
+    EXPECT_EQ(tensor.chunks, metadata->FindTensor("w")->chunks);
+    EXPECT_EQ(tensor.shape, (Dims{8, 4}));
+  }
+}
+
+TEST(MergeHeaders, RefusesAnAliasThatOneFileLacksOrStoresItself) {
+  DataFileHeader first = HeaderWith(0, 2, {Rows(0, 3)});
+  first.aliases = {{"head", "w"}};
+  EXPECT_TRUE(FailsWith(MergeHeaders(Merged({first, HeaderWith(1, 2, {Rows(3, 8)})})), kLoss,
+                        {"tensor \"head\"", "no rank stored"}));
+  StoredChunk all = Rows(0, 8);
+  all.fqn = "head";
+  EXPECT_TRUE(FailsWith(MergeHeaders(Merged({first, HeaderWith(1, 2, {Rows(3, 8), all})})), kLoss,
+                        {"tensor \"head\"", "overlap"}));
+  EXPECT_TRUE(FailsWith(MergeHeaders(Merged({first, HeaderWith(1, 2, {Rows(3, 8)}, {"head"})})),
+                        kLoss, {"\"head\""}));
+}
+
 TEST(MergeHeaders, RefusesFilesOfDifferentSaves) {
   DataFileHeader other = HeaderWith(1, 2, {Rows(4, 8)});
   other.save_id = test::SaveIdFrom(7);

@@ -3,12 +3,33 @@
 #include <algorithm>
 #include <cstddef>
 #include <numeric>
+#include <set>
+#include <string>
+#include <utility>
 
 #include "base/checked.h"
 #include "base/octets.h"
 #include "tensor/box.h"
 
 namespace varve {
+
+namespace {
+
+Status AddAliases(const LocalPlan& plan, const RankAssignment& assignment, DataFileHeader* header) {
+  std::set<std::pair<std::string, std::string>> aliases;  // Once, however many shards there are.
+  for (const std::uint32_t i : assignment.aliases) {
+    if (i >= plan.tensors.size() || !plan.tensors[i].tied_to) {
+      return Internal("assignment names shard " + std::to_string(i) + " as tied, which it is not");
+    }
+    aliases.emplace(plan.tensors[i].fqn, plan.tensors[*plan.tensors[i].tied_to].fqn);
+  }
+  for (const auto& [fqn, of] : aliases) {
+    header->aliases.push_back({fqn, of});
+  }
+  return Status::Ok();
+}
+
+}  // namespace
 
 Result<FilePlan> PlanFile(const LocalPlan& plan, const RankAssignment& assignment,
                           const FileIdentity& identity) {
@@ -51,6 +72,7 @@ Result<FilePlan> PlanFile(const LocalPlan& plan, const RankAssignment& assignmen
     file.header.objects.push_back({plan.objects[i].fqn, {0, plan.objects[i].bytes}});
     file.object_items.push_back(i);
   }
+  VARVE_RETURN_IF_ERROR(AddAliases(plan, assignment, &file.header));
   if (!assignment.structure.empty()) {
     file.header.structure = ByteRange{0, assignment.structure.size()};
   }

@@ -1,12 +1,14 @@
 #include <algorithm>
 #include <cstddef>
 #include <set>
+#include <span>
 
 #include "base/checksum.h"
 #include "base/octets.h"
 #include "format/data_file.h"
 #include "format/json_writer.h"
 #include "plan/save_plan.h"
+#include "plan/ties.h"
 #include "tensor/box.h"
 
 namespace varve {
@@ -57,6 +59,7 @@ Bytes EncodeLocalPlan(const LocalPlan& plan) {
     out.VarintList(item.shape);
     PutBox(item.box, &out);
     out.U64(item.fingerprint);
+    out.Varint(item.tied_to ? std::uint64_t{*item.tied_to} + 1 : 0);
   }
   out.Varint(plan.objects.size());
   for (const ObjectItem& item : plan.objects) {
@@ -71,7 +74,7 @@ Bytes EncodeLocalPlan(const LocalPlan& plan) {
 Result<LocalPlan> DecodeLocalPlan(std::string_view bytes) {
   ByteReader in(bytes);
   LocalPlan plan;
-  const std::uint64_t tensors = in.Count(13);
+  const std::uint64_t tensors = in.Count(14);
   plan.tensors.reserve(tensors);
   for (std::uint64_t i = 0; i < tensors && !in.failed(); ++i) {
     WriteItem item;
@@ -85,6 +88,11 @@ Result<LocalPlan> DecodeLocalPlan(std::string_view bytes) {
     in.VarintList(&item.shape);
     item.box = GetBox(&in);
     item.fingerprint = in.U64();
+    if (const std::uint64_t tied = in.Varint(); tied > tensors) {
+      in.Fail("a tie to an item that there is not");
+    } else if (tied != 0) {
+      item.tied_to = static_cast<std::uint32_t>(tied - 1);
+    }
     plan.tensors.push_back(std::move(item));
   }
   const std::uint64_t objects = in.Count(18);
@@ -112,6 +120,7 @@ Bytes EncodeAssignment(const RankAssignment& assignment) {
   }
   out.VarintList(assignment.objects);
   out.String(assignment.structure);
+  out.VarintList(assignment.aliases);
   return bytes;
 }
 
@@ -128,6 +137,7 @@ Result<RankAssignment> DecodeAssignment(std::string_view bytes) {
   }
   in.VarintList(&assignment.objects);
   assignment.structure = std::string(in.String());
+  in.VarintList(&assignment.aliases);
   if (Status status = in.Finish(); !status.ok()) {
     return status.Annotate("decode assignment");
   }
@@ -170,8 +180,12 @@ Status CheckLocalPlan(const LocalPlan& plan) {
 
 RankAssignment AssignEverything(const LocalPlan& plan) {
   RankAssignment assignment;
+  const Aliases aliases = SettleTies(std::span(&plan, 1));
   for (std::size_t i = 0; i < plan.tensors.size(); ++i) {
     const WriteItem& item = plan.tensors[i];
+    if (aliases.contains(item.fqn)) {
+      continue;
+    }
     if (!IsEmpty(item.box) || Volume(item.shape) == 0) {
       assignment.chunks.push_back({static_cast<std::uint32_t>(i), item.box});
     }
@@ -180,6 +194,7 @@ RankAssignment AssignEverything(const LocalPlan& plan) {
     assignment.objects.push_back(static_cast<std::uint32_t>(i));
   }
   assignment.structure = plan.structure;
+  AssignAliases(plan, aliases, &assignment);
   return assignment;
 }
 

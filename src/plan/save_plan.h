@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -24,6 +25,8 @@ struct WriteItem {
   Box box;
   /// Hash of (samples of) the shard's bytes, by which replicas are compared. 0: unknown.
   std::uint64_t fingerprint = 0;
+  /// The item of the same plan whose memory this one is too; nothing for most.
+  std::optional<std::uint32_t> tied_to{};
   friend bool operator==(const WriteItem&, const WriteItem&) = default;
 };
 
@@ -55,6 +58,9 @@ struct RankAssignment {
   std::vector<ChunkAssignment> chunks;
   std::vector<std::uint32_t> objects;  ///< Indices into LocalPlan::objects, ascending.
   Bytes structure;                     ///< The merged structure on rank 0, empty elsewhere.
+  /// Items that are stored under the name of the item they are tied to, which is among `chunks`.
+  /// Indices into LocalPlan::tensors, ascending.
+  std::vector<std::uint32_t> aliases{};
   friend bool operator==(const RankAssignment&, const RankAssignment&) = default;
 };
 
@@ -84,7 +90,7 @@ Status CheckLocalPlan(const LocalPlan& plan);
 /// Settles all ranks' plans. Each distinct shard is written exactly once; replicated ones are
 /// spread over the ranks that hold them so that all write about the same number of bytes, split
 /// where they are larger than a rank's fair share. A shard whose replicas differ is not split: what
-/// is stored is one rank's.
+/// is stored is one rank's. Tensors that are tied on all their holders are written under one name.
 /// Errors: InvalidArgument when ranks disagree about a tensor, when shards overlap without being
 /// equal, or when nobody holds a part of a tensor (named).
 Result<SettledPlan> Settle(const std::vector<LocalPlan>& plans);

@@ -1,5 +1,7 @@
 // Settling: from all ranks' local plans to who writes what.
 //
+//   0. A tensor that is tied to another one on all ranks that hold either is left out here: it is
+//      an alias of what is stored (ties.h).
 //   1. Shards are grouped by tensor and box. Equal boxes on several ranks are replicas; boxes that
 //      overlap without being equal are an error, and so is a part of a tensor that nobody holds.
 //   2. A shard with one holder is written by it. So is one whose replicas differ, by the lowest of
@@ -21,6 +23,7 @@
 #include "base/bytes.h"
 #include "format/structure.h"
 #include "plan/save_plan.h"
+#include "plan/ties.h"
 #include "tensor/box.h"
 
 namespace varve {
@@ -86,10 +89,14 @@ Status CheckTensor(const std::vector<Held>& held, std::size_t begin, std::size_t
   return Status::Ok();
 }
 
-Result<std::vector<Shard>> GroupShards(const std::vector<LocalPlan>& plans) {
+Result<std::vector<Shard>> GroupShards(const std::vector<LocalPlan>& plans,
+                                       const Aliases& aliases) {
   std::vector<Held> held;
   for (std::size_t rank = 0; rank < plans.size(); ++rank) {
     for (std::size_t i = 0; i < plans[rank].tensors.size(); ++i) {
+      if (!aliases.empty() && aliases.contains(plans[rank].tensors[i].fqn)) {
+        continue;
+      }
       held.push_back({&plans[rank].tensors[i], static_cast<std::uint32_t>(rank),
                       static_cast<std::uint32_t>(i)});
     }
@@ -286,16 +293,17 @@ Result<Bytes> MergedStructure(const std::vector<LocalPlan>& plans) {
 }  // namespace
 
 Result<SettledPlan> Settle(const std::vector<LocalPlan>& plans) {
-  VARVE_ASSIGN_OR_RETURN(const std::vector<Shard> shards, GroupShards(plans));
+  const Aliases aliases = SettleTies(plans);
+  VARVE_ASSIGN_OR_RETURN(const std::vector<Shard> shards, GroupShards(plans, aliases));
   std::set<std::string_view> tensor_names;
-  std::vector<std::string> differing;
+  std::set<std::string_view> differing;
   Balancer balancer(plans.size());
   std::map<std::vector<std::uint32_t>, std::vector<const Shard*>, FewerHoldersFirst> groups;
   for (const Shard& shard : shards) {
     tensor_names.insert(shard.item->fqn);
     const bool differs = ReplicasDiffer(shard, plans);
-    if (differs && (differing.empty() || differing.back() != shard.item->fqn)) {
-      differing.push_back(shard.item->fqn);
+    if (differs) {
+      differing.insert(shard.item->fqn);
     }
     if (differs || shard.ranks.size() == 1) {
       balancer.Assign(shard, 0, shard.item->box);
@@ -307,7 +315,16 @@ Result<SettledPlan> Settle(const std::vector<LocalPlan>& plans) {
     balancer.Pour(std::move(group));
   }
   SettledPlan settled = balancer.Take();
-  settled.differing_tensors = std::move(differing);
+  for (const auto& [alias, of] : aliases) {
+    tensor_names.insert(alias);
+    if (differing.contains(of)) {
+      differing.insert(alias);
+    }
+  }
+  settled.differing_tensors.assign(differing.begin(), differing.end());
+  for (std::size_t rank = 0; rank < plans.size(); ++rank) {
+    AssignAliases(plans[rank], aliases, &settled.ranks[rank]);
+  }
   AssignObjects(plans, &settled);
   for (const LocalPlan& plan : plans) {
     for (const ObjectItem& object : plan.objects) {

@@ -41,11 +41,14 @@ _Shard = tuple[Sequence[int], torch.Tensor]
 class TorchArrays(NumpyArrays):
     """The Arrays of `varve.torch`. NumPy arrays in a state are tensors too and come back as arrays.
 
-    With `from_devices`, sources on CUDA devices are given as they are; else by a copy on the CPU.
+    With `from_devices`, sources on CUDA devices are given as they are; else by a copy on the CPU. One
+    object serves one save or load.
     """
 
     def __init__(self, from_devices: bool = False) -> None:
         self._from_devices = from_devices
+        #: Copies of sources, by the memory that they are of: tied tensors stay tied.
+        self._copies: dict[Any, torch.Tensor] = {}
 
     def is_tensor(self, value: Any) -> bool:
         """Tensors, ShardedTensors and arrays."""
@@ -75,7 +78,27 @@ class TorchArrays(NumpyArrays):
             if device is not None:
                 yield (*_item(fqn, shape, offsets, local, keep), device)
             else:
-                yield _item(fqn, shape, offsets, _to_cpu(fqn, local), keep)
+                yield _item(fqn, shape, offsets, self._on_cpu(fqn, local), keep)
+
+    def _on_cpu(self, fqn: str, tensor: torch.Tensor) -> torch.Tensor:
+        plain = _plain(fqn, tensor)
+        if plain is not None:
+            return plain
+        plain_type = type(tensor) in (torch.Tensor, torch.nn.Parameter)
+        if not plain_type or tensor.device.type not in ("cpu", "cuda"):
+            return _copy_to_cpu(tensor)  # The address may tell nothing of the content.
+        memory = (
+            tensor.device,
+            tensor.data_ptr(),
+            tensor.dtype,
+            tuple(tensor.shape),
+            tensor.stride(),
+            tensor.is_conj(),
+            tensor.is_neg(),
+        )
+        if memory not in self._copies:
+            self._copies[memory] = _copy_to_cpu(tensor)
+        return self._copies[memory]
 
     def targets(
         self, fqn: str, tensor: Any, after: list[Callable[[], None]], keep: list[Any]
@@ -263,10 +286,7 @@ def _plain(fqn: str, tensor: torch.Tensor) -> torch.Tensor | None:
     return None
 
 
-def _to_cpu(fqn: str, tensor: torch.Tensor) -> torch.Tensor:
-    plain = _plain(fqn, tensor)
-    if plain is not None:
-        return plain
+def _copy_to_cpu(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.detach().cpu().resolve_conj().resolve_neg()
 
 
