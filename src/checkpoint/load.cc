@@ -10,6 +10,7 @@
 
 #include "base/bytes.h"
 #include "base/octets.h"
+#include "checkpoint/ties.h"
 #include "varve/checkpoint.h"
 
 namespace varve {
@@ -92,6 +93,7 @@ Differences Compare(const Metadata& metadata, const LoadRequest& request,
       usable->push_back(target);
     }
   }
+  DropTiedNames(request.targets, *usable, &differences.missing);
   for (const std::string& fqn : request.objects) {
     want(fqn);
     if (metadata.FindObject(fqn) == nullptr) {

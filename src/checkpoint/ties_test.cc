@@ -135,6 +135,30 @@ TEST(TiedTensors, AreStoredOnceAndFoundUnderBothNames) {
   }
 }
 
+TEST(TiedTensors, OfTheDestinationAreNotMissingWhereOneOfThemIsStored) {
+  const TempDir dir;
+  std::vector<float> values(kRows * kColumns);
+  std::iota(values.begin(), values.end(), 0.0F);
+  State state;
+  state.tensors = {Source("embed", values.data())};
+  ASSERT_TRUE(IsOk(Save(state, dir / "c")));
+  auto reader = CheckpointReader::Open(dir / "c");
+  ASSERT_TRUE(IsOk(reader));
+  std::vector<float> loaded(values.size());
+  std::vector<float> other(values.size());
+  LoadRequest request;
+  for (const char* name : {"embed", "head"}) {
+    request.targets.push_back({name, DType::kFloat32, kShape, WholeBox(kShape), loaded.data(), {}});
+  }
+  const auto report = Load(**reader, request);
+  ASSERT_TRUE(IsOk(report));
+  EXPECT_TRUE(report->missing.empty());
+  EXPECT_EQ(loaded, values);
+  request.targets[1].data = other.data();
+  EXPECT_TRUE(
+      test::FailsWith(Load(**reader, request), StatusCode::kInvalidArgument, {"missing", "head"}));
+}
+
 TEST(TiedTensors, SurviveARepair) {
   const TempDir dir;
   SaveTied(dir / "c", true, {});

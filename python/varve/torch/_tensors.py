@@ -84,21 +84,12 @@ class TorchArrays(NumpyArrays):
         plain = _plain(fqn, tensor)
         if plain is not None:
             return plain
-        plain_type = type(tensor) in (torch.Tensor, torch.nn.Parameter)
-        if not plain_type or tensor.device.type not in ("cpu", "cuda"):
-            return _copy_to_cpu(tensor)  # The address may tell nothing of the content.
-        memory = (
-            tensor.device,
-            tensor.data_ptr(),
-            tensor.dtype,
-            tuple(tensor.shape),
-            tensor.stride(),
-            tensor.is_conj(),
-            tensor.is_neg(),
-        )
-        if memory not in self._copies:
-            self._copies[memory] = _copy_to_cpu(tensor)
-        return self._copies[memory]
+        place = _place(tensor)
+        if place is None:
+            return _copy_to_cpu(tensor)
+        if place not in self._copies:
+            self._copies[place] = _copy_to_cpu(tensor)
+        return self._copies[place]
 
     def targets(
         self, fqn: str, tensor: Any, after: list[Callable[[], None]], keep: list[Any]
@@ -284,6 +275,23 @@ def _plain(fqn: str, tensor: torch.Tensor) -> torch.Tensor | None:
     if tensor.is_meta:
         raise InvalidArgumentError(f'tensor "{fqn}" is on the meta device: it has no values')
     return None
+
+
+def _place(tensor: torch.Tensor) -> Any:
+    """What tensors have in common that are one memory; None where an address does not tell it."""
+    if type(tensor) not in (torch.Tensor, torch.nn.Parameter):
+        return None
+    if tensor.device.type not in ("cpu", "cuda") or tensor.numel() == 0:
+        return None
+    flags = tensor.is_conj(), tensor.is_neg()
+    return (
+        tensor.device,
+        tensor.data_ptr(),
+        tensor.dtype,
+        tuple(tensor.shape),
+        tensor.stride(),
+        flags,
+    )
 
 
 def _copy_to_cpu(tensor: torch.Tensor) -> torch.Tensor:
