@@ -85,11 +85,15 @@ struct GarbageReport {
   std::vector<std::string> removed;    ///< Paths; with dry_run, what would be removed.
   std::vector<std::string> kept;       ///< Paths in use by saves that are still alive.
   std::vector<std::string> recovered;  ///< Checkpoints that got their name back.
-  std::uint64_t bytes = 0;             ///< Of what was removed.
+  /// Paths of files that a user put beside a checkpoint while it was overwritten. They stay,
+  /// because the new checkpoint's directory has another file of that name, or is not there.
+  std::vector<std::string> conflicts;
+  std::uint64_t bytes = 0;  ///< Of what was removed.
 };
 
 /// Removes what dead saves left in `directory` and in the checkpoints in it; never what a live save
-/// uses. A checkpoint that was moved aside gets its name back. Touches nothing it does not know.
+/// uses. A checkpoint that was moved aside gets its name back. What a user put beside a checkpoint
+/// that was replaced goes to the directory that has its name. Touches nothing else.
 Result<GarbageReport> CollectGarbage(const std::string& directory, bool dry_run,
                                      Storage& storage = PosixStorage());
 

@@ -76,9 +76,14 @@ struct DirectoryEntry {
   bool is_directory = false;
   std::uint64_t size = 0;
   std::int64_t modified_ns = 0;  ///< Unix time.
-  /// The name is a symbolic link; everything above is of what it leads to.
+  /// The name is a symbolic link; everything above is of what it leads to. A link to nothing is
+  /// listed as an empty file.
   bool is_link = false;
 };
+
+/// Returns the entry with this name of a sorted list, as Storage::List gives it; null when there is
+/// none. O(log n).
+const DirectoryEntry* FindEntry(const std::vector<DirectoryEntry>& entries, std::string_view name);
 
 struct WriteOptions {
   std::uint64_t size = 0;  ///< Expected size, preallocated; 0 when unknown.
@@ -93,10 +98,54 @@ enum class RenameMode : std::uint8_t {
   kExchange,   ///< Both exist and swap names atomically; kUnimplemented where the system cannot.
 };
 
+/// Optional: files with several names. Threads: as Storage.
+class HardLinks {
+ public:
+  virtual ~HardLinks() = default;
+
+  /// Gives the file `from` the second name `to`. A symbolic link is linked itself, not what it
+  /// leads to. Errors: kAlreadyExists when `to` is taken; kUnimplemented when this file cannot have
+  /// a second name there.
+  virtual Status Link(const std::string& from, const std::string& to) = 0;
+
+  /// Returns true when both names stand for one file. Errors: kNotFound.
+  virtual Result<bool> AreOneFile(const std::string& a, const std::string& b) = 0;
+};
+
+/// Optional: names that stand for other names. Threads: as Storage.
+class SymbolicLinks {
+ public:
+  virtual ~SymbolicLinks() = default;
+
+  /// Returns the text of the link `name`. Errors: kNotFound; kInvalidArgument when it is no link.
+  virtual Result<std::string> ReadLink(const std::string& name) = 0;
+
+  /// Makes the link `name` with the text `target`. Errors: kAlreadyExists.
+  virtual Status MakeLink(const std::string& target, const std::string& name) = 0;
+};
+
+/// Optional: removing a directory only if it holds nothing. Threads: as Storage.
+class EmptyDirectories {
+ public:
+  virtual ~EmptyDirectories() = default;
+
+  /// Removes the directory. Success when there is none. Errors: kAlreadyExists when it holds
+  /// something.
+  virtual Status RemoveEmpty(const std::string& name) = 0;
+};
+
+/// Operations that a storage may lack; null where it does. They live as long as the storage.
+struct StorageExtras {
+  HardLinks* hard_links = nullptr;
+  SymbolicLinks* symbolic_links = nullptr;
+  EmptyDirectories* empty_directories = nullptr;
+};
+
 /// Names are paths as the backend understands them, '/'-separated. Threads: safe to call
 /// concurrently.
 class Storage {
  public:
+  Storage() = default;
   virtual ~Storage() = default;
 
   virtual Result<std::unique_ptr<WritableFile>> OpenForWrite(const std::string& name,
@@ -121,6 +170,14 @@ class Storage {
   /// Errors: kFailedPrecondition when another live holder has it; kUnimplemented where the file
   /// system has no locks.
   virtual Result<std::unique_ptr<StorageLock>> Lock(const std::string& name) = 0;
+
+  [[nodiscard]] const StorageExtras& extras() const { return extras_; }
+
+ protected:
+  explicit Storage(const StorageExtras& extras) : extras_(extras) {}
+
+ private:
+  StorageExtras extras_;
 };
 
 /// The local (or mounted) file system, with O_DIRECT where it is accepted. Never destroyed.

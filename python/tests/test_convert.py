@@ -260,9 +260,13 @@ def test_overwriting_needs_permission_and_replaces_only_checkpoints(tmp_path: Pa
         varve.convert(source, target, "dcp", overwrite=True)
         assert varve.diff(source, target) == []
     (tmp_path / "hf" / "tokenizer.json").write_text("{}")
-    with pytest.raises(varve.PreconditionError, match="not a checkpoint"):
-        varve.convert(source, tmp_path / "hf", "varve", overwrite=True)
+    varve.convert(source, tmp_path / "hf", "varve", overwrite=True)
     assert (tmp_path / "hf" / "tokenizer.json").exists()
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "tokenizer.json").write_text("{}")
+    with pytest.raises(varve.PreconditionError, match="not a checkpoint"):
+        varve.convert(source, tmp_path / "other", "varve", overwrite=True)
+    assert os.listdir(tmp_path / "other") == ["tokenizer.json"]
 
 
 def test_diff_says_what_differs_and_how_much(tmp_path: Path) -> None:

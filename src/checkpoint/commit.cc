@@ -8,21 +8,27 @@
 //     unique, so nothing is ever mixed and step 9 decides who wins; only step 3 is then skipped.
 //  2. If NAME is absent but .NAME.varve-old is there, a crash hit an overwrite between 9b and 9c:
 //     the old checkpoint gets its name back.
-//  3. Remove what dead saves of NAME left (we hold the lock: whoever made it is gone). PARENT is
-//     synced first: if the dead save had published but not synced (9 without 10), a power cut would
-//     give NAME back the directory that is being emptied here.
+//  3. Remove what dead saves of NAME left (we hold the lock: its maker has died), but no file of
+//     the user's (replaced.cc). PARENT is synced first: if the dead save had published but not
+//     synced (9 without 10), a power cut would give NAME back the directory that is being emptied.
 //  4. Without overwrite, an existing NAME ends the save here, before any work. With overwrite,
 //     NAME must be a checkpoint, ours or another software's: nothing else is ever replaced. An
 //     empty directory is as good as nothing; it stays until step 9. Then make the staging directory
-//     .NAME.varve-saving-<id>, hidden and unique.
+//     .NAME.varve-saving-<id>, hidden and unique. If NAME holds files that are not part of the
+//     checkpoint, find out whether they can be kept (other_files.cc).
 //  5. (All ranks) write data files into it, each synced by its writer: a file that the commit
 //     record counts on is durable before the record exists.
 //  6. Check that every planned file is there with its exact size. Finds ranks whose path is
 //     another disk than the coordinator's, and files cut short by whatever cause.
-//  7. Write and sync manifest.bin, then varve.json. The order means that a record never stands
-//     without its manifest, whatever the crash. (A checkpoint in another format has that format's
-//     index instead.)
-//  8. Sync the staging directory: the files' names are durable before the directory's name is.
+//  7. Give each file that is in NAME and not part of the checkpoint a second name in the staging
+//     directory (other_files.cc), which first gets the durable mark .varve-staging. Then write and
+//     sync manifest.bin, then varve.json. The order means that a record never stands without its
+//     manifest, whatever the crash. (A checkpoint in another format has that format's index
+//     instead.)
+//  8. Sync the staging directory: the files' names are durable before the directory's name is. If
+//  it
+//     has the mark, remove it and sync again. After a crash, a directory with the mark is a dead
+//     save's; in one without it the index tells which files are the checkpoint's.
 //  9. Publish. Nothing at NAME: (a) rename without replacing; if someone published NAME since
 //     step 4 (possible only without locks) this save fails and theirs stays. An empty directory
 //     there: rename over it, which fails if it has been filled meanwhile.
@@ -31,8 +37,10 @@
 //     PARENT, (c) rename staging to NAME. A crash between b and c leaves NAME absent; readers, ls
 //     and the next save know .NAME.varve-old.
 // 10. Sync PARENT: only now is the save reported as done; a power cut cannot take it back.
-// 11. Remove the old checkpoint. A crash here leaves rubbish under a hidden name that the next
-//     save or `varve gc` removes; NAME is already the new one.
+// 11. Remove the old checkpoint, and nothing that is not part of it (replaced.cc). A crash here
+// leaves
+//     a part of it under a hidden name that the next save or `varve gc` removes; NAME is already
+//     the new one.
 
 #include "checkpoint/commit.h"
 
@@ -40,8 +48,10 @@
 #include <thread>
 #include <utility>
 
-#include "checkpoint/foreign.h"
 #include "checkpoint/names.h"
+#include "checkpoint/other_files.h"
+#include "checkpoint/own_names.h"
+#include "checkpoint/replaced.h"
 #include "format/commit_record.h"
 #include "format/manifest.h"
 
@@ -63,12 +73,7 @@ Result<Occupant> WhatIsAt(Storage& storage, const std::string& path) {
   if (entries->empty()) {
     return Occupant::kEmptyDirectory;
   }
-  for (const DirectoryEntry& entry : *entries) {
-    if (entry.name == kCommitRecordName || IsDataFileName(entry.name)) {
-      return Occupant::kCheckpoint;
-    }
-  }
-  return HoldsOnlyForeign(*entries) ? Occupant::kCheckpoint : Occupant::kOther;
+  return ShownFormat(*entries) ? Occupant::kCheckpoint : Occupant::kOther;
 }
 
 /// manifest.bin and varve.json.
@@ -78,33 +83,6 @@ Result<std::vector<IndexFile>> NativeIndex(const Metadata& metadata) {
   return std::vector<IndexFile>{{std::string(kManifestName), std::move(manifest)},
                                 {std::string(kCommitRecordName), std::move(record)}};
 }
-
-Status RemoveLeftovers(Storage& storage, const std::string& path) {
-  VARVE_ASSIGN_OR_RETURN(const auto entries, storage.List(ParentPath(path)));
-  bool synced = false;
-  bool target_exists = false;
-  for (const DirectoryEntry& entry : entries) {
-    target_exists = target_exists || entry.name == BaseName(path);
-  }
-  for (const DirectoryEntry& entry : entries) {
-    const auto leftover = ParseLeftover(entry.name);
-    if (!leftover || leftover->target != BaseName(path) || leftover->kind == LeftoverKind::kLock ||
-        leftover->kind == LeftoverKind::kPart || leftover->kind == LeftoverKind::kTalk ||
-        (leftover->kind == LeftoverKind::kAside && !target_exists)) {
-      continue;
-    }
-    if (!synced) {
-      VARVE_RETURN_IF_ERROR(storage.SyncDirectory(ParentPath(path)));
-      synced = true;
-    }
-    VARVE_RETURN_IF_ERROR(storage.Remove(JoinPath(ParentPath(path), entry.name)));
-  }
-  return Status::Ok();
-}
-
-}  // namespace
-
-namespace {
 
 /// `ls` and `gc` take the lock for an instant to see whether a save lives; that must not fail one.
 Result<std::unique_ptr<StorageLock>> LockName(Storage& storage, const std::string& path) {
@@ -156,15 +134,6 @@ Status MakeDirectories(Storage& storage, const std::string& path) {
   return storage.SyncDirectory(parent);
 }
 
-Status RecoverAside(Storage& storage, const std::string& path) {
-  const Status renamed = storage.Rename(AsidePath(path), path, RenameMode::kNoReplace);
-  if (renamed.code() == StatusCode::kNotFound || renamed.code() == StatusCode::kAlreadyExists) {
-    return Status::Ok();
-  }
-  VARVE_RETURN_IF_ERROR(renamed);
-  return storage.SyncDirectory(ParentPath(path));
-}
-
 Result<std::unique_ptr<Commit>> Commit::Begin(Storage& storage, const std::string& path,
                                               const SaveId& id, bool overwrite) {
   VARVE_RETURN_IF_ERROR(MakeDirectories(storage, ParentPath(path)));  // Step 0.
@@ -178,8 +147,9 @@ Result<std::unique_ptr<Commit>> Commit::Begin(Storage& storage, const std::strin
     return lock.status();
   }
   VARVE_RETURN_IF_ERROR(RecoverAside(storage, path));  // Step 2.
+  std::vector<std::string> conflicts;
   if (locked) {
-    VARVE_RETURN_IF_ERROR(RemoveLeftovers(storage, path));  // Step 3.
+    VARVE_RETURN_IF_ERROR(RemoveStaleOf(storage, path, &conflicts));  // Step 3.
   }
   VARVE_ASSIGN_OR_RETURN(const Occupant occupant, WhatIsAt(storage, path));  // Step 4.
   if (occupant == Occupant::kOther) {
@@ -192,21 +162,27 @@ Result<std::unique_ptr<Commit>> Commit::Begin(Storage& storage, const std::strin
   }
   std::string staging = StagingPath(path, id);
   VARVE_RETURN_IF_ERROR(storage.MakeDirectory(staging));
-  return std::unique_ptr<Commit>(
+  std::unique_ptr<Commit> commit(
       new Commit(storage, path, std::move(staging), locked ? std::move(*lock) : nullptr,
                  occupant == Occupant::kCheckpoint, occupant == Occupant::kEmptyDirectory));
+  commit->conflicts_ = std::move(conflicts);
+  VARVE_RETURN_IF_ERROR(commit->CheckOthers());
+  return commit;
+}
+
+Status Commit::CheckOthers() {
+  if (!overwrite_) {
+    return Status::Ok();
+  }
+  VARVE_ASSIGN_OR_RETURN(const Inventory found, TakeInventory(storage_, path_));
+  return CheckCanKeep(storage_, path_, found.others, staging_);
 }
 
 Status Commit::CheckFiles(const std::vector<DataFile>& files) {
   VARVE_ASSIGN_OR_RETURN(const auto entries, storage_.List(staging_));
   std::string missing;
   for (const DataFile& file : files) {
-    const DirectoryEntry* found = nullptr;
-    for (const DirectoryEntry& entry : entries) {
-      if (entry.name == file.name) {
-        found = &entry;
-      }
-    }
+    const DirectoryEntry* const found = FindEntry(entries, file.name);
     if (found == nullptr) {
       missing += missing.empty() ? "" : ", ";
       missing += "rank " + std::to_string(file.rank);
@@ -236,6 +212,29 @@ Status ReplaceIndex(Storage& storage, const std::string& directory, const Metada
   return Status::Ok();
 }
 
+Status Commit::KeepOthers() {
+  if (!overwrite_) {
+    return Status::Ok();
+  }
+  VARVE_ASSIGN_OR_RETURN(const Inventory found, TakeInventory(storage_, path_));
+  if (found.others.empty()) {
+    return Status::Ok();
+  }
+  VARVE_RETURN_IF_ERROR(WriteWholeFile(storage_, JoinPath(staging_, kStagingMark), ""));
+  marked_ = true;
+  VARVE_RETURN_IF_ERROR(storage_.SyncDirectory(staging_));
+  return KeepOtherFiles(storage_, path_, found.others, staging_);
+}
+
+Status Commit::FinishStaging() {
+  VARVE_RETURN_IF_ERROR(storage_.SyncDirectory(staging_));
+  if (!marked_) {
+    return Status::Ok();
+  }
+  VARVE_RETURN_IF_ERROR(storage_.Remove(JoinPath(staging_, kStagingMark)));
+  return storage_.SyncDirectory(staging_);
+}
+
 Status Commit::Replace() {
   Status exchanged = storage_.Rename(staging_, path_, RenameMode::kExchange);
   if (exchanged.code() != StatusCode::kUnimplemented) {
@@ -259,11 +258,12 @@ Status Commit::Publish(const Metadata& metadata) {
 
 Status Commit::Publish(const std::vector<DataFile>& files, const std::vector<IndexFile>& index) {
   VARVE_RETURN_IF_ERROR(CheckFiles(files));  // Step 6.
-  for (const IndexFile& file : index) {      // Step 7.
+  VARVE_RETURN_IF_ERROR(KeepOthers());       // Step 7.
+  for (const IndexFile& file : index) {
     VARVE_RETURN_IF_ERROR(WriteWholeFile(storage_, JoinPath(staging_, file.name), file.content));
   }
-  VARVE_RETURN_IF_ERROR(storage_.SyncDirectory(staging_));  // Step 8.
-  if (overwrite_) {                                         // Step 9.
+  VARVE_RETURN_IF_ERROR(FinishStaging());  // Step 8.
+  if (overwrite_) {                        // Step 9.
     VARVE_RETURN_IF_ERROR(Replace());
   } else {
     VARVE_RETURN_IF_ERROR(storage_.Rename(
@@ -276,8 +276,8 @@ Status Commit::Publish(const std::vector<DataFile>& files, const std::vector<Ind
     return status.Annotate("the checkpoint is visible but may not survive a power cut");
   }
   if (overwrite_) {  // Step 11.
-    (void)storage_.Remove(staging_);
-    (void)storage_.Remove(AsidePath(path_));
+    (void)RemoveReplaced(storage_, staging_, path_, &conflicts_);
+    (void)RemoveReplaced(storage_, AsidePath(path_), path_, &conflicts_);
   }
   return Status::Ok();
 }

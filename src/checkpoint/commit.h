@@ -34,26 +34,36 @@ class Commit {
   [[nodiscard]] const std::string& staging() const { return staging_; }
 
   /// Steps 6-11: checks that every data file is there with its exact size, writes the manifest
-  /// and the commit record, makes all durable and visible. After an error the previous checkpoint,
-  /// if any, is what `path` holds or recovers to.
+  /// and the commit record, makes all durable and visible. Files beside an old checkpoint stay
+  /// beside the new one. After an error the previous checkpoint, if any, is what `path` holds or
+  /// recovers to.
   Status Publish(const Metadata& metadata);
 
   /// The same with the index of another format: files to be written in this order.
   Status Publish(const std::vector<DataFile>& files, const std::vector<IndexFile>& index);
 
+  /// Paths of files that stay under hidden names: they were put beside an old checkpoint while it
+  /// was replaced, and the new one's directory has another file of that name.
+  [[nodiscard]] const std::vector<std::string>& conflicts() const { return conflicts_; }
+
  private:
   Commit(Storage& storage, std::string path, std::string staging, std::unique_ptr<StorageLock> lock,
          bool overwrite, bool over_empty);
   Status CheckFiles(const std::vector<DataFile>& files);
+  Status CheckOthers();
+  Status KeepOthers();
+  Status FinishStaging();
   Status Replace();
 
   Storage& storage_;
   std::string path_;
   std::string staging_;
   std::unique_ptr<StorageLock> lock_;
-  bool overwrite_;   ///< A checkpoint stands at `path_`.
-  bool over_empty_;  ///< An empty directory does.
+  bool overwrite_;       ///< A checkpoint stands at `path_`.
+  bool over_empty_;      ///< An empty directory does.
+  bool marked_ = false;  ///< The staging directory has the mark.
   bool done_ = false;
+  std::vector<std::string> conflicts_;
 };
 
 /// Replaces manifest.bin and varve.json in `directory` atomically, one durable before the other.
@@ -61,9 +71,5 @@ Status ReplaceIndex(Storage& storage, const std::string& directory, const Metada
 
 /// Makes a directory and its parents, each durable. No-op for what exists.
 Status MakeDirectories(Storage& storage, const std::string& path);
-
-/// Puts a checkpoint that an interrupted overwrite moved aside back under its name. No-op when
-/// there is none or the name is taken. The caller holds the name's lock.
-Status RecoverAside(Storage& storage, const std::string& path);
 
 }  // namespace varve

@@ -21,7 +21,6 @@ namespace varve {
 namespace {
 
 constexpr std::string_view kDcpIndex = ".metadata";
-constexpr std::string_view kHfIndex = "model.safetensors.index.json";
 // A million chunks take 175 MB.
 constexpr std::uint64_t kMaxIndexBytes = std::uint64_t{8} << 30;
 constexpr std::uint64_t kMaxJsonBytes = std::uint64_t{1} << 30;
@@ -52,10 +51,7 @@ Status SetSize(const std::string& directory, std::uint64_t size, DataFile* file)
 Status FillSizes(Storage& storage, const std::string& directory,
                  const std::vector<DirectoryEntry>& entries, Metadata* metadata) {
   for (DataFile& file : metadata->files) {
-    const auto found = std::lower_bound(
-        entries.begin(), entries.end(), file.name,
-        [](const DirectoryEntry& entry, const std::string& name) { return entry.name < name; });
-    if (found != entries.end() && found->name == file.name) {
+    if (const DirectoryEntry* const found = FindEntry(entries, file.name); found != nullptr) {
       VARVE_RETURN_IF_ERROR(SetSize(directory, found->size, &file));
       continue;
     }
@@ -196,7 +192,7 @@ Result<std::vector<NamedFile>> OpenAll(Storage& storage, const std::string& dire
 }
 
 Result<OpenedIndex> OpenHfFolder(Storage& storage, const std::string& directory) {
-  const std::string path = JoinPath(directory, kHfIndex);
+  const std::string path = JoinPath(directory, kHfIndexName);
   VARVE_ASSIGN_OR_RETURN(const std::string json, ReadWholeFile(storage, path, kMaxJsonBytes));
   auto index = DecodeHfIndex(json);
   if (!index.ok()) {
@@ -231,7 +227,7 @@ Result<OpenedIndex> OpenForeignDirectory(Storage& storage, const std::string& pa
       continue;
     }
     dcp = dcp || entry.name == kDcpIndex;
-    hf = hf || entry.name == kHfIndex;
+    hf = hf || entry.name == kHfIndexName;
     if (const auto rank = RankOfIndex(entry.name)) {
       ranks.push_back(*rank);
     }
@@ -304,24 +300,34 @@ Result<OpenedIndex> OpenForeign(Storage& storage, const std::string& path) {
                                                           : OpenForeignFile(storage, path);
 }
 
-bool HoldsOnlyForeign(const std::vector<DirectoryEntry>& entries) {
-  bool dcp_index = false;
-  bool hf_index = false;
-  bool only_dcp = true;
-  bool only_hf = true;
+bool IsDcpIndexName(std::string_view name) {
+  return name == kDcpIndex || RankOfIndex(name).has_value();
+}
+
+Result<std::vector<std::string>> ForeignFileNames(Storage& storage, const std::string& directory) {
+  VARVE_ASSIGN_OR_RETURN(const auto entries, storage.List(directory));
+  std::vector<std::string> names;
   for (const DirectoryEntry& entry : entries) {
-    const bool is_dcp_index = entry.name == kDcpIndex || RankOfIndex(entry.name).has_value();
-    dcp_index = dcp_index || is_dcp_index;
-    hf_index = hf_index || entry.name == kHfIndex;
-    only_dcp = only_dcp && (is_dcp_index || entry.name.ends_with(".distcp"));
-    only_hf = only_hf && (entry.name == kHfIndex || entry.name.ends_with(".safetensors"));
+    if (!entry.is_directory && IsDcpIndexName(entry.name)) {
+      VARVE_ASSIGN_OR_RETURN(const Decoded decoded,
+                             DecodeIndexFile(storage, JoinPath(directory, entry.name)));
+      for (const DataFile& file : decoded.metadata.files) {
+        names.push_back(file.name);
+      }
+    }
   }
-  return (dcp_index && only_dcp) || (hf_index && only_hf);
+  if (names.empty() && HasHfIndex(entries)) {
+    const std::string path = JoinPath(directory, kHfIndexName);
+    VARVE_ASSIGN_OR_RETURN(const std::string json, ReadWholeFile(storage, path, kMaxJsonBytes));
+    VARVE_ASSIGN_OR_RETURN(const HfIndex index, DecodeHfIndex(json));
+    names = index.FileNames();
+  }
+  return names;
 }
 
 bool HasHfIndex(const std::vector<DirectoryEntry>& entries) {
   return std::any_of(entries.begin(), entries.end(),
-                     [](const DirectoryEntry& entry) { return entry.name == kHfIndex; });
+                     [](const DirectoryEntry& entry) { return entry.name == kHfIndexName; });
 }
 
 }  // namespace varve

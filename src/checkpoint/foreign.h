@@ -2,6 +2,7 @@
 #pragma once
 
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "checkpoint/open.h"
@@ -23,10 +24,15 @@ namespace varve {
 /// rank-local checkpoint that lacks a rank.
 Result<OpenedIndex> OpenForeign(Storage& storage, const std::string& path);
 
-/// True for a directory that holds a whole index of DCP or of a Hugging Face folder and, beside it,
-/// nothing but files of that format: one that an overwrite may replace. A folder of Hugging Face's
-/// often has a tokenizer beside the weights.
-bool HoldsOnlyForeign(const std::vector<DirectoryEntry>& entries);
+inline constexpr std::string_view kHfIndexName = "model.safetensors.index.json";
+
+/// Returns true for `.metadata` and for `__R.metadata`.
+bool IsDcpIndexName(std::string_view name);
+
+/// Returns the names of the files that the index in this directory mentions, whether they are there
+/// or not; nothing where there is no index of DCP or of a Hugging Face folder. Errors: those of
+/// reading an index.
+Result<std::vector<std::string>> ForeignFileNames(Storage& storage, const std::string& directory);
 
 /// True for a folder of Hugging Face's tools, which says itself that it is one.
 bool HasHfIndex(const std::vector<DirectoryEntry>& entries);

@@ -1,8 +1,9 @@
 #include <algorithm>
+#include <cstddef>
 
-#include "checkpoint/commit.h"
 #include "checkpoint/data_writer.h"
 #include "checkpoint/names.h"
+#include "checkpoint/replaced.h"
 #include "varve/catalogue.h"
 
 namespace varve {
@@ -55,15 +56,13 @@ class Collector {
         report_.kept.push_back(path);
         continue;
       }
-      const bool target_exists = storage_.List(target).ok();
-      if (leftover->kind == LeftoverKind::kAside && !target_exists) {
-        if (!dry_run_) {
-          VARVE_RETURN_IF_ERROR(RecoverAside(storage_, target));
-        }
-        report_.recovered.push_back(target);
-        continue;
+      if (leftover->kind == LeftoverKind::kAside && !HoldsCheckpoint(storage_, target)) {
+        VARVE_RETURN_IF_ERROR(Recover(path, target));
+      } else {
+        const bool replaced =
+            leftover->kind == LeftoverKind::kAside || leftover->kind == LeftoverKind::kStaging;
+        VARVE_RETURN_IF_ERROR(Remove(path, entry, replaced ? target : ""));
       }
-      VARVE_RETURN_IF_ERROR(Remove(path, entry));
     }
     return Status::Ok();
   }
@@ -120,7 +119,18 @@ class Collector {
     return Status::Ok();
   }
 
-  Status Remove(const std::string& path, const DirectoryEntry& entry) {
+  Status Recover(const std::string& aside, const std::string& target) {
+    if (const auto entries = storage_.List(target); entries.ok() && !entries->empty()) {
+      report_.kept.push_back(aside);  // The name holds no checkpoint, but files of somebody's.
+      return Status::Ok();
+    }
+    report_.recovered.push_back(target);
+    return dry_run_ ? Status::Ok() : RecoverAside(storage_, target);
+  }
+
+  /// `target`: of what a save left, the checkpoint to which files go that are the user's.
+  Status Remove(const std::string& path, const DirectoryEntry& entry,
+                const std::string& target = "") {
     report_.removed.push_back(path);
     report_.bytes += TreeBytes(storage_, path, entry);
     if (dry_run_) {
@@ -132,7 +142,15 @@ class Collector {
       VARVE_RETURN_IF_ERROR(storage_.SyncDirectory(directory));
       synced_ = std::move(directory);
     }
-    return storage_.Remove(path);
+    if (target.empty() || entry.is_link) {
+      return storage_.Remove(path);
+    }
+    const std::size_t conflicts = report_.conflicts.size();
+    VARVE_RETURN_IF_ERROR(RemoveStale(storage_, path, target, &report_.conflicts));
+    if (report_.conflicts.size() > conflicts) {
+      report_.removed.pop_back();  // Not all of it.
+    }
+    return Status::Ok();
   }
 
   Storage& storage_;

@@ -25,9 +25,8 @@ Status CheckFileSizes(Storage& storage, const OpenedIndex& opened) {
   }
   VARVE_ASSIGN_OR_RETURN(const auto entries, storage.List(opened.directory));
   for (const DataFile& file : opened.metadata.files) {
-    const auto found = std::find_if(entries.begin(), entries.end(),
-                                    [&](const DirectoryEntry& e) { return e.name == file.name; });
-    if (found == entries.end()) {
+    const DirectoryEntry* const found = FindEntry(entries, file.name);
+    if (found == nullptr) {
       return DataLoss(file.name + " is missing");
     }
     if (found->size != file.size) {

@@ -15,6 +15,7 @@ constexpr std::string_view kTalkInfix = ".varve-talk-";
 constexpr std::string_view kAsideSuffix = ".varve-old";
 constexpr std::string_view kFailedSuffix = ".varve-failed";
 constexpr std::string_view kPartSuffix = ".varve-part";
+constexpr std::string_view kRankLockPrefix = ".rank-";
 
 std::string Sibling(std::string_view path, std::string_view suffix) {
   return JoinPath(ParentPath(path), "." + BaseName(path) + std::string(suffix));
@@ -57,6 +58,10 @@ std::optional<std::uint32_t> PartRank(std::string_view entry) {
   const auto parsed =
       std::from_chars(entry.data() + kPrefix.size(), entry.data() + entry.size(), rank);
   return parsed.ec == std::errc() ? std::optional(rank) : std::nullopt;
+}
+
+bool IsRankLock(std::string_view entry) {
+  return entry.starts_with(kRankLockPrefix) && entry.ends_with(kLockSuffix);
 }
 
 std::optional<Leftover> ParseLeftover(std::string_view entry) {

@@ -9,6 +9,8 @@
 /// and inside a directory of rank-local files:
 ///   .rank-RRRRR.varve-lock     held while rank R writes
 ///   .FILE.varve-part           a data file being written
+/// and inside a staging directory that holds more than data files:
+///   .varve-staging             until the directory is whole: everything in it is the save's
 #pragma once
 
 #include <optional>
@@ -28,6 +30,8 @@ std::string FailedPath(std::string_view path);
 std::string RankLockPath(std::string_view directory, std::uint32_t rank);
 std::string PartPath(std::string_view directory, std::string_view file);
 
+inline constexpr std::string_view kStagingMark = ".varve-staging";
+
 enum class LeftoverKind { kLock, kStaging, kAside, kPart, kFailed, kTalk };
 
 struct Leftover {
@@ -40,6 +44,9 @@ std::optional<Leftover> ParseLeftover(std::string_view entry);
 
 /// The rank that writes a part of this name; nothing when it is no part of a data file.
 std::optional<std::uint32_t> PartRank(std::string_view entry);
+
+/// Returns true for the lock of a rank in a directory of rank-local files.
+bool IsRankLock(std::string_view entry);
 
 /// "data-00003-of-00008[-id].safetensors": looks like a data file of ours.
 bool IsDataFileName(std::string_view name);

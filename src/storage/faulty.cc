@@ -18,6 +18,7 @@ std::string_view OperationName(Operation operation) {
     case Operation::kMakeDirectory: return "make directory";
     case Operation::kSyncDirectory: return "sync directory";
     case Operation::kRename: return "rename";
+    case Operation::kLink: return "link";
     case Operation::kRemove: return "remove";
     case Operation::kLock: return "lock";
     case Operation::kUnlock: return "unlock";
@@ -177,6 +178,31 @@ Status FaultyStorage::SyncDirectory(const std::string& name) {
 Status FaultyStorage::Rename(const std::string& from, const std::string& to, RenameMode mode) {
   VARVE_RETURN_IF_ERROR(Before(Operation::kRename, from + " to " + to));
   return inner_.Rename(from, to, mode);
+}
+
+Status FaultyStorage::Link(const std::string& from, const std::string& to) {
+  VARVE_RETURN_IF_ERROR(Before(Operation::kLink, from + " to " + to));
+  return inner_.extras().hard_links->Link(from, to);
+}
+
+Result<bool> FaultyStorage::AreOneFile(const std::string& a, const std::string& b) {
+  VARVE_RETURN_IF_ERROR(Before(Operation::kList, a));
+  return inner_.extras().hard_links->AreOneFile(a, b);
+}
+
+Result<std::string> FaultyStorage::ReadLink(const std::string& name) {
+  VARVE_RETURN_IF_ERROR(Before(Operation::kRead, name));
+  return inner_.extras().symbolic_links->ReadLink(name);
+}
+
+Status FaultyStorage::MakeLink(const std::string& target, const std::string& name) {
+  VARVE_RETURN_IF_ERROR(Before(Operation::kLink, name));
+  return inner_.extras().symbolic_links->MakeLink(target, name);
+}
+
+Status FaultyStorage::RemoveEmpty(const std::string& name) {
+  VARVE_RETURN_IF_ERROR(Before(Operation::kRemove, name));
+  return inner_.extras().empty_directories->RemoveEmpty(name);
 }
 
 Status FaultyStorage::Remove(const std::string& name) {

@@ -21,6 +21,7 @@ enum class Operation : std::uint8_t {
   kMakeDirectory,
   kSyncDirectory,
   kRename,
+  kLink,  ///< Hard or symbolic.
   kRemove,
   kLock,
   kUnlock,  ///< Cannot fail; counts as a place to die.
@@ -43,9 +44,16 @@ struct Fault {
 /// Counts operations and fails some. A directory is removed entry by entry, each one a change of
 /// its own, because that is how it really goes. The inner storage must outlive this one, and this
 /// one its files and locks. Threads: as Storage; configure it before use.
-class FaultyStorage final : public Storage {
+class FaultyStorage final : public Storage,
+                            private HardLinks,
+                            private SymbolicLinks,
+                            private EmptyDirectories {
  public:
-  explicit FaultyStorage(Storage& inner) : inner_(inner) {}
+  explicit FaultyStorage(Storage& inner)
+      : Storage({inner.extras().hard_links != nullptr ? this : nullptr,
+                 inner.extras().symbolic_links != nullptr ? this : nullptr,
+                 inner.extras().empty_directories != nullptr ? this : nullptr}),
+        inner_(inner) {}
   FaultyStorage(const FaultyStorage&) = delete;
   FaultyStorage& operator=(const FaultyStorage&) = delete;
   ~FaultyStorage() override = default;
@@ -77,6 +85,12 @@ class FaultyStorage final : public Storage {
   friend class FaultyWritableFile;
   friend class FaultyReadableFile;
   friend class FaultyLock;
+
+  Status Link(const std::string& from, const std::string& to) override;
+  Result<bool> AreOneFile(const std::string& a, const std::string& b) override;
+  Result<std::string> ReadLink(const std::string& name) override;
+  Status MakeLink(const std::string& target, const std::string& name) override;
+  Status RemoveEmpty(const std::string& name) override;
 
   /// What comes before every operation: Ok lets it through. `dies_here`: this is the change at
   /// which the storage stopped.

@@ -4,21 +4,12 @@
 #include <cstddef>
 #include <cstring>
 #include <mutex>
-#include <set>
 #include <utility>
 
 #include "base/checked.h"
-#include "storage/memory_tree.h"
+#include "storage/memory_impl.h"
 
 namespace varve {
-
-/// `mutex` guards everything, the nodes' content included.
-struct MemoryStorage::Impl {
-  std::mutex mutex;
-  MemoryTree tree;
-  std::set<const MemoryNode*> locked;
-  std::int64_t clock_ns = 0;  // Counts changes: tests must not depend on the time of day.
-};
 
 namespace {
 
@@ -157,7 +148,9 @@ NodePointer MakeNode(Impl& impl, bool is_directory) {
 }  // namespace
 
 MemoryStorage::MemoryStorage(MemoryStorageOptions options)
-    : options_(options), impl_(std::make_shared<Impl>()) {}
+    : Storage({options.links ? this : nullptr, this, this}),
+      options_(options),
+      impl_(std::make_shared<Impl>()) {}
 
 MemoryStorage::~MemoryStorage() = default;
 
@@ -187,6 +180,9 @@ Result<std::unique_ptr<ReadableFile>> MemoryStorage::OpenForRead(const std::stri
   if (node->is_directory) {
     return InvalidArgument("open " + name + ": not a regular file");
   }
+  if (node->is_link) {
+    return NotFound("open " + name + ": the link leads to nothing");
+  }
   return std::unique_ptr<ReadableFile>(
       std::make_unique<MemoryReadableFile>(impl_, std::move(node), name, options_.cached));
 }
@@ -199,7 +195,8 @@ Result<std::vector<DirectoryEntry>> MemoryStorage::List(const std::string& direc
   }
   std::vector<DirectoryEntry> entries;
   for (const auto& [name, child] : node->entries) {
-    entries.push_back({name, child->is_directory, child->content.size(), child->modified_ns});
+    entries.push_back({name, child->is_directory, child->is_link ? 0 : child->content.size(),
+                       child->modified_ns, child->is_link});
   }
   return entries;
 }

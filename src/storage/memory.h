@@ -27,6 +27,7 @@ struct MemoryStorageOptions {
   bool locks = true;     ///< False: Lock is kUnimplemented.
   bool direct = true;    ///< False: direct writes are refused, as on an old tmpfs.
   bool cached = true;    ///< What IsCached answers.
+  bool links = true;     ///< False: files have one name, as on many FUSE mounts.
 };
 
 /// Files and directories are inodes; names are entries of directories, as in a real file system.
@@ -36,7 +37,12 @@ struct MemoryStorageOptions {
 ///
 /// Relative and absolute paths start at the same root, which always exists. Handles stay usable
 /// after their storage is gone. Threads: as Storage.
-class MemoryStorage final : public Storage {
+///
+/// A symbolic link has its text and leads to nothing.
+class MemoryStorage final : public Storage,
+                            private HardLinks,
+                            private SymbolicLinks,
+                            private EmptyDirectories {
  public:
   explicit MemoryStorage(MemoryStorageOptions options = {});
   MemoryStorage(const MemoryStorage&) = delete;
@@ -65,6 +71,12 @@ class MemoryStorage final : public Storage {
   struct Impl;  ///< Shared with open handles.
 
  private:
+  Status Link(const std::string& from, const std::string& to) override;
+  Result<bool> AreOneFile(const std::string& a, const std::string& b) override;
+  Result<std::string> ReadLink(const std::string& name) override;
+  Status MakeLink(const std::string& target, const std::string& name) override;
+  Status RemoveEmpty(const std::string& name) override;
+
   MemoryStorageOptions options_;
   std::shared_ptr<Impl> impl_;
 };

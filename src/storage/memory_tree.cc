@@ -74,19 +74,41 @@ std::string SurvivingContent(const MemoryNode& file, PowerCut cut, std::mt19937_
 }
 
 /// The survivors as a tree of new nodes, all durable. A directory that lost changes have left with
-/// two names becomes two.
-NodePointer Settle(const MemoryNode& node, PowerCut cut, std::mt19937_64& random) {
-  auto survivor = std::make_shared<MemoryNode>();
-  survivor->is_directory = node.is_directory;
-  survivor->modified_ns = node.modified_ns;
-  for (const auto& [name, child] : node.entries) {
-    survivor->entries[name] = Settle(*child, cut, random);
+/// two names becomes two; a file with two names stays one.
+class Survivors {
+ public:
+  Survivors(PowerCut cut, std::mt19937_64& random) : cut_(cut), random_(random) {}
+
+  NodePointer operator()(const MemoryNode& node) {
+    if (node.is_directory) {
+      return Make(node);
+    }
+    NodePointer& file = files_[&node];
+    if (file == nullptr) {
+      file = Make(node);
+    }
+    return file;
   }
-  survivor->synced_entries = survivor->entries;
-  survivor->content = SurvivingContent(node, cut, random);
-  survivor->synced_content = survivor->content;
-  return survivor;
-}
+
+ private:
+  NodePointer Make(const MemoryNode& node) {
+    auto survivor = std::make_shared<MemoryNode>();
+    survivor->is_directory = node.is_directory;
+    survivor->is_link = node.is_link;
+    survivor->modified_ns = node.modified_ns;
+    for (const auto& [name, child] : node.entries) {
+      survivor->entries[name] = (*this)(*child);
+    }
+    survivor->synced_entries = survivor->entries;
+    survivor->content = SurvivingContent(node, cut_, random_);
+    survivor->synced_content = survivor->content;
+    return survivor;
+  }
+
+  PowerCut cut_;
+  std::mt19937_64& random_;
+  std::map<const MemoryNode*, NodePointer> files_;
+};
 
 /// Takes every name back to its synced state.
 void Revert(const NodePointer& node) {
@@ -205,7 +227,7 @@ MemoryTree MemoryTree::AfterPowerCut(PowerCut cut, std::uint64_t seed) const {
     }
   }
   MemoryTree survivor;
-  survivor.root_ = Settle(*copy.root_, cut, random);
+  survivor.root_ = Survivors(cut, random)(*copy.root_);
   return survivor;
 }
 

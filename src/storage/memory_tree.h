@@ -15,6 +15,7 @@ namespace varve {
 /// A file or a directory, as it is now and as a power cut would leave it.
 struct MemoryNode {
   bool is_directory = false;
+  bool is_link = false;  ///< A symbolic link; `content` is its text and always durable.
   std::int64_t modified_ns = 0;
   std::string content;
   std::string synced_content;

@@ -41,6 +41,8 @@ Result<std::vector<std::string>> Names(const std::string& directory) {
 
 class PosixStorageImpl final : public Storage {
  public:
+  PosixStorageImpl() : Storage(PosixExtras()) {}
+
   Result<std::unique_ptr<WritableFile>> OpenForWrite(const std::string& name,
                                                      const WriteOptions& options) override {
     return OpenPosixForWrite(name, options);
@@ -59,11 +61,11 @@ class PosixStorageImpl final : public Storage {
     }
     for (const std::string& name : names) {
       struct stat info{};
-      bool there = ::fstatat(fd.get(), name.c_str(), &info, AT_SYMLINK_NOFOLLOW) == 0;
+      const bool there = ::fstatat(fd.get(), name.c_str(), &info, AT_SYMLINK_NOFOLLOW) == 0;
       const bool is_link = there && S_ISLNK(info.st_mode);
-      // A link to nowhere holds no checkpoint.
-      there = there && (!is_link || ::fstatat(fd.get(), name.c_str(), &info, 0) == 0);
-      if (there) {
+      if (is_link && ::fstatat(fd.get(), name.c_str(), &info, 0) != 0) {
+        entries.push_back({.name = name, .is_link = true});  // It leads to nothing.
+      } else if (there) {
         entries.push_back({name, S_ISDIR(info.st_mode), static_cast<std::uint64_t>(info.st_size),
                            info.st_mtim.tv_sec * 1'000'000'000 + info.st_mtim.tv_nsec, is_link});
       }
@@ -99,6 +101,10 @@ class PosixStorageImpl final : public Storage {
       return Unimplemented("the file system of " + to + " cannot exchange two names");
     }
     if (unsupported && mode == RenameMode::kNoReplace) {
+      // A file gets the new name before it loses the old one: link never replaces anything.
+      if (::link(from.c_str(), to.c_str()) == 0) {
+        return ::unlink(from.c_str()) == 0 ? Status::Ok() : ErrnoStatus("remove", from, errno);
+      }
       // Plain rename never replaces a directory that holds anything, which is all we publish.
       struct stat info{};
       if (::lstat(to.c_str(), &info) == 0) {

@@ -1,5 +1,7 @@
 #include "varve/storage.h"
 
+#include <algorithm>
+
 #include "base/checksum.h"
 
 namespace varve {
@@ -11,6 +13,13 @@ Status ReadableFile::ReadAndSum(std::uint64_t offset, std::span<const std::span<
     *crc = Crc32cExtend(*crc, part);
   }
   return Status::Ok();
+}
+
+const DirectoryEntry* FindEntry(const std::vector<DirectoryEntry>& entries, std::string_view name) {
+  const auto found = std::lower_bound(
+      entries.begin(), entries.end(), name,
+      [](const DirectoryEntry& entry, std::string_view wanted) { return entry.name < wanted; });
+  return found != entries.end() && found->name == name ? &*found : nullptr;
 }
 
 Result<std::string> ReadWholeFile(Storage& storage, const std::string& name,

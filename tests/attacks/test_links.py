@@ -49,6 +49,12 @@ def test_gc_removes_links_and_nothing_that_they_lead_to(binary: Path, tmp_path: 
         (leftover / name).symlink_to(leftover)
     done = run(binary, "gc", folder, "--json")
     assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert found["bytes"] == 0 and found["removed"] == [] and len(found["conflicts"]) == 6
+    assert len(list(leftover.iterdir())) == 6, "no save makes links: they are somebody's"
+    (leftover / ".varve-staging").touch()  # A save has made them: they have a name elsewhere.
+    done = run(binary, "gc", folder, "--json")
+    assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["bytes"] == 0
     assert list(folder.iterdir()) == []
     assert (outside / "mine").read_text() == "x" * 1000

@@ -187,6 +187,58 @@ TEST_P(StorageConformance, ListIsSortedAndKnowsKindsAndSizes) {
   EXPECT_TRUE((*entries)[2].is_directory);
 }
 
+TEST_P(StorageConformance, LinkGivesAFileASecondName) {
+  HardLinks* const links = disk().extras().hard_links;
+  ASSERT_NE(links, nullptr);
+  ASSERT_TRUE(IsOk(Write("a", "content")));
+  ASSERT_TRUE(IsOk(Write("taken", "content")));
+  ASSERT_TRUE(IsOk(links->Link(Path("a"), Path("b"))));
+  EXPECT_TRUE(*links->AreOneFile(Path("a"), Path("b")));
+  EXPECT_FALSE(*links->AreOneFile(Path("a"), Path("taken")));
+  EXPECT_TRUE(FailsWith(links->AreOneFile(Path("a"), Path("none")), StatusCode::kNotFound));
+  EXPECT_TRUE(FailsWith(links->Link(Path("a"), Path("taken")), StatusCode::kAlreadyExists));
+  EXPECT_TRUE(FailsWith(links->Link(Path("none"), Path("c")), StatusCode::kNotFound));
+  ASSERT_TRUE(IsOk(disk().MakeDirectory(Path("dir"))));
+  EXPECT_TRUE(FailsWith(links->Link(Path("dir"), Path("c")), StatusCode::kUnimplemented));
+  ASSERT_TRUE(IsOk(disk().Remove(Path("a"))));
+  const auto left = ReadWholeFile(disk(), Path("b"), 100);
+  ASSERT_TRUE(IsOk(left));
+  EXPECT_EQ(*left, "content");
+}
+
+TEST_P(StorageConformance, ASymbolicLinkToNothingIsListedAndLinkedItself) {
+  SymbolicLinks* const links = disk().extras().symbolic_links;
+  ASSERT_NE(links, nullptr);
+  ASSERT_TRUE(IsOk(links->MakeLink("nowhere/at/all", Path("link"))));
+  EXPECT_TRUE(FailsWith(links->MakeLink("x", Path("link")), StatusCode::kAlreadyExists));
+  ASSERT_TRUE(IsOk(disk().extras().hard_links->Link(Path("link"), Path("second"))));
+  const auto text = links->ReadLink(Path("second"));
+  ASSERT_TRUE(IsOk(text));
+  EXPECT_EQ(*text, "nowhere/at/all");
+  const auto entries = disk().List(Path(""));
+  ASSERT_TRUE(IsOk(entries));
+  ASSERT_EQ(entries->size(), 2U);
+  EXPECT_TRUE((*entries)[0].is_link);
+  EXPECT_FALSE((*entries)[0].is_directory);
+  EXPECT_EQ((*entries)[0].size, 0U);
+  EXPECT_TRUE(FailsWith(disk().OpenForRead(Path("link")), StatusCode::kNotFound));
+  ASSERT_TRUE(IsOk(Write("file", "")));
+  EXPECT_TRUE(FailsWith(links->ReadLink(Path("file")), StatusCode::kInvalidArgument));
+  EXPECT_TRUE(FailsWith(links->ReadLink(Path("none")), StatusCode::kNotFound));
+}
+
+TEST_P(StorageConformance, RemoveEmptyLeavesADirectoryThatHoldsSomething) {
+  EmptyDirectories* const directories = disk().extras().empty_directories;
+  ASSERT_NE(directories, nullptr);
+  ASSERT_TRUE(IsOk(disk().MakeDirectory(Path("dir"))));
+  ASSERT_TRUE(IsOk(Write("dir/file", "")));
+  EXPECT_TRUE(FailsWith(directories->RemoveEmpty(Path("dir")), StatusCode::kAlreadyExists));
+  ASSERT_TRUE(IsOk(disk().Remove(Path("dir/file"))));
+  EXPECT_TRUE(IsOk(directories->RemoveEmpty(Path("dir"))));
+  EXPECT_TRUE(FailsWith(disk().List(Path("dir")), StatusCode::kNotFound));
+  EXPECT_TRUE(IsOk(directories->RemoveEmpty(Path("dir"))));
+}
+
 TEST_P(StorageConformance, ListRefusesWhatIsNoDirectory) {
   ASSERT_TRUE(IsOk(Write("file", "")));
   EXPECT_TRUE(FailsWith(disk().List(Path("none")), StatusCode::kNotFound));

@@ -102,10 +102,11 @@ inline void ListTree(Storage& storage, const std::string& directory,
   }
 }
 
-/// The directory that `path` is in holds `paths` and their files, and not a name more.
+/// The directory that `path` is in holds `paths`, their files and `others`, and not a name more.
 inline testing::AssertionResult HoldsNothingBut(const std::vector<std::string>& paths,
-                                                Storage& storage) {
-  std::vector<std::string> expected;
+                                                Storage& storage,
+                                                const std::vector<std::string>& others = {}) {
+  std::vector<std::string> expected = others;
   for (const std::string& path : paths) {
     const auto reader = CheckpointReader::Open(path, storage);
     if (!reader.ok()) {

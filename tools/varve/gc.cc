@@ -12,7 +12,8 @@ constexpr const char* kHelp =
     "Removes what dead saves have left in a directory of checkpoints: hidden staging directories,\n"
     "half-written files and locks. Never touches a checkpoint, a save that is still alive, or\n"
     "anything that varve has not made. A checkpoint that an interrupted overwrite has moved aside\n"
-    "gets its name back.\n"
+    "gets its name back. Files that somebody put beside a checkpoint while it was overwritten go\n"
+    "to the directory that has its name; one whose name is taken there stays and is listed.\n"
     "\n"
     "It is never needed for correctness: leftovers are invisible to loads, and the next save of "
     "the\n"
@@ -28,7 +29,13 @@ std::string AsJson(const Options& options, const GarbageReport& report) {
   JsonWriter json;
   json.BeginObject().Key("dry_run").Bool(options.dry_run);
   json.Key("removed").Strings(report.removed).Key("recovered").Strings(report.recovered);
-  json.Key("kept").Strings(report.kept).Key("bytes").Number(report.bytes).EndObject();
+  json.Key("kept")
+      .Strings(report.kept)
+      .Key("conflicts")
+      .Strings(report.conflicts)
+      .Key("bytes")
+      .Number(report.bytes)
+      .EndObject();
   return json.Take();
 }
 
@@ -45,7 +52,8 @@ std::string AsLines(const Options& options, const GarbageReport& report) {
   const std::string past = options.dry_run ? "" : "d";
   lines(report.recovered, would + "recover" + (options.dry_run ? "" : "ed") + " ", "");
   lines(report.removed, would + "remove" + past + " ", "");
-  lines(report.kept, "kept ", ": a save that may be alive uses it");
+  lines(report.kept, "kept ", ": it is in use, or its name holds files but no checkpoint");
+  lines(report.conflicts, "kept ", ": varve did not make it, and its place is taken");
   if (report.removed.empty() && report.recovered.empty()) {
     return text + "nothing to remove\n";
   }
@@ -68,7 +76,7 @@ void AddGc(Command program) {
   verb.Positional("DIR", &options->directory, "Directory of checkpoints");
   verb.Flag("--dry-run", &options->dry_run, "Say what would be removed, and remove nothing");
   verb.Flag("--json", &options->json,
-            "An object: dry_run, removed, recovered, kept (paths), bytes");
+            "An object: dry_run, removed, recovered, kept, conflicts (paths), bytes");
   verb.Runs([=] { return Run(*options); });
 }
 

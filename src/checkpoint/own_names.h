@@ -1,0 +1,54 @@
+/// Which names in a checkpoint's directory are part of the checkpoint. Everything else there
+/// belongs to the user, and no save removes it.
+///
+/// Part of a checkpoint are
+///  - the index: varve.json and manifest.bin; `.metadata` and `__R.metadata`;
+///    `model.safetensors.index.json`;
+///  - what the index names;
+///  - what the format's writers name their files, whether an index mentions them or not:
+///    `data-R-of-N[-ID].safetensors`; `*.distcp`; `model.safetensors` and
+///    `model-I-of-N.safetensors`. So stale files of an earlier save go with the checkpoint;
+///  - Varve's own hidden names: parts of files, locks of ranks, the mark of a staging directory.
+#pragma once
+
+#include <optional>
+#include <set>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "varve/metadata.h"
+#include "varve/storage.h"
+
+namespace varve {
+
+/// Returns the format of the checkpoint that these entries of a directory show, or nothing when
+/// they show none. Where they show several, it is the one that a reader opens.
+std::optional<Format> ShownFormat(const std::vector<DirectoryEntry>& entries);
+
+class OwnNames {
+ public:
+  /// Examines the directory of a checkpoint. The index is read only when a name does not tell for
+  /// itself; one that cannot be read names nothing. In a directory that shows no checkpoint, which
+  /// only a dead save leaves, the patterns of all formats count. Both arguments must outlive this.
+  OwnNames(Storage& storage, const std::string& directory,
+           const std::vector<DirectoryEntry>& entries);
+
+  /// Returns true for an index file; `name` is relative to the directory.
+  [[nodiscard]] bool IsIndex(std::string_view name) const;
+
+  /// Returns true for a name that tells for itself that it is part of the checkpoint.
+  [[nodiscard]] bool FitsPattern(std::string_view name) const;
+
+  /// Returns true for every part of the checkpoint; of a file in a folder below, `name` has that
+  /// folder's name before it.
+  [[nodiscard]] bool Contains(const std::string& name);
+
+ private:
+  Storage& storage_;
+  const std::string& directory_;
+  std::optional<Format> format_;
+  std::optional<std::set<std::string>> named_;  ///< By the index, once it has been read.
+};
+
+}  // namespace varve

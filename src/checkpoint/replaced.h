@@ -1,0 +1,37 @@
+/// Removing checkpoints that others have replaced, and what saves that died have left.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "varve/status.h"
+#include "varve/storage.h"
+
+namespace varve {
+
+/// Removes the checkpoint in `replaced`, in whose place the one in `directory` stands. Files that
+/// are not part of it are moved to `directory` unless they are there already. A file whose name is
+/// taken there, or that has no place to go because there is no `directory`, stays where it is: its
+/// path is appended to `*conflicts`. Can be repeated after a crash at any point.
+Status RemoveReplaced(Storage& storage, const std::string& replaced, const std::string& directory,
+                      std::vector<std::string>* conflicts);
+
+/// Does the same with what a dead save of `directory` left under the hidden name `stale`: a
+/// replaced checkpoint or a staging directory. The caller holds the name's lock and has synced the
+/// directory of both: a power cut must not give a name back to a directory that is being emptied.
+Status RemoveStale(Storage& storage, const std::string& stale, const std::string& directory,
+                   std::vector<std::string>* conflicts);
+
+/// Does the same with everything that dead saves of `path` left beside it. The caller holds the
+/// name's lock. A displaced checkpoint is removed only if `path` holds one.
+Status RemoveStaleOf(Storage& storage, const std::string& path,
+                     std::vector<std::string>* conflicts);
+
+/// Puts a checkpoint that an interrupted overwrite moved aside back under its name, if nothing or
+/// an empty directory has that. The caller holds the name's lock.
+Status RecoverAside(Storage& storage, const std::string& path);
+
+/// Returns true when `directory` shows an index or data files of a checkpoint.
+bool HoldsCheckpoint(Storage& storage, const std::string& directory);
+
+}  // namespace varve
