@@ -10,8 +10,8 @@ A save or load is one call. What happens, in order, and what each step is for:
   2. Rank 0 opens a listening socket with its first call, puts its address and a token into the job's
      store under a key that follows from the group's ranks alone, and waits for no rank. No count that
      is local to a rank takes part in a name: ranks that belong to different numbers of groups agree.
-  3. Every other rank reads that key and connects. So a channel costs the store two requests a rank, a
-     rank one connection and rank 0 one from each. A rank that is refused reads the key again until
+  3. Every other rank reads that key and connects. So a channel costs the store a few requests a rank,
+     a rank one connection and rank 0 one from each. A rank that is refused reads the key again until
      its time is up: what it has read may be an older world's.
   4. A rank sends CALL with the call's number, its name and the seconds that it will wait. Rank 0 drops
      whatever belongs to an earlier call. A rank that comes late, to a call that rank 0 has ended, is

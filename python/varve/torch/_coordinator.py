@@ -8,13 +8,11 @@ the job has ended torch's groups.
 from __future__ import annotations
 
 import contextlib
-import datetime
 import hashlib
 import os
 import threading
 import time
 from collections.abc import Iterator
-from functools import partial
 from typing import Any
 
 import torch.distributed as dist
@@ -22,10 +20,10 @@ import torch.distributed as dist
 from varve.errors import PreconditionError, UnavailableError
 from varve.torch._addresses import Address
 from varve.torch._channel import Channel
-from varve.torch._waiting import off_main
 
-#: Seconds between two attempts to reach rank 0.
-_RETRY = 0.2
+#: Seconds between the first two looks for rank 0's address, and between later ones of 1,024 ranks.
+_FIRST_LOOK = 0.002
+_LOOK = 0.2
 
 #: Rank 0's answer may come when it has waited out the time limit for a third rank.
 _ANSWER_GRACE = 10.0
@@ -275,33 +273,29 @@ def _store() -> Any:
 
 
 def _reach(channel: Channel, key: str, until: float, timeout: float) -> None:
-    """Connects to rank 0, at the address that the store has under `key`."""
+    """Connects to rank 0, at the address that the store has under `key`.
+
+    Asks the store again and again, rather than waiting in it: a wait keeps the job's own connection to
+    the store from whoever else asks, and keeps Ctrl-C out; a connection of one's own takes TCPStore up
+    to 5 s to accept (torch 2.13). The more ranks ask, the more seldom each does.
+    """
     store = _store()
-    if hasattr(store, "clone"):
-        store = store.clone()  # A wait on the job's own connection holds up whoever else asks.
-    problem = ""
+    pause = _FIRST_LOOK
+    longest = _LOOK * max(channel.size / 1024, 1.0)
     while True:
+        problem = f"rank 0: did not come before the deadline of {timeout:g} s"
+        if store.check([key]):
+            address = Address.decode(store.get(key))
+            try:
+                channel.connect(address, until)
+                return
+            except OSError as error:
+                problem = f"rank 0: cannot be reached at {address}: {error}"
         left = until - time.monotonic()
-        try:
-            off_main(partial(store.wait, [key], _delta(left)))
-        except Exception as error:
-            raise UnavailableError(
-                f"rank 0: did not come before the deadline of {timeout:g} s"
-            ) from error
-        address = Address.decode(store.get(key))
-        try:
-            channel.connect(address, until)
-            return
-        except OSError as error:
-            problem = f"rank 0: cannot be reached at {address}: {error}"
-        if time.monotonic() + _RETRY > until:
+        if left <= 0:
             raise UnavailableError(problem)
-        time.sleep(_RETRY)
-
-
-def _delta(seconds: float) -> datetime.timedelta:
-    # Whole milliseconds are what stores take, and zero reads as "for ever". Infinity: 31 years.
-    return datetime.timedelta(milliseconds=max(int(min(seconds, 1e9) * 1000), 1))
+        time.sleep(min(pause, left))
+        pause = min(pause * 1.5, longest)
 
 
 # The channels of a forked child are its parent's.

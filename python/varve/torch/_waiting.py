@@ -1,14 +1,9 @@
-"""Waits that Ctrl-C ends, and what is logged of long ones."""
+"""What is logged of long waits."""
 
 from __future__ import annotations
 
 import logging
-import threading
 import time
-from collections.abc import Callable
-from typing import TypeVar
-
-_T = TypeVar("_T")
 
 LOG = logging.getLogger("varve")
 
@@ -39,36 +34,6 @@ class Notices:
             return False
         self._next *= 2
         return True
-
-
-def off_main(call: Callable[[], _T]) -> _T:
-    """Runs what may wait for long on a thread of its own, so that Ctrl-C reaches the caller.
-
-    After a KeyboardInterrupt the thread is left to end by itself: `call` must not touch what the
-    caller may free.
-    """
-    if threading.current_thread() is not threading.main_thread():
-        return call()
-    outcome: list[_T] = []
-    failure: list[BaseException] = []
-    done = threading.Event()
-
-    def run() -> None:
-        try:
-            outcome.append(call())
-        except BaseException as error:
-            failure.append(error)
-        finally:
-            done.set()
-
-    try:
-        threading.Thread(target=run, name="varve-wait", daemon=True).start()
-    except RuntimeError:  # No thread can start: wait here, where signals wait too.
-        return call()
-    done.wait()
-    if failure:
-        raise failure[0]
-    return outcome[0]
 
 
 def name_ranks(ranks: list[int]) -> str:
