@@ -203,3 +203,22 @@ def fail_and_drop(rank: int, size: int, directory: str, how: str) -> tuple[list[
         except varve.Error as error:
             lines.append(f"raised: {error}")
     return lines, [str(warning.message) for warning in caught]
+
+
+def save_in_a_signal_handler(rank: int, size: int, path: str) -> str:
+    """A handler that saves while its thread is in a save."""
+
+    def handler(*_: Any) -> None:
+        varve.torch.save(state_of(rank, size), path + "-again", timeout=LONG)
+
+    signal.signal(signal.SIGUSR1, handler)
+
+    def slowly(done: int, total: int) -> None:
+        time.sleep(1.0)
+
+    threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGUSR1)).start()
+    try:
+        varve.torch.save(state_of(rank, size), path, timeout=LONG, progress=slowly)
+    except varve.PreconditionError as error:
+        return str(error)
+    return "saved"

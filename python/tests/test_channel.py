@@ -57,6 +57,13 @@ def test_two_threads_of_a_rank_save_one_after_the_other(tmp_path: Path) -> None:
     assert run_ranks(2, jobs.save_in_two_threads, str(tmp_path)) == [["saved", "saved"]] * 2
 
 
+def test_a_signal_handler_that_saves_within_a_save_is_refused_and_does_not_hang(
+    tmp_path: Path,
+) -> None:
+    told = run_ranks(2, jobs.save_in_a_signal_handler, str(tmp_path / "step"))
+    assert all("set a flag" in text for text in told), told
+
+
 def test_a_rank_that_waits_logs_for_whom(tmp_path: Path) -> None:
     lines = run_ranks(3, jobs.log_waiting, str(tmp_path))
     assert "save late: rank 0 has waited 1 s for " in lines[0][0], lines

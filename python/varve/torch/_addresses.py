@@ -19,6 +19,9 @@ _ATTEMPT = 5.0
 
 _BACKLOG = 4096
 
+#: An address in no network of one's own (RFC 5737): the way there is the default route.
+_ELSEWHERE = "192.0.2.1"
+
 
 @dataclass(frozen=True)
 class Address:
@@ -47,15 +50,15 @@ class Address:
         return Address(host, tuple(names), port, token)
 
     def __str__(self) -> str:
-        return f"{' or '.join(self.names)}, port {self.port}"
+        return f"{' or '.join(self.names) or 'no known address'}, port {self.port}"
 
 
 def listen() -> tuple[socket.socket, Address]:
     """Opens a listening socket on all interfaces.
 
     The addresses that are published are those of the interfaces in GLOO_SOCKET_IFNAME, as for torch's
-    own gloo groups; without it that of the interface on the way to MASTER_ADDR, and what the host's
-    name resolves to.
+    own gloo groups; without it those of the interfaces on the way to MASTER_ADDR and on the default
+    route, and what the host's name resolves to.
     """
     if socket.has_dualstack_ipv6():
         sock = socket.create_server(
@@ -129,15 +132,14 @@ def _ipv6_of(interface: str) -> list[str]:
 
 def _of_routes() -> list[str]:
     found: list[str] = []
-    master = os.environ.get("MASTER_ADDR", "")
-    if master:
-        for family, *_, target in _resolve(master):
+    for target in filter(None, (os.environ.get("MASTER_ADDR", ""), _ELSEWHERE)):
+        for family, *_, address in _resolve(target):
             # Connecting a datagram socket sends nothing: it picks the interface.
             with contextlib.suppress(OSError), socket.socket(family, socket.SOCK_DGRAM) as probe:
-                probe.connect((target[0], 9))
+                probe.connect((address[0], 9))
                 found.append(str(probe.getsockname()[0]))
-    found += [str(target[0]) for *_, target in _resolve(socket.gethostname())]
-    # Nobody else reaches this machine by its loopback device; who shares it goes there anyway.
+    found += [str(address[0]) for *_, address in _resolve(socket.gethostname())]
+    # Other machines do not reach the loopback device; ranks of this one try it first anyway.
     others = [name for name in found if not name.startswith("127.") and name != "::1"]
     return list(dict.fromkeys(others))
 

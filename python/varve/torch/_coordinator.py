@@ -39,6 +39,12 @@ class _Group:
         self.calls = 0
         self.channel: Channel | None = None
         self.lock = threading.Lock()  # Held during a call.
+        self.owner = 0  # The thread that holds it.
+
+    def release(self) -> None:
+        """Ends the call's hold of the lock."""
+        self.owner = 0
+        self.lock.release()
 
 
 #: By (world, ranks). The world is the default group object: a job that tears torch.distributed down
@@ -103,7 +109,7 @@ class TorchCoordinator:
             self._channel.flush(_FLUSH)
         finally:
             if self._group is not None:
-                self._group.lock.release()
+                self._group.release()
                 self._group = None
 
     def flush(self, seconds: float) -> bool:
@@ -164,13 +170,18 @@ def make_coordinator(process_group: Any, timeout: float, what: str) -> TorchCoor
     ranks = tuple(dist.get_process_group_ranks(whole))
     group = _group_of(ranks)
     until = time.monotonic() + timeout
-    # A thread that ends while it waits for the lock would have to be waited for.
+    if group.owner == threading.get_ident():
+        raise PreconditionError(
+            f"{what}: this thread is in another call of the same ranks, as when a signal's handler "
+            "saves; let the handler set a flag, and save when the call has returned"
+        )
     if not group.lock.acquire(timeout=min(timeout, threading.TIMEOUT_MAX)):
         raise UnavailableError(
             f"{what}: another thread of this rank has not ended its save or load within "
             f"{timeout:g} s"
         )
     try:
+        group.owner = threading.get_ident()
         group.calls += 1
         if group.channel is None:
             group.channel = Channel(dist.get_rank(whole), len(ranks))
@@ -183,7 +194,7 @@ def make_coordinator(process_group: Any, timeout: float, what: str) -> TorchCoor
             _reach(channel, key, until, timeout)
         channel.begin(group.calls, what, timeout)
     except BaseException as error:
-        group.lock.release()
+        group.release()
         if isinstance(error, UnavailableError):
             raise UnavailableError(f"{what}: {error}") from error
         raise
@@ -290,7 +301,10 @@ def _reach(channel: Channel, key: str, until: float, timeout: float) -> None:
                 channel.connect(address, until)
                 return
             except OSError as error:
-                problem = f"rank 0: cannot be reached at {address}: {error}"
+                problem = (
+                    f"rank 0: cannot be reached at {address}: {error} (GLOO_SOCKET_IFNAME names the "
+                    "network interface that rank 0 is reached by)"
+                )
         left = until - time.monotonic()
         if left <= 0:
             raise UnavailableError(problem)
