@@ -1,3 +1,6 @@
+#include <exception>
+#include <new>
+
 #include "bindings.h"
 #include "varve/dtype.h"
 #include "varve/version.h"
@@ -30,11 +33,30 @@ nb::object ToPath(const std::string& path) {
 
 }  // namespace varve::python
 
+namespace varve::python {
+namespace {
+
+/// Raises OutOfSpaceError for memory that C++ could not get: the one exception that the engine lets
+/// out, where no rank waits for another.
+void TranslateBadAlloc(const std::exception_ptr& thrown, void* /*payload*/) {
+  try {
+    std::rethrow_exception(thrown);
+  } catch (const std::bad_alloc&) {
+    const nb::object error =
+        ToException({StatusCode::kOutOfSpace, "the system has no memory left for this process"});
+    PyErr_SetObject(error.type().ptr(), error.ptr());
+  }
+}
+
+}  // namespace
+}  // namespace varve::python
+
 NB_MODULE(_core, module) {
   using namespace varve;  // NOLINT(google-build-using-namespace): one function
   namespace nb = nanobind;
   // What is reachable from a save that a forked child has inherited is not a leak to tell of.
   nb::set_leak_warnings(false);
+  nb::register_exception_translator(python::TranslateBadAlloc);
   module.doc() = "The binding to libvarve; use the varve package.";
   module.attr("__version__") = nb::str(Version().data(), Version().size());
   module.attr("FORMAT_VERSION") = kFormatVersion;

@@ -128,7 +128,7 @@ Result<AgentMessage> AgentConnection::Receive(Deadline deadline) {
     got = ::recvmsg(socket_.get(), &header, MSG_CMSG_CLOEXEC);
   } while (got < 0 && errno == EINTR);
   if (got <= 0) {
-    return got == 0 ? Unavailable("the other side of the agent's socket is gone")
+    return got == 0 ? Unavailable("the other side of the agent's socket has closed it or exited")
                     : Errno("receive from the other side of the agent's socket", errno);
   }
   AgentMessage message;
@@ -137,9 +137,12 @@ Result<AgentMessage> AgentConnection::Receive(Deadline deadline) {
   const std::uint8_t verb = in.U8();
   message.turn = in.U64();
   message.payload = std::string(in.Raw(in.remaining()));
+  if ((header.msg_flags & MSG_CTRUNC) != 0) {
+    // The system closes what does not fit: the message is not whole, and cannot be asked for again.
+    return NoDescriptor("receive a descriptor on the agent's socket", EMFILE);
+  }
   if (in.failed() || verb < static_cast<std::uint8_t>(AgentVerb::kHello) ||
-      verb > static_cast<std::uint8_t>(AgentVerb::kBye) ||
-      (header.msg_flags & (MSG_TRUNC | MSG_CTRUNC)) != 0) {
+      verb > static_cast<std::uint8_t>(AgentVerb::kBye) || (header.msg_flags & MSG_TRUNC) != 0) {
     return DataLoss("a message on the agent's socket that is none");
   }
   message.verb = static_cast<AgentVerb>(verb);
@@ -162,7 +165,7 @@ Result<FileDescriptor> ConnectToSocket(const std::string& socket_path) {
   std::memcpy(address.sun_path, socket_path.data(), socket_path.size());
   FileDescriptor socket(::socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0));
   if (!socket.valid()) {
-    return Errno("make a socket", errno);
+    return NoDescriptor("make a socket", errno);
   }
   ::setsockopt(socket.get(), SOL_SOCKET, SO_SNDTIMEO, &kSendPatience, sizeof(kSendPatience));
   if (::connect(socket.get(), reinterpret_cast<const sockaddr*>(&address), sizeof(address)) != 0) {

@@ -9,6 +9,7 @@
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/un.h>
+#include <unistd.h>
 
 #include "varve/agent.h"
 
@@ -28,7 +29,9 @@ std::string DefaultAgentDirectory() {
       chosen != nullptr && *chosen != 0) {
     return chosen;
   }
-  if (const char* const run = std::getenv("XDG_RUNTIME_DIR"); run != nullptr && *run != 0) {
+  // Containers and batch jobs inherit the variable without the directory.
+  if (const char* const run = std::getenv("XDG_RUNTIME_DIR");
+      run != nullptr && *run == '/' && ::access(run, W_OK | X_OK) == 0) {
     return std::string(run) + "/varve";
   }
   return "/tmp/varve-" + std::to_string(::geteuid());

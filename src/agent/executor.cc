@@ -22,6 +22,7 @@
 
 #include "agent/client.h"
 #include "agent/shared_memory.h"
+#include "base/guarded.h"
 #include "checkpoint/handover.h"
 
 namespace varve {
@@ -29,14 +30,18 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-Status Lost() { return Unavailable("the agent that was to write it has died"); }
+/// The error of a save whose agent was lost, for the reason given.
+Status LostFor(const Status& why) {
+  return Unavailable("the agent that was to write it is no longer reached: " + why.message());
+}
 
 /// What one turn is about, as far as it is known.
 struct Turn {
   std::optional<Status> taken;                // The answer to kHandOver.
   std::optional<Result<SaveReport>> outcome;  // kDone.
   bool forgotten = false;
-  bool lost = false;  // The connection that it was handed over on.
+  bool lost = false;  // The connection that it was handed over on, for this reason:
+  Status why_lost;
   std::shared_ptr<ValidityPage> loan;
 };
 using TurnPtr = std::shared_ptr<Turn>;
@@ -72,22 +77,23 @@ class AgentExecutor final : public SaveExecutor {
     const auto known = std::make_shared<Turn>();
     VARVE_ASSIGN_OR_RETURN(known->loan, ValidityPage::Make());
     message.fds.push_back(std::move(blob));
-    message.fds.emplace_back(::dup(known->loan->fd().get()));
+    VARVE_ASSIGN_OR_RETURN(FileDescriptor loan, Duplicate(known->loan->fd().get()));
+    message.fds.push_back(std::move(loan));
     std::unique_lock lock(mutex_);
     if (turns_.contains(turn)) {
       return FailedPrecondition("turn " + std::to_string(turn) + " has been handed over already");
     }
     Use(turn);
     turns_[turn] = known;
-    if (lost_ || !agent_->Send(message).ok()) {
-      Lose();
+    if (Status sent = lost_ ? why_lost_ : agent_->Send(message); !sent.ok()) {
+      Lose(std::move(sent));
     }
     if (!Await(&lock, [&] { return known->lost || known->taken.has_value(); })) {
-      known->taken = Unavailable("the agent does not answer");
+      known->taken = NoAnswer();
       Say({AgentVerb::kCancel, turn, {}, {}});
-      Lose();
+      Lose(NoAnswer());
     }
-    Status taken = known->taken.value_or(Lost());
+    Status taken = known->taken ? *known->taken : LostFor(known->why_lost);
     if (!taken.ok()) {
       CallIn(turn);  // It may take it yet.
     }
@@ -119,15 +125,20 @@ class AgentExecutor final : public SaveExecutor {
     if (*lost) {
       CallIn(turn);
     }
-    return known->outcome.value_or(Lost());
+    return known->outcome ? *known->outcome : LostFor(known->why_lost);
   }
 
   void Forget(std::uint64_t turn) override {
     std::unique_lock lock(mutex_);
     const TurnPtr known = Known(turn);
-    if (!known->lost && (!agent_->Send({AgentVerb::kForget, turn, {}, {}}).ok() ||
-                         !Await(&lock, [&] { return known->lost || known->forgotten; }))) {
-      Lose();
+    if (!known->lost) {
+      Status asked = agent_->Send({AgentVerb::kForget, turn, {}, {}});
+      if (asked.ok() && !Await(&lock, [&] { return known->lost || known->forgotten; })) {
+        asked = NoAnswer();
+      }
+      if (!asked.ok()) {
+        Lose(std::move(asked));
+      }
     }
     if (!known->forgotten) {
       CallIn(turn);
@@ -144,6 +155,7 @@ class AgentExecutor final : public SaveExecutor {
     }
     auto lost = std::make_shared<Turn>();
     lost->lost = true;
+    lost->why_lost = CopyOf(why_lost_);
     return lost;
   }
 
@@ -155,11 +167,23 @@ class AgentExecutor final : public SaveExecutor {
     }
   }
 
-  /// The agent, which has gone or does not answer. The lock is held.
-  void Lose() {
+  [[nodiscard]] Status NoAnswer() const {
+    return Unavailable("the agent has not answered for " + std::to_string(options_.answer.count()) +
+                       " ms");
+  }
+
+  /// The agent: it has exited or does not answer, or what it sends cannot be received. The lock is
+  /// held.
+  void Lose(Status why) {
+    if (!lost_) {
+      why_lost_ = std::move(why);
+    }
     lost_ = true;
     for (const auto& [turn, known] : turns_) {
-      known->lost = true;
+      if (!known->lost) {
+        known->lost = true;
+        known->why_lost = CopyOf(why_lost_);
+      }
     }
     agent_->Close();
     changed_.notify_all();
@@ -191,7 +215,8 @@ class AgentExecutor final : public SaveExecutor {
     ByteWriter out(&attach.payload);
     out.U64(pool_blocks_);
     out.U64(first_turn);
-    attach.fds.emplace_back(::dup(pool_fd_));
+    VARVE_ASSIGN_OR_RETURN(FileDescriptor pool, Duplicate(pool_fd_));
+    attach.fds.push_back(std::move(pool));
     VARVE_RETURN_IF_ERROR(Ask(*agent_, attach, Clock::now() + options_.answer).status());
     {
       const std::scoped_lock lock(mutex_);
@@ -202,8 +227,15 @@ class AgentExecutor final : public SaveExecutor {
         Say({AgentVerb::kPass, *turn, {}, {}});
       }
     }
-    listener_ = std::jthread([this, agent = agent_] { Listen(*agent); });
-    return Status::Ok();
+    Status listens = Guarded([&] {
+      listener_ = std::jthread([this, agent = agent_] { Listen(*agent); });
+      return Status::Ok();
+    });
+    if (!listens.ok()) {  // Nobody would hear its answers.
+      const std::scoped_lock lock(mutex_);
+      Lose(CopyOf(listens));
+    }
+    return listens.Annotate("listen to the agent");
   }
 
   /// Begins anew where the connection was lost. Turns before `turn` that have not been handed over
@@ -232,30 +264,31 @@ class AgentExecutor final : public SaveExecutor {
 
   void Listen(AgentConnection& agent) {
     while (true) {
-      auto message = agent.Receive(Deadline::max());
+      const auto message = Guarded([&] { return agent.Receive(Deadline::max()); });
       const std::scoped_lock lock(mutex_);
-      if (!message.ok()) {
-        Lose();
+      Status noted = Guarded([&] { return message.ok() ? Note(*message) : message.status(); });
+      if (!noted.ok()) {  // Also where there is no memory, or no descriptor, for what it sends.
+        Lose(std::move(noted));
         return;
       }
-      Note(*message);
       changed_.notify_all();
     }
   }
 
-  void Note(const AgentMessage& message) {
+  Status Note(const AgentMessage& message) {
     const auto found = turns_.find(message.turn);
     if (found == turns_.end() || found->second->lost) {
-      return;
+      return Status::Ok();
     }
     Turn& turn = *found->second;
     switch (message.verb) {
-      case AgentVerb::kOk: turn.taken = Status::Ok(); return;
-      case AgentVerb::kRefused: turn.taken = DecodeRefusal(message.payload); return;
-      case AgentVerb::kForgotten: turn.forgotten = true; return;
-      case AgentVerb::kDone: turn.outcome = OutcomeOf(message); return;
-      default: return;
+      case AgentVerb::kOk: turn.taken = Status::Ok(); break;
+      case AgentVerb::kRefused: turn.taken = DecodeRefusal(message.payload); break;
+      case AgentVerb::kForgotten: turn.forgotten = true; break;
+      case AgentVerb::kDone: turn.outcome = OutcomeOf(message); break;
+      default: break;
     }
+    return Status::Ok();
   }
 
   static Result<SaveReport> OutcomeOf(const AgentMessage& message) {
@@ -276,6 +309,7 @@ class AgentExecutor final : public SaveExecutor {
   std::condition_variable changed_;
   std::shared_ptr<AgentConnection> agent_;
   bool lost_ = true;
+  Status why_lost_;
   std::map<std::uint64_t, TurnPtr> turns_;
   std::uint64_t all_used_below_ = 0;
   std::set<std::uint64_t> used_;  // From there on.

@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <exception>
 #include <iterator>
-#include <system_error>
 #include <utility>
 
 #include <poll.h>
@@ -110,7 +109,7 @@ void AgentSession::TrainerIsGone(bool memory_is_ours) {
   };
   try {
     releaser_ = std::jthread(release);
-  } catch (const std::system_error&) {
+  } catch (const std::exception&) {  // No thread, or no memory for one.
     release();
   }
 }
@@ -256,7 +255,7 @@ void AgentSession::Start(std::jthread* thread, const std::function<void()>& work
   };
   try {
     *thread = std::jthread(all);
-  } catch (const std::system_error&) {  // No thread to be had: late is better than never.
+  } catch (const std::exception&) {  // No thread, or no memory for one: late is better than never.
     all();
   }
 }

@@ -3,8 +3,8 @@
 #include <atomic>
 #include <cerrno>
 #include <cstring>
+#include <exception>
 #include <string>
-#include <system_error>
 #include <thread>
 
 #include <fcntl.h>
@@ -100,7 +100,7 @@ PoolMemory::~PoolMemory() {
   // sixth of a load), while a load wants to return and an agent's messages to be answered.
   try {
     std::thread(unmap).detach();
-  } catch (const std::system_error&) {
+  } catch (const std::exception&) {  // No thread, or no memory for one.
     unmap();
   }
 }

@@ -22,9 +22,9 @@
 #include "checkpoint/async_job.h"
 
 #include <cstdlib>
-#include <new>
 #include <utility>
 
+#include "base/guarded.h"
 #include "checkpoint/device_memory.h"
 
 namespace varve {
@@ -45,46 +45,50 @@ AsyncJob::AsyncJob(State state, std::string path, AsyncSaveOptions options, int 
       devices_(devices),
       options_(std::move(options)) {
   users_stop_.emplace(options_.save.stop, [this] {
-    Cancel({StatusCode::kCancelled, "save " + path_ + ": cancelled"});
+    Cancel(Guarded([&] { return Status(StatusCode::kCancelled, what_ + ": cancelled"); }));
   });
   options_.save.stop = stop_.get_token();
   session_ = MakeSaveSession(state_, path_, options_.save, Claim::kApart);
   if (options_.deadline) {
-    watchdog_ = std::jthread([this](const std::stop_token& ended) { Watch(ended); });
+    watched_ = Guarded([&] {
+      watchdog_ = std::jthread([this](const std::stop_token& ended) { Watch(ended); });
+      return Status::Ok();
+    });
   }
 }
 
 Status AsyncJob::Plan(Coordinator& coordinator, const Status& ready) {
-  Status mine = ready.ok() ? options_.ready : ready;
-  if (mine.ok()) {
-    mine = AwaitDeviceWork(state_, devices_);
-  }
+  const Status mine = Guarded([&] {
+    VARVE_RETURN_IF_ERROR(CopyOf(ready));
+    VARVE_RETURN_IF_ERROR(CopyOf(watched_).Annotate("watch the deadline"));
+    VARVE_RETURN_IF_ERROR(CopyOf(options_.ready));
+    return AwaitDeviceWork(state_, devices_);
+  });
   VARVE_RETURN_IF_ERROR(session_->Plan(coordinator, mine));
   {
     const std::scoped_lock lock(mutex_);
     queued_ = true;
-    differing_tensors_ = session_->settled().settled.differing_tensors;
+  }
+  const Status noted = Guarded([&] {
+    auto differing = session_->settled().settled.differing_tensors;
+    const std::scoped_lock lock(mutex_);
+    differing_tensors_ = std::move(differing);
+    return Status::Ok();
+  });
+  if (!noted.ok()) {
+    AllowWriting(noted);  // The others count on this rank by now: it fails with them.
   }
   if (WantsTornCheck(options_)) {
-    samples_.emplace(TornSamples::Take(session_->work().segments, devices_));
+    samples_.emplace(
+        Guarded([&] { return TornSamples::Take(session_->work().segments, devices_); }));
   }
   return Status::Ok();
 }
 
 void AsyncJob::Stage(StagingPool& pool, StagingPool::Ticket ticket, int threads) {
-  Status status;
-  try {
-    status = Copy(pool, ticket, threads).Annotate("save " + path_);
-    if (handoff_ != nullptr && !HasCopyInWaves()) {
-      status = HandOver(static_cast<std::uint64_t>(ticket), std::move(status));
-    }
-  } catch (const std::exception& error) {
-    status = dynamic_cast<const std::bad_alloc*>(&error) != nullptr
-                 ? NoMemoryFor(path_)
-                 : Unavailable("save " + path_ + ": the copy could not be made: " + error.what());
-    if (handoff_ != nullptr && !turn_) {
-      handoff_->Pass(static_cast<std::uint64_t>(ticket));
-    }
+  const Status status = CopyAndHandOver(pool, ticket, threads);
+  if (!status.ok() && staged_file_ != nullptr) {
+    staged_file_->Abandon(CopyOf(status));  // In waves the writing thread may wait for more of it.
   }
   AllowWriting(status);
   {
@@ -93,6 +97,26 @@ void AsyncJob::Stage(StagingPool& pool, StagingPool::Ticket ticket, int threads)
     changed_.notify_all();
   }
   Announce(status);
+}
+
+Status AsyncJob::CopyAndHandOver(StagingPool& pool, StagingPool::Ticket ticket, int threads) {
+  const auto turn = static_cast<std::uint64_t>(ticket);
+  // Copy uses the ticket up: those behind it would wait for it for ever.
+  const auto copy = [&] { return Copy(pool, ticket, threads).Annotate(what_); };
+  Status status = Guarded(copy);
+  if (handoff_ == nullptr || HasCopyInWaves()) {
+    return status;
+  }
+  const auto hand_over = [&] { return HandOver(turn, std::move(status)); };
+  status = Guarded(hand_over);
+  if (!status.ok() && !turn_) {
+    const auto pass = [&] {
+      handoff_->Pass(turn);
+      return Status::Ok();
+    };
+    (void)Guarded(pass);
+  }
+  return status;
 }
 
 Status AsyncJob::Copy(StagingPool& pool, StagingPool::Ticket ticket, int threads) {
@@ -136,7 +160,7 @@ void AsyncJob::NoteDeviceBytes() {
   pageable_bytes_ = staged_file_->copier().pageable_bytes();
 }
 
-/// To the process that writes it, or there is none in its turn.
+/// To the process that writes it.
 Status AsyncJob::HandOver(std::uint64_t turn, Status staged) {
   if (staged.ok()) {
     staged = session_->prepared();
@@ -145,7 +169,6 @@ Status AsyncJob::HandOver(std::uint64_t turn, Status staged) {
     staged = handoff_->HandOver(turn, path_, *session_, staged_file_.get(), options_);
   }
   if (!staged.ok()) {
-    handoff_->Pass(turn);
     return staged;
   }
   turn_ = turn;
@@ -158,7 +181,7 @@ Status AsyncJob::HandOver(std::uint64_t turn, Status staged) {
 void AsyncJob::AllowWriting(const Status& ready) {
   const std::scoped_lock lock(mutex_);
   if (!ready_) {
-    ready_ = ready;
+    ready_ = CopyOf(ready);
   }
   changed_.notify_all();
 }
@@ -172,9 +195,12 @@ void AsyncJob::Announce(const Status& staged) {
     announced_ = true;
     staging_seconds_ = std::chrono::duration<double>(Clock::now() - start_).count();
   }
-  staged_promise_.set_value(staged);
+  staged_promise_.set_value(CopyOf(staged));
   if (options_.on_staged) {
-    options_.on_staged(staged);
+    (void)Guarded([&] {
+      options_.on_staged(staged);
+      return Status::Ok();
+    });
   }
 }
 
@@ -182,41 +208,47 @@ Status AsyncJob::AwaitReady() {
   std::unique_lock lock(mutex_);
   changed_.wait(lock, [&] { return ready_.has_value(); });
   begun_ = true;
-  return why_cancelled_.value_or(*ready_);
+  return CopyOf(why_cancelled_ ? *why_cancelled_ : *ready_);
 }
 
-Result<SaveReport> AsyncJob::WriteIn(Coordinator& background, const WriteAttempts& attempts,
-                                     const Status& ready) {
+Result<SaveReport> AsyncJob::WriteIn(Coordinator& background, const Status& ready) {
+  const WriteAttempts attempts{path_, options_.save.coordinate, options_.retries,
+                               options_.retry_delay, options_.save.stop};
   if (handoff_ == nullptr) {
     return WriteWithRetries(*session_, staged_file_.get(), background, attempts, ready);
   }
   if (!options_.write_at_end) {
-    return handoff_->Write(turn_, *session_, &staged_file_, attempts, ready);
+    return Guarded(
+        [&] { return handoff_->Write(turn_, *session_, &staged_file_, attempts, ready); });
   }
   // Once it is handed over it is kept, whatever has been said since.
-  return kept_back_ ? *kept_back_ : Result<SaveReport>(ready);
+  return Guarded([&] { return kept_back_ ? *kept_back_ : Result<SaveReport>(ready); });
+}
+
+void AsyncJob::AddFacts(Result<SaveReport>* result) {
+  const std::scoped_lock lock(mutex_);
+  if (result->ok()) {
+    (*result)->staging_seconds = staging_seconds_;
+    (*result)->in_waves = HasCopyInWaves();
+    // Without memory for the names the report lacks them; the checkpoint is there, and so is ours.
+    (void)Guarded([&] {
+      (*result)->differing_tensors = differing_tensors_;
+      return Status::Ok();
+    });
+    if (staged_file_ != nullptr) {  // In waves the copy may have ended just now.
+      NoteDeviceBytes();
+    }
+    (*result)->device_bytes = device_bytes_;
+    (*result)->pageable_bytes = pageable_bytes_;
+  } else if (result->status().code() == StatusCode::kCancelled && why_cancelled_) {
+    *result = CopyOf(*why_cancelled_);
+  }
 }
 
 Result<SaveReport> AsyncJob::Write(Coordinator& background) {
   const Status ready = AwaitReady();
-  const WriteAttempts attempts{path_, options_.save.coordinate, options_.retries,
-                               options_.retry_delay, options_.save.stop};
-  Result<SaveReport> result = WriteIn(background, attempts, ready);
-  {
-    const std::scoped_lock lock(mutex_);
-    if (result.ok()) {
-      result->staging_seconds = staging_seconds_;
-      result->in_waves = HasCopyInWaves();
-      result->differing_tensors = differing_tensors_;
-      if (staged_file_ != nullptr) {  // In waves the copy may have ended just now.
-        NoteDeviceBytes();
-      }
-      result->device_bytes = device_bytes_;
-      result->pageable_bytes = pageable_bytes_;
-    } else if (result.status().code() == StatusCode::kCancelled && why_cancelled_) {
-      result = *why_cancelled_;
-    }
-  }
+  Result<SaveReport> result = WriteIn(background, ready);
+  AddFacts(&result);
   LetGo();
   return result;
 }
@@ -225,7 +257,8 @@ Result<SaveReport> AsyncJob::Write(Coordinator& background) {
 /// keep the handle, and take the storage away.
 void AsyncJob::LetGo() {
   if (staged_file_ != nullptr) {
-    staged_file_->Discard({StatusCode::kCancelled, "the save has ended"});
+    staged_file_->Discard(
+        Guarded([] { return Status(StatusCode::kCancelled, "the save has ended"); }));
   }
   {
     // In waves the copying may still be under way, and about to look at all this.
@@ -250,7 +283,10 @@ void AsyncJob::Complete(Result<SaveReport> result, bool copies) {
   }
   changed_.notify_all();
   if (options_.on_done) {
-    options_.on_done(result);
+    (void)Guarded([&] {
+      options_.on_done(result);
+      return Status::Ok();
+    });
   }
   done_promise_.set_value(std::move(result));
 }
@@ -288,9 +324,13 @@ void AsyncJob::Watch(const std::stop_token& ended) {
     return;
   }
   lock.unlock();
-  const std::string what = "save " + path_ + ": not done before its deadline of " +
-                           std::to_string(options_.deadline->count()) + " ms";
-  Cancel({StatusCode::kCancelled, what});
+  const auto missed = [&](StatusCode code, const char* more) {
+    return Guarded([&] {
+      return Status(code, what_ + ": not done before its deadline of " +
+                              std::to_string(options_.deadline->count()) + " ms" + more);
+    });
+  };
+  Cancel(missed(StatusCode::kCancelled, ""));
   lock.lock();
   if (changed_.wait_for(lock, ended, options_.stuck_grace, over) || ended.stop_requested()) {
     return;
@@ -298,7 +338,8 @@ void AsyncJob::Watch(const std::stop_token& ended) {
   stuck_ = true;
   const bool copies = queued_ && !copied_;
   lock.unlock();
-  Complete(Unavailable(what + ", and the storage does not return from what it was asked to do"),
+  Complete(missed(StatusCode::kUnavailable,
+                  ", and the storage does not return from what it was asked to do"),
            copies);
 }
 

@@ -30,11 +30,13 @@ class AsyncJob {
   AsyncJob(const AsyncJob&) = delete;
   AsyncJob& operator=(const AsyncJob&) = delete;
 
-  /// Step 1. Errors: the session's; the caller then calls Complete.
+  /// Step 1. Takes part in the ranks' exchange whatever is wrong here. Errors: the session's; the
+  /// caller then calls Complete.
   Status Plan(Coordinator& coordinator, const Status& ready);
   /// Step 2.
   void Stage(StagingPool& pool, StagingPool::Ticket ticket, int threads);
   /// Steps 3 and 4. Staging memory is free again when this returns; the caller then calls Complete.
+  /// Does not throw, and nor do Stage, Complete and Cancel.
   Result<SaveReport> Write(Coordinator& background);
 
   /// Ends the save with this outcome, unless it has ended. Threads: safe. Says that the tensors may
@@ -52,6 +54,8 @@ class AsyncJob {
   [[nodiscard]] std::vector<std::string> differing_tensors();
 
   [[nodiscard]] const std::string& path() const { return path_; }
+  /// "save PATH", for messages: made once, so that no memory is needed for it later.
+  [[nodiscard]] const std::string& what() const { return what_; }
   /// Of the save that has been planned and not yet written.
   [[nodiscard]] const SaveId& save_id() const { return session_->settled().identity.save_id; }
   [[nodiscard]] int rank() const { return rank_; }
@@ -68,9 +72,10 @@ class AsyncJob {
   void AllowWriting(const Status& ready);
   /// Waits until there is something to write; why not, when there never will be.
   Status AwaitReady();
+  Status CopyAndHandOver(StagingPool& pool, StagingPool::Ticket ticket, int threads);
   Status HandOver(std::uint64_t turn, Status staged);
-  Result<SaveReport> WriteIn(Coordinator& background, const WriteAttempts& attempts,
-                             const Status& ready);
+  Result<SaveReport> WriteIn(Coordinator& background, const Status& ready);
+  void AddFacts(Result<SaveReport>* result);
   [[nodiscard]] bool HasCopyInWaves() const {
     return staged_file_ != nullptr && staged_file_->in_waves();
   }
@@ -79,6 +84,7 @@ class AsyncJob {
 
   const State state_;
   const std::string path_;
+  const std::string what_ = "save " + path_;
   const int rank_;
   Handoff* const handoff_;
   CudaReader* const devices_;
@@ -86,6 +92,7 @@ class AsyncJob {
   const Clock::time_point start_ = Clock::now();
   std::stop_source stop_;
   std::unique_ptr<SaveSession> session_;
+  Status watched_;  // Why nothing watches the deadline, if so.
   std::optional<Result<TornSamples>> samples_;
   std::unique_ptr<StagedFile> staged_file_;
   std::optional<SaveReport> kept_back_;  // Of a save that is to be written at the end.

@@ -48,6 +48,7 @@
 #include <thread>
 #include <utility>
 
+#include "base/guarded.h"
 #include "checkpoint/names.h"
 #include "checkpoint/other_files.h"
 #include "checkpoint/own_names.h"
@@ -111,7 +112,7 @@ Commit::Commit(Storage& storage, std::string path, std::string staging,
 Commit::~Commit() {
   if (!done_) {
     // Best effort: what cannot be removed now is recognised and removed later (step 3).
-    (void)storage_.Remove(staging_);
+    (void)Guarded([&] { return storage_.Remove(staging_); });
   }
 }
 

@@ -1,5 +1,6 @@
 #include "checkpoint/failure_note.h"
 
+#include "base/guarded.h"
 #include "checkpoint/names.h"
 
 namespace varve {
@@ -9,9 +10,12 @@ void NoteFailure(Storage& storage, const std::string& path, const Status& status
       status.code() == StatusCode::kAlreadyExists) {
     return;
   }
-  const std::string note = FailedPath(path);
-  (void)storage.Remove(note);
-  (void)WriteWholeFile(storage, note, status.message());
+  // As well as it goes: the caller has the error.
+  (void)Guarded([&] {
+    const std::string note = FailedPath(path);
+    (void)storage.Remove(note);
+    return WriteWholeFile(storage, note, status.message());
+  });
 }
 
 }  // namespace varve

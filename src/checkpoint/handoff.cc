@@ -85,8 +85,8 @@ Result<SaveReport> Handoff::Write(std::optional<std::uint64_t> turn, SaveSession
                                   std::unique_ptr<StagedFile>* staged,
                                   const WriteAttempts& attempts, const Status& ready) {
   // A name that cannot be made absolute was not handed over either.
-  const auto absolute = AbsolutePath(attempts.path);
-  const std::string& path = absolute.ok() ? *absolute : attempts.path;
+  const auto absolute = AbsolutePath(std::string(attempts.path));
+  const std::string path = absolute.ok() ? *absolute : std::string(attempts.path);
   if (!turn) {
     const auto talk = MakeTalk(session.settled(), path);
     return WriteWithRetries(session, staged->get(), *talk, attempts, ready);

@@ -6,9 +6,11 @@
 
 #include <chrono>
 #include <cstddef>
+#include <functional>
 #include <set>
 
 #include "base/bytes.h"
+#include "base/guarded.h"
 #include "base/octets.h"
 #include "checkpoint/ties.h"
 #include "varve/checkpoint.h"
@@ -156,40 +158,53 @@ std::vector<std::string> UnwantedNames(const Metadata& metadata, const std::stri
   return names;
 }
 
+/// Errors: InvalidArgument where `options` want no differences and there are some.
+Status CheckStrict(const Metadata& metadata, const Differences& merged,
+                   const LoadOptions& options) {
+  const auto unexpected = UnwantedNames(metadata, merged.unwanted);
+  if (!options.strict ||
+      (merged.missing.empty() && merged.mismatched.empty() && unexpected.empty())) {
+    return Status::Ok();
+  }
+  return InvalidArgument(
+      "the checkpoint and the destination differ; nothing was loaded (pass "
+      "strict=False to load what fits)" +
+      Sentence("missing from the checkpoint", merged.missing) +
+      Sentence("unexpected in the checkpoint", unexpected) +
+      Sentence("mismatched", merged.mismatched));
+}
+
 }  // namespace
 
 Result<LoadReport> Load(CheckpointReader& reader, const LoadRequest& request,
                         const LoadOptions& options, Coordinator& coordinator) {
   const auto start = Clock::now();
-  const std::string what = "load " + reader.directory();
   const Metadata& metadata = reader.metadata();
+  std::string what;
   std::vector<TargetTensor> usable;
-  const Differences mine = Compare(metadata, request, &usable);
-  VARVE_ASSIGN_OR_RETURN(
-      const std::string reply,
-      Exchange(coordinator, what, Encode(mine), Clock::now() + options.timeout,
-               [&](const std::vector<std::string>& all) -> Result<std::vector<std::string>> {
-                 VARVE_ASSIGN_OR_RETURN(const Differences merged, Merge(metadata, all));
-                 const auto unexpected = UnwantedNames(metadata, merged.unwanted);
-                 if (options.strict && (!merged.missing.empty() || !merged.mismatched.empty() ||
-                                        !unexpected.empty())) {
-                   return InvalidArgument(
-                       "the checkpoint and the destination differ; nothing was loaded (pass "
-                       "strict=False to load what fits)" +
-                       Sentence("missing from the checkpoint", merged.missing) +
-                       Sentence("unexpected in the checkpoint", unexpected) +
-                       Sentence("mismatched", merged.mismatched));
-                 }
-                 return std::vector<std::string>(all.size(), Encode(merged));
-               }));
-  VARVE_ASSIGN_OR_RETURN(Differences merged, Decode(reply));
+  // Each step between the exchanges runs in Guarded: a rank that runs out of memory takes part.
+  auto mine = Guarded([&]() -> Contribution {
+    what = "load " + reader.directory();
+    return Encode(Compare(metadata, request, &usable));
+  });
+  const auto decide = [&](const std::vector<std::string>& all) -> Result<std::vector<std::string>> {
+    VARVE_ASSIGN_OR_RETURN(const Differences merged, Merge(metadata, all));
+    VARVE_RETURN_IF_ERROR(CheckStrict(metadata, merged, options));
+    return std::vector<std::string>(all.size(), Encode(merged));
+  };
+  VARVE_ASSIGN_OR_RETURN(const std::string reply,
+                         Exchange(coordinator, what, std::move(mine),
+                                  Clock::now() + options.timeout, std::cref(decide)));
   LoadReport report;
-  const auto read = reader.ReadTensors(usable, options);
-  VARVE_RETURN_IF_ERROR(Agree(coordinator, what, read.status(), Clock::now() + options.timeout));
-  report.bytes_read = *read;
-  report.missing = std::move(merged.missing);
-  report.mismatched = std::move(merged.mismatched);
-  report.unexpected = UnwantedNames(metadata, merged.unwanted);
+  const Status read = Guarded([&] {
+    VARVE_ASSIGN_OR_RETURN(Differences merged, Decode(reply));
+    report.missing = std::move(merged.missing);
+    report.mismatched = std::move(merged.mismatched);
+    report.unexpected = UnwantedNames(metadata, merged.unwanted);
+    VARVE_ASSIGN_OR_RETURN(report.bytes_read, reader.ReadTensors(usable, options));
+    return Status::Ok();
+  });
+  VARVE_RETURN_IF_ERROR(Agree(coordinator, what, read, Clock::now() + options.timeout));
   report.seconds = std::chrono::duration<double>(Clock::now() - start).count();
   return report;
 }

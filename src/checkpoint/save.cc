@@ -1,3 +1,8 @@
+#include <chrono>
+#include <memory>
+#include <string>
+
+#include "base/guarded.h"
 #include "checkpoint/device_memory.h"
 #include "checkpoint/save_coordinated.h"
 #include "checkpoint/save_local.h"
@@ -39,9 +44,18 @@ Result<std::unique_ptr<SaveSession>> ResumeSave(SettledSave settled, const std::
 
 Result<SaveReport> Save(const State& state, const std::string& path, const SaveOptions& options,
                         Coordinator& coordinator) {
-  const auto session = MakeSaveSession(state, path, options, Claim::kWithPlan);
-  VARVE_RETURN_IF_ERROR(session->Plan(coordinator, AwaitDeviceWork(state, nullptr)));
-  return session->Write(coordinator, nullptr, Status::Ok());
+  const auto session = Guarded([&]() -> Result<std::unique_ptr<SaveSession>> {
+    return MakeSaveSession(state, path, options, Claim::kWithPlan);
+  });
+  if (!session.ok()) {
+    // The others learn of it from the first thing that they do together.
+    return options.coordinate ? Agree(coordinator, path, session.status(),
+                                      std::chrono::steady_clock::now() + options.timeout)
+                              : session.status();
+  }
+  const Status ready = Guarded([&] { return AwaitDeviceWork(state, nullptr); });
+  VARVE_RETURN_IF_ERROR((*session)->Plan(coordinator, ready));
+  return (*session)->Write(coordinator, nullptr, Status::Ok());
 }
 
 Result<SaveReport> Save(const State& state, const std::string& path, const SaveOptions& options) {

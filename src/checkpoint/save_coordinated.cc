@@ -11,17 +11,22 @@
 // An asynchronous save settles with the tensors at hand and claims the name later, in the
 // background, in an exchange of its own between A and B. A rank whose copy failed says so there,
 // before anything has been written. A save that is repeated begins at that exchange.
+//
+// A rank takes part in every exchange whatever happens to it between them, also where it runs out
+// of memory: each step runs in Guarded, and nothing is allocated around the exchanges themselves.
 
 #include "checkpoint/save_coordinated.h"
 
 #include <algorithm>
 #include <chrono>
 #include <cstddef>
+#include <functional>
 #include <thread>
 #include <utility>
 #include <vector>
 
 #include "base/bytes.h"
+#include "base/guarded.h"
 #include "base/name_list.h"
 #include "base/octets.h"
 #include "checkpoint/commit.h"
@@ -75,60 +80,74 @@ class CoordinatedSave final : public SaveSession {
   Status Plan(Coordinator& coordinator, const Status& ready) override {
     start_ = Clock::now();
     // Checked here and not before: a rank that returned early would leave the others waiting.
-    const Status usable = ready.ok() ? CheckSaveOptions(options_, path_) : ready;
-    auto plan = usable.ok() ? MakeLocalPlan(*state_) : Result<LocalPlan>(usable);
-    if (plan.ok() && coordinator.size() > 1) {
-      AddFingerprints(*state_, options_.check_replicas, &*plan);
-    }
-    const auto terms = TermsOf(options_, path_, coordinator.size(), claim_ == Claim::kApart);
-    Contribution mine =
-        plan.ok() ? Contribution(EncodeTerms(terms, EncodeLocalPlan(*plan))) : plan.status();
-    VARVE_ASSIGN_OR_RETURN(
-        const std::string reply,
-        Exchange(coordinator, What(), std::move(mine), NextDeadline(),
-                 [&](std::vector<std::string> plans) { return Settle(std::move(plans)); }));
+    auto mine = Guarded([&] { return MakeContribution(coordinator, ready); });
+    const auto settle = [&](std::vector<std::string> plans) { return Settle(std::move(plans)); };
+    VARVE_ASSIGN_OR_RETURN(const std::string reply, Exchange(coordinator, what_, std::move(mine),
+                                                             NextDeadline(), std::cref(settle)));
     settled_.format = options_.format;
-    settled_.plan = std::move(*plan);
-    FileIdentity& identity = settled_.identity;
-    ByteReader in(reply);
-    GetOctets(&in, &identity.save_id.bytes);
-    identity.created_ns = in.U64();
-    identity.block_bytes = in.U64();
-    identity.rank = static_cast<std::uint32_t>(coordinator.rank());
-    identity.world_size = static_cast<std::uint32_t>(coordinator.size());
-    const std::string_view assignment = in.String();
-    VARVE_RETURN_IF_ERROR(in.Finish());
-    VARVE_ASSIGN_OR_RETURN(settled_.assignment, DecodeAssignment(assignment));
-    prepared_ = Prepare();  // A failure is this rank's alone: Write tells the others.
+    settled_.identity.rank = static_cast<std::uint32_t>(coordinator.rank());
+    settled_.identity.world_size = static_cast<std::uint32_t>(coordinator.size());
+    // A failure is this rank's alone: Write tells the others.
+    prepared_ = Guarded([&] {
+      VARVE_RETURN_IF_ERROR(TakeAssignment(reply));
+      return Prepare();
+    });
     return Status::Ok();
   }
 
   Result<SaveReport> Write(Coordinator& coordinator, StagedFile* staged,
                            const Status& ready) override {
-    Status begun = prepared_.ok() ? ready : prepared_;
+    Status begun = CopyOf(prepared_.ok() ? ready : prepared_);
     if (claim_ == Claim::kApart) {
-      begun = ExchangeClaim(coordinator, begun);
+      begun = ExchangeClaim(coordinator, std::move(begun));
       VARVE_RETURN_IF_ERROR(begun);
     }
-    const auto written = begun.ok() ? WriteShare(staged) : Result<WrittenShare>(begun);
-    Status outcome = ExchangeReceipts(coordinator, written);
+    SaveReport report;
+    auto written = Guarded([&]() -> Result<WrittenShare> {
+      VARVE_RETURN_IF_ERROR(begun);
+      report.differing_objects = settled_.settled.differing_objects;
+      report.differing_tensors = settled_.settled.differing_tensors;
+      return WriteShare(staged);
+    });
+    Status outcome = ExchangeReceipts(coordinator, &written);
     if (!outcome.ok()) {
       commit_.reset();  // Abandons: the name is free, and the next attempt claims it anew.
       return outcome;
     }
-    SaveReport report;
     report.save_id = settled_.identity.save_id;
     report.bytes_written = written->bytes;
     report.direct = written->direct;
-    report.differing_objects = settled_.settled.differing_objects;
-    report.differing_tensors = settled_.settled.differing_tensors;
     report.seconds = std::chrono::duration<double>(Clock::now() - start_).count();
     return report;
   }
 
  private:
   [[nodiscard]] Deadline NextDeadline() const { return Clock::now() + options_.timeout; }
-  [[nodiscard]] std::string What() const { return "save " + path_; }
+
+  /// What this rank brings to exchange A. Keeps the plan.
+  Contribution MakeContribution(const Coordinator& coordinator, const Status& ready) {
+    VARVE_RETURN_IF_ERROR(CopyOf(ready));
+    VARVE_RETURN_IF_ERROR(CheckSaveOptions(options_, path_));
+    VARVE_ASSIGN_OR_RETURN(settled_.plan, MakeLocalPlan(*state_));
+    if (coordinator.size() > 1) {
+      AddFingerprints(*state_, options_.check_replicas, &settled_.plan);
+    }
+    const auto terms = TermsOf(options_, path_, coordinator.size(), claim_ == Claim::kApart);
+    return EncodeTerms(terms, EncodeLocalPlan(settled_.plan));
+  }
+
+  /// Takes what exchange A has given this rank to write.
+  Status TakeAssignment(std::string_view reply) {
+    FileIdentity& identity = settled_.identity;
+    ByteReader in(reply);
+    GetOctets(&in, &identity.save_id.bytes);
+    identity.created_ns = in.U64();
+    identity.block_bytes = in.U64();
+    const std::string_view assignment = in.String();
+    VARVE_RETURN_IF_ERROR(in.Finish());
+    VARVE_ASSIGN_OR_RETURN(settled_.assignment, DecodeAssignment(assignment));
+    return Status::Ok();
+  }
 
   /// On the coordinator, within exchange A.
   Result<std::vector<std::string>> Settle(std::vector<std::string> encoded) {
@@ -184,14 +203,15 @@ class CoordinatedSave final : public SaveSession {
     return Status::Ok();
   }
 
-  Status ExchangeClaim(Coordinator& coordinator, const Status& ready) {
-    return Exchange(coordinator, What(),
-                    ready.ok() ? Contribution(std::string()) : Contribution(ready), NextDeadline(),
-                    [&](const std::vector<std::string>& ranks) -> Result<std::vector<std::string>> {
-                      VARVE_RETURN_IF_ERROR(ClaimName());
-                      return std::vector<std::string>(ranks.size());
-                    })
-        .status();
+  Status ExchangeClaim(Coordinator& coordinator, Status ready) {
+    const auto claim =
+        [&](const std::vector<std::string>& ranks) -> Result<std::vector<std::string>> {
+      std::vector<std::string> replies(ranks.size());
+      VARVE_RETURN_IF_ERROR(ClaimName());
+      return replies;
+    };
+    auto mine = ready.ok() ? Contribution(std::string()) : Contribution(std::move(ready));
+    return Exchange(coordinator, what_, std::move(mine), NextDeadline(), std::cref(claim)).status();
   }
 
   /// Lays this rank's file out, without data where it was planned elsewhere.
@@ -234,17 +254,20 @@ class CoordinatedSave final : public SaveSession {
     return WriteFileWork(storage_, JoinPath(staging, file_name_), work_, staged, options_);
   }
 
-  Status ExchangeReceipts(Coordinator& coordinator, const Result<WrittenShare>& written) {
-    Contribution mine = written.ok() ? Contribution(written->receipt) : written.status();
-    const Status outcome =
-        Exchange(coordinator, What(), std::move(mine), NextDeadline(),
-                 [&](const std::vector<std::string>& receipts) -> Result<std::vector<std::string>> {
-                   VARVE_RETURN_IF_ERROR(Publish(receipts));
-                   return std::vector<std::string>(receipts.size());
-                 })
-            .status();
+  /// Takes the receipt out of `written`.
+  Status ExchangeReceipts(Coordinator& coordinator, Result<WrittenShare>* written) {
+    Contribution mine = written->ok() ? Contribution(std::move((*written)->receipt))
+                                      : Contribution(CopyOf(written->status()));
+    const auto publish =
+        [&](const std::vector<std::string>& receipts) -> Result<std::vector<std::string>> {
+      std::vector<std::string> replies(receipts.size());
+      VARVE_RETURN_IF_ERROR(Publish(receipts));
+      return replies;
+    };
+    auto outcome =
+        Exchange(coordinator, what_, std::move(mine), NextDeadline(), std::cref(publish));
     // Once published the save has succeeded, even if a rank died before it could be told.
-    return published_ ? Status::Ok() : outcome;
+    return published_ ? Status::Ok() : CopyOf(outcome.status());
   }
 
   /// On the coordinator, within exchange B.
@@ -284,6 +307,7 @@ class CoordinatedSave final : public SaveSession {
 
   const State* const state_ = nullptr;  // Null where it was planned elsewhere.
   const std::string& path_;
+  const std::string what_ = "save " + path_;
   const SaveOptions& options_;
   const Claim claim_;
   Storage& storage_;

@@ -21,6 +21,7 @@
 #include <algorithm>
 #include <chrono>
 
+#include "base/guarded.h"
 #include "checkpoint/commit.h"
 #include "checkpoint/data_writer.h"
 #include "checkpoint/names.h"
@@ -125,13 +126,15 @@ class RankLocalSave final : public SaveSession {
     start_ = std::chrono::steady_clock::now();
     settled_.identity.rank = static_cast<std::uint32_t>(coordinator.rank());
     settled_.identity.world_size = static_cast<std::uint32_t>(coordinator.size());
-    prepared_ = (ready.ok() ? MakePlan() : ready).Annotate(What());
+    prepared_ = Guarded([&] { return (ready.ok() ? MakePlan() : ready).Annotate(What()); });
     return prepared_;
   }
 
   Result<SaveReport> Write(Coordinator& /*coordinator*/, StagedFile* staged,
                            const Status& ready) override {
-    return (ready.ok() ? Publish(staged) : Result<SaveReport>(ready)).Annotate(What());
+    return Guarded([&] {
+      return (ready.ok() ? Publish(staged) : Result<SaveReport>(ready)).Annotate(What());
+    });
   }
 
  private:

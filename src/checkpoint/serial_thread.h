@@ -2,8 +2,8 @@
 #pragma once
 
 #include <condition_variable>
-#include <deque>
 #include <functional>
+#include <list>
 #include <mutex>
 #include <thread>
 #include <utility>
@@ -13,6 +13,19 @@ namespace varve {
 /// Threads: safe. Destroying it waits for everything that was asked for.
 class SerialThread {
  public:
+  /// Work with its place in a queue. Made before the moment from which on the work must be done:
+  /// Run needs no memory. The work must not throw.
+  class Task {
+   public:
+    Task() = default;
+    explicit Task(std::function<void()> work) { place_.push_back(std::move(work)); }
+
+   private:
+    friend class SerialThread;
+    std::list<std::function<void()>> place_;
+  };
+
+  /// Throws std::system_error where the system starts no thread.
   SerialThread() : thread_([this] { Work(); }) {}
   SerialThread(const SerialThread&) = delete;
   SerialThread& operator=(const SerialThread&) = delete;
@@ -22,32 +35,31 @@ class SerialThread {
     changed_.notify_all();
   }
 
-  void Run(std::function<void()> work) {
+  void Run(Task task) noexcept {
     const std::scoped_lock lock(mutex_);
-    queue_.push_back(std::move(work));
+    queue_.splice(queue_.end(), task.place_);
     changed_.notify_all();
   }
 
  private:
   void Work() {
     while (true) {
-      std::function<void()> work;
+      Task task;
       {
         std::unique_lock lock(mutex_);
         changed_.wait(lock, [&] { return !queue_.empty() || done_; });
         if (queue_.empty()) {
           return;
         }
-        work = std::move(queue_.front());
-        queue_.pop_front();
+        task.place_.splice(task.place_.end(), queue_, queue_.begin());
       }
-      work();
+      task.place_.front()();
     }
   }
 
   std::mutex mutex_;  // Guards all below but the thread.
   std::condition_variable changed_;
-  std::deque<std::function<void()>> queue_;
+  std::list<std::function<void()>> queue_;
   bool done_ = false;
   std::jthread thread_;  // Last: it is joined before the others go.
 };

@@ -2,13 +2,15 @@
 
 #include <algorithm>
 #include <condition_variable>
-#include <deque>
+#include <functional>
+#include <list>
 #include <mutex>
 #include <optional>
 #include <thread>
 #include <utility>
 #include <vector>
 
+#include "base/guarded.h"
 #include "checkpoint/async_job.h"
 #include "checkpoint/failure_note.h"
 #include "checkpoint/handoff.h"
@@ -79,8 +81,8 @@ struct Stager::Impl {
   std::mutex call_mutex;  // One call at a time: plans and turns to write come in one order.
   std::mutex mutex;       // Guards the two below.
   std::condition_variable changed;
-  std::deque<Job> in_flight;  // Not yet written; hold staging memory or are about to.
-  int open = 0;               // Those, and such whose outcome is being told.
+  std::list<Job> in_flight;  // Not yet written; hold staging memory or are about to.
+  int open = 0;              // Those, and such whose outcome is being told.
 
   /// The last save that is to be written at the end, if any. Guarded by call_mutex.
   struct KeptBack {
@@ -115,6 +117,25 @@ struct Stager::Impl {
 
   [[nodiscard]] std::size_t most() const { return static_cast<std::size_t>(options.max_in_flight); }
 
+  /// Places in the queues for one save. They are made before the ranks settle who writes what: from
+  /// then on the others count on this rank, and nothing it does may need memory.
+  struct Places {
+    std::list<Job> in_flight;
+    SerialThread::Task write;
+    SerialThread::Task stage;
+    StagingPool::Ticket ticket{};
+  };
+
+  Result<std::shared_ptr<Places>> MakePlaces(const Job& job) {
+    auto places = std::make_shared<Places>();
+    places->in_flight.push_back(job);
+    places->write = SerialThread::Task([this, job] { Finish(job); });
+    if (job->options().overlapped) {
+      places->stage = SerialThread::Task([this, job, places] { Stage(job, places->ticket); });
+    }
+    return places;
+  }
+
   /// Makes room for one more save. Errors: Cancelled, on all ranks, where it is to be skipped.
   Status Admit(const Job& job, Coordinator& coordinator) {
     if (options.when_busy == WhenBusy::kWait) {
@@ -135,10 +156,10 @@ struct Stager::Impl {
         [&](const std::vector<std::string>& ranks) -> Result<std::vector<std::string>> {
       return std::vector<std::string>(ranks.size(), count() >= most() ? "skip" : "");
     };
-    VARVE_ASSIGN_OR_RETURN(
-        const std::string decision,
-        Exchange(coordinator, "save " + job->path(), std::string(),
-                 std::chrono::steady_clock::now() + job->options().save.timeout, decide));
+    VARVE_ASSIGN_OR_RETURN(const std::string decision,
+                           Exchange(coordinator, job->what(), std::string(),
+                                    std::chrono::steady_clock::now() + job->options().save.timeout,
+                                    std::cref(decide)));
     if (!decision.empty()) {
       return {StatusCode::kCancelled, "save " + job->path() + ": skipped, " +
                                           std::to_string(options.max_in_flight) +
@@ -147,8 +168,8 @@ struct Stager::Impl {
     return Status::Ok();
   }
 
-  /// Before a save that is to be written at the end: what has become of the one before it. The
-  /// account is in handoff.cc.
+  /// Finds out, before a save that is to be written at the end, what has become of the one before
+  /// it. The account is in handoff.cc. Errors: those of the exchange, on all ranks.
   Status FollowKeptBack(const AsyncJob& job, Coordinator& coordinator) {
     if (!job.options().save.coordinate && coordinator.size() > 1) {
       return InvalidArgument("save " + job.path() +
@@ -156,9 +177,11 @@ struct Stager::Impl {
     }
     // Those that know of the same save are of one mind, and only they: a rank that was lost while
     // a save was planned may not know of it.
-    const std::string mine = kept_back ? ToString(kept_back->id) : "";
-    const bool have_it =
-        kept_back && kept_back->staged.get().ok() && handoff->Keeps(kept_back->turn);
+    Contribution mine = Guarded([&]() -> Contribution {
+      const bool have_it =
+          kept_back && kept_back->staged.get().ok() && handoff->Keeps(kept_back->turn);
+      return (have_it ? "+" : "-") + (kept_back ? ToString(kept_back->id) : std::string());
+    });
     const auto decide =
         [](const std::vector<std::string>& ranks) -> Result<std::vector<std::string>> {
       if (std::any_of(ranks.begin(), ranks.end(), [](const auto& rank) { return rank.empty(); })) {
@@ -173,10 +196,14 @@ struct Stager::Impl {
     };
     VARVE_ASSIGN_OR_RETURN(
         const std::string found,
-        Exchange(coordinator, "save " + job.path(), (have_it ? "+" : "-") + mine,
-                 std::chrono::steady_clock::now() + job.options().save.timeout, decide));
+        Exchange(coordinator, job.what(), std::move(mine),
+                 std::chrono::steady_clock::now() + job.options().save.timeout, std::cref(decide)));
     if (kept_back && (found == "whole" || found == "broken")) {
-      handoff->KeptBackIs(kept_back->turn, found == "whole");
+      // What is not given up now is given up the next time, or when memory is short.
+      (void)Guarded([&] {
+        handoff->KeptBackIs(kept_back->turn, found == "whole");
+        return Status::Ok();
+      });
     }
     return Status::Ok();
   }
@@ -191,8 +218,10 @@ struct Stager::Impl {
     const auto newest = std::find_if(in_flight.rbegin(), in_flight.rend(),
                                      [](const Job& job) { return !job->begun(); });
     if (newest != in_flight.rend()) {
-      (*newest)->Cancel({StatusCode::kCancelled,
-                         "save " + (*newest)->path() + ": replaced by the save of " + by.path()});
+      (*newest)->Cancel(Guarded([&] {
+        return Status(StatusCode::kCancelled,
+                      (*newest)->what() + ": replaced by the save of " + by.path());
+      }));
     }
   }
 
@@ -207,50 +236,67 @@ struct Stager::Impl {
     return Status::Ok();
   }
 
-  void Start(const Job& job, Coordinator& coordinator) {
-    const std::scoped_lock one_call(call_mutex);
-    Status usable = Stuck();
-    if (usable.ok() && handoff != nullptr) {
-      usable = CanBeHandedOver(job->options().save);
-    } else if (usable.ok() && job->options().write_at_end) {
-      usable = InvalidArgument("only another process can write a save when this one has ended");
+  /// Why this rank cannot make the save, if so.
+  Status Usable(const AsyncJob& job) {
+    VARVE_RETURN_IF_ERROR(Stuck());
+    if (handoff != nullptr) {
+      return CanBeHandedOver(job.options().save);
     }
+    return job.options().write_at_end
+               ? InvalidArgument("only another process can write a save when this one has ended")
+               : Status::Ok();
+  }
+
+  /// Everything that the ranks do together in the call. Errors: the same on all ranks that talk.
+  Status Settle(const Job& job, Coordinator& coordinator, const Status& usable) {
     // Where the ranks decide it together, none may stay away.
     const bool together = options.when_busy == WhenBusy::kSkip;
-    Status status = usable.ok() || together ? Admit(job, coordinator) : Status::Ok();
-    if (status.ok() && handoff != nullptr && job->options().write_at_end) {
-      status = FollowKeptBack(*job, coordinator);
+    VARVE_RETURN_IF_ERROR(usable.ok() || together ? Admit(job, coordinator) : Status::Ok());
+    if (handoff != nullptr && job->options().write_at_end) {
+      VARVE_RETURN_IF_ERROR(FollowKeptBack(*job, coordinator));
     }
-    if (status.ok()) {
-      status = job->Plan(coordinator, usable);
-    }
+    return job->Plan(coordinator, usable);
+  }
+
+  void Start(const Job& job, Coordinator& coordinator) {
+    const std::scoped_lock one_call(call_mutex);
+    std::shared_ptr<Places> places;
+    const Status usable = Guarded([&] {
+      VARVE_ASSIGN_OR_RETURN(places, MakePlaces(job));
+      return Usable(*job);
+    });
+    Status status = Guarded([&] { return Settle(job, coordinator, usable); });
     if (!status.ok()) {
+      if (places != nullptr) {
+        places->stage = {};  // It holds the places.
+      }
       NoteFailureOf(*job, status);
       job->Complete(std::move(status));
       return;
     }
     const auto ticket = pool->Queue();
+    places->ticket = ticket;
     {
       const std::scoped_lock lock(mutex);
-      in_flight.push_back(job);
+      in_flight.splice(in_flight.end(), places->in_flight);
       ++open;
     }
-    const bool at_end = job->options().write_at_end;
-    if (at_end) {
+    if (job->options().write_at_end) {
       kept_back = {static_cast<std::uint64_t>(ticket), job->save_id(), job->staged()};
     } else {
-      writer.Run([this, job] { Finish(job); });
+      writer.Run(std::move(places->write));
     }
-    const auto stage = [this, job, ticket, at_end, threads = copy_threads()] {
-      job->Stage(*pool, ticket, threads);
-      if (at_end) {
-        Finish(job);  // Nothing is written: it need not wait for those that are.
-      }
-    };
     if (job->options().overlapped) {
-      copier.Run(stage);
+      copier.Run(std::move(places->stage));
     } else {
-      stage();
+      Stage(job, ticket);
+    }
+  }
+
+  void Stage(const Job& job, StagingPool::Ticket ticket) {
+    job->Stage(*pool, ticket, copy_threads());
+    if (job->options().write_at_end) {
+      Finish(job);  // Nothing is written: it need not wait for those that are.
     }
   }
 
@@ -278,7 +324,8 @@ struct Stager::Impl {
   void CancelAll() {
     const std::scoped_lock lock(mutex);
     for (const Job& job : in_flight) {
-      job->Cancel({StatusCode::kCancelled, "save " + job->path() + ": aborted"});
+      job->Cancel(
+          Guarded([&] { return Status(StatusCode::kCancelled, job->what() + ": aborted"); }));
     }
   }
 };
@@ -304,7 +351,9 @@ Result<std::unique_ptr<Stager>> Stager::Make(const StagerOptions& options,
                                              std::unique_ptr<Coordinator> background,
                                              std::shared_ptr<SaveExecutor> executor) {
   VARVE_RETURN_IF_ERROR(CheckOptions(options));
-  auto impl = std::make_unique<Impl>();
+  VARVE_ASSIGN_OR_RETURN(auto impl, Guarded([]() -> Result<std::unique_ptr<Impl>> {
+                                      return std::make_unique<Impl>();
+                                    }).Annotate("start the threads of a stager"));
   impl->options = options;
   if (impl->options.budget_bytes == 0) {
     impl->options.budget_bytes = DefaultStagingBudget(options.local_ranks);
@@ -346,9 +395,20 @@ bool Stager::idle() const {
 
 AsyncSaveHandle AsyncSave(State state, std::string path, AsyncSaveOptions options, Stager& stager,
                           Coordinator& coordinator) {
-  auto job = std::make_shared<AsyncSaveHandle::Impl>(
-      std::move(state), std::move(path), std::move(options), coordinator.rank(),
-      stager.impl().handoff.get(), stager.impl().devices.get());
+  const bool together = options.save.coordinate;
+  const Deadline deadline = std::chrono::steady_clock::now() + options.save.timeout;
+  Job job;
+  try {
+    job = std::make_shared<AsyncSaveHandle::Impl>(
+        std::move(state), std::move(path), std::move(options), coordinator.rank(),
+        stager.impl().handoff.get(), stager.impl().devices.get());
+  } catch (...) {
+    // There is nothing to return. The other ranks learn why from their first exchange.
+    if (together) {
+      (void)Agree(coordinator, "asynchronous save", CaughtError(), deadline);
+    }
+    throw;
+  }
   stager.impl().Start(job, coordinator);
   return AsyncSaveHandle(std::move(job));
 }

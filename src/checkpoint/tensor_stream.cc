@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "base/checked.h"
+#include "base/guarded.h"
 #include "tensor/box.h"
 #include "tensor/cast.h"
 
@@ -55,7 +56,7 @@ TensorStream::TensorStream(CheckpointReader& reader, std::vector<StreamItem> ite
     : reader_(reader),
       items_(std::move(items)),
       batch_bytes_(std::clamp<std::uint64_t>(max_bytes / kBatchesHeld, 1, kMaxBatchBytes)),
-      thread_([this] { Run(); }) {}
+      thread_([this] { ReadAhead(); }) {}
 
 TensorStream::~TensorStream() {
   {
@@ -121,6 +122,19 @@ Status TensorStream::Load(Batch* batch) {
   return Status::Ok();
 }
 
+void TensorStream::ReadAhead() {
+  Status status = Guarded([&] {
+    Run();
+    return Status::Ok();
+  });
+  const std::scoped_lock lock(mutex_);
+  if (status_.ok()) {
+    status_ = std::move(status);
+  }
+  done_ = true;
+  changed_.notify_all();
+}
+
 void TensorStream::Run() {
   Batch batch;
   std::uint64_t batch_bytes = 0;
@@ -160,9 +174,6 @@ void TensorStream::Run() {
   if (go_on && !batch.pieces.empty()) {
     flush();
   }
-  const std::scoped_lock lock(mutex_);
-  done_ = true;
-  changed_.notify_all();
 }
 
 Status TensorStream::Read(std::size_t item, std::uint64_t at, std::span<std::byte> out) {

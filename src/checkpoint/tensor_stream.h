@@ -54,6 +54,7 @@ class TensorStream {
     std::vector<std::byte> memory;
   };
 
+  void ReadAhead();  // The thread's.
   void Run();
   Status Load(Batch* batch);
   std::vector<std::byte> TakeMemory();

@@ -2,10 +2,13 @@
 
 #include <algorithm>
 #include <condition_variable>
+#include <functional>
 #include <mutex>
-#include <new>
+#include <string>
 #include <utility>
 #include <vector>
+
+#include "base/guarded.h"
 
 namespace varve {
 namespace {
@@ -19,31 +22,28 @@ bool IsWorthARetry(const Status& status) {
 }
 
 Result<SaveReport> WriteOnce(SaveSession& session, StagedFile* staged, Coordinator& coordinator,
-                             const std::string& path, const Status& ready) {
-  try {
-    return session.Write(coordinator, staged, ready);
-  } catch (const std::bad_alloc&) {
-    return NoMemoryFor(path);  // Thrown out of the thread it would end the process.
-  }
+                             const Status& ready) {
+  return Guarded([&] { return session.Write(coordinator, staged, ready); });
 }
 
 Status AgreeToRetry(Coordinator& coordinator, const WriteAttempts& options, int attempt, bool can) {
-  Status mine = can ? Status::Ok() : FailedPrecondition("cannot write it again");
+  Contribution mine = Guarded([&]() -> Contribution {
+    return can ? Contribution("retry " + std::to_string(attempt))
+               : FailedPrecondition("cannot write it again");
+  });
   if (!options.coordinate || coordinator.size() == 1) {
-    return mine;
+    return mine.status();
   }
-  const std::string word = "retry " + std::to_string(attempt);
-  return Exchange(coordinator, "save " + options.path,
-                  can ? Contribution(word) : Contribution(std::move(mine)),
-                  std::chrono::steady_clock::now() + kRetryAgreement,
-                  [&](const std::vector<std::string>& ranks) -> Result<std::vector<std::string>> {
-                    for (const std::string& theirs : ranks) {
-                      if (theirs != word) {
-                        return Unavailable("the ranks are out of step");
-                      }
-                    }
-                    return std::vector<std::string>(ranks.size());
-                  })
+  const auto agree = [](const std::vector<std::string>& ranks) -> Result<std::vector<std::string>> {
+    for (const std::string& theirs : ranks) {
+      if (theirs != ranks.front()) {
+        return Unavailable("the ranks are out of step");
+      }
+    }
+    return std::vector<std::string>(ranks.size());
+  };
+  return Exchange(coordinator, options.path, std::move(mine),
+                  std::chrono::steady_clock::now() + kRetryAgreement, std::cref(agree))
       .status();
 }
 
@@ -56,14 +56,10 @@ void Pause(std::chrono::milliseconds time, const std::stop_token& stop) {
 
 }  // namespace
 
-Status NoMemoryFor(const std::string& path) {
-  return {StatusCode::kOutOfSpace, "save " + path + ": the system has no memory left"};
-}
-
 Result<SaveReport> WriteWithRetries(SaveSession& session, StagedFile* staged,
                                     Coordinator& coordinator, const WriteAttempts& options,
                                     const Status& ready) {
-  Result<SaveReport> result = WriteOnce(session, staged, coordinator, options.path, ready);
+  Result<SaveReport> result = WriteOnce(session, staged, coordinator, ready);
   const bool copy_is_gone = staged != nullptr && staged->in_waves();
   int attempt = 1;
   // Of the failure and the options, which all ranks have alike: all come to agree, or none does.
@@ -71,14 +67,20 @@ Result<SaveReport> WriteWithRetries(SaveSession& session, StagedFile* staged,
          AgreeToRetry(coordinator, options, attempt,
                       ready.ok() && !copy_is_gone && !options.stop.stop_requested())
              .ok()) {
-    Pause(options.retry_delay * (1 << std::min(attempt - 1, 10)), options.stop);
+    // Without memory for the pause it is left out.
+    (void)Guarded([&] {
+      Pause(options.retry_delay * (1 << std::min(attempt - 1, 10)), options.stop);
+      return Status::Ok();
+    });
     ++attempt;
-    result = WriteOnce(session, staged, coordinator, options.path, Status::Ok());
+    result = WriteOnce(session, staged, coordinator, Status::Ok());
   }
   if (result.ok()) {
     result->attempts = attempt;
   } else if (attempt > 1) {
-    result = result.status().Annotate(std::to_string(attempt) + " attempts");
+    result = Guarded([&]() -> Result<SaveReport> {
+      return result.status().Annotate(std::to_string(attempt) + " attempts");
+    });
   }
   return result;
 }

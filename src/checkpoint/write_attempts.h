@@ -3,14 +3,14 @@
 
 #include <chrono>
 #include <stop_token>
-#include <string>
+#include <string_view>
 
 #include "checkpoint/save_session.h"
 
 namespace varve {
 
 struct WriteAttempts {
-  std::string path;
+  std::string_view path;  ///< Of the checkpoint; outlives the attempts.
   bool coordinate = true;
   int retries = 0;
   std::chrono::milliseconds retry_delay{0};  ///< Before the first; twice that before the second.
@@ -18,13 +18,10 @@ struct WriteAttempts {
 };
 
 /// The session's Write, repeated up to `retries` times if it failed for want of space or storage
-/// and all ranks agree. They must: a rank that was lost, or is out of step, does not come. Memory
-/// that cannot be had is an error too, and no exception. Errors: as Write; the last attempt's.
+/// and all ranks agree. They must: a rank that was lost, or is out of step, does not come. Does not
+/// throw. Errors: as Write; the last attempt's.
 Result<SaveReport> WriteWithRetries(SaveSession& session, StagedFile* staged,
                                     Coordinator& coordinator, const WriteAttempts& options,
                                     const Status& ready);
-
-/// What a save ends with for which no memory could be had.
-Status NoMemoryFor(const std::string& path);
 
 }  // namespace varve

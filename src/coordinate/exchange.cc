@@ -8,12 +8,16 @@
 //      it could not hear as well: one that is merely late then learns that the exchange failed.
 //   4. Every rank waits for the reply. The coordinator's own death is the one cause a rank finds
 //      out by itself.
+// A rank that runs out of memory takes part all the same. What it cannot send it tries once more;
+// then it sends an error in its place, which needs next to none. What the coordinator has no memory
+// to hear it still takes from the rank, so that the next exchange does not find it.
 
 #include <algorithm>
 #include <string>
 #include <utility>
 
 #include "base/bytes.h"
+#include "base/guarded.h"
 #include "varve/coordinator.h"
 
 namespace varve {
@@ -30,17 +34,40 @@ Bytes EncodeContribution(const Contribution& contribution) {
   return bytes;
 }
 
-Contribution DecodeContribution(std::string_view bytes) {
-  ByteReader in(bytes);
-  const std::uint8_t code = in.U8();
-  const std::string_view rest = in.Raw(in.remaining());
-  if (in.failed() || code > static_cast<std::uint8_t>(StatusCode::kInternal)) {
+Contribution DecodeContribution(Bytes bytes) {
+  const auto code = bytes.empty() ? 0xFF : static_cast<std::uint8_t>(bytes.front());
+  if (code > static_cast<std::uint8_t>(StatusCode::kInternal)) {
     return Internal("malformed message");
   }
+  bytes.erase(0, 1);  // In place: a reply must not be lost for want of memory for a second one.
   if (code == 0) {
-    return std::string(rest);
+    return bytes;
   }
-  return Status(static_cast<StatusCode>(code), std::string(rest));
+  return Status(static_cast<StatusCode>(code), std::move(bytes));
+}
+
+/// Sends a contribution, or the error that says that there was no memory for it.
+Status SendContribution(Coordinator& coordinator, int to, const Contribution& contribution,
+                        Deadline deadline) {
+  Status sent;
+  for (int attempt = 0; attempt < 2; ++attempt) {
+    sent =
+        Guarded([&] { return coordinator.Send(to, EncodeContribution(contribution), deadline); });
+    if (sent.code() != StatusCode::kOutOfSpace) {
+      return sent;
+    }
+  }
+  return Guarded([&] {
+    // Fits a string that takes no memory.
+    return coordinator.Send(to, EncodeContribution(Status(sent.code(), "out of memory")), deadline);
+  });
+}
+
+Contribution ReceiveContribution(Coordinator& coordinator, int from, Deadline deadline) {
+  return Guarded([&]() -> Contribution {
+    VARVE_ASSIGN_OR_RETURN(Bytes message, coordinator.Receive(from, deadline));
+    return DecodeContribution(std::move(message));
+  });
 }
 
 /// All failures in one Status; its code is the first failing rank's.
@@ -72,46 +99,67 @@ Status Combine(std::string_view what, const std::vector<Contribution>& contribut
   return Status(code, message).Annotate(what);
 }
 
-Result<std::string> Coordinate(
-    Coordinator& coordinator, std::string_view what, Contribution mine, Deadline deadline,
-    const std::function<Result<std::vector<std::string>>(std::vector<std::string>)>& combine) {
+using Replies = std::vector<std::string>;
+using CombineFunction = std::function<Result<Replies>(std::vector<std::string>)>;
+
+/// Receives from every rank, each once, also where there is no memory for what comes.
+Result<std::vector<Contribution>> Gather(Coordinator& coordinator, Contribution mine,
+                                         Deadline deadline) {
   const auto size = static_cast<std::size_t>(coordinator.size());
   std::vector<Contribution> contributions;
-  contributions.reserve(size);
-  contributions.push_back(std::move(mine));
+  Status room = Guarded([&] {
+    contributions.reserve(size);
+    return Status::Ok();
+  });
+  if (room.ok()) {
+    contributions.push_back(std::move(mine));
+  }
   for (std::size_t rank = 1; rank < size; ++rank) {
-    auto message = coordinator.Receive(static_cast<int>(rank), deadline);
-    contributions.push_back(message.ok() ? DecodeContribution(*message)
-                                         : Contribution(message.status()));
-  }
-  Result<std::vector<std::string>> replies = std::vector<std::string>();
-  if (Status failure = Combine(what, contributions); !failure.ok()) {
-    replies = std::move(failure);
-  } else {
-    std::vector<std::string> payloads;
-    payloads.reserve(size);
-    for (Contribution& contribution : contributions) {
-      payloads.push_back(std::move(contribution).value());
-    }
-    replies = combine(std::move(payloads));
-    if (replies.ok() && replies->size() != size) {
-      replies = Internal("combine gave " + std::to_string(replies->size()) + " replies for " +
-                         std::to_string(size) + " ranks");
-    }
-    if (!replies.ok()) {
-      replies = replies.status().Annotate(what);
+    auto contribution = ReceiveContribution(coordinator, static_cast<int>(rank), deadline);
+    if (room.ok()) {
+      contributions.push_back(std::move(contribution));
     }
   }
+  VARVE_RETURN_IF_ERROR(room);
+  return contributions;
+}
+
+/// One reply for each rank, or the error that all of them return.
+Result<Replies> ReplyTo(Result<std::vector<Contribution>> gathered, std::string_view what,
+                        const CombineFunction& combine) {
+  VARVE_ASSIGN_OR_RETURN(std::vector<Contribution> contributions,
+                         std::move(gathered).Annotate(what));
+  const std::size_t size = contributions.size();
+  VARVE_RETURN_IF_ERROR(Combine(what, contributions));
+  std::vector<std::string> payloads;
+  payloads.reserve(size);
+  for (Contribution& contribution : contributions) {
+    payloads.push_back(std::move(contribution).value());
+  }
+  Result<Replies> replies = Guarded([&] { return combine(std::move(payloads)); });
+  if (replies.ok() && replies->size() != size) {
+    replies = Internal("combine gave " + std::to_string(replies->size()) + " replies for " +
+                       std::to_string(size) + " ranks");
+  }
+  return std::move(replies).Annotate(what);
+}
+
+Result<std::string> Coordinate(Coordinator& coordinator, std::string_view what, Contribution mine,
+                               Deadline deadline, const CombineFunction& combine) {
+  auto gathered = Gather(coordinator, std::move(mine), deadline);
+  Result<Replies> replies = Guarded([&] { return ReplyTo(std::move(gathered), what, combine); });
   const Deadline reply_deadline =
       std::max(deadline, std::chrono::steady_clock::now() + kReplyGrace);
   Status sent;
-  for (std::size_t rank = 1; rank < size; ++rank) {
+  for (int rank = 1; rank < coordinator.size(); ++rank) {
+    // Moved, not copied: nobody else needs a rank's reply.
     const Contribution reply =
-        replies.ok() ? Contribution((*replies)[rank]) : Contribution(replies.status());
-    const Status status =
-        coordinator.Send(static_cast<int>(rank), EncodeContribution(reply), reply_deadline);
+        replies.ok() ? Contribution(std::move((*replies)[static_cast<std::size_t>(rank)]))
+                     : Contribution(CopyOf(replies.status()));
+    Status status = SendContribution(coordinator, rank, reply, reply_deadline);
     if (!status.ok() && sent.ok() && replies.ok()) {
-      sent = status.Annotate("rank " + std::to_string(rank)).Annotate(what);
+      sent =
+          Guarded([&] { return status.Annotate("rank " + std::to_string(rank)).Annotate(what); });
     }
   }
   VARVE_RETURN_IF_ERROR(replies.status());
@@ -119,32 +167,39 @@ Result<std::string> Coordinate(
   return std::move((*replies)[0]);
 }
 
+/// Every other rank's part.
+Result<std::string> TakePart(Coordinator& coordinator, std::string_view what,
+                             const Contribution& mine, Deadline deadline) {
+  const auto lost = [&](const Status& status) {
+    return Unavailable(status.message()).Annotate("rank 0 (coordinator)").Annotate(what);
+  };
+  if (Status status = SendContribution(coordinator, 0, mine, deadline); !status.ok()) {
+    return mine.ok() ? lost(status) : mine.status().Annotate(what);
+  }
+  auto reply = Guarded([&] { return coordinator.Receive(0, deadline + 2 * kReplyGrace); });
+  if (!reply.ok()) {
+    // The own failure is the better story when both happened.
+    return mine.ok() ? lost(reply.status()) : mine.status().Annotate(what);
+  }
+  return DecodeContribution(std::move(*reply));
+}
+
 }  // namespace
 
 Result<std::string> Exchange(
     Coordinator& coordinator, std::string_view what, Contribution mine, Deadline deadline,
     const std::function<Result<std::vector<std::string>>(std::vector<std::string>)>& combine) {
-  if (coordinator.is_coordinator()) {
-    return Coordinate(coordinator, what, std::move(mine), deadline, combine);
-  }
-  const auto lost = [&](const Status& status) {
-    return Unavailable(status.message()).Annotate("rank 0 (coordinator)").Annotate(what);
-  };
-  if (Status status = coordinator.Send(0, EncodeContribution(mine), deadline); !status.ok()) {
-    return mine.ok() ? lost(status) : mine.status().Annotate(what);
-  }
-  auto reply = coordinator.Receive(0, deadline + 2 * kReplyGrace);
-  if (!reply.ok()) {
-    // The own failure is the better story when both happened.
-    return mine.ok() ? lost(reply.status()) : mine.status().Annotate(what);
-  }
-  return DecodeContribution(*reply);
+  return Guarded([&] {
+    return coordinator.is_coordinator()
+               ? Coordinate(coordinator, what, std::move(mine), deadline, combine)
+               : TakePart(coordinator, what, mine, deadline);
+  });
 }
 
 Status Agree(Coordinator& coordinator, std::string_view what, const Status& mine,
              Deadline deadline) {
-  return Exchange(coordinator, what, mine.ok() ? Contribution(std::string()) : Contribution(mine),
-                  deadline,
+  return Exchange(coordinator, what,
+                  mine.ok() ? Contribution(std::string()) : Contribution(CopyOf(mine)), deadline,
                   [](const std::vector<std::string>& payloads) -> Result<std::vector<std::string>> {
                     return std::vector<std::string>(payloads.size());
                   })

@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "base/checked.h"
+#include "base/guarded.h"
 
 namespace varve {
 
@@ -12,12 +13,20 @@ BlockWriters::BlockWriters(WritableFile& file, const WriteSegmentsOptions& optio
     : file_(file), options_(options) {
   const auto count = std::min<std::uint64_t>(
       static_cast<std::uint64_t>(std::max(options.writes_in_flight, 1)), block_count);
-  for (std::uint64_t i = 0; i < count; ++i) {
-    threads_.emplace_back([this] { Run(); });
-  }
+  // Threads that cannot be started are not missed: those there are write everything, or Push does.
+  (void)Guarded([&] {
+    threads_.reserve(count);
+    for (std::uint64_t i = 0; i < count; ++i) {
+      threads_.emplace_back([this] { Run(); });
+    }
+    return Status::Ok();
+  });
 }
 
 bool BlockWriters::Push(BlockToWrite block) {
+  if (threads_.empty()) {
+    return Handle(block);
+  }
   std::unique_lock lock(mutex_);
   changed_.wait(lock, [&] { return queue_.size() < 2 || !status_.ok(); });
   if (!status_.ok()) {
@@ -28,14 +37,18 @@ bool BlockWriters::Push(BlockToWrite block) {
   return true;
 }
 
-Status BlockWriters::Finish() {
+void BlockWriters::Join() {
   {
     const std::scoped_lock lock(mutex_);
     done_ = true;
     changed_.notify_all();
   }
-  threads_.clear();  // Joins.
-  return status_;
+  threads_.clear();
+}
+
+Status BlockWriters::Finish() {
+  Join();
+  return std::move(status_);
 }
 
 void BlockWriters::Fail(Status status) {
@@ -59,18 +72,28 @@ void BlockWriters::Run() {
       queue_.pop_front();
       changed_.notify_all();
     }
-    Status status = WriteOne(block);
-    if (block.ended) {
-      block.ended(status);
-    }
-    if (!status.ok()) {
-      Fail(std::move(status));
+    if (!Handle(block)) {
       return;
     }
+  }
+}
+
+bool BlockWriters::Handle(const BlockToWrite& block) {
+  Status status = Guarded([&] {
+    VARVE_RETURN_IF_ERROR(WriteOne(block));
     if (options_.on_written) {
       options_.on_written(block.bytes);
     }
+    return Status::Ok();
+  });
+  if (block.ended) {
+    block.ended(status);
   }
+  if (!status.ok()) {
+    Fail(std::move(status));
+    return false;
+  }
+  return true;
 }
 
 Status BlockWriters::WriteOne(const BlockToWrite& block) {

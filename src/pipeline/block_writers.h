@@ -35,30 +35,35 @@ struct BlockToWrite {
   std::uint64_t offset = 0;  ///< In the file.
   std::uint64_t bytes = 0;
   BufferPool::Lease memory{};  ///< Given back once written; empty when it is somebody else's.
-  /// Called by the writing thread with what came of it; may be empty. After an error somewhere the
-  /// blocks behind it may never be written, and this is not called for them.
+  /// Called by the writing thread with what came of it; may be empty; must not throw. After an
+  /// error somewhere the blocks behind it may never be written, and this is not called for them.
   std::function<void(const Status&)> ended{};
 };
 
 /// Takes blocks from a short queue and writes them. The first error stops everything.
 class BlockWriters {
  public:
-  /// Starts at most `block_count` threads. `file` and `options` must outlive this.
+  /// Starts at most `block_count` threads, and fewer where the system starts no more. `file` and
+  /// `options` must outlive this.
   BlockWriters(WritableFile& file, const WriteSegmentsOptions& options, std::uint64_t block_count);
   BlockWriters(const BlockWriters&) = delete;
   BlockWriters& operator=(const BlockWriters&) = delete;
-  ~BlockWriters() { (void)Finish(); }
+  ~BlockWriters() { Join(); }
 
-  /// Queues a block; waits while two are queued already. False after an error.
+  /// Queues a block; waits while two are queued already. Where no thread could be started, writes
+  /// it on the calling thread. False after an error.
   bool Push(BlockToWrite block);
 
-  /// Waits for all queued blocks and returns the first error.
+  /// Waits for all queued blocks and returns the first error. The last call.
   Status Finish();
 
   void Fail(Status status);
 
  private:
+  void Join();
   void Run();
+  /// Writes a block and reports to its `ended`. False after an error, with which all ends.
+  bool Handle(const BlockToWrite& block);
   Status WriteOne(const BlockToWrite& block);
   /// Waits until the bandwidth allows a write of that size. False when stopped meanwhile.
   bool WaitForTurn(std::uint64_t bytes);

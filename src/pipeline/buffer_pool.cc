@@ -4,6 +4,8 @@
 
 #include <sys/mman.h>
 
+#include "base/guarded.h"
+
 namespace varve {
 
 BufferPool::BufferPool(std::uint64_t budget_bytes)
@@ -29,6 +31,11 @@ Result<BufferPool::Lease> BufferPool::Acquire() {
       free_.pop_back();
       return Lease(this, block);
     }
+    // A place to give the block back to: Release must not need memory.
+    VARVE_RETURN_IF_ERROR(Guarded([&] {
+      free_.reserve(allocated_ + 1);
+      return Status::Ok();
+    }));
     ++allocated_;
   }
   void* block =
@@ -37,7 +44,7 @@ Result<BufferPool::Lease> BufferPool::Acquire() {
     const std::scoped_lock lock(mutex_);
     --allocated_;
     released_.notify_one();
-    return Status(StatusCode::kOutOfSpace, "no memory for an I/O buffer of 8 MiB");
+    return OutOfMemory().Annotate("take an I/O buffer of 8 MiB");
   }
   // Fewer, larger faults where the system grants huge pages; no harm where it does not.
   ::madvise(block, kPoolBlockBytes, MADV_HUGEPAGE);

@@ -17,6 +17,7 @@
 
 #include "base/checked.h"
 #include "base/checksum.h"
+#include "base/guarded.h"
 #include "pipeline/run_threads.h"
 
 namespace varve {
@@ -181,7 +182,7 @@ std::uint64_t StagedFile::BlockSize(std::size_t index) const {
 
 Status StagedFile::Fill(int threads, const std::stop_token& stop,
                         const std::function<Status()>& check) {
-  Status status = RunThreads(blocks_.size(), threads, stop, [&](std::size_t i) -> Status {
+  const auto fill = [&](std::size_t i) -> Status {
     VARVE_ASSIGN_OR_RETURN(std::byte* const memory, TakeMemory(i, stop));
     std::vector<std::uint32_t> sums;
     VARVE_RETURN_IF_ERROR(FillBlock(i, memory, &sums));
@@ -191,12 +192,14 @@ Status StagedFile::Fill(int threads, const std::stop_token& stop,
     blocks_[i].filled = true;
     changed_.notify_all();
     return Status::Ok();
+  };
+  // Whatever happens in it, WriteTo must learn that no more comes.
+  Status status = Guarded([&] {
+    VARVE_RETURN_IF_ERROR(RunThreads(blocks_.size(), threads, stop, fill));
+    return check ? check() : Status::Ok();
   });
-  if (status.ok() && check) {
-    status = check();
-  }
   if (!status.ok()) {
-    Abandon(status);
+    Abandon(CopyOf(status));
     return status;
   }
   const std::scoped_lock lock(mutex_);
@@ -296,7 +299,9 @@ Status StagedFile::WriteBlocks(BlockWriters* writers, Inspector* inspector,
     if (in_waves()) {
       // We may be waiting for a block that Fill has no memory for: a failed write never gives back
       // what it was written from, so Fill must hear of it, and we through Fill.
-      out.ended = [this, i](const Status& status) { status.ok() ? Written(i) : Discard(status); };
+      out.ended = [this, i](const Status& status) {
+        status.ok() ? Written(i) : Discard(CopyOf(status));
+      };
     }
     if (!writers->Push(std::move(out))) {
       return Status::Ok();  // The writers know why.
@@ -314,13 +319,14 @@ Result<WrittenSegments> StagedFile::WriteTo(WritableFile& file, std::uint64_t da
                                             const WriteSegmentsOptions& options) {
   Inspector inspector(parts_, checksum_block_bytes_);
   BlockWriters writers(file, options, blocks_.size());
-  if (Status status = WriteBlocks(&writers, &inspector, data_begin, options.stop); !status.ok()) {
+  const auto write = [&] { return WriteBlocks(&writers, &inspector, data_begin, options.stop); };
+  if (Status status = Guarded(write); !status.ok()) {
     writers.Fail(std::move(status));
   }
   if (Status status = writers.Finish(); !status.ok()) {
     VARVE_RETURN_IF_ERROR(CheckIntact());  // Which would be why.
     if (in_waves()) {
-      Discard(status);
+      Discard(CopyOf(status));
     }
     return status;
   }

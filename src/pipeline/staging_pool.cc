@@ -2,19 +2,18 @@
 
 #include <algorithm>
 #include <cerrno>
-#include <cstdlib>
 #include <cstring>
-#include <fstream>
 #include <limits>
 #include <string>
-#include <string_view>
 #include <utility>
 
 #include <fcntl.h>
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include "base/guarded.h"
 #include "pipeline/huge_pages.h"
+#include "pipeline/memory_limits.h"
 
 namespace varve {
 namespace {
@@ -22,52 +21,11 @@ namespace {
 // One after the other. A refusal may take long, so it is not asked for ever.
 constexpr int kMostRefusals = 16;
 
-/// The first number in a file; nothing when there is none ("max").
-std::optional<std::uint64_t> NumberIn(const std::string& path) {
-  std::ifstream file(path);
-  std::uint64_t number = 0;
-  return file >> number ? std::optional(number) : std::nullopt;
-}
-
-/// What a cgroup has left, if it is limited.
-std::uint64_t LeftIn(const std::string& limit_file, const std::string& used_file) {
-  const auto limit = NumberIn(limit_file);
-  const auto used = NumberIn(used_file);
-  if (!limit || !used) {
-    return std::numeric_limits<std::uint64_t>::max();
-  }
-  return *limit > *used ? *limit - *used : 0;
-}
-
-/// What the cgroups around this process have left: its own and all above it (version 2), and the
-/// one that a container shows (version 1).
-std::uint64_t LeftInCgroups() {
-  std::uint64_t left = LeftIn("/sys/fs/cgroup/memory/memory.limit_in_bytes",
-                              "/sys/fs/cgroup/memory/memory.usage_in_bytes");
-  std::string line;
-  for (std::ifstream file("/proc/self/cgroup"); std::getline(file, line);) {
-    if (!line.starts_with("0::/")) {
-      continue;
-    }
-    std::string folder = "/sys/fs/cgroup" + line.substr(3);
-    while (folder.size() >= std::string("/sys/fs/cgroup").size()) {
-      left = std::min(left, LeftIn(folder + "/memory.max", folder + "/memory.current"));
-      folder.resize(folder.find_last_of('/'));
-    }
-  }
-  return left;
-}
-
-std::uint64_t AvailableMemory() {
-  std::uint64_t available = std::uint64_t{1} << 30;
-  std::string line;
-  for (std::ifstream file("/proc/meminfo"); std::getline(file, line);) {
-    constexpr std::string_view kName = "MemAvailable:";
-    if (line.starts_with(kName)) {
-      available = std::strtoull(line.c_str() + kName.size(), nullptr, 10) << 10;
-    }
-  }
-  return std::min(available, LeftInCgroups());
+/// Why there is no staging memory, and which option asks for less.
+Status Refused(const char* what, std::uint64_t bytes, int error) {
+  return {StatusCode::kOutOfSpace, std::string(what) + " of " + std::to_string(bytes) +
+                                       " bytes: " + std::strerror(error) +
+                                       "; choose a smaller memory_budget (budget_bytes in C++)"};
 }
 
 }  // namespace
@@ -77,7 +35,9 @@ std::uint64_t DefaultStagingBudget(int local_ranks) {
 }
 
 StagingPool::StagingPool(std::byte* base, std::size_t block_count, int fd)
-    : base_(base), block_count_(block_count), fd_(fd), pages_(block_count, Pages::kNone) {}
+    : base_(base), block_count_(block_count), fd_(fd), pages_(block_count, Pages::kNone) {
+  free_.reserve(block_count);  // Giving blocks back must not need memory.
+}
 
 namespace {
 
@@ -90,9 +50,7 @@ Result<int> MakeSharedMemory(std::uint64_t bytes) {
     if (fd >= 0) {
       ::close(fd);
     }
-    return Status(StatusCode::kOutOfSpace,
-                  "make " + std::to_string(bytes) +
-                      " bytes of shared memory for staging: " + std::strerror(error));
+    return Refused("make shared staging memory", bytes, error);
   }
   return fd;
 }
@@ -115,13 +73,21 @@ Result<std::unique_ptr<StagingPool>> StagingPool::Make(std::uint64_t budget_byte
     if (fd >= 0) {
       ::close(fd);
     }
-    return Status(StatusCode::kOutOfSpace, "map " + std::to_string(bytes) +
-                                               " bytes of staging memory: " + std::strerror(error));
+    return Refused("map staging memory", bytes, error);
   }
   // A forked child (a data loader) must neither keep the memory alive nor make it be copied.
   ::madvise(base, bytes, MADV_HUGEPAGE);
   ::madvise(base, bytes, MADV_DONTFORK);
-  return std::unique_ptr<StagingPool>(new StagingPool(base, blocks, fd));
+  auto pool = Guarded([&]() -> Result<std::unique_ptr<StagingPool>> {
+    return std::unique_ptr<StagingPool>(new StagingPool(base, blocks, fd));
+  });
+  if (!pool.ok()) {
+    ::munmap(base, bytes);
+    if (fd >= 0) {
+      ::close(fd);
+    }
+  }
+  return pool;
 }
 
 StagingPool::~StagingPool() {
@@ -134,7 +100,7 @@ StagingPool::~StagingPool() {
 
 StagingPool::Reservation::~Reservation() {
   if (pool_ != nullptr) {
-    pool_->Release(&blocks_);
+    pool_->Release(blocks_);
   }
 }
 
@@ -163,20 +129,35 @@ Result<StagingPool::Reservation> StagingPool::Reserve(Ticket ticket, std::size_t
                                                       const std::stop_token& stop) {
   wanted = std::min(wanted, block_count_);
   std::vector<std::byte*> blocks;
-  blocks.reserve(wanted);
-  std::unique_lock lock(mutex_);
-  if (!changed_.wait(lock, stop, [&] { return Ticket{serving_} == ticket; })) {
-    left_.insert(ticket);  // Passed over when its turn comes: nobody behind it waits for that.
-    return Status(StatusCode::kCancelled, "cancelled while waiting for staging memory");
+  // A ticket is always served or left, also where there is no memory for the list of its blocks:
+  // those behind it wait for that.
+  const Status listed = Guarded([&] {
+    blocks.reserve(wanted);
+    return Status::Ok();
+  });
+  if (!listed.ok()) {
+    wanted = 0;
   }
-  const bool served = AwaitFree(wanted, &lock, stop);
+  std::unique_lock lock(mutex_);
+  const auto is_served = [&] { return Ticket{serving_} == ticket; };
+  if (!changed_.wait(lock, stop, is_served)) {
+    // Passed over when it would be served: nobody behind it waits for that.
+    const Status left = Guarded([&] {
+      left_.insert(ticket);
+      return Status::Ok();
+    });
+    if (left.ok()) {
+      return Status(StatusCode::kCancelled, "cancelled while waiting for staging memory");
+    }
+    changed_.wait(lock, is_served);  // Which comes: each save before it ends.
+  }
+  const Status served = Guarded([&] { return AwaitFree(wanted, &lock, stop); });
   do {
     ++serving_;
   } while (left_.erase(Ticket{serving_}) > 0);
   changed_.notify_all();
-  if (!served) {
-    return Status(StatusCode::kCancelled, "cancelled while waiting for staging memory");
-  }
+  VARVE_RETURN_IF_ERROR(listed);
+  VARVE_RETURN_IF_ERROR(served);
   while (blocks.size() < wanted && !free_.empty()) {
     blocks.push_back(free_.back());
     free_.pop_back();
@@ -187,10 +168,9 @@ Result<StagingPool::Reservation> StagingPool::Reserve(Ticket ticket, std::size_t
   return Reservation(this, std::move(blocks));
 }
 
-void StagingPool::Release(std::vector<std::byte*>* blocks) {
+void StagingPool::Release(std::span<std::byte* const> blocks) {
   const std::scoped_lock lock(mutex_);
-  free_.insert(free_.end(), blocks->begin(), blocks->end());
-  blocks->clear();
+  free_.insert(free_.end(), blocks.begin(), blocks.end());
   changed_.notify_all();
 }
 
@@ -200,19 +180,24 @@ void StagingPool::Poke() {
   changed_.notify_all();
 }
 
-bool StagingPool::AwaitFree(std::size_t wanted, std::unique_lock<std::mutex>* lock,
-                            const std::stop_token& stop) {
+Status StagingPool::AwaitFree(std::size_t wanted, std::unique_lock<std::mutex>* lock,
+                              const std::stop_token& stop) {
   const auto enough = [&] { return free_.size() + (block_count_ - cold_) >= wanted; };
   while (!enough() && !stop.stop_requested()) {
     const std::uint64_t pokes = pokes_;
     if (reclaim_) {
       lock->unlock();
-      reclaim_();
+      const Status reclaimed = Guarded([&] {
+        reclaim_();
+        return Status::Ok();
+      });
       lock->lock();
+      VARVE_RETURN_IF_ERROR(reclaimed);
     }
     changed_.wait(*lock, stop, [&] { return enough() || pokes_ != pokes; });
   }
-  return enough();
+  return enough() ? Status::Ok()
+                  : Status(StatusCode::kCancelled, "cancelled while waiting for staging memory");
 }
 
 std::size_t StagingPool::warm_blocks() {
@@ -233,19 +218,27 @@ void StagingPool::Populate(std::size_t limit,
     if (!index) {
       return;
     }
-    std::vector<std::byte*> ready{base_ + *index * kPoolBlockBytes};
-    TakeSharedPages(ready.front());
-    TakePages({ready.front(), kPoolBlockBytes});  // Of which shared memory has its own by now.
-    on_ready({ready.front(), kPoolBlockBytes});
-    Release(&ready);
+    std::byte* const ready = base_ + *index * kPoolBlockBytes;
+    TakeSharedPages(ready);
+    TakePages({ready, kPoolBlockBytes});  // Of which shared memory has its own by now.
+    // Where it fails, the block is as good as one that was not prepared.
+    (void)Guarded([&] {
+      on_ready({ready, kPoolBlockBytes});
+      return Status::Ok();
+    });
+    Release({&ready, 1});
   }
 }
 
 void StagingPool::Prepare(std::uint64_t bytes, std::function<void(std::span<std::byte>)> on_ready) {
   const std::size_t limit = bytes / kPoolBlockBytes + (bytes % kPoolBlockBytes == 0 ? 0 : 1);
   WaitPrepared();
-  preparing_ = std::jthread([this, limit, ready = std::move(on_ready)](
-                                const std::stop_token& stop) { Populate(limit, ready, stop); });
+  // Where no thread starts, the saves take the memory themselves.
+  (void)Guarded([&] {
+    preparing_ = std::jthread([this, limit, ready = std::move(on_ready)](
+                                  const std::stop_token& stop) { Populate(limit, ready, stop); });
+    return Status::Ok();
+  });
 }
 
 void StagingPool::StopPreparing() { preparing_ = {}; }  // Asks it to stop, and joins.

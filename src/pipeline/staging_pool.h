@@ -79,7 +79,8 @@ class StagingPool {
 
   /// Waits until `wanted` blocks are free, or all the pool has if it has fewer, and takes them at
   /// once: a save that holds some blocks never waits for others, so saves cannot block each other
-  /// for good. Served in the order of the tickets. Errors: Cancelled on `stop`.
+  /// for good. Served in the order of the tickets. Errors: Cancelled on `stop`; OutOfSpace when the
+  /// system has no memory for the list of blocks. The ticket is used up also then.
   Result<Reservation> Reserve(Ticket ticket, std::size_t wanted, const std::stop_token& stop);
   Result<Reservation> Reserve(std::size_t wanted, const std::stop_token& stop) {
     return Reserve(Queue(), wanted, stop);
@@ -93,7 +94,8 @@ class StagingPool {
 
   /// Begins to take `bytes` of memory from the system in a thread of its own; an earlier call's
   /// work is waited for. Saves meanwhile find the blocks that are ready. `on_ready` is called with
-  /// each of them first.
+  /// each of them first. Does nothing where the system starts no thread: saves then take memory as
+  /// they need it.
   void Prepare(
       std::uint64_t bytes,
       std::function<void(std::span<std::byte>)> on_ready = [](std::span<std::byte>) {});
@@ -111,15 +113,16 @@ class StagingPool {
   [[nodiscard]] std::size_t warm_blocks();
 
  private:
-  bool AwaitFree(std::size_t wanted, std::unique_lock<std::mutex>* lock,
-                 const std::stop_token& stop);
+  /// Errors: Cancelled on `stop`; what the reclaiming throws.
+  Status AwaitFree(std::size_t wanted, std::unique_lock<std::mutex>* lock,
+                   const std::stop_token& stop);
   StagingPool(std::byte* base, std::size_t block_count, int fd);
   enum class Pages : std::uint8_t { kNone, kSmall, kHuge };
   [[nodiscard]] std::uint64_t NumberOf(const std::byte* address) const {
     return static_cast<std::uint64_t>(address - base_) / kPoolBlockBytes;
   }
   void TakeSharedPages(std::byte* block);
-  void Release(std::vector<std::byte*>* blocks);
+  void Release(std::span<std::byte* const> blocks);
   /// A block that nobody has used yet; nothing when `limit` are in use or ready.
   std::optional<std::size_t> TakeCold(std::size_t limit);
   void Populate(std::size_t limit, const std::function<void(std::span<std::byte>)>& on_ready,

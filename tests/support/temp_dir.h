@@ -8,8 +8,12 @@ namespace varve::test {
 
 class TempDir {
  public:
-  TempDir() {
-    std::string name = (std::filesystem::temp_directory_path() / "varve-test-XXXXXX").string();
+  /// In `place` if that is a directory, else where the system wants such.
+  explicit TempDir(const std::filesystem::path& place = {}) {
+    const bool is_there = !place.empty() && std::filesystem::is_directory(place);
+    std::string name =
+        ((is_there ? place : std::filesystem::temp_directory_path()) / "varve-test-XXXXXX")
+            .string();
     path_ = ::mkdtemp(name.data());
   }
   TempDir(const TempDir&) = delete;

@@ -1,0 +1,35 @@
+/// Exceptions become errors: memory or a thread that the system refuses.
+///
+/// The engine returns errors as values, but the standard library throws where memory or a thread
+/// cannot be had. A save that is left by an exception would leave its peers waiting, and a thread
+/// that is left by one ends the process. So each step that others wait for runs in Guarded.
+#pragma once
+
+#include <utility>
+
+#include "varve/status.h"
+
+namespace varve {
+
+/// Returns OutOfSpace: the system gives no memory. Needs none itself: where there is none for the
+/// message, the message is short.
+Status OutOfMemory() noexcept;
+
+/// Returns the error for the exception that is being handled: OutOfMemory; Unavailable where the
+/// system starts no thread; Internal for what nothing should throw. Needs no memory.
+Status CaughtError() noexcept;
+
+/// Returns a copy, or OutOfMemory where there is no memory for one.
+Status CopyOf(const Status& status) noexcept;
+
+/// Returns what `work` returns, a Status or a Result, or the error for what it throws.
+template <class Work>
+auto Guarded(Work&& work) noexcept -> decltype(work()) {
+  try {
+    return std::forward<Work>(work)();
+  } catch (...) {
+    return CaughtError();
+  }
+}
+
+}  // namespace varve
