@@ -22,7 +22,7 @@
 namespace varve {
 
 /// Where an agent listens: a directory that only its user may enter. By default $VARVE_AGENT_DIR,
-/// or $XDG_RUNTIME_DIR/varve, or /tmp/varve-UID.
+/// or $XDG_RUNTIME_DIR/varve if that directory is there, or /tmp/varve-UID.
 std::string DefaultAgentDirectory();
 
 struct AgentOptions {

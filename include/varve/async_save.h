@@ -34,7 +34,8 @@ enum class WhenBusy : std::uint8_t {
 
 struct StagerOptions {
   /// Memory for copies, shared by the saves in flight. 0: half of what the process could get (the
-  /// system's available memory, or what the cgroup has left) divided by `local_ranks`. A state that
+  /// least of the system's available memory, what its cgroups have left and what RLIMIT_AS leaves)
+  /// divided by `local_ranks`. A state that
   /// is larger than the budget is copied in waves: the call then lasts until all but the last wave
   /// have been written.
   std::uint64_t budget_bytes = 0;

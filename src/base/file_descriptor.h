@@ -1,9 +1,15 @@
 /// A file descriptor that is closed with its owner.
 #pragma once
 
+#include <cerrno>
+#include <cstring>
+#include <string>
 #include <utility>
 
+#include <fcntl.h>
 #include <unistd.h>
+
+#include "varve/status.h"
 
 namespace varve {
 
@@ -30,5 +36,20 @@ class FileDescriptor {
  private:
   int fd_ = -1;
 };
+
+/// Returns the error of a call that makes or receives a descriptor and failed with `error` (errno).
+inline Status NoDescriptor(const std::string& what, int error) {
+  const std::string message = what + ": " + std::strerror(error);
+  return error == EMFILE ? FailedPrecondition(
+                               message + "; raise this process's limit of open files (ulimit -n)")
+                         : Unavailable(message);
+}
+
+/// Returns another descriptor of the same file, which is closed on exec.
+inline Result<FileDescriptor> Duplicate(int fd) {
+  FileDescriptor copy(::fcntl(fd, F_DUPFD_CLOEXEC, 0));
+  return copy.valid() ? Result<FileDescriptor>(std::move(copy))
+                      : NoDescriptor("duplicate a file descriptor", errno);
+}
 
 }  // namespace varve

@@ -17,7 +17,8 @@ constexpr const char* kHelp =
     "when they are killed, and keeps in memory what they saved last. Trainers start it when they\n"
     "need it; it ends itself when it has had nothing to do for a while.\n"
     "\n"
-    "It listens in $VARVE_AGENT_DIR, or $XDG_RUNTIME_DIR/varve, or /tmp/varve-UID.";
+    "It listens in $VARVE_AGENT_DIR, or $XDG_RUNTIME_DIR/varve if that directory is there, or\n"
+    "/tmp/varve-UID.";
 constexpr const char* kStatusHelp = "Exits with 0 also when no agent runs.";
 constexpr const char* kDrainHelp =
     "To be called before the newest checkpoint is looked for, when a trainer was killed: what it "
