@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "varve/metadata.h"
@@ -38,7 +39,7 @@ struct CheckpointEntry {
   std::optional<SaveId> save_id;
 };
 
-/// The checkpoints and leftovers in `directory`, by step, then name; those of other software too,
+/// The checkpoints and leftovers in `directory`, by step, then by NaturalLess of the name; those of other software too,
 /// where they are directories. When `directory` itself is a checkpoint the list has that one entry.
 /// Reads indexes and sizes, not data.
 Result<std::vector<CheckpointEntry>> ListCheckpoints(const std::string& directory,
@@ -114,6 +115,10 @@ struct ExportReport {
 Result<ExportReport> ExportSafetensors(const std::string& path, const std::string& out,
                                        const ExportOptions& options,
                                        Storage& storage = PosixStorage());
+
+/// Orders names as people do: where both have digits, by the number they are, so that "layers.2"
+/// comes before "layers.10". A strict total order.
+bool NaturalLess(std::string_view a, std::string_view b);
 
 /// Shell-style match: '*' any run (dots too), '?' one character, '[...]' a set.
 bool GlobMatch(const std::string& pattern, const std::string& name);

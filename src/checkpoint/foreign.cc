@@ -10,6 +10,7 @@
 
 #include "base/bytes.h"
 #include "checkpoint/names.h"
+#include "checkpoint/unknown_file.h"
 #include "interop/dcp_checksums.h"
 #include "interop/dcp_metadata.h"
 #include "interop/safetensors.h"
@@ -264,22 +265,78 @@ Content Sniff(std::string_view head) {
   if (head.size() > 14 && head[0] == '\x80' && head.substr(2, kMagic.size()) == kMagic) {
     return Content::kLegacyTorch;
   }
-  return head.size() > 8 && head[8] == '{' ? Content::kSafetensors : Content::kOther;
+  // Eight bytes of length, then JSON. The eight of a text would be a length beyond all bounds.
+  ByteReader in(head);
+  const bool json = in.U64() <= kMaxJsonBytes && in.U8() == '{';
+  return json && !in.failed() ? Content::kSafetensors : Content::kOther;
+}
+
+/// NotFound for what is no checkpoint; nothing for a zip file that torch.save may have written, or
+/// that is damaged.
+Status NotOurs(const std::string& path, std::string_view looks_like) {
+  return NotFound(path + " is not a checkpoint: " +
+                  (looks_like.empty() ? "it is of no kind that Varve knows"
+                                      : "it looks like " + std::string(looks_like)));
+}
+
+/// The name of the first record of a zip file that begins with `head`.
+std::string FirstRecordName(std::string_view head) {
+  constexpr std::size_t kHeaderBytes = 30;
+  constexpr std::size_t kNameLength = 26;  // Where it stands, in two bytes.
+  if (head.size() < kHeaderBytes) {
+    return {};
+  }
+  const auto low = static_cast<unsigned char>(head[kNameLength]);
+  const auto high = static_cast<unsigned char>(head[kNameLength + 1]);
+  return std::string(head.substr(kHeaderBytes, low + 256U * high));
+}
+
+bool IsPickleOfTorch(std::string_view name) {
+  return name == "data.pkl" || name.ends_with("/data.pkl") || name.ends_with("/constants.pkl");
+}
+
+/// What a zip file is that has no record "FOLDER/data.pkl" as torch.save writes it. Empty where it
+/// has one, or where the directory cannot be read: that is for the decoder to judge.
+std::string_view OtherZip(std::string_view head, std::uint64_t size, const RangeReader& read) {
+  std::vector<std::string> names;
+  if (const auto records = ReadZipDirectory(size, read); records.ok()) {
+    for (const ZipRecord& record : *records) {
+      names.push_back(record.name);
+    }
+  } else if (records.status().code() == StatusCode::kUnimplemented) {
+    names.push_back(FirstRecordName(head));  // Compressed, as no file of torch.save is.
+  } else {
+    return {};
+  }
+  if (std::any_of(names.begin(), names.end(), IsPickleOfTorch)) {
+    return {};
+  }
+  const bool arrays =
+      !names.empty() && std::all_of(names.begin(), names.end(),
+                                    [](const std::string& name) { return name.ends_with(".npy"); });
+  return arrays ? "NumPy arrays (.npz)" : "a zip archive (.zip)";
 }
 
 Result<OpenedIndex> OpenForeignFile(Storage& storage, const std::string& path) {
   auto opened = storage.OpenForRead(path);
   if (!opened.ok()) {
-    return NotFound(path + " is neither a directory nor a file that can be read");
+    return NotFound(
+        path + " is neither a directory nor a file that can be read: " + opened.status().message());
   }
   const std::shared_ptr<ReadableFile> file = std::move(*opened);
   const std::uint64_t size = file->size();
   const RangeReader read = ReadFromFile(file);
-  VARVE_ASSIGN_OR_RETURN(const std::string head, read(0, std::min<std::uint64_t>(size, 16)));
+  VARVE_ASSIGN_OR_RETURN(const std::string head,
+                         read(0, std::min<std::uint64_t>(size, kRevealingBytes)));
   const std::string name = BaseName(path);
   const Content content = Sniff(head);
   if (content == Content::kOther) {
-    return NotFound(path + " is no file that Varve knows");
+    return NotOurs(path, LooksLike(head, name));
+  }
+  if (content == Content::kZip) {
+    if (const auto other = OtherZip(head, size, read); !other.empty()) {
+      return NotOurs(path, other);
+    }
   }
   auto decoded = content == Content::kSafetensors ? DecodeSafetensors({{name, size, read}})
                                                   : DecodeTorchFile(size, read, name);

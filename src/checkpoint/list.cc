@@ -1,5 +1,4 @@
 #include <algorithm>
-#include <tuple>
 
 #include "checkpoint/foreign.h"
 #include "checkpoint/names.h"
@@ -140,9 +139,11 @@ Result<std::vector<CheckpointEntry>> ListCheckpoints(const std::string& director
                                                      Storage& storage) {
   const auto listed = storage.List(directory);
   // A checkpoint that has been moved aside is found by a name under which there is no directory.
-  if (!listed.ok() && listed.status().code() != StatusCode::kNotFound &&
-      OpenForeign(storage, directory).status().code() == StatusCode::kNotFound) {
-    return listed.status();  // A file of no kind that we know.
+  if (!listed.ok() && listed.status().code() != StatusCode::kNotFound) {
+    const Status foreign = OpenForeign(storage, directory).status();
+    if (foreign.code() == StatusCode::kNotFound) {
+      return foreign;  // A file of no kind that we know.
+    }
   }
   // Files of safetensors alone do not make the directory a checkpoint where it holds others: they
   // may have been exported from those.
@@ -179,7 +180,7 @@ Result<std::vector<CheckpointEntry>> ListCheckpoints(const std::string& director
     entries.push_back(std::move(*files_beside));
   }
   std::sort(entries.begin(), entries.end(), [](const CheckpointEntry& a, const CheckpointEntry& b) {
-    return std::tie(a.step, a.name) < std::tie(b.step, b.name);
+    return a.step != b.step ? a.step < b.step : NaturalLess(a.name, b.name);
   });
   return entries;
 }

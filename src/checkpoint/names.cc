@@ -21,8 +21,6 @@ std::string Sibling(std::string_view path, std::string_view suffix) {
   return JoinPath(ParentPath(path), "." + BaseName(path) + std::string(suffix));
 }
 
-bool IsDigit(char c) { return c >= '0' && c <= '9'; }
-
 }  // namespace
 
 std::string LockPath(std::string_view path) { return Sibling(path, kLockSuffix); }
@@ -93,23 +91,6 @@ std::optional<Leftover> ParseLeftover(std::string_view entry) {
 
 bool IsDataFileName(std::string_view name) {
   return name.starts_with("data-") && name.ends_with(".safetensors");
-}
-
-std::optional<std::uint64_t> StepFromName(std::string_view name) {
-  std::size_t end = name.size();
-  while (end > 0 && !IsDigit(name[end - 1])) {
-    --end;
-  }
-  std::size_t begin = end;
-  while (begin > 0 && IsDigit(name[begin - 1])) {
-    --begin;
-  }
-  std::uint64_t step = 0;
-  const auto parsed = std::from_chars(name.data() + begin, name.data() + end, step);
-  if (begin == end || parsed.ec != std::errc()) {
-    return std::nullopt;
-  }
-  return step;
 }
 
 }  // namespace varve

@@ -109,7 +109,7 @@ Result<OpenedIndex> TryOpenIndex(Storage& storage, const std::string& path) {
       return NotFound(path + " is not a checkpoint: it holds none that Varve knows");
     }
     if (entries.status().code() != StatusCode::kNotFound) {
-      return entries.status();
+      return foreign;  // A file, of which it says what it looks like.
     }
     opened.directory = AsidePath(path);
     opened.moved_aside = true;

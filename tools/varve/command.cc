@@ -1,8 +1,12 @@
 #include "command.h"
 
+#include <algorithm>
 #include <utility>
+#include <vector>
 
 #include <CLI/CLI.hpp>
+
+#include "nearest.h"
 
 namespace varve::cli {
 namespace {
@@ -14,6 +18,78 @@ constexpr std::size_t kNameColumns = 26;
 std::string Named(const CLI::App& app) {
   const auto below = app.get_subcommands();
   return app.get_name() + (below.empty() ? "" : " " + Named(*below.front()));
+}
+
+/// The long options of a command, with their dashes.
+std::vector<std::string> OptionsOf(const CLI::App& app) {
+  std::vector<std::string> names;
+  for (const CLI::Option* option : app.get_options()) {
+    for (const std::string& name : option->get_lnames()) {
+      names.push_back("--" + name);
+    }
+  }
+  return names;
+}
+
+std::vector<std::string> VerbsOf(const CLI::App& app) {
+  std::vector<std::string> names;
+  for (const CLI::App* below : app.get_subcommands([](const CLI::App*) { return true; })) {
+    names.push_back(below->get_name());
+  }
+  return names;
+}
+
+/// "a, b, c".
+std::string Joined(const std::vector<std::string>& names) {
+  std::string all;
+  for (const std::string& name : names) {
+    all += (all.empty() ? "" : ", ") + name;
+  }
+  return all;
+}
+
+/// The first word of the line that no command or option is called, and the nearest that is one.
+/// Empty where all of them are known, or nothing is near.
+std::string Suggestion(const CLI::App& program, int argc, const char* const* argv) {
+  const CLI::App* command = &program;
+  for (int i = 1; i < argc; ++i) {
+    const std::string word(argv[i]);
+    if (word.starts_with("--")) {
+      const auto known = OptionsOf(*command);
+      const std::string name = word.substr(0, word.find('='));
+      if (std::find(known.begin(), known.end(), name) == known.end()) {
+        const std::string nearest = Nearest(name, known);
+        return nearest.empty() ? "" : "did you mean \"" + nearest + "\"?";
+      }
+      continue;
+    }
+    const auto verbs = VerbsOf(*command);
+    if (verbs.empty()) {
+      continue;  // A value, or what the verb is to work on.
+    }
+    if (std::find(verbs.begin(), verbs.end(), word) != verbs.end()) {
+      command = command->get_subcommand(word);
+      continue;
+    }
+    const std::string nearest = Nearest(word, verbs);
+    return "there is no command \"" + word + "\": " +
+           (nearest.empty() ? "want one of " + Joined(verbs) : "did you mean \"" + nearest + "\"?");
+  }
+  return {};
+}
+
+/// One line that says what is wrong with the command line.
+std::string Complaint(const CLI::App& program, const CLI::ParseError& error, int argc,
+                      const char* const* argv) {
+  std::string text = error.what();
+  std::replace(text.begin(), text.end(), '\n', ' ');
+  const std::string suggestion = Suggestion(program, argc, argv);
+  if (suggestion.starts_with("there is no command")) {
+    text = suggestion;
+  } else if (!suggestion.empty()) {
+    text += "; " + suggestion;
+  }
+  return text + "; see `" + Named(program) + " --help`";
 }
 
 }  // namespace
@@ -80,20 +156,29 @@ void Command::RequiredNumber(const std::string& name, const std::string& type,
                              const std::map<std::string, std::uint8_t>& numbers,
                              const std::function<void(std::uint8_t)>& store,
                              const std::string& help) {
-  // An enum, because CLI11 converts those as numbers, and a std::uint8_t as a character; its
-  // messages show the underlying type.
+  // An enum, because CLI11 converts those as numbers, and a std::uint8_t as a character.
   enum class Number : int {};
-  std::map<std::string, Number> choices;
-  for (const auto& [choice, number] : numbers) {
-    choices[choice] = Number{number};
-  }
+  const auto to_number = [numbers, type](std::string& given) {
+    const auto found = numbers.find(CLI::detail::to_lower(given));
+    if (found != numbers.end()) {
+      given = std::to_string(found->second);
+      return std::string();
+    }
+    std::vector<std::string> names;
+    for (const auto& [choice, number] : numbers) {
+      names.push_back(choice);
+    }
+    const std::string nearest = Nearest(CLI::detail::to_lower(given), names);
+    return "there is no " + type + " \"" + given + "\": " +
+           (nearest.empty() ? "want one of " + Joined(names) : "did you mean \"" + nearest + "\"?");
+  };
   const std::function<void(const Number&)> store_number = [store](const Number& number) {
     store(static_cast<std::uint8_t>(number));
   };
   app_->add_option_function(name, store_number, help)
       ->required()
       ->type_name(type)
-      ->transform(CLI::CheckedTransformer(choices, CLI::ignore_case).description(""));
+      ->transform(CLI::Validator(to_number, ""));
 }
 
 // ---- all of them ----
@@ -123,7 +208,7 @@ Result<Outcome> Program::Run(int argc, const char* const* argv) {
   } catch (const CLI::CallForVersion& version) {
     return Outcome{std::string(version.what()) + "\n"};
   } catch (const CLI::ParseError& error) {
-    return InvalidArgument(std::string(error.what()) + "; see `" + Named(state_->app) + " --help`");
+    return InvalidArgument(Complaint(state_->app, error, argc, argv));
   }
   return state_->chosen();
 }

@@ -1,9 +1,13 @@
 #include <algorithm>
 #include <memory>
+#include <numeric>
 #include <optional>
+#include <vector>
 
 #include "json.h"
+#include "subtrees.h"
 #include "text.h"
+#include "varve/catalogue.h"
 #include "varve/checkpoint.h"
 #include "varve/version.h"
 #include "verbs.h"
@@ -19,6 +23,10 @@ constexpr const char* kHelp =
     "end)\n"
     "there, and the XXH3-128 hash of its content, by which equal chunks of different checkpoints\n"
     "are known.\n"
+    "\n"
+    "Names are in natural order (layers.2 before layers.10); subtrees are totals of all tensors "
+    "whose\n"
+    "names begin alike.\n"
     "\n"
     "Reads the index and the plain values. No pickle is ever opened.";
 
@@ -36,28 +44,17 @@ std::uint64_t Size(const Extent& extent) {
   return extent.encoding == Encoding::kInline ? 0 : extent.end - extent.begin;
 }
 
-/// Of the elements that are stored. Chunks are disjoint, so for a whole tensor this is its size.
-std::uint64_t StoredBytes(const TensorMetadata& tensor) {
-  std::uint64_t bytes = 0;
-  for (const Chunk& chunk : tensor.chunks) {
-    std::uint64_t chunk_bytes = ItemSize(tensor.dtype);
-    for (const std::uint64_t size : chunk.box.sizes) {
-      chunk_bytes *= size;
-    }
-    bytes += chunk_bytes;
-  }
-  return bytes;
+/// The numbers of tensors or objects, in the order of their names.
+template <class Named>
+std::vector<std::size_t> InNaturalOrder(const std::vector<Named>& named) {
+  std::vector<std::size_t> order(named.size());
+  std::iota(order.begin(), order.end(), std::size_t{0});
+  std::sort(order.begin(), order.end(),
+            [&](std::size_t a, std::size_t b) { return NaturalLess(named[a].fqn, named[b].fqn); });
+  return order;
 }
 
 bool IsNative(const Metadata& metadata) { return metadata.format == Format::kVarve; }
-
-std::uint64_t StoredBytes(const Metadata& metadata) {
-  std::uint64_t bytes = 0;
-  for (const TensorMetadata& tensor : metadata.tensors) {
-    bytes += StoredBytes(tensor);
-  }
-  return bytes;
-}
 
 /// A plain value as text, or why there is none.
 struct Rendered {
@@ -110,15 +107,21 @@ std::string CheckpointAsJson(const Options& options, CheckpointReader& reader) {
     json.BeginObject().Key("name").String(file.name).Key("rank").Number(file.rank);
     json.Key("bytes").Number(file.size).Key("data_begin").Number(file.data_begin).EndObject();
   }
+  json.EndArray().Key("subtrees").BeginArray();
+  for (const Subtree& subtree : Subtrees(metadata)) {
+    json.BeginObject().Key("name").String(subtree.name);
+    json.Key("tensors").Number(subtree.tensor_count).Key("bytes").Number(subtree.bytes).EndObject();
+  }
   json.EndArray().Key("tensors").BeginArray();
-  for (const TensorMetadata& tensor : metadata.tensors) {
+  for (const std::size_t i : InNaturalOrder(metadata.tensors)) {
+    const TensorMetadata& tensor = metadata.tensors[i];
     json.BeginObject().Key("fqn").String(tensor.fqn).Key("dtype").String(DTypeName(tensor.dtype));
     json.Key("shape").Numbers(tensor.shape).Key("chunks").Number(tensor.chunks.size());
     json.Key("bytes").Number(StoredBytes(tensor)).EndObject();
   }
   json.EndArray().Key("objects").BeginArray();
   const std::vector<Rendered> values = ReadValues(reader, kValueCharsJson);
-  for (std::size_t i = 0; i < values.size(); ++i) {
+  for (const std::size_t i : InNaturalOrder(metadata.objects)) {
     const ObjectMetadata& object = metadata.objects[i];
     json.BeginObject().Key("fqn").String(object.fqn).Key("bytes").Number(Size(object.extent));
     json.Key("value");
@@ -138,13 +141,22 @@ std::string FilesTable(const Metadata& metadata) {
   return table.ToString();
 }
 
+std::string SubtreesTable(const std::vector<Subtree>& subtrees) {
+  Table table({{"subtree"}, {"tensors", Table::Align::kRight}, {"bytes", Table::Align::kRight}});
+  for (const Subtree& subtree : subtrees) {
+    table.Add({subtree.name, std::to_string(subtree.tensor_count), FormatBytes(subtree.bytes)});
+  }
+  return table.ToString();
+}
+
 std::string TensorsTable(const Metadata& metadata) {
   Table table({{"tensor"},
                {"dtype"},
                {"shape"},
                {"chunks", Table::Align::kRight},
                {"bytes", Table::Align::kRight}});
-  for (const TensorMetadata& tensor : metadata.tensors) {
+  for (const std::size_t i : InNaturalOrder(metadata.tensors)) {
+    const TensorMetadata& tensor = metadata.tensors[i];
     table.Add({tensor.fqn, std::string(DTypeName(tensor.dtype)), ToString(tensor.shape),
                std::to_string(tensor.chunks.size()), FormatBytes(StoredBytes(tensor))});
   }
@@ -154,7 +166,7 @@ std::string TensorsTable(const Metadata& metadata) {
 std::string ObjectsTable(CheckpointReader& reader) {
   Table table({{"object"}, {"value"}});
   const std::vector<Rendered> values = ReadValues(reader, kValueChars);
-  for (std::size_t i = 0; i < values.size(); ++i) {
+  for (const std::size_t i : InNaturalOrder(reader.metadata().objects)) {
     table.Add({reader.metadata().objects[i].fqn,
                values[i].readable ? values[i].text : "(unreadable: " + values[i].text + ")"});
   }
@@ -180,6 +192,8 @@ std::string CheckpointAsText(const Options& options, CheckpointReader& reader) {
           FormatBytes(StoredBytes(metadata)) + "), " + Count(metadata.objects.size(), "object") +
           "\n";
   text += "\n" + FilesTable(metadata);
+  const std::vector<Subtree> subtrees = Subtrees(metadata);
+  text += subtrees.empty() ? "" : "\n" + SubtreesTable(subtrees);
   text += metadata.tensors.empty() ? "" : "\n" + TensorsTable(metadata);
   text += metadata.objects.empty() ? "" : "\n" + ObjectsTable(reader);
   return text;

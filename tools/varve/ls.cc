@@ -23,6 +23,9 @@ constexpr const char* kHelp =
     "  leftover     of a dead save; `varve gc` removes it\n"
     "  failed       an asynchronous save of this name has failed, for the reason given; forgotten\n"
     "               with the next save of the name, or by `varve gc`\n"
+    "The step is the number after \"step\", \"checkpoint\", \"ckpt\" or \"iter\" in the name, else "
+    "the\n"
+    "only number in it.\n"
     "Reads indexes, not data: fast on checkpoints of any size.";
 
 struct Options {
@@ -47,6 +50,15 @@ std::string AsJson(const std::vector<CheckpointEntry>& entries) {
   return json.EndArray().Take();
 }
 
+Colour ColourOf(CheckpointState state) {
+  switch (state) {
+    case CheckpointState::kWhole: return Colour::kGood;
+    case CheckpointState::kDamaged:
+    case CheckpointState::kFailed: return Colour::kBad;
+    default: return Colour::kOdd;
+  }
+}
+
 std::string AsTable(const std::vector<CheckpointEntry>& entries) {
   Table table({{"name"},
                {"format"},
@@ -59,7 +71,8 @@ std::string AsTable(const std::vector<CheckpointEntry>& entries) {
     state += entry.detail.empty() ? "" : ": " + entry.detail;
     table.Add({entry.name, std::string(FormatName(entry.format)),
                entry.step ? std::to_string(*entry.step) : "-", FormatBytes(entry.bytes),
-               entry.world_size != 0 ? std::to_string(entry.world_size) : "-", state});
+               entry.world_size != 0 ? std::to_string(entry.world_size) : "-", state},
+              ColourOf(entry.state));
   }
   return table.ToString();
 }

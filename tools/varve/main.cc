@@ -9,6 +9,7 @@
 
 #include <unistd.h>
 
+#include "colour.h"
 #include "text.h"
 #include "varve/version.h"
 #include "verbs.h"
@@ -34,11 +35,13 @@ constexpr const char* kFooter =
     "  1  damage was found\n"
     "  2  wrong usage, or an error: nothing can be said about damage\n"
     "\n"
-    "Results go to standard output, errors and progress to standard error.\n"
+    "Results go to standard output, errors and progress to standard error. Both are coloured on\n"
+    "a terminal, unless NO_COLOR is set.\n"
     "`varve VERB --help` tells more about a verb.";
 
 int Fail(std::string_view message, int exit_code) {
-  std::fputs(("varve: " + Printable(message) + "\n").c_str(), stderr);
+  const std::string name = Painted("varve:", Colour::kBad, STDERR_FILENO);
+  std::fputs((name + " " + Printable(message) + "\n").c_str(), stderr);
   return exit_code;
 }
 

@@ -17,6 +17,28 @@ constexpr auto kBarInterval = std::chrono::milliseconds(100);
 constexpr auto kLineInterval = std::chrono::seconds(5);
 constexpr std::size_t kBarWidth = 30;
 
+/// Time until the end at the present speed: "ETA 1:05", "ETA 2:00:09". Empty in the first second,
+/// when the speed says little.
+std::string TimeLeft(std::uint64_t done, std::uint64_t total, double seconds) {
+  if (seconds < 1 || done == 0 || done >= total) {
+    return {};
+  }
+  const double left = seconds * static_cast<double>(total - done) / static_cast<double>(done);
+  constexpr double kMost = 100.0 * 3600;
+  if (left >= kMost) {
+    return "  ETA > 100 h";
+  }
+  const auto rounded = static_cast<int>(left + 0.5);
+  std::array<char, 32> text{};
+  if (rounded >= 3600) {
+    std::snprintf(text.data(), text.size(), "  ETA %d:%02d:%02d", rounded / 3600, rounded / 60 % 60,
+                  rounded % 60);
+  } else {
+    std::snprintf(text.data(), text.size(), "  ETA %d:%02d", rounded / 60, rounded % 60);
+  }
+  return text.data();
+}
+
 std::size_t TerminalColumns() {
   winsize size{};
   const bool known = ::ioctl(STDERR_FILENO, TIOCGWINSZ, &size) == 0 && size.ws_col > 0;
@@ -63,7 +85,7 @@ void Progress::Show(std::uint64_t done, std::uint64_t total) {
   line += "  " + FormatBytes(done) + " of " + FormatBytes(total) + "  " +
           FormatBytes(
               static_cast<std::uint64_t>(static_cast<double>(done) / std::max(seconds(), 1e-6))) +
-          "/s";
+          "/s" + TimeLeft(done, total, seconds());
   if (terminal_) {
     // A wrapped line could not be redrawn in place.
     line = "\r" + line.substr(0, TerminalColumns() - 1) + "\x1b[K";

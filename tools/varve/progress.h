@@ -10,8 +10,9 @@
 
 namespace varve::cli {
 
-/// On a terminal a bar that is redrawn in place and gone when the work is done; elsewhere a line
-/// now and then, so that a log of a long run shows life and that of a short one stays clean.
+/// On a terminal a bar that is redrawn in place and removed when the work is done; elsewhere a line
+/// now and then, so that a log of a long run shows life and that of a short one stays clean. Both
+/// show the time that is left at the present speed (ETA).
 /// Threads: the function may be called from any thread until Finish.
 class Progress {
  public:

@@ -5,12 +5,20 @@
 #include <cassert>
 #include <cstdio>
 
+#include <unistd.h>
+
 namespace varve::cli {
 namespace {
 
 constexpr char32_t kReplacement = 0xFFFD;
 
 bool IsControl(char32_t c) { return c < 0x20 || (c >= 0x7F && c < 0xA0); }
+
+/// Characters that turn the direction of what follows, or begin a line: they could make a name look
+/// like another one.
+bool IsDeceptive(char32_t c) {
+  return c == 0x200E || c == 0x200F || (c >= 0x2028 && c <= 0x202E) || (c >= 0x2066 && c <= 0x2069);
+}
 
 std::string HexByte(std::uint8_t byte) {
   constexpr std::string_view kDigits = "0123456789abcdef";
@@ -106,6 +114,9 @@ std::string Printable(std::string_view text) {
     const char32_t c = TakeCodePoint(&text);
     if (IsControl(c)) {
       out += "\\x" + HexByte(static_cast<std::uint8_t>(c));
+    } else if (IsDeceptive(c)) {
+      out += "\\u" + HexByte(static_cast<std::uint8_t>(c >> 8)) +
+             HexByte(static_cast<std::uint8_t>(c));
     } else {
       AppendUtf8(c, &out);
     }
@@ -113,7 +124,7 @@ std::string Printable(std::string_view text) {
   return out;
 }
 
-void Table::Add(const std::vector<std::string>& cells) {
+void Table::Add(const std::vector<std::string>& cells, Colour last) {
   assert(cells.size() == columns_.size());
   std::vector<std::string> row;
   row.reserve(cells.size());
@@ -121,6 +132,7 @@ void Table::Add(const std::vector<std::string>& cells) {
     row.push_back(Printable(cell));
   }
   rows_.push_back(std::move(row));
+  colours_.push_back(last);
 }
 
 std::string Table::ToString() const {
@@ -136,19 +148,21 @@ std::string Table::ToString() const {
     }
   }
   std::string out;
-  const auto append = [&](const std::vector<std::string>& row) {
+  const auto append = [&](const std::vector<std::string>& row, Colour last) {
     std::string line;
     for (std::size_t i = 0; i < row.size(); ++i) {
       const std::string padding(widths[i] - Width(row[i]), ' ');
+      const bool is_last = i + 1 == row.size();
+      const std::string cell = is_last ? Painted(row[i], last, STDOUT_FILENO) : row[i];
       line += i == 0 ? "" : "  ";
-      line += columns_[i].align == Align::kLeft ? row[i] + padding : padding + row[i];
+      line += columns_[i].align == Align::kRight ? padding + cell : is_last ? cell : cell + padding;
     }
     line.erase(line.find_last_not_of(' ') + 1);
     out += line + "\n";
   };
-  append(titles);
-  for (const auto& row : rows_) {
-    append(row);
+  append(titles, Colour::kNone);
+  for (std::size_t i = 0; i < rows_.size(); ++i) {
+    append(rows_[i], colours_[i]);
   }
   return out;
 }

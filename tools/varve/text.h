@@ -8,6 +8,8 @@
 #include <string_view>
 #include <vector>
 
+#include "colour.h"
+
 namespace varve::cli {
 
 /// "512 B", "1.5 GiB".
@@ -25,7 +27,8 @@ char32_t TakeCodePoint(std::string_view* rest);
 void AppendUtf8(char32_t code_point, std::string* out);
 
 /// Names come out of files that anyone may have written: malformed UTF-8 becomes U+FFFD, and
-/// control characters, which could move the cursor or retitle the window, become "\x1b".
+/// control characters, which could move the cursor or retitle the window, become "\x1b", and those
+/// that reverse the direction of text "\u202e".
 std::string Printable(std::string_view text);
 
 /// Columns, padded to their widest cell and two spaces apart. Cells are made Printable.
@@ -39,8 +42,8 @@ class Table {
 
   explicit Table(std::vector<Column> columns) : columns_(std::move(columns)) {}
 
-  /// As many cells as there are columns.
-  void Add(const std::vector<std::string>& cells);
+  /// As many cells as there are columns. The last one gets the colour, on a terminal.
+  void Add(const std::vector<std::string>& cells, Colour last = Colour::kNone);
 
   /// Titles and rows, each line ended by a newline.
   [[nodiscard]] std::string ToString() const;
@@ -48,6 +51,7 @@ class Table {
  private:
   std::vector<Column> columns_;
   std::vector<std::vector<std::string>> rows_;
+  std::vector<Colour> colours_;  // Of the rows' last cells.
 };
 
 }  // namespace varve::cli

@@ -1,5 +1,8 @@
 #include <memory>
 
+#include <unistd.h>
+
+#include "colour.h"
 #include "json.h"
 #include "progress.h"
 #include "text.h"
@@ -43,7 +46,7 @@ std::string AsJson(const Options& options, const VerifyReport& report, double se
 }
 
 std::string DamageLine(const Damage& damage) {
-  std::string line = "damaged: ";
+  std::string line;
   if (!damage.file.empty()) {
     line += damage.file;
     if (damage.end > damage.begin) {
@@ -60,7 +63,7 @@ std::string DamageLine(const Damage& damage) {
   if (damage.tensors.size() > kMaxNamed) {
     line += " and " + std::to_string(damage.tensors.size() - kMaxNamed) + " more";
   }
-  return Printable(line) + "\n";
+  return Painted("damaged:", Colour::kBad, STDOUT_FILENO) + " " + Printable(line) + "\n";
 }
 
 Result<Outcome> Run(const Options& options) {
@@ -81,7 +84,9 @@ Result<Outcome> Run(const Options& options) {
     text += "note: " + Printable(note) + "\n";
   }
   text += Printable(options.path) + ": " +
-          (report->clean() ? "clean" : "damaged in " + Count(report->damages.size(), "place")) +
+          (report->clean() ? Painted("clean", Colour::kGood, STDOUT_FILENO)
+                           : Painted("damaged in " + Count(report->damages.size(), "place"),
+                                     Colour::kBad, STDOUT_FILENO)) +
           ", read " + BytesAndSpeed(report->bytes_checked, seconds) + "\n";
   return Outcome{std::move(text), exit_code};
 }
