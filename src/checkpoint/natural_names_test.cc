@@ -40,8 +40,8 @@ TEST(StepFromName, IsNothingWhereNumbersAreSomethingElse) {
 
 TEST(NaturalLess, OrdersNumbersInNamesByValue) {
   const std::vector<std::string> ordered = {"",           "a",           "layers.1.w", "layers.2",
-                                            "layers.2.w", "layers.10.w", "layers.a",   "step-9",
-                                            "step-09",    "step-10",     "step-x"};
+                                            "layers.2.w", "layers.10.w", "layers.a",   "step-09",
+                                            "step-9",     "step-10",     "step-x"};
   for (std::size_t i = 0; i < ordered.size(); ++i) {
     for (std::size_t j = 0; j < ordered.size(); ++j) {
       EXPECT_EQ(NaturalLess(ordered[i], ordered[j]), i < j) << ordered[i] << " " << ordered[j];
