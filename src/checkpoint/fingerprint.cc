@@ -19,8 +19,7 @@ constexpr std::uint64_t kSampleBytes = 64;  // A cache line, and a multiple of e
 /// Strided memory is gathered in steps that stay in the cache.
 constexpr std::uint64_t kStepBytes = std::uint64_t{64} << 10;
 
-std::vector<ByteRange> FingerprintRanges(std::uint64_t bytes, std::uint64_t item_size,
-                                         CheckReplicas check) {
+std::vector<ByteRange> FingerprintRanges(std::uint64_t bytes, CheckReplicas check) {
   if (check == CheckReplicas::kFull || bytes <= kWholeBytes) {
     return {{0, bytes}};
   }
@@ -28,8 +27,10 @@ std::vector<ByteRange> FingerprintRanges(std::uint64_t bytes, std::uint64_t item
   ranges.reserve(kSamples);
   const std::uint64_t spacing = (bytes - kSampleBytes) / (kSamples - 1);
   for (std::uint64_t i = 0; i < kSamples; ++i) {
-    const std::uint64_t at = i + 1 == kSamples ? bytes - kSampleBytes : i * spacing;
-    ranges.push_back({at - at % item_size, at - at % item_size + kSampleBytes});
+    const std::uint64_t at = i * spacing;
+    const std::uint64_t begin =
+        i + 1 == kSamples ? bytes - kSampleBytes : at - at % kSampleBytes;  // One line each.
+    ranges.push_back({begin, begin + kSampleBytes});
   }
   return ranges;
 }
@@ -41,6 +42,12 @@ Hash128 HashRanges(const Region& region, std::span<const ByteRange> ranges) {
     const ByteRange& range = ranges.front();
     if (const auto memory = region.Contiguous(range.begin, range.end - range.begin)) {
       return Xxh3(*memory);
+    }
+  }
+  // Samples are cache misses, each as long as hashing kilobytes: have them all under way at once.
+  for (const ByteRange& range : ranges) {
+    if (const auto memory = region.Contiguous(range.begin, range.end - range.begin)) {
+      __builtin_prefetch(memory->data());
     }
   }
   Xxh3Stream hash;
@@ -67,8 +74,7 @@ void AddFingerprints(const State& state, CheckReplicas check, LocalPlan* plan) {
       continue;
     }
     const Region region(source.box, MemoryOf(source), source.box);
-    const Hash128 hash =
-        HashRanges(region, FingerprintRanges(region.bytes(), region.item_size(), check));
+    const Hash128 hash = HashRanges(region, FingerprintRanges(region.bytes(), check));
     // Half of the hash: plans are sent, and 64 bits tell replicas apart as surely.
     for (std::size_t byte = 0; byte < sizeof(std::uint64_t); ++byte) {
       plan->tensors[i].fingerprint = plan->tensors[i].fingerprint << 8 | hash.bytes[byte];
