@@ -3,11 +3,13 @@
 //
 // native-v1/            a committed checkpoint of two ranks
 // native-v1-rank-local/ the same saved without talking: data files only, replicas on both ranks
+// native-v2/            native-v1 with aliases: second names of a sharded and of a whole tensor
 //
 // They hold every element type, sharded, empty and 0-d tensors, names that need escaping, values of
 // every kind and a structure. To write them anew, after a change of the format that bumps its
 // version, add a folder for it and run this test once with VARVE_REGENERATE_GOLDEN=1.
 
+#include <algorithm>
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
@@ -37,6 +39,29 @@ using test::Make;
 const Dims kWeightShape{64, 40};
 constexpr std::string_view kOddName = "na\xC3\xAFve \"quoted\" \\ name\n";
 constexpr std::string_view kWriter = "varve 0.1.0";
+
+/// One of the kept checkpoints.
+struct Golden {
+  const char* folder;
+  bool coordinated = true;
+  bool aliases = false;
+};
+
+constexpr Golden kVersion1{"native-v1"};
+constexpr Golden kVersion1RankLocal{"native-v1-rank-local", false};
+constexpr Golden kVersion2{"native-v2", true, true};
+
+const std::vector<TensorAlias> kAliases{{"a second scalar", "scalar"}, {"tied", "weight"}};
+
+/// The name that a tensor is stored under.
+std::string StoredName(const std::string& fqn) {
+  for (const TensorAlias& alias : kAliases) {
+    if (alias.fqn == fqn) {
+      return alias.of;
+    }
+  }
+  return fqn;
+}
 
 /// A data file before it is encoded.
 struct GoldenFile {
@@ -109,7 +134,8 @@ std::vector<StoredChunk> Chunks(std::uint32_t rank, bool coordinated) {
   return chunks;
 }
 
-GoldenFile MakeFile(std::uint32_t rank, bool coordinated) {
+GoldenFile MakeFile(std::uint32_t rank, const Golden& golden) {
+  const bool coordinated = golden.coordinated;
   GoldenFile file;
   DataFileHeader& header = file.header;
   for (std::uint8_t i = 0; i < header.save_id.bytes.size(); ++i) {
@@ -131,6 +157,13 @@ GoldenFile MakeFile(std::uint32_t rank, bool coordinated) {
     header.objects.push_back({fqn, {0, ObjectBytes(fqn).size()}});
   }
   header.structure = ByteRange{0, Structure(rank).size()};
+  for (const TensorAlias& alias : kAliases) {
+    const bool is_here = std::any_of(header.chunks.begin(), header.chunks.end(),
+                                     [&](const auto& chunk) { return chunk.fqn == alias.of; });
+    if (golden.aliases && is_here) {
+      header.aliases.push_back(alias);
+    }
+  }
   EXPECT_TRUE(IsOk(LayOut(&header)));
 
   for (StoredChunk& chunk : header.chunks) {
@@ -167,10 +200,10 @@ Bytes Encoded(const DataFileHeader& header) {
   return bytes.ok() ? *bytes : Bytes();
 }
 
-Metadata Merged(bool coordinated) {
+Metadata Merged(const Golden& golden) {
   std::vector<CheckedHeader> headers;
   for (std::uint32_t rank = 0; rank < 2; ++rank) {
-    const DataFileHeader header = MakeFile(rank, coordinated).header;
+    const DataFileHeader header = MakeFile(rank, golden).header;
     const Bytes bytes = Encoded(header);
     headers.push_back({header, bytes.size(), *HeaderChecksum(bytes)});
   }
@@ -181,19 +214,17 @@ Metadata Merged(bool coordinated) {
 
 /// The record that goes with the stored manifest, whose zstd frame another library version may
 /// compress differently.
-CommitRecord RecordFor(std::string_view manifest) {
-  CommitRecord record = MakeCommitRecord(Merged(true), manifest);
+CommitRecord RecordFor(const Golden& golden, std::string_view manifest) {
+  CommitRecord record = MakeCommitRecord(Merged(golden), manifest);
   record.format_version = 1;
   record.writer = kWriter;
   return record;
 }
 
-/// By coordinated or not.
-class NativeGolden : public testing::TestWithParam<bool> {
+class NativeGolden : public testing::TestWithParam<Golden> {
  protected:
-  static std::filesystem::path Folder(bool coordinated) {
-    return std::filesystem::path(VARVE_TEST_DATA_DIR) / "golden" /
-           (coordinated ? "native-v1" : "native-v1-rank-local");
+  static std::filesystem::path Folder(const Golden& golden) {
+    return std::filesystem::path(VARVE_TEST_DATA_DIR) / "golden" / golden.folder;
   }
   std::filesystem::path folder() const { return Folder(GetParam()); }
 
@@ -202,17 +233,19 @@ class NativeGolden : public testing::TestWithParam<bool> {
     if (regenerate == nullptr || std::string_view(regenerate) != "1") {
       return;
     }
-    for (const bool coordinated : {false, true}) {
-      std::filesystem::create_directories(Folder(coordinated));
+    for (const Golden& golden : {kVersion1, kVersion1RankLocal, kVersion2}) {
+      std::filesystem::create_directories(Folder(golden));
       for (std::uint32_t rank = 0; rank < 2; ++rank) {
-        const GoldenFile file = MakeFile(rank, coordinated);
-        Write(Folder(coordinated) / DataFileName(file.header), Encoded(file.header) + file.data);
+        const GoldenFile file = MakeFile(rank, golden);
+        Write(Folder(golden) / DataFileName(file.header), Encoded(file.header) + file.data);
+      }
+      if (golden.coordinated) {
+        const auto manifest = EncodeManifest(Merged(golden));
+        ASSERT_TRUE(IsOk(manifest));
+        Write(Folder(golden) / kManifestName, *manifest);
+        Write(Folder(golden) / kCommitRecordName, EncodeCommitRecord(RecordFor(golden, *manifest)));
       }
     }
-    const auto manifest = EncodeManifest(Merged(true));
-    ASSERT_TRUE(IsOk(manifest));
-    Write(Folder(true) / kManifestName, *manifest);
-    Write(Folder(true) / kCommitRecordName, EncodeCommitRecord(RecordFor(*manifest)));
   }
 };
 
@@ -253,11 +286,11 @@ TEST_P(NativeGolden, OpensAndLoads) {
   for (std::size_t i = 0; i < targets.size(); ++i) {
     targets[i].data = memory[i].data();
   }
-  EXPECT_EQ(targets.size(), kDTypeCount + 5U);
+  EXPECT_EQ(targets.size(), kDTypeCount + 5U + (GetParam().aliases ? kAliases.size() : 0));
   ASSERT_TRUE(IsOk((*reader)->ReadTensors(targets, {})));
   for (std::size_t i = 0; i < targets.size(); ++i) {
-    EXPECT_TRUE(memory[i] ==
-                Content(targets[i].fqn, targets[i].dtype, targets[i].shape, targets[i].box))
+    EXPECT_TRUE(memory[i] == Content(StoredName(targets[i].fqn), targets[i].dtype, targets[i].shape,
+                                     targets[i].box))
         << targets[i].fqn;
   }
   const auto want = test::ValuesOfEveryKind();
@@ -273,21 +306,23 @@ TEST_P(NativeGolden, OpensAndLoads) {
   EXPECT_EQ(structure->items.size(), 6U) << "model, rank 0, rank 1";
 }
 
-INSTANTIATE_TEST_SUITE_P(Version1, NativeGolden, testing::Bool(),
-                         [](const testing::TestParamInfo<bool>& one) {
-                           return one.param ? "Coordinated" : "RankLocal";
-                         });
+std::string NameOf(const testing::TestParamInfo<Golden>& one) {
+  return one.param.aliases ? "Version2" : one.param.coordinated ? "Version1" : "Version1RankLocal";
+}
+
+INSTANTIATE_TEST_SUITE_P(Kept, NativeGolden,
+                         testing::Values(kVersion1, kVersion1RankLocal, kVersion2), NameOf);
 
 class NativeGoldenIndex : public NativeGolden {};
 
 TEST_P(NativeGoldenIndex, ManifestDecodesToWhatWasSaved) {
   const auto metadata = DecodeManifest(Read(folder() / kManifestName));
   ASSERT_TRUE(IsOk(metadata));
-  EXPECT_EQ(*metadata, Merged(true));
+  EXPECT_EQ(*metadata, Merged(GetParam()));
 }
 
 TEST_P(NativeGoldenIndex, CommitRecordEncodedTodayHasTheSameBytes) {
-  const CommitRecord want = RecordFor(Read(folder() / kManifestName));
+  const CommitRecord want = RecordFor(GetParam(), Read(folder() / kManifestName));
   const std::string stored = Read(folder() / kCommitRecordName);
   const auto record = DecodeCommitRecord(stored);
   ASSERT_TRUE(IsOk(record));
@@ -295,8 +330,7 @@ TEST_P(NativeGoldenIndex, CommitRecordEncodedTodayHasTheSameBytes) {
   EXPECT_EQ(EncodeCommitRecord(want), stored);
 }
 
-INSTANTIATE_TEST_SUITE_P(Version1, NativeGoldenIndex, testing::Values(true),
-                         [](const testing::TestParamInfo<bool>&) { return "Coordinated"; });
+INSTANTIATE_TEST_SUITE_P(Kept, NativeGoldenIndex, testing::Values(kVersion1, kVersion2), NameOf);
 
 }  // namespace
 }  // namespace varve
