@@ -113,7 +113,8 @@ class CheckpointReader {
   [[nodiscard]] Result<std::vector<Value>> ReadObjects(std::span<const std::string> fqns);
 
   /// Fills all targets, reading only the blocks that overlap them and checking each. Returns the
-  /// bytes read. Not collective. On error the message says which targets hold new bytes.
+  /// bytes read. Not collective. On error the message says which targets hold new bytes. Targets
+  /// that share memory with each other get what was read last.
   /// Errors: as Load.
   [[nodiscard]] Result<std::uint64_t> ReadTensors(std::span<const TargetTensor> targets,
                                                   const LoadOptions& options);
@@ -138,10 +139,13 @@ struct LoadRequest {
 
 /// Loads collectively: the ranks first agree on the checkpoint and on what differs, then each reads
 /// its targets, then all learn whether all succeeded. Nothing is written to any target before the
-/// ranks agree. Targets that are missing or do not fit are left alone when options.strict is false.
-/// Errors (the same on every rank): InvalidArgument with the full report of differences when
-/// strict; DataLoss naming file, offset and tensor; the message says which targets are partly
-/// written.
+/// ranks agree. With Strict::kOff, targets that are missing or do not fit are left alone.
+/// Targets may share memory where the same values are stored for them, as for a tied parameter
+/// under two names; if the index cannot prove that, both are read twice.
+/// Errors (the same on every rank): InvalidArgument that lists the differences which options.strict
+/// forbids, or names targets whose elements share memory, or two targets that share memory while
+/// different values are stored for them; DataLoss naming file, offset and tensor; the message says
+/// which targets are partly written.
 Result<LoadReport> Load(CheckpointReader& reader, const LoadRequest& request,
                         const LoadOptions& options, Coordinator& coordinator);
 

@@ -86,9 +86,19 @@ struct SaveReport {
   int attempts = 1;
 };
 
+/// What a load demands before it changes anything.
+enum class Strict : std::uint8_t {
+  kOff,     ///< Nothing: what fits is loaded, the report has the rest.
+  kWanted,  ///< All that the ranks want is in the checkpoint and fits. The report has what is left
+            ///< over in the checkpoint.
+  kExact,   ///< The same, and nothing is left over.
+};
+
 struct LoadOptions {
-  /// Refuse unless the checkpoint and the target hold the same tensors and objects.
-  bool strict = true;
+  Strict strict = Strict::kWanted;
+  /// Convert between float16, bfloat16, float32 and float64 where stored and wanted types differ,
+  /// to the nearest value, ties to even.
+  bool cast = false;
   std::chrono::milliseconds timeout = std::chrono::minutes(30);
   /// Reads at most this far apart become one.
   std::uint64_t max_gap_bytes = std::uint64_t{64} << 10;
@@ -97,8 +107,9 @@ struct LoadOptions {
   std::stop_token stop;
 };
 
-/// What a load found; with strict = false the differences are reported rather than refused.
+/// What a load found.
 struct LoadReport {
+  std::uint64_t loaded = 0;  ///< Tensors and plain values that this rank has got.
   std::uint64_t bytes_read = 0;
   double seconds = 0;
   std::vector<std::string> missing;     ///< Wanted by some rank, not in the checkpoint.

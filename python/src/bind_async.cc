@@ -142,8 +142,8 @@ std::shared_ptr<Stager> MakeStager(const nb::dict& options, nb::object backgroun
 
 std::shared_ptr<AsyncSaveHandle> AsyncSavePython(const std::shared_ptr<Stager>& stager,
                                                  const nb::list& tensors, const nb::list& objects,
-                                                 const nb::bytes& structure,
-                                                 const std::string& path, const nb::dict& options,
+                                                 const nb::bytes& structure, const FsPath& path,
+                                                 const nb::dict& options,
                                                  const nb::object& coordinator) {
   State state = StateFrom(tensors, objects, structure);
   AsyncSaveOptions save_options = AsyncSaveOptionsFrom(options);
@@ -154,7 +154,7 @@ std::shared_ptr<AsyncSaveHandle> AsyncSavePython(const std::shared_ptr<Stager>& 
   RunCollective(
       [&] {
         handle = EndingWithoutGil(new AsyncSaveHandle(
-            AsyncSave(std::move(state), path, std::move(save_options), *stager, *ranks)));
+            AsyncSave(std::move(state), path.text, std::move(save_options), *stager, *ranks)));
       },
       coordinator, [&] { stop.request_stop(); }, nullptr, "");
   return handle;

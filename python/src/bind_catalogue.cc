@@ -9,11 +9,11 @@
 namespace varve::python {
 namespace {
 
-nb::list ListPython(const std::string& directory) {
+nb::list ListPython(const FsPath& directory) {
   Result<std::vector<CheckpointEntry>> entries = Internal("not run");
   {
     const nb::gil_scoped_release release;
-    entries = ListCheckpoints(directory);
+    entries = ListCheckpoints(directory.text);
   }
   RaiseIfError(entries.status());
   nb::list out;
@@ -31,11 +31,11 @@ nb::list ListPython(const std::string& directory) {
   return out;
 }
 
-nb::list VerifyPython(const std::string& path) {
+nb::list VerifyPython(const FsPath& path) {
   Result<VerifyReport> report = Internal("not run");
   {
     const nb::gil_scoped_release release;
-    report = Verify(path);
+    report = Verify(path.text);
   }
   RaiseIfError(report.status());
   nb::list out;
@@ -51,21 +51,21 @@ nb::list VerifyPython(const std::string& path) {
   return out;
 }
 
-bool RepairPython(const std::string& path) {
+bool RepairPython(const FsPath& path) {
   Result<RepairReport> report = Internal("not run");
   {
     const nb::gil_scoped_release release;
-    report = Repair(path);
+    report = Repair(path.text);
   }
   RaiseIfError(report.status());
   return report->changed;
 }
 
-nb::list GarbagePython(const std::string& directory, bool dry_run) {
+nb::list GarbagePython(const FsPath& directory, bool dry_run) {
   Result<GarbageReport> report = Internal("not run");
   {
     const nb::gil_scoped_release release;
-    report = CollectGarbage(directory, dry_run);
+    report = CollectGarbage(directory.text, dry_run);
   }
   RaiseIfError(report.status());
   nb::list out;

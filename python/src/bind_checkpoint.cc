@@ -8,6 +8,7 @@
 #include <string_view>
 #include <utility>
 
+#include <nanobind/stl/optional.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
@@ -16,6 +17,7 @@
 #include "varve/agent.h"
 #include "varve/checkpoint.h"
 #include "varve/options.h"
+#include "varve/path.h"
 
 namespace varve::python {
 namespace {
@@ -243,9 +245,23 @@ nb::dict ToDict(const SaveReport& report) {
 
 namespace {
 
+/// True, False or "exact".
+Strict StrictFrom(nb::handle value) {
+  if (nb::isinstance<nb::bool_>(value)) {
+    return nb::cast<bool>(value) ? Strict::kWanted : Strict::kOff;
+  }
+  if (!nb::isinstance<nb::str>(value) || nb::cast<std::string>(value) != "exact") {
+    RaiseUnfit("strict", value);
+  }
+  return Strict::kExact;
+}
+
 LoadOptions LoadOptionsFrom(const nb::dict& options) {
   LoadOptions out;
-  Set(options, "strict", &out.strict);
+  if (options.contains("strict")) {
+    out.strict = StrictFrom(options["strict"]);
+  }
+  Set(options, "cast", &out.cast);
   Set(options, "max_gap_bytes", &out.max_gap_bytes);
   Set(options, "io_threads", &out.io_threads);
   SetSeconds(options, "timeout", &out.timeout);
@@ -256,8 +272,7 @@ LoadOptions LoadOptionsFrom(const nb::dict& options) {
 }
 
 nb::dict SavePython(const nb::list& tensors, const nb::list& objects, const nb::bytes& structure,
-                    const std::string& path, const nb::dict& options,
-                    const nb::object& coordinator) {
+                    const FsPath& path, const nb::dict& options, const nb::object& coordinator) {
   const State state = StateFrom(tensors, objects, structure);
   SaveOptions save_options = SaveOptionsFrom(options);
   ProgressCount count;
@@ -266,7 +281,7 @@ nb::dict SavePython(const nb::list& tensors, const nb::list& objects, const nb::
   save_options.stop = stop.get_token();
   const auto ranks = MakeCoordinator(coordinator);
   Result<SaveReport> report = Internal("not run");
-  RunCollective([&] { report = Save(state, path, save_options, *ranks); }, coordinator,
+  RunCollective([&] { report = Save(state, path.text, save_options, *ranks); }, coordinator,
                 [&] { stop.request_stop(); }, &count, "writing");
   RaiseIfError(report.status());
   return ToDict(*report);
@@ -282,12 +297,12 @@ nb::tuple TupleOf(const Dims& dims) {
 
 class PythonReader {
  public:
-  explicit PythonReader(const std::string& path)
+  explicit PythonReader(const FsPath& path)
       : reader_([&] {
           const nb::gil_scoped_release release;
-          agent_ = OpenAgentMemory(path, PosixStorage(),
+          agent_ = OpenAgentMemory(path.text, PosixStorage(),
                                    [this](std::uint64_t bytes) { from_agent_ += bytes; });
-          return CheckpointReader::Open(path, agent_ != nullptr ? *agent_ : PosixStorage());
+          return CheckpointReader::Open(path.text, agent_ != nullptr ? *agent_ : PosixStorage());
         }()) {
     RaiseIfError(reader_.status());
   }
@@ -321,11 +336,30 @@ class PythonReader {
     return out;
   }
 
-  nb::dict Tensors() {
+  /// {fqn: (dtype number, shape)} of the tensors with these names that are there; None is all.
+  nb::dict Tensors(const std::optional<std::vector<std::string>>& names) {
     nb::dict out;
-    for (const TensorMetadata& tensor : reader().metadata().tensors) {
+    const auto add = [&out](const TensorMetadata& tensor) {
       out[nb::str(tensor.fqn.data(), tensor.fqn.size())] =
           nb::make_tuple(static_cast<int>(tensor.dtype), TupleOf(tensor.shape));
+    };
+    const Metadata& metadata = reader().metadata();
+    if (!names) {
+      std::for_each(metadata.tensors.begin(), metadata.tensors.end(), add);
+      return out;
+    }
+    for (const std::string& name : *names) {
+      if (const TensorMetadata* tensor = metadata.FindTensor(name)) {
+        add(*tensor);
+      }
+    }
+    return out;
+  }
+
+  nb::list TensorNames() {
+    nb::list out;
+    for (const TensorMetadata& tensor : reader().metadata().tensors) {
+      out.append(nb::str(tensor.fqn.data(), tensor.fqn.size()));
     }
     return out;
   }
@@ -386,6 +420,7 @@ class PythonReader {
                   [&] { stop.request_stop(); }, &count, "reading");
     RaiseIfError(report.status());
     nb::dict out;
+    out["loaded"] = report->loaded;
     out["bytes_read"] = report->bytes_read;
     out["bytes_from_agent"] = from_agent_.load();
     out["seconds"] = report->seconds;
@@ -419,12 +454,16 @@ std::unique_ptr<Coordinator> MakeCoordinator(nb::object object) {
 }
 
 void BindCheckpoint(nb::module_& module) {
+  module.def(
+      "resolve_path",
+      [](const FsPath& path) { return ToPath(ValueOrRaise(ResolvePath(path.text))); },
+      nb::arg("path"));
   module.def("save", &SavePython, nb::arg("tensors"), nb::arg("objects"), nb::arg("structure"),
              nb::arg("path"), nb::arg("options"), nb::arg("coordinator").none());
   // Tells the other ranks, within the exchange they are in, that this one failed.
   module.def(
       "report_failure",
-      [](const nb::object& coordinator, const std::string& what, const std::string& message,
+      [](const nb::object& coordinator, const FsPath& what, const FsPath& message,
          const nb::dict& options) {
         std::chrono::milliseconds timeout = std::chrono::minutes(30);
         SetSeconds(options, "timeout", &timeout);
@@ -432,7 +471,7 @@ void BindCheckpoint(nb::module_& module) {
         Status status;
         RunCollective(
             [&] {
-              status = Agree(*ranks, what, InvalidArgument(message),
+              status = Agree(*ranks, what.text, InvalidArgument(message.text),
                              std::chrono::steady_clock::now() + timeout);
             },
             coordinator, [] {}, nullptr, "");
@@ -440,8 +479,9 @@ void BindCheckpoint(nb::module_& module) {
       },
       nb::arg("coordinator").none(), nb::arg("what"), nb::arg("message"), nb::arg("options"));
   nb::class_<PythonReader>(module, "Reader")
-      .def(nb::init<const std::string&>(), nb::arg("path"))
-      .def_prop_ro("directory", [](PythonReader& self) { return self.reader().directory(); })
+      .def(nb::init<const FsPath&>(), nb::arg("path"))
+      .def_prop_ro("directory",
+                   [](PythonReader& self) { return ToPath(self.reader().directory()); })
       .def_prop_ro("world_size",
                    [](PythonReader& self) { return self.reader().metadata().world_size; })
       .def_prop_ro("format",
@@ -451,7 +491,8 @@ void BindCheckpoint(nb::module_& module) {
       .def("chunks", &PythonReader::Chunks)
       .def("object_extents", &PythonReader::ObjectExtents)
       .def("structure", &PythonReader::Structure)
-      .def("tensors", &PythonReader::Tensors)
+      .def("tensors", &PythonReader::Tensors, nb::arg("names") = nb::none())
+      .def("tensor_names", &PythonReader::TensorNames)
       .def("object_names", &PythonReader::ObjectNames)
       .def("objects", &PythonReader::Objects, nb::arg("fqns"), nb::arg("allow_pickle") = false)
       .def("load", &PythonReader::LoadInto, nb::arg("targets"), nb::arg("objects"),

@@ -29,7 +29,7 @@ ConvertTarget TargetNamed(const std::string& name) {
                         "\": want \"varve\", \"dcp\", \"safetensors\", \"hf\" or \"torch\""));
 }
 
-nb::dict ConvertPython(const std::string& source, const std::string& target, const std::string& to,
+nb::dict ConvertPython(const FsPath& source, const FsPath& target, const std::string& to,
                        const std::optional<std::string>& dtype, std::uint64_t shard_size,
                        std::vector<std::string> include, std::vector<std::string> exclude,
                        std::vector<std::pair<std::string, std::string>> rename, bool overwrite,
@@ -51,7 +51,7 @@ nb::dict ConvertPython(const std::string& source, const std::string& target, con
   Result<ConvertReport> report = Internal("not run");
   {
     const nb::gil_scoped_release release;
-    report = Convert(source, target, options);
+    report = Convert(source.text, target.text, options);
   }
   RaiseIfError(report.status());
   nb::dict out;
@@ -74,11 +74,11 @@ const char* KindName(Difference::Kind kind) {
   return "values";
 }
 
-nb::list DiffPython(const std::string& a, const std::string& b) {
+nb::list DiffPython(const FsPath& a, const FsPath& b) {
   Result<DiffReport> report = Internal("not run");
   {
     const nb::gil_scoped_release release;
-    report = Diff(a, b);
+    report = Diff(a.text, b.text);
   }
   RaiseIfError(report.status());
   nb::list out;

@@ -86,7 +86,7 @@ Result<DcpFile> DecodeReport(std::string_view bytes) {
   return file;
 }
 
-nb::dict WritePython(const std::string& path, const nb::list& tuples, const nb::dict& options) {
+nb::dict WritePython(const FsPath& path, const nb::list& tuples, const nb::dict& options) {
   std::vector<DcpItem> items;
   items.reserve(nb::len(tuples));
   for (const nb::handle tuple : tuples) {
@@ -99,7 +99,7 @@ nb::dict WritePython(const std::string& path, const nb::list& tuples, const nb::
   Result<DcpFile> file = Internal("not run");
   {
     const nb::gil_scoped_release release;
-    file = WriteDcpFile(path, items, save);
+    file = WriteDcpFile(path.text, items, save);
   }
   RaiseIfError(file.status());
   nb::list extents;
@@ -133,11 +133,11 @@ nb::bytes SealPython(const nb::bytes& index, const nb::list& files) {
 
 class PythonDcpCommit {
  public:
-  PythonDcpCommit(const std::string& path, bool overwrite) {
+  PythonDcpCommit(const FsPath& path, bool overwrite) {
     Result<std::unique_ptr<DcpCommit>> begun = Internal("not run");
     {
       const nb::gil_scoped_release release;
-      begun = DcpCommit::Begin(path, overwrite);
+      begun = DcpCommit::Begin(path.text, overwrite);
     }
     commit_ = ValueOrRaise(std::move(begun));
     staging_ = commit_->staging();
@@ -176,7 +176,7 @@ void BindDcp(nb::module_& module) {
   module.def("write_dcp_file", &WritePython, nb::arg("path"), nb::arg("items"), nb::arg("options"));
   module.def("seal_dcp_index", &SealPython, nb::arg("index"), nb::arg("files"));
   nb::class_<PythonDcpCommit>(module, "DcpCommit")
-      .def(nb::init<const std::string&, bool>(), nb::arg("path"), nb::arg("overwrite"))
+      .def(nb::init<const FsPath&, bool>(), nb::arg("path"), nb::arg("overwrite"))
       .def_prop_ro("staging", &PythonDcpCommit::staging)
       .def("publish", &PythonDcpCommit::Publish, nb::arg("files"), nb::arg("metadata"))
       .def("abandon", &PythonDcpCommit::Abandon);

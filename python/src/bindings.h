@@ -21,6 +21,11 @@ namespace varve::python {
 
 namespace nb = nanobind;
 
+/// A path as Python gives it: a str, which is encoded as os.fsencode does, or bytes.
+struct FsPath {
+  std::string text;
+};
+
 /// The Python exception for an error.
 nb::object ToException(const Status& status);
 
@@ -104,3 +109,22 @@ void BindConvert(nb::module_& module);
 void BindDcp(nb::module_& module);
 
 }  // namespace varve::python
+
+template <>
+struct nanobind::detail::type_caster<varve::python::FsPath> {
+  NB_TYPE_CASTER(varve::python::FsPath, const_name("str | bytes"))
+
+  bool from_python(handle source, std::uint8_t, cleanup_list*) noexcept {
+    object bytes = borrow(source);
+    if (PyUnicode_Check(source.ptr()) != 0) {
+      bytes = steal(PyUnicode_EncodeFSDefault(source.ptr()));
+    }
+    if (!bytes.is_valid() || PyBytes_Check(bytes.ptr()) == 0) {
+      PyErr_Clear();
+      return false;
+    }
+    value.text.assign(PyBytes_AS_STRING(bytes.ptr()),
+                      static_cast<std::size_t>(PyBytes_GET_SIZE(bytes.ptr())));
+    return true;
+  }
+};

@@ -23,7 +23,7 @@ nb::bytes ToBytes(const std::string& bytes) { return nb::bytes(bytes.data(), byt
 
 nb::object ToText(const std::string& text) {
   return nb::steal(
-      PyUnicode_DecodeUTF8(text.data(), static_cast<Py_ssize_t>(text.size()), "replace"));
+      PyUnicode_DecodeUTF8(text.data(), static_cast<Py_ssize_t>(text.size()), "backslashreplace"));
 }
 
 nb::object ToPath(const std::string& path) {

@@ -18,10 +18,11 @@ import os
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from varve import _core, _engine
+from varve import _core, _engine, _load
 from varve._arrays import NumpyArrays
 from varve._catalogue import collect_garbage, convert, diff, list_checkpoints, repair, verify
 from varve._engine import LoadReport, SaveReport
+from varve._select import Rename
 from varve._tree import PerRank
 from varve.errors import (
     CancelledError,
@@ -104,24 +105,43 @@ def load(
     state: Any,
     path: str | os.PathLike[str],
     *,
-    strict: bool = True,
+    strict: bool | str = True,
+    keys: str | Iterable[str] | None = None,
+    rename: Rename | None = None,
+    cast: bool = False,
     allow_pickle: bool = False,
 ) -> LoadReport:
     """Fills `state` in place: arrays get the stored bytes, plain values are replaced.
 
     Args:
-        state: Arrays must have the stored dtype and shape, with any strides.
+        state: A dict, or an object with `state_dict` and `load_state_dict`. Arrays must have the
+            stored dtype and shape, with any strides. Two of the same memory are filled if the same
+            values are stored for them.
         path: The checkpoint directory.
-        strict: Refuse, before anything changes, unless checkpoint and state hold the same names. With
-            False load what fits and report the rest.
+        strict: True refuses, before anything changes, unless everything in `state` is in the
+            checkpoint and fits; what is left over there is in the report's `unexpected`. "exact"
+            refuses that too. False loads what fits and reports the rest.
+        keys: Fill only these entries of the destination, each a name, everything under it, or a
+            glob (`*` is any run of characters, dots too). Others stay as they are.
+        rename: Which entry of the destination a stored one fills: a dict of prefixes
+            {stored: wanted}, of which the first that fits is applied, or a function from the stored
+            name to the wanted one (None leaves it out). `keys` and the report's `missing` are names of
+            the destination, `unexpected` of the checkpoint. Lists keep their length where names change.
+        cast: Convert between float16, bfloat16, float32 and float64 where the stored dtype is
+            another, rounding to the nearest.
         allow_pickle: Open values stored as pickles. A pickle can run code: only for trusted files.
 
     Raises:
-        InvalidArgumentError: Names, dtypes or shapes differ; the message lists all of them.
+        InvalidArgumentError: Names, dtypes or shapes differ; the message has the first ten of each
+            kind. Or arrays of the destination share memory and cannot all be filled.
         CorruptCheckpointError: Stored bytes are damaged. The message names file, offset and tensor,
             and which arrays hold new bytes.
+        CheckpointNotFoundError: There is no checkpoint at `path`.
+
+    Warns when nothing was loaded.
     """
-    return _engine.load(state, path, NumpyArrays(), None, allow_pickle, {"strict": strict})
+    choice = _load.Choice(keys, rename, cast=cast)
+    return _load.load(state, path, NumpyArrays(), None, allow_pickle, {"strict": strict}, choice)
 
 
 def read(
@@ -145,4 +165,4 @@ def read(
         CheckpointNotFoundError: No checkpoint, or nothing of that name in it.
         CorruptCheckpointError: As in `load`.
     """
-    return _engine.read(path, NumpyArrays(), keys, flat, allow_pickle, {})
+    return _load.read(path, NumpyArrays(), keys, flat, allow_pickle)

@@ -107,19 +107,30 @@ class NumpyArrays:
         self, fqn: str, tensor: Any, after: list[Callable[[], None]], keep: list[Any]
     ) -> Iterable[Item]:
         """One shard: the whole array, which must be writable."""
-        item = self._item(fqn, tensor, keep, writable=True)
-        shape, strides = item[2], item[6]
-        if strides is not None and any(
-            step == 0 and size > 1 for step, size in zip(strides, shape, strict=True)
-        ):
-            raise InvalidArgumentError(
-                f'"{fqn}": elements of the destination share memory; load into a copy of it'
-            )
-        yield item
+        yield self._item(fqn, tensor, keep, writable=True)
 
     def create(self, fqn: str, dtype: int, shape: tuple[int, ...], origin: str) -> Any:
         """An uninitialised array."""
         return np.empty(shape, numpy_dtype(dtype, fqn))
+
+    def hollow(self, tensor: Any) -> bool:
+        """False: arrays have memory."""
+        return False
+
+    def fresh(self, tensor: Any, dtype: int | None) -> Any:
+        """Never called: no array is hollow."""
+        raise NotImplementedError
+
+    def dtype_of(self, tensor: Any) -> int | None:
+        """The engine's number of an array's dtype."""
+        return dtype_number(tensor.dtype)
+
+    def give_back(self, value: Any, state: Any) -> None:
+        """Calls `load_state_dict`."""
+        value.load_state_dict(state)
+
+    def note_filled(self, tensors: Iterable[Any]) -> None:
+        """Nothing: arrays keep no record of changes."""
 
     def _item(self, fqn: str, tensor: Any, keep: list[Any], writable: bool = False) -> Item:
         keep.append(tensor)

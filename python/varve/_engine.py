@@ -1,9 +1,8 @@
-"""Driving the engine: what save, load and read have in common for NumPy and torch."""
+"""Driving the engine: what saves have in common for NumPy and torch, and loads with them."""
 
 from __future__ import annotations
 
 import contextlib
-import fnmatch
 import gc
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -11,15 +10,8 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from varve import _core, _tree
-from varve._match import Match
-from varve._values import ObjectLeaf, TensorLeaf
 from varve._warn import warn
-from varve.errors import (
-    CheckpointNotFoundError,
-    Error,
-    InvalidArgumentError,
-    ReplicasDifferWarning,
-)
+from varve.errors import Error, InvalidArgumentError, ReplicasDifferWarning
 
 #: (fqn, dtype number, shape, offsets or None, sizes or None, address, strides or None).
 Item = tuple[Any, ...]
@@ -61,6 +53,21 @@ class Arrays(Protocol):
     def create(self, fqn: str, dtype: int, shape: tuple[int, ...], origin: str) -> Any:
         """A new tensor to be filled."""
 
+    def hollow(self, tensor: Any) -> bool:
+        """True for a tensor that a load with `assign` replaces: one without memory."""
+
+    def fresh(self, tensor: Any, dtype: int | None) -> Any:
+        """A tensor with memory to take the place of a hollow one; None is the dtype it has."""
+
+    def dtype_of(self, tensor: Any) -> int | None:
+        """The engine's number of a tensor's dtype."""
+
+    def give_back(self, value: Any, state: Any) -> None:
+        """Loads a filled state dict into the object it came from."""
+
+    def note_filled(self, tensors: Iterable[Any]) -> None:
+        """Tells the library that the engine has written to the memory of these tensors."""
+
 
 @dataclass(frozen=True)
 class SaveReport:
@@ -94,9 +101,17 @@ class SaveReport:
 class LoadReport:
     """What a load found; with `strict=False` differences are reported here rather than refused.
 
-    `bytes_from_agent` of what was read came from the memory of this node's agent, not from storage.
+    Attributes:
+        loaded: Tensors and plain values that this rank has got.
+        bytes_read: From storage, by this rank; whole checksum blocks.
+        bytes_from_agent: Of these, the bytes that came from the memory of this node's agent.
+        seconds: From the agreement of the ranks until all had read.
+        missing: Names that some rank wanted and the checkpoint does not have.
+        unexpected: Names in the checkpoint that no rank wanted: left over.
+        mismatched: Names of another dtype, shape or kind, each with the reason.
     """
 
+    loaded: int
     bytes_read: int
     bytes_from_agent: int
     seconds: float
@@ -122,11 +137,21 @@ def collector_at_rest() -> Iterator[None]:
 
 
 def path_text(path: str | os.PathLike[str]) -> str:
-    """A path as the engine takes it."""
-    text = os.fsdecode(path)
-    if "\0" in text:
-        raise InvalidArgumentError(f"{text!r} cannot be a path: it holds a NUL character")
-    return text
+    """The path by which the engine knows `path`, fixed at this call; include/varve/path.h says how.
+
+    Raises InvalidArgumentError for what is no path of this system, "s3://bucket" for example.
+    """
+    try:
+        return str(_core.resolve_path(os.fsencode(path)))
+    except TypeError:
+        raise InvalidArgumentError(
+            f"{path!r} is not a path: want a str or an os.PathLike, not a {type(path).__name__}"
+        ) from None
+    except UnicodeEncodeError as error:
+        raise InvalidArgumentError(
+            f"{path!r} cannot be a path: its characters from {error.start} on have no bytes in the "
+            "file system's encoding"
+        ) from None
 
 
 @dataclass(frozen=True)
@@ -175,13 +200,13 @@ def save(
     options: dict[str, Any],
 ) -> SaveReport:
     """Flattens a state and saves it."""
-    where = path_text(path)
     rank = 0 if coordinator is None else coordinator.rank
     try:
+        where = path_text(path)
         parts = gather(state, arrays, rank, allow_pickle)
     except Exception as error:
         if options.get("coordinate", True):
-            _fail(coordinator, f"save {where}", error, options)
+            fail(coordinator, f"save {path!s}", error, options)
         raise
     report = SaveReport(
         **_core.save(parts.tensors, parts.objects, parts.structure, where, options, coordinator)
@@ -206,7 +231,7 @@ def warn_of_differences(names: list[str]) -> None:
     )
 
 
-def _fail(
+def fail(
     coordinator: Coordinator | None, what: str, error: Exception, options: dict[str, Any]
 ) -> None:
     """Tells the other ranks, who wait for this one, why it does not take part."""
@@ -215,135 +240,3 @@ def _fail(
             _core.report_failure(coordinator, what, f"{type(error).__name__}: {error}", options)
         except Exception as reported:
             raise reported from error
-
-
-def load(
-    state: Any,
-    path: str | os.PathLike[str],
-    arrays: Arrays,
-    coordinator: Coordinator | None,
-    allow_pickle: bool,
-    options: dict[str, Any],
-) -> LoadReport:
-    """Fills a state in place."""
-    where = path_text(path)
-    rank = 0 if coordinator is None else coordinator.rank
-    keep: list[Any] = []
-    after: list[Callable[[], None]] = []
-    targets: list[Item] = []
-    try:
-        reader = _core.Reader(where)
-        match = Match(rank, arrays.is_tensor, frozenset(reader.object_names()))
-        structure = reader.structure()
-        if structure is None:
-            # Saved from C++ without containers: names alone decide.
-            structure = _tree.Flattener(rank, arrays.is_tensor, arrays.origin).flatten(state)
-        with collector_at_rest():
-            match.match(state, structure)
-            for fqn, tensor in match.tensors:
-                targets.extend(arrays.targets(fqn, tensor, after, keep))
-            stored = reader.tensors() if match.created else {}
-            for fqn, origin, put in match.created:
-                tensor = arrays.create(fqn, *stored[fqn], origin)
-                targets.extend(arrays.targets(fqn, tensor, after, keep))
-                put(tensor)
-        names = [fqn for fqn, _ in match.objects]
-        # Before the ranks agree: a value that cannot be opened fails the load with nothing changed.
-        values = reader.objects(names, allow_pickle)
-    except Exception as error:
-        _fail(coordinator, f"load {where}", error, options)
-        raise
-    report = reader.load(
-        targets, names, match.missing, match.mismatched, match.known, options, coordinator
-    )
-    for run in after:
-        run()
-    for (_, put), value in zip(match.objects, values, strict=True):
-        put(value)
-    for fill in match.fills:
-        fill()
-    return LoadReport(**report)
-
-
-def read(
-    path: str | os.PathLike[str],
-    arrays: Arrays,
-    keys: str | Iterable[str] | None,
-    flat: bool,
-    allow_pickle: bool,
-    options: dict[str, Any],
-) -> Any:
-    """Builds a new state from a checkpoint."""
-    where = path_text(path)
-    reader = _core.Reader(where)
-    structure = reader.structure()
-    patterns = [keys] if isinstance(keys, str) else None if keys is None else list(keys)
-    found: dict[str, Any] = {}
-    targets: list[Item] = []
-    keep: list[Any] = []
-    after: list[Callable[[], None]] = []
-    names: list[str] = []
-    stored = reader.tensors()
-    for fqn, leaf in _leaves(reader, structure, stored):
-        if patterns is not None and not _selected(fqn, patterns):
-            continue
-        found[fqn] = None
-        if isinstance(leaf, ObjectLeaf):
-            names.append(fqn)
-        else:
-            found[fqn] = tensor = arrays.create(fqn, *stored[fqn], leaf.origin)
-            targets.extend(arrays.targets(fqn, tensor, after, keep))
-    if patterns is not None and not found:
-        raise CheckpointNotFoundError(f"read {where}: nothing is named {', '.join(patterns)}")
-    found.update(zip(names, reader.objects(names, allow_pickle), strict=True))
-    reader.load(targets, names, [], [], [], {**options, "strict": False}, None)
-    for run in after:
-        run()
-    if flat or structure is None:
-        return found
-    if patterns is not None:
-        structure = _prune(structure, found, None)
-    return _tree.build(structure, lambda fqn, _leaf: found[fqn])
-
-
-def _leaves(
-    reader: Any, structure: Any, stored: dict[str, Any]
-) -> Iterable[tuple[str, TensorLeaf | ObjectLeaf]]:
-    if structure is not None:
-        yield from _tree.leaves(structure)
-        return
-    for fqn in stored:
-        yield fqn, TensorLeaf("")
-    for fqn in reader.object_names():
-        yield fqn, ObjectLeaf()
-
-
-def _selected(fqn: str, patterns: list[str]) -> bool:
-    """A key names a leaf, all leaves under it, or is a glob."""
-    return any(fqn == p or fqn.startswith(f"{p}.") or fnmatch.fnmatchcase(fqn, p) for p in patterns)
-
-
-def _prune(structure: Any, found: dict[str, Any], path: str | None) -> Any:
-    """The part of a structure that holds the found leaves."""
-    if isinstance(structure, (TensorLeaf, ObjectLeaf)):
-        return structure
-
-    def keeps(item: Any, item_path: str) -> bool:
-        return any(fqn in found for fqn, _ in _tree.leaves(item, item_path))
-
-    if isinstance(structure, list):
-        # Positions are part of the names, so a list with holes becomes a dict of what is left.
-        kept = {
-            str(i): _prune(item, found, _tree.join(path, str(i)))
-            for i, item in enumerate(structure)
-            if keeps(item, _tree.join(path, str(i)))
-        }
-        return list(kept.values()) if len(kept) == len(structure) else kept
-    return _tree.like(
-        structure,
-        {
-            key: _prune(item, found, _tree.join(path, str(key)))
-            for key, item in structure.items()
-            if keeps(item, _tree.join(path, str(key)))
-        },
-    )

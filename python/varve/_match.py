@@ -7,11 +7,13 @@ changes while matching: changes are collected as `fills` and made once the load 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Container, Mapping
 from typing import Any
 
+from varve._select import NameTree, prune
 from varve._tree import RANK_PART, Flattener, PerRank, build, is_stateful, join, leaves
 from varve._values import ObjectLeaf, TensorLeaf
+from varve.errors import InvalidArgumentError
 
 Setter = Callable[[Any], None]
 
@@ -22,10 +24,21 @@ class Match:
     `tensors`: (fqn, tensor in the destination) to fill in place. `created`: (fqn, origin, setter) of
     tensors that do not exist yet; `objects`: (fqn, setter) of plain values. `fills`: changes to make
     afterwards, in order. `missing`, `mismatched`, `known`: see LoadRequest in checkpoint.h.
+
+    With `keys`, entries of other names stay as they are, and are neither missing nor mismatched.
+    `hollow` tells tensors that are to be replaced rather than filled (those on the meta device, when
+    a load assigns): `assigned` has (fqn, tensor, setter) of them. `give_back` is called with an object
+    and its filled state dict.
     """
 
     def __init__(
-        self, rank: int, is_tensor: Callable[[Any], bool], stored_objects: frozenset[str]
+        self,
+        rank: int,
+        is_tensor: Callable[[Any], bool],
+        stored_objects: Container[str],
+        keys: Container[str] | None = None,
+        hollow: Callable[[Any], bool] = lambda _tensor: False,
+        give_back: Callable[[Any, Any], None] = lambda value, state: value.load_state_dict(state),
     ) -> None:
         self.tensors: list[tuple[str, Any]] = []
         self.created: list[tuple[str, str, Setter]] = []
@@ -34,21 +47,34 @@ class Match:
         self.missing: list[str] = []
         self.mismatched: list[str] = []
         self.known: list[str] = []
+        self.assigned: list[tuple[str, Any, Setter]] = []
+        self._keys = keys
+        self._hollow = hollow
+        self._give_back = give_back
         self._rank = rank
         self._is_tensor = is_tensor
         self._stored_objects = stored_objects
 
     def match(self, state: Any, structure: Any) -> None:
-        """Matches a whole state, a dict, with the structure of a checkpoint."""
-        if isinstance(structure, dict):
-            self._mapping(state, structure, None)
-        else:
-            self._nothing_stored(state, "")
+        """Matches a whole state, a dict or an object with a state dict, with a stored structure."""
+        whole = state.state_dict() if is_stateful(state) else state
+        if not isinstance(whole, Mapping):
+            raise InvalidArgumentError(
+                "the destination must be a dict or an object with state_dict and load_state_dict, "
+                f"not a {type(state).__name__}; for containers of another kind use read()"
+            )
+        self._mapping(whole, structure, None)
+        if whole is not state:
+            self.fills.append(lambda: self._give_back(state, whole))
 
     def _visit(self, value: Any, stored: Any, path: str, replace: Setter) -> None:
         # Tensors first: there are most of them, and asking one whether it is stateful takes long.
         if self._is_tensor(value):
-            if isinstance(stored, TensorLeaf):
+            if not self._wants(path):
+                return
+            if isinstance(stored, TensorLeaf) and self._hollow(value):
+                self.assigned.append((path, value, replace))
+            elif isinstance(stored, TensorLeaf):
                 self.tensors.append((path, value))
             else:
                 what = "a plain value" if isinstance(stored, ObjectLeaf) else "a container"
@@ -62,13 +88,24 @@ class Match:
             self._mapping(value, stored, path)
         elif isinstance(stored, list) and isinstance(value, list):
             self._list(value, stored, path)
+        elif isinstance(stored, NameTree) and isinstance(value, list):
+            self._list_by_name(value, stored, path)
         else:
             self._replace(value, stored, path, replace)
 
     def _stateful(self, value: Any, stored: Any, path: str) -> None:
         state = value.state_dict()
+        before = self._wanted()
         self._visit(state, stored, path, lambda new: state.update(new))
-        self.fills.append(lambda: value.load_state_dict(state))
+        if self._wanted() != before or self._keys is None:
+            self.fills.append(lambda: self._give_back(value, state))
+
+    def _wanted(self) -> int:
+        """How many entries there are so far for a load to fill."""
+        return len(self.tensors) + len(self.created) + len(self.objects) + len(self.assigned)
+
+    def _wants(self, path: str) -> bool:
+        return self._keys is None or path in self._keys
 
     def _mapping(self, mapping: Any, stored: Mapping[Any, Any], path: str | None) -> None:
         for key, value in mapping.items():
@@ -98,7 +135,10 @@ class Match:
 
     def _list(self, values: list[Any], stored: list[Any], path: str) -> None:
         surplus = values[len(stored) :]
-        keeps = any(self._tensors_in(item, path) for item in surplus)
+        partly = self._keys is not None and not all(
+            self._wants(fqn) for fqn, _ in leaves(stored, path)
+        )
+        keeps = partly or any(self._tensors_in(item, path) for item in surplus)
         if keeps:
             # Cutting them off would silently put memory out of use that was there to be filled.
             for i, item in enumerate(surplus, len(stored)):
@@ -108,7 +148,7 @@ class Match:
         extra = [
             self._build(item, join(path, str(i)))
             for i, item in enumerate(stored)
-            if i >= len(values)
+            if i >= len(values) and not partly
         ]
         kept = len(stored)
 
@@ -119,7 +159,20 @@ class Match:
         if len(values) != len(stored) and not keeps:
             self.fills.append(resize)
 
+    def _list_by_name(self, values: list[Any], stored: NameTree, path: str) -> None:
+        """Of renamed entries only names are known: the list keeps its length."""
+        for i, item in enumerate(values):
+            if str(i) in stored:
+                self._visit(item, stored[str(i)], join(path, str(i)), _item_setter(values, i))
+            else:
+                self._nothing_stored(item, join(path, str(i)))
+
     def _replace(self, value: Any, stored: Any, path: str, replace: Setter) -> None:
+        if self._keys is not None:
+            wanted = [fqn for fqn, _ in leaves(stored, path) if self._wants(fqn)]
+            stored = prune(stored, wanted, path) if wanted else None
+            if stored is None:
+                return
         if isinstance(stored, ObjectLeaf) and path not in self._stored_objects:
             self.missing.append(path)  # The structure is not the checkpoint's own.
             return
@@ -155,8 +208,8 @@ class Match:
     def _nothing_stored(self, value: Any, path: str) -> None:
         flat = Flattener(self._rank, self._is_tensor, lambda _tensor: "")
         flat._visit(value.value if type(value) is PerRank else value, path)
-        self.missing.extend(fqn for fqn, _ in flat.tensors)
-        self.missing.extend(fqn for fqn, _ in flat.objects)
+        self.missing.extend(fqn for fqn, _ in flat.tensors if self._wants(fqn))
+        self.missing.extend(fqn for fqn, _ in flat.objects if self._wants(fqn))
 
 
 def _item_setter(container: Any, key: Any) -> Setter:

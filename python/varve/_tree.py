@@ -77,8 +77,10 @@ class Flattener:
         self._origin = origin
         self._names: dict[str, str] = {}
 
-    def flatten(self, state: Mapping[Any, Any]) -> Any:
+    def flatten(self, state: Any) -> Any:
         """Walks the whole state; returns its structure."""
+        if is_stateful(state):
+            state = state.state_dict()
         if not isinstance(state, Mapping):
             raise InvalidArgumentError(f"a state must be a dict, not a {type(state).__name__}")
         try:
@@ -141,7 +143,8 @@ def like(mapping: Any, items: dict[Any, Any]) -> Any:
     """A mapping of the same kind with other items."""
     if type(mapping) is collections.defaultdict:
         return collections.defaultdict(mapping.default_factory, items)
-    return dict(items) if type(mapping) is dict else type(mapping)(items)
+    kind: Any = type(mapping)
+    return kind(items) if kind in MAPPINGS and kind is not dict else dict(items)
 
 
 def leaves(

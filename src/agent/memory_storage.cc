@@ -20,6 +20,7 @@
 #include "checkpoint/names.h"
 #include "checkpoint/open.h"
 #include "varve/agent.h"
+#include "varve/path.h"
 
 namespace varve {
 namespace {
@@ -225,7 +226,8 @@ std::map<std::string, HeldPtr> FindHeld(const std::shared_ptr<AgentConnection>& 
 std::unique_ptr<Storage> OpenAgentMemory(const std::string& path, Storage& base,
                                          std::function<void(std::uint64_t)> bytes_from_memory,
                                          const std::string& directory) {
-  const auto absolute = AbsolutePath(path);
+  const auto resolved = ResolvePath(path);
+  const auto absolute = resolved.ok() ? AbsolutePath(*resolved) : resolved;
   const auto deadline = std::chrono::steady_clock::now() + kPatience;
   if (!absolute.ok() || absolute->size() > kMaxAgentPayload) {
     return nullptr;

@@ -8,6 +8,7 @@
 #include "tensor/box.h"
 #include "tensor/cast.h"
 #include "varve/catalogue.h"
+#include "varve/path.h"
 
 namespace varve {
 namespace {
@@ -209,8 +210,10 @@ Result<std::uint64_t> WriteSegmentsFile(Storage& storage, const std::string& pat
   return size;
 }
 
-Result<ConvertReport> Convert(const std::string& source, const std::string& target,
+Result<ConvertReport> Convert(const std::string& source_path, const std::string& target_path,
                               const ConvertOptions& options, Storage& storage) {
+  VARVE_ASSIGN_OR_RETURN(const std::string source, ResolvePath(source_path, storage));
+  VARVE_ASSIGN_OR_RETURN(const std::string target, ResolvePath(target_path, storage));
   VARVE_ASSIGN_OR_RETURN(const auto reader, CheckpointReader::Open(source, storage));
   auto selection = Select(*reader, options);
   if (!selection.ok()) {

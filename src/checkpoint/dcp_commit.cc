@@ -3,6 +3,7 @@
 #include "checkpoint/commit.h"
 #include "checkpoint/data_writer.h"
 #include "varve/dcp.h"
+#include "varve/path.h"
 
 namespace varve {
 
@@ -15,9 +16,10 @@ DcpCommit::~DcpCommit() = default;
 
 Result<std::unique_ptr<DcpCommit>> DcpCommit::Begin(const std::string& path, bool overwrite,
                                                     Storage& storage) {
+  VARVE_ASSIGN_OR_RETURN(const std::string where, ResolvePath(path, storage));
   VARVE_ASSIGN_OR_RETURN(const SaveId id, RandomSaveId());
   auto impl = std::make_unique<Impl>();
-  VARVE_ASSIGN_OR_RETURN(impl->commit, Commit::Begin(storage, path, id, overwrite));
+  VARVE_ASSIGN_OR_RETURN(impl->commit, Commit::Begin(storage, where, id, overwrite));
   return std::unique_ptr<DcpCommit>(new DcpCommit(std::move(impl)));
 }
 

@@ -13,6 +13,7 @@
 #include "interop/torch_encode.h"
 #include "pipeline/file_writer.h"
 #include "tensor/box.h"
+#include "varve/path.h"
 
 namespace varve {
 namespace {
@@ -166,7 +167,8 @@ Result<DcpFile> WriteDcpItems(Storage& storage, const std::string& path,
 
 Result<DcpFile> WriteDcpFile(const std::string& path, const std::vector<DcpItem>& items,
                              const SaveOptions& options, Storage& storage) {
-  return WriteDcpItems(storage, path, items, options);
+  VARVE_ASSIGN_OR_RETURN(const std::string where, ResolvePath(path, storage));
+  return WriteDcpItems(storage, where, items, options);
 }
 
 }  // namespace varve

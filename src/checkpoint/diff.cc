@@ -12,6 +12,7 @@
 #include "tensor/box.h"
 #include "tensor/cast.h"
 #include "varve/convert.h"
+#include "varve/path.h"
 
 namespace varve {
 namespace {
@@ -225,8 +226,10 @@ class Differ {
 
 }  // namespace
 
-Result<DiffReport> Diff(const std::string& a, const std::string& b, Storage& storage,
+Result<DiffReport> Diff(const std::string& path_a, const std::string& path_b, Storage& storage,
                         const ProgressFunction& progress) {
+  VARVE_ASSIGN_OR_RETURN(const std::string a, ResolvePath(path_a, storage));
+  VARVE_ASSIGN_OR_RETURN(const std::string b, ResolvePath(path_b, storage));
   VARVE_ASSIGN_OR_RETURN(const auto reader_a, CheckpointReader::Open(a, storage));
   VARVE_ASSIGN_OR_RETURN(const auto reader_b, CheckpointReader::Open(b, storage));
   return Differ(*reader_a, *reader_b, progress).Run().Annotate("diff " + a + " " + b);

@@ -5,6 +5,7 @@
 #include "checkpoint/names.h"
 #include "checkpoint/replaced.h"
 #include "varve/catalogue.h"
+#include "varve/path.h"
 
 namespace varve {
 namespace {
@@ -161,7 +162,8 @@ class Collector {
 
 }  // namespace
 
-Result<GarbageReport> CollectGarbage(const std::string& directory, bool dry_run, Storage& storage) {
+Result<GarbageReport> CollectGarbage(const std::string& path, bool dry_run, Storage& storage) {
+  VARVE_ASSIGN_OR_RETURN(const std::string directory, ResolvePath(path, storage));
   VARVE_ASSIGN_OR_RETURN(const auto entries, storage.List(directory));
   Collector collector(storage, dry_run);
   VARVE_RETURN_IF_ERROR(collector.Siblings(directory, entries));

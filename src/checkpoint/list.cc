@@ -5,6 +5,7 @@
 #include "checkpoint/open.h"
 #include "checkpoint/scan.h"
 #include "varve/catalogue.h"
+#include "varve/path.h"
 
 namespace varve {
 namespace {
@@ -135,8 +136,8 @@ std::string_view StateName(CheckpointState state) {
   return "unknown";
 }
 
-Result<std::vector<CheckpointEntry>> ListCheckpoints(const std::string& directory,
-                                                     Storage& storage) {
+Result<std::vector<CheckpointEntry>> ListCheckpoints(const std::string& path, Storage& storage) {
+  VARVE_ASSIGN_OR_RETURN(const std::string directory, ResolvePath(path, storage));
   const auto listed = storage.List(directory);
   // A checkpoint that has been moved aside is found by a name under which there is no directory.
   if (!listed.ok() && listed.status().code() != StatusCode::kNotFound) {

@@ -1,17 +1,22 @@
 // A collective load: the ranks agree first, then each reads on its own, then all learn the outcome.
 //   A. Every rank contributes which checkpoint it opened and what differs between it and the
-//      request. The coordinator compares and merges; strict differences end the load on all ranks
-//      before any target has been touched.
+//      request, or why its destinations cannot be filled. The coordinator compares and merges;
+//      differences that LoadOptions::strict forbids end the load on all ranks before any target has
+//      been touched.
 //   B. Every rank reads its targets and contributes its status.
 
 #include <chrono>
 #include <cstddef>
 #include <functional>
 #include <set>
+#include <string_view>
+#include <utility>
 
 #include "base/bytes.h"
 #include "base/guarded.h"
 #include "base/octets.h"
+#include "checkpoint/cast_read.h"
+#include "checkpoint/destinations.h"
 #include "checkpoint/ties.h"
 #include "varve/checkpoint.h"
 
@@ -70,9 +75,11 @@ std::string Describe(const TensorMetadata& stored, const TargetTensor& target) {
          ", wanted " + std::string(DTypeName(target.dtype)) + ToString(target.shape) + ")";
 }
 
-/// Compares the request with the checkpoint; `usable` receives the targets that fit.
-Differences Compare(const Metadata& metadata, const LoadRequest& request,
-                    std::vector<TargetTensor>* usable) {
+/// Compares the request with the checkpoint; `usable` receives the targets that fit, `loaded` how
+/// many names of tensors and values there are to load.
+Differences Compare(const Metadata& metadata, const LoadRequest& request, bool cast,
+                    std::vector<TargetTensor>* usable, std::uint64_t* loaded) {
+  std::set<std::string_view> names;
   Differences differences{metadata.save_id, request.missing, request.mismatched,
                           std::string(metadata.tensors.size() + metadata.objects.size(), '\1')};
   const auto want = [&](std::string_view fqn) {
@@ -89,10 +96,12 @@ Differences Compare(const Metadata& metadata, const LoadRequest& request,
     const TensorMetadata* stored = metadata.FindTensor(target.fqn);
     if (stored == nullptr) {
       differences.missing.push_back(target.fqn);
-    } else if (stored->dtype != target.dtype || stored->shape != target.shape) {
-      differences.mismatched.push_back(Describe(*stored, target));
-    } else {
+    } else if ((stored->dtype == target.dtype && stored->shape == target.shape) ||
+               (cast && NeedsCast(*stored, target))) {
       usable->push_back(target);
+      names.insert(target.fqn);
+    } else {
+      differences.mismatched.push_back(Describe(*stored, target));
     }
   }
   DropTiedNames(request.targets, *usable, &differences.missing);
@@ -100,16 +109,19 @@ Differences Compare(const Metadata& metadata, const LoadRequest& request,
     want(fqn);
     if (metadata.FindObject(fqn) == nullptr) {
       differences.missing.push_back(fqn);
+    } else {
+      names.insert(fqn);
     }
   }
   for (const std::string& fqn : request.known) {
     want(fqn);
   }
+  *loaded = names.size();
   return differences;
 }
 
 std::string Sentence(std::string_view title, const std::vector<std::string>& names) {
-  constexpr std::size_t kMaxNamed = 50;
+  constexpr std::size_t kMaxNamed = 10;
   std::string text;
   for (std::size_t i = 0; i < names.size() && i < kMaxNamed; ++i) {
     text += (i == 0 ? "\n  " + std::string(title) + ": " : ", ") + names[i];
@@ -158,20 +170,24 @@ std::vector<std::string> UnwantedNames(const Metadata& metadata, const std::stri
   return names;
 }
 
-/// Errors: InvalidArgument where `options` want no differences and there are some.
-Status CheckStrict(const Metadata& metadata, const Differences& merged,
-                   const LoadOptions& options) {
-  const auto unexpected = UnwantedNames(metadata, merged.unwanted);
-  if (!options.strict ||
-      (merged.missing.empty() && merged.mismatched.empty() && unexpected.empty())) {
+/// The error for differences that `options` do not allow.
+Status CheckDifferences(const Differences& merged, const std::vector<std::string>& unexpected,
+                        const LoadOptions& options) {
+  const bool lacking = !merged.missing.empty() || !merged.mismatched.empty();
+  if (options.strict == Strict::kOff ||
+      (!lacking && (options.strict == Strict::kWanted || unexpected.empty()))) {
     return Status::Ok();
   }
-  return InvalidArgument(
-      "the checkpoint and the destination differ; nothing was loaded (pass "
-      "strict=False to load what fits)" +
-      Sentence("missing from the checkpoint", merged.missing) +
-      Sentence("unexpected in the checkpoint", unexpected) +
-      Sentence("mismatched", merged.mismatched));
+  std::string remedy = "strict=False loads what fits";
+  if (!lacking) {
+    remedy = "strict=True leaves the rest alone";
+  } else if (!merged.mismatched.empty() && !options.cast) {
+    remedy += ", cast=True converts floating-point types";
+  }
+  return InvalidArgument("the checkpoint and the destination differ; nothing was loaded (" +
+                         remedy + ")" + Sentence("missing from the checkpoint", merged.missing) +
+                         Sentence("mismatched", merged.mismatched) +
+                         Sentence("unexpected in the checkpoint", unexpected));
 }
 
 }  // namespace
@@ -181,21 +197,24 @@ Result<LoadReport> Load(CheckpointReader& reader, const LoadRequest& request,
   const auto start = Clock::now();
   const Metadata& metadata = reader.metadata();
   std::string what;
+  LoadReport report;
   std::vector<TargetTensor> usable;
   // Each step between the exchanges runs in Guarded: a rank that runs out of memory takes part.
   auto mine = Guarded([&]() -> Contribution {
     what = "load " + reader.directory();
-    return Encode(Compare(metadata, request, &usable));
+    const Differences found = Compare(metadata, request, options.cast, &usable, &report.loaded);
+    VARVE_RETURN_IF_ERROR(CheckDestinations(reader, usable, options));
+    return Encode(found);
   });
   const auto decide = [&](const std::vector<std::string>& all) -> Result<std::vector<std::string>> {
     VARVE_ASSIGN_OR_RETURN(const Differences merged, Merge(metadata, all));
-    VARVE_RETURN_IF_ERROR(CheckStrict(metadata, merged, options));
+    VARVE_RETURN_IF_ERROR(
+        CheckDifferences(merged, UnwantedNames(metadata, merged.unwanted), options));
     return std::vector<std::string>(all.size(), Encode(merged));
   };
   VARVE_ASSIGN_OR_RETURN(const std::string reply,
                          Exchange(coordinator, what, std::move(mine),
                                   Clock::now() + options.timeout, std::cref(decide)));
-  LoadReport report;
   const Status read = Guarded([&] {
     VARVE_ASSIGN_OR_RETURN(Differences merged, Decode(reply));
     report.missing = std::move(merged.missing);

@@ -8,8 +8,10 @@
 #include <tuple>
 
 #include "base/bytes.h"
+#include "checkpoint/cast_read.h"
 #include "checkpoint/checkpoint_files.h"
 #include "checkpoint/chunk_source.h"
+#include "checkpoint/destinations.h"
 #include "checkpoint/open.h"
 #include "format/structure.h"
 #include "interop/torch_archive.h"
@@ -18,6 +20,7 @@
 #include "plan/load_plan.h"
 #include "tensor/box.h"
 #include "varve/checkpoint.h"
+#include "varve/path.h"
 
 namespace varve {
 
@@ -59,17 +62,6 @@ std::string DescribeTouched(const std::vector<bool>& touched,
     names += " and " + std::to_string(count - kMaxNamed) + " more";
   }
   return "the destination is partly written: " + names;
-}
-
-Result<StridedMemory> MemoryOf(const TargetTensor& target) {
-  if (!target.strides.empty() && target.strides.size() != target.box.sizes.size()) {
-    return InvalidArgument("tensor \"" + target.fqn +
-                           "\": " + std::to_string(target.strides.size()) + " strides for " +
-                           std::to_string(target.box.sizes.size()) + " dimensions");
-  }
-  return StridedMemory{static_cast<std::byte*>(target.data), target.box,
-                       target.strides.empty() ? RowMajorStrides(target.box.sizes) : target.strides,
-                       ItemSize(target.dtype)};
 }
 
 /// The record that holds an extent of a file whose index lists its records.
@@ -174,7 +166,8 @@ CheckpointReader::~CheckpointReader() = default;
 
 Result<std::unique_ptr<CheckpointReader>> CheckpointReader::Open(const std::string& path,
                                                                  Storage& storage) {
-  VARVE_ASSIGN_OR_RETURN(OpenedIndex index, OpenIndex(storage, path));
+  VARVE_ASSIGN_OR_RETURN(const std::string where, ResolvePath(path, storage));
+  VARVE_ASSIGN_OR_RETURN(OpenedIndex index, OpenIndex(storage, where));
   return std::unique_ptr<CheckpointReader>(
       new CheckpointReader(std::make_unique<Impl>(storage, std::move(index))));
 }
@@ -257,6 +250,9 @@ Result<std::vector<ChunkSource>> CheckpointReader::Impl::Resolve(const std::vect
 
 Result<std::uint64_t> CheckpointReader::ReadTensors(std::span<const TargetTensor> targets,
                                                     const LoadOptions& options) {
+  if (options.cast) {
+    return ReadCasting(*this, targets, options);
+  }
   std::vector<LoadItem> items;
   items.reserve(targets.size());
   for (const TargetTensor& target : targets) {

@@ -2,10 +2,12 @@
 #include "checkpoint/open.h"
 #include "checkpoint/scan.h"
 #include "varve/catalogue.h"
+#include "varve/path.h"
 
 namespace varve {
 
-Result<RepairReport> Repair(const std::string& path, Storage& storage) {
+Result<RepairReport> Repair(const std::string& given, Storage& storage) {
+  VARVE_ASSIGN_OR_RETURN(const std::string path, ResolvePath(given, storage));
   VARVE_ASSIGN_OR_RETURN(const ScanResult scan, ScanDataFiles(storage, path));
   if (!scan.damaged.empty()) {
     return scan.damaged.front().Annotate("repair needs every data file's header; cannot use");

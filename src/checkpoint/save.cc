@@ -8,6 +8,7 @@
 #include "checkpoint/save_local.h"
 #include "checkpoint/save_session.h"
 #include "format/data_file.h"
+#include "varve/path.h"
 
 namespace varve {
 
@@ -44,8 +45,14 @@ Result<std::unique_ptr<SaveSession>> ResumeSave(SettledSave settled, const std::
 
 Result<SaveReport> Save(const State& state, const std::string& path, const SaveOptions& options,
                         Coordinator& coordinator) {
+  std::string where;
+  Status ready;  // A path that cannot be resolved is for all ranks to learn of, as what else fails.
   const auto session = Guarded([&]() -> Result<std::unique_ptr<SaveSession>> {
-    return MakeSaveSession(state, path, options, Claim::kWithPlan);
+    const auto resolved =
+        ResolvePath(path, options.storage != nullptr ? *options.storage : PosixStorage());
+    ready = resolved.status();
+    where = resolved.ok() ? *resolved : path;
+    return MakeSaveSession(state, where, options, Claim::kWithPlan);
   });
   if (!session.ok()) {
     // The others learn of it from the first thing that they do together.
@@ -53,7 +60,9 @@ Result<SaveReport> Save(const State& state, const std::string& path, const SaveO
                                       std::chrono::steady_clock::now() + options.timeout)
                               : session.status();
   }
-  const Status ready = Guarded([&] { return AwaitDeviceWork(state, nullptr); });
+  if (ready.ok()) {
+    ready = Guarded([&] { return AwaitDeviceWork(state, nullptr); });
+  }
   VARVE_RETURN_IF_ERROR((*session)->Plan(coordinator, ready));
   return (*session)->Write(coordinator, nullptr, Status::Ok());
 }

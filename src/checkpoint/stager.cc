@@ -18,6 +18,7 @@
 #include "device/cuda_reader.h"
 #include "pipeline/staging_pool.h"
 #include "varve/async_save.h"
+#include "varve/path.h"
 
 namespace varve {
 namespace {
@@ -399,6 +400,14 @@ AsyncSaveHandle AsyncSave(State state, std::string path, AsyncSaveOptions option
   const Deadline deadline = std::chrono::steady_clock::now() + options.save.timeout;
   Job job;
   try {
+    // The save may be written when the working directory is another.
+    auto resolved =
+        ResolvePath(path, options.save.storage != nullptr ? *options.save.storage : PosixStorage());
+    if (resolved.ok()) {
+      path = std::move(*resolved);
+    } else if (options.ready.ok()) {
+      options.ready = resolved.status();
+    }
     job = std::make_shared<AsyncSaveHandle::Impl>(
         std::move(state), std::move(path), std::move(options), coordinator.rank(),
         stager.impl().handoff.get(), stager.impl().devices.get());

@@ -24,14 +24,13 @@ constexpr std::uint64_t kMaxBatchBytes = std::uint64_t{32} << 20;
 
 std::uint64_t StreamItem::bytes() const { return Volume(tensor->shape) * ItemSize(dtype); }
 
-std::vector<Box> Slabs(const TensorMetadata& tensor, std::uint64_t max_bytes) {
-  const std::uint64_t item_size = ItemSize(tensor.dtype);
-  std::vector<Box> slabs{WholeBox(tensor.shape)};
-  if (IsEmpty(slabs[0])) {
+std::vector<Box> Slabs(const Box& box, std::uint64_t item_size, std::uint64_t max_bytes) {
+  if (IsEmpty(box)) {
     return {};
   }
+  std::vector<Box> slabs{box};
   // Cut the outermost dimension; while one of its slices is still too large, cut the next.
-  for (std::size_t d = 0; d < tensor.shape.size(); ++d) {
+  for (std::size_t d = 0; d < box.sizes.size(); ++d) {
     if (Volume(slabs.front().sizes) * item_size <= max_bytes) {
       break;
     }
@@ -157,9 +156,10 @@ void TensorStream::Run() {
   bool go_on = true;
   for (std::size_t i = 0; i < items_.size() && go_on; ++i) {
     std::uint64_t at = 0;
-    for (Box& box : Slabs(*items_[i].tensor, batch_bytes_)) {
+    const TensorMetadata& tensor = *items_[i].tensor;
+    for (Box& box : Slabs(WholeBox(tensor.shape), ItemSize(tensor.dtype), batch_bytes_)) {
       const std::uint64_t elements = Volume(box.sizes);
-      const std::uint64_t stored = elements * ItemSize(items_[i].tensor->dtype);
+      const std::uint64_t stored = elements * ItemSize(tensor.dtype);
       if (!batch.pieces.empty() && batch_bytes + stored > batch_bytes_) {
         go_on = flush();
         if (!go_on) {

@@ -78,8 +78,8 @@ class TensorStream {
   std::thread thread_;
 };
 
-/// The tensor cut into boxes of whole rows of some dimension, in row-major order, of at most
-/// `max_bytes` (or one element).
-std::vector<Box> Slabs(const TensorMetadata& tensor, std::uint64_t max_bytes);
+/// Cuts a box of elements of `item_size` bytes into boxes of whole rows of some dimension, in
+/// row-major order, of at most `max_bytes` (or one element). None for an empty box.
+std::vector<Box> Slabs(const Box& box, std::uint64_t item_size, std::uint64_t max_bytes);
 
 }  // namespace varve

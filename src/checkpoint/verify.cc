@@ -11,6 +11,7 @@
 #include "checkpoint/verify_foreign.h"
 #include "pipeline/file_reader.h"
 #include "varve/catalogue.h"
+#include "varve/path.h"
 
 namespace varve {
 namespace {
@@ -146,7 +147,8 @@ class Verifier {
 
 Result<VerifyReport> Verify(const std::string& path, Storage& storage,
                             const ProgressFunction& progress) {
-  auto opened = OpenIndex(storage, path);
+  VARVE_ASSIGN_OR_RETURN(const std::string where, ResolvePath(path, storage));
+  auto opened = OpenIndex(storage, where);
   if (opened.status().code() == StatusCode::kDataLoss) {
     VerifyReport report;  // A damaged index is a finding, not a failure to look.
     report.damages.push_back({"", 0, 0, {}, opened.status().message()});

@@ -3,6 +3,7 @@
 
 #include "base/checked.h"
 #include "tensor/box.h"
+#include "varve/path.h"
 #include "varve/protocol/file_system.h"
 #include "varve/value.h"
 
@@ -79,15 +80,16 @@ Status ReadPieces(const std::vector<const ReadItem*>& items, CheckpointReader& r
 }  // namespace
 
 FileSystemReader::FileSystemReader(std::string path, LoadOptions options, Storage& storage)
-    : path_(std::move(path)), options_(std::move(options)), storage_(storage) {}
+    : path_(std::move(path)), options_(std::move(options)), storage_(storage) {
+  if (auto resolved = ResolvePath(path_, storage_); resolved.ok()) {
+    path_ = std::move(*resolved);  // Else the first use returns the error.
+  }
+}
 
 Status FileSystemReader::Reset(std::optional<std::string_view> checkpoint_id) {
   reader_.reset();
   if (checkpoint_id) {
-    if (!ValidateCheckpointId(*checkpoint_id)) {
-      return InvalidArgument("\"" + std::string(*checkpoint_id) + "\" is not a path");
-    }
-    path_ = *checkpoint_id;
+    VARVE_ASSIGN_OR_RETURN(path_, ResolvePath(*checkpoint_id, storage_));
   }
   return Status::Ok();
 }

@@ -5,6 +5,7 @@
 #include "interop/torch_encode.h"
 #include "protocol/dcp_index.h"
 #include "protocol/file_receipt.h"
+#include "varve/path.h"
 #include "varve/protocol/file_system.h"
 #include "varve/value.h"
 
@@ -57,29 +58,29 @@ std::vector<WriteResult> ResultsOf(const SavePlan& plan, DcpFile written) {
 FileSystemWriter::FileSystemWriter(std::string path, FileSystemWriterOptions options)
     : path_(std::move(path)),
       options_(std::move(options)),
-      storage_(options_.storage != nullptr ? *options_.storage : PosixStorage()) {}
+      storage_(options_.storage != nullptr ? *options_.storage : PosixStorage()) {
+  if (auto resolved = ResolvePath(path_, storage_); resolved.ok()) {
+    path_ = std::move(*resolved);  // Else the first use returns the error.
+  }
+}
 
 FileSystemWriter::~FileSystemWriter() = default;
 
 bool FileSystemWriter::ValidateCheckpointId(std::string_view checkpoint_id) {
-  return !checkpoint_id.empty() && checkpoint_id.find("://") == std::string_view::npos;
+  return ResolvePath(checkpoint_id).ok();
 }
 
 Status FileSystemWriter::Reset(std::optional<std::string_view> checkpoint_id) {
   Abandon();
   if (checkpoint_id) {
-    if (!ValidateCheckpointId(*checkpoint_id)) {
-      return InvalidArgument("\"" + std::string(*checkpoint_id) + "\" is not a path");
-    }
-    path_ = *checkpoint_id;
+    VARVE_ASSIGN_OR_RETURN(path_, ResolvePath(*checkpoint_id, storage_));
   }
   return Status::Ok();
 }
 
 Status FileSystemWriter::SetUpStorageWriter(bool /*is_coordinator*/) {
   Abandon();
-  return ValidateCheckpointId(path_) ? Status::Ok()
-                                     : InvalidArgument("\"" + path_ + "\" is not a path");
+  return ResolvePath(path_, storage_).status();
 }
 
 Result<std::vector<SavePlan>> FileSystemWriter::PrepareGlobalPlan(std::vector<SavePlan> plans) {

@@ -144,10 +144,17 @@ void Cast(DType from, std::span<const std::byte> source, DType to, std::span<std
   const std::size_t from_size = ItemSize(from);
   const std::size_t to_size = ItemSize(to);
   const std::size_t count = source.size() / from_size;
-  if (from == DType::kFloat32 && to == DType::kBFloat16) {  // The common case, without the switch.
+  if (from == DType::kFloat32 && to == DType::kBFloat16) {  // The common cases, without the switch.
     for (std::size_t i = 0; i < count; ++i) {
       const std::uint16_t bits = ToBFloat16(LoadAs<float>(source.data() + i * 4));
       std::memcpy(target.data() + i * 2, &bits, 2);
+    }
+    return;
+  }
+  if (from == DType::kBFloat16 && to == DType::kFloat32) {
+    for (std::size_t i = 0; i < count; ++i) {
+      const float value = FromBFloat16(LoadAs<std::uint16_t>(source.data() + i * 2));
+      std::memcpy(target.data() + i * 4, &value, 4);
     }
     return;
   }

@@ -61,7 +61,7 @@ inline std::string Load(const std::string& path, std::uint64_t bytes,
                              WholeBox({bytes - half}),
                              memory.data() + half,
                              {}});
-  EXPECT_TRUE(IsOk(varve::Load(**reader, request, {.strict = false})));
+  EXPECT_TRUE(IsOk(varve::Load(**reader, request, {.strict = Strict::kOff})));
   return memory;
 }
 

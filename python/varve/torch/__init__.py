@@ -17,8 +17,9 @@ import os
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from varve import _engine
+from varve import _engine, _load
 from varve._engine import LoadReport, SaveReport
+from varve._select import Rename
 from varve._tree import PerRank
 from varve.torch import _run
 from varve.torch._async import async_save
@@ -106,7 +107,7 @@ def save(
         options["progress"] = progress
     arrays = TorchArrays()
     if not coordinate:
-        options["save_id"] = _run.save_id(os.fspath(path), process_group, save_id)
+        options["save_id"] = _run.save_id(_engine.path_text(path), process_group, save_id)
         me = _run.me(process_group)
         return _engine.save(state_dict, path, arrays, me, allow_pickle, options)
     with collective(process_group, timeout, name_of("save", path)) as coordinator:
@@ -118,7 +119,11 @@ def load(
     path: str | os.PathLike[str],
     *,
     process_group: Any = None,
-    strict: bool = True,
+    strict: bool | str = True,
+    keys: str | Iterable[str] | None = None,
+    rename: Rename | None = None,
+    cast: bool = False,
+    assign: bool = False,
     allow_pickle: bool = False,
     timeout: float = 1800.0,
 ) -> LoadReport:
@@ -130,23 +135,43 @@ def load(
     fits.
 
     Args:
-        state_dict: Tensors must have the stored dtype and whole shape; placement is free.
+        state_dict: A dict, a module, or any object with `state_dict` and `load_state_dict`. It may
+            have a part of what is stored. Tensors must have the stored dtype and whole shape;
+            placement is free. Two names of the same memory (tied parameters) are filled if the same
+            values are stored for them.
         path: The checkpoint directory, the same on all ranks.
         process_group: As in `save`.
-        strict: Refuse unless the ranks together hold exactly the stored names. With False load what
-            fits and report the rest.
+        strict: True refuses, before anything changes, unless everything the ranks want is in the
+            checkpoint and fits; what is left over there is in the report's `unexpected`. "exact"
+            refuses that too. False loads what fits and reports the rest.
+        keys: Fill only these entries of the destination, each a name, everything under it, or a
+            glob (`*` is any run of characters, dots too). Others stay as they are.
+        rename: Which entry of the destination a stored one fills: a dict of prefixes
+            {stored: wanted}, of which the first that fits is applied, or a function from the stored
+            name to the wanted one (None leaves it out). `keys` and the report's `missing` are names of
+            the destination, `unexpected` of the checkpoint. Lists keep their length where names change.
+        cast: Convert between float16, bfloat16, float32 and float64 where the stored dtype is
+            another, rounding to the nearest.
+        assign: Replace tensors on the meta device by new ones on torch's default device, of the stored
+            dtype (with `cast`, of their own). Without it they are refused.
         allow_pickle: Open values stored as pickles. A pickle can run code: only for trusted files.
         timeout: As in `save`.
 
     Raises:
-        InvalidArgumentError: Names, dtypes or shapes differ; the message lists all of them.
+        InvalidArgumentError: Names, dtypes or shapes differ; the message has the first ten of each
+            kind. Or tensors of the destination share memory and cannot all be filled.
         CorruptCheckpointError: Stored bytes are damaged. The message names file, offset and tensor,
             and which tensors hold new bytes.
         CheckpointNotFoundError: There is no checkpoint at `path`.
+
+    Warns when nothing was loaded.
     """
     options = {"strict": strict, "timeout": timeout}
+    choice = _load.Choice(keys, rename, assign, cast)
     with collective(process_group, timeout, name_of("load", path)) as coordinator:
-        return _engine.load(state_dict, path, TorchArrays(), coordinator, allow_pickle, options)
+        return _load.load(
+            state_dict, path, TorchArrays(), coordinator, allow_pickle, options, choice
+        )
 
 
 def read(
@@ -169,4 +194,4 @@ def read(
         CheckpointNotFoundError: No checkpoint, or nothing of that name in it.
         CorruptCheckpointError: As in `load`.
     """
-    return _engine.read(path, TorchArrays(), keys, flat, allow_pickle, {})
+    return _load.read(path, TorchArrays(), keys, flat, allow_pickle)

@@ -66,4 +66,4 @@ def save_id(path: str, process_group: Any, given: bytes | None) -> bytes | None:
         os.path.basename(path),
         str(count),
     )
-    return hashlib.sha256("\0".join(parts).encode()).digest()[:16]
+    return hashlib.sha256(os.fsencode("\0".join(parts))).digest()[:16]

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
+from torch.autograd.graph import increment_version
 from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 
 from varve import _core
@@ -47,8 +48,9 @@ class TorchArrays(NumpyArrays):
 
     def __init__(self, from_devices: bool = False) -> None:
         self._from_devices = from_devices
-        #: Copies of sources, by the memory that they are of: tied tensors stay tied.
+        #: Copies on the CPU, by the memory that they are of: tied tensors stay tied.
         self._copies: dict[Any, torch.Tensor] = {}
+        self._fresh: dict[int, torch.Tensor] = {}
 
     def is_tensor(self, value: Any) -> bool:
         """Tensors, ShardedTensors and arrays."""
@@ -107,16 +109,28 @@ class TorchArrays(NumpyArrays):
         _check(fqn, tensor)
         shape, shards = _shards(fqn, tensor)
         for offsets, local in shards:
-            memory = _plain(fqn, local)
-            if _overlaps(local):
-                raise InvalidArgumentError(
-                    f'tensor "{fqn}": elements of the destination share memory (an expanded tensor); '
-                    "load into a copy of it"
-                )
-            if memory is None:
-                memory = torch.empty(local.shape, dtype=local.dtype)
-                after.append(_copier(local, memory))
-            yield _item(fqn, shape, offsets, memory, keep)
+            yield _item(fqn, shape, offsets, self._memory_to_fill(fqn, local, after), keep)
+
+    def _memory_to_fill(
+        self, fqn: str, local: torch.Tensor, after: list[Callable[[], None]]
+    ) -> torch.Tensor:
+        """The tensor itself, or a copy on the CPU: one for all names of the same memory."""
+        memory = _plain(fqn, local, loading=True)
+        if memory is not None:
+            return memory
+        if _overlaps(local):
+            raise InvalidArgumentError(
+                f'tensor "{fqn}": elements of the destination share memory (an expanded tensor); '
+                "load into a copy of it"
+            )
+        place = _place(local)
+        copy = self._copies.get(place)
+        if copy is None:
+            copy = torch.empty(local.shape, dtype=local.dtype, device="cpu")
+            after.append(_copier(local, copy))
+            if place is not None:
+                self._copies[place] = copy
+        return copy
 
     def create(self, fqn: str, dtype: int, shape: tuple[int, ...], origin: str) -> Any:
         """An uninitialised tensor on the CPU, or an array where an array was saved."""
@@ -127,6 +141,57 @@ class TorchArrays(NumpyArrays):
                 f'tensor "{fqn}": this torch has no dtype {_core.DTYPE_NAMES[dtype]}'
             )
         return torch.empty(shape, dtype=_DTYPES[dtype])
+
+    def hollow(self, tensor: Any) -> bool:
+        """True for tensors on the meta device, and DTensors whose shards are there."""
+        return isinstance(tensor, torch.Tensor) and tensor.is_meta
+
+    def fresh(self, tensor: Any, dtype: int | None) -> Any:
+        """A tensor on torch's default device; of the same mesh and placements for a DTensor."""
+        kind = tensor.dtype if dtype is None else _DTYPES[dtype]
+        made: torch.Tensor
+        if DTensor is not None and isinstance(tensor, DTensor):
+            device = tensor.device_mesh.device_type
+            made = DTensor.from_local(
+                torch.empty(tensor._local_tensor.shape, dtype=kind, device=device),
+                tensor.device_mesh,
+                tensor.placements,
+                run_check=False,
+                shape=tensor.shape,
+                stride=tensor.stride(),
+            )
+        else:
+            made = torch.empty(tensor.shape, dtype=kind)
+        if isinstance(tensor, torch.nn.Parameter):
+            made = torch.nn.Parameter(made, requires_grad=tensor.requires_grad)
+        self._fresh[id(made)] = made
+        return made
+
+    def dtype_of(self, tensor: Any) -> int | None:
+        """The engine's number of a tensor's dtype."""
+        return _NUMBERS.get(tensor.dtype) if _is_torch(tensor) else super().dtype_of(tensor)
+
+    def give_back(self, value: Any, state: Any) -> None:
+        """Calls `load_state_dict`; a module takes over the fresh tensors, and keeps its others."""
+        made = {key: item for key, item in state.items() if id(item) in self._fresh}
+        if not made or not isinstance(value, torch.nn.Module):
+            value.load_state_dict(state)
+        elif len(made) == len(state):
+            value.load_state_dict(state, assign=True)
+        else:
+            value.load_state_dict(made, strict=False, assign=True)
+            rest = {key: item for key, item in state.items() if key not in made}
+            value.load_state_dict(rest, strict=False)
+
+    def note_filled(self, tensors: Iterable[Any]) -> None:
+        """Lets autograd know: a backward pass that needs the old values is then refused."""
+        changed: list[torch.Tensor] = []
+        for tensor in tensors:
+            if isinstance(tensor, torch.Tensor) and not tensor.is_inference():
+                changed.append(tensor)
+                if DTensor is not None and isinstance(tensor, DTensor):
+                    changed.append(tensor._local_tensor)
+        increment_version(changed)
 
 
 def _is_torch(value: Any) -> bool:
@@ -149,6 +214,8 @@ def _quick(fqn: str, tensor: Any) -> Item | None:
         and tensor.is_contiguous()
         and not (tensor.is_conj() or tensor.is_neg())
         and not hasattr(tensor, "global_shape")  # Asking __dict__ would make one for each tensor.
+        and tensor.untyped_storage().nbytes()
+        >= tensor.nbytes + tensor.storage_offset() * tensor.itemsize
     ):
         number = _NUMBERS.get(tensor.dtype)
         if number is not None:
@@ -264,17 +331,40 @@ def _narrow(local: torch.Tensor, offsets: Sequence[int], sizes: Sequence[int]) -
     return local
 
 
-def _plain(fqn: str, tensor: torch.Tensor) -> torch.Tensor | None:
+def _plain(fqn: str, tensor: torch.Tensor, loading: bool = False) -> torch.Tensor | None:
     """The tensor when its memory can be used as it is; None when it needs a copy."""
     if tensor.is_cpu and tensor.layout is torch.strided:
+        _check_storage(fqn, tensor)
         return None if tensor.is_conj() or tensor.is_neg() else tensor
     if tensor.layout is not torch.strided or tensor.is_quantized:
         raise InvalidArgumentError(
             f'tensor "{fqn}": {tensor.layout} tensors are not stored; convert it to a dense one'
         )
     if tensor.is_meta:
-        raise InvalidArgumentError(f'tensor "{fqn}" is on the meta device: it has no values')
+        remedy = (
+            "load with assign=True to replace it, or give it memory with to_empty()"
+            if loading
+            else "it has no values to save"
+        )
+        raise InvalidArgumentError(f'tensor "{fqn}" is on the meta device: {remedy}')
     return None
+
+
+def _check_storage(fqn: str, tensor: torch.Tensor) -> None:
+    """Refuses a tensor whose storage ends before its last element."""
+    if tensor.numel() == 0:
+        return
+    try:
+        there = tensor.untyped_storage().nbytes()
+    except (NotImplementedError, RuntimeError):
+        return  # Of a subclass without memory of its own: refused by its address.
+    last = sum((size - 1) * step for size, step in zip(tensor.shape, tensor.stride(), strict=True))
+    needed = (tensor.storage_offset() + last + 1) * tensor.element_size()
+    if there < needed:
+        raise InvalidArgumentError(
+            f'tensor "{fqn}": its shape {tuple(tensor.shape)} needs {needed} bytes of storage and '
+            f"there are {there}; a sharding library may have freed it: gather or reshard it first"
+        )
 
 
 def _place(tensor: torch.Tensor) -> Any:

@@ -19,7 +19,7 @@ from torch.distributed.checkpoint.state_dict_saver import _save_state_dict
 from torch.distributed.checkpoint.stateful import Stateful
 from torch.distributed.checkpoint.storage import StorageReader, StorageWriter
 
-from varve._engine import collector_at_rest, path_text
+from varve._engine import collector_at_rest
 from varve.torch.dcp._compat import arguments_of, storage_may_come_second
 from varve.torch.dcp._errors import Group, agree, checkpoint_error
 from varve.torch.dcp._failed import FailedReader, FailedWriter
@@ -265,8 +265,10 @@ def _is_stateful(value: Any) -> bool:
 
 def _find(checkpoint_id: _Id, kind: type[_T], reader: bool) -> Any:
     """The storage for an id: Varve's for paths; else torch finds one, or says that there is none."""
-    if checkpoint_id and "://" not in path_text(checkpoint_id):
-        return kind(checkpoint_id)  # type: ignore[call-arg]
+    if checkpoint_id:
+        text = os.fsdecode(checkpoint_id)
+        if "://" not in text or text.startswith("file://"):
+            return kind(checkpoint_id)  # type: ignore[call-arg]
     return _storage_setup(None, checkpoint_id, reader)
 
 

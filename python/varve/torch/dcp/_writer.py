@@ -256,9 +256,11 @@ class FileSystemWriter(filesystem.FileSystemWriter):
 
 
 def _local_path(path: str | os.PathLike[str]) -> str:
-    text = path_text(path)
-    if "://" in text:
+    try:
+        return path_text(path)
+    except InvalidArgumentError as error:
+        if "://" not in str(path):
+            raise
         raise InvalidArgumentError(
-            f"{text} is not a path of this system; torch's FsspecWriter writes to other stores"
-        )
-    return text
+            f"{error}. torch's FsspecWriter writes to other stores"
+        ) from None

@@ -1,0 +1,272 @@
+"""Loading into a state, and reading a new one: what NumPy and torch have in common."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from varve import _core, _tree
+from varve._engine import (
+    DTYPE_NUMBERS,
+    Arrays,
+    Coordinator,
+    Item,
+    LoadReport,
+    collector_at_rest,
+    fail,
+    path_text,
+)
+from varve._match import Match
+from varve._select import Keys, Rename, Renamed, prune
+from varve._values import ObjectLeaf, TensorLeaf
+from varve._warn import warn
+from varve.errors import CheckpointNotFoundError, InvalidArgumentError
+
+_CASTABLE = frozenset(DTYPE_NUMBERS[name] for name in ("float16", "bfloat16", "float32", "float64"))
+
+
+@dataclass(frozen=True)
+class Choice:
+    """Which entries a load fills, and how."""
+
+    keys: str | Iterable[str] | None = None
+    rename: Rename | None = None
+    assign: bool = False
+    cast: bool = False
+
+
+class _Plan:
+    """What one rank loads: everything that is known before the ranks agree.
+
+    Matches the destination with the checkpoint and lists the memory to fill.
+    """
+
+    def __init__(self, reader: Any, state: Any, arrays: Arrays, rank: int, choice: Choice) -> None:
+        self.reader = reader
+        self.arrays = arrays
+        self.choice = choice
+        self.targets: list[Item] = []
+        self.after: list[Callable[[], None]] = []
+        self.keep: list[Any] = []
+        self.names: list[str] = []
+        self.stored_name: dict[str, str] | None = None
+        self._stored: dict[str, Any] | None = None
+        self.keys = None if choice.keys is None else Keys(choice.keys)
+        objects = frozenset(reader.object_names())
+        structure = reader.structure()
+        if choice.rename is not None:
+            renamed = Renamed(structure or dict(_leaves(reader, None)), choice.rename)
+            self.stored_name = renamed.stored
+            structure = renamed.structure
+            objects = frozenset(new for new, old in renamed.stored.items() if old in objects)
+        elif structure is None:
+            # Saved from C++ without containers: names alone decide.
+            structure = _tree.Flattener(rank, arrays.is_tensor, arrays.origin).flatten(state)
+        self.match = Match(
+            rank,
+            arrays.is_tensor,
+            objects,
+            self.keys,
+            arrays.hollow if choice.assign else lambda _tensor: False,
+            arrays.give_back,
+        )
+        with collector_at_rest():
+            self.match.match(state, structure)
+            self._list_targets()
+        self.names = [self.stored(fqn) for fqn, _ in self.match.objects]
+
+    def stored(self, fqn: str) -> str:
+        """The name in the checkpoint of an entry of the destination."""
+        return fqn if self.stored_name is None else self.stored_name.get(fqn, fqn)
+
+    def known(self) -> list[str]:
+        """Names in the checkpoint that are not left over: handled by others, or not chosen."""
+        known = [self.stored(fqn) for fqn in self.match.known]
+        if self.keys is not None:
+            wanted = {stored: new for new, stored in (self.stored_name or {}).items()}
+            for fqn, _ in _leaves(self.reader, None):
+                if wanted.get(fqn, fqn) not in self.keys:
+                    known.append(fqn)
+        return known
+
+    def _list_targets(self) -> None:
+        arrays, targets = self.arrays, self.targets
+        for fqn, tensor in self.match.tensors:
+            targets.extend(arrays.targets(self.stored(fqn), tensor, self.after, self.keep))
+        for fqn, origin, put in self.match.created:
+            name = self.stored(fqn)
+            tensor = arrays.create(name, *self._geometry(name), origin)
+            targets.extend(arrays.targets(name, tensor, self.after, self.keep))
+            put(tensor)
+        for fqn, tensor, put in self.match.assigned:
+            self._assign(fqn, tensor, put)
+
+    def _assign(self, fqn: str, tensor: Any, put: Callable[[Any], None]) -> None:
+        """Plans a tensor that takes the place of one without memory."""
+        name = self.stored(fqn)
+        dtype, shape = self._geometry(name)
+        wanted = self.arrays.dtype_of(tensor)
+        cast = self.choice.cast and wanted != dtype
+        if tuple(shape) != tuple(tensor.shape) or (cast and not {dtype, wanted} <= _CASTABLE):
+            self.match.mismatched.append(
+                f"{fqn} (stored {_core.DTYPE_NAMES[dtype]}{list(shape)}, wanted "
+                f"{'?' if wanted is None else _core.DTYPE_NAMES[wanted]}{list(tensor.shape)})"
+            )
+            self.match.known.append(fqn)
+            return
+        made = self.arrays.fresh(tensor, None if cast else dtype)
+        self.targets.extend(self.arrays.targets(name, made, self.after, self.keep))
+        self.after.append(lambda: put(made))
+
+    def _geometry(self, name: str) -> tuple[int, tuple[int, ...]]:
+        if self._stored is None:
+            self._stored = self.reader.tensors()
+        if name not in self._stored:
+            raise CheckpointNotFoundError(
+                f'{self.reader.directory}: the containers name a tensor "{name}" that is not there'
+            )
+        geometry: tuple[int, tuple[int, ...]] = self._stored[name]
+        return geometry
+
+
+def load(
+    state: Any,
+    path: str | os.PathLike[str],
+    arrays: Arrays,
+    coordinator: Coordinator | None,
+    allow_pickle: bool,
+    options: dict[str, Any],
+    choice: Choice,
+) -> LoadReport:
+    """Fills a state in place."""
+    rank = 0 if coordinator is None else coordinator.rank
+    try:
+        reader = _core.Reader(path_text(path))
+        plan = _Plan(reader, state, arrays, rank, choice)
+        # Before the ranks agree: a value that cannot be opened fails the load with nothing changed.
+        values = reader.objects(plan.names, allow_pickle)
+    except Exception as error:
+        fail(coordinator, f"load {path!s}", error, options)
+        raise
+    match = plan.match
+    filled = [tensor for _, tensor in match.tensors]
+    try:
+        report = LoadReport(
+            **reader.load(
+                plan.targets,
+                plan.names,
+                match.missing,
+                match.mismatched,
+                plan.known(),
+                {**options, "cast": choice.cast},
+                coordinator,
+            )
+        )
+    except InvalidArgumentError as error:
+        hint = _prefix_hint(reader, match.missing)
+        if hint is None:
+            raise
+        raise InvalidArgumentError(f"{error}\n  {hint}") from None
+    except Exception:
+        arrays.note_filled(filled)  # Some of it may have been written.
+        raise
+    arrays.note_filled(filled)
+    for run in plan.after:
+        run()
+    for (_, put), value in zip(match.objects, values, strict=True):
+        put(value)
+    for fill in match.fills:
+        fill()
+    _warn_of_nothing(report, reader, match, rank)
+    return report
+
+
+def _warn_of_nothing(report: LoadReport, reader: Any, match: Match, rank: int) -> None:
+    """Warns when a load has loaded nothing on this rank that wanted something, or on any rank."""
+    lacking = len(match.missing) + len(match.mismatched)
+    nobody = rank == 0 and not report.missing and not report.mismatched and report.unexpected
+    if report.loaded or not (lacking or nobody):
+        return
+    wanted = (
+        f"of {lacking} wanted entries {len(match.missing)} are missing from the checkpoint and "
+        f"{len(match.mismatched)} do not fit"
+        if lacking
+        else "the destination wants none of its entries; read() builds a state that has them"
+    )
+    hint = _prefix_hint(reader, match.missing)
+    warn(
+        f"load {reader.directory}: nothing was loaded: {wanted}. {len(report.unexpected)} of the "
+        f"checkpoint's entries are left over" + (f". {hint}" if hint else ""),
+        UserWarning,
+    )
+
+
+def _prefix_hint(reader: Any, missing: list[str]) -> str | None:
+    """How the first missing entry would be found: under a prefix more, or one less."""
+    if not missing:
+        return None
+    wanted = missing[0]
+    for stored, _ in _leaves(reader, None):
+        for long, short, pair in (
+            (stored, wanted, lambda prefix: {prefix: ""}),
+            (wanted, stored, lambda prefix: {"": prefix}),
+        ):
+            if long.endswith("." + short):
+                prefix = long[: len(long) - len(short)]
+                return f'"{wanted}" is stored as "{stored}": rename={pair(prefix)} finds it'
+    return None
+
+
+def read(
+    path: str | os.PathLike[str],
+    arrays: Arrays,
+    keys: str | Iterable[str] | None,
+    flat: bool,
+    allow_pickle: bool,
+) -> Any:
+    """Builds a new state from a checkpoint."""
+    where = path_text(path)
+    chosen = None if keys is None else Keys(keys)
+    reader = _core.Reader(where)
+    structure = reader.structure()
+    found: dict[str, Any] = {}
+    targets: list[Item] = []
+    keep: list[Any] = []
+    after: list[Callable[[], None]] = []
+    names: list[str] = []
+    origins: dict[str, str] = {}
+    for fqn, leaf in _leaves(reader, structure):
+        if chosen is not None and fqn not in chosen:
+            continue
+        found[fqn] = None
+        if isinstance(leaf, ObjectLeaf):
+            names.append(fqn)
+        else:
+            origins[fqn] = leaf.origin
+    if chosen is not None and not found:
+        raise CheckpointNotFoundError(f"read {where}: nothing is named {chosen}")
+    stored = reader.tensors(None if chosen is None else list(origins))
+    for fqn, origin in origins.items():
+        found[fqn] = tensor = arrays.create(fqn, *stored[fqn], origin)
+        targets.extend(arrays.targets(fqn, tensor, after, keep))
+    found.update(zip(names, reader.objects(names, allow_pickle), strict=True))
+    reader.load(targets, names, [], [], [], {"strict": False}, None)
+    for run in after:
+        run()
+    if flat or structure is None:
+        return found
+    if chosen is not None:
+        structure = prune(structure, found)
+    return _tree.build(structure, lambda fqn, _leaf: found[fqn])
+
+
+def _leaves(reader: Any, structure: Any) -> Iterable[tuple[str, TensorLeaf | ObjectLeaf]]:
+    if structure is not None:
+        yield from _tree.leaves(structure)
+        return
+    for fqn in reader.tensor_names():
+        yield fqn, TensorLeaf("")
+    for fqn in reader.object_names():
+        yield fqn, ObjectLeaf()

@@ -1,0 +1,218 @@
+"""Choosing entries by name: `keys` of loads and reads, `rename` of loads.
+
+Both cost time in proportion to the names there are, not to names times keys.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any
+
+from varve import _tree
+from varve._values import ObjectLeaf, TensorLeaf
+from varve.errors import InvalidArgumentError
+
+#: New name by old name: pairs of prefixes, or a function that returns None for a name to leave out.
+Rename = Mapping[str, str] | Callable[[str], str | None]
+
+_Leaf = TensorLeaf | ObjectLeaf
+_GLOB = re.compile(r"[*?\[]")
+
+
+class Keys:
+    """A choice of names: each key is a name, everything under it, or a glob.
+
+    Raises InvalidArgumentError for keys that are not strings.
+    """
+
+    def __init__(self, keys: str | Iterable[str]) -> None:
+        try:
+            self._keys = [keys] if isinstance(keys, str) else list(keys)
+        except TypeError:
+            raise _not_keys(keys) from None
+        if not all(isinstance(key, str) for key in self._keys):
+            raise _not_keys(keys)
+        self._exact = frozenset(self._keys)
+        # By the part before the first special character: one regular expression for all of them.
+        globs: dict[str, list[str]] = {}
+        for key in self._keys:
+            special = _GLOB.search(key)
+            if special is not None:
+                globs.setdefault(key[: special.start()], []).append(fnmatch.translate(key))
+        self._globs = {prefix: re.compile("|".join(some)) for prefix, some in globs.items()}
+        self._lengths = sorted({len(prefix) for prefix in globs})
+
+    def __contains__(self, name: object) -> bool:
+        assert isinstance(name, str)
+        if name in self._exact:
+            return True
+        end = name.rfind(".")
+        while end >= 0:
+            if name[:end] in self._exact:
+                return True
+            end = name.rfind(".", 0, end)
+        for length in self._lengths:
+            glob = self._globs.get(name[:length])
+            if glob is not None and glob.match(name):
+                return True
+        return False
+
+    def __str__(self) -> str:
+        shown = ", ".join(self._keys[:10])
+        return shown + (f" and {len(self._keys) - 10} more" if len(self._keys) > 10 else "")
+
+
+def _not_keys(keys: Any) -> InvalidArgumentError:
+    return InvalidArgumentError(f"keys={keys!r}: want a name or a list of names")
+
+
+def prune(structure: Any, found: Iterable[str], path: str | None = None) -> Any:
+    """The part of a structure that holds the found leaves; None when it holds none.
+
+    Positions are part of the names, so a list with holes becomes a dict of what is left, by position.
+    """
+    leaves = frozenset(found)
+    return _prune(structure, leaves, _with_parents(leaves), path)
+
+
+def _with_parents(names: Iterable[str]) -> set[str]:
+    """The names and every beginning of them that ends before a dot."""
+    kept: set[str] = set()
+    for name in names:
+        end = len(name)
+        while end >= 0 and name[:end] not in kept:
+            kept.add(name[:end])
+            end = name.rfind(".", 0, end)
+    return kept
+
+
+def _prune(structure: Any, found: frozenset[str], kept: set[str], path: str | None) -> Any:
+    if isinstance(structure, (TensorLeaf, ObjectLeaf)):
+        return structure if (path or "") in found else None
+    is_list = isinstance(structure, list)
+    parts: dict[Any, Any] = {}
+    for key, item in enumerate(structure) if is_list else structure.items():
+        name = _tree.join(path, str(key))
+        if name in kept and (part := _prune(item, found, kept, name)) is not None:
+            parts[key] = part
+    if not parts:
+        return None
+    if is_list:
+        whole = len(parts) == len(structure)
+        return list(parts.values()) if whole else {str(key): part for key, part in parts.items()}
+    return _tree.like(structure, parts)
+
+
+def _renamer(rename: Rename) -> Callable[[str], str | None]:
+    if callable(rename):
+        return rename
+    if not isinstance(rename, Mapping) or not all(
+        isinstance(old, str) and isinstance(new, str) for old, new in rename.items()
+    ):
+        raise InvalidArgumentError(
+            f"rename={rename!r}: want a dict of prefixes, {{stored: wanted}}, or a function of a "
+            "stored name"
+        )
+    pairs = list(rename.items())
+
+    def by_prefix(name: str) -> str:
+        for old, new in pairs:
+            if name.startswith(old):
+                return new + name[len(old) :]
+        return name
+
+    return by_prefix
+
+
+class Renamed:
+    """The leaves of a checkpoint under other names.
+
+    Attributes:
+        stored: The name in the checkpoint, by the new one.
+        structure: A structure of NameTrees. A container whose names have all stayed is itself.
+
+    Raises InvalidArgumentError when two names become one, or a name becomes something else than a str.
+    """
+
+    def __init__(self, structure: Any, rename: Rename) -> None:
+        new_name = _renamer(rename)
+        self.stored: dict[str, str] = {}
+        self.leaves: dict[str, _Leaf] = {}
+        self.below: dict[str, dict[str, None]] = {}
+        for name, leaf in _tree.leaves(structure):
+            new = new_name(name)
+            if new is None:
+                continue
+            if not isinstance(new, str):
+                raise InvalidArgumentError(f'rename: "{name}" became {new!r}; want a str or None')
+            if new in self.stored:
+                raise InvalidArgumentError(
+                    f'rename: "{self.stored[new]}" and "{name}" both became "{new}"'
+                )
+            self.stored[new] = name
+            self.leaves[new] = leaf
+        self._counts: dict[str, int] = {}
+        for name in self.leaves:
+            self._note_parents(name)
+        self.unchanged: dict[str, Any] = {}
+        self._find_unchanged(structure, None)
+        self.structure = NameTree(self, "")
+
+    def _note_parents(self, name: str) -> None:
+        parent, at = "", 0
+        while True:
+            end = name.find(".", at)
+            self._counts[parent] = self._counts.get(parent, 0) + 1
+            part = name[at:] if end < 0 else name[at:end]
+            self.below.setdefault(parent, {})[part] = None
+            if end < 0:
+                return
+            parent, at = name[:end], end + 1
+
+    def _find_unchanged(self, structure: Any, path: str | None) -> int:
+        """Notes the containers that are as they were; returns how many leaves are, or -1 for not all."""
+        if isinstance(structure, (TensorLeaf, ObjectLeaf)):
+            return 1 if self.stored.get(path or "") == path else -1
+        items = enumerate(structure) if isinstance(structure, list) else structure.items()
+        counts = [self._find_unchanged(item, _tree.join(path, str(key))) for key, item in items]
+        if -1 in counts:
+            return -1
+        if sum(counts) != self._counts.get(path or "", 0):
+            return -1  # Others were renamed into it.
+        if path is not None:
+            self.unchanged[path] = structure
+        return sum(counts)
+
+
+class NameTree(Mapping[str, Any]):
+    """What lies under a name, as a mapping of the next parts of names.
+
+    A key may have several parts: the state dict of a module is flat, its keys hold dots.
+    """
+
+    def __init__(self, names: Renamed, path: str) -> None:
+        self._names = names
+        self._path = path
+
+    def __getitem__(self, key: object) -> Any:
+        name = _tree.join(self._path or None, str(key))
+        if name in self._names.leaves:
+            return self._names.leaves[name]
+        if name in self._names.unchanged:
+            return self._names.unchanged[name]
+        if name in self._names.below:
+            return NameTree(self._names, name)
+        raise KeyError(key)
+
+    def __contains__(self, key: object) -> bool:
+        name = _tree.join(self._path or None, str(key))
+        names = self._names
+        return name in names.leaves or name in names.unchanged or name in names.below
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._names.below.get(self._path, ()))
+
+    def __len__(self) -> int:
+        return len(self._names.below.get(self._path, ()))

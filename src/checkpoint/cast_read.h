@@ -1,0 +1,24 @@
+/// Reading tensors into memory of another floating-point type.
+#pragma once
+
+#include <cstdint>
+#include <span>
+
+#include "varve/checkpoint.h"
+#include "varve/options.h"
+#include "varve/status.h"
+
+namespace varve {
+
+/// True when a load with LoadOptions::cast fills `target` from `stored`: same shape, another dtype,
+/// and both dtypes are among float16, bfloat16, float32 and float64.
+bool NeedsCast(const TensorMetadata& stored, const TargetTensor& target);
+
+/// Fills all targets as CheckpointReader::ReadTensors does, those that need a cast after the
+/// others: in batches of at most 256 MiB of stored bytes, converted as Cast does. Returns the bytes
+/// read. Errors: as ReadTensors; while a batch is converted, the message says that targets before
+/// it hold new values.
+Result<std::uint64_t> ReadCasting(CheckpointReader& reader, std::span<const TargetTensor> targets,
+                                  LoadOptions options);
+
+}  // namespace varve

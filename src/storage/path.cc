@@ -1,0 +1,74 @@
+#include "varve/path.h"
+
+#include <cctype>
+#include <filesystem>
+#include <system_error>
+
+namespace varve {
+namespace {
+
+constexpr std::string_view kSeparator = "://";
+
+/// The scheme of "scheme://rest" (RFC 3986, section 3.1); empty for a path without one.
+std::string_view SchemeOf(std::string_view path) {
+  const std::size_t end = path.find(kSeparator);
+  if (end == std::string_view::npos || end == 0 ||
+      std::isalpha(static_cast<unsigned char>(path[0])) == 0) {
+    return {};
+  }
+  for (const char c : path.substr(0, end)) {
+    if (std::isalnum(static_cast<unsigned char>(c)) == 0 && c != '+' && c != '-' && c != '.') {
+      return {};
+    }
+  }
+  return path.substr(0, end);
+}
+
+std::string Quoted(std::string_view path) { return "\"" + std::string(path) + "\""; }
+
+/// The path of a "file://" URL whose part behind the slashes is `rest`.
+Result<std::string> PathOfFileUrl(std::string_view url, std::string_view rest) {
+  constexpr std::string_view kThisHost = "localhost/";
+  if (rest.starts_with(kThisHost)) {
+    rest.remove_prefix(kThisHost.size() - 1);
+  }
+  if (!rest.starts_with('/')) {
+    return InvalidArgument(Quoted(url) +
+                           ": a file:// URL holds an absolute path of this host, as in "
+                           "file:///data/run; for a relative path leave file:// out");
+  }
+  return std::string(rest);
+}
+
+}  // namespace
+
+Result<std::string> ResolvePath(std::string_view path, const Storage& storage) {
+  if (path.empty()) {
+    return InvalidArgument("the path is empty");
+  }
+  if (path.find('\0') != std::string_view::npos) {
+    return InvalidArgument(Quoted(path.substr(0, path.find('\0'))) +
+                           " and more cannot be a path: it holds a NUL character");
+  }
+  if (const std::string_view scheme = SchemeOf(path); !scheme.empty()) {
+    if (scheme == "file") {
+      return PathOfFileUrl(path, path.substr(scheme.size() + kSeparator.size()));
+    }
+    return InvalidArgument(Quoted(path) + ": no storage serves " + std::string(scheme) +
+                           ":// here. There is file://, and paths of mounted file systems; a "
+                           "directory of this name is " +
+                           Quoted("./" + std::string(path)));
+  }
+  if (path.front() == '/' || &storage != &PosixStorage()) {
+    return std::string(path);
+  }
+  std::error_code error;
+  const auto working_directory = std::filesystem::current_path(error);
+  if (error) {
+    return Unavailable(Quoted(path) + " is relative and the working directory cannot be found: " +
+                       error.message() + "; give an absolute path");
+  }
+  return JoinPath(working_directory.string(), path);
+}
+
+}  // namespace varve
