@@ -36,6 +36,10 @@ struct ConvertOptions {
   /// applied, to what include and exclude have left. A converted state with renamed entries is
   /// flat.
   std::vector<std::pair<std::string, std::string>> rename;
+  /// kHf without `include`: false writes the model only. That is the entry "model", "module",
+  /// "model_state_dict" or "state_dict" of the top level, if one is a container of tensors; else
+  /// all but the entries whose name begins with "optim".
+  bool everything = false;
   bool overwrite = false;
   std::uint64_t memory_budget = std::uint64_t{1} << 30;  ///< For tensor bytes in flight.
   ProgressFunction progress;
@@ -47,6 +51,9 @@ struct ConvertReport {
   std::uint64_t bytes = 0;             ///< Of all files written.
   std::vector<std::string> skipped;    ///< Tensors whose type the format cannot hold.
   std::uint64_t objects_left_out = 0;  ///< Plain values, which safetensors cannot hold.
+  /// What is not part of the model, see ConvertOptions::everything: each entry of the top level
+  /// with its counts, "optim: 12 tensors, 3 values".
+  std::vector<std::string> left_out;
 };
 
 /// Writes the checkpoint at `source` (of any format Varve opens) to `target` in another. Tensors

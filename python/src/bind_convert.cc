@@ -33,7 +33,7 @@ nb::dict ConvertPython(const FsPath& source, const FsPath& target, const std::st
                        const std::optional<std::string>& dtype, std::uint64_t shard_size,
                        std::vector<std::string> include, std::vector<std::string> exclude,
                        std::vector<std::pair<std::string, std::string>> rename, bool overwrite,
-                       std::uint64_t memory_budget) {
+                       std::uint64_t memory_budget, bool everything) {
   ConvertOptions options;
   options.to = TargetNamed(to);
   if (dtype) {
@@ -48,6 +48,7 @@ nb::dict ConvertPython(const FsPath& source, const FsPath& target, const std::st
   options.rename = std::move(rename);
   options.overwrite = overwrite;
   options.memory_budget = memory_budget;
+  options.everything = everything;
   Result<ConvertReport> report = Internal("not run");
   {
     const nb::gil_scoped_release release;
@@ -60,6 +61,7 @@ nb::dict ConvertPython(const FsPath& source, const FsPath& target, const std::st
   out["bytes"] = report->bytes;
   out["skipped"] = report->skipped;
   out["objects_left_out"] = report->objects_left_out;
+  out["left_out"] = report->left_out;
   return out;
 }
 
@@ -101,7 +103,8 @@ nb::list DiffPython(const FsPath& a, const FsPath& b) {
 void BindConvert(nb::module_& module) {
   module.def("convert", &ConvertPython, nb::arg("source"), nb::arg("target"), nb::arg("to"),
              nb::arg("dtype").none(), nb::arg("shard_size"), nb::arg("include"), nb::arg("exclude"),
-             nb::arg("rename"), nb::arg("overwrite"), nb::arg("memory_budget"));
+             nb::arg("rename"), nb::arg("overwrite"), nb::arg("memory_budget"),
+             nb::arg("everything"));
   module.def("diff", &DiffPython, nb::arg("a"), nb::arg("b"));
 }
 

@@ -6,11 +6,24 @@
 #include "varve/version.h"
 
 namespace varve::python {
+namespace {
+
+/// The engine's messages name an option as callers of C++ set it; in Python it is a keyword.
+std::string InPython(std::string message) {
+  constexpr std::string_view kEngine = "pass overwrite to ";
+  constexpr std::string_view kPython = "pass overwrite=True to ";
+  if (const std::size_t at = message.rfind(kEngine); at != std::string::npos) {
+    message.replace(at, kEngine.size(), kPython);
+  }
+  return message;
+}
+
+}  // namespace
 
 nb::object ToException(const Status& status) {
   const nb::object types = nb::module_::import_("varve.errors").attr("BY_CODE");
   const nb::object type = types[nb::int_(static_cast<int>(status.code()))];
-  return type(ToText(status.message()));
+  return type(ToText(InPython(status.message())));
 }
 
 void Raise(const Status& status) {

@@ -184,9 +184,51 @@ def test_hf_folders_have_an_index_and_bounded_files(tmp_path: Path) -> None:
         found.update(part)
     assert sorted(found) == sorted(index["weight_map"])
     assert index["metadata"]["total_size"] == sum(t.nbytes for t in found.values())
-    assert report["objects_left_out"] == 3
+    assert report["objects_left_out"] == 0
+    assert report["left_out"] == ["lr: 1 value", "names: 1 value", "nothing: 1 value"]
     assert torch.equal(found["model.embed"], state()["model"]["embed"])
     assert [d["kind"] for d in varve.diff(source, tmp_path / "hf")] == ["only in a"] * 3
+
+
+def hf_names(folder: Path) -> set[str]:
+    return {
+        name for path in folder.glob("*.safetensors") for name in safetensors.torch.load_file(path)
+    }
+
+
+def test_hf_folders_hold_the_model_alone_unless_more_is_asked_for(tmp_path: Path) -> None:
+    model = torch.nn.Linear(2, 2)
+    optimizer = torch.optim.AdamW(model.parameters())
+    model(torch.ones(1, 2)).sum().backward()
+    optimizer.step()
+    source = tmp_path / "source"
+    varve.torch.save({"model": model, "optim": optimizer, "ema": torch.ones(2), "step": 1}, source)
+    report = varve.convert(source, tmp_path / "a", "hf")
+    assert hf_names(tmp_path / "a") == {"model.weight", "model.bias"}
+    assert [entry.split(":")[0] for entry in report["left_out"]] == ["ema", "optim", "step"]
+    assert report["left_out"][1].startswith("optim: 6 tensors, ")
+    report = varve.convert(source, tmp_path / "b", "hf", everything=True)
+    assert len(hf_names(tmp_path / "b")) == 9
+    assert report["left_out"] == []
+    varve.convert(source, tmp_path / "c", "hf", include="ema")
+    assert hf_names(tmp_path / "c") == {"ema"}
+    varve.convert(source, tmp_path / "d", "hf", rename={"model.": ""})
+    assert hf_names(tmp_path / "d") == {"weight", "bias"}
+    for to in ("varve", "dcp", "safetensors", "torch"):
+        assert varve.convert(source, tmp_path / to, to)["tensors"] == 9
+
+
+def test_without_a_model_an_hf_folder_leaves_out_what_is_called_optim(tmp_path: Path) -> None:
+    state = {"encoder": {"w": torch.ones(2)}, "optimizer": {"m": torch.ones(2)}, "optim_step": 1}
+    varve.torch.save(state, tmp_path / "source")
+    report = varve.convert(tmp_path / "source", tmp_path / "hf", "hf")
+    assert hf_names(tmp_path / "hf") == {"encoder.w"}
+    assert report["left_out"] == ["optim_step: 1 value", "optimizer: 1 tensor"]
+    # A flat checkpoint of Hugging Face, of which "model" is no entry.
+    flat = {"model.embed.w": torch.ones(2), "lm_head.w": torch.ones(2)}
+    safetensors.torch.save_file(flat, tmp_path / "flat.safetensors")
+    assert varve.convert(tmp_path / "flat.safetensors", tmp_path / "hf2", "hf")["left_out"] == []
+    assert hf_names(tmp_path / "hf2") == set(flat)
 
 
 def test_dtype_include_exclude_and_rename(tmp_path: Path) -> None:

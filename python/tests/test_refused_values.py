@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import collections
 import datetime as dt
 import re
@@ -14,6 +15,7 @@ import pytest
 import torch
 
 import varve
+import varve.torch
 
 
 class Unknown:
@@ -107,3 +109,41 @@ def test_containers_nested_beyond_the_limit_are_refused(tmp_path: Path) -> None:
     loop["k"] = loop
     with pytest.raises(varve.InvalidArgumentError, match="deeper than"):
         varve.save({"v": loop}, tmp_path / "c")
+
+
+class Custom:
+    """A class that no reader of a file can be expected to have."""
+
+
+def test_classes_in_a_file_of_torch_save_are_named_with_what_can_be_read(tmp_path: Path) -> None:
+    path = tmp_path / "run.pt"
+    state = {
+        "model": {"w": torch.ones(3)},
+        "args": argparse.Namespace(lr=1),
+        "deep": {"list": [Custom(), torch.ones(1)]},
+        "step": 3,
+    }
+    torch.save(state, path)
+    for allow_pickle in (False, True):
+        with pytest.raises(varve.UnsupportedError) as caught:
+            varve.torch.read(path, allow_pickle=allow_pickle)
+        text = str(caught.value)
+        assert str(path) in text
+        assert '"args" (argparse.Namespace)' in text
+        assert '"deep.list.0" (' in text
+        assert "Custom)" in text
+        assert "keys=['model', 'step']" in text
+        assert "pass allow_pickle" not in text
+    assert varve.torch.read(path, ["model", "step"])["step"] == 3
+    target = {"model": {"w": torch.zeros(3)}, "args": None}
+    with pytest.raises(varve.UnsupportedError, match=r"argparse\.Namespace"):
+        varve.torch.load(target, path)
+    assert not target["model"]["w"].any()  # type: ignore[index]
+    varve.torch.load(target, path, keys="model")
+    assert target["model"]["w"].all()  # type: ignore[index]
+
+
+def test_a_whole_module_in_a_file_of_torch_save_cannot_be_read_in_parts(tmp_path: Path) -> None:
+    torch.save(torch.nn.Linear(2, 2), tmp_path / "module.pt")
+    with pytest.raises(varve.UnsupportedError, match=r"Linear.*Nothing in it can be read"):
+        varve.torch.read(tmp_path / "module.pt")

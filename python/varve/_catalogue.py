@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from varve import _core
+from varve import _arguments, _core
 from varve._engine import path_text
 
 _Path = str | os.PathLike[str]
@@ -34,7 +34,7 @@ def repair(path: _Path) -> bool:
 
 def collect_garbage(directory: _Path, dry_run: bool = False) -> list[str]:
     """Removes what dead saves left in a directory; returns the paths removed (or, dry, to remove)."""
-    return _core.collect_garbage(path_text(directory), dry_run)
+    return _core.collect_garbage(path_text(directory), _arguments.flag("dry_run", dry_run))
 
 
 def convert(
@@ -42,29 +42,36 @@ def convert(
     target: _Path,
     to: str,
     *,
-    dtype: str | None = None,
+    dtype: Any = None,
     shard_size: int = 5_000_000_000,
-    include: Iterable[str] = (),
-    exclude: Iterable[str] = (),
+    include: str | Iterable[str] = (),
+    exclude: str | Iterable[str] = (),
     rename: Mapping[str, str] | None = None,
+    everything: bool = False,
     overwrite: bool = False,
     memory_budget: int = 1 << 30,
 ) -> dict[str, Any]:
     """Writes a checkpoint of any format that Varve opens in another; see `varve convert --help`.
 
     Nothing of the source is run, tensors stream through bounded memory, and the target appears whole or
-    not at all. Returns tensors, objects, bytes, skipped (tensors the format cannot hold) and
-    objects_left_out.
+    not at all. Returns a dict of tensors, objects and bytes written, skipped (tensors the format cannot
+    hold), objects_left_out (plain values it cannot hold) and left_out (what is not part of the model,
+    "hf" only: each entry of the top level with counts).
 
     Args:
         source: A checkpoint directory, a file of torch.save, a safetensors file or folder.
         target: The directory or, for "safetensors" and "torch", the file to write.
         to: "varve", "dcp", "safetensors", "hf" or "torch".
-        dtype: Cast tensors of float16, bfloat16, float32 and float64 to this one of them.
+        dtype: Cast tensors of float16, bfloat16, float32 and float64 to this one of them: a dtype of
+            torch or NumPy, or a name such as "bfloat16" or "bf16".
         shard_size: Bytes of tensors in a file; "hf" only.
         include: Globs over names; empty means all.
         exclude: Globs over names.
         rename: Names that begin with a key begin with its value instead.
+        everything: "hf" writes the model only, unless `include` is given or this is True: the entry
+            "model", "module", "model_state_dict" or "state_dict" of the top level if there is one,
+            else all but the entries that begin with "optim". Names stay as they are; {"model.": ""}
+            as `rename` takes the entry's name off.
         overwrite: Replace a checkpoint at `target`.
         memory_budget: Bytes of tensors in memory at once.
 
@@ -72,19 +79,20 @@ def convert(
         CheckpointNotFoundError: There is no checkpoint at `source`, or nothing in it is selected.
         CheckpointExistsError: `target` exists and `overwrite` is false.
         CorruptCheckpointError: The source is damaged; nothing has been written.
+        InvalidArgumentError: An argument makes no sense, or two entries would get one name.
     """
-    pairs = list((rename or {}).items())
     return _core.convert(
         path_text(source),
         path_text(target),
-        to,
-        dtype,
-        shard_size,
-        list(include),
-        list(exclude),
-        pairs,
-        overwrite,
-        memory_budget,
+        _arguments.choice("to", to, ("varve", "dcp", "safetensors", "hf", "torch")),
+        _arguments.dtype("dtype", dtype),
+        _arguments.count("shard_size", shard_size),
+        _arguments.names("include", include),
+        _arguments.names("exclude", exclude),
+        _arguments.prefixes("rename", rename),
+        _arguments.flag("overwrite", overwrite),
+        _arguments.count("memory_budget", memory_budget),
+        _arguments.flag("everything", everything),
     )
 
 

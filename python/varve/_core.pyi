@@ -88,6 +88,7 @@ def convert(
     rename: list[tuple[str, str]],
     overwrite: bool,
     memory_budget: int,
+    everything: bool,
 ) -> dict[str, Any]: ...
 def diff(a: str, b: str) -> list[dict[str, Any]]: ...
 def write_dcp_file(

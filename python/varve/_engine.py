@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from varve import _core, _tree
+from varve import _arguments, _core, _tree
 from varve._warn import warn
 from varve.errors import Error, InvalidArgumentError, ReplicasDifferWarning
 
@@ -167,6 +167,7 @@ class Gathered:
 
 def gather(state: Mapping[Any, Any], arrays: Arrays, rank: int, allow_pickle: bool) -> Gathered:
     """Flattens a state: its tensors by address, its plain values encoded."""
+    _arguments.flag("allow_pickle", allow_pickle)
     keep: list[Any] = []
     tensors: list[Item] = []
     with collector_at_rest():

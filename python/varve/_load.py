@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from varve import _core, _tree
+from varve import _arguments, _core, _tree
 from varve._engine import (
     DTYPE_NUMBERS,
     Arrays,
@@ -20,9 +20,9 @@ from varve._engine import (
 )
 from varve._match import Match
 from varve._select import Keys, Rename, Renamed, prune
-from varve._values import ObjectLeaf, TensorLeaf
+from varve._values import NeedsClassesError, ObjectLeaf, TensorLeaf
 from varve._warn import warn
-from varve.errors import CheckpointNotFoundError, InvalidArgumentError
+from varve.errors import CheckpointNotFoundError, InvalidArgumentError, UnsupportedError
 
 _CASTABLE = frozenset(DTYPE_NUMBERS[name] for name in ("float16", "bfloat16", "float32", "float64"))
 
@@ -35,6 +35,11 @@ class Choice:
     rename: Rename | None = None
     assign: bool = False
     cast: bool = False
+
+    def check(self) -> None:
+        """Raises InvalidArgumentError for what is neither True nor False."""
+        _arguments.flag("assign", self.assign)
+        _arguments.flag("cast", self.cast)
 
 
 class _Plan:
@@ -143,10 +148,12 @@ def load(
     """Fills a state in place."""
     rank = 0 if coordinator is None else coordinator.rank
     try:
+        choice.check()
+        _arguments.flag("allow_pickle", allow_pickle)
         reader = _core.Reader(path_text(path))
         plan = _Plan(reader, state, arrays, rank, choice)
         # Before the ranks agree: a value that cannot be opened fails the load with nothing changed.
-        values = reader.objects(plan.names, allow_pickle)
+        values = _objects(reader, path_text(path), plan.names, allow_pickle)
     except Exception as error:
         fail(coordinator, f"load {path!s}", error, options)
         raise
@@ -229,6 +236,8 @@ def read(
     """Builds a new state from a checkpoint."""
     where = path_text(path)
     chosen = None if keys is None else Keys(keys)
+    _arguments.flag("flat", flat)
+    _arguments.flag("allow_pickle", allow_pickle)
     reader = _core.Reader(where)
     structure = reader.structure()
     found: dict[str, Any] = {}
@@ -251,7 +260,7 @@ def read(
     for fqn, origin in origins.items():
         found[fqn] = tensor = arrays.create(fqn, *stored[fqn], origin)
         targets.extend(arrays.targets(fqn, tensor, after, keep))
-    found.update(zip(names, reader.objects(names, allow_pickle), strict=True))
+    found.update(zip(names, _objects(reader, where, names, allow_pickle), strict=True))
     reader.load(targets, names, [], [], [], {"strict": False}, None)
     for run in after:
         run()
@@ -260,6 +269,51 @@ def read(
     if chosen is not None:
         structure = prune(structure, found)
     return _tree.build(structure, lambda fqn, _leaf: found[fqn])
+
+
+def _objects(reader: Any, where: str, names: list[str], allow_pickle: bool) -> list[Any]:
+    """The plain values of these names.
+
+    Raises UnsupportedError; if some need classes that nothing here makes, it says which, and which
+    names can be read.
+    """
+    try:
+        values: list[Any] = reader.objects(names, allow_pickle)
+        return values
+    except NeedsClassesError as error:
+        if error.with_pickle:
+            raise
+    blocked: dict[str, list[str]] = {}
+    everything = reader.object_names()
+    for name in everything:
+        try:
+            reader.objects([name], allow_pickle)
+        except NeedsClassesError as error:
+            blocked[name] = error.classes
+    tops = dict.fromkeys(fqn.split(".")[0] for fqn in (*reader.tensor_names(), *everything))
+    stuck = {name.split(".")[0] for name in blocked}
+    free = [top for top in tops if top not in stuck]
+    listed = [
+        f'"{name}" ({", ".join(classes)})' if name else ", ".join(classes)
+        for name, classes in blocked.items()
+        if name in names
+    ]
+    raise UnsupportedError(
+        f"{where}: this file of torch.save holds objects of classes that Varve does not "
+        f"make: {_first(listed)}. allow_pickle=True cannot open them: they are parts of the file's one "
+        "pickle, which only torch.load(..., weights_only=False) runs as a whole. "
+        + (
+            f"What else is in it can be read: keys={free[:10]!r}"
+            if free
+            else "Nothing in it can be read without them"
+        )
+        + (f" and {len(free) - 10} more" if len(free) > 10 else "")
+    )
+
+
+def _first(listed: list[str]) -> str:
+    """The first ten, and how many more."""
+    return ", ".join(listed[:10]) + (f" and {len(listed) - 10} more" if len(listed) > 10 else "")
 
 
 def _leaves(reader: Any, structure: Any) -> Iterable[tuple[str, TensorLeaf | ObjectLeaf]]:

@@ -10,7 +10,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
-from varve import _tree
+from varve import _arguments, _tree
 from varve._values import ObjectLeaf, TensorLeaf
 from varve.errors import InvalidArgumentError
 
@@ -28,12 +28,7 @@ class Keys:
     """
 
     def __init__(self, keys: str | Iterable[str]) -> None:
-        try:
-            self._keys = [keys] if isinstance(keys, str) else list(keys)
-        except TypeError:
-            raise _not_keys(keys) from None
-        if not all(isinstance(key, str) for key in self._keys):
-            raise _not_keys(keys)
+        self._keys = _arguments.names("keys", keys)
         self._exact = frozenset(self._keys)
         # By the part before the first special character: one regular expression for all of them.
         globs: dict[str, list[str]] = {}
@@ -62,10 +57,6 @@ class Keys:
     def __str__(self) -> str:
         shown = ", ".join(self._keys[:10])
         return shown + (f" and {len(self._keys) - 10} more" if len(self._keys) > 10 else "")
-
-
-def _not_keys(keys: Any) -> InvalidArgumentError:
-    return InvalidArgumentError(f"keys={keys!r}: want a name or a list of names")
 
 
 def prune(structure: Any, found: Iterable[str], path: str | None = None) -> Any:
@@ -108,14 +99,13 @@ def _prune(structure: Any, found: frozenset[str], kept: set[str], path: str | No
 def _renamer(rename: Rename) -> Callable[[str], str | None]:
     if callable(rename):
         return rename
-    if not isinstance(rename, Mapping) or not all(
-        isinstance(old, str) and isinstance(new, str) for old, new in rename.items()
-    ):
-        raise InvalidArgumentError(
-            f"rename={rename!r}: want a dict of prefixes, {{stored: wanted}}, or a function of a "
-            "stored name"
+    if not isinstance(rename, Mapping):
+        raise _arguments.refuse(
+            "rename",
+            rename,
+            "a dict {stored prefix: wanted prefix}, or a function of a stored name",
         )
-    pairs = list(rename.items())
+    pairs = _arguments.prefixes("rename", rename)
 
     def by_prefix(name: str) -> str:
         for old, new in pairs:

@@ -58,6 +58,20 @@ FACTORIES: Final[dict[str, Any]] = {
 Parts = tuple[int, bytes, list[Any], Any]
 
 
+class NeedsClassesError(UnsupportedError):
+    """A value is of classes that Varve does not make.
+
+    Attributes:
+        classes: Their names.
+        with_pickle: `allow_pickle=True` would open the value.
+    """
+
+    def __init__(self, message: str, classes: list[str], with_pickle: bool) -> None:
+        super().__init__(message)
+        self.classes = classes
+        self.with_pickle = with_pickle
+
+
 class TensorLeaf:
     """In a structure: a tensor is stored under this path. `origin` is "torch" or "numpy"."""
 
@@ -253,10 +267,19 @@ def from_parts(kind: int, text: bytes, items: list[Any], allow_pickle: bool) -> 
 def _unpickled_by_torch(archive: bytes, needs: list[Any], allow_pickle: bool) -> Any:
     """An object in a torch.save archive that holds more than plain values."""
     what = ", ".join(needs)
+    if not archive:
+        raise NeedsClassesError(
+            f"a value needs {what}, and Varve makes no objects of other software. The value is a part "
+            "of the one pickle of a torch.save file, so allow_pickle=True cannot open it alone",
+            needs,
+            with_pickle=False,
+        )
     if not allow_pickle:
-        raise UnsupportedError(
+        raise NeedsClassesError(
             f"a value needs {what}, which only a pickle can make, and a pickle can run code when "
-            "opened; pass allow_pickle=True if you trust who wrote the checkpoint"
+            "opened; pass allow_pickle=True if you trust who wrote the checkpoint",
+            needs,
+            with_pickle=True,
         )
     try:
         import torch
@@ -274,6 +297,9 @@ def _unpickled_by_torch(archive: bytes, needs: list[Any], allow_pickle: bool) ->
 
 def name_failure(fqn: str, error: Exception) -> None:
     """Raises the error again, as one of ours that names the value."""
+    if isinstance(error, NeedsClassesError):
+        text = f'"{fqn}": {error}'
+        raise NeedsClassesError(text, error.classes, error.with_pickle) from error.__cause__
     if isinstance(error, Error):
         raise type(error)(f'"{fqn}": {error}') from error.__cause__
     raise UnsupportedError(

@@ -18,8 +18,8 @@ bool AnyMatch(const std::vector<std::string>& globs, const std::string& name) {
                      [&](const std::string& glob) { return GlobMatch(glob, name); });
 }
 
-bool IsSelected(const ConvertOptions& options, const std::string& name) {
-  return (options.include.empty() || AnyMatch(options.include, name)) &&
+bool IsSelected(const ConvertOptions& options, const ModelPart& model, const std::string& name) {
+  return model.Holds(name) && (options.include.empty() || AnyMatch(options.include, name)) &&
          !AnyMatch(options.exclude, name);
 }
 
@@ -35,9 +35,10 @@ std::string Renamed(const ConvertOptions& options, const std::string& name) {
 /// Takes leaves that are not selected out of a structure, and containers that this leaves empty.
 /// List positions are part of the names, so a list that loses one becomes a dict of what is left.
 /// Returns false when nothing remains.
-bool Prune(const ConvertOptions& options, const std::string& path, bool root, Value* value) {
+bool Prune(const ConvertOptions& options, const ModelPart& model, const std::string& path, bool root,
+           Value* value) {
   if (value->kind == ValueKind::kTensorLeaf || value->kind == ValueKind::kObjectLeaf) {
-    return IsSelected(options, path);
+    return IsSelected(options, model, path);
   }
   if (value->items.empty()) {
     return true;  // An empty container was saved as one.
@@ -49,7 +50,7 @@ bool Prune(const ConvertOptions& options, const std::string& path, bool root, Va
   for (std::size_t i = 0; i + step <= value->items.size(); i += step) {
     const std::string key = mapping ? KeyText(value->items[i]) : std::to_string(i);
     Value& item = value->items[i + step - 1];
-    if (!Prune(options, NameBelow(path, root, key), false, &item)) {
+    if (!Prune(options, model, NameBelow(path, root, key), false, &item)) {
       lost = true;
       continue;
     }
@@ -72,7 +73,7 @@ bool Prune(const ConvertOptions& options, const std::string& path, bool root, Va
 Status SelectTensors(CheckpointReader& reader, const ConvertOptions& options,
                      std::set<std::string>* names, Selection* selection) {
   for (const TensorMetadata& tensor : reader.metadata().tensors) {
-    if (!IsSelected(options, tensor.fqn)) {
+    if (!IsSelected(options, selection->model, tensor.fqn)) {
       continue;
     }
     SelectedTensor selected{Renamed(options, tensor.fqn), {&tensor, tensor.dtype}};
@@ -95,7 +96,7 @@ Status SelectObjects(CheckpointReader& reader, const ConvertOptions& options,
                      std::set<std::string>* names, Selection* selection) {
   std::vector<std::string> wanted;
   for (const ObjectMetadata& object : reader.metadata().objects) {
-    if (IsSelected(options, object.fqn)) {
+    if (IsSelected(options, selection->model, object.fqn)) {
       wanted.push_back(object.fqn);
     }
   }
@@ -153,15 +154,18 @@ Result<Selection> Select(CheckpointReader& reader, const ConvertOptions& options
                            std::string(DTypeName(*options.dtype)));
   }
   Selection selection;
+  VARVE_ASSIGN_OR_RETURN(Value structure, reader.ReadStructure());
+  if (options.to == ConvertTarget::kHf && options.include.empty() && !options.everything) {
+    selection.model = FindModel(structure);
+  }
   std::set<std::string> names;
   VARVE_RETURN_IF_ERROR(SelectTensors(reader, options, &names, &selection));
   VARVE_RETURN_IF_ERROR(SelectObjects(reader, options, &names, &selection));
   if (names.empty()) {
     return NotFound("nothing in the checkpoint is selected");
   }
-  VARVE_ASSIGN_OR_RETURN(Value structure, reader.ReadStructure());
   if (structure.kind != ValueKind::kNone && options.rename.empty() &&
-      Prune(options, "", true, &structure)) {
+      Prune(options, selection.model, "", true, &structure)) {
     selection.structure = EncodeValue(structure);
   }
   return selection;
@@ -219,8 +223,11 @@ Result<ConvertReport> Convert(const std::string& source_path, const std::string&
   if (!selection.ok()) {
     return selection.status().Annotate("convert " + source);
   }
-  return Write(*reader, *selection, target, options, storage)
-      .Annotate("convert " + source + " to " + target);
+  auto report = Write(*reader, *selection, target, options, storage);
+  if (report.ok()) {
+    report->left_out = DescribeRest(reader->metadata(), selection->model);
+  }
+  return std::move(report).Annotate("convert " + source + " to " + target);
 }
 
 }  // namespace varve

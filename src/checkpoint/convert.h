@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "checkpoint/model_part.h"
 #include "checkpoint/tensor_stream.h"
 #include "pipeline/file_writer.h"
 #include "varve/checkpoint.h"
@@ -28,6 +29,7 @@ struct Selection {
   std::vector<SelectedTensor> tensors;
   std::vector<SelectedObject> objects;
   std::string structure;  ///< Encoded; empty when names are flat.
+  ModelPart model;        ///< What was selected from.
   [[nodiscard]] std::uint64_t tensor_bytes() const;
 };
 

@@ -20,7 +20,7 @@ constexpr const char* kHelp =
     "  dcp          a PyTorch Distributed Checkpoint that stock PyTorch opens\n"
     "  safetensors  one file; tensors only\n"
     "  hf           a folder: files of at most --shard-size and model.safetensors.index.json;\n"
-    "               tensors only\n"
+    "               tensors of the model only, unless --everything or --include is given\n"
     "  torch        one file as torch.save writes it, with all values\n"
     "Nothing in the source is ever run. Tensors stream through bounded memory, checksums of the\n"
     "source are checked on the way, and DST appears whole or not at all.\n"
@@ -83,7 +83,8 @@ std::string AsJson(const Options& options, const ConvertReport& report, double s
   json.Key("tensors").Number(report.tensor_count).Key("objects").Number(report.object_count);
   json.Key("bytes").Number(report.bytes).Key("seconds").Seconds(seconds);
   json.Key("skipped").Strings(report.skipped);
-  json.Key("objects_left_out").Number(report.objects_left_out).EndObject();
+  json.Key("objects_left_out").Number(report.objects_left_out);
+  json.Key("left_out").Strings(report.left_out).EndObject();
   return json.Take();
 }
 
@@ -106,6 +107,9 @@ Result<Outcome> Run(const Options& options) {
   if (report->objects_left_out > 0) {
     text += "left out " + Count(report->objects_left_out, "plain value") +
             ": the format holds tensors only\n";
+  }
+  for (const std::string& entry : report->left_out) {
+    text += "left out " + Printable(entry) + ": not the model; --everything writes it too\n";
   }
   text += Printable(options.target) + ": " + Count(report->tensor_count, "tensor") + ", " +
           Count(report->object_count, "object") + ", " + BytesAndSpeed(report->bytes, seconds) +
@@ -134,6 +138,8 @@ void AddConvert(Command program) {
                 "Leave out entries whose name matches; may be repeated");
   verb.Repeated("--rename", "FROM=TO", &options->rename,
                 "Names that begin with FROM begin with TO instead; may be repeated");
+  verb.Flag("--everything", &options->choices.everything,
+            "With --to hf: all tensors, the optimizer's too");
   verb.Flag("--overwrite", &options->choices.overwrite, "Replace DST if it exists");
   verb.Flag("--json", &options->json, "An object with what was written");
   verb.Runs([=] { return Run(*options); });

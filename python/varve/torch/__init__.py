@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from varve import _engine, _load
+from varve._catalogue import collect_garbage, convert, diff, list_checkpoints, repair, verify
 from varve._engine import LoadReport, SaveReport
 from varve._select import Rename
 from varve._tree import PerRank
@@ -35,9 +36,15 @@ __all__ = [
     "SaveReport",
     "Stager",
     "async_save",
+    "collect_garbage",
+    "convert",
+    "diff",
+    "list_checkpoints",
     "load",
     "read",
+    "repair",
     "save",
+    "verify",
 ]
 
 

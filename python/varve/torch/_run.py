@@ -48,7 +48,7 @@ def save_id(path: str, process_group: Any, given: bytes | None) -> bytes | None:
     process has saved to the path. Looking a key up in the store waits for no other rank.
     """
     if given is not None:
-        if len(given) != 16:
+        if not isinstance(given, bytes) or len(given) != 16:
             raise InvalidArgumentError("save_id must be 16 bytes")
         return given
     where = (dist.group.WORLD if dist.is_available() and dist.is_initialized() else None, path)

@@ -1,0 +1,90 @@
+"""docs/api.md names every public function, argument, method and report field."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import varve
+import varve.agent
+import varve.torch
+import varve.torch.dcp
+
+PAGE = (Path(__file__).parents[2] / "docs" / "api.md").read_text()
+
+
+def sections() -> dict[str, str]:
+    """The text of each section, by each of the names in its heading."""
+    found = {}
+    for part in re.split(r"^### ", PAGE, flags=re.MULTILINE)[1:]:
+        heading, _, text = part.partition("\n")
+        for name in re.findall(r"`([\w.]+)`", heading):
+            found[name] = text.split("\n## ")[0]
+    return found
+
+
+SECTIONS = sections()
+
+
+def public() -> Iterator[tuple[str, Any]]:
+    for module in (varve, varve.torch):
+        for name in module.__all__:
+            yield f"{module.__name__}.{name}", getattr(module, name)
+    for name in ("status", "drain", "stop"):
+        yield f"varve.agent.{name}", getattr(varve.agent, name)
+
+
+PUBLIC = dict(public())
+
+
+def details(value: Any) -> list[str]:
+    """Arguments of a function or class, fields of a report, methods and properties of a class."""
+    if dataclasses.is_dataclass(value):
+        return [field.name for field in dataclasses.fields(value)]
+    names = [name for name in inspect.signature(value).parameters if name != "self"]
+    if inspect.isclass(value):
+        names += [name for name in vars(value) if not name.startswith("_")]
+    return names
+
+
+@pytest.mark.parametrize("name", PUBLIC)
+def test_every_public_name_is_on_the_page(name: str) -> None:
+    assert re.search(rf"\b{name.rsplit('.', 1)[1]}\b", PAGE)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        name
+        for name, value in PUBLIC.items()
+        if callable(value)
+        and not (inspect.isclass(value) and issubclass(value, (BaseException, varve.PerRank)))
+        and not name.endswith("torch.SaveReport")
+        and not name.endswith("torch.LoadReport")
+    ],
+)
+def test_every_argument_and_field_is_in_its_section(name: str) -> None:
+    text = SECTIONS[name]
+    missing = [part for part in details(PUBLIC[name]) if not re.search(rf"\b{part}\b", text)]
+    assert missing == []
+
+
+def test_what_the_agent_reports_is_on_the_page() -> None:
+    text = SECTIONS["varve.agent.status"]
+    for report in (varve.agent.AgentReport, varve.agent.AgentFile):
+        assert [part for part in details(report) if f"`{part}`" not in text] == []
+
+
+def test_the_names_of_varve_torch_dcp_are_on_the_page() -> None:
+    assert [name for name in varve.torch.dcp.__all__ if f"`{name}`" not in PAGE] == []
+
+
+def test_no_section_is_about_what_is_not_there() -> None:
+    known = {*PUBLIC, "varve.SaveReport", "varve.LoadReport"}
+    assert [name for name in SECTIONS if name not in known] == []

@@ -1,0 +1,96 @@
+"""Checks of arguments, so that a wrong one is an error of ours that names it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import numpy as np
+
+from varve import _core
+from varve.errors import InvalidArgumentError
+
+#: Short names of dtypes that people type, to those of the engine.
+_SHORT = {
+    "bf16": "bfloat16",
+    "fp16": "float16",
+    "f16": "float16",
+    "half": "float16",
+    "fp32": "float32",
+    "f32": "float32",
+    "float": "float32",
+    "fp64": "float64",
+    "f64": "float64",
+    "double": "float64",
+}
+
+
+def refuse(name: str, value: Any, want: str) -> InvalidArgumentError:
+    """The error for an argument of another type or value."""
+    return InvalidArgumentError(f"{name}={value!r}: want {want}")
+
+
+def flag(name: str, value: Any) -> bool:
+    """An argument that is True or False."""
+    if not isinstance(value, (bool, np.bool_)):
+        raise refuse(name, value, "True or False")
+    return bool(value)
+
+
+def count(name: str, value: Any) -> int:
+    """An argument that is a number from 1 on."""
+    try:
+        number = value.__index__()
+    except AttributeError:
+        number = 0
+    if isinstance(value, bool) or not 0 < number < 1 << 63:
+        raise refuse(name, value, "a whole number from 1 on")
+    return int(number)
+
+
+def choice(name: str, value: Any, options: Iterable[str]) -> str:
+    """An argument that is one of these strings."""
+    known = list(options)
+    if not isinstance(value, str) or value not in known:
+        words = ", ".join(f'"{option}"' for option in known[:-1])
+        raise refuse(name, value, f'{words} or "{known[-1]}"')
+    return value
+
+
+def names(name: str, value: Any) -> list[str]:
+    """An argument that is a string, or several."""
+    if isinstance(value, str):
+        return [value]
+    if not isinstance(value, Iterable):
+        raise refuse(name, value, "a string or a list of strings")
+    listed = list(value)
+    if not all(isinstance(item, str) for item in listed):
+        raise refuse(name, value, "a string or a list of strings")
+    return listed
+
+
+def prefixes(name: str, value: Any) -> list[tuple[str, str]]:
+    """An argument that maps strings to strings, or None."""
+    if value is None:
+        return []
+    if not isinstance(value, Mapping) or not all(
+        isinstance(old, str) and isinstance(new, str) for old, new in value.items()
+    ):
+        raise refuse(name, value, "a dict {prefix: what it becomes}")
+    return list(value.items())
+
+
+def dtype(name: str, value: Any) -> str | None:
+    """The engine's name of a dtype: of torch or NumPy, or a string ("bfloat16", "bf16")."""
+    if value is None:
+        return None
+    text = str(value).removeprefix("torch.")  # No need to import torch to know its dtypes.
+    if not isinstance(value, str) and text not in _core.DTYPE_NAMES:
+        try:
+            text = np.dtype(value).name
+        except TypeError:
+            text = ""
+    text = _SHORT.get(text, text)
+    if text not in _core.DTYPE_NAMES:
+        raise refuse(name, value, 'a dtype of torch or NumPy, or a name like "bfloat16" or "bf16"')
+    return str(text)
