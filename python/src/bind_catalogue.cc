@@ -5,6 +5,7 @@
 
 #include "bindings.h"
 #include "varve/catalogue.h"
+#include "varve/path.h"
 
 namespace varve::python {
 namespace {
@@ -93,6 +94,10 @@ nb::tuple DescribeArray(Array array) {
 }  // namespace
 
 void BindCatalogue(nb::module_& module) {
+  module.def(
+      "resolve_path",
+      [](const FsPath& path) { return ToPath(ValueOrRaise(ResolvePath(path.text))); },
+      nb::arg("path"));
   module.def("list_checkpoints", &ListPython, nb::arg("directory"));
   module.def("verify", &VerifyPython, nb::arg("path"));
   module.def("repair", &RepairPython, nb::arg("path"));

@@ -17,7 +17,6 @@
 #include "varve/agent.h"
 #include "varve/checkpoint.h"
 #include "varve/options.h"
-#include "varve/path.h"
 
 namespace varve::python {
 namespace {
@@ -454,10 +453,6 @@ std::unique_ptr<Coordinator> MakeCoordinator(nb::object object) {
 }
 
 void BindCheckpoint(nb::module_& module) {
-  module.def(
-      "resolve_path",
-      [](const FsPath& path) { return ToPath(ValueOrRaise(ResolvePath(path.text))); },
-      nb::arg("path"));
   module.def("save", &SavePython, nb::arg("tensors"), nb::arg("objects"), nb::arg("structure"),
              nb::arg("path"), nb::arg("options"), nb::arg("coordinator").none());
   // Tells the other ranks, within the exchange they are in, that this one failed.

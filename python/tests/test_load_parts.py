@@ -94,6 +94,21 @@ def test_loading_nothing_is_a_warning_with_counts(training: Path) -> None:
         varve.torch.load({"model": model(), "other": 3}, training, strict=False)
 
 
+def test_names_decide_where_containers_differ(tmp_path: Path) -> None:
+    varve.torch.save({"model": model(1), "a": {"b": {"c": 3}}}, tmp_path / "c")
+    layers = [torch.nn.Linear(4, 4) for _ in range(3)]
+    state = {"model": {str(i): layer for i, layer in enumerate(layers)}, "a.b": {"c": 0}}
+    report = varve.torch.load(state, tmp_path / "c", strict="exact")
+    assert report.loaded == 7
+    assert state["a.b"] == {"c": 3}
+    for i, layer in enumerate(layers):
+        assert torch.equal(layer.weight, model(1)[i].weight)  # type: ignore[index]
+    with pytest.raises(
+        varve.InvalidArgumentError, match=r"from the checkpoint: a\.b\.d\n|a\.b\.d$"
+    ):
+        varve.torch.load({"a.b": {"c": 0, "d": 0}}, tmp_path / "c")
+
+
 # ---- keys ----
 
 

@@ -161,3 +161,19 @@ def test_names_of_any_bytes_work(here: Path, name: bytes) -> None:
 def test_a_name_without_bytes_is_refused_by_name(here: Path) -> None:
     with pytest.raises(varve.InvalidArgumentError, match="ud800"):
         varve.read("ck\ud800")
+
+
+@pytest.mark.parametrize("verb", ["ls", "inspect", "verify", "repair", "gc"])
+def test_the_command_line_refuses_addresses_of_other_stores_and_takes_file_urls(
+    here: Path, verb: str
+) -> None:
+    command = os.path.join(os.path.dirname(sys.executable), "varve")
+
+    def run(path: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run([command, verb, path], capture_output=True, text=True, check=False)
+
+    refused = run("s3://bucket/x")
+    assert refused.returncode == 2
+    assert "no storage serves s3://" in refused.stderr
+    assert run(f"file://{here}/ck").returncode == 0
+    assert os.listdir(here) == ["ck"]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -61,6 +61,7 @@ class _Plan:
         self.keys = None if choice.keys is None else Keys(choice.keys)
         objects = frozenset(reader.object_names())
         structure = reader.structure()
+        by_name: Callable[[], Mapping[str, Any]] = dict
         if choice.rename is not None:
             renamed = Renamed(structure or dict(_leaves(reader, None)), choice.rename)
             self.stored_name = renamed.stored
@@ -69,6 +70,9 @@ class _Plan:
         elif structure is None:
             # Saved from C++ without containers: names alone decide.
             structure = _tree.Flattener(rank, arrays.is_tensor, arrays.origin).flatten(state)
+        else:
+            saved = structure
+            by_name = lambda: Renamed(saved, str).structure  # noqa: E731
         self.match = Match(
             rank,
             arrays.is_tensor,
@@ -76,6 +80,7 @@ class _Plan:
             self.keys,
             arrays.hollow if choice.assign else lambda _tensor: False,
             arrays.give_back,
+            by_name,
         )
         with collector_at_rest():
             self.match.match(state, structure)

@@ -28,7 +28,8 @@ class Match:
     With `keys`, entries of other names stay as they are, and are neither missing nor mismatched.
     `hollow` tells tensors that are to be replaced rather than filled (those on the meta device, when
     a load assigns): `assigned` has (fqn, tensor, setter) of them. `give_back` is called with an object
-    and its filled state dict.
+    and its filled state dict. `by_name` gives what is stored by full names, for entries whose
+    containers differ from the stored ones.
     """
 
     def __init__(
@@ -39,6 +40,7 @@ class Match:
         keys: Container[str] | None = None,
         hollow: Callable[[Any], bool] = lambda _tensor: False,
         give_back: Callable[[Any, Any], None] = lambda value, state: value.load_state_dict(state),
+        by_name: Callable[[], Mapping[str, Any]] = dict,
     ) -> None:
         self.tensors: list[tuple[str, Any]] = []
         self.created: list[tuple[str, str, Setter]] = []
@@ -48,6 +50,8 @@ class Match:
         self.mismatched: list[str] = []
         self.known: list[str] = []
         self.assigned: list[tuple[str, Any, Setter]] = []
+        self._by_name = by_name
+        self._all_names: Mapping[str, Any] | None = None
         self._keys = keys
         self._hollow = hollow
         self._give_back = give_back
@@ -111,12 +115,26 @@ class Match:
         for key, value in mapping.items():
             stored_key = f"{key}/rank{self._rank}" if type(value) is PerRank else key
             found = self._find(stored_key, stored, path)
-            if found is None:
-                self._nothing_stored(value, join(path, str(stored_key)))
-            else:
+            if found is not None:
                 self._visit(
                     value, stored[found], join(path, str(found)), _item_setter(mapping, key)
                 )
+                continue
+            name = join(path, str(stored_key))
+            elsewhere = self._named(name)
+            if elsewhere is None:
+                self._nothing_stored(value, name)
+            else:
+                self._visit(value, elsewhere, name, _item_setter(mapping, key))
+
+    def _named(self, name: str) -> Any:
+        """What is stored under a name, in whatever containers; None when nothing is.
+
+        A module's state dict is flat: its "0.weight" is wanted as {"0": {"weight": ...}} as well.
+        """
+        if self._all_names is None:
+            self._all_names = self._by_name()
+        return self._all_names.get(name)
 
     def _find(self, key: Any, stored: Mapping[Any, Any], path: str | None) -> Any:
         """The stored key for a wanted one: itself, or rank 0's for a rank the save did not have."""

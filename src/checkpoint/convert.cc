@@ -35,8 +35,8 @@ std::string Renamed(const ConvertOptions& options, const std::string& name) {
 /// Takes leaves that are not selected out of a structure, and containers that this leaves empty.
 /// List positions are part of the names, so a list that loses one becomes a dict of what is left.
 /// Returns false when nothing remains.
-bool Prune(const ConvertOptions& options, const ModelPart& model, const std::string& path, bool root,
-           Value* value) {
+bool Prune(const ConvertOptions& options, const ModelPart& model, const std::string& path,
+           bool root, Value* value) {
   if (value->kind == ValueKind::kTensorLeaf || value->kind == ValueKind::kObjectLeaf) {
     return IsSelected(options, model, path);
   }

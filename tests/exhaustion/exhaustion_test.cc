@@ -254,7 +254,7 @@ TEST_P(OutOf, ALoadEndsOnEveryRank) {
           return Agree(ranks, "open", reader.status(), Soon());
         }
         LoadOptions options;
-        options.strict = false;
+        options.strict = Strict::kOff;
         options.timeout = kTimeout;
         return Load(**reader, request, options, ranks).status();
       },

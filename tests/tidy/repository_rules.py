@@ -79,6 +79,7 @@ PUBLIC_HEADER_ROOM = {
     "value.h": "format",
     "metadata.h": "format",
     "storage.h": "storage",
+    "path.h": "storage",
     "coordinator.h": "coordinate",
     "host_buffer.h": "pipeline",
     "mpi.h": "coordinate",

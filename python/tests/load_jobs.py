@@ -1,0 +1,86 @@
+"""What ranks do in test_load_ranks.py. Functions here run in other processes: rank, size, arguments."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+import torch
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+
+import varve
+import varve.torch
+
+
+def network(dtype: torch.dtype = torch.float32) -> torch.nn.Sequential:
+    torch.manual_seed(3)
+    return torch.nn.Sequential(
+        torch.nn.Linear(6, 5, dtype=dtype), torch.nn.Linear(5, 6, dtype=dtype)
+    )
+
+
+def sharded(size: int, device: str, dtype: torch.dtype = torch.float32) -> Any:
+    with torch.device(device):
+        model = network(dtype)
+    return fully_shard(model, mesh=init_device_mesh("cpu", (size,)))
+
+
+def load_sharded(rank: int, size: int, path: str) -> None:
+    """Modules of FSDP2 as destinations: on the CPU, of another dtype, and on the meta device."""
+    expected = network().state_dict()
+    for device, dtype, options in (
+        ("cpu", torch.float32, {}),
+        ("cpu", torch.bfloat16, {"cast": True}),
+        ("meta", torch.float32, {"assign": True}),
+        ("meta", torch.bfloat16, {"assign": True, "cast": True}),
+    ):
+        model = sharded(size, device, dtype)
+        if device == "cpu":
+            with torch.no_grad():
+                for parameter in model.parameters():
+                    parameter.zero_()
+        report = varve.torch.load(model, path, rename={"model.": ""}, **options)
+        assert report.loaded == 4
+        assert report.unexpected == ["step"]
+        for name, tensor in model.state_dict().items():
+            whole = tensor.full_tensor()
+            assert whole.dtype is dtype
+            assert torch.equal(whole, expected[name].to(dtype)), (name, device, dtype)
+        assert all(parameter.requires_grad for parameter in model.parameters())
+
+
+def load_stages(rank: int, size: int, path: str) -> list[str]:
+    """Each rank has a layer of its own, and together they want all but the step."""
+    layer = network()[rank]
+    with torch.no_grad():
+        layer.weight.zero_()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        report = varve.torch.load({"model": {str(rank): layer}}, path)
+    assert torch.equal(layer.weight, network()[rank].weight)
+    assert report.loaded == 2
+    return report.unexpected
+
+
+def load_nothing_on_one_rank(rank: int, size: int, path: str) -> None:
+    state: dict[str, Any] = {"step": 0} if rank == 0 else {}
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        varve.torch.load(state, path)
+    assert rank != 0 or state["step"] == 5
+
+
+def load_with_a_bad_argument_on_one_rank(rank: int, size: int, path: str) -> None:
+    bad: dict[str, Any] = {"keys": 3} if rank == 1 else {}
+    varve.torch.load({"step": 0}, path, timeout=60.0, **bad)
+
+
+def load_into_shared_memory_on_one_rank(rank: int, size: int, path: str) -> None:
+    target = torch.full((5, 6), 7.0)
+    if rank == 1:
+        target = torch.full((6,), 7.0).expand(5, 6)
+    try:
+        varve.torch.load({"model": {"0.weight": target}}, path, timeout=60.0)
+    finally:
+        assert bool((target == 7).all())

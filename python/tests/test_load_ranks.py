@@ -1,0 +1,41 @@
+"""Loads of a part by several ranks: what they want together, and failures of one that all learn."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import load_jobs as jobs
+import pytest
+from ranks import errors_of_ranks, run_ranks
+
+import varve.torch
+
+
+@pytest.fixture
+def step(tmp_path: Path) -> str:
+    varve.torch.save({"model": jobs.network(), "step": 5}, tmp_path / "step")
+    return str(tmp_path / "step")
+
+
+def test_sharded_modules_are_destinations_on_the_meta_device_too(step: str) -> None:
+    run_ranks(2, jobs.load_sharded, step)
+
+
+def test_ranks_that_each_want_a_part_want_the_whole_together(step: str) -> None:
+    assert run_ranks(2, jobs.load_stages, step) == [["step"], ["step"]]
+
+
+def test_a_rank_that_wants_nothing_is_no_reason_to_warn(step: str) -> None:
+    run_ranks(2, jobs.load_nothing_on_one_rank, step)
+
+
+def test_a_bad_argument_of_one_rank_fails_all_and_names_the_rank(step: str) -> None:
+    errors = errors_of_ranks(2, jobs.load_with_a_bad_argument_on_one_rank, step)
+    assert all("rank 1" in error and "keys=3" in error for error in errors.values())
+    assert len(errors) == 2
+
+
+def test_a_destination_of_one_rank_that_cannot_be_filled_fails_all(step: str) -> None:
+    errors = errors_of_ranks(2, jobs.load_into_shared_memory_on_one_rank, step)
+    assert len(errors) == 2
+    assert all("rank 1" in error and "share memory" in error for error in errors.values())
