@@ -1,0 +1,90 @@
+/// Ranks other than 0: each runs the real Save, with a coordinator that hands over the messages of
+/// one exchange at a time.
+#pragma once
+
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "pipe.h"
+#include "state.h"
+#include "varve/coordinator.h"
+
+namespace varve::scale {
+
+/// Rank `rank`'s side of a save. Keeps what it sends; answers its first exchange with `reply`, if
+/// there is one, and lets it down otherwise: its Save then returns, and has done its part.
+class OneRank final : public Coordinator {
+ public:
+  OneRank(const Job& job, std::uint64_t rank, std::optional<std::string> reply)
+      : size_(static_cast<int>(job.ranks)),
+        rank_(static_cast<int>(rank)),
+        reply_(std::move(reply)) {}
+  [[nodiscard]] int rank() const override { return rank_; }
+  [[nodiscard]] int size() const override { return size_; }
+  Status Send(int /*to*/, std::string_view message, Deadline /*deadline*/) override {
+    sent_.emplace_back(message);
+    return Status::Ok();
+  }
+  Result<std::string> Receive(int /*from*/, Deadline /*deadline*/) override {
+    if (!reply_) {
+      return Unavailable("the simulation goes no further");
+    }
+    return *std::exchange(reply_, std::nullopt);
+  }
+  [[nodiscard]] const std::vector<std::string>& sent() const { return sent_; }
+
+ private:
+  const int size_;
+  const int rank_;
+  std::optional<std::string> reply_;
+  std::vector<std::string> sent_;
+};
+
+/// Storage of a rank that is not measured. Before a rank writes it lists the staging directory, to
+/// see that it is there; a process that is all ranks one after the other would spend its time with
+/// that, in proportion to the square of their number. It is told that the directory is there.
+class UnlistedStorage final : public Storage {
+ public:
+  Result<std::unique_ptr<WritableFile>> OpenForWrite(const std::string& name,
+                                                     const WriteOptions& options) override {
+    return PosixStorage().OpenForWrite(name, options);
+  }
+  Result<std::unique_ptr<ReadableFile>> OpenForRead(const std::string& name) override {
+    return PosixStorage().OpenForRead(name);
+  }
+  Result<std::vector<DirectoryEntry>> List(const std::string& /*directory*/) override {
+    return std::vector<DirectoryEntry>{};
+  }
+  Status MakeDirectory(const std::string& name) override {
+    return PosixStorage().MakeDirectory(name);
+  }
+  Status SyncDirectory(const std::string& name) override {
+    return PosixStorage().SyncDirectory(name);
+  }
+  Status Rename(const std::string& from, const std::string& to, RenameMode mode) override {
+    return PosixStorage().Rename(from, to, mode);
+  }
+  Status Remove(const std::string& name) override { return PosixStorage().Remove(name); }
+  Result<std::unique_ptr<StorageLock>> Lock(const std::string& name) override {
+    return PosixStorage().Lock(name);
+  }
+};
+
+/// The message that a rank sends in exchange A, its plan (no `reply`), or in exchange B, after it
+/// has written its file as `reply` says.
+inline std::string MessageOf(const Job& job, std::uint64_t rank, std::optional<std::string> reply,
+                             Storage* storage) {
+  static const std::vector<float> memory = MakeMemory();
+  const std::size_t wanted = reply ? 2 : 1;
+  OneRank coordinator(job, rank, std::move(reply));
+  const auto saved = Save(StateOf(job, rank, memory), job.path, OptionsOf(storage), coordinator);
+  if (coordinator.sent().size() != wanted) {
+    Die("rank " + std::to_string(rank) + ": " + saved.status().message());
+  }
+  return coordinator.sent().back();
+}
+
+}  // namespace varve::scale

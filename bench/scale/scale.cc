@@ -1,0 +1,355 @@
+// What grows with the number of ranks? One table: messages and bytes at rank 0 and at one rank,
+// their CPU time and memory, the manifest, the time to open it; and the exponents of a fit.
+//
+// Rank 0 is a process that runs the real Save. Its coordinator gets each message from a second
+// process, which is all other ranks, one after the other: each runs the real Save too, once up to
+// exchange A, for its plan, and once with the reply of rank 0, writing its file, up to exchange B.
+// One rank of them, in the middle, is a third process, so that it can be measured. So everything is
+// real but the network, and every rank but those two shares a process with others.
+//
+//   scale [--dir DIR] [--tensors N] [--ranks N,N,...]
+
+#include <array>
+#include <chrono>
+#include <cmath>
+#include <cstring>
+#include <filesystem>
+#include <map>
+#include <sstream>
+
+#include <sys/resource.h>
+#include <sys/socket.h>
+#include <sys/wait.h>
+
+#include "pipe.h"
+#include "ranks.h"
+#include "state.h"
+
+namespace varve::scale {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+/// CPU and memory of a process.
+struct Cost {
+  double cpu_seconds = 0;
+  double rss_mib = 0;
+};
+
+double Seconds(const timeval& time) {
+  return static_cast<double>(time.tv_sec) + static_cast<double>(time.tv_usec) * 1e-6;
+}
+
+Cost CostOf(const rusage& usage) {
+  return {Seconds(usage.ru_utime) + Seconds(usage.ru_stime),
+          static_cast<double>(usage.ru_maxrss) / 1024};
+}
+
+/// One line of the table. Trivial: it comes through a pipe.
+struct Row {
+  double ranks = 0;
+  double messages_in = 0, mib_in = 0, messages_out = 0, mib_out = 0;
+  Cost rank0;
+  double one_bytes_out = 0, one_bytes_in = 0;
+  Cost one;
+  double manifest_mib = 0, open_ms = 0, open_cpu_ms = 0;
+};
+
+// ---- the process that is all other ranks ----
+
+enum class Ask : std::uint8_t { kPlan, kReply, kReceipt };
+
+/// Runs this program as one rank: the reply comes by `in`, the receipt goes by `out`.
+[[noreturn]] void RunOneRank(const Job& job, std::uint64_t rank) {
+  Put(STDOUT_FILENO, MessageOf(job, rank, Take(STDIN_FILENO), nullptr));
+  std::_Exit(0);
+}
+
+/// The receipt of a rank in a process of its own, and what it cost.
+std::string Measured(const Job& job, std::uint64_t rank, const std::string& reply, Cost* cost) {
+  std::array<int, 2> to{};
+  std::array<int, 2> from{};
+  if (::pipe(to.data()) != 0 || ::pipe(from.data()) != 0) {
+    Die("no pipe");
+  }
+  const pid_t child = ::fork();
+  if (child == 0) {
+    ::dup2(to[0], STDIN_FILENO);
+    ::dup2(from[1], STDOUT_FILENO);
+    for (const int fd : {to[0], to[1], from[0], from[1]}) {
+      ::close(fd);
+    }
+    const std::string number = std::to_string(rank);
+    const std::string ranks = std::to_string(job.ranks);
+    const std::string tensors = std::to_string(job.tensors);
+    ::execl("/proc/self/exe", "scale", "--one", number.c_str(), ranks.c_str(), tensors.c_str(),
+            job.path.c_str(), nullptr);
+    Die("cannot run itself");
+  }
+  ::close(to[0]);
+  ::close(from[1]);
+  Put(to[1], reply);
+  std::string receipt = Take(from[0]);
+  ::close(to[1]);
+  ::close(from[0]);
+  rusage usage{};
+  int status = 0;
+  ::wait4(child, &status, 0, &usage);
+  *cost = CostOf(usage);
+  return receipt;
+}
+
+std::uint64_t MeasuredRank(const Job& job) { return job.ranks / 2; }
+
+/// Answers questions until nobody asks any more; says then what the measured rank has cost.
+[[noreturn]] void RunOtherRanks(const Job& job, int asker) {
+  UnlistedStorage storage;
+  std::map<std::uint64_t, std::string> replies;
+  Cost one;
+  std::array<std::uint64_t, 2> question{};
+  while (ReadAll(asker, question.data(), sizeof(question))) {
+    const std::uint64_t rank = question[1];
+    switch (static_cast<Ask>(question[0])) {
+      case Ask::kPlan: Put(asker, MessageOf(job, rank, std::nullopt, &storage)); break;
+      case Ask::kReply: replies[rank] = Take(asker); break;
+      case Ask::kReceipt: {
+        const auto reply = replies.extract(rank);
+        Put(asker, rank == MeasuredRank(job) ? Measured(job, rank, reply.mapped(), &one)
+                                             : MessageOf(job, rank, reply.mapped(), &storage));
+        if (rank == job.ranks - 1) {
+          WriteAll(asker, &one, sizeof(one));
+        }
+        break;
+      }
+    }
+  }
+  std::_Exit(0);
+}
+
+// ---- rank 0 ----
+
+class RankZero final : public Coordinator {
+ public:
+  RankZero(const Job& job, int others, Row* row)
+      : job_(job), others_(others), row_(row), received_(job.ranks), sent_(job.ranks) {}
+  [[nodiscard]] int rank() const override { return 0; }
+  [[nodiscard]] int size() const override { return static_cast<int>(job_.ranks); }
+
+  Status Send(int to, std::string_view message, Deadline /*deadline*/) override {
+    const auto rank = static_cast<std::uint64_t>(to);
+    Count(rank, message, &row_->messages_out, &row_->mib_out, &row_->one_bytes_in);
+    if (sent_[rank]++ == 0) {  // Exchange A. The reply of B is only an end.
+      AskFor(Ask::kReply, rank);
+      Put(others_, message);
+    }
+    return Status::Ok();
+  }
+
+  Result<std::string> Receive(int from, Deadline /*deadline*/) override {
+    const auto rank = static_cast<std::uint64_t>(from);
+    AskFor(received_[rank]++ == 0 ? Ask::kPlan : Ask::kReceipt, rank);
+    std::string message = Take(others_);
+    Count(rank, message, &row_->messages_in, &row_->mib_in, &row_->one_bytes_out);
+    if (received_[rank] == 2 && rank == job_.ranks - 1) {
+      ReadAll(others_, &row_->one, sizeof(row_->one));
+    }
+    return message;
+  }
+
+ private:
+  void AskFor(Ask what, std::uint64_t rank) const {
+    const std::array<std::uint64_t, 2> question{static_cast<std::uint64_t>(what), rank};
+    WriteAll(others_, question.data(), sizeof(question));
+  }
+  void Count(std::uint64_t rank, std::string_view message, double* messages, double* mib,
+             double* one) const {
+    ++*messages;
+    *mib += static_cast<double>(message.size()) / (1 << 20);
+    if (rank == MeasuredRank(job_)) {
+      *one += static_cast<double>(message.size());
+    }
+  }
+
+  const Job job_;
+  const int others_;
+  Row* const row_;
+  std::vector<int> received_;
+  std::vector<int> sent_;
+};
+
+/// In a process of its own, so that its peak of memory is that of this save.
+Row RunRankZero(const Job& job) {
+  std::array<int, 2> ends{};
+  if (::socketpair(AF_UNIX, SOCK_STREAM, 0, ends.data()) != 0) {
+    Die("no socket");
+  }
+  if (::fork() == 0) {
+    ::close(ends[0]);
+    RunOtherRanks(job, ends[1]);
+  }
+  ::close(ends[1]);
+  Row row;
+  row.ranks = static_cast<double>(job.ranks);
+  const std::vector<float> memory = MakeMemory();
+  RankZero coordinator(job, ends[0], &row);
+  const auto saved = Save(StateOf(job, 0, memory), job.path, OptionsOf(nullptr), coordinator);
+  if (!saved.ok()) {
+    Die(saved.status().message());
+  }
+  rusage usage{};
+  ::getrusage(RUSAGE_SELF, &usage);
+  row.rank0 = CostOf(usage);
+  ::close(ends[0]);
+  return row;
+}
+
+/// Runs `work` in a process that begins with this one's small memory.
+template <class Work>
+void InChild(const Work& work, Row* row) {
+  std::array<int, 2> ends{};
+  if (::pipe(ends.data()) != 0) {
+    Die("no pipe");
+  }
+  const pid_t child = ::fork();
+  if (child == 0) {
+    const Row made = work();
+    WriteAll(ends[1], &made, sizeof(made));
+    std::_Exit(0);
+  }
+  ::close(ends[1]);
+  if (!ReadAll(ends[0], row, sizeof(*row))) {
+    std::_Exit(1);  // The child has said why.
+  }
+  ::close(ends[0]);
+  int status = 0;
+  ::waitpid(child, &status, 0);
+}
+
+Row RunJob(const Job& job) {
+  Row row;
+  InChild([&] { return RunRankZero(job); }, &row);
+  row.manifest_mib =
+      static_cast<double>(std::filesystem::file_size(job.path + "/manifest.bin")) / (1 << 20);
+  Row opened;
+  InChild(
+      [&] {
+        rusage before{};
+        ::getrusage(RUSAGE_SELF, &before);
+        const auto begin = Clock::now();
+        const auto reader = CheckpointReader::Open(job.path);
+        if (!reader.ok() || (*reader)->metadata().tensors.size() != job.tensors ||
+            (*reader)->metadata().files.size() != job.ranks) {
+          Die("the checkpoint is not what was saved: " + reader.status().message());
+        }
+        Row timed;
+        timed.open_ms = std::chrono::duration<double, std::milli>(Clock::now() - begin).count();
+        rusage after{};
+        ::getrusage(RUSAGE_SELF, &after);
+        timed.open_cpu_ms = (CostOf(after).cpu_seconds - CostOf(before).cpu_seconds) * 1000;
+        return timed;
+      },
+      &opened);
+  row.open_ms = opened.open_ms;
+  row.open_cpu_ms = opened.open_cpu_ms;
+  return row;
+}
+
+// ---- the table ----
+
+struct Column {
+  const char* title;
+  int width;
+  int digits;
+  double (*value)(const Row&);
+};
+
+constexpr auto kColumnsShown = std::to_array<Column>({
+    {"ranks", 6, 0, [](const Row& r) { return r.ranks; }},
+    {"msgs in", 8, 0, [](const Row& r) { return r.messages_in; }},
+    {"MiB in", 8, 2, [](const Row& r) { return r.mib_in; }},
+    {"MiB out", 8, 2, [](const Row& r) { return r.mib_out; }},
+    {"CPU s", 8, 3, [](const Row& r) { return r.rank0.cpu_seconds; }},
+    {"RSS MiB", 8, 1, [](const Row& r) { return r.rank0.rss_mib; }},
+    {"1: B out", 9, 0, [](const Row& r) { return r.one_bytes_out; }},
+    {"B in", 8, 0, [](const Row& r) { return r.one_bytes_in; }},
+    {"CPU ms", 8, 1, [](const Row& r) { return r.one.cpu_seconds * 1000; }},
+    {"RSS MiB", 8, 1, [](const Row& r) { return r.one.rss_mib; }},
+    {"manifest MiB", 13, 3, [](const Row& r) { return r.manifest_mib; }},
+    {"open ms", 8, 2, [](const Row& r) { return r.open_ms; }},
+    {"CPU ms", 8, 2, [](const Row& r) { return r.open_cpu_ms; }},
+});
+
+/// The slope of log(value) over log(ranks), by least squares.
+double Exponent(const std::vector<Row>& rows, double (*value)(const Row&)) {
+  double n = 0, x = 0, y = 0, xx = 0, xy = 0;
+  for (const Row& row : rows) {
+    if (value(row) > 0) {
+      const double a = std::log(row.ranks);
+      const double b = std::log(value(row));
+      n += 1, x += a, y += b, xx += a * a, xy += a * b;
+    }
+  }
+  const double spread = n * xx - x * x;
+  return spread > 0 ? (n * xy - x * y) / spread : std::nan("");
+}
+
+void Print(const std::vector<Row>& rows) {
+  for (const Column& column : kColumnsShown) {
+    std::printf("%*s", column.width, column.title);
+  }
+  std::printf("\n");
+  for (const Row& row : rows) {
+    for (const Column& column : kColumnsShown) {
+      std::printf("%*.*f", column.width, column.digits, column.value(row));
+    }
+    std::printf("\n");
+  }
+  std::printf("%6s", "~ N^");
+  for (std::size_t i = 1; i < kColumnsShown.size(); ++i) {
+    std::printf("%*.2f", kColumnsShown[i].width, Exponent(rows, kColumnsShown[i].value));
+  }
+  std::printf("\n");
+}
+
+int Main(int argc, char** argv) {
+  if (argc == 6 && std::strcmp(argv[1], "--one") == 0) {
+    RunOneRank({std::stoull(argv[3]), std::stoull(argv[4]), argv[5]}, std::stoull(argv[2]));
+  }
+  std::string place = std::filesystem::is_directory("/dev/shm") ? "/dev/shm" : "/tmp";
+  std::uint64_t tensors = 16;
+  std::vector<std::uint64_t> worlds = {8, 32, 128, 512, 2048, 8192, 16384};
+  for (int i = 1; i + 1 < argc; i += 2) {
+    const std::string option = argv[i];
+    if (option == "--dir") {
+      place = argv[i + 1];
+    } else if (option == "--tensors") {
+      tensors = std::stoull(argv[i + 1]);
+    } else if (option == "--ranks") {
+      worlds.clear();
+      std::stringstream list(argv[i + 1]);
+      for (std::string world; std::getline(list, world, ',');) {
+        worlds.push_back(std::stoull(world));
+      }
+    } else {
+      Die("unknown option " + option + "; want --dir DIR, --tensors N or --ranks N,N,...");
+    }
+  }
+  const std::string folder = place + "/varve-scale-" + std::to_string(::getpid());
+  std::vector<Row> rows;
+  for (const std::uint64_t ranks : worlds) {
+    if (ranks < 2) {
+      Die("--ranks: at least 2");
+    }
+    rows.push_back(RunJob({ranks, tensors, folder + "/step-" + std::to_string(ranks)}));
+    std::filesystem::remove_all(folder);
+  }
+  std::printf("%llu tensors, each sharded over all ranks; rank 0, then one rank\n",
+              static_cast<unsigned long long>(tensors));
+  Print(rows);
+  return 0;
+}
+
+}  // namespace
+}  // namespace varve::scale
+
+int main(int argc, char** argv) { return varve::scale::Main(argc, argv); }

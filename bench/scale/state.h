@@ -1,0 +1,59 @@
+/// The state of the simulated job, and the options that all its ranks save with.
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "varve/checkpoint.h"
+#include "varve/options.h"
+#include "varve/value.h"
+
+namespace varve::scale {
+
+struct Job {
+  std::uint64_t ranks = 0;
+  std::uint64_t tensors = 0;
+  std::string path;
+};
+
+constexpr std::uint64_t kRowsPerRank = 4;
+constexpr std::uint64_t kColumns = 8;
+
+/// What one rank holds: its rows of every tensor, as FSDP shards them, and a value of its own.
+/// `memory` backs it, the same bytes for all tensors.
+inline State StateOf(const Job& job, std::uint64_t rank, const std::vector<float>& memory) {
+  State state;
+  for (std::uint64_t i = 0; i < job.tensors; ++i) {
+    const Dims shape{job.ranks * kRowsPerRank, kColumns};
+    const Box box{{rank * kRowsPerRank, 0}, {kRowsPerRank, kColumns}};
+    state.tensors.push_back({"model.layers." + std::to_string(i) + ".attention.weight",
+                             DType::kFloat32,
+                             shape,
+                             box,
+                             memory.data(),
+                             {}});
+  }
+  state.objects.push_back(
+      {"train/rank" + std::to_string(rank),
+       EncodeValue(Value::Str("random state of rank " + std::to_string(rank)))});
+  return state;
+}
+
+inline std::vector<float> MakeMemory() {
+  std::vector<float> memory(kRowsPerRank * kColumns);
+  for (std::size_t i = 0; i < memory.size(); ++i) {
+    memory[i] = static_cast<float>(i) * 0.5F;
+  }
+  return memory;
+}
+
+inline SaveOptions OptionsOf(Storage* storage) {
+  SaveOptions options;
+  options.timeout = std::chrono::hours(1);
+  options.storage = storage;
+  return options;
+}
+
+}  // namespace varve::scale
