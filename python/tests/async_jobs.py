@@ -352,3 +352,16 @@ def overwrite_for_ever(path: str, first: int, phase: Any, waves: bool) -> None:
             scribble(state)
             handle.result(LONG)
             number += 1
+
+
+def resident_after_many(rank: int, size: int, path: str, saves: int) -> tuple[int, int]:
+    """Saves a small state again and again; returns the resident bytes after a fifth and at the end."""
+    state = {"w": torch.zeros(1000), "mine": PerRank({"rank": rank}), "step": 0}
+    warm = 0
+    with Stager(memory_budget=32 * MIB) as stager:
+        for number in range(saves):
+            state["step"] = number
+            async_save(state, path, stager=stager, overwrite=True).result(LONG)
+            if number == saves // 5:
+                warm = resident_bytes()
+        return warm, resident_bytes()
