@@ -1,4 +1,4 @@
-"""What ranks do in test_replicas.py: replicas that differ, tensors under two names."""
+"""Functions that ranks run in test_replicas.py and test_ties.py."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tenso
 
 import varve.torch
 
-#: What a save brought: names of tensors that differ in the report, and texts of warnings.
+#: Of a save: names of tensors that differ in the report, and texts of warnings.
 Outcome = tuple[list[str], list[str]]
 
 ELEMENTS = 300_000  # 1.2 MB: before, each rank would have stored a part of it.

@@ -1,4 +1,4 @@
-// What saves and loads read beside the data: only what they need, and each of it once.
+// Saves and loads read the headers that they need, each of them once, and no others.
 
 #include <map>
 #include <mutex>
@@ -27,7 +27,7 @@ using test::IsOk;
 constexpr std::uint64_t kElements = 1000;
 constexpr int kRanks = 4;
 
-/// A coordinator of ranks that do not talk.
+/// The coordinator of a rank in an uncoordinated save: it refuses messages.
 class Apart final : public Coordinator {
  public:
   explicit Apart(int rank) : rank_(rank) {}
@@ -84,7 +84,7 @@ State StateOf(const std::vector<float>& values, const std::string& name) {
   return state;
 }
 
-/// Saves the tensors "w0", "w1", ..., one by each rank, without the ranks talking.
+/// Saves the tensors "w0", "w1", ..., one by each rank of an uncoordinated save.
 void SaveApart(Storage& storage, std::uint8_t number, const std::vector<int>& ranks,
                bool overwrite = false) {
   for (const int rank : ranks) {

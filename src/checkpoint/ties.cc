@@ -30,7 +30,7 @@ Strides EffectiveStrides(const Box& box, Strides strides) {
   return strides;
 }
 
-/// What tied shards have in common, beside the device.
+/// Returns a value that is equal for tied shards of one device.
 template <class Tensor>
 auto PlaceOf(const Tensor& tensor) {
   return std::make_tuple(reinterpret_cast<std::uintptr_t>(tensor.data), tensor.dtype, tensor.shape,

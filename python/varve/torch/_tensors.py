@@ -368,7 +368,7 @@ def _check_storage(fqn: str, tensor: torch.Tensor) -> None:
 
 
 def _place(tensor: torch.Tensor) -> Any:
-    """What tensors have in common that are one memory; None where an address does not tell it."""
+    """Returns a key that is equal for tensors of one memory; None where the address does not tell."""
     if type(tensor) not in (torch.Tensor, torch.nn.Parameter):
         return None
     if tensor.device.type not in ("cpu", "cuda") or tensor.numel() == 0:
