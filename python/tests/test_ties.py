@@ -132,3 +132,19 @@ def test_catalogue_functions_take_both_names(tmp_path: Path) -> None:
         out = tmp_path / f"to-{to}"
         varve.convert(one, out, to=to)
         torch.testing.assert_close(weights(out)["head.weight"], untied["head.weight"])
+
+
+def test_a_checkpoint_that_has_one_of_the_names_fills_both(tmp_path: Path) -> None:
+    model = Tied()
+    one_name = {k: v for k, v in model.state_dict().items() if k != "head.weight"}
+    varve.torch.save(one_name, tmp_path / "step")
+    varve.convert(tmp_path / "step", tmp_path / "model.safetensors", to="safetensors")
+    for path in (tmp_path / "step", tmp_path / "model.safetensors"):
+        other = Tied()
+        report = varve.torch.load(other.state_dict(), path)
+        assert report.missing == []
+        torch.testing.assert_close(other.head.weight, model.embed.weight, rtol=0, atol=0)
+        untied = Tied()
+        untied.head.weight = torch.nn.Parameter(torch.zeros(ROWS, COLUMNS))
+        with pytest.raises(varve.InvalidArgumentError, match=r"missing.*head\.weight"):
+            varve.torch.load(untied.state_dict(), path)

@@ -50,6 +50,9 @@ class Arrays(Protocol):
     ) -> Iterable[Item]:
         """The shards of a tensor to fill; `after` runs when they have been."""
 
+    def memory(self, tensor: Any) -> Any:
+        """Returns a key that is equal for tensors of one memory; None where that is unknown."""
+
     def create(self, fqn: str, dtype: int, shape: tuple[int, ...], origin: str) -> Any:
         """A new tensor to be filled."""
 

@@ -84,6 +84,7 @@ class _Plan:
         )
         with collector_at_rest():
             self.match.match(state, structure)
+            self.match.drop_tied(arrays.memory)
             self._list_targets()
         self.names = [self.stored(fqn) for fqn, _ in self.match.objects]
 

@@ -47,6 +47,7 @@ class Match:
         self.objects: list[tuple[str, Setter]] = []
         self.fills: list[Callable[[], None]] = []
         self.missing: list[str] = []
+        self._absent: list[tuple[str, Any]] = []  # Tensors among the missing.
         self.mismatched: list[str] = []
         self.known: list[str] = []
         self.assigned: list[tuple[str, Any, Setter]] = []
@@ -226,8 +227,16 @@ class Match:
     def _nothing_stored(self, value: Any, path: str) -> None:
         flat = Flattener(self._rank, self._is_tensor, lambda _tensor: "")
         flat._visit(value.value if type(value) is PerRank else value, path)
+        self._absent.extend(flat.tensors)
         self.missing.extend(fqn for fqn, _ in flat.tensors if self._wants(fqn))
         self.missing.extend(fqn for fqn, _ in flat.objects if self._wants(fqn))
+
+    def drop_tied(self, memory: Callable[[Any], Any]) -> None:
+        """Removes from `missing` the tensors whose memory other names fill, by their `memory` key."""
+        if self._absent:
+            filled = {memory(tensor) for _, tensor in self.tensors} - {None}
+            tied = {fqn for fqn, tensor in self._absent if memory(tensor) in filled}
+            self.missing = [fqn for fqn in self.missing if fqn not in tied]
 
 
 def _item_setter(container: Any, key: Any) -> Setter:

@@ -93,6 +93,16 @@ class TorchArrays(NumpyArrays):
             self._copies[place] = _copy_to_cpu(tensor)
         return self._copies[place]
 
+    def memory(self, tensor: Any) -> Any:
+        """Returns a key that is equal for tensors of one memory; None where that is unknown."""
+        if not _is_torch(tensor):
+            return super().memory(tensor)
+        shape, shards = _shards("", tensor)
+        places = [(tuple(offsets), _place(local)) for offsets, local in shards]
+        if not places or any(place is None for _, place in places):
+            return None
+        return tuple(shape), tuple(places)
+
     def targets(
         self, fqn: str, tensor: Any, after: list[Callable[[], None]], keep: list[Any]
     ) -> Iterable[Item]:
