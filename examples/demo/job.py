@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
 
@@ -89,14 +90,20 @@ class Job:
         Returns whether that caught it: data files are there, a commit record and the checkpoint
         are not. Raises JobFailed if the job ended before it began to save.
         """
-        while not _has_data(staging_path(checkpoint)) and not checkpoint.exists():
+        self.kill_once(
+            lambda: _has_data(staging_path(checkpoint)) or checkpoint.exists(), delay_seconds
+        )
+        staging = staging_path(checkpoint)
+        return staging is not None and not (staging / "varve.json").exists()
+
+    def kill_once(self, begun: Callable[[], bool], delay_seconds: float = 0.03) -> None:
+        """Kill the job `delay_seconds` after `begun` is true; JobFailed if it ends before that."""
+        while not begun():
             if not self._running():
-                raise JobFailed(f"{self.name} ended without saving {checkpoint.name}")
+                raise JobFailed(f"{self.name} ended before it could be killed in a save")
             time.sleep(_POLL_SECONDS)
         time.sleep(delay_seconds)
         self.kill()
-        staging = staging_path(checkpoint)
-        return staging is not None and not (staging / "varve.json").exists()
 
     def _running(self) -> bool:
         codes = [rank.poll() for rank in self._ranks]

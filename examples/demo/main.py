@@ -6,7 +6,10 @@ A small GPT is trained twice on a text made here, sharded with FSDP2 on gloo:
 - once on 2 ranks until SIGKILL hits them in the middle of a save, then on 4 ranks from the newest
   whole checkpoint, then on 1 rank from theirs.
 
-Both end with the same losses, weights, optimiser state, learning rate, loader position and random
+The second job is repeated with torch's own `torch.distributed.checkpoint` and the same kill, for
+the second panel of the plot.
+
+Both of ours end with the same losses, weights, optimiser state, learning rate, loader position and random
 state, bit for bit. That is a claim about checkpoints only because training itself is made not to
 depend on the world size: each micro-batch is computed alike wherever it runs, dropout included
 (`train.py`), and gradients are summed exactly, so in any order (`exact.py`).
@@ -20,14 +23,16 @@ import argparse
 import json
 import shutil
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import safetensors.torch
 import torch
+import with_dcp
 from compare import compare
 from job import Job, JobFailed, staging_path, written_share
-from report import Part, plot_losses, timings
+from report import Panel, Part, plot_losses, timings
 from story import Story
 from train import LAST_STEP, checkpoint_path
 
@@ -57,13 +62,15 @@ class Demo:
         self.story = Story()
         self.reference = out / "uninterrupted"
         self.run = out / "interrupted"
+        self.dcp_run = out / "interrupted-dcp"
         self.scratch = out / "scratch"
         self.plot = out / "loss.png"
         self.export = out / "model.safetensors"
-        for folder in (self.reference, self.run, self.scratch):
+        for folder in (self.reference, self.run, self.dcp_run, self.scratch):
             shutil.rmtree(folder, ignore_errors=True)
             folder.mkdir(parents=True)
         self.parts: list[Part] = []
+        self.panels: list[Panel] = []
 
     def train_uninterrupted(self) -> None:
         """Act 1: the run to compare with."""
@@ -128,14 +135,21 @@ class Demo:
         """Act 6: the two runs, by what they held in memory; then memory with disk."""
         self.story.chapter("Is it the same?")
         losses = self.parts[0].losses
-        pairs = [
-            (loss, losses[step]) for part in self.parts[1:] for step, loss in part.losses.items()
-        ]
-        apart = max(abs(one - other) for one, other in pairs)
+        steps = [step for part in self.parts[1:] for step in part.losses]
+        apart = self._apart(self.parts[1:])
         self.story.claim(
-            f"losses: {LAST_STEP} steps, {len(pairs) - LAST_STEP} of them trained again after the"
+            f"losses: {LAST_STEP} steps, {len(steps) - LAST_STEP} of them trained again after the"
             f" kill; largest difference {apart}",
-            apart == 0 and {step for part in self.parts[1:] for step in part.losses} == set(losses),
+            apart == 0 and set(steps) == set(losses),
+        )
+        saved = [int(path.name[-8:]) for path in self._whole_checkpoints()]
+        self._panel(
+            "Varve: killed while saving, resumed from the newest checkpoint on 4 ranks, then on 1",
+            self.parts[1:],
+            saved,
+            "nothing under its name: the newest checkpoint is the one of step "
+            f"{KILLED_STEP - SAVE_EVERY}",
+            KILLED_STEP,
         )
         expected, got = self._witness("uninterrupted"), self._witness("resumed-1")
         for key, name in STATE_NAMES.items():
@@ -176,12 +190,84 @@ class Demo:
         result = compare({"model": weights}, safetensors.torch.load_file(self.export))
         self.story.claim(f"safetensors reads the trained weights: {result}", result.equal)
 
+    def repeat_with_dcp(self) -> None:
+        """Act 9: the same job and the same kill, checkpointed by torch's own DCP."""
+        self.story.chapter("The same with torch.distributed.checkpoint")
+        target = checkpoint_path(self.dcp_run, KILLED_STEP)
+        options = ("--dcp", "--save-every", str(SAVE_EVERY), "--pad-step", str(KILLED_STEP))
+        pad = ("--pad-mib", str(PAD_MIB))
+        with self._start("dcp-killed", 2, self.dcp_run, LAST_STEP, *options, *pad) as job:
+            job.kill_once(lambda: with_dcp.has_data(target))
+        parts = [self._finish("dcp-killed", "2 ranks, killed (DCP)")]
+        found = sorted(self.dcp_run.iterdir())
+        self.story.say(f"It leaves {', '.join(path.name for path in found)}.")
+        caught = not with_dcp.is_whole(target)
+        if caught:
+            self.story.say(self._error_of_resuming(target))
+        else:
+            self.story.say("The save was over before the signal arrived.")
+        for ranks, until in ((4, SHRINK_STEP), (1, LAST_STEP)):
+            newest = [path for path in sorted(self.dcp_run.iterdir()) if with_dcp.is_whole(path)][
+                -1
+            ]
+            name = f"dcp-resumed-{ranks}"
+            more = ("--dcp", "--resume", str(newest), "--save-every", str(SAVE_EVERY))
+            with self._start(name, ranks, self.dcp_run, until, *more) as job:
+                job.wait()
+            who = f"{ranks} ranks" if ranks > 1 else "1 rank"
+            parts.append(self._finish(name, f"{who}, resumed (DCP)"))
+        whole = [int(path.name[-8:]) for path in sorted(self.dcp_run.iterdir())]
+        self._panel(
+            "torch's own DCP, the same kill: resumed from the last directory that loads",
+            parts,
+            whole,
+            f"{target.name} has its name and no index: loading it fails",
+            KILLED_STEP if caught else None,
+        )
+        self.story.say(f"Largest difference of a loss: {self.panels[-1].apart}.")
+
+    def _error_of_resuming(self, checkpoint: Path) -> str:
+        """Return how a job ends that resumes from a checkpoint of DCP that is not whole."""
+        options = ("--dcp", "--resume", str(checkpoint))
+        try:
+            with self._start("dcp-newest", 1, self.dcp_run, LAST_STEP, *options) as job:
+                job.wait()
+        except JobFailed as error:
+            lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+            return f"A job that resumes from the newest one ends with: {lines[-1][:300]}"
+        return "A job that resumes from the newest one does not notice."
+
+    def _apart(self, parts: Sequence[Part]) -> float:
+        """Return the largest difference of a loss from that of the uninterrupted run."""
+        losses = self.parts[0].losses
+        return max(abs(loss - losses[s]) for part in parts for s, loss in part.losses.items())
+
+    def _panel(
+        self,
+        title: str,
+        parts: Sequence[Part],
+        whole: Sequence[int],
+        remark: str,
+        killed: int | None,
+    ) -> None:
+        resumed = parts[1:]
+        self.panels.append(
+            Panel(
+                title=title,
+                parts=parts,
+                whole=whole,
+                killed=killed,
+                resumed_from=min(resumed[0].losses) - 1,
+                apart=self._apart(parts),
+                remark=remark,
+            )
+        )
+
     def close(self) -> int:
         """Print the timings, draw the plot, return the exit status."""
         self.story.chapter("Timings")
         self.story.show(timings(self.parts))
-        saved = [int(path.name[-8:]) for path in self._whole_checkpoints()]
-        plot_losses(self.plot, self.parts[0], self.parts[1:], saved, KILLED_STEP)
+        plot_losses(self.plot, self.parts[0], self.panels)
         self.story.say(f"The losses are drawn in {self.plot}; the model is {self.export}.")
         failed = len(self.story.failed)
         self.story.chapter(f"{failed} claims FAILED" if failed else "Every claim holds")
@@ -224,6 +310,7 @@ def main() -> int:
         demo.compare()
         demo.verify()
         demo.export_model()
+        demo.repeat_with_dcp()
         return demo.close()
     except JobFailed as error:
         print(f"\n{error}", file=sys.stderr)

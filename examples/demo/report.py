@@ -11,6 +11,7 @@ import matplotlib
 
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
+from matplotlib.axes import Axes
 
 
 @dataclass
@@ -66,43 +67,116 @@ def timings(parts: Sequence[Part]) -> str:
     )
 
 
-def plot_losses(
-    path: Path,
-    reference: Part,
-    parts: Sequence[Part],
-    saved: Sequence[int],
-    killed: int,
-) -> None:
-    """Write a PNG of the uninterrupted run's losses with those of each interrupted part on top.
+@dataclass
+class Panel:
+    """What one panel of the plot shows: a run that was killed while it saved, and resumed.
 
-    saved: steps with a whole checkpoint. killed: the step whose save was.
+    whole: steps with a loadable checkpoint. killed: the step whose save was, if one was. resumed_from: the step
+    that the next job went on from. apart: the largest difference of a loss from the reference's.
+    remark: what the kill has left, in a few words.
     """
-    figure, axes = plt.subplots(figsize=(9, 5), layout="constrained")
-    axes.plot(*_xy(reference.losses), color="0.8", linewidth=9, label=reference.label)
-    for part, marker in zip(parts, "osD^v", strict=False):
-        axes.plot(*_xy(part.losses), marker=marker, markersize=4, linewidth=1.2, label=part.label)
-    axes.axvline(killed, color="tab:red", linestyle="--", linewidth=1)
-    axes.annotate(
-        f"SIGKILL while saving step {killed}",
-        (killed, max(reference.losses.values())),
-        xytext=(6, -4),
-        textcoords="offset points",
-        color="tab:red",
+
+    title: str
+    parts: Sequence[Part]
+    whole: Sequence[int]
+    killed: int | None
+    resumed_from: int
+    apart: float
+    remark: str
+
+    @property
+    def last_before_kill(self) -> int:
+        """The last step that the killed job trained."""
+        return max(self.parts[0].losses)
+
+
+def plot_losses(path: Path, reference: Part, panels: Sequence[Panel]) -> None:
+    """Write a PNG with one panel for each run, over the losses of the uninterrupted one."""
+    figure, rows = plt.subplots(
+        len(panels),
+        1,
+        figsize=(10, 4.6 * len(panels)),
+        sharex=True,
+        layout="constrained",
+        squeeze=False,
     )
-    axes.plot(
-        saved,
-        [min(reference.losses.values()) * 0.9] * len(saved),
-        linestyle="none",
-        marker="|",
-        color="black",
-        label="a whole checkpoint",
-    )
-    axes.set_xlabel("step")
-    axes.set_ylabel("loss (mean cross-entropy per character)")
-    axes.set_title("Killed while saving, resumed on other world sizes, never interrupted")
-    axes.legend()
+    for axes, panel in zip(rows[:, 0], panels, strict=True):
+        _draw(axes, reference, panel)
+    rows[-1, 0].set_xlabel("step")
     figure.savefig(path, dpi=120)
     plt.close(figure)
+
+
+def _draw(axes: Axes, reference: Part, panel: Panel) -> None:
+    axes.plot(*_xy(reference.losses), color="0.85", linewidth=9, label=reference.label)
+    axes.axvspan(
+        panel.resumed_from + 0.5,
+        panel.last_before_kill + 0.5,
+        color="tab:red",
+        alpha=0.12,
+        label=f"steps {panel.resumed_from + 1} to {panel.last_before_kill}: lost, trained again",
+    )
+    killed, *resumed = panel.parts
+    # Hollow and large, so that the steps trained again show inside.
+    axes.plot(
+        *_xy(killed.losses),
+        marker="o",
+        markersize=9,
+        markerfacecolor="none",
+        linewidth=1,
+        color="tab:blue",
+        label=killed.label,
+    )
+    for part, marker, color in zip(resumed, "sD^v", ("tab:orange", "tab:green"), strict=False):
+        axes.plot(
+            *_xy(part.losses),
+            marker=marker,
+            markersize=4,
+            linewidth=1.2,
+            color=color,
+            label=part.label,
+        )
+    low, high = min(reference.losses.values()), max(reference.losses.values())
+    floor, below = low - 0.06 * (high - low), low - 0.13 * (high - low)
+    axes.set_ylim(bottom=low - 0.19 * (high - low))
+    axes.plot(
+        panel.whole,
+        [floor] * len(panel.whole),
+        linestyle="none",
+        marker="|",
+        markersize=11,
+        color="black",
+        label="a checkpoint that loads",
+    )
+    if panel.killed is not None:
+        axes.plot(
+            panel.killed,
+            below,
+            linestyle="none",
+            marker="X",
+            markersize=9,
+            color="tab:red",
+            label=f"step {panel.killed}: SIGKILL while its save was being written",
+        )
+        axes.annotate(
+            panel.remark,
+            (panel.killed, below),
+            xytext=(10, -3),
+            textcoords="offset points",
+            color="tab:red",
+            fontsize=9,
+        )
+    axes.text(
+        0.25,
+        0.92,
+        f"largest difference to the uninterrupted run: {panel.apart}",
+        transform=axes.transAxes,
+        fontsize=10,
+        bbox={"facecolor": "white", "edgecolor": "0.7", "boxstyle": "round"},
+    )
+    axes.set_ylabel("loss (mean cross-entropy per character)")
+    axes.set_title(panel.title)
+    axes.legend(fontsize=8, loc="upper right")
 
 
 def _xy(losses: dict[int, float]) -> tuple[list[int], list[float]]:

@@ -154,12 +154,15 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--witness", type=Path, help="file for the final state, by torch.save")
     parser.add_argument("--pad-step", type=int, help="step whose save is padded")
     parser.add_argument("--pad-mib", type=int, default=0, help="size of the padding")
+    parser.add_argument("--dcp", action="store_true", help="checkpoint with torch's own DCP")
     return parser.parse_args()
 
 
 def main() -> None:
     """Train, save, report."""
     options = arguments()
+    if options.dcp:
+        import with_dcp  # It imports this file.
     torch.set_num_threads(1)
     torch.use_deterministic_algorithms(True)
     # `job.py` names a file to meet at; under torchrun the environment has an address.
@@ -175,21 +178,26 @@ def main() -> None:
             with options.events.open("a") as events:
                 events.write(json.dumps({"event": event, **facts}) + "\n")
 
-    def saved(step: int) -> Callable[[Future[varve.torch.SaveReport]], None]:
-        def tell(save: Future[varve.torch.SaveReport]) -> None:
+    def saved(step: int, begun: float) -> Callable[[Future[Any]], None]:
+        def tell(save: Future[Any]) -> None:
             if save.exception() is None:
-                report("saved", step=step, seconds=save.result().seconds)
+                report("saved", step=step, seconds=time.perf_counter() - begun)
 
         return tell
 
     # Memory for copies is taken once; a state without padding fits in it many times.
     stager = varve.torch.Stager(memory_budget=512 << 20)
-    saves: list[varve.torch.SaveHandle] = []
+    saves: list[Future[Any]] = []
+    if options.dcp:
+        saver = with_dcp.Saver()
     # A resumed job starts from other weights and dropout, so that only loading can set it right.
     trainer = Trainer(seed=2 if options.resume else 1)
     if options.resume:
         start = time.perf_counter()
-        trainer.resume(options.resume)
+        if options.dcp:
+            with_dcp.resume(trainer, options.resume)
+        else:
+            trainer.resume(options.resume)
         report("loaded", step=trainer.progress["step"], seconds=time.perf_counter() - start)
     while trainer.progress["step"] < options.until:
         start = time.perf_counter()
@@ -197,15 +205,18 @@ def main() -> None:
         step = trainer.progress["step"]
         report("step", step=step, loss=loss, seconds=time.perf_counter() - start)
         if step % options.save_every == 0 or step == options.until:
-            state = trainer.state()
+            state = with_dcp.state_of(trainer) if options.dcp else trainer.state()
             if step == options.pad_step:
                 state["padding"] = trainer.padding(options.pad_mib << 20)
             start = time.perf_counter()
             path = checkpoint_path(options.run, step)
-            saves.append(varve.torch.async_save(state, path, stager=stager))
+            if options.dcp:
+                saves.append(saver.async_save(state, path))
+            else:
+                saves.append(varve.torch.async_save(state, path, stager=stager))
             # From here on the state is copied and training goes on; writing is behind its back.
             report("stalled", step=step, seconds=time.perf_counter() - start)
-            saves[-1].add_done_callback(saved(step))
+            saves[-1].add_done_callback(saved(step, start))
     for save in saves:
         save.result()  # Raises if one of them failed.
     stager.close()
