@@ -1,5 +1,5 @@
-/// Ranks other than 0: each runs the real Save, with a coordinator that hands over the messages of
-/// one exchange at a time.
+/// Ranks other than 0: each runs the real Save, with a coordinator that passes on the messages
+/// of one exchange at a time.
 #pragma once
 
 #include <memory>
