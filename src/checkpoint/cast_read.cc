@@ -52,6 +52,7 @@ Status Convert(const Piece& piece, std::span<const std::byte> stored) {
 Result<std::uint64_t> ReadBatch(CheckpointReader& reader, const std::vector<Piece>& pieces,
                                 const LoadOptions& options, std::vector<std::byte>* memory) {
   std::vector<TargetTensor> targets;
+  targets.reserve(pieces.size());
   memory->resize(pieces.back().begin + pieces.back().bytes());
   for (const Piece& piece : pieces) {
     targets.push_back({piece.target->fqn, piece.stored, piece.target->shape, piece.box,

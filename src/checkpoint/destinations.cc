@@ -74,6 +74,7 @@ std::vector<const Placed*> Sharing(const std::vector<const Placed*>& cluster) {
     }
   }
   std::vector<const Placed*> found;
+  found.reserve(sharing.size());
   for (const std::size_t i : sharing) {
     found.push_back(cluster[i]);
   }
