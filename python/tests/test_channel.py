@@ -48,6 +48,7 @@ def test_a_late_rank_is_told_and_the_next_call_has_all_ranks(tmp_path: Path) -> 
         told
     )
     assert all("rank 1: did not come" in texts[1] for texts in told), told
+    assert all("every rank of the process group has to make this call" in t[1] for t in told), told
 
 
 def test_ranks_that_make_different_calls_are_told_which(tmp_path: Path) -> None:
@@ -69,7 +70,10 @@ def test_a_signal_handler_that_saves_within_a_save_is_refused_and_does_not_hang(
 def test_a_rank_that_waits_logs_for_whom(tmp_path: Path) -> None:
     lines = run_ranks(3, jobs.log_waiting, str(tmp_path))
     assert "save late: rank 0 has waited 1 s for " in lines[0][0], lines
-    assert any("rank 2 (not there yet)" in line for line in lines[0]), lines
+    assert any(
+        "rank 2 (not there yet)" in line and "every rank of the process group" in line
+        for line in lines[0]
+    ), lines
     assert any("save slow" in line and "rank 1 (still w" in line for line in lines[0]), lines
     assert any("save late: rank 1 has waited" in line for line in lines[1]), lines
 

@@ -49,7 +49,11 @@ _NOTE_INTERVAL = 5.0
 #: Ended calls whose reason is kept, for ranks that come late.
 _ENDED_KEPT = 64
 
-_LATE_TO_COME = "did not come before the deadline of {:g} s"
+_NOT_THERE = "not there yet"
+
+_ALL_HAVE_TO_CALL = "every rank of the process group has to make this call"
+
+_LATE_TO_COME = f"did not come before the deadline of {{:g}} s; {_ALL_HAVE_TO_CALL}"
 _NO_ANSWER = "no answer before the deadline"
 
 
@@ -207,20 +211,20 @@ class Channel(Star):
         groups: dict[str, list[int]] = {}
         for rank, peer in self.peers.items():
             if not any(call == self.number for call, _ in peer.messages):
-                state = (
-                    peer.note or "still working" if peer.call == self.number else "not there yet"
-                )
+                state = peer.note or "still working" if peer.call == self.number else _NOT_THERE
                 groups.setdefault(state, []).append(rank)
         return ", ".join(f"{name_ranks(ranks)} ({state})" for state, ranks in groups.items())
 
     def _log(self, seconds: float) -> None:
+        waited_for = self.waited_for()
         LOG.warning(
-            "%s: rank %d has waited %.0f s for %s; the time limit is %g s",
+            "%s: rank %d has waited %.0f s for %s; the time limit is %g s%s",
             self.what,
             self.rank,
             seconds,
-            self.waited_for(),
+            waited_for,
             self._limit,
+            f"; {_ALL_HAVE_TO_CALL}" if _NOT_THERE in waited_for else "",
         )
 
     def _tell_whom_we_wait_for(self, now: float) -> None:
