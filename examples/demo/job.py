@@ -22,7 +22,8 @@ class JobFailed(RuntimeError):
 
 def staging_path(checkpoint: Path) -> Path | None:
     """Return the hidden directory in which `checkpoint` is being written, if there is one."""
-    return next(checkpoint.parent.glob(f".{checkpoint.name}.varve-saving-*"), None)
+    encoded = "".join(f"%3{c}" if c.isdecimal() else c for c in checkpoint.name)
+    return next(checkpoint.parent.glob(f".{encoded}.varve-saving-*"), None)
 
 
 class Job:

@@ -21,7 +21,7 @@ enum class CheckpointState : std::uint8_t {
   kMovedAside,  ///< Whole, under a hidden name, left by an interrupted overwrite; loads by its
                 ///< name.
   kSaving,      ///< A save is under way.
-  kLeftover,    ///< Of a dead save; `gc` removes it.
+  kLeftover,    ///< Of a dead save or removal; `gc` removes it.
   kFailed,      ///< An asynchronous save of this name failed; until the next one, or `gc`.
 };
 
@@ -96,6 +96,26 @@ struct GarbageReport {
 /// uses. A checkpoint that was moved aside gets its name back. What a user put beside a checkpoint
 /// that was replaced goes to the directory that has its name. Touches nothing else.
 Result<GarbageReport> CollectGarbage(const std::string& directory, bool dry_run,
+                                     Storage& storage = PosixStorage());
+
+struct RemovalReport {
+  std::uint64_t bytes = 0;          ///< Of all files.
+  std::vector<std::string> others;  ///< Files, relative, that were not part of the checkpoint.
+};
+
+/// Removes a checkpoint's directory with all that is in it, also files that are not part of the
+/// checkpoint. The directory loses its name before anything in it is removed, so that what a crash
+/// leaves is no checkpoint but a hidden directory for `gc`. A symbolic link at `path` is removed,
+/// and what it leads to stays. With `dry_run`, reports and removes nothing. Errors: NotFound when
+/// nothing is there; FailedPrecondition when it is no checkpoint, or a save of this name is under
+/// way.
+Result<RemovalReport> RemoveCheckpoint(const std::string& path, bool dry_run,
+                                       Storage& storage = PosixStorage());
+
+/// Returns the path of the newest whole checkpoint in `directory`: that with the highest step, or
+/// where no name has a step, that written last. Reads indexes and sizes, not data. Errors: NotFound
+/// when there is none.
+Result<std::string> NewestCheckpoint(const std::string& directory,
                                      Storage& storage = PosixStorage());
 
 struct ExportOptions {

@@ -52,6 +52,14 @@ struct SourceObject {
   std::string encoded;
 };
 
+/// A file that is saved with a checkpoint as it is: a `config.json`, a tokenizer.
+struct SideFile {
+  /// Relative to the checkpoint's directory, '/' between folders. Not a name that checkpoints use
+  /// themselves, such as "varve.json" or "data-00000-of-00001.safetensors".
+  std::string name;
+  std::string content;
+};
+
 /// What one rank brings to a save. Ranks that hold the same box of the same tensor are replicas:
 /// it is stored once.
 struct State {
@@ -59,6 +67,9 @@ struct State {
   std::vector<SourceObject> objects;
   /// The containers around them, as EncodeValue gives it; may be empty. See docs/format.md.
   std::string structure;
+  /// Files that belong to the checkpoint and are replaced with it. Those of rank 0 count. At most
+  /// 256 MiB in all. Not for saves without talking.
+  std::vector<SideFile> files{};
 };
 
 /// Saves the ranks' states as the checkpoint directory `path`. Collective: all ranks call it with
@@ -111,6 +122,10 @@ class CheckpointReader {
 
   /// The values with these names, in the same order. Errors: NotFound; DataLoss.
   [[nodiscard]] Result<std::vector<Value>> ReadObjects(std::span<const std::string> fqns);
+
+  /// Returns the content of a side file (Metadata::side_files), checked against its checksum.
+  /// Errors: NotFound; DataLoss.
+  [[nodiscard]] Result<std::string> ReadFile(const std::string& name);
 
   /// Fills all targets, reading only the blocks that overlap them and checking each. Returns the
   /// bytes read. Not collective. On error the message says which targets hold new bytes. Targets

@@ -41,6 +41,9 @@ struct ConvertOptions {
   /// all but the entries whose name begins with "optim".
   bool everything = false;
   bool overwrite = false;
+  /// kHf only: a directory whose configuration and tokenizer files (docs/other-formats.md) are
+  /// copied into the folder; empty for none.
+  std::string hf_config;
   std::uint64_t memory_budget = std::uint64_t{1} << 30;  ///< For tensor bytes in flight.
   ProgressFunction progress;
 };
@@ -54,6 +57,8 @@ struct ConvertReport {
   /// What is not part of the model, see ConvertOptions::everything: each entry of the top level
   /// with its counts, "optim: 12 tensors, 3 values".
   std::vector<std::string> left_out;
+  std::vector<std::string> files;      ///< Side files that were copied.
+  std::uint64_t files_left_out = 0;    ///< Side files, which a single file cannot hold.
 };
 
 /// Writes the checkpoint at `source` (of any format Varve opens) to `target` in another. Tensors

@@ -93,6 +93,14 @@ struct DataFile {
   friend bool operator==(const DataFile&, const DataFile&) = default;
 };
 
+/// A side file: part of the checkpoint, but neither tensors nor values.
+struct StoredFile {
+  std::string name;  ///< Relative to the checkpoint's directory; may be in a folder.
+  std::uint64_t size = 0;
+  std::uint32_t crc32c = 0;  ///< Of all its bytes.
+  friend bool operator==(const StoredFile&, const StoredFile&) = default;
+};
+
 /// Everything known about a checkpoint short of its content. A plain value; copy freely.
 struct Metadata {
   Format format = Format::kVarve;
@@ -103,6 +111,7 @@ struct Metadata {
   std::vector<TensorMetadata> tensors;  ///< By fqn, bytewise.
   std::vector<ObjectMetadata> objects;  ///< By fqn, bytewise.
   std::vector<Extent> structures;       ///< Encoded container trees; merge for the whole state.
+  std::vector<StoredFile> side_files;   ///< By name.
   friend bool operator==(const Metadata&, const Metadata&) = default;
 
   /// Null when there is no such tensor or object. O(log n).

@@ -7,6 +7,7 @@
 #include <optional>
 #include <stop_token>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "varve/metadata.h"
@@ -32,9 +33,21 @@ enum class OnDifference : std::uint8_t {
   kError,   ///< Fail on all ranks before anything is written.
 };
 
+/// What a save does where a checkpoint has its name.
+enum class Overwrite : std::uint8_t {
+  kNever,   ///< Fails with AlreadyExists.
+  kAlways,  ///< Replaces it. It stays loadable until the new one is durable.
+  /// Replaces it if it is damaged or incomplete: rank 0 verifies all its bytes before the name is
+  /// claimed. An intact one is AlreadyExists. Not for saves without talking.
+  kDamaged,
+};
+
+/// "false", "true", "damaged", as Python has them.
+std::string_view OverwriteName(Overwrite overwrite);
+
 struct SaveOptions {
-  /// Replace an existing checkpoint. The old one stays loadable until the new one is durable.
-  bool overwrite = false;
+  /// An overwrite replaces the checkpoint and nothing else that is in its directory.
+  Overwrite overwrite = Overwrite::kNever;
   /// False: save without talking. Every rank writes and publishes its own file; the directory is a
   /// checkpoint once the files of all ranks are there. Replicated tensors are then stored by every
   /// rank that holds them.
@@ -77,6 +90,10 @@ struct SaveReport {
   /// Tensors of which some shard differs between the ranks that hold it. All of such a shard was
   /// taken from the lowest rank that holds it. Filled on the coordinator.
   std::vector<std::string> differing_tensors;
+  /// Paths of files that stay under hidden names: somebody put them beside the old checkpoint while
+  /// it was replaced, and the new one's directory has another file of that name. Filled on the
+  /// coordinator.
+  std::vector<std::string> conflicts{};
   // Of asynchronous saves:
   double staging_seconds = 0;        ///< From the call until the copy was made.
   bool in_waves = false;             ///< The state was larger than the staging memory.

@@ -145,7 +145,7 @@ std::shared_ptr<AsyncSaveHandle> AsyncSavePython(const std::shared_ptr<Stager>& 
                                                  const nb::bytes& structure, const FsPath& path,
                                                  const nb::dict& options,
                                                  const nb::object& coordinator) {
-  State state = StateFrom(tensors, objects, structure);
+  State state = StateFrom(tensors, objects, structure, options);
   AsyncSaveOptions save_options = AsyncSaveOptionsFrom(options);
   std::stop_source stop;
   save_options.save.stop = stop.get_token();
@@ -167,6 +167,38 @@ void Wait(const std::shared_ptr<Stager>& stager) {
 }
 
 }  // namespace
+
+void SetOverwrite(const nb::dict& options, Overwrite* out) {
+  constexpr const char* kName = "overwrite";
+  if (!options.contains(kName)) {
+    return;
+  }
+  const nb::object given(options[kName]);
+  if (nb::isinstance<nb::bool_>(given)) {
+    *out = nb::cast<bool>(given) ? Overwrite::kAlways : Overwrite::kNever;
+  } else if (nb::isinstance<nb::str>(given) && nb::cast<std::string>(given) == "damaged") {
+    *out = Overwrite::kDamaged;
+  } else {
+    Raise(InvalidArgument("overwrite=" + nb::cast<std::string>(nb::repr(given)) +
+                          ": want False, True or \"damaged\""));
+  }
+}
+
+nb::dict ToDict(const SaveReport& report) {
+  nb::dict out;
+  out["save_id"] = ToString(report.save_id);
+  out["bytes_written"] = report.bytes_written;
+  out["seconds"] = report.seconds;
+  out["direct"] = report.direct;
+  out["differing_objects"] = report.differing_objects;
+  out["differing_tensors"] = report.differing_tensors;
+  nb::list conflicts;
+  for (const std::string& path : report.conflicts) {
+    conflicts.append(ToPath(path));
+  }
+  out["conflicts"] = conflicts;
+  return out;
+}
 
 void BindAsync(nb::module_& module) {
   nb::class_<HostBuffer>(module, "HostBuffer")

@@ -5,6 +5,7 @@
 
 #include "bindings.h"
 #include "varve/catalogue.h"
+#include "varve/checkpoint.h"
 #include "varve/path.h"
 
 namespace varve::python {
@@ -76,6 +77,55 @@ nb::list GarbagePython(const FsPath& directory, bool dry_run) {
   return out;
 }
 
+nb::tuple RemovePython(const FsPath& path, bool dry_run) {
+  Result<RemovalReport> report = Internal("not run");
+  {
+    const nb::gil_scoped_release release;
+    report = RemoveCheckpoint(path.text, dry_run);
+  }
+  RaiseIfError(report.status());
+  nb::list others;
+  for (const std::string& name : report->others) {
+    others.append(ToPath(name));
+  }
+  return nb::make_tuple(report->bytes, others);
+}
+
+nb::object LatestPython(const FsPath& directory) {
+  Result<std::string> newest = Internal("not run");
+  {
+    const nb::gil_scoped_release release;
+    newest = NewestCheckpoint(directory.text);
+  }
+  return ToPath(ValueOrRaise(std::move(newest)));
+}
+
+/// [(name, bytes), ...]
+nb::list SideFilesPython(const FsPath& path) {
+  Result<std::unique_ptr<CheckpointReader>> reader = Internal("not run");
+  {
+    const nb::gil_scoped_release release;
+    reader = CheckpointReader::Open(path.text);
+  }
+  RaiseIfError(reader.status());
+  nb::list out;
+  for (const StoredFile& file : (*reader)->metadata().side_files) {
+    out.append(nb::make_tuple(nb::str(file.name.data(), file.name.size()), file.size));
+  }
+  return out;
+}
+
+nb::bytes ReadSideFilePython(const FsPath& path, const std::string& name) {
+  Result<std::string> content = Internal("not run");
+  {
+    const nb::gil_scoped_release release;
+    auto reader = CheckpointReader::Open(path.text);
+    content = reader.ok() ? (*reader)->ReadFile(name) : Result<std::string>(reader.status());
+  }
+  RaiseIfError(content.status());
+  return nb::bytes(content->data(), content->size());
+}
+
 /// Any array that speaks DLPack or the buffer protocol, on the CPU, as
 /// (dtype code, bits, shape, strides in elements, address). The caller keeps the array alive.
 template <class Array>
@@ -102,6 +152,10 @@ void BindCatalogue(nb::module_& module) {
   module.def("verify", &VerifyPython, nb::arg("path"));
   module.def("repair", &RepairPython, nb::arg("path"));
   module.def("collect_garbage", &GarbagePython, nb::arg("directory"), nb::arg("dry_run") = false);
+  module.def("remove", &RemovePython, nb::arg("path"), nb::arg("dry_run") = false);
+  module.def("side_files", &SideFilesPython, nb::arg("path"));
+  module.def("read_side_file", &ReadSideFilePython, nb::arg("path"), nb::arg("name"));
+  module.def("latest", &LatestPython, nb::arg("directory"));
   // Never converted: that would describe a copy that is gone when the call returns.
   module.def("describe_array", &DescribeArray<nb::ndarray<nb::ro, nb::device::cpu>>,
              nb::arg("array").noconvert());

@@ -200,7 +200,7 @@ SaveOptions SaveOptionsFrom(const nb::dict& options) {
            {{"warn", OnDifference::kReport}, {"error", OnDifference::kError}});
   SetOneOf(options, "check_replicas", &out.check_replicas,
            {{"samples", CheckReplicas::kSamples}, {"full", CheckReplicas::kFull}});
-  Set(options, "overwrite", &out.overwrite);
+  SetOverwrite(options, &out.overwrite);
   Set(options, "coordinate", &out.coordinate);
   Set(options, "direct", &out.direct);
   Set(options, "writes_in_flight", &out.writes_in_flight);
@@ -219,8 +219,16 @@ SaveOptions SaveOptionsFrom(const nb::dict& options) {
   return out;
 }
 
-State StateFrom(const nb::list& tensors, const nb::list& objects, const nb::bytes& structure) {
+State StateFrom(const nb::list& tensors, const nb::list& objects, const nb::bytes& structure,
+                const nb::dict& options) {
   State state;
+  if (options.contains("files")) {
+    for (const nb::handle item : nb::cast<nb::list>(nb::object(options["files"]))) {
+      const auto content = nb::cast<nb::bytes>(nb::object(item[1]));
+      state.files.push_back(
+          {nb::cast<std::string>(nb::object(item[0])), {content.c_str(), content.size()}});
+    }
+  }
   state.tensors = TensorsFrom<SourceTensor>(tensors);
   for (const nb::handle item : objects) {
     const auto encoded = nb::cast<nb::bytes>(nb::object(item[1]));
@@ -229,17 +237,6 @@ State StateFrom(const nb::list& tensors, const nb::list& objects, const nb::byte
   }
   state.structure.assign(structure.c_str(), structure.size());
   return state;
-}
-
-nb::dict ToDict(const SaveReport& report) {
-  nb::dict out;
-  out["save_id"] = ToString(report.save_id);
-  out["bytes_written"] = report.bytes_written;
-  out["seconds"] = report.seconds;
-  out["direct"] = report.direct;
-  out["differing_objects"] = report.differing_objects;
-  out["differing_tensors"] = report.differing_tensors;
-  return out;
 }
 
 namespace {
@@ -272,7 +269,7 @@ LoadOptions LoadOptionsFrom(const nb::dict& options) {
 
 nb::dict SavePython(const nb::list& tensors, const nb::list& objects, const nb::bytes& structure,
                     const FsPath& path, const nb::dict& options, const nb::object& coordinator) {
-  const State state = StateFrom(tensors, objects, structure);
+  const State state = StateFrom(tensors, objects, structure, options);
   SaveOptions save_options = SaveOptionsFrom(options);
   ProgressCount count;
   save_options.progress = Counting(&count, std::move(save_options.progress));

@@ -33,7 +33,7 @@ nb::dict ConvertPython(const FsPath& source, const FsPath& target, const std::st
                        const std::optional<std::string>& dtype, std::uint64_t shard_size,
                        std::vector<std::string> include, std::vector<std::string> exclude,
                        std::vector<std::pair<std::string, std::string>> rename, bool overwrite,
-                       std::uint64_t memory_budget, bool everything) {
+                       std::uint64_t memory_budget, bool everything, const std::string& hf_config) {
   ConvertOptions options;
   options.to = TargetNamed(to);
   if (dtype) {
@@ -49,6 +49,7 @@ nb::dict ConvertPython(const FsPath& source, const FsPath& target, const std::st
   options.overwrite = overwrite;
   options.memory_budget = memory_budget;
   options.everything = everything;
+  options.hf_config = hf_config;
   Result<ConvertReport> report = Internal("not run");
   {
     const nb::gil_scoped_release release;
@@ -62,6 +63,8 @@ nb::dict ConvertPython(const FsPath& source, const FsPath& target, const std::st
   out["skipped"] = report->skipped;
   out["objects_left_out"] = report->objects_left_out;
   out["left_out"] = report->left_out;
+  out["files"] = report->files;
+  out["files_left_out"] = report->files_left_out;
   return out;
 }
 
@@ -104,7 +107,7 @@ void BindConvert(nb::module_& module) {
   module.def("convert", &ConvertPython, nb::arg("source"), nb::arg("target"), nb::arg("to"),
              nb::arg("dtype").none(), nb::arg("shard_size"), nb::arg("include"), nb::arg("exclude"),
              nb::arg("rename"), nb::arg("overwrite"), nb::arg("memory_budget"),
-             nb::arg("everything"));
+             nb::arg("everything"), nb::arg("hf_config") = "");
   module.def("diff", &DiffPython, nb::arg("a"), nb::arg("b"));
 }
 

@@ -77,7 +77,11 @@ std::unique_ptr<Coordinator> MakeCoordinator(nb::object object);
 
 /// What `_engine.save` hands over: items of tensors, (name, encoded value) pairs, encoded
 /// containers.
-State StateFrom(const nb::list& tensors, const nb::list& objects, const nb::bytes& structure);
+/// Sets `out` to options["overwrite"], if it is given: False, True or "damaged".
+void SetOverwrite(const nb::dict& options, Overwrite* out);
+
+State StateFrom(const nb::list& tensors, const nb::list& objects, const nb::bytes& structure,
+                const nb::dict& options);
 SaveOptions SaveOptionsFrom(const nb::dict& options);
 nb::dict ToDict(const SaveReport& report);
 

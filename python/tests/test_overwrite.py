@@ -153,7 +153,8 @@ def test_gc_keeps_files_of_a_save_that_died_while_it_removed_the_old_one(tmp_pat
     save(path, 2)
     (path / "config.json").write_text("new")
     stale = tmp_path / "run" / ".step-1.varve-saving-0123456789ab"
-    save(stale, 1)
+    save(tmp_path / "old", 1)
+    (tmp_path / "old").rename(stale)
     (stale / "config.json").write_text("old")
     (stale / "late.log").write_text("late")
     varve.collect_garbage(tmp_path / "run")

@@ -16,12 +16,24 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+from typing import Any, Literal
 
 from varve import _core, _engine, _load
 from varve._arrays import NumpyArrays
-from varve._catalogue import collect_garbage, convert, diff, list_checkpoints, repair, verify
+from varve._catalogue import (
+    collect_garbage,
+    convert,
+    diff,
+    files,
+    latest,
+    list_checkpoints,
+    remove,
+    repair,
+    verify,
+)
 from varve._engine import LoadReport, SaveReport
+from varve._files import Source as FileSource
+from varve._files import StoredFiles
 from varve._select import Rename
 from varve._tree import PerRank
 from varve.errors import (
@@ -55,15 +67,19 @@ __all__ = [
     "PreconditionError",
     "ReplicasDifferWarning",
     "SaveReport",
+    "StoredFiles",
     "UnavailableError",
     "UnsupportedError",
     "__version__",
     "collect_garbage",
     "convert",
     "diff",
+    "files",
+    "latest",
     "list_checkpoints",
     "load",
     "read",
+    "remove",
     "repair",
     "save",
     "verify",
@@ -74,7 +90,8 @@ def save(
     state: Mapping[Any, Any],
     path: str | os.PathLike[str],
     *,
-    overwrite: bool = False,
+    overwrite: bool | Literal["damaged"] = False,
+    files: Mapping[str, FileSource] | None = None,
     allow_pickle: bool = False,
     progress: Callable[[int, int], None] | None = None,
 ) -> SaveReport:
@@ -86,16 +103,22 @@ def save(
     Args:
         state: Arrays may have any strides. Memory must not change until the call returns.
         path: The checkpoint directory to make; parents are made as needed.
-        overwrite: Replace a checkpoint at `path`, which stays loadable until the new one is durable.
+        overwrite: Replace a checkpoint at `path`, which stays loadable until the new one is durable. Files
+            in its directory that are not part of it are kept. With "damaged", replace it only if it does
+            not verify: the save reads all of it first, under the name's lock.
+        files: Files that belong to the checkpoint and are replaced with it, such as a `config.json` or a
+            tokenizer: by name ("tokenizer/vocab.json" is in a folder), their content as bytes or the
+            path to read it from, now. See `varve.files`. At most 256 MiB in all.
         allow_pickle: Store values of unknown types as pickles, instead of refusing them.
         progress: Called from other threads with bytes written and bytes in all.
 
     Raises:
-        CheckpointExistsError: `path` holds a checkpoint and `overwrite` is false.
+        CheckpointExistsError: `path` holds a checkpoint and `overwrite` is false, or "damaged" and it is
+            not.
         InvalidArgumentError: Something in the state cannot be stored; the message has its path.
         OutOfSpaceError, UnavailableError: Writing failed.
     """
-    options: dict[str, Any] = {"overwrite": overwrite}
+    options: dict[str, Any] = {"overwrite": overwrite, "files": files}
     if progress is not None:
         options["progress"] = progress
     return _engine.save(state, path, NumpyArrays(), None, allow_pickle, options)

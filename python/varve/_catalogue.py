@@ -8,6 +8,7 @@ from typing import Any
 
 from varve import _arguments, _core
 from varve._engine import path_text
+from varve._files import StoredFiles
 
 _Path = str | os.PathLike[str]
 
@@ -37,6 +38,47 @@ def collect_garbage(directory: _Path, dry_run: bool = False) -> list[str]:
     return _core.collect_garbage(path_text(directory), _arguments.flag("dry_run", dry_run))
 
 
+def remove(path: _Path, dry_run: bool = False) -> list[str]:
+    """Removes a checkpoint's directory with all that is in it, and nothing that is no checkpoint.
+
+    The directory loses its name before anything in it is removed: nobody sees half a checkpoint, and
+    `collect_garbage` finishes a removal that was interrupted. Of a symbolic link only the link is removed.
+
+    Returns:
+        The files that were in the directory and not part of the checkpoint, relative to it.
+
+    Raises:
+        CheckpointNotFoundError: Nothing is there.
+        PreconditionError: It is no checkpoint, or a save of this name is under way.
+    """
+    return _core.remove(path_text(path), dry_run)[1]
+
+
+def latest(directory: _Path) -> str:
+    """Returns the path of the newest whole checkpoint in a directory.
+
+    The newest has the highest step or, where no name has a step, was written last. Indexes and sizes are
+    checked; `verify` checks all bytes.
+
+    Raises:
+        CheckpointNotFoundError: There is none.
+    """
+    return _core.latest(path_text(directory))
+
+
+def files(path: _Path) -> StoredFiles:
+    """Opens the side files of a checkpoint, those that were given to `save` as `files`.
+
+    Returns:
+        A mapping from name to content. Each lookup reads the file and compares it with its checksum
+        (CorruptCheckpointError).
+
+    Raises:
+        CheckpointNotFoundError: There is no checkpoint at `path`.
+    """
+    return StoredFiles(path_text(path))
+
+
 def convert(
     source: _Path,
     target: _Path,
@@ -50,13 +92,15 @@ def convert(
     everything: bool = False,
     overwrite: bool = False,
     memory_budget: int = 1 << 30,
+    hf_config: _Path | None = None,
 ) -> dict[str, Any]:
     """Writes a checkpoint of any format that Varve opens in another; see `varve convert --help`.
 
     Nothing of the source is run, tensors stream through bounded memory, and the target appears whole or
-    not at all. Returns a dict of tensors, objects and bytes written, skipped (tensors the format cannot
-    hold), objects_left_out (plain values it cannot hold) and left_out (what is not part of the model,
-    "hf" only: each entry of the top level with counts).
+    not at all. Side files come along, except into a single file. Returns a dict of tensors, objects and
+    bytes written, skipped (tensors the format cannot hold), objects_left_out (plain values it cannot hold),
+    left_out (what is not part of the model, "hf" only: each entry of the top level with counts), files
+    (names copied) and files_left_out.
 
     Args:
         source: A checkpoint directory, a file of torch.save, a safetensors file or folder.
@@ -74,6 +118,7 @@ def convert(
             as `rename` takes the entry's name off.
         overwrite: Replace a checkpoint at `target`.
         memory_budget: Bytes of tensors in memory at once.
+        hf_config: For "hf": a directory whose configuration and tokenizer files are copied too.
 
     Raises:
         CheckpointNotFoundError: There is no checkpoint at `source`, or nothing in it is selected.
@@ -93,6 +138,7 @@ def convert(
         _arguments.flag("overwrite", overwrite),
         _arguments.count("memory_budget", memory_budget),
         _arguments.flag("everything", everything),
+        "" if hf_config is None else path_text(hf_config),
     )
 
 

@@ -77,6 +77,16 @@ def repair(path: str) -> bool:
 def collect_garbage(directory: str, dry_run: bool = ...) -> list[str]:
     """Removes what dead saves left; returns the paths removed (or, dry, to be removed)."""
 
+def remove(path: str, dry_run: bool = ...) -> tuple[int, list[str]]:
+    """Removes a checkpoint; returns its bytes and the files in it that were not part of it."""
+
+def side_files(path: str) -> list[tuple[str, int]]:
+    """Side files of a checkpoint: name and bytes."""
+
+def read_side_file(path: str, name: str) -> bytes: ...
+def latest(directory: str) -> str:
+    """Returns the path of the newest whole checkpoint."""
+
 def convert(
     source: str,
     target: str,
@@ -89,6 +99,7 @@ def convert(
     overwrite: bool,
     memory_budget: int,
     everything: bool,
+    hf_config: str = ...,
 ) -> dict[str, Any]: ...
 def diff(a: str, b: str) -> list[dict[str, Any]]: ...
 def write_dcp_file(

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import logging
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from varve import _arguments, _core, _tree
+from varve import _arguments, _core, _files, _tree
 from varve._warn import warn
 from varve.errors import Error, InvalidArgumentError, ReplicasDifferWarning
+
+_log = logging.getLogger("varve")
 
 #: (fqn, dtype number, shape, offsets or None, sizes or None, address, strides or None).
 Item = tuple[Any, ...]
@@ -86,6 +89,9 @@ class SaveReport:
     differing_tensors: list[str] = field(default_factory=list)
     """On rank 0: tensors of which some shard differed between the ranks that hold it. What was saved
     of such a shard is the lowest rank's. See PerRank, and `on_difference` of save."""
+    conflicts: list[str] = field(default_factory=list)
+    """On rank 0: files that somebody put beside the old checkpoint while it was replaced, and whose names
+    the new one's directory has already. They stay at these paths, and are logged as a warning."""
     staging_seconds: float = 0.0
     """Of an asynchronous save: from the call until the copy was made."""
     in_waves: bool = False
@@ -207,6 +213,7 @@ def save(
     rank = 0 if coordinator is None else coordinator.rank
     try:
         where = path_text(path)
+        options = with_files(options, rank)
         parts = gather(state, arrays, rank, allow_pickle)
     except Exception as error:
         if options.get("coordinate", True):
@@ -216,7 +223,24 @@ def save(
         **_core.save(parts.tensors, parts.objects, parts.structure, where, options, coordinator)
     )
     warn_of_differences(report.differing_tensors)
+    log_conflicts(where, report.conflicts)
     return report
+
+
+def with_files(options: dict[str, Any], rank: int) -> dict[str, Any]:
+    """Reads the files of a save as they are now. Those of rank 0 count; others are not looked at."""
+    return {**options, "files": _files.taken(options.get("files")) if rank == 0 else []}
+
+
+def log_conflicts(path: str, conflicts: list[str]) -> None:
+    """Logs where files are that could not be put beside a new checkpoint."""
+    for conflict in conflicts:
+        _log.warning(
+            "save %s: %s was put beside the old checkpoint while it was replaced. It stays there, since "
+            "the new checkpoint's directory has another file of that name",
+            path,
+            conflict,
+        )
 
 
 def warn_of_differences(names: list[str]) -> None:

@@ -274,7 +274,8 @@ TEST(Agent, ACheckpointThatWasReplacedIsNotReadFromMemory) {
     options.save.format = format;
     ASSERT_TRUE(IsOk(AsyncSave(training.state(), path, options, *stager).done().get()));
     training.Step();
-    ASSERT_TRUE(IsOk(Save(training.state(), path, {.overwrite = true, .format = format})));
+    ASSERT_TRUE(
+        IsOk(Save(training.state(), path, {.overwrite = Overwrite::kAlways, .format = format})));
     const auto memory = OpenAgentMemory(path, PosixStorage(), {}, agent.directory());
     ASSERT_NE(memory, nullptr);  // It has one of that name.
     EXPECT_TRUE(Load(path, training.memory.size(), "", *memory) == training.memory);

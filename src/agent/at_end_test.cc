@@ -156,7 +156,7 @@ TEST(AtEnd, SavesOfOneNameReplaceEachOther) {
     {
       const auto stager = agent.MakeStager(kRoomForTwo);
       AsyncSaveOptions options = AtEnd();
-      options.save.overwrite = true;
+      options.save.overwrite = Overwrite::kAlways;
       for (int step = 0; step < 3; ++step) {
         training.Step();
         const AsyncSaveHandle save = AsyncSave(training.state(), dir / "c", options, *stager);

@@ -119,7 +119,7 @@ TEST(AsyncSave, FailsAsTheSynchronousSaveDoesAndTheNextOneWorks) {
   EXPECT_TRUE(FailsWith(bad.staged().get(), StatusCode::kInvalidArgument));
   EXPECT_TRUE(FailsWith(bad.done().get(), StatusCode::kInvalidArgument));
   AsyncSaveOptions replacing;
-  replacing.save.overwrite = true;
+  replacing.save.overwrite = Overwrite::kAlways;
   EXPECT_TRUE(IsOk(AsyncSave(training.state(), dir / "c", replacing, *stager).done().get()));
 }
 
@@ -399,7 +399,7 @@ TEST(AsyncSave, AHandleThatIsKeptKeepsNothingElse) {
   for (int save = 0; save < 3; ++save) {
     FaultyStorage storage(PosixStorage());
     AsyncSaveOptions options;
-    options.save.overwrite = true;
+    options.save.overwrite = Overwrite::kAlways;
     options.save.storage = &storage;
     kept.push_back(AsyncSave(training.state(), dir / "latest", options, *stager));
     ASSERT_TRUE(IsOk(kept.back().done().get())) << "the name is free again";

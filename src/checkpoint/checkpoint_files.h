@@ -27,6 +27,8 @@ class CheckpointFiles {
   /// A file as the read pipeline wants it, without targets. Errors: as Open.
   Result<FileReads> Reads(std::uint32_t number);
 
+  [[nodiscard]] Storage& storage() const { return storage_; }
+
  private:
   Result<std::unique_ptr<ReadableFile>> OpenChecked(const DataFile& expected);
 

@@ -1,6 +1,7 @@
 // How a checkpoint becomes visible. NAME is its directory, PARENT the directory that is in.
 //
-//  0. Make PARENT if needed, each new level synced into the one above it. A PARENT that exists is
+//  0. If NAME is a symbolic link, all of this is about the directory that it leads to.
+//     Make PARENT if needed, each new level synced into the one above it. A PARENT that exists is
 //     synced as well: its maker may have died before it did so.
 //  1. Lock .NAME.varve-lock. Two saves of one name at once: the second gets FailedPrecondition
 //     before it writes a byte. The lock ends with its holder, so a killed save blocks nobody. On a
@@ -12,19 +13,20 @@
 //     the user's (replaced.cc). PARENT is synced first: if the dead save had published but not
 //     synced (9 without 10), a power cut would give NAME back the directory that is being emptied.
 //  4. Without overwrite, an existing NAME ends the save here, before any work. With overwrite,
-//     NAME must be a checkpoint, ours or another software's: nothing else is ever replaced. An
-//     empty directory is as good as nothing; it stays until step 9. Then make the staging directory
+//     NAME must be a checkpoint, ours or another software's: nothing else is ever replaced. Where
+//     only a damaged one may be replaced, all its bytes are verified here, under the lock. An empty
+//     directory is as good as nothing; it stays until step 9. Then make the staging directory
 //     .NAME.varve-saving-<id>, hidden and unique. If NAME holds files that are not part of the
 //     checkpoint, find out whether they can be kept (other_files.cc).
 //  5. (All ranks) write data files into it, each synced by its writer: a file that the commit
 //     record counts on is durable before the record exists.
 //  6. Check that every planned file is there with its exact size. Finds ranks whose path is
 //     another disk than the coordinator's, and files cut short by whatever cause.
-//  7. Give each file that is in NAME and not part of the checkpoint a second name in the staging
-//     directory (other_files.cc), which first gets the durable mark .varve-staging. Then write and
-//     sync manifest.bin, then varve.json. The order means that a record never stands without its
-//     manifest, whatever the crash. (A checkpoint in another format has that format's index
-//     instead.)
+//  7. Write and sync side files. Give each file that is in NAME and not part of the checkpoint a
+//     second name in the staging directory (other_files.cc). If there is any of either, the
+//     directory first gets the durable mark .varve-staging. Then write and sync manifest.bin, then
+//     varve.json. The order means that a record never stands without its manifest, whatever the
+//     crash. (A checkpoint in another format has that format's index instead.)
 //  8. Sync the staging directory: the files' names are durable before the directory's name is. If
 //  it
 //     has the mark, remove it and sync again. After a crash, a directory with the mark is a dead
@@ -44,38 +46,19 @@
 
 #include "checkpoint/commit.h"
 
-#include <chrono>
-#include <thread>
 #include <utility>
 
 #include "base/guarded.h"
+#include "checkpoint/claim.h"
 #include "checkpoint/names.h"
 #include "checkpoint/other_files.h"
-#include "checkpoint/own_names.h"
 #include "checkpoint/replaced.h"
+#include "checkpoint/side_files.h"
 #include "format/commit_record.h"
 #include "format/manifest.h"
 
 namespace varve {
 namespace {
-
-enum class Occupant : std::uint8_t { kNothing, kEmptyDirectory, kCheckpoint, kOther };
-
-Result<Occupant> WhatIsAt(Storage& storage, const std::string& path) {
-  const auto entries = storage.List(path);
-  if (!entries.ok()) {
-    if (entries.status().code() == StatusCode::kNotFound) {
-      return Occupant::kNothing;
-    }
-    // Not a directory, or one we may not look into: in no case ours to replace.
-    return storage.OpenForRead(path).ok() ? Result<Occupant>(Occupant::kOther)
-                                          : Result<Occupant>(entries.status());
-  }
-  if (entries->empty()) {
-    return Occupant::kEmptyDirectory;
-  }
-  return ShownFormat(*entries) ? Occupant::kCheckpoint : Occupant::kOther;
-}
 
 /// manifest.bin and varve.json.
 Result<std::vector<IndexFile>> NativeIndex(const Metadata& metadata) {
@@ -83,19 +66,6 @@ Result<std::vector<IndexFile>> NativeIndex(const Metadata& metadata) {
   Bytes record = EncodeCommitRecord(MakeCommitRecord(metadata, manifest));
   return std::vector<IndexFile>{{std::string(kManifestName), std::move(manifest)},
                                 {std::string(kCommitRecordName), std::move(record)}};
-}
-
-/// `ls` and `gc` take the lock for an instant to see whether a save lives; that must not fail one.
-Result<std::unique_ptr<StorageLock>> LockName(Storage& storage, const std::string& path) {
-  constexpr int kTries = 10;
-  constexpr auto kPause = std::chrono::milliseconds(10);
-  for (int i = 1;; ++i) {
-    auto lock = storage.Lock(LockPath(path));
-    if (lock.ok() || lock.status().code() != StatusCode::kFailedPrecondition || i == kTries) {
-      return lock;
-    }
-    std::this_thread::sleep_for(kPause);
-  }
 }
 
 }  // namespace
@@ -116,27 +86,10 @@ Commit::~Commit() {
   }
 }
 
-Status MakeDirectories(Storage& storage, const std::string& path) {
-  if (path == "." || path == "/") {
-    return Status::Ok();
-  }
-  const std::string parent = ParentPath(path);
-  if (storage.List(path).ok()) {
-    // Whoever made it may have died before making its name durable. Where we may not look into the
-    // directory above, it is not one that a save of ours has written to.
-    const Status synced = storage.SyncDirectory(parent);
-    return synced.code() == StatusCode::kInvalidArgument ? Status::Ok() : synced;
-  }
-  VARVE_RETURN_IF_ERROR(MakeDirectories(storage, parent));
-  Status made = storage.MakeDirectory(path);
-  if (!made.ok() && made.code() != StatusCode::kAlreadyExists) {  // By another rank or job.
-    return made;
-  }
-  return storage.SyncDirectory(parent);
-}
-
-Result<std::unique_ptr<Commit>> Commit::Begin(Storage& storage, const std::string& path,
-                                              const SaveId& id, bool overwrite) {
+Result<std::unique_ptr<Commit>> Commit::Begin(Storage& storage, const std::string& name,
+                                              const SaveId& id, Overwrite overwrite) {
+  VARVE_RETURN_IF_ERROR(CheckCheckpointName(name));
+  VARVE_ASSIGN_OR_RETURN(const std::string path, FollowLinks(storage, name));
   VARVE_RETURN_IF_ERROR(MakeDirectories(storage, ParentPath(path)));  // Step 0.
   auto lock = LockName(storage, path);                                // Step 1.
   if (!lock.ok() && lock.status().code() == StatusCode::kFailedPrecondition) {
@@ -152,15 +105,8 @@ Result<std::unique_ptr<Commit>> Commit::Begin(Storage& storage, const std::strin
   if (locked) {
     VARVE_RETURN_IF_ERROR(RemoveStaleOf(storage, path, &conflicts));  // Step 3.
   }
-  VARVE_ASSIGN_OR_RETURN(const Occupant occupant, WhatIsAt(storage, path));  // Step 4.
-  if (occupant == Occupant::kOther) {
-    return FailedPrecondition(path +
-                              " exists and is not a checkpoint; it is not replaced, choose "
-                              "another name");
-  }
-  if (occupant == Occupant::kCheckpoint && !overwrite) {
-    return AlreadyExists(path + " already holds a checkpoint; pass overwrite to replace it");
-  }
+  VARVE_ASSIGN_OR_RETURN(const Occupant occupant,
+                         CheckOccupant(storage, path, overwrite));  // Step 4.
   std::string staging = StagingPath(path, id);
   VARVE_RETURN_IF_ERROR(storage.MakeDirectory(staging));
   std::unique_ptr<Commit> commit(
@@ -213,17 +159,18 @@ Status ReplaceIndex(Storage& storage, const std::string& directory, const Metada
   return Status::Ok();
 }
 
-Status Commit::KeepOthers() {
-  if (!overwrite_) {
-    return Status::Ok();
+Status Commit::AddFiles() {
+  Inventory found;
+  if (overwrite_) {
+    VARVE_ASSIGN_OR_RETURN(found, TakeInventory(storage_, path_));
   }
-  VARVE_ASSIGN_OR_RETURN(const Inventory found, TakeInventory(storage_, path_));
-  if (found.others.empty()) {
+  if (found.others.empty() && side_files_.empty()) {
     return Status::Ok();
   }
   VARVE_RETURN_IF_ERROR(WriteWholeFile(storage_, JoinPath(staging_, kStagingMark), ""));
   marked_ = true;
   VARVE_RETURN_IF_ERROR(storage_.SyncDirectory(staging_));
+  VARVE_RETURN_IF_ERROR(WriteSideFiles(storage_, staging_, side_files_));
   return KeepOtherFiles(storage_, path_, found.others, staging_);
 }
 
@@ -259,7 +206,7 @@ Status Commit::Publish(const Metadata& metadata) {
 
 Status Commit::Publish(const std::vector<DataFile>& files, const std::vector<IndexFile>& index) {
   VARVE_RETURN_IF_ERROR(CheckFiles(files));  // Step 6.
-  VARVE_RETURN_IF_ERROR(KeepOthers());       // Step 7.
+  VARVE_RETURN_IF_ERROR(AddFiles());         // Step 7.
   for (const IndexFile& file : index) {
     VARVE_RETURN_IF_ERROR(WriteWholeFile(storage_, JoinPath(staging_, file.name), file.content));
   }

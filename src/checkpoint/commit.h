@@ -5,8 +5,10 @@
 #include <memory>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
+#include "varve/checkpoint.h"
 #include "varve/metadata.h"
 #include "varve/status.h"
 #include "varve/storage.h"
@@ -24,9 +26,10 @@ struct IndexFile {
 /// directory is removed and nothing has become visible.
 class Commit {
  public:
-  /// Steps 1-4. Errors: AlreadyExists; FailedPrecondition.
-  static Result<std::unique_ptr<Commit>> Begin(Storage& storage, const std::string& path,
-                                               const SaveId& id, bool overwrite);
+  /// Steps 0-4. Errors: AlreadyExists; FailedPrecondition; InvalidArgument for a name that a
+  /// checkpoint cannot have.
+  static Result<std::unique_ptr<Commit>> Begin(Storage& storage, const std::string& name,
+                                               const SaveId& id, Overwrite overwrite);
   Commit(const Commit&) = delete;
   Commit& operator=(const Commit&) = delete;
   ~Commit();
@@ -42,6 +45,10 @@ class Commit {
   /// The same with the index of another format: files to be written in this order.
   Status Publish(const std::vector<DataFile>& files, const std::vector<IndexFile>& index);
 
+  /// Files that Publish is to put beside the data files, checked by CheckSideFiles. An index of the
+  /// caller's names them already; nothing but the index makes them part of the checkpoint.
+  void AddSideFiles(std::vector<SideFile> files) { side_files_ = std::move(files); }
+
   /// Paths of files that stay under hidden names: they were put beside an old checkpoint while it
   /// was replaced, and the new one's directory has another file of that name.
   [[nodiscard]] const std::vector<std::string>& conflicts() const { return conflicts_; }
@@ -51,7 +58,7 @@ class Commit {
          bool overwrite, bool over_empty);
   Status CheckFiles(const std::vector<DataFile>& files);
   Status CheckOthers();
-  Status KeepOthers();
+  Status AddFiles();
   Status FinishStaging();
   Status Replace();
 
@@ -63,13 +70,11 @@ class Commit {
   bool over_empty_;      ///< An empty directory does.
   bool marked_ = false;  ///< The staging directory has the mark.
   bool done_ = false;
+  std::vector<SideFile> side_files_;
   std::vector<std::string> conflicts_;
 };
 
 /// Replaces manifest.bin and varve.json in `directory` atomically, one durable before the other.
 Status ReplaceIndex(Storage& storage, const std::string& directory, const Metadata& metadata);
-
-/// Makes a directory and its parents, each durable. No-op for what exists.
-Status MakeDirectories(Storage& storage, const std::string& path);
 
 }  // namespace varve

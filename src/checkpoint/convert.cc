@@ -218,6 +218,10 @@ Result<ConvertReport> Convert(const std::string& source_path, const std::string&
                               const ConvertOptions& options, Storage& storage) {
   VARVE_ASSIGN_OR_RETURN(const std::string source, ResolvePath(source_path, storage));
   VARVE_ASSIGN_OR_RETURN(const std::string target, ResolvePath(target_path, storage));
+  if (!options.hf_config.empty() && options.to != ConvertTarget::kHf) {
+    return InvalidArgument("convert " + source +
+                           ": configuration files are copied only into a Hugging Face folder");
+  }
   VARVE_ASSIGN_OR_RETURN(const auto reader, CheckpointReader::Open(source, storage));
   auto selection = Select(*reader, options);
   if (!selection.ok()) {

@@ -79,6 +79,16 @@ Result<ConvertReport> ConvertToTorch(CheckpointReader& reader, const Selection& 
                                      const std::string& target, const ConvertOptions& options,
                                      Storage& storage);
 
+/// The side files of a checkpoint, in memory. Errors: DataLoss.
+Result<std::vector<SideFile>> ReadSideFiles(CheckpointReader& reader);
+
+/// The configuration and tokenizer files of a Hugging Face folder (docs/other-formats.md). Errors:
+/// NotFound when `directory` has none; InvalidArgument when they are too large.
+Result<std::vector<SideFile>> ReadHfConfig(Storage& storage, const std::string& directory);
+
+/// Names of files.
+std::vector<std::string> NamesOf(const std::vector<SideFile>& files);
+
 /// A file that appears whole or not at all: `segments` go into a hidden file beside `target`, which
 /// then takes its name. Returns its size. Errors: AlreadyExists without `overwrite`;
 /// FailedPrecondition when somebody else is writing `target` this way.

@@ -125,6 +125,7 @@ Result<ConvertReport> ConvertToSafetensors(CheckpointReader& reader, const Selec
   VARVE_ASSIGN_OR_RETURN(
       report.bytes, PublishFile(storage, target, options.overwrite, SegmentsOf(file, 0, &stream)));
   report.tensor_count = file.tensors.size();
+  report.files_left_out = reader.metadata().side_files.size();
   return report;
 }
 
@@ -138,7 +139,19 @@ Result<ConvertReport> ConvertToHf(CheckpointReader& reader, const Selection& sel
   }
   const std::vector<PlannedFile> files = Shard(tensors, options.shard_size);
   VARVE_ASSIGN_OR_RETURN(const SaveId id, RandomSaveId());
-  VARVE_ASSIGN_OR_RETURN(const auto commit, Commit::Begin(storage, target, id, options.overwrite));
+  VARVE_ASSIGN_OR_RETURN(const auto commit,
+                         Commit::Begin(storage, target, id,
+                                       options.overwrite ? Overwrite::kAlways : Overwrite::kNever));
+  VARVE_ASSIGN_OR_RETURN(std::vector<SideFile> others, ReadSideFiles(reader));
+  if (!options.hf_config.empty()) {
+    VARVE_ASSIGN_OR_RETURN(const auto config, ReadHfConfig(storage, options.hf_config));
+    for (const SideFile& file : config) {
+      std::erase_if(others, [&](const SideFile& other) { return other.name == file.name; });
+      others.push_back(file);
+    }
+  }
+  report.files = NamesOf(others);
+  commit->AddSideFiles(std::move(others));
   std::vector<const SelectedTensor*> order;
   for (const PlannedFile& file : files) {
     order.insert(order.end(), file.tensors.begin(), file.tensors.end());

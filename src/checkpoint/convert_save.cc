@@ -40,16 +40,19 @@ Result<ConvertReport> ConvertBySaving(CheckpointReader& reader, const Selection&
     state.objects.push_back({object.fqn, object.encoded});
   }
   state.structure = selection.structure;
+  VARVE_ASSIGN_OR_RETURN(state.files, ReadSideFiles(reader));
   SaveOptions save;
   save.format = options.to == ConvertTarget::kDcp ? Format::kDcp : Format::kVarve;
-  save.overwrite = options.overwrite;
+  save.overwrite = options.overwrite ? Overwrite::kAlways : Overwrite::kNever;
   save.storage = &storage;
   VARVE_ASSIGN_OR_RETURN(const SaveReport saved, Save(state, target, save));
   return ConvertReport{.tensor_count = selection.tensors.size(),
                        .object_count = selection.objects.size(),
                        .bytes = saved.bytes_written,
                        .skipped = {},
-                       .objects_left_out = 0};
+                       .objects_left_out = 0,
+                       .files = NamesOf(state.files),
+                       .files_left_out = 0};
 }
 
 }  // namespace varve

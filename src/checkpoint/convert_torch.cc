@@ -180,6 +180,7 @@ Result<ConvertReport> ConvertToTorch(CheckpointReader& reader, const Selection& 
   VARVE_ASSIGN_OR_RETURN(report.bytes, PublishFile(storage, target, options.overwrite, segments));
   report.tensor_count = selection.tensors.size();
   report.object_count = selection.objects.size();
+  report.files_left_out = reader.metadata().side_files.size();
   return report;
 }
 

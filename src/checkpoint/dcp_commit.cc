@@ -19,7 +19,9 @@ Result<std::unique_ptr<DcpCommit>> DcpCommit::Begin(const std::string& path, boo
   VARVE_ASSIGN_OR_RETURN(const std::string where, ResolvePath(path, storage));
   VARVE_ASSIGN_OR_RETURN(const SaveId id, RandomSaveId());
   auto impl = std::make_unique<Impl>();
-  VARVE_ASSIGN_OR_RETURN(impl->commit, Commit::Begin(storage, where, id, overwrite));
+  VARVE_ASSIGN_OR_RETURN(
+      impl->commit,
+      Commit::Begin(storage, where, id, overwrite ? Overwrite::kAlways : Overwrite::kNever));
   return std::unique_ptr<DcpCommit>(new DcpCommit(std::move(impl)));
 }
 

@@ -371,6 +371,9 @@ Result<std::vector<std::string>> ForeignFileNames(Storage& storage, const std::s
       for (const DataFile& file : decoded.metadata.files) {
         names.push_back(file.name);
       }
+      for (const StoredFile& file : decoded.metadata.side_files) {
+        names.push_back(file.name);
+      }
     }
   }
   if (names.empty() && HasHfIndex(entries)) {

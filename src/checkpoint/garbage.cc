@@ -1,5 +1,7 @@
 #include <algorithm>
 #include <cstddef>
+#include <memory>
+#include <utility>
 
 #include "checkpoint/data_writer.h"
 #include "checkpoint/names.h"
@@ -52,7 +54,15 @@ class Collector {
       }
       const std::string target = JoinPath(directory, leftover->target);
       const auto lock = storage_.Lock(LockPath(target));
-      if (!lock.ok()) {
+      std::unique_ptr<StorageLock> old_lock;  // Of a save by an older version.
+      bool free = lock.ok();
+      if (OldLockPath(target) != LockPath(target) &&
+          FindEntry(entries, BaseName(OldLockPath(target))) != nullptr) {
+        auto locked = storage_.Lock(OldLockPath(target));
+        free = free && locked.ok();
+        old_lock = locked.ok() ? std::move(*locked) : nullptr;
+      }
+      if (!free) {
         // Held by a live save, or a file system without locks, where nobody can know.
         report_.kept.push_back(path);
         continue;

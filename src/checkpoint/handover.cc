@@ -30,7 +30,7 @@ Bytes EncodeHandover(const Handover& handover) {
   out.String(EncodeSettledSave(handover.settled));
   out.String(EncodeStagedImage(handover.image));
   const SaveOptions& options = handover.options;
-  out.U8(options.overwrite ? 1 : 0);
+  out.U8(static_cast<std::uint8_t>(options.overwrite));
   out.U8(options.direct ? 1 : 0);
   out.U64(Milliseconds(options.timeout));
   out.U64(static_cast<std::uint64_t>(std::max(options.writes_in_flight, 1)));
@@ -48,7 +48,7 @@ Result<Handover> DecodeHandover(std::string_view bytes, std::uint64_t pool_block
   VARVE_ASSIGN_OR_RETURN(handover.settled, DecodeSettledSave(in.String()));
   VARVE_ASSIGN_OR_RETURN(handover.image, DecodeStagedImage(in.String(), pool_blocks));
   SaveOptions& options = handover.options;
-  options.overwrite = in.U8() != 0;
+  options.overwrite = static_cast<Overwrite>(std::min<std::uint8_t>(in.U8(), 2));
   options.direct = in.U8() != 0;
   options.timeout = GetMilliseconds(&in);
   options.writes_in_flight = static_cast<int>(std::min<std::uint64_t>(in.U64(), 1024));
@@ -76,6 +76,7 @@ Bytes EncodeReport(const SaveReport& report) {
   out.U8(report.direct ? 1 : 0);
   out.StringList(report.differing_objects);
   out.StringList(report.differing_tensors);
+  out.StringList(report.conflicts);
   out.Varint(static_cast<std::uint64_t>(report.attempts));
   return bytes;
 }
@@ -89,6 +90,7 @@ Result<SaveReport> DecodeReport(std::string_view bytes) {
   report.direct = in.U8() != 0;
   in.StringList(&report.differing_objects);
   in.StringList(&report.differing_tensors);
+  in.StringList(&report.conflicts);
   report.attempts = static_cast<int>(in.Varint());
   VARVE_RETURN_IF_ERROR(in.Finish());
   return report;

@@ -14,8 +14,12 @@ namespace {
 constexpr std::uint64_t kMaxFailureBytes = 64 << 10;
 
 /// True when the save that owns this leftover is alive: its lock is held.
-bool IsLocked(Storage& storage, const std::string& lock_path) {
-  return storage.Lock(lock_path).status().code() == StatusCode::kFailedPrecondition;
+bool IsLocked(Storage& storage, const std::string& path) {
+  const auto is_held = [&](const std::string& lock) {
+    return storage.Lock(lock).status().code() == StatusCode::kFailedPrecondition;
+  };
+  const std::string old_lock = OldLockPath(path);
+  return is_held(LockPath(path)) || (storage.OpenForRead(old_lock).ok() && is_held(old_lock));
 }
 
 /// Why the files do not match the index, or Ok.
@@ -24,6 +28,12 @@ Status CheckFileSizes(Storage& storage, const OpenedIndex& opened) {
     return Status::Ok();  // Opening has asked storage for them already.
   }
   VARVE_ASSIGN_OR_RETURN(const auto entries, storage.List(opened.directory));
+  for (const StoredFile& file : opened.metadata.side_files) {
+    const auto found = storage.OpenForRead(JoinPath(opened.directory, file.name));
+    if (!found.ok() || (*found)->size() != file.size) {
+      return DataLoss(file.name + (found.ok() ? " is of another size" : " is missing"));
+    }
+  }
   for (const DataFile& file : opened.metadata.files) {
     const DirectoryEntry* const found = FindEntry(entries, file.name);
     if (found == nullptr) {
@@ -88,12 +98,14 @@ CheckpointEntry ExamineLeftover(Storage& storage, const std::string& directory,
       return *aside;
     }
   }
-  if (IsLocked(storage, LockPath(target))) {
+  if (IsLocked(storage, target)) {
     entry.state = CheckpointState::kSaving;
     entry.detail = "a save of " + leftover.target + " is under way";
   } else {
     entry.state = CheckpointState::kLeftover;
-    entry.detail = "of a dead save of " + leftover.target;
+    entry.detail = (leftover.kind == LeftoverKind::kRemoved ? "of an interrupted removal of "
+                                                            : "of a dead save of ") +
+                   leftover.target;
   }
   if (const auto files = storage.List(JoinPath(directory, found.name)); files.ok()) {
     for (const DirectoryEntry& file : *files) {

@@ -11,14 +11,50 @@ namespace {
 
 constexpr std::string_view kLockSuffix = ".varve-lock";
 constexpr std::string_view kStagingInfix = ".varve-saving-";
+constexpr std::string_view kRemovedInfix = ".varve-removed-";
 constexpr std::string_view kTalkInfix = ".varve-talk-";
 constexpr std::string_view kAsideSuffix = ".varve-old";
 constexpr std::string_view kFailedSuffix = ".varve-failed";
 constexpr std::string_view kPartSuffix = ".varve-part";
 constexpr std::string_view kRankLockPrefix = ".rank-";
 
+bool IsDigit(char c) { return c >= '0' && c <= '9'; }
+
+std::string EncodeDigits(std::string_view name) {
+  std::string encoded;
+  for (const char c : name) {
+    if (IsDigit(c)) {
+      encoded += "%3";
+      encoded += c;
+    } else if (c == '%') {
+      encoded += "%25";
+    } else {
+      encoded += c;
+    }
+  }
+  return encoded;
+}
+
+/// Undoes EncodeDigits. Anything else after a '%' is left alone: older names are not encoded.
+std::string DecodeDigits(std::string_view name) {
+  std::string decoded;
+  for (std::size_t i = 0; i < name.size(); ++i) {
+    const std::string_view rest = name.substr(i);
+    if (rest.starts_with("%25")) {
+      decoded += '%';
+      i += 2;
+    } else if (rest.size() > 2 && rest.starts_with("%3") && IsDigit(rest[2])) {
+      decoded += rest[2];
+      i += 2;
+    } else {
+      decoded += name[i];
+    }
+  }
+  return decoded;
+}
+
 std::string Sibling(std::string_view path, std::string_view suffix) {
-  return JoinPath(ParentPath(path), "." + BaseName(path) + std::string(suffix));
+  return JoinPath(ParentPath(path), "." + EncodeDigits(BaseName(path)) + std::string(suffix));
 }
 
 }  // namespace
@@ -34,6 +70,18 @@ std::string TalkPath(std::string_view path, const SaveId& id) {
 }
 
 std::string AsidePath(std::string_view path) { return Sibling(path, kAsideSuffix); }
+
+std::string OldAsidePath(std::string_view path) {
+  return JoinPath(ParentPath(path), "." + BaseName(path) + std::string(kAsideSuffix));
+}
+
+std::string OldLockPath(std::string_view path) {
+  return JoinPath(ParentPath(path), "." + BaseName(path) + std::string(kLockSuffix));
+}
+
+std::string RemovedPath(std::string_view path, const SaveId& id) {
+  return Sibling(path, std::string(kRemovedInfix) + ToString(id).substr(0, 12));
+}
 
 std::string FailedPath(std::string_view path) { return Sibling(path, kFailedSuffix); }
 
@@ -76,17 +124,37 @@ std::optional<Leftover> ParseLeftover(std::string_view entry) {
         Suffix{kPartSuffix, LeftoverKind::kPart}, Suffix{kFailedSuffix, LeftoverKind::kFailed}}) {
     if (entry.size() > suffix.text.size() && entry.ends_with(suffix.text)) {
       entry.remove_suffix(suffix.text.size());
-      return Leftover{suffix.kind, std::string(entry)};
+      return Leftover{suffix.kind, suffix.kind == LeftoverKind::kPart ? std::string(entry)
+                                                                      : DecodeDigits(entry)};
     }
   }
   for (const Suffix& infix :
-       {Suffix{kStagingInfix, LeftoverKind::kStaging}, Suffix{kTalkInfix, LeftoverKind::kTalk}}) {
+       {Suffix{kStagingInfix, LeftoverKind::kStaging}, Suffix{kTalkInfix, LeftoverKind::kTalk},
+        Suffix{kRemovedInfix, LeftoverKind::kRemoved}}) {
     const std::size_t at = entry.rfind(infix.text);
     if (at != std::string_view::npos && at > 0) {
-      return Leftover{infix.kind, std::string(entry.substr(0, at))};
+      return Leftover{infix.kind, DecodeDigits(entry.substr(0, at))};
     }
   }
   return std::nullopt;
+}
+
+Status CheckCheckpointName(const std::string& path) {
+  const std::string name = BaseName(path);
+  if (path.empty()) {
+    return InvalidArgument("the path is empty");
+  }
+  if (name.empty() || name == "." || name == ".." || name == "/") {
+    return InvalidArgument("\"" + path +
+                           "\" does not name a directory that can be made: give the "
+                           "checkpoint's own name, such as run/step-100");
+  }
+  if (ParseLeftover(name)) {
+    return InvalidArgument("\"" + path +
+                           "\" looks like a hidden name that Varve uses itself; choose "
+                           "another one");
+  }
+  return Status::Ok();
 }
 
 bool IsDataFileName(std::string_view name) {

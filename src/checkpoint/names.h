@@ -1,9 +1,12 @@
-/// The names a save of NAME uses beside it, all hidden and all recognisable:
+/// The names a save of NAME uses beside it, all hidden and all recognisable. Digits of NAME are
+/// percent-encoded in them (step-10 is step-%31%30), so that other tools which look for
+/// "step-" and a number do not take them for checkpoints:
 ///   .NAME.varve-lock           held while a save of NAME runs
 ///   .NAME.varve-saving-<id>    the staging directory
 ///   .NAME.varve-talk-<id>      what the agents of different ranks tell each other
 ///   .NAME.varve-part           a single file NAME (export, convert) being written
 ///   .NAME.varve-failed         why an asynchronous save of NAME has failed
+///   .NAME.varve-removed-<id>   a checkpoint that is being removed
 ///   .NAME.varve-old            the previous checkpoint, moved aside where names cannot be
 ///   exchanged
 /// and inside a directory of rank-local files:
@@ -18,6 +21,7 @@
 #include <string_view>
 
 #include "varve/metadata.h"
+#include "varve/status.h"
 
 namespace varve {
 
@@ -26,20 +30,24 @@ std::string StagingPath(std::string_view path, const SaveId& id);
 /// The directory in which ranks talk whose trainers may be gone.
 std::string TalkPath(std::string_view path, const SaveId& id);
 std::string AsidePath(std::string_view path);
+std::string RemovedPath(std::string_view path, const SaveId& id);
+/// The same names as they were before digits were encoded.
+std::string OldAsidePath(std::string_view path);
+std::string OldLockPath(std::string_view path);
 std::string FailedPath(std::string_view path);
 std::string RankLockPath(std::string_view directory, std::uint32_t rank);
 std::string PartPath(std::string_view directory, std::string_view file);
 
 inline constexpr std::string_view kStagingMark = ".varve-staging";
 
-enum class LeftoverKind { kLock, kStaging, kAside, kPart, kFailed, kTalk };
+enum class LeftoverKind { kLock, kStaging, kAside, kPart, kFailed, kTalk, kRemoved };
 
 struct Leftover {
   LeftoverKind kind = LeftoverKind::kLock;
   std::string target;  ///< NAME.
 };
 
-/// Recognises the names above (not the rank-local ones).
+/// Recognises the names above (not the rank-local ones), also with digits that are not encoded.
 std::optional<Leftover> ParseLeftover(std::string_view entry);
 
 /// The rank that writes a part of this name; nothing when it is no part of a data file.
@@ -47,6 +55,10 @@ std::optional<std::uint32_t> PartRank(std::string_view entry);
 
 /// Returns true for the lock of a rank in a directory of rank-local files.
 bool IsRankLock(std::string_view entry);
+
+/// Checks that a checkpoint may be saved as `path`. Errors: InvalidArgument when it is empty, its
+/// last part is "." or "..", or it looks like a hidden name of Varve's.
+Status CheckCheckpointName(const std::string& path);
 
 /// "data-00003-of-00008[-id].safetensors": looks like a data file of ours.
 bool IsDataFileName(std::string_view name);

@@ -90,7 +90,7 @@ void SaveApart(Storage& storage, std::uint8_t number, const std::vector<int>& ra
   for (const int rank : ranks) {
     const std::vector<float> values(kElements, static_cast<float>(rank));
     Apart apart(rank);
-    const SaveOptions options{.overwrite = overwrite,
+    const SaveOptions options{.overwrite = overwrite ? Overwrite::kAlways : Overwrite::kNever,
                               .coordinate = false,
                               .save_id = SaveId{{number}},
                               .storage = &storage};

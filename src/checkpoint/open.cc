@@ -112,6 +112,9 @@ Result<OpenedIndex> TryOpenIndex(Storage& storage, const std::string& path) {
       return foreign;  // A file, of which it says what it looks like.
     }
     opened.directory = AsidePath(path);
+    if (!storage.List(opened.directory).ok()) {
+      opened.directory = OldAsidePath(path);
+    }
     opened.moved_aside = true;
     record = ReadCommitRecord(storage, opened.directory);
     if (record.status().code() == StatusCode::kNotFound) {
@@ -129,6 +132,7 @@ Result<OpenedIndex> TryOpenIndex(Storage& storage, const std::string& path) {
   }
   VARVE_RETURN_IF_ERROR(record.status());
   VARVE_ASSIGN_OR_RETURN(opened.metadata, ReadManifest(storage, opened.directory, *record));
+  opened.metadata.side_files = record->side_files;
   opened.record = std::move(*record);
   return opened;
 }

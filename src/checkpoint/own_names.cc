@@ -98,6 +98,11 @@ std::optional<Format> ShownFormat(const std::vector<DirectoryEntry>& entries) {
   return hf ? std::optional(Format::kSafetensors) : std::nullopt;
 }
 
+bool IsReservedFileName(std::string_view name) {
+  return IsHiddenName(name) || IsNativeName(name) || IsDcpName(name) || IsHfName(name) ||
+         name.starts_with(".varve") || ParseLeftover(name).has_value();
+}
+
 OwnNames::OwnNames(Storage& storage, const std::string& directory,
                    const std::vector<DirectoryEntry>& entries)
     : storage_(storage), directory_(directory), format_(ShownFormat(entries)) {}
@@ -131,7 +136,13 @@ bool OwnNames::Contains(const std::string& name) {
   }
   if (!named_) {
     named_.emplace();
-    if (format_ == Format::kDcp || format_ == Format::kSafetensors) {
+    if (format_ == Format::kVarve) {
+      if (const auto record = ReadCommitRecord(storage_, directory_); record.ok()) {
+        for (const StoredFile& file : record->side_files) {
+          named_->insert(file.name);
+        }
+      }
+    } else if (format_ == Format::kDcp || format_ == Format::kSafetensors) {
       if (auto names = ForeignFileNames(storage_, directory_); names.ok()) {
         named_->insert(names->begin(), names->end());
       }

@@ -13,6 +13,7 @@
 #include "checkpoint/chunk_source.h"
 #include "checkpoint/destinations.h"
 #include "checkpoint/open.h"
+#include "checkpoint/side_files.h"
 #include "format/structure.h"
 #include "interop/torch_archive.h"
 #include "pipeline/file_reader.h"
@@ -175,6 +176,15 @@ Result<std::unique_ptr<CheckpointReader>> CheckpointReader::Open(const std::stri
 const Metadata& CheckpointReader::metadata() const { return impl_->index.metadata; }
 
 const std::string& CheckpointReader::directory() const { return impl_->index.directory; }
+
+Result<std::string> CheckpointReader::ReadFile(const std::string& name) {
+  for (const StoredFile& file : metadata().side_files) {
+    if (file.name == name) {
+      return ReadSideFile(impl_->files.storage(), directory(), file);
+    }
+  }
+  return NotFound(directory() + " has no side file \"" + name + "\"");
+}
 
 Result<Value> CheckpointReader::ReadStructure() {
   if (impl_->index.structure) {

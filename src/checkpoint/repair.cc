@@ -1,4 +1,5 @@
 #include "checkpoint/commit.h"
+#include "checkpoint/names.h"
 #include "checkpoint/open.h"
 #include "checkpoint/scan.h"
 #include "varve/catalogue.h"
@@ -8,6 +9,11 @@ namespace varve {
 
 Result<RepairReport> Repair(const std::string& given, Storage& storage) {
   VARVE_ASSIGN_OR_RETURN(const std::string path, ResolvePath(given, storage));
+  if (ParseLeftover(BaseName(path))) {
+    return FailedPrecondition("repair " + path +
+                              ": it is what a save or a removal has left, and no checkpoint; "
+                              "`varve gc` looks after it");
+  }
   VARVE_ASSIGN_OR_RETURN(const ScanResult scan, ScanDataFiles(storage, path));
   if (!scan.damaged.empty()) {
     return scan.damaged.front().Annotate("repair needs every data file's header; cannot use");
@@ -30,8 +36,10 @@ Result<RepairReport> Repair(const std::string& given, Storage& storage) {
                               " of a world of " + std::to_string(group.world_size) +
                               " are missing");
   }
-  VARVE_ASSIGN_OR_RETURN(const Metadata metadata,
-                         MergeHeaders(chosen->files).Annotate("repair " + path));
+  VARVE_ASSIGN_OR_RETURN(Metadata metadata, MergeHeaders(chosen->files).Annotate("repair " + path));
+  if (record.ok()) {
+    metadata.side_files = record->side_files;  // Data files do not know of them.
+  }
   RepairReport report{metadata.save_id, metadata.files.size(), true};
   const auto current = OpenIndex(storage, path);
   if (current.ok() && current->record && current->metadata == metadata) {

@@ -182,8 +182,9 @@ Status RemoveStale(Storage& storage, const std::string& stale, const std::string
   return RemoveReplaced(storage, stale, directory, conflicts);
 }
 
-Status RecoverAside(Storage& storage, const std::string& path) {
-  const std::string aside = AsidePath(path);
+namespace {
+
+Status Recover(Storage& storage, const std::string& aside, const std::string& path) {
   Status renamed = storage.Rename(aside, path, RenameMode::kNoReplace);
   if (renamed.code() == StatusCode::kAlreadyExists) {
     const auto entries = storage.List(path);
@@ -197,6 +198,14 @@ Status RecoverAside(Storage& storage, const std::string& path) {
   }
   VARVE_RETURN_IF_ERROR(renamed);
   return storage.SyncDirectory(ParentPath(path));
+}
+
+}  // namespace
+
+Status RecoverAside(Storage& storage, const std::string& path) {
+  VARVE_RETURN_IF_ERROR(Recover(storage, AsidePath(path), path));
+  return OldAsidePath(path) == AsidePath(path) ? Status::Ok()
+                                               : Recover(storage, OldAsidePath(path), path);
 }
 
 Status RemoveStaleOf(Storage& storage, const std::string& path,
@@ -216,9 +225,10 @@ Status RemoveStaleOf(Storage& storage, const std::string& path,
       synced = true;
     }
     const std::string stale = JoinPath(parent, entry.name);
-    VARVE_RETURN_IF_ERROR(leftover->kind == LeftoverKind::kFailed
-                              ? storage.Remove(stale)
-                              : RemoveStale(storage, stale, path, conflicts));
+    const bool replaced =
+        leftover->kind == LeftoverKind::kStaging || leftover->kind == LeftoverKind::kAside;
+    VARVE_RETURN_IF_ERROR(replaced ? RemoveStale(storage, stale, path, conflicts)
+                                   : storage.Remove(stale));
   }
   return Status::Ok();
 }

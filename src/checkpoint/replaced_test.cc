@@ -7,6 +7,7 @@
 
 #include <gtest/gtest.h>
 
+#include "checkpoint/claim.h"
 #include "checkpoint/commit.h"
 #include "checkpoint/other_files.h"
 #include "storage/memory.h"
@@ -35,7 +36,7 @@ void PutCheckpoint(Storage& storage, const std::string& content) {
 }
 
 Result<std::unique_ptr<Commit>> Begin(Storage& storage, std::uint8_t number) {
-  return Commit::Begin(storage, kPath, SaveId{{number}}, /*overwrite=*/true);
+  return Commit::Begin(storage, kPath, SaveId{{number}}, Overwrite::kAlways);
 }
 
 /// Publishes a new "checkpoint" of two files.

@@ -4,6 +4,7 @@
 
 #include "base/guarded.h"
 #include "checkpoint/device_memory.h"
+#include "checkpoint/names.h"
 #include "checkpoint/save_coordinated.h"
 #include "checkpoint/save_local.h"
 #include "checkpoint/save_session.h"
@@ -12,16 +13,28 @@
 
 namespace varve {
 
-Status CheckSaveOptions(const SaveOptions& options, const std::string& path) {
-  if (path.empty()) {
-    return InvalidArgument("the path is empty");
+std::string_view OverwriteName(Overwrite overwrite) {
+  switch (overwrite) {
+    case Overwrite::kNever: return "false";
+    case Overwrite::kAlways: return "true";
+    case Overwrite::kDamaged: return "damaged";
   }
+  return "unknown";
+}
+
+Status CheckSaveOptions(const SaveOptions& options, const std::string& path) {
+  VARVE_RETURN_IF_ERROR(CheckCheckpointName(path));
   if (options.format != Format::kVarve && options.format != Format::kDcp) {
     return InvalidArgument("saves are written as varve or dcp, not as " +
                            std::string(FormatName(options.format)));
   }
   if (options.format == Format::kDcp && !options.coordinate) {
     return InvalidArgument("a save without coordination is written in the native format only");
+  }
+  if (options.overwrite == Overwrite::kDamaged && !options.coordinate) {
+    return InvalidArgument(
+        "a save without coordination cannot replace damaged checkpoints only: no rank sees all "
+        "files");
   }
   if (options.block_bytes == 0 || options.block_bytes % kDataAlignment != 0 ||
       options.block_bytes > kMaxBlockBytes) {

@@ -29,12 +29,14 @@
 #include "base/guarded.h"
 #include "base/name_list.h"
 #include "base/octets.h"
+#include "checkpoint/claim.h"
 #include "checkpoint/commit.h"
 #include "checkpoint/data_writer.h"
 #include "checkpoint/fingerprint.h"
 #include "checkpoint/names.h"
 #include "checkpoint/save_dcp.h"
 #include "checkpoint/save_terms.h"
+#include "checkpoint/side_files.h"
 #include "format/manifest.h"
 #include "plan/index_size.h"
 
@@ -117,6 +119,9 @@ class CoordinatedSave final : public SaveSession {
     report.save_id = settled_.identity.save_id;
     report.bytes_written = written->bytes;
     report.direct = written->direct;
+    if (commit_ != nullptr) {
+      report.conflicts = commit_->conflicts();
+    }
     report.seconds = std::chrono::duration<double>(Clock::now() - start_).count();
     return report;
   }
@@ -128,6 +133,10 @@ class CoordinatedSave final : public SaveSession {
   Contribution MakeContribution(const Coordinator& coordinator, const Status& ready) {
     VARVE_RETURN_IF_ERROR(CopyOf(ready));
     VARVE_RETURN_IF_ERROR(CheckSaveOptions(options_, path_));
+    if (coordinator.rank() == 0) {
+      VARVE_RETURN_IF_ERROR(CheckSideFiles(state_->files));
+      settled_.side_files = state_->files;
+    }
     VARVE_ASSIGN_OR_RETURN(settled_.plan, MakeLocalPlan(*state_));
     if (coordinator.size() > 1) {
       AddFingerprints(*state_, options_.check_replicas, &settled_.plan);
@@ -236,7 +245,8 @@ class CoordinatedSave final : public SaveSession {
   }
 
   Result<WrittenShare> WriteShare(StagedFile* staged) {
-    const std::string staging = StagingPath(path_, settled_.identity.save_id);
+    VARVE_ASSIGN_OR_RETURN(const std::string path, FollowLinks(storage_, path_));
+    const std::string staging = StagingPath(path, settled_.identity.save_id);
     const auto give_up = Clock::now() + kVisibilityWait;
     // Only absence may be a matter of time; any other error is final.
     for (Status seen = storage_.List(staging).status(); !seen.ok();
@@ -285,7 +295,9 @@ class CoordinatedSave final : public SaveSession {
       VARVE_RETURN_IF_ERROR(ApplyReceipt(receipt, &file.header));
       headers.push_back({std::move(file.header), receipt.header_bytes, receipt.header_crc32c});
     }
-    VARVE_ASSIGN_OR_RETURN(const Metadata metadata, MergeHeaders(std::move(headers)));
+    VARVE_ASSIGN_OR_RETURN(Metadata metadata, MergeHeaders(std::move(headers)));
+    metadata.side_files = DescribeSideFiles(settled_.side_files);
+    commit_->AddSideFiles(settled_.side_files);
     VARVE_RETURN_IF_ERROR(commit_->Publish(metadata));
     published_ = true;
     return Status::Ok();
@@ -297,9 +309,11 @@ class CoordinatedSave final : public SaveSession {
       VARVE_ASSIGN_OR_RETURN(DcpReceipt receipt, DecodeDcpReceipt(bytes));
       receipts.push_back(std::move(receipt));
     }
-    VARVE_ASSIGN_OR_RETURN(const DcpIndexFiles made,
-                           MakeDcpIndex(settled_.plans, settled_.settled.ranks, receipts,
-                                        settled_.identity.block_bytes));
+    VARVE_ASSIGN_OR_RETURN(
+        const DcpIndexFiles made,
+        MakeDcpIndex(settled_.plans, settled_.settled.ranks, receipts,
+                     DescribeSideFiles(settled_.side_files), settled_.identity.block_bytes));
+    commit_->AddSideFiles(settled_.side_files);
     VARVE_RETURN_IF_ERROR(commit_->Publish(made.files, made.index));
     published_ = true;
     return Status::Ok();

@@ -255,13 +255,14 @@ Result<FileWork> DescribeDcpShare(std::string_view layout, std::uint64_t block_b
 Result<DcpIndexFiles> MakeDcpIndex(const std::vector<LocalPlan>& plans,
                                    const std::vector<RankAssignment>& assignments,
                                    const std::vector<DcpReceipt>& receipts,
-                                   std::uint64_t block_bytes) {
+                                   std::vector<StoredFile> side_files, std::uint64_t block_bytes) {
   IndexBuilder builder;
   for (std::size_t rank = 0; rank < plans.size(); ++rank) {
     VARVE_RETURN_IF_ERROR(builder.Add(static_cast<std::uint32_t>(rank), plans[rank],
                                       assignments[rank], receipts[rank]));
   }
-  const Metadata metadata = builder.Take(block_bytes);
+  Metadata metadata = builder.Take(block_bytes);
+  metadata.side_files = std::move(side_files);
   std::optional<Value> structure;
   if (!assignments.empty() && !assignments[0].structure.empty()) {
     VARVE_ASSIGN_OR_RETURN(structure, DecodeValue(assignments[0].structure));

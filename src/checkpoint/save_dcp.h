@@ -47,6 +47,6 @@ struct DcpIndexFiles {
 Result<DcpIndexFiles> MakeDcpIndex(const std::vector<LocalPlan>& plans,
                                    const std::vector<RankAssignment>& assignments,
                                    const std::vector<DcpReceipt>& receipts,
-                                   std::uint64_t block_bytes);
+                                   std::vector<StoredFile> side_files, std::uint64_t block_bytes);
 
 }  // namespace varve

@@ -66,7 +66,8 @@ Status SaveRows(const std::string& path, Coordinator& ranks, bool overwrite = fa
   state.tensors.push_back(
       {"same", DType::kFloat32, {same.size()}, WholeBox({same.size()}), same.data(), {}});
   state.objects.push_back({"step", EncodeValue(Value::Int(7))});
-  return Save(state, path, {.overwrite = overwrite}, ranks).status();
+  return Save(state, path, {.overwrite = overwrite ? Overwrite::kAlways : Overwrite::kNever}, ranks)
+      .status();
 }
 
 TEST(SaveLoad, RowsSavedByThreeRanksLoadAsColumnsOnTwo) {

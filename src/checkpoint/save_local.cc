@@ -22,6 +22,7 @@
 #include <chrono>
 
 #include "base/guarded.h"
+#include "checkpoint/claim.h"
 #include "checkpoint/commit.h"
 #include "checkpoint/data_writer.h"
 #include "checkpoint/names.h"
@@ -139,12 +140,17 @@ class RankLocalSave final : public SaveSession {
 
  private:
   [[nodiscard]] const FileIdentity& identity() const { return settled_.identity; }
+  [[nodiscard]] bool overwrite() const { return options_.overwrite == Overwrite::kAlways; }
   [[nodiscard]] std::string What() const {
     return "save " + path_ + " without coordination: rank " + std::to_string(identity().rank);
   }
 
   Status MakePlan() {
     VARVE_RETURN_IF_ERROR(CheckSaveOptions(options_, path_));
+    if (!state_->files.empty()) {
+      return InvalidArgument(
+          "files cannot be saved without coordination: no rank knows when the checkpoint is whole");
+    }
     FileIdentity& mine = settled_.identity;
     mine.coordinated = false;
     mine.created_ns = UnixTimeNs();
@@ -175,7 +181,7 @@ class RankLocalSave final : public SaveSession {
       return lock.status();
     }
     VARVE_ASSIGN_OR_RETURN(const bool others,  // Step 3.
-                           CheckTarget(storage_, path_, identity().save_id, options_.overwrite));
+                           CheckTarget(storage_, path_, identity().save_id, overwrite()));
     if (lock.ok()) {
       VARVE_RETURN_IF_ERROR(RemoveDeadParts(storage_, path_, identity().rank));
     }
@@ -191,9 +197,8 @@ class RankLocalSave final : public SaveSession {
       return status;
     }
     VARVE_RETURN_IF_ERROR(storage_.SyncDirectory(path_));
-    if (options_.overwrite || others) {  // Step 6.
-      VARVE_RETURN_IF_ERROR(
-          RemoveOlderSaves(storage_, path_, identity().save_id, options_.overwrite));
+    if (overwrite() || others) {  // Step 6.
+      VARVE_RETURN_IF_ERROR(RemoveOlderSaves(storage_, path_, identity().save_id, overwrite()));
     }
     const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - start_;
     return SaveReport{identity().save_id, written->bytes, seconds.count(), written->direct, {}};

@@ -13,8 +13,6 @@ namespace {
 
 constexpr std::string_view kMagic = "save plan";  // Other calls exchange messages without it.
 
-std::string Text(bool value) { return value ? "true" : "false"; }
-
 std::optional<std::vector<SaveTerm>> TakeTerms(ByteReader* in) {
   if (in->String() != kMagic) {
     return std::nullopt;
@@ -49,7 +47,7 @@ std::vector<SaveTerm> TermsOf(const SaveOptions& options, std::string_view path,
       {"the kind of save", asynchronous ? "asynchronous" : "synchronous"},
       {"the number of ranks", std::to_string(world_size)},
       {"format", std::string(FormatName(options.format))},
-      {"overwrite", Text(options.overwrite)},
+      {"overwrite", std::string(OverwriteName(options.overwrite))},
       {"on_difference", options.on_difference == OnDifference::kError ? "error" : "warn"},
       {"check_replicas", options.check_replicas == CheckReplicas::kFull ? "full" : "samples"},
       {"block_bytes", std::to_string(options.block_bytes)},

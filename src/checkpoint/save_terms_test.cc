@@ -26,7 +26,7 @@ TEST(SaveTerms, OfRanksThatAgreeLeaveTheirPlans) {
 }
 
 TEST(SaveTerms, ThatDifferAreNamedWithTheirValuesAndRanks) {
-  const std::string other = MessageOf({.overwrite = true, .format = Format::kDcp});
+  const std::string other = MessageOf({.overwrite = Overwrite::kAlways, .format = Format::kDcp});
   std::vector<std::string> messages{MessageOf({}), other, MessageOf({}), other};
   EXPECT_TRUE(FailsWith(AgreeOnTerms(&messages), StatusCode::kInvalidArgument,
                         {"format (dcp on ranks 1, 3, varve on ranks 0, 2)",
@@ -62,7 +62,8 @@ TEST(SaveTerms, ThatDifferFailTheSaveOnAllRanksAndLeaveNothing) {
     std::vector<std::jthread> threads;
     for (auto& rank : ranks) {
       threads.emplace_back([&] {
-        const SaveOptions options{.overwrite = rank->rank() == 2};
+        const SaveOptions options{.overwrite =
+                                      rank->rank() == 2 ? Overwrite::kAlways : Overwrite::kNever};
         EXPECT_TRUE(FailsWith(Save({}, dir / "step-1", options, *rank),
                               StatusCode::kInvalidArgument,
                               {"overwrite (false on ranks 0, 1, true on rank 2)"}));

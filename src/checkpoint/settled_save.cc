@@ -51,6 +51,11 @@ Bytes EncodeSettledSave(const SettledSave& save) {
   }
   out.StringList(save.settled.differing_objects);
   out.StringList(save.settled.differing_tensors);
+  out.Varint(save.side_files.size());
+  for (const SideFile& file : save.side_files) {
+    out.String(file.name);
+    out.String(file.content);
+  }
   return bytes;
 }
 
@@ -80,6 +85,11 @@ Result<SettledSave> DecodeSettledSave(std::string_view bytes) {
   }
   in.StringList(&save.settled.differing_objects);
   in.StringList(&save.settled.differing_tensors);
+  const std::uint64_t files = in.Count(2);
+  for (std::uint64_t i = 0; i < files && !in.failed(); ++i) {
+    std::string name(in.String());
+    save.side_files.push_back({std::move(name), std::string(in.String())});
+  }
   VARVE_RETURN_IF_ERROR(in.Finish());
   return save;
 }

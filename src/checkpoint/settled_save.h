@@ -8,6 +8,7 @@
 #include "base/bytes.h"
 #include "plan/file_plan.h"
 #include "plan/save_plan.h"
+#include "varve/checkpoint.h"
 #include "varve/metadata.h"
 #include "varve/status.h"
 
@@ -22,6 +23,7 @@ struct SettledSave {
   // On the coordinator of a coordinated save, of all ranks:
   std::vector<LocalPlan> plans;
   SettledPlan settled;
+  std::vector<SideFile> side_files;
 };
 
 /// For processes of one version of Varve on one machine; never stored.

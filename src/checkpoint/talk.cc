@@ -4,7 +4,7 @@
 #include <memory>
 #include <utility>
 
-#include "checkpoint/commit.h"
+#include "checkpoint/claim.h"
 #include "checkpoint/names.h"
 #include "coordinate/directory.h"
 #include "varve/storage.h"

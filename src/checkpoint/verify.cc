@@ -8,6 +8,7 @@
 #include "base/checksum.h"
 #include "checkpoint/open.h"
 #include "checkpoint/scan.h"
+#include "checkpoint/side_files.h"
 #include "checkpoint/verify_foreign.h"
 #include "pipeline/file_reader.h"
 #include "varve/catalogue.h"
@@ -55,14 +56,15 @@ class Verifier {
     }
     if (all_readable) {
       // Intact headers and an intact manifest must tell the same story.
-      const auto merged = MergeHeaders(std::move(headers));
+      auto merged = MergeHeaders(std::move(headers));
       if (!merged.ok()) {
         Add("", 0, 0, {}, merged.status().message());
-      } else if (!(*merged == opened_.metadata)) {
+      } else if (merged->side_files = opened_.metadata.side_files; !(*merged == opened_.metadata)) {
         Add(std::string(kManifestName), 0, 0, {},
             "the index is not what the data files say of themselves; `varve repair` rebuilds it");
       }
     }
+    CheckSideFiles();
     std::sort(report_.damages.begin(), report_.damages.end(), [](const Damage& a, const Damage& b) {
       return a.file != b.file ? a.file < b.file : a.begin < b.begin;
     });
@@ -75,6 +77,15 @@ class Verifier {
            std::vector<std::string> tensors, std::string problem) {
     report_.damages.push_back(
         {std::move(file), begin, end, std::move(tensors), std::move(problem)});
+  }
+
+  void CheckSideFiles() {
+    for (const StoredFile& file : opened_.metadata.side_files) {
+      if (const auto read = ReadSideFile(storage_, opened_.directory, file); !read.ok()) {
+        Add(file.name, 0, file.size, {}, read.status().message());
+      }
+      checked_ += file.size;
+    }
   }
 
   bool CheckFile(std::uint32_t number, std::vector<CheckedHeader>* headers) {

@@ -12,6 +12,7 @@
 #include "base/checksum.h"
 #include "checkpoint/checkpoint_files.h"
 #include "checkpoint/chunk_source.h"
+#include "checkpoint/side_files.h"
 #include "interop/torch_archive.h"
 #include "interop/zip.h"
 #include "pipeline/buffer_pool.h"
@@ -61,6 +62,7 @@ class ForeignVerifier {
       return Status::Ok();
     });
     CheckFiles();
+    CheckSideFiles();
     FindStaleFiles();
     if (without_checksum_ > 0) {
       report_.notes.push_back(std::to_string(without_checksum_) +
@@ -255,6 +257,15 @@ class ForeignVerifier {
     }
     if (!status.ok()) {
       Add(item.extent, item.fqn, status.message());
+    }
+  }
+
+  void CheckSideFiles() {
+    for (const StoredFile& file : opened_.metadata.side_files) {
+      if (const auto read = ReadSideFile(storage_, opened_.directory, file); !read.ok()) {
+        report_.damages.push_back({file.name, 0, file.size, {}, read.status().message()});
+      }
+      checked_ += file.size;
     }
   }
 

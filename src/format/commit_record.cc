@@ -1,12 +1,15 @@
 #include "format/commit_record.h"
 
+#include <algorithm>
 #include <cstddef>
 #include <limits>
+#include <utility>
 
 #include <simdjson.h>
 
 #include "base/checksum.h"
 #include "format/json_writer.h"
+#include "format/relative_name.h"
 #include "varve/version.h"
 
 namespace varve {
@@ -27,6 +30,52 @@ std::uint32_t Checksum(std::string_view bytes, std::size_t digits) {
   return Crc32cExtend(crc, AsByteSpan(bytes.substr(digits + kZeroChecksum.size())));
 }
 
+/// One file a line.
+void AppendSideFiles(const std::vector<StoredFile>& files, Bytes* out) {
+  *out += ",\n  \"side_files\": [";
+  const char* separator = "\n    ";
+  for (const StoredFile& file : files) {
+    *out += separator;
+    *out += "{\"name\": ";
+    AppendJsonString(file.name, out);
+    *out += ", \"bytes\": " + std::to_string(file.size) + ", \"crc32c\": \"" + HexU32(file.crc32c) +
+            "\"}";
+    separator = ",\n    ";
+  }
+  *out += "\n  ]";
+}
+
+Result<std::vector<StoredFile>> DecodeSideFiles(const simdjson::dom::object& record) {
+  std::vector<StoredFile> files;
+  simdjson::dom::array entries;
+  const auto found = record["side_files"].get(entries);
+  if (found == simdjson::NO_SUCH_FIELD) {
+    return files;
+  }
+  if (found) {
+    return Malformed("side_files is not an array");
+  }
+  for (const simdjson::dom::element entry : entries) {
+    StoredFile file;
+    std::string_view name;
+    std::string_view crc;
+    if (entry["name"].get(name) || entry["bytes"].get(file.size) || entry["crc32c"].get(crc) ||
+        !ParseHexU32(crc, &file.crc32c)) {
+      return Malformed("a side file without name, bytes or crc32c");
+    }
+    file.name = std::string(name);
+    if (!IsRelativeName(file.name)) {
+      return Malformed("the side file \"" + file.name + "\" is not in the checkpoint's directory");
+    }
+    files.push_back(std::move(file));
+  }
+  if (!std::is_sorted(files.begin(), files.end(),
+                      [](const StoredFile& a, const StoredFile& b) { return a.name < b.name; })) {
+    return Malformed("side files out of order");
+  }
+  return files;
+}
+
 }  // namespace
 
 CommitRecord MakeCommitRecord(const Metadata& metadata, std::string_view manifest) {
@@ -39,7 +88,8 @@ CommitRecord MakeCommitRecord(const Metadata& metadata, std::string_view manifes
           metadata.TotalBytes(),
           manifest.size(),
           Crc32c(AsByteSpan(manifest)),
-          "varve " + std::string(Version())};
+          "varve " + std::string(Version()),
+          metadata.side_files};
 }
 
 Bytes EncodeCommitRecord(const CommitRecord& record) {
@@ -54,6 +104,9 @@ Bytes EncodeCommitRecord(const CommitRecord& record) {
   out += ",\n  \"manifest_crc32c\": \"" + HexU32(record.manifest_crc32c) + "\"";
   out += ",\n  \"writer\": ";
   AppendJsonString(record.writer, &out);
+  if (!record.side_files.empty()) {
+    AppendSideFiles(record.side_files, &out);
+  }
   out += ",\n  " + std::string(kChecksumField) + std::string(kZeroChecksum) + "\"\n}\n";
   const std::size_t digits = out.rfind(kChecksumField) + kChecksumField.size();
   out.replace(digits, kZeroChecksum.size(), HexU32(Checksum(out, digits)));
@@ -110,6 +163,7 @@ Result<CommitRecord> DecodeCommitRecord(std::string_view bytes) {
       !ParseHexU32(manifest_crc, &record.manifest_crc32c)) {
     return Malformed("bad hex");
   }
+  VARVE_ASSIGN_OR_RETURN(record.side_files, DecodeSideFiles(object));
   return record;
 }
 

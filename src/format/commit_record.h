@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "base/bytes.h"
 #include "varve/metadata.h"
@@ -25,8 +26,9 @@ struct CommitRecord {
   std::uint64_t object_count = 0;
   std::uint64_t total_bytes = 0;  ///< Of all data files.
   std::uint64_t manifest_bytes = 0;
-  std::uint32_t manifest_crc32c = 0;  ///< Of the whole manifest file.
-  std::string writer;                 ///< "varve 0.1.0".
+  std::uint32_t manifest_crc32c = 0;   ///< Of the whole manifest file.
+  std::string writer;                  ///< "varve 0.1.0".
+  std::vector<StoredFile> side_files;  ///< By name.
   friend bool operator==(const CommitRecord&, const CommitRecord&) = default;
 };
 

@@ -3,10 +3,12 @@
 #include <algorithm>
 #include <functional>
 #include <map>
+#include <utility>
 
 #include "base/bytes.h"
 #include "base/checked.h"
 #include "base/checksum.h"
+#include "format/relative_name.h"
 #include "interop/pickle_writer.h"
 #include "tensor/box.h"
 
@@ -14,6 +16,7 @@ namespace varve {
 namespace {
 
 constexpr std::uint64_t kVersion = 1;
+constexpr std::uint64_t kVersionWithSideFiles = 2;
 constexpr std::uint64_t kMaxBlockBytes = std::uint64_t{8} << 20;
 
 /// How the pickle of an object with several attributes ends: SETITEMS, BUILD, STOP.
@@ -54,7 +57,7 @@ Result<Bytes> PickledPair(std::string_view attribute) {
 Bytes EncodeAttribute(const Metadata& metadata, std::string_view index) {
   Bytes bytes;
   ByteWriter out(&bytes);
-  out.Varint(kVersion);
+  out.Varint(metadata.side_files.empty() ? kVersion : kVersionWithSideFiles);
   out.Varint(index.size());
   for (const std::uint8_t byte : DigestOf(index).bytes) {
     out.U8(byte);
@@ -77,6 +80,14 @@ Bytes EncodeAttribute(const Metadata& metadata, std::string_view index) {
   for (const TensorMetadata& tensor : metadata.tensors) {
     for (const Chunk& chunk : tensor.chunks) {
       out.Varint(chunk.payload);
+    }
+  }
+  if (!metadata.side_files.empty()) {
+    out.Varint(metadata.side_files.size());
+    for (const StoredFile& file : metadata.side_files) {
+      out.String(file.name);
+      out.Varint(file.size);
+      out.U32(file.crc32c);
     }
   }
   out.U32(Crc32c(AsByteSpan(bytes)));
@@ -121,6 +132,23 @@ Status ReadFiles(ByteReader* in, Metadata* metadata) {
     for (std::uint64_t b = 0; b < blocks; ++b) {
       file.block_crc32c.push_back(in->U32());
     }
+  }
+  return in->status();
+}
+
+Status ReadSideFiles(ByteReader* in, Metadata* metadata) {
+  const std::uint64_t count = in->Count(6);
+  for (std::uint64_t i = 0; i < count && !in->failed(); ++i) {
+    StoredFile file;
+    file.name = std::string(in->String());
+    file.size = in->Varint();
+    file.crc32c = in->U32();
+    const bool in_order =
+        metadata->side_files.empty() || metadata->side_files.back().name < file.name;
+    if (!IsRelativeName(file.name) || !in_order) {
+      return Malformed("the name of a side file");
+    }
+    metadata->side_files.push_back(std::move(file));
   }
   return in->status();
 }
@@ -172,7 +200,8 @@ Status ApplyDcpChecksums(std::string_view index, std::string_view attribute, Met
     return Malformed("their own checksum does not match");
   }
   ByteReader in(attribute);
-  if (in.Varint() != kVersion) {
+  const std::uint64_t version = in.Varint();
+  if (version != kVersion && version != kVersionWithSideFiles) {
     return Unimplemented("the checksums of the index were written by a newer version of Varve");
   }
   VARVE_RETURN_IF_ERROR(CheckDigest(&in, index));
@@ -183,6 +212,9 @@ Status ApplyDcpChecksums(std::string_view index, std::string_view attribute, Met
   }
   VARVE_RETURN_IF_ERROR(ReadFiles(&in, metadata));
   VARVE_RETURN_IF_ERROR(ReadPayloads(&in, metadata));
+  if (version == kVersionWithSideFiles) {
+    VARVE_RETURN_IF_ERROR(ReadSideFiles(&in, metadata));
+  }
   return in.Finish();
 }
 

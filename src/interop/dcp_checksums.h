@@ -6,6 +6,8 @@
 /// before it, whoever wrote them. Its value: version, length and XXH3-128 of what precedes the
 /// attribute, bytes of a block, files (name, size, CRC-32C of every block), for each chunk in the
 /// order of Metadata::tensors its payload's offset in its item or 0, and a CRC-32C of all that.
+/// With side files the version is 2, and the files (name, size, CRC-32C) come before the last
+/// CRC-32C.
 #pragma once
 
 #include <string>
@@ -31,9 +33,9 @@ Status AppendDcpChecksums(const Metadata& metadata, std::string* index);
 [[nodiscard]] bool HoldsDcpChecksums(std::string_view index);
 
 /// Checks `attribute`, which `index` holds, against the rest of `index`, and fills `metadata` (as
-/// decoded from it): sizes and checksums of files, payloads of chunks. Errors: DataLoss when the
-/// attribute is malformed or the index is not the one it was made for; Unimplemented for a newer
-/// one.
+/// decoded from it): sizes and checksums of files, payloads of chunks, side files. Errors: DataLoss
+/// when the attribute is malformed or the index is not the one it was made for; Unimplemented for a
+/// newer one.
 Status ApplyDcpChecksums(std::string_view index, std::string_view attribute, Metadata* metadata);
 
 }  // namespace varve

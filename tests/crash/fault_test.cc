@@ -6,6 +6,7 @@
 
 #include <gtest/gtest.h>
 
+#include "checkpoint/names.h"
 #include "crash/matrix.h"
 #include "crash/saves.h"
 
@@ -93,7 +94,7 @@ class StorageFault : public testing::TestWithParam<Case> {
     EXPECT_TRUE(HoldsOneOf(kPath, memory, {&old_.content()}));
     // What cannot be renamed back stays where readers find it.
     const bool aside = fault.operation == Operation::kRename && fault.forever &&
-                       memory.List("runs/.step-1.varve-old").ok();
+                       memory.List(AsidePath(kPath)).ok();
     EXPECT_TRUE(removing || aside || HoldsNothingBut({kPath}, memory));
   }
 

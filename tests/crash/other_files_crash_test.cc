@@ -16,7 +16,6 @@ namespace varve::test {
 namespace {
 
 constexpr const char* kPath = "runs/step-1";
-constexpr const char* kDisplaced = "runs/.step-1.varve-old";
 constexpr const char* kLink = "runs/step-1/newest";
 
 using Files = std::map<std::string, std::string>;
@@ -78,7 +77,6 @@ class OtherFilesCrash : public testing::TestWithParam<Case> {
   [[nodiscard]] testing::AssertionResult HoldsFiles(Storage& storage, bool settled) const {
     std::vector<std::string> places{kPath};
     if (!settled) {
-      places.emplace_back(kDisplaced);
       const auto entries = storage.List("runs");
       for (std::size_t i = 0; entries.ok() && i < entries->size(); ++i) {
         places.push_back(JoinPath("runs", (*entries)[i].name));

@@ -17,7 +17,7 @@
 namespace varve::test {
 
 inline SaveOptions SmallSave(Storage& storage, bool overwrite) {
-  return {.overwrite = overwrite,
+  return {.overwrite = overwrite ? Overwrite::kAlways : Overwrite::kNever,
           .timeout = std::chrono::seconds(20),
           .block_bytes = 4096,
           .storage = &storage};

@@ -94,11 +94,11 @@ class OutOf : public testing::TestWithParam<Case> {
 
   /// Replaces what is at path_.
   Status SaveUnderNoStress(const JobState& state) {
-    const auto outcomes =
-        OnRanks(GetParam().world_size, /*mortal=*/false,
-                [&](int rank, Coordinator& ranks, Coordinator& /*background*/) {
-                  return Save(state.rank(rank), path_, {.overwrite = true}, ranks).status();
-                });
+    const auto outcomes = OnRanks(
+        GetParam().world_size, /*mortal=*/false,
+        [&](int rank, Coordinator& ranks, Coordinator& /*background*/) {
+          return Save(state.rank(rank), path_, {.overwrite = Overwrite::kAlways}, ranks).status();
+        });
     for (const Status& outcome : outcomes) {
       VARVE_RETURN_IF_ERROR(outcome);
     }
@@ -205,7 +205,8 @@ class OutOf : public testing::TestWithParam<Case> {
 
 TEST_P(OutOf, ASaveEndsOnEveryRankAndLeavesOneWholeCheckpoint) {
   for (const Format format : {Format::kVarve, Format::kDcp}) {
-    const SaveOptions options{.overwrite = true, .format = format, .timeout = kTimeout};
+    const SaveOptions options{
+        .overwrite = Overwrite::kAlways, .format = format, .timeout = kTimeout};
     std::vector<State> states;
     for (int rank = 0; rank < GetParam().world_size; ++rank) {
       states.push_back(new_.rank(rank));
@@ -221,7 +222,7 @@ TEST_P(OutOf, ASaveEndsOnEveryRankAndLeavesOneWholeCheckpoint) {
 
 TEST_P(OutOf, AnAsyncSaveEndsOnEveryRankAndLeavesOneWholeCheckpoint) {
   AsyncSaveOptions options;
-  options.save = {.overwrite = true, .timeout = kTimeout};
+  options.save = {.overwrite = Overwrite::kAlways, .timeout = kTimeout};
   options.retry_delay = std::chrono::milliseconds(1);
   // A rank that cannot even say that it failed is waited for half a minute before a repetition.
   options.retries = GetParam().group ? 0 : 1;

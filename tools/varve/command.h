@@ -22,6 +22,7 @@ namespace varve::cli {
 /// What scripts may rely on; --help says the same.
 inline constexpr int kExitOk = 0;
 inline constexpr int kExitDamage = 1;  ///< Or, of `diff`, a difference.
+inline constexpr int kExitNone = 1;    ///< Of `latest`: there is no checkpoint.
 inline constexpr int kExitError = 2;
 
 /// What a verb found out. `text` goes to standard output, whole and last, so that a reader of a
@@ -29,6 +30,7 @@ inline constexpr int kExitError = 2;
 struct Outcome {
   std::string text;
   int exit_code = kExitOk;
+  std::string complaint{};  ///< A sentence for standard error, if any.
 };
 
 using Verb = std::function<Result<Outcome>()>;

@@ -84,7 +84,9 @@ std::string AsJson(const Options& options, const ConvertReport& report, double s
   json.Key("bytes").Number(report.bytes).Key("seconds").Seconds(seconds);
   json.Key("skipped").Strings(report.skipped);
   json.Key("objects_left_out").Number(report.objects_left_out);
-  json.Key("left_out").Strings(report.left_out).EndObject();
+  json.Key("left_out").Strings(report.left_out);
+  json.Key("files").Strings(report.files);
+  json.Key("files_left_out").Number(report.files_left_out).EndObject();
   return json.Take();
 }
 
@@ -110,6 +112,13 @@ Result<Outcome> Run(const Options& options) {
   }
   for (const std::string& entry : report->left_out) {
     text += "left out " + Printable(entry) + ": not the model; --everything writes it too\n";
+  }
+  if (report->files_left_out > 0) {
+    text += "left out " + Count(report->files_left_out, "side file") +
+            ": the format is a single file\n";
+  }
+  for (const std::string& name : report->files) {
+    text += "copied " + Printable(name) + "\n";
   }
   text += Printable(options.target) + ": " + Count(report->tensor_count, "tensor") + ", " +
           Count(report->object_count, "object") + ", " + BytesAndSpeed(report->bytes, seconds) +
@@ -140,6 +149,8 @@ void AddConvert(Command program) {
                 "Names that begin with FROM begin with TO instead; may be repeated");
   verb.Flag("--everything", &options->choices.everything,
             "With --to hf: all tensors, the optimizer's too");
+  verb.Option("--hf-config", "DIR", &options->choices.hf_config,
+              "Copy configuration and tokenizer files of DIR into the folder; with --to hf");
   verb.Flag("--overwrite", &options->choices.overwrite, "Replace DST if it exists");
   verb.Flag("--json", &options->json, "An object with what was written");
   verb.Runs([=] { return Run(*options); });

@@ -107,6 +107,10 @@ std::string CheckpointAsJson(const Options& options, CheckpointReader& reader) {
     json.BeginObject().Key("name").String(file.name).Key("rank").Number(file.rank);
     json.Key("bytes").Number(file.size).Key("data_begin").Number(file.data_begin).EndObject();
   }
+  json.EndArray().Key("side_files").BeginArray();
+  for (const StoredFile& file : metadata.side_files) {
+    json.BeginObject().Key("name").String(file.name).Key("bytes").Number(file.size).EndObject();
+  }
   json.EndArray().Key("subtrees").BeginArray();
   for (const Subtree& subtree : Subtrees(metadata)) {
     json.BeginObject().Key("name").String(subtree.name);
@@ -137,6 +141,14 @@ std::string FilesTable(const Metadata& metadata) {
   Table table({{"rank", Table::Align::kRight}, {"file"}, {"size", Table::Align::kRight}});
   for (const DataFile& file : metadata.files) {
     table.Add({std::to_string(file.rank), file.name, FormatBytes(file.size)});
+  }
+  return table.ToString();
+}
+
+std::string SideFilesTable(const Metadata& metadata) {
+  Table table({{"side file"}, {"size", Table::Align::kRight}});
+  for (const StoredFile& file : metadata.side_files) {
+    table.Add({file.name, FormatBytes(file.size)});
   }
   return table.ToString();
 }
@@ -192,6 +204,7 @@ std::string CheckpointAsText(const Options& options, CheckpointReader& reader) {
           FormatBytes(StoredBytes(metadata)) + "), " + Count(metadata.objects.size(), "object") +
           "\n";
   text += "\n" + FilesTable(metadata);
+  text += metadata.side_files.empty() ? "" : "\n" + SideFilesTable(metadata);
   const std::vector<Subtree> subtrees = Subtrees(metadata);
   text += subtrees.empty() ? "" : "\n" + SubtreesTable(subtrees);
   text += metadata.tensors.empty() ? "" : "\n" + TensorsTable(metadata);

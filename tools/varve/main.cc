@@ -26,18 +26,23 @@ constexpr const char* kDescription =
 constexpr const char* kFooter =
     "Examples:\n"
     "  varve ls run/                       what is there, and is it whole?\n"
+    "  varve latest run/                   which is the newest one that is whole?\n"
     "  varve inspect run/step-00001000     what does it hold?\n"
     "  varve verify run/step-00001000      is every byte what was written?\n"
     "  varve export run/step-00001000 model.safetensors --include 'model.*'\n"
     "\n"
     "Exit codes:\n"
     "  0  done; for verify: clean\n"
-    "  1  damage was found\n"
+    "  1  damage was found; for latest: there is no checkpoint\n"
     "  2  wrong usage, or an error: nothing can be said about damage\n"
     "\n"
     "Results go to standard output, errors and progress to standard error. Both are coloured on\n"
     "a terminal, unless NO_COLOR is set.\n"
     "`varve VERB --help` tells more about a verb.";
+
+/// In the order in which --help lists them.
+constexpr void (*kVerbs[])(Command) = {AddLs, AddInspect, AddLatest,  AddVerify, AddRepair, AddGc,
+                                       AddRm, AddExport,  AddConvert, AddDiff,   AddAgent};
 
 int Fail(std::string_view message, int exit_code) {
   const std::string name = Painted("varve:", Colour::kBad, STDERR_FILENO);
@@ -78,20 +83,17 @@ int Main(int argc, char** argv) {
                    .details = kFooter,
                    .version = "varve " + std::string(Version()) + " (native format " +
                               std::to_string(kFormatVersion) + ")"});
-  AddLs(program.root());
-  AddInspect(program.root());
-  AddVerify(program.root());
-  AddRepair(program.root());
-  AddGc(program.root());
-  AddExport(program.root());
-  AddConvert(program.root());
-  AddDiff(program.root());
-  AddAgent(program.root());
+  for (const auto add : kVerbs) {
+    add(program.root());
+  }
 
   const Result<Outcome> outcome = program.Run(argc, argv);
   if (!outcome.ok()) {
     const bool damage = outcome.status().code() == StatusCode::kDataLoss;
     return Fail(outcome.status().message(), damage ? kExitDamage : kExitError);
+  }
+  if (!outcome->complaint.empty()) {
+    return Fail(outcome->complaint, outcome->exit_code);
   }
   return PrintOrFail(outcome->text, outcome->exit_code);
 }

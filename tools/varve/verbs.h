@@ -12,6 +12,8 @@ void AddInspect(Command program);
 void AddVerify(Command program);
 void AddRepair(Command program);
 void AddGc(Command program);
+void AddRm(Command program);
+void AddLatest(Command program);
 void AddExport(Command program);
 void AddConvert(Command program);
 void AddDiff(Command program);

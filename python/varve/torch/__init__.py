@@ -15,11 +15,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+from typing import Any, Literal
 
 from varve import _engine, _load
 from varve._catalogue import collect_garbage, convert, diff, list_checkpoints, repair, verify
 from varve._engine import LoadReport, SaveReport
+from varve._files import Source as FileSource
 from varve._select import Rename
 from varve._tree import PerRank
 from varve.torch import _run
@@ -53,7 +54,8 @@ def save(
     path: str | os.PathLike[str],
     *,
     process_group: Any = None,
-    overwrite: bool = False,
+    overwrite: bool | Literal["damaged"] = False,
+    files: Mapping[str, FileSource] | None = None,
     allow_pickle: bool = False,
     coordinate: bool = True,
     format: str = "varve",
@@ -75,7 +77,13 @@ def save(
             stored once; wrap what differs between ranks in `PerRank`.
         path: On storage that all ranks share; parents are made as needed.
         process_group: Defaults to all ranks of torch.distributed, or one process without it.
-        overwrite: Replace a checkpoint at `path`, which stays loadable until the new one is durable.
+        overwrite: Replace a checkpoint at `path`, which stays loadable until the new one is durable. Files
+            in its directory that are not part of it are kept. With "damaged", replace it only if it does
+            not verify: rank 0 reads all of it first, under the name's lock.
+        files: Files that belong to the checkpoint and are replaced with it, such as a `config.json` or a
+            tokenizer: by name ("tokenizer/vocab.json" is in a folder), their content as bytes or the
+            path to read it from, now. See `varve.files`. At most 256 MiB in all.
+            Those of rank 0 count; not with `coordinate=False`.
         allow_pickle: Store values of unknown types as pickles, instead of refusing them.
         coordinate: False saves without the ranks talking to each other: each publishes its own file,
             and the directory is a checkpoint once all are there. Replicas are then stored by every
@@ -96,7 +104,8 @@ def save(
         progress: Called from other threads with bytes written and bytes in all, on this rank.
 
     Raises:
-        CheckpointExistsError: `path` holds a checkpoint and `overwrite` is false.
+        CheckpointExistsError: `path` holds a checkpoint and `overwrite` is false, or "damaged" and it is
+            not.
         InvalidArgumentError: Something cannot be stored, or ranks disagree about a tensor.
         PreconditionError: Another save of this name is under way, ranks do not share the storage, or
             replicas differ and `on_difference` is "error".
@@ -104,6 +113,7 @@ def save(
     """
     options: dict[str, Any] = {
         "overwrite": overwrite,
+        "files": files,
         "coordinate": coordinate,
         "format": format,
         "on_difference": on_difference,

@@ -14,10 +14,11 @@ import os
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
-from typing import Any, cast
+from typing import Any, Literal, cast
 
 from varve import _core, _engine
 from varve._engine import SaveReport
+from varve._files import Source as FileSource
 from varve.errors import Error, InvalidArgumentError
 from varve.torch import _run
 from varve.torch._coordinator import collective, name_of
@@ -38,7 +39,8 @@ def async_save(
     executor: str | None = None,
     staging: str = "blocking",
     write: str = "now",
-    overwrite: bool = False,
+    overwrite: bool | Literal["damaged"] = False,
+    files: Mapping[str, FileSource] | None = None,
     allow_pickle: bool = False,
     coordinate: bool = True,
     format: str = "varve",
@@ -73,6 +75,7 @@ def async_save(
             ends, be it killed, before a newer save has taken its place. The handle's result is then that
             of this rank's copy alone. Only with executor="process".
         overwrite: As in `save`.
+        files: As in `save`; read in the call.
         allow_pickle: As in `save`.
         coordinate: As in `save`.
         format: As in `save`.
@@ -120,6 +123,7 @@ def async_save(
     options: dict[str, Any] = {
         "write_at_end": write == "at_end",
         "overwrite": overwrite,
+        "files": files,
         "coordinate": coordinate,
         "format": format,
         "on_difference": on_difference,
@@ -184,6 +188,7 @@ def _start(
     parts = _engine.Gathered([], [], b"", [])
     if refusal is None:
         try:
+            options = _engine.with_files(options, rank)
             parts = _engine.gather(state, TorchArrays(stager.copy_from_devices), rank, allow_pickle)
         except Exception as error:
             cause = error
@@ -193,6 +198,8 @@ def _start(
         handle._end_staging(error)
 
     def end(report: dict[str, Any] | None, error: BaseException | None) -> None:
+        if report is not None:
+            _engine.log_conflicts(path, report["conflicts"])
         if error is not None:
             if cause is not None:
                 error.__cause__ = cause
@@ -202,6 +209,8 @@ def _start(
                 stager._failures.add(path, error, tells)
         handle._end(None if report is None else SaveReport(**report), error)
 
+    if refusal is not None:
+        options = {**options, "files": []}
     engine_options = {**options, "on_staged": end_staging, "on_done": end}
     if refusal is not None:
         engine_options["not_ready"] = refusal

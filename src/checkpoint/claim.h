@@ -1,0 +1,33 @@
+/// The name of a checkpoint before anything is written: where it leads, who has it locked, what
+/// stands there, and whether that may be replaced.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+
+#include "varve/options.h"
+#include "varve/status.h"
+#include "varve/storage.h"
+
+namespace varve {
+
+enum class Occupant : std::uint8_t { kNothing, kEmptyDirectory, kCheckpoint };
+
+/// Returns what stands at `path`, which the caller has locked, if a save may take its place. Reads
+/// all of it for Overwrite::kDamaged. Errors: AlreadyExists for a checkpoint that may not be
+/// replaced; FailedPrecondition for what is no checkpoint.
+Result<Occupant> CheckOccupant(Storage& storage, const std::string& path, Overwrite overwrite);
+
+/// Locks the name of a checkpoint. Errors: FailedPrecondition when a save of it is under way;
+/// Unimplemented where the file system has no locks.
+Result<std::unique_ptr<StorageLock>> LockName(Storage& storage, const std::string& path);
+
+/// Returns the path that `path` leads to when it is a symbolic link, else `path`: a save replaces
+/// the checkpoint and leaves links to it alone. Errors: InvalidArgument for links in a circle.
+Result<std::string> FollowLinks(Storage& storage, const std::string& path);
+
+/// Makes a directory and its parents, each durable. No-op for what exists.
+Status MakeDirectories(Storage& storage, const std::string& path);
+
+}  // namespace varve

@@ -1,0 +1,39 @@
+/// Side files: what a caller saves with a checkpoint beside its tensors and values, a `config.json`
+/// or a tokenizer. They are part of the checkpoint: its index names them with size and CRC-32C, and
+/// an overwrite replaces them with it.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "varve/checkpoint.h"
+#include "varve/metadata.h"
+#include "varve/status.h"
+#include "varve/storage.h"
+
+namespace varve {
+
+/// Side files of a save are held in memory until they are written.
+inline constexpr std::uint64_t kMaxSideBytes = std::uint64_t{256} << 20;
+/// They are listed in varve.json, of which readers take at most 64 KiB.
+inline constexpr std::uint64_t kMaxSideNames = std::uint64_t{48} << 10;
+
+/// Checks names and sizes. Errors: InvalidArgument for a name that is absolute, empty or has empty,
+/// "." or ".." components or control characters; that a file of a checkpoint has, or a hidden file
+/// of Varve's; that is there twice or is another's folder; and for too much of it.
+Status CheckSideFiles(const std::vector<SideFile>& files);
+
+/// Returns the index entries of the files, by name.
+std::vector<StoredFile> DescribeSideFiles(const std::vector<SideFile>& files);
+
+/// Writes the files into `directory`, which has none of them, with the folders they are in; all is
+/// durable then but names in `directory` itself.
+Status WriteSideFiles(Storage& storage, const std::string& directory,
+                      const std::vector<SideFile>& files);
+
+/// Reads a file and checks it. Errors: DataLoss.
+Result<std::string> ReadSideFile(Storage& storage, const std::string& directory,
+                                 const StoredFile& file);
+
+}  // namespace varve

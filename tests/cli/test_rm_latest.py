@@ -1,0 +1,42 @@
+"""varve rm and varve latest."""
+
+from __future__ import annotations
+
+import varve
+
+
+def test_rm_removes_the_directory_and_lists_what_was_not_part_of_it(
+    run, run_json, folder, checkpoint
+):
+    (checkpoint / "notes.txt").write_text("mine")
+    dry = run_json("rm", checkpoint, "--dry-run")
+    assert dry["others"] == ["notes.txt"] and dry["bytes"] > 0 and checkpoint.exists()
+    text = run("rm", checkpoint).stdout
+    assert "removed notes.txt, which is not part of the checkpoint" in text
+    assert f"removed {checkpoint}, " in text
+    assert list(folder.iterdir()) == []
+
+
+def test_rm_refuses_what_is_no_checkpoint(run, folder):
+    (folder / "data").mkdir()
+    (folder / "data" / "x").write_text("mine")
+    done = run("rm", folder / "data", code=2)
+    assert "not a checkpoint" in done.stderr
+    assert (folder / "data" / "x").read_text() == "mine"
+    assert "nothing of that name" in run("rm", folder / "none", code=2).stderr
+
+
+def test_latest_prints_the_newest_whole_checkpoint(run, folder, state):
+    assert (
+        run("latest", folder, code=1).stderr == f"varve: there is no whole checkpoint in {folder}\n"
+    )
+    for name in ("step-9", "step-10", "step-11"):
+        varve.save(state, folder / name)
+    (folder / "step-11" / "manifest.bin").unlink()
+    assert run("latest", folder).stdout == f"{folder / 'step-10'}\n"
+
+
+def test_inspect_shows_side_files(run, run_json, folder, state):
+    varve.save(state, folder / "c", files={"config.json": b"{}"})
+    assert run_json("inspect", folder / "c")["side_files"] == [{"name": "config.json", "bytes": 2}]
+    assert "config.json" in run("inspect", folder / "c").stdout

@@ -1,0 +1,209 @@
+// What a save may replace, where a link leads, and what is removed on request.
+
+#include "checkpoint/claim.h"
+
+#include <string>
+
+#include <gtest/gtest.h>
+
+#include "checkpoint/names.h"
+#include "crash/matrix.h"
+#include "crash/saves.h"
+#include "storage/memory.h"
+#include "support/status_matchers.h"
+#include "support/temp_dir.h"
+#include "varve/catalogue.h"
+
+namespace varve::test {
+namespace {
+
+constexpr const char* kPath = "runs/step-1";
+
+Status SaveAs(Overwrite overwrite, const JobState& job, const std::string& path, Storage& storage) {
+  SaveOptions options = SmallSave(storage, false);
+  options.overwrite = overwrite;
+  return Save(job.rank(0), path, options).status();
+}
+
+std::string DataFileOf(Storage& storage) {
+  const auto entries = storage.List(kPath).value();
+  for (const DirectoryEntry& entry : entries) {
+    if (entry.name.starts_with("data-")) {
+      return JoinPath(kPath, entry.name);
+    }
+  }
+  return "none";
+}
+
+TEST(OverwriteDamaged, LeavesAnIntactCheckpoint) {
+  MemoryStorage storage;
+  const JobState old(1, 1);
+  ASSERT_TRUE(IsOk(SaveAlone(old, kPath, storage, false)));
+  EXPECT_TRUE(FailsWith(SaveAs(Overwrite::kDamaged, JobState(2, 1), kPath, storage),
+                        StatusCode::kAlreadyExists, {kPath, "not damaged"}));
+  EXPECT_TRUE(HoldsOneOf(kPath, storage, {&old.content()}));
+  EXPECT_TRUE(HoldsNothingBut({kPath}, storage));
+}
+
+TEST(OverwriteDamaged, ReplacesOneWithAnyDamage) {
+  const JobState old(1, 1);
+  const JobState fresh(2, 1);
+  MemoryStorage whole;
+  ASSERT_TRUE(IsOk(SaveAlone(old, kPath, whole, false)));
+  for (int kind = 0; kind < 4; ++kind) {
+    const auto storage = whole.AfterKill();
+    const std::string data = DataFileOf(*storage);
+    std::string content = *ReadWholeFile(*storage, data, 1 << 20);
+    content.back() = static_cast<char>(content.back() ^ 1);
+    switch (kind) {
+      case 0: ASSERT_TRUE(IsOk(WriteWholeFile(*storage, data, content, false))); break;
+      case 1: ASSERT_TRUE(IsOk(storage->Remove(data))); break;
+      case 2: ASSERT_TRUE(IsOk(storage->Remove("runs/step-1/varve.json"))); break;
+      default: ASSERT_TRUE(IsOk(WriteWholeFile(*storage, "runs/step-1/manifest.bin", "", false)));
+    }
+    ASSERT_TRUE(IsOk(SaveAs(Overwrite::kDamaged, fresh, kPath, *storage))) << kind;
+    EXPECT_TRUE(HoldsOneOf(kPath, *storage, {&fresh.content()})) << kind;
+    EXPECT_TRUE(HoldsNothingBut({kPath}, *storage)) << kind;
+  }
+}
+
+TEST(OverwriteDamaged, ReplacesAnIncompleteOne) {
+  MemoryStorage storage;
+  const JobState two(1, 2);
+  ASSERT_TRUE(IsOk(SaveApart(two, 1, {0}, kPath, storage, false)));
+  const JobState fresh(2, 1);
+  ASSERT_TRUE(IsOk(SaveAs(Overwrite::kDamaged, fresh, kPath, storage)));
+  EXPECT_TRUE(HoldsOneOf(kPath, storage, {&fresh.content()}));
+}
+
+TEST(OverwriteDamaged, SavesWhereThereIsNothingAndNotWithoutTalking) {
+  MemoryStorage storage;
+  const JobState job(1, 1);
+  ASSERT_TRUE(IsOk(SaveAs(Overwrite::kDamaged, job, kPath, storage)));
+  SaveOptions options = SmallSave(storage, false);
+  options.overwrite = Overwrite::kDamaged;
+  options.coordinate = false;
+  EXPECT_TRUE(FailsWith(Save(job.rank(0), "runs/other", options), StatusCode::kInvalidArgument,
+                        {"damaged"}));
+}
+
+TEST(SaveThroughALink, ReplacesWhatItLeadsTo) {
+  const TempDir dir;
+  Storage& storage = PosixStorage();
+  SymbolicLinks* const links = storage.extras().symbolic_links;
+  const JobState old(1, 1);
+  const JobState fresh(2, 1);
+  ASSERT_TRUE(IsOk(SaveAlone(old, dir / "ck-1", storage, false)));
+  ASSERT_TRUE(IsOk(links->MakeLink("ck-1", dir / "latest")));
+  ASSERT_TRUE(IsOk(links->MakeLink(dir / "latest", dir / "again")));
+  EXPECT_TRUE(
+      FailsWith(SaveAlone(fresh, dir / "again", storage, false), StatusCode::kAlreadyExists));
+  ASSERT_TRUE(IsOk(SaveAlone(fresh, dir / "again/", storage, true)));
+  EXPECT_EQ(*links->ReadLink(dir / "latest"), "ck-1");
+  EXPECT_TRUE(HoldsOneOf(dir / "ck-1", storage, {&fresh.content()}));
+  EXPECT_EQ(storage.List(dir / "")->size(), 3U);
+}
+
+TEST(SaveThroughALink, InACircleIsRefused) {
+  const TempDir dir;
+  SymbolicLinks* const links = PosixStorage().extras().symbolic_links;
+  ASSERT_TRUE(IsOk(links->MakeLink("b", dir / "a")));
+  ASSERT_TRUE(IsOk(links->MakeLink("a", dir / "b")));
+  EXPECT_TRUE(FailsWith(SaveAlone(JobState(1, 1), dir / "a", PosixStorage(), true),
+                        StatusCode::kInvalidArgument, {"circle"}));
+}
+
+TEST(SaveAsAHiddenName, IsRefused) {
+  MemoryStorage storage;
+  const JobState job(1, 1);
+  for (const bool coordinate : {true, false}) {
+    SaveOptions options = SmallSave(storage, false);
+    options.coordinate = coordinate;
+    EXPECT_TRUE(FailsWith(Save(job.rank(0), "runs/.ck.varve-old", options),
+                          StatusCode::kInvalidArgument, {".ck.varve-old", "hidden name"}));
+  }
+}
+
+TEST(RemoveCheckpoint, RemovesTheDirectoryAndNamesWhatWasNotPartOfIt) {
+  MemoryStorage storage;
+  ASSERT_TRUE(IsOk(SaveAlone(JobState(1, 1), kPath, storage, false)));
+  ASSERT_TRUE(IsOk(WriteWholeFile(storage, "runs/step-1/notes.txt", "mine")));
+  const auto dry = RemoveCheckpoint(kPath, /*dry_run=*/true, storage);
+  ASSERT_TRUE(IsOk(dry));
+  EXPECT_EQ(dry->others, std::vector<std::string>{"notes.txt"});
+  EXPECT_GT(dry->bytes, 4096U);
+  ASSERT_TRUE(IsOk(CheckpointReader::Open(kPath, storage)));
+  const auto report = RemoveCheckpoint(kPath, /*dry_run=*/false, storage);
+  ASSERT_TRUE(IsOk(report));
+  EXPECT_EQ(report->bytes, dry->bytes);
+  EXPECT_TRUE(storage.List("runs")->empty());
+  EXPECT_TRUE(FailsWith(RemoveCheckpoint(kPath, false, storage), StatusCode::kNotFound, {kPath}));
+}
+
+TEST(RemoveCheckpoint, RefusesWhatIsNoneAndWhatIsBeingSaved) {
+  MemoryStorage storage;
+  ASSERT_TRUE(IsOk(MakeDirectories(storage, "runs/data")));
+  ASSERT_TRUE(IsOk(WriteWholeFile(storage, "runs/data/x", "")));
+  ASSERT_TRUE(IsOk(WriteWholeFile(storage, "runs/file", "")));
+  EXPECT_TRUE(FailsWith(RemoveCheckpoint("runs/data", false, storage),
+                        StatusCode::kFailedPrecondition, {"not a checkpoint"}));
+  EXPECT_TRUE(FailsWith(RemoveCheckpoint("runs/file", false, storage),
+                        StatusCode::kFailedPrecondition, {"is a file"}));
+  ASSERT_TRUE(IsOk(SaveAlone(JobState(1, 1), kPath, storage, false)));
+  for (const std::string& lock : {LockPath(kPath), RankLockPath(kPath, 3)}) {
+    const auto held = storage.Lock(lock);
+    EXPECT_TRUE(FailsWith(RemoveCheckpoint(kPath, false, storage), StatusCode::kFailedPrecondition,
+                          {"under way"}))
+        << lock;
+  }
+  EXPECT_TRUE(IsOk(CheckpointReader::Open(kPath, storage)));
+}
+
+TEST(RemoveCheckpoint, LeavesAWholeCheckpointOrNoneWhereverItIsStopped) {
+  MemoryStorage memory;
+  const JobState job(1, 1);
+  ASSERT_TRUE(IsOk(SaveAlone(job, kPath, memory, false)));
+  const auto base = memory.AfterPowerCut(PowerCut::kKeepAll);
+  const auto remove = [](Storage& s) { return RemoveCheckpoint(kPath, false, s).status(); };
+  ForEachCrash(*base, remove, [&](MemoryStorage& left, const Status& outcome) {
+    for (const Survivor& survivor : Survivors(left, 4)) {
+      Storage& storage = *survivor.storage;
+      EXPECT_TRUE(HoldsOneOf(kPath, storage, {&job.content()}, /*may_be_absent=*/true));
+      const bool there = CheckpointReader::Open(kPath, storage).ok();
+      EXPECT_FALSE(there && outcome.ok());
+      const auto listed = ListCheckpoints("runs", storage).value();
+      for (const CheckpointEntry& entry : listed) {
+        EXPECT_TRUE(entry.state == CheckpointState::kWhole ||
+                    entry.state == CheckpointState::kLeftover);
+        if (entry.state == CheckpointState::kLeftover) {
+          EXPECT_TRUE(FailsWith(Repair(JoinPath("runs", entry.name), storage),
+                                StatusCode::kFailedPrecondition, {"varve gc"}));
+        }
+      }
+      ASSERT_TRUE(IsOk(CollectGarbage("runs", false, storage)));
+      EXPECT_EQ(storage.List("runs")->size(), there ? 1U : 0U) << survivor.how;
+    }
+  });
+}
+
+TEST(NewestCheckpoint, IsTheWholeOneWithTheHighestStep) {
+  MemoryStorage storage;
+  ASSERT_TRUE(IsOk(storage.MakeDirectory("runs")));
+  EXPECT_TRUE(FailsWith(NewestCheckpoint("runs", storage), StatusCode::kNotFound,
+                        {"no whole checkpoint in runs"}));
+  ASSERT_TRUE(IsOk(SaveAlone(JobState(1, 1), "runs/b", storage, false)));
+  ASSERT_TRUE(IsOk(SaveAlone(JobState(1, 1), "runs/a", storage, false)));
+  EXPECT_EQ(*NewestCheckpoint("runs", storage), "runs/a");
+  for (const char* name : {"runs/step-9", "runs/step-10", "runs/step-11"}) {
+    ASSERT_TRUE(IsOk(SaveAlone(JobState(1, 1), name, storage, false)));
+  }
+  ASSERT_TRUE(IsOk(storage.Remove("runs/step-11/manifest.bin")));
+  EXPECT_EQ(*NewestCheckpoint("runs", storage), "runs/step-10");
+  EXPECT_EQ(*NewestCheckpoint("runs/step-9", storage), "runs/step-9");
+  ASSERT_TRUE(
+      IsOk(storage.Rename("runs/step-10", AsidePath("runs/step-10"), RenameMode::kNoReplace)));
+  EXPECT_EQ(*NewestCheckpoint("runs", storage), "runs/step-10");
+}
+
+}  // namespace
+}  // namespace varve::test

@@ -1,0 +1,53 @@
+#include <memory>
+
+#include "json.h"
+#include "text.h"
+#include "varve/catalogue.h"
+#include "verbs.h"
+
+namespace varve::cli {
+namespace {
+
+constexpr const char* kHelp =
+    "Removes a checkpoint: its directory with all that is in it, also files that varve has not\n"
+    "written, which it lists. The directory loses its name first, so that nobody ever sees half a\n"
+    "checkpoint; if the removal is interrupted, `varve gc` finishes it. Refuses what is not a\n"
+    "checkpoint, and one that is being saved. Of a symbolic link only the link is removed.";
+
+struct Options {
+  std::string path;
+  bool dry_run = false;
+  bool json = false;
+};
+
+Result<Outcome> Run(const Options& options) {
+  VARVE_ASSIGN_OR_RETURN(const RemovalReport report,
+                         RemoveCheckpoint(options.path, options.dry_run));
+  if (options.json) {
+    JsonWriter json;
+    json.BeginObject().Key("checkpoint").String(options.path);
+    json.Key("dry_run").Bool(options.dry_run).Key("bytes").Number(report.bytes);
+    json.Key("others").Strings(report.others).EndObject();
+    return Outcome{json.Take()};
+  }
+  std::string text;
+  const std::string did = options.dry_run ? "would remove " : "removed ";
+  for (const std::string& name : report.others) {
+    text += did + Printable(name) + ", which is not part of the checkpoint\n";
+  }
+  return Outcome{text + did + Printable(options.path) + ", " + FormatBytes(report.bytes) + "\n"};
+}
+
+}  // namespace
+
+void AddRm(Command program) {
+  Command verb = program.Add("rm", "Remove a checkpoint, with all that is in its directory", kHelp);
+  const auto options = std::make_shared<Options>();
+  verb.Positional("CKPT", &options->path, "A checkpoint directory");
+  verb.Flag("--dry-run", &options->dry_run, "Say what would be removed, and remove nothing");
+  verb.Flag("--json", &options->json,
+            "An object: checkpoint, dry_run, bytes, others (files that were not part of it)");
+  verb.Runs([=] { return Run(*options); });
+}
+
+}  // namespace varve::cli
