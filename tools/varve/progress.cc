@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <cmath>
 #include <cstdio>
 
 #include <sys/ioctl.h>
@@ -28,13 +29,13 @@ std::string TimeLeft(std::uint64_t done, std::uint64_t total, double seconds) {
   if (left >= kMost) {
     return "  ETA > 100 h";
   }
-  const auto rounded = static_cast<int>(left + 0.5);
+  const long rounded = std::lround(left);
   std::array<char, 32> text{};
   if (rounded >= 3600) {
-    std::snprintf(text.data(), text.size(), "  ETA %d:%02d:%02d", rounded / 3600, rounded / 60 % 60,
-                  rounded % 60);
+    std::snprintf(text.data(), text.size(), "  ETA %ld:%02ld:%02ld", rounded / 3600,
+                  rounded / 60 % 60, rounded % 60);
   } else {
-    std::snprintf(text.data(), text.size(), "  ETA %d:%02d", rounded / 60, rounded % 60);
+    std::snprintf(text.data(), text.size(), "  ETA %ld:%02ld", rounded / 60, rounded % 60);
   }
   return text.data();
 }
