@@ -18,9 +18,20 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Literal
 
 from varve import _engine, _load
-from varve._catalogue import collect_garbage, convert, diff, list_checkpoints, repair, verify
+from varve._catalogue import (
+    collect_garbage,
+    convert,
+    diff,
+    files,
+    latest,
+    list_checkpoints,
+    remove,
+    repair,
+    verify,
+)
 from varve._engine import LoadReport, SaveReport
 from varve._files import Source as FileSource
+from varve._files import StoredFiles
 from varve._select import Rename
 from varve._tree import PerRank
 from varve.torch import _run
@@ -36,13 +47,17 @@ __all__ = [
     "SaveHandle",
     "SaveReport",
     "Stager",
+    "StoredFiles",
     "async_save",
     "collect_garbage",
     "convert",
     "diff",
+    "files",
+    "latest",
     "list_checkpoints",
     "load",
     "read",
+    "remove",
     "repair",
     "save",
     "verify",
