@@ -37,8 +37,9 @@ struct ConvertOptions {
   /// flat.
   std::vector<std::pair<std::string, std::string>> rename;
   /// kHf without `include`: false writes the model only. That is the entry "model", "module",
-  /// "model_state_dict" or "state_dict" of the top level, if one is a container of tensors; else
-  /// all but the entries whose name begins with "optim".
+  /// "model_state_dict" or "state_dict" of the top level, if one is a container of tensors, and
+  /// without `rename` under the names that are in it ("model.a.w" becomes "a.w"); else all but the
+  /// entries whose name begins with "optim".
   bool everything = false;
   bool overwrite = false;
   /// kHf only: a directory whose configuration and tokenizer files (docs/other-formats.md) are

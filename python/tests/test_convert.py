@@ -172,7 +172,9 @@ def test_a_damaged_source_gives_an_error_and_no_target(tmp_path: Path) -> None:
 
 def test_hf_folders_have_an_index_and_bounded_files(tmp_path: Path) -> None:
     source = saved(tmp_path / "source")
-    report = varve.convert(source, tmp_path / "hf", "hf", shard_size=100_000)
+    report = varve.convert(
+        source, tmp_path / "hf", "hf", shard_size=100_000, rename={"model.": "model."}
+    )
     files = sorted(path.name for path in (tmp_path / "hf").glob("*.safetensors"))
     assert len(files) > 2
     assert files[0] == f"model-00001-of-{len(files):05}.safetensors"
@@ -204,7 +206,7 @@ def test_hf_folders_hold_the_model_alone_unless_more_is_asked_for(tmp_path: Path
     source = tmp_path / "source"
     varve.torch.save({"model": model, "optim": optimizer, "ema": torch.ones(2), "step": 1}, source)
     report = varve.convert(source, tmp_path / "a", "hf")
-    assert hf_names(tmp_path / "a") == {"model.weight", "model.bias"}
+    assert hf_names(tmp_path / "a") == {"weight", "bias"}
     assert [entry.split(":")[0] for entry in report["left_out"]] == ["ema", "optim", "step"]
     assert report["left_out"][1].startswith("optim: 6 tensors, ")
     report = varve.convert(source, tmp_path / "b", "hf", everything=True)
@@ -212,8 +214,8 @@ def test_hf_folders_hold_the_model_alone_unless_more_is_asked_for(tmp_path: Path
     assert report["left_out"] == []
     varve.convert(source, tmp_path / "c", "hf", include="ema")
     assert hf_names(tmp_path / "c") == {"ema"}
-    varve.convert(source, tmp_path / "d", "hf", rename={"model.": ""})
-    assert hf_names(tmp_path / "d") == {"weight", "bias"}
+    varve.convert(source, tmp_path / "d", "hf", rename={"model.": "net."})
+    assert hf_names(tmp_path / "d") == {"net.weight", "net.bias"}
     for to in ("varve", "dcp", "safetensors", "torch"):
         assert varve.convert(source, tmp_path / to, to)["tensors"] == 9
 

@@ -206,7 +206,8 @@ TEST(Executor, SaysNothingThatHurtsTheAgentHoweverGarbled) {
     const std::size_t begin =
         path.size() + 1;  // What is written is cancelled, but that it stays here.
     for (std::uint64_t n = 1 + random.Below(3); n > 0; --n) {
-      const std::size_t size = random.Below(2) == 0 ? 120 : bytes.size() - begin;
+      // The last byte asks for a deferred save, whose end is not answered while its trainer lives.
+      const std::size_t size = random.Below(2) == 0 ? 120 : bytes.size() - begin - 1;
       const std::array<std::uint64_t, 3> values{0, 0xff, random.Below(256)};
       bytes[begin + random.Below(size)] = static_cast<char>(values[random.Below(values.size())]);
     }

@@ -148,7 +148,8 @@ std::uint64_t Selection::tensor_bytes() const {
   return bytes;
 }
 
-Result<Selection> Select(CheckpointReader& reader, const ConvertOptions& options) {
+Result<Selection> Select(CheckpointReader& reader, const ConvertOptions& asked) {
+  ConvertOptions options = asked;
   if (options.dtype && !IsCastable(*options.dtype)) {
     return InvalidArgument("tensors are cast to float16, bfloat16, float32 or float64, not to " +
                            std::string(DTypeName(*options.dtype)));
@@ -157,6 +158,10 @@ Result<Selection> Select(CheckpointReader& reader, const ConvertOptions& options
   VARVE_ASSIGN_OR_RETURN(Value structure, reader.ReadStructure());
   if (options.to == ConvertTarget::kHf && options.include.empty() && !options.everything) {
     selection.model = FindModel(structure);
+    if (options.rename.empty() && !selection.model.prefix.empty()) {
+      // A model finds its tensors by its own names: with a prefix it would be loaded with none.
+      options.rename = {{selection.model.prefix, ""}};
+    }
   }
   std::set<std::string> names;
   VARVE_RETURN_IF_ERROR(SelectTensors(reader, options, &names, &selection));
