@@ -58,6 +58,12 @@ def test_the_model_alone_is_loaded_from_a_training_checkpoint(training: Path) ->
     assert all(not name.startswith("model.") for name in report.unexpected)
 
 
+def test_a_report_shows_ten_names_and_how_many_more() -> None:
+    names = [f"n{i}" for i in range(23)]
+    shown = repr(varve.LoadReport(1, 2, 0, 0.5, [], names, ["a"]))
+    assert "missing=[]" in shown and "'n9' and 13 more]" in shown and "mismatched=['a']" in shown
+
+
 def test_exact_refuses_what_is_left_over_and_changes_nothing(training: Path) -> None:
     target = model()
     before = model()

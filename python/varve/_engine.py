@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import gc
 import logging
 import os
@@ -127,6 +128,17 @@ class LoadReport:
     missing: list[str]
     unexpected: list[str]
     mismatched: list[str]
+
+    def __repr__(self) -> str:
+        fields = (f"{f.name}={_shortened(getattr(self, f.name))}" for f in dataclasses.fields(self))
+        return f"LoadReport({', '.join(fields)})"
+
+
+def _shortened(value: Any) -> str:
+    """A value's text; of a list the first ten items and how many more there are."""
+    if not isinstance(value, list) or len(value) <= 10:
+        return repr(value)
+    return f"[{', '.join(map(repr, value[:10]))} and {len(value) - 10} more]"
 
 
 @contextlib.contextmanager
