@@ -39,9 +39,9 @@ struct CheckpointEntry {
   std::optional<SaveId> save_id;
 };
 
-/// The checkpoints and leftovers in `directory`, by step, then by NaturalLess of the name; those of other software too,
-/// where they are directories. When `directory` itself is a checkpoint the list has that one entry.
-/// Reads indexes and sizes, not data.
+/// The checkpoints and leftovers in `directory`, by step, then by NaturalLess of the name; those of
+/// other software too, where they are directories. When `directory` itself is a checkpoint the list
+/// has that one entry. Reads indexes and sizes, not data.
 Result<std::vector<CheckpointEntry>> ListCheckpoints(const std::string& directory,
                                                      Storage& storage = PosixStorage());
 

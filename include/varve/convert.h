@@ -58,8 +58,8 @@ struct ConvertReport {
   /// What is not part of the model, see ConvertOptions::everything: each entry of the top level
   /// with its counts, "optim: 12 tensors, 3 values".
   std::vector<std::string> left_out;
-  std::vector<std::string> files;      ///< Side files that were copied.
-  std::uint64_t files_left_out = 0;    ///< Side files, which a single file cannot hold.
+  std::vector<std::string> files;    ///< Side files that were copied.
+  std::uint64_t files_left_out = 0;  ///< Side files, which a single file cannot hold.
 };
 
 /// Writes the checkpoint at `source` (of any format Varve opens) to `target` in another. Tensors
