@@ -16,7 +16,7 @@ from ranks import run_threads
 
 import varve
 import varve.torch
-from varve import _engine
+from varve import _engine, _load
 from varve.torch._tensors import TorchArrays
 
 DTYPES = [torch.float32, torch.bfloat16, torch.int64, torch.bool, torch.uint8, torch.complex128]
@@ -148,9 +148,8 @@ def test_saving_in_one_layout_and_loading_in_another_is_the_identity(
                 for name, (whole, _, held, _, strided) in tensors.items()
             }
             nested = {"s": state, "n": 0}
-            _engine.load(
-                nested, path, ShardedArrays(), coordinator, False, {"strict": True, "timeout": 30.0}
-            )
+            options = {"strict": "exact", "timeout": 30.0}
+            _load.load(nested, path, ShardedArrays(), coordinator, False, options, _load.Choice())
             assert nested["n"] == 5
             for name, sharded in state.items():
                 whole = tensors[name][0]

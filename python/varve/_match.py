@@ -133,6 +133,8 @@ class Match:
 
         A module's state dict is flat: its "0.weight" is wanted as {"0": {"weight": ...}} as well.
         """
+        if not name:
+            return None  # The empty name has the whole checkpoint below it.
         if self._all_names is None:
             self._all_names = self._by_name()
         return self._all_names.get(name)

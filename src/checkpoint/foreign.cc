@@ -329,9 +329,13 @@ Result<OpenedIndex> OpenForeignFile(Storage& storage, const std::string& path) {
   VARVE_ASSIGN_OR_RETURN(const std::string head,
                          read(0, std::min<std::uint64_t>(size, kRevealingBytes)));
   const std::string name = BaseName(path);
-  const Content content = Sniff(head);
+  Content content = Sniff(head);
   if (content == Content::kOther) {
-    return NotOurs(path, LooksLike(head, name));
+    const std::string_view looks_like = LooksLike(head, name);
+    if (!looks_like.empty() || !name.ends_with(".safetensors")) {
+      return NotOurs(path, looks_like);
+    }
+    content = Content::kSafetensors;  // It says so itself: it is damaged.
   }
   if (content == Content::kZip) {
     if (const auto other = OtherZip(head, size, read); !other.empty()) {

@@ -85,7 +85,7 @@ class Removal {
   Status Move(const std::string& name) {
     const std::string from = JoinPath(replaced_, name);
     const std::string to = JoinPath(directory_, name);
-    const Status moved = storage_.Rename(from, to, RenameMode::kNoReplace);
+    Status moved = storage_.Rename(from, to, RenameMode::kNoReplace);
     switch (moved.code()) {
       case StatusCode::kOk: changed_.insert(ParentPath(to)); return Status::Ok();
       case StatusCode::kNotFound: return Status::Ok();  // Its owner has removed it.

@@ -60,7 +60,8 @@ for line in sys.stdin:
             varve.torch.load(state, path, strict=False)
         print(json.dumps(["", ""]), flush=True)
     except Exception as error:
-        print(json.dumps([type(error).__name__, str(error)]), flush=True)
+        kinds = [kind.__name__ for kind in type(error).__mro__ if kind.__module__ == "varve.errors"]
+        print(json.dumps([(kinds or [type(error).__name__])[0], str(error)]), flush=True)
 """
 
 
