@@ -165,6 +165,7 @@ void Command::RequiredNumber(const std::string& name, const std::string& type,
       return std::string();
     }
     std::vector<std::string> names;
+    names.reserve(numbers.size());
     for (const auto& [choice, number] : numbers) {
       names.push_back(choice);
     }
