@@ -210,6 +210,8 @@ class Channel(Star):
             return self.peers[0].note or "rank 0"
         groups: dict[str, list[int]] = {}
         for rank, peer in self.peers.items():
+            if rank < self._waits_for:
+                continue  # Its message has been taken.
             if not any(call == self.number for call, _ in peer.messages):
                 state = peer.note or "still working" if peer.call == self.number else _NOT_THERE
                 groups.setdefault(state, []).append(rank)
