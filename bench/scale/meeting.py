@@ -1,9 +1,9 @@
-"""What the ranks' meeting costs the job's store: CPU seconds of a real TCPStore.
+"""Measures the CPU seconds that the ranks' meeting costs the job's store, a real TCPStore.
 
     python bench/scale/meeting.py [RANKS...]     (default 1024 4096 16384)
 
-One process is the store's server. Rank 0 publishes its address; every other rank looks for it and
-reads it, as python/varve/torch/_coordinator.py does: `--late` times it looks in vain first.
+One process is the store's server. Rank 0 publishes its address. Every other rank looks for it `--late`
+times before it is there, then reads it, as python/varve/torch/_coordinator.py does.
 """
 
 from __future__ import annotations

@@ -27,10 +27,9 @@
 //     directory first gets the durable mark .varve-staging. Then write and sync manifest.bin, then
 //     varve.json. The order means that a record never stands without its manifest, whatever the
 //     crash. (A checkpoint in another format has that format's index instead.)
-//  8. Sync the staging directory: the files' names are durable before the directory's name is. If
-//  it
-//     has the mark, remove it and sync again. After a crash, a directory with the mark is a dead
-//     save's; in one without it the index tells which files are the checkpoint's.
+//  8. Sync the staging directory: the files' names are durable before the directory's name is.
+//     Remove the mark, if there is one, and sync again. After a crash, a directory with the mark is
+//     a dead save's; in one without it the index tells which files are the checkpoint's.
 //  9. Publish. Nothing at NAME: (a) rename without replacing; if someone published NAME since
 //     step 4 (possible only without locks) this save fails and theirs stays. An empty directory
 //     there: rename over it, which fails if it has been filled meanwhile.
@@ -40,9 +39,8 @@
 //     and the next save know .NAME.varve-old.
 // 10. Sync PARENT: only now is the save reported as done; a power cut cannot take it back.
 // 11. Remove the old checkpoint, and nothing that is not part of it (replaced.cc). A crash here
-// leaves
-//     a part of it under a hidden name that the next save or `varve gc` removes; NAME is already
-//     the new one.
+//     leaves a part of it under a hidden name that the next save or `varve gc` removes; NAME is
+//     already the new one.
 
 #include "checkpoint/commit.h"
 

@@ -1,4 +1,4 @@
-"""What is said of background saves that have failed, so that no failure is silent."""
+"""Logs and warnings of background saves that have failed, so that no failure is silent."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is logged of long waits."""
+"""When long waits are logged, and how ranks are named."""
 
 from __future__ import annotations
 
