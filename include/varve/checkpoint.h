@@ -37,9 +37,11 @@ struct SourceTensor {
   Box box;
   const void* data = nullptr;
   Strides strides;
-  /// Instead of `data`, for a state that is not in memory: fills `out` with the box's row-major
+  /// For a state that is not in memory: fills `out` with the box's row-major
   /// bytes from `at` on. Called for one tensor after the other, in the order in which the data file
   /// has them, each byte once, on the thread that called Save. Only for saves by a single rank.
+  /// `data` may then be any address that stands for the bytes: tensors with the same one are tied,
+  /// and only the one with the lowest name is produced.
   std::function<Status(std::uint64_t at, std::span<std::byte> out)> produce{};
   /// Where `data` is an address of a CUDA device: then without strides, and only for AsyncSave with
   /// a Stager that copies from devices.

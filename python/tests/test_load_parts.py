@@ -323,6 +323,49 @@ def test_assignment_takes_the_stored_dtype_unless_it_casts(training: Path) -> No
         assert torch.equal(target.state_dict()["0.weight"], wanted)
 
 
+class TiedModel(torch.nn.Module):
+    """An embedding and a head of one weight, as language models have them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = torch.nn.Embedding(6, 4)
+        self.head = torch.nn.Linear(4, 6, bias=False)
+        self.head.weight = self.embed.weight
+
+
+def test_tied_tensors_on_the_meta_device_are_one_tensor_after_assignment(tmp_path: Path) -> None:
+    source = TiedModel()
+    varve.torch.save(source, tmp_path / "both")
+    varve.torch.save({"embed": {"weight": source.embed.weight}}, tmp_path / "one")
+    for stored_names in ("both", "one"):
+        with torch.device("meta"):
+            target = TiedModel()
+        varve.torch.load(target, tmp_path / stored_names, assign=True)
+        assert target.head.weight is target.embed.weight
+        assert torch.equal(target.head.weight, source.embed.weight)
+        assert target.head.weight.requires_grad
+
+
+def test_tied_meta_tensors_in_a_dict_become_one_tensor(tmp_path: Path) -> None:
+    varve.torch.save({"a": torch.ones(3), "c": torch.zeros(3)}, tmp_path / "c")
+    tied = torch.empty(3, device="meta")
+    state = {"b": tied, "a": tied, "c": torch.empty(3, device="meta")}
+    report = varve.torch.load(state, tmp_path / "c", assign=True)
+    assert not report.missing
+    assert state["a"] is state["b"]
+    assert torch.equal(state["b"], torch.ones(3))
+    assert torch.equal(state["c"], torch.zeros(3))
+
+
+def test_tied_meta_tensors_with_different_stored_values_are_refused(tmp_path: Path) -> None:
+    varve.torch.save({"a": torch.ones(3), "b": torch.zeros(3)}, tmp_path / "c")
+    tied = torch.empty(3, device="meta")
+    state = {"a": tied, "b": tied}
+    with pytest.raises(varve.InvalidArgumentError, match=r'"a".*"b"'):
+        varve.torch.load(state, tmp_path / "c", assign=True)
+    assert state["a"].is_meta
+
+
 def test_tensors_with_memory_stay_the_same_objects(training: Path) -> None:
     target = model()
     kept = target[0].weight  # type: ignore[index]

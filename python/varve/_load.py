@@ -58,6 +58,7 @@ class _Plan:
         self.names: list[str] = []
         self.stored_name: dict[str, str] | None = None
         self._stored: dict[str, Any] | None = None
+        self._assigned: dict[Any, Any] = {}  # By memory: tied tensors stay tied.
         self.keys = None if choice.keys is None else Keys(choice.keys)
         objects = frozenset(reader.object_names())
         structure = reader.structure()
@@ -113,6 +114,8 @@ class _Plan:
             put(tensor)
         for fqn, tensor, put in self.match.assigned:
             self._assign(fqn, tensor, put)
+        for _, tensor, put in self.match.assigned_as:
+            self._assign_tied(tensor, put)
 
     def _assign(self, fqn: str, tensor: Any, put: Callable[[Any], None]) -> None:
         """Plans a tensor that takes the place of one without memory."""
@@ -127,9 +130,20 @@ class _Plan:
             )
             self.match.known.append(fqn)
             return
-        made = self.arrays.fresh(tensor, None if cast else dtype)
+        place = self.arrays.memory(tensor)
+        made = None if place is None else self._assigned.get((place, dtype))
+        if made is None:
+            made = self.arrays.fresh(tensor, None if cast else dtype)
+            self._assigned[place, dtype] = made
+            self._assigned.setdefault(place, made)
         self.targets.extend(self.arrays.targets(name, made, self.after, self.keep))
         self.after.append(lambda: put(made))
+
+    def _assign_tied(self, tensor: Any, put: Callable[[Any], None]) -> None:
+        """Gives a name that is not stored the tensor that another name of its memory gets."""
+        made = self._assigned.get(self.arrays.memory(tensor))
+        if made is not None:  # Else the other name does not fit, and is reported.
+            self.after.append(lambda: put(made))
 
     def _geometry(self, name: str) -> tuple[int, tuple[int, ...]]:
         if self._stored is None:

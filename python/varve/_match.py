@@ -47,7 +47,10 @@ class Match:
         self.objects: list[tuple[str, Setter]] = []
         self.fills: list[Callable[[], None]] = []
         self.missing: list[str] = []
-        self._absent: list[tuple[str, Any]] = []  # Tensors among the missing.
+        #: Tensors among the missing, with what replaces them where the container is at hand.
+        self._absent: list[tuple[str, Any, Setter | None]] = []
+        #: Those that a load assigns because another name fills the same memory.
+        self.assigned_as: list[tuple[str, Any, Setter]] = []
         self.mismatched: list[str] = []
         self.known: list[str] = []
         self.assigned: list[tuple[str, Any, Setter]] = []
@@ -124,7 +127,7 @@ class Match:
             name = join(path, str(stored_key))
             elsewhere = self._named(name)
             if elsewhere is None:
-                self._nothing_stored(value, name)
+                self._nothing_stored(value, name, _item_setter(mapping, key))
             else:
                 self._visit(value, elsewhere, name, _item_setter(mapping, key))
 
@@ -226,19 +229,29 @@ class Match:
         self.fills.append(assemble)
         return box
 
-    def _nothing_stored(self, value: Any, path: str) -> None:
+    def _nothing_stored(self, value: Any, path: str, replace: Setter | None = None) -> None:
         flat = Flattener(self._rank, self._is_tensor, lambda _tensor: "")
         flat._visit(value.value if type(value) is PerRank else value, path)
-        self._absent.extend(flat.tensors)
+        whole = replace if self._is_tensor(value) else None
+        self._absent.extend((fqn, tensor, whole) for fqn, tensor in flat.tensors)
         self.missing.extend(fqn for fqn, _ in flat.tensors if self._wants(fqn))
         self.missing.extend(fqn for fqn, _ in flat.objects if self._wants(fqn))
 
     def drop_tied(self, memory: Callable[[Any], Any]) -> None:
         """Removes from `missing` the tensors whose memory other names fill, by their `memory` key."""
-        if self._absent:
-            filled = {memory(tensor) for _, tensor in self.tensors} - {None}
-            tied = {fqn for fqn, tensor in self._absent if memory(tensor) in filled}
-            self.missing = [fqn for fqn in self.missing if fqn not in tied]
+        if not self._absent:
+            return
+        filled = {memory(tensor) for _, tensor in self.tensors} - {None}
+        assigned = {memory(tensor) for _, tensor, _ in self.assigned} - {None}
+        tied = set()
+        for fqn, tensor, replace in self._absent:
+            key = memory(tensor)
+            if key in filled:
+                tied.add(fqn)
+            elif key in assigned and replace is not None:
+                tied.add(fqn)
+                self.assigned_as.append((fqn, tensor, replace))
+        self.missing = [fqn for fqn in self.missing if fqn not in tied]
 
 
 def _item_setter(container: Any, key: Any) -> Setter:

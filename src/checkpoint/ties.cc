@@ -65,7 +65,7 @@ void FindTies(const State& state, LocalPlan* plan) {
   addresses.reserve(state.tensors.size());
   for (std::size_t i = 0; i < state.tensors.size(); ++i) {
     const SourceTensor& source = state.tensors[i];
-    if (!source.produce && !IsEmpty(source.box)) {
+    if ((source.data != nullptr || !source.produce) && !IsEmpty(source.box)) {
       addresses.emplace_back(reinterpret_cast<std::uintptr_t>(source.data),
                              static_cast<std::uint32_t>(i));
     }

@@ -176,13 +176,48 @@ TEST(TiedTensors, SurviveARepair) {
 TEST(TiedTensors, AreConvertedUnderBothNames) {
   const TempDir dir;
   SaveTied(dir / "c", true, {});
-  for (const ConvertTarget to : {ConvertTarget::kDcp, ConvertTarget::kSafetensors}) {
+  for (const ConvertTarget to :
+       {ConvertTarget::kVarve, ConvertTarget::kDcp, ConvertTarget::kSafetensors}) {
     const std::string out = dir / ("converted-" + std::to_string(static_cast<int>(to)));
+    SCOPED_TRACE(out);
     ConvertOptions options;
     options.to = to;
-    ASSERT_TRUE(IsOk(Convert(dir / "c", out, options)));
+    const auto converted = Convert(dir / "c", out, options);
+    ASSERT_TRUE(IsOk(converted));
+    EXPECT_EQ(converted->tensor_count, 2U);
     ExpectBothNames(out);
+    const auto reader = CheckpointReader::Open(out);
+    ASSERT_TRUE(IsOk(reader));
+    const std::uint64_t copies = to == ConvertTarget::kSafetensors ? 2 : 1;  // It has no aliases.
+    EXPECT_LT((*reader)->metadata().TotalBytes(), copies * 4 * kRows * kColumns + (64U << 10));
   }
+}
+
+TEST(TiedTensors, AreConvertedOneByOneWhereOnlySomeAreSelected) {
+  const TempDir dir;
+  SaveTied(dir / "c", true, {});
+  ConvertOptions options;
+  options.rename = {{"embed", "z"}};
+  ASSERT_TRUE(IsOk(Convert(dir / "c", dir / "renamed", options)));
+  auto reader = CheckpointReader::Open(dir / "renamed");
+  ASSERT_TRUE(IsOk(reader));
+  ASSERT_EQ((*reader)->metadata().tensors.size(), 2U);
+  EXPECT_EQ((*reader)->metadata().tensors[1].fqn, "z");
+  EXPECT_EQ((*reader)->metadata().tensors[0].chunks, (*reader)->metadata().tensors[1].chunks);
+  options = {};
+  options.exclude = {"embed"};
+  ASSERT_TRUE(IsOk(Convert(dir / "c", dir / "one", options)));
+  reader = CheckpointReader::Open(dir / "one");
+  ASSERT_TRUE(IsOk(reader));
+  ASSERT_EQ((*reader)->metadata().tensors.size(), 1U);
+  EXPECT_TRUE(IsOk(Verify(dir / "one")));
+}
+
+TEST(TiedTensors, AreExportedUnderBothNames) {
+  const TempDir dir;
+  SaveTied(dir / "c", true, {});
+  ASSERT_TRUE(IsOk(ExportSafetensors(dir / "c", dir / "model.safetensors")));
+  ExpectBothNames(dir / "model.safetensors");
 }
 
 TEST(TiedTensors, LeaveFilesWithoutTiesAsTheyWere) {

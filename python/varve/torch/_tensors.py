@@ -186,12 +186,15 @@ class TorchArrays(NumpyArrays):
         made = {key: item for key, item in state.items() if id(item) in self._fresh}
         if not made or not isinstance(value, torch.nn.Module):
             value.load_state_dict(state)
-        elif len(made) == len(state):
+            return
+        tied = _tied_parameters(value)
+        if len(made) == len(state):
             value.load_state_dict(state, assign=True)
         else:
             value.load_state_dict(made, strict=False, assign=True)
             rest = {key: item for key, item in state.items() if key not in made}
             value.load_state_dict(rest, strict=False)
+        _tie(value, tied)
 
     def note_filled(self, tensors: Iterable[Any]) -> None:
         """Lets autograd know: a backward pass that needs the old values is then refused."""
@@ -202,6 +205,25 @@ class TorchArrays(NumpyArrays):
                 if DTensor is not None and isinstance(tensor, DTensor):
                     changed.append(tensor._local_tensor)
         increment_version(changed)
+
+
+def _tied_parameters(module: torch.nn.Module) -> list[list[str]]:
+    """The names of each parameter that a module has under several."""
+    names: dict[int, list[str]] = {}
+    for name, parameter in module.named_parameters(remove_duplicate=False):
+        names.setdefault(id(parameter), []).append(name)
+    return [several for several in names.values() if len(several) > 1]
+
+
+def _tie(module: torch.nn.Module, tied: list[list[str]]) -> None:
+    """Makes names one parameter again that hold the same memory: assignment wraps it anew for each."""
+    for first, *others in tied:
+        parameter = module.get_parameter(first)
+        for name in others:
+            place = _place(parameter)
+            if place is not None and place == _place(module.get_parameter(name)):
+                owner, _, leaf = name.rpartition(".")
+                setattr(module.get_submodule(owner), leaf, parameter)
 
 
 def _is_torch(value: Any) -> bool:
@@ -381,12 +403,17 @@ def _place(tensor: torch.Tensor) -> Any:
     """Returns a key that is equal for tensors of one memory; None where the address does not tell."""
     if type(tensor) not in (torch.Tensor, torch.nn.Parameter):
         return None
-    if tensor.device.type not in ("cpu", "cuda") or tensor.numel() == 0:
+    if tensor.device.type not in ("cpu", "cuda", "meta") or tensor.numel() == 0:
         return None
     flags = tensor.is_conj(), tensor.is_neg()
+    address = (
+        (tensor.untyped_storage()._cdata, tensor.storage_offset())
+        if tensor.is_meta  # It has no memory; what was one tensor still shares a storage.
+        else tensor.data_ptr()
+    )
     return (
         tensor.device,
-        tensor.data_ptr(),
+        address,
         tensor.dtype,
         tuple(tensor.shape),
         tensor.stride(),
