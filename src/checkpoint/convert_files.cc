@@ -8,8 +8,8 @@
 #include "base/bytes.h"
 #include "checkpoint/commit.h"
 #include "checkpoint/convert.h"
-#include "checkpoint/data_writer.h"
 #include "checkpoint/names.h"
+#include "checkpoint/save_id.h"
 #include "interop/safetensors.h"
 #include "interop/safetensors_encode.h"
 

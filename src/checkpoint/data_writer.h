@@ -26,10 +26,4 @@ Result<FileWork> PrepareDataFile(const State& state, FilePlan plan, std::string 
 /// The same without data: for a process that has a copy of them and not the state.
 Result<FileWork> DescribeDataFile(FilePlan plan);
 
-/// A new random id. Errors: the system gives no randomness.
-Result<SaveId> RandomSaveId();
-
-/// Unix time in nanoseconds.
-std::uint64_t UnixTimeNs();
-
 }  // namespace varve

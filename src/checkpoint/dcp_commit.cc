@@ -1,7 +1,7 @@
 #include <utility>
 
 #include "checkpoint/commit.h"
-#include "checkpoint/data_writer.h"
+#include "checkpoint/save_id.h"
 #include "varve/dcp.h"
 #include "varve/path.h"
 

@@ -5,8 +5,7 @@
 #include <string_view>
 #include <vector>
 
-#include "checkpoint/open.h"
-#include "interop/decoded.h"
+#include "checkpoint/opened.h"
 #include "varve/status.h"
 #include "varve/storage.h"
 

@@ -3,9 +3,9 @@
 #include <memory>
 #include <utility>
 
-#include "checkpoint/data_writer.h"
 #include "checkpoint/names.h"
 #include "checkpoint/replaced.h"
+#include "checkpoint/save_id.h"
 #include "varve/catalogue.h"
 #include "varve/path.h"
 

@@ -17,7 +17,7 @@
 #include "base/octets.h"
 #include "checkpoint/cast_read.h"
 #include "checkpoint/destinations.h"
-#include "checkpoint/ties.h"
+#include "checkpoint/tied_names.h"
 #include "varve/checkpoint.h"
 
 namespace varve {

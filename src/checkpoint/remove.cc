@@ -7,11 +7,11 @@
 //  4. Remove the directory with all that is in it.
 
 #include "checkpoint/claim.h"
-#include "checkpoint/data_writer.h"
 #include "checkpoint/names.h"
 #include "checkpoint/other_files.h"
 #include "checkpoint/own_names.h"
 #include "checkpoint/replaced.h"
+#include "checkpoint/save_id.h"
 #include "varve/catalogue.h"
 
 namespace varve {

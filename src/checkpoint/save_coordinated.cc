@@ -35,6 +35,7 @@
 #include "checkpoint/fingerprint.h"
 #include "checkpoint/names.h"
 #include "checkpoint/save_dcp.h"
+#include "checkpoint/save_id.h"
 #include "checkpoint/save_terms.h"
 #include "checkpoint/side_files.h"
 #include "format/manifest.h"

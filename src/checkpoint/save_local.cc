@@ -26,6 +26,7 @@
 #include "checkpoint/commit.h"
 #include "checkpoint/data_writer.h"
 #include "checkpoint/names.h"
+#include "checkpoint/save_id.h"
 #include "checkpoint/scan.h"
 #include "format/commit_record.h"
 

@@ -3,40 +3,15 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
-#include <map>
-#include <set>
-#include <string_view>
-#include <tuple>
 #include <utility>
 #include <vector>
 
 #include "checkpoint/device_memory.h"
 #include "tensor/box.h"
+#include "tensor/memory_place.h"
 
 namespace varve {
 namespace {
-
-/// Strides that tell where elements are: row-major ones where none are given, and 0 for dimensions
-/// that are never stepped along.
-Strides EffectiveStrides(const Box& box, Strides strides) {
-  if (strides.empty()) {
-    strides = RowMajorStrides(box.sizes);
-  }
-  for (std::size_t d = 0; d < std::min(strides.size(), box.sizes.size()); ++d) {
-    if (box.sizes[d] == 1) {
-      strides[d] = 0;
-    }
-  }
-  return strides;
-}
-
-/// Returns a value that is equal for tied shards of one device.
-template <class Tensor>
-auto PlaceOf(const Tensor& tensor) {
-  return std::make_tuple(reinterpret_cast<std::uintptr_t>(tensor.data), tensor.dtype, tensor.shape,
-                         tensor.box.offsets, tensor.box.sizes,
-                         EffectiveStrides(tensor.box, tensor.strides));
-}
 
 /// Ties the shards of one address.
 void TieOneAddress(const State& state, std::vector<std::uint32_t> items, LocalPlan* plan) {
@@ -85,27 +60,6 @@ void FindTies(const State& state, LocalPlan* plan) {
     }
     begin = end;
   }
-}
-
-void DropTiedNames(std::span<const TargetTensor> targets, std::span<const TargetTensor> filled,
-                   std::vector<std::string>* missing) {
-  if (missing->empty()) {
-    return;
-  }
-  std::set<decltype(PlaceOf(targets.front()))> places;
-  for (const TargetTensor& target : filled) {
-    places.insert(PlaceOf(target));
-  }
-  std::map<std::string_view, bool> is_filled;  // Of targets by name: all of them.
-  for (const TargetTensor& target : targets) {
-    const bool one = !IsEmpty(target.box) && places.contains(PlaceOf(target));
-    const auto [at, is_new] = is_filled.emplace(target.fqn, one);
-    at->second = at->second && one;
-  }
-  std::erase_if(*missing, [&](const std::string& name) {
-    const auto found = is_filled.find(name);
-    return found != is_filled.end() && found->second;
-  });
 }
 
 }  // namespace varve

@@ -216,7 +216,7 @@ TEST(TiedTensors, AreConvertedOneByOneWhereOnlySomeAreSelected) {
 TEST(TiedTensors, AreExportedUnderBothNames) {
   const TempDir dir;
   SaveTied(dir / "c", true, {});
-  ASSERT_TRUE(IsOk(ExportSafetensors(dir / "c", dir / "model.safetensors")));
+  ASSERT_TRUE(IsOk(ExportSafetensors(dir / "c", dir / "model.safetensors", {})));
   ExpectBothNames(dir / "model.safetensors");
 }
 

@@ -1,0 +1,27 @@
+/// The index of a checkpoint, of any format, once it has been found and read.
+#pragma once
+
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "format/commit_record.h"
+#include "interop/decoded.h"
+#include "varve/metadata.h"
+#include "varve/value.h"
+
+namespace varve {
+
+struct OpenedIndex {
+  std::string directory;  ///< Where the files are.
+  Metadata metadata;
+  std::optional<CommitRecord> record;  ///< Nothing for a set of rank-local files, and for others'.
+  bool moved_aside = false;
+  bool headers_checked = false;  ///< The index was made of the data files' headers.
+  // What the indexes of other software hold themselves; see interop/decoded.h.
+  std::optional<Value> structure{};
+  std::vector<std::string> inline_values{};
+  std::vector<RecordCrc> records{};  ///< By file and begin.
+};
+
+}  // namespace varve
