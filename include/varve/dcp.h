@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <utility>
@@ -102,10 +103,71 @@ class DcpCommit {
   Status Publish(const std::vector<std::pair<std::string, std::uint64_t>>& files,
                  const std::string& metadata);
 
+  /// Paths of files that stay under hidden names: they were put beside an old checkpoint while it
+  /// was replaced, and the new one's directory has another file of that name. Known after Publish.
+  [[nodiscard]] const std::vector<std::string>& conflicts() const;
+
  private:
   struct Impl;
   explicit DcpCommit(std::unique_ptr<Impl> impl);
   std::unique_ptr<Impl> impl_;
 };
+
+/// Returns true when DcpCommit is the way to save at `path`, as far as names tell: nothing is
+/// there, an empty directory, a checkpoint in Varve's own format, or a DCP checkpoint and nothing
+/// else. False: the directory holds other things and stays where it is; see DcpInPlaceCommit. True
+/// also for what cannot be listed: DcpCommit reports why.
+bool DcpReplacesDirectory(const std::string& path, Storage& storage = PosixStorage());
+
+struct DcpInPlaceOptions {
+  bool overwrite = false;  ///< False: an index that is there ends the save.
+  /// Set for a save of which the other ranks know nothing: this rank, whose index is
+  /// `__R.metadata`. Empty for the coordinator of all ranks, whose index is `.metadata`.
+  std::optional<std::uint32_t> rank;
+};
+
+/// The right to write a DCP checkpoint into a directory that stays: because it holds other things,
+/// is a mount point, or because ranks save without a coordinator. Data files are written into
+/// directory() under numbers from first() on; nothing reads them before Publish replaces the index
+/// in one step. Destroying it without Publish removes the files that this save has written. The
+/// steps, and the crash each one closes, are at the top of src/checkpoint/dcp_in_place.cc.
+/// Threads: one at a time.
+class DcpInPlaceCommit {
+ public:
+  /// Makes the directory if there is none. Errors: AlreadyExists without `overwrite`;
+  /// FailedPrecondition when another save of this name is under way, and when the directory holds a
+  /// checkpoint that readers would open instead of this one.
+  static Result<std::unique_ptr<DcpInPlaceCommit>> Begin(const std::string& path,
+                                                         const DcpInPlaceOptions& options,
+                                                         Storage& storage = PosixStorage());
+  DcpInPlaceCommit(const DcpInPlaceCommit&) = delete;
+  DcpInPlaceCommit& operator=(const DcpInPlaceCommit&) = delete;
+  ~DcpInPlaceCommit();
+
+  /// Where data files go, under names `__R_N.distcp` with N from first() on.
+  [[nodiscard]] const std::string& directory() const;
+  [[nodiscard]] std::uint64_t first() const;
+
+  /// Checks that each of `files` (name in directory(), exact size) is there, and replaces the index
+  /// by `metadata`. Then removes the files of the checkpoint that was there, and nothing else.
+  /// Files must have been synced by their writers. Errors: FailedPrecondition for a missing file,
+  /// DataLoss for one of another size; the old checkpoint stays.
+  Status Publish(const std::vector<std::pair<std::string, std::uint64_t>>& files,
+                 const std::string& metadata);
+
+  /// Paths of files of the user's that stay under hidden names, where dead saves had them: the
+  /// directory has another file of that name.
+  [[nodiscard]] const std::vector<std::string>& conflicts() const;
+
+ private:
+  struct Impl;
+  explicit DcpInPlaceCommit(std::unique_ptr<Impl> impl);
+  std::unique_ptr<Impl> impl_;
+};
+
+/// Returns a fingerprint of each item, by which ranks find replicas that differ: of all bytes up to
+/// 64 KiB, else of 64 samples of 64 bytes. Items with equal fingerprints, dtypes and sizes are
+/// taken for equal. 0 for items without memory: bytes, empty tensors, those that are produced.
+std::vector<std::uint64_t> FingerprintDcpItems(const std::vector<DcpItem>& items);
 
 }  // namespace varve

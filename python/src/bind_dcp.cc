@@ -1,3 +1,4 @@
+#include <nanobind/stl/optional.h>
 #include <nanobind/stl/pair.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
@@ -86,12 +87,24 @@ Result<DcpFile> DecodeReport(std::string_view bytes) {
   return file;
 }
 
-nb::dict WritePython(const FsPath& path, const nb::list& tuples, const nb::dict& options) {
+std::vector<DcpItem> ItemsFrom(const nb::list& tuples) {
   std::vector<DcpItem> items;
   items.reserve(nb::len(tuples));
   for (const nb::handle tuple : tuples) {
     items.push_back(ItemFrom(tuple));
   }
+  return items;
+}
+
+/// `tuples` as write_dcp_file takes them.
+std::vector<std::uint64_t> FingerprintPython(const nb::list& tuples) {
+  const std::vector<DcpItem> items = ItemsFrom(tuples);
+  const nb::gil_scoped_release release;
+  return FingerprintDcpItems(items);
+}
+
+nb::dict WritePython(const FsPath& path, const nb::list& tuples, const nb::dict& options) {
+  const std::vector<DcpItem> items = ItemsFrom(tuples);
   SaveOptions save;
   if (options.contains("direct")) {
     save.direct = nb::cast<bool>(nb::object(options["direct"]));
@@ -131,33 +144,47 @@ nb::bytes SealPython(const nb::bytes& index, const nb::list& files) {
   return ToBytes(ValueOrRaise(std::move(sealed)));
 }
 
-class PythonDcpCommit {
+using NamedSizes = std::vector<std::pair<std::string, std::uint64_t>>;
+
+/// DcpCommit or DcpInPlaceCommit, until it has ended.
+template <class Commit>
+class PythonCommit {
  public:
-  PythonDcpCommit(const FsPath& path, bool overwrite) {
-    Result<std::unique_ptr<DcpCommit>> begun = Internal("not run");
+  template <class... Options>
+  explicit PythonCommit(const FsPath& path, const Options&... options) {
+    Result<std::unique_ptr<Commit>> begun = Internal("not run");
     {
       const nb::gil_scoped_release release;
-      begun = DcpCommit::Begin(path.text, overwrite);
+      begun = Commit::Begin(path.text, options...);
     }
     commit_ = ValueOrRaise(std::move(begun));
-    staging_ = commit_->staging();
   }
 
-  [[nodiscard]] nb::object staging() const { return ToPath(staging_); }
-
-  void Publish(const std::vector<std::pair<std::string, std::uint64_t>>& files,
-               const nb::bytes& metadata) {
-    const std::string index(metadata.c_str(), metadata.size());
+  [[nodiscard]] Commit& get() const {
     if (commit_ == nullptr) {
       Raise(FailedPrecondition("this save has ended already"));
     }
+    return *commit_;
+  }
+
+  /// Returns the paths of files that could not be put beside the new checkpoint.
+  nb::list Publish(const NamedSizes& files, const nb::bytes& metadata) {
+    const std::string index(metadata.c_str(), metadata.size());
+    Commit& commit = get();
+    std::vector<std::string> conflicts;
     Status status;
     {
       const nb::gil_scoped_release release;
-      status = commit_->Publish(files, index);
+      status = commit.Publish(files, index);
+      conflicts = commit.conflicts();
       commit_.reset();
     }
     RaiseIfError(status);
+    nb::list out;
+    for (const std::string& conflict : conflicts) {
+      out.append(ToPath(conflict));
+    }
+    return out;
   }
 
   void Abandon() {
@@ -166,8 +193,15 @@ class PythonDcpCommit {
   }
 
  private:
-  std::unique_ptr<DcpCommit> commit_;
-  std::string staging_;
+  std::unique_ptr<Commit> commit_;
+};
+
+using PythonDcpCommit = PythonCommit<DcpCommit>;
+
+class PythonDcpInPlaceCommit : public PythonCommit<DcpInPlaceCommit> {
+ public:
+  PythonDcpInPlaceCommit(const FsPath& path, bool overwrite, std::optional<std::uint32_t> rank)
+      : PythonCommit(path, DcpInPlaceOptions{.overwrite = overwrite, .rank = rank}) {}
 };
 
 }  // namespace
@@ -175,11 +209,25 @@ class PythonDcpCommit {
 void BindDcp(nb::module_& module) {
   module.def("write_dcp_file", &WritePython, nb::arg("path"), nb::arg("items"), nb::arg("options"));
   module.def("seal_dcp_index", &SealPython, nb::arg("index"), nb::arg("files"));
+  module.def("fingerprint_dcp_items", &FingerprintPython, nb::arg("items"));
+  module.def(
+      "dcp_replaces_directory", [](const FsPath& path) { return DcpReplacesDirectory(path.text); },
+      nb::arg("path"));
   nb::class_<PythonDcpCommit>(module, "DcpCommit")
       .def(nb::init<const FsPath&, bool>(), nb::arg("path"), nb::arg("overwrite"))
-      .def_prop_ro("staging", &PythonDcpCommit::staging)
+      .def_prop_ro("staging",
+                   [](const PythonDcpCommit& self) { return ToPath(self.get().staging()); })
       .def("publish", &PythonDcpCommit::Publish, nb::arg("files"), nb::arg("metadata"))
       .def("abandon", &PythonDcpCommit::Abandon);
+  nb::class_<PythonDcpInPlaceCommit>(module, "DcpInPlaceCommit")
+      .def(nb::init<const FsPath&, bool, std::optional<std::uint32_t>>(), nb::arg("path"),
+           nb::arg("overwrite"), nb::arg("rank").none())
+      .def_prop_ro(
+          "directory",
+          [](const PythonDcpInPlaceCommit& self) { return ToPath(self.get().directory()); })
+      .def_prop_ro("first", [](const PythonDcpInPlaceCommit& self) { return self.get().first(); })
+      .def("publish", &PythonDcpInPlaceCommit::Publish, nb::arg("files"), nb::arg("metadata"))
+      .def("abandon", &PythonDcpInPlaceCommit::Abandon);
 }
 
 }  // namespace varve::python

@@ -68,12 +68,15 @@ Result<Occupant> CheckOccupant(Storage& storage, const std::string& path, Overwr
   return occupant;
 }
 
-/// `ls` and `gc` take the lock for an instant to see whether a save lives; that must not fail one.
 Result<std::unique_ptr<StorageLock>> LockName(Storage& storage, const std::string& path) {
+  return TakeLock(storage, LockPath(path));
+}
+
+Result<std::unique_ptr<StorageLock>> TakeLock(Storage& storage, const std::string& lock_path) {
   constexpr int kTries = 10;
   constexpr auto kPause = std::chrono::milliseconds(10);
   for (int i = 1;; ++i) {
-    auto lock = storage.Lock(LockPath(path));
+    auto lock = storage.Lock(lock_path);
     if (lock.ok() || lock.status().code() != StatusCode::kFailedPrecondition || i == kTries) {
       return lock;
     }

@@ -23,6 +23,10 @@ Result<Occupant> CheckOccupant(Storage& storage, const std::string& path, Overwr
 /// Unimplemented where the file system has no locks.
 Result<std::unique_ptr<StorageLock>> LockName(Storage& storage, const std::string& path);
 
+/// Locks `lock_path`, which is tried again for an instant: `ls` and `gc` take locks to see whether
+/// a save lives. Errors: as LockName.
+Result<std::unique_ptr<StorageLock>> TakeLock(Storage& storage, const std::string& lock_path);
+
 /// Returns the path that `path` leads to when it is a symbolic link, else `path`: a save replaces
 /// the checkpoint and leaves links to it alone. Errors: InvalidArgument for links in a circle.
 Result<std::string> FollowLinks(Storage& storage, const std::string& path);

@@ -1,6 +1,8 @@
+#include <algorithm>
 #include <utility>
 
 #include "checkpoint/commit.h"
+#include "checkpoint/own_names.h"
 #include "checkpoint/save_id.h"
 #include "varve/dcp.h"
 #include "varve/path.h"
@@ -27,6 +29,8 @@ Result<std::unique_ptr<DcpCommit>> DcpCommit::Begin(const std::string& path, boo
 
 const std::string& DcpCommit::staging() const { return impl_->commit->staging(); }
 
+const std::vector<std::string>& DcpCommit::conflicts() const { return impl_->commit->conflicts(); }
+
 Status DcpCommit::Publish(const std::vector<std::pair<std::string, std::uint64_t>>& files,
                           const std::string& metadata) {
   std::vector<DataFile> data_files;
@@ -38,6 +42,22 @@ Status DcpCommit::Publish(const std::vector<std::pair<std::string, std::uint64_t
     data_files.push_back(std::move(file));
   }
   return impl_->commit->Publish(data_files, {{".metadata", metadata}});
+}
+
+bool DcpReplacesDirectory(const std::string& path, Storage& storage) {
+  const auto entries = storage.List(path);
+  if (!entries.ok() || entries->empty()) {
+    return true;
+  }
+  const auto format = ShownFormat(*entries);
+  if (format == Format::kVarve) {
+    return true;
+  }
+  const OwnNames names(storage, path, *entries);
+  return format == Format::kDcp &&
+         std::all_of(entries->begin(), entries->end(), [&](const DirectoryEntry& entry) {
+           return !entry.is_directory && names.FitsPattern(entry.name);
+         });
 }
 
 }  // namespace varve

@@ -9,6 +9,7 @@
 #include "base/bytes.h"
 #include "base/checked.h"
 #include "checkpoint/file_work.h"
+#include "checkpoint/fingerprint.h"
 #include "format/data_file.h"
 #include "interop/torch_encode.h"
 #include "pipeline/file_writer.h"
@@ -169,6 +170,18 @@ Result<DcpFile> WriteDcpFile(const std::string& path, const std::vector<DcpItem>
                              const SaveOptions& options, Storage& storage) {
   VARVE_ASSIGN_OR_RETURN(const std::string where, ResolvePath(path, storage));
   return WriteDcpItems(storage, where, items, options);
+}
+
+std::vector<std::uint64_t> FingerprintDcpItems(const std::vector<DcpItem>& items) {
+  std::vector<std::uint64_t> fingerprints(items.size());
+  for (std::size_t i = 0; i < items.size(); ++i) {
+    const DcpItem& item = items[i];
+    const bool has_memory = item.is_tensor && item.data != nullptr && !item.produce;
+    if (has_memory && CheckedProduct(item.sizes).value_or(0) > 0) {
+      fingerprints[i] = Fingerprint(RegionOf(item), CheckReplicas::kSamples);
+    }
+  }
+  return fingerprints;
 }
 
 }  // namespace varve

@@ -67,18 +67,24 @@ Hash128 HashRanges(const Region& region, std::span<const ByteRange> ranges) {
   return hash.Digest();
 }
 
+// Half of the hash: plans are sent, and 64 bits tell replicas apart as surely.
+std::uint64_t Fingerprint(const Region& region, CheckReplicas check) {
+  const Hash128 hash = HashRanges(region, FingerprintRanges(region.bytes(), check));
+  std::uint64_t half = 0;
+  for (std::size_t byte = 0; byte < sizeof(half); ++byte) {
+    half = half << 8 | hash.bytes[byte];
+  }
+  return half;
+}
+
 void AddFingerprints(const State& state, CheckReplicas check, LocalPlan* plan) {
   for (std::size_t i = 0; i < state.tensors.size(); ++i) {
     const SourceTensor& source = state.tensors[i];
     if (source.produce || source.cuda || IsEmpty(source.box)) {
       continue;
     }
-    const Region region(source.box, MemoryOf(source), source.box);
-    const Hash128 hash = HashRanges(region, FingerprintRanges(region.bytes(), check));
-    // Half of the hash: plans are sent, and 64 bits tell replicas apart as surely.
-    for (std::size_t byte = 0; byte < sizeof(std::uint64_t); ++byte) {
-      plan->tensors[i].fingerprint = plan->tensors[i].fingerprint << 8 | hash.bytes[byte];
-    }
+    plan->tensors[i].fingerprint =
+        Fingerprint(Region(source.box, MemoryOf(source), source.box), check);
   }
 }
 

@@ -1,6 +1,7 @@
 /// Fingerprints of tensor memory, by which ranks find replicas that differ.
 #pragma once
 
+#include <cstdint>
 #include <span>
 
 #include "plan/save_plan.h"
@@ -15,9 +16,11 @@ namespace varve {
 /// the region's chunk, whatever the strides of its memory, and must not cut an element.
 Hash128 HashRanges(const Region& region, std::span<const ByteRange> ranges);
 
-/// Fills the fingerprint of each item of `plan`, which MakeLocalPlan made of `state`. Fingerprints
-/// of equal shards are equal on all ranks that check alike. They stay unknown for shards on a
-/// device, for tensors that are produced, and for empty shards.
+/// Returns the fingerprint of a shard. Equal shards have equal ones on all ranks that check alike.
+std::uint64_t Fingerprint(const Region& region, CheckReplicas check);
+
+/// Fills the fingerprint of each item of `plan`, which MakeLocalPlan made of `state`. They stay
+/// unknown for shards on a device, for tensors that are produced, and for empty shards.
 void AddFingerprints(const State& state, CheckReplicas check, LocalPlan* plan);
 
 }  // namespace varve

@@ -365,22 +365,31 @@ bool IsDcpIndexName(std::string_view name) {
   return name == kDcpIndex || RankOfIndex(name).has_value();
 }
 
+Result<std::vector<std::string>> NamesInDcpIndex(Storage& storage, const std::string& path) {
+  VARVE_ASSIGN_OR_RETURN(const Decoded decoded, DecodeIndexFile(storage, path));
+  std::vector<std::string> names;
+  for (const DataFile& file : decoded.metadata.files) {
+    names.push_back(file.name);
+  }
+  for (const StoredFile& file : decoded.metadata.side_files) {
+    names.push_back(file.name);
+  }
+  return names;
+}
+
 Result<std::vector<std::string>> ForeignFileNames(Storage& storage, const std::string& directory) {
   VARVE_ASSIGN_OR_RETURN(const auto entries, storage.List(directory));
   std::vector<std::string> names;
+  bool is_dcp = false;  // Its index may name nothing; the other one is then the user's.
   for (const DirectoryEntry& entry : entries) {
     if (!entry.is_directory && IsDcpIndexName(entry.name)) {
-      VARVE_ASSIGN_OR_RETURN(const Decoded decoded,
-                             DecodeIndexFile(storage, JoinPath(directory, entry.name)));
-      for (const DataFile& file : decoded.metadata.files) {
-        names.push_back(file.name);
-      }
-      for (const StoredFile& file : decoded.metadata.side_files) {
-        names.push_back(file.name);
-      }
+      is_dcp = true;
+      VARVE_ASSIGN_OR_RETURN(const auto named,
+                             NamesInDcpIndex(storage, JoinPath(directory, entry.name)));
+      names.insert(names.end(), named.begin(), named.end());
     }
   }
-  if (names.empty() && HasHfIndex(entries)) {
+  if (!is_dcp && HasHfIndex(entries)) {
     const std::string path = JoinPath(directory, kHfIndexName);
     VARVE_ASSIGN_OR_RETURN(const std::string json, ReadWholeFile(storage, path, kMaxJsonBytes));
     VARVE_ASSIGN_OR_RETURN(const HfIndex index, DecodeHfIndex(json));

@@ -28,6 +28,10 @@ inline constexpr std::string_view kHfIndexName = "model.safetensors.index.json";
 /// Returns true for `.metadata` and for `__R.metadata`.
 bool IsDcpIndexName(std::string_view name);
 
+/// Returns the names of the files that one index of DCP mentions, whether they are there or not.
+/// Errors: those of reading an index.
+Result<std::vector<std::string>> NamesInDcpIndex(Storage& storage, const std::string& path);
+
 /// Returns the names of the files that the index in this directory mentions, whether they are there
 /// or not; nothing where there is no index of DCP or of a Hugging Face folder. Errors: those of
 /// reading an index.

@@ -12,8 +12,6 @@
 namespace varve {
 namespace {
 
-constexpr std::string_view kRankLockPrefix = ".rank-";
-
 /// No lock says whether ranks still talk in a directory. Nobody waits for an answer as long as
 /// this.
 constexpr std::int64_t kTalkIsOverNs = std::int64_t{24} * 3600 * 1'000'000'000;
@@ -93,7 +91,7 @@ class Collector {
         } else {
           VARVE_RETURN_IF_ERROR(Remove(path, entry));
         }
-      } else if (entry.name.starts_with(kRankLockPrefix) && entry.name.ends_with(".varve-lock")) {
+      } else if (IsInnerLock(entry.name)) {
         const std::string path = JoinPath(directory, entry.name);
         if (const auto lock = storage_.Lock(path); lock.ok()) {
           VARVE_RETURN_IF_ERROR(Remove(path, entry));

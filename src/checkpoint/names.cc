@@ -17,6 +17,7 @@ constexpr std::string_view kAsideSuffix = ".varve-old";
 constexpr std::string_view kFailedSuffix = ".varve-failed";
 constexpr std::string_view kPartSuffix = ".varve-part";
 constexpr std::string_view kRankLockPrefix = ".rank-";
+constexpr std::string_view kInPlaceLock = ".in-place.varve-lock";
 
 bool IsDigit(char c) { return c >= '0' && c <= '9'; }
 
@@ -91,6 +92,10 @@ std::string RankLockPath(std::string_view directory, std::uint32_t rank) {
   return JoinPath(directory, name.data());
 }
 
+std::string InPlaceLockPath(std::string_view directory) {
+  return JoinPath(directory, kInPlaceLock);
+}
+
 std::string PartPath(std::string_view directory, std::string_view file) {
   return JoinPath(directory, "." + std::string(file) + std::string(kPartSuffix));
 }
@@ -106,8 +111,9 @@ std::optional<std::uint32_t> PartRank(std::string_view entry) {
   return parsed.ec == std::errc() ? std::optional(rank) : std::nullopt;
 }
 
-bool IsRankLock(std::string_view entry) {
-  return entry.starts_with(kRankLockPrefix) && entry.ends_with(kLockSuffix);
+bool IsInnerLock(std::string_view entry) {
+  return (entry.starts_with(kRankLockPrefix) && entry.ends_with(kLockSuffix)) ||
+         entry == kInPlaceLock;
 }
 
 std::optional<Leftover> ParseLeftover(std::string_view entry) {

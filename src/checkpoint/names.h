@@ -9,8 +9,10 @@
 ///   .NAME.varve-removed-<id>   a checkpoint that is being removed
 ///   .NAME.varve-old            the previous checkpoint, moved aside where names cannot be
 ///   exchanged
-/// and inside a directory of rank-local files:
+/// and inside a directory that a save does not replace:
 ///   .rank-RRRRR.varve-lock     held while rank R writes
+///   .in-place.varve-lock       held while ranks together save a DCP checkpoint into a directory
+///   that stays
 ///   .FILE.varve-part           a data file being written
 /// and inside a staging directory that holds more than data files:
 ///   .varve-staging             until the directory is whole: everything in it is the save's
@@ -36,6 +38,8 @@ std::string OldAsidePath(std::string_view path);
 std::string OldLockPath(std::string_view path);
 std::string FailedPath(std::string_view path);
 std::string RankLockPath(std::string_view directory, std::uint32_t rank);
+/// The lock in `directory` of a save by all ranks into it.
+std::string InPlaceLockPath(std::string_view directory);
 std::string PartPath(std::string_view directory, std::string_view file);
 
 inline constexpr std::string_view kStagingMark = ".varve-staging";
@@ -53,8 +57,9 @@ std::optional<Leftover> ParseLeftover(std::string_view entry);
 /// The rank that writes a part of this name; nothing when it is no part of a data file.
 std::optional<std::uint32_t> PartRank(std::string_view entry);
 
-/// Returns true for the lock of a rank in a directory of rank-local files.
-bool IsRankLock(std::string_view entry);
+/// Returns true for a lock that saves take inside a checkpoint's directory: of one rank, or of all
+/// ranks that save in place.
+bool IsInnerLock(std::string_view entry);
 
 /// Checks that a checkpoint may be saved as `path`. Errors: InvalidArgument when it is empty, its
 /// last part is "." or "..", or it looks like a hidden name of Varve's.

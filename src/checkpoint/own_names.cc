@@ -52,14 +52,6 @@ bool IsNativeIndex(std::string_view name) {
 
 bool IsNativeName(std::string_view name) { return IsNativeIndex(name) || IsWrittenDataFile(name); }
 
-bool IsDcpName(std::string_view name) {
-  if (name.ends_with(".tmp")) {  // torch renames its index from there.
-    name.remove_suffix(4);
-    return IsDcpIndexName(name);
-  }
-  return IsDcpIndexName(name) || name.ends_with(".distcp");
-}
-
 bool IsHfName(std::string_view name) {
   if (name == kHfIndexName || name == "model.safetensors") {
     return true;
@@ -69,7 +61,7 @@ bool IsHfName(std::string_view name) {
 
 /// Hidden names that only Varve makes, in a directory of any format.
 bool IsHiddenName(std::string_view name) {
-  if (name == kStagingMark || PartRank(name) || IsRankLock(name)) {
+  if (name == kStagingMark || PartRank(name) || IsInnerLock(name)) {
     return true;
   }
   const auto part = ParseLeftover(name);
@@ -78,6 +70,14 @@ bool IsHiddenName(std::string_view name) {
 }
 
 }  // namespace
+
+bool IsDcpName(std::string_view name) {
+  if (name.ends_with(".tmp")) {  // An index is renamed from there, by torch too.
+    name.remove_suffix(4);
+    return IsDcpIndexName(name);
+  }
+  return IsDcpIndexName(name) || name.ends_with(".distcp");
+}
 
 std::optional<Format> ShownFormat(const std::vector<DirectoryEntry>& entries) {
   bool dcp = false;

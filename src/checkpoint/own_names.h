@@ -26,6 +26,10 @@ namespace varve {
 /// they show none. Where they show several, it is the one that a reader opens.
 std::optional<Format> ShownFormat(const std::vector<DirectoryEntry>& entries);
 
+/// Returns true for a name that DCP's writers give: `.metadata`, `__R.metadata`, these two with
+/// `.tmp` behind them while they are written, and `*.distcp`.
+bool IsDcpName(std::string_view name);
+
 /// Returns true for a name directly in a checkpoint's directory that checkpoints of some format, or
 /// Varve, use themselves: no side file may have it.
 bool IsReservedFileName(std::string_view name);

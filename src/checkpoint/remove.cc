@@ -21,8 +21,8 @@ namespace {
 Status CheckNoRankSaves(Storage& storage, const std::string& path,
                         const std::vector<DirectoryEntry>& entries) {
   for (const DirectoryEntry& entry : entries) {
-    if (IsRankLock(entry.name) && storage.Lock(JoinPath(path, entry.name)).status().code() ==
-                                      StatusCode::kFailedPrecondition) {
+    if (IsInnerLock(entry.name) && storage.Lock(JoinPath(path, entry.name)).status().code() ==
+                                       StatusCode::kFailedPrecondition) {
       return FailedPrecondition("remove " + path + ": a save of it is under way");
     }
   }

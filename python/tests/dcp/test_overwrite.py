@@ -32,14 +32,14 @@ def files(path: Path) -> list[str]:
 
 
 class Killed(BaseException):
-    """Stands for a power cut: nothing of the save runs after it."""
+    """Ends a save without its ends. Real kills are in test_in_place.py."""
 
 
 class DiesBefore(dcp.FileSystemWriter):
-    """Dies between writing the data and publishing it."""
+    """Ends between writing the data and publishing it."""
 
     def finish(self, metadata: Any, results: Any) -> None:
-        self._publication = None  # And no clearing up.
+        self._publication = None  # What the engine has written it removes.
         raise Killed
 
 
@@ -134,10 +134,10 @@ def test_beside_other_files_too_the_old_one_is_whole_until_the_new_one_is(tmp_pa
     (path / "notes.txt").write_text("mine")
     die(path)
     assert_holds(path, 1)
-    assert files(path) == [".metadata", "__0_0.distcp", "__0_1.distcp", "notes.txt"]
+    assert files(path) == [".metadata", "__0_0.distcp", "notes.txt"]
     dcp.save(state(3), checkpoint_id=path)
     assert_holds(path, 3)
-    assert files(path) == [".metadata", "__0_2.distcp", "notes.txt"]
+    assert files(path) == [".metadata", "__0_1.distcp", "notes.txt"]
 
 
 def test_a_failed_save_beside_other_files_leaves_none_of_its_own(tmp_path: Path) -> None:
@@ -203,7 +203,7 @@ def test_a_rank_saving_alone_keeps_its_old_checkpoint_until_the_new_one_is_whole
     dcp.load(loaded, checkpoint_id=path)
     assert loaded["step"] == 1 and bool((loaded["w"] == 1).all())
     dcp.save(state(3), checkpoint_id=path, use_collectives=False)
-    assert files(path) == ["__0.metadata", "__0_2.distcp"]
+    assert files(path) == ["__0.metadata", "__0_1.distcp"]
     with pytest.raises(dcp.CheckpointError, match="Checkpoint already exists"):
         dcp.save(
             state(4),

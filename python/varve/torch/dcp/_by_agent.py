@@ -28,7 +28,7 @@ from varve import _engine, _tree
 from varve.torch._stager import stager_of
 from varve.torch._tensors import TorchArrays
 from varve.torch.dcp._errors import Group, checkpoint_error
-from varve.torch.dcp._publish import _is_replaceable
+from varve.torch.dcp._publish import is_replaceable
 from varve.torch.dcp._reader import FileSystemReader
 from varve.torch.dcp._writer import FileSystemWriter
 
@@ -122,7 +122,7 @@ def _writes_plainly(writer: Any) -> bool:
         and writer.single_file_per_rank
         and writer.thread_count == 1
         and not writer._transforms
-        and _is_replaceable(os.path.realpath(writer.path))
+        and is_replaceable(os.path.realpath(writer.path))
     )
 
 

@@ -7,7 +7,7 @@ import os
 import threading
 import warnings
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from torch.distributed.checkpoint import filesystem
@@ -158,20 +158,16 @@ class FileSystemWriter(filesystem.FileSystemWriter):
         _arrived.place = None
         if self.use_collectives or self.rank is None:
             return plan
-        self._publication = begin_local(str(self.path), self.overwrite, self.rank)
-        self._place = self._place_of(self.rank)
+        path, rank = str(self.path), self.rank
+        self._publication = self._claim(lambda: begin_local(path, self.overwrite, rank))
+        self._place = self._place_of(rank)
         return dataclasses.replace(plan, storage_data=self._place)
 
     def prepare_global_plan(self, plans: list[SavePlan]) -> list[SavePlan]:
         """Claims the name and tells the ranks where to write."""
         if not self.use_collectives:
             return plans
-        key = (threading.get_ident(), os.path.realpath(self.path))
-        earlier = _claims.get(key)
-        if earlier is not None:
-            earlier.abandon()
-        self._publication = begin(str(self.path), self.overwrite)
-        _claims[key] = self
+        self._publication = self._claim(lambda: begin(str(self.path), self.overwrite))
         places = [self._place_of(rank) for rank in range(len(plans))]
         self._place = places[0]
         return [
@@ -222,6 +218,16 @@ class FileSystemWriter(filesystem.FileSystemWriter):
     def __getstate__(self) -> dict[str, Any]:
         """For torch's checkpointing process: a save under way does not move there."""
         return {**self.__dict__, "_publication": None, "_place": None}
+
+    def _claim(self, begins: Callable[[], Publication]) -> Publication:
+        """Begins a publication; the save that this thread has begun and not ended is dead."""
+        key = (threading.get_ident(), os.path.realpath(self.path))
+        earlier = _claims.get(key)
+        if earlier is not None:
+            earlier.abandon()
+        publication = begins()
+        _claims[key] = self
+        return publication
 
     def _place_of(self, rank: int) -> Place:
         assert self._publication is not None

@@ -1,0 +1,87 @@
+/// Saves of small DCP checkpoints into a directory that stays.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "storage/memory.h"
+#include "tensor/box.h"
+#include "varve/dcp.h"
+
+namespace varve::test {
+
+using NamedSizes = std::vector<std::pair<std::string, std::uint64_t>>;
+
+/// What ranks have written, and the index of it.
+struct WrittenDcp {
+  NamedSizes files;
+  Metadata metadata;
+};
+
+/// Writes the file of `rank`: the tensor "w<rank>", whose bytes follow from `seed`.
+inline Status WriteRank(Storage& storage, const std::string& directory, std::uint64_t number,
+                        std::uint32_t rank, char seed, WrittenDcp* written) {
+  const std::string name = "__" + std::to_string(rank) + "_" + std::to_string(number) + ".distcp";
+  const std::string memory(5000 + static_cast<unsigned char>(seed), seed);
+  const std::string fqn = "w" + std::to_string(rank);
+  VARVE_ASSIGN_OR_RETURN(const DcpFile file, WriteDcpFile(JoinPath(directory, name),
+                                                          {{.fqn = fqn,
+                                                            .is_tensor = true,
+                                                            .dtype = DType::kUInt8,
+                                                            .sizes = {memory.size()},
+                                                            .data = memory.data()}},
+                                                          {.block_bytes = 4096}, storage));
+  const DcpExtent& item = file.items.front();
+  written->metadata.block_bytes = file.block_bytes;
+  TensorMetadata tensor{fqn, DType::kUInt8, {memory.size()}, {}};
+  Chunk& chunk = tensor.chunks.emplace_back();
+  chunk.box = WholeBox(tensor.shape);
+  chunk.extent = {static_cast<std::uint32_t>(written->files.size()), item.offset,
+                  item.offset + item.length, Encoding::kTorchItem};
+  chunk.payload = item.payload;
+  written->metadata.tensors.push_back(std::move(tensor));
+  DataFile data;
+  data.name = name;
+  data.rank = rank;
+  data.size = file.size;
+  data.block_crc32c = file.block_crc32c;
+  written->metadata.files.push_back(std::move(data));
+  written->files.emplace_back(name, file.size);
+  return Status::Ok();
+}
+
+/// Writes the files of `ranks` and publishes them.
+inline Status FinishInPlace(Storage& storage, DcpInPlaceCommit& commit,
+                            const std::vector<std::uint32_t>& ranks, char seed) {
+  WrittenDcp written;
+  written.metadata.format = Format::kDcp;
+  for (const std::uint32_t rank : ranks) {
+    VARVE_RETURN_IF_ERROR(
+        WriteRank(storage, commit.directory(), commit.first(), rank, seed, &written));
+  }
+  VARVE_ASSIGN_OR_RETURN(const std::string index, EncodeDcpIndex(written.metadata));
+  return commit.Publish(written.files, index);
+}
+
+/// Saves a checkpoint of two ranks.
+inline Status SaveInPlace(Storage& storage, const std::string& path, char seed,
+                          bool overwrite = true) {
+  VARVE_ASSIGN_OR_RETURN(
+      const auto commit,
+      DcpInPlaceCommit::Begin(path, {.overwrite = overwrite, .rank = {}}, storage));
+  return FinishInPlace(storage, *commit, {0, 1}, seed);
+}
+
+/// Saves what one rank has, without a coordinator.
+inline Status SaveRankInPlace(Storage& storage, const std::string& path, std::uint32_t rank,
+                              char seed, bool overwrite = true) {
+  VARVE_ASSIGN_OR_RETURN(
+      const auto commit,
+      DcpInPlaceCommit::Begin(path, {.overwrite = overwrite, .rank = rank}, storage));
+  return FinishInPlace(storage, *commit, {rank}, seed);
+}
+
+}  // namespace varve::test
