@@ -255,8 +255,14 @@ def log_conflicts(path: str, conflicts: list[str]) -> None:
         )
 
 
-def warn_of_differences(names: list[str]) -> None:
-    """Warns that replicas differ.
+_LOWEST_IS_SAVED = (
+    "What is saved is the value of the lowest of these ranks. Wrap what each rank has for itself in "
+    'varve.torch.PerRank; on_difference="error" refuses such a save'
+)
+
+
+def warn_of_differences(names: list[str], consequence: str = _LOWEST_IS_SAVED) -> None:
+    """Warns that replicas differ, and says what follows from that and what to do.
 
     The text names no path: Python then shows it once for a run that saves the same tensors each time.
     """
@@ -264,9 +270,7 @@ def warn_of_differences(names: list[str]) -> None:
         return
     shown = ", ".join(names[:10]) + (f" and {len(names) - 10} more" if len(names) > 10 else "")
     warn(
-        f"tensors differ between the ranks that hold them: {shown}. What is saved is the value of the "
-        "lowest of these ranks. Wrap what each rank has for itself in varve.torch.PerRank; "
-        'on_difference="error" refuses such a save',
+        f"tensors differ between the ranks that hold them: {shown}. {consequence}",
         ReplicasDifferWarning,
     )
 

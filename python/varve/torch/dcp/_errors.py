@@ -100,3 +100,8 @@ class Group:
     def rank(self) -> int:
         """Within the group, as torch numbers failures."""
         return 0 if self.alone else dist.get_rank(self.process_group)
+
+    @property
+    def size(self) -> int:
+        """Number of ranks."""
+        return 1 if self.alone else dist.get_world_size(self.process_group)

@@ -12,6 +12,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.checkpoint._storage_utils import _storage_setup
 from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
 from torch.distributed.checkpoint.metadata import Metadata
 from torch.distributed.checkpoint.planner import LoadPlanner, SavePlanner
 from torch.distributed.checkpoint.state_dict_loader import _load_state_dict
@@ -58,6 +59,9 @@ def save(
 
     Raises:
         CheckpointError: Some rank failed; on every rank.
+
+    Warns:
+        ReplicasDifferWarning: Ranks hold different values of a tensor; on the coordinator.
     """
     what = f"save {_name(checkpoint_id, storage_writer)}"
     group = Group(process_group, no_dist)
@@ -86,6 +90,7 @@ def save_plain(
 ) -> Metadata:
     """Saves a state whose objects have been asked for theirs, or tells the other ranks of a failure."""
     options = arguments_of(_save_state_dict, use_collectives=(use_collectives, True))
+    planner = _comparing(writer, planner, group) if use_collectives else planner
 
     def run() -> Metadata:
         # A rank that failed takes part, to tell the others.
@@ -104,6 +109,7 @@ def save_plain(
     except BaseException:
         if isinstance(writer, FileSystemWriter):
             writer.abandon()
+            writer.compare_replicas(None)
         raise
 
 
@@ -177,15 +183,17 @@ def save_state_dict(
     """Deprecated by torch in favour of `save`. Objects are not asked for their `state_dict`."""
     _deprecated("save_state_dict", "save")
     what = f"save {_name(None, storage_writer)}"
+    group = Group(process_group, no_dist)
     writer: StorageWriter = storage_writer
     try:
         storage_writer.reset()
     except Exception as error:
         writer = FailedWriter(error)
+    planner = _comparing(writer, planner, group)
     try:
         return _raising_alike(
             what,
-            Group(process_group, no_dist),
+            group,
             lambda: _save_state_dict(
                 state_dict, writer, process_group, coordinator_rank, no_dist, planner
             ),
@@ -193,6 +201,7 @@ def save_state_dict(
     except BaseException:
         if isinstance(storage_writer, FileSystemWriter):
             storage_writer.abandon()
+            storage_writer.compare_replicas(None)
         raise
 
 
@@ -219,6 +228,15 @@ def load_state_dict(
             state_dict, reader, process_group, coordinator_rank, no_dist, planner
         ),
     )
+
+
+def _comparing(writer: Any, planner: SavePlanner | None, group: Group) -> SavePlanner | None:
+    """The planner to save with, after the writer has been told to compare replicas by it."""
+    if not isinstance(writer, FileSystemWriter) or group.size == 1:
+        return planner
+    planner = planner if planner is not None else DefaultSavePlanner()
+    writer.compare_replicas(planner)
+    return planner
 
 
 def _raising_alike(what: str, group: Group, run: Callable[[], _T]) -> _T:

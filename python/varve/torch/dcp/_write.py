@@ -137,17 +137,25 @@ def _engine_item(item: WriteItem, data: Any, keep: list[torch.Tensor]) -> tuple[
     fqn = item.index.fqn
     if isinstance(data, io.BytesIO):
         return fqn, data.getvalue()
+    if not data.is_cpu:
+        data = data.cpu()
+    return engine_tensor(fqn, data, keep) or (fqn, _archive(data))
+
+
+def engine_tensor(fqn: str, data: torch.Tensor, keep: list[torch.Tensor]) -> tuple[Any, ...] | None:
+    """A tensor in CPU memory as the engine takes it; None for what only torch can store.
+
+    The memory lives as long as what is appended to `keep`.
+    """
     tensor = data.detach()
     number = _NUMBERS.get(tensor.dtype)
     if number is None or tensor.layout is not torch.strided or tensor.is_quantized:
-        return fqn, _archive(tensor)
-    if not tensor.is_cpu:
-        tensor = tensor.cpu()
+        return None
     if tensor.is_conj() or tensor.is_neg():
         tensor = tensor.resolve_conj().resolve_neg()
     address = tensor.data_ptr()
     if address == 0 and tensor.numel() > 0:
-        return fqn, _archive(tensor)  # A subclass that is made of other tensors.
+        return None  # A subclass that is made of other tensors.
     keep.append(tensor)
     strides = None if tensor.is_contiguous() else tensor.stride()
     return fqn, number, tuple(tensor.shape), address, strides
@@ -156,7 +164,7 @@ def _engine_item(item: WriteItem, data: Any, keep: list[torch.Tensor]) -> tuple[
 def _archive(tensor: torch.Tensor) -> bytes:
     """What only torch can store, as torch stores it."""
     stream = io.BytesIO()
-    torch.save(tensor.cpu(), stream)
+    torch.save(tensor.detach().cpu(), stream)
     return stream.getvalue()
 
 

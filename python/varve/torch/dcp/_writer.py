@@ -20,6 +20,7 @@ from varve._engine import collector_at_rest, path_text
 from varve.errors import InvalidArgumentError, UnavailableError
 from varve.torch.dcp._index import complete
 from varve.torch.dcp._publish import Publication, begin, begin_local
+from varve.torch.dcp._replicas import can_compare, differing, warn_of, with_fingerprints
 from varve.torch.dcp._write import split, write_files
 
 _COPY_AHEAD = 10_000_000
@@ -67,6 +68,7 @@ class FileSystemWriter(filesystem.FileSystemWriter):
     at `path` stays as it is, and a save that fails or dies changes nothing. A directory that holds
     other things too is kept: data files go there under names that are not taken, and replacing
     `.metadata` makes them the checkpoint. In both cases nothing of the old one is left afterwards.
+    A second save of the same `path` at once is refused.
 
     Saves with `use_collectives=False` have no coordinator. Each rank writes its files into `path`
     under names that are not taken and replaces its `__R.metadata` last; its earlier file stays
@@ -136,6 +138,8 @@ class FileSystemWriter(filesystem.FileSystemWriter):
         self._transforms = bool(_extensions)
         self._publication: Publication | None = None
         self._place: Place | None = None
+        self._compared: SavePlanner | None = None
+        self._differing: list[str] = []
 
     def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
         """Begins anew, under another name if one is given."""
@@ -146,6 +150,7 @@ class FileSystemWriter(filesystem.FileSystemWriter):
         """Begins a save; torch says with `kwargs` who this is and whether ranks talk."""
         self.abandon()
         self._place = None
+        self._differing = []
         self.rank = kwargs.get("rank")
         self.use_collectives = kwargs.get("use_collectives", True)
         if not self.use_collectives and self.rank is None:
@@ -154,10 +159,11 @@ class FileSystemWriter(filesystem.FileSystemWriter):
             )
 
     def prepare_local_plan(self, plan: SavePlan) -> SavePlan:
-        """Touches nothing, but for a save without collectives, which begins here on each rank."""
+        """Touches no file, but for a save without collectives, which begins here on each rank."""
         _arrived.place = None
         if self.use_collectives or self.rank is None:
-            return plan
+            planner, self._compared = self._compared, None
+            return plan if planner is None else with_fingerprints(plan, planner)
         path, rank = str(self.path), self.rank
         self._publication = self._claim(lambda: begin_local(path, self.overwrite, rank))
         self._place = self._place_of(rank)
@@ -168,6 +174,7 @@ class FileSystemWriter(filesystem.FileSystemWriter):
         if not self.use_collectives:
             return plans
         self._publication = self._claim(lambda: begin(str(self.path), self.overwrite))
+        self._differing = differing(plans)
         places = [self._place_of(rank) for rank in range(len(plans))]
         self._place = places[0]
         return [
@@ -204,6 +211,15 @@ class FileSystemWriter(filesystem.FileSystemWriter):
             index, files = complete(metadata, results, publication.directory)
         publication.publish(files, index)
         self._publication = None
+        warn_of(self._differing)
+
+    def compare_replicas(self, planner: SavePlanner | None) -> None:
+        """Lets the next save warn of replicas that differ; `planner` is the one that it is given.
+
+        Called on all ranks, before the save. None, or a planner whose tensors cannot be compared: the
+        next save does not warn.
+        """
+        self._compared = planner if planner is not None and can_compare(planner) else None
 
     def abandon(self) -> None:
         """Ends a save that will not be finished: removes its files, frees its name.
@@ -217,7 +233,7 @@ class FileSystemWriter(filesystem.FileSystemWriter):
 
     def __getstate__(self) -> dict[str, Any]:
         """For torch's checkpointing process: a save under way does not move there."""
-        return {**self.__dict__, "_publication": None, "_place": None}
+        return {**self.__dict__, "_publication": None, "_place": None, "_compared": None}
 
     def _claim(self, begins: Callable[[], Publication]) -> Publication:
         """Begins a publication; the save that this thread has begun and not ended is dead."""

@@ -1,0 +1,91 @@
+"""Finds replicas that differ, before torch's planner chooses which rank's value is stored.
+
+1. Each rank fingerprints the tensors of its local plan (the engine's fingerprints: all bytes up to
+   64 KiB, else 64 samples) and puts them into the plan's `storage_data`. So they travel with the plan,
+   and cost no message of their own.
+2. The planner of the coordinator drops replicas from the plans; `storage_data` stays.
+3. The coordinator compares what ranks hold under one name and offsets. It changes nothing: when the
+   checkpoint has been published, it warns.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
+from torch.distributed.checkpoint.planner import SavePlan, SavePlanner
+
+from varve import _core
+from varve._engine import warn_of_differences
+from varve.torch.dcp._write import engine_tensor
+
+#: What a planner must not do in a way of its own: its answers might cost, or differ between calls.
+_RESOLVING = ("resolve_data", "lookup_object", "transform_object")
+
+
+@dataclasses.dataclass
+class Fingerprints:
+    """Of the tensors of one rank's plan."""
+
+    items: list[tuple[str, Any, Any, int]]
+    """Name, offsets, sizes, fingerprint."""
+
+
+def can_compare(planner: SavePlanner) -> bool:
+    """True for planners that resolve tensors as torch's default planner does and send every plan.
+
+    One that keeps plans gives the coordinator an earlier save's instead of what this rank has sent.
+    """
+    return (
+        isinstance(planner, DefaultSavePlanner)
+        and all(
+            getattr(type(planner), name) is getattr(DefaultSavePlanner, name) for name in _RESOLVING
+        )
+        and not getattr(planner, "_enable_plan_caching", False)
+    )
+
+
+def with_fingerprints(plan: SavePlan, planner: SavePlanner) -> SavePlan:
+    """The plan, with fingerprints of its tensors. Those that are not in CPU memory have none."""
+    keep: list[torch.Tensor] = []
+    named: list[tuple[str, Any, Any]] = []
+    described: list[tuple[Any, ...]] = []
+    for item in plan.items:
+        if item.tensor_data is None:
+            continue
+        data = planner.resolve_data(item)
+        if not isinstance(data, torch.Tensor) or not data.is_cpu:
+            continue
+        tensor = engine_tensor(item.index.fqn, data, keep)
+        if tensor is not None:
+            chunk = item.tensor_data.chunk
+            named.append((item.index.fqn, chunk.offsets, chunk.sizes))
+            described.append(tensor)
+    prints = _core.fingerprint_dcp_items(described)
+    items = [(*name, mark) for name, mark in zip(named, prints, strict=True) if mark]
+    return dataclasses.replace(plan, storage_data=Fingerprints(items))
+
+
+def differing(plans: Iterable[SavePlan]) -> list[str]:
+    """Names of tensors that several ranks hold with different content, in the order of the plans."""
+    first: dict[tuple[str, Any], tuple[Any, int]] = {}
+    names: dict[str, None] = {}
+    for plan in plans:
+        if not isinstance(plan.storage_data, Fingerprints):
+            continue
+        for fqn, offsets, sizes, mark in plan.storage_data.items:
+            if first.setdefault((fqn, offsets), (sizes, mark)) != (sizes, mark):
+                names[fqn] = None
+    return list(names)
+
+
+def warn_of(names: list[str]) -> None:
+    """Warns that replicas differ; nothing when none do."""
+    warn_of_differences(
+        names,
+        "What is saved of each is the value of one of these ranks, which the planner chooses. Give what "
+        'each rank has for itself a key of its own, such as f"rank{rank}.name"',
+    )
