@@ -368,6 +368,7 @@ bool IsDcpIndexName(std::string_view name) {
 Result<std::vector<std::string>> NamesInDcpIndex(Storage& storage, const std::string& path) {
   VARVE_ASSIGN_OR_RETURN(const Decoded decoded, DecodeIndexFile(storage, path));
   std::vector<std::string> names;
+  names.reserve(decoded.metadata.files.size() + decoded.metadata.side_files.size());
   for (const DataFile& file : decoded.metadata.files) {
     names.push_back(file.name);
   }
