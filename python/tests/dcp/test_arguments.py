@@ -149,6 +149,23 @@ def test_a_writer_is_used_again_under_another_name(tmp_path: Path) -> None:
     assert loaded["n"] == 5 and reader.checkpoint_id == tmp_path / "second"
 
 
+@pytest.mark.parametrize("call", [dcp.save, dcp.load, dcp.async_save])
+def test_a_scheme_that_no_storage_serves_is_refused_with_those_that_are(call: Any) -> None:
+    pytest.importorskip("fsspec", reason="no fsspec: it names the schemes")
+    with pytest.raises(varve.InvalidArgumentError) as caught:
+        call({"a": torch.zeros(1)}, checkpoint_id="nosuch://bucket/x")
+    assert 'scheme "nosuch://"' in str(caught.value) and "file://" in str(caught.value)
+    assert " s3," in str(caught.value) and " memory," in str(caught.value)
+
+
+def test_a_scheme_that_fsspec_serves_is_torchs() -> None:
+    pytest.importorskip("fsspec", reason="no fsspec: other schemes are refused")
+    dcp.save({"n": 5}, checkpoint_id="memory://varve-test/step")
+    loaded = {"n": 0}
+    dcp.load(loaded, checkpoint_id="memory://varve-test/step")
+    assert loaded["n"] == 5
+
+
 REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"thread_count": 0}, "thread_count=0"),
     ({"thread_count": 1.5}, "thread_count=1.5"),

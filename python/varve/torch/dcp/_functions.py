@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import traceback
 import warnings
@@ -21,6 +22,7 @@ from torch.distributed.checkpoint.stateful import Stateful
 from torch.distributed.checkpoint.storage import StorageReader, StorageWriter
 
 from varve._engine import collector_at_rest
+from varve.errors import InvalidArgumentError
 from varve.torch.dcp._compat import arguments_of, storage_may_come_second
 from varve.torch.dcp._errors import Group, agree, checkpoint_error
 from varve.torch.dcp._failed import FailedReader, FailedWriter
@@ -283,11 +285,30 @@ def _is_stateful(value: Any) -> bool:
 
 def _find(checkpoint_id: _Id, kind: type[_T], reader: bool) -> Any:
     """The storage for an id: Varve's for paths; else torch finds one, or says that there is none."""
-    if checkpoint_id:
-        text = os.fsdecode(checkpoint_id)
-        if "://" not in text or text.startswith("file://"):
-            return kind(checkpoint_id)  # type: ignore[call-arg]
-    return _storage_setup(None, checkpoint_id, reader)
+    text = os.fsdecode(checkpoint_id) if checkpoint_id else ""
+    if text and ("://" not in text or text.startswith("file://")):
+        return kind(checkpoint_id)  # type: ignore[call-arg]
+    try:
+        return _storage_setup(None, checkpoint_id, reader)
+    except RuntimeError as error:
+        if not text or "Cannot detect" not in str(error):
+            raise
+        raise InvalidArgumentError(
+            f'{text}: no storage serves the scheme "{text.split("://")[0]}://". Paths and file:// are '
+            f"Varve's; {_fsspec_schemes()}"
+        ) from None
+
+
+def _fsspec_schemes() -> str:
+    """Says which schemes torch's storage for URLs serves."""
+    try:
+        fsspec: Any = importlib.import_module("fsspec")
+    except ImportError:
+        return "other schemes need the package fsspec, which is not installed"
+    schemes = sorted({*fsspec.available_protocols(), *fsspec.registry} - {"file"})
+    return (
+        f"torch's storage over fsspec serves {', '.join(schemes)}, some of them by further packages"
+    )
 
 
 def _name(checkpoint_id: _Id, storage: Any) -> str:
