@@ -78,6 +78,19 @@ def test_a_rank_that_waits_logs_for_whom(tmp_path: Path) -> None:
     assert any("save late: rank 1 has waited" in line for line in lines[1]), lines
 
 
+def test_the_advice_to_make_the_call_follows_from_data_not_from_words(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    channel = Channel(1, 2)
+    channel.begin(1, "save x", 60.0)
+    for absent in (False, True):
+        caplog.clear()
+        channel.peers[0].note = "rank 0, which waits for rank 3 (not there yet)"
+        channel.peers[0].waits_for_absent = absent
+        channel._log(30.0)
+        assert ("every rank of the process group" in caplog.text) == absent
+
+
 @pytest.mark.parametrize("victim", [0, 1])
 def test_ctrl_c_reaches_a_rank_that_waits_and_the_others_are_told(
     victim: int, tmp_path: Path

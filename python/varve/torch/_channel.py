@@ -49,12 +49,15 @@ _NOTE_INTERVAL = 5.0
 #: Ended calls whose reason is kept, for ranks that come late.
 _ENDED_KEPT = 64
 
-_NOT_THERE = "not there yet"
-
 _ALL_HAVE_TO_CALL = "every rank of the process group has to make this call"
 
 _LATE_TO_COME = f"did not come before the deadline of {{:g}} s; {_ALL_HAVE_TO_CALL}"
 _NO_ANSWER = "no answer before the deadline"
+
+
+def _note_frame(note: str, waits_for_absent: bool) -> bytes:
+    """How far a rank is, and whether it waits for one that has not made the call."""
+    return json.dumps([note, waits_for_absent]).encode()
 
 
 class Channel(Star):
@@ -89,6 +92,7 @@ class Channel(Star):
             self._next_note = self._began + _NOTE_INTERVAL
             for peer in self.peers.values():
                 peer.note = peer.note_sent = ""
+                peer.waits_for_absent = False
                 while peer.messages and peer.messages[0][0] < number:
                     peer.messages.popleft()
                 if peer.call == number:
@@ -198,7 +202,7 @@ class Channel(Star):
             try:
                 peer = self.peers[0]
                 if peer.connection is not None and not peer.connection.has_unsent:
-                    self._put(peer, Kind.NOTE, self.number, note.encode())
+                    self._put(peer, Kind.NOTE, self.number, _note_frame(note, False))
             finally:
                 self._lock.release()
 
@@ -210,23 +214,34 @@ class Channel(Star):
             return self.peers[0].note or "rank 0"
         groups: dict[str, list[int]] = {}
         for rank, peer in self.peers.items():
-            if rank < self._waits_for:
-                continue  # Its message has been taken.
-            if not any(call == self.number for call, _ in peer.messages):
-                state = peer.note or "still working" if peer.call == self.number else _NOT_THERE
+            if self._is_waited_for(rank, peer):
+                came = peer.call == self.number
+                state = (peer.note or "still working") if came else "not there yet"
                 groups.setdefault(state, []).append(rank)
         return ", ".join(f"{name_ranks(ranks)} ({state})" for state, ranks in groups.items())
 
+    def _is_waited_for(self, rank: int, peer: Peer) -> bool:
+        """On rank 0: True for a rank whose message of this call has neither been taken nor come."""
+        return rank >= self._waits_for and all(call != self.number for call, _ in peer.messages)
+
+    def _some_have_not_come(self) -> bool:
+        """True when rank 0 waits for a rank that has not made this call, as far as this rank knows."""
+        if self.rank != 0:
+            return self.peers[0].waits_for_absent
+        return any(
+            peer.call != self.number and self._is_waited_for(rank, peer)
+            for rank, peer in self.peers.items()
+        )
+
     def _log(self, seconds: float) -> None:
-        waited_for = self.waited_for()
         LOG.warning(
             "%s: rank %d has waited %.0f s for %s; the time limit is %g s%s",
             self.what,
             self.rank,
             seconds,
-            waited_for,
+            self.waited_for(),
             self._limit,
-            f"; {_ALL_HAVE_TO_CALL}" if _NOT_THERE in waited_for else "",
+            f"; {_ALL_HAVE_TO_CALL}" if self._some_have_not_come() else "",
         )
 
     def _tell_whom_we_wait_for(self, now: float) -> None:
@@ -235,11 +250,12 @@ class Channel(Star):
             return
         self._next_note = now + _NOTE_INTERVAL
         note = f"rank 0, which waits for {self.waited_for()}"
+        absent = self._some_have_not_come()
         with self._lock:
             for peer in self.peers.values():
                 if peer.call == self.number and peer.note_sent != note:
                     peer.note_sent = note
-                    self._put(peer, Kind.NOTE, self.number, note.encode())
+                    self._put(peer, Kind.NOTE, self.number, _note_frame(note, absent))
 
     # ---- frames ----
 
@@ -267,7 +283,7 @@ class Channel(Star):
                 peer.messages.append((frame.call, frame.payload))
         elif frame.kind == Kind.NOTE:
             if frame.call == self.number:
-                peer.note = frame.payload.decode()
+                peer.note, peer.waits_for_absent = json.loads(frame.payload)
         elif frame.kind == Kind.END and frame.call >= self.number:
             peer.left = (frame.call, frame.payload.decode())
             if frame.call == self.number:

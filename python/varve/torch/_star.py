@@ -40,6 +40,7 @@ class Peer:
     left: tuple[int, str] | None = None  #: The call that it has left, and why.
     note: str = ""  #: How far it is, in its own words; of rank 0, whom it waits for.
     note_sent: str = ""
+    waits_for_absent: bool = False  #: Of rank 0: it waits for a rank that has not made the call.
     messages: deque[tuple[int, bytes]] = field(default_factory=deque)  #: (call, message).
 
 
