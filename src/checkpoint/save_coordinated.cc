@@ -169,10 +169,6 @@ class CoordinatedSave final : public SaveSession {
     encoded.clear();
     VARVE_ASSIGN_OR_RETURN(settled_.settled, varve::Settle(settled_.plans));
     VARVE_RETURN_IF_ERROR(CheckReplicasAgree());
-    if (options_.format == Format::kVarve) {  // Else known when all data have been written.
-      VARVE_RETURN_IF_ERROR(
-          CheckManifestSize(CountIndex(settled_.plans, settled_.settled, options_.block_bytes)));
-    }
     FileIdentity& identity = settled_.identity;
     if (options_.save_id) {
       identity.save_id = *options_.save_id;
@@ -181,6 +177,8 @@ class CoordinatedSave final : public SaveSession {
     }
     identity.created_ns = UnixTimeNs();
     identity.block_bytes = options_.block_bytes;
+    identity.world_size = static_cast<std::uint32_t>(settled_.plans.size());
+    VARVE_RETURN_IF_ERROR(CheckIndexSizes());
     if (claim_ == Claim::kWithPlan) {
       VARVE_RETURN_IF_ERROR(ClaimName());
     }
@@ -195,6 +193,17 @@ class CoordinatedSave final : public SaveSession {
       replies.push_back(std::move(reply));
     }
     return replies;
+  }
+
+  /// Checks that manifest and headers can be written; else a rank would learn it after the others
+  /// have written.
+  [[nodiscard]] Status CheckIndexSizes() const {
+    if (options_.format != Format::kVarve) {
+      return Status::Ok();  // Its index is known when all data have been written.
+    }
+    VARVE_RETURN_IF_ERROR(
+        CheckManifestSize(CountIndex(settled_.plans, settled_.settled, options_.block_bytes)));
+    return CheckHeaderSizes(settled_.plans, settled_.settled, settled_.identity);
   }
 
   [[nodiscard]] Status CheckReplicasAgree() const {

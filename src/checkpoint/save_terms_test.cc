@@ -1,9 +1,13 @@
 #include "checkpoint/save_terms.h"
 
+#include <string>
 #include <thread>
+#include <vector>
 
 #include <gtest/gtest.h>
 
+#include "storage/faulty.h"
+#include "storage/memory.h"
 #include "support/status_matchers.h"
 #include "support/temp_dir.h"
 #include "varve/catalogue.h"
@@ -73,6 +77,34 @@ TEST(SaveTerms, ThatDifferFailTheSaveOnAllRanksAndLeaveNothing) {
   const auto names = PosixStorage().List(dir.path());
   ASSERT_TRUE(IsOk(names));
   EXPECT_TRUE(names->empty());
+}
+
+TEST(SaveHeader, ThatWouldBeTooLargeFailsTheSaveOnAllRanksBeforeDataAreWritten) {
+  MemoryStorage memory;
+  FaultyStorage storage(memory);
+  const std::vector<float> values(16);
+  auto ranks = MakeInProcessCoordinators(2);
+  {
+    std::vector<std::jthread> threads;
+    for (auto& rank : ranks) {
+      threads.emplace_back([&] {
+        const std::size_t name_bytes = rank->rank() == 1 ? 30'000'000 : 10;
+        State state;
+        for (const char* name : {"a", "b"}) {
+          state.tensors.push_back({.fqn = name + std::string(name_bytes, '"'),
+                                   .dtype = DType::kFloat32,
+                                   .shape = {16},
+                                   .box = WholeBox({16}),
+                                   .data = values.data(),
+                                   .strides = {}});
+        }
+        const SaveOptions options{.storage = &storage};
+        EXPECT_TRUE(FailsWith(Save(state, "runs/step-1", options, *rank),
+                              StatusCode::kInvalidArgument, {"data file of rank 1", "100 MB"}));
+      });
+    }
+  }
+  EXPECT_EQ(storage.changes(), 0U);
 }
 
 }  // namespace

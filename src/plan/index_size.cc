@@ -1,6 +1,8 @@
 #include "plan/index_size.h"
 
+#include <algorithm>
 #include <cstddef>
+#include <string>
 #include <string_view>
 #include <unordered_map>
 #include <unordered_set>
@@ -55,6 +57,70 @@ ManifestCounts CountIndex(const std::vector<LocalPlan>& plans, const SettledPlan
   }
   counts.tensors = tensors.size();
   return counts;
+}
+
+namespace {
+
+/// Whether a name stands in JSON as it is, however often it is quoted.
+bool IsPlainText(std::string_view name) {
+  return std::all_of(name.begin(), name.end(),
+                     [](char c) { return c >= ' ' && c <= '~' && c != '"' && c != '\\'; });
+}
+
+/// Bytes that a name, and numbers behind it, take at most in a header that quotes them `times`
+/// times, within another string: a control character becomes "\\u0001" there.
+std::uint64_t NameBytesAtMost(std::string_view name, std::uint64_t times) {
+  constexpr std::uint64_t kQuotedTwice = 7;
+  return times * (name.size() * (IsPlainText(name) ? 1 : kQuotedTwice) + 64);
+}
+
+/// No header of this assignment is larger. Cheap, for all the ranks whose headers are far from the
+/// limit.
+std::uint64_t HeaderBytesAtMost(const LocalPlan& plan, const RankAssignment& assignment,
+                                std::uint64_t block_bytes) {
+  // See EncodeHeader: a chunk has an entry, its true geometry, its place among the shards and a
+  // hash. Each number has up to 20 digits and a comma; a chunk's name may hold its offsets.
+  constexpr std::uint64_t kNumberBytes = 21;
+  constexpr std::uint64_t kTimesNamed = 4;
+  constexpr std::uint64_t kChunkBytes = 256;
+  constexpr std::uint64_t kNumbersADimension = 5 + kTimesNamed;
+  std::uint64_t data_bytes = assignment.structure.size();
+  std::uint64_t bytes = 4096;
+  for (const ChunkAssignment& chunk : assignment.chunks) {
+    const WriteItem& item = plan.tensors[chunk.item];
+    bytes += kChunkBytes + NameBytesAtMost(item.fqn, kTimesNamed) +
+             kNumbersADimension * kNumberBytes * (item.shape.size() + 1);
+    data_bytes += Volume(chunk.box.sizes) * ItemSize(item.dtype);
+  }
+  for (const std::uint32_t alias : assignment.aliases) {
+    const WriteItem& item = plan.tensors[alias];
+    bytes += NameBytesAtMost(item.fqn, 1) + NameBytesAtMost(plan.tensors[*item.tied_to].fqn, 1);
+  }
+  for (const std::uint32_t object : assignment.objects) {
+    bytes += NameBytesAtMost(plan.objects[object].fqn, 1);
+    data_bytes += plan.objects[object].bytes;
+  }
+  constexpr std::uint64_t kBlockBytes = 8;  // A checksum in hex.
+  return bytes + kBlockBytes * DivideUp(data_bytes, block_bytes);
+}
+
+}  // namespace
+
+Status CheckHeaderSizes(const std::vector<LocalPlan>& plans, const SettledPlan& settled,
+                        FileIdentity identity) {
+  for (std::size_t rank = 0; rank < plans.size(); ++rank) {
+    if (HeaderBytesAtMost(plans[rank], settled.ranks[rank], identity.block_bytes) <=
+        kMaxHeaderBytes) {
+      continue;
+    }
+    identity.rank = static_cast<std::uint32_t>(rank);
+    VARVE_ASSIGN_OR_RETURN(const FilePlan file,
+                           PlanFile(plans[rank], settled.ranks[rank], identity));
+    if (const auto bytes = HeaderBytes(file.header); !bytes.ok()) {
+      return bytes.status().Annotate("the data file of rank " + std::to_string(rank));
+    }
+  }
+  return Status::Ok();
 }
 
 }  // namespace varve

@@ -5,12 +5,19 @@
 #include <vector>
 
 #include "format/manifest.h"
+#include "plan/file_plan.h"
 #include "plan/save_plan.h"
+#include "varve/status.h"
 
 namespace varve {
 
 /// Counts what the manifest of a native save will hold. `settled` is of `plans`.
 ManifestCounts CountIndex(const std::vector<LocalPlan>& plans, const SettledPlan& settled,
                           std::uint64_t block_bytes);
+
+/// Checks that the data file of every rank will have a header that can be written. `identity` is
+/// that of the save; its rank is not looked at. Errors: InvalidArgument naming the rank.
+Status CheckHeaderSizes(const std::vector<LocalPlan>& plans, const SettledPlan& settled,
+                        FileIdentity identity);
 
 }  // namespace varve
