@@ -179,8 +179,7 @@ void SetOverwrite(const nb::dict& options, Overwrite* out) {
   } else if (nb::isinstance<nb::str>(given) && nb::cast<std::string>(given) == "damaged") {
     *out = Overwrite::kDamaged;
   } else {
-    Raise(InvalidArgument("overwrite=" + nb::cast<std::string>(nb::repr(given)) +
-                          ": want False, True or \"damaged\""));
+    Raise(InvalidArgument("overwrite=" + Shown(given) + ": want False, True or \"damaged\""));
   }
 }
 

@@ -188,9 +188,12 @@ void SetSeconds(const nb::dict& options, const char* name, std::chrono::millisec
   *out = std::chrono::milliseconds(static_cast<std::int64_t>(std::min(seconds, kForEver) * 1000));
 }
 
+std::string Shown(nb::handle value) {
+  return nb::cast<std::string>(nb::module_::import_("varve._arguments").attr("shown")(value));
+}
+
 void RaiseUnfit(const char* name, nb::handle value) {
-  Raise(InvalidArgument(std::string(name) + "=" + nb::cast<std::string>(nb::repr(value)) +
-                        ": not a value that it can have"));
+  Raise(InvalidArgument(std::string(name) + "=" + Shown(value) + ": not a value that it can have"));
 }
 
 SaveOptions SaveOptionsFrom(const nb::dict& options) {

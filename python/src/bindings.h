@@ -85,6 +85,9 @@ State StateFrom(const nb::list& tensors, const nb::list& objects, const nb::byte
 SaveOptions SaveOptionsFrom(const nb::dict& options);
 nb::dict ToDict(const SaveReport& report);
 
+/// Returns a value's text for a message, at most a line: see varve/_arguments.py.
+std::string Shown(nb::handle value);
+
 /// Raises InvalidArgumentError: a value that the option does not take.
 [[noreturn]] void RaiseUnfit(const char* name, nb::handle value);
 

@@ -80,6 +80,31 @@ def test_a_wrong_argument_is_an_error_of_ours_that_names_it(
     assert [path.name for path in ck.parent.iterdir()] == ["ck"]
 
 
+_STATE = {f"layer{i}": torch.ones(3) for i in range(500)}
+
+_SWAPPED: dict[str, Callable[[Path], object]] = {
+    "save": lambda ck: varve.save(str(ck), _STATE),  # type: ignore[arg-type]
+    "load": lambda ck: varve.load(ck, _STATE),  # type: ignore[arg-type]
+    "torch save": lambda ck: varve.torch.save(ck, _STATE),  # type: ignore[arg-type]
+    "torch load": lambda ck: varve.torch.load(str(ck), _STATE),  # type: ignore[arg-type]
+    "async_save": lambda ck: varve.torch.async_save(ck, _STATE),  # type: ignore[arg-type]
+    "module": lambda ck: varve.torch.save(ck, torch.nn.Linear(2, 2)),  # type: ignore[arg-type]
+    "read": lambda ck: varve.torch.read(_STATE),  # type: ignore[arg-type]
+    "overwrite": lambda ck: varve.torch.save({}, ck, overwrite=_STATE),  # type: ignore[arg-type]
+    "timeout": lambda ck: varve.torch.save({}, ck, timeout=_STATE),  # type: ignore[arg-type]
+}
+
+
+@pytest.mark.parametrize("call", _SWAPPED)
+def test_a_state_in_the_place_of_another_argument_is_never_printed(call: str, ck: Path) -> None:
+    with pytest.raises(varve.InvalidArgumentError) as caught:
+        _SWAPPED[call](ck)
+    text = str(caught.value)
+    assert len(text) < 200 and "\n" not in text and "tensor(" not in text
+    if call not in ("overwrite", "timeout"):
+        assert "is not a path" in text and "the state is the first argument" in text
+
+
 def test_errors_name_options_as_python_spells_them(ck: Path) -> None:
     with pytest.raises(varve.CheckpointExistsError, match="overwrite=True"):
         varve.save({}, ck)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import reprlib
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -25,9 +26,22 @@ _SHORT = {
 }
 
 
+_REPR = reprlib.Repr()
+_REPR.maxstring = _REPR.maxother = 200
+
+
+def shown(value: Any) -> str:
+    """A value's text for a message, never longer than a line: a state may be given by mistake."""
+    if isinstance(value, (Mapping, list, tuple, set, frozenset)):
+        return f"a {type(value).__name__} of {len(value)} entries"
+    if hasattr(value, "state_dict") or hasattr(value, "__array__"):
+        return f"a {type(value).__name__}"
+    return " ".join(_REPR.repr(value).split())
+
+
 def refuse(name: str, value: Any, want: str) -> InvalidArgumentError:
     """The error for an argument of another type or value."""
-    return InvalidArgumentError(f"{name}={value!r}: want {want}")
+    return InvalidArgumentError(f"{name}={shown(value)}: want {want}")
 
 
 def flag(name: str, value: Any) -> bool:

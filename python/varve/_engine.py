@@ -165,14 +165,21 @@ def path_text(path: str | os.PathLike[str]) -> str:
     try:
         return str(_core.resolve_path(os.fsencode(path)))
     except TypeError:
+        is_state = isinstance(path, Mapping) or _tree.is_stateful(path)
         raise InvalidArgumentError(
-            f"{path!r} is not a path: want a str or an os.PathLike, not a {type(path).__name__}"
+            f"{_arguments.shown(path)} is not a path: want a str or an os.PathLike"
+            + ("; the state is the first argument, the path the second" if is_state else "")
         ) from None
     except UnicodeEncodeError as error:
         raise InvalidArgumentError(
             f"{path!r} cannot be a path: its characters from {error.start} on have no bytes in the "
             "file system's encoding"
         ) from None
+
+
+def path_name(path: Any) -> str:
+    """What a message calls a path that may be none."""
+    return str(path) if isinstance(path, (str, os.PathLike)) else _arguments.shown(path)
 
 
 @dataclass(frozen=True)
@@ -229,7 +236,7 @@ def save(
         parts = gather(state, arrays, rank, allow_pickle)
     except Exception as error:
         if options.get("coordinate", True):
-            fail(coordinator, f"save {path!s}", error, options)
+            fail(coordinator, f"save {path_name(path)}", error, options)
         raise
     report = SaveReport(
         **_core.save(parts.tensors, parts.objects, parts.structure, where, options, coordinator)

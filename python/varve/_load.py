@@ -16,6 +16,7 @@ from varve._engine import (
     LoadReport,
     collector_at_rest,
     fail,
+    path_name,
     path_text,
 )
 from varve._match import Match
@@ -175,7 +176,7 @@ def load(
         # Before the ranks agree: a value that cannot be opened fails the load with nothing changed.
         values = _objects(reader, path_text(path), plan.names, allow_pickle)
     except Exception as error:
-        fail(coordinator, f"load {path!s}", error, options)
+        fail(coordinator, f"load {path_name(path)}", error, options)
         raise
     match = plan.match
     filled = [tensor for _, tensor in match.tensors]

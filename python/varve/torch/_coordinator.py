@@ -17,6 +17,7 @@ from typing import Any
 
 import torch.distributed as dist
 
+from varve import _arguments
 from varve.errors import PreconditionError, UnavailableError
 from varve.torch._addresses import Address
 from varve.torch._channel import Channel
@@ -223,7 +224,7 @@ def name_of(verb: str, path: Any) -> str:
     try:
         return f"{verb} {os.path.basename(os.path.abspath(os.fsdecode(path)))}"
     except (TypeError, ValueError):
-        return f"{verb} {path!r}"
+        return f"{verb} {_arguments.shown(path)}"
 
 
 def make_background(process_group: Any, timeout: float) -> TorchCoordinator | None:
