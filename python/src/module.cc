@@ -1,5 +1,7 @@
 #include <exception>
 #include <new>
+#include <string_view>
+#include <utility>
 
 #include "bindings.h"
 #include "varve/dtype.h"
@@ -8,12 +10,19 @@
 namespace varve::python {
 namespace {
 
-/// The engine's messages name an option as callers of C++ set it; in Python it is a keyword.
+/// The engine's messages name options and means as callers of C++ have them: in Python they have
+/// other names.
+constexpr std::pair<std::string_view, std::string_view> kInPython[] = {
+    {"pass overwrite to ", "pass overwrite=True to "},
+    {"Give what each rank has for itself a name of its own",
+     "Wrap what each rank has for itself in varve.torch.PerRank, or give it a name of its own"},
+};
+
 std::string InPython(std::string message) {
-  constexpr std::string_view kEngine = "pass overwrite to ";
-  constexpr std::string_view kPython = "pass overwrite=True to ";
-  if (const std::size_t at = message.rfind(kEngine); at != std::string::npos) {
-    message.replace(at, kEngine.size(), kPython);
+  for (const auto& [engine, python] : kInPython) {
+    if (const std::size_t at = message.rfind(engine); at != std::string::npos) {
+      message.replace(at, engine.size(), python);
+    }
   }
   return message;
 }

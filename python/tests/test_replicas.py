@@ -37,6 +37,7 @@ def test_error_refuses_on_all_ranks_and_leaves_nothing(how: str, tmp_path: Path)
     options: dict[str, Any] = {"on_difference": "error"}
     errors = errors_of_ranks(2, jobs.save_diverged, path, how, options)
     assert all("PreconditionError" in e and "mean, w" in e for e in errors.values()), errors
+    assert all("varve.torch.PerRank" in e for e in errors.values()), errors
     assert "step" not in os.listdir(tmp_path)
 
 

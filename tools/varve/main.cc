@@ -44,9 +44,19 @@ constexpr const char* kFooter =
 constexpr void (*kVerbs[])(Command) = {AddLs, AddInspect, AddLatest,  AddVerify, AddRepair, AddGc,
                                        AddRm, AddExport,  AddConvert, AddDiff,   AddAgent};
 
-int Fail(std::string_view message, int exit_code) {
+/// The engine's messages name options as callers of C++ set them; here they are flags.
+std::string WithFlags(std::string message) {
+  constexpr std::string_view kEngine = "pass overwrite to ";
+  constexpr std::string_view kFlag = "pass --overwrite to ";
+  if (const std::size_t at = message.rfind(kEngine); at != std::string::npos) {
+    message.replace(at, kEngine.size(), kFlag);
+  }
+  return message;
+}
+
+int Fail(const std::string& message, int exit_code) {
   const std::string name = Painted("varve:", Colour::kBad, STDERR_FILENO);
-  std::fputs((name + " " + Printable(message) + "\n").c_str(), stderr);
+  std::fputs((name + " " + Printable(WithFlags(message)) + "\n").c_str(), stderr);
   return exit_code;
 }
 
