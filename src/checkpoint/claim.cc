@@ -106,6 +106,18 @@ Result<std::string> FollowLinks(Storage& storage, const std::string& path) {
 
 Status MakeDirectories(Storage& storage, const std::string& path) {
   if (path == "." || path == "/") {
+namespace {
+
+/// The error for a directory that a save needs and cannot have. That it is not there is the state
+/// of the storage, and no answer to what the caller asked for: NotFound would be taken for that.
+Status CannotMake(const std::string& path, const Status& cause) {
+  const StatusCode code =
+      cause.code() == StatusCode::kNotFound ? StatusCode::kUnavailable : cause.code();
+  return Status(code, cause.message()).Annotate("the directory " + path + " cannot be made");
+}
+
+}  // namespace
+
     return Status::Ok();
   }
   const std::string parent = ParentPath(path);
@@ -117,8 +129,11 @@ Status MakeDirectories(Storage& storage, const std::string& path) {
   }
   VARVE_RETURN_IF_ERROR(MakeDirectories(storage, parent));
   Status made = storage.MakeDirectory(path);
-  if (!made.ok() && made.code() != StatusCode::kAlreadyExists) {  // By another rank or job.
-    return made;
+  if (made.code() == StatusCode::kAlreadyExists) {  // By another rank or job, or no directory.
+    made = storage.List(path).status();
+  }
+  if (!made.ok()) {
+    return CannotMake(path, made);
   }
   return storage.SyncDirectory(parent);
 }
