@@ -1,8 +1,12 @@
 /// Looking after checkpoints: list, verify, repair, collect garbage, export.
+///
+/// A function with a `stop` ends soon after stop is requested, after the system call in hand, and
+/// returns Cancelled. Those that only read change nothing. Each of the others says what it leaves.
 #pragma once
 
 #include <cstdint>
 #include <optional>
+#include <stop_token>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -43,7 +47,8 @@ struct CheckpointEntry {
 /// other software too, where they are directories. When `directory` itself is a checkpoint the list
 /// has that one entry. Reads indexes and sizes, not data.
 Result<std::vector<CheckpointEntry>> ListCheckpoints(const std::string& directory,
-                                                     Storage& storage = PosixStorage());
+                                                     Storage& storage = PosixStorage(),
+                                                     const std::stop_token& stop = {});
 
 /// A stretch of bytes that is not what was written.
 struct Damage {
@@ -68,7 +73,8 @@ struct VerifyReport {
 /// Damage is reported, not returned as an error; errors are for what cannot be examined at all
 /// (NotFound, Unimplemented, FailedPrecondition for an incomplete one).
 Result<VerifyReport> Verify(const std::string& path, Storage& storage = PosixStorage(),
-                            const ProgressFunction& progress = {});
+                            const ProgressFunction& progress = {},
+                            const std::stop_token& stop = {});
 
 struct RepairReport {
   SaveId save_id;
@@ -77,10 +83,12 @@ struct RepairReport {
 };
 
 /// Rebuilds manifest.bin and varve.json from the data files' headers. Also seals a complete set of
-/// rank-local files into a committed checkpoint. Data is not read; run Verify.
+/// rank-local files into a committed checkpoint. Data is not read; run Verify. `stop` ends it only
+/// while headers are read; then nothing has changed.
 /// Errors: DataLoss when headers are damaged or do not form one save; FailedPrecondition when
 /// ranks are missing.
-Result<RepairReport> Repair(const std::string& path, Storage& storage = PosixStorage());
+Result<RepairReport> Repair(const std::string& path, Storage& storage = PosixStorage(),
+                            const std::stop_token& stop = {});
 
 struct GarbageReport {
   std::vector<std::string> removed;    ///< Paths; with dry_run, what would be removed.
@@ -94,9 +102,11 @@ struct GarbageReport {
 
 /// Removes what dead saves left in `directory` and in the checkpoints in it; never what a live save
 /// uses. A checkpoint that was moved aside gets its name back. What a user put beside a checkpoint
-/// that was replaced goes to the directory that has its name. Touches nothing else.
+/// that was replaced goes to the directory that has its name. Touches nothing else. `stop` ends it
+/// between two files or directories that it removes; the next call removes the rest.
 Result<GarbageReport> CollectGarbage(const std::string& directory, bool dry_run,
-                                     Storage& storage = PosixStorage());
+                                     Storage& storage = PosixStorage(),
+                                     const std::stop_token& stop = {});
 
 struct RemovalReport {
   std::uint64_t bytes = 0;          ///< Of all files.
@@ -108,20 +118,24 @@ struct RemovalReport {
 /// leaves is no checkpoint but a hidden directory for `gc`. A symbolic link at `path` is removed,
 /// and what it leads to stays. With `dry_run`, reports and removes nothing. Errors: NotFound when
 /// nothing is there; FailedPrecondition when it is no checkpoint, or a save of this name is under
-/// way.
+/// way. After Cancelled on `stop` the checkpoint is whole, or it has lost its name and `gc` removes
+/// what is left of it; the message says which.
 Result<RemovalReport> RemoveCheckpoint(const std::string& path, bool dry_run,
-                                       Storage& storage = PosixStorage());
+                                       Storage& storage = PosixStorage(),
+                                       const std::stop_token& stop = {});
 
 /// Returns the path of the newest whole checkpoint in `directory`: that with the highest step, or
 /// where no name has a step, that written last. Reads indexes and sizes, not data. Errors: NotFound
 /// when there is none.
 Result<std::string> NewestCheckpoint(const std::string& directory,
-                                     Storage& storage = PosixStorage());
+                                     Storage& storage = PosixStorage(),
+                                     const std::stop_token& stop = {});
 
 struct ExportOptions {
   std::vector<std::string> include;  ///< Globs over names; empty means all.
   bool overwrite = false;
   ProgressFunction progress;
+  std::stop_token stop;  ///< As ConvertOptions::stop.
 };
 
 struct ExportReport {

@@ -7,6 +7,7 @@
 #include <memory>
 #include <optional>
 #include <span>
+#include <stop_token>
 #include <string>
 #include <vector>
 
@@ -107,9 +108,10 @@ class CheckpointReader {
   /// Opens the checkpoint at `path`: a committed one, a complete set of rank-local files, or one
   /// that an interrupted overwrite has moved aside. Reads the index only.
   /// Errors: NotFound; FailedPrecondition for an incomplete rank-local save, naming the missing
-  /// ranks; DataLoss; Unimplemented when a newer version wrote it.
+  /// ranks; DataLoss; Unimplemented when a newer version wrote it; Cancelled on `stop`.
   static Result<std::unique_ptr<CheckpointReader>> Open(const std::string& path,
-                                                        Storage& storage = PosixStorage());
+                                                        Storage& storage = PosixStorage(),
+                                                        const std::stop_token& stop = {});
 
   CheckpointReader(const CheckpointReader&) = delete;
   CheckpointReader& operator=(const CheckpointReader&) = delete;
@@ -120,10 +122,13 @@ class CheckpointReader {
   [[nodiscard]] const std::string& directory() const;
 
   /// The containers of the saved state, merged over ranks; a None value when none were saved.
-  [[nodiscard]] Result<Value> ReadStructure();
+  /// Errors: DataLoss; Cancelled on `stop`.
+  [[nodiscard]] Result<Value> ReadStructure(const std::stop_token& stop = {});
 
-  /// The values with these names, in the same order. Errors: NotFound; DataLoss.
-  [[nodiscard]] Result<std::vector<Value>> ReadObjects(std::span<const std::string> fqns);
+  /// The values with these names, in the same order. Errors: NotFound; DataLoss; Cancelled on
+  /// `stop`.
+  [[nodiscard]] Result<std::vector<Value>> ReadObjects(std::span<const std::string> fqns,
+                                                       const std::stop_token& stop = {});
 
   /// Returns the content of a side file (Metadata::side_files), checked against its checksum.
   /// Errors: NotFound; DataLoss.

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <optional>
+#include <stop_token>
 #include <string>
 #include <utility>
 #include <vector>
@@ -47,6 +48,10 @@ struct ConvertOptions {
   std::string hf_config;
   std::uint64_t memory_budget = std::uint64_t{1} << 30;  ///< For tensor bytes in flight.
   ProgressFunction progress;
+  /// Ends the conversion with Cancelled, after the read and the write in hand: no target becomes
+  /// visible, and what was written under a hidden name is removed. Has no effect once all bytes are
+  /// written.
+  std::stop_token stop;
 };
 
 struct ConvertReport {
@@ -95,7 +100,9 @@ struct DiffReport {
 };
 
 /// Compares any two checkpoints by name. Plain values are equal when Varve encodes them alike.
+/// Returns Cancelled soon after `stop` is requested.
 Result<DiffReport> Diff(const std::string& a, const std::string& b,
-                        Storage& storage = PosixStorage(), const ProgressFunction& progress = {});
+                        Storage& storage = PosixStorage(), const ProgressFunction& progress = {},
+                        const std::stop_token& stop = {});
 
 }  // namespace varve

@@ -4,6 +4,7 @@
 #include <nanobind/stl/vector.h>
 
 #include "bindings.h"
+#include "interruptible.h"
 #include "varve/catalogue.h"
 #include "varve/checkpoint.h"
 #include "varve/path.h"
@@ -12,14 +13,11 @@ namespace varve::python {
 namespace {
 
 nb::list ListPython(const FsPath& directory) {
-  Result<std::vector<CheckpointEntry>> entries = Internal("not run");
-  {
-    const nb::gil_scoped_release release;
-    entries = ListCheckpoints(directory.text);
-  }
-  RaiseIfError(entries.status());
+  const std::vector<CheckpointEntry> entries = Stoppable([&](const std::stop_token& stop) {
+    return ListCheckpoints(directory.text, PosixStorage(), stop);
+  });
   nb::list out;
-  for (const CheckpointEntry& entry : *entries) {
+  for (const CheckpointEntry& entry : entries) {
     nb::dict item;
     item["name"] = ToPath(entry.name);
     item["format"] = std::string(FormatName(entry.format));
@@ -34,14 +32,10 @@ nb::list ListPython(const FsPath& directory) {
 }
 
 nb::list VerifyPython(const FsPath& path) {
-  Result<VerifyReport> report = Internal("not run");
-  {
-    const nb::gil_scoped_release release;
-    report = Verify(path.text);
-  }
-  RaiseIfError(report.status());
+  const VerifyReport report = Stoppable(
+      [&](const std::stop_token& stop) { return Verify(path.text, PosixStorage(), {}, stop); });
   nb::list out;
-  for (const Damage& damage : report->damages) {
+  for (const Damage& damage : report.damages) {
     nb::dict item;
     item["file"] = ToPath(damage.file);
     item["begin"] = damage.begin;
@@ -54,76 +48,58 @@ nb::list VerifyPython(const FsPath& path) {
 }
 
 bool RepairPython(const FsPath& path) {
-  Result<RepairReport> report = Internal("not run");
-  {
-    const nb::gil_scoped_release release;
-    report = Repair(path.text);
-  }
-  RaiseIfError(report.status());
-  return report->changed;
+  const RepairReport report = Stoppable(
+      [&](const std::stop_token& stop) { return Repair(path.text, PosixStorage(), stop); });
+  return report.changed;
 }
 
 nb::list GarbagePython(const FsPath& directory, bool dry_run) {
-  Result<GarbageReport> report = Internal("not run");
-  {
-    const nb::gil_scoped_release release;
-    report = CollectGarbage(directory.text, dry_run);
-  }
-  RaiseIfError(report.status());
+  const GarbageReport report = Stoppable([&](const std::stop_token& stop) {
+    return CollectGarbage(directory.text, dry_run, PosixStorage(), stop);
+  });
   nb::list out;
-  for (const std::string& path : report->removed) {
+  for (const std::string& path : report.removed) {
     out.append(ToPath(path));
   }
   return out;
 }
 
 nb::tuple RemovePython(const FsPath& path, bool dry_run) {
-  Result<RemovalReport> report = Internal("not run");
-  {
-    const nb::gil_scoped_release release;
-    report = RemoveCheckpoint(path.text, dry_run);
-  }
-  RaiseIfError(report.status());
+  const RemovalReport report = Stoppable([&](const std::stop_token& stop) {
+    return RemoveCheckpoint(path.text, dry_run, PosixStorage(), stop);
+  });
   nb::list others;
-  for (const std::string& name : report->others) {
+  for (const std::string& name : report.others) {
     others.append(ToPath(name));
   }
-  return nb::make_tuple(report->bytes, others);
+  return nb::make_tuple(report.bytes, others);
 }
 
 nb::object LatestPython(const FsPath& directory) {
-  Result<std::string> newest = Internal("not run");
-  {
-    const nb::gil_scoped_release release;
-    newest = NewestCheckpoint(directory.text);
-  }
-  return ToPath(ValueOrRaise(std::move(newest)));
+  return ToPath(Stoppable([&](const std::stop_token& stop) {
+    return NewestCheckpoint(directory.text, PosixStorage(), stop);
+  }));
 }
 
 /// [(name, bytes), ...]
 nb::list SideFilesPython(const FsPath& path) {
-  Result<std::unique_ptr<CheckpointReader>> reader = Internal("not run");
-  {
-    const nb::gil_scoped_release release;
-    reader = CheckpointReader::Open(path.text);
-  }
-  RaiseIfError(reader.status());
+  const auto reader = Stoppable([&](const std::stop_token& stop) {
+    return CheckpointReader::Open(path.text, PosixStorage(), stop);
+  });
   nb::list out;
-  for (const StoredFile& file : (*reader)->metadata().side_files) {
+  for (const StoredFile& file : reader->metadata().side_files) {
     out.append(nb::make_tuple(nb::str(file.name.data(), file.name.size()), file.size));
   }
   return out;
 }
 
 nb::bytes ReadSideFilePython(const FsPath& path, const std::string& name) {
-  Result<std::string> content = Internal("not run");
-  {
-    const nb::gil_scoped_release release;
-    auto reader = CheckpointReader::Open(path.text);
-    content = reader.ok() ? (*reader)->ReadFile(name) : Result<std::string>(reader.status());
-  }
-  RaiseIfError(content.status());
-  return nb::bytes(content->data(), content->size());
+  const std::string content = Stoppable([&](const std::stop_token& stop) -> Result<std::string> {
+    VARVE_ASSIGN_OR_RETURN(const auto reader,
+                           CheckpointReader::Open(path.text, PosixStorage(), stop));
+    return reader->ReadFile(name);
+  });
+  return nb::bytes(content.data(), content.size());
 }
 
 /// Any array that speaks DLPack or the buffer protocol, on the CPU, as

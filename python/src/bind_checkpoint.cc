@@ -297,37 +297,28 @@ nb::tuple TupleOf(const Dims& dims) {
 class PythonReader {
  public:
   explicit PythonReader(const FsPath& path)
-      : reader_([&] {
-          const nb::gil_scoped_release release;
+      : reader_(Stoppable([&](const std::stop_token& stop) {
           agent_ = OpenAgentMemory(path.text, PosixStorage(),
                                    [this](std::uint64_t bytes) { from_agent_ += bytes; });
-          return CheckpointReader::Open(path.text, agent_ != nullptr ? *agent_ : PosixStorage());
-        }()) {
-    RaiseIfError(reader_.status());
-  }
+          return CheckpointReader::Open(path.text, agent_ != nullptr ? *agent_ : PosixStorage(),
+                                        stop);
+        })) {}
 
-  CheckpointReader& reader() { return **reader_; }
+  CheckpointReader& reader() { return *reader_; }
 
   nb::object Structure() {
-    Result<Value> value = Internal("not run");
-    {
-      const nb::gil_scoped_release release;
-      value = reader().ReadStructure();
-    }
-    return FromValue(ValueOrRaise(std::move(value)), false);
+    return FromValue(
+        Stoppable([&](const std::stop_token& stop) { return reader().ReadStructure(stop); }),
+        false);
   }
 
   nb::list Objects(const std::vector<std::string>& fqns, bool allow_pickle) {
-    Result<std::vector<Value>> values = Internal("not run");
-    {
-      const nb::gil_scoped_release release;
-      values = reader().ReadObjects(fqns);
-    }
-    RaiseIfError(values.status());
+    const std::vector<Value> values =
+        Stoppable([&](const std::stop_token& stop) { return reader().ReadObjects(fqns, stop); });
     nb::list out;
     for (std::size_t i = 0; i < fqns.size(); ++i) {
       try {
-        out.append(FromValue((*values)[i], allow_pickle));
+        out.append(FromValue(values[i], allow_pickle));
       } catch (const nb::python_error& error) {
         nb::module_::import_("varve._values").attr("name_failure")(fqns[i], error.value());
       }
@@ -432,7 +423,7 @@ class PythonReader {
  private:
   std::atomic<std::uint64_t> from_agent_{0};
   std::unique_ptr<Storage> agent_;  // Null where no agent has anything of it.
-  Result<std::unique_ptr<CheckpointReader>> reader_;
+  std::unique_ptr<CheckpointReader> reader_;
 };
 
 }  // namespace

@@ -4,6 +4,7 @@
 #include <nanobind/stl/vector.h>
 
 #include "bindings.h"
+#include "interruptible.h"
 #include "varve/convert.h"
 
 namespace varve::python {
@@ -50,21 +51,19 @@ nb::dict ConvertPython(const FsPath& source, const FsPath& target, const std::st
   options.memory_budget = memory_budget;
   options.everything = everything;
   options.hf_config = hf_config;
-  Result<ConvertReport> report = Internal("not run");
-  {
-    const nb::gil_scoped_release release;
-    report = Convert(source.text, target.text, options);
-  }
-  RaiseIfError(report.status());
+  const ConvertReport report = Stoppable([&](const std::stop_token& stop) {
+    options.stop = stop;
+    return Convert(source.text, target.text, options);
+  });
   nb::dict out;
-  out["tensors"] = report->tensor_count;
-  out["objects"] = report->object_count;
-  out["bytes"] = report->bytes;
-  out["skipped"] = report->skipped;
-  out["objects_left_out"] = report->objects_left_out;
-  out["left_out"] = report->left_out;
-  out["files"] = report->files;
-  out["files_left_out"] = report->files_left_out;
+  out["tensors"] = report.tensor_count;
+  out["objects"] = report.object_count;
+  out["bytes"] = report.bytes;
+  out["skipped"] = report.skipped;
+  out["objects_left_out"] = report.objects_left_out;
+  out["left_out"] = report.left_out;
+  out["files"] = report.files;
+  out["files_left_out"] = report.files_left_out;
   return out;
 }
 
@@ -80,14 +79,10 @@ const char* KindName(Difference::Kind kind) {
 }
 
 nb::list DiffPython(const FsPath& a, const FsPath& b) {
-  Result<DiffReport> report = Internal("not run");
-  {
-    const nb::gil_scoped_release release;
-    report = Diff(a.text, b.text);
-  }
-  RaiseIfError(report.status());
+  const DiffReport report = Stoppable(
+      [&](const std::stop_token& stop) { return Diff(a.text, b.text, PosixStorage(), {}, stop); });
   nb::list out;
-  for (const Difference& difference : report->differences) {
+  for (const Difference& difference : report.differences) {
     nb::dict item;
     item["fqn"] = difference.fqn;
     item["kind"] = KindName(difference.kind);

@@ -4,6 +4,7 @@
 #include <nanobind/stl/vector.h>
 
 #include "bindings.h"
+#include "interruptible.h"
 #include "varve/dcp.h"
 
 namespace varve::python {
@@ -109,21 +110,19 @@ nb::dict WritePython(const FsPath& path, const nb::list& tuples, const nb::dict&
   if (options.contains("direct")) {
     save.direct = nb::cast<bool>(nb::object(options["direct"]));
   }
-  Result<DcpFile> file = Internal("not run");
-  {
-    const nb::gil_scoped_release release;
-    file = WriteDcpFile(path.text, items, save);
-  }
-  RaiseIfError(file.status());
+  const DcpFile file = Stoppable([&](const std::stop_token& stop) {
+    save.stop = stop;
+    return WriteDcpFile(path.text, items, save);
+  });
   nb::list extents;
-  for (const DcpExtent& extent : file->items) {
+  for (const DcpExtent& extent : file.items) {
     extents.append(nb::make_tuple(extent.offset, extent.length));
   }
   nb::dict out;
   out["items"] = extents;
-  out["size"] = file->size;
-  out["direct"] = file->direct;
-  out["report"] = ToBytes(EncodeReport(*file));
+  out["size"] = file.size;
+  out["direct"] = file.direct;
+  out["report"] = ToBytes(EncodeReport(file));
   return out;
 }
 

@@ -6,8 +6,10 @@
 #include <atomic>
 #include <chrono>
 #include <cstdint>
+#include <exception>
 #include <functional>
 #include <optional>
+#include <stop_token>
 #include <utility>
 
 #include "bindings.h"
@@ -28,6 +30,28 @@ struct OffMain {
 /// Where no thread can start, `work` runs here, and signals wait for its end.
 /// Requires: the GIL; `work` throws nothing.
 void RunOffMain(const std::function<void()>& work, const OffMain& how);
+
+/// Runs a call of the engine as RunOffMain does: `call` takes a stop token, which a signal
+/// triggers, and returns a Result. Returns its value; raises what the signal handler raised, or the
+/// exception for its error.
+template <class Call>
+auto Stoppable(const Call& call) {
+  std::stop_source stop;
+  decltype(call(stop.get_token())) result = Internal("not run");
+  std::exception_ptr thrown;
+  const auto work = [&] {
+    try {
+      result = call(stop.get_token());
+    } catch (...) {
+      thrown = std::current_exception();
+    }
+  };
+  RunOffMain(work, {.on_signal = [&] { stop.request_stop(); }, .on_wait = {}});
+  if (thrown) {
+    std::rethrow_exception(thrown);
+  }
+  return ValueOrRaise(std::move(result));
+}
 
 /// As RunOffMain, for a wait that has no memory of the caller: on a signal the wait goes on by
 /// itself and what the handler raised is raised at once. `work` owns all that it uses.

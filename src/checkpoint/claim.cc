@@ -35,14 +35,15 @@ Result<Occupant> WhatIsAt(Storage& storage, const std::string& path) {
 }
 
 /// Says whether the checkpoint at `path` may be replaced.
-Status CheckMayReplace(Storage& storage, const std::string& path, Overwrite overwrite) {
+Status CheckMayReplace(Storage& storage, const std::string& path, Overwrite overwrite,
+                       const std::stop_token& stop) {
   switch (overwrite) {
     case Overwrite::kAlways: return Status::Ok();
     case Overwrite::kNever:
       return AlreadyExists(path + " already holds a checkpoint; pass overwrite to replace it");
     case Overwrite::kDamaged: break;
   }
-  const auto verified = Verify(path, storage);
+  const auto verified = Verify(path, storage, {}, stop);
   const StatusCode code = verified.status().code();
   if (code == StatusCode::kFailedPrecondition || code == StatusCode::kDataLoss) {
     return Status::Ok();  // Files of some ranks are missing.
@@ -60,10 +61,11 @@ Status CheckMayReplace(Storage& storage, const std::string& path, Overwrite over
 
 }  // namespace
 
-Result<Occupant> CheckOccupant(Storage& storage, const std::string& path, Overwrite overwrite) {
+Result<Occupant> CheckOccupant(Storage& storage, const std::string& path, Overwrite overwrite,
+                               const std::stop_token& stop) {
   VARVE_ASSIGN_OR_RETURN(const Occupant occupant, WhatIsAt(storage, path));
   if (occupant == Occupant::kCheckpoint) {
-    VARVE_RETURN_IF_ERROR(CheckMayReplace(storage, path, overwrite));
+    VARVE_RETURN_IF_ERROR(CheckMayReplace(storage, path, overwrite, stop));
   }
   return occupant;
 }
@@ -104,8 +106,6 @@ Result<std::string> FollowLinks(Storage& storage, const std::string& path) {
   return at;
 }
 
-Status MakeDirectories(Storage& storage, const std::string& path) {
-  if (path == "." || path == "/") {
 namespace {
 
 /// The error for a directory that a save needs and cannot have. That it is not there is the state
@@ -118,6 +118,8 @@ Status CannotMake(const std::string& path, const Status& cause) {
 
 }  // namespace
 
+Status MakeDirectories(Storage& storage, const std::string& path) {
+  if (path == "." || path == "/") {
     return Status::Ok();
   }
   const std::string parent = ParentPath(path);

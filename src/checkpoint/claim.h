@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <stop_token>
 #include <string>
 
 #include "varve/options.h"
@@ -15,9 +16,10 @@ namespace varve {
 enum class Occupant : std::uint8_t { kNothing, kEmptyDirectory, kCheckpoint };
 
 /// Returns what stands at `path`, which the caller has locked, if a save may take its place. Reads
-/// all of it for Overwrite::kDamaged. Errors: AlreadyExists for a checkpoint that may not be
-/// replaced; FailedPrecondition for what is no checkpoint.
-Result<Occupant> CheckOccupant(Storage& storage, const std::string& path, Overwrite overwrite);
+/// all of it for Overwrite::kDamaged, until `stop`. Errors: AlreadyExists for a checkpoint that may
+/// not be replaced; FailedPrecondition for what is no checkpoint; Cancelled.
+Result<Occupant> CheckOccupant(Storage& storage, const std::string& path, Overwrite overwrite,
+                               const std::stop_token& stop);
 
 /// Locks the name of a checkpoint. Errors: FailedPrecondition when a save of it is under way;
 /// Unimplemented where the file system has no locks.

@@ -85,7 +85,8 @@ Commit::~Commit() {
 }
 
 Result<std::unique_ptr<Commit>> Commit::Begin(Storage& storage, const std::string& name,
-                                              const SaveId& id, Overwrite overwrite) {
+                                              const SaveId& id, Overwrite overwrite,
+                                              const std::stop_token& stop) {
   VARVE_RETURN_IF_ERROR(CheckCheckpointName(name));
   VARVE_ASSIGN_OR_RETURN(const std::string path, FollowLinks(storage, name));
   VARVE_RETURN_IF_ERROR(MakeDirectories(storage, ParentPath(path)));  // Step 0.
@@ -104,7 +105,7 @@ Result<std::unique_ptr<Commit>> Commit::Begin(Storage& storage, const std::strin
     VARVE_RETURN_IF_ERROR(RemoveStaleOf(storage, path, &conflicts));  // Step 3.
   }
   VARVE_ASSIGN_OR_RETURN(const Occupant occupant,
-                         CheckOccupant(storage, path, overwrite));  // Step 4.
+                         CheckOccupant(storage, path, overwrite, stop));  // Step 4.
   std::string staging = StagingPath(path, id);
   VARVE_RETURN_IF_ERROR(storage.MakeDirectory(staging));
   std::unique_ptr<Commit> commit(

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <memory>
+#include <stop_token>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -26,10 +27,11 @@ struct IndexFile {
 /// directory is removed and nothing has become visible.
 class Commit {
  public:
-  /// Steps 0-4. Errors: AlreadyExists; FailedPrecondition; InvalidArgument for a name that a
-  /// checkpoint cannot have.
+  /// Steps 0-4. `stop` ends the verification of step 4. Errors: AlreadyExists; FailedPrecondition;
+  /// InvalidArgument for a name that a checkpoint cannot have; Cancelled.
   static Result<std::unique_ptr<Commit>> Begin(Storage& storage, const std::string& name,
-                                               const SaveId& id, Overwrite overwrite);
+                                               const SaveId& id, Overwrite overwrite,
+                                               const std::stop_token& stop = {});
   Commit(const Commit&) = delete;
   Commit& operator=(const Commit&) = delete;
   ~Commit();

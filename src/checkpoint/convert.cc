@@ -4,6 +4,7 @@
 #include <set>
 #include <utility>
 
+#include "base/stop.h"
 #include "plan/load_plan.h"
 #include "tensor/box.h"
 #include "tensor/cast.h"
@@ -76,6 +77,7 @@ Status SelectTensors(CheckpointReader& reader, const ConvertOptions& options,
     if (!IsSelected(options, selection->model, tensor.fqn)) {
       continue;
     }
+    VARVE_RETURN_IF_ERROR(CheckStop(options.stop));
     SelectedTensor selected{Renamed(options, tensor.fqn), {&tensor, tensor.dtype}};
     if (options.dtype && IsCastable(tensor.dtype)) {
       selected.item.dtype = *options.dtype;
@@ -100,7 +102,7 @@ Status SelectObjects(CheckpointReader& reader, const ConvertOptions& options,
       wanted.push_back(object.fqn);
     }
   }
-  VARVE_ASSIGN_OR_RETURN(const auto values, reader.ReadObjects(wanted));
+  VARVE_ASSIGN_OR_RETURN(const auto values, reader.ReadObjects(wanted, options.stop));
   for (std::size_t i = 0; i < wanted.size(); ++i) {
     SelectedObject selected{Renamed(options, wanted[i]), EncodeValue(values[i])};
     if (!names->insert(selected.fqn).second) {
@@ -155,7 +157,7 @@ Result<Selection> Select(CheckpointReader& reader, const ConvertOptions& asked) 
                            std::string(DTypeName(*options.dtype)));
   }
   Selection selection;
-  VARVE_ASSIGN_OR_RETURN(Value structure, reader.ReadStructure());
+  VARVE_ASSIGN_OR_RETURN(Value structure, reader.ReadStructure(options.stop));
   if (options.to == ConvertTarget::kHf && options.include.empty() && !options.everything) {
     selection.model = FindModel(structure);
     if (options.rename.empty() && !selection.model.prefix.empty()) {
@@ -189,7 +191,7 @@ SelectedStream::SelectedStream(CheckpointReader& reader,
             }
             return items;
           }(),
-          options.memory_budget),
+          options.memory_budget, options.stop),
       progress_(options.progress),
       total_bytes_(total_bytes) {}
 
@@ -205,7 +207,8 @@ ProduceFunction SelectedStream::Bytes(std::size_t i) {
 }
 
 Result<std::uint64_t> WriteSegmentsFile(Storage& storage, const std::string& path,
-                                        const std::vector<FileSegment>& segments) {
+                                        const std::vector<FileSegment>& segments,
+                                        const std::stop_token& stop) {
   std::uint64_t size = 0;
   for (const FileSegment& segment : segments) {
     size += segment.bytes;
@@ -213,8 +216,9 @@ Result<std::uint64_t> WriteSegmentsFile(Storage& storage, const std::string& pat
   VARVE_ASSIGN_OR_RETURN(
       const auto file,
       storage.OpenForWrite(path, {.size = size, .direct = true, .exclusive = false}));
-  VARVE_RETURN_IF_ERROR(
-      WriteSegments(*file, 0, segments, BufferPool::Shared(), WriteSegmentsOptions{}).status());
+  WriteSegmentsOptions options;
+  options.stop = stop;
+  VARVE_RETURN_IF_ERROR(WriteSegments(*file, 0, segments, BufferPool::Shared(), options).status());
   VARVE_RETURN_IF_ERROR(file->Sync(size));
   return size;
 }
@@ -227,13 +231,15 @@ Result<ConvertReport> Convert(const std::string& source_path, const std::string&
     return InvalidArgument("convert " + source +
                            ": configuration files are copied only into a Hugging Face folder");
   }
-  VARVE_ASSIGN_OR_RETURN(const auto reader, CheckpointReader::Open(source, storage));
+  VARVE_ASSIGN_OR_RETURN(const auto reader, CheckpointReader::Open(source, storage, options.stop));
   auto selection = Select(*reader, options);
   if (!selection.ok()) {
     return selection.status().Annotate("convert " + source);
   }
   auto report = Write(*reader, *selection, target, options, storage);
-  if (report.ok()) {
+  if (report.status().code() == StatusCode::kCancelled) {
+    report = CheckStop(options.stop).Annotate("nothing at the target has changed");
+  } else if (report.ok()) {
     report->left_out = DescribeRest(reader->metadata(), selection->model);
   }
   return std::move(report).Annotate("convert " + source + " to " + target);

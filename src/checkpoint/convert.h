@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <functional>
 #include <optional>
+#include <stop_token>
 #include <string>
 #include <vector>
 
@@ -62,8 +63,10 @@ class SelectedStream {
 };
 
 /// Writes segments one after the other into a new file and makes it durable; returns its size.
+/// Errors: Cancelled on `stop`, and then a part of the file is there.
 Result<std::uint64_t> WriteSegmentsFile(Storage& storage, const std::string& path,
-                                        const std::vector<FileSegment>& segments);
+                                        const std::vector<FileSegment>& segments,
+                                        const std::stop_token& stop);
 
 // The writers.
 Result<ConvertReport> ConvertBySaving(CheckpointReader& reader, const Selection& selection,
@@ -90,9 +93,10 @@ Result<std::vector<SideFile>> ReadHfConfig(Storage& storage, const std::string& 
 std::vector<std::string> NamesOf(const std::vector<SideFile>& files);
 
 /// A file that appears whole or not at all: `segments` go into a hidden file beside `target`, which
-/// then takes its name. Returns its size. Errors: AlreadyExists without `overwrite`;
-/// FailedPrecondition when somebody else is writing `target` this way.
-Result<std::uint64_t> PublishFile(Storage& storage, const std::string& target, bool overwrite,
+/// then takes its name. Returns its size. Errors: AlreadyExists without `options.overwrite`;
+/// FailedPrecondition when somebody else is writing `target` this way; Cancelled on `options.stop`.
+Result<std::uint64_t> PublishFile(Storage& storage, const std::string& target,
+                                  const ConvertOptions& options,
                                   const std::vector<FileSegment>& segments);
 
 }  // namespace varve

@@ -88,9 +88,10 @@ std::vector<FileSegment> SegmentsOf(const PlannedFile& file, std::size_t first_i
 
 }  // namespace
 
-Result<std::uint64_t> PublishFile(Storage& storage, const std::string& target, bool overwrite,
+Result<std::uint64_t> PublishFile(Storage& storage, const std::string& target,
+                                  const ConvertOptions& options,
                                   const std::vector<FileSegment>& segments) {
-  if (!overwrite && storage.OpenForRead(target).ok()) {
+  if (!options.overwrite && storage.OpenForRead(target).ok()) {
     return AlreadyExists(target + " exists; pass overwrite to replace it");
   }
   const auto lock = storage.Lock(LockPath(target));  // Two must not share the part file.
@@ -98,11 +99,11 @@ Result<std::uint64_t> PublishFile(Storage& storage, const std::string& target, b
     return FailedPrecondition("another conversion to " + target + " is under way");
   }
   const std::string part = PartPath(ParentPath(target), BaseName(target));
-  auto size = WriteSegmentsFile(storage, part, segments);
+  auto size = WriteSegmentsFile(storage, part, segments, options.stop);
   Status status = size.status();
   if (status.ok()) {
-    status =
-        storage.Rename(part, target, overwrite ? RenameMode::kReplace : RenameMode::kNoReplace);
+    status = storage.Rename(part, target,
+                            options.overwrite ? RenameMode::kReplace : RenameMode::kNoReplace);
   }
   if (!status.ok()) {
     (void)storage.Remove(part);  // As large as the model; the first error is the one to tell.
@@ -122,8 +123,8 @@ Result<ConvertReport> ConvertToSafetensors(CheckpointReader& reader, const Selec
   }
   PlanFile(&file);
   SelectedStream stream(reader, file.tensors, options, selection.tensor_bytes());
-  VARVE_ASSIGN_OR_RETURN(
-      report.bytes, PublishFile(storage, target, options.overwrite, SegmentsOf(file, 0, &stream)));
+  VARVE_ASSIGN_OR_RETURN(report.bytes,
+                         PublishFile(storage, target, options, SegmentsOf(file, 0, &stream)));
   report.tensor_count = file.tensors.size();
   report.files_left_out = reader.metadata().side_files.size();
   return report;
@@ -164,7 +165,7 @@ Result<ConvertReport> ConvertToHf(CheckpointReader& reader, const Selection& sel
   for (const PlannedFile& file : files) {
     VARVE_ASSIGN_OR_RETURN(const std::uint64_t size,
                            WriteSegmentsFile(storage, JoinPath(commit->staging(), file.name),
-                                             SegmentsOf(file, first_item, &stream)));
+                                             SegmentsOf(file, first_item, &stream), options.stop));
     written.push_back({.name = file.name, .size = size});
     first_item += file.tensors.size();
     report.bytes += size;

@@ -177,7 +177,7 @@ Result<ConvertReport> ConvertToTorch(CheckpointReader& reader, const Selection& 
     segments.push_back({.bytes = archive.tail.size(), .produce = late.Tail()});
   }
   ConvertReport report;
-  VARVE_ASSIGN_OR_RETURN(report.bytes, PublishFile(storage, target, options.overwrite, segments));
+  VARVE_ASSIGN_OR_RETURN(report.bytes, PublishFile(storage, target, options, segments));
   report.tensor_count = selection.tensors.size();
   report.object_count = selection.objects.size();
   report.files_left_out = reader.metadata().side_files.size();

@@ -8,6 +8,7 @@
 #include <map>
 #include <utility>
 
+#include "base/stop.h"
 #include "checkpoint/tensor_stream.h"
 #include "tensor/box.h"
 #include "tensor/cast.h"
@@ -56,11 +57,13 @@ bool Compare(double a, double b, Difference* difference) {
 
 class Differ {
  public:
-  Differ(CheckpointReader& a, CheckpointReader& b, const ProgressFunction& progress)
-      : a_(a), b_(b), progress_(progress) {}
+  Differ(CheckpointReader& a, CheckpointReader& b, const ProgressFunction& progress,
+         const std::stop_token& stop)
+      : a_(a), b_(b), progress_(progress), stop_(stop) {}
 
   Result<DiffReport> Run() {
     VARVE_RETURN_IF_ERROR(Objects());
+    VARVE_RETURN_IF_ERROR(CheckStop(stop_));
     Pair();
     VARVE_RETURN_IF_ERROR(Tensors());
     std::sort(report_.differences.begin(), report_.differences.end(),
@@ -101,8 +104,8 @@ class Differ {
   }
 
   Status Objects() {
-    VARVE_ASSIGN_OR_RETURN(const auto a, Values(a_));
-    VARVE_ASSIGN_OR_RETURN(const auto b, Values(b_));
+    VARVE_ASSIGN_OR_RETURN(const auto a, Values(a_, stop_));
+    VARVE_ASSIGN_OR_RETURN(const auto b, Values(b_, stop_));
     for (const auto& [fqn, value] : a) {
       const auto other = b.find(fqn);
       if (other != b.end()) {
@@ -125,12 +128,13 @@ class Differ {
     return Status::Ok();
   }
 
-  static Result<std::map<std::string, Value>> Values(CheckpointReader& reader) {
+  static Result<std::map<std::string, Value>> Values(CheckpointReader& reader,
+                                                     const std::stop_token& stop) {
     std::vector<std::string> names;
     for (const ObjectMetadata& object : reader.metadata().objects) {
       names.push_back(object.fqn);
     }
-    VARVE_ASSIGN_OR_RETURN(auto values, reader.ReadObjects(names));
+    VARVE_ASSIGN_OR_RETURN(auto values, reader.ReadObjects(names, stop));
     std::map<std::string, Value> by_name;
     for (std::size_t i = 0; i < names.size(); ++i) {
       by_name.emplace(names[i], std::move(values[i]));
@@ -146,8 +150,8 @@ class Differ {
       items_b.push_back({b, b->dtype});
       total_ += items_a.back().bytes();
     }
-    TensorStream stream_a(a_, std::move(items_a), kStreamBytes);
-    TensorStream stream_b(b_, std::move(items_b), kStreamBytes);
+    TensorStream stream_a(a_, std::move(items_a), kStreamBytes, stop_);
+    TensorStream stream_b(b_, std::move(items_b), kStreamBytes, stop_);
     for (std::size_t i = 0; i < pairs_.size(); ++i) {
       VARVE_RETURN_IF_ERROR(Tensor(i, &stream_a, &stream_b));
     }
@@ -163,6 +167,7 @@ class Differ {
     bool same = a.dtype == b.dtype;
     for (std::uint64_t at = 0; at < difference.elements; at += kStepElements) {
       const std::uint64_t count = std::min(kStepElements, difference.elements - at);
+      VARVE_RETURN_IF_ERROR(CheckStop(stop_));
       bytes_a.resize(count * ItemSize(a.dtype));
       bytes_b.resize(count * ItemSize(b.dtype));
       VARVE_RETURN_IF_ERROR(stream_a->Read(i, at * ItemSize(a.dtype), bytes_a));
@@ -218,6 +223,7 @@ class Differ {
   CheckpointReader& a_;
   CheckpointReader& b_;
   const ProgressFunction& progress_;
+  const std::stop_token& stop_;
   std::vector<std::pair<const TensorMetadata*, const TensorMetadata*>> pairs_;
   std::uint64_t done_ = 0;
   std::uint64_t total_ = 0;
@@ -227,12 +233,16 @@ class Differ {
 }  // namespace
 
 Result<DiffReport> Diff(const std::string& path_a, const std::string& path_b, Storage& storage,
-                        const ProgressFunction& progress) {
+                        const ProgressFunction& progress, const std::stop_token& stop) {
   VARVE_ASSIGN_OR_RETURN(const std::string a, ResolvePath(path_a, storage));
   VARVE_ASSIGN_OR_RETURN(const std::string b, ResolvePath(path_b, storage));
-  VARVE_ASSIGN_OR_RETURN(const auto reader_a, CheckpointReader::Open(a, storage));
-  VARVE_ASSIGN_OR_RETURN(const auto reader_b, CheckpointReader::Open(b, storage));
-  return Differ(*reader_a, *reader_b, progress).Run().Annotate("diff " + a + " " + b);
+  VARVE_ASSIGN_OR_RETURN(const auto reader_a, CheckpointReader::Open(a, storage, stop));
+  VARVE_ASSIGN_OR_RETURN(const auto reader_b, CheckpointReader::Open(b, storage, stop));
+  auto report = Differ(*reader_a, *reader_b, progress, stop).Run();
+  if (!report.ok() && stop.stop_requested()) {
+    report = CheckStop(stop);  // Whatever read ended with, that is why.
+  }
+  return std::move(report).Annotate("diff " + a + " " + b);
 }
 
 }  // namespace varve

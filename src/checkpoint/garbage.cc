@@ -3,6 +3,7 @@
 #include <memory>
 #include <utility>
 
+#include "base/stop.h"
 #include "checkpoint/names.h"
 #include "checkpoint/replaced.h"
 #include "checkpoint/save_id.h"
@@ -34,7 +35,8 @@ std::uint64_t TreeBytes(Storage& storage, const std::string& path, const Directo
 
 class Collector {
  public:
-  Collector(Storage& storage, bool dry_run) : storage_(storage), dry_run_(dry_run) {}
+  Collector(Storage& storage, bool dry_run, const std::stop_token& stop)
+      : storage_(storage), dry_run_(dry_run), stop_(stop) {}
 
   /// What dead saves left beside checkpoints.
   Status Siblings(const std::string& directory, const std::vector<DirectoryEntry>& entries) {
@@ -44,6 +46,7 @@ class Collector {
       if (!leftover || leftover->kind == LeftoverKind::kPart) {
         continue;
       }
+      VARVE_RETURN_IF_ERROR(CheckStop(stop_));
       const std::string path = JoinPath(directory, entry.name);
       if (leftover->kind == LeftoverKind::kTalk &&
           static_cast<std::int64_t>(UnixTimeNs()) - entry.modified_ns < kTalkIsOverNs) {
@@ -83,6 +86,7 @@ class Collector {
       return Status::Ok();
     }
     for (const DirectoryEntry& entry : *entries) {
+      VARVE_RETURN_IF_ERROR(CheckStop(stop_));
       if (const auto rank = PartRank(entry.name)) {
         // The rank's lock tells whether the writer lives.
         const std::string path = JoinPath(directory, entry.name);
@@ -112,6 +116,7 @@ class Collector {
       if (!leftover || leftover->kind != LeftoverKind::kPart) {
         continue;
       }
+      VARVE_RETURN_IF_ERROR(CheckStop(stop_));
       const std::string lock_path = LockPath(JoinPath(directory, leftover->target));
       const bool has_lock =
           std::any_of(entries.begin(), entries.end(),
@@ -152,10 +157,11 @@ class Collector {
       synced_ = std::move(directory);
     }
     if (target.empty() || entry.is_link) {
-      return storage_.Remove(path);
+      return entry.is_directory && !entry.is_link ? RemoveTree(storage_, path, stop_)
+                                                  : storage_.Remove(path);
     }
     const std::size_t conflicts = report_.conflicts.size();
-    VARVE_RETURN_IF_ERROR(RemoveStale(storage_, path, target, &report_.conflicts));
+    VARVE_RETURN_IF_ERROR(RemoveStale(storage_, path, target, &report_.conflicts, stop_));
     if (report_.conflicts.size() > conflicts) {
       report_.removed.pop_back();  // Not all of it.
     }
@@ -164,16 +170,19 @@ class Collector {
 
   Storage& storage_;
   bool dry_run_;
+  const std::stop_token& stop_;
   std::string synced_;  ///< The directory synced last.
   GarbageReport report_;
 };
 
 }  // namespace
 
-Result<GarbageReport> CollectGarbage(const std::string& path, bool dry_run, Storage& storage) {
-  VARVE_ASSIGN_OR_RETURN(const std::string directory, ResolvePath(path, storage));
+namespace {
+
+Result<GarbageReport> Collect(const std::string& directory, bool dry_run, Storage& storage,
+                              const std::stop_token& stop) {
   VARVE_ASSIGN_OR_RETURN(const auto entries, storage.List(directory));
-  Collector collector(storage, dry_run);
+  Collector collector(storage, dry_run, stop);
   VARVE_RETURN_IF_ERROR(collector.Siblings(directory, entries));
   VARVE_RETURN_IF_ERROR(collector.Parts(directory));
   for (const DirectoryEntry& entry : entries) {
@@ -183,6 +192,19 @@ Result<GarbageReport> CollectGarbage(const std::string& path, bool dry_run, Stor
     }
   }
   return collector.Take();
+}
+
+}  // namespace
+
+Result<GarbageReport> CollectGarbage(const std::string& path, bool dry_run, Storage& storage,
+                                     const std::stop_token& stop) {
+  VARVE_ASSIGN_OR_RETURN(const std::string directory, ResolvePath(path, storage));
+  auto report = Collect(directory, dry_run, storage, stop);
+  if (report.status().code() == StatusCode::kCancelled) {
+    return report.status().Annotate("collect garbage in " + directory +
+                                    ": what is left is removed by the next call");
+  }
+  return report;
 }
 
 }  // namespace varve

@@ -1,5 +1,6 @@
 #include <algorithm>
 
+#include "base/stop.h"
 #include "checkpoint/foreign.h"
 #include "checkpoint/names.h"
 #include "checkpoint/open.h"
@@ -148,7 +149,8 @@ std::string_view StateName(CheckpointState state) {
   return "unknown";
 }
 
-Result<std::vector<CheckpointEntry>> ListCheckpoints(const std::string& path, Storage& storage) {
+Result<std::vector<CheckpointEntry>> ListCheckpoints(const std::string& path, Storage& storage,
+                                                     const std::stop_token& stop) {
   VARVE_ASSIGN_OR_RETURN(const std::string directory, ResolvePath(path, storage));
   const auto listed = storage.List(directory);
   // A checkpoint that has been moved aside is found by a name under which there is no directory.
@@ -171,6 +173,7 @@ Result<std::vector<CheckpointEntry>> ListCheckpoints(const std::string& path, St
   const std::vector<DirectoryEntry>& found = *listed;
   std::vector<CheckpointEntry> entries;
   for (const DirectoryEntry& item : found) {
+    VARVE_RETURN_IF_ERROR(CheckStop(stop).Annotate("list " + directory));
     if (!item.is_directory) {
       if (auto failed = ExamineFailure(storage, directory, item)) {
         entries.push_back(std::move(*failed));

@@ -44,15 +44,16 @@ Result<Metadata> ReadManifest(Storage& storage, const std::string& directory,
 
 /// The newest complete set of rank-local files.
 Result<OpenedIndex> OpenRankLocal(Storage& storage, const std::string& directory,
-                                  const std::vector<DirectoryEntry>& entries) {
+                                  const std::vector<DirectoryEntry>& entries,
+                                  const std::stop_token& stop) {
   std::vector<NamedSet> complete = GroupByName(entries);
   std::erase_if(complete, [](const NamedSet& set) { return !set.complete(); });
   ScanResult scan;
   if (complete.size() == 1) {  // Files of other saves need not be read.
-    scan = ScanSet(storage, directory, complete.front());
+    VARVE_ASSIGN_OR_RETURN(scan, ScanSet(storage, directory, complete.front(), stop));
   }
   if (scan.groups.empty() || !scan.damaged.empty()) {
-    VARVE_ASSIGN_OR_RETURN(scan, ScanDataFiles(storage, directory));
+    VARVE_ASSIGN_OR_RETURN(scan, ScanDataFiles(storage, directory, stop));
   }
   for (const FileGroup& group : scan.groups) {
     if (!group.complete()) {
@@ -92,14 +93,15 @@ bool HoldsDataFiles(const std::vector<DirectoryEntry>& entries) {
                      [](const DirectoryEntry& entry) { return IsDataFileName(entry.name); });
 }
 
-Result<OpenedIndex> TryOpenIndex(Storage& storage, const std::string& path) {
+Result<OpenedIndex> TryOpenIndex(Storage& storage, const std::string& path,
+                                 const std::stop_token& stop) {
   OpenedIndex opened{path, {}, std::nullopt};
   auto record = ReadCommitRecord(storage, path);
   if (record.status().code() == StatusCode::kNotFound ||
       record.status().code() == StatusCode::kInvalidArgument) {  // The path is a file's.
     const auto entries = storage.List(path);
     if (entries.ok() && HoldsDataFiles(*entries)) {
-      return OpenRankLocal(storage, path, *entries);
+      return OpenRankLocal(storage, path, *entries, stop);
     }
     auto foreign = OpenForeign(storage, path);
     if (foreign.ok() || foreign.status().code() != StatusCode::kNotFound) {
@@ -144,14 +146,15 @@ bool WasReplaced(Storage& storage, const std::string& directory, const SaveId& i
   return record.ok() && record->save_id != id;
 }
 
-Result<OpenedIndex> OpenIndex(Storage& storage, const std::string& path) {
+Result<OpenedIndex> OpenIndex(Storage& storage, const std::string& path,
+                              const std::stop_token& stop) {
   // An overwrite that publishes between two of our reads pairs the record of one save with the
   // manifest of the other, or finds neither. Another record under the name tells it from damage.
   constexpr int kTries = 5;
   std::optional<SaveId> seen;
   for (int i = 1;; ++i) {
-    auto opened = TryOpenIndex(storage, path);
-    if (opened.ok() || i == kTries) {
+    auto opened = TryOpenIndex(storage, path, stop);
+    if (opened.ok() || i == kTries || opened.status().code() == StatusCode::kCancelled) {
       return opened;
     }
     const auto record = ReadCommitRecord(storage, path);

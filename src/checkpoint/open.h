@@ -1,6 +1,7 @@
 /// Finding the checkpoint behind a path and reading its index.
 #pragma once
 
+#include <stop_token>
 #include <string>
 
 #include "checkpoint/opened.h"
@@ -12,7 +13,8 @@
 namespace varve {
 
 /// See CheckpointReader::Open.
-Result<OpenedIndex> OpenIndex(Storage& storage, const std::string& path);
+Result<OpenedIndex> OpenIndex(Storage& storage, const std::string& path,
+                              const std::stop_token& stop = {});
 
 /// True when `directory` now holds the record of another save than `id`: what looks like damage to
 /// a reader that opened it before is an overwrite.

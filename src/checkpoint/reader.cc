@@ -8,6 +8,7 @@
 #include <tuple>
 
 #include "base/bytes.h"
+#include "base/stop.h"
 #include "checkpoint/cast_read.h"
 #include "checkpoint/checkpoint_files.h"
 #include "checkpoint/chunk_source.h"
@@ -35,9 +36,11 @@ struct CheckpointReader::Impl {
   Result<std::uint64_t> Read(std::map<std::uint32_t, FileReads> by_file, std::uint32_t owner_count,
                              const std::function<std::string(std::uint32_t)>& owner_name,
                              const LoadOptions& options);
-  Result<std::vector<std::string>> ReadExtents(const std::vector<Extent>& extents);
+  Result<std::vector<std::string>> ReadExtents(const std::vector<Extent>& extents,
+                                               const std::stop_token& stop);
   Result<FileReads*> ReadsOf(std::uint32_t number, std::map<std::uint32_t, FileReads>* by_file);
-  Result<std::vector<ChunkSource>> Resolve(const std::vector<ReadItem>& reads, int threads);
+  Result<std::vector<ChunkSource>> Resolve(const std::vector<ReadItem>& reads, int threads,
+                                           const std::stop_token& stop);
 };
 
 namespace {
@@ -135,11 +138,12 @@ Result<FileReads*> CheckpointReader::Impl::ReadsOf(std::uint32_t number,
 }
 
 Result<std::vector<std::string>> CheckpointReader::Impl::ReadExtents(
-    const std::vector<Extent>& extents) {
+    const std::vector<Extent>& extents, const std::stop_token& stop) {
   std::vector<std::string> contents;
   std::map<std::uint32_t, FileReads> by_file;
   contents.reserve(extents.size());
   for (std::size_t i = 0; i < extents.size(); ++i) {
+    VARVE_RETURN_IF_ERROR(CheckStop(stop));
     if (extents[i].encoding == Encoding::kInline) {
       contents.push_back(index.inline_values[extents[i].begin]);
       continue;
@@ -156,8 +160,11 @@ Result<std::vector<std::string>> CheckpointReader::Impl::ReadExtents(
          Region(box, {reinterpret_cast<std::byte*>(contents[i].data()), box, {1}, 1}, box),
          static_cast<std::uint32_t>(i)});
   }
-  VARVE_RETURN_IF_ERROR(Read(std::move(by_file), static_cast<std::uint32_t>(extents.size()),
-                             [](std::uint32_t) { return std::string("plain values"); }, {})
+  LoadOptions options;
+  options.stop = stop;
+  VARVE_RETURN_IF_ERROR(Read(
+                            std::move(by_file), static_cast<std::uint32_t>(extents.size()),
+                            [](std::uint32_t) { return std::string("plain values"); }, options)
                             .status());
   return contents;
 }
@@ -166,9 +173,10 @@ CheckpointReader::CheckpointReader(std::unique_ptr<Impl> impl) : impl_(std::move
 CheckpointReader::~CheckpointReader() = default;
 
 Result<std::unique_ptr<CheckpointReader>> CheckpointReader::Open(const std::string& path,
-                                                                 Storage& storage) {
+                                                                 Storage& storage,
+                                                                 const std::stop_token& stop) {
   VARVE_ASSIGN_OR_RETURN(const std::string where, ResolvePath(path, storage));
-  VARVE_ASSIGN_OR_RETURN(OpenedIndex index, OpenIndex(storage, where));
+  VARVE_ASSIGN_OR_RETURN(OpenedIndex index, OpenIndex(storage, where, stop));
   return std::unique_ptr<CheckpointReader>(
       new CheckpointReader(std::make_unique<Impl>(storage, std::move(index))));
 }
@@ -186,11 +194,11 @@ Result<std::string> CheckpointReader::ReadFile(const std::string& name) {
   return NotFound(directory() + " has no side file \"" + name + "\"");
 }
 
-Result<Value> CheckpointReader::ReadStructure() {
+Result<Value> CheckpointReader::ReadStructure(const std::stop_token& stop) {
   if (impl_->index.structure) {
     return *impl_->index.structure;
   }
-  VARVE_ASSIGN_OR_RETURN(const auto encoded, impl_->ReadExtents(metadata().structures));
+  VARVE_ASSIGN_OR_RETURN(const auto encoded, impl_->ReadExtents(metadata().structures, stop));
   std::vector<Value> structures;
   for (const std::string& bytes : encoded) {
     auto value = DecodeValue(bytes);
@@ -205,7 +213,8 @@ Result<Value> CheckpointReader::ReadStructure() {
   return MergeStructures(structures).Annotate(directory());
 }
 
-Result<std::vector<Value>> CheckpointReader::ReadObjects(std::span<const std::string> fqns) {
+Result<std::vector<Value>> CheckpointReader::ReadObjects(std::span<const std::string> fqns,
+                                                         const std::stop_token& stop) {
   std::vector<Extent> extents;
   for (const std::string& fqn : fqns) {
     const ObjectMetadata* object = metadata().FindObject(fqn);
@@ -214,7 +223,7 @@ Result<std::vector<Value>> CheckpointReader::ReadObjects(std::span<const std::st
     }
     extents.push_back(object->extent);
   }
-  VARVE_ASSIGN_OR_RETURN(const auto encoded, impl_->ReadExtents(extents));
+  VARVE_ASSIGN_OR_RETURN(const auto encoded, impl_->ReadExtents(extents, stop));
   std::vector<Value> values;
   for (std::size_t i = 0; i < encoded.size(); ++i) {
     auto value = DecodeObject(extents[i].encoding, encoded[i]);
@@ -229,7 +238,8 @@ Result<std::vector<Value>> CheckpointReader::ReadObjects(std::span<const std::st
 /// The sources of the chunks that reads need, one per read. A chunk of an archive is looked into
 /// once for each read of it, which is once unless a tensor is loaded in parts.
 Result<std::vector<ChunkSource>> CheckpointReader::Impl::Resolve(const std::vector<ReadItem>& reads,
-                                                                 int threads) {
+                                                                 int threads,
+                                                                 const std::stop_token& stop) {
   std::vector<ChunkSource> sources(reads.size());
   const auto resolve = [&](std::size_t i) -> Status {
     const TensorMetadata& tensor = index.metadata.tensors[reads[i].tensor];
@@ -254,7 +264,7 @@ Result<std::vector<ChunkSource>> CheckpointReader::Impl::Resolve(const std::vect
     }
     return sources;
   }
-  VARVE_RETURN_IF_ERROR(RunThreads(reads.size(), threads, {}, resolve));
+  VARVE_RETURN_IF_ERROR(RunThreads(reads.size(), threads, stop, resolve));
   return sources;
 }
 
@@ -269,7 +279,8 @@ Result<std::uint64_t> CheckpointReader::ReadTensors(std::span<const TargetTensor
     items.push_back({target.fqn, target.dtype, target.shape, target.box});
   }
   VARVE_ASSIGN_OR_RETURN(const auto reads, PlanLoad(metadata(), items));
-  VARVE_ASSIGN_OR_RETURN(const auto sources, impl_->Resolve(reads, options.io_threads));
+  VARVE_ASSIGN_OR_RETURN(const auto sources,
+                         impl_->Resolve(reads, options.io_threads, options.stop));
   std::map<std::uint32_t, FileReads> by_file;
   std::vector<StridedMemory> memories;
   memories.reserve(targets.size());
@@ -281,6 +292,7 @@ Result<std::uint64_t> CheckpointReader::ReadTensors(std::span<const TargetTensor
     if (sources[i].unpacked) {
       continue;
     }
+    VARVE_RETURN_IF_ERROR(CheckStop(options.stop));  // A file is opened for its first chunk.
     const Chunk& chunk = metadata().tensors[reads[i].tensor].chunks[reads[i].chunk];
     VARVE_ASSIGN_OR_RETURN(FileReads * file, impl_->ReadsOf(chunk.extent.file, &by_file));
     file->targets.push_back(

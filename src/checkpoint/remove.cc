@@ -6,6 +6,7 @@
 //     checkpoint of what is left, and `gc` or the next save of the name finishes the removal.
 //  4. Remove the directory with all that is in it.
 
+#include "base/stop.h"
 #include "checkpoint/claim.h"
 #include "checkpoint/names.h"
 #include "checkpoint/other_files.h"
@@ -63,7 +64,8 @@ RemovalReport Describe(const Inventory& found, Storage& storage, const std::stri
 
 }  // namespace
 
-Result<RemovalReport> RemoveCheckpoint(const std::string& path, bool dry_run, Storage& storage) {
+Result<RemovalReport> RemoveCheckpoint(const std::string& path, bool dry_run, Storage& storage,
+                                       const std::stop_token& stop) {
   VARVE_RETURN_IF_ERROR(CheckCheckpointName(path).Annotate("remove"));
   if (SymbolicLinks* const links = storage.extras().symbolic_links;
       links != nullptr && links->ReadLink(path).ok()) {
@@ -89,18 +91,20 @@ Result<RemovalReport> RemoveCheckpoint(const std::string& path, bool dry_run, St
   if (dry_run) {
     return report;
   }
+  VARVE_RETURN_IF_ERROR(CheckStop(stop).Annotate("remove " + path + ": nothing was removed"));
   VARVE_ASSIGN_OR_RETURN(const SaveId id, RandomSaveId());
   const std::string removed = RemovedPath(path, id);
   VARVE_RETURN_IF_ERROR(storage.Rename(path, removed, RenameMode::kNoReplace));  // Step 3.
   VARVE_RETURN_IF_ERROR(storage.SyncDirectory(ParentPath(path)));
-  const Status status = storage.Remove(removed);  // Step 4.
+  const Status status = RemoveTree(storage, removed, stop);  // Step 4.
   return status.ok() ? Result<RemovalReport>(std::move(report))
                      : status.Annotate("remove " + path + ": it is no checkpoint any more, but " +
                                        removed + " is left for `varve gc`");
 }
 
-Result<std::string> NewestCheckpoint(const std::string& directory, Storage& storage) {
-  VARVE_ASSIGN_OR_RETURN(const auto entries, ListCheckpoints(directory, storage));
+Result<std::string> NewestCheckpoint(const std::string& directory, Storage& storage,
+                                     const std::stop_token& stop) {
+  VARVE_ASSIGN_OR_RETURN(const auto entries, ListCheckpoints(directory, storage, stop));
   const auto listed = storage.List(directory);
   const CheckpointEntry* newest = nullptr;
   std::int64_t newest_time = 0;

@@ -1,3 +1,4 @@
+#include "base/stop.h"
 #include "checkpoint/commit.h"
 #include "checkpoint/names.h"
 #include "checkpoint/open.h"
@@ -7,14 +8,16 @@
 
 namespace varve {
 
-Result<RepairReport> Repair(const std::string& given, Storage& storage) {
+Result<RepairReport> Repair(const std::string& given, Storage& storage,
+                            const std::stop_token& stop) {
   VARVE_ASSIGN_OR_RETURN(const std::string path, ResolvePath(given, storage));
   if (ParseLeftover(BaseName(path))) {
     return FailedPrecondition("repair " + path +
                               ": it is what a save or a removal has left, and no checkpoint; "
                               "`varve gc` looks after it");
   }
-  VARVE_ASSIGN_OR_RETURN(const ScanResult scan, ScanDataFiles(storage, path));
+  VARVE_ASSIGN_OR_RETURN(const ScanResult scan,
+                         ScanDataFiles(storage, path, stop).Annotate("repair " + path));
   if (!scan.damaged.empty()) {
     return scan.damaged.front().Annotate("repair needs every data file's header; cannot use");
   }
@@ -46,6 +49,7 @@ Result<RepairReport> Repair(const std::string& given, Storage& storage) {
     report.changed = false;
     return report;
   }
+  VARVE_RETURN_IF_ERROR(CheckStop(stop).Annotate("repair " + path));
   VARVE_RETURN_IF_ERROR(ReplaceIndex(storage, path, metadata));
   return report;
 }

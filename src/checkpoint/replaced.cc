@@ -20,6 +20,7 @@
 #include <set>
 #include <utility>
 
+#include "base/stop.h"
 #include "checkpoint/names.h"
 #include "checkpoint/other_files.h"
 #include "checkpoint/own_names.h"
@@ -30,8 +31,12 @@ namespace {
 class Removal {
  public:
   Removal(Storage& storage, const std::string& replaced, const std::string& directory,
-          std::vector<std::string>* conflicts)
-      : storage_(storage), replaced_(replaced), directory_(directory), conflicts_(conflicts) {}
+          std::vector<std::string>* conflicts, const std::stop_token& stop)
+      : storage_(storage),
+        replaced_(replaced),
+        directory_(directory),
+        conflicts_(conflicts),
+        stop_(stop) {}
 
   Status Run() {
     const auto found = TakeInventory(storage_, replaced_);
@@ -55,6 +60,7 @@ class Removal {
   Status MoveOver(const std::vector<OtherFile>& others) {
     const bool has_place = others.empty() || storage_.List(directory_).ok();
     for (const OtherFile& other : others) {
+      VARVE_RETURN_IF_ERROR(CheckStop(stop_));
       if (other.is_directory && has_place) {
         VARVE_RETURN_IF_ERROR(MakeFolder(other.name));
       } else if (!other.is_directory) {
@@ -105,6 +111,7 @@ class Removal {
   Status RemoveOwn(const std::vector<OwnFile>& own) {
     std::set<std::string> folders;
     for (const OwnFile& file : own) {
+      VARVE_RETURN_IF_ERROR(CheckStop(stop_));
       if (!file.fits_pattern) {
         const std::string path = JoinPath(replaced_, file.name);
         VARVE_RETURN_IF_ERROR(storage_.Remove(path));
@@ -115,6 +122,7 @@ class Removal {
       VARVE_RETURN_IF_ERROR(storage_.SyncDirectory(folder));
     }
     for (const OwnFile& file : own) {
+      VARVE_RETURN_IF_ERROR(CheckStop(stop_));
       if (file.fits_pattern && !(conflict_ && file.is_index)) {
         VARVE_RETURN_IF_ERROR(storage_.Remove(JoinPath(replaced_, file.name)));
       }
@@ -144,6 +152,7 @@ class Removal {
   const std::string& replaced_;
   const std::string& directory_;
   std::vector<std::string>* conflicts_;
+  const std::stop_token& stop_;
   bool conflict_ = false;          ///< A file stays in `replaced_`.
   std::set<std::string> changed_;  ///< Folders that have got new names.
 };
@@ -151,12 +160,28 @@ class Removal {
 }  // namespace
 
 Status RemoveReplaced(Storage& storage, const std::string& replaced, const std::string& directory,
-                      std::vector<std::string>* conflicts) {
+                      std::vector<std::string>* conflicts, const std::stop_token& stop) {
   SymbolicLinks* const links = storage.extras().symbolic_links;
   if (links != nullptr && links->ReadLink(replaced).ok()) {
     return storage.Remove(replaced);  // What it leads to is not what was replaced.
   }
-  return Removal(storage, replaced, directory, conflicts).Run();
+  return Removal(storage, replaced, directory, conflicts, stop).Run();
+}
+
+Status RemoveTree(Storage& storage, const std::string& path,  // NOLINT(misc-no-recursion)
+                  const std::stop_token& stop) {
+  const auto entries = storage.List(path);
+  if (entries.status().code() == StatusCode::kNotFound) {
+    return Status::Ok();
+  }
+  VARVE_RETURN_IF_ERROR(entries.status());
+  for (const DirectoryEntry& entry : *entries) {
+    VARVE_RETURN_IF_ERROR(CheckStop(stop));
+    const std::string below = JoinPath(path, entry.name);
+    VARVE_RETURN_IF_ERROR(entry.is_directory && !entry.is_link ? RemoveTree(storage, below, stop)
+                                                               : storage.Remove(below));
+  }
+  return storage.Remove(path);
 }
 
 bool HoldsCheckpoint(Storage& storage, const std::string& directory) {
@@ -165,21 +190,21 @@ bool HoldsCheckpoint(Storage& storage, const std::string& directory) {
 }
 
 Status RemoveStale(Storage& storage, const std::string& stale, const std::string& directory,
-                   std::vector<std::string>* conflicts) {
+                   std::vector<std::string>* conflicts, const std::stop_token& stop) {
   const auto entries = storage.List(stale);
   if (!entries.ok()) {
     return storage.Remove(stale);  // No directory.
   }
   for (const DirectoryEntry& entry : *entries) {
     if (entry.name == kStagingMark) {
-      return storage.Remove(stale);
+      return RemoveTree(storage, stale, stop);
     }
   }
   // What an attempt that died has moved over may not be durable yet.
   if (storage.List(directory).ok()) {
     VARVE_RETURN_IF_ERROR(storage.SyncDirectory(directory));
   }
-  return RemoveReplaced(storage, stale, directory, conflicts);
+  return RemoveReplaced(storage, stale, directory, conflicts, stop);
 }
 
 namespace {

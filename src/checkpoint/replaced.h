@@ -1,6 +1,7 @@
 /// Removing checkpoints that others have replaced, and what saves that died have left.
 #pragma once
 
+#include <stop_token>
 #include <string>
 #include <vector>
 
@@ -12,15 +13,21 @@ namespace varve {
 /// Removes the checkpoint in `replaced`, in whose place the one in `directory` stands. Files that
 /// are not part of it are moved to `directory` unless they are there already. A file whose name is
 /// taken there, or that has no place to go because there is no `directory`, stays where it is: its
-/// path is appended to `*conflicts`. Can be repeated after a crash at any point.
+/// path is appended to `*conflicts`. Can be repeated after a crash at any point, and after the
+/// Cancelled that it returns on `stop`.
 Status RemoveReplaced(Storage& storage, const std::string& replaced, const std::string& directory,
-                      std::vector<std::string>* conflicts);
+                      std::vector<std::string>* conflicts, const std::stop_token& stop = {});
 
-/// Does the same with what a dead save of `directory` left under the hidden name `stale`: a
-/// replaced checkpoint or a staging directory. The caller holds the name's lock and has synced the
-/// directory of both: a power cut must not give a name back to a directory that is being emptied.
+/// Removes a directory with all that is in it, as Storage::Remove does, and looks at `stop` before
+/// each file. Errors: Cancelled; then the rest is still there.
+Status RemoveTree(Storage& storage, const std::string& path, const std::stop_token& stop);
+
+/// Does the same as RemoveReplaced with what a dead save of `directory` left under the hidden name
+/// `stale`: a replaced checkpoint or a staging directory. The caller holds the name's lock and has
+/// synced the directory of both: a power cut must not give a name back to a directory that is being
+/// emptied.
 Status RemoveStale(Storage& storage, const std::string& stale, const std::string& directory,
-                   std::vector<std::string>* conflicts);
+                   std::vector<std::string>* conflicts, const std::stop_token& stop = {});
 
 /// Does the same with everything that dead saves of `path` left beside it. The caller holds the
 /// name's lock. A displaced checkpoint is removed only if `path` holds one.

@@ -217,8 +217,8 @@ class CoordinatedSave final : public SaveSession {
   }
 
   Status ClaimName() {
-    VARVE_ASSIGN_OR_RETURN(
-        commit_, Commit::Begin(storage_, path_, settled_.identity.save_id, options_.overwrite));
+    VARVE_ASSIGN_OR_RETURN(commit_, Commit::Begin(storage_, path_, settled_.identity.save_id,
+                                                  options_.overwrite, options_.stop));
     return Status::Ok();
   }
 

@@ -8,6 +8,7 @@
 #include <string_view>
 #include <utility>
 
+#include "base/stop.h"
 #include "checkpoint/names.h"
 
 namespace varve {
@@ -76,11 +77,12 @@ std::optional<ParsedName> ParseName(std::string_view name) {
              : std::nullopt;
 }
 
-ScanResult ScanFiles(Storage& storage, const std::string& directory,
-                     const std::vector<std::string>& names) {
+Result<ScanResult> ScanFiles(Storage& storage, const std::string& directory,
+                             const std::vector<std::string>& names, const std::stop_token& stop) {
   ScanResult result;
   std::map<SaveId, FileGroup> groups;
   for (const std::string& name : names) {
+    VARVE_RETURN_IF_ERROR(CheckStop(stop));
     const std::string path = JoinPath(directory, name);
     auto checked = ReadHeader(storage, path, name);
     if (!checked.ok()) {
@@ -152,7 +154,8 @@ std::vector<NamedSet> GroupByName(const std::vector<DirectoryEntry>& entries) {
   return listed;
 }
 
-Result<ScanResult> ScanDataFiles(Storage& storage, const std::string& directory) {
+Result<ScanResult> ScanDataFiles(Storage& storage, const std::string& directory,
+                                 const std::stop_token& stop) {
   VARVE_ASSIGN_OR_RETURN(const auto entries, storage.List(directory));
   std::vector<std::string> names;
   for (const DirectoryEntry& entry : entries) {
@@ -160,16 +163,17 @@ Result<ScanResult> ScanDataFiles(Storage& storage, const std::string& directory)
       names.push_back(entry.name);
     }
   }
-  return ScanFiles(storage, directory, names);
+  return ScanFiles(storage, directory, names, stop);
 }
 
-ScanResult ScanSet(Storage& storage, const std::string& directory, const NamedSet& set) {
+Result<ScanResult> ScanSet(Storage& storage, const std::string& directory, const NamedSet& set,
+                           const std::stop_token& stop) {
   std::vector<std::string> names;
   names.reserve(set.files.size());
   for (const auto& [rank, name] : set.files) {
     names.push_back(name);
   }
-  return ScanFiles(storage, directory, names);
+  return ScanFiles(storage, directory, names, stop);
 }
 
 std::string NameRanks(const std::vector<std::uint32_t>& ranks) {

@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <map>
+#include <stop_token>
 #include <string>
 #include <vector>
 
@@ -45,11 +46,13 @@ std::vector<NamedSet> GroupByName(const std::vector<DirectoryEntry>& entries);
 std::string NamedSave(const SaveId& id);
 
 /// Reads and decodes the header of every data file in `directory`. Errors: the directory cannot
-/// be listed.
-Result<ScanResult> ScanDataFiles(Storage& storage, const std::string& directory);
+/// be listed; Cancelled on `stop`.
+Result<ScanResult> ScanDataFiles(Storage& storage, const std::string& directory,
+                                 const std::stop_token& stop = {});
 
-/// Reads and decodes the headers of the files of one set.
-ScanResult ScanSet(Storage& storage, const std::string& directory, const NamedSet& set);
+/// Reads and decodes the headers of the files of one set. Errors: Cancelled on `stop`.
+Result<ScanResult> ScanSet(Storage& storage, const std::string& directory, const NamedSet& set,
+                           const std::stop_token& stop = {});
 
 /// Reads a data file's header bytes. Errors: DataLoss, Unavailable.
 Result<std::string> ReadHeaderBytes(ReadableFile& file);

@@ -51,8 +51,9 @@ std::vector<Box> Slabs(const Box& box, std::uint64_t item_size, std::uint64_t ma
 }
 
 TensorStream::TensorStream(CheckpointReader& reader, std::vector<StreamItem> items,
-                           std::uint64_t max_bytes)
+                           std::uint64_t max_bytes, std::stop_token stop)
     : reader_(reader),
+      stop_requested_(std::move(stop)),
       items_(std::move(items)),
       batch_bytes_(std::clamp<std::uint64_t>(max_bytes / kBatchesHeld, 1, kMaxBatchBytes)),
       thread_([this] { ReadAhead(); }) {}
@@ -110,7 +111,9 @@ Status TensorStream::Load(Batch* batch) {
     targets.push_back(
         {tensor.fqn, tensor.dtype, tensor.shape, piece.box, read.back().data(), Strides{}});
   }
-  VARVE_RETURN_IF_ERROR(reader_.ReadTensors(targets, {}).status());
+  LoadOptions options;
+  options.stop = stop_requested_;
+  VARVE_RETURN_IF_ERROR(reader_.ReadTensors(targets, options).status());
   for (std::size_t i = 0; i < batch->pieces.size(); ++i) {
     const Piece& piece = batch->pieces[i];
     const StreamItem& item = items_[piece.item];

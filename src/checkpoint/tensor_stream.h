@@ -8,6 +8,7 @@
 #include <deque>
 #include <mutex>
 #include <span>
+#include <stop_token>
 #include <thread>
 #include <vector>
 
@@ -28,8 +29,9 @@ struct StreamItem {
 class TensorStream {
  public:
   /// Holds at most `max_bytes`, or one element's row where that is more. `reader` and what the
-  /// items point to must outlive the stream.
-  TensorStream(CheckpointReader& reader, std::vector<StreamItem> items, std::uint64_t max_bytes);
+  /// items point to must outlive the stream. After `stop` reads return Cancelled.
+  TensorStream(CheckpointReader& reader, std::vector<StreamItem> items, std::uint64_t max_bytes,
+               std::stop_token stop = {});
   ~TensorStream();
   TensorStream(const TensorStream&) = delete;
   TensorStream& operator=(const TensorStream&) = delete;
@@ -60,6 +62,7 @@ class TensorStream {
   std::vector<std::byte> TakeMemory();
 
   CheckpointReader& reader_;
+  std::stop_token stop_requested_;
   std::vector<StreamItem> items_;
   std::uint64_t batch_bytes_;
 

@@ -6,6 +6,7 @@
 #include <atomic>
 
 #include "base/checksum.h"
+#include "base/stop.h"
 #include "checkpoint/open.h"
 #include "checkpoint/scan.h"
 #include "checkpoint/side_files.h"
@@ -42,16 +43,19 @@ std::vector<std::string> NamesIn(const Metadata& metadata, std::uint32_t file, s
 
 class Verifier {
  public:
-  Verifier(Storage& storage, OpenedIndex opened, const ProgressFunction& progress)
+  Verifier(Storage& storage, OpenedIndex opened, const ProgressFunction& progress,
+           const std::stop_token& stop)
       : storage_(storage),
         opened_(std::move(opened)),
         progress_(progress),
+        stop_(stop),
         total_(opened_.metadata.TotalBytes()) {}
 
-  VerifyReport Run() {
+  Result<VerifyReport> Run() {
     std::vector<CheckedHeader> headers;
     bool all_readable = true;
     for (std::uint32_t i = 0; i < opened_.metadata.files.size(); ++i) {
+      VARVE_RETURN_IF_ERROR(CheckStop(stop_));
       all_readable = CheckFile(i, &headers) && all_readable;
     }
     if (all_readable) {
@@ -64,6 +68,8 @@ class Verifier {
             "the index is not what the data files say of themselves; `varve repair` rebuilds it");
       }
     }
+    VARVE_RETURN_IF_ERROR(
+        CheckStop(stop_));  // Before what a stopped check calls damage is reported.
     CheckSideFiles();
     std::sort(report_.damages.begin(), report_.damages.end(), [](const Damage& a, const Damage& b) {
       return a.file != b.file ? a.file < b.file : a.begin < b.begin;
@@ -118,7 +124,8 @@ class Verifier {
           if (progress_) {
             progress_(checked_, total_);
           }
-        });
+        },
+        stop_);
     if (!read.ok()) {
       return whole_file(read.message());
     }
@@ -149,6 +156,7 @@ class Verifier {
   Storage& storage_;
   OpenedIndex opened_;
   const ProgressFunction& progress_;
+  const std::stop_token& stop_;
   std::uint64_t total_;
   std::atomic<std::uint64_t> checked_{0};
   VerifyReport report_;
@@ -157,9 +165,9 @@ class Verifier {
 }  // namespace
 
 Result<VerifyReport> Verify(const std::string& path, Storage& storage,
-                            const ProgressFunction& progress) {
+                            const ProgressFunction& progress, const std::stop_token& stop) {
   VARVE_ASSIGN_OR_RETURN(const std::string where, ResolvePath(path, storage));
-  auto opened = OpenIndex(storage, where);
+  auto opened = OpenIndex(storage, where, stop);
   if (opened.status().code() == StatusCode::kDataLoss) {
     VerifyReport report;  // A damaged index is a finding, not a failure to look.
     report.damages.push_back({"", 0, 0, {}, opened.status().message()});
@@ -167,9 +175,9 @@ Result<VerifyReport> Verify(const std::string& path, Storage& storage,
   }
   VARVE_RETURN_IF_ERROR(opened.status());
   if (opened->metadata.format != Format::kVarve) {
-    return VerifyForeign(storage, *opened, progress);
+    return VerifyForeign(storage, *opened, progress, stop).Annotate("verify " + where);
   }
-  return Verifier(storage, std::move(*opened), progress).Run();
+  return Verifier(storage, std::move(*opened), progress, stop).Run().Annotate("verify " + where);
 }
 
 }  // namespace varve

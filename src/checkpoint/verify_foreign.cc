@@ -10,6 +10,7 @@
 #include <utility>
 
 #include "base/checksum.h"
+#include "base/stop.h"
 #include "checkpoint/checkpoint_files.h"
 #include "checkpoint/chunk_source.h"
 #include "checkpoint/side_files.h"
@@ -36,10 +37,15 @@ struct Item {
 
 class ForeignVerifier {
  public:
-  ForeignVerifier(Storage& storage, const OpenedIndex& opened, const ProgressFunction& progress)
-      : storage_(storage), opened_(opened), files_(storage, opened), progress_(progress) {}
+  ForeignVerifier(Storage& storage, const OpenedIndex& opened, const ProgressFunction& progress,
+                  const std::stop_token& stop)
+      : storage_(storage),
+        opened_(opened),
+        files_(storage, opened),
+        progress_(progress),
+        stop_(stop) {}
 
-  VerifyReport Run() {
+  Result<VerifyReport> Run() {
     CheckCoverage();
     std::vector<Item> items = Items();
     for (const Item& item : items) {
@@ -52,16 +58,18 @@ class ForeignVerifier {
       total_ += record.end - record.begin;
     }
     // What goes wrong with one item is reported, not returned: the others are still looked at.
-    (void)RunThreads(items.size(), kThreads, {}, [&](std::size_t i) {
+    (void)RunThreads(items.size(), kThreads, stop_, [&](std::size_t i) {
       CheckItem(items[i]);
       return Status::Ok();
     });
-    (void)RunThreads(opened_.records.size(), kThreads, {}, [&](std::size_t i) {
+    (void)RunThreads(opened_.records.size(), kThreads, stop_, [&](std::size_t i) {
       const RecordCrc& record = opened_.records[i];
       CheckRecord(record.file, record.begin, record.end, record.crc, "");
       return Status::Ok();
     });
     CheckFiles();
+    VARVE_RETURN_IF_ERROR(
+        CheckStop(stop_));  // Before what a stopped check calls damage is reported.
     CheckSideFiles();
     FindStaleFiles();
     if (without_checksum_ > 0) {
@@ -149,7 +157,8 @@ class ForeignVerifier {
 
   /// Files that Varve wrote have checksums of blocks, whatever their format.
   void CheckFiles() {
-    for (std::uint32_t number = 0; number < opened_.metadata.files.size(); ++number) {
+    for (std::uint32_t number = 0;
+         number < opened_.metadata.files.size() && !stop_.stop_requested(); ++number) {
       const DataFile& file = opened_.metadata.files[number];
       auto reads = files_.Reads(number);
       if (file.block_crc32c.empty() || !reads.ok()) {
@@ -161,7 +170,7 @@ class ForeignVerifier {
             Add({number, range.begin, range.end}, "",
                 "checksum mismatch (want " + HexU32(want) + ", got " + HexU32(got) + ")");
           },
-          [&](std::uint64_t bytes) { Advance(bytes); });
+          [&](std::uint64_t bytes) { Advance(bytes); }, stop_);
       if (!read.ok()) {
         Add({number, 0, file.size}, "", read.message());
       }
@@ -233,6 +242,7 @@ class ForeignVerifier {
     VARVE_ASSIGN_OR_RETURN(const auto memory, BufferPool::Shared().Acquire());
     std::uint32_t crc = 0;
     for (std::uint64_t at = extent.begin; at < extent.end;) {
+      VARVE_RETURN_IF_ERROR(CheckStop(stop_));
       const std::uint64_t size = std::min(extent.end - at, kPoolBlockBytes);
       const std::span<std::byte> bytes(memory.data(), size);
       VARVE_RETURN_IF_ERROR(file->ReadAt(at, bytes));
@@ -297,6 +307,7 @@ class ForeignVerifier {
   const OpenedIndex& opened_;
   CheckpointFiles files_;
   const ProgressFunction& progress_;
+  const std::stop_token& stop_;
   std::uint64_t total_ = 0;
   std::atomic<std::uint64_t> checked_{0};
   std::atomic<std::uint64_t> without_checksum_{0};
@@ -306,9 +317,9 @@ class ForeignVerifier {
 
 }  // namespace
 
-VerifyReport VerifyForeign(Storage& storage, const OpenedIndex& opened,
-                           const ProgressFunction& progress) {
-  return ForeignVerifier(storage, opened, progress).Run();
+Result<VerifyReport> VerifyForeign(Storage& storage, const OpenedIndex& opened,
+                                   const ProgressFunction& progress, const std::stop_token& stop) {
+  return ForeignVerifier(storage, opened, progress, stop).Run();
 }
 
 }  // namespace varve

@@ -11,11 +11,11 @@ namespace varve {
 Status CheckBlocks(ReadableFile& file, const BlockGeometry& geometry,
                    std::span<const std::uint32_t> block_crc32c, BufferPool& pool, int threads,
                    const std::function<void(ByteRange, std::uint32_t, std::uint32_t)>& on_damage,
-                   const std::function<void(std::uint64_t)>& on_read) {
+                   const std::function<void(std::uint64_t)>& on_read, const std::stop_token& stop) {
   const auto units = ScheduleReads({{geometry.data_begin, geometry.file_size}}, geometry, 0,
                                    ReadUnitBytes(geometry.block_bytes));
   std::mutex mutex;  // Serialises on_damage.
-  return RunThreads(units.size(), threads, {}, [&](std::size_t i) -> Status {
+  return RunThreads(units.size(), threads, stop, [&](std::size_t i) -> Status {
     const std::uint64_t size = units[i].end - units[i].begin;
     VARVE_ASSIGN_OR_RETURN(const auto memory, pool.Acquire());
     VARVE_RETURN_IF_ERROR(file.ReadUncached(units[i].begin, memory.data(), size, kPoolBlockBytes));

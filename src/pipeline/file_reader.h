@@ -75,11 +75,11 @@ ReadOutcome ReadFiles(std::span<FileReads> files, std::uint32_t owner_count, Buf
                       const ReadFilesOptions& options);
 
 /// Reads every block of a file and compares checksums, calling `on_damage` for each that differs.
-/// Returns an error when reading itself fails.
+/// Returns an error when reading itself fails, and Cancelled on `stop`.
 Status CheckBlocks(
     ReadableFile& file, const BlockGeometry& geometry, std::span<const std::uint32_t> block_crc32c,
     BufferPool& pool, int threads,
     const std::function<void(ByteRange, std::uint32_t want, std::uint32_t got)>& on_damage,
-    const std::function<void(std::uint64_t)>& on_read);
+    const std::function<void(std::uint64_t)>& on_read, const std::stop_token& stop = {});
 
 }  // namespace varve

@@ -6,6 +6,7 @@
 
 #include <CLI/CLI.hpp>
 
+#include "interrupt.h"
 #include "nearest.h"
 
 namespace varve::cli {
@@ -106,6 +107,19 @@ Command Command::Add(const std::string& name, const std::string& summary,
 
 void Command::Runs(Verb verb) {
   app_->callback([chosen = chosen_, verb = std::move(verb)] { *chosen = verb; });
+}
+
+void Command::RunsUntilStopped(LongVerb verb) {
+  Runs([verb = std::move(verb)]() -> Result<Outcome> {
+    const Interrupt interrupt;
+    auto outcome = verb(interrupt.token());
+    if (outcome.status().code() == StatusCode::kCancelled && interrupt.signal() != 0) {
+      return Outcome{.text = "",
+                     .exit_code = kExitSignal + interrupt.signal(),
+                     .complaint = outcome.status().message()};
+    }
+    return outcome;
+  });
 }
 
 void Command::Positional(const std::string& name, std::string* value, const std::string& help) {

@@ -8,6 +8,7 @@
 #include <map>
 #include <memory>
 #include <optional>
+#include <stop_token>
 #include <string>
 #include <vector>
 
@@ -24,6 +25,7 @@ inline constexpr int kExitOk = 0;
 inline constexpr int kExitDamage = 1;  ///< Or, of `diff`, a difference.
 inline constexpr int kExitNone = 1;    ///< Of `latest`: there is no checkpoint.
 inline constexpr int kExitError = 2;
+inline constexpr int kExitSignal = 128;  ///< Plus the number of the signal that ended the verb.
 
 /// What a verb found out. `text` goes to standard output, whole and last, so that a reader of a
 /// pipe never sees half of an answer that then turns into an error.
@@ -34,6 +36,9 @@ struct Outcome {
 };
 
 using Verb = std::function<Result<Outcome>()>;
+
+/// A verb that ends soon after stop is requested, with Cancelled.
+using LongVerb = std::function<Result<Outcome>(const std::stop_token& stop)>;
 
 /// The program, a verb of it (`varve ls`), or a group with verbs of its own. A handle: copies are
 /// the same command, which lives as long as the Program.
@@ -50,6 +55,10 @@ class Command {
 
   /// What to do when the command line names this command. Called after all of it is parsed.
   void Runs(Verb verb);
+
+  /// As Runs, for a verb that a signal may end: SIGINT (Ctrl-C), SIGTERM and SIGHUP then request
+  /// stop, and its Cancelled becomes an outcome with the exit code 128 + signal.
+  void RunsUntilStopped(LongVerb verb);
 
   /// A word without dashes, told from others by its place; must be given.
   void Positional(const std::string& name, std::string* value, const std::string& help);

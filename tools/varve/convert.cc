@@ -90,11 +90,12 @@ std::string AsJson(const Options& options, const ConvertReport& report, double s
   return json.Take();
 }
 
-Result<Outcome> Run(const Options& options) {
+Result<Outcome> Run(const Options& options, const std::stop_token& stop) {
   ConvertOptions choices = options.choices;
   VARVE_RETURN_IF_ERROR(Finish(options, &choices));
   Progress progress("convert", options.json);
   choices.progress = progress.function();
+  choices.stop = stop;
   const auto report = Convert(options.source, options.target, choices);
   const double seconds = progress.seconds();
   progress.Finish();
@@ -153,7 +154,7 @@ void AddConvert(Command program) {
               "Copy configuration and tokenizer files of DIR into the folder; with --to hf");
   verb.Flag("--overwrite", &options->choices.overwrite, "Replace DST if it exists");
   verb.Flag("--json", &options->json, "An object with what was written");
-  verb.Runs([=] { return Run(*options); });
+  verb.RunsUntilStopped([=](const std::stop_token& stop) { return Run(*options, stop); });
 }
 
 }  // namespace varve::cli

@@ -73,9 +73,9 @@ std::string Line(const Difference& difference) {
   return line + "\n";
 }
 
-Result<Outcome> Run(const Options& options) {
+Result<Outcome> Run(const Options& options, const std::stop_token& stop) {
   Progress progress("diff", options.json);
-  const auto report = Diff(options.a, options.b, PosixStorage(), progress.function());
+  const auto report = Diff(options.a, options.b, PosixStorage(), progress.function(), stop);
   progress.Finish();
   VARVE_RETURN_IF_ERROR(report.status());
   const int exit_code = report->differences.empty() ? kExitOk : kExitDamage;
@@ -101,7 +101,7 @@ void AddDiff(Command program) {
   verb.Positional("B", &options->b, "Another");
   verb.Flag("--json", &options->json,
             "An object: a, b, equal, equal_tensors, equal_objects, differences");
-  verb.Runs([=] { return Run(*options); });
+  verb.RunsUntilStopped([=](const std::stop_token& stop) { return Run(*options, stop); });
 }
 
 }  // namespace varve::cli

@@ -27,10 +27,11 @@ struct Options {
   bool json = false;
 };
 
-Result<Outcome> Run(const Options& options) {
+Result<Outcome> Run(const Options& options, const std::stop_token& stop) {
   Progress progress("export", options.json);
   ExportOptions choices = options.choices;
   choices.progress = progress.function();
+  choices.stop = stop;
   const auto report = ExportSafetensors(options.path, options.out, choices);
   const double seconds = progress.seconds();
   progress.Finish();
@@ -63,7 +64,7 @@ void AddExport(Command program) {
   verb.Flag("--overwrite", &options->choices.overwrite, "Replace OUT if it exists");
   verb.Flag("--json", &options->json,
             "An object: checkpoint, file, tensors, bytes, seconds, skipped");
-  verb.Runs([=] { return Run(*options); });
+  verb.RunsUntilStopped([=](const std::stop_token& stop) { return Run(*options, stop); });
 }
 
 }  // namespace varve::cli

@@ -62,9 +62,9 @@ std::string AsLines(const Options& options, const GarbageReport& report) {
          "\n";
 }
 
-Result<Outcome> Run(const Options& options) {
+Result<Outcome> Run(const Options& options, const std::stop_token& stop) {
   VARVE_ASSIGN_OR_RETURN(const GarbageReport report,
-                         CollectGarbage(options.directory, options.dry_run));
+                         CollectGarbage(options.directory, options.dry_run, PosixStorage(), stop));
   return Outcome{options.json ? AsJson(options, report) : AsLines(options, report)};
 }
 
@@ -77,7 +77,7 @@ void AddGc(Command program) {
   verb.Flag("--dry-run", &options->dry_run, "Say what would be removed, and remove nothing");
   verb.Flag("--json", &options->json,
             "An object: dry_run, removed, recovered, kept, conflicts (paths), bytes");
-  verb.Runs([=] { return Run(*options); });
+  verb.RunsUntilStopped([=](const std::stop_token& stop) { return Run(*options, stop); });
 }
 
 }  // namespace varve::cli

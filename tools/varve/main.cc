@@ -35,6 +35,7 @@ constexpr const char* kFooter =
     "  0  done; for verify: clean\n"
     "  1  damage was found; for latest: there is no checkpoint\n"
     "  2  wrong usage, or an error: nothing can be said about damage\n"
+    "  130  ended by Ctrl-C (128 + signal); what was half written is removed\n"
     "\n"
     "Results go to standard output, errors and progress to standard error. Both are coloured on\n"
     "a terminal, unless NO_COLOR is set.\n"

@@ -22,8 +22,8 @@ struct Options {
   bool json = false;
 };
 
-Result<Outcome> Run(const Options& options) {
-  VARVE_ASSIGN_OR_RETURN(const RepairReport report, Repair(options.path));
+Result<Outcome> Run(const Options& options, const std::stop_token& stop) {
+  VARVE_ASSIGN_OR_RETURN(const RepairReport report, Repair(options.path, PosixStorage(), stop));
   if (options.json) {
     JsonWriter json;
     json.BeginObject().Key("checkpoint").String(options.path);
@@ -45,7 +45,7 @@ void AddRepair(Command program) {
   const auto options = std::make_shared<Options>();
   verb.Positional("CKPT", &options->path, "A checkpoint directory");
   verb.Flag("--json", &options->json, "An object: checkpoint, save_id, files, changed");
-  verb.Runs([=] { return Run(*options); });
+  verb.RunsUntilStopped([=](const std::stop_token& stop) { return Run(*options, stop); });
 }
 
 }  // namespace varve::cli

@@ -20,9 +20,9 @@ struct Options {
   bool json = false;
 };
 
-Result<Outcome> Run(const Options& options) {
+Result<Outcome> Run(const Options& options, const std::stop_token& stop) {
   VARVE_ASSIGN_OR_RETURN(const RemovalReport report,
-                         RemoveCheckpoint(options.path, options.dry_run));
+                         RemoveCheckpoint(options.path, options.dry_run, PosixStorage(), stop));
   if (options.json) {
     JsonWriter json;
     json.BeginObject().Key("checkpoint").String(options.path);
@@ -47,7 +47,7 @@ void AddRm(Command program) {
   verb.Flag("--dry-run", &options->dry_run, "Say what would be removed, and remove nothing");
   verb.Flag("--json", &options->json,
             "An object: checkpoint, dry_run, bytes, others (files that were not part of it)");
-  verb.Runs([=] { return Run(*options); });
+  verb.RunsUntilStopped([=](const std::stop_token& stop) { return Run(*options, stop); });
 }
 
 }  // namespace varve::cli

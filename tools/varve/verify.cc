@@ -66,9 +66,9 @@ std::string DamageLine(const Damage& damage) {
   return Painted("damaged:", Colour::kBad, STDOUT_FILENO) + " " + Printable(line) + "\n";
 }
 
-Result<Outcome> Run(const Options& options) {
+Result<Outcome> Run(const Options& options, const std::stop_token& stop) {
   Progress progress("verify", options.json);
-  const auto report = Verify(options.path, PosixStorage(), progress.function());
+  const auto report = Verify(options.path, PosixStorage(), progress.function(), stop);
   const double seconds = progress.seconds();
   progress.Finish();
   VARVE_RETURN_IF_ERROR(report.status());
@@ -99,7 +99,7 @@ void AddVerify(Command program) {
   verb.Positional("CKPT", &options->path, "A checkpoint directory");
   verb.Flag("--json", &options->json,
             "An object: checkpoint, clean, bytes_checked, seconds, damages, notes");
-  verb.Runs([=] { return Run(*options); });
+  verb.RunsUntilStopped([=](const std::stop_token& stop) { return Run(*options, stop); });
 }
 
 }  // namespace varve::cli
