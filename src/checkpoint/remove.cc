@@ -14,6 +14,7 @@
 #include "checkpoint/replaced.h"
 #include "checkpoint/save_id.h"
 #include "varve/catalogue.h"
+#include "varve/path.h"
 
 namespace varve {
 namespace {
@@ -64,8 +65,9 @@ RemovalReport Describe(const Inventory& found, Storage& storage, const std::stri
 
 }  // namespace
 
-Result<RemovalReport> RemoveCheckpoint(const std::string& path, bool dry_run, Storage& storage,
+Result<RemovalReport> RemoveCheckpoint(const std::string& given, bool dry_run, Storage& storage,
                                        const std::stop_token& stop) {
+  VARVE_ASSIGN_OR_RETURN(const std::string path, ResolvePath(given, storage));
   VARVE_RETURN_IF_ERROR(CheckCheckpointName(path).Annotate("remove"));
   if (SymbolicLinks* const links = storage.extras().symbolic_links;
       links != nullptr && links->ReadLink(path).ok()) {
@@ -102,8 +104,9 @@ Result<RemovalReport> RemoveCheckpoint(const std::string& path, bool dry_run, St
                                        removed + " is left for `varve gc`");
 }
 
-Result<std::string> NewestCheckpoint(const std::string& directory, Storage& storage,
+Result<std::string> NewestCheckpoint(const std::string& given, Storage& storage,
                                      const std::stop_token& stop) {
+  VARVE_ASSIGN_OR_RETURN(const std::string directory, ResolvePath(given, storage));
   VARVE_ASSIGN_OR_RETURN(const auto entries, ListCheckpoints(directory, storage, stop));
   const auto listed = storage.List(directory);
   const CheckpointEntry* newest = nullptr;
