@@ -177,3 +177,31 @@ def test_the_command_line_refuses_addresses_of_other_stores_and_takes_file_urls(
     assert "no storage serves s3://" in refused.stderr
     assert run(f"file://{here}/ck").returncode == 0
     assert os.listdir(here) == ["ck"]
+
+
+@pytest.mark.parametrize("name", ["link/step-1", "link/a/step-1"])
+def test_a_directory_that_cannot_be_made_is_no_missing_checkpoint(
+    name: str, tmp_path: Path
+) -> None:
+    (tmp_path / "link").symlink_to("nowhere")
+    with pytest.raises(
+        varve.UnavailableError, match=r"directory .*/link.* cannot be made: .*No such"
+    ):
+        varve.save({"n": 1}, tmp_path / name)
+
+
+def test_a_directory_of_checkpoints_is_named_as_one(tmp_path: Path) -> None:
+    for step in (9, 10):
+        varve.save({"n": step}, tmp_path / f"step-{step}")
+    said = (
+        f"a directory of 2 checkpoints; the newest is {tmp_path}/step-10; `varve latest {tmp_path}`"
+    )
+    for call in (
+        lambda: varve.load({"n": 0}, tmp_path),
+        lambda: varve.read(tmp_path),
+        lambda: varve.verify(tmp_path),
+        lambda: varve.diff(tmp_path, tmp_path),
+    ):
+        with pytest.raises(varve.CheckpointNotFoundError) as caught:
+            call()
+        assert said in str(caught.value)

@@ -5,6 +5,7 @@
 #include "base/checksum.h"
 #include "checkpoint/foreign.h"
 #include "checkpoint/names.h"
+#include "checkpoint/own_names.h"
 #include "checkpoint/scan.h"
 
 namespace varve {
@@ -163,6 +164,59 @@ Result<OpenedIndex> OpenIndex(Storage& storage, const std::string& path,
     }
     seen = record->save_id;
   }
+}
+
+namespace {
+
+/// The checkpoints in `directory`, as far as names tell, and the newest of them.
+struct Held {
+  std::uint64_t count = 0;
+  std::string newest;
+};
+
+bool IsCheckpoint(Storage& storage, const std::string& directory) {
+  const auto entries = storage.List(directory);
+  return entries.ok() && ShownFormat(*entries).has_value();
+}
+
+Held CheckpointsIn(Storage& storage, const std::string& directory, const std::stop_token& stop) {
+  Held held;
+  std::optional<std::uint64_t> step;
+  std::int64_t modified_ns = 0;
+  const auto entries = storage.List(directory);
+  for (const DirectoryEntry& entry : entries.ok() ? *entries : std::vector<DirectoryEntry>{}) {
+    const std::string path = JoinPath(directory, entry.name);
+    if (stop.stop_requested() || !entry.is_directory || ParseLeftover(entry.name) ||
+        !IsCheckpoint(storage, path)) {
+      continue;
+    }
+    const auto its_step = StepFromName(entry.name);
+    if (++held.count == 1 || its_step > step ||
+        (its_step == step && entry.modified_ns > modified_ns)) {
+      held.newest = path;
+      step = its_step;
+      modified_ns = entry.modified_ns;
+    }
+  }
+  return held;
+}
+
+}  // namespace
+
+Result<OpenedIndex> OpenWanted(Storage& storage, const std::string& path,
+                               const std::stop_token& stop) {
+  auto opened = OpenIndex(storage, path, stop);
+  if (opened.status().code() != StatusCode::kNotFound) {
+    return opened;
+  }
+  const Held held = CheckpointsIn(storage, path, stop);
+  if (held.count == 0) {
+    return opened;
+  }
+  return NotFound(path + " is not a checkpoint but a directory of " + std::to_string(held.count) +
+                  (held.count == 1 ? " checkpoint: " : " checkpoints; the newest is ") +
+                  held.newest + "; `varve latest " + path +
+                  "` prints the newest one that is whole");
 }
 
 }  // namespace varve

@@ -16,6 +16,11 @@ namespace varve {
 Result<OpenedIndex> OpenIndex(Storage& storage, const std::string& path,
                               const std::stop_token& stop = {});
 
+/// As OpenIndex, for a path that somebody wants to be a checkpoint: if it is a directory of
+/// checkpoints instead, the NotFound says how many it holds and names the newest.
+Result<OpenedIndex> OpenWanted(Storage& storage, const std::string& path,
+                               const std::stop_token& stop = {});
+
 /// True when `directory` now holds the record of another save than `id`: what looks like damage to
 /// a reader that opened it before is an overwrite.
 bool WasReplaced(Storage& storage, const std::string& directory, const SaveId& id);

@@ -176,7 +176,7 @@ Result<std::unique_ptr<CheckpointReader>> CheckpointReader::Open(const std::stri
                                                                  Storage& storage,
                                                                  const std::stop_token& stop) {
   VARVE_ASSIGN_OR_RETURN(const std::string where, ResolvePath(path, storage));
-  VARVE_ASSIGN_OR_RETURN(OpenedIndex index, OpenIndex(storage, where, stop));
+  VARVE_ASSIGN_OR_RETURN(OpenedIndex index, OpenWanted(storage, where, stop));
   return std::unique_ptr<CheckpointReader>(
       new CheckpointReader(std::make_unique<Impl>(storage, std::move(index))));
 }

@@ -167,7 +167,7 @@ class Verifier {
 Result<VerifyReport> Verify(const std::string& path, Storage& storage,
                             const ProgressFunction& progress, const std::stop_token& stop) {
   VARVE_ASSIGN_OR_RETURN(const std::string where, ResolvePath(path, storage));
-  auto opened = OpenIndex(storage, where, stop);
+  auto opened = OpenWanted(storage, where, stop);
   if (opened.status().code() == StatusCode::kDataLoss) {
     VerifyReport report;  // A damaged index is a finding, not a failure to look.
     report.damages.push_back({"", 0, 0, {}, opened.status().message()});

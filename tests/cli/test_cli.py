@@ -110,3 +110,18 @@ def test_it_starts_without_python_or_an_environment(binary, record_property):
     if ldd := shutil.which("ldd"):
         linked = subprocess.run([ldd, binary], capture_output=True, text=True).stdout
         assert "libpython" not in linked
+
+
+def test_errors_spell_options_as_flags(run, checkpoint, tmp_path):
+    out = tmp_path / "out.safetensors"
+    run("convert", checkpoint, out, "--to", "safetensors")
+    done = run("convert", checkpoint, out, "--to", "safetensors", code=2)
+    assert "pass --overwrite to replace it" in done.stderr
+    done = run("convert", checkpoint, checkpoint, "--to", "varve", code=2)
+    assert "pass --overwrite to replace it" in done.stderr
+
+
+@pytest.mark.parametrize("verb", ["inspect", "verify"])
+def test_a_directory_of_checkpoints_is_named_as_one(run, checkpoint, verb):
+    done = run(verb, checkpoint.parent, code=2)
+    assert "a directory of 1 checkpoint" in done.stderr and "varve latest" in done.stderr

@@ -2,7 +2,10 @@
 
 #include "checkpoint/claim.h"
 
+#include <filesystem>
+#include <initializer_list>
 #include <string>
+#include <string_view>
 
 #include <gtest/gtest.h>
 
@@ -203,6 +206,58 @@ TEST(NewestCheckpoint, IsTheWholeOneWithTheHighestStep) {
   ASSERT_TRUE(
       IsOk(storage.Rename("runs/step-10", AsidePath("runs/step-10"), RenameMode::kNoReplace)));
   EXPECT_EQ(*NewestCheckpoint("runs", storage), "runs/step-10");
+}
+
+TEST(NewestCheckpoint, AndRemovalTakePathsAsAllFunctionsDo) {
+  const TempDir dir;
+  ASSERT_TRUE(IsOk(SaveAlone(JobState(1, 1), dir / "step-1", PosixStorage(), false)));
+  EXPECT_EQ(NewestCheckpoint("file://" + dir.path()).value(), dir / "step-1");
+  EXPECT_TRUE(FailsWith(NewestCheckpoint("s3://bucket/run"), StatusCode::kInvalidArgument,
+                        {"no storage serves s3://"}));
+  EXPECT_TRUE(FailsWith(RemoveCheckpoint("s3://bucket/run/step-1", false),
+                        StatusCode::kInvalidArgument, {"no storage serves s3://"}));
+  ASSERT_TRUE(IsOk(RemoveCheckpoint("file://" + (dir / "step-1"), false)));
+  EXPECT_EQ(PosixStorage().List(dir.path())->size(), 0U);
+
+  const std::string before = std::filesystem::current_path();
+  std::filesystem::current_path(dir.path());
+  EXPECT_TRUE(IsOk(SaveAlone(JobState(1, 1), "run/step-2", PosixStorage(), false)));
+  EXPECT_EQ(NewestCheckpoint("run").value(), std::filesystem::current_path() / "run/step-2");
+  std::filesystem::current_path(before);
+}
+
+TEST(MakeDirectories, SaysWhichDirectoryCannotBeMadeAndWhy) {
+  const TempDir dir;
+  std::filesystem::create_symlink("nowhere", dir / "link");
+  const std::string file = dir / "file";
+  ASSERT_TRUE(IsOk(WriteWholeFile(PosixStorage(), file, "x")));
+  for (const char* path : {"/link/step-1", "/link/a/b/step-1"}) {
+    EXPECT_TRUE(FailsWith(SaveAlone(JobState(1, 1), dir.path() + path, PosixStorage(), false),
+                          StatusCode::kUnavailable,
+                          {"the directory " + dir / "link", "cannot be made", "No such file"}));
+  }
+  EXPECT_TRUE(FailsWith(SaveAlone(JobState(1, 1), file + "/step-1", PosixStorage(), false),
+                        StatusCode::kInvalidArgument,
+                        {"the directory " + file + " cannot be made", "Not a directory"}));
+}
+
+TEST(Open, ADirectoryOfCheckpointsIsNamedAsOne) {
+  MemoryStorage storage;
+  for (const char* name : {"runs/step-9", "runs/step-10"}) {
+    ASSERT_TRUE(IsOk(SaveAlone(JobState(1, 1), name, storage, false)));
+  }
+  const std::initializer_list<std::string_view> says = {
+      "runs is not a checkpoint but a directory of 2 checkpoints", "the newest is runs/step-10",
+      "`varve latest runs`"};
+  EXPECT_TRUE(
+      FailsWith(CheckpointReader::Open("runs", storage).status(), StatusCode::kNotFound, says));
+  EXPECT_TRUE(FailsWith(Verify("runs", storage).status(), StatusCode::kNotFound, says));
+  ASSERT_TRUE(IsOk(storage.Remove("runs/step-9")));
+  EXPECT_TRUE(FailsWith(CheckpointReader::Open("runs", storage).status(), StatusCode::kNotFound,
+                        {"a directory of 1 checkpoint: runs/step-10;"}));
+  ASSERT_TRUE(IsOk(storage.Remove("runs/step-10")));
+  EXPECT_TRUE(FailsWith(CheckpointReader::Open("runs", storage).status(), StatusCode::kNotFound,
+                        {"runs is not a checkpoint"}));
 }
 
 }  // namespace
