@@ -5,6 +5,7 @@
 
 #include "base/stop.h"
 #include "checkpoint/names.h"
+#include "checkpoint/own_names.h"
 #include "checkpoint/replaced.h"
 #include "checkpoint/save_id.h"
 #include "varve/catalogue.h"

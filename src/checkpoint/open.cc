@@ -174,11 +174,6 @@ struct Held {
   std::string newest;
 };
 
-bool IsCheckpoint(Storage& storage, const std::string& directory) {
-  const auto entries = storage.List(directory);
-  return entries.ok() && ShownFormat(*entries).has_value();
-}
-
 Held CheckpointsIn(Storage& storage, const std::string& directory, const std::stop_token& stop) {
   Held held;
   std::optional<std::uint64_t> step;
@@ -187,7 +182,7 @@ Held CheckpointsIn(Storage& storage, const std::string& directory, const std::st
   for (const DirectoryEntry& entry : entries.ok() ? *entries : std::vector<DirectoryEntry>{}) {
     const std::string path = JoinPath(directory, entry.name);
     if (stop.stop_requested() || !entry.is_directory || ParseLeftover(entry.name) ||
-        !IsCheckpoint(storage, path)) {
+        !HoldsCheckpoint(storage, path)) {
       continue;
     }
     const auto its_step = StepFromName(entry.name);

@@ -151,4 +151,9 @@ bool OwnNames::Contains(const std::string& name) {
   return named_->contains(name);
 }
 
+bool HoldsCheckpoint(Storage& storage, const std::string& directory) {
+  const auto entries = storage.List(directory);
+  return entries.ok() && ShownFormat(*entries).has_value();
+}
+
 }  // namespace varve

@@ -59,4 +59,7 @@ class OwnNames {
   std::optional<std::set<std::string>> named_;  ///< By the index, once it has been read.
 };
 
+/// Returns true when `directory` shows an index or data files of a checkpoint.
+bool HoldsCheckpoint(Storage& storage, const std::string& directory);
+
 }  // namespace varve

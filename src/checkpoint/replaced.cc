@@ -184,11 +184,6 @@ Status RemoveTree(Storage& storage, const std::string& path,  // NOLINT(misc-no-
   return storage.Remove(path);
 }
 
-bool HoldsCheckpoint(Storage& storage, const std::string& directory) {
-  const auto entries = storage.List(directory);
-  return entries.ok() && ShownFormat(*entries).has_value();
-}
-
 Status RemoveStale(Storage& storage, const std::string& stale, const std::string& directory,
                    std::vector<std::string>* conflicts, const std::stop_token& stop) {
   const auto entries = storage.List(stale);

@@ -38,7 +38,4 @@ Status RemoveStaleOf(Storage& storage, const std::string& path,
 /// an empty directory has that. The caller holds the name's lock.
 Status RecoverAside(Storage& storage, const std::string& path);
 
-/// Returns true when `directory` shows an index or data files of a checkpoint.
-bool HoldsCheckpoint(Storage& storage, const std::string& directory);
-
 }  // namespace varve
