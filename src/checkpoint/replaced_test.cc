@@ -13,6 +13,7 @@
 #include "storage/memory.h"
 #include "support/status_matchers.h"
 #include "varve/catalogue.h"
+#include "varve/dcp.h"
 
 namespace varve::test {
 namespace {
@@ -51,6 +52,18 @@ Status Finish(Storage& storage, Commit& commit, const std::string& content) {
 Status Overwrite(Storage& storage, const std::string& content) {
   VARVE_ASSIGN_OR_RETURN(const auto commit, Begin(storage, 1));
   return Finish(storage, *commit, content);
+}
+
+TEST(OverwriteKeepsOtherFiles, HuggingFaceFolderBesideAnIndexThatNamesNoFile) {
+  MemoryStorage storage;
+  const auto index = EncodeDcpIndex(Metadata{.format = Format::kDcp});
+  ASSERT_TRUE(IsOk(index));
+  Put(storage, "runs/ck/.metadata", *index);  // Of an empty state.
+  Put(storage, "runs/ck/model.safetensors.index.json", R"({"weight_map": {"w": "w.safetensors"}})");
+  Put(storage, "runs/ck/w.safetensors", "exported");
+  ASSERT_TRUE(IsOk(Overwrite(storage, "new")));
+  EXPECT_EQ(Get(storage, "runs/ck/.metadata"), "new");
+  EXPECT_EQ(Get(storage, "runs/ck/w.safetensors"), "exported");
 }
 
 TEST(OverwriteKeepsOtherFiles, AsTheVeryFilesTheyWere) {
