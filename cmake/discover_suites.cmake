@@ -1,5 +1,5 @@
-# Registers one ctest entry per GoogleTest suite, labelled "unit" and with the folder its source file
-# stands in (base, tensor, ..., pipeline). Run after each link of the test binary, which itself says
+# Registers one ctest entry per GoogleTest suite, labelled "unit" and with the module its source file
+# is of (base, tensor, ..., pipeline). Run after each link of the test binary, which itself says
 # what it holds: a suite that was compiled in cannot be forgotten, and the label follows the file.
 # One entry per suite rather than per test: a sanitizer build takes longer to start than most tests run.
 #
@@ -25,10 +25,11 @@ if(suite_count GREATER 0)
     get_filename_component(file "${file}" ABSOLUTE BASE_DIR "${BUILD_DIR}")
     file(RELATIVE_PATH file "${SOURCE_DIR}" "${file}")
     get_filename_component(folder "${file}" DIRECTORY)
-    get_filename_component(room "${folder}" NAME)
+    # src/interop/dcp/x_test.cc is of interop, tests/crash/x_test.cc of crash.
+    string(REGEX REPLACE "^[^/]*/([^/]*).*" "\\1" module "${folder}")
     string(APPEND script
       "add_test([==[${name}]==] [==[${BINARY}]==] [==[--gtest_filter=${name}.*]==])\n"
-      "set_tests_properties([==[${name}]==] PROPERTIES LABELS \"unit;${room}\" TIMEOUT 600)\n")
+      "set_tests_properties([==[${name}]==] PROPERTIES LABELS \"unit;${module}\" TIMEOUT 600)\n")
   endforeach()
 endif()
 file(WRITE "${OUTPUT}" "${script}")

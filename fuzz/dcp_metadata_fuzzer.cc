@@ -5,8 +5,8 @@
 #include <vector>
 
 #include "fuzz_target.h"
-#include "interop/dcp_encode.h"
-#include "interop/dcp_metadata.h"
+#include "interop/dcp/encode.h"
+#include "interop/dcp/metadata.h"
 #include "tensor/box.h"
 
 namespace varve {

@@ -3,7 +3,7 @@
 
 #include "base/bytes.h"
 #include "fuzz_target.h"
-#include "interop/safetensors.h"
+#include "interop/safetensors/decode.h"
 
 namespace varve {
 namespace {

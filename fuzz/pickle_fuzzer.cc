@@ -4,8 +4,8 @@
 #include <vector>
 
 #include "fuzz_target.h"
-#include "interop/dcp_records.h"
-#include "interop/pickle.h"
+#include "interop/dcp/records.h"
+#include "interop/pickle/tree.h"
 
 namespace varve {
 namespace {

@@ -4,7 +4,7 @@
 
 #include "base/bytes.h"
 #include "fuzz_target.h"
-#include "interop/safetensors.h"
+#include "interop/safetensors/decode.h"
 #include "tensor/box.h"
 
 namespace varve {

@@ -3,9 +3,9 @@
 // the pickle's checksum.
 
 #include "fuzz_target.h"
-#include "interop/torch_archive.h"
-#include "interop/torch_file.h"
-#include "interop/zip_writer.h"
+#include "interop/torch/archive.h"
+#include "interop/torch/file.h"
+#include "interop/zip/writer.h"
 #include "tensor/box.h"
 
 namespace varve {

@@ -3,7 +3,7 @@
 #include <algorithm>
 
 #include "fuzz_target.h"
-#include "interop/zip.h"
+#include "interop/zip/directory.h"
 
 namespace varve {
 

@@ -85,7 +85,7 @@ Result<std::string> SealDcpIndex(std::string index, const std::vector<DcpNamedFi
 /// The right to write one DCP checkpoint under a name; for the coordinator alone. Data files are
 /// written into staging() by any rank; nothing shows under the name before Publish. Destroying it
 /// without Publish abandons the save: the staging directory is removed. The steps, and the crash
-/// each one closes, are those of src/checkpoint/commit.cc.
+/// each one closes, are those of src/publish/commit.cc.
 class DcpCommit {
  public:
   /// Errors: AlreadyExists without `overwrite`; FailedPrecondition when another save of this name
@@ -130,7 +130,7 @@ struct DcpInPlaceOptions {
 /// is a mount point, or because ranks save without a coordinator. Data files are written into
 /// directory() under numbers from first() on; nothing reads them before Publish replaces the index
 /// in one step. Destroying it without Publish removes the files that this save has written. The
-/// steps, and the crash each one closes, are at the top of src/checkpoint/dcp_in_place.cc.
+/// steps, and the crash each one closes, are at the top of src/publish/dcp_in_place.cc.
 /// Threads: one at a time.
 class DcpInPlaceCommit {
  public:

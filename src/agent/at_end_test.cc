@@ -6,7 +6,7 @@
 
 #include <gtest/gtest.h>
 
-#include "checkpoint/save_session.h"
+#include "save/session.h"
 #include "support/agent.h"
 #include "support/ranks.h"
 #include "support/status_matchers.h"

@@ -22,8 +22,8 @@
 
 #include "agent/client.h"
 #include "agent/shared_memory.h"
+#include "async/handover.h"
 #include "base/guarded.h"
-#include "checkpoint/handover.h"
 
 namespace varve {
 namespace {

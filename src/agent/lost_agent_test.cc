@@ -7,7 +7,7 @@
 
 #include <gtest/gtest.h>
 
-#include "checkpoint/handover.h"
+#include "async/handover.h"
 #include "support/agent.h"
 #include "support/status_matchers.h"
 #include "support/temp_dir.h"

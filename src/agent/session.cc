@@ -7,9 +7,9 @@
 
 #include <poll.h>
 
-#include "checkpoint/failure_note.h"
-#include "checkpoint/handed_over.h"
-#include "checkpoint/talk.h"
+#include "async/failure_note.h"
+#include "async/handed_over.h"
+#include "async/talk.h"
 
 namespace varve {
 AgentSession::AgentSession(Surroundings surroundings, std::shared_ptr<PoolMemory> pool,

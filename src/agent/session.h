@@ -19,7 +19,7 @@
 #include "agent/connection.h"
 #include "agent/held_files.h"
 #include "agent/shared_memory.h"
-#include "checkpoint/handover.h"
+#include "async/handover.h"
 #include "varve/agent.h"
 
 namespace varve {

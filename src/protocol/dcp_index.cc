@@ -4,8 +4,8 @@
 #include <map>
 #include <optional>
 
-#include "checkpoint/save_dcp.h"
 #include "protocol/file_receipt.h"
+#include "save/dcp.h"
 #include "varve/dcp.h"
 #include "varve/metadata.h"
 #include "varve/value.h"

@@ -1,10 +1,10 @@
 #include <utility>
 
-#include "checkpoint/dcp_writer.h"
-#include "checkpoint/save_dcp.h"
-#include "interop/torch_encode.h"
+#include "interop/torch/encode.h"
 #include "protocol/dcp_index.h"
 #include "protocol/file_receipt.h"
+#include "save/dcp.h"
+#include "save/dcp_items.h"
 #include "varve/path.h"
 #include "varve/protocol/file_system.h"
 #include "varve/value.h"

@@ -1,6 +1,6 @@
 // What a save may replace, where a link leads, and what is removed on request.
 
-#include "checkpoint/claim.h"
+#include "publish/claim.h"
 
 #include <filesystem>
 #include <initializer_list>
@@ -9,7 +9,7 @@
 
 #include <gtest/gtest.h>
 
-#include "checkpoint/names.h"
+#include "catalogue/names.h"
 #include "crash/matrix.h"
 #include "crash/saves.h"
 #include "storage/memory.h"

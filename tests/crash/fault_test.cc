@@ -6,7 +6,7 @@
 
 #include <gtest/gtest.h>
 
-#include "checkpoint/names.h"
+#include "catalogue/names.h"
 #include "crash/matrix.h"
 #include "crash/saves.h"
 

@@ -1,13 +1,13 @@
 // Side files: what is accepted, where it is recorded, what is noticed.
 
-#include "checkpoint/side_files.h"
+#include "catalogue/side_files.h"
 
 #include <string>
 #include <vector>
 
 #include <gtest/gtest.h>
 
-#include "checkpoint/own_names.h"
+#include "catalogue/own_names.h"
 #include "crash/matrix.h"
 #include "crash/saves.h"
 #include "format/commit_record.h"

@@ -12,7 +12,7 @@
 
 #include <gtest/gtest.h>
 
-#include "checkpoint/names.h"
+#include "catalogue/names.h"
 #include "crash/matrix.h"
 #include "crash/saves.h"
 #include "varve/catalogue.h"

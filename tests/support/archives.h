@@ -11,7 +11,7 @@
 
 #include <gtest/gtest.h>
 
-#include "interop/zip.h"
+#include "interop/zip/directory.h"
 
 namespace varve::test {
 

@@ -3,7 +3,7 @@
 
 #include <string>
 
-#include "interop/pickle.h"
+#include "interop/pickle/tree.h"
 
 namespace varve::test {
 

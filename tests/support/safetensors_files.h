@@ -8,7 +8,7 @@
 #include <utility>
 
 #include "format/json_writer.h"
-#include "interop/safetensors.h"
+#include "interop/safetensors/decode.h"
 #include "support/archives.h"
 
 namespace varve::test {

@@ -12,10 +12,10 @@
 
 #include "agent/client.h"
 #include "agent/connection.h"
-#include "checkpoint/handover.h"
-#include "checkpoint/save_session.h"
+#include "async/handover.h"
 #include "pipeline/staged_file.h"
 #include "pipeline/staging_pool.h"
+#include "save/session.h"
 #include "support/agent.h"
 #include "support/ranks.h"
 #include "support/status_matchers.h"

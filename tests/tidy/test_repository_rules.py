@@ -52,30 +52,30 @@ def repository(root: Path, files: dict[str, str]) -> Path:
 
 
 BREAKS = {
-    "a lower room includes a higher one": (
-        rules.doors_of_the_rooms,
+    "a lower module includes a higher one": (
+        rules.modules_include_downwards,
         {"src/tensor/x.cc": '#include "format/y.h"\n'},
         "src/tensor/x.cc:1: tensor may not include format/y.h",
     ),
     "the engine hears of its own users": (
-        rules.doors_of_the_rooms,
-        {"src/checkpoint/x.cc": '#include "varve/protocol/plan.h"\n'},
-        "src/checkpoint/x.cc:1: checkpoint may not include varve/protocol/plan.h of protocol",
+        rules.modules_include_downwards,
+        {"src/save/x.cc": '#include "varve/protocol/plan.h"\n'},
+        "src/save/x.cc:1: save may not include varve/protocol/plan.h of protocol",
     ),
     "storage hears of tensors": (
-        rules.doors_of_the_rooms,
+        rules.modules_include_downwards,
         {"src/storage/x.cc": '#include "varve/tensor.h"\n'},
         "storage may not include varve/tensor.h of tensor",
     ),
-    "a room includes the facade's header": (
-        rules.doors_of_the_rooms,
+    "a module includes the facade's header": (
+        rules.modules_include_downwards,
         {"src/plan/x.h": "#pragma once\n# include <varve/checkpoint.h>\n"},
-        "src/plan/x.h:2: plan may not include varve/checkpoint.h of checkpoint",
+        "src/plan/x.h:2: plan may not include varve/checkpoint.h of catalogue",
     ),
-    "a room nobody knows": (
-        rules.doors_of_the_rooms,
+    "a module nobody knows": (
+        rules.modules_include_downwards,
         {"src/util/x.cc": "int x;\n"},
-        "src/util is not one of the rooms",
+        "src/util is not one of the modules",
     ),
     "a semaphore that loses wake-ups": (
         rules.no_lost_wake_ups,
@@ -88,39 +88,49 @@ BREAKS = {
         "src/pipeline/x.cc: notifies something that is no condition variable",
     ),
     "a header named from its own folder": (
-        rules.doors_of_the_rooms,
+        rules.modules_include_downwards,
         {"src/base/x.cc": '#include "x.h"\n', "src/base/x.h": "#pragma once\n"},
         '"x.h" is not of this repository',
     ),
-    "a pure room reads the clock": (
-        rules.doors_of_the_rooms,
+    "a pure module reads the clock": (
+        rules.modules_include_downwards,
         {"src/plan/x.cc": "#include <chrono>\n"},
         "plan is pure and may not include <chrono>",
     ),
     "a tool looks behind the public API": (
-        rules.doors_of_the_users,
-        {"tools/varve/ls.cc": '#include "checkpoint/commit.h"\n'},
-        "tools/varve/ls.cc:1: may include only include/varve, not checkpoint/commit.h",
+        rules.users_include_public_headers,
+        {"tools/varve/ls.cc": '#include "publish/commit.h"\n'},
+        "tools/varve/ls.cc:1: may include only include/varve, not publish/commit.h",
     ),
     "a binding includes what is not there": (
-        rules.doors_of_the_users,
+        rules.users_include_public_headers,
         {"python/src/module.cc": '#include "varve/gone.h"\n'},
         "there is no public header varve/gone.h",
     ),
     "a public header shows a third party": (
-        rules.doors_of_the_public_headers,
+        rules.public_headers_include_downwards,
         {"include/varve/status.h": "#include <zstd.h>\n"},
         "include/varve/status.h:1: a public header may not include zstd.h",
     ),
     "a public header looks up": (
-        rules.doors_of_the_public_headers,
+        rules.public_headers_include_downwards,
         {"include/varve/status.h": '#include "varve/options.h"\n'},
-        "of base, may not include varve/options.h of checkpoint",
+        "of base, may not include varve/options.h of catalogue",
     ),
     "a long file": (
         rules.file_length,
         {"src/base/x.cc": "int f();\n" * 501},
         "src/base/x.cc: 501 lines, at most 500",
+    ),
+    "a folder with a second idea in it": (
+        rules.folder_size,
+        {f"src/base/x{i}.cc": "int f();\n" for i in range(21)},
+        "src/base: 21 source files, at most 20",
+    ),
+    "modules that include each other": (
+        rules.modules_include_downwards,
+        {"src/catalogue/x.cc": '#include "publish/commit.h"\n'},
+        "src/catalogue/x.cc:1: catalogue may not include publish/commit.h",
     ),
     "a home folder": (
         rules.machine_paths,
@@ -157,8 +167,8 @@ def test_allowed_includes_pass(tmp_path):
             "src/storage/posix.cc": '#include "varve/storage.h"\n#include "base/x.h"\n',
             "src/storage/probe.cc": "#include <fcntl.h>\n",
             "src/plan/x_test.cc": '#include "format/y.h"\n#include "support/fake.h"\n',
-            "src/plan/y_test.cc": "#include <random>\n",
-            "src/checkpoint/save.cc": '#include "pipeline/p.h"\n#include "interop/dcp.h"\n',
+            "src/plan/y_test.cc": "#include <random>\n#include <varve/convert.h>\n",
+            "src/save/dcp.cc": '#include "pipeline/p.h"\n#include "interop/dcp/encode.h"\n',
             "tools/varve/ls.cc": '#include "varve/storage.h"\n#include "verb.h"\n',
             "tools/varve/verb.h": "#pragma once\n",
         },

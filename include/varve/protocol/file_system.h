@@ -34,7 +34,7 @@ struct FileSystemWriterOptions {
 
 /// Writes `.metadata` and a `__RANK_0.distcp` for each rank that has something to write. All files
 /// are written and made durable in a hidden directory beside the checkpoint's; Finish gives it the
-/// name in one step, as src/checkpoint/commit.cc says. Until then an older checkpoint stays as it
+/// name in one step, as src/publish/commit.cc says. Until then an older checkpoint stays as it
 /// is. The ranks must share the storage; each may have it mounted elsewhere.
 ///
 /// Values are stored as torch.save would. Errors of WriteData: Unimplemented for a value that only

@@ -1,7 +1,7 @@
 """async_save: saves in the background.
 
 The engine copies the state in the call and writes the copy on threads of its own, without the GIL
-(src/checkpoint/async_job.cc). Here: which stager a call uses, the handle's futures, and failures.
+(src/async/job.cc). Here: which stager a call uses, the handle's futures, and failures.
 
 A stager that has lost a message of other ranks refuses further saves. The refusal goes through the
 plans that all ranks exchange, so all learn of it in the same call; stagers that were made by

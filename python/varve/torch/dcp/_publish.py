@@ -2,10 +2,10 @@
 
 Three cases, all with the engine's protocols and locks:
   - The name is free, or what stands there may be replaced as a whole: files go into a hidden
-    sibling directory that takes the name in one step (`Staged`; src/checkpoint/commit.cc).
+    sibling directory that takes the name in one step (`Staged`; src/publish/commit.cc).
   - The directory holds other things too, or cannot be renamed: files go there directly, under names
     that no index of the directory mentions, and one rename of the index makes them the checkpoint
-    (`InPlace`; src/checkpoint/dcp_in_place.cc).
+    (`InPlace`; src/publish/dcp_in_place.cc).
   - Ranks save without a coordinator: as the second, with an index for each rank.
 In all of them the old checkpoint's bytes stay as they are until the new one is durable.
 """

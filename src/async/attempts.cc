@@ -1,0 +1,88 @@
+#include "async/attempts.h"
+
+#include <algorithm>
+#include <condition_variable>
+#include <functional>
+#include <mutex>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "base/guarded.h"
+
+namespace varve {
+namespace {
+
+/// Ranks come to the agreement about a retry right after they have learnt of the failure.
+constexpr auto kRetryAgreement = std::chrono::seconds(30);
+
+/// True for failures that may pass.
+bool IsWorthARetry(const Status& status) {
+  return status.code() == StatusCode::kOutOfSpace || status.code() == StatusCode::kUnavailable;
+}
+
+Result<SaveReport> WriteOnce(SaveSession& session, StagedFile* staged, Coordinator& coordinator,
+                             const Status& ready) {
+  return Guarded([&] { return session.Write(coordinator, staged, ready); });
+}
+
+Status AgreeToRetry(Coordinator& coordinator, const WriteAttempts& options, int attempt, bool can) {
+  Contribution mine = Guarded([&]() -> Contribution {
+    return can ? Contribution("retry " + std::to_string(attempt))
+               : FailedPrecondition("cannot write it again");
+  });
+  if (!options.coordinate || coordinator.size() == 1) {
+    return mine.status();
+  }
+  const auto agree = [](const std::vector<std::string>& ranks) -> Result<std::vector<std::string>> {
+    for (const std::string& theirs : ranks) {
+      if (theirs != ranks.front()) {
+        return Unavailable("the ranks are out of step");
+      }
+    }
+    return std::vector<std::string>(ranks.size());
+  };
+  return Exchange(coordinator, options.path, std::move(mine),
+                  std::chrono::steady_clock::now() + kRetryAgreement, std::cref(agree))
+      .status();
+}
+
+void Pause(std::chrono::milliseconds time, const std::stop_token& stop) {
+  std::mutex mutex;
+  std::condition_variable_any never;
+  std::unique_lock lock(mutex);
+  never.wait_for(lock, stop, time, [] { return false; });
+}
+
+}  // namespace
+
+Result<SaveReport> WriteWithRetries(SaveSession& session, StagedFile* staged,
+                                    Coordinator& coordinator, const WriteAttempts& options,
+                                    const Status& ready) {
+  Result<SaveReport> result = WriteOnce(session, staged, coordinator, ready);
+  const bool copy_is_gone = staged != nullptr && staged->in_waves();
+  int attempt = 1;
+  // Of the failure and the options, which all ranks have alike: all come to agree, or none does.
+  while (attempt <= options.retries && IsWorthARetry(result.status()) &&
+         AgreeToRetry(coordinator, options, attempt,
+                      ready.ok() && !copy_is_gone && !options.stop.stop_requested())
+             .ok()) {
+    // Without memory for the pause it is left out.
+    (void)Guarded([&] {
+      Pause(options.retry_delay * (1 << std::min(attempt - 1, 10)), options.stop);
+      return Status::Ok();
+    });
+    ++attempt;
+    result = WriteOnce(session, staged, coordinator, Status::Ok());
+  }
+  if (result.ok()) {
+    result->attempts = attempt;
+  } else if (attempt > 1) {
+    result = Guarded([&]() -> Result<SaveReport> {
+      return result.status().Annotate(std::to_string(attempt) + " attempts");
+    });
+  }
+  return result;
+}
+
+}  // namespace varve

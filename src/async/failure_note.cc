@@ -1,0 +1,21 @@
+#include "async/failure_note.h"
+
+#include "base/guarded.h"
+#include "catalogue/names.h"
+
+namespace varve {
+
+void NoteFailure(Storage& storage, const std::string& path, const Status& status) {
+  if (status.ok() || status.code() == StatusCode::kCancelled ||
+      status.code() == StatusCode::kAlreadyExists) {
+    return;
+  }
+  // As well as it goes: the caller has the error.
+  (void)Guarded([&] {
+    const std::string note = FailedPath(path);
+    (void)storage.Remove(note);
+    return WriteWholeFile(storage, note, status.message());
+  });
+}
+
+}  // namespace varve

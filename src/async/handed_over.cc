@@ -1,0 +1,49 @@
+#include "async/handed_over.h"
+
+#include <memory>
+#include <new>
+#include <utility>
+
+#include "async/talk.h"
+#include "pipeline/staged_file.h"
+#include "save/session.h"
+
+namespace varve {
+namespace {
+
+/// Why this rank cannot take part, if it cannot.
+Status Check(const Handover& save, const FileWork& work) {
+  if (save.image.bytes() != work.size - work.data_begin ||
+      save.image.checksum_block_bytes != work.block_bytes) {
+    return DataLoss("save " + save.path + ": the staged copy does not fit what was settled");
+  }
+  return Status::Ok();
+}
+
+}  // namespace
+
+Result<SaveReport> WriteHandedOver(const Handover& save, const LentMemory& memory,
+                                   const std::stop_token& stop,
+                                   const std::function<Status()>& give_up, HandedOverFile* file) {
+  SaveOptions options = save.options;
+  options.stop = stop;
+  const auto resumed = ResumeSave(save.settled, save.path, options);
+  if (!resumed.ok()) {
+    SayGone(save.settled, save.path, resumed.status());
+    return resumed.status();
+  }
+  SaveSession* const session = resumed->get();
+  const Status ready = Check(save, session->work());
+  std::unique_ptr<StagedFile> staged;
+  if (ready.ok() && !memory.blocks.empty()) {
+    staged = std::make_unique<StagedFile>(save.image, memory.blocks, BufferPool::Shared(),
+                                          memory.intact);
+  }
+  const auto talk = MakeTalk(save.settled, save.path, give_up);
+  *file = {session->file_name(), session->work().data_begin};
+  return WriteWithRetries(*session, staged.get(), *talk,
+                          {save.path, options.coordinate, save.retries, save.retry_delay, stop},
+                          ready);
+}
+
+}  // namespace varve

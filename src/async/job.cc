@@ -1,0 +1,346 @@
+// The steps of an asynchronous save, and who makes them:
+//  1. Plan, on the caller's thread: the ranks settle who writes what (exchange A of
+//     save/coordinated.cc). Here and not later, because the copy is made of what this rank will
+//     write and of nothing else. Callers make their calls in the same order on all ranks, so this
+//     exchange needs no order of its own.
+//  2. Stage, on the caller's thread, or on the stager's copying thread for an overlapped save: the
+//     file's data are copied into staging memory. Memory is asked for in the order of the calls; a
+//     save that had to wait for memory held by a later one, which in turn waits for its turn to
+//     be written, would wait for ever. From here on the tensors are not looked at.
+//  3. Write, on the stager's writing thread, in the order of the calls and so in the same order on
+//     all ranks: claim the name, write the copy, publish (exchanges on the background coordinator).
+//     A rank whose copy failed, or that was told to give up, says so in the first of them; silence
+//     would cost its peers their deadline. Nothing has been written then.
+//  4. If that failed for want of space or storage and all ranks agree, once more from the claim on
+//     (attempts.cc).
+// In waves, steps 2 and 3 run at the same time. The save ends when it is published or has failed;
+// staging memory is free again before anyone is told.
+//
+// Where another process is to write the save, step 2 ends with handing the copy over, and step 3 is
+// to wait for that process (handoff.cc).
+
+#include "async/job.h"
+
+#include <cstdlib>
+#include <utility>
+
+#include "base/guarded.h"
+#include "save/device_memory.h"
+
+namespace varve {
+namespace {
+
+bool WantsTornCheck(const AsyncSaveOptions& options) {
+  return options.check_torn.value_or(std::getenv("VARVE_DEBUG") != nullptr);
+}
+
+}  // namespace
+
+AsyncJob::AsyncJob(State state, std::string path, AsyncSaveOptions options, int rank,
+                   Handoff* handoff, CudaReader* devices)
+    : state_(std::move(state)),
+      path_(std::move(path)),
+      rank_(rank),
+      handoff_(handoff),
+      devices_(devices),
+      options_(std::move(options)) {
+  users_stop_.emplace(options_.save.stop, [this] {
+    Cancel(Guarded([&] { return Status(StatusCode::kCancelled, what_ + ": cancelled"); }));
+  });
+  options_.save.stop = stop_.get_token();
+  session_ = MakeSaveSession(state_, path_, options_.save, Claim::kApart);
+  if (options_.deadline) {
+    watched_ = Guarded([&] {
+      watchdog_ = std::jthread([this](const std::stop_token& ended) { Watch(ended); });
+      return Status::Ok();
+    });
+  }
+}
+
+Status AsyncJob::Plan(Coordinator& coordinator, const Status& ready) {
+  const Status mine = Guarded([&] {
+    VARVE_RETURN_IF_ERROR(CopyOf(ready));
+    VARVE_RETURN_IF_ERROR(CopyOf(watched_).Annotate("watch the deadline"));
+    VARVE_RETURN_IF_ERROR(CopyOf(options_.ready));
+    return AwaitDeviceWork(state_, devices_);
+  });
+  VARVE_RETURN_IF_ERROR(session_->Plan(coordinator, mine));
+  {
+    const std::scoped_lock lock(mutex_);
+    queued_ = true;
+  }
+  const Status noted = Guarded([&] {
+    auto differing = session_->settled().settled.differing_tensors;
+    const std::scoped_lock lock(mutex_);
+    differing_tensors_ = std::move(differing);
+    return Status::Ok();
+  });
+  if (!noted.ok()) {
+    AllowWriting(noted);  // The others count on this rank by now: it fails with them.
+  }
+  if (WantsTornCheck(options_)) {
+    samples_.emplace(
+        Guarded([&] { return TornSamples::Take(session_->work().segments, devices_); }));
+  }
+  return Status::Ok();
+}
+
+void AsyncJob::Stage(StagingPool& pool, StagingPool::Ticket ticket, int threads) {
+  const Status status = CopyAndHandOver(pool, ticket, threads);
+  if (!status.ok() && staged_file_ != nullptr) {
+    staged_file_->Abandon(CopyOf(status));  // In waves the writing thread may wait for more of it.
+  }
+  AllowWriting(status);
+  {
+    const std::scoped_lock lock(mutex_);
+    copied_ = true;
+    changed_.notify_all();
+  }
+  Announce(status);
+}
+
+Status AsyncJob::CopyAndHandOver(StagingPool& pool, StagingPool::Ticket ticket, int threads) {
+  const auto turn = static_cast<std::uint64_t>(ticket);
+  // Copy uses the ticket up: those behind it would wait for it for ever.
+  const auto copy = [&] { return Copy(pool, ticket, threads).Annotate(what_); };
+  Status status = Guarded(copy);
+  if (handoff_ == nullptr || HasCopyInWaves()) {
+    return status;
+  }
+  const auto hand_over = [&] { return HandOver(turn, std::move(status)); };
+  status = Guarded(hand_over);
+  if (!status.ok() && !turn_) {
+    const auto pass = [&] {
+      handoff_->Pass(turn);
+      return Status::Ok();
+    };
+    (void)Guarded(pass);
+  }
+  return status;
+}
+
+Status AsyncJob::Copy(StagingPool& pool, StagingPool::Ticket ticket, int threads) {
+  const FileWork& work = session_->work();
+  const std::size_t blocks =
+      work.segments.empty() ? 0 : StagedFile::BlocksFor(work.segments, work.block_bytes);
+  // Not to be found out when what is kept has been given up for it.
+  const bool too_large = options_.write_at_end && blocks > pool.block_count();
+  VARVE_ASSIGN_OR_RETURN(auto memory,
+                         pool.Reserve(ticket, too_large ? 0 : blocks, options_.save.stop));
+  if (too_large) {
+    return InvalidArgument(
+        "a save that is to be written at the end must fit into the staging memory as a whole");
+  }
+  if (work.segments.empty()) {
+    return Status::Ok();
+  }
+  if (samples_) {
+    VARVE_RETURN_IF_ERROR(samples_->status());
+  }
+  staged_file_ = std::make_unique<StagedFile>(work.segments, work.block_bytes, std::move(memory));
+  staged_file_->SetDevices({devices_, work.name_of});
+  if (staged_file_->in_waves()) {
+    if (handoff_ != nullptr) {
+      handoff_->Pass(
+          static_cast<std::uint64_t>(ticket));  // Nothing outlives us that is never whole.
+    }
+    AllowWriting(Status::Ok());
+  }
+  const Status filled = staged_file_->Fill(threads, options_.save.stop, [&] {
+    return samples_ ? (*samples_)->Compare(work.name_of) : Status::Ok();
+  });
+  const std::scoped_lock lock(mutex_);
+  NoteDeviceBytes();
+  return filled;
+}
+
+/// The lock is held.
+void AsyncJob::NoteDeviceBytes() {
+  device_bytes_ = staged_file_->copier().device_bytes();
+  pageable_bytes_ = staged_file_->copier().pageable_bytes();
+}
+
+/// To the process that writes it.
+Status AsyncJob::HandOver(std::uint64_t turn, Status staged) {
+  if (staged.ok()) {
+    staged = session_->prepared();
+  }
+  if (staged.ok()) {
+    staged = handoff_->HandOver(turn, path_, *session_, staged_file_.get(), options_);
+  }
+  if (!staged.ok()) {
+    return staged;
+  }
+  turn_ = turn;
+  if (options_.write_at_end) {
+    kept_back_ = handoff_->KeepBack(turn, *session_, std::move(staged_file_));
+  }
+  return staged;
+}
+
+void AsyncJob::AllowWriting(const Status& ready) {
+  const std::scoped_lock lock(mutex_);
+  if (!ready_) {
+    ready_ = CopyOf(ready);
+  }
+  changed_.notify_all();
+}
+
+void AsyncJob::Announce(const Status& staged) {
+  {
+    const std::scoped_lock lock(mutex_);
+    if (announced_) {
+      return;
+    }
+    announced_ = true;
+    staging_seconds_ = std::chrono::duration<double>(Clock::now() - start_).count();
+  }
+  staged_promise_.set_value(CopyOf(staged));
+  if (options_.on_staged) {
+    (void)Guarded([&] {
+      options_.on_staged(staged);
+      return Status::Ok();
+    });
+  }
+}
+
+Status AsyncJob::AwaitReady() {
+  std::unique_lock lock(mutex_);
+  changed_.wait(lock, [&] { return ready_.has_value(); });
+  begun_ = true;
+  return CopyOf(why_cancelled_ ? *why_cancelled_ : *ready_);
+}
+
+Result<SaveReport> AsyncJob::WriteIn(Coordinator& background, const Status& ready) {
+  const WriteAttempts attempts{path_, options_.save.coordinate, options_.retries,
+                               options_.retry_delay, options_.save.stop};
+  if (handoff_ == nullptr) {
+    return WriteWithRetries(*session_, staged_file_.get(), background, attempts, ready);
+  }
+  if (!options_.write_at_end) {
+    return Guarded(
+        [&] { return handoff_->Write(turn_, *session_, &staged_file_, attempts, ready); });
+  }
+  // Once it is handed over it is kept, whatever has been said since.
+  return Guarded([&] { return kept_back_ ? *kept_back_ : Result<SaveReport>(ready); });
+}
+
+void AsyncJob::AddFacts(Result<SaveReport>* result) {
+  const std::scoped_lock lock(mutex_);
+  if (result->ok()) {
+    (*result)->staging_seconds = staging_seconds_;
+    (*result)->in_waves = HasCopyInWaves();
+    // Without memory for the names the report lacks them; the checkpoint is there, and so is ours.
+    (void)Guarded([&] {
+      (*result)->differing_tensors = differing_tensors_;
+      return Status::Ok();
+    });
+    if (staged_file_ != nullptr) {  // In waves the copy may have ended just now.
+      NoteDeviceBytes();
+    }
+    (*result)->device_bytes = device_bytes_;
+    (*result)->pageable_bytes = pageable_bytes_;
+  } else if (result->status().code() == StatusCode::kCancelled && why_cancelled_) {
+    *result = CopyOf(*why_cancelled_);
+  }
+}
+
+Result<SaveReport> AsyncJob::Write(Coordinator& background) {
+  const Status ready = AwaitReady();
+  Result<SaveReport> result = WriteIn(background, ready);
+  AddFacts(&result);
+  LetGo();
+  return result;
+}
+
+/// Gives memory, locks and storage back. Not left to the destructor: whoever is told of the end may
+/// keep the handle, and take the storage away.
+void AsyncJob::LetGo() {
+  if (staged_file_ != nullptr) {
+    staged_file_->Discard(
+        Guarded([] { return Status(StatusCode::kCancelled, "the save has ended"); }));
+  }
+  {
+    // In waves the copying may still be under way, and about to look at all this.
+    std::unique_lock lock(mutex_);
+    changed_.wait(lock, [&] { return copied_; });
+  }
+  staged_file_.reset();
+  samples_.reset();
+  session_.reset();
+}
+
+void AsyncJob::Complete(Result<SaveReport> result, bool copies) {
+  {
+    const std::scoped_lock lock(mutex_);
+    if (completed_) {
+      return;
+    }
+    completed_ = true;
+  }
+  if (!copies) {
+    Announce(result.status());  // If it was never staged.
+  }
+  changed_.notify_all();
+  if (options_.on_done) {
+    (void)Guarded([&] {
+      options_.on_done(result);
+      return Status::Ok();
+    });
+  }
+  done_promise_.set_value(std::move(result));
+}
+
+void AsyncJob::Cancel(Status why) {
+  {
+    const std::scoped_lock lock(mutex_);
+    if (!why_cancelled_) {
+      why_cancelled_ = std::move(why);
+    }
+  }
+  stop_.request_stop();
+}
+
+bool AsyncJob::begun() {
+  const std::scoped_lock lock(mutex_);
+  return begun_;
+}
+
+std::vector<std::string> AsyncJob::differing_tensors() {
+  const std::scoped_lock lock(mutex_);
+  return differing_tensors_;
+}
+
+bool AsyncJob::stuck() {
+  const std::scoped_lock lock(mutex_);
+  return stuck_;
+}
+
+void AsyncJob::Watch(const std::stop_token& ended) {
+  std::unique_lock lock(mutex_);
+  const auto over = [&] { return completed_; };
+  if (changed_.wait_until(lock, ended, start_ + *options_.deadline, over) ||
+      ended.stop_requested()) {
+    return;
+  }
+  lock.unlock();
+  const auto missed = [&](StatusCode code, const char* more) {
+    return Guarded([&] {
+      return Status(code, what_ + ": not done before its deadline of " +
+                              std::to_string(options_.deadline->count()) + " ms" + more);
+    });
+  };
+  Cancel(missed(StatusCode::kCancelled, ""));
+  lock.lock();
+  if (changed_.wait_for(lock, ended, options_.stuck_grace, over) || ended.stop_requested()) {
+    return;
+  }
+  stuck_ = true;
+  const bool copies = queued_ && !copied_;
+  lock.unlock();
+  Complete(missed(StatusCode::kUnavailable,
+                  ", and the storage does not return from what it was asked to do"),
+           copies);
+}
+
+}  // namespace varve

@@ -1,0 +1,125 @@
+/// One asynchronous save, from the call to its end.
+#pragma once
+
+#include <condition_variable>
+#include <future>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <stop_token>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "async/handoff.h"
+#include "async/torn_samples.h"
+#include "pipeline/staged_file.h"
+#include "pipeline/staging_pool.h"
+#include "save/session.h"
+#include "varve/async_save.h"
+
+namespace varve {
+
+/// The account of a save's steps, and of the threads that make them, is at the top of job.cc.
+class AsyncJob {
+ public:
+  /// `handoff` is where copies go that another process is to write; null: this one writes them.
+  /// `devices` reads tensors on devices; null: there can be none.
+  AsyncJob(State state, std::string path, AsyncSaveOptions options, int rank, Handoff* handoff,
+           CudaReader* devices);
+  AsyncJob(const AsyncJob&) = delete;
+  AsyncJob& operator=(const AsyncJob&) = delete;
+
+  /// Step 1. Takes part in the ranks' exchange whatever is wrong here. Errors: the session's; the
+  /// caller then calls Complete.
+  Status Plan(Coordinator& coordinator, const Status& ready);
+  /// Step 2.
+  void Stage(StagingPool& pool, StagingPool::Ticket ticket, int threads);
+  /// Steps 3 and 4. Staging memory is free again when this returns; the caller then calls Complete.
+  /// Does not throw, and nor do Stage, Complete and Cancel.
+  Result<SaveReport> Write(Coordinator& background);
+
+  /// Ends the save with this outcome, unless it has ended. Threads: safe. Says that the tensors may
+  /// change, if that has not been said, unless somebody `copies` who will say so.
+  void Complete(Result<SaveReport> result, bool copies = false);
+  /// Asks the save to end with this error. Threads: safe.
+  void Cancel(Status why);
+
+  /// True from the moment on from which others may hear of the save: it is no longer replaced.
+  [[nodiscard]] bool begun();
+  /// True when the save has been given up because the storage does not return from a call.
+  [[nodiscard]] bool stuck();
+
+  /// Known once Plan has returned.
+  [[nodiscard]] std::vector<std::string> differing_tensors();
+
+  [[nodiscard]] const std::string& path() const { return path_; }
+  /// "save PATH", for messages: made once, so that no memory is needed for it later.
+  [[nodiscard]] const std::string& what() const { return what_; }
+  /// Of the save that has been planned and not yet written.
+  [[nodiscard]] const SaveId& save_id() const { return session_->settled().identity.save_id; }
+  [[nodiscard]] int rank() const { return rank_; }
+  [[nodiscard]] const AsyncSaveOptions& options() const { return options_; }
+  [[nodiscard]] std::shared_future<Status> staged() const { return staged_future_; }
+  [[nodiscard]] std::shared_future<Result<SaveReport>> done() const { return done_future_; }
+
+ private:
+  using Clock = std::chrono::steady_clock;
+
+  Status Copy(StagingPool& pool, StagingPool::Ticket ticket, int threads);
+  void NoteDeviceBytes();
+  void Announce(const Status& staged);
+  void AllowWriting(const Status& ready);
+  /// Waits until there is something to write; why not, when there never will be.
+  Status AwaitReady();
+  Status CopyAndHandOver(StagingPool& pool, StagingPool::Ticket ticket, int threads);
+  Status HandOver(std::uint64_t turn, Status staged);
+  Result<SaveReport> WriteIn(Coordinator& background, const Status& ready);
+  void AddFacts(Result<SaveReport>* result);
+  [[nodiscard]] bool HasCopyInWaves() const {
+    return staged_file_ != nullptr && staged_file_->in_waves();
+  }
+  void LetGo();
+  void Watch(const std::stop_token& ended);
+
+  const State state_;
+  const std::string path_;
+  const std::string what_ = "save " + path_;
+  const int rank_;
+  Handoff* const handoff_;
+  CudaReader* const devices_;
+  AsyncSaveOptions options_;  // With a stop token of this save's own.
+  const Clock::time_point start_ = Clock::now();
+  std::stop_source stop_;
+  std::unique_ptr<SaveSession> session_;
+  Status watched_;  // Why nothing watches the deadline, if so.
+  std::optional<Result<TornSamples>> samples_;
+  std::unique_ptr<StagedFile> staged_file_;
+  std::optional<SaveReport> kept_back_;  // Of a save that is to be written at the end.
+  std::optional<std::uint64_t> turn_;    // Of the save, where it is another process that writes it.
+
+  std::promise<Status> staged_promise_;
+  std::promise<Result<SaveReport>> done_promise_;
+  std::shared_future<Status> staged_future_ = staged_promise_.get_future().share();
+  std::shared_future<Result<SaveReport>> done_future_ = done_promise_.get_future().share();
+
+  std::mutex mutex_;  // Guards all below.
+  std::condition_variable_any changed_;
+  std::optional<Status> ready_;  // Set when writing may begin, or never will.
+  std::vector<std::string> differing_tensors_;
+  bool begun_ = false;
+  bool queued_ = false;  // It has been planned: somebody copies, or will be told not to.
+  bool copied_ = false;  // Nobody copies any more, be it that all is done or that it failed.
+  bool announced_ = false;
+  bool completed_ = false;
+  bool stuck_ = false;
+  double staging_seconds_ = 0;
+  std::uint64_t device_bytes_ = 0;
+  std::uint64_t pageable_bytes_ = 0;
+  std::optional<Status> why_cancelled_;
+
+  std::optional<std::stop_callback<std::function<void()>>> users_stop_;
+  std::jthread watchdog_;  // Last: it uses all of the above.
+};
+
+}  // namespace varve

@@ -1,0 +1,430 @@
+// Admission, order and threads of asynchronous saves; what happens to each is in job.cc.
+
+#include <algorithm>
+#include <condition_variable>
+#include <functional>
+#include <list>
+#include <mutex>
+#include <optional>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "async/failure_note.h"
+#include "async/handoff.h"
+#include "async/job.h"
+#include "async/serial_thread.h"
+#include "base/guarded.h"
+#include "device/cuda_reader.h"
+#include "pipeline/staging_pool.h"
+#include "varve/async_save.h"
+#include "varve/path.h"
+
+namespace varve {
+namespace {
+
+constexpr int kMostCopyThreads = 8;
+/// So that copies from a device are always queued while others, that have arrived, are summed.
+constexpr int kThreadsThatWaitForDevices = 4;
+
+Status CheckOptions(const StagerOptions& options) {
+  if (options.max_in_flight < 1) {
+    return InvalidArgument("max_in_flight must be at least 1, not " +
+                           std::to_string(options.max_in_flight));
+  }
+  if (options.local_ranks < 1 || options.copy_threads < 0) {
+    return InvalidArgument("local_ranks must be at least 1 and copy_threads not negative");
+  }
+  if (options.pinned_memory && !options.copy_from_devices) {
+    return InvalidArgument(
+        "pinned_memory is of use only with copy_from_devices: nothing else copies from a device "
+        "into staging memory");
+  }
+  return Status::Ok();
+}
+
+Status CanBeHandedOver(const SaveOptions& options) {
+  if (options.storage != nullptr || options.progress) {
+    return InvalidArgument(
+        "a save that another process writes has neither progress nor a storage "
+        "of this process");
+  }
+  return Status::Ok();
+}
+
+int CopyThreads(int wanted) {
+  const int cores = static_cast<int>(std::thread::hardware_concurrency());
+  return wanted > 0 ? wanted : std::clamp(cores, 1, kMostCopyThreads);
+}
+
+void NoteFailureOf(const AsyncJob& job, const Status& status) {
+  const SaveOptions& options = job.options().save;
+  if (!options.coordinate || job.rank() == 0) {
+    NoteFailure(options.storage != nullptr ? *options.storage : PosixStorage(), job.path(), status);
+  }
+}
+
+}  // namespace
+
+struct AsyncSaveHandle::Impl : AsyncJob {
+  using AsyncJob::AsyncJob;
+};
+
+using Job = std::shared_ptr<AsyncSaveHandle::Impl>;
+
+struct Stager::Impl {
+  StagerOptions options;
+  std::unique_ptr<Coordinator> background;
+  std::unique_ptr<StagingPool> pool;
+  std::unique_ptr<CudaReader> devices;  // Null unless asked for. Ends before the pool's memory.
+  std::unique_ptr<Handoff> handoff;     // Null where the saves are written here.
+
+  std::mutex call_mutex;  // One call at a time: plans and turns to write come in one order.
+  std::mutex mutex;       // Guards the two below.
+  std::condition_variable changed;
+  std::list<Job> in_flight;  // Not yet written; hold staging memory or are about to.
+  int open = 0;              // Those, and such whose outcome is being told.
+
+  /// The last save that is to be written at the end, if any. Guarded by call_mutex.
+  struct KeptBack {
+    std::uint64_t turn = 0;
+    SaveId id;
+    std::shared_future<Status> staged;
+  };
+  std::optional<KeptBack> kept_back;
+
+  // Last: their work uses all of the above, and ends first. The writer's may wait for the copier's.
+  SerialThread writer;
+  SerialThread copier;
+
+  Impl() = default;
+  Impl(const Impl&) = delete;
+  Impl& operator=(const Impl&) = delete;
+  ~Impl() {
+    if (pool != nullptr) {
+      pool->StopPreparing();  // It uses `devices`.
+    }
+  }
+
+  [[nodiscard]] int copy_threads() const {
+    const int threads = CopyThreads(options.copy_threads);
+    return devices == nullptr ? threads : threads + kThreadsThatWaitForDevices;
+  }
+
+  std::size_t count() {
+    const std::scoped_lock lock(mutex);
+    return in_flight.size();
+  }
+
+  [[nodiscard]] std::size_t most() const { return static_cast<std::size_t>(options.max_in_flight); }
+
+  /// Places in the queues for one save. They are made before the ranks settle who writes what: from
+  /// then on the others count on this rank, and nothing it does may need memory.
+  struct Places {
+    std::list<Job> in_flight;
+    SerialThread::Task write;
+    SerialThread::Task stage;
+    StagingPool::Ticket ticket{};
+  };
+
+  Result<std::shared_ptr<Places>> MakePlaces(const Job& job) {
+    auto places = std::make_shared<Places>();
+    places->in_flight.push_back(job);
+    places->write = SerialThread::Task([this, job] { Finish(job); });
+    if (job->options().overlapped) {
+      places->stage = SerialThread::Task([this, job, places] { Stage(job, places->ticket); });
+    }
+    return places;
+  }
+
+  /// Makes room for one more save. Errors: Cancelled, on all ranks, where it is to be skipped.
+  Status Admit(const Job& job, Coordinator& coordinator) {
+    if (options.when_busy == WhenBusy::kWait) {
+      std::unique_lock lock(mutex);
+      changed.wait(lock, [&] { return in_flight.size() < most(); });
+      return Status::Ok();
+    }
+    if (!job->options().save.coordinate && coordinator.size() > 1) {
+      // Each rank would decide for itself, and leave checkpoints of which parts are missing.
+      return InvalidArgument("save " + job->path() +
+                             ": ranks that do not talk cannot skip or replace saves together");
+    }
+    if (options.when_busy == WhenBusy::kReplace) {
+      Replace(*job, coordinator);
+      return Status::Ok();
+    }
+    const auto decide =
+        [&](const std::vector<std::string>& ranks) -> Result<std::vector<std::string>> {
+      return std::vector<std::string>(ranks.size(), count() >= most() ? "skip" : "");
+    };
+    VARVE_ASSIGN_OR_RETURN(const std::string decision,
+                           Exchange(coordinator, job->what(), std::string(),
+                                    std::chrono::steady_clock::now() + job->options().save.timeout,
+                                    std::cref(decide)));
+    if (!decision.empty()) {
+      return {StatusCode::kCancelled, "save " + job->path() + ": skipped, " +
+                                          std::to_string(options.max_in_flight) +
+                                          " saves are under way"};
+    }
+    return Status::Ok();
+  }
+
+  /// Finds out, before a save that is to be written at the end, what has become of the one before
+  /// it. The account is in handoff.cc. Errors: those of the exchange, on all ranks.
+  Status FollowKeptBack(const AsyncJob& job, Coordinator& coordinator) {
+    if (!job.options().save.coordinate && coordinator.size() > 1) {
+      return InvalidArgument("save " + job.path() +
+                             ": ranks that do not talk cannot keep saves back together");
+    }
+    // Those that know of the same save are of one mind, and only they: a rank that was lost while
+    // a save was planned may not know of it.
+    Contribution mine = Guarded([&]() -> Contribution {
+      const bool have_it =
+          kept_back && kept_back->staged.get().ok() && handoff->Keeps(kept_back->turn);
+      return (have_it ? "+" : "-") + (kept_back ? ToString(kept_back->id) : std::string());
+    });
+    const auto decide =
+        [](const std::vector<std::string>& ranks) -> Result<std::vector<std::string>> {
+      if (std::any_of(ranks.begin(), ranks.end(), [](const auto& rank) { return rank.empty(); })) {
+        return Internal("a rank is at another place of the save");
+      }
+      const std::string& first = ranks.front();
+      const auto same = [&](const std::string& rank) { return rank.substr(1) == first.substr(1); };
+      const auto whole = [](const std::string& rank) { return rank.front() == '+'; };
+      const bool agree = std::all_of(ranks.begin(), ranks.end(), same);
+      const bool all = std::all_of(ranks.begin(), ranks.end(), whole);
+      return std::vector<std::string>(ranks.size(), !agree ? "" : all ? "whole" : "broken");
+    };
+    VARVE_ASSIGN_OR_RETURN(
+        const std::string found,
+        Exchange(coordinator, job.what(), std::move(mine),
+                 std::chrono::steady_clock::now() + job.options().save.timeout, std::cref(decide)));
+    if (kept_back && (found == "whole" || found == "broken")) {
+      // What is not given up now is given up the next time, or when memory is short.
+      (void)Guarded([&] {
+        handoff->KeptBackIs(kept_back->turn, found == "whole");
+        return Status::Ok();
+      });
+    }
+    return Status::Ok();
+  }
+
+  /// The coordinator gives up the newest save that has not begun to write; the other ranks learn of
+  /// it when its turn comes.
+  void Replace(const AsyncJob& by, const Coordinator& coordinator) {
+    const std::scoped_lock lock(mutex);
+    if (in_flight.size() < most() || !coordinator.is_coordinator()) {
+      return;
+    }
+    const auto newest = std::find_if(in_flight.rbegin(), in_flight.rend(),
+                                     [](const Job& job) { return !job->begun(); });
+    if (newest != in_flight.rend()) {
+      (*newest)->Cancel(Guarded([&] {
+        return Status(StatusCode::kCancelled,
+                      (*newest)->what() + ": replaced by the save of " + by.path());
+      }));
+    }
+  }
+
+  /// Why no save can be made at the moment.
+  Status Stuck() {
+    const std::scoped_lock lock(mutex);
+    for (const Job& job : in_flight) {
+      if (job->stuck()) {
+        return Unavailable("the storage has not returned from the save of " + job->path());
+      }
+    }
+    return Status::Ok();
+  }
+
+  /// Why this rank cannot make the save, if so.
+  Status Usable(const AsyncJob& job) {
+    VARVE_RETURN_IF_ERROR(Stuck());
+    if (handoff != nullptr) {
+      return CanBeHandedOver(job.options().save);
+    }
+    return job.options().write_at_end
+               ? InvalidArgument("only another process can write a save when this one has ended")
+               : Status::Ok();
+  }
+
+  /// Everything that the ranks do together in the call. Errors: the same on all ranks that talk.
+  Status Settle(const Job& job, Coordinator& coordinator, const Status& usable) {
+    // Where the ranks decide it together, none may stay away.
+    const bool together = options.when_busy == WhenBusy::kSkip;
+    VARVE_RETURN_IF_ERROR(usable.ok() || together ? Admit(job, coordinator) : Status::Ok());
+    if (handoff != nullptr && job->options().write_at_end) {
+      VARVE_RETURN_IF_ERROR(FollowKeptBack(*job, coordinator));
+    }
+    return job->Plan(coordinator, usable);
+  }
+
+  void Start(const Job& job, Coordinator& coordinator) {
+    const std::scoped_lock one_call(call_mutex);
+    std::shared_ptr<Places> places;
+    const Status usable = Guarded([&] {
+      VARVE_ASSIGN_OR_RETURN(places, MakePlaces(job));
+      return Usable(*job);
+    });
+    Status status = Guarded([&] { return Settle(job, coordinator, usable); });
+    if (!status.ok()) {
+      if (places != nullptr) {
+        places->stage = {};  // It holds the places.
+      }
+      NoteFailureOf(*job, status);
+      job->Complete(std::move(status));
+      return;
+    }
+    const auto ticket = pool->Queue();
+    places->ticket = ticket;
+    {
+      const std::scoped_lock lock(mutex);
+      in_flight.splice(in_flight.end(), places->in_flight);
+      ++open;
+    }
+    if (job->options().write_at_end) {
+      kept_back = {static_cast<std::uint64_t>(ticket), job->save_id(), job->staged()};
+    } else {
+      writer.Run(std::move(places->write));
+    }
+    if (job->options().overlapped) {
+      copier.Run(std::move(places->stage));
+    } else {
+      Stage(job, ticket);
+    }
+  }
+
+  void Stage(const Job& job, StagingPool::Ticket ticket) {
+    job->Stage(*pool, ticket, copy_threads());
+    if (job->options().write_at_end) {
+      Finish(job);  // Nothing is written: it need not wait for those that are.
+    }
+  }
+
+  /// On the writing thread. Room for others is made before anyone is told: who waited for this
+  /// save and asks for the next must not find it in the way.
+  void Finish(const Job& job) {
+    auto result = job->Write(*background);
+    {
+      const std::scoped_lock lock(mutex);
+      std::erase(in_flight, job);
+      changed.notify_all();
+    }
+    NoteFailureOf(*job, result.status());
+    job->Complete(std::move(result));
+    const std::scoped_lock lock(mutex);
+    --open;
+    changed.notify_all();
+  }
+
+  void Drain() {
+    std::unique_lock lock(mutex);
+    changed.wait(lock, [&] { return open == 0; });
+  }
+
+  void CancelAll() {
+    const std::scoped_lock lock(mutex);
+    for (const Job& job : in_flight) {
+      job->Cancel(
+          Guarded([&] { return Status(StatusCode::kCancelled, job->what() + ": aborted"); }));
+    }
+  }
+};
+
+AsyncSaveHandle::AsyncSaveHandle(std::shared_ptr<Impl> impl) : impl_(std::move(impl)) {}
+
+std::shared_future<Status> AsyncSaveHandle::staged() const { return impl_->staged(); }
+
+std::shared_future<Result<SaveReport>> AsyncSaveHandle::done() const { return impl_->done(); }
+
+std::vector<std::string> AsyncSaveHandle::differing_tensors() const {
+  return impl_->differing_tensors();
+}
+
+void AsyncSaveHandle::Cancel() const {
+  impl_->Cancel({StatusCode::kCancelled, "save " + impl_->path() + ": cancelled"});
+}
+
+Stager::Stager(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
+Stager::~Stager() { Drain(); }
+
+Result<std::unique_ptr<Stager>> Stager::Make(const StagerOptions& options,
+                                             std::unique_ptr<Coordinator> background,
+                                             std::shared_ptr<SaveExecutor> executor) {
+  VARVE_RETURN_IF_ERROR(CheckOptions(options));
+  VARVE_ASSIGN_OR_RETURN(auto impl, Guarded([]() -> Result<std::unique_ptr<Impl>> {
+                                      return std::make_unique<Impl>();
+                                    }).Annotate("start the threads of a stager"));
+  impl->options = options;
+  if (impl->options.budget_bytes == 0) {
+    impl->options.budget_bytes = DefaultStagingBudget(options.local_ranks);
+  }
+  const bool shared = executor != nullptr;
+  VARVE_ASSIGN_OR_RETURN(impl->pool, StagingPool::Make(impl->options.budget_bytes, shared));
+  if (shared) {
+    VARVE_ASSIGN_OR_RETURN(impl->handoff, Handoff::Make(std::move(executor), *impl->pool));
+  }
+  if (options.copy_from_devices) {
+    VARVE_ASSIGN_OR_RETURN(impl->devices, CudaReader::Make(options.pinned_memory));
+  }
+  impl->background = background ? std::move(background) : MakeSingleProcessCoordinator();
+  return std::unique_ptr<Stager>(new Stager(std::move(impl)));
+}
+
+void Stager::Prepare(std::uint64_t bytes, std::optional<int> cuda_device) {
+  if (impl_->devices == nullptr || !cuda_device) {
+    impl_->pool->Prepare(bytes);
+    return;
+  }
+  impl_->pool->Prepare(bytes, [devices = impl_->devices.get(), device = *cuda_device](
+                                  std::span<std::byte> block) { devices->Pin(device, block); });
+}
+void Stager::WaitPrepared() { impl_->pool->WaitPrepared(); }
+void Stager::Drain() { impl_->Drain(); }
+
+void Stager::Abort() {
+  impl_->CancelAll();
+  impl_->Drain();
+}
+
+std::uint64_t Stager::budget_bytes() const { return impl_->pool->block_count() * kPoolBlockBytes; }
+
+bool Stager::idle() const {
+  const std::scoped_lock lock(impl_->mutex);
+  return impl_->open == 0;
+}
+
+AsyncSaveHandle AsyncSave(State state, std::string path, AsyncSaveOptions options, Stager& stager,
+                          Coordinator& coordinator) {
+  const bool together = options.save.coordinate;
+  const Deadline deadline = std::chrono::steady_clock::now() + options.save.timeout;
+  Job job;
+  try {
+    // The save may be written when the working directory is another.
+    auto resolved =
+        ResolvePath(path, options.save.storage != nullptr ? *options.save.storage : PosixStorage());
+    if (resolved.ok()) {
+      path = std::move(*resolved);
+    } else if (options.ready.ok()) {
+      options.ready = resolved.status();
+    }
+    job = std::make_shared<AsyncSaveHandle::Impl>(
+        std::move(state), std::move(path), std::move(options), coordinator.rank(),
+        stager.impl().handoff.get(), stager.impl().devices.get());
+  } catch (...) {
+    // There is nothing to return. The other ranks learn why from their first exchange.
+    if (together) {
+      (void)Agree(coordinator, "asynchronous save", CaughtError(), deadline);
+    }
+    throw;
+  }
+  stager.impl().Start(job, coordinator);
+  return AsyncSaveHandle(std::move(job));
+}
+
+AsyncSaveHandle AsyncSave(State state, std::string path, AsyncSaveOptions options, Stager& stager) {
+  const auto coordinator = MakeSingleProcessCoordinator();
+  return AsyncSave(std::move(state), std::move(path), std::move(options), stager, *coordinator);
+}
+
+}  // namespace varve

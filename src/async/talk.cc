@@ -1,0 +1,112 @@
+#include "async/talk.h"
+
+#include <map>
+#include <memory>
+#include <utility>
+
+#include "catalogue/names.h"
+#include "coordinate/directory.h"
+#include "publish/claim.h"
+#include "varve/storage.h"
+
+namespace varve {
+namespace {
+
+constexpr std::uint64_t kMaxWordsBytes = 65536;
+
+/// Exists as soon as some rank has gone; the first one's words are in it.
+std::string GonePath(const std::string& path, const SaveId& id) {
+  return TalkPath(path, id) + "-gone";
+}
+
+Status WhoIsGone(const std::string& gone_path) {
+  const auto words = ReadWholeFile(PosixStorage(), gone_path, kMaxWordsBytes);
+  return words.ok() ? Unavailable(*words) : Status::Ok();
+}
+
+/// Counts messages, which tell that the ranks have come.
+class Talk final : public Coordinator {
+ public:
+  Talk(const FileIdentity& me, const std::string& path, std::function<Status()> give_up)
+      : gone_path_(GonePath(path, me.save_id)),
+        awaited_(me.rank == 0 ? me.world_size - 1 : 1),
+        give_up_(std::move(give_up)) {
+    // As well as it goes: what is wrong with it, the first message will tell.
+    (void)MakeDirectories(PosixStorage(), ParentPath(path));
+    DirectoryCoordinatorOptions options;
+    options.rank = static_cast<int>(me.rank);
+    options.size = static_cast<int>(me.world_size);
+    options.check = [this] { return Check(); };
+    ranks_ =
+        MakeDirectoryCoordinator(PosixStorage(), TalkPath(path, me.save_id), std::move(options));
+  }
+  Talk(const Talk&) = delete;
+  Talk& operator=(const Talk&) = delete;
+  ~Talk() override {
+    const bool last_to_go = rank() == 0;
+    ranks_.reset();  // Which waits for the others to hear the last words.
+    if (last_to_go) {
+      (void)PosixStorage().Remove(gone_path_);
+    }
+  }
+
+  [[nodiscard]] int rank() const override { return ranks_->rank(); }
+  [[nodiscard]] int size() const override { return ranks_->size(); }
+  Status Send(int to, std::string_view message, Deadline deadline) override {
+    return ranks_->Send(to, message, deadline);
+  }
+  Result<std::string> Receive(int from, Deadline deadline) override {
+    if (const auto found = missing_.find(from); found != missing_.end()) {
+      return found->second;
+    }
+    auto message = ranks_->Receive(from, deadline);
+    if (message.ok()) {
+      ++received_;
+    } else {
+      missing_[from] = message.status();
+    }
+    return message;
+  }
+
+ private:
+  Status Check() {
+    VARVE_RETURN_IF_ERROR(WhoIsGone(gone_path_));
+    return give_up_ && received_ < awaited_ ? give_up_() : Status::Ok();
+  }
+
+  const std::string gone_path_;
+  const std::uint64_t awaited_;
+  const std::function<Status()> give_up_;
+  std::uint64_t received_ = 0;
+  std::map<int, Status> missing_;  // Ranks that did not answer once; they are not waited for again.
+  std::unique_ptr<Coordinator> ranks_;
+};
+
+bool TalksToOthers(const SettledSave& save) {
+  return save.identity.coordinated && save.identity.world_size > 1;
+}
+
+}  // namespace
+
+std::unique_ptr<Coordinator> MakeTalk(const SettledSave& save, const std::string& path,
+                                      std::function<Status()> give_up) {
+  if (!TalksToOthers(save)) {
+    return MakeSingleProcessCoordinator();
+  }
+  return std::make_unique<Talk>(save.identity, path, std::move(give_up));
+}
+
+void SayGone(const SettledSave& save, const std::string& path, const Status& why) {
+  if (TalksToOthers(save)) {
+    const std::string words =
+        "rank " + std::to_string(save.identity.rank) + ": " + why.message().substr(0, 4096);
+    // Where it is there already, another rank has said so. As well as it goes otherwise.
+    const std::string gone = GonePath(path, save.identity.save_id);
+    const std::string part = gone + "-" + std::to_string(save.identity.rank);
+    if (WriteWholeFile(PosixStorage(), part, words, /*exclusive=*/false).ok()) {
+      (void)PosixStorage().Rename(part, gone, RenameMode::kReplace);
+    }
+  }
+}
+
+}  // namespace varve

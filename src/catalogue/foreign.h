@@ -1,0 +1,43 @@
+/// Checkpoints that other software wrote, recognised by what they hold.
+#pragma once
+
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "catalogue/opened.h"
+#include "varve/status.h"
+#include "varve/storage.h"
+
+namespace varve {
+
+/// Opens what stands at `path` if it is one of
+///  - a PyTorch Distributed Checkpoint: a directory with `.metadata`, or with the `__R.metadata` of
+///    ranks 0 to the last (saved without collectives);
+///  - a folder of safetensors files, with or without `model.safetensors.index.json`;
+///  - one safetensors file;
+///  - one file of torch.save.
+/// Reads indexes only, and runs nothing they say. File sizes are
+/// what storage says; an extent beyond its file's end, or a file that is missing, is DataLoss.
+/// Errors: NotFound when it is none of these; as the decoders in interop/; FailedPrecondition for a
+/// rank-local checkpoint that lacks a rank.
+Result<OpenedIndex> OpenForeign(Storage& storage, const std::string& path);
+
+inline constexpr std::string_view kHfIndexName = "model.safetensors.index.json";
+
+/// Returns true for `.metadata` and for `__R.metadata`.
+bool IsDcpIndexName(std::string_view name);
+
+/// Returns the names of the files that one index of DCP mentions, whether they are there or not.
+/// Errors: those of reading an index.
+Result<std::vector<std::string>> NamesInDcpIndex(Storage& storage, const std::string& path);
+
+/// Returns the names of the files that the index in this directory mentions, whether they are there
+/// or not; nothing where there is no index of DCP or of a Hugging Face folder. Errors: those of
+/// reading an index.
+Result<std::vector<std::string>> ForeignFileNames(Storage& storage, const std::string& directory);
+
+/// True for a folder of Hugging Face's tools, which says itself that it is one.
+bool HasHfIndex(const std::vector<DirectoryEntry>& entries);
+
+}  // namespace varve

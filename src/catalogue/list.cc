@@ -1,0 +1,204 @@
+#include <algorithm>
+
+#include "base/stop.h"
+#include "catalogue/foreign.h"
+#include "catalogue/names.h"
+#include "catalogue/open.h"
+#include "catalogue/scan.h"
+#include "varve/catalogue.h"
+#include "varve/path.h"
+
+namespace varve {
+namespace {
+
+/// Of the text that says why a save failed.
+constexpr std::uint64_t kMaxFailureBytes = 64 << 10;
+
+/// True when the save that owns this leftover is alive: its lock is held.
+bool IsLocked(Storage& storage, const std::string& path) {
+  const auto is_held = [&](const std::string& lock) {
+    return storage.Lock(lock).status().code() == StatusCode::kFailedPrecondition;
+  };
+  const std::string old_lock = OldLockPath(path);
+  return is_held(LockPath(path)) || (storage.OpenForRead(old_lock).ok() && is_held(old_lock));
+}
+
+/// Why the files do not match the index, or Ok.
+Status CheckFileSizes(Storage& storage, const OpenedIndex& opened) {
+  if (opened.metadata.format != Format::kVarve) {
+    return Status::Ok();  // Opening has asked storage for them already.
+  }
+  VARVE_ASSIGN_OR_RETURN(const auto entries, storage.List(opened.directory));
+  for (const StoredFile& file : opened.metadata.side_files) {
+    const auto found = storage.OpenForRead(JoinPath(opened.directory, file.name));
+    if (!found.ok() || (*found)->size() != file.size) {
+      return DataLoss(file.name + (found.ok() ? " is of another size" : " is missing"));
+    }
+  }
+  for (const DataFile& file : opened.metadata.files) {
+    const DirectoryEntry* const found = FindEntry(entries, file.name);
+    if (found == nullptr) {
+      return DataLoss(file.name + " is missing");
+    }
+    if (found->size != file.size) {
+      return DataLoss(file.name + " has " + std::to_string(found->size) + " bytes instead of " +
+                      std::to_string(file.size));
+    }
+  }
+  return Status::Ok();
+}
+
+/// The entry for a directory, or nothing when it is no checkpoint.
+std::optional<CheckpointEntry> Examine(Storage& storage, const std::string& path,
+                                       const std::string& name) {
+  CheckpointEntry entry{.name = name, .step = StepFromName(name)};
+  const auto opened = OpenIndex(storage, path);
+  if (opened.ok()) {
+    entry.format = opened->metadata.format;
+    entry.bytes = opened->metadata.TotalBytes();
+    entry.world_size = opened->metadata.world_size;
+    if (opened->metadata.save_id != SaveId{}) {
+      entry.save_id = opened->metadata.save_id;
+    }
+    if (const Status sizes = CheckFileSizes(storage, *opened); !sizes.ok()) {
+      entry.state = CheckpointState::kDamaged;
+      entry.detail = sizes.message();
+    }
+    return entry;
+  }
+  switch (opened.status().code()) {
+    case StatusCode::kNotFound: return std::nullopt;
+    case StatusCode::kFailedPrecondition: entry.state = CheckpointState::kIncomplete; break;
+    default: entry.state = CheckpointState::kDamaged; break;
+  }
+  entry.detail = opened.status().message();
+  if (const auto scan = ScanDataFiles(storage, path); scan.ok() && !scan->groups.empty()) {
+    const FileGroup& group = scan->groups.front();
+    entry.world_size = group.world_size;
+    entry.save_id = group.save_id;
+    if (entry.state == CheckpointState::kIncomplete) {
+      entry.detail = "files of " + NameRanks(group.missing) + " are missing";
+    }
+    for (const CheckedHeader& file : group.files) {
+      entry.bytes += file.header_bytes + file.header.data_bytes;
+    }
+  }
+  return entry;
+}
+
+CheckpointEntry ExamineLeftover(Storage& storage, const std::string& directory,
+                                const DirectoryEntry& found, const Leftover& leftover,
+                                bool target_exists) {
+  CheckpointEntry entry{.name = found.name, .step = StepFromName(leftover.target)};
+  const std::string target = JoinPath(directory, leftover.target);
+  if (leftover.kind == LeftoverKind::kAside && !target_exists) {
+    if (auto aside = Examine(storage, target, leftover.target)) {
+      aside->state =
+          aside->state == CheckpointState::kWhole ? CheckpointState::kMovedAside : aside->state;
+      aside->detail = "under " + found.name + "; an overwrite was interrupted";
+      return *aside;
+    }
+  }
+  if (IsLocked(storage, target)) {
+    entry.state = CheckpointState::kSaving;
+    entry.detail = "a save of " + leftover.target + " is under way";
+  } else {
+    entry.state = CheckpointState::kLeftover;
+    entry.detail = (leftover.kind == LeftoverKind::kRemoved ? "of an interrupted removal of "
+                                                            : "of a dead save of ") +
+                   leftover.target;
+  }
+  if (const auto files = storage.List(JoinPath(directory, found.name)); files.ok()) {
+    for (const DirectoryEntry& file : *files) {
+      entry.bytes += file.size;
+    }
+  }
+  return entry;
+}
+
+/// What an asynchronous save has left to say why it failed.
+std::optional<CheckpointEntry> ExamineFailure(Storage& storage, const std::string& directory,
+                                              const DirectoryEntry& found) {
+  const auto leftover = ParseLeftover(found.name);
+  if (!leftover || leftover->kind != LeftoverKind::kFailed || found.is_link) {
+    return std::nullopt;
+  }
+  CheckpointEntry entry{.name = leftover->target,
+                        .state = CheckpointState::kFailed,
+                        .step = StepFromName(leftover->target)};
+  const auto reason = ReadWholeFile(storage, JoinPath(directory, found.name), kMaxFailureBytes);
+  entry.detail = reason.ok() ? *reason : reason.status().message();
+  for (char& c : entry.detail) {
+    c = static_cast<unsigned char>(c) < ' ' ? ' ' : c;  // It goes to terminals.
+  }
+  return entry;
+}
+
+}  // namespace
+
+std::string_view StateName(CheckpointState state) {
+  switch (state) {
+    case CheckpointState::kWhole: return "whole";
+    case CheckpointState::kIncomplete: return "incomplete";
+    case CheckpointState::kDamaged: return "damaged";
+    case CheckpointState::kMovedAside: return "moved aside";
+    case CheckpointState::kSaving: return "saving";
+    case CheckpointState::kLeftover: return "leftover";
+    case CheckpointState::kFailed: return "failed";
+  }
+  return "unknown";
+}
+
+Result<std::vector<CheckpointEntry>> ListCheckpoints(const std::string& path, Storage& storage,
+                                                     const std::stop_token& stop) {
+  VARVE_ASSIGN_OR_RETURN(const std::string directory, ResolvePath(path, storage));
+  const auto listed = storage.List(directory);
+  // A checkpoint that has been moved aside is found by a name under which there is no directory.
+  if (!listed.ok() && listed.status().code() != StatusCode::kNotFound) {
+    const Status foreign = OpenForeign(storage, directory).status();
+    if (foreign.code() == StatusCode::kNotFound) {
+      return foreign;  // A file of no kind that we know.
+    }
+  }
+  // Files of safetensors alone do not make the directory a checkpoint where it holds others: they
+  // may have been exported from those.
+  std::optional<CheckpointEntry> files_beside;
+  if (auto self = Examine(storage, directory, BaseName(directory))) {
+    if (!listed.ok() || self->format != Format::kSafetensors || HasHfIndex(*listed)) {
+      return std::vector{std::move(*self)};
+    }
+    files_beside = std::move(self);
+  }
+  VARVE_RETURN_IF_ERROR(listed.status());
+  const std::vector<DirectoryEntry>& found = *listed;
+  std::vector<CheckpointEntry> entries;
+  for (const DirectoryEntry& item : found) {
+    VARVE_RETURN_IF_ERROR(CheckStop(stop).Annotate("list " + directory));
+    if (!item.is_directory) {
+      if (auto failed = ExamineFailure(storage, directory, item)) {
+        entries.push_back(std::move(*failed));
+      }
+      continue;
+    }
+    if (const auto leftover = ParseLeftover(item.name)) {
+      if (leftover->kind == LeftoverKind::kTalk) {
+        continue;  // Messages; what becomes of the save is listed under its own names.
+      }
+      const bool target_exists =
+          std::any_of(found.begin(), found.end(),
+                      [&](const DirectoryEntry& e) { return e.name == leftover->target; });
+      entries.push_back(ExamineLeftover(storage, directory, item, *leftover, target_exists));
+    } else if (auto entry = Examine(storage, JoinPath(directory, item.name), item.name)) {
+      entries.push_back(std::move(*entry));
+    }
+  }
+  if (entries.empty() && files_beside) {
+    entries.push_back(std::move(*files_beside));
+  }
+  std::sort(entries.begin(), entries.end(), [](const CheckpointEntry& a, const CheckpointEntry& b) {
+    return a.step != b.step ? a.step < b.step : NaturalLess(a.name, b.name);
+  });
+  return entries;
+}
+
+}  // namespace varve

@@ -1,0 +1,170 @@
+#include "catalogue/names.h"
+
+#include <array>
+#include <charconv>
+#include <cstdio>
+
+#include "varve/storage.h"
+
+namespace varve {
+namespace {
+
+constexpr std::string_view kLockSuffix = ".varve-lock";
+constexpr std::string_view kStagingInfix = ".varve-saving-";
+constexpr std::string_view kRemovedInfix = ".varve-removed-";
+constexpr std::string_view kTalkInfix = ".varve-talk-";
+constexpr std::string_view kAsideSuffix = ".varve-old";
+constexpr std::string_view kFailedSuffix = ".varve-failed";
+constexpr std::string_view kPartSuffix = ".varve-part";
+constexpr std::string_view kRankLockPrefix = ".rank-";
+constexpr std::string_view kInPlaceLock = ".in-place.varve-lock";
+
+bool IsDigit(char c) { return c >= '0' && c <= '9'; }
+
+std::string EncodeDigits(std::string_view name) {
+  std::string encoded;
+  for (const char c : name) {
+    if (IsDigit(c)) {
+      encoded += "%3";
+      encoded += c;
+    } else if (c == '%') {
+      encoded += "%25";
+    } else {
+      encoded += c;
+    }
+  }
+  return encoded;
+}
+
+/// Undoes EncodeDigits. Anything else after a '%' is left alone: older names are not encoded.
+std::string DecodeDigits(std::string_view name) {
+  std::string decoded;
+  for (std::size_t i = 0; i < name.size(); ++i) {
+    const std::string_view rest = name.substr(i);
+    if (rest.starts_with("%25")) {
+      decoded += '%';
+      i += 2;
+    } else if (rest.size() > 2 && rest.starts_with("%3") && IsDigit(rest[2])) {
+      decoded += rest[2];
+      i += 2;
+    } else {
+      decoded += name[i];
+    }
+  }
+  return decoded;
+}
+
+std::string Sibling(std::string_view path, std::string_view suffix) {
+  return JoinPath(ParentPath(path), "." + EncodeDigits(BaseName(path)) + std::string(suffix));
+}
+
+}  // namespace
+
+std::string LockPath(std::string_view path) { return Sibling(path, kLockSuffix); }
+
+std::string StagingPath(std::string_view path, const SaveId& id) {
+  return Sibling(path, std::string(kStagingInfix) + ToString(id).substr(0, 12));
+}
+
+std::string TalkPath(std::string_view path, const SaveId& id) {
+  return Sibling(path, std::string(kTalkInfix) + ToString(id).substr(0, 12));
+}
+
+std::string AsidePath(std::string_view path) { return Sibling(path, kAsideSuffix); }
+
+std::string OldAsidePath(std::string_view path) {
+  return JoinPath(ParentPath(path), "." + BaseName(path) + std::string(kAsideSuffix));
+}
+
+std::string OldLockPath(std::string_view path) {
+  return JoinPath(ParentPath(path), "." + BaseName(path) + std::string(kLockSuffix));
+}
+
+std::string RemovedPath(std::string_view path, const SaveId& id) {
+  return Sibling(path, std::string(kRemovedInfix) + ToString(id).substr(0, 12));
+}
+
+std::string FailedPath(std::string_view path) { return Sibling(path, kFailedSuffix); }
+
+std::string RankLockPath(std::string_view directory, std::uint32_t rank) {
+  std::array<char, 40> name{};
+  std::snprintf(name.data(), name.size(), ".rank-%05u.varve-lock", rank);
+  return JoinPath(directory, name.data());
+}
+
+std::string InPlaceLockPath(std::string_view directory) {
+  return JoinPath(directory, kInPlaceLock);
+}
+
+std::string PartPath(std::string_view directory, std::string_view file) {
+  return JoinPath(directory, "." + std::string(file) + std::string(kPartSuffix));
+}
+
+std::optional<std::uint32_t> PartRank(std::string_view entry) {
+  constexpr std::string_view kPrefix = ".data-";
+  if (!entry.starts_with(kPrefix) || !entry.ends_with(kPartSuffix)) {
+    return std::nullopt;
+  }
+  std::uint32_t rank = 0;
+  const auto parsed =
+      std::from_chars(entry.data() + kPrefix.size(), entry.data() + entry.size(), rank);
+  return parsed.ec == std::errc() ? std::optional(rank) : std::nullopt;
+}
+
+bool IsInnerLock(std::string_view entry) {
+  return (entry.starts_with(kRankLockPrefix) && entry.ends_with(kLockSuffix)) ||
+         entry == kInPlaceLock;
+}
+
+std::optional<Leftover> ParseLeftover(std::string_view entry) {
+  if (entry.size() < 2 || entry[0] != '.') {
+    return std::nullopt;
+  }
+  entry.remove_prefix(1);
+  struct Suffix {
+    std::string_view text;
+    LeftoverKind kind;
+  };
+  for (const Suffix& suffix :
+       {Suffix{kLockSuffix, LeftoverKind::kLock}, Suffix{kAsideSuffix, LeftoverKind::kAside},
+        Suffix{kPartSuffix, LeftoverKind::kPart}, Suffix{kFailedSuffix, LeftoverKind::kFailed}}) {
+    if (entry.size() > suffix.text.size() && entry.ends_with(suffix.text)) {
+      entry.remove_suffix(suffix.text.size());
+      return Leftover{suffix.kind, suffix.kind == LeftoverKind::kPart ? std::string(entry)
+                                                                      : DecodeDigits(entry)};
+    }
+  }
+  for (const Suffix& infix :
+       {Suffix{kStagingInfix, LeftoverKind::kStaging}, Suffix{kTalkInfix, LeftoverKind::kTalk},
+        Suffix{kRemovedInfix, LeftoverKind::kRemoved}}) {
+    const std::size_t at = entry.rfind(infix.text);
+    if (at != std::string_view::npos && at > 0) {
+      return Leftover{infix.kind, DecodeDigits(entry.substr(0, at))};
+    }
+  }
+  return std::nullopt;
+}
+
+Status CheckCheckpointName(const std::string& path) {
+  const std::string name = BaseName(path);
+  if (path.empty()) {
+    return InvalidArgument("the path is empty");
+  }
+  if (name.empty() || name == "." || name == ".." || name == "/") {
+    return InvalidArgument("\"" + path +
+                           "\" does not name a directory that can be made: give the "
+                           "checkpoint's own name, such as run/step-100");
+  }
+  if (ParseLeftover(name)) {
+    return InvalidArgument("\"" + path +
+                           "\" looks like a hidden name that Varve uses itself; choose "
+                           "another one");
+  }
+  return Status::Ok();
+}
+
+bool IsDataFileName(std::string_view name) {
+  return name.starts_with("data-") && name.ends_with(".safetensors");
+}
+
+}  // namespace varve

@@ -1,0 +1,217 @@
+#include "catalogue/open.h"
+
+#include <algorithm>
+
+#include "base/checksum.h"
+#include "catalogue/foreign.h"
+#include "catalogue/names.h"
+#include "catalogue/own_names.h"
+#include "catalogue/scan.h"
+
+namespace varve {
+namespace {
+
+constexpr std::uint64_t kMaxRecordBytes = std::uint64_t{64} << 10;
+constexpr std::uint64_t kMaxManifestBytes = std::uint64_t{2} << 30;
+constexpr std::string_view kRepairHint = "; `varve repair` rebuilds it from the data files";
+
+Result<Metadata> ReadManifest(Storage& storage, const std::string& directory,
+                              const CommitRecord& record) {
+  const std::string path = JoinPath(directory, kManifestName);
+  auto bytes = ReadWholeFile(storage, path, kMaxManifestBytes);
+  if (!bytes.ok()) {
+    if (bytes.status().code() == StatusCode::kNotFound) {
+      return DataLoss(path + " is missing" + std::string(kRepairHint));
+    }
+    return bytes.status();
+  }
+  if (bytes->size() != record.manifest_bytes ||
+      Crc32c(AsByteSpan(*bytes)) != record.manifest_crc32c) {
+    return DataLoss(path + ": not the manifest that varve.json commits to (" +
+                    std::to_string(bytes->size()) + " bytes, checksum " +
+                    HexU32(Crc32c(AsByteSpan(*bytes))) + "; want " +
+                    std::to_string(record.manifest_bytes) + ", " + HexU32(record.manifest_crc32c) +
+                    ")" + std::string(kRepairHint));
+  }
+  auto metadata = DecodeManifest(*bytes);
+  if (!metadata.ok()) {
+    return metadata.status().Annotate(path);
+  }
+  if (metadata->save_id != record.save_id) {
+    return DataLoss(path + " belongs to another save than varve.json" + std::string(kRepairHint));
+  }
+  return metadata;
+}
+
+/// The newest complete set of rank-local files.
+Result<OpenedIndex> OpenRankLocal(Storage& storage, const std::string& directory,
+                                  const std::vector<DirectoryEntry>& entries,
+                                  const std::stop_token& stop) {
+  std::vector<NamedSet> complete = GroupByName(entries);
+  std::erase_if(complete, [](const NamedSet& set) { return !set.complete(); });
+  ScanResult scan;
+  if (complete.size() == 1) {  // Files of other saves need not be read.
+    VARVE_ASSIGN_OR_RETURN(scan, ScanSet(storage, directory, complete.front(), stop));
+  }
+  if (scan.groups.empty() || !scan.damaged.empty()) {
+    VARVE_ASSIGN_OR_RETURN(scan, ScanDataFiles(storage, directory, stop));
+  }
+  for (const FileGroup& group : scan.groups) {
+    if (!group.complete()) {
+      continue;
+    }
+    if (!group.files.empty() && group.files[0].header.coordinated) {
+      return DataLoss(directory + ": varve.json is missing" + std::string(kRepairHint));
+    }
+    auto metadata = MergeHeaders(group.files);
+    if (!metadata.ok()) {
+      return metadata.status().Annotate(directory);
+    }
+    OpenedIndex opened{directory, std::move(*metadata), std::nullopt};
+    opened.headers_checked = true;
+    return opened;
+  }
+  if (!scan.damaged.empty()) {
+    return scan.damaged.front();
+  }
+  const FileGroup& newest = scan.groups.front();
+  return FailedPrecondition(directory + " is incomplete: files of " + NameRanks(newest.missing) +
+                            " of a world of " + std::to_string(newest.world_size) + " are missing");
+}
+
+}  // namespace
+
+Result<CommitRecord> ReadCommitRecord(Storage& storage, const std::string& directory) {
+  const std::string path = JoinPath(directory, kCommitRecordName);
+  VARVE_ASSIGN_OR_RETURN(const std::string bytes, ReadWholeFile(storage, path, kMaxRecordBytes));
+  return DecodeCommitRecord(bytes).Annotate(path);
+}
+
+namespace {
+
+bool HoldsDataFiles(const std::vector<DirectoryEntry>& entries) {
+  return std::any_of(entries.begin(), entries.end(),
+                     [](const DirectoryEntry& entry) { return IsDataFileName(entry.name); });
+}
+
+Result<OpenedIndex> TryOpenIndex(Storage& storage, const std::string& path,
+                                 const std::stop_token& stop) {
+  OpenedIndex opened{path, {}, std::nullopt};
+  auto record = ReadCommitRecord(storage, path);
+  if (record.status().code() == StatusCode::kNotFound ||
+      record.status().code() == StatusCode::kInvalidArgument) {  // The path is a file's.
+    const auto entries = storage.List(path);
+    if (entries.ok() && HoldsDataFiles(*entries)) {
+      return OpenRankLocal(storage, path, *entries, stop);
+    }
+    auto foreign = OpenForeign(storage, path);
+    if (foreign.ok() || foreign.status().code() != StatusCode::kNotFound) {
+      return foreign;
+    }
+    if (entries.ok()) {
+      return NotFound(path + " is not a checkpoint: it holds none that Varve knows");
+    }
+    if (entries.status().code() != StatusCode::kNotFound) {
+      return foreign;  // A file, of which it says what it looks like.
+    }
+    opened.directory = AsidePath(path);
+    if (!storage.List(opened.directory).ok()) {
+      opened.directory = OldAsidePath(path);
+    }
+    opened.moved_aside = true;
+    record = ReadCommitRecord(storage, opened.directory);
+    if (record.status().code() == StatusCode::kNotFound) {
+      auto aside = OpenForeign(storage, opened.directory);
+      if (aside.ok()) {
+        aside->moved_aside = true;
+      }
+      return aside.status().code() == StatusCode::kNotFound
+                 ? Result<OpenedIndex>(NotFound("there is no checkpoint at " + path))
+                 : std::move(aside);
+    }
+  }
+  if (record.status().code() == StatusCode::kDataLoss) {
+    return DataLoss(record.status().message() + std::string(kRepairHint));
+  }
+  VARVE_RETURN_IF_ERROR(record.status());
+  VARVE_ASSIGN_OR_RETURN(opened.metadata, ReadManifest(storage, opened.directory, *record));
+  opened.metadata.side_files = record->side_files;
+  opened.record = std::move(*record);
+  return opened;
+}
+
+}  // namespace
+
+bool WasReplaced(Storage& storage, const std::string& directory, const SaveId& id) {
+  const auto record = ReadCommitRecord(storage, directory);
+  return record.ok() && record->save_id != id;
+}
+
+Result<OpenedIndex> OpenIndex(Storage& storage, const std::string& path,
+                              const std::stop_token& stop) {
+  // An overwrite that publishes between two of our reads pairs the record of one save with the
+  // manifest of the other, or finds neither. Another record under the name tells it from damage.
+  constexpr int kTries = 5;
+  std::optional<SaveId> seen;
+  for (int i = 1;; ++i) {
+    auto opened = TryOpenIndex(storage, path, stop);
+    if (opened.ok() || i == kTries || opened.status().code() == StatusCode::kCancelled) {
+      return opened;
+    }
+    const auto record = ReadCommitRecord(storage, path);
+    if (!record.ok() || record->save_id == seen) {
+      return opened;
+    }
+    seen = record->save_id;
+  }
+}
+
+namespace {
+
+/// The checkpoints in `directory`, as far as names tell, and the newest of them.
+struct Held {
+  std::uint64_t count = 0;
+  std::string newest;
+};
+
+Held CheckpointsIn(Storage& storage, const std::string& directory, const std::stop_token& stop) {
+  Held held;
+  std::optional<std::uint64_t> step;
+  std::int64_t modified_ns = 0;
+  const auto entries = storage.List(directory);
+  for (const DirectoryEntry& entry : entries.ok() ? *entries : std::vector<DirectoryEntry>{}) {
+    const std::string path = JoinPath(directory, entry.name);
+    if (stop.stop_requested() || !entry.is_directory || ParseLeftover(entry.name) ||
+        !HoldsCheckpoint(storage, path)) {
+      continue;
+    }
+    const auto its_step = StepFromName(entry.name);
+    if (++held.count == 1 || its_step > step ||
+        (its_step == step && entry.modified_ns > modified_ns)) {
+      held.newest = path;
+      step = its_step;
+      modified_ns = entry.modified_ns;
+    }
+  }
+  return held;
+}
+
+}  // namespace
+
+Result<OpenedIndex> OpenWanted(Storage& storage, const std::string& path,
+                               const std::stop_token& stop) {
+  auto opened = OpenIndex(storage, path, stop);
+  if (opened.status().code() != StatusCode::kNotFound) {
+    return opened;
+  }
+  const Held held = CheckpointsIn(storage, path, stop);
+  if (held.count == 0) {
+    return opened;
+  }
+  return NotFound(path + " is not a checkpoint but a directory of " + std::to_string(held.count) +
+                  (held.count == 1 ? " checkpoint: " : " checkpoints; the newest is ") +
+                  held.newest + "; `varve latest " + path +
+                  "` prints the newest one that is whole");
+}
+
+}  // namespace varve

@@ -1,0 +1,102 @@
+#include "catalogue/own_names.h"
+
+#include <string>
+#include <vector>
+
+#include <gtest/gtest.h>
+
+#include "storage/memory.h"
+
+namespace varve::test {
+namespace {
+
+std::vector<DirectoryEntry> Entries(const std::vector<std::string>& names) {
+  std::vector<DirectoryEntry> entries;
+  for (const std::string& name : names) {
+    entries.push_back({.name = name});
+  }
+  return entries;
+}
+
+/// Those of `names` that are part of the checkpoint shown by `shown`.
+std::vector<std::string> Own(const std::vector<std::string>& shown,
+                             const std::vector<std::string>& names) {
+  MemoryStorage storage;
+  const std::string directory = "ck";
+  const auto entries = Entries(shown);
+  OwnNames own(storage, directory, entries);
+  std::vector<std::string> found;
+  for (const std::string& name : names) {
+    if (own.Contains(name)) {
+      found.push_back(name);
+    }
+  }
+  return found;
+}
+
+const std::vector<std::string> kNames{"varve.json",
+                                      "manifest.bin",
+                                      "data-00000-of-00002.safetensors",
+                                      "data-00001-of-00002-0123456789ab.safetensors",
+                                      ".data-00001-of-00002-0123456789ab.safetensors.varve-part",
+                                      ".rank-00001.varve-lock",
+                                      ".varve.json.varve-part",
+                                      ".varve-staging",
+                                      ".metadata",
+                                      ".metadata.tmp",
+                                      "__3.metadata",
+                                      "__0_0.distcp",
+                                      "model.safetensors.index.json",
+                                      "model.safetensors",
+                                      "model-00001-of-00002.safetensors",
+                                      "config.json",
+                                      "data-train.safetensors",
+                                      "data-00000-of-00002.safetensors.bak",
+                                      "adapter_model.safetensors",
+                                      "__x.metadata",
+                                      "rank7.pt",
+                                      "tokenizer/vocab.json",
+                                      "backup/varve.json",
+                                      "backup/__0_0.distcp",
+                                      "backup/model.safetensors"};
+
+std::vector<std::string> Slice(std::size_t begin, std::size_t end) {
+  return {kNames.begin() + static_cast<std::ptrdiff_t>(begin),
+          kNames.begin() + static_cast<std::ptrdiff_t>(end)};
+}
+
+TEST(OwnNames, OfNativeCheckpointAreIndexAndDataFilesWhateverTheSave) {
+  EXPECT_EQ(Own({"varve.json"}, kNames), Slice(0, 8));
+  EXPECT_EQ(Own({"data-00000-of-00002-0123456789ab.safetensors"}, kNames), Slice(0, 8));
+}
+
+TEST(OwnNames, OfDcpCheckpointAreIndexesAndDistcpFiles) {
+  std::vector<std::string> expected = Slice(4, 8);  // Hidden names are ours everywhere.
+  for (const std::string& name : Slice(8, 12)) {
+    expected.push_back(name);
+  }
+  EXPECT_EQ(Own({".metadata", "__0_0.distcp"}, kNames), expected);
+}
+
+TEST(OwnNames, OfHuggingFaceFolderAreTheModelsFiles) {
+  std::vector<std::string> expected = Slice(4, 8);
+  for (const std::string& name : Slice(12, 15)) {
+    expected.push_back(name);
+  }
+  EXPECT_EQ(Own({"model.safetensors.index.json"}, kNames), expected);
+}
+
+TEST(OwnNames, OfUnknownDirectoryAreTheNamesOfEveryFormat) {
+  EXPECT_EQ(Own({"__0_0.distcp"}, kNames), Slice(0, 15));
+}
+
+TEST(OwnNames, ShownFormatIsTheOneThatReadersOpen) {
+  EXPECT_EQ(ShownFormat(Entries({"varve.json", ".metadata"})), Format::kVarve);
+  EXPECT_EQ(ShownFormat(Entries({".metadata", "model.safetensors.index.json"})), Format::kDcp);
+  EXPECT_EQ(ShownFormat(Entries({"model.safetensors.index.json"})), Format::kSafetensors);
+  EXPECT_EQ(ShownFormat(Entries({"model.safetensors", "rank7.pt", "x.distcp"})), std::nullopt);
+  EXPECT_EQ(ShownFormat({{.name = ".metadata", .is_directory = true}}), std::nullopt);
+}
+
+}  // namespace
+}  // namespace varve::test

@@ -1,0 +1,183 @@
+// Verify answers one question: is every byte of this checkpoint the byte that was written? The
+// index is checked when it is opened; each data file's header is decoded and compared with the
+// index; each block of data is read and its checksum computed.
+
+#include <algorithm>
+#include <atomic>
+
+#include "base/checksum.h"
+#include "base/stop.h"
+#include "catalogue/open.h"
+#include "catalogue/scan.h"
+#include "catalogue/side_files.h"
+#include "catalogue/verify_foreign.h"
+#include "pipeline/file_reader.h"
+#include "varve/catalogue.h"
+#include "varve/path.h"
+
+namespace varve {
+namespace {
+
+constexpr int kThreads = 8;
+
+/// The names of what lies in [begin, end) of a file.
+std::vector<std::string> NamesIn(const Metadata& metadata, std::uint32_t file, std::uint64_t begin,
+                                 std::uint64_t end) {
+  const auto overlaps = [&](const Extent& extent) {
+    return extent.file == file && extent.begin < end && extent.end > begin;
+  };
+  std::vector<std::string> names;
+  for (const TensorMetadata& tensor : metadata.tensors) {
+    if (std::any_of(tensor.chunks.begin(), tensor.chunks.end(),
+                    [&](const Chunk& chunk) { return overlaps(chunk.extent); })) {
+      names.push_back(tensor.fqn);
+    }
+  }
+  for (const ObjectMetadata& object : metadata.objects) {
+    if (overlaps(object.extent)) {
+      names.push_back(object.fqn);
+    }
+  }
+  return names;
+}
+
+class Verifier {
+ public:
+  Verifier(Storage& storage, OpenedIndex opened, const ProgressFunction& progress,
+           const std::stop_token& stop)
+      : storage_(storage),
+        opened_(std::move(opened)),
+        progress_(progress),
+        stop_(stop),
+        total_(opened_.metadata.TotalBytes()) {}
+
+  Result<VerifyReport> Run() {
+    std::vector<CheckedHeader> headers;
+    bool all_readable = true;
+    for (std::uint32_t i = 0; i < opened_.metadata.files.size(); ++i) {
+      VARVE_RETURN_IF_ERROR(CheckStop(stop_));
+      all_readable = CheckFile(i, &headers) && all_readable;
+    }
+    if (all_readable) {
+      // Intact headers and an intact manifest must tell the same story.
+      auto merged = MergeHeaders(std::move(headers));
+      if (!merged.ok()) {
+        Add("", 0, 0, {}, merged.status().message());
+      } else if (merged->side_files = opened_.metadata.side_files; !(*merged == opened_.metadata)) {
+        Add(std::string(kManifestName), 0, 0, {},
+            "the index is not what the data files say of themselves; `varve repair` rebuilds it");
+      }
+    }
+    VARVE_RETURN_IF_ERROR(
+        CheckStop(stop_));  // Before what a stopped check calls damage is reported.
+    CheckSideFiles();
+    std::sort(report_.damages.begin(), report_.damages.end(), [](const Damage& a, const Damage& b) {
+      return a.file != b.file ? a.file < b.file : a.begin < b.begin;
+    });
+    report_.bytes_checked = checked_;
+    return std::move(report_);
+  }
+
+ private:
+  void Add(std::string file, std::uint64_t begin, std::uint64_t end,
+           std::vector<std::string> tensors, std::string problem) {
+    report_.damages.push_back(
+        {std::move(file), begin, end, std::move(tensors), std::move(problem)});
+  }
+
+  void CheckSideFiles() {
+    for (const StoredFile& file : opened_.metadata.side_files) {
+      if (const auto read = ReadSideFile(storage_, opened_.directory, file); !read.ok()) {
+        Add(file.name, 0, file.size, {}, read.status().message());
+      }
+      checked_ += file.size;
+    }
+  }
+
+  bool CheckFile(std::uint32_t number, std::vector<CheckedHeader>* headers) {
+    const DataFile& expected = opened_.metadata.files[number];
+    const std::string path = JoinPath(opened_.directory, expected.name);
+    const auto whole_file = [&](std::string problem) {
+      Add(expected.name, 0, expected.size, NamesIn(opened_.metadata, number, 0, expected.size),
+          std::move(problem));
+      return false;
+    };
+    const auto file = storage_.OpenForRead(path);
+    if (!file.ok()) {
+      return whole_file(file.status().message());
+    }
+    if ((*file)->size() != expected.size) {
+      return whole_file("has " + std::to_string((*file)->size()) + " bytes instead of " +
+                        std::to_string(expected.size));
+    }
+    const bool header_ok = CheckHeaderOf(**file, expected, headers);
+    const BlockGeometry geometry{expected.data_begin, expected.size, opened_.metadata.block_bytes};
+    const Status read = CheckBlocks(
+        **file, geometry, expected.block_crc32c, BufferPool::Shared(), kThreads,
+        [&](ByteRange range, std::uint32_t want, std::uint32_t got) {
+          Add(expected.name, range.begin, range.end,
+              NamesIn(opened_.metadata, number, range.begin, range.end),
+              "checksum mismatch (want " + HexU32(want) + ", got " + HexU32(got) + ")");
+        },
+        [&](std::uint64_t bytes) {
+          checked_ += bytes;
+          if (progress_) {
+            progress_(checked_, total_);
+          }
+        },
+        stop_);
+    if (!read.ok()) {
+      return whole_file(read.message());
+    }
+    return header_ok;
+  }
+
+  bool CheckHeaderOf(ReadableFile& file, const DataFile& expected,
+                     std::vector<CheckedHeader>* headers) {
+    const auto bytes = ReadHeaderBytes(file);
+    Status status = bytes.status();
+    if (bytes.ok()) {
+      checked_ += bytes->size();
+      CheckedHeader checked;
+      auto header = DecodeHeader(*bytes, &checked.header_crc32c);
+      status = header.status();
+      if (header.ok()) {
+        checked.header = std::move(*header);
+        checked.header_bytes = bytes->size();
+        headers->push_back(std::move(checked));
+      }
+    }
+    if (!status.ok()) {
+      Add(expected.name, 0, expected.data_begin, {}, status.message());
+    }
+    return status.ok();
+  }
+
+  Storage& storage_;
+  OpenedIndex opened_;
+  const ProgressFunction& progress_;
+  const std::stop_token& stop_;
+  std::uint64_t total_;
+  std::atomic<std::uint64_t> checked_{0};
+  VerifyReport report_;
+};
+
+}  // namespace
+
+Result<VerifyReport> Verify(const std::string& path, Storage& storage,
+                            const ProgressFunction& progress, const std::stop_token& stop) {
+  VARVE_ASSIGN_OR_RETURN(const std::string where, ResolvePath(path, storage));
+  auto opened = OpenWanted(storage, where, stop);
+  if (opened.status().code() == StatusCode::kDataLoss) {
+    VerifyReport report;  // A damaged index is a finding, not a failure to look.
+    report.damages.push_back({"", 0, 0, {}, opened.status().message()});
+    return report;
+  }
+  VARVE_RETURN_IF_ERROR(opened.status());
+  if (opened->metadata.format != Format::kVarve) {
+    return VerifyForeign(storage, *opened, progress, stop).Annotate("verify " + where);
+  }
+  return Verifier(storage, std::move(*opened), progress, stop).Run().Annotate("verify " + where);
+}
+
+}  // namespace varve

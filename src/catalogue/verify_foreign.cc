@@ -1,0 +1,325 @@
+// Three questions to a checkpoint of other software: does every stored item hold what the index
+// says, do its zip checksums match its bytes, and do the chunks of every tensor cover all of it?
+
+#include "catalogue/verify_foreign.h"
+
+#include <algorithm>
+#include <atomic>
+#include <mutex>
+#include <set>
+#include <utility>
+
+#include "base/checksum.h"
+#include "base/stop.h"
+#include "catalogue/chunk_source.h"
+#include "catalogue/files.h"
+#include "catalogue/side_files.h"
+#include "interop/torch/archive.h"
+#include "interop/zip/directory.h"
+#include "pipeline/buffer_pool.h"
+#include "pipeline/run_threads.h"
+#include "plan/load_plan.h"
+#include "tensor/box.h"
+
+namespace varve {
+namespace {
+
+constexpr int kThreads = 8;
+constexpr std::uint64_t kMaxObjectBytes = std::uint64_t{1} << 30;
+
+/// A stored item: a chunk of a tensor, or a plain value.
+struct Item {
+  const TensorMetadata* tensor = nullptr;  ///< Null for a plain value.
+  const Chunk* chunk = nullptr;
+  std::string fqn;
+  Extent extent;
+};
+
+class ForeignVerifier {
+ public:
+  ForeignVerifier(Storage& storage, const OpenedIndex& opened, const ProgressFunction& progress,
+                  const std::stop_token& stop)
+      : storage_(storage),
+        opened_(opened),
+        files_(storage, opened),
+        progress_(progress),
+        stop_(stop) {}
+
+  Result<VerifyReport> Run() {
+    CheckCoverage();
+    std::vector<Item> items = Items();
+    for (const Item& item : items) {
+      total_ += item.extent.end - item.extent.begin;
+    }
+    if (opened_.metadata.block_bytes > 0) {
+      total_ += opened_.metadata.TotalBytes();
+    }
+    for (const RecordCrc& record : opened_.records) {
+      total_ += record.end - record.begin;
+    }
+    // What goes wrong with one item is reported, not returned: the others are still looked at.
+    (void)RunThreads(items.size(), kThreads, stop_, [&](std::size_t i) {
+      CheckItem(items[i]);
+      return Status::Ok();
+    });
+    (void)RunThreads(opened_.records.size(), kThreads, stop_, [&](std::size_t i) {
+      const RecordCrc& record = opened_.records[i];
+      CheckRecord(record.file, record.begin, record.end, record.crc, "");
+      return Status::Ok();
+    });
+    CheckFiles();
+    VARVE_RETURN_IF_ERROR(
+        CheckStop(stop_));  // Before what a stopped check calls damage is reported.
+    CheckSideFiles();
+    FindStaleFiles();
+    if (without_checksum_ > 0) {
+      report_.notes.push_back(std::to_string(without_checksum_) +
+                              " bytes carry no checksum: damage in them cannot be seen");
+    }
+    std::sort(report_.damages.begin(), report_.damages.end(), [](const Damage& a, const Damage& b) {
+      return std::tie(a.file, a.begin, a.problem) < std::tie(b.file, b.begin, b.problem);
+    });
+    report_.bytes_checked = checked_;
+    return std::move(report_);
+  }
+
+ private:
+  void Add(const Extent& extent, const std::string& fqn, std::string problem) {
+    const std::scoped_lock lock(mutex_);
+    report_.damages.push_back({opened_.metadata.files[extent.file].name, extent.begin, extent.end,
+                               fqn.empty() ? std::vector<std::string>{} : std::vector{fqn},
+                               std::move(problem)});
+  }
+
+  void CheckCoverage() {
+    for (const TensorMetadata& tensor : opened_.metadata.tensors) {
+      const LoadItem whole{tensor.fqn, tensor.dtype, tensor.shape, WholeBox(tensor.shape)};
+      if (const auto plan = PlanLoad(opened_.metadata, {whole}); !plan.ok()) {
+        report_.damages.push_back({"", 0, 0, {tensor.fqn}, plan.status().message()});
+      }
+    }
+  }
+
+  [[nodiscard]] std::vector<Item> Items() const {
+    std::vector<Item> items;
+    for (const TensorMetadata& tensor : opened_.metadata.tensors) {
+      for (const Chunk& chunk : tensor.chunks) {
+        items.push_back({&tensor, &chunk, tensor.fqn, chunk.extent});
+      }
+    }
+    for (const ObjectMetadata& object : opened_.metadata.objects) {
+      if (object.extent.encoding != Encoding::kInline) {
+        items.push_back({nullptr, nullptr, object.fqn, object.extent});
+      }
+    }
+    return items;
+  }
+
+  void CheckItem(const Item& item) {
+    auto file = files_.Open(item.extent.file);
+    if (!file.ok()) {
+      Add(item.extent, item.fqn, file.status().message());
+      return;
+    }
+    if (item.extent.encoding == Encoding::kPlain) {
+      CountPlain(item.extent);
+      return;
+    }
+    if (item.chunk != nullptr && !IsEmpty(item.chunk->box)) {
+      if (const Status status = CheckTensor(*item.tensor, *item.chunk, **file); !status.ok()) {
+        Add(item.extent, item.fqn, status.message());
+        return;
+      }
+    }
+    if (item.extent.encoding == Encoding::kTorchItem) {
+      CheckArchive(item);
+    } else {
+      Advance(item.extent.end - item.extent.begin);  // Unpacking it has checked it.
+    }
+    if (item.chunk == nullptr) {
+      CheckValue(item, **file);
+    }
+  }
+
+  /// The archive itself is asked, also where the index knows what is in it: PyTorch will ask it.
+  static Status CheckTensor(const TensorMetadata& tensor, const Chunk& chunk, ReadableFile& file) {
+    Chunk unknown = chunk;
+    unknown.payload = 0;
+    VARVE_ASSIGN_OR_RETURN(const ChunkSource found, ResolveChunk(tensor, unknown, file));
+    VARVE_ASSIGN_OR_RETURN(const ChunkSource known, ResolveChunk(tensor, chunk, file));
+    if (chunk.payload > 0 &&
+        (found.extent != known.extent || !found.strides.empty() || found.conj || found.neg)) {
+      return DataLoss("the elements begin at " + std::to_string(found.extent.begin) +
+                      ", the index promises them at " + std::to_string(known.extent.begin));
+    }
+    return Status::Ok();
+  }
+
+  /// Files that Varve wrote have checksums of blocks, whatever their format.
+  void CheckFiles() {
+    for (std::uint32_t number = 0;
+         number < opened_.metadata.files.size() && !stop_.stop_requested(); ++number) {
+      const DataFile& file = opened_.metadata.files[number];
+      auto reads = files_.Reads(number);
+      if (file.block_crc32c.empty() || !reads.ok()) {
+        continue;  // A file that cannot be opened was reported with its items.
+      }
+      const Status read = CheckBlocks(
+          *reads->file, reads->geometry, file.block_crc32c, BufferPool::Shared(), kThreads,
+          [&](ByteRange range, std::uint32_t want, std::uint32_t got) {
+            Add({number, range.begin, range.end}, "",
+                "checksum mismatch (want " + HexU32(want) + ", got " + HexU32(got) + ")");
+          },
+          [&](std::uint64_t bytes) { Advance(bytes); }, stop_);
+      if (!read.ok()) {
+        Add({number, 0, file.size}, "", read.message());
+      }
+    }
+  }
+
+  [[nodiscard]] bool HasSums(const Extent& extent) const {
+    return !opened_.metadata.files[extent.file].block_crc32c.empty();
+  }
+
+  /// Elements with no archive around them: checked by opened_.records or by block, where there are
+  /// checksums of either kind.
+  void CountPlain(const Extent& extent) {
+    if (HasSums(extent)) {
+      return;
+    }
+    if (opened_.records.empty()) {
+      without_checksum_ += extent.end - extent.begin;
+    }
+    Advance(extent.end - extent.begin);
+  }
+
+  void CheckArchive(const Item& item) {
+    const RangeReader read = [&](std::uint64_t begin, std::uint64_t size) -> Result<std::string> {
+      VARVE_ASSIGN_OR_RETURN(ReadableFile * file, files_.Open(item.extent.file));
+      std::string bytes(size, '\0');
+      VARVE_RETURN_IF_ERROR(
+          file->ReadAt(item.extent.begin + begin,
+                       std::as_writable_bytes(std::span(bytes.data(), bytes.size()))));
+      return bytes;
+    };
+    const std::uint64_t size = item.extent.end - item.extent.begin;
+    const auto records = ReadZipDirectory(size, read);
+    if (!records.ok()) {
+      Add(item.extent, item.fqn, records.status().message());
+      return;
+    }
+    for (const ZipRecord& record : *records) {
+      const auto content = FindRecordContent(record, size, read);
+      if (!content.ok()) {
+        Add(item.extent, item.fqn, content.status().message());
+        continue;
+      }
+      if (record.crc32 == 0 && record.size > 0) {
+        if (HasSums(item.extent)) {
+          continue;
+        }
+        without_checksum_ += record.size;
+      } else {
+        const std::uint64_t begin = item.extent.begin + *content;
+        CheckRecord(item.extent.file, begin, begin + record.size, record.crc32, item.fqn);
+      }
+    }
+  }
+
+  void CheckRecord(std::uint32_t number, std::uint64_t begin, std::uint64_t end, std::uint32_t want,
+                   const std::string& fqn) {
+    const Extent extent{number, begin, end};
+    const auto got = SumOf(extent);
+    if (!got.ok()) {
+      Add(extent, fqn, got.status().message());
+    } else if (*got != want) {
+      Add(extent, fqn, "checksum mismatch (want " + HexU32(want) + ", got " + HexU32(*got) + ")");
+    }
+  }
+
+  Result<std::uint32_t> SumOf(const Extent& extent) {
+    VARVE_ASSIGN_OR_RETURN(ReadableFile * file, files_.Open(extent.file));
+    VARVE_ASSIGN_OR_RETURN(const auto memory, BufferPool::Shared().Acquire());
+    std::uint32_t crc = 0;
+    for (std::uint64_t at = extent.begin; at < extent.end;) {
+      VARVE_RETURN_IF_ERROR(CheckStop(stop_));
+      const std::uint64_t size = std::min(extent.end - at, kPoolBlockBytes);
+      const std::span<std::byte> bytes(memory.data(), size);
+      VARVE_RETURN_IF_ERROR(file->ReadAt(at, bytes));
+      crc = Crc32ZipExtend(crc, bytes);
+      at += size;
+      Advance(size);
+    }
+    return crc;
+  }
+
+  void CheckValue(const Item& item, ReadableFile& file) {
+    std::string bytes(item.extent.end - item.extent.begin, '\0');
+    Status status = file.ReadAt(item.extent.begin,
+                                std::as_writable_bytes(std::span(bytes.data(), bytes.size())));
+    if (status.ok() && item.extent.encoding == Encoding::kZstdTorchItem) {
+      auto archive = DecompressArchive(bytes, kMaxObjectBytes);
+      status = archive.status();
+      bytes = archive.ok() ? std::move(*archive) : std::string();
+    }
+    if (status.ok()) {
+      status = ReadValueItem(bytes).status();
+    }
+    if (!status.ok()) {
+      Add(item.extent, item.fqn, status.message());
+    }
+  }
+
+  void CheckSideFiles() {
+    for (const StoredFile& file : opened_.metadata.side_files) {
+      if (const auto read = ReadSideFile(storage_, opened_.directory, file); !read.ok()) {
+        report_.damages.push_back({file.name, 0, file.size, {}, read.status().message()});
+      }
+      checked_ += file.size;
+    }
+  }
+
+  /// Data files beside the checkpoint's that its index does not name.
+  void FindStaleFiles() {
+    if (opened_.metadata.format != Format::kDcp) {
+      return;
+    }
+    std::set<std::string> named;
+    for (const DataFile& file : opened_.metadata.files) {
+      named.insert(file.name);
+    }
+    const auto entries = storage_.List(opened_.directory);
+    for (const DirectoryEntry& entry : entries.ok() ? *entries : std::vector<DirectoryEntry>{}) {
+      if (entry.name.ends_with(".distcp") && entry.size > 0 && !named.contains(entry.name)) {
+        report_.notes.push_back(entry.name + " belongs to no tensor of this checkpoint");
+      }
+    }
+  }
+
+  void Advance(std::uint64_t bytes) {
+    const std::uint64_t done = checked_ += bytes;
+    if (progress_) {
+      progress_(std::min(done, total_), total_);
+    }
+  }
+
+  Storage& storage_;
+  const OpenedIndex& opened_;
+  CheckpointFiles files_;
+  const ProgressFunction& progress_;
+  const std::stop_token& stop_;
+  std::uint64_t total_ = 0;
+  std::atomic<std::uint64_t> checked_{0};
+  std::atomic<std::uint64_t> without_checksum_{0};
+  std::mutex mutex_;  // Guards report_ while threads run.
+  VerifyReport report_;
+};
+
+}  // namespace
+
+Result<VerifyReport> VerifyForeign(Storage& storage, const OpenedIndex& opened,
+                                   const ProgressFunction& progress, const std::stop_token& stop) {
+  return ForeignVerifier(storage, opened, progress, stop).Run();
+}
+
+}  // namespace varve

@@ -1,0 +1,184 @@
+// To safetensors: one file, or a folder as Hugging Face's tools expect it.
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdio>
+#include <utility>
+
+#include "base/bytes.h"
+#include "catalogue/names.h"
+#include "convert/writers.h"
+#include "interop/safetensors/decode.h"
+#include "interop/safetensors/encode.h"
+#include "publish/commit.h"
+#include "publish/save_id.h"
+
+namespace varve {
+namespace {
+
+struct PlannedFile {
+  std::string name;
+  std::vector<const SelectedTensor*> tensors;  // In file order.
+  Bytes header;
+};
+
+SafetensorsEntry EntryOf(const SelectedTensor& tensor) {
+  return {tensor.fqn, tensor.item.dtype, tensor.item.tensor->shape};
+}
+
+/// The tensors that safetensors can name, and in `report` what it cannot hold.
+std::vector<const SelectedTensor*> Nameable(const Selection& selection, ConvertReport* report) {
+  std::vector<const SelectedTensor*> tensors;
+  for (const SelectedTensor& tensor : selection.tensors) {
+    if (CanBeSafetensors(tensor.item.dtype, tensor.item.tensor->shape)) {
+      tensors.push_back(&tensor);
+    } else {
+      report->skipped.push_back(tensor.fqn);
+    }
+  }
+  report->objects_left_out = selection.objects.size();
+  return tensors;
+}
+
+void PlanFile(PlannedFile* file) {
+  std::sort(file->tensors.begin(), file->tensors.end(),
+            [](const SelectedTensor* a, const SelectedTensor* b) {
+              return SafetensorsBefore(EntryOf(*a), EntryOf(*b));
+            });
+  std::vector<SafetensorsEntry> entries;
+  entries.reserve(file->tensors.size());
+  for (const SelectedTensor* tensor : file->tensors) {
+    entries.push_back(EntryOf(*tensor));
+  }
+  file->header = EncodeSafetensorsHeader(entries);
+}
+
+/// Files of at most `shard_size` bytes of tensors, filled in the order of names.
+std::vector<PlannedFile> Shard(const std::vector<const SelectedTensor*>& tensors,
+                               std::uint64_t shard_size) {
+  std::vector<PlannedFile> files;
+  std::uint64_t bytes = 0;
+  for (const SelectedTensor* tensor : tensors) {
+    if (files.empty() || bytes + tensor->item.bytes() > shard_size) {
+      files.emplace_back();
+      bytes = 0;
+    }
+    files.back().tensors.push_back(tensor);
+    bytes += tensor->item.bytes();
+  }
+  for (std::size_t i = 0; i < files.size(); ++i) {
+    char name[64];
+    std::snprintf(name, sizeof(name), "model-%05zu-of-%05zu.safetensors", i + 1, files.size());
+    files[i].name = files.size() == 1 ? "model.safetensors" : name;
+    PlanFile(&files[i]);
+  }
+  return files;
+}
+
+std::vector<FileSegment> SegmentsOf(const PlannedFile& file, std::size_t first_item,
+                                    SelectedStream* stream) {
+  std::vector<FileSegment> segments;
+  segments.push_back({.bytes = file.header.size(), .literal = AsByteSpan(file.header)});
+  for (std::size_t i = 0; i < file.tensors.size(); ++i) {
+    segments.push_back(
+        {.bytes = file.tensors[i]->item.bytes(), .produce = stream->Bytes(first_item + i)});
+  }
+  return segments;
+}
+
+}  // namespace
+
+Result<std::uint64_t> PublishFile(Storage& storage, const std::string& target,
+                                  const ConvertOptions& options,
+                                  const std::vector<FileSegment>& segments) {
+  if (!options.overwrite && storage.OpenForRead(target).ok()) {
+    return AlreadyExists(target + " exists; pass overwrite to replace it");
+  }
+  const auto lock = storage.Lock(LockPath(target));  // Two must not share the part file.
+  if (lock.status().code() == StatusCode::kFailedPrecondition) {
+    return FailedPrecondition("another conversion to " + target + " is under way");
+  }
+  const std::string part = PartPath(ParentPath(target), BaseName(target));
+  auto size = WriteSegmentsFile(storage, part, segments, options.stop);
+  Status status = size.status();
+  if (status.ok()) {
+    status = storage.Rename(part, target,
+                            options.overwrite ? RenameMode::kReplace : RenameMode::kNoReplace);
+  }
+  if (!status.ok()) {
+    (void)storage.Remove(part);  // As large as the model; the first error is the one to tell.
+    return status;
+  }
+  VARVE_RETURN_IF_ERROR(storage.SyncDirectory(ParentPath(target)));
+  return size;
+}
+
+Result<ConvertReport> ConvertToSafetensors(CheckpointReader& reader, const Selection& selection,
+                                           const std::string& target, const ConvertOptions& options,
+                                           Storage& storage) {
+  ConvertReport report;
+  PlannedFile file{target, Nameable(selection, &report), {}};
+  if (file.tensors.empty()) {
+    return NotFound("no tensor is selected that safetensors can hold");
+  }
+  PlanFile(&file);
+  SelectedStream stream(reader, file.tensors, options, selection.tensor_bytes());
+  VARVE_ASSIGN_OR_RETURN(report.bytes,
+                         PublishFile(storage, target, options, SegmentsOf(file, 0, &stream)));
+  report.tensor_count = file.tensors.size();
+  report.files_left_out = reader.metadata().side_files.size();
+  return report;
+}
+
+Result<ConvertReport> ConvertToHf(CheckpointReader& reader, const Selection& selection,
+                                  const std::string& target, const ConvertOptions& options,
+                                  Storage& storage) {
+  ConvertReport report;
+  const auto tensors = Nameable(selection, &report);
+  if (tensors.empty()) {
+    return NotFound("no tensor is selected that safetensors can hold");
+  }
+  const std::vector<PlannedFile> files = Shard(tensors, options.shard_size);
+  VARVE_ASSIGN_OR_RETURN(const SaveId id, RandomSaveId());
+  VARVE_ASSIGN_OR_RETURN(const auto commit,
+                         Commit::Begin(storage, target, id,
+                                       options.overwrite ? Overwrite::kAlways : Overwrite::kNever));
+  VARVE_ASSIGN_OR_RETURN(std::vector<SideFile> others, ReadSideFiles(reader));
+  if (!options.hf_config.empty()) {
+    VARVE_ASSIGN_OR_RETURN(const auto config, ReadHfConfig(storage, options.hf_config));
+    for (const SideFile& file : config) {
+      std::erase_if(others, [&](const SideFile& other) { return other.name == file.name; });
+      others.push_back(file);
+    }
+  }
+  report.files = NamesOf(others);
+  commit->AddSideFiles(std::move(others));
+  std::vector<const SelectedTensor*> order;
+  for (const PlannedFile& file : files) {
+    order.insert(order.end(), file.tensors.begin(), file.tensors.end());
+  }
+  SelectedStream stream(reader, order, options, selection.tensor_bytes());
+  std::vector<DataFile> written;
+  HfIndex index;
+  std::size_t first_item = 0;
+  std::uint64_t tensor_bytes = 0;
+  for (const PlannedFile& file : files) {
+    VARVE_ASSIGN_OR_RETURN(const std::uint64_t size,
+                           WriteSegmentsFile(storage, JoinPath(commit->staging(), file.name),
+                                             SegmentsOf(file, first_item, &stream), options.stop));
+    written.push_back({.name = file.name, .size = size});
+    first_item += file.tensors.size();
+    report.bytes += size;
+    for (const SelectedTensor* tensor : file.tensors) {
+      index.weight_map.emplace_back(tensor->fqn, file.name);
+      tensor_bytes += tensor->item.bytes();
+    }
+  }
+  std::sort(index.weight_map.begin(), index.weight_map.end());
+  VARVE_RETURN_IF_ERROR(commit->Publish(
+      written, {{"model.safetensors.index.json", EncodeHfIndex(index, tensor_bytes)}}));
+  report.tensor_count = tensors.size();
+  return report;
+}
+
+}  // namespace varve

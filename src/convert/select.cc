@@ -1,0 +1,246 @@
+#include <algorithm>
+#include <set>
+#include <utility>
+
+#include "base/stop.h"
+#include "plan/load_plan.h"
+#include "tensor/box.h"
+#include "tensor/cast.h"
+#include "varve/catalogue.h"
+#include "varve/path.h"
+
+namespace varve {
+namespace {
+
+bool AnyMatch(const std::vector<std::string>& globs, const std::string& name) {
+  return std::any_of(globs.begin(), globs.end(),
+                     [&](const std::string& glob) { return GlobMatch(glob, name); });
+}
+
+bool IsSelected(const ConvertOptions& options, const ModelPart& model, const std::string& name) {
+  return model.Holds(name) && (options.include.empty() || AnyMatch(options.include, name)) &&
+         !AnyMatch(options.exclude, name);
+}
+
+std::string Renamed(const ConvertOptions& options, const std::string& name) {
+  for (const auto& [from, to] : options.rename) {
+    if (name.starts_with(from)) {
+      return to + name.substr(from.size());
+    }
+  }
+  return name;
+}
+
+/// Takes leaves that are not selected out of a structure, and containers that this leaves empty.
+/// List positions are part of the names, so a list that loses one becomes a dict of what is left.
+/// Returns false when nothing remains.
+bool Prune(const ConvertOptions& options, const ModelPart& model, const std::string& path,
+           bool root, Value* value) {
+  if (value->kind == ValueKind::kTensorLeaf || value->kind == ValueKind::kObjectLeaf) {
+    return IsSelected(options, model, path);
+  }
+  if (value->items.empty()) {
+    return true;  // An empty container was saved as one.
+  }
+  std::vector<Value> kept;
+  const bool mapping = IsMapping(value->kind);
+  const std::size_t step = mapping ? 2 : 1;
+  bool lost = false;
+  for (std::size_t i = 0; i + step <= value->items.size(); i += step) {
+    const std::string key = mapping ? KeyText(value->items[i]) : std::to_string(i);
+    Value& item = value->items[i + step - 1];
+    if (!Prune(options, model, NameBelow(path, root, key), false, &item)) {
+      lost = true;
+      continue;
+    }
+    kept.push_back(mapping ? std::move(value->items[i]) : Value::Str(key));
+    kept.push_back(std::move(item));
+  }
+  if (!mapping && !lost) {
+    std::vector<Value> items;
+    for (std::size_t i = 1; i < kept.size(); i += 2) {
+      items.push_back(std::move(kept[i]));
+    }
+    kept = std::move(items);
+  } else if (!mapping) {
+    value->kind = ValueKind::kDict;
+  }
+  value->items = std::move(kept);
+  return !value->items.empty();
+}
+
+Status SelectTensors(CheckpointReader& reader, const ConvertOptions& options,
+                     std::set<std::string>* names, Selection* selection) {
+  for (const TensorMetadata& tensor : reader.metadata().tensors) {
+    if (!IsSelected(options, selection->model, tensor.fqn)) {
+      continue;
+    }
+    VARVE_RETURN_IF_ERROR(CheckStop(options.stop));
+    SelectedTensor selected{Renamed(options, tensor.fqn), {&tensor, tensor.dtype}};
+    if (options.dtype && IsCastable(tensor.dtype)) {
+      selected.item.dtype = *options.dtype;
+    }
+    if (!names->insert(selected.fqn).second) {
+      return InvalidArgument("two entries would be named \"" + selected.fqn + "\"");
+    }
+    // Before a file of its size is made: nothing may hold some of its elements.
+    VARVE_RETURN_IF_ERROR(PlanLoad(reader.metadata(), {{tensor.fqn, tensor.dtype, tensor.shape,
+                                                        WholeBox(tensor.shape)}})
+                              .status());
+    selection->tensors.push_back(std::move(selected));
+  }
+  return Status::Ok();
+}
+
+Status SelectObjects(CheckpointReader& reader, const ConvertOptions& options,
+                     std::set<std::string>* names, Selection* selection) {
+  std::vector<std::string> wanted;
+  for (const ObjectMetadata& object : reader.metadata().objects) {
+    if (IsSelected(options, selection->model, object.fqn)) {
+      wanted.push_back(object.fqn);
+    }
+  }
+  VARVE_ASSIGN_OR_RETURN(const auto values, reader.ReadObjects(wanted, options.stop));
+  for (std::size_t i = 0; i < wanted.size(); ++i) {
+    SelectedObject selected{Renamed(options, wanted[i]), EncodeValue(values[i])};
+    if (!names->insert(selected.fqn).second) {
+      return InvalidArgument("two entries would be named \"" + selected.fqn + "\"");
+    }
+    selection->objects.push_back(std::move(selected));
+  }
+  return Status::Ok();
+}
+
+Result<ConvertReport> Write(CheckpointReader& reader, const Selection& selection,
+                            const std::string& target, const ConvertOptions& options,
+                            Storage& storage) {
+  switch (options.to) {
+    case ConvertTarget::kVarve:
+    case ConvertTarget::kDcp: return ConvertBySaving(reader, selection, target, options, storage);
+    case ConvertTarget::kSafetensors:
+      return ConvertToSafetensors(reader, selection, target, options, storage);
+    case ConvertTarget::kHf: return ConvertToHf(reader, selection, target, options, storage);
+    case ConvertTarget::kTorch: return ConvertToTorch(reader, selection, target, options, storage);
+  }
+  return InvalidArgument("unknown target format");
+}
+
+}  // namespace
+
+bool IsMapping(ValueKind kind) {
+  return kind == ValueKind::kDict || kind == ValueKind::kOrderedDict ||
+         kind == ValueKind::kCounter || kind == ValueKind::kDefaultDict;
+}
+
+std::string KeyText(const Value& key) {
+  return key.kind == ValueKind::kStr ? key.text : ToString(key, std::string::npos / 2);
+}
+
+std::string NameBelow(const std::string& parent, bool root, const std::string& key) {
+  return root ? key : parent + "." + key;
+}
+
+std::uint64_t Selection::tensor_bytes() const {
+  std::uint64_t bytes = 0;
+  for (const SelectedTensor& tensor : tensors) {
+    bytes += tensor.item.bytes();
+  }
+  return bytes;
+}
+
+Result<Selection> Select(CheckpointReader& reader, const ConvertOptions& asked) {
+  ConvertOptions options = asked;
+  if (options.dtype && !IsCastable(*options.dtype)) {
+    return InvalidArgument("tensors are cast to float16, bfloat16, float32 or float64, not to " +
+                           std::string(DTypeName(*options.dtype)));
+  }
+  Selection selection;
+  VARVE_ASSIGN_OR_RETURN(Value structure, reader.ReadStructure(options.stop));
+  if (options.to == ConvertTarget::kHf && options.include.empty() && !options.everything) {
+    selection.model = FindModel(structure);
+    if (options.rename.empty() && !selection.model.prefix.empty()) {
+      // A model finds its tensors by its own names: with a prefix it would be loaded with none.
+      options.rename = {{selection.model.prefix, ""}};
+    }
+  }
+  std::set<std::string> names;
+  VARVE_RETURN_IF_ERROR(SelectTensors(reader, options, &names, &selection));
+  VARVE_RETURN_IF_ERROR(SelectObjects(reader, options, &names, &selection));
+  if (names.empty()) {
+    return NotFound("nothing in the checkpoint is selected");
+  }
+  if (structure.kind != ValueKind::kNone && options.rename.empty() &&
+      Prune(options, selection.model, "", true, &structure)) {
+    selection.structure = EncodeValue(structure);
+  }
+  return selection;
+}
+
+SelectedStream::SelectedStream(CheckpointReader& reader,
+                               const std::vector<const SelectedTensor*>& tensors,
+                               const ConvertOptions& options, std::uint64_t total_bytes)
+    : stream_(
+          reader,
+          [&] {
+            std::vector<StreamItem> items;
+            items.reserve(tensors.size());
+            for (const SelectedTensor* tensor : tensors) {
+              items.push_back(tensor->item);
+            }
+            return items;
+          }(),
+          options.memory_budget, options.stop),
+      progress_(options.progress),
+      total_bytes_(total_bytes) {}
+
+ProduceFunction SelectedStream::Bytes(std::size_t i) {
+  return [this, i](std::uint64_t at, std::span<std::byte> out) {
+    VARVE_RETURN_IF_ERROR(stream_.Read(i, at, out));
+    done_ += out.size();
+    if (progress_) {
+      progress_(done_, total_bytes_);
+    }
+    return Status::Ok();
+  };
+}
+
+Result<std::uint64_t> WriteSegmentsFile(Storage& storage, const std::string& path,
+                                        const std::vector<FileSegment>& segments,
+                                        const std::stop_token& stop) {
+  std::uint64_t size = 0;
+  for (const FileSegment& segment : segments) {
+    size += segment.bytes;
+  }
+  VARVE_ASSIGN_OR_RETURN(
+      const auto file,
+      storage.OpenForWrite(path, {.size = size, .direct = true, .exclusive = false}));
+  WriteSegmentsOptions options;
+  options.stop = stop;
+  VARVE_RETURN_IF_ERROR(WriteSegments(*file, 0, segments, BufferPool::Shared(), options).status());
+  VARVE_RETURN_IF_ERROR(file->Sync(size));
+  return size;
+}
+
+Result<ConvertReport> Convert(const std::string& source_path, const std::string& target_path,
+                              const ConvertOptions& options, Storage& storage) {
+  VARVE_ASSIGN_OR_RETURN(const std::string source, ResolvePath(source_path, storage));
+  VARVE_ASSIGN_OR_RETURN(const std::string target, ResolvePath(target_path, storage));
+  if (!options.hf_config.empty() && options.to != ConvertTarget::kHf) {
+    return InvalidArgument("convert " + source +
+                           ": configuration files are copied only into a Hugging Face folder");
+  }
+  VARVE_ASSIGN_OR_RETURN(const auto reader, CheckpointReader::Open(source, storage, options.stop));
+  auto selection = Select(*reader, options);
+  if (!selection.ok()) {
+    return selection.status().Annotate("convert " + source);
+  }
+  auto report = Write(*reader, *selection, target, options, storage);
+  if (report.status().code() == StatusCode::kCancelled) {
+    report = CheckStop(options.stop).Annotate("nothing at the target has changed");
+  } else if (report.ok()) {
+    report->left_out = DescribeRest(reader->metadata(), selection->model);
+  }
+  return std::move(report).Annotate("convert " + source + " to " + target);
+}
+
+}  // namespace varve

@@ -1,0 +1,65 @@
+// What comes along with a conversion beside tensors and values.
+
+#include "catalogue/side_files.h"
+
+#include <algorithm>
+#include <array>
+
+#include "convert/writers.h"
+#include "varve/catalogue.h"
+
+namespace varve {
+namespace {
+
+/// Names of the files that Hugging Face's tools read beside the weights.
+constexpr std::array kHfConfigFiles{
+    "config.json",       "*_config.json", "tokenizer*", "special_tokens_map.json",
+    "added_tokens.json", "vocab.*",       "merges.txt", "*.model",
+    "*.tiktoken",        "chat_template*"};
+
+bool IsHfConfig(const DirectoryEntry& entry) {
+  return !entry.is_directory &&
+         std::any_of(kHfConfigFiles.begin(), kHfConfigFiles.end(),
+                     [&](const char* glob) { return GlobMatch(glob, entry.name); });
+}
+
+}  // namespace
+
+Result<std::vector<SideFile>> ReadSideFiles(CheckpointReader& reader) {
+  std::vector<SideFile> files;
+  for (const StoredFile& file : reader.metadata().side_files) {
+    VARVE_ASSIGN_OR_RETURN(std::string content, reader.ReadFile(file.name));
+    files.push_back({file.name, std::move(content)});
+  }
+  return files;
+}
+
+Result<std::vector<SideFile>> ReadHfConfig(Storage& storage, const std::string& directory) {
+  VARVE_ASSIGN_OR_RETURN(const auto entries, storage.List(directory));
+  std::vector<SideFile> files;
+  for (const DirectoryEntry& entry : entries) {
+    if (IsHfConfig(entry)) {
+      VARVE_ASSIGN_OR_RETURN(
+          std::string content,
+          ReadWholeFile(storage, JoinPath(directory, entry.name), kMaxSideBytes));
+      files.push_back({entry.name, std::move(content)});
+    }
+  }
+  if (files.empty()) {
+    return NotFound(directory + " has no configuration of a Hugging Face model, no config.json");
+  }
+  VARVE_RETURN_IF_ERROR(CheckSideFiles(files).Annotate(directory));
+  return files;
+}
+
+std::vector<std::string> NamesOf(const std::vector<SideFile>& files) {
+  std::vector<std::string> names;
+  names.reserve(files.size());
+  for (const SideFile& file : files) {
+    names.push_back(file.name);
+  }
+  std::sort(names.begin(), names.end());
+  return names;
+}
+
+}  // namespace varve

@@ -1,0 +1,102 @@
+/// What the writers of Convert share: what has been selected, and how it reaches a file.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <optional>
+#include <stop_token>
+#include <string>
+#include <vector>
+
+#include "convert/model_part.h"
+#include "load/tensor_stream.h"
+#include "pipeline/file_writer.h"
+#include "varve/checkpoint.h"
+#include "varve/convert.h"
+
+namespace varve {
+
+struct SelectedTensor {
+  std::string fqn;  ///< In the target.
+  StreamItem item;
+};
+
+struct SelectedObject {
+  std::string fqn;
+  std::string encoded;
+};
+
+struct Selection {
+  std::vector<SelectedTensor> tensors;
+  std::vector<SelectedObject> objects;
+  std::string structure;  ///< Encoded; empty when names are flat.
+  ModelPart model;        ///< What was selected from.
+  [[nodiscard]] std::uint64_t tensor_bytes() const;
+};
+
+/// Applies include, exclude, rename and dtype. Errors: see Convert.
+Result<Selection> Select(CheckpointReader& reader, const ConvertOptions& options);
+
+/// The name of what lies under `key` of the container `parent`, which is the root if `root` is
+/// true.
+std::string NameBelow(const std::string& parent, bool root, const std::string& key);
+
+/// The part of a name that a key of a mapping makes.
+std::string KeyText(const Value& key);
+
+[[nodiscard]] bool IsMapping(ValueKind kind);
+
+/// A stream over selected tensors, in the order given, and the segments of their bytes. The
+/// segments refer to the stream; both live until the file is written.
+class SelectedStream {
+ public:
+  SelectedStream(CheckpointReader& reader, const std::vector<const SelectedTensor*>& tensors,
+                 const ConvertOptions& options, std::uint64_t total_bytes);
+  /// The bytes of tensor `i` of those given.
+  [[nodiscard]] ProduceFunction Bytes(std::size_t i);
+
+ private:
+  TensorStream stream_;
+  const ProgressFunction& progress_;
+  std::uint64_t total_bytes_;
+  std::uint64_t done_ = 0;
+};
+
+/// Writes segments one after the other into a new file and makes it durable; returns its size.
+/// Errors: Cancelled on `stop`, and then a part of the file is there.
+Result<std::uint64_t> WriteSegmentsFile(Storage& storage, const std::string& path,
+                                        const std::vector<FileSegment>& segments,
+                                        const std::stop_token& stop);
+
+// The writers.
+Result<ConvertReport> ConvertBySaving(CheckpointReader& reader, const Selection& selection,
+                                      const std::string& target, const ConvertOptions& options,
+                                      Storage& storage);
+Result<ConvertReport> ConvertToSafetensors(CheckpointReader& reader, const Selection& selection,
+                                           const std::string& target, const ConvertOptions& options,
+                                           Storage& storage);
+Result<ConvertReport> ConvertToHf(CheckpointReader& reader, const Selection& selection,
+                                  const std::string& target, const ConvertOptions& options,
+                                  Storage& storage);
+Result<ConvertReport> ConvertToTorch(CheckpointReader& reader, const Selection& selection,
+                                     const std::string& target, const ConvertOptions& options,
+                                     Storage& storage);
+
+/// The side files of a checkpoint, in memory. Errors: DataLoss.
+Result<std::vector<SideFile>> ReadSideFiles(CheckpointReader& reader);
+
+/// The configuration and tokenizer files of a Hugging Face folder (docs/other-formats.md). Errors:
+/// NotFound when `directory` has none; InvalidArgument when they are too large.
+Result<std::vector<SideFile>> ReadHfConfig(Storage& storage, const std::string& directory);
+
+/// Names of files.
+std::vector<std::string> NamesOf(const std::vector<SideFile>& files);
+
+/// A file that appears whole or not at all: `segments` go into a hidden file beside `target`, which
+/// then takes its name. Returns its size. Errors: AlreadyExists without `options.overwrite`;
+/// FailedPrecondition when somebody else is writing `target` this way; Cancelled on `options.stop`.
+Result<std::uint64_t> PublishFile(Storage& storage, const std::string& target,
+                                  const ConvertOptions& options,
+                                  const std::vector<FileSegment>& segments);
+
+}  // namespace varve

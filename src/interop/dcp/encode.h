@@ -1,0 +1,36 @@
+/// Writes the index of a PyTorch Distributed Checkpoint.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "interop/dcp/metadata.h"
+#include "varve/metadata.h"
+#include "varve/status.h"
+#include "varve/value.h"
+
+namespace varve {
+
+/// What `.metadata` says that Metadata has no place for.
+struct DcpEncodeOptions {
+  /// The containers of the state, for planner_data: dicts, lists and leaves as docs/format.md says.
+  /// Null puts all entries into one dict: torch 2.6 builds no state from an index without paths.
+  const Value* structure = nullptr;
+  /// The tensors that are parameters with gradients; sorted. torch records it and uses it nowhere.
+  std::vector<std::string> requires_grad;
+  /// More attributes of the Metadata object, as bytes: torch keeps and ignores them. Sorted by
+  /// name, and not one of DCP's own names.
+  DcpAttributeList attributes;
+};
+
+/// A pickle of protocol 2 that any Python 3 with torch turns into the objects that torch's own
+/// writer would have made, with no storage_meta. The same input always gives the same bytes. Files
+/// that no extent lies in are not named in it: DCP has no list of files.
+///
+/// Every extent must be of Encoding::kTorchItem or kZstdTorchItem: DCP reads nothing else.
+/// Errors: InvalidArgument for other extents, for an extent outside Metadata::files, and for what
+/// `options` must not hold.
+Result<std::string> EncodeDcpMetadata(const Metadata& metadata,
+                                      const DcpEncodeOptions& options = {});
+
+}  // namespace varve

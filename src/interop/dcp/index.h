@@ -1,0 +1,44 @@
+/// The content of a `.metadata` once its pickle is read: records and lists of their numbers, with
+/// all names and ranges checked, the tree no longer needed.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "interop/dcp/metadata.h"
+#include "interop/dcp/records.h"
+#include "varve/status.h"
+#include "varve/value.h"
+
+namespace varve {
+
+struct DcpIndex {
+  struct Tensor {
+    std::uint32_t name = 0;
+    DType dtype = DType::kUInt8;
+    PackedDims shape;
+    std::uint64_t chunks_begin = 0;  ///< In `chunks`.
+    std::uint64_t chunks_end = 0;
+  };
+  struct Entry {
+    std::uint32_t key = 0;
+    std::uint32_t storage = 0;
+  };
+
+  std::vector<Tensor> tensors;
+  std::vector<std::uint32_t> objects;  ///< Names.
+  std::vector<std::uint32_t> chunks;   ///< Numbers of DcpRecords::chunk, as each tensor lists them.
+  std::vector<Entry> entries;          ///< storage_data.
+  std::optional<Value> structure;
+  DcpAttributeList attributes;
+};
+
+/// Reads `pickle` into the index; what it numbers is in `records`. `folding` saves most of the
+/// memory, but some pickles can only be read without: FailedPrecondition. Other errors as
+/// DecodeDcpMetadata.
+Result<DcpIndex> ReadDcpIndex(std::string_view pickle, bool folding, DcpRecords* records);
+
+}  // namespace varve

@@ -1,0 +1,203 @@
+// Joins the indexes of ranks that saved without talking to each other.
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <string>
+#include <string_view>
+#include <utility>
+
+#include "format/structure.h"
+#include "interop/dcp/metadata.h"
+#include "interop/overlap.h"
+#include "interop/pickle/text.h"
+#include "tensor/box.h"
+
+namespace varve {
+namespace {
+
+std::string Shown(const TensorMetadata& tensor) {
+  return std::string(DTypeName(tensor.dtype)) + ToString(tensor.shape);
+}
+
+bool IsEmptyDict(const Value& value) {
+  return value.kind == ValueKind::kDict && value.items.empty();
+}
+
+/// DCP stores nothing for an empty dict, so a list position that one rank has no entry for looks
+/// like one. Where the other rank has something else, that is what it is. The structures come from
+/// DcpStructure, which bounds their depth.
+void FillHoles(const Value& from, Value* into) {  // NOLINT(misc-no-recursion)
+  if (from.kind != into->kind) {
+    return;
+  }
+  if (from.kind == ValueKind::kList) {
+    for (std::size_t i = 0; i < std::min(from.items.size(), into->items.size()); ++i) {
+      if (IsEmptyDict(into->items[i])) {
+        into->items[i] = from.items[i];
+      } else {
+        FillHoles(from.items[i], &into->items[i]);
+      }
+    }
+  }
+  if (from.kind == ValueKind::kDict) {
+    std::map<std::string_view, std::size_t> places;
+    for (std::size_t i = 0; i + 1 < into->items.size(); i += 2) {
+      places.emplace(into->items[i].text, i + 1);
+    }
+    for (std::size_t i = 0; i + 1 < from.items.size(); i += 2) {
+      const auto found = places.find(from.items[i].text);
+      if (found != places.end()) {
+        FillHoles(from.items[i + 1], &into->items[found->second]);
+      }
+    }
+  }
+}
+
+class Merger {
+ public:
+  explicit Merger(std::vector<Decoded> by_rank) : by_rank_(std::move(by_rank)) {}
+
+  Result<Decoded> Run() {
+    NameFiles();
+    std::map<std::string_view, std::vector<Part>> tensors;
+    std::map<std::string_view, const Extent*> objects;
+    for (std::uint32_t rank = 0; rank < by_rank_.size(); ++rank) {
+      Metadata& metadata = by_rank_[rank].metadata;
+      for (TensorMetadata& tensor : metadata.tensors) {
+        for (Chunk& chunk : tensor.chunks) {
+          chunk.extent.file = file_of_[rank][chunk.extent.file];
+        }
+        tensors[tensor.fqn].push_back({rank, &tensor});
+      }
+      for (ObjectMetadata& object : metadata.objects) {
+        object.extent.file = file_of_[rank][object.extent.file];
+        objects.emplace(object.fqn, &object.extent);  // The lowest rank's stays.
+      }
+    }
+    for (const auto& [fqn, parts] : tensors) {
+      if (objects.contains(fqn)) {
+        return DataLoss(ShownText(fqn) + " is a tensor on rank " + std::to_string(parts[0].rank) +
+                        " and a value on another rank");
+      }
+      VARVE_RETURN_IF_ERROR(AddTensor(parts).Annotate("tensor " + ShownText(fqn)));
+    }
+    for (const auto& [fqn, extent] : objects) {
+      out_.metadata.objects.push_back({std::string(fqn), *extent});
+    }
+    VARVE_RETURN_IF_ERROR(MergeAllStructures());
+    return std::move(out_);
+  }
+
+ private:
+  struct Part {
+    std::uint32_t rank = 0;
+    TensorMetadata* tensor = nullptr;
+  };
+
+  void NameFiles() {
+    std::map<std::string, DataFile> files;
+    std::uint32_t world_size = static_cast<std::uint32_t>(by_rank_.size());
+    for (const Decoded& decoded : by_rank_) {
+      const Metadata& metadata = decoded.metadata;
+      world_size = std::max(world_size, metadata.world_size);
+      if (out_.metadata.block_bytes == 0) {
+        out_.metadata.block_bytes = metadata.block_bytes;
+      }
+      for (const DataFile& file : metadata.files) {
+        DataFile& kept = files.emplace(file.name, file).first->second;
+        if (metadata.block_bytes != out_.metadata.block_bytes) {
+          kept.block_crc32c.clear();  // Of blocks of another size: no use beside the others.
+        }
+      }
+    }
+    std::map<std::string_view, std::uint32_t> places;
+    for (const auto& [name, file] : files) {
+      places.emplace(name, static_cast<std::uint32_t>(out_.metadata.files.size()));
+      out_.metadata.files.push_back(file);
+    }
+    for (const Decoded& decoded : by_rank_) {
+      file_of_.emplace_back();
+      for (const DataFile& file : decoded.metadata.files) {
+        file_of_.back().push_back(places[file.name]);
+      }
+    }
+    out_.metadata.format = Format::kDcp;
+    out_.metadata.world_size = world_size;
+  }
+
+  Status AddTensor(const std::vector<Part>& parts) {
+    TensorMetadata made{parts[0].tensor->fqn, parts[0].tensor->dtype, parts[0].tensor->shape, {}};
+    std::size_t count = 0;
+    for (const Part& part : parts) {
+      if (part.tensor->dtype != made.dtype || part.tensor->shape != made.shape) {
+        return DataLoss("rank " + std::to_string(parts[0].rank) + " has " +
+                        Shown(*parts[0].tensor) + ", rank " + std::to_string(part.rank) + " has " +
+                        Shown(*part.tensor));
+      }
+      count += part.tensor->chunks.size();
+    }
+    made.chunks.reserve(count);
+    for (const Part& part : parts) {
+      std::move(part.tensor->chunks.begin(), part.tensor->chunks.end(),
+                std::back_inserter(made.chunks));
+    }
+    // Parts come by rank and the sort keeps that order, so the lowest rank's replica is the first.
+    std::stable_sort(made.chunks.begin(), made.chunks.end(), [](const Chunk& a, const Chunk& b) {
+      return a.box.offsets != b.box.offsets ? a.box.offsets < b.box.offsets
+                                            : a.box.sizes > b.box.sizes;
+    });
+    const auto replicas =
+        std::unique(made.chunks.begin(), made.chunks.end(), [](const Chunk& a, const Chunk& b) {
+          return a.box == b.box || (IsEmpty(b.box) && a.box.offsets == b.box.offsets);
+        });
+    made.chunks.erase(replicas, made.chunks.end());
+    VARVE_ASSIGN_OR_RETURN(const auto overlap, FindOverlap(made.chunks));
+    if (overlap) {
+      return DataLoss(
+          "ranks stored chunks that overlap: " + ToString(made.chunks[overlap->first].box) +
+          " and " + ToString(made.chunks[overlap->second].box));
+    }
+    out_.metadata.tensors.push_back(std::move(made));
+    return Status::Ok();
+  }
+
+  Status MergeAllStructures() {
+    std::vector<Value> structures;
+    for (Decoded& decoded : by_rank_) {
+      if (!decoded.structure) {
+        return Status::Ok();
+      }
+      structures.push_back(std::move(*decoded.structure));
+    }
+    // Once down and once up the ranks: then a hole is left only where no rank has anything.
+    for (std::size_t r = 1; r < structures.size(); ++r) {
+      FillHoles(structures[r - 1], &structures[r]);
+    }
+    for (std::size_t r = structures.size(); r-- > 1;) {
+      FillHoles(structures[r], &structures[r - 1]);
+    }
+    Result<Value> merged = MergeStructures(structures);
+    if (!merged.ok()) {
+      return DataLoss(merged.status().message());
+    }
+    out_.structure = std::move(*merged);
+    return Status::Ok();
+  }
+
+  std::vector<Decoded> by_rank_;
+  std::vector<std::vector<std::uint32_t>> file_of_;  // By rank, by its own number.
+  Decoded out_;
+};
+
+}  // namespace
+
+Result<Decoded> MergeRankLocalDcp(std::vector<Decoded> by_rank) {
+  if (by_rank.empty()) {
+    return DataLoss("no rank has an index");
+  }
+  return Merger(std::move(by_rank)).Run();
+}
+
+}  // namespace varve

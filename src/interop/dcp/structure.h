@@ -1,0 +1,35 @@
+/// The containers of a state, from the paths that DCP's default planner keeps of its entries.
+#pragma once
+
+#include <optional>
+#include <string_view>
+#include <vector>
+
+#include "interop/pickle/tree.h"
+#include "varve/status.h"
+#include "varve/value.h"
+
+namespace varve {
+
+/// Entries deeper than this are refused; Python's side of Varve opens no more either.
+inline constexpr std::size_t kMaxStructureDepth = 200;
+
+/// A stored entry, in the order of the index.
+struct DcpLeaf {
+  std::string_view fqn;
+  bool is_tensor = false;
+};
+
+/// `planner_data` is a dict of fqn to path: a tuple of strs (keys) and ints (positions in lists).
+/// Entries without a path stand in the outermost dict under their whole name; paths without an
+/// entry say nothing. Positions that no entry has (DCP stores nothing for an empty dict) get an
+/// empty dict. When planner_data is kNoPickle or None, all names stand in one dict.
+///
+/// Nothing, when planner_data is of another kind or says what no structure can: it belongs to the
+/// planner, and another planner may keep anything there.
+/// Errors: DataLoss for paths that contradict each other; InvalidArgument for paths too deep and
+/// for lists with far more positions than entries.
+Result<std::optional<Value>> DcpStructure(const PickleTree& tree, PickleRef planner_data,
+                                          const std::vector<DcpLeaf>& leaves);
+
+}  // namespace varve

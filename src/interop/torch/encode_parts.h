@@ -1,0 +1,58 @@
+/// What the encoders of torch.save's archives share. Private to them.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+
+#include "base/bytes.h"
+#include "interop/pickle/writer.h"
+#include "interop/zip/writer.h"
+#include "varve/dtype.h"
+#include "varve/status.h"
+#include "varve/tensor.h"
+#include "varve/value.h"
+
+namespace varve {
+
+/// Storages begin at multiples of this in their archive, as torch.save places them.
+inline constexpr std::uint64_t kTorchStorageAlignment = 64;
+
+/// The bytes of a packed tensor. Errors: InvalidArgument for sizes that overflow, among them those
+/// that no torch can have because the steps between elements would, though there are none.
+Result<std::uint64_t> TorchTensorBytes(DType dtype, const Dims& sizes);
+
+/// A packed tensor, whose storage is the record `data/KEY`. Requires: TorchTensorBytes takes it.
+void PickleTensor(DType dtype, const Dims& sizes, std::string_view key, PickleWriter* pickle);
+
+/// Every record but the storages; they must be the first ones.
+void AddTorchRecords(std::string_view pickle, ZipWriter* zip, Bytes* out);
+
+/// The header of the storage `data/KEY`; returns as ZipWriter::AddHeader.
+std::uint64_t AddTorchStorage(std::string_view key, std::uint64_t bytes, std::uint32_t crc32,
+                              std::uint64_t alignment, ZipWriter* zip, Bytes* out);
+
+/// The int that a kInt of at most eight bytes is. Errors: InvalidArgument naming `what`.
+Result<std::int64_t> IntOf(const Value& value, std::string_view what);
+/// Of a kTuple of ints that are not negative. Errors: InvalidArgument naming `what`.
+Result<Dims> ShapeOf(const Value& value, std::string_view what);
+
+/// A str. Errors: InvalidArgument for text that is not UTF-8.
+Status PickleText(std::string_view text, PickleWriter* pickle);
+
+/// A range. Errors: InvalidArgument for one that Python would not have.
+Status PickleRange(const Value& value, PickleWriter* pickle);
+
+/// The first characters, for messages.
+std::string QuotedStart(std::string_view text);
+
+/// A datetime, date, time, timedelta, timezone or ZoneInfo: encode_time.cc. Errors:
+/// InvalidArgument for one that Python would not have.
+Status PickleTime(const Value& value, PickleWriter* pickle);
+
+/// A numpy scalar or array: encode_numpy.cc. Errors: InvalidArgument for a dtype without
+/// fixed plain bytes, and when the bytes do not fit it and the shape.
+Status PickleNumpyScalar(const Value& value, PickleWriter* pickle);
+Status PickleNumpyArray(const Value& value, PickleWriter* pickle);
+
+}  // namespace varve

@@ -1,0 +1,66 @@
+// DCP stores each chunk as an archive of its own, tens of thousands of them in a checkpoint: what
+// counts is to read few ranges of each.
+
+#include "interop/torch/archive.h"
+
+namespace varve {
+namespace {
+
+/// What is read of either end of an item at once: pickle and headers lie before the payload, the
+/// directory behind it.
+constexpr std::uint64_t kEndBytes = 2048;
+
+/// Both ends of an item. Other parts are read as they are asked for.
+class ItemWindow {
+ public:
+  ItemWindow(std::uint64_t size, const RangeReader& read) : read_(read), size_(size) {}
+
+  Status Fill() {
+    const bool small = size_ <= 2 * kEndBytes;
+    VARVE_ASSIGN_OR_RETURN(head_, read_(0, small ? size_ : kEndBytes));
+    if (!small) {
+      VARVE_ASSIGN_OR_RETURN(tail_, read_(size_ - kEndBytes, kEndBytes));
+    }
+    tail_begin_ = size_ - tail_.size();
+    return Status::Ok();
+  }
+
+  [[nodiscard]] Result<std::string> Read(std::uint64_t begin, std::uint64_t bytes) const {
+    if (begin <= head_.size() && bytes <= head_.size() - begin) {
+      return head_.substr(begin, bytes);
+    }
+    if (begin >= tail_begin_ && bytes <= size_ - begin) {
+      return tail_.substr(begin - tail_begin_, bytes);
+    }
+    return read_(begin, bytes);
+  }
+
+ private:
+  const RangeReader& read_;
+  std::uint64_t size_;
+  std::uint64_t tail_begin_ = 0;
+  std::string head_;
+  std::string tail_;
+};
+
+}  // namespace
+
+Result<TensorItem> ReadTensorItem(std::uint64_t size, const RangeReader& read) {
+  ItemWindow window(size, read);
+  VARVE_RETURN_IF_ERROR(window.Fill());
+  const RangeReader windowed = [&window](std::uint64_t begin, std::uint64_t bytes) {
+    return window.Read(begin, bytes);
+  };
+  VARVE_ASSIGN_OR_RETURN(const TorchArchive archive, TorchArchive::Open(size, windowed));
+  VARVE_ASSIGN_OR_RETURN(std::optional<ArchiveTensor> tensor,
+                         archive.TensorAt(archive.tree().root()));
+  if (!tensor) {
+    return DataLoss("torch.save archive: it does not hold a tensor of plain elements");
+  }
+  TensorItem item{.tensor = {}, .storage = archive.storages()[tensor->storage]};
+  item.tensor = *std::move(tensor);
+  item.tensor.storage = 0;
+  return item;
+}
+
+}  // namespace varve

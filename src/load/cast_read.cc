@@ -1,0 +1,126 @@
+#include "load/cast_read.h"
+
+#include <algorithm>
+#include <cstddef>
+#include <utility>
+#include <vector>
+
+#include "base/checked.h"
+#include "load/destinations.h"
+#include "load/tensor_stream.h"
+#include "pipeline/run_threads.h"
+#include "tensor/box.h"
+#include "tensor/cast.h"
+#include "tensor/region.h"
+
+namespace varve {
+namespace {
+
+// A batch is read by all threads together; a piece is converted by one.
+constexpr std::uint64_t kBatchBytes = std::uint64_t{256} << 20;
+constexpr std::uint64_t kPieceBytes = std::uint64_t{16} << 20;
+// Converted values wait here for their copy, in the processor's cache.
+constexpr std::uint64_t kStepElements = std::uint64_t{8} << 10;
+// For elements of any type.
+constexpr std::uint64_t kPieceAlignment = 64;
+
+/// A slab of a target, and where its stored bytes are in the batch.
+struct Piece {
+  const TargetTensor* target = nullptr;
+  DType stored = DType::kUInt8;
+  Box box;
+  std::uint64_t begin = 0;
+  [[nodiscard]] std::uint64_t bytes() const { return Volume(box.sizes) * ItemSize(stored); }
+};
+
+Status Convert(const Piece& piece, std::span<const std::byte> stored) {
+  VARVE_ASSIGN_OR_RETURN(const StridedMemory memory, MemoryOf(*piece.target));
+  const Region region(piece.box, memory, piece.box);
+  const std::uint64_t from = ItemSize(piece.stored);
+  const std::uint64_t to = memory.item_size;
+  const std::uint64_t count = Volume(piece.box.sizes);
+  std::vector<std::byte> converted(std::min(count, kStepElements) * to);
+  for (std::uint64_t at = 0; at < count; at += kStepElements) {
+    const std::uint64_t step = std::min(kStepElements, count - at);
+    const std::span<std::byte> values(converted.data(), step * to);
+    Cast(piece.stored, stored.subspan(at * from, step * from), piece.target->dtype, values);
+    region.CopyToMemory(at * to, values);
+  }
+  return Status::Ok();
+}
+
+Result<std::uint64_t> ReadBatch(CheckpointReader& reader, const std::vector<Piece>& pieces,
+                                const LoadOptions& options, std::vector<std::byte>* memory) {
+  std::vector<TargetTensor> targets;
+  targets.reserve(pieces.size());
+  memory->resize(pieces.back().begin + pieces.back().bytes());
+  for (const Piece& piece : pieces) {
+    targets.push_back({piece.target->fqn, piece.stored, piece.target->shape, piece.box,
+                       memory->data() + piece.begin, Strides{}});
+  }
+  VARVE_ASSIGN_OR_RETURN(const std::uint64_t bytes, reader.ReadTensors(targets, options));
+  VARVE_RETURN_IF_ERROR(
+      RunThreads(pieces.size(), options.io_threads, options.stop, [&](std::size_t i) {
+        return Convert(pieces[i], std::span(*memory).subspan(pieces[i].begin, pieces[i].bytes()));
+      }));
+  return bytes;
+}
+
+/// The targets' slabs, in batches. Errors: InvalidArgument for a box that is not in its tensor.
+Result<std::vector<std::vector<Piece>>> Batches(const Metadata& metadata,
+                                                const std::vector<TargetTensor>& targets) {
+  std::vector<std::vector<Piece>> batches;
+  std::uint64_t end = kBatchBytes;
+  for (const TargetTensor& target : targets) {
+    const DType stored = metadata.FindTensor(target.fqn)->dtype;
+    if (Status status = CheckBox(target.shape, target.box, ItemSize(stored)); !status.ok()) {
+      return status.Annotate("tensor \"" + target.fqn + "\"");
+    }
+    for (Box& box : Slabs(target.box, ItemSize(stored), kPieceBytes)) {
+      Piece piece{&target, stored, std::move(box), RoundUp(end, kPieceAlignment)};
+      if (piece.begin + piece.bytes() > kBatchBytes) {
+        batches.emplace_back();
+        piece.begin = 0;
+      }
+      end = piece.begin + piece.bytes();
+      batches.back().push_back(std::move(piece));
+    }
+  }
+  return batches;
+}
+
+}  // namespace
+
+bool NeedsCast(const TensorMetadata& stored, const TargetTensor& target) {
+  return stored.dtype != target.dtype && stored.shape == target.shape && IsCastable(stored.dtype) &&
+         IsCastable(target.dtype);
+}
+
+Result<std::uint64_t> ReadCasting(CheckpointReader& reader, std::span<const TargetTensor> targets,
+                                  LoadOptions options) {
+  options.cast = false;
+  std::vector<TargetTensor> as_stored;
+  std::vector<TargetTensor> to_convert;
+  for (const TargetTensor& target : targets) {
+    const TensorMetadata* stored = reader.metadata().FindTensor(target.fqn);
+    const bool convert = stored != nullptr && NeedsCast(*stored, target);
+    (convert ? to_convert : as_stored).push_back(target);
+  }
+  VARVE_ASSIGN_OR_RETURN(const auto batches, Batches(reader.metadata(), to_convert));
+  VARVE_ASSIGN_OR_RETURN(std::uint64_t bytes_read, reader.ReadTensors(as_stored, options));
+  options.progress = {};
+  std::vector<std::byte> memory;
+  for (const std::vector<Piece>& batch : batches) {
+    const auto read = ReadBatch(reader, batch, options, &memory);
+    if (!read.ok()) {
+      return Status(read.status().code(),
+                    read.status().message() +
+                        "; the destination is partly written: tensors that were read before \"" +
+                        batch.front().target->fqn + "\" hold new values");
+    }
+    bytes_read += *read;
+  }
+  return bytes_read;
+}
+
+}  // namespace varve

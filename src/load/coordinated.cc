@@ -1,0 +1,237 @@
+// A collective load: the ranks agree first, then each reads on its own, then all learn the outcome.
+//   A. Every rank contributes which checkpoint it opened and what differs between it and the
+//      request, or why its destinations cannot be filled. The coordinator compares and merges;
+//      differences that LoadOptions::strict forbids end the load on all ranks before any target has
+//      been touched.
+//   B. Every rank reads its targets and contributes its status.
+
+#include <chrono>
+#include <cstddef>
+#include <functional>
+#include <set>
+#include <string_view>
+#include <utility>
+
+#include "base/bytes.h"
+#include "base/guarded.h"
+#include "base/octets.h"
+#include "load/cast_read.h"
+#include "load/destinations.h"
+#include "load/tied_names.h"
+#include "varve/checkpoint.h"
+
+namespace varve {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+/// One rank's differences. `unwanted` has a bit for each name in the checkpoint, tensors first,
+/// in the metadata's order: names themselves need not be sent.
+struct Differences {
+  SaveId save_id;
+  std::vector<std::string> missing;
+  std::vector<std::string> mismatched;
+  std::string unwanted;
+};
+
+void PutList(const std::vector<std::string>& list, ByteWriter* out) {
+  out->Varint(list.size());
+  for (const std::string& item : list) {
+    out->String(item);
+  }
+}
+
+std::vector<std::string> GetList(ByteReader* in) {
+  std::vector<std::string> list(in->Count());
+  for (std::string& item : list) {
+    item = std::string(in->String());
+  }
+  return list;
+}
+
+Bytes Encode(const Differences& differences) {
+  Bytes bytes;
+  ByteWriter out(&bytes);
+  PutOctets(differences.save_id.bytes, &out);
+  PutList(differences.missing, &out);
+  PutList(differences.mismatched, &out);
+  out.String(differences.unwanted);
+  return bytes;
+}
+
+Result<Differences> Decode(std::string_view bytes) {
+  ByteReader in(bytes);
+  Differences differences;
+  GetOctets(&in, &differences.save_id.bytes);
+  differences.missing = GetList(&in);
+  differences.mismatched = GetList(&in);
+  differences.unwanted = std::string(in.String());
+  VARVE_RETURN_IF_ERROR(in.Finish());
+  return differences;
+}
+
+std::string Describe(const TensorMetadata& stored, const TargetTensor& target) {
+  return target.fqn + " (stored " + std::string(DTypeName(stored.dtype)) + ToString(stored.shape) +
+         ", wanted " + std::string(DTypeName(target.dtype)) + ToString(target.shape) + ")";
+}
+
+/// Compares the request with the checkpoint; `usable` receives the targets that fit, `loaded` how
+/// many names of tensors and values there are to load.
+Differences Compare(const Metadata& metadata, const LoadRequest& request, bool cast,
+                    std::vector<TargetTensor>* usable, std::uint64_t* loaded) {
+  std::set<std::string_view> names;
+  Differences differences{metadata.save_id, request.missing, request.mismatched,
+                          std::string(metadata.tensors.size() + metadata.objects.size(), '\1')};
+  const auto want = [&](std::string_view fqn) {
+    if (const TensorMetadata* tensor = metadata.FindTensor(fqn)) {
+      differences.unwanted[static_cast<std::size_t>(tensor - metadata.tensors.data())] = '\0';
+    }
+    if (const ObjectMetadata* object = metadata.FindObject(fqn)) {
+      differences.unwanted[metadata.tensors.size() +
+                           static_cast<std::size_t>(object - metadata.objects.data())] = '\0';
+    }
+  };
+  for (const TargetTensor& target : request.targets) {
+    want(target.fqn);
+    const TensorMetadata* stored = metadata.FindTensor(target.fqn);
+    if (stored == nullptr) {
+      differences.missing.push_back(target.fqn);
+    } else if ((stored->dtype == target.dtype && stored->shape == target.shape) ||
+               (cast && NeedsCast(*stored, target))) {
+      usable->push_back(target);
+      names.insert(target.fqn);
+    } else {
+      differences.mismatched.push_back(Describe(*stored, target));
+    }
+  }
+  DropTiedNames(request.targets, *usable, &differences.missing);
+  for (const std::string& fqn : request.objects) {
+    want(fqn);
+    if (metadata.FindObject(fqn) == nullptr) {
+      differences.missing.push_back(fqn);
+    } else {
+      names.insert(fqn);
+    }
+  }
+  for (const std::string& fqn : request.known) {
+    want(fqn);
+  }
+  *loaded = names.size();
+  return differences;
+}
+
+std::string Sentence(std::string_view title, const std::vector<std::string>& names) {
+  constexpr std::size_t kMaxNamed = 10;
+  std::string text;
+  for (std::size_t i = 0; i < names.size() && i < kMaxNamed; ++i) {
+    text += (i == 0 ? "\n  " + std::string(title) + ": " : ", ") + names[i];
+  }
+  if (names.size() > kMaxNamed) {
+    text += " and " + std::to_string(names.size() - kMaxNamed) + " more";
+  }
+  return text;
+}
+
+/// On the coordinator: what all ranks together miss and leave over.
+Result<Differences> Merge(const Metadata& metadata, const std::vector<std::string>& contributions) {
+  std::set<std::string> missing;
+  std::set<std::string> mismatched;
+  Differences merged;
+  merged.unwanted.assign(metadata.tensors.size() + metadata.objects.size(), '\1');
+  for (std::size_t rank = 0; rank < contributions.size(); ++rank) {
+    VARVE_ASSIGN_OR_RETURN(const Differences one, Decode(contributions[rank]));
+    if (one.save_id != metadata.save_id || one.unwanted.size() != merged.unwanted.size()) {
+      return FailedPrecondition("rank " + std::to_string(rank) +
+                                " sees another checkpoint than rank 0 (save " +
+                                ToString(one.save_id) + " and " + ToString(metadata.save_id) +
+                                "); all ranks must load from one shared file system");
+    }
+    missing.insert(one.missing.begin(), one.missing.end());
+    mismatched.insert(one.mismatched.begin(), one.mismatched.end());
+    for (std::size_t i = 0; i < merged.unwanted.size(); ++i) {
+      merged.unwanted[i] = static_cast<char>(merged.unwanted[i] & one.unwanted[i]);
+    }
+  }
+  merged.save_id = metadata.save_id;
+  merged.missing.assign(missing.begin(), missing.end());
+  merged.mismatched.assign(mismatched.begin(), mismatched.end());
+  return merged;
+}
+
+std::vector<std::string> UnwantedNames(const Metadata& metadata, const std::string& unwanted) {
+  std::vector<std::string> names;
+  for (std::size_t i = 0; i < unwanted.size(); ++i) {
+    if (unwanted[i] != '\0') {
+      names.push_back(i < metadata.tensors.size()
+                          ? metadata.tensors[i].fqn
+                          : metadata.objects[i - metadata.tensors.size()].fqn);
+    }
+  }
+  return names;
+}
+
+/// The error for differences that `options` do not allow.
+Status CheckDifferences(const Differences& merged, const std::vector<std::string>& unexpected,
+                        const LoadOptions& options) {
+  const bool lacking = !merged.missing.empty() || !merged.mismatched.empty();
+  if (options.strict == Strict::kOff ||
+      (!lacking && (options.strict == Strict::kWanted || unexpected.empty()))) {
+    return Status::Ok();
+  }
+  std::string remedy = "strict=False loads what fits";
+  if (!lacking) {
+    remedy = "strict=True leaves the rest alone";
+  } else if (!merged.mismatched.empty() && !options.cast) {
+    remedy += ", cast=True converts floating-point types";
+  }
+  return InvalidArgument("the checkpoint and the destination differ; nothing was loaded (" +
+                         remedy + ")" + Sentence("missing from the checkpoint", merged.missing) +
+                         Sentence("mismatched", merged.mismatched) +
+                         Sentence("unexpected in the checkpoint", unexpected));
+}
+
+}  // namespace
+
+Result<LoadReport> Load(CheckpointReader& reader, const LoadRequest& request,
+                        const LoadOptions& options, Coordinator& coordinator) {
+  const auto start = Clock::now();
+  const Metadata& metadata = reader.metadata();
+  std::string what;
+  LoadReport report;
+  std::vector<TargetTensor> usable;
+  // Each step between the exchanges runs in Guarded: a rank that runs out of memory takes part.
+  auto mine = Guarded([&]() -> Contribution {
+    what = "load " + reader.directory();
+    const Differences found = Compare(metadata, request, options.cast, &usable, &report.loaded);
+    VARVE_RETURN_IF_ERROR(CheckDestinations(reader, usable, options));
+    return Encode(found);
+  });
+  const auto decide = [&](const std::vector<std::string>& all) -> Result<std::vector<std::string>> {
+    VARVE_ASSIGN_OR_RETURN(const Differences merged, Merge(metadata, all));
+    VARVE_RETURN_IF_ERROR(
+        CheckDifferences(merged, UnwantedNames(metadata, merged.unwanted), options));
+    return std::vector<std::string>(all.size(), Encode(merged));
+  };
+  VARVE_ASSIGN_OR_RETURN(const std::string reply,
+                         Exchange(coordinator, what, std::move(mine),
+                                  Clock::now() + options.timeout, std::cref(decide)));
+  const Status read = Guarded([&] {
+    VARVE_ASSIGN_OR_RETURN(Differences merged, Decode(reply));
+    report.missing = std::move(merged.missing);
+    report.mismatched = std::move(merged.mismatched);
+    report.unexpected = UnwantedNames(metadata, merged.unwanted);
+    VARVE_ASSIGN_OR_RETURN(report.bytes_read, reader.ReadTensors(usable, options));
+    return Status::Ok();
+  });
+  VARVE_RETURN_IF_ERROR(Agree(coordinator, what, read, Clock::now() + options.timeout));
+  report.seconds = std::chrono::duration<double>(Clock::now() - start).count();
+  return report;
+}
+
+Result<LoadReport> Load(CheckpointReader& reader, const LoadRequest& request,
+                        const LoadOptions& options) {
+  const auto coordinator = MakeSingleProcessCoordinator();
+  return Load(reader, request, options, *coordinator);
+}
+
+}  // namespace varve

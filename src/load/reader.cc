@@ -1,0 +1,326 @@
+#include <algorithm>
+#include <atomic>
+#include <cstddef>
+#include <functional>
+#include <iterator>
+#include <map>
+#include <optional>
+#include <tuple>
+
+#include "base/bytes.h"
+#include "base/stop.h"
+#include "catalogue/chunk_source.h"
+#include "catalogue/files.h"
+#include "catalogue/open.h"
+#include "catalogue/side_files.h"
+#include "format/structure.h"
+#include "interop/torch/archive.h"
+#include "load/cast_read.h"
+#include "load/destinations.h"
+#include "pipeline/file_reader.h"
+#include "pipeline/run_threads.h"
+#include "plan/load_plan.h"
+#include "tensor/box.h"
+#include "varve/checkpoint.h"
+#include "varve/path.h"
+
+namespace varve {
+
+struct CheckpointReader::Impl {
+  Impl(Storage& storage, OpenedIndex the_index)
+      : index(std::move(the_index)), files(storage, index) {}
+
+  const OpenedIndex index;
+  CheckpointFiles files;
+
+  Result<std::uint64_t> Read(std::map<std::uint32_t, FileReads> by_file, std::uint32_t owner_count,
+                             const std::function<std::string(std::uint32_t)>& owner_name,
+                             const LoadOptions& options);
+  Result<std::vector<std::string>> ReadExtents(const std::vector<Extent>& extents,
+                                               const std::stop_token& stop);
+  Result<FileReads*> ReadsOf(std::uint32_t number, std::map<std::uint32_t, FileReads>* by_file);
+  Result<std::vector<ChunkSource>> Resolve(const std::vector<ReadItem>& reads, int threads,
+                                           const std::stop_token& stop);
+};
+
+namespace {
+
+// Of a compressed plain value; tensors know their size.
+constexpr std::uint64_t kMaxObjectBytes = std::uint64_t{1} << 30;
+
+/// "3 of 8 targets are partly or wholly overwritten: a, b, c".
+std::string DescribeTouched(const std::vector<bool>& touched,
+                            const std::function<std::string(std::uint32_t)>& owner_name) {
+  constexpr std::size_t kMaxNamed = 20;
+  std::string names;
+  std::size_t count = 0;
+  for (std::size_t i = 0; i < touched.size(); ++i) {
+    if (touched[i] && ++count <= kMaxNamed) {
+      names += (names.empty() ? "" : ", ") + owner_name(static_cast<std::uint32_t>(i));
+    }
+  }
+  if (count == 0) {
+    return "no target was written to";
+  }
+  if (count > kMaxNamed) {
+    names += " and " + std::to_string(count - kMaxNamed) + " more";
+  }
+  return "the destination is partly written: " + names;
+}
+
+/// The record that holds an extent of a file whose index lists its records.
+std::optional<RecordSum> FindRecord(const std::vector<RecordCrc>& records, const Extent& extent) {
+  const auto after =
+      std::partition_point(records.begin(), records.end(), [&](const RecordCrc& record) {
+        return std::tie(record.file, record.begin) <= std::tie(extent.file, extent.begin);
+      });
+  if (after == records.begin()) {
+    return std::nullopt;
+  }
+  const RecordCrc& record = *std::prev(after);
+  return record.file == extent.file && extent.end <= record.end
+             ? std::optional(RecordSum{record.begin, record.end, record.crc})
+             : std::nullopt;
+}
+
+/// A stored value, however it is stored.
+Result<Value> DecodeObject(Encoding encoding, std::string_view bytes) {
+  switch (encoding) {
+    case Encoding::kPlain:
+    case Encoding::kInline: return DecodeValue(bytes);
+    case Encoding::kTorchItem: return ReadValueItem(bytes);
+    case Encoding::kZstdTorchItem: break;
+  }
+  VARVE_ASSIGN_OR_RETURN(const std::string archive, DecompressArchive(bytes, kMaxObjectBytes));
+  return ReadValueItem(archive);
+}
+
+}  // namespace
+
+Result<std::uint64_t> CheckpointReader::Impl::Read(
+    std::map<std::uint32_t, FileReads> by_file, std::uint32_t owner_count,
+    const std::function<std::string(std::uint32_t)>& owner_name, const LoadOptions& options) {
+  std::vector<FileReads> reads;
+  std::uint64_t total = 0;
+  for (auto& [number, file_reads] : by_file) {
+    for (const ReadTarget& target : file_reads.targets) {
+      total += target.region.bytes();
+    }
+    reads.push_back(std::move(file_reads));
+  }
+  ReadFilesOptions read_options{.max_gap_bytes = options.max_gap_bytes,
+                                .threads = options.io_threads,
+                                .owner_name = owner_name,
+                                .on_read = {},
+                                .stop = options.stop};
+  std::atomic<std::uint64_t> done{0};
+  if (options.progress) {
+    read_options.on_read = [&](std::uint64_t bytes) {
+      options.progress(std::min(done += bytes, total), total);
+    };
+  }
+  ReadOutcome outcome = ReadFiles(reads, owner_count, BufferPool::Shared(), read_options);
+  if (!outcome.status.ok()) {
+    return Status(outcome.status.code(),
+                  outcome.status.message() + "; " + DescribeTouched(outcome.touched, owner_name));
+  }
+  return outcome.bytes_read;
+}
+
+Result<FileReads*> CheckpointReader::Impl::ReadsOf(std::uint32_t number,
+                                                   std::map<std::uint32_t, FileReads>* by_file) {
+  auto found = by_file->find(number);
+  if (found == by_file->end()) {
+    VARVE_ASSIGN_OR_RETURN(FileReads reads, files.Reads(number));
+    found = by_file->emplace(number, std::move(reads)).first;
+  }
+  return &found->second;
+}
+
+Result<std::vector<std::string>> CheckpointReader::Impl::ReadExtents(
+    const std::vector<Extent>& extents, const std::stop_token& stop) {
+  std::vector<std::string> contents;
+  std::map<std::uint32_t, FileReads> by_file;
+  contents.reserve(extents.size());
+  for (std::size_t i = 0; i < extents.size(); ++i) {
+    VARVE_RETURN_IF_ERROR(CheckStop(stop));
+    if (extents[i].encoding == Encoding::kInline) {
+      contents.push_back(index.inline_values[extents[i].begin]);
+      continue;
+    }
+    const std::uint64_t bytes = extents[i].end - extents[i].begin;
+    contents.emplace_back(bytes, '\0');
+    if (bytes == 0) {
+      continue;
+    }
+    const Box box{{0}, {bytes}};
+    VARVE_ASSIGN_OR_RETURN(FileReads * reads, ReadsOf(extents[i].file, &by_file));
+    reads->targets.push_back(
+        {extents[i].begin,
+         Region(box, {reinterpret_cast<std::byte*>(contents[i].data()), box, {1}, 1}, box),
+         static_cast<std::uint32_t>(i)});
+  }
+  LoadOptions options;
+  options.stop = stop;
+  VARVE_RETURN_IF_ERROR(Read(
+                            std::move(by_file), static_cast<std::uint32_t>(extents.size()),
+                            [](std::uint32_t) { return std::string("plain values"); }, options)
+                            .status());
+  return contents;
+}
+
+CheckpointReader::CheckpointReader(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
+CheckpointReader::~CheckpointReader() = default;
+
+Result<std::unique_ptr<CheckpointReader>> CheckpointReader::Open(const std::string& path,
+                                                                 Storage& storage,
+                                                                 const std::stop_token& stop) {
+  VARVE_ASSIGN_OR_RETURN(const std::string where, ResolvePath(path, storage));
+  VARVE_ASSIGN_OR_RETURN(OpenedIndex index, OpenWanted(storage, where, stop));
+  return std::unique_ptr<CheckpointReader>(
+      new CheckpointReader(std::make_unique<Impl>(storage, std::move(index))));
+}
+
+const Metadata& CheckpointReader::metadata() const { return impl_->index.metadata; }
+
+const std::string& CheckpointReader::directory() const { return impl_->index.directory; }
+
+Result<std::string> CheckpointReader::ReadFile(const std::string& name) {
+  for (const StoredFile& file : metadata().side_files) {
+    if (file.name == name) {
+      return ReadSideFile(impl_->files.storage(), directory(), file);
+    }
+  }
+  return NotFound(directory() + " has no side file \"" + name + "\"");
+}
+
+Result<Value> CheckpointReader::ReadStructure(const std::stop_token& stop) {
+  if (impl_->index.structure) {
+    return *impl_->index.structure;
+  }
+  VARVE_ASSIGN_OR_RETURN(const auto encoded, impl_->ReadExtents(metadata().structures, stop));
+  std::vector<Value> structures;
+  for (const std::string& bytes : encoded) {
+    auto value = DecodeValue(bytes);
+    if (!value.ok()) {
+      return value.status().Annotate(directory() + ": structure");
+    }
+    structures.push_back(std::move(*value));
+  }
+  if (structures.empty()) {
+    return Value{};
+  }
+  return MergeStructures(structures).Annotate(directory());
+}
+
+Result<std::vector<Value>> CheckpointReader::ReadObjects(std::span<const std::string> fqns,
+                                                         const std::stop_token& stop) {
+  std::vector<Extent> extents;
+  for (const std::string& fqn : fqns) {
+    const ObjectMetadata* object = metadata().FindObject(fqn);
+    if (object == nullptr) {
+      return NotFound(directory() + ": object \"" + fqn + "\" is not in the checkpoint");
+    }
+    extents.push_back(object->extent);
+  }
+  VARVE_ASSIGN_OR_RETURN(const auto encoded, impl_->ReadExtents(extents, stop));
+  std::vector<Value> values;
+  for (std::size_t i = 0; i < encoded.size(); ++i) {
+    auto value = DecodeObject(extents[i].encoding, encoded[i]);
+    if (!value.ok()) {
+      return value.status().Annotate(directory() + ": object \"" + fqns[i] + "\"");
+    }
+    values.push_back(std::move(*value));
+  }
+  return values;
+}
+
+/// The sources of the chunks that reads need, one per read. A chunk of an archive is looked into
+/// once for each read of it, which is once unless a tensor is loaded in parts.
+Result<std::vector<ChunkSource>> CheckpointReader::Impl::Resolve(const std::vector<ReadItem>& reads,
+                                                                 int threads,
+                                                                 const std::stop_token& stop) {
+  std::vector<ChunkSource> sources(reads.size());
+  const auto resolve = [&](std::size_t i) -> Status {
+    const TensorMetadata& tensor = index.metadata.tensors[reads[i].tensor];
+    const Chunk& chunk = tensor.chunks[reads[i].chunk];
+    VARVE_ASSIGN_OR_RETURN(ReadableFile * file, files.Open(chunk.extent.file));
+    auto source = ResolveChunk(tensor, chunk, *file);
+    if (!source.ok()) {
+      const std::string& name = index.metadata.files[chunk.extent.file].name;
+      return source.status().Annotate(
+          JoinPath(index.directory, name) + " [" + std::to_string(chunk.extent.begin) + ", " +
+          std::to_string(chunk.extent.end) + "), tensor \"" + tensor.fqn + "\"");
+    }
+    sources[i] = std::move(*source);
+    if (!sources[i].record) {
+      sources[i].record = FindRecord(index.records, sources[i].extent);
+    }
+    return Status::Ok();
+  };
+  if (index.metadata.format == Format::kVarve) {
+    for (std::size_t i = 0; i < reads.size(); ++i) {  // Plain as they are: nothing to look into.
+      sources[i].extent = index.metadata.tensors[reads[i].tensor].chunks[reads[i].chunk].extent;
+    }
+    return sources;
+  }
+  VARVE_RETURN_IF_ERROR(RunThreads(reads.size(), threads, stop, resolve));
+  return sources;
+}
+
+Result<std::uint64_t> CheckpointReader::ReadTensors(std::span<const TargetTensor> targets,
+                                                    const LoadOptions& options) {
+  if (options.cast) {
+    return ReadCasting(*this, targets, options);
+  }
+  std::vector<LoadItem> items;
+  items.reserve(targets.size());
+  for (const TargetTensor& target : targets) {
+    items.push_back({target.fqn, target.dtype, target.shape, target.box});
+  }
+  VARVE_ASSIGN_OR_RETURN(const auto reads, PlanLoad(metadata(), items));
+  VARVE_ASSIGN_OR_RETURN(const auto sources,
+                         impl_->Resolve(reads, options.io_threads, options.stop));
+  std::map<std::uint32_t, FileReads> by_file;
+  std::vector<StridedMemory> memories;
+  memories.reserve(targets.size());
+  for (const TargetTensor& target : targets) {
+    VARVE_ASSIGN_OR_RETURN(StridedMemory memory, MemoryOf(target));
+    memories.push_back(std::move(memory));
+  }
+  for (std::size_t i = 0; i < reads.size(); ++i) {
+    if (sources[i].unpacked) {
+      continue;
+    }
+    VARVE_RETURN_IF_ERROR(CheckStop(options.stop));  // A file is opened for its first chunk.
+    const Chunk& chunk = metadata().tensors[reads[i].tensor].chunks[reads[i].chunk];
+    VARVE_ASSIGN_OR_RETURN(FileReads * file, impl_->ReadsOf(chunk.extent.file, &by_file));
+    file->targets.push_back(
+        {sources[i].extent.begin,
+         ChunkRegion(chunk.box, sources[i], memories[reads[i].item], reads[i].common),
+         reads[i].item});
+    if (sources[i].record) {
+      file->records.push_back(*sources[i].record);
+      file->records.back().owner = reads[i].item;
+    }
+  }
+  const auto owner_name = [&](std::uint32_t i) { return "tensor \"" + targets[i].fqn + "\""; };
+  VARVE_ASSIGN_OR_RETURN(const std::uint64_t bytes_read,
+                         impl_->Read(std::move(by_file), static_cast<std::uint32_t>(targets.size()),
+                                     owner_name, options));
+  for (std::size_t i = 0; i < reads.size(); ++i) {
+    const Chunk& chunk = metadata().tensors[reads[i].tensor].chunks[reads[i].chunk];
+    const StridedMemory& memory = memories[reads[i].item];
+    if (sources[i].unpacked) {
+      const Region region = ChunkRegion(chunk.box, sources[i], memory, reads[i].common);
+      const auto bytes = AsByteSpan(*sources[i].unpacked);
+      const ByteRange part = region.extent();
+      region.CopyToMemory(part.begin, bytes.subspan(part.begin, part.end - part.begin));
+    }
+    VARVE_RETURN_IF_ERROR(ApplySigns(sources[i].conj, sources[i].neg, targets[reads[i].item].dtype,
+                                     memory, reads[i].common));
+  }
+  return bytes_read;
+}
+
+}  // namespace varve

@@ -1,0 +1,143 @@
+#include "publish/claim.h"
+
+#include <chrono>
+#include <thread>
+
+#include "catalogue/names.h"
+#include "catalogue/own_names.h"
+#include "varve/catalogue.h"
+
+namespace varve {
+namespace {
+
+Status NoCheckpoint(const std::string& path) {
+  return FailedPrecondition(path +
+                            " exists and is not a checkpoint; it is not replaced, choose "
+                            "another name");
+}
+
+Result<Occupant> WhatIsAt(Storage& storage, const std::string& path) {
+  const auto entries = storage.List(path);
+  if (!entries.ok()) {
+    if (entries.status().code() == StatusCode::kNotFound) {
+      return Occupant::kNothing;
+    }
+    // Not a directory, or one we may not look into: in no case ours to replace.
+    return storage.OpenForRead(path).ok() ? NoCheckpoint(path) : entries.status();
+  }
+  if (entries->empty()) {
+    return Occupant::kEmptyDirectory;
+  }
+  if (!ShownFormat(*entries)) {
+    return NoCheckpoint(path);
+  }
+  return Occupant::kCheckpoint;
+}
+
+/// Says whether the checkpoint at `path` may be replaced.
+Status CheckMayReplace(Storage& storage, const std::string& path, Overwrite overwrite,
+                       const std::stop_token& stop) {
+  switch (overwrite) {
+    case Overwrite::kAlways: return Status::Ok();
+    case Overwrite::kNever:
+      return AlreadyExists(path + " already holds a checkpoint; pass overwrite to replace it");
+    case Overwrite::kDamaged: break;
+  }
+  const auto verified = Verify(path, storage, {}, stop);
+  const StatusCode code = verified.status().code();
+  if (code == StatusCode::kFailedPrecondition || code == StatusCode::kDataLoss) {
+    return Status::Ok();  // Files of some ranks are missing.
+  }
+  if (!verified.ok()) {
+    return verified.status().Annotate("verify " + path +
+                                      ", which may be replaced if it is damaged");
+  }
+  return verified->clean()
+             ? AlreadyExists(path + " already holds a checkpoint, and it is not damaged: all " +
+                             std::to_string(verified->bytes_checked) +
+                             " bytes were verified; pass overwrite to replace it all the same")
+             : Status::Ok();
+}
+
+}  // namespace
+
+Result<Occupant> CheckOccupant(Storage& storage, const std::string& path, Overwrite overwrite,
+                               const std::stop_token& stop) {
+  VARVE_ASSIGN_OR_RETURN(const Occupant occupant, WhatIsAt(storage, path));
+  if (occupant == Occupant::kCheckpoint) {
+    VARVE_RETURN_IF_ERROR(CheckMayReplace(storage, path, overwrite, stop));
+  }
+  return occupant;
+}
+
+Result<std::unique_ptr<StorageLock>> LockName(Storage& storage, const std::string& path) {
+  return TakeLock(storage, LockPath(path));
+}
+
+Result<std::unique_ptr<StorageLock>> TakeLock(Storage& storage, const std::string& lock_path) {
+  constexpr int kTries = 10;
+  constexpr auto kPause = std::chrono::milliseconds(10);
+  for (int i = 1;; ++i) {
+    auto lock = storage.Lock(lock_path);
+    if (lock.ok() || lock.status().code() != StatusCode::kFailedPrecondition || i == kTries) {
+      return lock;
+    }
+    std::this_thread::sleep_for(kPause);
+  }
+}
+
+Result<std::string> FollowLinks(Storage& storage, const std::string& path) {
+  constexpr int kMaxLinks = 40;  // As Linux.
+  SymbolicLinks* const links = storage.extras().symbolic_links;
+  std::string at = path;
+  for (int i = 0; links != nullptr; ++i) {
+    while (at.size() > 1 && at.back() == '/') {
+      at.pop_back();  // "link/" would be the directory that it leads to.
+    }
+    const auto target = links->ReadLink(at);
+    if (!target.ok()) {
+      return at;  // Nothing, or no link.
+    }
+    if (i == kMaxLinks) {
+      return InvalidArgument(path + " is a symbolic link in a circle");
+    }
+    at = target->starts_with('/') ? *target : JoinPath(ParentPath(at), *target);
+  }
+  return at;
+}
+
+namespace {
+
+/// The error for a directory that a save needs and cannot have. That it is not there is the state
+/// of the storage, and no answer to what the caller asked for: NotFound would be taken for that.
+Status CannotMake(const std::string& path, const Status& cause) {
+  const StatusCode code =
+      cause.code() == StatusCode::kNotFound ? StatusCode::kUnavailable : cause.code();
+  return Status(code, cause.message()).Annotate("the directory " + path + " cannot be made");
+}
+
+}  // namespace
+
+Status MakeDirectories(Storage& storage, const std::string& path) {
+  if (path == "." || path == "/") {
+    return Status::Ok();
+  }
+  const std::string parent = ParentPath(path);
+  if (storage.List(path).ok()) {
+    // Whoever made it may have died before making its name durable. Where we may not look into the
+    // directory above, it is not one that a save of ours has written to.
+    const Status synced = storage.SyncDirectory(parent);
+    return synced.code() == StatusCode::kInvalidArgument ? Status::Ok() : synced;
+  }
+  VARVE_RETURN_IF_ERROR(MakeDirectories(storage, parent));
+  Status made = storage.MakeDirectory(path);
+  if (made.code() == StatusCode::kAlreadyExists) {  // By another rank or job, or no directory.
+    made = storage.List(path).status();
+  }
+  if (!made.ok()) {
+    return CannotMake(path, made);
+  }
+  return storage.SyncDirectory(parent);
+}
+
+}  // namespace varve

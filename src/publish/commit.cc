@@ -1,0 +1,232 @@
+// How a checkpoint becomes visible. NAME is its directory, PARENT the directory that is in.
+//
+//  0. If NAME is a symbolic link, all of this is about the directory that it leads to.
+//     Make PARENT if needed, each new level synced into the one above it. A PARENT that exists is
+//     synced as well: its maker may have died before it did so.
+//  1. Lock .NAME.varve-lock. Two saves of one name at once: the second gets FailedPrecondition
+//     before it writes a byte. The lock ends with its holder, so a killed save blocks nobody. On a
+//     file system without locks (kUnimplemented) the save goes on without: staging names are
+//     unique, so nothing is ever mixed and step 9 decides who wins; only step 3 is then skipped.
+//  2. If NAME is absent but .NAME.varve-old is there, a crash hit an overwrite between 9b and 9c:
+//     the old checkpoint gets its name back.
+//  3. Remove what dead saves of NAME left (we hold the lock: its maker has died), but no file of
+//     the user's (replaced.cc). PARENT is synced first: if the dead save had published but not
+//     synced (9 without 10), a power cut would give NAME back the directory that is being emptied.
+//  4. Without overwrite, an existing NAME ends the save here, before any work. With overwrite,
+//     NAME must be a checkpoint, ours or another software's: nothing else is ever replaced. Where
+//     only a damaged one may be replaced, all its bytes are verified here, under the lock. An empty
+//     directory is as good as nothing; it stays until step 9. Then make the staging directory
+//     .NAME.varve-saving-<id>, hidden and unique. If NAME holds files that are not part of the
+//     checkpoint, find out whether they can be kept (other_files.cc).
+//  5. (All ranks) write data files into it, each synced by its writer: a file that the commit
+//     record counts on is durable before the record exists.
+//  6. Check that every planned file is there with its exact size. Finds ranks whose path is
+//     another disk than the coordinator's, and files cut short by whatever cause.
+//  7. Write and sync side files. Give each file that is in NAME and not part of the checkpoint a
+//     second name in the staging directory (other_files.cc). If there is any of either, the
+//     directory first gets the durable mark .varve-staging. Then write and sync manifest.bin, then
+//     varve.json. The order means that a record never stands without its manifest, whatever the
+//     crash. (A checkpoint in another format has that format's index instead.)
+//  8. Sync the staging directory: the files' names are durable before the directory's name is.
+//     Remove the mark, if there is one, and sync again. After a crash, a directory with the mark is
+//     a dead save's; in one without it the index tells which files are the checkpoint's.
+//  9. Publish. Nothing at NAME: (a) rename without replacing; if someone published NAME since
+//     step 4 (possible only without locks) this save fails and theirs stays. An empty directory
+//     there: rename over it, which fails if it has been filled meanwhile.
+//     Something at NAME: exchange the two names in one step, so that at every instant NAME is one
+//     whole checkpoint. Where the system has no exchange: (b) move NAME to .NAME.varve-old, sync
+//     PARENT, (c) rename staging to NAME. A crash between b and c leaves NAME absent; readers, ls
+//     and the next save know .NAME.varve-old.
+// 10. Sync PARENT: only now is the save reported as done; a power cut cannot take it back.
+// 11. Remove the old checkpoint, and nothing that is not part of it (replaced.cc). A crash here
+//     leaves a part of it under a hidden name that the next save or `varve gc` removes; NAME is
+//     already the new one.
+
+#include "publish/commit.h"
+
+#include <utility>
+
+#include "base/guarded.h"
+#include "catalogue/names.h"
+#include "catalogue/side_files.h"
+#include "format/commit_record.h"
+#include "format/manifest.h"
+#include "publish/claim.h"
+#include "publish/other_files.h"
+#include "publish/replaced.h"
+
+namespace varve {
+namespace {
+
+/// manifest.bin and varve.json.
+Result<std::vector<IndexFile>> NativeIndex(const Metadata& metadata) {
+  VARVE_ASSIGN_OR_RETURN(Bytes manifest, EncodeManifest(metadata));
+  Bytes record = EncodeCommitRecord(MakeCommitRecord(metadata, manifest));
+  return std::vector<IndexFile>{{std::string(kManifestName), std::move(manifest)},
+                                {std::string(kCommitRecordName), std::move(record)}};
+}
+
+}  // namespace
+
+Commit::Commit(Storage& storage, std::string path, std::string staging,
+               std::unique_ptr<StorageLock> lock, bool overwrite, bool over_empty)
+    : storage_(storage),
+      path_(std::move(path)),
+      staging_(std::move(staging)),
+      lock_(std::move(lock)),
+      overwrite_(overwrite),
+      over_empty_(over_empty) {}
+
+Commit::~Commit() {
+  if (!done_) {
+    // Best effort: what cannot be removed now is recognised and removed later (step 3).
+    (void)Guarded([&] { return storage_.Remove(staging_); });
+  }
+}
+
+Result<std::unique_ptr<Commit>> Commit::Begin(Storage& storage, const std::string& name,
+                                              const SaveId& id, Overwrite overwrite,
+                                              const std::stop_token& stop) {
+  VARVE_RETURN_IF_ERROR(CheckCheckpointName(name));
+  VARVE_ASSIGN_OR_RETURN(const std::string path, FollowLinks(storage, name));
+  VARVE_RETURN_IF_ERROR(MakeDirectories(storage, ParentPath(path)));  // Step 0.
+  auto lock = LockName(storage, path);                                // Step 1.
+  if (!lock.ok() && lock.status().code() == StatusCode::kFailedPrecondition) {
+    return FailedPrecondition("another save of " + path +
+                              " is under way; wait for it or choose another name");
+  }
+  const bool locked = lock.ok();
+  if (!locked && lock.status().code() != StatusCode::kUnimplemented) {
+    return lock.status();
+  }
+  VARVE_RETURN_IF_ERROR(RecoverAside(storage, path));  // Step 2.
+  std::vector<std::string> conflicts;
+  if (locked) {
+    VARVE_RETURN_IF_ERROR(RemoveStaleOf(storage, path, &conflicts));  // Step 3.
+  }
+  VARVE_ASSIGN_OR_RETURN(const Occupant occupant,
+                         CheckOccupant(storage, path, overwrite, stop));  // Step 4.
+  std::string staging = StagingPath(path, id);
+  VARVE_RETURN_IF_ERROR(storage.MakeDirectory(staging));
+  std::unique_ptr<Commit> commit(
+      new Commit(storage, path, std::move(staging), locked ? std::move(*lock) : nullptr,
+                 occupant == Occupant::kCheckpoint, occupant == Occupant::kEmptyDirectory));
+  commit->conflicts_ = std::move(conflicts);
+  VARVE_RETURN_IF_ERROR(commit->CheckOthers());
+  return commit;
+}
+
+Status Commit::CheckOthers() {
+  if (!overwrite_) {
+    return Status::Ok();
+  }
+  VARVE_ASSIGN_OR_RETURN(const Inventory found, TakeInventory(storage_, path_));
+  return CheckCanKeep(storage_, path_, found.others, staging_);
+}
+
+Status Commit::CheckFiles(const std::vector<DataFile>& files) {
+  VARVE_ASSIGN_OR_RETURN(const auto entries, storage_.List(staging_));
+  std::string missing;
+  for (const DataFile& file : files) {
+    const DirectoryEntry* const found = FindEntry(entries, file.name);
+    if (found == nullptr) {
+      missing += missing.empty() ? "" : ", ";
+      missing += "rank " + std::to_string(file.rank);
+    } else if (found->size != file.size) {
+      return DataLoss(JoinPath(staging_, file.name) + " of rank " + std::to_string(file.rank) +
+                      " has " + std::to_string(found->size) + " bytes instead of " +
+                      std::to_string(file.size));
+    }
+  }
+  if (!missing.empty()) {
+    return FailedPrecondition("data files of " + missing + " are not in " + staging_ +
+                              " as the coordinator sees it; all ranks must save to one shared "
+                              "file system");
+  }
+  return Status::Ok();
+}
+
+Status ReplaceIndex(Storage& storage, const std::string& directory, const Metadata& metadata) {
+  VARVE_ASSIGN_OR_RETURN(const auto index, NativeIndex(metadata));
+  for (const IndexFile& file : index) {
+    const std::string part = PartPath(directory, file.name);
+    VARVE_RETURN_IF_ERROR(WriteWholeFile(storage, part, file.content, /*exclusive=*/false));
+    VARVE_RETURN_IF_ERROR(
+        storage.Rename(part, JoinPath(directory, file.name), RenameMode::kReplace));
+    VARVE_RETURN_IF_ERROR(storage.SyncDirectory(directory));  // A record needs its manifest.
+  }
+  return Status::Ok();
+}
+
+Status Commit::AddFiles() {
+  Inventory found;
+  if (overwrite_) {
+    VARVE_ASSIGN_OR_RETURN(found, TakeInventory(storage_, path_));
+  }
+  if (found.others.empty() && side_files_.empty()) {
+    return Status::Ok();
+  }
+  VARVE_RETURN_IF_ERROR(WriteWholeFile(storage_, JoinPath(staging_, kStagingMark), ""));
+  marked_ = true;
+  VARVE_RETURN_IF_ERROR(storage_.SyncDirectory(staging_));
+  VARVE_RETURN_IF_ERROR(WriteSideFiles(storage_, staging_, side_files_));
+  return KeepOtherFiles(storage_, path_, found.others, staging_);
+}
+
+Status Commit::FinishStaging() {
+  VARVE_RETURN_IF_ERROR(storage_.SyncDirectory(staging_));
+  if (!marked_) {
+    return Status::Ok();
+  }
+  VARVE_RETURN_IF_ERROR(storage_.Remove(JoinPath(staging_, kStagingMark)));
+  return storage_.SyncDirectory(staging_);
+}
+
+Status Commit::Replace() {
+  Status exchanged = storage_.Rename(staging_, path_, RenameMode::kExchange);
+  if (exchanged.code() != StatusCode::kUnimplemented) {
+    return exchanged;
+  }
+  VARVE_RETURN_IF_ERROR(storage_.Rename(path_, AsidePath(path_), RenameMode::kNoReplace));  // 9b.
+  Status status = storage_.SyncDirectory(ParentPath(path_));
+  if (status.ok()) {
+    status = storage_.Rename(staging_, path_, RenameMode::kNoReplace);  // 9c.
+  }
+  if (!status.ok()) {
+    (void)RecoverAside(storage_, path_);  // If this fails too, readers still find it.
+  }
+  return status;
+}
+
+Status Commit::Publish(const Metadata& metadata) {
+  VARVE_ASSIGN_OR_RETURN(const auto index, NativeIndex(metadata));
+  return Publish(metadata.files, index);
+}
+
+Status Commit::Publish(const std::vector<DataFile>& files, const std::vector<IndexFile>& index) {
+  VARVE_RETURN_IF_ERROR(CheckFiles(files));  // Step 6.
+  VARVE_RETURN_IF_ERROR(AddFiles());         // Step 7.
+  for (const IndexFile& file : index) {
+    VARVE_RETURN_IF_ERROR(WriteWholeFile(storage_, JoinPath(staging_, file.name), file.content));
+  }
+  VARVE_RETURN_IF_ERROR(FinishStaging());  // Step 8.
+  if (overwrite_) {                        // Step 9.
+    VARVE_RETURN_IF_ERROR(Replace());
+  } else {
+    VARVE_RETURN_IF_ERROR(storage_.Rename(
+        staging_, path_, over_empty_ ? RenameMode::kReplace : RenameMode::kNoReplace));
+  }
+  // From here on the new checkpoint is what readers see: whatever happens, it must not be removed
+  // as an abandoned staging directory.
+  done_ = true;
+  if (Status status = storage_.SyncDirectory(ParentPath(path_)); !status.ok()) {  // Step 10.
+    return status.Annotate("the checkpoint is visible but may not survive a power cut");
+  }
+  if (overwrite_) {  // Step 11.
+    (void)RemoveReplaced(storage_, staging_, path_, &conflicts_);
+    (void)RemoveReplaced(storage_, AsidePath(path_), path_, &conflicts_);
+  }
+  return Status::Ok();
+}
+
+}  // namespace varve

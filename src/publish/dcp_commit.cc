@@ -1,0 +1,63 @@
+#include <algorithm>
+#include <utility>
+
+#include "catalogue/own_names.h"
+#include "publish/commit.h"
+#include "publish/save_id.h"
+#include "varve/dcp.h"
+#include "varve/path.h"
+
+namespace varve {
+
+struct DcpCommit::Impl {
+  std::unique_ptr<Commit> commit;
+};
+
+DcpCommit::DcpCommit(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
+DcpCommit::~DcpCommit() = default;
+
+Result<std::unique_ptr<DcpCommit>> DcpCommit::Begin(const std::string& path, bool overwrite,
+                                                    Storage& storage) {
+  VARVE_ASSIGN_OR_RETURN(const std::string where, ResolvePath(path, storage));
+  VARVE_ASSIGN_OR_RETURN(const SaveId id, RandomSaveId());
+  auto impl = std::make_unique<Impl>();
+  VARVE_ASSIGN_OR_RETURN(
+      impl->commit,
+      Commit::Begin(storage, where, id, overwrite ? Overwrite::kAlways : Overwrite::kNever));
+  return std::unique_ptr<DcpCommit>(new DcpCommit(std::move(impl)));
+}
+
+const std::string& DcpCommit::staging() const { return impl_->commit->staging(); }
+
+const std::vector<std::string>& DcpCommit::conflicts() const { return impl_->commit->conflicts(); }
+
+Status DcpCommit::Publish(const std::vector<std::pair<std::string, std::uint64_t>>& files,
+                          const std::string& metadata) {
+  std::vector<DataFile> data_files;
+  data_files.reserve(files.size());
+  for (const auto& [name, size] : files) {
+    DataFile file;
+    file.name = name;
+    file.size = size;
+    data_files.push_back(std::move(file));
+  }
+  return impl_->commit->Publish(data_files, {{".metadata", metadata}});
+}
+
+bool DcpReplacesDirectory(const std::string& path, Storage& storage) {
+  const auto entries = storage.List(path);
+  if (!entries.ok() || entries->empty()) {
+    return true;
+  }
+  const auto format = ShownFormat(*entries);
+  if (format == Format::kVarve) {
+    return true;
+  }
+  const OwnNames names(storage, path, *entries);
+  return format == Format::kDcp &&
+         std::all_of(entries->begin(), entries->end(), [&](const DirectoryEntry& entry) {
+           return !entry.is_directory && names.FitsPattern(entry.name);
+         });
+}
+
+}  // namespace varve

@@ -1,0 +1,211 @@
+#include <algorithm>
+#include <cstddef>
+#include <memory>
+#include <utility>
+
+#include "base/stop.h"
+#include "catalogue/names.h"
+#include "catalogue/own_names.h"
+#include "publish/replaced.h"
+#include "publish/save_id.h"
+#include "varve/catalogue.h"
+#include "varve/path.h"
+
+namespace varve {
+namespace {
+
+/// No lock says whether ranks still talk in a directory. Nobody waits for an answer as long as
+/// this.
+constexpr std::int64_t kTalkIsOverNs = std::int64_t{24} * 3600 * 1'000'000'000;
+
+std::uint64_t TreeBytes(Storage& storage, const std::string& path, const DirectoryEntry& entry) {
+  if (entry.is_link) {
+    return 0;  // What it leads to stays.
+  }
+  if (!entry.is_directory) {
+    return entry.size;
+  }
+  std::uint64_t bytes = 0;
+  if (const auto files = storage.List(path); files.ok()) {
+    for (const DirectoryEntry& file : *files) {
+      bytes += TreeBytes(storage, JoinPath(path, file.name), file);
+    }
+  }
+  return bytes;
+}
+
+class Collector {
+ public:
+  Collector(Storage& storage, bool dry_run, const std::stop_token& stop)
+      : storage_(storage), dry_run_(dry_run), stop_(stop) {}
+
+  /// What dead saves left beside checkpoints.
+  Status Siblings(const std::string& directory, const std::vector<DirectoryEntry>& entries) {
+    VARVE_RETURN_IF_ERROR(PartsOfFiles(directory, entries));
+    for (const DirectoryEntry& entry : entries) {
+      const auto leftover = ParseLeftover(entry.name);
+      if (!leftover || leftover->kind == LeftoverKind::kPart) {
+        continue;
+      }
+      VARVE_RETURN_IF_ERROR(CheckStop(stop_));
+      const std::string path = JoinPath(directory, entry.name);
+      if (leftover->kind == LeftoverKind::kTalk &&
+          static_cast<std::int64_t>(UnixTimeNs()) - entry.modified_ns < kTalkIsOverNs) {
+        report_.kept.push_back(path);
+        continue;
+      }
+      const std::string target = JoinPath(directory, leftover->target);
+      const auto lock = storage_.Lock(LockPath(target));
+      std::unique_ptr<StorageLock> old_lock;  // Of a save by an older version.
+      bool free = lock.ok();
+      if (OldLockPath(target) != LockPath(target) &&
+          FindEntry(entries, BaseName(OldLockPath(target))) != nullptr) {
+        auto locked = storage_.Lock(OldLockPath(target));
+        free = free && locked.ok();
+        old_lock = locked.ok() ? std::move(*locked) : nullptr;
+      }
+      if (!free) {
+        // Held by a live save, or a file system without locks, where nobody can know.
+        report_.kept.push_back(path);
+        continue;
+      }
+      if (leftover->kind == LeftoverKind::kAside && !HoldsCheckpoint(storage_, target)) {
+        VARVE_RETURN_IF_ERROR(Recover(path, target));
+      } else {
+        const bool replaced =
+            leftover->kind == LeftoverKind::kAside || leftover->kind == LeftoverKind::kStaging;
+        VARVE_RETURN_IF_ERROR(Remove(path, entry, replaced ? target : ""));
+      }
+    }
+    return Status::Ok();
+  }
+
+  /// What dead rank-local saves left inside a checkpoint directory.
+  Status Parts(const std::string& directory) {
+    const auto entries = storage_.List(directory);
+    if (!entries.ok()) {
+      return Status::Ok();
+    }
+    for (const DirectoryEntry& entry : *entries) {
+      VARVE_RETURN_IF_ERROR(CheckStop(stop_));
+      if (const auto rank = PartRank(entry.name)) {
+        // The rank's lock tells whether the writer lives.
+        const std::string path = JoinPath(directory, entry.name);
+        if (const auto lock = storage_.Lock(RankLockPath(directory, *rank)); !lock.ok()) {
+          report_.kept.push_back(path);
+        } else {
+          VARVE_RETURN_IF_ERROR(Remove(path, entry));
+        }
+      } else if (IsInnerLock(entry.name)) {
+        const std::string path = JoinPath(directory, entry.name);
+        if (const auto lock = storage_.Lock(path); lock.ok()) {
+          VARVE_RETURN_IF_ERROR(Remove(path, entry));
+        }
+      }
+    }
+    return Status::Ok();
+  }
+
+  GarbageReport Take() { return std::move(report_); }
+
+ private:
+  /// What dead exports and conversions left. Whoever writes a single file holds a lock beside it; a
+  /// part with no lock file is somebody else's, a repair's or a rank's. Before the locks go.
+  Status PartsOfFiles(const std::string& directory, const std::vector<DirectoryEntry>& entries) {
+    for (const DirectoryEntry& entry : entries) {
+      const auto leftover = ParseLeftover(entry.name);
+      if (!leftover || leftover->kind != LeftoverKind::kPart) {
+        continue;
+      }
+      VARVE_RETURN_IF_ERROR(CheckStop(stop_));
+      const std::string lock_path = LockPath(JoinPath(directory, leftover->target));
+      const bool has_lock =
+          std::any_of(entries.begin(), entries.end(),
+                      [&](const DirectoryEntry& e) { return e.name == BaseName(lock_path); });
+      if (!has_lock) {
+        continue;
+      }
+      if (const auto lock = storage_.Lock(lock_path); !lock.ok()) {
+        report_.kept.push_back(JoinPath(directory, entry.name));
+      } else {
+        VARVE_RETURN_IF_ERROR(Remove(JoinPath(directory, entry.name), entry));
+      }
+    }
+    return Status::Ok();
+  }
+
+  Status Recover(const std::string& aside, const std::string& target) {
+    if (const auto entries = storage_.List(target); entries.ok() && !entries->empty()) {
+      report_.kept.push_back(aside);  // The name holds no checkpoint, but files of somebody's.
+      return Status::Ok();
+    }
+    report_.recovered.push_back(target);
+    return dry_run_ ? Status::Ok() : RecoverAside(storage_, target);
+  }
+
+  /// `target`: of what a save left, the checkpoint to which files go that are the user's.
+  Status Remove(const std::string& path, const DirectoryEntry& entry,
+                const std::string& target = "") {
+    report_.removed.push_back(path);
+    report_.bytes += TreeBytes(storage_, path, entry);
+    if (dry_run_) {
+      return Status::Ok();
+    }
+    // A dead save may have published without syncing: a power cut must not give a checkpoint's
+    // name back to a directory that is half removed.
+    if (std::string directory = ParentPath(path); directory != synced_) {
+      VARVE_RETURN_IF_ERROR(storage_.SyncDirectory(directory));
+      synced_ = std::move(directory);
+    }
+    if (target.empty() || entry.is_link) {
+      return entry.is_directory && !entry.is_link ? RemoveTree(storage_, path, stop_)
+                                                  : storage_.Remove(path);
+    }
+    const std::size_t conflicts = report_.conflicts.size();
+    VARVE_RETURN_IF_ERROR(RemoveStale(storage_, path, target, &report_.conflicts, stop_));
+    if (report_.conflicts.size() > conflicts) {
+      report_.removed.pop_back();  // Not all of it.
+    }
+    return Status::Ok();
+  }
+
+  Storage& storage_;
+  bool dry_run_;
+  const std::stop_token& stop_;
+  std::string synced_;  ///< The directory synced last.
+  GarbageReport report_;
+};
+
+}  // namespace
+
+namespace {
+
+Result<GarbageReport> Collect(const std::string& directory, bool dry_run, Storage& storage,
+                              const std::stop_token& stop) {
+  VARVE_ASSIGN_OR_RETURN(const auto entries, storage.List(directory));
+  Collector collector(storage, dry_run, stop);
+  VARVE_RETURN_IF_ERROR(collector.Siblings(directory, entries));
+  VARVE_RETURN_IF_ERROR(collector.Parts(directory));
+  for (const DirectoryEntry& entry : entries) {
+    // What a link leads to is not in this directory.
+    if (entry.is_directory && !entry.is_link && !ParseLeftover(entry.name)) {
+      VARVE_RETURN_IF_ERROR(collector.Parts(JoinPath(directory, entry.name)));
+    }
+  }
+  return collector.Take();
+}
+
+}  // namespace
+
+Result<GarbageReport> CollectGarbage(const std::string& path, bool dry_run, Storage& storage,
+                                     const std::stop_token& stop) {
+  VARVE_ASSIGN_OR_RETURN(const std::string directory, ResolvePath(path, storage));
+  auto report = Collect(directory, dry_run, storage, stop);
+  if (report.status().code() == StatusCode::kCancelled) {
+    return report.status().Annotate("collect garbage in " + directory +
+                                    ": what is left is removed by the next call");
+  }
+  return report;
+}
+
+}  // namespace varve

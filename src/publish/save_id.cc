@@ -1,0 +1,33 @@
+#include "publish/save_id.h"
+
+#include <cerrno>
+#include <chrono>
+#include <cstddef>
+#include <cstring>
+#include <string>
+
+#include <sys/random.h>
+#include <sys/types.h>
+
+namespace varve {
+
+Result<SaveId> RandomSaveId() {
+  SaveId id;
+  std::size_t filled = 0;
+  while (filled < id.bytes.size()) {
+    const ssize_t got = ::getrandom(id.bytes.data() + filled, id.bytes.size() - filled, 0);
+    if (got < 0 && errno != EINTR) {
+      return Unavailable(std::string("no randomness for a save id: ") + std::strerror(errno));
+    }
+    filled += got > 0 ? static_cast<std::size_t>(got) : 0;
+  }
+  return id;
+}
+
+std::uint64_t UnixTimeNs() {
+  return static_cast<std::uint64_t>(std::chrono::duration_cast<std::chrono::nanoseconds>(
+                                        std::chrono::system_clock::now().time_since_epoch())
+                                        .count());
+}
+
+}  // namespace varve

@@ -1,0 +1,359 @@
+// A coordinated save: two exchanges, whatever the number of ranks.
+//   A. Every rank contributes its options and its local plan, which has a fingerprint of each
+//      shard. The coordinator checks that the options agree (terms.h), settles who writes
+//      what, finds replicas that differ, and checks that the index can be written. Then it claims
+//      the name and makes the staging directory (commit.cc, steps 0-4); each rank learns its part.
+//   B. Every rank writes and syncs its data file, then contributes its checksums. The coordinator
+//      merges them into the manifest and publishes (commit.cc, steps 6-11); all learn the outcome.
+// A rank that fails in between contributes its error: all ranks return it, and the staging
+// directory goes. A rank that dies is named by the exchange it does not answer.
+//
+// An asynchronous save settles with the tensors at hand and claims the name later, in the
+// background, in an exchange of its own between A and B. A rank whose copy failed says so there,
+// before anything has been written. A save that is repeated begins at that exchange.
+//
+// A rank takes part in every exchange whatever happens to it between them, also where it runs out
+// of memory: each step runs in Guarded, and nothing is allocated around the exchanges themselves.
+
+#include "save/coordinated.h"
+
+#include <algorithm>
+#include <chrono>
+#include <cstddef>
+#include <functional>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "base/bytes.h"
+#include "base/guarded.h"
+#include "base/name_list.h"
+#include "base/octets.h"
+#include "catalogue/names.h"
+#include "catalogue/side_files.h"
+#include "format/manifest.h"
+#include "plan/index_size.h"
+#include "publish/claim.h"
+#include "publish/commit.h"
+#include "publish/save_id.h"
+#include "save/data_writer.h"
+#include "save/dcp.h"
+#include "save/fingerprint.h"
+#include "save/terms.h"
+
+namespace varve {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+/// On network file systems another node's new directory may take a while to be seen.
+constexpr auto kVisibilityWait = std::chrono::seconds(10);
+constexpr auto kVisibilityPoll = std::chrono::milliseconds(20);
+
+class CoordinatedSave final : public SaveSession {
+ public:
+  CoordinatedSave(const State& state, const std::string& path, const SaveOptions& options,
+                  Claim claim)
+      : state_(&state),
+        path_(path),
+        options_(options),
+        claim_(claim),
+        storage_(options.storage != nullptr ? *options.storage : PosixStorage()) {}
+
+  /// One that was planned elsewhere.
+  CoordinatedSave(SettledSave settled, const std::string& path, const SaveOptions& options)
+      : path_(path),
+        options_(options),
+        claim_(Claim::kApart),
+        storage_(options.storage != nullptr ? *options.storage : PosixStorage()),
+        start_(Clock::now()) {
+    settled_ = std::move(settled);
+  }
+
+  Status Resume() {
+    const FileIdentity& identity = settled_.identity;
+    const std::size_t others = identity.rank == 0 ? identity.world_size : 0;
+    if (identity.rank >= identity.world_size || settled_.plans.size() != others ||
+        settled_.settled.ranks.size() != others) {
+      return DataLoss("a save that is described for other ranks than it has");
+    }
+    return Prepare();
+  }
+
+  Status Plan(Coordinator& coordinator, const Status& ready) override {
+    start_ = Clock::now();
+    // Checked here and not before: a rank that returned early would leave the others waiting.
+    auto mine = Guarded([&] { return MakeContribution(coordinator, ready); });
+    const auto settle = [&](std::vector<std::string> plans) { return Settle(std::move(plans)); };
+    VARVE_ASSIGN_OR_RETURN(const std::string reply, Exchange(coordinator, what_, std::move(mine),
+                                                             NextDeadline(), std::cref(settle)));
+    settled_.format = options_.format;
+    settled_.identity.rank = static_cast<std::uint32_t>(coordinator.rank());
+    settled_.identity.world_size = static_cast<std::uint32_t>(coordinator.size());
+    // A failure is this rank's alone: Write tells the others.
+    prepared_ = Guarded([&] {
+      VARVE_RETURN_IF_ERROR(TakeAssignment(reply));
+      return Prepare();
+    });
+    return Status::Ok();
+  }
+
+  Result<SaveReport> Write(Coordinator& coordinator, StagedFile* staged,
+                           const Status& ready) override {
+    Status begun = CopyOf(prepared_.ok() ? ready : prepared_);
+    if (claim_ == Claim::kApart) {
+      begun = ExchangeClaim(coordinator, std::move(begun));
+      VARVE_RETURN_IF_ERROR(begun);
+    }
+    SaveReport report;
+    auto written = Guarded([&]() -> Result<WrittenShare> {
+      VARVE_RETURN_IF_ERROR(begun);
+      report.differing_objects = settled_.settled.differing_objects;
+      report.differing_tensors = settled_.settled.differing_tensors;
+      return WriteShare(staged);
+    });
+    Status outcome = ExchangeReceipts(coordinator, &written);
+    if (!outcome.ok()) {
+      commit_.reset();  // Abandons: the name is free, and the next attempt claims it anew.
+      return outcome;
+    }
+    report.save_id = settled_.identity.save_id;
+    report.bytes_written = written->bytes;
+    report.direct = written->direct;
+    if (commit_ != nullptr) {
+      report.conflicts = commit_->conflicts();
+    }
+    report.seconds = std::chrono::duration<double>(Clock::now() - start_).count();
+    return report;
+  }
+
+ private:
+  [[nodiscard]] Deadline NextDeadline() const { return Clock::now() + options_.timeout; }
+
+  /// What this rank brings to exchange A. Keeps the plan.
+  Contribution MakeContribution(const Coordinator& coordinator, const Status& ready) {
+    VARVE_RETURN_IF_ERROR(CopyOf(ready));
+    VARVE_RETURN_IF_ERROR(CheckSaveOptions(options_, path_));
+    if (coordinator.rank() == 0) {
+      VARVE_RETURN_IF_ERROR(CheckSideFiles(state_->files));
+      settled_.side_files = state_->files;
+    }
+    VARVE_ASSIGN_OR_RETURN(settled_.plan, MakeLocalPlan(*state_));
+    if (coordinator.size() > 1) {
+      AddFingerprints(*state_, options_.check_replicas, &settled_.plan);
+    }
+    const auto terms = TermsOf(options_, path_, coordinator.size(), claim_ == Claim::kApart);
+    return EncodeTerms(terms, EncodeLocalPlan(settled_.plan));
+  }
+
+  /// Takes what exchange A has given this rank to write.
+  Status TakeAssignment(std::string_view reply) {
+    FileIdentity& identity = settled_.identity;
+    ByteReader in(reply);
+    GetOctets(&in, &identity.save_id.bytes);
+    identity.created_ns = in.U64();
+    identity.block_bytes = in.U64();
+    const std::string_view assignment = in.String();
+    VARVE_RETURN_IF_ERROR(in.Finish());
+    VARVE_ASSIGN_OR_RETURN(settled_.assignment, DecodeAssignment(assignment));
+    return Status::Ok();
+  }
+
+  /// On the coordinator, within exchange A.
+  Result<std::vector<std::string>> Settle(std::vector<std::string> encoded) {
+    VARVE_RETURN_IF_ERROR(AgreeOnTerms(&encoded));
+    for (const std::string& bytes : encoded) {
+      VARVE_ASSIGN_OR_RETURN(LocalPlan plan, DecodeLocalPlan(bytes));
+      settled_.plans.push_back(std::move(plan));
+    }
+    encoded.clear();
+    VARVE_ASSIGN_OR_RETURN(settled_.settled, varve::Settle(settled_.plans));
+    VARVE_RETURN_IF_ERROR(CheckReplicasAgree());
+    FileIdentity& identity = settled_.identity;
+    if (options_.save_id) {
+      identity.save_id = *options_.save_id;
+    } else {
+      VARVE_ASSIGN_OR_RETURN(identity.save_id, RandomSaveId());
+    }
+    identity.created_ns = UnixTimeNs();
+    identity.block_bytes = options_.block_bytes;
+    identity.world_size = static_cast<std::uint32_t>(settled_.plans.size());
+    VARVE_RETURN_IF_ERROR(CheckIndexSizes());
+    if (claim_ == Claim::kWithPlan) {
+      VARVE_RETURN_IF_ERROR(ClaimName());
+    }
+    std::vector<std::string> replies;
+    for (const RankAssignment& assignment : settled_.settled.ranks) {
+      Bytes reply;
+      ByteWriter out(&reply);
+      PutOctets(identity.save_id.bytes, &out);
+      out.U64(identity.created_ns);
+      out.U64(identity.block_bytes);
+      out.String(EncodeAssignment(assignment));
+      replies.push_back(std::move(reply));
+    }
+    return replies;
+  }
+
+  /// Checks that manifest and headers can be written; else a rank would learn it after the others
+  /// have written.
+  [[nodiscard]] Status CheckIndexSizes() const {
+    if (options_.format != Format::kVarve) {
+      return Status::Ok();  // Its index is known when all data have been written.
+    }
+    VARVE_RETURN_IF_ERROR(
+        CheckManifestSize(CountIndex(settled_.plans, settled_.settled, options_.block_bytes)));
+    return CheckHeaderSizes(settled_.plans, settled_.settled, settled_.identity);
+  }
+
+  [[nodiscard]] Status CheckReplicasAgree() const {
+    const std::vector<std::string>& differing = settled_.settled.differing_tensors;
+    if (differing.empty() || options_.on_difference != OnDifference::kError) {
+      return Status::Ok();
+    }
+    return FailedPrecondition(
+        "tensors differ between the ranks that hold them: " + NameSome(differing) +
+        "; nothing was written. Give what each rank has for itself a name of its own");
+  }
+
+  Status ClaimName() {
+    VARVE_ASSIGN_OR_RETURN(commit_, Commit::Begin(storage_, path_, settled_.identity.save_id,
+                                                  options_.overwrite, options_.stop));
+    return Status::Ok();
+  }
+
+  Status ExchangeClaim(Coordinator& coordinator, Status ready) {
+    const auto claim =
+        [&](const std::vector<std::string>& ranks) -> Result<std::vector<std::string>> {
+      std::vector<std::string> replies(ranks.size());
+      VARVE_RETURN_IF_ERROR(ClaimName());
+      return replies;
+    };
+    auto mine = ready.ok() ? Contribution(std::string()) : Contribution(std::move(ready));
+    return Exchange(coordinator, what_, std::move(mine), NextDeadline(), std::cref(claim)).status();
+  }
+
+  /// Lays this rank's file out, without data where it was planned elsewhere.
+  Status Prepare() {
+    if (settled_.format == Format::kDcp) {
+      file_name_ = DcpFileName(settled_.identity.rank);
+      VARVE_ASSIGN_OR_RETURN(work_,
+                             state_ == nullptr
+                                 ? DescribeDcpShare(settled_.layout, settled_.identity.block_bytes)
+                                 : PrepareDcpShare(*state_, settled_.assignment, options_));
+      settled_.layout = work_.layout;
+      return Status::Ok();
+    }
+    VARVE_ASSIGN_OR_RETURN(FilePlan file,
+                           PlanFile(settled_.plan, settled_.assignment, settled_.identity));
+    file_name_ = DataFileName(file.header);
+    VARVE_ASSIGN_OR_RETURN(
+        work_, state_ == nullptr
+                   ? DescribeDataFile(std::move(file))
+                   : PrepareDataFile(*state_, std::move(file), settled_.assignment.structure));
+    return Status::Ok();
+  }
+
+  Result<WrittenShare> WriteShare(StagedFile* staged) {
+    VARVE_ASSIGN_OR_RETURN(const std::string path, FollowLinks(storage_, path_));
+    const std::string staging = StagingPath(path, settled_.identity.save_id);
+    const auto give_up = Clock::now() + kVisibilityWait;
+    // Only absence may be a matter of time; any other error is final.
+    for (Status seen = storage_.List(staging).status(); !seen.ok();
+         seen = storage_.List(staging).status()) {
+      if (seen.code() != StatusCode::kNotFound) {
+        return seen;
+      }
+      if (Clock::now() > give_up) {
+        return FailedPrecondition("does not see the staging directory " + staging +
+                                  " that the coordinator made; all ranks must save to one shared "
+                                  "file system");
+      }
+      std::this_thread::sleep_for(kVisibilityPoll);
+    }
+    return WriteFileWork(storage_, JoinPath(staging, file_name_), work_, staged, options_);
+  }
+
+  /// Takes the receipt out of `written`.
+  Status ExchangeReceipts(Coordinator& coordinator, Result<WrittenShare>* written) {
+    Contribution mine = written->ok() ? Contribution(std::move((*written)->receipt))
+                                      : Contribution(CopyOf(written->status()));
+    const auto publish =
+        [&](const std::vector<std::string>& receipts) -> Result<std::vector<std::string>> {
+      std::vector<std::string> replies(receipts.size());
+      VARVE_RETURN_IF_ERROR(Publish(receipts));
+      return replies;
+    };
+    auto outcome =
+        Exchange(coordinator, what_, std::move(mine), NextDeadline(), std::cref(publish));
+    // Once published the save has succeeded, even if a rank died before it could be told.
+    return published_ ? Status::Ok() : CopyOf(outcome.status());
+  }
+
+  /// On the coordinator, within exchange B.
+  Status Publish(const std::vector<std::string>& receipts) {
+    if (settled_.format == Format::kDcp) {
+      return PublishDcp(receipts);
+    }
+    std::vector<CheckedHeader> headers;
+    for (std::size_t rank = 0; rank < receipts.size(); ++rank) {
+      VARVE_ASSIGN_OR_RETURN(const WriteReceipt receipt, DecodeReceipt(receipts[rank]));
+      FileIdentity identity = settled_.identity;
+      identity.rank = static_cast<std::uint32_t>(rank);
+      VARVE_ASSIGN_OR_RETURN(
+          FilePlan file, PlanFile(settled_.plans[rank], settled_.settled.ranks[rank], identity));
+      VARVE_RETURN_IF_ERROR(ApplyReceipt(receipt, &file.header));
+      headers.push_back({std::move(file.header), receipt.header_bytes, receipt.header_crc32c});
+    }
+    VARVE_ASSIGN_OR_RETURN(Metadata metadata, MergeHeaders(std::move(headers)));
+    metadata.side_files = DescribeSideFiles(settled_.side_files);
+    commit_->AddSideFiles(settled_.side_files);
+    VARVE_RETURN_IF_ERROR(commit_->Publish(metadata));
+    published_ = true;
+    return Status::Ok();
+  }
+
+  Status PublishDcp(const std::vector<std::string>& encoded) {
+    std::vector<DcpReceipt> receipts;
+    for (const std::string& bytes : encoded) {
+      VARVE_ASSIGN_OR_RETURN(DcpReceipt receipt, DecodeDcpReceipt(bytes));
+      receipts.push_back(std::move(receipt));
+    }
+    VARVE_ASSIGN_OR_RETURN(
+        const DcpIndexFiles made,
+        MakeDcpIndex(settled_.plans, settled_.settled.ranks, receipts,
+                     DescribeSideFiles(settled_.side_files), settled_.identity.block_bytes));
+    commit_->AddSideFiles(settled_.side_files);
+    VARVE_RETURN_IF_ERROR(commit_->Publish(made.files, made.index));
+    published_ = true;
+    return Status::Ok();
+  }
+
+  const State* const state_ = nullptr;  // Null where it was planned elsewhere.
+  const std::string& path_;
+  const std::string what_ = "save " + path_;
+  const SaveOptions& options_;
+  const Claim claim_;
+  Storage& storage_;
+  Clock::time_point start_;
+  // On the coordinator:
+  std::unique_ptr<Commit> commit_;
+  bool published_ = false;
+};
+
+}  // namespace
+
+std::unique_ptr<SaveSession> MakeCoordinatedSave(const State& state, const std::string& path,
+                                                 const SaveOptions& options, Claim claim) {
+  return std::make_unique<CoordinatedSave>(state, path, options, claim);
+}
+
+Result<std::unique_ptr<SaveSession>> ResumeCoordinatedSave(SettledSave settled,
+                                                           const std::string& path,
+                                                           const SaveOptions& options) {
+  auto save = std::make_unique<CoordinatedSave>(std::move(settled), path, options);
+  VARVE_RETURN_IF_ERROR(save->Resume());
+  return std::unique_ptr<SaveSession>(std::move(save));
+}
+
+}  // namespace varve

@@ -1,0 +1,118 @@
+#include "save/data_writer.h"
+
+#include <cstddef>
+#include <memory>
+#include <utility>
+
+#include "base/checksum.h"
+#include "pipeline/file_writer.h"
+#include "save/device_memory.h"
+#include "save/ties.h"
+#include "tensor/box.h"
+
+namespace varve {
+namespace {
+
+Region ChunkRegion(const SourceTensor& source, const StoredChunk& chunk) {
+  return {chunk.box, MemoryOf(source), chunk.box};
+}
+
+Result<std::vector<FileSegment>> Segments(const State& state, const FilePlan& plan,
+                                          std::string_view structure) {
+  std::vector<FileSegment> segments;
+  segments.reserve(plan.header.chunks.size() + plan.header.objects.size() + 1);
+  for (std::size_t i = 0; i < plan.header.chunks.size(); ++i) {
+    const StoredChunk& chunk = plan.header.chunks[i];
+    const SourceTensor& source = state.tensors[plan.chunk_items[i]];
+    FileSegment segment{.bytes = chunk.bytes.end - chunk.bytes.begin, .owner = plan.chunk_items[i]};
+    if (!source.produce) {
+      segment.region = ChunkRegion(source, chunk);
+      segment.device = DeviceOf(source);
+    } else if (chunk.box == source.box) {
+      segment.produce = source.produce;
+    } else {
+      return InvalidArgument("tensor \"" + source.fqn +
+                             "\" is produced, not in memory; only a single rank can save it");
+    }
+    segments.push_back(std::move(segment));
+  }
+  for (const std::uint32_t item : plan.object_items) {
+    const std::string& encoded = state.objects[item].encoded;
+    segments.push_back({.bytes = encoded.size(), .literal = AsByteSpan(encoded)});
+  }
+  if (!structure.empty()) {
+    segments.push_back({.bytes = structure.size(), .literal = AsByteSpan(structure)});
+  }
+  return segments;
+}
+
+}  // namespace
+
+StridedMemory MemoryOf(const SourceTensor& source) {
+  return {static_cast<std::byte*>(const_cast<void*>(source.data)), source.box,
+          source.strides.empty() ? RowMajorStrides(source.box.sizes) : source.strides,
+          ItemSize(source.dtype)};
+}
+
+Result<LocalPlan> MakeLocalPlan(const State& state) {
+  LocalPlan plan;
+  plan.tensors.reserve(state.tensors.size());
+  for (const SourceTensor& tensor : state.tensors) {
+    if (!tensor.strides.empty() && tensor.strides.size() != tensor.box.sizes.size()) {
+      return InvalidArgument("tensor \"" + tensor.fqn +
+                             "\": " + std::to_string(tensor.strides.size()) + " strides for " +
+                             std::to_string(tensor.box.sizes.size()) + " dimensions");
+    }
+    plan.tensors.push_back({tensor.fqn, tensor.dtype, tensor.shape, tensor.box});
+  }
+  for (const SourceObject& object : state.objects) {
+    plan.objects.push_back({object.fqn, object.encoded.size(), Xxh3(AsByteSpan(object.encoded))});
+  }
+  plan.structure = state.structure;
+  VARVE_RETURN_IF_ERROR(CheckLocalPlan(plan));
+  for (const SourceTensor& tensor : state.tensors) {
+    if (tensor.data == nullptr && !tensor.produce && !IsEmpty(tensor.box)) {
+      return InvalidArgument("tensor \"" + tensor.fqn + "\" has no memory");
+    }
+    if (tensor.cuda && !tensor.strides.empty()) {
+      return InvalidArgument("tensor \"" + tensor.fqn +
+                             "\" is on a CUDA device and has strides: what is copied from there "
+                             "must be row-major");
+    }
+  }
+  FindTies(state, &plan);
+  return plan;
+}
+
+Result<FileWork> PrepareDataFile(const State& state, FilePlan plan, std::string structure) {
+  const auto text = std::make_shared<const std::string>(std::move(structure));
+  VARVE_ASSIGN_OR_RETURN(std::vector<FileSegment> segments, Segments(state, plan, *text));
+  VARVE_ASSIGN_OR_RETURN(FileWork work, DescribeDataFile(std::move(plan)));
+  work.segments = std::move(segments);
+  work.keep = text;
+  work.name_of = [&state](std::uint32_t owner) { return state.tensors[owner].fqn; };
+  return work;
+}
+
+Result<FileWork> DescribeDataFile(FilePlan plan) {
+  VARVE_ASSIGN_OR_RETURN(const std::uint64_t header_bytes, HeaderBytes(plan.header));
+  FileWork work;
+  work.size = header_bytes + plan.header.data_bytes;
+  work.data_begin = header_bytes;
+  work.block_bytes = plan.header.block_bytes;
+  work.finish = [header = std::move(plan.header),
+                 header_bytes](WrittenSegments data) mutable -> Result<FinishedFile> {
+    WriteReceipt receipt;
+    receipt.header_bytes = header_bytes;
+    receipt.block_crc32c = std::move(data.block_crc32c);
+    receipt.contents = std::move(data.contents);
+    VARVE_RETURN_IF_ERROR(ApplyReceipt(receipt, &header));
+    FinishedFile finished;
+    VARVE_ASSIGN_OR_RETURN(finished.header, EncodeHeader(header, &receipt.header_crc32c));
+    finished.receipt = EncodeReceipt(receipt);
+    return finished;
+  };
+  return work;
+}
+
+}  // namespace varve

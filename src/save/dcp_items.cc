@@ -1,0 +1,187 @@
+#include "save/dcp_items.h"
+
+#include <array>
+#include <cassert>
+#include <cstddef>
+#include <optional>
+#include <utility>
+
+#include "base/bytes.h"
+#include "base/checked.h"
+#include "format/data_file.h"
+#include "interop/torch/encode.h"
+#include "pipeline/file_writer.h"
+#include "save/file_work.h"
+#include "save/fingerprint.h"
+#include "tensor/box.h"
+#include "varve/path.h"
+
+namespace varve {
+namespace {
+
+// What gaps are filled from: a page of zeros between items, one of filler before payloads.
+using Page = std::array<char, kTorchItemAlignment>;
+constexpr Page PageOf(char byte) {
+  Page page{};
+  page.fill(byte);
+  return page;
+}
+constexpr Page kZeros = PageOf('\0');
+constexpr Page kFiller = PageOf(kTorchFiller);
+
+/// True for a tensor whose payload is worth a page of its own. Sizes are checked later: what
+/// overflows is refused either way.
+bool IsLarge(const DcpItem& item) {
+  const auto elements = CheckedProduct(item.sizes);
+  const auto bytes = elements ? CheckedMul(*elements, ItemSize(item.dtype)) : std::nullopt;
+  return bytes && *bytes >= kDirectAlignment;
+}
+
+/// Of a tensor with elements.
+Region RegionOf(const DcpItem& item) {
+  const Box box = WholeBox(item.sizes);
+  // The pipeline reads through this pointer and never writes.
+  auto* data = static_cast<std::byte*>(const_cast<void*>(item.data));
+  const StridedMemory memory{data, box,
+                             item.strides.empty() ? RowMajorStrides(item.sizes) : item.strides,
+                             ItemSize(item.dtype)};
+  return {box, memory, box};
+}
+
+/// Collects the segments of a file, front to back. Their literals live in this or in the items.
+class DcpLayout {
+ public:
+  explicit DcpLayout(std::span<const DcpItem> items) {
+    texts_.reserve(items.size() * 2);
+    segments_.reserve(items.size() * 5);
+    extents_.reserve(items.size());
+  }
+
+  Status Add(const DcpItem& item) {
+    if (item.is_tensor) {
+      Status status = AddTensor(item, static_cast<std::uint32_t>(extents_.size()));
+      return status.ok() ? status : status.Annotate("tensor \"" + item.fqn + "\"");
+    }
+    extents_.push_back({size_, item.bytes.size()});
+    AddLiteral(AsByteSpan(item.bytes));
+    return Status::Ok();
+  }
+
+  /// All that is known before the writing. This must live as long as the segments are used.
+  DcpWork Work() { return {size_, std::move(segments_), std::move(extents_), nullptr}; }
+
+ private:
+  Status AddTensor(const DcpItem& item, std::uint32_t number) {
+    if (!item.strides.empty() && item.strides.size() != item.sizes.size()) {
+      return InvalidArgument(std::to_string(item.strides.size()) + " strides for " +
+                             std::to_string(item.sizes.size()) + " dimensions");
+    }
+    const bool align = IsLarge(item);
+    // Without the payload's CRC, which is known only when the bytes have passed. DCP never looks at
+    // it, and Varve has checksums of the file's blocks.
+    VARVE_ASSIGN_OR_RETURN(TensorArchive archive,
+                           EncodeTensorArchive(item.dtype, item.sizes, std::nullopt, align));
+    if (item.data == nullptr && !item.produce && archive.payload_bytes > 0) {
+      return InvalidArgument("there is no memory to read it from");
+    }
+    if (align) {
+      AddFiller(kZeros, RoundUp(size_, kTorchItemAlignment) - size_);
+    }
+    extents_.push_back({size_, archive.size(), archive.head.size()});
+    AddText(archive.head.substr(0, archive.head.size() - archive.filler_bytes));
+    AddFiller(kFiller, archive.filler_bytes);
+    if (archive.payload_bytes > 0) {
+      FileSegment payload{.bytes = archive.payload_bytes, .owner = number};
+      if (item.produce) {
+        payload.produce = item.produce;
+      } else {
+        payload.region = RegionOf(item);
+      }
+      segments_.push_back(std::move(payload));
+      size_ += archive.payload_bytes;
+    }
+    AddText(std::move(archive.tail));
+    return Status::Ok();
+  }
+
+  void AddText(std::string text) {
+    // Short strings hold their bytes in themselves: they must not move.
+    assert(texts_.size() < texts_.capacity());
+    texts_.push_back(std::move(text));
+    AddLiteral(AsByteSpan(texts_.back()));
+  }
+
+  void AddFiller(const Page& page, std::uint64_t bytes) {
+    AddLiteral(AsByteSpan({page.data(), page.size()}).first(bytes));
+  }
+
+  void AddLiteral(std::span<const std::byte> bytes) {
+    if (!bytes.empty()) {
+      segments_.push_back({bytes.size(), bytes, std::nullopt});
+      size_ += bytes.size();
+    }
+  }
+
+  std::uint64_t size_ = 0;
+  std::vector<std::string> texts_;
+  std::vector<FileSegment> segments_;
+  std::vector<DcpExtent> extents_;
+};
+
+}  // namespace
+
+Result<DcpWork> LayOutDcpItems(std::span<const DcpItem> items) {
+  const auto layout = std::make_shared<DcpLayout>(items);
+  for (const DcpItem& item : items) {
+    VARVE_RETURN_IF_ERROR(layout->Add(item));
+  }
+  DcpWork work = layout->Work();
+  work.keep = layout;
+  return work;
+}
+
+Result<DcpFile> WriteDcpItems(Storage& storage, const std::string& path,
+                              std::span<const DcpItem> items, const SaveOptions& options) {
+  if (options.block_bytes == 0 || options.block_bytes % kDataAlignment != 0 ||
+      options.block_bytes > kMaxBlockBytes) {
+    return InvalidArgument("block_bytes must be a multiple of 4096 up to 8 MiB, not " +
+                           std::to_string(options.block_bytes));
+  }
+  VARVE_ASSIGN_OR_RETURN(DcpWork laid_out, LayOutDcpItems(items));
+  DcpFile written;
+  written.items = std::move(laid_out.items);
+  written.size = laid_out.size;
+  written.block_bytes = options.block_bytes;
+  FileWork work;
+  work.size = laid_out.size;
+  work.block_bytes = options.block_bytes;
+  work.segments = std::move(laid_out.segments);
+  work.finish = [&](WrittenSegments data) -> Result<FinishedFile> {
+    written.block_crc32c = std::move(data.block_crc32c);
+    return FinishedFile{};
+  };
+  VARVE_ASSIGN_OR_RETURN(const WrittenShare share,
+                         WriteFileWork(storage, path, work, nullptr, options));
+  written.direct = share.direct;
+  return written;
+}
+
+Result<DcpFile> WriteDcpFile(const std::string& path, const std::vector<DcpItem>& items,
+                             const SaveOptions& options, Storage& storage) {
+  VARVE_ASSIGN_OR_RETURN(const std::string where, ResolvePath(path, storage));
+  return WriteDcpItems(storage, where, items, options);
+}
+
+std::vector<std::uint64_t> FingerprintDcpItems(const std::vector<DcpItem>& items) {
+  std::vector<std::uint64_t> fingerprints(items.size());
+  for (std::size_t i = 0; i < items.size(); ++i) {
+    const DcpItem& item = items[i];
+    const bool has_memory = item.is_tensor && item.data != nullptr && !item.produce;
+    if (has_memory && CheckedProduct(item.sizes).value_or(0) > 0) {
+      fingerprints[i] = Fingerprint(RegionOf(item), CheckReplicas::kSamples);
+    }
+  }
+  return fingerprints;
+}
+
+}  // namespace varve

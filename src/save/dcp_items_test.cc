@@ -1,0 +1,247 @@
+#include "save/dcp_items.h"
+
+#include <atomic>
+
+#include <gtest/gtest.h>
+
+#include "base/checksum.h"
+#include "interop/torch/archive.h"
+#include "interop/torch/encode.h"
+#include "storage/memory.h"
+#include "support/archives.h"
+#include "support/random.h"
+#include "support/status_matchers.h"
+#include "support/temp_dir.h"
+#include "tensor/box.h"
+
+namespace varve {
+namespace {
+
+using test::FailsWith;
+using test::IsOk;
+using test::Random;
+using test::TempDir;
+using test::Watched;
+
+constexpr const char* kPath = "__0_0.distcp";
+constexpr std::uint64_t kAnySize = std::uint64_t{1} << 30;
+
+DcpItem TensorItemOf(DType dtype, Dims sizes, const std::string& memory, Strides strides = {}) {
+  return {.fqn = "w",
+          .is_tensor = true,
+          .dtype = dtype,
+          .sizes = std::move(sizes),
+          .data = memory.data(),
+          .strides = std::move(strides)};
+}
+
+DcpItem BytesItemOf(std::string bytes) { return {.fqn = "step", .bytes = std::move(bytes)}; }
+
+std::string_view ItemOf(const std::string& file, const DcpExtent& extent) {
+  return std::string_view(file).substr(extent.offset, extent.length);
+}
+
+/// The items that `sizes` bytes each make, with their memory.
+struct State {
+  std::vector<std::string> memory;
+  std::vector<DcpItem> items;
+};
+
+State TensorsOf(const std::vector<std::uint64_t>& sizes) {
+  Random random(5);
+  State state;
+  for (const std::uint64_t size : sizes) {
+    state.memory.push_back(random.Bytes(size));
+  }
+  for (const std::string& bytes : state.memory) {
+    state.items.push_back(TensorItemOf(DType::kUInt8, {bytes.size()}, bytes));
+  }
+  return state;
+}
+
+TEST(DcpWriter, EveryItemIsAnArchiveOfItsOwn) {
+  const State state = TensorsOf({0, 1, 4095, 4096, 100'000, 3, 9'000'000});
+  std::vector<DcpItem> items = state.items;
+  const std::string archive = *EncodeValueArchive(Value::Int(7));
+  items.insert(items.begin() + 2, BytesItemOf(archive));
+  items.push_back(BytesItemOf(""));
+  for (const bool direct : {false, true}) {
+    MemoryStorage storage;
+    const auto written = WriteDcpItems(storage, kPath, items, {.direct = direct});
+    ASSERT_TRUE(IsOk(written));
+    const std::string file = *ReadWholeFile(storage, kPath, kAnySize);
+    EXPECT_EQ(written->size, file.size());
+    EXPECT_EQ(written->direct, direct);
+    ASSERT_EQ(written->items.size(), items.size());
+    for (std::size_t i = 0; i < items.size(); ++i) {
+      const std::string_view item = ItemOf(file, written->items[i]);
+      const std::uint64_t payload = written->items[i].offset + written->items[i].payload;
+      if (!items[i].is_tensor) {
+        EXPECT_EQ(item, items[i].bytes);
+        EXPECT_EQ(payload, written->items[i].offset);
+        continue;
+      }
+      const auto read = ReadTensorItem(item.size(), Watched(item));
+      ASSERT_TRUE(IsOk(read));
+      EXPECT_EQ(read->tensor.sizes, items[i].sizes);
+      EXPECT_EQ(written->items[i].offset + read->storage.begin, payload);
+      const auto expected_item = EncodeTensorArchive(DType::kUInt8, items[i].sizes, std::nullopt,
+                                                     items[i].sizes[0] >= 4096);
+      ASSERT_TRUE(IsOk(expected_item));
+      EXPECT_TRUE(item.starts_with(expected_item->head) && item.ends_with(expected_item->tail));
+      const std::string_view expected(static_cast<const char*>(items[i].data), items[i].sizes[0]);
+      EXPECT_TRUE(file.substr(payload, items[i].sizes[0]) == expected) << i;
+    }
+  }
+}
+
+TEST(DcpWriter, LargeTensorsBeginAtPagesAndSmallItemsArePacked) {
+  State state = TensorsOf({10, 4096, 4095, 5000, 0});
+  state.items.insert(state.items.begin(), BytesItemOf("an archive"));
+  state.items.push_back(BytesItemOf("another"));
+  MemoryStorage storage;
+  const auto written = WriteDcpItems(storage, kPath, state.items, {});
+  ASSERT_TRUE(IsOk(written));
+  std::uint64_t end = 0;
+  const std::string file = *ReadWholeFile(storage, kPath, kAnySize);
+  for (std::size_t i = 0; i < state.items.size(); ++i) {
+    const DcpExtent& extent = written->items[i];
+    const bool large = state.items[i].is_tensor && state.items[i].sizes[0] >= 4096;
+    EXPECT_EQ(extent.offset, large ? (end + 4095) / 4096 * 4096 : end) << i;
+    EXPECT_EQ(large, (written->items[i].offset + written->items[i].payload) % 4096 == 0 && i > 0)
+        << i;
+    EXPECT_EQ(file.find_first_not_of('\0', end), extent.offset) << "gaps are zeros";
+    end = extent.offset + extent.length;
+  }
+  EXPECT_EQ(end, file.size());
+}
+
+TEST(DcpWriter, StridedMemoryIsStoredRowMajor) {
+  const std::string memory = "abcdefghijkl";
+  // Column-major; every other element; backwards.
+  const std::vector<std::pair<DcpItem, std::string>> cases{
+      {TensorItemOf(DType::kUInt8, {3, 4}, memory, {1, 3}), "adgjbehkcfil"},
+      {TensorItemOf(DType::kInt16, {3}, memory, {2}), "abefij"},
+      {TensorItemOf(DType::kUInt8, {2, 2}, memory, {0, 5}), "afaf"},
+      {TensorItemOf(DType::kFloat32, {}, memory), "abcd"},
+  };
+  for (const auto& [item, expected] : cases) {
+    MemoryStorage storage;
+    const auto written = WriteDcpItems(storage, kPath, {&item, 1}, {});
+    ASSERT_TRUE(IsOk(written));
+    const std::string file = *ReadWholeFile(storage, kPath, kAnySize);
+    EXPECT_EQ(file.substr(written->items[0].offset + written->items[0].payload, expected.size()),
+              expected);
+    const auto read = ReadTensorItem(file.size(), Watched(file));
+    ASSERT_TRUE(IsOk(read));
+    EXPECT_EQ(read->tensor.strides, RowMajorStrides(item.sizes));
+    EXPECT_EQ(read->storage.bytes, expected.size());
+  }
+}
+
+TEST(DcpWriter, BlockChecksumsAreThoseOfTheFile) {
+  const State state = TensorsOf({20'000, 7, 50'000});
+  MemoryStorage storage;
+  const auto written = WriteDcpItems(storage, kPath, state.items, {.block_bytes = 8192});
+  ASSERT_TRUE(IsOk(written));
+  EXPECT_EQ(written->block_bytes, 8192U);
+  const std::string file = *ReadWholeFile(storage, kPath, kAnySize);
+  std::vector<std::uint32_t> expected;
+  for (std::size_t at = 0; at < file.size(); at += 8192) {
+    expected.push_back(Crc32c(AsByteSpan(std::string_view(file).substr(at, 8192))));
+  }
+  EXPECT_EQ(written->block_crc32c, expected);
+}
+
+TEST(DcpWriter, NoItemsMakeAnEmptyFile) {
+  const TempDir folder;
+  const auto written = WriteDcpFile(folder / kPath, {});
+  ASSERT_TRUE(IsOk(written));
+  EXPECT_EQ(written->size, 0U);
+  EXPECT_TRUE(written->block_crc32c.empty());
+  EXPECT_EQ(*ReadWholeFile(PosixStorage(), folder / kPath, kAnySize), "");
+}
+
+TEST(DcpWriter, WritesRealFilesLikeThoseInMemory) {
+  const State state = TensorsOf({100'000, 10, 4096});
+  const TempDir folder;
+  MemoryStorage memory;
+  const auto real = WriteDcpFile(folder / kPath, state.items);
+  const auto held = WriteDcpFile(kPath, state.items, {}, memory);
+  ASSERT_TRUE(IsOk(real));
+  ASSERT_TRUE(IsOk(held));
+  EXPECT_EQ(real->block_crc32c, held->block_crc32c);
+  EXPECT_TRUE(*ReadWholeFile(PosixStorage(), folder / kPath, kAnySize) ==
+              *ReadWholeFile(memory, kPath, kAnySize));
+}
+
+TEST(DcpWriter, WhatIsWrittenOutlivesAPowerCut) {
+  const State state = TensorsOf({100'000});
+  MemoryStorage storage;
+  ASSERT_TRUE(IsOk(WriteDcpFile(kPath, state.items, {}, storage)));
+  const std::string file = *ReadWholeFile(storage, kPath, kAnySize);
+  ASSERT_TRUE(IsOk(storage.SyncDirectory(".")));
+  const auto after = storage.AfterPowerCut(PowerCut::kKeepSynced);
+  EXPECT_TRUE(*ReadWholeFile(*after, kPath, kAnySize) == file);
+}
+
+TEST(DcpWriter, ProgressEndsWithTheWholeFile) {
+  const State state = TensorsOf({20'000'000});
+  MemoryStorage storage;
+  std::atomic<std::uint64_t> most{0};
+  std::atomic<std::uint64_t> total{0};
+  SaveOptions options;
+  options.progress = [&](std::uint64_t done, std::uint64_t of) {
+    std::uint64_t before = most;
+    while (before < done && !most.compare_exchange_weak(before, done)) {
+    }
+    total = of;
+  };
+  const auto written = WriteDcpItems(storage, kPath, state.items, options);
+  ASSERT_TRUE(IsOk(written));
+  EXPECT_EQ(most, written->size);
+  EXPECT_EQ(total, written->size);
+}
+
+TEST(DcpWriter, AnItemThatCannotBeIsRefusedBeforeTheFileIsBegun) {
+  const std::string memory(64, 'm');
+  const std::uint64_t huge = std::uint64_t{1} << 40;
+  DcpItem nowhere = TensorItemOf(DType::kUInt8, {3}, memory);
+  nowhere.data = nullptr;
+  for (const DcpItem& item : {nowhere, TensorItemOf(DType::kUInt8, {3}, memory, {1, 1}),
+                              TensorItemOf(DType::kUInt8, {huge, huge}, memory)}) {
+    MemoryStorage storage;
+    EXPECT_TRUE(FailsWith(WriteDcpItems(storage, kPath, {&item, 1}, {}),
+                          StatusCode::kInvalidArgument, {"tensor \"w\""}));
+    EXPECT_TRUE(FailsWith(storage.OpenForRead(kPath), StatusCode::kNotFound));
+  }
+  for (const std::uint64_t block_bytes : {0ULL, 1000ULL, 16ULL << 20}) {
+    MemoryStorage storage;
+    EXPECT_TRUE(FailsWith(WriteDcpItems(storage, kPath, {}, {.block_bytes = block_bytes}),
+                          StatusCode::kInvalidArgument, {"block_bytes"}));
+  }
+}
+
+TEST(DcpWriter, AnEmptyTensorNeedsNoMemory) {
+  DcpItem item = TensorItemOf(DType::kFloat64, {3, 0}, "");
+  item.data = nullptr;
+  MemoryStorage storage;
+  const auto written = WriteDcpItems(storage, kPath, {&item, 1}, {});
+  ASSERT_TRUE(IsOk(written));
+  const std::string file = *ReadWholeFile(storage, kPath, kAnySize);
+  const auto read = ReadTensorItem(file.size(), Watched(file));
+  ASSERT_TRUE(IsOk(read));
+  EXPECT_EQ(read->tensor.sizes, (Dims{3, 0}));
+}
+
+TEST(DcpWriter, AFileThatExistsIsNotTouched) {
+  MemoryStorage storage;
+  ASSERT_TRUE(IsOk(WriteWholeFile(storage, kPath, "precious")));
+  const State state = TensorsOf({10});
+  EXPECT_TRUE(
+      FailsWith(WriteDcpItems(storage, kPath, state.items, {}), StatusCode::kAlreadyExists));
+  EXPECT_EQ(*ReadWholeFile(storage, kPath, kAnySize), "precious");
+}
+
+}  // namespace
+}  // namespace varve

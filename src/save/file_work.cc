@@ -1,0 +1,39 @@
+#include "save/file_work.h"
+
+#include <atomic>
+#include <utility>
+
+namespace varve {
+
+Result<WrittenShare> WriteFileWork(Storage& storage, const std::string& path, const FileWork& work,
+                                   StagedFile* staged, const SaveOptions& options) {
+  VARVE_ASSIGN_OR_RETURN(const auto file,
+                         storage.OpenForWrite(path, {.size = work.size, .direct = options.direct}));
+  WriteSegmentsOptions write_options{.block_bytes = work.block_bytes,
+                                     .writes_in_flight = options.writes_in_flight,
+                                     .max_bytes_per_second = options.max_write_bandwidth,
+                                     .stop = options.stop};
+  std::atomic<std::uint64_t> done{0};
+  if (options.progress) {
+    write_options.on_written = [&](std::uint64_t bytes) {
+      options.progress(done += bytes, work.size);
+    };
+  }
+  VARVE_ASSIGN_OR_RETURN(WrittenSegments data,
+                         staged != nullptr ? staged->WriteTo(*file, work.data_begin, write_options)
+                                           : WriteSegments(*file, work.data_begin, work.segments,
+                                                           BufferPool::Shared(), write_options));
+  VARVE_ASSIGN_OR_RETURN(FinishedFile finished, work.finish(std::move(data)));
+  if (finished.header.size() != work.data_begin) {
+    return Internal("header of " + path + " changed size with its checksums");
+  }
+  if (work.data_begin > 0) {
+    const FileSegment segment{.bytes = work.data_begin, .literal = AsByteSpan(finished.header)};
+    VARVE_RETURN_IF_ERROR(
+        WriteSegments(*file, 0, {&segment, 1}, BufferPool::Shared(), write_options).status());
+  }
+  VARVE_RETURN_IF_ERROR(file->Sync(work.size));
+  return WrittenShare{std::move(finished.receipt), work.size, file->direct()};
+}
+
+}  // namespace varve

@@ -1,0 +1,230 @@
+// A save without talking. NAME is a directory that fills up with one file per rank; every file says
+// which save it belongs to, which rank wrote it and how many there are.
+//
+//  1. Make NAME if needed. Any rank may be first; each syncs PARENT, so that no rank's file can be
+//     durable in a directory that is not.
+//  2. Lock NAME/.rank-R.varve-lock: two processes that both think they are rank R, or two saves of
+//     one name at once, do not write the same file.
+//  3. Refuse a NAME that holds a committed checkpoint (it would hide these files), and without
+//     overwrite one that is complete. File names carry the save id: the files of an older save
+//     stay untouched, and a mix of two saves is two incomplete sets, never one complete one.
+//  4. Write .FILE.varve-part and sync it. A crash leaves a part, which nobody reads and the next
+//     save by rank R removes.
+//  5. Rename it to FILE without replacing, then sync NAME. A file under its own name is whole.
+//  6. NAME is a checkpoint as soon as the files of all ranks are there: readers count them. No rank
+//     has to be told. Whoever sees its save complete removes the files of older ones: with
+//     overwrite all, without it those of saves that died incomplete. A crash before that leaves
+//     both, and readers take the newest complete one.
+
+#include "save/local.h"
+
+#include <algorithm>
+#include <chrono>
+
+#include "base/guarded.h"
+#include "catalogue/names.h"
+#include "catalogue/scan.h"
+#include "format/commit_record.h"
+#include "publish/claim.h"
+#include "publish/commit.h"
+#include "publish/save_id.h"
+#include "save/data_writer.h"
+
+namespace varve {
+namespace {
+
+/// Returns whether the directory holds files of other saves. Goes by names: decoding headers would
+/// cost each rank a read of every file that the others have published.
+Result<bool> CheckTarget(Storage& storage, const std::string& path, const SaveId& id,
+                         bool overwrite) {
+  VARVE_ASSIGN_OR_RETURN(const auto entries, storage.List(path));
+  for (const DirectoryEntry& entry : entries) {
+    if (entry.name == kCommitRecordName) {
+      return AlreadyExists(path +
+                           " holds a committed checkpoint; a save without coordination "
+                           "cannot replace it, choose another name");
+    }
+  }
+  bool others = false;
+  for (const NamedSet& set : GroupByName(entries)) {
+    const bool other = set.save != NamedSave(id);
+    others = others || other;
+    if (other && set.complete() && !overwrite) {
+      return AlreadyExists(path + " already holds a checkpoint; pass overwrite to replace it");
+    }
+  }
+  return others;
+}
+
+/// Removes what earlier saves of this rank were writing when they died. The rank's lock is held.
+Status RemoveDeadParts(Storage& storage, const std::string& path, std::uint32_t rank) {
+  VARVE_ASSIGN_OR_RETURN(const auto entries, storage.List(path));
+  for (const DirectoryEntry& entry : entries) {
+    if (PartRank(entry.name) == rank) {
+      VARVE_RETURN_IF_ERROR(storage.Remove(JoinPath(path, entry.name)));
+    }
+  }
+  return Status::Ok();
+}
+
+/// Once this save is complete, the older ones are no longer wanted; complete ones only go if they
+/// may be overwritten.
+Status RemoveOlderSaves(Storage& storage, const std::string& path, const SaveId& id,
+                        bool overwrite) {
+  VARVE_ASSIGN_OR_RETURN(const auto entries, storage.List(path));
+  const std::vector<NamedSet> sets = GroupByName(entries);
+  const bool complete = std::any_of(sets.begin(), sets.end(), [&](const NamedSet& set) {
+    return set.save == NamedSave(id) && set.complete();
+  });
+  if (!complete || sets.size() == 1) {
+    return Status::Ok();
+  }
+  // Headers tell which saves are older, and that this one is as complete as its names say.
+  VARVE_ASSIGN_OR_RETURN(const ScanResult scan, ScanDataFiles(storage, path));
+  bool found = false;
+  for (const FileGroup& group : scan.groups) {  // Newest first.
+    if (group.save_id == id) {
+      if (!group.complete()) {
+        return Status::Ok();
+      }
+      found = true;
+      // The other ranks' names must be as durable as ours before older files go.
+      VARVE_RETURN_IF_ERROR(storage.SyncDirectory(path));
+      continue;
+    }
+    const bool wanted = group.complete() && !overwrite;
+    for (std::size_t i = 0; found && !wanted && i < group.files.size(); ++i) {
+      VARVE_RETURN_IF_ERROR(storage.Remove(JoinPath(path, DataFileName(group.files[i].header))));
+    }
+  }
+  return Status::Ok();
+}
+
+class RankLocalSave final : public SaveSession {
+ public:
+  RankLocalSave(const State& state, const std::string& path, const SaveOptions& options)
+      : state_(&state),
+        path_(path),
+        options_(options),
+        storage_(options.storage != nullptr ? *options.storage : PosixStorage()) {}
+
+  /// One that was planned elsewhere.
+  RankLocalSave(SettledSave settled, const std::string& path, const SaveOptions& options)
+      : path_(path),
+        options_(options),
+        storage_(options.storage != nullptr ? *options.storage : PosixStorage()),
+        start_(std::chrono::steady_clock::now()) {
+    settled_ = std::move(settled);
+  }
+
+  Status Resume() {
+    VARVE_ASSIGN_OR_RETURN(FilePlan file, PlanFile(settled_.plan, settled_.assignment, identity()));
+    file_name_ = DataFileName(file.header);
+    VARVE_ASSIGN_OR_RETURN(work_, DescribeDataFile(std::move(file)));
+    return Status::Ok();
+  }
+
+  Status Plan(Coordinator& coordinator, const Status& ready) override {
+    start_ = std::chrono::steady_clock::now();
+    settled_.identity.rank = static_cast<std::uint32_t>(coordinator.rank());
+    settled_.identity.world_size = static_cast<std::uint32_t>(coordinator.size());
+    prepared_ = Guarded([&] { return (ready.ok() ? MakePlan() : ready).Annotate(What()); });
+    return prepared_;
+  }
+
+  Result<SaveReport> Write(Coordinator& /*coordinator*/, StagedFile* staged,
+                           const Status& ready) override {
+    return Guarded([&] {
+      return (ready.ok() ? Publish(staged) : Result<SaveReport>(ready)).Annotate(What());
+    });
+  }
+
+ private:
+  [[nodiscard]] const FileIdentity& identity() const { return settled_.identity; }
+  [[nodiscard]] bool overwrite() const { return options_.overwrite == Overwrite::kAlways; }
+  [[nodiscard]] std::string What() const {
+    return "save " + path_ + " without coordination: rank " + std::to_string(identity().rank);
+  }
+
+  Status MakePlan() {
+    VARVE_RETURN_IF_ERROR(CheckSaveOptions(options_, path_));
+    if (!state_->files.empty()) {
+      return InvalidArgument(
+          "files cannot be saved without coordination: no rank knows when the checkpoint is whole");
+    }
+    FileIdentity& mine = settled_.identity;
+    mine.coordinated = false;
+    mine.created_ns = UnixTimeNs();
+    mine.block_bytes = options_.block_bytes;
+    if (options_.save_id) {
+      mine.save_id = *options_.save_id;
+    } else if (mine.world_size == 1) {
+      VARVE_ASSIGN_OR_RETURN(mine.save_id, RandomSaveId());
+    } else {
+      return InvalidArgument("give save_id, the same on every rank and new for every attempt");
+    }
+    VARVE_ASSIGN_OR_RETURN(settled_.plan, MakeLocalPlan(*state_));
+    settled_.assignment = AssignEverything(settled_.plan);
+    VARVE_ASSIGN_OR_RETURN(FilePlan file, PlanFile(settled_.plan, settled_.assignment, mine));
+    file_name_ = DataFileName(file.header);
+    VARVE_ASSIGN_OR_RETURN(
+        work_, PrepareDataFile(*state_, std::move(file), settled_.assignment.structure));
+    return Status::Ok();
+  }
+
+  Result<SaveReport> Publish(StagedFile* staged) {
+    VARVE_RETURN_IF_ERROR(MakeDirectories(storage_, path_));          // Step 1.
+    auto lock = storage_.Lock(RankLockPath(path_, identity().rank));  // Step 2.
+    if (lock.status().code() == StatusCode::kFailedPrecondition) {
+      return FailedPrecondition("another save of " + path_ + " by this rank is under way");
+    }
+    if (!lock.ok() && lock.status().code() != StatusCode::kUnimplemented) {
+      return lock.status();
+    }
+    VARVE_ASSIGN_OR_RETURN(const bool others,  // Step 3.
+                           CheckTarget(storage_, path_, identity().save_id, overwrite()));
+    if (lock.ok()) {
+      VARVE_RETURN_IF_ERROR(RemoveDeadParts(storage_, path_, identity().rank));
+    }
+    const std::string part = PartPath(path_, file_name_);
+    VARVE_RETURN_IF_ERROR(storage_.Remove(part));                           // A dead save's.
+    auto written = WriteFileWork(storage_, part, work_, staged, options_);  // Step 4.
+    Status status = written.status();
+    if (status.ok()) {
+      status = storage_.Rename(part, JoinPath(path_, file_name_), RenameMode::kNoReplace);  // 5.
+    }
+    if (!status.ok()) {
+      (void)storage_.Remove(part);
+      return status;
+    }
+    VARVE_RETURN_IF_ERROR(storage_.SyncDirectory(path_));
+    if (overwrite() || others) {  // Step 6.
+      VARVE_RETURN_IF_ERROR(RemoveOlderSaves(storage_, path_, identity().save_id, overwrite()));
+    }
+    const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - start_;
+    return SaveReport{identity().save_id, written->bytes, seconds.count(), written->direct, {}};
+  }
+
+  const State* const state_ = nullptr;  // Null where it was planned elsewhere.
+  const std::string& path_;
+  const SaveOptions& options_;
+  Storage& storage_;
+  std::chrono::steady_clock::time_point start_;
+};
+
+}  // namespace
+
+std::unique_ptr<SaveSession> MakeRankLocalSave(const State& state, const std::string& path,
+                                               const SaveOptions& options) {
+  return std::make_unique<RankLocalSave>(state, path, options);
+}
+
+Result<std::unique_ptr<SaveSession>> ResumeRankLocalSave(SettledSave settled,
+                                                         const std::string& path,
+                                                         const SaveOptions& options) {
+  auto save = std::make_unique<RankLocalSave>(std::move(settled), path, options);
+  VARVE_RETURN_IF_ERROR(save->Resume());
+  return std::unique_ptr<SaveSession>(std::move(save));
+}
+
+}  // namespace varve

@@ -1,0 +1,89 @@
+#include "save/session.h"
+
+#include <chrono>
+#include <memory>
+#include <string>
+
+#include "base/guarded.h"
+#include "catalogue/names.h"
+#include "format/data_file.h"
+#include "save/coordinated.h"
+#include "save/device_memory.h"
+#include "save/local.h"
+#include "varve/path.h"
+
+namespace varve {
+
+std::string_view OverwriteName(Overwrite overwrite) {
+  switch (overwrite) {
+    case Overwrite::kNever: return "false";
+    case Overwrite::kAlways: return "true";
+    case Overwrite::kDamaged: return "damaged";
+  }
+  return "unknown";
+}
+
+Status CheckSaveOptions(const SaveOptions& options, const std::string& path) {
+  VARVE_RETURN_IF_ERROR(CheckCheckpointName(path));
+  if (options.format != Format::kVarve && options.format != Format::kDcp) {
+    return InvalidArgument("saves are written as varve or dcp, not as " +
+                           std::string(FormatName(options.format)));
+  }
+  if (options.format == Format::kDcp && !options.coordinate) {
+    return InvalidArgument("a save without coordination is written in the native format only");
+  }
+  if (options.overwrite == Overwrite::kDamaged && !options.coordinate) {
+    return InvalidArgument(
+        "a save without coordination cannot replace damaged checkpoints only: no rank sees all "
+        "files");
+  }
+  if (options.block_bytes == 0 || options.block_bytes % kDataAlignment != 0 ||
+      options.block_bytes > kMaxBlockBytes) {
+    return InvalidArgument("block_bytes must be a multiple of 4096 up to 8 MiB, not " +
+                           std::to_string(options.block_bytes));
+  }
+  return Status::Ok();
+}
+
+std::unique_ptr<SaveSession> MakeSaveSession(const State& state, const std::string& path,
+                                             const SaveOptions& options, Claim claim) {
+  return options.coordinate ? MakeCoordinatedSave(state, path, options, claim)
+                            : MakeRankLocalSave(state, path, options);
+}
+
+Result<std::unique_ptr<SaveSession>> ResumeSave(SettledSave settled, const std::string& path,
+                                                const SaveOptions& options) {
+  return settled.identity.coordinated ? ResumeCoordinatedSave(std::move(settled), path, options)
+                                      : ResumeRankLocalSave(std::move(settled), path, options);
+}
+
+Result<SaveReport> Save(const State& state, const std::string& path, const SaveOptions& options,
+                        Coordinator& coordinator) {
+  std::string where;
+  Status ready;  // A path that cannot be resolved is for all ranks to learn of, as what else fails.
+  const auto session = Guarded([&]() -> Result<std::unique_ptr<SaveSession>> {
+    const auto resolved =
+        ResolvePath(path, options.storage != nullptr ? *options.storage : PosixStorage());
+    ready = resolved.status();
+    where = resolved.ok() ? *resolved : path;
+    return MakeSaveSession(state, where, options, Claim::kWithPlan);
+  });
+  if (!session.ok()) {
+    // The others learn of it from the first thing that they do together.
+    return options.coordinate ? Agree(coordinator, path, session.status(),
+                                      std::chrono::steady_clock::now() + options.timeout)
+                              : session.status();
+  }
+  if (ready.ok()) {
+    ready = Guarded([&] { return AwaitDeviceWork(state, nullptr); });
+  }
+  VARVE_RETURN_IF_ERROR((*session)->Plan(coordinator, ready));
+  return (*session)->Write(coordinator, nullptr, Status::Ok());
+}
+
+Result<SaveReport> Save(const State& state, const std::string& path, const SaveOptions& options) {
+  const auto coordinator = MakeSingleProcessCoordinator();
+  return Save(state, path, options, *coordinator);
+}
+
+}  // namespace varve

@@ -1,0 +1,68 @@
+/// One rank's part in one save, in stages: who writes what, then writing and publishing. In between
+/// the data may be copied away from the tensors (asynchronous saves).
+#pragma once
+
+#include <memory>
+#include <string>
+
+#include "save/file_work.h"
+#include "save/settled.h"
+#include "varve/checkpoint.h"
+#include "varve/coordinator.h"
+#include "varve/options.h"
+
+namespace varve {
+
+/// Threads: one at a time; Plan and Write may be called by different ones. One that Plan has
+/// settled may be written by another process, which has settled() and a copy of the data:
+/// ResumeSave.
+class SaveSession {
+ public:
+  SaveSession() = default;
+  SaveSession(const SaveSession&) = delete;
+  SaveSession& operator=(const SaveSession&) = delete;
+  virtual ~SaveSession() = default;
+
+  /// Settles who writes what. Collective where the save is; a rank that is not `ready` takes part
+  /// to say why. Afterwards `work` says what this rank's file will hold; it is empty where it could
+  /// not be laid out, which Write then reports. Errors: the same on all ranks that talk.
+  virtual Status Plan(Coordinator& coordinator, const Status& ready) = 0;
+  [[nodiscard]] const FileWork& work() const { return work_; }
+  [[nodiscard]] const std::string& file_name() const { return file_name_; }
+
+  /// Writes the file, from the tensors or from `staged`, and publishes the checkpoint. Collective
+  /// where the save is; a rank that is not `ready` takes part to say why. After a failure it may be
+  /// called again if all ranks do. `coordinator` may be another one than Plan's.
+  virtual Result<SaveReport> Write(Coordinator& coordinator, StagedFile* staged,
+                                   const Status& ready) = 0;
+
+  /// What there is to know of the planned save beside the data, for ResumeSave.
+  [[nodiscard]] const SettledSave& settled() const { return settled_; }
+  /// Why this rank's file cannot be written, if it could not be laid out.
+  [[nodiscard]] const Status& prepared() const { return prepared_; }
+
+ protected:
+  SettledSave settled_;
+  Status prepared_;
+  FileWork work_;
+  std::string file_name_;
+};
+
+/// How a coordinated save begins.
+enum class Claim : std::uint8_t {
+  kWithPlan,  ///< The name is claimed in the exchange of plans: nothing happens in between.
+  kApart,     ///< It is claimed in an exchange of its own when the writing begins.
+};
+
+/// All arguments must outlive the session; the tensors' memory is not touched once staged.
+std::unique_ptr<SaveSession> MakeSaveSession(const State& state, const std::string& path,
+                                             const SaveOptions& options, Claim claim);
+
+/// A session for which Plan has been called, here or elsewhere. It has no data: Write must be given
+/// a staged copy. Errors: DataLoss when `settled` contradicts itself.
+Result<std::unique_ptr<SaveSession>> ResumeSave(SettledSave settled, const std::string& path,
+                                                const SaveOptions& options);
+
+Status CheckSaveOptions(const SaveOptions& options, const std::string& path);
+
+}  // namespace varve

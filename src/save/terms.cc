@@ -1,0 +1,98 @@
+#include "save/terms.h"
+
+#include <cstddef>
+#include <map>
+#include <optional>
+#include <utility>
+
+#include "catalogue/scan.h"
+#include "varve/storage.h"
+
+namespace varve {
+namespace {
+
+constexpr std::string_view kMagic = "save plan";  // Other calls exchange messages without it.
+
+std::optional<std::vector<SaveTerm>> TakeTerms(ByteReader* in) {
+  if (in->String() != kMagic) {
+    return std::nullopt;
+  }
+  std::vector<SaveTerm> terms(in->Count(2));
+  for (SaveTerm& term : terms) {
+    term.name = std::string(in->String());
+    term.value = std::string(in->String());
+  }
+  return in->failed() ? std::nullopt : std::optional(std::move(terms));
+}
+
+/// "overwrite (false on rank 0, true on ranks 1, 3)".
+std::string Describe(const std::vector<std::vector<SaveTerm>>& ranks, std::size_t number) {
+  std::map<std::string, std::vector<std::uint32_t>> by_value;
+  for (std::size_t rank = 0; rank < ranks.size(); ++rank) {
+    by_value[ranks[rank][number].value].push_back(static_cast<std::uint32_t>(rank));
+  }
+  std::string text;
+  for (const auto& [value, holders] : by_value) {
+    text += (text.empty() ? "" : ", ") + value + " on " + NameRanks(holders);
+  }
+  return ranks[0][number].name + " (" + text + ")";
+}
+
+}  // namespace
+
+std::vector<SaveTerm> TermsOf(const SaveOptions& options, std::string_view path, int world_size,
+                              bool asynchronous) {
+  return {
+      {"the checkpoint's name", "\"" + std::string(BaseName(path)) + "\""},
+      {"the kind of save", asynchronous ? "asynchronous" : "synchronous"},
+      {"the number of ranks", std::to_string(world_size)},
+      {"format", std::string(FormatName(options.format))},
+      {"overwrite", std::string(OverwriteName(options.overwrite))},
+      {"on_difference", options.on_difference == OnDifference::kError ? "error" : "warn"},
+      {"check_replicas", options.check_replicas == CheckReplicas::kFull ? "full" : "samples"},
+      {"block_bytes", std::to_string(options.block_bytes)},
+  };
+}
+
+Bytes EncodeTerms(const std::vector<SaveTerm>& terms, std::string_view plan) {
+  Bytes bytes;
+  ByteWriter out(&bytes);
+  out.String(kMagic);
+  out.Varint(terms.size());
+  for (const SaveTerm& term : terms) {
+    out.String(term.name);
+    out.String(term.value);
+  }
+  out.Raw(plan);
+  return bytes;
+}
+
+Status AgreeOnTerms(std::vector<std::string>* messages) {
+  std::vector<std::vector<SaveTerm>> ranks;
+  for (std::size_t rank = 0; rank < messages->size(); ++rank) {
+    std::string& message = (*messages)[rank];
+    ByteReader in(message);
+    auto terms = TakeTerms(&in);
+    if (!terms || (rank > 0 && terms->size() != ranks[0].size())) {
+      return FailedPrecondition("rank " + std::to_string(rank) +
+                                " has sent no save plan: it makes another call. All ranks must "
+                                "make the same calls in the same order");
+    }
+    message.erase(0, in.position());
+    ranks.push_back(std::move(*terms));
+  }
+  std::string differing;
+  for (std::size_t number = 0; number < ranks[0].size(); ++number) {
+    for (const auto& terms : ranks) {
+      if (terms[number] != ranks[0][number]) {
+        differing += (differing.empty() ? "" : ", ") + Describe(ranks, number);
+        break;
+      }
+    }
+  }
+  return differing.empty() ? Status::Ok()
+                           : InvalidArgument("ranks differ in " + differing +
+                                             "; give all ranks the same arguments");
+}
+
+}  // namespace varve
