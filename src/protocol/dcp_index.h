@@ -2,26 +2,20 @@
 #pragma once
 
 #include <cstdint>
-#include <string>
-#include <utility>
 #include <vector>
 
+#include "save/written_format.h"
 #include "varve/protocol/metadata.h"
 #include "varve/protocol/plan.h"
 #include "varve/status.h"
 
 namespace varve::protocol {
 
-struct DcpIndex {
-  std::vector<std::pair<std::string, std::uint64_t>> files;  ///< Name and size.
-  std::string metadata;                                      ///< `.metadata`.
-};
-
 /// `results` by rank, as FileSystemWriter::WriteData gives them. Errors: Internal for a chunk or
 /// value that no rank has written; InvalidArgument for planner_data that is not the structure of a
 /// state, and for results of other writers or of different block sizes.
-Result<DcpIndex> MakeIndex(const Metadata& metadata,
-                           const std::vector<std::vector<WriteResult>>& results,
-                           std::uint64_t block_bytes);
+Result<CheckpointIndex> MakeIndex(const Metadata& metadata,
+                                  const std::vector<std::vector<WriteResult>>& results,
+                                  std::uint64_t block_bytes);
 
 }  // namespace varve::protocol

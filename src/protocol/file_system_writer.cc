@@ -2,9 +2,10 @@
 
 #include "interop/torch/encode.h"
 #include "protocol/dcp_index.h"
-#include "protocol/file_receipt.h"
-#include "save/dcp.h"
+#include "protocol/place.h"
+#include "save/dcp_index.h"
 #include "save/dcp_items.h"
+#include "save/dcp_receipt.h"
 #include "varve/path.h"
 #include "varve/protocol/file_system.h"
 #include "varve/value.h"
@@ -37,19 +38,13 @@ Result<DcpItem> ToDcpItem(const WriteItem& item, const ItemData& data) {
   return result;
 }
 
-std::vector<WriteResult> ResultsOf(const SavePlan& plan, DcpFile written) {
+/// The first result has the receipt of the whole file.
+std::vector<WriteResult> ResultsOf(const SavePlan& plan, const DcpFile& written) {
   std::vector<WriteResult> results;
   for (std::size_t i = 0; i < plan.items.size(); ++i) {
-    const DcpExtent& extent = written.items[i];
-    ItemReceipt receipt;
-    receipt.offset = extent.offset;
-    receipt.length = extent.length;
-    receipt.payload = extent.payload;
-    if (i == 0) {
-      receipt.file = {written.size, written.block_bytes, std::move(written.block_crc32c)};
-    }
-    results.push_back({plan.items[i].index, extent.length, EncodeItemReceipt(receipt)});
+    results.push_back({plan.items[i].index, written.items[i].length, {}});
   }
+  results.front().storage_data = EncodeDcpFile(written);
   return results;
 }
 
@@ -119,9 +114,9 @@ Result<std::vector<WriteResult>> FileSystemWriter::WriteData(const SavePlan& pla
   options.progress = options_.progress;
   options.stop = options_.stop;
   const std::string path = JoinPath(directory, DcpFileName(place.rank));
-  VARVE_ASSIGN_OR_RETURN(DcpFile written,
+  VARVE_ASSIGN_OR_RETURN(const DcpFile written,
                          WriteDcpItems(storage_, path, items, options).Annotate(path));
-  return ResultsOf(plan, std::move(written));
+  return ResultsOf(plan, written);
 }
 
 Status FileSystemWriter::Finish(const Metadata& metadata,
@@ -129,9 +124,13 @@ Status FileSystemWriter::Finish(const Metadata& metadata,
   if (commit_ == nullptr) {
     return FailedPrecondition(path_ + ": no save is under way here");
   }
-  VARVE_ASSIGN_OR_RETURN(const DcpIndex index,
+  VARVE_ASSIGN_OR_RETURN(const CheckpointIndex made,
                          MakeIndex(metadata, results, options_.block_bytes).Annotate(path_));
-  VARVE_RETURN_IF_ERROR(commit_->Publish(index.files, index.metadata));
+  std::vector<std::pair<std::string, std::uint64_t>> files;
+  for (const DataFile& file : made.files) {
+    files.emplace_back(file.name, file.size);
+  }
+  VARVE_RETURN_IF_ERROR(commit_->Publish(files, made.index.front().content));
   commit_.reset();
   return Status::Ok();
 }

@@ -56,18 +56,6 @@
 #include "publish/replaced.h"
 
 namespace varve {
-namespace {
-
-/// manifest.bin and varve.json.
-Result<std::vector<IndexFile>> NativeIndex(const Metadata& metadata) {
-  VARVE_ASSIGN_OR_RETURN(Bytes manifest, EncodeManifest(metadata));
-  Bytes record = EncodeCommitRecord(MakeCommitRecord(metadata, manifest));
-  return std::vector<IndexFile>{{std::string(kManifestName), std::move(manifest)},
-                                {std::string(kCommitRecordName), std::move(record)}};
-}
-
-}  // namespace
-
 Commit::Commit(Storage& storage, std::string path, std::string staging,
                std::unique_ptr<StorageLock> lock, bool overwrite, bool over_empty)
     : storage_(storage),
@@ -146,6 +134,13 @@ Status Commit::CheckFiles(const std::vector<DataFile>& files) {
   return Status::Ok();
 }
 
+Result<std::vector<IndexFile>> NativeIndex(const Metadata& metadata) {
+  VARVE_ASSIGN_OR_RETURN(Bytes manifest, EncodeManifest(metadata));
+  Bytes record = EncodeCommitRecord(MakeCommitRecord(metadata, manifest));
+  return std::vector<IndexFile>{{std::string(kManifestName), std::move(manifest)},
+                                {std::string(kCommitRecordName), std::move(record)}};
+}
+
 Status ReplaceIndex(Storage& storage, const std::string& directory, const Metadata& metadata) {
   VARVE_ASSIGN_OR_RETURN(const auto index, NativeIndex(metadata));
   for (const IndexFile& file : index) {
@@ -196,11 +191,6 @@ Status Commit::Replace() {
     (void)RecoverAside(storage_, path_);  // If this fails too, readers still find it.
   }
   return status;
-}
-
-Status Commit::Publish(const Metadata& metadata) {
-  VARVE_ASSIGN_OR_RETURN(const auto index, NativeIndex(metadata));
-  return Publish(metadata.files, index);
 }
 
 Status Commit::Publish(const std::vector<DataFile>& files, const std::vector<IndexFile>& index) {

@@ -38,13 +38,10 @@ class Commit {
 
   [[nodiscard]] const std::string& staging() const { return staging_; }
 
-  /// Steps 6-11: checks that every data file is there with its exact size, writes the manifest
-  /// and the commit record, makes all durable and visible. Files beside an old checkpoint stay
-  /// beside the new one. After an error the previous checkpoint, if any, is what `path` holds or
-  /// recovers to.
-  Status Publish(const Metadata& metadata);
-
-  /// The same with the index of another format: files to be written in this order.
+  /// Steps 6-11: checks that every data file is there with its exact size, writes the files of the
+  /// index in this order, makes all durable and visible. Files beside an old checkpoint stay beside
+  /// the new one. After an error the previous checkpoint, if any, is what `path` holds or recovers
+  /// to.
   Status Publish(const std::vector<DataFile>& files, const std::vector<IndexFile>& index);
 
   /// Files that Publish is to put beside the data files, checked by CheckSideFiles. An index of the
@@ -75,6 +72,9 @@ class Commit {
   std::vector<SideFile> side_files_;
   std::vector<std::string> conflicts_;
 };
+
+/// Returns the index of a native checkpoint: manifest.bin and varve.json.
+Result<std::vector<IndexFile>> NativeIndex(const Metadata& metadata);
 
 /// Replaces manifest.bin and varve.json in `directory` atomically, one durable before the other.
 Status ReplaceIndex(Storage& storage, const std::string& directory, const Metadata& metadata);

@@ -31,15 +31,13 @@
 #include "base/octets.h"
 #include "catalogue/names.h"
 #include "catalogue/side_files.h"
-#include "format/manifest.h"
-#include "plan/index_size.h"
 #include "publish/claim.h"
 #include "publish/commit.h"
 #include "publish/save_id.h"
 #include "save/data_writer.h"
-#include "save/dcp.h"
 #include "save/fingerprint.h"
 #include "save/terms.h"
+#include "save/written_format.h"
 
 namespace varve {
 namespace {
@@ -87,7 +85,6 @@ class CoordinatedSave final : public SaveSession {
     const auto settle = [&](std::vector<std::string> plans) { return Settle(std::move(plans)); };
     VARVE_ASSIGN_OR_RETURN(const std::string reply, Exchange(coordinator, what_, std::move(mine),
                                                              NextDeadline(), std::cref(settle)));
-    settled_.format = options_.format;
     settled_.identity.rank = static_cast<std::uint32_t>(coordinator.rank());
     settled_.identity.world_size = static_cast<std::uint32_t>(coordinator.size());
     // A failure is this rank's alone: Write tells the others.
@@ -128,12 +125,14 @@ class CoordinatedSave final : public SaveSession {
   }
 
  private:
+  [[nodiscard]] const WrittenFormat& format() const { return *FindWrittenFormat(settled_.format); }
   [[nodiscard]] Deadline NextDeadline() const { return Clock::now() + options_.timeout; }
 
   /// What this rank brings to exchange A. Keeps the plan.
   Contribution MakeContribution(const Coordinator& coordinator, const Status& ready) {
     VARVE_RETURN_IF_ERROR(CopyOf(ready));
     VARVE_RETURN_IF_ERROR(CheckSaveOptions(options_, path_));
+    settled_.format = options_.format;
     if (coordinator.rank() == 0) {
       VARVE_RETURN_IF_ERROR(CheckSideFiles(state_->files));
       settled_.side_files = state_->files;
@@ -178,7 +177,7 @@ class CoordinatedSave final : public SaveSession {
     identity.created_ns = UnixTimeNs();
     identity.block_bytes = options_.block_bytes;
     identity.world_size = static_cast<std::uint32_t>(settled_.plans.size());
-    VARVE_RETURN_IF_ERROR(CheckIndexSizes());
+    VARVE_RETURN_IF_ERROR(format().check(settled_));
     if (claim_ == Claim::kWithPlan) {
       VARVE_RETURN_IF_ERROR(ClaimName());
     }
@@ -193,17 +192,6 @@ class CoordinatedSave final : public SaveSession {
       replies.push_back(std::move(reply));
     }
     return replies;
-  }
-
-  /// Checks that manifest and headers can be written; else a rank would learn it after the others
-  /// have written.
-  [[nodiscard]] Status CheckIndexSizes() const {
-    if (options_.format != Format::kVarve) {
-      return Status::Ok();  // Its index is known when all data have been written.
-    }
-    VARVE_RETURN_IF_ERROR(
-        CheckManifestSize(CountIndex(settled_.plans, settled_.settled, options_.block_bytes)));
-    return CheckHeaderSizes(settled_.plans, settled_.settled, settled_.identity);
   }
 
   [[nodiscard]] Status CheckReplicasAgree() const {
@@ -235,22 +223,10 @@ class CoordinatedSave final : public SaveSession {
 
   /// Lays this rank's file out, without data where it was planned elsewhere.
   Status Prepare() {
-    if (settled_.format == Format::kDcp) {
-      file_name_ = DcpFileName(settled_.identity.rank);
-      VARVE_ASSIGN_OR_RETURN(work_,
-                             state_ == nullptr
-                                 ? DescribeDcpShare(settled_.layout, settled_.identity.block_bytes)
-                                 : PrepareDcpShare(*state_, settled_.assignment, options_));
-      settled_.layout = work_.layout;
-      return Status::Ok();
-    }
-    VARVE_ASSIGN_OR_RETURN(FilePlan file,
-                           PlanFile(settled_.plan, settled_.assignment, settled_.identity));
-    file_name_ = DataFileName(file.header);
-    VARVE_ASSIGN_OR_RETURN(
-        work_, state_ == nullptr
-                   ? DescribeDataFile(std::move(file))
-                   : PrepareDataFile(*state_, std::move(file), settled_.assignment.structure));
+    VARVE_ASSIGN_OR_RETURN(RankFile file, format().lay_out(state_, settled_));
+    file_name_ = std::move(file.name);
+    work_ = std::move(file.work);
+    settled_.layout = work_.layout;
     return Status::Ok();
   }
 
@@ -292,37 +268,7 @@ class CoordinatedSave final : public SaveSession {
 
   /// On the coordinator, within exchange B.
   Status Publish(const std::vector<std::string>& receipts) {
-    if (settled_.format == Format::kDcp) {
-      return PublishDcp(receipts);
-    }
-    std::vector<CheckedHeader> headers;
-    for (std::size_t rank = 0; rank < receipts.size(); ++rank) {
-      VARVE_ASSIGN_OR_RETURN(const WriteReceipt receipt, DecodeReceipt(receipts[rank]));
-      FileIdentity identity = settled_.identity;
-      identity.rank = static_cast<std::uint32_t>(rank);
-      VARVE_ASSIGN_OR_RETURN(
-          FilePlan file, PlanFile(settled_.plans[rank], settled_.settled.ranks[rank], identity));
-      VARVE_RETURN_IF_ERROR(ApplyReceipt(receipt, &file.header));
-      headers.push_back({std::move(file.header), receipt.header_bytes, receipt.header_crc32c});
-    }
-    VARVE_ASSIGN_OR_RETURN(Metadata metadata, MergeHeaders(std::move(headers)));
-    metadata.side_files = DescribeSideFiles(settled_.side_files);
-    commit_->AddSideFiles(settled_.side_files);
-    VARVE_RETURN_IF_ERROR(commit_->Publish(metadata));
-    published_ = true;
-    return Status::Ok();
-  }
-
-  Status PublishDcp(const std::vector<std::string>& encoded) {
-    std::vector<DcpReceipt> receipts;
-    for (const std::string& bytes : encoded) {
-      VARVE_ASSIGN_OR_RETURN(DcpReceipt receipt, DecodeDcpReceipt(bytes));
-      receipts.push_back(std::move(receipt));
-    }
-    VARVE_ASSIGN_OR_RETURN(
-        const DcpIndexFiles made,
-        MakeDcpIndex(settled_.plans, settled_.settled.ranks, receipts,
-                     DescribeSideFiles(settled_.side_files), settled_.identity.block_bytes));
+    VARVE_ASSIGN_OR_RETURN(const CheckpointIndex made, format().make_index(settled_, receipts));
     commit_->AddSideFiles(settled_.side_files);
     VARVE_RETURN_IF_ERROR(commit_->Publish(made.files, made.index));
     published_ = true;

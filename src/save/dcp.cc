@@ -1,4 +1,6 @@
-#include "save/dcp.h"
+// PyTorch's format: a file of torch.save archives for each rank, and `.metadata` as the index.
+
+#include "varve/dcp.h"
 
 #include <algorithm>
 #include <cstddef>
@@ -9,9 +11,13 @@
 #include <utility>
 
 #include "base/bytes.h"
+#include "catalogue/side_files.h"
 #include "interop/torch/encode.h"
+#include "save/dcp_index.h"
 #include "save/dcp_items.h"
+#include "save/dcp_receipt.h"
 #include "save/device_memory.h"
+#include "save/written_format.h"
 #include "tensor/box.h"
 #include "varve/value.h"
 
@@ -61,129 +67,26 @@ std::vector<std::size_t> FileOrder(const State& state, const RankAssignment& ass
   return order;
 }
 
-void PutItems(const std::vector<DcpExtent>& items, ByteWriter* out) {
-  out->Varint(items.size());
-  for (const DcpExtent& item : items) {
-    out->Varint(item.offset);
-    out->Varint(item.length);
-    out->Varint(item.payload);
-  }
+/// A rank's file without data, from the `layout` of a prepared one. Errors: DataLoss when `layout`
+/// is not one.
+Result<FileWork> DescribeShare(std::string_view layout) {
+  VARVE_ASSIGN_OR_RETURN(DcpFile file, DecodeDcpFile(layout));
+  FileWork work;
+  work.size = file.size;
+  work.block_bytes = file.block_bytes;
+  work.layout = layout;
+  work.finish = [file = std::move(file)](WrittenSegments data) -> Result<FinishedFile> {
+    DcpFile written = file;
+    written.block_crc32c = std::move(data.block_crc32c);
+    return FinishedFile{{}, EncodeDcpFile(written)};
+  };
+  return work;
 }
 
-void GetItems(ByteReader* in, std::vector<DcpExtent>* items) {
-  const std::uint64_t count = in->Count(3);
-  for (std::uint64_t i = 0; i < count && !in->failed(); ++i) {
-    DcpExtent item;
-    item.offset = in->Varint();
-    item.length = in->Varint();
-    item.payload = in->Varint();
-    items->push_back(item);
-  }
-}
-
-/// Gathers what the ranks have written into one index.
-class IndexBuilder {
- public:
-  Status Add(std::uint32_t rank, const LocalPlan& plan, const RankAssignment& assignment,
-             const DcpReceipt& receipt) {
-    if (receipt.chunks.size() != assignment.chunks.size() ||
-        receipt.objects.size() != assignment.objects.size()) {
-      return Internal("rank " + std::to_string(rank) + " reports other items than it was given");
-    }
-    DataFile file;
-    file.name = DcpFileName(rank);
-    file.rank = rank;
-    file.size = receipt.size;
-    file.block_crc32c = receipt.block_crc32c;
-    metadata_.files.push_back(std::move(file));
-    std::map<std::uint32_t, std::vector<std::uint32_t>> aliases;  // Of an item: items tied to it.
-    for (const std::uint32_t alias : assignment.aliases) {
-      aliases[*plan.tensors[alias].tied_to].push_back(alias);
-    }
-    for (std::size_t i = 0; i < receipt.chunks.size(); ++i) {
-      const ChunkAssignment& chunk = assignment.chunks[i];
-      const WriteItem& item = plan.tensors[chunk.item];
-      const DcpExtent& place = receipt.chunks[i];
-      Chunk stored;
-      stored.box = chunk.box;
-      stored.extent = {rank, place.offset, place.offset + place.length, Encoding::kTorchItem};
-      stored.payload = place.payload;
-      for (const std::uint32_t alias : aliases[chunk.item]) {
-        AddChunk(plan.tensors[alias], stored);
-      }
-      AddChunk(item, std::move(stored));
-    }
-    for (std::size_t i = 0; i < receipt.objects.size(); ++i) {
-      const DcpExtent& place = receipt.objects[i];
-      const std::string& fqn = plan.objects[assignment.objects[i]].fqn;
-      objects_[fqn] = {fqn,
-                       {rank, place.offset, place.offset + place.length, Encoding::kTorchItem}};
-    }
-    return Status::Ok();
-  }
-
-  Metadata Take(std::uint64_t block_bytes) {
-    metadata_.format = Format::kDcp;
-    metadata_.world_size = static_cast<std::uint32_t>(metadata_.files.size());
-    metadata_.block_bytes = block_bytes;
-    for (auto& [fqn, tensor] : tensors_) {
-      std::sort(tensor.chunks.begin(), tensor.chunks.end(),
-                [](const Chunk& a, const Chunk& b) { return a.box.offsets < b.box.offsets; });
-      metadata_.tensors.push_back(std::move(tensor));
-    }
-    for (auto& [fqn, object] : objects_) {
-      metadata_.objects.push_back(std::move(object));
-    }
-    return std::move(metadata_);
-  }
-
- private:
-  void AddChunk(const WriteItem& item, Chunk chunk) {
-    TensorMetadata& tensor = tensors_[item.fqn];
-    tensor.fqn = item.fqn;
-    tensor.dtype = item.dtype;
-    tensor.shape = item.shape;
-    tensor.chunks.push_back(std::move(chunk));
-  }
-
-  Metadata metadata_;
-  std::map<std::string, TensorMetadata> tensors_;
-  std::map<std::string, ObjectMetadata> objects_;
-};
-
-}  // namespace
-
-std::string DcpFileName(std::uint32_t rank) { return "__" + std::to_string(rank) + "_0.distcp"; }
-
-Bytes EncodeDcpReceipt(const DcpReceipt& receipt) {
-  Bytes bytes;
-  ByteWriter out(&bytes);
-  out.Varint(receipt.size);
-  PutItems(receipt.chunks, &out);
-  PutItems(receipt.objects, &out);
-  out.Varint(receipt.block_crc32c.size());
-  for (const std::uint32_t crc : receipt.block_crc32c) {
-    out.U32(crc);
-  }
-  return bytes;
-}
-
-Result<DcpReceipt> DecodeDcpReceipt(std::string_view bytes) {
-  ByteReader in(bytes);
-  DcpReceipt receipt;
-  receipt.size = in.Varint();
-  GetItems(&in, &receipt.chunks);
-  GetItems(&in, &receipt.objects);
-  const std::uint64_t count = in.Count(4);
-  for (std::uint64_t i = 0; i < count; ++i) {
-    receipt.block_crc32c.push_back(in.U32());
-  }
-  VARVE_RETURN_IF_ERROR(in.Finish());
-  return receipt;
-}
-
-Result<FileWork> PrepareDcpShare(const State& state, const RankAssignment& assignment,
-                                 const SaveOptions& options) {
+/// The same with data. The file has the chunks and then the values; `layout` lists them in the
+/// order of the assignment.
+Result<FileWork> PrepareShare(const State& state, const RankAssignment& assignment,
+                              std::uint64_t block_bytes) {
   struct Parts {
     std::vector<DcpItem> items;
     std::shared_ptr<const void> layout;
@@ -215,18 +118,14 @@ Result<FileWork> PrepareDcpShare(const State& state, const RankAssignment& assig
   }
   VARVE_ASSIGN_OR_RETURN(DcpWork laid_out, LayOutDcpItems(items));
   parts->layout = std::move(laid_out.keep);
-  DcpReceipt receipt;
-  receipt.size = laid_out.size;
-  receipt.chunks.resize(order.size());
-  for (std::size_t i = 0; i < items.size(); ++i) {
-    if (i < order.size()) {
-      receipt.chunks[order[i]] = laid_out.items[i];
-    } else {
-      receipt.objects.push_back(laid_out.items[i]);
-    }
+  DcpFile file;
+  file.size = laid_out.size;
+  file.block_bytes = block_bytes;
+  file.items = laid_out.items;
+  for (std::size_t i = 0; i < order.size(); ++i) {
+    file.items[order[i]] = laid_out.items[i];
   }
-  VARVE_ASSIGN_OR_RETURN(FileWork work,
-                         DescribeDcpShare(EncodeDcpReceipt(receipt), options.block_bytes));
+  VARVE_ASSIGN_OR_RETURN(FileWork work, DescribeShare(EncodeDcpFile(file)));
   work.segments = std::move(laid_out.segments);
   for (FileSegment& segment : work.segments) {
     if (segment.region) {
@@ -238,38 +137,71 @@ Result<FileWork> PrepareDcpShare(const State& state, const RankAssignment& assig
   return work;
 }
 
-Result<FileWork> DescribeDcpShare(std::string_view layout, std::uint64_t block_bytes) {
-  VARVE_ASSIGN_OR_RETURN(DcpReceipt receipt, DecodeDcpReceipt(layout));
-  FileWork work;
-  work.size = receipt.size;
-  work.block_bytes = block_bytes;
-  work.layout = layout;
-  work.finish = [receipt = std::move(receipt)](WrittenSegments data) -> Result<FinishedFile> {
-    DcpReceipt complete = receipt;
-    complete.block_crc32c = std::move(data.block_crc32c);
-    return FinishedFile{{}, EncodeDcpReceipt(complete)};
-  };
-  return work;
+Status Check(const SettledSave& /*settled*/) {
+  return Status::Ok();  // The index has no limit but memory.
 }
 
-Result<DcpIndexFiles> MakeDcpIndex(const std::vector<LocalPlan>& plans,
-                                   const std::vector<RankAssignment>& assignments,
-                                   const std::vector<DcpReceipt>& receipts,
-                                   std::vector<StoredFile> side_files, std::uint64_t block_bytes) {
-  IndexBuilder builder;
-  for (std::size_t rank = 0; rank < plans.size(); ++rank) {
-    VARVE_RETURN_IF_ERROR(builder.Add(static_cast<std::uint32_t>(rank), plans[rank],
-                                      assignments[rank], receipts[rank]));
+Result<RankFile> LayOutFile(const State* state, const SettledSave& settled) {
+  RankFile file;
+  file.name = DcpFileName(settled.identity.rank);
+  VARVE_ASSIGN_OR_RETURN(file.work, state == nullptr ? DescribeShare(settled.layout)
+                                                     : PrepareShare(*state, settled.assignment,
+                                                                    settled.identity.block_bytes));
+  return file;
+}
+
+/// Adds what one rank has written.
+Status AddRank(std::uint32_t rank, const LocalPlan& plan, const RankAssignment& assignment,
+               const DcpFile& file, DcpIndexBuilder* index) {
+  const std::size_t chunks = assignment.chunks.size();
+  if (file.items.size() != chunks + assignment.objects.size()) {
+    return Internal("rank " + std::to_string(rank) + " reports other items than it was given");
   }
-  Metadata metadata = builder.Take(block_bytes);
-  metadata.side_files = std::move(side_files);
+  VARVE_ASSIGN_OR_RETURN(const std::uint32_t number, index->AddFile(rank, file));
+  std::map<std::uint32_t, std::vector<std::uint32_t>> aliases;  // Of an item: items tied to it.
+  for (const std::uint32_t alias : assignment.aliases) {
+    aliases[*plan.tensors[alias].tied_to].push_back(alias);
+  }
+  const auto add = [&](std::uint32_t item, const Box& box, const DcpExtent& place) {
+    const WriteItem& tensor = plan.tensors[item];
+    index->AddTensor(tensor.fqn, tensor.dtype, tensor.shape)
+        .push_back(DcpChunkOf(number, box, place));
+  };
+  for (std::size_t i = 0; i < chunks; ++i) {
+    const ChunkAssignment& chunk = assignment.chunks[i];
+    add(chunk.item, chunk.box, file.items[i]);
+    for (const std::uint32_t alias : aliases[chunk.item]) {
+      add(alias, chunk.box, file.items[i]);
+    }
+  }
+  for (std::size_t i = 0; i < assignment.objects.size(); ++i) {
+    index->AddObject(plan.objects[assignment.objects[i]].fqn, number, file.items[chunks + i]);
+  }
+  return Status::Ok();
+}
+
+Result<CheckpointIndex> MakeIndex(const SettledSave& settled,
+                                  const std::vector<std::string>& receipts) {
+  DcpIndexBuilder index(settled.identity.block_bytes);
+  for (std::size_t rank = 0; rank < receipts.size(); ++rank) {
+    VARVE_ASSIGN_OR_RETURN(const DcpFile file, DecodeDcpFile(receipts[rank]));
+    VARVE_RETURN_IF_ERROR(AddRank(static_cast<std::uint32_t>(rank), settled.plans[rank],
+                                  settled.settled.ranks[rank], file, &index));
+  }
+  const std::vector<RankAssignment>& assignments = settled.settled.ranks;
   std::optional<Value> structure;
   if (!assignments.empty() && !assignments[0].structure.empty()) {
     VARVE_ASSIGN_OR_RETURN(structure, DecodeValue(assignments[0].structure));
   }
-  VARVE_ASSIGN_OR_RETURN(std::string index,
-                         EncodeDcpIndex(metadata, structure ? &*structure : nullptr));
-  return DcpIndexFiles{metadata.files, {{".metadata", std::move(index)}}};
+  return index.Finish(structure, DescribeSideFiles(settled.side_files));
 }
+
+}  // namespace
+
+const WrittenFormat kDcpFormat{.format = Format::kDcp,
+                               .rank_local = false,
+                               .check = Check,
+                               .lay_out = LayOutFile,
+                               .make_index = MakeIndex};
 
 }  // namespace varve

@@ -1,6 +1,6 @@
+#include "save/dcp_index.h"
+
 #include <algorithm>
-#include <cstdint>
-#include <map>
 #include <string_view>
 #include <utility>
 
@@ -21,6 +21,66 @@ Result<Metadata> DecodedIndex(std::string_view index) {
 }
 
 }  // namespace
+
+std::string DcpFileName(std::uint32_t rank) { return "__" + std::to_string(rank) + "_0.distcp"; }
+
+Chunk DcpChunkOf(std::uint32_t file, Box box, const DcpExtent& item) {
+  Chunk chunk;
+  chunk.box = std::move(box);
+  chunk.extent = {file, item.offset, item.offset + item.length, Encoding::kTorchItem};
+  chunk.payload = item.payload;
+  return chunk;
+}
+
+DcpIndexBuilder::DcpIndexBuilder(std::uint64_t block_bytes) : block_bytes_(block_bytes) {}
+
+Result<std::uint32_t> DcpIndexBuilder::AddFile(std::uint32_t rank, const DcpFile& file) {
+  if (file.block_bytes != block_bytes_) {
+    return InvalidArgument("rank " + std::to_string(rank) + " writes with block_bytes " +
+                           std::to_string(file.block_bytes) + ", rank 0 with " +
+                           std::to_string(block_bytes_));
+  }
+  DataFile& added = files_.emplace_back();
+  added.name = DcpFileName(rank);
+  added.rank = rank;
+  added.size = file.size;
+  added.block_crc32c = file.block_crc32c;
+  return static_cast<std::uint32_t>(files_.size() - 1);
+}
+
+std::vector<Chunk>& DcpIndexBuilder::AddTensor(const std::string& fqn, DType dtype,
+                                               const Dims& shape) {
+  const auto [found, is_new] = tensors_.try_emplace(fqn);
+  if (is_new) {
+    found->second = {fqn, dtype, shape, {}};
+  }
+  return found->second.chunks;
+}
+
+void DcpIndexBuilder::AddObject(const std::string& fqn, std::uint32_t file, const DcpExtent& item) {
+  objects_[fqn] = {fqn, {file, item.offset, item.offset + item.length, Encoding::kTorchItem}};
+}
+
+Result<CheckpointIndex> DcpIndexBuilder::Finish(const std::optional<Value>& structure,
+                                                std::vector<StoredFile> side_files) {
+  Metadata metadata;
+  metadata.format = Format::kDcp;
+  metadata.world_size = static_cast<std::uint32_t>(files_.size());
+  metadata.block_bytes = block_bytes_;
+  metadata.files = std::move(files_);
+  metadata.side_files = std::move(side_files);
+  for (auto& [fqn, tensor] : tensors_) {
+    std::sort(tensor.chunks.begin(), tensor.chunks.end(),
+              [](const Chunk& a, const Chunk& b) { return a.box.offsets < b.box.offsets; });
+    metadata.tensors.push_back(std::move(tensor));
+  }
+  for (auto& [fqn, object] : objects_) {
+    metadata.objects.push_back(std::move(object));
+  }
+  VARVE_ASSIGN_OR_RETURN(std::string index,
+                         EncodeDcpIndex(metadata, structure ? &*structure : nullptr));
+  return CheckpointIndex{std::move(metadata.files), {{".metadata", std::move(index)}}};
+}
 
 Result<std::string> EncodeDcpIndex(const Metadata& metadata, const Value* structure) {
   DcpEncodeOptions options;

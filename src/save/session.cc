@@ -10,6 +10,7 @@
 #include "save/coordinated.h"
 #include "save/device_memory.h"
 #include "save/local.h"
+#include "save/written_format.h"
 #include "varve/path.h"
 
 namespace varve {
@@ -25,11 +26,12 @@ std::string_view OverwriteName(Overwrite overwrite) {
 
 Status CheckSaveOptions(const SaveOptions& options, const std::string& path) {
   VARVE_RETURN_IF_ERROR(CheckCheckpointName(path));
-  if (options.format != Format::kVarve && options.format != Format::kDcp) {
+  const WrittenFormat* const format = FindWrittenFormat(options.format);
+  if (format == nullptr) {
     return InvalidArgument("saves are written as varve or dcp, not as " +
                            std::string(FormatName(options.format)));
   }
-  if (options.format == Format::kDcp && !options.coordinate) {
+  if (!format->rank_local && !options.coordinate) {
     return InvalidArgument("a save without coordination is written in the native format only");
   }
   if (options.overwrite == Overwrite::kDamaged && !options.coordinate) {

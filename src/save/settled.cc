@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "base/octets.h"
+#include "save/written_format.h"
 
 namespace varve {
 namespace {
@@ -63,7 +64,7 @@ Result<SettledSave> DecodeSettledSave(std::string_view bytes) {
   ByteReader in(bytes);
   SettledSave save;
   save.format = static_cast<Format>(in.U8());
-  if (save.format != Format::kVarve && save.format != Format::kDcp) {
+  if (FindWrittenFormat(save.format) == nullptr) {
     in.Fail("a format that is not written");
   }
   save.identity = GetIdentity(&in);

@@ -1,0 +1,23 @@
+/// What a FileSystemWriter on the coordinator sends to those of the ranks, in
+/// SavePlan::storage_data.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+
+#include "varve/status.h"
+
+namespace varve::protocol {
+
+/// Where a rank writes.
+struct Place {
+  std::string directory;  ///< The staging directory's name, beside the checkpoint's.
+  std::uint32_t rank = 0;
+};
+
+std::string EncodePlace(const Place& place);
+/// Errors: InvalidArgument for bytes that are not of a FileSystemWriter.
+Result<Place> DecodePlace(std::string_view bytes);
+
+}  // namespace varve::protocol

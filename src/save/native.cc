@@ -1,0 +1,63 @@
+// The native format: a self-describing safetensors file for each rank; manifest.bin and varve.json
+// as the index, a merge of the files' headers.
+
+#include <cstddef>
+#include <cstdint>
+#include <utility>
+
+#include "catalogue/side_files.h"
+#include "format/manifest.h"
+#include "plan/index_size.h"
+#include "save/data_writer.h"
+#include "save/written_format.h"
+
+namespace varve {
+namespace {
+
+Status Check(const SettledSave& settled) {
+  VARVE_RETURN_IF_ERROR(
+      CheckManifestSize(CountIndex(settled.plans, settled.settled, settled.identity.block_bytes)));
+  return CheckHeaderSizes(settled.plans, settled.settled, settled.identity);
+}
+
+Result<RankFile> LayOutFile(const State* state, const SettledSave& settled) {
+  VARVE_ASSIGN_OR_RETURN(FilePlan plan,
+                         PlanFile(settled.plan, settled.assignment, settled.identity));
+  RankFile file;
+  file.name = DataFileName(plan.header);
+  VARVE_ASSIGN_OR_RETURN(
+      file.work, state == nullptr
+                     ? DescribeDataFile(std::move(plan))
+                     : PrepareDataFile(*state, std::move(plan), settled.assignment.structure));
+  return file;
+}
+
+Result<CheckpointIndex> MakeIndex(const SettledSave& settled,
+                                  const std::vector<std::string>& receipts) {
+  std::vector<CheckedHeader> headers;
+  for (std::size_t rank = 0; rank < receipts.size(); ++rank) {
+    VARVE_ASSIGN_OR_RETURN(const WriteReceipt receipt, DecodeReceipt(receipts[rank]));
+    FileIdentity identity = settled.identity;
+    identity.rank = static_cast<std::uint32_t>(rank);
+    VARVE_ASSIGN_OR_RETURN(FilePlan file,
+                           PlanFile(settled.plans[rank], settled.settled.ranks[rank], identity));
+    VARVE_RETURN_IF_ERROR(ApplyReceipt(receipt, &file.header));
+    headers.push_back({std::move(file.header), receipt.header_bytes, receipt.header_crc32c});
+  }
+  VARVE_ASSIGN_OR_RETURN(Metadata metadata, MergeHeaders(std::move(headers)));
+  metadata.side_files = DescribeSideFiles(settled.side_files);
+  CheckpointIndex made;
+  VARVE_ASSIGN_OR_RETURN(made.index, NativeIndex(metadata));
+  made.files = std::move(metadata.files);
+  return made;
+}
+
+}  // namespace
+
+const WrittenFormat kNativeFormat{.format = Format::kVarve,
+                                  .rank_local = true,
+                                  .check = Check,
+                                  .lay_out = LayOutFile,
+                                  .make_index = MakeIndex};
+
+}  // namespace varve
