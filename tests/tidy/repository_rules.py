@@ -215,7 +215,9 @@ def public_headers_include_downwards(root: Path) -> list[str]:
             if first == "varve":
                 owner = owner_of(rest)
                 if owner not in (module, *MODULES[module]):
-                    problems.append(f"{name}:{line}: of {module}, may not include {what} of {owner}")
+                    problems.append(
+                        f"{name}:{line}: of {module}, may not include {what} of {owner}"
+                    )
             elif quoted or not STANDARD_HEADER.match(what):
                 problems.append(f"{name}:{line}: a public header may not include {what}")
     return problems

@@ -1,0 +1,61 @@
+"""clang-tidy is run on what can have findings, and on nothing less."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+
+@pytest.fixture
+def tidy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    spec = importlib.util.spec_from_file_location("tidy", Path(__file__).with_name("tidy.py"))
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    monkeypatch.setattr(module, "ROOT", tmp_path)
+    for name, text in {
+        "include/varve/a.h": "#pragma once\n",
+        "src/base/b.h": '#pragma once\n#include "varve/a.h"\n#include "base/c.h"\n',
+        "src/base/c.h": '#pragma once\n#include "base/b.h"\n',
+        "src/base/b.cc": '#include "base/b.h"\n#include <vector>\n',
+        "src/base/d.cc": "int d;\n",
+        "tools/varve/ls.cc": '#include "verb.h"\n',
+        "tools/varve/verb.h": "#include <varve/a.h>\n",
+    }.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    return module
+
+
+EVERYTHING = ["src/base/b.cc", "src/base/d.cc", "tools/varve/ls.cc"]
+
+
+@pytest.mark.parametrize(
+    ("changed", "checked"),
+    [
+        (set(), []),
+        ({"src/base/d.cc"}, ["src/base/d.cc"]),
+        ({"src/base/c.h"}, ["src/base/b.cc"]),
+        ({"include/varve/a.h"}, ["src/base/b.cc", "tools/varve/ls.cc"]),
+        ({"docs/python.md"}, []),
+        ({".clang-tidy"}, EVERYTHING),
+        ({"CMakePresets.json"}, EVERYTHING),
+    ],
+)
+def test_sources_that_include_a_change_are_checked(
+    tidy: ModuleType, changed: set[str], checked: list[str]
+) -> None:
+    assert tidy.to_check(EVERYTHING, changed) == checked
+
+
+def test_a_tree_that_the_clone_does_not_have_means_all_sources(
+    tidy: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "checked_tree").write_text("0" * 40 + "\n")
+    monkeypatch.setattr(tidy, "CHECKED", tmp_path / "checked_tree")
+    monkeypatch.setattr(tidy, "sources", lambda: EVERYTHING)
+    assert tidy.select(whole=False) == EVERYTHING
