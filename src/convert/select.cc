@@ -1,3 +1,5 @@
+#include "convert/writers.h"
+
 #include <algorithm>
 #include <set>
 #include <utility>
