@@ -1,0 +1,178 @@
+// Which entries a conversion takes, under which names and types, and the structure around them.
+
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <gtest/gtest.h>
+
+#include "convert/writers.h"
+#include "storage/memory.h"
+#include "support/small_state.h"
+#include "support/status_matchers.h"
+#include "support/values.h"
+
+namespace varve::test {
+namespace {
+
+using Names = std::vector<std::string>;
+
+Value TensorLeaf() { return Make(ValueKind::kTensorLeaf, "torch"); }
+Value ObjectLeaf() { return Make(ValueKind::kObjectLeaf); }
+
+/// Selects from a saved state. The tensors of the result refer to a reader that is closed.
+Result<Selection> SelectFrom(const SmallState& state, const ConvertOptions& options) {
+  MemoryStorage storage;
+  EXPECT_TRUE(IsOk(state.Save(storage, "/ck")));
+  const auto reader = CheckpointReader::Open("/ck", storage);
+  EXPECT_TRUE(IsOk(reader));
+  return Select(**reader, options);
+}
+
+/// {"model": {"w", "layers": [0, 1]}, "optim": {"m"}, "step", "empty": {}}.
+SmallState Training() {
+  return std::move(
+      SmallState()
+          .Floats("model.w", {1})
+          .Floats("model.layers.0", {2})
+          .Floats("model.layers.1", {3})
+          .Floats("optim.m", {4})
+          .Object("step", Value::Int(7))
+          .Structure(Dict({Value::Str("model"),
+                           Dict({Value::Str("w"), TensorLeaf(), Value::Str("layers"),
+                                 List({TensorLeaf(), TensorLeaf()})}),
+                           Value::Str("optim"), Dict({Value::Str("m"), TensorLeaf()}),
+                           Value::Str("step"), ObjectLeaf(), Value::Str("empty"), Dict({})})));
+}
+
+Names NamesOf(const Selection& selection) {
+  Names names;
+  for (const SelectedTensor& tensor : selection.tensors) {
+    names.push_back(tensor.fqn);
+  }
+  for (const SelectedObject& object : selection.objects) {
+    names.push_back(object.fqn);
+  }
+  return names;
+}
+
+Names SelectedNames(const ConvertOptions& options) {
+  const auto selection = SelectFrom(Training(), options);
+  EXPECT_TRUE(IsOk(selection));
+  return selection.ok() ? NamesOf(*selection) : Names{};
+}
+
+Value StructureOf(const ConvertOptions& options) {
+  const auto selection = SelectFrom(Training(), options);
+  EXPECT_TRUE(IsOk(selection));
+  const auto structure = DecodeValue(selection->structure);
+  EXPECT_TRUE(IsOk(structure));
+  return structure.ok() ? *structure : Value{};
+}
+
+// ---- names ----
+
+TEST(Select, TakesEverythingByDefault) {
+  EXPECT_EQ(SelectedNames({}),
+            (Names{"model.layers.0", "model.layers.1", "model.w", "optim.m", "step"}));
+}
+
+TEST(Select, ExcludeTakesFromWhatIncludeHasChosen) {
+  EXPECT_EQ(SelectedNames({.include = {"model.*", "step"}, .exclude = {"*.layers.*"}}),
+            (Names{"model.w", "step"}));
+}
+
+TEST(Select, GlobsAreCaseSensitiveAndCrossDots) {
+  EXPECT_EQ(SelectedNames({.include = {"m*[0-9]"}}), (Names{"model.layers.0", "model.layers.1"}));
+  EXPECT_TRUE(FailsWith(SelectFrom(Training(), {.include = {"MODEL.*"}}), StatusCode::kNotFound,
+                        {"nothing in the checkpoint is selected"}));
+}
+
+TEST(Select, AppliesTheFirstRenameThatFitsAfterTheGlobs) {
+  EXPECT_EQ(SelectedNames({.include = {"model.*"},
+                           .rename = {{"model.layers.", "blocks."}, {"model.", ""}, {"w", "x"}}}),
+            (Names{"blocks.0", "blocks.1", "w"}));
+}
+
+TEST(Select, RefusesRenamesThatMakeTwoNamesOne) {
+  EXPECT_TRUE(FailsWith(SelectFrom(Training(), {.rename = {{"model.w", "x"}, {"optim.m", "x"}}}),
+                        StatusCode::kInvalidArgument, {"two entries would be named \"x\""}));
+  EXPECT_TRUE(FailsWith(SelectFrom(Training(), {.rename = {{"model.w", "step"}}}),
+                        StatusCode::kInvalidArgument, {"two entries would be named \"step\""}))
+      << "a tensor and a value";
+}
+
+// ---- types ----
+
+TEST(Select, CastsFloatingPointTensorsOnly) {
+  MemoryStorage storage;
+  ASSERT_TRUE(IsOk(SmallState()
+                       .Floats("w", {1, 2})
+                       .Tensor("ids", DType::kInt32, {3}, std::vector<std::int32_t>{1, 2, 3})
+                       .Save(storage, "/ck")));
+  const auto reader = CheckpointReader::Open("/ck", storage);  // Owns what the selection refers to.
+  ASSERT_TRUE(IsOk(reader));
+  const auto selection = Select(**reader, {.dtype = DType::kBFloat16});
+  ASSERT_TRUE(IsOk(selection));
+  ASSERT_EQ(NamesOf(*selection), (Names{"ids", "w"}));
+  EXPECT_EQ(selection->tensors[0].item.dtype, DType::kInt32);
+  EXPECT_EQ(selection->tensors[1].item.dtype, DType::kBFloat16);
+  EXPECT_EQ(selection->tensor_bytes(), 3 * 4 + 2 * 2U) << "as they will be written";
+}
+
+TEST(Select, RefusesToCastToATypeThatIsNoFloat) {
+  EXPECT_TRUE(FailsWith(SelectFrom(Training(), {.dtype = DType::kInt8}),
+                        StatusCode::kInvalidArgument, {"not to int8"}));
+}
+
+// ---- structure ----
+
+TEST(Select, KeepsTheStructureWhereAllOfItIsSelected) {
+  const Value structure = StructureOf({});
+  ASSERT_EQ(structure.items.size(), 8U);
+  EXPECT_EQ(structure.items[6], Value::Str("empty"));
+  EXPECT_EQ(structure.items[7], Dict({})) << "an empty container was saved as one";
+}
+
+TEST(Select, PrunesLeavesAndTheContainersThatThisEmpties) {
+  EXPECT_EQ(StructureOf({.include = {"model.w", "step"}}),
+            Dict({Value::Str("model"), Dict({Value::Str("w"), TensorLeaf()}), Value::Str("step"),
+                  ObjectLeaf(), Value::Str("empty"), Dict({})}));
+}
+
+TEST(Select, ListThatLosesAnItemBecomesADictOfThePositionsLeft) {
+  EXPECT_EQ(StructureOf({.include = {"model.layers.1"}}),
+            Dict({Value::Str("model"),
+                  Dict({Value::Str("layers"), Dict({Value::Str("1"), TensorLeaf()})}),
+                  Value::Str("empty"), Dict({})}));
+}
+
+TEST(Select, NamesAreFlatOnceAnEntryIsRenamed) {
+  const auto selection = SelectFrom(Training(), {.rename = {{"model.", ""}}});
+  ASSERT_TRUE(IsOk(selection));
+  EXPECT_TRUE(selection->structure.empty());
+}
+
+// ---- the model of a training state ----
+
+TEST(Select, TakesTheModelUnderItsOwnNamesForHuggingFace) {
+  EXPECT_EQ(SelectedNames({.to = ConvertTarget::kHf}), (Names{"layers.0", "layers.1", "w"}));
+}
+
+TEST(Select, TakesMoreThanTheModelForHuggingFaceWhereAsked) {
+  EXPECT_EQ(SelectedNames({.to = ConvertTarget::kHf, .everything = true}).size(), 5U);
+  EXPECT_EQ(SelectedNames({.to = ConvertTarget::kHf, .include = {"optim.*"}}), Names{"optim.m"});
+  EXPECT_EQ(SelectedNames({.to = ConvertTarget::kHf, .rename = {{"model.", "m."}}}),
+            (Names{"m.layers.0", "m.layers.1", "m.w"}));
+}
+
+TEST(Select, LeavesOutTheOptimizerWhereNoEntryIsCalledAModel) {
+  const auto selection =
+      SelectFrom(std::move(SmallState().Floats("net.w", {1}).Floats("optimizer.m", {2})),
+                 {.to = ConvertTarget::kHf});
+  ASSERT_TRUE(IsOk(selection));
+  EXPECT_EQ(NamesOf(*selection), Names{"net.w"});
+}
+
+}  // namespace
+}  // namespace varve::test
