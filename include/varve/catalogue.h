@@ -154,6 +154,12 @@ Result<ExportReport> ExportSafetensors(const std::string& path, const std::strin
 /// comes before "layers.10". A strict total order.
 bool NaturalLess(std::string_view a, std::string_view b);
 
+/// Returns the step in the name of a checkpoint: the number after its last "step"
+/// ("global_step120", "epoch=3-step=4000"), else after "checkpoint", "ckpt" or "iter", else its
+/// only number. Digits that belong to a word, a decimal number or a date are none ("ws2", "1.5",
+/// "20261122").
+std::optional<std::uint64_t> StepFromName(std::string_view name);
+
 /// Shell-style match: '*' any run (dots too), '?' one character, '[...]' a set.
 bool GlobMatch(const std::string& pattern, const std::string& name);
 

@@ -124,6 +124,9 @@ void BindCatalogue(nb::module_& module) {
       "resolve_path",
       [](const FsPath& path) { return ToPath(ValueOrRaise(ResolvePath(path.text))); },
       nb::arg("path"));
+  module.def(
+      "step_from_name", [](const FsPath& name) { return StepFromName(name.text); },
+      nb::arg("name"));
   module.def("list_checkpoints", &ListPython, nb::arg("directory"));
   module.def("verify", &VerifyPython, nb::arg("path"));
   module.def("repair", &RepairPython, nb::arg("path"));

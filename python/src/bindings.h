@@ -6,6 +6,7 @@
 #include <memory>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include <nanobind/nanobind.h>
 
@@ -75,6 +76,14 @@ nb::object ToPath(const std::string& path);
 /// receive(from, seconds) -> bytes; None gives a single process. Takes the GIL for each message.
 std::unique_ptr<Coordinator> MakeCoordinator(nb::object object);
 
+/// Memory to fill: (fqn, dtype number, shape, offsets or None, sizes or None, address, strides or
+/// None).
+std::vector<TargetTensor> TargetsFrom(const nb::list& list);
+
+/// Progress to a Python callable, at most every 50 ms: taking the GIL for each block would make
+/// the training thread wait. None gives a null function.
+ProgressFunction MakeProgress(nb::object callback);
+
 /// What `_engine.save` hands over: items of tensors, (name, encoded value) pairs, encoded
 /// containers.
 /// Sets `out` to options["overwrite"], if it is given: False, True or "damaged".
@@ -111,6 +120,7 @@ void BindAgent(nb::module_& module);
 void BindAsync(nb::module_& module);
 void BindValues(nb::module_& module);
 void BindCheckpoint(nb::module_& module);
+void BindReader(nb::module_& module);
 void BindCatalogue(nb::module_& module);
 void BindConvert(nb::module_& module);
 void BindDcp(nb::module_& module);

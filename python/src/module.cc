@@ -83,13 +83,17 @@ NB_MODULE(_core, module) {
   module.attr("__version__") = nb::str(Version().data(), Version().size());
   module.attr("FORMAT_VERSION") = kFormatVersion;
   nb::list dtypes;
+  nb::list sizes;
   for (std::uint8_t i = 0; i < kDTypeCount; ++i) {
     const auto name = DTypeName(static_cast<DType>(i));
     dtypes.append(nb::str(name.data(), name.size()));
+    sizes.append(ItemSize(static_cast<DType>(i)));
   }
   module.attr("DTYPE_NAMES") = nb::tuple(dtypes);
+  module.attr("DTYPE_SIZES") = nb::tuple(sizes);
   python::BindValues(module);
   python::BindCheckpoint(module);
+  python::BindReader(module);
   python::BindAsync(module);
   python::BindAgent(module);
   python::BindCatalogue(module);

@@ -56,6 +56,11 @@ def load_layouts(rank: int, size: int, paths: list[str], layouts: dict[str, Layo
                 torch.testing.assert_close(tensor.to_local(), expected.to_local(), rtol=0, atol=0)
 
 
+def save_rows(rank: int, size: int, path: str, rows: list[list[float]]) -> None:
+    mesh = init_device_mesh("cpu", (size,))
+    varve.torch.save({"w": distribute_tensor(torch.tensor(rows), mesh, [Shard(0)])}, path)
+
+
 def save_partial(rank: int, size: int, path: str) -> None:
     mesh = init_device_mesh("cpu", (size,))
     tensor = DTensor.from_local(torch.ones(4), mesh, [Partial()])

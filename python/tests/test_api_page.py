@@ -42,12 +42,17 @@ def public() -> Iterator[tuple[str, Any]]:
 
 PUBLIC = dict(public())
 
+#: Classes that `open` makes: their arguments are its own.
+MADE_BY_OPEN = {varve.Checkpoint, varve.StoredTensor}
+
 
 def details(value: Any) -> list[str]:
     """Arguments of a function or class, fields of a report, methods and properties of a class."""
     if dataclasses.is_dataclass(value):
         return [field.name for field in dataclasses.fields(value)]
     names = [name for name in inspect.signature(value).parameters if name != "self"]
+    if value in MADE_BY_OPEN:
+        names = []
     if inspect.isclass(value):
         names += [name for name in vars(value) if not name.startswith("_")]
     return names

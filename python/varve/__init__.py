@@ -34,6 +34,7 @@ from varve._catalogue import (
 from varve._engine import LoadReport, SaveReport
 from varve._files import Source as FileSource
 from varve._files import StoredFiles
+from varve._open import Checkpoint, StoredChunk, StoredTensor, open_checkpoint
 from varve._select import Rename
 from varve._tree import PerRank
 from varve.errors import (
@@ -55,6 +56,7 @@ __version__: str = _core.__version__
 
 __all__ = [
     "CancelledError",
+    "Checkpoint",
     "CheckpointExistsError",
     "CheckpointNotFoundError",
     "CorruptCheckpointError",
@@ -67,7 +69,9 @@ __all__ = [
     "PreconditionError",
     "ReplicasDifferWarning",
     "SaveReport",
+    "StoredChunk",
     "StoredFiles",
+    "StoredTensor",
     "UnavailableError",
     "UnsupportedError",
     "__version__",
@@ -78,6 +82,7 @@ __all__ = [
     "latest",
     "list_checkpoints",
     "load",
+    "open",
     "read",
     "remove",
     "repair",
@@ -189,3 +194,29 @@ def read(
         CorruptCheckpointError: As in `load`.
     """
     return _load.read(path, NumpyArrays(), keys, flat, allow_pickle)
+
+
+def open(path: str | os.PathLike[str], *, allow_pickle: bool = False) -> Checkpoint:
+    """Opens a checkpoint of any format to look into it: reads its index, and no tensor.
+
+    Example:
+        >>> ckpt = varve.open("run/step-1200")  # doctest: +SKIP
+        >>> for name, tensor in ckpt.tensors.items():  # doctest: +SKIP
+        ...     print(name, tensor.shape, tensor.dtype, [chunk.file for chunk in tensor.chunks])
+        >>> ckpt["model.layers.0.w"][2:4, :10]  # doctest: +SKIP
+        >>> ckpt["step"], ckpt.format, ckpt.world_size, ckpt.save_id  # doctest: +SKIP
+
+    Args:
+        path: The checkpoint: a directory, or a file of torch.save or safetensors.
+        allow_pickle: Open values stored as pickles. A pickle can run code: only for trusted files.
+
+    Returns:
+        A mapping from full name to a StoredTensor, from which slices are read as NumPy arrays, or to a plain
+        value; see Checkpoint.
+
+    Raises:
+        CheckpointNotFoundError: There is no checkpoint at `path`.
+        CorruptCheckpointError: Its index is damaged.
+        PreconditionError: It is incomplete: files of some ranks are missing.
+    """
+    return open_checkpoint(path, NumpyArrays(), "numpy", allow_pickle)

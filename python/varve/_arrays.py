@@ -60,8 +60,8 @@ def dtype_number(dtype: np.dtype[Any]) -> int | None:
     return DTYPE_NUMBERS.get(dtype.name)
 
 
-def numpy_dtype(number: int, fqn: str) -> np.dtype[Any]:
-    """The NumPy dtype for an engine number. Raises UnsupportedError where there is none."""
+def _dtype_at(number: int) -> np.dtype[Any] | None:
+    """The NumPy dtype for an engine number (ml_dtypes' included), or None."""
     name = _core.DTYPE_NAMES[number]
     if name in _NUMPY_NAMES:
         return np.dtype(name)
@@ -70,12 +70,17 @@ def numpy_dtype(number: int, fqn: str) -> np.dtype[Any]:
     except ImportError:
         ml_dtypes = None
     kind = getattr(ml_dtypes, name, None)
-    if kind is None:
+    return None if kind is None else np.dtype(kind)
+
+
+def numpy_dtype(number: int, fqn: str) -> np.dtype[Any]:
+    """The NumPy dtype for an engine number. Raises UnsupportedError where there is none."""
+    dtype = _dtype_at(number)
+    if dtype is None:
         raise UnsupportedError(
-            f'tensor "{fqn}": NumPy has no {name}; install ml_dtypes, leave it out with `keys`, or use '
-            "varve.torch"
+            f'tensor "{fqn}": NumPy has no {_core.DTYPE_NAMES[number]}; install ml_dtypes, leave it out '
+            "with `keys`, or use varve.torch"
         )
-    dtype: np.dtype[Any] = np.dtype(kind)
     return dtype
 
 
@@ -130,6 +135,10 @@ class NumpyArrays:
     def dtype_of(self, tensor: Any) -> int | None:
         """The engine's number of an array's dtype."""
         return dtype_number(tensor.dtype)
+
+    def dtype_at(self, number: int) -> Any:
+        """Returns the NumPy dtype with this number in the engine; None where there is none."""
+        return _dtype_at(number)
 
     def give_back(self, value: Any, state: Any) -> None:
         """Calls `load_state_dict`."""

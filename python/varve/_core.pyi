@@ -6,6 +6,8 @@ from typing import Any, Final
 __version__: str
 FORMAT_VERSION: Final[int]
 DTYPE_NAMES: Final[tuple[str, ...]]
+DTYPE_SIZES: Final[tuple[int, ...]]
+"""Bytes of an element, by dtype number."""
 
 def encode_value(object: Any, path: str, allow_pickle: bool = ...) -> bytes: ...
 def decode_value(bytes: bytes, allow_pickle: bool = ...) -> Any: ...
@@ -67,6 +69,9 @@ def async_save(
 def report_failure(coordinator: Any, what: str, message: str, options: dict[str, Any]) -> None: ...
 def list_checkpoints(directory: str) -> list[dict[str, Any]]:
     """Lists checkpoints and leftovers: dicts of name, format, state, detail, step, bytes, world_size."""
+
+def step_from_name(name: str | bytes) -> int | None:
+    """The step in the name of a checkpoint; None where it has none."""
 
 def verify(path: str) -> list[dict[str, Any]]:
     """Re-reads every byte; returns the damages found: file, begin, end, tensors, problem."""
@@ -160,6 +165,25 @@ class Reader:
     def world_size(self) -> int: ...
     @property
     def format(self) -> str: ...
+    @property
+    def save_id(self) -> str | None:
+        """32 hex digits; None where the format has none."""
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of all data files."""
+
+    def names(self) -> list[tuple[str, bool]]:
+        """Names in natural order, each with True for a tensor, False for a plain value."""
+
+    def tensor_chunks(
+        self, name: str
+    ) -> list[tuple[tuple[int, ...], tuple[int, ...], str, int, int, int]]:
+        """Offsets, sizes, file, begin, end and the file's rank of each stored chunk of a tensor."""
+
+    def read_into(self, targets: list[tuple[Any, ...]]) -> int:
+        """Fills targets from this process alone; returns the bytes read."""
+
     def chunks(
         self,
     ) -> dict[str, list[tuple[tuple[int, ...], tuple[int, ...], str, int, int]]]:

@@ -69,6 +69,9 @@ class Arrays(Protocol):
     def dtype_of(self, tensor: Any) -> int | None:
         """The engine's number of a tensor's dtype."""
 
+    def dtype_at(self, number: int) -> Any:
+        """Returns the dtype with this number in the engine; None where the library has none."""
+
     def give_back(self, value: Any, state: Any) -> None:
         """Loads a filled state dict into the object it came from."""
 

@@ -174,7 +174,7 @@ def load(
         reader = _core.Reader(path_text(path))
         plan = _Plan(reader, state, arrays, rank, choice)
         # Before the ranks agree: a value that cannot be opened fails the load with nothing changed.
-        values = _objects(reader, path_text(path), plan.names, allow_pickle)
+        values = plain_values(reader, path_text(path), plan.names, allow_pickle)
     except Exception as error:
         fail(coordinator, f"load {path_name(path)}", error, options)
         raise
@@ -281,7 +281,7 @@ def read(
     for fqn, origin in origins.items():
         found[fqn] = tensor = arrays.create(fqn, *stored[fqn], origin)
         targets.extend(arrays.targets(fqn, tensor, after, keep))
-    found.update(zip(names, _objects(reader, where, names, allow_pickle), strict=True))
+    found.update(zip(names, plain_values(reader, where, names, allow_pickle), strict=True))
     reader.load(targets, names, [], [], [], {"strict": False}, None)
     for run in after:
         run()
@@ -292,8 +292,8 @@ def read(
     return _tree.build(structure, lambda fqn, _leaf: found[fqn])
 
 
-def _objects(reader: Any, where: str, names: list[str], allow_pickle: bool) -> list[Any]:
-    """The plain values of these names.
+def plain_values(reader: Any, where: str, names: list[str], allow_pickle: bool) -> list[Any]:
+    """Returns the plain values of these names.
 
     Raises UnsupportedError; if some need classes that nothing here makes, it says which, and which
     names can be read.

@@ -68,10 +68,4 @@ Status CheckCheckpointName(const std::string& path);
 /// "data-00003-of-00008[-id].safetensors": looks like a data file of ours.
 bool IsDataFileName(std::string_view name);
 
-/// Returns the step in the name of a checkpoint: the number after its last "step"
-/// ("global_step120", "epoch=3-step=4000"), else after "checkpoint", "ckpt" or "iter", else its
-/// only number. Digits that belong to a word, a decimal number or a date are none ("ws2", "1.5",
-/// "20261122").
-std::optional<std::uint64_t> StepFromName(std::string_view name);
-
 }  // namespace varve

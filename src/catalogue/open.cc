@@ -7,6 +7,7 @@
 #include "catalogue/names.h"
 #include "catalogue/own_names.h"
 #include "catalogue/scan.h"
+#include "varve/catalogue.h"
 
 namespace varve {
 namespace {

@@ -32,6 +32,7 @@ from varve._catalogue import (
 from varve._engine import LoadReport, SaveReport
 from varve._files import Source as FileSource
 from varve._files import StoredFiles
+from varve._open import Checkpoint, StoredChunk, StoredTensor, open_checkpoint
 from varve._select import Rename
 from varve._tree import PerRank
 from varve.torch import _run
@@ -42,12 +43,15 @@ from varve.torch._stager import Stager
 from varve.torch._tensors import TorchArrays
 
 __all__ = [
+    "Checkpoint",
     "LoadReport",
     "PerRank",
     "SaveHandle",
     "SaveReport",
     "Stager",
+    "StoredChunk",
     "StoredFiles",
+    "StoredTensor",
     "async_save",
     "collect_garbage",
     "convert",
@@ -56,6 +60,7 @@ __all__ = [
     "latest",
     "list_checkpoints",
     "load",
+    "open",
     "read",
     "remove",
     "repair",
@@ -227,3 +232,29 @@ def read(
         CorruptCheckpointError: As in `load`.
     """
     return _load.read(path, TorchArrays(), keys, flat, allow_pickle)
+
+
+def open(path: str | os.PathLike[str], *, allow_pickle: bool = False) -> Checkpoint:
+    """Opens a checkpoint of any format to look into it: reads its index, and no tensor.
+
+    Example:
+        >>> ckpt = varve.torch.open("run/step-1200")  # doctest: +SKIP
+        >>> for name, tensor in ckpt.tensors.items():  # doctest: +SKIP
+        ...     print(name, tensor.shape, tensor.dtype, [chunk.file for chunk in tensor.chunks])
+        >>> ckpt["model.layers.0.w"][2:4, :10]  # doctest: +SKIP
+        >>> ckpt["step"], ckpt.format, ckpt.world_size, ckpt.save_id  # doctest: +SKIP
+
+    Args:
+        path: The checkpoint: a directory, or a file of torch.save or safetensors.
+        allow_pickle: Open values stored as pickles. A pickle can run code: only for trusted files.
+
+    Returns:
+        A mapping from full name to a StoredTensor, from which slices are read as tensors on the CPU, or to a plain
+        value; see Checkpoint.
+
+    Raises:
+        CheckpointNotFoundError: There is no checkpoint at `path`.
+        CorruptCheckpointError: Its index is damaged.
+        PreconditionError: It is incomplete: files of some ranks are missing.
+    """
+    return open_checkpoint(path, TorchArrays(), "torch", allow_pickle)

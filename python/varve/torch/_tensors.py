@@ -181,6 +181,10 @@ class TorchArrays(NumpyArrays):
         """The engine's number of a tensor's dtype."""
         return _NUMBERS.get(tensor.dtype) if _is_torch(tensor) else super().dtype_of(tensor)
 
+    def dtype_at(self, number: int) -> Any:
+        """Returns the torch dtype with this number in the engine; None where there is none."""
+        return _DTYPES.get(number)
+
     def give_back(self, value: Any, state: Any) -> None:
         """Calls `load_state_dict`; a module takes over the fresh tensors, and keeps its others."""
         made = {key: item for key, item in state.items() if id(item) in self._fresh}
