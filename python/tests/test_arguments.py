@@ -61,6 +61,7 @@ CALLS: dict[str, Callable[[Path], Any]] = {
     "format=hf": lambda ck: varve.torch.save({}, ck / "x", format="hf"),
     "save_id": lambda ck: varve.torch.save({}, ck / "x", coordinate=False, save_id=7),  # type: ignore[arg-type]
     "timeout=": lambda ck: varve.torch.load({"n": 0}, ck, timeout="1m"),  # type: ignore[arg-type]
+    "progress of load": lambda ck: varve.load({}, ck, progress=3),  # type: ignore[arg-type]
     "progress": lambda ck: varve.save({}, ck / "x", progress=3),  # type: ignore[arg-type]
     "dict": lambda ck: varve.save([1], ck / "x"),  # type: ignore[arg-type]
     "destination": lambda ck: varve.load([1], ck),

@@ -410,3 +410,26 @@ def test_a_refused_load_is_not_a_change(training: Path) -> None:
     with pytest.raises(varve.InvalidArgumentError):
         varve.torch.load({"model": target, "gone": 1}, training)
     loss.backward()
+
+
+@pytest.mark.parametrize("cast", [False, True])
+def test_progress_counts_the_bytes_that_a_load_reads(tmp_path: Path, cast: bool) -> None:
+    path = tmp_path / "step-1"
+    stored = {"a": torch.rand(1 << 18), "b": torch.rand(1 << 22), "step": 3}
+    varve.torch.save(stored, path)
+    half = torch.zeros(1 << 22, dtype=torch.bfloat16 if cast else torch.float32)
+    seen: list[tuple[int, int]] = []
+    target = {"a": torch.zeros(1 << 18), "b": half, "step": 0}
+    varve.torch.load(target, path, cast=cast, progress=lambda *now: seen.append(now))
+    total = 4 * ((1 << 18) + (1 << 22))
+    assert seen[-1] == (total, total)
+    assert {whole for _, whole in seen} == {total}
+    assert max(done for done, _ in seen) == total
+    assert torch.equal(target["b"], stored["b"].to(half.dtype))
+
+
+def test_progress_of_a_numpy_load_is_reported(tmp_path: Path) -> None:
+    varve.save({"a": np.ones(1000)}, tmp_path / "c")
+    seen: list[tuple[int, int]] = []
+    varve.load({"a": np.zeros(1000)}, tmp_path / "c", progress=lambda *now: seen.append(now))
+    assert seen[-1] == (8000, 8000)

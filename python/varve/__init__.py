@@ -138,6 +138,7 @@ def load(
     rename: Rename | None = None,
     cast: bool = False,
     allow_pickle: bool = False,
+    progress: Callable[[int, int], None] | None = None,
 ) -> LoadReport:
     """Fills `state` in place: arrays get the stored bytes, plain values are replaced.
 
@@ -158,6 +159,7 @@ def load(
         cast: Convert between float16, bfloat16, float32 and float64 where the stored dtype is
             another, rounding to the nearest.
         allow_pickle: Open values stored as pickles. A pickle can run code: only for trusted files.
+        progress: Called from other threads with bytes read and bytes in all.
 
     Raises:
         InvalidArgumentError: Names, dtypes or shapes differ; the message has the first ten of each
@@ -168,8 +170,9 @@ def load(
 
     Warns when nothing was loaded.
     """
+    options = {"strict": strict, "progress": progress}
     choice = _load.Choice(keys, rename, cast=cast)
-    return _load.load(state, path, NumpyArrays(), None, allow_pickle, {"strict": strict}, choice)
+    return _load.load(state, path, NumpyArrays(), None, allow_pickle, options, choice)
 
 
 def read(

@@ -62,6 +62,13 @@ def count(name: str, value: Any) -> int:
     return int(number)
 
 
+def progress(value: Any) -> Any:
+    """A function of bytes done and bytes in all, or None."""
+    if value is not None and not callable(value):
+        raise refuse("progress", value, "a function of bytes done and bytes in all")
+    return value
+
+
 def choice(name: str, value: Any, options: Iterable[str]) -> str:
     """An argument that is one of these strings."""
     known = list(options)

@@ -170,6 +170,7 @@ def load(
     rank = 0 if coordinator is None else coordinator.rank
     try:
         choice.check()
+        _arguments.progress(options.get("progress"))
         _arguments.flag("allow_pickle", allow_pickle)
         reader = _core.Reader(path_text(path))
         plan = _Plan(reader, state, arrays, rank, choice)

@@ -89,6 +89,28 @@ Result<std::vector<std::vector<Piece>>> Batches(const Metadata& metadata,
   return batches;
 }
 
+/// Bytes that are read for these targets.
+std::uint64_t StoredBytes(const Metadata& metadata, const std::vector<TargetTensor>& targets) {
+  std::uint64_t bytes = 0;
+  for (const TargetTensor& target : targets) {
+    const TensorMetadata* const stored = metadata.FindTensor(target.fqn);
+    bytes += Volume(target.box.sizes) * ItemSize(stored != nullptr ? stored->dtype : target.dtype);
+  }
+  return bytes;
+}
+
+/// Returns a function that reports the progress of one read of several to `progress`: `before`
+/// bytes were read before it, `total` by all together.
+ProgressFunction PartOf(const ProgressFunction& progress, std::uint64_t before,
+                        std::uint64_t total) {
+  if (!progress) {
+    return {};
+  }
+  return [&progress, before, total](std::uint64_t done, std::uint64_t /*of_this_read*/) {
+    progress(std::min(before + done, total), total);
+  };
+}
+
 }  // namespace
 
 bool NeedsCast(const TensorMetadata& stored, const TargetTensor& target) {
@@ -107,10 +129,17 @@ Result<std::uint64_t> ReadCasting(CheckpointReader& reader, std::span<const Targ
     (convert ? to_convert : as_stored).push_back(target);
   }
   VARVE_ASSIGN_OR_RETURN(const auto batches, Batches(reader.metadata(), to_convert));
+  const ProgressFunction progress = std::move(options.progress);
+  std::uint64_t done = StoredBytes(reader.metadata(), as_stored);
+  const std::uint64_t total = done + StoredBytes(reader.metadata(), to_convert);
+  options.progress = PartOf(progress, 0, total);
   VARVE_ASSIGN_OR_RETURN(std::uint64_t bytes_read, reader.ReadTensors(as_stored, options));
-  options.progress = {};
   std::vector<std::byte> memory;
   for (const std::vector<Piece>& batch : batches) {
+    options.progress = PartOf(progress, done, total);
+    for (const Piece& piece : batch) {
+      done += piece.bytes();
+    }
     const auto read = ReadBatch(reader, batch, options, &memory);
     if (!read.ok()) {
       return Status(read.status().code(),

@@ -163,6 +163,7 @@ def load(
     assign: bool = False,
     allow_pickle: bool = False,
     timeout: float = 1800.0,
+    progress: Callable[[int, int], None] | None = None,
 ) -> LoadReport:
     """Fills `state_dict` in place from a checkpoint that any layout of ranks has saved.
 
@@ -193,6 +194,7 @@ def load(
             dtype (with `cast`, of their own). Without it they are refused.
         allow_pickle: Open values stored as pickles. A pickle can run code: only for trusted files.
         timeout: As in `save`.
+        progress: Called from other threads with bytes read and bytes in all, on this rank.
 
     Raises:
         InvalidArgumentError: Names, dtypes or shapes differ; the message has the first ten of each
@@ -203,7 +205,7 @@ def load(
 
     Warns when nothing was loaded.
     """
-    options = {"strict": strict, "timeout": timeout}
+    options = {"strict": strict, "timeout": timeout, "progress": progress}
     choice = _load.Choice(keys, rename, assign, cast)
     with collective(process_group, timeout, name_of("load", path)) as coordinator:
         return _load.load(
