@@ -73,8 +73,8 @@ Status StopAgent(std::chrono::milliseconds patience, const std::string& director
 /// A storage like `base` in which the data files of the checkpoint at `path` are read from the
 /// agent's memory, as far as it has them; `bytes_from_memory` is told what was, by any
 /// thread of a load. Null when it has none of them, or no agent runs. What is read is what was
-/// written: the checksums of the checkpoint are compared as for any other storage. `base` must
-/// outlive it.
+/// written: the checksums of the checkpoint are compared as for any other storage. An agent that
+/// does not answer within a second is left out. `base` must outlive it.
 std::unique_ptr<Storage> OpenAgentMemory(const std::string& path, Storage& base,
                                          std::function<void(std::uint64_t)> bytes_from_memory = {},
                                          const std::string& directory = {});

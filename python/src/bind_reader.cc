@@ -57,10 +57,12 @@ nb::tuple TupleOf(const Dims& dims) {
 
 class PythonReader {
  public:
-  explicit PythonReader(const FsPath& path)
+  PythonReader(const FsPath& path, bool use_agent)
       : reader_(Stoppable([&](const std::stop_token& stop) {
-          agent_ = OpenAgentMemory(path.text, PosixStorage(),
-                                   [this](std::uint64_t bytes) { from_agent_ += bytes; });
+          if (use_agent) {
+            agent_ = OpenAgentMemory(path.text, PosixStorage(),
+                                     [this](std::uint64_t bytes) { from_agent_ += bytes; });
+          }
           return CheckpointReader::Open(path.text, agent_ != nullptr ? *agent_ : PosixStorage(),
                                         stop);
         })) {}
@@ -233,7 +235,7 @@ class PythonReader {
 
 void BindReader(nb::module_& module) {
   nb::class_<PythonReader>(module, "Reader")
-      .def(nb::init<const FsPath&>(), nb::arg("path"))
+      .def(nb::init<const FsPath&, bool>(), nb::arg("path"), nb::arg("use_agent") = true)
       .def_prop_ro("directory",
                    [](PythonReader& self) { return ToPath(self.reader().directory()); })
       .def_prop_ro("world_size",

@@ -7,6 +7,7 @@ import os
 import random
 import resource
 import signal
+import socket
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -27,6 +28,7 @@ from agent_jobs import (
 )
 from async_jobs import LONG, assert_holds, listed, scribble, state_of
 from ranks import collect, run_ranks
+from same import same
 
 import varve
 import varve.agent
@@ -323,3 +325,53 @@ def test_a_rank_that_dies_before_it_has_handed_over_is_named_by_the_others(
     outcomes = collect(2, one_rank_dies_while_staging, agent, str(tmp_path), 1, dead=(1,))
     assert "rank 1" in outcomes[0][1]
     assert listed(tmp_path) == ["1"]
+
+
+# ---- loads that leave it out, or find it stopped ----
+
+
+@pytest.fixture
+def held(agent: str, tmp_path: Path) -> Path:
+    """A checkpoint that the agent has in memory."""
+    path = tmp_path / "held"
+    async_save(state_of(1), path, executor="process").result(LONG)
+    assert varve.torch.load(state_of(0), path).bytes_from_agent > 0
+    return path
+
+
+def test_a_load_can_leave_the_agent_out(held: Path) -> None:
+    target = state_of(0)
+    assert varve.torch.load(target, held, use_agent=False).bytes_from_agent == 0
+    assert same(target, state_of(1))
+    ruin(held)
+    assert same(varve.torch.read(held), state_of(1))
+    with pytest.raises(varve.CorruptCheckpointError):
+        varve.torch.read(held, use_agent=False)
+
+
+@pytest.mark.parametrize("queue", ["open", "full"])
+def test_a_load_does_not_wait_for_a_stopped_agent(held: Path, agent: str, queue: str) -> None:
+    running = varve.agent.status()
+    assert running is not None
+    waiting: list[socket.socket] = []
+    os.kill(running.pid, signal.SIGSTOP)
+    try:
+        while queue == "full":
+            connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+            connection.setblocking(False)
+            waiting.append(connection)
+            try:
+                connection.connect(os.path.join(agent, "agent.socket"))
+            except BlockingIOError:
+                break
+        begun = time.monotonic()
+        target = state_of(0)
+        assert varve.torch.load(target, held).bytes_from_agent == 0
+        # One second, were this machine idle; ten before there was a limit.
+        assert time.monotonic() - begun < 5
+        assert same(target, state_of(1))
+    finally:
+        os.kill(running.pid, signal.SIGCONT)
+        for connection in waiting:
+            connection.close()
+    assert varve.torch.load(state_of(0), held).bytes_from_agent > 0

@@ -53,6 +53,7 @@ CALLS: dict[str, Callable[[Path], Any]] = {
     "allow_pickle= of save": lambda ck: varve.save({}, ck / "x", allow_pickle=1),  # type: ignore[arg-type]
     "allow_pickle= of read": lambda ck: varve.read(ck, allow_pickle="y"),  # type: ignore[arg-type]
     "allow_pickle= of load": lambda ck: varve.load({}, ck, allow_pickle=None),  # type: ignore[arg-type]
+    "use_agent=": lambda ck: varve.read(ck, use_agent="no"),  # type: ignore[arg-type]
     "flat=": lambda ck: varve.read(ck, flat="w"),  # type: ignore[arg-type]
     "cast=": lambda ck: varve.load({"n": 0}, ck, cast=torch.float32),  # type: ignore[arg-type]
     "assign=": lambda ck: varve.torch.load({"n": 0}, ck, assign="w"),  # type: ignore[arg-type]

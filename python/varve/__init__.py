@@ -139,6 +139,7 @@ def load(
     cast: bool = False,
     allow_pickle: bool = False,
     progress: Callable[[int, int], None] | None = None,
+    use_agent: bool = True,
 ) -> LoadReport:
     """Fills `state` in place: arrays get the stored bytes, plain values are replaced.
 
@@ -160,6 +161,8 @@ def load(
             another, rounding to the nearest.
         allow_pickle: Open values stored as pickles. A pickle can run code: only for trusted files.
         progress: Called from other threads with bytes read and bytes in all.
+        use_agent: Read from the memory of this node's agent what it has of the checkpoint. False reads
+            the disk alone, and looks for no agent. Looking takes a second at most.
 
     Raises:
         InvalidArgumentError: Names, dtypes or shapes differ; the message has the first ten of each
@@ -172,7 +175,7 @@ def load(
     """
     options = {"strict": strict, "progress": progress}
     choice = _load.Choice(keys, rename, cast=cast)
-    return _load.load(state, path, NumpyArrays(), None, allow_pickle, options, choice)
+    return _load.load(state, path, NumpyArrays(), None, allow_pickle, use_agent, options, choice)
 
 
 def read(
@@ -181,6 +184,7 @@ def read(
     *,
     flat: bool = False,
     allow_pickle: bool = False,
+    use_agent: bool = True,
 ) -> Any:
     """Builds a new state from a checkpoint, with NumPy arrays.
 
@@ -190,13 +194,14 @@ def read(
             which only some items are read comes back as a dict by position.
         flat: Return a dict from full name to value rather than the nested state.
         allow_pickle: As in `load`.
+        use_agent: As in `load`.
 
     Raises:
         UnsupportedError: A dtype NumPy lacks (install ml_dtypes), or a pickle that was not allowed.
         CheckpointNotFoundError: No checkpoint, or nothing of that name in it.
         CorruptCheckpointError: As in `load`.
     """
-    return _load.read(path, NumpyArrays(), keys, flat, allow_pickle)
+    return _load.read(path, NumpyArrays(), keys, flat, allow_pickle, use_agent)
 
 
 def open(path: str | os.PathLike[str], *, allow_pickle: bool = False) -> Checkpoint:

@@ -163,6 +163,7 @@ def load(
     arrays: Arrays,
     coordinator: Coordinator | None,
     allow_pickle: bool,
+    use_agent: bool,
     options: dict[str, Any],
     choice: Choice,
 ) -> LoadReport:
@@ -172,7 +173,8 @@ def load(
         choice.check()
         _arguments.progress(options.get("progress"))
         _arguments.flag("allow_pickle", allow_pickle)
-        reader = _core.Reader(path_text(path))
+        _arguments.flag("use_agent", use_agent)
+        reader = _core.Reader(path_text(path), use_agent)
         plan = _Plan(reader, state, arrays, rank, choice)
         # Before the ranks agree: a value that cannot be opened fails the load with nothing changed.
         values = plain_values(reader, path_text(path), plan.names, allow_pickle)
@@ -254,13 +256,14 @@ def read(
     keys: str | Iterable[str] | None,
     flat: bool,
     allow_pickle: bool,
+    use_agent: bool,
 ) -> Any:
     """Builds a new state from a checkpoint."""
     where = path_text(path)
     chosen = None if keys is None else Keys(keys)
     _arguments.flag("flat", flat)
     _arguments.flag("allow_pickle", allow_pickle)
-    reader = _core.Reader(where)
+    reader = _core.Reader(where, _arguments.flag("use_agent", use_agent))
     structure = reader.structure()
     found: dict[str, Any] = {}
     targets: list[Item] = []

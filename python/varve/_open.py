@@ -315,4 +315,4 @@ def open_checkpoint(
     """Opens a checkpoint; `origin` names the library of the arrays that reads return."""
     where = path_text(path)
     allowed = _arguments.flag("allow_pickle", allow_pickle)
-    return Checkpoint(_Source(where, _core.Reader(where), arrays, origin, allowed))
+    return Checkpoint(_Source(where, _core.Reader(where, use_agent=False), arrays, origin, allowed))

@@ -342,7 +342,7 @@ TEST(Agent, ListensOnlyWhereNobodyElseMayEnter) {
 
 TEST(Agent, OneOfAnotherVersionIsRefusedByName) {
   AgentHere agent;
-  auto socket = ConnectToSocket(agent.directory() + "/agent.socket");
+  auto socket = ConnectToSocket(agent.directory() + "/agent.socket", Deadline::max());
   ASSERT_TRUE(IsOk(socket));
   AgentConnection connection(std::move(*socket));
   EXPECT_TRUE(FailsWith(Ask(connection, {AgentVerb::kHello, 0, "9.9.9", {}}, LongDeadline()),

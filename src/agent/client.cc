@@ -89,10 +89,10 @@ Result<AgentMessage> Ask(AgentConnection& agent, const AgentMessage& question, D
 
 namespace {
 
-Result<std::shared_ptr<AgentConnection>> Connect(const std::string& directory) {
+Result<std::shared_ptr<AgentConnection>> Connect(const std::string& directory, Deadline deadline) {
   const AgentEndpoint endpoint = EndpointIn(directory);
   VARVE_RETURN_IF_ERROR(CheckPrivate(endpoint.directory, /*make=*/false));
-  VARVE_ASSIGN_OR_RETURN(FileDescriptor socket, ConnectToSocket(endpoint.socket));
+  VARVE_ASSIGN_OR_RETURN(FileDescriptor socket, ConnectToSocket(endpoint.socket, deadline));
   return std::make_shared<AgentConnection>(std::move(socket));
 }
 
@@ -100,7 +100,7 @@ Result<std::shared_ptr<AgentConnection>> Connect(const std::string& directory) {
 
 Result<std::shared_ptr<AgentConnection>> ConnectAndGreet(const std::string& directory,
                                                          Deadline deadline) {
-  VARVE_ASSIGN_OR_RETURN(auto agent, Connect(directory));
+  VARVE_ASSIGN_OR_RETURN(auto agent, Connect(directory, deadline));
   const AgentMessage hello{AgentVerb::kHello, 0, AgentVersion(), {}};
   VARVE_RETURN_IF_ERROR(Ask(*agent, hello, deadline).status());
   return agent;
@@ -135,7 +135,7 @@ Status AskForTheEnd(AgentVerb verb, std::chrono::milliseconds patience,
                     const std::string& directory) {
   const Deadline deadline = After(patience);
   while (true) {
-    const auto agent = Connect(directory);
+    const auto agent = Connect(directory, deadline);
     Status status =
         agent.ok() ? Ask(**agent, {verb, 0, {}, {}}, deadline).status() : agent.status();
     if (status.code() != StatusCode::kUnavailable || deadline - Clock::now() < kPause) {

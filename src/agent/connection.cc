@@ -17,11 +17,20 @@ namespace varve {
 namespace {
 
 // Behind this the peer is taken for dead: it would hold up everybody else.
-constexpr timeval kSendPatience{.tv_sec = 10, .tv_usec = 0};
+constexpr auto kSendTimeout = std::chrono::seconds(10);
 constexpr std::size_t kFrameBytes = 1 + 8;
 
 Status Errno(const std::string& what, int error) {
   return Unavailable(what + ": " + std::strerror(error));
+}
+
+/// Limits how long connect(2) and sendmsg(2) may wait on the socket: until `deadline` from now.
+void SetSendTimeout(const FileDescriptor& socket, Deadline deadline) {
+  const auto left =
+      std::chrono::ceil<std::chrono::microseconds>(deadline - std::chrono::steady_clock::now());
+  const std::int64_t most = std::max<std::int64_t>(left.count(), 1);  // 0 would be without limit.
+  const timeval limit{.tv_sec = most / 1'000'000, .tv_usec = most % 1'000'000};
+  ::setsockopt(socket.get(), SOL_SOCKET, SO_SNDTIMEO, &limit, sizeof(limit));
 }
 
 /// Milliseconds for poll, rounded up; -1 for ever.
@@ -156,7 +165,7 @@ bool AgentConnection::IsOpen() const {
 
 void AgentConnection::Close() { ::shutdown(socket_.get(), SHUT_RDWR); }
 
-Result<FileDescriptor> ConnectToSocket(const std::string& socket_path) {
+Result<FileDescriptor> ConnectToSocket(const std::string& socket_path, Deadline deadline) {
   sockaddr_un address{};
   address.sun_family = AF_UNIX;
   if (socket_path.size() >= sizeof(address.sun_path)) {
@@ -167,13 +176,15 @@ Result<FileDescriptor> ConnectToSocket(const std::string& socket_path) {
   if (!socket.valid()) {
     return NoDescriptor("make a socket", errno);
   }
-  ::setsockopt(socket.get(), SOL_SOCKET, SO_SNDTIMEO, &kSendPatience, sizeof(kSendPatience));
+  // An agent that is stopped takes no connections, and its queue of them may be full.
+  SetSendTimeout(socket, std::min(deadline, std::chrono::steady_clock::now() + kSendTimeout));
   if (::connect(socket.get(), reinterpret_cast<const sockaddr*>(&address), sizeof(address)) != 0) {
     if (errno == ENOENT || errno == ECONNREFUSED) {
       return NotFound("no agent listens at " + socket_path);
     }
     return Errno("connect to " + socket_path, errno);
   }
+  SetSendTimeout(socket, std::chrono::steady_clock::now() + kSendTimeout);
   VARVE_RETURN_IF_ERROR(CheckPeer(socket.get(), nullptr).Annotate(socket_path));
   return socket;
 }

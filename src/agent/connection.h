@@ -84,7 +84,7 @@ class AgentConnection {
 
 /// Connects to an agent that listens at `socket_path`, whatever runs there: the peer must be of the
 /// same user. Errors: NotFound when nobody listens; FailedPrecondition.
-Result<FileDescriptor> ConnectToSocket(const std::string& socket_path);
+Result<FileDescriptor> ConnectToSocket(const std::string& socket_path, Deadline deadline);
 
 /// Errors: FailedPrecondition when the peer is neither of this user nor root.
 Status CheckPeer(int socket, int* pid);

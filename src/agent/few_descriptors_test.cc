@@ -58,8 +58,8 @@ TEST(AgentConnection, SaysThatThereIsNoDescriptorForWhatIsSent) {
 TEST(AgentConnection, SaysThatThereIsNoDescriptorForASocket) {
   const TempDir dir;
   const NoDescriptors none;
-  EXPECT_TRUE(FailsWith(ConnectToSocket(dir / "socket"), StatusCode::kFailedPrecondition,
-                        {"make a socket", "ulimit -n"}));
+  EXPECT_TRUE(FailsWith(ConnectToSocket(dir / "socket", Deadline::max()),
+                        StatusCode::kFailedPrecondition, {"make a socket", "ulimit -n"}));
 }
 
 TEST(AgentExecutor, DoesNotCallTheAgentLostWhenATrainerHasNoDescriptors) {

@@ -25,7 +25,9 @@
 namespace varve {
 namespace {
 
-constexpr auto kPatience = std::chrono::seconds(10);
+// Limits for what an agent answers at once: the greeting, and each file that it has. A load waits
+// no longer for one that is stopped or too busy, and reads from the disk.
+constexpr auto kAnswerTimeout = std::chrono::seconds(1);
 
 /// A held file as this process sees it.
 struct HeldHere {
@@ -207,13 +209,16 @@ Result<HeldPtr> Open(std::shared_ptr<AgentConnection> agent, AgentMessage messag
 
 /// By the name of the file. What cannot be opened is read from the disk.
 std::map<std::string, HeldPtr> FindHeld(const std::shared_ptr<AgentConnection>& agent,
-                                        const std::string& path, Deadline deadline) {
+                                        const std::string& path) {
   std::map<std::string, HeldPtr> files;
   if (!agent->Send({AgentVerb::kFind, 0, path, {}}).ok()) {
     return files;
   }
-  for (auto message = agent->Receive(deadline); message.ok() && message->verb == AgentVerb::kHeld;
-       message = agent->Receive(deadline)) {
+  const auto receive = [&] {
+    return agent->Receive(std::chrono::steady_clock::now() + kAnswerTimeout);
+  };
+  for (auto message = receive(); message.ok() && message->verb == AgentVerb::kHeld;
+       message = receive()) {
     if (auto held = Open(agent, std::move(*message)); held.ok()) {
       files[(*held)->file.name] = *held;
     }
@@ -228,15 +233,14 @@ std::unique_ptr<Storage> OpenAgentMemory(const std::string& path, Storage& base,
                                          const std::string& directory) {
   const auto resolved = ResolvePath(path);
   const auto absolute = resolved.ok() ? AbsolutePath(*resolved) : resolved;
-  const auto deadline = std::chrono::steady_clock::now() + kPatience;
   if (!absolute.ok() || absolute->size() > kMaxAgentPayload) {
     return nullptr;
   }
-  const auto agent = ConnectAndGreet(directory, deadline);
+  const auto agent = ConnectAndGreet(directory, std::chrono::steady_clock::now() + kAnswerTimeout);
   if (!agent.ok()) {
     return nullptr;
   }
-  auto files = FindHeld(*agent, *absolute, deadline);
+  auto files = FindHeld(*agent, *absolute);
   if (files.empty()) {
     return nullptr;
   }

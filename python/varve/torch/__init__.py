@@ -164,6 +164,7 @@ def load(
     allow_pickle: bool = False,
     timeout: float = 1800.0,
     progress: Callable[[int, int], None] | None = None,
+    use_agent: bool = True,
 ) -> LoadReport:
     """Fills `state_dict` in place from a checkpoint that any layout of ranks has saved.
 
@@ -195,6 +196,8 @@ def load(
         allow_pickle: Open values stored as pickles. A pickle can run code: only for trusted files.
         timeout: As in `save`.
         progress: Called from other threads with bytes read and bytes in all, on this rank.
+        use_agent: Read from the memory of this node's agent what it has of the checkpoint. False reads
+            the disk alone, and looks for no agent. Looking takes a second at most.
 
     Raises:
         InvalidArgumentError: Names, dtypes or shapes differ; the message has the first ten of each
@@ -209,7 +212,7 @@ def load(
     choice = _load.Choice(keys, rename, assign, cast)
     with collective(process_group, timeout, name_of("load", path)) as coordinator:
         return _load.load(
-            state_dict, path, TorchArrays(), coordinator, allow_pickle, options, choice
+            state_dict, path, TorchArrays(), coordinator, allow_pickle, use_agent, options, choice
         )
 
 
@@ -219,6 +222,7 @@ def read(
     *,
     flat: bool = False,
     allow_pickle: bool = False,
+    use_agent: bool = True,
 ) -> Any:
     """Builds a new state from a checkpoint in this process, with whole tensors on the CPU.
 
@@ -228,12 +232,13 @@ def read(
             which only some items are read comes back as a dict by position.
         flat: Return a dict from full name to value rather than the nested state.
         allow_pickle: As in `load`.
+        use_agent: As in `load`.
 
     Raises:
         CheckpointNotFoundError: No checkpoint, or nothing of that name in it.
         CorruptCheckpointError: As in `load`.
     """
-    return _load.read(path, TorchArrays(), keys, flat, allow_pickle)
+    return _load.read(path, TorchArrays(), keys, flat, allow_pickle, use_agent)
 
 
 def open(path: str | os.PathLike[str], *, allow_pickle: bool = False) -> Checkpoint:
