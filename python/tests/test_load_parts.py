@@ -433,3 +433,25 @@ def test_progress_of_a_numpy_load_is_reported(tmp_path: Path) -> None:
     seen: list[tuple[int, int]] = []
     varve.load({"a": np.zeros(1000)}, tmp_path / "c", progress=lambda *now: seen.append(now))
     assert seen[-1] == (8000, 8000)
+
+
+@pytest.mark.parametrize(
+    "stored", [torch.arange(6.0).reshape(2, 3), torch.nn.Parameter(torch.ones(2)), 7, [1, "a"]]
+)
+def test_a_file_of_one_bare_tensor_or_value_is_read_as_that(tmp_path: Path, stored: Any) -> None:
+    torch.save(stored, tmp_path / "bare.pt")
+    got = varve.torch.read(tmp_path / "bare.pt")
+    flat = varve.torch.read(tmp_path / "bare.pt", flat=True)
+    assert list(flat) == [""]
+    for found in (got, flat[""]):
+        if isinstance(stored, torch.Tensor):
+            assert torch.equal(found, stored)
+        else:
+            assert found == stored
+
+
+def test_a_dict_of_one_tensor_without_a_name_stays_a_dict(tmp_path: Path) -> None:
+    torch.save({"": torch.ones(2)}, tmp_path / "dict.pt")
+    varve.torch.save({"": torch.ones(2)}, tmp_path / "native")
+    for name in ("dict.pt", "native"):
+        assert list(varve.torch.read(tmp_path / name)) == [""]

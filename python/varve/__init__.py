@@ -188,6 +188,8 @@ def read(
 ) -> Any:
     """Builds a new state from a checkpoint, with NumPy arrays.
 
+    Of a file that holds one bare tensor or value, as torch.save(tensor, path) writes it, returns that.
+
     Args:
         path: The checkpoint directory.
         keys: Names to read, each a leaf, everything under it, or a glob; None reads all. A list of

@@ -289,8 +289,11 @@ def read(
     reader.load(targets, names, [], [], [], {"strict": False}, None)
     for run in after:
         run()
-    if flat or structure is None:
+    if flat:
         return found
+    if structure is None:
+        # A file of torch.save that holds one tensor or one value, and no dict, names it "".
+        return found[""] if list(found) == [""] else found
     if chosen is not None:
         structure = prune(structure, found)
     return _tree.build(structure, lambda fqn, _leaf: found[fqn])
