@@ -13,62 +13,33 @@
 #include <utility>
 
 #include "base/bytes.h"
+#include "base/fields.h"
 #include "base/guarded.h"
-#include "base/octets.h"
 #include "load/cast_read.h"
 #include "load/destinations.h"
 #include "load/tied_names.h"
 #include "varve/checkpoint.h"
 
 namespace varve {
-namespace {
-
-using Clock = std::chrono::steady_clock;
 
 /// One rank's differences. `unwanted` has a bit for each name in the checkpoint, tensors first,
 /// in the metadata's order: names themselves need not be sent.
-struct Differences {
+struct LoadDifferences {
   SaveId save_id;
   std::vector<std::string> missing;
   std::vector<std::string> mismatched;
   std::string unwanted;
 };
 
-void PutList(const std::vector<std::string>& list, ByteWriter* out) {
-  out->Varint(list.size());
-  for (const std::string& item : list) {
-    out->String(item);
-  }
+template <class Archive>
+void Fields(Archive& archive, FieldsOf<Archive, LoadDifferences>& differences) {
+  archive(differences.save_id.bytes, differences.missing, differences.mismatched,
+          differences.unwanted);
 }
 
-std::vector<std::string> GetList(ByteReader* in) {
-  std::vector<std::string> list(in->Count());
-  for (std::string& item : list) {
-    item = std::string(in->String());
-  }
-  return list;
-}
+namespace {
 
-Bytes Encode(const Differences& differences) {
-  Bytes bytes;
-  ByteWriter out(&bytes);
-  PutOctets(differences.save_id.bytes, &out);
-  PutList(differences.missing, &out);
-  PutList(differences.mismatched, &out);
-  out.String(differences.unwanted);
-  return bytes;
-}
-
-Result<Differences> Decode(std::string_view bytes) {
-  ByteReader in(bytes);
-  Differences differences;
-  GetOctets(&in, &differences.save_id.bytes);
-  differences.missing = GetList(&in);
-  differences.mismatched = GetList(&in);
-  differences.unwanted = std::string(in.String());
-  VARVE_RETURN_IF_ERROR(in.Finish());
-  return differences;
-}
+using Clock = std::chrono::steady_clock;
 
 std::string Describe(const TensorMetadata& stored, const TargetTensor& target) {
   return target.fqn + " (stored " + std::string(DTypeName(stored.dtype)) + ToString(stored.shape) +
@@ -77,11 +48,11 @@ std::string Describe(const TensorMetadata& stored, const TargetTensor& target) {
 
 /// Compares the request with the checkpoint; `usable` receives the targets that fit, `loaded` how
 /// many names of tensors and values there are to load.
-Differences Compare(const Metadata& metadata, const LoadRequest& request, bool cast,
-                    std::vector<TargetTensor>* usable, std::uint64_t* loaded) {
+LoadDifferences Compare(const Metadata& metadata, const LoadRequest& request, bool cast,
+                        std::vector<TargetTensor>* usable, std::uint64_t* loaded) {
   std::set<std::string_view> names;
-  Differences differences{metadata.save_id, request.missing, request.mismatched,
-                          std::string(metadata.tensors.size() + metadata.objects.size(), '\1')};
+  LoadDifferences differences{metadata.save_id, request.missing, request.mismatched,
+                              std::string(metadata.tensors.size() + metadata.objects.size(), '\1')};
   const auto want = [&](std::string_view fqn) {
     if (const TensorMetadata* tensor = metadata.FindTensor(fqn)) {
       differences.unwanted[static_cast<std::size_t>(tensor - metadata.tensors.data())] = '\0';
@@ -133,13 +104,15 @@ std::string Sentence(std::string_view title, const std::vector<std::string>& nam
 }
 
 /// On the coordinator: what all ranks together miss and leave over.
-Result<Differences> Merge(const Metadata& metadata, const std::vector<std::string>& contributions) {
+Result<LoadDifferences> Merge(const Metadata& metadata,
+                              const std::vector<std::string>& contributions) {
   std::set<std::string> missing;
   std::set<std::string> mismatched;
-  Differences merged;
+  LoadDifferences merged;
   merged.unwanted.assign(metadata.tensors.size() + metadata.objects.size(), '\1');
   for (std::size_t rank = 0; rank < contributions.size(); ++rank) {
-    VARVE_ASSIGN_OR_RETURN(const Differences one, Decode(contributions[rank]));
+    VARVE_ASSIGN_OR_RETURN(const LoadDifferences one,
+                           DecodeFields<LoadDifferences>(contributions[rank]));
     if (one.save_id != metadata.save_id || one.unwanted.size() != merged.unwanted.size()) {
       return FailedPrecondition("rank " + std::to_string(rank) +
                                 " sees another checkpoint than rank 0 (save " +
@@ -171,7 +144,7 @@ std::vector<std::string> UnwantedNames(const Metadata& metadata, const std::stri
 }
 
 /// The error for differences that `options` do not allow.
-Status CheckDifferences(const Differences& merged, const std::vector<std::string>& unexpected,
+Status CheckDifferences(const LoadDifferences& merged, const std::vector<std::string>& unexpected,
                         const LoadOptions& options) {
   const bool lacking = !merged.missing.empty() || !merged.mismatched.empty();
   if (options.strict == Strict::kOff ||
@@ -202,21 +175,21 @@ Result<LoadReport> Load(CheckpointReader& reader, const LoadRequest& request,
   // Each step between the exchanges runs in Guarded: a rank that runs out of memory takes part.
   auto mine = Guarded([&]() -> Contribution {
     what = "load " + reader.directory();
-    const Differences found = Compare(metadata, request, options.cast, &usable, &report.loaded);
+    const LoadDifferences found = Compare(metadata, request, options.cast, &usable, &report.loaded);
     VARVE_RETURN_IF_ERROR(CheckDestinations(reader, usable, options));
-    return Encode(found);
+    return EncodeFields(found);
   });
   const auto decide = [&](const std::vector<std::string>& all) -> Result<std::vector<std::string>> {
-    VARVE_ASSIGN_OR_RETURN(const Differences merged, Merge(metadata, all));
+    VARVE_ASSIGN_OR_RETURN(const LoadDifferences merged, Merge(metadata, all));
     VARVE_RETURN_IF_ERROR(
         CheckDifferences(merged, UnwantedNames(metadata, merged.unwanted), options));
-    return std::vector<std::string>(all.size(), Encode(merged));
+    return std::vector<std::string>(all.size(), EncodeFields(merged));
   };
   VARVE_ASSIGN_OR_RETURN(const std::string reply,
                          Exchange(coordinator, what, std::move(mine),
                                   Clock::now() + options.timeout, std::cref(decide)));
   const Status read = Guarded([&] {
-    VARVE_ASSIGN_OR_RETURN(Differences merged, Decode(reply));
+    VARVE_ASSIGN_OR_RETURN(LoadDifferences merged, DecodeFields<LoadDifferences>(reply));
     report.missing = std::move(merged.missing);
     report.mismatched = std::move(merged.mismatched);
     report.unexpected = UnwantedNames(metadata, merged.unwanted);

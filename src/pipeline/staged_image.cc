@@ -3,6 +3,7 @@
 #include <string>
 
 #include "base/checked.h"
+#include "base/fields.h"
 #include "pipeline/buffer_pool.h"
 #include "varve/storage.h"
 
@@ -12,42 +13,22 @@ std::uint64_t StagedUnitBytes(std::uint64_t checksum_block_bytes) {
   return kPoolBlockBytes / checksum_block_bytes * checksum_block_bytes;
 }
 
-Bytes EncodeStagedImage(const StagedImage& image) {
-  Bytes bytes;
-  ByteWriter out(&bytes);
-  out.U64(image.checksum_block_bytes);
-  out.Varint(image.parts.size());
-  for (const StagedPart& part : image.parts) {
-    out.Varint(part.end);
-    out.U8(part.content ? 1 : 0);
-  }
-  out.VarintList(image.blocks);
-  out.Varint(image.crc32c.size());
-  for (const std::uint32_t crc : image.crc32c) {
-    out.U32(crc);
-  }
-  out.VarintList(image.in_small_pages);
-  return bytes;
+template <class Archive>
+void Fields(Archive& archive, FieldsOf<Archive, StagedPart>& part) {
+  archive(part.end, part.content);
 }
 
+template <class Archive>
+void Fields(Archive& archive, FieldsOf<Archive, StagedImage>& image) {
+  archive(image.checksum_block_bytes, image.parts, image.blocks);
+  archive.Fixed(image.crc32c);
+  archive(image.in_small_pages);
+}
+
+Bytes EncodeStagedImage(const StagedImage& image) { return EncodeFields(image); }
+
 Result<StagedImage> DecodeStagedImage(std::string_view bytes, std::uint64_t pool_blocks) {
-  ByteReader in(bytes);
-  StagedImage image;
-  image.checksum_block_bytes = in.U64();
-  const std::uint64_t parts = in.Count(2);
-  image.parts.reserve(parts);
-  for (std::uint64_t i = 0; i < parts && !in.failed(); ++i) {
-    const std::uint64_t end = in.Varint();
-    image.parts.push_back({end, in.U8() != 0});
-  }
-  in.VarintList(&image.blocks);
-  const std::uint64_t sums = in.Count(4);
-  image.crc32c.reserve(sums);
-  for (std::uint64_t i = 0; i < sums && !in.failed(); ++i) {
-    image.crc32c.push_back(in.U32());
-  }
-  in.VarintList(&image.in_small_pages);
-  VARVE_RETURN_IF_ERROR(in.Finish());
+  VARVE_ASSIGN_OR_RETURN(StagedImage image, DecodeFields<StagedImage>(bytes));
   VARVE_RETURN_IF_ERROR(CheckStagedImage(image, pool_blocks));
   return image;
 }

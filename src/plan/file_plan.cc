@@ -8,7 +8,7 @@
 #include <utility>
 
 #include "base/checked.h"
-#include "base/octets.h"
+#include "plan/fields.h"
 #include "tensor/box.h"
 
 namespace varve {
@@ -80,39 +80,17 @@ Result<FilePlan> PlanFile(const LocalPlan& plan, const RankAssignment& assignmen
   return file;
 }
 
-Bytes EncodeReceipt(const WriteReceipt& receipt) {
-  Bytes bytes;
-  ByteWriter out(&bytes);
-  out.U64(receipt.header_bytes);
-  out.U32(receipt.header_crc32c);
-  out.Varint(receipt.block_crc32c.size());
-  for (const std::uint32_t crc : receipt.block_crc32c) {
-    out.U32(crc);
-  }
-  out.Varint(receipt.contents.size());
-  for (const Hash128& hash : receipt.contents) {
-    PutOctets(hash.bytes, &out);
-  }
-  return bytes;
+template <class Archive>
+void Fields(Archive& archive, FieldsOf<Archive, WriteReceipt>& receipt) {
+  archive(receipt.header_bytes);
+  archive.Fixed(receipt.header_crc32c);
+  archive.Fixed(receipt.block_crc32c);
+  archive(receipt.contents);
 }
 
+Bytes EncodeReceipt(const WriteReceipt& receipt) { return EncodeFields(receipt); }
 Result<WriteReceipt> DecodeReceipt(std::string_view bytes) {
-  ByteReader in(bytes);
-  WriteReceipt receipt;
-  receipt.header_bytes = in.U64();
-  receipt.header_crc32c = in.U32();
-  receipt.block_crc32c.resize(in.Count(4));
-  for (std::uint32_t& crc : receipt.block_crc32c) {
-    crc = in.U32();
-  }
-  receipt.contents.resize(in.Count(16));
-  for (Hash128& hash : receipt.contents) {
-    GetOctets(&in, &hash.bytes);
-  }
-  if (Status status = in.Finish(); !status.ok()) {
-    return status.Annotate("decode write receipt");
-  }
-  return receipt;
+  return DecodeFields<WriteReceipt>(bytes).Annotate("decode write receipt");
 }
 
 Status ApplyReceipt(const WriteReceipt& receipt, DataFileHeader* header) {

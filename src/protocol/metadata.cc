@@ -3,8 +3,7 @@
 #include <algorithm>
 #include <utility>
 
-#include "base/bytes.h"
-#include "protocol/codec.h"
+#include "protocol/fields.h"
 #include "tensor/box.h"
 
 namespace varve::protocol {
@@ -23,46 +22,36 @@ Status CheckTensor(const TensorStorageMetadata& tensor) {
   return Status::Ok();
 }
 
-void PutTensor(const TensorStorageMetadata& tensor, ByteWriter* out) {
-  PutDType(tensor.properties.dtype, out);
-  out->VarintList(tensor.size);
-  out->Varint(tensor.chunks.size());
-  for (const ChunkStorageMetadata& chunk : tensor.chunks) {
-    PutBox(chunk, out);
-  }
-}
-
-TensorStorageMetadata GetTensor(ByteReader* in) {
-  TensorStorageMetadata tensor;
-  tensor.properties.dtype = GetDType(in);
-  in->VarintList(&tensor.size);
-  const std::uint64_t count = in->Count(2);
-  for (std::uint64_t i = 0; i < count && !in->failed(); ++i) {
-    tensor.chunks.push_back(GetBox(in));
-  }
-  return tensor;
-}
-
-void GetEntries(ByteReader* in, Metadata* metadata) {
-  const std::uint64_t count = in->Count(2);
-  for (std::uint64_t i = 0; i < count && !in->failed(); ++i) {
-    std::string fqn(in->String());
-    const std::uint8_t kind = in->U8();
-    bool is_new = false;
-    if (kind == kTensorEntry) {
-      is_new = metadata->state_dict_metadata.emplace(std::move(fqn), GetTensor(in)).second;
-    } else if (kind == kBytesEntry) {
-      is_new = metadata->state_dict_metadata.emplace(std::move(fqn), BytesStorageMetadata()).second;
-    } else {
-      in->Fail("an entry of an unknown kind");
-    }
-    if (!is_new) {
-      in->Fail("a name that appears twice");
-    }
-  }
-}
-
 }  // namespace
+
+template <class Archive>
+void Fields(Archive& archive, FieldsOf<Archive, TensorStorageMetadata>& tensor) {
+  archive(tensor.properties, tensor.size, tensor.chunks);
+}
+
+using Entry = std::variant<TensorStorageMetadata, BytesStorageMetadata>;
+
+template <class Archive>
+void Fields(Archive& archive, FieldsOf<Archive, Entry>& entry) {
+  auto kind = std::holds_alternative<TensorStorageMetadata>(entry) ? kTensorEntry : kBytesEntry;
+  archive.Enum(kind, kTensorEntry, kBytesEntry, "an entry of an unknown kind");
+  if (kind == kTensorEntry) {
+    archive(std::get<TensorStorageMetadata>(entry));
+  } else if constexpr (!Archive::kWrites) {
+    entry = BytesStorageMetadata();
+  }
+}
+
+template <class Archive>
+void Fields(Archive& archive, FieldsOf<Archive, StorageMeta>& meta) {
+  archive(meta.checkpoint_id, meta.save_id, meta.load_id);
+}
+
+template <class Archive>
+void Fields(Archive& archive, FieldsOf<Archive, Metadata>& metadata) {
+  archive(metadata.state_dict_metadata, metadata.planner_data, metadata.storage_data,
+          metadata.storage_meta);
+}
 
 std::string ToString(const MetadataIndex& index) {
   return index.offset ? "tensor \"" + index.fqn + "\" at " + varve::ToString(*index.offset)
@@ -112,52 +101,22 @@ Status CheckMetadata(const Metadata& metadata) {
 }
 
 std::string EncodeMetadata(const Metadata& metadata) {
-  Bytes bytes;
-  ByteWriter out(&bytes);
-  out.U8(kVersion);
-  out.Varint(metadata.state_dict_metadata.size());
-  for (const auto& [fqn, entry] : metadata.state_dict_metadata) {
-    out.String(fqn);
-    const auto* tensor = std::get_if<TensorStorageMetadata>(&entry);
-    out.U8(tensor != nullptr ? kTensorEntry : kBytesEntry);
-    if (tensor != nullptr) {
-      PutTensor(*tensor, &out);
-    }
-  }
-  out.String(metadata.planner_data);
-  out.String(metadata.storage_data);
-  out.U8(metadata.storage_meta ? 1 : 0);
-  if (metadata.storage_meta) {
-    out.String(metadata.storage_meta->checkpoint_id);
-    out.String(metadata.storage_meta->save_id);
-    out.String(metadata.storage_meta->load_id);
-  }
-  return bytes;
+  return static_cast<char>(kVersion) + EncodeFields(metadata);
 }
 
 Result<Metadata> DecodeMetadata(std::string_view bytes) {
-  ByteReader in(bytes);
-  const std::uint8_t version = in.U8();
-  if (!in.failed() && version != kVersion) {
+  const std::uint8_t version = ByteReader(bytes).U8();
+  if (!bytes.empty() && version != kVersion) {
     return version > kVersion ? Unimplemented("metadata of version " + std::to_string(version))
                               : DataLoss("metadata of version " + std::to_string(version));
   }
-  Metadata metadata;
-  GetEntries(&in, &metadata);
-  metadata.planner_data = in.String();
-  metadata.storage_data = in.String();
-  if (GetFlag(&in)) {
-    StorageMeta& meta = metadata.storage_meta.emplace();
-    meta.checkpoint_id = in.String();
-    meta.save_id = in.String();
-    meta.load_id = in.String();
+  auto metadata = DecodeFields<Metadata>(bytes.substr(bytes.empty() ? 0 : 1));
+  Status status = metadata.status();
+  if (status.ok()) {
+    const Status checked = CheckMetadata(*metadata);
+    status = checked.ok() ? checked : DataLoss(checked.message());
   }
-  if (const Status status = in.Finish(); !status.ok()) {
-    return status.Annotate("metadata");
-  }
-  if (const Status status = CheckMetadata(metadata); !status.ok()) {
-    return DataLoss(status.message()).Annotate("metadata");
-  }
+  VARVE_RETURN_IF_ERROR(status.Annotate("metadata"));
   return metadata;
 }
 

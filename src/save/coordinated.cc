@@ -28,9 +28,9 @@
 #include "base/bytes.h"
 #include "base/guarded.h"
 #include "base/name_list.h"
-#include "base/octets.h"
 #include "catalogue/names.h"
 #include "catalogue/side_files.h"
+#include "plan/fields.h"
 #include "publish/claim.h"
 #include "publish/commit.h"
 #include "publish/save_id.h"
@@ -40,6 +40,20 @@
 #include "save/written_format.h"
 
 namespace varve {
+
+/// What exchange A gives a rank to write, and as what.
+struct SaveShare {
+  SaveId save_id;
+  std::uint64_t created_ns = 0;
+  std::uint64_t block_bytes = 0;
+  RankAssignment assignment;
+};
+
+template <class Archive>
+void Fields(Archive& archive, FieldsOf<Archive, SaveShare>& share) {
+  archive(share.save_id.bytes, share.created_ns, share.block_bytes, share.assignment);
+}
+
 namespace {
 
 using Clock = std::chrono::steady_clock;
@@ -148,13 +162,11 @@ class CoordinatedSave final : public SaveSession {
   /// Takes what exchange A has given this rank to write.
   Status TakeAssignment(std::string_view reply) {
     FileIdentity& identity = settled_.identity;
-    ByteReader in(reply);
-    GetOctets(&in, &identity.save_id.bytes);
-    identity.created_ns = in.U64();
-    identity.block_bytes = in.U64();
-    const std::string_view assignment = in.String();
-    VARVE_RETURN_IF_ERROR(in.Finish());
-    VARVE_ASSIGN_OR_RETURN(settled_.assignment, DecodeAssignment(assignment));
+    VARVE_ASSIGN_OR_RETURN(SaveShare share, DecodeFields<SaveShare>(reply));
+    identity.save_id = share.save_id;
+    identity.created_ns = share.created_ns;
+    identity.block_bytes = share.block_bytes;
+    settled_.assignment = std::move(share.assignment);
     return Status::Ok();
   }
 
@@ -183,13 +195,8 @@ class CoordinatedSave final : public SaveSession {
     }
     std::vector<std::string> replies;
     for (const RankAssignment& assignment : settled_.settled.ranks) {
-      Bytes reply;
-      ByteWriter out(&reply);
-      PutOctets(identity.save_id.bytes, &out);
-      out.U64(identity.created_ns);
-      out.U64(identity.block_bytes);
-      out.String(EncodeAssignment(assignment));
-      replies.push_back(std::move(reply));
+      replies.push_back(EncodeFields(
+          SaveShare{identity.save_id, identity.created_ns, identity.block_bytes, assignment}));
     }
     return replies;
   }

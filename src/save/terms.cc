@@ -2,28 +2,35 @@
 
 #include <cstddef>
 #include <map>
-#include <optional>
 #include <utility>
 
+#include "base/fields.h"
 #include "catalogue/scan.h"
 #include "varve/storage.h"
 
 namespace varve {
-namespace {
 
 constexpr std::string_view kMagic = "save plan";  // Other calls exchange messages without it.
 
-std::optional<std::vector<SaveTerm>> TakeTerms(ByteReader* in) {
-  if (in->String() != kMagic) {
-    return std::nullopt;
-  }
-  std::vector<SaveTerm> terms(in->Count(2));
-  for (SaveTerm& term : terms) {
-    term.name = std::string(in->String());
-    term.value = std::string(in->String());
-  }
-  return in->failed() ? std::nullopt : std::optional(std::move(terms));
+/// What stands before the plan in a message.
+struct TermsHeading {
+  std::string magic{kMagic};
+  std::vector<SaveTerm> terms;
+};
+
+template <class Archive>
+void Fields(Archive& archive, FieldsOf<Archive, SaveTerm>& term) {
+  archive(term.name, term.value);
 }
+
+template <class Archive>
+void Fields(Archive& archive, FieldsOf<Archive, TermsHeading>& heading) {
+  archive(heading.magic);
+  archive.Check([&] { return heading.magic == kMagic; }, "no save plan");
+  archive(heading.terms);
+}
+
+namespace {
 
 /// "overwrite (false on rank 0, true on ranks 1, 3)".
 std::string Describe(const std::vector<std::vector<SaveTerm>>& ranks, std::size_t number) {
@@ -55,16 +62,7 @@ std::vector<SaveTerm> TermsOf(const SaveOptions& options, std::string_view path,
 }
 
 Bytes EncodeTerms(const std::vector<SaveTerm>& terms, std::string_view plan) {
-  Bytes bytes;
-  ByteWriter out(&bytes);
-  out.String(kMagic);
-  out.Varint(terms.size());
-  for (const SaveTerm& term : terms) {
-    out.String(term.name);
-    out.String(term.value);
-  }
-  out.Raw(plan);
-  return bytes;
+  return EncodeFields(TermsHeading{.terms = terms}).append(plan);
 }
 
 Status AgreeOnTerms(std::vector<std::string>* messages) {
@@ -72,14 +70,15 @@ Status AgreeOnTerms(std::vector<std::string>* messages) {
   for (std::size_t rank = 0; rank < messages->size(); ++rank) {
     std::string& message = (*messages)[rank];
     ByteReader in(message);
-    auto terms = TakeTerms(&in);
-    if (!terms || (rank > 0 && terms->size() != ranks[0].size())) {
+    TermsHeading heading;
+    FieldReader{&in}(heading);
+    if (in.failed() || (rank > 0 && heading.terms.size() != ranks[0].size())) {
       return FailedPrecondition("rank " + std::to_string(rank) +
                                 " has sent no save plan: it makes another call. All ranks must "
                                 "make the same calls in the same order");
     }
     message.erase(0, in.position());
-    ranks.push_back(std::move(*terms));
+    ranks.push_back(std::move(heading.terms));
   }
   std::string differing;
   for (std::size_t number = 0; number < ranks[0].size(); ++number) {

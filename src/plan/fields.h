@@ -1,0 +1,51 @@
+/// The fields of plans, see base/fields.h.
+#pragma once
+
+#include <algorithm>
+
+#include "base/fields.h"
+#include "plan/save_plan.h"
+#include "tensor/fields.h"
+
+namespace varve {
+
+template <class Archive>
+void Fields(Archive& archive, FieldsOf<Archive, Hash128>& hash) {
+  archive(hash.bytes);
+}
+
+template <class Archive>
+void Fields(Archive& archive, FieldsOf<Archive, WriteItem>& item) {
+  archive(item.fqn, item.dtype, item.shape, item.box);
+  archive.Fixed(item.fingerprint);
+  archive(item.tied_to);
+}
+
+template <class Archive>
+void Fields(Archive& archive, FieldsOf<Archive, ObjectItem>& item) {
+  archive(item.fqn, item.bytes, item.content);
+}
+
+template <class Archive>
+void Fields(Archive& archive, FieldsOf<Archive, LocalPlan>& plan) {
+  archive(plan.tensors, plan.objects, plan.structure);
+  archive.Check(
+      [&] {
+        return std::all_of(plan.tensors.begin(), plan.tensors.end(), [&](const WriteItem& item) {
+          return !item.tied_to || *item.tied_to < plan.tensors.size();
+        });
+      },
+      "a tie to an item that there is not");
+}
+
+template <class Archive>
+void Fields(Archive& archive, FieldsOf<Archive, ChunkAssignment>& chunk) {
+  archive(chunk.item, chunk.box);
+}
+
+template <class Archive>
+void Fields(Archive& archive, FieldsOf<Archive, RankAssignment>& assignment) {
+  archive(assignment.chunks, assignment.objects, assignment.structure, assignment.aliases);
+}
+
+}  // namespace varve
