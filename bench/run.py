@@ -75,6 +75,8 @@ def main() -> int:
     facts = machine.facts(options.dir)
     with tempfile.TemporaryDirectory(prefix="varve-bench-", dir=options.dir) as name:
         directory = Path(name).resolve()  # Workers run elsewhere.
+        raw_io = raw.RawIo(options.raw_io or raw.build(directory)).tuned(directory)
+        facts |= {"raw": {"write": str(raw_io.write_shape), "read": str(raw_io.read_shape)}}
         context = Context(
             directory=directory,
             size=options.size,
@@ -82,7 +84,7 @@ def main() -> int:
             rounds=options.rounds,
             warmups=options.warmups,
             settle_seconds=options.settle,
-            raw=raw.RawIo(options.raw_io or raw.build(directory)),
+            raw=raw_io,
             index_codec=options.index_codec,
         )
         _warm_memory(options.size * _MEMORY_FACTOR)

@@ -2,8 +2,11 @@
 # is of (base, tensor, ..., pipeline). Run after each link of the test binary, which itself says
 # what it holds: a suite that was compiled in cannot be forgotten, and the label follows the file.
 # One entry per suite rather than per test: a sanitizer build takes longer to start than most tests run.
+# The suites that take longest are an exception, so that they are shared out among the cores.
 #
 # Arguments: BINARY, SOURCE_DIR, BUILD_DIR, OUTPUT (the ctest file to write), LIST (the JSON to leave).
+
+set(SLOW "Exhaustion|CrashMatrixApart|OtherFilesCrash")
 
 execute_process(
   COMMAND "${BINARY}" --gtest_list_tests "--gtest_output=json:${LIST}"
@@ -27,9 +30,21 @@ if(suite_count GREATER 0)
     get_filename_component(folder "${file}" DIRECTORY)
     # src/interop/dcp/x_test.cc is of interop, tests/crash/x_test.cc of crash.
     string(REGEX REPLACE "^[^/]*/([^/]*).*" "\\1" module "${folder}")
-    string(APPEND script
-      "add_test([==[${name}]==] [==[${BINARY}]==] [==[--gtest_filter=${name}.*]==])\n"
-      "set_tests_properties([==[${name}]==] PROPERTIES LABELS \"unit;${module}\" TIMEOUT 600)\n")
+    set(properties "PROPERTIES LABELS \"unit;${module}\" TIMEOUT 600")
+    if(NOT name MATCHES "${SLOW}")
+      string(APPEND script
+        "add_test([==[${name}]==] [==[${BINARY}]==] [==[--gtest_filter=${name}.*]==])\n"
+        "set_tests_properties([==[${name}]==] ${properties})\n")
+      continue()
+    endif()
+    string(JSON test_count LENGTH "${suite}" testsuite)
+    math(EXPR last_test "${test_count} - 1")
+    foreach(number RANGE ${last_test})
+      string(JSON test GET "${suite}" testsuite ${number} name)
+      string(APPEND script
+        "add_test([==[${name}.${test}]==] [==[${BINARY}]==] [==[--gtest_filter=${name}.${test}]==])\n"
+        "set_tests_properties([==[${name}.${test}]==] ${properties})\n")
+    endforeach()
   endforeach()
 endif()
 file(WRITE "${OUTPUT}" "${script}")
