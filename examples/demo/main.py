@@ -40,7 +40,7 @@ import varve.torch
 
 SAVE_EVERY = 5
 KILLED_STEP = 20
-SHRINK_STEP = 35  # Where 4 ranks hand over to 1.
+SHRINK_STEP = 35  # Where 4 ranks submit to 1.
 PAD_MIB = 512  # Makes the killed save last long enough to be hit.
 ATTEMPTS = 3
 
@@ -177,8 +177,8 @@ class Demo:
             f"varve verify finds all {len(whole)} checkpoints clean",
             len(whole) == LAST_STEP // SAVE_EVERY and not any(done.returncode for done in results),
         )
-        leftover = staging_path(checkpoint_path(self.run, KILLED_STEP))
-        self.story.claim("what the killed save left behind is gone", leftover is None)
+        stale = staging_path(checkpoint_path(self.run, KILLED_STEP))
+        self.story.claim("what the killed save left behind is gone", stale is None)
 
     def export_model(self) -> None:
         """Act 8: one file, no lock-in."""

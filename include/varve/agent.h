@@ -32,7 +32,7 @@ struct AgentOptions {
   /// How long it may take to answer what takes it no time (to take a save, to give up memory that
   /// it keeps); then it counts as lost. More than 0. The outcome of a save is waited for without
   /// limit.
-  std::chrono::milliseconds answer = std::chrono::seconds(30);
+  std::chrono::milliseconds answer_timeout = std::chrono::seconds(30);
 };
 
 /// The agent of this node, to be given to Stager::Make; to one stager only. Errors:
@@ -63,12 +63,12 @@ struct AgentReport {
 /// Errors: NotFound when none runs.
 Result<AgentReport> AgentStatus(const std::string& directory = {});
 
-/// Waits until the agent has written everything that was handed over to it, at most for `patience`.
+/// Waits until the agent has written everything that was submitted to it, at most for `timeout`.
 /// Errors: NotFound when none runs; Unavailable.
-Status DrainAgent(std::chrono::milliseconds patience, const std::string& directory = {});
+Status DrainAgent(std::chrono::milliseconds timeout, const std::string& directory = {});
 
 /// The same; then it takes nothing more, gives up what it keeps in memory, and ends.
-Status StopAgent(std::chrono::milliseconds patience, const std::string& directory = {});
+Status StopAgent(std::chrono::milliseconds timeout, const std::string& directory = {});
 
 /// A storage like `base` in which the data files of the checkpoint at `path` are read from the
 /// agent's memory, as far as it has them; `bytes_from_memory` is told what was, by any
@@ -81,14 +81,14 @@ std::unique_ptr<Storage> OpenAgentMemory(const std::string& path, Storage& base,
 
 struct AgentServerOptions {
   std::string directory;  ///< Empty: DefaultAgentDirectory().
-  /// It ends when nobody has been connected and nothing was left to write for so long. What it
-  /// keeps in memory goes then. What is left of trainers that have been gone for so long goes when
+  /// The agent ends when no trainer was connected and nothing was left to write for so long, and
+  /// gives up what it keeps in memory. Copies of trainers that exited so long ago are given up when
   /// others save.
   std::chrono::milliseconds idle = std::chrono::minutes(10);
-  /// How long the saves of a trainer that has died wait for other ranks that were never heard of;
-  /// those that were kept back for its end 15 times as long. Five times as long a trainer that is
-  /// silent and lives is waited for before its saves are given up.
-  std::chrono::milliseconds patience = std::chrono::minutes(1);
+  /// How long the saves of a trainer that was killed wait for ranks that have sent nothing;
+  /// deferred saves wait 15 times as long. A trainer that lives and is silent is waited for five
+  /// times as long before its saves are given up.
+  std::chrono::milliseconds peer_timeout = std::chrono::minutes(1);
   /// Called once connections are taken. False ends it.
   std::function<bool()> listening;
 };

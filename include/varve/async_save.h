@@ -60,7 +60,7 @@ struct AsyncSaveOptions {
   /// meanwhile. By default where VARVE_DEBUG is set in the environment.
   std::optional<bool> check_torn;
   /// How often a save that failed for want of space or of storage is written again, after
-  /// `retry_delay`, twice that, and so on. Not in waves: the copy is then gone.
+  /// `retry_delay`, twice that, and so on. Not in waves, where the copy no longer exists.
   int retries = 1;
   std::chrono::milliseconds retry_delay = std::chrono::seconds(1);
   /// From the call on; the save is given up then. A storage that does not even answer to that is
@@ -68,13 +68,13 @@ struct AsyncSaveOptions {
   std::optional<std::chrono::milliseconds> deadline;
   /// How long a storage may take to return from a call after the save has been given up.
   std::chrono::milliseconds stuck_grace = std::chrono::seconds(10);
-  /// The other process (Stager::Make's executor) keeps the copy in memory and writes it only if
-  /// this process ends, be it killed, before a newer save of this stager has taken its place: one
-  /// like it that all ranks have handed over, or one that has been written. `done` is ready once
-  /// this rank's copy is in its hands, and speaks of this rank alone. Memory for two copies keeps
-  /// one whole at any time. What comes to be wrong in the end, a name that is taken say, nobody but
-  /// `varve ls` tells. Not without coordination on several ranks.
-  bool write_at_end = false;
+  /// The agent (Stager::Make's executor) keeps the copy in memory. It writes the copy only if this
+  /// process exits or is killed before a newer save of this stager replaces it: a deferred one that
+  /// all ranks have submitted, or one that has been written. `done` is ready when the agent has
+  /// this rank's copy, and speaks of this rank alone. Memory for two copies keeps one whole at any
+  /// time. A later failure, such as a name that is taken, is listed by `varve ls` alone. Refused
+  /// for uncoordinated saves by several ranks.
+  bool deferred = false;
   /// Why this rank cannot take part, if it cannot: the save then fails on all ranks, which learn
   /// why. Without it the others would wait for a rank that has found its state unfit.
   Status ready;

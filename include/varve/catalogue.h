@@ -22,10 +22,10 @@ enum class CheckpointState : std::uint8_t {
   kWhole,       ///< Loadable, as far as names, sizes and the index tell; `verify` reads all bytes.
   kIncomplete,  ///< Rank-local files of some ranks are missing.
   kDamaged,     ///< A checkpoint, but its index or files are missing or of the wrong size.
-  kMovedAside,  ///< Whole, under a hidden name, left by an interrupted overwrite; loads by its
+  kDisplaced,   ///< Whole, under a hidden name, left by an interrupted overwrite; loads by its
                 ///< name.
   kSaving,      ///< A save is under way.
-  kLeftover,    ///< Of a dead save or removal; `gc` removes it.
+  kStale,       ///< Of a dead save or removal; `gc` removes it.
   kFailed,      ///< An asynchronous save of this name failed; until the next one, or `gc`.
 };
 
@@ -34,7 +34,7 @@ std::string_view StateName(CheckpointState state);
 
 struct CheckpointEntry {
   Format format = Format::kVarve;
-  std::string name;  ///< In the directory; for kSaving and kLeftover, of the hidden entry.
+  std::string name;  ///< In the directory; for kSaving and kStale, of the hidden entry.
   CheckpointState state = CheckpointState::kWhole;
   std::string detail;                 ///< Why it is not whole.
   std::optional<std::uint64_t> step;  ///< From the name.
@@ -43,9 +43,9 @@ struct CheckpointEntry {
   std::optional<SaveId> save_id;
 };
 
-/// The checkpoints and leftovers in `directory`, by step, then by NaturalLess of the name; those of
-/// other software too, where they are directories. When `directory` itself is a checkpoint the list
-/// has that one entry. Reads indexes and sizes, not data.
+/// The checkpoints and stale files in `directory`, by step, then by NaturalLess of the name; those
+/// of other software too, where they are directories. When `directory` itself is a checkpoint the
+/// list has that one entry. Reads indexes and sizes, not data.
 Result<std::vector<CheckpointEntry>> ListCheckpoints(const std::string& directory,
                                                      Storage& storage = PosixStorage(),
                                                      const std::stop_token& stop = {});
@@ -101,7 +101,7 @@ struct GarbageReport {
 };
 
 /// Removes what dead saves left in `directory` and in the checkpoints in it; never what a live save
-/// uses. A checkpoint that was moved aside gets its name back. What a user put beside a checkpoint
+/// uses. A checkpoint that was displaced gets its name back. What a user put beside a checkpoint
 /// that was replaced goes to the directory that has its name. Touches nothing else. `stop` ends it
 /// between two files or directories that it removes; the next call removes the rest.
 Result<GarbageReport> CollectGarbage(const std::string& directory, bool dry_run,

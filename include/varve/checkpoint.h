@@ -71,7 +71,7 @@ struct State {
   /// The containers around them, as EncodeValue gives it; may be empty. See docs/format.md.
   std::string structure;
   /// Files that belong to the checkpoint and are replaced with it. Those of rank 0 count. At most
-  /// 256 MiB in all. Not for saves without talking.
+  /// 256 MiB in all. Not for uncoordinated saves.
   std::vector<SideFile> files{};
 };
 
@@ -106,7 +106,7 @@ struct TargetTensor {
 class CheckpointReader {
  public:
   /// Opens the checkpoint at `path`: a committed one, a complete set of rank-local files, or one
-  /// that an interrupted overwrite has moved aside. Reads the index only.
+  /// that an interrupted overwrite has displaced. Reads the index only.
   /// Errors: NotFound; FailedPrecondition for an incomplete rank-local save, naming the missing
   /// ranks; DataLoss; Unimplemented when a newer version wrote it; Cancelled on `stop`.
   static Result<std::unique_ptr<CheckpointReader>> Open(const std::string& path,
@@ -118,7 +118,7 @@ class CheckpointReader {
   ~CheckpointReader();
 
   [[nodiscard]] const Metadata& metadata() const;
-  /// Where the files really are; differs from the path given for a moved-aside checkpoint.
+  /// Where the files really are; differs from the path given for a displaced checkpoint.
   [[nodiscard]] const std::string& directory() const;
 
   /// The containers of the saved state, merged over ranks; a None value when none were saved.

@@ -1,4 +1,4 @@
-/// How the ranks of one job talk: small messages, each with a deadline.
+/// How the ranks of one job exchange messages: small ones, each with a deadline.
 #pragma once
 
 #include <chrono>
@@ -32,7 +32,7 @@ class Coordinator {
   /// Hands `message` to rank `to`. May return before it is received.
   virtual Status Send(int to, std::string_view message, Deadline deadline) = 0;
 
-  /// The next message from rank `from`. kUnavailable when it is gone or the deadline passes.
+  /// The next message from rank `from`. kUnavailable when the rank is lost or the deadline passes.
   virtual Result<std::string> Receive(int from, Deadline deadline) = 0;
 
   [[nodiscard]] bool is_coordinator() const { return rank() == 0; }
@@ -47,7 +47,7 @@ using Contribution = Result<std::string>;
 /// If any rank contributes an error, cannot be reached in time, or `combine` fails, `combine` is
 /// not called (or its result dropped) and *every* rank returns the same error, which names each
 /// failing rank with its cause. `what` says what was being done, for the message.
-/// When the coordinator itself is gone the others return kUnavailable naming rank 0.
+/// When the coordinator itself is lost the others return kUnavailable naming rank 0.
 Result<std::string> Exchange(
     Coordinator& coordinator, std::string_view what, Contribution mine, Deadline deadline,
     const std::function<Result<std::vector<std::string>>(std::vector<std::string>)>& combine);

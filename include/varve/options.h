@@ -38,7 +38,7 @@ enum class Overwrite : std::uint8_t {
   kNever,   ///< Fails with AlreadyExists.
   kAlways,  ///< Replaces it. It stays loadable until the new one is durable.
   /// Replaces it if it is damaged or incomplete: rank 0 verifies all its bytes before the name is
-  /// claimed. An intact one is AlreadyExists. Not for saves without talking.
+  /// claimed. An intact one is AlreadyExists. Not for uncoordinated saves.
   kDamaged,
 };
 
@@ -48,14 +48,14 @@ std::string_view OverwriteName(Overwrite overwrite);
 struct SaveOptions {
   /// An overwrite replaces the checkpoint and nothing else that is in its directory.
   Overwrite overwrite = Overwrite::kNever;
-  /// False: save without talking. Every rank writes and publishes its own file; the directory is a
-  /// checkpoint once the files of all ranks are there. Replicated tensors are then stored by every
-  /// rank that holds them.
+  /// False: save without coordination. Every rank writes and publishes its own file; the directory
+  /// is a checkpoint once the files of all ranks are there. Replicated tensors are then stored by
+  /// every rank that holds them.
   bool coordinate = true;
   /// kVarve, or kDcp: a checkpoint that stock PyTorch opens, with Varve's checksums in its index.
   /// Values that only a pickle can hold are refused in the latter.
   Format format = Format::kVarve;
-  /// Identifies the save. All ranks of a save without talking must give the same, new for every
+  /// Identifies the save. All ranks of an uncoordinated save must give the same, new for every
   /// attempt; otherwise random when not given.
   std::optional<SaveId> save_id;
   /// How long any rank waits for the others before it gives up and names who is missing. Covers
@@ -97,7 +97,7 @@ struct SaveReport {
   // Of asynchronous saves:
   double staging_seconds = 0;        ///< From the call until the copy was made.
   bool in_waves = false;             ///< The state was larger than the staging memory.
-  bool kept_back = false;            ///< In memory only, see AsyncSaveOptions::write_at_end.
+  bool deferred = false;             ///< In memory only, see AsyncSaveOptions::deferred.
   std::uint64_t device_bytes = 0;    ///< Copied from CUDA devices straight into staging memory.
   std::uint64_t pageable_bytes = 0;  ///< Of those, into memory that the driver had not registered.
   int attempts = 1;

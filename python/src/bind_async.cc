@@ -68,7 +68,7 @@ AsyncSaveOptions AsyncSaveOptionsFrom(const nb::dict& options) {
   out.save = SaveOptionsFrom(options);
   Set(options, "overlapped", &out.overlapped);
   Set(options, "retries", &out.retries);
-  Set(options, "write_at_end", &out.write_at_end);
+  Set(options, "deferred", &out.deferred);
   SetSeconds(options, "retry_delay", &out.retry_delay);
   if (options.contains("check_torn")) {
     Set(options, "check_torn", &out.check_torn.emplace());
@@ -92,7 +92,7 @@ AsyncSaveOptions AsyncSaveOptionsFrom(const nb::dict& options) {
       known["staging_seconds"] = report->staging_seconds;
       known["in_waves"] = report->in_waves;
       known["attempts"] = report->attempts;
-      known["kept_back"] = report->kept_back;
+      known["deferred"] = report->deferred;
       known["device_bytes"] = report->device_bytes;
       known["pageable_bytes"] = report->pageable_bytes;
       made = known;

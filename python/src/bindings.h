@@ -84,7 +84,7 @@ std::vector<TargetTensor> TargetsFrom(const nb::list& list);
 /// the training thread wait. None gives a null function.
 ProgressFunction MakeProgress(nb::object callback);
 
-/// What `_engine.save` hands over: items of tensors, (name, encoded value) pairs, encoded
+/// What `_engine.save` submits: items of tensors, (name, encoded value) pairs, encoded
 /// containers.
 /// Sets `out` to options["overwrite"], if it is given: False, True or "damaged".
 void SetOverwrite(const nb::dict& options, Overwrite* out);

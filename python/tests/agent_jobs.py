@@ -14,7 +14,7 @@ import varve.torch
 from varve.torch import Stager, async_save
 
 #: Phases of a trainer, in a shared integer.
-STAGING, HANDED_OVER = 1, 2
+STAGING, SUBMITTED = 1, 2
 
 
 def use_agent(directory: str) -> None:
@@ -29,7 +29,7 @@ def save_for_ever(agent: str, directory: str, phase: Any, first: int, mebibytes:
             state = state_of(value, mebibytes)
             phase.value = STAGING
             handle = async_save(state, os.path.join(directory, f"step-{value}"), stager=stager)
-            phase.value = HANDED_OVER
+            phase.value = SUBMITTED
             handle.result()
 
 
@@ -42,7 +42,7 @@ def keep_for_ever(agent: str, directory: str, kept: Any, mebibytes: int) -> None
             state["w"].fill_(value)
             state["step"] = value
             path = os.path.join(directory, f"step-{value}")
-            async_save(state, path, stager=stager, write="at_end").result()
+            async_save(state, path, stager=stager, write="deferred").result()
             kept.value = value
 
 
@@ -56,7 +56,7 @@ def ranks_keep_for_ever(rank: int, size: int, agent: str, directory: str, victim
         state = {f"rank{rank}": state_of(value, 400 if dies else 10)["w"], "step": value}
         path = os.path.join(directory, f"step-{value}")
         handle = async_save(
-            state, path, stager=stager, write="at_end", staging="overlapped", timeout=20.0
+            state, path, stager=stager, write="deferred", staging="overlapped", timeout=20.0
         )
         if dies:
             os.kill(os.getpid(), 9)  # While it is staged.
@@ -76,11 +76,11 @@ def save_once_and_wait(agent: str, path: str, phase: Any, value: int, mebibytes:
         executor="process",
         max_write_bandwidth=mebibytes << 20,
     )
-    phase.value = HANDED_OVER
+    phase.value = SUBMITTED
     time.sleep(600)
 
 
-def ranks_hand_over_and_die(rank: int, size: int, agent: str, directory: str) -> None:
+def ranks_submit_and_die(rank: int, size: int, agent: str, directory: str) -> None:
     """All ranks save twice; nobody sees the end of the second."""
     use_agent(agent)
     state = {"own": {f"rank{rank}": state_of(rank, 20)["w"]}, "all": state_of(7, 20)["w"]}
@@ -96,7 +96,7 @@ def ranks_hand_over_and_die(rank: int, size: int, agent: str, directory: str) ->
 def one_rank_dies_while_staging(
     rank: int, size: int, agent: str, directory: str, victim: int
 ) -> str:
-    """One rank dies before its copy is handed over; the others see their save fail."""
+    """One rank dies before its copy is submitted; the others see their save fail."""
     use_agent(agent)
     stager = Stager(executor="process", memory_budget=1 << 30, timeout=5.0)
     state = {f"rank{rank}": state_of(rank)["w"]}

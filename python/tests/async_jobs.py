@@ -177,7 +177,7 @@ def save_in_one_world_and_the_next(rank: int, size: int, directory: str) -> list
 
 
 def save_in_a_part_of_the_world(rank: int, size: int, directory: str) -> bool:
-    """Ranks 0 and 1 save; rank 2 talks to rank 0 about something else."""
+    """Ranks 0 and 1 save; rank 2 is connected to rank 0 about something else."""
     group = dist.new_group([0, 1])
     for step in range(3):
         if rank < 2:
@@ -196,7 +196,7 @@ def save_in_a_part_of_the_world(rank: int, size: int, directory: str) -> bool:
     return listed(directory) == ["0", "1", "2"]
 
 
-def save_without_talking(rank: int, size: int, directory: str) -> list[bool]:
+def save_uncoordinated(rank: int, size: int, directory: str) -> list[bool]:
     mesh = init_device_mesh("cpu", (size,))
     whole = torch.arange(40.0).reshape(10, 4)
     for step in range(3):

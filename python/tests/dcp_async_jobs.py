@@ -16,7 +16,7 @@ import varve.torch.dcp as dcp
 
 
 def async_between_collectives(rank: int, size: int, path: str) -> None:
-    """Saves in flight while training talks on the same group, and two of them at once."""
+    """Saves in flight while training uses the same group, and two of them at once."""
     big = torch.arange(2_000_000.0) + rank
     saves = []
     for step in range(4):

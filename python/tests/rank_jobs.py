@@ -162,7 +162,7 @@ def separate_disks(rank: int, size: int, directory: str) -> None:
     )
 
 
-def save_without_talking(
+def save_uncoordinated(
     rank: int, size: int, path: str, save_id: bytes, ranks: tuple[int, ...]
 ) -> None:
     if rank not in ranks:
@@ -177,7 +177,7 @@ def save_without_talking(
     varve.torch.save(state, path, coordinate=False, save_id=save_id)
 
 
-def save_without_talking_by_default_id(rank: int, size: int, path: str) -> None:
+def save_uncoordinated_by_default_id(rank: int, size: int, path: str) -> None:
     state = {"a": checkpointable(whole("a"), rank, size), "step": 4}
     varve.torch.save(state, path, coordinate=False)
 
@@ -194,7 +194,7 @@ def checkpointable(tensor: torch.Tensor, rank: int, size: int) -> torch.Tensor:
     return local
 
 
-def load_without_talking(rank: int, size: int, path: str) -> int:
+def load_uncoordinated(rank: int, size: int, path: str) -> int:
     target = checkpointable(torch.zeros(SHAPES["a"]), rank, size)
     state = {
         "a": target,

@@ -39,7 +39,7 @@ def _main(rank: int, size: int, store: str, results: Any, function: Any, args: A
     torch.set_num_threads(1)
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
     dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=size)
-    # A rank whose function does not talk could otherwise end while others still connect to it.
+    # A rank whose function sends nothing could otherwise end while others still connect to it.
     dist.barrier()
     try:
         outcome: Any = ("ok", function(rank, size, *args))

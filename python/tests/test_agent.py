@@ -15,13 +15,13 @@ from typing import Any
 
 import pytest
 from agent_jobs import (
-    HANDED_OVER,
     STAGING,
+    SUBMITTED,
     keep_for_ever,
     load_on_ranks,
     one_rank_dies_while_staging,
-    ranks_hand_over_and_die,
     ranks_keep_for_ever,
+    ranks_submit_and_die,
     save_and_check,
     save_for_ever,
     save_once_and_wait,
@@ -130,16 +130,16 @@ def test_what_is_to_be_written_at_the_end_is_not_written_before(agent: str, tmp_
     with Stager(executor="process", memory_budget=64 << 20) as stager:
         for step in range(4):
             report = async_save(
-                state_of(step), tmp_path / str(step), stager=stager, write="at_end"
+                state_of(step), tmp_path / str(step), stager=stager, write="deferred"
             ).result(LONG)
-            assert report.kept_back and report.bytes_written == 0
+            assert report.deferred and report.bytes_written == 0
         assert os.listdir(tmp_path) == []
     varve.agent.drain(LONG)
     assert listed(tmp_path) == ["3"]
     assert_holds(tmp_path / "3", 3)
     for executor in (None, "thread"):
         with pytest.raises(varve.InvalidArgumentError, match=r'needs executor="process"'):
-            async_save(state_of(1), tmp_path / "a", executor=executor, write="at_end")
+            async_save(state_of(1), tmp_path / "a", executor=executor, write="deferred")
     with pytest.raises(varve.InvalidArgumentError, match="write='soon'"):
         async_save(state_of(1), tmp_path / "a", write="soon")
 
@@ -210,11 +210,11 @@ def test_a_child_that_outlives_its_trainer_does_not_keep_it_alive_for_the_agent(
 # ---- killed ----
 
 
-def test_what_a_killed_trainer_had_handed_over_becomes_a_checkpoint(
+def test_what_a_killed_trainer_had_submitted_becomes_a_checkpoint(
     agent: str, tmp_path: Path
 ) -> None:
     process, phase = start(save_once_and_wait, agent, str(tmp_path / "c"), 3, 20)
-    wait_until(lambda: phase.value == HANDED_OVER)
+    wait_until(lambda: phase.value == SUBMITTED)
     kill(process)
     assert listed(tmp_path) == [], "it was to be killed while it was being written"
     varve.agent.drain(LONG)
@@ -238,7 +238,7 @@ def test_20_kills_of_the_trainer_5_of_them_with_its_agent_leave_whole_checkpoint
     for number in range(KILLS):
         process, phase = start(save_for_ever, agent, str(tmp_path), first, mebibytes)
         wait_until(lambda phase=phase: phase.value != 0)
-        wanted = STAGING if number % 2 == 0 else HANDED_OVER
+        wanted = STAGING if number % 2 == 0 else SUBMITTED
         time.sleep(random.random() * 0.2)
         end = time.monotonic() + LONG
         while phase.value != wanted and process.is_alive() and time.monotonic() < end:
@@ -292,10 +292,10 @@ def test_ranks_save_together_through_their_agent(agent: str, tmp_path: Path) -> 
     assert sorted(os.listdir(tmp_path)) == ["0", "1", "2", "3", "4"]
 
 
-def test_when_all_ranks_are_killed_the_save_they_handed_over_is_finished_without_them(
+def test_when_all_ranks_are_killed_the_save_they_submitted_is_finished_without_them(
     agent: str, tmp_path: Path
 ) -> None:
-    collect(2, ranks_hand_over_and_die, agent, str(tmp_path), dead=(0, 1))
+    collect(2, ranks_submit_and_die, agent, str(tmp_path), dead=(0, 1))
     assert "2" not in listed(tmp_path), "it was to be killed while it was being written"
     varve.agent.drain(LONG)
     assert listed(tmp_path) == ["1", "2"]
@@ -319,7 +319,7 @@ def test_of_killed_ranks_the_newest_copy_that_all_have_becomes_a_checkpoint(
         assert all((state[f"rank{rank}"] == 6).all() for rank in range(2))
 
 
-def test_a_rank_that_dies_before_it_has_handed_over_is_named_by_the_others(
+def test_a_rank_that_dies_before_it_has_submitted_is_named_by_the_others(
     agent: str, tmp_path: Path
 ) -> None:
     outcomes = collect(2, one_rank_dies_while_staging, agent, str(tmp_path), 1, dead=(1,))

@@ -1,4 +1,4 @@
-"""Asynchronous saves of several ranks: real processes that talk over gloo."""
+"""Asynchronous saves of several ranks: real processes with gloo."""
 
 from __future__ import annotations
 
@@ -82,8 +82,8 @@ def test_a_part_of_the_world_saves_while_the_rest_does_something_else(tmp_path: 
         assert same(found, async_jobs.state_of(step))
 
 
-def test_ranks_that_do_not_talk_save_in_the_background_too(tmp_path: Path) -> None:
-    assert run_ranks(2, async_jobs.save_without_talking, str(tmp_path)) == [[True] * 3] * 2
+def test_uncoordinated_ranks_save_in_the_background_too(tmp_path: Path) -> None:
+    assert run_ranks(2, async_jobs.save_uncoordinated, str(tmp_path)) == [[True] * 3] * 2
     assert listed(tmp_path) == ["0", "1", "2"]
     found = varve.torch.read(tmp_path / "2", "mine/*")
     assert found == {"mine/rank0": 2, "mine/rank1": 12}

@@ -95,11 +95,11 @@ def make_staging(directory: Path) -> None:
     (directory / STAGING / "data-00000-of-00001.safetensors").write_bytes(b"half")
 
 
-def test_a_dead_saves_directory_is_listed_as_a_leftover_and_removed(
+def test_a_dead_saves_directory_is_listed_as_stale_and_removed(
     tmp_path: Path,
 ) -> None:
     make_staging(tmp_path)
-    assert states(tmp_path) == {STAGING: "leftover"}
+    assert states(tmp_path) == {STAGING: "stale"}
     assert varve.list_checkpoints(tmp_path)[0]["bytes"] == 4
     assert varve.collect_garbage(tmp_path) == [str(tmp_path / STAGING)]
     assert entries(tmp_path) == []
@@ -169,7 +169,7 @@ def test_a_save_killed_in_its_writes_shows_no_checkpoint_and_is_cleaned_up(
     path = tmp_path / "step-1"
     with saver(path) as process:
         kill(process)
-    assert list(states(tmp_path).values()) == ["leftover"]
+    assert list(states(tmp_path).values()) == ["stale"]
     with pytest.raises(varve.CheckpointNotFoundError):
         varve.read(path)
     if clean == "gc":
@@ -191,21 +191,21 @@ def test_an_overwrite_killed_in_its_writes_leaves_the_old_checkpoint(tmp_path: P
     assert value(path) == 1
 
 
-def test_a_checkpoint_that_an_overwrite_had_moved_aside_is_found_and_put_back(
+def test_a_checkpoint_that_an_overwrite_had_displaced_is_found_and_put_back(
     tmp_path: Path,
 ) -> None:
     path = tmp_path / "step-1"
     varve.save({"w": np.ones(4, np.uint8)}, path)
     path.rename(tmp_path / ".step-1.varve-old")
     make_staging(tmp_path)
-    assert states(tmp_path) == {"step-1": "moved aside", STAGING: "leftover"}
+    assert states(tmp_path) == {"step-1": "displaced", STAGING: "stale"}
     assert value(path) == 1
     varve.collect_garbage(tmp_path)
     assert entries(tmp_path) == ["step-1"]
     assert value(path) == 1
 
 
-def test_a_moved_aside_checkpoint_beside_its_successor_is_garbage(tmp_path: Path) -> None:
+def test_a_displaced_checkpoint_beside_its_successor_is_garbage(tmp_path: Path) -> None:
     path = tmp_path / "step-1"
     varve.save({"w": np.ones(4, np.uint8)}, path)
     path.rename(tmp_path / ".step-1.varve-old")
@@ -215,7 +215,7 @@ def test_a_moved_aside_checkpoint_beside_its_successor_is_garbage(tmp_path: Path
     assert value(path) == 2
 
 
-def test_parts_of_a_save_without_talking_are_kept_while_it_lives_and_removed_after(
+def test_parts_of_an_uncoordinated_save_are_kept_while_it_lives_and_removed_after(
     tmp_path: Path,
 ) -> None:
     path = tmp_path / "step-1"

@@ -122,31 +122,31 @@ def test_ranks_with_separate_disks_are_found_out(tmp_path: Path) -> None:
     assert all("rank 1" in e and "shared" in e for e in errors.values()), errors
 
 
-def test_saving_without_talking_is_whole_once_all_files_are_there(tmp_path: Path) -> None:
+def test_saving_without_coordination_is_whole_once_all_files_are_there(tmp_path: Path) -> None:
     path = str(tmp_path / "step-4")
     first = bytes(range(16))
-    run_ranks(3, jobs.save_without_talking, path, first, (0, 2))
+    run_ranks(3, jobs.save_uncoordinated, path, first, (0, 2))
     (entry,) = varve.list_checkpoints(str(tmp_path))
     assert entry["state"] == "incomplete" and "rank 1" in entry["detail"]
     with pytest.raises(varve.PreconditionError, match="rank 1"):
         varve.torch.read(path)
-    run_ranks(3, jobs.save_without_talking, path, first, (1,))
+    run_ranks(3, jobs.save_uncoordinated, path, first, (1,))
     assert varve.list_checkpoints(str(tmp_path))[0]["state"] == "whole"
     assert varve.verify(path) == []
-    assert run_ranks(2, jobs.load_without_talking, path) == [0, 1]
-    assert run_ranks(4, jobs.load_without_talking, path) == [0, 1, 2, 0]
+    assert run_ranks(2, jobs.load_uncoordinated, path) == [0, 1]
+    assert run_ranks(4, jobs.load_uncoordinated, path) == [0, 1, 2, 0]
 
 
 def test_files_of_two_attempts_never_make_one_checkpoint(tmp_path: Path) -> None:
     path = str(tmp_path / "step-4")
-    run_ranks(2, jobs.save_without_talking, path, b"a" * 16, (0,))
-    run_ranks(2, jobs.save_without_talking, path, b"b" * 16, (1,))
+    run_ranks(2, jobs.save_uncoordinated, path, b"a" * 16, (0,))
+    run_ranks(2, jobs.save_uncoordinated, path, b"b" * 16, (1,))
     assert varve.list_checkpoints(str(tmp_path))[0]["state"] == "incomplete"
 
 
 def test_ranks_find_the_save_id_without_being_given_one(tmp_path: Path) -> None:
     path = str(tmp_path / "step-4")
-    run_ranks(3, jobs.save_without_talking_by_default_id, path)
+    run_ranks(3, jobs.save_uncoordinated_by_default_id, path)
     torch.testing.assert_close(varve.torch.read(path)["a"], jobs.whole("a"), rtol=0, atol=0)
 
 

@@ -1,4 +1,4 @@
-"""The index can be rebuilt from the data files; saves without talking are whole when all are in."""
+"""The index can be rebuilt from the data files; uncoordinated saves are whole when all are in."""
 
 from __future__ import annotations
 
@@ -86,24 +86,24 @@ def test_data_files_that_were_renamed_are_found_out(checkpoint: Path) -> None:
 
 
 class Rank:
-    """A rank that talks to nobody."""
+    """A rank that is connected to nobody."""
 
     def __init__(self, rank: int, size: int) -> None:
         self.rank = rank
         self.size = size
 
     def send(self, to: int, message: bytes, timeout: float) -> None:
-        raise AssertionError("a save without talking sent a message")
+        raise AssertionError("an uncoordinated save sent a message")
 
     def receive(self, source: int, timeout: float) -> bytes:
-        raise AssertionError("a save without talking waited for a message")
+        raise AssertionError("an uncoordinated save waited for a message")
 
 
 ROWS = torch.arange(60.0).reshape(12, 5)
 
 
 def save_alone(path: Path, rank: int, size: int, save_id: bytes, **options: Any) -> None:
-    """What rank `rank` of `size` does in a save without talking."""
+    """What rank `rank` of `size` does in an uncoordinated save."""
     low, high = 12 * rank // size, 12 * (rank + 1) // size
     shard: Any = ROWS[low:high].clone()
     shard.global_shape = (12, 5)
@@ -126,7 +126,7 @@ def assert_loads(path: Path, size: int) -> None:
 
 
 @pytest.mark.parametrize("order", [(0, 1, 2), (2, 0, 1), (1, 2, 0)])
-def test_a_save_without_talking_is_listed_as_incomplete_until_the_last_rank(
+def test_an_uncoordinated_save_is_listed_as_incomplete_until_the_last_rank(
     order: tuple[int, ...], tmp_path: Path
 ) -> None:
     path = tmp_path / "step-3"
@@ -148,7 +148,7 @@ def test_a_save_without_talking_is_listed_as_incomplete_until_the_last_rank(
     assert not [name for name in path.iterdir() if name.name.startswith(".")]
 
 
-def test_repair_seals_a_save_without_talking(tmp_path: Path) -> None:
+def test_repair_seals_an_uncoordinated_save(tmp_path: Path) -> None:
     path = tmp_path / "step-1"
     for rank in range(2):
         save_alone(path, rank, 2, b"a" * 16)
@@ -168,7 +168,7 @@ def test_files_of_two_attempts_never_make_one_checkpoint(tmp_path: Path) -> None
     assert_loads(path, 2)
 
 
-def test_a_complete_save_without_talking_is_only_replaced_on_request(tmp_path: Path) -> None:
+def test_a_complete_uncoordinated_save_is_only_replaced_on_request(tmp_path: Path) -> None:
     path = tmp_path / "step-1"
     save_alone(path, 0, 1, b"a" * 16)
     with pytest.raises(varve.CheckpointExistsError, match="overwrite"):
@@ -180,7 +180,7 @@ def test_a_complete_save_without_talking_is_only_replaced_on_request(tmp_path: P
     assert len(list(path.glob("*.safetensors"))) == 2
 
 
-def test_a_committed_checkpoint_is_never_replaced_without_talking(checkpoint: Path) -> None:
+def test_a_committed_checkpoint_is_never_replaced_without_coordination(checkpoint: Path) -> None:
     with pytest.raises(varve.CheckpointExistsError, match="committed"):
         save_alone(checkpoint, 0, 1, b"b" * 16, overwrite=True)
     assert repr(varve.read(checkpoint)) == repr(state())
@@ -198,7 +198,7 @@ def test_swapped_files_of_two_ranks_are_found_out(tmp_path: Path) -> None:
         varve.torch.read(path)
 
 
-def test_a_damaged_file_of_a_save_without_talking_is_named(tmp_path: Path) -> None:
+def test_a_damaged_file_of_an_uncoordinated_save_is_named(tmp_path: Path) -> None:
     path = tmp_path / "step-1"
     for rank in range(2):
         save_alone(path, rank, 2, b"a" * 16)

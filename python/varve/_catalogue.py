@@ -14,10 +14,10 @@ _Path = str | os.PathLike[str]
 
 
 def list_checkpoints(directory: _Path) -> list[dict[str, Any]]:
-    """Lists checkpoints and leftovers in a directory: name, format, state, detail, step, bytes, world_size.
+    """Lists checkpoints and stale files in a directory: name, format, state, detail, step, bytes, world_size.
 
     `format` is "varve" or, for those of other software, "dcp" or "safetensors".
-    `state` is "whole", "incomplete", "damaged", "moved aside", "saving", "leftover" or
+    `state` is "whole", "incomplete", "damaged", "displaced", "saving", "stale" or
     "failed".
     """
     return _core.list_checkpoints(path_text(directory))

@@ -68,7 +68,7 @@ def async_save(
 
 def report_failure(coordinator: Any, what: str, message: str, options: dict[str, Any]) -> None: ...
 def list_checkpoints(directory: str) -> list[dict[str, Any]]:
-    """Lists checkpoints and leftovers: dicts of name, format, state, detail, step, bytes, world_size."""
+    """Lists checkpoints and stale files: dicts of name, format, state, detail, step, bytes, world_size."""
 
 def step_from_name(name: str | bytes) -> int | None:
     """The step in the name of a checkpoint; None where it has none."""

@@ -25,7 +25,7 @@ DTYPE_NUMBERS: dict[str, int] = {name: i for i, name in enumerate(_core.DTYPE_NA
 
 
 class Coordinator(Protocol):
-    """How ranks talk; see varve.torch._coordinator for the one over torch.distributed."""
+    """How ranks exchange messages; see varve.torch._coordinator for the one over torch.distributed."""
 
     rank: int
     size: int
@@ -102,8 +102,8 @@ class SaveReport:
     """The state was larger than the staging memory; copying had to wait for writing."""
     attempts: int = 1
     """How often it was written until that succeeded."""
-    kept_back: bool = False
-    """The agent has it in memory and has not written it: `async_save(write="at_end")`."""
+    deferred: bool = False
+    """The agent has it in memory and has not written it: `async_save(write="deferred")`."""
     device_bytes: int = 0
     """Copied straight from CUDA devices, see Stager(copy_from_devices=True)."""
     pageable_bytes: int = 0

@@ -1,4 +1,4 @@
-"""The agent of this node: a process that writes the checkpoints which trainers hand over to it.
+"""The agent of this node: a process that writes the checkpoints which trainers submit to it.
 
 `varve.torch.async_save(..., executor="process")` starts it when it is needed. It goes on when a trainer
 is killed, keeps in memory what was saved last, so that a trainer which is started again on the node
@@ -76,10 +76,10 @@ def status() -> AgentReport | None:
 
 
 def drain(timeout: float = 1800.0) -> None:
-    """Waits until everything that was handed over is written; at once when there is no agent.
+    """Waits until everything that was submitted is written; at once when there is no agent.
 
     A trainer that is started again calls it before it looks for the newest checkpoint: the last one
-    that the killed trainer has handed over may still be on its way.
+    that the killed trainer has submitted may still be on its way.
 
     Raises:
         UnavailableError: Not within `timeout` seconds.

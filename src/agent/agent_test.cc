@@ -312,9 +312,9 @@ TEST(Agent, EndsByItselfWhenIdle) {
 
 TEST(Agent, IsWaitedForAsLongAsItTakesIfSoWished) {
   AgentHere agent;
-  for (const auto patience : {std::chrono::milliseconds(1ms * 3600 * 24 * 365 * 1000),
-                              std::chrono::milliseconds::max()}) {
-    EXPECT_TRUE(IsOk(DrainAgent(patience, agent.directory())));
+  for (const auto timeout : {std::chrono::milliseconds(1ms * 3600 * 24 * 365 * 1000),
+                             std::chrono::milliseconds::max()}) {
+    EXPECT_TRUE(IsOk(DrainAgent(timeout, agent.directory())));
   }
 }
 

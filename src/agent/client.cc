@@ -27,10 +27,10 @@ constexpr auto kStarting = std::chrono::seconds(20);
 constexpr auto kPause = std::chrono::milliseconds(20);
 
 /// Never, where the sum would be no time.
-Deadline After(std::chrono::milliseconds patience) {
+Deadline After(std::chrono::milliseconds timeout) {
   const auto now = Clock::now();
   const auto most = std::chrono::floor<std::chrono::milliseconds>(Deadline::max() - now);
-  return patience < most ? now + patience : Deadline::max();
+  return timeout < most ? now + timeout : Deadline::max();
 }
 
 std::string ProgramOf(const AgentOptions& options) {
@@ -109,10 +109,11 @@ Result<std::shared_ptr<AgentConnection>> ConnectAndGreet(const std::string& dire
 Result<std::shared_ptr<AgentConnection>> ConnectOrStart(const AgentOptions& options) {
   const std::string directory = EndpointIn(options.directory).directory;
   VARVE_RETURN_IF_ERROR(CheckPrivate(directory, /*make=*/true));
-  const auto give_up = Clock::now() + std::min<Clock::duration>(kStarting, 2 * options.answer);
+  const auto give_up =
+      Clock::now() + std::min<Clock::duration>(kStarting, 2 * options.answer_timeout);
   while (true) {
     auto agent = ConnectAndGreet(
-        directory, Clock::now() + std::min<Clock::duration>(kGreeting, options.answer));
+        directory, Clock::now() + std::min<Clock::duration>(kGreeting, options.answer_timeout));
     // One that is about to end may close the connection before it has answered.
     const StatusCode code = agent.status().code();
     if (code != StatusCode::kNotFound && code != StatusCode::kUnavailable) {
@@ -131,9 +132,9 @@ namespace {
 
 /// One that is just ending, or was killed, may still take connections: the next attempt tells. It
 /// may be of another version.
-Status AskForTheEnd(AgentVerb verb, std::chrono::milliseconds patience,
+Status AskForTheEnd(AgentVerb verb, std::chrono::milliseconds timeout,
                     const std::string& directory) {
-  const Deadline deadline = After(patience);
+  const Deadline deadline = After(timeout);
   while (true) {
     const auto agent = Connect(directory, deadline);
     Status status =
@@ -159,12 +160,12 @@ Result<AgentReport> AgentStatus(const std::string& directory) {
   return DecodeAgentReport(report);
 }
 
-Status DrainAgent(std::chrono::milliseconds patience, const std::string& directory) {
-  return AskForTheEnd(AgentVerb::kDrain, patience, directory);
+Status DrainAgent(std::chrono::milliseconds timeout, const std::string& directory) {
+  return AskForTheEnd(AgentVerb::kDrain, timeout, directory);
 }
 
-Status StopAgent(std::chrono::milliseconds patience, const std::string& directory) {
-  return AskForTheEnd(AgentVerb::kStop, patience, directory);
+Status StopAgent(std::chrono::milliseconds timeout, const std::string& directory) {
+  return AskForTheEnd(AgentVerb::kStop, timeout, directory);
 }
 
 }  // namespace varve

@@ -18,22 +18,22 @@ namespace varve {
 enum class AgentVerb : std::uint8_t {
   kHello = 1,  ///< T: payload its version. A answers kOk with its own, or kRefused.
   kAttach,     ///< T: the staging memory, a memfd; payload its blocks and the first turn. A: kOk.
-  kHandOver,   ///< T: the save of a turn, a memfd with a Handover, and the loan of its memory. A:
-               ///< kOk or kRefused, same turn.
-  kPass,       ///< T: nothing comes in that turn. No answer.
-  kCancel,     ///< T: that save is not wanted. No answer.
-  kForget,     ///< T: the memory of that turn is needed. A: kForgotten.
-  kFind,       ///< T: payload a path. A: a kHeld for each file of it in memory, then kOk.
-  kStatus,     ///< T. A: kOk with a text in JSON, in a memfd.
-  kDrain,      ///< T. A: kOk when nothing is left to write. No kHello is needed.
-  kStop,       ///< T. A: kOk when nothing is left to write; it then ends. No kHello is needed.
-  kOk,         ///< A.
-  kRefused,    ///< A: payload a code and a message.
-  kDone,  ///< A: the save of that turn has ended. Payload as kRefused, or 0 and its report; or a
-          ///< memfd with that.
+  kSubmit,   ///< T: the save of a turn, a memfd with a Submission, and the lease of its memory. A:
+             ///< kOk or kRefused, same turn.
+  kPass,     ///< T: nothing comes in that turn. No answer.
+  kCancel,   ///< T: that save is not wanted. No answer.
+  kForget,   ///< T: the memory of that turn is needed. A: kForgotten.
+  kFind,     ///< T: payload a path. A: a kHeld for each file of it in memory, then kOk.
+  kStatus,   ///< T. A: kOk with a text in JSON, in a memfd.
+  kDrain,    ///< T. A: kOk when nothing is left to write. No kHello is needed.
+  kStop,     ///< T. A: kOk when nothing is left to write; it then ends. No kHello is needed.
+  kOk,       ///< A.
+  kRefused,  ///< A: payload a code and a message.
+  kDone,     ///< A: the save of that turn has ended. Payload as kRefused, or 0 and its report; or a
+             ///< memfd with that.
   kForgotten,  ///< A.
   kHeld,  ///< A: memfds of the memory, a HeldFile, a page that says whether it still is, and the
-          ///< memory's loan.
+          ///< memory's lease.
   kBye,   ///< T: it leaves its memory to A for good, and closes. No answer.
 };
 

@@ -1,14 +1,14 @@
 // A trainer's side of the agent. One thread takes what the agent says; callers wait for what is
 // theirs. When the connection is lost everybody who waits learns so, and the next save that is
-// handed over tries to begin anew, with an agent that is started if need be. What the lost one had
-// in hand is not handed over again: it may have become visible.
+// submitted tries to begin anew, with an agent that is started if need be. What the lost one had
+// in hand is not submitted again: it may have become visible.
 //
 // An agent that is lost need not be dead: it may stand still, or have dropped us. Memory that it
 // has in hand is used again all the same, for a trainer must not wait for it. So every save comes
-// with a loan of its memory, a page that both see: whoever is about to use the memory again without
-// the agent's word calls the loan in first. The agent looks there after it has written a file, and
-// before that counts. What is kept here stays lent, though its agent is lost: it may yet be all
-// that is left of us.
+// with a lease of its memory, a page that both see: whoever is about to use the memory again
+// without the agent's word revokes the lease first. The agent looks there after it has written a
+// file, and before that counts. What is kept here stays leased, though its agent is lost: it may
+// yet be all that is left of us.
 
 #include <algorithm>
 #include <chrono>
@@ -22,7 +22,7 @@
 
 #include "agent/client.h"
 #include "agent/shared_memory.h"
-#include "async/handover.h"
+#include "async/submission.h"
 #include "base/guarded.h"
 
 namespace varve {
@@ -36,15 +36,15 @@ Status LostFor(const Status& why) {
 }
 
 /// What one turn is about, as far as it is known.
-struct Turn {
-  std::optional<Status> taken;                // The answer to kHandOver.
+struct Ticket {
+  std::optional<Status> taken;                // The answer to kSubmit.
   std::optional<Result<SaveReport>> outcome;  // kDone.
   bool forgotten = false;
-  bool lost = false;  // The connection that it was handed over on, for this reason:
+  bool lost = false;  // The connection that it was submitted on, for this reason:
   Status why_lost;
-  std::shared_ptr<ValidityPage> loan;
+  std::shared_ptr<ValidityPage> lease;
 };
-using TurnPtr = std::shared_ptr<Turn>;
+using TicketPtr = std::shared_ptr<Ticket>;
 
 class AgentExecutor final : public SaveExecutor {
  public:
@@ -70,18 +70,18 @@ class AgentExecutor final : public SaveExecutor {
     return Begin(0);
   }
 
-  Status HandOver(std::uint64_t turn, const Handover& save) override {
+  Status Submit(std::uint64_t turn, const Submission& save) override {
     VARVE_RETURN_IF_ERROR(Reconnect(turn));
-    AgentMessage message{AgentVerb::kHandOver, turn, {}, {}};
-    VARVE_ASSIGN_OR_RETURN(FileDescriptor blob, MakeBlob(EncodeHandover(save)));
-    const auto known = std::make_shared<Turn>();
-    VARVE_ASSIGN_OR_RETURN(known->loan, ValidityPage::Make());
+    AgentMessage message{AgentVerb::kSubmit, turn, {}, {}};
+    VARVE_ASSIGN_OR_RETURN(FileDescriptor blob, MakeBlob(EncodeSubmission(save)));
+    const auto known = std::make_shared<Ticket>();
+    VARVE_ASSIGN_OR_RETURN(known->lease, ValidityPage::Make());
     message.fds.push_back(std::move(blob));
-    VARVE_ASSIGN_OR_RETURN(FileDescriptor loan, Duplicate(known->loan->fd().get()));
-    message.fds.push_back(std::move(loan));
+    VARVE_ASSIGN_OR_RETURN(FileDescriptor lease, Duplicate(known->lease->fd().get()));
+    message.fds.push_back(std::move(lease));
     std::unique_lock lock(mutex_);
     if (turns_.contains(turn)) {
-      return FailedPrecondition("turn " + std::to_string(turn) + " has been handed over already");
+      return FailedPrecondition("turn " + std::to_string(turn) + " has been submitted already");
     }
     Use(turn);
     turns_[turn] = known;
@@ -119,7 +119,7 @@ class AgentExecutor final : public SaveExecutor {
 
   Result<SaveReport> Wait(std::uint64_t turn, bool* lost) override {
     std::unique_lock lock(mutex_);
-    const TurnPtr known = Known(turn);
+    const TicketPtr known = Known(turn);
     changed_.wait(lock, [&] { return known->lost || known->outcome.has_value(); });
     *lost = !known->outcome;
     if (*lost) {
@@ -130,7 +130,7 @@ class AgentExecutor final : public SaveExecutor {
 
   void Forget(std::uint64_t turn) override {
     std::unique_lock lock(mutex_);
-    const TurnPtr known = Known(turn);
+    const TicketPtr known = Known(turn);
     if (!known->lost) {
       Status asked = agent_->Send({AgentVerb::kForget, turn, {}, {}});
       if (asked.ok() && !Await(&lock, [&] { return known->lost || known->forgotten; })) {
@@ -148,18 +148,18 @@ class AgentExecutor final : public SaveExecutor {
 
  private:
   /// A turn that nobody knows any more was lost.
-  TurnPtr Known(std::uint64_t turn) {
+  TicketPtr Known(std::uint64_t turn) {
     const auto found = turns_.find(turn);
     if (found != turns_.end()) {
       return found->second;
     }
-    auto lost = std::make_shared<Turn>();
+    auto lost = std::make_shared<Ticket>();
     lost->lost = true;
     lost->why_lost = CopyOf(why_lost_);
     return lost;
   }
 
-  /// Nothing more will come in that turn: it has been handed over, or passed.
+  /// Nothing more will come in that turn: it has been submitted, or passed.
   void Use(std::uint64_t turn) {
     used_.insert(turn);
     while (used_.erase(all_used_below_) > 0) {
@@ -168,8 +168,8 @@ class AgentExecutor final : public SaveExecutor {
   }
 
   [[nodiscard]] Status NoAnswer() const {
-    return Unavailable("the agent has not answered for " + std::to_string(options_.answer.count()) +
-                       " ms");
+    return Unavailable("the agent has not answered for " +
+                       std::to_string(options_.answer_timeout.count()) + " ms");
   }
 
   /// The agent: it has exited or does not answer, or what it sends cannot be received. The lock is
@@ -189,10 +189,10 @@ class AgentExecutor final : public SaveExecutor {
     changed_.notify_all();
   }
 
-  /// The loan of a turn, of which the memory is going to be used again. The lock is held.
+  /// The lease of a turn, of which the memory is going to be used again. The lock is held.
   void CallIn(std::uint64_t turn) {
     if (const auto found = turns_.find(turn); found != turns_.end()) {
-      found->second->loan->Revoke();
+      found->second->lease->Revoke();
       turns_.erase(found);
     }
   }
@@ -200,7 +200,7 @@ class AgentExecutor final : public SaveExecutor {
   /// For an answer. False when none comes in time: then the agent counts as lost.
   template <class Predicate>
   bool Await(std::unique_lock<std::mutex>* lock, const Predicate& answered) {
-    return changed_.wait_until(*lock, Clock::now() + options_.answer, answered);
+    return changed_.wait_until(*lock, Clock::now() + options_.answer_timeout, answered);
   }
 
   void Say(const AgentMessage& message) {
@@ -217,7 +217,7 @@ class AgentExecutor final : public SaveExecutor {
     out.U64(first_turn);
     VARVE_ASSIGN_OR_RETURN(FileDescriptor pool, Duplicate(pool_fd_));
     attach.fds.push_back(std::move(pool));
-    VARVE_RETURN_IF_ERROR(Ask(*agent_, attach, Clock::now() + options_.answer).status());
+    VARVE_RETURN_IF_ERROR(Ask(*agent_, attach, Clock::now() + options_.answer_timeout).status());
     {
       const std::scoped_lock lock(mutex_);
       lost_ = false;
@@ -238,7 +238,7 @@ class AgentExecutor final : public SaveExecutor {
     return listens.Annotate("listen to the agent");
   }
 
-  /// Begins anew where the connection was lost. Turns before `turn` that have not been handed over
+  /// Begins anew where the connection was lost. Turns before `turn` that have not been submitted
   /// are refused from now on.
   Status Reconnect(std::uint64_t turn) {
     const std::scoped_lock one(reconnecting_);
@@ -280,7 +280,7 @@ class AgentExecutor final : public SaveExecutor {
     if (found == turns_.end() || found->second->lost) {
       return Status::Ok();
     }
-    Turn& turn = *found->second;
+    Ticket& turn = *found->second;
     switch (message.verb) {
       case AgentVerb::kOk: turn.taken = Status::Ok(); break;
       case AgentVerb::kRefused: turn.taken = DecodeRefusal(message.payload); break;
@@ -310,7 +310,7 @@ class AgentExecutor final : public SaveExecutor {
   std::shared_ptr<AgentConnection> agent_;
   bool lost_ = true;
   Status why_lost_;
-  std::map<std::uint64_t, TurnPtr> turns_;
+  std::map<std::uint64_t, TicketPtr> turns_;
   std::uint64_t all_used_below_ = 0;
   std::set<std::uint64_t> used_;  // From there on.
   std::jthread listener_;
@@ -319,12 +319,13 @@ class AgentExecutor final : public SaveExecutor {
 }  // namespace
 
 Result<std::shared_ptr<SaveExecutor>> ConnectToAgent(const AgentOptions& options) {
-  if (options.answer <= std::chrono::milliseconds(0)) {
+  if (options.answer_timeout <= std::chrono::milliseconds(0)) {
     return InvalidArgument("an agent that is to answer in " +
-                           std::to_string(options.answer.count()) + " ms");
+                           std::to_string(options.answer_timeout.count()) + " ms");
   }
   AgentOptions sensible = options;
-  sensible.answer = std::min<std::chrono::milliseconds>(options.answer, std::chrono::hours(24));
+  sensible.answer_timeout =
+      std::min<std::chrono::milliseconds>(options.answer_timeout, std::chrono::hours(24));
   VARVE_ASSIGN_OR_RETURN(auto agent, ConnectOrStart(sensible));
   return std::shared_ptr<SaveExecutor>(std::make_shared<AgentExecutor>(sensible, std::move(agent)));
 }

@@ -41,7 +41,7 @@ struct Held {
   std::optional<std::chrono::steady_clock::time_point> orphan_since;
   std::shared_ptr<PoolMemory> pool;
   std::shared_ptr<ValidityPage> page;
-  std::shared_ptr<ValidityPage> loan;  ///< Of the trainer's memory.
+  std::shared_ptr<ValidityPage> lease;  ///< Of the trainer's memory.
 };
 
 /// Threads: safe.

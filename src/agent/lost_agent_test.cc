@@ -7,7 +7,7 @@
 
 #include <gtest/gtest.h>
 
-#include "async/handover.h"
+#include "async/submission.h"
 #include "support/agent.h"
 #include "support/status_matchers.h"
 #include "support/temp_dir.h"
@@ -33,10 +33,10 @@ class LosingExecutor final : public SaveExecutor {
       : real_(std::move(real)), before_(before) {}
 
   Status Attach(int fd, std::uint64_t blocks) override { return real_->Attach(fd, blocks); }
-  Status HandOver(std::uint64_t turn, const Handover& save) override {
-    Handover slow = save;
+  Status Submit(std::uint64_t turn, const Submission& save) override {
+    Submission slow = save;
     slow.options.max_write_bandwidth = before_ ? 1 : 0;
-    return real_->HandOver(turn, slow);
+    return real_->Submit(turn, slow);
   }
   void Pass(std::uint64_t turn) override { real_->Pass(turn); }
   Result<SaveReport> Wait(std::uint64_t turn, bool* lost) override {

@@ -14,7 +14,7 @@
 #include "agent/client.h"
 #include "agent/held_files.h"
 #include "agent/shared_memory.h"
-#include "async/handover.h"
+#include "async/submission.h"
 #include "base/checksum.h"
 #include "catalogue/foreign.h"
 #include "catalogue/names.h"
@@ -35,9 +35,9 @@ struct HeldHere {
   HeldFile file;
   std::shared_ptr<PoolMemory> pool;
   std::shared_ptr<ValidityPage> page;
-  std::shared_ptr<ValidityPage> loan;
+  std::shared_ptr<ValidityPage> lease;
   std::vector<const std::byte*> units;
-  [[nodiscard]] bool Valid() const { return page->Valid() && loan->Valid(); }
+  [[nodiscard]] bool Valid() const { return page->Valid() && lease->Valid(); }
 };
 using HeldPtr = std::shared_ptr<const HeldHere>;
 using Count = std::function<void(std::uint64_t)>;
@@ -170,7 +170,7 @@ class MemoryStorage final : public Storage {
     if (record.ok() || record.status().code() != StatusCode::kNotFound) {
       return record.ok() && record->save_id == held.save_id;
     }
-    // A file of ranks that did not talk says so by its name; DCP's names are the same in all saves.
+    // The name of an uncoordinated rank's file tells; DCP's names are the same in all saves.
     return IsDataFileName(held.name) || HasTheSameChecksums(ParentPath(name), held);
   }
 
@@ -202,7 +202,7 @@ Result<HeldPtr> Open(std::shared_ptr<AgentConnection> agent, AgentMessage messag
   VARVE_ASSIGN_OR_RETURN(held->pool,
                          PoolMemory::Map(std::move(message.fds[0]), held->file.pool_blocks));
   VARVE_ASSIGN_OR_RETURN(held->page, ValidityPage::Map(std::move(message.fds[2])));
-  VARVE_ASSIGN_OR_RETURN(held->loan, ValidityPage::Map(std::move(message.fds[3])));
+  VARVE_ASSIGN_OR_RETURN(held->lease, ValidityPage::Map(std::move(message.fds[3])));
   held->units = held->pool->At(held->file.image.blocks);
   return HeldPtr(std::move(held));
 }

@@ -12,7 +12,7 @@
 #include "agent/client.h"
 #include "agent/connection.h"
 #include "agent/shared_memory.h"
-#include "async/handover.h"
+#include "async/submission.h"
 #include "pipeline/staged_file.h"
 #include "pipeline/staging_pool.h"
 #include "save/session.h"
@@ -47,8 +47,8 @@ TEST(OrphanedSave, IsWrittenInItsTurnThoughTurnsBeforeItNeverCame) {
   const Training training(20 * kMiB);
   {
     Trainer trainer(agent);
-    ASSERT_TRUE(IsOk(trainer.HandOver(3, training.state(), dir / "3")));
-    ASSERT_TRUE(IsOk(trainer.HandOver(5, training.state(), dir / "5")));
+    ASSERT_TRUE(IsOk(trainer.Submit(3, training.state(), dir / "3")));
+    ASSERT_TRUE(IsOk(trainer.Submit(5, training.state(), dir / "5")));
     EXPECT_FALSE(std::filesystem::exists(dir / "3"));  // Turn 0 has not come.
   }
   ASSERT_TRUE(IsOk(DrainAgent(60s, agent.directory())));
@@ -62,7 +62,7 @@ TEST(OrphanedSave, StaysInMemoryUntilTheSameRankHasSavedAgain) {
   const Training training(20 * kMiB);
   {
     Trainer trainer(agent);
-    ASSERT_TRUE(IsOk(trainer.HandOver(0, training.state(), dir / "1")));
+    ASSERT_TRUE(IsOk(trainer.Submit(0, training.state(), dir / "1")));
   }
   ASSERT_TRUE(IsOk(DrainAgent(60s, agent.directory())));
   const auto memory = OpenAgentMemory(dir / "1", PosixStorage(), {}, agent.directory());
@@ -81,7 +81,7 @@ TEST(OrphanedSave, OfLongAgoIsGivenUpWhenOthersSave) {
   for (const char* const job : {"a/1", "b/1"}) {
     {
       Trainer trainer(agent);
-      ASSERT_TRUE(IsOk(trainer.HandOver(0, training.state(), dir / job)));
+      ASSERT_TRUE(IsOk(trainer.Submit(0, training.state(), dir / job)));
     }
     ASSERT_TRUE(IsOk(DrainAgent(60s, agent.directory())));
   }
@@ -101,7 +101,7 @@ TEST(OrphanedSave, OfSeveralRanksIsCompletedByTheAgentsAlone) {
   auto planning = MakeInProcessCoordinators(2);
   const auto handed = test::OnEveryRank(planning, [&](Coordinator& rank) {
     Trainer trainer(agent);
-    return trainer.HandOver(0, training.state(std::to_string(rank.rank())), dir / "c", rank);
+    return trainer.Submit(0, training.state(std::to_string(rank.rank())), dir / "c", rank);
   });
   ASSERT_TRUE(IsOk(*handed[0]));
   ASSERT_TRUE(IsOk(*handed[1]));
@@ -111,7 +111,7 @@ TEST(OrphanedSave, OfSeveralRanksIsCompletedByTheAgentsAlone) {
 }
 
 TEST(OrphanedSave, IsGivenUpWhenAnotherRankNeverHandsItsPartOver) {
-  AgentHere agent(60s, /*patience=*/100ms);
+  AgentHere agent(60s, /*timeout=*/100ms);
   const TempDir dir;
   const Training training(9 * kMiB);
   auto planning = MakeInProcessCoordinators(2);
@@ -119,7 +119,7 @@ TEST(OrphanedSave, IsGivenUpWhenAnotherRankNeverHandsItsPartOver) {
     Trainer trainer(agent);
     const State state = training.state(std::to_string(rank.rank()));
     if (rank.rank() == 0) {
-      return trainer.HandOver(0, state, dir / "c", rank);
+      return trainer.Submit(0, state, dir / "c", rank);
     }
     const SaveOptions options;
     const std::string path = dir / "c";
@@ -151,7 +151,7 @@ TEST(Executor, WhoseConnectionIsDroppedKeepsItsMemory) {
 }
 
 TEST(Executor, WhoseConnectionEndsThoughItsProcessDoesNotKeepsItsMemory) {
-  AgentHere agent(60s, /*patience=*/200ms);
+  AgentHere agent(60s, /*timeout=*/200ms);
   Trainer trainer(agent);
   auto connection = trainer.ConnectAgain(agent);
   ASSERT_NE(connection, nullptr);
@@ -164,7 +164,7 @@ TEST(Executor, WhoseConnectionEndsThoughItsProcessDoesNotKeepsItsMemory) {
 }
 
 TEST(Executor, ThatComesBackWithItsMemoryIsNotTakenForTwoTrainers) {
-  AgentHere agent(60s, /*patience=*/20s);
+  AgentHere agent(60s, /*timeout=*/20s);
   Trainer trainer(agent);
   ASSERT_NE(trainer.ConnectAgain(agent), nullptr);  // It is lost.
   const auto again = agent.Connect();
@@ -180,25 +180,25 @@ TEST(Executor, TellsANewAgentWhichTurnsWillNotCome) {
   Trainer trainer(agent);
   trainer.executor().Pass(1);  // A later save may be staged, or fail, before an earlier one.
   agent.Restart();
-  ASSERT_TRUE(IsOk(trainer.HandOver(0, training.state(), dir / "0")));
-  ASSERT_TRUE(IsOk(trainer.HandOver(2, training.state(), dir / "2")));
+  ASSERT_TRUE(IsOk(trainer.Submit(0, training.state(), dir / "0")));
+  ASSERT_TRUE(IsOk(trainer.Submit(2, training.state(), dir / "2")));
   EXPECT_TRUE(IsOk(DrainAgent(10s, agent.directory())));
   EXPECT_TRUE(Load(dir / "2", training.memory.size()) == training.memory);
 }
 
 TEST(Executor, SaysNothingThatHurtsTheAgentHoweverGarbled) {
-  AgentHere agent(60s, /*patience=*/100ms);
+  AgentHere agent(60s, /*timeout=*/100ms);
   const TempDir dir;
   const Training training(3 * kMiB);
   Trainer trainer(agent);
   const std::string path = dir / "c";
   const auto save = trainer.Describe(training.state(), path, *MakeSingleProcessCoordinator());
   ASSERT_TRUE(IsOk(save));
-  const Bytes encoded = EncodeHandover(*save);
+  const Bytes encoded = EncodeSubmission(*save);
   const auto connection = trainer.ConnectAgain(agent);
   ASSERT_NE(connection, nullptr);
-  const auto loan = ValidityPage::Make();
-  ASSERT_TRUE(IsOk(loan));
+  const auto lease = ValidityPage::Make();
+  ASSERT_TRUE(IsOk(lease));
   test::Random random(11);
   std::uint64_t turn = 0;
   for (int round = 0; round < 300; ++round) {
@@ -211,9 +211,9 @@ TEST(Executor, SaysNothingThatHurtsTheAgentHoweverGarbled) {
       const std::array<std::uint64_t, 3> values{0, 0xff, random.Below(256)};
       bytes[begin + random.Below(size)] = static_cast<char>(values[random.Below(values.size())]);
     }
-    AgentMessage message{AgentVerb::kHandOver, turn, {}, {}};
+    AgentMessage message{AgentVerb::kSubmit, turn, {}, {}};
     message.fds.push_back(std::move(*MakeBlob(bytes)));
-    message.fds.emplace_back(::dup((*loan)->fd().get()));
+    message.fds.emplace_back(::dup((*lease)->fd().get()));
     ASSERT_TRUE(IsOk(connection->Send(message)));
     ASSERT_TRUE(IsOk(connection->Send({AgentVerb::kCancel, turn, {}, {}})));
     std::set<AgentVerb> heard;  // Done may come before Ok.
@@ -245,8 +245,8 @@ TEST(OrphanedSave, ThatWasCancelledLeavesNothing) {
   const TempDir dir;
   const Training training(20 * kMiB);
   Trainer trainer(agent);
-  ASSERT_TRUE(IsOk(trainer.HandOver(1, training.state(), dir / "c")));
-  EXPECT_TRUE(FailsWith(trainer.HandOver(1, training.state(), dir / "c"),
+  ASSERT_TRUE(IsOk(trainer.Submit(1, training.state(), dir / "c")));
+  EXPECT_TRUE(FailsWith(trainer.Submit(1, training.state(), dir / "c"),
                         StatusCode::kFailedPrecondition, {"turn 1"}));
   trainer.executor().Cancel(1);
   trainer.executor().Pass(0);

@@ -59,7 +59,7 @@ void AgentRequests::Drop(Peer& peer) const {
   if (lives && peer.session != nullptr) {
     peer.session->TrainerIsSilent();
     // A process with much memory, or a device's driver, takes its time to end.
-    peer.silent_until = std::chrono::steady_clock::now() + 5 * options_.patience;
+    peer.silent_until = std::chrono::steady_clock::now() + 5 * options_.peer_timeout;
   } else {
     peer.gone = true;
   }
@@ -89,7 +89,7 @@ void AgentRequests::Handle(Peer& peer, AgentMessage message) {
     return;
   }
   switch (message.verb) {
-    case AgentVerb::kHandOver: {
+    case AgentVerb::kSubmit: {
       const std::uint64_t turn = message.turn;
       Reply(peer, turn, TakeSave(peer, std::move(message)));
       return;
@@ -149,7 +149,7 @@ Status AgentRequests::Attach(Peer& peer, AgentMessage message) {
   around.number = next_session_++;
   around.trainer = peer.connection;
   around.held = &held_;
-  around.patience = options_.patience;
+  around.peer_timeout = options_.peer_timeout;
   around.changed = wake_;
   peer.session = std::make_shared<AgentSession>(std::move(around), std::move(pool), first_turn);
   sessions_.push_back(peer.session);
@@ -164,8 +164,8 @@ Status AgentRequests::TakeSave(const Peer& peer, AgentMessage message) const {
     return DataLoss("a save without what there is to know of it");
   }
   VARVE_ASSIGN_OR_RETURN(const Bytes encoded, ReadBlob(message.fds[0]));
-  VARVE_ASSIGN_OR_RETURN(auto loan, ValidityPage::Map(std::move(message.fds[1])));
-  return peer.session->HandOver(message.turn, encoded, std::move(loan));
+  VARVE_ASSIGN_OR_RETURN(auto lease, ValidityPage::Map(std::move(message.fds[1])));
+  return peer.session->Submit(message.turn, encoded, std::move(lease));
 }
 
 void AgentRequests::SendHeld(Peer& peer, const std::string& path) {
@@ -178,7 +178,7 @@ void AgentRequests::SendHeld(Peer& peer, const std::string& path) {
     message.fds.emplace_back(::dup(held.pool->fd().get()));
     message.fds.push_back(std::move(*blob));
     message.fds.emplace_back(::dup(held.page->fd().get()));
-    message.fds.emplace_back(::dup(held.loan->fd().get()));
+    message.fds.emplace_back(::dup(held.lease->fd().get()));
     if (Status sent = peer.connection->Send(message); !sent.ok()) {
       Drop(peer);
       return;

@@ -94,13 +94,13 @@ class AgentServer {
     }
     const auto left =
         std::chrono::ceil<std::chrono::milliseconds>(idle_since_ + options_.idle - Clock::now());
-    int patience = peers_.empty() && requests_.pending() == 0
-                       ? static_cast<int>(std::clamp<std::int64_t>(left.count(), 0, 60'000))
-                       : -1;
+    int timeout = peers_.empty() && requests_.pending() == 0
+                      ? static_cast<int>(std::clamp<std::int64_t>(left.count(), 0, 60'000))
+                      : -1;
     if (AnyoneSilent()) {
-      patience = kSilentPause;
+      timeout = kSilentPause;
     }
-    if (::poll(fds.data(), fds.size(), std::exchange(full_, false) ? kFullPause : patience) < 0) {
+    if (::poll(fds.data(), fds.size(), std::exchange(full_, false) ? kFullPause : timeout) < 0) {
       for (pollfd& fd : fds) {
         fd.revents = 0;
       }
@@ -156,8 +156,8 @@ class AgentServer {
         !CheckPeer(socket.get(), &pid).ok()) {
       return;
     }
-    constexpr timeval kPatience{.tv_sec = 10, .tv_usec = 0};
-    ::setsockopt(socket.get(), SOL_SOCKET, SO_SNDTIMEO, &kPatience, sizeof(kPatience));
+    constexpr timeval kTimeout{.tv_sec = 10, .tv_usec = 0};
+    ::setsockopt(socket.get(), SOL_SOCKET, SO_SNDTIMEO, &kTimeout, sizeof(kTimeout));
     Peer peer;
     peer.connection = std::make_shared<AgentConnection>(std::move(socket));
     if (pid > 0) {

@@ -8,8 +8,8 @@
 #include <poll.h>
 
 #include "async/failure_note.h"
-#include "async/handed_over.h"
-#include "async/talk.h"
+#include "async/file_channel.h"
+#include "async/submitted.h"
 
 namespace varve {
 AgentSession::AgentSession(Surroundings surroundings, std::shared_ptr<PoolMemory> pool,
@@ -36,11 +36,11 @@ bool AgentSession::connection_has_ended() const {
   return silent_ || (::poll(&connection, 1, 0) == 1 && (connection.revents & POLLHUP) != 0);
 }
 
-Status AgentSession::HandOver(std::uint64_t turn, std::string_view encoded,
-                              std::shared_ptr<ValidityPage> loan) {
+Status AgentSession::Submit(std::uint64_t turn, std::string_view encoded,
+                            std::shared_ptr<ValidityPage> lease) {
   auto job = std::make_shared<Job>();
-  job->loan = std::move(loan);
-  VARVE_ASSIGN_OR_RETURN(job->save, DecodeHandover(encoded, pool_->blocks()));
+  job->lease = std::move(lease);
+  VARVE_ASSIGN_OR_RETURN(job->save, DecodeSubmission(encoded, pool_->blocks()));
   const std::scoped_lock lock(mutex_);
   if (turn < next_turn_ || jobs_.contains(turn) || passed_.contains(turn)) {
     return FailedPrecondition("turn " + std::to_string(turn) + " is over");
@@ -61,7 +61,7 @@ void AgentSession::Pass(std::uint64_t turn) {
 void AgentSession::Forget(std::uint64_t turn) {
   const std::scoped_lock lock(mutex_);
   const auto found = jobs_.find(turn);
-  if (found == jobs_.end() || !found->second->save.at_end || found->second->writing) {
+  if (found == jobs_.end() || !found->second->save.deferred || found->second->writing) {
     return;
   }
   jobs_.erase(found);
@@ -79,14 +79,14 @@ void AgentSession::Cancel(std::uint64_t turn) {
 }
 
 void AgentSession::TrainerIsGone(bool memory_is_ours) {
-  std::vector<Turn> at_end;
+  std::vector<Ticket> deferred;
   {
     const std::scoped_lock lock(mutex_);
     if (!trainer_lives_) {
       return;
     }
     trainer_lives_ = false;
-    at_end = TakeThoseOfTheEnd();
+    deferred = TakeThoseOfTheEnd();
     memory_is_ours_ = memory_is_ours;
     releasing_ = memory_is_ours;
     alone_since_ = Clock::now();
@@ -95,7 +95,7 @@ void AgentSession::TrainerIsGone(bool memory_is_ours) {
   around_.held->Orphan(around_.number);
   // By threads of their own: a hundred gigabytes take ten seconds or more, in which the caller
   // would answer nobody, and the worker may have to write for minutes before it comes to it.
-  StartEnders(std::move(at_end));
+  StartEnders(std::move(deferred));
   if (!memory_is_ours) {
     return;
   }
@@ -122,7 +122,7 @@ bool AgentSession::over() {
 std::size_t AgentSession::pending() {
   const std::scoped_lock lock(mutex_);
   return static_cast<std::size_t>(std::count_if(jobs_.begin(), jobs_.end(), [&](const auto& entry) {
-    return !trainer_lives_ || !entry.second->save.at_end;
+    return !trainer_lives_ || !entry.second->save.deferred;
   }));
 }
 
@@ -152,7 +152,7 @@ AgentSession::JobPtr AgentSession::Next(std::uint64_t* turn) {
   while (true) {
     const auto waits_for_the_end = [&](std::uint64_t at) {
       const auto found = jobs_.find(at);
-      return trainer_lives_ && found != jobs_.end() && found->second->save.at_end;
+      return trainer_lives_ && found != jobs_.end() && found->second->save.deferred;
     };
     while (passed_.erase(next_turn_) > 0 || waits_for_the_end(next_turn_)) {
       ++next_turn_;
@@ -191,7 +191,7 @@ void AgentSession::Work() {
 void AgentSession::WriteAndEnd(std::uint64_t turn, Job& job) {
   try {
     // Of the end's saves the older is not wanted when the newer has been written.
-    if (!job.save.at_end || !job.stop.stop_requested()) {
+    if (!job.save.deferred || !job.stop.stop_requested()) {
       WriteOne(turn, job);
     }
   } catch (const std::exception& error) {  // No memory, no thread: this save's misfortune alone.
@@ -208,10 +208,10 @@ void AgentSession::WriteAndEnd(std::uint64_t turn, Job& job) {
   around_.changed();
 }
 
-std::vector<AgentSession::Turn> AgentSession::TakeThoseOfTheEnd() {
-  std::vector<Turn> taken;
+std::vector<AgentSession::Ticket> AgentSession::TakeThoseOfTheEnd() {
+  std::vector<Ticket> taken;
   for (const auto& [turn, job] : jobs_) {
-    if (job->save.at_end && !job->writing) {
+    if (job->save.deferred && !job->writing) {
       job->writing = true;
       taken.emplace_back(turn, job);
     }
@@ -222,11 +222,11 @@ std::vector<AgentSession::Turn> AgentSession::TakeThoseOfTheEnd() {
 /// The newest first, and after a while the older ones beside it: which of them the other ranks
 /// have, none knows. Nobody leaves the newest for an older one, for a rank that dies later may have
 /// the newest alone.
-void AgentSession::StartEnders(std::vector<Turn> turns) {
+void AgentSession::StartEnders(std::vector<Ticket> turns) {
   if (turns.empty()) {
     return;
   }
-  const Turn newest = turns.back();
+  const Ticket newest = turns.back();
   turns.pop_back();
   Start(&ender_, [this, newest] { WriteAndEnd(newest.first, *newest.second); });
   if (turns.empty()) {
@@ -263,18 +263,18 @@ void AgentSession::Start(std::jthread* thread, const std::function<void()>& work
 /// Of the newest save, for a while, or that `older` is no longer wanted.
 void AgentSession::AwaitEndOf(std::uint64_t newest, const Job& older) {
   std::unique_lock lock(mutex_);
-  changed_.wait_for(lock, around_.patience / 4,
+  changed_.wait_for(lock, around_.peer_timeout / 4,
                     [&] { return !jobs_.contains(newest) || older.stop.stop_requested(); });
 }
 
 /// Of no use any more: what an older save of the end would make.
-void AgentSession::IsWritten(std::uint64_t turn, bool at_end) {
+void AgentSession::IsWritten(std::uint64_t turn, bool deferred) {
   const std::scoped_lock lock(mutex_);
-  if (at_end && !one_is_written_) {
+  if (deferred && !one_is_written_) {
     one_is_written_ = Clock::now();
   }
   for (const auto& [other, job] : jobs_) {
-    if (other < turn && job->save.at_end) {
+    if (other < turn && job->save.deferred) {
       job->stop.request_stop();
     }
   }
@@ -283,20 +283,20 @@ void AgentSession::IsWritten(std::uint64_t turn, bool at_end) {
 
 void AgentSession::WriteOne(std::uint64_t turn, Job& job) {
   const FileIdentity& identity = job.save.settled.identity;
-  HandedOverFile file;
+  SubmittedFile file;
   const auto blocks = pool_->At(job.save.image.blocks);
-  const Result<SaveReport> report = WriteHandedOver(
-      job.save, {blocks, [&] { return job.loan->Valid(); }}, job.stop.get_token(),
+  const Result<SaveReport> report = WriteSubmission(
+      job.save, {blocks, [&] { return job.lease->Valid(); }}, job.stop.get_token(),
       [&] { return GiveUp(job); }, &file);
   if (report.ok()) {
-    IsWritten(turn, job.save.at_end);
+    IsWritten(turn, job.save.deferred);
     auto page = ValidityPage::Make();
     const std::scoped_lock lock(mutex_);  // Not when we have just left the trainer.
     if (page.ok() && !blocks.empty() && !abandoned_) {
       HeldFile held{job.save.path,   file.name,       identity.save_id, identity.rank,
                     file.data_begin, pool_->blocks(), job.save.image};
       around_.held->Add(
-          {std::move(held), around_.number, turn, std::nullopt, pool_, *page, job.loan});
+          {std::move(held), around_.number, turn, std::nullopt, pool_, *page, job.lease});
       if (!trainer_lives_) {
         around_.held->Orphan(around_.number);
       }
@@ -330,28 +330,28 @@ void AgentSession::Tell(std::uint64_t turn, const Result<SaveReport>& report) {
 
 /// The lock is held.
 AgentSession::Clock::time_point AgentSession::PatientUntil(const Job& job) const {
-  if (!job.save.at_end) {
-    return alone_since_ + around_.patience;
+  if (!job.save.deferred) {
+    return alone_since_ + around_.peer_timeout;
   }
   // For the other one all ranks came, which they do when their trainers are dead: those that have
   // this one have begun with it.
   if (one_is_written_) {
-    return *one_is_written_ + around_.patience / 10;
+    return *one_is_written_ + around_.peer_timeout / 10;
   }
   // A rank may notice only after minutes that another has died, and die of that.
-  return alone_since_ + 15 * around_.patience;
+  return alone_since_ + 15 * around_.peer_timeout;
 }
 
 Status AgentSession::GiveUp(Job& job) {
   const std::scoped_lock lock(mutex_);
-  if (job.save.at_end && job.stop.stop_requested()) {
+  if (job.save.deferred && job.stop.stop_requested()) {
     return {StatusCode::kCancelled, "no longer wanted"};
   }
   if (trainer_lives_ || Clock::now() < PatientUntil(job)) {
     return Status::Ok();
   }
   job.gave_up = true;
-  return Unavailable("the trainer has died, and the agents of other ranks were not heard of");
+  return Unavailable("the trainer was killed, and the agents of other ranks have sent nothing");
 }
 
 void AgentSession::ReleaseMemory() {

@@ -19,7 +19,7 @@
 #include "agent/connection.h"
 #include "agent/held_files.h"
 #include "agent/shared_memory.h"
-#include "async/handover.h"
+#include "async/submission.h"
 #include "varve/agent.h"
 
 namespace varve {
@@ -32,8 +32,8 @@ class AgentSession {
     std::uint64_t number = 0;  ///< Of the session.
     std::shared_ptr<AgentConnection> trainer;
     HeldFiles* held = nullptr;
-    std::chrono::milliseconds patience{0};  ///< AgentServerOptions::patience.
-    std::function<void()> changed;          ///< Called when a save has ended.
+    std::chrono::milliseconds peer_timeout{0};  ///< AgentServerOptions::peer_timeout.
+    std::function<void()> changed;              ///< Called when a save has ended.
   };
   AgentSession(Surroundings surroundings, std::shared_ptr<PoolMemory> pool,
                std::uint64_t first_turn);
@@ -42,17 +42,17 @@ class AgentSession {
   /// Waits for the save that is being written.
   ~AgentSession();
 
-  /// `loan` is called in when the trainer uses the memory of the save again though we may still
+  /// `lease` is revoked when the trainer uses the memory of the save again though we may still
   /// read from it. Errors: DataLoss; FailedPrecondition for a turn that is over or taken.
-  Status HandOver(std::uint64_t turn, std::string_view encoded, std::shared_ptr<ValidityPage> loan);
+  Status Submit(std::uint64_t turn, std::string_view encoded, std::shared_ptr<ValidityPage> lease);
   void Pass(std::uint64_t turn);
   /// Gives up a save that was to be written at the end.
   void Forget(std::uint64_t turn);
   void Cancel(std::uint64_t turn);
 
-  /// The trainer is gone: turns that have not been handed over never will be, memory that holds
+  /// The trainer is gone: turns that have not been submitted never will be, memory that holds
   /// nothing is given back if it is certain that nobody uses it (`memory_is_ours`), and other ranks
-  /// are waited for no longer than `patience` if they have not been heard of.
+  /// are waited for no longer than `timeout` if they have not been heard of.
   void TrainerIsGone(bool memory_is_ours);
 
   /// The trainer's connection has ended, its process has not.
@@ -67,7 +67,7 @@ class AgentSession {
 
   /// True when there is, and will be, nothing to write, and no memory to give back.
   [[nodiscard]] bool over();
-  /// Saves that have been handed over and have not ended; those that wait for the trainer's end
+  /// Saves that have been submitted and have not ended; those that wait for the trainer's end
   /// are not among them while it lives.
   [[nodiscard]] std::size_t pending();
 
@@ -79,8 +79,8 @@ class AgentSession {
  private:
   using Clock = std::chrono::steady_clock;
   struct Job {
-    Handover save;
-    std::shared_ptr<ValidityPage> loan;
+    Submission save;
+    std::shared_ptr<ValidityPage> lease;
     std::stop_source stop;
     bool writing = false;
     bool gave_up = false;  // Only for who writes.
@@ -92,13 +92,13 @@ class AgentSession {
   void Work();
   void WriteAndEnd(std::uint64_t turn, Job& job);
   void WriteOne(std::uint64_t turn, Job& job);
-  using Turn = std::pair<std::uint64_t, JobPtr>;
+  using Ticket = std::pair<std::uint64_t, JobPtr>;
   /// Saves that waited for the trainer's end, and are now the caller's to write. The lock is held.
-  std::vector<Turn> TakeThoseOfTheEnd();
-  void StartEnders(std::vector<Turn> turns);
+  std::vector<Ticket> TakeThoseOfTheEnd();
+  void StartEnders(std::vector<Ticket> turns);
   void Start(std::jthread* thread, const std::function<void()>& work);
   void AwaitEndOf(std::uint64_t newest, const Job& older);
-  void IsWritten(std::uint64_t turn, bool at_end);
+  void IsWritten(std::uint64_t turn, bool deferred);
   void Tell(std::uint64_t turn, const Result<SaveReport>& report);
   [[nodiscard]] Clock::time_point PatientUntil(const Job& job) const;
   Status GiveUp(Job& job);

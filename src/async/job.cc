@@ -17,7 +17,7 @@
 // staging memory is free again before anyone is told.
 //
 // Where another process is to write the save, step 2 ends with handing the copy over, and step 3 is
-// to wait for that process (handoff.cc).
+// to wait for that process (submitter.cc).
 
 #include "async/job.h"
 
@@ -37,11 +37,11 @@ bool WantsTornCheck(const AsyncSaveOptions& options) {
 }  // namespace
 
 AsyncJob::AsyncJob(State state, std::string path, AsyncSaveOptions options, int rank,
-                   Handoff* handoff, CudaReader* devices)
+                   Submitter* submitter, CudaReader* devices)
     : state_(std::move(state)),
       path_(std::move(path)),
       rank_(rank),
-      handoff_(handoff),
+      submitter_(submitter),
       devices_(devices),
       options_(std::move(options)) {
   users_stop_.emplace(options_.save.stop, [this] {
@@ -86,7 +86,7 @@ Status AsyncJob::Plan(Coordinator& coordinator, const Status& ready) {
 }
 
 void AsyncJob::Stage(StagingPool& pool, StagingPool::Ticket ticket, int threads) {
-  const Status status = CopyAndHandOver(pool, ticket, threads);
+  const Status status = CopyAndSubmit(pool, ticket, threads);
   if (!status.ok() && staged_file_ != nullptr) {
     staged_file_->Abandon(CopyOf(status));  // In waves the writing thread may wait for more of it.
   }
@@ -99,19 +99,19 @@ void AsyncJob::Stage(StagingPool& pool, StagingPool::Ticket ticket, int threads)
   Announce(status);
 }
 
-Status AsyncJob::CopyAndHandOver(StagingPool& pool, StagingPool::Ticket ticket, int threads) {
+Status AsyncJob::CopyAndSubmit(StagingPool& pool, StagingPool::Ticket ticket, int threads) {
   const auto turn = static_cast<std::uint64_t>(ticket);
   // Copy uses the ticket up: those behind it would wait for it for ever.
   const auto copy = [&] { return Copy(pool, ticket, threads).Annotate(what_); };
   Status status = Guarded(copy);
-  if (handoff_ == nullptr || HasCopyInWaves()) {
+  if (submitter_ == nullptr || HasCopyInWaves()) {
     return status;
   }
-  const auto hand_over = [&] { return HandOver(turn, std::move(status)); };
-  status = Guarded(hand_over);
+  const auto submit = [&] { return Submit(turn, std::move(status)); };
+  status = Guarded(submit);
   if (!status.ok() && !turn_) {
     const auto pass = [&] {
-      handoff_->Pass(turn);
+      submitter_->Pass(turn);
       return Status::Ok();
     };
     (void)Guarded(pass);
@@ -124,7 +124,7 @@ Status AsyncJob::Copy(StagingPool& pool, StagingPool::Ticket ticket, int threads
   const std::size_t blocks =
       work.segments.empty() ? 0 : StagedFile::BlocksFor(work.segments, work.block_bytes);
   // Not to be found out when what is kept has been given up for it.
-  const bool too_large = options_.write_at_end && blocks > pool.block_count();
+  const bool too_large = options_.deferred && blocks > pool.block_count();
   VARVE_ASSIGN_OR_RETURN(auto memory,
                          pool.Reserve(ticket, too_large ? 0 : blocks, options_.save.stop));
   if (too_large) {
@@ -140,8 +140,8 @@ Status AsyncJob::Copy(StagingPool& pool, StagingPool::Ticket ticket, int threads
   staged_file_ = std::make_unique<StagedFile>(work.segments, work.block_bytes, std::move(memory));
   staged_file_->SetDevices({devices_, work.name_of});
   if (staged_file_->in_waves()) {
-    if (handoff_ != nullptr) {
-      handoff_->Pass(
+    if (submitter_ != nullptr) {
+      submitter_->Pass(
           static_cast<std::uint64_t>(ticket));  // Nothing outlives us that is never whole.
     }
     AllowWriting(Status::Ok());
@@ -161,19 +161,19 @@ void AsyncJob::NoteDeviceBytes() {
 }
 
 /// To the process that writes it.
-Status AsyncJob::HandOver(std::uint64_t turn, Status staged) {
+Status AsyncJob::Submit(std::uint64_t turn, Status staged) {
   if (staged.ok()) {
     staged = session_->prepared();
   }
   if (staged.ok()) {
-    staged = handoff_->HandOver(turn, path_, *session_, staged_file_.get(), options_);
+    staged = submitter_->Submit(turn, path_, *session_, staged_file_.get(), options_);
   }
   if (!staged.ok()) {
     return staged;
   }
   turn_ = turn;
-  if (options_.write_at_end) {
-    kept_back_ = handoff_->KeepBack(turn, *session_, std::move(staged_file_));
+  if (options_.deferred) {
+    deferred_ = submitter_->KeepBack(turn, *session_, std::move(staged_file_));
   }
   return staged;
 }
@@ -214,15 +214,15 @@ Status AsyncJob::AwaitReady() {
 Result<SaveReport> AsyncJob::WriteIn(Coordinator& background, const Status& ready) {
   const WriteAttempts attempts{path_, options_.save.coordinate, options_.retries,
                                options_.retry_delay, options_.save.stop};
-  if (handoff_ == nullptr) {
+  if (submitter_ == nullptr) {
     return WriteWithRetries(*session_, staged_file_.get(), background, attempts, ready);
   }
-  if (!options_.write_at_end) {
+  if (!options_.deferred) {
     return Guarded(
-        [&] { return handoff_->Write(turn_, *session_, &staged_file_, attempts, ready); });
+        [&] { return submitter_->Write(turn_, *session_, &staged_file_, attempts, ready); });
   }
-  // Once it is handed over it is kept, whatever has been said since.
-  return Guarded([&] { return kept_back_ ? *kept_back_ : Result<SaveReport>(ready); });
+  // Once it is submitted it is kept, whatever has been said since.
+  return Guarded([&] { return deferred_ ? *deferred_ : Result<SaveReport>(ready); });
 }
 
 void AsyncJob::AddFacts(Result<SaveReport>* result) {

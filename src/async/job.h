@@ -11,7 +11,7 @@
 #include <thread>
 #include <vector>
 
-#include "async/handoff.h"
+#include "async/submitter.h"
 #include "async/torn_samples.h"
 #include "pipeline/staged_file.h"
 #include "pipeline/staging_pool.h"
@@ -23,9 +23,9 @@ namespace varve {
 /// The account of a save's steps, and of the threads that make them, is at the top of job.cc.
 class AsyncJob {
  public:
-  /// `handoff` is where copies go that another process is to write; null: this one writes them.
+  /// `submitter` is where copies go that another process is to write; null: this one writes them.
   /// `devices` reads tensors on devices; null: there can be none.
-  AsyncJob(State state, std::string path, AsyncSaveOptions options, int rank, Handoff* handoff,
+  AsyncJob(State state, std::string path, AsyncSaveOptions options, int rank, Submitter* submitter,
            CudaReader* devices);
   AsyncJob(const AsyncJob&) = delete;
   AsyncJob& operator=(const AsyncJob&) = delete;
@@ -72,8 +72,8 @@ class AsyncJob {
   void AllowWriting(const Status& ready);
   /// Waits until there is something to write; why not, when there never will be.
   Status AwaitReady();
-  Status CopyAndHandOver(StagingPool& pool, StagingPool::Ticket ticket, int threads);
-  Status HandOver(std::uint64_t turn, Status staged);
+  Status CopyAndSubmit(StagingPool& pool, StagingPool::Ticket ticket, int threads);
+  Status Submit(std::uint64_t turn, Status staged);
   Result<SaveReport> WriteIn(Coordinator& background, const Status& ready);
   void AddFacts(Result<SaveReport>* result);
   [[nodiscard]] bool HasCopyInWaves() const {
@@ -86,7 +86,7 @@ class AsyncJob {
   const std::string path_;
   const std::string what_ = "save " + path_;
   const int rank_;
-  Handoff* const handoff_;
+  Submitter* const submitter_;
   CudaReader* const devices_;
   AsyncSaveOptions options_;  // With a stop token of this save's own.
   const Clock::time_point start_ = Clock::now();
@@ -95,8 +95,8 @@ class AsyncJob {
   Status watched_;  // Why nothing watches the deadline, if so.
   std::optional<Result<TornSamples>> samples_;
   std::unique_ptr<StagedFile> staged_file_;
-  std::optional<SaveReport> kept_back_;  // Of a save that is to be written at the end.
-  std::optional<std::uint64_t> turn_;    // Of the save, where it is another process that writes it.
+  std::optional<SaveReport> deferred_;  // Of a save that is to be written at the end.
+  std::optional<std::uint64_t> turn_;   // Of the save, where it is another process that writes it.
 
   std::promise<Status> staged_promise_;
   std::promise<Result<SaveReport>> done_promise_;

@@ -11,9 +11,9 @@
 #include <vector>
 
 #include "async/failure_note.h"
-#include "async/handoff.h"
 #include "async/job.h"
 #include "async/serial_thread.h"
+#include "async/submitter.h"
 #include "base/guarded.h"
 #include "device/cuda_reader.h"
 #include "pipeline/staging_pool.h"
@@ -43,7 +43,7 @@ Status CheckOptions(const StagerOptions& options) {
   return Status::Ok();
 }
 
-Status CanBeHandedOver(const SaveOptions& options) {
+Status CanBeSubmitted(const SaveOptions& options) {
   if (options.storage != nullptr || options.progress) {
     return InvalidArgument(
         "a save that another process writes has neither progress nor a storage "
@@ -76,8 +76,8 @@ struct Stager::Impl {
   StagerOptions options;
   std::unique_ptr<Coordinator> background;
   std::unique_ptr<StagingPool> pool;
-  std::unique_ptr<CudaReader> devices;  // Null unless asked for. Ends before the pool's memory.
-  std::unique_ptr<Handoff> handoff;     // Null where the saves are written here.
+  std::unique_ptr<CudaReader> devices;   // Null unless asked for. Ends before the pool's memory.
+  std::unique_ptr<Submitter> submitter;  // Null where the saves are written here.
 
   std::mutex call_mutex;  // One call at a time: plans and turns to write come in one order.
   std::mutex mutex;       // Guards the two below.
@@ -86,12 +86,12 @@ struct Stager::Impl {
   int open = 0;              // Those, and such whose outcome is being told.
 
   /// The last save that is to be written at the end, if any. Guarded by call_mutex.
-  struct KeptBack {
+  struct Deferred {
     std::uint64_t turn = 0;
     SaveId id;
     std::shared_future<Status> staged;
   };
-  std::optional<KeptBack> kept_back;
+  std::optional<Deferred> deferred;
 
   // Last: their work uses all of the above, and ends first. The writer's may wait for the copier's.
   SerialThread writer;
@@ -147,7 +147,7 @@ struct Stager::Impl {
     if (!job->options().save.coordinate && coordinator.size() > 1) {
       // Each rank would decide for itself, and leave checkpoints of which parts are missing.
       return InvalidArgument("save " + job->path() +
-                             ": ranks that do not talk cannot skip or replace saves together");
+                             ": uncoordinated ranks cannot skip or replace saves together");
     }
     if (options.when_busy == WhenBusy::kReplace) {
       Replace(*job, coordinator);
@@ -170,18 +170,18 @@ struct Stager::Impl {
   }
 
   /// Finds out, before a save that is to be written at the end, what has become of the one before
-  /// it. The account is in handoff.cc. Errors: those of the exchange, on all ranks.
-  Status FollowKeptBack(const AsyncJob& job, Coordinator& coordinator) {
+  /// it. The account is in submitter.cc. Errors: those of the exchange, on all ranks.
+  Status FollowDeferred(const AsyncJob& job, Coordinator& coordinator) {
     if (!job.options().save.coordinate && coordinator.size() > 1) {
       return InvalidArgument("save " + job.path() +
-                             ": ranks that do not talk cannot keep saves back together");
+                             ": uncoordinated ranks cannot defer saves together");
     }
     // Those that know of the same save are of one mind, and only they: a rank that was lost while
     // a save was planned may not know of it.
     Contribution mine = Guarded([&]() -> Contribution {
       const bool have_it =
-          kept_back && kept_back->staged.get().ok() && handoff->Keeps(kept_back->turn);
-      return (have_it ? "+" : "-") + (kept_back ? ToString(kept_back->id) : std::string());
+          deferred && deferred->staged.get().ok() && submitter->Keeps(deferred->turn);
+      return (have_it ? "+" : "-") + (deferred ? ToString(deferred->id) : std::string());
     });
     const auto decide =
         [](const std::vector<std::string>& ranks) -> Result<std::vector<std::string>> {
@@ -199,10 +199,10 @@ struct Stager::Impl {
         const std::string found,
         Exchange(coordinator, job.what(), std::move(mine),
                  std::chrono::steady_clock::now() + job.options().save.timeout, std::cref(decide)));
-    if (kept_back && (found == "whole" || found == "broken")) {
+    if (deferred && (found == "whole" || found == "broken")) {
       // What is not given up now is given up the next time, or when memory is short.
       (void)Guarded([&] {
-        handoff->KeptBackIs(kept_back->turn, found == "whole");
+        submitter->DeferredIs(deferred->turn, found == "whole");
         return Status::Ok();
       });
     }
@@ -240,21 +240,21 @@ struct Stager::Impl {
   /// Why this rank cannot make the save, if so.
   Status Usable(const AsyncJob& job) {
     VARVE_RETURN_IF_ERROR(Stuck());
-    if (handoff != nullptr) {
-      return CanBeHandedOver(job.options().save);
+    if (submitter != nullptr) {
+      return CanBeSubmitted(job.options().save);
     }
-    return job.options().write_at_end
+    return job.options().deferred
                ? InvalidArgument("only another process can write a save when this one has ended")
                : Status::Ok();
   }
 
-  /// Everything that the ranks do together in the call. Errors: the same on all ranks that talk.
+  /// Everything that the ranks do together in the call. Errors: the same on all coordinated ranks.
   Status Settle(const Job& job, Coordinator& coordinator, const Status& usable) {
     // Where the ranks decide it together, none may stay away.
     const bool together = options.when_busy == WhenBusy::kSkip;
     VARVE_RETURN_IF_ERROR(usable.ok() || together ? Admit(job, coordinator) : Status::Ok());
-    if (handoff != nullptr && job->options().write_at_end) {
-      VARVE_RETURN_IF_ERROR(FollowKeptBack(*job, coordinator));
+    if (submitter != nullptr && job->options().deferred) {
+      VARVE_RETURN_IF_ERROR(FollowDeferred(*job, coordinator));
     }
     return job->Plan(coordinator, usable);
   }
@@ -282,8 +282,8 @@ struct Stager::Impl {
       in_flight.splice(in_flight.end(), places->in_flight);
       ++open;
     }
-    if (job->options().write_at_end) {
-      kept_back = {static_cast<std::uint64_t>(ticket), job->save_id(), job->staged()};
+    if (job->options().deferred) {
+      deferred = {static_cast<std::uint64_t>(ticket), job->save_id(), job->staged()};
     } else {
       writer.Run(std::move(places->write));
     }
@@ -296,7 +296,7 @@ struct Stager::Impl {
 
   void Stage(const Job& job, StagingPool::Ticket ticket) {
     job->Stage(*pool, ticket, copy_threads());
-    if (job->options().write_at_end) {
+    if (job->options().deferred) {
       Finish(job);  // Nothing is written: it need not wait for those that are.
     }
   }
@@ -362,7 +362,7 @@ Result<std::unique_ptr<Stager>> Stager::Make(const StagerOptions& options,
   const bool shared = executor != nullptr;
   VARVE_ASSIGN_OR_RETURN(impl->pool, StagingPool::Make(impl->options.budget_bytes, shared));
   if (shared) {
-    VARVE_ASSIGN_OR_RETURN(impl->handoff, Handoff::Make(std::move(executor), *impl->pool));
+    VARVE_ASSIGN_OR_RETURN(impl->submitter, Submitter::Make(std::move(executor), *impl->pool));
   }
   if (options.copy_from_devices) {
     VARVE_ASSIGN_OR_RETURN(impl->devices, CudaReader::Make(options.pinned_memory));
@@ -410,7 +410,7 @@ AsyncSaveHandle AsyncSave(State state, std::string path, AsyncSaveOptions option
     }
     job = std::make_shared<AsyncSaveHandle::Impl>(
         std::move(state), std::move(path), std::move(options), coordinator.rank(),
-        stager.impl().handoff.get(), stager.impl().devices.get());
+        stager.impl().submitter.get(), stager.impl().devices.get());
   } catch (...) {
     // There is nothing to return. The other ranks learn why from their first exchange.
     if (together) {

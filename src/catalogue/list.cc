@@ -14,7 +14,7 @@ namespace {
 /// Of the text that says why a save failed.
 constexpr std::uint64_t kMaxFailureBytes = 64 << 10;
 
-/// True when the save that owns this leftover is alive: its lock is held.
+/// True when the save that owns this stale is alive: its lock is held.
 bool IsLocked(Storage& storage, const std::string& path) {
   const auto is_held = [&](const std::string& lock) {
     return storage.Lock(lock).status().code() == StatusCode::kFailedPrecondition;
@@ -86,27 +86,27 @@ std::optional<CheckpointEntry> Examine(Storage& storage, const std::string& path
   return entry;
 }
 
-CheckpointEntry ExamineLeftover(Storage& storage, const std::string& directory,
-                                const DirectoryEntry& found, const Leftover& leftover,
-                                bool target_exists) {
-  CheckpointEntry entry{.name = found.name, .step = StepFromName(leftover.target)};
-  const std::string target = JoinPath(directory, leftover.target);
-  if (leftover.kind == LeftoverKind::kAside && !target_exists) {
-    if (auto aside = Examine(storage, target, leftover.target)) {
-      aside->state =
-          aside->state == CheckpointState::kWhole ? CheckpointState::kMovedAside : aside->state;
-      aside->detail = "under " + found.name + "; an overwrite was interrupted";
-      return *aside;
+CheckpointEntry ExamineStale(Storage& storage, const std::string& directory,
+                             const DirectoryEntry& found, const StaleName& stale,
+                             bool target_exists) {
+  CheckpointEntry entry{.name = found.name, .step = StepFromName(stale.target)};
+  const std::string target = JoinPath(directory, stale.target);
+  if (stale.kind == StaleKind::kDisplaced && !target_exists) {
+    if (auto displaced = Examine(storage, target, stale.target)) {
+      displaced->state = displaced->state == CheckpointState::kWhole ? CheckpointState::kDisplaced
+                                                                     : displaced->state;
+      displaced->detail = "under " + found.name + "; an overwrite was interrupted";
+      return *displaced;
     }
   }
   if (IsLocked(storage, target)) {
     entry.state = CheckpointState::kSaving;
-    entry.detail = "a save of " + leftover.target + " is under way";
+    entry.detail = "a save of " + stale.target + " is under way";
   } else {
-    entry.state = CheckpointState::kLeftover;
-    entry.detail = (leftover.kind == LeftoverKind::kRemoved ? "of an interrupted removal of "
-                                                            : "of a dead save of ") +
-                   leftover.target;
+    entry.state = CheckpointState::kStale;
+    entry.detail = (stale.kind == StaleKind::kRemoved ? "of an interrupted removal of "
+                                                      : "of a dead save of ") +
+                   stale.target;
   }
   if (const auto files = storage.List(JoinPath(directory, found.name)); files.ok()) {
     for (const DirectoryEntry& file : *files) {
@@ -119,13 +119,13 @@ CheckpointEntry ExamineLeftover(Storage& storage, const std::string& directory,
 /// What an asynchronous save has left to say why it failed.
 std::optional<CheckpointEntry> ExamineFailure(Storage& storage, const std::string& directory,
                                               const DirectoryEntry& found) {
-  const auto leftover = ParseLeftover(found.name);
-  if (!leftover || leftover->kind != LeftoverKind::kFailed || found.is_link) {
+  const auto stale = ParseStaleName(found.name);
+  if (!stale || stale->kind != StaleKind::kFailed || found.is_link) {
     return std::nullopt;
   }
-  CheckpointEntry entry{.name = leftover->target,
+  CheckpointEntry entry{.name = stale->target,
                         .state = CheckpointState::kFailed,
-                        .step = StepFromName(leftover->target)};
+                        .step = StepFromName(stale->target)};
   const auto reason = ReadWholeFile(storage, JoinPath(directory, found.name), kMaxFailureBytes);
   entry.detail = reason.ok() ? *reason : reason.status().message();
   for (char& c : entry.detail) {
@@ -141,9 +141,9 @@ std::string_view StateName(CheckpointState state) {
     case CheckpointState::kWhole: return "whole";
     case CheckpointState::kIncomplete: return "incomplete";
     case CheckpointState::kDamaged: return "damaged";
-    case CheckpointState::kMovedAside: return "moved aside";
+    case CheckpointState::kDisplaced: return "displaced";
     case CheckpointState::kSaving: return "saving";
-    case CheckpointState::kLeftover: return "leftover";
+    case CheckpointState::kStale: return "stale";
     case CheckpointState::kFailed: return "failed";
   }
   return "unknown";
@@ -153,7 +153,7 @@ Result<std::vector<CheckpointEntry>> ListCheckpoints(const std::string& path, St
                                                      const std::stop_token& stop) {
   VARVE_ASSIGN_OR_RETURN(const std::string directory, ResolvePath(path, storage));
   const auto listed = storage.List(directory);
-  // A checkpoint that has been moved aside is found by a name under which there is no directory.
+  // A checkpoint that has been displaced is found by a name under which there is no directory.
   if (!listed.ok() && listed.status().code() != StatusCode::kNotFound) {
     const Status foreign = OpenForeign(storage, directory).status();
     if (foreign.code() == StatusCode::kNotFound) {
@@ -180,14 +180,14 @@ Result<std::vector<CheckpointEntry>> ListCheckpoints(const std::string& path, St
       }
       continue;
     }
-    if (const auto leftover = ParseLeftover(item.name)) {
-      if (leftover->kind == LeftoverKind::kTalk) {
+    if (const auto stale = ParseStaleName(item.name)) {
+      if (stale->kind == StaleKind::kChannel) {
         continue;  // Messages; what becomes of the save is listed under its own names.
       }
       const bool target_exists =
           std::any_of(found.begin(), found.end(),
-                      [&](const DirectoryEntry& e) { return e.name == leftover->target; });
-      entries.push_back(ExamineLeftover(storage, directory, item, *leftover, target_exists));
+                      [&](const DirectoryEntry& e) { return e.name == stale->target; });
+      entries.push_back(ExamineStale(storage, directory, item, *stale, target_exists));
     } else if (auto entry = Examine(storage, JoinPath(directory, item.name), item.name)) {
       entries.push_back(std::move(*entry));
     }

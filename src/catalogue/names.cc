@@ -12,8 +12,8 @@ namespace {
 constexpr std::string_view kLockSuffix = ".varve-lock";
 constexpr std::string_view kStagingInfix = ".varve-saving-";
 constexpr std::string_view kRemovedInfix = ".varve-removed-";
-constexpr std::string_view kTalkInfix = ".varve-talk-";
-constexpr std::string_view kAsideSuffix = ".varve-old";
+constexpr std::string_view kChannelInfix = ".varve-talk-";
+constexpr std::string_view kDisplacedSuffix = ".varve-old";
 constexpr std::string_view kFailedSuffix = ".varve-failed";
 constexpr std::string_view kPartSuffix = ".varve-part";
 constexpr std::string_view kRankLockPrefix = ".rank-";
@@ -66,14 +66,14 @@ std::string StagingPath(std::string_view path, const SaveId& id) {
   return Sibling(path, std::string(kStagingInfix) + ToString(id).substr(0, 12));
 }
 
-std::string TalkPath(std::string_view path, const SaveId& id) {
-  return Sibling(path, std::string(kTalkInfix) + ToString(id).substr(0, 12));
+std::string ChannelPath(std::string_view path, const SaveId& id) {
+  return Sibling(path, std::string(kChannelInfix) + ToString(id).substr(0, 12));
 }
 
-std::string AsidePath(std::string_view path) { return Sibling(path, kAsideSuffix); }
+std::string DisplacedPath(std::string_view path) { return Sibling(path, kDisplacedSuffix); }
 
-std::string OldAsidePath(std::string_view path) {
-  return JoinPath(ParentPath(path), "." + BaseName(path) + std::string(kAsideSuffix));
+std::string OldDisplacedPath(std::string_view path) {
+  return JoinPath(ParentPath(path), "." + BaseName(path) + std::string(kDisplacedSuffix));
 }
 
 std::string OldLockPath(std::string_view path) {
@@ -116,30 +116,30 @@ bool IsInnerLock(std::string_view entry) {
          entry == kInPlaceLock;
 }
 
-std::optional<Leftover> ParseLeftover(std::string_view entry) {
+std::optional<StaleName> ParseStaleName(std::string_view entry) {
   if (entry.size() < 2 || entry[0] != '.') {
     return std::nullopt;
   }
   entry.remove_prefix(1);
   struct Suffix {
     std::string_view text;
-    LeftoverKind kind;
+    StaleKind kind;
   };
   for (const Suffix& suffix :
-       {Suffix{kLockSuffix, LeftoverKind::kLock}, Suffix{kAsideSuffix, LeftoverKind::kAside},
-        Suffix{kPartSuffix, LeftoverKind::kPart}, Suffix{kFailedSuffix, LeftoverKind::kFailed}}) {
+       {Suffix{kLockSuffix, StaleKind::kLock}, Suffix{kDisplacedSuffix, StaleKind::kDisplaced},
+        Suffix{kPartSuffix, StaleKind::kPart}, Suffix{kFailedSuffix, StaleKind::kFailed}}) {
     if (entry.size() > suffix.text.size() && entry.ends_with(suffix.text)) {
       entry.remove_suffix(suffix.text.size());
-      return Leftover{suffix.kind, suffix.kind == LeftoverKind::kPart ? std::string(entry)
-                                                                      : DecodeDigits(entry)};
+      return StaleName{suffix.kind,
+                       suffix.kind == StaleKind::kPart ? std::string(entry) : DecodeDigits(entry)};
     }
   }
   for (const Suffix& infix :
-       {Suffix{kStagingInfix, LeftoverKind::kStaging}, Suffix{kTalkInfix, LeftoverKind::kTalk},
-        Suffix{kRemovedInfix, LeftoverKind::kRemoved}}) {
+       {Suffix{kStagingInfix, StaleKind::kStaging}, Suffix{kChannelInfix, StaleKind::kChannel},
+        Suffix{kRemovedInfix, StaleKind::kRemoved}}) {
     const std::size_t at = entry.rfind(infix.text);
     if (at != std::string_view::npos && at > 0) {
-      return Leftover{infix.kind, DecodeDigits(entry.substr(0, at))};
+      return StaleName{infix.kind, DecodeDigits(entry.substr(0, at))};
     }
   }
   return std::nullopt;
@@ -155,7 +155,7 @@ Status CheckCheckpointName(const std::string& path) {
                            "\" does not name a directory that can be made: give the "
                            "checkpoint's own name, such as run/step-100");
   }
-  if (ParseLeftover(name)) {
+  if (ParseStaleName(name)) {
     return InvalidArgument("\"" + path +
                            "\" looks like a hidden name that Varve uses itself; choose "
                            "another one");

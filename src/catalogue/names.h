@@ -3,11 +3,11 @@
 /// "step-" and a number do not take them for checkpoints:
 ///   .NAME.varve-lock           held while a save of NAME runs
 ///   .NAME.varve-saving-<id>    the staging directory
-///   .NAME.varve-talk-<id>      what the agents of different ranks tell each other
+///   .NAME.varve-talk-<id>      messages between the agents of different ranks
 ///   .NAME.varve-part           a single file NAME (export, convert) being written
 ///   .NAME.varve-failed         why an asynchronous save of NAME has failed
 ///   .NAME.varve-removed-<id>   a checkpoint that is being removed
-///   .NAME.varve-old            the previous checkpoint, moved aside where names cannot be
+///   .NAME.varve-old            the previous checkpoint, displaced where names cannot be
 ///   exchanged
 /// and inside a directory that a save does not replace:
 ///   .rank-RRRRR.varve-lock     held while rank R writes
@@ -29,12 +29,12 @@ namespace varve {
 
 std::string LockPath(std::string_view path);
 std::string StagingPath(std::string_view path, const SaveId& id);
-/// The directory in which ranks talk whose trainers may be gone.
-std::string TalkPath(std::string_view path, const SaveId& id);
-std::string AsidePath(std::string_view path);
+/// The directory through which ranks exchange messages when their trainers may have exited.
+std::string ChannelPath(std::string_view path, const SaveId& id);
+std::string DisplacedPath(std::string_view path);
 std::string RemovedPath(std::string_view path, const SaveId& id);
 /// The same names as they were before digits were encoded.
-std::string OldAsidePath(std::string_view path);
+std::string OldDisplacedPath(std::string_view path);
 std::string OldLockPath(std::string_view path);
 std::string FailedPath(std::string_view path);
 std::string RankLockPath(std::string_view directory, std::uint32_t rank);
@@ -44,15 +44,15 @@ std::string PartPath(std::string_view directory, std::string_view file);
 
 inline constexpr std::string_view kStagingMark = ".varve-staging";
 
-enum class LeftoverKind { kLock, kStaging, kAside, kPart, kFailed, kTalk, kRemoved };
+enum class StaleKind { kLock, kStaging, kDisplaced, kPart, kFailed, kChannel, kRemoved };
 
-struct Leftover {
-  LeftoverKind kind = LeftoverKind::kLock;
+struct StaleName {
+  StaleKind kind = StaleKind::kLock;
   std::string target;  ///< NAME.
 };
 
 /// Recognises the names above (not the rank-local ones), also with digits that are not encoded.
-std::optional<Leftover> ParseLeftover(std::string_view entry);
+std::optional<StaleName> ParseStaleName(std::string_view entry);
 
 /// The rank that writes a part of this name; nothing when it is no part of a data file.
 std::optional<std::uint32_t> PartRank(std::string_view entry);

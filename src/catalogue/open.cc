@@ -115,20 +115,20 @@ Result<OpenedIndex> TryOpenIndex(Storage& storage, const std::string& path,
     if (entries.status().code() != StatusCode::kNotFound) {
       return foreign;  // A file, of which it says what it looks like.
     }
-    opened.directory = AsidePath(path);
+    opened.directory = DisplacedPath(path);
     if (!storage.List(opened.directory).ok()) {
-      opened.directory = OldAsidePath(path);
+      opened.directory = OldDisplacedPath(path);
     }
-    opened.moved_aside = true;
+    opened.displaced = true;
     record = ReadCommitRecord(storage, opened.directory);
     if (record.status().code() == StatusCode::kNotFound) {
-      auto aside = OpenForeign(storage, opened.directory);
-      if (aside.ok()) {
-        aside->moved_aside = true;
+      auto displaced = OpenForeign(storage, opened.directory);
+      if (displaced.ok()) {
+        displaced->displaced = true;
       }
-      return aside.status().code() == StatusCode::kNotFound
+      return displaced.status().code() == StatusCode::kNotFound
                  ? Result<OpenedIndex>(NotFound("there is no checkpoint at " + path))
-                 : std::move(aside);
+                 : std::move(displaced);
     }
   }
   if (record.status().code() == StatusCode::kDataLoss) {
@@ -182,7 +182,7 @@ Held CheckpointsIn(Storage& storage, const std::string& directory, const std::st
   const auto entries = storage.List(directory);
   for (const DirectoryEntry& entry : entries.ok() ? *entries : std::vector<DirectoryEntry>{}) {
     const std::string path = JoinPath(directory, entry.name);
-    if (stop.stop_requested() || !entry.is_directory || ParseLeftover(entry.name) ||
+    if (stop.stop_requested() || !entry.is_directory || ParseStaleName(entry.name) ||
         !HoldsCheckpoint(storage, path)) {
       continue;
     }

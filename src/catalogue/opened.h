@@ -16,7 +16,7 @@ struct OpenedIndex {
   std::string directory;  ///< Where the files are.
   Metadata metadata;
   std::optional<CommitRecord> record;  ///< Nothing for a set of rank-local files, and for others'.
-  bool moved_aside = false;
+  bool displaced = false;
   bool headers_checked = false;  ///< The index was made of the data files' headers.
   // What the indexes of other software hold themselves; see interop/decoded.h.
   std::optional<Value> structure{};

@@ -64,8 +64,8 @@ bool IsHiddenName(std::string_view name) {
   if (name == kStagingMark || PartRank(name) || IsInnerLock(name)) {
     return true;
   }
-  const auto part = ParseLeftover(name);
-  return part && part->kind == LeftoverKind::kPart &&
+  const auto part = ParseStaleName(name);
+  return part && part->kind == StaleKind::kPart &&
          (IsNativeName(part->target) || part->target == kStagingMark);
 }
 
@@ -100,7 +100,7 @@ std::optional<Format> ShownFormat(const std::vector<DirectoryEntry>& entries) {
 
 bool IsReservedFileName(std::string_view name) {
   return IsHiddenName(name) || IsNativeName(name) || IsDcpName(name) || IsHfName(name) ||
-         name.starts_with(".varve") || ParseLeftover(name).has_value();
+         name.starts_with(".varve") || ParseStaleName(name).has_value();
 }
 
 OwnNames::OwnNames(Storage& storage, const std::string& directory,

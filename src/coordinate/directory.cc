@@ -1,5 +1,5 @@
-// How ranks talk through a directory. DIR is its path; message N (from 0, counted by pair) of rank
-// F to rank T is the file DIR/N-from-F-to-T.
+// How ranks exchange messages through a directory. DIR is its path; message N (from 0, counted by
+// pair) of rank F to rank T is the file DIR/N-from-F-to-T.
 //
 //  1. The sender writes DIR/.N-from-F-to-T.part: a frame of magic, length and CRC-32C, then the
 //     message. What is there already was left by a dead predecessor of this rank and is
@@ -23,7 +23,8 @@
 //     message again; if after, its successor waits for a message that does not come again, up to
 //     its deadline. A message that a sender's successor sends again after step 5 has a number that
 //     nobody asks for any more; it lies there until step 7.
-//  6. Only pairs with rank 0 talk. With step 7 that is what makes removing DIR safe: Storage has no
+//  6. Only pairs with rank 0 exchange messages. With step 7 that is what makes removing DIR safe:
+//  Storage has no
 //     removal of an empty directory only, so whoever removes one must know that nothing may still
 //     come into it that anybody would read.
 //  7. Rank 0, when it ends, waits until no message of rank 0 is left: each of its peers has then
@@ -152,7 +153,7 @@ class InDirectory final : public Coordinator {
     Status status = Put(name, message);
     if (status.code() == StatusCode::kNotFound) {
       if (joined_ && rank() != 0) {
-        return Unavailable("rank 0 is gone");
+        return Unavailable("rank 0 is lost");
       }
       if (Status made = storage_.MakeDirectory(directory_);
           !made.ok() && made.code() != StatusCode::kAlreadyExists) {
@@ -214,7 +215,7 @@ class InDirectory final : public Coordinator {
   /// Step 4. To open it as a file is refused in any case; kNotFound says that it has gone.
   [[nodiscard]] Status LookAtDirectory() const {
     const bool missing = storage_.OpenForRead(directory_).status().code() == StatusCode::kNotFound;
-    return missing && joined_ && rank() != 0 ? Unavailable("is gone") : Status::Ok();
+    return missing && joined_ && rank() != 0 ? Unavailable("is lost") : Status::Ok();
   }
 
   /// Between two looks. An error when there shall be no other.

@@ -22,16 +22,16 @@ struct DirectoryCoordinatorOptions {
   std::function<Status()> check;
 };
 
-/// One rank of a world that talks through files in `directory`, which is made by whoever comes
-/// first (its parent must exist). It is the same for all ranks, new for every attempt of a save,
-/// and holds nothing else. `storage` must outlive the coordinator.
+/// One rank of a world that exchanges messages through files in `directory`, which is made by
+/// whoever comes first (its parent must exist). It is the same for all ranks, new for every attempt
+/// of a save, and holds nothing else. `storage` must outlive the coordinator.
 ///
 /// Only rank 0 exchanges messages with others, as Exchange does; any other pair is kInternal.
-/// Its destructor ends the talk: it removes the directory once the others have read what it sent
-/// them, and waits two seconds for that at most, or until `check` fails. Otherwise, and when rank 0
-/// is killed, the directory stays for the owner of the attempt to remove. Peers that wait for a
-/// rank 0 that has removed the directory learn within a second or so that it is gone; one that is
-/// killed is noticed by `check`, or at the deadline.
+/// Its destructor ends the exchange: it removes the directory once the others have read what it
+/// sent them, and waits two seconds for that at most, or until `check` fails. Otherwise, and when
+/// rank 0 is killed, the directory stays for the owner of the attempt to remove. Peers that wait
+/// for a rank 0 that has removed the directory learn within a second or so that it is gone; one
+/// that is killed is noticed by `check`, or at the deadline.
 ///
 /// A rank has one coordinator at a time. A process that takes the place of a dead one, in the same
 /// directory, must begin at the first message again, and succeeds when the dead one had not yet

@@ -1,4 +1,4 @@
-// Ranks that die, and what is left when the talk is over.
+// Ranks that die, and what is left when the exchange is over.
 
 #include <atomic>
 #include <chrono>
@@ -151,7 +151,7 @@ TEST_P(DirectoryCoordinatorEnd, AnAnswerThatNobodyReadsOutlivesRankZero) {
   EXPECT_EQ(*Rank(1, 2)->Receive(0, LongDeadline()), "answer");
 }
 
-TEST_P(DirectoryCoordinatorEnd, LeftoversOfDeadRanksGoWithTheDirectory) {
+TEST_P(DirectoryCoordinatorEnd, StaleFilesOfDeadRanksGoWithTheDirectory) {
   auto zero = Rank(0, 2);
   ASSERT_TRUE(IsOk(storage().MakeDirectory(Path("talk"))));
   for (const std::string name : {"7-from-1-to-0", ".0-from-1-to-0.part", ".3-from-0-to-1.part"}) {

@@ -204,9 +204,9 @@ TEST_P(DirectoryCoordinator, PeersNoticeThatRankZeroHasEnded) {
   ASSERT_TRUE(IsOk(one->Send(0, "a", LongDeadline())));
   ASSERT_TRUE(IsOk(two->Send(0, "a", LongDeadline())));
   zero.reset();
-  EXPECT_TRUE(FailsWith(one->Receive(0, LongDeadline()), StatusCode::kUnavailable, {"is gone"}));
+  EXPECT_TRUE(FailsWith(one->Receive(0, LongDeadline()), StatusCode::kUnavailable, {"is lost"}));
   EXPECT_TRUE(
-      FailsWith(two->Send(0, "b", LongDeadline()), StatusCode::kUnavailable, {"rank 0 is gone"}));
+      FailsWith(two->Send(0, "b", LongDeadline()), StatusCode::kUnavailable, {"rank 0 is lost"}));
   EXPECT_TRUE(IsGone());
 }
 

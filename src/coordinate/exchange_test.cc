@@ -154,7 +154,7 @@ TEST(Exchange, NamesADeadRankOnAllOthers) {
   const auto results =
       OnEveryRank(world, [](Coordinator& rank) { return ExchangeRank(rank, LongDeadline()); });
   for (const std::size_t rank : {0, 1, 3}) {
-    EXPECT_TRUE(FailsWith(*results[rank], StatusCode::kUnavailable, {"counting: rank 2: is gone"}));
+    EXPECT_TRUE(FailsWith(*results[rank], StatusCode::kUnavailable, {"counting: rank 2: is lost"}));
   }
 }
 
@@ -174,7 +174,7 @@ TEST(Exchange, NoticesARankThatDiesWhileItIsAwaited) {
     return ExchangeRank(rank, LongDeadline());
   });
   for (const std::size_t rank : {0, 2}) {
-    EXPECT_TRUE(FailsWith(*results[rank], StatusCode::kUnavailable, {"rank 1: is gone"}));
+    EXPECT_TRUE(FailsWith(*results[rank], StatusCode::kUnavailable, {"rank 1: is lost"}));
   }
 }
 
@@ -210,7 +210,7 @@ TEST(Exchange, TellsTheCauseRatherThanTheSilenceItLedTo) {
                  LongDeadline());
   });
   EXPECT_TRUE(
-      FailsWith(*results[0], StatusCode::kOutOfSpace, {"rank 1: is gone", "rank 2: disk is full"}));
+      FailsWith(*results[0], StatusCode::kOutOfSpace, {"rank 1: is lost", "rank 2: disk is full"}));
 }
 
 TEST(Exchange, TheDeathOfTheCoordinatorIsNamedAsRankZero) {
@@ -220,7 +220,7 @@ TEST(Exchange, TheDeathOfTheCoordinatorIsNamedAsRankZero) {
       OnEveryRank(world, [](Coordinator& rank) { return ExchangeRank(rank, LongDeadline()); });
   for (const std::size_t rank : {1, 2}) {
     EXPECT_TRUE(FailsWith(*results[rank], StatusCode::kUnavailable,
-                          {"counting: rank 0 (coordinator)", "gone"}));
+                          {"counting: rank 0 (coordinator)", "lost"}));
   }
 }
 

@@ -49,7 +49,7 @@ class InProcess final : public Coordinator {
   Status Send(int to, std::string_view message, Deadline /*deadline*/) override {
     const std::scoped_lock lock(world_->mutex);
     if (!world_->alive[static_cast<std::size_t>(to)]) {
-      return Unavailable("rank " + std::to_string(to) + " is gone");
+      return Unavailable("rank " + std::to_string(to) + " is lost");
     }
     world_->boxes[{rank_, to}].emplace_back(message);
     world_->changed.notify_all();
@@ -65,7 +65,7 @@ class InProcess final : public Coordinator {
       return !is_empty() || !world_->alive[static_cast<std::size_t>(from)];
     });
     if (is_empty()) {
-      return Unavailable(woken ? "is gone" : "no answer before the deadline");
+      return Unavailable(woken ? "is lost" : "no answer before the deadline");
     }
     std::string message = std::move(box()->second.front());
     box()->second.pop_front();

@@ -44,7 +44,7 @@ TEST(InProcess, WhatARankSentBeforeItsDeathStillArrives) {
   world[1].reset();
   EXPECT_EQ(*world[0]->Receive(1, LongDeadline()), "last words");
   EXPECT_TRUE(
-      FailsWith(world[0]->Receive(1, LongDeadline()), StatusCode::kUnavailable, {"is gone"}));
+      FailsWith(world[0]->Receive(1, LongDeadline()), StatusCode::kUnavailable, {"is lost"}));
   EXPECT_TRUE(
       FailsWith(world[0]->Send(1, "x", LongDeadline()), StatusCode::kUnavailable, {"rank 1"}));
 }

@@ -57,7 +57,7 @@ struct DataFileHeader {
   SaveId save_id;
   std::uint32_t rank = 0;
   std::uint32_t world_size = 1;
-  bool coordinated = true;       ///< False: published without talking (see docs/format.md).
+  bool coordinated = true;       ///< False: published without coordination (see docs/format.md).
   std::uint64_t created_ns = 0;  ///< Unix time of the save's start, by the writer's clock.
   std::uint64_t block_bytes = kDefaultBlockBytes;
   std::uint64_t data_bytes = 0;

@@ -20,15 +20,15 @@ constexpr std::uint64_t kPieceBytes = std::uint64_t{4} << 20;
 constexpr int kMostThreads = 8;
 
 /// Small copies are handed out together, large ones in pieces.
-struct Turn {
+struct Ticket {
   std::size_t first = 0;
   std::size_t count = 0;  // Copies; for one copy, a piece of it:
   std::uint64_t begin = 0;
   std::uint64_t end = 0;
 };
 
-std::vector<Turn> TurnsOf(std::span<const HostCopy> copies) {
-  std::vector<Turn> turns;
+std::vector<Ticket> TurnsOf(std::span<const HostCopy> copies) {
+  std::vector<Ticket> turns;
   std::uint64_t together = 0;
   for (std::size_t i = 0; i < copies.size(); ++i) {
     const std::uint64_t bytes = copies[i].bytes;
@@ -74,11 +74,11 @@ Status HostBuffer::CopyIn(std::span<const HostCopy> copies, int threads) const {
                              std::to_string(size_));
     }
   }
-  const std::vector<Turn> turns = TurnsOf(copies);
+  const std::vector<Ticket> turns = TurnsOf(copies);
   const int cores =
       std::clamp(static_cast<int>(std::thread::hardware_concurrency()), 1, kMostThreads);
   return RunThreads(turns.size(), threads > 0 ? threads : cores, {}, [&](std::size_t t) {
-    const Turn& turn = turns[t];
+    const Ticket& turn = turns[t];
     for (std::size_t i = turn.first; i < turn.first + turn.count; ++i) {
       const HostCopy& copy = copies[i];
       const std::uint64_t begin = turn.count == 1 ? turn.begin : 0;

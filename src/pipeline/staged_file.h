@@ -29,7 +29,7 @@ class StagedFile {
   /// A copy that has been made, maybe by another process: Fill is not called. `blocks` are those of
   /// the image, in its order, and must stay valid. `image` must have passed CheckStagedImage. Those
   /// in small pages are copied into blocks of `through` on the way to the file. `intact` says that
-  /// what has been read of them was the copy: whoever lent the memory may use it for something
+  /// what has been read of them was the copy: whoever leased the memory may use it for something
   /// else.
   StagedFile(const StagedImage& image, std::span<const std::byte* const> blocks,
              BufferPool& through, std::function<bool()> intact);

@@ -95,7 +95,7 @@ Status CheckLocalPlan(const LocalPlan& plan);
 /// equal, or when nobody holds a part of a tensor (named).
 Result<SettledPlan> Settle(const std::vector<LocalPlan>& plans);
 
-/// The plan of a save without talking: the rank writes all it holds.
+/// The plan of an uncoordinated save: the rank writes all it holds.
 RankAssignment AssignEverything(const LocalPlan& plan);
 
 }  // namespace varve

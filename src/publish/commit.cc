@@ -87,7 +87,7 @@ Result<std::unique_ptr<Commit>> Commit::Begin(Storage& storage, const std::strin
   if (!locked && lock.status().code() != StatusCode::kUnimplemented) {
     return lock.status();
   }
-  VARVE_RETURN_IF_ERROR(RecoverAside(storage, path));  // Step 2.
+  VARVE_RETURN_IF_ERROR(RecoverDisplaced(storage, path));  // Step 2.
   std::vector<std::string> conflicts;
   if (locked) {
     VARVE_RETURN_IF_ERROR(RemoveStaleOf(storage, path, &conflicts));  // Step 3.
@@ -182,13 +182,14 @@ Status Commit::Replace() {
   if (exchanged.code() != StatusCode::kUnimplemented) {
     return exchanged;
   }
-  VARVE_RETURN_IF_ERROR(storage_.Rename(path_, AsidePath(path_), RenameMode::kNoReplace));  // 9b.
+  VARVE_RETURN_IF_ERROR(
+      storage_.Rename(path_, DisplacedPath(path_), RenameMode::kNoReplace));  // 9b.
   Status status = storage_.SyncDirectory(ParentPath(path_));
   if (status.ok()) {
     status = storage_.Rename(staging_, path_, RenameMode::kNoReplace);  // 9c.
   }
   if (!status.ok()) {
-    (void)RecoverAside(storage_, path_);  // If this fails too, readers still find it.
+    (void)RecoverDisplaced(storage_, path_);  // If this fails too, readers still find it.
   }
   return status;
 }
@@ -214,7 +215,7 @@ Status Commit::Publish(const std::vector<DataFile>& files, const std::vector<Ind
   }
   if (overwrite_) {  // Step 11.
     (void)RemoveReplaced(storage_, staging_, path_, &conflicts_);
-    (void)RemoveReplaced(storage_, AsidePath(path_), path_, &conflicts_);
+    (void)RemoveReplaced(storage_, DisplacedPath(path_), path_, &conflicts_);
   }
   return Status::Ok();
 }

@@ -14,9 +14,9 @@
 namespace varve {
 namespace {
 
-/// No lock says whether ranks still talk in a directory. Nobody waits for an answer as long as
+/// No lock tells whether ranks still use a channel directory. Nobody waits for an answer as long as
 /// this.
-constexpr std::int64_t kTalkIsOverNs = std::int64_t{24} * 3600 * 1'000'000'000;
+constexpr std::int64_t kChannelIsStaleNs = std::int64_t{24} * 3600 * 1'000'000'000;
 
 std::uint64_t TreeBytes(Storage& storage, const std::string& path, const DirectoryEntry& entry) {
   if (entry.is_link) {
@@ -43,18 +43,18 @@ class Collector {
   Status Siblings(const std::string& directory, const std::vector<DirectoryEntry>& entries) {
     VARVE_RETURN_IF_ERROR(PartsOfFiles(directory, entries));
     for (const DirectoryEntry& entry : entries) {
-      const auto leftover = ParseLeftover(entry.name);
-      if (!leftover || leftover->kind == LeftoverKind::kPart) {
+      const auto stale = ParseStaleName(entry.name);
+      if (!stale || stale->kind == StaleKind::kPart) {
         continue;
       }
       VARVE_RETURN_IF_ERROR(CheckStop(stop_));
       const std::string path = JoinPath(directory, entry.name);
-      if (leftover->kind == LeftoverKind::kTalk &&
-          static_cast<std::int64_t>(UnixTimeNs()) - entry.modified_ns < kTalkIsOverNs) {
+      if (stale->kind == StaleKind::kChannel &&
+          static_cast<std::int64_t>(UnixTimeNs()) - entry.modified_ns < kChannelIsStaleNs) {
         report_.kept.push_back(path);
         continue;
       }
-      const std::string target = JoinPath(directory, leftover->target);
+      const std::string target = JoinPath(directory, stale->target);
       const auto lock = storage_.Lock(LockPath(target));
       std::unique_ptr<StorageLock> old_lock;  // Of a save by an older version.
       bool free = lock.ok();
@@ -69,11 +69,11 @@ class Collector {
         report_.kept.push_back(path);
         continue;
       }
-      if (leftover->kind == LeftoverKind::kAside && !HoldsCheckpoint(storage_, target)) {
+      if (stale->kind == StaleKind::kDisplaced && !HoldsCheckpoint(storage_, target)) {
         VARVE_RETURN_IF_ERROR(Recover(path, target));
       } else {
         const bool replaced =
-            leftover->kind == LeftoverKind::kAside || leftover->kind == LeftoverKind::kStaging;
+            stale->kind == StaleKind::kDisplaced || stale->kind == StaleKind::kStaging;
         VARVE_RETURN_IF_ERROR(Remove(path, entry, replaced ? target : ""));
       }
     }
@@ -113,12 +113,12 @@ class Collector {
   /// part with no lock file is somebody else's, a repair's or a rank's. Before the locks go.
   Status PartsOfFiles(const std::string& directory, const std::vector<DirectoryEntry>& entries) {
     for (const DirectoryEntry& entry : entries) {
-      const auto leftover = ParseLeftover(entry.name);
-      if (!leftover || leftover->kind != LeftoverKind::kPart) {
+      const auto stale = ParseStaleName(entry.name);
+      if (!stale || stale->kind != StaleKind::kPart) {
         continue;
       }
       VARVE_RETURN_IF_ERROR(CheckStop(stop_));
-      const std::string lock_path = LockPath(JoinPath(directory, leftover->target));
+      const std::string lock_path = LockPath(JoinPath(directory, stale->target));
       const bool has_lock =
           std::any_of(entries.begin(), entries.end(),
                       [&](const DirectoryEntry& e) { return e.name == BaseName(lock_path); });
@@ -134,13 +134,13 @@ class Collector {
     return Status::Ok();
   }
 
-  Status Recover(const std::string& aside, const std::string& target) {
+  Status Recover(const std::string& displaced, const std::string& target) {
     if (const auto entries = storage_.List(target); entries.ok() && !entries->empty()) {
-      report_.kept.push_back(aside);  // The name holds no checkpoint, but files of somebody's.
+      report_.kept.push_back(displaced);  // The name holds no checkpoint, but files of somebody's.
       return Status::Ok();
     }
     report_.recovered.push_back(target);
-    return dry_run_ ? Status::Ok() : RecoverAside(storage_, target);
+    return dry_run_ ? Status::Ok() : RecoverDisplaced(storage_, target);
   }
 
   /// `target`: of what a save left, the checkpoint to which files go that are the user's.
@@ -188,7 +188,7 @@ Result<GarbageReport> Collect(const std::string& directory, bool dry_run, Storag
   VARVE_RETURN_IF_ERROR(collector.Parts(directory));
   for (const DirectoryEntry& entry : entries) {
     // What a link leads to is not in this directory.
-    if (entry.is_directory && !entry.is_link && !ParseLeftover(entry.name)) {
+    if (entry.is_directory && !entry.is_link && !ParseStaleName(entry.name)) {
       VARVE_RETURN_IF_ERROR(collector.Parts(JoinPath(directory, entry.name)));
     }
   }

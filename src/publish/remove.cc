@@ -1,5 +1,6 @@
 // Removing a checkpoint on request.
-//  1. Lock its name, and see that no rank saves into it without talking: a live save loses nothing.
+//  1. Lock its name, and see that no rank saves into it without coordination: a live save loses
+//  nothing.
 //  2. A displaced checkpoint gets its name back, so that it is removed and not found again later.
 //  3. Rename the directory to .NAME.varve-removed-<id> and sync PARENT. From here on there is no
 //     checkpoint of this name, whatever happens: nobody loads half of one, `repair` does not make a
@@ -84,7 +85,7 @@ Result<RemovalReport> RemoveCheckpoint(const std::string& given, bool dry_run, S
                : lock.status();
   }
   if (!dry_run) {
-    VARVE_RETURN_IF_ERROR(RecoverAside(storage, path));  // Step 2.
+    VARVE_RETURN_IF_ERROR(RecoverDisplaced(storage, path));  // Step 2.
   }
   VARVE_ASSIGN_OR_RETURN(const auto entries, ListCheckpointDirectory(storage, path));
   VARVE_RETURN_IF_ERROR(CheckNoRankSaves(storage, path, entries));
@@ -112,7 +113,7 @@ Result<std::string> NewestCheckpoint(const std::string& given, Storage& storage,
   const CheckpointEntry* newest = nullptr;
   std::int64_t newest_time = 0;
   for (const CheckpointEntry& entry : entries) {
-    if (entry.state != CheckpointState::kWhole && entry.state != CheckpointState::kMovedAside) {
+    if (entry.state != CheckpointState::kWhole && entry.state != CheckpointState::kDisplaced) {
       continue;
     }
     const DirectoryEntry* const there = listed.ok() ? FindEntry(*listed, entry.name) : nullptr;

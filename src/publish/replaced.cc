@@ -204,14 +204,14 @@ Status RemoveStale(Storage& storage, const std::string& stale, const std::string
 
 namespace {
 
-Status Recover(Storage& storage, const std::string& aside, const std::string& path) {
-  Status renamed = storage.Rename(aside, path, RenameMode::kNoReplace);
+Status Recover(Storage& storage, const std::string& displaced, const std::string& path) {
+  Status renamed = storage.Rename(displaced, path, RenameMode::kNoReplace);
   if (renamed.code() == StatusCode::kAlreadyExists) {
     const auto entries = storage.List(path);
     if (!entries.ok() || !entries->empty()) {
       return Status::Ok();
     }
-    renamed = storage.Rename(aside, path, RenameMode::kReplace);  // An empty directory.
+    renamed = storage.Rename(displaced, path, RenameMode::kReplace);  // An empty directory.
   }
   if (renamed.code() == StatusCode::kNotFound || renamed.code() == StatusCode::kAlreadyExists) {
     return Status::Ok();
@@ -222,10 +222,11 @@ Status Recover(Storage& storage, const std::string& aside, const std::string& pa
 
 }  // namespace
 
-Status RecoverAside(Storage& storage, const std::string& path) {
-  VARVE_RETURN_IF_ERROR(Recover(storage, AsidePath(path), path));
-  return OldAsidePath(path) == AsidePath(path) ? Status::Ok()
-                                               : Recover(storage, OldAsidePath(path), path);
+Status RecoverDisplaced(Storage& storage, const std::string& path) {
+  VARVE_RETURN_IF_ERROR(Recover(storage, DisplacedPath(path), path));
+  return OldDisplacedPath(path) == DisplacedPath(path)
+             ? Status::Ok()
+             : Recover(storage, OldDisplacedPath(path), path);
 }
 
 Status RemoveStaleOf(Storage& storage, const std::string& path,
@@ -234,10 +235,10 @@ Status RemoveStaleOf(Storage& storage, const std::string& path,
   VARVE_ASSIGN_OR_RETURN(const auto entries, storage.List(parent));
   bool synced = false;
   for (const DirectoryEntry& entry : entries) {
-    const auto leftover = ParseLeftover(entry.name);
-    if (!leftover || leftover->target != BaseName(path) || leftover->kind == LeftoverKind::kLock ||
-        leftover->kind == LeftoverKind::kPart || leftover->kind == LeftoverKind::kTalk ||
-        (leftover->kind == LeftoverKind::kAside && !HoldsCheckpoint(storage, path))) {
+    const auto name = ParseStaleName(entry.name);
+    if (!name || name->target != BaseName(path) || name->kind == StaleKind::kLock ||
+        name->kind == StaleKind::kPart || name->kind == StaleKind::kChannel ||
+        (name->kind == StaleKind::kDisplaced && !HoldsCheckpoint(storage, path))) {
       continue;
     }
     if (!synced) {
@@ -245,8 +246,7 @@ Status RemoveStaleOf(Storage& storage, const std::string& path,
       synced = true;
     }
     const std::string stale = JoinPath(parent, entry.name);
-    const bool replaced =
-        leftover->kind == LeftoverKind::kStaging || leftover->kind == LeftoverKind::kAside;
+    const bool replaced = name->kind == StaleKind::kStaging || name->kind == StaleKind::kDisplaced;
     VARVE_RETURN_IF_ERROR(replaced ? RemoveStale(storage, stale, path, conflicts)
                                    : storage.Remove(stale));
   }

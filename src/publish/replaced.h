@@ -34,8 +34,8 @@ Status RemoveStale(Storage& storage, const std::string& stale, const std::string
 Status RemoveStaleOf(Storage& storage, const std::string& path,
                      std::vector<std::string>* conflicts);
 
-/// Puts a checkpoint that an interrupted overwrite moved aside back under its name, if nothing or
+/// Puts a checkpoint that an interrupted overwrite displaced back under its name, if nothing or
 /// an empty directory has that. The caller holds the name's lock.
-Status RecoverAside(Storage& storage, const std::string& path);
+Status RecoverDisplaced(Storage& storage, const std::string& path);
 
 }  // namespace varve

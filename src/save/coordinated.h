@@ -1,4 +1,4 @@
-/// The session of a save in which the ranks talk.
+/// The session of a save in which the ranks exchange messages.
 #pragma once
 
 #include <memory>

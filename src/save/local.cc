@@ -1,4 +1,4 @@
-// A save without talking. NAME is a directory that fills up with one file per rank; every file says
+// An uncoordinated save. NAME is a directory that fills up with one file per rank; every file says
 // which save it belongs to, which rank wrote it and how many there are.
 //
 //  1. Make NAME if needed. Any rank may be first; each syncs PARENT, so that no rank's file can be

@@ -1,4 +1,4 @@
-/// The session of a save without talking; the account of its steps is at the top of local.cc.
+/// The session of an uncoordinated save; the account of its steps is at the top of local.cc.
 #pragma once
 
 #include <memory>

@@ -25,7 +25,7 @@ class SaveSession {
 
   /// Settles who writes what. Collective where the save is; a rank that is not `ready` takes part
   /// to say why. Afterwards `work` says what this rank's file will hold; it is empty where it could
-  /// not be laid out, which Write then reports. Errors: the same on all ranks that talk.
+  /// not be laid out, which Write then reports. Errors: the same on all coordinated ranks.
   virtual Status Plan(Coordinator& coordinator, const Status& ready) = 0;
   [[nodiscard]] const FileWork& work() const { return work_; }
   [[nodiscard]] const std::string& file_name() const { return file_name_; }

@@ -40,19 +40,19 @@ def test_gc_removes_links_and_nothing_that_they_lead_to(binary: Path, tmp_path: 
     outside, folder = tmp_path / "outside", tmp_path / "run"
     outside.mkdir()
     (outside / "mine").write_text("x" * 1000)
-    leftover = folder / f".step-1.varve-saving-{'0123456789abcdef' * 2}"
-    leftover.mkdir(parents=True)
-    (leftover / "folder").symlink_to(outside)
-    (leftover / "file").symlink_to(outside / "mine")
-    (leftover / "nowhere").symlink_to(outside / "absent")
+    stale = folder / f".step-1.varve-saving-{'0123456789abcdef' * 2}"
+    stale.mkdir(parents=True)
+    (stale / "folder").symlink_to(outside)
+    (stale / "file").symlink_to(outside / "mine")
+    (stale / "nowhere").symlink_to(outside / "absent")
     for name in ("round", "and-round", "again"):  # Followed, more paths than there is time for.
-        (leftover / name).symlink_to(leftover)
+        (stale / name).symlink_to(stale)
     done = run(binary, "gc", folder, "--json")
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
     assert found["bytes"] == 0 and found["removed"] == [] and len(found["conflicts"]) == 6
-    assert len(list(leftover.iterdir())) == 6, "no save makes links: they are somebody's"
-    (leftover / ".varve-staging").touch()  # A save has made them: they have a name elsewhere.
+    assert len(list(stale.iterdir())) == 6, "no save makes links: they are somebody's"
+    (stale / ".varve-staging").touch()  # A save has made them: they have a name elsewhere.
     done = run(binary, "gc", folder, "--json")
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["bytes"] == 0

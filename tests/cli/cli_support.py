@@ -1,4 +1,4 @@
-"""Checkpoints, leftovers and damage for the tests of the command line."""
+"""Checkpoints, stale files and damage for the tests of the command line."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def data_file(checkpoint: Path) -> Path:
     return found
 
 
-def make_leftover(folder: Path, name: str) -> Path:
+def make_stale(folder: Path, name: str) -> Path:
     """What a save of `name` leaves when it is killed."""
     staging = folder / f".{name}.varve-saving-{'0123456789abcdef' * 2}"
     staging.mkdir()
@@ -35,7 +35,7 @@ def make_leftover(folder: Path, name: str) -> Path:
 
 
 def save_as_rank(rank: int, size: int, path: Path) -> None:
-    """Saves without talking: what one rank of a job does, no other being needed."""
+    """Uncoordinated saves: what one rank of a job does, no other being needed."""
     _engine.save(
         {"w": np.arange(64.0) + rank, "step": 1} if rank == 0 else {},
         path,

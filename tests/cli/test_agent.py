@@ -64,7 +64,7 @@ def test_it_says_what_the_agent_does_and_ends_it(run, run_json, agent, folder):
     trainer.kill()
     trainer.communicate()
     assert run("agent", "drain").stdout == "everything is written\n"
-    assert "gone" in run("agent", "status").stdout
+    assert "exited" in run("agent", "status").stdout
     assert run("agent", "stop", "--timeout", 60).stdout == "the agent has ended\n"
     assert run_json("agent", "status") == {"running": False}
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import fcntl
 
-from cli_support import data_file, flip_a_bit, make_leftover, save_as_rank
+from cli_support import data_file, flip_a_bit, make_stale, save_as_rank
 
 import varve
 
@@ -45,8 +45,8 @@ def test_ls_tells_the_states_apart(run, run_json, folder, state):
     data_file(folder / "damaged-2").unlink()
     (folder / "aside-3").rename(folder / ".aside-3.varve-old")
     save_as_rank(0, 3, folder / "incomplete-4")
-    make_leftover(folder, "dead-5")
-    make_leftover(folder, "live-6")
+    make_stale(folder, "dead-5")
+    make_stale(folder, "live-6")
     with (folder / ".live-6.varve-lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)  # As a save does that is under way.
         entries = run_json("ls", folder)
@@ -54,9 +54,9 @@ def test_ls_tells_the_states_apart(run, run_json, folder, state):
     assert [entry["state"] for entry in entries] == [
         "whole",
         "damaged",
-        "moved aside",
+        "displaced",
         "incomplete",
-        "leftover",
+        "stale",
         "saving",
     ]
     details = [entry["detail"] for entry in entries]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import fcntl
 
 import pytest
-from cli_support import contents, data_file, flip_a_bit, make_leftover, save_as_rank
+from cli_support import contents, data_file, flip_a_bit, make_stale, save_as_rank
 
 import varve
 
@@ -60,7 +60,7 @@ def test_a_lost_manifest_is_damage_that_verify_tells_how_to_mend(run, checkpoint
     assert "varve repair" in run("verify", checkpoint, code=1).stdout
 
 
-def test_repair_seals_what_ranks_saved_without_talking(run, run_json, folder):
+def test_repair_seals_what_uncoordinated_ranks_saved(run, run_json, folder):
     path = folder / "step-1"
     save_as_rank(0, 2, path)
     assert "rank 1" in run("repair", path, code=2).stderr
@@ -82,9 +82,9 @@ def test_repair_refuses_a_damaged_header(run, checkpoint):
 # ---- gc ----
 
 
-def test_gc_dry_run_removes_nothing_and_gc_only_leftovers(run, run_json, folder, checkpoint):
+def test_gc_dry_run_removes_nothing_and_gc_only_stale_files(run, run_json, folder, checkpoint):
     whole = contents(folder)
-    staging = make_leftover(folder, "step-00000020")
+    staging = make_stale(folder, "step-00000020")
     (folder / ".unrelated").mkdir()
     (folder / "notes.txt").write_text("mine")
     before = contents(folder)
@@ -102,7 +102,7 @@ def test_gc_dry_run_removes_nothing_and_gc_only_leftovers(run, run_json, folder,
 
 
 def test_gc_leaves_a_live_save_alone(run_json, folder):
-    staging = make_leftover(folder, "step-1")
+    staging = make_stale(folder, "step-1")
     with (folder / ".step-1.varve-lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         found = run_json("gc", folder)
@@ -111,7 +111,7 @@ def test_gc_leaves_a_live_save_alone(run_json, folder):
     assert str(staging) in run_json("gc", folder)["removed"]
 
 
-def test_gc_gives_a_moved_aside_checkpoint_its_name_back(run, run_json, folder, checkpoint):
+def test_gc_gives_a_displaced_checkpoint_its_name_back(run, run_json, folder, checkpoint):
     before = contents(checkpoint)
     checkpoint.rename(folder / f".{checkpoint.name}.varve-old")
     assert run_json("gc", folder, "--dry-run")["recovered"] == [str(checkpoint)]

@@ -177,8 +177,8 @@ TEST(RemoveCheckpoint, LeavesAWholeCheckpointOrNoneWhereverItIsStopped) {
       const auto listed = ListCheckpoints("runs", storage).value();
       for (const CheckpointEntry& entry : listed) {
         EXPECT_TRUE(entry.state == CheckpointState::kWhole ||
-                    entry.state == CheckpointState::kLeftover);
-        if (entry.state == CheckpointState::kLeftover) {
+                    entry.state == CheckpointState::kStale);
+        if (entry.state == CheckpointState::kStale) {
           EXPECT_TRUE(FailsWith(Repair(JoinPath("runs", entry.name), storage),
                                 StatusCode::kFailedPrecondition, {"varve gc"}));
         }
@@ -204,7 +204,7 @@ TEST(NewestCheckpoint, IsTheWholeOneWithTheHighestStep) {
   EXPECT_EQ(*NewestCheckpoint("runs", storage), "runs/step-10");
   EXPECT_EQ(*NewestCheckpoint("runs/step-9", storage), "runs/step-9");
   ASSERT_TRUE(
-      IsOk(storage.Rename("runs/step-10", AsidePath("runs/step-10"), RenameMode::kNoReplace)));
+      IsOk(storage.Rename("runs/step-10", DisplacedPath("runs/step-10"), RenameMode::kNoReplace)));
   EXPECT_EQ(*NewestCheckpoint("runs", storage), "runs/step-10");
 }
 

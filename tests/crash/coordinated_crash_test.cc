@@ -1,4 +1,4 @@
-// A save by one process or by ranks that talk, stopped at each of its operations.
+// A save by one process or by coordinated ranks, stopped at each of its operations.
 
 #include <memory>
 #include <vector>
@@ -51,7 +51,7 @@ TEST_F(CrashMatrix, FirstSaveThroughTheCacheIsWholeOrAbsent) {
 }
 
 TEST_F(CrashMatrix, FirstSaveWithoutLocksIsWholeOrAbsent) {
-  // Without locks nobody can know whose leftovers they are: the next save leaves them alone.
+  // Without locks nobody can know whose stale files they are: the next save leaves them alone.
   const MemoryStorage memory({.locks = false});
   ForEachCrash(memory, FirstSave().save, [&](MemoryStorage& left, const Status& outcome) {
     for (const Survivor& survivor : Survivors(left, 4)) {

@@ -94,7 +94,7 @@ class StorageFault : public testing::TestWithParam<Case> {
     EXPECT_TRUE(HoldsOneOf(kPath, memory, {&old_.content()}));
     // What cannot be renamed back stays where readers find it.
     const bool aside = fault.operation == Operation::kRename && fault.forever &&
-                       memory.List(AsidePath(kPath)).ok();
+                       memory.List(DisplacedPath(kPath)).ok();
     EXPECT_TRUE(removing || aside || HoldsNothingBut({kPath}, memory));
   }
 

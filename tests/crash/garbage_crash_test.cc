@@ -95,7 +95,7 @@ INSTANTIATE_TEST_SUITE_P(FileSystems, GarbageCrash, testing::Bool(), [](const au
   return std::string(test.param ? "WithExchange" : "WithoutExchange");
 });
 
-/// Saves without talking that die, then a gc or a repair.
+/// Uncoordinated saves that die, then a gc or a repair.
 class GarbageCrashApart : public testing::Test {
  protected:
   JobState old_{1, 2};

@@ -1,4 +1,4 @@
-// Saves without talking, stopped at each operation of any rank.
+// Uncoordinated saves, stopped at each operation of any rank.
 
 #include <memory>
 #include <string>

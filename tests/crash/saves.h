@@ -50,7 +50,7 @@ class MortalCoordinator final : public Coordinator {
   FaultyStorage* storage_;
 };
 
-/// By ranks that talk, each a thread with its own view of the storage. `mortal`: a rank whose
+/// By coordinated ranks, each a thread with its own view of the storage. `mortal`: a rank whose
 /// storage has stopped says no more. Returns each rank's outcome.
 inline std::vector<Status> SaveTogether(const JobState& job, const std::string& path,
                                         const std::vector<Storage*>& storages, bool overwrite,
@@ -77,10 +77,10 @@ class SilentCoordinator final : public Coordinator {
   [[nodiscard]] int rank() const override { return rank_; }
   [[nodiscard]] int size() const override { return size_; }
   Status Send(int /*to*/, std::string_view /*message*/, Deadline /*deadline*/) override {
-    return Internal("a save without talking sent a message");
+    return Internal("an uncoordinated save sent a message");
   }
   Result<std::string> Receive(int /*from*/, Deadline /*deadline*/) override {
-    return Internal("a save without talking waited for a message");
+    return Internal("an uncoordinated save waited for a message");
   }
 
  private:

@@ -20,10 +20,10 @@ namespace varve::test {
 class AgentHere {
  public:
   explicit AgentHere(std::chrono::milliseconds idle = std::chrono::seconds(60),
-                     std::chrono::milliseconds patience = std::chrono::seconds(60)) {
+                     std::chrono::milliseconds timeout = std::chrono::seconds(60)) {
     options_.directory = home_ / "agent";
     options_.idle = idle;
-    options_.patience = patience;
+    options_.peer_timeout = timeout;
     options_.listening = [this] { return listens_ = true; };
     Start();
   }

@@ -1,4 +1,4 @@
-/// For tests of ranks that talk through a directory, on disk and in memory.
+/// For tests of coordinated ranks through a directory, on disk and in memory.
 #pragma once
 
 #include <atomic>
@@ -36,7 +36,7 @@ inline Result<std::string> ExchangeRank(Coordinator& rank, Deadline deadline) {
 
 enum class Place : std::uint8_t { kPosix, kMemory };
 
-/// Ranks that talk through directories of one storage, of either kind.
+/// Ranks that exchange messages through directories of one storage, of either kind.
 class DirectoryRanks : public testing::TestWithParam<Place> {
  protected:
   Storage& storage() {

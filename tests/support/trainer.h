@@ -1,4 +1,4 @@
-/// A rank of a trainer in its own hands, up to the point where its copy is handed over.
+/// A rank of a trainer in its own hands, up to the point where its copy is submitted.
 #pragma once
 
 #include <cstdint>
@@ -12,7 +12,7 @@
 
 #include "agent/client.h"
 #include "agent/connection.h"
-#include "async/handover.h"
+#include "async/submission.h"
 #include "pipeline/staged_file.h"
 #include "pipeline/staging_pool.h"
 #include "save/session.h"
@@ -32,7 +32,7 @@ class Trainer {
   }
 
   /// A copy and what is said of it.
-  Result<Handover> Describe(const State& state, const std::string& path, Coordinator& rank) {
+  Result<Submission> Describe(const State& state, const std::string& path, Coordinator& rank) {
     const SaveOptions options;
     const auto session = MakeSaveSession(state, path, options, Claim::kApart);
     VARVE_RETURN_IF_ERROR(session->Plan(rank, Status::Ok()));
@@ -42,22 +42,22 @@ class Trainer {
     auto& staged = staged_.emplace_back(
         std::make_unique<StagedFile>(work.segments, work.block_bytes, std::move(memory)));
     VARVE_RETURN_IF_ERROR(staged->Fill(2, {}));
-    Handover save;
+    Submission save;
     save.path = path;
     save.settled = session->settled();
     save.image = staged->Describe();
     return save;
   }
 
-  Status HandOver(std::uint64_t turn, const State& state, const std::string& path,
-                  Coordinator& rank, bool at_end = false) {
-    VARVE_ASSIGN_OR_RETURN(Handover save, Describe(state, path, rank));
-    save.at_end = at_end;
-    return executor_->HandOver(turn, save);
+  Status Submit(std::uint64_t turn, const State& state, const std::string& path, Coordinator& rank,
+                bool deferred = false) {
+    VARVE_ASSIGN_OR_RETURN(Submission save, Describe(state, path, rank));
+    save.deferred = deferred;
+    return executor_->Submit(turn, save);
   }
 
-  Status HandOver(std::uint64_t turn, const State& state, const std::string& path) {
-    return HandOver(turn, state, path, *MakeSingleProcessCoordinator());
+  Status Submit(std::uint64_t turn, const State& state, const std::string& path) {
+    return Submit(turn, state, path, *MakeSingleProcessCoordinator());
   }
 
   /// A connection with the same memory, beside the executor's; null where there is none.

@@ -21,18 +21,20 @@
 namespace {
 
 constexpr const char* kHelp =
-    "varve-agent [--directory DIR] [--idle SECONDS] [--patience SECONDS] [--detach]\n"
+    "varve-agent [--directory DIR] [--idle SECONDS] [--peer-timeout SECONDS] [--detach]\n"
     "\n"
-    "Writes the checkpoints that trainers on this node hand over to it, also when they are "
+    "Writes the checkpoints that trainers on this node submit to it, also when they are "
     "killed.\n"
     "Trainers start it when they need it; `varve agent` says what it does.\n"
     "\n"
-    "  --directory DIR       where it listens; must be the user's alone\n"
-    "  --idle SECONDS        ends after so long without trainers and work ($VARVE_AGENT_IDLE, or "
+    "  --directory DIR           where it listens; must be the user's alone\n"
+    "  --idle SECONDS            ends after so long without trainers and work ($VARVE_AGENT_IDLE, "
+    "or "
     "600)\n"
-    "  --patience SECONDS    how long a dead trainer's save waits for ranks never heard of (60)\n"
-    "  --detach              return as soon as it listens, and go on in the background\n"
-    "  --version             print the version\n";
+    "  --peer-timeout SECONDS    how long a dead trainer's save waits for ranks that sent nothing "
+    "(60)\n"
+    "  --detach                  return as soon as it listens, and go on in the background\n"
+    "  --version                 print the version\n";
 
 std::optional<std::chrono::milliseconds> Seconds(std::string_view text) {
   int seconds = 0;
@@ -88,8 +90,9 @@ int main(int argc, char** argv) {
       return 0;
     } else if (word == "--directory" && value != nullptr) {
       options.directory = argv[++i];
-    } else if ((word == "--idle" || word == "--patience") && value != nullptr && Seconds(value)) {
-      (word == "--idle" ? options.idle : options.patience) = *Seconds(argv[++i]);
+    } else if ((word == "--idle" || word == "--peer-timeout") && value != nullptr &&
+               Seconds(value)) {
+      (word == "--idle" ? options.idle : options.peer_timeout) = *Seconds(argv[++i]);
     } else {
       std::fprintf(stderr, "varve-agent: what is \"%s\"?\n\n%s", argv[i], kHelp);
       return 2;

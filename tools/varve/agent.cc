@@ -12,7 +12,7 @@ namespace varve::cli {
 namespace {
 
 constexpr const char* kHelp =
-    "The agent writes the checkpoints that trainers of this user hand over to it on this node, "
+    "The agent writes the checkpoints that trainers of this user submit to it on this node, "
     "also\n"
     "when they are killed, and keeps in memory what they saved last. Trainers start it when they\n"
     "need it; it ends itself when it has had nothing to do for a while.\n"
@@ -23,7 +23,7 @@ constexpr const char* kStatusHelp = "Exits with 0 also when no agent runs.";
 constexpr const char* kDrainHelp =
     "To be called before the newest checkpoint is looked for, when a trainer was killed: what it "
     "had\n"
-    "handed over may still be on its way. Done at once when no agent runs.";
+    "submitted may still be on its way. Done at once when no agent runs.";
 constexpr const char* kStopHelp =
     "Waits as drain does. What the agent keeps in memory goes; checkpoints stay. Trainers that "
     "save\n"
@@ -34,7 +34,7 @@ struct Options {
   double timeout = 1800;
   bool json = false;
 
-  [[nodiscard]] std::chrono::milliseconds patience() const {
+  [[nodiscard]] std::chrono::milliseconds limit() const {
     constexpr double kForEver = 1e9;  // 31 years: may be added to a time without overflow.
     return std::chrono::milliseconds(static_cast<std::int64_t>(std::min(timeout, kForEver) * 1000));
   }
@@ -78,7 +78,7 @@ std::string AsLines(const AgentReport* report) {
                {"checkpoint"}});
   const auto add = [&](const AgentReport::File& file, const char* state) {
     table.Add({state, std::to_string(file.rank), FormatBytes(file.bytes),
-               file.trainer_lives ? "alive" : "gone", file.path});
+               file.trainer_lives ? "alive" : "exited", file.path});
   };
   for (const AgentReport::File& file : report->saves) {
     add(file, file.writing ? "writing" : "waiting");
@@ -100,8 +100,8 @@ Result<Outcome> Status(const Options& options) {
 
 /// Drains or stops. That none runs is what was wanted.
 Result<Outcome> Wait(const Options& options, bool stop) {
-  const varve::Status status = stop ? StopAgent(options.patience(), options.directory)
-                                    : DrainAgent(options.patience(), options.directory);
+  const varve::Status status = stop ? StopAgent(options.limit(), options.directory)
+                                    : DrainAgent(options.limit(), options.directory);
   if (status.code() == StatusCode::kNotFound) {
     return Outcome{"no agent runs\n"};
   }
@@ -128,8 +128,8 @@ void AddAgent(Command program) {
   status.Runs([asked] { return Status(*asked); });
   for (const bool stop : {false, true}) {
     Command verb = group.Add(stop ? "stop" : "drain",
-                             stop ? "End it when everything that was handed over is written"
-                                  : "Wait until everything that was handed over is written",
+                             stop ? "End it when everything that was submitted is written"
+                                  : "Wait until everything that was submitted is written",
                              stop ? kStopHelp : kDrainHelp);
     const auto options = AddOptions(verb);
     verb.Seconds("--timeout", "SECONDS", &options->timeout, "wait no longer (1800)");

@@ -11,11 +11,11 @@ namespace {
 constexpr const char* kHelp =
     "Removes what dead saves have left in a directory of checkpoints: hidden staging directories,\n"
     "half-written files and locks. Never touches a checkpoint, a save that is still alive, or\n"
-    "anything that varve has not made. A checkpoint that an interrupted overwrite has moved aside\n"
+    "anything that varve has not made. A checkpoint that an interrupted overwrite has displaced\n"
     "gets its name back. Files that somebody put beside a checkpoint while it was overwritten go\n"
     "to the directory that has its name; one whose name is taken there stays and is listed.\n"
     "\n"
-    "It is never needed for correctness: leftovers are invisible to loads, and the next save of "
+    "It is never needed for correctness: stale files are invisible to loads, and the next save of "
     "the\n"
     "same name removes them.";
 
@@ -58,7 +58,7 @@ std::string AsLines(const Options& options, const GarbageReport& report) {
     return text + "nothing to remove\n";
   }
   const std::string done = options.dry_run ? " to free" : " freed";
-  return text + Count(report.removed.size(), "leftover") + ", " + FormatBytes(report.bytes) + done +
+  return text + Count(report.removed.size(), "stale") + ", " + FormatBytes(report.bytes) + done +
          "\n";
 }
 

@@ -125,7 +125,7 @@ class StorageReader {
 
   /// Reads all items of the plan: each value goes to LoadBytes; for each piece of a tensor, memory
   /// comes from ResolveTensor and is given back, filled, to CommitTensor. Errors: what the planner
-  /// returned; DataLoss for what is damaged or gone.
+  /// returned; DataLoss for bytes that are damaged or missing.
   virtual Status ReadData(const LoadPlan& plan, LoadPlanner& planner) = 0;
 };
 

@@ -124,7 +124,7 @@ def test_the_index_names_whole_items_as_torch_does(tmp_path: Path) -> None:
     }
 
 
-def test_ranks_that_save_without_talking_have_them_too(tmp_path: Path) -> None:
+def test_uncoordinated_ranks_have_them_too(tmp_path: Path) -> None:
     path = tmp_path / "step"
     dcp.save(state(), storage_writer=dcp.FileSystemWriter(path), use_collectives=False)
     assert (path / "__0.metadata").exists()

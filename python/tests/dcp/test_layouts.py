@@ -54,7 +54,7 @@ def test_fsdp2_with_adam_resumes_on_other_world_sizes(tmp_path: Path) -> None:
         assert run_ranks(size, jobs.resume, path)[0] == [saved] * 3
 
 
-def test_ranks_that_do_not_talk_make_one_checkpoint_that_any_number_loads(tmp_path: Path) -> None:
+def test_uncoordinated_ranks_make_one_checkpoint_that_any_number_loads(tmp_path: Path) -> None:
     path = str(tmp_path / "step")
     run_ranks(3, jobs.without_collectives, path, LAYOUTS[3]["rows on 3"])
     names = [(f"__{rank}.metadata", f"__{rank}_1.distcp") for rank in range(3)]
@@ -64,7 +64,7 @@ def test_ranks_that_do_not_talk_make_one_checkpoint_that_any_number_loads(tmp_pa
         run_ranks(size, jobs.load_whole, path, next(iter(LAYOUTS[size].values())))
 
 
-def test_part_of_a_checkpoint_by_ranks_that_do_not_talk_is_refused(tmp_path: Path) -> None:
+def test_part_of_a_checkpoint_by_uncoordinated_ranks_is_refused(tmp_path: Path) -> None:
     """DCP fills what it finds, leaves the rest as it was, and reports success."""
     path = tmp_path / "step"
     run_ranks(2, jobs.without_collectives, str(path), LAYOUTS[2]["columns on 2"])

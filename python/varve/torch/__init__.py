@@ -105,7 +105,7 @@ def save(
             path to read it from, now. See `varve.files`. At most 256 MiB in all.
             Those of rank 0 count; not with `coordinate=False`.
         allow_pickle: Store values of unknown types as pickles, instead of refusing them.
-        coordinate: False saves without the ranks talking to each other: each publishes its own file,
+        coordinate: False saves without the ranks connected to each other: each publishes its own file,
             and the directory is a checkpoint once all are there. Replicas are then stored by every
             rank.
         format: "varve", or "dcp" for a checkpoint that stock PyTorch opens: `.metadata` and `.distcp`
@@ -129,7 +129,7 @@ def save(
         InvalidArgumentError: Something cannot be stored, or ranks disagree about a tensor.
         PreconditionError: Another save of this name is under way, ranks do not share the storage, or
             replicas differ and `on_difference` is "error".
-        OutOfSpaceError, UnavailableError: Writing failed or a rank is gone; each is named.
+        OutOfSpaceError, UnavailableError: Writing failed or a rank is lost; each is named.
     """
     options: dict[str, Any] = {
         "overwrite": overwrite,

@@ -71,8 +71,8 @@ def async_save(
         executor: "thread" or "process", as in Stager; the stager's, or "thread".
         staging: "blocking", or "overlapped": return at once and copy while training computes. Nothing
             may then write to the tensors before `handle.wait_staged()`; see `wait_staged_before`.
-        write: "now", or "at_end": the agent keeps the copy in memory and writes it only if this process
-            ends, be it killed, before a newer save has taken its place. The handle's result is then that
+        write: "now", or "deferred": the agent keeps the copy in memory and writes it only if this process
+            exits or is killed before a newer save replaces the copy. The handle's result is then that
             of this rank's copy alone. Only with executor="process".
         overwrite: As in `save`.
         files: As in `save`; read in the call.
@@ -94,7 +94,7 @@ def async_save(
             since the last call, or where this one fails before it returns; on all ranks alike. Nothing
             is then saved.
         on_done: Called with the handle when it has ended, on the thread that writes the next save: it
-            must be quick, and wait for no other save, be it to start one.
+            must be quick, and neither wait for another save nor start one.
 
     Returns:
         A future of the SaveReport; see SaveHandle.
@@ -115,13 +115,13 @@ def async_save(
             raise InvalidArgumentError("the stager was made for another process_group")
         if executor not in (None, stager.executor):
             raise InvalidArgumentError(f"the stager was made with executor={stager.executor!r}")
-    if write not in ("now", "at_end"):
-        raise InvalidArgumentError(f'write={write!r}: want "now" or "at_end"')
-    if write == "at_end" and "process" not in (executor, stager.executor if stager else None):
-        raise InvalidArgumentError('write="at_end" needs executor="process"')
+    if write not in ("now", "deferred"):
+        raise InvalidArgumentError(f'write={write!r}: want "now" or "deferred"')
+    if write == "deferred" and "process" not in (executor, stager.executor if stager else None):
+        raise InvalidArgumentError('write="deferred" needs executor="process"')
     where = _engine.path_text(path)
     options: dict[str, Any] = {
-        "write_at_end": write == "at_end",
+        "deferred": write == "deferred",
         "overwrite": overwrite,
         "files": files,
         "coordinate": coordinate,

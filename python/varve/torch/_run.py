@@ -1,4 +1,4 @@
-"""Names for saves without talking: the same on all ranks, new for every attempt."""
+"""Names for uncoordinated saves: the same on all ranks, new for every attempt."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _counts: dict[Any, int] = {}
 
 
 class Rank:
-    """A rank that will not talk: only says which one it is."""
+    """A rank that sends no messages: only its number and the world size."""
 
     def __init__(self, rank: int, size: int) -> None:
         self.rank = rank

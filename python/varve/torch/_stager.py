@@ -182,7 +182,7 @@ def stager_of(process_group: Any, executor: str, timeout: float) -> Stager:
 
 
 def retire(process_group: Any, executor: str) -> None:
-    """Sets a stager that has lost touch aside; its saves under way end by themselves."""
+    """Retires a stager that has lost its channel; its saves under way end by themselves."""
     world = _world()
     stager = _made.pop(
         (world, process_group if process_group is not None else world, executor), None

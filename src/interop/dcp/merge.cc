@@ -1,4 +1,4 @@
-// Joins the indexes of ranks that saved without talking to each other.
+// Joins the indexes of ranks that saved without coordination to each other.
 
 #include <algorithm>
 #include <cstddef>

@@ -53,7 +53,7 @@ def save(
         planner: Any SavePlanner.
         process_group: As in torch.
         no_dist: This process saves alone.
-        use_collectives: False saves without the ranks talking to each other, but for learning at the
+        use_collectives: False saves without the ranks connected to each other, but for learning at the
             end whether all have succeeded.
 
     Returns:
@@ -251,7 +251,7 @@ def _raising_alike(what: str, group: Group, run: Callable[[], _T]) -> _T:
 
 
 def _without_collectives(what: str, group: Group, run: Callable[[], Metadata]) -> Metadata:
-    """As `_raising_alike`, where torch's ranks do not hear of each other's failures."""
+    """As `_raising_alike`, where torch's ranks do not learn of each other's failures."""
     metadata = None
     failure = None
     try:

@@ -147,7 +147,7 @@ class FileSystemWriter(filesystem.FileSystemWriter):
         super().reset(_local_path(checkpoint_id) if checkpoint_id else None)
 
     def set_up_storage_writer(self, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
-        """Begins a save; torch says with `kwargs` who this is and whether ranks talk."""
+        """Begins a save; torch says with `kwargs` who this is and whether ranks exchange messages."""
         self.abandon()
         self._place = None
         self._differing = []

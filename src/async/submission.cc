@@ -1,4 +1,4 @@
-#include "async/handover.h"
+#include "async/submission.h"
 
 #include <algorithm>
 #include <filesystem>
@@ -23,48 +23,48 @@ std::chrono::milliseconds GetMilliseconds(ByteReader* in) {
 
 }  // namespace
 
-Bytes EncodeHandover(const Handover& handover) {
+Bytes EncodeSubmission(const Submission& submission) {
   Bytes bytes;
   ByteWriter out(&bytes);
-  out.String(handover.path);
-  out.String(EncodeSettledSave(handover.settled));
-  out.String(EncodeStagedImage(handover.image));
-  const SaveOptions& options = handover.options;
+  out.String(submission.path);
+  out.String(EncodeSettledSave(submission.settled));
+  out.String(EncodeStagedImage(submission.image));
+  const SaveOptions& options = submission.options;
   out.U8(static_cast<std::uint8_t>(options.overwrite));
   out.U8(options.direct ? 1 : 0);
   out.U64(Milliseconds(options.timeout));
   out.U64(static_cast<std::uint64_t>(std::max(options.writes_in_flight, 1)));
   out.U64(options.max_write_bandwidth);
-  out.U64(static_cast<std::uint64_t>(std::max(handover.retries, 0)));
-  out.U64(Milliseconds(handover.retry_delay));
-  out.U8(handover.at_end ? 1 : 0);
+  out.U64(static_cast<std::uint64_t>(std::max(submission.retries, 0)));
+  out.U64(Milliseconds(submission.retry_delay));
+  out.U8(submission.deferred ? 1 : 0);
   return bytes;
 }
 
-Result<Handover> DecodeHandover(std::string_view bytes, std::uint64_t pool_blocks) {
+Result<Submission> DecodeSubmission(std::string_view bytes, std::uint64_t pool_blocks) {
   ByteReader in(bytes);
-  Handover handover;
-  handover.path = std::string(in.String());
-  VARVE_ASSIGN_OR_RETURN(handover.settled, DecodeSettledSave(in.String()));
-  VARVE_ASSIGN_OR_RETURN(handover.image, DecodeStagedImage(in.String(), pool_blocks));
-  SaveOptions& options = handover.options;
+  Submission submission;
+  submission.path = std::string(in.String());
+  VARVE_ASSIGN_OR_RETURN(submission.settled, DecodeSettledSave(in.String()));
+  VARVE_ASSIGN_OR_RETURN(submission.image, DecodeStagedImage(in.String(), pool_blocks));
+  SaveOptions& options = submission.options;
   options.overwrite = static_cast<Overwrite>(std::min<std::uint8_t>(in.U8(), 2));
   options.direct = in.U8() != 0;
   options.timeout = GetMilliseconds(&in);
   options.writes_in_flight = static_cast<int>(std::min<std::uint64_t>(in.U64(), 1024));
   options.max_write_bandwidth = in.U64();
-  handover.retries = static_cast<int>(std::min<std::uint64_t>(in.U64(), 1 << 20));
-  handover.retry_delay = GetMilliseconds(&in);
-  handover.at_end = in.U8() != 0;
+  submission.retries = static_cast<int>(std::min<std::uint64_t>(in.U64(), 1 << 20));
+  submission.retry_delay = GetMilliseconds(&in);
+  submission.deferred = in.U8() != 0;
   VARVE_RETURN_IF_ERROR(in.Finish());
-  options.coordinate = handover.settled.identity.coordinated;
-  options.format = handover.settled.format;
-  options.block_bytes = handover.settled.identity.block_bytes;
-  if (!handover.path.starts_with('/')) {
-    return DataLoss("a save of \"" + handover.path + "\", which is not an absolute path");
+  options.coordinate = submission.settled.identity.coordinated;
+  options.format = submission.settled.format;
+  options.block_bytes = submission.settled.identity.block_bytes;
+  if (!submission.path.starts_with('/')) {
+    return DataLoss("a save of \"" + submission.path + "\", which is not an absolute path");
   }
-  VARVE_RETURN_IF_ERROR(CheckSaveOptions(options, handover.path));
-  return handover;
+  VARVE_RETURN_IF_ERROR(CheckSaveOptions(options, submission.path));
+  return submission;
 }
 
 Bytes EncodeReport(const SaveReport& report) {

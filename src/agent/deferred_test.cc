@@ -33,21 +33,21 @@ constexpr std::uint64_t kMiB = std::uint64_t{1} << 20;
 constexpr std::uint64_t kState = 20 * kMiB;
 constexpr std::uint64_t kRoomForTwo = 48 * kMiB;
 
-AsyncSaveOptions AtEnd() {
+AsyncSaveOptions Deferred() {
   AsyncSaveOptions options;
-  options.write_at_end = true;
+  options.deferred = true;
   return options;
 }
 
-TEST(AtEnd, NothingIsWrittenWhileTheTrainerLives) {
+TEST(Deferred, NothingIsWrittenWhileTheTrainerLives) {
   AgentHere agent;
   const TempDir dir;
   const auto stager = agent.MakeStager(kRoomForTwo);
   const Training training(kState);
-  const AsyncSaveHandle save = AsyncSave(training.state(), dir / "1", AtEnd(), *stager);
+  const AsyncSaveHandle save = AsyncSave(training.state(), dir / "1", Deferred(), *stager);
   const auto& report = save.done().get();
   ASSERT_TRUE(IsOk(report));
-  EXPECT_TRUE(report->kept_back);
+  EXPECT_TRUE(report->deferred);
   EXPECT_EQ(report->bytes_written, 0U);
   ASSERT_TRUE(IsOk(DrainAgent(60s, agent.directory())));  // Does not wait for it.
   EXPECT_TRUE(std::filesystem::is_empty(dir.path()));
@@ -58,7 +58,7 @@ TEST(AtEnd, NothingIsWrittenWhileTheTrainerLives) {
   EXPECT_FALSE(status->saves[0].writing);
 }
 
-TEST(AtEnd, TheNewestIsWrittenWhenTheTrainerEndsAndLoadsFromMemory) {
+TEST(Deferred, TheNewestIsWrittenWhenTheTrainerEndsAndLoadsFromMemory) {
   AgentHere agent;
   const TempDir dir;
   Training training(kState);
@@ -68,7 +68,7 @@ TEST(AtEnd, TheNewestIsWrittenWhenTheTrainerEndsAndLoadsFromMemory) {
       const auto stager = agent.MakeStager(kRoomForTwo);
       for (int step = 0; step < 6; ++step) {
         training.Step();
-        AsyncSaveOptions options = AtEnd();
+        AsyncSaveOptions options = Deferred();
         options.save.format = format;
         const AsyncSaveHandle save =
             AsyncSave(training.state(), dir / (name + std::to_string(step)), options, *stager);
@@ -91,7 +91,7 @@ TEST(AtEnd, TheNewestIsWrittenWhenTheTrainerEndsAndLoadsFromMemory) {
   }
 }
 
-TEST(AtEnd, MemoryForOneCopyServesTheNewest) {
+TEST(Deferred, MemoryForOneCopyServesTheNewest) {
   AgentHere agent;
   const TempDir dir;
   Training training(kState);
@@ -100,7 +100,7 @@ TEST(AtEnd, MemoryForOneCopyServesTheNewest) {
     for (int step = 0; step < 4; ++step) {
       training.Step();
       const AsyncSaveHandle save =
-          AsyncSave(training.state(), dir / std::to_string(step), AtEnd(), *stager);
+          AsyncSave(training.state(), dir / std::to_string(step), Deferred(), *stager);
       ASSERT_TRUE(IsOk(save.done().get()));
     }
   }
@@ -109,20 +109,20 @@ TEST(AtEnd, MemoryForOneCopyServesTheNewest) {
   EXPECT_TRUE(Load(dir / "3", kState) == training.memory);
 }
 
-TEST(AtEnd, ASaveThatHasBeenWrittenTakesItsPlaceAndOneThatHasFailedDoesNot) {
+TEST(Deferred, ASaveThatHasBeenWrittenTakesItsPlaceAndOneThatHasFailedDoesNot) {
   AgentHere agent;
   const TempDir dir;
   const Training training(kState);
   {
     const auto stager = agent.MakeStager(3 * kRoomForTwo);
-    ASSERT_TRUE(IsOk(AsyncSave(training.state(), dir / "1", AtEnd(), *stager).done().get()));
+    ASSERT_TRUE(IsOk(AsyncSave(training.state(), dir / "1", Deferred(), *stager).done().get()));
     ASSERT_TRUE(IsOk(AsyncSave(training.state(), dir / "2", {}, *stager).done().get()));
     const auto status = AgentStatus(agent.directory());
     ASSERT_TRUE(IsOk(status));
     for (const AgentReport::File& save : status->saves) {
       EXPECT_NE(save.path, dir / "1");
     }
-    ASSERT_TRUE(IsOk(AsyncSave(training.state(), dir / "3", AtEnd(), *stager).done().get()));
+    ASSERT_TRUE(IsOk(AsyncSave(training.state(), dir / "3", Deferred(), *stager).done().get()));
     EXPECT_TRUE(FailsWith(AsyncSave(training.state(), dir / "2", {}, *stager).done().get().status(),
                           StatusCode::kAlreadyExists));
   }
@@ -131,7 +131,7 @@ TEST(AtEnd, ASaveThatHasBeenWrittenTakesItsPlaceAndOneThatHasFailedDoesNot) {
   EXPECT_TRUE(Load(dir / "3", kState) == training.memory);
 }
 
-TEST(AtEnd, WhereTheNewestCannotBeWrittenTheOneBeforeItIs) {
+TEST(Deferred, WhereTheNewestCannotBeWrittenTheOneBeforeItIs) {
   AgentHere agent;
   const TempDir dir;
   const Training training(kState);
@@ -140,7 +140,7 @@ TEST(AtEnd, WhereTheNewestCannotBeWrittenTheOneBeforeItIs) {
   {
     const auto stager = agent.MakeStager(kRoomForTwo);
     for (const char* const name : {"1", "2"}) {
-      ASSERT_TRUE(IsOk(AsyncSave(training.state(), dir / name, AtEnd(), *stager).done().get()));
+      ASSERT_TRUE(IsOk(AsyncSave(training.state(), dir / name, Deferred(), *stager).done().get()));
     }
   }
   ASSERT_TRUE(IsOk(DrainAgent(60s, agent.directory())));
@@ -148,14 +148,14 @@ TEST(AtEnd, WhereTheNewestCannotBeWrittenTheOneBeforeItIs) {
   EXPECT_TRUE(Load(dir / "2", kMiB) == taken.memory);
 }
 
-TEST(AtEnd, SavesOfOneNameReplaceEachOther) {
+TEST(Deferred, SavesOfOneNameReplaceEachOther) {
   AgentHere agent;
   const TempDir dir;
   Training training(kState);
   for (int round = 0; round < 2; ++round) {
     {
       const auto stager = agent.MakeStager(kRoomForTwo);
-      AsyncSaveOptions options = AtEnd();
+      AsyncSaveOptions options = Deferred();
       options.save.overwrite = Overwrite::kAlways;
       for (int step = 0; step < 3; ++step) {
         training.Step();
@@ -169,7 +169,7 @@ TEST(AtEnd, SavesOfOneNameReplaceEachOther) {
   }
 }
 
-TEST(AtEnd, DoesNotWaitForSavesThatAreWrittenNorTheyForIt) {
+TEST(Deferred, DoesNotWaitForSavesThatAreWrittenNorTheyForIt) {
   AgentHere agent;
   const TempDir dir;
   const Training training(kState);
@@ -180,7 +180,7 @@ TEST(AtEnd, DoesNotWaitForSavesThatAreWrittenNorTheyForIt) {
   const AsyncSaveHandle first = AsyncSave(training.state(), dir / "slow", slow, *stager);
   for (int step = 0; step < 4; ++step) {
     const AsyncSaveHandle save =
-        AsyncSave(training.state(), dir / std::to_string(step), AtEnd(), *stager);
+        AsyncSave(training.state(), dir / std::to_string(step), Deferred(), *stager);
     ASSERT_TRUE(IsOk(save.done().get()));
   }
   EXPECT_NE(first.done().wait_for(0s), std::future_status::ready);
@@ -191,18 +191,18 @@ TEST(AtEnd, DoesNotWaitForSavesThatAreWrittenNorTheyForIt) {
   EXPECT_FALSE(std::filesystem::exists(dir / "3"));
 }
 
-TEST(AtEnd, OfRanksThatEndWhileTheyHandOverTheOlderOneIsWhole) {
-  AgentHere agent(60s, /*patience=*/300ms);
+TEST(Deferred, OfRanksThatEndWhileTheySubmitTheOlderOneIsWhole) {
+  AgentHere agent(60s, /*timeout=*/300ms);
   const TempDir dir;
   const Training training(9 * kMiB);
   auto planning = MakeInProcessCoordinators(2);
-  // Each has handed over the first; only rank 0 the second.
+  // Each has submitted the first; only rank 0 the second.
   const auto handed = test::OnEveryRank(planning, [&](Coordinator& rank) -> Status {
     Trainer trainer(agent);
     const State state = training.state(std::to_string(rank.rank()));
-    VARVE_RETURN_IF_ERROR(trainer.HandOver(0, state, dir / "1", rank, /*at_end=*/true));
+    VARVE_RETURN_IF_ERROR(trainer.Submit(0, state, dir / "1", rank, /*deferred=*/true));
     if (rank.rank() == 0) {
-      return trainer.HandOver(1, state, dir / "2", rank, /*at_end=*/true);
+      return trainer.Submit(1, state, dir / "2", rank, /*deferred=*/true);
     }
     const SaveOptions options;
     const std::string path = dir / "2";
@@ -216,8 +216,8 @@ TEST(AtEnd, OfRanksThatEndWhileTheyHandOverTheOlderOneIsWhole) {
   EXPECT_FALSE(std::filesystem::exists(dir / "2"));
 }
 
-TEST(AtEnd, OneThatARankCouldNotHandOverTakesNoPlace) {
-  AgentHere agent(60s, /*patience=*/300ms);
+TEST(Deferred, OneThatARankCouldNotSubmitTakesNoPlace) {
+  AgentHere agent(60s, /*timeout=*/300ms);
   const TempDir dir;
   auto front = MakeInProcessCoordinators(2);
   const Training small(9 * kMiB);
@@ -228,7 +228,7 @@ TEST(AtEnd, OneThatARankCouldNotHandOverTakesNoPlace) {
     for (const char* const step : {"1", "2", "3"}) {
       const bool fits = rank.rank() == 0 || step == std::string("1");
       const State state = (fits ? small : large).state(prefix);
-      const AsyncSaveHandle save = AsyncSave(state, dir / step, AtEnd(), *stager, rank);
+      const AsyncSaveHandle save = AsyncSave(state, dir / step, Deferred(), *stager, rank);
       EXPECT_EQ(save.done().get().ok(), fits) << step;
     }
     return Status::Ok();
@@ -241,7 +241,7 @@ TEST(AtEnd, OneThatARankCouldNotHandOverTakesNoPlace) {
   EXPECT_FALSE(std::filesystem::exists(dir / "3"));
 }
 
-TEST(AtEnd, OfSeveralRanksTheNewestIsWritten) {
+TEST(Deferred, OfSeveralRanksTheNewestIsWritten) {
   AgentHere agent;
   const TempDir dir;
   auto front = MakeInProcessCoordinators(3);
@@ -250,7 +250,7 @@ TEST(AtEnd, OfSeveralRanksTheNewestIsWritten) {
     const auto stager = agent.MakeStager(kRoomForTwo);
     const std::string prefix = std::to_string(rank.rank());
     for (int step = 0; step < 8; ++step) {
-      AsyncSaveOptions options = AtEnd();
+      AsyncSaveOptions options = Deferred();
       options.overlapped = step % 2 == 1;
       const AsyncSaveHandle save =
           AsyncSave(training.state(prefix), dir / std::to_string(step), options, *stager, rank);
@@ -264,16 +264,16 @@ TEST(AtEnd, OfSeveralRanksTheNewestIsWritten) {
   EXPECT_FALSE(std::filesystem::exists(dir / "5"));
 }
 
-TEST(AtEnd, OfRanksThatHaveBothTheNewerOneIsWholeThoughTheyEndMinutesApart) {
-  AgentHere agent(60s, /*patience=*/400ms);
+TEST(Deferred, OfRanksThatHaveBothTheNewerOneIsWholeThoughTheyEndMinutesApart) {
+  AgentHere agent(60s, /*timeout=*/400ms);
   const TempDir dir;
   const Training training(9 * kMiB);
   auto planning = MakeInProcessCoordinators(2);
   const auto handed = test::OnEveryRank(planning, [&](Coordinator& rank) -> Status {
     Trainer trainer(agent);
     const State state = training.state(std::to_string(rank.rank()));
-    VARVE_RETURN_IF_ERROR(trainer.HandOver(0, state, dir / "1", rank, /*at_end=*/true));
-    VARVE_RETURN_IF_ERROR(trainer.HandOver(1, state, dir / "2", rank, /*at_end=*/true));
+    VARVE_RETURN_IF_ERROR(trainer.Submit(0, state, dir / "1", rank, /*deferred=*/true));
+    VARVE_RETURN_IF_ERROR(trainer.Submit(1, state, dir / "2", rank, /*deferred=*/true));
     if (rank.rank() == 0) {
       trainer.executor().Forget(0);     // It has begun the next; the other has not.
       std::this_thread::sleep_for(1s);  // The other has ended, and begun with the older one too.
@@ -288,15 +288,15 @@ TEST(AtEnd, OfRanksThatHaveBothTheNewerOneIsWholeThoughTheyEndMinutesApart) {
   EXPECT_TRUE(Load(dir / "2", training.memory.size(), "1") == training.memory);
 }
 
-TEST(AtEnd, ARankThatEndsLaterThanTheOthersIsWaitedFor) {
-  AgentHere agent(60s, /*patience=*/500ms);
+TEST(Deferred, ARankThatEndsLaterThanTheOthersIsWaitedFor) {
+  AgentHere agent(60s, /*timeout=*/500ms);
   const TempDir dir;
   const Training training(9 * kMiB);
   auto planning = MakeInProcessCoordinators(2);
   const auto handed = test::OnEveryRank(planning, [&](Coordinator& rank) {
     Trainer trainer(agent);
-    const Status status = trainer.HandOver(0, training.state(std::to_string(rank.rank())),
-                                           dir / "1", rank, /*at_end=*/true);
+    const Status status = trainer.Submit(0, training.state(std::to_string(rank.rank())), dir / "1",
+                                         rank, /*deferred=*/true);
     // One waits for the other in a collective, until somebody ends it.
     std::this_thread::sleep_for(rank.rank() == 0 ? 1200ms : 0ms);
     return status;
@@ -307,17 +307,17 @@ TEST(AtEnd, ARankThatEndsLaterThanTheOthersIsWaitedFor) {
   EXPECT_TRUE(Load(dir / "1", training.memory.size(), "0") == training.memory);
 }
 
-TEST(AtEnd, NeedsAnotherProcessAndMemoryForAllOfIt) {
+TEST(Deferred, NeedsAnotherProcessAndMemoryForAllOfIt) {
   AgentHere agent;
   const TempDir dir;
   const Training training(kState);
   const auto threads = std::move(*Stager::Make({.budget_bytes = kRoomForTwo}));
   EXPECT_TRUE(
-      FailsWith(AsyncSave(training.state(), dir / "1", AtEnd(), *threads).done().get().status(),
+      FailsWith(AsyncSave(training.state(), dir / "1", Deferred(), *threads).done().get().status(),
                 StatusCode::kInvalidArgument, {"only another process"}));
   const auto small = agent.MakeStager(16 * kMiB);
   EXPECT_TRUE(
-      FailsWith(AsyncSave(training.state(), dir / "1", AtEnd(), *small).done().get().status(),
+      FailsWith(AsyncSave(training.state(), dir / "1", Deferred(), *small).done().get().status(),
                 StatusCode::kInvalidArgument, {"must fit into the staging memory"}));
   EXPECT_TRUE(IsOk(AsyncSave(training.state(), dir / "1", {}, *small).done().get()));
 }

@@ -1,4 +1,4 @@
-/// How the ranks of a save talk whose trainers may be gone.
+/// How the ranks of a save exchange messages when their trainers may have exited.
 #pragma once
 
 #include <functional>
@@ -15,8 +15,8 @@ namespace varve {
 /// elsewhere, through a directory beside it. Waiting ends when a rank says that it will not come
 /// (SayGone), and when `give_up` returns an error; it is asked as long as not all ranks have been
 /// heard of.
-std::unique_ptr<Coordinator> MakeTalk(const SettledSave& save, const std::string& path,
-                                      std::function<Status()> give_up = {});
+std::unique_ptr<Coordinator> MakeFileChannel(const SettledSave& save, const std::string& path,
+                                             std::function<Status()> give_up = {});
 
 /// Tells all other ranks of the save, whatever they wait for, that this one is gone, and why.
 void SayGone(const SettledSave& save, const std::string& path, const Status& why);

@@ -1,4 +1,4 @@
-#include "async/talk.h"
+#include "async/file_channel.h"
 
 #include <map>
 #include <memory>
@@ -16,7 +16,7 @@ constexpr std::uint64_t kMaxWordsBytes = 65536;
 
 /// Exists as soon as some rank has gone; the first one's words are in it.
 std::string GonePath(const std::string& path, const SaveId& id) {
-  return TalkPath(path, id) + "-gone";
+  return ChannelPath(path, id) + "-gone";
 }
 
 Status WhoIsGone(const std::string& gone_path) {
@@ -25,9 +25,9 @@ Status WhoIsGone(const std::string& gone_path) {
 }
 
 /// Counts messages, which tell that the ranks have come.
-class Talk final : public Coordinator {
+class FileChannel final : public Coordinator {
  public:
-  Talk(const FileIdentity& me, const std::string& path, std::function<Status()> give_up)
+  FileChannel(const FileIdentity& me, const std::string& path, std::function<Status()> give_up)
       : gone_path_(GonePath(path, me.save_id)),
         awaited_(me.rank == 0 ? me.world_size - 1 : 1),
         give_up_(std::move(give_up)) {
@@ -38,11 +38,11 @@ class Talk final : public Coordinator {
     options.size = static_cast<int>(me.world_size);
     options.check = [this] { return Check(); };
     ranks_ =
-        MakeDirectoryCoordinator(PosixStorage(), TalkPath(path, me.save_id), std::move(options));
+        MakeDirectoryCoordinator(PosixStorage(), ChannelPath(path, me.save_id), std::move(options));
   }
-  Talk(const Talk&) = delete;
-  Talk& operator=(const Talk&) = delete;
-  ~Talk() override {
+  FileChannel(const FileChannel&) = delete;
+  FileChannel& operator=(const FileChannel&) = delete;
+  ~FileChannel() override {
     const bool last_to_go = rank() == 0;
     ranks_.reset();  // Which waits for the others to hear the last words.
     if (last_to_go) {
@@ -82,22 +82,22 @@ class Talk final : public Coordinator {
   std::unique_ptr<Coordinator> ranks_;
 };
 
-bool TalksToOthers(const SettledSave& save) {
+bool HasPeers(const SettledSave& save) {
   return save.identity.coordinated && save.identity.world_size > 1;
 }
 
 }  // namespace
 
-std::unique_ptr<Coordinator> MakeTalk(const SettledSave& save, const std::string& path,
-                                      std::function<Status()> give_up) {
-  if (!TalksToOthers(save)) {
+std::unique_ptr<Coordinator> MakeFileChannel(const SettledSave& save, const std::string& path,
+                                             std::function<Status()> give_up) {
+  if (!HasPeers(save)) {
     return MakeSingleProcessCoordinator();
   }
-  return std::make_unique<Talk>(save.identity, path, std::move(give_up));
+  return std::make_unique<FileChannel>(save.identity, path, std::move(give_up));
 }
 
 void SayGone(const SettledSave& save, const std::string& path, const Status& why) {
-  if (TalksToOthers(save)) {
+  if (HasPeers(save)) {
     const std::string words =
         "rank " + std::to_string(save.identity.rank) + ": " + why.message().substr(0, 4096);
     // Where it is there already, another rank has said so. As well as it goes otherwise.

@@ -1,10 +1,10 @@
-#include "async/handed_over.h"
+#include "async/submitted.h"
 
 #include <memory>
 #include <new>
 #include <utility>
 
-#include "async/talk.h"
+#include "async/file_channel.h"
 #include "pipeline/staged_file.h"
 #include "save/session.h"
 
@@ -12,7 +12,7 @@ namespace varve {
 namespace {
 
 /// Why this rank cannot take part, if it cannot.
-Status Check(const Handover& save, const FileWork& work) {
+Status Check(const Submission& save, const FileWork& work) {
   if (save.image.bytes() != work.size - work.data_begin ||
       save.image.checksum_block_bytes != work.block_bytes) {
     return DataLoss("save " + save.path + ": the staged copy does not fit what was settled");
@@ -22,9 +22,9 @@ Status Check(const Handover& save, const FileWork& work) {
 
 }  // namespace
 
-Result<SaveReport> WriteHandedOver(const Handover& save, const LentMemory& memory,
+Result<SaveReport> WriteSubmission(const Submission& save, const LentMemory& memory,
                                    const std::stop_token& stop,
-                                   const std::function<Status()>& give_up, HandedOverFile* file) {
+                                   const std::function<Status()>& give_up, SubmittedFile* file) {
   SaveOptions options = save.options;
   options.stop = stop;
   const auto resumed = ResumeSave(save.settled, save.path, options);
@@ -39,9 +39,9 @@ Result<SaveReport> WriteHandedOver(const Handover& save, const LentMemory& memor
     staged = std::make_unique<StagedFile>(save.image, memory.blocks, BufferPool::Shared(),
                                           memory.intact);
   }
-  const auto talk = MakeTalk(save.settled, save.path, give_up);
+  const auto channel = MakeFileChannel(save.settled, save.path, give_up);
   *file = {session->file_name(), session->work().data_begin};
-  return WriteWithRetries(*session, staged.get(), *talk,
+  return WriteWithRetries(*session, staged.get(), *channel,
                           {save.path, options.coordinate, save.retries, save.retry_delay, stop},
                           ready);
 }

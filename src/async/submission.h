@@ -14,20 +14,20 @@
 namespace varve {
 
 /// All that the writing process needs to know, beside the staging memory itself.
-struct Handover {
+struct Submission {
   std::string path;  ///< Absolute.
   SettledSave settled;
   StagedImage image;
   SaveOptions options;  ///< Those of the writing alone: no function, token or storage.
   int retries = 0;
   std::chrono::milliseconds retry_delay{0};
-  bool at_end = false;  ///< To be written only if the trainer ends before it is forgotten.
+  bool deferred = false;  ///< To be written only if the trainer ends before it is forgotten.
 };
 
 /// For processes of one version of Varve on one machine; never stored.
-Bytes EncodeHandover(const Handover& handover);
+Bytes EncodeSubmission(const Submission& submission);
 /// Errors: DataLoss.
-Result<Handover> DecodeHandover(std::string_view bytes, std::uint64_t pool_blocks);
+Result<Submission> DecodeSubmission(std::string_view bytes, std::uint64_t pool_blocks);
 
 Bytes EncodeReport(const SaveReport& report);
 Result<SaveReport> DecodeReport(std::string_view bytes);
@@ -37,7 +37,7 @@ Result<SaveReport> DecodeReport(std::string_view bytes);
 Result<std::string> AbsolutePath(const std::string& path);
 
 /// Another process that writes staged copies. Saves have turns, in the order of the calls and so in
-/// the same order on all ranks; each is handed over or passed, and they are written in that order.
+/// the same order on all ranks; each is submitted or passed, and they are written in that order.
 /// Threads: safe.
 class SaveExecutor {
  public:
@@ -50,7 +50,7 @@ class SaveExecutor {
 
   /// When this returns Ok the save is in the other process's hands and outlives this one. Its
   /// blocks may not be written to until Forget has returned, or Wait with `*lost`.
-  virtual Status HandOver(std::uint64_t turn, const Handover& save) = 0;
+  virtual Status Submit(std::uint64_t turn, const Submission& save) = 0;
 
   /// There will be no save in this turn.
   virtual void Pass(std::uint64_t turn) = 0;
@@ -59,7 +59,7 @@ class SaveExecutor {
   /// other process is gone, or has been given up: its blocks may be written to then.
   virtual Result<SaveReport> Wait(std::uint64_t turn, bool* lost) = 0;
 
-  /// True for a save that was handed over, while the process lives that it was handed over to.
+  /// True for a save that was submitted, while the process lives that it was submitted to.
   virtual bool Holds(std::uint64_t turn) = 0;
 
   virtual void Cancel(std::uint64_t turn) = 0;
