@@ -79,14 +79,14 @@ TEST(OpenIndex, RefusesManifestOfAnotherSaveThatTheRecordFits) {
 }
 
 TEST(OpenIndex, FindsPreviousCheckpointThatAnInterruptedOverwriteHasDisplaced) {
-  for (const std::string& hidden : {AsidePath(kPath), OldAsidePath(kPath)}) {
+  for (const std::string& hidden : {DisplacedPath(kPath), OldDisplacedPath(kPath)}) {
     MemoryStorage storage;
     ASSERT_TRUE(IsOk(SaveOne(storage, kPath)));
     ASSERT_TRUE(IsOk(storage.Rename(kPath, hidden, RenameMode::kNoReplace)));
     const auto opened = Open(storage);
     ASSERT_TRUE(IsOk(opened)) << hidden;
     EXPECT_EQ(opened->directory, hidden);
-    EXPECT_TRUE(opened->moved_aside);
+    EXPECT_TRUE(opened->displaced);
   }
 }
 
@@ -94,11 +94,11 @@ TEST(OpenIndex, PrefersTheNameToADisplacedCheckpoint) {
   MemoryStorage storage;
   ASSERT_TRUE(IsOk(SaveOne(storage, kPath)));
   ASSERT_TRUE(IsOk(SaveOne(storage, "/runs/other")));
-  ASSERT_TRUE(IsOk(storage.Rename("/runs/other", AsidePath(kPath), RenameMode::kNoReplace)));
+  ASSERT_TRUE(IsOk(storage.Rename("/runs/other", DisplacedPath(kPath), RenameMode::kNoReplace)));
   const auto opened = Open(storage);
   ASSERT_TRUE(IsOk(opened));
   EXPECT_EQ(opened->directory, kPath);
-  EXPECT_FALSE(opened->moved_aside);
+  EXPECT_FALSE(opened->displaced);
 }
 
 TEST(OpenIndex, ReadsTheNewSaveWhereAnOverwritePublishesBetweenItsReads) {
@@ -177,7 +177,7 @@ TEST(OpenWanted, NamesTheNewestCheckpointByStepWhereTheDirectoryHoldsSeveral) {
 TEST(OpenWanted, DoesNotCountHiddenCheckpoints) {
   MemoryStorage storage;
   ASSERT_TRUE(IsOk(SaveOne(storage, kPath)));
-  ASSERT_TRUE(IsOk(storage.Rename(kPath, AsidePath(kPath), RenameMode::kNoReplace)));
+  ASSERT_TRUE(IsOk(storage.Rename(kPath, DisplacedPath(kPath), RenameMode::kNoReplace)));
   EXPECT_TRUE(FailsWith(OpenWanted(storage, "/runs", {}), StatusCode::kNotFound,
                         {"/runs is not a checkpoint: it holds none"}));
 }
