@@ -22,8 +22,9 @@ namespace varve::test {
 namespace {
 
 constexpr const char* kPath = "runs/step-1";
-// Reads that threads have begun, and what a function does to clean up or to find its words.
-constexpr std::uint64_t kOperationsAfterStop = 40;
+// Of eight threads each ends the item that it has begun, which takes up to about six operations;
+// some more are needed to clean up or to find the words of the error.
+constexpr std::uint64_t kOperationsAfterStop = 80;
 
 using Work = std::function<Status(Storage&, const std::stop_token&)>;
 using Visit = std::function<void(MemoryStorage& left, const Status& outcome)>;
