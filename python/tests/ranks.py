@@ -21,6 +21,7 @@ _context.set_forkserver_preload(
         "varve.torch",
         "rank_jobs",
         "dcp_jobs",
+        "dcp_hybrid_jobs",
         "dcp_replica_jobs",
         "async_jobs",
         "agent_jobs",
