@@ -19,6 +19,7 @@ used for what the agent does not take (_by_agent.py).
 from __future__ import annotations
 
 import dataclasses
+import inspect
 import os
 import threading
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
@@ -30,7 +31,6 @@ from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.metadata import Metadata
 from torch.distributed.checkpoint.planner import SavePlanner
 from torch.distributed.checkpoint.staging import AsyncStager, BlockingAsyncStager
-from torch.distributed.checkpoint.state_dict_saver import async_save as torch_async_save
 from torch.distributed.checkpoint.storage import StorageWriter
 
 from varve.torch._coordinator import make_gloo_group
@@ -39,9 +39,13 @@ from varve.torch.dcp._by_agent import agent_takes, save_by_agent
 from varve.torch.dcp._compat import arguments_of
 from varve.torch.dcp._copy import StateCopier, StateCopy
 from varve.torch.dcp._errors import Group, checkpoint_error
+from varve.torch.dcp._events import log_step, logged
 from varve.torch.dcp._failed import FailedWriter
-from varve.torch.dcp._functions import _find, _name, _plain, save_plain
+from varve.torch.dcp._functions import _find, _name, plain_of, save_plain
 from varve.torch.dcp._writer import FileSystemWriter
+
+#: Without its own log events: ours are there already.
+torch_async_save: Any = inspect.unwrap(state_dict_saver.async_save)
 
 #: Torch 2.6 saves in threads only and has no name for it.
 _TYPES: Any = getattr(state_dict_saver, "AsyncCheckpointerType", None)
@@ -108,6 +112,7 @@ def _executor_of(process_group: dist.ProcessGroup | None, alone: bool) -> _Execu
     return _executors[key]
 
 
+@logged
 def async_save(
     state_dict: dict[str, Any],
     *,
@@ -162,7 +167,10 @@ def async_save(
         if agent_takes(group, plain, writer, planner, use_collectives):
             assert plain is not None
             out = AsyncSave()
-            out.staging_completion = save_by_agent(what, group, plain, writer, out)
+            state = plain
+            out.staging_completion = log_step(
+                "stage_state_dict", lambda: save_by_agent(what, group, state, writer, out)
+            )
             return out
     return _by_torch(what, group, state_dict, checkpoint_id, writer, planner, options)
 
@@ -175,9 +183,9 @@ def _stages(writer: Any) -> bool:
 
 
 def _plain_or_failure(state: dict[str, Any]) -> tuple[dict[str, Any] | None, Exception | None]:
-    """What `_plain` gives; a failure is to be told to the other ranks, who are about to wait for us."""
+    """What `plain_of` gives; a failure is to be told to the other ranks, who are about to wait for us."""
     try:
-        return _plain(state), None
+        return plain_of(state), None
     except Exception as error:
         return None, error
 
@@ -203,8 +211,25 @@ class _Job:
             except Exception as error:
                 failure = error
         background = Group(group, self.group.alone)
-        return save_plain(
-            self.what, background, state, failure, self.writer, self.planner, self.use_collectives
+
+        def save() -> Metadata:
+            return save_plain(
+                self.what,
+                background,
+                state,
+                failure,
+                self.writer,
+                self.planner,
+                self.use_collectives,
+            )
+
+        return log_step(
+            "save",
+            save,
+            checkpoint_id=self.checkpoint_id,
+            storage_writer=self.writer,
+            planner=self.planner,
+            process_group=group,
         )
 
 
@@ -213,11 +238,15 @@ def _save_copy(job: _Job, state_dict: dict[str, Any], stager: Any) -> Any:
     executor = _executor_of(job.group.process_group, job.group.alone)
     executor.room.acquire()
     copy: _Copy | None = None
+
+    def make(plain: dict[str, Any]) -> _Copy:
+        return _StagersCopy(stager, plain) if stager else executor.copier.copy(plain)
+
     try:
         plain, failure = _plain_or_failure(state_dict)
         if plain is not None:
             try:
-                copy = _StagersCopy(stager, plain) if stager else executor.copier.copy(plain)
+                copy = log_step("stage_state_dict", lambda: make(plain))
             except Exception as error:
                 failure = error  # The others are about to wait for this rank in their threads.
     except BaseException:
@@ -263,9 +292,14 @@ def _save_copy(job: _Job, state_dict: dict[str, Any], stager: Any) -> Any:
     executor.thread.submit(run)
     if staged is not None:
         return _Response(staging_completion=out.staging_completion, upload_completion=out)
-    if stager is not None and failure is None and stager.should_synchronize_after_execute:
-        stager.synchronize_staging()
+    if failure is None:
+        log_step("maybe_synchronize_staging", lambda: _synchronize(stager))
     return out
+
+
+def _synchronize(stager: Any) -> None:
+    if stager is not None and stager.should_synchronize_after_execute:
+        stager.synchronize_staging()
 
 
 def _end_staging(out: AsyncSave, failure: BaseException | None) -> None:
@@ -310,7 +344,7 @@ def _by_torch(
     options: dict[str, Any],
 ) -> Any:
     try:
-        plain = _plain(state_dict)
+        plain = plain_of(state_dict)
     except Exception as error:
         # The others are going to wait for this rank in their threads.
         options.pop("async_stager", None)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pickle
-import warnings
 from collections.abc import Mapping
 
 import torch.distributed as dist
@@ -13,8 +12,10 @@ from torch.distributed.checkpoint.api import (
     _wrap_exception,
 )
 
+from varve._warn import warn
 from varve.errors import Error
 from varve.torch._waiting import name_ranks
+from varve.torch.dcp._events import FILE
 
 #: Distinct causes that a message spells out; `failures` has all of them.
 _MAX_CAUSES = 8
@@ -90,9 +91,10 @@ class Group:
         self.process_group = process_group
         available = dist.is_available() and dist.is_initialized()
         if not available and not no_dist:
-            warnings.warn(
+            warn(
                 "torch.distributed is not initialized: this process saves or loads alone",
-                stacklevel=4,
+                UserWarning,
+                through=FILE,
             )
         self.alone = no_dist or not available
 

@@ -25,6 +25,7 @@ from varve._engine import collector_at_rest
 from varve.errors import InvalidArgumentError
 from varve.torch.dcp._compat import arguments_of, storage_may_come_second
 from varve.torch.dcp._errors import Group, agree, checkpoint_error
+from varve.torch.dcp._events import log_step, logged
 from varve.torch.dcp._failed import FailedReader, FailedWriter
 from varve.torch.dcp._reader import FileSystemReader
 from varve.torch.dcp._writer import FileSystemWriter
@@ -75,7 +76,7 @@ def save(
     try:
         if storage_writer is not None and checkpoint_id is not None:
             writer.reset(checkpoint_id)
-        plain = _plain(state_dict)
+        plain = plain_of(state_dict)
     except Exception as error:
         failure = error
     return save_plain(what, group, plain, failure, writer, planner, use_collectives)
@@ -271,10 +272,21 @@ def _in_barrier(error: Exception) -> bool:
     return any(frame.name == "barrier" for frame in traceback.extract_tb(error.__traceback__))
 
 
-def _plain(state_dict: dict[str, Any]) -> dict[str, Any]:
+def plain_of(state_dict: dict[str, Any]) -> dict[str, Any]:
+    """The state to save: objects are asked for theirs, each between events of its own."""
+    name = "_stateful_to_state_dict"
+
+    def ask(key: str, value: Any) -> Any:
+        return log_step(f"{name}.{key}", value.state_dict)
+
+    return log_step(name, lambda: _plain(state_dict, ask))
+
+
+def _plain(
+    state_dict: dict[str, Any], ask: Callable[[str, Any], Any] = lambda _, value: value.state_dict()
+) -> dict[str, Any]:
     return {
-        key: value.state_dict() if _is_stateful(value) else value
-        for key, value in state_dict.items()
+        key: ask(key, value) if _is_stateful(value) else value for key, value in state_dict.items()
     }
 
 
@@ -320,5 +332,5 @@ def _deprecated(old: str, new: str) -> None:
     warnings.warn(f"{old} is deprecated; use {new}", FutureWarning, stacklevel=3)
 
 
-save = storage_may_come_second("storage_writer")(save)
-load = storage_may_come_second("storage_reader")(load)
+save = storage_may_come_second("storage_writer")(logged(save))
+load = storage_may_come_second("storage_reader")(logged(load))

@@ -1,0 +1,42 @@
+"""Torch's log events (logger "dcp_logger"): start, end and exception of each step, under torch's names.
+
+Torch's own decorator makes them, so they have the fields of the torch that is installed. A torch without
+that decorator has no events, and nothing happens here. The steps inside a save and a load (local_step,
+global_step, write_data, finish_checkpoint, read_data) are torch's own functions and log themselves.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from torch.distributed.checkpoint import logger
+
+_T = TypeVar("_T")
+_Function = TypeVar("_Function", bound=Callable[..., Any])
+
+_method_logger: Any = getattr(logger, "_dcp_method_logger", None)
+
+#: The file of the decorator, whose frames stand between the user's call and ours.
+FILE = logger.__file__
+
+
+def logged(function: _Function) -> _Function:
+    """Logs each call of a public function, by its name."""
+    if _method_logger is None:
+        return function
+    made: _Function = _method_logger(log_exceptions=True)(function)
+    return made
+
+
+def log_step(name: str, step: Callable[[], _T], **arguments: Any) -> _T:
+    """Runs `step` between the events of the name `name`. `arguments` are those that events tell of."""
+    if _method_logger is None:
+        return step()
+
+    def call() -> _T:
+        return step()
+
+    call.__name__ = name
+    made: _T = _method_logger(log_exceptions=True, **arguments)(call)()
+    return made
