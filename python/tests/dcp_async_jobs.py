@@ -12,6 +12,8 @@ import torch.distributed.checkpoint as torch_dcp
 from dcp_jobs import assert_loaded, state
 from rank_jobs import Layout
 
+import varve
+import varve.torch
 import varve.torch.dcp as dcp
 
 
@@ -104,3 +106,77 @@ def own_stagers(rank: int, size: int, path: str) -> None:
         assert isinstance(failure, dcp.CheckpointError)
         assert "rank 1: ValueError: cannot stage this" in str(failure)
         assert (made.staging_completion.exception() is None) == (rank != 1)
+
+
+class Planner(torch_dcp.DefaultSavePlanner):
+    """The default plan, by a class of the caller's."""
+
+
+class Failing:
+    """A Stateful that has no state on one rank."""
+
+    def __init__(self, fails: bool) -> None:
+        self.fails = fails
+
+    def state_dict(self) -> dict[str, Any]:
+        if self.fails:
+            raise ValueError("no state to be found")
+        return {"x": 1}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        pass
+
+
+def engines_stager(
+    rank: int, size: int, agent: str, path: str, executor: str, layout: Layout
+) -> None:
+    """Saves on a varve.torch.Stager: what it takes, what it refuses, what fails."""
+    os.environ["VARVE_AGENT_DIR"] = agent
+    os.environ["MASTER_ADDR"] = "localhost"
+    saved = state(size, layout, True)
+    with varve.torch.Stager(memory_budget=64 << 20, executor=executor) as stager:
+        for writer in ({"checkpoint_id": path}, {"storage_writer": dcp.FileSystemWriter(path)}):
+            save = dcp.async_save(saved, async_stager=stager, **writer)
+            save.staging_completion.result()
+            plain = saved["plain"].clone()
+            saved["plain"].zero_()
+            metadata = save.result()
+            saved["plain"].copy_(plain)
+            assert isinstance(metadata, torch_dcp.Metadata)
+            assert "step" in metadata.state_dict_metadata
+        held = dcp.FileSystemWriter(path, overwrite=False)
+        failure = dcp.async_save(saved, storage_writer=held, async_stager=stager).exception()
+        assert isinstance(failure, dcp.CheckpointError), failure
+        last = size - 1
+        broken = {"s": Failing(rank == last)}
+        made = dcp.async_save(broken, checkpoint_id=path, async_stager=stager)
+        assert isinstance(made.exception(), dcp.CheckpointError)
+        assert isinstance(made.staging_completion.exception(), dcp.CheckpointError)
+        assert f"rank {last}: ValueError: no state to be found" in str(made.exception())
+        for options, why in (
+            ({"planner": Planner()}, "planner is not torch's default"),
+            ({"storage_writer": dcp.FileSystemWriter(path, thread_count=2)}, "one file for each"),
+            ({"state_dict": {"value": Opaque()}}, "need a pickle"),
+        ):
+            wrong = options if rank == last else {}
+            every = {"state_dict": {"w": torch.ones(2)}, "checkpoint_id": path, **wrong}
+            try:
+                dcp.async_save(async_stager=stager, **every)
+            except varve.UnsupportedError as error:
+                assert f"rank {last}: " in str(error) and why in str(error), error
+            else:
+                raise AssertionError("nothing was raised")
+    loaded, expected = state(size, layout, False), state(size, layout, True)
+    torch_dcp.load(loaded, checkpoint_id=path)
+    assert_loaded(loaded, expected)
+
+
+def close_and_save_again(rank: int, size: int, path: str) -> None:
+    """Each rank closes when it likes, or not at all."""
+    for step in range(4):
+        save = dcp.async_save({f"w{rank}": torch.ones(4)}, checkpoint_id=f"{path}-{step}")
+        if rank == step % size:
+            dcp.close()
+            dcp.close()
+            assert save.done()
+        save.result()

@@ -13,6 +13,7 @@ import dcp_async_jobs as jobs
 import dcp_jobs
 import pytest
 import torch
+import torch.distributed.checkpoint as torch_dcp
 from ranks import run_ranks
 from torch.distributed.tensor import Shard
 
@@ -53,6 +54,64 @@ def test_torchs_process_saves_what_needs_a_pickle_and_goes_on_after_a_failure(
 
 def test_stagers_of_the_caller_make_the_copies_that_are_saved(tmp_path: Path) -> None:
     run_ranks(2, jobs.own_stagers, str(tmp_path / "step"))
+
+
+@pytest.mark.parametrize("executor", ["thread", "process"])
+@pytest.mark.parametrize("size", [1, 2])
+def test_a_stager_of_varve_torch_saves_what_is_saved_in_the_default_way(
+    agent: str, tmp_path: Path, size: int, executor: str
+) -> None:
+    path = str(tmp_path / "step")
+    run_ranks(size, jobs.engines_stager, agent, path, executor, ((size,), (Shard(0),)))
+    assert varve.verify(path) == []
+    assert Path(agent).exists() == (executor == "process")
+
+
+def test_a_stager_that_contradicts_other_arguments_is_refused(tmp_path: Path) -> None:
+    state = {"w": torch.ones(2)}
+    stager = varve.torch.Stager(memory_budget=1 << 20)
+    process = getattr(torch_dcp.state_dict_saver, "AsyncCheckpointerType", None)
+    if process is not None:
+        with pytest.raises(varve.InvalidArgumentError, match='executor="process"'):
+            dcp.async_save(
+                state,
+                checkpoint_id=tmp_path / "step",
+                async_stager=stager,
+                async_checkpointer_type=process.PROCESS,
+            )
+    stager.close()
+    with pytest.raises(varve.UnsupportedError, match="the stager is closed"):
+        dcp.async_save(state, checkpoint_id=tmp_path / "step", async_stager=stager)
+    assert not (tmp_path / "step").exists()
+
+
+def test_close_gives_the_memory_of_copies_back(tmp_path: Path) -> None:
+    def resident() -> int:
+        fields = dict(
+            line.split(":") for line in Path("/proc/self/status").read_text().splitlines()
+        )
+        return int(fields["VmRSS"].split()[0]) << 10
+
+    state = {"w": torch.ones(32 << 20)}  # 128 MiB.
+    dcp.save(state, checkpoint_id=tmp_path / "first")  # The engine's blocks are there then.
+    dcp.close()
+    before = resident()
+    for step in range(2):
+        saves = [dcp.async_save(state, checkpoint_id=tmp_path / f"{step}-{i}") for i in range(2)]
+        saves[0].result()
+        assert resident() - before > 64 << 20, "kept for the next save"
+        dcp.close()
+        assert all(save.done() and save.exception() is None for save in saves)
+        dcp.close()
+        assert resident() - before < 64 << 20, "copies of 256 MiB in all"
+    assert varve.verify(tmp_path / "1-1") == []
+
+
+def test_each_rank_closes_for_itself_and_saves_again(tmp_path: Path) -> None:
+    path = str(tmp_path / "step")
+    run_ranks(2, jobs.close_and_save_again, path)
+    for step in range(4):
+        assert set(varve.torch.read(f"{path}-{step}")) == {"w0", "w1"}
 
 
 def test_saves_in_flight_do_not_come_between_the_collectives_of_the_training(

@@ -27,11 +27,15 @@ _LAST_MESSAGES = 30.0
 #: reference goes, which may be the one that writes them.
 _open: set[Stager] = set()
 
-#: Stagers made by async_save: by world (as in _coordinator.py), process group and executor.
+#: Stagers made by async_save: by world (as in _coordinator.py), process group, executor and the
+#: package whose async_save it is.
 _made: dict[Any, Stager] = {}
 
-#: Such stagers that are no longer used, to be closed when their saves have ended.
-_retired: list[Stager] = []
+#: Such stagers that are no longer used, with their packages; to be closed when their saves have ended.
+_retired: list[tuple[str, Stager]] = []
+
+#: The package that makes stagers by default.
+_OWNER = "varve.torch"
 
 
 class Stager:
@@ -167,15 +171,15 @@ def _world() -> Any:
     return dist.group.WORLD if dist.is_available() and dist.is_initialized() else None
 
 
-def stager_of(process_group: Any, executor: str, timeout: float) -> Stager:
-    """The stager that calls without one share."""
+def stager_of(process_group: Any, executor: str, timeout: float, owner: str = _OWNER) -> Stager:
+    """The stager that calls without one share; each package has its own."""
     world = _world()
-    key = (world, process_group if process_group is not None else world, executor)
+    key = (world, process_group if process_group is not None else world, executor, owner)
     for other in [other for other in _made if other[0] is not world]:
-        _retired.append(_made.pop(other))  # Of a world that has ended.
-    for stager in [stager for stager in _retired if stager._engine.idle]:
-        _retired.remove(stager)
-        stager.close()
+        _retired.append((other[-1], _made.pop(other)))  # Of a world that has ended.
+    for entry in [entry for entry in _retired if entry[1]._engine.idle]:
+        _retired.remove(entry)
+        entry[1].close()
     if key not in _made:
         _made[key] = Stager(process_group, executor=executor, timeout=timeout)
     return _made[key]
@@ -185,10 +189,19 @@ def retire(process_group: Any, executor: str) -> None:
     """Retires a stager that has lost its channel; its saves under way end by themselves."""
     world = _world()
     stager = _made.pop(
-        (world, process_group if process_group is not None else world, executor), None
+        (world, process_group if process_group is not None else world, executor, _OWNER), None
     )
     if stager is not None:
-        _retired.append(stager)
+        _retired.append((_OWNER, stager))
+
+
+def close_made(owner: str) -> None:
+    """Closes the stagers that a package has made, when their saves have ended."""
+    for key in [key for key in _made if key[-1] == owner]:
+        _made.pop(key).close()
+    for entry in [entry for entry in _retired if entry[0] == owner]:
+        _retired.remove(entry)
+        entry[1].close()
 
 
 def _local_ranks() -> int:

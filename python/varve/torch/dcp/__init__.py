@@ -3,8 +3,8 @@
     import varve.torch.dcp as dcp  # instead of: import torch.distributed.checkpoint as dcp
 
 `save`, `async_save`, `load`, `save_state_dict`, `load_state_dict`, `FileSystemWriter` and
-`FileSystemReader` are Varve's; every other name of torch.distributed.checkpoint is found here too and
-is torch's own. Checkpoints are DCP checkpoints: PyTorch reads what is written here, and what PyTorch
+`FileSystemReader` are Varve's, and so is `close`, which torch does not have; every other name of
+torch.distributed.checkpoint is found here too and is torch's own. Checkpoints are DCP checkpoints: PyTorch reads what is written here, and what PyTorch
 has written is read here. docs/coming-from-dcp.md says what differs.
 
 Example, on every rank of a job:
@@ -20,7 +20,7 @@ from typing import Any
 import torch.distributed.checkpoint as _torch_dcp
 from torch.distributed.checkpoint.api import CheckpointException
 
-from varve.torch.dcp._async import async_save
+from varve.torch.dcp._async import async_save, close
 from varve.torch.dcp._errors import CheckpointError
 from varve.torch.dcp._functions import load, load_state_dict, save, save_state_dict
 from varve.torch.dcp._reader import FileSystemReader
@@ -32,6 +32,7 @@ __all__ = [
     "FileSystemReader",
     "FileSystemWriter",
     "async_save",
+    "close",
     "load",
     "load_state_dict",
     "save",

@@ -12,12 +12,17 @@ Two things that torch's own thread does not have:
   backend in the caller's group. Saves of one group are made one after the other, in the order of the
   calls, which is the same on all ranks.
 
-Stagers are given by the caller and asked for copies as torch asks them. Torch's process for saving is
-used for what the agent does not take (_by_agent.py).
+Stagers are given by the caller and asked for copies as torch asks them; one of varve.torch copies and
+saves by itself, and so does the agent, where a process is asked for (_by_engine.py). Torch's process for
+saving is used for what the agent does not take.
+
+Threads and memory are kept from save to save until `close`. The gloo groups stay: making one needs all
+ranks, and each rank closes for itself.
 """
 
 from __future__ import annotations
 
+import atexit
 import dataclasses
 import inspect
 import os
@@ -34,8 +39,15 @@ from torch.distributed.checkpoint.staging import AsyncStager, BlockingAsyncStage
 from torch.distributed.checkpoint.storage import StorageWriter
 
 from varve.torch._coordinator import make_gloo_group
+from varve.torch._stager import Stager
 from varve.torch._waiting import LOG
-from varve.torch.dcp._by_agent import agent_takes, save_by_agent
+from varve.torch.dcp._by_engine import (
+    agent_takes,
+    check_stager,
+    close_stagers,
+    save_by_agent,
+    save_by_stager,
+)
 from varve.torch.dcp._compat import arguments_of
 from varve.torch.dcp._copy import StateCopier, StateCopy
 from varve.torch.dcp._errors import Group, checkpoint_error
@@ -88,21 +100,43 @@ class _Executor:
         self.thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="varve-dcp-save")
         self.copier = StateCopier()
         self.room = threading.Semaphore(_MAX_IN_FLIGHT)
-        self.group: dist.ProcessGroup | None = None
-        if not alone:
-            self.group = make_gloo_group(process_group, _TIMEOUT)
+        self.group = None if alone else _group_of(process_group)
 
 
-#: By world (the default group object), process group and whether this process saves alone.
+#: By world (the default group object; None where this process saves alone) and process group.
 _executors: dict[Any, _Executor] = {}
 
+#: The gloo groups of the executors, likewise.
+_groups: dict[Any, dist.ProcessGroup] = {}
 
-os.register_at_fork(after_in_child=_executors.clear)  # Threads do not come along.
+
+def _in_child() -> None:
+    """Threads do not come along into a forked child, nor do groups."""
+    _executors.clear()
+    _groups.clear()
+
+
+os.register_at_fork(after_in_child=_in_child)
+
+
+def _key(world: Any, process_group: dist.ProcessGroup | None) -> Any:
+    return (world, process_group if process_group is not None else world)
+
+
+def _group_of(process_group: dist.ProcessGroup | None) -> dist.ProcessGroup:
+    """The gloo group of the ranks of a group. Collective when it is asked for the first time."""
+    world = dist.group.WORLD
+    for other in [other for other in _groups if other[0] is not world]:
+        del _groups[other]  # Of a world that has ended.
+    key = _key(world, process_group)
+    if key not in _groups:
+        _groups[key] = make_gloo_group(process_group, _TIMEOUT)
+    return _groups[key]
 
 
 def _executor_of(process_group: dist.ProcessGroup | None, alone: bool) -> _Executor:
     world = None if alone else dist.group.WORLD
-    key = (world, process_group if process_group is not None else world)
+    key = _key(world, process_group)
     for other in [other for other in _executors if other[0] is not None and not alone]:
         if other[0] is not world:
             # Of a world that has ended. Its thread ends when its saves have.
@@ -110,6 +144,24 @@ def _executor_of(process_group: dist.ProcessGroup | None, alone: bool) -> _Execu
     if key not in _executors:
         _executors[key] = _Executor(process_group, alone)
     return _executors[key]
+
+
+def close() -> None:
+    """Waits for the saves of `async_save` under way, and gives back the memory and threads they use.
+
+    May be called again, and `async_save` after it: that takes memory and threads anew. The end of the
+    interpreter does the same. Each rank calls it for itself, but the saves that it waits for end only
+    when the other ranks write their part. Stagers of the caller's stay open: who made them closes them.
+
+    Threads: not while another thread is in `async_save`, nor from a callback of a save.
+    """
+    while _executors:
+        _, executor = _executors.popitem()
+        executor.thread.shutdown()
+    close_stagers()
+
+
+atexit.register(close)
 
 
 @logged
@@ -128,19 +180,32 @@ def async_save(
     """Copies a state, and saves the copy in the background.
 
     Args are those of `save` and of torch's `async_save`. The copy and the saving are Varve's. An
-    `async_stager`, or a `storage_writer` with a `stage` of its own, is asked for the copy instead.
+    `async_stager`, or a `storage_writer` with a `stage` of its own, is asked for the copy instead. A
+    varve.torch.Stager as `async_stager` copies into its memory and saves by its own executor, as
+    `varve.torch.async_save` does with format="dcp", whatever `async_checkpointer_type` says. It takes
+    what is saved in the default way, see below, and belongs to the caller, who closes it.
     With AsyncCheckpointerType.PROCESS the agent of this node (`varve.agent`) writes what is saved in
     the default way: by a FileSystemWriter of this package with one file for each rank, with torch's
     default plan, of values that need no pickle. All else is then saved by torch's process. At most two
-    saves are under way at once.
+    saves are under way at once. Memory and threads are kept for the next save until `close`.
 
     Returns:
         A future of the Metadata with `staging_completion` and `upload_completion`, which code written
         for either of torch's two kinds of result takes; an AsyncSaveResponse itself when
         `async_stager` stages in the background. A failed save raises CheckpointError from the future,
         on every rank.
+
+    Raises:
+        UnsupportedError: A varve.torch.Stager was given and this save is not made in the default way;
+            on every rank.
+        InvalidArgumentError: A varve.torch.Stager was given that was made for another process group, or
+            that has no process where one is asked for.
     """
     what = f"save {_name(checkpoint_id, storage_writer)}"
+    engines = async_stager if isinstance(async_stager, Stager) else None
+    if engines is not None:
+        process_group = process_group if process_group is not None else engines.process_group
+        async_stager = None
     group = Group(process_group, no_dist)
     options = arguments_of(
         torch_async_save,
@@ -153,6 +218,10 @@ def async_save(
     writer: Any = storage_writer
     if writer is None and checkpoint_id:
         writer = _find(checkpoint_id, FileSystemWriter, reader=False)
+    if writer is not None and engines is not None:
+        check_stager(engines, group, async_checkpointer_type is not _THREAD)
+        job = _Job(what, group, checkpoint_id, storage_writer, writer, planner, use_collectives)
+        return _save_by(engines, job, state_dict)
     stager = writer if async_stager is None and _stages(writer) else async_stager
     if writer is not None and async_checkpointer_type is _THREAD:
         job = _Job(what, group, checkpoint_id, storage_writer, writer, planner, use_collectives)
@@ -173,6 +242,28 @@ def async_save(
             )
             return out
     return _by_torch(what, group, state_dict, checkpoint_id, writer, planner, options)
+
+
+def _save_by(stager: Stager, job: _Job, state_dict: dict[str, Any]) -> AsyncSave:
+    """Saves on a stager of the caller's."""
+    plain, failure = _plain_or_failure(state_dict)
+    failure = failure or job.reset()
+    out = AsyncSave()
+    out.staging_completion = log_step(
+        "stage_state_dict",
+        lambda: save_by_stager(
+            job.what,
+            job.group,
+            plain,
+            failure,
+            job.writer,
+            job.planner,
+            job.use_collectives,
+            stager,
+            out,
+        ),
+    )
+    return out
 
 
 def _stages(writer: Any) -> bool:
@@ -202,14 +293,19 @@ class _Job:
     planner: SavePlanner | None
     use_collectives: bool
 
-    def save(
-        self, group: dist.ProcessGroup | None, state: dict[str, Any], failure: Exception | None
-    ) -> Metadata:
-        if failure is None and self.given is not None and self.checkpoint_id is not None:
+    def reset(self) -> Exception | None:
+        """Gives the caller's writer the name, if there are both. Returns what it failed with."""
+        if self.given is not None and self.checkpoint_id is not None:
             try:
                 self.writer.reset(self.checkpoint_id)
             except Exception as error:
-                failure = error
+                return error
+        return None
+
+    def save(
+        self, group: dist.ProcessGroup | None, state: dict[str, Any], failure: Exception | None
+    ) -> Metadata:
+        failure = failure or self.reset()
         background = Group(group, self.group.alone)
 
         def save() -> Metadata:
