@@ -90,6 +90,12 @@ struct RepairReport {
 Result<RepairReport> Repair(const std::string& path, Storage& storage = PosixStorage(),
                             const std::stop_token& stop = {});
 
+/// Whether a function removes what it finds.
+enum class DryRun : std::uint8_t {
+  kNo,   ///< Removes it.
+  kYes,  ///< Reports what it would remove, and removes nothing.
+};
+
 struct GarbageReport {
   std::vector<std::string> removed;    ///< Paths; with dry_run, what would be removed.
   std::vector<std::string> kept;       ///< Paths in use by saves that are still alive.
@@ -104,7 +110,7 @@ struct GarbageReport {
 /// uses. A checkpoint that was displaced gets its name back. What a user put beside a checkpoint
 /// that was replaced goes to the directory that has its name. Touches nothing else. `stop` ends it
 /// between two files or directories that it removes; the next call removes the rest.
-Result<GarbageReport> CollectGarbage(const std::string& directory, bool dry_run,
+Result<GarbageReport> CollectGarbage(const std::string& directory, DryRun dry_run,
                                      Storage& storage = PosixStorage(),
                                      const std::stop_token& stop = {});
 
@@ -120,7 +126,7 @@ struct RemovalReport {
 /// nothing is there; FailedPrecondition when it is no checkpoint, or a save of this name is under
 /// way. After Cancelled on `stop` the checkpoint is whole, or it has lost its name and `gc` removes
 /// what is left of it; the message says which.
-Result<RemovalReport> RemoveCheckpoint(const std::string& path, bool dry_run,
+Result<RemovalReport> RemoveCheckpoint(const std::string& path, DryRun dry_run,
                                        Storage& storage = PosixStorage(),
                                        const std::stop_token& stop = {});
 

@@ -90,7 +90,7 @@ class DcpCommit {
  public:
   /// Errors: AlreadyExists without `overwrite`; FailedPrecondition when another save of this name
   /// is under way, or when something else than a checkpoint stands there.
-  static Result<std::unique_ptr<DcpCommit>> Begin(const std::string& path, bool overwrite,
+  static Result<std::unique_ptr<DcpCommit>> Begin(const std::string& path, Overwrite overwrite,
                                                   Storage& storage = PosixStorage());
   DcpCommit(const DcpCommit&) = delete;
   DcpCommit& operator=(const DcpCommit&) = delete;

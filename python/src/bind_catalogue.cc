@@ -55,7 +55,8 @@ bool RepairPython(const FsPath& path) {
 
 nb::list GarbagePython(const FsPath& directory, bool dry_run) {
   const GarbageReport report = Stoppable([&](const std::stop_token& stop) {
-    return CollectGarbage(directory.text, dry_run, PosixStorage(), stop);
+    return CollectGarbage(directory.text, dry_run ? DryRun::kYes : DryRun::kNo, PosixStorage(),
+                          stop);
   });
   nb::list out;
   for (const std::string& path : report.removed) {
@@ -66,7 +67,7 @@ nb::list GarbagePython(const FsPath& directory, bool dry_run) {
 
 nb::tuple RemovePython(const FsPath& path, bool dry_run) {
   const RemovalReport report = Stoppable([&](const std::stop_token& stop) {
-    return RemoveCheckpoint(path.text, dry_run, PosixStorage(), stop);
+    return RemoveCheckpoint(path.text, dry_run ? DryRun::kYes : DryRun::kNo, PosixStorage(), stop);
   });
   nb::list others;
   for (const std::string& name : report.others) {

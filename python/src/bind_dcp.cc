@@ -195,7 +195,11 @@ class PythonCommit {
   std::unique_ptr<Commit> commit_;
 };
 
-using PythonDcpCommit = PythonCommit<DcpCommit>;
+class PythonDcpCommit : public PythonCommit<DcpCommit> {
+ public:
+  PythonDcpCommit(const FsPath& path, bool overwrite)
+      : PythonCommit(path, overwrite ? Overwrite::kAlways : Overwrite::kNever) {}
+};
 
 class PythonDcpInPlaceCommit : public PythonCommit<DcpInPlaceCommit> {
  public:

@@ -29,6 +29,7 @@ class AsyncJob {
            CudaReader* devices);
   AsyncJob(const AsyncJob&) = delete;
   AsyncJob& operator=(const AsyncJob&) = delete;
+  ~AsyncJob() = default;
 
   /// Step 1. Takes part in the ranks' exchange whatever is wrong here. Errors: the session's; the
   /// caller then calls Complete.

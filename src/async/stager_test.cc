@@ -434,7 +434,7 @@ TEST(AsyncSave, AFailureIsListedUntilTheNextSaveOfThatName) {
   EXPECT_EQ(listed->front().state, CheckpointState::kWhole);
 
   ASSERT_TRUE(IsOk(WriteWholeFile(PosixStorage(), dir / ".step-8.varve-failed", "why")));
-  ASSERT_TRUE(IsOk(CollectGarbage(dir.path(), false)));
+  ASSERT_TRUE(IsOk(CollectGarbage(dir.path(), DryRun::kNo)));
   listed = ListCheckpoints(dir.path());
   ASSERT_TRUE(IsOk(listed));
   EXPECT_EQ(listed->size(), 1U);

@@ -79,7 +79,9 @@ Status FileSystemWriter::SetUpStorageWriter(bool /*is_coordinator*/) {
 }
 
 Result<std::vector<SavePlan>> FileSystemWriter::PrepareGlobalPlan(std::vector<SavePlan> plans) {
-  VARVE_ASSIGN_OR_RETURN(commit_, DcpCommit::Begin(path_, options_.overwrite, storage_));
+  VARVE_ASSIGN_OR_RETURN(
+      commit_, DcpCommit::Begin(path_, options_.overwrite ? Overwrite::kAlways : Overwrite::kNever,
+                                storage_));
   for (std::size_t rank = 0; rank < plans.size(); ++rank) {
     plans[rank].storage_data =
         EncodePlace({BaseName(commit_->staging()), static_cast<std::uint32_t>(rank)});

@@ -16,14 +16,12 @@ struct DcpCommit::Impl {
 DcpCommit::DcpCommit(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
 DcpCommit::~DcpCommit() = default;
 
-Result<std::unique_ptr<DcpCommit>> DcpCommit::Begin(const std::string& path, bool overwrite,
+Result<std::unique_ptr<DcpCommit>> DcpCommit::Begin(const std::string& path, Overwrite overwrite,
                                                     Storage& storage) {
   VARVE_ASSIGN_OR_RETURN(const std::string where, ResolvePath(path, storage));
   VARVE_ASSIGN_OR_RETURN(const SaveId id, RandomSaveId());
   auto impl = std::make_unique<Impl>();
-  VARVE_ASSIGN_OR_RETURN(
-      impl->commit,
-      Commit::Begin(storage, where, id, overwrite ? Overwrite::kAlways : Overwrite::kNever));
+  VARVE_ASSIGN_OR_RETURN(impl->commit, Commit::Begin(storage, where, id, overwrite));
   return std::unique_ptr<DcpCommit>(new DcpCommit(std::move(impl)));
 }
 

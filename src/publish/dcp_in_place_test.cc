@@ -152,8 +152,8 @@ TEST(DcpInPlace, SecondSaveAtOnceIsRefusedAndHarmsNothing) {
   ASSERT_TRUE(IsOk(first));
   Put(storage, "__0_0.distcp");
   EXPECT_TRUE(FailsWith(Begin(storage), StatusCode::kFailedPrecondition, {"another save"}));
-  EXPECT_TRUE(FailsWith(DcpCommit::Begin(kPath, true, storage), StatusCode::kFailedPrecondition,
-                        {"another save"}));
+  EXPECT_TRUE(FailsWith(DcpCommit::Begin(kPath, Overwrite::kAlways, storage),
+                        StatusCode::kFailedPrecondition, {"another save"}));
   EXPECT_TRUE(IsOk(storage.OpenForRead("runs/ck/__0_0.distcp")));
   const auto local = DcpInPlaceCommit::Begin("runs/local", {.overwrite = true, .rank = 3}, storage);
   ASSERT_TRUE(IsOk(local));

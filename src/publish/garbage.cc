@@ -36,8 +36,8 @@ std::uint64_t TreeBytes(Storage& storage, const std::string& path, const Directo
 
 class Collector {
  public:
-  Collector(Storage& storage, bool dry_run, const std::stop_token& stop)
-      : storage_(storage), dry_run_(dry_run), stop_(stop) {}
+  Collector(Storage& storage, DryRun dry_run, const std::stop_token& stop)
+      : storage_(storage), dry_run_(dry_run == DryRun::kYes), stop_(stop) {}
 
   /// What dead saves left beside checkpoints.
   Status Siblings(const std::string& directory, const std::vector<DirectoryEntry>& entries) {
@@ -180,7 +180,7 @@ class Collector {
 
 namespace {
 
-Result<GarbageReport> Collect(const std::string& directory, bool dry_run, Storage& storage,
+Result<GarbageReport> Collect(const std::string& directory, DryRun dry_run, Storage& storage,
                               const std::stop_token& stop) {
   VARVE_ASSIGN_OR_RETURN(const auto entries, storage.List(directory));
   Collector collector(storage, dry_run, stop);
@@ -197,7 +197,7 @@ Result<GarbageReport> Collect(const std::string& directory, bool dry_run, Storag
 
 }  // namespace
 
-Result<GarbageReport> CollectGarbage(const std::string& path, bool dry_run, Storage& storage,
+Result<GarbageReport> CollectGarbage(const std::string& path, DryRun dry_run, Storage& storage,
                                      const std::stop_token& stop) {
   VARVE_ASSIGN_OR_RETURN(const std::string directory, ResolvePath(path, storage));
   auto report = Collect(directory, dry_run, storage, stop);

@@ -66,13 +66,13 @@ RemovalReport Describe(const Inventory& found, Storage& storage, const std::stri
 
 }  // namespace
 
-Result<RemovalReport> RemoveCheckpoint(const std::string& given, bool dry_run, Storage& storage,
+Result<RemovalReport> RemoveCheckpoint(const std::string& given, DryRun dry_run, Storage& storage,
                                        const std::stop_token& stop) {
   VARVE_ASSIGN_OR_RETURN(const std::string path, ResolvePath(given, storage));
   VARVE_RETURN_IF_ERROR(CheckCheckpointName(path).Annotate("remove"));
   if (SymbolicLinks* const links = storage.extras().symbolic_links;
       links != nullptr && links->ReadLink(path).ok()) {
-    VARVE_RETURN_IF_ERROR(dry_run ? Status::Ok() : storage.Remove(path));
+    VARVE_RETURN_IF_ERROR(dry_run == DryRun::kYes ? Status::Ok() : storage.Remove(path));
     return RemovalReport{};
   }
   const auto lock = LockName(storage, path);  // Step 1.
@@ -84,14 +84,14 @@ Result<RemovalReport> RemoveCheckpoint(const std::string& given, bool dry_run, S
                ? NotFound("remove " + path + ": there is nothing of that name")
                : lock.status();
   }
-  if (!dry_run) {
+  if (dry_run == DryRun::kNo) {
     VARVE_RETURN_IF_ERROR(RecoverDisplaced(storage, path));  // Step 2.
   }
   VARVE_ASSIGN_OR_RETURN(const auto entries, ListCheckpointDirectory(storage, path));
   VARVE_RETURN_IF_ERROR(CheckNoRankSaves(storage, path, entries));
   VARVE_ASSIGN_OR_RETURN(const Inventory found, TakeInventory(storage, path));
   RemovalReport report = Describe(found, storage, path);
-  if (dry_run) {
+  if (dry_run == DryRun::kYes) {
     return report;
   }
   VARVE_RETURN_IF_ERROR(CheckStop(stop).Annotate("remove " + path + ": nothing was removed"));

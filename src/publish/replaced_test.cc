@@ -136,13 +136,13 @@ TEST(OverwriteKeepsOtherFiles, AFileReplacedMeanwhileStaysAndIsReported) {
   EXPECT_FALSE(storage.List(stale + "/late").ok());
   ASSERT_TRUE(IsOk(Finish(storage, **commit, "new")));
   commit->reset();  // And the lock with it.
-  const auto report = CollectGarbage("runs", /*dry_run=*/false, storage);
+  const auto report = CollectGarbage("runs", DryRun::kNo, storage);
   ASSERT_TRUE(IsOk(report));
   EXPECT_EQ(report->conflicts, std::vector<std::string>{stale + "/config.json"});
   EXPECT_EQ(Get(storage, stale + "/config.json"), "2");
   // Once its owner has dealt with it the directory goes.
   ASSERT_TRUE(IsOk(storage.Remove(stale + "/config.json")));
-  ASSERT_TRUE(IsOk(CollectGarbage("runs", /*dry_run=*/false, storage)));
+  ASSERT_TRUE(IsOk(CollectGarbage("runs", DryRun::kNo, storage)));
   EXPECT_FALSE(storage.List(stale).ok());
 }
 
@@ -151,7 +151,7 @@ TEST(OverwriteKeepsOtherFiles, OfAReplacedCheckpointWhoseSuccessorIsGone) {
   const std::string stale = "runs/.ck.varve-saving-000102030405";
   Put(storage, stale + "/.metadata", "older");
   Put(storage, stale + "/notes.txt", "mine");
-  const auto report = CollectGarbage("runs", /*dry_run=*/false, storage);
+  const auto report = CollectGarbage("runs", DryRun::kNo, storage);
   ASSERT_TRUE(IsOk(report));
   EXPECT_EQ(report->conflicts, std::vector<std::string>{stale + "/notes.txt"});
   EXPECT_EQ(Get(storage, stale + "/notes.txt"), "mine");
@@ -161,13 +161,13 @@ TEST(DisplacedCheckpoint, IsNotRemovedForADirectoryThatHoldsNone) {
   MemoryStorage storage;
   Put(storage, "runs/.ck.varve-old/.metadata", "old");
   Put(storage, "runs/ck/notes.txt", "made while the name was free");
-  const auto report = CollectGarbage("runs", /*dry_run=*/false, storage);
+  const auto report = CollectGarbage("runs", DryRun::kNo, storage);
   ASSERT_TRUE(IsOk(report));
   EXPECT_EQ(report->kept, std::vector<std::string>{"runs/.ck.varve-old"});
   EXPECT_TRUE(FailsWith(Begin(storage, 1), StatusCode::kFailedPrecondition, {"not a checkpoint"}));
   EXPECT_EQ(Get(storage, "runs/.ck.varve-old/.metadata"), "old");
   ASSERT_TRUE(IsOk(storage.Remove("runs/ck/notes.txt")));
-  ASSERT_TRUE(IsOk(CollectGarbage("runs", /*dry_run=*/false, storage)));
+  ASSERT_TRUE(IsOk(CollectGarbage("runs", DryRun::kNo, storage)));
   EXPECT_EQ(Get(storage, "runs/ck/.metadata"), "old");
 }
 

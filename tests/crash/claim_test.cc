@@ -131,16 +131,17 @@ TEST(RemoveCheckpoint, RemovesTheDirectoryAndNamesWhatWasNotPartOfIt) {
   MemoryStorage storage;
   ASSERT_TRUE(IsOk(SaveAlone(JobState(1, 1), kPath, storage, false)));
   ASSERT_TRUE(IsOk(WriteWholeFile(storage, "runs/step-1/notes.txt", "mine")));
-  const auto dry = RemoveCheckpoint(kPath, /*dry_run=*/true, storage);
+  const auto dry = RemoveCheckpoint(kPath, DryRun::kYes, storage);
   ASSERT_TRUE(IsOk(dry));
   EXPECT_EQ(dry->others, std::vector<std::string>{"notes.txt"});
   EXPECT_GT(dry->bytes, 4096U);
   ASSERT_TRUE(IsOk(CheckpointReader::Open(kPath, storage)));
-  const auto report = RemoveCheckpoint(kPath, /*dry_run=*/false, storage);
+  const auto report = RemoveCheckpoint(kPath, DryRun::kNo, storage);
   ASSERT_TRUE(IsOk(report));
   EXPECT_EQ(report->bytes, dry->bytes);
   EXPECT_TRUE(storage.List("runs")->empty());
-  EXPECT_TRUE(FailsWith(RemoveCheckpoint(kPath, false, storage), StatusCode::kNotFound, {kPath}));
+  EXPECT_TRUE(
+      FailsWith(RemoveCheckpoint(kPath, DryRun::kNo, storage), StatusCode::kNotFound, {kPath}));
 }
 
 TEST(RemoveCheckpoint, RefusesWhatIsNoneAndWhatIsBeingSaved) {
@@ -148,15 +149,15 @@ TEST(RemoveCheckpoint, RefusesWhatIsNoneAndWhatIsBeingSaved) {
   ASSERT_TRUE(IsOk(MakeDirectories(storage, "runs/data")));
   ASSERT_TRUE(IsOk(WriteWholeFile(storage, "runs/data/x", "")));
   ASSERT_TRUE(IsOk(WriteWholeFile(storage, "runs/file", "")));
-  EXPECT_TRUE(FailsWith(RemoveCheckpoint("runs/data", false, storage),
+  EXPECT_TRUE(FailsWith(RemoveCheckpoint("runs/data", DryRun::kNo, storage),
                         StatusCode::kFailedPrecondition, {"not a checkpoint"}));
-  EXPECT_TRUE(FailsWith(RemoveCheckpoint("runs/file", false, storage),
+  EXPECT_TRUE(FailsWith(RemoveCheckpoint("runs/file", DryRun::kNo, storage),
                         StatusCode::kFailedPrecondition, {"is a file"}));
   ASSERT_TRUE(IsOk(SaveAlone(JobState(1, 1), kPath, storage, false)));
   for (const std::string& lock : {LockPath(kPath), RankLockPath(kPath, 3)}) {
     const auto held = storage.Lock(lock);
-    EXPECT_TRUE(FailsWith(RemoveCheckpoint(kPath, false, storage), StatusCode::kFailedPrecondition,
-                          {"under way"}))
+    EXPECT_TRUE(FailsWith(RemoveCheckpoint(kPath, DryRun::kNo, storage),
+                          StatusCode::kFailedPrecondition, {"under way"}))
         << lock;
   }
   EXPECT_TRUE(IsOk(CheckpointReader::Open(kPath, storage)));
@@ -167,7 +168,7 @@ TEST(RemoveCheckpoint, LeavesAWholeCheckpointOrNoneWhereverItIsStopped) {
   const JobState job(1, 1);
   ASSERT_TRUE(IsOk(SaveAlone(job, kPath, memory, false)));
   const auto base = memory.AfterPowerCut(PowerCut::kKeepAll);
-  const auto remove = [](Storage& s) { return RemoveCheckpoint(kPath, false, s).status(); };
+  const auto remove = [](Storage& s) { return RemoveCheckpoint(kPath, DryRun::kNo, s).status(); };
   ForEachCrash(*base, remove, [&](MemoryStorage& left, const Status& outcome) {
     for (const Survivor& survivor : Survivors(left, 4)) {
       Storage& storage = *survivor.storage;
@@ -183,7 +184,7 @@ TEST(RemoveCheckpoint, LeavesAWholeCheckpointOrNoneWhereverItIsStopped) {
                                 StatusCode::kFailedPrecondition, {"varve gc"}));
         }
       }
-      ASSERT_TRUE(IsOk(CollectGarbage("runs", false, storage)));
+      ASSERT_TRUE(IsOk(CollectGarbage("runs", DryRun::kNo, storage)));
       EXPECT_EQ(storage.List("runs")->size(), there ? 1U : 0U) << survivor.how;
     }
   });
@@ -214,9 +215,9 @@ TEST(NewestCheckpoint, AndRemovalTakePathsAsAllFunctionsDo) {
   EXPECT_EQ(NewestCheckpoint("file://" + dir.path()).value(), dir / "step-1");
   EXPECT_TRUE(FailsWith(NewestCheckpoint("s3://bucket/run"), StatusCode::kInvalidArgument,
                         {"no storage serves s3://"}));
-  EXPECT_TRUE(FailsWith(RemoveCheckpoint("s3://bucket/run/step-1", false),
+  EXPECT_TRUE(FailsWith(RemoveCheckpoint("s3://bucket/run/step-1", DryRun::kNo),
                         StatusCode::kInvalidArgument, {"no storage serves s3://"}));
-  ASSERT_TRUE(IsOk(RemoveCheckpoint("file://" + (dir / "step-1"), false)));
+  ASSERT_TRUE(IsOk(RemoveCheckpoint("file://" + (dir / "step-1"), DryRun::kNo)));
   EXPECT_EQ(PosixStorage().List(dir.path())->size(), 0U);
 
   const std::string before = std::filesystem::current_path();

@@ -177,7 +177,7 @@ TEST_P(DcpInPlaceCrash, CollectorHarmsNothing) {
   const auto save = [](Storage& storage) { return SaveOne(storage, 'n'); };
   ForEachCrash(*with_old_, save, [&](MemoryStorage& left, const Status& /*outcome*/) {
     const auto storage = left.AfterKill();
-    ASSERT_TRUE(IsOk(CollectGarbage("runs", /*dry_run=*/false, *storage)));
+    ASSERT_TRUE(IsOk(CollectGarbage("runs", DryRun::kNo, *storage)));
     EXPECT_TRUE(HoldsOneOf(kPath, *storage, {&old_, &new_}));
     EXPECT_TRUE(HoldsFiles(*storage));
   });

@@ -15,9 +15,7 @@ namespace {
 
 constexpr const char* kPath = "runs/step-1";
 
-Status Collect(Storage& storage) {
-  return CollectGarbage("runs", /*dry_run=*/false, storage).status();
-}
+Status Collect(Storage& storage) { return CollectGarbage("runs", DryRun::kNo, storage).status(); }
 
 /// An overwrite that dies anywhere, then a gc.
 class GarbageCrash : public testing::TestWithParam<bool> {
@@ -63,13 +61,13 @@ TEST_P(GarbageCrash, ADryRunChangesNothing) {
     std::vector<std::string> before;
     std::vector<std::string> after;
     ListTree(*survivor, ".", &before);
-    const auto would = CollectGarbage("runs", /*dry_run=*/true, *survivor);
+    const auto would = CollectGarbage("runs", DryRun::kYes, *survivor);
     ASSERT_TRUE(IsOk(would));
     ListTree(*survivor, ".", &after);
     // A probe of a dead save's lock takes the lock's file along: nobody misses it.
     std::erase_if(before, [](const std::string& name) { return name.ends_with(".varve-lock"); });
     EXPECT_EQ(before, after);
-    const auto does = CollectGarbage("runs", /*dry_run=*/false, *survivor);
+    const auto does = CollectGarbage("runs", DryRun::kNo, *survivor);
     ASSERT_TRUE(IsOk(does));
     EXPECT_EQ(would->recovered, does->recovered);
   });
@@ -82,7 +80,7 @@ TEST_P(GarbageCrash, ALiveSaveLosesNothing) {
   std::uint64_t collections = 0;
   watched.SetObserver([&](Operation, const std::string&) {
     ++collections;
-    const auto report = CollectGarbage("runs", /*dry_run=*/false, *memory);
+    const auto report = CollectGarbage("runs", DryRun::kNo, *memory);
     EXPECT_TRUE(IsOk(report));
   });
   EXPECT_TRUE(IsOk(SaveAlone(new_, kPath, watched, true)));

@@ -163,7 +163,7 @@ TEST_P(OtherFilesCrash, NextSaveFindsThemAll) {
 
 TEST_P(OtherFilesCrash, CollectorFindsThemAll) {
   ForEachSurvivor([this](MemoryStorage& storage, const Status& /*outcome*/) {
-    const auto report = CollectGarbage("runs", /*dry_run=*/false, storage);
+    const auto report = CollectGarbage("runs", DryRun::kNo, storage);
     ASSERT_TRUE(IsOk(report));
     EXPECT_EQ(report->conflicts, std::vector<std::string>{});
     EXPECT_TRUE(HoldsOneOf(kPath, storage, {&old_.content(), &new_.content()}));

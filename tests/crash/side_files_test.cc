@@ -112,7 +112,7 @@ TEST_P(SideFiles, OfADeadSaveAreNotTakenForTheUsers) {
       ForEachCrash(*base, overwrite, [&](MemoryStorage& left, const Status& outcome) {
         for (const Survivor& survivor : Survivors(left, 4)) {
           Storage& storage = *survivor.storage;
-          ASSERT_TRUE(IsOk(CollectGarbage("runs", false, storage)));
+          ASSERT_TRUE(IsOk(CollectGarbage("runs", DryRun::kNo, storage)));
           const std::string old = Get(storage, "old.json");
           const bool is_new = old != "{}";
           EXPECT_TRUE(is_new || !outcome.ok()) << survivor.how;

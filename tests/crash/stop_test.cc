@@ -169,7 +169,7 @@ TEST_F(Stop, GarbageThatIsLeftIsRemovedByTheNextCall) {
     }
   }
   const Work collect = [](Storage& storage, const std::stop_token& stop) {
-    return CollectGarbage("runs", /*dry_run=*/false, storage, stop).status();
+    return CollectGarbage("runs", DryRun::kNo, storage, stop).status();
   };
   const auto visit = [&](MemoryStorage& left, const Status& /*outcome*/) {
     EXPECT_TRUE(HoldsOneOf(kPath, left, {&job_.content()}));
@@ -181,7 +181,7 @@ TEST_F(Stop, GarbageThatIsLeftIsRemovedByTheNextCall) {
 
 TEST_F(Stop, RemovalLeavesAWholeCheckpointOrNone) {
   const Work remove = [](Storage& storage, const std::stop_token& stop) {
-    return RemoveCheckpoint(kPath, /*dry_run=*/false, storage, stop).status();
+    return RemoveCheckpoint(kPath, DryRun::kNo, storage, stop).status();
   };
   const auto visit = [&](MemoryStorage& left, const Status& outcome) {
     const bool there = CheckpointReader::Open(kPath, left).ok();
@@ -191,7 +191,7 @@ TEST_F(Stop, RemovalLeavesAWholeCheckpointOrNone) {
       const char* const says = there ? "nothing was removed" : "varve gc";
       EXPECT_NE(outcome.message().find(says), std::string::npos);
     }
-    ASSERT_TRUE(IsOk(CollectGarbage("runs", false, left).status()));
+    ASSERT_TRUE(IsOk(CollectGarbage("runs", DryRun::kNo, left).status()));
     EXPECT_EQ(left.List("runs")->size(), there ? 1U : 0U);
   };
   EXPECT_GE(ForEachStop(base_, remove, visit), 10U);

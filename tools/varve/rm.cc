@@ -21,8 +21,10 @@ struct Options {
 };
 
 Result<Outcome> Run(const Options& options, const std::stop_token& stop) {
-  VARVE_ASSIGN_OR_RETURN(const RemovalReport report,
-                         RemoveCheckpoint(options.path, options.dry_run, PosixStorage(), stop));
+  VARVE_ASSIGN_OR_RETURN(
+      const RemovalReport report,
+      RemoveCheckpoint(options.path, options.dry_run ? DryRun::kYes : DryRun::kNo, PosixStorage(),
+                       stop));
   if (options.json) {
     JsonWriter json;
     json.BeginObject().Key("checkpoint").String(options.path);
