@@ -6,7 +6,7 @@ import threading
 import time
 
 from varve._warn import warn
-from varve.errors import CancelledError
+from varve.errors import CancelledError, Error
 from varve.torch._waiting import LOG
 
 
@@ -65,5 +65,6 @@ def log_dropped(path: str, error: BaseException) -> None:
 
 
 def _describe(path: str, error: BaseException) -> str:
-    text = str(error)
-    return f"{type(error).__name__}: {text if path in text else f'save {path}: {text}'}"
+    # The engine's messages begin with the save; those of other software do not know of it.
+    text = str(error) if isinstance(error, Error) else f"save {path}: {error}"
+    return f"{type(error).__name__}: {text}"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib
 import os
-import traceback
 import warnings
 from collections.abc import Callable
 from typing import Any, TypeVar
@@ -95,20 +94,26 @@ def save_plain(
     options = arguments_of(_save_state_dict, use_collectives=(use_collectives, True))
     planner = _comparing(writer, planner, group) if use_collectives else planner
 
+    # A rank that failed takes part, to tell the others.
+    storage, its_planner = (writer, planner) if failure is None else (FailedWriter(failure), None)
+    finishing: Any = _Finishing(storage)
+
     def run() -> Metadata:
-        # A rank that failed takes part, to tell the others.
-        storage, its_planner = (
-            (writer, planner) if failure is None else (FailedWriter(failure), None)
-        )
         with collector_at_rest():
             return _save_state_dict(
-                plain, storage, group.process_group, 0, group.alone, its_planner, **options
+                plain,
+                storage if use_collectives else finishing,
+                group.process_group,
+                0,
+                group.alone,
+                its_planner,
+                **options,
             )
 
     try:
         if use_collectives:
             return _raising_alike(what, group, run)
-        return _without_collectives(what, group, run)
+        return _without_collectives(what, group, run, finishing)
     except BaseException:
         if isinstance(writer, FileSystemWriter):
             writer.abandon()
@@ -251,25 +256,39 @@ def _raising_alike(what: str, group: Group, run: Callable[[], _T]) -> _T:
         raise made from made.__cause__
 
 
-def _without_collectives(what: str, group: Group, run: Callable[[], Metadata]) -> Metadata:
+class _Finishing:
+    """A writer that notes when its part of a save is over: torch's ranks then meet in a barrier."""
+
+    def __init__(self, writer: Any) -> None:
+        self._writer = writer
+        self.finished = False
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._writer, name)
+
+    def finish(self, metadata: Metadata, results: Any) -> None:
+        """Finishes the save."""
+        self._writer.finish(metadata=metadata, results=results)
+        self.finished = True
+
+
+def _without_collectives(
+    what: str, group: Group, run: Callable[[], Metadata], writer: _Finishing
+) -> Metadata:
     """As `_raising_alike`, where torch's ranks do not learn of each other's failures."""
     metadata = None
     failure = None
     try:
         metadata = run()
     except Exception as error:
-        if _in_barrier(error):
-            raise
+        if writer.finished:
+            raise  # The barrier itself has failed.
         failure = error
         if not group.alone:
             dist.barrier(group.process_group)  # The others wait there at their end.
     agree(what, "write", failure, group)
     assert metadata is not None
     return metadata
-
-
-def _in_barrier(error: Exception) -> bool:
-    return any(frame.name == "barrier" for frame in traceback.extract_tb(error.__traceback__))
 
 
 def plain_of(state_dict: dict[str, Any]) -> dict[str, Any]:
@@ -300,15 +319,21 @@ def _find(checkpoint_id: _Id, kind: type[_T], reader: bool) -> Any:
     text = os.fsdecode(checkpoint_id) if checkpoint_id else ""
     if text and ("://" not in text or text.startswith("file://")):
         return kind(checkpoint_id)  # type: ignore[call-arg]
-    try:
-        return _storage_setup(None, checkpoint_id, reader)
-    except RuntimeError as error:
-        if not text or "Cannot detect" not in str(error):
-            raise
+    if text and not _fsspec_serves(text):
         raise InvalidArgumentError(
             f'{text}: no storage serves the scheme "{text.split("://")[0]}://". Paths and file:// are '
             f"Varve's; {_fsspec_schemes()}"
-        ) from None
+        )
+    return _storage_setup(None, checkpoint_id, reader)
+
+
+def _fsspec_serves(url: str) -> bool:
+    """True where torch's storage over fsspec takes the URL."""
+    try:
+        module: Any = importlib.import_module("torch.distributed.checkpoint._fsspec_filesystem")
+    except Exception:  # As torch itself: fsspec is not installed, or fails to be imported.
+        return False
+    return bool(module.FileSystem.validate_checkpoint_id(url))
 
 
 def _fsspec_schemes() -> str:
