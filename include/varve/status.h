@@ -34,6 +34,21 @@ enum class StatusCode : std::uint8_t {
 /// The code's name in the form "DataLoss".
 std::string_view StatusCodeName(StatusCode code);
 
+/// Finer than the code, where a program has to tell errors of one code apart.
+enum class ErrorReason : std::uint8_t {
+  kNone = 0,
+  kStagerLost = 1,  ///< The stager lost a message of other ranks: a new stager can save.
+};
+
+/// Facts of an error for programs. The message has them in words.
+struct ErrorDetails {
+  std::string path;      ///< The file or checkpoint that the error is about. Empty: not known.
+  int rank = -1;         ///< The lowest rank that failed. -1: not known.
+  int system_error = 0;  ///< errno of the system call that failed. 0: none did.
+  ErrorReason reason = ErrorReason::kNone;
+  friend bool operator==(const ErrorDetails&, const ErrorDetails&) = default;
+};
+
 /// An error code with a message, or success. Cheap to move; success allocates nothing.
 class [[nodiscard]] Status {
  public:
@@ -45,6 +60,12 @@ class [[nodiscard]] Status {
   [[nodiscard]] bool ok() const { return code_ == StatusCode::kOk; }
   [[nodiscard]] StatusCode code() const { return code_; }
   [[nodiscard]] const std::string& message() const { return message_; }
+  [[nodiscard]] const ErrorDetails& details() const { return details_; }
+
+  /// Returns the same error with those of `details` that it does not have yet. Success stays
+  /// success.
+  [[nodiscard]] Status With(ErrorDetails details) const&;
+  [[nodiscard]] Status With(ErrorDetails details) &&;
 
   /// The same error with `context` and ": " put before its message. Success stays success.
   [[nodiscard]] Status Annotate(std::string_view context) const;
@@ -55,6 +76,7 @@ class [[nodiscard]] Status {
  private:
   StatusCode code_ = StatusCode::kOk;
   std::string message_;
+  ErrorDetails details_;
 };
 
 Status InvalidArgument(std::string message);
@@ -95,6 +117,12 @@ class [[nodiscard]] Result {
   T&& operator*() && { return std::move(*this).value(); }
   T* operator->() { return &value(); }
   const T* operator->() const { return &value(); }
+
+  /// This result with details added to its error (Status::With); a value passes through.
+  [[nodiscard]] Result With(ErrorDetails details) && {
+    status_ = std::move(status_).With(std::move(details));
+    return std::move(*this);
+  }
 
   /// This result with its error annotated (Status::Annotate); a value passes through.
   [[nodiscard]] Result Annotate(std::string_view context) && {

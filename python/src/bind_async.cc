@@ -63,7 +63,7 @@ void Tell(const nb::object& function, const char* what, Arguments&&... arguments
   }
 }
 
-AsyncSaveOptions AsyncSaveOptionsFrom(const nb::dict& options) {
+AsyncSaveOptions AsyncSaveOptionsFrom(const nb::dict& options, const std::string& path) {
   AsyncSaveOptions out;
   out.save = SaveOptionsFrom(options);
   Set(options, "overlapped", &out.overlapped);
@@ -77,14 +77,16 @@ AsyncSaveOptions AsyncSaveOptionsFrom(const nb::dict& options) {
     SetSeconds(options, "deadline", &out.deadline.emplace());
   }
   if (options.contains("not_ready")) {
-    out.ready = InvalidArgument(nb::cast<std::string>(nb::object(options["not_ready"])));
+    const nb::object why(options["not_ready"]);
+    out.ready = ToStatus(why, nb::cast<std::string>(nb::str(why)));
   }
   // (None or exception), (report or None, None or exception).
-  out.on_staged = [tell = Shared(nb::object(options["on_staged"]))](const Status& status) {
+  out.on_staged = [tell = Shared(nb::object(options["on_staged"])), path](const Status& status) {
     const nb::gil_scoped_acquire gil;
-    Tell(*tell, "on_staged", ErrorOrNone(status));
+    Tell(*tell, "on_staged", ErrorOrNone(status.With({.path = path})));
   };
-  out.on_done = [tell = Shared(nb::object(options["on_done"]))](const Result<SaveReport>& report) {
+  out.on_done = [tell = Shared(nb::object(options["on_done"])),
+                 path](const Result<SaveReport>& report) {
     const nb::gil_scoped_acquire gil;
     nb::object made = nb::none();
     if (report.ok()) {
@@ -97,7 +99,7 @@ AsyncSaveOptions AsyncSaveOptionsFrom(const nb::dict& options) {
       known["pageable_bytes"] = report->pageable_bytes;
       made = known;
     }
-    Tell(*tell, "on_done", made, ErrorOrNone(report.status()));
+    Tell(*tell, "on_done", made, ErrorOrNone(report.status().With({.path = path})));
   };
   return out;
 }
@@ -146,7 +148,7 @@ std::shared_ptr<AsyncSaveHandle> AsyncSavePython(const std::shared_ptr<Stager>& 
                                                  const nb::dict& options,
                                                  const nb::object& coordinator) {
   State state = StateFrom(tensors, objects, structure, options);
-  AsyncSaveOptions save_options = AsyncSaveOptionsFrom(options);
+  AsyncSaveOptions save_options = AsyncSaveOptionsFrom(options, path.text);
   std::stop_source stop;
   save_options.save.stop = stop.get_token();
   const auto ranks = MakeCoordinator(coordinator);

@@ -13,9 +13,10 @@ namespace varve::python {
 namespace {
 
 nb::list ListPython(const FsPath& directory) {
-  const std::vector<CheckpointEntry> entries = Stoppable([&](const std::stop_token& stop) {
-    return ListCheckpoints(directory.text, PosixStorage(), stop);
-  });
+  const std::vector<CheckpointEntry> entries =
+      Stoppable(directory.text, [&](const std::stop_token& stop) {
+        return ListCheckpoints(directory.text, PosixStorage(), stop);
+      });
   nb::list out;
   for (const CheckpointEntry& entry : entries) {
     nb::dict item;
@@ -32,8 +33,9 @@ nb::list ListPython(const FsPath& directory) {
 }
 
 nb::list VerifyPython(const FsPath& path) {
-  const VerifyReport report = Stoppable(
-      [&](const std::stop_token& stop) { return Verify(path.text, PosixStorage(), {}, stop); });
+  const VerifyReport report = Stoppable(path.text, [&](const std::stop_token& stop) {
+    return Verify(path.text, PosixStorage(), {}, stop);
+  });
   nb::list out;
   for (const Damage& damage : report.damages) {
     nb::dict item;
@@ -48,13 +50,14 @@ nb::list VerifyPython(const FsPath& path) {
 }
 
 bool RepairPython(const FsPath& path) {
-  const RepairReport report = Stoppable(
-      [&](const std::stop_token& stop) { return Repair(path.text, PosixStorage(), stop); });
+  const RepairReport report = Stoppable(path.text, [&](const std::stop_token& stop) {
+    return Repair(path.text, PosixStorage(), stop);
+  });
   return report.changed;
 }
 
 nb::list GarbagePython(const FsPath& directory, bool dry_run) {
-  const GarbageReport report = Stoppable([&](const std::stop_token& stop) {
+  const GarbageReport report = Stoppable(directory.text, [&](const std::stop_token& stop) {
     return CollectGarbage(directory.text, dry_run ? DryRun::kYes : DryRun::kNo, PosixStorage(),
                           stop);
   });
@@ -66,7 +69,7 @@ nb::list GarbagePython(const FsPath& directory, bool dry_run) {
 }
 
 nb::tuple RemovePython(const FsPath& path, bool dry_run) {
-  const RemovalReport report = Stoppable([&](const std::stop_token& stop) {
+  const RemovalReport report = Stoppable(path.text, [&](const std::stop_token& stop) {
     return RemoveCheckpoint(path.text, dry_run ? DryRun::kYes : DryRun::kNo, PosixStorage(), stop);
   });
   nb::list others;
@@ -77,14 +80,14 @@ nb::tuple RemovePython(const FsPath& path, bool dry_run) {
 }
 
 nb::object LatestPython(const FsPath& directory) {
-  return ToPath(Stoppable([&](const std::stop_token& stop) {
+  return ToPath(Stoppable(directory.text, [&](const std::stop_token& stop) {
     return NewestCheckpoint(directory.text, PosixStorage(), stop);
   }));
 }
 
 /// [(name, bytes), ...]
 nb::list SideFilesPython(const FsPath& path) {
-  const auto reader = Stoppable([&](const std::stop_token& stop) {
+  const auto reader = Stoppable(path.text, [&](const std::stop_token& stop) {
     return CheckpointReader::Open(path.text, PosixStorage(), stop);
   });
   nb::list out;
@@ -95,11 +98,12 @@ nb::list SideFilesPython(const FsPath& path) {
 }
 
 nb::bytes ReadSideFilePython(const FsPath& path, const std::string& name) {
-  const std::string content = Stoppable([&](const std::stop_token& stop) -> Result<std::string> {
-    VARVE_ASSIGN_OR_RETURN(const auto reader,
-                           CheckpointReader::Open(path.text, PosixStorage(), stop));
-    return reader->ReadFile(name);
-  });
+  const std::string content =
+      Stoppable(path.text, [&](const std::stop_token& stop) -> Result<std::string> {
+        VARVE_ASSIGN_OR_RETURN(const auto reader,
+                               CheckpointReader::Open(path.text, PosixStorage(), stop));
+        return reader->ReadFile(name);
+      });
   return nb::bytes(content.data(), content.size());
 }
 

@@ -262,7 +262,7 @@ nb::dict SavePython(const nb::list& tensors, const nb::list& objects, const nb::
   Result<SaveReport> report = Internal("not run");
   RunCollective([&] { report = Save(state, path.text, save_options, *ranks); }, coordinator,
                 [&] { stop.request_stop(); }, &count, "writing");
-  RaiseIfError(report.status());
+  RaiseIfError(report.status().With({.path = path.text}));
   return ToDict(*report);
 }
 
@@ -290,20 +290,22 @@ void BindCheckpoint(nb::module_& module) {
   module.def(
       "report_failure",
       [](const nb::object& coordinator, const FsPath& what, const FsPath& message,
-         const nb::dict& options) {
+         const nb::object& error, const nb::dict& options) {
+        const Status failure = ToStatus(error, message.text);
         std::chrono::milliseconds timeout = std::chrono::minutes(30);
         SetSeconds(options, "timeout", &timeout);
         const auto ranks = MakeCoordinator(coordinator);
         Status status;
         RunCollective(
             [&] {
-              status = Agree(*ranks, what.text, InvalidArgument(message.text),
-                             std::chrono::steady_clock::now() + timeout);
+              status =
+                  Agree(*ranks, what.text, failure, std::chrono::steady_clock::now() + timeout);
             },
             coordinator, [] {}, nullptr, "");
         RaiseIfError(status);
       },
-      nb::arg("coordinator").none(), nb::arg("what"), nb::arg("message"), nb::arg("options"));
+      nb::arg("coordinator").none(), nb::arg("what"), nb::arg("message"), nb::arg("error"),
+      nb::arg("options"));
 }
 
 }  // namespace varve::python

@@ -51,7 +51,7 @@ nb::dict ConvertPython(const FsPath& source, const FsPath& target, const std::st
   options.memory_budget = memory_budget;
   options.everything = everything;
   options.hf_config = hf_config;
-  const ConvertReport report = Stoppable([&](const std::stop_token& stop) {
+  const ConvertReport report = Stoppable(source.text, [&](const std::stop_token& stop) {
     options.stop = stop;
     return Convert(source.text, target.text, options);
   });
@@ -79,8 +79,9 @@ const char* KindName(Difference::Kind kind) {
 }
 
 nb::list DiffPython(const FsPath& a, const FsPath& b) {
-  const DiffReport report = Stoppable(
-      [&](const std::stop_token& stop) { return Diff(a.text, b.text, PosixStorage(), {}, stop); });
+  const DiffReport report = Stoppable(a.text, [&](const std::stop_token& stop) {
+    return Diff(a.text, b.text, PosixStorage(), {}, stop);
+  });
   nb::list out;
   for (const Difference& difference : report.differences) {
     nb::dict item;

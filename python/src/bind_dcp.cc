@@ -110,7 +110,7 @@ nb::dict WritePython(const FsPath& path, const nb::list& tuples, const nb::dict&
   if (options.contains("direct")) {
     save.direct = nb::cast<bool>(nb::object(options["direct"]));
   }
-  const DcpFile file = Stoppable([&](const std::stop_token& stop) {
+  const DcpFile file = Stoppable(path.text, [&](const std::stop_token& stop) {
     save.stop = stop;
     return WriteDcpFile(path.text, items, save);
   });

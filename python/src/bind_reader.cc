@@ -58,7 +58,7 @@ nb::tuple TupleOf(const Dims& dims) {
 class PythonReader {
  public:
   PythonReader(const FsPath& path, bool use_agent)
-      : reader_(Stoppable([&](const std::stop_token& stop) {
+      : reader_(Stoppable(path.text, [&](const std::stop_token& stop) {
           if (use_agent) {
             agent_ = OpenAgentMemory(path.text, PosixStorage(),
                                      [this](std::uint64_t bytes) { from_agent_ += bytes; });
@@ -71,13 +71,15 @@ class PythonReader {
 
   nb::object Structure() {
     return FromValue(
-        Stoppable([&](const std::stop_token& stop) { return reader().ReadStructure(stop); }),
+        Stoppable(reader().directory(),
+                  [&](const std::stop_token& stop) { return reader().ReadStructure(stop); }),
         false);
   }
 
   nb::list Objects(const std::vector<std::string>& fqns, bool allow_pickle) {
     const std::vector<Value> values =
-        Stoppable([&](const std::stop_token& stop) { return reader().ReadObjects(fqns, stop); });
+        Stoppable(reader().directory(),
+                  [&](const std::stop_token& stop) { return reader().ReadObjects(fqns, stop); });
     nb::list out;
     for (std::size_t i = 0; i < fqns.size(); ++i) {
       try {
@@ -178,7 +180,7 @@ class PythonReader {
   /// Fills the targets from this process alone; returns the bytes read.
   std::uint64_t ReadInto(const nb::list& targets) {
     const std::vector<TargetTensor> wanted = TargetsFrom(targets);
-    return Stoppable([&](const std::stop_token& stop) {
+    return Stoppable(reader().directory(), [&](const std::stop_token& stop) {
       LoadOptions options;
       options.stop = stop;
       return reader().ReadTensors(wanted, options);
@@ -200,7 +202,7 @@ class PythonReader {
     Result<LoadReport> report = Internal("not run");
     RunCollective([&] { report = Load(reader(), request, load_options, *ranks); }, coordinator,
                   [&] { stop.request_stop(); }, &count, "reading");
-    RaiseIfError(report.status());
+    RaiseIfError(report.status().With({.path = reader().directory()}));
     nb::dict out;
     out["loaded"] = report->loaded;
     out["bytes_read"] = report->bytes_read;

@@ -30,6 +30,9 @@ struct FsPath {
 /// The Python exception for an error.
 nb::object ToException(const Status& status);
 
+/// The error for an exception: code and attributes of one of ours, InvalidArgument for any other.
+Status ToStatus(nb::handle error, std::string message);
+
 /// Raises the Python exception for an error; the table of types is varve/errors.py.
 [[noreturn]] void Raise(const Status& status);
 

@@ -10,6 +10,7 @@
 #include <functional>
 #include <optional>
 #include <stop_token>
+#include <string>
 #include <utility>
 
 #include "bindings.h"
@@ -33,9 +34,9 @@ void RunOffMain(const std::function<void()>& work, const OffMain& how);
 
 /// Runs a call of the engine as RunOffMain does: `call` takes a stop token, which a signal
 /// triggers, and returns a Result. Returns its value; raises what the signal handler raised, or the
-/// exception for its error.
+/// exception for its error, whose path is `about` unless the error has one.
 template <class Call>
-auto Stoppable(const Call& call) {
+auto Stoppable(const std::string& about, const Call& call) {
   std::stop_source stop;
   decltype(call(stop.get_token())) result = Internal("not run");
   std::exception_ptr thrown;
@@ -50,7 +51,7 @@ auto Stoppable(const Call& call) {
   if (thrown) {
     std::rethrow_exception(thrown);
   }
-  return ValueOrRaise(std::move(result));
+  return ValueOrRaise(std::move(result).With({.path = about}));
 }
 
 /// As RunOffMain, for a wait that has no memory of the caller: on a signal the wait goes on by

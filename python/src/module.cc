@@ -27,12 +27,59 @@ std::string InPython(std::string message) {
   return message;
 }
 
+/// errors.STAGER_LOST.
+constexpr const char* kStagerLost = "StagerLost";
+
 }  // namespace
 
 nb::object ToException(const Status& status) {
   const nb::object types = nb::module_::import_("varve.errors").attr("BY_CODE");
-  const nb::object type = types[nb::int_(static_cast<int>(status.code()))];
-  return type(ToText(InPython(status.message())));
+  const std::string_view code = StatusCodeName(status.code());
+  const nb::object type = types[nb::str(code.data(), code.size())];
+  const ErrorDetails& details = status.details();
+  nb::dict known;
+  if (!details.path.empty()) {
+    known["path"] = ToPath(details.path);
+  }
+  if (details.rank >= 0) {
+    known["rank"] = details.rank;
+  }
+  if (details.system_error != 0) {
+    known["errno"] = details.system_error;
+  }
+  if (details.reason == ErrorReason::kStagerLost) {
+    known["reason"] = kStagerLost;
+  }
+  return type(ToText(InPython(status.message())), **known);
+}
+
+Status ToStatus(nb::handle error, std::string message) {
+  const nb::module_ errors = nb::module_::import_("varve.errors");
+  if (!nb::isinstance(error, errors.attr("Error"))) {
+    return InvalidArgument(std::move(message));
+  }
+  const auto name = nb::cast<std::string>(error.attr("code"));
+  StatusCode code = StatusCode::kInvalidArgument;
+  for (auto number = static_cast<int>(StatusCode::kInvalidArgument);
+       number <= static_cast<int>(StatusCode::kInternal); ++number) {
+    if (StatusCodeName(static_cast<StatusCode>(number)) == name) {
+      code = static_cast<StatusCode>(number);
+    }
+  }
+  ErrorDetails details;
+  if (const nb::object path = error.attr("path"); !path.is_none()) {
+    details.path = nb::cast<FsPath>(path).text;
+  }
+  if (const nb::object rank = error.attr("rank"); !rank.is_none()) {
+    details.rank = nb::cast<int>(rank);
+  }
+  if (const nb::object number = nb::getattr(error, "errno", nb::none()); !number.is_none()) {
+    details.system_error = nb::cast<int>(number);
+  }
+  if (nb::cast<std::string>(error.attr("reason")) == kStagerLost) {
+    details.reason = ErrorReason::kStagerLost;
+  }
+  return Status(code, std::move(message)).With(std::move(details));
 }
 
 void Raise(const Status& status) {

@@ -14,6 +14,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
 
 import varve.torch
+import varve.torch.dcp
 
 Layout = tuple[tuple[int, ...], tuple[Any, ...]]
 
@@ -128,6 +129,50 @@ def fail_on_one_rank(rank: int, size: int, path: str, bad: int) -> None:
     if rank == bad:
         state["odd"] = Failing()
     varve.torch.save(state, path, timeout=30)
+
+
+def fail_with_facts(rank: int, size: int, directory: str, what: str) -> tuple[Any, ...]:
+    """Rank 1 fails alone; returns what each rank's exception tells."""
+    bad: dict[str, Any] = {"w": torch.ones(3)}
+    if rank == 1:
+        bad["odd"] = Failing()
+    new = f"{directory}/new"
+    try:
+        if what == "save":
+            varve.torch.save(bad, new, timeout=30)
+        elif what == "async_save":
+            varve.torch.async_save(bad, new, timeout=30).result(60)
+        elif what == "dcp save":
+            varve.torch.dcp.save(FailingState(rank), checkpoint_id=new)
+        elif what == "dcp save alone":
+            varve.torch.dcp.save(FailingState(rank), checkpoint_id=new, use_collectives=False)
+        else:
+            path = f"{directory}/elsewhere/there" if rank == 1 else f"{directory}/there"
+            varve.torch.load({"w": torch.ones(3)}, path, timeout=30)
+    except varve.Error as error:
+        facts = (error.code, error.rank, error.path, getattr(error, "errno", None))
+        return type(error).__name__, *facts
+    raise AssertionError("nothing failed")
+
+
+class FailingState(dict[str, Any]):
+    """A state of torch's dcp whose object fails when rank 1 asks for its state."""
+
+    def __init__(self, rank: int) -> None:
+        super().__init__(w=torch.ones(3), odd=_Odd(rank))
+
+
+class _Odd:
+    def __init__(self, rank: int) -> None:
+        self._rank = rank
+
+    def state_dict(self) -> dict[str, Any]:
+        if self._rank == 1:
+            raise RuntimeError("odd")
+        return {"a": 1}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Nothing."""
 
 
 def disagree(rank: int, size: int, path: str) -> None:

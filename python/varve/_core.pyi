@@ -66,7 +66,9 @@ def async_save(
 ) -> AsyncSaveHandle:
     """Options also hold on_staged(error) and on_done(report, error), called once each on any thread."""
 
-def report_failure(coordinator: Any, what: str, message: str, options: dict[str, Any]) -> None: ...
+def report_failure(
+    coordinator: Any, what: str, message: str, error: Exception, options: dict[str, Any]
+) -> None: ...
 def list_checkpoints(directory: str) -> list[dict[str, Any]]:
     """Lists checkpoints and stale files: dicts of name, format, state, detail, step, bytes, world_size."""
 

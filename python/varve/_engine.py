@@ -291,6 +291,8 @@ def fail(
     """Tells the other ranks, who wait for this one, why it does not take part."""
     if coordinator is not None and coordinator.size > 1:
         try:
-            _core.report_failure(coordinator, what, f"{type(error).__name__}: {error}", options)
+            _core.report_failure(
+                coordinator, what, f"{type(error).__name__}: {error}", error, options
+            )
         except Exception as reported:
             raise reported from error

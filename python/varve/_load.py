@@ -151,7 +151,8 @@ class _Plan:
             self._stored = self.reader.tensors()
         if name not in self._stored:
             raise CheckpointNotFoundError(
-                f'{self.reader.directory}: the containers name a tensor "{name}" that is not there'
+                f'{self.reader.directory}: the containers name a tensor "{name}" that is not there',
+                path=self.reader.directory,
             )
         geometry: tuple[int, tuple[int, ...]] = self._stored[name]
         return geometry
@@ -199,7 +200,8 @@ def load(
         hint = _prefix_hint(reader, match.missing)
         if hint is None:
             raise
-        raise InvalidArgumentError(f"{error}\n  {hint}") from None
+        text = f"{error}\n  {hint}"
+        raise InvalidArgumentError(text, path=error.path, rank=error.rank) from None
     except Exception:
         arrays.note_filled(filled)  # Some of it may have been written.
         raise
@@ -280,7 +282,7 @@ def read(
         else:
             origins[fqn] = leaf.origin
     if chosen is not None and not found:
-        raise CheckpointNotFoundError(f"read {where}: nothing is named {chosen}")
+        raise CheckpointNotFoundError(f"read {where}: nothing is named {chosen}", path=where)
     stored = reader.tensors(None if chosen is None else list(origins))
     for fqn, origin in origins.items():
         found[fqn] = tensor = arrays.create(fqn, *stored[fqn], origin)
@@ -335,7 +337,8 @@ def plain_values(reader: Any, where: str, names: list[str], allow_pickle: bool) 
             if free
             else "Nothing in it can be read without them"
         )
-        + (f" and {len(free) - 10} more" if len(free) > 10 else "")
+        + (f" and {len(free) - 10} more" if len(free) > 10 else ""),
+        path=where,
     )
 
 

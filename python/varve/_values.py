@@ -301,7 +301,8 @@ def name_failure(fqn: str, error: Exception) -> None:
         text = f'"{fqn}": {error}'
         raise NeedsClassesError(text, error.classes, error.with_pickle) from error.__cause__
     if isinstance(error, Error):
-        raise type(error)(f'"{fqn}": {error}') from error.__cause__
+        text = f'"{fqn}": {error}'
+        raise type(error)(text, path=error.path, rank=error.rank) from error.__cause__
     raise UnsupportedError(
         f'"{fqn}": the stored value cannot be made here: {type(error).__name__}: {error}'
     ) from error

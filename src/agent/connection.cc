@@ -11,6 +11,7 @@
 #include <sys/socket.h>
 #include <sys/un.h>
 
+#include "base/error_codec.h"
 #include "varve/version.h"
 
 namespace varve {
@@ -21,7 +22,7 @@ constexpr auto kSendTimeout = std::chrono::seconds(10);
 constexpr std::size_t kFrameBytes = 1 + 8;
 
 Status Errno(const std::string& what, int error) {
-  return Unavailable(what + ": " + std::strerror(error));
+  return Unavailable(what + ": " + std::strerror(error)).With({.system_error = error});
 }
 
 /// Limits how long connect(2) and sendmsg(2) may wait on the socket: until `deadline` from now.
@@ -65,20 +66,19 @@ std::vector<FileDescriptor> TakeDescriptors(msghdr* header) {
 
 }  // namespace
 
-std::string AgentVersion() { return std::string(Version()) + "+agent.3"; }
+std::string AgentVersion() { return std::string(Version()) + "+agent.4"; }
 
 Bytes EncodeRefusal(const Status& status) {
-  Bytes bytes(1, static_cast<char>(status.code()));
-  bytes += status.message().substr(0, kMaxAgentPayload - 1);
+  Bytes bytes;
+  ByteWriter out(&bytes);
+  EncodeError(status, &out);
+  bytes.resize(std::min(bytes.size(), kMaxAgentPayload));  // The message comes last.
   return bytes;
 }
 
 Status DecodeRefusal(std::string_view payload) {
-  const auto code = payload.empty() ? 0 : static_cast<std::uint8_t>(payload.front());
-  if (code == 0 || code > static_cast<std::uint8_t>(StatusCode::kInternal)) {
-    return DataLoss("the agent refuses without a reason");
-  }
-  return {static_cast<StatusCode>(code), std::string(payload.substr(1))};
+  auto error = DecodeError(std::string(payload));
+  return error ? std::move(*error) : DataLoss("the agent refuses without a reason");
 }
 
 Status AgentConnection::Send(const AgentMessage& message) {

@@ -19,7 +19,7 @@ namespace {
 constexpr int kBacklog = 128;
 
 Status Failed(const std::string& what, int error) {
-  return Unavailable(what + ": " + std::strerror(error));
+  return Unavailable(what + ": " + std::strerror(error)).With({.system_error = error});
 }
 
 }  // namespace

@@ -22,7 +22,9 @@ constexpr std::int64_t kMaxBlobBytes = std::int64_t{16} << 30;
 constexpr std::size_t kPageBytes = 4096;
 
 Status NoMemory(const std::string& what) {
-  return {StatusCode::kOutOfSpace, what + ": " + std::strerror(errno)};
+  const int error = errno;
+  return Status(StatusCode::kOutOfSpace, what + ": " + std::strerror(error))
+      .With({.system_error = error});
 }
 
 Result<FileDescriptor> MakeMemory(const char* name) {

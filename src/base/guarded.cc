@@ -1,5 +1,6 @@
 #include "base/guarded.h"
 
+#include <cerrno>
 #include <new>
 #include <string>
 #include <system_error>
@@ -23,7 +24,8 @@ Status OutOfMemory() noexcept {
   return WithoutMemory(StatusCode::kOutOfSpace,
                        "the system has no memory left for this process; free some, or raise its "
                        "limit (ulimit -v, or that of its container)",
-                       "out of memory");
+                       "out of memory")
+      .With({.system_error = ENOMEM});
 }
 
 Status CaughtError() noexcept {
@@ -36,7 +38,8 @@ Status CaughtError() noexcept {
       return WithoutMemory(StatusCode::kUnavailable,
                            "the system starts no more threads for this process; end some, or raise "
                            "the limit (ulimit -u and -v, or that of its container)",
-                           "no more threads");
+                           "no more threads")
+          .With({.system_error = EAGAIN});
     }
     return WithoutMemory(StatusCode::kInternal, error.what(), "system error");
   } catch (const std::exception& error) {

@@ -26,7 +26,30 @@ Status Status::Annotate(std::string_view context) const {
   std::string message(context);
   message += ": ";
   message += message_;
-  return {code_, std::move(message)};
+  Status annotated(code_, std::move(message));
+  annotated.details_ = details_;
+  return annotated;
+}
+
+Status Status::With(ErrorDetails details) const& { return Status(*this).With(std::move(details)); }
+
+Status Status::With(ErrorDetails details) && {
+  if (ok()) {
+    return {};
+  }
+  if (details_.path.empty()) {
+    details_.path = std::move(details.path);
+  }
+  if (details_.rank < 0) {
+    details_.rank = details.rank;
+  }
+  if (details_.system_error == 0) {
+    details_.system_error = details.system_error;
+  }
+  if (details_.reason == ErrorReason::kNone) {
+    details_.reason = details.reason;
+  }
+  return std::move(*this);
 }
 
 std::string Status::ToString() const {

@@ -1,5 +1,6 @@
 #include "varve/status.h"
 
+#include <cerrno>
 #include <memory>
 #include <string>
 
@@ -53,6 +54,24 @@ TEST(Result, CarriesMoveOnlyValues) {
 TEST(Result, AnnotatesItsError) {
   auto result = Result<int>(NotFound("gone")).Annotate("open");
   EXPECT_TRUE(FailsWith(result, StatusCode::kNotFound, {"open: gone"}));
+}
+
+Status FullDisk() {
+  return Status(StatusCode::kOutOfSpace, "write f: no space")
+      .With({.path = "/run/f", .rank = 3, .system_error = ENOSPC});
+}
+
+TEST(Status, AnnotateKeepsTheDetails) {
+  const Status error = FullDisk().Annotate("save c");
+  EXPECT_EQ(error.message(), "save c: write f: no space");
+  EXPECT_EQ(error.details(), FullDisk().details());
+}
+
+TEST(Status, WithFillsOnlyDetailsThatAreNotKnown) {
+  const Status error = FullDisk().With({.path = "/run/c", .rank = 0, .system_error = EIO});
+  EXPECT_EQ(error.details(), FullDisk().details());
+  EXPECT_EQ(NotFound("x").With({.path = "/run/c"}).details().path, "/run/c");
+  EXPECT_TRUE(Status::Ok().With({.path = "/run/c"}).details().path.empty());
 }
 
 }  // namespace

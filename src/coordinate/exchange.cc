@@ -17,6 +17,7 @@
 #include <utility>
 
 #include "base/bytes.h"
+#include "base/error_codec.h"
 #include "base/guarded.h"
 #include "varve/coordinator.h"
 
@@ -29,21 +30,22 @@ constexpr auto kReplyGrace = std::chrono::seconds(5);
 Bytes EncodeContribution(const Contribution& contribution) {
   Bytes bytes;
   ByteWriter out(&bytes);
-  out.U8(static_cast<std::uint8_t>(contribution.status().code()));
-  out.Raw(contribution.ok() ? *contribution : contribution.status().message());
+  if (contribution.ok()) {
+    out.U8(static_cast<std::uint8_t>(StatusCode::kOk));
+    out.Raw(*contribution);
+  } else {
+    EncodeError(contribution.status(), &out);
+  }
   return bytes;
 }
 
 Contribution DecodeContribution(Bytes bytes) {
-  const auto code = bytes.empty() ? 0xFF : static_cast<std::uint8_t>(bytes.front());
-  if (code > static_cast<std::uint8_t>(StatusCode::kInternal)) {
-    return Internal("malformed message");
-  }
-  bytes.erase(0, 1);  // In place: a reply must not be lost for want of memory for a second one.
-  if (code == 0) {
+  if (!bytes.empty() && bytes.front() == static_cast<char>(StatusCode::kOk)) {
+    bytes.erase(0, 1);  // In place: a reply must not be lost for want of memory for a second one.
     return bytes;
   }
-  return Status(static_cast<StatusCode>(code), std::move(bytes));
+  auto error = DecodeError(std::move(bytes));
+  return error ? std::move(*error) : Internal("malformed message");
 }
 
 /// Sends a contribution, or the error that says that there was no memory for it.
@@ -70,10 +72,12 @@ Contribution ReceiveContribution(Coordinator& coordinator, int from, Deadline de
   });
 }
 
-/// All failures in one Status; its code is the first failing rank's.
+/// All failures in one Status; its code and details are the first failing rank's.
 Status Combine(std::string_view what, const std::vector<Contribution>& contributions) {
   std::string message;
   StatusCode code = StatusCode::kOk;
+  ErrorDetails details;
+  ErrorReason reason = ErrorReason::kNone;
   std::size_t failed = 0;
   constexpr std::size_t kMaxNamed = 16;
   for (std::size_t rank = 0; rank < contributions.size(); ++rank) {
@@ -83,8 +87,13 @@ Status Combine(std::string_view what, const std::vector<Contribution>& contribut
     const Status& status = contributions[rank].status();
     // A rank that failed tells more than one that then went missing.
     if (code == StatusCode::kOk || code == StatusCode::kUnavailable) {
+      if (code == StatusCode::kOk || status.code() != StatusCode::kUnavailable) {
+        details = status.details();
+        details.rank = details.rank < 0 ? static_cast<int>(rank) : details.rank;
+      }
       code = status.code();
     }
+    reason = std::max(reason, status.details().reason);  // Whichever rank has one.
     if (++failed <= kMaxNamed) {
       message += message.empty() ? "" : "; ";
       message += "rank " + std::to_string(rank) + ": " + status.message();
@@ -96,7 +105,8 @@ Status Combine(std::string_view what, const std::vector<Contribution>& contribut
   if (failed > kMaxNamed) {
     message += "; and " + std::to_string(failed - kMaxNamed) + " more ranks";
   }
-  return Status(code, message).Annotate(what);
+  details.reason = reason;
+  return Status(code, message).With(std::move(details)).Annotate(what);
 }
 
 using Replies = std::vector<std::string>;
@@ -158,8 +168,9 @@ Result<std::string> Coordinate(Coordinator& coordinator, std::string_view what, 
                      : Contribution(CopyOf(replies.status()));
     Status status = SendContribution(coordinator, rank, reply, reply_deadline);
     if (!status.ok() && sent.ok() && replies.ok()) {
-      sent =
-          Guarded([&] { return status.Annotate("rank " + std::to_string(rank)).Annotate(what); });
+      sent = Guarded([&] {
+        return status.With({.rank = rank}).Annotate("rank " + std::to_string(rank)).Annotate(what);
+      });
     }
   }
   VARVE_RETURN_IF_ERROR(replies.status());
@@ -171,7 +182,10 @@ Result<std::string> Coordinate(Coordinator& coordinator, std::string_view what, 
 Result<std::string> TakePart(Coordinator& coordinator, std::string_view what,
                              const Contribution& mine, Deadline deadline) {
   const auto lost = [&](const Status& status) {
-    return Unavailable(status.message()).Annotate("rank 0 (coordinator)").Annotate(what);
+    return Unavailable(status.message())
+        .With({.rank = 0})
+        .Annotate("rank 0 (coordinator)")
+        .Annotate(what);
   };
   if (Status status = SendContribution(coordinator, 0, mine, deadline); !status.ok()) {
     return mine.ok() ? lost(status) : mine.status().Annotate(what);

@@ -1,4 +1,5 @@
 #include <atomic>
+#include <cerrno>
 #include <string>
 
 #include <gtest/gtest.h>
@@ -211,6 +212,30 @@ TEST(Exchange, TellsTheCauseRatherThanTheSilenceItLedTo) {
   });
   EXPECT_TRUE(
       FailsWith(*results[0], StatusCode::kOutOfSpace, {"rank 1: is lost", "rank 2: disk is full"}));
+}
+
+TEST(Exchange, GivesAllRanksTheDetailsOfTheErrorWhoseCodeTheyGet) {
+  World world = MakeInProcessCoordinators(3);
+  world[1].reset();  // Lost, which tells less than what rank 2 reports.
+  const auto results = OnEveryRank(world, [](Coordinator& rank) {
+    const Status full = Status(StatusCode::kOutOfSpace, "disk is full")
+                            .With({.path = "/run/f", .system_error = ENOSPC});
+    return Agree(rank, "writing", rank.rank() == 2 ? full : Status::Ok(), LongDeadline());
+  });
+  for (const std::size_t rank : {0, 2}) {
+    const ErrorDetails expected{.path = "/run/f", .rank = 2, .system_error = ENOSPC};
+    EXPECT_EQ(results[rank]->details(), expected) << rank;
+  }
+}
+
+TEST(Exchange, NumbersTheRankThatIsLost) {
+  World world = MakeInProcessCoordinators(3);
+  world[1].reset();
+  const auto results = OnEveryRank(world, [](Coordinator& rank) {
+    return Agree(rank, "writing", Status::Ok(), LongDeadline());
+  });
+  EXPECT_EQ(results[0]->details().rank, 1);
+  EXPECT_EQ(results[2]->details().rank, 1);
 }
 
 TEST(Exchange, TheDeathOfTheCoordinatorIsNamedAsRankZero) {

@@ -1,6 +1,7 @@
 #include "format/manifest.h"
 
 #include <algorithm>
+#include <cerrno>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -332,7 +333,8 @@ Result<Metadata> DecodeManifest(std::string_view bytes) {
                                                    std::uint64_t[plain_bytes / 8 + 1]);
   if (plain == nullptr) {
     return Status(StatusCode::kOutOfSpace,
-                  "no memory for a manifest of " + std::to_string(plain_bytes) + " bytes");
+                  "no memory for a manifest of " + std::to_string(plain_bytes) + " bytes")
+        .With({.system_error = ENOMEM});
   }
   const std::size_t got =
       ZSTD_decompress(plain.get(), plain_bytes, bytes.data() + kFrameHeadBytes, compressed_bytes);

@@ -145,7 +145,8 @@ Result<std::uint64_t> ReadCasting(CheckpointReader& reader, std::span<const Targ
       return Status(read.status().code(),
                     read.status().message() +
                         "; the destination is partly written: tensors that were read before \"" +
-                        batch.front().target->fqn + "\" hold new values");
+                        batch.front().target->fqn + "\" hold new values")
+          .With(read.status().details());
     }
     bytes_read += *read;
   }

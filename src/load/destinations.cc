@@ -1,6 +1,7 @@
 #include "load/destinations.h"
 
 #include <algorithm>
+#include <cerrno>
 #include <cstddef>
 #include <cstring>
 #include <functional>
@@ -163,7 +164,8 @@ Status CheckCluster(CheckpointReader& reader, const std::vector<const Placed*>& 
     return Status(StatusCode::kOutOfSpace,
                   "no memory to compare what is stored for " + Named(*sharing[0]->target) +
                       " and " + Named(*sharing[1]->target) +
-                      ", which share memory in the destination; load into copies");
+                      ", which share memory in the destination; load into copies")
+        .With({.system_error = ENOMEM});
   }
 }
 

@@ -122,7 +122,8 @@ Result<std::uint64_t> CheckpointReader::Impl::Read(
   ReadOutcome outcome = ReadFiles(reads, owner_count, BufferPool::Shared(), read_options);
   if (!outcome.status.ok()) {
     return Status(outcome.status.code(),
-                  outcome.status.message() + "; " + DescribeTouched(outcome.touched, owner_name));
+                  outcome.status.message() + "; " + DescribeTouched(outcome.touched, owner_name))
+        .With(outcome.status.details());
   }
   return outcome.bytes_read;
 }

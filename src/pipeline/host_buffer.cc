@@ -1,6 +1,7 @@
 #include "varve/host_buffer.h"
 
 #include <algorithm>
+#include <cerrno>
 #include <string>
 #include <thread>
 #include <vector>
@@ -57,7 +58,8 @@ Result<std::unique_ptr<HostBuffer>> HostBuffer::Make(std::uint64_t bytes) {
   void* data = ::mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   if (size < bytes || data == MAP_FAILED) {
     return Status(StatusCode::kOutOfSpace,
-                  "no memory for a copy of " + std::to_string(bytes) + " bytes");
+                  "no memory for a copy of " + std::to_string(bytes) + " bytes")
+        .With({.system_error = ENOMEM});
   }
   ::madvise(data, size, MADV_HUGEPAGE);
   ::madvise(data, size, MADV_DONTFORK);

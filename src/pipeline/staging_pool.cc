@@ -23,9 +23,10 @@ constexpr int kMostRefusals = 16;
 
 /// Why there is no staging memory, and which option asks for less.
 Status Refused(const char* what, std::uint64_t bytes, int error) {
-  return {StatusCode::kOutOfSpace, std::string(what) + " of " + std::to_string(bytes) +
-                                       " bytes: " + std::strerror(error) +
-                                       "; choose a smaller memory_budget (budget_bytes in C++)"};
+  return Status(StatusCode::kOutOfSpace,
+                std::string(what) + " of " + std::to_string(bytes) + " bytes: " +
+                    std::strerror(error) + "; choose a smaller memory_budget (budget_bytes in C++)")
+      .With({.system_error = error});
 }
 
 }  // namespace

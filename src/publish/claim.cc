@@ -113,7 +113,9 @@ namespace {
 Status CannotMake(const std::string& path, const Status& cause) {
   const StatusCode code =
       cause.code() == StatusCode::kNotFound ? StatusCode::kUnavailable : cause.code();
-  return Status(code, cause.message()).Annotate("the directory " + path + " cannot be made");
+  return Status(code, cause.message())
+      .With(cause.details())
+      .Annotate("the directory " + path + " cannot be made");
 }
 
 }  // namespace

@@ -17,8 +17,9 @@
 
 namespace varve {
 
-/// An errno as a Status that says what was being done to which file.
-Status ErrnoStatus(std::string_view action, const std::string& name, int error) {
+namespace {
+
+Status WithCodeOf(std::string_view action, const std::string& name, int error) {
   std::string message = std::string(action) + " " + name + ": " + std::strerror(error) +
                         " (errno " + std::to_string(error) + ")";
   switch (error) {
@@ -38,6 +39,13 @@ Status ErrnoStatus(std::string_view action, const std::string& name, int error) 
     case EINVAL: return InvalidArgument(std::move(message));
     default: return Unavailable(std::move(message));
   }
+}
+
+}  // namespace
+
+/// An errno as a Status that says what was being done to which file.
+Status ErrnoStatus(std::string_view action, const std::string& name, int error) {
+  return WithCodeOf(action, name, error).With({.path = name, .system_error = error});
 }
 
 FileDescriptor OpenDescriptor(const std::string& name, int flags, mode_t mode) {

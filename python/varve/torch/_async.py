@@ -19,7 +19,7 @@ from typing import Any, Literal, cast
 from varve import _core, _engine
 from varve._engine import SaveReport
 from varve._files import Source as FileSource
-from varve.errors import Error, InvalidArgumentError
+from varve.errors import STAGER_LOST, Error, InvalidArgumentError
 from varve.torch import _run
 from varve.torch._coordinator import collective, name_of
 from varve.torch._failures import is_failure, warn_of_earlier
@@ -175,12 +175,14 @@ def _start(
     stager_engine = stager._usable()
     handle = SaveHandle()
     handle.path = path
-    refusal: str | None = _LOST if stager._lost else None
+    refusal: Error | None = None
     cause: BaseException | None = None
+    if stager._lost:
+        refusal = InvalidArgumentError(_LOST, path=path, reason=STAGER_LOST)
     if on_failure == "raise":
         known = stager._failures.take()
         if known is not None and refusal is None:
-            refusal, cause = known
+            refusal, cause = InvalidArgumentError(known[0], path=path), known[1]
     else:
         warn_of_earlier(stager._failures)
     deadline = time.monotonic() + options["deadline"] if "deadline" in options else None
@@ -192,7 +194,7 @@ def _start(
             parts = _engine.gather(state, TorchArrays(stager.copy_from_devices), rank, allow_pickle)
         except Exception as error:
             cause = error
-            refusal = str(error) if isinstance(error, Error) else f"{type(error).__name__}: {error}"
+            refusal = error if isinstance(error, Error) else _ours(error)
 
     def end_staging(error: BaseException | None) -> None:
         handle._end_staging(error)
@@ -232,4 +234,10 @@ def _start(
 
 
 def _was_lost(handle: SaveHandle) -> bool:
-    return handle.done() and handle._exception is not None and _LOST in str(handle._exception)
+    error = handle._exception if handle.done() else None
+    return isinstance(error, Error) and error.reason == STAGER_LOST
+
+
+def _ours(error: Exception) -> InvalidArgumentError:
+    """An error of ours for one of other software, such as of a `state_dict` that failed."""
+    return InvalidArgumentError(f"{type(error).__name__}: {error}")

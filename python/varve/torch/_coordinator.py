@@ -127,14 +127,16 @@ class TorchCoordinator:
             self.send(0, b"", timeout)
             return self.receive(0, timeout + _ANSWER_GRACE)
         until = time.monotonic() + timeout
-        missing = []
+        missing: dict[int, str] = {}
         for rank in range(1, self.size):
             try:
                 self.receive(rank, max(until - time.monotonic(), 0.0))
             except UnavailableError as error:
-                missing.append(f"rank {rank}: {error}")
+                missing[rank] = f"rank {rank}: {error}"
         if missing:
-            raise UnavailableError(f"{self._channel.what}: {'; '.join(missing)}")
+            raise UnavailableError(
+                f"{self._channel.what}: {'; '.join(missing.values())}", rank=min(missing)
+            )
         for rank in range(1, self.size):
             self.send(rank, message, timeout)
         return message
@@ -197,7 +199,9 @@ def make_coordinator(process_group: Any, timeout: float, what: str) -> TorchCoor
     except BaseException as error:
         group.release()
         if isinstance(error, UnavailableError):
-            raise UnavailableError(f"{what}: {error}") from error
+            raise UnavailableError(
+                f"{what}: {error}", rank=error.rank, errno=error.errno
+            ) from error
         raise
     return TorchCoordinator(channel, group)
 
@@ -243,7 +247,9 @@ def make_background(process_group: Any, timeout: float) -> TorchCoordinator | No
                 channel.connect(Address.decode(published), time.monotonic() + timeout)
             except OSError as failure:
                 raise UnavailableError(
-                    f"make a stager: rank 0 cannot be reached: {failure}"
+                    f"make a stager: rank 0 cannot be reached: {failure}",
+                    rank=0,
+                    errno=failure.errno,
                 ) from failure
         channel.begin(1, "save in the background", timeout)
         return TorchCoordinator(channel)
@@ -308,7 +314,7 @@ def _reach(channel: Channel, key: str, until: float, timeout: float) -> None:
                 )
         left = until - time.monotonic()
         if left <= 0:
-            raise UnavailableError(problem)
+            raise UnavailableError(problem, rank=0)
         time.sleep(min(pause, left))
         pause = min(pause * 1.5, longest)
 

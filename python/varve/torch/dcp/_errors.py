@@ -29,7 +29,8 @@ class CheckpointError(Error, CheckpointException):
 
     Attributes:
         failures: {rank: (exception, traceback)} of the ranks that failed, numbered within the
-            process group. The message names them and their causes.
+            process group. The message names them and their causes. `rank` is the lowest of them, `code`
+            and `path` are those of its error, where that is one of ours.
     """
 
     def __init__(self, message: str, failures: dict[int, WRAPPED_EXCEPTION]) -> None:
@@ -57,6 +58,10 @@ def checkpoint_error(what: str, error: CheckpointException, rank: int = 0) -> Ba
         causes[_MAX_CAUSES:] = [f"and {len(causes) - _MAX_CAUSES} more causes"]
     step = error.args[0] if error.args else "?"
     made = CheckpointError(f"{what} failed (step: {step}); {'; '.join(causes)}", error.failures)
+    made.rank = min(error.failures, default=None)
+    first = None if made.rank is None else error.failures[made.rank][0]
+    if isinstance(first, Error):
+        made.code, made.path, made.reason = first.code, first.path, first.reason
     made.__cause__ = next((cause for cause, _ in error.failures.values()), None)
     return made
 
