@@ -1,3 +1,11 @@
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <string>
+#include <utility>
+#include <vector>
+
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/pair.h>
 #include <nanobind/stl/string.h>
@@ -10,8 +18,27 @@
 namespace varve::python {
 namespace {
 
-/// (fqn, bytes) or (fqn, dtype number, sizes, address, strides or None).
-DcpItem ItemFrom(nb::handle tuple) {
+/// What a producer has raised.
+using Raised = std::optional<nb::python_error>;
+
+/// Calls `produce(at, address, size)` with the GIL. `raised` lives as long as the items.
+auto Producer(nb::object produce, Raised* raised) {
+  return [call = Shared(std::move(produce)), raised](std::uint64_t at,
+                                                     std::span<std::byte> out) -> Status {
+    const nb::gil_scoped_acquire gil;
+    try {
+      (*call)(at, reinterpret_cast<std::uintptr_t>(out.data()), out.size());
+      return Status::Ok();
+    } catch (nb::python_error& error) {
+      raised->emplace(std::move(error));
+      return Internal("a producer has raised");
+    }
+  };
+}
+
+/// (fqn, bytes), (fqn, dtype number, sizes, address, strides or None), or (fqn, dtype number,
+/// sizes, producer).
+DcpItem ItemFrom(nb::handle tuple, Raised* raised) {
   DcpItem item;
   item.fqn = nb::cast<std::string>(nb::object(tuple[0]));
   if (nb::len(tuple) == 2) {
@@ -22,6 +49,10 @@ DcpItem ItemFrom(nb::handle tuple) {
   item.is_tensor = true;
   item.dtype = DTypeAt(nb::object(tuple[1]));
   item.sizes = Integers<Dims>(nb::object(tuple[2]));
+  if (nb::len(tuple) == 4) {
+    item.produce = Producer(nb::object(tuple[3]), raised);
+    return item;
+  }
   item.data = reinterpret_cast<const void*>(nb::cast<std::uintptr_t>(nb::object(tuple[3])));
   if (const nb::object strides = tuple[4]; !strides.is_none()) {
     item.strides = Integers<Strides>(strides);
@@ -88,32 +119,42 @@ Result<DcpFile> DecodeReport(std::string_view bytes) {
   return file;
 }
 
-std::vector<DcpItem> ItemsFrom(const nb::list& tuples) {
+std::vector<DcpItem> ItemsFrom(const nb::list& tuples, Raised* raised) {
   std::vector<DcpItem> items;
   items.reserve(nb::len(tuples));
   for (const nb::handle tuple : tuples) {
-    items.push_back(ItemFrom(tuple));
+    items.push_back(ItemFrom(tuple, raised));
   }
   return items;
 }
 
 /// `tuples` as write_dcp_file takes them.
 std::vector<std::uint64_t> FingerprintPython(const nb::list& tuples) {
-  const std::vector<DcpItem> items = ItemsFrom(tuples);
+  Raised raised;  // Nothing is produced here.
+  const std::vector<DcpItem> items = ItemsFrom(tuples, &raised);
   const nb::gil_scoped_release release;
   return FingerprintDcpItems(items);
 }
 
 nb::dict WritePython(const FsPath& path, const nb::list& tuples, const nb::dict& options) {
-  const std::vector<DcpItem> items = ItemsFrom(tuples);
+  Raised raised;
+  const std::vector<DcpItem> items = ItemsFrom(tuples, &raised);
   SaveOptions save;
   if (options.contains("direct")) {
     save.direct = nb::cast<bool>(nb::object(options["direct"]));
   }
-  const DcpFile file = Stoppable(path.text, [&](const std::stop_token& stop) {
-    save.stop = stop;
-    return WriteDcpFile(path.text, items, save);
-  });
+  DcpFile file;
+  try {
+    file = Stoppable(path.text, [&](const std::stop_token& stop) {
+      save.stop = stop;
+      return WriteDcpFile(path.text, items, save);
+    });
+  } catch (nb::python_error&) {
+    if (raised) {
+      throw std::move(*raised);
+    }
+    throw;
+  }
   nb::list extents;
   for (const DcpExtent& extent : file.items) {
     extents.append(nb::make_tuple(extent.offset, extent.length));

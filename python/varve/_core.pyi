@@ -114,7 +114,10 @@ def write_dcp_file(
 ) -> dict[str, Any]:
     """Writes a .distcp file and makes it durable.
 
-    Items are (fqn, bytes), or (fqn, dtype number, sizes, address, strides in elements or None).
+    Items are (fqn, bytes), (fqn, dtype number, sizes, address, strides in elements or None), or (fqn,
+    dtype number, sizes, produce): `produce(at, address, count)` puts the row-major bytes from `at` on
+    there. It is called on a thread of the engine, for one item after the other, in order; what it raises
+    ends the writing and is raised.
     Returns items (offset and length of each), size, direct, and report: what seal_dcp_index needs of it.
     """
 

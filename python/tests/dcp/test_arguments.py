@@ -169,7 +169,8 @@ def test_a_scheme_that_fsspec_serves_is_torchs() -> None:
 REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"thread_count": 0}, "thread_count=0"),
     ({"thread_count": 1.5}, "thread_count=1.5"),
-    ({"per_thread_copy_ahead": 5}, "per_thread_copy_ahead=5"),
+    ({"per_thread_copy_ahead": -1}, "per_thread_copy_ahead=-1"),
+    ({"per_thread_copy_ahead": 1.5}, "per_thread_copy_ahead=1.5"),
     ({"path": "s3://bucket/x"}, "s3://bucket/x"),
 ]
 if hasattr(filesystem, "SerializationFormat"):

@@ -15,15 +15,11 @@ from collections.abc import Iterable
 from typing import Any
 
 import torch
-from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
 from torch.distributed.checkpoint.planner import SavePlan, SavePlanner
 
 from varve import _core
 from varve._engine import warn_of_differences
-from varve.torch.dcp._write import engine_tensor
-
-#: What a planner must not do in a way of its own: its answers might cost, or differ between calls.
-_RESOLVING = ("resolve_data", "lookup_object", "transform_object")
+from varve.torch.dcp._write import engine_tensor, resolves_as_torch
 
 
 @dataclasses.dataclass
@@ -37,15 +33,9 @@ class Fingerprints:
 def can_compare(planner: SavePlanner) -> bool:
     """True for planners that resolve tensors as torch's default planner does and send every plan.
 
-    One that keeps plans gives the coordinator an earlier save's instead of what this rank has sent.
+    What others resolve might cost, or differ between calls. One that keeps plans gives the coordinator an earlier save's instead of what this rank has sent.
     """
-    return (
-        isinstance(planner, DefaultSavePlanner)
-        and all(
-            getattr(type(planner), name) is getattr(DefaultSavePlanner, name) for name in _RESOLVING
-        )
-        and not getattr(planner, "_enable_plan_caching", False)
-    )
+    return resolves_as_torch(planner) and not getattr(planner, "_enable_plan_caching", False)
 
 
 def with_fingerprints(plan: SavePlan, planner: SavePlanner) -> SavePlan:

@@ -1,7 +1,13 @@
-"""What one rank writes: from the items of a save plan to `.distcp` files."""
+"""What one rank writes: from the items of a save plan to `.distcp` files.
+
+Tensors are resolved, and copied from devices, when the file has come to them (_turns.py). Resolved
+beforehand are plain values, whose size nobody knows, tensors that a planner finds in memory as they are,
+and all items where extensions transform them.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import io
 import math
 import os
@@ -11,6 +17,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
 from torch.distributed.checkpoint.filesystem import _StorageInfo
 from torch.distributed.checkpoint.planner import SavePlanner, WriteItem, WriteItemType
 from torch.distributed.checkpoint.storage import WriteResult
@@ -19,9 +26,13 @@ from varve import _core
 from varve._engine import collector_at_rest
 from varve.errors import InvalidArgumentError
 from varve.torch._tensors import _NUMBERS
+from varve.torch.dcp._turns import Turns
 
 #: Wraps a stream and names what undoes it; torch's `_StorageWriterTransforms`.
 Transform = Callable[[WriteItem, io.BytesIO], tuple[Any, list[str]]]
+
+#: How planners make a resolved item of a state. Torch's default ways give the state's own tensors.
+_RESOLVING = ("resolve_data", "lookup_object", "transform_object")
 
 
 @dataclass(frozen=True)
@@ -63,12 +74,16 @@ def write_files(
     files: list[tuple[str, list[WriteItem]]],
     planner: SavePlanner,
     threads: int,
+    copy_ahead: int,
     transform: Transform | None,
 ) -> list[Written]:
-    """Writes each file, some at once; durable when this returns. The first failure is raised."""
+    """Writes each file, some at once; durable when this returns. The first failure is raised.
+
+    Of each file that is being written, at most `copy_ahead` bytes and one tensor are resolved.
+    """
 
     def write(file: tuple[str, list[WriteItem]]) -> list[Written]:
-        return _write_file(directory, *file, planner, transform)
+        return _write_file(directory, *file, planner, copy_ahead, transform)
 
     if threads == 1 or len(files) < 2:
         return [result for file in files for result in write(file)]
@@ -84,22 +99,26 @@ def _write_file(
     name: str,
     items: list[WriteItem],
     planner: SavePlanner,
+    copy_ahead: int,
     transform: Transform | None,
 ) -> list[Written]:
-    keep: list[torch.Tensor] = []
-    stored: list[tuple[Any, ...]] = []
+    path = os.path.join(directory, name)
     undone_by: list[list[str]] = []
-    with collector_at_rest():
+    if transform is not None:
+        stored: list[tuple[Any, ...]] = []
         for item in items:
-            data = planner.resolve_data(item)
-            _check(item, data)
-            if transform is None:
-                stored.append(_engine_item(item, data, keep))
-            else:
-                content, names = _transformed(item, data, transform)
-                stored.append((item.index.fqn, content))
-                undone_by.append(names)
-    written = _core.write_dcp_file(os.path.join(directory, name), stored, {})
+            content, names = _transformed(item, _resolved(item, planner), transform)
+            stored.append((item.index.fqn, content))
+            undone_by.append(names)
+        written = _core.write_dcp_file(path, stored, {})
+    else:
+        try:
+            written = _write_in_turn(path, items, planner, Turns(copy_ahead))
+        except _OnlyTorchStores:
+            # A subclass made of other tensors, which no plan tells of: its size is torch's to say.
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(path)
+            written = _write_in_turn(path, items, planner, None)
     report = FileReport(written["size"], written["report"])
     results = []
     for number, (item, (offset, length)) in enumerate(zip(items, written["items"], strict=True)):
@@ -108,6 +127,30 @@ def _write_file(
             info.transform_descriptors = undone_by[number]
         results.append(Written(item.index, length, info, None if number else report))
     return results
+
+
+def _write_in_turn(
+    path: str, items: list[WriteItem], planner: SavePlanner, turns: Turns | None
+) -> dict[str, Any]:
+    """Writes a file of tensors that are resolved in their turns; without `turns`, all beforehand."""
+    keep: list[torch.Tensor] = []
+    in_memory = resolves_as_torch(planner)
+    with collector_at_rest():
+        stored = [_engine_item(item, planner, in_memory, turns, keep) for item in items]
+    return _core.write_dcp_file(path, stored, {})
+
+
+def resolves_as_torch(planner: SavePlanner) -> bool:
+    """True for planners that resolve tensors as torch's default planner does: to the state's own."""
+    return isinstance(planner, DefaultSavePlanner) and all(
+        getattr(type(planner), name) is getattr(DefaultSavePlanner, name) for name in _RESOLVING
+    )
+
+
+def _resolved(item: WriteItem, planner: SavePlanner) -> Any:
+    data = planner.resolve_data(item)
+    _check(item, data)
+    return data
 
 
 def _check(item: WriteItem, data: Any) -> None:
@@ -133,13 +176,60 @@ def _check(item: WriteItem, data: Any) -> None:
         )
 
 
-def _engine_item(item: WriteItem, data: Any, keep: list[torch.Tensor]) -> tuple[Any, ...]:
+def _engine_item(
+    item: WriteItem,
+    planner: SavePlanner,
+    in_memory: bool,
+    turns: Turns | None,
+    keep: list[torch.Tensor],
+) -> tuple[Any, ...]:
+    """An item as the engine takes it. `in_memory`: resolving takes no memory of its own."""
     fqn = item.index.fqn
+    if turns is not None and not in_memory and _has_known_size(item):
+        return _in_turn(item, lambda: _resolved(item, planner), turns)
+    data = _resolved(item, planner)
     if isinstance(data, io.BytesIO):
         return fqn, data.getvalue()
-    if not data.is_cpu:
+    if not _is_here(data):
+        if turns is not None and _has_known_size(item) and _dense(data) is not None:
+            return _in_turn(item, lambda: data, turns)
         data = data.cpu()
     return engine_tensor(fqn, data, keep) or (fqn, _archive(data))
+
+
+def _has_known_size(item: WriteItem) -> bool:
+    """True for a tensor that the engine can lay out by its plan, and that has elements."""
+    planned = item.tensor_data
+    return (
+        item.type != WriteItemType.BYTE_IO
+        and planned is not None
+        and planned.properties.dtype in _NUMBERS
+        and planned.properties.layout is torch.strided
+        and math.prod(planned.chunk.sizes) > 0
+    )
+
+
+def _in_turn(item: WriteItem, resolve: Callable[[], torch.Tensor], turns: Turns) -> tuple[Any, ...]:
+    """An item whose tensor is resolved, and copied to the CPU, when the file has come to it."""
+    planned = item.tensor_data
+    assert planned is not None
+
+    def dense() -> torch.Tensor:
+        tensor = _dense(resolve().cpu())
+        if tensor is None:
+            raise _OnlyTorchStores
+        return tensor.contiguous()
+
+    number = _NUMBERS[planned.properties.dtype]
+    return item.index.fqn, number, tuple(planned.chunk.sizes), turns.add(dense)
+
+
+class _OnlyTorchStores(Exception):
+    """A tensor turned out to be one that the engine cannot store, in the middle of its file."""
+
+
+def _is_here(tensor: torch.Tensor) -> bool:
+    return tensor.is_cpu
 
 
 def engine_tensor(fqn: str, data: torch.Tensor, keep: list[torch.Tensor]) -> tuple[Any, ...] | None:
@@ -147,18 +237,24 @@ def engine_tensor(fqn: str, data: torch.Tensor, keep: list[torch.Tensor]) -> tup
 
     The memory lives as long as what is appended to `keep`.
     """
+    tensor = _dense(data)
+    if tensor is None:
+        return None
+    keep.append(tensor)
+    strides = None if tensor.is_contiguous() else tensor.stride()
+    return fqn, _NUMBERS[tensor.dtype], tuple(tensor.shape), tensor.data_ptr(), strides
+
+
+def _dense(data: torch.Tensor) -> torch.Tensor | None:
+    """The tensor, with its elements as they are stored; None for what only torch can store."""
     tensor = data.detach()
-    number = _NUMBERS.get(tensor.dtype)
-    if number is None or tensor.layout is not torch.strided or tensor.is_quantized:
+    if tensor.dtype not in _NUMBERS or tensor.layout is not torch.strided or tensor.is_quantized:
         return None
     if tensor.is_conj() or tensor.is_neg():
         tensor = tensor.resolve_conj().resolve_neg()
-    address = tensor.data_ptr()
-    if address == 0 and tensor.numel() > 0:
+    if tensor.data_ptr() == 0 and tensor.numel() > 0:
         return None  # A subclass that is made of other tensors.
-    keep.append(tensor)
-    strides = None if tensor.is_contiguous() else tensor.stride()
-    return fqn, number, tuple(tensor.shape), address, strides
+    return tensor
 
 
 def _archive(tensor: torch.Tensor) -> bytes:

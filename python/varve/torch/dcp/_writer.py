@@ -80,8 +80,10 @@ class FileSystemWriter(filesystem.FileSystemWriter):
         single_file_per_rank: False writes a file for each item.
         sync_files: Files are made durable in any case. False warns.
         thread_count: Files a rank writes at once; its items are spread over as many by size.
-        per_thread_copy_ahead: Copies from devices are not overlapped with writing, so nothing but
-            the default is accepted.
+        per_thread_copy_ahead: Bytes of a file's tensors that are resolved by the planner, and copied
+            from devices, before they are written; for each file that is being written. One tensor
+            more is held at most. 0: one tensor at a time. With `_extensions` all of a file's items
+            are resolved before it is written.
         cache_staged_state_dict: As in torch: `stage` reuses its buffers.
         overwrite: False refuses to replace a checkpoint.
         _extensions: As in torch; items then pass through Python one by one.
@@ -106,10 +108,9 @@ class FileSystemWriter(filesystem.FileSystemWriter):
     ) -> None:
         if type(thread_count) is not int or thread_count < 1:
             raise InvalidArgumentError(f"thread_count={thread_count!r}: want a number from 1 on")
-        if per_thread_copy_ahead != _COPY_AHEAD:
+        if type(per_thread_copy_ahead) is not int or per_thread_copy_ahead < 0:
             raise InvalidArgumentError(
-                f"per_thread_copy_ahead={per_thread_copy_ahead!r}: copies from devices are not "
-                "overlapped with writing here, so there is nothing to set; leave it out"
+                f"per_thread_copy_ahead={per_thread_copy_ahead!r}: want a number of bytes from 0 on"
             )
         if serialization_format is not _TORCH_SAVE:
             raise InvalidArgumentError(
@@ -129,6 +130,7 @@ class FileSystemWriter(filesystem.FileSystemWriter):
             single_file_per_rank=single_file_per_rank,
             sync_files=sync_files,
             thread_count=thread_count,
+            per_thread_copy_ahead=per_thread_copy_ahead,
             cache_staged_state_dict=cache_staged_state_dict,
             overwrite=overwrite,
             **newer,
@@ -194,7 +196,9 @@ class FileSystemWriter(filesystem.FileSystemWriter):
         ]
         transform = self.transforms.transform_save_stream if self._transforms else None
         directory = self._seen_from_here(place)
-        results = write_files(directory, files, planner, self.thread_count, transform)
+        results = write_files(
+            directory, files, planner, self.thread_count, self.per_thread_copy_ahead, transform
+        )
         future: Future[list[WriteResult]] = Future()
         future.set_result(list(results))
         return future
