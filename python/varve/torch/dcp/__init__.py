@@ -20,8 +20,9 @@ from typing import Any
 import torch.distributed.checkpoint as _torch_dcp
 from torch.distributed.checkpoint.api import CheckpointException
 
-from varve.torch.dcp._async import async_save, close
+from varve.torch.dcp._async import async_save
 from varve.torch.dcp._errors import CheckpointError
+from varve.torch.dcp._executors import close
 from varve.torch.dcp._functions import load, load_state_dict, save, save_state_dict
 from varve.torch.dcp._reader import FileSystemReader
 from varve.torch.dcp._writer import FileSystemWriter

@@ -16,48 +16,39 @@ Stagers are given by the caller and asked for copies as torch asks them; one of 
 saves by itself, and so does the agent, where a process is asked for (_by_engine.py). Torch's process for
 saving is used for what the agent does not take.
 
-Threads and memory are kept from save to save until `close`. The gloo groups stay: making one needs all
-ranks, and each rank closes for itself.
+Threads, memory and groups are kept from save to save (_executors.py).
 """
 
 from __future__ import annotations
 
-import atexit
 import dataclasses
-import inspect
 import os
-import threading
-from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
+from concurrent.futures import CancelledError, Future
 from typing import Any, cast
 
 import torch.distributed as dist
 from torch.distributed.checkpoint import filesystem, state_dict_saver
-from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.metadata import Metadata
 from torch.distributed.checkpoint.planner import SavePlanner
 from torch.distributed.checkpoint.staging import AsyncStager, BlockingAsyncStager
 from torch.distributed.checkpoint.storage import StorageWriter
 
-from varve.torch._coordinator import make_gloo_group
 from varve.torch._stager import Stager
 from varve.torch._waiting import LOG
 from varve.torch.dcp._by_engine import (
     agent_takes,
     check_stager,
-    close_stagers,
     save_by_agent,
     save_by_stager,
 )
+from varve.torch.dcp._by_torch import save_by_torch, torch_async_save
 from varve.torch.dcp._compat import arguments_of
-from varve.torch.dcp._copy import StateCopier, StateCopy
-from varve.torch.dcp._errors import Group, checkpoint_error
+from varve.torch.dcp._copy import StateCopy
+from varve.torch.dcp._errors import Group
 from varve.torch.dcp._events import log_step, logged
-from varve.torch.dcp._failed import FailedWriter
+from varve.torch.dcp._executors import executor_of
 from varve.torch.dcp._functions import _find, _name, plain_of, save_plain
 from varve.torch.dcp._writer import FileSystemWriter
-
-#: Without its own log events: ours are there already.
-torch_async_save: Any = inspect.unwrap(state_dict_saver.async_save)
 
 #: Torch 2.6 saves in threads only and has no name for it.
 _TYPES: Any = getattr(state_dict_saver, "AsyncCheckpointerType", None)
@@ -65,12 +56,6 @@ _THREAD: Any = getattr(_TYPES, "THREAD", None)
 
 #: What torch returns where copies are made in the background; torch 2.6 has none.
 _Response: Any = getattr(state_dict_saver, "AsyncSaveResponse", None)
-
-#: Seconds that ranks wait for each other when they make their group, as in `varve.torch.save`.
-_TIMEOUT = 1800.0
-
-#: Copies that may exist at once; a call that would make one more waits for the oldest save.
-_MAX_IN_FLIGHT = 2
 
 
 class AsyncSave(Future[Metadata]):
@@ -91,77 +76,6 @@ class AsyncSave(Future[Metadata]):
     def upload_completion(self) -> AsyncSave:
         """This future."""
         return self
-
-
-class _Executor:
-    """The saves of one process group: a thread, a gloo group and the memory of copies."""
-
-    def __init__(self, process_group: dist.ProcessGroup | None, alone: bool) -> None:
-        self.thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="varve-dcp-save")
-        self.copier = StateCopier()
-        self.room = threading.Semaphore(_MAX_IN_FLIGHT)
-        self.group = None if alone else _group_of(process_group)
-
-
-#: By world (the default group object; None where this process saves alone) and process group.
-_executors: dict[Any, _Executor] = {}
-
-#: The gloo groups of the executors, likewise.
-_groups: dict[Any, dist.ProcessGroup] = {}
-
-
-def _in_child() -> None:
-    """Threads do not come along into a forked child, nor do groups."""
-    _executors.clear()
-    _groups.clear()
-
-
-os.register_at_fork(after_in_child=_in_child)
-
-
-def _key(world: Any, process_group: dist.ProcessGroup | None) -> Any:
-    return (world, process_group if process_group is not None else world)
-
-
-def _group_of(process_group: dist.ProcessGroup | None) -> dist.ProcessGroup:
-    """The gloo group of the ranks of a group. Collective when it is asked for the first time."""
-    world = dist.group.WORLD
-    for other in [other for other in _groups if other[0] is not world]:
-        del _groups[other]  # Of a world that has ended.
-    key = _key(world, process_group)
-    if key not in _groups:
-        _groups[key] = make_gloo_group(process_group, _TIMEOUT)
-    return _groups[key]
-
-
-def _executor_of(process_group: dist.ProcessGroup | None, alone: bool) -> _Executor:
-    world = None if alone else dist.group.WORLD
-    key = _key(world, process_group)
-    for other in [other for other in _executors if other[0] is not None and not alone]:
-        if other[0] is not world:
-            # Of a world that has ended. Its thread ends when its saves have.
-            _executors.pop(other).thread.shutdown(wait=False)
-    if key not in _executors:
-        _executors[key] = _Executor(process_group, alone)
-    return _executors[key]
-
-
-def close() -> None:
-    """Waits for the saves of `async_save` under way, and gives back the memory and threads they use.
-
-    May be called again, and `async_save` after it: that takes memory and threads anew. The end of the
-    interpreter does the same. Each rank calls it for itself, but the saves that it waits for end only
-    when the other ranks write their part. Stagers of the caller's stay open: who made them closes them.
-
-    Threads: not while another thread is in `async_save`, nor from a callback of a save.
-    """
-    while _executors:
-        _, executor = _executors.popitem()
-        executor.thread.shutdown()
-    close_stagers()
-
-
-atexit.register(close)
 
 
 @logged
@@ -241,7 +155,7 @@ def async_save(
                 "stage_state_dict", lambda: save_by_agent(what, group, state, writer, out)
             )
             return out
-    return _by_torch(what, group, state_dict, checkpoint_id, writer, planner, options)
+    return save_by_torch(what, group, state_dict, checkpoint_id, writer, planner, options)
 
 
 def _save_by(stager: Stager, job: _Job, state_dict: dict[str, Any]) -> AsyncSave:
@@ -331,7 +245,7 @@ class _Job:
 
 def _save_copy(job: _Job, state_dict: dict[str, Any], stager: Any) -> Any:
     """Saves a copy on the thread of the group; `stager` makes it, or we where there is none."""
-    executor = _executor_of(job.group.process_group, job.group.alone)
+    executor = executor_of(job.group.process_group, job.group.alone)
     executor.room.acquire()
     copy: _Copy | None = None
 
@@ -428,53 +342,3 @@ class _StagersCopy:
 
 
 _Copy = StateCopy | _StagersCopy
-
-
-def _by_torch(
-    what: str,
-    group: Group,
-    state_dict: dict[str, Any],
-    checkpoint_id: str | os.PathLike[str] | None,
-    writer: StorageWriter | None,
-    planner: SavePlanner | None,
-    options: dict[str, Any],
-) -> Any:
-    try:
-        plain = plain_of(state_dict)
-    except Exception as error:
-        # The others are going to wait for this rank in their threads.
-        options.pop("async_stager", None)
-        made = torch_async_save({}, storage_writer=FailedWriter(error), **options)
-    else:
-        made = torch_async_save(
-            plain, checkpoint_id=checkpoint_id, storage_writer=writer, planner=planner, **options
-        )
-    response: Any = made
-    if isinstance(made, Future):
-        return _translated(what, group, made, writer)
-    return dataclasses.replace(
-        response, upload_completion=_translated(what, group, response.upload_completion, writer)
-    )
-
-
-def _translated(
-    what: str, group: Group, upload: Future[Metadata], writer: StorageWriter | None
-) -> Future[Metadata]:
-    """A future that raises what `save` would raise."""
-    out: Future[Metadata] = Future()
-    out.set_running_or_notify_cancel()
-    rank = group.rank
-
-    def pass_on(done: Future[Metadata]) -> None:
-        error = done.exception()
-        if error is None:
-            out.set_result(done.result())
-            return
-        if isinstance(writer, FileSystemWriter):
-            writer.abandon()
-        if isinstance(error, CheckpointException):
-            error = checkpoint_error(what, error, rank)
-        out.set_exception(error)
-
-    upload.add_done_callback(pass_on)
-    return out
