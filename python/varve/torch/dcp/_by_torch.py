@@ -1,4 +1,4 @@
-"""async_save by torch's own: for what neither this package's threads nor the agent save."""
+"""async_save by torch's own function: for saves that neither this package's threads nor the agent make."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What async_save keeps from save to save: for each process group a thread, memory and a gloo group.
+"""Kept by async_save from save to save, for each process group: a thread, memory and a gloo group.
 
 Threads and memory are kept until `close`. The gloo groups stay: making one needs all ranks, and each rank
 closes for itself.
@@ -84,7 +84,7 @@ def close() -> None:
 
     May be called again, and `async_save` after it: that takes memory and threads anew. The end of the
     interpreter does the same. Each rank calls it for itself, but the saves that it waits for end only
-    when the other ranks write their part. Stagers of the caller's stay open: who made them closes them.
+    when the other ranks write their part. Stagers of the caller's stay open: the caller closes them.
 
     Threads: not while another thread is in `async_save`, nor from a callback of a save.
     """

@@ -33,7 +33,8 @@ class Fingerprints:
 def can_compare(planner: SavePlanner) -> bool:
     """True for planners that resolve tensors as torch's default planner does and send every plan.
 
-    What others resolve might cost, or differ between calls. One that keeps plans gives the coordinator an earlier save's instead of what this rank has sent.
+    Items that other planners resolve might take memory, or differ between calls. A planner that keeps
+    plans gives the coordinator an earlier save's instead of what this rank has sent.
     """
     return resolves_as_torch(planner) and not getattr(planner, "_enable_plan_caching", False)
 

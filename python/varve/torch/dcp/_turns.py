@@ -65,7 +65,7 @@ class Turns:
 
 
 class _ThreadModes:
-    """What torch keeps for each thread, as it is on the thread that makes this."""
+    """Torch's modes and its CUDA stream, which it keeps for each thread, of the thread that makes this."""
 
     def __init__(self) -> None:
         self._inference = torch.is_inference_mode_enabled()
