@@ -3,9 +3,10 @@
     import varve.torch.dcp as dcp  # instead of: import torch.distributed.checkpoint as dcp
 
 `save`, `async_save`, `load`, `save_state_dict`, `load_state_dict`, `FileSystemWriter` and
-`FileSystemReader` are Varve's, and so is `close`, which torch does not have; every other name of
-torch.distributed.checkpoint is found here too and is torch's own. Checkpoints are DCP checkpoints: PyTorch reads what is written here, and what PyTorch
-has written is read here. docs/coming-from-dcp.md says what differs.
+`FileSystemReader` are Varve's, and so is `close`, which torch does not have. Every other name of
+torch.distributed.checkpoint is found here too and is torch's own. Checkpoints are DCP checkpoints: PyTorch
+reads what is written here, and what PyTorch has written is read here. docs/coming-from-dcp.md says what
+differs.
 
 Example, on every rank of a job:
     >>> import varve.torch.dcp as dcp  # doctest: +SKIP
