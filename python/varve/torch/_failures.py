@@ -6,7 +6,7 @@ import threading
 import time
 
 from varve._warn import warn
-from varve.errors import CancelledError, Error
+from varve.errors import CancelledError
 from varve.torch._waiting import LOG
 
 
@@ -65,6 +65,4 @@ def log_dropped(path: str, error: BaseException) -> None:
 
 
 def _describe(path: str, error: BaseException) -> str:
-    # The engine's messages begin with the save; those of other software do not know of it.
-    text = str(error) if isinstance(error, Error) else f"save {path}: {error}"
-    return f"{type(error).__name__}: {text}"
+    return f"{type(error).__name__} ({path}): {error}"
