@@ -5,6 +5,7 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <stop_token>
 #include <string>
@@ -166,7 +167,21 @@ bool NaturalLess(std::string_view a, std::string_view b);
 /// "20261122").
 std::optional<std::uint64_t> StepFromName(std::string_view name);
 
-/// Shell-style match: '*' any run (dots too), '?' one character, '[...]' a set.
-bool GlobMatch(const std::string& pattern, const std::string& name);
+/// A choice of names by globs, in the syntax of Python's fnmatch.fnmatchcase:
+/// docs/options.md#globs. Many globs cost hardly more than one, unless they begin alike. Copies
+/// share one parsed form. Threads: const after construction.
+class Globs {
+ public:
+  Globs() : Globs(std::vector<std::string>{}) {}
+  explicit Globs(const std::vector<std::string>& globs);
+
+  /// Returns true when at least one glob matches all of `name`.
+  [[nodiscard]] bool Match(std::string_view name) const;
+  [[nodiscard]] bool empty() const;
+
+ private:
+  struct Impl;
+  std::shared_ptr<const Impl> impl_;
+};
 
 }  // namespace varve

@@ -132,6 +132,21 @@ void BindCatalogue(nb::module_& module) {
   module.def(
       "step_from_name", [](const FsPath& name) { return StepFromName(name.text); },
       nb::arg("name"));
+  nb::class_<Globs>(module, "Globs")
+      .def(
+          "__init__",
+          [](Globs* globs, const nb::list& texts) {
+            std::vector<std::string> listed;
+            for (const nb::handle text : texts) {
+              listed.push_back(TextOf(text));
+            }
+            new (globs) Globs(listed);
+          },
+          nb::arg("globs"))
+      .def(
+          "__contains__",
+          [](const Globs& globs, const nb::str& name) { return globs.Match(TextOf(name)); },
+          nb::arg("name"));
   module.def("list_checkpoints", &ListPython, nb::arg("directory"));
   module.def("verify", &VerifyPython, nb::arg("path"));
   module.def("repair", &RepairPython, nb::arg("path"));

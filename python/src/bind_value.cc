@@ -40,16 +40,6 @@ std::string IntBytes(nb::handle object) {
   return BytesOf(object.attr("to_bytes")(bits / 8 + 1, "little", nb::arg("signed") = true));
 }
 
-/// Text that may hold lone surrogates, as Python's own file names do.
-std::string TextOf(nb::handle object) {
-  Py_ssize_t size = 0;
-  if (const char* utf8 = PyUnicode_AsUTF8AndSize(object.ptr(), &size); utf8 != nullptr) {
-    return {utf8, static_cast<std::size_t>(size)};
-  }
-  PyErr_Clear();
-  return BytesOf(object.attr("encode")("utf-8", "surrogatepass"));
-}
-
 nb::object TextFrom(const std::string& text) {
   PyObject* object =
       PyUnicode_DecodeUTF8(text.data(), static_cast<Py_ssize_t>(text.size()), "surrogatepass");
@@ -175,6 +165,15 @@ nb::object MakeDict(const Value& value, bool allow_pickle) {
 nb::object Builtin(const char* name) { return nb::module_::import_("builtins").attr(name); }
 
 }  // namespace
+
+std::string TextOf(nb::handle object) {
+  Py_ssize_t size = 0;
+  if (const char* utf8 = PyUnicode_AsUTF8AndSize(object.ptr(), &size); utf8 != nullptr) {
+    return {utf8, static_cast<std::size_t>(size)};
+  }
+  PyErr_Clear();
+  return BytesOf(object.attr("encode")("utf-8", "surrogatepass"));
+}
 
 Value ToValue(nb::handle object, const std::string& path, bool allow_pickle) {
   return Encoder(allow_pickle).Convert(object, path, 0);

@@ -70,6 +70,9 @@ DType DTypeAt(nb::handle number);
 
 nb::bytes ToBytes(const std::string& bytes);
 
+/// The UTF-8 of a str, which may hold lone surrogates as Python's own file names do.
+std::string TextOf(nb::handle text);
+
 /// A message for people: it may quote damaged bytes, which must not become an error of their own.
 nb::object ToText(const std::string& text);
 /// A path, as os.fsdecode gives it.

@@ -75,6 +75,12 @@ def list_checkpoints(directory: str) -> list[dict[str, Any]]:
 def step_from_name(name: str | bytes) -> int | None:
     """The step in the name of a checkpoint; None where it has none."""
 
+class Globs:
+    """A choice of names; `name in globs` is true when at least one matches all of it."""
+
+    def __init__(self, globs: list[str]) -> None: ...
+    def __contains__(self, name: str) -> bool: ...
+
 def verify(path: str) -> list[dict[str, Any]]:
     """Re-reads every byte; returns the damages found: file, begin, end, tensors, problem."""
 

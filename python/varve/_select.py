@@ -5,12 +5,11 @@ Both cost time in proportion to the names there are, not to names times keys.
 
 from __future__ import annotations
 
-import fnmatch
-import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 from varve import _arguments, _tree
+from varve._core import Globs
 from varve._values import ObjectLeaf, TensorLeaf
 from varve.errors import InvalidArgumentError
 
@@ -18,7 +17,7 @@ from varve.errors import InvalidArgumentError
 Rename = Mapping[str, str] | Callable[[str], str | None]
 
 _Leaf = TensorLeaf | ObjectLeaf
-_GLOB = re.compile(r"[*?\[]")
+_SPECIAL = frozenset("*?[")
 
 
 class Keys:
@@ -30,14 +29,7 @@ class Keys:
     def __init__(self, keys: str | Iterable[str]) -> None:
         self._keys = _arguments.names("keys", keys)
         self._exact = frozenset(self._keys)
-        # By the part before the first special character: one regular expression for all of them.
-        globs: dict[str, list[str]] = {}
-        for key in self._keys:
-            special = _GLOB.search(key)
-            if special is not None:
-                globs.setdefault(key[: special.start()], []).append(fnmatch.translate(key))
-        self._globs = {prefix: re.compile("|".join(some)) for prefix, some in globs.items()}
-        self._lengths = sorted({len(prefix) for prefix in globs})
+        self._globs = Globs([key for key in self._keys if not _SPECIAL.isdisjoint(key)])
 
     def __contains__(self, name: object) -> bool:
         assert isinstance(name, str)
@@ -48,11 +40,7 @@ class Keys:
             if name[:end] in self._exact:
                 return True
             end = name.rfind(".", 0, end)
-        for length in self._lengths:
-            glob = self._globs.get(name[:length])
-            if glob is not None and glob.match(name):
-                return True
-        return False
+        return name in self._globs
 
     def __str__(self) -> str:
         shown = ", ".join(self._keys[:10])

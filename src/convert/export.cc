@@ -2,16 +2,10 @@
 
 #include <utility>
 
-#include <fnmatch.h>
-
 #include "varve/catalogue.h"
 #include "varve/convert.h"
 
 namespace varve {
-
-bool GlobMatch(const std::string& pattern, const std::string& name) {
-  return ::fnmatch(pattern.c_str(), name.c_str(), 0) == 0;
-}
 
 Result<ExportReport> ExportSafetensors(const std::string& path, const std::string& out,
                                        const ExportOptions& options, Storage& storage) {

@@ -1,10 +1,9 @@
-#include "convert/writers.h"
-
 #include <algorithm>
 #include <set>
 #include <utility>
 
 #include "base/stop.h"
+#include "convert/writers.h"
 #include "plan/load_plan.h"
 #include "tensor/box.h"
 #include "tensor/cast.h"
@@ -14,15 +13,22 @@
 namespace varve {
 namespace {
 
-bool AnyMatch(const std::vector<std::string>& globs, const std::string& name) {
-  return std::any_of(globs.begin(), globs.end(),
-                     [&](const std::string& glob) { return GlobMatch(glob, name); });
-}
+/// The names that a conversion takes.
+class Names {
+ public:
+  Names(const ConvertOptions& options, const ModelPart& model)
+      : model_(model), include_(options.include), exclude_(options.exclude) {}
 
-bool IsSelected(const ConvertOptions& options, const ModelPart& model, const std::string& name) {
-  return model.Holds(name) && (options.include.empty() || AnyMatch(options.include, name)) &&
-         !AnyMatch(options.exclude, name);
-}
+  [[nodiscard]] bool Hold(const std::string& name) const {
+    return model_.Holds(name) && (include_.empty() || include_.Match(name)) &&
+           !exclude_.Match(name);
+  }
+
+ private:
+  const ModelPart& model_;
+  Globs include_;
+  Globs exclude_;
+};
 
 std::string Renamed(const ConvertOptions& options, const std::string& name) {
   for (const auto& [from, to] : options.rename) {
@@ -36,10 +42,9 @@ std::string Renamed(const ConvertOptions& options, const std::string& name) {
 /// Takes leaves that are not selected out of a structure, and containers that this leaves empty.
 /// List positions are part of the names, so a list that loses one becomes a dict of what is left.
 /// Returns false when nothing remains.
-bool Prune(const ConvertOptions& options, const ModelPart& model, const std::string& path,
-           bool root, Value* value) {
+bool Prune(const Names& wanted, const std::string& path, bool root, Value* value) {
   if (value->kind == ValueKind::kTensorLeaf || value->kind == ValueKind::kObjectLeaf) {
-    return IsSelected(options, model, path);
+    return wanted.Hold(path);
   }
   if (value->items.empty()) {
     return true;  // An empty container was saved as one.
@@ -51,7 +56,7 @@ bool Prune(const ConvertOptions& options, const ModelPart& model, const std::str
   for (std::size_t i = 0; i + step <= value->items.size(); i += step) {
     const std::string key = mapping ? KeyText(value->items[i]) : std::to_string(i);
     Value& item = value->items[i + step - 1];
-    if (!Prune(options, model, NameBelow(path, root, key), false, &item)) {
+    if (!Prune(wanted, NameBelow(path, root, key), false, &item)) {
       lost = true;
       continue;
     }
@@ -71,10 +76,10 @@ bool Prune(const ConvertOptions& options, const ModelPart& model, const std::str
   return !value->items.empty();
 }
 
-Status SelectTensors(CheckpointReader& reader, const ConvertOptions& options,
+Status SelectTensors(CheckpointReader& reader, const ConvertOptions& options, const Names& wanted,
                      std::set<std::string>* names, Selection* selection) {
   for (const TensorMetadata& tensor : reader.metadata().tensors) {
-    if (!IsSelected(options, selection->model, tensor.fqn)) {
+    if (!wanted.Hold(tensor.fqn)) {
       continue;
     }
     VARVE_RETURN_IF_ERROR(CheckStop(options.stop));
@@ -94,17 +99,17 @@ Status SelectTensors(CheckpointReader& reader, const ConvertOptions& options,
   return Status::Ok();
 }
 
-Status SelectObjects(CheckpointReader& reader, const ConvertOptions& options,
+Status SelectObjects(CheckpointReader& reader, const ConvertOptions& options, const Names& wanted,
                      std::set<std::string>* names, Selection* selection) {
-  std::vector<std::string> wanted;
+  std::vector<std::string> chosen;
   for (const ObjectMetadata& object : reader.metadata().objects) {
-    if (IsSelected(options, selection->model, object.fqn)) {
-      wanted.push_back(object.fqn);
+    if (wanted.Hold(object.fqn)) {
+      chosen.push_back(object.fqn);
     }
   }
-  VARVE_ASSIGN_OR_RETURN(const auto values, reader.ReadObjects(wanted, options.stop));
-  for (std::size_t i = 0; i < wanted.size(); ++i) {
-    SelectedObject selected{Renamed(options, wanted[i]), EncodeValue(values[i])};
+  VARVE_ASSIGN_OR_RETURN(const auto values, reader.ReadObjects(chosen, options.stop));
+  for (std::size_t i = 0; i < chosen.size(); ++i) {
+    SelectedObject selected{Renamed(options, chosen[i]), EncodeValue(values[i])};
     if (!names->insert(selected.fqn).second) {
       return InvalidArgument("two entries would be named \"" + selected.fqn + "\"");
     }
@@ -165,14 +170,15 @@ Result<Selection> Select(CheckpointReader& reader, const ConvertOptions& asked) 
       options.rename = {{selection.model.prefix, ""}};
     }
   }
+  const Names wanted(options, selection.model);
   std::set<std::string> names;
-  VARVE_RETURN_IF_ERROR(SelectTensors(reader, options, &names, &selection));
-  VARVE_RETURN_IF_ERROR(SelectObjects(reader, options, &names, &selection));
+  VARVE_RETURN_IF_ERROR(SelectTensors(reader, options, wanted, &names, &selection));
+  VARVE_RETURN_IF_ERROR(SelectObjects(reader, options, wanted, &names, &selection));
   if (names.empty()) {
     return NotFound("nothing in the checkpoint is selected");
   }
   if (structure.kind != ValueKind::kNone && options.rename.empty() &&
-      Prune(options, selection.model, "", true, &structure)) {
+      Prune(wanted, "", true, &structure)) {
     selection.structure = EncodeValue(structure);
   }
   return selection;

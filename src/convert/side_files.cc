@@ -18,9 +18,8 @@ constexpr std::array kHfConfigFiles{
     "*.tiktoken",        "chat_template*"};
 
 bool IsHfConfig(const DirectoryEntry& entry) {
-  return !entry.is_directory &&
-         std::any_of(kHfConfigFiles.begin(), kHfConfigFiles.end(),
-                     [&](const char* glob) { return GlobMatch(glob, entry.name); });
+  static const Globs globs({kHfConfigFiles.begin(), kHfConfigFiles.end()});
+  return !entry.is_directory && globs.Match(entry.name);
 }
 
 }  // namespace
