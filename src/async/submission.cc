@@ -1,62 +1,71 @@
 #include "async/submission.h"
 
 #include <algorithm>
+#include <chrono>
 #include <filesystem>
 #include <limits>
 #include <utility>
 
-#include "base/octets.h"
+#include "base/fields.h"
 #include "save/session.h"
 #include "varve/storage.h"
 
 namespace varve {
 namespace {
 
-std::uint64_t Milliseconds(std::chrono::milliseconds time) {
-  return static_cast<std::uint64_t>(std::max<std::int64_t>(time.count(), 0));
+constexpr std::uint64_t kMostMilliseconds = std::numeric_limits<std::int32_t>::max();
+
+/// A number in [0, most]; a larger one is read as `most`.
+template <class Archive, class Number>
+void Bounded(Archive& archive, Number& number, std::uint64_t most) {
+  std::uint64_t sent = 0;
+  if constexpr (Archive::kWrites) {
+    sent = number > 0 ? static_cast<std::uint64_t>(number) : 0;
+  }
+  archive(sent);
+  if constexpr (!Archive::kWrites) {
+    number = static_cast<Number>(std::min(sent, most));
+  }
 }
 
-std::chrono::milliseconds GetMilliseconds(ByteReader* in) {
-  return std::chrono::milliseconds(static_cast<std::int64_t>(
-      std::min<std::uint64_t>(in->U64(), std::numeric_limits<std::int32_t>::max())));
+template <class Archive, class Time>
+void Milliseconds(Archive& archive, Time& time) {
+  std::int64_t count = time.count();
+  Bounded(archive, count, kMostMilliseconds);
+  if constexpr (!Archive::kWrites) {
+    time = std::chrono::milliseconds(count);
+  }
 }
 
 }  // namespace
 
-Bytes EncodeSubmission(const Submission& submission) {
-  Bytes bytes;
-  ByteWriter out(&bytes);
-  out.String(submission.path);
-  out.String(EncodeSettledSave(submission.settled));
-  out.String(EncodeStagedImage(submission.image));
-  const SaveOptions& options = submission.options;
-  out.U8(static_cast<std::uint8_t>(options.overwrite));
-  out.U8(options.direct ? 1 : 0);
-  out.U64(Milliseconds(options.timeout));
-  out.U64(static_cast<std::uint64_t>(std::max(options.writes_in_flight, 1)));
-  out.U64(options.max_write_bandwidth);
-  out.U64(static_cast<std::uint64_t>(std::max(submission.retries, 0)));
-  out.U64(Milliseconds(submission.retry_delay));
-  out.U8(submission.deferred ? 1 : 0);
-  return bytes;
+/// Of the options those of the writing alone.
+template <class Archive>
+void Fields(Archive& archive, FieldsOf<Archive, Submission>& submission) {
+  archive(submission.path, submission.settled, submission.image);
+  auto& options = submission.options;
+  archive.Enum(options.overwrite, Overwrite::kNever, Overwrite::kDamaged, "unknown overwrite");
+  archive(options.direct, options.max_write_bandwidth);
+  Bounded(archive, options.writes_in_flight, 1024);
+  Milliseconds(archive, options.timeout);
+  Bounded(archive, submission.retries, 1 << 20);
+  Milliseconds(archive, submission.retry_delay);
+  archive(submission.deferred);
 }
 
+template <class Archive>
+void Fields(Archive& archive, FieldsOf<Archive, SaveReport>& report) {
+  archive(report.save_id.bytes, report.bytes_written, report.seconds, report.direct,
+          report.differing_objects, report.differing_tensors, report.conflicts);
+  Bounded(archive, report.attempts, std::numeric_limits<int>::max());
+}
+
+Bytes EncodeSubmission(const Submission& submission) { return EncodeFields(submission); }
+
 Result<Submission> DecodeSubmission(std::string_view bytes, std::uint64_t pool_blocks) {
-  ByteReader in(bytes);
-  Submission submission;
-  submission.path = std::string(in.String());
-  VARVE_ASSIGN_OR_RETURN(submission.settled, DecodeSettledSave(in.String()));
-  VARVE_ASSIGN_OR_RETURN(submission.image, DecodeStagedImage(in.String(), pool_blocks));
+  VARVE_ASSIGN_OR_RETURN(Submission submission, DecodeFields<Submission>(bytes));
+  VARVE_RETURN_IF_ERROR(CheckStagedImage(submission.image, pool_blocks));
   SaveOptions& options = submission.options;
-  options.overwrite = static_cast<Overwrite>(std::min<std::uint8_t>(in.U8(), 2));
-  options.direct = in.U8() != 0;
-  options.timeout = GetMilliseconds(&in);
-  options.writes_in_flight = static_cast<int>(std::min<std::uint64_t>(in.U64(), 1024));
-  options.max_write_bandwidth = in.U64();
-  submission.retries = static_cast<int>(std::min<std::uint64_t>(in.U64(), 1 << 20));
-  submission.retry_delay = GetMilliseconds(&in);
-  submission.deferred = in.U8() != 0;
-  VARVE_RETURN_IF_ERROR(in.Finish());
   options.coordinate = submission.settled.identity.coordinated;
   options.format = submission.settled.format;
   options.block_bytes = submission.settled.identity.block_bytes;
@@ -67,34 +76,8 @@ Result<Submission> DecodeSubmission(std::string_view bytes, std::uint64_t pool_b
   return submission;
 }
 
-Bytes EncodeReport(const SaveReport& report) {
-  Bytes bytes;
-  ByteWriter out(&bytes);
-  PutOctets(report.save_id.bytes, &out);
-  out.U64(report.bytes_written);
-  out.F64(report.seconds);
-  out.U8(report.direct ? 1 : 0);
-  out.StringList(report.differing_objects);
-  out.StringList(report.differing_tensors);
-  out.StringList(report.conflicts);
-  out.Varint(static_cast<std::uint64_t>(report.attempts));
-  return bytes;
-}
-
-Result<SaveReport> DecodeReport(std::string_view bytes) {
-  ByteReader in(bytes);
-  SaveReport report;
-  GetOctets(&in, &report.save_id.bytes);
-  report.bytes_written = in.U64();
-  report.seconds = in.F64();
-  report.direct = in.U8() != 0;
-  in.StringList(&report.differing_objects);
-  in.StringList(&report.differing_tensors);
-  in.StringList(&report.conflicts);
-  report.attempts = static_cast<int>(in.Varint());
-  VARVE_RETURN_IF_ERROR(in.Finish());
-  return report;
-}
+Bytes EncodeReport(const SaveReport& report) { return EncodeFields(report); }
+Result<SaveReport> DecodeReport(std::string_view bytes) { return DecodeFields<SaveReport>(bytes); }
 
 Result<std::string> AbsolutePath(const std::string& path) {
   std::error_code error;

@@ -3,7 +3,6 @@
 #include <string>
 
 #include "base/checked.h"
-#include "base/fields.h"
 #include "pipeline/buffer_pool.h"
 #include "varve/storage.h"
 
@@ -24,6 +23,9 @@ void Fields(Archive& archive, FieldsOf<Archive, StagedImage>& image) {
   archive.Fixed(image.crc32c);
   archive(image.in_small_pages);
 }
+
+template void Fields(FieldWriter& archive, const StagedImage& image);
+template void Fields(FieldReader& archive, StagedImage& image);
 
 Bytes EncodeStagedImage(const StagedImage& image) { return EncodeFields(image); }
 

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "base/bytes.h"
+#include "base/fields.h"
 #include "varve/status.h"
 
 namespace varve {
@@ -34,6 +35,8 @@ struct StagedImage {
 std::uint64_t StagedUnitBytes(std::uint64_t checksum_block_bytes);
 
 /// For processes of one version of Varve on one machine; never stored.
+template <class Archive>
+void Fields(Archive& archive, FieldsOf<Archive, StagedImage>& image);
 Bytes EncodeStagedImage(const StagedImage& image);
 /// Errors: DataLoss; also for what CheckStagedImage refuses.
 Result<StagedImage> DecodeStagedImage(std::string_view bytes, std::uint64_t pool_blocks);

@@ -38,9 +38,7 @@ void Fields(Archive& archive, FieldsOf<Archive, SettledSave>& save) {
   archive(save.plans, save.settled, save.side_files);
 }
 
-Bytes EncodeSettledSave(const SettledSave& save) { return EncodeFields(save); }
-Result<SettledSave> DecodeSettledSave(std::string_view bytes) {
-  return DecodeFields<SettledSave>(bytes);
-}
+template void Fields(FieldWriter& archive, const SettledSave& save);
+template void Fields(FieldReader& archive, SettledSave& save);
 
 }  // namespace varve

@@ -2,15 +2,14 @@
 /// copy of the tensors it is all that is needed to write the save, by whatever process.
 #pragma once
 
-#include <string_view>
 #include <vector>
 
 #include "base/bytes.h"
+#include "base/fields.h"
 #include "plan/file_plan.h"
 #include "plan/save_plan.h"
 #include "varve/checkpoint.h"
 #include "varve/metadata.h"
-#include "varve/status.h"
 
 namespace varve {
 
@@ -27,8 +26,7 @@ struct SettledSave {
 };
 
 /// For processes of one version of Varve on one machine; never stored.
-Bytes EncodeSettledSave(const SettledSave& save);
-/// Errors: DataLoss.
-Result<SettledSave> DecodeSettledSave(std::string_view bytes);
+template <class Archive>
+void Fields(Archive& archive, FieldsOf<Archive, SettledSave>& save);
 
 }  // namespace varve
