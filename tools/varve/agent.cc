@@ -40,28 +40,29 @@ struct Options {
   }
 };
 
-void PutFiles(const std::vector<AgentReport::File>& files, JsonWriter* json) {
-  json->BeginArray();
+Json FilesOf(const std::vector<AgentReport::File>& files) {
+  Json listed = Json::array();
   for (const AgentReport::File& file : files) {
-    json->BeginObject().Key("path").String(file.path).Key("rank").Number(file.rank);
-    json->Key("bytes").Number(file.bytes).Key("writing").Bool(file.writing);
-    json->Key("trainer_lives").Bool(file.trainer_lives).EndObject();
+    listed.push_back({{"path", file.path},
+                      {"rank", file.rank},
+                      {"bytes", file.bytes},
+                      {"writing", file.writing},
+                      {"trainer_lives", file.trainer_lives}});
   }
-  json->EndArray();
+  return listed;
 }
 
 std::string AsJson(const AgentReport* report) {
-  JsonWriter json;
-  json.BeginObject().Key("running").Bool(report != nullptr);
+  Json json{{"running", report != nullptr}};
   if (report != nullptr) {
-    json.Key("version").String(report->version);
-    json.Key("pid").Number(static_cast<std::uint64_t>(report->pid));
-    json.Key("stopping").Bool(report->stopping).Key("trainers").Number(report->trainers);
-    PutFiles(report->saves, &json.Key("saves"));
-    PutFiles(report->held, &json.Key("held"));
+    json["version"] = report->version;
+    json["pid"] = report->pid;
+    json["stopping"] = report->stopping;
+    json["trainers"] = report->trainers;
+    json["saves"] = FilesOf(report->saves);
+    json["held"] = FilesOf(report->held);
   }
-  json.EndObject();
-  return json.Take();
+  return ToLine(json);
 }
 
 std::string AsLines(const AgentReport* report) {

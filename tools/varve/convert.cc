@@ -78,16 +78,17 @@ Status Finish(const Options& options, ConvertOptions* choices) {
 }
 
 std::string AsJson(const Options& options, const ConvertReport& report, double seconds) {
-  JsonWriter json;
-  json.BeginObject().Key("source").String(options.source).Key("target").String(options.target);
-  json.Key("tensors").Number(report.tensor_count).Key("objects").Number(report.object_count);
-  json.Key("bytes").Number(report.bytes).Key("seconds").Seconds(seconds);
-  json.Key("skipped").Strings(report.skipped);
-  json.Key("objects_left_out").Number(report.objects_left_out);
-  json.Key("left_out").Strings(report.left_out);
-  json.Key("files").Strings(report.files);
-  json.Key("files_left_out").Number(report.files_left_out).EndObject();
-  return json.Take();
+  return ToLine({{"source", options.source},
+                 {"target", options.target},
+                 {"tensors", report.tensor_count},
+                 {"objects", report.object_count},
+                 {"bytes", report.bytes},
+                 {"seconds", Seconds(seconds)},
+                 {"skipped", report.skipped},
+                 {"objects_left_out", report.objects_left_out},
+                 {"left_out", report.left_out},
+                 {"files", report.files},
+                 {"files_left_out", report.files_left_out}});
 }
 
 Result<Outcome> Run(const Options& options, const std::stop_token& stop) {

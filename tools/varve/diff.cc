@@ -44,21 +44,23 @@ std::string Number(double value) {
 }
 
 std::string AsJson(const Options& options, const DiffReport& report) {
-  JsonWriter json;
-  json.BeginObject().Key("a").String(options.a).Key("b").String(options.b);
-  json.Key("equal").Bool(report.differences.empty());
-  json.Key("equal_tensors").Number(report.equal_tensors);
-  json.Key("equal_objects").Number(report.equal_objects).Key("differences").BeginArray();
+  Json differences = Json::array();
   for (const Difference& difference : report.differences) {
-    json.BeginObject().Key("fqn").String(difference.fqn);
-    json.Key("kind").String(KindName(difference.kind)).Key("detail").String(difference.detail);
-    json.Key("elements").Number(difference.elements);
-    json.Key("differing").Number(difference.differing);
-    // Numbers as text: JSON has no infinity.
-    json.Key("max_abs_error").String(Number(difference.max_abs_error));
-    json.Key("max_rel_error").String(Number(difference.max_rel_error)).EndObject();
+    differences.push_back({{"fqn", difference.fqn},
+                           {"kind", KindName(difference.kind)},
+                           {"detail", difference.detail},
+                           {"elements", difference.elements},
+                           {"differing", difference.differing},
+                           // Numbers as text: JSON has no infinity.
+                           {"max_abs_error", Number(difference.max_abs_error)},
+                           {"max_rel_error", Number(difference.max_rel_error)}});
   }
-  return json.EndArray().EndObject().Take();
+  return ToLine({{"a", options.a},
+                 {"b", options.b},
+                 {"equal", report.differences.empty()},
+                 {"equal_tensors", report.equal_tensors},
+                 {"equal_objects", report.equal_objects},
+                 {"differences", std::move(differences)}});
 }
 
 std::string Line(const Difference& difference) {

@@ -37,11 +37,12 @@ Result<Outcome> Run(const Options& options, const std::stop_token& stop) {
   progress.Finish();
   VARVE_RETURN_IF_ERROR(report.status());
   if (options.json) {
-    JsonWriter json;
-    json.BeginObject().Key("checkpoint").String(options.path).Key("file").String(options.out);
-    json.Key("tensors").Number(report->tensor_count).Key("bytes").Number(report->bytes);
-    json.Key("seconds").Seconds(seconds).Key("skipped").Strings(report->skipped).EndObject();
-    return Outcome{json.Take()};
+    return Outcome{ToLine({{"checkpoint", options.path},
+                           {"file", options.out},
+                           {"tensors", report->tensor_count},
+                           {"bytes", report->bytes},
+                           {"seconds", Seconds(seconds)},
+                           {"skipped", report->skipped}})};
   }
   std::string text;
   for (const std::string& fqn : report->skipped) {

@@ -26,17 +26,12 @@ struct Options {
 };
 
 std::string AsJson(const Options& options, const GarbageReport& report) {
-  JsonWriter json;
-  json.BeginObject().Key("dry_run").Bool(options.dry_run);
-  json.Key("removed").Strings(report.removed).Key("recovered").Strings(report.recovered);
-  json.Key("kept")
-      .Strings(report.kept)
-      .Key("conflicts")
-      .Strings(report.conflicts)
-      .Key("bytes")
-      .Number(report.bytes)
-      .EndObject();
-  return json.Take();
+  return ToLine({{"dry_run", options.dry_run},
+                 {"removed", report.removed},
+                 {"recovered", report.recovered},
+                 {"kept", report.kept},
+                 {"conflicts", report.conflicts},
+                 {"bytes", report.bytes}});
 }
 
 std::string AsLines(const Options& options, const GarbageReport& report) {

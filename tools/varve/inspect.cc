@@ -91,50 +91,54 @@ std::vector<Rendered> ReadValues(CheckpointReader& reader, std::size_t max_chars
 
 std::string CheckpointAsJson(const Options& options, CheckpointReader& reader) {
   const Metadata& metadata = reader.metadata();
-  JsonWriter json;
-  json.BeginObject().Key("checkpoint").String(options.path);
-  json.Key("directory").String(reader.directory());
-  json.Key("format").String(FormatName(metadata.format)).Key("format_version");
-  IsNative(metadata) ? json.Number(kFormatVersion) : json.Null();
-  json.Key("save_id");
-  IsNative(metadata) ? json.String(ToString(metadata.save_id)) : json.Null();
-  json.Key("world_size").Number(metadata.world_size);
-  json.Key("block_bytes").Number(metadata.block_bytes);
-  json.Key("total_bytes").Number(metadata.TotalBytes());
-  json.Key("tensor_bytes").Number(StoredBytes(metadata));
-  json.Key("files").BeginArray();
+  Json files = Json::array();
   for (const DataFile& file : metadata.files) {
-    json.BeginObject().Key("name").String(file.name).Key("rank").Number(file.rank);
-    json.Key("bytes").Number(file.size).Key("data_begin").Number(file.data_begin).EndObject();
+    files.push_back({{"name", file.name},
+                     {"rank", file.rank},
+                     {"bytes", file.size},
+                     {"data_begin", file.data_begin}});
   }
-  json.EndArray().Key("side_files").BeginArray();
+  Json side_files = Json::array();
   for (const StoredFile& file : metadata.side_files) {
-    json.BeginObject().Key("name").String(file.name).Key("bytes").Number(file.size).EndObject();
+    side_files.push_back({{"name", file.name}, {"bytes", file.size}});
   }
-  json.EndArray().Key("subtrees").BeginArray();
+  Json subtrees = Json::array();
   for (const Subtree& subtree : Subtrees(metadata)) {
-    json.BeginObject().Key("name").String(subtree.name);
-    json.Key("tensors").Number(subtree.tensor_count).Key("bytes").Number(subtree.bytes).EndObject();
+    subtrees.push_back(
+        {{"name", subtree.name}, {"tensors", subtree.tensor_count}, {"bytes", subtree.bytes}});
   }
-  json.EndArray().Key("tensors").BeginArray();
+  Json tensors = Json::array();
   for (const std::size_t i : InNaturalOrder(metadata.tensors)) {
     const TensorMetadata& tensor = metadata.tensors[i];
-    json.BeginObject().Key("fqn").String(tensor.fqn).Key("dtype").String(DTypeName(tensor.dtype));
-    json.Key("shape").Numbers(tensor.shape).Key("chunks").Number(tensor.chunks.size());
-    json.Key("bytes").Number(StoredBytes(tensor)).EndObject();
+    tensors.push_back({{"fqn", tensor.fqn},
+                       {"dtype", DTypeName(tensor.dtype)},
+                       {"shape", tensor.shape},
+                       {"chunks", tensor.chunks.size()},
+                       {"bytes", StoredBytes(tensor)}});
   }
-  json.EndArray().Key("objects").BeginArray();
+  Json objects = Json::array();
   const std::vector<Rendered> values = ReadValues(reader, kValueCharsJson);
   for (const std::size_t i : InNaturalOrder(metadata.objects)) {
     const ObjectMetadata& object = metadata.objects[i];
-    json.BeginObject().Key("fqn").String(object.fqn).Key("bytes").Number(Size(object.extent));
-    json.Key("value");
-    values[i].readable ? json.String(values[i].text) : json.Null();
-    json.Key("problem");
-    values[i].readable ? json.Null() : json.String(values[i].text);
-    json.EndObject();
+    objects.push_back({{"fqn", object.fqn},
+                       {"bytes", Size(object.extent)},
+                       {"value", If(values[i].readable, values[i].text)},
+                       {"problem", If(!values[i].readable, values[i].text)}});
   }
-  return json.EndArray().EndObject().Take();
+  return ToLine({{"checkpoint", options.path},
+                 {"directory", reader.directory()},
+                 {"format", FormatName(metadata.format)},
+                 {"format_version", If(IsNative(metadata), kFormatVersion)},
+                 {"save_id", If(IsNative(metadata), ToString(metadata.save_id))},
+                 {"world_size", metadata.world_size},
+                 {"block_bytes", metadata.block_bytes},
+                 {"total_bytes", metadata.TotalBytes()},
+                 {"tensor_bytes", StoredBytes(metadata)},
+                 {"files", std::move(files)},
+                 {"side_files", std::move(side_files)},
+                 {"subtrees", std::move(subtrees)},
+                 {"tensors", std::move(tensors)},
+                 {"objects", std::move(objects)}});
 }
 
 std::string FilesTable(const Metadata& metadata) {
@@ -215,20 +219,20 @@ std::string CheckpointAsText(const Options& options, CheckpointReader& reader) {
 // ---- one tensor ----
 
 std::string TensorAsJson(const Metadata& metadata, const TensorMetadata& tensor) {
-  JsonWriter json;
-  json.BeginObject().Key("fqn").String(tensor.fqn).Key("dtype").String(DTypeName(tensor.dtype));
-  json.Key("shape").Numbers(tensor.shape).Key("bytes").Number(StoredBytes(tensor));
-  json.Key("chunks").BeginArray();
+  Json chunks = Json::array();
   for (const Chunk& chunk : tensor.chunks) {
-    json.BeginObject().Key("offsets").Numbers(chunk.box.offsets);
-    json.Key("sizes").Numbers(chunk.box.sizes);
-    json.Key("file").String(metadata.files[chunk.extent.file].name);
-    json.Key("begin").Number(chunk.extent.begin).Key("end").Number(chunk.extent.end);
-    json.Key("xxh3");
-    IsNative(metadata) ? json.String(Hex(chunk.content.bytes)) : json.Null();
-    json.EndObject();
+    chunks.push_back({{"offsets", chunk.box.offsets},
+                      {"sizes", chunk.box.sizes},
+                      {"file", metadata.files[chunk.extent.file].name},
+                      {"begin", chunk.extent.begin},
+                      {"end", chunk.extent.end},
+                      {"xxh3", If(IsNative(metadata), Hex(chunk.content.bytes))}});
   }
-  return json.EndArray().EndObject().Take();
+  return ToLine({{"fqn", tensor.fqn},
+                 {"dtype", DTypeName(tensor.dtype)},
+                 {"shape", tensor.shape},
+                 {"bytes", StoredBytes(tensor)},
+                 {"chunks", std::move(chunks)}});
 }
 
 std::string TensorAsText(const Metadata& metadata, const TensorMetadata& tensor) {

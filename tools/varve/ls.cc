@@ -34,20 +34,18 @@ struct Options {
 };
 
 std::string AsJson(const std::vector<CheckpointEntry>& entries) {
-  JsonWriter json;
-  json.BeginArray();
+  Json json = Json::array();
   for (const CheckpointEntry& entry : entries) {
-    json.BeginObject().Key("name").String(entry.name);
-    json.Key("format").String(FormatName(entry.format)).Key("step");
-    entry.step ? json.Number(*entry.step) : json.Null();
-    json.Key("state").String(StateName(entry.state)).Key("detail").String(entry.detail);
-    json.Key("bytes").Number(entry.bytes).Key("world_size");
-    entry.world_size != 0 ? json.Number(entry.world_size) : json.Null();
-    json.Key("save_id");
-    entry.save_id ? json.String(ToString(*entry.save_id)) : json.Null();
-    json.EndObject();
+    json.push_back({{"name", entry.name},
+                    {"format", FormatName(entry.format)},
+                    {"step", If(entry.step.has_value(), entry.step.value_or(0))},
+                    {"state", StateName(entry.state)},
+                    {"detail", entry.detail},
+                    {"bytes", entry.bytes},
+                    {"world_size", If(entry.world_size != 0, entry.world_size)},
+                    {"save_id", entry.save_id ? Json(ToString(*entry.save_id)) : Json()}});
   }
-  return json.EndArray().Take();
+  return ToLine(json);
 }
 
 Colour ColourOf(CheckpointState state) {

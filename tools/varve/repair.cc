@@ -25,11 +25,10 @@ struct Options {
 Result<Outcome> Run(const Options& options, const std::stop_token& stop) {
   VARVE_ASSIGN_OR_RETURN(const RepairReport report, Repair(options.path, PosixStorage(), stop));
   if (options.json) {
-    JsonWriter json;
-    json.BeginObject().Key("checkpoint").String(options.path);
-    json.Key("save_id").String(ToString(report.save_id));
-    json.Key("files").Number(report.file_count).Key("changed").Bool(report.changed).EndObject();
-    return Outcome{json.Take()};
+    return Outcome{ToLine({{"checkpoint", options.path},
+                           {"save_id", ToString(report.save_id)},
+                           {"files", report.file_count},
+                           {"changed", report.changed}})};
   }
   const std::string files = Count(report.file_count, "data file");
   return Outcome{Printable(options.path) + ": " +

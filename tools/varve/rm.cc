@@ -26,11 +26,10 @@ Result<Outcome> Run(const Options& options, const std::stop_token& stop) {
       RemoveCheckpoint(options.path, options.dry_run ? DryRun::kYes : DryRun::kNo, PosixStorage(),
                        stop));
   if (options.json) {
-    JsonWriter json;
-    json.BeginObject().Key("checkpoint").String(options.path);
-    json.Key("dry_run").Bool(options.dry_run).Key("bytes").Number(report.bytes);
-    json.Key("others").Strings(report.others).EndObject();
-    return Outcome{json.Take()};
+    return Outcome{ToLine({{"checkpoint", options.path},
+                           {"dry_run", options.dry_run},
+                           {"bytes", report.bytes},
+                           {"others", report.others}})};
   }
   std::string text;
   const std::string did = options.dry_run ? "would remove " : "removed ";

@@ -30,19 +30,20 @@ struct Options {
 };
 
 std::string AsJson(const Options& options, const VerifyReport& report, double seconds) {
-  JsonWriter json;
-  json.BeginObject().Key("checkpoint").String(options.path);
-  json.Key("clean").Bool(report.clean());
-  json.Key("bytes_checked").Number(report.bytes_checked).Key("seconds").Seconds(seconds);
-  json.Key("damages").BeginArray();
+  Json damages = Json::array();
   for (const Damage& damage : report.damages) {
-    json.BeginObject().Key("file");
-    damage.file.empty() ? json.Null() : json.String(damage.file);
-    json.Key("begin").Number(damage.begin).Key("end").Number(damage.end);
-    json.Key("tensors").Strings(damage.tensors).Key("problem").String(damage.problem);
-    json.EndObject();
+    damages.push_back({{"file", If(!damage.file.empty(), damage.file)},
+                       {"begin", damage.begin},
+                       {"end", damage.end},
+                       {"tensors", damage.tensors},
+                       {"problem", damage.problem}});
   }
-  return json.EndArray().Key("notes").Strings(report.notes).EndObject().Take();
+  return ToLine({{"checkpoint", options.path},
+                 {"clean", report.clean()},
+                 {"bytes_checked", report.bytes_checked},
+                 {"seconds", Seconds(seconds)},
+                 {"damages", std::move(damages)},
+                 {"notes", report.notes}});
 }
 
 std::string DamageLine(const Damage& damage) {
