@@ -9,6 +9,7 @@
 
 #include "catalogue/chunk_source.h"
 #include "tensor/box.h"
+#include "tensor/floats.h"
 
 namespace varve {
 namespace {
@@ -32,27 +33,6 @@ void ForEachElement(const StridedMemory& memory, const Box& common, Flip flip) {
       }
       index[d] = 0;
     }
-  }
-}
-
-/// Width in bytes of the floats an element consists of, and how many; 0 for integers.
-struct Floats {
-  std::size_t width = 0;
-  std::size_t count = 1;
-};
-
-Floats FloatsOf(DType dtype) {
-  switch (dtype) {
-    case DType::kFloat16:
-    case DType::kBFloat16: return {2, 1};
-    case DType::kFloat32: return {4, 1};
-    case DType::kFloat64: return {8, 1};
-    case DType::kComplex32: return {2, 2};
-    case DType::kComplex64: return {4, 2};
-    case DType::kComplex128: return {8, 2};
-    case DType::kFloat8E4M3FN:
-    case DType::kFloat8E5M2: return {1, 1};
-    default: return {};
   }
 }
 
