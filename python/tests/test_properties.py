@@ -149,7 +149,8 @@ def test_saving_in_one_layout_and_loading_in_another_is_the_identity(
             }
             nested = {"s": state, "n": 0}
             options = {"strict": "exact", "timeout": 30.0}
-            _load.load(nested, path, ShardedArrays(), coordinator, False, options, _load.Choice())
+            choice = _load.Choice()
+            _load.load(nested, path, ShardedArrays(), coordinator, False, False, options, choice)
             assert nested["n"] == 5
             for name, sharded in state.items():
                 whole = tensors[name][0]

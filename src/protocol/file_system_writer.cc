@@ -41,6 +41,7 @@ Result<DcpItem> ToDcpItem(const WriteItem& item, const ItemData& data) {
 /// The first result has the receipt of the whole file.
 std::vector<WriteResult> ResultsOf(const SavePlan& plan, const DcpFile& written) {
   std::vector<WriteResult> results;
+  results.reserve(plan.items.size());
   for (std::size_t i = 0; i < plan.items.size(); ++i) {
     results.push_back({plan.items[i].index, written.items[i].length, {}});
   }
@@ -129,6 +130,7 @@ Status FileSystemWriter::Finish(const Metadata& metadata,
   VARVE_ASSIGN_OR_RETURN(const CheckpointIndex made,
                          MakeIndex(metadata, results, options_.block_bytes).Annotate(path_));
   std::vector<std::pair<std::string, std::uint64_t>> files;
+  files.reserve(made.files.size());
   for (const DataFile& file : made.files) {
     files.emplace_back(file.name, file.size);
   }
