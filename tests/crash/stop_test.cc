@@ -210,7 +210,7 @@ TEST_F(Stop, RepairChangesNothingOrAll) {
 }
 
 TEST_F(Stop, ASaveThatVerifiesTheOldCheckpointFirstEnds) {
-  const Work save = [this](Storage& storage, const std::stop_token& stop) {
+  const Work save = [](Storage& storage, const std::stop_token& stop) {
     SaveOptions options = SmallSave(storage, false);
     options.overwrite = Overwrite::kDamaged;
     options.stop = stop;
