@@ -48,7 +48,7 @@ class RawIo:
     def tuned(self, directory: Path) -> RawIo:
         """The same with the fastest shapes for this directory: the best of three trials each.
 
-        A baseline that is slower than it could be flatters whoever is compared with it.
+        A raw writer in a slow shape would make every tool beside it look faster than it is.
         """
         path = directory / "raw-trial"
         writes: dict[Shape, float] = {}

@@ -178,7 +178,7 @@ class Demo:
             len(whole) == LAST_STEP // SAVE_EVERY and not any(done.returncode for done in results),
         )
         stale = staging_path(checkpoint_path(self.run, KILLED_STEP))
-        self.story.claim("what the killed save left behind is gone", stale is None)
+        self.story.claim("the staging directory of the killed save was removed", stale is None)
 
     def export_model(self) -> None:
         """Act 8: one file, no lock-in."""

@@ -108,9 +108,9 @@ struct GarbageReport {
 };
 
 /// Removes what dead saves left in `directory` and in the checkpoints in it; never what a live save
-/// uses. A checkpoint that was displaced gets its name back. What a user put beside a checkpoint
-/// that was replaced goes to the directory that has its name. Touches nothing else. `stop` ends it
-/// between two files or directories that it removes; the next call removes the rest.
+/// uses. A checkpoint that was displaced gets its name back. Files that a user put beside a
+/// checkpoint that was replaced are moved to the directory that has its name. Touches nothing else.
+/// `stop` ends it between two files or directories that it removes; the next call removes the rest.
 Result<GarbageReport> CollectGarbage(const std::string& directory, DryRun dry_run,
                                      Storage& storage = PosixStorage(),
                                      const std::stop_token& stop = {});

@@ -188,7 +188,7 @@ def read(
 ) -> Any:
     """Builds a new state from a checkpoint, with NumPy arrays.
 
-    Of a file that holds one bare tensor or value, as torch.save(tensor, path) writes it, returns that.
+    Returns the tensor or value itself for a file that holds just one, as torch.save(tensor, path) writes.
 
     Args:
         path: The checkpoint directory.
