@@ -1,23 +1,15 @@
-#include <algorithm>
 #include <chrono>
 #include <string>
 
 #include <nanobind/stl/string.h>
 
 #include "bindings.h"
+#include "bound.h"
 #include "interruptible.h"
 #include "varve/agent.h"
 
 namespace varve::python {
 namespace {
-
-std::chrono::milliseconds Seconds(double seconds) {
-  constexpr double kForEver = 1e9;  // 31 years: may be added to a time without overflow.
-  if (!(seconds >= 0)) {            // Nor when it is not a number.
-    RaiseUnfit("timeout", nb::float_(seconds));
-  }
-  return std::chrono::milliseconds(static_cast<std::int64_t>(std::min(seconds, kForEver) * 1000));
-}
 
 nb::list FilesOf(const std::vector<AgentReport::File>& files) {
   nb::list out;
@@ -51,9 +43,12 @@ nb::dict Status() {
 }
 
 /// Drains or stops.
-void Wait(varve::Status (*tell)(std::chrono::milliseconds, const std::string&), double timeout) {
+void Wait(varve::Status (*tell)(std::chrono::milliseconds, const std::string&),
+          nb::handle timeout) {
   auto status = std::make_shared<varve::Status>();
-  WaitOffMain([status, tell, limit = Seconds(timeout)] { *status = tell(limit, {}); });
+  WaitOffMain([status, tell, limit = Argument<std::chrono::milliseconds>("timeout", timeout)] {
+    *status = tell(limit, {});
+  });
   RaiseIfError(*status);
 }
 
@@ -61,8 +56,10 @@ void Wait(varve::Status (*tell)(std::chrono::milliseconds, const std::string&), 
 
 void BindAgent(nb::module_& module) {
   module.def("agent_status", &Status);
-  module.def("agent_drain", [](double timeout) { Wait(&DrainAgent, timeout); }, nb::arg("timeout"));
-  module.def("agent_stop", [](double timeout) { Wait(&StopAgent, timeout); }, nb::arg("timeout"));
+  module.def(
+      "agent_drain", [](nb::handle timeout) { Wait(&DrainAgent, timeout); }, nb::arg("timeout"));
+  module.def(
+      "agent_stop", [](nb::handle timeout) { Wait(&StopAgent, timeout); }, nb::arg("timeout"));
 }
 
 }  // namespace varve::python

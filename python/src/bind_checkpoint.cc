@@ -13,6 +13,7 @@
 #include <nanobind/stl/vector.h>
 
 #include "bindings.h"
+#include "bound.h"
 #include "interruptible.h"
 #include "varve/agent.h"
 #include "varve/checkpoint.h"
@@ -73,25 +74,26 @@ class PythonCoordinator final : public Coordinator {
   int size_;
 };
 
-/// (fqn, dtype number, shape, offsets or None, sizes or None, address, strides or None). Offsets
-/// and sizes None mean the whole tensor. A source on a CUDA device has (device, stream) behind it.
+/// (fqn, dtype number, shape, address), and then strides, offsets and sizes or None. Offsets and
+/// sizes None mean the whole tensor. A source on a CUDA device has (device, stream) behind it.
 template <class Tensor>
 Tensor TensorFrom(nb::handle item) {
   Tensor tensor;
   tensor.fqn = nb::cast<std::string>(nb::object(item[0]));
   tensor.dtype = DTypeAt(nb::object(item[1]));
   tensor.shape = Integers<Dims>(nb::object(item[2]));
-  if (const nb::object offsets = item[3]; offsets.is_none()) {
+  const std::size_t given = nb::len(item);
+  tensor.data = reinterpret_cast<void*>(nb::cast<std::uintptr_t>(nb::object(item[3])));
+  if (given > 4 && !nb::object(item[4]).is_none()) {
+    tensor.strides = Integers<Strides>(nb::object(item[4]));
+  }
+  if (given <= 5 || nb::object(item[5]).is_none()) {
     tensor.box = WholeBox(tensor.shape);
   } else {
-    tensor.box = {Integers<Dims>(offsets), Integers<Dims>(nb::object(item[4]))};
-  }
-  tensor.data = reinterpret_cast<void*>(nb::cast<std::uintptr_t>(nb::object(item[5])));
-  if (const nb::object strides = item[6]; !strides.is_none()) {
-    tensor.strides = Integers<Strides>(strides);
+    tensor.box = {Integers<Dims>(nb::object(item[5])), Integers<Dims>(nb::object(item[6]))};
   }
   if constexpr (std::is_same_v<Tensor, SourceTensor>) {
-    if (nb::len(item) > 7) {
+    if (given > 7) {
       const nb::object cuda = item[7];
       tensor.cuda =
           CudaMemory{nb::cast<int>(nb::object(cuda[0])),
@@ -112,10 +114,6 @@ std::vector<Tensor> TensorsFrom(const nb::list& list) {
 }
 
 }  // namespace
-
-std::vector<TargetTensor> TargetsFrom(const nb::list& list) {
-  return TensorsFrom<TargetTensor>(list);
-}
 
 ProgressFunction MakeProgress(nb::object callback) {
   if (callback.is_none()) {
@@ -181,25 +179,17 @@ std::shared_ptr<nb::object> Shared(nb::object object) {
 }
 
 void SetSeconds(const nb::dict& options, const char* name, std::chrono::milliseconds* out) {
-  // 31 years: may be added to a time without overflow.
-  constexpr double kForEver = 1e9;
-  double seconds = -1;
-  Set(options, name, &seconds);
-  if (!options.contains(name)) {
-    return;
+  if (options.contains(name)) {
+    *out = Argument<std::chrono::milliseconds>(name, options[name]);
   }
-  if (!(seconds >= 0)) {  // Nor when it is not a number.
-    RaiseUnfit(name, nb::object(options[name]));
-  }
-  *out = std::chrono::milliseconds(static_cast<std::int64_t>(std::min(seconds, kForEver) * 1000));
 }
 
 std::string Shown(nb::handle value) {
   return nb::cast<std::string>(nb::module_::import_("varve._arguments").attr("shown")(value));
 }
 
-void RaiseUnfit(const char* name, nb::handle value) {
-  Raise(InvalidArgument(std::string(name) + "=" + Shown(value) + ": not a value that it can have"));
+void RaiseUnfit(const char* name, nb::handle value, const std::string& want) {
+  Raise(InvalidArgument(std::string(name) + "=" + Shown(value) + ": want " + want));
 }
 
 SaveOptions SaveOptionsFrom(const nb::dict& options) {
@@ -290,22 +280,20 @@ void BindCheckpoint(nb::module_& module) {
   module.def(
       "report_failure",
       [](const nb::object& coordinator, const FsPath& what, const FsPath& message,
-         const nb::object& error, const nb::dict& options) {
+         const nb::object& error, nb::handle timeout) {
         const Status failure = ToStatus(error, message.text);
-        std::chrono::milliseconds timeout = std::chrono::minutes(30);
-        SetSeconds(options, "timeout", &timeout);
+        const auto limit = Argument<std::chrono::milliseconds>("timeout", timeout);
         const auto ranks = MakeCoordinator(coordinator);
         Status status;
         RunCollective(
             [&] {
-              status =
-                  Agree(*ranks, what.text, failure, std::chrono::steady_clock::now() + timeout);
+              status = Agree(*ranks, what.text, failure, std::chrono::steady_clock::now() + limit);
             },
             coordinator, [] {}, nullptr, "");
         RaiseIfError(status);
       },
       nb::arg("coordinator").none(), nb::arg("what"), nb::arg("message"), nb::arg("error"),
-      nb::arg("options"));
+      nb::arg("timeout"));
 }
 
 }  // namespace varve::python

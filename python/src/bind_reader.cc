@@ -8,11 +8,8 @@
 #include <string_view>
 #include <utility>
 
-#include <nanobind/stl/optional.h>
-#include <nanobind/stl/string.h>
-#include <nanobind/stl/vector.h>
-
 #include "bindings.h"
+#include "bound.h"
 #include "interruptible.h"
 #include "varve/agent.h"
 #include "varve/catalogue.h"
@@ -21,31 +18,45 @@
 namespace varve::python {
 namespace {
 
-/// True, False or "exact".
-Strict StrictFrom(nb::handle value) {
-  if (nb::isinstance<nb::bool_>(value)) {
-    return nb::cast<bool>(value) ? Strict::kWanted : Strict::kOff;
-  }
-  if (!nb::isinstance<nb::str>(value) || nb::cast<std::string>(value) != "exact") {
-    RaiseUnfit("strict", value);
-  }
-  return Strict::kExact;
-}
+/// A chunk of a tensor, with what is known of its file.
+struct StoredChunk {
+  Dims offsets;
+  Dims sizes;
+  std::string file;
+  std::uint64_t begin = 0;
+  std::uint64_t end = 0;
+  std::optional<std::uint32_t> rank;  ///< Not in formats without ranks.
+};
 
-LoadOptions LoadOptionsFrom(const nb::dict& options) {
-  LoadOptions out;
-  if (options.contains("strict")) {
-    out.strict = StrictFrom(options["strict"]);
-  }
-  Set(options, "cast", &out.cast);
-  Set(options, "max_gap_bytes", &out.max_gap_bytes);
-  Set(options, "io_threads", &out.io_threads);
-  SetSeconds(options, "timeout", &out.timeout);
-  if (options.contains("progress")) {
-    out.progress = MakeProgress(options["progress"]);
-  }
-  return out;
-}
+struct PythonLoadReport : LoadReport {
+  std::uint64_t bytes_from_agent = 0;
+};
+
+constexpr const char* kLoadReportDoc =
+    R"(What a load found; with `strict=False` differences are reported here rather than refused.
+
+Attributes:
+    loaded: Tensors and plain values that this rank has got.
+    bytes_read: From storage, by this rank; whole checksum blocks.
+    bytes_from_agent: Of these, the bytes that came from the memory of this node's agent.
+    seconds: From the agreement of the ranks until all had read.
+    missing: Names that some rank wanted and the checkpoint does not have.
+    unexpected: Names in the checkpoint that no rank wanted: left over.
+    mismatched: Names of another dtype, shape or kind, each with the reason.
+)";
+
+constexpr const char* kStoredChunkDoc =
+    R"(A piece of a tensor as a data file has it.
+
+Attributes:
+    offsets: First index of the piece in the whole tensor, one for each dimension.
+    sizes: Elements of the piece, one for each dimension.
+    file: The data file, relative to the checkpoint's `directory`.
+    begin: First byte of the piece in the file. In formats of torch it is the first byte of the
+        archive that holds the piece.
+    end: The byte behind the last one.
+    rank: The rank that wrote the file; None in formats without ranks.
+)";
 
 nb::tuple TupleOf(const Dims& dims) {
   nb::list out;
@@ -127,22 +138,20 @@ class PythonReader {
     return out;
   }
 
-  /// {fqn: [(offsets, sizes, file, begin, end), ...]}
-  nb::dict Chunks() {
-    nb::dict out;
-    for (const TensorMetadata& tensor : reader().metadata().tensors) {
-      out[nb::str(tensor.fqn.data(), tensor.fqn.size())] = ChunksOf(tensor, /*with_rank=*/false);
-    }
-    return out;
-  }
-
-  /// [(offsets, sizes, file, begin, end, rank of the file), ...]
-  nb::list TensorChunks(const std::string& name) {
-    const TensorMetadata* const tensor = reader().metadata().FindTensor(name);
+  std::vector<StoredChunk> Chunks(const std::string& name) {
+    const Metadata& metadata = reader().metadata();
+    const TensorMetadata* const tensor = metadata.FindTensor(name);
     if (tensor == nullptr) {
       Raise(NotFound(reader().directory() + " holds no tensor \"" + name + "\""));
     }
-    return ChunksOf(*tensor, /*with_rank=*/true);
+    const bool ranked = metadata.format == Format::kVarve || metadata.format == Format::kDcp;
+    std::vector<StoredChunk> chunks;
+    for (const Chunk& chunk : tensor->chunks) {
+      const DataFile& file = metadata.files[chunk.extent.file];
+      chunks.push_back({chunk.box.offsets, chunk.box.sizes, file.name, chunk.extent.begin,
+                        chunk.extent.end, ranked ? std::optional(file.rank) : std::nullopt});
+    }
+    return chunks;
   }
 
   /// [(name, whether it is a tensor), ...] of all that is stored, in natural order.
@@ -178,56 +187,29 @@ class PythonReader {
   }
 
   /// Fills the targets from this process alone; returns the bytes read.
-  std::uint64_t ReadInto(const nb::list& targets) {
-    const std::vector<TargetTensor> wanted = TargetsFrom(targets);
+  std::uint64_t ReadInto(const LoadRequest& request) {
     return Stoppable(reader().directory(), [&](const std::stop_token& stop) {
       LoadOptions options;
       options.stop = stop;
-      return reader().ReadTensors(wanted, options);
+      return reader().ReadTensors(request.targets, options);
     });
   }
 
-  nb::dict LoadInto(const nb::list& targets, const std::vector<std::string>& objects,
-                    const std::vector<std::string>& missing,
-                    const std::vector<std::string>& mismatched,
-                    const std::vector<std::string>& known, const nb::dict& options,
-                    const nb::object& coordinator) {
-    const LoadRequest request{TargetsFrom(targets), objects, missing, mismatched, known};
-    LoadOptions load_options = LoadOptionsFrom(options);
+  PythonLoadReport LoadInto(const LoadRequest& request, LoadOptions options,
+                            const nb::object& coordinator) {
     ProgressCount count;
-    load_options.progress = Counting(&count, std::move(load_options.progress));
+    options.progress = Counting(&count, std::move(options.progress));
     std::stop_source stop;
-    load_options.stop = stop.get_token();
+    options.stop = stop.get_token();
     const auto ranks = MakeCoordinator(coordinator);
     Result<LoadReport> report = Internal("not run");
-    RunCollective([&] { report = Load(reader(), request, load_options, *ranks); }, coordinator,
+    RunCollective([&] { report = Load(reader(), request, options, *ranks); }, coordinator,
                   [&] { stop.request_stop(); }, &count, "reading");
     RaiseIfError(report.status().With({.path = reader().directory()}));
-    nb::dict out;
-    out["loaded"] = report->loaded;
-    out["bytes_read"] = report->bytes_read;
-    out["bytes_from_agent"] = from_agent_.load();
-    out["seconds"] = report->seconds;
-    out["missing"] = report->missing;
-    out["unexpected"] = report->unexpected;
-    out["mismatched"] = report->mismatched;
-    return out;
+    return {*std::move(report), from_agent_.load()};
   }
 
  private:
-  nb::list ChunksOf(const TensorMetadata& tensor, bool with_rank) {
-    const Metadata& metadata = reader().metadata();
-    nb::list chunks;
-    for (const Chunk& chunk : tensor.chunks) {
-      const DataFile& file = metadata.files[chunk.extent.file];
-      const nb::tuple known =
-          nb::make_tuple(TupleOf(chunk.box.offsets), TupleOf(chunk.box.sizes), ToPath(file.name),
-                         chunk.extent.begin, chunk.extent.end);
-      chunks.append(with_rank ? nb::tuple(known + nb::make_tuple(file.rank)) : known);
-    }
-    return chunks;
-  }
-
   std::atomic<std::uint64_t> from_agent_{0};
   std::unique_ptr<Storage> agent_;  // Null where no agent has anything of it.
   std::unique_ptr<CheckpointReader> reader_;
@@ -236,6 +218,30 @@ class PythonReader {
 }  // namespace
 
 void BindReader(nb::module_& module) {
+  Bound<LoadOptions>(module, "LoadOptions", "Options of a load; see include/varve/options.h.")
+      .Field("strict", &LoadOptions::strict)
+      .Field("cast", &LoadOptions::cast)
+      .Field("timeout", &LoadOptions::timeout)
+      .Field("max_gap_bytes", &LoadOptions::max_gap_bytes)
+      .Field("io_threads", &LoadOptions::io_threads)
+      .Keyword<AsProgress>("progress", &LoadOptions::progress);
+  Bound<PythonLoadReport>(module, "LoadReport", kLoadReportDoc)
+      .Field("loaded", &LoadReport::loaded)
+      .Field("bytes_read", &LoadReport::bytes_read)
+      .Field("bytes_from_agent", &PythonLoadReport::bytes_from_agent)
+      .Field("seconds", &LoadReport::seconds)
+      .Field("missing", &LoadReport::missing)
+      .Field("unexpected", &LoadReport::unexpected)
+      .Field("mismatched", &LoadReport::mismatched)
+      .Public("varve");
+  Bound<StoredChunk>(module, "StoredChunk", kStoredChunkDoc)
+      .Field<AsTuple>("offsets", &StoredChunk::offsets)
+      .Field<AsTuple>("sizes", &StoredChunk::sizes)
+      .Field<AsPath>("file", &StoredChunk::file)
+      .Field("begin", &StoredChunk::begin)
+      .Field("end", &StoredChunk::end)
+      .Field("rank", &StoredChunk::rank)
+      .Public("varve");
   nb::class_<PythonReader>(module, "Reader")
       .def(nb::init<const FsPath&, bool>(), nb::arg("path"), nb::arg("use_agent") = true)
       .def_prop_ro("directory",
@@ -254,17 +260,15 @@ void BindReader(nb::module_& module) {
       .def_prop_ro("bytes",
                    [](PythonReader& self) { return self.reader().metadata().TotalBytes(); })
       .def("names", &PythonReader::Names)
-      .def("chunks", &PythonReader::Chunks)
-      .def("tensor_chunks", &PythonReader::TensorChunks, nb::arg("name"))
-      .def("read_into", &PythonReader::ReadInto, nb::arg("targets"))
+      .def("chunks", &PythonReader::Chunks, nb::arg("name"))
+      .def("read_into", &PythonReader::ReadInto, nb::arg("request"))
       .def("object_extents", &PythonReader::ObjectExtents)
       .def("structure", &PythonReader::Structure)
       .def("tensors", &PythonReader::Tensors, nb::arg("names") = nb::none())
       .def("tensor_names", &PythonReader::TensorNames)
       .def("object_names", &PythonReader::ObjectNames)
       .def("objects", &PythonReader::Objects, nb::arg("fqns"), nb::arg("allow_pickle") = false)
-      .def("load", &PythonReader::LoadInto, nb::arg("targets"), nb::arg("objects"),
-           nb::arg("missing"), nb::arg("mismatched"), nb::arg("known"), nb::arg("options"),
+      .def("load", &PythonReader::LoadInto, nb::arg("request"), nb::arg("options"),
            nb::arg("coordinator").none());
 }
 

@@ -10,6 +10,7 @@
 
 #include <nanobind/nanobind.h>
 
+#include "casters.h"
 #include "varve/checkpoint.h"
 #include "varve/coordinator.h"
 #include "varve/dtype.h"
@@ -21,11 +22,6 @@
 namespace varve::python {
 
 namespace nb = nanobind;
-
-/// A path as Python gives it: a str, which is encoded as os.fsencode does, or bytes.
-struct FsPath {
-  std::string text;
-};
 
 /// The Python exception for an error.
 nb::object ToException(const Status& status);
@@ -82,10 +78,6 @@ nb::object ToPath(const std::string& path);
 /// receive(from, seconds) -> bytes; None gives a single process. Takes the GIL for each message.
 std::unique_ptr<Coordinator> MakeCoordinator(nb::object object);
 
-/// Memory to fill: (fqn, dtype number, shape, offsets or None, sizes or None, address, strides or
-/// None).
-std::vector<TargetTensor> TargetsFrom(const nb::list& list);
-
 /// Progress to a Python callable, at most every 50 ms: taking the GIL for each block would make
 /// the training thread wait. None gives a null function.
 ProgressFunction MakeProgress(nb::object callback);
@@ -104,7 +96,7 @@ nb::dict ToDict(const SaveReport& report);
 std::string Shown(nb::handle value);
 
 /// Raises InvalidArgumentError: a value that the option does not take.
-[[noreturn]] void RaiseUnfit(const char* name, nb::handle value);
+[[noreturn]] void RaiseUnfit(const char* name, nb::handle value, const std::string& want);
 
 /// `out` = options[name], where it is there.
 template <class T>
@@ -112,7 +104,7 @@ void Set(const nb::dict& options, const char* name, T* out) {
   if (options.contains(name)) {
     const nb::object value(options[name]);
     if (!nb::try_cast(value, *out)) {
-      RaiseUnfit(name, value);
+      RaiseUnfit(name, value, "a value of another type");
     }
   }
 }
@@ -127,27 +119,9 @@ void BindAsync(nb::module_& module);
 void BindValues(nb::module_& module);
 void BindCheckpoint(nb::module_& module);
 void BindReader(nb::module_& module);
+void BindTensors(nb::module_& module);
 void BindCatalogue(nb::module_& module);
 void BindConvert(nb::module_& module);
 void BindDcp(nb::module_& module);
 
 }  // namespace varve::python
-
-template <>
-struct nanobind::detail::type_caster<varve::python::FsPath> {
-  NB_TYPE_CASTER(varve::python::FsPath, const_name("str | bytes"))
-
-  bool from_python(handle source, std::uint8_t, cleanup_list*) noexcept {
-    object bytes = borrow(source);
-    if (PyUnicode_Check(source.ptr()) != 0) {
-      bytes = steal(PyUnicode_EncodeFSDefault(source.ptr()));
-    }
-    if (!bytes.is_valid() || PyBytes_Check(bytes.ptr()) == 0) {
-      PyErr_Clear();
-      return false;
-    }
-    value.text.assign(PyBytes_AS_STRING(bytes.ptr()),
-                      static_cast<std::size_t>(PyBytes_GET_SIZE(bytes.ptr())));
-    return true;
-  }
-};

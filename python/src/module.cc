@@ -140,6 +140,7 @@ NB_MODULE(_core, module) {
   module.attr("DTYPE_SIZES") = nb::tuple(sizes);
   python::BindValues(module);
   python::BindCheckpoint(module);
+  python::BindTensors(module);
   python::BindReader(module);
   python::BindAsync(module);
   python::BindAgent(module);

@@ -15,6 +15,7 @@ import varve
 import varve.agent
 import varve.torch
 import varve.torch.dcp
+from varve import _core
 
 PAGE = (Path(__file__).parents[2] / "docs" / "api.md").read_text()
 
@@ -50,6 +51,8 @@ def details(value: Any) -> list[str]:
     """Arguments of a function or class, fields of a report, methods and properties of a class."""
     if dataclasses.is_dataclass(value):
         return [field.name for field in dataclasses.fields(value)]
+    if inspect.isclass(value) and hasattr(_core, value.__name__):  # A report of the engine.
+        return [name for name in vars(value) if not name.startswith("_")]
     names = [name for name in inspect.signature(value).parameters if name != "self"]
     if value in MADE_BY_OPEN:
         names = []

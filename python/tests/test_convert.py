@@ -148,10 +148,8 @@ def test_a_flipped_byte_of_a_dcp_checkpoint_that_varve_wrote_is_found_by_load(
     varve.convert(saved(tmp_path / "source"), tmp_path / "dcp", "dcp")
     path = tmp_path / "dcp" / "__0_0.distcp"
     content = bytearray(path.read_bytes())
-    (entry,) = (
-        chunk for chunk in varve._core.Reader(str(tmp_path / "dcp")).chunks()["model.embed"]
-    )
-    content[entry[3] + 1000] ^= 4
+    (chunk,) = varve.open(tmp_path / "dcp").tensors["model.embed"].chunks
+    content[chunk.begin + 1000] ^= 4
     path.write_bytes(content)
     with pytest.raises(varve.CorruptCheckpointError, match="checksum mismatch"):
         varve.torch.load(state(), tmp_path / "dcp")

@@ -159,7 +159,7 @@ def test_a_flipped_byte_of_a_dcp_checkpoint_is_found_by_load_and_verify(tmp_path
     torch_dcp.save(dict(saved), checkpoint_id=tmp_path / "step")
     path = tmp_path / "step" / "__0_0.distcp"
     content = bytearray(path.read_bytes())
-    begin = varve._core.Reader(str(tmp_path / "step")).chunks()["w"][0][3]
+    begin = varve.open(tmp_path / "step").tensors["w"].chunks[0].begin
     content[begin + 100_000] ^= 1
     path.write_bytes(content)
     with pytest.raises(varve.CorruptCheckpointError, match="w"):

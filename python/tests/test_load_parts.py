@@ -60,7 +60,7 @@ def test_the_model_alone_is_loaded_from_a_training_checkpoint(training: Path) ->
 
 def test_a_report_shows_ten_names_and_how_many_more() -> None:
     names = [f"n{i}" for i in range(23)]
-    shown = repr(varve.LoadReport(1, 2, 0, 0.5, [], names, ["a"]))
+    shown = repr(varve.LoadReport(loaded=1, unexpected=names, mismatched=["a"]))
     assert "missing=[]" in shown and "'n9' and 13 more]" in shown and "mismatched=['a']" in shown
 
 

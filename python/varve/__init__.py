@@ -31,10 +31,11 @@ from varve._catalogue import (
     repair,
     verify,
 )
-from varve._engine import LoadReport, SaveReport
+from varve._core import LoadReport, StoredChunk
+from varve._engine import SaveReport
 from varve._files import Source as FileSource
 from varve._files import StoredFiles
-from varve._open import Checkpoint, StoredChunk, StoredTensor, open_checkpoint
+from varve._open import Checkpoint, StoredTensor, open_checkpoint
 from varve._select import Rename
 from varve._tree import PerRank
 from varve.errors import (
@@ -133,7 +134,7 @@ def load(
     state: Any,
     path: str | os.PathLike[str],
     *,
-    strict: bool | str = True,
+    strict: bool | Literal["exact"] = True,
     keys: str | Iterable[str] | None = None,
     rename: Rename | None = None,
     cast: bool = False,
@@ -173,9 +174,9 @@ def load(
 
     Warns when nothing was loaded.
     """
-    options = {"strict": strict, "progress": progress}
-    choice = _load.Choice(keys, rename, cast=cast)
-    return _load.load(state, path, NumpyArrays(), None, allow_pickle, use_agent, options, choice)
+    options = _core.LoadOptions(strict=strict, cast=cast, progress=progress)
+    choice = _load.Choice(keys, rename, allow_pickle, use_agent)
+    return _load.load(state, path, NumpyArrays(), None, options, choice)
 
 
 def read(

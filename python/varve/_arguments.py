@@ -39,6 +39,17 @@ def shown(value: Any) -> str:
     return " ".join(_REPR.repr(value).split())
 
 
+def fields_shown(kind: str, fields: Mapping[str, Any]) -> str:
+    """The repr of a bound struct; of a list the first ten items and how many more there are."""
+    return f"{kind}({', '.join(f'{name}={_shortened(value)}' for name, value in fields.items())})"
+
+
+def _shortened(value: Any) -> str:
+    if not isinstance(value, list) or len(value) <= 10:
+        return repr(value)
+    return f"[{', '.join(map(repr, value[:10]))} and {len(value) - 10} more]"
+
+
 def refuse(name: str, value: Any, want: str) -> InvalidArgumentError:
     """The error for an argument of another type or value."""
     return InvalidArgumentError(f"{name}={shown(value)}: want {want}")
@@ -60,13 +71,6 @@ def count(name: str, value: Any) -> int:
     if isinstance(value, bool) or not 0 < number < 1 << 63:
         raise refuse(name, value, "a whole number from 1 on")
     return int(number)
-
-
-def progress(value: Any) -> Any:
-    """A function of bytes done and bytes in all, or None."""
-    if value is not None and not callable(value):
-        raise refuse("progress", value, "a function of bytes done and bytes in all")
-    return value
 
 
 def choice(name: str, value: Any, options: Iterable[str]) -> str:

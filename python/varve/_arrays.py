@@ -108,11 +108,16 @@ class NumpyArrays:
         """One shard: the whole array."""
         yield self._item(fqn, tensor, keep)
 
-    def targets(
-        self, fqn: str, tensor: Any, after: list[Callable[[], None]], keep: list[Any]
-    ) -> Iterable[Item]:
-        """One shard: the whole array, which must be writable."""
-        yield self._item(fqn, tensor, keep, writable=True)
+    def add_targets(
+        self,
+        request: _core.LoadRequest,
+        fqn: str,
+        tensor: Any,
+        after: list[Callable[[], None]],
+        keep: list[Any],
+    ) -> None:
+        """Adds one shard: the whole array, which must be writable."""
+        request.add(*self._item(fqn, tensor, keep, writable=True))
 
     def memory(self, tensor: Any) -> Any:
         """Returns a key that is equal for arrays of one memory; None where that is unknown."""
@@ -165,7 +170,7 @@ class NumpyArrays:
         name = _DLPACK.get((code, bits))
         if name is None:
             raise InvalidArgumentError(f'"{fqn}": DLPack type {code} of {bits} bits is not stored')
-        return fqn, DTYPE_NUMBERS[name], shape, None, None, address, strides
+        return fqn, DTYPE_NUMBERS[name], shape, address, strides
 
 
 def _numpy_item(fqn: str, value: np.ndarray[Any, Any], writable: bool) -> Item:
@@ -180,4 +185,4 @@ def _numpy_item(fqn: str, value: np.ndarray[Any, Any], writable: bool) -> Item:
             f'"{fqn}": the array\'s strides are not multiples of its item size; copy it first'
         )
     strides = None if value.flags.c_contiguous else tuple(s // itemsize for s in value.strides)
-    return fqn, number, value.shape, None, None, value.__array_interface__["data"][0], strides
+    return fqn, number, value.shape, value.__array_interface__["data"][0], strides

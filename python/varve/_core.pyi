@@ -1,7 +1,19 @@
 """The binding to libvarve."""
 
-from collections.abc import Sequence
-from typing import Any, Final
+from collections.abc import Callable, Sequence
+from dataclasses import InitVar
+from typing import Any, Final, Literal
+
+from typing_extensions import dataclass_transform
+
+from varve._engine import Coordinator
+
+#: Called from other threads with bytes done and bytes in all.
+_Progress = Callable[[int, int], None]
+
+@dataclass_transform(frozen_default=True, kw_only_default=True)
+class _Struct:
+    """A struct of the C++ API: fields by keyword, read-only attributes. Its header says what they mean."""
 
 __version__: str
 FORMAT_VERSION: Final[int]
@@ -67,8 +79,10 @@ def async_save(
     """Options also hold on_staged(error) and on_done(report, error), called once each on any thread."""
 
 def report_failure(
-    coordinator: Any, what: str, message: str, error: Exception, options: dict[str, Any]
-) -> None: ...
+    coordinator: Coordinator | None, what: str, message: str, error: Exception, timeout: float
+) -> None:
+    """Tells the other ranks, within the exchange they are in, that this one has failed."""
+
 def list_checkpoints(directory: str) -> list[dict[str, Any]]:
     """Lists checkpoints and stale files: dicts of name, format, state, detail, step, bytes, world_size."""
 
@@ -166,6 +180,59 @@ def describe_writable_array(
     array: Any,
 ) -> tuple[int, int, tuple[int, ...], tuple[int, ...], int]: ...
 
+class LoadOptions(_Struct):
+    strict: bool | Literal["exact"] = ...
+    cast: bool = ...
+    timeout: float = ...
+    max_gap_bytes: int = ...
+    io_threads: int = ...
+    progress: InitVar[_Progress | None] = ...
+
+class LoadRequest:
+    """What a rank wants from a checkpoint."""
+
+    def __init__(self) -> None: ...
+    def add(
+        self,
+        fqn: str,
+        dtype: int,
+        shape: Sequence[int],
+        address: int,
+        strides: Sequence[int] | None = ...,
+        offsets: Sequence[int] | None = ...,
+        sizes: Sequence[int] | None = ...,
+    ) -> None:
+        """Adds a box of a tensor to fill: memory of the caller's, whose first element is at `address`.
+
+        `dtype` is an index of DTYPE_NAMES, `shape` that of the whole tensor. Strides are in elements; without
+        them the memory is row-major. Without `offsets` and `sizes` it is for the whole tensor.
+        """
+
+    def place(self, shape: Sequence[int], offsets: Sequence[int]) -> None:
+        """Makes of the tensors added boxes at these offsets of a tensor of this shape."""
+
+    objects: list[str]
+    missing: list[str]
+    mismatched: list[str]
+    known: list[str]
+
+class LoadReport(_Struct):
+    loaded: int = ...
+    bytes_read: int = ...
+    bytes_from_agent: int = ...
+    seconds: float = ...
+    missing: list[str] = ...
+    unexpected: list[str] = ...
+    mismatched: list[str] = ...
+
+class StoredChunk(_Struct):
+    offsets: tuple[int, ...] = ...
+    sizes: tuple[int, ...] = ...
+    file: str = ...
+    begin: int = ...
+    end: int = ...
+    rank: int | None = ...
+
 class Reader:
     """An open checkpoint; with `use_agent` its tensors come from the agent's memory where it has them."""
 
@@ -187,18 +254,11 @@ class Reader:
     def names(self) -> list[tuple[str, bool]]:
         """Names in natural order, each with True for a tensor, False for a plain value."""
 
-    def tensor_chunks(
-        self, name: str
-    ) -> list[tuple[tuple[int, ...], tuple[int, ...], str, int, int, int]]:
-        """Offsets, sizes, file, begin, end and the file's rank of each stored chunk of a tensor."""
+    def chunks(self, name: str) -> list[StoredChunk]:
+        """The stored chunks of a tensor, by their offsets."""
 
-    def read_into(self, targets: list[tuple[Any, ...]]) -> int:
-        """Fills targets from this process alone; returns the bytes read."""
-
-    def chunks(
-        self,
-    ) -> dict[str, list[tuple[tuple[int, ...], tuple[int, ...], str, int, int]]]:
-        """By tensor: offsets, sizes, file, begin and end of each stored chunk."""
+    def read_into(self, request: LoadRequest) -> int:
+        """Fills the tensors of a request from this process alone; returns the bytes read."""
 
     def object_extents(self) -> dict[str, tuple[str, int, int]]:
         """By plain value that a file holds: file, begin and end."""
@@ -211,15 +271,8 @@ class Reader:
     def object_names(self) -> list[str]: ...
     def objects(self, fqns: Sequence[str], allow_pickle: bool = ...) -> list[Any]: ...
     def load(
-        self,
-        targets: list[tuple[Any, ...]],
-        objects: Sequence[str],
-        missing: Sequence[str],
-        mismatched: Sequence[str],
-        known: Sequence[str],
-        options: dict[str, Any],
-        coordinator: Any,
-    ) -> dict[str, Any]: ...
+        self, request: LoadRequest, options: LoadOptions, coordinator: Coordinator | None
+    ) -> LoadReport: ...
 
 def agent_status() -> dict[str, Any]: ...
 def agent_drain(timeout: float) -> None: ...

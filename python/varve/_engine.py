@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import gc
 import logging
 import os
@@ -17,7 +16,7 @@ from varve.errors import Error, InvalidArgumentError, ReplicasDifferWarning
 
 _log = logging.getLogger("varve")
 
-#: (fqn, dtype number, shape, offsets or None, sizes or None, address, strides or None).
+#: (fqn, dtype number, shape, address), and then strides, offsets and sizes or None.
 Item = tuple[Any, ...]
 
 #: The number of a dtype in the engine, by its name.
@@ -49,10 +48,18 @@ class Arrays(Protocol):
     def sources(self, fqn: str, tensor: Any, keep: list[Any]) -> Iterable[Item]:
         """The shards of a tensor to save. Objects added to `keep` live until the save is done."""
 
-    def targets(
-        self, fqn: str, tensor: Any, after: list[Callable[[], None]], keep: list[Any]
-    ) -> Iterable[Item]:
-        """The shards of a tensor to fill; `after` runs when they have been."""
+    def add_targets(
+        self,
+        request: _core.LoadRequest,
+        fqn: str,
+        tensor: Any,
+        after: list[Callable[[], None]],
+        keep: list[Any],
+    ) -> None:
+        """Adds the shards of a tensor to fill; `after` runs when they have been.
+
+        Objects added to `keep` live until the load is done.
+        """
 
     def memory(self, tensor: Any) -> Any:
         """Returns a key that is equal for tensors of one memory; None where that is unknown."""
@@ -108,40 +115,6 @@ class SaveReport:
     """Copied straight from CUDA devices, see Stager(copy_from_devices=True)."""
     pageable_bytes: int = 0
     """Of those, into memory that was not registered with the driver, which is slower."""
-
-
-@dataclass(frozen=True)
-class LoadReport:
-    """What a load found; with `strict=False` differences are reported here rather than refused.
-
-    Attributes:
-        loaded: Tensors and plain values that this rank has got.
-        bytes_read: From storage, by this rank; whole checksum blocks.
-        bytes_from_agent: Of these, the bytes that came from the memory of this node's agent.
-        seconds: From the agreement of the ranks until all had read.
-        missing: Names that some rank wanted and the checkpoint does not have.
-        unexpected: Names in the checkpoint that no rank wanted: left over.
-        mismatched: Names of another dtype, shape or kind, each with the reason.
-    """
-
-    loaded: int
-    bytes_read: int
-    bytes_from_agent: int
-    seconds: float
-    missing: list[str]
-    unexpected: list[str]
-    mismatched: list[str]
-
-    def __repr__(self) -> str:
-        fields = (f"{f.name}={_shortened(getattr(self, f.name))}" for f in dataclasses.fields(self))
-        return f"LoadReport({', '.join(fields)})"
-
-
-def _shortened(value: Any) -> str:
-    """A value's text; of a list the first ten items and how many more there are."""
-    if not isinstance(value, list) or len(value) <= 10:
-        return repr(value)
-    return f"[{', '.join(map(repr, value[:10]))} and {len(value) - 10} more]"
 
 
 @contextlib.contextmanager
@@ -239,7 +212,7 @@ def save(
         parts = gather(state, arrays, rank, allow_pickle)
     except Exception as error:
         if options.get("coordinate", True):
-            fail(coordinator, f"save {path_name(path)}", error, options)
+            fail(coordinator, f"save {path_name(path)}", error, options.get("timeout", 1800.0))
         raise
     report = SaveReport(
         **_core.save(parts.tensors, parts.objects, parts.structure, where, options, coordinator)
@@ -285,14 +258,12 @@ def warn_of_differences(names: list[str], consequence: str = _LOWEST_IS_SAVED) -
     )
 
 
-def fail(
-    coordinator: Coordinator | None, what: str, error: Exception, options: dict[str, Any]
-) -> None:
+def fail(coordinator: Coordinator | None, what: str, error: Exception, timeout: float) -> None:
     """Tells the other ranks, who wait for this one, why it does not take part."""
     if coordinator is not None and coordinator.size > 1:
         try:
             _core.report_failure(
-                coordinator, what, f"{type(error).__name__}: {error}", error, options
+                coordinator, what, f"{type(error).__name__}: {error}", error, timeout
             )
         except Exception as reported:
             raise reported from error

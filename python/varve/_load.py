@@ -12,8 +12,6 @@ from varve._engine import (
     DTYPE_NUMBERS,
     Arrays,
     Coordinator,
-    Item,
-    LoadReport,
     collector_at_rest,
     fail,
     path_name,
@@ -30,17 +28,20 @@ _CASTABLE = frozenset(DTYPE_NUMBERS[name] for name in ("float16", "bfloat16", "f
 
 @dataclass(frozen=True)
 class Choice:
-    """Which entries a load fills, and how."""
+    """Which entries a load fills, and from where.
 
-    keys: str | Iterable[str] | None = None
-    rename: Rename | None = None
+    Raises InvalidArgumentError for a flag that is neither True nor False.
+    """
+
+    keys: str | Iterable[str] | None
+    rename: Rename | None
+    allow_pickle: bool
+    use_agent: bool
     assign: bool = False
-    cast: bool = False
 
-    def check(self) -> None:
-        """Raises InvalidArgumentError for what is neither True nor False."""
-        _arguments.flag("assign", self.assign)
-        _arguments.flag("cast", self.cast)
+    def __post_init__(self) -> None:
+        for name in ("allow_pickle", "use_agent", "assign"):
+            _arguments.flag(name, getattr(self, name))
 
 
 class _Plan:
@@ -49,16 +50,24 @@ class _Plan:
     Matches the destination with the checkpoint and lists the memory to fill.
     """
 
-    def __init__(self, reader: Any, state: Any, arrays: Arrays, rank: int, choice: Choice) -> None:
+    def __init__(
+        self,
+        reader: _core.Reader,
+        state: Any,
+        arrays: Arrays,
+        rank: int,
+        choice: Choice,
+        cast: bool,
+    ) -> None:
         self.reader = reader
         self.arrays = arrays
-        self.choice = choice
-        self.targets: list[Item] = []
+        self.cast = cast
+        self.request = _core.LoadRequest()
         self.after: list[Callable[[], None]] = []
         self.keep: list[Any] = []
         self.names: list[str] = []
         self.stored_name: dict[str, str] | None = None
-        self._stored: dict[str, Any] | None = None
+        self._stored: dict[str, tuple[int, tuple[int, ...]]] | None = None
         self._assigned: dict[Any, Any] = {}  # By memory: tied tensors stay tied.
         self.keys = None if choice.keys is None else Keys(choice.keys)
         objects = frozenset(reader.object_names())
@@ -89,12 +98,15 @@ class _Plan:
             self.match.drop_tied(arrays.memory)
             self._list_targets()
         self.names = [self.stored(fqn) for fqn, _ in self.match.objects]
+        request = self.request
+        request.objects, request.known = self.names, self._known()
+        request.missing, request.mismatched = self.match.missing, self.match.mismatched
 
     def stored(self, fqn: str) -> str:
         """The name in the checkpoint of an entry of the destination."""
         return fqn if self.stored_name is None else self.stored_name.get(fqn, fqn)
 
-    def known(self) -> list[str]:
+    def _known(self) -> list[str]:
         """Names in the checkpoint that are not left over: handled by others, or not chosen."""
         known = [self.stored(fqn) for fqn in self.match.known]
         if self.keys is not None:
@@ -105,13 +117,13 @@ class _Plan:
         return known
 
     def _list_targets(self) -> None:
-        arrays, targets = self.arrays, self.targets
+        arrays, request = self.arrays, self.request
         for fqn, tensor in self.match.tensors:
-            targets.extend(arrays.targets(self.stored(fqn), tensor, self.after, self.keep))
+            arrays.add_targets(request, self.stored(fqn), tensor, self.after, self.keep)
         for fqn, origin, put in self.match.created:
             name = self.stored(fqn)
             tensor = arrays.create(name, *self._geometry(name), origin)
-            targets.extend(arrays.targets(name, tensor, self.after, self.keep))
+            arrays.add_targets(request, name, tensor, self.after, self.keep)
             put(tensor)
         for fqn, tensor, put in self.match.assigned:
             self._assign(fqn, tensor, put)
@@ -123,7 +135,7 @@ class _Plan:
         name = self.stored(fqn)
         dtype, shape = self._geometry(name)
         wanted = self.arrays.dtype_of(tensor)
-        cast = self.choice.cast and wanted != dtype
+        cast = self.cast and wanted != dtype
         if tuple(shape) != tuple(tensor.shape) or (cast and not {dtype, wanted} <= _CASTABLE):
             self.match.mismatched.append(
                 f"{fqn} (stored {_core.DTYPE_NAMES[dtype]}{list(shape)}, wanted "
@@ -137,7 +149,7 @@ class _Plan:
             made = self.arrays.fresh(tensor, None if cast else dtype)
             self._assigned[place, dtype] = made
             self._assigned.setdefault(place, made)
-        self.targets.extend(self.arrays.targets(name, made, self.after, self.keep))
+        self.arrays.add_targets(self.request, name, made, self.after, self.keep)
         self.after.append(lambda: put(made))
 
     def _assign_tied(self, tensor: Any, put: Callable[[Any], None]) -> None:
@@ -154,8 +166,7 @@ class _Plan:
                 f'{self.reader.directory}: the containers name a tensor "{name}" that is not there',
                 path=self.reader.directory,
             )
-        geometry: tuple[int, tuple[int, ...]] = self._stored[name]
-        return geometry
+        return self._stored[name]
 
 
 def load(
@@ -163,39 +174,23 @@ def load(
     path: str | os.PathLike[str],
     arrays: Arrays,
     coordinator: Coordinator | None,
-    allow_pickle: bool,
-    use_agent: bool,
-    options: dict[str, Any],
+    options: _core.LoadOptions,
     choice: Choice,
-) -> LoadReport:
+) -> _core.LoadReport:
     """Fills a state in place."""
     rank = 0 if coordinator is None else coordinator.rank
     try:
-        choice.check()
-        _arguments.progress(options.get("progress"))
-        _arguments.flag("allow_pickle", allow_pickle)
-        _arguments.flag("use_agent", use_agent)
-        reader = _core.Reader(path_text(path), use_agent)
-        plan = _Plan(reader, state, arrays, rank, choice)
+        reader = _core.Reader(path_text(path), choice.use_agent)
+        plan = _Plan(reader, state, arrays, rank, choice, options.cast)
         # Before the ranks agree: a value that cannot be opened fails the load with nothing changed.
-        values = plain_values(reader, path_text(path), plan.names, allow_pickle)
+        values = plain_values(reader, path_text(path), plan.names, choice.allow_pickle)
     except Exception as error:
-        fail(coordinator, f"load {path_name(path)}", error, options)
+        fail(coordinator, f"load {path_name(path)}", error, options.timeout)
         raise
     match = plan.match
     filled = [tensor for _, tensor in match.tensors]
     try:
-        report = LoadReport(
-            **reader.load(
-                plan.targets,
-                plan.names,
-                match.missing,
-                match.mismatched,
-                plan.known(),
-                {**options, "cast": choice.cast},
-                coordinator,
-            )
-        )
+        report = reader.load(plan.request, options, coordinator)
     except InvalidArgumentError as error:
         hint = _prefix_hint(reader, match.missing)
         if hint is None:
@@ -216,7 +211,9 @@ def load(
     return report
 
 
-def _warn_of_nothing(report: LoadReport, reader: Any, match: Match, rank: int) -> None:
+def _warn_of_nothing(
+    report: _core.LoadReport, reader: _core.Reader, match: Match, rank: int
+) -> None:
     """Warns when a load has loaded nothing on this rank that wanted something, or on any rank."""
     lacking = len(match.missing) + len(match.mismatched)
     nobody = rank == 0 and not report.missing and not report.mismatched and report.unexpected
@@ -236,7 +233,7 @@ def _warn_of_nothing(report: LoadReport, reader: Any, match: Match, rank: int) -
     )
 
 
-def _prefix_hint(reader: Any, missing: list[str]) -> str | None:
+def _prefix_hint(reader: _core.Reader, missing: list[str]) -> str | None:
     """How the first missing entry would be found: under a prefix more, or one less."""
     if not missing:
         return None
@@ -268,7 +265,7 @@ def read(
     reader = _core.Reader(where, _arguments.flag("use_agent", use_agent))
     structure = reader.structure()
     found: dict[str, Any] = {}
-    targets: list[Item] = []
+    request = _core.LoadRequest()
     keep: list[Any] = []
     after: list[Callable[[], None]] = []
     names: list[str] = []
@@ -286,9 +283,10 @@ def read(
     stored = reader.tensors(None if chosen is None else list(origins))
     for fqn, origin in origins.items():
         found[fqn] = tensor = arrays.create(fqn, *stored[fqn], origin)
-        targets.extend(arrays.targets(fqn, tensor, after, keep))
+        arrays.add_targets(request, fqn, tensor, after, keep)
     found.update(zip(names, plain_values(reader, where, names, allow_pickle), strict=True))
-    reader.load(targets, names, [], [], [], {"strict": False}, None)
+    request.objects = names
+    reader.load(request, _core.LoadOptions(strict=False), None)
     for run in after:
         run()
     if flat:
@@ -301,15 +299,16 @@ def read(
     return _tree.build(structure, lambda fqn, _leaf: found[fqn])
 
 
-def plain_values(reader: Any, where: str, names: list[str], allow_pickle: bool) -> list[Any]:
+def plain_values(
+    reader: _core.Reader, where: str, names: list[str], allow_pickle: bool
+) -> list[Any]:
     """Returns the plain values of these names.
 
     Raises UnsupportedError; if some need classes that nothing here makes, it says which, and which
     names can be read.
     """
     try:
-        values: list[Any] = reader.objects(names, allow_pickle)
-        return values
+        return reader.objects(names, allow_pickle)
     except NeedsClassesError as error:
         if error.with_pickle:
             raise
@@ -347,7 +346,7 @@ def _first(listed: list[str]) -> str:
     return ", ".join(listed[:10]) + (f" and {len(listed) - 10} more" if len(listed) > 10 else "")
 
 
-def _leaves(reader: Any, structure: Any) -> Iterable[tuple[str, TensorLeaf | ObjectLeaf]]:
+def _leaves(reader: _core.Reader, structure: Any) -> Iterable[tuple[str, TensorLeaf | ObjectLeaf]]:
     if structure is not None:
         yield from _tree.leaves(structure)
         return

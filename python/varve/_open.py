@@ -18,31 +18,6 @@ from varve._files import StoredFiles
 from varve._load import plain_values
 from varve.errors import InvalidArgumentError
 
-#: Formats whose data files belong to ranks.
-_RANKED = frozenset(("varve", "dcp"))
-
-
-@dataclass(frozen=True)
-class StoredChunk:
-    """A piece of a tensor as a data file has it.
-
-    Attributes:
-        offsets: First index of the piece in the whole tensor, one for each dimension.
-        sizes: Elements of the piece, one for each dimension.
-        file: The data file, relative to the checkpoint's `directory`.
-        begin: First byte of the piece in the file. In formats of torch it is the first byte of the
-            archive that holds the piece.
-        end: The byte behind the last one.
-        rank: The rank that wrote the file; None in formats without ranks.
-    """
-
-    offsets: tuple[int, ...]
-    sizes: tuple[int, ...]
-    file: str
-    begin: int
-    end: int
-    rank: int | None
-
 
 @dataclass(frozen=True)
 class _Source:
@@ -113,14 +88,9 @@ class StoredTensor:
         return self.size * _core.DTYPE_SIZES[self._number]
 
     @property
-    def chunks(self) -> list[StoredChunk]:
+    def chunks(self) -> list[_core.StoredChunk]:
         """The pieces in which it is stored, by their offsets."""
-        reader = self._source.reader
-        ranked = reader.format in _RANKED
-        return [
-            StoredChunk(offsets, sizes, file, begin, end, rank if ranked else None)
-            for offsets, sizes, file, begin, end, rank in reader.tensor_chunks(self._name)
-        ]
+        return self._source.reader.chunks(self._name)
 
     def __getitem__(self, index: Any) -> Any:
         source = self._source
@@ -129,13 +99,10 @@ class StoredTensor:
         if math.prod(box.sizes):
             after: list[Callable[[], None]] = []
             keep: list[Any] = []
-            targets = [
-                (name, number, self._shape, box.offsets, box.sizes, address, strides)
-                for name, number, _, _, _, address, strides in source.arrays.targets(
-                    self._name, made, after, keep
-                )
-            ]
-            source.reader.read_into(targets)
+            request = _core.LoadRequest()
+            source.arrays.add_targets(request, self._name, made, after, keep)
+            request.place(self._shape, box.offsets)
+            source.reader.read_into(request)
             for run in after:
                 run()
         made = made.reshape(box.shape)

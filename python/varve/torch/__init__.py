@@ -17,7 +17,7 @@ import os
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Literal
 
-from varve import _engine, _load
+from varve import _core, _engine, _load
 from varve._catalogue import (
     collect_garbage,
     convert,
@@ -29,10 +29,11 @@ from varve._catalogue import (
     repair,
     verify,
 )
-from varve._engine import LoadReport, SaveReport
+from varve._core import LoadReport, StoredChunk
+from varve._engine import SaveReport
 from varve._files import Source as FileSource
 from varve._files import StoredFiles
-from varve._open import Checkpoint, StoredChunk, StoredTensor, open_checkpoint
+from varve._open import Checkpoint, StoredTensor, open_checkpoint
 from varve._select import Rename
 from varve._tree import PerRank
 from varve.torch import _run
@@ -156,7 +157,7 @@ def load(
     path: str | os.PathLike[str],
     *,
     process_group: Any = None,
-    strict: bool | str = True,
+    strict: bool | Literal["exact"] = True,
     keys: str | Iterable[str] | None = None,
     rename: Rename | None = None,
     cast: bool = False,
@@ -208,12 +209,10 @@ def load(
 
     Warns when nothing was loaded.
     """
-    options = {"strict": strict, "timeout": timeout, "progress": progress}
-    choice = _load.Choice(keys, rename, assign, cast)
     with collective(process_group, timeout, name_of("load", path)) as coordinator:
-        return _load.load(
-            state_dict, path, TorchArrays(), coordinator, allow_pickle, use_agent, options, choice
-        )
+        options = _core.LoadOptions(strict=strict, cast=cast, timeout=timeout, progress=progress)
+        choice = _load.Choice(keys, rename, allow_pickle, use_agent, assign)
+        return _load.load(state_dict, path, TorchArrays(), coordinator, options, choice)
 
 
 def read(

@@ -103,23 +103,27 @@ class TorchArrays(NumpyArrays):
             return None
         return tuple(shape), tuple(places)
 
-    def targets(
-        self, fqn: str, tensor: Any, after: list[Callable[[], None]], keep: list[Any]
-    ) -> Iterable[Item]:
-        """The shards this rank wants filled; memory elsewhere is filled through a copy on the CPU."""
+    def add_targets(
+        self,
+        request: _core.LoadRequest,
+        fqn: str,
+        tensor: Any,
+        after: list[Callable[[], None]],
+        keep: list[Any],
+    ) -> None:
+        """Adds the shards this rank wants filled; memory elsewhere is filled through a copy on the CPU."""
         quick = _quick(fqn, tensor)
-        return (quick,) if quick is not None else self._targets(fqn, tensor, after, keep)
-
-    def _targets(
-        self, fqn: str, tensor: Any, after: list[Callable[[], None]], keep: list[Any]
-    ) -> Iterable[Item]:
+        if quick is not None:
+            request.add(*quick)
+            return
         if not _is_torch(tensor):
-            yield from super().targets(fqn, tensor, after, keep)
+            super().add_targets(request, fqn, tensor, after, keep)
             return
         _check(fqn, tensor)
         shape, shards = _shards(fqn, tensor)
         for offsets, local in shards:
-            yield _item(fqn, shape, offsets, self._memory_to_fill(fqn, local, after), keep)
+            memory = self._memory_to_fill(fqn, local, after)
+            request.add(*_item(fqn, shape, offsets, memory, keep))
 
     def _memory_to_fill(
         self, fqn: str, local: torch.Tensor, after: list[Callable[[], None]]
@@ -255,7 +259,7 @@ def _quick(fqn: str, tensor: Any) -> Item | None:
     ):
         number = _NUMBERS.get(tensor.dtype)
         if number is not None:
-            return fqn, number, tensor.shape, None, None, tensor.data_ptr(), None
+            return fqn, number, tensor.shape, tensor.data_ptr()
     return None
 
 
@@ -483,4 +487,4 @@ def _item(
     keep.append(memory)
     strides = None if memory.is_contiguous() else memory.stride()
     sizes = None if offsets is None else memory.shape
-    return fqn, number, shape, offsets, sizes, address, strides
+    return fqn, number, shape, address, strides, offsets, sizes

@@ -26,9 +26,6 @@ from varve._values import ObjectLeaf, TensorLeaf
 from varve.errors import UnsupportedError
 from varve.torch._tensors import _DTYPES
 
-#: What Reader.chunks() gives of a chunk.
-_Chunk = tuple[tuple[int, ...], tuple[int, ...], str, int, int]
-
 #: How pickles hold the id of a save, of protocol 2 and of later ones.
 _SAVE_ID = re.compile(
     rb"save_id(?:q.|r....|\x94)?(?:\x8c\x24|X\x24\0\0\0)([0-9a-f-]{36})", re.DOTALL
@@ -55,20 +52,20 @@ def metadata_of(reader: _core.Reader, load_id: str) -> Metadata:
     """
     entries: dict[str, Any] = {}
     stored: dict[MetadataIndex, Stored] = {}
-    chunks_of = reader.chunks()
     for fqn, (number, shape) in reader.tensors().items():
-        chunks = _presented(shape, chunks_of[fqn])
+        chunks = _presented(shape, reader.chunks(fqn))
         entries[fqn] = TensorStorageMetadata(
             TensorProperties(dtype=dtype_of(fqn, number)),
             torch.Size(shape),
             [
-                ChunkStorageMetadata(torch.Size(offsets), torch.Size(sizes))
-                for offsets, sizes, *_ in chunks
+                ChunkStorageMetadata(torch.Size(chunk.offsets), torch.Size(chunk.sizes))
+                for chunk in chunks
             ],
         )
-        for i, (offsets, _, name, begin, end) in enumerate(chunks):
-            index = MetadataIndex(fqn, offsets, i)
-            stored[index] = Stored(name, begin, end - begin, fqn=fqn, offsets=offsets)
+        for i, chunk in enumerate(chunks):
+            stored[MetadataIndex(fqn, chunk.offsets, i)] = Stored(
+                chunk.file, chunk.begin, chunk.end - chunk.begin, fqn=fqn, offsets=chunk.offsets
+            )
     extents = reader.object_extents()
     for fqn in reader.object_names():
         entries[fqn] = BytesStorageMetadata()
@@ -96,11 +93,19 @@ def dtype_of(fqn: str, number: int) -> torch.dtype:
     return _DTYPES[number]
 
 
-def _presented(shape: tuple[int, ...], chunks: list[_Chunk]) -> list[_Chunk]:
-    if sum(math.prod(sizes) for _, sizes, *_ in chunks) == math.prod(shape):
+def _presented(shape: tuple[int, ...], chunks: list[_core.StoredChunk]) -> list[_core.StoredChunk]:
+    if sum(math.prod(chunk.sizes) for chunk in chunks) == math.prod(shape):
         return chunks
-    name, begin, end = chunks[0][2:] if chunks else ("", 0, 0)
-    return [((0,) * len(shape), tuple(shape), name, begin, end)]
+    first = chunks[0] if chunks else _core.StoredChunk()
+    return [
+        _core.StoredChunk(
+            offsets=(0,) * len(shape),
+            sizes=shape,
+            file=first.file,
+            begin=first.begin,
+            end=first.end,
+        )
+    ]
 
 
 def _paths(structure: Any) -> dict[str, tuple[str | int, ...]] | None:

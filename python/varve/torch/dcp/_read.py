@@ -76,7 +76,7 @@ class PlanReader:
             ) from None
 
     def _fill(self, items: list[ReadItem], planner: LoadPlanner) -> None:
-        targets: list[tuple[Any, ...]] = []
+        request = _core.LoadRequest()
         filled: list[tuple[ReadItem, torch.Tensor, torch.Tensor]] = []
         for item in items:
             tensor = planner.resolve_tensor(item).detach()
@@ -94,10 +94,9 @@ class PlanReader:
             if memory.numel() > 0:
                 begin = [a + b for a, b in zip(stored.offsets, item.storage_offsets, strict=True)]
                 strides = None if memory.is_contiguous() else memory.stride()
-                targets.append(
-                    (stored.fqn, number, shape, begin, item.lengths, memory.data_ptr(), strides)
-                )
-        self._reader.load(targets, [], [], [], [], {"strict": False}, None)
+                address = memory.data_ptr()
+                request.add(stored.fqn, number, shape, address, strides, begin, item.lengths)
+        self._reader.load(request, _core.LoadOptions(strict=False), None)
         for item, tensor, memory in filled:
             if memory is not tensor:
                 tensor.copy_(memory)

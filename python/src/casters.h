@@ -1,0 +1,208 @@
+// The Python forms of C++ types for which nanobind has none: paths, times, and enums by name.
+#pragma once
+
+#include <algorithm>
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include <nanobind/nanobind.h>
+
+#include "varve/catalogue.h"
+#include "varve/convert.h"
+#include "varve/dtype.h"
+#include "varve/options.h"
+
+namespace varve::python {
+
+/// A path as Python gives it: a str, which is encoded as os.fsencode does, or bytes.
+struct FsPath {
+  std::string text;
+};
+
+/// The values of an enum and their names in Python. A name is a str; "True" and "False" are the
+/// bools.
+template <class E>
+struct Names;
+
+template <>
+struct Names<Strict> {
+  static constexpr std::pair<const char*, Strict> kAll[] = {
+      {"False", Strict::kOff}, {"True", Strict::kWanted}, {"exact", Strict::kExact}};
+};
+
+template <>
+struct Names<DryRun> {
+  static constexpr std::pair<const char*, DryRun> kAll[] = {{"False", DryRun::kNo},
+                                                            {"True", DryRun::kYes}};
+};
+
+template <>
+struct Names<Format> {
+  static inline const std::pair<const char*, Format> kAll[] = {
+      {FormatName(Format::kVarve).data(), Format::kVarve},
+      {FormatName(Format::kDcp).data(), Format::kDcp},
+      {FormatName(Format::kSafetensors).data(), Format::kSafetensors},
+      {FormatName(Format::kTorchSave).data(), Format::kTorchSave}};
+};
+
+template <>
+struct Names<CheckpointState> {
+  static inline const std::vector<std::pair<const char*, CheckpointState>> kAll = [] {
+    std::vector<std::pair<const char*, CheckpointState>> all;
+    for (int i = 0; i <= static_cast<int>(CheckpointState::kFailed); ++i) {
+      const auto state = static_cast<CheckpointState>(i);
+      all.emplace_back(StateName(state).data(), state);
+    }
+    return all;
+  }();
+};
+
+template <>
+struct Names<ConvertTarget> {
+  static constexpr std::pair<const char*, ConvertTarget> kAll[] = {
+      {"varve", ConvertTarget::kVarve},
+      {"dcp", ConvertTarget::kDcp},
+      {"safetensors", ConvertTarget::kSafetensors},
+      {"hf", ConvertTarget::kHf},
+      {"torch", ConvertTarget::kTorch}};
+};
+
+template <>
+struct Names<Difference::Kind> {
+  static constexpr std::pair<const char*, Difference::Kind> kAll[] = {
+      {"only in a", Difference::Kind::kOnlyInA},
+      {"only in b", Difference::Kind::kOnlyInB},
+      {"shape", Difference::Kind::kShape},
+      {"dtype", Difference::Kind::kDType},
+      {"values", Difference::Kind::kValues}};
+};
+
+inline bool IsBool(std::string_view name) { return name == "True" || name == "False"; }
+
+/// True for the Python object that a name in Names stands for.
+inline bool IsNamed(nanobind::handle object, std::string_view name) noexcept {
+  if (PyBool_Check(object.ptr())) {
+    return name == (object.ptr() == Py_True ? "True" : "False");
+  }
+  if (!PyUnicode_Check(object.ptr())) {
+    return false;  // An array's own equality is never asked.
+  }
+  Py_ssize_t size = 0;
+  const char* const text = PyUnicode_AsUTF8AndSize(object.ptr(), &size);
+  if (text == nullptr) {
+    PyErr_Clear();
+    return false;
+  }
+  return !IsBool(name) && name == std::string_view(text, static_cast<std::size_t>(size));
+}
+
+}  // namespace varve::python
+
+namespace nanobind::detail {
+
+/// Casts an enum by its Names.
+template <class E>
+struct NamedEnumCaster {
+  NB_TYPE_CASTER(E, const_name("bool | str"))
+
+  bool from_python(handle source, std::uint8_t, cleanup_list*) noexcept {
+    for (const auto& [name, named] : varve::python::Names<E>::kAll) {
+      if (varve::python::IsNamed(source, name)) {
+        value = named;
+        return true;
+      }
+    }
+    return false;
+  }
+
+  static handle from_cpp(E given, rv_policy, cleanup_list*) noexcept {
+    for (const auto& [name, named] : varve::python::Names<E>::kAll) {
+      if (given == named) {
+        const std::string_view text = name;
+        return varve::python::IsBool(text) ? bool_(text == "True").release()
+                                           : str(text.data(), text.size()).release();
+      }
+    }
+    return {};
+  }
+};
+
+template <>
+struct type_caster<varve::CheckpointState> : NamedEnumCaster<varve::CheckpointState> {};
+template <>
+struct type_caster<varve::ConvertTarget> : NamedEnumCaster<varve::ConvertTarget> {};
+template <>
+struct type_caster<varve::Difference::Kind> : NamedEnumCaster<varve::Difference::Kind> {};
+template <>
+struct type_caster<varve::DryRun> : NamedEnumCaster<varve::DryRun> {};
+template <>
+struct type_caster<varve::Format> : NamedEnumCaster<varve::Format> {};
+template <>
+struct type_caster<varve::Strict> : NamedEnumCaster<varve::Strict> {};
+
+template <>
+struct type_caster<varve::python::FsPath> {
+  NB_TYPE_CASTER(varve::python::FsPath, const_name("str | bytes"))
+
+  bool from_python(handle source, std::uint8_t, cleanup_list*) noexcept {
+    object bytes = borrow(source);
+    if (PyUnicode_Check(source.ptr()) != 0) {
+      bytes = steal(PyUnicode_EncodeFSDefault(source.ptr()));
+    }
+    if (!bytes.is_valid() || PyBytes_Check(bytes.ptr()) == 0) {
+      PyErr_Clear();
+      return false;
+    }
+    value.text.assign(PyBytes_AS_STRING(bytes.ptr()),
+                      static_cast<std::size_t>(PyBytes_GET_SIZE(bytes.ptr())));
+    return true;
+  }
+};
+
+/// A number of seconds from 0 on; infinity is a time that nobody waits for.
+template <>
+struct type_caster<std::chrono::milliseconds> {
+  NB_TYPE_CASTER(std::chrono::milliseconds, const_name("float"))
+
+  bool from_python(handle source, std::uint8_t flags, cleanup_list* cleanup) noexcept {
+    constexpr double kForEver = 1e9;  // 31 years: may be added to a time without overflow.
+    make_caster<double> seconds;
+    if (!seconds.from_python(source, flags, cleanup) || !(seconds.value >= 0)) {
+      return false;  // Also for what is not a number.
+    }
+    value = std::chrono::milliseconds(
+        static_cast<std::int64_t>(std::min(seconds.value, kForEver) * 1000));
+    return true;
+  }
+
+  static handle from_cpp(std::chrono::milliseconds given, rv_policy, cleanup_list*) noexcept {
+    return PyFloat_FromDouble(std::chrono::duration<double>(given).count());
+  }
+};
+
+/// The number of a dtype, its index in DTYPE_NAMES.
+template <>
+struct type_caster<varve::DType> {
+  NB_TYPE_CASTER(varve::DType, const_name("int"))
+
+  bool from_python(handle source, std::uint8_t flags, cleanup_list* cleanup) noexcept {
+    make_caster<int> number;
+    if (!number.from_python(source, flags, cleanup) || number.value < 0 ||
+        number.value >= varve::kDTypeCount) {
+      return false;
+    }
+    value = static_cast<varve::DType>(number.value);
+    return true;
+  }
+
+  static handle from_cpp(varve::DType given, rv_policy, cleanup_list*) noexcept {
+    return PyLong_FromLong(static_cast<long>(given));
+  }
+};
+
+}  // namespace nanobind::detail

@@ -1,0 +1,86 @@
+"""Options and reports of the engine as Python has them: what varve/_core.pyi says, and values."""
+
+from __future__ import annotations
+
+import ast
+import copy
+import pickle
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import varve
+from varve import _core
+
+STUB = ast.parse(Path(varve.__file__).with_name("_core.pyi").read_text())
+
+
+def structs() -> dict[str, list[ast.AnnAssign]]:
+    """The fields that the stub declares of each bound struct."""
+    return {
+        node.name: [field for field in node.body if isinstance(field, ast.AnnAssign)]
+        for node in STUB.body
+        if isinstance(node, ast.ClassDef)
+        and [ast.unparse(base) for base in node.bases] == ["_Struct"]
+    }
+
+
+STRUCTS = structs()
+
+
+@pytest.mark.parametrize("name", STRUCTS)
+def test_the_stub_declares_the_fields_that_a_struct_has(name: str) -> None:
+    declared = {ast.unparse(field.target): ast.unparse(field.annotation) for field in STRUCTS[name]}
+    readable = {field for field, kind in declared.items() if not kind.startswith("InitVar")}
+    bound = getattr(_core, name)
+    assert {field for field in vars(bound) if not field.startswith("_")} == readable
+    made = bound()
+    bound(**{field: getattr(made, field) for field in readable})
+    bound(**{field: None for field in declared.keys() - readable})
+
+
+def test_a_misspelled_option_is_a_type_error() -> None:
+    with pytest.raises(TypeError, match=r"LoadOptions\(\) takes no stirct"):
+        _core.LoadOptions(stirct=True)  # type: ignore[call-arg]
+
+
+def test_fields_cannot_be_set() -> None:
+    with pytest.raises(AttributeError):
+        _core.LoadOptions().cast = True  # type: ignore[misc]
+
+
+WRONG: dict[str, tuple[type, str, Any, str]] = {
+    "a flag": (_core.LoadOptions, "cast", 1, "cast=1: want True or False"),
+    "a choice": (_core.LoadOptions, "strict", "very", 'want False, True or "exact"'),
+    "a name of a bool": (_core.LoadOptions, "strict", "True", "strict='True': want False, True"),
+    "seconds": (_core.LoadOptions, "timeout", -1, "timeout=-1: want a number of seconds from 0 on"),
+    "no number": (_core.LoadOptions, "timeout", float("nan"), "want a number of seconds"),
+    "a number": (_core.LoadOptions, "max_gap_bytes", -1, "want a whole number from 0 on"),
+    "a function": (_core.LoadOptions, "progress", 3, "want a function of bytes done"),
+}
+
+
+@pytest.mark.parametrize("case", WRONG)
+def test_a_value_that_a_field_cannot_have_is_refused_by_name(case: str) -> None:
+    kind, field, value, message = WRONG[case]
+    with pytest.raises(varve.InvalidArgumentError) as caught:
+        kind(**{field: value})
+    assert message in str(caught.value)
+
+
+def report(**changed: Any) -> varve.LoadReport:
+    return varve.LoadReport(**{"loaded": 3, "seconds": 0.5, "missing": ["a"], **changed})
+
+
+def test_reports_are_values() -> None:
+    first = report()
+    assert first == report() and first != report(loaded=4) and first != "report"
+    for other in (pickle.loads(pickle.dumps(first)), copy.deepcopy(first)):
+        assert type(other) is varve.LoadReport and other == first
+    assert repr(first) == (
+        "LoadReport(loaded=3, bytes_read=0, bytes_from_agent=0, seconds=0.5, missing=['a'], "
+        "unexpected=[], mismatched=[])"
+    )
+    with pytest.raises(TypeError, match="unhashable"):
+        hash(first)
