@@ -1,9 +1,7 @@
 #include <nanobind/ndarray.h>
-#include <nanobind/stl/optional.h>
-#include <nanobind/stl/string.h>
-#include <nanobind/stl/vector.h>
 
 #include "bindings.h"
+#include "bound.h"
 #include "interruptible.h"
 #include "varve/catalogue.h"
 #include "varve/checkpoint.h"
@@ -12,71 +10,62 @@
 namespace varve::python {
 namespace {
 
-nb::list ListPython(const FsPath& directory) {
-  const std::vector<CheckpointEntry> entries =
-      Stoppable(directory.text, [&](const std::stop_token& stop) {
-        return ListCheckpoints(directory.text, PosixStorage(), stop);
-      });
-  nb::list out;
-  for (const CheckpointEntry& entry : entries) {
-    nb::dict item;
-    item["name"] = ToPath(entry.name);
-    item["format"] = std::string(FormatName(entry.format));
-    item["state"] = std::string(StateName(entry.state));
-    item["detail"] = ToText(entry.detail);
-    item["step"] = entry.step;
-    item["bytes"] = entry.bytes;
-    item["world_size"] = entry.world_size;
-    out.append(item);
-  }
-  return out;
+constexpr const char* kEntryDoc = R"(A checkpoint, or stale files, as `list_checkpoints` finds them.
+
+Attributes:
+    name: In the directory. Of stale files and of a save under way it is a hidden one.
+    format: "varve" or, of other software, "dcp", "safetensors" or "torch".
+    state: "whole", "incomplete", "damaged", "displaced", "saving", "stale" or "failed".
+    detail: Why it is not whole.
+    step: The training step in its name; None where the name has none.
+    bytes: Of its data files.
+    world_size: Number of ranks that saved it; 0 where that is unknown.
+)";
+
+constexpr const char* kDamageDoc = R"(A stretch of bytes that is not what was written.
+
+Attributes:
+    file: The file, relative to the checkpoint's directory.
+    begin: First byte of the stretch.
+    end: The byte behind the last one.
+    tensors: Names of the tensors and plain values that lie there.
+    problem: How the bytes differ, for people.
+)";
+
+std::vector<CheckpointEntry> ListPython(const FsPath& directory) {
+  return Stoppable(directory.text, [&](const std::stop_token& stop) {
+    return ListCheckpoints(directory.text, PosixStorage(), stop);
+  });
 }
 
-nb::list VerifyPython(const FsPath& path) {
-  const VerifyReport report = Stoppable(path.text, [&](const std::stop_token& stop) {
-    return Verify(path.text, PosixStorage(), {}, stop);
-  });
-  nb::list out;
-  for (const Damage& damage : report.damages) {
-    nb::dict item;
-    item["file"] = ToPath(damage.file);
-    item["begin"] = damage.begin;
-    item["end"] = damage.end;
-    item["tensors"] = damage.tensors;
-    item["problem"] = ToText(damage.problem);
-    out.append(item);
-  }
-  return out;
+std::vector<Damage> VerifyPython(const FsPath& path) {
+  return Stoppable(path.text,
+                   [&](const std::stop_token& stop) {
+                     return Verify(path.text, PosixStorage(), {}, stop);
+                   })
+      .damages;
 }
 
 bool RepairPython(const FsPath& path) {
-  const RepairReport report = Stoppable(path.text, [&](const std::stop_token& stop) {
-    return Repair(path.text, PosixStorage(), stop);
-  });
-  return report.changed;
+  return Stoppable(
+             path.text,
+             [&](const std::stop_token& stop) { return Repair(path.text, PosixStorage(), stop); })
+      .changed;
 }
 
-nb::list GarbagePython(const FsPath& directory, bool dry_run) {
-  const GarbageReport report = Stoppable(directory.text, [&](const std::stop_token& stop) {
-    return CollectGarbage(directory.text, dry_run ? DryRun::kYes : DryRun::kNo, PosixStorage(),
-                          stop);
-  });
-  nb::list out;
-  for (const std::string& path : report.removed) {
-    out.append(ToPath(path));
-  }
-  return out;
+nb::object GarbagePython(const FsPath& directory, nb::handle dry_run) {
+  const auto dry = Argument<DryRun>("dry_run", dry_run);
+  return AsPath::ToPython(Stoppable(directory.text, [&](const std::stop_token& stop) {
+                            return CollectGarbage(directory.text, dry, PosixStorage(), stop);
+                          }).removed);
 }
 
-nb::tuple RemovePython(const FsPath& path, bool dry_run) {
-  const RemovalReport report = Stoppable(path.text, [&](const std::stop_token& stop) {
-    return RemoveCheckpoint(path.text, dry_run ? DryRun::kYes : DryRun::kNo, PosixStorage(), stop);
-  });
-  nb::list others;
-  for (const std::string& name : report.others) {
-    others.append(ToPath(name));
-  }
-  return nb::make_tuple(report.bytes, others);
+/// Returns the files that were not part of the checkpoint.
+nb::object RemovePython(const FsPath& path, nb::handle dry_run) {
+  const auto dry = Argument<DryRun>("dry_run", dry_run);
+  return AsPath::ToPython(Stoppable(path.text, [&](const std::stop_token& stop) {
+                            return RemoveCheckpoint(path.text, dry, PosixStorage(), stop);
+                          }).others);
 }
 
 nb::object LatestPython(const FsPath& directory) {
@@ -125,6 +114,22 @@ nb::tuple DescribeArray(Array array) {
 }  // namespace
 
 void BindCatalogue(nb::module_& module) {
+  Bound<CheckpointEntry>(module, "CheckpointEntry", kEntryDoc)
+      .Field<AsPath>("name", &CheckpointEntry::name)
+      .Field("format", &CheckpointEntry::format)
+      .Field("state", &CheckpointEntry::state)
+      .Field<AsMessage>("detail", &CheckpointEntry::detail)
+      .Field("step", &CheckpointEntry::step)
+      .Field("bytes", &CheckpointEntry::bytes)
+      .Field("world_size", &CheckpointEntry::world_size)
+      .Public("varve");
+  Bound<Damage>(module, "Damage", kDamageDoc)
+      .Field<AsPath>("file", &Damage::file)
+      .Field("begin", &Damage::begin)
+      .Field("end", &Damage::end)
+      .Field("tensors", &Damage::tensors)
+      .Field<AsMessage>("problem", &Damage::problem)
+      .Public("varve");
   module.def(
       "resolve_path",
       [](const FsPath& path) { return ToPath(ValueOrRaise(ResolvePath(path.text))); },
@@ -150,8 +155,8 @@ void BindCatalogue(nb::module_& module) {
   module.def("list_checkpoints", &ListPython, nb::arg("directory"));
   module.def("verify", &VerifyPython, nb::arg("path"));
   module.def("repair", &RepairPython, nb::arg("path"));
-  module.def("collect_garbage", &GarbagePython, nb::arg("directory"), nb::arg("dry_run") = false);
-  module.def("remove", &RemovePython, nb::arg("path"), nb::arg("dry_run") = false);
+  module.def("collect_garbage", &GarbagePython, nb::arg("directory"), nb::arg("dry_run"));
+  module.def("remove", &RemovePython, nb::arg("path"), nb::arg("dry_run"));
   module.def("side_files", &SideFilesPython, nb::arg("path"));
   module.def("read_side_file", &ReadSideFilePython, nb::arg("path"), nb::arg("name"));
   module.def("latest", &LatestPython, nb::arg("directory"));

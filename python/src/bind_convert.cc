@@ -1,109 +1,89 @@
-#include <nanobind/stl/optional.h>
-#include <nanobind/stl/pair.h>
-#include <nanobind/stl/string.h>
-#include <nanobind/stl/vector.h>
+#include <stop_token>
+#include <string>
+#include <vector>
 
 #include "bindings.h"
+#include "bound.h"
 #include "interruptible.h"
 #include "varve/convert.h"
 
 namespace varve::python {
 namespace {
 
-ConvertTarget TargetNamed(const std::string& name) {
-  if (name == "varve") {
-    return ConvertTarget::kVarve;
-  }
-  if (name == "dcp") {
-    return ConvertTarget::kDcp;
-  }
-  if (name == "safetensors") {
-    return ConvertTarget::kSafetensors;
-  }
-  if (name == "hf") {
-    return ConvertTarget::kHf;
-  }
-  if (name == "torch") {
-    return ConvertTarget::kTorch;
-  }
-  Raise(InvalidArgument("to=\"" + name +
-                        "\": want \"varve\", \"dcp\", \"safetensors\", \"hf\" or \"torch\""));
-}
+constexpr const char* kReportDoc = R"(What `convert` wrote and what it left out.
 
-nb::dict ConvertPython(const FsPath& source, const FsPath& target, const std::string& to,
-                       const std::optional<std::string>& dtype, std::uint64_t shard_size,
-                       std::vector<std::string> include, std::vector<std::string> exclude,
-                       std::vector<std::pair<std::string, std::string>> rename, bool overwrite,
-                       std::uint64_t memory_budget, bool everything, const std::string& hf_config) {
-  ConvertOptions options;
-  options.to = TargetNamed(to);
-  if (dtype) {
-    options.dtype = DTypeFromName(*dtype);
-    if (!options.dtype) {
-      Raise(InvalidArgument("dtype=\"" + *dtype + "\": no such type"));
-    }
-  }
-  options.shard_size = shard_size;
-  options.include = std::move(include);
-  options.exclude = std::move(exclude);
-  options.rename = std::move(rename);
-  options.overwrite = overwrite;
-  options.memory_budget = memory_budget;
-  options.everything = everything;
-  options.hf_config = hf_config;
-  const ConvertReport report = Stoppable(source.text, [&](const std::stop_token& stop) {
+Attributes:
+    tensors: Number of tensors written.
+    objects: Number of plain values written.
+    bytes: Of all files written.
+    skipped: Names of tensors whose dtype the format cannot hold.
+    objects_left_out: Number of plain values that the format cannot hold.
+    left_out: Entries of the top level that are not part of the model, each with its counts.
+    files: Names of the side files that were copied.
+    files_left_out: Number of side files that the target, a single file, cannot hold.
+)";
+
+constexpr const char* kDifferenceDoc = R"(How one tensor or plain value differs in two checkpoints.
+
+Attributes:
+    fqn: Its full name.
+    kind: "only in a", "only in b", "shape", "dtype" or "values".
+    detail: Both sides, for people.
+    elements: Of the tensor.
+    differing: Elements whose value differs; NaN equals NaN.
+    max_abs_error: Over finite pairs; infinite where only one side is finite.
+    max_rel_error: |a - b| / max(|a|, |b|), over the same pairs.
+)";
+
+ConvertReport ConvertPython(const FsPath& source, const FsPath& target, ConvertOptions options) {
+  return Stoppable(source.text, [&](const std::stop_token& stop) {
     options.stop = stop;
     return Convert(source.text, target.text, options);
   });
-  nb::dict out;
-  out["tensors"] = report.tensor_count;
-  out["objects"] = report.object_count;
-  out["bytes"] = report.bytes;
-  out["skipped"] = report.skipped;
-  out["objects_left_out"] = report.objects_left_out;
-  out["left_out"] = report.left_out;
-  out["files"] = report.files;
-  out["files_left_out"] = report.files_left_out;
-  return out;
 }
 
-const char* KindName(Difference::Kind kind) {
-  switch (kind) {
-    case Difference::Kind::kOnlyInA: return "only in a";
-    case Difference::Kind::kOnlyInB: return "only in b";
-    case Difference::Kind::kShape: return "shape";
-    case Difference::Kind::kDType: return "dtype";
-    case Difference::Kind::kValues: return "values";
-  }
-  return "values";
-}
-
-nb::list DiffPython(const FsPath& a, const FsPath& b) {
-  const DiffReport report = Stoppable(a.text, [&](const std::stop_token& stop) {
-    return Diff(a.text, b.text, PosixStorage(), {}, stop);
-  });
-  nb::list out;
-  for (const Difference& difference : report.differences) {
-    nb::dict item;
-    item["fqn"] = difference.fqn;
-    item["kind"] = KindName(difference.kind);
-    item["detail"] = ToText(difference.detail);
-    item["elements"] = difference.elements;
-    item["differing"] = difference.differing;
-    item["max_abs_error"] = difference.max_abs_error;
-    item["max_rel_error"] = difference.max_rel_error;
-    out.append(item);
-  }
-  return out;
+std::vector<Difference> DiffPython(const FsPath& a, const FsPath& b) {
+  return Stoppable(a.text,
+                   [&](const std::stop_token& stop) {
+                     return Diff(a.text, b.text, PosixStorage(), {}, stop);
+                   })
+      .differences;
 }
 
 }  // namespace
 
 void BindConvert(nb::module_& module) {
-  module.def("convert", &ConvertPython, nb::arg("source"), nb::arg("target"), nb::arg("to"),
-             nb::arg("dtype").none(), nb::arg("shard_size"), nb::arg("include"), nb::arg("exclude"),
-             nb::arg("rename"), nb::arg("overwrite"), nb::arg("memory_budget"),
-             nb::arg("everything"), nb::arg("hf_config") = "");
+  Bound<ConvertOptions>(module, "ConvertOptions", nullptr)
+      .Field("to", &ConvertOptions::to)
+      .Field("dtype", &ConvertOptions::dtype)
+      .Field("shard_size", &ConvertOptions::shard_size)
+      .Field("include", &ConvertOptions::include)
+      .Field("exclude", &ConvertOptions::exclude)
+      .Field("rename", &ConvertOptions::rename)
+      .Field("everything", &ConvertOptions::everything)
+      .Field("overwrite", &ConvertOptions::overwrite)
+      .Field<AsPath>("hf_config", &ConvertOptions::hf_config)
+      .Field("memory_budget", &ConvertOptions::memory_budget);
+  Bound<ConvertReport>(module, "ConvertReport", kReportDoc)
+      .Field("tensors", &ConvertReport::tensor_count)
+      .Field("objects", &ConvertReport::object_count)
+      .Field("bytes", &ConvertReport::bytes)
+      .Field("skipped", &ConvertReport::skipped)
+      .Field("objects_left_out", &ConvertReport::objects_left_out)
+      .Field("left_out", &ConvertReport::left_out)
+      .Field("files", &ConvertReport::files)
+      .Field("files_left_out", &ConvertReport::files_left_out)
+      .Public("varve");
+  Bound<Difference>(module, "Difference", kDifferenceDoc)
+      .Field("fqn", &Difference::fqn)
+      .Field("kind", &Difference::kind)
+      .Field<AsMessage>("detail", &Difference::detail)
+      .Field("elements", &Difference::elements)
+      .Field("differing", &Difference::differing)
+      .Field("max_abs_error", &Difference::max_abs_error)
+      .Field("max_rel_error", &Difference::max_rel_error)
+      .Public("varve");
+  module.def("convert", &ConvertPython, nb::arg("source"), nb::arg("target"), nb::arg("options"));
   module.def("diff", &DiffPython, nb::arg("a"), nb::arg("b"));
 }
 

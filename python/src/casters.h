@@ -12,6 +12,7 @@
 
 #include <nanobind/nanobind.h>
 
+#include "varve/async_save.h"
 #include "varve/catalogue.h"
 #include "varve/convert.h"
 #include "varve/dtype.h"
@@ -82,6 +83,30 @@ struct Names<Difference::Kind> {
       {"values", Difference::Kind::kValues}};
 };
 
+template <>
+struct Names<WhenBusy> {
+  static constexpr std::pair<const char*, WhenBusy> kAll[] = {
+      {"wait", WhenBusy::kWait}, {"skip", WhenBusy::kSkip}, {"replace", WhenBusy::kReplace}};
+};
+
+template <>
+struct Names<CheckReplicas> {
+  static constexpr std::pair<const char*, CheckReplicas> kAll[] = {
+      {"samples", CheckReplicas::kSamples}, {"full", CheckReplicas::kFull}};
+};
+
+template <>
+struct Names<OnDifference> {
+  static constexpr std::pair<const char*, OnDifference> kAll[] = {{"warn", OnDifference::kReport},
+                                                                  {"error", OnDifference::kError}};
+};
+
+template <>
+struct Names<Overwrite> {
+  static constexpr std::pair<const char*, Overwrite> kAll[] = {
+      {"False", Overwrite::kNever}, {"True", Overwrite::kAlways}, {"damaged", Overwrite::kDamaged}};
+};
+
 inline bool IsBool(std::string_view name) { return name == "True" || name == "False"; }
 
 /// True for the Python object that a name in Names stands for.
@@ -143,7 +168,15 @@ struct type_caster<varve::DryRun> : NamedEnumCaster<varve::DryRun> {};
 template <>
 struct type_caster<varve::Format> : NamedEnumCaster<varve::Format> {};
 template <>
+struct type_caster<varve::CheckReplicas> : NamedEnumCaster<varve::CheckReplicas> {};
+template <>
+struct type_caster<varve::OnDifference> : NamedEnumCaster<varve::OnDifference> {};
+template <>
+struct type_caster<varve::Overwrite> : NamedEnumCaster<varve::Overwrite> {};
+template <>
 struct type_caster<varve::Strict> : NamedEnumCaster<varve::Strict> {};
+template <>
+struct type_caster<varve::WhenBusy> : NamedEnumCaster<varve::WhenBusy> {};
 
 template <>
 struct type_caster<varve::python::FsPath> {

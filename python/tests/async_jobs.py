@@ -56,7 +56,7 @@ def assert_holds(path: str | Path, value: int, mebibytes: int = 1) -> None:
 
 
 def listed(directory: str | Path) -> list[str]:
-    return sorted(e["name"] for e in varve.list_checkpoints(directory) if e["state"] == "whole")
+    return sorted(e.name for e in varve.list_checkpoints(directory) if e.state == "whole")
 
 
 class Gate:

@@ -280,8 +280,8 @@ def test_a_trainer_whose_agent_was_killed_is_told_and_saves_again_with_another(
         async_save(state_of(3), tmp_path / "3", stager=stager).result(LONG)
     assert listed(tmp_path) == ["1", "3"]
     assert_holds(tmp_path / "3", 3)
-    failed = [e for e in varve.list_checkpoints(tmp_path) if e["state"] == "failed"]
-    assert [e["name"] for e in failed] == ["2"]
+    failed = [e for e in varve.list_checkpoints(tmp_path) if e.state == "failed"]
+    assert [e.name for e in failed] == ["2"]
 
 
 # ---- ranks ----

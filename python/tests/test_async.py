@@ -205,8 +205,8 @@ def test_a_value_that_cannot_be_stored_is_the_handles_error(tmp_path: Path) -> N
     with pytest.raises(varve.InvalidArgumentError, match="odd"):
         handle.wait_staged(LONG)
     (listed,) = varve.list_checkpoints(str(tmp_path))
-    assert (listed["name"], listed["state"]) == ("a", "failed")
-    assert "odd" in listed["detail"]
+    assert (listed.name, listed.state) == ("a", "failed")
+    assert "odd" in listed.detail
 
 
 def test_a_state_dict_that_raises_is_the_handles_error(tmp_path: Path) -> None:

@@ -107,7 +107,7 @@ def test_stock_pytorch_opens_what_convert_writes(tmp_path: Path) -> None:
 def test_torch_load_opens_what_convert_writes(tmp_path: Path) -> None:
     source = saved(tmp_path / "source")
     report = varve.convert(source, tmp_path / "whole.pt", "torch")
-    assert report["bytes"] == (tmp_path / "whole.pt").stat().st_size
+    assert report.bytes == (tmp_path / "whole.pt").stat().st_size
     assert_same(torch.load(tmp_path / "whole.pt", weights_only=False), state())
     mapped = torch.load(tmp_path / "whole.pt", weights_only=False, mmap=True)
     assert_same(mapped, state())
@@ -184,10 +184,10 @@ def test_hf_folders_have_an_index_and_bounded_files(tmp_path: Path) -> None:
         found.update(part)
     assert sorted(found) == sorted(index["weight_map"])
     assert index["metadata"]["total_size"] == sum(t.nbytes for t in found.values())
-    assert report["objects_left_out"] == 0
-    assert report["left_out"] == ["lr: 1 value", "names: 1 value", "nothing: 1 value"]
+    assert report.objects_left_out == 0
+    assert report.left_out == ["lr: 1 value", "names: 1 value", "nothing: 1 value"]
     assert torch.equal(found["model.embed"], state()["model"]["embed"])
-    assert [d["kind"] for d in varve.diff(source, tmp_path / "hf")] == ["only in a"] * 3
+    assert [d.kind for d in varve.diff(source, tmp_path / "hf")] == ["only in a"] * 3
 
 
 def hf_names(folder: Path) -> set[str]:
@@ -205,17 +205,17 @@ def test_hf_folders_hold_the_model_alone_unless_more_is_asked_for(tmp_path: Path
     varve.torch.save({"model": model, "optim": optimizer, "ema": torch.ones(2), "step": 1}, source)
     report = varve.convert(source, tmp_path / "a", "hf")
     assert hf_names(tmp_path / "a") == {"weight", "bias"}
-    assert [entry.split(":")[0] for entry in report["left_out"]] == ["ema", "optim", "step"]
-    assert report["left_out"][1].startswith("optim: 6 tensors, ")
+    assert [entry.split(":")[0] for entry in report.left_out] == ["ema", "optim", "step"]
+    assert report.left_out[1].startswith("optim: 6 tensors, ")
     report = varve.convert(source, tmp_path / "b", "hf", everything=True)
     assert len(hf_names(tmp_path / "b")) == 9
-    assert report["left_out"] == []
+    assert report.left_out == []
     varve.convert(source, tmp_path / "c", "hf", include="ema")
     assert hf_names(tmp_path / "c") == {"ema"}
     varve.convert(source, tmp_path / "d", "hf", rename={"model.": "net."})
     assert hf_names(tmp_path / "d") == {"net.weight", "net.bias"}
     for to in ("varve", "dcp", "safetensors", "torch"):
-        assert varve.convert(source, tmp_path / to, to)["tensors"] == 9
+        assert varve.convert(source, tmp_path / to, to).tensors == 9
 
 
 def test_without_a_model_an_hf_folder_leaves_out_what_is_called_optim(tmp_path: Path) -> None:
@@ -223,11 +223,11 @@ def test_without_a_model_an_hf_folder_leaves_out_what_is_called_optim(tmp_path: 
     varve.torch.save(state, tmp_path / "source")
     report = varve.convert(tmp_path / "source", tmp_path / "hf", "hf")
     assert hf_names(tmp_path / "hf") == {"encoder.w"}
-    assert report["left_out"] == ["optim_step: 1 value", "optimizer: 1 tensor"]
+    assert report.left_out == ["optim_step: 1 value", "optimizer: 1 tensor"]
     # A flat checkpoint of Hugging Face, of which "model" is no entry.
     flat = {"model.embed.w": torch.ones(2), "lm_head.w": torch.ones(2)}
     safetensors.torch.save_file(flat, tmp_path / "flat.safetensors")
-    assert varve.convert(tmp_path / "flat.safetensors", tmp_path / "hf2", "hf")["left_out"] == []
+    assert varve.convert(tmp_path / "flat.safetensors", tmp_path / "hf2", "hf").left_out == []
     assert hf_names(tmp_path / "hf2") == set(flat)
 
 
@@ -329,17 +329,17 @@ def test_diff_says_what_differs_and_how_much(tmp_path: Path) -> None:
     b["w"][4] = 5.0
     varve.torch.save(a, tmp_path / "a")
     varve.torch.save(b, tmp_path / "b")
-    found = {d["fqn"]: d for d in varve.diff(tmp_path / "a", tmp_path / "b")}
-    assert {name: d["kind"] for name, d in found.items()} == {
+    found = {d.fqn: d for d in varve.diff(tmp_path / "a", tmp_path / "b")}
+    assert {name: d.kind for name, d in found.items()} == {
         "w": "values",
         "n": "values",
         "s": "values",
         "t": "only in a",
         "u": "only in b",
     }
-    assert (found["w"]["differing"], found["w"]["max_abs_error"]) == (1, 1.0)
-    assert found["w"]["max_rel_error"] == pytest.approx(0.2)
-    assert found["n"]["differing"] == 1
+    assert (found["w"].differing, found["w"].max_abs_error) == (1, 1.0)
+    assert found["w"].max_rel_error == pytest.approx(0.2)
+    assert found["n"].differing == 1
 
 
 def test_diff_compares_values_across_dtypes_and_takes_nan_for_nan(tmp_path: Path) -> None:
@@ -350,7 +350,7 @@ def test_diff_compares_values_across_dtypes_and_takes_nan_for_nan(tmp_path: Path
         tmp_path / "b",
     )
     (difference,) = varve.diff(tmp_path / "a", tmp_path / "b")
-    assert (difference["fqn"], difference["kind"], difference["differing"]) == ("x", "dtype", 0)
+    assert (difference.fqn, difference.kind, difference.differing) == ("x", "dtype", 0)
 
 
 def test_the_command_line_converts_and_compares(tmp_path: Path) -> None:

@@ -189,8 +189,8 @@ def test_a_missing_file_is_reported_by_its_name(name: str, checkpoint: Path) -> 
     assert file.name in problems(checkpoint)
     assert file.name in load_error(checkpoint)
     (entry,) = varve.list_checkpoints(checkpoint.parent)
-    assert entry["state"] == "damaged"
-    assert file.name in entry["detail"]
+    assert entry.state == "damaged"
+    assert file.name in entry.detail
 
 
 @pytest.mark.parametrize("name", ["data", "manifest.bin", "varve.json"])

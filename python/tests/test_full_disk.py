@@ -52,7 +52,7 @@ def assert_holds(path: Path, value: int) -> None:
 
 
 def visible(directory: Path) -> list[str]:
-    return sorted(entry["name"] for entry in varve.list_checkpoints(directory))
+    return sorted(entry.name for entry in varve.list_checkpoints(directory))
 
 
 def test_a_full_disk_fails_the_save_and_leaves_nothing(small_disk: Path) -> None:
@@ -159,7 +159,7 @@ else:
     raise AssertionError("saved into a directory without write permission")
 assert varve.read(sys.argv[1] + "/step-1")["w"].sum() == 4
 assert varve.verify(sys.argv[1] + "/step-1") == []
-assert [c["state"] for c in varve.list_checkpoints(sys.argv[1])] == ["whole"]
+assert [c.state for c in varve.list_checkpoints(sys.argv[1])] == ["whole"]
 """
 
 

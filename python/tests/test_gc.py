@@ -81,7 +81,7 @@ def entries(directory: Path) -> list[str]:
 
 
 def states(directory: Path) -> dict[str, str]:
-    return {entry["name"]: entry["state"] for entry in varve.list_checkpoints(directory)}
+    return {entry.name: entry.state for entry in varve.list_checkpoints(directory)}
 
 
 def value(path: Path) -> int:
@@ -100,7 +100,7 @@ def test_a_dead_saves_directory_is_listed_as_stale_and_removed(
 ) -> None:
     make_staging(tmp_path)
     assert states(tmp_path) == {STAGING: "stale"}
-    assert varve.list_checkpoints(tmp_path)[0]["bytes"] == 4
+    assert varve.list_checkpoints(tmp_path)[0].bytes == 4
     assert varve.collect_garbage(tmp_path) == [str(tmp_path / STAGING)]
     assert entries(tmp_path) == []
 

@@ -86,9 +86,9 @@ def test_verify_finds_nothing_wrong(folder: Path) -> None:
 @pytest.mark.parametrize("folder", list(cases()))
 def test_ls_knows_it(folder: Path) -> None:
     (entry,) = varve.list_checkpoints(folder)
-    assert entry["state"] == "whole"
+    assert entry.state == "whole"
     expected = json.loads((folder / "expected.json").read_text())
-    assert entry["format"] == expected["format"].replace("torch.save", "torch")
+    assert entry.format == expected["format"].replace("torch.save", "torch")
 
 
 @pytest.mark.parametrize(("path", "expected"), list(files()))
@@ -165,7 +165,7 @@ def test_a_flipped_byte_of_a_dcp_checkpoint_is_found_by_load_and_verify(tmp_path
     with pytest.raises(varve.CorruptCheckpointError, match="w"):
         varve.torch.load({"w": torch.zeros(100_000), "n": 0}, tmp_path / "step")
     (damage,) = varve.verify(tmp_path / "step")
-    assert damage["tensors"] == ["w"]
+    assert damage.tensors == ["w"]
 
 
 @pytest.mark.parametrize("name", [".metadata", "__0_0.distcp"])

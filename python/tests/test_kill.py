@@ -46,7 +46,7 @@ def test_200_kills_leave_the_previous_or_the_next_checkpoint_whole(tmp_path: Pat
         assert process.pid is not None
         os.kill(process.pid, signal.SIGKILL)
         process.join()
-        names = {e["name"] for e in varve.list_checkpoints(str(tmp_path)) if e["state"] == "whole"}
+        names = {e.name for e in varve.list_checkpoints(str(tmp_path)) if e.state == "whole"}
         if names:
             assert names == {"latest"}
             value = _whole_value(path)

@@ -83,7 +83,7 @@ def test_saves_to_a_file_url(here: Path) -> None:
     varve.save({"w": np.ones(2)}, f"file://{here}/a")
     dcp.save({"w": torch.ones(2)}, checkpoint_id=f"file://localhost{here}/b")
     assert varve.read("a")["w"].tolist() == varve.read("b")["w"].tolist() == [1, 1]
-    assert {entry["name"] for entry in varve.list_checkpoints(".")} == {"a", "b", "ck"}
+    assert {entry.name for entry in varve.list_checkpoints(".")} == {"a", "b", "ck"}
 
 
 def test_queued_saves_appear_where_they_were_asked_for(here: Path) -> None:
@@ -145,7 +145,7 @@ def test_names_of_any_bytes_work(here: Path, name: bytes) -> None:
     state = {"w": torch.zeros(4)}
     varve.torch.load(state, path)
     assert varve.verify(path) == []
-    assert path in {entry["name"] for entry in varve.list_checkpoints(".")}
+    assert path in {entry.name for entry in varve.list_checkpoints(".")}
     varve.convert(path, path + "-dcp", "dcp")
     assert varve.diff(path, path + "-dcp") == []
     varve.torch.async_save(state, path + "-2").result(LONG)

@@ -127,11 +127,11 @@ def test_saving_without_coordination_is_whole_once_all_files_are_there(tmp_path:
     first = bytes(range(16))
     run_ranks(3, jobs.save_uncoordinated, path, first, (0, 2))
     (entry,) = varve.list_checkpoints(str(tmp_path))
-    assert entry["state"] == "incomplete" and "rank 1" in entry["detail"]
+    assert entry.state == "incomplete" and "rank 1" in entry.detail
     with pytest.raises(varve.PreconditionError, match="rank 1"):
         varve.torch.read(path)
     run_ranks(3, jobs.save_uncoordinated, path, first, (1,))
-    assert varve.list_checkpoints(str(tmp_path))[0]["state"] == "whole"
+    assert varve.list_checkpoints(str(tmp_path))[0].state == "whole"
     assert varve.verify(path) == []
     assert run_ranks(2, jobs.load_uncoordinated, path) == [0, 1]
     assert run_ranks(4, jobs.load_uncoordinated, path) == [0, 1, 2, 0]
@@ -141,7 +141,7 @@ def test_files_of_two_attempts_never_make_one_checkpoint(tmp_path: Path) -> None
     path = str(tmp_path / "step-4")
     run_ranks(2, jobs.save_uncoordinated, path, b"a" * 16, (0,))
     run_ranks(2, jobs.save_uncoordinated, path, b"b" * 16, (1,))
-    assert varve.list_checkpoints(str(tmp_path))[0]["state"] == "incomplete"
+    assert varve.list_checkpoints(str(tmp_path))[0].state == "incomplete"
 
 
 def test_ranks_find_the_save_id_without_being_given_one(tmp_path: Path) -> None:
@@ -159,7 +159,7 @@ def test_saves_in_a_row_overwrite(tmp_path: Path) -> None:
 
 def test_ranks_save_after_torch_distributed_was_set_up_anew(tmp_path: Path) -> None:
     run_ranks(2, jobs.save_after_a_restart, str(tmp_path))
-    whole = [e["name"] for e in varve.list_checkpoints(str(tmp_path)) if e["state"] == "whole"]
+    whole = [e.name for e in varve.list_checkpoints(str(tmp_path)) if e.state == "whole"]
     assert len(whole) == 4
 
 

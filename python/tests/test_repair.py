@@ -135,15 +135,15 @@ def test_an_uncoordinated_save_is_listed_as_incomplete_until_the_last_rank(
             missing = sorted(set(order) - set(order[:done]))
             words = f"rank{'s' if len(missing) > 1 else ''} {', '.join(map(str, missing))}"
             (entry,) = varve.list_checkpoints(tmp_path)
-            assert (entry["name"], entry["state"]) == ("step-3", "incomplete")
-            assert (entry["step"], entry["world_size"]) == (3, 3)
-            assert words in entry["detail"]
+            assert (entry.name, entry.state) == ("step-3", "incomplete")
+            assert (entry.step, entry.world_size) == (3, 3)
+            assert words in entry.detail
             for call in (varve.torch.read, varve.verify, varve.repair):
                 with pytest.raises(varve.PreconditionError, match=words):
                     call(path)
         save_alone(path, rank, 3, b"a" * 16)
     (entry,) = varve.list_checkpoints(tmp_path)
-    assert entry["state"] == "whole"
+    assert entry.state == "whole"
     assert_loads(path, 3)
     assert not [name for name in path.iterdir() if name.name.startswith(".")]
 
@@ -209,4 +209,4 @@ def test_a_damaged_file_of_an_uncoordinated_save_is_named(tmp_path: Path) -> Non
             call(path)
     assert first.name in repr(varve.verify(path))
     (entry,) = varve.list_checkpoints(tmp_path)
-    assert entry["state"] == "damaged"
+    assert entry.state == "damaged"

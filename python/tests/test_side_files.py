@@ -117,7 +117,7 @@ def test_a_damaged_file_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(varve.CorruptCheckpointError, match=r"config\.json.*checksum"):
         varve.files(path)["config.json"]
     (damage,) = varve.verify(path)
-    assert damage["file"] == "config.json"
+    assert damage.file == "config.json"
 
 
 def test_convert_copies_files_and_a_configuration(tmp_path: Path) -> None:
@@ -127,7 +127,7 @@ def test_convert_copies_files_and_a_configuration(tmp_path: Path) -> None:
     for name in ("config.json", "tokenizer.json", "generation_config.json", "model.safetensors"):
         (hf / name).write_text(name)
     report = varve.convert(tmp_path / "c", tmp_path / "out", "hf", hf_config=hf)
-    assert sorted(report["files"]) == [
+    assert sorted(report.files) == [
         "config.json",
         "e",
         "generation_config.json",

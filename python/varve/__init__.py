@@ -31,7 +31,14 @@ from varve._catalogue import (
     repair,
     verify,
 )
-from varve._core import LoadReport, StoredChunk
+from varve._core import (
+    CheckpointEntry,
+    ConvertReport,
+    Damage,
+    Difference,
+    LoadReport,
+    StoredChunk,
+)
 from varve._engine import SaveReport
 from varve._files import Source as FileSource
 from varve._files import StoredFiles
@@ -58,9 +65,13 @@ __version__: str = _core.__version__
 __all__ = [
     "CancelledError",
     "Checkpoint",
+    "CheckpointEntry",
     "CheckpointExistsError",
     "CheckpointNotFoundError",
+    "ConvertReport",
     "CorruptCheckpointError",
+    "Damage",
+    "Difference",
     "Error",
     "InternalError",
     "InvalidArgumentError",

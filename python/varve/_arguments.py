@@ -73,15 +73,6 @@ def count(name: str, value: Any) -> int:
     return int(number)
 
 
-def choice(name: str, value: Any, options: Iterable[str]) -> str:
-    """An argument that is one of these strings."""
-    known = list(options)
-    if not isinstance(value, str) or value not in known:
-        words = ", ".join(f'"{option}"' for option in known[:-1])
-        raise refuse(name, value, f'{words} or "{known[-1]}"')
-    return value
-
-
 def names(name: str, value: Any) -> list[str]:
     """An argument that is a string, or several."""
     if isinstance(value, str):
@@ -105,8 +96,8 @@ def prefixes(name: str, value: Any) -> list[tuple[str, str]]:
     return list(value.items())
 
 
-def dtype(name: str, value: Any) -> str | None:
-    """The engine's name of a dtype: of torch or NumPy, or a string ("bfloat16", "bf16")."""
+def dtype(name: str, value: Any) -> int | None:
+    """The engine's number of a dtype: of torch or NumPy, or a string ("bfloat16", "bf16")."""
     if value is None:
         return None
     text = str(value).removeprefix("torch.")  # No need to import torch to know its dtypes.
@@ -118,4 +109,4 @@ def dtype(name: str, value: Any) -> str | None:
     text = _SHORT.get(text, text)
     if text not in _core.DTYPE_NAMES:
         raise refuse(name, value, 'a dtype of torch or NumPy, or a name like "bfloat16" or "bf16"')
-    return str(text)
+    return _core.DTYPE_NAMES.index(text)

@@ -13,18 +13,13 @@ from varve._files import StoredFiles
 _Path = str | os.PathLike[str]
 
 
-def list_checkpoints(directory: _Path) -> list[dict[str, Any]]:
-    """Lists checkpoints and stale files in a directory: name, format, state, detail, step, bytes, world_size.
-
-    `format` is "varve" or, for those of other software, "dcp" or "safetensors".
-    `state` is "whole", "incomplete", "damaged", "displaced", "saving", "stale" or
-    "failed".
-    """
+def list_checkpoints(directory: _Path) -> list[_core.CheckpointEntry]:
+    """Lists checkpoints and stale files in a directory, by step, then by name."""
     return _core.list_checkpoints(path_text(directory))
 
 
-def verify(path: _Path) -> list[dict[str, Any]]:
-    """Re-reads every byte of a checkpoint; returns the damages: file, begin, end, tensors, problem."""
+def verify(path: _Path) -> list[_core.Damage]:
+    """Re-reads every byte of a checkpoint; returns the damages, an empty list when there is none."""
     return _core.verify(path_text(path))
 
 
@@ -35,7 +30,7 @@ def repair(path: _Path) -> bool:
 
 def collect_garbage(directory: _Path, dry_run: bool = False) -> list[str]:
     """Removes what dead saves left in a directory; returns the paths removed (or, dry, to remove)."""
-    return _core.collect_garbage(path_text(directory), _arguments.flag("dry_run", dry_run))
+    return _core.collect_garbage(path_text(directory), dry_run)
 
 
 def remove(path: _Path, dry_run: bool = False) -> list[str]:
@@ -51,7 +46,7 @@ def remove(path: _Path, dry_run: bool = False) -> list[str]:
         CheckpointNotFoundError: Nothing is there.
         PreconditionError: It is no checkpoint, or a save of this name is under way.
     """
-    return _core.remove(path_text(path), dry_run)[1]
+    return _core.remove(path_text(path), dry_run)
 
 
 def latest(directory: _Path) -> str:
@@ -82,7 +77,7 @@ def files(path: _Path) -> StoredFiles:
 def convert(
     source: _Path,
     target: _Path,
-    to: str,
+    to: _core.Target,
     *,
     dtype: Any = None,
     shard_size: int = 5_000_000_000,
@@ -93,14 +88,11 @@ def convert(
     overwrite: bool = False,
     memory_budget: int = 1 << 30,
     hf_config: _Path | None = None,
-) -> dict[str, Any]:
+) -> _core.ConvertReport:
     """Writes a checkpoint of any format that Varve opens in another; see `varve convert --help`.
 
     Nothing of the source is run, tensors stream through bounded memory, and the target appears whole or
-    not at all. Side files come along, except into a single file. Returns a dict of tensors, objects and
-    bytes written, skipped (tensors the format cannot hold), objects_left_out (plain values it cannot hold),
-    left_out (what is not part of the model, "hf" only: each entry of the top level with counts), files
-    (names copied) and files_left_out.
+    not at all. Side files come along, except into a single file. Returns what was written and what was left out.
 
     Args:
         source: A checkpoint directory, a file of torch.save, a safetensors file or folder.
@@ -126,26 +118,24 @@ def convert(
         CorruptCheckpointError: The source is damaged; nothing has been written.
         InvalidArgumentError: An argument makes no sense, or two entries would get one name.
     """
-    return _core.convert(
-        path_text(source),
-        path_text(target),
-        _arguments.choice("to", to, ("varve", "dcp", "safetensors", "hf", "torch")),
-        _arguments.dtype("dtype", dtype),
-        _arguments.count("shard_size", shard_size),
-        _arguments.names("include", include),
-        _arguments.names("exclude", exclude),
-        _arguments.prefixes("rename", rename),
-        _arguments.flag("overwrite", overwrite),
-        _arguments.count("memory_budget", memory_budget),
-        _arguments.flag("everything", everything),
-        "" if hf_config is None else path_text(hf_config),
+    options = _core.ConvertOptions(
+        to=to,
+        dtype=_arguments.dtype("dtype", dtype),
+        shard_size=_arguments.count("shard_size", shard_size),
+        include=_arguments.names("include", include),
+        exclude=_arguments.names("exclude", exclude),
+        rename=_arguments.prefixes("rename", rename),
+        everything=everything,
+        overwrite=overwrite,
+        hf_config="" if hf_config is None else path_text(hf_config),
+        memory_budget=_arguments.count("memory_budget", memory_budget),
     )
+    return _core.convert(path_text(source), path_text(target), options)
 
 
-def diff(a: _Path, b: _Path) -> list[dict[str, Any]]:
+def diff(a: _Path, b: _Path) -> list[_core.Difference]:
     """Compares two checkpoints of any formats by name; an empty list when all is equal.
 
-    Each difference has fqn, kind ("only in a", "only in b", "shape", "dtype" or "values"), detail,
-    elements, differing, max_abs_error and max_rel_error. NaN equals NaN.
+    NaN equals NaN.
     """
     return _core.diff(path_text(a), path_text(b))

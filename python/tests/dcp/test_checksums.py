@@ -78,7 +78,7 @@ def test_a_flipped_bit_of_a_tensor_is_found(tmp_path: Path, open_it: str) -> Non
             varve.torch.load(zeros(), path)
         else:
             varve.torch.read(path)
-    assert [damage["file"] for damage in varve.verify(path)] == ["__0_0.distcp"]
+    assert [damage.file for damage in varve.verify(path)] == ["__0_0.distcp"]
 
 
 def test_a_flipped_bit_of_the_index_is_an_error(tmp_path: Path) -> None:

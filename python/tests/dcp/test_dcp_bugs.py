@@ -199,7 +199,7 @@ def test_a_checkpoint_says_from_storage_alone_that_it_is_whole(tmp_path: Path) -
     path = tmp_path / "step"
     dcp.save({"w": torch.ones(3000)}, checkpoint_id=path)
     (entry,) = varve.list_checkpoints(tmp_path)
-    assert entry["state"] == "whole" and varve.verify(path) == []
+    assert entry.state == "whole" and varve.verify(path) == []
     (path / "__0_0.distcp").unlink()
     (entry,) = varve.list_checkpoints(tmp_path)
-    assert entry["state"] != "whole"
+    assert entry.state != "whole"

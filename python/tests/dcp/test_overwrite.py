@@ -56,8 +56,8 @@ def test_the_old_checkpoint_is_whole_after_a_save_that_died(tmp_path: Path) -> N
     die(path)
     assert {name: (path / name).read_bytes() for name in files(path)} == before
     assert_holds(path, 1)
-    (whole,) = (e for e in varve.list_checkpoints(tmp_path) if e["state"] != "stale")
-    assert (whole["name"], whole["state"], whole["format"]) == ("step", "whole", "dcp")
+    (whole,) = (e for e in varve.list_checkpoints(tmp_path) if e.state != "stale")
+    assert (whole.name, whole.state, whole.format) == ("step", "whole", "dcp")
     dcp.save(state(3), checkpoint_id=path)
     assert_holds(path, 3)
     assert files(tmp_path) == ["step"]

@@ -29,7 +29,14 @@ from varve._catalogue import (
     repair,
     verify,
 )
-from varve._core import LoadReport, StoredChunk
+from varve._core import (
+    CheckpointEntry,
+    ConvertReport,
+    Damage,
+    Difference,
+    LoadReport,
+    StoredChunk,
+)
 from varve._engine import SaveReport
 from varve._files import Source as FileSource
 from varve._files import StoredFiles
@@ -45,6 +52,10 @@ from varve.torch._tensors import TorchArrays
 
 __all__ = [
     "Checkpoint",
+    "CheckpointEntry",
+    "ConvertReport",
+    "Damage",
+    "Difference",
     "LoadReport",
     "PerRank",
     "SaveHandle",
