@@ -27,7 +27,7 @@ varve::State StateOf(const std::vector<float>& weights) {
                     .dtype = varve::DType::kFloat32,
                     .shape = {kElements},
                     .box = varve::WholeBox({kElements}),
-                    .data = weights.data()}};
+                    .source = varve::HostMemory{weights.data()}}};
   return state;
 }
 

@@ -241,7 +241,7 @@ varve::Status SaveAndLoad(const fs::path& folder) {
                     .dtype = varve::DType::kFloat32,
                     .shape = {2, 3},
                     .box = varve::WholeBox({2, 3}),
-                    .data = weight.data()}};
+                    .source = varve::HostMemory{weight.data()}}};
   state.objects = {{"step", varve::EncodeValue(varve::Value::Int(10))}};
   FolderWriter writer(folder);
   VARVE_RETURN_IF_ERROR(vp::Save(state, writer, {.checkpoint_id = "step-10"}).status());

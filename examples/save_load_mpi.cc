@@ -55,12 +55,12 @@ varve::Status SaveRows(const std::string& path, varve::Coordinator& ranks) {
        .dtype = varve::DType::kFloat64,
        .shape = {kRows, kColumns},
        .box = {{rows.begin, 0}, {rows.size, kColumns}},
-       .data = shard.data()},
+       .source = varve::HostMemory{shard.data()}},
       {.fqn = "bias",
        .dtype = varve::DType::kFloat32,
        .shape = {kBias},
        .box = varve::WholeBox({kBias}),
-       .data = bias.data()},
+       .source = varve::HostMemory{bias.data()}},
   };
   state.objects = {{"step", varve::EncodeValue(varve::Value::Int(20))}};
   VARVE_ASSIGN_OR_RETURN(const varve::SaveReport report, varve::Save(state, path, {}, ranks));

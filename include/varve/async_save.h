@@ -43,7 +43,7 @@ struct StagerOptions {
   int copy_threads = 0;  ///< 0: as many as the processor has cores, at most 8.
   int max_in_flight = 2;
   WhenBusy when_busy = WhenBusy::kWait;
-  /// Tensors may be on CUDA devices (SourceTensor::cuda): they are copied straight into staging
+  /// Tensors may be on CUDA devices (CudaMemory): they are copied straight into staging
   /// memory, on a stream of the stager's own. Needs the CUDA driver, which is loaded then.
   bool copy_from_devices = false;
   /// Staging memory is registered with the CUDA driver when it is first used, and stays so: copies

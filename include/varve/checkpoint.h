@@ -9,6 +9,7 @@
 #include <span>
 #include <stop_token>
 #include <string>
+#include <variant>
 #include <vector>
 
 #include "varve/coordinator.h"
@@ -20,33 +21,43 @@
 
 namespace varve {
 
-/// Says that memory is on a CUDA device.
+/// Memory of this process.
+struct HostMemory {
+  const void* data = nullptr;  ///< The element at the first corner of the box.
+  Strides strides{};           ///< In elements; empty means row-major.
+};
+
+/// Row-major memory of a CUDA device. Only for AsyncSave, with a Stager that copies from devices.
 struct CudaMemory {
-  int device = 0;  ///< As the driver numbers those that this process sees.
+  const void* data = nullptr;  ///< An address of the device: the element at the first corner.
+  int device = 0;              ///< As the driver numbers those that this process sees.
   /// The stream (cudaStream_t, CUstream) that the last write to the memory was queued on; null is
   /// the default stream.
   void* stream = nullptr;
 };
 
-/// A shard this rank holds: `box` of the tensor `fqn`. The memory must stay valid and unchanged
-/// until Save returns. `strides` in elements; empty means row-major. `data` addresses the element
-/// at the box's first corner.
+/// Makes the bytes of a tensor while they are written. Only for saves by a single rank.
+struct Producer {
+  /// Fills `out` with the box's row-major bytes from `at` on. A save calls it for one tensor after
+  /// the other, in the order in which the data file has them, for each byte once, on the thread
+  /// that called Save.
+  std::function<Status(std::uint64_t at, std::span<std::byte> out)> fill;
+  /// Any address that stands for the bytes: tensors with the same one are tied, and only the one
+  /// with the lowest name is produced. Null: the tensor is tied to no other.
+  const void* identity = nullptr;
+};
+
+/// Where the elements of a tensor come from.
+using TensorSource = std::variant<HostMemory, CudaMemory, Producer>;
+
+/// A shard this rank holds: `box` of the tensor `fqn`. Memory must stay valid and unchanged until
+/// Save returns.
 struct SourceTensor {
   std::string fqn;
   DType dtype = DType::kUInt8;
   Dims shape;  ///< Of the whole tensor.
   Box box;
-  const void* data = nullptr;
-  Strides strides;
-  /// For a state that is not in memory: fills `out` with the box's row-major
-  /// bytes from `at` on. Called for one tensor after the other, in the order in which the data file
-  /// has them, each byte once, on the thread that called Save. Only for saves by a single rank.
-  /// `data` may then be any address that stands for the bytes: tensors with the same one are tied,
-  /// and only the one with the lowest name is produced.
-  std::function<Status(std::uint64_t at, std::span<std::byte> out)> produce{};
-  /// Where `data` is an address of a CUDA device: then without strides, and only for AsyncSave with
-  /// a Stager that copies from devices.
-  std::optional<CudaMemory> cuda{};
+  TensorSource source{};
 };
 
 /// A plain value this rank holds, as EncodeValue gives it.
@@ -91,7 +102,7 @@ Result<SaveReport> Save(const State& state, const std::string& path, const SaveO
 Result<SaveReport> Save(const State& state, const std::string& path,
                         const SaveOptions& options = {});
 
-/// A box of a tensor to fill. `strides` as in SourceTensor. Memory belongs to the caller.
+/// A box of a tensor to fill. `data` and `strides` as in HostMemory. Memory belongs to the caller.
 struct TargetTensor {
   std::string fqn;
   DType dtype = DType::kUInt8;

@@ -5,14 +5,14 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <functional>
 #include <memory>
 #include <optional>
-#include <span>
 #include <string>
 #include <utility>
+#include <variant>
 #include <vector>
 
+#include "varve/checkpoint.h"
 #include "varve/dtype.h"
 #include "varve/metadata.h"
 #include "varve/options.h"
@@ -23,19 +23,23 @@
 
 namespace varve {
 
-/// One item of a `.distcp` file: a tensor, or bytes that are a torch.save archive already.
-struct DcpItem {
-  std::string fqn;  ///< For messages.
-  bool is_tensor = false;
+/// A tensor of a `.distcp` file: `part` of the elements that `source` holds, which are `box` of the
+/// whole. Its bytes must stay valid and unchanged until the file is written; not on a CUDA device.
+struct DcpTensor {
   DType dtype = DType::kUInt8;
-  Dims sizes;
-  const void* data = nullptr;  ///< The first element; must stay valid and unchanged.
-  Strides strides;             ///< In elements; empty means row-major.
-  std::string bytes;           ///< Of an item that is no tensor.
-  /// Instead of `data`: fills `out` with the row-major bytes from `at` on. Called for one item
-  /// after the other, each byte once, on the thread that called WriteDcpFile.
-  std::function<Status(std::uint64_t at, std::span<std::byte> out)> produce;
+  Box box;
+  Box part;
+  TensorSource source;
 };
+
+/// One item of a `.distcp` file.
+struct DcpItem {
+  std::string fqn;                               ///< For messages.
+  std::variant<DcpTensor, std::string> content;  ///< A string is an archive of torch.save already.
+};
+
+/// The item of a tensor of these sizes, all of which `source` holds.
+DcpItem WholeDcpTensor(std::string fqn, DType dtype, const Dims& sizes, TensorSource source);
 
 struct DcpExtent {
   std::uint64_t offset = 0;
@@ -55,7 +59,8 @@ struct DcpFile {
 
 /// Writes a `.distcp` file and makes its content durable; its name is not. Payloads of 4096 bytes
 /// and more begin at multiples of 4096. Errors: AlreadyExists; OutOfSpace; Unavailable;
-/// Unimplemented for a dtype torch.save has no name for.
+/// Unimplemented for a dtype torch.save has no name for; InvalidArgument for an item that is on a
+/// device or has no memory.
 Result<DcpFile> WriteDcpFile(const std::string& path, const std::vector<DcpItem>& items,
                              const SaveOptions& options = {}, Storage& storage = PosixStorage());
 
@@ -167,7 +172,8 @@ class DcpInPlaceCommit {
 
 /// Returns a fingerprint of each item, by which ranks find replicas that differ: of all bytes up to
 /// 64 KiB, else of 64 samples of 64 bytes. Items with equal fingerprints, dtypes and sizes are
-/// taken for equal. 0 for items without memory: bytes, empty tensors, those that are produced.
+/// taken for equal. 0 for items without host memory: archives, empty tensors, those that are
+/// produced.
 std::vector<std::uint64_t> FingerprintDcpItems(const std::vector<DcpItem>& items);
 
 }  // namespace varve

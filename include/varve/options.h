@@ -69,7 +69,7 @@ struct SaveOptions {
   /// for a data loader on the same disk.
   std::uint64_t max_write_bandwidth = 0;
   /// A coordinated save by several ranks compares the replicas of each shard. Replicas are not
-  /// compared where their bytes are on a CUDA device (SourceTensor::cuda).
+  /// compared where their bytes are on a CUDA device (CudaMemory).
   CheckReplicas check_replicas = CheckReplicas::kSamples;
   OnDifference on_difference = OnDifference::kReport;
   /// Bytes per data checksum: a multiple of 4096, at most 8 MiB. Kilobytes serve tests.

@@ -74,6 +74,21 @@ class PythonCoordinator final : public Coordinator {
   int size_;
 };
 
+/// The memory of a source: `item` has (device, stream) at its end where it is on a CUDA device,
+/// and no strides then.
+TensorSource SourceFrom(nb::handle item, const void* data, Strides strides) {
+  if (nb::len(item) <= 7) {
+    return HostMemory{data, std::move(strides)};
+  }
+  if (!strides.empty()) {
+    Raise(InvalidArgument("tensor \"" + nb::cast<std::string>(nb::object(item[0])) +
+                          "\" is on a CUDA device and has strides"));
+  }
+  const nb::object cuda = item[7];
+  return CudaMemory{data, nb::cast<int>(nb::object(cuda[0])),
+                    reinterpret_cast<void*>(nb::cast<std::uintptr_t>(nb::object(cuda[1])))};
+}
+
 /// (fqn, dtype number, shape, address), and then strides, offsets and sizes or None. Offsets and
 /// sizes None mean the whole tensor. A source on a CUDA device has (device, stream) behind it.
 template <class Tensor>
@@ -83,9 +98,10 @@ Tensor TensorFrom(nb::handle item) {
   tensor.dtype = DTypeAt(nb::object(item[1]));
   tensor.shape = Integers<Dims>(nb::object(item[2]));
   const std::size_t given = nb::len(item);
-  tensor.data = reinterpret_cast<void*>(nb::cast<std::uintptr_t>(nb::object(item[3])));
+  auto* const data = reinterpret_cast<void*>(nb::cast<std::uintptr_t>(nb::object(item[3])));
+  Strides strides;
   if (given > 4 && !nb::object(item[4]).is_none()) {
-    tensor.strides = Integers<Strides>(nb::object(item[4]));
+    strides = Integers<Strides>(nb::object(item[4]));
   }
   if (given <= 5 || nb::object(item[5]).is_none()) {
     tensor.box = WholeBox(tensor.shape);
@@ -93,12 +109,10 @@ Tensor TensorFrom(nb::handle item) {
     tensor.box = {Integers<Dims>(nb::object(item[5])), Integers<Dims>(nb::object(item[6]))};
   }
   if constexpr (std::is_same_v<Tensor, SourceTensor>) {
-    if (given > 7) {
-      const nb::object cuda = item[7];
-      tensor.cuda =
-          CudaMemory{nb::cast<int>(nb::object(cuda[0])),
-                     reinterpret_cast<void*>(nb::cast<std::uintptr_t>(nb::object(cuda[1])))};
-    }
+    tensor.source = SourceFrom(item, data, std::move(strides));
+  } else {
+    tensor.data = data;
+    tensor.strides = std::move(strides);
   }
   return tensor;
 }

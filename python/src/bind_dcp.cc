@@ -22,7 +22,7 @@ namespace {
 using Raised = std::optional<nb::python_error>;
 
 /// Calls `produce(at, address, size)` with the GIL. `raised` lives as long as the items.
-auto Producer(nb::object produce, Raised* raised) {
+auto Filling(nb::object produce, Raised* raised) {
   return [call = Shared(std::move(produce)), raised](std::uint64_t at,
                                                      std::span<std::byte> out) -> Status {
     const nb::gil_scoped_acquire gil;
@@ -39,25 +39,22 @@ auto Producer(nb::object produce, Raised* raised) {
 /// (fqn, bytes), (fqn, dtype number, sizes, address, strides or None), or (fqn, dtype number,
 /// sizes, producer).
 DcpItem ItemFrom(nb::handle tuple, Raised* raised) {
-  DcpItem item;
-  item.fqn = nb::cast<std::string>(nb::object(tuple[0]));
+  auto fqn = nb::cast<std::string>(nb::object(tuple[0]));
   if (nb::len(tuple) == 2) {
     const auto bytes = nb::cast<nb::bytes>(nb::object(tuple[1]));
-    item.bytes.assign(bytes.c_str(), bytes.size());
-    return item;
+    return {std::move(fqn), std::string(bytes.c_str(), bytes.size())};
   }
-  item.is_tensor = true;
-  item.dtype = DTypeAt(nb::object(tuple[1]));
-  item.sizes = Integers<Dims>(nb::object(tuple[2]));
+  const DType dtype = DTypeAt(nb::object(tuple[1]));
+  const Dims sizes = Integers<Dims>(nb::object(tuple[2]));
   if (nb::len(tuple) == 4) {
-    item.produce = Producer(nb::object(tuple[3]), raised);
-    return item;
+    return WholeDcpTensor(std::move(fqn), dtype, sizes,
+                          Producer{Filling(nb::object(tuple[3]), raised)});
   }
-  item.data = reinterpret_cast<const void*>(nb::cast<std::uintptr_t>(nb::object(tuple[3])));
+  HostMemory memory{reinterpret_cast<const void*>(nb::cast<std::uintptr_t>(nb::object(tuple[3])))};
   if (const nb::object strides = tuple[4]; !strides.is_none()) {
-    item.strides = Integers<Strides>(strides);
+    memory.strides = Integers<Strides>(strides);
   }
-  return item;
+  return WholeDcpTensor(std::move(fqn), dtype, sizes, std::move(memory));
 }
 
 void PutNumber(std::uint64_t number, std::string* out) {

@@ -66,14 +66,13 @@ TEST(Agent, IsHandedWhatWasCopiedFromADevice) {
   for (SourceTensor& tensor : state.tensors) {
     const std::uint64_t bytes = tensor.shape.front();
     void* const memory = fake_cuda_alloc(1, bytes);
-    fake_cuda_poke(memory, tensor.data, bytes);
-    tensor.data = memory;
-    tensor.cuda = CudaMemory{1, nullptr};
+    fake_cuda_poke(memory, std::get<HostMemory>(tensor.source).data, bytes);
+    tensor.source = CudaMemory{memory, 1};
   }
   const AsyncSaveHandle save = AsyncSave(state, dir / "a", {}, *stager);
   ASSERT_TRUE(IsOk(save.staged().get()));
   for (const SourceTensor& tensor : state.tensors) {
-    fake_cuda_free(const_cast<void*>(tensor.data));
+    fake_cuda_free(const_cast<void*>(std::get<CudaMemory>(tensor.source).data));
   }
   ASSERT_TRUE(IsOk(save.done().get()));
   EXPECT_EQ(save.done().get()->device_bytes, training.memory.size());

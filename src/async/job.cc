@@ -25,7 +25,7 @@
 #include <utility>
 
 #include "base/guarded.h"
-#include "save/device_memory.h"
+#include "save/tensor_source.h"
 
 namespace varve {
 namespace {

@@ -113,7 +113,7 @@ TEST(AsyncSave, FailsAsTheSynchronousSaveDoesAndTheNextOneWorks) {
   stager->Drain();
   EXPECT_EQ(told, 1);
   State nothing;
-  nothing.tensors.push_back({"", DType::kUInt8, {4}, WholeBox({4}), nullptr, {}});
+  nothing.tensors.push_back({"", DType::kUInt8, {4}, WholeBox({4})});
   const AsyncSaveHandle bad = AsyncSave(nothing, dir / "d", {}, *stager);
   EXPECT_TRUE(FailsWith(bad.staged().get(), StatusCode::kInvalidArgument));
   EXPECT_TRUE(FailsWith(bad.done().get(), StatusCode::kInvalidArgument));

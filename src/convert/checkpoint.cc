@@ -78,8 +78,7 @@ Result<ConvertReport> ConvertBySaving(CheckpointReader& reader, const Selection&
                              .dtype = tensor.item.dtype,
                              .shape = shape,
                              .box = WholeBox(shape),
-                             .data = &stored,
-                             .produce = std::move(produce)});
+                             .source = Producer{std::move(produce), &stored}});
   };
   for (std::size_t i = 0; i < tensors.size(); ++i) {
     add(*tensors[i], *tensors[i], stream.Bytes(i));

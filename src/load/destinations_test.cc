@@ -25,7 +25,8 @@ std::unique_ptr<CheckpointReader> Saved(const TempDir& dir) {
   static const Floats other{0, 1, 2, 3, 4, 6};
   State state;
   for (const auto& [name, values] : {std::pair{"a", &a}, {"same", &a}, {"other", &other}}) {
-    state.tensors.push_back({name, DType::kFloat32, {2, 3}, WholeBox({2, 3}), values->data(), {}});
+    state.tensors.push_back(
+        {name, DType::kFloat32, {2, 3}, WholeBox({2, 3}), HostMemory{values->data()}});
   }
   EXPECT_TRUE(IsOk(Save(state, dir / "c").status()));
   return CheckpointReader::Open(dir / "c").value();

@@ -80,7 +80,7 @@ class CountingStorage {
 State StateOf(const std::vector<float>& values, const std::string& name) {
   State state;
   state.tensors.push_back(
-      {name, DType::kFloat32, {kElements}, WholeBox({kElements}), values.data(), {}});
+      {name, DType::kFloat32, {kElements}, WholeBox({kElements}), HostMemory{values.data()}});
   return state;
 }
 
@@ -189,11 +189,11 @@ TEST(Save, WhoseIndexWouldBeTooLargeIsRefusedBeforeAnyDataAreRead) {
   const Dims shape{std::uint64_t{1} << 42};  // A thousand million checksum blocks.
   bool produced = false;
   State state;
-  state.tensors.push_back({"w", DType::kUInt8, shape, WholeBox(shape), nullptr, {}});
-  state.tensors[0].produce = [&](std::uint64_t, std::span<std::byte>) {
+  const Producer producer{[&](std::uint64_t, std::span<std::byte>) {
     produced = true;
     return Unavailable("asked for data");
-  };
+  }};
+  state.tensors.push_back({"w", DType::kUInt8, shape, WholeBox(shape), producer});
   EXPECT_TRUE(FailsWith(Save(state, dir / "c", {.block_bytes = 4096}), StatusCode::kInvalidArgument,
                         {"manifest", "1 GiB", "checksum blocks"}));
   EXPECT_FALSE(produced);

@@ -8,19 +8,24 @@
 #include "tensor/memory_place.h"
 
 namespace varve {
+namespace {
+
+auto Place(const TargetTensor& target) { return PlaceOf(target, target.data, target.strides); }
+
+}  // namespace
 
 void DropTiedNames(std::span<const TargetTensor> targets, std::span<const TargetTensor> filled,
                    std::vector<std::string>* missing) {
   if (missing->empty()) {
     return;
   }
-  std::set<decltype(PlaceOf(targets.front()))> places;
+  std::set<decltype(Place(targets.front()))> places;
   for (const TargetTensor& target : filled) {
-    places.insert(PlaceOf(target));
+    places.insert(Place(target));
   }
   std::map<std::string_view, bool> is_filled;  // Of targets by name: all of them.
   for (const TargetTensor& target : targets) {
-    const bool one = !IsEmpty(target.box) && places.contains(PlaceOf(target));
+    const bool one = !IsEmpty(target.box) && places.contains(Place(target));
     const auto [at, is_new] = is_filled.emplace(target.fqn, one);
     at->second = at->second && one;
   }

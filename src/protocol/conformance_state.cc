@@ -43,7 +43,7 @@ void Holding::Add(const TensorSpec& spec) {
   tensor.dtype = spec.dtype;
   tensor.shape = spec.shape;
   tensor.box = spec.box;
-  tensor.data = memory_.emplace_back(PatternOf(spec, salt_)).data();
+  tensor.source = HostMemory{memory_.emplace_back(PatternOf(spec, salt_)).data()};
   state_.tensors.push_back(std::move(tensor));
 }
 

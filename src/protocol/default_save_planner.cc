@@ -10,6 +10,7 @@
 
 #include "plan/save_plan.h"
 #include "protocol/strided.h"
+#include "save/tensor_source.h"
 #include "tensor/box.h"
 #include "varve/protocol/planner.h"
 
@@ -112,21 +113,14 @@ Metadata Describe(std::vector<SavePlan>* plans) {
   return metadata;
 }
 
-Status CheckSource(const SourceTensor& tensor) {
-  if (tensor.produce) {
+Status CheckTensor(const SourceTensor& tensor) {
+  if (IsProduced(tensor.source)) {
     return Unimplemented("is produced, not in memory; plans are made of memory only");
   }
-  if (tensor.cuda) {
+  if (DeviceOf(tensor.source)) {
     return Unimplemented("is on a CUDA device; plans are made of host memory only");
   }
-  if (!tensor.strides.empty() && tensor.strides.size() != tensor.box.sizes.size()) {
-    return InvalidArgument(std::to_string(tensor.strides.size()) + " strides for " +
-                           std::to_string(tensor.box.sizes.size()) + " dimensions");
-  }
-  if (tensor.data == nullptr && !IsEmpty(tensor.box)) {
-    return InvalidArgument("there is no memory to read it from");
-  }
-  return Status::Ok();
+  return CheckSource(tensor.source, tensor.box);
 }
 
 }  // namespace
@@ -138,7 +132,7 @@ Status DefaultSavePlanner::SetUpPlanner(const State& state,
   tensors_.clear();
   objects_.clear();
   for (const SourceTensor& tensor : state.tensors) {
-    if (const Status status = CheckSource(tensor); !status.ok()) {
+    if (const Status status = CheckTensor(tensor); !status.ok()) {
       return status.Annotate("tensor \"" + tensor.fqn + "\"");
     }
     tensors_.emplace(tensor.fqn, &tensor);
@@ -215,10 +209,11 @@ Result<ItemData> DefaultSavePlanner::ResolveData(const WriteItem& item) {
     if (source.shape == item.tensor_data->size &&
         source.dtype == item.tensor_data->properties.dtype &&
         chunk.sizes.size() == source.box.sizes.size() && Contains(source.box, chunk)) {
-      result.strides = StridesOr(source.strides, source.box.sizes);
+      const StridedMemory memory = MemoryOf(source.source, source.dtype, source.box);
+      result.strides = memory.strides;
       if (!IsEmpty(chunk)) {
-        result.data = static_cast<const std::byte*>(source.data) +
-                      ByteOffset(source.box, result.strides, chunk.offsets, source.dtype);
+        result.data =
+            memory.data + ByteOffset(source.box, memory.strides, chunk.offsets, source.dtype);
       }
       return result;
     }

@@ -217,7 +217,8 @@ SaveOutcome SaveWith(const std::string& path, const Trap& trap, float first, Coo
   const int rank = ranks.rank();
   const Row row = Filled(rank, first);
   State state;
-  state.tensors.push_back({"w", DType::kFloat32, {kRanks, 1000}, RowOf(rank), row.data(), {}});
+  state.tensors.push_back(
+      {"w", DType::kFloat32, {kRanks, 1000}, RowOf(rank), HostMemory{row.data()}});
   state.objects.push_back({"of." + std::to_string(rank), EncodeValue(Value::Float(first))});
   TrappedWriter writer("unset", trap, rank);
   TrappedSavePlanner planner(trap, rank);

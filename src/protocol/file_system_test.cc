@@ -52,10 +52,13 @@ struct Held {
   State state;
 
   Held(int rank, int size) : rows(Filled(RowsOf(rank, size))) {
+    state.tensors.push_back({"sharded",
+                             DType::kUInt32,
+                             {kRows, kColumns},
+                             RowsOf(rank, size),
+                             HostMemory{rows.data()}});
     state.tensors.push_back(
-        {"sharded", DType::kUInt32, {kRows, kColumns}, RowsOf(rank, size), rows.data(), {}});
-    state.tensors.push_back(
-        {"same", DType::kUInt32, {1, 500}, WholeBox({1, 500}), same.data(), {}});
+        {"same", DType::kUInt32, {1, 500}, WholeBox({1, 500}), HostMemory{same.data()}});
     state.objects.push_back({"step", EncodeValue(Value::Int(7))});
     state.objects.push_back({"rank." + std::to_string(rank), EncodeValue(Value::Int(rank))});
   }

@@ -24,18 +24,12 @@ Result<std::string> ArchiveOf(const WriteItem& item, std::string_view encoded) {
 }
 
 Result<DcpItem> ToDcpItem(const WriteItem& item, const ItemData& data) {
-  DcpItem result;
-  result.fqn = item.index.fqn;
   if (item.tensor_data) {
-    result.is_tensor = true;
-    result.dtype = item.tensor_data->properties.dtype;
-    result.sizes = item.tensor_data->chunk.sizes;
-    result.data = data.data;
-    result.strides = data.strides;
-  } else {
-    VARVE_ASSIGN_OR_RETURN(result.bytes, ArchiveOf(item, data.bytes));
+    return WholeDcpTensor(item.index.fqn, item.tensor_data->properties.dtype,
+                          item.tensor_data->chunk.sizes, HostMemory{data.data, data.strides});
   }
-  return result;
+  VARVE_ASSIGN_OR_RETURN(std::string archive, ArchiveOf(item, data.bytes));
+  return DcpItem{item.index.fqn, std::move(archive)};
 }
 
 /// The first result has the receipt of the whole file.

@@ -30,7 +30,7 @@ struct Memory {
     tensor.dtype = DType::kFloat32;
     tensor.shape = shape;
     tensor.box = box;
-    tensor.data = floats.data();
+    tensor.source = HostMemory{floats.data()};
     return tensor;
   }
   [[nodiscard]] SourceTensor Tensor(const std::string& fqn, const Dims& shape) const {
@@ -124,7 +124,7 @@ TEST(DefaultSavePlanner, ResolvesAPieceOfStridedMemory) {
   const Memory memory;
   State state;
   SourceTensor tensor = memory.Tensor("w", {8, 4}, {{2, 0}, {6, 4}});
-  tensor.strides = {1, 10};  // Column by column.
+  tensor.source = HostMemory{memory.floats.data(), {1, 10}};  // Column by column.
   state.tensors.push_back(tensor);
   DefaultSavePlanner planner;
   ASSERT_TRUE(IsOk(planner.SetUpPlanner(state, std::nullopt, true)));
@@ -158,7 +158,7 @@ TEST(DefaultSavePlanner, SaysWhichTensorIsWrong) {
   other.tensors[0].box = {{3, 0}, {5, 4}};
   EXPECT_TRUE(FailsWith(PlanOf({state, other}, {.dedup_save_to_lowest_rank = true}),
                         StatusCode::kInvalidArgument, {"\"w\"", "overlap"}));
-  state.tensors[0].data = nullptr;
+  state.tensors[0].source = HostMemory{};
   EXPECT_TRUE(FailsWith(PlanOf({state}), StatusCode::kInvalidArgument, {"\"w\"", "no memory"}));
 }
 

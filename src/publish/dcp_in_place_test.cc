@@ -228,13 +228,12 @@ TEST(DcpInPlace, DirectoriesWithOtherThingsStay) {
 TEST(FingerprintDcpItems, ComparesElementsWhateverTheirStrides) {
   const std::string a = "abcdef";
   const std::string transposed = "adbecf";
-  const DcpItem item{.is_tensor = true, .dtype = DType::kUInt8, .sizes = {2, 3}, .data = a.data()};
-  DcpItem other = item;
-  other.data = transposed.data();
-  other.strides = {1, 2};
-  DcpItem different = item;
-  different.data = transposed.data();
-  const auto prints = FingerprintDcpItems({item, other, different, DcpItem{.bytes = "abcdef"}});
+  const DcpItem item = WholeDcpTensor("a", DType::kUInt8, {2, 3}, HostMemory{a.data()});
+  const DcpItem other =
+      WholeDcpTensor("a", DType::kUInt8, {2, 3}, HostMemory{transposed.data(), {1, 2}});
+  const DcpItem different =
+      WholeDcpTensor("a", DType::kUInt8, {2, 3}, HostMemory{transposed.data()});
+  const auto prints = FingerprintDcpItems({item, other, different, DcpItem{"b", "abcdef"}});
   EXPECT_NE(prints[0], 0U);
   EXPECT_EQ(prints[0], prints[1]);
   EXPECT_NE(prints[0], prints[2]);

@@ -6,16 +6,12 @@
 
 #include "base/checksum.h"
 #include "pipeline/file_writer.h"
-#include "save/device_memory.h"
+#include "save/tensor_source.h"
 #include "save/ties.h"
 #include "tensor/box.h"
 
 namespace varve {
 namespace {
-
-Region ChunkRegion(const SourceTensor& source, const StoredChunk& chunk) {
-  return {chunk.box, MemoryOf(source), chunk.box};
-}
 
 Result<std::vector<FileSegment>> Segments(const State& state, const FilePlan& plan,
                                           std::string_view structure) {
@@ -25,15 +21,8 @@ Result<std::vector<FileSegment>> Segments(const State& state, const FilePlan& pl
     const StoredChunk& chunk = plan.header.chunks[i];
     const SourceTensor& source = state.tensors[plan.chunk_items[i]];
     FileSegment segment{.bytes = chunk.bytes.end - chunk.bytes.begin, .owner = plan.chunk_items[i]};
-    if (!source.produce) {
-      segment.region = ChunkRegion(source, chunk);
-      segment.device = DeviceOf(source);
-    } else if (chunk.box == source.box) {
-      segment.produce = source.produce;
-    } else {
-      return InvalidArgument("tensor \"" + source.fqn +
-                             "\" is produced, not in memory; only a single rank can save it");
-    }
+    VARVE_RETURN_IF_ERROR(ReadFrom(source.source, source.dtype, source.box, chunk.box, &segment)
+                              .Annotate("tensor \"" + source.fqn + "\""));
     segments.push_back(std::move(segment));
   }
   for (const std::uint32_t item : plan.object_items) {
@@ -48,21 +37,10 @@ Result<std::vector<FileSegment>> Segments(const State& state, const FilePlan& pl
 
 }  // namespace
 
-StridedMemory MemoryOf(const SourceTensor& source) {
-  return {static_cast<std::byte*>(const_cast<void*>(source.data)), source.box,
-          source.strides.empty() ? RowMajorStrides(source.box.sizes) : source.strides,
-          ItemSize(source.dtype)};
-}
-
 Result<LocalPlan> MakeLocalPlan(const State& state) {
   LocalPlan plan;
   plan.tensors.reserve(state.tensors.size());
   for (const SourceTensor& tensor : state.tensors) {
-    if (!tensor.strides.empty() && tensor.strides.size() != tensor.box.sizes.size()) {
-      return InvalidArgument("tensor \"" + tensor.fqn +
-                             "\": " + std::to_string(tensor.strides.size()) + " strides for " +
-                             std::to_string(tensor.box.sizes.size()) + " dimensions");
-    }
     plan.tensors.push_back({tensor.fqn, tensor.dtype, tensor.shape, tensor.box});
   }
   for (const SourceObject& object : state.objects) {
@@ -71,14 +49,8 @@ Result<LocalPlan> MakeLocalPlan(const State& state) {
   plan.structure = state.structure;
   VARVE_RETURN_IF_ERROR(CheckLocalPlan(plan));
   for (const SourceTensor& tensor : state.tensors) {
-    if (tensor.data == nullptr && !tensor.produce && !IsEmpty(tensor.box)) {
-      return InvalidArgument("tensor \"" + tensor.fqn + "\" has no memory");
-    }
-    if (tensor.cuda && !tensor.strides.empty()) {
-      return InvalidArgument("tensor \"" + tensor.fqn +
-                             "\" is on a CUDA device and has strides: what is copied from there "
-                             "must be row-major");
-    }
+    VARVE_RETURN_IF_ERROR(
+        CheckSource(tensor.source, tensor.box).Annotate("tensor \"" + tensor.fqn + "\""));
   }
   FindTies(state, &plan);
   return plan;

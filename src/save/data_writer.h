@@ -6,13 +6,9 @@
 #include "plan/file_plan.h"
 #include "plan/save_plan.h"
 #include "save/file_work.h"
-#include "tensor/region.h"
 #include "varve/checkpoint.h"
 
 namespace varve {
-
-/// The memory of a source that is not produced. It is read through this and never written.
-StridedMemory MemoryOf(const SourceTensor& source);
 
 /// The state as a plan: names, geometry and sizes, no content. Checked on its own.
 /// Errors: InvalidArgument naming the tensor or object.

@@ -16,36 +16,12 @@
 #include "save/dcp_index.h"
 #include "save/dcp_items.h"
 #include "save/dcp_receipt.h"
-#include "save/device_memory.h"
 #include "save/written_format.h"
 #include "tensor/box.h"
 #include "varve/value.h"
 
 namespace varve {
 namespace {
-
-/// The memory of a part of a shard.
-DcpItem ItemOf(const SourceTensor& source, const Box& part) {
-  DcpItem item;
-  item.fqn = source.fqn;
-  item.is_tensor = true;
-  item.dtype = source.dtype;
-  item.sizes = part.sizes;
-  if (source.produce) {
-    item.produce = source.produce;
-    return item;
-  }
-  item.strides = source.strides.empty() ? RowMajorStrides(source.box.sizes) : source.strides;
-  std::int64_t first = 0;
-  for (std::size_t d = 0; d < part.sizes.size(); ++d) {
-    first += static_cast<std::int64_t>(part.offsets[d] - source.box.offsets[d]) * item.strides[d];
-  }
-  if (source.data != nullptr && !IsEmpty(part)) {
-    item.data = static_cast<const std::byte*>(source.data) +
-                first * static_cast<std::int64_t>(ItemSize(source.dtype));
-  }
-  return item;
-}
 
 /// The numbers of the chunks in the order in which the file has them, that of native files: larger
 /// elements first, then by name and place.
@@ -98,11 +74,7 @@ Result<FileWork> PrepareShare(const State& state, const RankAssignment& assignme
   for (const std::size_t number : order) {
     const ChunkAssignment& chunk = assignment.chunks[number];
     const SourceTensor& source = state.tensors[chunk.item];
-    if (source.produce && chunk.box != source.box) {
-      return InvalidArgument("tensor \"" + source.fqn +
-                             "\" is produced, not in memory; only a single rank can save it");
-    }
-    items.push_back(ItemOf(source, chunk.box));
+    items.push_back({source.fqn, DcpTensor{source.dtype, source.box, chunk.box, source.source}});
   }
   for (const std::uint32_t number : assignment.objects) {
     const SourceObject& object = state.objects[number];
@@ -111,10 +83,7 @@ Result<FileWork> PrepareShare(const State& state, const RankAssignment& assignme
     if (!archive.ok()) {
       return archive.status().Annotate("\"" + object.fqn + "\"");
     }
-    DcpItem item;
-    item.fqn = object.fqn;
-    item.bytes = std::move(*archive);
-    items.push_back(std::move(item));
+    items.push_back({object.fqn, std::move(*archive)});
   }
   VARVE_ASSIGN_OR_RETURN(DcpWork laid_out, LayOutDcpItems(items));
   parts->layout = std::move(laid_out.keep);
@@ -127,11 +96,6 @@ Result<FileWork> PrepareShare(const State& state, const RankAssignment& assignme
   }
   VARVE_ASSIGN_OR_RETURN(FileWork work, DescribeShare(EncodeDcpFile(file)));
   work.segments = std::move(laid_out.segments);
-  for (FileSegment& segment : work.segments) {
-    if (segment.region) {
-      segment.device = DeviceOf(state.tensors[assignment.chunks[order[segment.owner]].item]);
-    }
-  }
   work.keep = parts;
   work.name_of = [parts](std::uint32_t owner) { return parts->items[owner].fqn; };
   return work;

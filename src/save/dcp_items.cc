@@ -13,6 +13,7 @@
 #include "pipeline/file_writer.h"
 #include "save/file_work.h"
 #include "save/fingerprint.h"
+#include "save/tensor_source.h"
 #include "tensor/box.h"
 #include "varve/path.h"
 
@@ -31,21 +32,10 @@ constexpr Page kFiller = PageOf(kTorchFiller);
 
 /// True for a tensor whose payload is worth a page of its own. Sizes are checked later: what
 /// overflows is refused either way.
-bool IsLarge(const DcpItem& item) {
-  const auto elements = CheckedProduct(item.sizes);
-  const auto bytes = elements ? CheckedMul(*elements, ItemSize(item.dtype)) : std::nullopt;
+bool IsLarge(const DcpTensor& tensor) {
+  const auto elements = CheckedProduct(tensor.part.sizes);
+  const auto bytes = elements ? CheckedMul(*elements, ItemSize(tensor.dtype)) : std::nullopt;
   return bytes && *bytes >= kDirectAlignment;
-}
-
-/// Of a tensor with elements.
-Region RegionOf(const DcpItem& item) {
-  const Box box = WholeBox(item.sizes);
-  // The pipeline reads through this pointer and never writes.
-  auto* data = static_cast<std::byte*>(const_cast<void*>(item.data));
-  const StridedMemory memory{data, box,
-                             item.strides.empty() ? RowMajorStrides(item.sizes) : item.strides,
-                             ItemSize(item.dtype)};
-  return {box, memory, box};
 }
 
 /// Collects the segments of a file, front to back. Their literals live in this or in the items.
@@ -58,12 +48,13 @@ class DcpLayout {
   }
 
   Status Add(const DcpItem& item) {
-    if (item.is_tensor) {
-      Status status = AddTensor(item, static_cast<std::uint32_t>(extents_.size()));
+    if (const auto* tensor = std::get_if<DcpTensor>(&item.content)) {
+      const Status status = AddTensor(*tensor, static_cast<std::uint32_t>(extents_.size()));
       return status.ok() ? status : status.Annotate("tensor \"" + item.fqn + "\"");
     }
-    extents_.push_back({size_, item.bytes.size()});
-    AddLiteral(AsByteSpan(item.bytes));
+    const std::string& archive = std::get<std::string>(item.content);
+    extents_.push_back({size_, archive.size()});
+    AddLiteral(AsByteSpan(archive));
     return Status::Ok();
   }
 
@@ -71,19 +62,14 @@ class DcpLayout {
   DcpWork Work() { return {size_, std::move(segments_), std::move(extents_), nullptr}; }
 
  private:
-  Status AddTensor(const DcpItem& item, std::uint32_t number) {
-    if (!item.strides.empty() && item.strides.size() != item.sizes.size()) {
-      return InvalidArgument(std::to_string(item.strides.size()) + " strides for " +
-                             std::to_string(item.sizes.size()) + " dimensions");
-    }
-    const bool align = IsLarge(item);
+  Status AddTensor(const DcpTensor& tensor, std::uint32_t number) {
+    const bool align = IsLarge(tensor);
     // Without the payload's CRC, which is known only when the bytes have passed. DCP never looks at
     // it, and Varve has checksums of the file's blocks.
-    VARVE_ASSIGN_OR_RETURN(TensorArchive archive,
-                           EncodeTensorArchive(item.dtype, item.sizes, std::nullopt, align));
-    if (item.data == nullptr && !item.produce && archive.payload_bytes > 0) {
-      return InvalidArgument("there is no memory to read it from");
-    }
+    VARVE_ASSIGN_OR_RETURN(
+        TensorArchive archive,
+        EncodeTensorArchive(tensor.dtype, tensor.part.sizes, std::nullopt, align));
+    VARVE_RETURN_IF_ERROR(CheckSource(tensor.source, tensor.box));
     if (align) {
       AddFiller(kZeros, RoundUp(size_, kTorchItemAlignment) - size_);
     }
@@ -92,11 +78,8 @@ class DcpLayout {
     AddFiller(kFiller, archive.filler_bytes);
     if (archive.payload_bytes > 0) {
       FileSegment payload{.bytes = archive.payload_bytes, .owner = number};
-      if (item.produce) {
-        payload.produce = item.produce;
-      } else {
-        payload.region = RegionOf(item);
-      }
+      VARVE_RETURN_IF_ERROR(
+          ReadFrom(tensor.source, tensor.dtype, tensor.box, tensor.part, &payload));
       segments_.push_back(std::move(payload));
       size_ += archive.payload_bytes;
     }
@@ -128,7 +111,25 @@ class DcpLayout {
   std::vector<DcpExtent> extents_;
 };
 
+/// Nothing but staging copies from devices.
+Status CheckHostMemory(std::span<const DcpItem> items) {
+  for (const DcpItem& item : items) {
+    const auto* const tensor = std::get_if<DcpTensor>(&item.content);
+    if (tensor != nullptr && DeviceOf(tensor->source)) {
+      return InvalidArgument("tensor \"" + item.fqn + "\" is on CUDA device " +
+                             std::to_string(*DeviceOf(tensor->source)) +
+                             ": copy it to host memory first");
+    }
+  }
+  return Status::Ok();
+}
+
 }  // namespace
+
+DcpItem WholeDcpTensor(std::string fqn, DType dtype, const Dims& sizes, TensorSource source) {
+  const Box box = WholeBox(sizes);
+  return {std::move(fqn), DcpTensor{dtype, box, box, std::move(source)}};
+}
 
 Result<DcpWork> LayOutDcpItems(std::span<const DcpItem> items) {
   const auto layout = std::make_shared<DcpLayout>(items);
@@ -147,6 +148,7 @@ Result<DcpFile> WriteDcpItems(Storage& storage, const std::string& path,
     return InvalidArgument("block_bytes must be a multiple of 4096 up to 8 MiB, not " +
                            std::to_string(options.block_bytes));
   }
+  VARVE_RETURN_IF_ERROR(CheckHostMemory(items));
   VARVE_ASSIGN_OR_RETURN(DcpWork laid_out, LayOutDcpItems(items));
   DcpFile written;
   written.items = std::move(laid_out.items);
@@ -175,11 +177,15 @@ Result<DcpFile> WriteDcpFile(const std::string& path, const std::vector<DcpItem>
 std::vector<std::uint64_t> FingerprintDcpItems(const std::vector<DcpItem>& items) {
   std::vector<std::uint64_t> fingerprints(items.size());
   for (std::size_t i = 0; i < items.size(); ++i) {
-    const DcpItem& item = items[i];
-    const bool has_memory = item.is_tensor && item.data != nullptr && !item.produce;
-    if (has_memory && CheckedProduct(item.sizes).value_or(0) > 0) {
-      fingerprints[i] = Fingerprint(RegionOf(item), CheckReplicas::kSamples);
+    const auto* const tensor = std::get_if<DcpTensor>(&items[i].content);
+    if (tensor == nullptr || !std::holds_alternative<HostMemory>(tensor->source) ||
+        AddressOf(tensor->source) == nullptr ||
+        CheckedProduct(tensor->part.sizes).value_or(0) == 0) {
+      continue;
     }
+    const StridedMemory memory = MemoryOf(tensor->source, tensor->dtype, tensor->box);
+    fingerprints[i] =
+        Fingerprint(Region(tensor->part, memory, tensor->part), CheckReplicas::kSamples);
   }
   return fingerprints;
 }

@@ -26,16 +26,12 @@ using test::Watched;
 constexpr const char* kPath = "__0_0.distcp";
 constexpr std::uint64_t kAnySize = std::uint64_t{1} << 30;
 
-DcpItem TensorItemOf(DType dtype, Dims sizes, const std::string& memory, Strides strides = {}) {
-  return {.fqn = "w",
-          .is_tensor = true,
-          .dtype = dtype,
-          .sizes = std::move(sizes),
-          .data = memory.data(),
-          .strides = std::move(strides)};
+DcpItem TensorItemOf(DType dtype, const Dims& sizes, const std::string& memory,
+                     Strides strides = {}) {
+  return WholeDcpTensor("w", dtype, sizes, HostMemory{memory.data(), std::move(strides)});
 }
 
-DcpItem BytesItemOf(std::string bytes) { return {.fqn = "step", .bytes = std::move(bytes)}; }
+DcpItem BytesItemOf(std::string bytes) { return {"step", std::move(bytes)}; }
 
 std::string_view ItemOf(const std::string& file, const DcpExtent& extent) {
   return std::string_view(file).substr(extent.offset, extent.length);
@@ -76,21 +72,23 @@ TEST(DcpWriter, EveryItemIsAnArchiveOfItsOwn) {
     for (std::size_t i = 0; i < items.size(); ++i) {
       const std::string_view item = ItemOf(file, written->items[i]);
       const std::uint64_t payload = written->items[i].offset + written->items[i].payload;
-      if (!items[i].is_tensor) {
-        EXPECT_EQ(item, items[i].bytes);
+      const auto* const tensor = std::get_if<DcpTensor>(&items[i].content);
+      if (tensor == nullptr) {
+        EXPECT_EQ(item, std::get<std::string>(items[i].content));
         EXPECT_EQ(payload, written->items[i].offset);
         continue;
       }
       const auto read = ReadTensorItem(item.size(), Watched(item));
       ASSERT_TRUE(IsOk(read));
-      EXPECT_EQ(read->tensor.sizes, items[i].sizes);
+      const Dims& sizes = tensor->part.sizes;
+      EXPECT_EQ(read->tensor.sizes, sizes);
       EXPECT_EQ(written->items[i].offset + read->storage.begin, payload);
-      const auto expected_item = EncodeTensorArchive(DType::kUInt8, items[i].sizes, std::nullopt,
-                                                     items[i].sizes[0] >= 4096);
+      const auto expected_item =
+          EncodeTensorArchive(DType::kUInt8, sizes, std::nullopt, sizes[0] >= 4096);
       ASSERT_TRUE(IsOk(expected_item));
       EXPECT_TRUE(item.starts_with(expected_item->head) && item.ends_with(expected_item->tail));
-      const std::string_view expected(static_cast<const char*>(items[i].data), items[i].sizes[0]);
-      EXPECT_TRUE(file.substr(payload, items[i].sizes[0]) == expected) << i;
+      const auto* const data = static_cast<const char*>(std::get<HostMemory>(tensor->source).data);
+      EXPECT_TRUE(file.substr(payload, sizes[0]) == std::string_view(data, sizes[0])) << i;
     }
   }
 }
@@ -106,7 +104,8 @@ TEST(DcpWriter, LargeTensorsBeginAtPagesAndSmallItemsArePacked) {
   const std::string file = *ReadWholeFile(storage, kPath, kAnySize);
   for (std::size_t i = 0; i < state.items.size(); ++i) {
     const DcpExtent& extent = written->items[i];
-    const bool large = state.items[i].is_tensor && state.items[i].sizes[0] >= 4096;
+    const auto* const tensor = std::get_if<DcpTensor>(&state.items[i].content);
+    const bool large = tensor != nullptr && tensor->part.sizes[0] >= 4096;
     EXPECT_EQ(extent.offset, large ? (end + 4095) / 4096 * 4096 : end) << i;
     EXPECT_EQ(large, (written->items[i].offset + written->items[i].payload) % 4096 == 0 && i > 0)
         << i;
@@ -134,7 +133,7 @@ TEST(DcpWriter, StridedMemoryIsStoredRowMajor) {
               expected);
     const auto read = ReadTensorItem(file.size(), Watched(file));
     ASSERT_TRUE(IsOk(read));
-    EXPECT_EQ(read->tensor.strides, RowMajorStrides(item.sizes));
+    EXPECT_EQ(read->tensor.strides, RowMajorStrides(std::get<DcpTensor>(item.content).part.sizes));
     EXPECT_EQ(read->storage.bytes, expected.size());
   }
 }
@@ -206,9 +205,9 @@ TEST(DcpWriter, ProgressEndsWithTheWholeFile) {
 TEST(DcpWriter, AnItemThatCannotBeIsRefusedBeforeTheFileIsBegun) {
   const std::string memory(64, 'm');
   const std::uint64_t huge = std::uint64_t{1} << 40;
-  DcpItem nowhere = TensorItemOf(DType::kUInt8, {3}, memory);
-  nowhere.data = nullptr;
-  for (const DcpItem& item : {nowhere, TensorItemOf(DType::kUInt8, {3}, memory, {1, 1}),
+  const DcpItem nowhere = WholeDcpTensor("w", DType::kUInt8, {3}, HostMemory{});
+  const DcpItem on_device = WholeDcpTensor("w", DType::kUInt8, {3}, CudaMemory{memory.data()});
+  for (const DcpItem& item : {nowhere, on_device, TensorItemOf(DType::kUInt8, {3}, memory, {1, 1}),
                               TensorItemOf(DType::kUInt8, {huge, huge}, memory)}) {
     MemoryStorage storage;
     EXPECT_TRUE(FailsWith(WriteDcpItems(storage, kPath, {&item, 1}, {}),
@@ -223,8 +222,7 @@ TEST(DcpWriter, AnItemThatCannotBeIsRefusedBeforeTheFileIsBegun) {
 }
 
 TEST(DcpWriter, AnEmptyTensorNeedsNoMemory) {
-  DcpItem item = TensorItemOf(DType::kFloat64, {3, 0}, "");
-  item.data = nullptr;
+  const DcpItem item = WholeDcpTensor("w", DType::kFloat64, {3, 0}, HostMemory{});
   MemoryStorage storage;
   const auto written = WriteDcpItems(storage, kPath, {&item, 1}, {});
   ASSERT_TRUE(IsOk(written));

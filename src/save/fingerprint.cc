@@ -6,7 +6,7 @@
 
 #include "base/bytes.h"
 #include "base/checksum.h"
-#include "save/data_writer.h"
+#include "save/tensor_source.h"
 #include "tensor/box.h"
 
 namespace varve {
@@ -80,11 +80,11 @@ std::uint64_t Fingerprint(const Region& region, CheckReplicas check) {
 void AddFingerprints(const State& state, CheckReplicas check, LocalPlan* plan) {
   for (std::size_t i = 0; i < state.tensors.size(); ++i) {
     const SourceTensor& source = state.tensors[i];
-    if (source.produce || source.cuda || IsEmpty(source.box)) {
+    if (!std::holds_alternative<HostMemory>(source.source) || IsEmpty(source.box)) {
       continue;
     }
-    plan->tensors[i].fingerprint =
-        Fingerprint(Region(source.box, MemoryOf(source), source.box), check);
+    const StridedMemory memory = MemoryOf(source.source, source.dtype, source.box);
+    plan->tensors[i].fingerprint = Fingerprint(Region(source.box, memory, source.box), check);
   }
 }
 

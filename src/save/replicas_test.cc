@@ -29,7 +29,7 @@ constexpr std::uint64_t kColumns = 1001;
 
 SourceTensor Matrix(const float* data, Strides strides = {}) {
   const Dims shape{kRows, kColumns};
-  return {"w", DType::kFloat32, shape, WholeBox(shape), data, std::move(strides)};
+  return {"w", DType::kFloat32, shape, WholeBox(shape), HostMemory{data, std::move(strides)}};
 }
 
 std::uint64_t FingerprintOf(const SourceTensor& tensor,
@@ -69,7 +69,7 @@ TEST(Fingerprint, DoesNotDependOnTheStridesOfTheMemory) {
 TEST(Fingerprint, CoversEveryByteOfASmallShardAndBothEndsOfALargeOne) {
   std::vector<float> small(16 * 1024);  // 64 KiB.
   const Dims shape{small.size()};
-  const SourceTensor tensor{"w", DType::kFloat32, shape, WholeBox(shape), small.data(), {}};
+  const SourceTensor tensor{"w", DType::kFloat32, shape, WholeBox(shape), HostMemory{small.data()}};
   const std::uint64_t before = FingerprintOf(tensor);
   for (const std::size_t at : {std::size_t{0}, std::size_t{777}, small.size() - 1}) {
     small[at] = 1;
@@ -96,11 +96,11 @@ TEST(Fingerprint, FullCheckFindsOneElementThatSamplesMiss) {
 
 TEST(Fingerprint, IsUnknownWhereTheBytesAreNotInMemory) {
   SourceTensor produced = Matrix(nullptr);
-  produced.produce = [](std::uint64_t, std::span<std::byte>) { return Status::Ok(); };
+  produced.source = Producer{[](std::uint64_t, std::span<std::byte>) { return Status::Ok(); }};
   EXPECT_EQ(FingerprintOf(produced), 0U);
   const float somewhere = 0;
   SourceTensor on_device = Matrix(&somewhere);
-  on_device.cuda = CudaMemory{};
+  on_device.source = CudaMemory{&somewhere};
   EXPECT_EQ(FingerprintOf(on_device), 0U);
 }
 

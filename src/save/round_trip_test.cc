@@ -62,9 +62,10 @@ Status SaveRows(const std::string& path, Coordinator& ranks, bool overwrite = fa
   std::vector<float> same(300'000);
   std::iota(same.begin(), same.end(), 0.0F);
   State state;
-  state.tensors.push_back({"sharded", DType::kUInt32, {kRows, kColumns}, box, sharded.data(), {}});
   state.tensors.push_back(
-      {"same", DType::kFloat32, {same.size()}, WholeBox({same.size()}), same.data(), {}});
+      {"sharded", DType::kUInt32, {kRows, kColumns}, box, HostMemory{sharded.data()}});
+  state.tensors.push_back(
+      {"same", DType::kFloat32, {same.size()}, WholeBox({same.size()}), HostMemory{same.data()}});
   state.objects.push_back({"step", EncodeValue(Value::Int(7))});
   return Save(state, path, {.overwrite = overwrite ? Overwrite::kAlways : Overwrite::kNever}, ranks)
       .status();

@@ -8,8 +8,8 @@
 #include "catalogue/names.h"
 #include "format/data_file.h"
 #include "save/coordinated.h"
-#include "save/device_memory.h"
 #include "save/local.h"
+#include "save/tensor_source.h"
 #include "save/written_format.h"
 #include "varve/path.h"
 

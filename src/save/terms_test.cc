@@ -95,8 +95,7 @@ TEST(SaveHeader, ThatWouldBeTooLargeFailsTheSaveOnAllRanksBeforeDataAreWritten) 
                                    .dtype = DType::kFloat32,
                                    .shape = {16},
                                    .box = WholeBox({16}),
-                                   .data = values.data(),
-                                   .strides = {}});
+                                   .source = HostMemory{values.data()}});
         }
         const SaveOptions options{.storage = &storage};
         EXPECT_TRUE(FailsWith(Save(state, "runs/step-1", options, *rank),

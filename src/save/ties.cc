@@ -3,10 +3,11 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <tuple>
 #include <utility>
 #include <vector>
 
-#include "save/device_memory.h"
+#include "save/tensor_source.h"
 #include "tensor/box.h"
 #include "tensor/memory_place.h"
 
@@ -16,7 +17,12 @@ namespace {
 /// Ties the shards of one address.
 void TieOneAddress(const State& state, std::vector<std::uint32_t> items, LocalPlan* plan) {
   const auto place = [&](std::uint32_t item) {
-    return std::make_pair(DeviceOf(state.tensors[item]), PlaceOf(state.tensors[item]));
+    const SourceTensor& tensor = state.tensors[item];
+    const bool produced = IsProduced(tensor.source);
+    return std::make_tuple(
+        produced, DeviceOf(tensor.source),
+        PlaceOf(tensor, AddressOf(tensor.source),
+                produced ? Strides() : MemoryOf(tensor.source, tensor.dtype, tensor.box).strides));
   };
   std::sort(items.begin(), items.end(), [&](std::uint32_t a, std::uint32_t b) {
     const auto left = place(a);
@@ -39,9 +45,10 @@ void FindTies(const State& state, LocalPlan* plan) {
   std::vector<std::pair<std::uintptr_t, std::uint32_t>> addresses;
   addresses.reserve(state.tensors.size());
   for (std::size_t i = 0; i < state.tensors.size(); ++i) {
-    const SourceTensor& source = state.tensors[i];
-    if ((source.data != nullptr || !source.produce) && !IsEmpty(source.box)) {
-      addresses.emplace_back(reinterpret_cast<std::uintptr_t>(source.data),
+    const SourceTensor& tensor = state.tensors[i];
+    const void* const address = AddressOf(tensor.source);
+    if (address != nullptr && !IsEmpty(tensor.box)) {
+      addresses.emplace_back(reinterpret_cast<std::uintptr_t>(address),
                              static_cast<std::uint32_t>(i));
     }
   }

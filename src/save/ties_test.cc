@@ -29,7 +29,7 @@ const Dims kShape{kRows, kColumns};
 
 SourceTensor Source(const std::string& name, const float* data, const Box& box = WholeBox(kShape),
                     Strides strides = {}) {
-  return {name, DType::kFloat32, kShape, box, data, std::move(strides)};
+  return {name, DType::kFloat32, kShape, box, HostMemory{data, std::move(strides)}};
 }
 
 std::vector<std::optional<std::uint32_t>> TiesOf(std::vector<SourceTensor> tensors) {

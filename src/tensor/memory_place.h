@@ -25,12 +25,13 @@ inline Strides EffectiveStrides(const Box& box, Strides strides) {
   return strides;
 }
 
-/// Returns a value that is equal for tied shards of one device.
+/// Returns a value that is equal for tied shards of one device. `data` and `strides` are of the
+/// memory that holds `tensor.box`.
 template <class Tensor>
-auto PlaceOf(const Tensor& tensor) {
-  return std::make_tuple(reinterpret_cast<std::uintptr_t>(tensor.data), tensor.dtype, tensor.shape,
+auto PlaceOf(const Tensor& tensor, const void* data, const Strides& strides) {
+  return std::make_tuple(reinterpret_cast<std::uintptr_t>(data), tensor.dtype, tensor.shape,
                          tensor.box.offsets, tensor.box.sizes,
-                         EffectiveStrides(tensor.box, tensor.strides));
+                         EffectiveStrides(tensor.box, strides));
 }
 
 }  // namespace varve

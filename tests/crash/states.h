@@ -108,13 +108,13 @@ class JobState {
 
   void AddTensor(std::size_t rank, const std::string& fqn, const Dims& shape, std::uint64_t seed) {
     states_[rank].tensors.push_back(
-        {fqn, DType::kFloat32, shape, WholeBox(shape), Memory(fqn, shape, seed), {}});
+        {fqn, DType::kFloat32, shape, WholeBox(shape), HostMemory{Memory(fqn, shape, seed)}});
   }
 
   void AddReplicated(const std::string& fqn, const Dims& shape, std::uint64_t seed) {
     const char* memory = Memory(fqn, shape, seed);
     for (State& state : states_) {
-      state.tensors.push_back({fqn, DType::kFloat32, shape, WholeBox(shape), memory, {}});
+      state.tensors.push_back({fqn, DType::kFloat32, shape, WholeBox(shape), HostMemory{memory}});
     }
   }
 
@@ -124,8 +124,8 @@ class JobState {
       const std::uint64_t begin = shape[0] * rank / states_.size();
       const std::uint64_t end = shape[0] * (rank + 1) / states_.size();
       const Box box{{begin, 0}, {end - begin, shape[1]}};
-      states_[rank].tensors.push_back(
-          {fqn, DType::kFloat32, shape, box, memory + begin * shape[1] * sizeof(float), {}});
+      states_[rank].tensors.push_back({fqn, DType::kFloat32, shape, box,
+                                       HostMemory{memory + begin * shape[1] * sizeof(float)}});
     }
   }
 

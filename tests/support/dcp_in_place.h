@@ -27,12 +27,9 @@ inline Status WriteRank(Storage& storage, const std::string& directory, std::uin
   const std::string name = "__" + std::to_string(rank) + "_" + std::to_string(number) + ".distcp";
   const std::string memory(5000 + static_cast<unsigned char>(seed), seed);
   const std::string fqn = "w" + std::to_string(rank);
-  VARVE_ASSIGN_OR_RETURN(const DcpFile file, WriteDcpFile(JoinPath(directory, name),
-                                                          {{.fqn = fqn,
-                                                            .is_tensor = true,
-                                                            .dtype = DType::kUInt8,
-                                                            .sizes = {memory.size()},
-                                                            .data = memory.data()}},
+  const DcpItem tensor_item =
+      WholeDcpTensor(fqn, DType::kUInt8, {memory.size()}, HostMemory{memory.data()});
+  VARVE_ASSIGN_OR_RETURN(const DcpFile file, WriteDcpFile(JoinPath(directory, name), {tensor_item},
                                                           {.block_bytes = 4096}, storage));
   const DcpExtent& item = file.items.front();
   written->metadata.block_bytes = file.block_bytes;

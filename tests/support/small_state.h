@@ -25,7 +25,7 @@ class SmallState {
                      const std::vector<T>& values) {
     std::string& memory = memory_.emplace_back(values.size() * sizeof(T), '\0');
     std::memcpy(memory.data(), values.data(), memory.size());
-    state_.tensors.push_back({fqn, dtype, shape, WholeBox(shape), memory.data(), {}});
+    state_.tensors.push_back({fqn, dtype, shape, WholeBox(shape), HostMemory{memory.data()}});
     return *this;
   }
   /// Adds a float32 tensor of one dimension.

@@ -23,13 +23,12 @@ struct Training {
     State state;
     const std::uint64_t half = memory.size() / 2;
     state.tensors.push_back(
-        {prefix + "model.a", DType::kUInt8, {half}, WholeBox({half}), memory.data(), {}});
+        {prefix + "model.a", DType::kUInt8, {half}, WholeBox({half}), HostMemory{memory.data()}});
     state.tensors.push_back({prefix + "model.b",
                              DType::kUInt8,
                              {memory.size() - half},
                              WholeBox({memory.size() - half}),
-                             memory.data() + half,
-                             {}});
+                             HostMemory{memory.data() + half}});
     return state;
   }
 
