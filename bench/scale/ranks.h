@@ -80,7 +80,8 @@ inline std::string MessageOf(const Job& job, std::uint64_t rank, std::optional<s
   static const std::vector<float> memory = MakeMemory();
   const std::size_t wanted = reply ? 2 : 1;
   OneRank coordinator(job, rank, std::move(reply));
-  const auto saved = Save(StateOf(job, rank, memory), job.path, OptionsOf(storage), coordinator);
+  const auto saved = Save(StateOf(job, rank, memory), job.path, LongSave(), coordinator,
+                          storage == nullptr ? PosixStorage() : *storage);
   if (coordinator.sent().size() != wanted) {
     Die("rank " + std::to_string(rank) + ": " + saved.status().message());
   }

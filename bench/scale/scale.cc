@@ -192,7 +192,7 @@ Row RunRankZero(const Job& job) {
   row.ranks = static_cast<double>(job.ranks);
   const std::vector<float> memory = MakeMemory();
   RankZero coordinator(job, ends[0], &row);
-  const auto saved = Save(StateOf(job, 0, memory), job.path, OptionsOf(nullptr), coordinator);
+  const auto saved = Save(StateOf(job, 0, memory), job.path, LongSave(), coordinator);
   if (!saved.ok()) {
     Die(saved.status().message());
   }

@@ -45,10 +45,9 @@ inline std::vector<float> MakeMemory() {
   return memory;
 }
 
-inline SaveOptions OptionsOf(Storage* storage) {
+inline SaveOptions LongSave() {
   SaveOptions options;
   options.timeout = std::chrono::hours(1);
-  options.storage = storage;
   return options;
 }
 

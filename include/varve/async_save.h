@@ -20,6 +20,7 @@
 #include "varve/coordinator.h"
 #include "varve/options.h"
 #include "varve/status.h"
+#include "varve/storage.h"
 
 namespace varve {
 
@@ -149,10 +150,12 @@ class Stager {
 /// copy their parts in the call. Returns when the copy has been made (at once with `overlapped`).
 /// Errors are the handle's, those of the call included; nothing is thrown. `coordinator` is used
 /// during the call only. The memory of `state` must stay valid and unchanged until `staged`.
+/// `storage` must outlive the save; a stager with an executor takes PosixStorage() alone.
 AsyncSaveHandle AsyncSave(State state, std::string path, AsyncSaveOptions options, Stager& stager,
-                          Coordinator& coordinator);
+                          Coordinator& coordinator, Storage& storage = PosixStorage());
 
 /// The same by a single process.
-AsyncSaveHandle AsyncSave(State state, std::string path, AsyncSaveOptions options, Stager& stager);
+AsyncSaveHandle AsyncSave(State state, std::string path, AsyncSaveOptions options, Stager& stager,
+                          Storage& storage = PosixStorage());
 
 }  // namespace varve

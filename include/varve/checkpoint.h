@@ -94,13 +94,14 @@ struct State {
 /// so), or rank 0 dies before it has told the others (who then name rank 0). Errors: AlreadyExists
 /// without overwrite; InvalidArgument when ranks disagree about a tensor; FailedPrecondition when
 /// another save of this name is under way, when `path` holds something else than a checkpoint, or
-/// when ranks do not share the storage; OutOfSpace; Unavailable.
+/// when ranks do not share the storage; OutOfSpace; Unavailable. The checkpoint is written to
+/// `storage`, which must outlive the call.
 Result<SaveReport> Save(const State& state, const std::string& path, const SaveOptions& options,
-                        Coordinator& coordinator);
+                        Coordinator& coordinator, Storage& storage = PosixStorage());
 
 /// Save by a single process.
 Result<SaveReport> Save(const State& state, const std::string& path,
-                        const SaveOptions& options = {});
+                        const SaveOptions& options = {}, Storage& storage = PosixStorage());
 
 /// A box of a tensor to fill. `data` and `strides` as in HostMemory. Memory belongs to the caller.
 struct TargetTensor {

@@ -11,7 +11,6 @@
 #include <vector>
 
 #include "varve/metadata.h"
-#include "varve/storage.h"
 
 namespace varve {
 
@@ -76,7 +75,6 @@ struct SaveOptions {
   std::uint64_t block_bytes = std::uint64_t{1} << 20;
   ProgressFunction progress;
   std::stop_token stop;
-  Storage* storage = nullptr;  ///< Default: PosixStorage(). Must outlive the call.
 };
 
 struct SaveReport {

@@ -206,7 +206,8 @@ TEST(Deferred, OfRanksThatEndWhileTheySubmitTheOlderOneIsWhole) {
     }
     const SaveOptions options;
     const std::string path = dir / "2";
-    return MakeSaveSession(state, path, options, Claim::kApart)->Plan(rank, Status::Ok());
+    return MakeSaveSession(state, path, options, Claim::kApart, PosixStorage())
+        ->Plan(rank, Status::Ok());
   });
   ASSERT_TRUE(IsOk(*handed[0]));
   ASSERT_TRUE(IsOk(*handed[1]));

@@ -123,7 +123,8 @@ TEST(OrphanedSave, IsGivenUpWhenAnotherRankNeverHandsItsPartOver) {
     }
     const SaveOptions options;
     const std::string path = dir / "c";
-    return MakeSaveSession(state, path, options, Claim::kApart)->Plan(rank, Status::Ok());
+    return MakeSaveSession(state, path, options, Claim::kApart, PosixStorage())
+        ->Plan(rank, Status::Ok());
   });
   ASSERT_TRUE(IsOk(*handed[0]));
   ASSERT_TRUE(IsOk(DrainAgent(60s, agent.directory())));

@@ -36,10 +36,11 @@ bool WantsTornCheck(const AsyncSaveOptions& options) {
 
 }  // namespace
 
-AsyncJob::AsyncJob(State state, std::string path, AsyncSaveOptions options, int rank,
-                   Submitter* submitter, CudaReader* devices)
+AsyncJob::AsyncJob(State state, std::string path, AsyncSaveOptions options, Storage& storage,
+                   int rank, Submitter* submitter, CudaReader* devices)
     : state_(std::move(state)),
       path_(std::move(path)),
+      storage_(storage),
       rank_(rank),
       submitter_(submitter),
       devices_(devices),
@@ -48,7 +49,7 @@ AsyncJob::AsyncJob(State state, std::string path, AsyncSaveOptions options, int 
     Cancel(Guarded([&] { return Status(StatusCode::kCancelled, what_ + ": cancelled"); }));
   });
   options_.save.stop = stop_.get_token();
-  session_ = MakeSaveSession(state_, path_, options_.save, Claim::kApart);
+  session_ = MakeSaveSession(state_, path_, options_.save, Claim::kApart, storage_);
   if (options_.deadline) {
     watched_ = Guarded([&] {
       watchdog_ = std::jthread([this](const std::stop_token& ended) { Watch(ended); });

@@ -25,8 +25,8 @@ class AsyncJob {
  public:
   /// `submitter` is where copies go that another process is to write; null: this one writes them.
   /// `devices` reads tensors on devices; null: there can be none.
-  AsyncJob(State state, std::string path, AsyncSaveOptions options, int rank, Submitter* submitter,
-           CudaReader* devices);
+  AsyncJob(State state, std::string path, AsyncSaveOptions options, Storage& storage, int rank,
+           Submitter* submitter, CudaReader* devices);
   AsyncJob(const AsyncJob&) = delete;
   AsyncJob& operator=(const AsyncJob&) = delete;
   ~AsyncJob() = default;
@@ -60,6 +60,7 @@ class AsyncJob {
   /// Of the save that has been planned and not yet written.
   [[nodiscard]] const SaveId& save_id() const { return session_->settled().identity.save_id; }
   [[nodiscard]] int rank() const { return rank_; }
+  [[nodiscard]] Storage& storage() const { return storage_; }
   [[nodiscard]] const AsyncSaveOptions& options() const { return options_; }
   [[nodiscard]] std::shared_future<Status> staged() const { return staged_future_; }
   [[nodiscard]] std::shared_future<Result<SaveReport>> done() const { return done_future_; }
@@ -86,6 +87,7 @@ class AsyncJob {
   const State state_;
   const std::string path_;
   const std::string what_ = "save " + path_;
+  Storage& storage_;
   const int rank_;
   Submitter* const submitter_;
   CudaReader* const devices_;

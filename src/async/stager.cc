@@ -43,8 +43,8 @@ Status CheckOptions(const StagerOptions& options) {
   return Status::Ok();
 }
 
-Status CanBeSubmitted(const SaveOptions& options) {
-  if (options.storage != nullptr || options.progress) {
+Status CanBeSubmitted(const AsyncJob& job) {
+  if (&job.storage() != &PosixStorage() || job.options().save.progress) {
     return InvalidArgument(
         "a save that another process writes has neither progress nor a storage "
         "of this process");
@@ -58,9 +58,8 @@ int CopyThreads(int wanted) {
 }
 
 void NoteFailureOf(const AsyncJob& job, const Status& status) {
-  const SaveOptions& options = job.options().save;
-  if (!options.coordinate || job.rank() == 0) {
-    NoteFailure(options.storage != nullptr ? *options.storage : PosixStorage(), job.path(), status);
+  if (!job.options().save.coordinate || job.rank() == 0) {
+    NoteFailure(job.storage(), job.path(), status);
   }
 }
 
@@ -241,7 +240,7 @@ struct Stager::Impl {
   Status Usable(const AsyncJob& job) {
     VARVE_RETURN_IF_ERROR(Stuck());
     if (submitter != nullptr) {
-      return CanBeSubmitted(job.options().save);
+      return CanBeSubmitted(job);
     }
     return job.options().deferred
                ? InvalidArgument("only another process can write a save when this one has ended")
@@ -395,21 +394,20 @@ bool Stager::idle() const {
 }
 
 AsyncSaveHandle AsyncSave(State state, std::string path, AsyncSaveOptions options, Stager& stager,
-                          Coordinator& coordinator) {
+                          Coordinator& coordinator, Storage& storage) {
   const bool together = options.save.coordinate;
   const Deadline deadline = std::chrono::steady_clock::now() + options.save.timeout;
   Job job;
   try {
     // The save may be written when the working directory is another.
-    auto resolved =
-        ResolvePath(path, options.save.storage != nullptr ? *options.save.storage : PosixStorage());
+    auto resolved = ResolvePath(path, storage);
     if (resolved.ok()) {
       path = std::move(*resolved);
     } else if (options.ready.ok()) {
       options.ready = resolved.status();
     }
     job = std::make_shared<AsyncSaveHandle::Impl>(
-        std::move(state), std::move(path), std::move(options), coordinator.rank(),
+        std::move(state), std::move(path), std::move(options), storage, coordinator.rank(),
         stager.impl().submitter.get(), stager.impl().devices.get());
   } catch (...) {
     // There is nothing to return. The other ranks learn why from their first exchange.
@@ -422,9 +420,11 @@ AsyncSaveHandle AsyncSave(State state, std::string path, AsyncSaveOptions option
   return AsyncSaveHandle(std::move(job));
 }
 
-AsyncSaveHandle AsyncSave(State state, std::string path, AsyncSaveOptions options, Stager& stager) {
+AsyncSaveHandle AsyncSave(State state, std::string path, AsyncSaveOptions options, Stager& stager,
+                          Storage& storage) {
   const auto coordinator = MakeSingleProcessCoordinator();
-  return AsyncSave(std::move(state), std::move(path), std::move(options), stager, *coordinator);
+  return AsyncSave(std::move(state), std::move(path), std::move(options), stager, *coordinator,
+                   storage);
 }
 
 }  // namespace varve

@@ -194,11 +194,10 @@ TEST(AsyncSave, AFailedWriteIsRepeatedFromTheCopy) {
                     .forever = failures > 1,
                     .status = {StatusCode::kOutOfSpace, "full for now"}});
     AsyncSaveOptions options;
-    options.save.storage = &storage;
     options.retries = 2;
     options.retry_delay = std::chrono::milliseconds(1);
     const std::string path = dir / std::to_string(failures);
-    const AsyncSaveHandle save = AsyncSave(training.state(), path, options, *stager);
+    const AsyncSaveHandle save = AsyncSave(training.state(), path, options, *stager, storage);
     training.Step();
     const auto& report = save.done().get();
     stager->Drain();
@@ -227,11 +226,10 @@ TEST(AsyncSave, InWavesADeadlineEndsTheCallOfASaveWhoseStorageDoesNotReturn) {
     }
   });
   AsyncSaveOptions options;
-  options.save.storage = &storage;
   options.deadline = std::chrono::milliseconds(500);  // The storage is reached well before.
   options.stuck_grace = std::chrono::milliseconds(20);
   auto training = std::make_unique<Training>(64 * kMiB);
-  const AsyncSaveHandle save = AsyncSave(training->state(), dir / "c", options, *stager);
+  const AsyncSaveHandle save = AsyncSave(training->state(), dir / "c", options, *stager, storage);
   EXPECT_FALSE(save.staged().get().ok());
   training.reset();  // Nobody may look at it any more, whatever the storage does next.
   EXPECT_FALSE(save.done().get().ok());
@@ -252,10 +250,9 @@ TEST(AsyncSave, AStorageThatDoesNotReturnIsNamedAndRefusedUntilItDoes) {
     }
   });
   AsyncSaveOptions options;
-  options.save.storage = &storage;
   options.deadline = std::chrono::milliseconds(500);  // The storage is reached well before.
   options.stuck_grace = std::chrono::milliseconds(20);
-  const AsyncSaveHandle save = AsyncSave(training.state(), dir / "c", options, *stager);
+  const AsyncSaveHandle save = AsyncSave(training.state(), dir / "c", options, *stager, storage);
   EXPECT_TRUE(FailsWith(save.done().get(), StatusCode::kUnavailable,
                         {"deadline of 500 ms", "does not return"}));
   EXPECT_TRUE(FailsWith(AsyncSave(training.state(), dir / "d", {}, *stager).done().get(),
@@ -305,10 +302,9 @@ TEST(AsyncSave, RanksRepeatAFailedWriteTogether) {
                         .status = {StatusCode::kUnavailable, "I/O error"}});
       }
       AsyncSaveOptions options;
-      options.save.storage = &storage;
       options.retry_delay = std::chrono::milliseconds(1);
       const AsyncSaveHandle save = AsyncSave(rank == 2 ? State() : training.state(), dir / "c",
-                                             options, **stager, *front[rank]);
+                                             options, **stager, *front[rank], storage);
       const auto& report = save.done().get();
       ASSERT_TRUE(IsOk(report));
       EXPECT_EQ(report->attempts, 2);
@@ -399,8 +395,7 @@ TEST(AsyncSave, AHandleThatIsKeptKeepsNothingElse) {
     FaultyStorage storage(PosixStorage());
     AsyncSaveOptions options;
     options.save.overwrite = Overwrite::kAlways;
-    options.save.storage = &storage;
-    kept.push_back(AsyncSave(training.state(), dir / "latest", options, *stager));
+    kept.push_back(AsyncSave(training.state(), dir / "latest", options, *stager, storage));
     ASSERT_TRUE(IsOk(kept.back().done().get())) << "the name is free again";
   }
 }
@@ -414,9 +409,9 @@ TEST(AsyncSave, AFailureIsListedUntilTheNextSaveOfThatName) {
                   .number = 0,
                   .status = {StatusCode::kUnavailable, "the disk\n\x1b[31m is gone"}});
   AsyncSaveOptions options;
-  options.save.storage = &storage;
   options.retries = 0;
-  const AsyncSaveHandle save = AsyncSave(training.state(), dir / "step-7", options, *stager);
+  const AsyncSaveHandle save =
+      AsyncSave(training.state(), dir / "step-7", options, *stager, storage);
   EXPECT_TRUE(FailsWith(save.done().get(), StatusCode::kUnavailable, {"the disk"}));
   auto listed = ListCheckpoints(dir.path());
   ASSERT_TRUE(IsOk(listed));

@@ -18,7 +18,7 @@ struct Submission {
   std::string path;  ///< Absolute.
   SettledSave settled;
   StagedImage image;
-  SaveOptions options;  ///< Those of the writing alone: no function, token or storage.
+  SaveOptions options;  ///< Those of the writing alone: no function or token.
   int retries = 0;
   std::chrono::milliseconds retry_delay{0};
   bool deferred = false;  ///< To be written only if the trainer ends before it is forgotten.

@@ -27,7 +27,7 @@ Result<SaveReport> WriteSubmission(const Submission& save, const LentMemory& mem
                                    const std::function<Status()>& give_up, SubmittedFile* file) {
   SaveOptions options = save.options;
   options.stop = stop;
-  const auto resumed = ResumeSave(save.settled, save.path, options);
+  const auto resumed = ResumeSave(save.settled, save.path, options, PosixStorage());
   if (!resumed.ok()) {
     SayGone(save.settled, save.path, resumed.status());
     return resumed.status();

@@ -98,9 +98,8 @@ Result<ConvertReport> ConvertBySaving(CheckpointReader& reader, const Selection&
   SaveOptions save;
   save.format = options.to == ConvertTarget::kDcp ? Format::kDcp : Format::kVarve;
   save.overwrite = options.overwrite ? Overwrite::kAlways : Overwrite::kNever;
-  save.storage = &storage;
   save.stop = options.stop;
-  VARVE_ASSIGN_OR_RETURN(const SaveReport saved, Save(state, target, save));
+  VARVE_ASSIGN_OR_RETURN(const SaveReport saved, Save(state, target, save, storage));
   return ConvertReport{.tensor_count = selection.tensors.size(),
                        .object_count = selection.objects.size(),
                        .bytes = saved.bytes_written,

@@ -92,9 +92,9 @@ void SaveApart(Storage& storage, std::uint8_t number, const std::vector<int>& ra
     Apart apart(rank);
     const SaveOptions options{.overwrite = overwrite ? Overwrite::kAlways : Overwrite::kNever,
                               .coordinate = false,
-                              .save_id = SaveId{{number}},
-                              .storage = &storage};
-    ASSERT_TRUE(IsOk(Save(StateOf(values, "w" + std::to_string(rank)), "/c", options, apart)));
+                              .save_id = SaveId{{number}}};
+    ASSERT_TRUE(
+        IsOk(Save(StateOf(values, "w" + std::to_string(rank)), "/c", options, apart, storage)));
   }
 }
 
@@ -134,9 +134,8 @@ TEST(RankLocalSave, RefusesAndReplacesACompleteSaveByTheNamesOfItsFiles) {
   SaveApart(counting.storage(), 1, {0, 1, 2, 3});
   Apart apart(2);
   const std::vector<float> values(kElements);
-  const SaveOptions options{
-      .coordinate = false, .save_id = SaveId{{2}}, .storage = &counting.storage()};
-  EXPECT_TRUE(FailsWith(Save(StateOf(values, "w"), "/c", options, apart),
+  const SaveOptions options{.coordinate = false, .save_id = SaveId{{2}}};
+  EXPECT_TRUE(FailsWith(Save(StateOf(values, "w"), "/c", options, apart, counting.storage()),
                         StatusCode::kAlreadyExists, {"/c", "overwrite"}));
   EXPECT_EQ(counting.TakeNames(), std::set<std::string>());
   SaveApart(counting.storage(), 3, {0, 1, 2, 3}, true);
@@ -171,8 +170,8 @@ TEST(OpenCommitted, ReadsTheIndexAloneAndALoadTheFilesThatItNeeds) {
     for (auto& rank : ranks) {
       threads.emplace_back([&] {
         const std::vector<float> values(kElements, static_cast<float>(rank->rank()));
-        EXPECT_TRUE(IsOk(Save(StateOf(values, "w" + std::to_string(rank->rank())), "/c",
-                              {.storage = &counting.storage()}, *rank)));
+        EXPECT_TRUE(IsOk(Save(StateOf(values, "w" + std::to_string(rank->rank())), "/c", {}, *rank,
+                              counting.storage())));
       });
     }
   }

@@ -45,10 +45,9 @@ std::vector<WriteResult> ResultsOf(const SavePlan& plan, const DcpFile& written)
 
 }  // namespace
 
-FileSystemWriter::FileSystemWriter(std::string path, FileSystemWriterOptions options)
-    : path_(std::move(path)),
-      options_(std::move(options)),
-      storage_(options_.storage != nullptr ? *options_.storage : PosixStorage()) {
+FileSystemWriter::FileSystemWriter(std::string path, FileSystemWriterOptions options,
+                                   Storage& storage)
+    : path_(std::move(path)), options_(std::move(options)), storage_(storage) {
   if (auto resolved = ResolvePath(path_, storage_); resolved.ok()) {
     path_ = std::move(*resolved);  // Else the first use returns the error.
   }

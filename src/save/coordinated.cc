@@ -65,19 +65,16 @@ constexpr auto kVisibilityPoll = std::chrono::milliseconds(20);
 class CoordinatedSave final : public SaveSession {
  public:
   CoordinatedSave(const State& state, const std::string& path, const SaveOptions& options,
-                  Claim claim)
-      : state_(&state),
-        path_(path),
-        options_(options),
-        claim_(claim),
-        storage_(options.storage != nullptr ? *options.storage : PosixStorage()) {}
+                  Claim claim, Storage& storage)
+      : state_(&state), path_(path), options_(options), claim_(claim), storage_(storage) {}
 
   /// One that was planned elsewhere.
-  CoordinatedSave(SettledSave settled, const std::string& path, const SaveOptions& options)
+  CoordinatedSave(SettledSave settled, const std::string& path, const SaveOptions& options,
+                  Storage& storage)
       : path_(path),
         options_(options),
         claim_(Claim::kApart),
-        storage_(options.storage != nullptr ? *options.storage : PosixStorage()),
+        storage_(storage),
         start_(Clock::now()) {
     settled_ = std::move(settled);
   }
@@ -297,14 +294,16 @@ class CoordinatedSave final : public SaveSession {
 }  // namespace
 
 std::unique_ptr<SaveSession> MakeCoordinatedSave(const State& state, const std::string& path,
-                                                 const SaveOptions& options, Claim claim) {
-  return std::make_unique<CoordinatedSave>(state, path, options, claim);
+                                                 const SaveOptions& options, Claim claim,
+                                                 Storage& storage) {
+  return std::make_unique<CoordinatedSave>(state, path, options, claim, storage);
 }
 
 Result<std::unique_ptr<SaveSession>> ResumeCoordinatedSave(SettledSave settled,
                                                            const std::string& path,
-                                                           const SaveOptions& options) {
-  auto save = std::make_unique<CoordinatedSave>(std::move(settled), path, options);
+                                                           const SaveOptions& options,
+                                                           Storage& storage) {
+  auto save = std::make_unique<CoordinatedSave>(std::move(settled), path, options, storage);
   VARVE_RETURN_IF_ERROR(save->Resume());
   return std::unique_ptr<SaveSession>(std::move(save));
 }

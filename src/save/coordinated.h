@@ -10,10 +10,12 @@ namespace varve {
 
 /// See MakeSaveSession.
 std::unique_ptr<SaveSession> MakeCoordinatedSave(const State& state, const std::string& path,
-                                                 const SaveOptions& options, Claim claim);
+                                                 const SaveOptions& options, Claim claim,
+                                                 Storage& storage);
 
 Result<std::unique_ptr<SaveSession>> ResumeCoordinatedSave(SettledSave settled,
                                                            const std::string& path,
-                                                           const SaveOptions& options);
+                                                           const SaveOptions& options,
+                                                           Storage& storage);
 
 }  // namespace varve

@@ -102,17 +102,16 @@ Status RemoveOlderSaves(Storage& storage, const std::string& path, const SaveId&
 
 class RankLocalSave final : public SaveSession {
  public:
-  RankLocalSave(const State& state, const std::string& path, const SaveOptions& options)
-      : state_(&state),
-        path_(path),
-        options_(options),
-        storage_(options.storage != nullptr ? *options.storage : PosixStorage()) {}
+  RankLocalSave(const State& state, const std::string& path, const SaveOptions& options,
+                Storage& storage)
+      : state_(&state), path_(path), options_(options), storage_(storage) {}
 
   /// One that was planned elsewhere.
-  RankLocalSave(SettledSave settled, const std::string& path, const SaveOptions& options)
+  RankLocalSave(SettledSave settled, const std::string& path, const SaveOptions& options,
+                Storage& storage)
       : path_(path),
         options_(options),
-        storage_(options.storage != nullptr ? *options.storage : PosixStorage()),
+        storage_(storage),
         start_(std::chrono::steady_clock::now()) {
     settled_ = std::move(settled);
   }
@@ -215,14 +214,15 @@ class RankLocalSave final : public SaveSession {
 }  // namespace
 
 std::unique_ptr<SaveSession> MakeRankLocalSave(const State& state, const std::string& path,
-                                               const SaveOptions& options) {
-  return std::make_unique<RankLocalSave>(state, path, options);
+                                               const SaveOptions& options, Storage& storage) {
+  return std::make_unique<RankLocalSave>(state, path, options, storage);
 }
 
 Result<std::unique_ptr<SaveSession>> ResumeRankLocalSave(SettledSave settled,
                                                          const std::string& path,
-                                                         const SaveOptions& options) {
-  auto save = std::make_unique<RankLocalSave>(std::move(settled), path, options);
+                                                         const SaveOptions& options,
+                                                         Storage& storage) {
+  auto save = std::make_unique<RankLocalSave>(std::move(settled), path, options, storage);
   VARVE_RETURN_IF_ERROR(save->Resume());
   return std::unique_ptr<SaveSession>(std::move(save));
 }

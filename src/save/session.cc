@@ -48,27 +48,28 @@ Status CheckSaveOptions(const SaveOptions& options, const std::string& path) {
 }
 
 std::unique_ptr<SaveSession> MakeSaveSession(const State& state, const std::string& path,
-                                             const SaveOptions& options, Claim claim) {
-  return options.coordinate ? MakeCoordinatedSave(state, path, options, claim)
-                            : MakeRankLocalSave(state, path, options);
+                                             const SaveOptions& options, Claim claim,
+                                             Storage& storage) {
+  return options.coordinate ? MakeCoordinatedSave(state, path, options, claim, storage)
+                            : MakeRankLocalSave(state, path, options, storage);
 }
 
 Result<std::unique_ptr<SaveSession>> ResumeSave(SettledSave settled, const std::string& path,
-                                                const SaveOptions& options) {
-  return settled.identity.coordinated ? ResumeCoordinatedSave(std::move(settled), path, options)
-                                      : ResumeRankLocalSave(std::move(settled), path, options);
+                                                const SaveOptions& options, Storage& storage) {
+  return settled.identity.coordinated
+             ? ResumeCoordinatedSave(std::move(settled), path, options, storage)
+             : ResumeRankLocalSave(std::move(settled), path, options, storage);
 }
 
 Result<SaveReport> Save(const State& state, const std::string& path, const SaveOptions& options,
-                        Coordinator& coordinator) {
+                        Coordinator& coordinator, Storage& storage) {
   std::string where;
   Status ready;  // A path that cannot be resolved is for all ranks to learn of, as what else fails.
   const auto session = Guarded([&]() -> Result<std::unique_ptr<SaveSession>> {
-    const auto resolved =
-        ResolvePath(path, options.storage != nullptr ? *options.storage : PosixStorage());
+    const auto resolved = ResolvePath(path, storage);
     ready = resolved.status();
     where = resolved.ok() ? *resolved : path;
-    return MakeSaveSession(state, where, options, Claim::kWithPlan);
+    return MakeSaveSession(state, where, options, Claim::kWithPlan, storage);
   });
   if (!session.ok()) {
     // The others learn of it from the first thing that they do together.
@@ -83,9 +84,10 @@ Result<SaveReport> Save(const State& state, const std::string& path, const SaveO
   return (*session)->Write(coordinator, nullptr, Status::Ok());
 }
 
-Result<SaveReport> Save(const State& state, const std::string& path, const SaveOptions& options) {
+Result<SaveReport> Save(const State& state, const std::string& path, const SaveOptions& options,
+                        Storage& storage) {
   const auto coordinator = MakeSingleProcessCoordinator();
-  return Save(state, path, options, *coordinator);
+  return Save(state, path, options, *coordinator, storage);
 }
 
 }  // namespace varve

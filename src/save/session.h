@@ -10,6 +10,7 @@
 #include "varve/checkpoint.h"
 #include "varve/coordinator.h"
 #include "varve/options.h"
+#include "varve/storage.h"
 
 namespace varve {
 
@@ -56,12 +57,13 @@ enum class Claim : std::uint8_t {
 
 /// All arguments must outlive the session; the tensors' memory is not touched once staged.
 std::unique_ptr<SaveSession> MakeSaveSession(const State& state, const std::string& path,
-                                             const SaveOptions& options, Claim claim);
+                                             const SaveOptions& options, Claim claim,
+                                             Storage& storage);
 
 /// A session for which Plan has been called, here or elsewhere. It has no data: Write must be given
 /// a staged copy. Errors: DataLoss when `settled` contradicts itself.
 Result<std::unique_ptr<SaveSession>> ResumeSave(SettledSave settled, const std::string& path,
-                                                const SaveOptions& options);
+                                                const SaveOptions& options, Storage& storage);
 
 Status CheckSaveOptions(const SaveOptions& options, const std::string& path);
 

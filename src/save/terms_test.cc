@@ -97,8 +97,7 @@ TEST(SaveHeader, ThatWouldBeTooLargeFailsTheSaveOnAllRanksBeforeDataAreWritten) 
                                    .box = WholeBox({16}),
                                    .source = HostMemory{values.data()}});
         }
-        const SaveOptions options{.storage = &storage};
-        EXPECT_TRUE(FailsWith(Save(state, "runs/step-1", options, *rank),
+        EXPECT_TRUE(FailsWith(Save(state, "runs/step-1", {}, *rank, storage),
                               StatusCode::kInvalidArgument, {"data file of rank 1", "100 MB"}));
       });
     }

@@ -23,9 +23,9 @@ namespace {
 constexpr const char* kPath = "runs/step-1";
 
 Status SaveAs(Overwrite overwrite, const JobState& job, const std::string& path, Storage& storage) {
-  SaveOptions options = SmallSave(storage, false);
+  SaveOptions options = SmallSave(false);
   options.overwrite = overwrite;
-  return Save(job.rank(0), path, options).status();
+  return Save(job.rank(0), path, options, storage).status();
 }
 
 std::string DataFileOf(Storage& storage) {
@@ -83,11 +83,11 @@ TEST(OverwriteDamaged, SavesWhereThereIsNothingAndNotWithoutTalking) {
   MemoryStorage storage;
   const JobState job(1, 1);
   ASSERT_TRUE(IsOk(SaveAs(Overwrite::kDamaged, job, kPath, storage)));
-  SaveOptions options = SmallSave(storage, false);
+  SaveOptions options = SmallSave(false);
   options.overwrite = Overwrite::kDamaged;
   options.coordinate = false;
-  EXPECT_TRUE(FailsWith(Save(job.rank(0), "runs/other", options), StatusCode::kInvalidArgument,
-                        {"damaged"}));
+  EXPECT_TRUE(FailsWith(Save(job.rank(0), "runs/other", options, storage),
+                        StatusCode::kInvalidArgument, {"damaged"}));
 }
 
 TEST(SaveThroughALink, ReplacesWhatItLeadsTo) {
@@ -120,9 +120,9 @@ TEST(SaveAsAHiddenName, IsRefused) {
   MemoryStorage storage;
   const JobState job(1, 1);
   for (const bool coordinate : {true, false}) {
-    SaveOptions options = SmallSave(storage, false);
+    SaveOptions options = SmallSave(false);
     options.coordinate = coordinate;
-    EXPECT_TRUE(FailsWith(Save(job.rank(0), "runs/.ck.varve-old", options),
+    EXPECT_TRUE(FailsWith(Save(job.rank(0), "runs/.ck.varve-old", options, storage),
                           StatusCode::kInvalidArgument, {".ck.varve-old", "hidden name"}));
   }
 }

@@ -16,17 +16,16 @@
 
 namespace varve::test {
 
-inline SaveOptions SmallSave(Storage& storage, bool overwrite) {
+inline SaveOptions SmallSave(bool overwrite) {
   return {.overwrite = overwrite ? Overwrite::kAlways : Overwrite::kNever,
           .timeout = std::chrono::seconds(20),
-          .block_bytes = 4096,
-          .storage = &storage};
+          .block_bytes = 4096};
 }
 
 /// By a single process.
 inline Status SaveAlone(const JobState& job, const std::string& path, Storage& storage,
                         bool overwrite) {
-  return Save(job.rank(0), path, SmallSave(storage, overwrite)).status();
+  return Save(job.rank(0), path, SmallSave(overwrite), storage).status();
 }
 
 /// A coordinator that goes silent when the storage of its rank has stopped, as both do when the
@@ -61,8 +60,8 @@ inline std::vector<Status> SaveTogether(const JobState& job, const std::string& 
   for (std::size_t rank = 0; rank < storages.size(); ++rank) {
     threads.emplace_back([&, rank, inner = std::move(coordinators[rank])]() mutable {
       MortalCoordinator coordinator(std::move(inner), mortal ? storages[rank] : nullptr);
-      outcomes[rank] = Save(job.rank(static_cast<int>(rank)), path,
-                            SmallSave(*storages[rank], overwrite), coordinator)
+      outcomes[rank] = Save(job.rank(static_cast<int>(rank)), path, SmallSave(overwrite),
+                            coordinator, *storages[rank])
                            .status();
     });
   }
@@ -94,10 +93,10 @@ inline Status SaveApart(const JobState& job, std::uint8_t save_number,
                         bool overwrite) {
   for (const int rank : order) {
     SilentCoordinator coordinator(rank, job.world_size());
-    SaveOptions options = SmallSave(storage, overwrite);
+    SaveOptions options = SmallSave(overwrite);
     options.coordinate = false;
     options.save_id = SaveId{{save_number}};
-    VARVE_RETURN_IF_ERROR(Save(job.rank(rank), path, options, coordinator).status());
+    VARVE_RETURN_IF_ERROR(Save(job.rank(rank), path, options, coordinator, storage).status());
   }
   return Status::Ok();
 }

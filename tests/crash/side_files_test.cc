@@ -32,9 +32,9 @@ Status SaveWith(const std::vector<SideFile>& files, Storage& storage, std::uint6
   State state = job.rank(0);
   state.files = files;
   state.structure.clear();  // JobState's is none that DCP can hold.
-  SaveOptions options = SmallSave(storage, true);
+  SaveOptions options = SmallSave(true);
   options.format = format;
-  return Save(state, kPath, options).status();
+  return Save(state, kPath, options, storage).status();
 }
 
 std::string Get(Storage& storage, const std::string& name) {
@@ -192,9 +192,9 @@ TEST(SideFilesOfASaveWithoutTalking, AreRefused) {
   const JobState job(1, 1);
   State state = job.rank(0);
   state.files = kFiles;
-  SaveOptions options = SmallSave(storage, false);
+  SaveOptions options = SmallSave(false);
   options.coordinate = false;
-  EXPECT_TRUE(FailsWith(Save(state, kPath, options), StatusCode::kInvalidArgument,
+  EXPECT_TRUE(FailsWith(Save(state, kPath, options, storage), StatusCode::kInvalidArgument,
                         {"without coordination"}));
 }
 

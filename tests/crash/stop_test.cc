@@ -211,10 +211,10 @@ TEST_F(Stop, RepairChangesNothingOrAll) {
 
 TEST_F(Stop, ASaveThatVerifiesTheOldCheckpointFirstEnds) {
   const Work save = [](Storage& storage, const std::stop_token& stop) {
-    SaveOptions options = SmallSave(storage, false);
+    SaveOptions options = SmallSave(false);
     options.overwrite = Overwrite::kDamaged;
     options.stop = stop;
-    const Status saved = Save(JobState(2, 1).rank(0), kPath, options).status();
+    const Status saved = Save(JobState(2, 1).rank(0), kPath, options, storage).status();
     return saved.code() == StatusCode::kAlreadyExists ? Status::Ok() : saved;
   };
   const auto visit = [&](MemoryStorage& left, const Status& /*outcome*/) {

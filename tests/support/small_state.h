@@ -45,9 +45,8 @@ class SmallState {
     return *this;
   }
 
-  Status Save(Storage& storage, const std::string& path, SaveOptions options = {}) const {
-    options.storage = &storage;
-    return varve::Save(state_, path, options).status();
+  Status Save(Storage& storage, const std::string& path, const SaveOptions& options = {}) const {
+    return varve::Save(state_, path, options, storage).status();
   }
 
  private:

@@ -34,7 +34,7 @@ class Trainer {
   /// A copy and what is said of it.
   Result<Submission> Describe(const State& state, const std::string& path, Coordinator& rank) {
     const SaveOptions options;
-    const auto session = MakeSaveSession(state, path, options, Claim::kApart);
+    const auto session = MakeSaveSession(state, path, options, Claim::kApart, PosixStorage());
     VARVE_RETURN_IF_ERROR(session->Plan(rank, Status::Ok()));
     const FileWork& work = session->work();
     VARVE_ASSIGN_OR_RETURN(

@@ -29,7 +29,6 @@ struct FileSystemWriterOptions {
   std::uint64_t block_bytes = std::uint64_t{1} << 20;
   ProgressFunction progress;
   std::stop_token stop;
-  Storage* storage = nullptr;  ///< Default: PosixStorage(). Must outlive the writer.
 };
 
 /// Writes `.metadata` and a `__RANK_0.distcp` for each rank that has something to write. All files
@@ -43,7 +42,9 @@ struct FileSystemWriterOptions {
 /// structure DCP keeps the paths of the leaves: containers with nothing in them do not come back.
 class FileSystemWriter : public StorageWriter {
  public:
-  explicit FileSystemWriter(std::string path, FileSystemWriterOptions options = {});
+  /// `storage` must outlive the writer.
+  explicit FileSystemWriter(std::string path, FileSystemWriterOptions options = {},
+                            Storage& storage = PosixStorage());
   FileSystemWriter(const FileSystemWriter&) = delete;
   FileSystemWriter& operator=(const FileSystemWriter&) = delete;
   /// Abandons a save that is not finished.
