@@ -16,7 +16,7 @@ from ranks import run_threads
 
 import varve
 import varve.torch
-from varve import _engine, _load
+from varve import _core, _engine, _load
 from varve.torch._tensors import TorchArrays
 
 DTYPES = [torch.float32, torch.bfloat16, torch.int64, torch.bool, torch.uint8, torch.complex128]
@@ -92,13 +92,16 @@ class ShardedArrays(TorchArrays):
             yield from super().sources(fqn, tensor, keep)
             return
         for offsets, view in tensor.views():
-            item = next(iter(super().sources(fqn, view, keep)))
-            yield (fqn, item[1], tensor.shape, offsets, view.shape, item[5], item[6])
+            _, dtype, _, address, *rest = next(iter(super().sources(fqn, view, keep)))
+            strides = rest[0] if rest else None
+            yield fqn, dtype, tensor.shape, address, strides, offsets, view.shape
 
-    def targets(self, fqn: str, tensor: Any, after: Any, keep: list[Any]) -> Any:
-        if isinstance(tensor, Sharded):
-            return self.sources(fqn, tensor, keep)
-        return super().targets(fqn, tensor, after, keep)
+    def add_targets(self, request: Any, fqn: str, tensor: Any, after: Any, keep: list[Any]) -> None:
+        if not isinstance(tensor, Sharded):
+            super().add_targets(request, fqn, tensor, after, keep)
+            return
+        for item in self.sources(fqn, tensor, keep):
+            request.add(*item)
 
 
 @st.composite
@@ -148,9 +151,9 @@ def test_saving_in_one_layout_and_loading_in_another_is_the_identity(
                 for name, (whole, _, held, _, strided) in tensors.items()
             }
             nested = {"s": state, "n": 0}
-            options = {"strict": "exact", "timeout": 30.0}
-            choice = _load.Choice()
-            _load.load(nested, path, ShardedArrays(), coordinator, False, False, options, choice)
+            options = _core.LoadOptions(strict="exact", timeout=30.0)
+            choice = _load.Choice(None, None, allow_pickle=False, use_agent=False)
+            _load.load(nested, path, ShardedArrays(), coordinator, options, choice)
             assert nested["n"] == 5
             for name, sharded in state.items():
                 whole = tensors[name][0]
