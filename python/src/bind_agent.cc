@@ -11,41 +11,40 @@
 namespace varve::python {
 namespace {
 
-nb::list FilesOf(const std::vector<AgentReport::File>& files) {
-  nb::list out;
-  for (const AgentReport::File& file : files) {
-    nb::dict made;
-    made["path"] = ToPath(file.path);
-    made["rank"] = file.rank;
-    made["bytes"] = file.bytes;
-    made["writing"] = file.writing;
-    made["trainer_lives"] = file.trainer_lives;
-    out.append(made);
-  }
-  return out;
-}
+constexpr const char* kFileDoc =
+    R"(A data file that the agent writes, is going to write, or keeps in memory.
 
-nb::dict Status() {
+Attributes:
+    path: The checkpoint.
+    rank: The rank whose file it is.
+    bytes: Of its data.
+    writing: The agent is writing it.
+    trainer_lives: The process that submitted it is still there.
+)";
+
+constexpr const char* kReportDoc = R"(What the agent does.
+
+Attributes:
+    version: Of Varve.
+    pid: The agent's process id.
+    stopping: The agent takes nothing more.
+    trainers: Number of stagers that are connected.
+    saves: Files that are not written yet.
+    held: Files that are written, and in memory.
+)";
+
+AgentReport StatusPython() {
   Result<AgentReport> report = Internal("not run");
   {
     const nb::gil_scoped_release release;
     report = AgentStatus();
   }
-  RaiseIfError(report.status());
-  nb::dict out;
-  out["version"] = report->version;
-  out["pid"] = report->pid;
-  out["stopping"] = report->stopping;
-  out["trainers"] = report->trainers;
-  out["saves"] = FilesOf(report->saves);
-  out["held"] = FilesOf(report->held);
-  return out;
+  return ValueOrRaise(std::move(report));
 }
 
 /// Drains or stops.
-void Wait(varve::Status (*tell)(std::chrono::milliseconds, const std::string&),
-          nb::handle timeout) {
-  auto status = std::make_shared<varve::Status>();
+void Wait(Status (*tell)(std::chrono::milliseconds, const std::string&), nb::handle timeout) {
+  auto status = std::make_shared<Status>();
   WaitOffMain([status, tell, limit = Argument<std::chrono::milliseconds>("timeout", timeout)] {
     *status = tell(limit, {});
   });
@@ -55,7 +54,22 @@ void Wait(varve::Status (*tell)(std::chrono::milliseconds, const std::string&),
 }  // namespace
 
 void BindAgent(nb::module_& module) {
-  module.def("agent_status", &Status);
+  Bound<AgentReport::File>(module, "AgentFile", kFileDoc)
+      .Field<AsPath>("path", &AgentReport::File::path)
+      .Field("rank", &AgentReport::File::rank)
+      .Field("bytes", &AgentReport::File::bytes)
+      .Field("writing", &AgentReport::File::writing)
+      .Field("trainer_lives", &AgentReport::File::trainer_lives)
+      .Public("varve.agent");
+  Bound<AgentReport>(module, "AgentReport", kReportDoc)
+      .Field("version", &AgentReport::version)
+      .Field("pid", &AgentReport::pid)
+      .Field("stopping", &AgentReport::stopping)
+      .Field("trainers", &AgentReport::trainers)
+      .Field("saves", &AgentReport::saves)
+      .Field("held", &AgentReport::held)
+      .Public("varve.agent");
+  module.def("agent_status", &StatusPython);
   module.def(
       "agent_drain", [](nb::handle timeout) { Wait(&DrainAgent, timeout); }, nb::arg("timeout"));
   module.def(

@@ -1,16 +1,15 @@
+#include <optional>
 #include <stop_token>
 #include <string>
 #include <utility>
 #include <vector>
 
-#include <nanobind/stl/optional.h>
 #include <nanobind/stl/shared_ptr.h>
-#include <nanobind/stl/string.h>
 #include <nanobind/stl/unique_ptr.h>
-#include <nanobind/stl/vector.h>
 #include <unistd.h>
 
 #include "bindings.h"
+#include "bound.h"
 #include "interruptible.h"
 #include "varve/agent.h"
 #include "varve/async_save.h"
@@ -18,35 +17,6 @@
 
 namespace varve::python {
 namespace {
-
-WhenBusy WhenBusyNamed(const std::string& name) {
-  if (name == "wait") {
-    return WhenBusy::kWait;
-  }
-  if (name == "skip") {
-    return WhenBusy::kSkip;
-  }
-  if (name == "replace") {
-    return WhenBusy::kReplace;
-  }
-  Raise(InvalidArgument("when_busy=\"" + name + "\": want \"wait\", \"skip\" or \"replace\""));
-}
-
-StagerOptions StagerOptionsFrom(const nb::dict& options) {
-  StagerOptions out;
-  Set(options, "memory_budget", &out.budget_bytes);
-  Set(options, "local_ranks", &out.local_ranks);
-  Set(options, "copy_threads", &out.copy_threads);
-  Set(options, "max_in_flight", &out.max_in_flight);
-  Set(options, "copy_from_devices", &out.copy_from_devices);
-  Set(options, "pinned_memory", &out.pinned_memory);
-  if (options.contains("when_busy")) {
-    std::string name;
-    Set(options, "when_busy", &name);
-    out.when_busy = WhenBusyNamed(name);
-  }
-  return out;
-}
 
 /// The exception for an error, or None.
 nb::object ErrorOrNone(const Status& status) {
@@ -121,24 +91,22 @@ std::shared_ptr<T> EndingWithoutGil(T* object) {
           }};
 }
 
-/// The agent, where `options` name the program that is one.
-std::shared_ptr<SaveExecutor> ExecutorFrom(const nb::dict& options) {
-  if (!options.contains("agent")) {
+/// The agent that `program` is, or none.
+std::shared_ptr<SaveExecutor> ExecutorFrom(const std::optional<FsPath>& program) {
+  if (!program) {
     return nullptr;
   }
-  AgentOptions agent;
-  Set(options, "agent", &agent.program);
   Result<std::shared_ptr<SaveExecutor>> executor = Internal("not run");
   {
     const nb::gil_scoped_release release;
-    executor = ConnectToAgent(agent);
+    executor = ConnectToAgent({.program = program->text});
   }
   return ValueOrRaise(std::move(executor));
 }
 
-std::shared_ptr<Stager> MakeStager(const nb::dict& options, nb::object background) {
-  auto made = Stager::Make(StagerOptionsFrom(options), MakeCoordinator(std::move(background)),
-                           ExecutorFrom(options));
+std::shared_ptr<Stager> MakeStager(const StagerOptions& options, nb::object background,
+                                   const std::optional<FsPath>& agent) {
+  auto made = Stager::Make(options, MakeCoordinator(std::move(background)), ExecutorFrom(agent));
   return EndingWithoutGil(ValueOrRaise(std::move(made)).release());
 }
 
@@ -236,8 +204,17 @@ void BindAsync(nb::module_& module) {
       .def_prop_ro("differing_tensors",
                    [](const AsyncSaveHandle& self) { return self.differing_tensors(); })
       .def("cancel", &AsyncSaveHandle::Cancel, nb::call_guard<nb::gil_scoped_release>());
+  Bound<StagerOptions>(module, "StagerOptions", nullptr)
+      .Field("memory_budget", &StagerOptions::budget_bytes)
+      .Field("local_ranks", &StagerOptions::local_ranks)
+      .Field("copy_threads", &StagerOptions::copy_threads)
+      .Field("max_in_flight", &StagerOptions::max_in_flight)
+      .Field("when_busy", &StagerOptions::when_busy)
+      .Field("copy_from_devices", &StagerOptions::copy_from_devices)
+      .Field("pinned_memory", &StagerOptions::pinned_memory);
   nb::class_<Stager>(module, "Stager")
-      .def(nb::new_(&MakeStager), nb::arg("options"), nb::arg("background").none())
+      .def(nb::new_(&MakeStager), nb::arg("options"), nb::arg("background").none(),
+           nb::arg("agent").none())
       .def_prop_ro("budget_bytes", &Stager::budget_bytes)
       .def("prepare", &Stager::Prepare, nb::arg("bytes"), nb::arg("cuda_device") = nb::none(),
            nb::call_guard<nb::gil_scoped_release>())

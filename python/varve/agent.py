@@ -16,63 +16,22 @@ import os
 import shutil
 import sysconfig
 from collections.abc import Callable
-from dataclasses import dataclass
 
 from varve import _core
+from varve._core import AgentFile, AgentReport
 from varve.errors import CheckpointNotFoundError
 
+__all__ = ["PROGRAM", "AgentFile", "AgentReport", "drain", "program", "status", "stop"]
+
 PROGRAM = "VARVE_AGENT"
-
-
-@dataclass(frozen=True)
-class AgentFile:
-    """A data file that the agent writes, is going to write, or keeps in memory.
-
-    Attributes:
-        path: The checkpoint.
-        rank: Whose file.
-        bytes: Of its data.
-        writing: It is being written.
-        trainer_lives: The process that handed it over is still there.
-    """
-
-    path: str
-    rank: int
-    bytes: int
-    writing: bool
-    trainer_lives: bool
-
-
-@dataclass(frozen=True)
-class AgentReport:
-    """What the agent does.
-
-    Attributes:
-        version: Of Varve.
-        pid: Its process.
-        stopping: It takes nothing more.
-        trainers: Stagers that are connected.
-        saves: What is not yet written.
-        held: What is written, and in memory.
-    """
-
-    version: str
-    pid: int
-    stopping: bool
-    trainers: int
-    saves: list[AgentFile]
-    held: list[AgentFile]
 
 
 def status() -> AgentReport | None:
     """What the agent does; None when there is none."""
     try:
-        known = _core.agent_status()
+        return _core.agent_status()
     except CheckpointNotFoundError:
         return None
-    for files in ("saves", "held"):
-        known[files] = [AgentFile(**file) for file in known[files]]
-    return AgentReport(**known)
 
 
 def drain(timeout: float = 1800.0) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import atexit
 import os
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Literal
 
 import torch
 import torch.distributed as dist
@@ -76,7 +76,7 @@ class Stager:
         memory_budget: int = 0,
         copy_threads: int = 0,
         max_in_flight: int = 2,
-        when_busy: str = "wait",
+        when_busy: Literal["wait", "skip", "replace"] = "wait",
         at_exit: str = "wait",
         executor: str = "thread",
         copy_from_devices: bool = False,
@@ -87,6 +87,15 @@ class Stager:
             raise InvalidArgumentError(f'at_exit={at_exit!r}: want "wait" or "abort"')
         if executor not in ("thread", "process"):
             raise InvalidArgumentError(f'executor={executor!r}: want "thread" or "process"')
+        options = _core.StagerOptions(
+            memory_budget=memory_budget,
+            local_ranks=_local_ranks(),
+            copy_threads=copy_threads,
+            max_in_flight=max_in_flight,
+            when_busy=when_busy,
+            copy_from_devices=copy_from_devices,
+            pinned_memory=pinned_memory,
+        )
         self.process_group = process_group
         self.at_exit = at_exit
         self.executor = executor
@@ -95,24 +104,14 @@ class Stager:
         self._aborted = False
         # Agents have a channel of their own.
         self._background = make_background(process_group, timeout) if executor == "thread" else None
-        options: dict[str, Any] = {
-            "memory_budget": memory_budget,
-            "local_ranks": _local_ranks(),
-            "copy_threads": copy_threads,
-            "max_in_flight": max_in_flight,
-            "when_busy": when_busy,
-            "copy_from_devices": copy_from_devices,
-            "pinned_memory": pinned_memory,
-        }
-        if executor == "process":
-            options["agent"] = agent.program()
-        self._engine: Any = _core.Stager(options, self._background)
+        program = agent.program() if executor == "process" else None
+        self._engine: _core.Stager | None = _core.Stager(options, self._background, program)
         _open.add(self)
 
     @property
     def memory_budget(self) -> int:
         """Bytes of memory for copies."""
-        return int(self._usable().budget_bytes)
+        return self._usable().budget_bytes
 
     def prepare(self, state: Mapping[Any, Any] | int) -> None:
         """Begins to take memory for a state, or that many bytes, from the system, in the background.
@@ -157,7 +156,7 @@ class Stager:
     def __exit__(self, *_: Any) -> None:
         self.close()
 
-    def _usable(self) -> Any:
+    def _usable(self) -> _core.Stager:
         if self._engine is None:
             raise InvalidArgumentError("the stager is closed")
         return self._engine
@@ -177,7 +176,7 @@ def stager_of(process_group: Any, executor: str, timeout: float, owner: str = _O
     key = (world, process_group if process_group is not None else world, executor, owner)
     for other in [other for other in _made if other[0] is not world]:
         _retired.append((other[-1], _made.pop(other)))  # Of a world that has ended.
-    for entry in [entry for entry in _retired if entry[1]._engine.idle]:
+    for entry in [entry for entry in _retired if entry[1]._usable().idle]:
         _retired.remove(entry)
         entry[1].close()
     if key not in _made:
