@@ -33,45 +33,19 @@ void Tell(const nb::object& function, const char* what, Arguments&&... arguments
   }
 }
 
-AsyncSaveOptions AsyncSaveOptionsFrom(const nb::dict& options, const std::string& path) {
-  AsyncSaveOptions out;
-  out.save = SaveOptionsFrom(options);
-  Set(options, "overlapped", &out.overlapped);
-  Set(options, "retries", &out.retries);
-  Set(options, "deferred", &out.deferred);
-  SetSeconds(options, "retry_delay", &out.retry_delay);
-  if (options.contains("check_torn")) {
-    Set(options, "check_torn", &out.check_torn.emplace());
-  }
-  if (options.contains("deadline")) {
-    SetSeconds(options, "deadline", &out.deadline.emplace());
-  }
-  if (options.contains("not_ready")) {
-    const nb::object why(options["not_ready"]);
-    out.ready = ToStatus(why, nb::cast<std::string>(nb::str(why)));
-  }
-  // (None or exception), (report or None, None or exception).
-  out.on_staged = [tell = Shared(nb::object(options["on_staged"])), path](const Status& status) {
+/// Sets the callbacks: on_staged(None or exception), on_done(report or None, None or exception).
+/// Errors get the path.
+void SetCallbacks(nb::object on_staged, nb::object on_done, const std::string& path,
+                  AsyncSaveOptions* options) {
+  options->on_staged = [tell = Shared(std::move(on_staged)), path](const Status& status) {
     const nb::gil_scoped_acquire gil;
     Tell(*tell, "on_staged", ErrorOrNone(status.With({.path = path})));
   };
-  out.on_done = [tell = Shared(nb::object(options["on_done"])),
-                 path](const Result<SaveReport>& report) {
+  options->on_done = [tell = Shared(std::move(on_done)), path](const Result<SaveReport>& report) {
     const nb::gil_scoped_acquire gil;
-    nb::object made = nb::none();
-    if (report.ok()) {
-      nb::dict known = ToDict(*report);
-      known["staging_seconds"] = report->staging_seconds;
-      known["in_waves"] = report->in_waves;
-      known["attempts"] = report->attempts;
-      known["deferred"] = report->deferred;
-      known["device_bytes"] = report->device_bytes;
-      known["pageable_bytes"] = report->pageable_bytes;
-      made = known;
-    }
-    Tell(*tell, "on_done", made, ErrorOrNone(report.status().With({.path = path})));
+    Tell(*tell, "on_done", report.ok() ? nb::cast(*report) : nb::none(),
+         ErrorOrNone(report.status().With({.path = path})));
   };
-  return out;
 }
 
 /// Destroys what waits, when it ends, for threads that may be waiting for the GIL. Not in a forked
@@ -110,21 +84,25 @@ std::shared_ptr<Stager> MakeStager(const StagerOptions& options, nb::object back
   return EndingWithoutGil(ValueOrRaise(std::move(made)).release());
 }
 
+/// Takes the content of `state`. `not_ready`: None, or why this rank cannot take part.
 std::shared_ptr<AsyncSaveHandle> AsyncSavePython(const std::shared_ptr<Stager>& stager,
-                                                 const nb::list& tensors, const nb::list& objects,
-                                                 const nb::bytes& structure, const FsPath& path,
-                                                 const nb::dict& options,
-                                                 const nb::object& coordinator) {
-  State state = StateFrom(tensors, objects, structure, options);
-  AsyncSaveOptions save_options = AsyncSaveOptionsFrom(options, path.text);
+                                                 State& state, const FsPath& path,
+                                                 AsyncSaveOptions options,
+                                                 const nb::object& coordinator,
+                                                 nb::object on_staged, nb::object on_done,
+                                                 const nb::object& not_ready) {
+  SetCallbacks(std::move(on_staged), std::move(on_done), path.text, &options);
+  if (!not_ready.is_none()) {
+    options.ready = ToStatus(not_ready, nb::cast<std::string>(nb::str(not_ready)));
+  }
   std::stop_source stop;
-  save_options.save.stop = stop.get_token();
+  options.save.stop = stop.get_token();
   const auto ranks = MakeCoordinator(coordinator);
   std::shared_ptr<AsyncSaveHandle> handle;
   RunCollective(
       [&] {
         handle = EndingWithoutGil(new AsyncSaveHandle(
-            AsyncSave(std::move(state), path.text, std::move(save_options), *stager, *ranks)));
+            AsyncSave(std::move(state), path.text, std::move(options), *stager, *ranks)));
       },
       coordinator, [&] { stop.request_stop(); }, nullptr, "");
   return handle;
@@ -137,37 +115,6 @@ void Wait(const std::shared_ptr<Stager>& stager) {
 }
 
 }  // namespace
-
-void SetOverwrite(const nb::dict& options, Overwrite* out) {
-  constexpr const char* kName = "overwrite";
-  if (!options.contains(kName)) {
-    return;
-  }
-  const nb::object given(options[kName]);
-  if (nb::isinstance<nb::bool_>(given)) {
-    *out = nb::cast<bool>(given) ? Overwrite::kAlways : Overwrite::kNever;
-  } else if (nb::isinstance<nb::str>(given) && nb::cast<std::string>(given) == "damaged") {
-    *out = Overwrite::kDamaged;
-  } else {
-    Raise(InvalidArgument("overwrite=" + Shown(given) + ": want False, True or \"damaged\""));
-  }
-}
-
-nb::dict ToDict(const SaveReport& report) {
-  nb::dict out;
-  out["save_id"] = ToString(report.save_id);
-  out["bytes_written"] = report.bytes_written;
-  out["seconds"] = report.seconds;
-  out["direct"] = report.direct;
-  out["differing_objects"] = report.differing_objects;
-  out["differing_tensors"] = report.differing_tensors;
-  nb::list conflicts;
-  for (const std::string& path : report.conflicts) {
-    conflicts.append(ToPath(path));
-  }
-  out["conflicts"] = conflicts;
-  return out;
-}
 
 void BindAsync(nb::module_& module) {
   nb::class_<HostBuffer>(module, "HostBuffer")
@@ -222,9 +169,17 @@ void BindAsync(nb::module_& module) {
       .def_prop_ro("idle", &Stager::idle)
       .def("drain", &Wait<&Stager::Drain>)
       .def("abort", &Wait<&Stager::Abort>);
-  module.def("async_save", &AsyncSavePython, nb::arg("stager"), nb::arg("tensors"),
-             nb::arg("objects"), nb::arg("structure"), nb::arg("path"), nb::arg("options"),
-             nb::arg("coordinator").none());
+  Bound<AsyncSaveOptions>(module, "AsyncSaveOptions", nullptr)
+      .Field("save", &AsyncSaveOptions::save)
+      .Field("overlapped", &AsyncSaveOptions::overlapped)
+      .Field("check_torn", &AsyncSaveOptions::check_torn)
+      .Field("retries", &AsyncSaveOptions::retries)
+      .Field("retry_delay", &AsyncSaveOptions::retry_delay)
+      .Field("deadline", &AsyncSaveOptions::deadline)
+      .Field("deferred", &AsyncSaveOptions::deferred);
+  module.def("async_save", &AsyncSavePython, nb::arg("stager"), nb::arg("state"), nb::arg("path"),
+             nb::arg("options"), nb::arg("coordinator").none(), nb::arg("on_staged"),
+             nb::arg("on_done"), nb::arg("not_ready").none());
 }
 
 }  // namespace varve::python

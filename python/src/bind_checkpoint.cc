@@ -74,59 +74,6 @@ class PythonCoordinator final : public Coordinator {
   int size_;
 };
 
-/// The memory of a source: `item` has (device, stream) at its end where it is on a CUDA device,
-/// and no strides then.
-TensorSource SourceFrom(nb::handle item, const void* data, Strides strides) {
-  if (nb::len(item) <= 7) {
-    return HostMemory{data, std::move(strides)};
-  }
-  if (!strides.empty()) {
-    Raise(InvalidArgument("tensor \"" + nb::cast<std::string>(nb::object(item[0])) +
-                          "\" is on a CUDA device and has strides"));
-  }
-  const nb::object cuda = item[7];
-  return CudaMemory{data, nb::cast<int>(nb::object(cuda[0])),
-                    reinterpret_cast<void*>(nb::cast<std::uintptr_t>(nb::object(cuda[1])))};
-}
-
-/// (fqn, dtype number, shape, address), and then strides, offsets and sizes or None. Offsets and
-/// sizes None mean the whole tensor. A source on a CUDA device has (device, stream) behind it.
-template <class Tensor>
-Tensor TensorFrom(nb::handle item) {
-  Tensor tensor;
-  tensor.fqn = nb::cast<std::string>(nb::object(item[0]));
-  tensor.dtype = DTypeAt(nb::object(item[1]));
-  tensor.shape = Integers<Dims>(nb::object(item[2]));
-  const std::size_t given = nb::len(item);
-  auto* const data = reinterpret_cast<void*>(nb::cast<std::uintptr_t>(nb::object(item[3])));
-  Strides strides;
-  if (given > 4 && !nb::object(item[4]).is_none()) {
-    strides = Integers<Strides>(nb::object(item[4]));
-  }
-  if (given <= 5 || nb::object(item[5]).is_none()) {
-    tensor.box = WholeBox(tensor.shape);
-  } else {
-    tensor.box = {Integers<Dims>(nb::object(item[5])), Integers<Dims>(nb::object(item[6]))};
-  }
-  if constexpr (std::is_same_v<Tensor, SourceTensor>) {
-    tensor.source = SourceFrom(item, data, std::move(strides));
-  } else {
-    tensor.data = data;
-    tensor.strides = std::move(strides);
-  }
-  return tensor;
-}
-
-template <class Tensor>
-std::vector<Tensor> TensorsFrom(const nb::list& list) {
-  std::vector<Tensor> tensors;
-  tensors.reserve(nb::len(list));
-  for (const nb::handle item : list) {
-    tensors.push_back(TensorFrom<Tensor>(item));
-  }
-  return tensors;
-}
-
 }  // namespace
 
 ProgressFunction MakeProgress(nb::object callback) {
@@ -152,50 +99,11 @@ ProgressFunction MakeProgress(nb::object callback) {
   };
 }
 
-namespace {
-
-/// Sets `out` to the value that options[name] names, if it is given.
-template <class T>
-void SetOneOf(const nb::dict& options, const char* name, T* out,
-              std::initializer_list<std::pair<std::string_view, T>> values) {
-  if (!options.contains(name)) {
-    return;
-  }
-  std::string given;
-  Set(options, name, &given);
-  std::string wanted;
-  for (const auto& [text, value] : values) {
-    if (given == text) {
-      *out = value;
-      return;
-    }
-    wanted += (wanted.empty() ? "\"" : " or \"") + std::string(text) + "\"";
-  }
-  Raise(InvalidArgument(std::string(name) + "=\"" + given + "\": want " + wanted));
-}
-
-SaveId SaveIdFrom(const nb::bytes& bytes) {
-  SaveId id;
-  if (bytes.size() != id.bytes.size()) {
-    Raise(InvalidArgument("save_id must be 16 bytes"));
-  }
-  std::memcpy(id.bytes.data(), bytes.c_str(), id.bytes.size());
-  return id;
-}
-
-}  // namespace
-
 std::shared_ptr<nb::object> Shared(nb::object object) {
   return {new nb::object(std::move(object)), [](nb::object* last) {
             const nb::gil_scoped_acquire gil;
             delete last;
           }};
-}
-
-void SetSeconds(const nb::dict& options, const char* name, std::chrono::milliseconds* out) {
-  if (options.contains(name)) {
-    *out = Argument<std::chrono::milliseconds>(name, options[name]);
-  }
 }
 
 std::string Shown(nb::handle value) {
@@ -206,68 +114,75 @@ void RaiseUnfit(const char* name, nb::handle value, const std::string& want) {
   Raise(InvalidArgument(std::string(name) + "=" + Shown(value) + ": want " + want));
 }
 
-SaveOptions SaveOptionsFrom(const nb::dict& options) {
-  SaveOptions out;
-  SetOneOf(options, "format", &out.format, {{"varve", Format::kVarve}, {"dcp", Format::kDcp}});
-  SetOneOf(options, "on_difference", &out.on_difference,
-           {{"warn", OnDifference::kReport}, {"error", OnDifference::kError}});
-  SetOneOf(options, "check_replicas", &out.check_replicas,
-           {{"samples", CheckReplicas::kSamples}, {"full", CheckReplicas::kFull}});
-  SetOverwrite(options, &out.overwrite);
-  Set(options, "coordinate", &out.coordinate);
-  Set(options, "direct", &out.direct);
-  Set(options, "writes_in_flight", &out.writes_in_flight);
-  Set(options, "block_bytes", &out.block_bytes);
-  Set(options, "max_write_bandwidth", &out.max_write_bandwidth);
-  SetSeconds(options, "timeout", &out.timeout);
-  if (options.contains("save_id")) {
-    out.save_id = SaveIdFrom(nb::cast<nb::bytes>(options["save_id"]));
-  }
-  if (options.contains("progress")) {
-    if (!nb::isinstance<nb::callable>(options["progress"])) {
-      Raise(InvalidArgument("progress: want a function of bytes written and bytes in all"));
-    }
-    out.progress = MakeProgress(options["progress"]);
-  }
-  return out;
-}
-
-State StateFrom(const nb::list& tensors, const nb::list& objects, const nb::bytes& structure,
-                const nb::dict& options) {
-  State state;
-  if (options.contains("files")) {
-    for (const nb::handle item : nb::cast<nb::list>(nb::object(options["files"]))) {
-      const auto content = nb::cast<nb::bytes>(nb::object(item[1]));
-      state.files.push_back(
-          {nb::cast<std::string>(nb::object(item[0])), {content.c_str(), content.size()}});
-    }
-  }
-  state.tensors = TensorsFrom<SourceTensor>(tensors);
-  for (const nb::handle item : objects) {
-    const auto encoded = nb::cast<nb::bytes>(nb::object(item[1]));
-    state.objects.push_back(
-        {nb::cast<std::string>(nb::object(item[0])), {encoded.c_str(), encoded.size()}});
-  }
-  state.structure.assign(structure.c_str(), structure.size());
-  return state;
-}
-
 namespace {
 
-nb::dict SavePython(const nb::list& tensors, const nb::list& objects, const nb::bytes& structure,
-                    const FsPath& path, const nb::dict& options, const nb::object& coordinator) {
-  const State state = StateFrom(tensors, objects, structure, options);
-  SaveOptions save_options = SaveOptionsFrom(options);
+/// 16 bytes, or as reports have them: 32 hex digits.
+struct AsSaveId {
+  static constexpr const char* kWanted = "16 bytes";
+
+  static nb::object ToPython(const SaveId& id) { return nb::cast(ToString(id)); }
+  static nb::object ToPython(const std::optional<SaveId>& id) {
+    return id ? ToPython(*id) : nb::none();
+  }
+  static bool FromPython(nb::handle given, SaveId* out) {
+    nb::object bytes = nb::borrow(given);
+    if (nb::isinstance<nb::str>(given)) {
+      bytes = nb::borrow(reinterpret_cast<PyObject*>(&PyBytes_Type)).attr("fromhex")(given);
+    }
+    if (!nb::isinstance<nb::bytes>(bytes) || nb::len(bytes) != out->bytes.size()) {
+      return false;
+    }
+    std::memcpy(out->bytes.data(), PyBytes_AS_STRING(bytes.ptr()), out->bytes.size());
+    return true;
+  }
+  static bool FromPython(nb::handle given, std::optional<SaveId>* out) {
+    return given.is_none() || FromPython(given, &out->emplace());
+  }
+};
+
+/// A format that saves write.
+struct AsWritten : AsIs {
+  static constexpr const char* kWanted = "\"varve\" or \"dcp\"";
+
+  static bool FromPython(nb::handle given, Format* out) {
+    return nb::try_cast(given, *out) && (*out == Format::kVarve || *out == Format::kDcp);
+  }
+};
+
+constexpr const char* kReportDoc = R"(What a save did, on this rank.
+
+Attributes:
+    save_id: The 32 hex digits that all files of the save carry.
+    bytes_written: Bytes that this rank wrote, header included.
+    seconds: From the call to the end; of an asynchronous save without the copy.
+    direct: False where the file system refused O_DIRECT and writes went through the page cache.
+    differing_objects: On rank 0: plain values that differed between ranks; rank 0's was kept. See
+        PerRank.
+    differing_tensors: On rank 0: tensors of which some shard differed between the ranks that hold
+        it. What was saved of such a shard is the lowest rank's. See PerRank, and `on_difference` of
+        save.
+    conflicts: On rank 0: files that somebody put beside the old checkpoint while it was replaced,
+        and whose names the new one's directory has already. They stay at these paths, and are
+        logged as a warning.
+    staging_seconds: Of an asynchronous save: from the call until the copy was made.
+    in_waves: The state was larger than the staging memory; copying had to wait for writing.
+    attempts: How often it was written until that succeeded.
+    deferred: The agent has it in memory and has not written it: `async_save(write="deferred")`.
+    device_bytes: Copied straight from CUDA devices, see Stager(copy_from_devices=True).
+    pageable_bytes: Of those, into memory that was not registered with the driver, which is slower.
+)";
+
+SaveReport SavePython(const State& state, const FsPath& path, SaveOptions options,
+                      const nb::object& coordinator) {
   ProgressCount count;
-  save_options.progress = Counting(&count, std::move(save_options.progress));
+  options.progress = Counting(&count, std::move(options.progress));
   std::stop_source stop;
-  save_options.stop = stop.get_token();
+  options.stop = stop.get_token();
   const auto ranks = MakeCoordinator(coordinator);
   Result<SaveReport> report = Internal("not run");
-  RunCollective([&] { report = Save(state, path.text, save_options, *ranks); }, coordinator,
+  RunCollective([&] { report = Save(state, path.text, options, *ranks); }, coordinator,
                 [&] { stop.request_stop(); }, &count, "writing");
-  RaiseIfError(report.status().With({.path = path.text}));
-  return ToDict(*report);
+  return ValueOrRaise(std::move(report).With({.path = path.text}));
 }
 
 }  // namespace
@@ -288,8 +203,36 @@ std::unique_ptr<Coordinator> MakeCoordinator(nb::object object) {
 }
 
 void BindCheckpoint(nb::module_& module) {
-  module.def("save", &SavePython, nb::arg("tensors"), nb::arg("objects"), nb::arg("structure"),
-             nb::arg("path"), nb::arg("options"), nb::arg("coordinator").none());
+  Bound<SaveOptions>(module, "SaveOptions", nullptr)
+      .Field("overwrite", &SaveOptions::overwrite)
+      .Field("coordinate", &SaveOptions::coordinate)
+      .Field<AsWritten>("format", &SaveOptions::format)
+      .Keyword<AsSaveId>("save_id", &SaveOptions::save_id)
+      .Field("timeout", &SaveOptions::timeout)
+      .Field("direct", &SaveOptions::direct)
+      .Field("writes_in_flight", &SaveOptions::writes_in_flight)
+      .Field("max_write_bandwidth", &SaveOptions::max_write_bandwidth)
+      .Field("check_replicas", &SaveOptions::check_replicas)
+      .Field("on_difference", &SaveOptions::on_difference)
+      .Field("block_bytes", &SaveOptions::block_bytes)
+      .Keyword<AsProgress>("progress", &SaveOptions::progress);
+  Bound<SaveReport>(module, "SaveReport", kReportDoc)
+      .Field<AsSaveId>("save_id", &SaveReport::save_id)
+      .Field("bytes_written", &SaveReport::bytes_written)
+      .Field("seconds", &SaveReport::seconds)
+      .Field("direct", &SaveReport::direct)
+      .Field("differing_objects", &SaveReport::differing_objects)
+      .Field("differing_tensors", &SaveReport::differing_tensors)
+      .Field<AsPath>("conflicts", &SaveReport::conflicts)
+      .Field("staging_seconds", &SaveReport::staging_seconds)
+      .Field("in_waves", &SaveReport::in_waves)
+      .Field("attempts", &SaveReport::attempts)
+      .Field("deferred", &SaveReport::deferred)
+      .Field("device_bytes", &SaveReport::device_bytes)
+      .Field("pageable_bytes", &SaveReport::pageable_bytes)
+      .Public("varve");
+  module.def("save", &SavePython, nb::arg("state"), nb::arg("path"), nb::arg("options"),
+             nb::arg("coordinator").none());
   // Tells the other ranks, within the exchange they are in, that this one failed.
   module.def(
       "report_failure",

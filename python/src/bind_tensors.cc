@@ -1,5 +1,5 @@
-// The tensors of a load. They are added one by one to the request, and are no objects of Python: a
-// state has a hundred thousand of them.
+// The tensors and values of a save, and the tensors of a load. They are added one by one to the
+// state or the request, and are no objects of Python: a state has a hundred thousand of them.
 
 #include <cstdint>
 #include <optional>
@@ -13,10 +13,33 @@
 namespace varve::python {
 namespace {
 
+/// Device and stream.
+using OnCuda = std::pair<int, std::uintptr_t>;
+
+Box BoxOf(std::optional<Dims> offsets, std::optional<Dims> sizes, const Dims& shape) {
+  return offsets && sizes ? Box{*std::move(offsets), *std::move(sizes)} : WholeBox(shape);
+}
+
+void AddSource(State& state, std::string fqn, DType dtype, Dims shape, std::uintptr_t address,
+               std::optional<Strides> strides, std::optional<Dims> offsets,
+               std::optional<Dims> sizes, const std::optional<OnCuda>& cuda) {
+  if (cuda && strides) {
+    Raise(InvalidArgument("tensor \"" + fqn + "\" is on a CUDA device and has strides"));
+  }
+  const auto* const data = reinterpret_cast<const void*>(address);
+  TensorSource source = HostMemory{data, std::move(strides).value_or(Strides{})};
+  if (cuda) {
+    source = CudaMemory{data, cuda->first, reinterpret_cast<void*>(cuda->second)};
+  }
+  Box box = BoxOf(std::move(offsets), std::move(sizes), shape);
+  state.tensors.push_back(
+      {std::move(fqn), dtype, std::move(shape), std::move(box), std::move(source)});
+}
+
 void AddTarget(LoadRequest& request, std::string fqn, DType dtype, Dims shape,
                std::uintptr_t address, std::optional<Strides> strides, std::optional<Dims> offsets,
                std::optional<Dims> sizes) {
-  Box box = offsets && sizes ? Box{*std::move(offsets), *std::move(sizes)} : WholeBox(shape);
+  Box box = BoxOf(std::move(offsets), std::move(sizes), shape);
   request.targets.push_back({std::move(fqn), dtype, std::move(shape), std::move(box),
                              reinterpret_cast<void*>(address),
                              std::move(strides).value_or(Strides{})});
@@ -29,9 +52,31 @@ void Place(LoadRequest& request, const Dims& shape, const Dims& offsets) {
   }
 }
 
+std::string BytesOf(const nb::bytes& bytes) { return {bytes.c_str(), bytes.size()}; }
+
 }  // namespace
 
 void BindTensors(nb::module_& module) {
+  nb::class_<State>(module, "State")
+      .def(nb::init<>())
+      .def("add", &AddSource, nb::arg("fqn"), nb::arg("dtype"), nb::arg("shape"),
+           nb::arg("address"), nb::arg("strides") = nb::none(), nb::arg("offsets") = nb::none(),
+           nb::arg("sizes") = nb::none(), nb::arg("cuda") = nb::none())
+      .def(
+          "add_object",
+          [](State& state, std::string fqn, const nb::bytes& encoded) {
+            state.objects.push_back({std::move(fqn), BytesOf(encoded)});
+          },
+          nb::arg("fqn"), nb::arg("encoded"))
+      .def(
+          "add_file",
+          [](State& state, std::string name, const nb::bytes& content) {
+            state.files.push_back({std::move(name), BytesOf(content)});
+          },
+          nb::arg("name"), nb::arg("content"))
+      .def_prop_rw(
+          "structure", [](const State& state) { return ToBytes(state.structure); },
+          [](State& state, const nb::bytes& encoded) { state.structure = BytesOf(encoded); });
   nb::class_<LoadRequest>(module, "LoadRequest")
       .def(nb::init<>())
       .def("add", &AddTarget, nb::arg("fqn"), nb::arg("dtype"), nb::arg("shape"),

@@ -82,34 +82,11 @@ std::unique_ptr<Coordinator> MakeCoordinator(nb::object object);
 /// the training thread wait. None gives a null function.
 ProgressFunction MakeProgress(nb::object callback);
 
-/// What `_engine.save` submits: items of tensors, (name, encoded value) pairs, encoded
-/// containers.
-/// Sets `out` to options["overwrite"], if it is given: False, True or "damaged".
-void SetOverwrite(const nb::dict& options, Overwrite* out);
-
-State StateFrom(const nb::list& tensors, const nb::list& objects, const nb::bytes& structure,
-                const nb::dict& options);
-SaveOptions SaveOptionsFrom(const nb::dict& options);
-nb::dict ToDict(const SaveReport& report);
-
 /// Returns a value's text for a message, at most a line: see varve/_arguments.py.
 std::string Shown(nb::handle value);
 
 /// Raises InvalidArgumentError: a value that the option does not take.
 [[noreturn]] void RaiseUnfit(const char* name, nb::handle value, const std::string& want);
-
-/// `out` = options[name], where it is there.
-template <class T>
-void Set(const nb::dict& options, const char* name, T* out) {
-  if (options.contains(name)) {
-    const nb::object value(options[name]);
-    if (!nb::try_cast(value, *out)) {
-      RaiseUnfit(name, value, "a value of another type");
-    }
-  }
-}
-/// Likewise, of a number of seconds; infinity is a time that nobody waits for.
-void SetSeconds(const nb::dict& options, const char* name, std::chrono::milliseconds* out);
 
 /// A Python object that C++ may copy and drop on any thread.
 std::shared_ptr<nb::object> Shared(nb::object object);

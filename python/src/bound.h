@@ -35,8 +35,6 @@ std::string WantedFor() {
     return "True or False";
   } else if constexpr (std::is_same_v<D, std::chrono::milliseconds>) {
     return "a number of seconds from 0 on";
-  } else if constexpr (std::is_same_v<D, ProgressFunction>) {
-    return "a function of bytes done and bytes in all";
   } else if constexpr (std::is_same_v<D, std::string>) {
     return "a str";
   } else if constexpr (requires {
@@ -51,7 +49,7 @@ std::string WantedFor() {
   }
 }
 
-/// How a field looks in Python: as nanobind has it.
+/// How a field looks in Python: as nanobind has it. A form may say which values it takes, kWanted.
 struct AsIs {
   template <class D>
   static nb::object ToPython(const D& value) {
@@ -104,6 +102,7 @@ struct AsTuple : AsIs {
 
 /// A function that C++ calls; nobody reads it.
 struct AsProgress {
+  static constexpr const char* kWanted = "a function of bytes done and bytes in all";
   static bool FromPython(nb::handle given, ProgressFunction* out) {
     if (!given.is_none() && !nb::isinstance<nb::callable>(given)) {
       return false;
@@ -142,12 +141,8 @@ class Bound {
   /// Adds a field. `Form` is how it looks in Python.
   template <class Form = AsIs, class C, class D>
   Bound& Field(const char* name, D C::* member) {
-    Fields().push_back({name, [member](const T& self) { return Form::ToPython(self.*member); },
-                        [member, name](T* self, nb::handle given) {
-                          if (!Form::FromPython(given, &(self->*member))) {
-                            RaiseUnfit(name, given, WantedFor<D>());
-                          }
-                        }});
+    Keyword<Form>(name, member);
+    Fields().back().get = [member](const T& self) { return Form::ToPython(self.*member); };
     class_.def_prop_ro(name, Fields().back().get);
     return *this;
   }
@@ -156,7 +151,12 @@ class Bound {
   template <class Form, class C, class D>
   Bound& Keyword(const char* name, D C::* member) {
     Fields().push_back({name, {}, [member, name](T* self, nb::handle given) {
-                          if (!Form::FromPython(given, &(self->*member))) {
+                          if (Form::FromPython(given, &(self->*member))) {
+                            return;
+                          }
+                          if constexpr (requires { Form::kWanted; }) {
+                            RaiseUnfit(name, given, Form::kWanted);
+                          } else {
                             RaiseUnfit(name, given, WantedFor<D>());
                           }
                         }});

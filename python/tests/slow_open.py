@@ -21,7 +21,7 @@ import numpy as np
 import pytest
 
 import varve
-from varve import _arrays, _engine
+from varve import _arrays, _core, _engine
 
 
 def interrupted(
@@ -78,6 +78,7 @@ def save_in_files(path: Path, count: int = 4) -> None:
             _arrays.NumpyArrays(),
             SimpleNamespace(rank=rank, size=count),  # type: ignore[arg-type]
             False,
-            {"coordinate": False, "save_id": b"\xab" * 16},
+            None,
+            _core.SaveOptions(coordinate=False, save_id=b"\xab" * 16),
         )
     varve.repair(path)

@@ -57,6 +57,14 @@ WRONG: dict[str, tuple[type, str, Any, str]] = {
     "seconds": (_core.LoadOptions, "timeout", -1, "timeout=-1: want a number of seconds from 0 on"),
     "no number": (_core.LoadOptions, "timeout", float("nan"), "want a number of seconds"),
     "a number": (_core.LoadOptions, "max_gap_bytes", -1, "want a whole number from 0 on"),
+    "a format": (_core.SaveOptions, "format", "hf", 'format=\'hf\': want "varve" or "dcp"'),
+    "no written format": (_core.SaveOptions, "format", "torch", 'want "varve" or "dcp"'),
+    "an id": (_core.SaveOptions, "save_id", b"short", "save_id=b'short': want 16 bytes"),
+    "an overwrite": (_core.SaveOptions, "overwrite", "yes", 'want False, True or "damaged"'),
+    "an optional": (_core.AsyncSaveOptions, "deadline", "1s", "want None or a number of seconds"),
+    "options in options": (_core.AsyncSaveOptions, "save", {}, "want a value of another type"),
+    "when busy": (_core.StagerOptions, "when_busy", "go", 'want "wait", "skip" or "replace"'),
+    "a target": (_core.ConvertOptions, "to", None, 'want "varve", "dcp", "safetensors", "hf" or'),
     "a function": (_core.LoadOptions, "progress", 3, "want a function of bytes done"),
 }
 

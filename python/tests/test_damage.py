@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 import varve
-from varve import _engine
+from varve import _core, _engine
 from varve._arrays import NumpyArrays
 
 FLIPS = 4000
@@ -47,7 +47,8 @@ def blank() -> dict[str, Any]:
 
 
 def save(path: Path, seed: int = 1) -> None:
-    _engine.save(state(seed), path, NumpyArrays(), None, False, {"block_bytes": BLOCK})
+    small_blocks = _core.SaveOptions(block_bytes=BLOCK)
+    _engine.save(state(seed), path, NumpyArrays(), None, False, None, small_blocks)
 
 
 @pytest.fixture
@@ -161,7 +162,8 @@ def test_every_truncation_is_reported_by_verify_and_by_load(name: str, checkpoin
     """Of three blocks, so that every length can be tried."""
     few = {"w": np.arange(1500, dtype=np.float32), "step": 3, "name": "run" * 40}
     path = checkpoint.with_name("few")
-    _engine.save(few, path, NumpyArrays(), None, False, {"block_bytes": BLOCK})
+    small_blocks = _core.SaveOptions(block_bytes=BLOCK)
+    _engine.save(few, path, NumpyArrays(), None, False, None, small_blocks)
     file = data_file(path) if name == "data" else path / name
     for length in reversed(range(file.stat().st_size)):
         os.truncate(file, length)

@@ -245,9 +245,11 @@ def test_tensors_of_a_list_longer_than_the_saved_one_are_reported_missing(tmp_pa
 
 def test_a_checkpoint_without_containers_is_matched_by_names(tmp_path: Path) -> None:
     weight = tensor(5)
-    item = ("a.b.0", _core.DTYPE_NAMES.index("float32"), (3,), weight.data_ptr())
-    objects = [("a.n", _core.encode_value(7, "a.n")), ("extra", _core.encode_value(1, "extra"))]
-    _core.save([item], objects, b"", str(tmp_path / "c"), {}, None)
+    saved = _core.State()
+    saved.add("a.b.0", _core.DTYPE_NAMES.index("float32"), (3,), weight.data_ptr())
+    saved.add_object("a.n", _core.encode_value(7, "a.n"))
+    saved.add_object("extra", _core.encode_value(1, "extra"))
+    _core.save(saved, str(tmp_path / "c"), _core.SaveOptions(), None)
     state: dict[str, Any] = {"a": {"b": [tensor(0)], "n": None}, "gone": 3}
     with pytest.raises(varve.InvalidArgumentError) as caught:
         varve.torch.load(state, tmp_path / "c")

@@ -9,13 +9,12 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 
 import varve
-from varve import _engine
+from varve import _core, _engine
 from varve._arrays import NumpyArrays
 
 STAGING = ".step-1.varve-saving-aaaaaaaaaaaa"
@@ -25,7 +24,7 @@ SAVER = """
 import sys
 import numpy as np
 import varve
-from varve import _engine
+from varve import _core, _engine
 from varve._arrays import NumpyArrays
 
 class Rank:
@@ -44,7 +43,8 @@ if sys.argv[2] == "alone":
     rank = Rank()
     options |= {"coordinate": False, "save_id": b"a" * 16}
 state = {"w": np.full(1 << 20, 2, np.uint8)}
-_engine.save(state, sys.argv[1], NumpyArrays(), rank, False, options)
+options = _core.SaveOptions(**options)
+_engine.save(state, sys.argv[1], NumpyArrays(), rank, False, None, options)
 print("saved", flush=True)
 """
 
@@ -224,9 +224,9 @@ def test_parts_of_an_uncoordinated_save_are_kept_while_it_lives_and_removed_afte
         rank, size = 1, 2
 
     with saver(path, "alone") as process:
-        options: dict[str, Any] = {"coordinate": False, "save_id": b"a" * 16}
+        options = _core.SaveOptions(coordinate=False, save_id=b"a" * 16)
         state = {"w": np.full(1 << 20, 2, np.uint8)}
-        _engine.save(state, path, NumpyArrays(), Rank(), False, options)  # type: ignore[arg-type]
+        _engine.save(state, path, NumpyArrays(), Rank(), False, None, options)  # type: ignore[arg-type]
         before = entries(path)
         assert [name for name in before if name.endswith(".varve-part")]
         assert varve.collect_garbage(tmp_path) == []

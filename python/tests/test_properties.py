@@ -17,7 +17,7 @@ from ranks import run_threads
 import varve
 import varve.torch
 from varve import _core, _engine, _load
-from varve.torch._tensors import TorchArrays
+from varve.torch._tensors import TorchArrays, add_shard
 
 DTYPES = [torch.float32, torch.bfloat16, torch.int64, torch.bool, torch.uint8, torch.complex128]
 
@@ -87,21 +87,19 @@ class ShardedArrays(TorchArrays):
     def origin(self, tensor: Any) -> str:
         return "torch" if isinstance(tensor, Sharded) else super().origin(tensor)
 
-    def sources(self, fqn: str, tensor: Any, keep: list[Any]) -> Any:
+    def add_sources(self, state: Any, fqn: str, tensor: Any, keep: list[Any]) -> None:
         if not isinstance(tensor, Sharded):
-            yield from super().sources(fqn, tensor, keep)
+            super().add_sources(state, fqn, tensor, keep)
             return
         for offsets, view in tensor.views():
-            _, dtype, _, address, *rest = next(iter(super().sources(fqn, view, keep)))
-            strides = rest[0] if rest else None
-            yield fqn, dtype, tensor.shape, address, strides, offsets, view.shape
+            add_shard(state, fqn, tensor.shape, offsets, view, keep)
 
     def add_targets(self, request: Any, fqn: str, tensor: Any, after: Any, keep: list[Any]) -> None:
         if not isinstance(tensor, Sharded):
             super().add_targets(request, fqn, tensor, after, keep)
             return
-        for item in self.sources(fqn, tensor, keep):
-            request.add(*item)
+        for offsets, view in tensor.views():
+            add_shard(request, fqn, tensor.shape, offsets, view, keep)
 
 
 @st.composite
@@ -137,13 +135,11 @@ def test_saving_in_one_layout_and_loading_in_another_is_the_identity(
                 name: Sharded(whole, held[coordinator.rank], strided, fill=True)
                 for name, (whole, held, _, strided, _) in tensors.items()
             }
-            options = {
-                "block_bytes": 4096,
-                "coordinate": coordinate,
-                "save_id": b"s" * 16,
-                "timeout": 30.0,
-            }
-            _engine.save({"s": state, "n": 5}, path, ShardedArrays(), coordinator, False, options)
+            options = _core.SaveOptions(
+                block_bytes=4096, coordinate=coordinate, save_id=b"s" * 16, timeout=30.0
+            )
+            nested = {"s": state, "n": 5}
+            _engine.save(nested, path, ShardedArrays(), coordinator, False, None, options)
 
         def load(coordinator: Any) -> None:
             state = {

@@ -12,7 +12,7 @@ import torch
 
 import varve
 import varve.torch
-from varve import _engine
+from varve import _core, _engine
 from varve.torch._tensors import TorchArrays
 
 INDEX = ("manifest.bin", "varve.json")
@@ -111,8 +111,8 @@ def save_alone(path: Path, rank: int, size: int, save_id: bytes, **options: Any)
     shard.local_offsets = ((0, 0),)
     shard.local_sizes = ((high - low, 5),)
     mine = {"rows": shard, "same": torch.arange(3), "rng": varve.PerRank(rank), "step": 4}
-    everything = {"coordinate": False, "save_id": save_id, **options}
-    _engine.save(mine, path, TorchArrays(), Rank(rank, size), False, everything)
+    made = _core.SaveOptions(coordinate=False, save_id=save_id, **options)
+    _engine.save(mine, path, TorchArrays(), Rank(rank, size), False, None, made)
 
 
 def assert_loads(path: Path, size: int) -> None:

@@ -37,9 +37,9 @@ from varve._core import (
     Damage,
     Difference,
     LoadReport,
+    SaveReport,
     StoredChunk,
 )
-from varve._engine import SaveReport
 from varve._files import Source as FileSource
 from varve._files import StoredFiles
 from varve._open import Checkpoint, StoredTensor, open_checkpoint
@@ -135,10 +135,8 @@ def save(
         InvalidArgumentError: Something in the state cannot be stored; the message has its path.
         OutOfSpaceError, UnavailableError: Writing failed.
     """
-    options: dict[str, Any] = {"overwrite": overwrite, "files": files}
-    if progress is not None:
-        options["progress"] = progress
-    return _engine.save(state, path, NumpyArrays(), None, allow_pickle, options)
+    options = _core.SaveOptions(overwrite=overwrite, progress=progress)
+    return _engine.save(state, path, NumpyArrays(), None, allow_pickle, files, options)
 
 
 def load(

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from varve import _core
-from varve._engine import DTYPE_NUMBERS, Item
+from varve._engine import DTYPE_NUMBERS
 from varve.errors import InvalidArgumentError, UnsupportedError
 
 #: DLPack type codes (dlpack.h, DLDataTypeCode) to the names of dtypes by bits.
@@ -104,9 +104,9 @@ class NumpyArrays:
         """Everything comes back as a NumPy array."""
         return "numpy"
 
-    def sources(self, fqn: str, tensor: Any, keep: list[Any]) -> Iterable[Item]:
-        """One shard: the whole array."""
-        yield self._item(fqn, tensor, keep)
+    def add_sources(self, state: _core.State, fqn: str, tensor: Any, keep: list[Any]) -> None:
+        """Adds one shard: the whole array."""
+        _add(state, fqn, tensor, keep, writable=False)
 
     def add_targets(
         self,
@@ -117,7 +117,7 @@ class NumpyArrays:
         keep: list[Any],
     ) -> None:
         """Adds one shard: the whole array, which must be writable."""
-        request.add(*self._item(fqn, tensor, keep, writable=True))
+        _add(request, fqn, tensor, keep, writable=True)
 
     def memory(self, tensor: Any) -> Any:
         """Returns a key that is equal for arrays of one memory; None where that is unknown."""
@@ -152,28 +152,35 @@ class NumpyArrays:
     def note_filled(self, tensors: Iterable[Any]) -> None:
         """Nothing: arrays keep no record of changes."""
 
-    def _item(self, fqn: str, tensor: Any, keep: list[Any], writable: bool = False) -> Item:
+
+def _add(
+    parts: _core.State | _core.LoadRequest, fqn: str, tensor: Any, keep: list[Any], writable: bool
+) -> None:
+    """Adds a whole array."""
+    keep.append(tensor)
+    if isinstance(tensor, (memoryview, array.array)):
+        tensor = np.asarray(tensor)
         keep.append(tensor)
-        if isinstance(tensor, (memoryview, array.array)):
-            tensor = np.asarray(tensor)
-            keep.append(tensor)
-        if isinstance(tensor, np.ndarray):
-            return _numpy_item(fqn, tensor, writable)
-        describe = _core.describe_writable_array if writable else _core.describe_array
-        try:
-            code, bits, shape, strides, address = describe(tensor)
-        except TypeError as error:
-            what = "in CPU memory and writable" if writable else "in CPU memory"
-            raise InvalidArgumentError(
-                f'"{fqn}": the memory of a {type(tensor).__name__} is not {what}; use a copy that is'
-            ) from error
-        name = _DLPACK.get((code, bits))
-        if name is None:
-            raise InvalidArgumentError(f'"{fqn}": DLPack type {code} of {bits} bits is not stored')
-        return fqn, DTYPE_NUMBERS[name], shape, address, strides
+    if isinstance(tensor, np.ndarray):
+        _add_numpy(parts, fqn, tensor, writable)
+        return
+    describe = _core.describe_writable_array if writable else _core.describe_array
+    try:
+        code, bits, shape, strides, address = describe(tensor)
+    except TypeError as error:
+        what = "in CPU memory and writable" if writable else "in CPU memory"
+        raise InvalidArgumentError(
+            f'"{fqn}": the memory of a {type(tensor).__name__} is not {what}; use a copy that is'
+        ) from error
+    name = _DLPACK.get((code, bits))
+    if name is None:
+        raise InvalidArgumentError(f'"{fqn}": DLPack type {code} of {bits} bits is not stored')
+    parts.add(fqn, DTYPE_NUMBERS[name], shape, address, strides)
 
 
-def _numpy_item(fqn: str, value: np.ndarray[Any, Any], writable: bool) -> Item:
+def _add_numpy(
+    parts: _core.State | _core.LoadRequest, fqn: str, value: np.ndarray[Any, Any], writable: bool
+) -> None:
     number = dtype_number(value.dtype)
     if number is None:
         raise InvalidArgumentError(f'"{fqn}": memory of {value.dtype} elements is not stored')
@@ -185,4 +192,4 @@ def _numpy_item(fqn: str, value: np.ndarray[Any, Any], writable: bool) -> Item:
             f'"{fqn}": the array\'s strides are not multiples of its item size; copy it first'
         )
     strides = None if value.flags.c_contiguous else tuple(s // itemsize for s in value.strides)
-    return fqn, number, value.shape, value.__array_interface__["data"][0], strides
+    parts.add(fqn, number, value.shape, value.__array_interface__["data"][0], strides)

@@ -7,7 +7,7 @@ import gc
 import logging
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 from varve import _arguments, _core, _files, _tree
@@ -15,9 +15,6 @@ from varve._warn import warn
 from varve.errors import Error, InvalidArgumentError, ReplicasDifferWarning
 
 _log = logging.getLogger("varve")
-
-#: (fqn, dtype number, shape, address), and then strides, offsets and sizes or None.
-Item = tuple[Any, ...]
 
 #: The number of a dtype in the engine, by its name.
 DTYPE_NUMBERS: dict[str, int] = {name: i for i, name in enumerate(_core.DTYPE_NAMES)}
@@ -45,8 +42,8 @@ class Arrays(Protocol):
     def origin(self, tensor: Any) -> str:
         """What a read gives back: "torch" or "numpy"."""
 
-    def sources(self, fqn: str, tensor: Any, keep: list[Any]) -> Iterable[Item]:
-        """The shards of a tensor to save. Objects added to `keep` live until the save is done."""
+    def add_sources(self, state: _core.State, fqn: str, tensor: Any, keep: list[Any]) -> None:
+        """Adds the shards of a tensor to save. Objects added to `keep` live until the save is done."""
 
     def add_targets(
         self,
@@ -84,37 +81,6 @@ class Arrays(Protocol):
 
     def note_filled(self, tensors: Iterable[Any]) -> None:
         """Tells the library that the engine has written to the memory of these tensors."""
-
-
-@dataclass(frozen=True)
-class SaveReport:
-    """What a save did, on this rank."""
-
-    save_id: str
-    bytes_written: int
-    seconds: float
-    direct: bool
-    """False where the file system refused O_DIRECT and writes went through the page cache."""
-    differing_objects: list[str] = field(default_factory=list)
-    """On rank 0: plain values that differed between ranks; rank 0's was kept. See PerRank."""
-    differing_tensors: list[str] = field(default_factory=list)
-    """On rank 0: tensors of which some shard differed between the ranks that hold it. What was saved
-    of such a shard is the lowest rank's. See PerRank, and `on_difference` of save."""
-    conflicts: list[str] = field(default_factory=list)
-    """On rank 0: files that somebody put beside the old checkpoint while it was replaced, and whose names
-    the new one's directory has already. They stay at these paths, and are logged as a warning."""
-    staging_seconds: float = 0.0
-    """Of an asynchronous save: from the call until the copy was made."""
-    in_waves: bool = False
-    """The state was larger than the staging memory; copying had to wait for writing."""
-    attempts: int = 1
-    """How often it was written until that succeeded."""
-    deferred: bool = False
-    """The agent has it in memory and has not written it: `async_save(write="deferred")`."""
-    device_bytes: int = 0
-    """Copied straight from CUDA devices, see Stager(copy_from_devices=True)."""
-    pageable_bytes: int = 0
-    """Of those, into memory that was not registered with the driver, which is slower."""
 
 
 @contextlib.contextmanager
@@ -162,26 +128,36 @@ def path_name(path: Any) -> str:
 class Gathered:
     """A state as the engine takes it."""
 
-    tensors: list[Item]
-    objects: list[tuple[str, bytes]]
-    structure: bytes
+    state: _core.State
     keep: list[Any]
     """What must live as long as the tensors' memory is read."""
 
 
-def gather(state: Mapping[Any, Any], arrays: Arrays, rank: int, allow_pickle: bool) -> Gathered:
-    """Flattens a state: its tensors by address, its plain values encoded."""
+def gather(
+    state: Mapping[Any, Any],
+    arrays: Arrays,
+    rank: int,
+    allow_pickle: bool,
+    files: Mapping[str, _files.Source] | None,
+) -> Gathered:
+    """Flattens a state: its tensors by address, its plain values encoded.
+
+    Reads its files as they are now. Those of rank 0 count; others are not looked at.
+    """
     _arguments.flag("allow_pickle", allow_pickle)
+    made = _core.State()
+    for name, content in _files.taken(files) if rank == 0 else []:
+        made.add_file(name, content)
     keep: list[Any] = []
-    tensors: list[Item] = []
     with collector_at_rest():
         flat = _tree.Flattener(rank, arrays.is_tensor, arrays.origin)
-        structure = _core.encode_value(flat.flatten(state), "", False)
+        made.structure = _core.encode_value(flat.flatten(state), "", False)
         keep.append(flat.tensors)  # What a state_dict() has made belongs to nobody else.
         for fqn, tensor in flat.tensors:
-            tensors.extend(arrays.sources(fqn, tensor, keep))
-        objects = [(fqn, _core.encode_value(v, fqn, allow_pickle)) for fqn, v in flat.objects]
-    return Gathered(tensors, objects, structure, keep)
+            arrays.add_sources(made, fqn, tensor, keep)
+        for fqn, value in flat.objects:
+            made.add_object(fqn, _core.encode_value(value, fqn, allow_pickle))
+    return Gathered(made, keep)
 
 
 def needs_no_pickle(state: Mapping[Any, Any], arrays: Arrays) -> bool:
@@ -202,29 +178,22 @@ def save(
     arrays: Arrays,
     coordinator: Coordinator | None,
     allow_pickle: bool,
-    options: dict[str, Any],
-) -> SaveReport:
+    files: Mapping[str, _files.Source] | None,
+    options: _core.SaveOptions,
+) -> _core.SaveReport:
     """Flattens a state and saves it."""
     rank = 0 if coordinator is None else coordinator.rank
     try:
         where = path_text(path)
-        options = with_files(options, rank)
-        parts = gather(state, arrays, rank, allow_pickle)
+        parts = gather(state, arrays, rank, allow_pickle, files)
     except Exception as error:
-        if options.get("coordinate", True):
-            fail(coordinator, f"save {path_name(path)}", error, options.get("timeout", 1800.0))
+        if options.coordinate:
+            fail(coordinator, f"save {path_name(path)}", error, options.timeout)
         raise
-    report = SaveReport(
-        **_core.save(parts.tensors, parts.objects, parts.structure, where, options, coordinator)
-    )
+    report = _core.save(parts.state, where, options, coordinator)
     warn_of_differences(report.differing_tensors)
     log_conflicts(where, report.conflicts)
     return report
-
-
-def with_files(options: dict[str, Any], rank: int) -> dict[str, Any]:
-    """Reads the files of a save as they are now. Those of rank 0 count; others are not looked at."""
-    return {**options, "files": _files.taken(options.get("files")) if rank == 0 else []}
 
 
 def log_conflicts(path: str, conflicts: list[str]) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 
 import varve
-from varve import _engine
+from varve import _core, _engine
 
 
 def contents(folder: Path) -> dict[str, str]:
@@ -42,7 +42,8 @@ def save_as_rank(rank: int, size: int, path: Path) -> None:
         varve.NumpyArrays(),
         types.SimpleNamespace(rank=rank, size=size),
         False,
-        {"coordinate": False, "save_id": b"\xab" * 16},
+        None,
+        _core.SaveOptions(coordinate=False, save_id=b"\xab" * 16),
     )
 
 

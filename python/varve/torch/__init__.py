@@ -35,9 +35,10 @@ from varve._core import (
     Damage,
     Difference,
     LoadReport,
+    SaveReport,
     StoredChunk,
 )
-from varve._engine import SaveReport
+from varve._engine import Coordinator
 from varve._files import Source as FileSource
 from varve._files import StoredFiles
 from varve._open import Checkpoint, StoredTensor, open_checkpoint
@@ -90,10 +91,10 @@ def save(
     files: Mapping[str, FileSource] | None = None,
     allow_pickle: bool = False,
     coordinate: bool = True,
-    format: str = "varve",
+    format: Literal["varve", "dcp"] = "varve",
     save_id: bytes | None = None,
-    on_difference: str = "warn",
-    check_replicas: str = "samples",
+    on_difference: Literal["warn", "error"] = "warn",
+    check_replicas: Literal["samples", "full"] = "samples",
     timeout: float = 1800.0,
     progress: Callable[[int, int], None] | None = None,
 ) -> SaveReport:
@@ -143,24 +144,26 @@ def save(
             replicas differ and `on_difference` is "error".
         OutOfSpaceError, UnavailableError: Writing failed or a rank is lost; each is named.
     """
-    options: dict[str, Any] = {
-        "overwrite": overwrite,
-        "files": files,
-        "coordinate": coordinate,
-        "format": format,
-        "on_difference": on_difference,
-        "check_replicas": check_replicas,
-        "timeout": timeout,
-    }
-    if progress is not None:
-        options["progress"] = progress
-    arrays = TorchArrays()
+
+    def save_with(coordinator: Coordinator | None, save_id: bytes | None) -> SaveReport:
+        options = _core.SaveOptions(
+            overwrite=overwrite,
+            coordinate=coordinate,
+            format=format,
+            save_id=save_id,
+            on_difference=on_difference,
+            check_replicas=check_replicas,
+            timeout=timeout,
+            progress=progress,
+        )
+        arrays = TorchArrays()
+        return _engine.save(state_dict, path, arrays, coordinator, allow_pickle, files, options)
+
     if not coordinate:
-        options["save_id"] = _run.save_id(_engine.path_text(path), process_group, save_id)
-        me = _run.me(process_group)
-        return _engine.save(state_dict, path, arrays, me, allow_pickle, options)
+        own_id = _run.save_id(_engine.path_text(path), process_group, save_id)
+        return save_with(_run.me(process_group), own_id)
     with collective(process_group, timeout, name_of("save", path)) as coordinator:
-        return _engine.save(state_dict, path, arrays, coordinator, allow_pickle, options)
+        return save_with(coordinator, None)
 
 
 def load(

@@ -14,10 +14,12 @@ import os
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
+from dataclasses import dataclass
 from typing import Any, Literal, cast
 
 from varve import _core, _engine
-from varve._engine import SaveReport
+from varve._core import SaveReport
+from varve._engine import Coordinator
 from varve._files import Source as FileSource
 from varve.errors import STAGER_LOST, Error, InvalidArgumentError
 from varve.torch import _run
@@ -43,10 +45,10 @@ def async_save(
     files: Mapping[str, FileSource] | None = None,
     allow_pickle: bool = False,
     coordinate: bool = True,
-    format: str = "varve",
+    format: Literal["varve", "dcp"] = "varve",
     save_id: bytes | None = None,
-    on_difference: str = "warn",
-    check_replicas: str = "samples",
+    on_difference: Literal["warn", "error"] = "warn",
+    check_replicas: Literal["samples", "full"] = "samples",
     timeout: float = 1800.0,
     progress: Callable[[int, int], None] | None = None,
     max_write_bandwidth: int = 0,
@@ -120,34 +122,35 @@ def async_save(
     if write == "deferred" and "process" not in (executor, stager.executor if stager else None):
         raise InvalidArgumentError('write="deferred" needs executor="process"')
     where = _engine.path_text(path)
-    options: dict[str, Any] = {
-        "deferred": write == "deferred",
-        "overwrite": overwrite,
-        "files": files,
-        "coordinate": coordinate,
-        "format": format,
-        "on_difference": on_difference,
-        "check_replicas": check_replicas,
-        "timeout": timeout,
-        "max_write_bandwidth": max_write_bandwidth,
-        "overlapped": staging == "overlapped",
-        "retries": retries,
-    }
-    if progress is not None:
-        options["progress"] = progress
-    if deadline is not None:
-        options["deadline"] = deadline
-    if check_torn is not None:
-        options["check_torn"] = check_torn
-    if not coordinate:
-        options["save_id"] = _run.save_id(where, process_group, save_id)
+    own_id = None if coordinate else _run.save_id(where, process_group, save_id)
+
+    def begin_with(stager: Stager, coordinator: Coordinator | None) -> SaveHandle:
+        options = _core.AsyncSaveOptions(
+            save=_core.SaveOptions(
+                overwrite=overwrite,
+                coordinate=coordinate,
+                format=format,
+                save_id=own_id,
+                on_difference=on_difference,
+                check_replicas=check_replicas,
+                timeout=timeout,
+                progress=progress,
+                max_write_bandwidth=max_write_bandwidth,
+            ),
+            overlapped=staging == "overlapped",
+            retries=retries,
+            deadline=deadline,
+            check_torn=check_torn,
+            deferred=write == "deferred",
+        )
+        save = _Save(state_dict, where, files, allow_pickle, on_failure, options)
+        return save.start(stager, coordinator)
 
     def begin(stager: Stager) -> SaveHandle:
         if not coordinate:
-            me = _run.me(process_group)
-            return _start(state_dict, where, stager, me, allow_pickle, options, on_failure)
+            return begin_with(stager, _run.me(process_group))
         with collective(process_group, timeout, name_of("save", path)) as coordinator:
-            return _start(state_dict, where, stager, coordinator, allow_pickle, options, on_failure)
+            return begin_with(stager, coordinator)
 
     executor = executor or "thread"
     handle = begin(stager or stager_of(process_group, executor, timeout))
@@ -163,74 +166,74 @@ def async_save(
     return handle
 
 
-def _start(
-    state: Mapping[Any, Any],
-    path: str,
-    stager: Stager,
-    coordinator: Any,
-    allow_pickle: bool,
-    options: dict[str, Any],
-    on_failure: str,
-) -> SaveHandle:
-    stager_engine = stager._usable()
-    handle = SaveHandle()
-    handle.path = path
-    refusal: Error | None = None
-    cause: BaseException | None = None
-    if stager._lost:
-        refusal = InvalidArgumentError(_LOST, path=path, reason=STAGER_LOST)
-    if on_failure == "raise":
-        known = stager._failures.take()
-        if known is not None and refusal is None:
-            refusal, cause = InvalidArgumentError(known[0], path=path), known[1]
-    else:
-        warn_of_earlier(stager._failures)
-    deadline = time.monotonic() + options["deadline"] if "deadline" in options else None
-    rank = 0 if coordinator is None else coordinator.rank
-    parts = _engine.Gathered([], [], b"", [])
-    if refusal is None:
-        try:
-            options = _engine.with_files(options, rank)
-            parts = _engine.gather(state, TorchArrays(stager.copy_from_devices), rank, allow_pickle)
-        except Exception as error:
-            cause = error
-            refusal = error if isinstance(error, Error) else _ours(error)
+@dataclass(frozen=True)
+class _Save:
+    """The arguments of a call."""
 
-    def end_staging(error: BaseException | None) -> None:
-        handle._end_staging(error)
+    state: Mapping[Any, Any]
+    path: str
+    files: Mapping[str, FileSource] | None
+    allow_pickle: bool
+    on_failure: str
+    options: _core.AsyncSaveOptions
 
-    def end(report: dict[str, Any] | None, error: BaseException | None) -> None:
-        if report is not None:
-            _engine.log_conflicts(path, report["conflicts"])
-        if error is not None:
-            if cause is not None:
-                error.__cause__ = cause
-            if is_failure(error, handle._asked_to_end or stager._aborted, deadline):
-                handle._failed = True
-                tells = rank == 0 or stager._lost or not options["coordinate"]
-                stager._failures.add(path, error, tells)
-        handle._end(None if report is None else SaveReport(**report), error)
+    def start(self, stager: Stager, coordinator: Coordinator | None) -> SaveHandle:
+        """Begins the save on a stager."""
+        stager_engine = stager._usable()
+        handle = SaveHandle()
+        handle.path = self.path
+        refusal, cause = self._refusal(stager)
+        limit = self.options.deadline
+        deadline = None if limit is None else time.monotonic() + limit
+        rank = 0 if coordinator is None else coordinator.rank
+        parts = _engine.Gathered(_core.State(), [])
+        if refusal is None:
+            try:
+                arrays = TorchArrays(stager.copy_from_devices)
+                parts = _engine.gather(self.state, arrays, rank, self.allow_pickle, self.files)
+            except Exception as error:
+                cause = error
+                refusal = error if isinstance(error, Error) else _ours(error)
 
-    if refusal is not None:
-        options = {**options, "files": []}
-    engine_options = {**options, "on_staged": end_staging, "on_done": end}
-    if refusal is not None:
-        engine_options["not_ready"] = refusal
-    handle._keep = parts
-    engine = _core.async_save(
-        stager_engine,
-        parts.tensors,
-        parts.objects,
-        parts.structure,
-        path,
-        engine_options,
-        coordinator,
-    )
-    handle._engine = engine
-    if handle.done():
-        handle._engine = None
-    _engine.warn_of_differences(engine.differing_tensors)
-    return handle
+        def end(report: SaveReport | None, error: BaseException | None) -> None:
+            if report is not None:
+                _engine.log_conflicts(self.path, report.conflicts)
+            if error is not None:
+                if cause is not None:
+                    error.__cause__ = cause
+                if is_failure(error, handle._asked_to_end or stager._aborted, deadline):
+                    handle._failed = True
+                    tells = rank == 0 or stager._lost or not self.options.save.coordinate
+                    stager._failures.add(self.path, error, tells)
+            handle._end(report, error)
+
+        handle._keep = parts
+        engine = _core.async_save(
+            stager_engine,
+            parts.state,
+            self.path,
+            self.options,
+            coordinator,
+            handle._end_staging,
+            end,
+            refusal,
+        )
+        handle._engine = engine
+        if handle.done():
+            handle._engine = None
+        _engine.warn_of_differences(engine.differing_tensors)
+        return handle
+
+    def _refusal(self, stager: Stager) -> tuple[Error | None, BaseException | None]:
+        """Why a stager takes no save of this rank, and what that comes from."""
+        if self.on_failure != "raise":
+            warn_of_earlier(stager._failures)
+        known = stager._failures.take() if self.on_failure == "raise" else None
+        if stager._lost:
+            return InvalidArgumentError(_LOST, path=self.path, reason=STAGER_LOST), None
+        if known is None:
+            return None, None
+        return InvalidArgumentError(known[0], path=self.path), known[1]
 
 
 def _was_lost(handle: SaveHandle) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from concurrent.futures import Future
 from typing import Any
 
-from varve._engine import SaveReport
+from varve._core import SaveReport
 from varve.errors import CancelledError
 from varve.torch._failures import log_dropped
 

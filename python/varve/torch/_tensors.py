@@ -11,7 +11,7 @@ from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 
 from varve import _core
 from varve._arrays import NumpyArrays
-from varve._engine import DTYPE_NUMBERS, Item
+from varve._engine import DTYPE_NUMBERS
 from varve.errors import InvalidArgumentError, UnsupportedError
 from varve.torch import _layout
 
@@ -64,23 +64,24 @@ class TorchArrays(NumpyArrays):
         """What a read gives back."""
         return "numpy" if not _is_torch(tensor) else "torch"
 
-    def sources(self, fqn: str, tensor: Any, keep: list[Any]) -> Iterable[Item]:
-        """The shards this rank holds; none where it holds nothing."""
-        quick = _quick(fqn, tensor)
-        return (quick,) if quick is not None else self._sources(fqn, tensor, keep)
-
-    def _sources(self, fqn: str, tensor: Any, keep: list[Any]) -> Iterable[Item]:
+    def add_sources(self, state: _core.State, fqn: str, tensor: Any, keep: list[Any]) -> None:
+        """Adds the shards this rank holds; none where it holds nothing."""
+        if _added_quickly(state, fqn, tensor):
+            return
         if not _is_torch(tensor):
-            yield from super().sources(fqn, tensor, keep)
+            super().add_sources(state, fqn, tensor, keep)
             return
         _check(fqn, tensor)
         shape, shards = _shards(fqn, tensor)
         for offsets, local in shards:
             device = _cuda_memory(local) if self._from_devices else None
             if device is not None:
-                yield (*_item(fqn, shape, offsets, local, keep), device)
+                _check_memory(fqn, local)
+                keep.append(local)
+                number, address = _NUMBERS[local.dtype], local.data_ptr()
+                state.add(fqn, number, shape, address, None, offsets, local.shape, device)
             else:
-                yield _item(fqn, shape, offsets, self._on_cpu(fqn, local), keep)
+                add_shard(state, fqn, shape, offsets, self._on_cpu(fqn, local), keep)
 
     def _on_cpu(self, fqn: str, tensor: torch.Tensor) -> torch.Tensor:
         plain = _plain(fqn, tensor)
@@ -112,9 +113,7 @@ class TorchArrays(NumpyArrays):
         keep: list[Any],
     ) -> None:
         """Adds the shards this rank wants filled; memory elsewhere is filled through a copy on the CPU."""
-        quick = _quick(fqn, tensor)
-        if quick is not None:
-            request.add(*quick)
+        if _added_quickly(request, fqn, tensor):
             return
         if not _is_torch(tensor):
             super().add_targets(request, fqn, tensor, after, keep)
@@ -123,7 +122,7 @@ class TorchArrays(NumpyArrays):
         shape, shards = _shards(fqn, tensor)
         for offsets, local in shards:
             memory = self._memory_to_fill(fqn, local, after)
-            request.add(*_item(fqn, shape, offsets, memory, keep))
+            add_shard(request, fqn, shape, offsets, memory, keep)
 
     def _memory_to_fill(
         self, fqn: str, local: torch.Tensor, after: list[Callable[[], None]]
@@ -240,8 +239,8 @@ def _is_torch(value: Any) -> bool:
     )
 
 
-def _quick(fqn: str, tensor: Any) -> Item | None:
-    """The item of a plain contiguous CPU tensor; None for all others.
+def _added_quickly(parts: _core.State | _core.LoadRequest, fqn: str, tensor: Any) -> bool:
+    """Adds a plain contiguous CPU tensor; False for all others.
 
     States have tens of thousands of these, and each Python call here is paid for each of them.
     """
@@ -259,8 +258,9 @@ def _quick(fqn: str, tensor: Any) -> Item | None:
     ):
         number = _NUMBERS.get(tensor.dtype)
         if number is not None:
-            return fqn, number, tensor.shape, tensor.data_ptr()
-    return None
+            parts.add(fqn, number, tensor.shape, tensor.data_ptr())
+            return True
+    return False
 
 
 def _check(fqn: str, tensor: Any) -> None:
@@ -466,25 +466,30 @@ def _copier(target: torch.Tensor, source: torch.Tensor) -> Callable[[], None]:
     return copy
 
 
-def _item(
+def add_shard(
+    parts: _core.State | _core.LoadRequest,
     fqn: str,
     shape: Sequence[int],
-    offsets: Sequence[int] | None,
+    offsets: Sequence[int],
     memory: torch.Tensor,
     keep: list[Any],
-) -> Item:
-    number = _NUMBERS.get(memory.dtype)
-    if number is None:
+) -> None:
+    """Adds the box at `offsets` of a tensor of this shape, which is in CPU memory."""
+    _check_memory(fqn, memory)
+    keep.append(memory)
+    strides = None if memory.is_contiguous() else memory.stride()
+    number = _NUMBERS[memory.dtype]
+    parts.add(fqn, number, shape, memory.data_ptr(), strides, offsets, memory.shape)
+
+
+def _check_memory(fqn: str, memory: torch.Tensor) -> None:
+    """Refuses a tensor whose elements are not in memory as the engine stores them."""
+    if memory.dtype not in _NUMBERS:
         raise InvalidArgumentError(f'tensor "{fqn}": dtype {memory.dtype} is not stored')
     if memory.is_quantized:
         raise InvalidArgumentError(f'tensor "{fqn}": quantized tensors are not stored')
-    address = memory.data_ptr()
-    if address == 0 and memory.numel() > 0:
+    if memory.data_ptr() == 0 and memory.numel() > 0:
         raise InvalidArgumentError(
             f'tensor "{fqn}": a {type(memory).__name__} has no memory of its own; save the tensors it '
             "is made of"
         )
-    keep.append(memory)
-    strides = None if memory.is_contiguous() else memory.stride()
-    sizes = None if offsets is None else memory.shape
-    return fqn, number, shape, address, strides, offsets, sizes
