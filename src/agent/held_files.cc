@@ -4,7 +4,7 @@
 #include <iterator>
 #include <utility>
 
-#include "base/octets.h"
+#include "base/bytes.h"
 #include "varve/storage.h"
 
 namespace varve {
@@ -14,7 +14,9 @@ Bytes EncodeHeldFile(const HeldFile& file) {
   ByteWriter out(&bytes);
   out.String(file.path);
   out.String(file.name);
-  PutOctets(file.save_id.bytes, &out);
+  for (const std::uint8_t octet : file.save_id.bytes) {
+    out.U8(octet);
+  }
   out.U32(file.rank);
   out.U64(file.data_begin);
   out.U64(file.pool_blocks);
@@ -27,7 +29,9 @@ Result<HeldFile> DecodeHeldFile(std::string_view bytes) {
   HeldFile file;
   file.path = std::string(in.String());
   file.name = std::string(in.String());
-  GetOctets(&in, &file.save_id.bytes);
+  for (std::uint8_t& octet : file.save_id.bytes) {
+    octet = in.U8();
+  }
   file.rank = in.U32();
   file.data_begin = in.U64();
   file.pool_blocks = in.U64();

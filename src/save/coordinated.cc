@@ -191,6 +191,7 @@ class CoordinatedSave final : public SaveSession {
       VARVE_RETURN_IF_ERROR(ClaimName());
     }
     std::vector<std::string> replies;
+    replies.reserve(settled_.settled.ranks.size());
     for (const RankAssignment& assignment : settled_.settled.ranks) {
       replies.push_back(EncodeFields(
           SaveShare{identity.save_id, identity.created_ns, identity.block_bytes, assignment}));
