@@ -2,6 +2,7 @@
 #include <utility>
 
 #include "catalogue/own_names.h"
+#include "interop/dcp/data_name.h"
 #include "publish/commit.h"
 #include "publish/save_id.h"
 #include "varve/dcp.h"
@@ -37,6 +38,7 @@ Status DcpCommit::Publish(const std::vector<std::pair<std::string, std::uint64_t
     DataFile file;
     file.name = name;
     file.size = size;
+    file.rank = static_cast<std::uint32_t>(ParseDcpDataName(name).value_or(DcpDataName{}).rank);
     data_files.push_back(std::move(file));
   }
   return impl_->commit->Publish(data_files, {{".metadata", metadata}});

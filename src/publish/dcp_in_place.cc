@@ -42,9 +42,7 @@
 //     save's. A crash here leaves files that nothing names; the next save removes them.
 
 #include <algorithm>
-#include <charconv>
 #include <cstdint>
-#include <limits>
 #include <set>
 #include <utility>
 
@@ -52,6 +50,7 @@
 #include "catalogue/foreign.h"
 #include "catalogue/names.h"
 #include "catalogue/own_names.h"
+#include "interop/dcp/data_name.h"
 #include "publish/claim.h"
 #include "publish/replaced.h"
 #include "varve/dcp.h"
@@ -61,36 +60,6 @@ namespace varve {
 namespace {
 
 constexpr std::string_view kIndexName = ".metadata";
-
-/// Of "__R_N.distcp".
-struct DataName {
-  std::uint64_t rank = 0;
-  std::uint64_t number = 0;
-};
-
-/// Takes a number off the front. False when there is none, or one that we would never give.
-bool TakeNumber(std::string_view* text, std::uint64_t* number) {
-  const auto parsed = std::from_chars(text->data(), text->data() + text->size(), *number);
-  if (parsed.ec != std::errc() || *number == std::numeric_limits<std::uint64_t>::max()) {
-    return false;
-  }
-  text->remove_prefix(static_cast<std::size_t>(parsed.ptr - text->data()));
-  return true;
-}
-
-std::optional<DataName> ParseDataName(std::string_view name) {
-  DataName parsed;
-  if (!name.starts_with("__")) {
-    return std::nullopt;
-  }
-  name.remove_prefix(2);
-  if (!TakeNumber(&name, &parsed.rank) || !name.starts_with('_')) {
-    return std::nullopt;
-  }
-  name.remove_prefix(1);
-  return TakeNumber(&name, &parsed.number) && name == ".distcp" ? std::optional(parsed)
-                                                                : std::nullopt;
-}
 
 bool IsFile(const DirectoryEntry& entry) { return !entry.is_directory || entry.is_link; }
 
@@ -128,7 +97,7 @@ struct DcpInPlaceCommit::Impl {
   }
   /// True for a name that saves of this kind may remove.
   [[nodiscard]] bool IsOurs(const std::string& name) const {
-    const auto data = ParseDataName(name);
+    const auto data = ParseDcpDataName(name);
     return rank ? data && data->rank == *rank : IsDcpName(name);
   }
 };
@@ -191,7 +160,7 @@ void DcpInPlaceCommit::Impl::TakeStock(const std::vector<DirectoryEntry>& entrie
     }
   }
   const auto count = [this](const std::string& name) {
-    const auto data = ParseDataName(name);
+    const auto data = ParseDcpDataName(name);
     if (data && (!rank || data->rank == *rank)) {
       first = std::max(first, data->number + 1);
     }
@@ -199,7 +168,7 @@ void DcpInPlaceCommit::Impl::TakeStock(const std::vector<DirectoryEntry>& entrie
   std::for_each(named.begin(), named.end(), count);
   for (const DirectoryEntry& entry : entries) {
     count(entry.name);
-    const auto data = ParseDataName(entry.name);
+    const auto data = ParseDcpDataName(entry.name);
     const bool of_another_rank = rank && data && data->rank != *rank;
     const bool was_named = named.contains(entry.name) && !of_another_rank;
     const bool stale = !locks.empty() && IsOurs(entry.name);
@@ -264,7 +233,7 @@ void DcpInPlaceCommit::Impl::RemoveOwn() const {
   }
   (void)storage.Remove(Part());
   for (const DirectoryEntry& entry : *entries) {
-    const auto data = ParseDataName(entry.name);
+    const auto data = ParseDcpDataName(entry.name);
     if (data && IsFile(entry) && IsOurs(entry.name) && data->number >= first) {
       (void)storage.Remove(At(entry.name));
     }

@@ -1,13 +1,12 @@
 #include "interop/dcp/metadata.h"
 
 #include <algorithm>
-#include <charconv>
 #include <cstddef>
-#include <limits>
 #include <numeric>
 #include <optional>
 #include <utility>
 
+#include "interop/dcp/data_name.h"
 #include "interop/dcp/index.h"
 #include "interop/dcp/records.h"
 #include "interop/overlap.h"
@@ -17,19 +16,11 @@
 namespace varve {
 namespace {
 
-/// N of "__N_M.distcp"; 0 for any other name.
+/// R of "__R_N.distcp", wherever it lies; 0 for any other name.
 std::uint32_t RankOf(std::string_view path) {
-  const std::size_t slash = path.rfind('/');
-  std::string_view name = slash == std::string_view::npos ? path : path.substr(slash + 1);
-  if (!name.starts_with("__") || !name.ends_with(".distcp")) {
-    return 0;
-  }
-  name.remove_prefix(2);
-  std::uint32_t rank = 0;
-  const auto parsed = std::from_chars(name.data(), name.data() + name.size(), rank);
-  constexpr std::uint32_t kMaxRank = 1U << 24;
-  const bool is_rank = parsed.ec == std::errc() && rank < kMaxRank && *parsed.ptr == '_';
-  return is_rank ? rank : 0;
+  const auto name = ParseDcpDataName(path.substr(path.rfind('/') + 1));
+  constexpr std::uint64_t kMaxRank = 1U << 24;
+  return name && name->rank < kMaxRank ? static_cast<std::uint32_t>(name->rank) : 0;
 }
 
 Status CheckPath(std::string_view path) {
