@@ -1,7 +1,10 @@
 // An uncoordinated save. NAME is a directory that fills up with one file per rank; every file says
 // which save it belongs to, which rank wrote it and how many there are.
 //
-//  1. Make NAME if needed. Any rank may be first; each syncs PARENT, so that no rank's file can be
+//  1. Refuse a NAME whose committed checkpoint an interrupted overwrite has displaced (commit.cc,
+//  step
+//     9): readers find it by NAME as long as nothing is there, and these files would hide it. Make
+//     NAME if needed. Any rank may be first; each syncs PARENT, so that no rank's file can be
 //     durable in a directory that is not.
 //  2. Lock NAME/.rank-R.varve-lock: two processes that both think they are rank R, or two saves of
 //     one name at once, do not write the same file.
@@ -23,6 +26,7 @@
 
 #include "base/guarded.h"
 #include "catalogue/names.h"
+#include "catalogue/own_names.h"
 #include "catalogue/scan.h"
 #include "format/commit_record.h"
 #include "publish/claim.h"
@@ -54,6 +58,21 @@ Result<bool> CheckTarget(Storage& storage, const std::string& path, const SaveId
     }
   }
   return others;
+}
+
+/// Errors: AlreadyExists when readers take a displaced checkpoint for the one at `path`.
+Status CheckDisplaced(Storage& storage, const std::string& path) {
+  for (const std::string& displaced : {DisplacedPath(path), OldDisplacedPath(path)}) {
+    if (HoldsCheckpoint(storage, displaced)) {
+      return AlreadyExists(path +
+                           " is the name of a committed checkpoint, which an interrupted overwrite "
+                           "has left at " +
+                           displaced +
+                           "; a save without coordination cannot replace it. `varve gc` gives it "
+                           "its name back; choose another name");
+    }
+  }
+  return Status::Ok();
 }
 
 /// Removes what earlier saves of this rank were writing when they died. The rank's lock is held.
@@ -172,7 +191,8 @@ class RankLocalSave final : public SaveSession {
   }
 
   Result<SaveReport> Publish(StagedFile* staged) {
-    VARVE_RETURN_IF_ERROR(MakeDirectories(storage_, path_));          // Step 1.
+    VARVE_RETURN_IF_ERROR(CheckDisplaced(storage_, path_));  // Step 1.
+    VARVE_RETURN_IF_ERROR(MakeDirectories(storage_, path_));
     auto lock = storage_.Lock(RankLockPath(path_, identity().rank));  // Step 2.
     if (lock.status().code() == StatusCode::kFailedPrecondition) {
       return FailedPrecondition("another save of " + path_ + " by this rank is under way");

@@ -190,6 +190,21 @@ TEST(RemoveCheckpoint, LeavesAWholeCheckpointOrNoneWhereverItIsStopped) {
   });
 }
 
+TEST(UncoordinatedSave, DoesNotHideACheckpointThatAnInterruptedOverwriteHasDisplaced) {
+  MemoryStorage storage;
+  const JobState old(1, 1);
+  ASSERT_TRUE(IsOk(SaveAlone(old, kPath, storage, false)));
+  ASSERT_TRUE(IsOk(storage.Rename(kPath, DisplacedPath(kPath), RenameMode::kNoReplace)));
+  SaveOptions options = SmallSave(true);
+  options.coordinate = false;
+  EXPECT_TRUE(FailsWith(Save(JobState(2, 1).rank(0), kPath, options, storage),
+                        StatusCode::kAlreadyExists, {kPath, DisplacedPath(kPath), "varve gc"}));
+  EXPECT_TRUE(HoldsOneOf(kPath, storage, {&old.content()}));
+  ASSERT_TRUE(IsOk(CollectGarbage("runs", DryRun::kNo, storage)));
+  EXPECT_TRUE(HoldsOneOf(kPath, storage, {&old.content()}));
+  EXPECT_TRUE(HoldsNothingBut({kPath}, storage));
+}
+
 TEST(NewestCheckpoint, IsTheWholeOneWithTheHighestStep) {
   MemoryStorage storage;
   ASSERT_TRUE(IsOk(storage.MakeDirectory("runs")));
