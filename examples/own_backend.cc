@@ -78,8 +78,11 @@ class FolderWriter : public vp::StorageWriter {
     return varve::Status::Ok();
   }
 
-  varve::Status SetUpStorageWriter(bool /*is_coordinator*/) override {
+  varve::Status SetUpStorageWriter(const vp::SaveRole& role) override {
     Abandon();
+    if (!role.use_collectives) {
+      return varve::Unimplemented("this backend needs a coordinator: one index names all files");
+    }
     return varve::Status::Ok();
   }
 

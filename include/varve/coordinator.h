@@ -47,14 +47,16 @@ using Contribution = Result<std::string>;
 /// If any rank contributes an error, cannot be reached in time, or `combine` fails, `combine` is
 /// not called (or its result dropped) and *every* rank returns the same error, which names each
 /// failing rank with its cause. `what` says what was being done, for the message.
-/// When the coordinator itself is lost the others return kUnavailable naming rank 0.
+/// When the coordinator itself is lost the others return kUnavailable naming its rank.
+/// `coordinator_rank` is the same on all ranks: who combines, if not rank 0.
 Result<std::string> Exchange(
     Coordinator& coordinator, std::string_view what, Contribution mine, Deadline deadline,
-    const std::function<Result<std::vector<std::string>>(std::vector<std::string>)>& combine);
+    const std::function<Result<std::vector<std::string>>(std::vector<std::string>)>& combine,
+    int coordinator_rank = 0);
 
 /// An Exchange without payload: all ranks return Ok, or all return the same error.
-Status Agree(Coordinator& coordinator, std::string_view what, const Status& mine,
-             Deadline deadline);
+Status Agree(Coordinator& coordinator, std::string_view what, const Status& mine, Deadline deadline,
+             int coordinator_rank = 0);
 
 /// One process, no peers.
 std::unique_ptr<Coordinator> MakeSingleProcessCoordinator();

@@ -121,11 +121,10 @@ Result<std::vector<Contribution>> Gather(Coordinator& coordinator, Contribution 
     contributions.reserve(size);
     return Status::Ok();
   });
-  if (room.ok()) {
-    contributions.push_back(std::move(mine));
-  }
-  for (std::size_t rank = 1; rank < size; ++rank) {
-    auto contribution = ReceiveContribution(coordinator, static_cast<int>(rank), deadline);
+  for (int rank = 0; rank < coordinator.size(); ++rank) {
+    Contribution contribution = rank == coordinator.rank()
+                                    ? std::move(mine)
+                                    : ReceiveContribution(coordinator, rank, deadline);
     if (room.ok()) {
       contributions.push_back(std::move(contribution));
     }
@@ -161,7 +160,10 @@ Result<std::string> Coordinate(Coordinator& coordinator, std::string_view what, 
   const Deadline reply_deadline =
       std::max(deadline, std::chrono::steady_clock::now() + kReplyGrace);
   Status sent;
-  for (int rank = 1; rank < coordinator.size(); ++rank) {
+  for (int rank = 0; rank < coordinator.size(); ++rank) {
+    if (rank == coordinator.rank()) {
+      continue;
+    }
     // Moved, not copied: nobody else needs a rank's reply.
     const Contribution reply =
         replies.ok() ? Contribution(std::move((*replies)[static_cast<std::size_t>(rank)]))
@@ -175,22 +177,24 @@ Result<std::string> Coordinate(Coordinator& coordinator, std::string_view what, 
   }
   VARVE_RETURN_IF_ERROR(replies.status());
   VARVE_RETURN_IF_ERROR(sent);
-  return std::move((*replies)[0]);
+  return std::move((*replies)[static_cast<std::size_t>(coordinator.rank())]);
 }
 
 /// Every other rank's part.
-Result<std::string> TakePart(Coordinator& coordinator, std::string_view what,
+Result<std::string> TakePart(Coordinator& coordinator, int coordinator_rank, std::string_view what,
                              const Contribution& mine, Deadline deadline) {
   const auto lost = [&](const Status& status) {
     return Unavailable(status.message())
-        .With({.rank = 0})
-        .Annotate("rank 0 (coordinator)")
+        .With({.rank = coordinator_rank})
+        .Annotate("rank " + std::to_string(coordinator_rank) + " (coordinator)")
         .Annotate(what);
   };
-  if (Status status = SendContribution(coordinator, 0, mine, deadline); !status.ok()) {
+  if (Status status = SendContribution(coordinator, coordinator_rank, mine, deadline);
+      !status.ok()) {
     return mine.ok() ? lost(status) : mine.status().Annotate(what);
   }
-  auto reply = Guarded([&] { return coordinator.Receive(0, deadline + 2 * kReplyGrace); });
+  auto reply =
+      Guarded([&] { return coordinator.Receive(coordinator_rank, deadline + 2 * kReplyGrace); });
   if (!reply.ok()) {
     // The own failure is the better story when both happened.
     return mine.ok() ? lost(reply.status()) : mine.status().Annotate(what);
@@ -202,21 +206,24 @@ Result<std::string> TakePart(Coordinator& coordinator, std::string_view what,
 
 Result<std::string> Exchange(
     Coordinator& coordinator, std::string_view what, Contribution mine, Deadline deadline,
-    const std::function<Result<std::vector<std::string>>(std::vector<std::string>)>& combine) {
+    const std::function<Result<std::vector<std::string>>(std::vector<std::string>)>& combine,
+    int coordinator_rank) {
   return Guarded([&] {
-    return coordinator.is_coordinator()
+    return coordinator.rank() == coordinator_rank
                ? Coordinate(coordinator, what, std::move(mine), deadline, combine)
-               : TakePart(coordinator, what, mine, deadline);
+               : TakePart(coordinator, coordinator_rank, what, mine, deadline);
   });
 }
 
-Status Agree(Coordinator& coordinator, std::string_view what, const Status& mine,
-             Deadline deadline) {
-  return Exchange(coordinator, what,
-                  mine.ok() ? Contribution(std::string()) : Contribution(CopyOf(mine)), deadline,
-                  [](const std::vector<std::string>& payloads) -> Result<std::vector<std::string>> {
-                    return std::vector<std::string>(payloads.size());
-                  })
+Status Agree(Coordinator& coordinator, std::string_view what, const Status& mine, Deadline deadline,
+             int coordinator_rank) {
+  return Exchange(
+             coordinator, what,
+             mine.ok() ? Contribution(std::string()) : Contribution(CopyOf(mine)), deadline,
+             [](const std::vector<std::string>& payloads) -> Result<std::vector<std::string>> {
+               return std::vector<std::string>(payloads.size());
+             },
+             coordinator_rank)
       .status();
 }
 

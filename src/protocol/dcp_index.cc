@@ -22,7 +22,8 @@ struct Stored {
 class StoredItems {
  public:
   /// The first result of a rank has the receipt of its file, which lists the items in order.
-  Status Add(std::uint32_t rank, const std::vector<WriteResult>& results, DcpIndexBuilder* index) {
+  Status Add(std::uint32_t rank, std::uint64_t number, const std::vector<WriteResult>& results,
+             DcpIndexBuilder* index) {
     if (results.empty()) {
       return Status::Ok();
     }
@@ -31,9 +32,9 @@ class StoredItems {
       return InvalidArgument("the write results of rank " + std::to_string(rank) +
                              " are not those of one FileSystemWriter, in its order");
     }
-    VARVE_ASSIGN_OR_RETURN(const std::uint32_t number, index->AddFile(rank, *file));
+    VARVE_ASSIGN_OR_RETURN(const std::uint32_t place, index->AddFile(rank, *file, number));
     for (std::size_t i = 0; i < results.size(); ++i) {
-      items_[results[i].index] = {number, file->items[i]};
+      items_[results[i].index] = {place, file->items[i]};
     }
     return Status::Ok();
   }
@@ -76,11 +77,12 @@ Result<std::optional<Value>> Structure(const std::string& planner_data) {
 
 Result<CheckpointIndex> MakeIndex(const Metadata& metadata,
                                   const std::vector<std::vector<WriteResult>>& results,
-                                  std::uint64_t block_bytes) {
-  DcpIndexBuilder index(block_bytes);
+                                  const WrittenFiles& files) {
+  DcpIndexBuilder index(files.block_bytes);
   StoredItems items;
-  for (std::size_t rank = 0; rank < results.size(); ++rank) {
-    VARVE_RETURN_IF_ERROR(items.Add(static_cast<std::uint32_t>(rank), results[rank], &index));
+  for (std::size_t i = 0; i < results.size(); ++i) {
+    VARVE_RETURN_IF_ERROR(items.Add(files.first_rank + static_cast<std::uint32_t>(i), files.number,
+                                    results[i], &index));
   }
   for (const auto& [fqn, entry] : metadata.state_dict_metadata) {
     if (const auto* tensor = std::get_if<TensorStorageMetadata>(&entry)) {

@@ -113,6 +113,19 @@ Metadata Describe(std::vector<SavePlan>* plans) {
   return metadata;
 }
 
+/// Returns who writes what. A rank on its own writes all that it holds; the parts of tensors that
+/// it does not hold are other ranks' affair.
+Result<SettledPlan> SettleAs(const SaveRole& role, const std::vector<LocalPlan>& locals) {
+  if (role.use_collectives) {
+    return Settle(locals);
+  }
+  SettledPlan settled;
+  for (const LocalPlan& local : locals) {
+    settled.ranks.push_back(AssignEverything(local));
+  }
+  return settled;
+}
+
 Status CheckTensor(const SourceTensor& tensor) {
   if (IsProduced(tensor.source)) {
     return Unimplemented("is produced, not in memory; plans are made of memory only");
@@ -127,8 +140,9 @@ Status CheckTensor(const SourceTensor& tensor) {
 
 Status DefaultSavePlanner::SetUpPlanner(const State& state,
                                         const std::optional<StorageMeta>& /*storage_meta*/,
-                                        bool /*is_coordinator*/) {
+                                        const SaveRole& role) {
   state_ = &state;
+  role_ = role;
   tensors_.clear();
   objects_.clear();
   for (const SourceTensor& tensor : state.tensors) {
@@ -171,7 +185,7 @@ Result<GlobalSavePlan> DefaultSavePlanner::CreateGlobalPlan(std::vector<SavePlan
     locals.push_back(std::move(one->plan));
     translated.push_back(std::move(*one));
   }
-  VARVE_ASSIGN_OR_RETURN(SettledPlan settled, Settle(locals));
+  VARVE_ASSIGN_OR_RETURN(SettledPlan settled, SettleAs(role_, locals));
   if (options_.dedup_save_to_lowest_rank) {
     TakeLowestRanks(locals, &settled);
   }

@@ -52,9 +52,9 @@ class TrappedWriter : public FileSystemWriter {
     VARVE_RETURN_IF_ERROR(trap_.At("StorageWriter::Reset", rank_));
     return FileSystemWriter::Reset(id);
   }
-  Status SetUpStorageWriter(bool is_coordinator) override {
+  Status SetUpStorageWriter(const SaveRole& role) override {
     VARVE_RETURN_IF_ERROR(trap_.At("StorageWriter::SetUpStorageWriter", rank_));
-    return FileSystemWriter::SetUpStorageWriter(is_coordinator);
+    return FileSystemWriter::SetUpStorageWriter(role);
   }
   Result<SavePlan> PrepareLocalPlan(SavePlan plan) override {
     VARVE_RETURN_IF_ERROR(trap_.At("StorageWriter::PrepareLocalPlan", rank_));
@@ -93,11 +93,11 @@ class TrappedSavePlanner : public DefaultSavePlanner {
   TrappedSavePlanner(const Trap& trap, int rank) : trap_(trap), rank_(rank) {}
 
   Status SetUpPlanner(const State& state, const std::optional<StorageMeta>& meta,
-                      bool is_coordinator) override {
+                      const SaveRole& role) override {
     EXPECT_TRUE(meta.has_value());
-    EXPECT_EQ(is_coordinator, rank_ == 0);
+    EXPECT_EQ(role.is_coordinator, rank_ == 0);
     VARVE_RETURN_IF_ERROR(trap_.At("SavePlanner::SetUpPlanner", rank_));
-    return DefaultSavePlanner::SetUpPlanner(state, meta, is_coordinator);
+    return DefaultSavePlanner::SetUpPlanner(state, meta, role);
   }
   Result<SavePlan> CreateLocalPlan() override {
     VARVE_RETURN_IF_ERROR(trap_.At("SavePlanner::CreateLocalPlan", rank_));
@@ -222,7 +222,7 @@ SaveOutcome SaveWith(const std::string& path, const Trap& trap, float first, Coo
   state.objects.push_back({"of." + std::to_string(rank), EncodeValue(Value::Float(first))});
   TrappedWriter writer("unset", trap, rank);
   TrappedSavePlanner planner(trap, rank);
-  CallOptions options;
+  SaveCallOptions options;
   options.checkpoint_id = path;
   // Reset and SetUpStorageWriter abandon as well; what is told here is how often Save did.
   SaveOutcome outcome;
@@ -324,6 +324,7 @@ TEST(ProtocolFailures, AHookThatFailsInASaveFailsItOnAllRanksAndChangesNothing) 
     ExpectSprung(outcomes, trap);
     for (int rank = 0; rank < kRanks; ++rank) {
       const bool set_up_failed = trap.rank == rank && (trap.hook.ends_with("Reset") ||
+                                                       trap.hook.ends_with("SetUpPlanner") ||
                                                        trap.hook.ends_with("SetUpStorageWriter"));
       EXPECT_GE(outcomes[static_cast<std::size_t>(rank)]->abandoned,
                 set_up_failed ? 1 : abandoned_by_itself + 1);

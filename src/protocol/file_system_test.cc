@@ -199,7 +199,7 @@ TEST(FileSystemBackend, RefusesATakenNameBeforeItWrites) {
 TEST(FileSystemBackend, TwoSavesOfOneNameDoNotMix) {
   const TempDir dir;
   FileSystemWriter first(dir / "a");
-  ASSERT_TRUE(IsOk(first.SetUpStorageWriter(true)));
+  ASSERT_TRUE(IsOk(first.SetUpStorageWriter({.is_coordinator = true})));
   ASSERT_TRUE(IsOk(first.PrepareGlobalPlan({SavePlan()})));
   const auto alone = MakeSingleProcessCoordinator();
   EXPECT_TRUE(FailsWith(SaveRank(dir / "a", *alone), StatusCode::kFailedPrecondition));

@@ -67,18 +67,28 @@ Status FileSystemWriter::Reset(std::optional<std::string_view> checkpoint_id) {
   return Status::Ok();
 }
 
-Status FileSystemWriter::SetUpStorageWriter(bool /*is_coordinator*/) {
+Status FileSystemWriter::SetUpStorageWriter(const SaveRole& role) {
   Abandon();
+  role_ = role;
+  conflicts_.clear();
   return ResolvePath(path_, storage_).status();
 }
 
 Result<std::vector<SavePlan>> FileSystemWriter::PrepareGlobalPlan(std::vector<SavePlan> plans) {
+  if (!role_.use_collectives) {
+    const auto rank = static_cast<std::uint32_t>(role_.rank);
+    VARVE_ASSIGN_OR_RETURN(
+        in_place_,
+        DcpInPlaceCommit::Begin(path_, {.overwrite = options_.overwrite, .rank = rank}, storage_));
+    plans.front().storage_data = EncodePlace({BaseName(path_), rank, in_place_->first()});
+    return plans;
+  }
   VARVE_ASSIGN_OR_RETURN(
       commit_, DcpCommit::Begin(path_, options_.overwrite ? Overwrite::kAlways : Overwrite::kNever,
                                 storage_));
   for (std::size_t rank = 0; rank < plans.size(); ++rank) {
     plans[rank].storage_data =
-        EncodePlace({BaseName(commit_->staging()), static_cast<std::uint32_t>(rank)});
+        EncodePlace({BaseName(commit_->staging()), static_cast<std::uint32_t>(rank), 0});
   }
   return plans;
 }
@@ -89,11 +99,12 @@ Result<std::vector<WriteResult>> FileSystemWriter::WriteData(const SavePlan& pla
     return std::vector<WriteResult>();
   }
   VARVE_ASSIGN_OR_RETURN(const Place place, DecodePlace(plan.storage_data));
-  const std::string directory = JoinPath(ParentPath(path_), place.directory);
+  const std::string directory =
+      in_place_ != nullptr ? in_place_->directory() : JoinPath(ParentPath(path_), place.directory);
   if (!storage_.List(directory).ok()) {
     return FailedPrecondition(directory +
-                              " was made by rank 0 and is not there: the ranks do not share the "
-                              "storage of " +
+                              " was made by the coordinator and is not there: the ranks do not "
+                              "share the storage of " +
                               path_);
   }
   std::vector<ItemData> content;  // Owns what the planner may have made, until it is written.
@@ -109,7 +120,7 @@ Result<std::vector<WriteResult>> FileSystemWriter::WriteData(const SavePlan& pla
   options.block_bytes = options_.block_bytes;
   options.progress = options_.progress;
   options.stop = options_.stop;
-  const std::string path = JoinPath(directory, DcpFileName(place.rank));
+  const std::string path = JoinPath(directory, DcpFileName(place.rank, place.number));
   VARVE_ASSIGN_OR_RETURN(const DcpFile written,
                          WriteDcpItems(storage_, path, items, options).Annotate(path));
   return ResultsOf(plan, written);
@@ -117,22 +128,41 @@ Result<std::vector<WriteResult>> FileSystemWriter::WriteData(const SavePlan& pla
 
 Status FileSystemWriter::Finish(const Metadata& metadata,
                                 const std::vector<std::vector<WriteResult>>& results) {
-  if (commit_ == nullptr) {
+  if (commit_ != nullptr) {
+    VARVE_RETURN_IF_ERROR(Publish(*commit_, 0, 0, metadata, results));
+  } else if (in_place_ != nullptr) {
+    VARVE_RETURN_IF_ERROR(Publish(*in_place_, static_cast<std::uint32_t>(role_.rank),
+                                  in_place_->first(), metadata, results));
+  } else {
     return FailedPrecondition(path_ + ": no save is under way here");
   }
+  commit_.reset();
+  in_place_.reset();
+  return Status::Ok();
+}
+
+template <class AnyCommit>
+Status FileSystemWriter::Publish(AnyCommit& commit, std::uint32_t first_rank, std::uint64_t number,
+                                 const Metadata& metadata,
+                                 const std::vector<std::vector<WriteResult>>& results) {
+  const WrittenFiles written{
+      .first_rank = first_rank, .number = number, .block_bytes = options_.block_bytes};
   VARVE_ASSIGN_OR_RETURN(const CheckpointIndex made,
-                         MakeIndex(metadata, results, options_.block_bytes).Annotate(path_));
+                         MakeIndex(metadata, results, written).Annotate(path_));
   std::vector<std::pair<std::string, std::uint64_t>> files;
   files.reserve(made.files.size());
   for (const DataFile& file : made.files) {
     files.emplace_back(file.name, file.size);
   }
-  VARVE_RETURN_IF_ERROR(commit_->Publish(files, made.index.front().content));
-  commit_.reset();
+  VARVE_RETURN_IF_ERROR(commit.Publish(files, made.index.front().content));
+  conflicts_ = commit.conflicts();
   return Status::Ok();
 }
 
-void FileSystemWriter::Abandon() { commit_.reset(); }
+void FileSystemWriter::Abandon() {
+  commit_.reset();
+  in_place_.reset();
+}
 
 std::optional<StorageMeta> FileSystemWriter::GetStorageMeta() const {
   StorageMeta meta;

@@ -6,6 +6,7 @@
 
 #include "base/bytes.h"
 #include "base/checksum.h"
+#include "protocol/coordinator_rank.h"
 #include "protocol/hook.h"
 #include "varve/protocol/checkpoint.h"
 
@@ -38,11 +39,14 @@ class LoadRun {
         what_(options.checkpoint_id ? "load \"" + *options.checkpoint_id + "\"" : "load") {}
 
   Status Run() {
+    VARVE_RETURN_IF_ERROR(CheckCoordinatorRank(coordinator_, options_, what_));
     Result<std::string> mine = LocalPlan();
-    VARVE_ASSIGN_OR_RETURN(const std::string plan,
-                           Exchange(coordinator_, what_, std::move(mine), Later(),
-                                    [this](const auto& all) { return GlobalPlan(all); }));
-    return Agree(coordinator_, what_, Read(plan), Later());
+    VARVE_ASSIGN_OR_RETURN(
+        const std::string plan,
+        Exchange(
+            coordinator_, what_, std::move(mine), Later(),
+            [this](const auto& all) { return GlobalPlan(all); }, options_.coordinator_rank));
+    return Agree(coordinator_, what_, Read(plan), Later(), options_.coordinator_rank);
   }
 
  private:
@@ -56,7 +60,7 @@ class LoadRun {
       VARVE_RETURN_IF_ERROR(CallHook("StorageReader::Reset",
                                      [this] { return reader_.Reset(*options_.checkpoint_id); }));
     }
-    const bool is_coordinator = coordinator_.is_coordinator();
+    const bool is_coordinator = coordinator_.rank() == options_.coordinator_rank;
     VARVE_ASSIGN_OR_RETURN(metadata_, CallHook("StorageReader::ReadMetadata",
                                                [this] { return reader_.ReadMetadata(); }));
     VARVE_RETURN_IF_ERROR(CheckMetadata(metadata_).Annotate("StorageReader::ReadMetadata"));
@@ -74,7 +78,7 @@ class LoadRun {
     return Digest(metadata_) + EncodeLoadPlan(plan);
   }
 
-  /// Step 6, on rank 0.
+  /// Step 6, on the coordinator.
   Replies GlobalPlan(const std::vector<std::string>& encoded) {
     std::vector<LoadPlan> plans;
     for (std::size_t rank = 0; rank < encoded.size(); ++rank) {
@@ -86,8 +90,7 @@ class LoadRun {
       }
       VARVE_ASSIGN_OR_RETURN(plans.emplace_back(), DecodeLoadPlan(one.substr(kDigestBytes)));
     }
-    Replies replies = MakeGlobalPlan(std::move(plans));
-    return std::move(replies).Annotate("rank 0");
+    return MakeGlobalPlan(std::move(plans)).Annotate("rank " + std::to_string(coordinator_.rank()));
   }
 
   Replies MakeGlobalPlan(std::vector<LoadPlan> plans) {

@@ -9,6 +9,7 @@ std::string EncodePlace(const Place& place) {
   ByteWriter out(&bytes);
   out.String(place.directory);
   out.Varint(place.rank);
+  out.Varint(place.number);
   return bytes;
 }
 
@@ -17,6 +18,7 @@ Result<Place> DecodePlace(std::string_view bytes) {
   Place place;
   place.directory = in.String();
   place.rank = static_cast<std::uint32_t>(in.Varint());
+  place.number = in.Varint();
   // The name must not lead anywhere else.
   if (!in.Finish().ok() || place.directory.empty() ||
       place.directory.find('/') != std::string::npos) {

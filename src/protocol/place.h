@@ -12,8 +12,10 @@ namespace varve::protocol {
 
 /// Where a rank writes.
 struct Place {
-  std::string directory;  ///< The staging directory's name, beside the checkpoint's.
+  /// The name of the staging directory, beside the checkpoint's; or of the checkpoint's own.
+  std::string directory;
   std::uint32_t rank = 0;
+  std::uint64_t number = 0;  ///< Of the rank's file.
 };
 
 std::string EncodePlace(const Place& place);

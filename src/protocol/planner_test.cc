@@ -44,7 +44,8 @@ Result<GlobalSavePlan> PlanOf(const std::vector<State>& states,
   std::vector<SavePlan> plans;
   DefaultSavePlanner planner(options);
   for (const State& state : states) {
-    VARVE_RETURN_IF_ERROR(planner.SetUpPlanner(state, std::nullopt, plans.empty()));
+    VARVE_RETURN_IF_ERROR(
+        planner.SetUpPlanner(state, std::nullopt, {.is_coordinator = plans.empty()}));
     VARVE_ASSIGN_OR_RETURN(plans.emplace_back(), planner.CreateLocalPlan());
   }
   return planner.CreateGlobalPlan(std::move(plans));
@@ -127,7 +128,7 @@ TEST(DefaultSavePlanner, ResolvesAPieceOfStridedMemory) {
   tensor.source = HostMemory{memory.floats.data(), {1, 10}};  // Column by column.
   state.tensors.push_back(tensor);
   DefaultSavePlanner planner;
-  ASSERT_TRUE(IsOk(planner.SetUpPlanner(state, std::nullopt, true)));
+  ASSERT_TRUE(IsOk(planner.SetUpPlanner(state, std::nullopt, {.is_coordinator = true})));
   WriteItem item;
   item.index.fqn = "w";
   item.tensor_data = TensorWriteData{{{3, 1}, {2, 2}}, {DType::kFloat32}, {8, 4}};

@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <utility>
 
+#include "protocol/coordinator_rank.h"
 #include "protocol/hook.h"
 #include "varve/protocol/checkpoint.h"
 
@@ -40,7 +41,7 @@ Status CheckResults(const SavePlan& plan, const std::vector<WriteResult>& result
 class SaveRun {
  public:
   SaveRun(const State& state, StorageWriter& writer, SavePlanner& planner, Coordinator& coordinator,
-          const CallOptions& options)
+          const SaveCallOptions& options)
       : state_(state),
         writer_(writer),
         planner_(planner),
@@ -49,14 +50,12 @@ class SaveRun {
         what_(options.checkpoint_id ? "save \"" + *options.checkpoint_id + "\"" : "save") {}
 
   Result<Metadata> Run() {
+    VARVE_RETURN_IF_ERROR(CheckCoordinatorRank(coordinator_, options_, what_));
     Result<std::string> mine = LocalPlan();
-    VARVE_ASSIGN_OR_RETURN(const std::string plan,
-                           Exchange(coordinator_, what_, std::move(mine), Later(),
-                                    [this](const auto& all) { return GlobalPlan(all); }));
+    VARVE_ASSIGN_OR_RETURN(const std::string plan, Combine(std::move(mine), &SaveRun::GlobalPlan));
     Result<std::string> results = Write(plan);
     VARVE_ASSIGN_OR_RETURN(const std::string metadata,
-                           Exchange(coordinator_, what_, std::move(results), Later(),
-                                    [this](const auto& all) { return Finish(all); }));
+                           Combine(std::move(results), &SaveRun::Finish));
     return DecodeMetadata(metadata);
   }
 
@@ -71,8 +70,28 @@ class SaveRun {
   }
 
  private:
-  [[nodiscard]] Deadline Later() const {
-    return std::chrono::steady_clock::now() + options_.timeout;
+  using CoordinatorStep = Replies (SaveRun::*)(const std::vector<std::string>&);
+
+  /// Has the coordinator take a step with what all ranks bring, and returns its reply to this one.
+  /// Without collectives each rank takes the step by itself.
+  Result<std::string> Combine(Result<std::string> mine, CoordinatorStep step) {
+    if (options_.use_collectives) {
+      return Exchange(
+          coordinator_, what_, std::move(mine), std::chrono::steady_clock::now() + options_.timeout,
+          [&](const std::vector<std::string>& all) {
+            return (this->*step)(all).Annotate("rank " + std::to_string(coordinator_.rank()));
+          },
+          options_.coordinator_rank);
+    }
+    VARVE_RETURN_IF_ERROR(mine.status().Annotate(what_));
+    VARVE_ASSIGN_OR_RETURN(std::vector<std::string> replies,
+                           (this->*step)({*mine}).Annotate(what_));
+    if (replies.size() != 1) {
+      return Internal("StorageWriter::PrepareGlobalPlan gave " + std::to_string(replies.size()) +
+                      " plans for the one of this rank")
+          .Annotate(what_);
+    }
+    return std::move(replies.front());
   }
 
   /// Steps 1 to 4.
@@ -81,12 +100,14 @@ class SaveRun {
       VARVE_RETURN_IF_ERROR(CallHook("StorageWriter::Reset",
                                      [this] { return writer_.Reset(*options_.checkpoint_id); }));
     }
-    const bool is_coordinator = coordinator_.is_coordinator();
-    VARVE_RETURN_IF_ERROR(CallHook("StorageWriter::SetUpStorageWriter",
-                                   [&] { return writer_.SetUpStorageWriter(is_coordinator); }));
+    const SaveRole role{.is_coordinator = coordinator_.rank() == options_.coordinator_rank,
+                        .rank = coordinator_.rank(),
+                        .use_collectives = options_.use_collectives};
     VARVE_RETURN_IF_ERROR(CallHook("SavePlanner::SetUpPlanner", [&] {
-      return planner_.SetUpPlanner(state_, writer_.GetStorageMeta(), is_coordinator);
+      return planner_.SetUpPlanner(state_, writer_.GetStorageMeta(), role);
     }));
+    VARVE_RETURN_IF_ERROR(CallHook("StorageWriter::SetUpStorageWriter",
+                                   [&] { return writer_.SetUpStorageWriter(role); }));
     VARVE_ASSIGN_OR_RETURN(SavePlan plan, CallHook("SavePlanner::CreateLocalPlan",
                                                    [this] { return planner_.CreateLocalPlan(); }));
     VARVE_ASSIGN_OR_RETURN(plan, CallHook("StorageWriter::PrepareLocalPlan", [&] {
@@ -95,13 +116,8 @@ class SaveRun {
     return EncodeSavePlan(plan);
   }
 
-  /// Step 5, on rank 0.
+  /// Step 5, on the coordinator.
   Replies GlobalPlan(const std::vector<std::string>& encoded) {
-    Replies replies = MakeGlobalPlan(encoded);
-    return std::move(replies).Annotate("rank 0");
-  }
-
-  Replies MakeGlobalPlan(const std::vector<std::string>& encoded) {
     std::vector<SavePlan> plans;
     for (const std::string& one : encoded) {
       VARVE_ASSIGN_OR_RETURN(plans.emplace_back(), DecodeSavePlan(one));
@@ -134,15 +150,14 @@ class SaveRun {
     return EncodeWriteResults(results);
   }
 
-  /// Step 8, on rank 0.
+  /// Step 8, on the coordinator.
   Replies Finish(const std::vector<std::string>& encoded) {
     std::vector<std::vector<WriteResult>> results;
     for (const std::string& one : encoded) {
       VARVE_ASSIGN_OR_RETURN(results.emplace_back(), DecodeWriteResults(one));
     }
-    VARVE_RETURN_IF_ERROR(CallHook("StorageWriter::Finish", [&] {
-                            return writer_.Finish(metadata_, results);
-                          }).Annotate("rank 0"));
+    VARVE_RETURN_IF_ERROR(
+        CallHook("StorageWriter::Finish", [&] { return writer_.Finish(metadata_, results); }));
     finished_ = true;
     return std::vector<std::string>(encoded.size(), EncodeMetadata(metadata_));
   }
@@ -151,16 +166,16 @@ class SaveRun {
   StorageWriter& writer_;
   SavePlanner& planner_;
   Coordinator& coordinator_;
-  const CallOptions& options_;
+  const SaveCallOptions& options_;
   const std::string what_;
-  Metadata metadata_;      // On rank 0.
-  bool finished_ = false;  // On rank 0.
+  Metadata metadata_;      // On the coordinator.
+  bool finished_ = false;  // On the coordinator.
 };
 
 }  // namespace
 
 Result<Metadata> Save(const State& state, StorageWriter& writer, SavePlanner& planner,
-                      Coordinator& coordinator, const CallOptions& options) {
+                      Coordinator& coordinator, const SaveCallOptions& options) {
   SaveRun run(state, writer, planner, coordinator, options);
   Result<Metadata> result = run.Run();
   if (!result.ok()) {
@@ -169,7 +184,7 @@ Result<Metadata> Save(const State& state, StorageWriter& writer, SavePlanner& pl
   return result;
 }
 
-Result<Metadata> Save(const State& state, StorageWriter& writer, const CallOptions& options) {
+Result<Metadata> Save(const State& state, StorageWriter& writer, const SaveCallOptions& options) {
   const auto coordinator = MakeSingleProcessCoordinator();
   DefaultSavePlanner planner;
   return Save(state, writer, planner, *coordinator, options);

@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "interop/dcp/checksums.h"
+#include "interop/dcp/data_name.h"
 #include "interop/dcp/encode.h"
 #include "interop/dcp/metadata.h"
 #include "varve/dcp.h"
@@ -22,7 +23,9 @@ Result<Metadata> DecodedIndex(std::string_view index) {
 
 }  // namespace
 
-std::string DcpFileName(std::uint32_t rank) { return "__" + std::to_string(rank) + "_0.distcp"; }
+std::string DcpFileName(std::uint32_t rank, std::uint64_t number) {
+  return ToString(DcpDataName{rank, number});
+}
 
 Chunk DcpChunkOf(std::uint32_t file, Box box, const DcpExtent& item) {
   Chunk chunk;
@@ -34,14 +37,15 @@ Chunk DcpChunkOf(std::uint32_t file, Box box, const DcpExtent& item) {
 
 DcpIndexBuilder::DcpIndexBuilder(std::uint64_t block_bytes) : block_bytes_(block_bytes) {}
 
-Result<std::uint32_t> DcpIndexBuilder::AddFile(std::uint32_t rank, const DcpFile& file) {
+Result<std::uint32_t> DcpIndexBuilder::AddFile(std::uint32_t rank, const DcpFile& file,
+                                               std::uint64_t number) {
   if (file.block_bytes != block_bytes_) {
     return InvalidArgument("rank " + std::to_string(rank) + " writes with block_bytes " +
                            std::to_string(file.block_bytes) + ", rank 0 with " +
                            std::to_string(block_bytes_));
   }
   DataFile& added = files_.emplace_back();
-  added.name = DcpFileName(rank);
+  added.name = DcpFileName(rank, number);
   added.rank = rank;
   added.size = file.size;
   added.block_crc32c = file.block_crc32c;

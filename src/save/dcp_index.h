@@ -15,8 +15,9 @@
 
 namespace varve {
 
-/// Returns "__3_0.distcp" for rank 3.
-std::string DcpFileName(std::uint32_t rank);
+/// Returns "__3_0.distcp" for rank 3. Files of saves into a directory that stays have other
+/// numbers.
+std::string DcpFileName(std::uint32_t rank, std::uint64_t number = 0);
 
 /// Returns the chunk that an item of data file number `file` holds.
 Chunk DcpChunkOf(std::uint32_t file, Box box, const DcpExtent& item);
@@ -27,9 +28,9 @@ class DcpIndexBuilder {
   /// `block_bytes` of all files' checksums.
   explicit DcpIndexBuilder(std::uint64_t block_bytes);
 
-  /// Adds the data file of `rank` and returns its number. Errors: InvalidArgument when its
-  /// checksums are of blocks of another size.
-  Result<std::uint32_t> AddFile(std::uint32_t rank, const DcpFile& file);
+  /// Adds the data file DcpFileName(rank, number) and returns its place among the files. Errors:
+  /// InvalidArgument when its checksums are of blocks of another size.
+  Result<std::uint32_t> AddFile(std::uint32_t rank, const DcpFile& file, std::uint64_t number = 0);
 
   /// Returns the chunks of a tensor, to be added to; makes the tensor first when it is new.
   std::vector<Chunk>& AddTensor(const std::string& fqn, DType dtype, const Dims& shape);

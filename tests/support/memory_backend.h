@@ -50,7 +50,7 @@ class MemoryWriter : public StorageWriter {
     id_ = checkpoint_id.value_or(id_);
     return Status::Ok();
   }
-  Status SetUpStorageWriter(bool /*is_coordinator*/) override { return Status::Ok(); }
+  Status SetUpStorageWriter(const SaveRole& /*role*/) override { return Status::Ok(); }
 
   Result<std::vector<SavePlan>> PrepareGlobalPlan(std::vector<SavePlan> plans) override {
     const std::lock_guard lock(store_.mutex);

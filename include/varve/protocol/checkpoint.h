@@ -5,8 +5,10 @@
 #pragma once
 
 #include <chrono>
+#include <memory>
 #include <optional>
 #include <string>
+#include <string_view>
 
 #include "varve/checkpoint.h"
 #include "varve/coordinator.h"
@@ -23,20 +25,39 @@ struct CallOptions {
   /// How long any rank waits for the others before it gives up and names who is missing. Covers
   /// the time the slowest rank writes or reads.
   std::chrono::milliseconds timeout = std::chrono::minutes(30);
+  /// The rank that plans for all and finishes the checkpoint. The same on all ranks.
+  int coordinator_rank = 0;
+};
+
+struct SaveCallOptions : CallOptions {
+  /// False: each rank saves on its own, and no message is exchanged. Each writes its whole state,
+  /// replicas included, and returns its own metadata or its own error. What the storage makes of
+  /// that is its own affair; FileSystemWriter says what it does.
+  bool use_collectives = true;
 };
 
 /// Saves the ranks' states. Collective: all ranks call it, each with a writer and a planner of its
 /// own, which must live until it returns. Returns the checkpoint's metadata on every rank, or the
 /// same error on every rank. Errors: those of the hooks; Internal when a writer returns without a
-/// result for one of its items; Unavailable when a rank is missing.
+/// result for one of its items; InvalidArgument for a coordinator rank that is none; Unavailable
+/// when a rank is missing.
 Result<Metadata> Save(const State& state, StorageWriter& writer, SavePlanner& planner,
-                      Coordinator& coordinator, const CallOptions& options = {});
+                      Coordinator& coordinator, const SaveCallOptions& options = {});
 
 /// The same with a DefaultSavePlanner, by a single process.
-Result<Metadata> Save(const State& state, StorageWriter& writer, const CallOptions& options = {});
+Result<Metadata> Save(const State& state, StorageWriter& writer,
+                      const SaveCallOptions& options = {});
+
+/// Returns a writer of the first backend that takes `checkpoint_id` (ValidateCheckpointId): today a
+/// FileSystemWriter, for paths. Errors: InvalidArgument when none does.
+Result<std::unique_ptr<StorageWriter>> MakeStorageWriter(std::string_view checkpoint_id);
+
+/// Returns a reader of the first backend that takes `checkpoint_id`, as MakeStorageWriter.
+Result<std::unique_ptr<StorageReader>> MakeStorageReader(std::string_view checkpoint_id);
 
 /// Fills the ranks' targets. Collective as Save. Errors: those of the hooks; FailedPrecondition
 /// when ranks read different metadata; Unavailable when a rank is missing; the same on every rank.
+/// A coordinator rank that is none is InvalidArgument.
 Status Load(TargetState& state, StorageReader& reader, LoadPlanner& planner,
             Coordinator& coordinator, const CallOptions& options = {});
 

@@ -36,6 +36,11 @@ struct FileSystemWriterOptions {
 /// name in one step, as src/publish/commit.cc says. Until then an older checkpoint stays as it
 /// is. The ranks must share the storage; each may have it mounted elsewhere.
 ///
+/// Saves without collectives (SaveCallOptions::use_collectives) write into the checkpoint's
+/// directory itself: rank R its `__R_N.distcp`, then `__R.metadata`, as src/publish/dcp_in_place.cc
+/// says. The directory is a checkpoint of the ranks 0 to R as soon as all of their indexes are
+/// there; FileSystemReader opens it as one.
+///
 /// Values are stored as torch.save would. Errors of WriteData: Unimplemented for a value that only
 /// a pickle can hold, and for bytes that are no encoded Value InvalidArgument, both with the name.
 /// Errors of Finish: InvalidArgument when planner_data is not the structure of a state. Of a
@@ -54,7 +59,7 @@ class FileSystemWriter : public StorageWriter {
   static bool ValidateCheckpointId(std::string_view checkpoint_id);
 
   Status Reset(std::optional<std::string_view> checkpoint_id) override;
-  Status SetUpStorageWriter(bool is_coordinator) override;
+  Status SetUpStorageWriter(const SaveRole& role) override;
   Result<std::vector<SavePlan>> PrepareGlobalPlan(std::vector<SavePlan> plans) override;
   Result<std::vector<WriteResult>> WriteData(const SavePlan& plan, SavePlanner& planner) override;
   Status Finish(const Metadata& metadata,
@@ -62,11 +67,27 @@ class FileSystemWriter : public StorageWriter {
   void Abandon() override;
   [[nodiscard]] std::optional<StorageMeta> GetStorageMeta() const override;
 
+  /// Returns the paths of files that stay under hidden names after the last Finish: somebody put
+  /// them beside an old checkpoint while it was replaced, and the new one's directory has another
+  /// file of that name. On the coordinator.
+  [[nodiscard]] const std::vector<std::string>& conflicts() const { return conflicts_; }
+
  private:
+  /// Makes the index of what the ranks from `first_rank` on have written, in files of this number,
+  /// and publishes it.
+  template <class AnyCommit>
+  Status Publish(AnyCommit& commit, std::uint32_t first_rank, std::uint64_t number,
+                 const Metadata& metadata, const std::vector<std::vector<WriteResult>>& results);
+
   std::string path_;
   FileSystemWriterOptions options_;
   Storage& storage_;
-  std::unique_ptr<DcpCommit> commit_;  // On the coordinator, from PrepareGlobalPlan to the end.
+  SaveRole role_;
+  // One of the two is set from PrepareGlobalPlan to the end. The first on the coordinator; the
+  // second, in saves without collectives, on every rank.
+  std::unique_ptr<DcpCommit> commit_;
+  std::unique_ptr<DcpInPlaceCommit> in_place_;
+  std::vector<std::string> conflicts_;
 };
 
 /// Reads checkpoints of every format that CheckpointReader opens, DCP's and Varve's own among them.

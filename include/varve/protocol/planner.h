@@ -37,6 +37,15 @@ struct TensorMemory {
   std::shared_ptr<void> owner;
 };
 
+/// A rank's part in a save.
+struct SaveRole {
+  bool is_coordinator = false;  ///< With use_collectives false as it would be otherwise.
+  int rank = 0;
+  /// False: the other ranks know nothing of this rank's save. Its plan and its results are the only
+  /// ones that PrepareGlobalPlan and Finish get, on every rank.
+  bool use_collectives = true;
+};
+
 /// What the coordinator makes of all ranks' plans.
 struct GlobalSavePlan {
   std::vector<SavePlan> plans;  ///< By rank, as many as there are ranks.
@@ -51,7 +60,7 @@ class SavePlanner {
   /// Begins a save. `state` stays as it is until the save ends. `storage_meta` is what the
   /// StorageWriter says of itself.
   virtual Status SetUpPlanner(const State& state, const std::optional<StorageMeta>& storage_meta,
-                              bool is_coordinator) = 0;
+                              const SaveRole& role) = 0;
 
   /// All that this rank could write.
   virtual Result<SavePlan> CreateLocalPlan() = 0;
@@ -125,13 +134,13 @@ struct DefaultSavePlannerOptions {
 
 /// Each distinct box of a tensor and each value is written once. Errors of the global plan:
 /// InvalidArgument where ranks disagree about a tensor, where shards overlap without being equal,
-/// and where no rank holds a part of a tensor.
+/// and where no rank holds a part of a tensor (not without collectives: the others may hold it).
 class DefaultSavePlanner : public SavePlanner {
  public:
   explicit DefaultSavePlanner(DefaultSavePlannerOptions options = {}) : options_(options) {}
 
   Status SetUpPlanner(const State& state, const std::optional<StorageMeta>& storage_meta,
-                      bool is_coordinator) override;
+                      const SaveRole& role) override;
   Result<SavePlan> CreateLocalPlan() override;
   Result<GlobalSavePlan> CreateGlobalPlan(std::vector<SavePlan> all_plans) override;
   /// The part of the State's own memory. Errors: NotFound for what the state does not hold.
@@ -142,6 +151,7 @@ class DefaultSavePlanner : public SavePlanner {
 
  private:
   DefaultSavePlannerOptions options_;
+  SaveRole role_;
   const State* state_ = nullptr;
   std::multimap<std::string_view, const SourceTensor*> tensors_;
   std::map<std::string_view, const SourceObject*> objects_;

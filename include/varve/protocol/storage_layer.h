@@ -4,17 +4,20 @@
 /// The calls of a save, by varve::protocol::Save. Each rank has a writer and a planner of its own.
 ///
 ///  1. all ranks     StorageWriter::Reset, if a checkpoint id was given
-///  2. all ranks     StorageWriter::SetUpStorageWriter
-///  3. all ranks     StorageWriter::GetStorageMeta, SavePlanner::SetUpPlanner, CreateLocalPlan
-///  4. all ranks     StorageWriter::PrepareLocalPlan
-///     exchange      plans go to rank 0, the coordinator
-///  5. rank 0        SavePlanner::CreateGlobalPlan, StorageWriter::PrepareGlobalPlan
+///  2. all ranks     StorageWriter::GetStorageMeta, SavePlanner::SetUpPlanner
+///  3. all ranks     StorageWriter::SetUpStorageWriter
+///  4. all ranks     SavePlanner::CreateLocalPlan, StorageWriter::PrepareLocalPlan
+///     exchange      plans go to the coordinator: rank 0, or CallOptions::coordinator_rank
+///  5. coordinator   SavePlanner::CreateGlobalPlan, StorageWriter::PrepareGlobalPlan
 ///     exchange      each rank gets its own plan back
 ///  6. all ranks     SavePlanner::FinishPlan
 ///  7. all ranks     StorageWriter::WriteData, which calls SavePlanner::ResolveData for each item
-///     exchange      results go to rank 0
-///  8. rank 0        StorageWriter::Finish: from here on the checkpoint is there
+///     exchange      results go to the coordinator
+///  8. coordinator   StorageWriter::Finish: from here on the checkpoint is there
 ///     exchange      all ranks learn the outcome
+///
+/// With SaveCallOptions::use_collectives false there is no exchange: every rank calls all of 1 to 8
+/// by itself, 5 and 8 with its own plan and results alone, and learns its own outcome alone.
 ///
 /// The calls of a load, by varve::protocol::Load:
 ///
@@ -23,8 +26,9 @@
 ///  3. all ranks     LoadPlanner::SetUpPlanner
 ///  4. all ranks     StorageReader::SetUpStorageReader, LoadPlanner::CreateLocalPlan
 ///  5. all ranks     StorageReader::PrepareLocalPlan
-///     exchange      plans go to rank 0, which also checks that all have read the same metadata
-///  6. rank 0        LoadPlanner::CreateGlobalPlan, StorageReader::PrepareGlobalPlan
+///     exchange      plans go to the coordinator, which also checks that all have read the same
+///                   metadata
+///  6. coordinator   LoadPlanner::CreateGlobalPlan, StorageReader::PrepareGlobalPlan
 ///     exchange      each rank gets its own plan back; nothing has been written to memory so far
 ///  7. all ranks     LoadPlanner::FinishPlan
 ///  8. all ranks     StorageReader::ReadData, which calls LoadPlanner::LoadBytes for each value,
@@ -41,8 +45,8 @@
 /// is called on any rank. Then each rank's writer is told to Abandon. After an error of Save no new
 /// checkpoint shows and an older one is whole, as far as the backend keeps what is said at Finish
 /// and Abandon. Two exceptions: Finish has done its work and reports an error nevertheless; or the
-/// transport fails after Finish, and ranks that did not hear from rank 0 say so. After an error of
-/// Load in step 8 the memory may be partly filled; before it is as it was.
+/// transport fails after Finish, and ranks that did not hear from the coordinator say so. After an
+/// error of Load in step 8 the memory may be partly filled; before it is as it was.
 #pragma once
 
 #include <optional>
@@ -60,8 +64,8 @@ namespace varve::protocol {
 /// Puts plans into a storage. One object a rank, which may be used for one save after the other.
 ///
 /// DCP's class method validate_checkpoint_id, which chooses a storage for an id, is a static
-/// ValidateCheckpointId of our own backends and no hook: Save is given its writer. A writer refuses
-/// an id that is not of its kind in Reset.
+/// ValidateCheckpointId of our own backends and no hook; MakeStorageWriter (checkpoint.h) asks
+/// them. A writer refuses an id that is not of its kind in Reset.
 class StorageWriter {
  public:
   virtual ~StorageWriter() = default;
@@ -71,8 +75,9 @@ class StorageWriter {
   /// Errors: InvalidArgument for an id that is not one of this storage.
   virtual Status Reset(std::optional<std::string_view> checkpoint_id) = 0;
 
-  /// Begins a save. Ends what an earlier one has left undone, as Abandon does.
-  virtual Status SetUpStorageWriter(bool is_coordinator) = 0;
+  /// Begins a save. Ends what an earlier one has left undone, as Abandon does. Errors:
+  /// Unimplemented for a role that this storage cannot play.
+  virtual Status SetUpStorageWriter(const SaveRole& role) = 0;
 
   /// Adds what this storage wants each rank to say; normally as SavePlan::storage_data.
   virtual Result<SavePlan> PrepareLocalPlan(SavePlan plan) { return plan; }
