@@ -187,14 +187,6 @@ SaveReport SavePython(const State& state, const FsPath& path, SaveOptions option
 
 }  // namespace
 
-DType DTypeAt(nb::handle number) {
-  const int value = nb::cast<int>(number);
-  if (value < 0 || value >= kDTypeCount) {
-    Raise(InvalidArgument("unknown dtype number " + std::to_string(value)));
-  }
-  return static_cast<DType>(value);
-}
-
 std::unique_ptr<Coordinator> MakeCoordinator(nb::object object) {
   if (object.is_none()) {
     return MakeSingleProcessCoordinator();

@@ -6,56 +6,68 @@
 #include <utility>
 #include <vector>
 
-#include <nanobind/stl/optional.h>
-#include <nanobind/stl/pair.h>
-#include <nanobind/stl/string.h>
-#include <nanobind/stl/vector.h>
-
 #include "bindings.h"
+#include "bound.h"
 #include "interruptible.h"
 #include "varve/dcp.h"
 
 namespace varve::python {
 namespace {
 
-/// What a producer has raised.
-using Raised = std::optional<nb::python_error>;
+/// The items of a file, added one by one.
+class PythonDcpItems {
+ public:
+  void AddArchive(std::string fqn, const nb::bytes& archive) {
+    items_.push_back({std::move(fqn), std::string(archive.c_str(), archive.size())});
+  }
 
-/// Calls `produce(at, address, size)` with the GIL. `raised` lives as long as the items.
-auto Filling(nb::object produce, Raised* raised) {
-  return [call = Shared(std::move(produce)), raised](std::uint64_t at,
-                                                     std::span<std::byte> out) -> Status {
-    const nb::gil_scoped_acquire gil;
+  void AddTensor(std::string fqn, DType dtype, const Dims& sizes, std::uintptr_t address,
+                 std::optional<Strides> strides) {
+    items_.push_back(WholeDcpTensor(std::move(fqn), dtype, sizes,
+                                    HostMemory{reinterpret_cast<const void*>(address),
+                                               std::move(strides).value_or(Strides{})}));
+  }
+
+  void AddProduced(std::string fqn, DType dtype, const Dims& sizes, nb::object produce) {
+    const auto fill = [this, call = Shared(std::move(produce))](
+                          std::uint64_t at, std::span<std::byte> out) -> Status {
+      const nb::gil_scoped_acquire gil;
+      try {
+        (*call)(at, reinterpret_cast<std::uintptr_t>(out.data()), out.size());
+        return Status::Ok();
+      } catch (nb::python_error& error) {
+        raised_.emplace(std::move(error));
+        return Internal("a producer has raised");
+      }
+    };
+    items_.push_back(WholeDcpTensor(std::move(fqn), dtype, sizes, Producer{fill}));
+  }
+
+  [[nodiscard]] std::vector<std::uint64_t> Fingerprints() const {
+    const nb::gil_scoped_release release;
+    return FingerprintDcpItems(items_);
+  }
+
+  /// Writes the file; raises what a producer has raised.
+  DcpFile Write(const FsPath& path) {
     try {
-      (*call)(at, reinterpret_cast<std::uintptr_t>(out.data()), out.size());
-      return Status::Ok();
-    } catch (nb::python_error& error) {
-      raised->emplace(std::move(error));
-      return Internal("a producer has raised");
+      return Stoppable(path.text, [&](const std::stop_token& stop) {
+        SaveOptions options;
+        options.stop = stop;
+        return WriteDcpFile(path.text, items_, options);
+      });
+    } catch (nb::python_error&) {
+      if (raised_) {
+        throw std::move(*raised_);
+      }
+      throw;
     }
-  };
-}
+  }
 
-/// (fqn, bytes), (fqn, dtype number, sizes, address, strides or None), or (fqn, dtype number,
-/// sizes, producer).
-DcpItem ItemFrom(nb::handle tuple, Raised* raised) {
-  auto fqn = nb::cast<std::string>(nb::object(tuple[0]));
-  if (nb::len(tuple) == 2) {
-    const auto bytes = nb::cast<nb::bytes>(nb::object(tuple[1]));
-    return {std::move(fqn), std::string(bytes.c_str(), bytes.size())};
-  }
-  const DType dtype = DTypeAt(nb::object(tuple[1]));
-  const Dims sizes = Integers<Dims>(nb::object(tuple[2]));
-  if (nb::len(tuple) == 4) {
-    return WholeDcpTensor(std::move(fqn), dtype, sizes,
-                          Producer{Filling(nb::object(tuple[3]), raised)});
-  }
-  HostMemory memory{reinterpret_cast<const void*>(nb::cast<std::uintptr_t>(nb::object(tuple[3])))};
-  if (const nb::object strides = tuple[4]; !strides.is_none()) {
-    memory.strides = Integers<Strides>(strides);
-  }
-  return WholeDcpTensor(std::move(fqn), dtype, sizes, std::move(memory));
-}
+ private:
+  std::vector<DcpItem> items_;
+  std::optional<nb::python_error> raised_;
+};
 
 void PutNumber(std::uint64_t number, std::string* out) {
   for (int shift = 0; shift < 64; shift += 8) {
@@ -94,7 +106,7 @@ Result<DcpFile> DecodeReport(std::string_view bytes) {
   };
   constexpr std::size_t kFixed = 3;
   if (bytes.size() % 8 != 0 || bytes.size() / 8 < kFixed) {
-    return InvalidArgument("the report of a written file is not what write_dcp_file gave");
+    return InvalidArgument("the report of a written file is not what DcpFile.report gave");
   }
   DcpFile file;
   file.size = number();
@@ -116,55 +128,7 @@ Result<DcpFile> DecodeReport(std::string_view bytes) {
   return file;
 }
 
-std::vector<DcpItem> ItemsFrom(const nb::list& tuples, Raised* raised) {
-  std::vector<DcpItem> items;
-  items.reserve(nb::len(tuples));
-  for (const nb::handle tuple : tuples) {
-    items.push_back(ItemFrom(tuple, raised));
-  }
-  return items;
-}
-
-/// `tuples` as write_dcp_file takes them.
-std::vector<std::uint64_t> FingerprintPython(const nb::list& tuples) {
-  Raised raised;  // Nothing is produced here.
-  const std::vector<DcpItem> items = ItemsFrom(tuples, &raised);
-  const nb::gil_scoped_release release;
-  return FingerprintDcpItems(items);
-}
-
-nb::dict WritePython(const FsPath& path, const nb::list& tuples, const nb::dict& options) {
-  Raised raised;
-  const std::vector<DcpItem> items = ItemsFrom(tuples, &raised);
-  SaveOptions save;
-  if (options.contains("direct")) {
-    save.direct = nb::cast<bool>(nb::object(options["direct"]));
-  }
-  DcpFile file;
-  try {
-    file = Stoppable(path.text, [&](const std::stop_token& stop) {
-      save.stop = stop;
-      return WriteDcpFile(path.text, items, save);
-    });
-  } catch (nb::python_error&) {
-    if (raised) {
-      throw std::move(*raised);
-    }
-    throw;
-  }
-  nb::list extents;
-  for (const DcpExtent& extent : file.items) {
-    extents.append(nb::make_tuple(extent.offset, extent.length));
-  }
-  nb::dict out;
-  out["items"] = extents;
-  out["size"] = file.size;
-  out["direct"] = file.direct;
-  out["report"] = ToBytes(EncodeReport(file));
-  return out;
-}
-
-/// `files`: (name, report of write_dcp_file).
+/// `files`: (name, DcpFile.report).
 nb::bytes SealPython(const nb::bytes& index, const nb::list& files) {
   std::vector<DcpNamedFile> named;
   for (const nb::handle tuple : files) {
@@ -248,9 +212,28 @@ class PythonDcpInPlaceCommit : public PythonCommit<DcpInPlaceCommit> {
 }  // namespace
 
 void BindDcp(nb::module_& module) {
-  module.def("write_dcp_file", &WritePython, nb::arg("path"), nb::arg("items"), nb::arg("options"));
+  nb::class_<DcpFile>(module, "DcpFile")
+      .def_prop_ro("items",
+                   [](const DcpFile& self) {
+                     std::vector<std::pair<std::uint64_t, std::uint64_t>> extents;
+                     for (const DcpExtent& extent : self.items) {
+                       extents.emplace_back(extent.offset, extent.length);
+                     }
+                     return extents;
+                   })
+      .def_ro("size", &DcpFile::size)
+      .def_ro("direct", &DcpFile::direct)
+      .def_prop_ro("report", [](const DcpFile& self) { return ToBytes(EncodeReport(self)); });
+  nb::class_<PythonDcpItems>(module, "DcpItems")
+      .def(nb::init<>())
+      .def("add_archive", &PythonDcpItems::AddArchive, nb::arg("fqn"), nb::arg("archive"))
+      .def("add_tensor", &PythonDcpItems::AddTensor, nb::arg("fqn"), nb::arg("dtype"),
+           nb::arg("sizes"), nb::arg("address"), nb::arg("strides") = nb::none())
+      .def("add_produced", &PythonDcpItems::AddProduced, nb::arg("fqn"), nb::arg("dtype"),
+           nb::arg("sizes"), nb::arg("produce"))
+      .def("fingerprints", &PythonDcpItems::Fingerprints)
+      .def("write", &PythonDcpItems::Write, nb::arg("path"));
   module.def("seal_dcp_index", &SealPython, nb::arg("index"), nb::arg("files"));
-  module.def("fingerprint_dcp_items", &FingerprintPython, nb::arg("items"));
   module.def(
       "dcp_replaces_directory", [](const FsPath& path) { return DcpReplacesDirectory(path.text); },
       nb::arg("path"));

@@ -49,21 +49,6 @@ T ValueOrRaise(Result<T> result) {
 Value ToValue(nb::handle object, const std::string& path, bool allow_pickle);
 nb::object FromValue(const Value& value, bool allow_pickle);
 
-/// A tuple, list or torch.Size of non-negative ints.
-template <class Vector>
-Vector Integers(nb::handle sequence) {
-  Vector out;
-  const std::size_t size = nb::len(sequence);
-  out.reserve(size);
-  for (std::size_t i = 0; i < size; ++i) {
-    out.push_back(nb::cast<typename Vector::value_type>(nb::object(sequence[i])));
-  }
-  return out;
-}
-
-/// The dtype with this number. Raises InvalidArgumentError.
-DType DTypeAt(nb::handle number);
-
 nb::bytes ToBytes(const std::string& bytes);
 
 /// The UTF-8 of a str, which may hold lone surrogates as Python's own file names do.

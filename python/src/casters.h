@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <string>
 #include <string_view>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
@@ -42,25 +43,24 @@ struct Names<DryRun> {
                                                             {"True", DryRun::kYes}};
 };
 
+/// The values of an enum from 0 to `last`, by their names in C++.
+template <class E>
+std::vector<std::pair<const char*, E>> AllNamed(std::string_view (*name)(E), E last) {
+  std::vector<std::pair<const char*, E>> all;
+  for (int i = 0; i <= static_cast<int>(last); ++i) {
+    all.emplace_back(name(static_cast<E>(i)).data(), static_cast<E>(i));
+  }
+  return all;
+}
+
 template <>
 struct Names<Format> {
-  static inline const std::pair<const char*, Format> kAll[] = {
-      {FormatName(Format::kVarve).data(), Format::kVarve},
-      {FormatName(Format::kDcp).data(), Format::kDcp},
-      {FormatName(Format::kSafetensors).data(), Format::kSafetensors},
-      {FormatName(Format::kTorchSave).data(), Format::kTorchSave}};
+  static inline const auto kAll = AllNamed(&FormatName, Format::kTorchSave);
 };
 
 template <>
 struct Names<CheckpointState> {
-  static inline const std::vector<std::pair<const char*, CheckpointState>> kAll = [] {
-    std::vector<std::pair<const char*, CheckpointState>> all;
-    for (int i = 0; i <= static_cast<int>(CheckpointState::kFailed); ++i) {
-      const auto state = static_cast<CheckpointState>(i);
-      all.emplace_back(StateName(state).data(), state);
-    }
-    return all;
-  }();
+  static inline const auto kAll = AllNamed(&StateName, CheckpointState::kFailed);
 };
 
 template <>
@@ -132,7 +132,8 @@ namespace nanobind::detail {
 
 /// Casts an enum by its Names.
 template <class E>
-struct NamedEnumCaster {
+  requires requires { varve::python::Names<E>::kAll; }
+struct type_caster<E, enable_if_t<std::is_enum_v<E>>> {
   NB_TYPE_CASTER(E, const_name("bool | str"))
 
   bool from_python(handle source, std::uint8_t, cleanup_list*) noexcept {
@@ -156,27 +157,6 @@ struct NamedEnumCaster {
     return {};
   }
 };
-
-template <>
-struct type_caster<varve::CheckpointState> : NamedEnumCaster<varve::CheckpointState> {};
-template <>
-struct type_caster<varve::ConvertTarget> : NamedEnumCaster<varve::ConvertTarget> {};
-template <>
-struct type_caster<varve::Difference::Kind> : NamedEnumCaster<varve::Difference::Kind> {};
-template <>
-struct type_caster<varve::DryRun> : NamedEnumCaster<varve::DryRun> {};
-template <>
-struct type_caster<varve::Format> : NamedEnumCaster<varve::Format> {};
-template <>
-struct type_caster<varve::CheckReplicas> : NamedEnumCaster<varve::CheckReplicas> {};
-template <>
-struct type_caster<varve::OnDifference> : NamedEnumCaster<varve::OnDifference> {};
-template <>
-struct type_caster<varve::Overwrite> : NamedEnumCaster<varve::Overwrite> {};
-template <>
-struct type_caster<varve::Strict> : NamedEnumCaster<varve::Strict> {};
-template <>
-struct type_caster<varve::WhenBusy> : NamedEnumCaster<varve::WhenBusy> {};
 
 template <>
 struct type_caster<varve::python::FsPath> {

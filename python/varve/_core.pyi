@@ -240,17 +240,53 @@ class Difference(_Struct):
 
 def convert(source: str, target: str, options: ConvertOptions) -> ConvertReport: ...
 def diff(a: str, b: str) -> list[Difference]: ...
-def write_dcp_file(
-    path: str, items: list[tuple[Any, ...]], options: dict[str, Any]
-) -> dict[str, Any]:
-    """Writes a .distcp file and makes it durable.
 
-    Items are (fqn, bytes), (fqn, dtype number, sizes, address, strides in elements or None), or (fqn,
-    dtype number, sizes, produce): `produce(at, address, count)` puts the row-major bytes from `at` on
-    there. It is called on a thread of the engine, for one item after the other, in order; what it raises
-    ends the writing and is raised.
-    Returns items (offset and length of each), size, direct, and report: what seal_dcp_index needs of it.
-    """
+class DcpFile:
+    """A written .distcp file."""
+
+    @property
+    def items(self) -> list[tuple[int, int]]:
+        """Offset and length of each item."""
+
+    @property
+    def size(self) -> int: ...
+    @property
+    def direct(self) -> bool: ...
+    @property
+    def report(self) -> bytes:
+        """Checksums, as seal_dcp_index takes them."""
+
+class DcpItems:
+    """The items of a .distcp file, in order. Memory must stay valid and unchanged until it is written."""
+
+    def __init__(self) -> None: ...
+    def add_archive(self, fqn: str, archive: bytes) -> None:
+        """Adds what torch.save has made."""
+
+    def add_tensor(
+        self,
+        fqn: str,
+        dtype: int,
+        sizes: Sequence[int],
+        address: int,
+        strides: Sequence[int] | None = ...,
+    ) -> None:
+        """Adds a tensor in memory; strides are in elements."""
+
+    def add_produced(
+        self, fqn: str, dtype: int, sizes: Sequence[int], produce: Callable[[int, int, int], None]
+    ) -> None:
+        """Adds a tensor: `produce(at, address, count)` puts its row-major bytes from `at` on there.
+
+        It is called on a thread of the engine, for one item after the other, in order; what it raises ends the
+        writing and is raised.
+        """
+
+    def fingerprints(self) -> list[int]:
+        """Fingerprints by which replicas are compared; 0 for an item that is no tensor in memory."""
+
+    def write(self, path: str) -> DcpFile:
+        """Writes a .distcp file and makes it durable."""
 
 def seal_dcp_index(index: bytes, files: Sequence[tuple[str, bytes]]) -> bytes:
     """Adds checksums to a pickled Metadata (protocol 2 or 3): of the files (name, report) and of itself."""
@@ -282,9 +318,6 @@ class DcpInPlaceCommit:
 
 def dcp_replaces_directory(path: str) -> bool:
     """True where DcpCommit is the way to save at a path, false for DcpInPlaceCommit, as far as names tell."""
-
-def fingerprint_dcp_items(items: list[tuple[Any, ...]]) -> list[int]:
-    """Fingerprints by which replicas are compared, of items as write_dcp_file takes them; 0 for no tensor."""
 
 def describe_array(array: Any) -> tuple[int, int, tuple[int, ...], tuple[int, ...], int]: ...
 def describe_writable_array(

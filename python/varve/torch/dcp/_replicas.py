@@ -19,7 +19,7 @@ from torch.distributed.checkpoint.planner import SavePlan, SavePlanner
 
 from varve import _core
 from varve._engine import warn_of_differences
-from varve.torch.dcp._write import engine_tensor, resolves_as_torch
+from varve.torch.dcp._write import add_tensor, resolves_as_torch
 
 
 @dataclasses.dataclass
@@ -43,19 +43,17 @@ def with_fingerprints(plan: SavePlan, planner: SavePlanner) -> SavePlan:
     """The plan, with fingerprints of its tensors. Those that are not in CPU memory have none."""
     keep: list[torch.Tensor] = []
     named: list[tuple[str, Any, Any]] = []
-    described: list[tuple[Any, ...]] = []
+    described = _core.DcpItems()
     for item in plan.items:
         if item.tensor_data is None:
             continue
         data = planner.resolve_data(item)
         if not isinstance(data, torch.Tensor) or not data.is_cpu:
             continue
-        tensor = engine_tensor(item.index.fqn, data, keep)
-        if tensor is not None:
+        if add_tensor(described, item.index.fqn, data, keep):
             chunk = item.tensor_data.chunk
             named.append((item.index.fqn, chunk.offsets, chunk.sizes))
-            described.append(tensor)
-    prints = _core.fingerprint_dcp_items(described)
+    prints = described.fingerprints()
     items = [(*name, mark) for name, mark in zip(named, prints, strict=True) if mark]
     return dataclasses.replace(plan, storage_data=Fingerprints(items))
 

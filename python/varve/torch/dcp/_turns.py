@@ -2,7 +2,7 @@
 
 1. The file is laid out from the plan: sizes and dtypes are known before any tensor is resolved.
 2. The engine fills the file front to back. When it comes to a tensor it asks here for its bytes, on the
-   thread that fills (`_core.write_dcp_file`).
+   thread that fills (`_core.DcpItems.write`).
 3. That tensor is resolved if it is not held yet, and those after it as long as less than `ahead` bytes
    are held.
 4. A tensor is dropped with its last byte.

@@ -105,12 +105,12 @@ def _write_file(
     path = os.path.join(directory, name)
     undone_by: list[list[str]] = []
     if transform is not None:
-        stored: list[tuple[Any, ...]] = []
+        stored = _core.DcpItems()
         for item in items:
             content, names = _transformed(item, _resolved(item, planner), transform)
-            stored.append((item.index.fqn, content))
+            stored.add_archive(item.index.fqn, content)
             undone_by.append(names)
-        written = _core.write_dcp_file(path, stored, {})
+        written = stored.write(path)
     else:
         try:
             written = _write_in_turn(path, items, planner, Turns(copy_ahead))
@@ -119,9 +119,9 @@ def _write_file(
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(path)
             written = _write_in_turn(path, items, planner, None)
-    report = FileReport(written["size"], written["report"])
+    report = FileReport(written.size, written.report)
     results = []
-    for number, (item, (offset, length)) in enumerate(zip(items, written["items"], strict=True)):
+    for number, (item, (offset, length)) in enumerate(zip(items, written.items, strict=True)):
         info = _StorageInfo(name, offset, length)
         if transform is not None and undone_by[number]:
             info.transform_descriptors = undone_by[number]
@@ -131,13 +131,15 @@ def _write_file(
 
 def _write_in_turn(
     path: str, items: list[WriteItem], planner: SavePlanner, turns: Turns | None
-) -> dict[str, Any]:
+) -> _core.DcpFile:
     """Writes a file of tensors that are resolved in their turns; without `turns`, all beforehand."""
     keep: list[torch.Tensor] = []
     in_memory = resolves_as_torch(planner)
+    stored = _core.DcpItems()
     with collector_at_rest():
-        stored = [_engine_item(item, planner, in_memory, turns, keep) for item in items]
-    return _core.write_dcp_file(path, stored, {})
+        for item in items:
+            _add(stored, item, planner, in_memory, turns, keep)
+    return stored.write(path)
 
 
 def resolves_as_torch(planner: SavePlanner) -> bool:
@@ -176,25 +178,30 @@ def _check(item: WriteItem, data: Any) -> None:
         )
 
 
-def _engine_item(
+def _add(
+    stored: _core.DcpItems,
     item: WriteItem,
     planner: SavePlanner,
     in_memory: bool,
     turns: Turns | None,
     keep: list[torch.Tensor],
-) -> tuple[Any, ...]:
-    """An item as the engine takes it. `in_memory`: resolving takes no memory of its own."""
+) -> None:
+    """Adds an item. `in_memory`: resolving takes no memory of its own."""
     fqn = item.index.fqn
     if turns is not None and not in_memory and _has_known_size(item):
-        return _in_turn(item, lambda: _resolved(item, planner), turns)
+        _add_in_turn(stored, item, lambda: _resolved(item, planner), turns)
+        return
     data = _resolved(item, planner)
     if isinstance(data, io.BytesIO):
-        return fqn, data.getvalue()
+        stored.add_archive(fqn, data.getvalue())
+        return
     if not _is_here(data):
         if turns is not None and _has_known_size(item) and _dense(data) is not None:
-            return _in_turn(item, lambda: data, turns)
+            _add_in_turn(stored, item, lambda: data, turns)
+            return
         data = data.cpu()
-    return engine_tensor(fqn, data, keep) or (fqn, _archive(data))
+    if not add_tensor(stored, fqn, data, keep):
+        stored.add_archive(fqn, _archive(data))
 
 
 def _has_known_size(item: WriteItem) -> bool:
@@ -209,8 +216,10 @@ def _has_known_size(item: WriteItem) -> bool:
     )
 
 
-def _in_turn(item: WriteItem, resolve: Callable[[], torch.Tensor], turns: Turns) -> tuple[Any, ...]:
-    """An item whose tensor is resolved, and copied to the CPU, when the file has come to it."""
+def _add_in_turn(
+    stored: _core.DcpItems, item: WriteItem, resolve: Callable[[], torch.Tensor], turns: Turns
+) -> None:
+    """Adds an item whose tensor is resolved, and copied to the CPU, when the file has come to it."""
     planned = item.tensor_data
     assert planned is not None
 
@@ -221,7 +230,7 @@ def _in_turn(item: WriteItem, resolve: Callable[[], torch.Tensor], turns: Turns)
         return tensor.contiguous()
 
     number = _NUMBERS[planned.properties.dtype]
-    return item.index.fqn, number, tuple(planned.chunk.sizes), turns.add(dense)
+    stored.add_produced(item.index.fqn, number, planned.chunk.sizes, turns.add(dense))
 
 
 class _OnlyTorchStores(Exception):
@@ -232,17 +241,20 @@ def _is_here(tensor: torch.Tensor) -> bool:
     return tensor.is_cpu
 
 
-def engine_tensor(fqn: str, data: torch.Tensor, keep: list[torch.Tensor]) -> tuple[Any, ...] | None:
-    """A tensor in CPU memory as the engine takes it; None for what only torch can store.
+def add_tensor(
+    stored: _core.DcpItems, fqn: str, data: torch.Tensor, keep: list[torch.Tensor]
+) -> bool:
+    """Adds a tensor in CPU memory; False for what only torch can store.
 
     The memory lives as long as what is appended to `keep`.
     """
     tensor = _dense(data)
     if tensor is None:
-        return None
+        return False
     keep.append(tensor)
     strides = None if tensor.is_contiguous() else tensor.stride()
-    return fqn, _NUMBERS[tensor.dtype], tuple(tensor.shape), tensor.data_ptr(), strides
+    stored.add_tensor(fqn, _NUMBERS[tensor.dtype], tensor.shape, tensor.data_ptr(), strides)
+    return True
 
 
 def _dense(data: torch.Tensor) -> torch.Tensor | None:
