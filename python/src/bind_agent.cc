@@ -1,7 +1,6 @@
 #include <chrono>
+#include <memory>
 #include <string>
-
-#include <nanobind/stl/string.h>
 
 #include "bindings.h"
 #include "bound.h"

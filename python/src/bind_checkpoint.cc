@@ -2,15 +2,11 @@
 #include <atomic>
 #include <chrono>
 #include <cstring>
-#include <initializer_list>
 #include <optional>
 #include <stop_token>
+#include <string>
 #include <string_view>
 #include <utility>
-
-#include <nanobind/stl/optional.h>
-#include <nanobind/stl/string.h>
-#include <nanobind/stl/vector.h>
 
 #include "bindings.h"
 #include "bound.h"

@@ -76,6 +76,20 @@ def load_with_a_bad_argument_on_one_rank(rank: int, size: int, path: str) -> Non
     varve.torch.load({"step": 0}, path, timeout=60.0, **bad)
 
 
+def call_with_a_bad_option_on_one_rank(rank: int, size: int, path: str, call: str) -> None:
+    """The option is refused before the engine is asked; rank 0 is in the call already."""
+    bad: dict[str, Any] = {"load": {"strict": 3}, "save": {"overwrite": "yes"}}.get(
+        call, {"retries": "many"}
+    )
+    options: Any = {"timeout": 60.0, **(bad if rank == 1 else {})}
+    if call == "load":
+        varve.torch.load({"step": 0}, path, **options)
+    elif call == "save":
+        varve.torch.save({"step": 0}, f"{path}-new", **options)
+    else:
+        varve.torch.async_save({"step": 0}, f"{path}-new", **options).result(60.0)
+
+
 def load_into_shared_memory_on_one_rank(rank: int, size: int, path: str) -> None:
     target = torch.full((5, 6), 7.0)
     if rank == 1:

@@ -35,6 +35,16 @@ def test_a_bad_argument_of_one_rank_fails_all_and_names_the_rank(step: str) -> N
     assert len(errors) == 2
 
 
+@pytest.mark.parametrize(
+    ("call", "option"),
+    [("load", "strict=3"), ("save", "overwrite='yes'"), ("async_save", "retries='many'")],
+)
+def test_an_option_that_one_rank_gives_wrongly_fails_all(call: str, option: str, step: str) -> None:
+    errors = errors_of_ranks(2, jobs.call_with_a_bad_option_on_one_rank, step, call)
+    assert option in errors[1]
+    assert "rank 1" in errors[0] and option in errors[0]
+
+
 def test_a_destination_of_one_rank_that_cannot_be_filled_fails_all(step: str) -> None:
     errors = errors_of_ranks(2, jobs.load_into_shared_memory_on_one_rank, step)
     assert len(errors) == 2
