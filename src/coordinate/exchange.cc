@@ -122,14 +122,16 @@ Result<std::vector<Contribution>> Gather(Coordinator& coordinator, Contribution 
     return Status::Ok();
   });
   for (int rank = 0; rank < coordinator.size(); ++rank) {
-    Contribution contribution = rank == coordinator.rank()
-                                    ? std::move(mine)
-                                    : ReceiveContribution(coordinator, rank, deadline);
+    Contribution contribution = std::string();  // This rank's stands there below.
+    if (rank != coordinator.rank()) {
+      contribution = ReceiveContribution(coordinator, rank, deadline);
+    }
     if (room.ok()) {
       contributions.push_back(std::move(contribution));
     }
   }
   VARVE_RETURN_IF_ERROR(room);
+  contributions[static_cast<std::size_t>(coordinator.rank())] = std::move(mine);
   return contributions;
 }
 

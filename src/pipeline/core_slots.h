@@ -18,6 +18,7 @@ class CoreSlots {
   explicit CoreSlots(std::size_t count) : free_(count) {}
   CoreSlots(const CoreSlots&) = delete;
   CoreSlots& operator=(const CoreSlots&) = delete;
+  ~CoreSlots() = default;
 
   /// Waits for a slot, and gives it back when destroyed.
   class Holder {

@@ -35,6 +35,7 @@ class StagedFile {
              BufferPool& through, std::function<bool()> intact);
   StagedFile(const StagedFile&) = delete;
   StagedFile& operator=(const StagedFile&) = delete;
+  ~StagedFile() = default;
 
   /// Blocks of staging memory that a file of these segments fills.
   static std::size_t BlocksFor(std::span<const FileSegment> segments,

@@ -33,7 +33,7 @@ class Bench {
   Status Load(const std::string& id, int size, const MakeWanting& wanting,
               const std::vector<LoadPlanner*>& planners = {});
 
-  Result<Metadata> ReadMetadata(const std::string& id) const;
+  [[nodiscard]] Result<Metadata> ReadMetadata(const std::string& id) const;
 
   /// Ok when nothing is there under the id.
   [[nodiscard]] Status CheckAbsent(const std::string& id) const;
