@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import copy
+import importlib
 import pickle
 from pathlib import Path
 from typing import Any
@@ -75,6 +76,24 @@ def test_a_value_that_a_field_cannot_have_is_refused_by_name(case: str) -> None:
     with pytest.raises(varve.InvalidArgumentError) as caught:
         kind(**{field: value})
     assert message in str(caught.value)
+
+
+PUBLIC = [name for name in STRUCTS if getattr(_core, name).__module__ != "varve._core"]
+
+
+@pytest.mark.parametrize("name", PUBLIC)
+def test_a_public_report_is_where_it_says_and_can_be_pickled(name: str) -> None:
+    kind = getattr(_core, name)
+    assert getattr(importlib.import_module(kind.__module__), name) is kind
+    assert "Attributes:" in kind.__doc__
+    assert all(f"\n    {field}: " in kind.__doc__ for field in vars(kind) if field[0] != "_")
+    back = pickle.loads(pickle.dumps(kind()))
+    assert type(back) is kind and back == kind()
+
+
+def test_a_name_that_is_no_unicode_survives_pickling() -> None:
+    entry = varve.CheckpointEntry(name="step-\udcff", detail="why")
+    assert pickle.loads(pickle.dumps(entry)) == entry and entry.name == "step-\udcff"
 
 
 def report(**changed: Any) -> varve.LoadReport:
