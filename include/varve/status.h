@@ -40,12 +40,25 @@ enum class ErrorReason : std::uint8_t {
   kStagerLost = 1,  ///< The stager lost a message of other ranks: a new stager can save.
 };
 
+/// What one rank failed with, in an error that several ranks share.
+struct RankFailure {
+  int rank = 0;
+  StatusCode code = StatusCode::kInternal;
+  std::string message;   ///< Names neither the rank nor the call.
+  std::string path;      ///< As in ErrorDetails.
+  int system_error = 0;  ///< As in ErrorDetails.
+  friend bool operator==(const RankFailure&, const RankFailure&) = default;
+};
+
 /// Facts of an error for programs. The message has them in words.
 struct ErrorDetails {
   std::string path;      ///< The file or checkpoint that the error is about. Empty: not known.
   int rank = -1;         ///< The lowest rank that failed. -1: not known.
   int system_error = 0;  ///< errno of the system call that failed. 0: none did.
   ErrorReason reason = ErrorReason::kNone;
+  /// The ranks that failed, in the order of their numbers, the first 64 of them. Empty for an error
+  /// that ranks did not exchange.
+  std::vector<RankFailure> failures;
   friend bool operator==(const ErrorDetails&, const ErrorDetails&) = default;
 };
 

@@ -32,6 +32,21 @@ constexpr const char* kStagerLost = "StagerLost";
 
 }  // namespace
 
+namespace {
+
+/// What each rank failed with, by rank.
+nb::dict FailuresByRank(const ErrorDetails& details) {
+  nb::dict out;
+  for (const RankFailure& failure : details.failures) {
+    const Status status(failure.code, failure.message);
+    out[nb::int_(failure.rank)] = ToException(status.With(
+        {.path = failure.path, .rank = failure.rank, .system_error = failure.system_error}));
+  }
+  return out;
+}
+
+}  // namespace
+
 nb::object ToException(const Status& status) {
   const nb::object types = nb::module_::import_("varve.errors").attr("BY_CODE");
   const std::string_view code = StatusCodeName(status.code());
@@ -49,6 +64,9 @@ nb::object ToException(const Status& status) {
   }
   if (details.reason == ErrorReason::kStagerLost) {
     known["reason"] = kStagerLost;
+  }
+  if (!details.failures.empty()) {
+    known["of_ranks"] = FailuresByRank(details);
   }
   return type(ToText(InPython(status.message())), **known);
 }

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import errno as _errno
 import os
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any, ClassVar
 
 
@@ -19,12 +21,15 @@ class Error(Exception):
         rank: The rank that failed, the lowest where several did; None where none is known.
         path: The file or checkpoint that the error is about; None where none is known.
         reason: Finer than the code; "" for most errors. "StagerLost": a new stager can save.
+        of_ranks: What each rank failed with, by rank, the first 64 of them; empty where the ranks have
+            not told each other.
     """
 
     code: str = "Unknown"
     rank: int | None = None
     path: str | None = None
     reason: str = ""
+    of_ranks: Mapping[int, Error] = MappingProxyType({})
 
     def __init__(
         self,
@@ -34,12 +39,15 @@ class Error(Exception):
         rank: int | None = None,
         reason: str = "",
         errno: int | None = None,
+        of_ranks: Mapping[int, Error] | None = None,
     ) -> None:
         """`errno` is kept by those that are an OSError."""
         super().__init__(message)
         self.rank = rank
         self.path = path
         self.reason = reason
+        if of_ranks:
+            self.of_ranks = dict(of_ranks)
 
     def __str__(self) -> str:
         return str(self.args[0]) if self.args else ""

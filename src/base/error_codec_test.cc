@@ -16,7 +16,11 @@ Bytes Encoded(const Status& error) {
 
 Status Full() {
   return Status(StatusCode::kOutOfSpace, "write f: no space")
-      .With({.path = "/run/f", .rank = 3, .system_error = ENOSPC});
+      .With({.path = "/run/f",
+             .rank = 3,
+             .system_error = ENOSPC,
+             .failures = {{3, StatusCode::kOutOfSpace, "write f: no space", "/run/f", ENOSPC},
+                          {5, StatusCode::kDataLoss, "torn"}}});
 }
 
 TEST(ErrorCodec, KeepsCodeMessageAndDetails) {

@@ -49,6 +49,9 @@ Status Status::With(ErrorDetails details) && {
   if (details_.reason == ErrorReason::kNone) {
     details_.reason = details.reason;
   }
+  if (details_.failures.empty()) {
+    details_.failures = std::move(details.failures);
+  }
   return std::move(*this);
 }
 

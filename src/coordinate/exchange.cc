@@ -72,12 +72,32 @@ Contribution ReceiveContribution(Coordinator& coordinator, int from, Deadline de
   });
 }
 
+/// Adds what a rank failed with. An error of several ranks, which it learned from an exchange
+/// before, is added as theirs.
+void AddFailures(int rank, const Status& status, std::vector<RankFailure>* failures) {
+  constexpr std::size_t kMaxFailures = 64;  // Every rank receives them.
+  const ErrorDetails& details = status.details();
+  std::vector<RankFailure> added = details.failures;
+  if (added.empty()) {
+    added.push_back({details.rank < 0 ? rank : details.rank, status.code(), status.message(),
+                     details.path, details.system_error});
+  }
+  for (RankFailure& failure : added) {
+    const auto is_known = [&](const RankFailure& known) { return known.rank == failure.rank; };
+    if (failures->size() < kMaxFailures &&
+        std::none_of(failures->begin(), failures->end(), is_known)) {
+      failures->push_back(std::move(failure));
+    }
+  }
+}
+
 /// All failures in one Status; its code and details are the first failing rank's.
 Status Combine(std::string_view what, const std::vector<Contribution>& contributions) {
   std::string message;
   StatusCode code = StatusCode::kOk;
   ErrorDetails details;
   ErrorReason reason = ErrorReason::kNone;
+  std::vector<RankFailure> failures;
   std::size_t failed = 0;
   constexpr std::size_t kMaxNamed = 16;
   for (std::size_t rank = 0; rank < contributions.size(); ++rank) {
@@ -94,6 +114,7 @@ Status Combine(std::string_view what, const std::vector<Contribution>& contribut
       code = status.code();
     }
     reason = std::max(reason, status.details().reason);  // Whichever rank has one.
+    AddFailures(static_cast<int>(rank), status, &failures);
     if (++failed <= kMaxNamed) {
       message += message.empty() ? "" : "; ";
       message += "rank " + std::to_string(rank) + ": " + status.message();
@@ -106,6 +127,9 @@ Status Combine(std::string_view what, const std::vector<Contribution>& contribut
     message += "; and " + std::to_string(failed - kMaxNamed) + " more ranks";
   }
   details.reason = reason;
+  std::sort(failures.begin(), failures.end(),
+            [](const RankFailure& a, const RankFailure& b) { return a.rank < b.rank; });
+  details.failures = std::move(failures);
   return Status(code, message).With(std::move(details)).Annotate(what);
 }
 

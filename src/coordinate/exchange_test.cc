@@ -128,6 +128,26 @@ TEST(Exchange, NamesEveryFailingRank) {
   }
 }
 
+TEST(Exchange, GivesEveryRankTheErrorOfEachRankThatFailed) {
+  const World world = MakeInProcessCoordinators(5);
+  const auto results = OnEveryRank(world, [](Coordinator& rank) {
+    Status mine;
+    if (rank.rank() == 1) {
+      mine = DataLoss("torn").With({.path = "/run/a", .system_error = 5});
+    } else if (rank.rank() == 3) {
+      mine = NotFound("missing");
+    }
+    const Status first = Agree(rank, "reading", mine, LongDeadline());
+    // The ranks' own errors, and not what they made of them, when the error is exchanged again.
+    return Agree(rank, "ending", first, LongDeadline());
+  });
+  const std::vector<RankFailure> expected = {{1, StatusCode::kDataLoss, "torn", "/run/a", 5},
+                                             {3, StatusCode::kNotFound, "missing"}};
+  for (const auto& result : results) {
+    EXPECT_EQ(result->details().failures, expected);
+  }
+}
+
 TEST(Exchange, CountsTheRanksBeyondTheFirstSixteen) {
   const World world = MakeInProcessCoordinators(20);
   const auto results = OnEveryRank(world, [](Coordinator& rank) {
@@ -223,8 +243,13 @@ TEST(Exchange, GivesAllRanksTheDetailsOfTheErrorWhoseCodeTheyGet) {
     return Agree(rank, "writing", rank.rank() == 2 ? full : Status::Ok(), LongDeadline());
   });
   for (const std::size_t rank : {0, 2}) {
-    const ErrorDetails expected{.path = "/run/f", .rank = 2, .system_error = ENOSPC};
-    EXPECT_EQ(results[rank]->details(), expected) << rank;
+    const ErrorDetails& details = results[rank]->details();
+    EXPECT_EQ(details.path, "/run/f") << rank;
+    EXPECT_EQ(details.rank, 2) << rank;
+    EXPECT_EQ(details.system_error, ENOSPC) << rank;
+    ASSERT_EQ(details.failures.size(), 2U) << rank;
+    EXPECT_EQ(details.failures[0].code, StatusCode::kUnavailable) << rank;
+    EXPECT_EQ(details.failures[1].code, StatusCode::kOutOfSpace) << rank;
   }
 }
 
