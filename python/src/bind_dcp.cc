@@ -168,21 +168,29 @@ class PythonCommit {
     return *commit_;
   }
 
-  /// Returns the paths of files that could not be put beside the new checkpoint.
-  nb::list Publish(const NamedSizes& files, const nb::bytes& metadata) {
-    const std::string index(metadata.c_str(), metadata.size());
-    Commit& commit = get();
-    std::vector<std::string> conflicts;
-    Status status;
-    {
-      const nb::gil_scoped_release release;
-      status = commit.Publish(files, index);
-      conflicts = commit.conflicts();
-      commit_.reset();
-    }
-    RaiseIfError(status);
+  /// Returns the paths of files that could not be put beside the new checkpoint. What a signal
+  /// handler raises ends the wait alone: publishing goes on, and the checkpoint may appear.
+  nb::list Publish(NamedSizes files, const nb::bytes& metadata) {
+    (void)get();
+    struct Run {
+      std::unique_ptr<Commit> commit;
+      NamedSizes files;
+      std::string index;
+      Result<std::vector<std::string>> conflicts = Internal("not run");
+    };
+    const auto run = std::make_shared<Run>(
+        Run{std::move(commit_), std::move(files), {metadata.c_str(), metadata.size()}});
+    WaitOffMain([run] {
+      const Status status = run->commit->Publish(run->files, run->index);
+      if (status.ok()) {
+        run->conflicts = run->commit->conflicts();
+      } else {
+        run->conflicts = status;
+      }
+      run->commit.reset();
+    });
     nb::list out;
-    for (const std::string& conflict : conflicts) {
+    for (const std::string& conflict : ValueOrRaise(std::move(run->conflicts))) {
       out.append(ToPath(conflict));
     }
     return out;

@@ -1,6 +1,7 @@
-/* For LD_PRELOAD: makes opening some files for reading slow on demand; see slow_open.py.
+/* For LD_PRELOAD: makes opening some files slow on demand; see slow_open.py.
  *
- * SLOW_OPEN is a glob over paths, SLOW_OPEN_MARK a path. An open of such a file makes MARK and waits
+ * SLOW_OPEN is a glob over paths that are opened for reading, SLOW_OPEN_TO_WRITE over those opened for
+ * writing, SLOW_OPEN_MARK a path. An open of such a file makes MARK and waits
  * until MARK.go is there. One that begins after that takes a minute. */
 #define _GNU_SOURCE
 #include <dlfcn.h>
@@ -36,9 +37,9 @@ int open(const char* path, int flags, ...) {
   va_start(arguments, flags);
   const mode_t mode = (flags & O_CREAT) != 0 ? va_arg(arguments, mode_t) : 0;
   va_end(arguments);
-  const char* const slow = getenv("SLOW_OPEN");
-  const int reads = (flags & (O_ACCMODE | O_DIRECT | O_DIRECTORY)) == O_RDONLY;
-  if (slow != NULL && reads && fnmatch(slow, path, 0) == 0) {
+  const int reads = (flags & O_ACCMODE) == O_RDONLY;
+  const char* const slow = getenv(reads ? "SLOW_OPEN" : "SLOW_OPEN_TO_WRITE");
+  if (slow != NULL && (flags & (O_DIRECT | O_DIRECTORY)) == 0 && fnmatch(slow, path, 0) == 0) {
     wait_for_go();
   }
   return real_open()(path, flags, mode);

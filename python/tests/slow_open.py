@@ -33,7 +33,7 @@ def interrupted(
     """
     with tempfile.TemporaryDirectory() as home:
         mark = Path(home) / "mark"
-        slow = {"SLOW_OPEN": files, "SLOW_OPEN_MARK": str(mark), "LD_PRELOAD": str(_library(home))}
+        slow = {"SLOW_OPEN": files, "SLOW_OPEN_MARK": str(mark), "LD_PRELOAD": str(library(home))}
         process = subprocess.Popen(
             command,
             env={**os.environ, **slow},
@@ -59,7 +59,8 @@ def interrupted(
     return subprocess.CompletedProcess(list(command), process.returncode, out, err)
 
 
-def _library(home: str) -> Path:
+def library(home: str | Path) -> Path:
+    """Makes the library in a directory; skips the test where no C compiler does."""
     compiler = shutil.which("cc")
     if compiler is None:
         pytest.skip("no C compiler for slow_open.c")

@@ -4,11 +4,17 @@ from __future__ import annotations
 
 import os
 import pickle
+import signal
+import subprocess
+import sys
+import threading
+import time
 from pathlib import Path
 from typing import Any
 
 import dcp_jobs as jobs
 import pytest
+import slow_open
 import torch
 import torch.distributed.checkpoint as torch_dcp
 from ranks import run_ranks
@@ -97,6 +103,59 @@ def test_ctrl_c_stays_a_keyboard_interrupt(tmp_path: Path) -> None:
     with pytest.raises(KeyboardInterrupt):
         dcp.save({"a": torch.ones(2)}, checkpoint_id=tmp_path / "step", planner=planner)
     assert os.listdir(tmp_path) == []
+
+
+_PUBLISHING = """
+import os, sys, time, torch, varve.torch.dcp as dcp
+path, = sys.argv[1:]
+try:
+    dcp.save({"w": torch.ones(2)}, checkpoint_id=path, no_dist=True)
+    print("returned", flush=True)
+except KeyboardInterrupt:
+    print("after" if os.path.exists(path + "/.metadata") else "before", flush=True)
+until = time.monotonic() + 60
+while not os.path.exists(path + "/.metadata") and time.monotonic() < until:
+    time.sleep(0.01)
+"""
+
+
+@pytest.mark.parametrize("in_place", [False, True])
+def test_ctrl_c_does_not_wait_for_the_publishing_which_goes_on(
+    tmp_path: Path, in_place: bool
+) -> None:
+    path, mark = tmp_path / "run" / "step", tmp_path / "mark"
+    if in_place:
+        path.mkdir(parents=True)
+        (path / "notes.txt").write_text("mine")
+    preload = str(slow_open.library(tmp_path))
+    slow = {
+        "SLOW_OPEN_TO_WRITE": "*/.metadata*",
+        "SLOW_OPEN_MARK": str(mark),
+        "LD_PRELOAD": preload,
+    }
+    process = subprocess.Popen(
+        [sys.executable, "-c", _PUBLISHING, str(path)],
+        env={**os.environ, **slow},
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdout is not None
+    try:
+        while not mark.exists():
+            assert process.poll() is None, "it has not come to the index"
+            time.sleep(0.01)
+        process.send_signal(signal.SIGINT)
+        release = threading.Timer(20, mark.with_suffix(".go").touch)  # Ends a wait that does not.
+        release.start()
+        assert process.stdout.readline() == "before\n"
+        release.cancel()
+        mark.with_suffix(".go").touch()
+        process.communicate(timeout=90)
+    finally:
+        process.kill()
+        process.communicate()
+    assert varve.torch.read(path)["w"].tolist() == [1, 1]
+    assert varve.verify(path) == []
 
 
 @pytest.mark.parametrize(
