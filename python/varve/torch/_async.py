@@ -143,7 +143,7 @@ def async_save(
             check_torn=check_torn,
             deferred=write == "deferred",
         )
-        save = _Save(state_dict, where, files, allow_pickle, on_failure, options)
+        save = Save(state_dict, where, files, allow_pickle, on_failure, options)
         return save.start(stager, coordinator)
 
     def begin(stager: Stager) -> SaveHandle:
@@ -152,12 +152,11 @@ def async_save(
         with collective(process_group, timeout, name_of("save", path)) as coordinator:
             return begin_with(stager, coordinator)
 
-    executor = executor or "thread"
-    handle = begin(stager or stager_of(process_group, executor, timeout))
-    if stager is None and _was_lost(handle):
-        handle._looked_at = True
-        retire(process_group, executor)
-        handle = begin(stager_of(process_group, executor, timeout))
+    if stager is not None:
+        handle = begin(stager)
+    else:
+        handle = with_shared(process_group, executor or "thread", timeout, begin)
+    _engine.warn_of_differences(handle._differing_tensors)
     copied = handle.staging_completion
     if on_failure == "raise" and handle.done() and copied.done() and copied.exception():
         handle.result()
@@ -166,8 +165,27 @@ def async_save(
     return handle
 
 
+def with_shared(
+    process_group: Any,
+    executor: str,
+    timeout: float,
+    begin: Callable[[Stager], SaveHandle],
+    *owner: str,
+) -> SaveHandle:
+    """Begins a save on the stager that calls without one share; on a new one where that is lost.
+
+    `owner` is the package whose stager it is, as in `stager_of`.
+    """
+    handle = begin(stager_of(process_group, executor, timeout, *owner))
+    if _was_lost(handle):
+        handle._looked_at = True
+        retire(process_group, executor, *owner)
+        handle = begin(stager_of(process_group, executor, timeout, *owner))
+    return handle
+
+
 @dataclass(frozen=True)
-class _Save:
+class Save:
     """The arguments of a call."""
 
     state: Mapping[Any, Any]
@@ -221,7 +239,7 @@ class _Save:
         handle._engine = engine
         if handle.done():
             handle._engine = None
-        _engine.warn_of_differences(engine.differing_tensors)
+        handle._differing_tensors = engine.differing_tensors
         return handle
 
     def _refusal(self, stager: Stager) -> tuple[Error | None, BaseException | None]:

@@ -12,7 +12,7 @@ import hashlib
 import os
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch.distributed as dist
@@ -122,21 +122,36 @@ class TorchCoordinator:
         self._channel.close()
 
     def share(self, message: bytes, timeout: float) -> bytes:
-        """Rank 0's message, on every rank, when all are there. Collective."""
+        """Returns rank 0's message, on every rank, when all are there. Collective."""
+        return self._gathered(b"", lambda _: message, timeout)
+
+    def all_true(self, mine: bool, timeout: float) -> bool:
+        """Returns True, on every rank, where `mine` is true on all of them. Collective."""
+        answers = self._gathered(
+            b"y" if mine else b"", lambda theirs: b"y" if mine and all(theirs) else b"", timeout
+        )
+        return bool(answers)
+
+    def _gathered(
+        self, mine: bytes, answer: Callable[[list[bytes]], bytes], timeout: float
+    ) -> bytes:
+        """Returns, on every rank, rank 0's `answer` to the messages of the other ranks."""
         if self.rank != 0:
-            self.send(0, b"", timeout)
+            self.send(0, mine, timeout)
             return self.receive(0, timeout + _ANSWER_GRACE)
         until = time.monotonic() + timeout
+        received: list[bytes] = []
         missing: dict[int, str] = {}
         for rank in range(1, self.size):
             try:
-                self.receive(rank, max(until - time.monotonic(), 0.0))
+                received.append(self.receive(rank, max(until - time.monotonic(), 0.0)))
             except UnavailableError as error:
                 missing[rank] = f"rank {rank}: {error}"
         if missing:
             raise UnavailableError(
                 f"{self._channel.what}: {'; '.join(missing.values())}", rank=min(missing)
             )
+        message = answer(received)
         for rank in range(1, self.size):
             self.send(rank, message, timeout)
         return message

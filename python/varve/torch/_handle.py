@@ -33,6 +33,7 @@ class SaveHandle(Future[SaveReport]):
         self._looked_at = False
         self._failed = False
         self._asked_to_end = False
+        self._differing_tensors: list[str] = []
 
     def result(self, timeout: float | None = None) -> SaveReport:
         """Waits for the end of the save, `timeout` seconds at most. Raises what it failed with."""

@@ -16,7 +16,7 @@ import torch.distributed as dist
 
 from varve import _core, _tree, agent
 from varve.errors import InvalidArgumentError
-from varve.torch._coordinator import make_background
+from varve.torch._coordinator import TorchCoordinator, make_background
 from varve.torch._failures import Failures
 from varve.torch._tensors import TorchArrays, cuda_device, local_bytes
 
@@ -33,6 +33,10 @@ _made: dict[Any, Stager] = {}
 
 #: Such stagers that are no longer used, with their packages; to be closed when their saves have ended.
 _retired: list[tuple[str, Stager]] = []
+
+#: Channels of such stagers that were closed, likewise: making one is collective, and each rank closes its
+#: stagers for itself.
+_channels: dict[Any, TorchCoordinator] = {}
 
 #: The package that makes stagers by default.
 _OWNER = "varve.torch"
@@ -103,7 +107,7 @@ class Stager:
         self._failures = Failures()
         self._aborted = False
         # Agents have a channel of their own.
-        self._background = make_background(process_group, timeout) if executor == "thread" else None
+        self._background = self._make_background(timeout) if executor == "thread" else None
         program = agent.program() if executor == "process" else None
         self._engine: _core.Stager | None = _core.Stager(options, self._background, program)
         _open.add(self)
@@ -142,13 +146,20 @@ class Stager:
 
     def close(self) -> None:
         """Waits for the saves under way and gives the memory back. May be called again."""
-        if self._engine is not None:
-            self._engine.drain()
-            self._engine = None
-            if self._background is not None:
-                self._background.flush(_LAST_MESSAGES)
-                self._background.hang_up()
-            _open.discard(self)
+        background = self._end()
+        if background is not None:
+            background.hang_up()
+
+    def _end(self) -> TorchCoordinator | None:
+        """Closes all but the channel, and returns that; None where there is none to close."""
+        if self._engine is None:
+            return None
+        self._engine.drain()
+        self._engine = None
+        _open.discard(self)
+        if self._background is not None:
+            self._background.flush(_LAST_MESSAGES)
+        return self._background
 
     def __enter__(self) -> Stager:
         return self
@@ -156,14 +167,34 @@ class Stager:
     def __exit__(self, *_: Any) -> None:
         self.close()
 
+    def _make_background(self, timeout: float) -> TorchCoordinator | None:
+        return make_background(self.process_group, timeout)
+
     def _usable(self) -> _core.Stager:
         if self._engine is None:
             raise InvalidArgumentError("the stager is closed")
         return self._engine
 
     @property
+    def _idle(self) -> bool:
+        """True when no save is under way, and when the stager is closed."""
+        return self._engine is None or self._engine.idle
+
+    @property
     def _lost(self) -> bool:
         return self._background is not None and self._background.lost
+
+
+class _Shared(Stager):
+    """A stager that calls without one share: it takes over the channel of the one that was closed."""
+
+    def __init__(self, key: Any, process_group: Any, executor: str, timeout: float) -> None:
+        self._key = key
+        super().__init__(process_group, executor=executor, timeout=timeout)
+
+    def _make_background(self, timeout: float) -> TorchCoordinator | None:
+        kept = _channels.pop(self._key, None)
+        return kept if kept is not None else super()._make_background(timeout)
 
 
 def _world() -> Any:
@@ -171,36 +202,47 @@ def _world() -> Any:
 
 
 def stager_of(process_group: Any, executor: str, timeout: float, owner: str = _OWNER) -> Stager:
-    """The stager that calls without one share; each package has its own."""
-    world = _world()
-    key = (world, process_group if process_group is not None else world, executor, owner)
-    for other in [other for other in _made if other[0] is not world]:
+    """Returns the stager that calls without one share; each package has its own.
+
+    Collective when it is asked for the first time, and after `retire`.
+    """
+    key = _key_of(process_group, executor, owner)
+    for other in [other for other in _made if other[0] is not key[0]]:
         _retired.append((other[-1], _made.pop(other)))  # Of a world that has ended.
-    for entry in [entry for entry in _retired if entry[1]._usable().idle]:
+    for other in [other for other in _channels if other[0] is not key[0]]:
+        _channels.pop(other).hang_up()
+    for entry in [entry for entry in _retired if entry[1]._idle]:
         _retired.remove(entry)
         entry[1].close()
     if key not in _made:
-        _made[key] = Stager(process_group, executor=executor, timeout=timeout)
+        _made[key] = _Shared(key, process_group, executor, timeout)
     return _made[key]
 
 
-def retire(process_group: Any, executor: str) -> None:
+def retire(process_group: Any, executor: str, owner: str = _OWNER) -> None:
     """Retires a stager that has lost its channel; its saves under way end by themselves."""
-    world = _world()
-    stager = _made.pop(
-        (world, process_group if process_group is not None else world, executor, _OWNER), None
-    )
+    stager = _made.pop(_key_of(process_group, executor, owner), None)
     if stager is not None:
-        _retired.append((_OWNER, stager))
+        _retired.append((owner, stager))
 
 
 def close_made(owner: str) -> None:
-    """Closes the stagers that a package has made, when their saves have ended."""
+    """Closes the stagers that a package has made, when their saves have ended.
+
+    Each rank calls it for itself: the channels of stagers that are in use are kept for the next ones.
+    """
     for key in [key for key in _made if key[-1] == owner]:
-        _made.pop(key).close()
+        channel = _made.pop(key)._end()
+        if channel is not None:
+            _channels[key] = channel
     for entry in [entry for entry in _retired if entry[0] == owner]:
         _retired.remove(entry)
         entry[1].close()
+
+
+def _key_of(process_group: Any, executor: str, owner: str) -> Any:
+    world = _world()
+    return world, process_group if process_group is not None else world, executor, owner
 
 
 def _local_ranks() -> int:
@@ -236,6 +278,7 @@ def _in_child() -> None:
     _open.clear()
     _made.clear()
     _retired.clear()
+    _channels.clear()
 
 
 atexit.register(end_all)
