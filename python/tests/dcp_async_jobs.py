@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import resource
+import signal
+import uuid
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -15,6 +19,7 @@ from rank_jobs import Layout
 import varve
 import varve.torch
 import varve.torch.dcp as dcp
+from varve.torch.dcp import _executors
 
 
 def async_between_collectives(rank: int, size: int, path: str) -> None:
@@ -180,3 +185,91 @@ def close_and_save_again(rank: int, size: int, path: str) -> None:
             dcp.close()
             assert save.done()
         save.result()
+
+
+def engines_metadata(rank: int, size: int, path: str, layout: Layout) -> None:
+    """What the future gives on each rank, beside what torch's gives for the same state."""
+    saved = state(size, layout, True)
+    theirs = torch_dcp.save(saved, checkpoint_id=f"{path}-torch")
+    ours = dcp.async_save(saved, checkpoint_id=path).result()
+    assert not _executors._executors, "the engine saves"
+    without_elements = {
+        torch_dcp.metadata.MetadataIndex(fqn, chunk.offsets)
+        for fqn, entry in theirs.state_dict_metadata.items()
+        for chunk in getattr(entry, "chunks", [])
+        if chunk.sizes.numel() == 0 < entry.size.numel()
+    }
+    assert theirs.state_dict_metadata.keys() == ours.state_dict_metadata.keys()
+    for fqn, entry in theirs.state_dict_metadata.items():
+        if hasattr(entry, "chunks"):  # The engine stores no chunk for a shard without elements.
+            indices = ((c, torch_dcp.metadata.MetadataIndex(fqn, c.offsets)) for c in entry.chunks)
+            kept = [chunk for chunk, index in indices if index not in without_elements]
+            entry.chunks = sorted(kept, key=lambda chunk: chunk.offsets)
+        assert entry == ours.state_dict_metadata[fqn], (entry, ours.state_dict_metadata[fqn])
+    assert theirs.planner_data == ours.planner_data
+    assert theirs.storage_data.keys() - without_elements == ours.storage_data.keys()
+    kinds = {type(place) for place in ours.storage_data.values()}
+    assert kinds == {type(place) for place in theirs.storage_data.values()}
+    assert getattr(theirs, "version", "1.0.0") == ours.version
+    assert str(theirs.storage_meta.checkpoint_id) == f"{path}-torch"
+    assert (ours.storage_meta.checkpoint_id, ours.storage_meta.load_id) == (path, None)
+    assert str(uuid.UUID(ours.storage_meta.save_id)) == ours.storage_meta.save_id
+
+
+def engines_failures(rank: int, size: int, path: str) -> None:
+    """Ranks 1 and 2 cannot write large files; then the name is taken; then one rank has no state."""
+    dcp.async_save({"w": torch.ones(2)}, checkpoint_id=f"{path}-taken").result()
+    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    limit = resource.getrlimit(resource.RLIMIT_FSIZE)
+    if rank in (1, 2):
+        resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, limit[1]))
+    large = {f"w{rank}": torch.ones(1 << 20)}
+    failure = dcp.async_save(large, checkpoint_id=path).exception()
+    resource.setrlimit(resource.RLIMIT_FSIZE, limit)
+    assert isinstance(failure, dcp.CheckpointError), failure
+    assert sorted(failure.failures) == [1, 2]
+    for cause, _ in failure.failures.values():
+        assert isinstance(cause, varve.OutOfSpaceError) and cause.errno == errno.EFBIG
+        assert str(cause) in str(failure)
+    assert "ranks 1-2: " in str(failure) or "rank 2: " in str(failure)
+
+    held = dcp.FileSystemWriter(f"{path}-taken", overwrite=False)
+    failure = dcp.async_save(large, storage_writer=held).exception()
+    assert isinstance(failure, dcp.CheckpointError), failure
+    ((failed, (cause, _)),) = failure.failures.items()
+    assert failed == 0 and isinstance(cause, varve.CheckpointExistsError)
+
+    failure = dcp.async_save({"s": Failing(rank == 2)}, checkpoint_id=path).exception()
+    assert isinstance(failure, dcp.CheckpointError), failure
+    ((failed, (cause, _)),) = failure.failures.items()
+    assert failed == 2 and isinstance(cause, ValueError)
+    dcp.async_save(large, checkpoint_id=path).result()
+
+
+def ranks_choose_one_way(rank: int, size: int, path: str) -> None:
+    """What one rank's state needs, all ranks do; saves of a name keep their order."""
+    saves = []
+    for step in range(6):
+        value = Opaque() if rank == step % 2 and step % 3 else None
+        state = {f"w{rank}": torch.full((1000,), float(step)), "step": step, f"v{rank}": value}
+        saves.append(dcp.async_save(state, checkpoint_id=path))
+    for save in saves:
+        assert save.exception() is None, save.exception()
+    loaded = {f"w{rank}": torch.zeros(1000), "step": -1}
+    torch_dcp.load(loaded, checkpoint_id=path)
+    assert loaded["step"] == 5 and bool((loaded[f"w{rank}"] == 5).all())
+    alone = dcp.async_save({"rank": rank}, checkpoint_id=f"{path}-{rank}", no_dist=True)
+    assert set(alone.result().state_dict_metadata) == {"rank"}
+
+
+def close_in_any_order(rank: int, size: int, path: str) -> None:
+    """Rank 0 closes after each save, the last rank never, others before their first one too."""
+    if rank not in (0, size - 1):
+        dcp.close()
+    for step in range(4):
+        save = dcp.async_save({f"w{rank}": torch.ones(1 << 18)}, checkpoint_id=f"{path}-{step}")
+        if rank == 0 or (rank != size - 1 and step == 2):
+            dcp.close()
+            assert save.done()
+    save.result()
+    assert not _executors._executors, "the engine saves"

@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 from varve import _arguments, _core, _files, _tree
 from varve._warn import warn
-from varve.errors import Error, InvalidArgumentError, ReplicasDifferWarning
+from varve.errors import InvalidArgumentError, ReplicasDifferWarning
 
 _log = logging.getLogger("varve")
 
@@ -158,18 +158,6 @@ def gather(
         for fqn, value in flat.objects:
             made.add_object(fqn, _core.encode_value(value, fqn, allow_pickle))
     return Gathered(made, keep)
-
-
-def needs_no_pickle(state: Mapping[Any, Any], arrays: Arrays) -> bool:
-    """True for a state whose plain values are all of known types."""
-    flat = _tree.Flattener(0, arrays.is_tensor, arrays.origin)
-    try:
-        flat.flatten(state)
-        for fqn, value in flat.objects:
-            _core.encode_value(value, fqn, False)
-    except Error:
-        return False
-    return True
 
 
 def save(

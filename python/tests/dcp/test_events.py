@@ -79,29 +79,55 @@ def test_save_and_load_log_the_events_of_torchs(handler: Collecting, tmp_path: P
             assert ours.get(key) == theirs.get(key)
 
 
+class Planner(torch_dcp.DefaultSavePlanner):
+    """The default plan, by a class of the caller's."""
+
+
 @pytest.mark.parametrize("own_writer", [False, True])
+@pytest.mark.parametrize("by_engine", [False, True])
 def test_async_save_logs_the_events_of_torchs(
-    handler: Collecting, tmp_path: Path, own_writer: bool
+    handler: Collecting, tmp_path: Path, own_writer: bool, by_engine: bool
 ) -> None:
     logged = {}
     for module in (torch_dcp, dcp):
         path = tmp_path / module.__name__
         where = {"storage_writer": module.FileSystemWriter(path)} if own_writer else {}
-        done: Any = module.async_save({"model": Model()}, checkpoint_id=path, **where)
+        planner = None if by_engine else Planner()
+        model = {"model": Model()}
+        done: Any = module.async_save(model, checkpoint_id=path, planner=planner, **where)
         done.result()
         records = handler.take()
+        in_the_call = [record["event"] for record in records if record["func_name"] == "async_save"]
+        assert in_the_call == ["start", "end"]
         here = threading.get_ident()
         logged[module] = [
             # What torch's thread asks for once more are objects that are plain by then.
             {(r["func_name"], r["event"]) for r in records if (r["thread"] == here) is in_the_call}
             for in_the_call in (True, False)
         ]
+    save = {("save", "start"), ("save", "end")}
+    steps = {name for name, _ in logged[dcp][0]}
+    assert {"async_save", "stage_state_dict", "maybe_synchronize_staging"} <= steps
+    assert save <= logged[torch_dcp][1]
+    if by_engine:  # Which takes no step of torch's inside the save.
+        assert logged[dcp][0] | logged[dcp][1] == logged[torch_dcp][0] | save
+        return
     torchs_again = {name for name in logged[torch_dcp][1] if name[0].startswith("_stateful")}
     assert logged[dcp][0] == logged[torch_dcp][0]
     assert logged[dcp][1] == logged[torch_dcp][1] - torchs_again
-    steps = {name for name, _ in logged[dcp][0]}
-    assert {"async_save", "stage_state_dict", "maybe_synchronize_staging"} <= steps
-    assert {("save", "start"), ("save", "end")} <= logged[dcp][1]
+
+
+def test_the_event_of_a_save_by_the_engine_lasts_as_long_as_the_save(
+    handler: Collecting, tmp_path: Path
+) -> None:
+    dcp.async_save({"w": torch.ones(4)}, checkpoint_id=tmp_path / "step").result()
+    held = dcp.FileSystemWriter(tmp_path / "step", overwrite=False)
+    assert dcp.async_save({"w": torch.ones(4)}, storage_writer=held).exception() is not None
+    records = [record for record in handler.take() if record["func_name"] == "save"]
+    assert [record["event"] for record in records] == ["start", "end", "start", "exception"]
+    started, ended, _, failed = records
+    assert ended["times_spent"] <= ended["time"] - started["time"]
+    assert ended["uuid"] == started["uuid"] and "already holds" in failed["error"]
 
 
 def test_a_failure_is_an_event_of_each_step_that_it_leaves(

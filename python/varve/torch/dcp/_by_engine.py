@@ -1,16 +1,16 @@
-"""async_save by a varve.torch.Stager: one of the caller's, or the one that submits saves to the agent.
+"""async_save by a varve.torch.Stager: this package's own, the caller's, or one that submits to the agent.
 
-A stager writes what the engine lays out itself. So it takes saves for which torch's planner would do
-what the engine does, of values that need no pickle, by one file for each rank. Where a process is asked
-for, all else goes to torch's process; with a stager of the caller's, all else is refused. The ranks agree
-on which it is, for a rank that went the other way would be waited for.
+A stager writes what the engine lays out itself. So it takes saves for which torch's default planner would
+name the same entries, of values that need no pickle, by one file for each rank. The ranks agree on it in
+the call, over a channel of their own: a rank that went another way would be waited for. With a stager of
+the caller's, all else is refused.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
-from concurrent.futures import Future
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -18,19 +18,25 @@ import torch.distributed as dist
 from torch.distributed._shard.sharded_tensor import (  # type: ignore[attr-defined]
     ShardedTensor,
 )
+from torch.distributed.checkpoint._nested_dict import flatten_state_dict
 from torch.distributed.checkpoint.api import CheckpointException, _wrap_exception
 from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
 from torch.distributed.checkpoint.planner import SavePlanner
 from torch.distributed.tensor import DTensor
 
-import varve.torch
-from varve import _engine, _tree
-from varve.errors import InvalidArgumentError, UnsupportedError
+from varve import _core, _engine, _tree
+from varve._engine import collector_at_rest
+from varve.errors import Error, InvalidArgumentError, UnsupportedError
+from varve.torch._async import Save, with_shared
+from varve.torch._coordinator import collective, name_of
+from varve.torch._handle import SaveHandle
 from varve.torch._stager import Stager, close_made, stager_of
-from varve.torch._tensors import TorchArrays
+from varve.torch._tensors import _NUMBERS, TorchArrays
 from varve.torch.dcp._errors import CheckpointError, Group, agree, checkpoint_error
+from varve.torch.dcp._events import Step, log_step
+from varve.torch.dcp._job import AsyncSave, Job
+from varve.torch.dcp._metadata import metadata_of_save
 from varve.torch.dcp._publish import is_replaceable
-from varve.torch.dcp._reader import FileSystemReader
 from varve.torch.dcp._writer import FileSystemWriter
 
 #: Seconds that ranks wait for each other, as in `varve.torch.async_save`.
@@ -39,30 +45,54 @@ _TIMEOUT = 1800.0
 #: Whose stagers those are that are made here.
 _OWNER = "varve.torch.dcp"
 
+_LOWEST_IS_SAVED = (
+    "What is saved of each is the value of the lowest of these ranks. Give what each rank has for itself "
+    'a key of its own, such as f"rank{rank}.name"'
+)
 
-def agent_takes(
-    group: Group,
-    state: dict[str, Any] | None,
-    writer: Any,
-    planner: SavePlanner | None,
-    use_collectives: bool,
-) -> bool:
-    """True, on all ranks alike, where the agent writes what torch's process would."""
-    takes = False
-    with contextlib.suppress(Exception):  # Torch will say what is wrong; the others wait for us.
-        takes = (
-            state is not None
-            and _obstacle(group, state, writer, planner, use_collectives) is None
-            and _agents(group) is not None
-        )
-    return all(_gathered(group, takes))
+#: Begins a save on a stager.
+_Begin = Callable[[Stager], SaveHandle]
 
 
-def save_by_agent(
-    what: str, group: Group, state: dict[str, Any], writer: FileSystemWriter, out: Future[Any]
-) -> Future[None]:
-    """Submits a copy; `out` gets the Metadata or the failure. Returns the future of the copy."""
-    return _save(what, group, state, writer, _agents(group), out)
+def engine_takes(job: Job, executor: str, stager: Any) -> bool:
+    """Returns True, on all ranks alike, where the engine saves what the planner and the writer would.
+
+    Args:
+        job: The save.
+        executor: "thread", or "process" for the agent.
+        stager: One of the caller's that is to make the copy; None where there is none.
+    """
+    if not job.use_collectives or _leaves_ranks_out(job.group):
+        return False  # The same on all ranks.
+    mine = False
+    # The way that is taken instead reports an error, to all ranks.
+    with contextlib.suppress(Exception), collector_at_rest():
+        if stager is None:
+            tensors = _tensors_of(job)
+            # From devices this package's other way copies once, and a stager by default twice.
+            mine = executor == "process" or all(tensor.is_cpu for tensor in tensors)
+        if mine and executor == "process":
+            stager_of(job.group.process_group, executor, _TIMEOUT, _OWNER)  # Starts the agent.
+    if job.group.alone:
+        return mine
+    with collective(job.group.process_group, _TIMEOUT, "begin a save") as coordinator:
+        return mine if coordinator is None else coordinator.all_true(mine, _TIMEOUT)
+
+
+def save_by_engine(job: Job, executor: str) -> AsyncSave:
+    """Saves on the stager that is kept for the group."""
+    path = job.path
+    job.reset()
+
+    def start(begin: _Begin) -> SaveHandle:
+        def begin_quietly(stager: Stager) -> SaveHandle:
+            handle = begin(stager)
+            handle.add_done_callback(lambda _: stager._failures.take())  # The future raises it.
+            return handle
+
+        return with_shared(job.group.process_group, executor, _TIMEOUT, begin_quietly, _OWNER)
+
+    return _save(job, path, start)
 
 
 def check_stager(stager: Stager, group: Group, process: bool) -> None:
@@ -76,52 +106,47 @@ def check_stager(stager: Stager, group: Group, process: bool) -> None:
         )
 
 
-def save_by_stager(
-    what: str,
-    group: Group,
-    state: dict[str, Any] | None,
-    failure: Exception | None,
-    writer: Any,
-    planner: SavePlanner | None,
-    use_collectives: bool,
-    stager: Stager,
-    out: Future[Any],
-) -> Future[None]:
-    """Saves on a stager of the caller's. `out` gets the Metadata or the failure; as `save_by_agent`.
+def save_by_stager(job: Job, stager: Stager) -> AsyncSave:
+    """Saves on a stager of the caller's.
 
     Raises UnsupportedError, on all ranks alike, for a save that the engine would make otherwise than
     the planner and writer that were given.
     """
+    path = ""
     try:
-        agree(what, "state_dict", failure, group)
+        path = job.path
+        job.reset()
+    except Exception as error:
+        job.failure = job.failure or error
+    try:
+        agree(job.what, "state_dict", job.failure, job.group)
     except CheckpointError as error:
+        out = AsyncSave()
         out.set_exception(error)
-        staged: Future[None] = Future()
-        staged.set_exception(error)
-        return staged
-    assert state is not None
+        out.staging_completion.set_exception(error)
+        return out
+    obstacle = None
     try:
-        obstacle = _obstacle(group, state, writer, planner, use_collectives)
+        if not job.use_collectives:
+            raise UnsupportedError("use_collectives=False")
+        if _leaves_ranks_out(job.group):
+            raise UnsupportedError("no_dist=True, and a stager's ranks save together")
+        _tensors_of(job)
         stager.memory_budget  # noqa: B018  Raises for one that is closed.
     except Exception as error:  # The others are about to wait for this rank.
-        obstacle = f"{type(error).__name__}: {error}"
-    for rank, reason in enumerate(_gathered(group, obstacle)):
+        obstacle = str(error) if isinstance(error, Error) else f"{type(error).__name__}: {error}"
+    for rank, reason in enumerate(_gathered(job.group, obstacle)):
         if reason is not None:
             raise UnsupportedError(
-                f"{what}: a varve.torch.Stager saves by the engine's own plan; rank {rank}: {reason}. "
-                "Leave async_stager out"
+                f"{job.what}: a varve.torch.Stager saves by the engine's own plan; rank {rank}: "
+                f"{reason}. Leave async_stager out"
             )
-    return _save(what, group, state, writer, stager, out)
+    return _save(job, path, lambda begin: begin(stager))
 
 
 def close_stagers() -> None:
     """Waits for the saves of the stagers that were made here, and closes them."""
     close_made(_OWNER)
-
-
-def _agents(group: Group) -> Stager:
-    """The stager of the group that submits to the agent."""
-    return stager_of(group.process_group, "process", _TIMEOUT, _OWNER)
 
 
 def _gathered(group: Group, answer: Any) -> list[Any]:
@@ -133,94 +158,122 @@ def _gathered(group: Group, answer: Any) -> list[Any]:
     return answers
 
 
-def _obstacle(
-    group: Group,
-    state: dict[str, Any],
-    writer: Any,
-    planner: SavePlanner | None,
-    use_collectives: bool,
-) -> str | None:
-    """Why the engine would not save as torch's planner and the writer do; None where it would."""
-    if group.alone and dist.is_available() and dist.is_initialized():
-        return "no_dist=True, and the engine takes all ranks of the job for those that save"
-    if not use_collectives:
-        return "use_collectives=False"
-    if not _writes_plainly(writer):
-        return (
+def _save(job: Job, path: str, start: Callable[[_Begin], SaveHandle]) -> AsyncSave:
+    """Saves a state that the engine takes; `start` calls its argument with the stager to save on."""
+    state = job.state
+    assert state is not None
+
+    def begin(stager: Stager) -> SaveHandle:
+        with collective(stager.process_group, _TIMEOUT, name_of("save", path)) as coordinator:
+            save = _core.SaveOptions(format="dcp", overwrite=job.writer.overwrite, timeout=_TIMEOUT)
+            options = _core.AsyncSaveOptions(save=save)
+            return Save(state, path, None, False, "log", options).start(stager, coordinator)
+
+    handle = log_step("stage_state_dict", lambda: start(begin))
+    log_step("maybe_synchronize_staging", lambda: None)
+    step = Step(
+        "save", checkpoint_id=job.checkpoint_id, storage_writer=job.writer, planner=job.planner
+    )
+    _engine.warn_of_differences(handle._differing_tensors, _LOWEST_IS_SAVED)
+    out = AsyncSave()
+    out.staging_completion = handle.staging_completion
+
+    def end(_: Any) -> None:
+        failure: BaseException | None = handle.exception()
+        rank = 0  # It decides for all, where no rank is known to have failed.
+        metadata = None
+        if failure is None:
+            try:
+                with collector_at_rest():
+                    metadata = metadata_of_save(_core.Reader(path), path, handle.result().save_id)
+            except Exception as error:
+                failure, rank = error, job.group.rank
+        if failure is not None:
+            failure = _as_torchs(job, failure, rank)
+        step.end(failure)
+        if metadata is not None:
+            out.set_result(metadata)
+        else:
+            out.set_exception(failure)
+
+    handle.add_done_callback(end)
+    return out
+
+
+def _as_torchs(job: Job, error: BaseException, rank: int) -> BaseException:
+    """The CheckpointError for an error of the engine; `rank` failed where the error does not tell."""
+    failures: dict[int, BaseException] = {}
+    if isinstance(error, Error):
+        failures |= error.of_ranks
+        rank = rank if error.rank is None else error.rank
+    failures = failures or {rank: error}
+    wrapped = {failed: _wrap_exception(cause) for failed, cause in failures.items()}
+    return checkpoint_error(job.what, CheckpointException("write", wrapped), job.group.rank)
+
+
+def _leaves_ranks_out(group: Group) -> bool:
+    """True where a rank of a job saves alone: the engine takes all ranks for those that save."""
+    return group.alone and dist.is_available() and dist.is_initialized()
+
+
+def _tensors_of(job: Job) -> list[torch.Tensor]:
+    """This rank's tensors of a save that the engine makes as torch's planner and the writer would.
+
+    Raises UnsupportedError: why it would make another one.
+    """
+    if not _writes_plainly(job):
+        raise UnsupportedError(
             "the storage is not a FileSystemWriter of varve.torch.dcp with one file for each rank, "
             "without extensions, to a name that can be replaced as a whole"
         )
-    if not _plans_plainly(planner):
-        return "the planner is not torch's default one, or does not flatten"
-    if not _engine.needs_no_pickle(state, TorchArrays()):
-        return "the state has values that need a pickle"
-    if not _are_plain(state):
-        return "the state has arrays or tensors that torch's planner takes for values"
-    return None
-
-
-def _save(
-    what: str,
-    group: Group,
-    state: dict[str, Any],
-    writer: FileSystemWriter,
-    stager: Stager,
-    out: Future[Any],
-) -> Future[None]:
-    path = str(writer.path)
-    rank = group.rank
-
-    def end(done: varve.torch.SaveHandle) -> None:
-        failure: BaseException | None = done.exception()
-        try:
-            if failure is None:
-                out.set_result(FileSystemReader(path).read_metadata())
-                return
-        except Exception as error:
-            failure = error
-        assert failure is not None
-        failed = CheckpointException("write", {rank: _wrap_exception(failure)})
-        out.set_exception(checkpoint_error(what, failed, rank))
-
-    handle = varve.torch.async_save(
-        state,
-        path,
-        stager=stager,
-        overwrite=writer.overwrite,
-        format="dcp",
-        timeout=_TIMEOUT,
-        on_done=end,
-    )
-    return handle.staging_completion
-
-
-def _are_plain(state: dict[str, Any]) -> bool:
-    """True where torch's planner takes for tensors what we do: not arrays, nor odd tensors."""
+    if not _plans_plainly(job.planner):
+        raise UnsupportedError("the planner is not torch's default one, or does not flatten")
+    state = job.state
+    assert state is not None
     arrays = TorchArrays()
     flat = _tree.Flattener(0, arrays.is_tensor, arrays.origin)
-    flat.flatten(state)
-    return all(_is_plain(tensor) for _, tensor in flat.tensors)
+    try:
+        flat.flatten(state)
+        for fqn, value in flat.objects:
+            _core.encode_value(value, fqn, False)
+    except Error as error:
+        raise UnsupportedError(f"the state has values that need a pickle: {error}") from error
+    leaves = dict((*flat.tensors, *flat.objects))
+    torchs, _ = flatten_state_dict(state)
+    if leaves.keys() != torchs.keys() or any(torchs[fqn] is not leaves[fqn] for fqn in leaves):
+        raise UnsupportedError("the state has entries that torch's planner names in another way")
+    tensors = [part for _, tensor in flat.tensors for part in _parts(tensor)]
+    if not all(map(_is_plain, tensors)):
+        raise UnsupportedError(
+            "the state has arrays or tensors that torch's planner takes for values"
+        )
+    return tensors
+
+
+def _parts(tensor: Any) -> list[Any]:
+    """The memory of a tensor on this rank."""
+    if isinstance(tensor, ShardedTensor):
+        return [shard.tensor for shard in tensor.local_shards()]
+    return [tensor._local_tensor if isinstance(tensor, DTensor) else tensor]
 
 
 def _is_plain(tensor: Any) -> bool:
-    if isinstance(tensor, ShardedTensor):
-        return all(_is_plain(shard.tensor) for shard in tensor.local_shards())
-    if isinstance(tensor, DTensor):
-        tensor = tensor._local_tensor
     return (
         type(tensor) in (torch.Tensor, torch.nn.Parameter)
         and tensor.layout is torch.strided
+        and tensor.dtype in _NUMBERS
         and not (tensor.is_quantized or tensor.is_nested or tensor.is_meta)
     )
 
 
-def _writes_plainly(writer: Any) -> bool:
+def _writes_plainly(job: Job) -> bool:
+    writer = job.writer
     return (
         type(writer) is FileSystemWriter
         and writer.single_file_per_rank
         and writer.thread_count == 1
         and not writer._transforms
-        and is_replaceable(os.path.realpath(writer.path))
+        and is_replaceable(os.path.realpath(job.path))
     )
 
 
@@ -229,4 +282,5 @@ def _plans_plainly(planner: SavePlanner | None) -> bool:
         type(planner) is DefaultSavePlanner
         and planner.flatten_state_dict
         and planner.flatten_sharded_tensors
+        and not getattr(planner, "dedup_save_to_lowest_rank", False)
     )

@@ -4,50 +4,43 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
-import os
 from concurrent.futures import Future
 from typing import Any
 
 from torch.distributed.checkpoint import state_dict_saver
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.metadata import Metadata
-from torch.distributed.checkpoint.planner import SavePlanner
 from torch.distributed.checkpoint.storage import StorageWriter
 
 from varve.torch.dcp._errors import Group, checkpoint_error
 from varve.torch.dcp._failed import FailedWriter
-from varve.torch.dcp._functions import plain_of
+from varve.torch.dcp._job import Job
 from varve.torch.dcp._writer import FileSystemWriter
 
 #: Without its own log events: ours are there already.
 torch_async_save: Any = inspect.unwrap(state_dict_saver.async_save)
 
 
-def save_by_torch(
-    what: str,
-    group: Group,
-    state_dict: dict[str, Any],
-    checkpoint_id: str | os.PathLike[str] | None,
-    writer: StorageWriter | None,
-    planner: SavePlanner | None,
-    options: dict[str, Any],
-) -> Any:
-    try:
-        plain = plain_of(state_dict)
-    except Exception as error:
+def save_by_torch(job: Job, options: dict[str, Any]) -> Any:
+    """Saves by torch's `async_save`, with these further arguments."""
+    if job.state is None:
         # The others are going to wait for this rank in their threads.
+        assert job.failure is not None
         options.pop("async_stager", None)
-        made = torch_async_save({}, storage_writer=FailedWriter(error), **options)
+        made = torch_async_save({}, storage_writer=FailedWriter(job.failure), **options)
     else:
         made = torch_async_save(
-            plain, checkpoint_id=checkpoint_id, storage_writer=writer, planner=planner, **options
+            job.state,
+            checkpoint_id=job.checkpoint_id,
+            storage_writer=job.writer,
+            planner=job.planner,
+            **options,
         )
     response: Any = made
     if isinstance(made, Future):
-        return _translated(what, group, made, writer)
-    return dataclasses.replace(
-        response, upload_completion=_translated(what, group, response.upload_completion, writer)
-    )
+        return _translated(job.what, job.group, made, job.writer)
+    upload = _translated(job.what, job.group, response.upload_completion, job.writer)
+    return dataclasses.replace(response, upload_completion=upload)
 
 
 def _translated(

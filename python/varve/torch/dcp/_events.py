@@ -7,6 +7,8 @@ global_step, write_data, finish_checkpoint, read_data) are torch's own functions
 
 from __future__ import annotations
 
+import logging
+import time
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -40,3 +42,32 @@ def log_step(name: str, step: Callable[[], _T], **arguments: Any) -> _T:
     call.__name__ = name
     made: _T = _method_logger(log_exceptions=True, **arguments)(call)()
     return made
+
+
+class Step:
+    """A step that begins in one call and ends in another: logs its start when it is made.
+
+    Attributes, times and events are those of torch's decorator.
+    """
+
+    def __init__(self, name: str, **arguments: Any) -> None:
+        self._fields: dict[str, Any] = {}
+        if _method_logger is None:
+            return
+        self._fields = logger._get_msg_dict(name, **arguments)
+        self._began = time.time_ns()
+        self._log("start", log_exceptions=True)
+
+    def end(self, error: BaseException | None) -> None:
+        """Logs the end, or the exception."""
+        if _method_logger is None:
+            return
+        if error is None:
+            self._log("end", times_spent=time.time_ns() - self._began)
+        else:
+            self._log("exception", error=f"{error}")
+
+    def _log(self, event: str, **more: Any) -> None:
+        self._fields |= {"event": event, "time": time.time_ns(), **more}
+        failed = event == "exception"
+        logger._dcp_logger.log(logging.ERROR if failed else logging.DEBUG, dict(self._fields))

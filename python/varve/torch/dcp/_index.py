@@ -17,10 +17,8 @@ from varve.errors import (
     UnavailableError,
     UnsupportedError,
 )
+from varve.torch.dcp._metadata import VERSION
 from varve.torch.dcp._write import FileReport
-
-#: The version of the format, as torch writes it since 2.7.
-_VERSION = "1.0.0"
 
 #: Of the index: the last one without frames, so that the engine can add an attribute at the end.
 _PROTOCOL = 3
@@ -44,7 +42,7 @@ def complete(
         if file is not None:
             reports[result.storage_data.relative_path] = file
     _check_complete(metadata, stored)
-    metadata.version = _VERSION
+    metadata.version = VERSION
     metadata.storage_data = stored
     names = dict.fromkeys(info.relative_path for info in stored.values())
     index = pickle.dumps(metadata, protocol=_PROTOCOL)

@@ -6,6 +6,7 @@ import dataclasses
 import math
 import os
 import re
+import uuid
 from collections.abc import Mapping
 from typing import Any
 
@@ -25,6 +26,9 @@ from varve import _core
 from varve._values import ObjectLeaf, TensorLeaf
 from varve.errors import UnsupportedError
 from varve.torch._tensors import _DTYPES
+
+#: The version of the format, as torch writes it since 2.7.
+VERSION = "1.0.0"
 
 #: How pickles hold the id of a save, of protocol 2 and of later ones.
 _SAVE_ID = re.compile(
@@ -82,6 +86,18 @@ def metadata_of(reader: _core.Reader, load_id: str) -> Metadata:
             checkpoint_id=reader.directory, save_id=_save_id(reader), load_id=load_id
         ),
     )
+
+
+def metadata_of_save(reader: _core.Reader, path: str, save_id: str) -> Metadata:
+    """The Metadata of a checkpoint that was just saved, as torch's `save` returns it."""
+    metadata = metadata_of(reader, "")
+    metadata.storage_data = {
+        index: _StorageInfo(stored.relative_path, stored.offset, stored.length)
+        for index, stored in metadata.storage_data.items()
+    }
+    metadata.storage_meta = StorageMeta(checkpoint_id=path, save_id=str(uuid.UUID(save_id)))
+    metadata.version = VERSION
+    return metadata
 
 
 def dtype_of(fqn: str, number: int) -> torch.dtype:

@@ -126,7 +126,7 @@ class FileSystemWriter(filesystem.FileSystemWriter):
         if _extensions is not None:
             newer["_extensions"] = _extensions  # Not in torch 2.6.
         super().__init__(
-            _local_path(path),
+            local_path(path),
             single_file_per_rank=single_file_per_rank,
             sync_files=sync_files,
             thread_count=thread_count,
@@ -146,7 +146,7 @@ class FileSystemWriter(filesystem.FileSystemWriter):
     def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
         """Begins anew, under another name if one is given."""
         self.abandon()
-        super().reset(_local_path(checkpoint_id) if checkpoint_id else None)
+        super().reset(local_path(checkpoint_id) if checkpoint_id else None)
 
     def set_up_storage_writer(self, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
         """Begins a save; torch says with `kwargs` who this is and whether ranks exchange messages."""
@@ -281,7 +281,8 @@ class FileSystemWriter(filesystem.FileSystemWriter):
         return directory
 
 
-def _local_path(path: str | os.PathLike[str]) -> str:
+def local_path(path: str | os.PathLike[str]) -> str:
+    """Returns the path by which the engine knows `path`. Raises InvalidArgumentError for other stores."""
     try:
         return path_text(path)
     except InvalidArgumentError as error:

@@ -1,0 +1,165 @@
+"""async_save by torch's planner, on a thread that does nothing else; for what the engine does not take.
+
+Two things that torch's own thread does not have:
+
+* The copy is made by several threads of the engine into memory that has been used before, and goes
+  nowhere near the tensors' own storages: what a save finds there is of this save, whatever became of
+  the objects of an earlier one.
+* What the ranks send each other in the background goes over a gloo group of its own, so that it
+  neither waits behind a collective of the training nor comes between two of them, and needs no CPU
+  backend in the caller's group.
+
+Stagers of the caller's are asked for copies as torch asks them.
+"""
+
+from __future__ import annotations
+
+from concurrent.futures import CancelledError, Future
+from typing import Any, cast
+
+import torch.distributed as dist
+from torch.distributed.checkpoint import state_dict_saver
+from torch.distributed.checkpoint.metadata import Metadata
+
+from varve.torch._waiting import LOG
+from varve.torch.dcp._copy import StateCopy
+from varve.torch.dcp._errors import Group
+from varve.torch.dcp._events import log_step
+from varve.torch.dcp._executors import executor_of
+from varve.torch.dcp._functions import save_plain
+from varve.torch.dcp._job import AsyncSave, Job
+
+#: What torch returns where copies are made in the background; torch 2.6 has none.
+_Response: Any = getattr(state_dict_saver, "AsyncSaveResponse", None)
+
+
+def save_by_thread(job: Job, stager: Any) -> Any:
+    """Saves a copy on the thread of the group; `stager` makes it, or this package where that is None."""
+    executor = executor_of(job.group.process_group, job.group.alone)
+    executor.room.acquire()
+    copy: _Copy | None = None
+    plain, failure = job.state, job.failure
+
+    def make(plain: dict[str, Any]) -> _Copy:
+        return _StagersCopy(stager, plain) if stager else executor.copier.copy(plain)
+
+    try:
+        if plain is not None:
+            try:
+                copy = log_step("stage_state_dict", lambda: make(plain))
+            except Exception as error:
+                failure = error  # The others are about to wait for this rank in their threads.
+    except BaseException:
+        executor.room.release()
+        raise
+    out = AsyncSave()
+    staged = copy.staged if isinstance(copy, _StagersCopy) else None
+    if staged is not None:
+        staged.add_done_callback(
+            lambda done: _end_staging(
+                out, CancelledError() if done.cancelled() else done.exception()
+            )
+        )
+    else:
+        _end_staging(out, failure)
+
+    def run() -> None:
+        reason = failure
+        metadata = None
+        problem: BaseException | None = None
+        state: dict[str, Any] = {}
+        try:
+            if copy is not None:
+                try:
+                    state = copy.state
+                except Exception as error:
+                    reason = error
+            metadata = _save(job, executor.group, state, reason)
+        except BaseException as error:
+            problem = error
+        # Room for the next copy before anybody who waits for this save asks for it.
+        if copy is not None:
+            copy.release()
+        executor.room.release()
+        if problem is None:
+            assert metadata is not None
+            out.set_result(metadata)
+        else:
+            if job.group.rank == 0:
+                LOG.error("a background save has failed: %s", problem)
+            out.set_exception(problem)
+
+    executor.thread.submit(run)
+    if staged is not None:
+        return _Response(staging_completion=out.staging_completion, upload_completion=out)
+    if failure is None:
+        log_step("maybe_synchronize_staging", lambda: _synchronize(stager))
+    return out
+
+
+def _save(
+    job: Job, group: dist.ProcessGroup | None, state: dict[str, Any], failure: Exception | None
+) -> Metadata:
+    """Saves a copy, on the thread; or tells the other ranks of a failure."""
+    if failure is None:
+        try:
+            job.reset()
+        except Exception as error:
+            failure = error
+
+    def save() -> Metadata:
+        return save_plain(
+            job.what,
+            Group(group, job.group.alone),
+            state,
+            failure,
+            job.writer,
+            job.planner,
+            job.use_collectives,
+        )
+
+    return log_step(
+        "save",
+        save,
+        checkpoint_id=job.checkpoint_id,
+        storage_writer=job.writer,
+        planner=job.planner,
+        process_group=group,
+    )
+
+
+def _synchronize(stager: Any) -> None:
+    if stager is not None and stager.should_synchronize_after_execute:
+        stager.synchronize_staging()
+
+
+def _end_staging(out: AsyncSave, failure: BaseException | None) -> None:
+    if failure is None:
+        out.staging_completion.set_result(None)
+    else:
+        out.staging_completion.set_exception(failure)
+
+
+class _StagersCopy:
+    """What a caller's stager has made of a state, or a future of it."""
+
+    def __init__(self, stager: Any, state: dict[str, Any]) -> None:
+        self._made: Any = stager.stage(state)
+
+    @property
+    def staged(self) -> Future[dict[str, Any]] | None:
+        """The future, where there is one."""
+        return self._made if isinstance(self._made, Future) else None
+
+    @property
+    def state(self) -> dict[str, Any]:
+        """Waits for it."""
+        staged = self.staged
+        return cast("dict[str, Any]", self._made if staged is None else staged.result())
+
+    def release(self) -> None:
+        """The memory is the stager's."""
+        self._made = None
+
+
+_Copy = StateCopy | _StagersCopy

@@ -1,0 +1,83 @@
+"""A save in the background: what is to be saved, and the future of it."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from concurrent.futures import Future
+from typing import Any
+
+from torch.distributed.checkpoint.metadata import Metadata
+from torch.distributed.checkpoint.planner import SavePlanner
+
+from varve.torch.dcp._errors import Group
+from varve.torch.dcp._functions import plain_of
+from varve.torch.dcp._writer import local_path
+
+
+class AsyncSave(Future[Metadata]):
+    """A save under way: a future of its Metadata, with the two futures of an AsyncSaveResponse.
+
+    Attributes:
+        staging_completion: The copy has been made; done when `async_save` returns, unless a stager
+            makes it in the background.
+        upload_completion: This future.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.set_running_or_notify_cancel()
+        self.staging_completion: Future[None] = Future()
+
+    @property
+    def upload_completion(self) -> AsyncSave:
+        """This future."""
+        return self
+
+
+@dataclasses.dataclass
+class Job:
+    """The arguments of a call of `async_save`, and the state of its objects at the call.
+
+    Attributes:
+        what: "save PATH", for messages.
+        group: The ranks that save.
+        checkpoint_id: As in the call.
+        renames: A writer and a `checkpoint_id` were both given: the writer is to save under that name.
+        writer: The one given, or the one that was found.
+        planner: As in the call.
+        use_collectives: As in the call.
+        state: The state with plain dicts in place of objects; None where `failure` is set.
+        failure: What `state_dict` of an object failed with on this rank. The other ranks have to learn
+            of it: they are about to wait for this one.
+    """
+
+    what: str
+    group: Group
+    checkpoint_id: str | os.PathLike[str] | None
+    renames: bool
+    writer: Any
+    planner: SavePlanner | None
+    use_collectives: bool
+    state: dict[str, Any] | None = None
+    failure: Exception | None = None
+
+    def ask(self, state_dict: dict[str, Any]) -> None:
+        """Sets `state` or `failure`: asks the objects of a state for theirs."""
+        try:
+            self.state = plain_of(state_dict)
+        except Exception as error:
+            self.failure = error
+
+    @property
+    def path(self) -> str:
+        """Where a FileSystemWriter is to save, before and after `reset`."""
+        if self.renames:
+            assert self.checkpoint_id is not None
+            return local_path(self.checkpoint_id)
+        return str(self.writer.path)
+
+    def reset(self) -> None:
+        """Gives the caller's writer the name, if there are both."""
+        if self.renames:
+            self.writer.reset(self.checkpoint_id)
