@@ -1,4 +1,17 @@
-"""The index of a save: what the planner knows of it and what the ranks have written."""
+"""The index of a save: what the planner knows of it and what the ranks have written.
+
+Here Python pickles the planner's own Metadata, and the engine seals the pickle (SealDcpIndex). The saves that
+the engine plans itself have an index by its own encoder (EncodeDcpIndex). This module does not use that,
+for four reasons:
+
+  - Only Python can pickle what planners of the caller's put into `planner_data`, and their subclasses of
+    Metadata. So the pickle has to stay.
+  - Torch has dtypes and layouts that the engine has no names for. Their entries are in the index as torch
+    made them.
+  - The encoder for the default planner's saves alone would be a second way to the same index.
+  - Sealing decodes the index by the decoder that loads use. So the save itself finds out that Varve cannot
+    open the checkpoint, and warns.
+"""
 
 from __future__ import annotations
 
