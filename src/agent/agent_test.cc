@@ -102,7 +102,7 @@ TEST(Agent, SavesWhatWasThereAtTheCallAsThreadsOfTheTrainerDo) {
   }
 }
 
-// Which the agent copies once more, as the system pins them one by one.
+// The system pins small pages one by one, so the agent copies them once more.
 TEST(Agent, WritesFromSmallPagesToo) {
   const test::NoHugePages none;
   if (!none.done()) {
@@ -117,7 +117,7 @@ TEST(Agent, WritesFromSmallPagesToo) {
   EXPECT_TRUE(Verify(dir / "a")->clean());
 }
 
-TEST(Agent, ManySavesEachHaveTheirOwnContentThoughMemoryIsShort) {
+TEST(Agent, KeepsTheContentOfManySavesApartWhenMemoryIsShort) {
   AgentHere agent;
   const TempDir dir;
   const auto stager = agent.MakeStager(56 * kMiB);  // Room for two; one is kept beside.
@@ -213,7 +213,7 @@ TEST(Agent, ThatIsStoppedLeavesTheMemoryOfTrainersThatLiveAlone) {
   options.save.max_write_bandwidth = 100 * kMiB;
   const AsyncSaveHandle save = AsyncSave(training.state(), dir / "c", options, *stager);
   std::this_thread::sleep_for(300ms);
-  EXPECT_TRUE(IsOk(StopAgent(60s, agent.directory())));  // It has nothing to do with these waves.
+  EXPECT_TRUE(IsOk(StopAgent(60s, agent.directory())));  // The agent has no part in these waves.
   const auto& report = save.done().get();
   ASSERT_TRUE(IsOk(report));
   EXPECT_TRUE(report->in_waves);
@@ -237,7 +237,7 @@ TEST(Agent, AStateIsLoadedFromItsMemoryUntilTheNextOneTakesItsPlace) {
 
   training.Step();
   ASSERT_TRUE(IsOk(AsyncSave(training.state(), dir / "2", {}, *stager).done().get()));
-  // The word is taken back from those who have it, and not given again.
+  // The agent revokes the page of files in memory, and offers them no more.
   const auto verified = Verify(dir / "1", *memory);
   ASSERT_TRUE(IsOk(verified));
   EXPECT_EQ(verified->damages.size(), 1U);
@@ -276,7 +276,7 @@ TEST(Agent, ACheckpointThatWasReplacedIsNotReadFromMemory) {
     ASSERT_TRUE(
         IsOk(Save(training.state(), path, {.overwrite = Overwrite::kAlways, .format = format})));
     const auto memory = OpenAgentMemory(path, PosixStorage(), {}, agent.directory());
-    ASSERT_NE(memory, nullptr);  // It has one of that name.
+    ASSERT_NE(memory, nullptr);  // The agent holds a file of that name.
     EXPECT_TRUE(Load(path, training.memory.size(), "", *memory) == training.memory);
   }
 }
@@ -302,7 +302,7 @@ TEST(Agent, EndsByItselfWhenIdle) {
     const auto stager = agent.MakeStager();
     const Training training(9 * kMiB);
     ASSERT_TRUE(IsOk(AsyncSave(training.state(), dir / "c", {}, *stager).done().get()));
-    std::this_thread::sleep_for(200ms);  // It has somebody.
+    std::this_thread::sleep_for(200ms);  // A peer is connected.
     EXPECT_EQ(StatusOf(agent).trainers, 1U);
   }
   EXPECT_TRUE(IsOk(agent.End()));
@@ -317,7 +317,7 @@ TEST(Agent, IsWaitedForAsLongAsItTakesIfSoWished) {
   }
 }
 
-TEST(Agent, ListensOnlyWhereNobodyElseMayEnter) {
+TEST(Agent, ListensOnlyInADirectoryThatIsPrivate) {
   const TempDir home;
   const std::string open = home / "open";
   ASSERT_TRUE(std::filesystem::create_directory(open));
@@ -346,7 +346,7 @@ TEST(Agent, OneOfAnotherVersionIsRefusedByName) {
   AgentConnection connection(std::move(*socket));
   EXPECT_TRUE(FailsWith(Ask(connection, {AgentVerb::kHello, 0, "9.9.9", {}}, LongDeadline()),
                         StatusCode::kFailedPrecondition, {"9.9.9", "varve agent stop"}));
-  // Which does not ask for the version.
+  // kStop is served without a check of the version.
   EXPECT_TRUE(IsOk(Ask(connection, {AgentVerb::kStop, 0, {}, {}}, LongDeadline())));
   EXPECT_TRUE(IsOk(agent.End()));
 }
@@ -359,7 +359,7 @@ TEST(Agent, WithoutDescriptorsForThoseWhoConnectItWaitsQuietly) {
   (agent.directory() + "/agent.socket").copy(address.sun_path, sizeof(address.sun_path) - 1);
   rlimit before{};
   ASSERT_EQ(::getrlimit(RLIMIT_NOFILE, &before), 0);
-  const FileDescriptor next(::dup(socket.get()));  // There is nothing free below.
+  const FileDescriptor next(::dup(socket.get()));  // No lower number is free.
   const rlimit none{.rlim_cur = static_cast<rlim_t>(next.get()), .rlim_max = before.rlim_max};
   ASSERT_EQ(::setrlimit(RLIMIT_NOFILE, &none), 0);
   EXPECT_EQ(::connect(socket.get(), reinterpret_cast<const sockaddr*>(&address), sizeof(address)),
@@ -373,7 +373,7 @@ TEST(Agent, WithoutDescriptorsForThoseWhoConnectItWaitsQuietly) {
   EXPECT_TRUE(IsOk(Ask(connection, {AgentVerb::kHello, 0, AgentVersion(), {}}, LongDeadline())));
 }
 
-TEST(Agent, WhoSaysNonsenseIsNotListenedToAndHurtsNobody) {
+TEST(Agent, DropsAPeerThatSendsMalformedMessagesAndServesTheOthers) {
   AgentHere agent;
   const TempDir dir;
   const auto stager = agent.MakeStager();

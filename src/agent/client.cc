@@ -26,7 +26,7 @@ constexpr auto kGreeting = std::chrono::seconds(10);
 constexpr auto kStarting = std::chrono::seconds(20);
 constexpr auto kPause = std::chrono::milliseconds(20);
 
-/// Never, where the sum would be no time.
+/// Returns now plus `timeout`, or the latest deadline where the sum overflows.
 Deadline After(std::chrono::milliseconds timeout) {
   const auto now = Clock::now();
   const auto most = std::chrono::floor<std::chrono::milliseconds>(Deadline::max() - now);
@@ -39,7 +39,7 @@ std::string ProgramOf(const AgentOptions& options) {
                                   : std::string(chosen != nullptr ? chosen : "varve-agent");
 }
 
-/// Runs the program, which returns once its agent listens, or another one does.
+/// Runs the program, which returns as soon as its agent or another one listens.
 Status Start(const std::string& program, const std::string& directory) {
   std::array<std::string, 4> words{program, "--directory", directory, "--detach"};
   std::array<char*, 5> arguments{};
@@ -70,7 +70,7 @@ Status Start(const std::string& program, const std::string& directory) {
                                    : "signal " + std::to_string(WTERMSIG(status))) +
                               "; what it has to say is in the standard error output");
   }
-  return Status::Ok();  // Whether one listens now, the next attempt to connect will tell.
+  return Status::Ok();  // The next attempt to connect tells whether one listens.
 }
 
 }  // namespace
@@ -114,7 +114,7 @@ Result<std::shared_ptr<AgentConnection>> ConnectOrStart(const AgentOptions& opti
   while (true) {
     auto agent = ConnectAndGreet(
         directory, Clock::now() + std::min<Clock::duration>(kGreeting, options.answer_timeout));
-    // One that is about to end may close the connection before it has answered.
+    // An agent that is about to end may close the connection before it has answered.
     const StatusCode code = agent.status().code();
     if (code != StatusCode::kNotFound && code != StatusCode::kUnavailable) {
       return agent;
@@ -130,8 +130,8 @@ Result<std::shared_ptr<AgentConnection>> ConnectOrStart(const AgentOptions& opti
 
 namespace {
 
-/// One that is just ending, or was killed, may still take connections: the next attempt tells. It
-/// may be of another version.
+/// Sends `verb` and waits for the answer. An agent that is ending or was killed may still take
+/// connections: the next attempt tells. The agent may be of another version.
 Status AskForTheEnd(AgentVerb verb, std::chrono::milliseconds timeout,
                     const std::string& directory) {
   const Deadline deadline = After(timeout);

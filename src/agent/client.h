@@ -14,10 +14,10 @@ namespace varve {
 Result<std::shared_ptr<AgentConnection>> ConnectAndGreet(const std::string& directory,
                                                          Deadline deadline);
 
-/// The same; starts one if none runs.
+/// Does the same; starts an agent if none runs.
 Result<std::shared_ptr<AgentConnection>> ConnectOrStart(const AgentOptions& options);
 
-/// Says one thing and waits for the answer, which must be kOk. Errors: the refusal; Unavailable.
+/// Sends one message and waits for the answer, which must be kOk. Errors: the refusal; Unavailable.
 Result<AgentMessage> Ask(AgentConnection& agent, const AgentMessage& question, Deadline deadline);
 
 }  // namespace varve

@@ -17,7 +17,7 @@
 namespace varve {
 namespace {
 
-// Behind this the peer is taken for dead: it would hold up everybody else.
+// After this time the peer counts as dead: it would delay all others.
 constexpr auto kSendTimeout = std::chrono::seconds(10);
 constexpr std::size_t kFrameBytes = 1 + 8;
 

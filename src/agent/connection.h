@@ -13,16 +13,17 @@
 
 namespace varve {
 
-/// Who says it to whom: T the trainer or a command, A the agent. kHello, kDrain, kStop, kOk and
-/// kRefused are the same in all versions: an agent of another one can be ended.
+/// The verbs, and who sends each: T is the trainer or a command, A the agent. kHello, kDrain,
+/// kStop, kOk and kRefused are the same in all versions: so a command can end an agent of another
+/// version.
 enum class AgentVerb : std::uint8_t {
   kHello = 1,  ///< T: payload its version. A answers kOk with its own, or kRefused.
   kAttach,     ///< T: the staging memory, a memfd; payload its blocks and the first turn. A: kOk.
   kSubmit,   ///< T: the save of a turn, a memfd with a Submission, and the lease of its memory. A:
              ///< kOk or kRefused, same turn.
-  kPass,     ///< T: nothing comes in that turn. No answer.
-  kCancel,   ///< T: that save is not wanted. No answer.
-  kForget,   ///< T: the memory of that turn is needed. A: kForgotten.
+  kPass,     ///< T: submits nothing in that turn. No answer.
+  kCancel,   ///< T: cancels the save of that turn. No answer.
+  kForget,   ///< T: needs the memory of that turn. A: kForgotten.
   kFind,     ///< T: payload a path. A: a kHeld for each file of it in memory, then kOk.
   kStatus,   ///< T. A: kOk with a text in JSON, in a memfd.
   kDrain,    ///< T. A: kOk when nothing is left to write. No kHello is needed.
@@ -32,9 +33,9 @@ enum class AgentVerb : std::uint8_t {
   kDone,     ///< A: the save of that turn has ended. Payload as kRefused, or 0 and its report; or a
              ///< memfd with that.
   kForgotten,  ///< A.
-  kHeld,  ///< A: memfds of the memory, a HeldFile, a page that says whether it still is, and the
-          ///< memory's lease.
-  kBye,   ///< T: it leaves its memory to A for good, and closes. No answer.
+  kHeld,  ///< A: memfds of the memory, a HeldFile, the page that is revoked when it is given up,
+          ///< and the lease.
+  kBye,   ///< T: leaves its memory to A for good, and closes. No answer.
 };
 
 struct AgentMessage {
@@ -44,16 +45,17 @@ struct AgentMessage {
   std::vector<FileDescriptor> fds;
 };
 
-/// What kHello says: Varve's version, and that of these messages and what is in them. The latter is
-/// counted up with every change, for an agent may outlive the programs that it was installed with.
+/// Returns the payload of kHello: Varve's version, and that of these messages. The latter is
+/// counted up with every change of a message, for an agent may outlive the programs that started
+/// it.
 std::string AgentVersion();
 
 inline constexpr std::size_t kMaxAgentPayload = 32768;
 inline constexpr std::size_t kMaxAgentFds = 4;
 
-/// Text that fits a payload, shortened if need be.
+/// Returns the status as a payload; a message that is too long is shortened.
 Bytes EncodeRefusal(const Status& status);
-/// The status in a kRefused, or an error that says that it is none.
+/// Returns the status in a kRefused. Errors: DataLoss when the payload holds none.
 Status DecodeRefusal(std::string_view payload);
 
 /// A connected Unix socket that keeps messages apart (SOCK_SEQPACKET). Threads: one may receive
@@ -62,14 +64,15 @@ class AgentConnection {
  public:
   explicit AgentConnection(FileDescriptor socket) : socket_(std::move(socket)) {}
 
-  /// Errors: Unavailable when the other side is gone, or does not read for a while.
+  /// Sends a message. Errors: Unavailable when the peer has closed the connection, or does not read
+  /// for 10 s.
   Status Send(const AgentMessage& message);
 
-  /// The next message. Errors: Unavailable when the other side is gone or the deadline passes;
-  /// DataLoss when it is none of ours.
+  /// Returns the next message. Errors: Unavailable when the peer has closed the connection or the
+  /// deadline passes; DataLoss for a message that is malformed.
   Result<AgentMessage> Receive(Deadline deadline);
 
-  /// False when the other side has closed the connection, or its process has ended.
+  /// Returns false when the peer has closed the connection or has exited.
   [[nodiscard]] bool IsOpen() const;
 
   /// Makes all further calls fail, also those under way.
@@ -82,11 +85,12 @@ class AgentConnection {
   std::mutex sending_;
 };
 
-/// Connects to an agent that listens at `socket_path`, whatever runs there: the peer must be of the
-/// same user. Errors: NotFound when nobody listens; FailedPrecondition.
+/// Connects to the agent that listens at `socket_path`, which must run as the same user. Errors:
+/// NotFound when no process listens; FailedPrecondition for another user's process.
 Result<FileDescriptor> ConnectToSocket(const std::string& socket_path, Deadline deadline);
 
-/// Errors: FailedPrecondition when the peer is neither of this user nor root.
+/// Checks the peer's user and returns its pid in `*pid`. Errors: FailedPrecondition when the peer
+/// is neither of this user nor root.
 Status CheckPeer(int socket, int* pid);
 
 }  // namespace varve

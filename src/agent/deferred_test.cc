@@ -1,4 +1,4 @@
-// Saves that are written only when their trainer has ended.
+// Deferred saves: the agent writes them when their trainer has exited.
 
 #include <atomic>
 #include <filesystem>
@@ -81,7 +81,7 @@ TEST(Deferred, TheNewestIsWrittenWhenTheTrainerEndsAndLoadsFromMemory) {
     const std::string newest = dir / (name + "5");
     EXPECT_TRUE(Load(newest, kState) == training.memory);
     EXPECT_TRUE(Verify(newest)->clean());
-    std::atomic<std::uint64_t> from_memory = 0;  // By the threads of the load.
+    std::atomic<std::uint64_t> from_memory = 0;  // Written by the threads of the load.
     const auto memory = OpenAgentMemory(
         newest, PosixStorage(), [&](std::uint64_t bytes) { from_memory += bytes; },
         agent.directory());
@@ -176,7 +176,7 @@ TEST(Deferred, DoesNotWaitForSavesThatAreWrittenNorTheyForIt) {
   StagerOptions options{.budget_bytes = 6 * kRoomForTwo, .max_in_flight = 4};
   auto stager = std::move(*Stager::Make(options, nullptr, agent.Connect()));
   AsyncSaveOptions slow;
-  slow.save.max_write_bandwidth = 16 * kMiB;  // Longer than all else here takes.
+  slow.save.max_write_bandwidth = 16 * kMiB;  // The save takes longer than the rest of the test.
   const AsyncSaveHandle first = AsyncSave(training.state(), dir / "slow", slow, *stager);
   for (int step = 0; step < 4; ++step) {
     const AsyncSaveHandle save =
@@ -196,7 +196,7 @@ TEST(Deferred, OfRanksThatEndWhileTheySubmitTheOlderOneIsWhole) {
   const TempDir dir;
   const Training training(9 * kMiB);
   auto planning = MakeInProcessCoordinators(2);
-  // Each has submitted the first; only rank 0 the second.
+  // Each rank has submitted the first save; only rank 0 the second.
   const auto handed = test::OnEveryRank(planning, [&](Coordinator& rank) -> Status {
     Trainer trainer(agent);
     const State state = training.state(std::to_string(rank.rank()));
@@ -265,7 +265,7 @@ TEST(Deferred, OfSeveralRanksTheNewestIsWritten) {
   EXPECT_FALSE(std::filesystem::exists(dir / "5"));
 }
 
-TEST(Deferred, OfRanksThatHaveBothTheNewerOneIsWholeThoughTheyEndMinutesApart) {
+TEST(Deferred, TheNewerOneIsWholeWhenRanksThatHaveBothExitMinutesApart) {
   AgentHere agent(60s, /*timeout=*/400ms);
   const TempDir dir;
   const Training training(9 * kMiB);
@@ -276,15 +276,16 @@ TEST(Deferred, OfRanksThatHaveBothTheNewerOneIsWholeThoughTheyEndMinutesApart) {
     VARVE_RETURN_IF_ERROR(trainer.Submit(0, state, dir / "1", rank, /*deferred=*/true));
     VARVE_RETURN_IF_ERROR(trainer.Submit(1, state, dir / "2", rank, /*deferred=*/true));
     if (rank.rank() == 0) {
-      trainer.executor().Forget(0);     // It has begun the next; the other has not.
-      std::this_thread::sleep_for(1s);  // The other has ended, and begun with the older one too.
+      trainer.executor().Forget(0);     // This rank has begun the next save; the other has not.
+      std::this_thread::sleep_for(1s);  // By now the other has ended, and begun to write the older
+                                        // save.
     }
     return Status::Ok();
   });
   ASSERT_TRUE(IsOk(*handed[0]));
   ASSERT_TRUE(IsOk(*handed[1]));
   EXPECT_TRUE(
-      IsOk(DrainAgent(60s, agent.directory())));  // Nobody waits for the older one's rank 0.
+      IsOk(DrainAgent(60s, agent.directory())));  // No agent waits for the older save's rank 0.
   EXPECT_TRUE(Load(dir / "2", training.memory.size(), "0") == training.memory);
   EXPECT_TRUE(Load(dir / "2", training.memory.size(), "1") == training.memory);
 }
@@ -298,7 +299,7 @@ TEST(Deferred, ARankThatEndsLaterThanTheOthersIsWaitedFor) {
     Trainer trainer(agent);
     const Status status = trainer.Submit(0, training.state(std::to_string(rank.rank())), dir / "1",
                                          rank, /*deferred=*/true);
-    // One waits for the other in a collective, until somebody ends it.
+    // One rank waits for the other in a collective, until a launcher kills it.
     std::this_thread::sleep_for(rank.rank() == 0 ? 1200ms : 0ms);
     return status;
   });

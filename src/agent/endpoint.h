@@ -1,4 +1,4 @@
-/// Where an agent listens, and that it is private.
+/// The directory in which an agent listens, and the check that it is private.
 #pragma once
 
 #include <string>
@@ -10,22 +10,23 @@ namespace varve {
 
 struct AgentEndpoint {
   std::string directory;
-  std::string socket;  ///< Its messages.
+  std::string socket;  ///< The path of the socket.
   std::string lock;    ///< Held by the agent as long as it lives.
-  std::string log;     ///< What it has to say.
+  std::string log;     ///< The path of the agent's log.
 };
 
-/// The names; `directory` may be empty.
+/// Returns the paths in `directory`; an empty one means the default directory.
 AgentEndpoint EndpointIn(const std::string& directory);
 
-/// Makes the directory if needed. Errors: FailedPrecondition when it is not ours alone: whoever may
-/// write to it could take the agent's place, and be given the memory of the training.
+/// Checks that only this user may use the directory, and creates it if `make`. Errors:
+/// FailedPrecondition when another user may write to it: he could take the agent's place and
+/// receive the memory of the training.
 Status CheckPrivate(const std::string& directory, bool make);
 
-/// The agent's lock. Errors: AlreadyExists while another process holds it.
+/// Takes the agent's lock. Errors: AlreadyExists while another process holds it.
 Result<FileDescriptor> LockEndpoint(const AgentEndpoint& endpoint);
 
-/// A socket that listens. The lock must be held: a socket that is there is a dead agent's.
+/// Returns a socket that listens. Requires the lock: a socket that exists then is a dead agent's.
 Result<FileDescriptor> Listen(const AgentEndpoint& endpoint);
 
 }  // namespace varve

@@ -1,14 +1,14 @@
-// A trainer's side of the agent. One thread takes what the agent says; callers wait for what is
-// theirs. When the connection is lost everybody who waits learns so, and the next save that is
-// submitted tries to begin anew, with an agent that is started if need be. What the lost one had
-// in hand is not submitted again: it may have become visible.
+// A trainer's side of the agent. One thread receives the agent's messages; callers wait for their
+// own answers. When the connection is lost all callers that wait get an error. The next save that
+// is submitted connects again, and starts an agent if none runs. A save that the lost agent had
+// accepted is not submitted again: it may have become visible.
 //
-// An agent that is lost need not be dead: it may stand still, or have dropped us. Memory that it
-// has in hand is used again all the same, for a trainer must not wait for it. So every save comes
-// with a lease of its memory, a page that both see: whoever is about to use the memory again
-// without the agent's word revokes the lease first. The agent looks there after it has written a
-// file, and before that counts. What is kept here stays leased, though its agent is lost: it may
-// yet be all that is left of us.
+// An agent that is lost need not be dead: it may be stopped, or have dropped us. Its trainer uses
+// the memory again all the same, for training must not wait for the agent. So every save comes with
+// a lease of its memory, a page that both processes see. The trainer revokes the lease before it
+// uses the memory again without the agent's consent. The agent checks the lease after it has
+// written a file and before it counts that file. A deferred save stays leased though its agent is
+// lost: the agent may yet write it when this process has exited.
 
 #include <algorithm>
 #include <chrono>
@@ -30,17 +30,17 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-/// The error of a save whose agent was lost, for the reason given.
+/// Returns the error of a save whose agent was lost, for the reason given.
 Status LostFor(const Status& why) {
   return Unavailable("the agent that was to write it is no longer reached: " + why.message());
 }
 
-/// What one turn is about, as far as it is known.
+/// The state of one turn: what has been sent and received for it.
 struct Ticket {
   std::optional<Status> taken;                // The answer to kSubmit.
   std::optional<Result<SaveReport>> outcome;  // kDone.
   bool forgotten = false;
-  bool lost = false;  // The connection that it was submitted on, for this reason:
+  bool lost = false;  // Its connection was lost, for this reason:
   Status why_lost;
   std::shared_ptr<ValidityPage> lease;
 };
@@ -95,7 +95,7 @@ class AgentExecutor final : public SaveExecutor {
     }
     Status taken = known->taken ? *known->taken : LostFor(known->why_lost);
     if (!taken.ok()) {
-      CallIn(turn);  // It may take it yet.
+      CallIn(turn);  // The agent may accept the save yet.
     }
     return taken;
   }
@@ -147,7 +147,7 @@ class AgentExecutor final : public SaveExecutor {
   }
 
  private:
-  /// A turn that nobody knows any more was lost.
+  /// Returns the ticket of a turn. A turn without one counts as lost.
   TicketPtr Known(std::uint64_t turn) {
     const auto found = turns_.find(turn);
     if (found != turns_.end()) {
@@ -159,7 +159,7 @@ class AgentExecutor final : public SaveExecutor {
     return lost;
   }
 
-  /// Nothing more will come in that turn: it has been submitted, or passed.
+  /// Marks a turn as used: it has been submitted or passed.
   void Use(std::uint64_t turn) {
     used_.insert(turn);
     while (used_.erase(all_used_below_) > 0) {
@@ -172,8 +172,8 @@ class AgentExecutor final : public SaveExecutor {
                        std::to_string(options_.answer_timeout.count()) + " ms");
   }
 
-  /// The agent: it has exited or does not answer, or what it sends cannot be received. The lock is
-  /// held.
+  /// Marks the agent as lost: it has exited, does not answer, or its messages cannot be received.
+  /// The lock is held.
   void Lose(Status why) {
     if (!lost_) {
       why_lost_ = std::move(why);
@@ -189,7 +189,7 @@ class AgentExecutor final : public SaveExecutor {
     changed_.notify_all();
   }
 
-  /// The lease of a turn, of which the memory is going to be used again. The lock is held.
+  /// Revokes the lease of a turn whose memory is about to be used again. The lock is held.
   void CallIn(std::uint64_t turn) {
     if (const auto found = turns_.find(turn); found != turns_.end()) {
       found->second->lease->Revoke();
@@ -197,7 +197,7 @@ class AgentExecutor final : public SaveExecutor {
     }
   }
 
-  /// For an answer. False when none comes in time: then the agent counts as lost.
+  /// Waits for an answer. Returns false when none comes in time: then the agent counts as lost.
   template <class Predicate>
   bool Await(std::unique_lock<std::mutex>* lock, const Predicate& answered) {
     return changed_.wait_until(*lock, Clock::now() + options_.answer_timeout, answered);
@@ -209,7 +209,7 @@ class AgentExecutor final : public SaveExecutor {
     }
   }
 
-  /// Attaches the memory, on a new connection, and begins to listen.
+  /// Attaches the memory on a new connection and starts the thread that receives.
   Status Begin(std::uint64_t first_turn) {
     AgentMessage attach{AgentVerb::kAttach, 0, {}, {}};
     ByteWriter out(&attach.payload);
@@ -221,8 +221,8 @@ class AgentExecutor final : public SaveExecutor {
     {
       const std::scoped_lock lock(mutex_);
       lost_ = false;
-      // Turns need not come in order. What was said of later ones, this agent has not heard: it
-      // would wait for them for ever.
+      // Turns need not come in order. This agent has not received the messages about later turns:
+      // it would wait for those turns forever.
       for (auto turn = used_.upper_bound(first_turn); turn != used_.end(); ++turn) {
         Say({AgentVerb::kPass, *turn, {}, {}});
       }
@@ -231,15 +231,15 @@ class AgentExecutor final : public SaveExecutor {
       listener_ = std::jthread([this, agent = agent_] { Listen(*agent); });
       return Status::Ok();
     });
-    if (!listens.ok()) {  // Nobody would hear its answers.
+    if (!listens.ok()) {  // No thread would receive its answers.
       const std::scoped_lock lock(mutex_);
       Lose(CopyOf(listens));
     }
     return listens.Annotate("listen to the agent");
   }
 
-  /// Begins anew where the connection was lost. Turns before `turn` that have not been submitted
-  /// are refused from now on.
+  /// Connects again where the connection was lost. Refuses turns before `turn` that have not been
+  /// submitted.
   Status Reconnect(std::uint64_t turn) {
     const std::scoped_lock one(reconnecting_);
     {
@@ -305,14 +305,14 @@ class AgentExecutor final : public SaveExecutor {
   int pool_fd_ = -1;
   std::uint64_t pool_blocks_ = 0;
   std::mutex reconnecting_;
-  std::mutex mutex_;  // Guards all below but the thread.
+  std::mutex mutex_;  // Guards all members below but the thread.
   std::condition_variable changed_;
   std::shared_ptr<AgentConnection> agent_;
   bool lost_ = true;
   Status why_lost_;
   std::map<std::uint64_t, TicketPtr> turns_;
   std::uint64_t all_used_below_ = 0;
-  std::set<std::uint64_t> used_;  // From there on.
+  std::set<std::uint64_t> used_;  // Turns from first_turn_ on.
   std::jthread listener_;
 };
 

@@ -1,4 +1,5 @@
-// A process that has no more file descriptors is told so, and not that its agent were lost.
+// A process without free file descriptors gets an error that says so, and not one that the agent
+// was lost.
 
 #include <cstdlib>
 #include <optional>
@@ -81,7 +82,7 @@ TEST(AgentExecutor, DoesNotCallTheAgentLostWhenATrainerHasNoDescriptors) {
   EXPECT_TRUE(IsOk(AsyncSave(training.state(), dir / "two", {}, *stager).done().get()));
 }
 
-/// Sets a variable of the environment as long as it lives.
+/// Sets a variable of the environment until it is destroyed.
 class Variable {
  public:
   Variable(const char* name, const char* value) : name_(name) {

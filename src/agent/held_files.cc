@@ -41,7 +41,7 @@ Result<HeldFile> DecodeHeldFile(std::string_view bytes) {
 }
 
 void HeldFiles::Add(Held held) {
-  std::vector<Held> given_up;  // Their memory may take seconds to go: not under the lock.
+  std::vector<Held> given_up;  // Freeing their memory may take seconds: not under the lock.
   const std::scoped_lock lock(mutex_);
   const std::string directory = ParentPath(held.file.path);
   const auto long_ago = std::chrono::steady_clock::now() - orphans_stay_;

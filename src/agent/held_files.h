@@ -20,24 +20,24 @@ namespace varve {
 
 /// A data file in a pool's memory.
 struct HeldFile {
-  std::string path;  ///< Of the checkpoint.
-  std::string name;  ///< In its directory.
+  std::string path;  ///< Path of the checkpoint.
+  std::string name;  ///< File name in the checkpoint's directory.
   SaveId save_id;
   std::uint32_t rank = 0;
-  std::uint64_t data_begin = 0;  ///< What stands before the data is not held.
+  std::uint64_t data_begin = 0;  ///< Bytes before the data, which are not held.
   std::uint64_t pool_blocks = 0;
   StagedImage image;
 };
 
 Bytes EncodeHeldFile(const HeldFile& file);
-/// Errors: DataLoss.
+/// Decodes a HeldFile. Errors: DataLoss.
 Result<HeldFile> DecodeHeldFile(std::string_view bytes);
 
 struct Held {
   HeldFile file;
-  std::uint64_t session = 0;  ///< Whose memory it is.
+  std::uint64_t session = 0;  ///< The session whose trainer made the memory.
   std::uint64_t turn = 0;
-  /// Since when the trainer is gone: nobody will ask for the memory.
+  /// When the trainer exited; nothing while it lives.
   std::optional<std::chrono::steady_clock::time_point> orphan_since;
   std::shared_ptr<PoolMemory> pool;
   std::shared_ptr<ValidityPage> page;
@@ -47,23 +47,23 @@ struct Held {
 /// Threads: safe.
 class HeldFiles {
  public:
-  /// What trainers that are gone had saved is kept for at least `orphans_stay`.
+  /// Keeps the files of trainers that have exited for at least `orphans_stay`.
   explicit HeldFiles(std::chrono::milliseconds orphans_stay) : orphans_stay_(orphans_stay) {}
 
-  /// Keeps a file. What trainers that are gone had saved as the same rank in the same directory is
-  /// no longer the newest, and is given up; and so is whatever they saved, if that was long ago.
+  /// Keeps a file. Gives up the files that exited trainers had saved as the same rank in the same
+  /// directory: they are no longer the newest. Gives up all files of trainers that exited long ago.
   void Add(Held held);
 
-  /// Gives one up: whoever reads from it learns that it is no longer there.
+  /// Gives one file up: its page is revoked, so that readers notice.
   void Forget(std::uint64_t session, std::uint64_t turn);
 
-  /// Gives all of them up; or those of that session.
+  /// Gives up all files, or those of `session`.
   void ForgetAll(std::optional<std::uint64_t> session = std::nullopt);
 
-  /// From now on that session's files are nobody's but ours.
+  /// Marks the session's files as orphaned: only the agent has them from now on.
   void Orphan(std::uint64_t session);
 
-  /// All files of a checkpoint.
+  /// Returns all files of a checkpoint.
   [[nodiscard]] std::vector<Held> Find(const std::string& path);
   [[nodiscard]] std::vector<Held> All();
 

@@ -1,4 +1,4 @@
-// What a trainer makes of an agent that it has lost. The agent lives; what is lost is its word.
+// A trainer that has lost its agent. The agent lives; the trainer receives no more of its messages.
 
 #include <atomic>
 #include <chrono>
@@ -26,7 +26,7 @@ using test::Load;
 using test::TempDir;
 using test::Training;
 
-/// Loses the agent just before, or just after, it has written what it was given.
+/// Loses the agent just before, or just after, it has written a submission.
 class LosingExecutor final : public SaveExecutor {
  public:
   LosingExecutor(std::shared_ptr<SaveExecutor> real, bool before)
@@ -82,7 +82,7 @@ TEST(LostAgent, ThatHadNotPublishedFailsItsSave) {
                         StatusCode::kUnavailable, {"the agent has died"}));
 }
 
-/// An agent in a process of its own, that can be made to stand still.
+/// An agent in a process of its own, which a test can stop (SIGSTOP) and continue.
 class AgentBeside {
  public:
   AgentBeside() {
@@ -126,7 +126,7 @@ std::uint64_t BytesFromMemory(Storage& storage, std::atomic<std::uint64_t>& coun
   return count;
 }
 
-// Nobody can ask it for anything then: not for the memory that it keeps, and not to stop writing.
+// A stopped agent answers no request: neither to give up memory that it keeps, nor to stop writing.
 TEST(LostAgent, ThatStandsStillKeepsNoTrainerAndHurtsNoSaveWhenItGoesOn) {
   AgentBeside agent;
   const TempDir dir;
@@ -149,9 +149,10 @@ TEST(LostAgent, ThatStandsStillKeepsNoTrainerAndHurtsNoSaveWhenItGoesOn) {
   ASSERT_TRUE(IsOk(writing.staged().get()));
   agent.StandStill();
   training.Step();
-  EXPECT_FALSE(save("next").done().get().ok());  // Took the kept one's memory, and was not taken.
+  EXPECT_FALSE(save("next").done().get().ok());  // It took the kept save's memory, and the agent
+                                                 // did not accept it.
   EXPECT_TRUE(FailsWith(writing.done().get(), StatusCode::kUnavailable));
-  // Its connections are open, and it has taken nothing back.
+  // Its connections are open, and it has revoked no page.
   EXPECT_EQ(BytesFromMemory(*kept, count, dir / "kept", first), 0U);
   training.Step();
   agent.GoOn();

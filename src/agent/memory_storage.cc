@@ -1,10 +1,10 @@
-// Reading a checkpoint out of an agent's memory. The memory belongs to a trainer that may live, and
-// may want it back at any time: the agent then takes its word back on a page that we see, before
-// the trainer writes to it again. So bytes are copied first and the page is looked at afterwards;
-// if the word has been taken back they are read from the disk. An agent that is killed takes
-// nothing back: its word is good as long as the connection to it stands. A file is only read from
-// memory when the checkpoint on the disk is of the same save. DCP has no room for a name of the
-// save: there the checksums in the index must be those of the copy.
+// Reads of a checkpoint from an agent's memory. The memory belongs to a trainer that may live and
+// may use it again at any time. The agent then revokes a page that we see, before the trainer
+// writes to the memory. So we copy the bytes first and check the page afterwards; if it has been
+// revoked we read them from the disk. An agent that is killed revokes nothing: its pages count only
+// while the connection to it stands. A file is only read from memory when the checkpoint on the
+// disk is of the same save. DCP has no room for a name of the save: there the checksums in the
+// index must be those of the copy.
 
 #include <algorithm>
 #include <cstring>
@@ -26,7 +26,7 @@ namespace varve {
 namespace {
 
 // Limits for what an agent answers at once: the greeting, and each file that it has. A load waits
-// no longer for one that is stopped or too busy, and reads from the disk.
+// no longer for an agent that is stopped or too busy, and reads from the disk.
 constexpr auto kAnswerTimeout = std::chrono::seconds(1);
 
 /// A held file as this process sees it.
@@ -82,7 +82,7 @@ class MemoryFile final : public ReadableFile {
            size <= held_->file.image.bytes() - (offset - begin);
   }
 
-  /// False where the bytes must be read from the disk.
+  /// Copies bytes of the file. Returns false where they must be read from the disk.
   bool CopyAll(std::uint64_t offset, std::span<const std::span<std::byte>> parts,
                std::uint32_t* crc) const {
     std::uint64_t size = 0;
@@ -100,7 +100,8 @@ class MemoryFile final : public ReadableFile {
     return Took(size);
   }
 
-  /// Bytes of the data; past the cache where they are summed as well, for then they are many.
+  /// Copies bytes of the data; past the cache where they are summed as well, for then they are
+  /// many.
   void Copy(std::uint64_t at, std::span<std::byte> out, std::uint32_t* crc) const {
     const std::uint64_t unit = StagedUnitBytes(held_->file.image.checksum_block_bytes);
     while (!out.empty()) {
@@ -170,7 +171,7 @@ class MemoryStorage final : public Storage {
     if (record.ok() || record.status().code() != StatusCode::kNotFound) {
       return record.ok() && record->save_id == held.save_id;
     }
-    // The name of an uncoordinated rank's file tells; DCP's names are the same in all saves.
+    // An uncoordinated rank's file has the save in its name; DCP's names are the same in all saves.
     return IsDataFileName(held.name) || HasTheSameChecksums(ParentPath(name), held);
   }
 
@@ -207,7 +208,8 @@ Result<HeldPtr> Open(std::shared_ptr<AgentConnection> agent, AgentMessage messag
   return HeldPtr(std::move(held));
 }
 
-/// By the name of the file. What cannot be opened is read from the disk.
+/// Returns the files that the agent holds, by name. Files whose memory cannot be mapped are left
+/// out, and read from the disk.
 std::map<std::string, HeldPtr> FindHeld(const std::shared_ptr<AgentConnection>& agent,
                                         const std::string& path) {
   std::map<std::string, HeldPtr> files;

@@ -1,5 +1,5 @@
-// What becomes of saves whose trainer dies: here it only lets go of its connection, which is all
-// that the agent sees of its death.
+// The end of saves whose trainer dies. Here the trainer only closes its connection, which is all
+// that the agent sees of a death.
 
 #include <array>
 #include <filesystem>
@@ -41,7 +41,7 @@ using test::Training;
 
 constexpr std::uint64_t kMiB = std::uint64_t{1} << 20;
 
-TEST(OrphanedSave, IsWrittenInItsTurnThoughTurnsBeforeItNeverCame) {
+TEST(OrphanedSave, IsWrittenWhenTurnsBeforeItWereNeverSubmitted) {
   AgentHere agent;
   const TempDir dir;
   const Training training(20 * kMiB);
@@ -49,7 +49,7 @@ TEST(OrphanedSave, IsWrittenInItsTurnThoughTurnsBeforeItNeverCame) {
     Trainer trainer(agent);
     ASSERT_TRUE(IsOk(trainer.Submit(3, training.state(), dir / "3")));
     ASSERT_TRUE(IsOk(trainer.Submit(5, training.state(), dir / "5")));
-    EXPECT_FALSE(std::filesystem::exists(dir / "3"));  // Turn 0 has not come.
+    EXPECT_FALSE(std::filesystem::exists(dir / "3"));  // Turn 0 has not been submitted.
   }
   ASSERT_TRUE(IsOk(DrainAgent(60s, agent.directory())));
   EXPECT_TRUE(Load(dir / "3", training.memory.size()) == training.memory);
@@ -77,7 +77,7 @@ TEST(OrphanedSave, OfLongAgoIsGivenUpWhenOthersSave) {
   AgentHere agent(1s);
   const TempDir dir;
   const Training training(9 * kMiB);
-  const auto stager = agent.MakeStager();  // With which it does not end.
+  const auto stager = agent.MakeStager();  // While it is connected the agent does not end.
   for (const char* const job : {"a/1", "b/1"}) {
     {
       Trainer trainer(agent);
@@ -136,14 +136,15 @@ TEST(OrphanedSave, IsGivenUpWhenAnotherRankNeverHandsItsPartOver) {
   EXPECT_NE((*found)[0].detail.find("rank 1"), std::string::npos) << (*found)[0].detail;
 }
 
-TEST(Executor, WhoseConnectionIsDroppedKeepsItsMemory) {
+TEST(Executor, KeepsItsMemoryWhenTheAgentDropsItsConnection) {
   AgentHere agent;
   Training training(3 * kMiB);
   Trainer trainer(agent);
   const auto connection = trainer.ConnectAgain(agent);
   ASSERT_NE(connection, nullptr);
   ASSERT_EQ(::pwrite(trainer.pool().fd(), "mine", 4, 0), 4);
-  ASSERT_TRUE(IsOk(connection->Send({AgentVerb::kHeld, 0, {}, {}})));  // Which is not its to say.
+  ASSERT_TRUE(IsOk(connection->Send({AgentVerb::kHeld, 0, {}, {}})));  // Only an agent may send
+                                                                       // kHeld.
   EXPECT_TRUE(FailsWith(connection->Receive(test::LongDeadline()), StatusCode::kUnavailable));
   std::this_thread::sleep_for(100ms);
   std::string now(4, '\0');
@@ -151,14 +152,15 @@ TEST(Executor, WhoseConnectionIsDroppedKeepsItsMemory) {
   EXPECT_EQ(now, "mine");
 }
 
-TEST(Executor, WhoseConnectionEndsThoughItsProcessDoesNotKeepsItsMemory) {
+TEST(Executor, KeepsItsMemoryWhenConnectionEndsButProcessLives) {
   AgentHere agent(60s, /*timeout=*/200ms);
   Trainer trainer(agent);
   auto connection = trainer.ConnectAgain(agent);
   ASSERT_NE(connection, nullptr);
   ASSERT_EQ(::pwrite(trainer.pool().fd(), "mine", 4, 0), 4);
   connection.reset();
-  ASSERT_TRUE(IsOk(DrainAgent(60s, agent.directory())));  // When it has made up its mind.
+  ASSERT_TRUE(IsOk(DrainAgent(60s, agent.directory())));  // Ends once the agent has given the save
+                                                          // up.
   std::string now(4, '\0');
   ASSERT_EQ(::pread(trainer.pool().fd(), now.data(), 4, 0), 4);
   EXPECT_EQ(now, "mine");
@@ -167,10 +169,10 @@ TEST(Executor, WhoseConnectionEndsThoughItsProcessDoesNotKeepsItsMemory) {
 TEST(Executor, ThatComesBackWithItsMemoryIsNotTakenForTwoTrainers) {
   AgentHere agent(60s, /*timeout=*/20s);
   Trainer trainer(agent);
-  ASSERT_NE(trainer.ConnectAgain(agent), nullptr);  // It is lost.
+  ASSERT_NE(trainer.ConnectAgain(agent), nullptr);  // That save is lost.
   const auto again = agent.Connect();
   ASSERT_TRUE(IsOk(again->Attach(trainer.pool().fd(), trainer.pool().block_count())));
-  // Does not wait for the lost one, which is known to be the same.
+  // Does not wait for the lost trainer: the agent knows that this one is the same.
   ASSERT_TRUE(IsOk(DrainAgent(10s, agent.directory())));
 }
 
@@ -205,7 +207,7 @@ TEST(Executor, SaysNothingThatHurtsTheAgentHoweverGarbled) {
   for (int round = 0; round < 300; ++round) {
     Bytes bytes = encoded;
     const std::size_t begin =
-        path.size() + 1;  // What is written is cancelled, but that it stays here.
+        path.size() + 1;  // The path stays whole: nothing is written elsewhere.
     for (std::uint64_t n = 1 + random.Below(3); n > 0; --n) {
       // The last byte asks for a deferred save, whose end is not answered while its trainer lives.
       const std::size_t size = random.Below(2) == 0 ? 120 : bytes.size() - begin - 1;

@@ -1,4 +1,4 @@
-/// An AgentReport on its way.
+/// The encoding of an AgentReport.
 #pragma once
 
 #include <string_view>
@@ -9,7 +9,7 @@
 namespace varve {
 
 Bytes EncodeAgentReport(const AgentReport& report);
-/// Errors: DataLoss.
+/// Decodes a report. Errors: DataLoss.
 Result<AgentReport> DecodeAgentReport(std::string_view bytes);
 
 }  // namespace varve

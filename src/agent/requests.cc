@@ -33,13 +33,14 @@ void AgentRequests::EndOf(Peer& peer) {
     return;
   }
   if (!peer.dropped) {
-    // Where its process cannot be seen, the end of its connection need not be its end.
-    peer.session->TrainerIsGone(peer.said_bye || peer.process.valid());
+    // Where the agent cannot see the process, the end of the connection need not be the process's
+    // end.
+    peer.session->TrainerExited(peer.said_bye || peer.process.valid());
     return;
   }
   peer.session->Abandon();
   held_.ForgetAll(peer.session->number());
-  peer.connection->Close();  // What it then learns.
+  peer.connection->Close();  // This is how the peer learns of it.
 }
 
 void AgentRequests::RemoveEnded() {
@@ -50,18 +51,19 @@ void AgentRequests::Drop(Peer& peer) const {
   pollfd process{peer.process.get(), POLLIN, 0};
   const bool lives = peer.process.valid() && ::poll(&process, 1, 0) == 0;
   if (peer.connection->IsOpen()) {
-    peer.gone = true;
+    peer.ended = true;
     peer.dropped = lives;
     return;
   }
-  // A process that is killed closes what it has open before it ends. One that goes on has lost the
-  // connection, uses its memory again, and will come back with it: nothing of it may be released.
+  // A process that is killed closes what it has open before it ends. A process that goes on has
+  // lost the connection, uses its memory again and will attach it again: none of that memory may be
+  // released.
   if (lives && peer.session != nullptr) {
     peer.session->TrainerIsSilent();
     // A process with much memory, or a device's driver, takes its time to end.
     peer.silent_until = std::chrono::steady_clock::now() + 5 * options_.peer_timeout;
   } else {
-    peer.gone = true;
+    peer.ended = true;
   }
 }
 
@@ -98,7 +100,7 @@ void AgentRequests::Handle(Peer& peer, AgentMessage message) {
     case AgentVerb::kCancel: peer.session->Cancel(message.turn); return;
     case AgentVerb::kBye:
       peer.said_bye = true;
-      peer.gone = true;  // Its children may hold the connection open.
+      peer.ended = true;  // Its children may hold the connection open.
       return;
     case AgentVerb::kForget:
       held_.Forget(peer.session->number(), message.turn);
@@ -172,7 +174,7 @@ void AgentRequests::SendHeld(Peer& peer, const std::string& path) {
   for (const Held& held : held_.Find(path)) {
     auto blob = MakeBlob(EncodeHeldFile(held.file));
     if (!blob.ok()) {
-      continue;  // It is read from the disk then.
+      continue;  // The load reads this file from the disk.
     }
     AgentMessage message{AgentVerb::kHeld, 0, {}, {}};
     message.fds.emplace_back(::dup(held.pool->fd().get()));

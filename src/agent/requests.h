@@ -1,4 +1,4 @@
-/// What those who are connected ask of the agent, and what it answers.
+/// The requests of connected processes, and the agent's answers.
 #pragma once
 
 #include <chrono>
@@ -20,42 +20,44 @@
 
 namespace varve {
 
-/// Somebody who is connected: a trainer once it has attached its memory, a command otherwise.
+/// A connected process: a trainer once it has attached its memory, a command otherwise.
 struct Peer {
   std::shared_ptr<AgentConnection> connection;
   FileDescriptor process;  // A pidfd; none where the peer's process cannot be seen.
   bool greeted = false;
-  bool gone = false;
+  bool ended = false;
   bool dropped = false;   // Its process may live, and use its memory.
   bool said_bye = false;  // It does not use its memory any more.
-  /// Its connection has ended, its process has not, as far as we see: until then that may come.
+  /// Set when the connection has ended and the process has not, as far as the agent sees: until
+  /// then the agent waits for the process's end.
   std::optional<std::chrono::steady_clock::time_point> silent_until;
-  std::optional<AgentVerb> waits;  // kDrain or kStop, for the end of all saves.
+  std::optional<AgentVerb> waits;  // kDrain or kStop: answered at the end of all saves.
   std::shared_ptr<AgentSession> session;
 };
 
-/// All of it on the agent's one thread; nothing here lasts.
+/// Threads: the agent's main thread only. No member function blocks for long.
 class AgentRequests {
  public:
-  /// `wake` is called from other threads when a save has ended; must outlive the sessions' threads.
+  /// Other threads call `wake` when a save has ended; it must outlive the sessions' threads.
   AgentRequests(const AgentServerOptions& options, std::function<void()> wake)
       : options_(options), wake_(std::move(wake)), held_(options.idle) {}
 
-  /// Does what a message asks for, and answers. A peer that is not understood is dropped.
+  /// Does what a message asks for, and answers it. Drops a peer whose message is malformed.
   void Handle(Peer& peer, AgentMessage message);
 
-  /// It is not to be listened to any more: `gone` is set, or `silent_until`.
+  /// Stops receiving from the peer: sets `ended` or `silent_until`.
   void Drop(Peer& peer) const;
-  /// What becomes of the saves and the memory of a peer that is gone.
+  /// Ends the session of a peer that has ended: decides about its saves and its memory.
   void EndOf(Peer& peer);
-  /// Lets go of sessions in which nothing is left to do.
+  /// Removes the sessions that are over.
   void RemoveEnded();
 
-  /// Saves that are not yet written.
+  /// Returns the number of saves that are not yet written.
   [[nodiscard]] std::size_t pending() const;
-  /// True when somebody has told the agent to end once everything is written.
+  /// Returns true after a kStop: the agent ends once all saves are written.
   [[nodiscard]] bool stopping() const { return stopping_; }
-  /// Nothing is held any more: trainers that live use their memory again once they see us gone.
+  /// Gives up all held files: a trainer that lives uses its memory again once it has lost the
+  /// agent.
   void End() { held_.ForgetAll(); }
 
  private:
@@ -72,7 +74,7 @@ class AgentRequests {
   bool stopping_ = false;
   std::uint64_t next_session_ = 1;
   HeldFiles held_;
-  std::vector<std::shared_ptr<AgentSession>> sessions_;  // With those whose trainers are gone.
+  std::vector<std::shared_ptr<AgentSession>> sessions_;  // Also those whose trainers have exited.
 };
 
 }  // namespace varve

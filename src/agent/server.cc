@@ -1,16 +1,17 @@
 // The agent's life:
 //  1. Lock the endpoint: of two that are started at once, one ends here. The lock ends with its
-//     holder, so a killed agent is in nobody's way.
-//  2. Listen. The socket of a dead agent is replaced; trainers that were connected to it know.
-//  3. One thread takes connections and messages, and does nothing that lasts. Each trainer's saves
-//     are written by a thread of their own (session.cc).
-//  4. A trainer is gone when it says so, or when its process ends: children that it forked may hold
-//     the connection open. One whose connection ends and whose process does not is left alone: its
-//     memory is in use, and registered with devices maybe, which would go on writing to pages that
-//     we had taken away.
-//  5. When nobody has been connected and nothing was left to write for the idle time, or when it is
-//     told to stop and everything is written, it ends. The socket's name goes before the lock does:
-//     who starts the next agent must not find the name of this one taken away under it.
+//     holder, so a killed agent blocks no other.
+//  2. Listen. The socket of a dead agent is replaced; trainers that were connected to it have lost
+//     their connection.
+//  3. One thread accepts connections and handles messages, and never blocks for long. Each
+//     trainer's saves are written by a thread of their own (session.cc).
+//  4. A trainer has ended when it sends kBye or its process exits: children that it forked may hold
+//     the connection open. A trainer whose connection ends and whose process lives keeps its
+//     memory. That memory is in use, and may be registered with devices, which would go on writing
+//     to pages that the agent had released.
+//  5. The agent ends when no process was connected and no save was left to write for the idle time,
+//     or when kStop has come and all saves are written. The agent removes the socket's name before
+//     it releases the lock, so that it cannot remove the socket of the next agent.
 
 #include <algorithm>
 #include <cerrno>
@@ -39,7 +40,7 @@ using Clock = std::chrono::steady_clock;
 constexpr std::size_t kMostConnections = 1024;
 constexpr int kFullPause = 100;  // Milliseconds.
 constexpr int kSilentPause = 100;
-constexpr std::size_t kFirstPeer = 2;  // In what Wait returns.
+constexpr std::size_t kFirstPeer = 2;  // Index in the vector that Wait returns.
 
 class AgentServer {
  public:
@@ -67,7 +68,7 @@ class AgentServer {
       if ((ready[1].revents & POLLIN) != 0) {
         Accept();
       }
-      RemoveTheGone();
+      RemoveEndedPeers();
       AnswerThoseWhoWait();
     }
     AnswerThoseWhoWait();  // The last save may have ended since.
@@ -84,7 +85,7 @@ class AgentServer {
            Clock::now() >= idle_since_ + options_.idle;
   }
 
-  /// The wake-up, the listening socket, then of each peer its connection and its process.
+  /// Polls the wake-up, the listening socket, then each peer's connection and process.
   std::vector<pollfd> Wait() {
     const short accepted = full_ ? 0 : POLLIN;  // NOLINT(google-runtime-int): poll's
     std::vector<pollfd> fds{{wake_.get(), POLLIN, 0}, {listening_.get(), accepted, 0}};
@@ -116,15 +117,16 @@ class AgentServer {
       }
     }
     if (process.revents != 0) {
-      peer.gone = peer.gone || peer.silent_until || NothingLeftToRead(*peer.connection);
+      peer.ended = peer.ended || peer.silent_until || NothingLeftToRead(*peer.connection);
     }
-    if (!peer.gone && peer.silent_until && Clock::now() >= *peer.silent_until) {
-      peer.gone = true;
+    if (!peer.ended && peer.silent_until && Clock::now() >= *peer.silent_until) {
+      peer.ended = true;
       peer.dropped = true;
     }
   }
 
-  /// False where there is no memory, or no thread, for what it wants: that ends no other's save.
+  /// Handles a message. Returns false where there is no memory or no thread for the request: the
+  /// saves of other peers go on.
   bool HandleOrTell(Peer& peer, AgentMessage message) {
     try {
       requests_.Handle(peer, std::move(message));
@@ -141,7 +143,7 @@ class AgentServer {
     });
   }
 
-  /// What a process said before it died counts.
+  /// Returns true when all messages that a process sent before it exited have been read.
   static bool NothingLeftToRead(const AgentConnection& connection) {
     pollfd fd{connection.fd(), POLLIN, 0};
     return ::poll(&fd, 1, 0) <= 0 || (fd.revents & POLLIN) == 0;
@@ -149,7 +151,7 @@ class AgentServer {
 
   void Accept() {
     FileDescriptor socket(::accept4(listening_.get(), nullptr, nullptr, SOCK_CLOEXEC));
-    // Whoever wants to connect stays in the queue, and would wake us again at once.
+    // The connection stays in the queue, and would wake the agent again at once.
     full_ = !socket.valid() && errno != EINTR && errno != ECONNABORTED;
     int pid = 0;
     if (!socket.valid() || peers_.size() >= kMostConnections ||
@@ -166,19 +168,19 @@ class AgentServer {
     peers_.push_back(std::move(peer));
   }
 
-  void RemoveTheGone() {
+  void RemoveEndedPeers() {
     for (Peer& peer : peers_) {
-      if (peer.gone) {
+      if (peer.ended) {
         requests_.EndOf(peer);
       }
     }
-    std::erase_if(peers_, [](const Peer& peer) { return peer.gone; });
+    std::erase_if(peers_, [](const Peer& peer) { return peer.ended; });
     requests_.RemoveEnded();
   }
 
   void AnswerThoseWhoWait() {
     if (requests_.pending() > 0 || AnyoneSilent()) {
-      return;  // What becomes of the saves of a silent one is not known yet.
+      return;  // The saves of a silent peer are undecided yet.
     }
     for (Peer& peer : peers_) {
       if (peer.waits) {
@@ -191,7 +193,7 @@ class AgentServer {
   const AgentServerOptions& options_;
   const FileDescriptor listening_;
   const FileDescriptor wake_;
-  bool full_ = false;  // There are no descriptors left for those who want to connect.
+  bool full_ = false;  // No descriptors are left for new connections.
   Clock::time_point idle_since_ = Clock::now();
   AgentRequests requests_;
   std::list<Peer> peers_;

@@ -66,7 +66,7 @@ void AgentSession::Forget(std::uint64_t turn) {
   }
   jobs_.erase(found);
   if (turn >= next_turn_) {
-    passed_.insert(turn);  // Who works in the order of the turns must not wait for it.
+    passed_.insert(turn);  // The worker takes turns in order, and must not wait for this one.
     changed_.notify_all();
   }
 }
@@ -78,7 +78,7 @@ void AgentSession::Cancel(std::uint64_t turn) {
   }
 }
 
-void AgentSession::TrainerIsGone(bool memory_is_ours) {
+void AgentSession::TrainerExited(bool memory_is_ours) {
   std::vector<Ticket> deferred;
   {
     const std::scoped_lock lock(mutex_);
@@ -93,8 +93,9 @@ void AgentSession::TrainerIsGone(bool memory_is_ours) {
     changed_.notify_all();
   }
   around_.held->Orphan(around_.number);
-  // By threads of their own: a hundred gigabytes take ten seconds or more, in which the caller
-  // would answer nobody, and the worker may have to write for minutes before it comes to it.
+  // Deferred saves get threads of their own. A hundred gigabytes take ten seconds or more, in which
+  // the calling thread would answer no messages. The worker may have to write for minutes before it
+  // comes to them.
   StartEnders(std::move(deferred));
   if (!memory_is_ours) {
     return;
@@ -159,7 +160,7 @@ AgentSession::JobPtr AgentSession::Next(std::uint64_t* turn) {
     }
     const auto idle = std::find_if(jobs_.begin(), jobs_.end(),
                                    [](const auto& entry) { return !entry.second->writing; });
-    // A trainer that is gone leaves gaps.
+    // A trainer that has exited leaves gaps between turns.
     if (!trainer_lives_ && idle != jobs_.end()) {
       next_turn_ = idle->first;
     }
@@ -190,11 +191,11 @@ void AgentSession::Work() {
 
 void AgentSession::WriteAndEnd(std::uint64_t turn, Job& job) {
   try {
-    // Of the end's saves the older is not wanted when the newer has been written.
+    // An older deferred save is not wanted when a newer one has been written.
     if (!job.save.deferred || !job.stop.stop_requested()) {
       WriteOne(turn, job);
     }
-  } catch (const std::exception& error) {  // No memory, no thread: this save's misfortune alone.
+  } catch (const std::exception& error) {  // No memory or no thread: only this save fails.
     Tell(turn, Unavailable("save " + job.save.path + ": the agent: " + error.what()));
   }
   {
@@ -219,9 +220,9 @@ std::vector<AgentSession::Ticket> AgentSession::TakeThoseOfTheEnd() {
   return taken;
 }
 
-/// The newest first, and after a while the older ones beside it: which of them the other ranks
-/// have, none knows. Nobody leaves the newest for an older one, for a rank that dies later may have
-/// the newest alone.
+/// Writes the newest save first, and after a while the older ones beside it: no agent knows which
+/// of them the other ranks have. An agent never leaves the newest for an older one, for a rank that
+/// dies later may have only the newest.
 void AgentSession::StartEnders(std::vector<Ticket> turns) {
   if (turns.empty()) {
     return;
@@ -255,19 +256,20 @@ void AgentSession::Start(std::jthread* thread, const std::function<void()>& work
   };
   try {
     *thread = std::jthread(all);
-  } catch (const std::exception&) {  // No thread, or no memory for one: late is better than never.
+  } catch (const std::exception&) {  // No thread, or no memory for one: the caller does the work.
     all();
   }
 }
 
-/// Of the newest save, for a while, or that `older` is no longer wanted.
+/// Waits for the end of the newest save, for at most a quarter of peer_timeout, or until `older` is
+/// no longer wanted.
 void AgentSession::AwaitEndOf(std::uint64_t newest, const Job& older) {
   std::unique_lock lock(mutex_);
   changed_.wait_for(lock, around_.peer_timeout / 4,
                     [&] { return !jobs_.contains(newest) || older.stop.stop_requested(); });
 }
 
-/// Of no use any more: what an older save of the end would make.
+/// Records that a save was written, and cancels the older deferred ones.
 void AgentSession::IsWritten(std::uint64_t turn, bool deferred) {
   const std::scoped_lock lock(mutex_);
   if (deferred && !one_is_written_) {
@@ -291,7 +293,7 @@ void AgentSession::WriteOne(std::uint64_t turn, Job& job) {
   if (report.ok()) {
     IsWritten(turn, job.save.deferred);
     auto page = ValidityPage::Make();
-    const std::scoped_lock lock(mutex_);  // Not when we have just left the trainer.
+    const std::scoped_lock lock(mutex_);  // Not when the trainer has just been abandoned.
     if (page.ok() && !blocks.empty() && !abandoned_) {
       HeldFile held{job.save.path,   file.name,       identity.save_id, identity.rank,
                     file.data_begin, pool_->blocks(), job.save.image};
@@ -303,10 +305,11 @@ void AgentSession::WriteOne(std::uint64_t turn, Job& job) {
     }
   } else if (!trainer_lives()) {
     if (job.gave_up) {
-      SayGone(job.save.settled, job.save.path, report.status());  // Whoever comes yet waits for us.
+      Withdraw(job.save.settled, job.save.path, report.status());  // Ranks that come later would
+                                                                   // wait.
     }
     if (!identity.coordinated || identity.rank == 0) {
-      NoteFailure(PosixStorage(), job.save.path, report.status());  // Nobody else will.
+      NoteFailure(PosixStorage(), job.save.path, report.status());  // No other process will.
     }
   }
   Tell(turn, report);
@@ -315,7 +318,7 @@ void AgentSession::WriteOne(std::uint64_t turn, Job& job) {
 void AgentSession::Tell(std::uint64_t turn, const Result<SaveReport>& report) {
   AgentMessage done{AgentVerb::kDone, turn, {}, {}};
   if (report.ok()) {
-    // In the message itself if it fits: a trainer that has no descriptor left hears of it as well.
+    // In the message itself if it fits: a trainer that has no free descriptor receives it as well.
     Bytes encoded = EncodeReport(*report);
     if (encoded.size() < kMaxAgentPayload) {
       done.payload = Bytes(1, '\0') + encoded;
@@ -325,20 +328,20 @@ void AgentSession::Tell(std::uint64_t turn, const Result<SaveReport>& report) {
   } else {
     done.payload = EncodeRefusal(report.status());
   }
-  (void)around_.trainer->Send(done);  // Who is gone does not hear it.
+  (void)around_.trainer->Send(done);  // Fails when the trainer has exited.
 }
 
-/// The lock is held.
+/// Returns the time until which this agent waits for other ranks' agents. The lock is held.
 AgentSession::Clock::time_point AgentSession::PatientUntil(const Job& job) const {
   if (!job.save.deferred) {
     return alone_since_ + around_.peer_timeout;
   }
-  // For the other one all ranks came, which they do when their trainers are dead: those that have
-  // this one have begun with it.
+  // All ranks came to write the other save, as they do when their trainers are dead: ranks that
+  // have this save have begun to write it.
   if (one_is_written_) {
     return *one_is_written_ + around_.peer_timeout / 10;
   }
-  // A rank may notice only after minutes that another has died, and die of that.
+  // A rank may notice only after minutes that another has died, and exit because of that.
   return alone_since_ + 15 * around_.peer_timeout;
 }
 

@@ -1,4 +1,4 @@
-/// What an agent does for one trainer.
+/// The saves that an agent writes for one trainer.
 #pragma once
 
 #include <atomic>
@@ -29,7 +29,7 @@ namespace varve {
 class AgentSession {
  public:
   struct Surroundings {
-    std::uint64_t number = 0;  ///< Of the session.
+    std::uint64_t number = 0;  ///< Number of the session.
     std::shared_ptr<AgentConnection> trainer;
     HeldFiles* held = nullptr;
     std::chrono::milliseconds peer_timeout{0};  ///< AgentServerOptions::peer_timeout.
@@ -42,33 +42,33 @@ class AgentSession {
   /// Waits for the save that is being written.
   ~AgentSession();
 
-  /// `lease` is revoked when the trainer uses the memory of the save again though we may still
-  /// read from it. Errors: DataLoss; FailedPrecondition for a turn that is over or taken.
+  /// Takes a save. The trainer revokes `lease` when it uses the memory again while the agent may
+  /// still read it. Errors: DataLoss; FailedPrecondition for a turn that is over or taken.
   Status Submit(std::uint64_t turn, std::string_view encoded, std::shared_ptr<ValidityPage> lease);
   void Pass(std::uint64_t turn);
-  /// Gives up a save that was to be written at the end.
+  /// Gives up a deferred save.
   void Forget(std::uint64_t turn);
   void Cancel(std::uint64_t turn);
 
-  /// The trainer is gone: turns that have not been submitted never will be, memory that holds
-  /// nothing is given back if it is certain that nobody uses it (`memory_is_ours`), and other ranks
-  /// are waited for no longer than `timeout` if they have not been heard of.
-  void TrainerIsGone(bool memory_is_ours);
+  /// Ends the wait for turns that have not been submitted, and starts to write deferred saves.
+  /// Gives unused memory back if no process uses it (`memory_is_ours`). From now on the agent waits
+  /// no longer than peer_timeout for ranks that have sent nothing.
+  void TrainerExited(bool memory_is_ours);
 
-  /// The trainer's connection has ended, its process has not.
+  /// Records that the trainer's connection has ended and its process has not.
   void TrainerIsSilent() { silent_ = true; }
   [[nodiscard]] bool silent() const { return silent_; }
-  /// Said already, or about to be found out.
+  /// Returns true when the connection has ended, whether or not the agent has handled that yet.
   [[nodiscard]] bool connection_has_ended() const;
 
-  /// We leave a trainer that lives: what has not been written is given up, and its memory, which it
-  /// goes on to use, is not touched.
+  /// Leaves a trainer that lives: gives up all saves that are not yet written, and does not touch
+  /// the memory, which the trainer goes on to use.
   void Abandon();
 
-  /// True when there is, and will be, nothing to write, and no memory to give back.
+  /// Returns true when there is and will be no save to write and no memory to give back.
   [[nodiscard]] bool over();
-  /// Saves that have been submitted and have not ended; those that wait for the trainer's end
-  /// are not among them while it lives.
+  /// Returns the number of saves that have been submitted and have not ended; without deferred
+  /// saves while the trainer lives.
   [[nodiscard]] std::size_t pending();
 
   [[nodiscard]] std::vector<AgentReport::File> Files();
@@ -83,17 +83,17 @@ class AgentSession {
     std::shared_ptr<ValidityPage> lease;
     std::stop_source stop;
     bool writing = false;
-    bool gave_up = false;  // Only for who writes.
+    bool gave_up = false;  // Used by the writing thread only.
   };
   using JobPtr = std::shared_ptr<Job>;
 
-  /// The save whose turn it is; null when there will be none.
+  /// Waits for the save whose turn it is and returns it; null when there will be none.
   JobPtr Next(std::uint64_t* turn);
   void Work();
   void WriteAndEnd(std::uint64_t turn, Job& job);
   void WriteOne(std::uint64_t turn, Job& job);
   using Ticket = std::pair<std::uint64_t, JobPtr>;
-  /// Saves that waited for the trainer's end, and are now the caller's to write. The lock is held.
+  /// Returns the deferred saves, which the caller then writes. The lock is held.
   std::vector<Ticket> TakeThoseOfTheEnd();
   void StartEnders(std::vector<Ticket> turns);
   void Start(std::jthread* thread, const std::function<void()>& work);
@@ -108,18 +108,18 @@ class AgentSession {
   const Surroundings around_;
   const std::shared_ptr<PoolMemory> pool_;
   std::atomic<bool> silent_ = false;
-  std::mutex mutex_;  // Guards all below but the thread.
+  std::mutex mutex_;  // Guards all members below but the threads.
   std::condition_variable changed_;
-  std::map<std::uint64_t, JobPtr> jobs_;  // By turn; those not yet ended.
+  std::map<std::uint64_t, JobPtr> jobs_;  // Saves that have not ended, by turn.
   std::set<std::uint64_t> passed_;
   std::uint64_t next_turn_;
   bool trainer_lives_ = true;
-  bool memory_is_ours_ = false;  // Nobody else writes to it any more.
+  bool memory_is_ours_ = false;  // No other process writes to it.
   bool over_ = false;
   bool releasing_ = false;
   bool abandoned_ = false;
   int enders_at_work_ = 0;
-  std::optional<Clock::time_point> one_is_written_;  // Of those of the end.
+  std::optional<Clock::time_point> one_is_written_;  // When a deferred save was written.
   Clock::time_point alone_since_;
   // Last: they use all of the above.
   std::jthread releaser_;

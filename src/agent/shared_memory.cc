@@ -17,7 +17,7 @@
 namespace varve {
 namespace {
 
-// The plans of ten thousand ranks are less.
+// The plans of ten thousand ranks take less.
 constexpr std::int64_t kMaxBlobBytes = std::int64_t{16} << 30;
 constexpr std::size_t kPageBytes = 4096;
 
@@ -35,7 +35,7 @@ Result<FileDescriptor> MakeMemory(const char* name) {
   return fd;
 }
 
-/// The size of memory that cannot be cut short; an error for any other.
+/// Returns the size of memory that is sealed against shrinking; an error for any other.
 Result<std::int64_t> SealedSize(const FileDescriptor& fd) {
   const int seals = ::fcntl(fd.get(), F_GET_SEALS);
   struct stat status{};
@@ -98,8 +98,8 @@ PoolMemory::~PoolMemory() {
   const auto unmap = [base = const_cast<std::byte*>(base_), size = blocks_ * kPoolBlockBytes] {
     ::munmap(base, size);
   };
-  // Behind everybody's back: small pages are taken apart one by one (measured: 0.03 s a GiB, a
-  // sixth of a load), while a load wants to return and an agent's messages to be answered.
+  // In a thread of its own: the system unmaps small pages one by one (measured: 0.03 s a GiB, a
+  // sixth of a load), while a load is to return and an agent is to answer messages.
   try {
     std::thread(unmap).detach();
   } catch (const std::exception&) {  // No thread, or no memory for one.
@@ -126,7 +126,7 @@ bool PoolMemory::IsSameAs(const PoolMemory& other) const {
 void PoolMemory::Release(const std::vector<bool>& wanted) {
   for (std::uint64_t block = 0; block < blocks_; ++block) {
     if (block >= wanted.size() || !wanted[block]) {
-      // As well as it goes: what stays is given back with all the rest.
+      // Best effort: memory that stays is given back at the end.
       (void)::fallocate(fd_.get(), FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE,
                         static_cast<off_t>(block * kPoolBlockBytes), kPoolBlockBytes);
     }
@@ -159,7 +159,7 @@ Result<std::shared_ptr<ValidityPage>> ValidityPage::Map(FileDescriptor fd) {
 ValidityPage::~ValidityPage() { ::munmap(page_, kPageBytes); }
 
 bool ValidityPage::Valid() const {
-  // The bytes were read first; whoever replaced them took the word back before that.
+  // The bytes were read first. A process that replaces them revokes the page before that.
   std::atomic_thread_fence(std::memory_order_acquire);
   return std::atomic_ref<std::uint32_t>(*static_cast<std::uint32_t*>(page_))
              .load(std::memory_order_relaxed) == 1;

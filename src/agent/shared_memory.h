@@ -13,16 +13,17 @@
 
 namespace varve {
 
-/// A memfd that holds these bytes. Errors: OutOfSpace.
+/// Returns a memfd that holds these bytes. Errors: OutOfSpace.
 Result<FileDescriptor> MakeBlob(std::string_view bytes);
-/// Its bytes. Errors: DataLoss when it is larger than any message could be.
+/// Returns the bytes of a memfd that MakeBlob made. Errors: DataLoss when it is larger than any
+/// message could be.
 Result<Bytes> ReadBlob(const FileDescriptor& blob);
 
 /// A mapping of a StagingPool's memfd in another process, to read from. Threads: safe.
 class PoolMemory {
  public:
-  /// Errors: DataLoss when it is not sealed, or not of that size: it must not be cut short while it
-  /// is mapped, which would end whoever reads from it.
+  /// Maps a memfd. Errors: DataLoss when it is not sealed or not of that size: a memfd that is cut
+  /// short while it is mapped kills its readers (SIGBUS).
   static Result<std::shared_ptr<PoolMemory>> Map(FileDescriptor fd, std::uint64_t blocks);
   PoolMemory(const PoolMemory&) = delete;
   PoolMemory& operator=(const PoolMemory&) = delete;
@@ -30,9 +31,9 @@ class PoolMemory {
 
   [[nodiscard]] std::uint64_t blocks() const { return blocks_; }
   [[nodiscard]] const FileDescriptor& fd() const { return fd_; }
-  /// True for two mappings of one memfd.
+  /// Returns true for two mappings of one memfd.
   [[nodiscard]] bool IsSameAs(const PoolMemory& other) const;
-  /// Where these blocks begin. All must be below blocks().
+  /// Returns the addresses of these blocks. All must be below blocks().
   [[nodiscard]] std::vector<const std::byte*> At(const std::vector<std::uint64_t>& numbers) const;
 
   /// Gives the memory of all blocks but those that are `wanted` (by number) back to the system.
@@ -46,19 +47,19 @@ class PoolMemory {
   const std::uint64_t blocks_;
 };
 
-/// A page that says whether memory still holds what it was said to hold: one process makes it and
-/// takes the word back, others look after they have read. Threads: safe.
+/// A page that says whether memory still holds its announced content. One process makes the page
+/// and revokes it; others check it after they have read. Threads: safe.
 class ValidityPage {
  public:
-  /// One that says yes. Errors: OutOfSpace.
+  /// Makes a page that is valid. Errors: OutOfSpace.
   static Result<std::shared_ptr<ValidityPage>> Make();
-  /// Somebody else's. Errors: DataLoss.
+  /// Maps another process's page. Errors: DataLoss.
   static Result<std::shared_ptr<ValidityPage>> Map(FileDescriptor fd);
   ValidityPage(const ValidityPage&) = delete;
   ValidityPage& operator=(const ValidityPage&) = delete;
   ~ValidityPage();
 
-  /// False: what was read before this call may be something else.
+  /// Returns false when bytes that were read before this call may be other content.
   [[nodiscard]] bool Valid() const;
   void Revoke();
   [[nodiscard]] const FileDescriptor& fd() const { return fd_; }
