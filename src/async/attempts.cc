@@ -13,10 +13,11 @@
 namespace varve {
 namespace {
 
-/// Ranks come to the agreement about a retry right after they have learnt of the failure.
+/// Timeout of the agreement about a retry: ranks start it right after they have learnt of the
+/// failure.
 constexpr auto kRetryAgreement = std::chrono::seconds(30);
 
-/// True for failures that may pass.
+/// Returns true for failures that may pass.
 bool IsWorthARetry(const Status& status) {
   return status.code() == StatusCode::kOutOfSpace || status.code() == StatusCode::kUnavailable;
 }
@@ -62,12 +63,12 @@ Result<SaveReport> WriteWithRetries(SaveSession& session, StagedFile* staged,
   Result<SaveReport> result = WriteOnce(session, staged, coordinator, ready);
   const bool copy_is_gone = staged != nullptr && staged->in_waves();
   int attempt = 1;
-  // Of the failure and the options, which all ranks have alike: all come to agree, or none does.
+  // The failure and the options are the same on all ranks: all come to the agreement, or none does.
   while (attempt <= options.retries && IsWorthARetry(result.status()) &&
          AgreeToRetry(coordinator, options, attempt,
                       ready.ok() && !copy_is_gone && !options.stop.stop_requested())
              .ok()) {
-    // Without memory for the pause it is left out.
+    // Without memory for the pause, the retry starts at once.
     (void)Guarded([&] {
       Pause(options.retry_delay * (1 << std::min(attempt - 1, 10)), options.stop);
       return Status::Ok();

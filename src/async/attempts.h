@@ -10,16 +10,17 @@
 namespace varve {
 
 struct WriteAttempts {
-  std::string_view path;  ///< Of the checkpoint; outlives the attempts.
+  std::string_view path;  ///< Path of the checkpoint; outlives the attempts.
   bool coordinate = true;
   int retries = 0;
-  std::chrono::milliseconds retry_delay{0};  ///< Before the first; twice that before the second.
+  std::chrono::milliseconds retry_delay{0};  ///< Pause before the first retry; doubled for each
+                                             ///< later one.
   std::stop_token stop;
 };
 
-/// The session's Write, repeated up to `retries` times if it failed for want of space or storage
-/// and all ranks agree. They must: a rank that was lost, or is out of step, does not come. Does not
-/// throw. Errors: as Write; the last attempt's.
+/// Calls the session's Write, and repeats it up to `retries` times if it failed for want of space
+/// or storage and all ranks agree. They must agree, for a rank that was lost does not come. Does
+/// not throw. Errors: as Write; the last attempt's.
 Result<SaveReport> WriteWithRetries(SaveSession& session, StagedFile* staged,
                                     Coordinator& coordinator, const WriteAttempts& options,
                                     const Status& ready);

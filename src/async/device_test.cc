@@ -85,7 +85,7 @@ class Mixed {
     return bytes;
   }
 
-  /// What a step does on the devices: queued, and done a little later.
+  /// Queues the writes of a step, which the devices do a little later.
   void Step(int device, void* stream, std::uint8_t value) {
     for (std::size_t i = 0; i < pieces.size(); ++i) {
       if (pieces[i].device == device) {
@@ -95,7 +95,7 @@ class Mixed {
     }
   }
 
-  /// Gives the devices' memory to others.
+  /// Releases the devices' memory.
   void Free() {
     for (void*& memory : on_device_) {
       if (memory != nullptr) {
@@ -130,7 +130,7 @@ TEST(DeviceSave, TensorsOfDevicesAndOfTheHostAreSavedTogetherInBothFormats) {
       options.check_torn = true;
       const AsyncSaveHandle save = AsyncSave(training.state(), path, options, *stager);
       ASSERT_TRUE(IsOk(save.staged().get()));
-      training.Free();  // Nothing may look at it any more.
+      training.Free();  // No thread may read it any more.
       const auto& report = save.done().get();
       ASSERT_TRUE(IsOk(report));
       EXPECT_EQ(report->device_bytes, training.device_bytes());
@@ -146,7 +146,7 @@ TEST(DeviceSave, SeesTheStepsThatWereQueuedBeforeTheCallAndNoLaterOnes) {
   Mixed training(3 * kMiB);
   void* const stream = fake_cuda_stream(0);
   for (int step = 0; step < 4; ++step) {
-    training.Step(0, stream, static_cast<std::uint8_t>(step));  // Still under way at the call.
+    training.Step(0, stream, static_cast<std::uint8_t>(step));  // Still running at the call.
     training.Step(1, nullptr, static_cast<std::uint8_t>(100 + step));
     State state = training.state();
     for (SourceTensor& tensor : state.tensors) {
@@ -157,7 +157,7 @@ TEST(DeviceSave, SeesTheStepsThatWereQueuedBeforeTheCallAndNoLaterOnes) {
     const std::string path = dir / std::to_string(step);
     const AsyncSaveHandle save = AsyncSave(std::move(state), path, {}, *stager);
     ASSERT_TRUE(IsOk(save.staged().get()));
-    // Queued as soon as the copy is said to have been made: none of it may be in the checkpoint.
+    // Queued as soon as the save reports its copy as made: none of it may be in the checkpoint.
     const std::vector<Piece> saved = training.pieces;
     training.Step(0, stream, 0xEE);
     training.Step(1, nullptr, 0xEE);
@@ -251,7 +251,7 @@ TEST(DeviceSave, ADeviceThatFailsFailsTheSaveByNameAndTheNextOneIsMade) {
   EXPECT_TRUE(FailsWith(failed.done().get().status(), StatusCode::kUnavailable,
                         {"CUDA_ERROR_LAUNCH_FAILED"}));
   EXPECT_EQ(fake_cuda_counts().copies_under_way, 0U);
-  fake_cuda_fail("cuEventRecord", 719, 0);  // Where the call waits for the work that is queued.
+  fake_cuda_fail("cuEventRecord", 719, 0);  // The call waits there for the queued work.
   const AsyncSaveHandle early = AsyncSave(training.state(), dir / "a", {}, *stager);
   EXPECT_TRUE(FailsWith(early.done().get().status(), StatusCode::kUnavailable,
                         {"tensor \"t0\"", "wait for the work queued on CUDA device 0"}));

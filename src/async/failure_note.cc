@@ -10,7 +10,7 @@ void NoteFailure(Storage& storage, const std::string& path, const Status& status
       status.code() == StatusCode::kAlreadyExists) {
     return;
   }
-  // As well as it goes: the caller has the error.
+  // Best effort: the caller has the error.
   (void)Guarded([&] {
     const std::string note = FailedPath(path);
     (void)storage.Remove(note);

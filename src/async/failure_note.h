@@ -1,4 +1,4 @@
-/// Word of a save that has failed in the background.
+/// The note that a failed save leaves beside the checkpoint's name.
 #pragma once
 
 #include <string>
@@ -8,10 +8,10 @@
 
 namespace varve {
 
-/// Leaves word of a failure where `varve ls` finds it: whoever looks at the directory alone would
-/// take the save for one that was never asked for. As well as it goes: the storage may be what
-/// failed. The next save of the name removes it. Nothing is said of what was cancelled, nor of a
-/// name that was taken: that is somebody else's success.
+/// Writes a note of a failed save where `varve ls` finds it. Without the note the directory shows
+/// no trace of the save. Best effort: the storage may be what failed. The next save of the name
+/// removes the note. Writes nothing for a cancelled save, nor for a name that another save has
+/// taken.
 void NoteFailure(Storage& storage, const std::string& path, const Status& status);
 
 }  // namespace varve

@@ -14,24 +14,24 @@ namespace {
 
 constexpr std::uint64_t kMaxWordsBytes = 65536;
 
-/// Exists as soon as some rank has gone; the first one's words are in it.
-std::string GonePath(const std::string& path, const SaveId& id) {
+/// Returns the name of the file that a rank writes when it withdraws. It holds the rank's error.
+std::string WithdrawalPath(const std::string& path, const SaveId& id) {
   return ChannelPath(path, id) + "-gone";
 }
 
-Status WhoIsGone(const std::string& gone_path) {
-  const auto words = ReadWholeFile(PosixStorage(), gone_path, kMaxWordsBytes);
+Status ReadWithdrawal(const std::string& withdrawal_path) {
+  const auto words = ReadWholeFile(PosixStorage(), withdrawal_path, kMaxWordsBytes);
   return words.ok() ? Unavailable(*words) : Status::Ok();
 }
 
-/// Counts messages, which tell that the ranks have come.
+/// Counts the ranks that have sent a message.
 class FileChannel final : public Coordinator {
  public:
   FileChannel(const FileIdentity& me, const std::string& path, std::function<Status()> give_up)
-      : gone_path_(GonePath(path, me.save_id)),
+      : withdrawal_path_(WithdrawalPath(path, me.save_id)),
         awaited_(me.rank == 0 ? me.world_size - 1 : 1),
         give_up_(std::move(give_up)) {
-    // As well as it goes: what is wrong with it, the first message will tell.
+    // Best effort: the first message fails with the cause.
     (void)MakeDirectories(PosixStorage(), ParentPath(path));
     DirectoryCoordinatorOptions options;
     options.rank = static_cast<int>(me.rank);
@@ -44,9 +44,9 @@ class FileChannel final : public Coordinator {
   FileChannel& operator=(const FileChannel&) = delete;
   ~FileChannel() override {
     const bool last_to_go = rank() == 0;
-    ranks_.reset();  // Which waits for the others to hear the last words.
+    ranks_.reset();  // Waits until the others have received the last messages.
     if (last_to_go) {
-      (void)PosixStorage().Remove(gone_path_);
+      (void)PosixStorage().Remove(withdrawal_path_);
     }
   }
 
@@ -70,11 +70,11 @@ class FileChannel final : public Coordinator {
 
  private:
   Status Check() {
-    VARVE_RETURN_IF_ERROR(WhoIsGone(gone_path_));
+    VARVE_RETURN_IF_ERROR(ReadWithdrawal(withdrawal_path_));
     return give_up_ && received_ < awaited_ ? give_up_() : Status::Ok();
   }
 
-  const std::string gone_path_;
+  const std::string withdrawal_path_;
   const std::uint64_t awaited_;
   const std::function<Status()> give_up_;
   std::uint64_t received_ = 0;
@@ -96,15 +96,15 @@ std::unique_ptr<Coordinator> MakeFileChannel(const SettledSave& save, const std:
   return std::make_unique<FileChannel>(save.identity, path, std::move(give_up));
 }
 
-void SayGone(const SettledSave& save, const std::string& path, const Status& why) {
+void Withdraw(const SettledSave& save, const std::string& path, const Status& why) {
   if (HasPeers(save)) {
     const std::string words =
         "rank " + std::to_string(save.identity.rank) + ": " + why.message().substr(0, 4096);
-    // Where it is there already, another rank has said so. As well as it goes otherwise.
-    const std::string gone = GonePath(path, save.identity.save_id);
-    const std::string part = gone + "-" + std::to_string(save.identity.rank);
+    // Best effort. Where the file exists, another rank has withdrawn before.
+    const std::string withdrawal = WithdrawalPath(path, save.identity.save_id);
+    const std::string part = withdrawal + "-" + std::to_string(save.identity.rank);
     if (WriteWholeFile(PosixStorage(), part, words, /*exclusive=*/false).ok()) {
-      (void)PosixStorage().Rename(part, gone, RenameMode::kReplace);
+      (void)PosixStorage().Rename(part, withdrawal, RenameMode::kReplace);
     }
   }
 }

@@ -11,14 +11,14 @@
 
 namespace varve {
 
-/// Connects this rank, on behalf of its trainer, with those of the save of `path` that are
-/// elsewhere, through a directory beside it. Waiting ends when a rank says that it will not come
-/// (SayGone), and when `give_up` returns an error; it is asked as long as not all ranks have been
-/// heard of.
+/// Connects this rank, on behalf of its trainer, with the other ranks of the save of `path`,
+/// through a directory beside it. Waiting ends when a rank withdraws (Withdraw), or when `give_up`
+/// returns an error. `give_up` is called until all ranks have sent a message.
 std::unique_ptr<Coordinator> MakeFileChannel(const SettledSave& save, const std::string& path,
                                              std::function<Status()> give_up = {});
 
-/// Tells all other ranks of the save, whatever they wait for, that this one is gone, and why.
-void SayGone(const SettledSave& save, const std::string& path, const Status& why);
+/// Reports to all other ranks of the save, in any of their waits, that this rank does not take
+/// part, and why.
+void Withdraw(const SettledSave& save, const std::string& path, const Status& why);
 
 }  // namespace varve

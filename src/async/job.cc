@@ -1,23 +1,23 @@
-// The steps of an asynchronous save, and who makes them:
+// The steps of an asynchronous save, and the thread that makes each:
 //  1. Plan, on the caller's thread: the ranks settle who writes what (exchange A of
-//     save/coordinated.cc). Here and not later, because the copy is made of what this rank will
-//     write and of nothing else. Callers make their calls in the same order on all ranks, so this
-//     exchange needs no order of its own.
+//     save/coordinated.cc). The plan comes first because this rank copies only what it will write.
+//     Callers make their calls in the same order on all ranks, so this exchange needs no order of
+//     its own.
 //  2. Stage, on the caller's thread, or on the stager's copying thread for an overlapped save: the
-//     file's data are copied into staging memory. Memory is asked for in the order of the calls; a
-//     save that had to wait for memory held by a later one, which in turn waits for its turn to
-//     be written, would wait for ever. From here on the tensors are not looked at.
+//     file's data are copied into staging memory. Saves reserve memory in the order of the calls: a
+//     save that waited for memory of a later one would wait forever, because the later one is
+//     written after it. After the copy the tensors are not read.
 //  3. Write, on the stager's writing thread, in the order of the calls and so in the same order on
 //     all ranks: claim the name, write the copy, publish (exchanges on the background coordinator).
-//     A rank whose copy failed, or that was told to give up, says so in the first of them; silence
-//     would cost its peers their deadline. Nothing has been written then.
-//  4. If that failed for want of space or storage and all ranks agree, once more from the claim on
-//     (attempts.cc).
-// In waves, steps 2 and 3 run at the same time. The save ends when it is published or has failed;
-// staging memory is free again before anyone is told.
+//     A rank whose copy failed, or that was cancelled, reports it in the first of these exchanges;
+//     its silence would cost its peers their deadline. No rank has written anything by then.
+//  4. If step 3 failed for want of space or storage and all ranks agree, they repeat it from the
+//     claim on (attempts.cc).
+// In waves, steps 2 and 3 run at the same time. The save ends when it is published or has failed.
+// Its staging memory is free before the outcome is reported.
 //
-// Where another process is to write the save, step 2 ends with handing the copy over, and step 3 is
-// to wait for that process (submitter.cc).
+// Where another process writes the save, step 2 ends with the submission of the copy, and step 3
+// waits for that process (submitter.cc).
 
 #include "async/job.h"
 
@@ -77,7 +77,7 @@ Status AsyncJob::Plan(Coordinator& coordinator, const Status& ready) {
     return Status::Ok();
   });
   if (!noted.ok()) {
-    AllowWriting(noted);  // The others count on this rank by now: it fails with them.
+    AllowWriting(noted);  // The other ranks count on this one by now: it fails with them.
   }
   if (WantsTornCheck(options_)) {
     samples_.emplace(
@@ -89,7 +89,7 @@ Status AsyncJob::Plan(Coordinator& coordinator, const Status& ready) {
 void AsyncJob::Stage(StagingPool& pool, StagingPool::Ticket ticket, int threads) {
   const Status status = CopyAndSubmit(pool, ticket, threads);
   if (!status.ok() && staged_file_ != nullptr) {
-    staged_file_->Abandon(CopyOf(status));  // In waves the writing thread may wait for more of it.
+    staged_file_->Abandon(CopyOf(status));  // In waves the writing thread may wait for more blocks.
   }
   AllowWriting(status);
   {
@@ -102,7 +102,7 @@ void AsyncJob::Stage(StagingPool& pool, StagingPool::Ticket ticket, int threads)
 
 Status AsyncJob::CopyAndSubmit(StagingPool& pool, StagingPool::Ticket ticket, int threads) {
   const auto turn = static_cast<std::uint64_t>(ticket);
-  // Copy uses the ticket up: those behind it would wait for it for ever.
+  // Copy uses the ticket up: the tickets behind it would wait for it forever.
   const auto copy = [&] { return Copy(pool, ticket, threads).Annotate(what_); };
   Status status = Guarded(copy);
   if (submitter_ == nullptr || HasCopyInWaves()) {
@@ -124,7 +124,7 @@ Status AsyncJob::Copy(StagingPool& pool, StagingPool::Ticket ticket, int threads
   const FileWork& work = session_->work();
   const std::size_t blocks =
       work.segments.empty() ? 0 : StagedFile::BlocksFor(work.segments, work.block_bytes);
-  // Not to be found out when what is kept has been given up for it.
+  // Checked before any kept copy is given up for this save.
   const bool too_large = options_.deferred && blocks > pool.block_count();
   VARVE_ASSIGN_OR_RETURN(auto memory,
                          pool.Reserve(ticket, too_large ? 0 : blocks, options_.save.stop));
@@ -142,8 +142,8 @@ Status AsyncJob::Copy(StagingPool& pool, StagingPool::Ticket ticket, int threads
   staged_file_->SetDevices({devices_, work.name_of});
   if (staged_file_->in_waves()) {
     if (submitter_ != nullptr) {
-      submitter_->Pass(
-          static_cast<std::uint64_t>(ticket));  // Nothing outlives us that is never whole.
+      submitter_->Pass(static_cast<std::uint64_t>(ticket));  // A copy in waves is never whole, and
+                                                             // could not outlive us.
     }
     AllowWriting(Status::Ok());
   }
@@ -155,13 +155,13 @@ Status AsyncJob::Copy(StagingPool& pool, StagingPool::Ticket ticket, int threads
   return filled;
 }
 
-/// The lock is held.
+/// Records how many bytes came from devices. The lock is held.
 void AsyncJob::NoteDeviceBytes() {
   device_bytes_ = staged_file_->copier().device_bytes();
   pageable_bytes_ = staged_file_->copier().pageable_bytes();
 }
 
-/// To the process that writes it.
+/// Submits the copy to the process that writes it.
 Status AsyncJob::Submit(std::uint64_t turn, Status staged) {
   if (staged.ok()) {
     staged = session_->prepared();
@@ -222,7 +222,7 @@ Result<SaveReport> AsyncJob::WriteIn(Coordinator& background, const Status& read
     return Guarded(
         [&] { return submitter_->Write(turn_, *session_, &staged_file_, attempts, ready); });
   }
-  // Once it is submitted it is kept, whatever has been said since.
+  // A submitted save is kept, even if it has been cancelled since.
   return Guarded([&] { return deferred_ ? *deferred_ : Result<SaveReport>(ready); });
 }
 
@@ -231,7 +231,7 @@ void AsyncJob::AddFacts(Result<SaveReport>* result) {
   if (result->ok()) {
     (*result)->staging_seconds = staging_seconds_;
     (*result)->in_waves = HasCopyInWaves();
-    // Without memory for the names the report lacks them; the checkpoint is there, and so is ours.
+    // Without memory for the names the report lacks them; the checkpoint is whole.
     (void)Guarded([&] {
       (*result)->differing_tensors = differing_tensors_;
       return Status::Ok();
@@ -254,15 +254,15 @@ Result<SaveReport> AsyncJob::Write(Coordinator& background) {
   return result;
 }
 
-/// Gives memory, locks and storage back. Not left to the destructor: whoever is told of the end may
-/// keep the handle, and take the storage away.
+/// Releases memory, locks and storage. The destructor is too late: a caller that has received the
+/// outcome may keep the handle and destroy the storage.
 void AsyncJob::LetGo() {
   if (staged_file_ != nullptr) {
     staged_file_->Discard(
         Guarded([] { return Status(StatusCode::kCancelled, "the save has ended"); }));
   }
   {
-    // In waves the copying may still be under way, and about to look at all this.
+    // In waves the copying thread may still run, and read these members.
     std::unique_lock lock(mutex_);
     changed_.wait(lock, [&] { return copied_; });
   }

@@ -23,41 +23,42 @@ namespace varve {
 /// The account of a save's steps, and of the threads that make them, is at the top of job.cc.
 class AsyncJob {
  public:
-  /// `submitter` is where copies go that another process is to write; null: this one writes them.
-  /// `devices` reads tensors on devices; null: there can be none.
+  /// `submitter` submits copies to the process that writes them; null: this process writes them.
+  /// `devices` reads tensors on devices; null: the state has none.
   AsyncJob(State state, std::string path, AsyncSaveOptions options, Storage& storage, int rank,
            Submitter* submitter, CudaReader* devices);
   AsyncJob(const AsyncJob&) = delete;
   AsyncJob& operator=(const AsyncJob&) = delete;
   ~AsyncJob() = default;
 
-  /// Step 1. Takes part in the ranks' exchange whatever is wrong here. Errors: the session's; the
-  /// caller then calls Complete.
+  /// Makes step 1. Takes part in the ranks' exchange also after a local error. Errors: the
+  /// session's; the caller then calls Complete.
   Status Plan(Coordinator& coordinator, const Status& ready);
-  /// Step 2.
+  /// Makes step 2.
   void Stage(StagingPool& pool, StagingPool::Ticket ticket, int threads);
-  /// Steps 3 and 4. Staging memory is free again when this returns; the caller then calls Complete.
-  /// Does not throw, and nor do Stage, Complete and Cancel.
+  /// Makes steps 3 and 4. Staging memory is free when this returns; the caller then calls Complete.
+  /// Write, Stage, Complete and Cancel do not throw.
   Result<SaveReport> Write(Coordinator& background);
 
-  /// Ends the save with this outcome, unless it has ended. Threads: safe. Says that the tensors may
-  /// change, if that has not been said, unless somebody `copies` who will say so.
+  /// Ends the save with this outcome, unless it has ended. Threads: safe. Also reports that the
+  /// tensors may change, unless a thread still `copies`: that thread then reports it.
   void Complete(Result<SaveReport> result, bool copies = false);
   /// Asks the save to end with this error. Threads: safe.
   void Cancel(Status why);
 
-  /// True from the moment on from which others may hear of the save: it is no longer replaced.
+  /// Returns true once other ranks may have received messages about the save: no newer save
+  /// replaces it then.
   [[nodiscard]] bool begun();
-  /// True when the save has been given up because the storage does not return from a call.
+  /// Returns true when the save was given up because a call of the storage does not return.
   [[nodiscard]] bool stuck();
 
-  /// Known once Plan has returned.
+  /// Returns the tensors whose replicas differ. Requires: Plan has returned.
   [[nodiscard]] std::vector<std::string> differing_tensors();
 
   [[nodiscard]] const std::string& path() const { return path_; }
-  /// "save PATH", for messages: made once, so that no memory is needed for it later.
+  /// Returns "save PATH", for messages. Made once, so that messages need no memory later.
   [[nodiscard]] const std::string& what() const { return what_; }
-  /// Of the save that has been planned and not yet written.
+  /// Returns the id of the save. Requires: planned and not yet written.
   [[nodiscard]] const SaveId& save_id() const { return session_->settled().identity.save_id; }
   [[nodiscard]] int rank() const { return rank_; }
   [[nodiscard]] Storage& storage() const { return storage_; }
@@ -72,7 +73,7 @@ class AsyncJob {
   void NoteDeviceBytes();
   void Announce(const Status& staged);
   void AllowWriting(const Status& ready);
-  /// Waits until there is something to write; why not, when there never will be.
+  /// Waits until there is a copy to write. Errors: the cause, when there will be none.
   Status AwaitReady();
   Status CopyAndSubmit(StagingPool& pool, StagingPool::Ticket ticket, int threads);
   Status Submit(std::uint64_t turn, Status staged);
@@ -95,24 +96,24 @@ class AsyncJob {
   const Clock::time_point start_ = Clock::now();
   std::stop_source stop_;
   std::unique_ptr<SaveSession> session_;
-  Status watched_;  // Why nothing watches the deadline, if so.
+  Status watched_;  // Error when the watchdog's thread could not start.
   std::optional<Result<TornSamples>> samples_;
   std::unique_ptr<StagedFile> staged_file_;
-  std::optional<SaveReport> deferred_;  // Of a save that is to be written at the end.
-  std::optional<std::uint64_t> turn_;   // Of the save, where it is another process that writes it.
+  std::optional<SaveReport> deferred_;  // The report of a deferred save.
+  std::optional<std::uint64_t> turn_;   // Turn of the save where another process writes it.
 
   std::promise<Status> staged_promise_;
   std::promise<Result<SaveReport>> done_promise_;
   std::shared_future<Status> staged_future_ = staged_promise_.get_future().share();
   std::shared_future<Result<SaveReport>> done_future_ = done_promise_.get_future().share();
 
-  std::mutex mutex_;  // Guards all below.
+  std::mutex mutex_;  // Guards all members below.
   std::condition_variable_any changed_;
   std::optional<Status> ready_;  // Set when writing may begin, or never will.
   std::vector<std::string> differing_tensors_;
   bool begun_ = false;
-  bool queued_ = false;  // It has been planned: somebody copies, or will be told not to.
-  bool copied_ = false;  // Nobody copies any more, be it that all is done or that it failed.
+  bool queued_ = false;  // It has been planned: a thread copies it, or is told not to.
+  bool copied_ = false;  // No thread copies any more: the copy is complete or has failed.
   bool announced_ = false;
   bool completed_ = false;
   bool stuck_ = false;

@@ -1,4 +1,4 @@
-/// A thread that does one thing after the other.
+/// A thread that runs tasks one after the other.
 #pragma once
 
 #include <condition_variable>
@@ -10,11 +10,11 @@
 
 namespace varve {
 
-/// Threads: safe. Destroying it waits for everything that was asked for.
+/// Threads: safe. The destructor waits for all tasks.
 class SerialThread {
  public:
-  /// Work with its place in a queue. Made before the moment from which on the work must be done:
-  /// Run needs no memory. The work must not throw.
+  /// Work with its place in a queue. A caller makes it before it commits itself to the work: Run
+  /// then needs no memory. The work must not throw.
   class Task {
    public:
     Task() = default;
@@ -57,11 +57,11 @@ class SerialThread {
     }
   }
 
-  std::mutex mutex_;  // Guards all below but the thread.
+  std::mutex mutex_;  // Guards all members below but the thread.
   std::condition_variable changed_;
   std::list<std::function<void()>> queue_;
   bool done_ = false;
-  std::jthread thread_;  // Last: it is joined before the others go.
+  std::jthread thread_;  // Last: it is joined before the others are destroyed.
 };
 
 }  // namespace varve

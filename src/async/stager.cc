@@ -1,4 +1,4 @@
-// Admission, order and threads of asynchronous saves; what happens to each is in job.cc.
+// Admission, order and threads of asynchronous saves. The steps of each save are in job.cc.
 
 #include <algorithm>
 #include <condition_variable>
@@ -24,7 +24,7 @@ namespace varve {
 namespace {
 
 constexpr int kMostCopyThreads = 8;
-/// So that copies from a device are always queued while others, that have arrived, are summed.
+/// Enough threads that copies from a device are always queued while others are summed.
 constexpr int kThreadsThatWaitForDevices = 4;
 
 Status CheckOptions(const StagerOptions& options) {
@@ -75,16 +75,17 @@ struct Stager::Impl {
   StagerOptions options;
   std::unique_ptr<Coordinator> background;
   std::unique_ptr<StagingPool> pool;
-  std::unique_ptr<CudaReader> devices;   // Null unless asked for. Ends before the pool's memory.
-  std::unique_ptr<Submitter> submitter;  // Null where the saves are written here.
+  std::unique_ptr<CudaReader> devices;   // Null unless asked for. Destroyed before the pool's
+                                         // memory.
+  std::unique_ptr<Submitter> submitter;  // Null where this process writes the saves.
 
   std::mutex call_mutex;  // One call at a time: plans and turns to write come in one order.
-  std::mutex mutex;       // Guards the two below.
+  std::mutex mutex;       // Guards the two members below.
   std::condition_variable changed;
   std::list<Job> in_flight;  // Not yet written; hold staging memory or are about to.
-  int open = 0;              // Those, and such whose outcome is being told.
+  int open = 0;              // Number of those, and of saves whose outcome is being reported.
 
-  /// The last save that is to be written at the end, if any. Guarded by call_mutex.
+  /// The last deferred save, if any. Guarded by call_mutex.
   struct Deferred {
     std::uint64_t turn = 0;
     SaveId id;
@@ -117,8 +118,8 @@ struct Stager::Impl {
 
   [[nodiscard]] std::size_t most() const { return static_cast<std::size_t>(options.max_in_flight); }
 
-  /// Places in the queues for one save. They are made before the ranks settle who writes what: from
-  /// then on the others count on this rank, and nothing it does may need memory.
+  /// Places in the queues for one save. They are made before the ranks settle who writes what. From
+  /// then on the other ranks count on this one, and no step of it may need memory.
   struct Places {
     std::list<Job> in_flight;
     SerialThread::Task write;
@@ -144,7 +145,7 @@ struct Stager::Impl {
       return Status::Ok();
     }
     if (!job->options().save.coordinate && coordinator.size() > 1) {
-      // Each rank would decide for itself, and leave checkpoints of which parts are missing.
+      // Each rank would decide for itself, and leave checkpoints with parts missing.
       return InvalidArgument("save " + job->path() +
                              ": uncoordinated ranks cannot skip or replace saves together");
     }
@@ -168,15 +169,15 @@ struct Stager::Impl {
     return Status::Ok();
   }
 
-  /// Finds out, before a save that is to be written at the end, what has become of the one before
+  /// Finds out, before a deferred save, whether all ranks have submitted the deferred save before
   /// it. The account is in submitter.cc. Errors: those of the exchange, on all ranks.
   Status FollowDeferred(const AsyncJob& job, Coordinator& coordinator) {
     if (!job.options().save.coordinate && coordinator.size() > 1) {
       return InvalidArgument("save " + job.path() +
                              ": uncoordinated ranks cannot defer saves together");
     }
-    // Those that know of the same save are of one mind, and only they: a rank that was lost while
-    // a save was planned may not know of it.
+    // Only ranks that know the same save agree about it: a rank that failed while a save was
+    // planned may not know it.
     Contribution mine = Guarded([&]() -> Contribution {
       const bool have_it =
           deferred && deferred->staged.get().ok() && submitter->Keeps(deferred->turn);
@@ -199,7 +200,7 @@ struct Stager::Impl {
         Exchange(coordinator, job.what(), std::move(mine),
                  std::chrono::steady_clock::now() + job.options().save.timeout, std::cref(decide)));
     if (deferred && (found == "whole" || found == "broken")) {
-      // What is not given up now is given up the next time, or when memory is short.
+      // A copy that is not given up now is given up the next time, or when memory is short.
       (void)Guarded([&] {
         submitter->DeferredIs(deferred->turn, found == "whole");
         return Status::Ok();
@@ -208,8 +209,8 @@ struct Stager::Impl {
     return Status::Ok();
   }
 
-  /// The coordinator gives up the newest save that has not begun to write; the other ranks learn of
-  /// it when its turn comes.
+  /// Gives up, on the coordinator, the newest save that has not begun to write; the other ranks
+  /// learn of it when its turn comes.
   void Replace(const AsyncJob& by, const Coordinator& coordinator) {
     const std::scoped_lock lock(mutex);
     if (in_flight.size() < most() || !coordinator.is_coordinator()) {
@@ -225,7 +226,7 @@ struct Stager::Impl {
     }
   }
 
-  /// Why no save can be made at the moment.
+  /// Returns why no save can be made at the moment, or Ok.
   Status Stuck() {
     const std::scoped_lock lock(mutex);
     for (const Job& job : in_flight) {
@@ -236,7 +237,7 @@ struct Stager::Impl {
     return Status::Ok();
   }
 
-  /// Why this rank cannot make the save, if so.
+  /// Returns why this rank cannot make the save, or Ok.
   Status Usable(const AsyncJob& job) {
     VARVE_RETURN_IF_ERROR(Stuck());
     if (submitter != nullptr) {
@@ -247,9 +248,9 @@ struct Stager::Impl {
                : Status::Ok();
   }
 
-  /// Everything that the ranks do together in the call. Errors: the same on all coordinated ranks.
+  /// Makes all exchanges of the call. Errors: the same on all coordinated ranks.
   Status Settle(const Job& job, Coordinator& coordinator, const Status& usable) {
-    // Where the ranks decide it together, none may stay away.
+    // Where the ranks decide together, every rank takes part.
     const bool together = options.when_busy == WhenBusy::kSkip;
     VARVE_RETURN_IF_ERROR(usable.ok() || together ? Admit(job, coordinator) : Status::Ok());
     if (submitter != nullptr && job->options().deferred) {
@@ -296,12 +297,12 @@ struct Stager::Impl {
   void Stage(const Job& job, StagingPool::Ticket ticket) {
     job->Stage(*pool, ticket, copy_threads());
     if (job->options().deferred) {
-      Finish(job);  // Nothing is written: it need not wait for those that are.
+      Finish(job);  // Nothing is written: it need not wait for other saves.
     }
   }
 
-  /// On the writing thread. Room for others is made before anyone is told: who waited for this
-  /// save and asks for the next must not find it in the way.
+  /// Ends a save, on the writing thread. Frees its place before it reports the outcome: a caller
+  /// that waited for this save and starts the next must find the place free.
   void Finish(const Job& job) {
     auto result = job->Write(*background);
     {
@@ -410,7 +411,7 @@ AsyncSaveHandle AsyncSave(State state, std::string path, AsyncSaveOptions option
         std::move(state), std::move(path), std::move(options), storage, coordinator.rank(),
         stager.impl().submitter.get(), stager.impl().devices.get());
   } catch (...) {
-    // There is nothing to return. The other ranks learn why from their first exchange.
+    // This function has no result. The other ranks learn the cause in their first exchange.
     if (together) {
       (void)Agree(coordinator, "asynchronous save", CaughtError(), deadline);
     }

@@ -141,7 +141,7 @@ TEST(AsyncSave, ATensorThatChangesWhileItIsCopiedIsFoundAndNothingIsSaved) {
   EXPECT_TRUE(FailsWith(CheckpointReader::Open(dir / "c"), StatusCode::kNotFound));
 }
 
-/// A save that writes until it is told to stop, in effect.
+/// Options of a save that in effect writes until it is cancelled.
 AsyncSaveOptions Endless() {
   AsyncSaveOptions options;
   options.save.max_write_bandwidth = 1000;
@@ -213,7 +213,7 @@ TEST(AsyncSave, AFailedWriteIsRepeatedFromTheCopy) {
   }
 }
 
-// A storage that hangs must not take training with it: whoever waits is told, and by name.
+// A storage that hangs must not block training: the caller gets an error that names the save.
 TEST(AsyncSave, InWavesADeadlineEndsTheCallOfASaveWhoseStorageDoesNotReturn) {
   const TempDir dir;
   const auto stager = MakeStager({.budget_bytes = 16 * kMiB});
@@ -231,7 +231,7 @@ TEST(AsyncSave, InWavesADeadlineEndsTheCallOfASaveWhoseStorageDoesNotReturn) {
   auto training = std::make_unique<Training>(64 * kMiB);
   const AsyncSaveHandle save = AsyncSave(training->state(), dir / "c", options, *stager, storage);
   EXPECT_FALSE(save.staged().get().ok());
-  training.reset();  // Nobody may look at it any more, whatever the storage does next.
+  training.reset();  // No thread may read it any more, whatever the storage does next.
   EXPECT_FALSE(save.done().get().ok());
   wake.set_value();
   stager->Drain();
@@ -284,7 +284,7 @@ TEST(AsyncSave, ARankThatCannotTakePartTellsTheOthers) {
   }
 }
 
-// One of them has nothing to write, and so no copy to write it from.
+// One rank has nothing to write, and so no copy.
 TEST(AsyncSave, RanksRepeatAFailedWriteTogether) {
   const TempDir dir;
   auto front = MakeInProcessCoordinators(3);

@@ -15,7 +15,7 @@ namespace {
 
 constexpr std::uint64_t kMostMilliseconds = std::numeric_limits<std::int32_t>::max();
 
-/// A number in [0, most]; a larger one is read as `most`.
+/// Encodes or decodes a number in [0, most]; a larger one is read as `most`.
 template <class Archive, class Number>
 void Bounded(Archive& archive, Number& number, std::uint64_t most) {
   std::uint64_t sent = 0;
@@ -39,7 +39,7 @@ void Milliseconds(Archive& archive, Time& time) {
 
 }  // namespace
 
-/// Of the options those of the writing alone.
+/// Encodes or decodes the options of writing; the others are not sent.
 template <class Archive>
 void Fields(Archive& archive, FieldsOf<Archive, Submission>& submission) {
   archive(submission.path, submission.settled, submission.image);

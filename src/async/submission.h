@@ -1,4 +1,4 @@
-/// A staged save on its way to the process that writes it: what is said of it, and who takes it.
+/// A staged save that is sent to the process that writes it, and the interface of that process.
 #pragma once
 
 #include <cstdint>
@@ -21,19 +21,19 @@ struct Submission {
   SaveOptions options;  ///< Those of the writing alone: no function or token.
   int retries = 0;
   std::chrono::milliseconds retry_delay{0};
-  bool deferred = false;  ///< To be written only if the trainer ends before it is forgotten.
+  bool deferred = false;  ///< Written only if the trainer exits before Forget.
 };
 
 /// For processes of one version of Varve on one machine; never stored.
 Bytes EncodeSubmission(const Submission& submission);
-/// Errors: DataLoss.
+/// Decodes a submission. Errors: DataLoss.
 Result<Submission> DecodeSubmission(std::string_view bytes, std::uint64_t pool_blocks);
 
 Bytes EncodeReport(const SaveReport& report);
 Result<SaveReport> DecodeReport(std::string_view bytes);
 
-/// The name by which processes with other working directories know the checkpoint. Links in the way
-/// to it are followed, the last name is not.
+/// Returns the name by which processes with other working directories find the checkpoint. Links in
+/// the way to it are followed, the last name is not.
 Result<std::string> AbsolutePath(const std::string& path);
 
 /// Another process that writes staged copies. Saves have turns, in the order of the calls and so in
@@ -43,29 +43,29 @@ class SaveExecutor {
  public:
   virtual ~SaveExecutor() = default;
 
-  /// The staging memory that copies will be in: a memfd of `blocks` of kPoolBlockBytes. Called
-  /// once, before all others; the descriptor stays the caller's and open. Errors: InvalidArgument
-  /// when it has been called before.
+  /// Attaches the staging memory of all copies: a memfd of `blocks` of kPoolBlockBytes. Called
+  /// once, before all other functions; the caller keeps the descriptor and leaves it open. Errors:
+  /// InvalidArgument when it has been called before.
   virtual Status Attach(int fd, std::uint64_t blocks) = 0;
 
-  /// When this returns Ok the save is in the other process's hands and outlives this one. Its
-  /// blocks may not be written to until Forget has returned, or Wait with `*lost`.
+  /// Submits a save. After Ok the save outlives this process. The caller must not write to its
+  /// blocks until Forget has returned, or Wait with `*lost`.
   virtual Status Submit(std::uint64_t turn, const Submission& save) = 0;
 
-  /// There will be no save in this turn.
+  /// Reports that no save is submitted in this turn.
   virtual void Pass(std::uint64_t turn) = 0;
 
   /// Waits for the end of a save. Errors: those of the save; Unavailable with `*lost` when the
-  /// other process is gone, or has been given up: its blocks may be written to then.
+  /// other process was lost: the caller may write to the save's blocks then.
   virtual Result<SaveReport> Wait(std::uint64_t turn, bool* lost) = 0;
 
-  /// True for a save that was submitted, while the process lives that it was submitted to.
+  /// Returns true for a save that was submitted, while the process that accepted it lives.
   virtual bool Holds(std::uint64_t turn) = 0;
 
   virtual void Cancel(std::uint64_t turn) = 0;
 
-  /// Gives up what the other process keeps of a save that has ended, or one that was to be written
-  /// at the end; returns when it is no longer read there, or what is read there does not count.
+  /// Gives up the copy that the other process keeps of a save that has ended or is deferred.
+  /// Returns when that process no longer reads the copy, or when its lease is revoked.
   virtual void Forget(std::uint64_t turn) = 0;
 };
 

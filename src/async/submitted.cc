@@ -11,7 +11,7 @@
 namespace varve {
 namespace {
 
-/// Why this rank cannot take part, if it cannot.
+/// Returns why this rank cannot take part, or Ok.
 Status Check(const Submission& save, const FileWork& work) {
   if (save.image.bytes() != work.size - work.data_begin ||
       save.image.checksum_block_bytes != work.block_bytes) {
@@ -29,7 +29,7 @@ Result<SaveReport> WriteSubmission(const Submission& save, const LentMemory& mem
   options.stop = stop;
   const auto resumed = ResumeSave(save.settled, save.path, options, PosixStorage());
   if (!resumed.ok()) {
-    SayGone(save.settled, save.path, resumed.status());
+    Withdraw(save.settled, save.path, resumed.status());
     return resumed.status();
   }
   SaveSession* const session = resumed->get();

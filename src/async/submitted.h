@@ -1,4 +1,4 @@
-/// The writing of a save by a process that it was submitted to.
+/// Writing a save that another process has submitted.
 #pragma once
 
 #include <cstddef>
@@ -11,21 +11,22 @@
 
 namespace varve {
 
-/// Where a file that was submitted can be read from memory.
+/// A submitted file that can be read from memory.
 struct SubmittedFile {
-  std::string name;  ///< In the checkpoint's directory.
+  std::string name;  ///< File name in the checkpoint's directory.
   std::uint64_t data_begin = 0;
 };
 
-/// Memory of another process.
+/// Leased memory of another process.
 struct LentMemory {
   std::span<const std::byte* const> blocks;  ///< Those of the image, in its order.
-  std::function<bool()> intact;              ///< What was read of it before this call is the copy.
+  std::function<bool()> intact;              ///< Returns true while the lease holds: bytes read
+                                             ///< before are the copy.
 };
 
-/// Claims, writes and publishes, connected to the other ranks of the save; again if that fails and
-/// is worth it. `give_up` as in MakeFileChannel. Errors: as Save; DataLoss where the memory is not
-/// intact.
+/// Claims, writes and publishes, connected to the other ranks of the save. Repeats that after a
+/// failure that may pass. `give_up` as in MakeFileChannel. Errors: as Save; DataLoss where the
+/// memory is not intact.
 Result<SaveReport> WriteSubmission(const Submission& save, const LentMemory& memory,
                                    const std::stop_token& stop,
                                    const std::function<Status()>& give_up, SubmittedFile* file);

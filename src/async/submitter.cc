@@ -1,29 +1,29 @@
-// A save that another process writes, and what becomes of it when somebody dies:
+// A save that another process writes, and its outcome when a process dies:
 //  1. The copy is made in memory that the other process has mapped as well. A trainer that is
-//     killed until here leaves nothing: its save is not listed anywhere.
-//  2. Submit: the other process is told where in that memory the file lies, what its checksums
-//     are and what the ranks have settled, and says that it has understood. From here on the save
-//     does not need us. The caller hears that the copy has been made only after that.
-//  3. The other process does what the writing thread does otherwise: claim, write, publish. The
-//     ranks then exchange messages through a directory beside the checkpoint, because what connects
-//     trainers ends with them. A rank that has no copy to submit says so there, from here: silence
-//     would cost the others their deadline.
-//  4. We wait for the outcome, which is the same on all ranks. If the other process is killed, this
-//     rank's file is incomplete or has not been counted, and nothing becomes visible; or it has
-//     been, and the checkpoint tells. Step 3's peers learn of it from us; if we are killed too,
-//     from their deadline. One that we have lost may live, and go on writing from memory that we
-//     use again: the lease of that memory is revoked first, and a file written from it since does
-//     not count.
-//  5. Of a save that has ended well the copy is kept: a trainer that is started again on this node
-//     loads from it. It is given up when the next one takes its place, or when memory is short. The
-//     other process is asked to forget it first, and its blocks are free only when it has, or its
-//     lease has been revoked because it did not answer: whoever reads them meanwhile learns that
-//     they are no longer what they were.
-// A save that is to be written at the end stops after step 2: the other process does step 3 when we
-// are gone, be it killed. It takes two of them to be safe at any time: while ranks submit the
-// newer one, some may have it and some not, and if they are killed then it is the older one that is
-// whole. So before the next one is planned the ranks tell each other whether they have submitted
-// the last: if all have, what is older is given up; if not, the last is.
+//     killed before step 2 leaves nothing: no process knows its save.
+//  2. Submit: this process sends the place of the file in that memory, its checksums and the
+//     settled plan; the other process confirms. From then on the save does not need this process.
+//     Only then does the caller learn that the copy has been made.
+//  3. The other process claims, writes and publishes, as the writing thread does otherwise. The
+//     ranks then exchange messages through a directory beside the checkpoint, because the trainers'
+//     connections end with the trainers. A rank that has no copy to submit reports so there, from
+//     this process: its silence would cost the others their deadline.
+//  4. This process waits for the outcome, which is the same on all ranks. If the other process is
+//     killed before this rank's file counts, nothing becomes visible; if after, the checkpoint is
+//     visible and says so. The peers of step 3 learn of the death from this process; if it is
+//     killed too, from their deadline. A process that we have lost may live, and still write from
+//     memory that we use again: we revoke the lease of that memory first, and a file written from
+//     it since does not count.
+//  5. The copy of a save that succeeded is kept: a trainer that is started again on this node loads
+//     from it. It is given up when the next copy takes its place, or when memory is short. This
+//     process first asks the other one to forget the copy. The blocks are free when the other has
+//     answered, or when their lease has been revoked because it did not answer. A reader that reads
+//     them meanwhile sees the revoked lease.
+// A deferred save stops after step 2: the other process makes step 3 when this one has exited or
+// was killed. Two deferred saves are needed for one to be whole at any time: while the ranks submit
+// the newer one, some have submitted it and some not. If they are killed then, only the older one
+// is whole. So before the ranks plan the next one, they report to each other whether they have
+// submitted the last. If all have, they give up the older ones; if not, the last.
 
 #include "async/submitter.h"
 
@@ -35,8 +35,8 @@
 namespace varve {
 namespace {
 
-/// What a save has come to whose writer was killed before it could say. Nothing where it cannot be
-/// known, or has come to nothing yet.
+/// Returns the report of a save that is visible though its writer was killed before it reported.
+/// Nothing where the save is not visible, or where that cannot be found out.
 std::optional<SaveReport> VisibleAfterAll(const SaveSession& session, const std::string& path) {
   const auto record = ReadCommitRecord(PosixStorage(), path);
   const SaveId& id = session.settled().identity.save_id;
@@ -97,7 +97,7 @@ Result<SaveReport> Submitter::Write(std::optional<std::uint64_t> turn, SaveSessi
     if (const auto report = VisibleAfterAll(session, path)) {
       return *report;
     }
-    SayGone(session.settled(), path, result.status());
+    Withdraw(session.settled(), path, result.status());
     return result;
   }
   if (result.ok()) {
@@ -164,7 +164,7 @@ void Submitter::GiveUpOne() {
   }
   executor_->Forget(old.begin()->first);
   old.clear();
-  pool_.Poke();  // It may not have been enough.
+  pool_.Poke();  // One copy may not have been enough.
 }
 
 }  // namespace varve

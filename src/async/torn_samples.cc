@@ -12,7 +12,7 @@ namespace {
 constexpr std::uint64_t kSampleBytes = 256;  // A multiple of every item size.
 constexpr std::uint64_t kSampleEvery = std::uint64_t{1} << 20;
 
-/// Where the samples of a segment are: offset and size.
+/// Returns the samples of a segment: offset and size, bytes.
 std::vector<ByteRange> SampledRanges(const FileSegment& segment) {
   const std::uint64_t size = std::min(kSampleBytes, segment.bytes);
   std::vector<ByteRange> ranges;

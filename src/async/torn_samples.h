@@ -1,4 +1,4 @@
-/// Finds tensors that were written to while they were being copied.
+/// Detection of tensors that were written to while they were copied.
 #pragma once
 
 #include <cstdint>
@@ -16,14 +16,15 @@ namespace varve {
 
 /// Hashes of samples of every segment that is tensor memory: its first and last 256 bytes, and
 /// pieces of 256 bytes in between, one for each MiB. An optimizer step changes most elements, so
-/// that samples find it; a write to a single element between two samples they do not.
+/// the samples find it. They do not find a write to a single element between two samples.
 class TornSamples {
  public:
-  /// Takes the samples, those of segments on devices with `reader` (null where there are none).
-  /// Both must outlive this. Errors: CudaReader::Read's.
+  /// Takes the samples; reads those on devices with `reader` (null where there are none). Both
+  /// arguments must outlive this. Errors: CudaReader::Read's.
   static Result<TornSamples> Take(std::span<const FileSegment> segments, CudaReader* reader);
 
-  /// Takes them again. Errors: FailedPrecondition naming the first segment that differs; Read's.
+  /// Takes the samples again and compares. Errors: FailedPrecondition naming the first segment that
+  /// differs; Read's.
   Status Compare(const std::function<std::string(std::uint32_t owner)>& name_of) const;
 
  private:
