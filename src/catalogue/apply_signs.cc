@@ -1,4 +1,4 @@
-// Lazily conjugated and negated tensors are stored as their memory is, with a flag.
+// Conjugation and negation of tensors that are stored as their memory is, with a flag for either.
 
 #include <bit>
 #include <complex>
@@ -41,7 +41,7 @@ bool IsSignedInteger(DType dtype) {
          dtype == DType::kInt64;
 }
 
-/// Two's complement negation of a little-endian integer of `width` bytes.
+/// Negates a little-endian two's complement integer of `width` bytes.
 void NegateInteger(std::byte* at, std::size_t width) {
   unsigned carry = 1;
   for (std::size_t i = 0; i < width; ++i) {

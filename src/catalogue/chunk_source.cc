@@ -17,7 +17,8 @@
 namespace varve {
 namespace {
 
-/// What a decompressed archive may have beside its tensor: records, padding, the directory.
+/// Most bytes that a decompressed archive may have beside its tensor: records, padding, the
+/// directory.
 constexpr std::uint64_t kArchiveSlack = std::uint64_t{1} << 20;
 
 Result<std::string> ReadBytes(ReadableFile& file, std::uint64_t begin, std::uint64_t size) {
@@ -31,8 +32,8 @@ Result<std::string> ReadBytes(ReadableFile& file, std::uint64_t begin, std::uint
   return bytes;
 }
 
-/// The dimensions by falling stride, where the elements are packed in that order; nothing when they
-/// overlap or leave gaps.
+/// Returns the dimensions by falling stride, where the elements are packed in that order; nothing
+/// when they overlap or leave gaps.
 std::optional<std::vector<std::size_t>> PackedOrder(const Dims& sizes, const Strides& strides) {
   std::vector<std::size_t> order(sizes.size());
   std::iota(order.begin(), order.end(), std::size_t{0});
@@ -56,7 +57,7 @@ std::optional<std::vector<std::size_t>> PackedOrder(const Dims& sizes, const Str
   return order;
 }
 
-/// Elements that lie at `bytes` with any strides, as a row-major run.
+/// Returns the elements at `bytes`, which have any strides, as a row-major run.
 std::shared_ptr<const std::string> Pack(std::string* bytes, std::uint64_t offset, const Dims& sizes,
                                         const Strides& strides, std::uint64_t item_size) {
   const Box box = WholeBox(sizes);
@@ -78,7 +79,7 @@ Status CheckItem(const TensorItem& item, const TensorMetadata& tensor, const Chu
   return Status::Ok();
 }
 
-/// Bytes from a strided tensor's first to its last element; not of an empty one.
+/// Returns the bytes from a strided tensor's first to its last element. Requires: it is not empty.
 std::uint64_t SpanBytes(const Dims& sizes, const Strides& strides, std::uint64_t item_size) {
   std::uint64_t last = 0;
   for (std::size_t d = 0; d < sizes.size(); ++d) {
@@ -87,7 +88,7 @@ std::uint64_t SpanBytes(const Dims& sizes, const Strides& strides, std::uint64_t
   return (last + 1) * item_size;
 }
 
-/// From here the elements are known to be at `begin` of `file`, as `source` says.
+/// Completes a source whose elements are known to be at `begin` of `file`.
 Result<ChunkSource> Settle(const TensorMetadata& tensor, const Chunk& chunk, ChunkSource source,
                            ReadableFile& file) {
   if (source.strides.empty() || source.strides == RowMajorStrides(chunk.box.sizes)) {

@@ -1,6 +1,5 @@
-/// Where the bytes of a stored chunk really lie. Native chunks are row-major runs of a file
-/// already; chunks of other software may sit inside an archive, have strides of their own, or be
-/// compressed.
+/// The place of a stored chunk's bytes. Native chunks are row-major runs of a file already; chunks
+/// of other software may sit inside an archive, have strides of their own, or be compressed.
 #pragma once
 
 #include <cstdint>
@@ -27,22 +26,22 @@ struct ChunkSource {
   std::shared_ptr<const std::string> unpacked{};  ///< Row-major elements, instead of the extent.
 };
 
-/// Looks into the chunk's archive, if it has one, and unpacks what cannot be read as it lies: zstd
-/// streams, and strides that are not a permutation of a packed tensor. The latter takes memory for
-/// one chunk. Errors: DataLoss when the archive does not hold the tensor the index promises.
+/// Looks into the chunk's archive, if it has one. Unpacks zstd streams, and strides that are not a
+/// permutation of a packed tensor; the latter takes memory for one chunk. Errors: DataLoss when the
+/// archive does not hold the tensor the index promises.
 Result<ChunkSource> ResolveChunk(const TensorMetadata& tensor, const Chunk& chunk,
                                  ReadableFile& file);
 
-/// The correspondence between a chunk that lies at `source` and memory, for their common part: the
-/// dimensions are put in the order in which the chunk has them, and where elements do not begin at
-/// multiples of their size in the file, their bytes are a dimension of their own.
+/// Returns the correspondence between a chunk that lies at `source` and memory, for their common
+/// part: the dimensions are put in the order in which the chunk has them, and where elements do not
+/// begin at multiples of their size in the file, their bytes are a dimension of their own.
 Region ChunkRegion(Box chunk, const ChunkSource& source, StridedMemory memory, Box common);
 
 /// Conjugates or negates the `common` part of `memory`. Errors: Unimplemented for a dtype that
 /// neither is defined for.
 Status ApplySigns(bool conj, bool neg, DType dtype, const StridedMemory& memory, const Box& common);
 
-/// A zstd stream that holds an archive of at most `max_bytes`. Errors: DataLoss.
+/// Decompresses a zstd stream that holds an archive of at most `max_bytes`. Errors: DataLoss.
 Result<std::string> DecompressArchive(std::string_view stream, std::uint64_t max_bytes);
 
 }  // namespace varve

@@ -8,7 +8,8 @@
 namespace varve {
 namespace {
 
-// Other software's files have no checksum blocks; small enough that little is read in vain.
+// Other software's files have no checksum blocks; small enough that few bytes are read without
+// need.
 constexpr std::uint64_t kForeignBlockBytes = std::uint64_t{256} << 10;
 
 }  // namespace
@@ -46,8 +47,8 @@ Result<ReadableFile*> CheckpointFiles::Open(std::uint32_t number) {
   const std::scoped_lock lock(mutex_);
   if (files_[number] == nullptr) {
     auto file = OpenChecked(index_.metadata.files[number]);
-    // A file that is open stays readable whatever happens to its name; one that is not may by now
-    // be another save's.
+    // An open file stays readable whatever happens to its name. A file that is not open yet may by
+    // now belong to another save.
     if (file.status().code() == StatusCode::kDataLoss &&
         WasReplaced(storage_, index_.directory, index_.metadata.save_id)) {
       return FailedPrecondition(index_.directory +

@@ -20,11 +20,12 @@ class CheckpointFiles {
   CheckpointFiles(Storage& storage, const OpenedIndex& index)
       : storage_(storage), index_(index), files_(index.metadata.files.size()) {}
 
-  /// Errors: DataLoss naming the file when it is missing, of another size or has a damaged header;
-  /// FailedPrecondition when an overwrite has put another save in its place.
+  /// Opens a file, or returns the open one. Errors: DataLoss naming the file when it is missing, of
+  /// another size or has a damaged header; FailedPrecondition when an overwrite has put another
+  /// save in its place.
   Result<ReadableFile*> Open(std::uint32_t number);
 
-  /// A file as the read pipeline wants it, without targets. Errors: as Open.
+  /// Returns a file as the read pipeline wants it, without targets. Errors: as Open.
   Result<FileReads> Reads(std::uint32_t number);
 
   [[nodiscard]] Storage& storage() const { return storage_; }

@@ -38,7 +38,8 @@ RangeReader ReadFromFile(std::shared_ptr<ReadableFile> file) {
   };
 }
 
-/// An index that Varve wrote tells the sizes; all others are believed to be what they are.
+/// Sets a file's size. An index that Varve wrote holds sizes, which are compared; without them the
+/// file's own size counts.
 Status SetSize(const std::string& directory, std::uint64_t size, DataFile* file) {
   if (!file->block_crc32c.empty() && file->size != size) {
     return DataLoss(JoinPath(directory, file->name) + ": " + std::to_string(size) +
@@ -48,7 +49,7 @@ Status SetSize(const std::string& directory, std::uint64_t size, DataFile* file)
   return Status::Ok();
 }
 
-/// What storage knows of the files that an index names.
+/// Fills in the sizes that storage has of the files that an index names.
 Status FillSizes(Storage& storage, const std::string& directory,
                  const std::vector<DirectoryEntry>& entries, Metadata* metadata) {
   for (DataFile& file : metadata->files) {
@@ -139,7 +140,7 @@ Result<Decoded> DecodeIndexFile(Storage& storage, const std::string& path) {
   return decoded;
 }
 
-/// R of "__R.metadata", or nothing.
+/// Returns R of "__R.metadata", or nothing.
 std::optional<std::uint32_t> RankOfIndex(std::string_view name) {
   constexpr std::string_view kPrefix = "__";
   if (!name.starts_with(kPrefix) || !name.ends_with(kDcpIndex)) {
@@ -252,7 +253,7 @@ Result<OpenedIndex> OpenForeignDirectory(Storage& storage, const std::string& pa
   return NotFound(path + " holds no checkpoint that Varve knows");
 }
 
-/// What the first bytes of a file tell.
+/// The kind of a file, by its first bytes.
 enum class Content : std::uint8_t { kZip, kLegacyTorch, kSafetensors, kOther };
 
 Content Sniff(std::string_view head) {
@@ -271,15 +272,15 @@ Content Sniff(std::string_view head) {
   return json && !in.failed() ? Content::kSafetensors : Content::kOther;
 }
 
-/// NotFound for what is no checkpoint; nothing for a zip file that torch.save may have written, or
-/// that is damaged.
+/// Returns NotFound for a file that is no checkpoint. Returns Ok for a zip file that torch.save may
+/// have written, or that is damaged.
 Status NotOurs(const std::string& path, std::string_view looks_like) {
   return NotFound(path + " is not a checkpoint: " +
                   (looks_like.empty() ? "it is of no kind that Varve knows"
                                       : "it looks like " + std::string(looks_like)));
 }
 
-/// The name of the first record of a zip file that begins with `head`.
+/// Returns the name of the first record of a zip file that begins with `head`.
 std::string FirstRecordName(std::string_view head) {
   constexpr std::size_t kHeaderBytes = 30;
   constexpr std::size_t kNameLength = 26;  // Where it stands, in two bytes.
@@ -295,8 +296,9 @@ bool IsPickleOfTorch(std::string_view name) {
   return name == "data.pkl" || name.ends_with("/data.pkl") || name.ends_with("/constants.pkl");
 }
 
-/// What a zip file is that has no record "FOLDER/data.pkl" as torch.save writes it. Empty where it
-/// has one, or where the directory cannot be read: that is for the decoder to judge.
+/// Returns the kind of a zip file that has no record "FOLDER/data.pkl" as torch.save writes it.
+/// Empty where it has one, or where the directory cannot be read: the decoder then reports the
+/// damage.
 std::string_view OtherZip(std::string_view head, std::uint64_t size, const RangeReader& read) {
   std::vector<std::string> names;
   if (const auto records = ReadZipDirectory(size, read); records.ok()) {
@@ -335,7 +337,7 @@ Result<OpenedIndex> OpenForeignFile(Storage& storage, const std::string& path) {
     if (!looks_like.empty() || !name.ends_with(".safetensors")) {
       return NotOurs(path, looks_like);
     }
-    content = Content::kSafetensors;  // It says so itself: it is damaged.
+    content = Content::kSafetensors;  // Its header says so: it is damaged.
   }
   if (content == Content::kZip) {
     if (const auto other = OtherZip(head, size, read); !other.empty()) {

@@ -1,4 +1,4 @@
-/// Checkpoints that other software wrote, recognised by what they hold.
+/// Checkpoints of other software, recognised by their content.
 #pragma once
 
 #include <string>
@@ -37,7 +37,7 @@ Result<std::vector<std::string>> NamesInDcpIndex(Storage& storage, const std::st
 /// reading an index.
 Result<std::vector<std::string>> ForeignFileNames(Storage& storage, const std::string& directory);
 
-/// True for a folder of Hugging Face's tools, which says itself that it is one.
+/// Returns true for a folder of Hugging Face's tools, which says itself that it is one.
 bool HasHfIndex(const std::vector<DirectoryEntry>& entries);
 
 }  // namespace varve

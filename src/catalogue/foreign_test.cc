@@ -1,5 +1,5 @@
-// How checkpoints of other software are recognised, and what is checked against storage before any
-// byte of a tensor is read.
+// Recognition of other software's checkpoints, and the checks against storage before any byte of a
+// tensor is read.
 
 #include "catalogue/foreign.h"
 
@@ -46,10 +46,10 @@ class Folder {
   MemoryStorage storage_;
 };
 
-/// An index of a float32 tensor of 250 elements in "__0_0.distcp" [0, 1000).
+/// Returns an index of a float32 tensor of 250 elements in "__0_0.distcp" [0, 1000).
 std::string IndexOf(std::string_view fqn) { return dcp::Index().Add(fqn, {250}).Pickle(); }
 
-/// A file with the tensor `name` of four bytes.
+/// Returns a file with the tensor `name` of four bytes.
 std::string FileWith(const std::string& name) {
   return SafetensorsOf("{" + Entry(name, "U8", "[4]", "[0,4]") + "}", 4);
 }

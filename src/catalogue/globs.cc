@@ -102,7 +102,7 @@ std::vector<Part> Parse(std::u32string_view glob) {
   return parts;
 }
 
-/// What follows the literal beginning of a glob.
+/// The part of a glob that follows its literal beginning.
 struct Rest {
   std::vector<Part> parts;
   std::string end;  ///< The literal end, which rules out most names at once.
@@ -110,8 +110,8 @@ struct Rest {
   explicit Rest(std::string_view glob)
       : parts(Parse(Characters(glob))), end(glob.substr(glob.find_last_of("*?[]") + 1)) {}
 
-  /// At a mismatch the last run takes one character more: a shorter one has failed, and an earlier
-  /// run could not do better.
+  /// Returns true when the name matches. At a mismatch the last run takes one character more: a
+  /// shorter one has failed, and an earlier run could not do better.
   [[nodiscard]] bool Matches(std::string_view name) const {
     if (!name.ends_with(end)) {
       return false;

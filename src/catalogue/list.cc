@@ -11,10 +11,10 @@
 namespace varve {
 namespace {
 
-/// Of the text that says why a save failed.
+/// Most bytes of a note of a failed save.
 constexpr std::uint64_t kMaxFailureBytes = 64 << 10;
 
-/// True when the save that owns this stale is alive: its lock is held.
+/// Returns true when the save that owns this stale is alive: its lock is held.
 bool IsLocked(Storage& storage, const std::string& path) {
   const auto is_held = [&](const std::string& lock) {
     return storage.Lock(lock).status().code() == StatusCode::kFailedPrecondition;
@@ -23,7 +23,7 @@ bool IsLocked(Storage& storage, const std::string& path) {
   return is_held(LockPath(path)) || (storage.OpenForRead(old_lock).ok() && is_held(old_lock));
 }
 
-/// Why the files do not match the index, or Ok.
+/// Returns why the files do not match the index, or Ok.
 Status CheckFileSizes(Storage& storage, const OpenedIndex& opened) {
   if (opened.metadata.format != Format::kVarve) {
     return Status::Ok();  // Opening has asked storage for them already.
@@ -48,7 +48,7 @@ Status CheckFileSizes(Storage& storage, const OpenedIndex& opened) {
   return Status::Ok();
 }
 
-/// The entry for a directory, or nothing when it is no checkpoint.
+/// Returns the entry for a directory, or nothing when it is no checkpoint.
 std::optional<CheckpointEntry> Examine(Storage& storage, const std::string& path,
                                        const std::string& name) {
   CheckpointEntry entry{.name = name, .step = StepFromName(name)};
@@ -116,7 +116,7 @@ CheckpointEntry ExamineStale(Storage& storage, const std::string& directory,
   return entry;
 }
 
-/// What an asynchronous save has left to say why it failed.
+/// Returns the entry for the note of an asynchronous save that has failed.
 std::optional<CheckpointEntry> ExamineFailure(Storage& storage, const std::string& directory,
                                               const DirectoryEntry& found) {
   const auto stale = ParseStaleName(found.name);

@@ -36,7 +36,7 @@ std::string EncodeDigits(std::string_view name) {
   return encoded;
 }
 
-/// Undoes EncodeDigits. Anything else after a '%' is left alone: older names are not encoded.
+/// Undoes EncodeDigits. Leaves anything else after a '%' as it is: older names are not encoded.
 std::string DecodeDigits(std::string_view name) {
   std::string decoded;
   for (std::size_t i = 0; i < name.size(); ++i) {

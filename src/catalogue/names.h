@@ -29,16 +29,16 @@ namespace varve {
 
 std::string LockPath(std::string_view path);
 std::string StagingPath(std::string_view path, const SaveId& id);
-/// The directory through which ranks exchange messages when their trainers may have exited.
+/// Returns the directory through which ranks exchange messages when their trainers may have exited.
 std::string ChannelPath(std::string_view path, const SaveId& id);
 std::string DisplacedPath(std::string_view path);
 std::string RemovedPath(std::string_view path, const SaveId& id);
-/// The same names as they were before digits were encoded.
+/// Returns the same name as it was before digits were encoded; so does OldLockPath.
 std::string OldDisplacedPath(std::string_view path);
 std::string OldLockPath(std::string_view path);
 std::string FailedPath(std::string_view path);
 std::string RankLockPath(std::string_view directory, std::uint32_t rank);
-/// The lock in `directory` of a save by all ranks into it.
+/// Returns the lock in `directory` of a save by all ranks into it.
 std::string InPlaceLockPath(std::string_view directory);
 std::string PartPath(std::string_view directory, std::string_view file);
 
@@ -54,7 +54,7 @@ struct StaleName {
 /// Recognises the names above (not the rank-local ones), also with digits that are not encoded.
 std::optional<StaleName> ParseStaleName(std::string_view entry);
 
-/// The rank that writes a part of this name; nothing when it is no part of a data file.
+/// Returns the rank that writes a part of this name; nothing when it is no part of a data file.
 std::optional<std::uint32_t> PartRank(std::string_view entry);
 
 /// Returns true for a lock that saves take inside a checkpoint's directory: of one rank, or of all
@@ -65,7 +65,7 @@ bool IsInnerLock(std::string_view entry);
 /// last part is "." or "..", or it looks like a hidden name of Varve's.
 Status CheckCheckpointName(const std::string& path);
 
-/// "data-00003-of-00008[-id].safetensors": looks like a data file of ours.
+/// Returns true for names of data files, "data-00003-of-00008[-id].safetensors".
 bool IsDataFileName(std::string_view name);
 
 }  // namespace varve

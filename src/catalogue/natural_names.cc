@@ -1,4 +1,4 @@
-// How people read the names of checkpoints and tensors: their order, and the step in one.
+// The order of names as people read them, and the step in a name.
 
 #include <algorithm>
 #include <array>
@@ -23,8 +23,8 @@ std::size_t EndOfDigits(std::string_view name, std::size_t at) {
   return at;
 }
 
-/// True where the digits [begin, end) are a whole number: no part of a decimal number, a version, a
-/// hash or a size ("1.5", "2x8", "a1b2", "7b"). `after_word`: letters may precede them.
+/// Returns true where the digits [begin, end) are a whole number: no part of a decimal number, a
+/// version, a hash or a size ("1.5", "2x8", "a1b2", "7b"). `after_word`: letters may precede them.
 bool IsWholeNumber(std::string_view name, std::size_t begin, std::size_t end, bool after_word) {
   const bool point_before = begin > 1 && name[begin - 1] == '.' && IsDigit(name[begin - 2]);
   const bool letter_before = begin > 0 && IsLetter(name[begin - 1]) && !after_word;
@@ -39,7 +39,7 @@ std::optional<std::uint64_t> NumberAt(std::string_view name, std::size_t begin, 
   return parsed.ec == std::errc() ? std::optional(number) : std::nullopt;
 }
 
-/// The number after the last `word` in a name in small letters, with signs between or not.
+/// Returns the number after the last `word` in a name in small letters, with signs between or not.
 std::optional<std::uint64_t> NumberAfter(std::string_view name, std::string_view word) {
   for (std::size_t at = name.rfind(word); at != std::string_view::npos;
        at = at == 0 ? std::string_view::npos : name.rfind(word, at - 1)) {
@@ -53,7 +53,7 @@ std::optional<std::uint64_t> NumberAfter(std::string_view name, std::string_view
   return std::nullopt;
 }
 
-/// True for eight digits that are a day: 20261122.
+/// Returns true for eight digits that are a day: 20261122.
 bool IsDate(std::string_view digits) {
   if (digits.size() != 8 || (!digits.starts_with("19") && !digits.starts_with("20"))) {
     return false;
@@ -63,7 +63,7 @@ bool IsDate(std::string_view digits) {
   return month >= 1 && month <= 12 && day >= 1 && day <= 31;
 }
 
-/// The only number in a name; nothing where there are several, or a date.
+/// Returns the only number in a name; nothing where there are several, or a date.
 std::optional<std::uint64_t> OnlyNumber(std::string_view name) {
   std::optional<std::uint64_t> only;
   for (std::size_t begin = 0; begin < name.size();) {

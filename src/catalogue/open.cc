@@ -44,7 +44,7 @@ Result<Metadata> ReadManifest(Storage& storage, const std::string& directory,
   return metadata;
 }
 
-/// The newest complete set of rank-local files.
+/// Returns the newest complete set of rank-local files.
 Result<OpenedIndex> OpenRankLocal(Storage& storage, const std::string& directory,
                                   const std::vector<DirectoryEntry>& entries,
                                   const std::stop_token& stop) {
@@ -113,7 +113,7 @@ Result<OpenedIndex> TryOpenIndex(Storage& storage, const std::string& path,
       return NotFound(path + " is not a checkpoint: it holds none that Varve knows");
     }
     if (entries.status().code() != StatusCode::kNotFound) {
-      return foreign;  // A file, of which it says what it looks like.
+      return foreign;  // A file; the error says what it looks like.
     }
     opened.directory = DisplacedPath(path);
     if (!storage.List(opened.directory).ok()) {
@@ -150,8 +150,9 @@ bool WasReplaced(Storage& storage, const std::string& directory, const SaveId& i
 
 Result<OpenedIndex> OpenIndex(Storage& storage, const std::string& path,
                               const std::stop_token& stop) {
-  // An overwrite that publishes between two of our reads pairs the record of one save with the
-  // manifest of the other, or finds neither. Another record under the name tells it from damage.
+  // An overwrite may publish between two of our reads. The reads then pair the record of one save
+  // with the manifest of the other, or find neither. A changed record under the name shows that
+  // this is no damage.
   constexpr int kTries = 5;
   std::optional<SaveId> seen;
   for (int i = 1;; ++i) {

@@ -1,4 +1,4 @@
-/// Finding the checkpoint behind a path and reading its index.
+/// The search for the checkpoint behind a path, and the reading of its index.
 #pragma once
 
 #include <stop_token>
@@ -16,13 +16,13 @@ namespace varve {
 Result<OpenedIndex> OpenIndex(Storage& storage, const std::string& path,
                               const std::stop_token& stop = {});
 
-/// As OpenIndex, for a path that somebody wants to be a checkpoint: if it is a directory of
-/// checkpoints instead, the NotFound says how many it holds and names the newest.
+/// Does the same as OpenIndex for a path that a user has named. If the path is a directory of
+/// checkpoints, the NotFound says how many it holds and names the newest.
 Result<OpenedIndex> OpenWanted(Storage& storage, const std::string& path,
                                const std::stop_token& stop = {});
 
-/// True when `directory` now holds the record of another save than `id`: what looks like damage to
-/// a reader that opened it before is an overwrite.
+/// Returns true when `directory` now holds the record of another save than `id`: what looks like
+/// damage to a reader that opened it before is an overwrite.
 bool WasReplaced(Storage& storage, const std::string& directory, const SaveId& id);
 
 /// Reads and checks varve.json. NotFound when there is none.

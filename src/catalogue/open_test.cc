@@ -1,4 +1,4 @@
-// Which index of a path is the checkpoint's, and what is said where none is whole.
+// The choice of a path's index, and the error where none is whole.
 
 #include "catalogue/open.h"
 

@@ -18,7 +18,7 @@ struct OpenedIndex {
   std::optional<CommitRecord> record;  ///< Nothing for a set of rank-local files, and for others'.
   bool displaced = false;
   bool headers_checked = false;  ///< The index was made of the data files' headers.
-  // What the indexes of other software hold themselves; see interop/decoded.h.
+  // Set for indexes of other software that hold these themselves; see interop/decoded.h.
   std::optional<Value> structure{};
   std::vector<std::string> inline_values{};
   std::vector<RecordCrc> records{};  ///< By file and begin.

@@ -29,12 +29,12 @@ bool Skip(std::string_view prefix, std::string_view* text) {
   return true;
 }
 
-/// "PREFIX-00001-of-00002...", with the rest left in `*name`.
+/// Takes "PREFIX-00001-of-00002" off the front of `*name`; false when it is not there.
 bool SkipNumbered(std::string_view prefix, std::string_view* name) {
   return Skip(prefix, name) && SkipDigits(name) && Skip("-of-", name) && SkipDigits(name);
 }
 
-/// "data-R-of-N.safetensors" or "data-R-of-N-ID.safetensors".
+/// Returns true for "data-R-of-N.safetensors" and "data-R-of-N-ID.safetensors".
 bool IsWrittenDataFile(std::string_view name) {
   if (!SkipNumbered("data-", &name)) {
     return false;
@@ -59,7 +59,7 @@ bool IsHfName(std::string_view name) {
   return SkipNumbered("model-", &name) && name == ".safetensors";
 }
 
-/// Hidden names that only Varve makes, in a directory of any format.
+/// Returns true for hidden names that only Varve makes, in a directory of any format.
 bool IsHiddenName(std::string_view name) {
   if (name == kStagingMark || PartRank(name) || IsInnerLock(name)) {
     return true;

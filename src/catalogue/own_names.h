@@ -1,4 +1,4 @@
-/// Which names in a checkpoint's directory are part of the checkpoint. Everything else there
+/// The names in a checkpoint's directory that are part of the checkpoint. Every other file there
 /// belongs to the user, and no save removes it.
 ///
 /// Part of a checkpoint are

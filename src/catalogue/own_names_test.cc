@@ -18,7 +18,7 @@ std::vector<DirectoryEntry> Entries(const std::vector<std::string>& names) {
   return entries;
 }
 
-/// Those of `names` that are part of the checkpoint shown by `shown`.
+/// Returns those of `names` that are part of the checkpoint shown by `shown`.
 std::vector<std::string> Own(const std::vector<std::string>& shown,
                              const std::vector<std::string>& names) {
   MemoryStorage storage;

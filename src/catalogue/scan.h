@@ -1,5 +1,5 @@
-/// Reading what the data files of a directory say of themselves: how rank-local saves are found
-/// and lost manifests rebuilt.
+/// The headers of a directory's data files: rank-local saves are found by them, and lost manifests
+/// rebuilt from them.
 #pragma once
 
 #include <cstdint>
@@ -34,7 +34,8 @@ struct NamedSet {
   std::string save;  ///< First digits of the save id; empty where the save was coordinated.
   std::uint32_t world_size = 0;
   std::map<std::uint32_t, std::string> files;  ///< Names by rank.
-  /// A file has its name once it is whole, so a set with all names is a save that has ended well.
+  /// Returns true when all ranks' files are there. A file has its name once it is whole, so such a
+  /// save succeeded.
   [[nodiscard]] bool complete() const { return files.size() == world_size; }
 };
 
@@ -57,7 +58,7 @@ Result<ScanResult> ScanSet(Storage& storage, const std::string& directory, const
 /// Reads a data file's header bytes. Errors: DataLoss, Unavailable.
 Result<std::string> ReadHeaderBytes(ReadableFile& file);
 
-/// "ranks 1, 2 and 5 more".
+/// Returns "ranks 1, 2 and 5 more".
 std::string NameRanks(const std::vector<std::uint32_t>& ranks);
 
 }  // namespace varve

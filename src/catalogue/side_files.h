@@ -1,6 +1,6 @@
-/// Side files: what a caller saves with a checkpoint beside its tensors and values, a `config.json`
-/// or a tokenizer. They are part of the checkpoint: its index names them with size and CRC-32C, and
-/// an overwrite replaces them with it.
+/// Side files: files that a caller saves with a checkpoint beside its tensors and values, as a
+/// `config.json` or a tokenizer. They are part of the checkpoint: its index names them with size
+/// and CRC-32C, and an overwrite replaces them with it.
 #pragma once
 
 #include <cstdint>
@@ -19,9 +19,10 @@ inline constexpr std::uint64_t kMaxSideBytes = std::uint64_t{256} << 20;
 /// They are listed in varve.json, of which readers take at most 64 KiB.
 inline constexpr std::uint64_t kMaxSideNames = std::uint64_t{48} << 10;
 
-/// Checks names and sizes. Errors: InvalidArgument for a name that is absolute, empty or has empty,
-/// "." or ".." components or control characters; that a file of a checkpoint has, or a hidden file
-/// of Varve's; that is there twice or is another's folder; and for too much of it.
+/// Checks names and sizes. Errors: InvalidArgument for a name that is absolute or empty, or has
+/// empty, "." or ".." components or control characters; for a name that a file of a checkpoint or a
+/// hidden file of Varve has; for a name that is given twice or is another's folder; and for more
+/// bytes than the limits above.
 Status CheckSideFiles(const std::vector<SideFile>& files);
 
 /// Returns the index entries of the files, by name.

@@ -29,7 +29,8 @@ constexpr auto kSigns = std::to_array<Sign>({
     {0, "\x7f\x45LF"sv, "a program or a library"},
 });
 
-/// No control characters but those of lines and tabs; bytes above ASCII may be UTF-8.
+/// Returns true for bytes without control characters except those of lines and tabs; bytes above
+/// ASCII may be UTF-8.
 bool IsText(std::string_view head) {
   return !head.empty() && std::all_of(head.begin(), head.end(), [](char c) {
     const auto byte = static_cast<unsigned char>(c);

@@ -20,7 +20,7 @@ namespace {
 
 constexpr int kThreads = 8;
 
-/// The names of what lies in [begin, end) of a file.
+/// Returns the names of what lies in [begin, end) of a file.
 std::vector<std::string> NamesIn(const Metadata& metadata, std::uint32_t file, std::uint64_t begin,
                                  std::uint64_t end) {
   const auto overlaps = [&](const Extent& extent) {
@@ -59,7 +59,7 @@ class Verifier {
       all_readable = CheckFile(i, &headers) && all_readable;
     }
     if (all_readable) {
-      // Intact headers and an intact manifest must tell the same story.
+      // Intact headers and an intact manifest must agree.
       auto merged = MergeHeaders(std::move(headers));
       if (!merged.ok()) {
         Add("", 0, 0, {}, merged.status().message());

@@ -1,5 +1,6 @@
-// Three questions to a checkpoint of other software: does every stored item hold what the index
-// says, do its zip checksums match its bytes, and do the chunks of every tensor cover all of it?
+// Verification of other software's checkpoints answers three questions: does every stored item hold
+// what the index says, do its zip checksums match its bytes, and do the chunks of every tensor
+// cover all of it?
 
 #include "catalogue/verify_foreign.h"
 
@@ -57,7 +58,7 @@ class ForeignVerifier {
     for (const RecordCrc& record : opened_.records) {
       total_ += record.end - record.begin;
     }
-    // What goes wrong with one item is reported, not returned: the others are still looked at.
+    // An error of one item is reported, not returned: the others are still checked.
     (void)RunThreads(items.size(), kThreads, stop_, [&](std::size_t i) {
       CheckItem(items[i]);
       return Status::Ok();
@@ -141,7 +142,7 @@ class ForeignVerifier {
     }
   }
 
-  /// The archive itself is asked, also where the index knows what is in it: PyTorch will ask it.
+  /// Checks the archive itself, also where the index has its content: PyTorch reads the archive.
   static Status CheckTensor(const TensorMetadata& tensor, const Chunk& chunk, ReadableFile& file) {
     Chunk unknown = chunk;
     unknown.payload = 0;
@@ -155,7 +156,7 @@ class ForeignVerifier {
     return Status::Ok();
   }
 
-  /// Files that Varve wrote have checksums of blocks, whatever their format.
+  /// Checks the files that have checksums of blocks: those that Varve wrote, whatever their format.
   void CheckFiles() {
     for (std::uint32_t number = 0;
          number < opened_.metadata.files.size() && !stop_.stop_requested(); ++number) {
@@ -181,8 +182,8 @@ class ForeignVerifier {
     return !opened_.metadata.files[extent.file].block_crc32c.empty();
   }
 
-  /// Elements with no archive around them: checked by opened_.records or by block, where there are
-  /// checksums of either kind.
+  /// Counts elements that have no archive around them; opened_.records or blocks check them, where
+  /// there are checksums of either kind.
   void CountPlain(const Extent& extent) {
     if (HasSums(extent)) {
       return;
@@ -279,7 +280,7 @@ class ForeignVerifier {
     }
   }
 
-  /// Data files beside the checkpoint's that its index does not name.
+  /// Finds data files that the checkpoint's index does not name.
   void FindStaleFiles() {
     if (opened_.metadata.format != Format::kDcp) {
       return;

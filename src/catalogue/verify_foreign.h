@@ -1,4 +1,4 @@
-/// Verifying what other software wrote.
+/// Verification of other software's checkpoints.
 #pragma once
 
 #include <stop_token>
