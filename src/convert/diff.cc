@@ -1,5 +1,5 @@
-// Both checkpoints are streamed tensor by tensor; equal bytes are settled by a comparison of
-// memory, and only what differs is looked at number by number.
+// Both checkpoints are streamed tensor by tensor; equal bytes need only a comparison of memory, and
+// only tensors that differ are compared number by number.
 
 #include <algorithm>
 #include <cmath>
@@ -18,7 +18,7 @@
 namespace varve {
 namespace {
 
-// Of each side. Elements are compared in steps that both sides have whole.
+// Bytes held of each side. Elements are compared in steps that both sides have whole.
 constexpr std::uint64_t kStreamBytes = std::uint64_t{256} << 20;
 constexpr std::uint64_t kStepElements = std::uint64_t{256} << 10;
 
@@ -40,7 +40,7 @@ bool IsInteger(DType dtype) {
   }
 }
 
-/// Folds one pair of numbers into a difference; true when they differ.
+/// Folds one pair of numbers into a difference; returns true when they differ.
 bool Compare(double a, double b, Difference* difference) {
   if (a == b || (std::isnan(a) && std::isnan(b))) {
     return false;
@@ -240,7 +240,7 @@ Result<DiffReport> Diff(const std::string& path_a, const std::string& path_b, St
   VARVE_ASSIGN_OR_RETURN(const auto reader_b, CheckpointReader::Open(b, storage, stop));
   auto report = Differ(*reader_a, *reader_b, progress, stop).Run();
   if (!report.ok() && stop.stop_requested()) {
-    report = CheckStop(stop);  // Whatever read ended with, that is why.
+    report = CheckStop(stop);  // The cause of any error of the reads.
   }
   return std::move(report).Annotate("diff " + a + " " + b);
 }

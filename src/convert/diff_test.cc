@@ -1,4 +1,4 @@
-// What counts as a difference between two checkpoints, and how large it is.
+// Differences between two checkpoints, and their sizes.
 
 #include <cmath>
 #include <cstdint>
@@ -29,7 +29,7 @@ DiffReport DiffOf(const SmallState& a, const SmallState& b) {
   return report.ok() ? *report : DiffReport{};
 }
 
-/// The one difference between two float tensors; nothing where they are equal.
+/// Returns the one difference between two float tensors; nothing where they are equal.
 std::optional<Difference> DiffOfFloats(const std::vector<float>& a, const std::vector<float>& b) {
   const DiffReport report = DiffOf(SmallState().Floats("w", a), SmallState().Floats("w", b));
   EXPECT_EQ(report.differences.size() + report.equal_tensors, 1U);

@@ -1,4 +1,4 @@
-/// Which part of a checkpoint of training is the model.
+/// The part of a training checkpoint that is the model.
 #pragma once
 
 #include <string>
@@ -26,7 +26,7 @@ struct ModelPart {
 /// name begins with "optim". A None structure has no entries.
 ModelPart FindModel(const Value& structure);
 
-/// What is not part of the model: each entry of the top level with its counts.
+/// Returns the entries of the top level that are not part of the model, with their counts.
 std::vector<std::string> DescribeRest(const Metadata& metadata, const ModelPart& model);
 
 }  // namespace varve

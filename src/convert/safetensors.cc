@@ -26,7 +26,8 @@ SafetensorsEntry EntryOf(const SelectedTensor& tensor) {
   return {tensor.fqn, tensor.item.dtype, tensor.item.tensor->shape};
 }
 
-/// The tensors that safetensors can name, and in `report` what it cannot hold.
+/// Returns the tensors that safetensors can name, and adds to `report` the rest, which it cannot
+/// hold.
 std::vector<const SelectedTensor*> Nameable(const Selection& selection, ConvertReport* report) {
   std::vector<const SelectedTensor*> tensors;
   for (const SelectedTensor& tensor : selection.tensors) {
@@ -106,7 +107,7 @@ Result<std::uint64_t> PublishFile(Storage& storage, const std::string& target,
                             options.overwrite ? RenameMode::kReplace : RenameMode::kNoReplace);
   }
   if (!status.ok()) {
-    (void)storage.Remove(part);  // As large as the model; the first error is the one to tell.
+    (void)storage.Remove(part);  // It is as large as the model; the first error is reported.
     return status;
   }
   VARVE_RETURN_IF_ERROR(storage.SyncDirectory(ParentPath(target)));

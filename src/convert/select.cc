@@ -39,8 +39,8 @@ std::string Renamed(const ConvertOptions& options, const std::string& name) {
   return name;
 }
 
-/// Takes leaves that are not selected out of a structure, and containers that this leaves empty.
-/// List positions are part of the names, so a list that loses one becomes a dict of what is left.
+/// Removes leaves that are not selected from a structure, and containers that become empty by that.
+/// List positions are part of the names, so a list that loses one becomes a dict of the rest.
 /// Returns false when nothing remains.
 bool Prune(const Names& wanted, const std::string& path, bool root, Value* value) {
   if (value->kind == ValueKind::kTensorLeaf || value->kind == ValueKind::kObjectLeaf) {

@@ -1,4 +1,4 @@
-// Which entries a conversion takes, under which names and types, and the structure around them.
+// The entries that a conversion takes, their names and types, and the structure around them.
 
 #include <string>
 #include <utility>
@@ -29,7 +29,7 @@ Result<Selection> SelectFrom(const SmallState& state, const ConvertOptions& opti
   return Select(**reader, options);
 }
 
-/// {"model": {"w", "layers": [0, 1]}, "optim": {"m"}, "step", "empty": {}}.
+/// Returns {"model": {"w", "layers": [0, 1]}, "optim": {"m"}, "step", "empty": {}}.
 SmallState Training() {
   return std::move(
       SmallState()

@@ -1,4 +1,4 @@
-// What comes along with a conversion beside tensors and values.
+// Side files of a conversion.
 
 #include "catalogue/side_files.h"
 

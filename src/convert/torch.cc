@@ -45,7 +45,7 @@ class StateBuilder {
   }
 
  private:
-  /// A dict of names, in their order.
+  /// Returns a dict of names, in their order.
   Value Flat() {
     std::map<std::string_view, ValueKind> leaves;
     for (const auto& [fqn, number] : tensors_) {
@@ -104,7 +104,7 @@ class StateBuilder {
   std::map<std::string, const SelectedObject*, std::less<>> objects_;
 };
 
-/// The zip directory, made once all payloads have gone by.
+/// The zip directory, made once all payloads have passed.
 class LateTail {
  public:
   LateTail(const Value& state, const std::vector<StateTensor>& tensors)
@@ -118,7 +118,7 @@ class LateTail {
     };
   }
 
-  /// What stands behind the bytes of a tensor.
+  /// Returns the descriptor behind the bytes of a tensor.
   ProduceFunction Descriptor(std::size_t tensor, std::uint64_t bytes) {
     return [this, tensor, bytes](std::uint64_t at, std::span<std::byte> out) {
       const Bytes descriptor = ZipDescriptor(crcs_[tensor], bytes);

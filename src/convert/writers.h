@@ -1,4 +1,4 @@
-/// What the writers of Convert share: what has been selected, and how it reaches a file.
+/// Types and functions that the writers of Convert share: the selection, and its way into a file.
 #pragma once
 
 #include <cstdint>
@@ -30,18 +30,18 @@ struct Selection {
   std::vector<SelectedTensor> tensors;
   std::vector<SelectedObject> objects;
   std::string structure;  ///< Encoded; empty when names are flat.
-  ModelPart model;        ///< What was selected from.
+  ModelPart model;        ///< The part that was selected from.
   [[nodiscard]] std::uint64_t tensor_bytes() const;
 };
 
 /// Applies include, exclude, rename and dtype. Errors: see Convert.
 Result<Selection> Select(CheckpointReader& reader, const ConvertOptions& options);
 
-/// The name of what lies under `key` of the container `parent`, which is the root if `root` is
-/// true.
+/// Returns the name of what lies under `key` of the container `parent`, which is the root if `root`
+/// is true.
 std::string NameBelow(const std::string& parent, bool root, const std::string& key);
 
-/// The part of a name that a key of a mapping makes.
+/// Returns the part of a name that a key of a mapping makes.
 std::string KeyText(const Value& key);
 
 [[nodiscard]] bool IsMapping(ValueKind kind);
@@ -52,7 +52,7 @@ class SelectedStream {
  public:
   SelectedStream(CheckpointReader& reader, const std::vector<const SelectedTensor*>& tensors,
                  const ConvertOptions& options, std::uint64_t total_bytes);
-  /// The bytes of tensor `i` of those given.
+  /// Returns the bytes of tensor `i` of those given.
   [[nodiscard]] ProduceFunction Bytes(std::size_t i);
 
  private:
@@ -82,19 +82,20 @@ Result<ConvertReport> ConvertToTorch(CheckpointReader& reader, const Selection& 
                                      const std::string& target, const ConvertOptions& options,
                                      Storage& storage);
 
-/// The side files of a checkpoint, in memory. Errors: DataLoss.
+/// Reads the side files of a checkpoint, in memory. Errors: DataLoss.
 Result<std::vector<SideFile>> ReadSideFiles(CheckpointReader& reader);
 
-/// The configuration and tokenizer files of a Hugging Face folder (docs/other-formats.md). Errors:
-/// NotFound when `directory` has none; InvalidArgument when they are too large.
+/// Reads the configuration and tokenizer files of a Hugging Face folder (docs/other-formats.md).
+/// Errors: NotFound when `directory` has none; InvalidArgument when they are too large.
 Result<std::vector<SideFile>> ReadHfConfig(Storage& storage, const std::string& directory);
 
 /// Names of files.
 std::vector<std::string> NamesOf(const std::vector<SideFile>& files);
 
-/// A file that appears whole or not at all: `segments` go into a hidden file beside `target`, which
-/// then takes its name. Returns its size. Errors: AlreadyExists without `options.overwrite`;
-/// FailedPrecondition when somebody else is writing `target` this way; Cancelled on `options.stop`.
+/// Writes a file that appears whole or not at all: `segments` go into a hidden file beside
+/// `target`, which then takes its name. Returns its size. Errors: AlreadyExists without
+/// `options.overwrite`; FailedPrecondition when another process is writing `target` this way;
+/// Cancelled on `options.stop`.
 Result<std::uint64_t> PublishFile(Storage& storage, const std::string& target,
                                   const ConvertOptions& options,
                                   const std::vector<FileSegment>& segments);
