@@ -30,7 +30,7 @@ std::uint32_t Checksum(std::string_view bytes, std::size_t digits) {
   return Crc32cExtend(crc, AsByteSpan(bytes.substr(digits + kZeroChecksum.size())));
 }
 
-/// One file a line.
+/// Appends the side files, one a line.
 void AppendSideFiles(const std::vector<StoredFile>& files, Bytes* out) {
   *out += ",\n  \"side_files\": [";
   const char* separator = "\n    ";

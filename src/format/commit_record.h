@@ -16,7 +16,7 @@ namespace varve {
 inline constexpr std::string_view kCommitRecordName = "varve.json";
 inline constexpr std::string_view kManifestName = "manifest.bin";
 
-/// What varve.json holds: enough to list and to recognise a checkpoint without its manifest.
+/// The content of varve.json: enough to list and to recognise a checkpoint without its manifest.
 struct CommitRecord {
   std::uint32_t format_version = 0;
   SaveId save_id;
@@ -34,10 +34,10 @@ struct CommitRecord {
 
 CommitRecord MakeCommitRecord(const Metadata& metadata, std::string_view manifest);
 
-/// A small JSON object, one member a line, with a checksum over the whole text.
+/// Returns a small JSON object, one member a line, with a checksum over the whole text.
 Bytes EncodeCommitRecord(const CommitRecord& record);
 
-/// Untrusted input; any changed byte is noticed. Errors: DataLoss; Unimplemented for a newer
+/// Decodes untrusted input; notices any changed byte. Errors: DataLoss; Unimplemented for a newer
 /// format version.
 Result<CommitRecord> DecodeCommitRecord(std::string_view bytes);
 

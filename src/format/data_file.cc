@@ -39,14 +39,16 @@ std::string ObjectsName(const DataFileHeader& header) {
   return name.data();
 }
 
-// What safetensors' dtype and shape cannot say is said in "tensors"; all else follows from them.
+// Returns true when safetensors' dtype and shape describe the chunk fully; "tensors" describes all
+// others.
 bool IsPlain(const StoredChunk& chunk, const std::string& name) {
   return name == chunk.fqn && chunk.box.sizes == chunk.shape && SafetensorsName(chunk.dtype) &&
          chunk.dtype != DType::kFloat4E2M1FNX2;
 }
 
-// Stored as bytes, with their number as one more dimension: types safetensors cannot name, and a
-// single pair of 4-bit values, which has no dimension to double.
+// Returns true for chunks that are stored as bytes, with their number as one more dimension: types
+// that safetensors cannot name, and a single pair of 4-bit values, which has no dimension to
+// double.
 bool StoredAsBytes(const StoredChunk& chunk) {
   return !SafetensorsName(chunk.dtype) ||
          (chunk.dtype == DType::kFloat4E2M1FNX2 && chunk.box.sizes.empty());

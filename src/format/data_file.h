@@ -1,5 +1,5 @@
-/// The data file: a plain safetensors file whose header also says what a checkpoint needs to know.
-/// docs/format.md describes the bytes. Pure: bytes in, values or a Status out.
+/// The data file: a plain safetensors file whose header also has the fields that a checkpoint
+/// needs. docs/format.md describes the bytes. Pure: bytes in, values or a Status out.
 #pragma once
 
 #include <cstdint>
@@ -52,7 +52,7 @@ struct TensorAlias {
   friend bool operator==(const TensorAlias&, const TensorAlias&) = default;
 };
 
-/// Everything a data file says of itself. Its version follows from it, see kAliasFormatVersion.
+/// All fields of a data file's header. Its version follows from it, see kAliasFormatVersion.
 struct DataFileHeader {
   SaveId save_id;
   std::uint32_t rank = 0;
@@ -73,15 +73,16 @@ struct DataFileHeader {
 /// its reader build an index without end.
 inline constexpr std::uint64_t kMaxAliasChunks = 1'000'000;
 
-/// Errors: InvalidArgument when the aliases stand for more than kMaxAliasChunks chunks, when one
-/// stands for no tensor of the file, or has the name of something that is in the file.
+/// Checks the aliases. Errors: InvalidArgument when they stand for more than kMaxAliasChunks
+/// chunks, when one stands for no tensor of the file, or has the name of something that is in the
+/// file.
 Status CheckAliases(const DataFileHeader& header);
 
-/// "data-00003-of-00008.safetensors"; rank-local saves put the save id's first digits before the
-/// extension so that two saves in one directory never share a file.
+/// Returns "data-00003-of-00008.safetensors"; rank-local saves put the save id's first digits
+/// before the extension so that two saves in one directory never share a file.
 std::string DataFileName(const DataFileHeader& header);
 
-/// True for names that the format itself uses: no tensor and no value may have one.
+/// Returns true for names that the format itself uses: no tensor and no value may have one.
 bool IsReservedName(std::string_view fqn);
 
 /// Sorts chunks so that each starts aligned for its element type, then assigns every byte range
@@ -89,31 +90,32 @@ bool IsReservedName(std::string_view fqn);
 /// (given as ranges from 0). Errors: InvalidArgument when the sizes overflow.
 Status LayOut(DataFileHeader* header);
 
-/// The order LayOut gives chunks: element size descending, then fqn, then offsets.
+/// Returns the order LayOut gives chunks: element size descending, then fqn, then offsets.
 bool ChunkBefore(const StoredChunk& a, const StoredChunk& b);
 
-/// The encoded header, padded so that data starts at its size, a multiple of kDataAlignment. Its
-/// size depends on the layout alone, never on checksums, so it can be written after the data.
-/// `header_crc32c` receives the checksum that the header also carries inside.
+/// Returns the encoded header, padded so that data starts at its size, a multiple of
+/// kDataAlignment. Its size depends on the layout alone, never on checksums, so it can be written
+/// after the data. `header_crc32c` receives the checksum that the header also carries inside.
 /// Errors: InvalidArgument when the header would exceed kMaxHeaderBytes.
 Result<Bytes> EncodeHeader(const DataFileHeader& header, std::uint32_t* header_crc32c);
 
-/// Bytes the encoded header takes: where data begins.
+/// Returns the bytes of the encoded header: the offset at which data begins.
 Result<std::uint64_t> HeaderBytes(const DataFileHeader& header);
 
-/// From a file's first 8 bytes: bytes of header and prefix together. Errors: DataLoss when absurd.
+/// Returns the bytes of header and prefix together, from a file's first 8 bytes. Errors: DataLoss
+/// when absurd.
 Result<std::uint64_t> HeaderBytesFromPrefix(std::string_view first_8_bytes);
 
 /// Decodes and checks a whole header (as long as HeaderBytesFromPrefix says). Untrusted input.
 /// Errors: DataLoss with the reason; Unimplemented for a newer format version.
 Result<DataFileHeader> DecodeHeader(std::string_view bytes, std::uint32_t* header_crc32c);
 
-/// The checksum an encoded header should carry; equals the one inside an intact header.
+/// Returns the checksum an encoded header should carry; equals the one inside an intact header.
 /// Errors: DataLoss when the bytes hold no checksum field.
 Result<std::uint32_t> HeaderChecksum(std::string_view bytes);
 
-/// Checks a header's bytes without decoding them: DataLoss unless they have the checksum `want`
-/// and say so themselves.
+/// Checks a header's bytes without decoding them. Errors: DataLoss unless both their checksum and
+/// the one inside them are `want`.
 Status CheckHeader(std::string_view bytes, std::uint32_t want);
 
 }  // namespace varve

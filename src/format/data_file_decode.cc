@@ -73,7 +73,8 @@ Status Require(dom::object object, std::string_view key, T* out) {
   return Status::Ok();
 }
 
-/// `special` is what "tensors" adds about this entry, or null when safetensors says it all.
+/// Reads one entry. `special` is its description in "tensors", or null when safetensors describes
+/// it fully.
 Status ReadEntry(const std::string& name, dom::element element, const dom::element* special,
                  StoredChunk* chunk) {
   dom::object entry;
@@ -234,7 +235,7 @@ Status ReadChecksums(dom::object varve, DataFileHeader* header) {
   return Status::Ok();
 }
 
-/// Chunks, objects and structure must follow each other without hole or overlap.
+/// Checks that chunks, objects and structure follow each other without hole or overlap.
 Status CheckPacked(DataFileHeader* header) {
   std::stable_sort(
       header->chunks.begin(), header->chunks.end(), [](const StoredChunk& a, const StoredChunk& b) {

@@ -29,8 +29,8 @@ DataFileHeader SmallHeader() {
   return HeaderWith(0, 1, {{"w", DType::kInt8, {4}, {{0}, {4}}, {}, {}}}, {"lr"});
 }
 
-/// The encoding with `from` replaced, as long as before (the padding gives way), and a right
-/// checksum.
+/// Returns the encoding with `from` replaced, as long as before (the padding gives way), and a
+/// right checksum.
 Bytes Tampered(const DataFileHeader& header, std::string_view from, std::string_view to) {
   Bytes bytes = MustEncode(header);
   const std::size_t size = bytes.size();
@@ -200,7 +200,7 @@ TEST(DecodeHeader, RefusesAliasesThatStandForChunksWithoutEnd) {
   EXPECT_TRUE(IsOk(Decode(MustEncode(header))));
 }
 
-// Found by the fuzzer: a shard's key is free, the name that it stands for was believed.
+// Found by the fuzzer: a shard's key is free, and the name behind it was not checked.
 TEST(DecodeHeader, RejectsNamesThatTheFormatItselfUses) {
   const DataFileHeader header =
       HeaderWith(0, 1, {{"0123456789ab", DType::kInt8, {9}, {{5}, {4}}, {}, {}}});

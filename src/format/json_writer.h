@@ -15,7 +15,7 @@ void AppendJsonString(std::string_view text, std::string* out);
 /// Appends [1,2,3].
 void AppendJsonDims(const Dims& dims, std::string* out);
 
-/// True when `text` is well-formed UTF-8 (no surrogates, no overlong forms).
+/// Returns true when `text` is well-formed UTF-8 (no surrogates, no overlong forms).
 bool IsUtf8(std::string_view text);
 
 }  // namespace varve

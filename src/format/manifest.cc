@@ -24,7 +24,7 @@ constexpr std::string_view kMagic = "VARVEMF\n";
 constexpr std::size_t kFrameHeadBytes = 8 + 4 + 8 + 8;
 constexpr std::size_t kCrcBytes = 4;
 constexpr std::uint64_t kMaxPlainBytes = FLATBUFFERS_MAX_BUFFER_SIZE;
-// What zstd makes of zeros: blocks of 128 KiB in 4 bytes. A frame that claims more is not believed.
+// The ratio of zstd for zeros: blocks of 128 KiB in 4 bytes. A frame that claims more is refused.
 constexpr std::uint64_t kMaxZstdRatio = 32768;
 constexpr int kZstdLevel = 1;  // Names and offsets shrink 4-5 times at any level; speed decides.
 
@@ -126,8 +126,8 @@ Status Malformed(std::string_view what) {
   return DataLoss("malformed manifest: " + std::string(what));
 }
 
-/// The verifier checks where a vector begins, not that its 8-byte elements are aligned: a hostile
-/// manifest can shift them.
+/// Returns true when the elements are aligned. FlatBuffers' verifier checks where a vector begins,
+/// not that its 8-byte elements are aligned: a hostile manifest can shift them.
 template <class Vector>
 bool IsAligned(const Vector* vector) {
   return vector->size() == 0 ||

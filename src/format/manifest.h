@@ -18,15 +18,16 @@ struct CheckedHeader {
   std::uint32_t header_crc32c = 0;
 };
 
-/// Merges what the data files of one save say of themselves. The result depends only on the
-/// headers, not on their order. Errors: DataLoss when files disagree (save, world size, a tensor's
-/// dtype or shape), when a name is stored twice, or when chunks overlap or leave a hole.
+/// Merges the headers of the data files of one save. The result depends only on the headers, not on
+/// their order. Errors: DataLoss when files disagree (save, world size, a tensor's dtype or shape),
+/// when a name is stored twice, or when chunks overlap or leave a hole.
 Result<Metadata> MergeHeaders(std::vector<CheckedHeader> headers);
 
-/// Chunks of one tensor must tile its shape: DataLoss naming an overlap or the box no chunk holds.
+/// Checks that the chunks of one tensor tile its shape. Errors: DataLoss naming an overlap or the
+/// box that no chunk holds.
 Status CheckTiling(const TensorMetadata& tensor);
 
-/// The numbers of which the size of a manifest follows.
+/// The numbers that determine the size of a manifest.
 struct ManifestCounts {
   std::uint64_t files = 0;
   std::uint64_t blocks = 0;  ///< Checksum blocks of all files.
@@ -37,14 +38,16 @@ struct ManifestCounts {
   std::uint64_t name_bytes = 0;  ///< Of all tensors, objects and files.
 };
 
-/// Errors: InvalidArgument when a manifest of that size cannot be written.
+/// Checks a manifest's size before it is made. Errors: InvalidArgument when it would be too large
+/// to be written.
 Status CheckManifestSize(const ManifestCounts& counts);
 
-/// The same metadata always gives the same bytes (with one zstd library version).
-/// Errors: CheckManifestSize's.
+/// Encodes a manifest. The same metadata always gives the same bytes (with one zstd library
+/// version). Errors: CheckManifestSize's.
 Result<Bytes> EncodeManifest(const Metadata& metadata);
 
-/// Untrusted input. Errors: DataLoss when damaged; Unimplemented for a newer format version.
+/// Decodes untrusted input. Errors: DataLoss when damaged; Unimplemented for a newer format
+/// version.
 Result<Metadata> DecodeManifest(std::string_view bytes);
 
 }  // namespace varve

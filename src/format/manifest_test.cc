@@ -71,7 +71,7 @@ TEST(Manifest, RefusesANewerVersionWithAMessage) {
 
 // ---- right checksums, wrong content ----
 
-// Found by the fuzzer: memory was asked for before anything else was known.
+// Found by the fuzzer: the decoder allocated memory before it had checked anything else.
 TEST(Manifest, DoesNotBelieveAFrameThatClaimsGigabytes) {
   constexpr std::size_t kPlainSizeAt = 20;  // docs/format.md section 6
   Bytes bytes = Encode(SampleMetadata());

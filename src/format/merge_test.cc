@@ -16,7 +16,7 @@ using test::IsOk;
 
 constexpr auto kLoss = StatusCode::kDataLoss;
 
-/// Rows [begin, end) of an 8 x 4 tensor.
+/// Returns rows [begin, end) of an 8 x 4 tensor.
 StoredChunk Rows(std::uint64_t begin, std::uint64_t end) {
   return {"w", DType::kFloat32, {8, 4}, {{begin, 0}, {end - begin, 4}}, {}, {}};
 }

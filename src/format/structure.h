@@ -1,4 +1,4 @@
-/// The structure: the containers of a state, with leaves that say what is stored at each path.
+/// The structure: the containers of a state, with leaves that name the kind of entry at each path.
 #pragma once
 
 #include <vector>
@@ -8,9 +8,9 @@
 
 namespace varve {
 
-/// The union of the ranks' structures, in rank order: keys in the order they are first seen, list
-/// positions by index. Errors: InvalidArgument naming the path where one rank has a container and
-/// another a leaf, or containers of different kinds.
+/// Returns the union of the ranks' structures, in rank order: keys in the order they are first
+/// seen, list positions by index. Errors: InvalidArgument naming the path where one rank has a
+/// container and another a leaf, or containers of different kinds.
 Result<Value> MergeStructures(const std::vector<Value>& by_rank);
 
 }  // namespace varve

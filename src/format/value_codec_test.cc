@@ -18,7 +18,7 @@ using test::List;
 using test::Make;
 using test::Random;
 
-/// Field by field; operator== itself compares encodings.
+/// Compares field by field; operator== itself compares encodings.
 bool SameFields(const Value& a, const Value& b) {
   if (a.kind != b.kind || a.text != b.text || a.items.size() != b.items.size() ||
       std::bit_cast<std::uint64_t>(a.number) != std::bit_cast<std::uint64_t>(b.number) ||
@@ -33,7 +33,7 @@ bool SameFields(const Value& a, const Value& b) {
   return true;
 }
 
-/// `levels` lists around a None.
+/// Returns `levels` lists around a None.
 std::string NestedLists(int levels) {
   std::string bytes;
   for (int i = 0; i < levels; ++i) {
@@ -44,7 +44,7 @@ std::string NestedLists(int levels) {
 
 TEST(ValueCodec, RoundTripsEveryKind) {
   std::set<ValueKind> kinds;
-  std::vector<Value> values = test::ValuesOfEveryKind();  // Of what the golden files hold.
+  std::vector<Value> values = test::ValuesOfEveryKind();  // The golden files hold these too.
   values.push_back(test::Make(ValueKind::kTorchSave, "PK", {Value::Str("argparse.Namespace")}));
   for (const Value& value : values) {
     kinds.insert(value.kind);
@@ -126,7 +126,7 @@ TEST(ValueCodec, RefusesCountsAndLengthsBeyondTheInput) {
   }
 }
 
-// Whatever the bytes, decoding ends in a Status or in a value that survives its own round trip.
+// For any bytes, decoding ends in a Status or in a value that survives its own round trip.
 TEST(ValueCodec, SurvivesAnyChangedByte) {
   const std::string good = EncodeValue(List(test::ValuesOfEveryKind()));
   for (std::size_t at = 0; at < good.size(); ++at) {
