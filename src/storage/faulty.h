@@ -1,4 +1,4 @@
-/// A storage around another one that fails on order: once, for ever, or by dying.
+/// A storage around another one that fails when a test asks for it: once, forever, or by dying.
 #pragma once
 
 #include <cstdint>
@@ -30,7 +30,7 @@ enum class Operation : std::uint8_t {
   kList,
 };
 
-/// True for operations that change what is stored or who holds a lock.
+/// Returns true for operations that change what is stored or who holds a lock.
 bool IsChange(Operation operation);
 std::string_view OperationName(Operation operation);
 
@@ -42,8 +42,8 @@ struct Fault {
 };
 
 /// Counts operations and fails some. A directory is removed entry by entry, each one a change of
-/// its own, because that is how it really goes. The inner storage must outlive this one, and this
-/// one its files and locks. Threads: as Storage; configure it before use.
+/// its own, as in a real file system. The inner storage must outlive this one, and this one its
+/// files and locks. Threads: as Storage; configure it before use.
 class FaultyStorage final : public Storage,
                             private HardLinks,
                             private SymbolicLinks,
@@ -58,11 +58,13 @@ class FaultyStorage final : public Storage,
   FaultyStorage& operator=(const FaultyStorage&) = delete;
   ~FaultyStorage() override = default;
 
-  /// After `changes` changes every operation, reads included, fails with kCancelled "crashed", as
-  /// if the process had died: not even locks are let go. A write at which it dies is done by half.
+  /// Stops the storage: after `changes` changes every operation, reads included, fails with
+  /// kCancelled "crashed", as if the process had died: it does not even release locks. A write at
+  /// which it dies is half done.
   void StopAt(std::uint64_t changes) { stop_at_ = changes; }
   void FailAt(Fault fault) { fault_ = std::move(fault); }
-  /// Called before each operation with nothing locked; may use any storage but this one.
+  /// Sets a function that is called before each operation with nothing locked; it may use any
+  /// storage but this one.
   void SetObserver(std::function<void(Operation, const std::string& name)> observer) {
     observer_ = std::move(observer);
   }
@@ -92,8 +94,8 @@ class FaultyStorage final : public Storage,
   Status MakeLink(const std::string& target, const std::string& name) override;
   Status RemoveEmpty(const std::string& name) override;
 
-  /// What comes before every operation: Ok lets it through. `dies_here`: this is the change at
-  /// which the storage stopped.
+  /// Runs before every operation: Ok lets it through. `dies_here`: this is the change at which the
+  /// storage stopped.
   Status Before(Operation operation, const std::string& name, bool* dies_here = nullptr);
 
   Storage& inner_;

@@ -129,7 +129,7 @@ class MemoryLock final : public StorageLock {
   std::string name_;
 };
 
-/// Entry by entry, as a real removal goes: a power cut may keep any part of it.
+/// Removes a tree entry by entry, as real storage does: a power cut may keep any part of it.
 void RemoveTree(MemoryTree& tree, const EntryChange& removal, const NodePointer& node) {
   const MemoryNode::Entries entries = node->entries;
   for (const auto& [name, child] : entries) {

@@ -1,4 +1,4 @@
-/// A storage in memory that knows what a power cut would leave: the model the crash tests run on.
+/// A storage in memory that knows what a power cut would leave: the model of the crash tests.
 #pragma once
 
 #include <cstdint>
@@ -10,10 +10,10 @@
 
 namespace varve {
 
-/// What survives a cut. Real file systems lie between the extremes; each is one way to be nasty
-/// that POSIX allows.
+/// The part that survives a cut. Real file systems lie between these extremes, all of which POSIX
+/// allows.
 enum class PowerCut : std::uint8_t {
-  kKeepAll,        ///< Everything, synced or not: all the luck there is.
+  kKeepAll,        ///< Everything, synced or not.
   kKeepSynced,     ///< Synced content under synced names, nothing else.
   kZeroData,       ///< All names; content that was not synced reads as zeros at its full size.
   kTruncateData,   ///< All names; files end where their last sync left them.
@@ -26,7 +26,7 @@ struct MemoryStorageOptions {
   bool exchange = true;  ///< False: renaming with kExchange is kUnimplemented, as on NFS.
   bool locks = true;     ///< False: Lock is kUnimplemented.
   bool direct = true;    ///< False: direct writes are refused, as on an old tmpfs.
-  bool cached = true;    ///< What IsCached answers.
+  bool cached = true;    ///< The answer of IsCached.
   bool links = true;     ///< False: files have one name, as on many FUSE mounts.
 };
 
@@ -36,7 +36,7 @@ struct MemoryStorageOptions {
 /// happens wholly or not at all, synced or not.
 ///
 /// Relative and absolute paths start at the same root, which always exists. Handles stay usable
-/// after their storage is gone. Threads: as Storage.
+/// after their storage has been destroyed. Threads: as Storage.
 ///
 /// A symbolic link has its text and leads to nothing.
 class MemoryStorage final : public Storage,
@@ -59,13 +59,14 @@ class MemoryStorage final : public Storage,
   Status Remove(const std::string& name) override;
   Result<std::unique_ptr<StorageLock>> Lock(const std::string& name) override;
 
-  /// The storage that the machine finds when it is switched on again: a new one, all of it durable
-  /// and nothing locked. The same seed always gives the same; only the random kinds look at it.
+  /// Returns the storage that the machine finds when it is switched on again: a new one, all of it
+  /// durable and nothing locked. The same seed always gives the same; only the random kinds look at
+  /// it.
   [[nodiscard]] std::unique_ptr<MemoryStorage> AfterPowerCut(PowerCut cut,
                                                              std::uint64_t seed = 0) const;
 
-  /// The storage that others find when every process using this one was killed: all is there and
-  /// nothing locked, but no more is durable than before.
+  /// Returns the storage that others find when every process using this one was killed: all is
+  /// there and nothing locked, but no more is durable than before.
   [[nodiscard]] std::unique_ptr<MemoryStorage> AfterKill() const;
 
   struct Impl;  ///< Shared with open handles.

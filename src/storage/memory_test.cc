@@ -18,7 +18,7 @@ constexpr PowerCut kAllCuts[] = {
     PowerCut::kKeepAll,  PowerCut::kKeepSynced,    PowerCut::kZeroData, PowerCut::kTruncateData,
     PowerCut::kKeepData, PowerCut::kRandomOrdered, PowerCut::kRandom};
 
-/// "content", or the name of the error.
+/// Returns the content, or the name of the error.
 std::string Read(Storage& storage, const std::string& name) {
   const auto content = ReadWholeFile(storage, name, 1 << 20);
   return content.ok() ? *content : std::string(StatusCodeName(content.status().code()));

@@ -24,7 +24,7 @@ std::vector<std::string> Components(const std::string& path) {
   return parts;
 }
 
-/// A copy of a graph of nodes that keeps who is the same as whom.
+/// Copies a graph of nodes; nodes that are shared stay shared.
 class Copier {
  public:
   NodePointer operator()(const NodePointer& node) {
@@ -206,7 +206,7 @@ MemoryTree MemoryTree::AfterPowerCut(PowerCut cut, std::uint64_t seed) const {
       cut == PowerCut::kKeepData) {
     Revert(copy.root_);
     for (const Operation& operation : copy.pending_) {
-      // What is not reachable from the root yet becomes so by a later change.
+      // A node that is not reachable from the root yet becomes so by a later change.
       for (const EntryChange& change : operation.changes) {
         if (change.node != nullptr) {
           Revert(change.node);

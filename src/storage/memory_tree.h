@@ -1,4 +1,4 @@
-/// The inodes behind MemoryStorage and what a power cut makes of them. No locking: the owner's.
+/// The inodes behind MemoryStorage and their state after a power cut. The owner does the locking.
 #pragma once
 
 #include <cstdint>
@@ -37,16 +37,16 @@ class MemoryTree {
  public:
   MemoryTree();
 
-  /// Errors: NotFound; InvalidArgument when a file stands where a directory must.
+  /// Returns a node. Errors: NotFound; InvalidArgument when a file stands where a directory must.
   [[nodiscard]] Result<NodePointer> Find(const std::string& path) const;
 
-  /// Null when there is none. Errors: as Find, for the parent.
+  /// Returns the node, or null when there is none. Errors: as Find, for the parent.
   [[nodiscard]] Result<NodePointer> FindOrNull(const std::string& path) const;
 
   /// Changes several entries as one step: a power cut takes all of it or nothing.
   void Apply(std::vector<EntryChange> changes);
 
-  /// "Set `path` to `node`" as a change. Errors: as Find, for the parent.
+  /// Returns the change that sets `path` to `node`. Errors: as Find, for the parent.
   [[nodiscard]] Result<EntryChange> ChangeOf(const std::string& path, NodePointer node) const;
 
   void SyncDirectory(const NodePointer& directory);

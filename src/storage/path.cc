@@ -9,7 +9,7 @@ namespace {
 
 constexpr std::string_view kSeparator = "://";
 
-/// The scheme of "scheme://rest" (RFC 3986, section 3.1); empty for a path without one.
+/// Returns the scheme of "scheme://rest" (RFC 3986, section 3.1); empty for a path without one.
 std::string_view SchemeOf(std::string_view path) {
   const std::size_t end = path.find(kSeparator);
   if (end == std::string_view::npos || end == 0 ||
@@ -26,7 +26,7 @@ std::string_view SchemeOf(std::string_view path) {
 
 std::string Quoted(std::string_view path) { return "\"" + std::string(path) + "\""; }
 
-/// The path of a "file://" URL whose part behind the slashes is `rest`.
+/// Returns the path of a "file://" URL whose part behind the slashes is `rest`.
 Result<std::string> PathOfFileUrl(std::string_view url, std::string_view rest) {
   constexpr std::string_view kThisHost = "localhost/";
   if (rest.starts_with(kThisHost)) {

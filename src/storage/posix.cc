@@ -16,7 +16,7 @@
 namespace varve {
 namespace {
 
-/// All names in a directory but "." and "..", links to nowhere too.
+/// Returns all names in a directory but "." and "..", links to nowhere too.
 Result<std::vector<std::string>> Names(const std::string& directory) {
   DIR* stream = ::opendir(directory.c_str());
   if (stream == nullptr) {

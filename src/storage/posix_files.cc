@@ -43,7 +43,7 @@ Status WithCodeOf(std::string_view action, const std::string& name, int error) {
 
 }  // namespace
 
-/// An errno as a Status that says what was being done to which file.
+/// Returns an errno as a Status that names the action and the file.
 Status ErrnoStatus(std::string_view action, const std::string& name, int error) {
   return WithCodeOf(action, name, error).With({.path = name, .system_error = error});
 }
@@ -204,7 +204,8 @@ class PosixReadableFile final : public ReadableFile {
 
 Result<std::unique_ptr<WritableFile>> OpenPosixForWrite(const std::string& name,
                                                         const WriteOptions& options) {
-  // Someone may have put a link where the file will be; what it leads to is not ours to write.
+  // Another user may have put a link in the file's place; Varve does not write to the link's
+  // target.
   const int flags = O_WRONLY | O_CREAT | O_NOFOLLOW | (options.exclusive ? O_EXCL : O_TRUNC);
   bool direct = options.direct;
   FileDescriptor fd = OpenDescriptor(name, flags | (direct ? O_DIRECT : 0));

@@ -13,10 +13,11 @@
 
 namespace varve {
 
-/// An errno as a Status that says what was being done to which file.
+/// Returns an errno as a Status that names the action and the file.
 Status ErrnoStatus(std::string_view action, const std::string& name, int error);
 
-/// open(2) with O_CLOEXEC, again after EINTR; invalid with errno set when it fails.
+/// Calls open(2) with O_CLOEXEC, again after EINTR. Returns an invalid descriptor and sets errno
+/// when it fails.
 FileDescriptor OpenDescriptor(const std::string& name, int flags, mode_t mode = 0666);
 
 /// See Storage::OpenForWrite and OpenForRead.

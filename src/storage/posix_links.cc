@@ -14,8 +14,8 @@
 namespace varve {
 namespace {
 
-/// True for the errors of link(2) that mean "not this file, or not there": another file system
-/// below the directory, a file of somebody else's that may not be linked, a count that is full.
+/// Returns true for the errors of link(2) that mean "not this file, or not there": another file
+/// system below the directory, another user's file that may not be linked, a count that is full.
 bool CannotBeLinked(int error) {
   return error == EPERM || error == EXDEV || error == EMLINK || error == EOPNOTSUPP ||
          error == ENOSYS || error == EINVAL;

@@ -1,4 +1,4 @@
-// Locks on the local file system: flock on a file that goes with the lock.
+// Locks on the local file system: flock on a file that is removed with the lock.
 
 #include <cerrno>
 #include <cstring>
@@ -12,7 +12,7 @@
 namespace varve {
 namespace {
 
-/// True when `name` is the file that `fd` has open.
+/// Returns true when `name` is the file that `fd` has open.
 bool NamesFile(const std::string& name, int fd) {
   struct stat by_name{};
   struct stat by_fd{};
@@ -43,7 +43,8 @@ class PosixLock final : public StorageLock {
 }  // namespace
 
 Result<std::unique_ptr<StorageLock>> AcquirePosixLock(const std::string& name) {
-  // Each turn but the last means that another holder came and went in between.
+  // Each attempt but the last fails because another holder has locked and released the name in
+  // between.
   constexpr int kAttempts = 100;
   for (int attempt = 0; attempt < kAttempts; ++attempt) {
     FileDescriptor fd = OpenDescriptor(name, O_RDWR | O_CREAT | O_EXCL);
