@@ -36,7 +36,7 @@ class ByteWriter {
   void U64(std::uint64_t value) { Fixed(value); }
   void F64(double value) { Fixed(std::bit_cast<std::uint64_t>(value)); }
 
-  /// LEB128: seven bits a byte, low first.
+  /// Appends a LEB128 number: seven bits a byte, low first.
   void Varint(std::uint64_t value) {
     while (value >= 0x80) {
       U8(static_cast<std::uint8_t>(value | 0x80));
@@ -47,7 +47,7 @@ class ByteWriter {
 
   void Raw(std::string_view bytes) { out_->append(bytes); }
 
-  /// A varint length, then the bytes.
+  /// Appends a varint length, then the bytes.
   void String(std::string_view bytes) {
     Varint(bytes.size());
     Raw(bytes);
@@ -113,8 +113,8 @@ class ByteReader {
     return 0;
   }
 
-  /// A count of items that each take at least `min_item_bytes`; bounded by what is left, so that
-  /// a hostile count cannot make the caller reserve more than the input justifies.
+  /// Returns a count of items that each take at least `min_item_bytes`; bounded by what is left, so
+  /// that a hostile count cannot make the caller reserve more than the input justifies.
   std::uint64_t Count(std::uint64_t min_item_bytes = 1) {
     const std::uint64_t count = Varint();
     if (count > remaining() / (min_item_bytes == 0 ? 1 : min_item_bytes)) {
@@ -133,7 +133,7 @@ class ByteReader {
     return bytes;
   }
 
-  /// A view into the input, valid as long as the input is.
+  /// Returns a view into the input, valid as long as the input is.
   std::string_view String() { return Raw(Varint()); }
 
   template <class Vector>
@@ -161,7 +161,7 @@ class ByteReader {
   [[nodiscard]] bool failed() const { return !status_.ok(); }
   [[nodiscard]] const Status& status() const { return status_; }
 
-  /// status(), or an error when input is left over.
+  /// Returns status(), or an error when bytes remain.
   [[nodiscard]] Status Finish() {
     if (!failed() && remaining() != 0) {
       Fail("trailing bytes");

@@ -23,7 +23,7 @@ inline std::optional<std::uint64_t> CheckedMul(std::uint64_t a, std::uint64_t b)
   return product;
 }
 
-/// The product of all values, 1 for none.
+/// Returns the product of all values, 1 for none.
 inline std::optional<std::uint64_t> CheckedProduct(std::span<const std::uint64_t> values) {
   std::uint64_t product = 1;
   // A zero factor makes the product zero even where the others would overflow.
@@ -42,8 +42,8 @@ inline std::optional<std::uint64_t> CheckedProduct(std::span<const std::uint64_t
   return product;
 }
 
-/// `value` rounded up to a multiple of `unit` (a power of two not required). No overflow check:
-/// for sizes already known to be in range.
+/// Returns `value` rounded up to a multiple of `unit` (a power of two not required). No overflow
+/// check: for sizes already known to be in range.
 inline std::uint64_t RoundUp(std::uint64_t value, std::uint64_t unit) {
   return (value + unit - 1) / unit * unit;
 }

@@ -18,7 +18,7 @@ namespace {
 
 // Large enough to amortise the calls, small enough to stay in a 32-48 KiB L1 with the target.
 constexpr std::size_t kCopyStepBytes = std::size_t{16} << 10;
-// As measured: 4 KiB steps beat 16 and 64 KiB by 1.4 times where the target is not kept.
+// Measured: 4 KiB steps
 constexpr std::size_t kStreamStepBytes = std::size_t{4} << 10;
 constexpr std::size_t kLine = 64;
 // ISA-L takes the length as int.
@@ -56,7 +56,7 @@ void StreamLines(const std::byte* source, std::byte* target, std::size_t size) {
 #endif
 }
 
-/// Makes what StreamLines wrote visible to whoever is told of it.
+/// Makes the writes of StreamLines visible to threads that synchronise with this one later.
 void FinishStreaming() {
 #ifdef __SSE2__
   _mm_sfence();
@@ -121,7 +121,7 @@ std::uint32_t CopyAndCrc32c(std::uint32_t crc, std::span<const std::byte> source
   for (std::size_t done = 0; done < source.size();) {
     const std::size_t step = std::min(kCopyStepBytes, source.size() - done);
     std::memcpy(target + done, source.data() + done, step);
-    // The checksum is taken from the copy: it then also covers what the copy did.
+    // The checksum is taken from the copy: it then also covers the copying.
     state = CrcRaw(state, target + done, step);
     done += step;
   }

@@ -13,8 +13,8 @@ namespace varve {
 /// Requires: `error` is not Ok.
 void EncodeError(const Status& error, ByteWriter* out);
 
-/// Returns what EncodeError wrote; nothing where the bytes are none. The message stays in the
-/// memory of `bytes`.
+/// Returns the error that EncodeError wrote; nothing where the bytes hold none. The message stays
+/// in the memory of `bytes`.
 std::optional<Status> DecodeError(Bytes bytes);
 
 }  // namespace varve

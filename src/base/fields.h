@@ -1,5 +1,5 @@
-/// One account of a struct's fields for both directions. A struct that is sent between processes
-/// says once what it consists of, in the order of the bytes:
+/// One list of a struct's fields for both directions. A struct that is sent between processes lists
+/// its fields once, in the order of the bytes:
 ///
 ///   template <class Archive>
 ///   void Fields(Archive& archive, FieldsOf<Archive, Point>& point) {
@@ -67,13 +67,13 @@ class FieldWriter {
     }
   }
 
-  /// One byte; the reader refuses a number outside of [first, last].
+  /// Appends one byte; the reader refuses a number outside of [first, last].
   template <class T>
   void Enum(T value, T /*first*/, T /*last*/, std::string_view /*reason*/) {
     out_.U8(static_cast<std::uint8_t>(value));
   }
 
-  /// What is written is believed to be right.
+  /// Does nothing: a writer's own values are valid.
   template <class Holds>
   void Check(const Holds& /*holds*/, std::string_view /*reason*/) {}
 
@@ -157,7 +157,8 @@ class FieldReader {
     value = static_cast<T>(number);
   }
 
-  /// Fails with `reason` unless `holds()`, which is asked only of fields that could be read.
+  /// Fails with `reason` unless `holds()`, which is called only when all fields so far could be
+  /// read.
   template <class Holds>
   void Check(const Holds& holds, std::string_view reason) {
     if (!in_.failed() && !holds()) {

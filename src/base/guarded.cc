@@ -8,8 +8,8 @@
 namespace varve {
 namespace {
 
-/// An error with `message`, or with `brief` where there is no memory for that. `brief` has at most
-/// 15 characters: strings of the standard library hold as many without asking for memory.
+/// Returns an error with `message`, or with `brief` where there is no memory for that. `brief` has
+/// at most 15 characters: strings of the standard library hold as many without asking for memory.
 Status WithoutMemory(StatusCode code, const char* message, const char* brief) noexcept {
   try {
     return {code, message};

@@ -1,8 +1,8 @@
-/// Exceptions become errors: memory or a thread that the system refuses.
+/// Turns exceptions into errors where the system refuses memory or a thread.
 ///
-/// The engine returns errors as values, but the standard library throws where memory or a thread
-/// cannot be had. A save that is left by an exception would leave its peers waiting, and a thread
-/// that is left by one ends the process. So each step that others wait for runs in Guarded.
+/// The engine returns errors as values, but the standard library throws where the system refuses
+/// memory or a thread. An exception that left a save would leave its peers waiting; one that left a
+/// thread would end the process. So each step that other ranks wait for runs in Guarded.
 #pragma once
 
 #include <utility>

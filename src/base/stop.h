@@ -1,4 +1,4 @@
-/// Ending long work on request.
+/// The end of long work on request.
 #pragma once
 
 #include <stop_token>
