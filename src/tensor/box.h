@@ -11,28 +11,29 @@
 
 namespace varve {
 
-/// Elements in the box; 1 for a 0-d box. The sizes must not overflow (see CheckBox).
+/// Returns the number of elements in the box; 1 for a 0-d box. The sizes must not overflow (see
+/// CheckBox).
 std::uint64_t Volume(const Dims& sizes);
 
 bool IsEmpty(const Box& box);
 
-/// The common part, or nothing when it is empty. Two 0-d boxes intersect in the 0-d box.
+/// Returns the common part, or nothing when it is empty. Two 0-d boxes intersect in the 0-d box.
 std::optional<Box> Intersect(const Box& a, const Box& b);
 
-/// True when every element of `inner` is in `outer`; an empty inner box always is.
+/// Returns true when every element of `inner` is in `outer`; an empty inner box always is.
 bool Contains(const Box& outer, const Box& inner);
 
-/// The parts of `box` not in `hole`, as disjoint boxes (at most two per dimension).
+/// Returns the parts of `box` not in `hole`, as disjoint boxes (at most two per dimension).
 std::vector<Box> Subtract(const Box& box, const Box& hole);
 
-/// What is left of `box` when all of `holes` are taken away. Empty result: fully covered.
+/// Returns what is left of `box` when all of `holes` are taken away. Empty result: fully covered.
 std::vector<Box> SubtractAll(const Box& box, const std::vector<Box>& holes);
 
-/// True when two of the boxes share an element. `O(n log n)` for boxes that are slices along
-/// one dimension, quadratic in the worst case.
+/// Returns true when two of the boxes share an element. `O(n log n)` for boxes that are slices
+/// along one dimension, quadratic in the worst case.
 bool AnyOverlap(const std::vector<Box>& boxes);
 
-/// Row-major strides in elements.
+/// Returns row-major strides in elements.
 Strides RowMajorStrides(const Dims& sizes);
 
 /// Checks untrusted geometry: matching ranks, box inside shape, byte size fits 63 bits.

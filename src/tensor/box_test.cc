@@ -24,7 +24,7 @@ ElementSet SetOf(const Box& box) {
   return {elements.begin(), elements.end()};
 }
 
-/// The elements of all boxes; fails when two boxes share one.
+/// Returns the elements of all boxes; fails when two boxes share one.
 ElementSet SetOfDisjoint(const std::vector<Box>& boxes) {
   ElementSet all;
   for (const Box& box : boxes) {
@@ -47,7 +47,7 @@ struct TwoBoxes {
   Box b;
 };
 
-/// Small boxes, 0 to 3 dimensions, some empty.
+/// Returns small boxes of 0 to 3 dimensions, some empty.
 TwoBoxes RandomTwo(Random* random) {
   const Dims shape = random->Shape(random->Below(4), 1, 5);
   return {random->BoxIn(shape, true), random->BoxIn(shape, true)};

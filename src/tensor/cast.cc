@@ -29,8 +29,8 @@ std::uint16_t ToBFloat16(float value) {
   return static_cast<std::uint16_t>((bits + 0x7FFFU + ((bits >> 16) & 1U)) >> 16);
 }
 
-/// A float with `exponent_bits` and `mantissa_bits`, of `width` bits in all with the sign, that has
-/// infinities and NaNs as IEEE 754 says.
+/// Decodes a float with `exponent_bits` and `mantissa_bits`, of `width` bits in all with the sign,
+/// that has infinities and NaNs as IEEE 754 says.
 double FromIeee(std::uint32_t bits, int exponent_bits, int mantissa_bits) {
   const int bias = (1 << (exponent_bits - 1)) - 1;
   const std::uint32_t mantissa = bits & ((1U << mantissa_bits) - 1);
@@ -48,8 +48,8 @@ double FromIeee(std::uint32_t bits, int exponent_bits, int mantissa_bits) {
   return negative ? -value : value;
 }
 
-/// The float8 types without infinities: `nan` is the magnitude (or, for the unsigned-zero types,
-/// the whole byte) that stands for NaN.
+/// Decodes a float8 of the types without infinities: `nan` is the magnitude (or, for the
+/// unsigned-zero types, the whole byte) that stands for NaN.
 double FromFloat8(std::uint8_t bits, int exponent_bits, int mantissa_bits, int bias, bool fnuz) {
   const bool nan = fnuz ? bits == 0x80 : (bits & 0x7F) == 0x7F;
   if (nan) {

@@ -1,4 +1,4 @@
-/// Where strided memory lies, as a value that is equal for two names of one memory.
+/// The place of strided memory, as a value that is equal for two names of one memory.
 #pragma once
 
 #include <algorithm>
@@ -11,8 +11,8 @@
 
 namespace varve {
 
-/// Strides that tell where elements are: row-major ones where none are given, and 0 for dimensions
-/// that are never stepped along.
+/// Returns strides that determine the elements' places: row-major ones where none are given, and 0
+/// for dimensions that are never stepped along.
 inline Strides EffectiveStrides(const Box& box, Strides strides) {
   if (strides.empty()) {
     strides = RowMajorStrides(box.sizes);

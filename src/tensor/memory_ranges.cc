@@ -13,7 +13,7 @@ struct Dim {
   std::uint64_t step = 0;  // Elements.
 };
 
-/// The same elements, in another order: first the lowest address, steps positive and descending.
+/// The same elements in another order: from the lowest address on, steps positive and descending.
 struct Ordered {
   std::byte* data = nullptr;
   std::vector<Dim> dims;
@@ -38,7 +38,7 @@ Ordered Order(const StridedMemory& memory) {
   return ordered;
 }
 
-/// Elements from the first to the last, both included.
+/// Returns the number of elements from the first to the last, both included.
 std::uint64_t Reach(const Ordered& ordered) {
   std::uint64_t reach = 1;
   for (const Dim& dim : ordered.dims) {

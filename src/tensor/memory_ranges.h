@@ -1,4 +1,4 @@
-/// Which bytes strided memory covers, and whether elements share them.
+/// The bytes that strided memory covers, and whether elements share them.
 #pragma once
 
 #include <cstddef>
@@ -14,17 +14,17 @@ struct MemoryRange {
   const std::byte* end = nullptr;
 };
 
-/// The smallest range that holds all elements; empty when there are none.
+/// Returns the smallest range that holds all elements; empty when there are none.
 MemoryRange SpanOf(const StridedMemory& memory);
 
-/// The bytes of all elements, as ranges in ascending order of their beginnings. Elements that lie
-/// one after the other are one range; ranges overlap where elements share bytes.
-/// Cost: one range per contiguous run.
+/// Returns the bytes of all elements, as ranges in ascending order of their beginnings. Elements
+/// that lie one after the other are one range; ranges overlap where elements share bytes. Cost: one
+/// range per contiguous run.
 std::vector<MemoryRange> RangesOf(const StridedMemory& memory);
 
-/// True when two elements share bytes, as in an expanded or unfolded tensor.
-/// Cost: constant for memory that was cut, transposed or stepped out of an ordinary tensor; that of
-/// RangesOf for other strides.
+/// Returns true when two elements share bytes, as in an expanded or unfolded tensor. Cost: constant
+/// for memory that was cut, transposed or stepped out of an ordinary tensor; that of RangesOf for
+/// other strides.
 bool OverlapsItself(const StridedMemory& memory);
 
 }  // namespace varve

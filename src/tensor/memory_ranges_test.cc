@@ -11,13 +11,13 @@
 namespace varve {
 namespace {
 
-/// Memory of 4-byte elements in the middle of a buffer.
+/// Returns memory of 4-byte elements in the middle of a buffer.
 StridedMemory Memory(const Dims& sizes, const Strides& strides) {
   static std::vector<std::byte> buffer(1 << 16);
   return {buffer.data() + buffer.size() / 2, WholeBox(sizes), strides, 4};
 }
 
-/// The address of every element, one by one.
+/// Returns the address of every element, one by one.
 std::multiset<const std::byte*> Addresses(const StridedMemory& memory) {
   std::multiset<const std::byte*> addresses;
   const std::uint64_t count = Volume(memory.box.sizes);

@@ -46,27 +46,27 @@ class Region {
   /// `common` is the box to map: a non-empty part of both `chunk` and `memory.box`.
   Region(const Box& chunk, const StridedMemory& memory, const Box& common);
 
-  /// Bytes [first byte, last byte + 1) of the chunk that the region touches.
+  /// Returns bytes [first byte, last byte + 1) of the chunk that the region touches.
   [[nodiscard]] ByteRange extent() const { return extent_; }
 
-  /// The touched byte ranges of the chunk in ascending order, ranges at most `max_gap` bytes apart
-  /// joined into one.
+  /// Returns the touched byte ranges of the chunk in ascending order, ranges at most `max_gap`
+  /// bytes apart joined into one.
   [[nodiscard]] std::vector<ByteRange> TouchedRanges(std::uint64_t max_gap) const;
 
-  /// Bytes the region copies in all.
+  /// Returns the bytes that the region copies in all.
   [[nodiscard]] std::uint64_t bytes() const;
 
   [[nodiscard]] std::uint64_t item_size() const { return item_size_; }
 
-  /// Bytes that lie together in the chunk and in memory alike, so that they could be read straight
-  /// into place; one element's size when the memory is strided.
+  /// Returns the bytes that lie together in the chunk and in memory alike, so that they could be
+  /// read straight into place; one element's size when the memory is strided.
   [[nodiscard]] std::uint64_t contiguous_bytes() const {
     return inner_step_ == static_cast<std::int64_t>(item_size_) ? inner_count_ * item_size_
                                                                 : item_size_;
   }
 
-  /// The memory that is bytes [chunk_begin, chunk_begin + size) of the chunk, where the region is
-  /// all of one piece in both; nothing otherwise.
+  /// Returns the memory that is bytes [chunk_begin, chunk_begin + size) of the chunk, where the
+  /// region is all of one piece in both; nothing otherwise.
   [[nodiscard]] std::optional<std::span<const std::byte>> Contiguous(std::uint64_t chunk_begin,
                                                                      std::uint64_t size) const {
     if (run_count_ != 1 || inner_step_ != static_cast<std::int64_t>(item_size_)) {

@@ -29,7 +29,7 @@ struct Case {
 
   Region region() { return {chunk, memory, common}; }
 
-  /// Where an element lies, by the definition.
+  /// Returns the place of an element, by the definition.
   [[nodiscard]] std::uint64_t InMemory(const Dims& index) const {
     auto at = static_cast<std::int64_t>(first);
     for (std::size_t d = 0; d < index.size(); ++d) {
@@ -44,8 +44,8 @@ struct Case {
   [[nodiscard]] std::uint64_t chunk_bytes() const { return Volume(chunk.sizes) * item; }
 };
 
-/// Memory for `box` with dimensions in any order, padded, some of them backwards. Row-major and
-/// packed in one case of three, so that folding and long runs are met too.
+/// Gives the case memory for `box` with dimensions in any order, padded, some of them backwards.
+/// Row-major and packed in one case of three, so that folding and long runs are met too.
 void GiveMemory(const Box& box, Random* random, Case* out) {
   const bool plain = random->OneIn(3);
   std::vector<std::size_t> order(box.sizes.size());
@@ -77,7 +77,7 @@ void GiveMemory(const Box& box, Random* random, Case* out) {
                  out->item};
 }
 
-/// Nothing when the two boxes drawn have nothing in common.
+/// Returns a random case; nothing when its two boxes do not overlap.
 std::optional<Case> RandomCase(Random* random) {
   Case out;
   out.item = std::uint64_t{1} << random->Below(5);
