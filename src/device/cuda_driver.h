@@ -1,5 +1,5 @@
-/// The part of the CUDA driver that copies out of a device's memory, loaded at run time: nothing of
-/// CUDA is needed to build Varve, and nothing of it is looked for by those who have no device.
+/// The part of the CUDA driver that copies out of a device's memory, loaded at run time: Varve
+/// builds without CUDA, and looks for the driver only when a tensor is on a device.
 #pragma once
 
 #include <cstddef>
@@ -42,12 +42,12 @@ struct CudaDriver {
   static constexpr unsigned kEventNoTiming = 2;      ///< CU_EVENT_DISABLE_TIMING
   static constexpr unsigned kRegisterPortable = 1;   ///< CU_MEMHOSTREGISTER_PORTABLE
 
-  /// The driver of this process: loaded and initialised by the first call, kept for good. Threads:
-  /// safe. Errors: Unimplemented where there is none, or one older than CUDA 11; Unavailable where
-  /// it finds no device.
+  /// Returns the driver of this process: loaded and initialised by the first call, kept for good.
+  /// Threads: safe. Errors: Unimplemented where there is none, or one older than CUDA 11;
+  /// Unavailable where it finds no device.
   static Result<const CudaDriver*> Get();
 
-  /// Ok for 0; else Unavailable, "what: CUDA_ERROR_... (719): text".
+  /// Returns Ok for 0, else Unavailable, "what: CUDA_ERROR_... (719): text".
   [[nodiscard]] Status Check(int error, const std::string& what) const;
 };
 

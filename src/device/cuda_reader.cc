@@ -5,12 +5,13 @@
 //     nothing.
 //  2. Copies are queued on our own stream, which is not ordered with any other (non-blocking): what
 //     the training queues later runs beside them.
-//  3. An event behind the copies of one block is waited for, sleeping, on the thread that asked for
-//     them (Read): not the device, nor our stream, which other threads use too. Several blocks are
-//     under way, one for each thread, so that the device copies while other blocks are summed.
-//  4. Only then is the save called staged, and the tensors' owner let go of: memory that is freed
-//     earlier may be given to other tensors by the caching allocator, which knows nothing of our
-//     stream, and be written to while it is copied. So a failed Read waits too.
+//  3. The thread that asked for the copies of a block (Read) sleeps until the event behind them is
+//     reached. It does not wait for the device, nor for our stream, which other threads use too.
+//     Several blocks are under way, one for each thread, so that the device copies while other
+//     blocks are summed.
+//  4. Only then is the save reported as staged, and the tensors' owner released: memory that is
+//     freed earlier may be given to other tensors by the caching allocator, which knows nothing of
+//     our stream, and be written to while it is copied. So a failed Read waits too.
 // The context is the device's primary one, which the CUDA runtime and so PyTorch use. It is made
 // current for the length of a call only, on whatever thread that is.
 
@@ -75,7 +76,7 @@ Result<std::unique_ptr<CudaReader>> CudaReader::Make(bool pin) {
   return std::unique_ptr<CudaReader>(new CudaReader(*driver, pin));
 }
 
-// Errors have nobody to be told to; the driver gives all back when the process ends.
+// A destructor cannot report errors; the driver frees everything when the process ends.
 CudaReader::~CudaReader() {
   if (!devices_.empty()) {
     const Current current(driver_, devices_.begin()->second.context);
@@ -127,7 +128,7 @@ Status CudaReader::After(int device, void* stream) {
   const Event event(driver_);
   VARVE_RETURN_IF_ERROR(driver_.Check(event.error(), what));
   VARVE_RETURN_IF_ERROR(driver_.Check(driver_.event_record(event.get(), stream), what));
-  // An event that is destroyed meanwhile lives until those that wait for it have gone on.
+  // An event that is destroyed meanwhile lives until all streams that wait for it go on.
   return driver_.Check(driver_.stream_wait_event(known.stream, event.get(), 0), what);
 }
 

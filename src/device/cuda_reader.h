@@ -26,25 +26,26 @@ struct DeviceCopy {
 /// safe; one thread's Read does not wait for another's. Must end before the memory it has pinned.
 class CudaReader {
  public:
-  /// With `pin`, memory given to Pin is registered with the driver. Errors: CudaDriver::Get's.
+  /// Makes a reader. With `pin`, Pin registers memory with the driver. Errors: CudaDriver::Get's.
   static Result<std::unique_ptr<CudaReader>> Make(bool pin);
   CudaReader(const CudaReader&) = delete;
   CudaReader& operator=(const CudaReader&) = delete;
   ~CudaReader();
 
-  /// Later reads from `device` see all that has been queued on its `stream` so far (a CUstream;
-  /// null is the default stream) and wait for it. Does not wait itself. Errors: Unavailable.
+  /// Orders later reads from `device` behind all work that has been queued on its `stream` so far
+  /// (a CUstream; null is the default stream). Does not wait itself. Errors: Unavailable.
   Status After(int device, void* stream);
 
-  /// Makes all copies and waits for them. When this returns, well or not, none is under way any
-  /// more: the sources may be freed and the targets used. Errors: Unavailable, naming the device.
+  /// Makes all copies and waits for them. When this returns, also with an error, no copy is running
+  /// any more: the sources may be freed and the targets used. Errors: Unavailable, naming the
+  /// device.
   Status Read(std::span<const DeviceCopy> copies);
 
   /// Registers `memory` with the driver, for copies from any device, and keeps it registered. The
-  /// driver copies straight to registered memory, to other memory by way of its own. What was asked
-  /// for before costs a lookup. Returns whether it is registered: the driver may refuse, and copies
-  /// are only slower then. `device` is one that is used anyway: the first use of a device takes
-  /// memory there. Not twice at a time for the same memory.
+  /// driver copies straight to registered memory, to other memory by way of its own. A second call
+  /// for the same memory costs a lookup. Returns whether it is registered: the driver may refuse,
+  /// and copies are only slower then. `device` is one that is used anyway: the first use of a
+  /// device takes memory there. Not twice at a time for the same memory.
   bool Pin(int device, std::span<std::byte> memory);
 
  private:
@@ -60,7 +61,7 @@ class CudaReader {
 
   const CudaDriver& driver_;
   const bool pin_;
-  std::mutex mutex_;  // Guards all below.
+  std::mutex mutex_;  // Guards all members below.
   std::map<int, Device> devices_;
   std::map<std::byte*, bool> pinned_;  // Or refused.
 };
