@@ -41,7 +41,7 @@
 
 namespace varve {
 
-/// What exchange A gives a rank to write, and as what.
+/// The share that exchange A gives a rank to write.
 struct SaveShare {
   SaveId save_id;
   std::uint64_t created_ns = 0;
@@ -68,7 +68,7 @@ class CoordinatedSave final : public SaveSession {
                   Claim claim, Storage& storage)
       : state_(&state), path_(path), options_(options), claim_(claim), storage_(storage) {}
 
-  /// One that was planned elsewhere.
+  /// Resumes a save that was planned by another process.
   CoordinatedSave(SettledSave settled, const std::string& path, const SaveOptions& options,
                   Storage& storage)
       : path_(path),
@@ -98,7 +98,7 @@ class CoordinatedSave final : public SaveSession {
                                                              NextDeadline(), std::cref(settle)));
     settled_.identity.rank = static_cast<std::uint32_t>(coordinator.rank());
     settled_.identity.world_size = static_cast<std::uint32_t>(coordinator.size());
-    // A failure is this rank's alone: Write tells the others.
+    // A failure is this rank's alone: Write reports it to the others.
     prepared_ = Guarded([&] {
       VARVE_RETURN_IF_ERROR(TakeAssignment(reply));
       return Prepare();
@@ -139,7 +139,7 @@ class CoordinatedSave final : public SaveSession {
   [[nodiscard]] const WrittenFormat& format() const { return *FindWrittenFormat(settled_.format); }
   [[nodiscard]] Deadline NextDeadline() const { return Clock::now() + options_.timeout; }
 
-  /// What this rank brings to exchange A. Keeps the plan.
+  /// Returns what this rank brings to exchange A. Keeps the plan.
   Contribution MakeContribution(const Coordinator& coordinator, const Status& ready) {
     VARVE_RETURN_IF_ERROR(CopyOf(ready));
     VARVE_RETURN_IF_ERROR(CheckSaveOptions(options_, path_));
@@ -156,7 +156,7 @@ class CoordinatedSave final : public SaveSession {
     return EncodeTerms(terms, EncodeLocalPlan(settled_.plan));
   }
 
-  /// Takes what exchange A has given this rank to write.
+  /// Decodes the share that exchange A has given this rank.
   Status TakeAssignment(std::string_view reply) {
     FileIdentity& identity = settled_.identity;
     VARVE_ASSIGN_OR_RETURN(SaveShare share, DecodeFields<SaveShare>(reply));
@@ -167,7 +167,7 @@ class CoordinatedSave final : public SaveSession {
     return Status::Ok();
   }
 
-  /// On the coordinator, within exchange A.
+  /// Settles the plan, on the coordinator within exchange A.
   Result<std::vector<std::string>> Settle(std::vector<std::string> encoded) {
     VARVE_RETURN_IF_ERROR(AgreeOnTerms(&encoded));
     for (const std::string& bytes : encoded) {
@@ -267,11 +267,11 @@ class CoordinatedSave final : public SaveSession {
     };
     auto outcome =
         Exchange(coordinator, what_, std::move(mine), NextDeadline(), std::cref(publish));
-    // Once published the save has succeeded, even if a rank died before it could be told.
+    // Once published the save has succeeded, even if a rank died before it received the outcome.
     return published_ ? Status::Ok() : CopyOf(outcome.status());
   }
 
-  /// On the coordinator, within exchange B.
+  /// Publishes, on the coordinator within exchange B.
   Status Publish(const std::vector<std::string>& receipts) {
     VARVE_ASSIGN_OR_RETURN(const CheckpointIndex made, format().make_index(settled_, receipts));
     commit_->AddSideFiles(settled_.side_files);

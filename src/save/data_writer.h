@@ -1,4 +1,4 @@
-/// Writing one rank's data file: from State and assignment to durable bytes and a receipt.
+/// One rank's data file: from State and assignment to durable bytes and a receipt.
 #pragma once
 
 #include <string>
@@ -10,16 +10,16 @@
 
 namespace varve {
 
-/// The state as a plan: names, geometry and sizes, no content. Checked on its own.
-/// Errors: InvalidArgument naming the tensor or object.
+/// Returns the plan of a state: names, geometry and sizes, no content. Checked on its own. Errors:
+/// InvalidArgument naming the tensor or object.
 Result<LocalPlan> MakeLocalPlan(const State& state);
 
-/// The file the plan describes. `structure` is what the assignment asks this rank to store; may be
-/// empty. The state's memory and objects must stay where they are until the data have been written
-/// or staged. The receipt is an encoded WriteReceipt.
+/// Prepares the file that the plan describes. `structure` is what the assignment asks this rank to
+/// store; may be empty. The state's memory and objects must stay where they are until the data have
+/// been written or staged. The receipt is an encoded WriteReceipt.
 Result<FileWork> PrepareDataFile(const State& state, FilePlan plan, std::string structure);
 
-/// The same without data: for a process that has a copy of them and not the state.
+/// Prepares the same file without data, for a process that has a copy of them and not the state.
 Result<FileWork> DescribeDataFile(FilePlan plan);
 
 }  // namespace varve

@@ -23,8 +23,8 @@
 namespace varve {
 namespace {
 
-/// The numbers of the chunks in the order in which the file has them, that of native files: larger
-/// elements first, then by name and place.
+/// Returns the numbers of the chunks in the order in which the file has them, that of native files:
+/// larger elements first, then by name and place.
 std::vector<std::size_t> FileOrder(const State& state, const RankAssignment& assignment) {
   std::vector<std::size_t> order(assignment.chunks.size());
   std::iota(order.begin(), order.end(), std::size_t{0});
@@ -43,8 +43,8 @@ std::vector<std::size_t> FileOrder(const State& state, const RankAssignment& ass
   return order;
 }
 
-/// A rank's file without data, from the `layout` of a prepared one. Errors: DataLoss when `layout`
-/// is not one.
+/// Returns a rank's file without data, from the `layout` of a prepared one. Errors: DataLoss when
+/// `layout` is not one.
 Result<FileWork> DescribeShare(std::string_view layout) {
   VARVE_ASSIGN_OR_RETURN(DcpFile file, DecodeDcpFile(layout));
   FileWork work;
@@ -59,8 +59,8 @@ Result<FileWork> DescribeShare(std::string_view layout) {
   return work;
 }
 
-/// The same with data. The file has the chunks and then the values; `layout` lists them in the
-/// order of the assignment.
+/// Prepares the same with data. The file has the chunks and then the values; `layout` lists them in
+/// the order of the assignment.
 Result<FileWork> PrepareShare(const State& state, const RankAssignment& assignment,
                               std::uint64_t block_bytes) {
   struct Parts {

@@ -103,7 +103,7 @@ Result<std::string> SealDcpIndex(std::string index, const std::vector<DcpNamedFi
     const auto found = std::find_if(metadata.files.begin(), metadata.files.end(),
                                     [&](const DataFile& file) { return file.name == named.name; });
     if (found == metadata.files.end()) {
-      continue;  // Nothing of it is in the index.
+      continue;  // The index names nothing of it.
     }
     if (metadata.block_bytes != 0 && metadata.block_bytes != named.file.block_bytes) {
       return InvalidArgument("checksums of " + named.name + " are of blocks of " +

@@ -20,7 +20,7 @@
 namespace varve {
 namespace {
 
-// What gaps are filled from: a page of zeros between items, one of filler before payloads.
+// The content of gaps: a page of zeros between items, one of filler before payloads.
 using Page = std::array<char, kTorchItemAlignment>;
 constexpr Page PageOf(char byte) {
   Page page{};
@@ -30,8 +30,8 @@ constexpr Page PageOf(char byte) {
 constexpr Page kZeros = PageOf('\0');
 constexpr Page kFiller = PageOf(kTorchFiller);
 
-/// True for a tensor whose payload is worth a page of its own. Sizes are checked later: what
-/// overflows is refused either way.
+/// Returns true for a tensor whose payload is worth a page of its own. Sizes are checked later:
+/// what overflows is refused either way.
 bool IsLarge(const DcpTensor& tensor) {
   const auto elements = CheckedProduct(tensor.part.sizes);
   const auto bytes = elements ? CheckedMul(*elements, ItemSize(tensor.dtype)) : std::nullopt;
@@ -58,7 +58,7 @@ class DcpLayout {
     return Status::Ok();
   }
 
-  /// All that is known before the writing. This must live as long as the segments are used.
+  /// Returns all that is known before the writing. This must live as long as the segments are used.
   DcpWork Work() { return {size_, std::move(segments_), std::move(extents_), nullptr}; }
 
  private:
@@ -111,7 +111,7 @@ class DcpLayout {
   std::vector<DcpExtent> extents_;
 };
 
-/// Nothing but staging copies from devices.
+/// Checks that no item is on a device: only staging copies from devices.
 Status CheckHostMemory(std::span<const DcpItem> items) {
   for (const DcpItem& item : items) {
     const auto* const tensor = std::get_if<DcpTensor>(&item.content);

@@ -17,7 +17,7 @@ struct DcpWork {
   std::uint64_t size = 0;
   std::vector<FileSegment> segments;  ///< From the file's first byte on.
   std::vector<DcpExtent> items;       ///< Where each will lie.
-  std::shared_ptr<const void> keep;   ///< Holds what stands around the payloads.
+  std::shared_ptr<const void> keep;   ///< Holds the bytes around the payloads.
 };
 
 /// Lays `items` out. They must stay where they are until the segments have been written or staged.

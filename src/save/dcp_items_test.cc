@@ -37,7 +37,7 @@ std::string_view ItemOf(const std::string& file, const DcpExtent& extent) {
   return std::string_view(file).substr(extent.offset, extent.length);
 }
 
-/// The items that `sizes` bytes each make, with their memory.
+/// Items of `sizes` bytes each, with their memory.
 struct State {
   std::vector<std::string> memory;
   std::vector<DcpItem> items;

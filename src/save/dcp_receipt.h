@@ -1,4 +1,4 @@
-/// What a rank tells the coordinator of the `.distcp` file that it writes: where each item lies,
+/// The receipt that a rank sends to the coordinator for its `.distcp` file: the place of each item,
 /// and the file's checksums. Before the file is written, the same without checksums is its layout.
 #pragma once
 
@@ -10,9 +10,9 @@
 
 namespace varve {
 
-/// `direct` is not part of it.
+/// Encodes a receipt, without `direct`.
 Bytes EncodeDcpFile(const DcpFile& file);
-/// Errors: DataLoss; an item never ends beyond 2^64.
+/// Decodes a receipt. Errors: DataLoss, also for an item that ends beyond 2^64.
 Result<DcpFile> DecodeDcpFile(std::string_view bytes);
 
 }  // namespace varve

@@ -15,25 +15,25 @@
 
 namespace varve {
 
-/// What can only be known once a file's data have been written.
+/// The parts of a file that are known only once its data have been written.
 struct FinishedFile {
   Bytes header;   ///< Exactly the bytes before the data; empty where there are none.
-  Bytes receipt;  ///< What this rank tells the coordinator of its file.
+  Bytes receipt;  ///< This rank's receipt, which the coordinator reads.
 };
 
 struct FileWork {
   std::uint64_t size = 0;  ///< Of the whole file.
   std::uint64_t data_begin = 0;
-  std::uint64_t block_bytes = 0;  ///< Of the checksums.
+  std::uint64_t block_bytes = 0;  ///< Size of the blocks that have checksums.
   /// The data. Regions refer to the state's memory; literals live in `keep` or the state.
   std::vector<FileSegment> segments;
   /// The tensor with that number, for messages.
   std::function<std::string(std::uint32_t owner)> name_of;
-  /// May be called again: a write that failed can be repeated.
+  /// Makes header and receipt. May be called again, because a failed write can be repeated.
   std::function<Result<FinishedFile>(WrittenSegments)> finish;
   std::shared_ptr<const void> keep;
-  /// Where the format puts things in the file, in its own encoding, if plan and assignment do not
-  /// say it.
+  /// The layout of the file in the format's own encoding, if plan and assignment do not determine
+  /// it.
   Bytes layout;
 };
 

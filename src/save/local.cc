@@ -11,11 +11,11 @@
 //  3. Refuse a NAME that holds a committed checkpoint (it would hide these files), and without
 //     overwrite one that is complete. File names carry the save id: the files of an older save
 //     stay untouched, and a mix of two saves is two incomplete sets, never one complete one.
-//  4. Write .FILE.varve-part and sync it. A crash leaves a part, which nobody reads and the next
+//  4. Write .FILE.varve-part and sync it. A crash leaves a part, which no reader reads and the next
 //     save by rank R removes.
 //  5. Rename it to FILE without replacing, then sync NAME. A file under its own name is whole.
-//  6. NAME is a checkpoint as soon as the files of all ranks are there: readers count them. No rank
-//     has to be told. Whoever sees its save complete removes the files of older ones: with
+//  6. NAME is a checkpoint as soon as the files of all ranks are there: readers count them. No
+//     message is needed. A rank that finds its save complete removes the files of older ones: with
 //     overwrite all, without it those of saves that died incomplete. A crash before that leaves
 //     both, and readers take the newest complete one.
 
@@ -75,7 +75,7 @@ Status CheckDisplaced(Storage& storage, const std::string& path) {
   return Status::Ok();
 }
 
-/// Removes what earlier saves of this rank were writing when they died. The rank's lock is held.
+/// Removes the parts that earlier saves of this rank left when they died. The rank's lock is held.
 Status RemoveDeadParts(Storage& storage, const std::string& path, std::uint32_t rank) {
   VARVE_ASSIGN_OR_RETURN(const auto entries, storage.List(path));
   for (const DirectoryEntry& entry : entries) {
@@ -86,8 +86,7 @@ Status RemoveDeadParts(Storage& storage, const std::string& path, std::uint32_t 
   return Status::Ok();
 }
 
-/// Once this save is complete, the older ones are no longer wanted; complete ones only go if they
-/// may be overwritten.
+/// Removes older saves once this one is complete; complete ones only if they may be overwritten.
 Status RemoveOlderSaves(Storage& storage, const std::string& path, const SaveId& id,
                         bool overwrite) {
   VARVE_ASSIGN_OR_RETURN(const auto entries, storage.List(path));
@@ -125,7 +124,7 @@ class RankLocalSave final : public SaveSession {
                 Storage& storage)
       : state_(&state), path_(path), options_(options), storage_(storage) {}
 
-  /// One that was planned elsewhere.
+  /// Resumes a save that was planned by another process.
   RankLocalSave(SettledSave settled, const std::string& path, const SaveOptions& options,
                 Storage& storage)
       : path_(path),

@@ -1,4 +1,4 @@
-// Replicas that differ: what is compared, what is stored, what is refused.
+// Replicas that differ: which are compared, stored and refused.
 
 #include <cstddef>
 #include <cstring>

@@ -44,7 +44,7 @@ Box ColumnsOf(int rank, int size) {
                       rows.offsets[0] * kColumns / kRows}};
 }
 
-/// Element (r, c) holds r * kColumns + c.
+/// Returns a box whose element (r, c) is r * kColumns + c.
 std::vector<std::uint32_t> Filled(const Box& box) {
   std::vector<std::uint32_t> data;
   for (std::uint64_t r = 0; r < box.sizes[0]; ++r) {

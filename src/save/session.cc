@@ -64,7 +64,7 @@ Result<std::unique_ptr<SaveSession>> ResumeSave(SettledSave settled, const std::
 Result<SaveReport> Save(const State& state, const std::string& path, const SaveOptions& options,
                         Coordinator& coordinator, Storage& storage) {
   std::string where;
-  Status ready;  // A path that cannot be resolved is for all ranks to learn of, as what else fails.
+  Status ready;  // All ranks learn of a path that cannot be resolved, as of any other error.
   const auto session = Guarded([&]() -> Result<std::unique_ptr<SaveSession>> {
     const auto resolved = ResolvePath(path, storage);
     ready = resolved.status();
@@ -72,7 +72,7 @@ Result<SaveReport> Save(const State& state, const std::string& path, const SaveO
     return MakeSaveSession(state, where, options, Claim::kWithPlan, storage);
   });
   if (!session.ok()) {
-    // The others learn of it from the first thing that they do together.
+    // The other ranks learn of it in their first exchange.
     return options.coordinate ? Agree(coordinator, path, session.status(),
                                       std::chrono::steady_clock::now() + options.timeout)
                               : session.status();

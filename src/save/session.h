@@ -1,4 +1,4 @@
-/// One rank's part in one save, in stages: who writes what, then writing and publishing. In between
+/// One rank's part in one save, in two stages: the plan, then writing and publishing. In between
 /// the data may be copied away from the tensors (asynchronous saves).
 #pragma once
 
@@ -14,9 +14,8 @@
 
 namespace varve {
 
-/// Threads: one at a time; Plan and Write may be called by different ones. One that Plan has
-/// settled may be written by another process, which has settled() and a copy of the data:
-/// ResumeSave.
+/// Threads: one at a time; Plan and Write may be called by different ones. Another process that has
+/// settled() and a copy of the data may write a planned save: ResumeSave.
 class SaveSession {
  public:
   SaveSession() = default;
@@ -24,22 +23,22 @@ class SaveSession {
   SaveSession& operator=(const SaveSession&) = delete;
   virtual ~SaveSession() = default;
 
-  /// Settles who writes what. Collective where the save is; a rank that is not `ready` takes part
-  /// to say why. Afterwards `work` says what this rank's file will hold; it is empty where it could
-  /// not be laid out, which Write then reports. Errors: the same on all coordinated ranks.
+  /// Settles the plan. Collective where the save is; a rank that is not `ready` takes part to
+  /// report why. Afterwards `work` describes this rank's file; it is empty where the file could not
+  /// be laid out, which Write then reports. Errors: the same on all coordinated ranks.
   virtual Status Plan(Coordinator& coordinator, const Status& ready) = 0;
   [[nodiscard]] const FileWork& work() const { return work_; }
   [[nodiscard]] const std::string& file_name() const { return file_name_; }
 
   /// Writes the file, from the tensors or from `staged`, and publishes the checkpoint. Collective
-  /// where the save is; a rank that is not `ready` takes part to say why. After a failure it may be
-  /// called again if all ranks do. `coordinator` may be another one than Plan's.
+  /// where the save is; a rank that is not `ready` takes part to report why. After a failure it may
+  /// be called again if all ranks do. `coordinator` may be another one than Plan's.
   virtual Result<SaveReport> Write(Coordinator& coordinator, StagedFile* staged,
                                    const Status& ready) = 0;
 
-  /// What there is to know of the planned save beside the data, for ResumeSave.
+  /// Returns the planned save without its data, for ResumeSave.
   [[nodiscard]] const SettledSave& settled() const { return settled_; }
-  /// Why this rank's file cannot be written, if it could not be laid out.
+  /// Returns the error if this rank's file could not be laid out, else Ok.
   [[nodiscard]] const Status& prepared() const { return prepared_; }
 
  protected:
@@ -55,13 +54,14 @@ enum class Claim : std::uint8_t {
   kApart,     ///< It is claimed in an exchange of its own when the writing begins.
 };
 
-/// All arguments must outlive the session; the tensors' memory is not touched once staged.
+/// Makes a session. All arguments must outlive it; it does not read the tensors' memory once that
+/// is staged.
 std::unique_ptr<SaveSession> MakeSaveSession(const State& state, const std::string& path,
                                              const SaveOptions& options, Claim claim,
                                              Storage& storage);
 
-/// A session for which Plan has been called, here or elsewhere. It has no data: Write must be given
-/// a staged copy. Errors: DataLoss when `settled` contradicts itself.
+/// Returns a session for which Plan has been called, here or elsewhere. It has no data: Write must
+/// be given a staged copy. Errors: DataLoss when `settled` contradicts itself.
 Result<std::unique_ptr<SaveSession>> ResumeSave(SettledSave settled, const std::string& path,
                                                 const SaveOptions& options, Storage& storage);
 

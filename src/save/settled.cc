@@ -6,7 +6,7 @@
 namespace varve {
 namespace {
 
-constexpr std::uint32_t kMostRanks = 1 << 20;  // What there is for each is made when a save begins.
+constexpr std::uint32_t kMostRanks = 1 << 20;  // A save begins with memory for each rank.
 
 }  // namespace
 

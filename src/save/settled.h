@@ -1,5 +1,5 @@
-/// One rank's part in a save once the ranks have settled who writes what, as plain data. With a
-/// copy of the tensors it is all that is needed to write the save, by whatever process.
+/// One rank's part in a settled save, as plain data. Any process that has it and a copy of the
+/// tensors can write the save.
 #pragma once
 
 #include <vector>
@@ -19,7 +19,7 @@ struct SettledSave {
   LocalPlan plan;
   RankAssignment assignment;
   Bytes layout;  ///< FileWork::layout.
-  // On the coordinator of a coordinated save, of all ranks:
+  // Set on the coordinator of a coordinated save, by rank:
   std::vector<LocalPlan> plans;
   SettledPlan settled;
   std::vector<SideFile> side_files;

@@ -12,7 +12,7 @@ namespace varve {
 
 constexpr std::string_view kMagic = "save plan";  // Other calls exchange messages without it.
 
-/// What stands before the plan in a message.
+/// The part of a message before the plan.
 struct TermsHeading {
   std::string magic{kMagic};
   std::vector<SaveTerm> terms;
@@ -32,7 +32,7 @@ void Fields(Archive& archive, FieldsOf<Archive, TermsHeading>& heading) {
 
 namespace {
 
-/// "overwrite (false on rank 0, true on ranks 1, 3)".
+/// Returns "overwrite (false on rank 0, true on ranks 1, 3)".
 std::string Describe(const std::vector<std::vector<SaveTerm>>& ranks, std::size_t number) {
   std::map<std::string, std::vector<std::uint32_t>> by_value;
   for (std::size_t rank = 0; rank < ranks.size(); ++rank) {

@@ -20,8 +20,8 @@ struct RankFile {
   FileWork work;
 };
 
-/// What the coordinator publishes: the data files it counts on, and the index in the order in which
-/// it is written.
+/// The files that the coordinator publishes: the data files it counts on, and the index in the
+/// order in which it is written.
 struct CheckpointIndex {
   std::vector<DataFile> files;
   std::vector<IndexFile> index;
