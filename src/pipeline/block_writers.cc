@@ -13,7 +13,7 @@ BlockWriters::BlockWriters(WritableFile& file, const WriteSegmentsOptions& optio
     : file_(file), options_(options) {
   const auto count = std::min<std::uint64_t>(
       static_cast<std::uint64_t>(std::max(options.writes_in_flight, 1)), block_count);
-  // Threads that cannot be started are not missed: those there are write everything, or Push does.
+  // Best effort: where no thread can be started, the others write everything, or Push does.
   (void)Guarded([&] {
     threads_.reserve(count);
     for (std::uint64_t i = 0; i < count; ++i) {
@@ -111,7 +111,7 @@ bool BlockWriters::WaitForTurn(std::uint64_t bytes) {
     const std::chrono::duration<double> takes(static_cast<double>(bytes) /
                                               static_cast<double>(options_.max_bytes_per_second));
     next_turn_ = turn + std::chrono::duration_cast<std::chrono::steady_clock::duration>(takes);
-    // A write begins once the one before has had its time.
+    // A write begins when the time of the one before has passed.
     changed_.wait_until(lock, options_.stop, turn, [&] { return !status_.ok(); });
   }
   return !options_.stop.stop_requested();

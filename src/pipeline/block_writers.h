@@ -20,8 +20,8 @@ namespace varve {
 
 /// How a file's bytes are written.
 struct WriteSegmentsOptions {
-  std::uint64_t block_bytes = std::uint64_t{1} << 20;  ///< Of the checksums.
-  /// Writes under way at once. Measured: one or two reach 0.55-0.8 of a disk, four to eight all.
+  std::uint64_t block_bytes = std::uint64_t{1} << 20;  ///< Size of the blocks that have checksums.
+  /// Number of concurrent writes. Measured: one or two reach 0.55-0.8 of a disk, four to eight all.
   int writes_in_flight = 6;
   std::uint64_t max_bytes_per_second = 0;         ///< 0: as fast as the storage takes them.
   std::function<void(std::uint64_t)> on_written;  ///< Bytes just written; from writer threads.
@@ -34,9 +34,10 @@ struct BlockToWrite {
   const std::byte* data = nullptr;
   std::uint64_t offset = 0;  ///< In the file.
   std::uint64_t bytes = 0;
-  BufferPool::Lease memory{};  ///< Given back once written; empty when it is somebody else's.
-  /// Called by the writing thread with what came of it; may be empty; must not throw. After an
-  /// error somewhere the blocks behind it may never be written, and this is not called for them.
+  BufferPool::Lease memory{};  ///< Given back once written; empty for memory that the pool does not
+                               ///< own.
+  /// The writing thread calls this with the result; may be empty; must not throw. After an error
+  /// the blocks behind it may stay unwritten; this is then not called for them.
   std::function<void(const Status&)> ended{};
 };
 
@@ -51,7 +52,7 @@ class BlockWriters {
   ~BlockWriters() { Join(); }
 
   /// Queues a block; waits while two are queued already. Where no thread could be started, writes
-  /// it on the calling thread. False after an error.
+  /// it on the calling thread. Returns false after an error.
   bool Push(BlockToWrite block);
 
   /// Waits for all queued blocks and returns the first error. The last call.
@@ -62,10 +63,11 @@ class BlockWriters {
  private:
   void Join();
   void Run();
-  /// Writes a block and reports to its `ended`. False after an error, with which all ends.
+  /// Writes a block and reports to its `ended`. Returns false after an error, which stops all
+  /// writers.
   bool Handle(const BlockToWrite& block);
   Status WriteOne(const BlockToWrite& block);
-  /// Waits until the bandwidth allows a write of that size. False when stopped meanwhile.
+  /// Waits until the bandwidth allows a write of that size. Returns false when stopped meanwhile.
   bool WaitForTurn(std::uint64_t bytes);
 
   WritableFile& file_;

@@ -30,7 +30,7 @@ class BufferPool {
   BufferPool(const BufferPool&) = delete;
   BufferPool& operator=(const BufferPool&) = delete;
 
-  /// The pool shared by all saves and loads of the process. Never destroyed.
+  /// Returns the pool shared by all saves and loads of the process. Never destroyed.
   static BufferPool& Shared();
 
   /// Gives itself back when destroyed. Move-only; empty after being moved from.
@@ -60,8 +60,8 @@ class BufferPool {
     std::byte* block_ = nullptr;
   };
 
-  /// A block of kPoolBlockBytes; waits while the whole budget is out.
-  /// Errors: OutOfSpace when the system has no memory.
+  /// Returns a block of kPoolBlockBytes; waits while the whole budget is out. Errors: OutOfSpace
+  /// when the system has no memory.
   Result<Lease> Acquire();
 
  private:

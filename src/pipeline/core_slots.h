@@ -11,7 +11,7 @@ namespace varve {
 ///
 /// A mutex and a condition variable, and not std::counting_semaphore: libstdc++ 11 and 12 lose a
 /// wake-up there when a release meets a waiter that is about to sleep (GCC bug 104928), and the
-/// load would stand still for good. It was seen once, under the thread sanitizer on a busy machine.
+/// load would wait forever. It was seen once, under the thread sanitizer on a busy machine.
 /// <latch>, <barrier> and std::atomic::wait stand on the same code; tests/tidy refuses all four.
 class CoreSlots {
  public:

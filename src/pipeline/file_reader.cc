@@ -1,4 +1,4 @@
-// Units of up to 8 MiB are handed to threads in file order. A unit goes one of two ways:
+// Threads take units of up to 8 MiB in file order. A unit goes one of two ways:
 //  - in the page cache: each checksum block is read straight into the tensors it belongs to and
 //    checked there, so bytes cross memory once;
 //  - not cached: the unit is read past the cache into a pool block, each checksum block is checked
@@ -127,8 +127,8 @@ class Reader {
     std::uint32_t owner = 0;
   };
 
-  /// The block's wanted bytes as memory pieces in file order; nothing when some are too small or
-  /// wanted twice, so that they must be copied.
+  /// Returns the block's wanted bytes as memory pieces in file order; nothing when some are too
+  /// small or wanted twice, so that they must be copied.
   std::optional<std::vector<Piece>> Pieces(std::size_t file, ByteRange block) {
     std::vector<Piece> pieces;
     bool usable = true;
@@ -157,7 +157,7 @@ class Reader {
     return pieces;
   }
 
-  /// The part of `block` that lies in the target's chunk, relative to the chunk.
+  /// Returns the part of `block` that lies in the target's chunk, relative to the chunk.
   static ByteRange Clip(const ReadTarget& target, ByteRange block) {
     const ByteRange extent = target.region.extent();
     const std::uint64_t begin = std::max(block.begin, target.chunk_begin + extent.begin);
@@ -185,7 +185,7 @@ class Reader {
       CopyOut(f, block, bytes);
       return Status::Ok();
     }
-    // Bytes that nobody wants still count for the checksum: they go to the scratch block.
+    // Bytes that no target wants still count for the checksum: they go to the scratch block.
     std::vector<std::span<std::byte>> parts;
     std::uint64_t at = block.begin;
     for (const Piece& piece : *pieces) {
@@ -254,7 +254,7 @@ class Reader {
     });
   }
 
-  /// Extends whichever checksum the file has over its next bytes.
+  /// Extends the file's checksum, of either kind, over its next bytes.
   std::uint32_t Sum(std::size_t f, std::uint32_t crc, std::span<const std::byte> bytes,
                     RecordSums::Piece* sums) {
     if (!files_[f].records.empty()) {

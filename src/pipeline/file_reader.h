@@ -1,5 +1,5 @@
-/// The load pipeline: scheduled units are read by several threads, every block is checked against
-/// its checksum, and its bytes go to where they are wanted.
+/// The load pipeline: several threads read the scheduled units, compare every block with its
+/// checksum, and copy its bytes to the targets.
 #pragma once
 
 #include <algorithm>
@@ -35,7 +35,7 @@ struct RecordSum {
   std::uint32_t owner = 0;
 };
 
-/// What to read from one file.
+/// The reads from one file.
 struct FileReads {
   ReadableFile* file = nullptr;
   std::string name;
@@ -55,15 +55,15 @@ struct ReadFilesOptions {
   std::stop_token stop;
 };
 
-/// What a read did, also when it failed.
+/// The outcome of a read, also of one that failed.
 struct ReadOutcome {
   Status status;
   std::uint64_t bytes_read = 0;
   std::vector<bool> touched;  ///< By owner: its memory was written to, at least in part.
 };
 
-/// How much is read at once: a whole number of checksum blocks that, with the slack of an aligned
-/// read, fits a block of the buffer pool.
+/// Returns how many bytes are read at once: a whole number of checksum blocks that, with the slack
+/// of an aligned read, fits a block of the buffer pool.
 inline std::uint64_t ReadUnitBytes(std::uint64_t block_bytes) {
   return std::max(kPoolBlockBytes / block_bytes, std::uint64_t{1}) * block_bytes;
 }

@@ -82,7 +82,7 @@ struct Wanted {
     return {chunk_begin, Region(WholeBox(chunk), to, box), owner};
   }
 
-  /// What the memory should hold, for two-dimensional boxes.
+  /// Returns what the memory should hold, for two-dimensional boxes.
   [[nodiscard]] std::string Want(const std::string& content) const {
     std::string want(memory.size(), '\0');
     for (std::uint64_t i = 0; i < box.sizes[0]; ++i) {
@@ -186,7 +186,7 @@ TEST(ReadFiles, NamesFileOffsetAndOwnersOfDamage) {
   }
 }
 
-TEST(ReadFiles, DoesNotNoticeDamageInBlocksNobodyWants) {
+TEST(ReadFiles, DoesNotNoticeDamageInBlocksThatAreNotWanted) {
   Random random(4);
   const test::TempDir dir;
   BufferPool pool(0);

@@ -31,7 +31,7 @@ struct FileSegment {
   std::uint32_t owner = 0;               ///< Number of the tensor it belongs to, for messages.
   /// The CUDA device that the region's memory is on; only staging can read it then.
   std::optional<int> device{};
-  /// Content rather than framing: its hash is wanted.
+  /// Returns true for content, which is hashed; false for framing.
   [[nodiscard]] bool is_content() const { return region.has_value() || produce != nullptr; }
 };
 

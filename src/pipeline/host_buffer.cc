@@ -16,11 +16,11 @@
 namespace varve {
 namespace {
 
-// Of one thread's turn: long enough to forget the turn, short enough to share evenly.
+// Bytes of one thread's turn: enough to make its cost negligible, few enough to share evenly.
 constexpr std::uint64_t kPieceBytes = std::uint64_t{4} << 20;
 constexpr int kMostThreads = 8;
 
-/// Small copies are handed out together, large ones in pieces.
+/// The work of one turn: several small copies, or a piece of a large one.
 struct Ticket {
   std::size_t first = 0;
   std::size_t count = 0;  // Copies; for one copy, a piece of it:
@@ -86,8 +86,8 @@ Status HostBuffer::CopyIn(std::span<const HostCopy> copies, int threads) const {
       const std::uint64_t begin = turn.count == 1 ? turn.begin : 0;
       const std::uint64_t end = turn.count == 1 ? turn.end : copy.bytes;
       const auto* source = static_cast<const std::byte*>(copy.source) + begin;
-      // The sum is not wanted, but the pass that makes it: reading a page before it is streamed is
-      // faster than streaming alone (39 to 25 GB/s on two cores).
+      // The sum is not used, but its pass pays: reading a page before it is streamed is faster than
+      // streaming alone (39 to 25 GB/s on two cores).
       (void)StreamAndCrc32c(0, {source, end - begin}, data_ + copy.at + begin);
     }
     return Status::Ok();

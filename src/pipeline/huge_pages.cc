@@ -33,7 +33,7 @@ void Touch(std::span<std::byte> memory, std::size_t every) {
   }
 }
 
-/// The setting in effect, where the kernel has it: the word in brackets, or all there is.
+/// Returns the setting in effect, where the kernel has it: the word in brackets, or all there is.
 std::string Setting(const char* name) {
   std::ifstream file(std::string("/sys/kernel/mm/transparent_hugepage/") + name);
   const std::string choices{std::istreambuf_iterator<char>(file), {}};
@@ -42,16 +42,17 @@ std::string Setting(const char* name) {
                                     : choices.substr(begin + 1, choices.find(']') - begin - 1);
 }
 
-/// True where a block of a pool can be a row of huge pages: not so with pages of 16 or 64 KiB.
+/// Returns true where a block of a pool can be a row of huge pages: not so with pages of 16 or 64
+/// KiB.
 bool HugePagesAreSmallEnough() {
   static const bool they_are = Setting("hpage_pmd_size") == std::to_string(kHugePageBytes);
   return they_are;
 }
 
-/// True for kernels that know the advice: of no bytes it is taken.
+/// Returns true for kernels that know the advice: they accept it for no bytes.
 bool CanCollapse(std::byte* memory) { return ::madvise(memory, 0, kMadvCollapse) == 0; }
 
-/// True where advice decides, and is enough.
+/// Returns true where advice decides, and is enough.
 bool AdviceIsTaken() {
   const std::string setting = Setting("shmem_enabled");
   return !setting.empty() && setting != "never" && setting != "deny" &&
@@ -88,7 +89,7 @@ std::byte* MapForHugePages(std::uint64_t bytes, int protection, int fd) {
   const int kind = fd < 0 ? MAP_PRIVATE | MAP_ANONYMOUS : MAP_SHARED;
   if (::mmap(base, bytes, protection, kind | MAP_FIXED | MAP_NORESERVE, fd, 0) == MAP_FAILED) {
     const int error = errno;
-    // Not what lies between: it may be somebody else's by now.
+    // Only both ends: the range between them may belong to another mapping by now.
     ::munmap(first, before);
     ::munmap(base + RoundUp(bytes, PageBytes()), reserved - before - RoundUp(bytes, PageBytes()));
     errno = error;

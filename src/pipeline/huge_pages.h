@@ -1,4 +1,4 @@
-/// Memory in pages of 2 MiB: where it must lie, and how shared memory gets it.
+/// Memory in pages of 2 MiB: its alignment, and how shared memory gets such pages.
 #pragma once
 
 #include <cstddef>
@@ -9,18 +9,18 @@ namespace varve {
 
 inline constexpr std::uint64_t kHugePageBytes = std::uint64_t{2} << 20;
 
-/// Maps `bytes` at an address that huge pages can have, and no memory yet: of the file `fd`,
-/// shared, from its beginning; anonymous memory if `fd` is -1. `protection` as mmap takes it. For
-/// munmap, with the same size. Null, and errno, when the system refuses.
+/// Maps `bytes` at an address that huge pages can have, and no memory yet: Maps the file `fd`,
+/// shared, from its beginning; anonymous memory if `fd` is -1. `protection` as mmap takes it. The
+/// caller calls munmap with the same size. Returns null and sets errno when the system refuses.
 std::byte* MapForHugePages(std::uint64_t bytes, int protection, int fd);
 
 /// Takes pages for memory that was mapped by MapForHugePages and never used: as large as the system
-/// gives them. Its content is nobody's.
+/// gives them. Its content is undefined afterwards.
 void TakePages(std::span<std::byte> memory);
 
-/// The same for shared memory, in huge pages: false where the system has none for it, now or ever;
-/// some of it may have pages then. `memory` begins and ends at multiples of kHugePageBytes, and
-/// huge pages have been advised for it.
+/// Takes huge pages for shared memory. Returns false where the system has none for it, now or at
+/// all; parts may have pages then. Requires: `memory` begins and ends at multiples of
+/// kHugePageBytes, and huge pages have been advised for it.
 ///
 /// Linux gives shared memory small pages by default, whatever is advised (`shmem_enabled`). Since
 /// 6.1 MADV_COLLAPSE makes huge ones of them all the same, unless the setting is `deny`; it is

@@ -23,8 +23,8 @@ FileDescriptor SharedMemoryOf(std::uint64_t bytes) {
   return fd;
 }
 
-/// What the kernel says of the mapping that begins at `base`, in bytes. Lines of others begin with
-/// their addresses, and those of its own with a capital.
+/// Returns what the kernel says of the mapping that begins at `base`, in bytes. Lines of others
+/// begin with their addresses, and those of its own with a capital.
 std::uint64_t InSmaps(const std::byte* base, const std::string& name) {
   std::ostringstream begin;
   begin << std::hex << reinterpret_cast<std::uintptr_t>(base) << '-';

@@ -16,14 +16,14 @@ constexpr std::uint64_t kUnlimited = std::numeric_limits<std::uint64_t>::max();
 /// Where the system does not say what it has.
 constexpr std::uint64_t kUnknownSystem = std::uint64_t{1} << 30;
 
-/// The first number in a file; nothing when there is none ("max").
+/// Returns the first number in a file; nothing when there is none ("max").
 std::optional<std::uint64_t> NumberIn(const std::string& path) {
   std::ifstream file(path);
   std::uint64_t number = 0;
   return file >> number ? std::optional(number) : std::nullopt;
 }
 
-/// The number after `name` in a file of lines "NAME NUMBER".
+/// Returns the number after `name` in a file of lines "NAME NUMBER".
 std::optional<std::uint64_t> NumberAfter(const std::string& path, std::string_view name) {
   std::ifstream file(path);
   std::string word;
@@ -46,7 +46,7 @@ constexpr CgroupFiles kVersion1{"memory.limit_in_bytes", "memory.usage_in_bytes"
                                 "total_inactive_file"};
 constexpr CgroupFiles kVersion2{"memory.max", "memory.current", "inactive_file"};
 
-/// What one cgroup has left, if it is limited.
+/// Returns what one cgroup has left, if it is limited.
 std::uint64_t LeftIn(const std::string& folder, const CgroupFiles& files) {
   const auto limit = NumberIn(folder + "/" + files.limit);
   const auto used = NumberIn(folder + "/" + files.used);
@@ -59,7 +59,7 @@ std::uint64_t LeftIn(const std::string& folder, const CgroupFiles& files) {
   return *limit > needed ? *limit - needed : 0;
 }
 
-/// The least that `cgroup` and those above it have left, up to the one at `mount`.
+/// Returns the least that `cgroup` and those above it have left, up to the one at `mount`.
 std::uint64_t LeftUpTo(const std::string& mount, const std::string& cgroup,
                        const CgroupFiles& files) {
   std::uint64_t left = kUnlimited;
@@ -74,8 +74,8 @@ std::uint64_t LeftUpTo(const std::string& mount, const std::string& cgroup,
   return left;
 }
 
-/// What the cgroups around this process have left. A container may show its own cgroup as the
-/// mount's top, and not know the path that /proc names: the top is always looked at.
+/// Returns what the cgroups around this process have left. A container may show its own cgroup as
+/// the mount's top, and not know the path that /proc names: the top is always looked at.
 std::uint64_t LeftInCgroups(const std::string& root) {
   const std::string mount2 = root + "/sys/fs/cgroup";
   const std::string mount1 = mount2 + "/memory";
@@ -98,7 +98,7 @@ std::uint64_t LeftInCgroups(const std::string& root) {
   return left;
 }
 
-/// What RLIMIT_AS leaves of the address space.
+/// Returns what RLIMIT_AS leaves of the address space.
 std::uint64_t LeftOfAddressSpace(const std::string& root) {
   rlimit limit{};
   if (::getrlimit(RLIMIT_AS, &limit) != 0 || limit.rlim_cur == RLIM_INFINITY) {

@@ -15,8 +15,8 @@ namespace varve {
 
 struct FileReads;
 
-/// Gathers the checksums of the pieces of one file's records. A unit of work makes a Piece run
-/// through its bytes in order and hands the result in; Check joins what was handed in.
+/// Gathers the checksums of the pieces of one file's records. A unit of work runs a Piece through
+/// its bytes in order and then calls Finish; Check joins the results.
 class RecordSums {
  public:
   /// Sorts the records of `reads`, which must outlive this and not change.
@@ -26,9 +26,9 @@ class RecordSums {
   class Piece {
    public:
     Piece(RecordSums* sums, std::uint64_t begin);
-    /// The next bytes of the file.
+    /// Adds the next bytes of the file.
     void Add(std::span<const std::byte> bytes);
-    /// Hands in what was gathered. Threads: safe against other pieces.
+    /// Adds the sums of this piece to the result. Threads: safe against other pieces.
     void Finish();
 
    private:
@@ -51,7 +51,7 @@ class RecordSums {
 
   [[nodiscard]] bool empty() const;
 
-  /// Compares the records whose bytes have all been handed in. Errors: DataLoss for the first that
+  /// Compares the records of which all bytes have been summed. Errors: DataLoss for the first that
   /// differs, naming its owner.
   [[nodiscard]] Status Check(const std::function<std::string(std::uint32_t)>& owner_name);
 

@@ -1,6 +1,6 @@
-// What is on a device is copied first, all of a block at once, and summed in host memory after it
-// has arrived; what is in host memory is copied and summed in one pass. So a block that is mixed
-// has its pieces summed in the order of the file all the same.
+// Segments on a device are copied first, all of a block at once, and summed in host memory after
+// they have arrived. Segments in host memory are copied and summed in one pass. So the pieces of a
+// mixed block are still summed in file order.
 
 #include "pipeline/segment_copier.h"
 
@@ -11,14 +11,14 @@
 namespace varve {
 namespace {
 
-// What is strided goes through the cache: it is copied in steps that fit it, then summed.
+// Strided memory is copied in steps that fit the cache, then summed.
 constexpr std::uint64_t kStridedStepBytes = std::uint64_t{128} << 10;
 
 /// Copies bytes [at, at + out.size()) of a segment and extends the checksum over them.
 std::uint32_t CopyPart(std::uint32_t crc, const FileSegment& segment, std::uint64_t at,
                        std::span<std::byte> out) {
   if (segment.device) {
-    return Crc32cExtend(crc, out);  // It is there already.
+    return Crc32cExtend(crc, out);  // It has been copied already.
   }
   if (!segment.region) {
     return CopyAndCrc32c(crc, segment.literal.subspan(at, out.size()), out.data());

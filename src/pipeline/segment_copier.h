@@ -1,4 +1,4 @@
-/// Copies a file's data out of the tensors, from whatever memory they are in, and sums them.
+/// Copies a file's data out of the tensors, in host or device memory, and sums them.
 #pragma once
 
 #include <atomic>
@@ -17,15 +17,14 @@
 
 namespace varve {
 
-/// What reads segments that this process cannot read.
+/// The access to segments on devices, which this process cannot read itself.
 struct DeviceAccess {
   CudaReader* reader = nullptr;
   /// The tensor with that number, for messages.
   std::function<std::string(std::uint32_t owner)> name_of;
 };
 
-/// Copies that fill `out` with the bytes of a segment on a device, from byte `at` of it on. Neither
-/// end cuts an element in two.
+/// Appends the copies that fill `out` with
 void AppendDeviceCopies(const FileSegment& segment, std::uint64_t at, std::span<std::byte> out,
                         std::vector<DeviceCopy>* copies);
 
@@ -44,7 +43,8 @@ class SegmentCopier {
   /// those of reading a device, naming tensors; Internal for a segment on a device without access.
   Status Copy(std::uint64_t begin, std::span<std::byte> out, std::vector<std::uint32_t>* sums);
 
-  /// Bytes copied from devices so far; and of those, to memory that the driver had not registered.
+  /// Returns the bytes copied from devices so far; pageable_bytes() those of them that went to
+  /// memory that the driver had not registered.
   [[nodiscard]] std::uint64_t device_bytes() const { return device_bytes_; }
   [[nodiscard]] std::uint64_t pageable_bytes() const { return pageable_bytes_; }
 

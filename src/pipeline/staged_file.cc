@@ -1,7 +1,7 @@
-// Memory is given to blocks in file order, so that those that are written next are never without
-// while later ones hold all of it. The writer follows in the same order: it hashes content, which
-// only goes front to back, and sums each block again. That costs a second pass over the copy, in
-// the background; the pass that training waits for does no more than copy and sum.
+// Blocks get memory in file order, so that the blocks that are written next never lack memory that
+// later ones hold. The writer follows in the same order. It hashes content, which must go front to
+// back, and sums each block again. That second pass over the copy runs in the background; the pass
+// that training waits for only copies and sums.
 //
 // Shared memory in small pages is copied once more in that pass, into a block of the buffer pool:
 // the system pins pages one by one for a direct write, which takes longer than the copy. Measured:
@@ -23,7 +23,7 @@
 namespace varve {
 namespace {
 
-// What is hashed and summed, one after the other, stays in the cache.
+// A step that is hashed and then summed stays in the cache.
 constexpr std::uint64_t kInspectedStepBytes = std::uint64_t{128} << 10;
 
 std::uint64_t BytesOf(std::span<const FileSegment> segments) {
@@ -44,8 +44,8 @@ class StagedFile::Inspector {
     PassEmpty();
   }
 
-  /// The next bytes, whole checksum blocks but at the end of the file, and the sums they had when
-  /// they were staged. Copies them to `copy` on the way, if that is not null.
+  /// Inspects the next bytes: whole checksum blocks except at the end of the file, and their sums
+  /// when they were staged. Copies them to `copy` on the way, if that is not null.
   Status Inspect(std::span<const std::byte> bytes, std::span<const std::uint32_t> sums,
                  std::byte* copy) {
     for (const std::uint32_t wanted : sums) {
@@ -58,7 +58,7 @@ class StagedFile::Inspector {
         std::span<const std::byte> part = bytes.subspan(done, step);
         if (copy != nullptr) {
           std::memcpy(copy, part.data(), step);
-          part = {copy, step};  // What is written is what is summed, and it is in the cache.
+          part = {copy, step};  // The bytes to write are the bytes to sum, and are in the cache.
           copy += step;
         }
         crc = Crc32cExtend(crc, part);
@@ -81,7 +81,7 @@ class StagedFile::Inspector {
  private:
   [[nodiscard]] std::uint64_t part_begin() const { return part_ == 0 ? 0 : parts_[part_ - 1].end; }
 
-  /// Bytes of the part at hand, at most to its end.
+  /// Hashes bytes of the current part, at most to its end.
   void Hash(std::span<const std::byte> bytes) {
     const bool first = at_ == part_begin();
     at_ += bytes.size();
@@ -193,7 +193,7 @@ Status StagedFile::Fill(int threads, const std::stop_token& stop,
     changed_.notify_all();
     return Status::Ok();
   };
-  // Whatever happens in it, WriteTo must learn that no more comes.
+  // Whatever happens in it, WriteTo must learn that no more blocks come.
   Status status = Guarded([&] {
     VARVE_RETURN_IF_ERROR(RunThreads(blocks_.size(), threads, stop, fill));
     return check ? check() : Status::Ok();
@@ -230,7 +230,8 @@ Result<std::byte*> StagedFile::TakeMemory(std::size_t index, const std::stop_tok
     return !fill_status_.ok() || !write_status_.ok() || (next_to_take_ == index && !free_.empty());
   });
   if (stop.stop_requested()) {
-    // Whoever gives a save up may free the tensors soon: nothing more is copied, memory or not.
+    // A caller that cancels a save may free the tensors soon: nothing more is copied, even if
+    // memory is free.
     return Status(StatusCode::kCancelled, "staging cancelled");
   }
   VARVE_RETURN_IF_ERROR(fill_status_);
@@ -297,8 +298,8 @@ Status StagedFile::WriteBlocks(BlockWriters* writers, Inspector* inspector,
     }
     VARVE_RETURN_IF_ERROR(inspector->Inspect({block->memory, size}, block->crc32c, copy));
     if (in_waves()) {
-      // We may be waiting for a block that Fill has no memory for: a failed write never gives back
-      // what it was written from, so Fill must hear of it, and we through Fill.
+      // This thread may wait for a block that Fill has no memory for. A failed write never gives
+      // its memory back, so Fill must learn of it, and this thread through Fill.
       out.ended = [this, i](const Status& status) {
         status.ok() ? Written(i) : Discard(CopyOf(status));
       };
@@ -324,13 +325,13 @@ Result<WrittenSegments> StagedFile::WriteTo(WritableFile& file, std::uint64_t da
     writers.Fail(std::move(status));
   }
   if (Status status = writers.Finish(); !status.ok()) {
-    VARVE_RETURN_IF_ERROR(CheckIntact());  // Which would be why.
+    VARVE_RETURN_IF_ERROR(CheckIntact());  // A revoked lease explains the mismatch.
     if (in_waves()) {
       Discard(CopyOf(status));
     }
     return status;
   }
-  // A block is inspected before it is written. What came over it in between is not noticed there.
+  // A block is inspected before it is written. A write to it in between is not noticed there.
   VARVE_RETURN_IF_ERROR(CheckIntact());
   return inspector.Take();
 }

@@ -26,50 +26,51 @@ class StagedFile {
   /// `segments` must stay valid until Fill has returned. None of them may be produced.
   StagedFile(std::span<const FileSegment> segments, std::uint64_t checksum_block_bytes,
              StagingPool::Reservation memory);
-  /// A copy that has been made, maybe by another process: Fill is not called. `blocks` are those of
-  /// the image, in its order, and must stay valid. `image` must have passed CheckStagedImage. Those
-  /// in small pages are copied into blocks of `through` on the way to the file. `intact` says that
-  /// what has been read of them was the copy: whoever leased the memory may use it for something
-  /// else.
+  /// Takes a copy that has been made, maybe by another process: Fill is not called. `blocks` are
+  /// those of the image, in its order, and must stay valid. `image` must have passed
+  /// CheckStagedImage. Blocks in small pages are copied into blocks of `through` on the way to the
+  /// file. `intact` returns true while the lease holds: the owner of the memory may revoke the
+  /// lease and use the memory again.
   StagedFile(const StagedImage& image, std::span<const std::byte* const> blocks,
              BufferPool& through, std::function<bool()> intact);
   StagedFile(const StagedFile&) = delete;
   StagedFile& operator=(const StagedFile&) = delete;
   ~StagedFile() = default;
 
-  /// Blocks of staging memory that a file of these segments fills.
+  /// Returns the number of blocks of staging memory that a file of these segments fills.
   static std::size_t BlocksFor(std::span<const FileSegment> segments,
                                std::uint64_t checksum_block_bytes);
 
-  /// What Fill reads segments on devices with. Needed if there are any.
+  /// Sets the access by which Fill reads segments on devices. Required if there are any.
   void SetDevices(DeviceAccess devices) { copier_.SetDevices(std::move(devices)); }
   [[nodiscard]] const SegmentCopier& copier() const { return copier_; }
 
-  /// True when the memory is smaller than the file.
+  /// Returns true when the memory is smaller than the file.
   [[nodiscard]] bool in_waves() const { return in_waves_; }
 
-  /// What another process that sees the same memory needs to know of the copy. Fill has returned
-  /// Ok, and not in waves.
+  /// Returns the description of the copy for another process that sees the same memory. Requires:
+  /// Fill has returned Ok, and not in waves.
   [[nodiscard]] StagedImage Describe();
 
-  /// Gives the memory of a copy away, so that it outlives this. Nothing may be written any more.
+  /// Moves the memory of the copy out, so that it outlives this. WriteTo must not be called any
+  /// more.
   StagingPool::Reservation TakeMemory() { return std::move(memory_); }
 
   /// Copies all segments, taking the checksums of blocks in the same pass, on the calling thread
-  /// and up to `threads` - 1 others. Then `check` may say that the copy is not to be used.
-  /// Errors: Cancelled on `stop` or when the writing of an earlier wave has failed; `check`'s;
-  /// those of reading a device.
+  /// and up to `threads` - 1 others. Then calls `check`, which may refuse the copy. Errors:
+  /// Cancelled on `stop` or when the writing of an earlier wave has failed; `check`'s; those of
+  /// reading a device.
   Status Fill(int threads, const std::stop_token& stop, const std::function<Status()>& check = {});
 
-  /// Says that Fill will not come (or not go on), so that WriteTo does not wait for it.
+  /// Reports that Fill is not called, or does not go on, so that WriteTo does not wait for it.
   void Abandon(Status reason);
 
-  /// Says that WriteTo will not come (again), so that Fill does not wait for it.
+  /// Reports that WriteTo is not called (again), so that Fill does not wait for it.
   void Discard(Status reason);
 
   /// Writes the copy at `data_begin` of `file`, hashing content on the way; waits for what Fill has
-  /// not copied yet. Each block is compared with the checksum taken when it was staged.
-  /// Errors: the first I/O error; what Fill or Abandon reported; DataLoss naming the segment when a
+  /// not copied yet. Each block is compared with the checksum taken when it was staged. Errors: the
+  /// first I/O error; the error that Fill or Abandon reported; DataLoss naming the segment when a
   /// block no longer matches, because the source changed while it was copied or something else
   /// wrote to the memory, also where borrowed memory is not intact; Cancelled.
   Result<WrittenSegments> WriteTo(WritableFile& file, std::uint64_t data_begin,
@@ -111,8 +112,8 @@ class StagedFile {
   std::vector<std::byte*> free_;
   std::size_t next_to_take_ = 0;
   bool complete_ = false;  // Everything is filled and checked.
-  Status fill_status_;     // Why it never will be.
-  Status write_status_;    // Why, in waves, no block will become free.
+  Status fill_status_;     // The error, if it never will be.
+  Status write_status_;    // The error, in waves, if no block will become free.
 };
 
 }  // namespace varve

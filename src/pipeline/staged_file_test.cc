@@ -209,7 +209,7 @@ TEST(StagedFile, InWavesAWriteThatFailsWhileTheNextBlockIsWaitedForEndsTheWait) 
   const auto pool = PoolOf(2);
   StagedFile staged = Stage(job, pool.get());
   const std::jthread filling([&] { (void)staged.Fill(2, {}); });
-  SlowToFail full;  // Fails when both blocks of memory are in its hands, and nobody pushes a third.
+  SlowToFail full;  // Fails when it has both blocks of memory, and no thread pushes a third.
   EXPECT_TRUE(FailsWith(staged.WriteTo(full, 0, {}), StatusCode::kOutOfSpace, {"refused"}));
 }
 

@@ -18,10 +18,10 @@
 namespace varve {
 namespace {
 
-// One after the other. A refusal may take long, so it is not asked for ever.
+// Refusals in a row. A refusal may take long, so the pool then asks no more.
 constexpr int kMostRefusals = 16;
 
-/// Why there is no staging memory, and which option asks for less.
+/// Returns the error that there is no staging memory; it names the option that asks for less.
 Status Refused(const char* what, std::uint64_t bytes, int error) {
   return Status(StatusCode::kOutOfSpace,
                 std::string(what) + " of " + std::to_string(bytes) + " bytes: " +
@@ -42,7 +42,8 @@ StagingPool::StagingPool(std::byte* base, std::size_t block_count, int fd)
 
 namespace {
 
-/// Sealed, so that a process that maps it never touches memory which is not there (SIGBUS).
+/// Makes shared memory. It is sealed, so that a process that maps it never touches memory that does
+/// not exist (SIGBUS).
 Result<int> MakeSharedMemory(std::uint64_t bytes) {
   const int fd = ::memfd_create("varve-staging", MFD_CLOEXEC | MFD_ALLOW_SEALING);
   if (fd < 0 || ::ftruncate(fd, static_cast<off_t>(bytes)) != 0 ||
@@ -142,7 +143,7 @@ Result<StagingPool::Reservation> StagingPool::Reserve(Ticket ticket, std::size_t
   std::unique_lock lock(mutex_);
   const auto is_served = [&] { return Ticket{serving_} == ticket; };
   if (!changed_.wait(lock, stop, is_served)) {
-    // Passed over when it would be served: nobody behind it waits for that.
+    // Passed over when it would be served: no ticket behind it waits for that.
     const Status left = Guarded([&] {
       left_.insert(ticket);
       return Status::Ok();
@@ -150,7 +151,7 @@ Result<StagingPool::Reservation> StagingPool::Reserve(Ticket ticket, std::size_t
     if (left.ok()) {
       return Status(StatusCode::kCancelled, "cancelled while waiting for staging memory");
     }
-    changed_.wait(lock, is_served);  // Which comes: each save before it ends.
+    changed_.wait(lock, is_served);  // That moment comes: each save before it ends.
   }
   const Status served = Guarded([&] { return AwaitFree(wanted, &lock, stop); });
   do {
@@ -221,7 +222,7 @@ void StagingPool::Populate(std::size_t limit,
     }
     std::byte* const ready = base_ + *index * kPoolBlockBytes;
     TakeSharedPages(ready);
-    TakePages({ready, kPoolBlockBytes});  // Of which shared memory has its own by now.
+    TakePages({ready, kPoolBlockBytes});  // Shared memory has its own pages by now.
     // Where it fails, the block is as good as one that was not prepared.
     (void)Guarded([&] {
       on_ready({ready, kPoolBlockBytes});
@@ -234,7 +235,7 @@ void StagingPool::Populate(std::size_t limit,
 void StagingPool::Prepare(std::uint64_t bytes, std::function<void(std::span<std::byte>)> on_ready) {
   const std::size_t limit = bytes / kPoolBlockBytes + (bytes % kPoolBlockBytes == 0 ? 0 : 1);
   WaitPrepared();
-  // Where no thread starts, the saves take the memory themselves.
+  // Best effort: where no thread starts, the saves take the memory themselves.
   (void)Guarded([&] {
     preparing_ = std::jthread([this, limit, ready = std::move(on_ready)](
                                   const std::stop_token& stop) { Populate(limit, ready, stop); });

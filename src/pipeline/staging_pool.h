@@ -24,10 +24,10 @@ namespace varve {
 /// system when a block is first used, or ahead of that by Prepare, and kept: the first touch of a
 /// page costs 10-60 times its reuse.
 ///
-/// Anonymous memory in huge pages, or a memfd, which can be handed to another process. Not a memfd
-/// without need: where the system has no huge pages for shared memory, O_DIRECT from it pins 4 KiB
-/// pages one by one. Measured: 1 GiB in 0.31 s from the one, in 0.56 s from the other.
-/// Threads: safe. Must outlive its reservations.
+/// The memory is anonymous, in huge pages, or a memfd, which another process can map. A memfd is
+/// used only where it is needed: where the system has no huge pages for shared memory, O_DIRECT
+/// from it pins 4 KiB pages one by one. Measured: 1 GiB in 0.31 s from anonymous memory, in 0.56 s
+/// from a memfd. Threads: safe. Must outlive its reservations.
 class StagingPool {
  public:
   /// Reserves address space for `budget_bytes`, rounded down to blocks (at least two), and no
@@ -53,14 +53,14 @@ class StagingPool {
     ~Reservation();
     /// Addresses of the blocks, page-aligned.
     [[nodiscard]] const std::vector<std::byte*>& blocks() const { return blocks_; }
-    /// Which block of the pool begins at `address`, one of blocks().
+    /// Returns the number of the pool's block that begins at `address`, one of blocks().
     [[nodiscard]] std::uint64_t NumberOf(const std::byte* address) const {
       return pool_->NumberOf(address);
     }
-    /// To be called before one of blocks() is written to: shared memory is taken from the system
-    /// here, and not when it is touched. Not by two threads at once for one block.
+    /// Takes pages from the system for one of blocks() of shared memory. Must be called before the
+    /// block is written to, and not by two threads at once for one block.
     void TakeSharedPages(std::byte* block) const { pool_->TakeSharedPages(block); }
-    /// Whether shared memory got huge pages by that.
+    /// Returns whether TakeSharedPages got huge pages for the block.
     [[nodiscard]] bool HasHugePages(const std::byte* block) const {
       return pool_->pages_[NumberOf(block)] == Pages::kHuge;
     }
@@ -86,34 +86,34 @@ class StagingPool {
     return Reserve(Queue(), wanted, stop);
   }
 
-  /// `reclaim` is called, from threads that wait in Reserve, when blocks are missing: it may give
-  /// back some that are held without need. Whoever begins to hold such blocks calls Poke, so that
-  /// it is called again. Set before the first Reserve.
+  /// Sets a function that gives back blocks that are held without need. Threads that wait in
+  /// Reserve call it when blocks are missing. A caller that begins to hold such blocks calls Poke,
+  /// so that it is called again. Requires: called before the first Reserve.
   void SetReclaim(std::function<void()> reclaim) { reclaim_ = std::move(reclaim); }
   void Poke();
 
-  /// Begins to take `bytes` of memory from the system in a thread of its own; an earlier call's
-  /// work is waited for. Saves meanwhile find the blocks that are ready. `on_ready` is called with
+  /// Starts a thread that takes `bytes` of memory from the system. First waits for the end of an
+  /// earlier call's work. Saves meanwhile find the blocks that are ready. `on_ready` is called with
   /// each of them first. Does nothing where the system starts no thread: saves then take memory as
   /// they need it.
   void Prepare(
       std::uint64_t bytes,
       std::function<void(std::span<std::byte>)> on_ready = [](std::span<std::byte>) {});
 
-  /// Waits for Prepare.
+  /// Waits until Prepare's thread has ended.
   void WaitPrepared();
-  /// Ends it at the next block, and waits for that.
+  /// Ends Prepare's thread at its next block, and waits for that.
   void StopPreparing();
 
   [[nodiscard]] std::size_t block_count() const { return block_count_; }
-  /// The memfd of a shared pool, block 0 at its beginning and sealed against changes of its size;
-  /// -1 of others.
+  /// Returns the memfd of a shared pool, block 0 at its beginning and sealed against changes of its
+  /// size; -1 of others.
   [[nodiscard]] int fd() const { return fd_; }
-  /// Blocks whose memory has been taken from the system.
+  /// Returns the number of blocks whose memory has been taken from the system.
   [[nodiscard]] std::size_t warm_blocks();
 
  private:
-  /// Errors: Cancelled on `stop`; what the reclaiming throws.
+  /// Waits until `wanted` blocks are free. Errors: Cancelled on `stop`; what the reclaiming throws.
   Status AwaitFree(std::size_t wanted, std::unique_lock<std::mutex>* lock,
                    const std::stop_token& stop);
   StagingPool(std::byte* base, std::size_t block_count, int fd);
@@ -123,7 +123,7 @@ class StagingPool {
   }
   void TakeSharedPages(std::byte* block);
   void Release(std::span<std::byte* const> blocks);
-  /// A block that nobody has used yet; nothing when `limit` are in use or ready.
+  /// Returns a block that has not been used yet; nothing when `limit` are in use or ready.
   std::optional<std::size_t> TakeCold(std::size_t limit);
   void Populate(std::size_t limit, const std::function<void(std::span<std::byte>)>& on_ready,
                 const std::stop_token& stop);
@@ -131,7 +131,7 @@ class StagingPool {
   std::byte* const base_;
   const std::size_t block_count_;
   const int fd_;
-  std::vector<Pages> pages_;  // Of each block of shared memory; belongs to whoever has the block.
+  std::vector<Pages> pages_;  // Of each block of shared memory; belongs to the holder of the block.
   std::atomic<int> refusals_{0};
   std::function<void()> reclaim_;
   std::mutex mutex_;  // Guards all below but the thread.
@@ -145,9 +145,9 @@ class StagingPool {
   std::jthread preparing_;
 };
 
-/// How much memory to give to staging where the user has not said: half of what this process could
-/// get without harm (what the system has available, or what its cgroup has left), shared by
-/// `local_ranks` processes of this node.
+/// Returns how much memory to give to staging where the user has not said: half of what this
+/// process could get without harm (what the system has available, or what its cgroup has left),
+/// shared by `local_ranks` processes of this node.
 std::uint64_t DefaultStagingBudget(int local_ranks);
 
 }  // namespace varve

@@ -61,7 +61,7 @@ TEST(StagingPool, PreparesAheadAndNotBeyondItsBudget) {
 
 TEST(StagingPool, SharedMemoryIsTakenOnceAndThenLeftAlone) {
   const auto pool = std::move(*StagingPool::Make(4 * kPoolBlockBytes, /*shared=*/true));
-  pool->Prepare(2 * kPoolBlockBytes);  // Half of it; the rest is taken by whoever writes to it.
+  pool->Prepare(2 * kPoolBlockBytes);  // Half of it; a writer takes the rest.
   pool->WaitPrepared();
   const auto reserved = pool->Reserve(4, {});
   ASSERT_TRUE(IsOk(reserved));
@@ -83,7 +83,7 @@ TEST(StagingPool, MoreThanAllIsAll) {
   EXPECT_EQ(reserved->blocks().size(), 3U);
 }
 
-TEST(StagingPool, AWaitEndsOnRequestAndHoldsUpNobody) {
+TEST(StagingPool, AWaitEndsOnRequestAndBlocksNoOther) {
   const auto pool = PoolOf(2);
   auto all = pool->Reserve(2, {});
   ASSERT_TRUE(IsOk(all));

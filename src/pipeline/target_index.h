@@ -1,4 +1,4 @@
-/// Finding the targets of a range of a file.
+/// The search for the targets of a range of a file.
 #pragma once
 
 #include <algorithm>
