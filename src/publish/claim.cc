@@ -22,7 +22,7 @@ Result<Occupant> WhatIsAt(Storage& storage, const std::string& path) {
     if (entries.status().code() == StatusCode::kNotFound) {
       return Occupant::kNothing;
     }
-    // Not a directory, or one we may not look into: in no case ours to replace.
+    // Not a directory, or one that we may not read: a save never replaces it.
     return storage.OpenForRead(path).ok() ? NoCheckpoint(path) : entries.status();
   }
   if (entries->empty()) {
@@ -34,7 +34,7 @@ Result<Occupant> WhatIsAt(Storage& storage, const std::string& path) {
   return Occupant::kCheckpoint;
 }
 
-/// Says whether the checkpoint at `path` may be replaced.
+/// Returns Ok when the checkpoint at `path` may be replaced.
 Status CheckMayReplace(Storage& storage, const std::string& path, Overwrite overwrite,
                        const std::stop_token& stop) {
   switch (overwrite) {
@@ -108,8 +108,8 @@ Result<std::string> FollowLinks(Storage& storage, const std::string& path) {
 
 namespace {
 
-/// The error for a directory that a save needs and cannot have. That it is not there is the state
-/// of the storage, and no answer to what the caller asked for: NotFound would be taken for that.
+/// Returns the error for a directory that a save needs and cannot make. A missing parent is a state
+/// of the storage: as NotFound the caller would take it for the answer to its own question.
 Status CannotMake(const std::string& path, const Status& cause) {
   const StatusCode code =
       cause.code() == StatusCode::kNotFound ? StatusCode::kUnavailable : cause.code();
@@ -126,8 +126,8 @@ Status MakeDirectories(Storage& storage, const std::string& path) {
   }
   const std::string parent = ParentPath(path);
   if (storage.List(path).ok()) {
-    // Whoever made it may have died before making its name durable. Where we may not look into the
-    // directory above, it is not one that a save of ours has written to.
+    // Its maker may have died before it made the name durable. Where we may not read the directory
+    // above, no save of ours has written to that.
     const Status synced = storage.SyncDirectory(parent);
     return synced.code() == StatusCode::kInvalidArgument ? Status::Ok() : synced;
   }

@@ -1,5 +1,5 @@
-/// The name of a checkpoint before anything is written: where it leads, who has it locked, what
-/// stands there, and whether that may be replaced.
+/// The claim of a checkpoint's name before anything is written: links, lock, the occupant, and
+/// whether it may be replaced.
 #pragma once
 
 #include <cstdint>

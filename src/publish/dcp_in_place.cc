@@ -1,7 +1,7 @@
 // How a DCP checkpoint comes into a directory that stays. NAME is the directory, INDEX is
 // NAME/.metadata for a save by all ranks, NAME/__R.metadata for a save by rank R on its own. INDEX
-// decides: data files that it does not name are read by nobody. So everything is prepared beside
-// the old data files, and one rename of INDEX makes the new ones the checkpoint.
+// decides: no reader reads data files that it does not name. So a save prepares all its files
+// beside the old data files, and one rename of INDEX makes the new ones the checkpoint.
 //
 //  0. If NAME is a symbolic link, all of this is about the directory that it leads to. Make NAME if
 //     needed, each new level synced into the one above it. NAME and PARENT are synced into theirs
@@ -95,7 +95,7 @@ struct DcpInPlaceCommit::Impl {
   [[nodiscard]] bool IsIndexToReplace(const std::string& name) const {
     return rank ? name == index : IsDcpIndexName(name);
   }
-  /// True for a name that saves of this kind may remove.
+  /// Returns true for a name that saves of this kind may remove.
   [[nodiscard]] bool IsOurs(const std::string& name) const {
     const auto data = ParseDcpDataName(name);
     return rank ? data && data->rank == *rank : IsDcpName(name);
@@ -206,7 +206,8 @@ Status DcpInPlaceCommit::Impl::ReplaceIndex(const std::string& metadata) {
       "the checkpoint is visible but may not survive a power cut");
 }
 
-/// Best effort: what stays is named nowhere, and the next save removes it.
+/// Removes replaced files. Best effort: no index names a file that stays, and the next save removes
+/// it.
 void DcpInPlaceCommit::Impl::RemoveReplaced(
     const std::vector<std::pair<std::string, std::uint64_t>>& files) const {
   const auto entries = storage.List(path);

@@ -1,4 +1,4 @@
-// Saves into a directory that stays: which numbers they take, what they refuse, what they remove.
+// Saves into a directory that stays: their numbers, their refusals, the files they remove.
 
 #include "support/dcp_in_place.h"
 

@@ -14,13 +14,13 @@
 namespace varve {
 namespace {
 
-/// No lock tells whether ranks still use a channel directory. Nobody waits for an answer as long as
-/// this.
+/// No lock shows whether ranks still use a channel directory. No rank waits for an answer as long
+/// as this.
 constexpr std::int64_t kChannelIsStaleNs = std::int64_t{24} * 3600 * 1'000'000'000;
 
 std::uint64_t TreeBytes(Storage& storage, const std::string& path, const DirectoryEntry& entry) {
   if (entry.is_link) {
-    return 0;  // What it leads to stays.
+    return 0;  // The link's target stays.
   }
   if (!entry.is_directory) {
     return entry.size;
@@ -39,7 +39,7 @@ class Collector {
   Collector(Storage& storage, DryRun dry_run, const std::stop_token& stop)
       : storage_(storage), dry_run_(dry_run == DryRun::kYes), stop_(stop) {}
 
-  /// What dead saves left beside checkpoints.
+  /// Removes what dead saves left beside checkpoints.
   Status Siblings(const std::string& directory, const std::vector<DirectoryEntry>& entries) {
     VARVE_RETURN_IF_ERROR(PartsOfFiles(directory, entries));
     for (const DirectoryEntry& entry : entries) {
@@ -65,7 +65,7 @@ class Collector {
         old_lock = locked.ok() ? std::move(*locked) : nullptr;
       }
       if (!free) {
-        // Held by a live save, or a file system without locks, where nobody can know.
+        // A live save holds it, or the file system has no locks and does not show it.
         report_.kept.push_back(path);
         continue;
       }
@@ -80,7 +80,7 @@ class Collector {
     return Status::Ok();
   }
 
-  /// What dead rank-local saves left inside a checkpoint directory.
+  /// Removes what dead rank-local saves left inside a checkpoint directory.
   Status Parts(const std::string& directory) {
     const auto entries = storage_.List(directory);
     if (!entries.ok()) {
@@ -89,7 +89,7 @@ class Collector {
     for (const DirectoryEntry& entry : *entries) {
       VARVE_RETURN_IF_ERROR(CheckStop(stop_));
       if (const auto rank = PartRank(entry.name)) {
-        // The rank's lock tells whether the writer lives.
+        // The rank's lock shows whether the writer lives.
         const std::string path = JoinPath(directory, entry.name);
         if (const auto lock = storage_.Lock(RankLockPath(directory, *rank)); !lock.ok()) {
           report_.kept.push_back(path);
@@ -109,8 +109,9 @@ class Collector {
   GarbageReport Take() { return std::move(report_); }
 
  private:
-  /// What dead exports and conversions left. Whoever writes a single file holds a lock beside it; a
-  /// part with no lock file is somebody else's, a repair's or a rank's. Before the locks go.
+  /// Removes what dead exports and conversions left. The writer of a single file holds a lock
+  /// beside it; a part without a lock file belongs to a repair or a rank. Must run before the locks
+  /// are removed.
   Status PartsOfFiles(const std::string& directory, const std::vector<DirectoryEntry>& entries) {
     for (const DirectoryEntry& entry : entries) {
       const auto stale = ParseStaleName(entry.name);
@@ -136,14 +137,14 @@ class Collector {
 
   Status Recover(const std::string& displaced, const std::string& target) {
     if (const auto entries = storage_.List(target); entries.ok() && !entries->empty()) {
-      report_.kept.push_back(displaced);  // The name holds no checkpoint, but files of somebody's.
+      report_.kept.push_back(displaced);  // The name holds no checkpoint, but a user's files.
       return Status::Ok();
     }
     report_.recovered.push_back(target);
     return dry_run_ ? Status::Ok() : RecoverDisplaced(storage_, target);
   }
 
-  /// `target`: of what a save left, the checkpoint to which files go that are the user's.
+  /// Removes `path`. `target` is the checkpoint to which the user's files in it are moved.
   Status Remove(const std::string& path, const DirectoryEntry& entry,
                 const std::string& target = "") {
     report_.removed.push_back(path);
@@ -187,7 +188,7 @@ Result<GarbageReport> Collect(const std::string& directory, DryRun dry_run, Stor
   VARVE_RETURN_IF_ERROR(collector.Siblings(directory, entries));
   VARVE_RETURN_IF_ERROR(collector.Parts(directory));
   for (const DirectoryEntry& entry : entries) {
-    // What a link leads to is not in this directory.
+    // A link's target is not in this directory.
     if (entry.is_directory && !entry.is_link && !ParseStaleName(entry.name)) {
       VARVE_RETURN_IF_ERROR(collector.Parts(JoinPath(directory, entry.name)));
     }

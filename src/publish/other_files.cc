@@ -1,5 +1,5 @@
-// An overwrite replaces a checkpoint and nothing else. What the user has put into its directory
-// comes into the new one, by these steps; the numbers are those of commit.cc.
+// An overwrite replaces a checkpoint and nothing else. Files that the user has put into its
+// directory come into the new one, by these steps; the numbers are those of commit.cc.
 //
 //  4. Before any work, CheckCanKeep tries one hard link. Where there are none, files are copied, up
 //     to 64 MiB in all: with more than that the save is refused here, and names them.
@@ -72,7 +72,7 @@ class Walk {
   Inventory found_;
 };
 
-/// "a, b, c and 7 more".
+/// Returns "a, b, c and 7 more".
 std::string NameFiles(const std::vector<OtherFile>& files) {
   std::string text;
   for (std::size_t i = 0; i < std::min(files.size(), kMaxNamed); ++i) {

@@ -1,6 +1,6 @@
-/// The files in a checkpoint's directory that are not part of the checkpoint: finding them, and
-/// bringing them into the directory of a checkpoint that replaces it. The account of the steps is
-/// at the top of other_files.cc.
+/// The files in a checkpoint's directory that are not part of the checkpoint: they are found, and
+/// brought into the directory of a checkpoint that replaces it. The account of the steps is at the
+/// top of other_files.cc.
 #pragma once
 
 #include <cstdint>
@@ -30,7 +30,7 @@ struct OwnFile {
   bool fits_pattern = false;  ///< The name tells; else only the index does.
 };
 
-/// What a checkpoint's directory holds.
+/// The content of a checkpoint's directory.
 struct Inventory {
   std::vector<OtherFile> others;  ///< A folder comes before its files.
   std::vector<OwnFile> own;

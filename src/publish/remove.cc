@@ -1,10 +1,10 @@
-// Removing a checkpoint on request.
-//  1. Lock its name, and see that no rank saves into it without coordination: a live save loses
+// The removal of a checkpoint on request.
+//  1. Lock its name, and check that no rank saves into it without coordination: a live save loses
 //  nothing.
 //  2. A displaced checkpoint gets its name back, so that it is removed and not found again later.
-//  3. Rename the directory to .NAME.varve-removed-<id> and sync PARENT. From here on there is no
-//     checkpoint of this name, whatever happens: nobody loads half of one, `repair` does not make a
-//     checkpoint of what is left, and `gc` or the next save of the name finishes the removal.
+//  3. Rename the directory to .NAME.varve-removed-<id> and sync PARENT. From then on no checkpoint
+//     has this name, whatever happens: no load reads half of one, `repair` does not make a
+//     checkpoint of the rest, and `gc` or the next save of the name finishes the removal.
 //  4. Remove the directory with all that is in it.
 
 #include "base/stop.h"
@@ -20,7 +20,8 @@
 namespace varve {
 namespace {
 
-/// Errors: FailedPrecondition when a rank writes its file there.
+/// Checks that no uncoordinated rank saves there. Errors: FailedPrecondition when a rank writes its
+/// file there.
 Status CheckNoRankSaves(Storage& storage, const std::string& path,
                         const std::vector<DirectoryEntry>& entries) {
   for (const DirectoryEntry& entry : entries) {

@@ -41,7 +41,7 @@ Result<RepairReport> Repair(const std::string& given, Storage& storage,
   }
   VARVE_ASSIGN_OR_RETURN(Metadata metadata, MergeHeaders(chosen->files).Annotate("repair " + path));
   if (record.ok()) {
-    metadata.side_files = record->side_files;  // Data files do not know of them.
+    metadata.side_files = record->side_files;  // Data files do not name them.
   }
   RepairReport report{metadata.save_id, metadata.files.size(), true};
   const auto current = OpenIndex(storage, path);

@@ -1,5 +1,5 @@
-// Removing a checkpoint that another one has replaced, without what is not part of it. The old
-// checkpoint has a hidden name; `directory` is the one that has taken its name.
+// The removal of a checkpoint that another one has replaced, without the files that are not part of
+// it. The old checkpoint has a hidden name; `directory` is the one that has taken its name.
 //  a. A file that `directory` has too, under the same name, loses its old name. Files that were put
 //     beside the old checkpoint after the others had been linked (commit.cc, step 7) are moved
 //     over, never in place of another. If `directory` has another file of that name, both stay
@@ -12,8 +12,8 @@
 // After a crash the next save of the name, or `varve gc`, starts at a. again.
 //
 // The staging directory of a save that died is removed in the same way: it differs from a replaced
-// checkpoint only in what it holds. One with the mark .varve-staging is removed as a whole:
-// whatever is in it was put there by the save, and has a name elsewhere if it is not the save's.
+// checkpoint only in what it holds. One with the mark .varve-staging is removed as a whole: the
+// save has put all of it there, and each file of the user's has a name elsewhere.
 
 #include "publish/replaced.h"
 
@@ -130,7 +130,7 @@ class Removal {
     return Status::Ok();
   }
 
-  /// False when it holds something.
+  /// Returns false when it holds something.
   Result<bool> RemoveFolder(const std::string& path) {
     EmptyDirectories* const directories = storage_.extras().empty_directories;
     Status removed;
@@ -163,7 +163,7 @@ Status RemoveReplaced(Storage& storage, const std::string& replaced, const std::
                       std::vector<std::string>* conflicts, const std::stop_token& stop) {
   SymbolicLinks* const links = storage.extras().symbolic_links;
   if (links != nullptr && links->ReadLink(replaced).ok()) {
-    return storage.Remove(replaced);  // What it leads to is not what was replaced.
+    return storage.Remove(replaced);  // The link's target is not the replaced checkpoint.
   }
   return Removal(storage, replaced, directory, conflicts, stop).Run();
 }
@@ -195,7 +195,7 @@ Status RemoveStale(Storage& storage, const std::string& stale, const std::string
       return RemoveTree(storage, stale, stop);
     }
   }
-  // What an attempt that died has moved over may not be durable yet.
+  // Files that a dead attempt has moved may not be durable yet.
   if (storage.List(directory).ok()) {
     VARVE_RETURN_IF_ERROR(storage.SyncDirectory(directory));
   }

@@ -1,4 +1,4 @@
-/// Removing checkpoints that others have replaced, and what saves that died have left.
+/// The removal of replaced checkpoints, and of what dead saves have left.
 #pragma once
 
 #include <stop_token>

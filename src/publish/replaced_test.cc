@@ -1,4 +1,4 @@
-// Files beside a checkpoint that is overwritten: what is kept, copied, refused, moved and reported.
+// Files beside a checkpoint that is overwritten: kept, copied, refused, moved and reported.
 
 #include "publish/replaced.h"
 
@@ -30,7 +30,7 @@ std::string Get(Storage& storage, const std::string& name) {
   return content.ok() ? *content : content.status().ToString();
 }
 
-/// Something that looks like a DCP checkpoint: nothing of it is read.
+/// Writes a directory that looks like a DCP checkpoint: no test reads its content.
 void PutCheckpoint(Storage& storage, const std::string& content) {
   Put(storage, JoinPath(kPath, ".metadata"), content);
   Put(storage, JoinPath(kPath, "__0_0.distcp"), content);
@@ -146,7 +146,7 @@ TEST(OverwriteKeepsOtherFiles, AFileReplacedMeanwhileStaysAndIsReported) {
   EXPECT_FALSE(storage.List(stale).ok());
 }
 
-TEST(OverwriteKeepsOtherFiles, OfAReplacedCheckpointWhoseSuccessorIsGone) {
+TEST(OverwriteKeepsOtherFiles, OfAReplacedCheckpointWhenItsSuccessorIsMissing) {
   MemoryStorage storage;
   const std::string stale = "runs/.ck.varve-saving-000102030405";
   Put(storage, stale + "/.metadata", "older");

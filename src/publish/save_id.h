@@ -1,4 +1,4 @@
-/// What makes one save differ from another of the same name: a random id, and the time.
+/// The id and the time of a save, by which saves of one name differ.
 #pragma once
 
 #include <cstdint>
@@ -8,10 +8,10 @@
 
 namespace varve {
 
-/// A new random id. Errors: the system gives no randomness.
+/// Returns a new random id. Errors: the system gives no randomness.
 Result<SaveId> RandomSaveId();
 
-/// Unix time in nanoseconds.
+/// Returns the Unix time in nanoseconds.
 std::uint64_t UnixTimeNs();
 
 }  // namespace varve
