@@ -8,7 +8,7 @@
 
 namespace varve {
 
-/// Who and when, the same for all files of a rank's save.
+/// The rank, the save and its time: the same for all files of a rank's save.
 struct FileIdentity {
   SaveId save_id;
   std::uint32_t rank = 0;
@@ -25,7 +25,8 @@ struct FilePlan {
   std::vector<std::uint32_t> object_items;  ///< For each header.objects likewise.
 };
 
-/// Errors: InvalidArgument when the assignment does not fit the plan or sizes overflow.
+/// Lays out the file of an assignment. Errors: InvalidArgument when the assignment does not fit the
+/// plan or sizes overflow.
 Result<FilePlan> PlanFile(const LocalPlan& plan, const RankAssignment& assignment,
                           const FileIdentity& identity);
 

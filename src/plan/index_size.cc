@@ -61,21 +61,21 @@ ManifestCounts CountIndex(const std::vector<LocalPlan>& plans, const SettledPlan
 
 namespace {
 
-/// Whether a name stands in JSON as it is, however often it is quoted.
+/// Returns whether a name stands in JSON as it is, however often it is quoted.
 bool IsPlainText(std::string_view name) {
   return std::all_of(name.begin(), name.end(),
                      [](char c) { return c >= ' ' && c <= '~' && c != '"' && c != '\\'; });
 }
 
-/// Bytes that a name, and numbers behind it, take at most in a header that quotes them `times`
-/// times, within another string: a control character becomes "\\u0001" there.
+/// Returns the bytes that a name, and numbers behind it, take at most in a header that quotes them
+/// `times` times, within another string: a control character becomes "\\u0001" there.
 std::uint64_t NameBytesAtMost(std::string_view name, std::uint64_t times) {
   constexpr std::uint64_t kQuotedTwice = 7;
   return times * (name.size() * (IsPlainText(name) ? 1 : kQuotedTwice) + 64);
 }
 
-/// No header of this assignment is larger. Cheap, for all the ranks whose headers are far from the
-/// limit.
+/// Returns a bound that no header of this assignment exceeds. Cheap, for the ranks whose headers
+/// are far from the limit.
 std::uint64_t HeaderBytesAtMost(const LocalPlan& plan, const RankAssignment& assignment,
                                 std::uint64_t block_bytes) {
   // See EncodeHeader: a chunk has an entry, its true geometry, its place among the shards and a

@@ -1,4 +1,5 @@
-/// Which stored bytes fill which targets, and in which units they are read. Pure.
+/// The plan of a load: which stored bytes fill which targets, and in which units they are read.
+/// Pure functions.
 #pragma once
 
 #include <cstdint>
@@ -27,9 +28,9 @@ struct ReadItem {
   Box common;
 };
 
-/// Every element of every item is covered by exactly one read item.
-/// Errors: NotFound for an unknown tensor; InvalidArgument when dtype or shape differ; DataLoss
-/// naming the tensor and the box that no chunk holds.
+/// Returns the reads that fill the items: exactly one read covers each element. Errors: NotFound
+/// for an unknown tensor; InvalidArgument when dtype or shape differ; DataLoss naming the tensor
+/// and the box that no chunk holds.
 Result<std::vector<ReadItem>> PlanLoad(const Metadata& metadata,
                                        const std::vector<LoadItem>& items);
 
@@ -40,9 +41,9 @@ struct BlockGeometry {
   std::uint64_t block_bytes = 1;
 };
 
-/// The file ranges to read: the needed ones widened to whole blocks (a part of a block cannot be
-/// checked), joined across gaps of at most `max_gap` bytes, cut into units of at most `unit_bytes`
-/// (a multiple of the block size). Ascending and disjoint. `needed` lies in the data.
+/// Returns the file ranges to read: the needed ones widened to whole blocks (a part of a block
+/// cannot be checked), joined across gaps of at most `max_gap` bytes, cut into units of at most
+/// `unit_bytes` (a multiple of the block size). Ascending and disjoint. `needed` lies in the data.
 std::vector<ByteRange> ScheduleReads(std::vector<ByteRange> needed, const BlockGeometry& geometry,
                                      std::uint64_t max_gap, std::uint64_t unit_bytes);
 

@@ -19,7 +19,7 @@ using test::IsOk;
 using test::Linear;
 using test::Random;
 
-/// One tensor of two-byte elements, stored as these chunks.
+/// Returns one tensor of two-byte elements, stored as these chunks.
 Metadata Stored(const Dims& shape, std::vector<Box> boxes) {
   Metadata metadata;
   metadata.files.resize(1);

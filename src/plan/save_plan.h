@@ -1,5 +1,6 @@
-/// Who writes what. Pure and deterministic: the same local plans give the same settled plan on
-/// every machine, so ranks that can derive all local plans may settle alone and compare digests.
+/// The plan of a save: which rank writes what. Pure and deterministic: the same local plans give
+/// the same settled plan on every machine, so ranks that can derive all local plans may settle
+/// alone and compare digests.
 #pragma once
 
 #include <cstdint>
@@ -53,7 +54,7 @@ struct ChunkAssignment {
   friend bool operator==(const ChunkAssignment&, const ChunkAssignment&) = default;
 };
 
-/// What one rank writes.
+/// The parts of a plan that one rank writes.
 struct RankAssignment {
   std::vector<ChunkAssignment> chunks;
   std::vector<std::uint32_t> objects;  ///< Indices into LocalPlan::objects, ascending.
@@ -80,7 +81,7 @@ Result<LocalPlan> DecodeLocalPlan(std::string_view bytes);
 Bytes EncodeAssignment(const RankAssignment& assignment);
 Result<RankAssignment> DecodeAssignment(std::string_view bytes);
 
-/// Two ranks whose digests agree have settled the same plan.
+/// Returns a digest: two ranks whose digests agree have settled the same plan.
 Hash128 Digest(const SettledPlan& plan);
 
 /// Checks one rank's plan on its own: names, geometry, duplicates.
@@ -92,10 +93,10 @@ Status CheckLocalPlan(const LocalPlan& plan);
 /// where they are larger than a rank's fair share. A shard whose replicas differ is not split: what
 /// is stored is one rank's. Tensors that are tied on all their holders are written under one name.
 /// Errors: InvalidArgument when ranks disagree about a tensor, when shards overlap without being
-/// equal, or when nobody holds a part of a tensor (named).
+/// equal, or when no rank holds a part of a tensor (named).
 Result<SettledPlan> Settle(const std::vector<LocalPlan>& plans);
 
-/// The plan of an uncoordinated save: the rank writes all it holds.
+/// Returns the plan of an uncoordinated save: the rank writes all it holds.
 RankAssignment AssignEverything(const LocalPlan& plan);
 
 }  // namespace varve

@@ -3,7 +3,7 @@
 //   0. A tensor that is tied to another one on all ranks that hold either is left out here: it is
 //      an alias of what is stored (ties.h).
 //   1. Shards are grouped by tensor and box. Equal boxes on several ranks are replicas; boxes that
-//      overlap without being equal are an error, and so is a part of a tensor that nobody holds.
+//      overlap without being equal are an error, and so is a part of a tensor that no rank holds.
 //   2. A shard with one holder is written by it. So is one whose replicas differ, by the lowest of
 //      its holders: split among them, it would be stored as a mix that no rank ever had. These
 //      bytes are the load a rank starts with.
@@ -12,7 +12,7 @@
 //      is where all of its bytes fit when every holder below the level is filled up to it.
 //   4. Large shards are laid end to end and cut where a holder is full (McNaughton's wrap-around
 //      rule), so a group is cut at most in one place per holder. Small ones then go, largest first,
-//      to whoever has least.
+//      to the holder with the fewest bytes.
 
 #include <algorithm>
 #include <cstddef>
@@ -139,7 +139,7 @@ Result<std::vector<Shard>> GroupShards(const std::vector<LocalPlan>& plans,
   return shards;
 }
 
-/// Hands out shards and keeps count of each rank's bytes.
+/// Assigns shards and keeps count of each rank's bytes.
 class Balancer {
  public:
   explicit Balancer(std::size_t rank_count) : plan_{}, load_(rank_count, 0) {
@@ -187,7 +187,7 @@ class Balancer {
   SettledPlan Take() { return std::move(plan_); }
 
  private:
-  /// The water level at which `total` more bytes fit on `ranks`.
+  /// Returns the water level at which `total` more bytes fit on `ranks`.
   [[nodiscard]] std::uint64_t Level(const std::vector<std::uint32_t>& ranks,
                                     std::uint64_t total) const {
     std::vector<std::uint64_t> loads;

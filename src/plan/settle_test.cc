@@ -58,7 +58,7 @@ TEST(Settle, SplitsAReplicatedTensorLargerThanAFairShare) {
   }
 }
 
-/// Plans of ranks that hold the same tensors, with a fingerprint for each rank's `name`.
+/// Returns plans of ranks that hold the same tensors, with a fingerprint for each rank's `name`.
 std::vector<LocalPlan> Replicated(const std::vector<WriteItem>& tensors, const std::string& name,
                                   const std::vector<std::uint64_t>& fingerprints) {
   std::vector<LocalPlan> plans(fingerprints.size(), LocalPlan{tensors, {}, {}});
@@ -250,7 +250,7 @@ TEST(Settle, NamesATensorWhoseShardsOverlap) {
                         {"tensor \"w\"", "overlap"}));
 }
 
-TEST(Settle, NamesTheBoxThatNobodyHolds) {
+TEST(Settle, NamesTheBoxThatNoRankHolds) {
   EXPECT_TRUE(FailsWith(
       Settle({{{Slice("w", {9, 4}, 0, 3)}, {}, {}}, {{Slice("w", {9, 4}, 2, 3)}, {}, {}}}),
       kInvalid, {"tensor \"w\" of shape [9, 4]", "no rank holds [3:6, 0:4]"}));

@@ -13,7 +13,8 @@ namespace {
 using Names = std::unordered_set<std::string_view>;  // Membership only; its order is never seen.
 using ShardCounts = std::unordered_map<std::string_view, std::size_t>;  // Looked up only.
 
-/// All pairs that are tied on some rank. A name that ranks tie to different ones is left out.
+/// Returns all pairs that are tied on some rank. A name that ranks tie to different ones is left
+/// out.
 Aliases Candidates(std::span<const LocalPlan> plans) {
   Aliases candidates;
   Names contradicted;

@@ -1,4 +1,4 @@
-/// Which tensors of a save are stored under several names.
+/// Tied tensors of a save: which names are aliases of a stored one.
 #pragma once
 
 #include <map>

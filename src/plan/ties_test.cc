@@ -20,7 +20,7 @@ WriteItem Tied(WriteItem item, std::uint32_t to) {
   return item;
 }
 
-/// Two ranks, each with its rows of "a" and of "b", which is the same memory.
+/// Returns the plans of two ranks, each with its rows of "a" and of "b", which is the same memory.
 std::vector<LocalPlan> TiedRows() {
   std::vector<LocalPlan> plans(2);
   for (std::uint64_t rank = 0; rank < 2; ++rank) {
