@@ -66,7 +66,8 @@ Result<std::uint64_t> ReadBatch(CheckpointReader& reader, const std::vector<Piec
   return bytes;
 }
 
-/// The targets' slabs, in batches. Errors: InvalidArgument for a box that is not in its tensor.
+/// Returns the targets' slabs, in batches. Errors: InvalidArgument for a box that is not in its
+/// tensor.
 Result<std::vector<std::vector<Piece>>> Batches(const Metadata& metadata,
                                                 const std::vector<TargetTensor>& targets) {
   std::vector<std::vector<Piece>> batches;
@@ -89,7 +90,7 @@ Result<std::vector<std::vector<Piece>>> Batches(const Metadata& metadata,
   return batches;
 }
 
-/// Bytes that are read for these targets.
+/// Returns the bytes that are read for these targets.
 std::uint64_t StoredBytes(const Metadata& metadata, const std::vector<TargetTensor>& targets) {
   std::uint64_t bytes = 0;
   for (const TargetTensor& target : targets) {

@@ -10,8 +10,8 @@
 
 namespace varve {
 
-/// True when a load with LoadOptions::cast fills `target` from `stored`: same shape, another dtype,
-/// and both dtypes are among float16, bfloat16, float32 and float64.
+/// Returns true when a load with LoadOptions::cast fills `target` from `stored`: same shape,
+/// another dtype, and both dtypes are among float16, bfloat16, float32 and float64.
 bool NeedsCast(const TensorMetadata& stored, const TargetTensor& target);
 
 /// Fills all targets as CheckpointReader::ReadTensors does, those that need a cast after the

@@ -103,7 +103,7 @@ std::string Sentence(std::string_view title, const std::vector<std::string>& nam
   return text;
 }
 
-/// On the coordinator: what all ranks together miss and leave over.
+/// Merges the differences of all ranks, on the coordinator.
 Result<LoadDifferences> Merge(const Metadata& metadata,
                               const std::vector<std::string>& contributions) {
   std::set<std::string> missing;
@@ -143,7 +143,7 @@ std::vector<std::string> UnwantedNames(const Metadata& metadata, const std::stri
   return names;
 }
 
-/// The error for differences that `options` do not allow.
+/// Returns the error for differences that `options` do not allow.
 Status CheckDifferences(const LoadDifferences& merged, const std::vector<std::string>& unexpected,
                         const LoadOptions& options) {
   const bool lacking = !merged.missing.empty() || !merged.mismatched.empty();

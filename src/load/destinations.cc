@@ -40,7 +40,8 @@ bool SameContent(const Chunk& a, const Chunk& b) {
          (a.extent == b.extent || hashed);
 }
 
-/// True when the index proves that the same values are stored for two targets of the same memory.
+/// Returns true when the index proves that the same values are stored for two targets of the same
+/// memory.
 bool StoredAlike(const Metadata& metadata, const TargetTensor& a, const TargetTensor& b) {
   const TensorMetadata* stored_a = metadata.FindTensor(a.fqn);
   const TensorMetadata* stored_b = metadata.FindTensor(b.fqn);
@@ -50,7 +51,7 @@ bool StoredAlike(const Metadata& metadata, const TargetTensor& a, const TargetTe
                     stored_b->chunks.end(), SameContent);
 }
 
-/// Those of a cluster that share a byte with another.
+/// Returns those of a cluster that share a byte with another.
 std::vector<const Placed*> Sharing(const std::vector<const Placed*>& cluster) {
   struct Owned {
     MemoryRange range;
@@ -82,7 +83,7 @@ std::vector<const Placed*> Sharing(const std::vector<const Placed*>& cluster) {
   return found;
 }
 
-/// The first of `size` bytes that is known and differs.
+/// Returns the first of `size` bytes that is known and differs.
 std::optional<std::size_t> FirstDifference(const std::byte* image, const unsigned char* known,
                                            const std::byte* loaded, std::size_t size) {
   const bool none_known = std::memchr(known, 1, size) == nullptr;
@@ -97,7 +98,7 @@ std::optional<std::size_t> FirstDifference(const std::byte* image, const unsigne
   return std::nullopt;
 }
 
-/// The first of the targets that covers a byte, which one of them does.
+/// Returns the first of the targets that covers a byte, which one of them does.
 const Placed* OwnerOf(const std::byte* at, const std::vector<const Placed*>& placed) {
   return *std::find_if(placed.begin(), placed.end(), [at](const Placed* candidate) {
     const auto ranges = RangesOf(candidate->memory);

@@ -19,7 +19,7 @@ using test::TempDir;
 
 using Floats = std::vector<float>;
 
-/// A checkpoint of tensors "a" = 0..5, "same", equal to it, and "other", which is not.
+/// Returns a checkpoint of tensors "a" = 0..5, "same", equal to it, and "other", which is not.
 std::unique_ptr<CheckpointReader> Saved(const TempDir& dir) {
   static const Floats a{0, 1, 2, 3, 4, 5};
   static const Floats other{0, 1, 2, 3, 4, 6};

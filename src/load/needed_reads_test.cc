@@ -1,4 +1,4 @@
-// Saves and loads read the headers that they need, each of them once, and no others.
+// Saves and loads read each header that they need once, and no others.
 
 #include <map>
 #include <mutex>
@@ -183,7 +183,7 @@ TEST(OpenCommitted, ReadsTheIndexAloneAndALoadTheFilesThatItNeeds) {
   EXPECT_EQ(counting.TakeNames(), std::set<std::string>{"data-00001-of-00004.safetensors"});
 }
 
-TEST(Save, WhoseIndexWouldBeTooLargeIsRefusedBeforeAnyDataAreRead) {
+TEST(Save, RefusesAnIndexThatWouldBeTooLargeBeforeItReadsData) {
   const test::TempDir dir;
   const Dims shape{std::uint64_t{1} << 42};  // A thousand million checksum blocks.
   bool produced = false;

@@ -45,10 +45,10 @@ struct CheckpointReader::Impl {
 
 namespace {
 
-// Of a compressed plain value; tensors know their size.
+// Most bytes of a compressed plain value; tensors know their size.
 constexpr std::uint64_t kMaxObjectBytes = std::uint64_t{1} << 30;
 
-/// "3 of 8 targets are partly or wholly overwritten: a, b, c".
+/// Returns "3 of 8 targets are partly or wholly overwritten: a, b, c".
 std::string DescribeTouched(const std::vector<bool>& touched,
                             const std::function<std::string(std::uint32_t)>& owner_name) {
   constexpr std::size_t kMaxNamed = 20;
@@ -68,7 +68,7 @@ std::string DescribeTouched(const std::vector<bool>& touched,
   return "the destination is partly written: " + names;
 }
 
-/// The record that holds an extent of a file whose index lists its records.
+/// Returns the record that holds an extent of a file whose index lists its records.
 std::optional<RecordSum> FindRecord(const std::vector<RecordCrc>& records, const Extent& extent) {
   const auto after =
       std::partition_point(records.begin(), records.end(), [&](const RecordCrc& record) {
@@ -83,7 +83,7 @@ std::optional<RecordSum> FindRecord(const std::vector<RecordCrc>& records, const
              : std::nullopt;
 }
 
-/// A stored value, however it is stored.
+/// Decodes a stored value of any encoding.
 Result<Value> DecodeObject(Encoding encoding, std::string_view bytes) {
   switch (encoding) {
     case Encoding::kPlain:
@@ -236,8 +236,8 @@ Result<std::vector<Value>> CheckpointReader::ReadObjects(std::span<const std::st
   return values;
 }
 
-/// The sources of the chunks that reads need, one per read. A chunk of an archive is looked into
-/// once for each read of it, which is once unless a tensor is loaded in parts.
+/// Returns the sources of the chunks that reads need, one per read. A chunk of an archive is looked
+/// into once for each read of it, which is once unless a tensor is loaded in parts.
 Result<std::vector<ChunkSource>> CheckpointReader::Impl::Resolve(const std::vector<ReadItem>& reads,
                                                                  int threads,
                                                                  const std::stop_token& stop) {
@@ -260,7 +260,7 @@ Result<std::vector<ChunkSource>> CheckpointReader::Impl::Resolve(const std::vect
     return Status::Ok();
   };
   if (index.metadata.format == Format::kVarve) {
-    for (std::size_t i = 0; i < reads.size(); ++i) {  // Plain as they are: nothing to look into.
+    for (std::size_t i = 0; i < reads.size(); ++i) {  // Plain chunks need no archive.
       sources[i].extent = index.metadata.tensors[reads[i].tensor].chunks[reads[i].chunk].extent;
     }
     return sources;

@@ -1,4 +1,4 @@
-// What a reader gives of one checkpoint, and what it says of a target that it could not fill.
+// Reads from one checkpoint, and the errors for targets that could not be filled.
 
 #include <atomic>
 #include <cstdint>
@@ -27,7 +27,7 @@ std::unique_ptr<CheckpointReader> MustOpen(Storage& storage) {
   return std::move(*reader);
 }
 
-/// The elements 0, 1, ... as floats.
+/// Returns the elements 0, 1, ... as floats.
 std::vector<float> Counted(std::size_t count) {
   std::vector<float> values(count);
   std::iota(values.begin(), values.end(), 0.0F);

@@ -140,7 +140,7 @@ void TensorStream::ReadAhead() {
 void TensorStream::Run() {
   Batch batch;
   std::uint64_t batch_bytes = 0;
-  // Hands the batch over; false when nobody wants more.
+  // Passes the batch to the reader; returns false when no more is wanted.
   const auto flush = [&] {
     Status status = Load(&batch);
     std::unique_lock lock(mutex_);

@@ -38,7 +38,7 @@ class TensorStream {
 
   [[nodiscard]] const std::vector<StreamItem>& items() const { return items_; }
 
-  /// The next bytes: `out.size()` of item `item` from `at` on. Must follow what was read last
+  /// Reads the next bytes: `out.size()` of item `item` from `at` on. Must follow the last read
   /// (items without bytes may be left out). Errors: as CheckpointReader::ReadTensors; Internal out
   /// of turn.
   Status Read(std::size_t item, std::uint64_t at, std::span<std::byte> out);
@@ -73,7 +73,7 @@ class TensorStream {
   std::mutex mutex_;
   std::condition_variable changed_;
   std::deque<Batch> ready_;  // The rest is guarded by mutex_.
-  // Memory of batches that have been used. Fresh memory costs more than all else that is done here.
+  // Memory of used batches. Fresh memory would cost more than all other work here.
   std::vector<std::vector<std::byte>> spare_;
   Status status_;
   bool done_ = false;
