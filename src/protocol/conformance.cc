@@ -1,4 +1,4 @@
-// The claims. Each makes checkpoints of its own under ids of its own, so none depends on another.
+// The claims. Each makes its own checkpoints under its own ids, so none depends on another.
 
 #include "varve/protocol/conformance.h"
 
@@ -83,7 +83,7 @@ Value Leaf(ValueKind kind) {
   return leaf;
 }
 
-/// A dict of the keys and values that follow each other.
+/// Returns a dict of the keys and values that follow each other.
 template <class... Rest>
 Value Dict(Rest&&... rest) {
   Value dict;
@@ -121,7 +121,7 @@ Status NothingShowsBeforeFinish(Bench& bench) {
   return bench.Save(id, 1, [](int) { return Assorted<Holding>(1); }, {&watched});
 }
 
-/// A save in which one rank has nothing to give for the last of its items.
+/// Runs a save in which one rank has no content for the last of its items.
 Status SaveThatFails(Bench& bench, const std::string& id, int failing_rank, std::uint8_t salt) {
   std::vector<std::unique_ptr<WatchedSavePlanner>> planners;
   std::vector<SavePlanner*> pointers;
@@ -135,7 +135,7 @@ Status SaveThatFails(Bench& bench, const std::string& id, int failing_rank, std:
   }
   const Status status = bench.Save(id, kRanks, UsualHolding(salt), pointers);
   if (status.code() == StatusCode::kAlreadyExists) {
-    return Status::Ok();  // Refused before it came to that.
+    return Status::Ok();  // The save was refused before that.
   }
   return MustFail(
       status, "no content today",
@@ -147,7 +147,7 @@ Status AFailedSaveShowsNothing(Bench& bench) {
     const std::string id = bench.NewId();
     VARVE_RETURN_IF_ERROR(SaveThatFails(bench, id, rank, 1));
     VARVE_RETURN_IF_ERROR(bench.CheckAbsent(id));
-    // What was left undone is not in the way.
+    // The unfinished save does not block the next one.
     VARVE_RETURN_IF_ERROR(
         bench.Save(id, kRanks, UsualHolding(2)).Annotate("a save after one that failed"));
     VARVE_RETURN_IF_ERROR(bench.Load(id, kRanks, UsualWanting(2)));

@@ -8,10 +8,11 @@
 namespace varve::protocol {
 namespace {
 
-// Long for a small state, short for a test that hangs.
+// Timeout: long for a small state, short for a test that hangs.
 constexpr std::chrono::seconds kTimeout{60};
 
-/// Runs all ranks at once. The first error, if all ranks have the same; otherwise says who differs.
+/// Runs all ranks at once. Returns the first error if all ranks have the same; otherwise an error
+/// that names the ranks that differ.
 Status OnRanks(int size, const std::function<Status(Coordinator&)>& work) {
   const auto count = static_cast<std::size_t>(size);
   const auto ranks = MakeInProcessCoordinators(size);

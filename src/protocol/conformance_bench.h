@@ -24,29 +24,29 @@ class Bench {
   [[nodiscard]] const ConformanceSubject& subject() const { return subject_; }
   [[nodiscard]] std::string NewId() const { return subject_.new_checkpoint_id(); }
 
-  /// A save by `size` ranks with new writers. `planners` has one for each rank, or is empty. Checks
+  /// Saves by `size` ranks with new writers. `planners` has one for each rank, or is empty. Checks
   /// that all ranks return the same.
   Status Save(const std::string& id, int size, const MakeHolding& holding,
               const std::vector<SavePlanner*>& planners = {});
 
-  /// A load by `size` ranks with new readers, and a look at what has come. `planners` as above.
+  /// Loads by `size` ranks with new readers, and checks the loaded content. `planners` as above.
   Status Load(const std::string& id, int size, const MakeWanting& wanting,
               const std::vector<LoadPlanner*>& planners = {});
 
   [[nodiscard]] Result<Metadata> ReadMetadata(const std::string& id) const;
 
-  /// Ok when nothing is there under the id.
+  /// Returns Ok when no checkpoint has the id.
   [[nodiscard]] Status CheckAbsent(const std::string& id) const;
 
  private:
   ConformanceSubject subject_;
 };
 
-/// "x" with what was expected, for a claim that is not met.
+/// Returns the error for a claim that is not met, with the expectation.
 Status Unmet(std::string message);
 
-/// Ok when `status` is an error whose message has `phrase` in it; otherwise says what should have
-/// failed, and how.
+/// Returns Ok when `status` is an error whose message has `phrase` in it; otherwise an error that
+/// names `what` should have failed, and how.
 Status MustFail(const Status& status, const std::string& phrase, const std::string& what);
 
 }  // namespace varve::protocol

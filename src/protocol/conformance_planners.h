@@ -1,4 +1,4 @@
-/// Planners that watch a backend, or trip it up.
+/// Planners that observe a backend, or fail in it.
 #pragma once
 
 #include <atomic>
@@ -16,7 +16,7 @@
 
 namespace varve::protocol {
 
-/// Calls a function before it gives out content; its error becomes the answer.
+/// Calls a function before it returns content; the function's error becomes the result.
 class WatchedSavePlanner : public DefaultSavePlanner {
  public:
   explicit WatchedSavePlanner(std::function<Status(const WriteItem&)> watch)
@@ -30,7 +30,7 @@ class WatchedSavePlanner : public DefaultSavePlanner {
   std::function<Status(const WriteItem&)> watch_;
 };
 
-/// Gives out copies that turn to rubbish when their owner lets go of them.
+/// Returns copies that are overwritten when their owner is destroyed.
 class LendingSavePlanner : public DefaultSavePlanner {
  public:
   Result<ItemData> ResolveData(const WriteItem& item) override {
@@ -61,7 +61,7 @@ class LendingSavePlanner : public DefaultSavePlanner {
   std::deque<std::string> memory_;
 };
 
-/// Fails in one hook, once there is something to fail for.
+/// Fails in one hook.
 class RefusingLoadPlanner : public DefaultLoadPlanner {
  public:
   enum class Hook : std::uint8_t { kLoadBytes, kResolveTensor, kCommitTensor };
@@ -84,7 +84,7 @@ class RefusingLoadPlanner : public DefaultLoadPlanner {
   Hook hook_;
 };
 
-/// Counts what is delivered of each item.
+/// Counts the deliveries of each item.
 class CountingLoadPlanner : public DefaultLoadPlanner {
  public:
   Result<LoadPlan> FinishPlan(LoadPlan plan) override {
@@ -106,7 +106,7 @@ class CountingLoadPlanner : public DefaultLoadPlanner {
     return Status::Ok();
   }
 
-  /// Each value delivered once; each piece resolved and committed once.
+  /// Checks that each value was delivered once, and each piece resolved and committed once.
   [[nodiscard]] Status Check() const {
     for (const auto& [name, counts] : counts_) {
       const bool is_tensor = name.starts_with("tensor");

@@ -13,7 +13,7 @@ namespace varve::protocol {
 inline const Dims kShape = {6, 8};
 inline constexpr int kRanks = 3;
 
-/// The rows, or columns, of "matrix" that a rank holds.
+/// Returns the rows, or columns, of "matrix" that a rank holds.
 inline TensorSpec RowsOf(int rank, int size) {
   const std::uint64_t rows = kShape[0] / static_cast<std::uint64_t>(size);
   return {"matrix",
@@ -33,7 +33,8 @@ inline Value StepOf(std::uint8_t salt) { return Value::Int(1000 + salt); }
 
 inline std::string OwnName(int rank) { return "rank." + std::to_string(rank); }
 
-/// A row-sharded matrix, a replicated vector, a value of all ranks and one of each.
+/// Returns a state of a row-sharded matrix, a replicated vector, a value of all ranks and one of
+/// each.
 template <class Part>
 Part Usual(int rank, std::uint8_t salt) {
   Part part(salt);
@@ -50,7 +51,8 @@ inline MakeWanting UsualWanting(std::uint8_t salt) {
   return [salt](int rank) { return Usual<Wanting>(rank, salt); };
 }
 
-/// All sizes of elements, no dimensions, no elements; values of several kinds and lengths.
+/// Returns a state with all sizes of elements, no dimensions, no elements; values of several kinds
+/// and lengths.
 template <class Part>
 Part Assorted(std::uint8_t salt) {
   Part part(salt);

@@ -12,7 +12,7 @@ char PatternByte(std::uint64_t element, std::uint64_t byte, std::uint8_t salt) {
   return static_cast<char>((element * 31 + byte * 7 + std::uint64_t{salt} * 101 + 3) & 0xFF);
 }
 
-/// The sizes of the memory around a box.
+/// Returns the sizes of the memory around a box.
 Dims WithMargin(const Dims& sizes, std::uint64_t margin) {
   Dims padded = sizes;
   for (std::uint64_t& size : padded) {
@@ -71,7 +71,7 @@ void Wanting::Add(const std::string& fqn, const Value& value) {
   values_.push_back(EncodeValue(value));
 }
 
-/// The pattern with its untouched margin.
+/// Returns the pattern with its untouched margin.
 std::string Wanting::Expected(const TensorSpec& spec) const {
   const std::uint64_t item_size = ItemSize(spec.dtype);
   const std::string inner = PatternOf(spec, salt_);

@@ -24,11 +24,11 @@ inline TensorSpec Whole(std::string fqn, DType dtype, const Dims& shape) {
   return {std::move(fqn), dtype, shape, WholeBox(shape)};
 }
 
-/// The content of a box of a tensor, row-major. Every byte depends on where its element lies in the
-/// whole tensor, on where it lies in the element and on `salt`.
+/// Returns the content of a box of a tensor, row-major. Every byte depends on where its element
+/// lies in the whole tensor, on where it lies in the element and on `salt`.
 std::string PatternOf(const TensorSpec& spec, std::uint8_t salt);
 
-/// What a rank saves, with its memory.
+/// The state that a rank saves, with its memory.
 class Holding {
  public:
   explicit Holding(std::uint8_t salt) : salt_(salt) {}
@@ -42,15 +42,16 @@ class Holding {
   State state_;
 };
 
-/// What a rank loads, with its memory. Each tensor has a border of `margin` elements around it in
-/// each dimension, which no load may touch.
+/// The state that a rank loads, with its memory. Each tensor has a border of `margin` elements
+/// around it in each dimension, which no load may touch.
 class Wanting {
  public:
   explicit Wanting(std::uint8_t salt, std::uint64_t margin = 0) : salt_(salt), margin_(margin) {}
   void Add(const TensorSpec& spec);
   void Add(const std::string& fqn, const Value& value);
   [[nodiscard]] TargetState& state() { return state_; }
-  /// DataLoss naming the first thing that is not what was saved with the same salt.
+  /// Compares with the state that was saved with the same salt. Errors: DataLoss naming the first
+  /// difference.
   [[nodiscard]] Status Check() const;
 
  private:

@@ -1,5 +1,5 @@
 // The suite on our own backend, on one that a user might write, and on backends with one flaw each:
-// a suite that nothing fails says nothing.
+// a suite that no backend fails proves nothing.
 
 #include "varve/protocol/conformance.h"
 

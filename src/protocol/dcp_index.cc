@@ -12,16 +12,17 @@
 namespace varve::protocol {
 namespace {
 
-/// Where an item lies.
+/// The place of an item.
 struct Stored {
   std::uint32_t file = 0;
   DcpExtent extent;
 };
 
-/// Finds what the ranks have written, by its index.
+/// Finds the items that the ranks have written, by their index.
 class StoredItems {
  public:
-  /// The first result of a rank has the receipt of its file, which lists the items in order.
+  /// Adds a rank's results. The first one has the receipt of its file, which lists the items in
+  /// order.
   Status Add(std::uint32_t rank, std::uint64_t number, const std::vector<WriteResult>& results,
              DcpIndexBuilder* index) {
     if (results.empty()) {

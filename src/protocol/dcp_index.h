@@ -11,16 +11,16 @@
 
 namespace varve::protocol {
 
-/// The data files that results speak of.
+/// The data files of a list of results.
 struct WrittenFiles {
-  std::uint32_t first_rank = 0;  ///< Who wrote the first of the results; the next rank the second.
+  std::uint32_t first_rank = 0;  ///< The rank of the first result; the next rank has the second.
   std::uint64_t number = 0;      ///< Of each rank's file, see DcpFileName.
   std::uint64_t block_bytes = 0;
 };
 
-/// `results` by rank, as FileSystemWriter::WriteData gives them. Errors: Internal for a chunk or
-/// value that no rank has written; InvalidArgument for planner_data that is not the structure of a
-/// state, and for results of other writers or of different block sizes.
+/// Makes the index. `results` by rank, as FileSystemWriter::WriteData returns them. Errors:
+/// Internal for a chunk or value that no rank has written; InvalidArgument for planner_data that is
+/// not the structure of a state, and for results of other writers or of different block sizes.
 Result<CheckpointIndex> MakeIndex(const Metadata& metadata,
                                   const std::vector<std::vector<WriteResult>>& results,
                                   const WrittenFiles& files);

@@ -10,14 +10,14 @@
 namespace varve::protocol {
 namespace {
 
-/// "w (stored float32[4], wanted float32[5])".
+/// Returns "w (stored float32[4], wanted float32[5])".
 std::string DescribeMismatch(const TensorStorageMetadata& stored, const TargetTensor& target) {
   return target.fqn + " (stored " + std::string(DTypeName(stored.properties.dtype)) +
          varve::ToString(stored.size) + ", wanted " + std::string(DTypeName(target.dtype)) +
          varve::ToString(target.shape) + ")";
 }
 
-/// Names for a message, not more than can be read.
+/// Names for a message, shortened to a readable number.
 class NameList {
  public:
   void Add(const std::string& name) {
@@ -42,7 +42,8 @@ Dims Minus(const Dims& a, const Dims& b) {
   return difference;
 }
 
-/// The parts of `target` that the stored chunks hold, as items. DataLoss when a part is missing.
+/// Adds the parts of `target` that the stored chunks hold, as items. Errors: DataLoss when a part
+/// is missing.
 Status AddTensorItems(const TensorStorageMetadata& stored, const TargetTensor& target,
                       std::uint64_t target_number, std::vector<ReadItem>* items) {
   std::uint64_t covered = 0;

@@ -1,5 +1,5 @@
 // The plan of a save: the engine's own settling (plan/settle.cc), in DCP's vocabulary. It finds
-// what no rank holds and what ranks disagree about, and spreads replicas by bytes.
+// parts that no rank holds and entries about which ranks disagree, and spreads replicas by bytes.
 
 #include <algorithm>
 #include <cstddef>
@@ -17,7 +17,7 @@
 namespace varve::protocol {
 namespace {
 
-/// A rank's plan as the engine knows it, and which of its items is which of the plan's.
+/// A rank's plan in the engine's form, and the plan's item for each of its items.
 struct Translated {
   LocalPlan plan;
   std::vector<std::size_t> tensors;
@@ -44,7 +44,7 @@ Result<Translated> Translate(const SavePlan& plan) {
   return result;
 }
 
-/// In place of the spread: every shard whole, on the lowest rank that holds it.
+/// Assigns every shard whole to the lowest rank that holds it, instead of spreading it.
 void TakeLowestRanks(const std::vector<LocalPlan>& plans, SettledPlan* settled) {
   // An empty tensor may be held as several empty boxes; one of them is enough.
   std::set<std::tuple<std::string_view, Dims, Dims>> taken;
@@ -78,7 +78,7 @@ WriteItem PieceOf(const WriteItem& item, const Box& box) {
   return TensorItem(item.index.fqn, {box, item.tensor_data->properties, item.tensor_data->size});
 }
 
-/// What the plans together will store. Gives each item its place in the list of chunks.
+/// Returns the metadata of the plans together. Gives each item its place in the list of chunks.
 Metadata Describe(std::vector<SavePlan>* plans) {
   Metadata metadata;
   for (const SavePlan& plan : *plans) {

@@ -224,7 +224,7 @@ SaveOutcome SaveWith(const std::string& path, const Trap& trap, float first, Coo
   TrappedSavePlanner planner(trap, rank);
   SaveCallOptions options;
   options.checkpoint_id = path;
-  // Reset and SetUpStorageWriter abandon as well; what is told here is how often Save did.
+  // Reset and SetUpStorageWriter abandon as well; this counts only the calls by Save.
   SaveOutcome outcome;
   outcome.status = Save(state, writer, planner, ranks, options).status();
   outcome.abandoned = writer.abandoned;
@@ -251,7 +251,7 @@ LoadOutcome LoadWith(const std::string& path, const Trap& trap, Coordinator& ran
   return outcome;
 }
 
-/// All ranks say the same, and it is where the trap was.
+/// Checks that all ranks report the same error, which names the trap's hook and rank.
 template <class Outcomes>
 void ExpectSprung(const Outcomes& outcomes, const Trap& trap) {
   const std::string text = outcomes[0]->status.ToString();
@@ -272,7 +272,8 @@ struct HookCase {
   bool coordinator_only = false;
 };
 
-/// Each hook on rank 0 and, where it is called there, on the last; by error and by exception.
+/// Returns traps for each hook, on rank 0 and, where it is called there, on the last; by error and
+/// by exception.
 std::vector<Trap> TrapsAt(const std::vector<HookCase>& hooks) {
   std::vector<Trap> traps;
   for (const HookCase& hook : hooks) {

@@ -10,7 +10,7 @@
 namespace varve::protocol {
 namespace {
 
-/// The box of the whole tensor that an item asks for.
+/// Returns the box of the whole tensor that an item asks for.
 Result<Box> BoxOf(const ReadItem& item, const TensorMetadata& stored) {
   Box box{item.storage_index.offset.value_or(Dims()), item.lengths};
   if (box.offsets.size() != item.storage_offsets.size()) {

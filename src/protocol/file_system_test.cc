@@ -1,4 +1,4 @@
-// Save and Load over our own backend: layouts, what stands on disk, and what is refused.
+// Save and Load over our own backend: layouts, files on disk, and refusals.
 
 #include "varve/protocol/file_system.h"
 
@@ -33,7 +33,7 @@ Box RowsOf(int rank, int size) {
   return {{static_cast<std::uint64_t>(rank) * rows, 0}, {rows, kColumns}};
 }
 
-/// Element (r, c) is r * kColumns + c.
+/// Returns a box whose element (r, c) is r * kColumns + c.
 std::vector<std::uint32_t> Filled(const Box& box) {
   std::vector<std::uint32_t> data;
   for (std::uint64_t r = 0; r < box.sizes[0]; ++r) {
@@ -45,7 +45,8 @@ std::vector<std::uint32_t> Filled(const Box& box) {
   return data;
 }
 
-/// What a rank saves: its rows of "sharded", all of "same", a value of all and one of its own.
+/// The state of a rank: its rows of "sharded", all of "same", a value of all ranks and one of its
+/// own.
 struct Held {
   std::vector<std::uint32_t> rows;
   std::vector<std::uint32_t> same = Filled({{0, 0}, {1, 500}});
@@ -228,7 +229,7 @@ TEST(FileSystemBackend, RanksThatDoNotShareTheStorageAreNamed) {
   }
 }
 
-TEST(FileSystemBackend, ARankThatIsGoneIsNamedAndThePreviousCheckpointStays) {
+TEST(FileSystemBackend, NamesALostRankAndKeepsThePreviousCheckpoint) {
   const TempDir dir;
   SaveAll(dir / "a", 3);
   auto world = MakeInProcessCoordinators(3);
@@ -311,7 +312,7 @@ class DoublingPlanner : public DefaultSavePlanner {
   }
 };
 
-/// Halves what it loads, in memory of its own.
+/// Halves the numbers that it loads, in memory of its own.
 class HalvingPlanner : public DefaultLoadPlanner {
  public:
   Result<TensorMemory> ResolveTensor(const ReadItem& item) override {

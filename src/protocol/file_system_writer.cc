@@ -13,7 +13,7 @@
 namespace varve::protocol {
 namespace {
 
-/// A value as torch.save would store it.
+/// Returns a value as torch.save would store it.
 Result<std::string> ArchiveOf(const WriteItem& item, std::string_view encoded) {
   const auto value = DecodeValue(encoded);
   if (!value.ok()) {
@@ -32,7 +32,7 @@ Result<DcpItem> ToDcpItem(const WriteItem& item, const ItemData& data) {
   return DcpItem{item.index.fqn, std::move(archive)};
 }
 
-/// The first result has the receipt of the whole file.
+/// Returns the results of a plan. The first one has the receipt of the whole file.
 std::vector<WriteResult> ResultsOf(const SavePlan& plan, const DcpFile& written) {
   std::vector<WriteResult> results;
   results.reserve(plan.items.size());

@@ -1,4 +1,4 @@
-/// Calling a hook that somebody else has written.
+/// The call of a hook that a user has written.
 #pragma once
 
 #include <exception>
@@ -8,8 +8,8 @@
 
 namespace varve::protocol {
 
-/// The hook's answer; an error says which hook it comes from. An exception is an error too: it must
-/// not keep the rank from its next exchange, where the others wait.
+/// Calls a hook and returns its answer; an error says which hook it comes from. An exception is an
+/// error too: it must not keep the rank from its next exchange, where the others wait.
 template <class Call>
 auto CallHook(const std::string& name, const Call& call) -> decltype(call()) {
   const auto threw = [&](const std::string& what) {

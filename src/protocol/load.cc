@@ -17,8 +17,8 @@ using Replies = Result<std::vector<std::string>>;
 
 constexpr std::size_t kDigestBytes = sizeof(Hash128::bytes);
 
-/// Tells whether two ranks have the same checkpoint before them. What a storage adds for itself may
-/// differ.
+/// Returns a digest by which ranks check that they load the same checkpoint. Storage data may
+/// differ, and do not count.
 std::string Digest(const Metadata& metadata) {
   Metadata common;
   common.state_dict_metadata = metadata.state_dict_metadata;
@@ -54,7 +54,7 @@ class LoadRun {
     return std::chrono::steady_clock::now() + options_.timeout;
   }
 
-  /// Steps 1 to 5.
+  /// Makes steps 1 to 5.
   Result<std::string> LocalPlan() {
     if (options_.checkpoint_id) {
       VARVE_RETURN_IF_ERROR(CallHook("StorageReader::Reset",
@@ -78,7 +78,7 @@ class LoadRun {
     return Digest(metadata_) + EncodeLoadPlan(plan);
   }
 
-  /// Step 6, on the coordinator.
+  /// Makes step 6, on the coordinator.
   Replies GlobalPlan(const std::vector<std::string>& encoded) {
     std::vector<LoadPlan> plans;
     for (std::size_t rank = 0; rank < encoded.size(); ++rank) {
@@ -108,7 +108,7 @@ class LoadRun {
     return replies;
   }
 
-  /// Steps 7 and 8.
+  /// Makes steps 7 and 8.
   Status Read(const std::string& encoded) {
     VARVE_ASSIGN_OR_RETURN(LoadPlan plan, DecodeLoadPlan(encoded));
     VARVE_ASSIGN_OR_RETURN(plan, CallHook("LoadPlanner::FinishPlan",

@@ -1,4 +1,4 @@
-/// What a FileSystemWriter on the coordinator sends to those of the ranks, in
+/// The message of the coordinator's FileSystemWriter to those of the other ranks, in
 /// SavePlan::storage_data.
 #pragma once
 
@@ -10,7 +10,7 @@
 
 namespace varve::protocol {
 
-/// Where a rank writes.
+/// The place to which a rank writes.
 struct Place {
   /// The name of the staging directory, beside the checkpoint's; or of the checkpoint's own.
   std::string directory;
@@ -19,7 +19,7 @@ struct Place {
 };
 
 std::string EncodePlace(const Place& place);
-/// Errors: InvalidArgument for bytes that are not of a FileSystemWriter.
+/// Decodes a place. Errors: InvalidArgument for bytes that are not of a FileSystemWriter.
 Result<Place> DecodePlace(std::string_view bytes);
 
 }  // namespace varve::protocol

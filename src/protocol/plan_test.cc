@@ -74,8 +74,8 @@ TEST(PlanCodec, EverythingComesBack) {
   EXPECT_TRUE(IsOk(DecodeMetadata(EncodeMetadata({}))));
 }
 
-/// Calls `decode` with every truncation and with every byte changed in a few ways. What it accepts
-/// must be something it can encode again; that it does not crash is for the sanitizers to see.
+/// Calls `decode` with every truncation and with every byte changed in a few ways. Every accepted
+/// input must encode again; the sanitizers find crashes.
 template <class Decode, class Encode>
 void Torment(const std::string& good, const Decode& decode, const Encode& encode) {
   for (std::size_t size = 0; size < good.size(); ++size) {

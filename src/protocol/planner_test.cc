@@ -18,7 +18,7 @@ namespace {
 using varve::test::FailsWith;
 using varve::test::IsOk;
 
-/// Floats that count up from 0, with whatever shape a test gives them.
+/// Floats that count up from 0, with any shape that a test gives them.
 struct Memory {
   std::vector<float> floats = std::vector<float>(100'000);
   Memory() { std::iota(floats.begin(), floats.end(), 0.0F); }
@@ -38,7 +38,7 @@ struct Memory {
   }
 };
 
-/// The global plan of ranks with these states.
+/// Returns the global plan of ranks with these states.
 Result<GlobalSavePlan> PlanOf(const std::vector<State>& states,
                               DefaultSavePlannerOptions options = {}) {
   std::vector<SavePlan> plans;

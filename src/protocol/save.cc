@@ -14,7 +14,8 @@ namespace {
 
 using Replies = Result<std::vector<std::string>>;
 
-/// Every item has one result. A writer that loses one would make a checkpoint with a hole in it.
+/// Checks that every item has one result: a writer that loses one would make a checkpoint with a
+/// hole.
 Status CheckResults(const SavePlan& plan, const std::vector<WriteResult>& results) {
   std::vector<MetadataIndex> wanted;
   std::vector<MetadataIndex> got;
@@ -72,8 +73,8 @@ class SaveRun {
  private:
   using CoordinatorStep = Replies (SaveRun::*)(const std::vector<std::string>&);
 
-  /// Has the coordinator take a step with what all ranks bring, and returns its reply to this one.
-  /// Without collectives each rank takes the step by itself.
+  /// Lets the coordinator take a step with the contributions of all ranks, and returns its reply to
+  /// this one. Without collectives each rank takes the step by itself.
   Result<std::string> Combine(Result<std::string> mine, CoordinatorStep step) {
     if (options_.use_collectives) {
       return Exchange(
@@ -94,7 +95,7 @@ class SaveRun {
     return std::move(replies.front());
   }
 
-  /// Steps 1 to 4.
+  /// Makes steps 1 to 4.
   Result<std::string> LocalPlan() {
     if (options_.checkpoint_id) {
       VARVE_RETURN_IF_ERROR(CallHook("StorageWriter::Reset",
@@ -116,7 +117,7 @@ class SaveRun {
     return EncodeSavePlan(plan);
   }
 
-  /// Step 5, on the coordinator.
+  /// Makes step 5, on the coordinator.
   Replies GlobalPlan(const std::vector<std::string>& encoded) {
     std::vector<SavePlan> plans;
     for (const std::string& one : encoded) {
@@ -138,7 +139,7 @@ class SaveRun {
     return replies;  // Exchange refuses another number of them than there are ranks.
   }
 
-  /// Steps 6 and 7.
+  /// Makes steps 6 and 7.
   Result<std::string> Write(const std::string& encoded) {
     VARVE_ASSIGN_OR_RETURN(SavePlan plan, DecodeSavePlan(encoded));
     VARVE_ASSIGN_OR_RETURN(plan, CallHook("SavePlanner::FinishPlan",
@@ -150,7 +151,7 @@ class SaveRun {
     return EncodeWriteResults(results);
   }
 
-  /// Step 8, on the coordinator.
+  /// Makes step 8, on the coordinator.
   Replies Finish(const std::vector<std::string>& encoded) {
     std::vector<std::vector<WriteResult>> results;
     for (const std::string& one : encoded) {

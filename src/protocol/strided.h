@@ -1,4 +1,4 @@
-/// Where in strided memory a part of a box begins.
+/// The beginning of a part of a box in strided memory.
 #pragma once
 
 #include <cstddef>
@@ -10,7 +10,8 @@
 
 namespace varve::protocol {
 
-/// Bytes from the element at `box.offsets` to the one at `offsets`, which lies in the box.
+/// Returns the bytes from the element at `box.offsets` to the one at `offsets`, which lies in the
+/// box.
 inline std::ptrdiff_t ByteOffset(const Box& box, const Strides& strides, const Dims& offsets,
                                  DType dtype) {
   std::int64_t elements = 0;
