@@ -2,13 +2,14 @@
 // pair) of rank F to rank T is the file DIR/N-from-F-to-T.
 //
 //  1. The sender writes DIR/.N-from-F-to-T.part: a frame of magic, length and CRC-32C, then the
-//     message. What is there already was left by a dead predecessor of this rank and is
-//     overwritten. Nothing is synced: no message has to survive a power cut, since no process does.
-//     So an error that a network file system has only when it closes the file goes unseen here;
-//     it shows at step 4.
-//  2. If there is no DIR, it is made, and step 1 done again. Two ranks at once: the second finds
-//     that it exists, which is as good. A rank other than 0 that has sent before does not make it
-//     again: DIR has gone because rank 0 has ended (step 7), and nobody would read the message.
+//     message. A file of that name was left by a dead predecessor of this rank and is overwritten.
+//     Nothing is synced: no message has to survive a power cut, since no process does. So an error
+//     that a network file system has only when it closes the file goes unseen here; it shows at
+//     step 4.
+//  2. If DIR does not exist, the sender makes it and repeats step 1. Of two ranks that do so at
+//     once, the second finds DIR and goes on. A rank other than 0 that has sent before does not
+//     make DIR again: rank 0 has removed it at its end (step 7), and no rank would read the
+//     message.
 //  3. The file gets its name by a rename, so that it is seen whole or not at all, whenever the
 //     sender dies. The rename replaces: a predecessor may have died just after it, and what the
 //     receiver finds must be the message of the rank that now waits for the answer. A receiver that
@@ -18,19 +19,18 @@
 //     torn or foreign file (a lost write, two processes that both believe they are rank F) is
 //     kDataLoss and never a message. Every so often it opens DIR itself. An NFS client remembers
 //     for up to a minute that a name was not there; to open the directory makes it ask the server.
-//     And where DIR was and is no more, rank 0 has ended, and the wait is over at once.
+//     And where DIR has been removed, rank 0 has ended, and the wait ends at once.
 //  5. The receiver removes the file and counts on. If it dies before that, its successor finds the
 //     message again; if after, its successor waits for a message that does not come again, up to
 //     its deadline. A message that a sender's successor sends again after step 5 has a number that
-//     nobody asks for any more; it lies there until step 7.
-//  6. Only pairs with rank 0 exchange messages. With step 7 that is what makes removing DIR safe:
-//  Storage has no
-//     removal of an empty directory only, so whoever removes one must know that nothing may still
-//     come into it that anybody would read.
-//  7. Rank 0, when it ends, waits until no message of rank 0 is left: each of its peers has then
-//     had its last answer, and whatever else lies in DIR or still comes is addressed to rank 0,
-//     which reads no more. Then it removes DIR with all it holds. A peer that does not read holds
-//     it up for kLastReads; DIR then stays, so that one that is merely late still gets its answer.
+//     no rank asks for any more; it stays there until step 7.
+//  6. Only pairs with rank 0 exchange messages. With step 7 that makes it safe to remove DIR:
+//     Storage has no removal of an empty directory only, so the rank that removes DIR must know
+//     that no message that a rank would read can still come into it.
+//  7. Rank 0, when it ends, waits until none of its own messages is left: each peer has then had
+//     its last answer, and every other file in DIR, also a later one, is addressed to rank 0, which
+//     reads no more. Then it removes DIR with all it holds. A peer that does not read delays rank 0
+//     by kLastReads; DIR then stays, so that a peer that is merely late still gets its answer.
 //     Files that are not of this protocol are never removed: then this is not the directory it
 //     should be. No other rank removes DIR: it cannot know who else has yet to read.
 
@@ -58,7 +58,8 @@ constexpr std::string_view kPart = ".part";
 
 constexpr auto kFirstPause = std::chrono::milliseconds(1);
 constexpr auto kLongestPause = std::chrono::milliseconds(50);
-/// Step 4: with the longest pause between them, not quite once a second.
+/// Step 4: looks for a file between two looks at the directory. With the longest pause that is not
+/// quite one look at the directory a second.
 constexpr int kLooksPerLookAtDirectory = 16;
 /// Step 7.
 constexpr auto kLastReads = std::chrono::seconds(2);
@@ -79,7 +80,7 @@ bool TakeNumber(std::string_view* text) {
   return digits > 0;
 }
 
-/// True for what this protocol calls its files, messages and parts of them.
+/// Returns true for names of this protocol's files: messages and parts of them.
 bool IsOurs(const DirectoryEntry& entry) {
   std::string_view name = entry.name;
   if (name.starts_with('.') && name.ends_with(kPart)) {
@@ -103,7 +104,7 @@ Bytes Frame(std::string_view message) {
   return frame;
 }
 
-/// The message in the content of `file`.
+/// Returns the message in the content of `file`.
 Result<std::string> Unframe(const std::string& file, std::string content) {
   ByteReader in(content);
   const std::string_view magic = in.Raw(kMagic.size());
@@ -177,7 +178,7 @@ class InDirectory final : public Coordinator {
       if (content.ok()) {
         VARVE_ASSIGN_OR_RETURN(std::string message, Unframe(file, std::move(content).value()));
         ++number;
-        (void)storage_.Remove(file);  // If it stays, nobody asks for it again.
+        (void)storage_.Remove(file);  // If it stays, no rank asks for it again.
         return message;
       }
       if (content.status().code() != StatusCode::kNotFound) {
@@ -200,7 +201,7 @@ class InDirectory final : public Coordinator {
     return Status::Ok();
   }
 
-  /// Steps 1 and 3. kNotFound when there is no directory.
+  /// Makes steps 1 and 3. Errors: kNotFound when there is no directory.
   Status Put(const std::string& name, std::string_view message) {
     const std::string part = JoinPath(directory_, "." + name + std::string(kPart));
     {
@@ -208,17 +209,18 @@ class InDirectory final : public Coordinator {
       VARVE_ASSIGN_OR_RETURN(const auto file, storage_.OpenForWrite(part, {.exclusive = false}));
       VARVE_RETURN_IF_ERROR(file->WriteAt(0, AsByteSpan(Frame(message))));
       VARVE_RETURN_IF_ERROR(file->WriteAt(kFrameBytes, AsByteSpan(message)));
-    }  // Closed before the rename: that is when a network file system hands it to the server.
+    }  // Closed before the rename: a network file system sends it to the server then.
     return storage_.Rename(part, JoinPath(directory_, name), RenameMode::kReplace);
   }
 
-  /// Step 4. To open it as a file is refused in any case; kNotFound says that it has gone.
+  /// Looks at the directory (step 4). Opening it as a file fails in any case; kNotFound means that
+  /// it has been removed.
   [[nodiscard]] Status LookAtDirectory() const {
     const bool missing = storage_.OpenForRead(directory_).status().code() == StatusCode::kNotFound;
     return missing && joined_ && rank() != 0 ? Unavailable("is lost") : Status::Ok();
   }
 
-  /// Between two looks. An error when there shall be no other.
+  /// Pauses between two looks. Errors: when there shall be no other look.
   [[nodiscard]] Status Pause(Deadline deadline, Clock::duration* pause) const {
     if (options_.check) {
       VARVE_RETURN_IF_ERROR(options_.check());
@@ -232,7 +234,7 @@ class InDirectory final : public Coordinator {
     return Status::Ok();
   }
 
-  /// Step 7.
+  /// Makes step 7.
   void RemoveDirectoryOnceRead() {
     const Deadline deadline = Clock::now() + kLastReads;
     Clock::duration pause = kFirstPause;

@@ -1,4 +1,4 @@
-// Ranks that die, and what is left when the exchange is over.
+// Ranks that die, and the files that stay when the exchange is over.
 
 #include <atomic>
 #include <chrono>
@@ -53,7 +53,7 @@ TEST_P(DirectoryCoordinatorEnd, WhatIsSentAgainAfterItWasReadIsNotReadTwice) {
   ASSERT_TRUE(IsOk(successor->Send(0, "second", LongDeadline())));
   EXPECT_EQ(*zero->Receive(1, LongDeadline()), "second");
   zero.reset();
-  EXPECT_TRUE(IsGone());
+  EXPECT_TRUE(IsRemoved());
 }
 
 TEST_P(DirectoryCoordinatorEnd, AMessageIsSeenWholeOrNotAtAll) {
@@ -61,7 +61,7 @@ TEST_P(DirectoryCoordinatorEnd, AMessageIsSeenWholeOrNotAtAll) {
   int looks = 0;
   watched.SetObserver([&](Operation /*operation*/, const std::string& /*name*/) {
     EXPECT_TRUE(
-        FailsWith(storage().OpenForRead(Path("talk/0-from-1-to-0")), StatusCode::kNotFound));
+        FailsWith(storage().OpenForRead(Path("channel/0-from-1-to-0")), StatusCode::kNotFound));
     ++looks;
   });
   ASSERT_TRUE(IsOk(RankOn(watched, 1, 2)->Send(0, "message", LongDeadline())));
@@ -72,7 +72,7 @@ TEST_P(DirectoryCoordinatorEnd, AMessageIsSeenWholeOrNotAtAll) {
 TEST_P(DirectoryCoordinatorEnd, ARankThatDiesAnywhereInAnExchangeCanBeSucceeded) {
   int died = 0;
   for (bool finished = false; !finished;) {
-    const std::string name = "talk" + std::to_string(died);
+    const std::string name = "channel" + std::to_string(died);
     Result<std::string> reply = Internal("not run");
     {
       const std::jthread coordinator([&] {
@@ -92,7 +92,7 @@ TEST_P(DirectoryCoordinatorEnd, ARankThatDiesAnywhereInAnExchangeCanBeSucceeded)
     }
     ASSERT_TRUE(IsOk(reply));
     EXPECT_EQ(*reply, "0:01");
-    EXPECT_TRUE(IsGone(name));
+    EXPECT_TRUE(IsRemoved(name));
   }
   // The directory, the part (in vain before it, too), its two writes, its name; then the answer.
   EXPECT_EQ(died, 7);
@@ -109,12 +109,12 @@ TEST_P(DirectoryCoordinatorEnd, ASuccessorOfRankZeroAnswersThoseWhoStillWait) {
   ASSERT_TRUE(IsOk(successor->Send(1, "answer", LongDeadline())));
   EXPECT_EQ(*one->Receive(0, LongDeadline()), "answer");
   successor.reset();
-  EXPECT_TRUE(IsGone());
+  EXPECT_TRUE(IsRemoved());
 }
 
 // ---- the end ----
 
-TEST_P(DirectoryCoordinatorEnd, TheDirectoryIsGoneAfterwards) {
+TEST_P(DirectoryCoordinatorEnd, TheDirectoryIsRemovedAfterwards) {
   World world = Ranks(3);
   const auto results = OnEveryRank(
       world, [](Coordinator& rank) { return Agree(rank, "x", Status::Ok(), LongDeadline()); });
@@ -123,7 +123,7 @@ TEST_P(DirectoryCoordinatorEnd, TheDirectoryIsGoneAfterwards) {
   }
   EXPECT_EQ(Names(), std::vector<std::string>());
   world.clear();
-  EXPECT_TRUE(IsGone());
+  EXPECT_TRUE(IsRemoved());
 }
 
 TEST_P(DirectoryCoordinatorEnd, RankZeroWaitsUntilItsLastAnswerIsRead) {
@@ -139,10 +139,10 @@ TEST_P(DirectoryCoordinatorEnd, RankZeroWaitsUntilItsLastAnswerIsRead) {
   EXPECT_FALSE(ended);
   EXPECT_EQ(*one->Receive(0, LongDeadline()), "answer");
   end.join();
-  EXPECT_TRUE(IsGone());
+  EXPECT_TRUE(IsRemoved());
 }
 
-TEST_P(DirectoryCoordinatorEnd, AnAnswerThatNobodyReadsOutlivesRankZero) {
+TEST_P(DirectoryCoordinatorEnd, AnAnswerThatIsNotReadOutlivesRankZero) {
   auto zero = Rank(0, 2);
   ASSERT_TRUE(IsOk(zero->Send(1, "answer", LongDeadline())));
   const auto before = std::chrono::steady_clock::now();
@@ -153,19 +153,19 @@ TEST_P(DirectoryCoordinatorEnd, AnAnswerThatNobodyReadsOutlivesRankZero) {
 
 TEST_P(DirectoryCoordinatorEnd, StaleFilesOfDeadRanksGoWithTheDirectory) {
   auto zero = Rank(0, 2);
-  ASSERT_TRUE(IsOk(storage().MakeDirectory(Path("talk"))));
+  ASSERT_TRUE(IsOk(storage().MakeDirectory(Path("channel"))));
   for (const std::string name : {"7-from-1-to-0", ".0-from-1-to-0.part", ".3-from-0-to-1.part"}) {
-    ASSERT_TRUE(IsOk(WriteWholeFile(storage(), Path("talk/" + name), "left over")));
+    ASSERT_TRUE(IsOk(WriteWholeFile(storage(), Path("channel/" + name), "left over")));
   }
   zero.reset();
-  EXPECT_TRUE(IsGone());
+  EXPECT_TRUE(IsRemoved());
 }
 
 TEST_P(DirectoryCoordinatorEnd, ADirectoryWithFilesOfOthersIsNotRemoved) {
   int number = 0;
   for (const std::string other : {"varve.json", "x0-from-1-to-0", "0-from-1-to-0x", "0-from-1-to-",
                                   "-from-1-to-0", ".0-from-1-to-0", "0-from-1"}) {
-    const std::string name = "talk" + std::to_string(number++);
+    const std::string name = "channel" + std::to_string(number++);
     auto zero = Rank(0, 2, name);
     ASSERT_TRUE(IsOk(storage().MakeDirectory(Path(name))));
     ASSERT_TRUE(IsOk(WriteWholeFile(storage(), Path(name + "/" + other), "precious")));

@@ -111,7 +111,7 @@ TEST(DirectoryCoordinatorOnDisk, RanksInProcessesOfTheirOwnAgree) {
   constexpr int kSize = 4;
   const auto run = [&](int rank) {
     const auto coordinator =
-        MakeDirectoryCoordinator(PosixStorage(), temporary / "talk", {rank, kSize, {}});
+        MakeDirectoryCoordinator(PosixStorage(), temporary / "channel", {rank, kSize, {}});
     for (int round = 0; round < 5; ++round) {
       const auto reply = ExchangeRank(*coordinator, LongDeadline());
       if (!reply.ok() || *reply != std::to_string(rank) + ":0123") {
@@ -135,7 +135,7 @@ TEST(DirectoryCoordinatorOnDisk, RanksInProcessesOfTheirOwnAgree) {
     EXPECT_EQ(::waitpid(child, &status, 0), child);
     EXPECT_TRUE(WIFEXITED(status) && WEXITSTATUS(status) == 0) << status;
   }
-  EXPECT_EQ(PosixStorage().List(temporary / "talk").status().code(), StatusCode::kNotFound);
+  EXPECT_EQ(PosixStorage().List(temporary / "channel").status().code(), StatusCode::kNotFound);
 }
 
 // ---- errors ----
@@ -181,7 +181,7 @@ TEST_P(DirectoryCoordinator, ARankThatComesTooLateLearnsThatTheExchangeFailed) {
 TEST_P(DirectoryCoordinator, AFailingCheckEndsTheWaitWithItsError) {
   int asked = 0;
   const auto zero = MakeDirectoryCoordinator(
-      storage(), Path("talk"),
+      storage(), Path("channel"),
       {0, 2, [&] {
          return ++asked < 3 ? Status::Ok() : Status(StatusCode::kCancelled, "trainer died");
        }});
@@ -207,10 +207,10 @@ TEST_P(DirectoryCoordinator, PeersNoticeThatRankZeroHasEnded) {
   EXPECT_TRUE(FailsWith(one->Receive(0, LongDeadline()), StatusCode::kUnavailable, {"is lost"}));
   EXPECT_TRUE(
       FailsWith(two->Send(0, "b", LongDeadline()), StatusCode::kUnavailable, {"rank 0 is lost"}));
-  EXPECT_TRUE(IsGone());
+  EXPECT_TRUE(IsRemoved());
 }
 
-TEST_P(DirectoryCoordinator, OnlyRankZeroTalksToOthers) {
+TEST_P(DirectoryCoordinator, OnlyRankZeroExchangesMessagesWithOthers) {
   const World world = Ranks(3);
   for (const auto& [from, to] : {std::pair(1, 2), {1, 1}, {0, 0}, {0, 3}, {1, -1}}) {
     Coordinator& rank = *world[static_cast<std::size_t>(from)];
@@ -220,7 +220,7 @@ TEST_P(DirectoryCoordinator, OnlyRankZeroTalksToOthers) {
 }
 
 TEST_P(DirectoryCoordinator, ADirectoryThatCannotBeMadeIsAnError) {
-  const auto one = Rank(1, 2, "missing/talk");
+  const auto one = Rank(1, 2, "missing/channel");
   EXPECT_TRUE(FailsWith(one->Send(0, "x", LongDeadline()), StatusCode::kNotFound, {"missing"}));
 }
 
@@ -228,7 +228,7 @@ TEST_P(DirectoryCoordinator, ADirectoryThatCannotBeMadeIsAnError) {
 
 TEST_P(DirectoryCoordinator, ADamagedMessageIsNamedAndNeverDelivered) {
   const auto zero = Rank(0, 2);
-  const std::string file = Path("talk/0-from-1-to-0");
+  const std::string file = Path("channel/0-from-1-to-0");
   ASSERT_TRUE(IsOk(Rank(1, 2)->Send(0, "message", LongDeadline())));
   const std::string good = *ReadWholeFile(storage(), file, 1000);
   std::vector<std::string> damaged = {good + "x", std::string(good.size(), '\0'), "garbage"};
@@ -247,9 +247,9 @@ TEST_P(DirectoryCoordinator, ADamagedMessageIsNamedAndNeverDelivered) {
 
 TEST(DirectoryCoordinatorOnDisk, AFileBeyondAnyMessageIsRefusedUnread) {
   const TempDir temporary;
-  const auto zero = MakeDirectoryCoordinator(PosixStorage(), temporary / "talk", {0, 2, {}});
-  const std::string file = temporary / "talk/0-from-1-to-0";
-  ASSERT_TRUE(IsOk(PosixStorage().MakeDirectory(temporary / "talk")));
+  const auto zero = MakeDirectoryCoordinator(PosixStorage(), temporary / "channel", {0, 2, {}});
+  const std::string file = temporary / "channel/0-from-1-to-0";
+  ASSERT_TRUE(IsOk(PosixStorage().MakeDirectory(temporary / "channel")));
   {
     const auto sparse = PosixStorage().OpenForWrite(file, {});
     ASSERT_TRUE(IsOk(sparse));

@@ -1,16 +1,17 @@
 // One exchange between all ranks, in order:
 //   1. Every rank sends its contribution, a payload or an error, to the coordinator.
 //      A rank that failed takes part like any other: silence would cost its peers the deadline.
-//   2. The coordinator receives from each rank, all within one deadline. A rank that is gone or
-//      late becomes an error with its number; the coordinator goes on to the next rank, so that
-//      all missing ranks are named, not the first alone.
-//   3. The coordinator sends each rank its reply, or the one combined error. It does so for ranks
-//      it could not hear as well: one that is merely late then learns that the exchange failed.
+//   2. The coordinator receives from each rank, all within one deadline. A rank that is lost or
+//      late becomes an error with its number; the coordinator goes on to the next rank, so that all
+//      missing ranks are named, not the first alone.
+//   3. The coordinator sends each rank its reply, or the one combined error. It does so also for
+//      ranks from which it received nothing: one that is merely late then learns that the exchange
+//      failed.
 //   4. Every rank waits for the reply. The coordinator's own death is the one cause a rank finds
 //      out by itself.
-// A rank that runs out of memory takes part all the same. What it cannot send it tries once more;
-// then it sends an error in its place, which needs next to none. What the coordinator has no memory
-// to hear it still takes from the rank, so that the next exchange does not find it.
+// A rank that runs out of memory still takes part. It tries a message that it cannot send once
+// more; then it sends an error instead, which needs next to no memory. The coordinator still takes
+// a message that it has no memory for, so that the next exchange does not find it.
 
 #include <algorithm>
 #include <string>
@@ -48,7 +49,7 @@ Contribution DecodeContribution(Bytes bytes) {
   return error ? std::move(*error) : Internal("malformed message");
 }
 
-/// Sends a contribution, or the error that says that there was no memory for it.
+/// Sends a contribution, or OutOfSpace where there is no memory for it.
 Status SendContribution(Coordinator& coordinator, int to, const Contribution& contribution,
                         Deadline deadline) {
   Status sent;
@@ -91,7 +92,7 @@ void AddFailures(int rank, const Status& status, std::vector<RankFailure>* failu
   }
 }
 
-/// All failures in one Status; its code and details are the first failing rank's.
+/// Returns all failures in one Status; its code and details are the first failing rank's.
 Status Combine(std::string_view what, const std::vector<Contribution>& contributions) {
   std::string message;
   StatusCode code = StatusCode::kOk;
@@ -105,7 +106,7 @@ Status Combine(std::string_view what, const std::vector<Contribution>& contribut
       continue;
     }
     const Status& status = contributions[rank].status();
-    // A rank that failed tells more than one that then went missing.
+    // A failed rank's error says more than that of a rank that was then lost.
     if (code == StatusCode::kOk || code == StatusCode::kUnavailable) {
       if (code == StatusCode::kOk || status.code() != StatusCode::kUnavailable) {
         details = status.details();
@@ -113,7 +114,7 @@ Status Combine(std::string_view what, const std::vector<Contribution>& contribut
       }
       code = status.code();
     }
-    reason = std::max(reason, status.details().reason);  // Whichever rank has one.
+    reason = std::max(reason, status.details().reason);  // Any rank's reason.
     AddFailures(static_cast<int>(rank), status, &failures);
     if (++failed <= kMaxNamed) {
       message += message.empty() ? "" : "; ";
@@ -136,7 +137,7 @@ Status Combine(std::string_view what, const std::vector<Contribution>& contribut
 using Replies = std::vector<std::string>;
 using CombineFunction = std::function<Result<Replies>(std::vector<std::string>)>;
 
-/// Receives from every rank, each once, also where there is no memory for what comes.
+/// Receives from every rank once, also where there is no memory for the message.
 Result<std::vector<Contribution>> Gather(Coordinator& coordinator, Contribution mine,
                                          Deadline deadline) {
   const auto size = static_cast<std::size_t>(coordinator.size());
@@ -159,7 +160,7 @@ Result<std::vector<Contribution>> Gather(Coordinator& coordinator, Contribution 
   return contributions;
 }
 
-/// One reply for each rank, or the error that all of them return.
+/// Makes one reply for each rank, or the error that all of them return.
 Result<Replies> ReplyTo(Result<std::vector<Contribution>> gathered, std::string_view what,
                         const CombineFunction& combine) {
   VARVE_ASSIGN_OR_RETURN(std::vector<Contribution> contributions,
@@ -190,7 +191,7 @@ Result<std::string> Coordinate(Coordinator& coordinator, std::string_view what, 
     if (rank == coordinator.rank()) {
       continue;
     }
-    // Moved, not copied: nobody else needs a rank's reply.
+    // Moved, not copied: each reply is used once.
     const Contribution reply =
         replies.ok() ? Contribution(std::move((*replies)[static_cast<std::size_t>(rank)]))
                      : Contribution(CopyOf(replies.status()));
@@ -206,7 +207,7 @@ Result<std::string> Coordinate(Coordinator& coordinator, std::string_view what, 
   return std::move((*replies)[static_cast<std::size_t>(coordinator.rank())]);
 }
 
-/// Every other rank's part.
+/// Takes part as a rank other than the coordinator.
 Result<std::string> TakePart(Coordinator& coordinator, int coordinator_rank, std::string_view what,
                              const Contribution& mine, Deadline deadline) {
   const auto lost = [&](const Status& status) {
@@ -222,7 +223,7 @@ Result<std::string> TakePart(Coordinator& coordinator, int coordinator_rank, std
   auto reply =
       Guarded([&] { return coordinator.Receive(coordinator_rank, deadline + 2 * kReplyGrace); });
   if (!reply.ok()) {
-    // The own failure is the better story when both happened.
+    // This rank's own error says more when both happened.
     return mine.ok() ? lost(reply.status()) : mine.status().Annotate(what);
   }
   return DecodeContribution(std::move(*reply));

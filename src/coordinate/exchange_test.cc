@@ -167,7 +167,7 @@ TEST(Exchange, AFailureOfCombineReachesEveryRank) {
   }
 }
 
-// ---- ranks that are gone or late ----
+// ---- ranks that are lost or late ----
 
 TEST(Exchange, NamesADeadRankOnAllOthers) {
   World world = MakeInProcessCoordinators(4);
@@ -274,7 +274,7 @@ TEST(Exchange, TheDeathOfTheCoordinatorIsNamedAsRankZero) {
   }
 }
 
-TEST(Exchange, ARankThatFailedTellsItsOwnCauseWhenTheCoordinatorIsGoneToo) {
+TEST(Exchange, AFailedRankReportsItsOwnCauseWhenTheCoordinatorIsLostToo) {
   World world = MakeInProcessCoordinators(2);
   world[0].reset();
   EXPECT_TRUE(FailsWith(Agree(*world[1], "writing", DataLoss("torn"), LongDeadline()),

@@ -58,7 +58,8 @@ class InProcess final : public Coordinator {
 
   Result<std::string> Receive(int from, Deadline deadline) override {
     std::unique_lock lock(world_->mutex);
-    // The sender makes the box, so that receiving needs no memory: what has come is not lost.
+    // The sender makes the box, so that receiving needs no memory: a message that has arrived is
+    // not lost.
     const auto box = [&] { return world_->boxes.find({from, rank_}); };
     const auto is_empty = [&] { return box() == world_->boxes.end() || box()->second.empty(); };
     const bool woken = world_->changed.wait_until(lock, deadline, [&] {

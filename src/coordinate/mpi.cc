@@ -3,11 +3,11 @@
 // 1. A message is cut into parts of at most `part_bytes`, because MPI counts in int. The tag of a
 //    part says whether more follow. Parts of one sender are matched in the order they were sent
 //    (MPI 4.0, 3.5, "non-overtaking"), so no number is needed.
-// 2. Send posts all parts with Isend, then waits until MPI has taken them. It must: MPI moves large
-//    messages only while somebody calls it, and after the last message of a save this rank may not
-//    call it again for minutes.
+// 2. Send posts all parts with Isend, then waits until MPI has taken them. It must wait: MPI moves
+//    large messages only during calls, and after the last message of a save this rank may not call
+//    it again for minutes.
 // 3. Two ranks that send to each other at once would then wait for each other. Therefore every
-//    wait, that of Send too, also takes in whatever arrives and keeps it until Receive asks.
+//    wait, also that of Send, takes in all messages that arrive and keeps them until Receive asks.
 // 4. A wait polls; a blocking MPI call could not be left at the deadline. It yields the core at
 //    first, then sleeps up to 1 ms, which is little against the files that are written meanwhile.
 // 5. Requests that a deadline has left behind still point at their buffers. Both are given up
@@ -111,7 +111,7 @@ class Mpi final : public Coordinator {
                     part.last ? kTagLastPart : kTagMoreFollows, communicator_, &part.request);
       VARVE_RETURN_IF_ERROR(Broken(Check(code, "MPI_Isend")));
     } while (!message.empty());
-    // Only what goes to this rank: one that has hung must not hold up the news to the others.
+    // Waits only for messages to this rank: one that hangs must not delay messages to the others.
     const auto taken = [&] {
       return std::none_of(sending_.begin(), sending_.end(),
                           [&](const Part& part) { return part.peer == to; });
@@ -152,7 +152,7 @@ class Mpi final : public Coordinator {
     return Status::Ok();
   }
 
-  /// Remembers that MPI's state is no longer known, which the destructor must respect.
+  /// Records that MPI's state is no longer known, for the destructor.
   Status Broken(Status status) {
     broken_ = broken_ || !status.ok();
     return status;
@@ -180,7 +180,7 @@ class Mpi final : public Coordinator {
     }
   }
 
-  /// Lets MPI work, reaps what was sent and takes in what has arrived.
+  /// Lets MPI make progress, releases sent parts and takes in arrived ones.
   Status Progress() {
     for (auto part = sending_.begin(); part != sending_.end();) {
       VARVE_RETURN_IF_ERROR(Test(*part));
@@ -199,7 +199,7 @@ class Mpi final : public Coordinator {
     return Status::Ok();
   }
 
-  /// Starts to receive the next part from anybody, if there is one.
+  /// Starts to receive the next part from any rank, if there is one.
   Status TakeIn(bool* found) {
     int flag = 0;
     MPI_Message message = MPI_MESSAGE_NULL;
@@ -224,7 +224,7 @@ class Mpi final : public Coordinator {
   MPI_Comm communicator_;
   const int rank_;
   const std::uint64_t part_bytes_;
-  std::unique_ptr<Parts> parts_;  // Apart, so that they can be left behind whole.
+  std::unique_ptr<Parts> parts_;  // Allocated on its own, so that it can be leaked as a whole.
   std::list<Part>& sending_;
   std::vector<std::list<Part>>& arrived_;
   bool broken_ = false;

@@ -29,7 +29,7 @@ inline Result<std::vector<std::string>> Answer(std::vector<std::string> payloads
   return payloads;
 }
 
-/// "RANK:" and the numbers of all ranks.
+/// Exchanges "RANK:" and returns the numbers of all ranks.
 inline Result<std::string> ExchangeRank(Coordinator& rank, Deadline deadline) {
   return Exchange(rank, "counting", std::to_string(rank.rank()), deadline, Answer);
 }
@@ -46,18 +46,18 @@ class DirectoryRanks : public testing::TestWithParam<Place> {
     return GetParam() == Place::kPosix ? temporary_ / name : name;
   }
 
-  /// Rank `rank` of `size` in directory `name`, whose waits end when Hurry was called.
-  std::unique_ptr<Coordinator> Rank(int rank, int size, const std::string& name = "talk") {
+  /// Returns rank `rank` of `size` in directory `name`, whose waits end when Hurry was called.
+  std::unique_ptr<Coordinator> Rank(int rank, int size, const std::string& name = "channel") {
     return RankOn(storage(), rank, size, name);
   }
   std::unique_ptr<Coordinator> RankOn(Storage& on, int rank, int size,
-                                      const std::string& name = "talk") {
+                                      const std::string& name = "channel") {
     const auto check = [this] {
       return hurry_ ? Status(StatusCode::kCancelled, "in a hurry") : Status::Ok();
     };
     return MakeDirectoryCoordinator(on, Path(name), {rank, size, check});
   }
-  World Ranks(int size, const std::string& name = "talk") {
+  World Ranks(int size, const std::string& name = "channel") {
     World world;
     for (int rank = 0; rank < size; ++rank) {
       world.push_back(Rank(rank, size, name));
@@ -65,13 +65,13 @@ class DirectoryRanks : public testing::TestWithParam<Place> {
     return world;
   }
 
-  /// So that no test waits for rank 0 to wait for messages that nobody will read.
+  /// Ends the waits of all ranks, so that rank 0 does not wait for peers that never read.
   void Hurry() { hurry_ = true; }
 
-  [[nodiscard]] bool IsGone(const std::string& name = "talk") {
+  [[nodiscard]] bool IsRemoved(const std::string& name = "channel") {
     return storage().List(Path(name)).status().code() == StatusCode::kNotFound;
   }
-  std::vector<std::string> Names(const std::string& name = "talk") {
+  std::vector<std::string> Names(const std::string& name = "channel") {
     std::vector<std::string> names;
     const auto entries = storage().List(Path(name));
     EXPECT_TRUE(IsOk(entries));
