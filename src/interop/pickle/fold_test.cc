@@ -20,8 +20,8 @@ using test::FailsWith;
 using test::IsOk;
 using test::RenderPickle;
 
-/// Folds objects of the class m.F that have state, and what m.f(...) gives; their order of folding
-/// is the value. Remembers what they were.
+/// Folds objects of the class m.F that have state, and results of m.f(...); their order of folding
+/// is the value. Records what they were.
 class TestFolder : public PickleFolder {
  public:
   bool Fold(const PickleTree& tree, PickleRef object, std::uint32_t* tag,

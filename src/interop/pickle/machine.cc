@@ -28,8 +28,8 @@ PickleMachine::PickleMachine(std::string_view input, const PickleLimits& limits,
       max_depth_(limits.max_depth),
       folder_(folder) {
   tree_.input_ = input;
-  // Address space for what a large pickle needs; only what is used becomes memory, and no list is
-  // copied while it grows.
+  // Reserves address space for a large pickle: only used parts become memory, and no list is copied
+  // while it grows.
   tree_.nodes_.Reserve(input.size() / 16 + 16);
   memo_.Reserve(input.size() / 8);
   tree_.nodes_.Push({PickleKind::kNone, false, 0, 0});  // kNoneNode, kFalseNode, kTrueNode.

@@ -1,8 +1,8 @@
 /// The inside of ReadPickle: a stack of nodes, marks and a memo, driven by one opcode at a time.
 ///
 /// How folding gives memory back. Every entry of the stack knows how long the lists of nodes, items
-/// and memo entries were when it was pushed (its Watermark). All that was made since then
-/// was made for this entry or for entries above it, which are gone when it is on top. So when the
+/// and memo entries were when it was pushed (its Watermark). All that was made since then was made
+/// for this entry or for entries above it, which have been popped when it is on top. So when the
 /// object on top is folded, everything above its watermark is its own and can be dropped; what the
 /// memo still names of it moves down into the free place. Two things would break the rule, both
 /// rare: adding to a container that came from the memo, and writing to the memo out of order. They
@@ -54,7 +54,7 @@ class PickleMachine {
     }
   };
 
-  // What can fail returns false after it has set status_.
+  // These return false after they have set status_.
   bool Step();
   bool Fail(std::string_view what);
   bool Fail(StatusCode code, std::string_view what);

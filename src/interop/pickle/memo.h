@@ -13,12 +13,12 @@ namespace varve {
 /// any number; those far outside go to a map, and memory stays in proportion to the PUTs.
 class PickleMemo {
  public:
-  /// What Get answers for a number that has been forgotten.
+  /// The result of Get for a number that has been forgotten.
   static constexpr PickleRef kForgotten = kNoPickle - 1;
 
   void Reserve(std::uint64_t entries) { dense_.Reserve(static_cast<std::size_t>(entries)); }
 
-  /// True for the number that a pickler would use next; Append then puts faster.
+  /// Returns true for the number that a pickler would use next; Append then puts faster.
   [[nodiscard]] bool IsNext(std::uint64_t index) const {
     return index == dense_.size() && sparse_.empty();
   }
@@ -37,10 +37,10 @@ class PickleMemo {
     entry = node;
   }
 
-  /// How many numbers are in use; MEMOIZE takes it for the next.
+  /// Returns how many numbers are in use; MEMOIZE takes it for the next.
   [[nodiscard]] std::uint64_t count() const { return count_; }
 
-  /// kNoPickle where nothing was put.
+  /// Returns the node; kNoPickle where nothing was put.
   [[nodiscard]] PickleRef Get(std::uint64_t index) const {
     if (index < dense_.size() && dense_[static_cast<std::size_t>(index)] != kNoPickle) {
       return dense_[static_cast<std::size_t>(index)];
@@ -49,12 +49,12 @@ class PickleMemo {
     return found == sparse_.end() ? kNoPickle : found->second;
   }
 
-  /// True when a Put of this number would only append: the order that folding relies on.
+  /// Returns true when a Put of this number would only append: the order that folding relies on.
   [[nodiscard]] bool Appends(std::uint64_t index) const {
     return sparse_.empty() && index >= dense_.size() && IsNear(index);
   }
 
-  /// While all Puts append: the entries in the order they were made; kNoPickle in gaps.
+  /// Returns the entries in the order they were made, while all Puts append; kNoPickle in gaps.
   [[nodiscard]] PodList<PickleRef>& entries() { return dense_; }
   [[nodiscard]] std::uint32_t size() const { return static_cast<std::uint32_t>(dense_.size()); }
 

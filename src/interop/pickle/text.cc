@@ -17,7 +17,7 @@ std::uint8_t ByteAt(std::string_view text, std::size_t i) {
   return static_cast<std::uint8_t>(text[i]);
 }
 
-/// Bytes of the sequence that starts at `i`, 0 if it is none. Not for ASCII.
+/// Returns the bytes of the sequence that starts at `i`, 0 if it is none. Not for ASCII.
 std::size_t SequenceBytes(std::string_view text, std::size_t i) {
   const std::uint8_t lead = ByteAt(text, i);
   const std::size_t bytes = lead >= 0xF0 ? 4 : lead >= 0xE0 ? 3 : 2;
@@ -70,7 +70,7 @@ std::optional<std::uint32_t> TakeDigits(std::size_t count, int base, std::string
   return value;
 }
 
-/// The escape behind a backslash, at the front of *rest. Unknown ones stay as they are.
+/// Takes the escape behind a backslash, at the front of *rest. Unknown ones stay as they are.
 bool TakeStringEscape(std::string_view* rest, std::string* out) {
   constexpr std::string_view kNames = "\\'\"abfnrtv";
   constexpr std::string_view kMeanings = "\\'\"\a\b\f\n\r\t\v";

@@ -44,7 +44,7 @@ enum class PickleKind : std::uint8_t {
   kFolded,      ///< tag, integer: what a PickleFolder made of an object.
 };
 
-/// What is known of a kReduce, kNewObject or kPersistent node.
+/// The parts of a kReduce, kNewObject or kPersistent node.
 struct PickleObject {
   PickleRef callee = kNoPickle;
   PickleRef args = kNoPickle;    ///< A tuple (kPersistent: any node).
@@ -78,35 +78,35 @@ class PickleTree {
   [[nodiscard]] std::string_view text(PickleRef node) const;
   [[nodiscard]] std::string_view module(PickleRef node) const;
   [[nodiscard]] std::string_view name(PickleRef node) const;
-  /// Of tuples, lists, dicts and sets.
+  /// Returns the items of a tuple, list, dict or set.
   [[nodiscard]] std::span<const PickleRef> items(PickleRef node) const;
   [[nodiscard]] bool IsObject(PickleRef node) const;
   /// Requires IsObject(node).
   [[nodiscard]] const PickleObject& object(PickleRef node) const {
     return objects_[nodes_[node].extra];
   }
-  /// Of a folded node, its tag; of a global, a small number that equal globals share.
+  /// Returns the tag of a folded node, or of a global a small number that equal globals share.
   [[nodiscard]] std::uint32_t tag(PickleRef node) const { return nodes_[node].extra; }
 
-  /// True for the global `module.name`.
+  /// Returns true for the global `module.name`.
   [[nodiscard]] bool IsGlobal(PickleRef node, std::string_view module, std::string_view name) const;
-  /// True for an object made by calling (or instantiating) the global `module.name`.
+  /// Returns true for an object made by calling (or instantiating) the global `module.name`.
   [[nodiscard]] bool IsMadeBy(PickleRef node, std::string_view module, std::string_view name) const;
-  /// The value of a str key in a dict node, or kNoPickle; the last one where a key repeats, as in
-  /// Python. Looks at one key after the other: meant for the small dicts that attributes are.
+  /// Returns the value of a str key in a dict node, or kNoPickle; the last one where a key repeats,
+  /// as in Python. Looks at one key after the other: meant for the small dicts that attributes are.
   [[nodiscard]] PickleRef Get(PickleRef dict, std::string_view key) const;
 
  private:
   friend class PickleMachine;
 
-  // What the other fields say depends on the kind:
-  //   text      payload: begin in input_, or place in texts_ when `aside`; extra: length of the
+  // The meaning of the other fields depends on the kind:
+  //   text      payload: begin in input_, or place in texts_ when `in_texts`; extra: length of the
   //   former items     payload: begin in items_; extra: count object    extra: place in objects_
   //   kGlobal   extra: place in globals_
   //   numbers   payload: the bits
   struct Node {
     PickleKind kind;
-    bool aside;
+    bool in_texts;
     std::uint32_t extra;
     std::uint64_t payload;
   };
@@ -136,7 +136,7 @@ inline std::string_view PickleTree::text(PickleRef node) const {
       at.kind != PickleKind::kByteArray && at.kind != PickleKind::kLong) {
     return {};
   }
-  return at.aside ? texts_[at.payload] : std::string_view(input_.data() + at.payload, at.extra);
+  return at.in_texts ? texts_[at.payload] : std::string_view(input_.data() + at.payload, at.extra);
 }
 
 inline std::string_view PickleTree::module(PickleRef node) const {
@@ -164,19 +164,20 @@ inline bool PickleTree::IsObject(PickleRef node) const {
 }
 
 /// Lets a decoder of very large pickles replace objects by something smaller while the machine
-/// runs. When an object is folded, what was made for it is given back: all nodes since its first,
-/// except numbers, text, globals and folded objects that the memo still names, which the pickle may
-/// use again. A pickle that later uses one of the others (a shared dict, say) cannot be read with
-/// folding; ReadPickle then fails with FailedPrecondition, and the caller reads again without.
+/// runs. When an object is folded, the nodes that were made for it are dropped: all since its
+/// first, except numbers, text, globals and folded objects that the memo still names, which the
+/// pickle may use again. A pickle that later uses one of the others (a shared dict, say) cannot be
+/// read with folding; ReadPickle then fails with FailedPrecondition, and the caller reads again
+/// without.
 class PickleFolder {
  public:
   virtual ~PickleFolder() = default;
 
-  /// `object` has just been made (REDUCE, NEWOBJ, ...: its state is not known yet) or been given
-  /// its state (BUILD). Returns true and sets *tag and *value to put a kFolded node in its place:
-  /// nothing can then be added to it. After false it may be offered once more, with its state.
-  /// The tree may be read, not kept; views of its text are good while the input is, if they lie in
-  /// it.
+  /// Folds an object or refuses. `object` has just been made (REDUCE, NEWOBJ, ...: its state is not
+  /// known yet) or been given its state (BUILD). Returns true and sets *tag and *value to put a
+  /// kFolded node in its place: nothing can then be added to it. After false it may be offered once
+  /// more, with its state. The tree may be read, not kept; views of its text that lie in the input
+  /// stay valid as long as it.
   virtual bool Fold(const PickleTree& tree, PickleRef object, std::uint32_t* tag,
                     std::int64_t* value) = 0;
 };

@@ -26,7 +26,7 @@ std::string FromHex(std::string_view hex) {
   return bytes;
 }
 
-/// A pickle's tree as text, or its error.
+/// Returns a pickle's tree as text, or its error.
 std::string Read(const std::string& pickle) {
   const auto tree = ReadPickle(pickle);
   return tree.ok() ? RenderPickle(*tree) : tree.status().ToString();

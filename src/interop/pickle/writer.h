@@ -27,21 +27,21 @@ class PickleWriter {
   void None() { Op('N'); }
   void Bool(bool value) { Op(value ? '\x88' : '\x89'); }
   void Int(std::int64_t value);
-  /// An int of any size: two's complement, little-endian, as in a Value of kInt. At most 2^31 - 1
-  /// bytes.
+  /// Pushes an int of any size: two's complement, little-endian, as in a Value of kInt. At most
+  /// 2^31 - 1 bytes.
   void Int(std::string_view twos_complement);
   void Float(double value);
-  /// UTF-8 of less than 4 GiB; lone surrogates may stand as three bytes each.
+  /// Pushes a str of less than 4 GiB of UTF-8; lone surrogates may stand as three bytes each.
   void Str(std::string_view utf8);
-  /// A bytes object. Protocol 2 has none: it is the call that Python itself writes,
+  /// Pushes a bytes object. Protocol 2 has none: it is the call that Python itself writes,
   /// _codecs.encode(text, "latin1"), in which the text may be of less than 4 GiB.
   void BytesObject(std::string_view bytes);
 
   // ---- classes and functions, and what they make ----
 
-  /// The importable `module.name`, by its Python 2 name where it had one (Python's own
-  /// _compat_pickle): `__builtin__`, `unicode`. The first 64 are written out once and recalled
-  /// from then on. Neither may hold a line break.
+  /// Pushes the importable `module.name`, by its Python 2 name where it had one (Python's own
+  /// _compat_pickle): `__builtin__`, `unicode`. The first 64 are written out once and recalled from
+  /// then on. Neither may hold a line break.
   void Global(std::string_view module, std::string_view name);
   void Reduce() { Op('R'); }        ///< callee, argument tuple -> what the call gives.
   void NewObject() { Op(0x81); }    ///< class, argument tuple -> an instance, not initialised.

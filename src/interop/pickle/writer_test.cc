@@ -16,7 +16,7 @@ using test::FailsWith;
 using test::IsOk;
 using test::Le;
 
-/// What `write` writes between PROTO and STOP.
+/// Returns the opcodes that `write` writes between PROTO and STOP.
 template <class Write>
 std::string Opcodes(Write write) {
   Bytes out;
