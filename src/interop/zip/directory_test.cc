@@ -25,7 +25,7 @@ Result<std::vector<ZipRecord>> DirectoryOf(std::string_view file) {
   return ReadZipDirectory(file.size(), Watched(file));
 }
 
-/// The contents of all records by way of their local headers, or the first error.
+/// Returns the contents of all records by way of their local headers, or the first error.
 Result<std::vector<std::string>> ContentsOf(std::string_view file) {
   VARVE_ASSIGN_OR_RETURN(const std::vector<ZipRecord> records, DirectoryOf(file));
   std::vector<std::string> contents;

@@ -21,7 +21,7 @@ constexpr std::uint64_t kMaxCommentBytes = 0xFFFF;
 // Two and a half million records of torch.save.
 constexpr std::uint64_t kMaxDirectoryBytes = std::uint64_t{256} << 20;
 
-/// Where the end record begins, if what is held of the file has one.
+/// Returns the beginning of the end record, if the held part of the file has one.
 std::optional<std::uint64_t> FindEnd(const ZipTail& tail) {
   const std::string_view held = tail.held();
   for (std::uint64_t at = held.size() < kEndBytes ? 0 : held.size() - kEndBytes + 1; at-- > 0;) {
@@ -34,8 +34,8 @@ std::optional<std::uint64_t> FindEnd(const ZipTail& tail) {
   return std::nullopt;
 }
 
-/// Replaces what the end record says by what the ZIP64 end record says. `*end` is where the end
-/// records begin and becomes where the ZIP64 one does.
+/// Replaces the fields of the end record by those of the ZIP64 end record. `*end` is the beginning
+/// of the end records and becomes that of the ZIP64 one.
 Status ReadZip64End(const ZipTail& tail, std::uint64_t* end, ZipDirectoryPlace* directory) {
   std::string locator_space;
   if (*end < kZip64LocatorBytes) {

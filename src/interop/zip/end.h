@@ -1,5 +1,5 @@
-/// Where in a zip file its directory lies, and what reading its records has in common with that.
-/// Private to the zip reader.
+/// The place of a zip file's directory, and helpers for reading its records. Private to the zip
+/// reader.
 #pragma once
 
 #include <algorithm>
@@ -20,7 +20,7 @@ inline constexpr std::uint64_t kZipFull32 = 0xFFFFFFFF;
 /// Bytes of an entry without its name, extra field and comment.
 inline constexpr std::uint64_t kZipEntryBytes = 46;
 
-/// Little-endian numbers at byte `at`, which the caller knows to be there.
+/// Returns the little-endian number at byte `at`, which the caller knows to be there.
 template <class T>
 T ZipNumber(std::string_view bytes, std::uint64_t at) {
   std::uint64_t value = 0;
@@ -39,10 +39,10 @@ inline std::uint64_t ZipU64(std::string_view bytes, std::uint64_t at) {
   return ZipNumber<std::uint64_t>(bytes, at);
 }
 
-/// What `read` gives, or DataLoss when it is of another size.
+/// Returns the bytes that `read` gives, or DataLoss when their size differs.
 Result<std::string> ReadExactly(const RangeReader& read, std::uint64_t begin, std::uint64_t size);
 
-/// The last bytes of the file, which are asked for several times over.
+/// The last bytes of the file, which are read several times.
 class ZipTail {
  public:
   ZipTail(std::uint64_t size, const RangeReader& read) : read_(read), begin_(size), size_(size) {}
@@ -59,10 +59,10 @@ class ZipTail {
 
   [[nodiscard]] std::uint64_t size() const { return size_; }
   [[nodiscard]] std::uint64_t begin() const { return begin_; }
-  /// Everything that is held.
+  /// Returns all bytes that are held.
   [[nodiscard]] std::string_view held() const { return bytes_; }
 
-  /// Bytes of the file, from what is held where possible. `*space` keeps them otherwise.
+  /// Returns bytes of the file, from the held ones where possible. `*space` keeps them otherwise.
   Result<std::string_view> Get(std::uint64_t begin, std::uint64_t count, std::string* space) const {
     if (begin >= begin_) {
       return held().substr(begin - begin_, count);
@@ -84,7 +84,7 @@ struct ZipDirectoryPlace {
   std::uint64_t count = 0;  ///< Of records; at least kZipEntryBytes each lie in `bytes`.
 };
 
-/// Errors: as ReadZipDirectory.
+/// Finds the directory. Errors: as ReadZipDirectory.
 Result<ZipDirectoryPlace> FindZipDirectory(ZipTail* tail);
 
 }  // namespace varve

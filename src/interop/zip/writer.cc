@@ -52,8 +52,8 @@ class Fields {
 std::uint64_t Small(std::uint64_t value) { return std::min(value, kFull32); }
 bool IsLarge(std::uint64_t value) { return value >= kFull32; }
 
-/// What a local header and a directory entry have in common, from "version needed" to the length of
-/// the name.
+/// Writes the fields that a local header and a directory entry share, from "version needed" to the
+/// length of the name.
 template <std::size_t Size>
 void PutCommon(const ZipEntry& entry, bool zip64, std::uint32_t crc32, Fields<Size>* fields) {
   fields->Put(zip64 ? kZip64Version : kPlainVersion, 2)

@@ -1,5 +1,6 @@
-/// Writes zip files with stored records, front to back. Contents may pass by: a header says where
-/// they go, and who writes the file puts them there. The reading side is interop/zip/directory.h.
+/// Writes zip files with stored records, front to back. Contents need not pass through: a header
+/// says where they go, and the caller that writes the file puts them there. The reading side is
+/// interop/zip/directory.h.
 #pragma once
 
 #include <cstdint>
@@ -15,12 +16,13 @@ struct ZipEntry {
   std::uint64_t bytes = 0;
   std::uint32_t crc32 = 0;      ///< Of the content; 0 where it is not known.
   std::uint64_t alignment = 1;  ///< The content begins at a multiple of it. At most 32 KiB.
-  /// Behind the content comes a ZipDescriptor, for a checksum that nobody knows when the header is
+  /// A ZipDescriptor follows the content, for a checksum that is unknown when the header is
   /// written. The directory has `crc32` all the same.
   bool descriptor = false;
 };
 
-/// What tells a record's checksum behind its content: 16 bytes, 24 for a content of 4 GiB and more.
+/// Returns the descriptor with a record's checksum that follows its content: 16 bytes, 24 for a
+/// content of 4 GiB and more.
 Bytes ZipDescriptor(std::uint32_t crc32, std::uint64_t bytes);
 
 /// Sizes and places of 4 GiB and more go into ZIP64 fields; no timestamps. The same calls always
