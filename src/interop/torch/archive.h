@@ -61,16 +61,16 @@ class TorchArchive {
 
   [[nodiscard]] const PickleTree& tree() const { return pickle_->tree; }
   [[nodiscard]] const std::vector<ArchiveStorage>& storages() const { return storages_; }
-  /// Where the pickle lies; it has no key.
+  /// Returns the place of the pickle; it has no key.
   [[nodiscard]] const ArchiveStorage& pickle_record() const { return pickle_record_; }
 
-  /// The tensor that a node stands for (`_rebuild_tensor_v2`, `_rebuild_tensor_v3`, a Parameter,
-  /// ...). Nothing when it is no strided CPU-readable tensor of a known dtype.
-  /// Errors: DataLoss for one that does not lie in its storage.
+  /// Returns the tensor that a node stands for (`_rebuild_tensor_v2`, `_rebuild_tensor_v3`, a
+  /// Parameter, ...). Nothing when it is no strided CPU-readable tensor of a known dtype. Errors:
+  /// DataLoss for one that does not lie in its storage.
   [[nodiscard]] Result<std::optional<ArchiveTensor>> TensorAt(PickleRef node) const;
 
-  /// A node as a plain Value, tensors inside as kTensor with their bytes read through `read`.
-  /// Nothing when it holds anything that a Value cannot be: such an object stays opaque.
+  /// Returns a node as a plain Value, tensors inside as kTensor with their bytes read through
+  /// `read`. Nothing when it holds anything that a Value cannot be: such an object stays opaque.
   /// Errors: DataLoss; InvalidArgument when objects that are used many times over would make it
   /// many times larger than the archive.
   [[nodiscard]] Result<std::optional<Value>> ValueAt(PickleRef node, const RangeReader& read) const;
@@ -90,13 +90,13 @@ struct TensorItem {
   ArchiveStorage storage;
 };
 
-/// The only tensor of an archive, as DCP stores each chunk. Reads at most 2 KiB at either end, of
-/// an archive as torch writes it. Errors: DataLoss when the archive holds anything else; otherwise
-/// as TorchArchive::Open.
+/// Reads the only tensor of an archive, as DCP stores each chunk. Reads at most 2 KiB at either
+/// end, of an archive as torch writes it. Errors: DataLoss when the archive holds anything else;
+/// otherwise as TorchArchive::Open.
 Result<TensorItem> ReadTensorItem(std::uint64_t size, const RangeReader& read);
 
-/// An archive that holds one object, as DCP stores plain values. What no Value can be comes back as
-/// a kTorchSave with the archive's bytes.
+/// Reads an archive that holds one object, as DCP stores plain values. What no Value can be comes
+/// back as a kTorchSave with the archive's bytes.
 Result<Value> ReadValueItem(std::string_view archive);
 
 }  // namespace varve

@@ -35,7 +35,7 @@ Result<TensorItem> ItemOf(const std::string& archive) {
   return ReadTensorItem(archive.size(), Watched(archive));
 }
 
-/// The tensor of an archive with one storage of 24 bytes.
+/// Returns the tensor of an archive with one storage of 24 bytes.
 Result<TensorItem> ItemWith(const std::string& object) {
   return ItemOf(Archive(object, {std::string(24, 'x')}));
 }

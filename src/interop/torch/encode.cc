@@ -12,7 +12,8 @@
 namespace varve {
 namespace {
 
-/// The class of torch's typed storages for a dtype; empty for younger dtypes, which have none.
+/// Returns the class of torch's typed storages for a dtype; empty for younger dtypes, which have
+/// none.
 std::string_view StorageClass(DType dtype) {
   switch (dtype) {
     case DType::kBool: return "BoolStorage";

@@ -1,4 +1,4 @@
-/// torch.save archives, as PyTorch Distributed Checkpoint stores each tensor and value: what stands
+/// torch.save archives, as PyTorch Distributed Checkpoint stores each tensor and value: the bytes
 /// before and behind the payload. Pure: the payload itself never passes through here.
 #pragma once
 
@@ -19,7 +19,7 @@ namespace varve {
 
 inline constexpr std::uint64_t kTorchItemAlignment = 4096;
 
-/// What torch.save fills the gap before a payload with.
+/// The byte with which torch.save fills the gap before a payload.
 inline constexpr char kTorchFiller = 'Z';
 
 /// An archive that holds one contiguous tensor: `head`, then the tensor's row-major bytes, then
@@ -27,26 +27,28 @@ inline constexpr char kTorchFiller = 'Z';
 /// payload.
 struct TensorArchive {
   Bytes head;
-  /// So many of head's last bytes are kTorchFiller: who holds many archives need not hold these.
+  /// Number of head's last bytes that are kTorchFiller: a caller that holds many archives can drop
+  /// them.
   std::uint64_t filler_bytes = 0;
   std::uint64_t payload_bytes = 0;
   Bytes tail;
   [[nodiscard]] std::uint64_t size() const { return head.size() + payload_bytes + tail.size(); }
 };
 
-/// `payload_crc32` is what the zip directory says of the payload; without it the field is 0, which
-/// PyTorch (whose reader never looks) and Varve take as "none". With `align` false the payload
-/// begins at a multiple of 64 bytes from the archive's beginning, as with torch.save. All small
-/// records lie before the payload: `tail` is the directory alone. Errors: InvalidArgument for sizes
-/// that overflow.
+/// Encodes the archive of a tensor. `payload_crc32` goes into the zip directory; without it the
+/// field is 0, which PyTorch (whose reader never looks) and Varve take as "none". With `align`
+/// false the payload begins at a multiple of 64 bytes from the archive's beginning, as with
+/// torch.save. All small records lie before the payload: `tail` is the directory alone. Errors:
+/// InvalidArgument for sizes that overflow.
 Result<TensorArchive> EncodeTensorArchive(DType dtype, const Dims& sizes,
                                           std::optional<std::uint32_t> payload_crc32, bool align);
 
-/// An archive that holds one plain value: what torch.save of it would mean to any reader, with the
-/// same Python types. Pickle protocol 2. A kPickle or kTorchSave inside is refused; a kTorchSave as
-/// the whole value gives its archive back unchanged. Errors: Unimplemented for what cannot be in
-/// such an archive; InvalidArgument for a value that Python could not have (a date in month 13,
-/// text that is not UTF-8), one deeper than 256 levels, and text or bytes of 4 GiB and more.
+/// Returns an archive that holds one plain value. Any reader gets from it what torch.save of the
+/// value would give, with the same Python types. Pickle protocol 2. A kPickle or kTorchSave inside
+/// is refused; a kTorchSave as the whole value gives its archive back unchanged. Errors:
+/// Unimplemented for what cannot be in such an archive; InvalidArgument for a value that Python
+/// could not have (a date in month 13, text that is not UTF-8), one deeper than 256 levels, and
+/// text or bytes of 4 GiB and more.
 Result<Bytes> EncodeValueArchive(const Value& value);
 
 /// A tensor that an archive of a whole state holds.
@@ -55,16 +57,16 @@ struct StateTensor {
   Dims sizes;
 };
 
-/// What stands around the payloads of one torch.save file with many tensors.
+/// The bytes around the payloads of one torch.save file with many tensors.
 struct StateArchive {
   std::vector<Bytes> heads;  ///< One before the row-major bytes of each tensor, in their order.
   Bytes tail;                ///< Behind the last; of the same size whatever the checksums.
 };
 
-/// An archive of a state: containers and plain values as EncodeValueArchive takes them, in which a
-/// kTensorLeaf stands for a tensor, its text the number in `tensors`. Behind each payload comes the
-/// ZipDescriptor of its checksum. `payload_crc32`, by tensor, are what the zip directory says of
-/// the payloads; while they are not known yet it may be empty, and the directory says 0. Errors: as
+/// Returns an archive of a state: containers and plain values as EncodeValueArchive takes them, in
+/// which a kTensorLeaf stands for a tensor, its text the number in `tensors`. Behind each payload
+/// comes the ZipDescriptor of its checksum. `payload_crc32`, by tensor, go into the zip directory;
+/// while they are not known yet it may be empty, and the directory holds 0. Errors: as
 /// EncodeValueArchive, and InvalidArgument for a leaf with no tensor.
 Result<StateArchive> EncodeStateArchive(const Value& state, std::span<const StateTensor> tensors,
                                         std::span<const std::uint32_t> payload_crc32);

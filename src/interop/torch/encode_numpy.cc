@@ -10,7 +10,7 @@
 namespace varve {
 namespace {
 
-/// What numpy's dtype.str says: "<f4", "|S5", "<M8[25s]".
+/// The parts of numpy's dtype.str: "<f4", "|S5", "<M8[25s]".
 struct NumpyType {
   std::string_view order;  ///< "<", ">" or "|".
   std::string_view code;   ///< "f4".
@@ -34,7 +34,7 @@ std::optional<std::uint64_t> TakeNumber(std::string_view* text) {
   return number;
 }
 
-/// "[25s]", or nothing for times without a unit.
+/// Parses "[25s]", or nothing for times without a unit.
 bool ParseUnit(std::string_view text, NumpyType* type) {
   if (text.empty()) {
     type->unit = "generic";
@@ -79,7 +79,7 @@ std::optional<NumpyType> ParseType(std::string_view text) {
   return type;
 }
 
-/// The type and its name from an item of a value. Errors: InvalidArgument.
+/// Returns the type and its name from an item of a value. Errors: InvalidArgument.
 Result<NumpyType> TypeOf(const Value& value, std::size_t item_count) {
   if (value.items.size() != item_count || value.items[0].kind != ValueKind::kStr) {
     return InvalidArgument("a numpy value without its dtype");
@@ -91,9 +91,9 @@ Result<NumpyType> TypeOf(const Value& value, std::size_t item_count) {
   return *type;
 }
 
-/// dtype(code, False, True) with its state: (version, byte order, subarray, names, fields, size,
-/// alignment, flags), of which the last three are said for text and raw bytes only, and for times
-/// what the unit is.
+/// Writes dtype(code, False, True) with its state: (version, byte order, subarray, names, fields,
+/// size, alignment, flags). Size, alignment and flags are written for text and raw bytes only;
+/// times add their unit.
 void PickleType(const NumpyType& type, PickleWriter* pickle) {
   pickle->Global("numpy", "dtype");
   pickle->Str(type.code);

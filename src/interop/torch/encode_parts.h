@@ -1,4 +1,4 @@
-/// What the encoders of torch.save's archives share. Private to them.
+/// Functions that the encoders of torch.save's archives share. Private to them.
 #pragma once
 
 #include <cstdint>
@@ -18,39 +18,42 @@ namespace varve {
 /// Storages begin at multiples of this in their archive, as torch.save places them.
 inline constexpr std::uint64_t kTorchStorageAlignment = 64;
 
-/// The bytes of a packed tensor. Errors: InvalidArgument for sizes that overflow, among them those
-/// that no torch can have because the steps between elements would, though there are none.
+/// Returns the bytes of a packed tensor. Errors: InvalidArgument for sizes that overflow, among
+/// them those that no torch can have because the steps between elements would, though there are
+/// none.
 Result<std::uint64_t> TorchTensorBytes(DType dtype, const Dims& sizes);
 
-/// A packed tensor, whose storage is the record `data/KEY`. Requires: TorchTensorBytes takes it.
+/// Writes a packed tensor, whose storage is the record `data/KEY`. Requires: TorchTensorBytes
+/// accepts it.
 void PickleTensor(DType dtype, const Dims& sizes, std::string_view key, PickleWriter* pickle);
 
-/// Every record but the storages; they must be the first ones.
+/// Adds every record but the storages. Requires: they are the first records.
 void AddTorchRecords(std::string_view pickle, ZipWriter* zip, Bytes* out);
 
-/// The header of the storage `data/KEY`; returns as ZipWriter::AddHeader.
+/// Adds the header of the storage `data/KEY`; returns as ZipWriter::AddHeader.
 std::uint64_t AddTorchStorage(std::string_view key, std::uint64_t bytes, std::uint32_t crc32,
                               std::uint64_t alignment, ZipWriter* zip, Bytes* out);
 
-/// The int that a kInt of at most eight bytes is. Errors: InvalidArgument naming `what`.
+/// Returns the int that a kInt of at most eight bytes is. Errors: InvalidArgument naming `what`.
 Result<std::int64_t> IntOf(const Value& value, std::string_view what);
-/// Of a kTuple of ints that are not negative. Errors: InvalidArgument naming `what`.
+/// Returns the shape in a kTuple of ints that are not negative. Errors: InvalidArgument naming
+/// `what`.
 Result<Dims> ShapeOf(const Value& value, std::string_view what);
 
-/// A str. Errors: InvalidArgument for text that is not UTF-8.
+/// Writes a str. Errors: InvalidArgument for text that is not UTF-8.
 Status PickleText(std::string_view text, PickleWriter* pickle);
 
-/// A range. Errors: InvalidArgument for one that Python would not have.
+/// Writes a range. Errors: InvalidArgument for one that Python would not have.
 Status PickleRange(const Value& value, PickleWriter* pickle);
 
-/// The first characters, for messages.
+/// Returns the first characters, for messages.
 std::string QuotedStart(std::string_view text);
 
-/// A datetime, date, time, timedelta, timezone or ZoneInfo: encode_time.cc. Errors:
+/// Writes a datetime, date, time, timedelta, timezone or ZoneInfo: encode_time.cc. Errors:
 /// InvalidArgument for one that Python would not have.
 Status PickleTime(const Value& value, PickleWriter* pickle);
 
-/// A numpy scalar or array: encode_numpy.cc. Errors: InvalidArgument for a dtype without
+/// Writes a numpy scalar or array: encode_numpy.cc. Errors: InvalidArgument for a dtype without
 /// fixed plain bytes, and when the bytes do not fit it and the shape.
 Status PickleNumpyScalar(const Value& value, PickleWriter* pickle);
 Status PickleNumpyArray(const Value& value, PickleWriter* pickle);

@@ -152,7 +152,7 @@ TEST(TensorArchive, APayloadOf5GiBIsReadBack) {
     EXPECT_EQ(archive->payload_bytes, kPayload);
     EXPECT_EQ(archive->head.size() % (align ? 4096 : 64), 0U);
     const std::uint64_t tail_begin = archive->head.size() + kPayload;
-    // Nobody asks for the payload.
+    // The payload is never read.
     const RangeReader read = [&](std::uint64_t begin, std::uint64_t size) -> Result<std::string> {
       std::string out;
       for (std::uint64_t at = begin; at < begin + size; ++at) {

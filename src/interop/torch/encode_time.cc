@@ -13,8 +13,8 @@ namespace {
 
 constexpr unsigned kFold = 0x80;
 
-/// Takes `digits` digits and one character behind them from the front of `*text`. What they are if
-/// they are none does not matter: ClockState looks at the whole again.
+/// Takes `digits` digits and one character behind them from the front of `*text`. Other characters
+/// give any number: ClockState checks the whole text again.
 unsigned TakeNumber(std::string_view* text, std::size_t digits) {
   unsigned number = 0;
   for (const char digit : text->substr(0, digits)) {
@@ -43,8 +43,8 @@ void AppendClock(std::string_view* text, unsigned hour_bits, Bytes* out) {
   Append(TakeNumber(text, 6), 3, out);
 }
 
-/// The state that datetime, date or time takes. Errors: InvalidArgument for text that Python's
-/// isoformat() does not give.
+/// Returns the state that datetime, date or time takes. Errors: InvalidArgument for text that
+/// Python's isoformat() does not give.
 Result<Bytes> ClockState(const Value& value) {
   unsigned fold = 0;
   if (value.kind != ValueKind::kDate) {
@@ -64,7 +64,7 @@ Result<Bytes> ClockState(const Value& value) {
   if (value.kind == ValueKind::kDateTime) {
     AppendClock(&text, 0, &state);
   }
-  // Python takes nearly any state for good. This one must say what the text said.
+  // Python accepts nearly any state. This one must mean what the text says.
   const auto read_back = value.kind == ValueKind::kTime   ? ClockText(state)
                          : value.kind == ValueKind::kDate ? DateText(state)
                                                           : DateTimeText(state);
@@ -150,7 +150,7 @@ Status PickleTimeZone(const Value& value, PickleWriter* pickle) {
   return Status::Ok();
 }
 
-/// getattr(ZoneInfo, "_unpickle")(key, from_cache)
+/// Writes getattr(ZoneInfo, "_unpickle")(key, from_cache).
 Status PickleZoneInfo(const Value& value, PickleWriter* pickle) {
   pickle->Global("__builtin__", "getattr");
   pickle->Global("zoneinfo", "ZoneInfo");

@@ -20,14 +20,14 @@ constexpr int kMaxDepth = 256;  // As DecodeValue.
 // About as Python: keeps the unpickler's stack small. Even, so that keys stay with their values.
 constexpr std::size_t kBatchItems = 1000;
 
-/// Letters, digits and underscores, as in the name of a dtype.
+/// Returns true for letters, digits and underscores, as in the name of a dtype.
 bool IsName(std::string_view text) {
   constexpr std::string_view kChars =
       "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz_0123456789";
   return !text.empty() && text.find_first_not_of(kChars) == std::string_view::npos;
 }
 
-/// What protocol 2 calls the built-in class that a defaultdict has as its factory.
+/// Returns protocol 2's name of the built-in class that a defaultdict has as its factory.
 std::string_view PickledFactory(std::string_view name) {
   constexpr std::string_view kUnchanged = " bool dict float list set tuple ";
   if (name == "int") {
@@ -58,11 +58,11 @@ std::optional<std::size_t> LeafNumber(std::string_view text, std::size_t count) 
 
 class ValuePickler {
  public:
-  /// `leaves`: what kTensorLeafs stand for.
+  /// `leaves`: the tensors that kTensorLeafs stand for.
   explicit ValuePickler(Bytes* out, std::span<const StateTensor> leaves = {})
       : pickle_(out), leaves_(leaves) {}
 
-  /// Errors: as EncodeValueArchive.
+  /// Writes a value. Errors: as EncodeValueArchive.
   Status Write(const Value& value, int depth);
   Status Finish() { return pickle_.Finish(); }
 
@@ -75,7 +75,7 @@ class ValuePickler {
   Status WriteObject(const Value& value, int depth);
   Status WriteTensor(const Value& value);
   Status WriteTuple(const std::vector<Value>& items, int depth);
-  /// The items, or the keys and values, into the list or mapping that lies on top.
+  /// Writes the items, or the keys and values, into the list or mapping that lies on top.
   Status WriteItems(const std::vector<Value>& items, bool pairs, int depth);
 
   Status WriteLeaf(const Value& value);
@@ -341,7 +341,7 @@ Result<StateArchive> EncodeStateArchive(const Value& state, std::span<const Stat
   ZipWriter zip;
   StateArchive archive;
   archive.heads.resize(tensors.size());
-  // What is small comes first: then all that follows a payload is known but for its checksum.
+  // Small records come first: then all bytes behind a payload are known except its checksum.
   Bytes& first = tensors.empty() ? archive.tail : archive.heads[0];
   AddTorchRecords(content, &zip, &first);
   for (const InnerTensor& tensor : pickler.tensors()) {

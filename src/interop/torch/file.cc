@@ -16,7 +16,7 @@ constexpr int kMaxDepth = 200;  // As for values.
 // tensor many times.
 constexpr std::uint64_t kTensorBytes = 512;
 
-/// str(key), which is what DCP joins names of.
+/// Returns str(key), of which DCP joins names.
 std::string KeyText(const Value& key) {
   constexpr std::size_t kMaxChars = 10'000;
   return key.kind == ValueKind::kStr ? key.text : ToString(key, kMaxChars);
@@ -36,12 +36,12 @@ bool IsPacked(const ArchiveTensor& tensor) {
   return true;
 }
 
-/// Which lists are opened: DCP's rule needs to look into all lists below one.
+/// The rule which lists are opened: DCP's rule needs to look into all lists below one.
 class ListRule {
  public:
   explicit ListRule(const PickleTree& tree) : tree_(tree) {}
 
-  /// True when the list, or a list in it, holds a tensor or a mapping.
+  /// Returns true when the list, or a list in it, holds a tensor or a mapping.
   bool Opens(PickleRef list, int depth = 0) {
     const auto [known, is_new] = opens_.try_emplace(list, false);
     if (!is_new || depth > kMaxDepth) {
@@ -86,7 +86,7 @@ class Flattener {
   }
 
  private:
-  /// The keys of a mapping whose keys are all plain values; nothing for anything else.
+  /// Returns the keys of a mapping whose keys are all plain values; nothing for anything else.
   Result<std::optional<std::vector<Value>>> KeysOf(PickleRef node) {
     std::vector<Value> keys;
     VARVE_ASSIGN_OR_RETURN(const auto mapping, values_.MappingAt(node));
@@ -103,7 +103,7 @@ class Flattener {
     return std::optional(std::move(keys));
   }
 
-  /// `prefix` is the name of the container, null for the root.
+  /// Walks a node. `prefix` is the name of the container, null for the root.
   Status Walk(PickleRef node, const std::string* prefix, const std::string& part, int depth,
               Value* structure) {
     const std::string name = prefix == nullptr ? part : *prefix + "." + part;

@@ -17,8 +17,8 @@ namespace varve {
 ///
 /// Tensors get extents of Encoding::kPlain, values Encoding::kInline. An object that no Value can
 /// be becomes a kTorchSave without text: a part of a file is no archive of its own. `file_name` is
-/// what the one data file is called. Errors: as TorchArchive::Open; InvalidArgument when two
-/// entries get one name.
+/// the name of the one data file. Errors: as TorchArchive::Open; InvalidArgument when two entries
+/// get one name.
 Result<Decoded> DecodeTorchFile(std::uint64_t size, const RangeReader& read, std::string file_name);
 
 }  // namespace varve

@@ -65,7 +65,7 @@ constexpr std::array<std::string_view, 24> kOtherDTypes{
     "bits2x4", "bits4x2", "uint1",  "uint2",    "uint3",    "uint4", "uint5",  "uint6",
     "uint7",   "int1",    "int2",   "int3",     "int4",     "int5",  "int6",   "int7"};
 
-/// What Python 3 calls a built-in of Python 2.
+/// Returns Python 3's name of a built-in of Python 2.
 std::string_view ModernModule(std::string_view module) {
   return module == "__builtin__" ? "builtins" : module == "copy_reg" ? "copyreg" : module;
 }
@@ -77,7 +77,7 @@ std::string_view ModernName(std::string_view module, std::string_view name) {
   return name == "long" ? "int" : name == "unicode" ? "str" : name == "xrange" ? "range" : name;
 }
 
-/// UTF-8 text, cut between two characters.
+/// Returns UTF-8 text, cut between two characters.
 std::string Shortened(std::string_view text) {
   constexpr std::size_t kMaxBytes = 200;
   if (text.size() > kMaxBytes) {

@@ -8,7 +8,7 @@
 
 namespace varve {
 
-/// What stands for a kind of object when it is called.
+/// The kind of object that a call of the global makes.
 enum class KnownGlobal : std::uint8_t {
   kHelper,  ///< Means nothing by itself: a class or function that the others take as an argument.
   kTensor,
@@ -34,16 +34,16 @@ enum class KnownGlobal : std::uint8_t {
   kNumpyArray,
 };
 
-/// Nothing for a name that is not known. Knows the names of Python 2 that protocols up to 2 use.
+/// Returns nothing for an unknown name. Knows the names of Python 2 that protocols up to 2 use.
 std::optional<KnownGlobal> FindKnownGlobal(std::string_view module, std::string_view name);
 
-/// The built-in class that a defaultdict may have as its factory, by its name in Python 3.
+/// Returns the built-in class that a defaultdict may have as its factory, by its name in Python 3.
 std::optional<std::string> FactoryName(std::string_view module, std::string_view name);
 
-/// True for the name of one of torch's dtypes, also of those that no DType is for.
+/// Returns true for the name of one of torch's dtypes, also of those that no DType is for.
 bool IsTorchDType(std::string_view module, std::string_view name);
 
-/// "builtins.len": module and name as Python 3 has them, cut where either is very long.
+/// Returns "builtins.len": module and name as Python 3 has them, cut where either is very long.
 std::string GlobalText(std::string_view module, std::string_view name);
 
 }  // namespace varve

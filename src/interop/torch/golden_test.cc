@@ -1,4 +1,4 @@
-// Archives that torch 2.6 and 2.14 wrote, against what torch itself said is in them.
+// Archives of torch 2.6 and 2.14, compared with torch's own account of their content.
 
 #include <map>
 #include <set>
@@ -51,7 +51,7 @@ class GoldenCase {
   [[nodiscard]] element root() const { return root_; }
   [[nodiscard]] std::string File(const std::string& name) const { return Golden(folder_ + name); }
 
-  /// The bytes that a description with file, at and length is of.
+  /// Returns the bytes that a description with file, at and length is of.
   std::string Item(element place) {
     const std::string name = StringAt(place, "file");
     if (!files_.contains(name)) {
@@ -67,7 +67,7 @@ class GoldenCase {
   std::map<std::string, std::string> files_;
 };
 
-/// The sum of a tensor's elements, row-major, as the description has it.
+/// Returns the sum of a tensor's elements, row-major, as the description has it.
 std::string ContentSum(const ArchiveTensor& tensor, std::uint64_t storage, std::string_view file) {
   const TensorSpan span = SpanOf(tensor);
   const auto packed = PackTensor(tensor, file.substr(storage + span.begin, span.end - span.begin));
@@ -152,7 +152,7 @@ TEST(DcpItems, ThatStayOpaqueSayWhatTheyNeed) {
                        {"type", "collections.OrderedDict "}}));
 }
 
-/// The paths of a structure's leaves, joined, in order.
+/// Collects the paths of a structure's leaves, joined, in order.
 void CollectLeaves(const Value& structure, const std::string& name, std::set<std::string>* leaves) {
   const bool list = structure.kind == ValueKind::kList;
   if (structure.kind == ValueKind::kTensorLeaf || structure.kind == ValueKind::kObjectLeaf) {

@@ -1,13 +1,13 @@
-// DCP stores each chunk as an archive of its own, tens of thousands of them in a checkpoint: what
-// counts is to read few ranges of each.
+// DCP stores each chunk as an archive of its own, tens of thousands of them in a checkpoint, so
+// this reads few ranges of each.
 
 #include "interop/torch/archive.h"
 
 namespace varve {
 namespace {
 
-/// What is read of either end of an item at once: pickle and headers lie before the payload, the
-/// directory behind it.
+/// Bytes that are read at once from either end of an item: pickle and headers lie before the
+/// payload, the directory behind it.
 constexpr std::uint64_t kEndBytes = 2048;
 
 /// Both ends of an item. Other parts are read as they are asked for.

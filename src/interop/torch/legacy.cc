@@ -27,7 +27,8 @@ class PickleSequence {
  public:
   PickleSequence(std::uint64_t size, const RangeReader& read) : read_(read), size_(size) {}
 
-  /// Errors: those of ReadPickle; DataLoss when the pickle is longer than `max_bytes`.
+  /// Reads the next pickle. Errors: those of ReadPickle; DataLoss when the pickle is longer than
+  /// `max_bytes`.
   Result<Pickle> Next(std::uint64_t max_bytes) {
     const std::uint64_t left = std::min(size_ - position_, max_bytes);
     for (std::uint64_t bytes = std::min(left, kFirstPickleBytes);;
@@ -40,16 +41,16 @@ class PickleSequence {
         position_ += consumed;
         return pickle;
       }
-      // What is malformed stays so; only a DataLoss may mean that the pickle goes on.
+      // Only a DataLoss may mean that the pickle goes on; other errors stay.
       if (pickle.status().code() != StatusCode::kDataLoss || bytes == left) {
         return pickle.status().Annotate("pickle at byte " + std::to_string(position_));
       }
     }
   }
 
-  /// Of the last pickle.
+  /// Returns the beginning of the last pickle.
   [[nodiscard]] std::uint64_t begin() const { return begin_; }
-  /// Behind the last pickle.
+  /// Returns the end of the last pickle.
   [[nodiscard]] std::uint64_t position() const { return position_; }
 
  private:
@@ -80,7 +81,7 @@ Status CheckPreface(PickleSequence* pickles) {
   return Status::Ok();
 }
 
-/// Bytes of an element of each storage, from the object's references to it.
+/// Returns the bytes of an element of each storage, from the object's references to it.
 Result<std::map<std::string_view, std::uint64_t>> ItemBytesByKey(const PickleTree& tree) {
   std::map<std::string_view, std::uint64_t> by_key;
   for (const PickleRef node : ReachableNodes(tree, tree.root(), ~std::uint64_t{0})) {

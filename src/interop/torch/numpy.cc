@@ -17,7 +17,7 @@ struct NumpyType {
   std::uint64_t item_bytes = 0;
 };
 
-/// The size in a type's code: 4 in "f4", in characters for "U".
+/// Returns the size in a type's code: 4 in "f4", in characters for "U".
 std::optional<std::uint64_t> CodeSize(std::string_view code) {
   std::uint64_t size = 0;
   const char* const end = code.data() + code.size();
@@ -31,7 +31,7 @@ std::optional<std::uint64_t> CodeSize(std::string_view code) {
   return size;
 }
 
-/// "[25s]" of a datetime64 or timedelta64, empty for the generic unit.
+/// Returns "[25s]" of a datetime64 or timedelta64, empty for the generic unit.
 std::optional<std::string> UnitAt(const PickleTree& tree, PickleRef metadata) {
   // (dict or None, (unit, count, divisor, event))
   const std::span<const PickleRef> outer = tree.items(metadata);

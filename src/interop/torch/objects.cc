@@ -7,7 +7,7 @@
 namespace varve {
 namespace {
 
-/// UTF-8 text of code points below 256 as one byte each.
+/// Converts UTF-8 text of code points below 256 to one byte each.
 std::optional<std::string> Latin1(std::string_view text) {
   std::string bytes;
   bytes.reserve(text.size());
@@ -26,7 +26,7 @@ std::optional<std::string> Latin1(std::string_view text) {
 
 bool IsLatin1(std::string_view encoding) { return encoding == "latin1" || encoding == "latin-1"; }
 
-/// The pairs of a list of pairs, which is how Python 2 pickles an OrderedDict.
+/// Adds the pairs of a list of pairs, which is how Python 2 pickles an OrderedDict.
 bool AddPairs(const PickleTree& tree, PickleRef list, std::vector<PickleRef>* pairs) {
   for (const PickleRef item : tree.items(list)) {
     const std::span<const PickleRef> pair = tree.items(item);
@@ -48,7 +48,7 @@ std::optional<KnownGlobal> KnownCallee(const PickleTree& tree, PickleRef node) {
   return FindKnownGlobal(tree.module(callee), tree.name(callee));
 }
 
-/// getattr(zoneinfo.ZoneInfo, "_unpickle")(key, from_cache)
+/// Reads getattr(zoneinfo.ZoneInfo, "_unpickle")(key, from_cache).
 std::optional<std::string> ZoneKeyAt(const PickleTree& tree, PickleRef node) {
   PickleRef callee = tree.object(node).callee;
   if (callee == kNoPickle || tree.kind(callee) != PickleKind::kReduce ||

@@ -1,4 +1,4 @@
-/// What the decoders of torch.save's files share. Private to them.
+/// Types and functions that the decoders of torch.save's files share. Private to them.
 #pragma once
 
 #include <cstdint>
@@ -27,15 +27,15 @@ struct TorchContainer {
 /// A pickle of more bytes than this is not read.
 inline constexpr std::uint64_t kMaxTorchPickleBytes = std::uint64_t{1} << 30;
 
-/// Errors: as TorchArchive::Open.
+/// Reads a zip container. Errors: as TorchArchive::Open.
 Result<TorchContainer> ReadZipContainer(std::uint64_t size, const RangeReader& read);
 Result<TorchContainer> ReadLegacyContainer(std::uint64_t size, const RangeReader& read);
 
-/// The tree of the pickle that `bytes` begin with.
+/// Reads the tree of the pickle that `bytes` begin with.
 Result<std::unique_ptr<OwnedPickle>> ReadOwnedPickle(std::string bytes,
                                                      std::uint64_t* consumed = nullptr);
 
-/// True when `head`, the first bytes of a file, begin a legacy container.
+/// Returns true when `head`, the first bytes of a file, begin a legacy container.
 bool BeginsLegacyContainer(std::string_view head);
 
 /// The element type of the storage class `module.name`, or of a dtype that stands for one.
@@ -55,22 +55,23 @@ struct StorageReference {
 };
 std::optional<StorageReference> StorageReferenceAt(const PickleTree& tree, PickleRef node);
 
-/// The nodes that can be reached from `root`, each once, at most `max_nodes` of them.
+/// Returns the nodes that can be reached from `root`, each once, at most `max_nodes` of them.
 std::vector<PickleRef> ReachableNodes(const PickleTree& tree, PickleRef root,
                                       std::uint64_t max_nodes);
 
-/// The arguments of an object; empty where they are no tuple.
+/// Returns the arguments of an object; empty where they are no tuple.
 std::span<const PickleRef> ArgumentsOf(const PickleTree& tree, PickleRef object);
 
-/// A kInt that is not negative.
+/// Returns a kInt that is not negative.
 std::optional<std::uint64_t> CountAt(const PickleTree& tree, PickleRef node);
 
-/// Errors: DataLoss when not all of the tensor's elements are among the first `storage_bytes` of
-/// the storage, or there are too many of them; InvalidArgument when its strides repeat the storage
-/// too often (kMaxRepeats). The offset of an empty tensor is brought into it.
+/// Checks a tensor's place. Errors: DataLoss when not all of the tensor's elements are among the
+/// first `storage_bytes` of the storage, or there are too many of them; InvalidArgument when its
+/// strides repeat the storage too often (kMaxRepeats). The offset of an empty tensor is brought
+/// into it.
 Status CheckTensorPlace(std::uint64_t storage_bytes, ArchiveTensor* tensor);
 
-/// True for a tensor of any kind, also one that TensorAt gives nothing for.
+/// Returns true for a tensor of any kind, also one that TensorAt gives nothing for.
 bool IsTensorNode(const PickleTree& tree, PickleRef node);
 
 }  // namespace varve

@@ -1,5 +1,5 @@
-// Which nodes of a pickle are tensors and where their elements lie. The functions named here are
-// those of torch/_utils.py and torch/_tensor.py.
+// The tensors among a pickle's nodes, and the places of their elements. The functions named here
+// are those of torch/_utils.py and torch/_tensor.py.
 
 #include <algorithm>
 #include <limits>
@@ -20,8 +20,8 @@ struct Call {
   std::span<const PickleRef> arguments;
 };
 
-/// The call that makes a tensor, without the one that gives it attributes. Nothing for what is no
-/// plain call, and for subclasses of Tensor.
+/// Returns the call that makes a tensor, without the one that gives it attributes. Nothing for what
+/// is no plain call, and for subclasses of Tensor.
 std::optional<Call> CallAt(const PickleTree& tree, PickleRef node) {
   if (tree.kind(node) != PickleKind::kReduce) {
     return std::nullopt;
@@ -49,7 +49,7 @@ std::optional<Call> CallAt(const PickleTree& tree, PickleRef node) {
   return Call{tree.name(function), arguments};
 }
 
-/// The ints of a tuple, list or torch.Size.
+/// Returns the ints of a tuple, list or torch.Size.
 template <class T>
 std::optional<std::vector<T>> CountsAt(const PickleTree& tree, PickleRef node) {
   if (tree.IsMadeBy(node, "torch", "Size") && ArgumentsOf(tree, node).size() == 1) {
@@ -74,7 +74,7 @@ bool IsTrue(const PickleTree& tree, PickleRef node) {
   return node != kNoPickle && tree.kind(node) == PickleKind::kBool && tree.integer(node) != 0;
 }
 
-/// A flag of a tensor. Torch knows two; a dict of many would be searched for every tensor.
+/// Returns a flag of a tensor. Torch knows two; a dict of many would be searched for every tensor.
 bool HasFlag(const PickleTree& tree, PickleRef flags, std::string_view name) {
   constexpr std::size_t kMaxItems = 64;
   return tree.items(flags).size() <= kMaxItems && IsTrue(tree, tree.Get(flags, name));
@@ -90,7 +90,7 @@ std::string Described(const ArchiveTensor& tensor) {
          std::to_string(tensor.offset);
 }
 
-/// The last element's number, counted from the storage's begin.
+/// Returns the last element's number, counted from the storage's begin.
 std::optional<std::uint64_t> LastElement(const ArchiveTensor& tensor) {
   std::optional<std::uint64_t> last = tensor.offset;
   for (std::size_t d = 0; d < tensor.sizes.size() && last; ++d) {
@@ -115,7 +115,7 @@ Status CheckTensorPlace(std::uint64_t storage_bytes, ArchiveTensor* tensor) {
     return DataLoss(Described(*tensor) + " has too many elements");
   }
   if (*elements == 0) {
-    // Where nothing lies is of no matter, but it shall be in the storage.
+    // The place of an empty tensor has no effect, but must lie in the storage.
     tensor->offset = std::min(tensor->offset, storage_bytes / item_bytes);
     return Status::Ok();
   }

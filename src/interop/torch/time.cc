@@ -12,7 +12,7 @@ namespace {
 
 int Byte(std::string_view state, std::size_t at) { return static_cast<unsigned char>(state[at]); }
 
-/// `value` with zeros before it, `digits` wide.
+/// Returns `value` with zeros before it, `digits` wide.
 std::string Padded(std::int64_t value, std::size_t digits) {
   const std::string text = std::to_string(value);
   return text.size() < digits ? std::string(digits - text.size(), '0') + text : text;

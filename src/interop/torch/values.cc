@@ -11,8 +11,8 @@ namespace {
 
 constexpr int kMaxDepth = 200;  // As when saving: below what DecodeValue takes.
 
-// What an archive may grow to as Values, in nodes and in bytes of text: far more than sharing makes
-// of any real one.
+// The factor by which an archive may grow as Values, in nodes and in bytes of text: far more than
+// sharing needs in any real one.
 constexpr std::uint64_t kGrowth = 8;
 constexpr std::uint64_t kFreeNodes = 250'000;
 constexpr std::uint64_t kFreeBytes = 64 << 20;
@@ -27,7 +27,7 @@ std::uint64_t BytesOf(const TorchArchive& archive) {
   return bytes;
 }
 
-/// The shortest two's complement form of a number that may have any length.
+/// Returns the shortest two's complement form of a number that may have any length.
 std::string TrimmedInt(std::string_view bytes) {
   while (bytes.size() > 1) {
     const char last = bytes.back();
@@ -96,7 +96,7 @@ Result<std::optional<PickledMapping>> TorchValues::MappingAt(PickleRef node) {
   if (!IsMappingNode(tree_, node)) {
     return std::optional<PickledMapping>();
   }
-  // What is looked at, valid or not: the same dict may be met many times.
+  // Counts all items that are visited, valid or not: the same dict may be met many times.
   std::uint64_t looked_at = tree_.items(node).size();
   if (tree_.IsObject(node)) {
     looked_at += tree_.object(node).pairs.size();
@@ -236,7 +236,7 @@ bool TorchValues::ConvertMapping(PickleRef node, int depth, Value* out) {
   return ConvertAll((*mapping)->pairs, depth, out);
 }
 
-/// A set, frozenset or torch.Size of what is in the only argument.
+/// Converts a set, frozenset or torch.Size, whose items are in the only argument.
 bool TorchValues::ConvertCollection(std::span<const PickleRef> arguments, int depth, Value* out) {
   if (arguments.empty()) {
     return true;
@@ -253,7 +253,7 @@ bool TorchValues::ConvertCollection(std::span<const PickleRef> arguments, int de
          ConvertAll(items, depth, out);
 }
 
-/// A complex, range or timedelta.
+/// Converts a complex, range or timedelta.
 bool TorchValues::ConvertNumbers(std::span<const PickleRef> arguments, ValueKind kind, int depth,
                                  Value* out) {
   out->kind = kind;

@@ -21,23 +21,24 @@ struct PickledMapping {
   std::vector<PickleRef> pairs;  ///< Key, value, key, value, ...
 };
 
-/// Turns nodes of one archive into Values. All calls together may only make so much: an object that
-/// is used in many places becomes many copies, and a small archive could ask for any amount.
+/// Turns nodes of one archive into Values. All calls together are limited: an object that is used
+/// in many places becomes many copies, so a small archive could ask for any amount.
 class TorchValues {
  public:
   /// Both must outlive this.
   TorchValues(const TorchArchive& archive, const RangeReader& read);
 
-  /// As TorchArchive::ValueAt.
+  /// Does the same as TorchArchive::ValueAt.
   Result<std::optional<Value>> At(PickleRef node);
 
-  /// The mapping that `node` is, or nothing. Errors: as At.
+  /// Returns the mapping that `node` is, or nothing. Errors: as At.
   Result<std::optional<PickledMapping>> MappingAt(PickleRef node);
 
-  /// Counts one thing more that was made of the archive, of so many bytes. Errors: as At.
+  /// Counts one more value of `bytes` bytes that was made of the archive. Errors: as At.
   Status Charge(std::uint64_t bytes);
 
-  /// A kTorchSave without text that names what `node` needs, for which At has just given nothing.
+  /// Returns a kTorchSave without text that names what `node` needs, for which At has just given
+  /// nothing.
   Value OpaqueAt(PickleRef node);
 
  private:
@@ -68,46 +69,46 @@ class TorchValues {
 
 // ---- pieces of it: objects.cc ----
 
-/// What the object `node` was made by calling, if that is known.
+/// Returns the global that was called to make the object `node`, if it is known.
 std::optional<KnownGlobal> KnownCallee(const PickleTree& tree, PickleRef node);
 
-/// The content of a bytes object, however the protocol wrote it. Nothing when it is longer than
-/// `max_bytes`.
+/// Returns the content of a bytes object, however the protocol wrote it. Nothing when it is longer
+/// than `max_bytes`.
 std::optional<std::string> BytesAt(const PickleTree& tree, PickleRef node,
                                    std::uint64_t max_bytes = ~std::uint64_t{0});
-/// Of a bytearray, from what it was called with.
+/// Returns the content of a bytearray, from the arguments of its call.
 std::optional<std::string> ByteArrayAt(const PickleTree& tree,
                                        std::span<const PickleRef> arguments);
 
-/// True when all but the entries say that `node` is a mapping.
+/// Returns true when all but the entries say that `node` is a mapping.
 bool IsMappingNode(const PickleTree& tree, PickleRef node);
-/// The mapping that `node` is. Takes time in proportion to its size.
+/// Returns the mapping that `node` is. Takes time in proportion to its size.
 std::optional<PickledMapping> PickledMappingAt(const PickleTree& tree, PickleRef node);
 
-/// The key of the ZoneInfo that the object `node` is.
+/// Returns the key of the ZoneInfo that the object `node` is.
 std::optional<std::string> ZoneKeyAt(const PickleTree& tree, PickleRef node);
 
-/// "cuda:1", from what torch.device was called with.
+/// Returns "cuda:1" from the arguments of torch.device.
 std::optional<std::string> DeviceText(const PickleTree& tree, std::span<const PickleRef> arguments);
 
 // ---- time.cc ----
 
-/// What Python's isoformat() gives for the state that datetime, date and time pickle (10, 4 and 6
-/// bytes), without time zone and fold. Nothing for a state that is none.
+/// Returns Python's isoformat() of the state that datetime, date and time pickle (10, 4 and 6
+/// bytes), without time zone and fold. Nothing for an invalid state.
 std::optional<std::string> DateTimeText(std::string_view state);
 std::optional<std::string> DateText(std::string_view state);
 std::optional<std::string> ClockText(std::string_view state);
 
-/// Python's name of a timezone that was given none: "UTC+01:00". Nothing for an offset of a day or
-/// more.
+/// Returns Python's name of a timezone that was given none: "UTC+01:00". Nothing for an offset of a
+/// day or more.
 std::optional<std::string> TimeZoneName(std::int64_t days, std::int64_t seconds,
                                         std::int64_t microseconds);
 
 // ---- numpy.cc ----
 
-/// A numpy scalar (`scalar(dtype, bytes)`) or array (`_reconstruct(...)` with its state, or
-/// `_frombuffer(...)`). Nothing for dtypes with objects or fields.
-/// Errors: DataLoss when the bytes do not fit the shape.
+/// Reads a numpy scalar (`scalar(dtype, bytes)`) or array (`_reconstruct(...)` with its state, or
+/// `_frombuffer(...)`). Nothing for dtypes with objects or fields. Errors: DataLoss when the bytes
+/// do not fit the shape.
 Result<std::optional<Value>> NumpyScalarAt(const PickleTree& tree, PickleRef node);
 Result<std::optional<Value>> NumpyArrayAt(const PickleTree& tree, PickleRef node);
 
@@ -120,8 +121,8 @@ struct TensorSpan {
 };
 TensorSpan SpanOf(const ArchiveTensor& tensor);
 
-/// The elements of a tensor, row-major and packed, with conjugation and negation applied; `span` is
-/// the content of SpanOf(tensor). Nothing where the dtype has no conjugate or negative.
+/// Returns the elements of a tensor, row-major and packed, with conjugation and negation applied;
+/// `span` is the content of SpanOf(tensor). Nothing where the dtype has no conjugate or negative.
 std::optional<std::string> PackTensor(const ArchiveTensor& tensor, std::string_view span);
 
 }  // namespace varve

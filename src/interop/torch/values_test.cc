@@ -46,7 +46,7 @@ testing::AssertionResult ComesOutAs(const std::string& object, const Value& expe
   return testing::AssertionSuccess();
 }
 
-/// The object is no Value, and this is what it needs.
+/// Checks that the object stays opaque and names `needs`.
 testing::AssertionResult StaysOpaque(const std::string& object,
                                      const std::vector<std::string>& needs,
                                      const std::vector<std::string>& storages = {}) {
@@ -353,7 +353,7 @@ TEST(TorchValues, SharedObjectsCannotMakeASmallArchiveGrowWithoutBound) {
                         StatusCode::kInvalidArgument, {"many times larger"}));
   const std::string wide = Tensor(Storage("ByteStorage", "0", 1), 0, {1 << 20, 1 << 9}, {0, 0});
   EXPECT_TRUE(FailsWith(ValueOf(wide, {"x"}), StatusCode::kInvalidArgument, {"many times larger"}));
-  // What real archives share is fine.
+  // Sharing as in real archives is accepted.
   const std::string shared = pickled::List({"]q" + std::string(1, '\0'), std::string("h\0", 2)});
   EXPECT_TRUE(ComesOutAs(shared, List({List({}), List({})})));
 }

@@ -8,7 +8,7 @@
 namespace varve {
 namespace {
 
-/// The folder that all records are in, with its slash; torch takes that of the first one.
+/// Returns the folder that all records are in, with its slash; torch takes that of the first one.
 Result<std::string> FolderOf(const std::vector<ZipRecord>& records) {
   const std::size_t slash = records.empty() ? std::string::npos : records[0].name.find('/');
   if (slash == std::string::npos) {
