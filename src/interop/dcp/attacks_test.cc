@@ -1,4 +1,4 @@
-// Indexes that mean harm, or are broken: each gets an error that says what is wrong.
+// Hostile and broken indexes: each gets an error that says what is wrong.
 
 #include <string>
 #include <utility>
@@ -22,7 +22,7 @@ using test::IsOk;
 
 Result<Decoded> Decode(const dcp::Index& index) { return DecodeDcpMetadata(index.Pickle()); }
 
-/// One tensor "w" of 8 elements in two chunks.
+/// Returns one tensor "w" of 8 elements in two chunks.
 dcp::Index Sample() {
   dcp::Index index;
   index.Add("w", {4, 4});

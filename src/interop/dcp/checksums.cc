@@ -33,7 +33,7 @@ Status Malformed(std::string_view what) {
   return DataLoss("the checksums of the index are malformed: " + std::string(what));
 }
 
-/// The attribute's name as pickles have it.
+/// Returns the attribute's name as pickles have it.
 std::string PickledName() {
   Bytes bytes;
   PickleWriter writer(&bytes);
@@ -42,7 +42,7 @@ std::string PickledName() {
   return bytes.substr(begin);
 }
 
-/// Name and value as AppendDcpChecksums puts them into a pickle.
+/// Returns name and value as AppendDcpChecksums puts them into a pickle.
 Result<Bytes> PickledPair(std::string_view attribute) {
   Bytes bytes;
   PickleWriter writer(&bytes);

@@ -33,7 +33,7 @@ std::string SealedSample() {
   return index;
 }
 
-/// What a reader of `index` makes of it.
+/// Returns the metadata that a reader decodes from `index`.
 Result<Metadata> Read(const std::string& index) {
   DcpAttributeList attributes;
   VARVE_ASSIGN_OR_RETURN(Decoded decoded, DecodeDcpMetadata(index, &attributes));

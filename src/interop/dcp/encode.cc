@@ -36,7 +36,8 @@ class Strings {
     places_.emplace(text, out_.Remember());
   }
 
-  /// As Write for a `text` that need not outlive the call: recalled, but not remembered.
+  /// Does the same as Write for a `text` that need not outlive the call: recalled, but not
+  /// remembered.
   void WriteOnce(std::string_view text) {
     const auto found = places_.find(text);
     if (found != places_.end()) {
@@ -57,7 +58,7 @@ class Portions {
   using Close = void (PickleWriter::*)();
   Portions(PickleWriter* out, Close close) : out_(*out), close_(close) {}
 
-  /// Before each item.
+  /// Must be called before each item.
   void Next() {
     if (count_ % kPortion == 0) {
       End();
@@ -107,7 +108,7 @@ class Encoder {
   }
 
  private:
-  /// An instance of a class that is not initialised. Its attributes follow, then Built().
+  /// Pushes an instance of a class that is not initialised. Its attributes follow, then Built().
   void New(std::string_view module, std::string_view name) {
     out_.Global(module, name);
     out_.Tuple0();
@@ -193,7 +194,7 @@ class Encoder {
     out_.Build();
   }
 
-  /// What a call with one argument gives, the same object each time.
+  /// Pushes the result of a call with one argument, the same object each time.
   template <class Argument>
   void Constant(std::optional<PickleWriter::Memo>* place, std::string_view module,
                 std::string_view name, const Argument& argument) {
@@ -334,7 +335,7 @@ class Encoder {
     return Status::Ok();
   }
 
-  /// A MetadataIndex up to the value of `index`.
+  /// Pushes a MetadataIndex up to the value of `index`.
   void Key(const std::string& fqn) {
     New(kMetadata, "MetadataIndex");
     strings_.Write("fqn");

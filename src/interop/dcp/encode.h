@@ -11,7 +11,7 @@
 
 namespace varve {
 
-/// What `.metadata` says that Metadata has no place for.
+/// The parts of `.metadata` that Metadata has no place for.
 struct DcpEncodeOptions {
   /// The containers of the state, for planner_data: dicts, lists and leaves as docs/format.md says.
   /// Null puts all entries into one dict: torch 2.6 builds no state from an index without paths.
@@ -23,9 +23,9 @@ struct DcpEncodeOptions {
   DcpAttributeList attributes;
 };
 
-/// A pickle of protocol 2 that any Python 3 with torch turns into the objects that torch's own
-/// writer would have made, with no storage_meta. The same input always gives the same bytes. Files
-/// that no extent lies in are not named in it: DCP has no list of files.
+/// Returns a pickle of protocol 2 that any Python 3 with torch turns into the objects that torch's
+/// own writer would have made, with no storage_meta. The same input always gives the same bytes.
+/// Files that no extent lies in are not named in it: DCP has no list of files.
 ///
 /// Every extent must be of Encoding::kTorchItem or kZstdTorchItem: DCP reads nothing else.
 /// Errors: InvalidArgument for other extents, for an extent outside Metadata::files, and for what

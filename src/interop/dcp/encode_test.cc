@@ -15,7 +15,7 @@ using test::FailsWith;
 using test::IsOk;
 using test::RenderPickle;
 
-/// A tensor of two chunks and a value, in two files.
+/// Returns a tensor of two chunks and a value, in two files.
 Metadata Sample() {
   Metadata metadata;
   metadata.format = Format::kDcp;

@@ -65,7 +65,7 @@ Dims Sizes(element object, std::string_view key) {
   return dims;
 }
 
-/// A stored range as text, with its box where it is a chunk's.
+/// Returns a stored range as text, with its box where it is a chunk's.
 std::string Shown(const Metadata& metadata, const Extent& extent) {
   return metadata.files[extent.file].name + " " + std::to_string(extent.begin) + "+" +
          std::to_string(extent.end - extent.begin) +
@@ -106,7 +106,7 @@ std::vector<std::string> ExpectedChunks(element entry) {
   return shown;
 }
 
-/// The value at a path of strs and list positions; null where there is none.
+/// Returns the value at a path of strs and list positions; null where there is none.
 const Value* At(const Value& structure, element path) {
   const Value* at = &structure;
   for (const element part : simdjson::dom::array(path)) {

@@ -23,7 +23,7 @@ bool HasLoneSurrogate(std::string_view text) {
   return false;
 }
 
-/// UTF-8 back to the bytes that its characters number; nothing where one does not fit a byte.
+/// Converts UTF-8 to the bytes that its characters number; nothing where one does not fit a byte.
 std::optional<std::string> Latin1(std::string_view utf8) {
   std::string bytes;
   for (std::size_t i = 0; i < utf8.size(); ++i) {
@@ -179,7 +179,7 @@ class Reader {
     }
   }
 
-  /// Bytes, which protocol 2 can only write as a call: _codecs.encode(text, "latin1").
+  /// Reads bytes, which protocol 2 can only write as a call: _codecs.encode(text, "latin1").
   [[nodiscard]] std::optional<std::string> ReadBytes(PickleRef node) const {
     if (tree_.kind(node) == PickleKind::kBytes) {
       return std::string(tree_.text(node));

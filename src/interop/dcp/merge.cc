@@ -25,9 +25,9 @@ bool IsEmptyDict(const Value& value) {
   return value.kind == ValueKind::kDict && value.items.empty();
 }
 
-/// DCP stores nothing for an empty dict, so a list position that one rank has no entry for looks
-/// like one. Where the other rank has something else, that is what it is. The structures come from
-/// DcpStructure, which bounds their depth.
+/// Fills holes of `into` from `from`. DCP stores nothing for an empty dict, so a list position that
+/// one rank has no entry for looks like one. Where the other rank has another value, that value
+/// counts. The structures come from DcpStructure, which bounds their depth.
 void FillHoles(const Value& from, Value* into) {  // NOLINT(misc-no-recursion)
   if (from.kind != into->kind) {
     return;

@@ -16,7 +16,7 @@
 namespace varve {
 namespace {
 
-/// R of "__R_N.distcp", wherever it lies; 0 for any other name.
+/// Returns R of "__R_N.distcp", in any folder; 0 for any other name.
 std::uint32_t RankOf(std::string_view path) {
   const auto name = ParseDcpDataName(path.substr(path.rfind('/') + 1));
   constexpr std::uint64_t kMaxRank = 1U << 24;
@@ -36,7 +36,7 @@ Status CheckPath(std::string_view path) {
                 : Status::Ok();
 }
 
-/// Ranks write in order more often than not.
+/// Sorts unless the range is sorted already: ranks write in order more often than not.
 template <class Iterator, class Less>
 void SortIfNeeded(Iterator begin, Iterator end, const Less& less) {
   if (!std::is_sorted(begin, end, less)) {
@@ -152,7 +152,7 @@ class Assembler {
     return Status::Ok();
   }
 
-  /// What storage_data says of one chunk or value.
+  /// The entry of storage_data for one chunk or value.
   struct Entry {
     PackedDims offsets;
     std::uint32_t storage = 0;

@@ -17,12 +17,12 @@ using DcpAttributeList = std::vector<std::pair<std::string, std::string>>;
 
 /// Decodes the pickle. Chunks and objects have extents of Encoding::kTorchItem (or kZstdTorchItem)
 /// in the files that storage_data names, relative to the checkpoint; chunks are sorted, files are
-/// in the order of their names with the rank that the name tells. The structure follows
-/// planner_data; there is none if another planner than DCP's own keeps something else there.
-/// Nothing is run whatever the pickle says. `attributes` may be null.
+/// in the order of their names with the rank in each name. The structure follows planner_data;
+/// there is none if another planner than DCP's own keeps something else there. Nothing in the
+/// pickle is ever run. `attributes` may be null.
 ///
-/// Not checked: that the chunks of a tensor cover it. DCP writes such checkpoints, and what of them
-/// is there can be loaded. Of empty chunks, those at one place are kept once.
+/// Does not check that the chunks of a tensor cover it: DCP writes such checkpoints, and their
+/// stored parts can be loaded. Keeps one of several empty chunks at one place.
 ///
 /// Errors: DataLoss for a malformed pickle, a name twice, a chunk or value without stored bytes,
 /// overlapping chunks or chunks outside their tensor; InvalidArgument for a relative_path that

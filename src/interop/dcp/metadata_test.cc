@@ -199,7 +199,7 @@ TEST(DcpMetadata, ObjectsThatShareContainersAreReadWithoutFolding) {
   dcp::Index index;
   index.Add("w", {4}).Add("v", {4});
   const std::string list = p::Str("transform_descriptors") + p::List({p::Str("stream.zstd/1")});
-  // The list's node is gone when the second entry asks for it again.
+  // The list's node has been dropped when the second entry refers to it again.
   index.storage[1] = dcp::Stored("a", 0, 10, {list + "q\0"s});
   index.storage[3] = dcp::Stored("a", 10, 10, {p::Str("transform_descriptors"), "h\0"s});
   const auto decoded = Decode(index);

@@ -74,7 +74,7 @@ DcpClass ClassByName(std::string_view module, std::string_view name) {
   return DcpClass::kOther;
 }
 
-/// A length or offset; int64 in the pickle.
+/// Reads a length or offset; int64 in the pickle.
 bool ReadSize(const PickleTree& tree, PickleRef node, std::uint64_t* value) {
   if (tree.kind(node) != PickleKind::kInt || tree.integer(node) < 0) {
     return false;

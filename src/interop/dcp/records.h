@@ -1,5 +1,5 @@
-/// The few kinds of objects that a DCP `.metadata` repeats by the million, as small records: what
-/// the pickle needs 170 bytes and a tree 600 bytes for takes 64 here.
+/// The few kinds of objects that a DCP `.metadata` repeats by the million, as small records: a
+/// record takes 64 bytes here, 170 in the pickle and 600 in a tree.
 #pragma once
 
 #include <array>
@@ -41,7 +41,7 @@ struct DcpChunk {
   PackedDims sizes;
 };
 
-/// What a MetadataIndex finds by: its hint `index` takes no part in that.
+/// The key of a MetadataIndex, without its hint `index`.
 struct DcpKey {
   std::uint32_t name = 0;  ///< Number of the fqn.
   PackedDims offsets;      ///< None for a plain value.
@@ -99,17 +99,17 @@ class DcpRecords : public PickleFolder {
   bool Fold(const PickleTree& tree, PickleRef object, std::uint32_t* tag,
             std::int64_t* value) override;
 
-  /// The class that an object was made by.
+  /// Returns the class that an object was made by.
   DcpClass ClassOf(const PickleTree& tree, PickleRef node);
 
   bool ReadDims(const PickleTree& tree, PickleRef node, PackedDims* dims);
-  /// *chunk numbers a record, as *key and *storage do below.
+  /// Reads a chunk; *chunk numbers its record, as *key and *storage do below.
   bool ReadChunk(const PickleTree& tree, PickleRef node, std::uint32_t* chunk);
   bool ReadKey(const PickleTree& tree, PickleRef node, std::uint32_t* key);
   bool ReadStorage(const PickleTree& tree, PickleRef node, std::uint32_t* storage);
   bool IsBytes(const PickleTree& tree, PickleRef node);
-  /// The dtype and layout of a TensorProperties. On false, *what is set if torch knows it and Varve
-  /// does not.
+  /// Reads the dtype and layout of a TensorProperties. On false, *what is set if torch knows it and
+  /// Varve does not.
   bool ReadProperties(const PickleTree& tree, PickleRef node, DType* dtype, std::string* what);
 
   [[nodiscard]] const DcpChunk& chunk(std::uint32_t number) const { return chunks_[number]; }
@@ -143,8 +143,8 @@ class DcpRecords : public PickleFolder {
   std::vector<DcpStorage> storages_;
 };
 
-/// The attributes of an object that BUILD gave, or kNoPickle when they are not a small dict. An
-/// object has a handful; a dict with more than 64 is no object's.
+/// Returns the attributes of an object that BUILD gave, or kNoPickle when they are not a small
+/// dict. An object has a handful; a dict with more than 64 is no object's.
 PickleRef DcpAttributes(const PickleTree& tree, PickleRef object);
 
 }  // namespace varve

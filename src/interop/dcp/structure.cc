@@ -146,8 +146,8 @@ bool StartsWithPart(std::string_view part, std::string_view* rest) {
   return true;
 }
 
-/// False for what the default planner does not write: parts that are neither, a position outermost,
-/// or parts that do not make up the name.
+/// Reads a path. Returns false for a path that the default planner does not write: parts that are
+/// neither, a position outermost, or parts that do not make up the name.
 bool ReadPath(const PickleTree& tree, PickleRef node, std::string_view fqn,
               std::vector<Part>* path) {
   path->clear();
@@ -216,7 +216,7 @@ Result<std::optional<Value>> DcpStructure(const PickleTree& tree, PickleRef plan
     }
     const Part whole{false, leaves[i].fqn, 0};
     if (builder.HasTop(leaves[i].fqn)) {
-      return std::optional<Value>();  // Two things of one name: no structure can say that.
+      return std::optional<Value>();  // Two entries of one name: no structure can hold them.
     }
     VARVE_RETURN_IF_ERROR(builder.Insert(leaves[i], {&whole, 1}));
   }

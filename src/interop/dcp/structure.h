@@ -20,10 +20,10 @@ struct DcpLeaf {
   bool is_tensor = false;
 };
 
-/// `planner_data` is a dict of fqn to path: a tuple of strs (keys) and ints (positions in lists).
-/// Entries without a path stand in the outermost dict under their whole name; paths without an
-/// entry say nothing. Positions that no entry has (DCP stores nothing for an empty dict) get an
-/// empty dict. When planner_data is kNoPickle or None, all names stand in one dict.
+/// Decodes the structure. `planner_data` is a dict of fqn to path: a tuple of strs (keys) and ints
+/// (positions in lists). Entries without a path stand in the outermost dict under their whole name;
+/// paths without an entry say nothing. Positions that no entry has (DCP stores nothing for an empty
+/// dict) get an empty dict. When planner_data is kNoPickle or None, all names stand in one dict.
 ///
 /// Nothing, when planner_data is of another kind or says what no structure can: it belongs to the
 /// planner, and another planner may keep anything there.

@@ -15,7 +15,8 @@ namespace dcp = test::dcp;
 using test::FailsWith;
 using test::IsOk;
 
-/// The structure of these values with this planner_data, as text; "none" where there is none.
+/// Returns the structure of these values with this planner_data, as text; "none" where there is
+/// none.
 std::string Structure(const std::vector<std::string>& names, const std::string& planner_data) {
   dcp::Index index;
   for (const std::string& name : names) {
