@@ -1,8 +1,8 @@
-// The header of one safetensors file. The input is untrusted: a Status for whatever is wrong with
-// it, and of what passes, every byte range lies in the file and belongs to one tensor.
+// The header of one safetensors file. The input is untrusted: any fault gives a Status, and every
+// byte range of an accepted header lies in the file and belongs to one tensor.
 //
-// The format: https://github.com/huggingface/safetensors, section "Format". Read more gladly than
-// its own library does: bytes that no tensor claims are left alone. PyTorch's addition for sharded
+// The format: https://github.com/huggingface/safetensors, section "Format". More is accepted than
+// by its own library: bytes that no tensor claims are ignored. PyTorch's addition for sharded
 // files, DCP_SHARDING_INFO, is described in docs/format.md, section 3.
 
 #include "interop/safetensors/decode.h"
@@ -23,7 +23,7 @@ namespace dom = simdjson::dom;
 
 constexpr std::uint64_t kPrefixBytes = 8;
 // The format's own library stops at 100 MB, others do not. Parsing takes up to 16 times as much
-// memory as there is text, so there has to be an end somewhere.
+// memory as there is text, so a limit is needed.
 constexpr std::uint64_t kMaxJsonBytes = std::uint64_t{256} << 20;
 
 constexpr std::string_view kMetadataKey = "__metadata__";
@@ -44,7 +44,8 @@ Result<std::string> ReadExactly(const NamedFile& file, std::uint64_t begin, std:
   return bytes;
 }
 
-/// The header's text. Nothing of its size is allocated before the file is known to be that long.
+/// Reads the header's text. Nothing of its size is allocated before the file is known to be that
+/// long.
 Result<std::string> ReadJson(const NamedFile& file) {
   if (file.size < kPrefixBytes) {
     return Malformed("the file has " + std::to_string(file.size) + " bytes, too few for a length");
@@ -129,7 +130,8 @@ const std::string* FindMetadata(const SafetensorsHeader& header, std::string_vie
   return nullptr;
 }
 
-/// safetensors counts single 4-bit floats; PyTorch and Varve count the bytes that hold two each.
+/// Halves the last dimension: safetensors counts single 4-bit floats; PyTorch and Varve count the
+/// bytes that hold two each.
 Status HalveLast(Dims* dims) {
   if (dims->empty() || dims->back() % 2 != 0) {
     return Unimplemented("4-bit elements with " + ToString(*dims) +
@@ -139,7 +141,7 @@ Status HalveLast(Dims* dims) {
   return Status::Ok();
 }
 
-/// Reads what the header says of a tensor; `data_begin` is where in the file data begins.
+/// Reads a tensor's entry of the header; `data_begin` is the offset of the data in the file.
 Status ReadTensor(dom::element element, const NamedFile& file, std::uint64_t data_begin,
                   Tensor* tensor) {
   Members members;
@@ -179,7 +181,7 @@ Status ReadTensor(dom::element element, const NamedFile& file, std::uint64_t dat
   return Status::Ok();
 }
 
-/// `info` is what DCP_SHARDING_INFO holds for this tensor.
+/// Reads a shard's offsets; `info` is DCP_SHARDING_INFO's entry for this tensor.
 Status ReadOffsets(dom::element info, bool varve_wrote_it, Tensor* tensor) {
   Members members;
   VARVE_RETURN_IF_ERROR(ReadMembers(info, kShardingKey, &members));
@@ -222,7 +224,7 @@ Status ReadSharding(SafetensorsHeader* header) {
   return Status::Ok();
 }
 
-/// No byte of the file may belong to two tensors.
+/// Checks that no byte of the file belongs to two tensors.
 Status CheckDisjoint(const std::vector<Tensor>& tensors) {
   std::vector<const Tensor*> order;
   for (const Tensor& tensor : tensors) {

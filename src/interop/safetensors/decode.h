@@ -1,4 +1,4 @@
-/// Safetensors as others write it: one file, a folder with `model.safetensors.index.json`, or the
+/// Safetensors of other writers: one file, a folder with `model.safetensors.index.json`, or the
 /// shards of PyTorch's HuggingFaceStorageWriter, which say in their header which part of each
 /// tensor they hold.
 #pragma once
@@ -25,7 +25,7 @@ struct SafetensorsHeader {
   struct Tensor {
     std::string fqn;
     DType dtype = DType::kUInt8;
-    Dims shape;    ///< Of what this file holds.
+    Dims shape;    ///< Shape of the part in this file.
     Dims offsets;  ///< In the whole tensor; empty when the file does not say (then zeros).
     std::uint64_t begin = 0;  ///< In the file.
     std::uint64_t end = 0;
@@ -34,14 +34,14 @@ struct SafetensorsHeader {
   std::vector<std::pair<std::string, std::string>> metadata;  ///< `__metadata__`, by key.
 };
 
-/// Errors: DataLoss for a malformed header, offsets outside the file, overlapping tensors, bytes
-/// that do not fit dtype and shape, or a duplicate name; Unimplemented for an unknown dtype, which
-/// is named.
+/// Reads a file's header. Errors: DataLoss for a malformed header, offsets outside the file,
+/// overlapping tensors, bytes that do not fit dtype and shape, or a duplicate name; Unimplemented
+/// for an unknown dtype, which is named.
 Result<SafetensorsHeader> ReadSafetensorsHeader(const NamedFile& file);
 
-/// Several files as one checkpoint. The shape of a tensor that is stored in parts is the box around
-/// them. Errors: as ReadSafetensorsHeader; DataLoss when files disagree about a dtype or parts
-/// overlap.
+/// Decodes several files as one checkpoint. The shape of a tensor that is stored in parts is the
+/// box around them. Errors: as ReadSafetensorsHeader; DataLoss when files disagree about a dtype or
+/// parts overlap.
 Result<Decoded> DecodeSafetensors(const std::vector<NamedFile>& files);
 
 /// `model.safetensors.index.json`: which file holds which tensor.
@@ -50,12 +50,13 @@ struct HfIndex {
   [[nodiscard]] std::vector<std::string> FileNames() const;     ///< Sorted, each once.
 };
 
-/// Errors: DataLoss for malformed JSON; InvalidArgument for a file name that leaves the folder.
+/// Decodes the index. Errors: DataLoss for malformed JSON; InvalidArgument for a file name that
+/// leaves the folder.
 Result<HfIndex> DecodeHfIndex(std::string_view json);
 std::string EncodeHfIndex(const HfIndex& index, std::uint64_t total_size);
 
-/// A checkpoint of the folder: only the tensors of the weight map, each in the file it names.
-/// Errors: as DecodeSafetensors; DataLoss for a tensor that its file does not hold.
+/// Returns a checkpoint of the folder: only the tensors of the weight map, each in the file it
+/// names. Errors: as DecodeSafetensors; DataLoss for a tensor that its file does not hold.
 Result<Decoded> DecodeHfFolder(const HfIndex& index, const std::vector<NamedFile>& files);
 
 }  // namespace varve

@@ -19,15 +19,15 @@ struct SafetensorsEntry {
   [[nodiscard]] std::uint64_t bytes() const;
 };
 
-/// False for complex32 and complex128, and for a 0-d float4 (half a byte).
+/// Returns false for complex32 and complex128, and for a 0-d float4 (half a byte).
 bool CanBeSafetensors(DType dtype, const Dims& shape);
 
-/// True when `a` comes before `b` in a file: larger elements first, so that every tensor begins at
-/// a multiple of its element's size; then by name.
+/// Returns true when `a` comes before `b` in a file: larger elements first, so that every tensor
+/// begins at a multiple of its element's size; then by name.
 bool SafetensorsBefore(const SafetensorsEntry& a, const SafetensorsEntry& b);
 
-/// The length prefix and the JSON, padded to 8 bytes, for tensors that follow in this order without
-/// gaps. `__metadata__` is {"format":"pt"}, which transformers asks for.
+/// Returns the length prefix and the JSON, padded to 8 bytes, for tensors that follow in this order
+/// without gaps. `__metadata__` is {"format":"pt"}, which transformers asks for.
 Bytes EncodeSafetensorsHeader(const std::vector<SafetensorsEntry>& entries);
 
 }  // namespace varve

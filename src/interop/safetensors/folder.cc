@@ -20,7 +20,7 @@ struct OpenedFile {
   bool is_shard = false;  ///< Says of each tensor which part it holds.
 };
 
-/// What one file holds of a tensor.
+/// The part of a tensor that one file holds.
 struct Part {
   const SafetensorsHeader::Tensor* tensor = nullptr;
   std::uint32_t file = 0;
@@ -43,8 +43,9 @@ Status Overlap(const std::vector<OpenedFile>& files, const Chunk& a, const Chunk
                   ToString(b.box));
 }
 
-/// Leaves one of several equal parts. Ranks that hold the same part may each have stored it. Files
-/// that do not call themselves shards are no ranks of one save: which of them counts is not known.
+/// Drops all but one of several equal parts. Ranks that hold the same part may each have stored it.
+/// Files that do not call themselves shards are no ranks of one save: none of them is known to be
+/// the right one.
 Status DropReplicas(const std::vector<OpenedFile>& files, std::vector<Chunk>* chunks) {
   std::vector<Chunk> kept;
   kept.reserve(chunks->size());
@@ -109,7 +110,7 @@ Status AddPart(const std::vector<OpenedFile>& files, const Part& first, const Pa
   return Status::Ok();
 }
 
-/// `parts` are those of one tensor, at least one.
+/// Joins the parts of one tensor, at least one.
 Status JoinParts(const std::vector<OpenedFile>& files, std::span<const Part> parts,
                  TensorMetadata* tensor) {
   const Part& first = parts.front();
@@ -134,7 +135,7 @@ Status JoinParts(const std::vector<OpenedFile>& files, std::span<const Part> par
   return CheckDisjoint(files, tensor->chunks);
 }
 
-/// `files` by name.
+/// Makes one checkpoint of the parts. `files` are sorted by name.
 Result<Decoded> Assemble(const std::vector<OpenedFile>& files, std::vector<Part> parts) {
   if (files.empty()) {
     return DataLoss("no safetensors file");

@@ -23,8 +23,8 @@ Status Malformed(std::string_view what) {
   return DataLoss("malformed safetensors index: " + std::string(what));
 }
 
-/// A name is a path under the index's own folder in its simplest form, so that no two of them are
-/// one file and none leads out, whatever the folders on the way are.
+/// Checks that a name is a path under the index's own folder in its simplest form: no two names are
+/// then one file, and none leads out through any folder on the way.
 Status CheckFileName(std::string_view name) {
   bool plain = name.find('\0') == std::string_view::npos;
   for (std::size_t begin = 0; plain && begin <= name.size();) {
@@ -71,7 +71,7 @@ Result<HfIndex> DecodeHfIndex(std::string_view json) {
   bool found = false;
   for (const auto& [key, value] : members) {
     if (key != "weight_map") {
-      continue;  // "metadata" tells a size that the files tell better.
+      continue;  // "metadata" holds a size; the files' own are exact.
     }
     if (found || value.get(weight_map)) {
       return Malformed("\"weight_map\" is there twice or not an object");
