@@ -1,5 +1,5 @@
-/// What every decoder of a foreign format gives: the one metadata model, and what of the state is
-/// part of the index itself.
+/// The result of every decoder of a foreign format: the one metadata model, and the parts of the
+/// state that the index itself holds.
 #pragma once
 
 #include <cstdint>
@@ -21,7 +21,7 @@ struct RecordCrc {
 };
 
 struct Decoded {
-  /// Files have names and, where the index tells, sizes; the caller fills in what storage says.
+  /// Files have names and, where the index has them, sizes; the caller fills in those of storage.
   Metadata metadata;
   std::optional<Value> structure;  ///< See docs/format.md; nothing when only names are known.
   std::vector<std::string> inline_values;  ///< Encoded Values that extents with kInline number.

@@ -81,8 +81,8 @@ class Splitter {
     return std::nullopt;
   }
 
-  /// The plane that cuts the fewest chunks, among one for each dimension: the middle one, as far as
-  /// both sides become smaller. Nothing where no dimension parts any two chunks.
+  /// Returns the plane that cuts the fewest chunks, among one for each dimension: the middle one,
+  /// as far as both sides become smaller. Nothing where no dimension parts any two chunks.
   std::optional<Plane> BestPlane(const std::vector<std::size_t>& group) {
     std::optional<Plane> best;
     for (std::size_t d = 0; d < chunks_[group[0]].box.sizes.size(); ++d) {
@@ -134,7 +134,8 @@ class Splitter {
   std::vector<std::uint64_t> begins_;
 };
 
-/// True when the chunks are slices along one dimension, in order: the usual case, in one pass.
+/// Returns true when the chunks are slices along one dimension, in order: the usual case, in one
+/// pass.
 bool AreSlices(const std::vector<Chunk>& chunks, const std::vector<std::size_t>& order) {
   for (std::size_t d = 0; d < chunks[order[0]].box.sizes.size(); ++d) {
     std::size_t i = 1;
