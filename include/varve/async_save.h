@@ -1,5 +1,5 @@
 /// Saves in the background. The state is copied once into memory that is kept from save to save;
-/// from then on training may go on, and the copy is written and published behind its back.
+/// then training goes on while the stager writes and publishes the copy.
 ///
 ///   auto stager = varve::Stager::Make();                       // Kept for all saves.
 ///   varve::AsyncSaveHandle save = varve::AsyncSave(state, path, {}, **stager, *coordinator);
@@ -26,10 +26,10 @@ namespace varve {
 
 class SaveExecutor;
 
-/// What is done when a save is asked for while as many as allowed are under way.
+/// The effect of a new save while as many as allowed are under way.
 enum class WhenBusy : std::uint8_t {
   kWait,     ///< Wait until one of them has ended.
-  kSkip,     ///< Do not save; the handle says Cancelled on all ranks.
+  kSkip,     ///< Do not save; the handle returns Cancelled on all ranks.
   kReplace,  ///< Give up the newest save that has not begun to write, in favour of this one.
 };
 
@@ -60,24 +60,25 @@ struct AsyncSaveOptions {
   /// Compare samples of every tensor before and after the copy, to find one that was written to
   /// meanwhile. By default where VARVE_DEBUG is set in the environment.
   std::optional<bool> check_torn;
-  /// How often a save that failed for want of space or of storage is written again, after
-  /// `retry_delay`, twice that, and so on. Not in waves, where the copy no longer exists.
+  /// Number of times that a save that failed for want of space or of storage is written again,
+  /// after `retry_delay`, twice that, and so on. Not in waves, where the copy no longer exists.
   int retries = 1;
   std::chrono::milliseconds retry_delay = std::chrono::seconds(1);
-  /// From the call on; the save is given up then. A storage that does not even answer to that is
-  /// named, and further saves of this stager fail until it does.
+  /// Time from the call on after which the save is given up. If a call of the storage does not
+  /// return even then, an error names the storage, and further saves of this stager fail until it
+  /// returns.
   std::optional<std::chrono::milliseconds> deadline;
-  /// How long a storage may take to return from a call after the save has been given up.
+  /// Time within which the storage must return from a call after the save has been given up.
   std::chrono::milliseconds stuck_grace = std::chrono::seconds(10);
   /// The agent (Stager::Make's executor) keeps the copy in memory. It writes the copy only if this
   /// process exits or is killed before a newer save of this stager replaces it: a deferred one that
   /// all ranks have submitted, or one that has been written. `done` is ready when the agent has
-  /// this rank's copy, and speaks of this rank alone. Memory for two copies keeps one whole at any
+  /// this rank's copy, and reports on this rank alone. Memory for two copies keeps one whole at any
   /// time. A later failure, such as a name that is taken, is listed by `varve ls` alone. Refused
   /// for uncoordinated saves by several ranks.
   bool deferred = false;
-  /// Why this rank cannot take part, if it cannot: the save then fails on all ranks, which learn
-  /// why. Without it the others would wait for a rank that has found its state unfit.
+  /// The error, if this rank cannot take part: the save then fails on all ranks with it. Without it
+  /// the others would wait for a rank whose state cannot be saved.
   Status ready;
   /// Called once each, from other threads or from within the call; must be quick.
   std::function<void(const Status&)> on_staged;
@@ -87,10 +88,12 @@ struct AsyncSaveOptions {
 /// A save under way. Copies refer to the same save. Threads: safe.
 class AsyncSaveHandle {
  public:
-  /// Ready when the copy has been made or never will be: the tensors may change.
+  /// Returns a future that is ready when the copy has been made or never will be: the tensors may
+  /// change.
   [[nodiscard]] std::shared_future<Status> staged() const;
-  /// Ready when the checkpoint is durable and visible, or the save has failed; the same on every
-  /// rank, as Save returns it. Cancelled when it was skipped, replaced or cancelled.
+  /// Returns a future that is ready when the checkpoint is durable and visible, or the save has
+  /// failed; the same on every rank, as Save returns it. Cancelled when the save was skipped,
+  /// replaced or cancelled.
   [[nodiscard]] std::shared_future<Result<SaveReport>> done() const;
   /// Returns SaveReport::differing_tensors, which is known as soon as AsyncSave has returned. Empty
   /// on ranks other than the coordinator.
@@ -110,9 +113,9 @@ class AsyncSaveHandle {
 /// written one after the other, in the order of the calls. Threads: safe.
 class Stager {
  public:
-  /// `background` connects the ranks for what is said behind the training's back; nobody else may
-  /// use it. Null: a single process. Errors: InvalidArgument; OutOfSpace; Unimplemented where there
-  /// is no CUDA driver to copy from devices with.
+  /// Makes a stager. `background` connects the ranks for messages while training goes on; no other
+  /// caller may use it. Null: a single process. Errors: InvalidArgument; OutOfSpace; Unimplemented
+  /// where there is no CUDA driver to copy from devices with.
   /// `executor` is another process that writes the saves, from ConnectToAgent (agent.h); the
   /// staging memory is then shared with it. Null: threads of this process.
   static Result<std::unique_ptr<Stager>> Make(const StagerOptions& options = {},
@@ -135,7 +138,7 @@ class Stager {
   void Abort();
 
   [[nodiscard]] std::uint64_t budget_bytes() const;
-  /// True when no save is in flight.
+  /// Returns true when no save is in flight.
   [[nodiscard]] bool idle() const;
 
   struct Impl;
@@ -146,15 +149,15 @@ class Stager {
   std::unique_ptr<Impl> impl_;
 };
 
-/// Saves as Save does, in the background. Collective like it: the ranks settle who writes what and
-/// copy their parts in the call. Returns when the copy has been made (at once with `overlapped`).
-/// Errors are the handle's, those of the call included; nothing is thrown. `coordinator` is used
-/// during the call only. The memory of `state` must stay valid and unchanged until `staged`.
-/// `storage` must outlive the save; a stager with an executor takes PosixStorage() alone.
+/// Saves as Save does, in the background. Collective like it: the ranks settle the plan and copy
+/// their parts in the call. Returns when the copy has been made (at once with `overlapped`). Errors
+/// are the handle's, those of the call included; nothing is thrown. `coordinator` is used during
+/// the call only. The memory of `state` must stay valid and unchanged until `staged`. `storage`
+/// must outlive the save; a stager with an executor takes PosixStorage() alone.
 AsyncSaveHandle AsyncSave(State state, std::string path, AsyncSaveOptions options, Stager& stager,
                           Coordinator& coordinator, Storage& storage = PosixStorage());
 
-/// The same by a single process.
+/// Does the same by a single process.
 AsyncSaveHandle AsyncSave(State state, std::string path, AsyncSaveOptions options, Stager& stager,
                           Storage& storage = PosixStorage());
 

@@ -1,7 +1,8 @@
-/// Looking after checkpoints: list, verify, repair, collect garbage, export.
+/// Maintenance of checkpoints: list, verify, repair, collect garbage, export.
 ///
-/// A function with a `stop` ends soon after stop is requested, after the system call in hand, and
-/// returns Cancelled. Those that only read change nothing. Each of the others says what it leaves.
+/// A function with a `stop` ends soon after stop is requested, after the current system call, and
+/// returns Cancelled. Functions that only read change nothing. The comment of each other function
+/// says what it leaves.
 #pragma once
 
 #include <cstdint>
@@ -30,7 +31,7 @@ enum class CheckpointState : std::uint8_t {
   kFailed,      ///< An asynchronous save of this name failed; until the next one, or `gc`.
 };
 
-/// "whole", "incomplete", ...
+/// Returns "whole", "incomplete", ...
 std::string_view StateName(CheckpointState state);
 
 struct CheckpointEntry {
@@ -44,34 +45,34 @@ struct CheckpointEntry {
   std::optional<SaveId> save_id;
 };
 
-/// The checkpoints and stale files in `directory`, by step, then by NaturalLess of the name; those
-/// of other software too, where they are directories. When `directory` itself is a checkpoint the
-/// list has that one entry. Reads indexes and sizes, not data.
+/// Returns the checkpoints and stale files in `directory`, by step, then by NaturalLess of the
+/// name; those of other software too, where they are directories. When `directory` itself is a
+/// checkpoint the list has that one entry. Reads indexes and sizes, not data.
 Result<std::vector<CheckpointEntry>> ListCheckpoints(const std::string& directory,
                                                      Storage& storage = PosixStorage(),
                                                      const std::stop_token& stop = {});
 
-/// A stretch of bytes that is not what was written.
+/// A stretch of bytes that differ from the written ones.
 struct Damage {
   std::string file;
   std::uint64_t begin = 0;
   std::uint64_t end = 0;
-  std::vector<std::string> tensors;  ///< What lies there; objects too.
+  std::vector<std::string> tensors;  ///< Tensors and objects in the stretch.
   std::string problem;
 };
 
 struct VerifyReport {
   std::uint64_t bytes_checked = 0;
   std::vector<Damage> damages;
-  /// What is worth knowing and no damage: files that belong to no save, bytes without a checksum.
+  /// Remarks that are no damage: files that belong to no save, bytes without a checksum.
   std::vector<std::string> notes;
   [[nodiscard]] bool clean() const { return damages.empty(); }
 };
 
-/// Re-reads every byte of the checkpoint and compares all checksums and the index with what the
-/// data files say of themselves. Of other software's checkpoints: opens every stored item, compares
-/// it with the index and its zip checksums with its bytes, and looks for what no chunk covers.
-/// Damage is reported, not returned as an error; errors are for what cannot be examined at all
+/// Re-reads every byte of the checkpoint and compares all checksums, and the index with the data
+/// files' headers. Of other software's checkpoints: opens every stored item, compares it with the
+/// index and its zip checksums with its bytes, and looks for elements that no chunk covers. Damage
+/// is reported, not returned as an error; errors are for checkpoints that cannot be examined at all
 /// (NotFound, Unimplemented, FailedPrecondition for an incomplete one).
 Result<VerifyReport> Verify(const std::string& path, Storage& storage = PosixStorage(),
                             const ProgressFunction& progress = {},
@@ -80,7 +81,7 @@ Result<VerifyReport> Verify(const std::string& path, Storage& storage = PosixSto
 struct RepairReport {
   SaveId save_id;
   std::uint64_t file_count = 0;
-  bool changed = false;  ///< False: the index was already what the data files say.
+  bool changed = false;  ///< False: the index already matched the data files.
 };
 
 /// Rebuilds manifest.bin and varve.json from the data files' headers. Also seals a complete set of
@@ -91,7 +92,7 @@ struct RepairReport {
 Result<RepairReport> Repair(const std::string& path, Storage& storage = PosixStorage(),
                             const std::stop_token& stop = {});
 
-/// Whether a function removes what it finds.
+/// The choice whether a function removes the files that it finds.
 enum class DryRun : std::uint8_t {
   kNo,   ///< Removes it.
   kYes,  ///< Reports what it would remove, and removes nothing.
@@ -104,13 +105,14 @@ struct GarbageReport {
   /// Paths of files that a user put beside a checkpoint while it was overwritten. They stay,
   /// because the new checkpoint's directory has another file of that name, or is not there.
   std::vector<std::string> conflicts;
-  std::uint64_t bytes = 0;  ///< Of what was removed.
+  std::uint64_t bytes = 0;  ///< Bytes of the removed files.
 };
 
-/// Removes what dead saves left in `directory` and in the checkpoints in it; never what a live save
-/// uses. A checkpoint that was displaced gets its name back. Files that a user put beside a
-/// checkpoint that was replaced are moved to the directory that has its name. Touches nothing else.
-/// `stop` ends it between two files or directories that it removes; the next call removes the rest.
+/// Removes the stale files of dead saves in `directory` and in the checkpoints in it; never a file
+/// that a live save uses. A checkpoint that was displaced gets its name back. Files that a user put
+/// beside a checkpoint that was replaced are moved to the directory that has its name. Touches no
+/// other file. `stop` ends it between two files or directories that it removes; the next call
+/// removes the rest.
 Result<GarbageReport> CollectGarbage(const std::string& directory, DryRun dry_run,
                                      Storage& storage = PosixStorage(),
                                      const std::stop_token& stop = {});
@@ -121,12 +123,12 @@ struct RemovalReport {
 };
 
 /// Removes a checkpoint's directory with all that is in it, also files that are not part of the
-/// checkpoint. The directory loses its name before anything in it is removed, so that what a crash
-/// leaves is no checkpoint but a hidden directory for `gc`. A symbolic link at `path` is removed,
-/// and what it leads to stays. With `dry_run`, reports and removes nothing. Errors: NotFound when
-/// nothing is there; FailedPrecondition when it is no checkpoint, or a save of this name is under
-/// way. After Cancelled on `stop` the checkpoint is whole, or it has lost its name and `gc` removes
-/// what is left of it; the message says which.
+/// checkpoint. The directory loses its name before anything in it is removed, so that a crash
+/// leaves no checkpoint but a hidden directory for `gc`. A symbolic link at `path` is removed, and
+/// its target stays. With `dry_run`, reports and removes nothing. Errors: NotFound when nothing is
+/// there; FailedPrecondition when it is no checkpoint, or a save of this name is under way. After
+/// Cancelled on `stop` the checkpoint is whole, or it has lost its name and `gc` removes the rest
+/// of it; the message says which.
 Result<RemovalReport> RemoveCheckpoint(const std::string& path, DryRun dry_run,
                                        Storage& storage = PosixStorage(),
                                        const std::stop_token& stop = {});

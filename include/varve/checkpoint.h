@@ -47,7 +47,7 @@ struct Producer {
   const void* identity = nullptr;
 };
 
-/// Where the elements of a tensor come from.
+/// The memory or function that a tensor's elements come from.
 using TensorSource = std::variant<HostMemory, CudaMemory, Producer>;
 
 /// A shard this rank holds: `box` of the tensor `fqn`. Memory must stay valid and unchanged until
@@ -74,8 +74,8 @@ struct SideFile {
   std::string content;
 };
 
-/// What one rank brings to a save. Ranks that hold the same box of the same tensor are replicas:
-/// it is stored once.
+/// The state that one rank saves. Ranks that hold the same box of the same tensor are replicas: it
+/// is stored once.
 struct State {
   std::vector<SourceTensor> tensors;
   std::vector<SourceObject> objects;
@@ -87,11 +87,11 @@ struct State {
 };
 
 /// Saves the ranks' states as the checkpoint directory `path`. Collective: all ranks call it with
-/// the same path and options (not when options.coordinate is false). Blocks until the checkpoint
-/// is durable and visible, or returns an error that is the same on every rank; then no checkpoint
-/// has become visible and an older one at `path` is intact. Two exceptions, both after the
-/// checkpoint has become visible: the last sync of the parent directory fails (the message says
-/// so), or rank 0 dies before it has told the others (who then name rank 0). Errors: AlreadyExists
+/// the same path and options (not when options.coordinate is false). Blocks until the checkpoint is
+/// durable and visible, or returns an error that is the same on every rank; then no checkpoint has
+/// become visible and an older one at `path` is intact. Two exceptions, both after the checkpoint
+/// has become visible: the last sync of the parent directory fails (the message says so), or rank 0
+/// dies before it has reported to the others (which then name rank 0). Errors: AlreadyExists
 /// without overwrite; InvalidArgument when ranks disagree about a tensor; FailedPrecondition when
 /// another save of this name is under way, when `path` holds something else than a checkpoint, or
 /// when ranks do not share the storage; OutOfSpace; Unavailable. The checkpoint is written to
@@ -99,7 +99,7 @@ struct State {
 Result<SaveReport> Save(const State& state, const std::string& path, const SaveOptions& options,
                         Coordinator& coordinator, Storage& storage = PosixStorage());
 
-/// Save by a single process.
+/// Saves by a single process.
 Result<SaveReport> Save(const State& state, const std::string& path,
                         const SaveOptions& options = {}, Storage& storage = PosixStorage());
 
@@ -130,14 +130,14 @@ class CheckpointReader {
   ~CheckpointReader();
 
   [[nodiscard]] const Metadata& metadata() const;
-  /// Where the files really are; differs from the path given for a displaced checkpoint.
+  /// Returns the directory of the files; differs from the given path for a displaced checkpoint.
   [[nodiscard]] const std::string& directory() const;
 
-  /// The containers of the saved state, merged over ranks; a None value when none were saved.
+  /// Reads the containers of the saved state, merged over ranks; a None value when none were saved.
   /// Errors: DataLoss; Cancelled on `stop`.
   [[nodiscard]] Result<Value> ReadStructure(const std::stop_token& stop = {});
 
-  /// The values with these names, in the same order. Errors: NotFound; DataLoss; Cancelled on
+  /// Reads the values with these names, in the same order. Errors: NotFound; DataLoss; Cancelled on
   /// `stop`.
   [[nodiscard]] Result<std::vector<Value>> ReadObjects(std::span<const std::string> fqns,
                                                        const std::stop_token& stop = {});
@@ -148,8 +148,7 @@ class CheckpointReader {
 
   /// Fills all targets, reading only the blocks that overlap them and checking each. Returns the
   /// bytes read. Not collective. On error the message says which targets hold new bytes. Targets
-  /// that share memory with each other get what was read last.
-  /// Errors: as Load.
+  /// that share memory with each other get the bytes that were read last. Errors: as Load.
   [[nodiscard]] Result<std::uint64_t> ReadTensors(std::span<const TargetTensor> targets,
                                                   const LoadOptions& options);
 
@@ -159,7 +158,7 @@ class CheckpointReader {
   std::unique_ptr<Impl> impl_;
 };
 
-/// What a rank wants from a checkpoint, beyond its tensors.
+/// The entries that a rank wants from a checkpoint, beyond its tensors.
 struct LoadRequest {
   std::vector<TargetTensor> targets;
   std::vector<std::string> objects;  ///< Names whose values this rank will read.
@@ -171,19 +170,19 @@ struct LoadRequest {
   std::vector<std::string> known;
 };
 
-/// Loads collectively: the ranks first agree on the checkpoint and on what differs, then each reads
-/// its targets, then all learn whether all succeeded. Nothing is written to any target before the
-/// ranks agree. With Strict::kOff, targets that are missing or do not fit are left alone.
+/// Loads collectively: the ranks first agree on the checkpoint and on the differences, then each
+/// reads its targets, then all learn whether all succeeded. Nothing is written to any target before
+/// the ranks agree. With Strict::kOff, targets that are missing or do not fit are left alone.
 /// Targets may share memory where the same values are stored for them, as for a tied parameter
-/// under two names; if the index cannot prove that, both are read twice.
-/// Errors (the same on every rank): InvalidArgument that lists the differences which options.strict
-/// forbids, or names targets whose elements share memory, or two targets that share memory while
-/// different values are stored for them; DataLoss naming file, offset and tensor; the message says
-/// which targets are partly written.
+/// under two names; if the index cannot prove that, both are read twice. Errors (the same on every
+/// rank): InvalidArgument that lists the differences which options.strict forbids, or names targets
+/// whose elements share memory, or two targets that share memory while different values are stored
+/// for them; DataLoss naming file, offset and tensor; the message says which targets are partly
+/// written.
 Result<LoadReport> Load(CheckpointReader& reader, const LoadRequest& request,
                         const LoadOptions& options, Coordinator& coordinator);
 
-/// Load by a single process.
+/// Loads by a single process.
 Result<LoadReport> Load(CheckpointReader& reader, const LoadRequest& request,
                         const LoadOptions& options = {});
 

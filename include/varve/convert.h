@@ -1,4 +1,4 @@
-/// From any checkpoint to any format, and what differs between two.
+/// Conversion of any checkpoint to any format, and the comparison of two.
 #pragma once
 
 #include <cstdint>
@@ -16,7 +16,7 @@
 
 namespace varve {
 
-/// What Convert writes.
+/// The format that Convert writes.
 enum class ConvertTarget : std::uint8_t {
   kVarve,        ///< A native checkpoint.
   kDcp,          ///< A PyTorch Distributed Checkpoint that stock PyTorch opens.
@@ -48,9 +48,8 @@ struct ConvertOptions {
   std::string hf_config;
   std::uint64_t memory_budget = std::uint64_t{1} << 30;  ///< For tensor bytes in flight.
   ProgressFunction progress;
-  /// Ends the conversion with Cancelled, after the read and the write in hand: no target becomes
-  /// visible, and what was written under a hidden name is removed. Has no effect once all bytes are
-  /// written.
+  /// Ends the conversion with Cancelled, after the current read and write: no target becomes
+  /// visible, and files under hidden names are removed. Has no effect once all bytes are written.
   std::stop_token stop;
 };
 
@@ -60,8 +59,8 @@ struct ConvertReport {
   std::uint64_t bytes = 0;             ///< Of all files written.
   std::vector<std::string> skipped;    ///< Tensors whose type the format cannot hold.
   std::uint64_t objects_left_out = 0;  ///< Plain values, which safetensors cannot hold.
-  /// What is not part of the model, see ConvertOptions::everything: each entry of the top level
-  /// with its counts, "optim: 12 tensors, 3 values".
+  /// Entries that are not part of the model, see ConvertOptions::everything: each entry of the top
+  /// level with its counts, "optim: 12 tensors, 3 values".
   std::vector<std::string> left_out;
   std::vector<std::string> files;    ///< Side files that were copied.
   std::uint64_t files_left_out = 0;  ///< Side files, which a single file cannot hold.
@@ -75,7 +74,7 @@ struct ConvertReport {
 Result<ConvertReport> Convert(const std::string& source, const std::string& target,
                               const ConvertOptions& options, Storage& storage = PosixStorage());
 
-/// How one tensor or value of two checkpoints compares.
+/// The difference of one tensor or value between two checkpoints.
 struct Difference {
   enum class Kind : std::uint8_t {
     kOnlyInA,

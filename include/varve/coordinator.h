@@ -1,4 +1,4 @@
-/// How the ranks of one job exchange messages: small ones, each with a deadline.
+/// The messages between the ranks of one job: small ones, each with a deadline.
 #pragma once
 
 #include <chrono>
@@ -17,7 +17,7 @@ using Deadline = std::chrono::steady_clock::time_point;
 
 /// Carries byte strings between ranks. Rank 0 is the coordinator: it makes the global plan and
 /// commits. Implementations supply point-to-point messages; the collective forms are built on them,
-/// so that a rank that does not answer is known by its number.
+/// so that an error names a rank that does not answer by its number.
 ///
 /// Threads: used by one thread at a time. All ranks must make the same collective calls in the
 /// same order. After an error of the transport (kUnavailable) the object may be out of step with
@@ -29,40 +29,42 @@ class Coordinator {
   [[nodiscard]] virtual int rank() const = 0;
   [[nodiscard]] virtual int size() const = 0;
 
-  /// Hands `message` to rank `to`. May return before it is received.
+  /// Sends `message` to rank `to`. May return before it is received.
   virtual Status Send(int to, std::string_view message, Deadline deadline) = 0;
 
-  /// The next message from rank `from`. kUnavailable when the rank is lost or the deadline passes.
+  /// Returns the next message from rank `from`. kUnavailable when the rank is lost or the deadline
+  /// passes.
   virtual Result<std::string> Receive(int from, Deadline deadline) = 0;
 
   [[nodiscard]] bool is_coordinator() const { return rank() == 0; }
 };
 
-/// What one rank brings to an exchange: a payload, or the reason why it has none.
+/// One rank's part in an exchange: a payload, or the reason why it has none.
 using Contribution = Result<std::string>;
 
-/// One exchange: every rank contributes; the coordinator's `combine` turns all contributions, by
-/// rank, into one reply per rank; every rank returns its own reply.
+/// Makes one exchange: every rank contributes; the coordinator's `combine` turns all contributions,
+/// by rank, into one reply per rank; every rank returns its own reply.
 ///
 /// If any rank contributes an error, cannot be reached in time, or `combine` fails, `combine` is
 /// not called (or its result dropped) and *every* rank returns the same error, which names each
-/// failing rank with its cause. `what` says what was being done, for the message.
-/// When the coordinator itself is lost the others return kUnavailable naming its rank.
-/// `coordinator_rank` is the same on all ranks: who combines, if not rank 0.
+/// failing rank with its cause. `what` names the operation, for the message. When the coordinator
+/// itself is lost the others return kUnavailable naming its rank. `coordinator_rank` is the rank
+/// that combines, the same on all ranks.
 Result<std::string> Exchange(
     Coordinator& coordinator, std::string_view what, Contribution mine, Deadline deadline,
     const std::function<Result<std::vector<std::string>>(std::vector<std::string>)>& combine,
     int coordinator_rank = 0);
 
-/// An Exchange without payload: all ranks return Ok, or all return the same error.
+/// Makes an Exchange without payload: all ranks return Ok, or all return the same error.
 Status Agree(Coordinator& coordinator, std::string_view what, const Status& mine, Deadline deadline,
              int coordinator_rank = 0);
 
-/// One process, no peers.
+/// Returns the coordinator of a single process, without peers.
 std::unique_ptr<Coordinator> MakeSingleProcessCoordinator();
 
-/// `size` coordinators joined inside this process, one per thread; for tests and simulations.
-/// Destroying one makes its peers' waits fail at once, as the death of a process would.
+/// Returns `size` coordinators joined inside this process, one per thread; for tests and
+/// simulations. Destroying one makes its peers' waits fail at once, as the death of a process
+/// would.
 std::vector<std::unique_ptr<Coordinator>> MakeInProcessCoordinators(int size);
 
 }  // namespace varve

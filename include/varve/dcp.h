@@ -1,5 +1,5 @@
-/// Writing checkpoints that stock PyTorch opens: the pieces that a caller with a plan of its own
-/// (PyTorch's planners, say) needs. To convert a checkpoint see varve/convert.h; to read one,
+/// The parts of a save whose checkpoint stock PyTorch opens, for a caller with a plan of its own
+/// (PyTorch's planners, say). To convert a checkpoint see varve/convert.h; to read one,
 /// CheckpointReader opens DCP directories like any other.
 #pragma once
 
@@ -38,7 +38,7 @@ struct DcpItem {
   std::variant<DcpTensor, std::string> content;  ///< A string is an archive of torch.save already.
 };
 
-/// The item of a tensor of these sizes, all of which `source` holds.
+/// Returns the item of a tensor of these sizes, all of which `source` holds.
 DcpItem WholeDcpTensor(std::string fqn, DType dtype, const Dims& sizes, TensorSource source);
 
 struct DcpExtent {
@@ -48,7 +48,7 @@ struct DcpExtent {
   std::uint64_t payload = 0;
 };
 
-/// What was written.
+/// A written file.
 struct DcpFile {
   std::vector<DcpExtent> items;  ///< In the order given.
   std::uint64_t size = 0;
@@ -64,37 +64,38 @@ struct DcpFile {
 Result<DcpFile> WriteDcpFile(const std::string& path, const std::vector<DcpItem>& items,
                              const SaveOptions& options = {}, Storage& storage = PosixStorage());
 
-/// The index of a checkpoint whose files were written by a plan of one's own. Of `metadata`:
-/// tensors with chunks, objects, and files; extents are those WriteDcpFile gave, of
+/// Encodes the index of a checkpoint whose files were written by a plan of one's own. `metadata`
+/// has tensors with chunks, objects, and files. Its extents are those of WriteDcpFile, of
 /// Encoding::kTorchItem; files with block_crc32c get checksums as SealDcpIndex adds them.
 /// `structure`, the containers of the state as docs/format.md has them, may be null: PyTorch then
 /// knows entries by name only. Errors: InvalidArgument for extents outside the files or of another
 /// encoding.
 Result<std::string> EncodeDcpIndex(const Metadata& metadata, const Value* structure = nullptr);
 
-/// A file that an index names, and what its writer reported of it.
+/// A file that an index names, and its writer's report.
 struct DcpNamedFile {
   std::string name;  ///< As the index has it.
   DcpFile file;      ///< Of its items, those without a payload may be left out.
 };
 
-/// Adds Varve's checksums of `files` to an index that somebody has pickled: as one more attribute
-/// of the Metadata object, `varve_checksums`, which PyTorch keeps and ignores and which every load
-/// by Varve compares. It also covers the index itself.
+/// Adds Varve's checksums of `files` to an index that another library has pickled: as one more
+/// attribute of the Metadata object, `varve_checksums`, which PyTorch keeps and ignores and which
+/// every load by Varve compares. It also covers the index itself.
 ///
 /// `index` is a pickle of protocol 2 or 3 whose last object is the Metadata, as Python makes it.
 /// Files that are not in `files` are left without. Errors: InvalidArgument for another pickle, and
 /// when files differ in block_bytes; those of reading an index.
 Result<std::string> SealDcpIndex(std::string index, const std::vector<DcpNamedFile>& files);
 
-/// The right to write one DCP checkpoint under a name; for the coordinator alone. Data files are
-/// written into staging() by any rank; nothing shows under the name before Publish. Destroying it
+/// The right to write one DCP checkpoint under a name; for the coordinator alone. Any rank writes
+/// data files into staging(); nothing is visible under the name before Publish. Destroying it
 /// without Publish abandons the save: the staging directory is removed. The steps, and the crash
 /// each one closes, are those of src/publish/commit.cc.
 class DcpCommit {
  public:
-  /// Errors: AlreadyExists without `overwrite`; FailedPrecondition when another save of this name
-  /// is under way, or when something else than a checkpoint stands there.
+  /// Claims the name and makes the staging directory. Errors: AlreadyExists without `overwrite`;
+  /// FailedPrecondition when another save of this name is under way, or when something else than a
+  /// checkpoint stands there.
   static Result<std::unique_ptr<DcpCommit>> Begin(const std::string& path, Overwrite overwrite,
                                                   Storage& storage = PosixStorage());
   DcpCommit(const DcpCommit&) = delete;
@@ -108,8 +109,9 @@ class DcpCommit {
   Status Publish(const std::vector<std::pair<std::string, std::uint64_t>>& files,
                  const std::string& metadata);
 
-  /// Paths of files that stay under hidden names: they were put beside an old checkpoint while it
-  /// was replaced, and the new one's directory has another file of that name. Known after Publish.
+  /// Returns paths of files that stay under hidden names: they were put beside an old checkpoint
+  /// while it was replaced, and the new one's directory has another file of that name. Known after
+  /// Publish.
   [[nodiscard]] const std::vector<std::string>& conflicts() const;
 
  private:
@@ -120,13 +122,13 @@ class DcpCommit {
 
 /// Returns true when DcpCommit is the way to save at `path`, as far as names tell: nothing is
 /// there, an empty directory, a checkpoint in Varve's own format, or a DCP checkpoint and nothing
-/// else. False: the directory holds other things and stays where it is; see DcpInPlaceCommit. True
-/// also for what cannot be listed: DcpCommit reports why.
+/// else. Returns false when the directory holds other things and stays where it is; see
+/// DcpInPlaceCommit. Returns true also for a path that cannot be listed: DcpCommit reports why.
 bool DcpReplacesDirectory(const std::string& path, Storage& storage = PosixStorage());
 
 struct DcpInPlaceOptions {
   bool overwrite = false;  ///< False: an index that is there ends the save.
-  /// Set for a save of which the other ranks know nothing: this rank, whose index is
+  /// Set for a save of this rank alone, of which the other ranks do not know; its index is
   /// `__R.metadata`. Empty for the coordinator of all ranks, whose index is `.metadata`.
   std::optional<std::uint32_t> rank;
 };
@@ -149,7 +151,7 @@ class DcpInPlaceCommit {
   DcpInPlaceCommit& operator=(const DcpInPlaceCommit&) = delete;
   ~DcpInPlaceCommit();
 
-  /// Where data files go, under names `__R_N.distcp` with N from first() on.
+  /// Returns the directory for data files, under names `__R_N.distcp` with N from first() on.
   [[nodiscard]] const std::string& directory() const;
   [[nodiscard]] std::uint64_t first() const;
 
@@ -160,8 +162,8 @@ class DcpInPlaceCommit {
   Status Publish(const std::vector<std::pair<std::string, std::uint64_t>>& files,
                  const std::string& metadata);
 
-  /// Paths of files of the user's that stay under hidden names, where dead saves had them: the
-  /// directory has another file of that name.
+  /// Returns paths of files of the user's that stay under hidden names, where dead saves had them:
+  /// the directory has another file of that name.
   [[nodiscard]] const std::vector<std::string>& conflicts() const;
 
  private:
@@ -171,9 +173,8 @@ class DcpInPlaceCommit {
 };
 
 /// Returns a fingerprint of each item, by which ranks find replicas that differ: of all bytes up to
-/// 64 KiB, else of 64 samples of 64 bytes. Items with equal fingerprints, dtypes and sizes are
-/// taken for equal. 0 for items without host memory: archives, empty tensors, those that are
-/// produced.
+/// 64 KiB, else of 64 samples of 64 bytes. Items with equal fingerprints, dtypes and sizes count as
+/// equal. 0 for items without host memory: archives, empty tensors, those that are produced.
 std::vector<std::uint64_t> FingerprintDcpItems(const std::vector<DcpItem>& items);
 
 }  // namespace varve

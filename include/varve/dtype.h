@@ -35,14 +35,15 @@ enum class DType : std::uint8_t {
 
 inline constexpr std::uint8_t kDTypeCount = 22;
 
-/// Bytes of one element.
+/// Returns the bytes of one element.
 std::uint64_t ItemSize(DType dtype);
 
-/// PyTorch's name without "torch.": "float32", "bfloat16", "float8_e4m3fn".
+/// Returns PyTorch's name without "torch.": "float32", "bfloat16", "float8_e4m3fn".
 std::string_view DTypeName(DType dtype);
 std::optional<DType> DTypeFromName(std::string_view name);
 
-/// The name safetensors has for this type, or nothing when it has none (complex32, complex128).
+/// Returns the name that safetensors has for this type, or nothing when it has none (complex32,
+/// complex128).
 std::optional<std::string_view> SafetensorsName(DType dtype);
 std::optional<DType> DTypeFromSafetensorsName(std::string_view name);
 

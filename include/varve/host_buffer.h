@@ -1,4 +1,4 @@
-/// Memory for copies of tensors whose files somebody else lays out. Asynchronous saves of the
+/// Memory for copies of tensors whose files another library lays out. Asynchronous saves of the
 /// engine need none of this (varve/async_save.h); those through PyTorch's planners do.
 #pragma once
 
@@ -21,7 +21,7 @@ struct HostCopy {
 /// A mapping that is kept from save to save: the first touch of memory costs 10-60 times its reuse.
 class HostBuffer {
  public:
-  /// Errors: OutOfSpace when the system refuses.
+  /// Makes a buffer of `bytes`. Errors: OutOfSpace when the system refuses.
   static Result<std::unique_ptr<HostBuffer>> Make(std::uint64_t bytes);
   HostBuffer(const HostBuffer&) = delete;
   HostBuffer& operator=(const HostBuffer&) = delete;
@@ -31,7 +31,7 @@ class HostBuffer {
   [[nodiscard]] std::uint64_t size() const { return size_; }
 
   /// Copies on the calling thread and up to `threads` - 1 others (0: as many as there are cores, at
-  /// most 8). Places must not overlap. Errors: InvalidArgument for what does not fit in.
+  /// most 8). Places must not overlap. Errors: InvalidArgument for copies that do not fit in.
   Status CopyIn(std::span<const HostCopy> copies, int threads = 0) const;
 
  private:

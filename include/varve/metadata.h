@@ -1,5 +1,5 @@
-/// The model every checkpoint decodes to, whatever format wrote it: which tensors and objects it
-/// holds and where their bytes lie.
+/// The model to which a checkpoint of every format decodes: its tensors and objects, and the places
+/// of their bytes.
 #pragma once
 
 #include <array>
@@ -20,10 +20,10 @@ struct SaveId {
   friend auto operator<=>(const SaveId&, const SaveId&) = default;
 };
 
-/// 32 lower-case hex digits.
+/// Returns 32 lower-case hex digits.
 std::string ToString(const SaveId& id);
 
-/// Which software's layout a checkpoint has.
+/// The software whose layout a checkpoint has.
 enum class Format : std::uint8_t {
   kVarve,        ///< Ours: docs/format.md.
   kDcp,          ///< PyTorch Distributed Checkpoint: `.metadata` and `.distcp` files.
@@ -31,10 +31,10 @@ enum class Format : std::uint8_t {
   kTorchSave,    ///< One file of torch.save.
 };
 
-/// "varve", "dcp", "safetensors", "torch".
+/// Returns "varve", "dcp", "safetensors" or "torch".
 std::string_view FormatName(Format format);
 
-/// How the bytes of an extent are to be understood. Native checkpoints have only kPlain.
+/// The encoding of an extent's bytes. Native checkpoints have only kPlain.
 enum class Encoding : std::uint8_t {
   kPlain,          ///< A chunk's elements, laid out as Chunk::strides says; an encoded Value.
   kTorchItem,      ///< A torch.save archive that holds one tensor, or one object.
@@ -59,8 +59,8 @@ struct Chunk {
   Strides strides;    ///< In elements from the extent's begin; empty means row-major and packed.
   bool conj = false;  ///< The stored bytes are the complex conjugate of the values.
   bool neg = false;   ///< The stored bytes are the negative of the values.
-  /// Of a kTorchItem, where the index tells it: bytes from the extent's begin to the elements,
-  /// which lie row-major and packed. 0 where only the archive itself tells.
+  /// Bytes from the extent's begin to the elements of a kTorchItem, which lie row-major and packed.
+  /// 0 where only the archive itself has this number.
   std::uint64_t payload = 0;
   friend bool operator==(const Chunk&, const Chunk&) = default;
 };
@@ -114,11 +114,11 @@ struct Metadata {
   std::vector<StoredFile> side_files;   ///< By name.
   friend bool operator==(const Metadata&, const Metadata&) = default;
 
-  /// Null when there is no such tensor or object. O(log n).
+  /// Returns null when there is no such tensor or object. O(log n).
   [[nodiscard]] const TensorMetadata* FindTensor(std::string_view fqn) const;
   [[nodiscard]] const ObjectMetadata* FindObject(std::string_view fqn) const;
 
-  /// Bytes of all data files, headers included.
+  /// Returns the bytes of all data files, headers included.
   [[nodiscard]] std::uint64_t TotalBytes() const;
 };
 

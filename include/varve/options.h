@@ -18,7 +18,7 @@ namespace varve {
 /// thread-safe.
 using ProgressFunction = std::function<void(std::uint64_t done, std::uint64_t total)>;
 
-/// Which bytes ranks compare to find replicas that differ.
+/// The bytes that ranks compare to find replicas that differ.
 enum class CheckReplicas : std::uint8_t {
   /// All of a shard of up to 64 KiB; of a larger one 64 samples of 64 bytes, evenly spaced. Finds
   /// replicas that have diverged, not a single element that differs between two samples.
@@ -26,13 +26,13 @@ enum class CheckReplicas : std::uint8_t {
   kFull,  ///< All bytes: one more pass over all that each rank holds, replicated or not.
 };
 
-/// How a save treats tensors whose replicas differ.
+/// The effect of tensors whose replicas differ.
 enum class OnDifference : std::uint8_t {
   kReport,  ///< Save the lowest rank's replica, and name the tensor in SaveReport.
   kError,   ///< Fail on all ranks before anything is written.
 };
 
-/// What a save does where a checkpoint has its name.
+/// The effect of a checkpoint that has the save's name.
 enum class Overwrite : std::uint8_t {
   kNever,   ///< Fails with AlreadyExists.
   kAlways,  ///< Replaces it. It stays loadable until the new one is durable.
@@ -41,7 +41,7 @@ enum class Overwrite : std::uint8_t {
   kDamaged,
 };
 
-/// "false", "true", "damaged", as Python has them.
+/// Returns "false", "true" or "damaged", as in Python.
 std::string_view OverwriteName(Overwrite overwrite);
 
 struct SaveOptions {
@@ -57,8 +57,8 @@ struct SaveOptions {
   /// Identifies the save. All ranks of an uncoordinated save must give the same, new for every
   /// attempt; otherwise random when not given.
   std::optional<SaveId> save_id;
-  /// How long any rank waits for the others before it gives up and names who is missing. Covers
-  /// the time the slowest rank writes.
+  /// Time for which any rank waits for the others before it fails and names the missing ranks.
+  /// Includes the writing of the slowest rank.
   std::chrono::milliseconds timeout = std::chrono::minutes(30);
   /// Bypass the page cache (O_DIRECT) where the file system can.
   bool direct = true;
@@ -88,7 +88,7 @@ struct SaveReport {
   /// Tensors of which some shard differs between the ranks that hold it. All of such a shard was
   /// taken from the lowest rank that holds it. Filled on the coordinator.
   std::vector<std::string> differing_tensors;
-  /// Paths of files that stay under hidden names: somebody put them beside the old checkpoint while
+  /// Paths of files that stay under hidden names: a user put them beside the old checkpoint while
   /// it was replaced, and the new one's directory has another file of that name. Filled on the
   /// coordinator.
   std::vector<std::string> conflicts{};
@@ -101,12 +101,12 @@ struct SaveReport {
   int attempts = 1;
 };
 
-/// What a load demands before it changes anything.
+/// The demands of a load before it changes anything.
 enum class Strict : std::uint8_t {
-  kOff,     ///< Nothing: what fits is loaded, the report has the rest.
-  kWanted,  ///< All that the ranks want is in the checkpoint and fits. The report has what is left
-            ///< over in the checkpoint.
-  kExact,   ///< The same, and nothing is left over.
+  kOff,     ///< None: loads all entries that fit; the report has the rest.
+  kWanted,  ///< All entries that the ranks want are in the checkpoint and fit. The report has the
+            ///< unexpected ones.
+  kExact,   ///< The same, and the checkpoint has no others.
 };
 
 struct LoadOptions {
@@ -122,9 +122,9 @@ struct LoadOptions {
   std::stop_token stop;
 };
 
-/// What a load found.
+/// The outcome of a load.
 struct LoadReport {
-  std::uint64_t loaded = 0;  ///< Tensors and plain values that this rank has got.
+  std::uint64_t loaded = 0;  ///< Tensors and plain values that this rank has loaded.
   std::uint64_t bytes_read = 0;
   double seconds = 0;
   std::vector<std::string> missing;     ///< Wanted by some rank, not in the checkpoint.

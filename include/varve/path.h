@@ -15,7 +15,7 @@ namespace varve {
 ///   - On PosixStorage a relative path is joined with the working directory. Nothing else is
 ///     changed: ".." is not collapsed, for behind a symbolic link it leads elsewhere. Names in
 ///     other storages are their own.
-///   - "file:///x" and "file://localhost/x" are "/x". What follows is taken as it stands: "%20" is
+///   - "file:///x" and "file://localhost/x" are "/x". The rest is taken as it stands: "%20" is
 ///     three characters.
 ///   - Any other "scheme://" is refused. A directory of such a name is "./scheme://x".
 /// Errors: InvalidArgument for another scheme, naming those there are; for "file://" of another

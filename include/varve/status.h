@@ -1,4 +1,4 @@
-/// Errors as values: Status says what went wrong, Result<T> is a T or a Status.
+/// Errors as values: Status describes an error, Result<T> is a T or a Status.
 ///
 /// Nothing in Varve's C++ API throws (out-of-memory aside). Each layer prepends one phrase with
 /// Status::Annotate, so a message reads outside-in:
@@ -15,8 +15,8 @@
 
 namespace varve {
 
-/// What the caller can do about an error. Values cross process boundaries between ranks of one
-/// job (never disk); do not renumber.
+/// The kind of an error, by what the caller can do about it. Values cross process boundaries
+/// between ranks of one job (never disk); do not renumber.
 enum class StatusCode : std::uint8_t {
   kOk = 0,
   kInvalidArgument = 1,     ///< The call is wrong; fix the argument named in the message.
@@ -31,7 +31,7 @@ enum class StatusCode : std::uint8_t {
   kInternal = 10,           ///< A bug in Varve; please report it.
 };
 
-/// The code's name in the form "DataLoss".
+/// Returns the code's name in the form "DataLoss".
 std::string_view StatusCodeName(StatusCode code);
 
 /// Finer than the code, where a program has to tell errors of one code apart.
@@ -80,10 +80,10 @@ class [[nodiscard]] Status {
   [[nodiscard]] Status With(ErrorDetails details) const&;
   [[nodiscard]] Status With(ErrorDetails details) &&;
 
-  /// The same error with `context` and ": " put before its message. Success stays success.
+  /// Returns the same error with `context` and ": " put before its message. Success stays success.
   [[nodiscard]] Status Annotate(std::string_view context) const;
 
-  /// "DataLoss: message", or "Ok".
+  /// Returns "DataLoss: message", or "Ok".
   [[nodiscard]] std::string ToString() const;
 
  private:
@@ -101,7 +101,7 @@ Status Unimplemented(std::string message);
 Status FailedPrecondition(std::string message);
 Status Internal(std::string message);
 
-/// A value or the Status that says why there is none. Dereferencing an error asserts.
+/// A value, or the Status that explains why there is none. Dereferencing an error asserts.
 template <class T>
 class [[nodiscard]] Result {
  public:
@@ -131,13 +131,13 @@ class [[nodiscard]] Result {
   T* operator->() { return &value(); }
   const T* operator->() const { return &value(); }
 
-  /// This result with details added to its error (Status::With); a value passes through.
+  /// Returns this result with details added to its error (Status::With); a value passes through.
   [[nodiscard]] Result With(ErrorDetails details) && {
     status_ = std::move(status_).With(std::move(details));
     return std::move(*this);
   }
 
-  /// This result with its error annotated (Status::Annotate); a value passes through.
+  /// Returns this result with its error annotated (Status::Annotate); a value passes through.
   [[nodiscard]] Result Annotate(std::string_view context) && {
     if (ok()) {
       return std::move(*this);

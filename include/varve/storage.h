@@ -13,8 +13,8 @@
 
 namespace varve {
 
-/// A file being written. It is visible under its name at once; what makes a checkpoint visible is
-/// the renaming of its directory. The destructor closes and reports nothing: call Sync first.
+/// A file being written. It is visible under its name at once; a checkpoint becomes visible by the
+/// renaming of its directory. The destructor closes and reports nothing: call Sync first.
 class WritableFile {
  public:
   virtual ~WritableFile() = default;
@@ -29,7 +29,7 @@ class WritableFile {
   /// final: the content must be taken as lost.
   virtual Status Sync(std::uint64_t size) = 0;
 
-  /// True when writes bypass the page cache and must be aligned.
+  /// Returns true when writes bypass the page cache and must be aligned.
   [[nodiscard]] virtual bool direct() const = 0;
 };
 
@@ -46,18 +46,19 @@ class ReadableFile {
   /// Errors: kDataLoss when the file ends early; kUnavailable.
   virtual Status ReadAt(std::uint64_t offset, std::span<const std::span<std::byte>> parts) = 0;
 
-  /// Like ReadAt into one buffer, but bypasses the page cache where that is possible and the bytes
-  /// are not in it. `offset` and the buffer's address must be multiples of kDirectAlignment, and
-  /// `capacity` (>= size) at least `size` rounded up to it. Reads at most `size` bytes that count.
+  /// Reads as ReadAt into one buffer, but bypasses the page cache where that is possible and the
+  /// bytes are not in it. `offset` and the buffer's address must be multiples of kDirectAlignment,
+  /// and `capacity` (>= size) at least `size` rounded up to it. Reads at most `size` bytes that
+  /// count.
   virtual Status ReadUncached(std::uint64_t offset, std::byte* buffer, std::uint64_t size,
                               std::uint64_t capacity) = 0;
 
-  /// ReadAt, and extends the CRC-32C `*crc` over the bytes read. Unless a file has a cheaper way,
-  /// one after the other. After an error `*crc` is unspecified.
+  /// Reads as ReadAt, and extends the CRC-32C `*crc` over the bytes read: one after the other,
+  /// unless a file has a cheaper way. After an error `*crc` is unspecified.
   virtual Status ReadAndSum(std::uint64_t offset, std::span<const std::span<std::byte>> parts,
                             std::uint32_t* crc);
 
-  /// True when ReadAt of this range would be served from memory. A hint.
+  /// Returns true when ReadAt of this range would be served from memory. A hint.
   [[nodiscard]] virtual bool IsCached(std::uint64_t offset, std::uint64_t size) = 0;
 
   Status ReadAt(std::uint64_t offset, std::span<std::byte> buffer) {
@@ -76,8 +77,8 @@ struct DirectoryEntry {
   bool is_directory = false;
   std::uint64_t size = 0;
   std::int64_t modified_ns = 0;  ///< Unix time.
-  /// The name is a symbolic link; everything above is of what it leads to. A link to nothing is
-  /// listed as an empty file.
+  /// The name is a symbolic link; all fields above describe its target. A link to nothing is listed
+  /// as an empty file.
   bool is_link = false;
 };
 
@@ -103,9 +104,9 @@ class HardLinks {
  public:
   virtual ~HardLinks() = default;
 
-  /// Gives the file `from` the second name `to`. A symbolic link is linked itself, not what it
-  /// leads to. Errors: kAlreadyExists when `to` is taken; kUnimplemented when this file cannot have
-  /// a second name there.
+  /// Gives the file `from` the second name `to`. A symbolic link is linked itself, not its target.
+  /// Errors: kAlreadyExists when `to` is taken; kUnimplemented when this file cannot have a second
+  /// name there.
   virtual Status Link(const std::string& from, const std::string& to) = 0;
 
   /// Returns true when both names stand for one file. Errors: kNotFound.
@@ -152,10 +153,10 @@ class Storage {
                                                              const WriteOptions& options) = 0;
   virtual Result<std::unique_ptr<ReadableFile>> OpenForRead(const std::string& name) = 0;
 
-  /// The entries of a directory, sorted by name. kNotFound when there is none.
+  /// Returns the entries of a directory, sorted by name. kNotFound when there is none.
   virtual Result<std::vector<DirectoryEntry>> List(const std::string& directory) = 0;
 
-  /// kAlreadyExists when something has that name; parents must exist.
+  /// Makes a directory; parents must exist. Errors: kAlreadyExists when the name is taken.
   virtual Status MakeDirectory(const std::string& name) = 0;
 
   /// Makes the directory's entries (creations, renames, removals) durable.
@@ -180,7 +181,7 @@ class Storage {
   StorageExtras extras_;
 };
 
-/// The local (or mounted) file system, with O_DIRECT where it is accepted. Never destroyed.
+/// Returns the local (or mounted) file system, with O_DIRECT where it is accepted. Never destroyed.
 Storage& PosixStorage();
 
 /// Reads a whole file of at most `max_bytes`. Errors: kDataLoss when it is larger.
@@ -191,9 +192,10 @@ Result<std::string> ReadWholeFile(Storage& storage, const std::string& name,
 Status WriteWholeFile(Storage& storage, const std::string& name, std::string_view content,
                       bool exclusive = true);
 
-/// "dir/name"; `dir` may be empty.
+/// Returns "dir/name"; `dir` may be empty.
 std::string JoinPath(std::string_view directory, std::string_view name);
-/// The directory part ("." when there is none) and the last component, trailing slashes ignored.
+/// Returns the directory part ("." when there is none) and the last component, trailing slashes
+/// ignored.
 std::string ParentPath(std::string_view path);
 std::string BaseName(std::string_view path);
 

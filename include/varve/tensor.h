@@ -1,4 +1,4 @@
-/// Shapes and boxes: where a piece of a tensor lies in the whole.
+/// Shapes and boxes: the place of a piece in a whole tensor.
 #pragma once
 
 #include <cstdint>
@@ -21,12 +21,12 @@ struct Box {
   friend bool operator==(const Box&, const Box&) = default;
 };
 
-/// The box that covers a whole tensor of this shape.
+/// Returns the box that covers a whole tensor of this shape.
 Box WholeBox(const Dims& shape);
 
-/// "[0:4, 8:16]", or "[]" for a 0-d tensor.
+/// Returns "[0:4, 8:16]", or "[]" for a 0-d tensor.
 std::string ToString(const Box& box);
-/// "[4, 16]".
+/// Returns "[4, 16]".
 std::string ToString(const Dims& dims);
 
 }  // namespace varve

@@ -11,7 +11,7 @@
 
 namespace varve {
 
-/// What a Value is. Each kind comes back as the same Python type it was saved from. The numbers
+/// The kind of a Value. Each kind comes back as the same Python type it was saved from. The numbers
 /// are written to disk: never renumber, only append.
 enum class ValueKind : std::uint8_t {
   kNone = 0,
@@ -57,7 +57,7 @@ enum class ValueKind : std::uint8_t {
 
 inline constexpr std::uint8_t kValueKindCount = 35;
 
-/// A typed value tree. A plain aggregate: which fields a kind uses is said at ValueKind.
+/// A typed value tree. A plain aggregate; ValueKind lists the fields that each kind uses.
 struct Value {
   ValueKind kind = ValueKind::kNone;
   double number = 0;
@@ -80,10 +80,10 @@ std::string EncodeValue(const Value& value);
 /// deeper than 256 levels or has bytes left over; Unimplemented for a kind this version lacks.
 Result<Value> DecodeValue(std::string_view data);
 
-/// A one-line rendering in Python's notation, cut after `max_chars` characters.
+/// Returns a one-line rendering in Python's notation, cut after `max_chars` characters.
 std::string ToString(const Value& value, std::size_t max_chars = 200);
 
-/// The value of a kInt as a decimal string, exact for any size.
+/// Returns the value of a kInt as a decimal string, exact for any size.
 std::string IntToString(const Value& value);
 
 }  // namespace varve

@@ -6,7 +6,7 @@
 
 namespace varve {
 
-/// The library's version, "major.minor.patch".
+/// Returns the library's version, "major.minor.patch".
 std::string_view Version();
 
 /// The native format version written by this library. Readers accept every version up to this one

@@ -1,7 +1,7 @@
 /// Save and load through a storage and a planner of the caller's choice. The order of the calls,
 /// the threads and the failure rules: varve/protocol/storage_layer.h.
 ///
-/// Who has no storage or planner of his own is served better by varve/checkpoint.h.
+/// A caller without a storage or planner of his own uses varve/checkpoint.h.
 #pragma once
 
 #include <chrono>
@@ -20,10 +20,10 @@
 namespace varve::protocol {
 
 struct CallOptions {
-  /// Given to Reset of the storage, which otherwise is used as it is.
+  /// The id that Reset of the storage gets; without it the storage is used as it is.
   std::optional<std::string> checkpoint_id;
-  /// How long any rank waits for the others before it gives up and names who is missing. Covers
-  /// the time the slowest rank writes or reads.
+  /// Time for which any rank waits for the others before it fails and names the missing ranks.
+  /// Includes the writing or reading of the slowest rank.
   std::chrono::milliseconds timeout = std::chrono::minutes(30);
   /// The rank that plans for all and finishes the checkpoint. The same on all ranks.
   int coordinator_rank = 0;
@@ -31,8 +31,8 @@ struct CallOptions {
 
 struct SaveCallOptions : CallOptions {
   /// False: each rank saves on its own, and no message is exchanged. Each writes its whole state,
-  /// replicas included, and returns its own metadata or its own error. What the storage makes of
-  /// that is its own affair; FileSystemWriter says what it does.
+  /// replicas included, and returns its own metadata or its own error. The storage decides how it
+  /// keeps them; see FileSystemWriter for ours.
   bool use_collectives = true;
 };
 
@@ -44,7 +44,7 @@ struct SaveCallOptions : CallOptions {
 Result<Metadata> Save(const State& state, StorageWriter& writer, SavePlanner& planner,
                       Coordinator& coordinator, const SaveCallOptions& options = {});
 
-/// The same with a DefaultSavePlanner, by a single process.
+/// Does the same with a DefaultSavePlanner, by a single process.
 Result<Metadata> Save(const State& state, StorageWriter& writer,
                       const SaveCallOptions& options = {});
 
@@ -61,7 +61,7 @@ Result<std::unique_ptr<StorageReader>> MakeStorageReader(std::string_view checkp
 Status Load(TargetState& state, StorageReader& reader, LoadPlanner& planner,
             Coordinator& coordinator, const CallOptions& options = {});
 
-/// The same with a DefaultLoadPlanner, by a single process.
+/// Does the same with a DefaultLoadPlanner, by a single process.
 Status Load(TargetState& state, StorageReader& reader, const CallOptions& options = {});
 
 }  // namespace varve::protocol

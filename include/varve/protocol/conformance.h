@@ -17,8 +17,8 @@ struct ConformanceSubject {
   std::function<std::unique_ptr<StorageReader>()> make_reader;
   /// A checkpoint id under which nothing is stored, another one for each call.
   std::function<std::string()> new_checkpoint_id;
-  /// May be empty. Makes what a writer does next to its storage fail, until it is called with
-  /// false: a full disk, a store that is out of reach.
+  /// May be empty. Makes the storage's next operations fail until it is called with false: a full
+  /// disk, a store that is out of reach.
   std::function<void(bool broken)> break_storage{};
 };
 
@@ -26,7 +26,7 @@ struct ConformanceSubject {
 struct ConformanceClaim {
   std::string name;  ///< "ShardsOfSeveralRanksComeBack".
   bool passed = false;
-  std::string message;  ///< What was expected and what happened; empty when passed.
+  std::string message;  ///< The expectation and the outcome; empty when passed.
 };
 
 /// Saves and loads small states on up to three ranks (threads of this process) and tries every
@@ -34,7 +34,7 @@ struct ConformanceClaim {
 /// crashes or hangs is not contained.
 std::vector<ConformanceClaim> RunStorageConformance(const ConformanceSubject& subject);
 
-/// One line for each claim that is not met; empty when all are.
+/// Returns one line for each claim that is not met; empty when all are.
 std::string DescribeFailures(const std::vector<ConformanceClaim>& claims);
 
 }  // namespace varve::protocol

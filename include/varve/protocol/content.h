@@ -1,4 +1,4 @@
-/// What a backend that keeps plain bytes needs: from a planner's memory to bytes and back.
+/// Functions for a backend that keeps plain bytes: from a planner's memory to bytes and back.
 #pragma once
 
 #include <string>
@@ -10,14 +10,14 @@
 
 namespace varve::protocol {
 
-/// The content of an item: a chunk's elements in row-major order, without gaps, or a value's bytes.
-/// ItemBytes(item) of them for a tensor.
+/// Returns the content of an item: a chunk's elements in row-major order, without gaps, or a
+/// value's bytes. ItemBytes(item) of them for a tensor.
 std::string ContentOf(const WriteItem& item, const ItemData& data);
 
 /// Copies the part of a stored chunk that `item` asks for to where it belongs. `chunk` is the one
-/// that item.storage_index names (Metadata::FindChunk), `content` what ContentOf gave when it was
-/// written. Errors: DataLoss when `content` has another size than the chunk; InvalidArgument when
-/// the item reaches outside of the chunk.
+/// that item.storage_index names (Metadata::FindChunk), `content` the result of ContentOf when it
+/// was written. Errors: DataLoss when `content` has another size than the chunk; InvalidArgument
+/// when the item reaches outside of the chunk.
 Status CopyContent(const ReadItem& item, const ChunkStorageMetadata& chunk,
                    std::string_view content, const TensorMemory& memory);
 

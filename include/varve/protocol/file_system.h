@@ -20,8 +20,7 @@
 namespace varve::protocol {
 
 struct FileSystemWriterOptions {
-  /// DCP's default. False refuses a name that is taken. What stands there is replaced only if it is
-  /// a checkpoint.
+  /// DCP's default. False refuses a name that is taken. Only a checkpoint is ever replaced.
   bool overwrite = true;
   /// As in SaveOptions (varve/options.h).
   bool direct = true;
@@ -43,8 +42,8 @@ struct FileSystemWriterOptions {
 ///
 /// Values are stored as torch.save would. Errors of WriteData: Unimplemented for a value that only
 /// a pickle can hold, and for bytes that are no encoded Value InvalidArgument, both with the name.
-/// Errors of Finish: InvalidArgument when planner_data is not the structure of a state. Of a
-/// structure DCP keeps the paths of the leaves: containers with nothing in them do not come back.
+/// Errors of Finish: InvalidArgument when planner_data is not the structure of a state. DCP keeps
+/// only the paths of a structure's leaves: empty containers do not come back.
 class FileSystemWriter : public StorageWriter {
  public:
   /// `storage` must outlive the writer.
@@ -55,7 +54,7 @@ class FileSystemWriter : public StorageWriter {
   /// Abandons a save that is not finished.
   ~FileSystemWriter() override;
 
-  /// True for a path, false for an address of another store ("s3://...").
+  /// Returns true for a path, false for an address of another store ("s3://...").
   static bool ValidateCheckpointId(std::string_view checkpoint_id);
 
   Status Reset(std::optional<std::string_view> checkpoint_id) override;

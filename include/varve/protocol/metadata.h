@@ -1,8 +1,8 @@
-/// What the parts of the checkpoint protocol tell each other about a state, in the terms of PyTorch
-/// Distributed Checkpoint (DCP): names, sizes, chunks; no content and no files.
+/// The description of a state that the parts of the checkpoint protocol exchange, in the terms of
+/// PyTorch Distributed Checkpoint (DCP): names, sizes, chunks; no content and no files.
 ///
 /// varve::Metadata (varve/metadata.h) is the engine's model of a stored checkpoint, with files and
-/// extents. This one knows nothing of storage: where a chunk lies is for the backend to remember.
+/// extents. This one has no places in storage: the backend keeps the place of each chunk.
 #pragma once
 
 #include <cstdint>
@@ -34,10 +34,10 @@ struct MetadataIndex {
   }
 };
 
-/// `tensor "w" at [0, 8]`, or `"step"`. For messages.
+/// Returns `tensor "w" at [0, 8]`, or `"step"`, for messages.
 std::string ToString(const MetadataIndex& index);
 
-/// What DCP keeps of a tensor beside its size. Its other properties say nothing about bytes.
+/// The properties that DCP keeps of a tensor beside its size. Others do not concern bytes.
 struct TensorProperties {
   DType dtype = DType::kUInt8;
   friend bool operator==(const TensorProperties&, const TensorProperties&) = default;
@@ -58,7 +58,7 @@ struct BytesStorageMetadata {
   friend bool operator==(const BytesStorageMetadata&, const BytesStorageMetadata&) = default;
 };
 
-/// What a storage says of itself and of the save; all of it optional.
+/// A storage's description of itself and of the save; all of it optional.
 struct StorageMeta {
   std::string checkpoint_id;
   std::string save_id;
@@ -66,7 +66,7 @@ struct StorageMeta {
   friend bool operator==(const StorageMeta&, const StorageMeta&) = default;
 };
 
-/// What a checkpoint holds. The planner makes it, the storage keeps it.
+/// The content of a checkpoint. The planner makes it, the storage keeps it.
 struct Metadata {
   /// By fqn.
   std::map<std::string, std::variant<TensorStorageMetadata, BytesStorageMetadata>, std::less<>>
@@ -79,20 +79,20 @@ struct Metadata {
   std::optional<StorageMeta> storage_meta;
   friend bool operator==(const Metadata&, const Metadata&) = default;
 
-  /// Null when there is no tensor, or no value, of this name.
+  /// Returns null when there is no tensor, or no value, of this name.
   [[nodiscard]] const TensorStorageMetadata* FindTensor(std::string_view fqn) const;
   [[nodiscard]] bool HasBytes(std::string_view fqn) const;
-  /// The chunk that `index` names; null when there is none.
+  /// Returns the chunk that `index` names; null when there is none.
   [[nodiscard]] const ChunkStorageMetadata* FindChunk(const MetadataIndex& index) const;
 };
 
-/// Names are not empty, boxes lie in their tensors, sizes do not overflow. Decoding and Load check
-/// it; a planner of one's own may. Errors: InvalidArgument naming the tensor.
+/// Checks that names are not empty, boxes lie in their tensors, and sizes do not overflow. Decoding
+/// and Load call it; a planner of one's own may. Errors: InvalidArgument naming the tensor.
 Status CheckMetadata(const Metadata& metadata);
 
-/// To bytes and back: for sending to other ranks, and for a backend that has no index format of its
-/// own. `bytes` is untrusted. Errors: DataLoss when it is malformed; Unimplemented for a newer
-/// version's.
+/// Encode to bytes and decode: for sending to other ranks, and for a backend that has no index
+/// format of its own. `bytes` is untrusted. Errors: DataLoss when it is malformed; Unimplemented
+/// for a newer version's.
 std::string EncodeMetadata(const Metadata& metadata);
 Result<Metadata> DecodeMetadata(std::string_view bytes);
 

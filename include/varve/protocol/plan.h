@@ -1,4 +1,4 @@
-/// Plans: what a rank will write or read, item by item. Plain values that travel between ranks.
+/// Plans: the items that a rank writes or reads. Plain values that travel between ranks.
 #pragma once
 
 #include <cstdint>
@@ -27,13 +27,13 @@ struct BytesIOWriteData {
 };
 
 struct TensorWriteData {
-  ChunkStorageMetadata chunk;  ///< What is to be written.
+  ChunkStorageMetadata chunk;  ///< The chunk to write.
   TensorProperties properties;
   Dims size;  ///< Of the whole tensor.
   friend bool operator==(const TensorWriteData&, const TensorWriteData&) = default;
 };
 
-/// One thing to write. Its index is what a reader will ask for.
+/// One item to write. A reader asks for it by its index.
 struct WriteItem {
   MetadataIndex index;
   WriteItemType type = WriteItemType::kByteIo;
@@ -42,7 +42,8 @@ struct WriteItem {
   friend bool operator==(const WriteItem&, const WriteItem&) = default;
 };
 
-/// Bytes of content: of the chunk (DCP's tensor_storage_size gives the whole tensor's) or value.
+/// Returns the bytes of content: of the chunk (DCP's tensor_storage_size gives the whole tensor's)
+/// or value.
 std::uint64_t ItemBytes(const WriteItem& item);
 
 /// One piece to read: `lengths` elements from `storage_offsets` of the stored chunk
@@ -57,7 +58,7 @@ struct ReadItem {
   friend bool operator==(const ReadItem&, const ReadItem&) = default;
 };
 
-/// What one rank writes.
+/// The items that one rank writes.
 struct SavePlan {
   std::vector<WriteItem> items;
   std::string storage_data;  ///< The StorageWriter's own bytes.
@@ -65,7 +66,7 @@ struct SavePlan {
   friend bool operator==(const SavePlan&, const SavePlan&) = default;
 };
 
-/// What one rank reads.
+/// The items that one rank reads.
 struct LoadPlan {
   std::vector<ReadItem> items;
   std::string storage_data;  ///< The StorageReader's own bytes.
@@ -73,16 +74,16 @@ struct LoadPlan {
   friend bool operator==(const LoadPlan&, const LoadPlan&) = default;
 };
 
-/// What became of one item.
+/// The result of writing one item.
 struct WriteResult {
   MetadataIndex index;
   std::uint64_t size_in_bytes = 0;  ///< As stored.
-  std::string storage_data;         ///< The StorageWriter's own bytes: where it lies, say.
+  std::string storage_data;         ///< The StorageWriter's own bytes: its place, say.
   friend bool operator==(const WriteResult&, const WriteResult&) = default;
 };
 
-/// To bytes and back, for a Coordinator to carry. The bytes are untrusted: every bound and every
-/// box is checked. Errors: DataLoss when they are malformed.
+/// Encode to bytes and decode, for a Coordinator to carry. The bytes are untrusted: every bound and
+/// every box is checked. Errors: DataLoss when they are malformed.
 std::string EncodeSavePlan(const SavePlan& plan);
 Result<SavePlan> DecodeSavePlan(std::string_view bytes);
 std::string EncodeLoadPlan(const LoadPlan& plan);

@@ -1,5 +1,6 @@
-/// Planners: who writes what, and what is read into what. The interfaces, and the ones that Save
-/// and Load use unless told otherwise. When each hook is called: varve/protocol/storage_layer.h.
+/// Planners decide which rank writes which items, and into which memory a load reads. The
+/// interfaces, and the default planners of Save and Load. When each hook is called:
+/// varve/protocol/storage_layer.h.
 ///
 /// To change a detail, derive from DefaultSavePlanner or DefaultLoadPlanner and override one hook.
 #pragma once
@@ -46,7 +47,7 @@ struct SaveRole {
   bool use_collectives = true;
 };
 
-/// What the coordinator makes of all ranks' plans.
+/// The plans that the coordinator makes of all ranks' plans.
 struct GlobalSavePlan {
   std::vector<SavePlan> plans;  ///< By rank, as many as there are ranks.
   Metadata metadata;
@@ -57,22 +58,22 @@ class SavePlanner {
  public:
   virtual ~SavePlanner() = default;
 
-  /// Begins a save. `state` stays as it is until the save ends. `storage_meta` is what the
-  /// StorageWriter says of itself.
+  /// Begins a save. `state` stays as it is until the save ends. `storage_meta` is the
+  /// StorageWriter's description of itself.
   virtual Status SetUpPlanner(const State& state, const std::optional<StorageMeta>& storage_meta,
                               const SaveRole& role) = 0;
 
-  /// All that this rank could write.
+  /// Returns all that this rank could write.
   virtual Result<SavePlan> CreateLocalPlan() = 0;
 
-  /// On the coordinator: from all ranks' plans, by rank, to what each will write and what the
-  /// checkpoint will hold.
+  /// Makes, on the coordinator, from all ranks' plans, by rank, the plan of each and the
+  /// checkpoint's metadata.
   virtual Result<GlobalSavePlan> CreateGlobalPlan(std::vector<SavePlan> all_plans) = 0;
 
-  /// This rank's part, back from the coordinator; the last chance to change it.
+  /// Takes this rank's part, back from the coordinator; the last chance to change it.
   virtual Result<SavePlan> FinishPlan(SavePlan new_plan) { return new_plan; }
 
-  /// The content of an item of the finished plan. May allocate, so writers call it late.
+  /// Returns the content of an item of the finished plan. May allocate, so writers call it late.
   /// Threads: called at the same time for different items by writers that use several.
   virtual Result<ItemData> ResolveData(const WriteItem& item) = 0;
 };
@@ -83,13 +84,14 @@ struct TargetValue {
   std::string encoded;  ///< As EncodeValue gives it; DecodeValue makes a Value of it.
 };
 
-/// What a load fills: the counterpart of State. Memory belongs to the caller.
+/// The state that a load fills: the counterpart of State. Memory belongs to the caller.
 struct TargetState {
   std::vector<TargetTensor> tensors;
   std::vector<TargetValue> objects;
 };
 
-/// Decides what is read into what. One object a rank; may be used for one load after the other.
+/// Decides which stored items a load reads into which memory. One object a rank; may be used for
+/// one load after the other.
 class LoadPlanner {
  public:
   virtual ~LoadPlanner() = default;
@@ -99,24 +101,24 @@ class LoadPlanner {
   virtual Status SetUpPlanner(TargetState& state, const Metadata& metadata,
                               bool is_coordinator) = 0;
 
-  /// All that this rank wants to read.
+  /// Returns all that this rank wants to read.
   virtual Result<LoadPlan> CreateLocalPlan() = 0;
 
-  /// On the coordinator: all ranks' plans, by rank, to what each will read.
+  /// Makes, on the coordinator, from all ranks' plans, by rank, the plan that each reads.
   virtual Result<std::vector<LoadPlan>> CreateGlobalPlan(std::vector<LoadPlan> all_plans) {
     return all_plans;
   }
 
-  /// This rank's part, back from the coordinator.
+  /// Takes this rank's part, back from the coordinator.
   virtual Result<LoadPlan> FinishPlan(LoadPlan new_plan) { return new_plan; }
 
   /// Takes a value that has been read. Threads: as SavePlanner::ResolveData; so are the next two.
   virtual Status LoadBytes(const ReadItem& item, std::string_view encoded) = 0;
 
-  /// Where to read a tensor item to.
+  /// Returns the memory into which a tensor item is read.
   virtual Result<TensorMemory> ResolveTensor(const ReadItem& item) = 0;
 
-  /// Says that all of the item's elements are in `memory`, as ResolveTensor gave it.
+  /// Reports that all of the item's elements are in `memory`, as ResolveTensor returned it.
   virtual Status CommitTensor(const ReadItem& item, const TensorMemory& memory) = 0;
 };
 
@@ -124,8 +126,8 @@ class LoadPlanner {
 /// (a State holds no tensors inside of tensors), dedup_replicated_tensors (DCP itself ignores it)
 /// and enable_plan_caching (plans are cheap to make, and a stale one is a wrong one).
 struct DefaultSavePlannerOptions {
-  /// False: what several ranks hold is spread over them so that all write about as much, large
-  /// tensors in pieces. True: the lowest of these ranks writes it, whole.
+  /// False: replicas are spread over the ranks that hold them so that all write about as much,
+  /// large tensors in pieces. True: the lowest of these ranks writes it, whole.
   bool dedup_save_to_lowest_rank = false;
   /// True: the state's containers (State::structure) are stored, as Metadata::planner_data. False:
   /// names only. Names are flat in either case: a State is.
@@ -143,7 +145,8 @@ class DefaultSavePlanner : public SavePlanner {
                       const SaveRole& role) override;
   Result<SavePlan> CreateLocalPlan() override;
   Result<GlobalSavePlan> CreateGlobalPlan(std::vector<SavePlan> all_plans) override;
-  /// The part of the State's own memory. Errors: NotFound for what the state does not hold.
+  /// Returns the part of the State's own memory. Errors: NotFound for an item that the state does
+  /// not hold.
   Result<ItemData> ResolveData(const WriteItem& item) override;
 
  protected:
@@ -160,15 +163,15 @@ class DefaultSavePlanner : public SavePlanner {
 /// Options of DCP's DefaultLoadPlanner that mean something here. flatten_state_dict and
 /// flatten_sharded_tensors do not: a TargetState is flat.
 struct DefaultLoadPlannerOptions {
-  /// True: what the checkpoint does not have is left as it is. It says nothing about tensors of
-  /// another size or type, which are refused in either case.
+  /// True: targets that the checkpoint does not have are left as they are. Tensors of another size
+  /// or type are refused in either case.
   bool allow_partial_load = false;
 };
 
-/// Reads what the TargetState names, from whatever chunks hold it, straight into place. Names in
-/// the checkpoint that nobody asks for are left alone. Errors of the local plan, naming all that
-/// is concerned: NotFound for missing names; InvalidArgument for another size, dtype or kind;
-/// DataLoss for elements that no chunk holds.
+/// Reads the entries that the TargetState names, from any chunks that hold them, straight into
+/// place. Ignores other names in the checkpoint. Errors of the local plan, naming all entries
+/// concerned: NotFound for missing names; InvalidArgument for another size, dtype or kind; DataLoss
+/// for elements that no chunk holds.
 class DefaultLoadPlanner : public LoadPlanner {
  public:
   explicit DefaultLoadPlanner(DefaultLoadPlannerOptions options = {}) : options_(options) {}

@@ -42,11 +42,11 @@
 /// Failures. A hook fails by returning an error; an exception counts as one. The rank then skips
 /// its hooks up to the next exchange, where all ranks learn of it. Every rank returns the same
 /// error, which names each rank that failed and its hook; no hook that stands behind that exchange
-/// is called on any rank. Then each rank's writer is told to Abandon. After an error of Save no new
-/// checkpoint shows and an older one is whole, as far as the backend keeps what is said at Finish
-/// and Abandon. Two exceptions: Finish has done its work and reports an error nevertheless; or the
-/// transport fails after Finish, and ranks that did not hear from the coordinator say so. After an
-/// error of Load in step 8 the memory may be partly filled; before it is as it was.
+/// is called on any rank. Then each rank calls Abandon of its writer. After an error of Save no new
+/// checkpoint is visible and an older one is whole, as far as the backend keeps the rules of Finish
+/// and Abandon. Two exceptions: Finish has done its work and still reports an error; or the
+/// transport fails after Finish, and ranks that received no message from the coordinator report
+/// that. After an error of Load in step 8 the memory may be partly filled; before it is as it was.
 #pragma once
 
 #include <optional>
@@ -70,42 +70,41 @@ class StorageWriter {
  public:
   virtual ~StorageWriter() = default;
 
-  /// Begins anew, under another checkpoint id if one is given; what that means is the storage's own
-  /// affair (a path, a key). Also ends what an earlier save has left undone, as Abandon does.
-  /// Errors: InvalidArgument for an id that is not one of this storage.
+  /// Begins anew, under another checkpoint id if one is given; the storage gives the id its meaning
+  /// (a path, a key). Also ends an unfinished earlier save, as Abandon does. Errors:
+  /// InvalidArgument for an id that is not one of this storage.
   virtual Status Reset(std::optional<std::string_view> checkpoint_id) = 0;
 
-  /// Begins a save. Ends what an earlier one has left undone, as Abandon does. Errors:
-  /// Unimplemented for a role that this storage cannot play.
+  /// Begins a save. Ends an unfinished earlier one, as Abandon does.
   virtual Status SetUpStorageWriter(const SaveRole& role) = 0;
 
-  /// Adds what this storage wants each rank to say; normally as SavePlan::storage_data.
+  /// Adds this storage's own data of each rank, normally as SavePlan::storage_data.
   virtual Result<SavePlan> PrepareLocalPlan(SavePlan plan) { return plan; }
 
-  /// On the coordinator: adds what it wants to tell each rank. The place to claim the name: two
-  /// saves of one name should not both get past it. As many plans come back as were given.
+  /// Adds, on the coordinator, this storage's data for each rank. The place to claim the name: two
+  /// saves of one name should not both get past it. Returns as many plans as were given.
   virtual Result<std::vector<SavePlan>> PrepareGlobalPlan(std::vector<SavePlan> plans) {
     return plans;
   }
 
   /// Stores all items of the plan, and returns when they are as durable as they will get: one
-  /// result for each item, with its index, in any order. What is stored does not show yet.
+  /// result for each item, with its index, in any order. Stored items are not visible yet.
   virtual Result<std::vector<WriteResult>> WriteData(const SavePlan& plan,
                                                      SavePlanner& planner) = 0;
 
-  /// On the coordinator, when all ranks have written: stores `metadata` and makes the checkpoint
-  /// show, in one step. An older one under the same id is replaced by that step, or the save is
-  /// refused with AlreadyExists, here or earlier. `results` by rank. When Finish fails, nothing
-  /// may show.
+  /// Stores `metadata`, on the coordinator when all ranks have written, and makes the checkpoint
+  /// visible, in one step. An older one under the same id is replaced by that step, or the save is
+  /// refused with AlreadyExists, here or earlier. `results` by rank. When Finish fails, nothing may
+  /// become visible.
   virtual Status Finish(const Metadata& metadata,
                         const std::vector<std::vector<WriteResult>>& results) = 0;
 
-  /// The save will not be finished: forgets it and frees what it holds, so that nothing of it ever
-  /// shows. Called on every rank, whatever was called before, possibly while another rank still
-  /// writes; also more than once. Never called after a Finish that succeeded.
+  /// Ends a save that will not be finished: frees all that it holds, so that nothing of it ever
+  /// becomes visible. Called on every rank, after any other calls, possibly while another rank
+  /// still writes; also more than once. Never called after a Finish that succeeded.
   virtual void Abandon() = 0;
 
-  /// What planners may want to know of this storage.
+  /// Returns this storage's description of itself, for planners.
   [[nodiscard]] virtual std::optional<StorageMeta> GetStorageMeta() const { return std::nullopt; }
 };
 
@@ -117,7 +116,8 @@ class StorageReader {
   /// As StorageWriter::Reset.
   virtual Status Reset(std::optional<std::string_view> checkpoint_id) = 0;
 
-  /// What Finish was given, on any rank. Errors: NotFound when there is no finished checkpoint.
+  /// Returns the metadata that Finish was given, on any rank. Errors: NotFound when there is no
+  /// finished checkpoint.
   virtual Result<Metadata> ReadMetadata() = 0;
 
   /// Begins a load of the checkpoint whose metadata was read.
