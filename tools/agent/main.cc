@@ -45,7 +45,8 @@ std::optional<std::chrono::milliseconds> Seconds(std::string_view text) {
   return std::chrono::seconds(seconds);
 }
 
-/// Whatever the trainer has open must not be kept open by us: ports, files, devices.
+/// Closes all inherited descriptors: the agent must not keep the trainer's ports, files and devices
+/// open.
 void CloseInherited() {
   if (::syscall(SYS_close_range, 3U, ~0U, 0U) != 0) {
     for (int fd = 3; fd < static_cast<int>(::sysconf(_SC_OPEN_MAX)); ++fd) {
@@ -54,8 +55,8 @@ void CloseInherited() {
   }
 }
 
-/// Leaves the trainer's session, so that what ends that does not end us. The parent returns to its
-/// caller: the agent listens.
+/// Leaves the trainer's session, so that signals that end it do not end the agent. The parent
+/// process returns to its caller once the agent listens.
 bool Detach(const std::string& log) {
   const pid_t child = ::fork();
   if (child != 0) {
@@ -109,7 +110,7 @@ int main(int argc, char** argv) {
   }
   const varve::Status status = varve::RunAgent(options);
   if (status.code() == varve::StatusCode::kAlreadyExists && detach) {
-    return 0;  // Which is what whoever starts one wants.
+    return 0;  // An agent runs, as the caller wanted.
   }
   if (!status.ok()) {
     std::fprintf(stderr, "varve-agent: %s\n", status.ToString().c_str());

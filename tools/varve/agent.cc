@@ -99,7 +99,7 @@ Result<Outcome> Status(const Options& options) {
   return Outcome{options.json ? AsJson(known) : AsLines(known)};
 }
 
-/// Drains or stops. That none runs is what was wanted.
+/// Drains or stops the agent. Succeeds when none runs.
 Result<Outcome> Wait(const Options& options, bool stop) {
   const varve::Status status = stop ? StopAgent(options.limit(), options.directory)
                                     : DrainAgent(options.limit(), options.directory);
@@ -112,7 +112,7 @@ Result<Outcome> Wait(const Options& options, bool stop) {
   return Outcome{stop ? "the agent has ended\n" : "everything is written\n"};
 }
 
-/// What all of them take.
+/// Adds the options that all these verbs have.
 std::shared_ptr<Options> AddOptions(Command verb) {
   auto options = std::make_shared<Options>();
   verb.Option("--directory", "DIR", &options->directory, "where it listens, if elsewhere");

@@ -9,8 +9,8 @@ namespace varve::cli {
 
 enum class Colour : std::uint8_t { kNone, kGood, kBad, kOdd };
 
-/// True when what goes to `fd` (standard output or error) may be coloured: it is a terminal that
-/// knows colours, and NO_COLOR is unset or empty (no-color.org).
+/// Returns true when what goes to `fd` (standard output or error) may be coloured: it is a terminal
+/// that knows colours, and NO_COLOR is unset or empty (no-color.org).
 bool MayColour(int fd);
 
 /// Returns `text` in `colour`: green, red or yellow; unchanged where `fd` takes none. Adds nothing

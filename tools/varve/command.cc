@@ -15,13 +15,13 @@ namespace {
 // Wide enough for most names of options; help texts begin in the column behind it.
 constexpr std::size_t kNameColumns = 26;
 
-/// The commands that the line has named so far: "varve", "varve ls".
+/// Returns the commands that the line has named so far: "varve", "varve ls".
 std::string Named(const CLI::App& app) {
   const auto below = app.get_subcommands();
   return app.get_name() + (below.empty() ? "" : " " + Named(*below.front()));
 }
 
-/// The long options of a command, with their dashes.
+/// Returns the long options of a command, with their dashes.
 std::vector<std::string> OptionsOf(const CLI::App& app) {
   std::vector<std::string> names;
   for (const CLI::Option* option : app.get_options()) {
@@ -40,7 +40,7 @@ std::vector<std::string> VerbsOf(const CLI::App& app) {
   return names;
 }
 
-/// "a, b, c".
+/// Returns "a, b, c".
 std::string Joined(const std::vector<std::string>& names) {
   std::string all;
   for (const std::string& name : names) {
@@ -49,7 +49,7 @@ std::string Joined(const std::vector<std::string>& names) {
   return all;
 }
 
-/// The first word of the line that no command or option is called, and the nearest that is one.
+/// Returns the first word of the line that is no command or option, and the nearest that is one.
 /// Empty where all of them are known, or nothing is near.
 std::string Suggestion(const CLI::App& program, int argc, const char* const* argv) {
   const CLI::App* command = &program;
@@ -79,7 +79,7 @@ std::string Suggestion(const CLI::App& program, int argc, const char* const* arg
   return {};
 }
 
-/// One line that says what is wrong with the command line.
+/// Returns one line that says what is wrong with the command line.
 std::string Complaint(const CLI::App& program, const CLI::ParseError& error, int argc,
                       const char* const* argv) {
   std::string text = error.what();

@@ -1,6 +1,6 @@
-/// What the command line is made of, without the library that parses it: that header costs whoever
-/// reads it some seconds, so only command.cc does. An argument of a kind that no verb has had yet
-/// is one more member here.
+/// The parts of a command line, without the library that parses it: its header costs each file that
+/// includes it some seconds of compile time, so only command.cc does. A new kind of argument is one
+/// more member here.
 #pragma once
 
 #include <cstdint>
@@ -20,14 +20,14 @@ class App;
 
 namespace varve::cli {
 
-/// What scripts may rely on; --help says the same.
+/// Exit codes that scripts may rely on; --help lists them too.
 inline constexpr int kExitOk = 0;
 inline constexpr int kExitDamage = 1;  ///< Or, of `diff`, a difference.
 inline constexpr int kExitNone = 1;    ///< Of `latest`: there is no checkpoint.
 inline constexpr int kExitError = 2;
 inline constexpr int kExitSignal = 128;  ///< Plus the number of the signal that ended the verb.
 
-/// What a verb found out. `text` goes to standard output, whole and last, so that a reader of a
+/// The outcome of a verb. `text` goes to standard output, whole and last, so that a reader of a
 /// pipe never sees half of an answer that then turns into an error.
 struct Outcome {
   std::string text;
@@ -43,45 +43,46 @@ using LongVerb = std::function<Result<Outcome>(const std::stop_token& stop)>;
 /// The program, a verb of it (`varve ls`), or a group with verbs of its own. A handle: copies are
 /// the same command, which lives as long as the Program.
 ///
-/// The members declare arguments, and --help lists them in that order. Parsing writes what was
-/// given to `*value` and leaves the rest alone; what `value` points to must live until then, best
-/// by being held by the function given to Runs.
+/// The members declare arguments, and --help lists them in that order. Parsing writes given
+/// arguments to `*value` and leaves the others unchanged. `*value` must live until then; the
+/// function given to Runs may hold it.
 class Command {
  public:
-  /// A command below this one, which then runs nothing itself: one of them must be named.
+  /// Returns a command below this one, which then runs nothing itself: one of them must be named.
   /// `summary` is its line in the help of this one, `details` the end of its own help.
   [[nodiscard]] Command Add(const std::string& name, const std::string& summary,
                             const std::string& details);
 
-  /// What to do when the command line names this command. Called after all of it is parsed.
+  /// Sets the function to run when the command line names this command. It is called after the
+  /// whole line is parsed.
   void Runs(Verb verb);
 
-  /// As Runs, for a verb that a signal may end: SIGINT (Ctrl-C), SIGTERM and SIGHUP then request
-  /// stop, and its Cancelled becomes an outcome with the exit code 128 + signal.
+  /// Does the same as Runs for a verb that a signal may end: SIGINT (Ctrl-C), SIGTERM and SIGHUP
+  /// then request stop, and its Cancelled becomes an outcome with the exit code 128 + signal.
   void RunsUntilStopped(LongVerb verb);
 
-  /// A word without dashes, told from others by its place; must be given.
+  /// Adds a word without dashes, identified by its place; must be given.
   void Positional(const std::string& name, std::string* value, const std::string& help);
 
-  /// `name`s begin with "--". A flag is there or not; options take one value, which --help shows
-  /// as `type`.
+  /// Adds a flag. `name`s begin with "--". A flag is given or not; options take one value, which
+  /// --help shows as `type`.
   void Flag(const std::string& name, bool* value, const std::string& help);
   void Option(const std::string& name, const std::string& type, std::string* value,
               const std::string& help);
-  /// Tells an empty value from none.
+  /// Adds an option for which an empty value differs from none.
   void Option(const std::string& name, const std::string& type, std::optional<std::string>* value,
               const std::string& help);
-  /// May be given more than once, with one value each: `--include a b` must not swallow what
-  /// follows it.
+  /// Adds an option that may be given more than once, with one value each: `--include a b` must not
+  /// swallow what follows it.
   void Repeated(const std::string& name, const std::string& type, std::vector<std::string>* values,
                 const std::string& help);
-  /// A number of bytes: 1000, 64kB, 5GB, 1GiB.
+  /// Adds a number of bytes: 1000, 64kB, 5GB, 1GiB.
   void Size(const std::string& name, const std::string& type, std::uint64_t* bytes,
             const std::string& help);
-  /// A time, not negative; parts of a second too.
+  /// Adds a time in seconds, not negative; may have a fraction.
   void Seconds(const std::string& name, const std::string& type, double* seconds,
                const std::string& help);
-  /// One of `choices`, by its name in any case; must be given.
+  /// Adds one of `choices`, by its name in any case; must be given.
   template <typename Enum>
   void RequiredChoice(const std::string& name, const std::string& type, Enum* value,
                       const std::map<std::string, Enum>& choices, const std::string& help) {
@@ -122,7 +123,7 @@ class Program {
   Program(const Program&) = delete;
   Program& operator=(const Program&) = delete;
 
-  /// To add verbs to.
+  /// Returns the command to which verbs are added.
   [[nodiscard]] Command root();
 
   /// Parses, and runs the verb that was named. Help and version are outcomes like any other; wrong

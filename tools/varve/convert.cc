@@ -48,7 +48,7 @@ const std::map<std::string, ConvertTarget>& Targets() {
   return targets;
 }
 
-/// PyTorch's names and the short ones people type.
+/// Parses PyTorch's names and short ones.
 Result<DType> ParseDType(const std::string& name) {
   static const std::map<std::string, DType> short_names{
       {"bf16", DType::kBFloat16}, {"fp16", DType::kFloat16}, {"f16", DType::kFloat16},

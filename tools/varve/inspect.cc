@@ -44,7 +44,7 @@ std::uint64_t Size(const Extent& extent) {
   return extent.encoding == Encoding::kInline ? 0 : extent.end - extent.begin;
 }
 
-/// The numbers of tensors or objects, in the order of their names.
+/// Returns the numbers of tensors or objects, in the order of their names.
 template <class Named>
 std::vector<std::size_t> InNaturalOrder(const std::vector<Named>& named) {
   std::vector<std::size_t> order(named.size());
@@ -66,7 +66,7 @@ Rendered Render(const Value& value, std::size_t max_chars) {
   return {true, ToString(value, max_chars)};
 }
 
-/// The values of all objects. One damaged block must not hide the values that lie elsewhere.
+/// Reads the values of all objects. One damaged block must not hide the values that lie elsewhere.
 std::vector<Rendered> ReadValues(CheckpointReader& reader, std::size_t max_chars) {
   std::vector<std::string> names;
   for (const ObjectMetadata& object : reader.metadata().objects) {

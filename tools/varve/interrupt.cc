@@ -59,7 +59,7 @@ void Interrupt::Wait() {
       return;
     }
     if (signal == kWakeUp) {
-      continue;  // From somebody else.
+      continue;  // From another process.
     }
     if (signal_ != 0) {
       ::_exit(kExitSignal + signal);

@@ -1,4 +1,4 @@
-/// Signals that end a verb in good order.
+/// The orderly end of a verb by a signal.
 #pragma once
 
 #include <atomic>

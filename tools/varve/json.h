@@ -13,7 +13,7 @@ using Json = nlohmann::ordered_json;
 /// malformed UTF-8 becomes U+FFFD.
 std::string ToLine(const Json& json);
 
-/// Seconds, to the microsecond.
+/// Returns seconds, rounded to the microsecond.
 Json Seconds(double seconds);
 
 /// Returns null unless `known`.

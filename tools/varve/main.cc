@@ -1,4 +1,4 @@
-// varve: the command line. Parses, runs one verb, prints, and says by its exit code how it went.
+// varve: the command line. Parses, runs one verb, prints, and returns the outcome as its exit code.
 
 #include <cerrno>
 #include <csignal>
@@ -45,7 +45,7 @@ constexpr const char* kFooter =
 constexpr void (*kVerbs[])(Command) = {AddLs, AddInspect, AddLatest,  AddVerify, AddRepair, AddGc,
                                        AddRm, AddExport,  AddConvert, AddDiff,   AddAgent};
 
-/// The engine's messages name options as callers of C++ set them; here they are flags.
+/// Returns the engine's messages name options as callers of C++ set them; here they are flags.
 std::string WithFlags(std::string message) {
   constexpr std::string_view kEngine = "pass overwrite to ";
   constexpr std::string_view kFlag = "pass --overwrite to ";
@@ -61,8 +61,8 @@ int Fail(const std::string& message, int exit_code) {
   return exit_code;
 }
 
-/// Writes all of `text` to standard output. A reader that has gone (`varve ls | head -1`) has what
-/// it wanted: that is success.
+/// Writes all of `text` to standard output. A reader that has exited (`varve ls | head -1`) has
+/// what it wanted: that is success.
 bool Print(std::string_view text) {
   while (!text.empty()) {
     const ssize_t written = ::write(STDOUT_FILENO, text.data(), text.size());

@@ -6,7 +6,8 @@
 namespace varve::cli {
 namespace {
 
-/// Letters to change, add, remove or swap with their neighbour to turn one word into the other.
+/// Returns the number of letters to change, add, remove or swap with their neighbour to turn one
+/// word into the other.
 std::size_t Distance(std::string_view a, std::string_view b) {
   std::vector<std::vector<std::size_t>> cost(a.size() + 1, std::vector<std::size_t>(b.size() + 1));
   for (std::size_t i = 0; i <= a.size(); ++i) {

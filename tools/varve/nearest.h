@@ -1,4 +1,4 @@
-/// The name that was probably meant.
+/// The search for the name that was probably meant.
 #pragma once
 
 #include <string>

@@ -18,8 +18,8 @@ constexpr auto kBarInterval = std::chrono::milliseconds(100);
 constexpr auto kLineInterval = std::chrono::seconds(5);
 constexpr std::size_t kBarWidth = 30;
 
-/// Time until the end at the present speed: "ETA 1:05", "ETA 2:00:09". Empty in the first second,
-/// when the speed says little.
+/// Returns the time until the end at the present speed: "ETA 1:05", "ETA 2:00:09". Empty in the
+/// first second, when the speed says little.
 std::string TimeLeft(std::uint64_t done, std::uint64_t total, double seconds) {
   if (seconds < 1 || done == 0 || done >= total) {
     return {};

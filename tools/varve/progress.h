@@ -1,4 +1,4 @@
-/// How far a long verb has come, on standard error.
+/// The progress of a long verb, on standard error.
 #pragma once
 
 #include <chrono>
@@ -22,13 +22,14 @@ class Progress {
   Progress& operator=(const Progress&) = delete;
   ~Progress() { Finish(); }
 
-  /// For VerifyOptions and the like; empty when quiet. Must not outlive this object.
+  /// Returns the function for VerifyOptions and the like; empty when quiet. It must not outlive
+  /// this object.
   ProgressFunction function();
 
-  /// Takes the bar away. Call it before printing anything else.
+  /// Removes the bar. Must be called before anything else is printed.
   void Finish();
 
-  /// Since construction.
+  /// Returns the seconds since construction.
   [[nodiscard]] double seconds() const;
 
  private:
@@ -45,7 +46,7 @@ class Progress {
   bool drawn_ = false;
 };
 
-/// "1.2 GiB in 0.51 s (2.4 GiB/s)".
+/// Returns "1.2 GiB in 0.51 s (2.4 GiB/s)".
 std::string BytesAndSpeed(std::uint64_t bytes, double seconds);
 
 }  // namespace varve::cli

@@ -13,7 +13,7 @@ struct Natural {
   bool operator()(const std::string& a, const std::string& b) const { return NaturalLess(a, b); }
 };
 
-/// The first `parts` parts of a name; empty where it has no more than these.
+/// Returns the first `parts` parts of a name; empty where it has no more than these.
 std::string Prefix(const std::string& name, int parts) {
   std::size_t end = 0;
   for (int part = 0; part < parts; ++part) {

@@ -1,4 +1,4 @@
-/// How the tensors of a checkpoint are spread over the parts of its state.
+/// The tensors of a checkpoint by parts of its state.
 #pragma once
 
 #include <cstdint>
@@ -19,7 +19,7 @@ struct Subtree {
 /// Returns the bytes of the elements of a tensor that are stored. Chunks are disjoint, so of a
 /// whole tensor these are its size.
 std::uint64_t StoredBytes(const TensorMetadata& tensor);
-/// Returns those of all tensors.
+/// Returns the stored bytes of all tensors.
 std::uint64_t StoredBytes(const Metadata& metadata);
 
 /// Returns the subtrees of one part, and of two where they hold several tensors, in natural order.

@@ -14,8 +14,8 @@ constexpr char32_t kReplacement = 0xFFFD;
 
 bool IsControl(char32_t c) { return c < 0x20 || (c >= 0x7F && c < 0xA0); }
 
-/// Characters that turn the direction of what follows, or begin a line: they could make a name look
-/// like another one.
+/// Returns true for characters that reverse the direction of the text after them, or begin a line:
+/// they could make a name look like another one.
 bool IsDeceptive(char32_t c) {
   return c == 0x200E || c == 0x200F || (c >= 0x2028 && c <= 0x202E) || (c >= 0x2066 && c <= 0x2069);
 }
@@ -25,7 +25,7 @@ std::string HexByte(std::uint8_t byte) {
   return {kDigits[byte >> 4], kDigits[byte & 15]};
 }
 
-/// Code points; wide and combining characters are rare enough in names of tensors.
+/// Returns the number of code points: wide and combining characters are rare in names of tensors.
 std::size_t Width(std::string_view printable) {
   return static_cast<std::size_t>(std::count_if(printable.begin(), printable.end(), [](char c) {
     return (static_cast<unsigned char>(c) & 0xC0U) != 0x80U;

@@ -12,23 +12,23 @@
 
 namespace varve::cli {
 
-/// "512 B", "1.5 GiB".
+/// Returns "512 B", "1.5 GiB".
 std::string FormatBytes(std::uint64_t bytes);
 
-/// "3 tensors", "1 tensor".
+/// Returns "3 tensors", "1 tensor".
 std::string Count(std::uint64_t count, std::string_view noun);
 
 std::string Hex(std::span<const std::uint8_t> bytes);
 
-/// The first code point of `*rest`, which must not be empty, and moves past it. A byte that does
-/// not begin a well-formed UTF-8 sequence (Unicode 15, table 3-7) gives U+FFFD and is skipped.
+/// Returns the first code point of `*rest`, which must not be empty, and moves past it. A byte that
+/// does not begin a well-formed UTF-8 sequence (Unicode 15, table 3-7) gives U+FFFD and is skipped.
 char32_t TakeCodePoint(std::string_view* rest);
 
 void AppendUtf8(char32_t code_point, std::string* out);
 
-/// Names come out of files that anyone may have written: malformed UTF-8 becomes U+FFFD, and
-/// control characters, which could move the cursor or retitle the window, become "\x1b", and those
-/// that reverse the direction of text "\u202e".
+/// Returns text that cannot disturb a terminal. Names come from files that anyone may have written:
+/// malformed UTF-8 becomes U+FFFD, and control characters, which could move the cursor or retitle
+/// the window, become "\x1b", and those that reverse the direction of text "\u202e".
 std::string Printable(std::string_view text);
 
 /// Columns, padded to their widest cell and two spaces apart. Cells are made Printable.
@@ -42,7 +42,7 @@ class Table {
 
   explicit Table(std::vector<Column> columns) : columns_(std::move(columns)) {}
 
-  /// As many cells as there are columns. The last one gets the colour, on a terminal.
+  /// Adds a row of as many cells as there are columns. The last one gets the colour, on a terminal.
   void Add(const std::vector<std::string>& cells, Colour last = Colour::kNone);
 
   /// Titles and rows, each line ended by a newline.
