@@ -7,7 +7,7 @@
 namespace varve {
 namespace {
 
-/// The same text with the checksum that fits it: a fuzzer does not find that by chance.
+/// Returns the text with the checksum that fits it: a fuzzer does not find that by chance.
 std::string WithChecksum(std::string text) {
   constexpr std::string_view kField = "\"crc32c\": \"";
   const std::size_t field = text.rfind(kField);

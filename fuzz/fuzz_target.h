@@ -21,7 +21,7 @@ namespace varve::fuzz {
 
 using Target = void (*)(std::string_view input);
 
-/// All targets of this binary by name.
+/// Returns all targets of this binary by name.
 inline std::map<std::string, Target>& Targets() {
   static std::map<std::string, Target> targets;
   return targets;

@@ -12,7 +12,7 @@ namespace {
 
 constexpr std::uint64_t kDataBytes = 4096;
 
-/// A file of these bytes, followed by so much data that is never read.
+/// Returns a file of these bytes, followed by so much data that is never read.
 NamedFile FileOf(std::size_t number, std::string bytes, std::uint64_t data_bytes) {
   const std::uint64_t size = bytes.size() + data_bytes;
   const auto read = [bytes = std::move(bytes)](std::uint64_t begin,

@@ -28,7 +28,7 @@ bool IsWholeFile(std::string_view input) {
   return input.starts_with("PK") || input.starts_with("\x80\x02\x8a\x0a");
 }
 
-/// The bytes from the first to the last element of a chunk, as its strides say.
+/// Returns the bytes from the first to the last element of a chunk, as its strides say.
 std::uint64_t SpanBytes(const TensorMetadata& tensor, const Chunk& chunk) {
   const Strides strides = chunk.strides.empty() ? RowMajorStrides(tensor.shape) : chunk.strides;
   VARVE_FUZZ_CHECK(strides.size() == tensor.shape.size());

@@ -1,4 +1,4 @@
-"""What an attack is, and the table of all: the functions that make them add themselves."""
+"""The type of an attack, and the table of all: the functions that make them add themselves."""
 
 from __future__ import annotations
 

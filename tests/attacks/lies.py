@@ -72,7 +72,7 @@ def hf_path_is_absolute(folder: Path, canary: Path) -> Path:
 
 @attack(CORRUPT, "which is not there")
 def torch_file_names_a_storage_outside(folder: Path, canary: Path) -> Path:
-    """Whoever unpacks the archive into a directory writes elsewhere."""
+    """A program that unpacks the archive into a directory writes elsewhere."""
     root = dct(text("a"), floats(4).replace(text("0"), text("../../../outside")))
     return file(folder, "state.pt", archive(root, **{"../../../outside": bytes(16)}))
 
@@ -141,7 +141,7 @@ def dcp_tensor_is_all_hole(folder: Path, canary: Path) -> Path:
 
 @attack(CORRUPT, "no chunk holds", reads=("verify", "convert"))
 def dcp_tensor_is_an_endless_hole(folder: Path, canary: Path) -> Path:
-    """The same, of an exbibyte: whoever makes room for it first needs all memory or all disk."""
+    """The same, of an exbibyte: a reader that allocates it first needs all memory or all disk."""
     dcp = Dcp()
     dcp.state[1], dcp.storage = tensor((1 << 58,)), []
     return dcp.write(folder)
@@ -226,7 +226,7 @@ def pickle_memo_has_a_far_entry(folder: Path, canary: Path) -> Path:
 
 @attack(CORRUPT, '"w" is there twice')
 def dcp_name_twice(folder: Path, canary: Path) -> Path:
-    """Who keeps the first and who keeps the last read different checkpoints."""
+    """A reader that keeps the first and one that keeps the last read different checkpoints."""
     dcp = Dcp()
     dcp.state += [text("w"), tensor((4,), chunk((0,), (4,)))]
     return dcp.write(folder)

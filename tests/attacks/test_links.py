@@ -16,8 +16,8 @@ import varve
 
 @pytest.mark.parametrize("make", ["dcp", "native", "hf"])
 def test_a_link_out_of_the_checkpoint_is_read(make: str, binary: Path, tmp_path: Path) -> None:
-    """The cache of Hugging Face's tools consists of them. Who may put a link there may put bytes there
-    as well; a name in an index, which may come from far away, does not lead out."""
+    """The cache of Hugging Face's tools consists of links. A user who may put a link there may put
+    bytes there as well; a name in an index, which may come from far away, does not lead out."""
     if make == "dcp":
         path = formats.Dcp().write(tmp_path)
     elif make == "hf":

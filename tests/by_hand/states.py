@@ -22,7 +22,8 @@ from torch.distributed.tensor import DTensor, Replicate, Shard
 warnings.filterwarnings("ignore", "torch.distributed is (disabled|unavailable|not initialized)")
 warnings.filterwarnings("ignore", "(TypedStorage is deprecated|ComplexHalf support)")
 
-#: What torch 2.6 has and stores; it also has shells without operations (bits8, int4), which nobody stores.
+#: What torch 2.6 has and stores; it also has shells without operations (bits8, int4), which are
+#: never stored.
 DTYPES = [
     "bool",
     "uint8",

@@ -90,7 +90,7 @@ def main() -> None:
     write_new_dtypes(directory)
     states.ranks(RANKS, write_sharded, directory)
     command("convert", directory / "sources" / "native-3", directory / "convert-3", "--to", "dcp")
-    # A DCP checkpoint of ranks that did not talk becomes one that torch reshards.
+    # An uncoordinated DCP checkpoint becomes one that torch reshards.
     source = directory / "dropin-local-3"
     command("convert", source, directory / "convert-local-3", "--to", "dcp")
     state = states.sharded(states.whole)

@@ -1,4 +1,5 @@
-// What every storage must do, run against each of them. A new backend adds one line at the end.
+// The claims that every storage must meet, run against each of them. A new backend adds one line at
+// the end.
 
 #include <array>
 #include <atomic>

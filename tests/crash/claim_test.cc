@@ -1,4 +1,4 @@
-// What a save may replace, where a link leads, and what is removed on request.
+// Claims: occupants that a save may replace, links, and removal on request.
 
 #include "publish/claim.h"
 
@@ -79,7 +79,7 @@ TEST(OverwriteDamaged, ReplacesAnIncompleteOne) {
   EXPECT_TRUE(HoldsOneOf(kPath, storage, {&fresh.content()}));
 }
 
-TEST(OverwriteDamaged, SavesWhereThereIsNothingAndNotWithoutTalking) {
+TEST(OverwriteDamaged, SavesWhereThereIsNothingAndOnlyCoordinated) {
   MemoryStorage storage;
   const JobState job(1, 1);
   ASSERT_TRUE(IsOk(SaveAs(Overwrite::kDamaged, job, kPath, storage)));

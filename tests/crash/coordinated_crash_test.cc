@@ -51,7 +51,7 @@ TEST_F(CrashMatrix, FirstSaveThroughTheCacheIsWholeOrAbsent) {
 }
 
 TEST_F(CrashMatrix, FirstSaveWithoutLocksIsWholeOrAbsent) {
-  // Without locks nobody can know whose stale files they are: the next save leaves them alone.
+  // Without locks no save can know whose stale files they are: the next save does not touch them.
   const MemoryStorage memory({.locks = false});
   ForEachCrash(memory, FirstSave().save, [&](MemoryStorage& left, const Status& outcome) {
     for (const Survivor& survivor : Survivors(left, 4)) {
@@ -97,7 +97,7 @@ class CrashMatrixOfRanks : public testing::Test {
     return std::vector<Storage*>(kRanks, &storage);
   }
 
-  /// All ranks must tell the same story.
+  /// Saves by all ranks, which must return the same.
   static Status SaveShared(const JobState& job, Storage& storage, bool overwrite) {
     const auto outcomes = SaveTogether(job, kPath, Shared(storage), overwrite);
     for (const Status& outcome : outcomes) {
@@ -122,7 +122,7 @@ class CrashMatrixOfRanks : public testing::Test {
             .seeds = 2};
   }
 
-  /// Rank `victim` alone dies at each of its operations, the others live on.
+  /// Lets rank `victim` alone die at each of its operations; the others live on.
   void OneRankDies(const MemoryStorage& base, int victim) {
     for (std::uint64_t k = 0;; ++k) {
       SCOPED_TRACE("rank " + std::to_string(victim) + " dies after " + std::to_string(k));

@@ -90,7 +90,7 @@ class DcpInPlaceCrash : public testing::TestWithParam<Case> {
     return names;
   }
 
-  /// The promise for what a save of 'n' has left, and for the next one.
+  /// Checks the promise for the files that a save of 'n' has left, and for the next save.
   void Check(MemoryStorage& storage, const Status& outcome, bool had_old) {
     std::vector<const Content*> allowed{&new_};
     if (!outcome.ok() && had_old) {
@@ -112,7 +112,7 @@ class DcpInPlaceCrash : public testing::TestWithParam<Case> {
     const auto visit = [&](MemoryStorage& left, const Status& outcome) {
       for (const Survivor& survivor : Survivors(left, 4)) {
         const testing::ScopedTrace trace("", 0, survivor.how);
-        // Rank 1 has saved before: what is there without rank 0 is incomplete, not absent.
+        // Rank 1 has saved before: without rank 0 the checkpoint is incomplete, not absent.
         Check(*survivor.storage, outcome, had_old);
         if (HasFailure()) {
           return;

@@ -14,7 +14,7 @@ namespace varve::test {
 namespace {
 
 constexpr const char* kPath = "runs/step-1";
-/// What commit.cc says when the failure came after the new checkpoint was published.
+/// The message of commit.cc for a failure after the new checkpoint was published.
 constexpr std::string_view kVisible = "is visible but may not survive";
 
 constexpr Operation kChanges[] = {
@@ -24,7 +24,7 @@ constexpr Operation kChanges[] = {
 struct Case {
   const char* name;
   int ranks;
-  bool talking;
+  bool coordinated;
   bool exchange;
 };
 
@@ -39,9 +39,9 @@ class StorageFault : public testing::TestWithParam<Case> {
     base_ = memory.AfterPowerCut(PowerCut::kKeepAll);
   }
 
-  /// Each rank's outcome; of ranks that do not talk, up to the first failure.
+  /// Returns each rank's outcome; of uncoordinated ranks, up to the first failure.
   static std::vector<Status> Save(const JobState& job, std::uint8_t number, Storage& storage) {
-    if (GetParam().talking) {
+    if (GetParam().coordinated) {
       return SaveTogether(
           job, kPath, std::vector<Storage*>(static_cast<std::size_t>(GetParam().ranks), &storage),
           /*overwrite=*/true);
@@ -49,7 +49,7 @@ class StorageFault : public testing::TestWithParam<Case> {
     return {SaveApart(job, number, {0, 1, 2}, kPath, storage, /*overwrite=*/true)};
   }
 
-  /// True when the fault was met, so that there may be a later one to try.
+  /// Returns true when the fault was met, so that there may be a later one to try.
   bool Try(const Fault& fault) {
     const testing::ScopedTrace trace(
         "", 0,
@@ -85,17 +85,17 @@ class StorageFault : public testing::TestWithParam<Case> {
       EXPECT_TRUE(HoldsOneOf(kPath, memory, {&new_.content()}));
       return;
     }
-    if (!GetParam().talking) {
-      // Nobody can take back what other ranks have published: the old one or, after the last
+    if (!GetParam().coordinated) {
+      // Files that other ranks have published stay: the old checkpoint is whole or, after the last
       // rank's rename, the new one.
       EXPECT_TRUE(HoldsOneOf(kPath, memory, {&old_.content(), &new_.content()}));
       return;
     }
     EXPECT_TRUE(HoldsOneOf(kPath, memory, {&old_.content()}));
-    // What cannot be renamed back stays where readers find it.
-    const bool aside = fault.operation == Operation::kRename && fault.forever &&
-                       memory.List(DisplacedPath(kPath)).ok();
-    EXPECT_TRUE(removing || aside || HoldsNothingBut({kPath}, memory));
+    // A checkpoint that cannot be renamed back stays where readers find it.
+    const bool displaced = fault.operation == Operation::kRename && fault.forever &&
+                           memory.List(DisplacedPath(kPath)).ok();
+    EXPECT_TRUE(removing || displaced || HoldsNothingBut({kPath}, memory));
   }
 
   JobState old_;

@@ -64,7 +64,7 @@ TEST_P(GarbageCrash, ADryRunChangesNothing) {
     const auto would = CollectGarbage("runs", DryRun::kYes, *survivor);
     ASSERT_TRUE(IsOk(would));
     ListTree(*survivor, ".", &after);
-    // A probe of a dead save's lock takes the lock's file along: nobody misses it.
+    // A probe of a dead save's lock removes the lock's file, which no save needs.
     std::erase_if(before, [](const std::string& name) { return name.ends_with(".varve-lock"); });
     EXPECT_EQ(before, after);
     const auto does = CollectGarbage("runs", DryRun::kNo, *survivor);
@@ -74,7 +74,7 @@ TEST_P(GarbageCrash, ADryRunChangesNothing) {
 }
 
 TEST_P(GarbageCrash, ALiveSaveLosesNothing) {
-  // At every operation of the save somebody runs a gc.
+  // A gc runs at every operation of the save.
   const auto memory = base_->AfterKill();
   FaultyStorage watched(*memory);
   std::uint64_t collections = 0;

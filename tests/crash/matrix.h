@@ -1,4 +1,4 @@
-/// Crash at every operation, cut the power in every way, look at what is left.
+/// A crash at every operation, a power cut of every kind, and checks of what is left.
 #pragma once
 
 #include <algorithm>
@@ -18,7 +18,7 @@
 
 namespace varve::test {
 
-/// What can be found after a crash, and how it came to be.
+/// The storage after a crash, and the crash that caused it.
 struct Survivor {
   std::unique_ptr<MemoryStorage> storage;
   std::string how;
@@ -64,7 +64,8 @@ inline std::uint64_t ForEachCrash(
   }
 }
 
-/// One of `allowed` and nothing else, or, when `may_be_absent`, no checkpoint yet.
+/// Checks that the storage holds one of `allowed` and nothing else, or, when `may_be_absent`, no
+/// checkpoint yet.
 inline testing::AssertionResult HoldsOneOf(const std::string& path, Storage& storage,
                                            const std::vector<const Content*>& allowed,
                                            bool may_be_absent = false) {
@@ -86,7 +87,7 @@ inline testing::AssertionResult HoldsOneOf(const std::string& path, Storage& sto
          << path << " holds none of the " << allowed.size() << " allowed states, or a mix";
 }
 
-/// Every name below `directory`.
+/// Lists every name below `directory`.
 inline void ListTree(Storage& storage, const std::string& directory,
                      std::vector<std::string>* names) {
   const auto entries = storage.List(directory);
@@ -102,7 +103,7 @@ inline void ListTree(Storage& storage, const std::string& directory,
   }
 }
 
-/// The directory that `path` is in holds `paths`, their files and `others`, and not a name more.
+/// Checks that the directory of `path` holds `paths`, their files and `others`, and no other name.
 inline testing::AssertionResult HoldsNothingBut(const std::vector<std::string>& paths,
                                                 Storage& storage,
                                                 const std::vector<std::string>& others = {}) {
@@ -136,13 +137,13 @@ inline testing::AssertionResult HoldsNothingBut(const std::vector<std::string>& 
   return failure;
 }
 
-/// A save, what stood before it and what must come after it.
+/// A save, the checkpoint before it and the one that must come after it.
 struct Scenario {
   std::string path = "runs/step-1";
   const Content* before = nullptr;  ///< Null: there was no checkpoint.
   const Content* after = nullptr;
   Action save;
-  const Content* next = nullptr;  ///< What `save_next` leaves.
+  const Content* next = nullptr;  ///< Content after `save_next`.
   Action save_next;               ///< The next save of the same name, overwriting.
   std::uint64_t seeds = 4;
 };
@@ -152,8 +153,8 @@ struct MatrixSize {
   std::uint64_t survivors = 0;
 };
 
-/// The promise: after a crash at any point and any cut, the one or the other is whole; a save that
-/// returned Ok is there; the next save works and leaves nothing behind.
+/// Checks the promise: after a crash at any point and any cut, the old or the new checkpoint is
+/// whole; a save that returned Ok is there; the next save works and leaves no stale files.
 inline MatrixSize RunMatrix(const MemoryStorage& base, const Scenario& scenario) {
   MatrixSize size;
   const auto visit = [&](MemoryStorage& left, const Status& outcome) {
@@ -183,7 +184,7 @@ inline MatrixSize RunMatrix(const MemoryStorage& base, const Scenario& scenario)
   return size;
 }
 
-/// As RunMatrix, but what the kill leaves meets a second crash: of the next save.
+/// Does the same as RunMatrix with a second crash, of the next save, after the kill.
 inline MatrixSize RunDoubleMatrix(const MemoryStorage& base, const Scenario& scenario,
                                   const Action& second, const Content* second_leaves) {
   MatrixSize size;

@@ -50,7 +50,7 @@ class OtherFilesCrash : public testing::TestWithParam<Case> {
     }
   }
 
-  /// The overwrite, during which the late file arrives if there is one.
+  /// Overwrites the checkpoint; the late file, if there is one, arrives meanwhile.
   Status Overwrite(Storage& storage) {
     arrived_ = false;
     auto* const faulty = dynamic_cast<FaultyStorage*>(&storage);
@@ -73,7 +73,7 @@ class OtherFilesCrash : public testing::TestWithParam<Case> {
     return expected;
   }
 
-  /// Every file has its content under some name; `settled`: beside the checkpoint.
+  /// Checks that every file has its content under some name; `settled`: beside the checkpoint.
   [[nodiscard]] testing::AssertionResult HoldsFiles(Storage& storage, bool settled) const {
     std::vector<std::string> places{kPath};
     if (!settled) {

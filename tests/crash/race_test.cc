@@ -142,7 +142,7 @@ TEST(EmptyDirectory, IsTakenOnlyWhileItIsEmpty) {
       base, [&](Storage& s) { return SaveAlone(job, kPath, s, false); },
       [&](Storage& s) { return WriteWholeFile(s, notes, "mine"); },
       [&](MemoryStorage& memory, const Status& outcome, const Status&) {
-        // Whoever came first: the file is never removed, and no checkpoint is made around it.
+        // In either order: the file is never removed, and no checkpoint is made around it.
         const bool before = ReadWholeFile(memory, notes, 100).ok();
         EXPECT_TRUE(before || outcome.ok());
         EXPECT_TRUE(!outcome.ok() || HoldsOneOf(kPath, memory, {&job.content()}));
@@ -197,8 +197,9 @@ TEST(ReaderDuringOverwrite, FindsTheOldOrTheNewAtEveryOperation) {
 }
 
 TEST(ReaderDuringOverwrite, NeverReadsAMixWhenTheSaveComesInBetween) {
-  // The save happens as a whole between any two operations of the reader. What was opened before
-  // may be gone then, which is an error that says so: neither wrong bytes nor a report of damage.
+  // The save happens as a whole between any two operations of the reader. A checkpoint that was
+  // opened before may have been removed then: the error says so, and the reader gets neither wrong
+  // bytes nor a report of damage.
   const JobState old(1, 1);
   const JobState job(2, 1);
   for (const bool exchange : {true, false}) {

@@ -1,4 +1,4 @@
-/// The ways to save a JobState: by one process, by ranks together, by ranks each on its own.
+/// The ways to save a JobState: by one process, by coordinated ranks, by uncoordinated ranks.
 #pragma once
 
 #include <chrono>
@@ -22,7 +22,7 @@ inline SaveOptions SmallSave(bool overwrite) {
           .block_bytes = 4096};
 }
 
-/// By a single process.
+/// Saves by a single process.
 inline Status SaveAlone(const JobState& job, const std::string& path, Storage& storage,
                         bool overwrite) {
   return Save(job.rank(0), path, SmallSave(overwrite), storage).status();
@@ -49,8 +49,8 @@ class MortalCoordinator final : public Coordinator {
   FaultyStorage* storage_;
 };
 
-/// By coordinated ranks, each a thread with its own view of the storage. `mortal`: a rank whose
-/// storage has stopped says no more. Returns each rank's outcome.
+/// Saves by coordinated ranks, each a thread with its own view of the storage. `mortal`: a rank
+/// whose storage has stopped sends no more messages. Returns each rank's outcome.
 inline std::vector<Status> SaveTogether(const JobState& job, const std::string& path,
                                         const std::vector<Storage*>& storages, bool overwrite,
                                         bool mortal = false) {
@@ -69,7 +69,7 @@ inline std::vector<Status> SaveTogether(const JobState& job, const std::string& 
   return outcomes;
 }
 
-/// A coordinator for ranks that must not talk.
+/// A coordinator for uncoordinated ranks, which must send no messages.
 class SilentCoordinator final : public Coordinator {
  public:
   SilentCoordinator(int rank, int size) : rank_(rank), size_(size) {}
@@ -87,7 +87,7 @@ class SilentCoordinator final : public Coordinator {
   int size_;
 };
 
-/// Without talking, one rank after the other in the given order. Ends at the first failure.
+/// Saves by uncoordinated ranks, one after the other in the given order. Ends at the first failure.
 inline Status SaveApart(const JobState& job, std::uint8_t save_number,
                         const std::vector<int>& order, const std::string& path, Storage& storage,
                         bool overwrite) {

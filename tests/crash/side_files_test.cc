@@ -1,4 +1,4 @@
-// Side files: what is accepted, where it is recorded, what is noticed.
+// Side files: accepted and refused names, their record, and the damage that is noticed.
 
 #include "catalogue/side_files.h"
 
@@ -187,7 +187,7 @@ TEST(SideFileRecord, ThatLeadsOutIsDamage) {
                         {"../secret"}));
 }
 
-TEST(SideFilesOfASaveWithoutTalking, AreRefused) {
+TEST(SideFilesOfAnUncoordinatedSave, AreRefused) {
   MemoryStorage storage;
   const JobState job(1, 1);
   State state = job.rank(0);

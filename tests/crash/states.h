@@ -1,4 +1,5 @@
-/// Small states that know what a checkpoint of them must hold, and reading back what one does hold.
+/// Small states with the content that a checkpoint of them must hold, and a reader of the content
+/// that one does hold.
 #pragma once
 
 #include <cstddef>
@@ -87,7 +88,7 @@ class JobState {
 
   [[nodiscard]] int world_size() const { return static_cast<int>(states_.size()); }
   [[nodiscard]] const State& rank(int rank) const { return states_[Size(rank)]; }
-  /// What a checkpoint of this state holds.
+  /// Returns the content of a checkpoint of this state.
   [[nodiscard]] const Content& content() const { return content_; }
 
  private:

@@ -1,5 +1,4 @@
-// Work that is asked to stop before each of its operations in turn: it ends soon, and leaves what
-// it promises.
+// Work that is stopped before each of its operations in turn: it ends soon, and keeps its promises.
 
 #include <atomic>
 #include <cstdint>
@@ -22,8 +21,8 @@ namespace varve::test {
 namespace {
 
 constexpr const char* kPath = "runs/step-1";
-// Of eight threads each ends the item that it has begun, which takes up to about six operations;
-// some more are needed to clean up or to find the words of the error.
+// Each of eight threads ends the item that it has begun, which takes up to about six operations.
+// The clean-up and the message of the error take some more.
 constexpr std::uint64_t kOperationsAfterStop = 80;
 
 using Work = std::function<Status(Storage&, const std::stop_token&)>;
@@ -79,7 +78,7 @@ class Stop : public testing::Test {
     }
   }
 
-  /// Without the containers, which the state of a JobState does not fit.
+  /// Returns options without the containers, which the state of a JobState does not fit.
   static ConvertOptions FlatAs(ConvertTarget to) {
     ConvertOptions options;
     options.to = to;

@@ -28,7 +28,7 @@ namespace varve::test {
 namespace {
 
 constexpr std::uint64_t kMiB = std::uint64_t{1} << 20;
-// What one rank cannot tell another it learns from its silence, at the latest.
+// Timeout of a rank that waits for a peer that could not even send an error.
 constexpr auto kTimeout = std::chrono::seconds(60);
 // Far more than a run takes, far less than a rank would wait for another in vain.
 constexpr auto kDidNotHang = std::chrono::seconds(25);
@@ -39,7 +39,7 @@ Deadline Soon() { return std::chrono::steady_clock::now() + kTimeout; }
 // and asynchronous saves go in waves.
 constexpr std::uint64_t kManyBlocks = 150'000;
 
-/// What is done on one rank while the system refuses.
+/// The work on one rank while the system refuses.
 using Job = std::function<Status(int rank, Coordinator& ranks, Coordinator& background)>;
 
 /// Runs `job` on `world_size` ranks, each a thread. `mortal`: a rank that has ended is lost to its
@@ -71,7 +71,7 @@ struct Case {
   Resource resource;
   bool forever;
   int world_size;
-  std::optional<int> group;  // Whom the system refuses; empty: everybody.
+  std::optional<int> group;  // The group that the system refuses; empty: all threads.
   std::uint64_t rows = 24;   // Of the saved tensor, of 160 bytes each.
 };
 
@@ -92,7 +92,7 @@ class OutOf : public testing::TestWithParam<Case> {
     }
   }
 
-  /// Replaces what is at path_.
+  /// Replaces the checkpoint at path_.
   Status SaveUnderNoStress(const JobState& state) {
     const auto outcomes = OnRanks(
         GetParam().world_size, /*mortal=*/false,
@@ -116,7 +116,7 @@ class OutOf : public testing::TestWithParam<Case> {
       {
         const Exhaustion exhaustion(
             {GetParam().resource, number, GetParam().forever, GetParam().group});
-        // One that is refused everything from some moment on may be unable even to say so.
+        // A rank that is refused everything from some moment on may be unable even to report it.
         outcomes = OnRanks(GetParam().world_size, /*mortal=*/GetParam().group.has_value(), job);
         met = Exhaustion::met();
       }
@@ -135,7 +135,7 @@ class OutOf : public testing::TestWithParam<Case> {
     EXPECT_GT(number, GetParam().resource == Resource::kMemory ? 50U : 0U);
   }
 
-  /// After a save of new_ to path_, where old_ was.
+  /// Checks a save of new_ to path_, where old_ was.
   void CheckSaved(const std::vector<Status>& outcomes) {
     const auto content = ReadContent(path_, PosixStorage());
     ASSERT_TRUE(IsOk(content));
@@ -149,7 +149,7 @@ class OutOf : public testing::TestWithParam<Case> {
 
   Job AsyncSaveJob(const AsyncSaveOptions& options) {
     return [this, options](int rank, Coordinator& ranks, Coordinator& background) -> Status {
-      // The background's coordinator is the test's: it must outlive what the stager does with it.
+      // The test owns the background's coordinator: it must outlive its use by the stager.
       const auto made = Guarded([&] {
         return Stager::Make({.budget_bytes = 16 * kMiB}, std::make_unique<Borrowed>(&background));
       });
@@ -160,7 +160,7 @@ class OutOf : public testing::TestWithParam<Case> {
       if (GetParam().resource == Resource::kThread) {
         stager->Prepare(kMiB);  // Takes 8 MiB from the system: slow, and only a thread.
       }
-      // What the call takes by value is made by its caller.
+      // The caller makes the arguments that the call takes by value.
       State state;
       std::string path;
       AsyncSaveOptions mine;
@@ -240,7 +240,8 @@ TEST_P(OutOf, ALoadEndsOnEveryRank) {
   std::vector<std::string> memory(2, std::string(bytes, '\0'));
   Walk(
       [&](int rank, Coordinator& ranks, Coordinator& /*background*/) -> Status {
-        // Opening is no collective call: a rank that cannot open says so with its part of the load.
+        // Opening is no collective call: a rank that cannot open reports so in its part of the
+        // load.
         LoadRequest request;
         const auto reader = Guarded([&]() -> Result<std::unique_ptr<CheckpointReader>> {
           request.targets.push_back({"model.weight",

@@ -38,7 +38,7 @@ struct Context {
 
 class Stream;
 
-/// Of the whole process.
+/// The state of the whole process.
 struct State {
   std::mutex mutex;  // Guards what follows.
   std::condition_variable changed;
@@ -57,7 +57,8 @@ State& g = *new State;  // NOLINT(readability-identifier-length)
 
 thread_local std::vector<Context*> t_current;
 
-/// How often it was recorded, and how many of these records have been reached.
+/// The number of times that an event was recorded, and the number of these records that have been
+/// reached.
 struct EventState {
   std::uint64_t recorded = 0;
   std::uint64_t reached = 0;
@@ -67,7 +68,7 @@ struct Event {
   std::shared_ptr<EventState> state = std::make_shared<EventState>();
 };
 
-/// Works through what is queued, in order, on a thread of its own.
+/// Runs queued work in order, on a thread of its own.
 class Stream {
  public:
   explicit Stream(int device) : device_(device), thread_([this] { Run(); }) {}
@@ -110,7 +111,7 @@ class Stream {
   std::thread thread_;
 };
 
-/// One that lives as long as the process.
+/// Returns a new stream that lives as long as the process.
 Stream* KeptStream(int device) {
   auto* const stream = new Stream(device);
   const std::scoped_lock lock(g.streams_mutex);
@@ -127,7 +128,7 @@ Stream& StreamOf(void* handle, int device) {
   return handle == nullptr ? DefaultStream(device) : *static_cast<Stream*>(handle);
 }
 
-/// What the function is to give, if a test has said so. The lock is held.
+/// Returns the error that a test has set for the function, or 0. The lock is held.
 int Failure(const std::string& function) {
   const auto wanted = g.failures.find(function);
   if (wanted == g.failures.end() || wanted->second.second-- > 0) {
@@ -138,7 +139,7 @@ int Failure(const std::string& function) {
   return error;
 }
 
-/// The checks that every call begins with. The lock is held.
+/// Makes the checks that every call begins with. The lock is held.
 int Begin(const std::string& function) {
   if (!g.initialised) {
     return 3;  // CUDA_ERROR_NOT_INITIALIZED

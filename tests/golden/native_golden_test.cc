@@ -1,9 +1,9 @@
 // Checkpoints of each format version, kept as they were written. Every later version of Varve must
 // read them; the version that wrote them must still write the same bytes.
 //
-// native-v1/            a committed checkpoint of two ranks
-// native-v1-rank-local/ the same saved without talking: data files only, replicas on both ranks
-// native-v2/            native-v1 with aliases: second names of a sharded and of a whole tensor
+// native-v1/ a committed checkpoint of two ranks native-v1-rank-local/ the same, saved
+// uncoordinated: data files only, replicas on both ranks native-v2/ native-v1 with aliases: second
+// names of a sharded and of a whole tensor
 //
 // They hold every element type, sharded, empty and 0-d tensors, names that need escaping, values of
 // every kind and a structure. To write them anew, after a change of the format that bumps its
@@ -53,7 +53,7 @@ constexpr Golden kVersion2{"native-v2", true, true};
 
 const std::vector<TensorAlias> kAliases{{"a second scalar", "scalar"}, {"tied", "weight"}};
 
-/// The name that a tensor is stored under.
+/// Returns the name that a tensor is stored under.
 std::string StoredName(const std::string& fqn) {
   for (const TensorAlias& alias : kAliases) {
     if (alias.fqn == fqn) {
@@ -69,7 +69,7 @@ struct GoldenFile {
   std::string data;
 };
 
-/// Bytes of an element, from its tensor and its place alone.
+/// Returns the bytes of an element, from its tensor and its place alone.
 std::string Element(std::string_view fqn, DType dtype, std::uint64_t index) {
   std::string bytes;
   for (std::uint64_t i = 0; i < ItemSize(dtype); ++i) {
@@ -117,7 +117,7 @@ std::vector<StoredChunk> Chunks(std::uint32_t rank, bool coordinated) {
       chunk("grid", DType::kInt16, {4, 4}, {{0, side}, {2, 2}}),
       chunk("grid", DType::kInt16, {4, 4}, {{2, 2 - side}, {2, 2}}),
   };
-  // What all ranks hold: stored once, or by each where they do not talk.
+  // Held by all ranks: stored once, or by each rank where the save is uncoordinated.
   const auto replicated = [&](std::uint32_t owner, StoredChunk one) {
     if (rank == owner || !coordinated) {
       chunks.push_back(std::move(one));
@@ -212,8 +212,8 @@ Metadata Merged(const Golden& golden) {
   return metadata.ok() ? *metadata : Metadata();
 }
 
-/// The record that goes with the stored manifest, whose zstd frame another library version may
-/// compress differently.
+/// Returns the record that goes with the stored manifest, whose zstd frame another library version
+/// may compress differently.
 CommitRecord RecordFor(const Golden& golden, std::string_view manifest) {
   CommitRecord record = MakeCommitRecord(Merged(golden), manifest);
   record.format_version = 1;

@@ -45,7 +45,7 @@ class AgentHere {
     return std::move(*stager);
   }
 
-  /// Ends it, and begins another.
+  /// Ends the agent and starts another.
   void Restart() {
     EXPECT_TRUE(IsOk(StopAgent(std::chrono::seconds(60), directory())));
     thread_.join();

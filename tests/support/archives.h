@@ -1,4 +1,4 @@
-/// Zip archives made by hand, and readers that watch what is asked of them.
+/// Zip archives made by hand, and readers that record their reads.
 #pragma once
 
 #include <cstdint>
@@ -15,7 +15,7 @@
 
 namespace varve::test {
 
-/// A number as `bytes` little-endian bytes.
+/// Returns a number as `bytes` little-endian bytes.
 inline std::string Le(std::uint64_t value, int bytes) {
   std::string out;
   for (int i = 0; i < bytes; ++i) {
@@ -24,7 +24,7 @@ inline std::string Le(std::uint64_t value, int bytes) {
   return out;
 }
 
-/// `bytes` with `value` written over it at `at`.
+/// Returns `bytes` with `value` written over it at `at`.
 inline std::string With(std::string bytes, std::size_t at, std::string_view value) {
   return bytes.replace(at, value.size(), value);
 }
@@ -59,7 +59,7 @@ inline std::string DirectoryEntry(const ZipPart& part, std::uint64_t header_begi
          extra;
 }
 
-/// The end records for a directory that begins at `begin`.
+/// Returns the end records for a directory that begins at `begin`.
 inline std::string EndOfZip(std::uint64_t count, std::uint64_t begin, std::uint64_t bytes,
                             bool zip64, const std::string& comment = "") {
   std::string out;
@@ -72,7 +72,7 @@ inline std::string EndOfZip(std::uint64_t count, std::uint64_t begin, std::uint6
          Le(comment.size(), 2) + comment;
 }
 
-/// An archive with these records, as torch lays them out when `zip64`.
+/// Returns an archive with these records, as torch lays them out when `zip64`.
 inline std::string ZipOf(const std::vector<ZipPart>& parts, bool zip64 = true,
                          const std::string& comment = "") {
   std::string out;
@@ -89,7 +89,7 @@ inline std::string ZipOf(const std::vector<ZipPart>& parts, bool zip64 = true,
   return out + EndOfZip(parts.size(), begin, directory.size(), zip64, comment);
 }
 
-/// What was asked of a reader.
+/// The reads that were asked of a reader.
 struct Asked {
   int reads = 0;
   std::uint64_t largest = 0;
@@ -110,7 +110,7 @@ inline RangeReader Watched(std::string_view file, Asked* asked = nullptr) {
   };
 }
 
-/// A file of tests/golden.
+/// Returns a file of tests/golden.
 inline std::string Golden(const std::string& name) {
   std::ifstream file(std::filesystem::path(VARVE_TEST_DATA_DIR) / "golden" / name,
                      std::ios::binary);

@@ -10,7 +10,7 @@
 
 namespace varve::test {
 
-/// All element indices in `box`, in row-major order.
+/// Returns all element indices in `box`, in row-major order.
 inline std::vector<Dims> Elements(const Box& box) {
   std::vector<Dims> elements;
   for (const std::uint64_t size : box.sizes) {
@@ -38,7 +38,7 @@ inline std::vector<Dims> Elements(const Box& box) {
   }
 }
 
-/// Where `index` stands among the elements of `box` in row-major order.
+/// Returns the place of `index` among the elements of `box` in row-major order.
 inline std::uint64_t Linear(const Box& box, const Dims& index) {
   std::uint64_t at = 0;
   for (std::size_t d = 0; d < index.size(); ++d) {

@@ -13,34 +13,35 @@
 
 namespace varve::test {
 
-/// Bytes 0, 1, ... 15, plus `first`.
+/// Returns bytes 0, 1, ... 15, plus `first`.
 SaveId SaveIdFrom(std::uint8_t first);
 
-/// A laid-out header of rank `rank` of `world_size` that holds these chunks (fqn, dtype, shape and
-/// box are enough) and objects of one byte each, with checksums that differ from one another.
+/// Returns a laid-out header of rank `rank` of `world_size` that holds these chunks (fqn, dtype,
+/// shape and box are enough) and objects of one byte each, with checksums that differ from one
+/// another.
 DataFileHeader HeaderWith(std::uint32_t rank, std::uint32_t world_size,
                           std::vector<StoredChunk> chunks,
                           const std::vector<std::string>& objects = {});
 
-/// A header with whole, sharded, twice-sharded, byte-typed, empty and 0-d tensors, two objects and
-/// a structure; several checksum blocks.
+/// Returns a header with whole, sharded, twice-sharded, byte-typed, empty and 0-d tensors, two
+/// objects and a structure; several checksum blocks.
 DataFileHeader SampleHeader();
 
-/// The header's encoding; fails the test when there is none.
+/// Returns the header's encoding; fails the test when there is none.
 Bytes MustEncode(const DataFileHeader& header);
 
-/// A header with its checksum as the encoding has it, ready for MergeHeaders.
+/// Returns a header with its checksum as the encoding has it, ready for MergeHeaders.
 CheckedHeader Checked(const DataFileHeader& header);
 
-/// Two files' worth of metadata.
+/// Returns the metadata of two files.
 Metadata SampleMetadata();
 
-/// `bytes` with the header's own checksum made right again.
+/// Returns `bytes` with the header's own checksum made right again.
 Bytes ResealHeader(Bytes bytes);
 
-/// A manifest whose plain content is `plain`, framed with right checksums.
+/// Returns a manifest whose plain content is `plain`, framed with right checksums.
 Bytes SealManifest(std::string_view plain, std::uint32_t version = 1);
-/// The plain content of a manifest.
+/// Returns the plain content of a manifest.
 Bytes PlainOfManifest(std::string_view manifest);
 
 }  // namespace varve::test

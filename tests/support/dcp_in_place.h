@@ -15,7 +15,7 @@ namespace varve::test {
 
 using NamedSizes = std::vector<std::pair<std::string, std::uint64_t>>;
 
-/// What ranks have written, and the index of it.
+/// The files that ranks have written, and their index.
 struct WrittenDcp {
   NamedSizes files;
   Metadata metadata;
@@ -72,7 +72,7 @@ inline Status SaveInPlace(Storage& storage, const std::string& path, char seed,
   return FinishInPlace(storage, *commit, {0, 1}, seed);
 }
 
-/// Saves what one rank has, without a coordinator.
+/// Saves one rank's state without a coordinator.
 inline Status SaveRankInPlace(Storage& storage, const std::string& path, std::uint32_t rank,
                               char seed, bool overwrite = true) {
   VARVE_ASSIGN_OR_RETURN(

@@ -99,7 +99,7 @@ struct Index {
   }
 };
 
-/// planner_data: names and their paths, of strs and ints in opcodes.
+/// Returns planner_data: names and their paths, of strs and ints in opcodes.
 inline std::string Paths(
     const std::vector<std::pair<std::string, std::vector<std::string>>>& paths) {
   std::vector<std::string> pairs;

@@ -1,5 +1,5 @@
-/// A system that refuses memory or threads, on order: `operator new` and pthread_create of the test
-/// program, which fail at the N-th call and maybe at all later ones.
+/// A system that refuses memory or threads on request: `operator new` and pthread_create of the
+/// test program, which fail at the N-th call and maybe at all later ones.
 #pragma once
 
 #include <cstdint>
@@ -9,12 +9,12 @@ namespace varve::test {
 
 enum class Resource : std::uint8_t { kMemory, kThread };
 
-/// What is refused.
+/// The calls that are refused.
 struct Refusal {
   Resource resource = Resource::kMemory;
   std::uint64_t number = 0;  ///< The call that fails, from 0.
   bool forever = false;      ///< All later ones fail too.
-  /// Counted and refused are only calls of this group's threads; empty: of all.
+  /// Only calls of this group's threads are counted and refused; empty: those of all threads.
   std::optional<int> group{};
 };
 
@@ -27,14 +27,15 @@ class Exhaustion {
   Exhaustion(const Exhaustion&) = delete;
   Exhaustion& operator=(const Exhaustion&) = delete;
 
-  /// True when the call with that number was made: there may be a later one to try.
+  /// Returns true when the call with that number was made: there may be a later one to try.
   [[nodiscard]] static bool met();
 };
 
-/// False where a sanitizer has its own `operator new` and pthread_create.
+/// Returns false where a sanitizer has its own `operator new` and pthread_create.
 bool CanRefuse();
 
-/// The calling thread's calls count, for group `group`, as long as this lives. Others' never do.
+/// Counts the calling thread's calls, for group `group`, as long as this lives. Other threads'
+/// never count.
 class Subject {
  public:
   explicit Subject(int group);

@@ -1,8 +1,8 @@
 /// A CUDA driver for machines without a device: a library named libcuda.so.1 with the functions
-/// that Varve calls, two devices in host memory, and streams that are threads. What a real driver
-/// leaves undefined it refuses, so that a test can fail: a call without a context, an event or a
-/// copy on a stream of another device, a device's memory read by the process itself (it is not
-/// readable). What it cannot show is how fast a device is, nor a rule that is not in here.
+/// that Varve calls, two devices in host memory, and streams that are threads. It refuses calls
+/// that a real driver leaves undefined, so that a test can fail: a call without a context, an event
+/// or a copy on a stream of another device, a device's memory read by the process itself (it is not
+/// readable). It shows neither the speed of a device nor rules that it does not implement.
 #pragma once
 
 #include <cstddef>
@@ -16,23 +16,24 @@
 
 extern "C" {
 
-/// Memory of a device, zeroed. The address is good for copies by the driver only.
+/// Returns zeroed memory of a device. The address is good for copies by the driver only.
 FAKE_CUDA_API void* fake_cuda_alloc(int device, std::size_t bytes);
 /// Waits for nothing, like a caching allocator: what is still to be copied reads as 0xDD then.
 FAKE_CUDA_API void fake_cuda_free(void* memory);
 /// Writes at once, and reads, without any stream.
 FAKE_CUDA_API void fake_cuda_poke(void* memory, const void* from, std::size_t bytes);
 
-/// A stream as a training has them; never destroyed.
+/// Returns a stream as a training has them; never destroyed.
 FAKE_CUDA_API void* fake_cuda_stream(int device);
 /// Queues a kernel: after `milliseconds` of work it fills memory with `value`. A null stream is the
 /// device's default one.
 FAKE_CUDA_API void fake_cuda_fill(int device, void* stream, void* memory, std::size_t bytes,
                                   std::uint8_t value, int milliseconds);
 
-/// The function of that name (as in the library) gives `error` once, after `calls` more calls.
+/// Makes the function of that name (as in the library) return `error` once, after `calls` more
+/// calls.
 FAKE_CUDA_API void fake_cuda_fail(const char* function, int error, int calls);
-/// Each copy takes so long at least.
+/// Makes each copy take at least so long.
 FAKE_CUDA_API void fake_cuda_slow_copies(int microseconds);
 
 struct FakeCudaCounts {

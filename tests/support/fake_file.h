@@ -54,7 +54,7 @@ class MemoryFile final : public WritableFile {
   bool direct_;
 };
 
-/// Passes on to another file, but says itself whether the bytes are cached, and counts reads.
+/// Reads from another file, but decides itself whether the bytes are cached, and counts reads.
 class ChosenWayFile final : public ReadableFile {
  public:
   ChosenWayFile(std::unique_ptr<ReadableFile> file, bool cached)

@@ -30,7 +30,7 @@ struct FileJob {
     segments.push_back({memory.back()->size(), AsByteSpan(*memory.back()), std::nullopt});
   }
 
-  /// A row-major chunk whose memory is transposed if `strided`.
+  /// Adds a row-major chunk whose memory is transposed if `strided`.
   void AddTensor(const Dims& shape, std::uint64_t item, bool strided, Random* random) {
     const std::string bytes = random->Bytes(Volume(shape) * item);
     auto source = std::make_unique<std::string>(bytes);
@@ -60,7 +60,7 @@ struct FileJob {
   }
 };
 
-/// Tensors small and large, packed and strided, values and an empty one.
+/// Returns tensors small and large, packed and strided, values and an empty one.
 inline FileJob MixedFileJob(Random* random) {
   FileJob job;
   job.AddTensor({3, 5}, 16, true, random);

@@ -21,20 +21,20 @@ enum class Flaw : std::uint8_t {
   kLosesAResult,        // Does not report its last item.
   kIgnoresPlanner,      // Goes on when ResolveData fails.
   kIgnoresStorage,      // Goes on when the storage is broken.
-  kShowsEarly,          // What is written shows at once.
+  kShowsEarly,          // Written items are visible at once.
   kWritesInPlace,       // Overwrites the previous checkpoint while it writes.
   kKeepsTheOld,         // Names of a replaced checkpoint stay.
-  kForgetsOffsets,      // Reads from the beginning of a chunk whatever was asked for.
+  kForgetsOffsets,      // Reads every part from the beginning of its chunk.
   kForgetsPlannerData,  // Stores names only.
   kIgnoresReadPlanner,  // Goes on when the LoadPlanner refuses.
   kCommitsTwice,
-  kLetsGoTooEarly,  // Reads content after its owner has let go.
+  kLetsGoTooEarly,  // Reads content after its owner was destroyed.
   kMissingIsEmpty,  // Gives empty metadata where there is no checkpoint.
 };
 
 using Items = std::map<MetadataIndex, std::string>;
 
-/// What the writers and readers of a test share.
+/// The checkpoints that the writers and readers of a test share.
 struct Store {
   std::mutex mutex;  // Of all that follows.
   bool broken = false;

@@ -5,7 +5,7 @@
 
 namespace varve::test {
 
-/// Refuses huge pages to all memory of this process while it lives, where that can be had.
+/// Refuses huge pages to all memory of this process while it lives, where the system can.
 class NoHugePages {
  public:
   NoHugePages() : before_(::prctl(PR_GET_THP_DISABLE, 0UL, 0UL, 0UL, 0UL)) {

@@ -7,10 +7,10 @@
 
 namespace varve::test {
 
-/// Containers as Python writes them; text in single quotes, with \xHH for all but printable ASCII;
-/// bytes b'...'; floats as C writes them in hex; `module:name` for a global; R(callee, args),
-/// N(callee, args) and P(id) for objects, with kwargs=, state=, items= and pairs= where they have
-/// such; F(tag, value) for a folded node. Deeper than 20 levels: "...".
+/// Renders containers as Python writes them; text in single quotes, with \xHH for all but printable
+/// ASCII; bytes b'...'; floats as C writes them in hex; `module:name` for a global; R(callee,
+/// args), N(callee, args) and P(id) for objects, with kwargs=, state=, items= and pairs= where they
+/// have such; F(tag, value) for a folded node. Deeper than 20 levels: "...".
 std::string RenderPickle(const PickleTree& tree);
 std::string RenderPickle(const PickleTree& tree, PickleRef node, int depth);
 

@@ -79,10 +79,10 @@ inline std::string Tensor(const std::string& storage, std::int64_t offset,
               {storage, Int(offset), Ints(sizes), Ints(strides), kFalse, OrderedDict(), All(more)});
 }
 
-/// A whole pickle.
+/// Returns a whole pickle.
 inline std::string Pickle(const std::string& object) { return "\x80\x02" + object + "."; }
 
-/// An archive of this pickle whose storages are "0", "1", ...; without checksums.
+/// Returns an archive of this pickle whose storages are "0", "1", ...; without checksums.
 inline std::string Archive(const std::string& object,
                            const std::vector<std::string>& storages = {}) {
   std::vector<ZipPart> parts{{.name = "a/data.pkl", .content = Pickle(object)},

@@ -1,4 +1,4 @@
-/// Local plans of imagined jobs, and a check of what was settled for them.
+/// Local plans of imagined jobs, and a check of their settled plans.
 #pragma once
 
 #include <cstddef>
@@ -19,8 +19,8 @@ inline WriteItem Whole(std::string fqn, Dims shape, DType dtype = DType::kFloat3
   return {std::move(fqn), dtype, shape, WholeBox(shape)};
 }
 
-/// The `i`-th of `count` slices along dimension 0, as FSDP cuts (rounded up, so the last may be
-/// short or empty).
+/// Returns the `i`-th of `count` slices along dimension 0, as FSDP cuts (rounded up, so the last
+/// may be short or empty).
 inline WriteItem Slice(std::string fqn, const Dims& shape, std::uint64_t i, std::uint64_t count) {
   WriteItem item = Whole(std::move(fqn), shape);
   const std::uint64_t rows = (shape[0] + count - 1) / count;
@@ -29,7 +29,7 @@ inline WriteItem Slice(std::string fqn, const Dims& shape, std::uint64_t i, std:
   return item;
 }
 
-/// The shapes of a Llama-3-8B.
+/// Returns the shapes of a Llama-3-8B.
 inline std::vector<std::pair<std::string, Dims>> Llama8B() {
   std::vector<std::pair<std::string, Dims>> tensors{
       {"model.embed", {128256, 4096}}, {"lm_head", {128256, 4096}}, {"model.norm", {4096}}};
@@ -63,7 +63,7 @@ inline std::vector<std::uint64_t> BytesByRank(const std::vector<LocalPlan>& plan
   return bytes;
 }
 
-/// The fullest rank's bytes over the mean: 1 is perfect.
+/// Returns the fullest rank's bytes over the mean: 1 is perfect.
 inline double MaxOverMean(const std::vector<std::uint64_t>& bytes) {
   std::uint64_t most = 0;
   std::uint64_t total = 0;

@@ -16,9 +16,10 @@ class Random {
  public:
   explicit Random(std::uint64_t seed) : engine_(seed) {}
 
-  /// From 0 to `end` - 1. The standard's distributions differ between libraries; this does not.
+  /// Returns a number from 0 to `end` - 1. The standard's distributions differ between libraries;
+  /// this does not.
   std::uint64_t Below(std::uint64_t end) { return engine_() % end; }
-  /// From `low` to `high`, both included.
+  /// Returns a number from `low` to `high`, both included.
   std::uint64_t Between(std::uint64_t low, std::uint64_t high) {
     return low + Below(high - low + 1);
   }
@@ -41,7 +42,7 @@ class Random {
     return bytes;
   }
 
-  /// Each size from `low` to `high`.
+  /// Returns a shape with each size from `low` to `high`.
   Dims Shape(std::size_t rank, std::uint64_t low, std::uint64_t high) {
     Dims shape(rank);
     for (std::uint64_t& size : shape) {
@@ -50,7 +51,7 @@ class Random {
     return shape;
   }
 
-  /// A box inside `shape`; empty ones only if `shape` is or `may_be_empty`.
+  /// Returns a box inside `shape`; empty ones only if `shape` is or `may_be_empty`.
   Box BoxIn(const Dims& shape, bool may_be_empty = false) {
     Box box{Dims(shape.size()), Dims(shape.size())};
     for (std::size_t d = 0; d < shape.size(); ++d) {

@@ -15,11 +15,11 @@ namespace varve::test {
 
 using World = std::vector<std::unique_ptr<Coordinator>>;
 
-/// Far enough off that no test meets it.
+/// Returns a deadline that no test meets.
 inline Deadline LongDeadline() {
   return std::chrono::steady_clock::now() + std::chrono::seconds(60);
 }
-/// For tests whose point is that it passes.
+/// Returns a deadline that passes within a test.
 inline Deadline ShortDeadline() {
   return std::chrono::steady_clock::now() + std::chrono::milliseconds(30);
 }

@@ -10,7 +10,7 @@
 
 namespace varve::test {
 
-/// 64 lower-case hex digits.
+/// Returns 64 lower-case hex digits.
 inline std::string Sha256(std::string_view data) {
   static constexpr std::array<std::uint32_t, 64> kRounds{
       0x428a2f98, 0x71374491, 0xb5c0fbcf, 0xe9b5dba5, 0x3956c25b, 0x59f111f1, 0x923f82a4,

@@ -1,4 +1,4 @@
-/// Small states put together in a line each, and what tests do to the files of a checkpoint.
+/// Small states made in a line each, and functions that change a checkpoint's files.
 #pragma once
 
 #include <algorithm>

@@ -24,7 +24,7 @@ testing::AssertionResult IsOk(const T& result) {
   return testing::AssertionFailure() << "expected Ok, got " << StatusOf(result).ToString();
 }
 
-/// The error has this code, and its message holds each of `phrases`.
+/// Checks that the error has this code, and that its message holds each of `phrases`.
 template <class T>
 testing::AssertionResult FailsWith(const T& result, StatusCode code,
                                    std::initializer_list<std::string_view> phrases = {}) {

@@ -1,4 +1,4 @@
-/// A directory that goes away with its test.
+/// A directory that is removed with its test.
 #pragma once
 
 #include <filesystem>
@@ -8,7 +8,7 @@ namespace varve::test {
 
 class TempDir {
  public:
-  /// In `place` if that is a directory, else where the system wants such.
+  /// Makes a directory in `place` if that is one, else in the system's place for temporary files.
   explicit TempDir(const std::filesystem::path& place = {}) {
     const bool is_there = !place.empty() && std::filesystem::is_directory(place);
     std::string name =

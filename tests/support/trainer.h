@@ -1,4 +1,4 @@
-/// A rank of a trainer in its own hands, up to the point where its copy is submitted.
+/// A rank of a trainer that a test drives step by step, up to the submission of its copy.
 #pragma once
 
 #include <cstdint>
@@ -23,7 +23,7 @@
 
 namespace varve::test {
 
-/// Its end, or that of its scope, is all that the agent sees of a trainer's death.
+/// The end of its connection, or of its scope, is all that the agent sees of a trainer's death.
 class Trainer {
  public:
   explicit Trainer(AgentHere& agent) : executor_(agent.Connect()) {
@@ -31,7 +31,7 @@ class Trainer {
     EXPECT_TRUE(IsOk(executor_->Attach(pool_->fd(), pool_->block_count())));
   }
 
-  /// A copy and what is said of it.
+  /// Makes a copy and its submission.
   Result<Submission> Describe(const State& state, const std::string& path, Coordinator& rank) {
     const SaveOptions options;
     const auto session = MakeSaveSession(state, path, options, Claim::kApart, PosixStorage());
@@ -60,7 +60,7 @@ class Trainer {
     return Submit(turn, state, path, *MakeSingleProcessCoordinator());
   }
 
-  /// A connection with the same memory, beside the executor's; null where there is none.
+  /// Returns a connection with the same memory, beside the executor's; null where there is none.
   std::shared_ptr<AgentConnection> ConnectAgain(const AgentHere& agent) {
     auto connection = ConnectAndGreet(agent.directory(), LongDeadline());
     EXPECT_TRUE(IsOk(connection));

@@ -41,7 +41,8 @@ struct Training {
   std::string memory;
 };
 
-/// The bytes of a Training of that size as a checkpoint has them; a failed expectation otherwise.
+/// Returns the bytes of a Training of that size as a checkpoint has them; a failed expectation
+/// otherwise.
 inline std::string Load(const std::string& path, std::uint64_t bytes,
                         const std::string& prefix = "", Storage& storage = PosixStorage()) {
   std::string memory(bytes, '\0');

@@ -27,7 +27,7 @@ bool SameFloat(std::string_view text, double number) {
              : std::bit_cast<std::uint64_t>(expected) == std::bit_cast<std::uint64_t>(number);
 }
 
-/// "[3, 4]" as JSON has it.
+/// Returns a shape as JSON: "[3, 4]".
 std::string ShapeText(const Value& value) {
   std::string text;
   for (const Value& item : value.items[1].items) {
@@ -81,7 +81,7 @@ std::string PairsDiffer(array expected, const Value& value) {
   return "";
 }
 
-/// Elements of an array or tensor.
+/// Compares the elements of an array or tensor.
 std::string ElementsDiffer(element expected, const Value& value) {
   const std::string actual =
       value.items[0].text + " " + ShapeText(value) + " " + Sha256(value.text);
@@ -120,7 +120,7 @@ const std::map<std::string, ValueKind>& KindsByType() {
   return kinds;
 }
 
-/// What Python's str() gives for the kinds that are described by it.
+/// Returns Python's str() for the kinds that are described by it.
 std::string PythonText(const Value& value) {
   switch (value.kind) {
     case ValueKind::kTorchDevice:

@@ -9,11 +9,11 @@
 
 namespace varve::test {
 
-/// What differs between a value and its description, or "" when nothing does. Values that stay
-/// opaque differ from every description.
+/// Returns what differs between a value and its description, or "" when nothing does. Values that
+/// stay opaque differ from every description.
 std::string DifferenceFrom(simdjson::dom::element expected, const Value& value);
 
-/// A string member of a JSON object; "" where there is none.
+/// Returns a string member of a JSON object; "" where there is none.
 std::string StringAt(simdjson::dom::element object, std::string_view key);
 
 }  // namespace varve::test

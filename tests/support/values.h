@@ -22,7 +22,7 @@ inline Value Make(ValueKind kind, std::string text, std::vector<Value> items) {
 inline Value List(std::vector<Value> items) { return Make(ValueKind::kList, std::move(items)); }
 inline Value Dict(std::vector<Value> items) { return Make(ValueKind::kDict, std::move(items)); }
 
-/// At least one value of every kind, by kind.
+/// Returns at least one value of every kind, by kind.
 std::vector<Value> ValuesOfEveryKind();
 
 }  // namespace varve::test

@@ -238,8 +238,8 @@ def no_lost_wake_ups(root: Path) -> list[str]:
         for match in ATOMIC_WAKE.finditer(text):
             line = text.count("\n", 0, match.start()) + 1
             problems.append(f"{name}:{line}: {match[0]} loses wake-ups in libstdc++ 12")
-        # A member wait on an atomic can't be told from one on a condition variable by its name,
-        # but whoever is notified without a condition variable is an atomic.
+        # A member wait on an atomic can't be told from one on a condition variable by its name, but
+        # a notified object without a condition variable is an atomic.
         if re.search(r"notify_(?:one|all)\(", text) and not waits_on_a_condition(root, name, text):
             problems.append(f"{name}: notifies something that is no condition variable")
     return problems
