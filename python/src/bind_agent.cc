@@ -41,7 +41,7 @@ AgentReport StatusPython() {
   return ValueOrRaise(std::move(report));
 }
 
-/// Drains or stops.
+/// Drains or stops the agent.
 void Wait(Status (*tell)(std::chrono::milliseconds, const std::string&), nb::handle timeout) {
   auto status = std::make_shared<Status>();
   WaitOffMain([status, tell, limit = Argument<std::chrono::milliseconds>("timeout", timeout)] {

@@ -18,12 +18,12 @@
 namespace varve::python {
 namespace {
 
-/// The exception for an error, or None.
+/// Returns the exception for an error, or None.
 nb::object ErrorOrNone(const Status& status) {
   return status.ok() ? nb::none() : ToException(status);
 }
 
-/// Calls a Python function from whatever thread this is.
+/// Calls a Python function, on any thread.
 template <class... Arguments>
 void Tell(const nb::object& function, const char* what, Arguments&&... arguments) {
   try {
@@ -48,8 +48,8 @@ void SetCallbacks(nb::object on_staged, nb::object on_done, const std::string& p
   };
 }
 
-/// Destroys what waits, when it ends, for threads that may be waiting for the GIL. Not in a forked
-/// child: those threads are not there, and the memory was not given to it.
+/// Destroys an object whose destructor waits for threads that may wait for the GIL. Does nothing in
+/// a forked child, which has neither those threads nor the memory.
 template <class T>
 std::shared_ptr<T> EndingWithoutGil(T* object) {
   return {object, [owner = ::getpid()](T* last) {
@@ -65,7 +65,7 @@ std::shared_ptr<T> EndingWithoutGil(T* object) {
           }};
 }
 
-/// The agent that `program` is, or none.
+/// Returns the agent that `program` is, or none.
 std::shared_ptr<SaveExecutor> ExecutorFrom(const std::optional<FsPath>& program) {
   if (!program) {
     return nullptr;

@@ -74,7 +74,7 @@ nb::object LatestPython(const FsPath& directory) {
   }));
 }
 
-/// [(name, bytes), ...]
+/// Returns [(name, bytes), ...].
 nb::list SideFilesPython(const FsPath& path) {
   const auto reader = Stoppable(path.text, [&](const std::stop_token& stop) {
     return CheckpointReader::Open(path.text, PosixStorage(), stop);
@@ -96,8 +96,8 @@ nb::bytes ReadSideFilePython(const FsPath& path, const std::string& name) {
   return nb::bytes(content.data(), content.size());
 }
 
-/// Any array that speaks DLPack or the buffer protocol, on the CPU, as
-/// (dtype code, bits, shape, strides in elements, address). The caller keeps the array alive.
+/// Describes an array that speaks DLPack or the buffer protocol, on the CPU, as (dtype code, bits,
+/// shape, strides in elements, address). The caller keeps the array alive.
 template <class Array>
 nb::tuple DescribeArray(Array array) {
   nb::list shape;
@@ -160,7 +160,7 @@ void BindCatalogue(nb::module_& module) {
   module.def("side_files", &SideFilesPython, nb::arg("path"));
   module.def("read_side_file", &ReadSideFilePython, nb::arg("path"), nb::arg("name"));
   module.def("latest", &LatestPython, nb::arg("directory"));
-  // Never converted: that would describe a copy that is gone when the call returns.
+  // Never converted: that would describe a copy that is destroyed when the call returns.
   module.def("describe_array", &DescribeArray<nb::ndarray<nb::ro, nb::device::cpu>>,
              nb::arg("array").noconvert());
   module.def("describe_writable_array", &DescribeArray<nb::ndarray<nb::device::cpu>>,

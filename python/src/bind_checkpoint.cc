@@ -221,7 +221,7 @@ void BindCheckpoint(nb::module_& module) {
       .Public("varve");
   module.def("save", &SavePython, nb::arg("state"), nb::arg("path"), nb::arg("options"),
              nb::arg("coordinator").none());
-  // Tells the other ranks, within the exchange they are in, that this one failed.
+  // Reports to the other ranks, within the exchange they are in, that this one failed.
   module.def(
       "report_failure",
       [](const nb::object& coordinator, const FsPath& what, const FsPath& message,

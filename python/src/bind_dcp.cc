@@ -75,8 +75,8 @@ void PutNumber(std::uint64_t number, std::string* out) {
   }
 }
 
-/// What the coordinator needs of a file for its checksums, to travel from rank to rank: numbers of
-/// eight bytes, each list behind its length.
+/// Returns a file's report for the coordinator, with its checksums: numbers of eight bytes, each
+/// list behind its length.
 std::string EncodeReport(const DcpFile& file) {
   std::string out;
   PutNumber(file.size, &out);

@@ -49,7 +49,7 @@ nb::object TextFrom(const std::string& text) {
   return nb::steal(object);
 }
 
-/// repr(key), without the call for the common case.
+/// Returns repr(key), without the call for the common case.
 std::string KeyText(nb::handle key) {
   return PyUnicode_CheckExact(key.ptr()) ? "'" + TextOf(key) + "'"
                                          : nb::cast<std::string>(nb::repr(key));

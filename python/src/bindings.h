@@ -1,5 +1,5 @@
-// What the binding files share. The module holds no logic: it converts arguments, releases the
-// GIL and calls the C++ API.
+// Functions that the binding files share. The module holds no logic: it converts arguments,
+// releases the GIL and calls the C++ API.
 #pragma once
 
 #include <chrono>
@@ -23,10 +23,11 @@ namespace varve::python {
 
 namespace nb = nanobind;
 
-/// The Python exception for an error.
+/// Returns the Python exception for an error.
 nb::object ToException(const Status& status);
 
-/// The error for an exception: code and attributes of one of ours, InvalidArgument for any other.
+/// Returns the error for an exception: code and attributes of one of ours, InvalidArgument for any
+/// other.
 Status ToStatus(nb::handle error, std::string message);
 
 /// Raises the Python exception for an error; the table of types is varve/errors.py.
@@ -44,22 +45,23 @@ T ValueOrRaise(Result<T> result) {
   return std::move(result).value();
 }
 
-/// Conversion between Python objects and values; exotic types go through varve/_values.py. `path`
+/// Converts between Python objects and values; exotic types go through varve/_values.py. `path`
 /// says where in the state the object is, for messages. Both need the GIL.
 Value ToValue(nb::handle object, const std::string& path, bool allow_pickle);
 nb::object FromValue(const Value& value, bool allow_pickle);
 
 nb::bytes ToBytes(const std::string& bytes);
 
-/// The UTF-8 of a str, which may hold lone surrogates as Python's own file names do.
+/// Returns the UTF-8 of a str, which may hold lone surrogates as Python's own file names do.
 std::string TextOf(nb::handle text);
 
-/// A message for people: it may quote damaged bytes, which must not become an error of their own.
+/// Returns a message for people: it may quote damaged bytes, which must not become an error of
+/// their own.
 nb::object ToText(const std::string& text);
-/// A path, as os.fsdecode gives it.
+/// Returns a path, as os.fsdecode gives it.
 nb::object ToPath(const std::string& path);
 
-/// A Coordinator over a Python object with rank, size, send(to, bytes, seconds) and
+/// Returns a Coordinator over a Python object with rank, size, send(to, bytes, seconds) and
 /// receive(from, seconds) -> bytes; None gives a single process. Takes the GIL for each message.
 std::unique_ptr<Coordinator> MakeCoordinator(nb::object object);
 
@@ -70,10 +72,10 @@ ProgressFunction MakeProgress(nb::object callback);
 /// Returns a value's text for a message, at most a line: see varve/_arguments.py.
 std::string Shown(nb::handle value);
 
-/// Raises InvalidArgumentError: a value that the option does not take.
+/// Raises InvalidArgumentError for a value that the option does not take.
 [[noreturn]] void RaiseUnfit(const char* name, nb::handle value, const std::string& want);
 
-/// A Python object that C++ may copy and drop on any thread.
+/// Returns a Python object that C++ may copy and drop on any thread.
 std::shared_ptr<nb::object> Shared(nb::object object);
 
 void BindAgent(nb::module_& module);

@@ -43,7 +43,7 @@ struct Names<DryRun> {
                                                             {"True", DryRun::kYes}};
 };
 
-/// The values of an enum from 0 to `last`, by their names in C++.
+/// Returns the values of an enum from 0 to `last`, by their names in C++.
 template <class E>
 std::vector<std::pair<const char*, E>> AllNamed(std::string_view (*name)(E), E last) {
   std::vector<std::pair<const char*, E>> all;
@@ -109,7 +109,7 @@ struct Names<Overwrite> {
 
 inline bool IsBool(std::string_view name) { return name == "True" || name == "False"; }
 
-/// True for the Python object that a name in Names stands for.
+/// Returns true for the Python object that a name in Names stands for.
 inline bool IsNamed(nanobind::handle object, std::string_view name) noexcept {
   if (PyBool_Check(object.ptr())) {
     return name == (object.ptr() == Py_True ? "True" : "False");

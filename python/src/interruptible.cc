@@ -24,7 +24,7 @@ struct Ended {
     yes = true;
     changed.notify_all();
   }
-  /// True when it has ended, after at most `time`.
+  /// Returns true when it has ended, after at most `time`.
   bool Wait(std::chrono::milliseconds time) {
     std::unique_lock lock(mutex);
     return changed.wait_for(lock, time, [&] { return yes; });
@@ -86,7 +86,7 @@ void WaitOffMain(std::function<void()> work) {
   try {
     std::thread([ended, work]() mutable {
       work();
-      work = nullptr;  // What it owns ends before the caller goes on.
+      work = nullptr;  // Its objects are destroyed before the caller goes on.
       ended->Set();
     }).detach();
   } catch (const std::system_error&) {

@@ -17,7 +17,7 @@
 
 namespace varve::python {
 
-/// How a call goes that another thread makes; see RunOffMain.
+/// The callbacks of a call that another thread makes; see RunOffMain.
 struct OffMain {
   /// Called once, with the GIL, when a signal handler has raised: makes `work` end soon.
   std::function<void()> on_signal;
@@ -54,25 +54,26 @@ auto Stoppable(const std::string& about, const Call& call) {
   return ValueOrRaise(std::move(result).With({.path = about}));
 }
 
-/// As RunOffMain, for a wait that has no memory of the caller: on a signal the wait goes on by
-/// itself and what the handler raised is raised at once. `work` owns all that it uses.
+/// Does the same as RunOffMain for a wait that has no memory of the caller: on a signal the wait
+/// goes on by itself and what the handler raised is raised at once. `work` owns all that it uses.
 void WaitOffMain(std::function<void()> work);
 
-/// Bytes done and in all, as a progress function last said. Threads: all.
+/// Bytes done and in all, as last reported to a progress function. Threads: safe.
 struct ProgressCount {
   std::atomic<std::uint64_t> done{0};
   std::atomic<std::uint64_t> total{0};
 };
 
-/// A progress function that counts, and calls `next` unless that is null.
+/// Returns a progress function that counts, and calls `next` unless that is null.
 ProgressFunction Counting(ProgressCount* count, ProgressFunction next);
 
-/// "still writing, 1.2 of 3.4 GB", for the ranks that wait; nothing where there is no total yet.
+/// Returns "still writing, 1.2 of 3.4 GB", for the ranks that wait; nothing where there is no total
+/// yet.
 std::optional<std::string> Describe(const ProgressCount& count, const char* doing);
 
-/// Runs a collective call. On a signal stops it, and the rank's waits for others; tells the other
-/// ranks every few seconds how far this one is. `coordinator` may be None, or lack `interrupt` and
-/// `report`.
+/// Runs a collective call. On a signal stops it, and the rank's waits for others; reports this
+/// rank's progress to the others every few seconds. `coordinator` may be None, or lack `interrupt`
+/// and `report`.
 void RunCollective(const std::function<void()>& work, const nb::object& coordinator,
                    const std::function<void()>& stop, const ProgressCount* count,
                    const char* doing);

@@ -141,7 +141,7 @@ void TranslateBadAlloc(const std::exception_ptr& thrown, void* /*payload*/) {
 NB_MODULE(_core, module) {
   using namespace varve;  // NOLINT(google-build-using-namespace): one function
   namespace nb = nanobind;
-  // What is reachable from a save that a forked child has inherited is not a leak to tell of.
+  // Objects of a save that a forked child has inherited are no leak to report.
   nb::set_leak_warnings(false);
   nb::register_exception_translator(python::TranslateBadAlloc);
   module.doc() = "The binding to libvarve; use the varve package.";

@@ -1,4 +1,4 @@
-"""What killed trainers do in the tests of the agent."""
+"""The killed trainers of the tests of the agent."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def ranks_keep_for_ever(rank: int, size: int, agent: str, directory: str, victim
     stager = Stager(executor="process", memory_budget=1 << 30, timeout=20.0)
     for value in range(1, 100_000):
         dies = rank == victim and value == 7
-        # What takes a while to copy.
+        # This takes a while to copy.
         state = {f"rank{rank}": state_of(value, 400 if dies else 10)["w"], "step": value}
         path = os.path.join(directory, f"step-{value}")
         handle = async_save(
@@ -68,7 +68,7 @@ def ranks_keep_for_ever(rank: int, size: int, agent: str, directory: str, victim
 
 
 def save_once_and_wait(agent: str, path: str, phase: Any, value: int, mebibytes: int) -> None:
-    """Hands one save over, slowly written, and waits to be killed."""
+    """Submits one save, slowly written, and waits to be killed."""
     use_agent(agent)
     async_save(
         state_of(value, mebibytes),
@@ -81,7 +81,7 @@ def save_once_and_wait(agent: str, path: str, phase: Any, value: int, mebibytes:
 
 
 def ranks_submit_and_die(rank: int, size: int, agent: str, directory: str) -> None:
-    """All ranks save twice; nobody sees the end of the second."""
+    """All ranks save twice, and do not see the end of the second."""
     use_agent(agent)
     state = {"own": {f"rank{rank}": state_of(rank, 20)["w"]}, "all": state_of(7, 20)["w"]}
     async_save(state, os.path.join(directory, "1"), executor="process").result()
@@ -89,7 +89,7 @@ def ranks_submit_and_die(rank: int, size: int, agent: str, directory: str) -> No
         state, os.path.join(directory, "2"), executor="process", max_write_bandwidth=40 << 20
     )
     handle.wait_staged()
-    dist.barrier()  # The others have handed it over too.
+    dist.barrier()  # The others have submitted it too.
     os.kill(os.getpid(), 9)
 
 

@@ -1,4 +1,4 @@
-"""What ranks and killed processes do in the tests of asynchronous saves, and what those tests share."""
+"""The ranks and killed processes of the tests of asynchronous saves, and helpers of those tests."""
 
 from __future__ import annotations
 
@@ -212,7 +212,7 @@ def save_uncoordinated(rank: int, size: int, directory: str) -> list[bool]:
 
 
 def die_while_saving(rank: int, size: int, path: str, victim: int, at_once: bool) -> str:
-    """What the others are told, all of them while the others live."""
+    """The errors that the others get, all of them while the others live."""
 
     def progress(done: int, total: int) -> None:
         if rank == victim:

@@ -1,4 +1,4 @@
-"""What ranks do in test_channel.py. Functions here run in other processes: rank, size, arguments."""
+"""The ranks of test_channel.py. Functions here run in other processes: rank, size, arguments."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def save_with_uneven_groups(rank: int, size: int, directory: str, verb: str, sub
 
 
 def come_late(rank: int, size: int, directory: str, verb: str, victim: int, warm: bool) -> str:
-    """One rank does not come; what the others are told, and after how long."""
+    """One rank does not come; returns the error that the others get, and after how long."""
     state = state_of(rank, size)
     varve.torch.save(state, f"{directory}/before", coordinate=False, save_id=b"x" * 16)
     dist.barrier()

@@ -32,7 +32,7 @@ def _training(mesh: DeviceMesh) -> tuple[torch.nn.Module, torch.optim.Optimizer]
 
 
 def _state(mesh: DeviceMesh, values: bool) -> dict[str, Any]:
-    """As FSDP1 gives it with HYBRID_SHARD: shards of the shard group, of which the world knows nothing."""
+    """As FSDP1 gives it with HYBRID_SHARD: shards of the shard group, not of the world."""
     group = mesh["shard"].get_group()
     rank, size = dist.get_rank(group), dist.get_world_size(group)
     ranks = dist.get_process_group_ranks(group)

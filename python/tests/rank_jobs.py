@@ -132,7 +132,7 @@ def fail_on_one_rank(rank: int, size: int, path: str, bad: int) -> None:
 
 
 def fail_with_facts(rank: int, size: int, directory: str, what: str) -> tuple[Any, ...]:
-    """Rank 1 fails alone; returns what each rank's exception tells."""
+    """Rank 1 fails alone; returns the facts of each rank's exception."""
     bad: dict[str, Any] = {"w": torch.ones(3)}
     if rank == 1:
         bad["odd"] = Failing()
@@ -196,7 +196,7 @@ def late_for_save(rank: int, size: int, path: str, victim: int, warm: bool) -> N
             raise RuntimeError("came too late")
         varve.torch.save({"w": torch.ones(3)}, path, timeout=1)
     finally:
-        dist.barrier()  # Nobody leaves before the others have failed.
+        dist.barrier()  # No rank leaves before the others have failed.
 
 
 def separate_disks(rank: int, size: int, directory: str) -> None:

@@ -1,4 +1,4 @@
-"""The stager: memory kept from save to save, how many saves may be under way, and who yields."""
+"""The stager: memory kept from save to save, how many saves may be under way, and which yields."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Ranks find each other, name who is missing, and are interrupted: real processes over sockets."""
+"""Ranks find each other, name missing ranks, and are interrupted: real processes over sockets."""
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ _REPR.maxstring = _REPR.maxother = 200
 
 
 def shown(value: Any) -> str:
-    """A value's text for a message, never longer than a line: a state may be given by mistake."""
+    """Returns a value's text for a message, at most a line: a state may be given by mistake."""
     if isinstance(value, (Mapping, list, tuple, set, frozenset)):
         return f"a {type(value).__name__} of {len(value)} entries"
     if hasattr(value, "state_dict") or hasattr(value, "__array__"):
@@ -40,7 +40,7 @@ def shown(value: Any) -> str:
 
 
 def fields_shown(kind: str, fields: Mapping[str, Any]) -> str:
-    """The repr of a bound struct; of a list the first ten items and how many more there are."""
+    """Returns the repr of a bound struct, with the first ten items of each list."""
     return f"{kind}({', '.join(f'{name}={_shortened(value)}' for name, value in fields.items())})"
 
 
@@ -51,19 +51,19 @@ def _shortened(value: Any) -> str:
 
 
 def refuse(name: str, value: Any, want: str) -> InvalidArgumentError:
-    """The error for an argument of another type or value."""
+    """Returns the error for an argument of another type or value."""
     return InvalidArgumentError(f"{name}={shown(value)}: want {want}")
 
 
 def flag(name: str, value: Any) -> bool:
-    """An argument that is True or False."""
+    """Checks and returns an argument that is True or False."""
     if not isinstance(value, (bool, np.bool_)):
         raise refuse(name, value, "True or False")
     return bool(value)
 
 
 def count(name: str, value: Any) -> int:
-    """An argument that is a number from 1 on."""
+    """Checks and returns an argument that is a number from 1 on."""
     try:
         number = value.__index__()
     except AttributeError:
@@ -74,7 +74,7 @@ def count(name: str, value: Any) -> int:
 
 
 def names(name: str, value: Any) -> list[str]:
-    """An argument that is a string, or several."""
+    """Checks and returns an argument that is a string, or several."""
     if isinstance(value, str):
         return [value]
     if not isinstance(value, Iterable):
@@ -86,7 +86,7 @@ def names(name: str, value: Any) -> list[str]:
 
 
 def prefixes(name: str, value: Any) -> list[tuple[str, str]]:
-    """An argument that maps strings to strings, or None."""
+    """Checks and returns an argument that maps strings to strings, or None."""
     if value is None:
         return []
     if not isinstance(value, Mapping) or not all(
@@ -97,7 +97,7 @@ def prefixes(name: str, value: Any) -> list[tuple[str, str]]:
 
 
 def dtype(name: str, value: Any) -> int | None:
-    """The engine's number of a dtype: of torch or NumPy, or a string ("bfloat16", "bf16")."""
+    """Returns the engine's number of a dtype of torch or NumPy, or a name such as "bf16"."""
     if value is None:
         return None
     text = str(value).removeprefix("torch.")  # No need to import torch to know its dtypes.

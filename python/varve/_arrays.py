@@ -1,4 +1,4 @@
-"""NumPy arrays, and whatever speaks DLPack or the buffer protocol, as tensors."""
+"""NumPy arrays, and objects with DLPack or the buffer protocol, as tensors."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ _NUMPY_NAMES = frozenset(
 
 
 def dtype_number(dtype: np.dtype[Any]) -> int | None:
-    """The engine's number for a NumPy dtype (ml_dtypes' included), or None."""
+    """Returns the engine's number for a NumPy dtype (ml_dtypes' included), or None."""
     if (
         not dtype.isnative
         or dtype.names is not None
@@ -61,7 +61,7 @@ def dtype_number(dtype: np.dtype[Any]) -> int | None:
 
 
 def _dtype_at(number: int) -> np.dtype[Any] | None:
-    """The NumPy dtype for an engine number (ml_dtypes' included), or None."""
+    """Returns the NumPy dtype for an engine number (ml_dtypes' included), or None."""
     name = _core.DTYPE_NAMES[number]
     if name in _NUMPY_NAMES:
         return np.dtype(name)
@@ -74,7 +74,7 @@ def _dtype_at(number: int) -> np.dtype[Any] | None:
 
 
 def numpy_dtype(number: int, fqn: str) -> np.dtype[Any]:
-    """The NumPy dtype for an engine number. Raises UnsupportedError where there is none."""
+    """Returns the NumPy dtype for an engine number. Raises UnsupportedError where there is none."""
     dtype = _dtype_at(number)
     if dtype is None:
         raise UnsupportedError(
@@ -126,7 +126,7 @@ class NumpyArrays:
         return tensor.__array_interface__["data"][0], tensor.dtype, tensor.shape, tensor.strides
 
     def create(self, fqn: str, dtype: int, shape: tuple[int, ...], origin: str) -> Any:
-        """An uninitialised array."""
+        """Returns an uninitialised array."""
         return np.empty(shape, numpy_dtype(dtype, fqn))
 
     def hollow(self, tensor: Any) -> bool:
@@ -138,7 +138,7 @@ class NumpyArrays:
         raise NotImplementedError
 
     def dtype_of(self, tensor: Any) -> int | None:
-        """The engine's number of an array's dtype."""
+        """Returns the engine's number of an array's dtype."""
         return dtype_number(tensor.dtype)
 
     def dtype_at(self, number: int) -> Any:

@@ -1,4 +1,4 @@
-"""What can be done with checkpoints on disk besides saving and loading them."""
+"""Functions for checkpoints on disk: list, verify, repair, remove, convert and compare."""
 
 from __future__ import annotations
 
@@ -36,8 +36,9 @@ def collect_garbage(directory: _Path, dry_run: bool = False) -> list[str]:
 def remove(path: _Path, dry_run: bool = False) -> list[str]:
     """Removes a checkpoint's directory with all that is in it, and nothing that is no checkpoint.
 
-    The directory loses its name before anything in it is removed: nobody sees half a checkpoint, and
-    `collect_garbage` finishes a removal that was interrupted. Of a symbolic link only the link is removed.
+    The directory loses its name before anything in it is removed: no load sees half a checkpoint,
+    and `collect_garbage` finishes a removal that was interrupted. A symbolic link is removed, its
+    target stays.
 
     Returns:
         The files that were in the directory and not part of the checkpoint, relative to it.

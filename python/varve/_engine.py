@@ -1,4 +1,4 @@
-"""Driving the engine: what saves have in common for NumPy and torch, and loads with them."""
+"""The calls of the engine that saves and loads of NumPy arrays and of torch tensors share."""
 
 from __future__ import annotations
 
@@ -27,20 +27,20 @@ class Coordinator(Protocol):
     size: int
 
     def send(self, to: int, message: bytes, timeout: float) -> None:
-        """Hands a message to rank `to`."""
+        """Sends a message to rank `to`."""
 
     def receive(self, source: int, timeout: float) -> bytes:
-        """The next message from rank `source`."""
+        """Returns the next message from rank `source`."""
 
 
 class Arrays(Protocol):
-    """What an array library brings: which objects are its tensors and where their memory is."""
+    """The part of an array library: which objects are its tensors, and where their memory is."""
 
     def is_tensor(self, value: Any) -> bool:
-        """True for what is stored as a tensor rather than as a plain value."""
+        """Returns True for objects that are stored as tensors, not as plain values."""
 
     def origin(self, tensor: Any) -> str:
-        """What a read gives back: "torch" or "numpy"."""
+        """Returns the library of a read's results: "torch" or "numpy"."""
 
     def add_sources(self, state: _core.State, fqn: str, tensor: Any, keep: list[Any]) -> None:
         """Adds the shards of a tensor to save. Objects added to `keep` live until the save is done."""
@@ -62,16 +62,16 @@ class Arrays(Protocol):
         """Returns a key that is equal for tensors of one memory; None where that is unknown."""
 
     def create(self, fqn: str, dtype: int, shape: tuple[int, ...], origin: str) -> Any:
-        """A new tensor to be filled."""
+        """Returns a new tensor to be filled."""
 
     def hollow(self, tensor: Any) -> bool:
-        """True for a tensor that a load with `assign` replaces: one without memory."""
+        """Returns True for a tensor that a load with `assign` replaces: one without memory."""
 
     def fresh(self, tensor: Any, dtype: int | None) -> Any:
-        """A tensor with memory to take the place of a hollow one; None is the dtype it has."""
+        """Returns a tensor with memory in place of a hollow one, of its dtype if that is None."""
 
     def dtype_of(self, tensor: Any) -> int | None:
-        """The engine's number of a tensor's dtype."""
+        """Returns the engine's number of a tensor's dtype."""
 
     def dtype_at(self, number: int) -> Any:
         """Returns the dtype with this number in the engine; None where the library has none."""
@@ -100,7 +100,7 @@ def collector_at_rest() -> Iterator[None]:
 
 
 def path_text(path: str | os.PathLike[str]) -> str:
-    """The path by which the engine knows `path`, fixed at this call; include/varve/path.h says how.
+    """Returns the engine's name of `path`, fixed at this call; see include/varve/path.h.
 
     Raises InvalidArgumentError for what is no path of this system, "s3://bucket" for example.
     """
@@ -120,7 +120,7 @@ def path_text(path: str | os.PathLike[str]) -> str:
 
 
 def path_name(path: Any) -> str:
-    """What a message calls a path that may be none."""
+    """Returns the name of a path for a message; `path` may be no path."""
     return str(path) if isinstance(path, (str, os.PathLike)) else _arguments.shown(path)
 
 
@@ -130,7 +130,7 @@ class Gathered:
 
     state: _core.State
     keep: list[Any]
-    """What must live as long as the tensors' memory is read."""
+    """Objects that must live as long as the tensors' memory is read."""
 
 
 def gather(
@@ -152,7 +152,7 @@ def gather(
     with collector_at_rest():
         flat = _tree.Flattener(rank, arrays.is_tensor, arrays.origin)
         made.structure = _core.encode_value(flat.flatten(state), "", False)
-        keep.append(flat.tensors)  # What a state_dict() has made belongs to nobody else.
+        keep.append(flat.tensors)  # A state_dict()'s new tensors have no other owner.
         for fqn, tensor in flat.tensors:
             arrays.add_sources(made, fqn, tensor, keep)
         for fqn, value in flat.objects:
@@ -216,7 +216,7 @@ def warn_of_differences(names: list[str], consequence: str = _LOWEST_IS_SAVED) -
 
 
 def fail(coordinator: Coordinator | None, what: str, error: Exception, timeout: float) -> None:
-    """Tells the other ranks, who wait for this one, why it does not take part."""
+    """Reports to the other ranks, which wait for this one, why it does not take part."""
     if coordinator is not None and coordinator.size > 1:
         try:
             _core.report_failure(

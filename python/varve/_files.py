@@ -1,4 +1,4 @@
-"""Side files: what is saved with a checkpoint as it is, and read back."""
+"""Side files: files that are saved with a checkpoint as they are, and read back."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Source = bytes | bytearray | memoryview | str | os.PathLike[str]
 
 
 def taken(files: Mapping[str, Source] | None) -> list[tuple[str, bytes]]:
-    """Reads what `files=` of a save names, now.
+    """Reads the files that `files=` of a save names, now.
 
     Raises:
         InvalidArgumentError: A name or a value is of another type, or a file cannot be read.

@@ -1,4 +1,4 @@
-"""Loading into a state, and reading a new one: what NumPy and torch have in common."""
+"""Loads into a state and reads of a new one, as NumPy and torch share them."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class Choice:
 
 
 class _Plan:
-    """What one rank loads: everything that is known before the ranks agree.
+    """The load of one rank: all that is known before the ranks agree.
 
     Matches the destination with the checkpoint and lists the memory to fill.
     """
@@ -103,11 +103,11 @@ class _Plan:
         request.missing, request.mismatched = self.match.missing, self.match.mismatched
 
     def stored(self, fqn: str) -> str:
-        """The name in the checkpoint of an entry of the destination."""
+        """Returns the name in the checkpoint of an entry of the destination."""
         return fqn if self.stored_name is None else self.stored_name.get(fqn, fqn)
 
     def _known(self) -> list[str]:
-        """Names in the checkpoint that are not left over: handled by others, or not chosen."""
+        """Returns names in the checkpoint that are expected: loaded by others, or not chosen."""
         known = [self.stored(fqn) for fqn in self.match.known]
         if self.keys is not None:
             wanted = {stored: new for new, stored in (self.stored_name or {}).items()}
@@ -234,7 +234,7 @@ def _warn_of_nothing(
 
 
 def _prefix_hint(reader: _core.Reader, missing: list[str]) -> str | None:
-    """How the first missing entry would be found: under a prefix more, or one less."""
+    """Returns a hint how to find the first missing entry: with a prefix more, or one less."""
     if not missing:
         return None
     wanted = missing[0]
@@ -342,7 +342,7 @@ def plain_values(
 
 
 def _first(listed: list[str]) -> str:
-    """The first ten, and how many more."""
+    """Returns the first ten names, and the number of the others."""
     return ", ".join(listed[:10]) + (f" and {len(listed) - 10} more" if len(listed) > 10 else "")
 
 

@@ -1,4 +1,4 @@
-"""Matching a destination with a stored structure: what goes where.
+"""Matches a destination with a stored structure: the entry that fills each part.
 
 A destination need not have the saved containers: one that is empty is filled, a list gets the saved
 length, and a plain value is replaced by whatever was saved under its key. Nothing in the destination
@@ -19,7 +19,7 @@ Setter = Callable[[Any], None]
 
 
 class Match:
-    """What a destination wants from a checkpoint.
+    """The entries that a destination wants from a checkpoint.
 
     `tensors`: (fqn, tensor in the destination) to fill in place. `created`: (fqn, origin, setter) of
     tensors that do not exist yet; `objects`: (fqn, setter) of plain values. `fills`: changes to make
@@ -109,7 +109,7 @@ class Match:
             self.fills.append(lambda: self._give_back(value, state))
 
     def _wanted(self) -> int:
-        """How many entries there are so far for a load to fill."""
+        """Returns the number of entries that a load is to fill so far."""
         return len(self.tensors) + len(self.created) + len(self.objects) + len(self.assigned)
 
     def _wants(self, path: str) -> bool:
@@ -132,7 +132,7 @@ class Match:
                 self._visit(value, elsewhere, name, _item_setter(mapping, key))
 
     def _named(self, name: str) -> Any:
-        """What is stored under a name, in whatever containers; None when nothing is.
+        """Returns the entry of a name, in any containers; None when nothing is stored.
 
         A module's state dict is flat: its "0.weight" is wanted as {"0": {"weight": ...}} as well.
         """
@@ -143,7 +143,7 @@ class Match:
         return self._all_names.get(name)
 
     def _find(self, key: Any, stored: Mapping[Any, Any], path: str | None) -> Any:
-        """The stored key for a wanted one: itself, or rank 0's for a rank the save did not have."""
+        """Returns the stored key of a wanted one: itself, or rank 0's for a rank of a new world."""
         parsed = RANK_PART.match(key) if isinstance(key, str) else None
         if parsed is None or int(parsed["rank"]) != self._rank:
             return key if key in stored else None
@@ -151,7 +151,8 @@ class Match:
         for other in stored:
             sibling = RANK_PART.match(other) if isinstance(other, str) else None
             if sibling is not None and sibling["prefix"] == prefix:
-                # Other ranks' values are theirs to want, or nobody's any more.
+                # Other ranks want their own values; those of ranks that no longer exist are wanted
+                # by none.
                 self.known.extend(fqn for fqn, _ in leaves(stored[other], join(path, other)))
         if key in stored:
             return key
@@ -164,7 +165,7 @@ class Match:
         )
         keeps = partly or any(self._tensors_in(item, path) for item in surplus)
         if keeps:
-            # Cutting them off would silently put memory out of use that was there to be filled.
+            # Cutting the list would silently drop memory that was to be filled.
             for i, item in enumerate(surplus, len(stored)):
                 self._nothing_stored(item, join(path, str(i)))
         for i, item in enumerate(stored[: len(values)]):
@@ -201,7 +202,7 @@ class Match:
             self.missing.append(path)  # The structure is not the checkpoint's own.
             return
         if self._tensors_in(value, path):
-            # Memory that was there to be filled would silently go out of use.
+            # Memory that was to be filled would silently be dropped.
             self.mismatched.append(f"{path} (stored as another kind of container or value)")
             self.known.extend(fqn for fqn, _ in leaves(stored, path))
             return

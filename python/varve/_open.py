@@ -1,4 +1,4 @@
-"""Looking into a checkpoint: names, shapes, layout, plain values, and slices of tensors."""
+"""Inspection of a checkpoint: names, shapes, layout, plain values, and slices of tensors."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from varve.errors import InvalidArgumentError
 
 @dataclass(frozen=True)
 class _Source:
-    """What all parts of one open checkpoint share."""
+    """State that all parts of one open checkpoint share."""
 
     path: str
     reader: _core.Reader

@@ -48,7 +48,7 @@ class Keys:
 
 
 def prune(structure: Any, found: Iterable[str], path: str | None = None) -> Any:
-    """The part of a structure that holds the found leaves; None when it holds none.
+    """Returns the part of a structure that holds the found leaves; None when it holds none.
 
     Positions are part of the names, so a list with holes becomes a dict of what is left, by position.
     """
@@ -57,7 +57,7 @@ def prune(structure: Any, found: Iterable[str], path: str | None = None) -> Any:
 
 
 def _with_parents(names: Iterable[str]) -> set[str]:
-    """The names and every beginning of them that ends before a dot."""
+    """Returns the names and every beginning of them that ends before a dot."""
     kept: set[str] = set()
     for name in names:
         end = len(name)

@@ -42,7 +42,7 @@ class PerRank(Generic[T]):
 
 
 def is_stateful(value: Any) -> bool:
-    """True for modules, optimizers, schedulers and whatever else has torch's Stateful protocol."""
+    """Returns True for objects with torch's Stateful protocol: modules, optimizers, schedulers."""
     return (
         not isinstance(value, (Mapping, list, type))
         and callable(getattr(value, "state_dict", None))
@@ -51,7 +51,7 @@ def is_stateful(value: Any) -> bool:
 
 
 def opens(value: Any, is_tensor: Callable[[Any], bool]) -> bool:
-    """True when a value is a container whose items get names of their own."""
+    """Returns True when a value is a container whose items get names of their own."""
     if isinstance(value, Mapping) or type(value) is PerRank or is_stateful(value):
         return True
     if not isinstance(value, list):
@@ -135,12 +135,12 @@ class Flattener:
 
 
 def join(path: str | None, part: str) -> str:
-    """The name of an entry of the container at `path`; None is the whole state."""
+    """Returns the name of an entry of the container at `path`; None is the whole state."""
     return part if path is None else f"{path}.{part}"
 
 
 def like(mapping: Any, items: dict[Any, Any]) -> Any:
-    """A mapping of the same kind with other items."""
+    """Returns a mapping of the same kind with other items."""
     if type(mapping) is collections.defaultdict:
         return collections.defaultdict(mapping.default_factory, items)
     kind: Any = type(mapping)
@@ -166,7 +166,7 @@ def build(
     make: Callable[[str, TensorLeaf | ObjectLeaf], Any],
     path: str | None = None,
 ) -> Any:
-    """A new container tree like `structure`, with each leaf replaced by `make(fqn, leaf)`."""
+    """Returns a container tree like `structure`, with each leaf replaced by `make(fqn, leaf)`."""
     if isinstance(structure, (TensorLeaf, ObjectLeaf)):
         return make(path or "", structure)
     if isinstance(structure, list):

@@ -42,7 +42,7 @@ RANGE: Final = 32
 SLICE: Final = 33
 TORCH_SAVE: Final = 34
 
-#: What a defaultdict may have as its factory: found by name again, nothing is ever imported.
+#: Factories that a defaultdict may have: found again by name, nothing is ever imported.
 FACTORIES: Final[dict[str, Any]] = {
     "": None,
     "bool": bool,
@@ -130,7 +130,7 @@ def to_parts(value: Any, path: str, allow_pickle: bool) -> Parts:
 
 
 def factory_name(value: collections.defaultdict[Any, Any]) -> str | None:
-    """The name that stands for a defaultdict's factory, or None where there is none."""
+    """Returns the name that stands for a defaultdict's factory, or None where there is none."""
     factory = value.default_factory
     name = "" if factory is None else getattr(factory, "__name__", "?")
     return name if FACTORIES.get(name, to_parts) is factory else None
@@ -265,7 +265,7 @@ def from_parts(kind: int, text: bytes, items: list[Any], allow_pickle: bool) -> 
 
 
 def _unpickled_by_torch(archive: bytes, needs: list[Any], allow_pickle: bool) -> Any:
-    """An object in a torch.save archive that holds more than plain values."""
+    """Returns an object in a torch.save archive that holds more than plain values."""
     what = ", ".join(needs)
     if not archive:
         raise NeedsClassesError(

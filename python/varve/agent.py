@@ -1,8 +1,9 @@
 """The agent of this node: a process that writes the checkpoints which trainers submit to it.
 
-`varve.torch.async_save(..., executor="process")` starts it when it is needed. It goes on when a trainer
-is killed, keeps in memory what was saved last, so that a trainer which is started again on the node
-loads from there, and ends itself when idle. There is one for each user; `varve agent` says what it does.
+`varve.torch.async_save(..., executor="process")` starts it when it is needed. It goes on when a
+trainer is killed, keeps the last saves in memory, so that a trainer that is started again on the
+node loads from there, and ends itself when idle. There is one for each user; `varve agent` shows
+what it does.
 
 Attributes:
     PROGRAM: The environment variable that names the program, if it is not beside the interpreter's
@@ -27,7 +28,7 @@ PROGRAM = "VARVE_AGENT"
 
 
 def status() -> AgentReport | None:
-    """What the agent does; None when there is none."""
+    """Returns the agent's report; None when no agent runs."""
     try:
         return _core.agent_status()
     except CheckpointNotFoundError:
@@ -48,18 +49,18 @@ def drain(timeout: float = 1800.0) -> None:
 
 
 def stop(timeout: float = 1800.0) -> None:
-    """The same, and ends the agent. What it keeps in memory goes."""
+    """Waits as `drain`, then ends the agent. Copies that it keeps in memory are lost."""
     _unless_none_runs(_core.agent_stop, timeout)
 
 
 def _unless_none_runs(tell: Callable[[float], None], timeout: float) -> None:
-    """Not asked for beforehand: an idle agent may end in between."""
+    """Not checked beforehand: an idle agent may end in between."""
     with contextlib.suppress(CheckpointNotFoundError):
         tell(timeout)
 
 
 def program() -> str:
-    """The program that is started where no agent runs."""
+    """Returns the program that is started where no agent runs."""
     beside = os.path.join(sysconfig.get_path("scripts"), "varve-agent")
     return os.environ.get(PROGRAM) or (
         beside if os.path.exists(beside) else shutil.which("varve-agent") or "varve-agent"

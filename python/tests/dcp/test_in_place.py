@@ -1,4 +1,4 @@
-"""Saves into a directory that stays: kills at every phase, and what they leave alone."""
+"""Saves into a directory that stays: kills at every phase, and files that they do not touch."""
 
 from __future__ import annotations
 

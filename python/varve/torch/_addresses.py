@@ -1,4 +1,4 @@
-"""Where rank 0 listens, and how the other ranks get there."""
+"""The addresses at which rank 0 listens, and the connections of the other ranks to them."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _ELSEWHERE = "192.0.2.1"
 
 @dataclass(frozen=True)
 class Address:
-    """What rank 0 publishes: ways to reach its listening socket, and the channel's token.
+    """The address that rank 0 publishes: ways to its listening socket, and the channel's token.
 
     Attributes:
         host: Names the machine and its network namespace; equal where the loopback device is shared.
@@ -40,12 +40,12 @@ class Address:
     token: str
 
     def encode(self) -> bytes:
-        """As it is published."""
+        """Returns the text that is published."""
         return json.dumps([self.host, list(self.names), self.port, self.token]).encode()
 
     @staticmethod
     def decode(text: bytes) -> Address:
-        """The address that `encode` wrote."""
+        """Returns the address that `encode` wrote."""
         host, names, port, token = json.loads(text)
         return Address(host, tuple(names), port, token)
 
@@ -72,7 +72,7 @@ def listen() -> tuple[socket.socket, Address]:
 
 
 def connect(address: Address, until: float) -> socket.socket:
-    """A socket connected to the first of the addresses that answers, before `until` (monotonic).
+    """Returns a socket connected to the first address that answers, before `until` (monotonic).
 
     Raises OSError: the last attempt's.
     """

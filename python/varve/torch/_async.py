@@ -1,7 +1,8 @@
 """async_save: saves in the background.
 
 The engine copies the state in the call and writes the copy on threads of its own, without the GIL
-(src/async/job.cc). Here: which stager a call uses, the handle's futures, and failures.
+(src/async/job.cc). This file chooses the stager of a call, makes the handle's futures, and handles
+failures.
 
 A stager that has lost a message of other ranks refuses further saves. The refusal goes through the
 plans that all ranks exchange, so all learn of it in the same call; stagers that were made by
@@ -260,5 +261,5 @@ def _was_lost(handle: SaveHandle) -> bool:
 
 
 def _ours(error: Exception) -> InvalidArgumentError:
-    """An error of ours for one of other software, such as of a `state_dict` that failed."""
+    """Returns an error of ours for one of other software, such as of a `state_dict` that failed."""
     return InvalidArgumentError(f"{type(error).__name__}: {error}")

@@ -4,7 +4,7 @@ Varve's own sockets, because a collective of the training must not wait behind a
 wait has to name the ranks that it waits for, and because the time limit of one rank must not cost the
 connections of the others, as it does in gloo.
 
-A save or load is one call. What happens, in order, and what each step is for:
+A save or load is one call. Its steps, and the purpose of each:
   1. Every rank numbers its calls on the group, from 1 on, when it enters one and before anything can
      fail. All ranks make the same calls in the same order, so equal numbers mean the same call.
   2. Rank 0 opens a listening socket with its first call, puts its address and a token into the job's
@@ -13,17 +13,18 @@ A save or load is one call. What happens, in order, and what each step is for:
   3. Every other rank reads that key and connects. So a channel costs the store a few requests a rank,
      a rank one connection and rank 0 one from each. A rank that is refused reads the key again until
      its time is up: what it has read may be an older world's.
-  4. A rank sends CALL with the call's number, its name and the seconds that it will wait. Rank 0 drops
-     whatever belongs to an earlier call. A rank that comes late, to a call that rank 0 has ended, is
-     told so at once and fails that call alone; the next one finds all ranks in step.
-  5. Rank 0 reads from all ranks at once. Where a rank has not called, it gives up when the first of the
-     ranks that have would: so all of them learn within their own time limit who is missing.
-  6. A rank that fails outside an exchange, or is interrupted, sends END with the reason. A rank that
-     dies closes its connection. Both are seen at once by whoever waits.
-  7. A receive that ends for want of time leaves the connection as it is. Numbers keep what arrives
-     later from being taken for something else.
-  8. A rank that waits logs for whom, after half a minute and at doubling intervals. Rank 0 tells the
-     others whom it waits for; ranks that write tell rank 0 how far they are.
+  4. A rank sends CALL with the call's number, its name and the seconds that it will wait. Rank 0
+     drops all messages of earlier calls. A rank that comes late, to a call that rank 0 has ended,
+     gets an error at once and fails that call alone; the next one finds all ranks in step.
+  5. Rank 0 reads from all ranks at once. Where a rank has not called, rank 0 gives up at the
+     earliest time limit of the ranks that have: so each of them learns within its own time limit
+     which rank is missing.
+  6. A rank that fails outside an exchange, or is interrupted, sends END with the reason. A rank
+     that dies closes its connection. A rank that waits sees either at once.
+  7. A receive that ends for want of time leaves the connection as it is. Call numbers keep later
+     messages from being taken for those of another call.
+  8. A rank that waits logs for which ranks, after half a minute and at doubling intervals. Rank 0
+     sends the others the ranks that it waits for; ranks that write send rank 0 how far they are.
 
 Threads: a call is made by one thread; other threads of the rank wait for it to end. `interrupt` and
 `report` may be called by another thread than the one that waits.
@@ -56,7 +57,7 @@ _NO_ANSWER = "no answer before the deadline"
 
 
 def _note_frame(note: str, waits_for_absent: bool) -> bytes:
-    """How far a rank is, and whether it waits for one that has not made the call."""
+    """Returns the frame that says how far a rank is, and whether it waits for an absent one."""
     return json.dumps([note, waits_for_absent]).encode()
 
 
@@ -70,11 +71,11 @@ class Channel(Star):
         self._in_call = False
         self._limit = 0.0
         self._began = 0.0
-        self._waits_for = 0  # Rank 0 has heard from all ranks below.
+        self._waits_for = 0  # Rank 0 has messages of all ranks below.
         self._others_wait_until = float("inf")  # The first of the ranks that are in this call.
         self._next_note = 0.0
         self._interrupted = ""
-        self._doomed = ""  # Why this call cannot succeed any more.
+        self._doomed = ""  # The reason why this call must fail.
         self._ended: dict[int, str] = {}
 
     # ---- calls ----
@@ -102,7 +103,7 @@ class Channel(Star):
                 self._put(peer, Kind.CALL, number, self._call_frame())
 
     def send(self, to: int, message: bytes) -> None:
-        """Hands a message to rank `to`; it is on its way when this returns. Raises UnavailableError."""
+        """Sends a message to rank `to`, and does not wait for it. Raises UnavailableError."""
         peer = self.peers[to]
         with self._lock:
             self._turn(0.0)
@@ -111,7 +112,7 @@ class Channel(Star):
             self._put(peer, Kind.MESSAGE, self.number, message)
 
     def receive(self, source: int, timeout: float) -> bytes:
-        """The next message of this call from rank `source`. Raises UnavailableError: why there is none.
+        """Returns the next message of this call from rank `source`. Raises UnavailableError.
 
         Rank 0 asks the other ranks in the order of their numbers.
         """
@@ -133,7 +134,7 @@ class Channel(Star):
                 self._turn(min(until - now, notices.until_next, _NOTE_INTERVAL))
 
     def _waits_until(self, peer: Peer, start: float, deadline: float) -> float:
-        """Until when a message of `peer` may come. Raises UnavailableError where none will."""
+        """Returns until when a message of `peer` may come. Raises UnavailableError if none can."""
         if self._interrupted:
             raise UnavailableError(self._interrupted)
         if peer.left is not None and peer.left[0] == self.number:
@@ -162,7 +163,7 @@ class Channel(Star):
         return _NO_ANSWER + (f"; {peer.note}" if peer.note else "")
 
     def end(self, why: str = "") -> None:
-        """Leaves the call. With a reason, tells the ranks that may still wait for this one."""
+        """Leaves the call. Sends a reason, if given, to the ranks that still wait for this one."""
         with self._lock:
             if not self._in_call:
                 return
@@ -177,9 +178,10 @@ class Channel(Star):
                 self._turn(0.0)
 
     def flush(self, seconds: float) -> bool:
-        """Waits until everything sent has left; False where it has not.
+        """Waits until all sent messages have left; returns False where some have not.
 
-        What has not left when the process ends never does, and its receiver would wait for it.
+        A message that has not left when the process ends is lost, and its receiver would wait for
+        it.
         """
         until = time.monotonic() + seconds
         with self._lock:
@@ -191,13 +193,13 @@ class Channel(Star):
         return True
 
     def interrupt(self, why: str) -> None:
-        """Ends the wait that another thread of this rank is in, and all further ones of the call."""
+        """Ends the wait of another thread of this rank, and all further ones of the call."""
         self._interrupted = why
         with contextlib.suppress(OSError):
             self._waker.send(b"!")
 
     def report(self, note: str) -> None:
-        """Tells rank 0 how far this rank is. Dropped when another thread is using the channel."""
+        """Sends rank 0 how far this rank is; nothing while another thread uses the channel."""
         if self.rank != 0 and self._in_call and self._lock.acquire(blocking=False):
             try:
                 peer = self.peers[0]
@@ -209,7 +211,7 @@ class Channel(Star):
     # ---- whom a rank waits for ----
 
     def waited_for(self) -> str:
-        """The ranks that this one waits for, and how far each is."""
+        """Names the ranks that this one waits for, and how far each is."""
         if self.rank != 0:
             return self.peers[0].note or "rank 0"
         groups: dict[str, list[int]] = {}
@@ -221,11 +223,11 @@ class Channel(Star):
         return ", ".join(f"{name_ranks(ranks)} ({state})" for state, ranks in groups.items())
 
     def _is_waited_for(self, rank: int, peer: Peer) -> bool:
-        """On rank 0: True for a rank whose message of this call has neither been taken nor come."""
+        """On rank 0: returns True for a rank whose message of this call has not arrived."""
         return rank >= self._waits_for and all(call != self.number for call, _ in peer.messages)
 
     def _some_have_not_come(self) -> bool:
-        """True when rank 0 waits for a rank that has not made this call, as far as this rank knows."""
+        """Returns True when rank 0 is known to wait for a rank that has not made this call."""
         if self.rank != 0:
             return self.peers[0].waits_for_absent
         return any(
@@ -245,7 +247,7 @@ class Channel(Star):
         )
 
     def _tell_whom_we_wait_for(self, now: float) -> None:
-        """Sends rank 0's note to the ranks that wait for it, so that they can name whom it waits for."""
+        """Sends the ranks that wait for rank 0 a note that names those that it waits for."""
         if self.rank != 0 or now < self._next_note:
             return
         self._next_note = now + _NOTE_INTERVAL

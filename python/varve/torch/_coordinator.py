@@ -1,8 +1,8 @@
 """The ranks of a process group as the engine's Coordinator, over a channel of their own.
 
-There is one channel for each set of ranks (_channel.py), kept from call to call, and one more for each
-stager: what asynchronous saves send in the background comes in an order of its own, and goes on when
-the job has ended torch's groups.
+There is one channel for each set of ranks (_channel.py), kept from call to call, and one more for
+each stager: messages of asynchronous saves have an order of their own, and go on when the job has
+ended torch's groups.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ class TorchCoordinator:
         self._group = group
 
     def send(self, to: int, message: bytes, timeout: float) -> None:
-        """Hands a message to rank `to`; it is on its way when this returns."""
+        """Sends a message to rank `to`; it is on its way when this returns."""
         try:
             self._channel.send(to, message)
         except UnavailableError:
@@ -87,7 +87,7 @@ class TorchCoordinator:
             raise
 
     def receive(self, source: int, timeout: float) -> bytes:
-        """The next message from rank `source`; raises UnavailableError when it is lost or late."""
+        """Returns the next message from rank `source`. Raises UnavailableError."""
         try:
             return self._channel.receive(source, timeout)
         except UnavailableError:
@@ -99,7 +99,7 @@ class TorchCoordinator:
         self._channel.interrupt(f"rank {self.rank} was interrupted (Ctrl-C)")
 
     def report(self, note: str) -> None:
-        """Tells the ranks that wait for this one how far it is. Threads: any."""
+        """Sends the ranks that wait for this one how far it is. Threads: any."""
         self._channel.report(note)
 
     def close(self, error: BaseException | None = None) -> None:
@@ -114,7 +114,7 @@ class TorchCoordinator:
                 self._group = None
 
     def flush(self, seconds: float) -> bool:
-        """Waits until everything sent has left; False where it has not."""
+        """Waits until all sent messages have left; returns False where some have not."""
         return self._channel.flush(seconds)
 
     def hang_up(self) -> None:
@@ -236,9 +236,9 @@ def collective(process_group: Any, timeout: float, what: str) -> Iterator[TorchC
 
 
 def name_of(verb: str, path: Any) -> str:
-    """A call's name, the same on all ranks: their paths may differ but in the last component.
+    """Returns a call's name, the same on all ranks: it holds the path's last component alone.
 
-    Raises nothing, also for what is no path: that is found out within the call.
+    Raises nothing, also for an object that is no path: the call itself reports that.
     """
     try:
         return f"{verb} {os.path.basename(os.path.abspath(os.fsdecode(path)))}"
@@ -247,7 +247,7 @@ def name_of(verb: str, path: Any) -> str:
 
 
 def make_background(process_group: Any, timeout: float) -> TorchCoordinator | None:
-    """A coordinator for the background of a stager, over a channel of its own. Collective.
+    """Returns a coordinator for the background of a stager, over a channel of its own. Collective.
 
     Lives until it is closed, also when torch.distributed has ended. None means a single process.
     """
@@ -271,7 +271,7 @@ def make_background(process_group: Any, timeout: float) -> TorchCoordinator | No
 
 
 def make_gloo_group(process_group: Any, timeout: float) -> Any:
-    """A gloo group of the same ranks, registered with torch.distributed. Collective.
+    """Returns a gloo group of the same ranks, registered with torch.distributed. Collective.
 
     Torch's own way names a group after a count that is local to a rank; ranks that belong to different
     numbers of groups would wait for each other without end. Here rank 0 names it.
@@ -308,9 +308,9 @@ def _store() -> Any:
 def _reach(channel: Channel, key: str, until: float, timeout: float) -> None:
     """Connects to rank 0, at the address that the store has under `key`.
 
-    Asks the store again and again, rather than waiting in it: a wait keeps the job's own connection to
-    the store from whoever else asks, and keeps Ctrl-C out; a connection of one's own takes TCPStore up
-    to 5 s to accept (torch 2.13). The more ranks ask, the more seldom each does.
+    Asks the store again and again, rather than waiting in it: a wait blocks the job's own
+    connection to the store for other threads, and blocks Ctrl-C; a connection of one's own takes
+    TCPStore up to 5 s to accept (torch 2.13). The more ranks ask, the more seldom each does.
     """
     store = _store()
     pause = _FIRST_LOOK

@@ -18,14 +18,14 @@ class Failures:
         self._unmentioned: list[tuple[str, BaseException]] = []
 
     def add(self, path: str, error: BaseException, tells: bool) -> None:
-        """Keeps a failure for the stager's next call; `tells`: this rank also logs it."""
+        """Keeps a failure for the stager's next call. With `tells`, this rank also logs it."""
         with self._lock:
             self._unmentioned.append((path, error))
         if tells:
             LOG.error("a background save has failed: %s", _describe(path, error))
 
     def take(self) -> tuple[str, BaseException] | None:
-        """The newest failure as a sentence and its error, once; None where there was none."""
+        """Returns the newest failure as a sentence and its error, once; None if there is none."""
         with self._lock:
             failed, self._unmentioned = self._unmentioned, []
         if not failed:
@@ -36,7 +36,7 @@ class Failures:
 
 
 def is_failure(error: BaseException, asked: bool, deadline: float | None) -> bool:
-    """False for what somebody wanted: a save that was cancelled, skipped or replaced.
+    """Returns False for an intended end: a save that was cancelled, skipped or replaced.
 
     Args:
         error: How the save ended.

@@ -1,8 +1,8 @@
 """Frames on a socket between two ranks: a header of 17 bytes and a payload.
 
-The header is the kind (1 byte), the number of the call that the frame belongs to and the size of the
-payload (8 bytes each, little-endian). Nothing here waits: reading takes what has arrived, writing
-leaves what the socket takes.
+The header is the kind (1 byte), the number of the call that the frame belongs to and the size of
+the payload (8 bytes each, little-endian). No function here waits: a read takes the bytes that have
+arrived, a write sends the bytes that the socket takes.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _READ_SIZE = 1 << 20
 
 
 class Kind(enum.IntEnum):
-    """What a frame says."""
+    """The kinds of frames."""
 
     HELLO = 1  #: The first frame of a connection: who connects, and the channel's token.
     CALL = 2  #: The sender begins a save or load: what, and how long it will wait.
@@ -48,7 +48,7 @@ class Connection:
         sock.setblocking(False)
         with contextlib.suppress(OSError):  # Not every address family has them.
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            # A host that vanishes without a word is noticed after two minutes.
+            # A host that vanishes without closing is noticed after two minutes.
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 60)
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 10)
@@ -72,7 +72,7 @@ class Connection:
         return bool(self._unsent)
 
     def write(self) -> None:
-        """Sends what the socket takes. Raises OSError when the connection is closed."""
+        """Sends as many bytes as the socket takes. Raises OSError when the connection is closed."""
         while self._unsent:
             try:
                 sent = self.sock.send(self._unsent[0])
@@ -84,7 +84,7 @@ class Connection:
                 self._unsent[0] = self._unsent[0][sent:]
 
     def read(self) -> list[Frame]:
-        """The frames that have arrived completely. Raises OSError when the connection is closed."""
+        """Returns the frames that have arrived completely. Raises OSError when closed."""
         frames: list[Frame] = []
         while True:
             try:

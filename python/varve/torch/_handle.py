@@ -36,12 +36,12 @@ class SaveHandle(Future[SaveReport]):
         self._differing_tensors: list[str] = []
 
     def result(self, timeout: float | None = None) -> SaveReport:
-        """Waits for the end of the save, `timeout` seconds at most. Raises what it failed with."""
+        """Waits for the end of the save, `timeout` seconds at most. Raises the save's error."""
         self._looked_at = True
         return super().result(timeout)
 
     def exception(self, timeout: float | None = None) -> BaseException | None:
-        """Waits likewise; returns what the save failed with, or None."""
+        """Waits likewise; returns the error that the save failed with, or None."""
         self._looked_at = True
         return super().exception(timeout)
 
@@ -55,7 +55,7 @@ class SaveHandle(Future[SaveReport]):
         return self
 
     def wait_staged(self, timeout: float | None = None) -> None:
-        """Waits until the tensors may change. Raises what kept the copy from being made."""
+        """Waits until the tensors may change. Raises the error of the copy."""
         self.staging_completion.result(timeout)
 
     def wait_staged_before(self, optimizer: Any) -> None:
@@ -70,7 +70,8 @@ class SaveHandle(Future[SaveReport]):
     def cancel(self) -> bool:
         """Gives the save up on all ranks; its result is then a CancelledError.
 
-        Other ranks learn of it when they have written their part. Returns False when it has already ended. It may still end well if it was about to be visible.
+        Other ranks learn of it when they have written their part. Returns False when it has already
+        ended. It may still succeed if it was about to be visible.
         """
         if self.done():
             return False
@@ -80,7 +81,7 @@ class SaveHandle(Future[SaveReport]):
         return True
 
     def cancelled(self) -> bool:
-        """True when it ended because it was cancelled, skipped or replaced."""
+        """Returns True when it ended because it was cancelled, skipped or replaced."""
         return self.done() and isinstance(self._exception, CancelledError)
 
     def _end_staging(self, error: BaseException | None) -> None:
@@ -96,4 +97,4 @@ class SaveHandle(Future[SaveReport]):
             self.set_result(report)
         else:
             self.set_exception(error)
-        self._engine = None  # Which holds what calls this: a circle that Python cannot see.
+        self._engine = None  # It holds the caller of this: a circle that Python cannot see.

@@ -1,10 +1,10 @@
-"""Which part of the whole a rank's shard is: DTensor placements to boxes.
+"""The part of the whole that a rank's shard is: DTensor placements as boxes.
 
-The rules are those of torch.distributed.tensor (placement_types.py, torch 2.13): mesh dimensions are
-applied in order; Shard(d) cuts what is left of dimension d as torch.chunk does, so later coordinates
-may get less or nothing; _StridedShard(d, split_factor=f) first cuts it into f pieces and shards each,
-so that a rank's part may be several stretches. Applying them to lists of stretches instead of to one
-stretch covers both. Pure: no torch objects.
+The rules are those of torch.distributed.tensor (placement_types.py, torch 2.13): mesh dimensions
+are applied in order; Shard(d) cuts the rest of dimension d as torch.chunk does, so later
+coordinates may get less or nothing; _StridedShard(d, split_factor=f) first cuts it into f pieces
+and shards each, so that a rank's part may be several stretches. Applying them to lists of stretches
+instead of to one stretch covers both. Pure: no torch objects.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ LocalBox = tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]
 
 
 def _take(stretches: Stretches, begin: int, end: int) -> Stretches:
-    """Positions [begin, end) of the concatenated stretches."""
+    """Returns positions [begin, end) of the concatenated stretches."""
     taken: Stretches = []
     at = 0
     for low, high in stretches:
@@ -37,14 +37,14 @@ def _total(stretches: Stretches) -> int:
 
 
 def shard(stretches: Stretches, count: int, index: int) -> Stretches:
-    """The `index`-th of `count` torch.chunk pieces; empty where there are fewer pieces."""
+    """Returns the `index`-th of `count` torch.chunk pieces; empty where there are fewer pieces."""
     total = _total(stretches)
     step = -(-total // count)
     return _take(stretches, min(index * step, total), min((index + 1) * step, total))
 
 
 def strided_shard(stretches: Stretches, count: int, index: int, split_factor: int) -> Stretches:
-    """The `index`-th piece of each of `split_factor` torch.chunk pieces, joined."""
+    """Returns the `index`-th piece of each of `split_factor` torch.chunk pieces, joined."""
     total = _total(stretches)
     step = -(-total // split_factor)
     joined: Stretches = []
@@ -65,7 +65,7 @@ def _merged(stretches: Stretches) -> Stretches:
 
 
 def boxes(dims: Sequence[Stretches]) -> list[LocalBox]:
-    """The boxes of a local tensor whose dimensions hold these stretches of the whole."""
+    """Returns the boxes of a local tensor whose dimensions hold these stretches of the whole."""
     per_dim: list[list[tuple[int, int, int]]] = []
     for stretches in dims:
         at = 0

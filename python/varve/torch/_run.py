@@ -41,11 +41,11 @@ def me(process_group: Any) -> Rank:
 
 
 def save_id(path: str, process_group: Any, given: bytes | None) -> bytes | None:
-    """The 16 bytes that name this attempt to save `path`.
+    """Returns the 16 bytes that name this attempt to save `path`.
 
-    A restarted job must never complete the half-written save of its predecessor, so the id depends on
-    a random number that the job's first asker puts into its rendezvous store, and on how often this
-    process has saved to the path. Looking a key up in the store waits for no other rank.
+    A restarted job must never complete the half-written save of its predecessor, so the id depends
+    on a random number that the first rank to ask puts into the job's rendezvous store, and on how
+    often this process has saved to the path. Looking a key up in the store waits for no other rank.
     """
     if given is not None:
         if not isinstance(given, bytes) or len(given) != 16:

@@ -1,4 +1,4 @@
-"""Stagers: memory and threads for saves in the background, and which of them a call uses.
+"""Stagers: memory and threads for saves in the background, and the choice of one for a call.
 
 A stager's background threads exchange messages with those of the other ranks. When a message is lost,
 the ranks may be out of step for good: the stager then refuses further saves (_async.py).
@@ -20,7 +20,8 @@ from varve.torch._coordinator import TorchCoordinator, make_background
 from varve.torch._failures import Failures
 from varve.torch._tensors import TorchArrays, cuda_device, local_bytes
 
-#: Seconds in which the other ranks, which wait for it, take the outcome of the last save from this one.
+#: Seconds within which the other ranks, which wait for it, receive the outcome of the last save
+#: from this one.
 _LAST_MESSAGES = 30.0
 
 #: All stagers that are not closed. Dropping one would wait for its saves on whatever thread the last
@@ -58,12 +59,14 @@ class Stager:
         when_busy: "wait" for one of them to end, "skip" the new save, or "replace" the newest one that
             has not begun to write. Skipped and replaced saves end with a CancelledError on all ranks.
         at_exit: What the end of the interpreter does to saves under way: "wait" for them or "abort".
-        executor: "thread" writes them in this process; "process" hands them over to the agent of this
-            node (`varve.agent`), which is started if need be and goes on when this process is killed.
-            The newest save stays in memory then, within `memory_budget`, as long as there is room.
-        copy_from_devices: Copy tensors that are on CUDA devices straight into the staging memory, on a
-            stream of the stager's own. By default torch copies them to the CPU first, and that copy is
-            then copied. What has strides, or is of a tensor subclass, goes that way in any case.
+        executor: "thread" writes them in this process; "process" submits them to the agent of this
+            node (`varve.agent`), which is started if need be and goes on when this process is
+            killed. The newest save stays in memory then, within `memory_budget`, as long as there
+            is room.
+        copy_from_devices: Copy tensors that are on CUDA devices straight into the staging memory,
+            on a stream of the stager's own. By default torch copies them to the CPU first, and that
+            copy is then copied. Tensors with strides, and tensor subclasses, take that way in any
+            case.
         pinned_memory: Register the staging memory with the CUDA driver, when it is first used, so that
             devices copy straight to it. Only with `copy_from_devices`.
         timeout: Seconds any rank waits for the others here.
@@ -136,7 +139,7 @@ class Stager:
         self._usable().wait_prepared()
 
     def drain(self) -> None:
-        """Waits for the saves under way. Their handles say how they ended."""
+        """Waits for the saves under way. Their handles have the outcomes."""
         self._usable().drain()
 
     def abort(self) -> None:
@@ -246,7 +249,7 @@ def _key_of(process_group: Any, executor: str, owner: str) -> Any:
 
 
 def _local_ranks() -> int:
-    """Processes of this node that each have a stager, as far as can be known without asking."""
+    """Returns the processes of this node that have a stager, as far as known without messages."""
     told = os.environ.get("LOCAL_WORLD_SIZE", "")
     if told.isdecimal() and int(told) > 0:
         return int(told)
@@ -254,7 +257,7 @@ def _local_ranks() -> int:
 
 
 def _bytes_and_device_of(state: Mapping[Any, Any]) -> tuple[int, int | None]:
-    """About what this rank would copy, replicas counted whole; and a CUDA device that some is on."""
+    """Returns about the bytes to copy, replicas counted whole, and a CUDA device of some."""
     arrays = TorchArrays()
     flat = _tree.Flattener(0, arrays.is_tensor, arrays.origin)
     flat.flatten(state)
@@ -264,7 +267,7 @@ def _bytes_and_device_of(state: Mapping[Any, Any]) -> tuple[int, int | None]:
 
 
 def end_all() -> None:
-    """Ends what is under way before the interpreter does."""
+    """Ends the saves under way before the interpreter ends."""
     for stager in list(_open):
         if stager.at_exit == "abort":
             stager.abort()

@@ -1,7 +1,7 @@
 """The sockets of a channel: one from every rank to rank 0.
 
-What frames mean is the subclass's business (_channel.py). A connection is a rank's once its first
-frame has brought the channel's token; whatever else connects is turned away.
+The subclass gives frames their meaning (_channel.py). A connection belongs to a rank once its first
+frame has brought the channel's token; all others are closed.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _open: weakref.WeakSet[Star] = weakref.WeakSet()
 
 @dataclass
 class Peer:
-    """What this rank knows of another one."""
+    """The state of another rank, as far as this rank knows it."""
 
     rank: int
     connection: Connection | None = None
@@ -156,7 +156,7 @@ class Star:
     # ---- reading and writing ----
 
     def _put(self, peer: Peer, kind: Kind, call: int, payload: bytes) -> None:
-        """Sends a frame, or as much of it as the socket takes; to a lost rank nothing."""
+        """Sends a frame, or as much of it as the socket takes; sends nothing to a lost rank."""
         if peer.connection is not None:
             peer.connection.put(kind, call, payload)
             self._write(peer)
@@ -167,14 +167,14 @@ class Star:
         try:
             connection.write()
         except OSError:
-            self._read(peer)  # It may have sent why it went.
+            self._read(peer)  # It may have sent why it left.
             self._drop(peer, LOST)
             return
         events = selectors.EVENT_READ | (selectors.EVENT_WRITE if connection.has_unsent else 0)
         self._selector.modify(connection.sock, events, peer)
 
     def _turn(self, seconds: float) -> None:
-        """Waits until a socket is ready, at most so long, and does what there is to do."""
+        """Waits until a socket is ready, at most so long, then reads, writes or accepts."""
         for key, events in self._selector.select(max(seconds, 0.0)):
             if key.fileobj is self._wake:
                 with contextlib.suppress(BlockingIOError):
@@ -197,7 +197,7 @@ class Star:
         except BlockingIOError:
             return
         except OSError as error:
-            # No descriptor left, as a rule. The listener would be ready for ever.
+            # No descriptor left, as a rule. The listener would stay ready.
             self._selector.unregister(self._listener)
             self._refused = (
                 f"rank 0 could not accept its connection: {os.strerror(error.errno or 0)}"

@@ -61,7 +61,7 @@ class TorchArrays(NumpyArrays):
         return super().is_tensor(value)
 
     def origin(self, tensor: Any) -> str:
-        """What a read gives back."""
+        """Returns the library of a read's results."""
         return "numpy" if not _is_torch(tensor) else "torch"
 
     def add_sources(self, state: _core.State, fqn: str, tensor: Any, keep: list[Any]) -> None:
@@ -127,7 +127,7 @@ class TorchArrays(NumpyArrays):
     def _memory_to_fill(
         self, fqn: str, local: torch.Tensor, after: list[Callable[[], None]]
     ) -> torch.Tensor:
-        """The tensor itself, or a copy on the CPU: one for all names of the same memory."""
+        """Returns the tensor itself, or a copy on the CPU: one for all names of the same memory."""
         memory = _plain(fqn, local, loading=True)
         if memory is not None:
             return memory
@@ -146,7 +146,7 @@ class TorchArrays(NumpyArrays):
         return copy
 
     def create(self, fqn: str, dtype: int, shape: tuple[int, ...], origin: str) -> Any:
-        """An uninitialised tensor on the CPU, or an array where an array was saved."""
+        """Returns an uninitialised tensor on the CPU, or an array where an array was saved."""
         if origin == "numpy":
             return super().create(fqn, dtype, shape, origin)
         if dtype not in _DTYPES:
@@ -156,11 +156,11 @@ class TorchArrays(NumpyArrays):
         return torch.empty(shape, dtype=_DTYPES[dtype])
 
     def hollow(self, tensor: Any) -> bool:
-        """True for tensors on the meta device, and DTensors whose shards are there."""
+        """Returns True for tensors on the meta device, and DTensors whose shards are there."""
         return isinstance(tensor, torch.Tensor) and tensor.is_meta
 
     def fresh(self, tensor: Any, dtype: int | None) -> Any:
-        """A tensor on torch's default device; of the same mesh and placements for a DTensor."""
+        """Returns a tensor on the default device; of a DTensor with its mesh and placements."""
         kind = tensor.dtype if dtype is None else _DTYPES[dtype]
         made: torch.Tensor
         if DTensor is not None and isinstance(tensor, DTensor):
@@ -181,7 +181,7 @@ class TorchArrays(NumpyArrays):
         return made
 
     def dtype_of(self, tensor: Any) -> int | None:
-        """The engine's number of a tensor's dtype."""
+        """Returns the engine's number of a tensor's dtype."""
         return _NUMBERS.get(tensor.dtype) if _is_torch(tensor) else super().dtype_of(tensor)
 
     def dtype_at(self, number: int) -> Any:
@@ -204,7 +204,7 @@ class TorchArrays(NumpyArrays):
         _tie(value, tied)
 
     def note_filled(self, tensors: Iterable[Any]) -> None:
-        """Lets autograd know: a backward pass that needs the old values is then refused."""
+        """Marks tensors as changed: autograd refuses a backward pass with the old values."""
         changed: list[torch.Tensor] = []
         for tensor in tensors:
             if isinstance(tensor, torch.Tensor) and not tensor.is_inference():
@@ -215,7 +215,7 @@ class TorchArrays(NumpyArrays):
 
 
 def _tied_parameters(module: torch.nn.Module) -> list[list[str]]:
-    """The names of each parameter that a module has under several."""
+    """Returns the names of each parameter that a module has under several."""
     names: dict[int, list[str]] = {}
     for name, parameter in module.named_parameters(remove_duplicate=False):
         names.setdefault(id(parameter), []).append(name)
@@ -264,7 +264,7 @@ def _added_quickly(parts: _core.State | _core.LoadRequest, fqn: str, tensor: Any
 
 
 def _check(fqn: str, tensor: Any) -> None:
-    """Refuses what has not even a shape."""
+    """Refuses an object that has no shape."""
     if isinstance(tensor, (UninitializedBuffer, UninitializedParameter)):
         raise InvalidArgumentError(
             f'tensor "{fqn}": a lazy parameter has no shape before its module has run'
@@ -278,7 +278,7 @@ def _check(fqn: str, tensor: Any) -> None:
 
 
 def local_bytes(tensor: Any) -> int:
-    """Bytes of the shards of a tensor that this rank holds."""
+    """Returns the bytes of the shards of a tensor that this rank holds."""
     if DTensor is not None and isinstance(tensor, DTensor):
         return int(tensor._local_tensor.nbytes)
     if ShardedTensor is not None and isinstance(tensor, ShardedTensor):
@@ -287,7 +287,7 @@ def local_bytes(tensor: Any) -> int:
 
 
 def cuda_device(tensor: Any) -> int | None:
-    """The CUDA device that the shards this rank holds are on; None for others."""
+    """Returns the CUDA device that the shards this rank holds are on; None for others."""
     if DTensor is not None and isinstance(tensor, DTensor):
         tensor = tensor._local_tensor
     if isinstance(tensor, torch.Tensor) and tensor.is_cuda:
@@ -300,7 +300,7 @@ def _has_layout(tensor: torch.Tensor) -> bool:
 
 
 def _shards(fqn: str, tensor: Any) -> tuple[Sequence[int], list[_Shard]]:
-    """The whole's shape and this rank's shards of it."""
+    """Returns the whole's shape and this rank's shards of it."""
     if DTensor is not None and isinstance(tensor, DTensor):
         return tensor.shape, _dtensor_shards(fqn, tensor)
     if ShardedTensor is not None and isinstance(tensor, ShardedTensor):
@@ -349,7 +349,7 @@ def _dtensor_shards(fqn: str, tensor: Any) -> list[_Shard]:
 
 
 def _checkpointable_shards(fqn: str, tensor: Any) -> tuple[Sequence[int], list[_Shard]]:
-    """Shards as the attributes say: per shard where it lies in the whole and in the local memory."""
+    """Returns shards by the attributes: the place of each in the whole and in the local memory."""
     shape = tuple(tensor.global_shape)
     columns = [getattr(tensor, name) for name in _CHECKPOINTABLE[1:]]
     if all(not column or isinstance(column[0], int) for column in columns):
@@ -372,7 +372,7 @@ def _narrow(local: torch.Tensor, offsets: Sequence[int], sizes: Sequence[int]) -
 
 
 def _plain(fqn: str, tensor: torch.Tensor, loading: bool = False) -> torch.Tensor | None:
-    """The tensor when its memory can be used as it is; None when it needs a copy."""
+    """Returns the tensor when its memory can be used as it is; None when it needs a copy."""
     if tensor.is_cpu and tensor.layout is torch.strided:
         _check_storage(fqn, tensor)
         return None if tensor.is_conj() or tensor.is_neg() else tensor
@@ -452,7 +452,7 @@ def _cuda_memory(tensor: torch.Tensor) -> tuple[int, int] | None:
 
 
 def _overlaps(memory: torch.Tensor) -> bool:
-    """True when two elements share memory (expanded tensors): threads must not both write them."""
+    """Returns True when two elements share memory (expanded tensors): only one thread may write."""
     return any(
         stride == 0 and size > 1 for stride, size in zip(memory.stride(), memory.shape, strict=True)
     )

@@ -1,4 +1,4 @@
-"""When long waits are logged, and how ranks are named."""
+"""The times at which long waits are logged, and the names of ranks."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ FIRST_NOTICE = 30.0
 
 
 class Notices:
-    """When a wait is to be logged: after FIRST_NOTICE seconds, twice that, and so on."""
+    """The times at which a wait is logged: after FIRST_NOTICE seconds, twice that, and so on."""
 
     def __init__(self) -> None:
         self.start = time.monotonic()
@@ -29,7 +29,7 @@ class Notices:
         return max(self.start + self._next - time.monotonic(), 0.0)
 
     def due(self) -> bool:
-        """True once for each notice."""
+        """Returns True once for each notice."""
         if self.seconds < self._next:
             return False
         self._next *= 2

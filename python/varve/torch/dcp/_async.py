@@ -121,7 +121,7 @@ def async_save(
 
 
 def _stages(writer: Any) -> bool:
-    """Returns True for a writer that makes copies in a way of its own; torch's inherited way is not one."""
+    """Returns True for a writer that makes copies in its own way, not in torch's inherited one."""
     stage = getattr(type(writer), "stage", None)
     torchs_own = (BlockingAsyncStager.stage, filesystem.FileSystemWriter.stage)
     return isinstance(writer, AsyncStager) and stage not in torchs_own

@@ -42,7 +42,7 @@ from varve.torch.dcp._writer import FileSystemWriter
 #: Seconds that ranks wait for each other, as in `varve.torch.async_save`.
 _TIMEOUT = 1800.0
 
-#: Whose stagers those are that are made here.
+#: The owner of the stagers that are made here.
 _OWNER = "varve.torch.dcp"
 
 _LOWEST_IS_SAVED = (
@@ -150,7 +150,7 @@ def close_stagers() -> None:
 
 
 def _gathered(group: Group, answer: Any) -> list[Any]:
-    """The answers of all ranks, by rank."""
+    """Returns the answers of all ranks, by rank."""
     if group.alone:
         return [answer]
     answers: list[Any] = [None] * group.size

@@ -17,7 +17,7 @@ from varve.torch.dcp._failed import FailedWriter
 from varve.torch.dcp._job import Job
 from varve.torch.dcp._writer import FileSystemWriter
 
-#: Without its own log events: ours are there already.
+#: Without its own log events: this package logs them already.
 torch_async_save: Any = inspect.unwrap(state_dict_saver.async_save)
 
 
@@ -46,7 +46,7 @@ def save_by_torch(job: Job, options: dict[str, Any]) -> Any:
 def _translated(
     what: str, group: Group, upload: Future[Metadata], writer: StorageWriter | None
 ) -> Future[Metadata]:
-    """A future that raises what `save` would raise."""
+    """Returns a future that raises what `save` would raise."""
     out: Future[Metadata] = Future()
     out.set_running_or_notify_cancel()
     rank = group.rank

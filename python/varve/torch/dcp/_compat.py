@@ -1,4 +1,4 @@
-"""What torch's functions accept in one version and not in another."""
+"""Arguments that torch's functions accept in one version and not in another."""
 
 from __future__ import annotations
 

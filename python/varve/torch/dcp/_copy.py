@@ -30,11 +30,11 @@ class StateCopier:
         self._lock = threading.Lock()
 
     def copy(self, state: dict[str, Any]) -> StateCopy:
-        """A copy of a state: tensors on the CPU, everything else by `copy.deepcopy`."""
+        """Returns a copy of a state: tensors on the CPU, everything else by `copy.deepcopy`."""
         return StateCopy(self, state)
 
     def take(self, size: int) -> Any:
-        """A buffer of at least that many bytes: the smallest that is large enough, or a new one."""
+        """Returns a buffer of at least that many bytes: the smallest that fits, or a new one."""
         with self._lock:
             fitting = [buffer for buffer in self._free if buffer.size >= size]
             if fitting:
@@ -73,7 +73,7 @@ class StateCopy:
         self._others.clear()
 
     def release(self) -> None:
-        """Gives the memory back; `state` must not be looked at any more."""
+        """Gives the memory back; `state` must not be used any more."""
         self.state = {}
         self._memory = None
         buffer, self._buffer = self._buffer, None
@@ -81,7 +81,7 @@ class StateCopy:
             self._copier.give_back(buffer)
 
     def _plan(self, value: Any) -> Any:
-        """The state with a _Place for each tensor; collects what is to be copied."""
+        """Returns the state with a _Place for each tensor; collects the tensors to copy."""
         if type(value) is torch.Tensor or type(value) is torch.nn.Parameter:
             return self._place(value.detach())
         if type(value) is DTensor:
@@ -186,7 +186,7 @@ class _Sharded:
 
 
 def _copy_of(value: Any) -> Any:
-    """A copy on the CPU as torch makes it, of tensors that are made of others too."""
+    """Returns a copy on the CPU as torch makes it, of tensors that are made of others too."""
     if not isinstance(value, torch.Tensor):
         return copy.deepcopy(value)
     state = {"": value.detach()}

@@ -41,9 +41,10 @@ class CheckpointError(Error, CheckpointException):
 
 
 def checkpoint_error(what: str, error: CheckpointException, rank: int = 0) -> BaseException:
-    """What to raise in place of torch's own exception.
+    """Returns the exception to raise in place of torch's own.
 
-    Ctrl-C on this rank stays a KeyboardInterrupt: nobody who catches failed saves means that.
+    Ctrl-C on this rank stays a KeyboardInterrupt: code that catches failed saves does not mean
+    that.
     """
     own = error.failures.get(rank)
     if own is not None and not isinstance(own[0], (Exception, CheckpointException)):
@@ -67,7 +68,7 @@ def checkpoint_error(what: str, error: CheckpointException, rank: int = 0) -> Ba
 
 
 def portable(error: BaseException) -> BaseException:
-    """The exception, or one that says the same, such that other ranks can unpickle it."""
+    """Returns the exception, or one with its message that other ranks can unpickle."""
     try:
         pickle.loads(pickle.dumps(error))
     except Exception:
@@ -76,7 +77,7 @@ def portable(error: BaseException) -> BaseException:
 
 
 def agree(what: str, step: str, failure: BaseException | None, group: Group) -> None:
-    """All ranks learn which of them failed, and raise alike; nothing happens when none did."""
+    """Reports to all ranks which of them failed; all then raise alike. Returns when none failed."""
     own = None if failure is None else _wrap_exception(portable(failure))
     outcomes: list[WRAPPED_EXCEPTION | None] = [own]
     if not group.alone:

@@ -32,7 +32,7 @@ def logged(function: _Function) -> _Function:
 
 
 def log_step(name: str, step: Callable[[], _T], **arguments: Any) -> _T:
-    """Runs `step` between the events of the name `name`. `arguments` are those that events tell of."""
+    """Runs `step` between the events of the name `name`, which contain `arguments`."""
     if _method_logger is None:
         return step()
 

@@ -50,7 +50,7 @@ _newest: dict[Any, tuple[str, weakref.ref[Future[Any]]]] = {}
 
 
 def _in_child() -> None:
-    """Threads do not come along into a forked child, nor do groups."""
+    """Forgets executors and groups in a forked child, which has not their threads."""
     _executors.clear()
     _groups.clear()
     _newest.clear()
@@ -64,7 +64,7 @@ def _key(world: Any, process_group: dist.ProcessGroup | None) -> Any:
 
 
 def _group_of(process_group: dist.ProcessGroup | None) -> dist.ProcessGroup:
-    """The gloo group of the ranks of a group. Collective when it is asked for the first time."""
+    """Returns the gloo group of the ranks of a group. The first call is collective."""
     world = dist.group.WORLD
     for other in [other for other in _groups if other[0] is not world]:
         del _groups[other]  # Of a world that has ended.
@@ -75,7 +75,7 @@ def _group_of(process_group: dist.ProcessGroup | None) -> dist.ProcessGroup:
 
 
 def executor_of(process_group: dist.ProcessGroup | None, alone: bool) -> Executor:
-    """The executor of a group, made when it is asked for the first time; that is collective."""
+    """Returns the executor of a group. The first call makes it and is collective."""
     world = None if alone else dist.group.WORLD
     key = _key(world, process_group)
     for other in [other for other in _executors if other[0] is not None and not alone]:

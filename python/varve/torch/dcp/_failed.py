@@ -1,4 +1,4 @@
-"""Storages by which a rank that failed before torch's first step tells the others."""
+"""Storages by which a rank that failed before torch's first step reports it to the others."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from varve.torch.dcp._errors import portable
 
 
 class _Failed:
-    """Raises what has happened in the first step, which torch then tells all ranks."""
+    """Raises the failure in the first step; torch then reports it to all ranks."""
 
     def __init__(self, error: BaseException) -> None:
         self.error = portable(error)
@@ -58,7 +58,7 @@ class FailedReader(_Failed, StorageReader):
     """For a load."""
 
     def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
-        """An empty index: torch would not say why there is none."""
+        """Returns an empty index: without one torch would hide the cause."""
         return Metadata({})
 
     def set_up_storage_reader(

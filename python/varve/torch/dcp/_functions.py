@@ -90,11 +90,11 @@ def save_plain(
     planner: SavePlanner | None,
     use_collectives: bool,
 ) -> Metadata:
-    """Saves a state whose objects have been asked for theirs, or tells the other ranks of a failure."""
+    """Saves a state whose objects have been asked for theirs, or reports a failure to all ranks."""
     options = arguments_of(_save_state_dict, use_collectives=(use_collectives, True))
     planner = _comparing(writer, planner, group) if use_collectives else planner
 
-    # A rank that failed takes part, to tell the others.
+    # A rank that failed takes part, to report it to the others.
     storage, its_planner = (writer, planner) if failure is None else (FailedWriter(failure), None)
     finishing: Any = _Finishing(storage)
 
@@ -156,7 +156,7 @@ def load(
     try:
         if storage_reader is not None and checkpoint_id is not None:
             reader.reset(checkpoint_id)
-        # Sorted: what is done for each key is done in one order on all ranks.
+        # Sorted: all ranks handle the keys in one order.
         plain = _plain({key: state_dict[key] for key in sorted(state_dict)})
     except Exception as error:
         failure = error
@@ -239,7 +239,7 @@ def load_state_dict(
 
 
 def _comparing(writer: Any, planner: SavePlanner | None, group: Group) -> SavePlanner | None:
-    """The planner to save with, after the writer has been told to compare replicas by it."""
+    """Sets the writer up to compare replicas, and returns the planner to save with."""
     if not isinstance(writer, FileSystemWriter) or group.size == 1:
         return planner
     planner = planner if planner is not None else DefaultSavePlanner()
@@ -248,7 +248,7 @@ def _comparing(writer: Any, planner: SavePlanner | None, group: Group) -> SavePl
 
 
 def _raising_alike(what: str, group: Group, run: Callable[[], _T]) -> _T:
-    """Runs what torch makes all ranks fail in together; raises its failure as an ordinary one."""
+    """Runs a step that torch fails on all ranks alike; raises an ordinary exception."""
     try:
         return run()
     except CheckpointException as error:
@@ -275,7 +275,7 @@ class _Finishing:
 def _without_collectives(
     what: str, group: Group, run: Callable[[], Metadata], writer: _Finishing
 ) -> Metadata:
-    """As `_raising_alike`, where torch's ranks do not learn of each other's failures."""
+    """Does as `_raising_alike` where torch's ranks do not learn of each other's failures."""
     metadata = None
     failure = None
     try:
@@ -292,7 +292,7 @@ def _without_collectives(
 
 
 def plain_of(state_dict: dict[str, Any]) -> dict[str, Any]:
-    """The state to save: objects are asked for theirs, each between events of its own."""
+    """Returns the state to save: objects are asked for theirs, each between events of its own."""
     name = "_stateful_to_state_dict"
 
     def ask(key: str, value: Any) -> Any:
@@ -315,7 +315,7 @@ def _is_stateful(value: Any) -> bool:
 
 
 def _find(checkpoint_id: _Id, kind: type[_T], reader: bool) -> Any:
-    """The storage for an id: Varve's for paths; else torch finds one, or says that there is none."""
+    """Returns the storage for an id: Varve's for paths, else torch's, which may raise."""
     text = os.fsdecode(checkpoint_id) if checkpoint_id else ""
     if text and ("://" not in text or text.startswith("file://")):
         return kind(checkpoint_id)  # type: ignore[call-arg]
@@ -328,7 +328,7 @@ def _find(checkpoint_id: _Id, kind: type[_T], reader: bool) -> Any:
 
 
 def _fsspec_serves(url: str) -> bool:
-    """True where torch's storage over fsspec takes the URL."""
+    """Returns True where torch's storage over fsspec takes the URL."""
     try:
         module: Any = importlib.import_module("torch.distributed.checkpoint._fsspec_filesystem")
     except Exception:  # As torch itself: fsspec is not installed, or fails to be imported.

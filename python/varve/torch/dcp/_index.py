@@ -40,10 +40,10 @@ _PROTOCOL = 3
 def complete(
     metadata: Metadata, results: list[list[WriteResult]], directory: str
 ) -> tuple[bytes, list[tuple[str, int]]]:
-    """Fills in where everything is stored; returns the pickled index, and the files with their sizes.
+    """Fills in the place of every entry; returns the pickled index, and the files with their sizes.
 
-    The index carries checksums of the files and of itself. (Where the results were made anew on the
-    way here, by a wrapper of the writer, what was to be in them is lost: there are none then.)
+    The index carries checksums of the files and of itself. (Where a wrapper of the writer has made
+    new results, their checksums are lost, and the index has none.)
 
     Raises UnavailableError when a chunk or value that the index promises has not been written.
     """

@@ -38,7 +38,7 @@ _SAVE_ID = re.compile(
 
 @dataclasses.dataclass
 class Stored(_StorageInfo):
-    """Where a chunk or value lies, and how the engine is asked for it.
+    """The place of a chunk or value, and its name in the engine.
 
     A planner may give entries of the metadata other names; this stays with them.
     """
@@ -48,11 +48,11 @@ class Stored(_StorageInfo):
 
 
 def metadata_of(reader: _core.Reader, load_id: str) -> Metadata:
-    """The Metadata of an open checkpoint.
+    """Returns the Metadata of an open checkpoint.
 
-    Chunks are those that are stored. Where they do not cover their tensor, or cover some of it twice,
-    there is one chunk instead that stands for all of it: so planners ask for every element, and
-    reading says which are missing. Torch's planner leaves elements alone that no chunk has.
+    Chunks are those that are stored. Where they do not cover their tensor, or cover some of it
+    twice, there is one chunk instead that stands for all of it: so planners ask for every element,
+    and reading says which are missing. Torch's planner skips elements that no chunk has.
     """
     entries: dict[str, Any] = {}
     stored: dict[MetadataIndex, Stored] = {}
@@ -101,7 +101,7 @@ def metadata_of_save(reader: _core.Reader, path: str, save_id: str) -> Metadata:
 
 
 def dtype_of(fqn: str, number: int) -> torch.dtype:
-    """The dtype that the engine means."""
+    """Returns the torch dtype of an engine dtype."""
     if number not in _DTYPES:
         raise UnsupportedError(
             f'tensor "{fqn}": this torch has no dtype {_core.DTYPE_NAMES[number]}'
@@ -145,7 +145,7 @@ def _paths(structure: Any) -> dict[str, tuple[str | int, ...]] | None:
 
 
 def _save_id(reader: _core.Reader) -> str | None:
-    """The id that torch's writers give a save: good for logs, so it is looked up as text."""
+    """Returns the id that torch's writers give a save. It serves logs, so it is found as text."""
     path = os.path.join(reader.directory, ".metadata")
     if reader.format != "dcp" or not os.path.exists(path):
         return None

@@ -1,4 +1,4 @@
-"""Where the files of a save lie until all of them are there, and how they become a checkpoint.
+"""The place of a save's files until all are written, and the step that makes them a checkpoint.
 
 Three cases, all with the engine's protocols and locks:
   - The name is free, or what stands there may be replaced as a whole: files go into a hidden
@@ -32,12 +32,12 @@ class Publication(Protocol):
         """Checks that all files are there with their sizes, and makes them the checkpoint."""
 
     def abandon(self) -> None:
-        """Removes what was written. No-op when published."""
+        """Removes the written files. No-op when published."""
 
 
 def begin(path: str, overwrite: bool) -> Publication:
     """Claims a name for a save by the ranks of one group; on its coordinator."""
-    real = os.path.realpath(path)  # What a symlink leads to is written, the link stays.
+    real = os.path.realpath(path)  # The link's target is written, the link stays.
     try:
         return Staged(real, overwrite) if is_replaceable(real) else InPlace(real, overwrite, None)
     except CheckpointExistsError as error:
@@ -45,7 +45,7 @@ def begin(path: str, overwrite: bool) -> Publication:
 
 
 def begin_local(path: str, overwrite: bool, rank: int) -> Publication:
-    """Begins a rank's own save, of which the other ranks know nothing."""
+    """Begins a rank's own save, of which the other ranks do not know."""
     try:
         return InPlace(os.path.realpath(path), overwrite, rank)
     except CheckpointExistsError as error:
@@ -53,7 +53,7 @@ def begin_local(path: str, overwrite: bool, rank: int) -> Publication:
 
 
 def is_replaceable(path: str) -> bool:
-    """True where the directory `path`, if there is one, may be replaced as a whole."""
+    """Returns True where the directory `path`, if there is one, may be replaced as a whole."""
     if os.path.isdir(path):
         parent = os.path.dirname(path)
         if os.path.ismount(path) or not os.access(parent, os.W_OK):
@@ -80,12 +80,12 @@ class Staged:
     def publish(self, files: list[tuple[str, int]], index: bytes) -> None:
         """Gives the staging directory its name, in place of what had it.
 
-        Files of the user's that could not come along stay where they are and are logged.
+        Files of the user's that could not be moved stay where they are and are logged.
         """
         log_conflicts(self._path, self._commit.publish(files, index))
 
     def abandon(self) -> None:
-        """Removes the staging directory and lets go of the name."""
+        """Removes the staging directory and unlocks the name."""
         self._commit.abandon()
 
 
@@ -99,9 +99,9 @@ class InPlace:
         self.first: int = self._commit.first
 
     def publish(self, files: list[tuple[str, int]], index: bytes) -> None:
-        """Replaces the index; then what only the old one named is removed."""
+        """Replaces the index, then removes the files that only the old one named."""
         log_conflicts(self._path, self._commit.publish(files, index))
 
     def abandon(self) -> None:
-        """Removes the files that no index mentions yet, and lets go of the name."""
+        """Removes the files that no index mentions yet, and unlocks the name."""
         self._commit.abandon()

@@ -1,4 +1,4 @@
-"""What one rank reads: from the items of a load plan to the planner's memory."""
+"""The reads of one rank: from the items of a load plan to the planner's memory."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from varve.errors import CheckpointNotFoundError, CorruptCheckpointError, Invali
 from varve.torch._tensors import _NUMBERS, _overlaps
 from varve.torch.dcp._metadata import Stored, dtype_of
 
-#: Tensors are read in turns of so many bytes: what planners and copies hold at once is bounded by it.
+#: Tensors are read in batches of so many bytes, which bounds the memory of planners and copies.
 _TURN_BYTES = 1 << 30
 
 _ZIP = b"PK\x03\x04"
@@ -103,7 +103,7 @@ class PlanReader:
             planner.commit_tensor(item, tensor)
 
     def _content(self, fqn: str) -> bytes:
-        """A value as torch.save has made it, or would."""
+        """Returns a value's torch.save archive, as stored or made anew."""
         extent = self._extents.get(fqn)
         if self._reader.format == "dcp" and extent is not None:
             name, begin, end = extent
@@ -113,13 +113,13 @@ class PlanReader:
             if not content.startswith(_ZSTD):
                 _check_archive(content, f'"{fqn}" in {file.name} at {begin}', end - begin)
                 return content
-            # Compressed. What is in it goes to an unpickler in any case, as torch's planner does.
+            # Compressed. Its content goes to an unpickler in any case, as with torch's planner.
             return _saved(self._reader.objects([fqn], True)[0])
         return _saved(self._reader.objects([fqn], False)[0])
 
 
 def _can_be_filled(tensor: torch.Tensor, number: int) -> bool:
-    """True when the engine can write the stored elements where the tensor has them."""
+    """Returns True when the engine can write the stored elements where the tensor has them."""
     return (
         tensor.is_cpu
         and tensor.layout is torch.strided
@@ -141,7 +141,7 @@ def _check_archive(content: bytes, where: str, length: int) -> None:
     if len(content) != length:
         raise CorruptCheckpointError(f"{where}: {len(content)} of {length} bytes are there")
     if not content.startswith(_ZIP):
-        return  # What a value's bytes are is its planner's affair.
+        return  # The planner gives a value's bytes their meaning.
     try:
         with zipfile.ZipFile(io.BytesIO(content)) as archive:
             for record in archive.infolist():

@@ -22,8 +22,8 @@ class FileSystemReader(filesystem.FileSystemReader):
 
     Takes the place of torch's class of this name, of which it is a subclass. Reads only the bytes
     that a plan needs, in parallel, straight into the tensors where their dtype and device allow it,
-    and compares the checksums that the checkpoint has. The index is decoded without running a pickle.
-    (Plain values are unpickled by torch's planner, which is handed their bytes.) Checkpoints that
+    and compares the checksums that the checkpoint has. The index is decoded without running a
+    pickle. (Torch's planner gets the bytes of plain values and unpickles them.) Checkpoints that
     ranks saved without collectives are read as one and loaded by any number of ranks.
 
     Tensors of another dtype than the stored one are converted, as torch does.
@@ -56,7 +56,7 @@ class FileSystemReader(filesystem.FileSystemReader):
         super().reset(path_text(checkpoint_id) if checkpoint_id else None)
 
     def read_metadata(self, *args: Any, **options: Any) -> Metadata:
-        """The index of the checkpoint, one for all ranks.
+        """Returns the index of the checkpoint, one for all ranks.
 
         (`options` is not called `kwargs`, by which torch knows readers that can be asked for the index
         of one rank when there is none of all.)

@@ -24,14 +24,14 @@ from varve.torch.dcp._write import add_tensor, resolves_as_torch
 
 @dataclasses.dataclass
 class Fingerprints:
-    """Of the tensors of one rank's plan."""
+    """The fingerprints of one rank's plan."""
 
     items: list[tuple[str, Any, Any, int]]
     """Name, offsets, sizes, fingerprint."""
 
 
 def can_compare(planner: SavePlanner) -> bool:
-    """True for planners that resolve tensors as torch's default planner does and send every plan.
+    """Returns True for planners that resolve tensors as torch's default does and send every plan.
 
     Items that other planners resolve might take memory, or differ between calls. A planner that keeps
     plans gives the coordinator an earlier save's instead of what this rank has sent.
@@ -40,7 +40,7 @@ def can_compare(planner: SavePlanner) -> bool:
 
 
 def with_fingerprints(plan: SavePlan, planner: SavePlanner) -> SavePlan:
-    """The plan, with fingerprints of its tensors. Those that are not in CPU memory have none."""
+    """Returns the plan with fingerprints of its tensors; tensors on devices have none."""
     keep: list[torch.Tensor] = []
     named: list[tuple[str, Any, Any]] = []
     described = _core.DcpItems()
@@ -59,7 +59,7 @@ def with_fingerprints(plan: SavePlan, planner: SavePlanner) -> SavePlan:
 
 
 def differing(plans: Iterable[SavePlan]) -> list[str]:
-    """Names of tensors that several ranks hold with different content, in the order of the plans."""
+    """Returns names of tensors whose content differs between ranks, in the order of the plans."""
     first: dict[tuple[str, Any], tuple[Any, int]] = {}
     names: dict[str, None] = {}
     for plan in plans:

@@ -1,4 +1,4 @@
-"""Tensors of a file that come into memory when it is their turn to be written, and leave it then.
+"""Tensors of a file that are resolved when the writer reaches them, and dropped after that.
 
 1. The file is laid out from the plan: sizes and dtypes are known before any tensor is resolved.
 2. The engine fills the file front to back. When it comes to a tensor it asks here for its bytes, on the
@@ -65,7 +65,7 @@ class Turns:
 
 
 class _ThreadModes:
-    """Torch's modes and its CUDA stream, which it keeps for each thread, of the thread that makes this."""
+    """Torch's modes and CUDA stream, both kept for each thread, of the thread that made this."""
 
     def __init__(self) -> None:
         self._inference = torch.is_inference_mode_enabled()
@@ -74,7 +74,7 @@ class _ThreadModes:
         self._stream = torch.cuda.current_stream() if started else None
 
     def entered(self) -> contextlib.ExitStack:
-        """The same on this thread, until it is left."""
+        """Enters the same modes and stream on this thread, until the result is left."""
         stack = contextlib.ExitStack()
         stack.enter_context(torch.inference_mode(self._inference))
         stack.enter_context(torch.set_grad_enabled(self._grad))

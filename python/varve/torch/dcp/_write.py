@@ -1,8 +1,8 @@
-"""What one rank writes: from the items of a save plan to `.distcp` files.
+"""The writes of one rank: from the items of a save plan to `.distcp` files.
 
-Tensors are resolved, and copied from devices, when the file has come to them (_turns.py). Resolved
-beforehand are plain values, whose size nobody knows, tensors that a planner finds in memory as they are,
-and all items where extensions transform them.
+Tensors are resolved, and copied from devices, when the writer reaches them (_turns.py). Three kinds
+of items are resolved beforehand: plain values, whose size is not known; tensors that a planner
+finds in memory as they are; and all items where extensions transform them.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from varve.errors import InvalidArgumentError
 from varve.torch._tensors import _NUMBERS
 from varve.torch.dcp._turns import Turns
 
-#: Wraps a stream and names what undoes it; torch's `_StorageWriterTransforms`.
+#: Wraps a stream and names the inverse transforms; torch's `_StorageWriterTransforms`.
 Transform = Callable[[WriteItem, io.BytesIO], tuple[Any, list[str]]]
 
 #: How planners make a resolved item of a state. Torch's default ways give the state's own tensors.
@@ -51,7 +51,7 @@ class Written(WriteResult):
 
 
 def split(items: Sequence[WriteItem], count: int) -> list[list[WriteItem]]:
-    """Items in at most `count` groups of about the same bytes, each to be a file."""
+    """Returns items in at most `count` groups of about the same bytes, each to be a file."""
     if count == 1:
         return [list(items)] if items else []
     groups: list[list[WriteItem]] = [[] for _ in range(count)]
@@ -115,7 +115,7 @@ def _write_file(
         try:
             written = _write_in_turn(path, items, planner, Turns(copy_ahead))
         except _OnlyTorchStores:
-            # A subclass made of other tensors, which no plan tells of: its size is torch's to say.
+            # A subclass made of other tensors, which no plan shows: only torch knows its size.
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(path)
             written = _write_in_turn(path, items, planner, None)
@@ -132,7 +132,7 @@ def _write_file(
 def _write_in_turn(
     path: str, items: list[WriteItem], planner: SavePlanner, turns: Turns | None
 ) -> _core.DcpFile:
-    """Writes a file of tensors that are resolved in their turns; without `turns`, all beforehand."""
+    """Writes a file whose tensors are resolved in their turns; without `turns`, all beforehand."""
     keep: list[torch.Tensor] = []
     in_memory = resolves_as_torch(planner)
     stored = _core.DcpItems()
@@ -143,7 +143,7 @@ def _write_in_turn(
 
 
 def resolves_as_torch(planner: SavePlanner) -> bool:
-    """True for planners that resolve tensors as torch's default planner does: to the state's own."""
+    """Returns True for planners that resolve to the state's tensors, as torch's default does."""
     return isinstance(planner, DefaultSavePlanner) and all(
         getattr(type(planner), name) is getattr(DefaultSavePlanner, name) for name in _RESOLVING
     )
@@ -156,7 +156,7 @@ def _resolved(item: WriteItem, planner: SavePlanner) -> Any:
 
 
 def _check(item: WriteItem, data: Any) -> None:
-    """Refuses what does not agree with the plan: no reader could make sense of it."""
+    """Refuses a tensor that does not agree with the plan: no reader could decode it."""
     fqn = item.index.fqn
     if item.type == WriteItemType.BYTE_IO:
         if not isinstance(data, io.BytesIO):
@@ -205,7 +205,7 @@ def _add(
 
 
 def _has_known_size(item: WriteItem) -> bool:
-    """True for a tensor that the engine can lay out by its plan, and that has elements."""
+    """Returns True for a tensor that the engine can lay out by its plan, and that has elements."""
     planned = item.tensor_data
     return (
         item.type != WriteItemType.BYTE_IO
@@ -258,7 +258,7 @@ def add_tensor(
 
 
 def _dense(data: torch.Tensor) -> torch.Tensor | None:
-    """The tensor, with its elements as they are stored; None for what only torch can store."""
+    """Returns the tensor with its elements as stored; None for those only torch can store."""
     tensor = data.detach()
     if tensor.dtype not in _NUMBERS or tensor.layout is not torch.strided or tensor.is_quantized:
         return None
@@ -270,7 +270,7 @@ def _dense(data: torch.Tensor) -> torch.Tensor | None:
 
 
 def _archive(tensor: torch.Tensor) -> bytes:
-    """What only torch can store, as torch stores it."""
+    """Returns torch's archive of a tensor that only torch can store."""
     stream = io.BytesIO()
     torch.save(tensor.detach().cpu(), stream)
     return stream.getvalue()

@@ -40,11 +40,11 @@ _claims: weakref.WeakValueDictionary[tuple[int, str], FileSystemWriter] = (
 
 @dataclasses.dataclass
 class Place(filesystem._StoragePrefix):
-    """Where a rank is to write; travels from the coordinator in SavePlan.storage_data.
+    """The place where a rank is to write; the coordinator sends it in SavePlan.storage_data.
 
     Planners that cache plans throw away a plan that has not changed and take the one of an earlier
-    save instead, with that save's directory. So the arrival of a plan is noted as well: what has come
-    is right, whatever plan the planner then goes by.
+    save instead, with that save's directory. So the arrival of a plan is recorded as well: the
+    place that arrived last is right, whatever plan the planner then uses.
     """
 
     directory: str
@@ -64,16 +64,17 @@ class FileSystemWriter(filesystem.FileSystemWriter):
     `save` and `async_save`, and with its behaviour as a stager.
 
     All files are written and made durable in a hidden directory beside `path`. `finish` checks that
-    every planned item is there and gives the directory its name in one step. Until then a checkpoint
-    at `path` stays as it is, and a save that fails or dies changes nothing. A directory that holds
-    other things too is kept: data files go there under names that are not taken, and replacing
-    `.metadata` makes them the checkpoint. In both cases nothing of the old one is left afterwards.
-    A second save of the same `path` at once is refused.
+    every planned item is there and gives the directory its name in one step. Until then a
+    checkpoint at `path` stays as it is, and a save that fails or dies changes nothing. A directory
+    that holds other things too is kept: data files go there under names that are not taken, and
+    replacing `.metadata` makes them the checkpoint. In both cases no file of the old one stays
+    afterwards. A second save of the same `path` at once is refused.
 
     Saves with `use_collectives=False` have no coordinator. Each rank writes its files into `path`
     under names that are not taken and replaces its `__R.metadata` last; its earlier file stays
-    whole until then. What does not hold there: that all ranks replace theirs or none does, and that
-    files of more ranks than save now are removed. Use a new `path` for each such save.
+    whole until then. Two promises do not hold there: that all ranks replace theirs or none does,
+    and that files of further ranks of an earlier save are removed. Use a new `path` for each such
+    save.
 
     Args:
         path: A directory on storage that all ranks share.
@@ -87,11 +88,11 @@ class FileSystemWriter(filesystem.FileSystemWriter):
         cache_staged_state_dict: As in torch: `stage` reuses its buffers.
         overwrite: False refuses to replace a checkpoint.
         _extensions: As in torch; items then pass through Python one by one.
-        serialization_format: Only SerializationFormat.TORCH_SAVE. Torch itself cannot read back what
-            its writer makes of SAFETENSORS.
+        serialization_format: Only SerializationFormat.TORCH_SAVE. Torch itself cannot read back its
+            own writer's SAFETENSORS files.
 
     Raises:
-        InvalidArgumentError: An argument that nothing can be made of (a ValueError).
+        InvalidArgumentError: An argument is not valid (a ValueError).
     """
 
     def __init__(
@@ -149,7 +150,7 @@ class FileSystemWriter(filesystem.FileSystemWriter):
         super().reset(local_path(checkpoint_id) if checkpoint_id else None)
 
     def set_up_storage_writer(self, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
-        """Begins a save; torch says with `kwargs` who this is and whether ranks exchange messages."""
+        """Begins a save; torch passes this rank and whether ranks exchange messages in `kwargs`."""
         self.abandon()
         self._place = None
         self._differing = []
@@ -172,7 +173,7 @@ class FileSystemWriter(filesystem.FileSystemWriter):
         return dataclasses.replace(plan, storage_data=self._place)
 
     def prepare_global_plan(self, plans: list[SavePlan]) -> list[SavePlan]:
-        """Claims the name and tells the ranks where to write."""
+        """Claims the name and sends the ranks the place to write to."""
         if not self.use_collectives:
             return plans
         self._publication = self._claim(lambda: begin(str(self.path), self.overwrite))
@@ -254,7 +255,7 @@ class FileSystemWriter(filesystem.FileSystemWriter):
         return Place(f"__{rank}_", self._publication.directory, self._publication.first)
 
     def _where(self, plan: SavePlan) -> Place:
-        """This rank's place in the save that is under way."""
+        """Returns this rank's place in the save that is under way."""
         if not self.use_collectives and self._place is not None:
             return self._place
         current = self._place or getattr(_arrived, "place", None)
@@ -267,7 +268,7 @@ class FileSystemWriter(filesystem.FileSystemWriter):
         return place if current is None else dataclasses.replace(current, prefix=place.prefix)
 
     def _seen_from_here(self, place: Place) -> str:
-        """The coordinator's directory; this rank may have the storage mounted elsewhere."""
+        """Returns the coordinator's directory; this rank may have the storage mounted elsewhere."""
         here = os.path.realpath(self.path)
         name = os.path.basename(place.directory)
         if name == os.path.basename(here):
