@@ -37,7 +37,7 @@ struct Usage {
   std::uint64_t peak_bytes = 0;
 };
 
-/// Of this program alone: getrusage would count what its parent had before it became this.
+/// Returns the peak of this program alone: getrusage would include its parent's memory before exec.
 std::uint64_t PeakBytes() {
   std::ifstream status("/proc/self/status");
   std::string word;

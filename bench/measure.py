@@ -13,8 +13,8 @@ from dataclasses import dataclass
 class Sample:
     """One timing.
 
-    `cpu_seconds` is user plus system time of every thread of the process that did the work. Work
-    the kernel does on its own threads (write-back of dirty pages) is in nobody's account.
+    `cpu_seconds` is user plus system time of every thread of the process that did the work. Work of
+    the kernel's own threads (write-back of dirty pages) is not counted.
     """
 
     seconds: float

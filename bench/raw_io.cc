@@ -1,4 +1,4 @@
-// raw_io: what the machine can do, with no checkpoint in the way.
+// raw_io: the machine's own speed, without a checkpoint.
 //
 // Varve's speed is stated as a ratio to plain programs that move the same bytes and know nothing
 // else. This file is those programs, and nothing more:

@@ -29,7 +29,7 @@ inline void WriteAll(int fd, const void* data, std::size_t size) {
   }
 }
 
-/// False at the end of the stream.
+/// Returns false at the end of the stream.
 inline bool ReadAll(int fd, void* data, std::size_t size) {
   auto* at = static_cast<char*>(data);
   while (size > 0) {

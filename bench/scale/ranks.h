@@ -14,8 +14,8 @@
 
 namespace varve::scale {
 
-/// Rank `rank`'s side of a save. Keeps what it sends; answers its first exchange with `reply`, if
-/// there is one, and lets it down otherwise: its Save then returns, and has done its part.
+/// Rank `rank`'s side of a save. Keeps its messages. Answers its first exchange with `reply`, if
+/// there is one, and fails it otherwise: its Save then returns, and has made its part.
 class OneRank final : public Coordinator {
  public:
   OneRank(const Job& job, std::uint64_t rank, std::optional<std::string> reply)
@@ -44,8 +44,8 @@ class OneRank final : public Coordinator {
 };
 
 /// Storage of a rank that is not measured. Before a rank writes it lists the staging directory, to
-/// see that it is there; a process that is all ranks one after the other would spend its time with
-/// that, in proportion to the square of their number. It is told that the directory is there.
+/// check that it exists. A process that is all ranks in turn would spend time for that in
+/// proportion to the square of their number. This storage answers that the directory exists.
 class UnlistedStorage final : public Storage {
  public:
   Result<std::unique_ptr<WritableFile>> OpenForWrite(const std::string& name,
@@ -73,8 +73,8 @@ class UnlistedStorage final : public Storage {
   }
 };
 
-/// The message that a rank sends in exchange A, its plan (no `reply`), or in exchange B, after it
-/// has written its file as `reply` says.
+/// Returns the message that a rank sends in exchange A, its plan (no `reply`), or in exchange B,
+/// after it has written its file as `reply` says.
 inline std::string MessageOf(const Job& job, std::uint64_t rank, std::optional<std::string> reply,
                              Storage* storage) {
   static const std::vector<float> memory = MakeMemory();

@@ -1,5 +1,5 @@
-// What grows with the number of ranks? One table: messages and bytes at rank 0 and at one rank,
-// their CPU time and memory, the manifest, the time to open it; and the exponents of a fit.
+// Measures what grows with the number of ranks. One table: messages and bytes at rank 0 and at one
+// rank, their CPU time and memory, the manifest, the time to open it; and the exponents of a fit.
 //
 // Rank 0 is a process that runs the real Save. Its coordinator gets each message from a second
 // process, which is all other ranks, one after the other: each runs the real Save too, once up to
@@ -65,7 +65,7 @@ enum class Ask : std::uint8_t { kPlan, kReply, kReceipt };
   std::_Exit(0);
 }
 
-/// The receipt of a rank in a process of its own, and what it cost.
+/// Returns the receipt of a rank in a process of its own, and what it cost.
 std::string Measured(const Job& job, std::uint64_t rank, const std::string& reply, Cost* cost) {
   std::array<int, 2> to{};
   std::array<int, 2> from{};
@@ -101,7 +101,7 @@ std::string Measured(const Job& job, std::uint64_t rank, const std::string& repl
 
 std::uint64_t MeasuredRank(const Job& job) { return job.ranks / 2; }
 
-/// Answers questions until nobody asks any more; says then what the measured rank has cost.
+/// Answers requests until the pipe ends; then reports the cost of the measured rank.
 [[noreturn]] void RunOtherRanks(const Job& job, int asker) {
   UnlistedStorage storage;
   std::map<std::uint64_t, std::string> replies;
@@ -177,7 +177,7 @@ class RankZero final : public Coordinator {
   std::vector<int> sent_;
 };
 
-/// In a process of its own, so that its peak of memory is that of this save.
+/// Runs rank 0 in a process of its own, so that its peak of memory is that of this save.
 Row RunRankZero(const Job& job) {
   std::array<int, 2> ends{};
   if (::socketpair(AF_UNIX, SOCK_STREAM, 0, ends.data()) != 0) {
@@ -218,7 +218,7 @@ void InChild(const Work& work, Row* row) {
   }
   ::close(ends[1]);
   if (!ReadAll(ends[0], row, sizeof(*row))) {
-    std::_Exit(1);  // The child has said why.
+    std::_Exit(1);  // The child has printed the cause.
   }
   ::close(ends[0]);
   int status = 0;
@@ -279,7 +279,7 @@ constexpr auto kColumnsShown = std::to_array<Column>({
     {"CPU ms", 8, 2, [](const Row& r) { return r.open_cpu_ms; }},
 });
 
-/// The slope of log(value) over log(ranks), by least squares.
+/// Returns the slope of log(value) over log(ranks), by least squares.
 double Exponent(const std::vector<Row>& rows, double (*value)(const Row&)) {
   double n = 0, x = 0, y = 0, xx = 0, xy = 0;
   for (const Row& row : rows) {

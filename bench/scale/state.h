@@ -21,8 +21,8 @@ struct Job {
 constexpr std::uint64_t kRowsPerRank = 4;
 constexpr std::uint64_t kColumns = 8;
 
-/// What one rank holds: its rows of every tensor, as FSDP shards them, and a value of its own.
-/// `memory` backs it, the same bytes for all tensors.
+/// Returns the state of one rank: its rows of every tensor, as FSDP shards them, and a value of its
+/// own. `memory` backs it, the same bytes for all tensors.
 inline State StateOf(const Job& job, std::uint64_t rank, const std::vector<float>& memory) {
   State state;
   for (std::uint64_t i = 0; i < job.tensors; ++i) {

@@ -6,8 +6,8 @@ parameters in place. A micro-batch is one matrix product that takes 20 to 50 ms 
 every tensor of the state, the strips in turn, 16 MiB together: cheap, as it stands for the write to
 parameters and not for an optimizer's arithmetic, and exactly repeatable. How many micro-batches
 make a step is found out first: as many as take twice as long as staging the state with the trainer
-idle, one for a small state. A step that is shorter than the copy has to wait for it, whoever
-copies; the copy of a real model's state takes a small part of its step.
+idle, one for a small state. A step that is shorter than the copy has to wait for it with every
+tool; the copy of a real model's state takes a small part of its step.
 
 With saves, one is started at the first micro-batch and then every so many steps that staging and
 writing, trainer idle, take two thirds of that time: for most of the time one is under way. Before

@@ -63,8 +63,8 @@ class AsyncArm:
 class ParallelCopy:
     """Copies one state over another: a memcpy per piece of 8 MiB, a thread per core, no GIL.
 
-    The caller is one of the threads; the others exist before the first copy is timed. Whoever is
-    free takes the next piece.
+    The caller is one of the threads; the others exist before the first copy is timed. A free thread
+    takes the next piece.
     """
 
     def __init__(self, source: State, destination: State) -> None:

@@ -21,8 +21,8 @@ _MAX_ROUNDS = 3
 def run(context: Context) -> list[Result]:
     """Saves, then loads warm, `context.size` bytes in tensors of 64 KiB."""
     state = make_state(context.size, context.size // _TENSOR_BYTES)
-    # As in training, before anything has been saved: 64 KiB taken from a heap that saves have left in
-    # pieces are slower to fill, whoever fills them.
+    # As in training, before anything has been saved: 64 KiB taken from a heap that saves have left
+    # in pieces are slower to fill, for every tool.
     destination = make_destination(state)
     usable, skipped = available((arms.VARVE, arms.DCP))
     rounds = min(context.rounds, _MAX_ROUNDS)
