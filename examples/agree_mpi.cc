@@ -1,5 +1,5 @@
-// What a Coordinator over MPI promises, shown and checked: messages of any size in both directions,
-// the same error on all ranks when one fails, a deadline where MPI would wait for ever.
+// Shows and checks the promises of a Coordinator over MPI: messages of any size in both directions,
+// the same error on all ranks when one fails, a deadline where MPI would wait forever.
 //
 //   mpirun -n 3 agree_mpi FOLDER      (the folder is not used; at least two ranks)
 //
@@ -34,7 +34,8 @@ Status Expect(bool holds, const std::string& claim) {
   return holds ? Status::Ok() : varve::Internal("broken promise: " + claim);
 }
 
-/// Every byte differs from its neighbours and between ranks, so that a lost or swapped part shows.
+/// Returns a message in which every byte differs from its neighbours and between ranks, so that a
+/// lost or swapped part shows.
 std::string Letter(int from, std::size_t bytes) {
   std::string letter(bytes, '\0');
   for (std::size_t i = 0; i < bytes; ++i) {

@@ -2,7 +2,7 @@
 //
 //   async_save FOLDER     writes FOLDER/step-00000010 and so on
 //
-// Exits with 1 when a checkpoint does not hold what the weights were when it was asked for.
+// Exits with 1 when a checkpoint does not hold the weights at the call of its save.
 
 #include "varve/async_save.h"
 
@@ -20,7 +20,7 @@ constexpr std::uint64_t kElements = 1'000'000;
 constexpr int kSteps = 30;
 constexpr int kSaveEvery = 10;
 
-/// What the weights refer to; the caller keeps their memory.
+/// Returns a state that refers to the weights; the caller keeps their memory.
 varve::State StateOf(const std::vector<float>& weights) {
   varve::State state;
   state.tensors = {{.fqn = "weights",

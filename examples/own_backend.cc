@@ -4,7 +4,7 @@
 //
 // A checkpoint NAME is a file of that name with the metadata in it, and a file for each rank with
 // the content. The file NAME is written last and put into place by a rename, so a checkpoint is
-// there as a whole or not at all. To stay short it syncs nothing: after a power cut it may be gone.
+// there as a whole or not at all. To stay short it syncs nothing: after a power cut it may be lost.
 // Exits with 1 when a claim of the suite is not met.
 
 #include <atomic>
@@ -45,14 +45,14 @@ varve::Result<std::string> ReadFile(const fs::path& path) {
   return std::string(std::istreambuf_iterator<char>(file), {});
 }
 
-/// Where an item's content is.
+/// The place of an item's content.
 struct Place {
   std::string file;
   std::uint64_t offset = 0;
   std::uint64_t size = 0;
 };
 
-/// The places of all items, from the results that Finish has put into the metadata.
+/// Returns the places of all items, from the results that Finish has put into the metadata.
 varve::Result<std::map<vp::MetadataIndex, Place>> PlacesOf(const vp::Metadata& metadata) {
   VARVE_ASSIGN_OR_RETURN(const auto results, vp::DecodeWriteResults(metadata.storage_data));
   std::map<vp::MetadataIndex, Place> places;
@@ -86,7 +86,7 @@ class FolderWriter : public vp::StorageWriter {
     return varve::Status::Ok();
   }
 
-  /// Tells each rank which file to write. The number keeps this save apart from earlier ones.
+  /// Gives each rank the name of its file. The number keeps this save apart from earlier ones.
   varve::Result<std::vector<vp::SavePlan>> PrepareGlobalPlan(
       std::vector<vp::SavePlan> plans) override {
     static std::atomic<int> number{0};
@@ -131,7 +131,7 @@ class FolderWriter : public vp::StorageWriter {
     }
     written_.reset();
     for (const std::string& file : old_files) {
-      fs::remove(folder_ / file, error);  // What stays for some reason is only in the way.
+      fs::remove(folder_ / file, error);  // Files that cannot be removed only take space.
     }
     return varve::Status::Ok();
   }
@@ -145,7 +145,7 @@ class FolderWriter : public vp::StorageWriter {
   }
 
  private:
-  /// The content files of the checkpoint that is to be replaced.
+  /// Returns the content files of the checkpoint that is to be replaced.
   std::set<std::string> FilesOf(const std::string& name) {
     std::set<std::string> files;
     const auto encoded = ReadFile(folder_ / name);
@@ -222,7 +222,7 @@ class FolderReader : public vp::StorageReader {
   std::map<vp::MetadataIndex, Place> places_;
 };
 
-/// The suite takes the place of tests of one's own for all that a backend must do.
+/// Runs the conformance suite, which tests all that a backend must do.
 varve::Status TryClaims(const fs::path& folder) {
   int number = 0;
   vp::ConformanceSubject subject;

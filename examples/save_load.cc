@@ -19,7 +19,7 @@ namespace {
 constexpr std::uint64_t kRows = 6;
 constexpr std::uint64_t kColumns = 8;
 
-/// What element (row, column) of the weight is.
+/// Returns element (row, column) of the weight.
 float Weight(std::uint64_t row, std::uint64_t column) {
   return static_cast<float>(row) + static_cast<float>(column) / 100;
 }

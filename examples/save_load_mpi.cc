@@ -22,7 +22,7 @@ constexpr std::uint64_t kRows = 1000;
 constexpr std::uint64_t kColumns = 700;
 constexpr std::uint64_t kBias = 300'000;
 
-/// What element (row, column) of the matrix is.
+/// Returns element (row, column) of the matrix.
 double Element(std::uint64_t row, std::uint64_t column) {
   return static_cast<double>(row * kColumns + column);
 }

@@ -72,7 +72,7 @@ class Job:
         self.kill()
 
     def kill(self) -> None:
-        """Send SIGKILL to every rank and whatever it started, and wait until they are gone."""
+        """Send SIGKILL to every rank and its children, and wait until they have exited."""
         for rank in self._ranks:
             if rank.poll() is None:
                 with contextlib.suppress(ProcessLookupError):

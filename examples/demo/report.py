@@ -1,4 +1,4 @@
-"""What each job reported, as a table of timings and as a plot of the losses."""
+"""The reports of the jobs, as a table of timings and as a plot of the losses."""
 
 from __future__ import annotations
 

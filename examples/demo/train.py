@@ -94,7 +94,7 @@ class Trainer:
         """Take one step on the next global batch; return its mean loss, the same on every rank."""
         inputs, targets = self.loader.next_batch()
         # All ranks draw the same seeds, one for the dropout of each micro-batch: what is dropped
-        # depends on the micro-batch, not on who runs it.
+        # depends on the micro-batch, not on the rank that runs it.
         seeds = torch.randint(2**62, (MICRO_BATCHES,)).tolist()
         share = MICRO_BATCHES // self.world
         mine = range(self.rank * share, (self.rank + 1) * share)
