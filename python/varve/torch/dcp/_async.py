@@ -54,10 +54,10 @@ def async_save(
 ) -> Any:
     """Copies a state, and saves the copy in the background.
 
-    Args are those of `save` and of torch's `async_save`. What torch's default planner and a
-    FileSystemWriter of this package would save, with one file for each rank, the engine copies and saves
-    as `varve.torch.async_save` does with format="dcp": of values that need no pickle and of tensors in
-    CPU memory, to a name that may be replaced as a whole. All else is copied by this package and saved by
+    Args are those of `save` and of torch's `async_save`. The engine copies and saves, as
+    `varve.torch.async_save` does with format="dcp", where it saves what torch's default planner and a
+    FileSystemWriter of this package with one file for each rank would: values that need no pickle and
+    tensors in CPU memory, to a name that may be replaced as a whole. All else is copied by this package and saved by
     torch's planner, on a thread. An `async_stager`, or a `storage_writer` with a `stage` of its own, is
     asked for the copy instead. A varve.torch.Stager as `async_stager` copies into its memory and saves by
     its own executor, whatever `async_checkpointer_type` says. It takes what the engine saves, and belongs
@@ -106,7 +106,7 @@ def async_save(
     executor = "thread" if async_checkpointer_type is _THREAD else "process"
     if job.writer is None:
         job.ask(state_dict)
-        return save_by_torch(job, options)  # Torch says that there is no storage.
+        return save_by_torch(job, options)  # Torch raises: there is no storage.
     if engines is not None:
         check_stager(engines, job.group, executor == "process")
         job.ask(state_dict)

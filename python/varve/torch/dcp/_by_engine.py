@@ -46,8 +46,8 @@ _TIMEOUT = 1800.0
 _OWNER = "varve.torch.dcp"
 
 _LOWEST_IS_SAVED = (
-    "What is saved of each is the value of the lowest of these ranks. Give what each rank has for itself "
-    'a key of its own, such as f"rank{rank}.name"'
+    "The save has the value of the lowest of these ranks. Give a value that each rank has for itself a key "
+    'of its own, such as f"rank{rank}.name"'
 )
 
 #: Begins a save on a stager.
@@ -201,7 +201,7 @@ def _save(job: Job, path: str, start: Callable[[_Begin], SaveHandle]) -> AsyncSa
 
 
 def _as_torchs(job: Job, error: BaseException, rank: int) -> BaseException:
-    """The CheckpointError for an error of the engine; `rank` failed where the error does not tell."""
+    """The CheckpointError for an error of the engine; `rank` failed where the error names none."""
     failures: dict[int, BaseException] = {}
     if isinstance(error, Error):
         failures |= error.of_ranks

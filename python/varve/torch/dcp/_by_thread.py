@@ -3,10 +3,9 @@
 Two things that torch's own thread does not have:
 
 * The copy is made by several threads of the engine into memory that has been used before, and goes
-  nowhere near the tensors' own storages: what a save finds there is of this save, whatever became of
+  nowhere near the tensors' own storages: a save finds its own elements there, whatever became of
   the objects of an earlier one.
-* What the ranks send each other in the background goes over a gloo group of its own, so that it
-  neither waits behind a collective of the training nor comes between two of them, and needs no CPU
+* The messages of the ranks in the background go over a gloo group of their own. So a save neither waits behind a collective of the training nor comes between two of them, and needs no CPU
   backend in the caller's group.
 
 Stagers of the caller's are asked for copies as torch asks them.
@@ -29,7 +28,7 @@ from varve.torch.dcp._executors import executor_of
 from varve.torch.dcp._functions import save_plain
 from varve.torch.dcp._job import AsyncSave, Job
 
-#: What torch returns where copies are made in the background; torch 2.6 has none.
+#: Torch's result where copies are made in the background; torch 2.6 has none.
 _Response: Any = getattr(state_dict_saver, "AsyncSaveResponse", None)
 
 
@@ -100,7 +99,7 @@ def save_by_thread(job: Job, stager: Any) -> Any:
 def _save(
     job: Job, group: dist.ProcessGroup | None, state: dict[str, Any], failure: Exception | None
 ) -> Metadata:
-    """Saves a copy, on the thread; or tells the other ranks of a failure."""
+    """Saves a copy, on the thread; or reports a failure to the other ranks."""
     if failure is None:
         try:
             job.reset()
@@ -141,7 +140,7 @@ def _end_staging(out: AsyncSave, failure: BaseException | None) -> None:
 
 
 class _StagersCopy:
-    """What a caller's stager has made of a state, or a future of it."""
+    """The copy of a state that a caller's stager has made, or a future of it."""
 
     def __init__(self, stager: Any, state: dict[str, Any]) -> None:
         self._made: Any = stager.stage(state)

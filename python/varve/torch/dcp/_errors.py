@@ -29,7 +29,7 @@ class CheckpointError(Error, CheckpointException):
 
     Attributes:
         failures: {rank: (exception, traceback)} of the ranks that failed, numbered within the
-            process group. The message names them and their causes. `rank` is the lowest of them, `code`
+            process group; where the engine saved, at most 64. The message names them and their causes. `rank` is the lowest of them, `code`
             and `path` are those of its error, where that is one of ours.
     """
 

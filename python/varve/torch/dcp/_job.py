@@ -48,8 +48,8 @@ class Job:
         planner: As in the call.
         use_collectives: As in the call.
         state: The state with plain dicts in place of objects; None where `failure` is set.
-        failure: What `state_dict` of an object failed with on this rank. The other ranks have to learn
-            of it: they are about to wait for this one.
+        failure: The error of an object's `state_dict` on this rank. The other ranks have to receive it:
+            they are about to wait for this one.
     """
 
     what: str
