@@ -5,8 +5,9 @@ Two things that torch's own thread does not have:
 * The copy is made by several threads of the engine into memory that has been used before, and goes
   nowhere near the tensors' own storages: a save finds its own elements there, whatever became of
   the objects of an earlier one.
-* The messages of the ranks in the background go over a gloo group of their own. So a save neither waits behind a collective of the training nor comes between two of them, and needs no CPU
-  backend in the caller's group.
+* The messages of the ranks in the background go over a gloo group of their own. So a save neither waits
+  behind a collective of the training nor comes between two of them, and needs no CPU backend in the
+  caller's group.
 
 Stagers of the caller's are asked for copies as torch asks them.
 """

@@ -29,8 +29,9 @@ class CheckpointError(Error, CheckpointException):
 
     Attributes:
         failures: {rank: (exception, traceback)} of the ranks that failed, numbered within the
-            process group; where the engine saved, at most 64. The message names them and their causes. `rank` is the lowest of them, `code`
-            and `path` are those of its error, where that is one of ours.
+            process group; where the engine saved, at most 64. The message names them and their causes.
+            `rank` is the lowest of them, `code` and `path` are those of its error, where that is one of
+            ours.
     """
 
     def __init__(self, message: str, failures: dict[int, WRAPPED_EXCEPTION]) -> None:
