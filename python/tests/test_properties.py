@@ -87,19 +87,18 @@ class ShardedArrays(TorchArrays):
     def origin(self, tensor: Any) -> str:
         return "torch" if isinstance(tensor, Sharded) else super().origin(tensor)
 
-    def add_sources(self, state: Any, fqn: str, tensor: Any, keep: list[Any]) -> None:
+    def add_sources(self, into: Any, fqn: str, tensor: Any) -> None:
         if not isinstance(tensor, Sharded):
-            super().add_sources(state, fqn, tensor, keep)
+            super().add_sources(into, fqn, tensor)
             return
         for offsets, view in tensor.views():
-            add_shard(state, fqn, tensor.shape, offsets, view, keep)
+            add_shard(into, fqn, tensor.shape, offsets, view)
 
-    def add_targets(self, request: Any, fqn: str, tensor: Any, after: Any, keep: list[Any]) -> None:
-        if not isinstance(tensor, Sharded):
-            super().add_targets(request, fqn, tensor, after, keep)
-            return
-        for offsets, view in tensor.views():
-            add_shard(request, fqn, tensor.shape, offsets, view, keep)
+    def add_targets(self, into: Any, fqn: str, tensor: Any) -> None:
+        if isinstance(tensor, Sharded):
+            self.add_sources(into, fqn, tensor)
+        else:
+            super().add_targets(into, fqn, tensor)
 
 
 @st.composite

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import array
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
 
 from varve import _core
-from varve._engine import DTYPE_NUMBERS
+from varve._engine import DTYPE_NUMBERS, Filling, Gathered
 from varve.errors import InvalidArgumentError, UnsupportedError
 
 #: DLPack type codes (dlpack.h, DLDataTypeCode) to the names of dtypes by bits.
@@ -104,20 +104,13 @@ class NumpyArrays:
         """Everything comes back as a NumPy array."""
         return "numpy"
 
-    def add_sources(self, state: _core.State, fqn: str, tensor: Any, keep: list[Any]) -> None:
+    def add_sources(self, into: Gathered, fqn: str, tensor: Any) -> None:
         """Adds one shard: the whole array."""
-        _add(state, fqn, tensor, keep, writable=False)
+        _add(into, fqn, tensor, writable=False)
 
-    def add_targets(
-        self,
-        request: _core.LoadRequest,
-        fqn: str,
-        tensor: Any,
-        after: list[Callable[[], None]],
-        keep: list[Any],
-    ) -> None:
+    def add_targets(self, into: Filling, fqn: str, tensor: Any) -> None:
         """Adds one shard: the whole array, which must be writable."""
-        _add(request, fqn, tensor, keep, writable=True)
+        _add(into, fqn, tensor, writable=True)
 
     def memory(self, tensor: Any) -> Any:
         """Returns a key that is equal for arrays of one memory; None where that is unknown."""
@@ -153,16 +146,14 @@ class NumpyArrays:
         """Nothing: arrays keep no record of changes."""
 
 
-def _add(
-    parts: _core.State | _core.LoadRequest, fqn: str, tensor: Any, keep: list[Any], writable: bool
-) -> None:
+def _add(into: Gathered | Filling, fqn: str, tensor: Any, writable: bool) -> None:
     """Adds a whole array."""
-    keep.append(tensor)
+    into.keep.append(tensor)
     if isinstance(tensor, (memoryview, array.array)):
         tensor = np.asarray(tensor)
-        keep.append(tensor)
+        into.keep.append(tensor)
     if isinstance(tensor, np.ndarray):
-        _add_numpy(parts, fqn, tensor, writable)
+        _add_numpy(into, fqn, tensor, writable)
         return
     describe = _core.describe_writable_array if writable else _core.describe_array
     try:
@@ -175,11 +166,11 @@ def _add(
     name = _DLPACK.get((code, bits))
     if name is None:
         raise InvalidArgumentError(f'"{fqn}": DLPack type {code} of {bits} bits is not stored')
-    parts.add(fqn, DTYPE_NUMBERS[name], shape, address, strides)
+    into.engine.add(fqn, DTYPE_NUMBERS[name], shape, address, strides)
 
 
 def _add_numpy(
-    parts: _core.State | _core.LoadRequest, fqn: str, value: np.ndarray[Any, Any], writable: bool
+    into: Gathered | Filling, fqn: str, value: np.ndarray[Any, Any], writable: bool
 ) -> None:
     number = dtype_number(value.dtype)
     if number is None:
@@ -192,4 +183,4 @@ def _add_numpy(
             f'"{fqn}": the array\'s strides are not multiples of its item size; copy it first'
         )
     strides = None if value.flags.c_contiguous else tuple(s // itemsize for s in value.strides)
-    parts.add(fqn, number, value.shape, value.__array_interface__["data"][0], strides)
+    into.engine.add(fqn, number, value.shape, value.__array_interface__["data"][0], strides)

@@ -7,7 +7,7 @@ import gc
 import logging
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from varve import _arguments, _core, _files, _tree
@@ -42,21 +42,11 @@ class Arrays(Protocol):
     def origin(self, tensor: Any) -> str:
         """Returns the library of a read's results: "torch" or "numpy"."""
 
-    def add_sources(self, state: _core.State, fqn: str, tensor: Any, keep: list[Any]) -> None:
-        """Adds the shards of a tensor to save. Objects added to `keep` live until the save is done."""
+    def add_sources(self, into: Gathered, fqn: str, tensor: Any) -> None:
+        """Adds the shards of a tensor to save."""
 
-    def add_targets(
-        self,
-        request: _core.LoadRequest,
-        fqn: str,
-        tensor: Any,
-        after: list[Callable[[], None]],
-        keep: list[Any],
-    ) -> None:
-        """Adds the shards of a tensor to fill; `after` runs when they have been.
-
-        Objects added to `keep` live until the load is done.
-        """
+    def add_targets(self, into: Filling, fqn: str, tensor: Any) -> None:
+        """Adds the shards of a tensor to fill."""
 
     def memory(self, tensor: Any) -> Any:
         """Returns a key that is equal for tensors of one memory; None where that is unknown."""
@@ -128,9 +118,20 @@ def path_name(path: Any) -> str:
 class Gathered:
     """A state as the engine takes it."""
 
-    state: _core.State
-    keep: list[Any]
+    engine: _core.State = field(default_factory=_core.State)
+    keep: list[Any] = field(default_factory=list)
     """Objects that must live as long as the tensors' memory is read."""
+
+
+@dataclass(frozen=True)
+class Filling:
+    """Tensors to fill as the engine takes them."""
+
+    engine: _core.LoadRequest = field(default_factory=_core.LoadRequest)
+    after: list[Callable[[], None]] = field(default_factory=list)
+    """Functions to call when they have been filled."""
+    keep: list[Any] = field(default_factory=list)
+    """Objects that must live as long as the tensors' memory is written."""
 
 
 def gather(
@@ -145,19 +146,19 @@ def gather(
     Reads its files as they are now. Those of rank 0 count; others are not looked at.
     """
     _arguments.flag("allow_pickle", allow_pickle)
-    made = _core.State()
+    made = Gathered()
+    engine = made.engine
     for name, content in _files.taken(files) if rank == 0 else []:
-        made.add_file(name, content)
-    keep: list[Any] = []
+        engine.add_file(name, content)
     with collector_at_rest():
         flat = _tree.Flattener(rank, arrays.is_tensor, arrays.origin)
-        made.structure = _core.encode_value(flat.flatten(state), "", False)
-        keep.append(flat.tensors)  # A state_dict()'s new tensors have no other owner.
+        engine.structure = _core.encode_value(flat.flatten(state), "", False)
+        made.keep.append(flat.tensors)  # A state_dict()'s new tensors have no other owner.
         for fqn, tensor in flat.tensors:
-            arrays.add_sources(made, fqn, tensor, keep)
+            arrays.add_sources(made, fqn, tensor)
         for fqn, value in flat.objects:
-            made.add_object(fqn, _core.encode_value(value, fqn, allow_pickle))
-    return Gathered(made, keep)
+            engine.add_object(fqn, _core.encode_value(value, fqn, allow_pickle))
+    return made
 
 
 def save(
@@ -178,7 +179,7 @@ def save(
         if options.coordinate:
             fail(coordinator, f"save {path_name(path)}", error, options.timeout)
         raise
-    report = _core.save(parts.state, where, options, coordinator)
+    report = _core.save(parts.engine, where, options, coordinator)
     warn_of_differences(report.differing_tensors)
     log_conflicts(where, report.conflicts)
     return report

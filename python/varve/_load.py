@@ -12,6 +12,7 @@ from varve._engine import (
     DTYPE_NUMBERS,
     Arrays,
     Coordinator,
+    Filling,
     collector_at_rest,
     fail,
     path_name,
@@ -62,9 +63,7 @@ class _Plan:
         self.reader = reader
         self.arrays = arrays
         self.cast = cast
-        self.request = _core.LoadRequest()
-        self.after: list[Callable[[], None]] = []
-        self.keep: list[Any] = []
+        self.filling = Filling()
         self.names: list[str] = []
         self.stored_name: dict[str, str] | None = None
         self._stored: dict[str, tuple[int, tuple[int, ...]]] | None = None
@@ -98,7 +97,7 @@ class _Plan:
             self.match.drop_tied(arrays.memory)
             self._list_targets()
         self.names = [self.stored(fqn) for fqn, _ in self.match.objects]
-        request = self.request
+        request = self.filling.engine
         request.objects, request.known = self.names, self._known()
         request.missing, request.mismatched = self.match.missing, self.match.mismatched
 
@@ -117,13 +116,13 @@ class _Plan:
         return known
 
     def _list_targets(self) -> None:
-        arrays, request = self.arrays, self.request
+        arrays, filling = self.arrays, self.filling
         for fqn, tensor in self.match.tensors:
-            arrays.add_targets(request, self.stored(fqn), tensor, self.after, self.keep)
+            arrays.add_targets(filling, self.stored(fqn), tensor)
         for fqn, origin, put in self.match.created:
             name = self.stored(fqn)
             tensor = arrays.create(name, *self._geometry(name), origin)
-            arrays.add_targets(request, name, tensor, self.after, self.keep)
+            arrays.add_targets(filling, name, tensor)
             put(tensor)
         for fqn, tensor, put in self.match.assigned:
             self._assign(fqn, tensor, put)
@@ -149,14 +148,14 @@ class _Plan:
             made = self.arrays.fresh(tensor, None if cast else dtype)
             self._assigned[place, dtype] = made
             self._assigned.setdefault(place, made)
-        self.arrays.add_targets(self.request, name, made, self.after, self.keep)
-        self.after.append(lambda: put(made))
+        self.arrays.add_targets(self.filling, name, made)
+        self.filling.after.append(lambda: put(made))
 
     def _assign_tied(self, tensor: Any, put: Callable[[Any], None]) -> None:
         """Gives a name that is not stored the tensor that another name of its memory gets."""
         made = self._assigned.get(self.arrays.memory(tensor))
         if made is not None:  # Else the other name does not fit, and is reported.
-            self.after.append(lambda: put(made))
+            self.filling.after.append(lambda: put(made))
 
     def _geometry(self, name: str) -> tuple[int, tuple[int, ...]]:
         if self._stored is None:
@@ -190,7 +189,7 @@ def load(
     match = plan.match
     filled = [tensor for _, tensor in match.tensors]
     try:
-        report = reader.load(plan.request, options, coordinator)
+        report = reader.load(plan.filling.engine, options, coordinator)
     except InvalidArgumentError as error:
         hint = _prefix_hint(reader, match.missing)
         if hint is None:
@@ -201,7 +200,7 @@ def load(
         arrays.note_filled(filled)  # Some of it may have been written.
         raise
     arrays.note_filled(filled)
-    for run in plan.after:
+    for run in plan.filling.after:
         run()
     for (_, put), value in zip(match.objects, values, strict=True):
         put(value)
@@ -265,9 +264,7 @@ def read(
     reader = _core.Reader(where, _arguments.flag("use_agent", use_agent))
     structure = reader.structure()
     found: dict[str, Any] = {}
-    request = _core.LoadRequest()
-    keep: list[Any] = []
-    after: list[Callable[[], None]] = []
+    filling = Filling()
     names: list[str] = []
     origins: dict[str, str] = {}
     for fqn, leaf in _leaves(reader, structure):
@@ -283,11 +280,11 @@ def read(
     stored = reader.tensors(None if chosen is None else list(origins))
     for fqn, origin in origins.items():
         found[fqn] = tensor = arrays.create(fqn, *stored[fqn], origin)
-        arrays.add_targets(request, fqn, tensor, after, keep)
+        arrays.add_targets(filling, fqn, tensor)
     found.update(zip(names, plain_values(reader, where, names, allow_pickle), strict=True))
-    request.objects = names
-    reader.load(request, _core.LoadOptions(strict=False), None)
-    for run in after:
+    filling.engine.objects = names
+    reader.load(filling.engine, _core.LoadOptions(strict=False), None)
+    for run in filling.after:
         run()
     if flat:
         return found

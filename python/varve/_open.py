@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import operator
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from varve import _arguments, _core
-from varve._engine import Arrays, path_text
+from varve._engine import Arrays, Filling, path_text
 from varve._files import StoredFiles
 from varve._load import plain_values
 from varve.errors import InvalidArgumentError
@@ -97,13 +97,11 @@ class StoredTensor:
         box = _Box(f'{source.path}: "{self._name}"', self._shape, index)
         made = source.arrays.create(self._name, self._number, box.sizes, source.origin)
         if math.prod(box.sizes):
-            after: list[Callable[[], None]] = []
-            keep: list[Any] = []
-            request = _core.LoadRequest()
-            source.arrays.add_targets(request, self._name, made, after, keep)
-            request.place(self._shape, box.offsets)
-            source.reader.read_into(request)
-            for run in after:
+            filling = Filling()
+            source.arrays.add_targets(filling, self._name, made)
+            filling.engine.place(self._shape, box.offsets)
+            source.reader.read_into(filling.engine)
+            for run in filling.after:
                 run()
         made = made.reshape(box.shape)
         return made[()] if box.is_scalar else made

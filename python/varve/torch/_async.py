@@ -205,7 +205,7 @@ class Save:
         limit = self.options.deadline
         deadline = None if limit is None else time.monotonic() + limit
         rank = 0 if coordinator is None else coordinator.rank
-        parts = _engine.Gathered(_core.State(), [])
+        parts = _engine.Gathered()
         if refusal is None:
             try:
                 arrays = TorchArrays(stager.copy_from_devices)
@@ -229,7 +229,7 @@ class Save:
         handle._keep = parts
         engine = _core.async_save(
             stager_engine,
-            parts.state,
+            parts.engine,
             self.path,
             self.options,
             coordinator,

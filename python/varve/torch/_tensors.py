@@ -11,7 +11,7 @@ from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 
 from varve import _core
 from varve._arrays import NumpyArrays
-from varve._engine import DTYPE_NUMBERS
+from varve._engine import DTYPE_NUMBERS, Filling, Gathered
 from varve.errors import InvalidArgumentError, UnsupportedError
 from varve.torch import _layout
 
@@ -64,12 +64,12 @@ class TorchArrays(NumpyArrays):
         """Returns the library of a read's results."""
         return "numpy" if not _is_torch(tensor) else "torch"
 
-    def add_sources(self, state: _core.State, fqn: str, tensor: Any, keep: list[Any]) -> None:
+    def add_sources(self, into: Gathered, fqn: str, tensor: Any) -> None:
         """Adds the shards this rank holds; none where it holds nothing."""
-        if _added_quickly(state, fqn, tensor):
+        if _added_quickly(into, fqn, tensor):
             return
         if not _is_torch(tensor):
-            super().add_sources(state, fqn, tensor, keep)
+            super().add_sources(into, fqn, tensor)
             return
         _check(fqn, tensor)
         shape, shards = _shards(fqn, tensor)
@@ -77,11 +77,11 @@ class TorchArrays(NumpyArrays):
             device = _cuda_memory(local) if self._from_devices else None
             if device is not None:
                 _check_memory(fqn, local)
-                keep.append(local)
+                into.keep.append(local)
                 number, address = _NUMBERS[local.dtype], local.data_ptr()
-                state.add(fqn, number, shape, address, None, offsets, local.shape, device)
+                into.engine.add(fqn, number, shape, address, None, offsets, local.shape, device)
             else:
-                add_shard(state, fqn, shape, offsets, self._on_cpu(fqn, local), keep)
+                add_shard(into, fqn, shape, offsets, self._on_cpu(fqn, local))
 
     def _on_cpu(self, fqn: str, tensor: torch.Tensor) -> torch.Tensor:
         plain = _plain(fqn, tensor)
@@ -104,25 +104,18 @@ class TorchArrays(NumpyArrays):
             return None
         return tuple(shape), tuple(places)
 
-    def add_targets(
-        self,
-        request: _core.LoadRequest,
-        fqn: str,
-        tensor: Any,
-        after: list[Callable[[], None]],
-        keep: list[Any],
-    ) -> None:
+    def add_targets(self, into: Filling, fqn: str, tensor: Any) -> None:
         """Adds the shards this rank wants filled; memory elsewhere is filled through a copy on the CPU."""
-        if _added_quickly(request, fqn, tensor):
+        if _added_quickly(into, fqn, tensor):
             return
         if not _is_torch(tensor):
-            super().add_targets(request, fqn, tensor, after, keep)
+            super().add_targets(into, fqn, tensor)
             return
         _check(fqn, tensor)
         shape, shards = _shards(fqn, tensor)
         for offsets, local in shards:
-            memory = self._memory_to_fill(fqn, local, after)
-            add_shard(request, fqn, shape, offsets, memory, keep)
+            memory = self._memory_to_fill(fqn, local, into.after)
+            add_shard(into, fqn, shape, offsets, memory)
 
     def _memory_to_fill(
         self, fqn: str, local: torch.Tensor, after: list[Callable[[], None]]
@@ -239,7 +232,7 @@ def _is_torch(value: Any) -> bool:
     )
 
 
-def _added_quickly(parts: _core.State | _core.LoadRequest, fqn: str, tensor: Any) -> bool:
+def _added_quickly(into: Gathered | Filling, fqn: str, tensor: Any) -> bool:
     """Adds a plain contiguous CPU tensor; False for all others.
 
     States have tens of thousands of these, and each Python call here is paid for each of them.
@@ -258,7 +251,7 @@ def _added_quickly(parts: _core.State | _core.LoadRequest, fqn: str, tensor: Any
     ):
         number = _NUMBERS.get(tensor.dtype)
         if number is not None:
-            parts.add(fqn, number, tensor.shape, tensor.data_ptr())
+            into.engine.add(fqn, number, tensor.shape, tensor.data_ptr())
             return True
     return False
 
@@ -467,19 +460,18 @@ def _copier(target: torch.Tensor, source: torch.Tensor) -> Callable[[], None]:
 
 
 def add_shard(
-    parts: _core.State | _core.LoadRequest,
+    into: Gathered | Filling,
     fqn: str,
     shape: Sequence[int],
     offsets: Sequence[int],
     memory: torch.Tensor,
-    keep: list[Any],
 ) -> None:
     """Adds the box at `offsets` of a tensor of this shape, which is in CPU memory."""
     _check_memory(fqn, memory)
-    keep.append(memory)
+    into.keep.append(memory)
     strides = None if memory.is_contiguous() else memory.stride()
     number = _NUMBERS[memory.dtype]
-    parts.add(fqn, number, shape, memory.data_ptr(), strides, offsets, memory.shape)
+    into.engine.add(fqn, number, shape, memory.data_ptr(), strides, offsets, memory.shape)
 
 
 def _check_memory(fqn: str, memory: torch.Tensor) -> None:
