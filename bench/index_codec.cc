@@ -18,8 +18,8 @@
 
 #include <sys/resource.h>
 
+#include "save/dcp_index.h"
 #include "varve/checkpoint.h"
-#include "varve/dcp.h"
 
 namespace {
 

@@ -22,8 +22,7 @@
 #include <vector>
 
 #include "varve/protocol/checkpoint.h"
-#include "varve/protocol/conformance.h"
-#include "varve/protocol/content.h"
+#include "varve/protocol/storage_layer.h"
 
 namespace {
 

@@ -5,6 +5,8 @@
 ///   varve::AsyncSaveHandle save = varve::AsyncSave(state, path, {}, **stager, *coordinator);
 ///   ...                                                        // Change the tensors.
 ///   const auto& report = save.done().get();                    // When it must be durable.
+///
+/// DeferSave leaves the copy with an agent, which writes it only if this process ends.
 #pragma once
 
 #include <chrono>
@@ -49,11 +51,31 @@ struct StagerOptions {
   bool copy_from_devices = false;
   /// Staging memory is registered with the CUDA driver when it is first used, and stays so: copies
   /// from devices go straight to it. Only with copy_from_devices. Where the driver refuses, copies
-  /// go by way of its own memory, and SaveReport::pageable_bytes says how much.
+  /// go by way of its own memory, and AsyncSaveReport::pageable_bytes says how much.
   bool pinned_memory = false;
 };
 
-struct AsyncSaveOptions {
+/// What an asynchronous save did.
+struct AsyncSaveReport : SaveReport {
+  double staging_seconds = 0;        ///< From the call until the copy was made.
+  bool in_waves = false;             ///< The state was larger than the staging memory.
+  std::uint64_t device_bytes = 0;    ///< Copied from CUDA devices straight into staging memory.
+  std::uint64_t pageable_bytes = 0;  ///< Of those, into memory that the driver had not registered.
+  int attempts = 1;                  ///< How often it was written until that succeeded.
+};
+
+/// What a deferred save did: all of it true of this rank alone.
+struct DeferredReport {
+  SaveId save_id;
+  std::uint64_t bytes = 0;                       ///< Of this rank's file, which the agent holds.
+  double seconds = 0;                            ///< From the call until the agent had the copy.
+  std::uint64_t device_bytes = 0;                ///< As in AsyncSaveReport.
+  std::uint64_t pageable_bytes = 0;              ///< As in AsyncSaveReport.
+  std::vector<std::string> differing_tensors{};  ///< As in SaveReport.
+};
+
+/// What AsyncSave and DeferSave take alike.
+struct StagedSaveOptions {
   SaveOptions save;
   /// Return before the copy is made. Tensors must not be written to before `staged`.
   bool overlapped = false;
@@ -70,19 +92,18 @@ struct AsyncSaveOptions {
   std::optional<std::chrono::milliseconds> deadline;
   /// Time within which the storage must return from a call after the save has been given up.
   std::chrono::milliseconds stuck_grace = std::chrono::seconds(10);
-  /// The agent (Stager::Make's executor) keeps the copy in memory. It writes the copy only if this
-  /// process exits or is killed before a newer save of this stager replaces it: a deferred one that
-  /// all ranks have submitted, or one that has been written. `done` is ready when the agent has
-  /// this rank's copy, and reports on this rank alone. Memory for two copies keeps one whole at any
-  /// time. A later failure, such as a name that is taken, is listed by `varve ls` alone. Refused
-  /// for uncoordinated saves by several ranks.
-  bool deferred = false;
-  /// The error, if this rank cannot take part: the save then fails on all ranks with it. Without it
-  /// the others would wait for a rank whose state cannot be saved.
-  Status ready;
-  /// Called once each, from other threads or from within the call; must be quick.
+  /// Called once, from another thread or from within the call; must be quick.
   std::function<void(const Status&)> on_staged;
-  std::function<void(const Result<SaveReport>&)> on_done;
+};
+
+struct AsyncSaveOptions : StagedSaveOptions {
+  /// Called once, from another thread or from within the call; must be quick.
+  std::function<void(const Result<AsyncSaveReport>&)> on_done;
+};
+
+struct DeferSaveOptions : StagedSaveOptions {
+  /// Called once, from another thread or from within the call; must be quick.
+  std::function<void(const Result<DeferredReport>&)> on_held;
 };
 
 /// A save under way. Copies refer to the same save. Threads: safe.
@@ -94,7 +115,7 @@ class AsyncSaveHandle {
   /// Returns a future that is ready when the checkpoint is durable and visible, or the save has
   /// failed; the same on every rank, as Save returns it. Cancelled when the save was skipped,
   /// replaced or cancelled.
-  [[nodiscard]] std::shared_future<Result<SaveReport>> done() const;
+  [[nodiscard]] std::shared_future<Result<AsyncSaveReport>> done() const;
   /// Returns SaveReport::differing_tensors, which is known as soon as AsyncSave has returned. Empty
   /// on ranks other than the coordinator.
   [[nodiscard]] std::vector<std::string> differing_tensors() const;
@@ -104,6 +125,26 @@ class AsyncSaveHandle {
 
   struct Impl;
   explicit AsyncSaveHandle(std::shared_ptr<Impl> impl);
+
+ private:
+  std::shared_ptr<Impl> impl_;
+};
+
+/// A deferred save under way. Copies refer to the same save. Threads: safe.
+class DeferredSaveHandle {
+ public:
+  /// As AsyncSaveHandle::staged.
+  [[nodiscard]] std::shared_future<Status> staged() const;
+  /// Ready when the agent holds this rank's copy, or never will; other ranks may end otherwise.
+  [[nodiscard]] std::shared_future<Result<DeferredReport>> held() const;
+  /// As AsyncSaveHandle::differing_tensors.
+  [[nodiscard]] std::vector<std::string> differing_tensors() const;
+  /// Gives the save up on this rank, unless the agent holds its copy already. The agents of the
+  /// other ranks never write a save that one rank has not submitted.
+  void Cancel() const;
+
+  struct Impl;
+  explicit DeferredSaveHandle(std::shared_ptr<Impl> impl);
 
  private:
   std::shared_ptr<Impl> impl_;
@@ -160,5 +201,19 @@ AsyncSaveHandle AsyncSave(State state, std::string path, AsyncSaveOptions option
 /// Does the same by a single process.
 AsyncSaveHandle AsyncSave(State state, std::string path, AsyncSaveOptions options, Stager& stager,
                           Storage& storage = PosixStorage());
+
+/// Gives the agent a copy of the state and writes nothing. Collective as AsyncSave. The agent,
+/// which is the stager's executor, writes the copy only if this process exits or is killed before a
+/// newer save of this stager replaces it: a deferred one that all ranks have submitted, or one that
+/// has been written. Memory for two copies keeps one whole at any time. `varve ls` lists a failure
+/// that comes later, such as a name that is taken. Errors are the handle's: InvalidArgument for a
+/// stager without executor, for a state that is larger than the staging memory, and for
+/// uncoordinated saves by several ranks.
+DeferredSaveHandle DeferSave(State state, std::string path, DeferSaveOptions options,
+                             Stager& stager, Coordinator& coordinator);
+
+/// The same by a single process.
+DeferredSaveHandle DeferSave(State state, std::string path, DeferSaveOptions options,
+                             Stager& stager);
 
 }  // namespace varve

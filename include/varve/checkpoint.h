@@ -165,9 +165,8 @@ struct LoadRequest {
   /// Names of wanted things that the caller found to be missing or of another kind.
   std::vector<std::string> missing;
   std::vector<std::string> mismatched;
-  /// Names in the checkpoint that this rank knows of without loading them (a fallback rank's
-  /// values, say): never reported as unexpected.
-  std::vector<std::string> known;
+  /// Names in the checkpoint that this rank leaves out on purpose: never reported as unexpected.
+  std::vector<std::string> ignored;
 };
 
 /// Loads collectively: the ranks first agree on the checkpoint and on the differences, then each

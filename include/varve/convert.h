@@ -8,11 +8,11 @@
 #include <utility>
 #include <vector>
 
-#include "varve/dtype.h"
 #include "varve/metadata.h"
 #include "varve/options.h"
 #include "varve/status.h"
 #include "varve/storage.h"
+#include "varve/tensor.h"
 
 namespace varve {
 

@@ -8,11 +8,17 @@
 #include <string_view>
 #include <vector>
 
-#include "varve/dtype.h"
 #include "varve/hash.h"
 #include "varve/tensor.h"
 
 namespace varve {
+
+/// Returns the library's version, "major.minor.patch".
+std::string_view Version();
+
+/// The native format version written by this library. Readers accept every version up to this one
+/// and refuse newer ones with a message; see docs/format.md.
+inline constexpr std::uint32_t kFormatVersion = 1;
 
 /// Identifies one save. All files of a checkpoint carry the same one.
 struct SaveId {

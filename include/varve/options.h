@@ -77,6 +77,7 @@ struct SaveOptions {
   std::stop_token stop;
 };
 
+/// What a save did.
 struct SaveReport {
   SaveId save_id;
   std::uint64_t bytes_written = 0;  ///< By this rank, header included.
@@ -92,13 +93,6 @@ struct SaveReport {
   /// it was replaced, and the new one's directory has another file of that name. Filled on the
   /// coordinator.
   std::vector<std::string> conflicts{};
-  // Of asynchronous saves:
-  double staging_seconds = 0;        ///< From the call until the copy was made.
-  bool in_waves = false;             ///< The state was larger than the staging memory.
-  bool deferred = false;             ///< In memory only, see AsyncSaveOptions::deferred.
-  std::uint64_t device_bytes = 0;    ///< Copied from CUDA devices straight into staging memory.
-  std::uint64_t pageable_bytes = 0;  ///< Of those, into memory that the driver had not registered.
-  int attempts = 1;
 };
 
 /// The demands of a load before it changes anything.

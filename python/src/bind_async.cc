@@ -1,3 +1,5 @@
+#include <functional>
+#include <memory>
 #include <optional>
 #include <stop_token>
 #include <string>
@@ -8,12 +10,12 @@
 #include <nanobind/stl/unique_ptr.h>
 #include <unistd.h>
 
+#include "async/start.h"
 #include "bindings.h"
 #include "bound.h"
 #include "interruptible.h"
+#include "pipeline/host_buffer.h"
 #include "varve/agent.h"
-#include "varve/async_save.h"
-#include "varve/host_buffer.h"
 
 namespace varve::python {
 namespace {
@@ -33,17 +35,20 @@ void Tell(const nb::object& function, const char* what, Arguments&&... arguments
   }
 }
 
-/// Sets the callbacks: on_staged(None or exception), on_done(report or None, None or exception).
-/// Errors get the path.
-void SetCallbacks(nb::object on_staged, nb::object on_done, const std::string& path,
-                  AsyncSaveOptions* options) {
-  options->on_staged = [tell = Shared(std::move(on_staged)), path](const Status& status) {
+/// Calls `function` with None or the exception for an error, which gets the path.
+std::function<void(const Status&)> OnStaged(nb::object function, const std::string& path) {
+  return [tell = Shared(std::move(function)), path](const Status& status) {
     const nb::gil_scoped_acquire gil;
     Tell(*tell, "on_staged", ErrorOrNone(status.With({.path = path})));
   };
-  options->on_done = [tell = Shared(std::move(on_done)), path](const Result<SaveReport>& report) {
+}
+
+/// Calls `function` with (report or None, None or exception).
+template <class Report>
+std::function<void(const Result<Report>&)> OnEnd(nb::object function, const std::string& path) {
+  return [tell = Shared(std::move(function)), path](const Result<Report>& report) {
     const nb::gil_scoped_acquire gil;
-    Tell(*tell, "on_done", report.ok() ? nb::cast(*report) : nb::none(),
+    Tell(*tell, "on_end", report.ok() ? nb::cast(*report) : nb::none(),
          ErrorOrNone(report.status().With({.path = path})));
   };
 }
@@ -84,28 +89,66 @@ std::shared_ptr<Stager> MakeStager(const StagerOptions& options, nb::object back
   return EndingWithoutGil(ValueOrRaise(std::move(made)).release());
 }
 
-/// Takes the content of `state`. `not_ready`: None, or why this rank cannot take part.
+/// Runs `begin(coordinator, ready)`, which returns a Handle, where a signal can stop it.
+/// `not_ready`: None, or why this rank cannot take part.
+template <class Handle, class Begin>
+std::shared_ptr<Handle> BeginSave(SaveOptions* options, const nb::object& coordinator,
+                                  const nb::object& not_ready, Begin begin) {
+  Status ready;
+  if (!not_ready.is_none()) {
+    ready = ToStatus(not_ready, nb::cast<std::string>(nb::str(not_ready)));
+  }
+  std::stop_source stop;
+  options->stop = stop.get_token();
+  const auto ranks = MakeCoordinator(coordinator);
+  std::shared_ptr<Handle> handle;
+  RunCollective([&] { handle = EndingWithoutGil(new Handle(begin(*ranks, std::move(ready)))); },
+                coordinator, [&] { stop.request_stop(); }, nullptr, "");
+  return handle;
+}
+
+/// Takes the content of `state`.
 std::shared_ptr<AsyncSaveHandle> AsyncSavePython(const std::shared_ptr<Stager>& stager,
                                                  State& state, const FsPath& path,
                                                  AsyncSaveOptions options,
                                                  const nb::object& coordinator,
                                                  nb::object on_staged, nb::object on_done,
                                                  const nb::object& not_ready) {
-  SetCallbacks(std::move(on_staged), std::move(on_done), path.text, &options);
-  if (!not_ready.is_none()) {
-    options.ready = ToStatus(not_ready, nb::cast<std::string>(nb::str(not_ready)));
-  }
-  std::stop_source stop;
-  options.save.stop = stop.get_token();
-  const auto ranks = MakeCoordinator(coordinator);
-  std::shared_ptr<AsyncSaveHandle> handle;
-  RunCollective(
-      [&] {
-        handle = EndingWithoutGil(new AsyncSaveHandle(
-            AsyncSave(std::move(state), path.text, std::move(options), *stager, *ranks)));
-      },
-      coordinator, [&] { stop.request_stop(); }, nullptr, "");
-  return handle;
+  options.on_staged = OnStaged(std::move(on_staged), path.text);
+  options.on_done = OnEnd<AsyncSaveReport>(std::move(on_done), path.text);
+  return BeginSave<AsyncSaveHandle>(
+      &options.save, coordinator, not_ready, [&](Coordinator& ranks, Status ready) {
+        return StartAsyncSave(std::move(state), path.text, std::move(options), *stager, ranks,
+                              PosixStorage(), std::move(ready));
+      });
+}
+
+/// Likewise.
+std::shared_ptr<DeferredSaveHandle> DeferSavePython(const std::shared_ptr<Stager>& stager,
+                                                    State& state, const FsPath& path,
+                                                    DeferSaveOptions options,
+                                                    const nb::object& coordinator,
+                                                    nb::object on_staged, nb::object on_held,
+                                                    const nb::object& not_ready) {
+  options.on_staged = OnStaged(std::move(on_staged), path.text);
+  options.on_held = OnEnd<DeferredReport>(std::move(on_held), path.text);
+  return BeginSave<DeferredSaveHandle>(
+      &options.save, coordinator, not_ready, [&](Coordinator& ranks, Status ready) {
+        return StartDeferredSave(std::move(state), path.text, std::move(options), *stager, ranks,
+                                 std::move(ready));
+      });
+}
+
+/// Adds a class of options: what both calls take alike.
+template <class Options>
+void BindStagedOptions(const nb::module_& module, const char* name) {
+  Bound<Options>(module, name, nullptr)
+      .Field("save", &StagedSaveOptions::save)
+      .Field("overlapped", &StagedSaveOptions::overlapped)
+      .Field("check_torn", &StagedSaveOptions::check_torn)
+      .Field("retries", &StagedSaveOptions::retries)
+      .Field("retry_delay", &StagedSaveOptions::retry_delay)
+      .Field("deadline", &StagedSaveOptions::deadline);
 }
 
 /// Binds a member that waits, and that a signal ends.
@@ -151,6 +194,10 @@ void BindAsync(nb::module_& module) {
       .def_prop_ro("differing_tensors",
                    [](const AsyncSaveHandle& self) { return self.differing_tensors(); })
       .def("cancel", &AsyncSaveHandle::Cancel, nb::call_guard<nb::gil_scoped_release>());
+  nb::class_<DeferredSaveHandle>(module, "DeferredSaveHandle")
+      .def_prop_ro("differing_tensors",
+                   [](const DeferredSaveHandle& self) { return self.differing_tensors(); })
+      .def("cancel", &DeferredSaveHandle::Cancel, nb::call_guard<nb::gil_scoped_release>());
   Bound<StagerOptions>(module, "StagerOptions", nullptr)
       .Field("memory_budget", &StagerOptions::budget_bytes)
       .Field("local_ranks", &StagerOptions::local_ranks)
@@ -169,17 +216,14 @@ void BindAsync(nb::module_& module) {
       .def_prop_ro("idle", &Stager::idle)
       .def("drain", &Wait<&Stager::Drain>)
       .def("abort", &Wait<&Stager::Abort>);
-  Bound<AsyncSaveOptions>(module, "AsyncSaveOptions", nullptr)
-      .Field("save", &AsyncSaveOptions::save)
-      .Field("overlapped", &AsyncSaveOptions::overlapped)
-      .Field("check_torn", &AsyncSaveOptions::check_torn)
-      .Field("retries", &AsyncSaveOptions::retries)
-      .Field("retry_delay", &AsyncSaveOptions::retry_delay)
-      .Field("deadline", &AsyncSaveOptions::deadline)
-      .Field("deferred", &AsyncSaveOptions::deferred);
+  BindStagedOptions<AsyncSaveOptions>(module, "AsyncSaveOptions");
   module.def("async_save", &AsyncSavePython, nb::arg("stager"), nb::arg("state"), nb::arg("path"),
              nb::arg("options"), nb::arg("coordinator").none(), nb::arg("on_staged"),
              nb::arg("on_done"), nb::arg("not_ready").none());
+  BindStagedOptions<DeferSaveOptions>(module, "DeferSaveOptions");
+  module.def("defer_save", &DeferSavePython, nb::arg("stager"), nb::arg("state"), nb::arg("path"),
+             nb::arg("options"), nb::arg("coordinator").none(), nb::arg("on_staged"),
+             nb::arg("on_held"), nb::arg("not_ready").none());
 }
 
 }  // namespace varve::python

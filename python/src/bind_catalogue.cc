@@ -5,7 +5,7 @@
 #include "interruptible.h"
 #include "varve/catalogue.h"
 #include "varve/checkpoint.h"
-#include "varve/path.h"
+#include "varve/storage.h"
 
 namespace varve::python {
 namespace {

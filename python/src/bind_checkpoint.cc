@@ -112,30 +112,6 @@ void RaiseUnfit(const char* name, nb::handle value, const std::string& want) {
 
 namespace {
 
-/// 16 bytes, or as reports have them: 32 hex digits.
-struct AsSaveId {
-  static constexpr const char* kWanted = "16 bytes";
-
-  static nb::object ToPython(const SaveId& id) { return nb::cast(ToString(id)); }
-  static nb::object ToPython(const std::optional<SaveId>& id) {
-    return id ? ToPython(*id) : nb::none();
-  }
-  static bool FromPython(nb::handle given, SaveId* out) {
-    nb::object bytes = nb::borrow(given);
-    if (nb::isinstance<nb::str>(given)) {
-      bytes = nb::borrow(reinterpret_cast<PyObject*>(&PyBytes_Type)).attr("fromhex")(given);
-    }
-    if (!nb::isinstance<nb::bytes>(bytes) || nb::len(bytes) != out->bytes.size()) {
-      return false;
-    }
-    std::memcpy(out->bytes.data(), PyBytes_AS_STRING(bytes.ptr()), out->bytes.size());
-    return true;
-  }
-  static bool FromPython(nb::handle given, std::optional<SaveId>* out) {
-    return given.is_none() || FromPython(given, &out->emplace());
-  }
-};
-
 /// A format that saves write.
 struct AsWritten : AsIs {
   static constexpr const char* kWanted = "\"varve\" or \"dcp\"";
@@ -144,29 +120,6 @@ struct AsWritten : AsIs {
     return nb::try_cast(given, *out) && (*out == Format::kVarve || *out == Format::kDcp);
   }
 };
-
-constexpr const char* kReportDoc = R"(What a save did, on this rank.
-
-Attributes:
-    save_id: The 32 hex digits that all files of the save carry.
-    bytes_written: Bytes that this rank wrote, header included.
-    seconds: From the call to the end; of an asynchronous save without the copy.
-    direct: False where the file system refused O_DIRECT and writes went through the page cache.
-    differing_objects: On rank 0: plain values that differed between ranks; rank 0's was kept. See
-        PerRank.
-    differing_tensors: On rank 0: tensors of which some shard differed between the ranks that hold
-        it. What was saved of such a shard is the lowest rank's. See PerRank, and `on_difference` of
-        save.
-    conflicts: On rank 0: files that somebody put beside the old checkpoint while it was replaced,
-        and whose names the new one's directory has already. They stay at these paths, and are
-        logged as a warning.
-    staging_seconds: Of an asynchronous save: from the call until the copy was made.
-    in_waves: The state was larger than the staging memory; copying had to wait for writing.
-    attempts: How often it was written until that succeeded.
-    deferred: The agent has it in memory and has not written it: `async_save(write="deferred")`.
-    device_bytes: Copied straight from CUDA devices, see Stager(copy_from_devices=True).
-    pageable_bytes: Of those, into memory that was not registered with the driver, which is slower.
-)";
 
 SaveReport SavePython(const State& state, const FsPath& path, SaveOptions options,
                       const nb::object& coordinator) {
@@ -204,21 +157,6 @@ void BindCheckpoint(nb::module_& module) {
       .Field("on_difference", &SaveOptions::on_difference)
       .Field("block_bytes", &SaveOptions::block_bytes)
       .Keyword<AsProgress>("progress", &SaveOptions::progress);
-  Bound<SaveReport>(module, "SaveReport", kReportDoc)
-      .Field<AsSaveId>("save_id", &SaveReport::save_id)
-      .Field("bytes_written", &SaveReport::bytes_written)
-      .Field("seconds", &SaveReport::seconds)
-      .Field("direct", &SaveReport::direct)
-      .Field("differing_objects", &SaveReport::differing_objects)
-      .Field("differing_tensors", &SaveReport::differing_tensors)
-      .Field<AsPath>("conflicts", &SaveReport::conflicts)
-      .Field("staging_seconds", &SaveReport::staging_seconds)
-      .Field("in_waves", &SaveReport::in_waves)
-      .Field("attempts", &SaveReport::attempts)
-      .Field("deferred", &SaveReport::deferred)
-      .Field("device_bytes", &SaveReport::device_bytes)
-      .Field("pageable_bytes", &SaveReport::pageable_bytes)
-      .Public("varve");
   module.def("save", &SavePython, nb::arg("state"), nb::arg("path"), nb::arg("options"),
              nb::arg("coordinator").none());
   // Reports to the other ranks, within the exchange they are in, that this one failed.

@@ -9,7 +9,10 @@
 #include "bindings.h"
 #include "bound.h"
 #include "interruptible.h"
-#include "varve/dcp.h"
+#include "publish/dcp_commit.h"
+#include "publish/dcp_in_place.h"
+#include "save/dcp_file.h"
+#include "save/dcp_index.h"
 
 namespace varve::python {
 namespace {

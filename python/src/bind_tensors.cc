@@ -86,7 +86,7 @@ void BindTensors(nb::module_& module) {
       .def_rw("objects", &LoadRequest::objects)
       .def_rw("missing", &LoadRequest::missing)
       .def_rw("mismatched", &LoadRequest::mismatched)
-      .def_rw("known", &LoadRequest::known);
+      .def_rw("ignored", &LoadRequest::ignored);
 }
 
 }  // namespace varve::python

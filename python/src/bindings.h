@@ -13,7 +13,6 @@
 #include "casters.h"
 #include "varve/checkpoint.h"
 #include "varve/coordinator.h"
-#include "varve/dtype.h"
 #include "varve/options.h"
 #include "varve/status.h"
 #include "varve/tensor.h"
@@ -83,6 +82,7 @@ void BindAsync(nb::module_& module);
 void BindValues(nb::module_& module);
 void BindCheckpoint(nb::module_& module);
 void BindReader(nb::module_& module);
+void BindReports(nb::module_& module);
 void BindTensors(nb::module_& module);
 void BindCatalogue(nb::module_& module);
 void BindConvert(nb::module_& module);

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <cstring>
 #include <functional>
 #include <optional>
 #include <string>
@@ -100,6 +101,30 @@ struct AsTuple : AsIs {
   }
 };
 
+/// 16 bytes, or as reports have them: 32 hex digits.
+struct AsSaveId {
+  static constexpr const char* kWanted = "16 bytes";
+
+  static nb::object ToPython(const SaveId& id) { return nb::cast(ToString(id)); }
+  static nb::object ToPython(const std::optional<SaveId>& id) {
+    return id ? ToPython(*id) : nb::none();
+  }
+  static bool FromPython(nb::handle given, SaveId* out) {
+    nb::object bytes = nb::borrow(given);
+    if (nb::isinstance<nb::str>(given)) {
+      bytes = nb::borrow(reinterpret_cast<PyObject*>(&PyBytes_Type)).attr("fromhex")(given);
+    }
+    if (!nb::isinstance<nb::bytes>(bytes) || nb::len(bytes) != out->bytes.size()) {
+      return false;
+    }
+    std::memcpy(out->bytes.data(), PyBytes_AS_STRING(bytes.ptr()), out->bytes.size());
+    return true;
+  }
+  static bool FromPython(nb::handle given, std::optional<SaveId>* out) {
+    return given.is_none() || FromPython(given, &out->emplace());
+  }
+};
+
 /// A function that C++ calls; nobody reads it.
 struct AsProgress {
   static constexpr const char* kWanted = "a function of bytes done and bytes in all";
@@ -125,7 +150,8 @@ D Argument(const char* name, nb::handle given) {
 /// A struct as a Python class. Its constructor takes the fields by keyword and raises
 /// InvalidArgumentError, with the field's name, for a value that the field cannot have. Its
 /// attributes are read-only.
-template <class T>
+/// `Bases` are the classes of its base structs, bound before it.
+template <class T, class... Bases>
 class Bound {
  public:
   Bound(const nb::module_& module, const char* name, const char* doc)
@@ -180,7 +206,7 @@ class Bound {
     return *this;
   }
 
-  nb::class_<T>& get() { return class_; }
+  nb::class_<T, Bases...>& get() { return class_; }
 
  private:
   struct AField {
@@ -218,7 +244,7 @@ class Bound {
     return state;
   }
 
-  nb::class_<T> class_;
+  nb::class_<T, Bases...> class_;
   const char* name_;
 };
 

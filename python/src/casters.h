@@ -16,8 +16,8 @@
 #include "varve/async_save.h"
 #include "varve/catalogue.h"
 #include "varve/convert.h"
-#include "varve/dtype.h"
 #include "varve/options.h"
+#include "varve/tensor.h"
 
 namespace varve::python {
 

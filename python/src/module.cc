@@ -4,8 +4,8 @@
 #include <utility>
 
 #include "bindings.h"
-#include "varve/dtype.h"
-#include "varve/version.h"
+#include "varve/metadata.h"
+#include "varve/tensor.h"
 
 namespace varve::python {
 namespace {
@@ -157,6 +157,7 @@ NB_MODULE(_core, module) {
   module.attr("DTYPE_NAMES") = nb::tuple(dtypes);
   module.attr("DTYPE_SIZES") = nb::tuple(sizes);
   python::BindValues(module);
+  python::BindReports(module);
   python::BindCheckpoint(module);
   python::BindTensors(module);
   python::BindReader(module);

@@ -11,7 +11,7 @@ from async_jobs import state_of
 
 import varve
 import varve.torch
-from varve.torch import Stager, async_save
+from varve.torch import Stager, async_save, defer_save
 
 #: Phases of a trainer, in a shared integer.
 STAGING, SUBMITTED = 1, 2
@@ -42,7 +42,7 @@ def keep_for_ever(agent: str, directory: str, kept: Any, mebibytes: int) -> None
             state["w"].fill_(value)
             state["step"] = value
             path = os.path.join(directory, f"step-{value}")
-            async_save(state, path, stager=stager, write="deferred").result()
+            defer_save(state, path, stager=stager).result()
             kept.value = value
 
 
@@ -55,9 +55,7 @@ def ranks_keep_for_ever(rank: int, size: int, agent: str, directory: str, victim
         # This takes a while to copy.
         state = {f"rank{rank}": state_of(value, 400 if dies else 10)["w"], "step": value}
         path = os.path.join(directory, f"step-{value}")
-        handle = async_save(
-            state, path, stager=stager, write="deferred", staging="overlapped", timeout=20.0
-        )
+        handle = defer_save(state, path, stager=stager, staging="overlapped", timeout=20.0)
         if dies:
             os.kill(os.getpid(), 9)  # While it is staged.
         try:

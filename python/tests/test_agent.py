@@ -33,7 +33,7 @@ from same import same
 import varve
 import varve.agent
 import varve.torch
-from varve.torch import Stager, async_save
+from varve.torch import DeferredReport, DeferredSaveHandle, Stager, async_save, defer_save
 
 _context = multiprocessing.get_context("forkserver")
 
@@ -129,19 +129,29 @@ def test_a_load_on_this_node_is_served_from_memory(agent: str, tmp_path: Path) -
 def test_what_is_to_be_written_at_the_end_is_not_written_before(agent: str, tmp_path: Path) -> None:
     with Stager(executor="process", memory_budget=64 << 20) as stager:
         for step in range(4):
-            report = async_save(
-                state_of(step), tmp_path / str(step), stager=stager, write="deferred"
-            ).result(LONG)
-            assert report.deferred and report.bytes_written == 0
+            handle = defer_save(state_of(step), tmp_path / str(step), stager=stager)
+            handle.wait_staged(LONG)
+            report = handle.result(LONG)
+            assert isinstance(report, DeferredReport) and report.bytes > 0 and report.seconds > 0
         assert os.listdir(tmp_path) == []
     varve.agent.drain(LONG)
     assert listed(tmp_path) == ["3"]
     assert_holds(tmp_path / "3", 3)
-    for executor in (None, "thread"):
-        with pytest.raises(varve.InvalidArgumentError, match=r'needs executor="process"'):
-            async_save(state_of(1), tmp_path / "a", executor=executor, write="deferred")
-    with pytest.raises(varve.InvalidArgumentError, match="write='soon'"):
-        async_save(state_of(1), tmp_path / "a", write="soon")
+    with (
+        Stager(memory_budget=64 << 20) as threads,
+        pytest.raises(varve.InvalidArgumentError, match=r'needs one with executor="process"'),
+    ):
+        defer_save(state_of(1), tmp_path / "a", stager=threads)
+    with pytest.raises(TypeError, match="write"):
+        async_save(state_of(1), tmp_path / "a", write="deferred")  # type: ignore[call-arg]
+
+
+def test_on_held_gets_the_handle_of_a_deferred_save(agent: str, tmp_path: Path) -> None:
+    ended: list[DeferredSaveHandle] = []
+    handle = defer_save(state_of(1), tmp_path / "a", on_held=ended.append)
+    assert handle.result(LONG).bytes > 0
+    handle.cancel()  # Too late: the agent keeps it.
+    assert ended == [handle] and not handle.cancelled()
 
 
 @pytest.mark.parametrize("seed", range(5))

@@ -17,7 +17,7 @@ from rank_jobs import Failing
 
 import varve
 import varve.torch
-from varve.torch import SaveHandle, SaveReport, Stager, async_save
+from varve.torch import AsyncSaveReport, SaveHandle, Stager, async_save
 
 # ---- Staging ----
 
@@ -114,7 +114,7 @@ def test_the_handle_is_a_future_of_the_report(tmp_path: Path) -> None:
     assert isinstance(handle, concurrent.futures.Future)
     assert concurrent.futures.wait([handle], LONG).done == {handle}
     report = handle.result()
-    assert isinstance(report, SaveReport)
+    assert isinstance(report, AsyncSaveReport)
     assert report.bytes_written > MIB and report.attempts == 1 and not report.in_waves
     assert report.staging_seconds > 0
     assert handle.exception() is None and not handle.cancelled() and handle.done()
@@ -126,7 +126,7 @@ def test_the_handle_has_the_two_futures_of_torchs_response(tmp_path: Path) -> No
     assert handle.staging_completion.done() and handle.staging_completion.result() is None
     assert handle.upload_completion is handle and not handle.upload_completion.done()
     gate.opened.set()
-    assert isinstance(handle.upload_completion.result(LONG), SaveReport)
+    assert isinstance(handle.upload_completion.result(LONG), AsyncSaveReport)
 
 
 def test_a_result_that_is_not_there_in_time_is_a_timeout(tmp_path: Path) -> None:

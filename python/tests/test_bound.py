@@ -19,12 +19,14 @@ STUB = ast.parse(Path(varve.__file__).with_name("_core.pyi").read_text())
 
 def structs() -> dict[str, list[ast.AnnAssign]]:
     """The fields that the stub declares of each bound struct."""
-    return {
-        node.name: [field for field in node.body if isinstance(field, ast.AnnAssign)]
-        for node in STUB.body
-        if isinstance(node, ast.ClassDef)
-        and [ast.unparse(base) for base in node.bases] == ["_Struct"]
-    }
+    found: dict[str, list[ast.AnnAssign]] = {"_Struct": []}
+    for node in STUB.body:
+        bases = [ast.unparse(base) for base in node.bases] if isinstance(node, ast.ClassDef) else []
+        if isinstance(node, ast.ClassDef) and len(bases) == 1 and bases[0] in found:
+            own = [field for field in node.body if isinstance(field, ast.AnnAssign)]
+            found[node.name] = found[bases[0]] + own
+    del found["_Struct"]
+    return found
 
 
 STRUCTS = structs()

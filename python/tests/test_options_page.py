@@ -14,7 +14,7 @@ ON_THE_PAGE = set(re.findall(r"`(?:State::)?(\w+)`", PAGE))
 
 STRUCTS = {
     "options.h": ("SaveOptions", "LoadOptions"),
-    "async_save.h": ("AsyncSaveOptions", "StagerOptions"),
+    "async_save.h": ("StagedSaveOptions", "AsyncSaveOptions", "DeferSaveOptions", "StagerOptions"),
     "convert.h": ("ConvertOptions",),
     "agent.h": ("AgentOptions", "AgentServerOptions"),
 }
@@ -23,7 +23,7 @@ FIELD = re.compile(r"^  [\w:<>, ()&*]+? (\w+)(?: = [^;]+|\{\})?;", re.MULTILINE)
 
 def fields(header: str, struct: str) -> list[str]:
     text = (ROOT / "include" / "varve" / header).read_text()
-    body = re.search(rf"^struct {struct} {{\n(.*?)^}};", text, re.MULTILINE | re.DOTALL)
+    body = re.search(rf"^struct {struct}(?: : \w+)? {{\n(.*?)^}};", text, re.MULTILINE | re.DOTALL)
     assert body is not None, f"{struct} is not in {header}"
     return FIELD.findall(re.sub(r"//.*", "", body[1]))
 

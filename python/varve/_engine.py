@@ -90,7 +90,7 @@ def collector_at_rest() -> Iterator[None]:
 
 
 def path_text(path: str | os.PathLike[str]) -> str:
-    """Returns the engine's name of `path`, fixed at this call; see include/varve/path.h.
+    """Returns the engine's name of `path`, fixed at this call; see ResolvePath in varve/storage.h.
 
     Raises InvalidArgumentError for what is no path of this system, "s3://bucket" for example.
     """

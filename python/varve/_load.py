@@ -98,7 +98,7 @@ class _Plan:
             self._list_targets()
         self.names = [self.stored(fqn) for fqn, _ in self.match.objects]
         request = self.filling.engine
-        request.objects, request.known = self.names, self._known()
+        request.objects, request.ignored = self.names, self._known()
         request.missing, request.mismatched = self.match.missing, self.match.mismatched
 
     def stored(self, fqn: str) -> str:

@@ -147,14 +147,15 @@ TEST(Agent, SeveralRanksSaveOneCheckpointTogetherAndLeaveNothingElse) {
   for (const bool coordinate : {true, false}) {
     const std::string path = dir / (coordinate ? "together" : "apart");
     auto planning = MakeInProcessCoordinators(3);
-    const auto saved = test::OnEveryRank(planning, [&](Coordinator& rank) -> Result<SaveReport> {
-      const auto stager = agent.MakeStager();
-      AsyncSaveOptions options;
-      options.save.coordinate = coordinate;
-      options.save.save_id = SaveId{{1, 2, 3}};
-      const std::string prefix = std::to_string(rank.rank()) + ".";
-      return AsyncSave(training.state(prefix), path, options, *stager, rank).done().get();
-    });
+    const auto saved =
+        test::OnEveryRank(planning, [&](Coordinator& rank) -> Result<AsyncSaveReport> {
+          const auto stager = agent.MakeStager();
+          AsyncSaveOptions options;
+          options.save.coordinate = coordinate;
+          options.save.save_id = SaveId{{1, 2, 3}};
+          const std::string prefix = std::to_string(rank.rank()) + ".";
+          return AsyncSave(training.state(prefix), path, options, *stager, rank).done().get();
+        });
     for (const auto& report : saved) {
       ASSERT_TRUE(IsOk(*report));
     }
@@ -173,7 +174,7 @@ TEST(Agent, ARankThatCannotSaveIsNamedOnAll) {
   const TempDir dir;
   const Training training(9 * kMiB);
   auto planning = MakeInProcessCoordinators(2);
-  const auto saved = test::OnEveryRank(planning, [&](Coordinator& rank) -> Result<SaveReport> {
+  const auto saved = test::OnEveryRank(planning, [&](Coordinator& rank) -> Result<AsyncSaveReport> {
     const auto stager = agent.MakeStager();
     AsyncSaveOptions options;
     std::stop_source stop;

@@ -12,7 +12,7 @@
 #include <sys/un.h>
 
 #include "base/error_codec.h"
-#include "varve/version.h"
+#include "varve/metadata.h"
 
 namespace varve {
 namespace {

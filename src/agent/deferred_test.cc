@@ -33,22 +33,17 @@ constexpr std::uint64_t kMiB = std::uint64_t{1} << 20;
 constexpr std::uint64_t kState = 20 * kMiB;
 constexpr std::uint64_t kRoomForTwo = 48 * kMiB;
 
-AsyncSaveOptions Deferred() {
-  AsyncSaveOptions options;
-  options.deferred = true;
-  return options;
-}
-
 TEST(Deferred, NothingIsWrittenWhileTheTrainerLives) {
   AgentHere agent;
   const TempDir dir;
   const auto stager = agent.MakeStager(kRoomForTwo);
   const Training training(kState);
-  const AsyncSaveHandle save = AsyncSave(training.state(), dir / "1", Deferred(), *stager);
-  const auto& report = save.done().get();
+  const DeferredSaveHandle save = DeferSave(training.state(), dir / "1", {}, *stager);
+  ASSERT_TRUE(IsOk(save.staged().get()));
+  const auto& report = save.held().get();
   ASSERT_TRUE(IsOk(report));
-  EXPECT_TRUE(report->deferred);
-  EXPECT_EQ(report->bytes_written, 0U);
+  EXPECT_GT(report->bytes, kState);
+  EXPECT_GT(report->seconds, 0);
   ASSERT_TRUE(IsOk(DrainAgent(60s, agent.directory())));  // Does not wait for it.
   EXPECT_TRUE(std::filesystem::is_empty(dir.path()));
   const auto status = AgentStatus(agent.directory());
@@ -68,11 +63,11 @@ TEST(Deferred, TheNewestIsWrittenWhenTheTrainerEndsAndLoadsFromMemory) {
       const auto stager = agent.MakeStager(kRoomForTwo);
       for (int step = 0; step < 6; ++step) {
         training.Step();
-        AsyncSaveOptions options = Deferred();
+        DeferSaveOptions options;
         options.save.format = format;
-        const AsyncSaveHandle save =
-            AsyncSave(training.state(), dir / (name + std::to_string(step)), options, *stager);
-        ASSERT_TRUE(IsOk(save.done().get()));
+        const DeferredSaveHandle save =
+            DeferSave(training.state(), dir / (name + std::to_string(step)), options, *stager);
+        ASSERT_TRUE(IsOk(save.held().get()));
         EXPECT_LE(AgentStatus(agent.directory())->saves.size(), 2U);
       }
     }
@@ -99,9 +94,9 @@ TEST(Deferred, MemoryForOneCopyServesTheNewest) {
     const auto stager = agent.MakeStager(24 * kMiB);
     for (int step = 0; step < 4; ++step) {
       training.Step();
-      const AsyncSaveHandle save =
-          AsyncSave(training.state(), dir / std::to_string(step), Deferred(), *stager);
-      ASSERT_TRUE(IsOk(save.done().get()));
+      const DeferredSaveHandle save =
+          DeferSave(training.state(), dir / std::to_string(step), {}, *stager);
+      ASSERT_TRUE(IsOk(save.held().get()));
     }
   }
   ASSERT_TRUE(IsOk(DrainAgent(60s, agent.directory())));
@@ -115,14 +110,14 @@ TEST(Deferred, ASaveThatHasBeenWrittenTakesItsPlaceAndOneThatHasFailedDoesNot) {
   const Training training(kState);
   {
     const auto stager = agent.MakeStager(3 * kRoomForTwo);
-    ASSERT_TRUE(IsOk(AsyncSave(training.state(), dir / "1", Deferred(), *stager).done().get()));
+    ASSERT_TRUE(IsOk(DeferSave(training.state(), dir / "1", {}, *stager).held().get()));
     ASSERT_TRUE(IsOk(AsyncSave(training.state(), dir / "2", {}, *stager).done().get()));
     const auto status = AgentStatus(agent.directory());
     ASSERT_TRUE(IsOk(status));
     for (const AgentReport::File& save : status->saves) {
       EXPECT_NE(save.path, dir / "1");
     }
-    ASSERT_TRUE(IsOk(AsyncSave(training.state(), dir / "3", Deferred(), *stager).done().get()));
+    ASSERT_TRUE(IsOk(DeferSave(training.state(), dir / "3", {}, *stager).held().get()));
     EXPECT_TRUE(FailsWith(AsyncSave(training.state(), dir / "2", {}, *stager).done().get().status(),
                           StatusCode::kAlreadyExists));
   }
@@ -140,7 +135,7 @@ TEST(Deferred, WhereTheNewestCannotBeWrittenTheOneBeforeItIs) {
   {
     const auto stager = agent.MakeStager(kRoomForTwo);
     for (const char* const name : {"1", "2"}) {
-      ASSERT_TRUE(IsOk(AsyncSave(training.state(), dir / name, Deferred(), *stager).done().get()));
+      ASSERT_TRUE(IsOk(DeferSave(training.state(), dir / name, {}, *stager).held().get()));
     }
   }
   ASSERT_TRUE(IsOk(DrainAgent(60s, agent.directory())));
@@ -155,18 +150,42 @@ TEST(Deferred, SavesOfOneNameReplaceEachOther) {
   for (int round = 0; round < 2; ++round) {
     {
       const auto stager = agent.MakeStager(kRoomForTwo);
-      AsyncSaveOptions options = Deferred();
+      DeferSaveOptions options;
       options.save.overwrite = Overwrite::kAlways;
       for (int step = 0; step < 3; ++step) {
         training.Step();
-        const AsyncSaveHandle save = AsyncSave(training.state(), dir / "c", options, *stager);
-        ASSERT_TRUE(IsOk(save.done().get()));
+        const DeferredSaveHandle save = DeferSave(training.state(), dir / "c", options, *stager);
+        ASSERT_TRUE(IsOk(save.held().get()));
         save.Cancel();  // Too late: it is kept.
       }
     }
     ASSERT_TRUE(IsOk(DrainAgent(60s, agent.directory())));
     EXPECT_TRUE(Load(dir / "c", kState) == training.memory);
   }
+}
+
+TEST(Deferred, CancelGivesUpASaveThatWaitsForMemory) {
+  AgentHere agent;
+  const TempDir dir;
+  const Training training(kState);
+  const auto stager = agent.MakeStager(24 * kMiB);
+  AsyncSaveOptions slow;
+  slow.save.max_write_bandwidth = kMiB;  // Has the memory for longer than all else here takes.
+  const AsyncSaveHandle first = AsyncSave(training.state(), dir / "slow", slow, *stager);
+  ASSERT_TRUE(IsOk(first.staged().get()));
+  DeferSaveOptions options;
+  options.overlapped = true;
+  int told = 0;
+  options.on_held = [&](const Result<DeferredReport>& report) { told += report.ok() ? 100 : 1; };
+  const DeferredSaveHandle save = DeferSave(training.state(), dir / "1", options, *stager);
+  EXPECT_NE(save.held().wait_for(0s), std::future_status::ready);
+  save.Cancel();
+  EXPECT_TRUE(FailsWith(save.held().get().status(), StatusCode::kCancelled, {"cancelled"}));
+  first.Cancel();
+  stager->Drain();
+  EXPECT_EQ(told, 1);
+  ASSERT_TRUE(IsOk(DrainAgent(60s, agent.directory())));
+  EXPECT_FALSE(std::filesystem::exists(dir / "1"));
 }
 
 TEST(Deferred, DoesNotWaitForSavesThatAreWrittenNorTheyForIt) {
@@ -179,9 +198,9 @@ TEST(Deferred, DoesNotWaitForSavesThatAreWrittenNorTheyForIt) {
   slow.save.max_write_bandwidth = 16 * kMiB;  // The save takes longer than the rest of the test.
   const AsyncSaveHandle first = AsyncSave(training.state(), dir / "slow", slow, *stager);
   for (int step = 0; step < 4; ++step) {
-    const AsyncSaveHandle save =
-        AsyncSave(training.state(), dir / std::to_string(step), Deferred(), *stager);
-    ASSERT_TRUE(IsOk(save.done().get()));
+    const DeferredSaveHandle save =
+        DeferSave(training.state(), dir / std::to_string(step), {}, *stager);
+    ASSERT_TRUE(IsOk(save.held().get()));
   }
   EXPECT_NE(first.done().wait_for(0s), std::future_status::ready);
   EXPECT_TRUE(IsOk(first.done().get()));
@@ -229,8 +248,8 @@ TEST(Deferred, OneThatARankCouldNotSubmitTakesNoPlace) {
     for (const char* const step : {"1", "2", "3"}) {
       const bool fits = rank.rank() == 0 || step == std::string("1");
       const State state = (fits ? small : large).state(prefix);
-      const AsyncSaveHandle save = AsyncSave(state, dir / step, Deferred(), *stager, rank);
-      EXPECT_EQ(save.done().get().ok(), fits) << step;
+      const DeferredSaveHandle save = DeferSave(state, dir / step, {}, *stager, rank);
+      EXPECT_EQ(save.held().get().ok(), fits) << step;
     }
     return Status::Ok();
   });
@@ -251,11 +270,11 @@ TEST(Deferred, OfSeveralRanksTheNewestIsWritten) {
     const auto stager = agent.MakeStager(kRoomForTwo);
     const std::string prefix = std::to_string(rank.rank());
     for (int step = 0; step < 8; ++step) {
-      AsyncSaveOptions options = Deferred();
+      DeferSaveOptions options;
       options.overlapped = step % 2 == 1;
-      const AsyncSaveHandle save =
-          AsyncSave(training.state(prefix), dir / std::to_string(step), options, *stager, rank);
-      VARVE_RETURN_IF_ERROR(save.done().get().status());
+      const DeferredSaveHandle save =
+          DeferSave(training.state(prefix), dir / std::to_string(step), options, *stager, rank);
+      VARVE_RETURN_IF_ERROR(save.held().get().status());
     }
     return Status::Ok();
   });
@@ -314,13 +333,11 @@ TEST(Deferred, NeedsAnotherProcessAndMemoryForAllOfIt) {
   const TempDir dir;
   const Training training(kState);
   const auto threads = std::move(*Stager::Make({.budget_bytes = kRoomForTwo}));
-  EXPECT_TRUE(
-      FailsWith(AsyncSave(training.state(), dir / "1", Deferred(), *threads).done().get().status(),
-                StatusCode::kInvalidArgument, {"only another process"}));
+  EXPECT_TRUE(FailsWith(DeferSave(training.state(), dir / "1", {}, *threads).held().get().status(),
+                        StatusCode::kInvalidArgument, {"only another process"}));
   const auto small = agent.MakeStager(16 * kMiB);
-  EXPECT_TRUE(
-      FailsWith(AsyncSave(training.state(), dir / "1", Deferred(), *small).done().get().status(),
-                StatusCode::kInvalidArgument, {"must fit into the staging memory"}));
+  EXPECT_TRUE(FailsWith(DeferSave(training.state(), dir / "1", {}, *small).held().get().status(),
+                        StatusCode::kInvalidArgument, {"must fit into the staging memory"}));
   EXPECT_TRUE(IsOk(AsyncSave(training.state(), dir / "1", {}, *small).done().get()));
 }
 

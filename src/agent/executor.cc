@@ -37,8 +37,8 @@ Status LostFor(const Status& why) {
 
 /// The state of one turn: what has been sent and received for it.
 struct Ticket {
-  std::optional<Status> taken;                // The answer to kSubmit.
-  std::optional<Result<SaveReport>> outcome;  // kDone.
+  std::optional<Status> taken;                     // The answer to kSubmit.
+  std::optional<Result<AsyncSaveReport>> outcome;  // kDone.
   bool forgotten = false;
   bool lost = false;  // Its connection was lost, for this reason:
   Status why_lost;
@@ -117,7 +117,7 @@ class AgentExecutor final : public SaveExecutor {
     return found != turns_.end() && !found->second->lost;
   }
 
-  Result<SaveReport> Wait(std::uint64_t turn, bool* lost) override {
+  Result<AsyncSaveReport> Wait(std::uint64_t turn, bool* lost) override {
     std::unique_lock lock(mutex_);
     const TicketPtr known = Known(turn);
     changed_.wait(lock, [&] { return known->lost || known->outcome.has_value(); });
@@ -291,11 +291,11 @@ class AgentExecutor final : public SaveExecutor {
     return Status::Ok();
   }
 
-  static Result<SaveReport> OutcomeOf(const AgentMessage& message) {
+  static Result<AsyncSaveReport> OutcomeOf(const AgentMessage& message) {
     if (message.fds.empty()) {
       return message.payload.starts_with('\0')
                  ? DecodeReport(std::string_view(message.payload).substr(1))
-                 : Result<SaveReport>(DecodeRefusal(message.payload));
+                 : Result<AsyncSaveReport>(DecodeRefusal(message.payload));
     }
     VARVE_ASSIGN_OR_RETURN(const Bytes report, ReadBlob(message.fds[0]));
     return DecodeReport(report);

@@ -39,7 +39,7 @@ class LosingExecutor final : public SaveExecutor {
     return real_->Submit(turn, slow);
   }
   void Pass(std::uint64_t turn) override { real_->Pass(turn); }
-  Result<SaveReport> Wait(std::uint64_t turn, bool* lost) override {
+  Result<AsyncSaveReport> Wait(std::uint64_t turn, bool* lost) override {
     if (before_) {
       real_->Cancel(turn);
     }
@@ -56,8 +56,8 @@ class LosingExecutor final : public SaveExecutor {
   const bool before_;
 };
 
-Result<SaveReport> SaveAndLose(AgentHere& agent, const Training& training, const std::string& path,
-                               bool before) {
+Result<AsyncSaveReport> SaveAndLose(AgentHere& agent, const Training& training,
+                                    const std::string& path, bool before) {
   auto stager =
       Stager::Make({}, nullptr, std::make_shared<LosingExecutor>(agent.Connect(), before));
   EXPECT_TRUE(IsOk(stager));

@@ -20,7 +20,7 @@
 #include "catalogue/names.h"
 #include "catalogue/open.h"
 #include "varve/agent.h"
-#include "varve/path.h"
+#include "varve/storage.h"
 
 namespace varve {
 namespace {

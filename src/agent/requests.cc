@@ -5,7 +5,7 @@
 
 #include "agent/report.h"
 #include "base/bytes.h"
-#include "varve/version.h"
+#include "varve/metadata.h"
 
 namespace varve {
 namespace {

@@ -287,7 +287,7 @@ void AgentSession::WriteOne(std::uint64_t turn, Job& job) {
   const FileIdentity& identity = job.save.settled.identity;
   SubmittedFile file;
   const auto blocks = pool_->At(job.save.image.blocks);
-  const Result<SaveReport> report = WriteSubmission(
+  const Result<AsyncSaveReport> report = WriteSubmission(
       job.save, {blocks, [&] { return job.lease->Valid(); }}, job.stop.get_token(),
       [&] { return GiveUp(job); }, &file);
   if (report.ok()) {
@@ -315,7 +315,7 @@ void AgentSession::WriteOne(std::uint64_t turn, Job& job) {
   Tell(turn, report);
 }
 
-void AgentSession::Tell(std::uint64_t turn, const Result<SaveReport>& report) {
+void AgentSession::Tell(std::uint64_t turn, const Result<AsyncSaveReport>& report) {
   AgentMessage done{AgentVerb::kDone, turn, {}, {}};
   if (report.ok()) {
     // In the message itself if it fits: a trainer that has no free descriptor receives it as well.

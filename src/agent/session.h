@@ -99,7 +99,7 @@ class AgentSession {
   void Start(std::jthread* thread, const std::function<void()>& work);
   void AwaitEndOf(std::uint64_t newest, const Job& older);
   void IsWritten(std::uint64_t turn, bool deferred);
-  void Tell(std::uint64_t turn, const Result<SaveReport>& report);
+  void Tell(std::uint64_t turn, const Result<AsyncSaveReport>& report);
   [[nodiscard]] Clock::time_point PatientUntil(const Job& job) const;
   Status GiveUp(Job& job);
   [[nodiscard]] bool memory_is_ours();

@@ -22,9 +22,12 @@ bool IsWorthARetry(const Status& status) {
   return status.code() == StatusCode::kOutOfSpace || status.code() == StatusCode::kUnavailable;
 }
 
-Result<SaveReport> WriteOnce(SaveSession& session, StagedFile* staged, Coordinator& coordinator,
-                             const Status& ready) {
-  return Guarded([&] { return session.Write(coordinator, staged, ready); });
+Result<AsyncSaveReport> WriteOnce(SaveSession& session, StagedFile* staged,
+                                  Coordinator& coordinator, const Status& ready) {
+  return Guarded([&]() -> Result<AsyncSaveReport> {
+    VARVE_ASSIGN_OR_RETURN(SaveReport saved, session.Write(coordinator, staged, ready));
+    return AsyncSaveReport{std::move(saved)};
+  });
 }
 
 Status AgreeToRetry(Coordinator& coordinator, const WriteAttempts& options, int attempt, bool can) {
@@ -57,10 +60,10 @@ void Pause(std::chrono::milliseconds time, const std::stop_token& stop) {
 
 }  // namespace
 
-Result<SaveReport> WriteWithRetries(SaveSession& session, StagedFile* staged,
-                                    Coordinator& coordinator, const WriteAttempts& options,
-                                    const Status& ready) {
-  Result<SaveReport> result = WriteOnce(session, staged, coordinator, ready);
+Result<AsyncSaveReport> WriteWithRetries(SaveSession& session, StagedFile* staged,
+                                         Coordinator& coordinator, const WriteAttempts& options,
+                                         const Status& ready) {
+  Result<AsyncSaveReport> result = WriteOnce(session, staged, coordinator, ready);
   const bool copy_is_gone = staged != nullptr && staged->in_waves();
   int attempt = 1;
   // The failure and the options are the same on all ranks: all come to the agreement, or none does.
@@ -79,7 +82,7 @@ Result<SaveReport> WriteWithRetries(SaveSession& session, StagedFile* staged,
   if (result.ok()) {
     result->attempts = attempt;
   } else if (attempt > 1) {
-    result = Guarded([&]() -> Result<SaveReport> {
+    result = Guarded([&]() -> Result<AsyncSaveReport> {
       return result.status().Annotate(std::to_string(attempt) + " attempts");
     });
   }

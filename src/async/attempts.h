@@ -6,6 +6,7 @@
 #include <string_view>
 
 #include "save/session.h"
+#include "varve/async_save.h"
 
 namespace varve {
 
@@ -21,8 +22,8 @@ struct WriteAttempts {
 /// Calls the session's Write, and repeats it up to `retries` times if it failed for want of space
 /// or storage and all ranks agree. They must agree, for a rank that was lost does not come. Does
 /// not throw. Errors: as Write; the last attempt's.
-Result<SaveReport> WriteWithRetries(SaveSession& session, StagedFile* staged,
-                                    Coordinator& coordinator, const WriteAttempts& options,
-                                    const Status& ready);
+Result<AsyncSaveReport> WriteWithRetries(SaveSession& session, StagedFile* staged,
+                                         Coordinator& coordinator, const WriteAttempts& options,
+                                         const Status& ready);
 
 }  // namespace varve

@@ -17,7 +17,7 @@
 // Its staging memory is free before the outcome is reported.
 //
 // Where another process writes the save, step 2 ends with the submission of the copy, and step 3
-// waits for that process (submitter.cc).
+// waits for that process (submitter.cc). A deferred save ends with step 2.
 
 #include "async/job.h"
 
@@ -30,20 +30,22 @@
 namespace varve {
 namespace {
 
-bool WantsTornCheck(const AsyncSaveOptions& options) {
+bool WantsTornCheck(const StagedSaveOptions& options) {
   return options.check_torn.value_or(std::getenv("VARVE_DEBUG") != nullptr);
 }
 
 }  // namespace
 
-AsyncJob::AsyncJob(State state, std::string path, AsyncSaveOptions options, Storage& storage,
-                   int rank, Submitter* submitter, CudaReader* devices)
+AsyncJob::AsyncJob(State state, std::string path, StagedSaveOptions options, WriteWhen when,
+                   const JobPlace& place, Status ready)
     : state_(std::move(state)),
       path_(std::move(path)),
-      storage_(storage),
-      rank_(rank),
-      submitter_(submitter),
-      devices_(devices),
+      storage_(place.storage),
+      rank_(place.rank),
+      submitter_(place.submitter),
+      devices_(place.devices),
+      when_(when),
+      callers_ready_(std::move(ready)),
       options_(std::move(options)) {
   users_stop_.emplace(options_.save.stop, [this] {
     Cancel(Guarded([&] { return Status(StatusCode::kCancelled, what_ + ": cancelled"); }));
@@ -62,7 +64,7 @@ Status AsyncJob::Plan(Coordinator& coordinator, const Status& ready) {
   const Status mine = Guarded([&] {
     VARVE_RETURN_IF_ERROR(CopyOf(ready));
     VARVE_RETURN_IF_ERROR(CopyOf(watched_).Annotate("watch the deadline"));
-    VARVE_RETURN_IF_ERROR(CopyOf(options_.ready));
+    VARVE_RETURN_IF_ERROR(CopyOf(callers_ready_));
     return AwaitDeviceWork(state_, devices_);
   });
   VARVE_RETURN_IF_ERROR(session_->Plan(coordinator, mine));
@@ -125,12 +127,11 @@ Status AsyncJob::Copy(StagingPool& pool, StagingPool::Ticket ticket, int threads
   const std::size_t blocks =
       work.segments.empty() ? 0 : StagedFile::BlocksFor(work.segments, work.block_bytes);
   // Checked before any kept copy is given up for this save.
-  const bool too_large = options_.deferred && blocks > pool.block_count();
+  const bool too_large = deferred() && blocks > pool.block_count();
   VARVE_ASSIGN_OR_RETURN(auto memory,
                          pool.Reserve(ticket, too_large ? 0 : blocks, options_.save.stop));
   if (too_large) {
-    return InvalidArgument(
-        "a save that is to be written at the end must fit into the staging memory as a whole");
+    return InvalidArgument("a deferred save must fit into the staging memory as a whole");
   }
   if (work.segments.empty()) {
     return Status::Ok();
@@ -167,14 +168,14 @@ Status AsyncJob::Submit(std::uint64_t turn, Status staged) {
     staged = session_->prepared();
   }
   if (staged.ok()) {
-    staged = submitter_->Submit(turn, path_, *session_, staged_file_.get(), options_);
+    staged = submitter_->Submit(turn, path_, *session_, staged_file_.get(), options_, deferred());
   }
   if (!staged.ok()) {
     return staged;
   }
   turn_ = turn;
-  if (options_.deferred) {
-    deferred_ = submitter_->KeepBack(turn, *session_, std::move(staged_file_));
+  if (deferred()) {
+    submitted_ = submitter_->KeepDeferred(turn, *session_, std::move(staged_file_));
   }
   return staged;
 }
@@ -212,21 +213,21 @@ Status AsyncJob::AwaitReady() {
   return CopyOf(why_cancelled_ ? *why_cancelled_ : *ready_);
 }
 
-Result<SaveReport> AsyncJob::WriteIn(Coordinator& background, const Status& ready) {
+Result<AsyncSaveReport> AsyncJob::WriteIn(Coordinator& background, const Status& ready) {
   const WriteAttempts attempts{path_, options_.save.coordinate, options_.retries,
                                options_.retry_delay, options_.save.stop};
   if (submitter_ == nullptr) {
     return WriteWithRetries(*session_, staged_file_.get(), background, attempts, ready);
   }
-  if (!options_.deferred) {
+  if (!deferred()) {
     return Guarded(
         [&] { return submitter_->Write(turn_, *session_, &staged_file_, attempts, ready); });
   }
   // A submitted save is kept, even if it has been cancelled since.
-  return Guarded([&] { return deferred_ ? *deferred_ : Result<SaveReport>(ready); });
+  return Guarded([&] { return submitted_ ? *submitted_ : Result<AsyncSaveReport>(ready); });
 }
 
-void AsyncJob::AddFacts(Result<SaveReport>* result) {
+void AsyncJob::AddFacts(Result<AsyncSaveReport>* result) {
   const std::scoped_lock lock(mutex_);
   if (result->ok()) {
     (*result)->staging_seconds = staging_seconds_;
@@ -246,9 +247,9 @@ void AsyncJob::AddFacts(Result<SaveReport>* result) {
   }
 }
 
-Result<SaveReport> AsyncJob::Write(Coordinator& background) {
+Result<AsyncSaveReport> AsyncJob::Write(Coordinator& background) {
   const Status ready = AwaitReady();
-  Result<SaveReport> result = WriteIn(background, ready);
+  Result<AsyncSaveReport> result = WriteIn(background, ready);
   AddFacts(&result);
   LetGo();
   return result;
@@ -271,7 +272,7 @@ void AsyncJob::LetGo() {
   session_.reset();
 }
 
-void AsyncJob::Complete(Result<SaveReport> result, bool copies) {
+void AsyncJob::Complete(Result<AsyncSaveReport> result, bool copies) {
   {
     const std::scoped_lock lock(mutex_);
     if (completed_) {
@@ -283,13 +284,7 @@ void AsyncJob::Complete(Result<SaveReport> result, bool copies) {
     Announce(result.status());  // If it was never staged.
   }
   changed_.notify_all();
-  if (options_.on_done) {
-    (void)Guarded([&] {
-      options_.on_done(result);
-      return Status::Ok();
-    });
-  }
-  done_promise_.set_value(std::move(result));
+  Tell(std::move(result));
 }
 
 void AsyncJob::Cancel(Status why) {

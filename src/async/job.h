@@ -2,6 +2,8 @@
 #pragma once
 
 #include <condition_variable>
+#include <cstdint>
+#include <functional>
 #include <future>
 #include <memory>
 #include <mutex>
@@ -9,10 +11,12 @@
 #include <stop_token>
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "async/submitter.h"
 #include "async/torn_samples.h"
+#include "base/guarded.h"
 #include "pipeline/staged_file.h"
 #include "pipeline/staging_pool.h"
 #include "save/session.h"
@@ -20,16 +24,29 @@
 
 namespace varve {
 
+/// Where a save is made.
+struct JobPlace {
+  Storage& storage;
+  int rank = 0;
+  Submitter* submitter = nullptr;  ///< Takes copies that another process writes; null: none does.
+  CudaReader* devices = nullptr;   ///< Reads tensors on devices; null: there can be none.
+};
+
+/// When the copy is written.
+enum class WriteWhen : std::uint8_t {
+  kNow,
+  kDeferred,  ///< By the agent, if this process ends before a newer save replaces it.
+};
+
 /// The account of a save's steps, and of the threads that make them, is at the top of job.cc.
 class AsyncJob {
  public:
-  /// `submitter` submits copies to the process that writes them; null: this process writes them.
-  /// `devices` reads tensors on devices; null: the state has none.
-  AsyncJob(State state, std::string path, AsyncSaveOptions options, Storage& storage, int rank,
-           Submitter* submitter, CudaReader* devices);
+  /// Where `ready` is an error, this rank takes part only to let the save fail with it.
+  AsyncJob(State state, std::string path, StagedSaveOptions options, WriteWhen when,
+           const JobPlace& place, Status ready);
   AsyncJob(const AsyncJob&) = delete;
   AsyncJob& operator=(const AsyncJob&) = delete;
-  ~AsyncJob() = default;
+  virtual ~AsyncJob() = default;
 
   /// Makes step 1. Takes part in the ranks' exchange also after a local error. Errors: the
   /// session's; the caller then calls Complete.
@@ -38,13 +55,15 @@ class AsyncJob {
   void Stage(StagingPool& pool, StagingPool::Ticket ticket, int threads);
   /// Makes steps 3 and 4. Staging memory is free when this returns; the caller then calls Complete.
   /// Write, Stage, Complete and Cancel do not throw.
-  Result<SaveReport> Write(Coordinator& background);
+  Result<AsyncSaveReport> Write(Coordinator& background);
 
   /// Ends the save with this outcome, unless it has ended. Threads: safe. Also reports that the
   /// tensors may change, unless a thread still `copies`: that thread then reports it.
-  void Complete(Result<SaveReport> result, bool copies = false);
+  void Complete(Result<AsyncSaveReport> result, bool copies = false);
   /// Asks the save to end with this error. Threads: safe.
   void Cancel(Status why);
+  /// Likewise, with Cancelled.
+  void CancelByCaller() { Cancel({StatusCode::kCancelled, what_ + ": cancelled"}); }
 
   /// Returns true once other ranks may have received messages about the save: no newer save
   /// replaces it then.
@@ -62,12 +81,16 @@ class AsyncJob {
   [[nodiscard]] const SaveId& save_id() const { return session_->settled().identity.save_id; }
   [[nodiscard]] int rank() const { return rank_; }
   [[nodiscard]] Storage& storage() const { return storage_; }
-  [[nodiscard]] const AsyncSaveOptions& options() const { return options_; }
+  [[nodiscard]] const StagedSaveOptions& options() const { return options_; }
+  [[nodiscard]] bool deferred() const { return when_ == WriteWhen::kDeferred; }
   [[nodiscard]] std::shared_future<Status> staged() const { return staged_future_; }
-  [[nodiscard]] std::shared_future<Result<SaveReport>> done() const { return done_future_; }
 
  private:
   using Clock = std::chrono::steady_clock;
+
+  /// Reports how the save has ended. Called once; must not throw. Of a deferred save the outcome is
+  /// that of submitting it.
+  virtual void Tell(Result<AsyncSaveReport> outcome) = 0;
 
   Status Copy(StagingPool& pool, StagingPool::Ticket ticket, int threads);
   void NoteDeviceBytes();
@@ -77,8 +100,8 @@ class AsyncJob {
   Status AwaitReady();
   Status CopyAndSubmit(StagingPool& pool, StagingPool::Ticket ticket, int threads);
   Status Submit(std::uint64_t turn, Status staged);
-  Result<SaveReport> WriteIn(Coordinator& background, const Status& ready);
-  void AddFacts(Result<SaveReport>* result);
+  Result<AsyncSaveReport> WriteIn(Coordinator& background, const Status& ready);
+  void AddFacts(Result<AsyncSaveReport>* result);
   [[nodiscard]] bool HasCopyInWaves() const {
     return staged_file_ != nullptr && staged_file_->in_waves();
   }
@@ -92,20 +115,21 @@ class AsyncJob {
   const int rank_;
   Submitter* const submitter_;
   CudaReader* const devices_;
-  AsyncSaveOptions options_;  // With a stop token of this save's own.
+  const WriteWhen when_;
+  const Status callers_ready_;
+  StagedSaveOptions options_;  // With a stop token of this save's own.
   const Clock::time_point start_ = Clock::now();
   std::stop_source stop_;
   std::unique_ptr<SaveSession> session_;
   Status watched_;  // Error when the watchdog's thread could not start.
   std::optional<Result<TornSamples>> samples_;
   std::unique_ptr<StagedFile> staged_file_;
-  std::optional<SaveReport> deferred_;  // The report of a deferred save.
-  std::optional<std::uint64_t> turn_;   // Turn of the save where another process writes it.
+  std::optional<AsyncSaveReport>
+      submitted_;                      // The report of a deferred save, when the agent has it.
+  std::optional<std::uint64_t> turn_;  // Turn of the save where another process writes it.
 
   std::promise<Status> staged_promise_;
-  std::promise<Result<SaveReport>> done_promise_;
   std::shared_future<Status> staged_future_ = staged_promise_.get_future().share();
-  std::shared_future<Result<SaveReport>> done_future_ = done_promise_.get_future().share();
 
   std::mutex mutex_;  // Guards all members below.
   std::condition_variable_any changed_;
@@ -124,6 +148,30 @@ class AsyncJob {
 
   std::optional<std::stop_callback<std::function<void()>>> users_stop_;
   std::jthread watchdog_;  // Last: it uses all of the above.
+};
+
+/// How a save has ended, told once: to a function and then to all that wait.
+template <class Report>
+class Outcome {
+ public:
+  explicit Outcome(std::function<void(const Result<Report>&)> function)
+      : function_(std::move(function)) {}
+
+  void Tell(Result<Report> outcome) {
+    if (function_) {
+      (void)Guarded([&] {
+        function_(outcome);
+        return Status::Ok();
+      });
+    }
+    promise_.set_value(std::move(outcome));
+  }
+  [[nodiscard]] std::shared_future<Result<Report>> future() const { return future_; }
+
+ private:
+  std::function<void(const Result<Report>&)> function_;
+  std::promise<Result<Report>> promise_;
+  std::shared_future<Result<Report>> future_ = promise_.get_future().share();
 };
 
 }  // namespace varve

@@ -12,13 +12,15 @@
 
 #include "async/failure_note.h"
 #include "async/job.h"
+#include "async/last_deferred.h"
 #include "async/serial_thread.h"
+#include "async/stager_jobs.h"
 #include "async/submitter.h"
 #include "base/guarded.h"
 #include "device/cuda_reader.h"
 #include "pipeline/staging_pool.h"
 #include "varve/async_save.h"
-#include "varve/path.h"
+#include "varve/storage.h"
 
 namespace varve {
 namespace {
@@ -65,11 +67,7 @@ void NoteFailureOf(const AsyncJob& job, const Status& status) {
 
 }  // namespace
 
-struct AsyncSaveHandle::Impl : AsyncJob {
-  using AsyncJob::AsyncJob;
-};
-
-using Job = std::shared_ptr<AsyncSaveHandle::Impl>;
+using Job = std::shared_ptr<AsyncJob>;
 
 struct Stager::Impl {
   StagerOptions options;
@@ -85,13 +83,7 @@ struct Stager::Impl {
   std::list<Job> in_flight;  // Not yet written; hold staging memory or are about to.
   int open = 0;              // Number of those, and of saves whose outcome is being reported.
 
-  /// The last deferred save, if any. Guarded by call_mutex.
-  struct Deferred {
-    std::uint64_t turn = 0;
-    SaveId id;
-    std::shared_future<Status> staged;
-  };
-  std::optional<Deferred> deferred;
+  LastDeferred last_deferred;  // Guarded by call_mutex.
 
   // Last: their work uses all of the above, and ends first. The writer's may wait for the copier's.
   SerialThread writer;
@@ -169,46 +161,6 @@ struct Stager::Impl {
     return Status::Ok();
   }
 
-  /// Finds out, before a deferred save, whether all ranks have submitted the deferred save before
-  /// it. The account is in submitter.cc. Errors: those of the exchange, on all ranks.
-  Status FollowDeferred(const AsyncJob& job, Coordinator& coordinator) {
-    if (!job.options().save.coordinate && coordinator.size() > 1) {
-      return InvalidArgument("save " + job.path() +
-                             ": uncoordinated ranks cannot defer saves together");
-    }
-    // Only ranks that know the same save agree about it: a rank that failed while a save was
-    // planned may not know it.
-    Contribution mine = Guarded([&]() -> Contribution {
-      const bool have_it =
-          deferred && deferred->staged.get().ok() && submitter->Keeps(deferred->turn);
-      return (have_it ? "+" : "-") + (deferred ? ToString(deferred->id) : std::string());
-    });
-    const auto decide =
-        [](const std::vector<std::string>& ranks) -> Result<std::vector<std::string>> {
-      if (std::any_of(ranks.begin(), ranks.end(), [](const auto& rank) { return rank.empty(); })) {
-        return Internal("a rank is at another place of the save");
-      }
-      const std::string& first = ranks.front();
-      const auto same = [&](const std::string& rank) { return rank.substr(1) == first.substr(1); };
-      const auto whole = [](const std::string& rank) { return rank.front() == '+'; };
-      const bool agree = std::all_of(ranks.begin(), ranks.end(), same);
-      const bool all = std::all_of(ranks.begin(), ranks.end(), whole);
-      return std::vector<std::string>(ranks.size(), !agree ? "" : all ? "whole" : "broken");
-    };
-    VARVE_ASSIGN_OR_RETURN(
-        const std::string found,
-        Exchange(coordinator, job.what(), std::move(mine),
-                 std::chrono::steady_clock::now() + job.options().save.timeout, std::cref(decide)));
-    if (deferred && (found == "whole" || found == "broken")) {
-      // A copy that is not given up now is given up the next time, or when memory is short.
-      (void)Guarded([&] {
-        submitter->DeferredIs(deferred->turn, found == "whole");
-        return Status::Ok();
-      });
-    }
-    return Status::Ok();
-  }
-
   /// Gives up, on the coordinator, the newest save that has not begun to write; the other ranks
   /// learn of it when its turn comes.
   void Replace(const AsyncJob& by, const Coordinator& coordinator) {
@@ -243,7 +195,7 @@ struct Stager::Impl {
     if (submitter != nullptr) {
       return CanBeSubmitted(job);
     }
-    return job.options().deferred
+    return job.deferred()
                ? InvalidArgument("only another process can write a save when this one has ended")
                : Status::Ok();
   }
@@ -253,8 +205,8 @@ struct Stager::Impl {
     // Where the ranks decide together, every rank takes part.
     const bool together = options.when_busy == WhenBusy::kSkip;
     VARVE_RETURN_IF_ERROR(usable.ok() || together ? Admit(job, coordinator) : Status::Ok());
-    if (submitter != nullptr && job->options().deferred) {
-      VARVE_RETURN_IF_ERROR(FollowDeferred(*job, coordinator));
+    if (submitter != nullptr && job->deferred()) {
+      VARVE_RETURN_IF_ERROR(last_deferred.Follow(*job, coordinator, *submitter));
     }
     return job->Plan(coordinator, usable);
   }
@@ -282,8 +234,8 @@ struct Stager::Impl {
       in_flight.splice(in_flight.end(), places->in_flight);
       ++open;
     }
-    if (job->options().deferred) {
-      deferred = {static_cast<std::uint64_t>(ticket), job->save_id(), job->staged()};
+    if (job->deferred()) {
+      last_deferred.Set(static_cast<std::uint64_t>(ticket), *job);
     } else {
       writer.Run(std::move(places->write));
     }
@@ -296,7 +248,7 @@ struct Stager::Impl {
 
   void Stage(const Job& job, StagingPool::Ticket ticket) {
     job->Stage(*pool, ticket, copy_threads());
-    if (job->options().deferred) {
+    if (job->deferred()) {
       Finish(job);  // Nothing is written: it need not wait for other saves.
     }
   }
@@ -330,20 +282,6 @@ struct Stager::Impl {
     }
   }
 };
-
-AsyncSaveHandle::AsyncSaveHandle(std::shared_ptr<Impl> impl) : impl_(std::move(impl)) {}
-
-std::shared_future<Status> AsyncSaveHandle::staged() const { return impl_->staged(); }
-
-std::shared_future<Result<SaveReport>> AsyncSaveHandle::done() const { return impl_->done(); }
-
-std::vector<std::string> AsyncSaveHandle::differing_tensors() const {
-  return impl_->differing_tensors();
-}
-
-void AsyncSaveHandle::Cancel() const {
-  impl_->Cancel({StatusCode::kCancelled, "save " + impl_->path() + ": cancelled"});
-}
 
 Stager::Stager(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
 Stager::~Stager() { Drain(); }
@@ -394,38 +332,12 @@ bool Stager::idle() const {
   return impl_->open == 0;
 }
 
-AsyncSaveHandle AsyncSave(State state, std::string path, AsyncSaveOptions options, Stager& stager,
-                          Coordinator& coordinator, Storage& storage) {
-  const bool together = options.save.coordinate;
-  const Deadline deadline = std::chrono::steady_clock::now() + options.save.timeout;
-  Job job;
-  try {
-    // The save may be written when the working directory is another.
-    auto resolved = ResolvePath(path, storage);
-    if (resolved.ok()) {
-      path = std::move(*resolved);
-    } else if (options.ready.ok()) {
-      options.ready = resolved.status();
-    }
-    job = std::make_shared<AsyncSaveHandle::Impl>(
-        std::move(state), std::move(path), std::move(options), storage, coordinator.rank(),
-        stager.impl().submitter.get(), stager.impl().devices.get());
-  } catch (...) {
-    // This function has no result. The other ranks learn the cause in their first exchange.
-    if (together) {
-      (void)Agree(coordinator, "asynchronous save", CaughtError(), deadline);
-    }
-    throw;
-  }
+void StartJob(Stager& stager, const std::shared_ptr<AsyncJob>& job, Coordinator& coordinator) {
   stager.impl().Start(job, coordinator);
-  return AsyncSaveHandle(std::move(job));
 }
 
-AsyncSaveHandle AsyncSave(State state, std::string path, AsyncSaveOptions options, Stager& stager,
-                          Storage& storage) {
-  const auto coordinator = MakeSingleProcessCoordinator();
-  return AsyncSave(std::move(state), std::move(path), std::move(options), stager, *coordinator,
-                   storage);
+JobPlace PlaceFor(Stager& stager, Storage& storage, int rank) {
+  return {storage, rank, stager.impl().submitter.get(), stager.impl().devices.get()};
 }
 
 }  // namespace varve

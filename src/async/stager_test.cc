@@ -3,6 +3,7 @@
 
 #include <gtest/gtest.h>
 
+#include "async/start.h"
 #include "storage/faulty.h"
 #include "support/status_matchers.h"
 #include "support/temp_dir.h"
@@ -107,7 +108,7 @@ TEST(AsyncSave, FailsAsTheSynchronousSaveDoesAndTheNextOneWorks) {
   ASSERT_TRUE(IsOk(AsyncSave(training.state(), dir / "c", {}, *stager).done().get()));
   int told = 0;
   AsyncSaveOptions options;
-  options.on_done = [&](const Result<SaveReport>& report) { told += report.ok() ? 100 : 1; };
+  options.on_done = [&](const Result<AsyncSaveReport>& report) { told += report.ok() ? 100 : 1; };
   const AsyncSaveHandle again = AsyncSave(training.state(), dir / "c", options, *stager);
   EXPECT_TRUE(FailsWith(again.done().get(), StatusCode::kAlreadyExists));
   stager->Drain();
@@ -272,12 +273,9 @@ TEST(AsyncSave, ARankThatCannotTakePartTellsTheOthers) {
     ranks.emplace_back([&, rank] {
       auto stager = Stager::Make({.budget_bytes = 64 * kMiB}, std::move(back[rank]));
       ASSERT_TRUE(IsOk(stager));
-      AsyncSaveOptions options;
-      if (rank == 1) {
-        options.ready = InvalidArgument("a lambda cannot be stored");
-      }
-      const AsyncSaveHandle save =
-          AsyncSave(training.state(), dir / "c", options, **stager, *front[rank]);
+      const Status ready = rank == 1 ? InvalidArgument("a lambda cannot be stored") : Status::Ok();
+      const AsyncSaveHandle save = StartAsyncSave(training.state(), dir / "c", {}, **stager,
+                                                  *front[rank], PosixStorage(), ready);
       EXPECT_TRUE(FailsWith(save.done().get(), StatusCode::kInvalidArgument,
                             {"rank 1: a lambda cannot be stored"}));
     });

@@ -54,7 +54,7 @@ void Fields(Archive& archive, FieldsOf<Archive, Submission>& submission) {
 }
 
 template <class Archive>
-void Fields(Archive& archive, FieldsOf<Archive, SaveReport>& report) {
+void Fields(Archive& archive, FieldsOf<Archive, AsyncSaveReport>& report) {
   archive(report.save_id.bytes, report.bytes_written, report.seconds, report.direct,
           report.differing_objects, report.differing_tensors, report.conflicts);
   Bounded(archive, report.attempts, std::numeric_limits<int>::max());
@@ -76,8 +76,10 @@ Result<Submission> DecodeSubmission(std::string_view bytes, std::uint64_t pool_b
   return submission;
 }
 
-Bytes EncodeReport(const SaveReport& report) { return EncodeFields(report); }
-Result<SaveReport> DecodeReport(std::string_view bytes) { return DecodeFields<SaveReport>(bytes); }
+Bytes EncodeReport(const AsyncSaveReport& report) { return EncodeFields(report); }
+Result<AsyncSaveReport> DecodeReport(std::string_view bytes) {
+  return DecodeFields<AsyncSaveReport>(bytes);
+}
 
 Result<std::string> AbsolutePath(const std::string& path) {
   std::error_code error;

@@ -9,6 +9,7 @@
 #include "base/bytes.h"
 #include "pipeline/staged_image.h"
 #include "save/settled.h"
+#include "varve/async_save.h"
 #include "varve/options.h"
 
 namespace varve {
@@ -29,8 +30,8 @@ Bytes EncodeSubmission(const Submission& submission);
 /// Decodes a submission. Errors: DataLoss.
 Result<Submission> DecodeSubmission(std::string_view bytes, std::uint64_t pool_blocks);
 
-Bytes EncodeReport(const SaveReport& report);
-Result<SaveReport> DecodeReport(std::string_view bytes);
+Bytes EncodeReport(const AsyncSaveReport& report);
+Result<AsyncSaveReport> DecodeReport(std::string_view bytes);
 
 /// Returns the name by which processes with other working directories find the checkpoint. Links in
 /// the way to it are followed, the last name is not.
@@ -57,7 +58,7 @@ class SaveExecutor {
 
   /// Waits for the end of a save. Errors: those of the save; Unavailable with `*lost` when the
   /// other process was lost: the caller may write to the save's blocks then.
-  virtual Result<SaveReport> Wait(std::uint64_t turn, bool* lost) = 0;
+  virtual Result<AsyncSaveReport> Wait(std::uint64_t turn, bool* lost) = 0;
 
   /// Returns true for a save that was submitted, while the process that accepted it lives.
   virtual bool Holds(std::uint64_t turn) = 0;

@@ -22,9 +22,10 @@ Status Check(const Submission& save, const FileWork& work) {
 
 }  // namespace
 
-Result<SaveReport> WriteSubmission(const Submission& save, const LentMemory& memory,
-                                   const std::stop_token& stop,
-                                   const std::function<Status()>& give_up, SubmittedFile* file) {
+Result<AsyncSaveReport> WriteSubmission(const Submission& save, const LentMemory& memory,
+                                        const std::stop_token& stop,
+                                        const std::function<Status()>& give_up,
+                                        SubmittedFile* file) {
   SaveOptions options = save.options;
   options.stop = stop;
   const auto resumed = ResumeSave(save.settled, save.path, options, PosixStorage());

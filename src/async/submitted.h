@@ -27,8 +27,9 @@ struct LentMemory {
 /// Claims, writes and publishes, connected to the other ranks of the save. Repeats that after a
 /// failure that may pass. `give_up` as in MakeFileChannel. Errors: as Save; DataLoss where the
 /// memory is not intact.
-Result<SaveReport> WriteSubmission(const Submission& save, const LentMemory& memory,
-                                   const std::stop_token& stop,
-                                   const std::function<Status()>& give_up, SubmittedFile* file);
+Result<AsyncSaveReport> WriteSubmission(const Submission& save, const LentMemory& memory,
+                                        const std::stop_token& stop,
+                                        const std::function<Status()>& give_up,
+                                        SubmittedFile* file);
 
 }  // namespace varve

@@ -37,13 +37,14 @@ namespace {
 
 /// Returns the report of a save that is visible though its writer was killed before it reported.
 /// Nothing where the save is not visible, or where that cannot be found out.
-std::optional<SaveReport> VisibleAfterAll(const SaveSession& session, const std::string& path) {
+std::optional<AsyncSaveReport> VisibleAfterAll(const SaveSession& session,
+                                               const std::string& path) {
   const auto record = ReadCommitRecord(PosixStorage(), path);
   const SaveId& id = session.settled().identity.save_id;
   if (!record.ok() || record->save_id != id) {
     return std::nullopt;
   }
-  SaveReport report;
+  AsyncSaveReport report;
   report.save_id = id;
   report.bytes_written = session.work().size;
   return report;
@@ -60,7 +61,7 @@ Result<std::unique_ptr<Submitter>> Submitter::Make(std::shared_ptr<SaveExecutor>
 }
 
 Status Submitter::Submit(std::uint64_t turn, const std::string& path, const SaveSession& session,
-                         StagedFile* staged, const AsyncSaveOptions& options) {
+                         StagedFile* staged, const StagedSaveOptions& options, bool deferred) {
   Submission save;
   VARVE_ASSIGN_OR_RETURN(save.path, AbsolutePath(path));
   save.settled = session.settled();
@@ -72,18 +73,19 @@ Status Submitter::Submit(std::uint64_t turn, const std::string& path, const Save
   save.options = options.save;
   save.retries = options.retries;
   save.retry_delay = options.retry_delay;
-  save.deferred = options.deferred;
+  save.deferred = deferred;
   return executor_->Submit(turn, save);
 }
 
-Result<SaveReport> Submitter::Await(std::uint64_t turn, const std::stop_token& stop, bool* lost) {
+Result<AsyncSaveReport> Submitter::Await(std::uint64_t turn, const std::stop_token& stop,
+                                         bool* lost) {
   const std::stop_callback cancel(stop, [&] { executor_->Cancel(turn); });
   return executor_->Wait(turn, lost);
 }
 
-Result<SaveReport> Submitter::Write(std::optional<std::uint64_t> turn, SaveSession& session,
-                                    std::unique_ptr<StagedFile>* staged,
-                                    const WriteAttempts& attempts, const Status& ready) {
+Result<AsyncSaveReport> Submitter::Write(std::optional<std::uint64_t> turn, SaveSession& session,
+                                         std::unique_ptr<StagedFile>* staged,
+                                         const WriteAttempts& attempts, const Status& ready) {
   // A name that cannot be made absolute was not submitted either.
   const auto absolute = AbsolutePath(std::string(attempts.path));
   const std::string path = absolute.ok() ? *absolute : std::string(attempts.path);
@@ -92,7 +94,7 @@ Result<SaveReport> Submitter::Write(std::optional<std::uint64_t> turn, SaveSessi
     return WriteWithRetries(session, staged->get(), *channel, attempts, ready);
   }
   bool lost = false;
-  Result<SaveReport> result = Await(*turn, attempts.stop, &lost);
+  Result<AsyncSaveReport> result = Await(*turn, attempts.stop, &lost);
   if (lost) {
     if (const auto report = VisibleAfterAll(session, path)) {
       return *report;
@@ -109,11 +111,11 @@ Result<SaveReport> Submitter::Write(std::optional<std::uint64_t> turn, SaveSessi
   return result;
 }
 
-SaveReport Submitter::KeepBack(std::uint64_t turn, const SaveSession& session,
-                               std::unique_ptr<StagedFile> staged) {
-  SaveReport report;
+AsyncSaveReport Submitter::KeepDeferred(std::uint64_t turn, const SaveSession& session,
+                                        std::unique_ptr<StagedFile> staged) {
+  AsyncSaveReport report;
   report.save_id = session.settled().identity.save_id;
-  report.deferred = true;
+  report.bytes_written = session.work().size;
   Keep(turn, std::move(staged));
   return report;
 }

@@ -31,13 +31,13 @@ class Submitter {
 
   /// Submits a staged file; `staged` may be null where the file has no data.
   Status Submit(std::uint64_t turn, const std::string& path, const SaveSession& session,
-                StagedFile* staged, const AsyncSaveOptions& options);
+                StagedFile* staged, const StagedSaveOptions& options, bool deferred);
   void Pass(std::uint64_t turn) { executor_->Pass(turn); }
 
   /// Keeps the copy of a deferred save that was submitted in `turn`; null where its file has no
-  /// data. Returns the save's report.
-  SaveReport KeepBack(std::uint64_t turn, const SaveSession& session,
-                      std::unique_ptr<StagedFile> staged);
+  /// data. Returns a report in which bytes_written counts the file that the agent holds.
+  AsyncSaveReport KeepDeferred(std::uint64_t turn, const SaveSession& session,
+                               std::unique_ptr<StagedFile> staged);
 
   /// Takes what the ranks have found out about the deferred save of that turn. If all have
   /// submitted it (`whole`), gives up the copies of earlier ones; if not, gives up this one.
@@ -48,14 +48,14 @@ class Submitter {
 
   /// Waits for a save that was submitted in `turn`; writes one that was not submitted, if this rank
   /// is `ready`. Takes the copy from `*staged` where it is kept.
-  Result<SaveReport> Write(std::optional<std::uint64_t> turn, SaveSession& session,
-                           std::unique_ptr<StagedFile>* staged, const WriteAttempts& attempts,
-                           const Status& ready);
+  Result<AsyncSaveReport> Write(std::optional<std::uint64_t> turn, SaveSession& session,
+                                std::unique_ptr<StagedFile>* staged, const WriteAttempts& attempts,
+                                const Status& ready);
 
  private:
   Submitter(std::shared_ptr<SaveExecutor> executor, StagingPool& pool)
       : executor_(std::move(executor)), pool_(pool) {}
-  Result<SaveReport> Await(std::uint64_t turn, const std::stop_token& stop, bool* lost);
+  Result<AsyncSaveReport> Await(std::uint64_t turn, const std::stop_token& stop, bool* lost);
   using Kept = std::map<std::uint64_t, StagingPool::Reservation>;
   void Keep(std::uint64_t turn, std::unique_ptr<StagedFile> staged);
   /// Gives up the copies of turns in [first, end).

@@ -6,7 +6,7 @@
 #include "catalogue/open.h"
 #include "catalogue/scan.h"
 #include "varve/catalogue.h"
-#include "varve/path.h"
+#include "varve/storage.h"
 
 namespace varve {
 namespace {

@@ -13,7 +13,7 @@
 #include "catalogue/verify_foreign.h"
 #include "pipeline/file_reader.h"
 #include "varve/catalogue.h"
-#include "varve/path.h"
+#include "varve/storage.h"
 
 namespace varve {
 namespace {

@@ -13,7 +13,7 @@
 #include "tensor/box.h"
 #include "tensor/cast.h"
 #include "varve/convert.h"
-#include "varve/path.h"
+#include "varve/storage.h"
 
 namespace varve {
 namespace {

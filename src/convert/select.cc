@@ -8,7 +8,7 @@
 #include "tensor/box.h"
 #include "tensor/cast.h"
 #include "varve/catalogue.h"
-#include "varve/path.h"
+#include "varve/storage.h"
 
 namespace varve {
 namespace {

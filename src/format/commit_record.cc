@@ -10,7 +10,7 @@
 #include "base/checksum.h"
 #include "format/json_writer.h"
 #include "format/relative_name.h"
-#include "varve/version.h"
+#include "varve/metadata.h"
 
 namespace varve {
 namespace {

@@ -5,7 +5,7 @@
 #include "base/checksum.h"
 #include "support/checkpoints.h"
 #include "support/status_matchers.h"
-#include "varve/version.h"
+#include "varve/metadata.h"
 
 namespace varve {
 namespace {

@@ -11,7 +11,7 @@
 #include "base/checksum.h"
 #include "format/json_writer.h"
 #include "tensor/box.h"
-#include "varve/version.h"
+#include "varve/metadata.h"
 
 namespace varve {
 namespace {

@@ -12,7 +12,7 @@
 #include "base/checksum.h"
 #include "format/data_file.h"
 #include "tensor/box.h"
-#include "varve/version.h"
+#include "varve/metadata.h"
 
 namespace varve {
 namespace {

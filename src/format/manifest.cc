@@ -14,7 +14,7 @@
 #include "base/checksum.h"
 #include "format/manifest_generated.h"
 #include "tensor/box.h"
-#include "varve/version.h"
+#include "varve/metadata.h"
 
 namespace varve {
 namespace {

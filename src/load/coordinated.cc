@@ -84,7 +84,7 @@ LoadDifferences Compare(const Metadata& metadata, const LoadRequest& request, bo
       names.insert(fqn);
     }
   }
-  for (const std::string& fqn : request.known) {
+  for (const std::string& fqn : request.ignored) {
     want(fqn);
   }
   *loaded = names.size();

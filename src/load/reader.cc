@@ -22,7 +22,7 @@
 #include "plan/load_plan.h"
 #include "tensor/box.h"
 #include "varve/checkpoint.h"
-#include "varve/path.h"
+#include "varve/storage.h"
 
 namespace varve {
 

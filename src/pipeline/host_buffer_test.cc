@@ -1,4 +1,4 @@
-#include "varve/host_buffer.h"
+#include "pipeline/host_buffer.h"
 
 #include <string>
 #include <vector>

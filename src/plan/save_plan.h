@@ -10,7 +10,6 @@
 #include <vector>
 
 #include "base/bytes.h"
-#include "varve/dtype.h"
 #include "varve/hash.h"
 #include "varve/status.h"
 #include "varve/tensor.h"

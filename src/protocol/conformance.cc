@@ -1,7 +1,5 @@
 // The claims. Each makes its own checkpoints under its own ids, so none depends on another.
 
-#include "varve/protocol/conformance.h"
-
 #include <cstddef>
 #include <utility>
 
@@ -9,6 +7,7 @@
 #include "protocol/conformance_planners.h"
 #include "protocol/conformance_samples.h"
 #include "protocol/hook.h"
+#include "varve/protocol/storage_layer.h"
 
 namespace varve::protocol {
 namespace {

@@ -10,7 +10,7 @@
 #include "protocol/conformance_state.h"
 #include "varve/coordinator.h"
 #include "varve/protocol/checkpoint.h"
-#include "varve/protocol/conformance.h"
+#include "varve/protocol/storage_layer.h"
 
 namespace varve::protocol {
 

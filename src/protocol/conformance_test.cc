@@ -1,8 +1,6 @@
 // The suite on our own backend, on one that a user might write, and on backends with one flaw each:
 // a suite that no backend fails proves nothing.
 
-#include "varve/protocol/conformance.h"
-
 #include <algorithm>
 #include <string>
 #include <vector>
@@ -12,6 +10,7 @@
 #include "support/memory_backend.h"
 #include "support/temp_dir.h"
 #include "varve/protocol/file_system.h"
+#include "varve/protocol/storage_layer.h"
 
 namespace varve::protocol {
 namespace {

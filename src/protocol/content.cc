@@ -1,9 +1,8 @@
-#include "varve/protocol/content.h"
-
 #include "base/bytes.h"
 #include "protocol/strided.h"
 #include "tensor/box.h"
 #include "tensor/region.h"
+#include "varve/protocol/storage_layer.h"
 
 namespace varve::protocol {
 

@@ -3,8 +3,8 @@
 
 #include "base/checked.h"
 #include "tensor/box.h"
-#include "varve/path.h"
 #include "varve/protocol/file_system.h"
+#include "varve/storage.h"
 #include "varve/value.h"
 
 namespace varve::protocol {

@@ -3,11 +3,13 @@
 #include "interop/torch/encode.h"
 #include "protocol/dcp_index.h"
 #include "protocol/place.h"
+#include "publish/dcp_commit.h"
+#include "publish/dcp_in_place.h"
 #include "save/dcp_index.h"
 #include "save/dcp_items.h"
 #include "save/dcp_receipt.h"
-#include "varve/path.h"
 #include "varve/protocol/file_system.h"
+#include "varve/storage.h"
 #include "varve/value.h"
 
 namespace varve::protocol {

@@ -10,7 +10,7 @@
 
 #include "support/status_matchers.h"
 #include "tensor/box.h"
-#include "varve/protocol/content.h"
+#include "varve/protocol/storage_layer.h"
 
 namespace varve::protocol {
 namespace {

@@ -5,7 +5,6 @@
 #include <cstdint>
 
 #include "tensor/box.h"
-#include "varve/dtype.h"
 #include "varve/tensor.h"
 
 namespace varve::protocol {

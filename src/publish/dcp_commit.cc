@@ -1,3 +1,5 @@
+#include "publish/dcp_commit.h"
+
 #include <algorithm>
 #include <utility>
 
@@ -5,8 +7,7 @@
 #include "interop/dcp/data_name.h"
 #include "publish/commit.h"
 #include "publish/save_id.h"
-#include "varve/dcp.h"
-#include "varve/path.h"
+#include "varve/storage.h"
 
 namespace varve {
 

@@ -41,6 +41,8 @@
 //     came since step 3. Without locks only what the old INDEX named goes; the rest may be a live
 //     save's. A crash here leaves files that nothing names; the next save removes them.
 
+#include "publish/dcp_in_place.h"
+
 #include <algorithm>
 #include <cstdint>
 #include <set>
@@ -53,8 +55,7 @@
 #include "interop/dcp/data_name.h"
 #include "publish/claim.h"
 #include "publish/replaced.h"
-#include "varve/dcp.h"
-#include "varve/path.h"
+#include "varve/storage.h"
 
 namespace varve {
 namespace {

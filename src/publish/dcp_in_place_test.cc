@@ -9,6 +9,7 @@
 
 #include "catalogue/names.h"
 #include "publish/claim.h"
+#include "publish/dcp_commit.h"
 #include "storage/faulty.h"
 #include "storage/memory.h"
 #include "support/status_matchers.h"
@@ -223,21 +224,6 @@ TEST(DcpInPlace, DirectoriesWithOtherThingsStay) {
   EXPECT_FALSE(DcpReplacesDirectory(kPath, storage));
   Put(storage, "data-00000-of-00002-0123456789ab.safetensors");  // Varve's own comes first.
   EXPECT_TRUE(DcpReplacesDirectory(kPath, storage));
-}
-
-TEST(FingerprintDcpItems, ComparesElementsWhateverTheirStrides) {
-  const std::string a = "abcdef";
-  const std::string transposed = "adbecf";
-  const DcpItem item = WholeDcpTensor("a", DType::kUInt8, {2, 3}, HostMemory{a.data()});
-  const DcpItem other =
-      WholeDcpTensor("a", DType::kUInt8, {2, 3}, HostMemory{transposed.data(), {1, 2}});
-  const DcpItem different =
-      WholeDcpTensor("a", DType::kUInt8, {2, 3}, HostMemory{transposed.data()});
-  const auto prints = FingerprintDcpItems({item, other, different, DcpItem{"b", "abcdef"}});
-  EXPECT_NE(prints[0], 0U);
-  EXPECT_EQ(prints[0], prints[1]);
-  EXPECT_NE(prints[0], prints[2]);
-  EXPECT_EQ(prints[3], 0U);
 }
 
 }  // namespace

@@ -15,7 +15,7 @@
 #include "publish/replaced.h"
 #include "publish/save_id.h"
 #include "varve/catalogue.h"
-#include "varve/path.h"
+#include "varve/storage.h"
 
 namespace varve {
 namespace {

@@ -4,7 +4,7 @@
 #include "catalogue/scan.h"
 #include "publish/commit.h"
 #include "varve/catalogue.h"
-#include "varve/path.h"
+#include "varve/storage.h"
 
 namespace varve {
 

@@ -11,9 +11,9 @@
 #include "publish/commit.h"
 #include "publish/other_files.h"
 #include "storage/memory.h"
+#include "support/dcp_in_place.h"
 #include "support/status_matchers.h"
 #include "varve/catalogue.h"
-#include "varve/dcp.h"
 
 namespace varve::test {
 namespace {

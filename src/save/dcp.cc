@@ -1,7 +1,5 @@
 // PyTorch's format: a file of torch.save archives for each rank, and `.metadata` as the index.
 
-#include "varve/dcp.h"
-
 #include <algorithm>
 #include <cstddef>
 #include <map>

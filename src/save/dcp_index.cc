@@ -8,7 +8,6 @@
 #include "interop/dcp/data_name.h"
 #include "interop/dcp/encode.h"
 #include "interop/dcp/metadata.h"
-#include "varve/dcp.h"
 
 namespace varve {
 namespace {

@@ -7,13 +7,36 @@
 #include <string>
 #include <vector>
 
+#include "save/dcp_file.h"
 #include "save/written_format.h"
-#include "varve/dcp.h"
 #include "varve/metadata.h"
 #include "varve/status.h"
 #include "varve/value.h"
 
 namespace varve {
+
+/// Encodes the index of a checkpoint whose files were written by a plan of one's own. `metadata`
+/// has tensors with chunks, objects, and files. Its extents are those of WriteDcpFile, of
+/// Encoding::kTorchItem; files with block_crc32c get checksums as SealDcpIndex adds them.
+/// `structure`, the containers of the state as docs/format.md has them, may be null: PyTorch then
+/// knows entries by name only. Errors: InvalidArgument for extents outside the files or of another
+/// encoding.
+Result<std::string> EncodeDcpIndex(const Metadata& metadata, const Value* structure = nullptr);
+
+/// A file that an index names, and its writer's report.
+struct DcpNamedFile {
+  std::string name;  ///< As the index has it.
+  DcpFile file;      ///< Of its items, those without a payload may be left out.
+};
+
+/// Adds Varve's checksums of `files` to an index that another library has pickled: as one more
+/// attribute of the Metadata object, `varve_checksums`, which PyTorch keeps and ignores and which
+/// every load by Varve compares. It also covers the index itself.
+///
+/// `index` is a pickle of protocol 2 or 3 whose last object is the Metadata, as Python makes it.
+/// Files that are not in `files` are left without. Errors: InvalidArgument for another pickle, and
+/// when files differ in block_bytes; those of reading an index.
+Result<std::string> SealDcpIndex(std::string index, const std::vector<DcpNamedFile>& files);
 
 /// Returns "__3_0.distcp" for rank 3. Files of saves into a directory that stays have other
 /// numbers.

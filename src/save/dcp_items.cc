@@ -15,7 +15,7 @@
 #include "save/fingerprint.h"
 #include "save/tensor_source.h"
 #include "tensor/box.h"
-#include "varve/path.h"
+#include "varve/storage.h"
 
 namespace varve {
 namespace {

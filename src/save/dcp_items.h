@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "pipeline/file_writer.h"
-#include "varve/dcp.h"
+#include "save/dcp_file.h"
 
 namespace varve {
 

@@ -241,5 +241,20 @@ TEST(DcpWriter, AFileThatExistsIsNotTouched) {
   EXPECT_EQ(*ReadWholeFile(storage, kPath, kAnySize), "precious");
 }
 
+TEST(FingerprintDcpItems, ComparesElementsWhateverTheirStrides) {
+  const std::string a = "abcdef";
+  const std::string transposed = "adbecf";
+  const DcpItem item = WholeDcpTensor("a", DType::kUInt8, {2, 3}, HostMemory{a.data()});
+  const DcpItem other =
+      WholeDcpTensor("a", DType::kUInt8, {2, 3}, HostMemory{transposed.data(), {1, 2}});
+  const DcpItem different =
+      WholeDcpTensor("a", DType::kUInt8, {2, 3}, HostMemory{transposed.data()});
+  const auto prints = FingerprintDcpItems({item, other, different, DcpItem{"b", "abcdef"}});
+  EXPECT_NE(prints[0], 0U);
+  EXPECT_EQ(prints[0], prints[1]);
+  EXPECT_NE(prints[0], prints[2]);
+  EXPECT_EQ(prints[3], 0U);
+}
+
 }  // namespace
 }  // namespace varve

@@ -5,7 +5,7 @@
 #include <string_view>
 
 #include "base/bytes.h"
-#include "varve/dcp.h"
+#include "save/dcp_file.h"
 #include "varve/status.h"
 
 namespace varve {

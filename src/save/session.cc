@@ -11,7 +11,7 @@
 #include "save/local.h"
 #include "save/tensor_source.h"
 #include "save/written_format.h"
-#include "varve/path.h"
+#include "varve/storage.h"
 
 namespace varve {
 

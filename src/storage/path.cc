@@ -1,8 +1,8 @@
-#include "varve/path.h"
-
 #include <cctype>
 #include <filesystem>
 #include <system_error>
+
+#include "varve/storage.h"
 
 namespace varve {
 namespace {

@@ -1,5 +1,3 @@
-#include "varve/path.h"
-
 #include <filesystem>
 
 #include <gtest/gtest.h>
@@ -7,6 +5,7 @@
 #include "storage/memory.h"
 #include "support/status_matchers.h"
 #include "support/temp_dir.h"
+#include "varve/storage.h"
 
 namespace varve {
 namespace {

@@ -6,7 +6,7 @@
 #include <cstdint>
 #include <span>
 
-#include "varve/dtype.h"
+#include "varve/tensor.h"
 
 namespace varve {
 

@@ -1,7 +1,7 @@
-#include "varve/dtype.h"
-
 #include <array>
 #include <cstddef>
+
+#include "varve/tensor.h"
 
 namespace varve {
 namespace {

@@ -1,9 +1,9 @@
-#include "varve/dtype.h"
-
 #include <set>
 #include <string_view>
 
 #include <gtest/gtest.h>
+
+#include "varve/tensor.h"
 
 namespace varve {
 namespace {

@@ -2,7 +2,6 @@
 #pragma once
 
 #include "base/fields.h"
-#include "varve/dtype.h"
 #include "varve/tensor.h"
 
 namespace varve {

@@ -3,7 +3,7 @@
 
 #include <cstddef>
 
-#include "varve/dtype.h"
+#include "varve/tensor.h"
 
 namespace varve {
 

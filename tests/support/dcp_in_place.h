@@ -7,9 +7,11 @@
 #include <utility>
 #include <vector>
 
+#include "publish/dcp_in_place.h"
+#include "save/dcp_file.h"
+#include "save/dcp_index.h"
 #include "storage/memory.h"
 #include "tensor/box.h"
-#include "varve/dcp.h"
 
 namespace varve::test {
 

@@ -10,7 +10,6 @@
 #include <utility>
 #include <vector>
 
-#include "varve/protocol/content.h"
 #include "varve/protocol/storage_layer.h"
 
 namespace varve::protocol::test {

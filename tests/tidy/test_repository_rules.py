@@ -112,6 +112,16 @@ BREAKS = {
         {"include/varve/status.h": "#include <zstd.h>\n"},
         "include/varve/status.h:1: a public header may not include zstd.h",
     ),
+    "one public header too many": (
+        rules.public_headers_are_few,
+        {f"include/varve/h{i}.h": "#pragma once\n" for i in range(21)},
+        "include/varve: 21 public headers, at most 20",
+    ),
+    "a binding looks behind the public API": (
+        rules.users_include_public_headers,
+        {"python/src/module.cc": '#include "publish/commit.h"\n'},
+        "python/src/module.cc:1: may include only include/varve, not publish/commit.h",
+    ),
     "a public header looks up": (
         rules.public_headers_include_downwards,
         {"include/varve/status.h": '#include "varve/options.h"\n'},

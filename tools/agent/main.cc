@@ -16,7 +16,7 @@
 #include <unistd.h>
 
 #include "varve/agent.h"
-#include "varve/version.h"
+#include "varve/metadata.h"
 
 namespace {
 

@@ -9,7 +9,7 @@
 #include "text.h"
 #include "varve/catalogue.h"
 #include "varve/checkpoint.h"
-#include "varve/version.h"
+#include "varve/metadata.h"
 #include "verbs.h"
 
 namespace varve::cli {

@@ -11,7 +11,7 @@
 
 #include "colour.h"
 #include "text.h"
-#include "varve/version.h"
+#include "varve/metadata.h"
 #include "verbs.h"
 
 namespace varve::cli {

@@ -11,11 +11,15 @@
 #include <vector>
 
 #include "varve/checkpoint.h"
-#include "varve/dcp.h"
 #include "varve/options.h"
 #include "varve/protocol/storage_layer.h"
 #include "varve/status.h"
 #include "varve/storage.h"
+
+namespace varve {
+class DcpCommit;
+class DcpInPlaceCommit;
+}  // namespace varve
 
 namespace varve::protocol {
 

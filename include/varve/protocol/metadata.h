@@ -13,7 +13,6 @@
 #include <variant>
 #include <vector>
 
-#include "varve/dtype.h"
 #include "varve/status.h"
 #include "varve/tensor.h"
 

@@ -129,8 +129,8 @@ struct DefaultSavePlannerOptions {
   /// False: replicas are spread over the ranks that hold them so that all write about as much,
   /// large tensors in pieces. True: the lowest of these ranks writes it, whole.
   bool dedup_save_to_lowest_rank = false;
-  /// True: the state's containers (State::structure) are stored, as Metadata::planner_data. False:
-  /// names only. Names are flat in either case: a State is.
+  /// True: the state's containers (State::structure) are stored, as Metadata::planner_data.
+  /// False: names only. Names are flat in either case: a State is.
   bool flatten_state_dict = true;
 };
 

@@ -1,5 +1,5 @@
 /// A backend of one's own: derive from StorageWriter and StorageReader, then let
-/// RunStorageConformance (varve/protocol/conformance.h) try it.
+/// RunStorageConformance try it from your tests.
 ///
 /// The calls of a save, by varve::protocol::Save. Each rank has a writer and a planner of its own.
 ///
@@ -49,6 +49,8 @@
 /// that. After an error of Load in step 8 the memory may be partly filled; before it is as it was.
 #pragma once
 
+#include <functional>
+#include <memory>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -133,5 +135,43 @@ class StorageReader {
   /// returned; DataLoss for bytes that are damaged or missing.
   virtual Status ReadData(const LoadPlan& plan, LoadPlanner& planner) = 0;
 };
+
+/// Returns the content of an item: a chunk's elements in row-major order, without gaps, or a
+/// value's bytes. ItemBytes(item) of them for a tensor.
+std::string ContentOf(const WriteItem& item, const ItemData& data);
+
+/// Copies the part of a stored chunk that `item` asks for to where it belongs. `chunk` is the one
+/// that item.storage_index names (Metadata::FindChunk), `content` what ContentOf gave when it
+/// was written. Errors: DataLoss when `content` has another size than the chunk; InvalidArgument
+/// when the item reaches outside of the chunk.
+Status CopyContent(const ReadItem& item, const ChunkStorageMetadata& chunk,
+                   std::string_view content, const TensorMemory& memory);
+
+/// The backend to be tried. The functions are called on the threads of several ranks, but one at a
+/// time; the objects they make are used at the same time. All that they make share one storage.
+struct ConformanceSubject {
+  std::function<std::unique_ptr<StorageWriter>()> make_writer;
+  std::function<std::unique_ptr<StorageReader>()> make_reader;
+  /// A checkpoint id under which nothing is stored, another one for each call.
+  std::function<std::string()> new_checkpoint_id;
+  /// May be empty. Makes the storage's next operations fail until it is called with false: a full
+  /// disk, a store that is out of reach.
+  std::function<void(bool broken)> break_storage{};
+};
+
+/// One claim, and whether the backend meets it.
+struct ConformanceClaim {
+  std::string name;  ///< "ShardsOfSeveralRanksComeBack".
+  bool passed = false;
+  std::string message;  ///< The expectation and the outcome; empty when passed.
+};
+
+/// Saves and loads small states on up to three ranks (threads of this process) and tries every
+/// claim, also after one has failed. Takes a second or so where the storage is fast. A backend that
+/// crashes or hangs is not contained.
+std::vector<ConformanceClaim> RunStorageConformance(const ConformanceSubject& subject);
+
+/// Returns one line for each claim that is not met; empty when all are.
+std::string DescribeFailures(const std::vector<ConformanceClaim>& claims);
 
 }  // namespace varve::protocol

@@ -30,9 +30,11 @@ from varve._catalogue import (
     verify,
 )
 from varve._core import (
+    AsyncSaveReport,
     CheckpointEntry,
     ConvertReport,
     Damage,
+    DeferredReport,
     Difference,
     LoadReport,
     SaveReport,
@@ -45,17 +47,20 @@ from varve._open import Checkpoint, StoredTensor, open_checkpoint
 from varve._select import Rename
 from varve._tree import PerRank
 from varve.torch import _run
-from varve.torch._async import async_save
+from varve.torch._async import async_save, defer_save
 from varve.torch._coordinator import collective, name_of
-from varve.torch._handle import SaveHandle
+from varve.torch._handle import DeferredSaveHandle, SaveHandle
 from varve.torch._stager import Stager
 from varve.torch._tensors import TorchArrays
 
 __all__ = [
+    "AsyncSaveReport",
     "Checkpoint",
     "CheckpointEntry",
     "ConvertReport",
     "Damage",
+    "DeferredReport",
+    "DeferredSaveHandle",
     "Difference",
     "LoadReport",
     "PerRank",
@@ -68,6 +73,7 @@ __all__ = [
     "async_save",
     "collect_garbage",
     "convert",
+    "defer_save",
     "diff",
     "files",
     "latest",

@@ -1,26 +1,35 @@
-"""The handle of a save in the background."""
+"""The handles of saves in the background."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from concurrent.futures import Future
-from typing import Any
+from typing import Any, ClassVar, TypeVar
 
-from varve._core import SaveReport
+from varve import _core
+from varve._core import AsyncSaveReport, DeferredReport
 from varve.errors import CancelledError
 from varve.torch._failures import log_dropped
 
+Report = TypeVar("Report")
 
-class SaveHandle(Future[SaveReport]):
-    """A save under way: a future of its report, and one of its copy.
 
-    As a future it ends when the checkpoint is durable and visible, with the error on every rank if the
-    save failed. It has the two futures of torch's AsyncSaveResponse as well. A handle that is dropped
-    when its save has failed, before `result` or `exception` was called, logs that error.
+class Handle(Future[Report]):
+    """What the handles of all saves in the background have: a future of a report, and one of the copy.
+
+    A handle that is dropped when its save has failed, before `result` or `exception` was called, logs
+    that error.
 
     Attributes:
         staging_completion: Ends when the copy has been made: tensors may change.
-        upload_completion: This future.
     """
+
+    #: What begins a save in the engine.
+    _begin: ClassVar[Callable[..., Any]]
+    #: Makes the options that this takes.
+    _options: ClassVar[Callable[..., Any]]
+    #: The argument of the call that is a function of the handle.
+    _hook: ClassVar[str]
 
     def __init__(self) -> None:
         super().__init__()
@@ -35,7 +44,7 @@ class SaveHandle(Future[SaveReport]):
         self._asked_to_end = False
         self._differing_tensors: list[str] = []
 
-    def result(self, timeout: float | None = None) -> SaveReport:
+    def result(self, timeout: float | None = None) -> Report:
         """Waits for the end of the save, `timeout` seconds at most. Raises the save's error."""
         self._looked_at = True
         return super().result(timeout)
@@ -48,11 +57,6 @@ class SaveHandle(Future[SaveReport]):
     def __del__(self) -> None:
         if self._failed and not self._looked_at and self._exception is not None:
             log_dropped(self.path, self._exception)
-
-    @property
-    def upload_completion(self) -> SaveHandle:
-        """This future."""
-        return self
 
     def wait_staged(self, timeout: float | None = None) -> None:
         """Waits until the tensors may change. Raises the error of the copy."""
@@ -68,11 +72,7 @@ class SaveHandle(Future[SaveReport]):
         hook = optimizer.register_step_pre_hook(wait)
 
     def cancel(self) -> bool:
-        """Gives the save up on all ranks; its result is then a CancelledError.
-
-        Other ranks learn of it when they have written their part. Returns False when it has already
-        ended. It may still succeed if it was about to be visible.
-        """
+        """Gives the save up; its result is then a CancelledError. Returns False when it has ended."""
         if self.done():
             return False
         self._asked_to_end = True
@@ -91,10 +91,64 @@ class SaveHandle(Future[SaveReport]):
         else:
             self.staging_completion.set_exception(error)
 
-    def _end(self, report: SaveReport | None, error: BaseException | None) -> None:
+    def _end(self, report: Report | None, error: BaseException | None) -> None:
         if error is None:
             assert report is not None
             self.set_result(report)
         else:
             self.set_exception(error)
         self._engine = None  # It holds the caller of this: a circle that Python cannot see.
+
+
+class SaveHandle(Handle[AsyncSaveReport]):
+    """A save under way: a future of its AsyncSaveReport, and one of its copy.
+
+    As a future it ends when the checkpoint is durable and visible, with the error on every rank if the
+    save failed. It has the two futures of torch's AsyncSaveResponse as well. A handle that is dropped
+    when its save has failed, before `result` or `exception` was called, logs that error.
+
+    Attributes:
+        staging_completion: Ends when the copy has been made: tensors may change.
+        upload_completion: This future.
+    """
+
+    _begin = staticmethod(_core.async_save)
+    _options = _core.AsyncSaveOptions
+    _hook = "on_done"
+
+    @property
+    def upload_completion(self) -> SaveHandle:
+        """This future."""
+        return self
+
+    def cancel(self) -> bool:
+        """Gives the save up on all ranks; its result is then a CancelledError.
+
+        Other ranks learn of it when they have written their part. Returns False when it has already
+        ended. It may still succeed if it was about to be visible.
+        """
+        return super().cancel()
+
+
+class DeferredSaveHandle(Handle[DeferredReport]):
+    """A deferred save under way: a future of its DeferredReport, and one of its copy.
+
+    As a future it ends when the agent holds this rank's copy, or never will. It says nothing about
+    other ranks. A handle that is dropped when its save has failed, before `result` or `exception` was
+    called, logs that error.
+
+    Attributes:
+        staging_completion: Ends when the copy has been made: tensors may change.
+    """
+
+    _begin = staticmethod(_core.defer_save)
+    _options = _core.DeferSaveOptions
+    _hook = "on_held"
+
+    def cancel(self) -> bool:
+        """Gives the save up on this rank; its result is then a CancelledError.
+
+        The agents of other ranks then never write it. Returns False when it has already ended: the
+        agent keeps what it holds.
+        """
+        return super().cancel()

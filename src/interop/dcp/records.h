@@ -14,7 +14,6 @@
 #include <vector>
 
 #include "interop/pickle/tree.h"
-#include "varve/dtype.h"
 #include "varve/tensor.h"
 
 namespace varve {

@@ -6,7 +6,6 @@
 #include <vector>
 
 #include "base/bytes.h"
-#include "varve/dtype.h"
 #include "varve/tensor.h"
 
 namespace varve {

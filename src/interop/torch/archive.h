@@ -12,7 +12,6 @@
 
 #include "interop/pickle/tree.h"
 #include "interop/zip/directory.h"
-#include "varve/dtype.h"
 #include "varve/status.h"
 #include "varve/tensor.h"
 #include "varve/value.h"

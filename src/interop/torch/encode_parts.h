@@ -8,7 +8,6 @@
 #include "base/bytes.h"
 #include "interop/pickle/writer.h"
 #include "interop/zip/writer.h"
-#include "varve/dtype.h"
 #include "varve/status.h"
 #include "varve/tensor.h"
 #include "varve/value.h"

@@ -12,8 +12,8 @@
 #include "interop/pickle/tree.h"
 #include "interop/torch/archive.h"
 #include "interop/zip/directory.h"
-#include "varve/dtype.h"
 #include "varve/status.h"
+#include "varve/tensor.h"
 
 namespace varve {
 

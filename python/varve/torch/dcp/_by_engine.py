@@ -27,7 +27,7 @@ from torch.distributed.tensor import DTensor
 from varve import _core, _engine, _tree
 from varve._engine import collector_at_rest
 from varve.errors import Error, InvalidArgumentError, UnsupportedError
-from varve.torch._async import Save, with_shared
+from varve.torch._background import Save, with_shared
 from varve.torch._coordinator import collective, name_of
 from varve.torch._handle import SaveHandle
 from varve.torch._stager import Stager, close_made, stager_of
@@ -167,7 +167,9 @@ def _save(job: Job, path: str, start: Callable[[_Begin], SaveHandle]) -> AsyncSa
         with collective(stager.process_group, _TIMEOUT, name_of("save", path)) as coordinator:
             save = _core.SaveOptions(format="dcp", overwrite=job.writer.overwrite, timeout=_TIMEOUT)
             options = _core.AsyncSaveOptions(save=save)
-            return Save(state, path, None, False, "log", options).start(stager, coordinator)
+            return Save(SaveHandle, state, path, None, False, "log", options).start(
+                stager, coordinator
+            )
 
     handle = log_step("stage_state_dict", lambda: start(begin))
     log_step("maybe_synchronize_staging", lambda: None)

@@ -1,4 +1,4 @@
-#include "varve/version.h"
+#include "varve/metadata.h"
 
 namespace varve {
 

@@ -1,0 +1,91 @@
+// What saves report.
+
+#include "bindings.h"
+#include "bound.h"
+#include "varve/async_save.h"
+#include "varve/options.h"
+
+namespace varve::python {
+namespace {
+
+constexpr const char* kSaveDoc = R"(What a save did, on this rank.
+
+Attributes:
+    save_id: The 32 hex digits that all files of the save carry.
+    bytes_written: Bytes that this rank wrote, header included.
+    seconds: From the call to the end; of a save in the background without the copy.
+    direct: False where the file system refused O_DIRECT and writes went through the page cache.
+    differing_objects: On rank 0: plain values that differed between ranks; rank 0's was kept. See
+        PerRank.
+    differing_tensors: On rank 0: tensors of which some shard differed between the ranks that hold
+        it. What was saved of such a shard is the lowest rank's. See PerRank, and `on_difference` of
+        save.
+    conflicts: On rank 0: files that somebody put beside the old checkpoint while it was replaced,
+        and whose names the new one's directory has already. They stay at these paths, and are
+        logged as a warning.
+)";
+
+constexpr const char* kAsyncDoc = R"(What a save in the background did, on this rank.
+
+Attributes:
+    save_id: As in SaveReport.
+    bytes_written: As in SaveReport.
+    seconds: As in SaveReport.
+    direct: As in SaveReport.
+    differing_objects: As in SaveReport.
+    differing_tensors: As in SaveReport.
+    conflicts: As in SaveReport.
+    staging_seconds: From the call until the copy was made.
+    in_waves: The state was larger than the staging memory; copying had to wait for writing.
+    attempts: How often it was written until that succeeded.
+    device_bytes: Copied straight from CUDA devices, see Stager(copy_from_devices=True).
+    pageable_bytes: Of those, into memory that was not registered with the driver, which is slower.
+)";
+
+constexpr const char* kDeferredDoc = R"(What a deferred save did: all of it true of this rank alone.
+
+Attributes:
+    save_id: The 32 hex digits that all files of the checkpoint will carry.
+    bytes: Of this rank's file, which the agent holds.
+    seconds: From the call until the agent had the copy.
+    device_bytes: Copied straight from CUDA devices, see Stager(copy_from_devices=True).
+    pageable_bytes: Of those, into memory that was not registered with the driver, which is slower.
+    differing_tensors: On rank 0: as in SaveReport.
+)";
+
+/// Adds the fields of a SaveReport to a class that has them.
+template <class Class>
+Class& WithSaveFields(Class& bound) {
+  return bound.template Field<AsSaveId>("save_id", &SaveReport::save_id)
+      .Field("bytes_written", &SaveReport::bytes_written)
+      .Field("seconds", &SaveReport::seconds)
+      .Field("direct", &SaveReport::direct)
+      .Field("differing_objects", &SaveReport::differing_objects)
+      .Field("differing_tensors", &SaveReport::differing_tensors)
+      .template Field<AsPath>("conflicts", &SaveReport::conflicts);
+}
+
+}  // namespace
+
+void BindReports(nb::module_& module) {
+  Bound<SaveReport> save(module, "SaveReport", kSaveDoc);
+  WithSaveFields(save).Public("varve");
+  Bound<AsyncSaveReport, SaveReport> background(module, "AsyncSaveReport", kAsyncDoc);
+  WithSaveFields(background)
+      .Field("staging_seconds", &AsyncSaveReport::staging_seconds)
+      .Field("in_waves", &AsyncSaveReport::in_waves)
+      .Field("attempts", &AsyncSaveReport::attempts)
+      .Field("device_bytes", &AsyncSaveReport::device_bytes)
+      .Field("pageable_bytes", &AsyncSaveReport::pageable_bytes)
+      .Public("varve.torch");
+  Bound<DeferredReport>(module, "DeferredReport", kDeferredDoc)
+      .Field<AsSaveId>("save_id", &DeferredReport::save_id)
+      .Field("bytes", &DeferredReport::bytes)
+      .Field("seconds", &DeferredReport::seconds)
+      .Field("device_bytes", &DeferredReport::device_bytes)
+      .Field("pageable_bytes", &DeferredReport::pageable_bytes)
+      .Field("differing_tensors", &DeferredReport::differing_tensors)
+      .Public("varve.torch");
+}
+
+}  // namespace varve::python

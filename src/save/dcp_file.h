@@ -1,0 +1,64 @@
+/// `.distcp` files: what they are made of, what was written, and how. For savers with a plan of
+/// their own, such as PyTorch's planners, and for saves in DCP's format.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <variant>
+#include <vector>
+
+#include "varve/checkpoint.h"
+#include "varve/options.h"
+#include "varve/status.h"
+#include "varve/storage.h"
+#include "varve/tensor.h"
+
+namespace varve {
+
+/// A tensor of a `.distcp` file: `part` of the elements that `source` holds, which are `box` of the
+/// whole. Its bytes must stay valid and unchanged until the file is written; not on a CUDA device.
+struct DcpTensor {
+  DType dtype = DType::kUInt8;
+  Box box;
+  Box part;
+  TensorSource source;
+};
+
+/// One item of a `.distcp` file.
+struct DcpItem {
+  std::string fqn;                               ///< For messages.
+  std::variant<DcpTensor, std::string> content;  ///< A string is an archive of torch.save already.
+};
+
+/// Returns the item of a tensor of these sizes, all of which `source` holds.
+DcpItem WholeDcpTensor(std::string fqn, DType dtype, const Dims& sizes, TensorSource source);
+
+struct DcpExtent {
+  std::uint64_t offset = 0;
+  std::uint64_t length = 0;
+  /// Of a tensor: bytes from `offset` to its elements, row-major and packed. 0 for other items.
+  std::uint64_t payload = 0;
+};
+
+/// A written file.
+struct DcpFile {
+  std::vector<DcpExtent> items;  ///< In the order given.
+  std::uint64_t size = 0;
+  std::uint64_t block_bytes = 0;
+  std::vector<std::uint32_t> block_crc32c;  ///< Of every block of the file; the last may be short.
+  bool direct = false;
+};
+
+/// Writes a `.distcp` file and makes its content durable; its name is not. Payloads of 4096 bytes
+/// and more begin at multiples of 4096. Errors: AlreadyExists; OutOfSpace; Unavailable;
+/// Unimplemented for a dtype torch.save has no name for; InvalidArgument for an item that is on a
+/// device or has no memory.
+Result<DcpFile> WriteDcpFile(const std::string& path, const std::vector<DcpItem>& items,
+                             const SaveOptions& options = {}, Storage& storage = PosixStorage());
+
+/// Returns a fingerprint of each item, by which ranks find replicas that differ: of all bytes up to
+/// 64 KiB, else of 64 samples of 64 bytes. Items with equal fingerprints, dtypes and sizes count as
+/// equal. 0 for items without host memory: archives, empty tensors, those that are produced.
+std::vector<std::uint64_t> FingerprintDcpItems(const std::vector<DcpItem>& items);
+
+}  // namespace varve
