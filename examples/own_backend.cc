@@ -52,7 +52,7 @@ struct Place {
 };
 
 /// Returns the places of all items, from the results that Finish has put into the metadata.
-varve::Result<std::map<vp::MetadataIndex, Place>> PlacesOf(const vp::Metadata& metadata) {
+varve::Result<std::map<vp::MetadataIndex, Place>> PlacesOf(const vp::StateMetadata& metadata) {
   VARVE_ASSIGN_OR_RETURN(const auto results, vp::DecodeWriteResults(metadata.storage_data));
   std::map<vp::MetadataIndex, Place> places;
   for (const vp::WriteResult& result : results) {
@@ -112,13 +112,13 @@ class FolderWriter : public vp::StorageWriter {
     return results;
   }
 
-  varve::Status Finish(const vp::Metadata& metadata,
+  varve::Status Finish(const vp::StateMetadata& metadata,
                        const std::vector<std::vector<vp::WriteResult>>& results) override {
     std::vector<vp::WriteResult> all;
     for (const auto& of_rank : results) {
       all.insert(all.end(), of_rank.begin(), of_rank.end());
     }
-    vp::Metadata stored = metadata;
+    vp::StateMetadata stored = metadata;
     stored.storage_data = vp::EncodeWriteResults(all);
     const std::set<std::string> old_files = FilesOf(name_);
     const fs::path temporary = folder_ / (name_ + ".tmp");
@@ -172,12 +172,13 @@ class FolderReader : public vp::StorageReader {
     return varve::Status::Ok();
   }
 
-  varve::Result<vp::Metadata> ReadMetadata() override {
+  varve::Result<vp::StateMetadata> ReadMetadata() override {
     VARVE_ASSIGN_OR_RETURN(const std::string encoded, ReadFile(folder_ / name_));
     return vp::DecodeMetadata(encoded);
   }
 
-  varve::Status SetUpStorageReader(const vp::Metadata& metadata, bool /*is_coordinator*/) override {
+  varve::Status SetUpStorageReader(const vp::StateMetadata& metadata,
+                                   bool /*is_coordinator*/) override {
     metadata_ = metadata;
     VARVE_ASSIGN_OR_RETURN(places_, PlacesOf(metadata));
     return varve::Status::Ok();
@@ -217,7 +218,7 @@ class FolderReader : public vp::StorageReader {
 
   fs::path folder_;
   std::string name_;
-  vp::Metadata metadata_;
+  vp::StateMetadata metadata_;
   std::map<vp::MetadataIndex, Place> places_;
 };
 

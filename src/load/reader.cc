@@ -39,7 +39,7 @@ struct CheckpointReader::Impl {
   Result<std::vector<std::string>> ReadExtents(const std::vector<Extent>& extents,
                                                const std::stop_token& stop);
   Result<FileReads*> ReadsOf(std::uint32_t number, std::map<std::uint32_t, FileReads>* by_file);
-  Result<std::vector<ChunkSource>> Resolve(const std::vector<ReadItem>& reads, int threads,
+  Result<std::vector<ChunkSource>> Resolve(const std::vector<PlannedRead>& reads, int threads,
                                            const std::stop_token& stop);
 };
 
@@ -238,9 +238,8 @@ Result<std::vector<Value>> CheckpointReader::ReadObjects(std::span<const std::st
 
 /// Returns the sources of the chunks that reads need, one per read. A chunk of an archive is looked
 /// into once for each read of it, which is once unless a tensor is loaded in parts.
-Result<std::vector<ChunkSource>> CheckpointReader::Impl::Resolve(const std::vector<ReadItem>& reads,
-                                                                 int threads,
-                                                                 const std::stop_token& stop) {
+Result<std::vector<ChunkSource>> CheckpointReader::Impl::Resolve(
+    const std::vector<PlannedRead>& reads, int threads, const std::stop_token& stop) {
   std::vector<ChunkSource> sources(reads.size());
   const auto resolve = [&](std::size_t i) -> Status {
     const TensorMetadata& tensor = index.metadata.tensors[reads[i].tensor];

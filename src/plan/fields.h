@@ -15,7 +15,7 @@ void Fields(Archive& archive, FieldsOf<Archive, Hash128>& hash) {
 }
 
 template <class Archive>
-void Fields(Archive& archive, FieldsOf<Archive, WriteItem>& item) {
+void Fields(Archive& archive, FieldsOf<Archive, PlannedTensor>& item) {
   archive(item.fqn, item.dtype, item.shape, item.box);
   archive.Fixed(item.fingerprint);
   archive(item.tied_to);
@@ -31,9 +31,10 @@ void Fields(Archive& archive, FieldsOf<Archive, LocalPlan>& plan) {
   archive(plan.tensors, plan.objects, plan.structure);
   archive.Check(
       [&] {
-        return std::all_of(plan.tensors.begin(), plan.tensors.end(), [&](const WriteItem& item) {
-          return !item.tied_to || *item.tied_to < plan.tensors.size();
-        });
+        return std::all_of(plan.tensors.begin(), plan.tensors.end(),
+                           [&](const PlannedTensor& item) {
+                             return !item.tied_to || *item.tied_to < plan.tensors.size();
+                           });
       },
       "a tie to an item that there is not");
 }

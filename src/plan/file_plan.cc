@@ -48,7 +48,7 @@ Result<FilePlan> PlanFile(const LocalPlan& plan, const RankAssignment& assignmen
       return Internal("assignment names shard " + std::to_string(chunk.item) + " of " +
                       std::to_string(plan.tensors.size()));
     }
-    const WriteItem& item = plan.tensors[chunk.item];
+    const PlannedTensor& item = plan.tensors[chunk.item];
     if (chunk.box.sizes.size() != item.box.sizes.size() || !Contains(item.box, chunk.box)) {
       return Internal("assignment reaches outside the shard of tensor \"" + item.fqn + "\"");
     }

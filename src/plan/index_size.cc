@@ -21,7 +21,7 @@ ManifestCounts CountIndex(const std::vector<LocalPlan>& plans, const SettledPlan
                           std::uint64_t block_bytes) {
   ManifestCounts counts{.files = plans.size(), .name_bytes = plans.size() * kFileNameBytes};
   std::unordered_set<std::string_view> tensors;  // Membership only; its order is never seen.
-  const auto count_name = [&](const WriteItem& item) {
+  const auto count_name = [&](const PlannedTensor& item) {
     if (tensors.insert(item.fqn).second) {
       counts.name_bytes += item.fqn.size();
       counts.dims += item.shape.size();
@@ -31,7 +31,7 @@ ManifestCounts CountIndex(const std::vector<LocalPlan>& plans, const SettledPlan
     const RankAssignment& assignment = settled.ranks[rank];
     std::uint64_t bytes = assignment.structure.size();
     for (const ChunkAssignment& chunk : assignment.chunks) {
-      const WriteItem& item = plans[rank].tensors[chunk.item];
+      const PlannedTensor& item = plans[rank].tensors[chunk.item];
       bytes += Volume(chunk.box.sizes) * ItemSize(item.dtype);
       counts.dims += 2 * chunk.box.sizes.size();
       count_name(item);
@@ -41,7 +41,7 @@ ManifestCounts CountIndex(const std::vector<LocalPlan>& plans, const SettledPlan
       ++chunks_of[chunk.item];
     }
     for (const std::uint32_t alias : assignment.aliases) {
-      const WriteItem& item = plans[rank].tensors[alias];
+      const PlannedTensor& item = plans[rank].tensors[alias];
       const std::uint64_t chunks = chunks_of[*item.tied_to];
       counts.chunks += chunks;
       counts.dims += 2 * chunks * item.shape.size();
@@ -87,13 +87,13 @@ std::uint64_t HeaderBytesAtMost(const LocalPlan& plan, const RankAssignment& ass
   std::uint64_t data_bytes = assignment.structure.size();
   std::uint64_t bytes = 4096;
   for (const ChunkAssignment& chunk : assignment.chunks) {
-    const WriteItem& item = plan.tensors[chunk.item];
+    const PlannedTensor& item = plan.tensors[chunk.item];
     bytes += kChunkBytes + NameBytesAtMost(item.fqn, kTimesNamed) +
              kNumbersADimension * kNumberBytes * (item.shape.size() + 1);
     data_bytes += Volume(chunk.box.sizes) * ItemSize(item.dtype);
   }
   for (const std::uint32_t alias : assignment.aliases) {
-    const WriteItem& item = plan.tensors[alias];
+    const PlannedTensor& item = plan.tensors[alias];
     bytes += NameBytesAtMost(item.fqn, 1) + NameBytesAtMost(plan.tensors[*item.tied_to].fqn, 1);
   }
   for (const std::uint32_t object : assignment.objects) {

@@ -15,9 +15,9 @@ std::string Describe(DType dtype, const Dims& shape) {
 
 }  // namespace
 
-Result<std::vector<ReadItem>> PlanLoad(const Metadata& metadata,
-                                       const std::vector<LoadItem>& items) {
-  std::vector<ReadItem> reads;
+Result<std::vector<PlannedRead>> PlanLoad(const Metadata& metadata,
+                                          const std::vector<LoadItem>& items) {
+  std::vector<PlannedRead> reads;
   reads.reserve(items.size());
   for (std::size_t i = 0; i < items.size(); ++i) {
     const LoadItem& item = items[i];

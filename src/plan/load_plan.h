@@ -21,7 +21,7 @@ struct LoadItem {
 };
 
 /// The part `common` of load item `item` comes from `tensors[tensor].chunks[chunk]`.
-struct ReadItem {
+struct PlannedRead {
   std::uint32_t item = 0;
   std::uint32_t tensor = 0;
   std::uint32_t chunk = 0;
@@ -31,8 +31,8 @@ struct ReadItem {
 /// Returns the reads that fill the items: exactly one read covers each element. Errors: NotFound
 /// for an unknown tensor; InvalidArgument when dtype or shape differ; DataLoss naming the tensor
 /// and the box that no chunk holds.
-Result<std::vector<ReadItem>> PlanLoad(const Metadata& metadata,
-                                       const std::vector<LoadItem>& items);
+Result<std::vector<PlannedRead>> PlanLoad(const Metadata& metadata,
+                                          const std::vector<LoadItem>& items);
 
 /// How a file is checked: blocks of `block_bytes` from `data_begin` on, the last may be short.
 struct BlockGeometry {

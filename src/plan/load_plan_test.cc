@@ -98,7 +98,7 @@ TEST(PlanLoad, AnyLayoutReadsBackWhatAnyOtherStored) {
     const auto reads = PlanLoad(metadata, items);
     ASSERT_TRUE(IsOk(reads));
     std::uint64_t moved = 0;
-    for (const ReadItem& read : *reads) {
+    for (const PlannedRead& read : *reads) {
       const Box& box = items[read.item].box;
       const Region region(chunks[read.chunk].box,
                           {reinterpret_cast<std::byte*>(targets[read.item].data()), box,

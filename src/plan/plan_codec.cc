@@ -47,7 +47,7 @@ Status CheckLocalPlan(const LocalPlan& plan) {
     }
   }
   std::set<std::pair<std::string_view, Dims>> shards;
-  for (const WriteItem& item : plan.tensors) {
+  for (const PlannedTensor& item : plan.tensors) {
     VARVE_RETURN_IF_ERROR(CheckName("tensor", item.fqn));
     if (Status status = CheckBox(item.shape, item.box, ItemSize(item.dtype)); !status.ok()) {
       return status.Annotate("tensor \"" + item.fqn + "\"");
@@ -67,7 +67,7 @@ RankAssignment AssignEverything(const LocalPlan& plan) {
   RankAssignment assignment;
   const Aliases aliases = SettleTies(std::span(&plan, 1));
   for (std::size_t i = 0; i < plan.tensors.size(); ++i) {
-    const WriteItem& item = plan.tensors[i];
+    const PlannedTensor& item = plan.tensors[i];
     if (aliases.contains(item.fqn)) {
       continue;
     }

@@ -91,10 +91,10 @@ TEST(CheckLocalPlan, AcceptsAnOrdinaryPlan) {
 }
 
 TEST(CheckLocalPlan, NamesWhatIsWrong) {
-  const auto check = [](std::vector<WriteItem> tensors, std::vector<ObjectItem> objects = {}) {
+  const auto check = [](std::vector<PlannedTensor> tensors, std::vector<ObjectItem> objects = {}) {
     return CheckLocalPlan({std::move(tensors), std::move(objects), {}});
   };
-  const WriteItem w = Whole("w", {4});
+  const PlannedTensor w = Whole("w", {4});
   EXPECT_TRUE(FailsWith(check({w, w}), kInvalid, {"tensor \"w\" appears twice at offsets [0]"}));
   EXPECT_TRUE(FailsWith(check({{"w", DType::kInt8, {4}, {{1}, {4}}}}), kInvalid,
                         {"tensor \"w\"", "outside"}));
@@ -108,7 +108,7 @@ TEST(CheckLocalPlan, NamesWhatIsWrong) {
 }
 
 TEST(CheckLocalPlan, AllowsSeveralEmptyShards) {
-  const WriteItem empty{"w", DType::kInt8, {4}, {{4}, {0}}};
+  const PlannedTensor empty{"w", DType::kInt8, {4}, {{4}, {0}}};
   EXPECT_TRUE(IsOk(CheckLocalPlan({{empty, empty}, {}, {}})));
 }
 

@@ -18,7 +18,7 @@ namespace varve {
 
 /// A shard of a tensor that a rank holds. Ranks that hold the same box of the same tensor are its
 /// replicas.
-struct WriteItem {
+struct PlannedTensor {
   std::string fqn;
   DType dtype = DType::kUInt8;
   Dims shape;
@@ -27,7 +27,7 @@ struct WriteItem {
   std::uint64_t fingerprint = 0;
   /// The item of the same plan whose memory this one is too; nothing for most.
   std::optional<std::uint32_t> tied_to{};
-  friend bool operator==(const WriteItem&, const WriteItem&) = default;
+  friend bool operator==(const PlannedTensor&, const PlannedTensor&) = default;
 };
 
 /// A plain value that a rank holds.
@@ -40,7 +40,7 @@ struct ObjectItem {
 
 /// All that one rank could write.
 struct LocalPlan {
-  std::vector<WriteItem> tensors;
+  std::vector<PlannedTensor> tensors;
   std::vector<ObjectItem> objects;
   Bytes structure;  ///< Encoded Value.
   friend bool operator==(const LocalPlan&, const LocalPlan&) = default;

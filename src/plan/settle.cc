@@ -35,7 +35,7 @@ constexpr std::uint64_t kCrumbBytes = kMinCutBytes / 4;
 
 /// One distinct box of one tensor and the ranks that hold it.
 struct Shard {
-  const WriteItem* item = nullptr;
+  const PlannedTensor* item = nullptr;
   std::vector<std::uint32_t> ranks;  // Ascending.
   std::vector<std::uint32_t> items;  // Index into each rank's LocalPlan::tensors.
   std::uint64_t bytes = 0;
@@ -54,16 +54,16 @@ bool ReplicasDiffer(const Shard& shard, const std::vector<LocalPlan>& plans) {
 }
 
 struct Held {
-  const WriteItem* item;
+  const PlannedTensor* item;
   std::uint32_t rank;
   std::uint32_t index;
 };
 
 Status CheckTensor(const std::vector<Held>& held, std::size_t begin, std::size_t end,
                    const std::vector<Shard>& shards, std::size_t first_shard) {
-  const WriteItem& first = *held[begin].item;
+  const PlannedTensor& first = *held[begin].item;
   for (std::size_t i = begin; i < end; ++i) {
-    const WriteItem& item = *held[i].item;
+    const PlannedTensor& item = *held[i].item;
     if (item.dtype != first.dtype || item.shape != first.shape) {
       return InvalidArgument("tensor \"" + item.fqn + "\": rank " + std::to_string(held[i].rank) +
                              " has " + std::string(DTypeName(item.dtype)) + ToString(item.shape) +

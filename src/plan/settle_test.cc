@@ -59,11 +59,12 @@ TEST(Settle, SplitsAReplicatedTensorLargerThanAFairShare) {
 }
 
 /// Returns plans of ranks that hold the same tensors, with a fingerprint for each rank's `name`.
-std::vector<LocalPlan> Replicated(const std::vector<WriteItem>& tensors, const std::string& name,
+std::vector<LocalPlan> Replicated(const std::vector<PlannedTensor>& tensors,
+                                  const std::string& name,
                                   const std::vector<std::uint64_t>& fingerprints) {
   std::vector<LocalPlan> plans(fingerprints.size(), LocalPlan{tensors, {}, {}});
   for (std::size_t rank = 0; rank < plans.size(); ++rank) {
-    for (WriteItem& item : plans[rank].tensors) {
+    for (PlannedTensor& item : plans[rank].tensors) {
       item.fingerprint = item.fqn == name ? fingerprints[rank] : 5;
     }
   }
@@ -71,7 +72,8 @@ std::vector<LocalPlan> Replicated(const std::vector<WriteItem>& tensors, const s
 }
 
 TEST(Settle, GivesAShardWhoseReplicasDifferWholeToTheLowestRankThatHoldsIt) {
-  const std::vector<WriteItem> tensors{Whole("big", {4096, 1024}), Whole("other", {4096, 1024})};
+  const std::vector<PlannedTensor> tensors{Whole("big", {4096, 1024}),
+                                           Whole("other", {4096, 1024})};
   const auto plans = Replicated(tensors, "big", {7, 7, 8, 7});
   const SettledPlan settled = MustSettle(plans);
   EXPECT_EQ(settled.differing_tensors, std::vector<std::string>{"big"});
@@ -105,7 +107,7 @@ TEST(Settle, TakesReplicasForEqualWhereAFingerprintIsUnknown) {
 }
 
 TEST(Settle, DoesNotCutSmallTensors) {
-  std::vector<WriteItem> tensors;
+  std::vector<PlannedTensor> tensors;
   for (int i = 0; i < 40; ++i) {
     tensors.push_back(Whole("bias." + std::to_string(i), {4096}));  // 16 KiB.
   }
@@ -236,7 +238,7 @@ TEST(Settle, GivesTheMergedStructureToRankZero) {
 // ---- errors ----
 
 TEST(Settle, NamesTensorAndRanksThatDisagree) {
-  WriteItem half = Whole("w", {4, 4}, DType::kFloat16);
+  PlannedTensor half = Whole("w", {4, 4}, DType::kFloat16);
   EXPECT_TRUE(FailsWith(Settle({{{Whole("w", {4, 4})}, {}, {}}, {{half}, {}, {}}}), kInvalid,
                         {"tensor \"w\"", "rank 1 has float16[4, 4]", "rank 0 has float32[4, 4]"}));
   EXPECT_TRUE(FailsWith(
@@ -245,7 +247,7 @@ TEST(Settle, NamesTensorAndRanksThatDisagree) {
 }
 
 TEST(Settle, NamesATensorWhoseShardsOverlap) {
-  const WriteItem part{"w", DType::kFloat32, {4, 4}, {{1, 0}, {3, 4}}};
+  const PlannedTensor part{"w", DType::kFloat32, {4, 4}, {{1, 0}, {3, 4}}};
   EXPECT_TRUE(FailsWith(Settle({{{Whole("w", {4, 4})}, {}, {}}, {{part}, {}, {}}}), kInvalid,
                         {"tensor \"w\"", "overlap"}));
 }

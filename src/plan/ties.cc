@@ -19,7 +19,7 @@ Aliases Candidates(std::span<const LocalPlan> plans) {
   Aliases candidates;
   Names contradicted;
   for (const LocalPlan& plan : plans) {
-    for (const WriteItem& item : plan.tensors) {
+    for (const PlannedTensor& item : plan.tensors) {
       if (!item.tied_to) {
         continue;
       }
@@ -42,7 +42,7 @@ void CheckOnRank(const LocalPlan& plan, Aliases* candidates) {
   }
   ShardCounts held;
   ShardCounts tied;
-  for (const WriteItem& item : plan.tensors) {
+  for (const PlannedTensor& item : plan.tensors) {
     if (!IsEmpty(item.box) && mentioned.contains(item.fqn)) {
       ++held[item.fqn];
     }
@@ -85,7 +85,7 @@ void AssignAliases(const LocalPlan& plan, const Aliases& aliases, RankAssignment
     stored.insert(chunk.item);
   }
   for (std::size_t i = 0; i < plan.tensors.size(); ++i) {
-    const WriteItem& item = plan.tensors[i];
+    const PlannedTensor& item = plan.tensors[i];
     if (item.tied_to && stored.contains(*item.tied_to) && aliases.contains(item.fqn)) {
       assignment->aliases.push_back(static_cast<std::uint32_t>(i));
     }

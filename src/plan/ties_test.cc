@@ -15,7 +15,7 @@ using test::IsOk;
 using test::Slice;
 using test::Whole;
 
-WriteItem Tied(WriteItem item, std::uint32_t to) {
+PlannedTensor Tied(PlannedTensor item, std::uint32_t to) {
   item.tied_to = to;
   return item;
 }

@@ -101,8 +101,9 @@ Status MetadataComesBack(Bench& bench) {
   const auto writer = bench.subject().make_writer();
   SaveCallOptions options;
   options.checkpoint_id = id;
-  VARVE_ASSIGN_OR_RETURN(const Metadata saved, protocol::Save(holding.state(), *writer, options));
-  VARVE_ASSIGN_OR_RETURN(const Metadata read, bench.ReadMetadata(id));
+  VARVE_ASSIGN_OR_RETURN(const StateMetadata saved,
+                         protocol::Save(holding.state(), *writer, options));
+  VARVE_ASSIGN_OR_RETURN(const StateMetadata read, bench.ReadMetadata(id));
   VARVE_RETURN_IF_ERROR(CheckMetadata(read));
   if (read.state_dict_metadata != saved.state_dict_metadata) {
     return Unmet("ReadMetadata gives other names, sizes, dtypes or chunks than Finish was given");
@@ -174,7 +175,7 @@ Status AReplacedCheckpointIsTheNewOneAlone(Bench& bench) {
   }
   VARVE_RETURN_IF_ERROR(second);
   VARVE_RETURN_IF_ERROR(bench.Load(id, kRanks, UsualWanting(2)));
-  VARVE_ASSIGN_OR_RETURN(const Metadata metadata, bench.ReadMetadata(id));
+  VARVE_ASSIGN_OR_RETURN(const StateMetadata metadata, bench.ReadMetadata(id));
   return metadata.HasBytes("list") ? Unmet("names of the replaced checkpoint are still there")
                                    : Status::Ok();
 }

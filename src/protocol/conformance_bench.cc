@@ -78,7 +78,7 @@ Status Bench::Load(const std::string& id, int size, const MakeWanting& wanting,
   return Status::Ok();
 }
 
-Result<Metadata> Bench::ReadMetadata(const std::string& id) const {
+Result<StateMetadata> Bench::ReadMetadata(const std::string& id) const {
   const auto reader = subject_.make_reader();
   VARVE_RETURN_IF_ERROR(reader->Reset(id));
   return reader->ReadMetadata();

@@ -33,7 +33,7 @@ class Bench {
   Status Load(const std::string& id, int size, const MakeWanting& wanting,
               const std::vector<LoadPlanner*>& planners = {});
 
-  [[nodiscard]] Result<Metadata> ReadMetadata(const std::string& id) const;
+  [[nodiscard]] Result<StateMetadata> ReadMetadata(const std::string& id) const;
 
   /// Returns Ok when no checkpoint has the id.
   [[nodiscard]] Status CheckAbsent(const std::string& id) const;

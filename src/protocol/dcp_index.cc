@@ -76,7 +76,7 @@ Result<std::optional<Value>> Structure(const std::string& planner_data) {
 
 }  // namespace
 
-Result<CheckpointIndex> MakeIndex(const Metadata& metadata,
+Result<CheckpointIndex> MakeIndex(const StateMetadata& metadata,
                                   const std::vector<std::vector<WriteResult>>& results,
                                   const WrittenFiles& files) {
   DcpIndexBuilder index(files.block_bytes);

@@ -21,7 +21,7 @@ struct WrittenFiles {
 /// Makes the index. `results` by rank, as FileSystemWriter::WriteData returns them. Errors:
 /// Internal for a chunk or value that no rank has written; InvalidArgument for planner_data that is
 /// not the structure of a state, and for results of other writers or of different block sizes.
-Result<CheckpointIndex> MakeIndex(const Metadata& metadata,
+Result<CheckpointIndex> MakeIndex(const StateMetadata& metadata,
                                   const std::vector<std::vector<WriteResult>>& results,
                                   const WrittenFiles& files);
 

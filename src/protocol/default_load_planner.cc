@@ -86,7 +86,7 @@ Status CheckTarget(const TargetTensor& target) {
 
 }  // namespace
 
-Status DefaultLoadPlanner::SetUpPlanner(TargetState& state, const Metadata& metadata,
+Status DefaultLoadPlanner::SetUpPlanner(TargetState& state, const StateMetadata& metadata,
                                         bool /*is_coordinator*/) {
   state_ = &state;
   metadata_ = &metadata;

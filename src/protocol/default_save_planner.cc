@@ -52,7 +52,7 @@ void TakeLowestRanks(const std::vector<LocalPlan>& plans, SettledPlan* settled) 
     auto& chunks = settled->ranks[rank].chunks;
     chunks.clear();
     for (std::size_t i = 0; i < plans[rank].tensors.size(); ++i) {
-      const varve::WriteItem& item = plans[rank].tensors[i];
+      const varve::PlannedTensor& item = plans[rank].tensors[i];
       const bool is_empty_tensor = Volume(item.shape) == 0;
       if (IsEmpty(item.box) && !is_empty_tensor) {
         continue;
@@ -79,8 +79,8 @@ WriteItem PieceOf(const WriteItem& item, const Box& box) {
 }
 
 /// Returns the metadata of the plans together. Gives each item its place in the list of chunks.
-Metadata Describe(std::vector<SavePlan>* plans) {
-  Metadata metadata;
+StateMetadata Describe(std::vector<SavePlan>* plans) {
+  StateMetadata metadata;
   for (const SavePlan& plan : *plans) {
     for (const WriteItem& item : plan.items) {
       auto& entry = metadata.state_dict_metadata[item.index.fqn];

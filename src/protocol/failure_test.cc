@@ -70,7 +70,7 @@ class TrappedWriter : public FileSystemWriter {
     VARVE_RETURN_IF_ERROR(trap_.At("StorageWriter::WriteData", rank_));
     return results;
   }
-  Status Finish(const Metadata& metadata,
+  Status Finish(const StateMetadata& metadata,
                 const std::vector<std::vector<WriteResult>>& results) override {
     EXPECT_EQ(rank_, 0);
     VARVE_RETURN_IF_ERROR(trap_.At("StorageWriter::Finish", rank_));
@@ -131,11 +131,11 @@ class TrappedReader : public FileSystemReader {
     VARVE_RETURN_IF_ERROR(trap_.At("StorageReader::Reset", rank_));
     return FileSystemReader::Reset(id);
   }
-  Result<Metadata> ReadMetadata() override {
+  Result<StateMetadata> ReadMetadata() override {
     VARVE_RETURN_IF_ERROR(trap_.At("StorageReader::ReadMetadata", rank_));
     return FileSystemReader::ReadMetadata();
   }
-  Status SetUpStorageReader(const Metadata& metadata, bool is_coordinator) override {
+  Status SetUpStorageReader(const StateMetadata& metadata, bool is_coordinator) override {
     VARVE_RETURN_IF_ERROR(trap_.At("StorageReader::SetUpStorageReader", rank_));
     return FileSystemReader::SetUpStorageReader(metadata, is_coordinator);
   }
@@ -162,7 +162,8 @@ class TrappedLoadPlanner : public DefaultLoadPlanner {
  public:
   TrappedLoadPlanner(const Trap& trap, int rank) : trap_(trap), rank_(rank) {}
 
-  Status SetUpPlanner(TargetState& state, const Metadata& metadata, bool is_coordinator) override {
+  Status SetUpPlanner(TargetState& state, const StateMetadata& metadata,
+                      bool is_coordinator) override {
     EXPECT_EQ(is_coordinator, rank_ == 0);
     VARVE_RETURN_IF_ERROR(trap_.At("LoadPlanner::SetUpPlanner", rank_));
     return DefaultLoadPlanner::SetUpPlanner(state, metadata, is_coordinator);

@@ -94,9 +94,9 @@ Status FileSystemReader::Reset(std::optional<std::string_view> checkpoint_id) {
   return Status::Ok();
 }
 
-Result<Metadata> FileSystemReader::ReadMetadata() {
+Result<StateMetadata> FileSystemReader::ReadMetadata() {
   VARVE_ASSIGN_OR_RETURN(reader_, CheckpointReader::Open(path_, storage_));
-  Metadata metadata;
+  StateMetadata metadata;
   for (const TensorMetadata& tensor : reader_->metadata().tensors) {
     TensorStorageMetadata entry{{tensor.dtype}, tensor.shape, {}};
     for (const Chunk& chunk : tensor.chunks) {
@@ -116,7 +116,8 @@ Result<Metadata> FileSystemReader::ReadMetadata() {
   return metadata;
 }
 
-Status FileSystemReader::SetUpStorageReader(const Metadata& /*metadata*/, bool /*is_coordinator*/) {
+Status FileSystemReader::SetUpStorageReader(const StateMetadata& /*metadata*/,
+                                            bool /*is_coordinator*/) {
   return reader_ != nullptr ? Status::Ok()
                             : FailedPrecondition(path_ + ": its metadata has not been read");
 }

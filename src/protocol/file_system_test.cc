@@ -65,8 +65,8 @@ struct Held {
   }
 };
 
-Result<Metadata> SaveRank(const std::string& path, Coordinator& ranks,
-                          FileSystemWriterOptions options = {}) {
+Result<StateMetadata> SaveRank(const std::string& path, Coordinator& ranks,
+                               FileSystemWriterOptions options = {}) {
   const Held held(ranks.rank(), ranks.size());
   FileSystemWriter writer(path, std::move(options));
   DefaultSavePlanner planner;

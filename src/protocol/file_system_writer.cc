@@ -128,7 +128,7 @@ Result<std::vector<WriteResult>> FileSystemWriter::WriteData(const SavePlan& pla
   return ResultsOf(plan, written);
 }
 
-Status FileSystemWriter::Finish(const Metadata& metadata,
+Status FileSystemWriter::Finish(const StateMetadata& metadata,
                                 const std::vector<std::vector<WriteResult>>& results) {
   if (commit_ != nullptr) {
     VARVE_RETURN_IF_ERROR(Publish(*commit_, 0, 0, metadata, results));
@@ -145,7 +145,7 @@ Status FileSystemWriter::Finish(const Metadata& metadata,
 
 template <class AnyCommit>
 Status FileSystemWriter::Publish(AnyCommit& commit, std::uint32_t first_rank, std::uint64_t number,
-                                 const Metadata& metadata,
+                                 const StateMetadata& metadata,
                                  const std::vector<std::vector<WriteResult>>& results) {
   const WrittenFiles written{
       .first_rank = first_rank, .number = number, .block_bytes = options_.block_bytes};

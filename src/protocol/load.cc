@@ -19,8 +19,8 @@ constexpr std::size_t kDigestBytes = sizeof(Hash128::bytes);
 
 /// Returns a digest by which ranks check that they load the same checkpoint. Storage data may
 /// differ, and do not count.
-std::string Digest(const Metadata& metadata) {
-  Metadata common;
+std::string Digest(const StateMetadata& metadata) {
+  StateMetadata common;
   common.state_dict_metadata = metadata.state_dict_metadata;
   common.planner_data = metadata.planner_data;
   const Hash128 hash = Xxh3(AsByteSpan(EncodeMetadata(common)));
@@ -122,7 +122,7 @@ class LoadRun {
   Coordinator& coordinator_;
   const CallOptions& options_;
   const std::string what_;
-  Metadata metadata_;
+  StateMetadata metadata_;
 };
 
 }  // namespace

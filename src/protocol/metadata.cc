@@ -48,7 +48,7 @@ void Fields(Archive& archive, FieldsOf<Archive, StorageMeta>& meta) {
 }
 
 template <class Archive>
-void Fields(Archive& archive, FieldsOf<Archive, Metadata>& metadata) {
+void Fields(Archive& archive, FieldsOf<Archive, StateMetadata>& metadata) {
   archive(metadata.state_dict_metadata, metadata.planner_data, metadata.storage_data,
           metadata.storage_meta);
 }
@@ -58,19 +58,19 @@ std::string ToString(const MetadataIndex& index) {
                       : "\"" + index.fqn + "\"";
 }
 
-const TensorStorageMetadata* Metadata::FindTensor(std::string_view fqn) const {
+const TensorStorageMetadata* StateMetadata::FindTensor(std::string_view fqn) const {
   const auto found = state_dict_metadata.find(fqn);
   return found == state_dict_metadata.end() ? nullptr
                                             : std::get_if<TensorStorageMetadata>(&found->second);
 }
 
-bool Metadata::HasBytes(std::string_view fqn) const {
+bool StateMetadata::HasBytes(std::string_view fqn) const {
   const auto found = state_dict_metadata.find(fqn);
   return found != state_dict_metadata.end() &&
          std::holds_alternative<BytesStorageMetadata>(found->second);
 }
 
-const ChunkStorageMetadata* Metadata::FindChunk(const MetadataIndex& index) const {
+const ChunkStorageMetadata* StateMetadata::FindChunk(const MetadataIndex& index) const {
   const TensorStorageMetadata* tensor = FindTensor(index.fqn);
   if (tensor == nullptr || !index.offset) {
     return nullptr;
@@ -86,7 +86,7 @@ const ChunkStorageMetadata* Metadata::FindChunk(const MetadataIndex& index) cons
   return found == chunks.end() ? nullptr : &*found;
 }
 
-Status CheckMetadata(const Metadata& metadata) {
+Status CheckMetadata(const StateMetadata& metadata) {
   for (const auto& [fqn, entry] : metadata.state_dict_metadata) {
     if (fqn.empty()) {
       return InvalidArgument("a name is empty");
@@ -100,17 +100,17 @@ Status CheckMetadata(const Metadata& metadata) {
   return Status::Ok();
 }
 
-std::string EncodeMetadata(const Metadata& metadata) {
+std::string EncodeMetadata(const StateMetadata& metadata) {
   return static_cast<char>(kVersion) + EncodeFields(metadata);
 }
 
-Result<Metadata> DecodeMetadata(std::string_view bytes) {
+Result<StateMetadata> DecodeMetadata(std::string_view bytes) {
   const std::uint8_t version = ByteReader(bytes).U8();
   if (!bytes.empty() && version != kVersion) {
     return version > kVersion ? Unimplemented("metadata of version " + std::to_string(version))
                               : DataLoss("metadata of version " + std::to_string(version));
   }
-  auto metadata = DecodeFields<Metadata>(bytes.substr(bytes.empty() ? 0 : 1));
+  auto metadata = DecodeFields<StateMetadata>(bytes.substr(bytes.empty() ? 0 : 1));
   Status status = metadata.status();
   if (status.ok()) {
     const Status checked = CheckMetadata(*metadata);

@@ -52,8 +52,8 @@ std::vector<WriteResult> SampleResults() {
   return {{{"layer.weight", Dims{2, 0}, 1}, 2400, "at 7"}, {{"step", {}, {}}, 12, ""}};
 }
 
-Metadata SampleMetadata() {
-  Metadata metadata;
+StateMetadata SampleMetadata() {
+  StateMetadata metadata;
   metadata.state_dict_metadata["layer.weight"] =
       TensorStorageMetadata{{DType::kFloat32}, {6, 8}, {{{0, 0}, {2, 8}}, {{2, 0}, {4, 8}}}};
   metadata.state_dict_metadata["scalar"] = TensorStorageMetadata{{DType::kInt64}, {}, {Box()}};
@@ -120,7 +120,7 @@ TEST(PlanCodec, ABoxOutsideOfItsTensorIsRefused) {
   plan.items[0].tensor_data->chunk.sizes = {~std::uint64_t{0} - 2, 300};
   EXPECT_TRUE(FailsWith(DecodeSavePlan(EncodeSavePlan(plan)), StatusCode::kDataLoss));
 
-  Metadata metadata = SampleMetadata();
+  StateMetadata metadata = SampleMetadata();
   std::get<TensorStorageMetadata>(metadata.state_dict_metadata["layer.weight"]).size = {5, 8};
   EXPECT_TRUE(FailsWith(DecodeMetadata(EncodeMetadata(metadata)), StatusCode::kDataLoss,
                         {"layer.weight", "outside"}));
@@ -133,7 +133,7 @@ TEST(PlanCodec, ANewerVersionOfMetadataIsSaidToBeOne) {
 }
 
 TEST(ProtocolMetadata, AWrongHintStillFindsTheChunk) {
-  const Metadata metadata = SampleMetadata();
+  const StateMetadata metadata = SampleMetadata();
   const Box lower{{2, 0}, {4, 8}};
   for (const std::optional<std::uint64_t> hint :
        {std::optional<std::uint64_t>(), std::optional<std::uint64_t>(0),

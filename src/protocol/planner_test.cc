@@ -176,8 +176,8 @@ TEST(DefaultSavePlanner, KeepsTheContainersUnlessToldNotTo) {
   EXPECT_EQ(PlanOf({state, state}, {.flatten_state_dict = false})->metadata.planner_data, "");
 }
 
-Metadata StoredRows() {
-  Metadata metadata;
+StateMetadata StoredRows() {
+  StateMetadata metadata;
   metadata.state_dict_metadata["w"] =
       TensorStorageMetadata{{DType::kFloat32}, {6, 4}, {{{0, 0}, {2, 4}}, {{2, 0}, {4, 4}}}};
   metadata.state_dict_metadata["step"] = BytesStorageMetadata();
@@ -194,7 +194,7 @@ TargetTensor Target(const std::string& fqn, const Dims& shape, const Box& box, f
   return target;
 }
 
-Result<LoadPlan> LoadPlanOf(TargetState state, const Metadata& metadata,
+Result<LoadPlan> LoadPlanOf(TargetState state, const StateMetadata& metadata,
                             DefaultLoadPlannerOptions options = {}) {
   DefaultLoadPlanner planner(options);
   VARVE_RETURN_IF_ERROR(planner.SetUpPlanner(state, metadata, true));
@@ -247,7 +247,7 @@ TEST(DefaultLoadPlanner, RefusesOtherSizesTypesAndKindsEvenInPartialLoads) {
 
 TEST(DefaultLoadPlanner, AHoleInTheCheckpointIsDataLoss) {
   std::vector<float> memory(24);
-  Metadata metadata = StoredRows();
+  StateMetadata metadata = StoredRows();
   std::get<TensorStorageMetadata>(metadata.state_dict_metadata["w"]).chunks.pop_back();
   EXPECT_TRUE(
       FailsWith(LoadPlanOf({{Target("w", {6, 4}, WholeBox({6, 4}), memory.data())}, {}}, metadata),
@@ -258,7 +258,7 @@ TEST(DefaultLoadPlanner, ResolvesIntoThePieceThatTheItemNames) {
   std::vector<float> memory(100);
   TargetState state{{Target("w", {6, 4}, {{1, 2}, {4, 2}}, memory.data())}, {}};
   state.tensors[0].strides = {10, 1};
-  const Metadata metadata = StoredRows();
+  const StateMetadata metadata = StoredRows();
   DefaultLoadPlanner planner;
   ASSERT_TRUE(IsOk(planner.SetUpPlanner(state, metadata, true)));
   auto plan = planner.CreateLocalPlan();

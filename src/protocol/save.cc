@@ -50,7 +50,7 @@ class SaveRun {
         options_(options),
         what_(options.checkpoint_id ? "save \"" + *options.checkpoint_id + "\"" : "save") {}
 
-  Result<Metadata> Run() {
+  Result<StateMetadata> Run() {
     VARVE_RETURN_IF_ERROR(CheckCoordinatorRank(coordinator_, options_, what_));
     Result<std::string> mine = LocalPlan();
     VARVE_ASSIGN_OR_RETURN(const std::string plan, Combine(std::move(mine), &SaveRun::GlobalPlan));
@@ -169,23 +169,24 @@ class SaveRun {
   Coordinator& coordinator_;
   const SaveCallOptions& options_;
   const std::string what_;
-  Metadata metadata_;      // On the coordinator.
-  bool finished_ = false;  // On the coordinator.
+  StateMetadata metadata_;  // On the coordinator.
+  bool finished_ = false;   // On the coordinator.
 };
 
 }  // namespace
 
-Result<Metadata> Save(const State& state, StorageWriter& writer, SavePlanner& planner,
-                      Coordinator& coordinator, const SaveCallOptions& options) {
+Result<StateMetadata> Save(const State& state, StorageWriter& writer, SavePlanner& planner,
+                           Coordinator& coordinator, const SaveCallOptions& options) {
   SaveRun run(state, writer, planner, coordinator, options);
-  Result<Metadata> result = run.Run();
+  Result<StateMetadata> result = run.Run();
   if (!result.ok()) {
     run.Abandon();
   }
   return result;
 }
 
-Result<Metadata> Save(const State& state, StorageWriter& writer, const SaveCallOptions& options) {
+Result<StateMetadata> Save(const State& state, StorageWriter& writer,
+                           const SaveCallOptions& options) {
   const auto coordinator = MakeSingleProcessCoordinator();
   DefaultSavePlanner planner;
   return Save(state, writer, planner, *coordinator, options);

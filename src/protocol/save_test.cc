@@ -89,7 +89,7 @@ class NotingWriter : public FileSystemWriter {
     calls_.emplace_back("WriteData");
     return FileSystemWriter::WriteData(plan, planner);
   }
-  Status Finish(const Metadata& metadata,
+  Status Finish(const StateMetadata& metadata,
                 const std::vector<std::vector<WriteResult>>& results) override {
     calls_.push_back("Finish(" + std::to_string(results.size()) + ")");
     return FileSystemWriter::Finish(metadata, results);

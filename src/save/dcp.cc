@@ -125,7 +125,7 @@ Status AddRank(std::uint32_t rank, const LocalPlan& plan, const RankAssignment& 
     aliases[*plan.tensors[alias].tied_to].push_back(alias);
   }
   const auto add = [&](std::uint32_t item, const Box& box, const DcpExtent& place) {
-    const WriteItem& tensor = plan.tensors[item];
+    const PlannedTensor& tensor = plan.tensors[item];
     index->AddTensor(tensor.fqn, tensor.dtype, tensor.shape)
         .push_back(DcpChunkOf(number, box, place));
   };

@@ -38,7 +38,7 @@ std::vector<std::optional<std::uint32_t>> TiesOf(std::vector<SourceTensor> tenso
   const auto plan = MakeLocalPlan(state);
   EXPECT_TRUE(IsOk(plan));
   std::vector<std::optional<std::uint32_t>> ties;
-  for (const WriteItem& item : plan->tensors) {
+  for (const PlannedTensor& item : plan->tensors) {
     ties.push_back(item.tied_to);
   }
   return ties;

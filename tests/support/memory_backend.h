@@ -80,14 +80,14 @@ class MemoryWriter : public StorageWriter {
     return results;
   }
 
-  Status Finish(const Metadata& metadata,
+  Status Finish(const StateMetadata& metadata,
                 const std::vector<std::vector<WriteResult>>& /*results*/) override {
     const std::lock_guard lock(store_.mutex);
     if (store_.broken && flaw_ != Flaw::kIgnoresStorage) {
       return Unavailable("the store is broken");
     }
     auto& [encoded, items] = store_.finished[id_];
-    Metadata stored = metadata;
+    StateMetadata stored = metadata;
     if (flaw_ == Flaw::kForgetsPlannerData) {
       stored.planner_data.clear();
     }
@@ -138,17 +138,17 @@ class MemoryReader : public StorageReader {
     return Status::Ok();
   }
 
-  Result<Metadata> ReadMetadata() override {
+  Result<StateMetadata> ReadMetadata() override {
     const std::lock_guard lock(store_.mutex);
     const auto found = store_.finished.find(id_);
     if (found == store_.finished.end() || found->second.first.empty()) {
-      return flaw_ == Flaw::kMissingIsEmpty ? Result<Metadata>(Metadata())
+      return flaw_ == Flaw::kMissingIsEmpty ? Result<StateMetadata>(StateMetadata())
                                             : NotFound("no checkpoint " + id_);
     }
     return DecodeMetadata(found->second.first);
   }
 
-  Status SetUpStorageReader(const Metadata& metadata, bool /*is_coordinator*/) override {
+  Status SetUpStorageReader(const StateMetadata& metadata, bool /*is_coordinator*/) override {
     metadata_ = metadata;
     return Status::Ok();
   }
@@ -190,7 +190,7 @@ class MemoryReader : public StorageReader {
   Store& store_;
   Flaw flaw_;
   std::string id_;
-  Metadata metadata_;
+  StateMetadata metadata_;
 };
 
 }  // namespace varve::protocol::test

@@ -15,14 +15,15 @@
 
 namespace varve::test {
 
-inline WriteItem Whole(std::string fqn, Dims shape, DType dtype = DType::kFloat32) {
+inline PlannedTensor Whole(std::string fqn, Dims shape, DType dtype = DType::kFloat32) {
   return {std::move(fqn), dtype, shape, WholeBox(shape)};
 }
 
 /// Returns the `i`-th of `count` slices along dimension 0, as FSDP cuts (rounded up, so the last
 /// may be short or empty).
-inline WriteItem Slice(std::string fqn, const Dims& shape, std::uint64_t i, std::uint64_t count) {
-  WriteItem item = Whole(std::move(fqn), shape);
+inline PlannedTensor Slice(std::string fqn, const Dims& shape, std::uint64_t i,
+                           std::uint64_t count) {
+  PlannedTensor item = Whole(std::move(fqn), shape);
   const std::uint64_t rows = (shape[0] + count - 1) / count;
   item.box.offsets[0] = std::min(i * rows, shape[0]);
   item.box.sizes[0] = std::min((i + 1) * rows, shape[0]) - item.box.offsets[0];
@@ -48,7 +49,7 @@ inline std::vector<std::pair<std::string, Dims>> Llama8B() {
   return tensors;
 }
 
-inline std::uint64_t BytesOf(const WriteItem& item, const Box& box) {
+inline std::uint64_t BytesOf(const PlannedTensor& item, const Box& box) {
   return Volume(box.sizes) * ItemSize(item.dtype);
 }
 
@@ -81,12 +82,12 @@ inline void ExpectEveryElementOnce(const std::vector<LocalPlan>& plans,
   ASSERT_EQ(settled.ranks.size(), plans.size());
   std::map<std::string, std::pair<Dims, std::vector<Box>>> stored;
   for (std::size_t rank = 0; rank < plans.size(); ++rank) {
-    for (const WriteItem& item : plans[rank].tensors) {
+    for (const PlannedTensor& item : plans[rank].tensors) {
       stored[item.fqn].first = item.shape;
     }
     for (const ChunkAssignment& chunk : settled.ranks[rank].chunks) {
       ASSERT_LT(chunk.item, plans[rank].tensors.size());
-      const WriteItem& item = plans[rank].tensors[chunk.item];
+      const PlannedTensor& item = plans[rank].tensors[chunk.item];
       EXPECT_TRUE(Contains(item.box, chunk.box)) << item.fqn;
       stored[item.fqn].second.push_back(chunk.box);
     }

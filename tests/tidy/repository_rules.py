@@ -247,6 +247,25 @@ def public_headers_are_few(root: Path) -> list[str]:
     return [f"include/varve: {count} public headers, at most {PUBLIC_HEADERS_MAX}"]
 
 
+TYPE = re.compile(r"^(?:struct|class|enum class|using) ([A-Z]\w*)\b(?! *;)", re.MULTILINE)
+PROTOCOL = ("include/varve/protocol", "src/protocol")
+
+
+def protocol_types_have_names_of_their_own(root: Path) -> list[str]:
+    """No type of varve::protocol has the name of one of varve: the two would mean two things."""
+    engine: dict[str, Path] = {}
+    protocol: dict[str, Path] = {}
+    for name, text in code_files(root, "include", "src"):
+        if name.suffix != ".h":
+            continue
+        found = protocol if any(name.is_relative_to(folder) for folder in PROTOCOL) else engine
+        found.update(dict.fromkeys(TYPE.findall(text), name))
+    return [
+        f"{protocol[type_]}: {type_} is also a type of {engine[type_]}"
+        for type_ in sorted(engine.keys() & protocol.keys())
+    ]
+
+
 # They stand on std::atomic::wait, which loses wake-ups in libstdc++ 11 and 12 (GCC bug 104928).
 LOSES_WAKE_UPS = re.compile(r"^(semaphore|latch|barrier)$")
 ATOMIC_WAKE = re.compile(r"\bstd::atomic_(?:flag_)?(?:wait|notify_one|notify_all)\b")
@@ -349,6 +368,7 @@ FILE_RULES: tuple[Callable[[Path], list[str]], ...] = (
     users_include_public_headers,
     public_headers_include_downwards,
     public_headers_are_few,
+    protocol_types_have_names_of_their_own,
     no_lost_wake_ups,
     file_length,
     folder_size,

@@ -112,6 +112,14 @@ BREAKS = {
         {"include/varve/status.h": "#include <zstd.h>\n"},
         "include/varve/status.h:1: a public header may not include zstd.h",
     ),
+    "a type of the protocol with an engine's name": (
+        rules.protocol_types_have_names_of_their_own,
+        {
+            "include/varve/metadata.h": "struct Metadata {\n",
+            "include/varve/protocol/metadata.h": "struct Metadata {\n",
+        },
+        "include/varve/protocol/metadata.h: Metadata is also a type of include/varve/metadata.h",
+    ),
     "one public header too many": (
         rules.public_headers_are_few,
         {f"include/varve/h{i}.h": "#pragma once\n" for i in range(21)},

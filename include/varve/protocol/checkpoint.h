@@ -41,12 +41,12 @@ struct SaveCallOptions : CallOptions {
 /// same error on every rank. Errors: those of the hooks; Internal when a writer returns without a
 /// result for one of its items; InvalidArgument for a coordinator rank that is none; Unavailable
 /// when a rank is missing.
-Result<Metadata> Save(const State& state, StorageWriter& writer, SavePlanner& planner,
-                      Coordinator& coordinator, const SaveCallOptions& options = {});
+Result<StateMetadata> Save(const State& state, StorageWriter& writer, SavePlanner& planner,
+                           Coordinator& coordinator, const SaveCallOptions& options = {});
 
 /// Does the same with a DefaultSavePlanner, by a single process.
-Result<Metadata> Save(const State& state, StorageWriter& writer,
-                      const SaveCallOptions& options = {});
+Result<StateMetadata> Save(const State& state, StorageWriter& writer,
+                           const SaveCallOptions& options = {});
 
 /// Returns a writer of the first backend that takes `checkpoint_id` (ValidateCheckpointId): today a
 /// FileSystemWriter, for paths. Errors: InvalidArgument when none does.

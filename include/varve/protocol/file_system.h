@@ -65,7 +65,7 @@ class FileSystemWriter : public StorageWriter {
   Status SetUpStorageWriter(const SaveRole& role) override;
   Result<std::vector<SavePlan>> PrepareGlobalPlan(std::vector<SavePlan> plans) override;
   Result<std::vector<WriteResult>> WriteData(const SavePlan& plan, SavePlanner& planner) override;
-  Status Finish(const Metadata& metadata,
+  Status Finish(const StateMetadata& metadata,
                 const std::vector<std::vector<WriteResult>>& results) override;
   void Abandon() override;
   [[nodiscard]] std::optional<StorageMeta> GetStorageMeta() const override;
@@ -80,7 +80,8 @@ class FileSystemWriter : public StorageWriter {
   /// and publishes it.
   template <class AnyCommit>
   Status Publish(AnyCommit& commit, std::uint32_t first_rank, std::uint64_t number,
-                 const Metadata& metadata, const std::vector<std::vector<WriteResult>>& results);
+                 const StateMetadata& metadata,
+                 const std::vector<std::vector<WriteResult>>& results);
 
   std::string path_;
   FileSystemWriterOptions options_;
@@ -105,8 +106,8 @@ class FileSystemReader : public StorageReader {
   }
 
   Status Reset(std::optional<std::string_view> checkpoint_id) override;
-  Result<Metadata> ReadMetadata() override;
-  Status SetUpStorageReader(const Metadata& metadata, bool is_coordinator) override;
+  Result<StateMetadata> ReadMetadata() override;
+  Status SetUpStorageReader(const StateMetadata& metadata, bool is_coordinator) override;
   Status ReadData(const LoadPlan& plan, LoadPlanner& planner) override;
 
  private:

@@ -19,7 +19,7 @@
 namespace varve::protocol {
 
 /// Names something stored: a value by its fqn, a piece of a tensor by fqn and offset. `index` is
-/// where Metadata lists the chunk, a hint that may be wrong; it takes no part in comparisons.
+/// where StateMetadata lists the chunk, a hint that may be wrong; it takes no part in comparisons.
 struct MetadataIndex {
   std::string fqn;
   std::optional<Dims> offset;  ///< Of the piece in the whole tensor; none for a value.
@@ -66,7 +66,7 @@ struct StorageMeta {
 };
 
 /// The content of a checkpoint. The planner makes it, the storage keeps it.
-struct Metadata {
+struct StateMetadata {
   /// By fqn.
   std::map<std::string, std::variant<TensorStorageMetadata, BytesStorageMetadata>, std::less<>>
       state_dict_metadata;
@@ -76,7 +76,7 @@ struct Metadata {
   /// The storage's own bytes, for Finish to add and SetUpStorageReader to find.
   std::string storage_data;
   std::optional<StorageMeta> storage_meta;
-  friend bool operator==(const Metadata&, const Metadata&) = default;
+  friend bool operator==(const StateMetadata&, const StateMetadata&) = default;
 
   /// Returns null when there is no tensor, or no value, of this name.
   [[nodiscard]] const TensorStorageMetadata* FindTensor(std::string_view fqn) const;
@@ -87,12 +87,12 @@ struct Metadata {
 
 /// Checks that names are not empty, boxes lie in their tensors, and sizes do not overflow. Decoding
 /// and Load call it; a planner of one's own may. Errors: InvalidArgument naming the tensor.
-Status CheckMetadata(const Metadata& metadata);
+Status CheckMetadata(const StateMetadata& metadata);
 
 /// Encode to bytes and decode: for sending to other ranks, and for a backend that has no index
 /// format of its own. `bytes` is untrusted. Errors: DataLoss when it is malformed; Unimplemented
 /// for a newer version's.
-std::string EncodeMetadata(const Metadata& metadata);
-Result<Metadata> DecodeMetadata(std::string_view bytes);
+std::string EncodeMetadata(const StateMetadata& metadata);
+Result<StateMetadata> DecodeMetadata(std::string_view bytes);
 
 }  // namespace varve::protocol

@@ -50,7 +50,7 @@ struct SaveRole {
 /// The plans that the coordinator makes of all ranks' plans.
 struct GlobalSavePlan {
   std::vector<SavePlan> plans;  ///< By rank, as many as there are ranks.
-  Metadata metadata;
+  StateMetadata metadata;
 };
 
 /// Decides what each rank writes. One object a rank; it may be used for one save after the other.
@@ -98,7 +98,7 @@ class LoadPlanner {
 
   /// Begins a load into `state`, which stays where it is until the load ends. `metadata` has been
   /// checked (CheckMetadata) and lives as long.
-  virtual Status SetUpPlanner(TargetState& state, const Metadata& metadata,
+  virtual Status SetUpPlanner(TargetState& state, const StateMetadata& metadata,
                               bool is_coordinator) = 0;
 
   /// Returns all that this rank wants to read.
@@ -129,7 +129,7 @@ struct DefaultSavePlannerOptions {
   /// False: replicas are spread over the ranks that hold them so that all write about as much,
   /// large tensors in pieces. True: the lowest of these ranks writes it, whole.
   bool dedup_save_to_lowest_rank = false;
-  /// True: the state's containers (State::structure) are stored, as Metadata::planner_data.
+  /// True: the state's containers (State::structure) are stored, as StateMetadata::planner_data.
   /// False: names only. Names are flat in either case: a State is.
   bool flatten_state_dict = true;
 };
@@ -176,7 +176,8 @@ class DefaultLoadPlanner : public LoadPlanner {
  public:
   explicit DefaultLoadPlanner(DefaultLoadPlannerOptions options = {}) : options_(options) {}
 
-  Status SetUpPlanner(TargetState& state, const Metadata& metadata, bool is_coordinator) override;
+  Status SetUpPlanner(TargetState& state, const StateMetadata& metadata,
+                      bool is_coordinator) override;
   Result<LoadPlan> CreateLocalPlan() override;
   Status LoadBytes(const ReadItem& item, std::string_view encoded) override;
   Result<TensorMemory> ResolveTensor(const ReadItem& item) override;
@@ -184,12 +185,12 @@ class DefaultLoadPlanner : public LoadPlanner {
 
  protected:
   [[nodiscard]] TargetState& state() { return *state_; }
-  [[nodiscard]] const Metadata& metadata() const { return *metadata_; }
+  [[nodiscard]] const StateMetadata& metadata() const { return *metadata_; }
 
  private:
   DefaultLoadPlannerOptions options_;
   TargetState* state_ = nullptr;
-  const Metadata* metadata_ = nullptr;
+  const StateMetadata* metadata_ = nullptr;
   std::multimap<std::string_view, const TargetTensor*> tensors_;
   std::map<std::string_view, TargetValue*> objects_;
 };

@@ -98,7 +98,7 @@ class StorageWriter {
   /// visible, in one step. An older one under the same id is replaced by that step, or the save is
   /// refused with AlreadyExists, here or earlier. `results` by rank. When Finish fails, nothing may
   /// become visible.
-  virtual Status Finish(const Metadata& metadata,
+  virtual Status Finish(const StateMetadata& metadata,
                         const std::vector<std::vector<WriteResult>>& results) = 0;
 
   /// Ends a save that will not be finished: frees all that it holds, so that nothing of it ever
@@ -120,10 +120,10 @@ class StorageReader {
 
   /// Returns the metadata that Finish was given, on any rank. Errors: NotFound when there is no
   /// finished checkpoint.
-  virtual Result<Metadata> ReadMetadata() = 0;
+  virtual Result<StateMetadata> ReadMetadata() = 0;
 
   /// Begins a load of the checkpoint whose metadata was read.
-  virtual Status SetUpStorageReader(const Metadata& metadata, bool is_coordinator) = 0;
+  virtual Status SetUpStorageReader(const StateMetadata& metadata, bool is_coordinator) = 0;
 
   virtual Result<LoadPlan> PrepareLocalPlan(LoadPlan plan) { return plan; }
   virtual Result<std::vector<LoadPlan>> PrepareGlobalPlan(std::vector<LoadPlan> plans) {
@@ -141,7 +141,7 @@ class StorageReader {
 std::string ContentOf(const WriteItem& item, const ItemData& data);
 
 /// Copies the part of a stored chunk that `item` asks for to where it belongs. `chunk` is the one
-/// that item.storage_index names (Metadata::FindChunk), `content` what ContentOf gave when it
+/// that item.storage_index names (StateMetadata::FindChunk), `content` what ContentOf gave when it
 /// was written. Errors: DataLoss when `content` has another size than the chunk; InvalidArgument
 /// when the item reaches outside of the chunk.
 Status CopyContent(const ReadItem& item, const ChunkStorageMetadata& chunk,
