@@ -21,10 +21,10 @@ Attributes:
     trainer_lives: The process that submitted it is still there.
 )";
 
-constexpr const char* kReportDoc = R"(What the agent does.
+constexpr const char* kReportDoc = R"(The state of an agent.
 
 Attributes:
-    version: Of Varve.
+    version: The version of Varve.
     pid: The agent's process id.
     stopping: The agent takes nothing more.
     trainers: Number of stagers that are connected.

@@ -55,8 +55,8 @@ Status CheckPrivate(const std::string& directory, bool make) {
   if (!S_ISDIR(status.st_mode) || status.st_uid != ::geteuid() || (status.st_mode & 077) != 0) {
     return FailedPrecondition(
         directory + " must be a directory of user " + std::to_string(::geteuid()) +
-        " that nobody else may enter (mode 0700), for the agent's socket; set "
-        "VARVE_AGENT_DIR to one that is");
+        " that no other user may enter (mode 0700), for the agent's socket; set "
+        "VARVE_AGENT_DIR to such a directory");
   }
   return Status::Ok();
 }

@@ -36,7 +36,7 @@ void Fields(Archive& archive, FieldsOf<Archive, LocalPlan>& plan) {
                              return !item.tied_to || *item.tied_to < plan.tensors.size();
                            });
       },
-      "a tie to an item that there is not");
+      "a tensor is tied to one that the plan does not have");
 }
 
 template <class Archive>

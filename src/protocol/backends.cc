@@ -1,4 +1,4 @@
-// Which backend serves a checkpoint id.
+// The backends, and the choice of one for a checkpoint id.
 
 #include <string>
 

@@ -1,4 +1,4 @@
-/// Who coordinates a call of varve::protocol.
+/// The rank that coordinates a call of varve::protocol.
 #pragma once
 
 #include <string>

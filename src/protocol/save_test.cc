@@ -1,4 +1,4 @@
-// What Save and Load do beside the hooks: the order of the calls, who coordinates, saves without
+// Save and Load beside the hooks: the order of the calls, the coordinating rank, saves without
 // collectives, and the choice of a backend.
 
 #include <array>

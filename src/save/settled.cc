@@ -16,7 +16,7 @@ void Fields(Archive& archive, FieldsOf<Archive, FileIdentity>& identity) {
   archive(identity.created_ns, identity.block_bytes);
   archive.Check(
       [&] { return identity.rank < identity.world_size && identity.world_size <= kMostRanks; },
-      "a rank of a world that there is not");
+      "a rank outside of its world");
 }
 
 template <class Archive>
