@@ -99,7 +99,7 @@ Status MetadataComesBack(Bench& bench) {
   holding.state().structure = EncodeValue(Dict(
       "model", Dict("weight", Leaf(ValueKind::kTensorLeaf)), "step", Leaf(ValueKind::kObjectLeaf)));
   const auto writer = bench.subject().make_writer();
-  SaveCallOptions options;
+  CallOptions options;
   options.checkpoint_id = id;
   VARVE_ASSIGN_OR_RETURN(const StateMetadata saved,
                          protocol::Save(holding.state(), *writer, options));
@@ -239,7 +239,7 @@ Status EachItemIsDeliveredOnce(Bench& bench) {
 Status OneWriterAndReaderServeSeveralCheckpoints(Bench& bench) {
   const auto writer = bench.subject().make_writer();
   const auto reader = bench.subject().make_reader();
-  std::vector<SaveCallOptions> options(2);
+  std::vector<CallOptions> options(2);
   for (std::uint8_t i = 0; i < 2; ++i) {
     options[i].checkpoint_id = bench.NewId();
     Holding holding = Assorted<Holding>(i);

@@ -44,7 +44,7 @@ Status Bench::Save(const std::string& id, int size, const MakeHolding& holding,
     Holding mine = holding(ranks.rank());
     DefaultSavePlanner planner;
     SavePlanner& chosen = planners.empty() ? planner : *planners[rank];
-    SaveCallOptions options;
+    CallOptions options;
     options.checkpoint_id = id;
     options.timeout = kTimeout;
     return protocol::Save(mine.state(), *writers[rank], chosen, ranks, options).status();
@@ -64,7 +64,7 @@ Status Bench::Load(const std::string& id, int size, const MakeWanting& wanting,
     Wanting mine = wanting(ranks.rank());
     DefaultLoadPlanner planner;
     LoadPlanner& chosen = planners.empty() ? planner : *planners[rank];
-    SaveCallOptions options;
+    CallOptions options;
     options.checkpoint_id = id;
     options.timeout = kTimeout;
     const Status status = protocol::Load(mine.state(), *readers[rank], chosen, ranks, options);

@@ -223,7 +223,7 @@ SaveOutcome SaveWith(const std::string& path, const Trap& trap, float first, Coo
   state.objects.push_back({"of." + std::to_string(rank), EncodeValue(Value::Float(first))});
   TrappedWriter writer("unset", trap, rank);
   TrappedSavePlanner planner(trap, rank);
-  SaveCallOptions options;
+  CallOptions options;
   options.checkpoint_id = path;
   // Reset and SetUpStorageWriter abandon as well; this counts only the calls by Save.
   SaveOutcome outcome;

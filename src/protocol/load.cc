@@ -40,6 +40,12 @@ class LoadRun {
 
   Status Run() {
     VARVE_RETURN_IF_ERROR(CheckCoordinatorRank(coordinator_, options_, what_));
+    if (!options_.use_collectives) {
+      return InvalidArgument(
+                 "use_collectives is false: only saves can do without; to load on one rank alone, "
+                 "give a coordinator of one process")
+          .Annotate(what_);
+    }
     Result<std::string> mine = LocalPlan();
     VARVE_ASSIGN_OR_RETURN(
         const std::string plan,

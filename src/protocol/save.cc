@@ -42,7 +42,7 @@ Status CheckResults(const SavePlan& plan, const std::vector<WriteResult>& result
 class SaveRun {
  public:
   SaveRun(const State& state, StorageWriter& writer, SavePlanner& planner, Coordinator& coordinator,
-          const SaveCallOptions& options)
+          const CallOptions& options)
       : state_(state),
         writer_(writer),
         planner_(planner),
@@ -167,7 +167,7 @@ class SaveRun {
   StorageWriter& writer_;
   SavePlanner& planner_;
   Coordinator& coordinator_;
-  const SaveCallOptions& options_;
+  const CallOptions& options_;
   const std::string what_;
   StateMetadata metadata_;  // On the coordinator.
   bool finished_ = false;   // On the coordinator.
@@ -176,7 +176,7 @@ class SaveRun {
 }  // namespace
 
 Result<StateMetadata> Save(const State& state, StorageWriter& writer, SavePlanner& planner,
-                           Coordinator& coordinator, const SaveCallOptions& options) {
+                           Coordinator& coordinator, const CallOptions& options) {
   SaveRun run(state, writer, planner, coordinator, options);
   Result<StateMetadata> result = run.Run();
   if (!result.ok()) {
@@ -185,8 +185,7 @@ Result<StateMetadata> Save(const State& state, StorageWriter& writer, SavePlanne
   return result;
 }
 
-Result<StateMetadata> Save(const State& state, StorageWriter& writer,
-                           const SaveCallOptions& options) {
+Result<StateMetadata> Save(const State& state, StorageWriter& writer, const CallOptions& options) {
   const auto coordinator = MakeSingleProcessCoordinator();
   DefaultSavePlanner planner;
   return Save(state, writer, planner, *coordinator, options);

@@ -126,8 +126,7 @@ class NotingPlanner : public DefaultSavePlanner {
 };
 
 /// Saves on three ranks, and returns the hooks by rank.
-std::vector<std::vector<std::string>> CallsOf(const std::string& path,
-                                              const SaveCallOptions& options) {
+std::vector<std::vector<std::string>> CallsOf(const std::string& path, const CallOptions& options) {
   std::vector<std::vector<std::string>> calls(kRanks);
   const auto results = OnEveryRank(MakeInProcessCoordinators(kRanks), [&](Coordinator& ranks) {
     const Held held(ranks.rank());
@@ -144,7 +143,7 @@ std::vector<std::vector<std::string>> CallsOf(const std::string& path,
 
 TEST(ProtocolSave, CallsPlannerAndWriterInTheOrderOfDcp) {
   const TempDir dir;
-  SaveCallOptions options;
+  CallOptions options;
   options.checkpoint_id = dir / "a";
   const auto calls = CallsOf(dir / "other", options);
   EXPECT_EQ(calls[0], (std::vector<std::string>{
@@ -159,7 +158,7 @@ TEST(ProtocolSave, CallsPlannerAndWriterInTheOrderOfDcp) {
 
 TEST(ProtocolSave, AnyRankCanCoordinate) {
   const TempDir dir;
-  SaveCallOptions options;
+  CallOptions options;
   options.coordinator_rank = 1;
   const auto calls = CallsOf(dir / "a", options);
   EXPECT_EQ(calls[1].back(), "Finish(3)");
@@ -171,7 +170,7 @@ TEST(ProtocolSave, AnyRankCanCoordinate) {
 
 TEST(ProtocolSave, ACoordinatorThatIsNoRankIsRefused) {
   const TempDir dir;
-  SaveCallOptions options;
+  CallOptions options;
   options.coordinator_rank = 1;
   const Held held(0);
   FileSystemWriter writer(dir / "a");
@@ -181,13 +180,15 @@ TEST(ProtocolSave, ACoordinatorThatIsNoRankIsRefused) {
   FileSystemReader reader(dir / "a");
   EXPECT_TRUE(FailsWith(Load(nothing, reader, options), StatusCode::kInvalidArgument,
                         {"coordinator_rank 1"}));
+  EXPECT_TRUE(FailsWith(Load(nothing, reader, {.use_collectives = false}),
+                        StatusCode::kInvalidArgument, {"use_collectives"}));
 }
 
 TEST(ProtocolSave, TheRankThatCoordinatesIsNamedWhenItIsLost) {
   const TempDir dir;
   auto world = MakeInProcessCoordinators(kRanks);
   world[1].reset();
-  SaveCallOptions options;
+  CallOptions options;
   options.coordinator_rank = 1;
   const auto results = OnEveryRank(world, [&](Coordinator& ranks) {
     const Held held(ranks.rank());
@@ -220,7 +221,7 @@ TEST(ProtocolSave, ALoadMayBeCoordinatedByAnyRankToo) {
 
 TEST(ProtocolSave, WithoutCollectivesEachRankSavesAndFinishesOnItsOwn) {
   const TempDir dir;
-  SaveCallOptions options;
+  CallOptions options;
   options.use_collectives = false;
   for (int save = 0; save < 2; ++save) {  // The second replaces the first.
     const auto calls = CallsOf(dir / "a", options);
@@ -241,7 +242,7 @@ TEST(ProtocolSave, WithoutCollectivesEachRankSavesAndFinishesOnItsOwn) {
 
 TEST(ProtocolSave, WithoutCollectivesARankThatFailsFailsAlone) {
   const TempDir dir;
-  SaveCallOptions options;
+  CallOptions options;
   options.use_collectives = false;
   const auto results = OnEveryRank(MakeInProcessCoordinators(kRanks), [&](Coordinator& ranks) {
     Held held(ranks.rank());

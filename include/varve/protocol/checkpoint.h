@@ -27,12 +27,10 @@ struct CallOptions {
   std::chrono::milliseconds timeout = std::chrono::minutes(30);
   /// The rank that plans for all and finishes the checkpoint. The same on all ranks.
   int coordinator_rank = 0;
-};
-
-struct SaveCallOptions : CallOptions {
-  /// False: each rank saves on its own, and no message is exchanged. Each writes its whole state,
-  /// replicas included, and returns its own metadata or its own error. The storage decides how it
-  /// keeps them; see FileSystemWriter for ours.
+  /// Of Save alone; Load refuses false. False: each rank saves on its own, and no message is
+  /// exchanged. Each rank writes its whole state, replicas included, and returns its own metadata
+  /// or its own error. The storage decides what that makes of a checkpoint; FileSystemWriter says
+  /// what it does.
   bool use_collectives = true;
 };
 
@@ -42,11 +40,11 @@ struct SaveCallOptions : CallOptions {
 /// result for one of its items; InvalidArgument for a coordinator rank that is none; Unavailable
 /// when a rank is missing.
 Result<StateMetadata> Save(const State& state, StorageWriter& writer, SavePlanner& planner,
-                           Coordinator& coordinator, const SaveCallOptions& options = {});
+                           Coordinator& coordinator, const CallOptions& options = {});
 
 /// Does the same with a DefaultSavePlanner, by a single process.
 Result<StateMetadata> Save(const State& state, StorageWriter& writer,
-                           const SaveCallOptions& options = {});
+                           const CallOptions& options = {});
 
 /// Returns a writer of the first backend that takes `checkpoint_id` (ValidateCheckpointId): today a
 /// FileSystemWriter, for paths. Errors: InvalidArgument when none does.

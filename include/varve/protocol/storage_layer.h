@@ -16,7 +16,7 @@
 ///  8. coordinator   StorageWriter::Finish: from here on the checkpoint is there
 ///     exchange      all ranks learn the outcome
 ///
-/// With SaveCallOptions::use_collectives false there is no exchange: every rank calls all of 1 to 8
+/// With CallOptions::use_collectives false there is no exchange: every rank calls all of 1 to 8
 /// by itself, 5 and 8 with its own plan and results alone, and learns its own outcome alone.
 ///
 /// The calls of a load, by varve::protocol::Load:
