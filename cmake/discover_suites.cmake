@@ -8,9 +8,17 @@
 
 set(SLOW "Exhaustion|CrashMatrixApart|OtherFilesCrash")
 
-execute_process(
-  COMMAND "${BINARY}" --gtest_list_tests "--gtest_output=json:${LIST}"
-  OUTPUT_QUIET ERROR_VARIABLE errors RESULT_VARIABLE code)
+# A process that the build has just forked may still hold the linked file open for writing: the system
+# then refuses to run it ("text file is busy"), for an instant.
+foreach(attempt RANGE 10)
+  execute_process(
+    COMMAND "${BINARY}" --gtest_list_tests "--gtest_output=json:${LIST}"
+    OUTPUT_QUIET ERROR_VARIABLE errors RESULT_VARIABLE code)
+  if(NOT code MATCHES "busy")
+    break()
+  endif()
+  execute_process(COMMAND "${CMAKE_COMMAND}" -E sleep 0.5)
+endforeach()
 if(NOT code EQUAL 0)
   message(FATAL_ERROR "${BINARY} --gtest_list_tests failed (${code}): ${errors}")
 endif()

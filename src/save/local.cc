@@ -23,6 +23,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <utility>
 
 #include "base/guarded.h"
 #include "catalogue/names.h"
@@ -64,12 +65,14 @@ Result<bool> CheckTarget(Storage& storage, const std::string& path, const SaveId
 Status CheckDisplaced(Storage& storage, const std::string& path) {
   for (const std::string& displaced : {DisplacedPath(path), OldDisplacedPath(path)}) {
     if (HoldsCheckpoint(storage, displaced)) {
-      return AlreadyExists(path +
-                           " is the name of a committed checkpoint, which an interrupted overwrite "
-                           "has left at " +
-                           displaced +
-                           "; a save without coordination cannot replace it. `varve gc` gives it "
-                           "its name back; choose another name");
+      std::string message = path;
+      message +=
+          " is the name of a committed checkpoint, which an interrupted overwrite has left at ";
+      message += displaced;
+      message +=
+          "; a save without coordination cannot replace it. `varve gc` gives it its name back; "
+          "choose another name";
+      return AlreadyExists(std::move(message));
     }
   }
   return Status::Ok();

@@ -10,9 +10,9 @@ namespace varve {
 namespace {
 
 const Strides& StridesOf(const TensorSource& source) {
-  static const Strides kRowMajor;
+  static const Strides row_major;
   const auto* host = std::get_if<HostMemory>(&source);
-  return host != nullptr ? host->strides : kRowMajor;
+  return host != nullptr ? host->strides : row_major;
 }
 
 }  // namespace
