@@ -14,7 +14,7 @@
 
 #include "fuzz_target.h"
 
-namespace varve {
+namespace varve::replay_test {
 namespace {
 
 namespace fs = std::filesystem;
@@ -76,4 +76,4 @@ TEST(FuzzCorpus, EveryFolderOfItHasATarget) {
 }
 
 }  // namespace
-}  // namespace varve
+}  // namespace varve::replay_test

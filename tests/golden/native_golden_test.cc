@@ -29,7 +29,7 @@
 #include "tensor/box.h"
 #include "varve/checkpoint.h"
 
-namespace varve {
+namespace varve::native_golden_test {
 namespace {
 
 using test::Dict;
@@ -333,4 +333,4 @@ TEST_P(NativeGoldenIndex, CommitRecordEncodedTodayHasTheSameBytes) {
 INSTANTIATE_TEST_SUITE_P(Kept, NativeGoldenIndex, testing::Values(kVersion1, kVersion2), NameOf);
 
 }  // namespace
-}  // namespace varve
+}  // namespace varve::native_golden_test
