@@ -14,7 +14,7 @@
 #include "support/ranks.h"
 #include "support/status_matchers.h"
 
-namespace varve {
+namespace varve::directory_end_test {
 namespace {
 
 using test::ExchangeRank;
@@ -183,4 +183,4 @@ TEST_P(DirectoryCoordinatorEnd, OtherRanksRemoveNothing) {
 }
 
 }  // namespace
-}  // namespace varve
+}  // namespace varve::directory_end_test

@@ -13,7 +13,7 @@
 #include "support/status_matchers.h"
 #include "support/temp_dir.h"
 
-namespace varve {
+namespace varve::directory_test {
 namespace {
 
 using test::Answer;
@@ -261,4 +261,4 @@ TEST(DirectoryCoordinatorOnDisk, AFileBeyondAnyMessageIsRefusedUnread) {
 }
 
 }  // namespace
-}  // namespace varve
+}  // namespace varve::directory_test

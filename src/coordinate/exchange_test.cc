@@ -8,7 +8,7 @@
 #include "support/status_matchers.h"
 #include "varve/coordinator.h"
 
-namespace varve {
+namespace varve::exchange_test {
 namespace {
 
 using test::FailsWith;
@@ -291,4 +291,4 @@ TEST(Agree, IsOkWhenAllRanksAre) {
 }
 
 }  // namespace
-}  // namespace varve
+}  // namespace varve::exchange_test

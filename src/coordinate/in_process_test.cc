@@ -4,7 +4,7 @@
 #include "support/status_matchers.h"
 #include "varve/coordinator.h"
 
-namespace varve {
+namespace varve::in_process_test {
 namespace {
 
 using test::FailsWith;
@@ -58,4 +58,4 @@ TEST(SingleProcess, IsAWorldOfOne) {
 }
 
 }  // namespace
-}  // namespace varve
+}  // namespace varve::in_process_test

@@ -5,14 +5,15 @@
 
 #include "base/checked.h"
 #include "base/guarded.h"
+#include "base/time_source.h"
 
 namespace varve {
 
 BlockWriters::BlockWriters(WritableFile& file, const WriteSegmentsOptions& options,
                            std::uint64_t block_count)
     : file_(file), options_(options) {
-  const auto count = std::min<std::uint64_t>(
-      static_cast<std::uint64_t>(std::max(options.writes_in_flight, 1)), block_count);
+  const int wanted = IsSimulated() ? 0 : std::max(options.writes_in_flight, 1);
+  const auto count = std::min(static_cast<std::uint64_t>(wanted), block_count);
   // Best effort: where no thread can be started, the others write everything, or Push does.
   (void)Guarded([&] {
     threads_.reserve(count);

@@ -10,7 +10,7 @@
 
 #include "support/status_matchers.h"
 
-namespace varve {
+namespace varve::buffer_pool_test {
 namespace {
 
 using test::IsOk;
@@ -106,4 +106,4 @@ TEST(BufferPool, HasTwoBlocksHoweverSmallTheBudget) {
 }
 
 }  // namespace
-}  // namespace varve
+}  // namespace varve::buffer_pool_test

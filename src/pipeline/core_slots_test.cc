@@ -7,7 +7,7 @@
 
 #include <gtest/gtest.h>
 
-namespace varve {
+namespace varve::core_slots_test {
 namespace {
 
 TEST(CoreSlotsTest, NeverMoreThreadsInsideThanSlotsAndEveryThreadIsServed) {
@@ -38,4 +38,4 @@ TEST(CoreSlotsTest, NeverMoreThreadsInsideThanSlotsAndEveryThreadIsServed) {
 }
 
 }  // namespace
-}  // namespace varve
+}  // namespace varve::core_slots_test

@@ -13,7 +13,7 @@
 #include "support/temp_dir.h"
 #include "tensor/box.h"
 
-namespace varve {
+namespace varve::file_reader_test {
 namespace {
 
 using test::ChosenWayFile;
@@ -304,4 +304,4 @@ TEST(CheckBlocks, NamesEveryDamagedBlock) {
 }
 
 }  // namespace
-}  // namespace varve
+}  // namespace varve::file_reader_test

@@ -13,7 +13,7 @@
 #include "support/status_matchers.h"
 #include "support/temp_dir.h"
 
-namespace varve {
+namespace varve::file_writer_test {
 namespace {
 
 using test::FailsWith;
@@ -151,4 +151,4 @@ TEST(WriteSegments, WritesToADisk) {
 }
 
 }  // namespace
-}  // namespace varve
+}  // namespace varve::file_writer_test

@@ -8,7 +8,7 @@
 #include "support/random.h"
 #include "support/status_matchers.h"
 
-namespace varve {
+namespace varve::host_buffer_test {
 namespace {
 
 using test::FailsWith;
@@ -54,4 +54,4 @@ TEST(HostBuffer, RefusesWhatDoesNotFit) {
 }
 
 }  // namespace
-}  // namespace varve
+}  // namespace varve::host_buffer_test

@@ -12,7 +12,7 @@
 #include "base/file_descriptor.h"
 #include "support/no_huge_pages.h"
 
-namespace varve {
+namespace varve::huge_pages_test {
 namespace {
 
 constexpr std::uint64_t kBytes = 4 * kHugePageBytes;
@@ -90,4 +90,4 @@ TEST(HugePages, SharedMemoryIsNotSaidToHaveThemWhereThereAreNone) {
 }
 
 }  // namespace
-}  // namespace varve
+}  // namespace varve::huge_pages_test

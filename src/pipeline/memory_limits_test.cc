@@ -11,7 +11,7 @@
 #include "support/status_matchers.h"
 #include "support/temp_dir.h"
 
-namespace varve {
+namespace varve::memory_limits_test {
 namespace {
 
 using test::FailsWith;
@@ -119,4 +119,4 @@ TEST(StagingPool, NamesTheOptionThatAsksForLessWhenTheSystemRefuses) {
 }
 
 }  // namespace
-}  // namespace varve
+}  // namespace varve::memory_limits_test

@@ -14,7 +14,7 @@
 #include "support/temp_dir.h"
 #include "tensor/box.h"
 
-namespace varve {
+namespace varve::record_sums_test {
 namespace {
 
 using test::ChosenWayFile;
@@ -110,4 +110,4 @@ INSTANTIATE_TEST_SUITE_P(Ways, RecordSumsTest, testing::Bool(),
                          [](const auto& one) { return one.param ? "Cached" : "Uncached"; });
 
 }  // namespace
-}  // namespace varve
+}  // namespace varve::record_sums_test

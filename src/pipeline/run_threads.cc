@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "base/guarded.h"
+#include "base/time_source.h"
 
 namespace varve {
 Status RunThreads(std::size_t job_count, int threads, const std::stop_token& stop,
@@ -30,7 +31,8 @@ Status RunThreads(std::size_t job_count, int threads, const std::stop_token& sto
   };
   {
     std::vector<std::jthread> helpers;
-    const std::size_t count = std::min(static_cast<std::size_t>(std::max(threads, 1)), job_count);
+    const std::size_t wanted = IsSimulated() ? 1 : static_cast<std::size_t>(std::max(threads, 1));
+    const std::size_t count = std::min(wanted, job_count);
     // Where the system starts no more threads, those there are do the work.
     (void)Guarded([&] {
       helpers.reserve(count);

@@ -9,7 +9,7 @@
 
 #include "support/status_matchers.h"
 
-namespace varve {
+namespace varve::run_threads_test {
 namespace {
 
 using test::FailsWith;
@@ -54,4 +54,4 @@ TEST(RunThreadsTest, AStopThatWasRequestedEndsIt) {
 }
 
 }  // namespace
-}  // namespace varve
+}  // namespace varve::run_threads_test

@@ -11,7 +11,7 @@
 #include "support/random.h"
 #include "support/status_matchers.h"
 
-namespace varve {
+namespace varve::staged_file_test {
 namespace {
 
 using test::FailsWith;
@@ -257,4 +257,4 @@ TEST(StagedFile, BytesThatChangeBehindItsBackAreFoundBeforeTheyAreWritten) {
 }
 
 }  // namespace
-}  // namespace varve
+}  // namespace varve::staged_file_test

@@ -10,7 +10,7 @@
 
 #include "support/status_matchers.h"
 
-namespace varve {
+namespace varve::staging_pool_test {
 namespace {
 
 using test::FailsWith;
@@ -121,4 +121,4 @@ TEST(DefaultStagingBudget, IsShared) {
 }
 
 }  // namespace
-}  // namespace varve
+}  // namespace varve::staging_pool_test

@@ -1,8 +1,9 @@
 #include "publish/claim.h"
 
+#include <algorithm>
 #include <chrono>
-#include <thread>
 
+#include "base/time_source.h"
 #include "catalogue/names.h"
 #include "catalogue/own_names.h"
 #include "varve/catalogue.h"
@@ -14,6 +15,13 @@ Status NoCheckpoint(const std::string& path) {
   return FailedPrecondition(path +
                             " exists and is not a checkpoint; it is not replaced, choose "
                             "another name");
+}
+
+/// Returns true for what ranks that save apart leave when the first of them dies while it writes.
+bool HoldsPartsOnly(const std::vector<DirectoryEntry>& entries) {
+  return std::all_of(entries.begin(), entries.end(), [](const DirectoryEntry& entry) {
+    return PartRank(entry.name) || IsInnerLock(entry.name);
+  });
 }
 
 Result<Occupant> WhatIsAt(Storage& storage, const std::string& path) {
@@ -28,8 +36,8 @@ Result<Occupant> WhatIsAt(Storage& storage, const std::string& path) {
   if (entries->empty()) {
     return Occupant::kEmptyDirectory;
   }
-  if (!ShownFormat(*entries)) {
-    return NoCheckpoint(path);
+  if (!IsCheckpoint(storage, path, *entries)) {
+    return HoldsPartsOnly(*entries) ? Result<Occupant>(Occupant::kParts) : NoCheckpoint(path);
   }
   return Occupant::kCheckpoint;
 }
@@ -64,6 +72,13 @@ Status CheckMayReplace(Storage& storage, const std::string& path, Overwrite over
 Result<Occupant> CheckOccupant(Storage& storage, const std::string& path, Overwrite overwrite,
                                const std::stop_token& stop) {
   VARVE_ASSIGN_OR_RETURN(const Occupant occupant, WhatIsAt(storage, path));
+  if (occupant == Occupant::kParts) {
+    return overwrite == Overwrite::kNever
+               ? FailedPrecondition(path +
+                                    " holds the beginning of a save without coordination; pass "
+                                    "overwrite to replace it, or remove it with `varve gc`")
+               : Result<Occupant>(Occupant::kCheckpoint);
+  }
   if (occupant == Occupant::kCheckpoint) {
     VARVE_RETURN_IF_ERROR(CheckMayReplace(storage, path, overwrite, stop));
   }
@@ -82,7 +97,7 @@ Result<std::unique_ptr<StorageLock>> TakeLock(Storage& storage, const std::strin
     if (lock.ok() || lock.status().code() != StatusCode::kFailedPrecondition || i == kTries) {
       return lock;
     }
-    std::this_thread::sleep_for(kPause);
+    SleepFor(kPause);
   }
 }
 

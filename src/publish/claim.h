@@ -13,7 +13,12 @@
 
 namespace varve {
 
-enum class Occupant : std::uint8_t { kNothing, kEmptyDirectory, kCheckpoint };
+enum class Occupant : std::uint8_t {
+  kNothing,
+  kEmptyDirectory,
+  kCheckpoint,  ///< Or the beginning of a save without coordination, which may be replaced.
+  kParts,       ///< Such a beginning; CheckOccupant does not return it.
+};
 
 /// Returns what stands at `path`, which the caller has locked, if a save may take its place. Reads
 /// all of it for Overwrite::kDamaged, until `stop`. Errors: AlreadyExists for a checkpoint that may

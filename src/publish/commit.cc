@@ -12,6 +12,11 @@
 //  3. Remove what dead saves of NAME left (we hold the lock: its maker has died), but no file of
 //     the user's (replaced.cc). PARENT is synced first: if the dead save had published but not
 //     synced (9 without 10), a power cut would give NAME back the directory that is being emptied.
+//     A save that can be resumed keeps the staging directory of its own id and goes on in it: the
+//     id is a digest of the source and the options. It trusts a file there by its name, which the
+//     file gets only when it is whole and durable, and by its size. Without the mark of step 7 it
+//     does not resume: after step 9 a directory of this name is the old checkpoint. Nor does it
+//     without locks: the directory's maker may live.
 //  4. Without overwrite, an existing NAME ends the save here, before any work. With overwrite,
 //     NAME must be a checkpoint, ours or another software's: nothing else is ever replaced. Where
 //     only a damaged one may be replaced, all its bytes are verified here, under the lock. An empty
@@ -19,7 +24,8 @@
 //     .NAME.varve-saving-<id>, hidden and unique. If NAME holds files that are not part of the
 //     checkpoint, find out whether they can be kept (other_files.cc).
 //  5. (All ranks) write data files into it, each synced by its writer: a file that the commit
-//     record counts on is durable before the record exists.
+//     record counts on is durable before the record exists. A save that puts files into folders
+//     gives the staging directory the mark of step 7 before the first of them.
 //  6. Check that every planned file is there with its exact size. Finds ranks whose path is
 //     another disk than the coordinator's, and files cut short by whatever cause.
 //  7. Write and sync side files. Give each file that is in NAME and not part of the checkpoint a
@@ -37,6 +43,13 @@
 //     whole checkpoint. Where the system has no exchange: (b) move NAME to .NAME.varve-old, sync
 //     PARENT, (c) rename staging to NAME. A crash between b and c leaves NAME absent; readers, ls
 //     and the next save know .NAME.varve-old.
+//     Without locks step 3 has left the .NAME.varve-old of a save that died between c and 11: it
+//     would be in the way of every overwrite from then on. It is moved to a name of a staging
+//     directory; if NAME is a checkpoint then, PARENT is synced, so that no power cut takes NAME
+//     back, and it is removed as in step 11. If NAME is absent, a living save has just made step b,
+//     and gets it back. (Should we die at that instant, and the other save before its c, the old
+//     checkpoint is left under a hidden name that only a person finds: two saves of one name at
+//     once, both killed, and neither locks nor exchange.)
 // 10. Sync PARENT: only now is the save reported as done; a power cut cannot take it back.
 // 11. Remove the old checkpoint, and nothing that is not part of it (replaced.cc). A crash here
 //     leaves a part of it under a hidden name that the next save or `varve gc` removes; NAME is
@@ -44,16 +57,20 @@
 
 #include "publish/commit.h"
 
+#include <map>
+#include <set>
 #include <utility>
 
 #include "base/guarded.h"
 #include "catalogue/names.h"
+#include "catalogue/own_names.h"
 #include "catalogue/side_files.h"
 #include "format/commit_record.h"
 #include "format/manifest.h"
 #include "publish/claim.h"
 #include "publish/other_files.h"
 #include "publish/replaced.h"
+#include "publish/save_id.h"
 
 namespace varve {
 Commit::Commit(Storage& storage, std::string path, std::string staging,
@@ -74,7 +91,7 @@ Commit::~Commit() {
 
 Result<std::unique_ptr<Commit>> Commit::Begin(Storage& storage, const std::string& name,
                                               const SaveId& id, Overwrite overwrite,
-                                              const std::stop_token& stop) {
+                                              const std::stop_token& stop, Resume resume) {
   VARVE_RETURN_IF_ERROR(CheckCheckpointName(name));
   VARVE_ASSIGN_OR_RETURN(const std::string path, FollowLinks(storage, name));
   VARVE_RETURN_IF_ERROR(MakeDirectories(storage, ParentPath(path)));  // Step 0.
@@ -89,13 +106,19 @@ Result<std::unique_ptr<Commit>> Commit::Begin(Storage& storage, const std::strin
   }
   VARVE_RETURN_IF_ERROR(RecoverDisplaced(storage, path));  // Step 2.
   std::vector<std::string> conflicts;
+  std::string staging = StagingPath(path, id);
+  const bool resumes =
+      locked && resume == Resume::kYes && storage.OpenForRead(JoinPath(staging, kStagingMark)).ok();
   if (locked) {
-    VARVE_RETURN_IF_ERROR(RemoveStaleOf(storage, path, &conflicts));  // Step 3.
+    const std::string kept = resumes ? staging : std::string();
+    VARVE_RETURN_IF_ERROR(RemoveStaleOf(storage, path, &conflicts, kept));  // Step 3.
   }
   VARVE_ASSIGN_OR_RETURN(const Occupant occupant,
                          CheckOccupant(storage, path, overwrite, stop));  // Step 4.
-  std::string staging = StagingPath(path, id);
-  VARVE_RETURN_IF_ERROR(storage.MakeDirectory(staging));
+  if (const Status made = storage.MakeDirectory(staging);
+      !made.ok() && !(resumes && made.code() == StatusCode::kAlreadyExists)) {
+    return made;
+  }
   std::unique_ptr<Commit> commit(
       new Commit(storage, path, std::move(staging), locked ? std::move(*lock) : nullptr,
                  occupant == Occupant::kCheckpoint, occupant == Occupant::kEmptyDirectory));
@@ -112,11 +135,32 @@ Status Commit::CheckOthers() {
   return CheckCanKeep(storage_, path_, found.others, staging_);
 }
 
+Status Commit::MarkStaging() {
+  VARVE_RETURN_IF_ERROR(
+      WriteWholeFile(storage_, JoinPath(staging_, kStagingMark), "", /*exclusive=*/false));
+  marked_ = true;
+  return storage_.SyncDirectory(staging_);
+}
+
 Status Commit::CheckFiles(const std::vector<DataFile>& files) {
-  VARVE_ASSIGN_OR_RETURN(const auto entries, storage_.List(staging_));
+  using Entries = std::vector<DirectoryEntry>;
+  std::map<std::string, Entries> folders;
   std::string missing;
   for (const DataFile& file : files) {
-    const DirectoryEntry* const found = FindEntry(entries, file.name);
+    const std::string folder = ParentPath(JoinPath(staging_, file.name));
+    auto entries = folders.find(folder);
+    if (entries == folders.end()) {
+      auto listed = storage_.List(folder);
+      if (!listed.ok() && (folder == staging_ || listed.status().code() != StatusCode::kNotFound)) {
+        return listed.status();
+      }
+      entries = folders.emplace(folder, Entries()).first;
+      if (listed.ok()) {
+        entries->second = *std::move(listed);
+      }
+    }
+    const std::string_view name = std::string_view(file.name).substr(file.name.rfind('/') + 1);
+    const DirectoryEntry* const found = FindEntry(entries->second, name);
     if (found == nullptr) {
       missing += missing.empty() ? "" : ", ";
       missing += "rank " + std::to_string(file.rank);
@@ -130,6 +174,21 @@ Status Commit::CheckFiles(const std::vector<DataFile>& files) {
     return FailedPrecondition("data files of " + missing + " are not in " + staging_ +
                               " as the coordinator sees it; all ranks must save to one shared "
                               "file system");
+  }
+  return Status::Ok();
+}
+
+/// Makes the names of files in folders durable, and those of the folders in their parents.
+Status Commit::SyncFolders(const std::vector<DataFile>& files) {
+  std::set<std::string> folders;
+  for (const DataFile& file : files) {
+    for (std::size_t end = file.name.rfind('/'); end != std::string::npos;
+         end = end == 0 ? std::string::npos : file.name.rfind('/', end - 1)) {
+      folders.insert(file.name.substr(0, end));
+    }
+  }
+  for (const std::string& folder : folders) {
+    VARVE_RETURN_IF_ERROR(storage_.SyncDirectory(JoinPath(staging_, folder)));
   }
   return Status::Ok();
 }
@@ -161,9 +220,9 @@ Status Commit::AddFiles() {
   if (found.others.empty() && side_files_.empty()) {
     return Status::Ok();
   }
-  VARVE_RETURN_IF_ERROR(WriteWholeFile(storage_, JoinPath(staging_, kStagingMark), ""));
-  marked_ = true;
-  VARVE_RETURN_IF_ERROR(storage_.SyncDirectory(staging_));
+  if (!marked_) {
+    VARVE_RETURN_IF_ERROR(MarkStaging());
+  }
   VARVE_RETURN_IF_ERROR(WriteSideFiles(storage_, staging_, side_files_));
   return KeepOtherFiles(storage_, path_, found.others, staging_);
 }
@@ -177,13 +236,36 @@ Status Commit::FinishStaging() {
   return storage_.SyncDirectory(staging_);
 }
 
+Status Commit::Displace() {
+  const std::string displaced = DisplacedPath(path_);
+  Status moved = storage_.Rename(path_, displaced, RenameMode::kNoReplace);
+  if (moved.code() != StatusCode::kAlreadyExists) {
+    return moved;
+  }
+  VARVE_ASSIGN_OR_RETURN(const SaveId other, RandomSaveId());  // Not our own staging directory.
+  const std::string away = StagingPath(path_, other);
+  VARVE_RETURN_IF_ERROR(storage_.Rename(displaced, away, RenameMode::kNoReplace));
+  if (!HoldsCheckpoint(storage_, path_)) {
+    (void)storage_.Rename(away, displaced, RenameMode::kNoReplace);
+    return FailedPrecondition("another save of " + path_ +
+                              " is under way, or what it has moved to " + displaced +
+                              " is the only checkpoint of that name; `varve gc` gives it the name");
+  }
+  // What has just been published at NAME is durable before the only other copy goes.
+  VARVE_RETURN_IF_ERROR(storage_.SyncDirectory(ParentPath(path_)));
+  std::erase_if(conflicts_, [&](const std::string& kept) {
+    return kept.starts_with(displaced);  // Named again below, under its new name.
+  });
+  VARVE_RETURN_IF_ERROR(RemoveReplaced(storage_, away, path_, &conflicts_));
+  return storage_.Rename(path_, displaced, RenameMode::kNoReplace);
+}
+
 Status Commit::Replace() {
   Status exchanged = storage_.Rename(staging_, path_, RenameMode::kExchange);
   if (exchanged.code() != StatusCode::kUnimplemented) {
     return exchanged;
   }
-  VARVE_RETURN_IF_ERROR(
-      storage_.Rename(path_, DisplacedPath(path_), RenameMode::kNoReplace));  // 9b.
+  VARVE_RETURN_IF_ERROR(Displace());  // 9b.
   Status status = storage_.SyncDirectory(ParentPath(path_));
   if (status.ok()) {
     status = storage_.Rename(staging_, path_, RenameMode::kNoReplace);  // 9c.
@@ -196,7 +278,8 @@ Status Commit::Replace() {
 
 Status Commit::Publish(const std::vector<DataFile>& files, const std::vector<IndexFile>& index) {
   VARVE_RETURN_IF_ERROR(CheckFiles(files));  // Step 6.
-  VARVE_RETURN_IF_ERROR(AddFiles());         // Step 7.
+  VARVE_RETURN_IF_ERROR(SyncFolders(files));
+  VARVE_RETURN_IF_ERROR(AddFiles());  // Step 7.
   for (const IndexFile& file : index) {
     VARVE_RETURN_IF_ERROR(WriteWholeFile(storage_, JoinPath(staging_, file.name), file.content));
   }

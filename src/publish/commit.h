@@ -22,6 +22,12 @@ struct IndexFile {
   std::string content;
 };
 
+/// What becomes of a staging directory that a dead save has left under the same id.
+enum class Resume : std::uint8_t {
+  kNo,   ///< It is removed, as those of all other ids.
+  kYes,  ///< The save goes on in it. The id stands for all that decides what the files hold.
+};
+
 /// The right to save under one name, and the staging directory in which the save takes place.
 /// Used by the coordinator alone. Destroying it without Publish abandons the save: the staging
 /// directory is removed and nothing has become visible.
@@ -31,12 +37,17 @@ class Commit {
   /// InvalidArgument for a name that a checkpoint cannot have; Cancelled.
   static Result<std::unique_ptr<Commit>> Begin(Storage& storage, const std::string& name,
                                                const SaveId& id, Overwrite overwrite,
-                                               const std::stop_token& stop = {});
+                                               const std::stop_token& stop = {},
+                                               Resume resume = Resume::kNo);
   Commit(const Commit&) = delete;
   Commit& operator=(const Commit&) = delete;
   ~Commit();
 
   [[nodiscard]] const std::string& staging() const { return staging_; }
+
+  /// Gives the staging directory its mark: all that is in it is the save's, its folders too. A save
+  /// that puts files into folders, or that can be resumed, calls this before the first of them.
+  Status MarkStaging();
 
   /// Steps 6-11: checks that every data file is there with its exact size, writes the files of the
   /// index in this order, makes all durable and visible. Files beside an old checkpoint stay beside
@@ -56,9 +67,11 @@ class Commit {
   Commit(Storage& storage, std::string path, std::string staging, std::unique_ptr<StorageLock> lock,
          bool overwrite, bool over_empty);
   Status CheckFiles(const std::vector<DataFile>& files);
+  Status SyncFolders(const std::vector<DataFile>& files);
   Status CheckOthers();
   Status AddFiles();
   Status FinishStaging();
+  Status Displace();
   Status Replace();
 
   Storage& storage_;

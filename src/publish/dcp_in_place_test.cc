@@ -15,7 +15,7 @@
 #include "support/status_matchers.h"
 #include "varve/checkpoint.h"
 
-namespace varve::test {
+namespace varve::test::dcp_in_place_test {
 namespace {
 
 constexpr const char* kPath = "runs/ck";
@@ -227,4 +227,4 @@ TEST(DcpInPlace, DirectoriesWithOtherThingsStay) {
 }
 
 }  // namespace
-}  // namespace varve::test
+}  // namespace varve::test::dcp_in_place_test

@@ -5,6 +5,7 @@
 
 #include "base/stop.h"
 #include "catalogue/names.h"
+#include "catalogue/olmo_unfinished.h"
 #include "catalogue/own_names.h"
 #include "publish/replaced.h"
 #include "publish/save_id.h"
@@ -14,9 +15,13 @@
 namespace varve {
 namespace {
 
-/// No lock shows whether ranks still use a channel directory. No rank waits for an answer as long
-/// as this.
-constexpr std::int64_t kChannelIsStaleNs = std::int64_t{24} * 3600 * 1'000'000'000;
+/// No lock shows whether ranks still use a channel directory, or OLMo's. No rank waits for an
+/// answer or writes a file for as long as this.
+constexpr std::int64_t kUnusedNs = std::int64_t{24} * 3600 * 1'000'000'000;
+
+bool IsRecent(std::int64_t modified_ns) {
+  return static_cast<std::int64_t>(UnixTimeNs()) - modified_ns < kUnusedNs;
+}
 
 std::uint64_t TreeBytes(Storage& storage, const std::string& path, const DirectoryEntry& entry) {
   if (entry.is_link) {
@@ -49,8 +54,7 @@ class Collector {
       }
       VARVE_RETURN_IF_ERROR(CheckStop(stop_));
       const std::string path = JoinPath(directory, entry.name);
-      if (stale->kind == StaleKind::kChannel &&
-          static_cast<std::int64_t>(UnixTimeNs()) - entry.modified_ns < kChannelIsStaleNs) {
+      if (stale->kind == StaleKind::kChannel && IsRecent(entry.modified_ns)) {
         report_.kept.push_back(path);
         continue;
       }
@@ -76,6 +80,31 @@ class Collector {
             stale->kind == StaleKind::kDisplaced || stale->kind == StaleKind::kStaging;
         VARVE_RETURN_IF_ERROR(Remove(path, entry, replaced ? target : ""));
       }
+    }
+    return Status::Ok();
+  }
+
+  /// Removes what a dead save of OLMo left under `NAME-tmp`: only a directory of the names that
+  /// OLMo gives, all of whose entries have such names too, and that nothing has changed for a day.
+  /// One with OLMo's mark of a whole checkpoint may be the only copy: it stays.
+  Status Unfinished(const std::string& directory, const std::vector<DirectoryEntry>& entries) {
+    for (const DirectoryEntry& entry : entries) {
+      if (!entry.is_directory || entry.is_link || !OlmoUnfinishedTarget(entry.name)) {
+        continue;
+      }
+      VARVE_RETURN_IF_ERROR(CheckStop(stop_));
+      const std::string path = JoinPath(directory, entry.name);
+      const auto found = ReadOlmoUnfinished(storage_, path);
+      if (!found || found->has_mark) {
+        continue;
+      }
+      if (IsRecent(std::max(entry.modified_ns, found->modified_ns))) {
+        report_.kept.push_back(path);
+        continue;
+      }
+      report_.removed.push_back(path);
+      report_.bytes += found->bytes;
+      VARVE_RETURN_IF_ERROR(dry_run_ ? Status::Ok() : RemoveUnfinished(path, *found));
     }
     return Status::Ok();
   }
@@ -135,6 +164,37 @@ class Collector {
     return Status::Ok();
   }
 
+  /// Removes the files that were found, and directories only if they are empty then: a file that
+  /// came since stays.
+  Status RemoveUnfinished(const std::string& path, const OlmoUnfinished& found) {
+    for (const std::string& file : found.files) {
+      VARVE_RETURN_IF_ERROR(CheckStop(stop_));
+      VARVE_RETURN_IF_ERROR(storage_.Remove(JoinPath(path, file)));
+    }
+    std::vector<std::string> folders = found.folders;
+    folders.emplace_back();
+    for (const std::string& folder : folders) {
+      const Status status = RemoveIfEmpty(folder.empty() ? path : JoinPath(path, folder));
+      if (status.code() == StatusCode::kAlreadyExists) {
+        report_.removed.pop_back();
+        report_.conflicts.push_back(path);
+        return Status::Ok();
+      }
+      VARVE_RETURN_IF_ERROR(status);
+    }
+    return Status::Ok();
+  }
+
+  /// Errors: AlreadyExists when the directory holds something.
+  Status RemoveIfEmpty(const std::string& path) {
+    if (EmptyDirectories* const empty = storage_.extras().empty_directories; empty != nullptr) {
+      return empty->RemoveEmpty(path);
+    }
+    VARVE_ASSIGN_OR_RETURN(const auto entries, storage_.List(path));
+    return entries.empty() ? storage_.Remove(path)
+                           : Status(StatusCode::kAlreadyExists, path + " is not empty");
+  }
+
   Status Recover(const std::string& displaced, const std::string& target) {
     if (const auto entries = storage_.List(target); entries.ok() && !entries->empty()) {
       report_.kept.push_back(displaced);  // The name holds no checkpoint, but a user's files.
@@ -186,8 +246,11 @@ Result<GarbageReport> Collect(const std::string& directory, DryRun dry_run, Stor
   VARVE_ASSIGN_OR_RETURN(const auto entries, storage.List(directory));
   Collector collector(storage, dry_run, stop);
   VARVE_RETURN_IF_ERROR(collector.Siblings(directory, entries));
+  VARVE_RETURN_IF_ERROR(collector.Unfinished(directory, entries));
   VARVE_RETURN_IF_ERROR(collector.Parts(directory));
-  for (const DirectoryEntry& entry : entries) {
+  // Again: a displaced checkpoint may have got its name back, with what is in it.
+  VARVE_ASSIGN_OR_RETURN(const auto now, storage.List(directory));
+  for (const DirectoryEntry& entry : now) {
     // A link's target is not in this directory.
     if (entry.is_directory && !entry.is_link && !ParseStaleName(entry.name)) {
       VARVE_RETURN_IF_ERROR(collector.Parts(JoinPath(directory, entry.name)));

@@ -45,7 +45,10 @@ class Walk {
     return Status::Ok();
   }
 
-  Inventory Take() { return std::move(found_); }
+  Inventory Take() {
+    found_.note_of_removal = names_.NoteOfRemoval();
+    return std::move(found_);
+  }
 
  private:
   Status VisitFolder(const std::string& name) {
@@ -58,8 +61,10 @@ class Walk {
     const std::size_t place = found_.others.size();
     const std::size_t own_before = found_.own.size();
     VARVE_RETURN_IF_ERROR(Visit(name, *entries));
-    // A folder of which all files are the checkpoint's is the checkpoint's.
-    if (found_.others.size() > place || found_.own.size() == own_before) {
+    // A folder of which all files are the checkpoint's is the checkpoint's. One without files may
+    // be what a removal has left.
+    const bool empty = found_.own.size() == own_before;
+    if (found_.others.size() > place || (empty && !names_.OwnsFolder(name))) {
       found_.others.insert(found_.others.begin() + static_cast<std::ptrdiff_t>(place),
                            {name, true, false, 0});
     }

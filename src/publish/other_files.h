@@ -35,6 +35,7 @@ struct Inventory {
   std::vector<OtherFile> others;  ///< A folder comes before its files.
   std::vector<OwnFile> own;
   std::vector<std::string> folders;  ///< All; a folder comes before those in it.
+  std::string note_of_removal;       ///< OwnNames::NoteOfRemoval.
 };
 
 /// Lists a checkpoint's directory. Symbolic links are not followed. Errors: those of Storage::List.

@@ -44,7 +44,7 @@ Result<std::vector<DirectoryEntry>> ListCheckpointDirectory(Storage& storage,
                               ": it is a file; checkpoints of one file are removed with rm");
   }
   VARVE_RETURN_IF_ERROR(entries.status());
-  if (!ShownFormat(*entries)) {
+  if (!IsCheckpoint(storage, path, *entries)) {
     return FailedPrecondition("remove " + path + ": it is not a checkpoint; nothing was removed");
   }
   return entries;

@@ -5,6 +5,8 @@
 //     over, never in place of another. If `directory` has another file of that name, both stay
 //     where they are and the conflict is reported.
 //  b. Sync the folders that files came to, before the last other name of a file may go.
+//     Where names alone do not tell the format when half of them are gone (OLMo's layouts), note
+//     it: .varve-replaced.FORMAT is durable before the first file goes and the last file to go.
 //  c. Remove the files that only the index names, and sync: after a crash the index still tells.
 //  d. Remove the rest of the checkpoint, by the names that its format gives. The index stays if
 //     there was a conflict: the next attempt learns from it what the checkpoint's names are.
@@ -45,9 +47,16 @@ class Removal {
     }
     VARVE_RETURN_IF_ERROR(found.status());
     VARVE_RETURN_IF_ERROR(MoveOver(found->others));
-    VARVE_RETURN_IF_ERROR(RemoveOwn(found->own));
+    const std::string note =
+        found->note_of_removal.empty() ? "" : JoinPath(replaced_, found->note_of_removal);
+    VARVE_RETURN_IF_ERROR(Note(note));
+    VARVE_RETURN_IF_ERROR(RemoveOwn(found->own, found->note_of_removal));
     for (auto folder = found->folders.rbegin(); folder != found->folders.rend(); ++folder) {
       VARVE_RETURN_IF_ERROR(RemoveFolder(JoinPath(replaced_, *folder)).status());
+    }
+    if (!note.empty() && !conflict_) {
+      VARVE_RETURN_IF_ERROR(storage_.SyncDirectory(replaced_));
+      VARVE_RETURN_IF_ERROR(storage_.Remove(note));
     }
     VARVE_ASSIGN_OR_RETURN(const bool removed, RemoveFolder(replaced_));
     if (!removed && !conflict_) {
@@ -108,7 +117,19 @@ class Removal {
     return Status::Ok();
   }
 
-  Status RemoveOwn(const std::vector<OwnFile>& own) {
+  /// Writes the note of a removal, unless an attempt that died has.
+  Status Note(const std::string& note) {
+    if (note.empty()) {
+      return Status::Ok();
+    }
+    Status written = WriteWholeFile(storage_, note, "");
+    if (!written.ok() && written.code() != StatusCode::kAlreadyExists) {
+      return written;
+    }
+    return storage_.SyncDirectory(replaced_);
+  }
+
+  Status RemoveOwn(const std::vector<OwnFile>& own, const std::string& note) {
     std::set<std::string> folders;
     for (const OwnFile& file : own) {
       VARVE_RETURN_IF_ERROR(CheckStop(stop_));
@@ -123,7 +144,7 @@ class Removal {
     }
     for (const OwnFile& file : own) {
       VARVE_RETURN_IF_ERROR(CheckStop(stop_));
-      if (file.fits_pattern && !(conflict_ && file.is_index)) {
+      if (file.fits_pattern && file.name != note && !(conflict_ && file.is_index)) {
         VARVE_RETURN_IF_ERROR(storage_.Remove(JoinPath(replaced_, file.name)));
       }
     }
@@ -229,8 +250,8 @@ Status RecoverDisplaced(Storage& storage, const std::string& path) {
              : Recover(storage, OldDisplacedPath(path), path);
 }
 
-Status RemoveStaleOf(Storage& storage, const std::string& path,
-                     std::vector<std::string>* conflicts) {
+Status RemoveStaleOf(Storage& storage, const std::string& path, std::vector<std::string>* conflicts,
+                     const std::string& kept) {
   const std::string parent = ParentPath(path);
   VARVE_ASSIGN_OR_RETURN(const auto entries, storage.List(parent));
   bool synced = false;
@@ -241,11 +262,14 @@ Status RemoveStaleOf(Storage& storage, const std::string& path,
         (name->kind == StaleKind::kDisplaced && !HoldsCheckpoint(storage, path))) {
       continue;
     }
+    const std::string stale = JoinPath(parent, entry.name);
+    if (stale == kept) {
+      continue;
+    }
     if (!synced) {
       VARVE_RETURN_IF_ERROR(storage.SyncDirectory(parent));
       synced = true;
     }
-    const std::string stale = JoinPath(parent, entry.name);
     const bool replaced = name->kind == StaleKind::kStaging || name->kind == StaleKind::kDisplaced;
     VARVE_RETURN_IF_ERROR(replaced ? RemoveStale(storage, stale, path, conflicts)
                                    : storage.Remove(stale));

@@ -30,9 +30,10 @@ Status RemoveStale(Storage& storage, const std::string& stale, const std::string
                    std::vector<std::string>* conflicts, const std::stop_token& stop = {});
 
 /// Does the same with everything that dead saves of `path` left beside it. The caller holds the
-/// name's lock. A displaced checkpoint is removed only if `path` holds one.
-Status RemoveStaleOf(Storage& storage, const std::string& path,
-                     std::vector<std::string>* conflicts);
+/// name's lock. A displaced checkpoint is removed only if `path` holds one. What stands under the
+/// path `kept` stays.
+Status RemoveStaleOf(Storage& storage, const std::string& path, std::vector<std::string>* conflicts,
+                     const std::string& kept = {});
 
 /// Puts a checkpoint that an interrupted overwrite displaced back under its name, if nothing or
 /// an empty directory has that. The caller holds the name's lock.

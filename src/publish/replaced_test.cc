@@ -15,7 +15,7 @@
 #include "support/status_matchers.h"
 #include "varve/catalogue.h"
 
-namespace varve::test {
+namespace varve::test::replaced_test {
 namespace {
 
 constexpr const char* kPath = "runs/ck";
@@ -172,4 +172,4 @@ TEST(DisplacedCheckpoint, IsNotRemovedForADirectoryThatHoldsNone) {
 }
 
 }  // namespace
-}  // namespace varve::test
+}  // namespace varve::test::replaced_test

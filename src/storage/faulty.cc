@@ -36,18 +36,18 @@ class FaultyWritableFile final : public WritableFile {
 
   Status WriteAt(std::uint64_t offset, std::span<const std::byte> data) override {
     bool dies_here = false;
-    const Status status = storage_.Before(Operation::kWrite, name_, &dies_here);
+    auto is_made = storage_.BeforeOrSkip(Operation::kWrite, name_, &dies_here);
     if (dies_here) {
       const std::size_t half = data.size() / 2 / kDirectAlignment * kDirectAlignment;
       (void)inner_->WriteAt(offset, data.first(half));
     }
-    VARVE_RETURN_IF_ERROR(status);
-    return inner_->WriteAt(offset, data);
+    VARVE_RETURN_IF_ERROR(is_made.status());
+    return *is_made ? inner_->WriteAt(offset, data) : Status::Ok();
   }
 
   Status Sync(std::uint64_t size) override {
-    VARVE_RETURN_IF_ERROR(storage_.Before(Operation::kSync, name_));
-    return inner_->Sync(size);
+    VARVE_ASSIGN_OR_RETURN(const bool is_made, storage_.BeforeOrSkip(Operation::kSync, name_));
+    return is_made ? inner_->Sync(size) : Status::Ok();
   }
 
   [[nodiscard]] bool direct() const override { return inner_->direct(); }
@@ -105,6 +105,11 @@ class FaultyLock final : public StorageLock {
   std::string name_;
 };
 
+void FaultyStorage::Stop() {
+  const std::scoped_lock lock(mutex_);
+  stopped_ = true;
+}
+
 bool FaultyStorage::stopped() const {
   const std::scoped_lock lock(mutex_);
   return stopped_;
@@ -145,6 +150,16 @@ Status FaultyStorage::Before(Operation operation, const std::string& name, bool*
   return Status::Ok();
 }
 
+Result<bool> FaultyStorage::BeforeOrSkip(Operation operation, const std::string& name,
+                                         bool* dies_here) {
+  Status status = Before(operation, name, dies_here);
+  if (skipped_ && !stopped() && skipped_(operation, name, !status.ok())) {
+    return false;
+  }
+  VARVE_RETURN_IF_ERROR(std::move(status));
+  return true;
+}
+
 Result<std::unique_ptr<WritableFile>> FaultyStorage::OpenForWrite(const std::string& name,
                                                                   const WriteOptions& options) {
   VARVE_RETURN_IF_ERROR(Before(Operation::kOpenForWrite, name));
@@ -171,13 +186,13 @@ Status FaultyStorage::MakeDirectory(const std::string& name) {
 }
 
 Status FaultyStorage::SyncDirectory(const std::string& name) {
-  VARVE_RETURN_IF_ERROR(Before(Operation::kSyncDirectory, name));
-  return inner_.SyncDirectory(name);
+  VARVE_ASSIGN_OR_RETURN(const bool is_made, BeforeOrSkip(Operation::kSyncDirectory, name));
+  return is_made ? inner_.SyncDirectory(name) : Status::Ok();
 }
 
 Status FaultyStorage::Rename(const std::string& from, const std::string& to, RenameMode mode) {
-  VARVE_RETURN_IF_ERROR(Before(Operation::kRename, from + " to " + to));
-  return inner_.Rename(from, to, mode);
+  VARVE_ASSIGN_OR_RETURN(const bool is_made, BeforeOrSkip(Operation::kRename, from + " to " + to));
+  return is_made ? inner_.Rename(from, to, mode) : Status::Ok();
 }
 
 Status FaultyStorage::Link(const std::string& from, const std::string& to) {
@@ -212,13 +227,16 @@ Status FaultyStorage::Remove(const std::string& name) {
       VARVE_RETURN_IF_ERROR(Remove(JoinPath(name, entry.name)));
     }
   }
-  VARVE_RETURN_IF_ERROR(Before(Operation::kRemove, name));
-  return inner_.Remove(name);
+  VARVE_ASSIGN_OR_RETURN(const bool is_made, BeforeOrSkip(Operation::kRemove, name));
+  return is_made ? inner_.Remove(name) : Status::Ok();
 }
 
 Result<std::unique_ptr<StorageLock>> FaultyStorage::Lock(const std::string& name) {
-  VARVE_RETURN_IF_ERROR(Before(Operation::kLock, name));
-  VARVE_ASSIGN_OR_RETURN(auto inner, inner_.Lock(name));
+  VARVE_ASSIGN_OR_RETURN(const bool is_made, BeforeOrSkip(Operation::kLock, name));
+  std::unique_ptr<StorageLock> inner;
+  if (is_made) {
+    VARVE_ASSIGN_OR_RETURN(inner, inner_.Lock(name));
+  }
   return std::unique_ptr<StorageLock>(std::make_unique<FaultyLock>(*this, std::move(inner), name));
 }
 

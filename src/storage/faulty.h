@@ -63,6 +63,14 @@ class FaultyStorage final : public Storage,
   /// which it dies is half done.
   void StopAt(std::uint64_t changes) { stop_at_ = changes; }
   void FailAt(Fault fault) { fault_ = std::move(fault); }
+  /// Stops the storage now. Threads: safe, also from the observer.
+  void Stop();
+  /// Sets a function that picks operations which are not made and reported as made: what a program
+  /// without that step would do. `fails`: the operation was to fail, and its error is not reported.
+  /// Only changes are asked for, but no opening, making of a directory, linking or unlocking.
+  void SetSkipped(std::function<bool(Operation, const std::string& name, bool fails)> skipped) {
+    skipped_ = std::move(skipped);
+  }
   /// Sets a function that is called before each operation with nothing locked; it may use any
   /// storage but this one.
   void SetObserver(std::function<void(Operation, const std::string& name)> observer) {
@@ -97,11 +105,15 @@ class FaultyStorage final : public Storage,
   /// Runs before every operation: Ok lets it through. `dies_here`: this is the change at which the
   /// storage stopped.
   Status Before(Operation operation, const std::string& name, bool* dies_here = nullptr);
+  /// As Before, for an operation that may be skipped: returns false if it is.
+  Result<bool> BeforeOrSkip(Operation operation, const std::string& name,
+                            bool* dies_here = nullptr);
 
   Storage& inner_;
   std::optional<std::uint64_t> stop_at_;
   std::optional<Fault> fault_;
   std::function<void(Operation, const std::string&)> observer_;
+  std::function<bool(Operation, const std::string&, bool)> skipped_;
   mutable std::mutex mutex_;  ///< Guards what follows.
   std::map<Operation, std::uint64_t> counts_;
   std::uint64_t changes_ = 0;

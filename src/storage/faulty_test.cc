@@ -8,7 +8,7 @@
 #include "storage/memory.h"
 #include "support/status_matchers.h"
 
-namespace varve {
+namespace varve::faulty_test {
 namespace {
 
 using test::FailsWith;
@@ -109,4 +109,4 @@ TEST(FaultyStorage, AnObserverMayUseTheStorageBelow) {
 }
 
 }  // namespace
-}  // namespace varve
+}  // namespace varve::faulty_test

@@ -8,7 +8,7 @@
 
 #include "support/status_matchers.h"
 
-namespace varve {
+namespace varve::memory_test {
 namespace {
 
 using test::FailsWith;
@@ -195,4 +195,4 @@ TEST(MemoryStorage, OptionsTakeAbilitiesAway) {
 }
 
 }  // namespace
-}  // namespace varve
+}  // namespace varve::memory_test

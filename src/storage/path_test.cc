@@ -7,7 +7,7 @@
 #include "support/temp_dir.h"
 #include "varve/storage.h"
 
-namespace varve {
+namespace varve::path_test {
 namespace {
 
 using test::FailsWith;
@@ -68,4 +68,4 @@ TEST(ResolvePath, SaysThatTheWorkingDirectoryWasRemoved) {
 }
 
 }  // namespace
-}  // namespace varve
+}  // namespace varve::path_test

@@ -17,7 +17,7 @@
 #include "support/temp_dir.h"
 #include "varve/catalogue.h"
 
-namespace varve::test {
+namespace varve::test::claim_test {
 namespace {
 
 constexpr const char* kPath = "runs/step-1";
@@ -277,4 +277,4 @@ TEST(Open, ADirectoryOfCheckpointsIsNamedAsOne) {
 }
 
 }  // namespace
-}  // namespace varve::test
+}  // namespace varve::test::claim_test

@@ -12,7 +12,7 @@
 #include "support/dcp_in_place.h"
 #include "varve/catalogue.h"
 
-namespace varve::test {
+namespace varve::test::dcp_in_place_crash_test {
 namespace {
 
 constexpr const char* kPath = "runs/step-1";
@@ -156,7 +156,7 @@ TEST_P(DcpInPlaceCrash, AFailureOfAnyOperationLeavesTheOldOrTheNew) {
         Operation::kSyncDirectory, Operation::kRename, Operation::kRemove, Operation::kLock,
         Operation::kOpenForRead, Operation::kRead, Operation::kList}) {
     for (const bool forever : {false, true}) {
-      for (std::uint64_t number = 0;; ++number) {
+      for (std::uint64_t number = 0;; number += kEvery) {
         const testing::ScopedTrace trace(
             "", 0, std::string(OperationName(operation)) + " " + std::to_string(number));
         const auto memory = with_old_->AfterKill();
@@ -190,4 +190,4 @@ INSTANTIATE_TEST_SUITE_P(Saves, DcpInPlaceCrash,
                          [](const auto& test) { return std::string(test.param.name); });
 
 }  // namespace
-}  // namespace varve::test
+}  // namespace varve::test::dcp_in_place_crash_test

@@ -10,7 +10,7 @@
 #include "crash/saves.h"
 #include "varve/catalogue.h"
 
-namespace varve::test {
+namespace varve::test::garbage_crash_test {
 namespace {
 
 constexpr const char* kPath = "runs/step-1";
@@ -135,4 +135,4 @@ TEST_F(GarbageCrashApart, ARepairThatDiesLeavesTheCheckpointLoadable) {
 }
 
 }  // namespace
-}  // namespace varve::test
+}  // namespace varve::test::garbage_crash_test

@@ -14,6 +14,7 @@
 #include "crash/states.h"
 #include "storage/faulty.h"
 #include "storage/memory.h"
+#include "support/sanitized.h"
 #include "support/status_matchers.h"
 
 namespace varve::test {
@@ -43,12 +44,13 @@ inline std::vector<Survivor> Survivors(const MemoryStorage& memory, std::uint64_
 
 using Action = std::function<Status(Storage&)>;
 
-/// Runs `action` on copies of `base`, stopping after 0, 1, 2, ... changes, and once to its end.
-/// Calls `visit` with what each run left and its outcome. Returns the number of crash points.
+/// Runs `action` on copies of `base`, stopping after 0, 1, 2, ... changes (those of kEvery),
+/// and once to its end. Calls `visit` with what each run left and its outcome. Returns the number
+/// of crash points.
 inline std::uint64_t ForEachCrash(
     const MemoryStorage& base, const Action& action,
     const std::function<void(MemoryStorage& left, const Status& outcome)>& visit) {
-  for (std::uint64_t k = 0;; ++k) {
+  for (std::uint64_t k = 0;; k += kEvery) {
     const auto memory = base.AfterKill();
     FaultyStorage faulty(*memory);
     faulty.StopAt(k);

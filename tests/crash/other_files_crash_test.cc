@@ -12,7 +12,7 @@
 #include "crash/saves.h"
 #include "varve/catalogue.h"
 
-namespace varve::test {
+namespace varve::test::other_files_crash_test {
 namespace {
 
 constexpr const char* kPath = "runs/step-1";
@@ -106,7 +106,7 @@ class OtherFilesCrash : public testing::TestWithParam<Case> {
 
   /// Visits what is left of the overwrite after each crash and each power cut.
   void ForEachSurvivor(const std::function<void(MemoryStorage&, const Status&)>& visit) {
-    for (std::uint64_t k = 0;; ++k) {
+    for (std::uint64_t k = 0;; k += kEvery) {
       const auto memory = base_->AfterKill();
       under_test_ = memory.get();
       FaultyStorage faulty(*memory);
@@ -200,4 +200,4 @@ INSTANTIATE_TEST_SUITE_P(
     [](const auto& test) { return std::string(test.param.name); });
 
 }  // namespace
-}  // namespace varve::test
+}  // namespace varve::test::other_files_crash_test

@@ -11,8 +11,9 @@
 #include "crash/matrix.h"
 #include "crash/saves.h"
 #include "support/temp_dir.h"
+#include "varve/catalogue.h"
 
-namespace varve::test {
+namespace varve::test::race_test {
 namespace {
 
 constexpr const char* kPath = "runs/step-1";
@@ -196,6 +197,107 @@ TEST(ReaderDuringOverwrite, FindsTheOldOrTheNewAtEveryOperation) {
   }
 }
 
+TEST(ReaderDuringTheFirstSave, FindsNothingOrAllOfIt) {
+  // Found by the simulator: what was published between two looks at the name was opened as a folder
+  // of plain safetensors files.
+  const JobState job(1, 1);
+  AtEveryOperation(
+      MemoryStorage{},
+      [&](Storage& s) {
+        const auto content = ReadContent(kPath, s);
+        EXPECT_TRUE(!content.ok() || *content == job.content());
+        return content.status();
+      },
+      [&](Storage& s) { return SaveAlone(job, kPath, s, false); },
+      [](MemoryStorage&, const Status& outcome, const Status& saved) {
+        EXPECT_TRUE(IsOk(saved));
+        EXPECT_TRUE(outcome.ok() || outcome.code() == StatusCode::kNotFound) << outcome.ToString();
+      });
+}
+
+TEST(OverwriteWithoutLocks, SucceedsAfterOneThatDied) {
+  // Found by the simulator: the old checkpoint that a dead save had displaced made every later
+  // overwrite fail.
+  const JobState old(1, 1);
+  const JobState job(2, 1);
+  const JobState next(3, 1);
+  const MemoryStorage base({.exchange = false, .locks = false});
+  const auto first = base.AfterKill();
+  ASSERT_TRUE(IsOk(SaveAlone(old, kPath, *first, false)));
+  ForEachCrash(
+      *first, [&](Storage& s) { return SaveAlone(job, kPath, s, true); },
+      [&](MemoryStorage& left, const Status& /*outcome*/) {
+        EXPECT_TRUE(IsOk(SaveAlone(next, kPath, left, true)));
+        EXPECT_TRUE(HoldsOneOf(kPath, left, {&next.content()}));
+        EXPECT_TRUE(
+            HoldsOneOf(kPath, *left.AfterPowerCut(PowerCut::kKeepSynced), {&next.content()}));
+      });
+}
+
+TEST(ReaderDuringOverwrite, NeverTakesASaveThatStandsStillForDamage) {
+  // Found by the simulator. The save comes in between any two operations of the reader and stops
+  // after any of its own: with the old checkpoint moved aside, or half removed.
+  const JobState old(1, 1);
+  const JobState job(2, 1);
+  const MemoryStorage empty({.exchange = false});
+  const auto base = empty.AfterKill();
+  ASSERT_TRUE(IsOk(SaveAlone(old, kPath, *base, false)));
+  bool stopped = true;
+  for (std::uint64_t k = 0; stopped && !testing::Test::HasFailure(); k += kEvery) {
+    SCOPED_TRACE("the save stops after " + std::to_string(k));
+    std::unique_ptr<FaultyStorage> dying;
+    AtEveryOperation(
+        *base,
+        [&](Storage& s) {
+          const auto content = ReadContent(kPath, s);
+          EXPECT_TRUE(!content.ok() || *content == old.content() || *content == job.content());
+          return content.status();
+        },
+        [&](Storage& s) {
+          dying = std::make_unique<FaultyStorage>(s);
+          dying->StopAt(k);
+          return SaveAlone(job, kPath, *dying, true);
+        },
+        [&](MemoryStorage&, const Status& outcome, const Status&) {
+          EXPECT_TRUE(outcome.ok() || outcome.code() == StatusCode::kFailedPrecondition)
+              << outcome.ToString();
+          stopped = dying->stopped();
+          dying.reset();
+        });
+  }
+}
+
+TEST(RanksApart, AreFoundWhereAnOverwriteHasMovedThemAside) {
+  // Found by the simulator: their files were opened as plain safetensors.
+  const JobState old(1, 2);
+  const JobState job(2, 1);
+  const MemoryStorage empty({.exchange = false});
+  const auto base = empty.AfterKill();
+  ASSERT_TRUE(IsOk(SaveApart(old, 1, {0, 1}, kPath, *base, false)));
+  ForEachCrash(
+      *base, [&](Storage& s) { return SaveAlone(job, kPath, s, true); },
+      [&](MemoryStorage& left, const Status& /*outcome*/) {
+        EXPECT_TRUE(HoldsOneOf(kPath, left, {&old.content(), &job.content()}));
+        const auto after = left.AfterKill();
+        EXPECT_TRUE(IsOk(CollectGarbage("runs", DryRun::kNo, *after)));
+        EXPECT_TRUE(HoldsOneOf(kPath, *after, {&old.content(), &job.content()}));
+      });
+}
+
+TEST(RanksApart, NeverRemoveAFileOfACommittedCheckpoint) {
+  // Found by the simulator: a rank that was still writing removed the data of the save that had
+  // replaced its directory.
+  const JobState apart(1, 1);
+  const JobState job(2, 1);
+  AtEveryOperation(
+      MemoryStorage{}, [&](Storage& s) { return SaveApart(apart, 1, {0}, kPath, s, true); },
+      [&](Storage& s) { return SaveAlone(job, kPath, s, true); },
+      [&](MemoryStorage& memory, const Status& outcome, const Status& together) {
+        EXPECT_TRUE(outcome.ok() || together.ok());
+        EXPECT_TRUE(HoldsOneOf(kPath, memory, {together.ok() ? &job.content() : &apart.content()}));
+      });
+}
+
 TEST(ReaderDuringOverwrite, NeverReadsAMixWhenTheSaveComesInBetween) {
   // The save happens as a whole between any two operations of the reader. A checkpoint that was
   // opened before may have been removed then: the error says so, and the reader gets neither wrong
@@ -223,4 +325,4 @@ TEST(ReaderDuringOverwrite, NeverReadsAMixWhenTheSaveComesInBetween) {
 }
 
 }  // namespace
-}  // namespace varve::test
+}  // namespace varve::test::race_test

@@ -9,13 +9,13 @@
 #include "crash/matrix.h"
 #include "crash/saves.h"
 
-namespace varve::test {
+namespace varve::test::rank_local_crash_test {
 namespace {
 
 constexpr const char* kPath = "runs/step-1";
 
 /// Three ranks that save one after the other, in an order.
-class CrashMatrixApart : public testing::TestWithParam<std::vector<int>> {
+class CrashMatrixUncoordinated : public testing::TestWithParam<std::vector<int>> {
  protected:
   JobState old_{1, 3};
   JobState new_{2, 3};
@@ -45,15 +45,15 @@ class CrashMatrixApart : public testing::TestWithParam<std::vector<int>> {
   }
 };
 
-TEST_P(CrashMatrixApart, FirstSaveIsWholeOrIncomplete) {
+TEST_P(CrashMatrixUncoordinated, FirstSaveIsWholeOrIncomplete) {
   EXPECT_GE(RunMatrix(MemoryStorage(), FirstSave()).crash_points, 25U);
 }
 
-TEST_P(CrashMatrixApart, OverwriteLeavesTheOldOrTheNew) {
+TEST_P(CrashMatrixUncoordinated, OverwriteLeavesTheOldOrTheNew) {
   EXPECT_GE(RunMatrix(*WithOld(), Overwrite()).crash_points, 25U);
 }
 
-TEST_P(CrashMatrixApart, ASaveThatMayNotOverwriteFollowsADeadOne) {
+TEST_P(CrashMatrixUncoordinated, ASaveThatMayNotOverwriteFollowsADeadOne) {
   // The dead save never became a checkpoint, so its name is free.
   Scenario scenario = FirstSave();
   scenario.save_next = [this](Storage& s) {
@@ -66,7 +66,7 @@ TEST_P(CrashMatrixApart, ASaveThatMayNotOverwriteFollowsADeadOne) {
   RunMatrix(MemoryStorage(), scenario);
 }
 
-TEST_P(CrashMatrixApart, ACoordinatedSaveFollowsADeadOne) {
+TEST_P(CrashMatrixUncoordinated, ACoordinatedSaveFollowsADeadOne) {
   const JobState alone(5, 1);
   Scenario scenario = Overwrite();
   scenario.next = &alone.content();
@@ -75,16 +75,16 @@ TEST_P(CrashMatrixApart, ACoordinatedSaveFollowsADeadOne) {
 }
 
 /// Crashes squared: one order is enough.
-class CrashMatrixApartTwice : public CrashMatrixApart {};
+class CrashMatrixUncoordinatedTwice : public CrashMatrixUncoordinated {};
 
-TEST_P(CrashMatrixApartTwice, ASecondCrashInTheNextOverwriteHarmsNothing) {
+TEST_P(CrashMatrixUncoordinatedTwice, ASecondCrashInTheNextOverwriteHarmsNothing) {
   Scenario scenario = Overwrite();
   scenario.seeds = 1;
   const auto next = [this](Storage& s) { return SaveApart(next_, 3, {1, 0, 2}, kPath, s, true); };
   RunDoubleMatrix(*WithOld(), scenario, next, &next_.content());
 }
 
-TEST_P(CrashMatrixApartTwice, RanksThatGoOnMakeADeadRanksFileDurable) {
+TEST_P(CrashMatrixUncoordinatedTwice, RanksThatGoOnMakeADeadRanksFileDurable) {
   // The first rank may die between giving its file a name and syncing it; the others complete the
   // save and remove the old one.
   Scenario scenario = Overwrite();
@@ -93,10 +93,10 @@ TEST_P(CrashMatrixApartTwice, RanksThatGoOnMakeADeadRanksFileDurable) {
   RunDoubleMatrix(*WithOld(), scenario, others, nullptr);
 }
 
-INSTANTIATE_TEST_SUITE_P(AnOrder, CrashMatrixApartTwice,
+INSTANTIATE_TEST_SUITE_P(AnOrder, CrashMatrixUncoordinatedTwice,
                          testing::Values(std::vector<int>{2, 0, 1}));
 
-INSTANTIATE_TEST_SUITE_P(Orders, CrashMatrixApart,
+INSTANTIATE_TEST_SUITE_P(Orders, CrashMatrixUncoordinated,
                          testing::Values(std::vector<int>{0, 1, 2}, std::vector<int>{2, 0, 1},
                                          std::vector<int>{1, 2, 0}),
                          [](const auto& test) {
@@ -108,4 +108,4 @@ INSTANTIATE_TEST_SUITE_P(Orders, CrashMatrixApart,
                          });
 
 }  // namespace
-}  // namespace varve::test
+}  // namespace varve::test::rank_local_crash_test

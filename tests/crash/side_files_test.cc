@@ -16,7 +16,7 @@
 #include "varve/catalogue.h"
 #include "varve/convert.h"
 
-namespace varve::test {
+namespace varve::test::side_files_test {
 namespace {
 
 constexpr const char* kPath = "runs/step-1";
@@ -199,4 +199,4 @@ TEST(SideFilesOfAnUncoordinatedSave, AreRefused) {
 }
 
 }  // namespace
-}  // namespace varve::test
+}  // namespace varve::test::side_files_test

@@ -17,7 +17,7 @@
 #include "varve/catalogue.h"
 #include "varve/convert.h"
 
-namespace varve::test {
+namespace varve::test::stop_test {
 namespace {
 
 constexpr const char* kPath = "runs/step-1";
@@ -29,10 +29,11 @@ using Work = std::function<Status(Storage&, const std::stop_token&)>;
 using Visit = std::function<void(MemoryStorage& left, const Status& outcome)>;
 
 /// Runs `work` on copies of `base`, with stop requested before its operation 0, 1, 2, ..., until it
-/// ends before it is asked to. Calls `visit` after each. Returns how often it was stopped.
+/// ends before it is asked to; kEvery apart. Calls `visit` after each. Returns at how many
+/// operations it can be stopped.
 std::uint64_t ForEachStop(const MemoryStorage& base, const Work& work, const Visit& visit) {
   std::uint64_t cancelled = 0;
-  for (std::uint64_t k = 0;; ++k) {
+  for (std::uint64_t k = 0;; k += kEvery) {
     const auto memory = base.AfterKill();
     FaultyStorage faulty(*memory);
     std::stop_source stop;
@@ -48,7 +49,7 @@ std::uint64_t ForEachStop(const MemoryStorage& base, const Work& work, const Vis
     if (!outcome.ok()) {
       EXPECT_EQ(outcome.code(), StatusCode::kCancelled);
       EXPECT_LE(operations - k, kOperationsAfterStop);
-      ++cancelled;
+      cancelled += kEvery;
     }
     visit(*memory, outcome);
     if (operations <= k || testing::Test::HasFailure()) {
@@ -224,4 +225,4 @@ TEST_F(Stop, ASaveThatVerifiesTheOldCheckpointFirstEnds) {
 }
 
 }  // namespace
-}  // namespace varve::test
+}  // namespace varve::test::stop_test
