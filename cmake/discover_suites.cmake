@@ -6,7 +6,7 @@
 #
 # Arguments: BINARY, SOURCE_DIR, BUILD_DIR, OUTPUT (the ctest file to write), LIST (the JSON to leave).
 
-set(SLOW "Exhaustion|CrashMatrixApart|OtherFilesCrash")
+set(SLOW "Exhaustion|CrashMatrixUncoordinated|OtherFilesCrash")
 
 # A process that the build has just forked may still hold the linked file open for writing: the system
 # then refuses to run it ("text file is busy"), for an instant.

@@ -4,7 +4,7 @@
 #include "format/commit_record.h"
 #include "fuzz_target.h"
 
-namespace varve {
+namespace varve::commit_record_fuzzer {
 namespace {
 
 /// Returns the text with the checksum that fits it: a fuzzer does not find that by chance.
@@ -29,4 +29,4 @@ VARVE_FUZZ_TARGET(commit_record) {
   }
 }
 
-}  // namespace varve
+}  // namespace varve::commit_record_fuzzer

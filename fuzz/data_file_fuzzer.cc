@@ -7,7 +7,7 @@
 #include "format/manifest.h"
 #include "fuzz_target.h"
 
-namespace varve {
+namespace varve::data_file_fuzzer {
 namespace {
 
 Bytes Frame(std::string_view json) {
@@ -57,4 +57,4 @@ VARVE_FUZZ_TARGET(data_file) {
   }
 }
 
-}  // namespace varve
+}  // namespace varve::data_file_fuzzer

@@ -9,7 +9,7 @@
 #include "interop/dcp/metadata.h"
 #include "tensor/box.h"
 
-namespace varve {
+namespace varve::dcp_metadata_fuzzer {
 namespace {
 
 void CheckExtent(const Metadata& metadata, const Extent& extent) {
@@ -83,4 +83,4 @@ VARVE_FUZZ_TARGET(dcp_metadata) {
                    merged->structure == once.structure);
 }
 
-}  // namespace varve
+}  // namespace varve::dcp_metadata_fuzzer

@@ -5,7 +5,7 @@
 #include "fuzz_target.h"
 #include "interop/safetensors/decode.h"
 
-namespace varve {
+namespace varve::hf_index_fuzzer {
 namespace {
 
 bool StaysInside(const std::string& name) {
@@ -39,4 +39,4 @@ VARVE_FUZZ_TARGET(hf_index) {
   }
 }
 
-}  // namespace varve
+}  // namespace varve::hf_index_fuzzer

@@ -8,7 +8,7 @@
 #include "format/manifest.h"
 #include "fuzz_target.h"
 
-namespace varve {
+namespace varve::manifest_fuzzer {
 namespace {
 
 constexpr std::string_view kMagic = "VARVEMF\n";
@@ -52,4 +52,4 @@ VARVE_FUZZ_TARGET(manifest) {
   VARVE_FUZZ_CHECK(again.ok() && *again == *metadata);
 }
 
-}  // namespace varve
+}  // namespace varve::manifest_fuzzer

@@ -7,7 +7,7 @@
 #include "interop/dcp/records.h"
 #include "interop/pickle/tree.h"
 
-namespace varve {
+namespace varve::pickle_fuzzer {
 namespace {
 
 /// Asks for all there is to know of the nodes below `root`, each once.
@@ -91,4 +91,4 @@ VARVE_FUZZ_TARGET(pickle) {
   }
 }
 
-}  // namespace varve
+}  // namespace varve::pickle_fuzzer

@@ -7,7 +7,7 @@
 #include "interop/safetensors/decode.h"
 #include "tensor/box.h"
 
-namespace varve {
+namespace varve::safetensors_fuzzer {
 namespace {
 
 constexpr std::uint64_t kDataBytes = 4096;
@@ -83,4 +83,4 @@ VARVE_FUZZ_TARGET(safetensors) {
   }
 }
 
-}  // namespace varve
+}  // namespace varve::safetensors_fuzzer

@@ -8,7 +8,7 @@
 #include "interop/zip/writer.h"
 #include "tensor/box.h"
 
-namespace varve {
+namespace varve::torch_file_fuzzer {
 namespace {
 
 Bytes ArchiveOf(std::string_view pickle) {
@@ -84,4 +84,4 @@ VARVE_FUZZ_TARGET(torch_file) {
   }
 }
 
-}  // namespace varve
+}  // namespace varve::torch_file_fuzzer

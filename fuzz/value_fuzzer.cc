@@ -6,7 +6,7 @@
 #include "fuzz_target.h"
 #include "varve/value.h"
 
-namespace varve {
+namespace varve::value_fuzzer {
 namespace {
 
 constexpr int kMaxDepth = 256;  // The format's bound, docs/format.md section 4.
@@ -33,4 +33,4 @@ VARVE_FUZZ_TARGET(value) {
   (void)MergeStructures({*value, *value});
 }
 
-}  // namespace varve
+}  // namespace varve::value_fuzzer

@@ -5,7 +5,7 @@
 #include "fuzz_target.h"
 #include "interop/zip/directory.h"
 
-namespace varve {
+namespace varve::zip_fuzzer {
 
 VARVE_FUZZ_TARGET(zip) {
   const RangeReader read = [&](std::uint64_t begin, std::uint64_t size) {
@@ -29,4 +29,4 @@ VARVE_FUZZ_TARGET(zip) {
   VARVE_FUZZ_CHECK(content_bytes <= input.size());
 }
 
-}  // namespace varve
+}  // namespace varve::zip_fuzzer

@@ -55,26 +55,26 @@ struct StagerOptions {
   bool pinned_memory = false;
 };
 
-/// What an asynchronous save did.
+/// The result of an asynchronous save.
 struct AsyncSaveReport : SaveReport {
   double staging_seconds = 0;        ///< From the call until the copy was made.
   bool in_waves = false;             ///< The state was larger than the staging memory.
   std::uint64_t device_bytes = 0;    ///< Copied from CUDA devices straight into staging memory.
   std::uint64_t pageable_bytes = 0;  ///< Of those, into memory that the driver had not registered.
-  int attempts = 1;                  ///< How often it was written until that succeeded.
+  int attempts = 1;                  ///< Number of times the file was written, with the last.
 };
 
-/// What a deferred save did: all of it true of this rank alone.
+/// The result of a deferred save on this rank; other ranks may differ.
 struct DeferredReport {
   SaveId save_id;
-  std::uint64_t bytes = 0;                       ///< Of this rank's file, which the agent holds.
-  double seconds = 0;                            ///< From the call until the agent had the copy.
-  std::uint64_t device_bytes = 0;                ///< As in AsyncSaveReport.
-  std::uint64_t pageable_bytes = 0;              ///< As in AsyncSaveReport.
+  std::uint64_t bytes = 0;           ///< Size of this rank's file, which the agent holds.
+  double seconds = 0;                ///< From the call until the agent had the copy.
+  std::uint64_t device_bytes = 0;    ///< As in AsyncSaveReport.
+  std::uint64_t pageable_bytes = 0;  ///< As in AsyncSaveReport.
   std::vector<std::string> differing_tensors{};  ///< As in SaveReport.
 };
 
-/// What AsyncSave and DeferSave take alike.
+/// The options that AsyncSave and DeferSave share.
 struct StagedSaveOptions {
   SaveOptions save;
   /// Return before the copy is made. Tensors must not be written to before `staged`.

@@ -109,10 +109,11 @@ struct GarbageReport {
 };
 
 /// Removes the stale files of dead saves in `directory` and in the checkpoints in it; never a file
-/// that a live save uses. A checkpoint that was displaced gets its name back. Files that a user put
-/// beside a checkpoint that was replaced are moved to the directory that has its name. Touches no
-/// other file. `stop` ends it between two files or directories that it removes; the next call
-/// removes the rest.
+/// that a live save uses. With them goes a `stepN-tmp` that OLMo has left, if it holds nothing but
+/// files of OLMo's names, is no whole checkpoint, and has not changed for a day. A checkpoint that
+/// was displaced gets its name back. Files that a user put beside a checkpoint that was replaced
+/// are moved to the directory that has its name. Touches no other file. `stop` ends it between two
+/// files or directories that it removes; the next call removes the rest.
 Result<GarbageReport> CollectGarbage(const std::string& directory, DryRun dry_run,
                                      Storage& storage = PosixStorage(),
                                      const std::stop_token& stop = {});

@@ -9,6 +9,7 @@
 #include <span>
 #include <stop_token>
 #include <string>
+#include <utility>
 #include <variant>
 #include <vector>
 
@@ -125,6 +126,14 @@ class CheckpointReader {
                                                         Storage& storage = PosixStorage(),
                                                         const std::stop_token& stop = {});
 
+  /// Opens what a node's own disk has of a checkpoint that `world_size` ranks saved, each of them
+  /// the memory of its shards: OLMo's layout `local`. A load that needs the file of a rank that is
+  /// not there is DataLoss. Errors: as Open; InvalidArgument for a checkpoint of another layout or
+  /// of another number of ranks.
+  static Result<std::unique_ptr<CheckpointReader>> OpenOwnRanks(const std::string& path,
+                                                                std::uint32_t world_size,
+                                                                Storage& storage = PosixStorage());
+
   CheckpointReader(const CheckpointReader&) = delete;
   CheckpointReader& operator=(const CheckpointReader&) = delete;
   ~CheckpointReader();
@@ -132,6 +141,10 @@ class CheckpointReader {
   [[nodiscard]] const Metadata& metadata() const;
   /// Returns the directory of the files; differs from the given path for a displaced checkpoint.
   [[nodiscard]] const std::string& directory() const;
+  /// Returns the FQNs of entries that the checkpoint's own files store under another path, each
+  /// with that path, sorted by FQN. OLMo keys optimizer state by parameter id, or puts prefixes
+  /// before names. Empty for most formats.
+  [[nodiscard]] const std::vector<std::pair<std::string, std::string>>& stored_names() const;
 
   /// Reads the containers of the saved state, merged over ranks; a None value when none were saved.
   /// Errors: DataLoss; Cancelled on `stop`.

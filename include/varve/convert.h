@@ -42,6 +42,9 @@ struct ConvertOptions {
   /// without `rename` under the names that are in it ("model.a.w" becomes "a.w"); else all but the
   /// entries whose name begins with "optim".
   bool everything = false;
+  /// Only what lies under this key, or these keys joined with dots, under the names that are in it:
+  /// "model.a.w" becomes "a.w", unless `rename` is given. Empty for all.
+  std::string part;
   bool overwrite = false;
   /// kHf only: a directory whose configuration and tokenizer files (docs/other-formats.md) are
   /// copied into the folder; empty for none.
@@ -73,6 +76,31 @@ struct ConvertReport {
 /// a dtype that nothing is cast to.
 Result<ConvertReport> Convert(const std::string& source, const std::string& target,
                               const ConvertOptions& options, Storage& storage = PosixStorage());
+
+struct UnshardOptions {
+  ConvertTarget to = ConvertTarget::kTorch;
+  bool model_only = false;
+  /// kTorch only: the model's and the optimizer's files are `model.safetensors` and
+  /// `optim.safetensors`, in OLMo's dialect: a tensor's key is base64 of the pickle of its path,
+  /// and a plain value is a uint8 tensor that holds its pickle.
+  bool olmo_safetensors = false;
+  std::optional<DType> dtype;  ///< As in ConvertOptions; casts the model, not the optimizer.
+  std::uint64_t shard_size = 5'000'000'000;  ///< As in ConvertOptions.
+  bool overwrite = false;
+  std::uint64_t memory_budget = std::uint64_t{1} << 30;
+  ProgressFunction progress;
+  std::stop_token stop;
+};
+
+/// Writes a sharded checkpoint of any layout unsharded. kTorch writes a directory: the model's
+/// state dict as `model.pt`, the optimizer's as `optim.pt`, the trainer's state (rank 0's) as
+/// `train.pt`, and last `config.yaml` where the source has one: what OLMo calls an unsharded
+/// checkpoint. The other targets are those of Convert, without what single ranks keep for
+/// themselves
+/// (`train/rank{R}`). Streams and appears as Convert's targets do. Errors: as Convert;
+/// InvalidArgument for a source that holds no model.
+Result<ConvertReport> Unshard(const std::string& source, const std::string& target,
+                              const UnshardOptions& options, Storage& storage = PosixStorage());
 
 /// The difference of one tensor or value between two checkpoints.
 struct Difference {

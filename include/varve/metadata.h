@@ -35,9 +35,16 @@ enum class Format : std::uint8_t {
   kDcp,          ///< PyTorch Distributed Checkpoint: `.metadata` and `.distcp` files.
   kSafetensors,  ///< One safetensors file, or a folder of them as Hugging Face's tools write it.
   kTorchSave,    ///< One file of torch.save.
+  kOlmoFull,  ///< OLMo, unsharded: `model.pt`, `optim.pt`, `train.pt`, or their safetensors twins.
+  kOlmoTorchNew,  ///< OLMo's `torch_new`, and OLMo-core: DCP in `model_and_optim/`, `train/`.
+  kOlmoLegacy,    ///< OLMo's `torch_legacy`: one `rank{R}.pt` a rank.
+  kOlmoLocal,     ///< OLMo's `local`: shards of flat parameters.
+  kOlmoCore,      ///< OLMo-core's first layout: slices of flattened tensors in safetensors.
+  kHfai,          ///< Parts of hfai.checkpoint 2.0.0: a directory of `PART_000.pt` and so on.
 };
 
-/// Returns "varve", "dcp", "safetensors" or "torch".
+/// Returns "varve", "dcp", "safetensors", "torch", "olmo-full", "olmo-torch-new",
+/// "olmo-torch-legacy", "olmo-local", "olmo-core" or "hfai".
 std::string_view FormatName(Format format);
 
 /// The encoding of an extent's bytes. Native checkpoints have only kPlain.

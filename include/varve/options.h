@@ -51,8 +51,9 @@ struct SaveOptions {
   /// is a checkpoint once the files of all ranks are there. Replicated tensors are then stored by
   /// every rank that holds them.
   bool coordinate = true;
-  /// kVarve, or kDcp: a checkpoint that stock PyTorch opens, with Varve's checksums in its index.
-  /// Values that only a pickle can hold are refused in the latter.
+  /// kVarve; kDcp, a checkpoint that stock PyTorch opens, with Varve's checksums in its index; or
+  /// kHfai, a part of hfai.checkpoint for each rank, whose State is what `varve.hfai` makes of it.
+  /// Values that only a pickle can hold are refused in the latter two.
   Format format = Format::kVarve;
   /// Identifies the save. All ranks of an uncoordinated save must give the same, new for every
   /// attempt; otherwise random when not given.
@@ -77,7 +78,7 @@ struct SaveOptions {
   std::stop_token stop;
 };
 
-/// What a save did.
+/// The result of a save.
 struct SaveReport {
   SaveId save_id;
   std::uint64_t bytes_written = 0;  ///< By this rank, header included.

@@ -40,7 +40,7 @@ enum class ErrorReason : std::uint8_t {
   kStagerLost = 1,  ///< The stager lost a message of other ranks: a new stager can save.
 };
 
-/// What one rank failed with, in an error that several ranks share.
+/// The failure of one rank, in an error that several ranks share.
 struct RankFailure {
   int rank = 0;
   StatusCode code = StatusCode::kInternal;

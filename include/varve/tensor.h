@@ -1,5 +1,4 @@
-/// What a tensor is made of: its element type, its shape, and the place of a piece in
-/// the whole.
+/// The parts of a tensor: its element type, its shape, and the place of a piece in the whole.
 #pragma once
 
 #include <cstdint>

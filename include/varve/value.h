@@ -53,9 +53,11 @@ enum class ValueKind : std::uint8_t {
                      ///< opened with allow_pickle. Empty for a part of a larger archive, which
                      ///< cannot be opened alone. items: [str naming what it needs, ...]. Never in a
                      ///< native checkpoint that was saved without allow_pickle.
+  kPath = 35,        ///< text: a pathlib path, as str() gives it; items: [str "PosixPath" or
+                     ///< "PurePosixPath"].
 };
 
-inline constexpr std::uint8_t kValueKindCount = 35;
+inline constexpr std::uint8_t kValueKindCount = 36;
 
 /// A typed value tree. A plain aggregate; ValueKind lists the fields that each kind uses.
 struct Value {

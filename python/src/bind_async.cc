@@ -27,7 +27,7 @@ nb::object ErrorOrNone(const Status& status) {
 
 /// Calls a Python function, on any thread.
 template <class... Arguments>
-void Tell(const nb::object& function, const char* what, Arguments&&... arguments) {
+void CallBack(const nb::object& function, const char* what, Arguments&&... arguments) {
   try {
     function(std::forward<Arguments>(arguments)...);
   } catch (nb::python_error& error) {
@@ -39,7 +39,7 @@ void Tell(const nb::object& function, const char* what, Arguments&&... arguments
 std::function<void(const Status&)> OnStaged(nb::object function, const std::string& path) {
   return [tell = Shared(std::move(function)), path](const Status& status) {
     const nb::gil_scoped_acquire gil;
-    Tell(*tell, "on_staged", ErrorOrNone(status.With({.path = path})));
+    CallBack(*tell, "on_staged", ErrorOrNone(status.With({.path = path})));
   };
 }
 
@@ -48,8 +48,8 @@ template <class Report>
 std::function<void(const Result<Report>&)> OnEnd(nb::object function, const std::string& path) {
   return [tell = Shared(std::move(function)), path](const Result<Report>& report) {
     const nb::gil_scoped_acquire gil;
-    Tell(*tell, "on_end", report.ok() ? nb::cast(*report) : nb::none(),
-         ErrorOrNone(report.status().With({.path = path})));
+    CallBack(*tell, "on_end", report.ok() ? nb::cast(*report) : nb::none(),
+             ErrorOrNone(report.status().With({.path = path})));
   };
 }
 
@@ -177,10 +177,9 @@ void BindAsync(nb::module_& module) {
             std::vector<HostCopy> list;
             list.reserve(nb::len(copies));
             for (const nb::handle copy : copies) {
-              list.push_back(
-                  {nb::cast<std::uint64_t>(nb::object(copy[0])),
-                   reinterpret_cast<const void*>(nb::cast<std::uintptr_t>(nb::object(copy[1]))),
-                   nb::cast<std::uint64_t>(nb::object(copy[2]))});
+              list.push_back({nb::cast<std::uint64_t>(nb::object(copy[0])),
+                              MemoryAt(nb::cast<std::uintptr_t>(nb::object(copy[1]))),
+                              nb::cast<std::uint64_t>(nb::object(copy[2]))});
             }
             Status status;
             {

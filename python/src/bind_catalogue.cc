@@ -99,7 +99,7 @@ nb::bytes ReadSideFilePython(const FsPath& path, const std::string& name) {
 /// Describes an array that speaks DLPack or the buffer protocol, on the CPU, as (dtype code, bits,
 /// shape, strides in elements, address). The caller keeps the array alive.
 template <class Array>
-nb::tuple DescribeArray(Array array) {
+nb::tuple DescribeArray(const Array& array) {
   nb::list shape;
   nb::list strides;
   for (std::size_t d = 0; d < array.ndim(); ++d) {

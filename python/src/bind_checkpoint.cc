@@ -117,7 +117,8 @@ struct AsWritten : AsIs {
   static constexpr const char* kWanted = "\"varve\" or \"dcp\"";
 
   static bool FromPython(nb::handle given, Format* out) {
-    return nb::try_cast(given, *out) && (*out == Format::kVarve || *out == Format::kDcp);
+    return nb::try_cast(given, *out) &&
+           (*out == Format::kVarve || *out == Format::kDcp || *out == Format::kHfai);
   }
 };
 

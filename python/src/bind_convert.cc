@@ -10,7 +10,7 @@
 namespace varve::python {
 namespace {
 
-constexpr const char* kReportDoc = R"(What `convert` wrote and what it left out.
+constexpr const char* kConvertReportDoc = R"(What `convert` wrote and what it left out.
 
 Attributes:
     tensors: Number of tensors written.
@@ -29,8 +29,8 @@ Attributes:
     fqn: Its full name.
     kind: "only in a", "only in b", "shape", "dtype" or "values".
     detail: Both sides, for people.
-    elements: Of the tensor.
-    differing: Elements whose value differs; NaN equals NaN.
+    elements: Number of elements of the tensor.
+    differing: Number of elements whose value differs; NaN equals NaN.
     max_abs_error: Over finite pairs; infinite where only one side is finite.
     max_rel_error: |a - b| / max(|a|, |b|), over the same pairs.
 )";
@@ -39,6 +39,13 @@ ConvertReport ConvertPython(const FsPath& source, const FsPath& target, ConvertO
   return Stoppable(source.text, [&](const std::stop_token& stop) {
     options.stop = stop;
     return Convert(source.text, target.text, options);
+  });
+}
+
+ConvertReport UnshardPython(const FsPath& source, const FsPath& target, UnshardOptions options) {
+  return Stoppable(source.text, [&](const std::stop_token& stop) {
+    options.stop = stop;
+    return Unshard(source.text, target.text, options);
   });
 }
 
@@ -61,10 +68,19 @@ void BindConvert(nb::module_& module) {
       .Field("exclude", &ConvertOptions::exclude)
       .Field("rename", &ConvertOptions::rename)
       .Field("everything", &ConvertOptions::everything)
+      .Field("part", &ConvertOptions::part)
       .Field("overwrite", &ConvertOptions::overwrite)
       .Field<AsPath>("hf_config", &ConvertOptions::hf_config)
       .Field("memory_budget", &ConvertOptions::memory_budget);
-  Bound<ConvertReport>(module, "ConvertReport", kReportDoc)
+  Bound<UnshardOptions>(module, "UnshardOptions", nullptr)
+      .Field("to", &UnshardOptions::to)
+      .Field("model_only", &UnshardOptions::model_only)
+      .Field("olmo_safetensors", &UnshardOptions::olmo_safetensors)
+      .Field("dtype", &UnshardOptions::dtype)
+      .Field("shard_size", &UnshardOptions::shard_size)
+      .Field("overwrite", &UnshardOptions::overwrite)
+      .Field("memory_budget", &UnshardOptions::memory_budget);
+  Bound<ConvertReport>(module, "ConvertReport", kConvertReportDoc)
       .Field("tensors", &ConvertReport::tensor_count)
       .Field("objects", &ConvertReport::object_count)
       .Field("bytes", &ConvertReport::bytes)
@@ -84,6 +100,7 @@ void BindConvert(nb::module_& module) {
       .Field("max_rel_error", &Difference::max_rel_error)
       .Public("varve");
   module.def("convert", &ConvertPython, nb::arg("source"), nb::arg("target"), nb::arg("options"));
+  module.def("unshard", &UnshardPython, nb::arg("source"), nb::arg("target"), nb::arg("options"));
   module.def("diff", &DiffPython, nb::arg("a"), nb::arg("b"));
 }
 

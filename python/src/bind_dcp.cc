@@ -3,6 +3,7 @@
 #include <optional>
 #include <span>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -11,8 +12,10 @@
 #include "interruptible.h"
 #include "publish/dcp_commit.h"
 #include "publish/dcp_in_place.h"
+#include "publish/files_commit.h"
 #include "save/dcp_file.h"
 #include "save/dcp_index.h"
+#include "save/dcp_receipt.h"
 
 namespace varve::python {
 namespace {
@@ -26,9 +29,9 @@ class PythonDcpItems {
 
   void AddTensor(std::string fqn, DType dtype, const Dims& sizes, std::uintptr_t address,
                  std::optional<Strides> strides) {
-    items_.push_back(WholeDcpTensor(std::move(fqn), dtype, sizes,
-                                    HostMemory{reinterpret_cast<const void*>(address),
-                                               std::move(strides).value_or(Strides{})}));
+    items_.push_back(
+        WholeDcpTensor(std::move(fqn), dtype, sizes,
+                       HostMemory{MemoryAt(address), std::move(strides).value_or(Strides{})}));
   }
 
   void AddProduced(std::string fqn, DType dtype, const Dims& sizes, nb::object produce) {
@@ -72,72 +75,13 @@ class PythonDcpItems {
   std::optional<nb::python_error> raised_;
 };
 
-void PutNumber(std::uint64_t number, std::string* out) {
-  for (int shift = 0; shift < 64; shift += 8) {
-    out->push_back(static_cast<char>(number >> shift));
-  }
-}
-
-/// Returns a file's report for the coordinator, with its checksums: numbers of eight bytes, each
-/// list behind its length.
-std::string EncodeReport(const DcpFile& file) {
-  std::string out;
-  PutNumber(file.size, &out);
-  PutNumber(file.block_bytes, &out);
-  PutNumber(file.block_crc32c.size(), &out);
-  for (const std::uint32_t crc : file.block_crc32c) {
-    PutNumber(crc, &out);
-  }
-  for (const DcpExtent& item : file.items) {
-    if (item.payload > 0) {
-      PutNumber(item.offset, &out);
-      PutNumber(item.payload, &out);
-    }
-  }
-  return out;
-}
-
-Result<DcpFile> DecodeReport(std::string_view bytes) {
-  std::size_t at = 0;
-  const auto number = [&] {
-    std::uint64_t value = 0;
-    for (std::size_t i = 8; i-- > 0;) {
-      value = value << 8 | static_cast<unsigned char>(bytes[at + i]);
-    }
-    at += 8;
-    return value;
-  };
-  constexpr std::size_t kFixed = 3;
-  if (bytes.size() % 8 != 0 || bytes.size() / 8 < kFixed) {
-    return InvalidArgument("the report of a written file is not what DcpFile.report gave");
-  }
-  DcpFile file;
-  file.size = number();
-  file.block_bytes = number();
-  const std::uint64_t blocks = number();
-  const std::size_t rest = bytes.size() / 8 - kFixed;
-  if (blocks > rest || (rest - blocks) % 2 != 0) {
-    return InvalidArgument("the report of a written file is cut short");
-  }
-  for (std::uint64_t i = 0; i < blocks; ++i) {
-    file.block_crc32c.push_back(static_cast<std::uint32_t>(number()));
-  }
-  while (at < bytes.size()) {
-    DcpExtent item;
-    item.offset = number();
-    item.payload = number();
-    file.items.push_back(item);
-  }
-  return file;
-}
-
 /// `files`: (name, DcpFile.report).
 nb::bytes SealPython(const nb::bytes& index, const nb::list& files) {
   std::vector<DcpNamedFile> named;
   for (const nb::handle tuple : files) {
     const auto report = nb::cast<nb::bytes>(nb::object(tuple[1]));
     named.push_back({nb::cast<std::string>(nb::object(tuple[0])),
-                     ValueOrRaise(DecodeReport({report.c_str(), report.size()}))});
+                     ValueOrRaise(DecodeDcpFile({report.c_str(), report.size()}))});
   }
   std::string text(index.c_str(), index.size());
   Result<std::string> sealed = Internal("not run");
@@ -150,7 +94,7 @@ nb::bytes SealPython(const nb::bytes& index, const nb::list& files) {
 
 using NamedSizes = std::vector<std::pair<std::string, std::uint64_t>>;
 
-/// DcpCommit or DcpInPlaceCommit, until it has ended.
+/// DcpCommit, FilesCommit or DcpInPlaceCommit, until it has ended.
 template <class Commit>
 class PythonCommit {
  public:
@@ -171,9 +115,9 @@ class PythonCommit {
     return *commit_;
   }
 
-  /// Returns the paths of files that could not be put beside the new checkpoint. What a signal
-  /// handler raises ends the wait alone: publishing goes on, and the checkpoint may appear.
-  nb::list Publish(NamedSizes files, const nb::bytes& metadata) {
+  /// Returns the paths of files that could not be put beside the new checkpoint. An exception from
+  /// a signal handler ends the wait only: publishing goes on, and the checkpoint may appear.
+  nb::list Publish(NamedSizes files, const nb::bytes& index) {
     (void)get();
     struct Run {
       std::unique_ptr<Commit> commit;
@@ -182,7 +126,7 @@ class PythonCommit {
       Result<std::vector<std::string>> conflicts = Internal("not run");
     };
     const auto run = std::make_shared<Run>(
-        Run{std::move(commit_), std::move(files), {metadata.c_str(), metadata.size()}});
+        Run{std::move(commit_), std::move(files), {index.c_str(), index.size()}});
     WaitOffMain([run] {
       const Status status = run->commit->Publish(run->files, run->index);
       if (status.ok()) {
@@ -214,6 +158,12 @@ class PythonDcpCommit : public PythonCommit<DcpCommit> {
       : PythonCommit(path, overwrite ? Overwrite::kAlways : Overwrite::kNever) {}
 };
 
+class PythonFilesCommit : public PythonCommit<FilesCommit> {
+ public:
+  PythonFilesCommit(const FsPath& path, bool overwrite, const std::string& mark)
+      : PythonCommit(path, overwrite ? Overwrite::kAlways : Overwrite::kNever, mark) {}
+};
+
 class PythonDcpInPlaceCommit : public PythonCommit<DcpInPlaceCommit> {
  public:
   PythonDcpInPlaceCommit(const FsPath& path, bool overwrite, std::optional<std::uint32_t> rank)
@@ -227,6 +177,7 @@ void BindDcp(nb::module_& module) {
       .def_prop_ro("items",
                    [](const DcpFile& self) {
                      std::vector<std::pair<std::uint64_t, std::uint64_t>> extents;
+                     extents.reserve(self.items.size());
                      for (const DcpExtent& extent : self.items) {
                        extents.emplace_back(extent.offset, extent.length);
                      }
@@ -234,7 +185,7 @@ void BindDcp(nb::module_& module) {
                    })
       .def_ro("size", &DcpFile::size)
       .def_ro("direct", &DcpFile::direct)
-      .def_prop_ro("report", [](const DcpFile& self) { return ToBytes(EncodeReport(self)); });
+      .def_prop_ro("report", [](const DcpFile& self) { return ToBytes(EncodeDcpFile(self)); });
   nb::class_<PythonDcpItems>(module, "DcpItems")
       .def(nb::init<>())
       .def("add_archive", &PythonDcpItems::AddArchive, nb::arg("fqn"), nb::arg("archive"))
@@ -248,11 +199,18 @@ void BindDcp(nb::module_& module) {
   module.def(
       "dcp_replaces_directory", [](const FsPath& path) { return DcpReplacesDirectory(path.text); },
       nb::arg("path"));
+  nb::class_<PythonFilesCommit>(module, "FilesCommit")
+      .def(nb::init<const FsPath&, bool, const std::string&>(), nb::arg("path"),
+           nb::arg("overwrite"), nb::arg("mark"))
+      .def_prop_ro("staging",
+                   [](const PythonFilesCommit& self) { return ToPath(self.get().staging()); })
+      .def("publish", &PythonFilesCommit::Publish, nb::arg("files"), nb::arg("index"))
+      .def("abandon", &PythonFilesCommit::Abandon);
   nb::class_<PythonDcpCommit>(module, "DcpCommit")
       .def(nb::init<const FsPath&, bool>(), nb::arg("path"), nb::arg("overwrite"))
       .def_prop_ro("staging",
                    [](const PythonDcpCommit& self) { return ToPath(self.get().staging()); })
-      .def("publish", &PythonDcpCommit::Publish, nb::arg("files"), nb::arg("metadata"))
+      .def("publish", &PythonDcpCommit::Publish, nb::arg("files"), nb::arg("index"))
       .def("abandon", &PythonDcpCommit::Abandon);
   nb::class_<PythonDcpInPlaceCommit>(module, "DcpInPlaceCommit")
       .def(nb::init<const FsPath&, bool, std::optional<std::uint32_t>>(), nb::arg("path"),
@@ -261,7 +219,7 @@ void BindDcp(nb::module_& module) {
           "directory",
           [](const PythonDcpInPlaceCommit& self) { return ToPath(self.get().directory()); })
       .def_prop_ro("first", [](const PythonDcpInPlaceCommit& self) { return self.get().first(); })
-      .def("publish", &PythonDcpInPlaceCommit::Publish, nb::arg("files"), nb::arg("metadata"))
+      .def("publish", &PythonDcpInPlaceCommit::Publish, nb::arg("files"), nb::arg("index"))
       .def("abandon", &PythonDcpInPlaceCommit::Abandon);
 }
 

@@ -68,8 +68,11 @@ nb::tuple TupleOf(const Dims& dims) {
 
 class PythonReader {
  public:
-  PythonReader(const FsPath& path, bool use_agent)
+  PythonReader(const FsPath& path, bool use_agent, std::uint32_t own_ranks_of)
       : reader_(Stoppable(path.text, [&](const std::stop_token& stop) {
+          if (own_ranks_of != 0) {
+            return CheckpointReader::OpenOwnRanks(path.text, own_ranks_of);
+          }
           if (use_agent) {
             agent_ = OpenAgentMemory(path.text, PosixStorage(),
                                      [this](std::uint64_t bytes) { from_agent_ += bytes; });
@@ -144,7 +147,8 @@ class PythonReader {
     if (tensor == nullptr) {
       Raise(NotFound(reader().directory() + " holds no tensor \"" + name + "\""));
     }
-    const bool ranked = metadata.format == Format::kVarve || metadata.format == Format::kDcp;
+    const bool ranked = metadata.format == Format::kVarve || metadata.format == Format::kDcp ||
+                        metadata.format == Format::kHfai;
     std::vector<StoredChunk> chunks;
     for (const Chunk& chunk : tensor->chunks) {
       const DataFile& file = metadata.files[chunk.extent.file];
@@ -152,6 +156,21 @@ class PythonReader {
                         chunk.extent.end, ranked ? std::optional(file.rank) : std::nullopt});
     }
     return chunks;
+  }
+
+  /// (file, begin) of a tensor whose elements are one run of a file, row-major; None for others.
+  std::optional<std::pair<std::string, std::uint64_t>> RunOf(const std::string& name) {
+    const Metadata& metadata = reader().metadata();
+    const TensorMetadata* const tensor = metadata.FindTensor(name);
+    if (tensor == nullptr || tensor->chunks.size() != 1) {
+      return std::nullopt;
+    }
+    const Chunk& chunk = tensor->chunks[0];
+    if (chunk.extent.encoding != Encoding::kPlain || !chunk.strides.empty() || chunk.conj ||
+        chunk.neg || chunk.box != WholeBox(tensor->shape)) {
+      return std::nullopt;
+    }
+    return std::pair(metadata.files[chunk.extent.file].name, chunk.extent.begin);
   }
 
   /// [(name, whether it is a tensor), ...] of all that is stored, in natural order.
@@ -243,7 +262,8 @@ void BindReader(nb::module_& module) {
       .Field("rank", &StoredChunk::rank)
       .Public("varve");
   nb::class_<PythonReader>(module, "Reader")
-      .def(nb::init<const FsPath&, bool>(), nb::arg("path"), nb::arg("use_agent") = true)
+      .def(nb::init<const FsPath&, bool, std::uint32_t>(), nb::arg("path"),
+           nb::arg("use_agent") = true, nb::arg("own_ranks_of") = 0)
       .def_prop_ro("directory",
                    [](PythonReader& self) { return ToPath(self.reader().directory()); })
       .def_prop_ro("world_size",
@@ -261,6 +281,7 @@ void BindReader(nb::module_& module) {
                    [](PythonReader& self) { return self.reader().metadata().TotalBytes(); })
       .def("names", &PythonReader::Names)
       .def("chunks", &PythonReader::Chunks, nb::arg("name"))
+      .def("run_of", &PythonReader::RunOf, nb::arg("name"))
       .def("read_into", &PythonReader::ReadInto, nb::arg("request"))
       .def("object_extents", &PythonReader::ObjectExtents)
       .def("structure", &PythonReader::Structure)

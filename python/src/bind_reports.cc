@@ -1,4 +1,4 @@
-// What saves report.
+// The reports of saves.
 
 #include "bindings.h"
 #include "bound.h"
@@ -8,24 +8,23 @@
 namespace varve::python {
 namespace {
 
-constexpr const char* kSaveDoc = R"(What a save did, on this rank.
+constexpr const char* kSaveDoc = R"(The result of a save, on this rank.
 
 Attributes:
     save_id: The 32 hex digits that all files of the save carry.
     bytes_written: Bytes that this rank wrote, header included.
-    seconds: From the call to the end; of a save in the background without the copy.
+    seconds: From the call to the end. A save in the background does not count the copy.
     direct: False where the file system refused O_DIRECT and writes went through the page cache.
     differing_objects: On rank 0: plain values that differed between ranks; rank 0's was kept. See
         PerRank.
     differing_tensors: On rank 0: tensors of which some shard differed between the ranks that hold
-        it. What was saved of such a shard is the lowest rank's. See PerRank, and `on_difference` of
-        save.
-    conflicts: On rank 0: files that somebody put beside the old checkpoint while it was replaced,
+        it. The lowest of these ranks saved such a shard. See PerRank, and `on_difference` of save.
+    conflicts: On rank 0: files that a user put beside the old checkpoint while it was replaced,
         and whose names the new one's directory has already. They stay at these paths, and are
         logged as a warning.
 )";
 
-constexpr const char* kAsyncDoc = R"(What a save in the background did, on this rank.
+constexpr const char* kAsyncDoc = R"(The result of a save in the background, on this rank.
 
 Attributes:
     save_id: As in SaveReport.
@@ -37,16 +36,17 @@ Attributes:
     conflicts: As in SaveReport.
     staging_seconds: From the call until the copy was made.
     in_waves: The state was larger than the staging memory; copying had to wait for writing.
-    attempts: How often it was written until that succeeded.
+    attempts: Number of times the file was written, with the last.
     device_bytes: Copied straight from CUDA devices, see Stager(copy_from_devices=True).
     pageable_bytes: Of those, into memory that was not registered with the driver, which is slower.
 )";
 
-constexpr const char* kDeferredDoc = R"(What a deferred save did: all of it true of this rank alone.
+constexpr const char* kDeferredDoc =
+    R"(The result of a deferred save on this rank; other ranks may differ.
 
 Attributes:
     save_id: The 32 hex digits that all files of the checkpoint will carry.
-    bytes: Of this rank's file, which the agent holds.
+    bytes: Size of this rank's file, which the agent holds.
     seconds: From the call until the agent had the copy.
     device_bytes: Copied straight from CUDA devices, see Stager(copy_from_devices=True).
     pageable_bytes: Of those, into memory that was not registered with the driver, which is slower.

@@ -26,10 +26,10 @@ void AddSource(State& state, std::string fqn, DType dtype, Dims shape, std::uint
   if (cuda && strides) {
     Raise(InvalidArgument("tensor \"" + fqn + "\" is on a CUDA device and has strides"));
   }
-  const auto* const data = reinterpret_cast<const void*>(address);
+  const auto* const data = MemoryAt<const void>(address);
   TensorSource source = HostMemory{data, std::move(strides).value_or(Strides{})};
   if (cuda) {
-    source = CudaMemory{data, cuda->first, reinterpret_cast<void*>(cuda->second)};
+    source = CudaMemory{data, cuda->first, MemoryAt(cuda->second)};
   }
   Box box = BoxOf(std::move(offsets), std::move(sizes), shape);
   state.tensors.push_back(
@@ -41,8 +41,7 @@ void AddTarget(LoadRequest& request, std::string fqn, DType dtype, Dims shape,
                std::optional<Dims> sizes) {
   Box box = BoxOf(std::move(offsets), std::move(sizes), shape);
   request.targets.push_back({std::move(fqn), dtype, std::move(shape), std::move(box),
-                             reinterpret_cast<void*>(address),
-                             std::move(strides).value_or(Strides{})});
+                             MemoryAt(address), std::move(strides).value_or(Strides{})});
 }
 
 void Place(LoadRequest& request, const Dims& shape, const Dims& offsets) {

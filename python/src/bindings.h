@@ -3,6 +3,7 @@
 #pragma once
 
 #include <chrono>
+#include <cstdint>
 #include <memory>
 #include <string>
 #include <utility>
@@ -51,6 +52,13 @@ nb::object FromValue(const Value& value, bool allow_pickle);
 
 nb::bytes ToBytes(const std::string& bytes);
 
+/// Returns the memory at an address that Python gave, such as a tensor's data_ptr().
+template <class T = void>
+T* MemoryAt(std::uintptr_t address) {
+  // NOLINTNEXTLINE(performance-no-int-to-ptr): Python has addresses as numbers only.
+  return reinterpret_cast<T*>(address);
+}
+
 /// Returns the UTF-8 of a str, which may hold lone surrogates as Python's own file names do.
 std::string TextOf(nb::handle text);
 
@@ -87,5 +95,6 @@ void BindTensors(nb::module_& module);
 void BindCatalogue(nb::module_& module);
 void BindConvert(nb::module_& module);
 void BindDcp(nb::module_& module);
+void BindFiles(nb::module_& module);
 
 }  // namespace varve::python

@@ -55,7 +55,7 @@ std::vector<std::pair<const char*, E>> AllNamed(std::string_view (*name)(E), E l
 
 template <>
 struct Names<Format> {
-  static inline const auto kAll = AllNamed(&FormatName, Format::kTorchSave);
+  static inline const auto kAll = AllNamed(&FormatName, Format::kHfai);
 };
 
 template <>

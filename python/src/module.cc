@@ -166,4 +166,5 @@ NB_MODULE(_core, module) {
   python::BindCatalogue(module);
   python::BindConvert(module);
   python::BindDcp(module);
+  python::BindFiles(module);
 }

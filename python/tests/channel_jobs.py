@@ -1,4 +1,4 @@
-"""The ranks of test_channel.py. Functions here run in other processes: rank, size, arguments."""
+"""The ranks of test_channel.py. Arguments: rank, size, then its own."""
 
 from __future__ import annotations
 

@@ -24,3 +24,13 @@ def agent(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
         yield directory
         if os.path.isdir(directory):
             varve.agent.stop(600.0)
+
+
+@pytest.fixture
+def one_rank(tmp_path: Path) -> Iterator[None]:
+    """A process group of this process alone."""
+    import torch.distributed as dist
+
+    dist.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()

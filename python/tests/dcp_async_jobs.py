@@ -1,4 +1,4 @@
-"""What ranks do in the tests of varve.torch.dcp.async_save."""
+"""Functions that ranks run in the tests of varve.torch.dcp.async_save."""
 
 from __future__ import annotations
 

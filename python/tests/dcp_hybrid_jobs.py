@@ -1,4 +1,4 @@
-"""What ranks do in test_hybrid_shard.py: parameters are sharded in a group, and groups are replicas."""
+"""Functions that ranks run in test_hybrid_shard.py: parameters are sharded in a group, and groups are replicas."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What ranks do in the tests of varve.torch.dcp. Functions here run in other processes."""
+"""Functions that ranks run in the tests of varve.torch.dcp."""
 
 from __future__ import annotations
 

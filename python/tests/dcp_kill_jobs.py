@@ -1,4 +1,4 @@
-"""What the killed processes of dcp/test_in_place.py do."""
+"""Functions that the killed processes of dcp/test_in_place.py run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What ranks do in dcp/test_replicas.py."""
+"""Functions that ranks run in dcp/test_replicas.py."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the killed processes of test_kill.py do."""
+"""Functions that the killed processes of test_kill.py run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What ranks do in test_load_ranks.py. Functions here run in other processes: rank, size, arguments."""
+"""Functions that ranks run in test_load_ranks.py. Arguments: rank, size, then its own."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What ranks do in test_ranks.py. Functions here run in other processes: rank, size, arguments."""
+"""Functions that ranks run in test_ranks.py. Arguments: rank, size, then its own."""
 
 from __future__ import annotations
 
@@ -300,3 +300,15 @@ def save_in_own_group(rank: int, size: int, path: str) -> None:
     if rank < 2:
         state = {"a": checkpointable(whole("a"), rank, 2)}
         varve.torch.save(state, path, process_group=group)
+
+
+def save_olmo_legacy_dtensors(rank: int, size: int, directory: str) -> None:
+    """Writes this rank's file of OLMo's torch_legacy layout, with DTensors on two meshes."""
+    line = init_device_mesh("cpu", (size,))
+    grid = init_device_mesh("cpu", (size // 2, 2))
+    model = {
+        "rows": distribute_tensor(whole("a"), line, [Shard(0)]),
+        "hybrid": distribute_tensor(whole("a"), grid, [Replicate(), Shard(1)]),
+        "both": distribute_tensor(whole("c"), grid, [Shard(0), Shard(1)]),
+    }
+    torch.save({"model": model, "global_step": 3}, f"{directory}/rank{rank}.pt")

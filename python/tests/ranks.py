@@ -27,6 +27,8 @@ _context.set_forkserver_preload(
         "agent_jobs",
         "replica_jobs",
         "channel_jobs",
+        "hfai_jobs",
+        "olmo_jobs",
     ]
 )
 

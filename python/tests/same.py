@@ -36,3 +36,10 @@ def same(a: Any, b: Any) -> bool:
             a.tzinfo, b.tzinfo
         )
     return bool(a == b)
+
+
+def sorted_dicts(state: Any) -> Any:
+    """A state without the order of its dicts' keys and without their classes, for formats that keep neither."""
+    if isinstance(state, dict):
+        return {key: sorted_dicts(state[key]) for key in sorted(state, key=str)}
+    return state

@@ -238,6 +238,7 @@ def test_what_a_killed_trainer_had_submitted_becomes_a_checkpoint(
 KILLS = 20
 
 
+@pytest.mark.slow
 def test_20_kills_of_the_trainer_5_of_them_with_its_agent_leave_whole_checkpoints(
     agent: str, tmp_path: Path
 ) -> None:
@@ -315,6 +316,7 @@ def test_when_all_ranks_are_killed_the_save_they_submitted_is_finished_without_t
         assert sum(run_ranks(size, load_on_ranks, agent, str(tmp_path / "2"))) >= size * 20 << 20
 
 
+@pytest.mark.slow
 def test_of_killed_ranks_the_newest_copy_that_all_have_becomes_a_checkpoint(
     agent: str, tmp_path: Path
 ) -> None:
@@ -329,6 +331,7 @@ def test_of_killed_ranks_the_newest_copy_that_all_have_becomes_a_checkpoint(
         assert all((state[f"rank{rank}"] == 6).all() for rank in range(2))
 
 
+@pytest.mark.slow
 def test_a_rank_that_dies_before_it_has_submitted_is_named_by_the_others(
     agent: str, tmp_path: Path
 ) -> None:

@@ -149,6 +149,7 @@ def test_a_slow_storage_that_takes_the_training_with_it(tmp_path: Path) -> None:
     assert listed(tmp_path) == []
 
 
+@pytest.mark.slow
 def test_host_memory_leaked_by_every_save(tmp_path: Path) -> None:
     # https://github.com/pytorch/pytorch/issues/170163
     state = {f"w{i}": torch.ones(5, MIB // 4) for i in range(4)}
@@ -235,6 +236,7 @@ def kept_waiting(go_on: Callable[[], bool]) -> dict[str, float]:
     return {"99.9th percentile": 2.0**bits / 1e9, "asleep": asleep}
 
 
+@pytest.mark.slow
 def test_python_that_stands_still_while_a_save_is_written(tmp_path: Path) -> None:
     """The writing needs the GIL for a callback or two at its end, and not while bytes move.
 

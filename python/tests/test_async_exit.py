@@ -7,6 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 from async_jobs import LONG, listed
 
 import varve.torch
@@ -44,12 +45,14 @@ def assert_whole(path: Path) -> None:
     assert found["step"] == 3 and found["w"].tolist() == list(range(2 << 20))
 
 
+@pytest.mark.slow
 def test_a_script_that_ends_right_after_the_call_leaves_a_whole_checkpoint(tmp_path: Path) -> None:
     text = "varve.torch.async_save(state, path, **slowly); state['w'].zero_()"
     assert run_script(text, tmp_path / "a") == [(0, "")]
     assert_whole(tmp_path / "a")
 
 
+@pytest.mark.slow
 def test_a_script_that_ends_by_an_exception_leaves_a_whole_checkpoint(tmp_path: Path) -> None:
     text = "varve.torch.async_save(state, path, staging='overlapped', **slowly); 1 / 0"
     ((status, stderr),) = run_script(text, tmp_path / "a")
@@ -57,6 +60,7 @@ def test_a_script_that_ends_by_an_exception_leaves_a_whole_checkpoint(tmp_path: 
     assert_whole(tmp_path / "a")
 
 
+@pytest.mark.slow
 def test_a_script_may_ask_for_its_saves_to_be_given_up_at_its_end(tmp_path: Path) -> None:
     # At 1000 bytes a second it would take hours.
     text = """
@@ -67,6 +71,7 @@ varve.torch.async_save(state, path, stager=stager, max_write_bandwidth=1000)
     assert os.listdir(tmp_path) == []
 
 
+@pytest.mark.slow
 def test_a_forked_child_ends_and_leaves_the_saves_to_its_parent(tmp_path: Path) -> None:
     text = """
 with varve.torch.Stager() as own:
@@ -84,6 +89,7 @@ with varve.torch.Stager() as own:
     assert_whole(tmp_path / "a-child")
 
 
+@pytest.mark.slow
 def test_ranks_that_end_right_after_the_call_leave_a_whole_checkpoint(tmp_path: Path) -> None:
     text = """
 torch.distributed.init_process_group(
@@ -104,6 +110,7 @@ varve.torch.async_save(state, path, on_done=tell, **slowly)
     assert [found[f"mine/rank{rank}"].unique().tolist() for rank in range(2)] == [[0], [1]]
 
 
+@pytest.mark.slow
 def test_a_dropped_handle_of_a_failed_save_says_so(tmp_path: Path) -> None:
     varve.torch.save({"step": 1}, tmp_path / "a")
     text = """
@@ -120,6 +127,7 @@ finally:
     assert "dropped and its error never looked at" in stderr
 
 
+@pytest.mark.slow
 def test_a_handle_whose_error_was_looked_at_is_dropped_in_silence(tmp_path: Path) -> None:
     varve.torch.save({"step": 1}, tmp_path / "a")
     ((_, stderr),) = run_script("varve.torch.async_save(state, path).exception()", tmp_path / "a")

@@ -9,6 +9,7 @@ import signal
 import time
 from pathlib import Path
 
+import pytest
 import ranks  # noqa: F401  (its fork server has torch loaded)
 from async_jobs import (
     KILL_MIB,
@@ -29,6 +30,7 @@ _context = multiprocessing.get_context("forkserver")
 KILLS = 40
 
 
+@pytest.mark.slow
 def test_40_kills_during_overwrites_leave_the_old_or_the_new_checkpoint_whole(
     tmp_path: Path,
 ) -> None:

@@ -28,6 +28,7 @@ def in_memory(tmp_path: Path) -> Iterator[Path]:
     shutil.rmtree(path)
 
 
+@pytest.mark.slow
 def test_two_thousand_saves_of_two_ranks_leave_memory_as_it_was(in_memory: Path) -> None:
     measured = run_ranks(2, async_jobs.resident_after_many, str(in_memory / "ck"), SAVES)
     growth = [after - warm for warm, after in measured]

@@ -14,6 +14,7 @@ import varve
 import varve.torch
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("size", [2, 3])
 def test_saves_beside_a_training_equal_saves_that_stop_it(tmp_path: Path, size: int) -> None:
     steps = 6
@@ -26,6 +27,7 @@ def test_saves_beside_a_training_equal_saves_that_stop_it(tmp_path: Path, size: 
         assert varve.verify(tmp_path / f"async-{step}") == []
 
 
+@pytest.mark.slow
 def test_a_training_resumed_from_an_asynchronous_save_goes_on_bit_for_bit(tmp_path: Path) -> None:
     assert run_ranks(2, async_jobs.resume_from_async, str(tmp_path / "a")) == [True, True]
 
@@ -51,6 +53,7 @@ def test_all_ranks_replace_the_same_saves(tmp_path: Path) -> None:
     assert_holds(tmp_path / "2", 2)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("by", [0, 1])
 def test_a_save_cancelled_by_one_rank_ends_on_all(tmp_path: Path, by: int) -> None:
     ended = run_ranks(2, async_jobs.cancel_on_one_rank, str(tmp_path / "a"), by)
@@ -100,12 +103,14 @@ def test_a_rank_that_dies_while_it_writes_is_named_by_all_others_long_before_the
     assert listed(tmp_path) == []
 
 
+@pytest.mark.slow
 def test_after_a_rank_was_late_the_ranks_find_each_other_again(tmp_path: Path) -> None:
     ended = run_ranks(2, async_jobs.lose_touch_and_recover, str(tmp_path))
     assert ended == [("UnavailableError", 1)] * 2
     assert "again" in listed(tmp_path)
 
 
+@pytest.mark.slow
 def test_500_steps_with_a_save_each_are_all_saved_bit_for_bit_in_constant_memory(
     tmp_path: Path,
 ) -> None:

@@ -25,8 +25,7 @@ def structs() -> dict[str, list[ast.AnnAssign]]:
         if isinstance(node, ast.ClassDef) and len(bases) == 1 and bases[0] in found:
             own = [field for field in node.body if isinstance(field, ast.AnnAssign)]
             found[node.name] = found[bases[0]] + own
-    del found["_Struct"]
-    return found
+    return {name: fields for name, fields in found.items() if not name.startswith("_")}
 
 
 STRUCTS = structs()

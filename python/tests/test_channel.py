@@ -42,6 +42,7 @@ def test_a_rank_that_does_not_come_is_named_within_the_time_limit(
     assert all(f"rank {victim}" in text and "deadline" in text for text in others), told
 
 
+@pytest.mark.slow
 def test_a_late_rank_is_told_and_the_next_call_has_all_ranks(tmp_path: Path) -> None:
     told = run_ranks(3, jobs.be_late_and_go_on, str(tmp_path))
     assert [[text == "saved" for text in texts] for texts in told] == [[True, False, True]] * 3, (
@@ -67,6 +68,7 @@ def test_a_signal_handler_that_saves_within_a_save_is_refused_and_does_not_hang(
     assert all("set a flag" in text for text in told), told
 
 
+@pytest.mark.slow
 def test_a_rank_that_waits_logs_for_whom(tmp_path: Path) -> None:
     lines = run_ranks(3, jobs.log_waiting, str(tmp_path))
     assert "save late: rank 0 has waited 1 s for " in lines[0][0], lines

@@ -43,6 +43,7 @@ trees = st.recursive(
 )
 
 
+@pytest.mark.slow
 @settings(max_examples=300, deadline=None)
 @given(st.dictionaries(st.text(max_size=4), trees, max_size=5))
 def test_names_equal_those_of_torch_for_any_nesting(state: dict[str, Any]) -> None:

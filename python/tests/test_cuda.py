@@ -32,6 +32,7 @@ def _stand_in() -> Path:
     return library
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("executor", ["thread", "process"])
 def test_tensors_of_devices_are_copied_by_the_engine(
     agent: str, tmp_path: Path, executor: str

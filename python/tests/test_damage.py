@@ -131,6 +131,7 @@ def places(checkpoint: Path) -> list[tuple[Path, int, int]]:
     return [*whole, (data, 0, begin), (data, begin, data.stat().st_size)]
 
 
+@pytest.mark.slow
 def test_every_one_of_many_bit_flips_is_reported_by_verify_and_by_load(checkpoint: Path) -> None:
     choose = random.Random(20240229)
     regions = places(checkpoint)
@@ -157,6 +158,7 @@ def test_every_one_of_many_bit_flips_is_reported_by_verify_and_by_load(checkpoin
     assert begin % 4096 == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["data", "manifest.bin", "varve.json"])
 def test_every_truncation_is_reported_by_verify_and_by_load(name: str, checkpoint: Path) -> None:
     """Of three blocks, so that every length can be tried."""

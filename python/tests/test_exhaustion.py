@@ -52,6 +52,7 @@ print(json.dumps(ended))
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("extra_mib", [0, 4, 40])
 def test_calls_end_when_the_address_space_is_used_up(tmp_path: Path, extra_mib: int) -> None:
     done = subprocess.run(

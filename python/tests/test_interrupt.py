@@ -63,6 +63,7 @@ _CALLS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("call", _CALLS)
 def test_ctrl_c_ends_the_call_and_the_next_one_works(call: str, tmp_path: Path) -> None:
     done = subprocess.run(

@@ -9,6 +9,7 @@ import signal
 import time
 from pathlib import Path
 
+import pytest
 import rank_jobs  # noqa: F401  (preloaded by the fork server)
 import torch
 from kill_jobs import ELEMENTS, save_for_ever
@@ -32,6 +33,7 @@ def _whole_value(path: str) -> int:
     return state["n"]
 
 
+@pytest.mark.slow
 def test_200_kills_leave_the_previous_or_the_next_checkpoint_whole(tmp_path: Path) -> None:
     random.seed(5)
     path = str(tmp_path / "latest")

@@ -284,6 +284,7 @@ def test_cast_gives_what_torch_gives(
     assert not backing.T[1::2].any()
 
 
+@pytest.mark.slow
 def test_cast_of_more_than_a_batch(tmp_path: Path) -> None:
     sources = {f"t{i}": torch.randn(1 << 20, 20).to(torch.bfloat16) for i in range(8)}
     varve.torch.save(sources, tmp_path / "c")

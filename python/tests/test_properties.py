@@ -9,6 +9,7 @@ import itertools
 import tempfile
 from typing import Any
 
+import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -120,6 +121,7 @@ def cases(draw: st.DrawFn) -> Any:
     return save_size, load_size, tensors
 
 
+@pytest.mark.slow
 @settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
 @given(cases(), st.booleans())
 def test_saving_in_one_layout_and_loading_in_another_is_the_identity(

@@ -33,6 +33,7 @@ def _by_size() -> dict[int, dict[str, jobs.Layout]]:
     return grouped
 
 
+@pytest.mark.slow
 def test_any_layout_saves_and_any_layout_loads(tmp_path: Path) -> None:
     for size, layouts in _by_size().items():
         run_ranks(size, jobs.save_layouts, str(tmp_path), layouts)
@@ -67,6 +68,7 @@ def test_per_rank_values_come_back_and_new_ranks_get_rank_0s(tmp_path: Path) -> 
     assert set(varve.torch.read(path, "rng/*")) == {"rng/rank0", "rng/rank1"}
 
 
+@pytest.mark.slow
 def test_fsdp2_with_adamw_resumes_on_other_world_sizes(tmp_path: Path) -> None:
     path = str(tmp_path / "step")
     saved = run_ranks(2, jobs.train_fsdp, path)[0]
@@ -117,11 +119,13 @@ def test_a_rank_that_comes_too_late_is_named(victim: int, warm: bool, tmp_path: 
     assert all(f"rank {victim}" in e and "deadline" in e for e in others), errors
 
 
+@pytest.mark.slow
 def test_ranks_with_separate_disks_are_found_out(tmp_path: Path) -> None:
     errors = errors_of_ranks(2, jobs.separate_disks, str(tmp_path))
     assert all("rank 1" in e and "shared" in e for e in errors.values()), errors
 
 
+@pytest.mark.slow
 def test_saving_without_coordination_is_whole_once_all_files_are_there(tmp_path: Path) -> None:
     path = str(tmp_path / "step-4")
     first = bytes(range(16))

@@ -71,7 +71,6 @@ def test_a_value_of_unknown_type_is_refused_by_its_path(
         np.ma.masked_array([1.0, 2.0], [True, False]),
         memoryview,
         print,
-        Path("a"),
         dt.datetime(2024, 1, 1, tzinfo=type("Zone", (dt.tzinfo,), {})()),
         torch.Generator(),
         (torch.zeros(2).to_sparse(),),
@@ -129,9 +128,9 @@ def test_classes_in_a_file_of_torch_save_are_named_with_what_can_be_read(tmp_pat
             varve.torch.read(path, allow_pickle=allow_pickle)
         text = str(caught.value)
         assert str(path) in text
-        assert '"args" (argparse.Namespace)' in text
-        assert '"deep.list.0" (' in text
-        assert "Custom)" in text
+        assert "argparse.Namespace" in text
+        assert ".Custom" in text
+        assert 'in "args", "deep.list.0"' in text
         assert "keys=['model', 'step']" in text
         assert "pass allow_pickle" not in text
     assert varve.torch.read(path, ["model", "step"])["step"] == 3

@@ -41,6 +41,7 @@ def test_error_refuses_on_all_ranks_and_leaves_nothing(how: str, tmp_path: Path)
     assert "step" not in os.listdir(tmp_path)
 
 
+@pytest.mark.slow
 def test_a_shard_that_differs_is_found_and_the_others_are_spread(tmp_path: Path) -> None:
     path = str(tmp_path / "step")
     reports = run_ranks(4, jobs.save_diverged_hsdp, path)

@@ -83,6 +83,7 @@ def test_safetensors_opens_a_file_with_aliases(tmp_path: Path) -> None:
     torch.testing.assert_close(stored["embed.weight"], model.embed.weight.data, rtol=0, atol=0)
 
 
+@pytest.mark.slow
 def test_tied_shards_of_ranks_are_stored_once(tmp_path: Path) -> None:
     for kind in ("shards", "replicas"):
         path = tmp_path / kind

@@ -240,6 +240,7 @@ values = st.recursive(
 )
 
 
+@pytest.mark.slow
 @settings(max_examples=300, deadline=None)
 @given(values)
 def test_any_nested_value_round_trips(value: Any) -> None:

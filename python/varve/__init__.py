@@ -29,6 +29,7 @@ from varve._catalogue import (
     list_checkpoints,
     remove,
     repair,
+    unshard,
     verify,
 )
 from varve._core import (
@@ -99,6 +100,7 @@ __all__ = [
     "remove",
     "repair",
     "save",
+    "unshard",
     "verify",
 ]
 

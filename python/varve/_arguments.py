@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numbers
 import reprlib
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -71,6 +72,13 @@ def count(name: str, value: Any) -> int:
     if isinstance(value, bool) or not 0 < number < 1 << 63:
         raise refuse(name, value, "a whole number from 1 on")
     return int(number)
+
+
+def seconds(name: str, value: Any) -> float:
+    """Checks and returns an argument that is a time in seconds."""
+    if isinstance(value, bool) or not isinstance(value, numbers.Real) or not float(value) >= 0:
+        raise refuse(name, value, "a number of seconds from 0 on")
+    return float(value)
 
 
 def names(name: str, value: Any) -> list[str]:

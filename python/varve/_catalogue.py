@@ -134,6 +134,55 @@ def convert(
     return _core.convert(path_text(source), path_text(target), options)
 
 
+def unshard(
+    source: _Path,
+    target: _Path,
+    to: _core.Target = "torch",
+    *,
+    model_only: bool = False,
+    olmo_safetensors: bool = False,
+    dtype: Any = None,
+    shard_size: int = 5_000_000_000,
+    overwrite: bool = False,
+    memory_budget: int = 1 << 30,
+) -> _core.ConvertReport:
+    """Writes a sharded checkpoint of any layout and world size as whole states; see `varve unshard --help`.
+
+    "torch" writes a directory: `model.pt`, `optim.pt` and `train.pt` (rank 0's), and the source's
+    `config.yaml`, which is OLMo's unsharded checkpoint. The other formats are those of `convert`, without
+    what single ranks keep for themselves. Tensors stream through bounded memory, whatever the size and the
+    number of ranks, and the target appears whole or not at all. Returns what was written.
+
+    Args:
+        source: A checkpoint of any format.
+        target: The directory or, for "safetensors", the file to write.
+        to: "torch", "safetensors", "hf", "dcp" or "varve".
+        model_only: Leave out optimizer and trainer.
+        olmo_safetensors: With "torch": the files of model and optimizer are `model.safetensors` and
+            `optim.safetensors` in OLMo's dialect, which its FullCheckpointer prefers.
+        dtype: As for `convert`; with "torch" it casts the model, not the optimizer.
+        shard_size: As for `convert`.
+        overwrite: Replace a checkpoint at `target`.
+        memory_budget: Bytes of tensors in memory at once.
+
+    Raises:
+        CheckpointNotFoundError: There is no checkpoint at `source`.
+        CheckpointExistsError: `target` exists and `overwrite` is false.
+        CorruptCheckpointError: The source is damaged, or some elements are in no file; nothing has been written.
+        InvalidArgumentError: An argument makes no sense, or the source holds no model.
+    """
+    options = _core.UnshardOptions(
+        to=to,
+        model_only=model_only,
+        olmo_safetensors=olmo_safetensors,
+        dtype=_arguments.dtype("dtype", dtype),
+        shard_size=_arguments.count("shard_size", shard_size),
+        overwrite=overwrite,
+        memory_budget=_arguments.count("memory_budget", memory_budget),
+    )
+    return _core.unshard(path_text(source), path_text(target), options)
+
+
 def diff(a: _Path, b: _Path) -> list[_core.Difference]:
     """Compares two checkpoints of any formats by name; an empty list when all is equal.
 

@@ -258,10 +258,51 @@ def read(
 ) -> Any:
     """Builds a new state from a checkpoint."""
     where = path_text(path)
-    chosen = None if keys is None else Keys(keys)
     _arguments.flag("flat", flat)
     _arguments.flag("allow_pickle", allow_pickle)
     reader = _core.Reader(where, _arguments.flag("use_agent", use_agent))
+    return read_from(reader, where, arrays, keys, flat, allow_pickle)
+
+
+def read_from(
+    reader: _core.Reader,
+    where: str,
+    arrays: Arrays,
+    keys: str | Iterable[str] | None,
+    flat: bool = False,
+    allow_pickle: bool = False,
+) -> Any:
+    """Builds a new state from a checkpoint that is open."""
+    chosen = None if keys is None else Keys(keys)
+
+    def values(names: list[str]) -> list[Any]:
+        return plain_values(reader, where, names, allow_pickle)
+
+    structure, found = read_entries(
+        reader, where, arrays, chosen, values, _core.LoadOptions(strict=False)
+    )
+    if flat:
+        return found
+    if structure is None:
+        # A file of torch.save that holds one tensor or one value, and no dict, names it "".
+        return found[""] if list(found) == [""] else found
+    if chosen is not None:
+        structure = prune(structure, found)
+    return _tree.build(structure, lambda fqn, _leaf: found[fqn])
+
+
+def read_entries(
+    reader: _core.Reader,
+    where: str,
+    arrays: Arrays,
+    chosen: Keys | None,
+    values: Callable[[list[str]], list[Any]],
+    options: _core.LoadOptions,
+) -> tuple[Any, dict[str, Any]]:
+    """Reads tensors and values into new memory; returns the structure and what was read, by name.
+
+    `values` returns the plain values of some names.
+    """
     structure = reader.structure()
     found: dict[str, Any] = {}
     filling = Filling()
@@ -281,19 +322,12 @@ def read(
     for fqn, origin in origins.items():
         found[fqn] = tensor = arrays.create(fqn, *stored[fqn], origin)
         arrays.add_targets(filling, fqn, tensor)
-    found.update(zip(names, plain_values(reader, where, names, allow_pickle), strict=True))
+    found.update(zip(names, values(names), strict=True))
     filling.engine.objects = names
-    reader.load(filling.engine, _core.LoadOptions(strict=False), None)
+    reader.load(filling.engine, options, None)
     for run in filling.after:
         run()
-    if flat:
-        return found
-    if structure is None:
-        # A file of torch.save that holds one tensor or one value, and no dict, names it "".
-        return found[""] if list(found) == [""] else found
-    if chosen is not None:
-        structure = prune(structure, found)
-    return _tree.build(structure, lambda fqn, _leaf: found[fqn])
+    return structure, found
 
 
 def plain_values(
@@ -319,14 +353,14 @@ def plain_values(
     tops = dict.fromkeys(fqn.split(".")[0] for fqn in (*reader.tensor_names(), *everything))
     stuck = {name.split(".")[0] for name in blocked}
     free = [top for top in tops if top not in stuck]
-    listed = [
-        f'"{name}" ({", ".join(classes)})' if name else ", ".join(classes)
-        for name, classes in blocked.items()
-        if name in names
-    ]
+    wanted = {name: classes for name, classes in blocked.items() if name in names}
+    classes = sorted({each for needed in wanted.values() for each in needed})
+    listed = ", in ".join(
+        text for text in (_first(classes), _first([f'"{name}"' for name in wanted if name])) if text
+    )
     raise UnsupportedError(
         f"{where}: this file of torch.save holds objects of classes that Varve does not "
-        f"make: {_first(listed)}. allow_pickle=True cannot open them: they are parts of the file's one "
+        f"make: {listed}. allow_pickle=True cannot open them: they are parts of the file's one "
         "pickle, which only torch.load(..., weights_only=False) runs as a whole. "
         + (
             f"What else is in it can be read: keys={free[:10]!r}"
@@ -339,8 +373,8 @@ def plain_values(
 
 
 def _first(listed: list[str]) -> str:
-    """Returns the first ten names, and the number of the others."""
-    return ", ".join(listed[:10]) + (f" and {len(listed) - 10} more" if len(listed) > 10 else "")
+    """Returns the first five, and the number of the others."""
+    return ", ".join(listed[:5]) + (f" and {len(listed) - 5} more" if len(listed) > 5 else "")
 
 
 def _leaves(reader: _core.Reader, structure: Any) -> Iterable[tuple[str, TensorLeaf | ObjectLeaf]]:

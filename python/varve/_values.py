@@ -9,6 +9,8 @@ from __future__ import annotations
 import collections
 import datetime
 import io
+import os
+import pathlib
 import pickle
 import sys
 import zoneinfo
@@ -41,6 +43,7 @@ OBJECT_LEAF: Final = 31
 RANGE: Final = 32
 SLICE: Final = 33
 TORCH_SAVE: Final = 34
+PATH: Final = 35
 
 #: Factories that a defaultdict may have: found again by name, nothing is ever imported.
 FACTORIES: Final[dict[str, Any]] = {
@@ -153,6 +156,8 @@ def _standard_parts(value: Any, path: str) -> tuple[int, bytes, list[Any]] | Non
         return TIMEZONE, b"", [offset] if plain else [offset, name]
     if kind is zoneinfo.ZoneInfo and value.key is not None:
         return ZONE_INFO, value.key.encode(), []
+    if kind is pathlib.PosixPath or kind is pathlib.PurePosixPath:
+        return PATH, str(value).encode("utf-8", "surrogatepass"), [kind.__name__]
     if kind is range:
         return RANGE, b"", [value.start, value.stop, value.step]
     if kind is slice:
@@ -257,6 +262,12 @@ def from_parts(kind: int, text: bytes, items: list[Any], allow_pickle: bool) -> 
         return datetime.timezone.utc if zone == datetime.timezone.utc and len(items) == 1 else zone
     if kind == ZONE_INFO:
         return zoneinfo.ZoneInfo(text.decode())
+    if kind == PATH:
+        # A PosixPath cannot be made on Windows, its pure part can.
+        pure = items != ["PosixPath"] or os.name != "posix"
+        return (pathlib.PurePosixPath if pure else pathlib.PosixPath)(
+            text.decode("utf-8", "surrogatepass")
+        )
     if kind == RANGE:
         return range(*items)
     if kind == SLICE:

@@ -24,7 +24,7 @@
 #include "varve/async_save.h"
 #include "varve/catalogue.h"
 
-namespace varve {
+namespace varve::agent_test {
 namespace {
 
 using namespace std::chrono_literals;
@@ -400,4 +400,4 @@ TEST(Agent, DropsAPeerThatSendsMalformedMessagesAndServesTheOthers) {
 }
 
 }  // namespace
-}  // namespace varve
+}  // namespace varve::agent_test

@@ -17,7 +17,7 @@
 #include "varve/async_save.h"
 #include "varve/catalogue.h"
 
-namespace varve {
+namespace varve::deferred_test {
 namespace {
 
 using namespace std::chrono_literals;
@@ -342,4 +342,4 @@ TEST(Deferred, NeedsAnotherProcessAndMemoryForAllOfIt) {
 }
 
 }  // namespace
-}  // namespace varve
+}  // namespace varve::deferred_test

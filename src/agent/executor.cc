@@ -55,7 +55,7 @@ class AgentExecutor final : public SaveExecutor {
   ~AgentExecutor() override {
     {
       const std::scoped_lock lock(mutex_);
-      Say({AgentVerb::kBye, 0, {}, {}});
+      SendToAgent({AgentVerb::kBye, 0, {}, {}});
     }
     Disconnect();
   }
@@ -90,12 +90,12 @@ class AgentExecutor final : public SaveExecutor {
     }
     if (!Await(&lock, [&] { return known->lost || known->taken.has_value(); })) {
       known->taken = NoAnswer();
-      Say({AgentVerb::kCancel, turn, {}, {}});
+      SendToAgent({AgentVerb::kCancel, turn, {}, {}});
       Lose(NoAnswer());
     }
     Status taken = known->taken ? *known->taken : LostFor(known->why_lost);
     if (!taken.ok()) {
-      CallIn(turn);  // The agent may accept the save yet.
+      RevokeLease(turn);  // The agent may accept the save yet.
     }
     return taken;
   }
@@ -103,12 +103,12 @@ class AgentExecutor final : public SaveExecutor {
   void Pass(std::uint64_t turn) override {
     const std::scoped_lock lock(mutex_);
     Use(turn);
-    Say({AgentVerb::kPass, turn, {}, {}});
+    SendToAgent({AgentVerb::kPass, turn, {}, {}});
   }
 
   void Cancel(std::uint64_t turn) override {
     const std::scoped_lock lock(mutex_);
-    Say({AgentVerb::kCancel, turn, {}, {}});
+    SendToAgent({AgentVerb::kCancel, turn, {}, {}});
   }
 
   bool Holds(std::uint64_t turn) override {
@@ -123,7 +123,7 @@ class AgentExecutor final : public SaveExecutor {
     changed_.wait(lock, [&] { return known->lost || known->outcome.has_value(); });
     *lost = !known->outcome;
     if (*lost) {
-      CallIn(turn);
+      RevokeLease(turn);
     }
     return known->outcome ? *known->outcome : LostFor(known->why_lost);
   }
@@ -141,7 +141,7 @@ class AgentExecutor final : public SaveExecutor {
       }
     }
     if (!known->forgotten) {
-      CallIn(turn);
+      RevokeLease(turn);
     }
     turns_.erase(turn);
   }
@@ -190,7 +190,7 @@ class AgentExecutor final : public SaveExecutor {
   }
 
   /// Revokes the lease of a turn whose memory is about to be used again. The lock is held.
-  void CallIn(std::uint64_t turn) {
+  void RevokeLease(std::uint64_t turn) {
     if (const auto found = turns_.find(turn); found != turns_.end()) {
       found->second->lease->Revoke();
       turns_.erase(found);
@@ -203,7 +203,7 @@ class AgentExecutor final : public SaveExecutor {
     return changed_.wait_until(*lock, Clock::now() + options_.answer_timeout, answered);
   }
 
-  void Say(const AgentMessage& message) {
+  void SendToAgent(const AgentMessage& message) {
     if (!lost_) {
       (void)agent_->Send(message);
     }
@@ -224,7 +224,7 @@ class AgentExecutor final : public SaveExecutor {
       // Turns need not come in order. This agent has not received the messages about later turns:
       // it would wait for those turns forever.
       for (auto turn = used_.upper_bound(first_turn); turn != used_.end(); ++turn) {
-        Say({AgentVerb::kPass, *turn, {}, {}});
+        SendToAgent({AgentVerb::kPass, *turn, {}, {}});
       }
     }
     Status listens = Guarded([&] {

@@ -21,7 +21,7 @@
 #include "varve/agent.h"
 #include "varve/async_save.h"
 
-namespace varve {
+namespace varve::few_descriptors_test {
 namespace {
 
 using test::FailsWith;
@@ -115,4 +115,4 @@ TEST(DefaultAgentDirectory, IsInTheRuntimeDirectoryOnlyIfThatIsThere) {
 }
 
 }  // namespace
-}  // namespace varve
+}  // namespace varve::few_descriptors_test

@@ -16,7 +16,7 @@
 #include "varve/async_save.h"
 #include "varve/storage.h"
 
-namespace varve {
+namespace varve::lost_agent_test {
 namespace {
 
 using test::AgentHere;
@@ -163,4 +163,4 @@ TEST(LostAgent, ThatStandsStillKeepsNoTrainerAndHurtsNoSaveWhenItGoesOn) {
 }
 
 }  // namespace
-}  // namespace varve
+}  // namespace varve::lost_agent_test

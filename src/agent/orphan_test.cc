@@ -27,7 +27,7 @@
 #include "varve/async_save.h"
 #include "varve/catalogue.h"
 
-namespace varve {
+namespace varve::orphan_test {
 namespace {
 
 using namespace std::chrono_literals;
@@ -260,4 +260,4 @@ TEST(OrphanedSave, ThatWasCancelledLeavesNothing) {
 }
 
 }  // namespace
-}  // namespace varve
+}  // namespace varve::orphan_test

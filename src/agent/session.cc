@@ -86,7 +86,7 @@ void AgentSession::TrainerExited(bool memory_is_ours) {
       return;
     }
     trainer_lives_ = false;
-    deferred = TakeThoseOfTheEnd();
+    deferred = TakeDeferredSaves();
     memory_is_ours_ = memory_is_ours;
     releasing_ = memory_is_ours;
     alone_since_ = Clock::now();
@@ -196,7 +196,7 @@ void AgentSession::WriteAndEnd(std::uint64_t turn, Job& job) {
       WriteOne(turn, job);
     }
   } catch (const std::exception& error) {  // No memory or no thread: only this save fails.
-    Tell(turn, Unavailable("save " + job.save.path + ": the agent: " + error.what()));
+    SendReport(turn, Unavailable("save " + job.save.path + ": the agent: " + error.what()));
   }
   {
     const std::scoped_lock lock(mutex_);
@@ -209,7 +209,7 @@ void AgentSession::WriteAndEnd(std::uint64_t turn, Job& job) {
   around_.changed();
 }
 
-std::vector<AgentSession::Ticket> AgentSession::TakeThoseOfTheEnd() {
+std::vector<AgentSession::Ticket> AgentSession::TakeDeferredSaves() {
   std::vector<Ticket> taken;
   for (const auto& [turn, job] : jobs_) {
     if (job->save.deferred && !job->writing) {
@@ -312,10 +312,10 @@ void AgentSession::WriteOne(std::uint64_t turn, Job& job) {
       NoteFailure(PosixStorage(), job.save.path, report.status());  // No other process will.
     }
   }
-  Tell(turn, report);
+  SendReport(turn, report);
 }
 
-void AgentSession::Tell(std::uint64_t turn, const Result<AsyncSaveReport>& report) {
+void AgentSession::SendReport(std::uint64_t turn, const Result<AsyncSaveReport>& report) {
   AgentMessage done{AgentVerb::kDone, turn, {}, {}};
   if (report.ok()) {
     // In the message itself if it fits: a trainer that has no free descriptor receives it as well.
@@ -332,7 +332,7 @@ void AgentSession::Tell(std::uint64_t turn, const Result<AsyncSaveReport>& repor
 }
 
 /// Returns the time until which this agent waits for other ranks' agents. The lock is held.
-AgentSession::Clock::time_point AgentSession::PatientUntil(const Job& job) const {
+AgentSession::Clock::time_point AgentSession::GiveUpTime(const Job& job) const {
   if (!job.save.deferred) {
     return alone_since_ + around_.peer_timeout;
   }
@@ -350,7 +350,7 @@ Status AgentSession::GiveUp(Job& job) {
   if (job.save.deferred && job.stop.stop_requested()) {
     return {StatusCode::kCancelled, "no longer wanted"};
   }
-  if (trainer_lives_ || Clock::now() < PatientUntil(job)) {
+  if (trainer_lives_ || Clock::now() < GiveUpTime(job)) {
     return Status::Ok();
   }
   job.gave_up = true;

@@ -94,13 +94,13 @@ class AgentSession {
   void WriteOne(std::uint64_t turn, Job& job);
   using Ticket = std::pair<std::uint64_t, JobPtr>;
   /// Returns the deferred saves, which the caller then writes. The lock is held.
-  std::vector<Ticket> TakeThoseOfTheEnd();
+  std::vector<Ticket> TakeDeferredSaves();
   void StartEnders(std::vector<Ticket> turns);
   void Start(std::jthread* thread, const std::function<void()>& work);
   void AwaitEndOf(std::uint64_t newest, const Job& older);
   void IsWritten(std::uint64_t turn, bool deferred);
-  void Tell(std::uint64_t turn, const Result<AsyncSaveReport>& report);
-  [[nodiscard]] Clock::time_point PatientUntil(const Job& job) const;
+  void SendReport(std::uint64_t turn, const Result<AsyncSaveReport>& report);
+  [[nodiscard]] Clock::time_point GiveUpTime(const Job& job) const;
   Status GiveUp(Job& job);
   [[nodiscard]] bool memory_is_ours();
   void ReleaseMemory();

@@ -11,7 +11,7 @@
 #include "varve/async_save.h"
 #include "varve/checkpoint.h"
 
-namespace varve {
+namespace varve::device_test {
 namespace {
 
 using test::FailsWith;
@@ -315,4 +315,4 @@ TEST(DeviceSave, AShareOfAShardIsCopiedFromItsPlace) {
 }
 
 }  // namespace
-}  // namespace varve
+}  // namespace varve::device_test

@@ -22,7 +22,7 @@ struct AsyncSaveHandle::Impl final : AsyncJob {
                  std::move(ready)),
         outcome(std::move(options.on_done)) {}
 
-  void Tell(Result<AsyncSaveReport> told) override { outcome.Tell(std::move(told)); }
+  void Deliver(Result<AsyncSaveReport> result) override { outcome.Deliver(std::move(result)); }
 
   Outcome<AsyncSaveReport> outcome;
 };
@@ -34,17 +34,17 @@ struct DeferredSaveHandle::Impl final : AsyncJob {
                  std::move(ready)),
         outcome(std::move(options.on_held)) {}
 
-  void Tell(Result<AsyncSaveReport> told) override {
-    if (!told.ok()) {
-      outcome.Tell(told.status());
+  void Deliver(Result<AsyncSaveReport> result) override {
+    if (!result.ok()) {
+      outcome.Deliver(result.status());
       return;
     }
-    outcome.Tell(DeferredReport{.save_id = told->save_id,
-                                .bytes = told->bytes_written,
-                                .seconds = told->staging_seconds,
-                                .device_bytes = told->device_bytes,
-                                .pageable_bytes = told->pageable_bytes,
-                                .differing_tensors = std::move(told->differing_tensors)});
+    outcome.Deliver(DeferredReport{.save_id = result->save_id,
+                                   .bytes = result->bytes_written,
+                                   .seconds = result->staging_seconds,
+                                   .device_bytes = result->device_bytes,
+                                   .pageable_bytes = result->pageable_bytes,
+                                   .differing_tensors = std::move(result->differing_tensors)});
   }
 
   Outcome<DeferredReport> outcome;

@@ -251,13 +251,13 @@ Result<AsyncSaveReport> AsyncJob::Write(Coordinator& background) {
   const Status ready = AwaitReady();
   Result<AsyncSaveReport> result = WriteIn(background, ready);
   AddFacts(&result);
-  LetGo();
+  ReleaseAll();
   return result;
 }
 
 /// Releases memory, locks and storage. The destructor is too late: a caller that has received the
 /// outcome may keep the handle and destroy the storage.
-void AsyncJob::LetGo() {
+void AsyncJob::ReleaseAll() {
   if (staged_file_ != nullptr) {
     staged_file_->Discard(
         Guarded([] { return Status(StatusCode::kCancelled, "the save has ended"); }));
@@ -284,7 +284,7 @@ void AsyncJob::Complete(Result<AsyncSaveReport> result, bool copies) {
     Announce(result.status());  // If it was never staged.
   }
   changed_.notify_all();
-  Tell(std::move(result));
+  Deliver(std::move(result));
 }
 
 void AsyncJob::Cancel(Status why) {

@@ -90,7 +90,7 @@ class AsyncJob {
 
   /// Reports how the save has ended. Called once; must not throw. Of a deferred save the outcome is
   /// that of submitting it.
-  virtual void Tell(Result<AsyncSaveReport> outcome) = 0;
+  virtual void Deliver(Result<AsyncSaveReport> outcome) = 0;
 
   Status Copy(StagingPool& pool, StagingPool::Ticket ticket, int threads);
   void NoteDeviceBytes();
@@ -105,7 +105,7 @@ class AsyncJob {
   [[nodiscard]] bool HasCopyInWaves() const {
     return staged_file_ != nullptr && staged_file_->in_waves();
   }
-  void LetGo();
+  void ReleaseAll();
   void Watch(const std::stop_token& ended);
 
   const State state_;
@@ -157,7 +157,7 @@ class Outcome {
   explicit Outcome(std::function<void(const Result<Report>&)> function)
       : function_(std::move(function)) {}
 
-  void Tell(Result<Report> outcome) {
+  void Deliver(Result<Report> outcome) {
     if (function_) {
       (void)Guarded([&] {
         function_(outcome);

@@ -22,7 +22,7 @@ Status Check(const Submission& save, const FileWork& work) {
 
 }  // namespace
 
-Result<AsyncSaveReport> WriteSubmission(const Submission& save, const LentMemory& memory,
+Result<AsyncSaveReport> WriteSubmission(const Submission& save, const LeasedMemory& memory,
                                         const std::stop_token& stop,
                                         const std::function<Status()>& give_up,
                                         SubmittedFile* file) {

@@ -18,7 +18,7 @@ struct SubmittedFile {
 };
 
 /// Leased memory of another process.
-struct LentMemory {
+struct LeasedMemory {
   std::span<const std::byte* const> blocks;  ///< Those of the image, in its order.
   std::function<bool()> intact;              ///< Returns true while the lease holds: bytes read
                                              ///< before are the copy.
@@ -27,7 +27,7 @@ struct LentMemory {
 /// Claims, writes and publishes, connected to the other ranks of the save. Repeats that after a
 /// failure that may pass. `give_up` as in MakeFileChannel. Errors: as Save; DataLoss where the
 /// memory is not intact.
-Result<AsyncSaveReport> WriteSubmission(const Submission& save, const LentMemory& memory,
+Result<AsyncSaveReport> WriteSubmission(const Submission& save, const LeasedMemory& memory,
                                         const std::stop_token& stop,
                                         const std::function<Status()>& give_up,
                                         SubmittedFile* file);

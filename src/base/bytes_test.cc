@@ -11,7 +11,7 @@
 #include "base/checked.h"
 #include "support/status_matchers.h"
 
-namespace varve {
+namespace varve::bytes_test {
 namespace {
 
 using test::FailsWith;
@@ -172,4 +172,4 @@ TEST(CheckedArithmetic, RoundsUpToAnyUnit) {
 }
 
 }  // namespace
-}  // namespace varve
+}  // namespace varve::bytes_test

@@ -13,6 +13,8 @@
 #include <xxh_x86dispatch.h>
 #include <zlib.h>
 
+#include "base/ascii.h"
+
 namespace varve {
 namespace {
 
@@ -83,7 +85,7 @@ Hash128 Canonical(XXH128_hash_t hash) {
 }
 
 int HexDigit(char c) {
-  if (c >= '0' && c <= '9') {
+  if (IsDigit(c)) {
     return c - '0';
   }
   if (c >= 'a' && c <= 'f') {

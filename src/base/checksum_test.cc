@@ -11,7 +11,7 @@
 #include "base/bytes.h"
 #include "support/random.h"
 
-namespace varve {
+namespace varve::checksum_test {
 namespace {
 
 using test::Random;
@@ -159,4 +159,4 @@ TEST(Crc32Zip, PiecesJoinToTheWhole) {
 }
 
 }  // namespace
-}  // namespace varve
+}  // namespace varve::checksum_test

@@ -4,7 +4,7 @@
 
 #include <gtest/gtest.h>
 
-namespace varve {
+namespace varve::error_codec_test {
 namespace {
 
 Bytes Encoded(const Status& error) {
@@ -52,4 +52,4 @@ TEST(ErrorCodec, RefusesWhatIsNoError) {
 }
 
 }  // namespace
-}  // namespace varve
+}  // namespace varve::error_codec_test

@@ -6,7 +6,7 @@
 
 #include "support/status_matchers.h"
 
-namespace varve::test {
+namespace varve::test::fields_test {
 
 enum class Colour : std::uint8_t { kRed = 1, kBlue = 2 };
 
@@ -129,4 +129,4 @@ TEST(Fields, CountsBeyondTheInputReserveNothing) {
 }
 
 }  // namespace
-}  // namespace varve::test
+}  // namespace varve::test::fields_test

@@ -8,7 +8,7 @@
 
 #include "support/status_matchers.h"
 
-namespace varve {
+namespace varve::status_test {
 namespace {
 
 using test::FailsWith;
@@ -75,4 +75,4 @@ TEST(Status, WithFillsOnlyDetailsThatAreNotKnown) {
 }
 
 }  // namespace
-}  // namespace varve
+}  // namespace varve::status_test

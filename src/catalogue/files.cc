@@ -1,6 +1,9 @@
 #include "catalogue/files.h"
 
+#include <algorithm>
 #include <utility>
+
+#include <sys/resource.h>
 
 #include "catalogue/scan.h"
 #include "format/data_file.h"
@@ -12,7 +15,58 @@ namespace {
 // need.
 constexpr std::uint64_t kForeignBlockBytes = std::uint64_t{256} << 10;
 
+std::size_t MaxOpenFiles() {
+  constexpr rlim_t kMost = 512;
+  constexpr rlim_t kFewest = 8;
+  rlimit limit{};
+  if (::getrlimit(RLIMIT_NOFILE, &limit) != 0) {
+    return kMost;
+  }
+  return std::clamp(limit.rlim_cur / 4, kFewest, kMost);
+}
+
 }  // namespace
+
+/// A file of the pool: open during each call only, as far as this object is concerned.
+class CheckpointFiles::Pooled final : public ReadableFile {
+ public:
+  Pooled(CheckpointFiles& pool, std::uint32_t number) : pool_(pool), number_(number) {}
+
+  [[nodiscard]] std::uint64_t size() const override {
+    return pool_.index_.metadata.files[number_].size;
+  }
+  Status ReadAt(std::uint64_t offset, std::span<const std::span<std::byte>> parts) override {
+    VARVE_ASSIGN_OR_RETURN(const auto file, pool_.Acquire(number_));
+    return file->ReadAt(offset, parts);
+  }
+  Status ReadUncached(std::uint64_t offset, std::byte* buffer, std::uint64_t size,
+                      std::uint64_t capacity) override {
+    VARVE_ASSIGN_OR_RETURN(const auto file, pool_.Acquire(number_));
+    return file->ReadUncached(offset, buffer, size, capacity);
+  }
+  Status ReadAndSum(std::uint64_t offset, std::span<const std::span<std::byte>> parts,
+                    std::uint32_t* crc) override {
+    VARVE_ASSIGN_OR_RETURN(const auto file, pool_.Acquire(number_));
+    return file->ReadAndSum(offset, parts, crc);
+  }
+  [[nodiscard]] bool IsCached(std::uint64_t offset, std::uint64_t size) override {
+    const auto file = pool_.Acquire(number_);
+    return file.ok() && (*file)->IsCached(offset, size);
+  }
+
+ private:
+  CheckpointFiles& pool_;
+  std::uint32_t number_;
+};
+
+CheckpointFiles::CheckpointFiles(Storage& storage, const OpenedIndex& index)
+    : storage_(storage),
+      index_(index),
+      max_open_(MaxOpenFiles()),
+      files_(index.metadata.files.size()),
+      open_(index.metadata.files.size()) {}
+
+CheckpointFiles::~CheckpointFiles() = default;
 
 Result<std::unique_ptr<ReadableFile>> CheckpointFiles::OpenChecked(const DataFile& expected) {
   const std::string path = JoinPath(index_.directory, expected.name);
@@ -43,19 +97,36 @@ Result<std::unique_ptr<ReadableFile>> CheckpointFiles::OpenChecked(const DataFil
   return file;
 }
 
+Result<std::shared_ptr<ReadableFile>> CheckpointFiles::Acquire(std::uint32_t number) {
+  const std::scoped_lock lock(mutex_);
+  OpenFile& wanted = open_[number];
+  if (wanted.file != nullptr) {
+    used_.splice(used_.begin(), used_, wanted.use);
+    return wanted.file;
+  }
+  if (used_.size() >= max_open_) {
+    open_[used_.back()].file.reset();  // A reader that holds it finishes first.
+    used_.pop_back();
+  }
+  auto file = OpenChecked(index_.metadata.files[number]);
+  // An open file stays readable whatever happens to its name. A file that is not open yet may by
+  // now belong to another save.
+  if (file.status().code() == StatusCode::kDataLoss && WasReplaced(storage_, index_)) {
+    return FailedPrecondition(index_.directory +
+                              " was overwritten by another save, or removed, while it was being "
+                              "read; open it again");
+  }
+  VARVE_ASSIGN_OR_RETURN(wanted.file, std::move(file));
+  used_.push_front(number);
+  wanted.use = used_.begin();
+  return wanted.file;
+}
+
 Result<ReadableFile*> CheckpointFiles::Open(std::uint32_t number) {
+  VARVE_RETURN_IF_ERROR(Acquire(number).status());
   const std::scoped_lock lock(mutex_);
   if (files_[number] == nullptr) {
-    auto file = OpenChecked(index_.metadata.files[number]);
-    // An open file stays readable whatever happens to its name. A file that is not open yet may by
-    // now belong to another save.
-    if (file.status().code() == StatusCode::kDataLoss &&
-        WasReplaced(storage_, index_.directory, index_.metadata.save_id)) {
-      return FailedPrecondition(index_.directory +
-                                " was overwritten by another save while it was being read; "
-                                "open it again");
-    }
-    VARVE_ASSIGN_OR_RETURN(files_[number], std::move(file));
+    files_[number] = std::make_unique<Pooled>(*this, number);
   }
   return files_[number].get();
 }

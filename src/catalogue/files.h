@@ -1,7 +1,9 @@
-/// The data files of an open checkpoint: opened when first needed, checked once, kept open.
+/// The data files of an open checkpoint: opened and checked when first needed, and kept open as far
+/// as the process may.
 #pragma once
 
 #include <cstdint>
+#include <list>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -14,15 +16,20 @@
 
 namespace varve {
 
+/// At most a quarter of the descriptors that the process may have are in use, 512 at most: a
+/// checkpoint of thousands of files is read with those. The file that was not used for the longest
+/// time is closed, and opened and checked again when it is needed again.
 /// Threads: safe to call concurrently. `index` must outlive it.
 class CheckpointFiles {
  public:
-  CheckpointFiles(Storage& storage, const OpenedIndex& index)
-      : storage_(storage), index_(index), files_(index.metadata.files.size()) {}
+  CheckpointFiles(Storage& storage, const OpenedIndex& index);
+  CheckpointFiles(const CheckpointFiles&) = delete;
+  CheckpointFiles& operator=(const CheckpointFiles&) = delete;
+  ~CheckpointFiles();
 
-  /// Opens a file, or returns the open one. Errors: DataLoss naming the file when it is missing, of
-  /// another size or has a damaged header; FailedPrecondition when an overwrite has put another
-  /// save in its place.
+  /// Opens a file, or returns the open one, which lives as long as this. Errors: DataLoss naming
+  /// the file when it is missing, of another size or has a damaged header; FailedPrecondition when
+  /// an overwrite has put another save in its place.
   Result<ReadableFile*> Open(std::uint32_t number);
 
   /// Returns a file as the read pipeline wants it, without targets. Errors: as Open.
@@ -31,12 +38,25 @@ class CheckpointFiles {
   [[nodiscard]] Storage& storage() const { return storage_; }
 
  private:
+  class Pooled;
+
   Result<std::unique_ptr<ReadableFile>> OpenChecked(const DataFile& expected);
+  /// Returns a file that stays open as long as the caller holds it. Errors: as Open.
+  Result<std::shared_ptr<ReadableFile>> Acquire(std::uint32_t number);
+
+  /// A file that is open, and its place in `used_`.
+  struct OpenFile {
+    std::shared_ptr<ReadableFile> file;
+    std::list<std::uint32_t>::iterator use;
+  };
 
   Storage& storage_;
   const OpenedIndex& index_;
-  std::mutex mutex_;
-  std::vector<std::unique_ptr<ReadableFile>> files_;  // Guarded by mutex_; never replaced once set.
+  const std::size_t max_open_;
+  std::mutex mutex_;                            // Guards what follows.
+  std::vector<std::unique_ptr<Pooled>> files_;  // Never replaced once set.
+  std::vector<OpenFile> open_;                  // Null where the file is closed.
+  std::list<std::uint32_t> used_;               // Open files, the latest used first.
 };
 
 }  // namespace varve

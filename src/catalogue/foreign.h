@@ -1,6 +1,7 @@
 /// Checkpoints of other software, recognised by their content.
 #pragma once
 
+#include <cstdint>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -12,6 +13,7 @@
 namespace varve {
 
 /// Opens what stands at `path` if it is one of
+///  - a checkpoint of hfai.checkpoint 2.0.0: a directory of `PART_000.pt` and so on;
 ///  - a PyTorch Distributed Checkpoint: a directory with `.metadata`, or with the `__R.metadata` of
 ///    ranks 0 to the last (saved without collectives);
 ///  - a folder of safetensors files, with or without `model.safetensors.index.json`;
@@ -20,8 +22,13 @@ namespace varve {
 /// Reads indexes only, and runs nothing they say. File sizes are
 /// what storage says; an extent beyond its file's end, or a file that is missing, is DataLoss.
 /// Errors: NotFound when it is none of these; as the decoders in interop/; FailedPrecondition for a
-/// rank-local checkpoint that lacks a rank.
+/// checkpoint that lacks the file of a rank.
 Result<OpenedIndex> OpenForeign(Storage& storage, const std::string& path);
+
+/// Opens what is there of a directory of which each of `world_size` ranks has written its own
+/// files; see CheckpointReader::OpenOwnRanks.
+Result<OpenedIndex> OpenForeignOfOwnRanks(Storage& storage, const std::string& path,
+                                          std::uint32_t world_size);
 
 inline constexpr std::string_view kHfIndexName = "model.safetensors.index.json";
 

@@ -15,7 +15,7 @@
 #include "support/small_state.h"
 #include "support/status_matchers.h"
 
-namespace varve::test {
+namespace varve::test::foreign_test {
 namespace {
 
 constexpr const char* kPath = "/ck";
@@ -109,6 +109,14 @@ TEST(OpenForeign, HoldsDcpFilesToTheSizesThatVarveWroteInTheIndex) {
   EXPECT_TRUE(FailsWith(OpenForeign(storage, kPath), kDataLoss, {"/ck/.metadata"}));
 }
 
+TEST(OpenForeign, OpensOwnRanksOnlyOfLayoutsThatStoreEachRanksMemory) {
+  Folder folder({{"model.safetensors", FileWith("w")}});
+  EXPECT_TRUE(FailsWith(OpenForeignOfOwnRanks(folder.storage(), kPath, 2),
+                        StatusCode::kInvalidArgument, {kPath, "own files only"}));
+  EXPECT_TRUE(
+      FailsWith(OpenForeignOfOwnRanks(Folder().storage(), kPath, 2), StatusCode::kNotFound));
+}
+
 TEST(OpenForeign, NamesTheRankThatARankLocalDcpSaveLacks) {
   Folder folder({{"__0.metadata", IndexOf("w")}, {"__2.metadata", IndexOf("v")}});
   EXPECT_TRUE(FailsWith(folder.Open(), StatusCode::kFailedPrecondition,
@@ -119,6 +127,15 @@ TEST(OpenForeign, PrefersTheIndexOfAllRanksToThoseOfSingleOnes) {
   Folder folder({{".metadata", IndexOf("all")},
                  {"__0.metadata", IndexOf("one")},
                  {"__0_0.distcp", std::string(1000, 'x')}});
+  EXPECT_EQ(Tensors(folder.Open()), Names{"all"});
+}
+
+TEST(OpenForeign, PrefersAnIndexToFilesThatAnExportHasLeftBesideIt) {
+  Folder folder({{".metadata", IndexOf("all")},
+                 {"__0_0.distcp", std::string(1000, 'x')},
+                 {"model.pt", "x"},
+                 {"rank0.pt", "x"},
+                 {"config.yaml", "a: 1"}});
   EXPECT_EQ(Tensors(folder.Open()), Names{"all"});
 }
 
@@ -208,4 +225,4 @@ TEST(ForeignFileNames, AreThoseOfTheIndexWhetherTheFilesAreThereOrNot) {
 }
 
 }  // namespace
-}  // namespace varve::test
+}  // namespace varve::test::foreign_test

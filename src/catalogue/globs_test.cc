@@ -5,7 +5,7 @@
 
 #include "varve/catalogue.h"
 
-namespace varve::test {
+namespace varve::test::globs_test {
 namespace {
 
 bool Matches(const char* glob, std::string_view name) { return Globs({glob}).Match(name); }
@@ -86,4 +86,4 @@ TEST(Globs, ManyStarsTakeNoExponentialTime) {
 }
 
 }  // namespace
-}  // namespace varve::test
+}  // namespace varve::test::globs_test

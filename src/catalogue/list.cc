@@ -3,7 +3,9 @@
 #include "base/stop.h"
 #include "catalogue/foreign.h"
 #include "catalogue/names.h"
+#include "catalogue/olmo_unfinished.h"
 #include "catalogue/open.h"
+#include "catalogue/own_names.h"
 #include "catalogue/scan.h"
 #include "varve/catalogue.h"
 #include "varve/storage.h"
@@ -72,6 +74,9 @@ std::optional<CheckpointEntry> Examine(Storage& storage, const std::string& path
     default: entry.state = CheckpointState::kDamaged; break;
   }
   entry.detail = opened.status().message();
+  if (const auto files = storage.List(path); files.ok()) {
+    entry.format = ShownFormat(*files).value_or(Format::kVarve);
+  }
   if (const auto scan = ScanDataFiles(storage, path); scan.ok() && !scan->groups.empty()) {
     const FileGroup& group = scan->groups.front();
     entry.world_size = group.world_size;
@@ -113,6 +118,26 @@ CheckpointEntry ExamineStale(Storage& storage, const std::string& directory,
       entry.bytes += file.size;
     }
   }
+  return entry;
+}
+
+/// Returns the entry for a directory in which OLMo writes a checkpoint, or wrote one and died;
+/// nothing for any other.
+std::optional<CheckpointEntry> ExamineUnfinished(Storage& storage, const std::string& path,
+                                                 const std::string& name) {
+  const auto target = OlmoUnfinishedTarget(name);
+  const auto found = target ? ReadOlmoUnfinished(storage, path) : std::nullopt;
+  if (!found) {
+    return std::nullopt;
+  }
+  CheckpointEntry entry{
+      .name = name, .state = CheckpointState::kIncomplete, .step = StepFromName(name)};
+  entry.format = found->format;
+  entry.bytes = found->bytes;
+  entry.detail = found->has_mark
+                     ? "OLMo has written all of it and not renamed it to " + *target
+                     : "OLMo has not finished it: a save of " + *target +
+                           " is under way, or has died; `varve gc` removes it after a day";
   return entry;
 }
 
@@ -188,6 +213,9 @@ Result<std::vector<CheckpointEntry>> ListCheckpoints(const std::string& path, St
           std::any_of(found.begin(), found.end(),
                       [&](const DirectoryEntry& e) { return e.name == stale->target; });
       entries.push_back(ExamineStale(storage, directory, item, *stale, target_exists));
+    } else if (auto unfinished =
+                   ExamineUnfinished(storage, JoinPath(directory, item.name), item.name)) {
+      entries.push_back(std::move(*unfinished));
     } else if (auto entry = Examine(storage, JoinPath(directory, item.name), item.name)) {
       entries.push_back(std::move(*entry));
     }

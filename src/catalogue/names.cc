@@ -4,6 +4,7 @@
 #include <charconv>
 #include <cstdio>
 
+#include "base/ascii.h"
 #include "varve/storage.h"
 
 namespace varve {
@@ -18,8 +19,6 @@ constexpr std::string_view kFailedSuffix = ".varve-failed";
 constexpr std::string_view kPartSuffix = ".varve-part";
 constexpr std::string_view kRankLockPrefix = ".rank-";
 constexpr std::string_view kInPlaceLock = ".in-place.varve-lock";
-
-bool IsDigit(char c) { return c >= '0' && c <= '9'; }
 
 std::string EncodeDigits(std::string_view name) {
   std::string encoded;

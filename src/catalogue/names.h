@@ -16,6 +16,8 @@
 ///   .FILE.varve-part           a data file being written
 /// and inside a staging directory that holds more than data files:
 ///   .varve-staging             until the directory is whole: everything in it is the save's
+/// and inside a replaced checkpoint of OLMo's while it is removed:
+///   .varve-replaced.FORMAT     which of OLMo's layouts it had
 #pragma once
 
 #include <optional>
@@ -43,6 +45,7 @@ std::string InPlaceLockPath(std::string_view directory);
 std::string PartPath(std::string_view directory, std::string_view file);
 
 inline constexpr std::string_view kStagingMark = ".varve-staging";
+inline constexpr std::string_view kReplacedMark = ".varve-replaced.";
 
 enum class StaleKind { kLock, kStaging, kDisplaced, kPart, kFailed, kChannel, kRemoved };
 

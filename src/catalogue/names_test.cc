@@ -7,7 +7,7 @@
 #include "support/status_matchers.h"
 #include "varve/storage.h"
 
-namespace varve::test {
+namespace varve::test::names_test {
 namespace {
 
 TEST(HiddenNames, HaveNoDigitsOfTheCheckpointsName) {
@@ -48,4 +48,4 @@ TEST(CheckpointName, IsRefusedWhereItCannotBeMadeOrLooksHidden) {
 }
 
 }  // namespace
-}  // namespace varve::test
+}  // namespace varve::test::names_test

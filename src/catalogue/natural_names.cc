@@ -7,13 +7,12 @@
 #include <string>
 #include <string_view>
 
+#include "base/ascii.h"
 #include "catalogue/names.h"
 #include "varve/catalogue.h"
 
 namespace varve {
 namespace {
-
-bool IsDigit(char c) { return c >= '0' && c <= '9'; }
 bool IsLetter(char c) { return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z'); }
 
 std::size_t EndOfDigits(std::string_view name, std::size_t at) {

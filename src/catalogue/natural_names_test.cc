@@ -8,7 +8,7 @@
 #include "catalogue/names.h"
 #include "varve/catalogue.h"
 
-namespace varve {
+namespace varve::natural_names_test {
 namespace {
 
 TEST(StepFromName, IsTheNumberAfterAWordForIt) {
@@ -50,4 +50,4 @@ TEST(NaturalLess, OrdersNumbersInNamesByValue) {
 }
 
 }  // namespace
-}  // namespace varve
+}  // namespace varve::natural_names_test

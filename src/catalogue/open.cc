@@ -95,77 +95,109 @@ bool HoldsDataFiles(const std::vector<DirectoryEntry>& entries) {
                      [](const DirectoryEntry& entry) { return IsDataFileName(entry.name); });
 }
 
-Result<OpenedIndex> TryOpenIndex(Storage& storage, const std::string& path,
-                                 const std::stop_token& stop) {
-  OpenedIndex opened{path, {}, std::nullopt};
+/// Opens what a directory itself holds, or a file. Errors: NotFound where that is no checkpoint.
+Result<OpenedIndex> OpenAt(Storage& storage, const std::string& path, const std::stop_token& stop) {
   auto record = ReadCommitRecord(storage, path);
-  if (record.status().code() == StatusCode::kNotFound ||
-      record.status().code() == StatusCode::kInvalidArgument) {  // The path is a file's.
-    const auto entries = storage.List(path);
-    if (entries.ok() && HoldsDataFiles(*entries)) {
-      return OpenRankLocal(storage, path, *entries, stop);
-    }
-    auto foreign = OpenForeign(storage, path);
-    if (foreign.ok() || foreign.status().code() != StatusCode::kNotFound) {
-      return foreign;
-    }
-    if (entries.ok()) {
-      return NotFound(path + " is not a checkpoint: it holds none that Varve knows");
-    }
-    if (entries.status().code() != StatusCode::kNotFound) {
-      return foreign;  // A file; the error says what it looks like.
-    }
-    opened.directory = DisplacedPath(path);
-    if (!storage.List(opened.directory).ok()) {
-      opened.directory = OldDisplacedPath(path);
-    }
-    opened.displaced = true;
-    record = ReadCommitRecord(storage, opened.directory);
-    if (record.status().code() == StatusCode::kNotFound) {
-      auto displaced = OpenForeign(storage, opened.directory);
-      if (displaced.ok()) {
-        displaced->displaced = true;
-      }
-      return displaced.status().code() == StatusCode::kNotFound
-                 ? Result<OpenedIndex>(NotFound("there is no checkpoint at " + path))
-                 : std::move(displaced);
-    }
+  if (record.ok()) {
+    OpenedIndex opened{path, {}, std::nullopt};
+    VARVE_ASSIGN_OR_RETURN(opened.metadata, ReadManifest(storage, path, *record));
+    opened.metadata.side_files = record->side_files;
+    opened.record = std::move(*record);
+    return opened;
   }
   if (record.status().code() == StatusCode::kDataLoss) {
     return DataLoss(record.status().message() + std::string(kRepairHint));
   }
-  VARVE_RETURN_IF_ERROR(record.status());
-  VARVE_ASSIGN_OR_RETURN(opened.metadata, ReadManifest(storage, opened.directory, *record));
-  opened.metadata.side_files = record->side_files;
-  opened.record = std::move(*record);
-  return opened;
+  if (record.status().code() != StatusCode::kNotFound &&
+      record.status().code() != StatusCode::kInvalidArgument) {  // The path is a file's.
+    return record.status();
+  }
+  const auto entries = storage.List(path);
+  if (entries.ok() && HoldsDataFiles(*entries)) {
+    return OpenRankLocal(storage, path, *entries, stop);
+  }
+  auto foreign = OpenForeign(storage, path);
+  if (foreign.ok()) {  // Unless a save has published files since the listing.
+    const auto now = storage.List(path);
+    if (now.ok() && HoldsDataFiles(*now)) {
+      return OpenRankLocal(storage, path, *now, stop);
+    }
+  }
+  return foreign;
+}
+
+/// Opens what is under the name, or what an overwrite has moved aside from it.
+Result<OpenedIndex> TryOpenIndex(Storage& storage, const std::string& path,
+                                 const std::stop_token& stop) {
+  auto opened = OpenAt(storage, path, stop);
+  if (opened.status().code() != StatusCode::kNotFound) {
+    return opened;
+  }
+  const auto entries = storage.List(path);
+  if (entries.ok()) {
+    return NotFound(path + " is not a checkpoint: it holds none that Varve knows");
+  }
+  if (entries.status().code() != StatusCode::kNotFound) {
+    return opened;  // A file; the error says what it looks like.
+  }
+  const bool has_one = storage.List(DisplacedPath(path)).ok();
+  auto displaced = OpenAt(storage, has_one ? DisplacedPath(path) : OldDisplacedPath(path), stop);
+  if (displaced.ok()) {
+    displaced->displaced = true;
+  } else if (displaced.status().code() == StatusCode::kNotFound) {
+    return NotFound("there is no checkpoint at " + path);
+  }
+  return displaced;
 }
 
 }  // namespace
 
-bool WasReplaced(Storage& storage, const std::string& directory, const SaveId& id) {
-  const auto record = ReadCommitRecord(storage, directory);
-  return record.ok() && record->save_id != id;
-}
-
 Result<OpenedIndex> OpenIndex(Storage& storage, const std::string& path,
                               const std::stop_token& stop) {
-  // An overwrite may publish between two of our reads. The reads then pair the record of one save
-  // with the manifest of the other, or find neither. A changed record under the name shows that
-  // this is no damage.
+  // A save may publish between two of our reads. The reads then pair the record of one save with
+  // the manifest of the other, or find neither, or take the first checkpoint of the name for a
+  // folder of another format, or find the old one moved aside. A changed record under the name, or
+  // none, shows that this is no damage.
   constexpr int kTries = 5;
-  std::optional<SaveId> seen;
+  std::optional<SaveId> seen;  // In the record after the last try; nothing where there was none.
   for (int i = 1;; ++i) {
     auto opened = TryOpenIndex(storage, path, stop);
-    if (opened.ok() || i == kTries || opened.status().code() == StatusCode::kCancelled) {
+    if ((opened.ok() && opened->record) || i == kTries ||
+        opened.status().code() == StatusCode::kCancelled) {
       return opened;
     }
     const auto record = ReadCommitRecord(storage, path);
-    if (!record.ok() || record->save_id == seen) {
+    if (!record.ok() && (opened.ok() || record.status().code() != StatusCode::kNotFound ||
+                         opened.status().code() == StatusCode::kNotFound)) {
       return opened;
     }
-    seen = record->save_id;
+    const auto now = record.ok() ? std::optional(record->save_id) : std::nullopt;
+    if (i > 1 && seen == now) {
+      return opened;
+    }
+    seen = now;
   }
+}
+
+bool WasReplaced(Storage& storage, const OpenedIndex& index) {
+  const SaveId& id = index.metadata.save_id;
+  if (const auto stale = ParseStaleName(BaseName(index.directory));
+      index.displaced && stale &&
+      HoldsCheckpoint(storage, JoinPath(ParentPath(index.directory), stale->target))) {
+    return true;  // What was moved aside is removed now, its record last.
+  }
+  const auto record = ReadCommitRecord(storage, index.directory);
+  if (record.ok()) {
+    return record->save_id != id;
+  }
+  if (index.record) {
+    return record.status().code() == StatusCode::kNotFound;
+  }
+  if (index.metadata.format != Format::kVarve) {
+    return false;
+  }
+  const auto now = OpenIndex(storage, index.directory);  // Files of ranks that save apart.
+  return now.ok() ? now->metadata.save_id != id : now.status().code() == StatusCode::kNotFound;
 }
 
 namespace {

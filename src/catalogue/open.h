@@ -21,9 +21,11 @@ Result<OpenedIndex> OpenIndex(Storage& storage, const std::string& path,
 Result<OpenedIndex> OpenWanted(Storage& storage, const std::string& path,
                                const std::stop_token& stop = {});
 
-/// Returns true when `directory` now holds the record of another save than `id`: what looks like
-/// damage to a reader that opened it before is an overwrite.
-bool WasReplaced(Storage& storage, const std::string& directory, const SaveId& id);
+/// Returns true when the directory of an index that was opened before no longer holds that save,
+/// but another or none: what looks like damage is an overwrite, which may just have moved the old
+/// checkpoint aside, or a removal. False for other software's formats, which do not tell one save
+/// from another.
+bool WasReplaced(Storage& storage, const OpenedIndex& index);
 
 /// Reads and checks varve.json. NotFound when there is none.
 Result<CommitRecord> ReadCommitRecord(Storage& storage, const std::string& directory);

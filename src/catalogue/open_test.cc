@@ -13,7 +13,7 @@
 #include "support/small_state.h"
 #include "support/status_matchers.h"
 
-namespace varve::test {
+namespace varve::test::open_test {
 namespace {
 
 constexpr const char* kPath = "/runs/step-7";
@@ -150,14 +150,27 @@ TEST(OpenIndex, IsCancelledInsteadOfTriedAgain) {
 
 // ---- was it replaced? ----
 
-TEST(WasReplaced, TellsAnotherSaveFromTheSameAndFromNone) {
+TEST(WasReplaced, TellsTheSameSaveFromAnotherAndFromNone) {
   MemoryStorage storage;
   ASSERT_TRUE(IsOk(SaveOne(storage, kPath)));
-  const SaveId first = ReadCommitRecord(storage, kPath)->save_id;
-  EXPECT_FALSE(WasReplaced(storage, kPath, first));
+  const auto first = OpenIndex(storage, kPath);
+  EXPECT_FALSE(WasReplaced(storage, *first));
   ASSERT_TRUE(IsOk(SaveOne(storage, kPath, 2, {.overwrite = kAlways})));
-  EXPECT_TRUE(WasReplaced(storage, kPath, first));
-  EXPECT_FALSE(WasReplaced(storage, "/nowhere", first));
+  EXPECT_TRUE(WasReplaced(storage, *first));
+  const auto second = OpenIndex(storage, kPath);
+  ASSERT_TRUE(IsOk(storage.Rename(kPath, "aside", RenameMode::kNoReplace)));
+  EXPECT_TRUE(WasReplaced(storage, *second)) << "moved aside, or removed";
+}
+
+TEST(WasReplaced, TellsOneSaveOfRanksApartFromTheNext) {
+  MemoryStorage storage;
+  ASSERT_TRUE(IsOk(SaveOne(storage, kPath, 1, {.coordinate = false, .save_id = SaveId{{1}}})));
+  const auto first = OpenIndex(storage, kPath);
+  ASSERT_TRUE(IsOk(first));
+  EXPECT_FALSE(WasReplaced(storage, *first));
+  ASSERT_TRUE(IsOk(SaveOne(storage, kPath, 2,
+                           {.overwrite = kAlways, .coordinate = false, .save_id = SaveId{{2}}})));
+  EXPECT_TRUE(WasReplaced(storage, *first));
 }
 
 // ---- a directory of checkpoints ----
@@ -183,4 +196,4 @@ TEST(OpenWanted, DoesNotCountHiddenCheckpoints) {
 }
 
 }  // namespace
-}  // namespace varve::test
+}  // namespace varve::test::open_test

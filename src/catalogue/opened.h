@@ -3,6 +3,7 @@
 
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "format/commit_record.h"
@@ -22,6 +23,8 @@ struct OpenedIndex {
   std::optional<Value> structure{};
   std::vector<std::string> inline_values{};
   std::vector<RecordCrc> records{};  ///< By file and begin.
+  /// By FQN: see interop/decoded.h.
+  std::vector<std::pair<std::string, std::string>> stored_names{};
 };
 
 }  // namespace varve

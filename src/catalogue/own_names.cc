@@ -1,17 +1,22 @@
 #include "catalogue/own_names.h"
 
 #include <algorithm>
+#include <array>
 #include <utility>
 
+#include "base/ascii.h"
 #include "catalogue/foreign.h"
 #include "catalogue/names.h"
 #include "catalogue/open.h"
 #include "format/commit_record.h"
+#include "interop/hfai/names.h"
 
 namespace varve {
 namespace {
 
-bool IsDigit(char c) { return c >= '0' && c <= '9'; }
+constexpr std::string_view kOlmoModel = "model.pt";
+constexpr std::string_view kOlmoMark = "config.yaml";
+constexpr std::string_view kOlmoMetadata = "metadata.yaml";
 
 /// Takes a run of digits off the front; false when there is none.
 bool SkipDigits(std::string_view* text) {
@@ -59,14 +64,94 @@ bool IsHfName(std::string_view name) {
   return SkipNumbered("model-", &name) && name == ".safetensors";
 }
 
+/// Returns the layout that a removal has noted before it began.
+std::optional<Format> NotedFormat(std::string_view name) {
+  if (!Skip(kReplacedMark, &name)) {
+    return std::nullopt;
+  }
+  constexpr std::array kFormats{Format::kOlmoFull, Format::kOlmoTorchNew, Format::kOlmoLegacy,
+                                Format::kOlmoLocal, Format::kOlmoCore};
+  const auto* const found = std::find_if(kFormats.begin(), kFormats.end(),
+                                         [&](Format format) { return FormatName(format) == name; });
+  return found == kFormats.end() ? std::nullopt : std::optional(*found);
+}
+
 /// Returns true for hidden names that only Varve makes, in a directory of any format.
 bool IsHiddenName(std::string_view name) {
-  if (name == kStagingMark || PartRank(name) || IsInnerLock(name)) {
+  if (name == kStagingMark || NotedFormat(name) || PartRank(name) || IsInnerLock(name)) {
     return true;
   }
   const auto part = ParseStaleName(name);
   return part && part->kind == StaleKind::kPart &&
          (IsNativeName(part->target) || part->target == kStagingMark);
+}
+
+/// Returns true for "rank12.pt".
+bool IsOlmoRankFile(std::string_view name) {
+  return Skip("rank", &name) && SkipDigits(&name) && name == ".pt";
+}
+
+bool IsFolderOfOlmo(std::string_view name) {
+  return name == "model" || name == "optim" || name == "train";
+}
+
+/// Returns true for the files in the folders of OLMo-core's first layout.
+bool IsOlmoCoreFile(std::string_view name) {
+  return name == "metadata.json" ||
+         (Skip("rank_", &name) && SkipDigits(&name) && name == ".safetensors");
+}
+
+/// Returns which of OLMo's sharded layouts a directory with the mark has. OLMo-core's has no file
+/// of its own beside the mark: it is one with all three folders.
+std::optional<Format> OlmoSharded(const std::vector<DirectoryEntry>& entries) {
+  int folders = 0;
+  for (const DirectoryEntry& entry : entries) {
+    folders += entry.is_directory && IsFolderOfOlmo(entry.name) ? 1 : 0;
+    if (entry.is_directory && entry.name == "model_and_optim") {
+      return Format::kOlmoTorchNew;
+    }
+    if (!entry.is_directory && entry.name == kOlmoMetadata) {
+      return Format::kOlmoLocal;
+    }
+    if (!entry.is_directory && IsOlmoRankFile(entry.name)) {
+      return Format::kOlmoLegacy;
+    }
+  }
+  return folders == 3 ? std::optional(Format::kOlmoCore) : std::nullopt;
+}
+
+bool IsOlmo(std::optional<Format> format) {
+  return format == Format::kOlmoFull || format == Format::kOlmoTorchNew ||
+         format == Format::kOlmoLegacy || format == Format::kOlmoLocal ||
+         format == Format::kOlmoCore;
+}
+
+/// Returns true for the files of OLMo's sharded layouts, by their paths in the checkpoint.
+bool IsOlmoShardedName(Format format, std::string_view name) {
+  if (name == kOlmoMark || (format == Format::kOlmoLocal && name == kOlmoMetadata)) {
+    return true;
+  }
+  if (format == Format::kOlmoLegacy) {
+    return IsOlmoRankFile(name);
+  }
+  if (Skip("train/", &name)) {
+    return IsOlmoRankFile(name);
+  }
+  if (format == Format::kOlmoTorchNew) {
+    return Skip("model_and_optim/", &name) && IsDcpName(name);
+  }
+  if (!Skip("model/", &name) && !Skip("optim/", &name)) {
+    return false;
+  }
+  return format == Format::kOlmoCore ? IsOlmoCoreFile(name) : IsOlmoRankFile(name);
+}
+
+/// Returns true for the files that an unshard writes. The directory is one of OLMo's if it has the
+/// model and the mark that is written last; with the model in safetensors the optimizer too,
+/// because a folder with a model.safetensors and a config.yaml may be anyone's.
+bool IsOlmoFullName(std::string_view name) {
+  return name == kOlmoModel || name == "optim.pt" || name == "train.pt" || name == kOlmoMark ||
+         name == "model.safetensors" || name == "optim.safetensors";
 }
 
 }  // namespace
@@ -82,25 +167,47 @@ bool IsDcpName(std::string_view name) {
 std::optional<Format> ShownFormat(const std::vector<DirectoryEntry>& entries) {
   bool dcp = false;
   bool hf = false;
+  bool hfai = false;
+  bool olmo_model = false;
+  bool olmo_mark = false;
+  int olmo_safetensors = 0;
   for (const DirectoryEntry& entry : entries) {
     if (entry.is_directory) {
       continue;
+    }
+    if (const auto noted = NotedFormat(entry.name)) {
+      return noted;
     }
     if (entry.name == kCommitRecordName || IsWrittenDataFile(entry.name)) {
       return Format::kVarve;
     }
     dcp = dcp || IsDcpIndexName(entry.name);
     hf = hf || entry.name == kHfIndexName;
+    olmo_model = olmo_model || entry.name == kOlmoModel;
+    olmo_mark = olmo_mark || entry.name == kOlmoMark;
+    olmo_safetensors +=
+        entry.name == "model.safetensors" || entry.name == "optim.safetensors" ? 1 : 0;
+    hfai = hfai || HfaiPartNumber(entry.name).has_value();
+  }
+  if (hfai) {
+    return Format::kHfai;
   }
   if (dcp) {
     return Format::kDcp;
   }
-  return hf ? std::optional(Format::kSafetensors) : std::nullopt;
+  if (hf) {
+    return Format::kSafetensors;
+  }
+  if (!olmo_mark) {
+    return std::nullopt;
+  }
+  return olmo_model || olmo_safetensors == 2 ? std::optional(Format::kOlmoFull)
+                                             : OlmoSharded(entries);
 }
 
 bool IsReservedFileName(std::string_view name) {
   return IsHiddenName(name) || IsNativeName(name) || IsDcpName(name) || IsHfName(name) ||
-         name.starts_with(".varve") || ParseStaleName(name).has_value();
+         HfaiPartNumber(name) || name.starts_with(".varve") || ParseStaleName(name).has_value();
 }
 
 OwnNames::OwnNames(Storage& storage, const std::string& directory,
@@ -108,26 +215,45 @@ OwnNames::OwnNames(Storage& storage, const std::string& directory,
     : storage_(storage), directory_(directory), format_(ShownFormat(entries)) {}
 
 bool OwnNames::IsIndex(std::string_view name) const {
-  return IsNativeIndex(name) || IsDcpIndexName(name) || name == kHfIndexName;
+  return IsNativeIndex(name) || IsDcpIndexName(name) || name == kHfIndexName ||
+         (name == kOlmoMark && IsOlmo(format_));
 }
 
 bool OwnNames::FitsPattern(std::string_view name) const {
-  if (name.find('/') != std::string_view::npos) {
-    return false;  // Writers put nothing into folders; a copy of a checkpoint there is the user's.
+  if (name.find('/') != std::string_view::npos && !IsOlmo(format_)) {
+    return false;  // No other writer uses folders; a copy of a checkpoint there is the user's.
   }
   if (IsHiddenName(name)) {
     return true;
   }
   if (!format_) {
-    return IsNativeName(name) || IsDcpName(name) || IsHfName(name);
+    return IsNativeName(name) || IsDcpName(name) || IsHfName(name) || HfaiPartNumber(name);
   }
   switch (*format_) {
     case Format::kVarve: return IsNativeName(name);
     case Format::kDcp: return IsDcpName(name);
     case Format::kSafetensors: return IsHfName(name);
+    case Format::kOlmoFull: return IsOlmoFullName(name);
     case Format::kTorchSave: return false;
+    case Format::kOlmoTorchNew:
+    case Format::kOlmoLegacy:
+    case Format::kOlmoLocal:
+    case Format::kOlmoCore: return IsOlmoShardedName(*format_, name);
+    case Format::kHfai: return HfaiPartNumber(name).has_value();
   }
   return false;
+}
+
+bool OwnNames::OwnsFolder(std::string_view name) const {
+  if (format_ == Format::kOlmoTorchNew) {
+    return name == "model_and_optim" || name == "train";
+  }
+  const bool three = format_ == Format::kOlmoLocal || format_ == Format::kOlmoCore;
+  return three && IsFolderOfOlmo(name);
+}
+
+std::string OwnNames::NoteOfRemoval() const {
+  return IsOlmo(format_) ? std::string(kReplacedMark) + std::string(FormatName(*format_)) : "";
 }
 
 bool OwnNames::Contains(const std::string& name) {
@@ -151,9 +277,33 @@ bool OwnNames::Contains(const std::string& name) {
   return named_->contains(name);
 }
 
+bool IsCheckpoint(Storage& storage, const std::string& directory,
+                  const std::vector<DirectoryEntry>& entries) {
+  const auto format = ShownFormat(entries);
+  // A user's project has config.yaml and such folders too.
+  std::string folder;
+  bool (*is_part)(std::string_view) = nullptr;
+  if (format == Format::kOlmoTorchNew) {
+    folder = "model_and_optim";
+    is_part = IsDcpName;
+  } else if (format == Format::kOlmoLocal) {
+    folder = "model";
+    is_part = IsOlmoRankFile;
+  } else if (format == Format::kOlmoCore) {
+    folder = "model";
+    is_part = IsOlmoCoreFile;
+  } else {
+    return format.has_value();
+  }
+  const auto inside = storage.List(JoinPath(directory, folder));
+  return inside.ok() && std::any_of(inside->begin(), inside->end(), [&](const auto& entry) {
+           return !entry.is_directory && is_part(entry.name);
+         });
+}
+
 bool HoldsCheckpoint(Storage& storage, const std::string& directory) {
   const auto entries = storage.List(directory);
-  return entries.ok() && ShownFormat(*entries).has_value();
+  return entries.ok() && IsCheckpoint(storage, directory, *entries);
 }
 
 }  // namespace varve

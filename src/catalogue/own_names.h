@@ -7,7 +7,8 @@
 ///  - what the index names;
 ///  - what the format's writers name their files, whether an index mentions them or not:
 ///    `data-R-of-N[-ID].safetensors`; `*.distcp`; `model.safetensors` and
-///    `model-I-of-N.safetensors`. So stale files of an earlier save go with the checkpoint;
+///    `model-I-of-N.safetensors`; hfai's `PART_000.pt`. So stale files of an earlier save go with
+///    the checkpoint;
 ///  - Varve's own hidden names: parts of files, locks of ranks, the mark of a staging directory.
 #pragma once
 
@@ -48,6 +49,14 @@ class OwnNames {
   /// Returns true for a name that tells for itself that it is part of the checkpoint.
   [[nodiscard]] bool FitsPattern(std::string_view name) const;
 
+  /// Returns true for a folder that the format's writers make. One without files is then no
+  /// user's.
+  [[nodiscard]] bool OwnsFolder(std::string_view name) const;
+
+  /// Returns the name of a file that a removal puts into the directory before it begins, because
+  /// the names that are left when it is interrupted do not tell the format; empty where they do.
+  [[nodiscard]] std::string NoteOfRemoval() const;
+
   /// Returns true for every part of the checkpoint; of a file in a folder below, `name` has that
   /// folder's name before it.
   [[nodiscard]] bool Contains(const std::string& name);
@@ -58,6 +67,11 @@ class OwnNames {
   std::optional<Format> format_;
   std::optional<std::set<std::string>> named_;  ///< By the index, once it has been read.
 };
+
+/// Returns true when what ShownFormat sees in a directory with these entries is a checkpoint: in
+/// the folders that OLMo's layouts have there are files of theirs.
+bool IsCheckpoint(Storage& storage, const std::string& directory,
+                  const std::vector<DirectoryEntry>& entries);
 
 /// Returns true when `directory` shows an index or data files of a checkpoint.
 bool HoldsCheckpoint(Storage& storage, const std::string& directory);

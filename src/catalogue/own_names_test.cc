@@ -7,7 +7,7 @@
 
 #include "storage/memory.h"
 
-namespace varve::test {
+namespace varve::test::own_names_test {
 namespace {
 
 std::vector<DirectoryEntry> Entries(const std::vector<std::string>& names) {
@@ -95,8 +95,56 @@ TEST(OwnNames, ShownFormatIsTheOneThatReadersOpen) {
   EXPECT_EQ(ShownFormat(Entries({".metadata", "model.safetensors.index.json"})), Format::kDcp);
   EXPECT_EQ(ShownFormat(Entries({"model.safetensors.index.json"})), Format::kSafetensors);
   EXPECT_EQ(ShownFormat(Entries({"model.safetensors", "rank7.pt", "x.distcp"})), std::nullopt);
+  EXPECT_EQ(ShownFormat(Entries({"model.pt", "config.yaml"})), Format::kOlmoFull);
+  EXPECT_EQ(ShownFormat(Entries({"model.pt", "notes.txt"})), std::nullopt);
   EXPECT_EQ(ShownFormat({{.name = ".metadata", .is_directory = true}}), std::nullopt);
 }
 
+const std::vector<std::string> kOlmoNames{"config.yaml",
+                                          "metadata.yaml",
+                                          "model/rank0.pt",
+                                          "optim/rank12.pt",
+                                          "train/rank0.pt",
+                                          "rank0.pt",
+                                          "model_and_optim/.metadata",
+                                          "model_and_optim/__0_0.distcp",
+                                          "model/rankx.pt",
+                                          "model/notes.txt",
+                                          "train/deep/rank0.pt",
+                                          "backup/rank0.pt",
+                                          "plot.png"};
+
+TEST(OwnNames, OfOlmosLayoutsAreTheFilesOfTheirFolders) {
+  using Names = std::vector<std::string>;
+  EXPECT_EQ(Own({"config.yaml", "metadata.yaml"}, kOlmoNames),
+            (Names{"config.yaml", "metadata.yaml", "model/rank0.pt", "optim/rank12.pt",
+                   "train/rank0.pt"}));
+  EXPECT_EQ(Own({"config.yaml", "rank3.pt"}, kOlmoNames), (Names{"config.yaml", "rank0.pt"}));
+  EXPECT_EQ(Own({"rank3.pt"}, kOlmoNames), Names{}) << "the mark is missing";
+}
+
+TEST(OwnNames, OfOlmoCoresLayoutAreTheSlicesInItsThreeFolders) {
+  MemoryStorage storage;
+  std::vector<DirectoryEntry> entries = Entries({"config.yaml"});
+  for (const char* const folder : {"model", "optim", "train"}) {
+    EXPECT_EQ(ShownFormat(entries), std::nullopt) << "these folders may be the user's";
+    entries.push_back({.name = folder, .is_directory = true});
+  }
+  EXPECT_EQ(ShownFormat(entries), Format::kOlmoCore);
+  OwnNames own(storage, "ck", entries);
+  for (const char* const name :
+       {"config.yaml", "model/metadata.json", "optim/metadata.json", "model/rank_0.safetensors",
+        "optim/rank_12.safetensors", "train/rank0.pt"}) {
+    EXPECT_TRUE(own.Contains(name)) << name;
+  }
+  for (const char* const name :
+       {"metadata.json", "train/metadata.json", "model/rank0.pt", "model/rank_.safetensors",
+        "model/notes.txt", "model/deep/rank_0.safetensors", "rank_0.safetensors"}) {
+    EXPECT_FALSE(own.Contains(name)) << name;
+  }
+  EXPECT_TRUE(own.OwnsFolder("optim"));
+  EXPECT_FALSE(own.OwnsFolder("plots"));
+}
+
 }  // namespace
-}  // namespace varve::test
+}  // namespace varve::test::own_names_test

@@ -18,8 +18,6 @@
 namespace varve {
 namespace {
 
-constexpr int kThreads = 8;
-
 /// Returns the names of what lies in [begin, end) of a file.
 std::vector<std::string> NamesIn(const Metadata& metadata, std::uint32_t file, std::uint64_t begin,
                                  std::uint64_t end) {
@@ -113,7 +111,7 @@ class Verifier {
     const bool header_ok = CheckHeaderOf(**file, expected, headers);
     const BlockGeometry geometry{expected.data_begin, expected.size, opened_.metadata.block_bytes};
     const Status read = CheckBlocks(
-        **file, geometry, expected.block_crc32c, BufferPool::Shared(), kThreads,
+        **file, geometry, expected.block_crc32c, BufferPool::Shared(), kVerifyThreads,
         [&](ByteRange range, std::uint32_t want, std::uint32_t got) {
           Add(expected.name, range.begin, range.end,
               NamesIn(opened_.metadata, number, range.begin, range.end),

@@ -25,7 +25,6 @@
 namespace varve {
 namespace {
 
-constexpr int kThreads = 8;
 constexpr std::uint64_t kMaxObjectBytes = std::uint64_t{1} << 30;
 
 /// A stored item: a chunk of a tensor, or a plain value.
@@ -59,11 +58,11 @@ class ForeignVerifier {
       total_ += record.end - record.begin;
     }
     // An error of one item is reported, not returned: the others are still checked.
-    (void)RunThreads(items.size(), kThreads, stop_, [&](std::size_t i) {
+    (void)RunThreads(items.size(), kVerifyThreads, stop_, [&](std::size_t i) {
       CheckItem(items[i]);
       return Status::Ok();
     });
-    (void)RunThreads(opened_.records.size(), kThreads, stop_, [&](std::size_t i) {
+    (void)RunThreads(opened_.records.size(), kVerifyThreads, stop_, [&](std::size_t i) {
       const RecordCrc& record = opened_.records[i];
       CheckRecord(record.file, record.begin, record.end, record.crc, "");
       return Status::Ok();
@@ -166,7 +165,7 @@ class ForeignVerifier {
         continue;  // A file that cannot be opened was reported with its items.
       }
       const Status read = CheckBlocks(
-          *reads->file, reads->geometry, file.block_crc32c, BufferPool::Shared(), kThreads,
+          *reads->file, reads->geometry, file.block_crc32c, BufferPool::Shared(), kVerifyThreads,
           [&](ByteRange range, std::uint32_t want, std::uint32_t got) {
             Add({number, range.begin, range.end}, "",
                 "checksum mismatch (want " + HexU32(want) + ", got " + HexU32(got) + ")");

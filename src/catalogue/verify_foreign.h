@@ -11,6 +11,9 @@
 
 namespace varve {
 
+/// Threads that read and check data.
+inline constexpr int kVerifyThreads = 8;
+
 /// See Verify. `opened` is of another format than ours. Errors: Cancelled.
 Result<VerifyReport> VerifyForeign(Storage& storage, const OpenedIndex& opened,
                                    const ProgressFunction& progress, const std::stop_token& stop);

@@ -13,7 +13,7 @@
 #include "support/status_matchers.h"
 #include "varve/convert.h"
 
-namespace varve::test {
+namespace varve::test::diff_test {
 namespace {
 
 using Kind = Difference::Kind;
@@ -177,4 +177,4 @@ TEST(Diff, NamesBothPathsInErrors) {
 }
 
 }  // namespace
-}  // namespace varve::test
+}  // namespace varve::test::diff_test

@@ -7,6 +7,7 @@
 #include <map>
 
 #include "convert/writers.h"
+#include "format/structure.h"
 
 namespace varve {
 namespace {

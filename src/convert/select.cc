@@ -4,6 +4,7 @@
 
 #include "base/stop.h"
 #include "convert/writers.h"
+#include "format/structure.h"
 #include "plan/load_plan.h"
 #include "tensor/box.h"
 #include "tensor/cast.h"
@@ -18,6 +19,8 @@ class Names {
  public:
   Names(const ConvertOptions& options, const ModelPart& model)
       : model_(model), include_(options.include), exclude_(options.exclude) {}
+
+  [[nodiscard]] bool Exclude(const std::string& name) const { return exclude_.Match(name); }
 
   [[nodiscard]] bool Hold(const std::string& name) const {
     return model_.Holds(name) && (include_.empty() || include_.Match(name)) &&
@@ -47,7 +50,7 @@ bool Prune(const Names& wanted, const std::string& path, bool root, Value* value
     return wanted.Hold(path);
   }
   if (value->items.empty()) {
-    return true;  // An empty container was saved as one.
+    return root || !wanted.Exclude(path);  // An empty container was saved as one.
   }
   std::vector<Value> kept;
   const bool mapping = IsMapping(value->kind);
@@ -74,6 +77,28 @@ bool Prune(const Names& wanted, const std::string& path, bool root, Value* value
   }
   value->items = std::move(kept);
   return !value->items.empty();
+}
+
+/// Returns what lies under keys joined with dots, or null.
+const Value* PartOf(const Value& structure, std::string_view part) {
+  if (part.empty()) {
+    return &structure;
+  }
+  const bool mapping = IsMapping(structure.kind);
+  const std::size_t step = mapping ? 2 : 1;
+  for (std::size_t i = 0; i + step <= structure.items.size(); i += step) {
+    const std::string key = mapping ? KeyText(structure.items[i]) : std::to_string(i);
+    const Value& item = structure.items[i + step - 1];
+    if (part == key) {
+      return &item;
+    }
+    if (part.starts_with(key + ".")) {
+      if (const Value* const found = PartOf(item, part.substr(key.size() + 1))) {
+        return found;
+      }
+    }
+  }
+  return nullptr;
 }
 
 Status SelectTensors(CheckpointReader& reader, const ConvertOptions& options, const Names& wanted,
@@ -134,15 +159,6 @@ Result<ConvertReport> Write(CheckpointReader& reader, const Selection& selection
 
 }  // namespace
 
-bool IsMapping(ValueKind kind) {
-  return kind == ValueKind::kDict || kind == ValueKind::kOrderedDict ||
-         kind == ValueKind::kCounter || kind == ValueKind::kDefaultDict;
-}
-
-std::string KeyText(const Value& key) {
-  return key.kind == ValueKind::kStr ? key.text : ToString(key, std::string::npos / 2);
-}
-
 std::string NameBelow(const std::string& parent, bool root, const std::string& key) {
   return root ? key : parent + "." + key;
 }
@@ -170,6 +186,12 @@ Result<Selection> Select(CheckpointReader& reader, const ConvertOptions& asked) 
       options.rename = {{selection.model.prefix, ""}};
     }
   }
+  if (!options.part.empty()) {
+    selection.model = {options.part + ".", ""};
+    if (options.rename.empty()) {
+      options.rename = {{selection.model.prefix, ""}};
+    }
+  }
   const Names wanted(options, selection.model);
   std::set<std::string> names;
   VARVE_RETURN_IF_ERROR(SelectTensors(reader, options, wanted, &names, &selection));
@@ -177,9 +199,10 @@ Result<Selection> Select(CheckpointReader& reader, const ConvertOptions& asked) 
   if (names.empty()) {
     return NotFound("nothing in the checkpoint is selected");
   }
-  if (structure.kind != ValueKind::kNone && options.rename.empty() &&
-      Prune(wanted, "", true, &structure)) {
-    selection.structure = EncodeValue(structure);
+  const bool keeps_names = options.part.empty() ? options.rename.empty() : asked.rename.empty();
+  if (structure.kind != ValueKind::kNone && keeps_names && Prune(wanted, "", true, &structure)) {
+    const Value* const part = PartOf(structure, options.part);
+    selection.structure = part == nullptr ? "" : EncodeValue(*part);
   }
   return selection;
 }
@@ -243,7 +266,7 @@ Result<ConvertReport> Convert(const std::string& source_path, const std::string&
     return selection.status().Annotate("convert " + source);
   }
   auto report = Write(*reader, *selection, target, options, storage);
-  if (report.status().code() == StatusCode::kCancelled) {
+  if (options.stop.stop_requested() && report.status().code() == StatusCode::kCancelled) {
     report = CheckStop(options.stop).Annotate("nothing at the target has changed");
   } else if (report.ok()) {
     report->left_out = DescribeRest(reader->metadata(), selection->model);

@@ -12,7 +12,7 @@
 #include "support/status_matchers.h"
 #include "support/values.h"
 
-namespace varve::test {
+namespace varve::test::select_test {
 namespace {
 
 using Names = std::vector<std::string>;
@@ -175,4 +175,4 @@ TEST(Select, LeavesOutTheOptimizerWhereNoEntryIsCalledAModel) {
 }
 
 }  // namespace
-}  // namespace varve::test
+}  // namespace varve::test::select_test

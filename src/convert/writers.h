@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "convert/model_part.h"
+#include "interop/state_tree.h"
 #include "load/tensor_stream.h"
 #include "pipeline/file_writer.h"
 #include "varve/checkpoint.h"
@@ -41,11 +42,6 @@ Result<Selection> Select(CheckpointReader& reader, const ConvertOptions& options
 /// is true.
 std::string NameBelow(const std::string& parent, bool root, const std::string& key);
 
-/// Returns the part of a name that a key of a mapping makes.
-std::string KeyText(const Value& key);
-
-[[nodiscard]] bool IsMapping(ValueKind kind);
-
 /// A stream over selected tensors, in the order given, and the segments of their bytes. The
 /// segments refer to the stream; both live until the file is written.
 class SelectedStream {
@@ -67,6 +63,25 @@ class SelectedStream {
 Result<std::uint64_t> WriteSegmentsFile(Storage& storage, const std::string& path,
                                         const std::vector<FileSegment>& segments,
                                         const std::stop_token& stop);
+
+/// Writes the segments of one file and returns its size.
+using SegmentWriter = std::function<Result<std::uint64_t>(const std::vector<FileSegment>&)>;
+
+/// Writes one file of torch.save with `write`, which is called once.
+Result<ConvertReport> WriteTorchFile(CheckpointReader& reader, const Selection& selection,
+                                     const ConvertOptions& options, const SegmentWriter& write);
+
+/// Writes the state as OLMo's dialect of safetensors (interop/olmo/dialect.h) with `write`, which
+/// is called once. Errors: as FlattenForOlmo; Unimplemented for a tensor of a type that safetensors
+/// has not.
+Result<ConvertReport> WriteOlmoSafetensors(CheckpointReader& reader, const Selection& selection,
+                                           const ConvertOptions& options,
+                                           const SegmentWriter& write);
+
+/// Returns the state that is selected: containers, values in their places, and for each tensor a
+/// kTensorLeaf whose text is its number in the selection. Errors: DataLoss; Unimplemented for a
+/// value that a pickle of plain values cannot hold.
+Result<Value> WholeState(const Selection& selection);
 
 // The writers.
 Result<ConvertReport> ConvertBySaving(CheckpointReader& reader, const Selection& selection,

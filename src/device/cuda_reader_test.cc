@@ -11,7 +11,7 @@
 #include "support/fake_cuda.h"
 #include "support/status_matchers.h"
 
-namespace varve {
+namespace varve::cuda_reader_test {
 namespace {
 
 using test::FailsWith;
@@ -173,4 +173,4 @@ TEST(CudaReader, ThreadsReadAtTheSameTime) {
 }
 
 }  // namespace
-}  // namespace varve
+}  // namespace varve::cuda_reader_test

@@ -18,9 +18,9 @@ namespace {
 // The record's own checksum comes last and counts as zeros while it is computed.
 constexpr std::string_view kChecksumField = "\"crc32c\": \"";
 constexpr std::string_view kZeroChecksum = "00000000";
-constexpr std::size_t kMaxBytes = std::size_t{64} << 10;
+constexpr std::size_t kMaxRecordBytes = std::size_t{64} << 10;
 
-Status Malformed(std::string_view what) {
+Status MalformedRecord(std::string_view what) {
   return DataLoss("malformed varve.json: " + std::string(what));
 }
 
@@ -53,7 +53,7 @@ Result<std::vector<StoredFile>> DecodeSideFiles(const simdjson::dom::object& rec
     return files;
   }
   if (found) {
-    return Malformed("side_files is not an array");
+    return MalformedRecord("side_files is not an array");
   }
   for (const simdjson::dom::element entry : entries) {
     StoredFile file;
@@ -61,17 +61,18 @@ Result<std::vector<StoredFile>> DecodeSideFiles(const simdjson::dom::object& rec
     std::string_view crc;
     if (entry["name"].get(name) || entry["bytes"].get(file.size) || entry["crc32c"].get(crc) ||
         !ParseHexU32(crc, &file.crc32c)) {
-      return Malformed("a side file without name, bytes or crc32c");
+      return MalformedRecord("a side file without name, bytes or crc32c");
     }
     file.name = std::string(name);
     if (!IsRelativeName(file.name)) {
-      return Malformed("the side file \"" + file.name + "\" is not in the checkpoint's directory");
+      return MalformedRecord("the side file \"" + file.name +
+                             "\" is not in the checkpoint's directory");
     }
     files.push_back(std::move(file));
   }
   if (!std::is_sorted(files.begin(), files.end(),
                       [](const StoredFile& a, const StoredFile& b) { return a.name < b.name; })) {
-    return Malformed("side files out of order");
+    return MalformedRecord("side files out of order");
   }
   return files;
 }
@@ -114,13 +115,13 @@ Bytes EncodeCommitRecord(const CommitRecord& record) {
 }
 
 Result<CommitRecord> DecodeCommitRecord(std::string_view bytes) {
-  if (bytes.size() > kMaxBytes) {
-    return Malformed("larger than 64 KiB");
+  if (bytes.size() > kMaxRecordBytes) {
+    return MalformedRecord("larger than 64 KiB");
   }
   const std::size_t field = bytes.rfind(kChecksumField);
   if (field == std::string_view::npos ||
       bytes.size() - field < kChecksumField.size() + kZeroChecksum.size()) {
-    return Malformed("no checksum");
+    return MalformedRecord("no checksum");
   }
   const std::size_t digits = field + kChecksumField.size();
   const std::string computed = HexU32(Checksum(bytes, digits));
@@ -130,12 +131,12 @@ Result<CommitRecord> DecodeCommitRecord(std::string_view bytes) {
   simdjson::dom::parser parser;
   simdjson::dom::object object;
   if (parser.parse(bytes.data(), bytes.size()).get(object)) {
-    return Malformed("not a JSON object");
+    return MalformedRecord("not a JSON object");
   }
   CommitRecord record;
   std::uint64_t version = 0;
   if (object["varve_format"].get(version)) {
-    return Malformed("no format version");
+    return MalformedRecord("no format version");
   }
   if (version > kFormatVersion) {
     return Unimplemented("checkpoint has format version " + std::to_string(version) +
@@ -152,16 +153,16 @@ Result<CommitRecord> DecodeCommitRecord(std::string_view bytes) {
       object["objects"].get(record.object_count) || object["total_bytes"].get(record.total_bytes) ||
       object["manifest_bytes"].get(record.manifest_bytes) ||
       object["manifest_crc32c"].get(manifest_crc) || object["writer"].get(writer)) {
-    return Malformed("a member is missing or of the wrong type");
+    return MalformedRecord("a member is missing or of the wrong type");
   }
   if (world_size > std::numeric_limits<std::uint32_t>::max()) {
-    return Malformed("a world size of " + std::to_string(world_size));
+    return MalformedRecord("a world size of " + std::to_string(world_size));
   }
   record.world_size = static_cast<std::uint32_t>(world_size);
   record.writer = std::string(writer);
   if (!ParseHex(save_id, record.save_id.bytes) ||
       !ParseHexU32(manifest_crc, &record.manifest_crc32c)) {
-    return Malformed("bad hex");
+    return MalformedRecord("bad hex");
   }
   VARVE_ASSIGN_OR_RETURN(record.side_files, DecodeSideFiles(object));
   return record;

@@ -7,7 +7,7 @@
 #include "support/status_matchers.h"
 #include "varve/metadata.h"
 
-namespace varve {
+namespace varve::commit_record_test {
 namespace {
 
 using test::FailsWith;
@@ -72,4 +72,4 @@ TEST(CommitRecord, KeepsAnyWriterName) {
 }
 
 }  // namespace
-}  // namespace varve
+}  // namespace varve::commit_record_test

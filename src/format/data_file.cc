@@ -18,8 +18,8 @@ namespace {
 
 // The field whose eight digits hold the header's own checksum; they count as zeros while it is
 // computed. The text sits inside a JSON string inside JSON, hence the escaped quotes.
-constexpr std::string_view kChecksumField = R"(\"header_crc32c\":\")";
-constexpr std::string_view kZeroChecksum = "00000000";
+constexpr std::string_view kHeaderChecksumField = R"(\"header_crc32c\":\")";
+constexpr std::string_view kZeroHeaderChecksum = "00000000";
 
 std::string ChunkName(const StoredChunk& chunk, std::unordered_set<std::string>* used) {
   // safetensors names must be unique in a file; a second piece of one tensor gets its place added.
@@ -83,7 +83,7 @@ void AppendChunkEntry(const StoredChunk& chunk, const std::string& name, std::st
 std::string VarveJson(const DataFileHeader& header, const std::vector<std::string>& names) {
   std::string json = "{\"format\":" +
                      std::to_string(header.aliases.empty() ? kFormatVersion : kAliasFormatVersion);
-  json += ",\"header_crc32c\":\"" + std::string(kZeroChecksum) + "\"";
+  json += ",\"header_crc32c\":\"" + std::string(kZeroHeaderChecksum) + "\"";
   json += ",\"save_id\":\"" + ToString(header.save_id) + "\"";
   json += ",\"rank\":" + std::to_string(header.rank);
   json += ",\"world_size\":" + std::to_string(header.world_size);
@@ -308,8 +308,8 @@ Result<Bytes> EncodeHeader(const DataFileHeader& header, std::uint32_t* header_c
   writer.U64(json.size());
   writer.Raw(json);
   VARVE_ASSIGN_OR_RETURN(*header_crc32c, HeaderChecksum(out));
-  out.replace(out.find(kChecksumField) + kChecksumField.size(), kZeroChecksum.size(),
-              HexU32(*header_crc32c));
+  out.replace(out.find(kHeaderChecksumField) + kHeaderChecksumField.size(),
+              kZeroHeaderChecksum.size(), HexU32(*header_crc32c));
   return out;
 }
 
@@ -334,21 +334,21 @@ Result<std::uint64_t> HeaderBytesFromPrefix(std::string_view first_8_bytes) {
 }
 
 Result<std::uint32_t> HeaderChecksum(std::string_view bytes) {
-  const std::size_t field = bytes.find(kChecksumField);
+  const std::size_t field = bytes.find(kHeaderChecksumField);
   if (field == std::string_view::npos ||
-      bytes.size() - field < kChecksumField.size() + kZeroChecksum.size()) {
+      bytes.size() - field < kHeaderChecksumField.size() + kZeroHeaderChecksum.size()) {
     return DataLoss("header carries no Varve checksum");
   }
-  const std::size_t digits = field + kChecksumField.size();
+  const std::size_t digits = field + kHeaderChecksumField.size();
   std::uint32_t crc = Crc32c(AsByteSpan(bytes.substr(0, digits)));
-  crc = Crc32cExtend(crc, AsByteSpan(kZeroChecksum));
-  return Crc32cExtend(crc, AsByteSpan(bytes.substr(digits + kZeroChecksum.size())));
+  crc = Crc32cExtend(crc, AsByteSpan(kZeroHeaderChecksum));
+  return Crc32cExtend(crc, AsByteSpan(bytes.substr(digits + kZeroHeaderChecksum.size())));
 }
 
 Status CheckHeader(std::string_view bytes, std::uint32_t want) {
   VARVE_ASSIGN_OR_RETURN(const std::uint32_t computed, HeaderChecksum(bytes));
-  const std::size_t digits = bytes.find(kChecksumField) + kChecksumField.size();
-  const std::string_view stored = bytes.substr(digits, kZeroChecksum.size());
+  const std::size_t digits = bytes.find(kHeaderChecksumField) + kHeaderChecksumField.size();
+  const std::string_view stored = bytes.substr(digits, kZeroHeaderChecksum.size());
   if (computed != want || stored != HexU32(want)) {
     return DataLoss("header checksum mismatch (want " + HexU32(want) + ", stored " +
                     std::string(stored) + ", computed " + HexU32(computed) + ")");

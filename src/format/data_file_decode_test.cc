@@ -9,7 +9,7 @@
 #include "support/status_matchers.h"
 #include "tensor/box.h"
 
-namespace varve {
+namespace varve::data_file_decode_test {
 namespace {
 
 using test::FailsWith;
@@ -245,4 +245,4 @@ TEST(DecodeHeader, NeverReturnsAHeaderThatLiesWhateverTheBytes) {
 }
 
 }  // namespace
-}  // namespace varve
+}  // namespace varve::data_file_decode_test

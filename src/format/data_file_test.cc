@@ -8,7 +8,7 @@
 #include "support/random.h"
 #include "support/status_matchers.h"
 
-namespace varve {
+namespace varve::data_file_test {
 namespace {
 
 using test::FailsWith;
@@ -205,4 +205,4 @@ TEST(DataFileHeader, DcpOffsetsHaveTheRankOfTheStoredShape) {
 }
 
 }  // namespace
-}  // namespace varve
+}  // namespace varve::data_file_test

@@ -122,7 +122,7 @@ Bytes BuildBuffer(const Metadata& metadata) {
   return {reinterpret_cast<const char*>(builder.GetBufferPointer()), builder.GetSize()};
 }
 
-Status Malformed(std::string_view what) {
+Status MalformedManifest(std::string_view what) {
   return DataLoss("malformed manifest: " + std::string(what));
 }
 
@@ -143,17 +143,17 @@ class Decoder {
   Result<Metadata> Decode() {
     if (!IsAligned(in_.tensors()) || !IsAligned(in_.chunks()) || !IsAligned(in_.dims()) ||
         !IsAligned(in_.objects()) || !IsAligned(in_.structures()) || !IsAligned(in_.name_ends())) {
-      return Malformed("misaligned records");
+      return MalformedManifest("misaligned records");
     }
     if (in_.save_id()->size() != out_.save_id.bytes.size()) {
-      return Malformed("save id");
+      return MalformedManifest("save id");
     }
     std::copy(in_.save_id()->begin(), in_.save_id()->end(), out_.save_id.bytes.begin());
     out_.world_size = in_.world_size();
     out_.block_bytes = in_.block_bytes();
     if (out_.world_size == 0 || out_.block_bytes == 0 || out_.block_bytes % kDataAlignment != 0 ||
         out_.block_bytes > kMaxBlockBytes) {
-      return Malformed("world size or block size");
+      return MalformedManifest("world size or block size");
     }
     VARVE_RETURN_IF_ERROR(Files());
     VARVE_RETURN_IF_ERROR(Tensors());
@@ -162,7 +162,7 @@ class Decoder {
       VARVE_RETURN_IF_ERROR(Name(std::uint64_t{in_.tensors()->size()} + i, &object.fqn));
       VARVE_RETURN_IF_ERROR(ReadExtent(*in_.objects()->Get(i), &object.extent));
       if (!out_.objects.empty() && out_.objects.back().fqn >= object.fqn) {
-        return Malformed("object names are not in order");
+        return MalformedManifest("object names are not in order");
       }
       out_.objects.push_back(std::move(object));
     }
@@ -183,7 +183,7 @@ class Decoder {
       if (file.name.empty() || file.name.find('/') != std::string::npos || file.name[0] == '.' ||
           file.size < file.data_begin || file.data_begin % kDataAlignment != 0 ||
           DivideUp(file.size - file.data_begin, out_.block_bytes) != file.block_crc32c.size()) {
-        return Malformed("data file \"" + file.name + "\"");
+        return MalformedManifest("data file \"" + file.name + "\"");
       }
       out_.files.push_back(std::move(file));
     }
@@ -193,12 +193,12 @@ class Decoder {
   Status Name(std::uint64_t index, std::string* name) {
     const auto& ends = *in_.name_ends();
     if (index >= ends.size()) {
-      return Malformed("too few names");
+      return MalformedManifest("too few names");
     }
     const std::uint64_t begin = index == 0 ? 0 : ends[static_cast<std::uint32_t>(index - 1)];
     const std::uint64_t end = ends[static_cast<std::uint32_t>(index)];
     if (begin > end || end > in_.names()->size()) {
-      return Malformed("name out of range");
+      return MalformedManifest("name out of range");
     }
     name->assign(in_.names()->c_str() + begin, end - begin);
     return Status::Ok();
@@ -207,7 +207,7 @@ class Decoder {
   Status ReadDims(std::uint64_t begin, std::uint64_t count, Dims* dims) {
     const auto& all = *in_.dims();
     if (begin > all.size() || count > all.size() - begin) {
-      return Malformed("dimensions out of range");
+      return MalformedManifest("dimensions out of range");
     }
     dims->assign(all.data() + begin, all.data() + begin + count);
     return Status::Ok();
@@ -218,7 +218,7 @@ class Decoder {
     if (extent->file >= out_.files.size() || extent->begin > extent->end ||
         extent->begin < out_.files[extent->file].data_begin ||
         extent->end > out_.files[extent->file].size) {
-      return Malformed("extent outside its file");
+      return MalformedManifest("extent outside its file");
     }
     return Status::Ok();
   }
@@ -230,13 +230,13 @@ class Decoder {
       VARVE_RETURN_IF_ERROR(Name(i, &tensor.fqn));
       if (record.dtype() >= kDTypeCount ||
           (!out_.tensors.empty() && out_.tensors.back().fqn >= tensor.fqn)) {
-        return Malformed("tensor \"" + tensor.fqn + "\"");
+        return MalformedManifest("tensor \"" + tensor.fqn + "\"");
       }
       tensor.dtype = static_cast<DType>(record.dtype());
       VARVE_RETURN_IF_ERROR(ReadDims(record.dims_begin(), record.rank(), &tensor.shape));
       if (record.chunks_begin() > in_.chunks()->size() ||
           record.chunk_count() > in_.chunks()->size() - record.chunks_begin()) {
-        return Malformed("chunks of tensor \"" + tensor.fqn + "\" out of range");
+        return MalformedManifest("chunks of tensor \"" + tensor.fqn + "\" out of range");
       }
       tensor.chunks.reserve(record.chunk_count());
       for (std::uint64_t c = 0; c < record.chunk_count(); ++c) {
@@ -259,7 +259,7 @@ class Decoder {
     if (Status status = CheckBox(tensor->shape, chunk.box, ItemSize(tensor->dtype));
         !status.ok() || chunk.extent.end - chunk.extent.begin !=
                             Volume(chunk.box.sizes) * ItemSize(tensor->dtype)) {
-      return Malformed("chunk of tensor \"" + tensor->fqn + "\"");
+      return MalformedManifest("chunk of tensor \"" + tensor->fqn + "\"");
     }
     StoreBigEndian(record.content_high(), chunk.content.bytes.data());
     StoreBigEndian(record.content_low(), chunk.content.bytes.data() + 8);
@@ -307,7 +307,7 @@ Result<Bytes> EncodeManifest(const Metadata& metadata) {
 
 Result<Metadata> DecodeManifest(std::string_view bytes) {
   if (bytes.size() < kFrameHeadBytes + kCrcBytes || !bytes.starts_with(kMagic)) {
-    return Malformed("no manifest frame");
+    return MalformedManifest("no manifest frame");
   }
   ByteReader tail(bytes.substr(bytes.size() - kCrcBytes));
   const std::uint32_t crc = Crc32c(AsByteSpan(bytes.substr(0, bytes.size() - kCrcBytes)));
@@ -326,7 +326,7 @@ Result<Metadata> DecodeManifest(std::string_view bytes) {
   }
   if (compressed_bytes != bytes.size() - kFrameHeadBytes - kCrcBytes ||
       plain_bytes > kMaxPlainBytes || plain_bytes / kMaxZstdRatio > compressed_bytes) {
-    return Malformed("frame sizes");
+    return MalformedManifest("frame sizes");
   }
   // 64-bit words: FlatBuffers reads 8-byte fields in place and wants them aligned.
   const std::unique_ptr<std::uint64_t[]> plain(new (std::nothrow)
@@ -339,12 +339,12 @@ Result<Metadata> DecodeManifest(std::string_view bytes) {
   const std::size_t got =
       ZSTD_decompress(plain.get(), plain_bytes, bytes.data() + kFrameHeadBytes, compressed_bytes);
   if (ZSTD_isError(got) != 0 || got != plain_bytes) {
-    return Malformed("zstd frame");
+    return MalformedManifest("zstd frame");
   }
   const auto* data = reinterpret_cast<const std::uint8_t*>(plain.get());
   flatbuffers::Verifier verifier(data, plain_bytes);
   if (!fb::VerifyManifestBuffer(verifier)) {
-    return Malformed("FlatBuffers verification failed");
+    return MalformedManifest("FlatBuffers verification failed");
   }
   return Decoder(*fb::GetManifest(data)).Decode();
 }

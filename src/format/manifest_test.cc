@@ -9,7 +9,7 @@
 #include "support/status_matchers.h"
 #include "tensor/box.h"
 
-namespace varve {
+namespace varve::manifest_test {
 namespace {
 
 using test::FailsWith;
@@ -167,4 +167,4 @@ TEST(Metadata, FindsEachNameAndNoOther) {
 }
 
 }  // namespace
-}  // namespace varve
+}  // namespace varve::manifest_test

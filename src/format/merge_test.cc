@@ -6,7 +6,7 @@
 #include "support/checkpoints.h"
 #include "support/status_matchers.h"
 
-namespace varve {
+namespace varve::merge_test {
 namespace {
 
 using test::Checked;
@@ -173,4 +173,4 @@ TEST(MergeHeaders, KeepsScalarAndEmptyTensors) {
 }
 
 }  // namespace
-}  // namespace varve
+}  // namespace varve::merge_test

@@ -25,6 +25,12 @@ std::string_view FormatName(Format format) {
     case Format::kDcp: return "dcp";
     case Format::kSafetensors: return "safetensors";
     case Format::kTorchSave: return "torch";
+    case Format::kOlmoFull: return "olmo-full";
+    case Format::kOlmoTorchNew: return "olmo-torch-new";
+    case Format::kOlmoLegacy: return "olmo-torch-legacy";
+    case Format::kOlmoLocal: return "olmo-local";
+    case Format::kOlmoCore: return "olmo-core";
+    case Format::kHfai: return "hfai";
   }
   return "unknown";
 }

@@ -7,11 +7,6 @@
 namespace varve {
 namespace {
 
-bool IsMapping(ValueKind kind) {
-  return kind == ValueKind::kDict || kind == ValueKind::kOrderedDict ||
-         kind == ValueKind::kCounter || kind == ValueKind::kDefaultDict;
-}
-
 Status Merge(const Value& from, const std::string& path, Value* into) {
   if (from.kind != into->kind) {
     return InvalidArgument("ranks disagree about what is at \"" + path +

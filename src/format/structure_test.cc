@@ -5,7 +5,7 @@
 #include "support/status_matchers.h"
 #include "support/values.h"
 
-namespace varve {
+namespace varve::structure_test {
 namespace {
 
 using test::Dict;
@@ -62,4 +62,4 @@ TEST(MergeStructures, NamesThePathOfAConflict) {
 }
 
 }  // namespace
-}  // namespace varve
+}  // namespace varve::structure_test

@@ -4,6 +4,7 @@
 #include <cstddef>
 
 #include "base/bytes.h"
+#include "format/structure.h"
 #include "varve/value.h"
 
 namespace varve {
@@ -55,14 +56,10 @@ Fields FieldsOf(ValueKind kind) {
     case ValueKind::kNumpyScalar:
     case ValueKind::kNumpyArray:
     case ValueKind::kTensor:
-    case ValueKind::kTorchSave: return {.text = true, .items = true};
+    case ValueKind::kTorchSave:
+    case ValueKind::kPath: return {.text = true, .items = true};
   }
   return {};
-}
-
-bool IsMapping(ValueKind kind) {
-  return kind == ValueKind::kDict || kind == ValueKind::kOrderedDict ||
-         kind == ValueKind::kCounter || kind == ValueKind::kDefaultDict;
 }
 
 bool IsSet(ValueKind kind) { return kind == ValueKind::kSet || kind == ValueKind::kFrozenSet; }

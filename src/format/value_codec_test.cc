@@ -8,7 +8,7 @@
 #include "support/values.h"
 #include "varve/value.h"
 
-namespace varve {
+namespace varve::value_codec_test {
 namespace {
 
 using test::Dict;
@@ -46,6 +46,7 @@ TEST(ValueCodec, RoundTripsEveryKind) {
   std::set<ValueKind> kinds;
   std::vector<Value> values = test::ValuesOfEveryKind();  // The golden files hold these too.
   values.push_back(test::Make(ValueKind::kTorchSave, "PK", {Value::Str("argparse.Namespace")}));
+  values.push_back(test::Make(ValueKind::kPath, "runs/step5", {Value::Str("PosixPath")}));
   for (const Value& value : values) {
     kinds.insert(value.kind);
     const auto decoded = DecodeValue(EncodeValue(value));
@@ -155,4 +156,4 @@ TEST(ValueCodec, IntTakesTheShortestTwosComplement) {
 }
 
 }  // namespace
-}  // namespace varve
+}  // namespace varve::value_codec_test

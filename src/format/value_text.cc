@@ -112,6 +112,10 @@ class Printer {
       case ValueKind::kTimeDelta: Sequence("timedelta(", value, ")"); return;
       case ValueKind::kTimeZone: Sequence("timezone(", value, ")"); return;
       case ValueKind::kZoneInfo: Call("ZoneInfo", value); return;
+      case ValueKind::kPath:
+        out_ += value.items.empty() ? "Path" : value.items[0].text;
+        out_ += "(" + Quoted(value.text) + ")";
+        return;
       case ValueKind::kRange: Sequence("range(", value, ")"); return;
       case ValueKind::kSlice: Sequence("slice(", value, ")"); return;
       case ValueKind::kNumpyScalar: Sequence("numpy scalar(", value, ")"); return;

@@ -6,7 +6,7 @@
 #include "support/values.h"
 #include "varve/value.h"
 
-namespace varve {
+namespace varve::value_text_test {
 namespace {
 
 using test::Dict;
@@ -99,4 +99,4 @@ TEST(ValueToString, EveryKindHasARendering) {
 }
 
 }  // namespace
-}  // namespace varve
+}  // namespace varve::value_text_test

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "varve/metadata.h"
@@ -26,6 +27,8 @@ struct Decoded {
   std::optional<Value> structure;  ///< See docs/format.md; nothing when only names are known.
   std::vector<std::string> inline_values;  ///< Encoded Values that extents with kInline number.
   std::vector<RecordCrc> records;          ///< Of plain extents, where the format has them.
+  /// FQNs with the path that the file gives the entry, where it is another one.
+  std::vector<std::pair<std::string, std::string>> stored_names;
 };
 
 }  // namespace varve

@@ -6,7 +6,7 @@
 #include "support/status_matchers.h"
 #include "tensor/box.h"
 
-namespace varve {
+namespace varve::overlap_test {
 namespace {
 
 using test::FailsWith;
@@ -108,4 +108,4 @@ TEST(Overlap, GivesUpOnBarsThatInterlock) {
 }
 
 }  // namespace
-}  // namespace varve
+}  // namespace varve::overlap_test

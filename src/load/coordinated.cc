@@ -151,9 +151,9 @@ Status CheckDifferences(const LoadDifferences& merged, const std::vector<std::st
       (!lacking && (options.strict == Strict::kWanted || unexpected.empty()))) {
     return Status::Ok();
   }
-  std::string remedy = "strict=False loads what fits";
+  std::string remedy = "a load with strict=False takes what fits";
   if (!lacking) {
-    remedy = "strict=True leaves the rest alone";
+    remedy = "a load with strict=True leaves the rest alone";
   } else if (!merged.mismatched.empty() && !options.cast) {
     remedy += ", cast=True converts floating-point types";
   }

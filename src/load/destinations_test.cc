@@ -10,7 +10,7 @@
 #include "tensor/box.h"
 #include "varve/checkpoint.h"
 
-namespace varve {
+namespace varve::destinations_test {
 namespace {
 
 using test::FailsWith;
@@ -124,4 +124,4 @@ TEST(LoadOptions, CastConvertsFloatingPointTypesAndNoOthers) {
 }
 
 }  // namespace
-}  // namespace varve
+}  // namespace varve::destinations_test

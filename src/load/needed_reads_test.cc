@@ -18,7 +18,7 @@
 #include "varve/catalogue.h"
 #include "varve/checkpoint.h"
 
-namespace varve {
+namespace varve::needed_reads_test {
 namespace {
 
 using test::FailsWith;
@@ -202,4 +202,4 @@ TEST(Save, RefusesAnIndexThatWouldBeTooLargeBeforeItReadsData) {
 }
 
 }  // namespace
-}  // namespace varve
+}  // namespace varve::needed_reads_test

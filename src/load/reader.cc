@@ -11,6 +11,7 @@
 #include "base/stop.h"
 #include "catalogue/chunk_source.h"
 #include "catalogue/files.h"
+#include "catalogue/foreign.h"
 #include "catalogue/open.h"
 #include "catalogue/side_files.h"
 #include "format/structure.h"
@@ -182,9 +183,21 @@ Result<std::unique_ptr<CheckpointReader>> CheckpointReader::Open(const std::stri
       new CheckpointReader(std::make_unique<Impl>(storage, std::move(index))));
 }
 
+Result<std::unique_ptr<CheckpointReader>> CheckpointReader::OpenOwnRanks(const std::string& path,
+                                                                         std::uint32_t world_size,
+                                                                         Storage& storage) {
+  VARVE_ASSIGN_OR_RETURN(const std::string where, ResolvePath(path, storage));
+  VARVE_ASSIGN_OR_RETURN(OpenedIndex index, OpenForeignOfOwnRanks(storage, where, world_size));
+  return std::unique_ptr<CheckpointReader>(
+      new CheckpointReader(std::make_unique<Impl>(storage, std::move(index))));
+}
+
 const Metadata& CheckpointReader::metadata() const { return impl_->index.metadata; }
 
 const std::string& CheckpointReader::directory() const { return impl_->index.directory; }
+const std::vector<std::pair<std::string, std::string>>& CheckpointReader::stored_names() const {
+  return impl_->index.stored_names;
+}
 
 Result<std::string> CheckpointReader::ReadFile(const std::string& name) {
   for (const StoredFile& file : metadata().side_files) {

@@ -13,7 +13,7 @@
 #include "support/status_matchers.h"
 #include "support/values.h"
 
-namespace varve::test {
+namespace varve::test::reader_test {
 namespace {
 
 constexpr const char* kPath = "/ck";
@@ -216,4 +216,4 @@ TEST(ReadFile, ComparesSideFileWithItsChecksum) {
 }
 
 }  // namespace
-}  // namespace varve::test
+}  // namespace varve::test::reader_test

@@ -16,7 +16,7 @@ namespace {
 constexpr std::uint64_t kBatchesHeld = 4;
 constexpr std::size_t kBatchesReady = 2;
 // For elements of any type.
-constexpr std::uint64_t kPieceAlignment = 64;
+constexpr std::uint64_t kItemAlignment = 64;
 // Larger ones are no faster.
 constexpr std::uint64_t kMaxBatchBytes = std::uint64_t{32} << 20;
 
@@ -85,9 +85,9 @@ Status TensorStream::Load(Batch* batch) {
   std::uint64_t total_cast = 0;
   for (const Piece& piece : batch->pieces) {
     const StreamItem& item = items_[piece.item];
-    total += RoundUp(Volume(piece.box.sizes) * ItemSize(item.dtype), kPieceAlignment);
+    total += RoundUp(Volume(piece.box.sizes) * ItemSize(item.dtype), kItemAlignment);
     if (item.dtype != item.tensor->dtype) {
-      total_cast += RoundUp(stored_bytes(piece), kPieceAlignment);
+      total_cast += RoundUp(stored_bytes(piece), kItemAlignment);
     }
   }
   batch->memory = TakeMemory();
@@ -97,7 +97,7 @@ Status TensorStream::Load(Batch* batch) {
   std::span<std::byte> left_cast = stored_;
   const auto take = [](std::span<std::byte>* from, std::uint64_t size) {
     const std::span<std::byte> taken = from->first(size);
-    *from = from->subspan(RoundUp(size, kPieceAlignment));
+    *from = from->subspan(RoundUp(size, kItemAlignment));
     return taken;
   };
   std::vector<TargetTensor> targets;

@@ -7,7 +7,7 @@
 #include "support/plans.h"
 #include "support/status_matchers.h"
 
-namespace varve {
+namespace varve::index_size_test {
 namespace {
 
 using test::FailsWith;
@@ -56,4 +56,4 @@ TEST(IndexSize, RefusesARankWhoseHeaderWouldBeTooLarge) {
 }
 
 }  // namespace
-}  // namespace varve
+}  // namespace varve::index_size_test

@@ -10,7 +10,7 @@
 #include "support/status_matchers.h"
 #include "tensor/box.h"
 
-namespace varve {
+namespace varve::load_plan_test {
 namespace {
 
 using test::Elements;
@@ -119,4 +119,4 @@ TEST(PlanLoad, AnyLayoutReadsBackWhatAnyOtherStored) {
 }
 
 }  // namespace
-}  // namespace varve
+}  // namespace varve::load_plan_test

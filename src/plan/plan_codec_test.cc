@@ -6,7 +6,7 @@
 #include "support/random.h"
 #include "support/status_matchers.h"
 
-namespace varve {
+namespace varve::plan_codec_test {
 namespace {
 
 using test::FailsWith;
@@ -168,4 +168,4 @@ TEST(ApplyReceipt, FillsChecksumsAndRefusesOtherCounts) {
 }
 
 }  // namespace
-}  // namespace varve
+}  // namespace varve::plan_codec_test

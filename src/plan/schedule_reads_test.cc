@@ -5,7 +5,7 @@
 #include "plan/load_plan.h"
 #include "support/random.h"
 
-namespace varve {
+namespace varve::schedule_reads_test {
 namespace {
 
 using test::Random;
@@ -97,4 +97,4 @@ TEST(ScheduleReads, CoversTheNeededBlocksAndOnlySmallGapsForAnyInput) {
 }
 
 }  // namespace
-}  // namespace varve
+}  // namespace varve::schedule_reads_test

@@ -9,7 +9,7 @@
 #include "support/status_matchers.h"
 #include "support/values.h"
 
-namespace varve {
+namespace varve::settle_test {
 namespace {
 
 using test::ExpectEveryElementOnce;
@@ -272,4 +272,4 @@ TEST(Settle, NamesThePathWhereStructuresDisagree) {
 }
 
 }  // namespace
-}  // namespace varve
+}  // namespace varve::settle_test

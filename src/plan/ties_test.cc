@@ -8,7 +8,7 @@
 #include "support/plans.h"
 #include "support/status_matchers.h"
 
-namespace varve {
+namespace varve::ties_test {
 namespace {
 
 using test::IsOk;
@@ -98,4 +98,4 @@ TEST(Ties, OfARankThatSavesAloneAreAliasesToo) {
 }
 
 }  // namespace
-}  // namespace varve
+}  // namespace varve::ties_test

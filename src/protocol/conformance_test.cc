@@ -12,7 +12,7 @@
 #include "varve/protocol/file_system.h"
 #include "varve/protocol/storage_layer.h"
 
-namespace varve::protocol {
+namespace varve::protocol::conformance_test {
 namespace {
 
 using test::Flaw;
@@ -105,4 +105,4 @@ INSTANTIATE_TEST_SUITE_P(
         FlawCase{Flaw::kMissingIsEmpty, "AMissingCheckpointIsNotFound", "never finished"}));
 
 }  // namespace
-}  // namespace varve::protocol
+}  // namespace varve::protocol::conformance_test

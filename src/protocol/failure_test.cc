@@ -17,7 +17,7 @@
 #include "varve/protocol/checkpoint.h"
 #include "varve/protocol/file_system.h"
 
-namespace varve::protocol {
+namespace varve::protocol::failure_test {
 namespace {
 
 using varve::test::IsOk;
@@ -412,4 +412,4 @@ TEST(ProtocolFailures, AGlobalPlanForAnotherNumberOfRanksIsRefused) {
 }
 
 }  // namespace
-}  // namespace varve::protocol
+}  // namespace varve::protocol::failure_test

@@ -17,7 +17,7 @@
 #include "varve/catalogue.h"
 #include "varve/protocol/checkpoint.h"
 
-namespace varve::protocol {
+namespace varve::protocol::file_system_test {
 namespace {
 
 using varve::test::FailsWith;
@@ -359,4 +359,4 @@ TEST(FileSystemBackend, APlannerMayGiveMemoryOfItsOwn) {
 }
 
 }  // namespace
-}  // namespace varve::protocol
+}  // namespace varve::protocol::file_system_test

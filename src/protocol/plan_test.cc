@@ -9,7 +9,7 @@
 #include "support/status_matchers.h"
 #include "varve/protocol/metadata.h"
 
-namespace varve::protocol {
+namespace varve::protocol::plan_test {
 namespace {
 
 using varve::test::FailsWith;
@@ -149,4 +149,4 @@ TEST(ProtocolMetadata, AWrongHintStillFindsTheChunk) {
 }
 
 }  // namespace
-}  // namespace varve::protocol
+}  // namespace varve::protocol::plan_test

@@ -12,7 +12,7 @@
 #include "tensor/box.h"
 #include "varve/protocol/storage_layer.h"
 
-namespace varve::protocol {
+namespace varve::protocol::planner_test {
 namespace {
 
 using varve::test::FailsWith;
@@ -276,4 +276,4 @@ TEST(DefaultLoadPlanner, ResolvesIntoThePieceThatTheItemNames) {
 }
 
 }  // namespace
-}  // namespace varve::protocol
+}  // namespace varve::protocol::planner_test

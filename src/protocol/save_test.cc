@@ -18,7 +18,7 @@
 #include "varve/protocol/checkpoint.h"
 #include "varve/protocol/file_system.h"
 
-namespace varve::protocol {
+namespace varve::protocol::save_test {
 namespace {
 
 using varve::test::FailsWith;
@@ -281,4 +281,4 @@ TEST(ProtocolBackends, AnIdThatNobodyTakesIsRefusedByName) {
 }
 
 }  // namespace
-}  // namespace varve::protocol
+}  // namespace varve::protocol::save_test

@@ -21,13 +21,13 @@
 #include <chrono>
 #include <cstddef>
 #include <functional>
-#include <thread>
 #include <utility>
 #include <vector>
 
 #include "base/bytes.h"
 #include "base/guarded.h"
 #include "base/name_list.h"
+#include "base/time_source.h"
 #include "catalogue/names.h"
 #include "catalogue/side_files.h"
 #include "plan/fields.h"
@@ -56,8 +56,6 @@ void Fields(Archive& archive, FieldsOf<Archive, SaveShare>& share) {
 
 namespace {
 
-using Clock = std::chrono::steady_clock;
-
 /// On network file systems another node's new directory may take a while to be seen.
 constexpr auto kVisibilityWait = std::chrono::seconds(10);
 constexpr auto kVisibilityPoll = std::chrono::milliseconds(20);
@@ -71,11 +69,7 @@ class CoordinatedSave final : public SaveSession {
   /// Resumes a save that was planned by another process.
   CoordinatedSave(SettledSave settled, const std::string& path, const SaveOptions& options,
                   Storage& storage)
-      : path_(path),
-        options_(options),
-        claim_(Claim::kApart),
-        storage_(storage),
-        start_(Clock::now()) {
+      : path_(path), options_(options), claim_(Claim::kApart), storage_(storage), start_(Now()) {
     settled_ = std::move(settled);
   }
 
@@ -90,7 +84,7 @@ class CoordinatedSave final : public SaveSession {
   }
 
   Status Plan(Coordinator& coordinator, const Status& ready) override {
-    start_ = Clock::now();
+    start_ = Now();
     // Checked here and not before: a rank that returned early would leave the others waiting.
     auto mine = Guarded([&] { return MakeContribution(coordinator, ready); });
     const auto settle = [&](std::vector<std::string> plans) { return Settle(std::move(plans)); };
@@ -131,13 +125,13 @@ class CoordinatedSave final : public SaveSession {
     if (commit_ != nullptr) {
       report.conflicts = commit_->conflicts();
     }
-    report.seconds = std::chrono::duration<double>(Clock::now() - start_).count();
+    report.seconds = std::chrono::duration<double>(Now() - start_).count();
     return report;
   }
 
  private:
   [[nodiscard]] const WrittenFormat& format() const { return *FindWrittenFormat(settled_.format); }
-  [[nodiscard]] Deadline NextDeadline() const { return Clock::now() + options_.timeout; }
+  [[nodiscard]] Deadline NextDeadline() const { return Now() + options_.timeout; }
 
   /// Returns what this rank brings to exchange A. Keeps the plan.
   Contribution MakeContribution(const Coordinator& coordinator, const Status& ready) {
@@ -238,19 +232,19 @@ class CoordinatedSave final : public SaveSession {
   Result<WrittenShare> WriteShare(StagedFile* staged) {
     VARVE_ASSIGN_OR_RETURN(const std::string path, FollowLinks(storage_, path_));
     const std::string staging = StagingPath(path, settled_.identity.save_id);
-    const auto give_up = Clock::now() + kVisibilityWait;
+    const auto give_up = Now() + kVisibilityWait;
     // Only absence may be a matter of time; any other error is final.
     for (Status seen = storage_.List(staging).status(); !seen.ok();
          seen = storage_.List(staging).status()) {
       if (seen.code() != StatusCode::kNotFound) {
         return seen;
       }
-      if (Clock::now() > give_up) {
+      if (Now() > give_up) {
         return FailedPrecondition("does not see the staging directory " + staging +
                                   " that the coordinator made; all ranks must save to one shared "
                                   "file system");
       }
-      std::this_thread::sleep_for(kVisibilityPoll);
+      SleepFor(kVisibilityPoll);
     }
     return WriteFileWork(storage_, JoinPath(staging, file_name_), work_, staged, options_);
   }
@@ -286,7 +280,7 @@ class CoordinatedSave final : public SaveSession {
   const SaveOptions& options_;
   const Claim claim_;
   Storage& storage_;
-  Clock::time_point start_;
+  TimePoint start_;
   // On the coordinator:
   std::unique_ptr<Commit> commit_;
   bool published_ = false;

@@ -99,11 +99,11 @@ Result<FileWork> PrepareShare(const State& state, const RankAssignment& assignme
   return work;
 }
 
-Status Check(const SettledSave& /*settled*/) {
+Status CheckDcp(const SettledSave& /*settled*/) {
   return Status::Ok();  // The index has no limit but memory.
 }
 
-Result<RankFile> LayOutFile(const State* state, const SettledSave& settled) {
+Result<RankFile> LayOutDcpFile(const State* state, const SettledSave& settled) {
   RankFile file;
   file.name = DcpFileName(settled.identity.rank);
   VARVE_ASSIGN_OR_RETURN(file.work, state == nullptr ? DescribeShare(settled.layout)
@@ -142,8 +142,8 @@ Status AddRank(std::uint32_t rank, const LocalPlan& plan, const RankAssignment& 
   return Status::Ok();
 }
 
-Result<CheckpointIndex> MakeIndex(const SettledSave& settled,
-                                  const std::vector<std::string>& receipts) {
+Result<CheckpointIndex> MakeDcpIndex(const SettledSave& settled,
+                                     const std::vector<std::string>& receipts) {
   DcpIndexBuilder index(settled.identity.block_bytes);
   for (std::size_t rank = 0; rank < receipts.size(); ++rank) {
     VARVE_ASSIGN_OR_RETURN(const DcpFile file, DecodeDcpFile(receipts[rank]));
@@ -162,8 +162,8 @@ Result<CheckpointIndex> MakeIndex(const SettledSave& settled,
 
 const WrittenFormat kDcpFormat{.format = Format::kDcp,
                                .rank_local = false,
-                               .check = Check,
-                               .lay_out = LayOutFile,
-                               .make_index = MakeIndex};
+                               .check = CheckDcp,
+                               .lay_out = LayOutDcpFile,
+                               .make_index = MakeDcpIndex};
 
 }  // namespace varve

@@ -14,7 +14,7 @@
 #include "support/temp_dir.h"
 #include "tensor/box.h"
 
-namespace varve {
+namespace varve::dcp_items_test {
 namespace {
 
 using test::FailsWith;
@@ -257,4 +257,4 @@ TEST(FingerprintDcpItems, ComparesElementsWhateverTheirStrides) {
 }
 
 }  // namespace
-}  // namespace varve
+}  // namespace varve::dcp_items_test

@@ -13,10 +13,13 @@
 //     stay untouched, and a mix of two saves is two incomplete sets, never one complete one.
 //  4. Write .FILE.varve-part and sync it. A crash leaves a part, which no reader reads and the next
 //     save by rank R removes.
-//  5. Rename it to FILE without replacing, then sync NAME. A file under its own name is whole.
+//  5. Rename it to FILE without replacing, then sync NAME. A file under its own name is whole. If
+//     ranks that save together have published a checkpoint in NAME since step 3, it hides the file,
+//     which is removed again.
 //  6. NAME is a checkpoint as soon as the files of all ranks are there: readers count them. No
 //     message is needed. A rank that finds its save complete removes the files of older ones: with
-//     overwrite all, without it those of saves that died incomplete. A crash before that leaves
+//     overwrite all, without it those of saves that died incomplete. Never those of ranks that
+//     save together: a commit record may count on them. A crash before that leaves
 //     both, and readers take the newest complete one.
 
 #include "save/local.h"
@@ -27,6 +30,7 @@
 
 #include "base/guarded.h"
 #include "catalogue/names.h"
+#include "catalogue/open.h"
 #include "catalogue/own_names.h"
 #include "catalogue/scan.h"
 #include "format/commit_record.h"
@@ -114,7 +118,9 @@ Status RemoveOlderSaves(Storage& storage, const std::string& path, const SaveId&
       continue;
     }
     const bool wanted = group.complete() && !overwrite;
-    for (std::size_t i = 0; found && !wanted && i < group.files.size(); ++i) {
+    // Never a file of ranks that saved together: a commit record may count on it by now.
+    const bool theirs = !group.files.empty() && group.files[0].header.coordinated;
+    for (std::size_t i = 0; found && !wanted && !theirs && i < group.files.size(); ++i) {
       VARVE_RETURN_IF_ERROR(storage.Remove(JoinPath(path, DataFileName(group.files[i].header))));
     }
   }
@@ -219,6 +225,13 @@ class RankLocalSave final : public SaveSession {
       return status;
     }
     VARVE_RETURN_IF_ERROR(storage_.SyncDirectory(path_));
+    // A record that cannot be read now may be another's fault: the files of the others would be
+    // incomplete without this one.
+    const StatusCode record = ReadCommitRecord(storage_, path_).status().code();
+    if (record == StatusCode::kOk || record == StatusCode::kDataLoss) {
+      (void)storage_.Remove(JoinPath(path_, file_name_));
+      return AlreadyExists("another save has published a committed checkpoint meanwhile");
+    }
     if (overwrite() || others) {  // Step 6.
       VARVE_RETURN_IF_ERROR(RemoveOlderSaves(storage_, path_, identity().save_id, overwrite()));
     }

@@ -17,7 +17,7 @@
 #include "varve/catalogue.h"
 #include "varve/checkpoint.h"
 
-namespace varve {
+namespace varve::replicas_test {
 namespace {
 
 using test::FailsWith;
@@ -181,4 +181,4 @@ TEST(DifferingReplicas, OfAnAsynchronousSaveAreKnownWhenTheCallReturns) {
 }
 
 }  // namespace
-}  // namespace varve
+}  // namespace varve::replicas_test

@@ -13,7 +13,7 @@
 #include "varve/catalogue.h"
 #include "varve/checkpoint.h"
 
-namespace varve {
+namespace varve::round_trip_test {
 namespace {
 
 constexpr std::uint64_t kRows = 1024;
@@ -131,4 +131,4 @@ TEST(SaveLoad, SavesOfDifferentNamesRunAtTheSameTime) {
 }
 
 }  // namespace
-}  // namespace varve
+}  // namespace varve::round_trip_test

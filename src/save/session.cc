@@ -28,7 +28,7 @@ Status CheckSaveOptions(const SaveOptions& options, const std::string& path) {
   VARVE_RETURN_IF_ERROR(CheckCheckpointName(path));
   const WrittenFormat* const format = FindWrittenFormat(options.format);
   if (format == nullptr) {
-    return InvalidArgument("saves are written as varve or dcp, not as " +
+    return InvalidArgument("saves are written as varve, dcp or hfai, not as " +
                            std::string(FormatName(options.format)));
   }
   if (!format->rank_local && !options.coordinate) {

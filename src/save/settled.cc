@@ -31,7 +31,7 @@ void Fields(Archive& archive, FieldsOf<Archive, SideFile>& file) {
 
 template <class Archive>
 void Fields(Archive& archive, FieldsOf<Archive, SettledSave>& save) {
-  archive.Enum(save.format, Format::kVarve, Format::kTorchSave, "an unknown format");
+  archive.Enum(save.format, Format::kVarve, Format::kHfai, "an unknown format");
   archive.Check([&] { return FindWrittenFormat(save.format) != nullptr; },
                 "a format that is not written");
   archive(save.identity, save.plan, save.assignment, save.layout);

@@ -17,7 +17,7 @@
 #include "varve/checkpoint.h"
 #include "varve/convert.h"
 
-namespace varve {
+namespace varve::ties_test {
 namespace {
 
 using test::IsOk;
@@ -232,4 +232,4 @@ TEST(TiedTensors, LeaveFilesWithoutTiesAsTheyWere) {
 }
 
 }  // namespace
-}  // namespace varve
+}  // namespace varve::ties_test

@@ -5,7 +5,7 @@
 namespace varve {
 
 const WrittenFormat* FindWrittenFormat(Format format) {
-  static constexpr std::array kFormats{&kNativeFormat, &kDcpFormat};
+  static constexpr std::array kFormats{&kNativeFormat, &kDcpFormat, &kHfaiFormat};
   for (const WrittenFormat* const entry : kFormats) {
     if (entry->format == format) {
       return entry;

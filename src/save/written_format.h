@@ -50,5 +50,6 @@ const WrittenFormat* FindWrittenFormat(Format format);
 /// The entries.
 extern const WrittenFormat kNativeFormat;  // native.cc
 extern const WrittenFormat kDcpFormat;     // dcp.cc
+extern const WrittenFormat kHfaiFormat;    // hfai.cc
 
 }  // namespace varve

@@ -9,7 +9,7 @@
 #include "support/random.h"
 #include "support/status_matchers.h"
 
-namespace varve {
+namespace varve::box_test {
 namespace {
 
 using test::Elements;
@@ -181,4 +181,4 @@ TEST(CheckBox, RejectsHostileGeometry) {
 }
 
 }  // namespace
-}  // namespace varve
+}  // namespace varve::box_test

@@ -5,7 +5,7 @@
 
 #include "varve/tensor.h"
 
-namespace varve {
+namespace varve::dtype_test {
 namespace {
 
 TEST(DType, EveryNameIsItsOwnAndLeadsBack) {
@@ -54,4 +54,4 @@ TEST(DType, ItemSizesAreThoseOfTheTypes) {
 }
 
 }  // namespace
-}  // namespace varve
+}  // namespace varve::dtype_test

@@ -8,7 +8,7 @@
 
 #include "tensor/box.h"
 
-namespace varve {
+namespace varve::memory_ranges_test {
 namespace {
 
 /// Returns memory of 4-byte elements in the middle of a buffer.
@@ -81,4 +81,4 @@ TEST(MemoryRanges, JoinWhatLiesTogether) {
 }
 
 }  // namespace
-}  // namespace varve
+}  // namespace varve::memory_ranges_test

@@ -11,7 +11,7 @@
 #include "support/random.h"
 #include "tensor/box.h"
 
-namespace varve {
+namespace varve::region_test {
 namespace {
 
 using test::Elements;
@@ -241,4 +241,4 @@ TEST(Region, ColumnsOfAWideMatrixAreReadableRowByRow) {
 }
 
 }  // namespace
-}  // namespace varve
+}  // namespace varve::region_test

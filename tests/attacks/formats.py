@@ -54,6 +54,20 @@ def pickled(root: bytes) -> bytes:
     return b"\x80\x02" + root + b"."
 
 
+def remember(item: bytes, place: int) -> bytes:
+    """The item, which `recall(place)` then pushes again."""
+    return item + b"q" + bytes([place])
+
+
+def recall(place: int) -> bytes:
+    return b"h" + bytes([place])
+
+
+def same(item: bytes, count: int, place: int) -> bytes:
+    """A list of one item that stands in it `count` times."""
+    return lst(remember(item, place), recall(place) * (count - 1))
+
+
 def touch(canary: Path) -> bytes:
     """What Python's pickle, opening it, runs."""
     return call(glob("os", "system"), text(f"touch '{canary}'"))

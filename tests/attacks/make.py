@@ -9,10 +9,24 @@ import sys
 from pathlib import Path
 
 import bombs
+import legacy_ranks
 import lies
+import local_ranks
+import parts
+import slices
 from attack import ATTACKS, READ, Attack
 
-__all__ = ["ATTACKS", "READ", "Attack", "bombs", "lies"]
+__all__ = [
+    "ATTACKS",
+    "READ",
+    "Attack",
+    "bombs",
+    "legacy_ranks",
+    "lies",
+    "local_ranks",
+    "parts",
+    "slices",
+]
 
 
 def main() -> None:

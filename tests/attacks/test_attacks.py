@@ -10,6 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import formats
+import legacy_ranks
+import local_ranks
 import pytest
 from bombs import zstd_bomb
 from make import ATTACKS, READ
@@ -27,7 +29,18 @@ def everything_under(folder: Path) -> dict[str, Any]:
     }
 
 
-@pytest.mark.parametrize("name", list(ATTACKS))
+#: Attacks that take seconds to be made, or to be refused.
+SLOW = {
+    "olmo_dialect_values_grow",
+    "olmo_legacy_lists_a_million_shards",
+    "olmo_legacy_tensors_share_their_shards",
+    "olmo_local_handles_share_their_names",
+}
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.slow if name in SLOW else ()) for name in ATTACKS]
+)
 def test_every_command_says_what_is_wrong(name: str, binary: Path, tmp_path: Path) -> None:
     attack, folder = ATTACKS[name], tmp_path / "given"
     folder.mkdir()
@@ -57,6 +70,8 @@ for line in sys.stdin:
         else:
             a = 0 if verb == "load a value" else torch.zeros(4)
             state = {"w": torch.zeros(8), "a": a, "step": 0, "": 0}
+            # Where OLMo's layouts have the value.
+            state |= {part: {"step": 0, "state": {"w": {"m": 0}}} for part in ("model", "optim", "train")}
             varve.torch.load(state, path, strict=False)
         print(json.dumps(["", ""]), flush=True)
     except Exception as error:
@@ -65,6 +80,7 @@ for line in sys.stdin:
 """
 
 
+@pytest.mark.slow
 def test_python_raises_what_the_table_says(tmp_path: Path) -> None:
     made: dict[str, Path] = {}
     asked = []
@@ -113,9 +129,12 @@ def test_without_its_lie_each_file_opens(binary: Path, tmp_path: Path) -> None:
     dcp = formats.Dcp().value("step", formats.archive(formats.num(3))).write(tmp_path)
     native = formats.native(tmp_path)
     hf = formats.hf_folder(tmp_path, b'{"weight_map":{"w":"a.safetensors"}}')
+    local = local_ranks.local(tmp_path, local_ranks.model(), optim_0=local_ranks.optimizer())
+    (tmp_path / "legacy").mkdir()
+    legacy = legacy_ranks.alone(tmp_path / "legacy", (4,), legacy_ranks.place((0,), (4,), 0))
     files = [tmp_path / name for name in ("a.pt", "b.pt", "a.safetensors")]
-    for path in (dcp, native, hf, *files):
-        out = tmp_path / f"out-{path.name}"
+    for number, path in enumerate((dcp, native, hf, local, legacy, *files)):
+        out = tmp_path / f"out-{number}"
         assert [said(verb, binary, path, out) for verb in VERBS[1:]] == ["", "", ""], path
     assert varve.read(dcp)["step"] == 3
     assert varve.read(dcp)["w"].tolist() == [0, 1, 2, 3, 0, 1, 2, 3]

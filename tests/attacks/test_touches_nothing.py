@@ -63,8 +63,8 @@ def check(call: str, path: Path, converted: Path) -> None:
         # To make the name of the target durable, or to list what stands beside a checkpoint.
         above = "O_DIRECTORY" in call and Path(what) in (*converted.parents, path.parent)
         # Where an overwrite that was interrupted would have left the checkpoint.
-        aside = what.startswith(f"{path.parent}/.")
-        assert given or above or aside or what.startswith(OF_THE_SYSTEM), call
+        hidden = what.startswith(f"{path.parent}/.")
+        assert given or above or hidden or what.startswith(OF_THE_SYSTEM), call
 
 
 class Touches:

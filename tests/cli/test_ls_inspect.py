@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import fcntl
+from pathlib import Path
 
+import pytest
 from cli_support import data_file, flip_a_bit, make_stale, save_as_rank
 
 import varve
@@ -125,3 +127,34 @@ def test_inspect_shows_the_rest_when_a_value_is_damaged(run_json, checkpoint):
     assert len(found["tensors"]) == 4
     note = next(o for o in found["objects"] if o["fqn"] == "note")
     assert note["value"] is None and "checksum mismatch" in note["problem"]
+
+
+OLMO = Path(__file__).resolve().parents[1] / "golden" / "olmo"
+
+
+@pytest.mark.parametrize(
+    ("case", "fqn", "stored"),
+    [
+        ("unsharded-ids", "optim.state.transformer.wte.weight.exp_avg", "optim.state.9.exp_avg"),
+        (
+            "unsharded-fqn-prefixed",
+            "model.transformer.wte.weight",
+            "model._fsdp_wrapped_module.transformer.wte.weight",
+        ),
+    ],
+)
+def test_inspect_shows_what_other_software_stored(case, fqn, stored, run, run_json):
+    tensors = {tensor["fqn"]: tensor for tensor in run_json("inspect", OLMO / case)["tensors"]}
+    assert tensors[fqn]["stored_name"] == stored
+    rows = {
+        line.split()[0]: line for line in run("inspect", OLMO / case).stdout.splitlines() if line
+    }
+    assert rows["tensor"].endswith("stored as") and rows[fqn].split()[-1] == stored
+    assert run_json("inspect", OLMO / case, "--tensor", fqn)["stored_name"] == stored
+    assert f"stored  {stored}\n" in run("inspect", OLMO / case, "--tensor", fqn).stdout
+
+
+def test_inspect_shows_stored_names_only_where_they_differ(run, run_json, checkpoint):
+    assert "stored as" not in run("inspect", checkpoint).stdout
+    found = run_json("inspect", checkpoint)
+    assert {entry["stored_name"] for entry in found["tensors"] + found["objects"]} == {None}

@@ -18,7 +18,7 @@
 #include "support/temp_dir.h"
 #include "varve/storage.h"
 
-namespace varve {
+namespace varve::storage_conformance_test {
 namespace {
 
 using test::FailsWith;
@@ -402,4 +402,4 @@ INSTANTIATE_TEST_SUITE_P(
     [](const auto& test) { return std::string(test.param.name); });
 
 }  // namespace
-}  // namespace varve
+}  // namespace varve::storage_conformance_test

@@ -24,7 +24,7 @@
 #include "varve/checkpoint.h"
 #include "varve/storage.h"
 
-namespace varve::test {
+namespace varve::test::exhaustion_test {
 namespace {
 
 constexpr std::uint64_t kMiB = std::uint64_t{1} << 20;
@@ -282,4 +282,4 @@ INSTANTIATE_TEST_SUITE_P(
     [](const auto& tested) { return tested.param.name; });
 
 }  // namespace
-}  // namespace varve::test
+}  // namespace varve::test::exhaustion_test

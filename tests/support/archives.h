@@ -48,7 +48,7 @@ struct ZipPart {
   bool zip64 = false;  ///< The directory gives sizes and place in a ZIP64 field.
 };
 
-inline std::string DirectoryEntry(const ZipPart& part, std::uint64_t header_begin) {
+inline std::string CentralEntry(const ZipPart& part, std::uint64_t header_begin) {
   const std::uint64_t size = part.content.size();
   const std::string extra =
       part.zip64 ? Le(1, 2) + Le(24, 2) + Le(size, 8) + Le(size, 8) + Le(header_begin, 8) : "";
@@ -78,7 +78,7 @@ inline std::string ZipOf(const std::vector<ZipPart>& parts, bool zip64 = true,
   std::string out;
   std::string directory;
   for (const ZipPart& part : parts) {
-    directory += DirectoryEntry(part, out.size());
+    directory += CentralEntry(part, out.size());
     out += "PK\3\4" + Le(0, 2) + Le(part.flags, 2) + Le(part.method, 2) + Le(0, 4) +
            Le(part.crc32, 4) + Le(part.content.size(), 4) + Le(part.content.size(), 4) +
            Le(part.name.size(), 2) + Le(part.local_extra.size(), 2) + part.name + part.local_extra +

@@ -1,7 +1,10 @@
 /// A training's state for tests of saving in the background.
 #pragma once
 
+#include <algorithm>
+#include <cstddef>
 #include <cstdint>
+#include <cstring>
 #include <string>
 
 #include <gtest/gtest.h>
@@ -32,9 +35,14 @@ struct Training {
     return state;
   }
 
+  /// Changes every block of the memory, and most bytes.
   void Step() {
-    for (char& byte : memory) {
-      byte = static_cast<char>(byte + 1);
+    for (std::size_t i = 0; i < memory.size(); i += sizeof(std::uint64_t)) {
+      std::uint64_t word = 0;
+      const std::size_t size = std::min(sizeof(word), memory.size() - i);
+      std::memcpy(&word, memory.data() + i, size);
+      word += 0x0101010101010101;
+      std::memcpy(memory.data() + i, &word, size);
     }
   }
 

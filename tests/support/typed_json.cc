@@ -154,6 +154,12 @@ std::string DifferenceFrom(element expected, const Value& value) {
   }
   const auto known = KindsByType().find(type);
   const bool scalar = known == KindsByType().end() && type.starts_with("numpy.");
+  if (type == "pathlib.PosixPath" || type == "pathlib.PurePosixPath") {
+    const std::string text = StringAt(expected, "value");
+    return value.kind == ValueKind::kPath && type == "pathlib." + value.items[0].text
+               ? Compared(text, value.text)
+               : "expected " + type + ", got " + ToString(value);
+  }
   if (!scalar && known == KindsByType().end()) {
     return "no Value is a " + type;
   }

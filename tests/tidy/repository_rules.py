@@ -84,11 +84,15 @@ USERS = ("tools", "python/src", "examples", "bench")
 USERS_OWN_HEADERS = {
     "python/src": {
         "async/start.h",
+        "interop/olmo/names.h",
         "pipeline/host_buffer.h",
         "publish/dcp_commit.h",
         "publish/dcp_in_place.h",
+        "publish/files_commit.h",
         "save/dcp_file.h",
         "save/dcp_index.h",
+        "save/dcp_receipt.h",
+        "save/state_file.h",
     },
     "bench": {"save/dcp_index.h"},
 }

@@ -49,10 +49,11 @@ def changed_files(tree: str) -> set[str]:
 
 
 def sources() -> list[str]:
-    """The sources that the preset compiles, relative to the repository."""
+    """Our sources that the preset compiles, relative to the repository."""
     commands = json.loads((ROOT / "build" / "tidy" / "compile_commands.json").read_text())
     paths = (Path(entry["directory"], entry["file"]).resolve() for entry in commands)
-    return sorted({str(path.relative_to(ROOT)) for path in paths if path.is_relative_to(ROOT)})
+    ours = (path.relative_to(ROOT) for path in paths if path.is_relative_to(ROOT))
+    return sorted({str(path) for path in ours if path.parts[0] != ".venv"})
 
 
 def included(name: str, known: dict[str, set[str]]) -> set[str]:

@@ -166,12 +166,11 @@ void Command::Seconds(const std::string& name, const std::string& type, double* 
       });
 }
 
-void Command::RequiredNumber(const std::string& name, const std::string& type,
-                             const std::map<std::string, std::uint8_t>& numbers,
-                             const std::function<void(std::uint8_t)>& store,
-                             const std::string& help) {
+void Command::Number(const std::string& name, const std::string& type,
+                     const std::map<std::string, std::uint8_t>& numbers,
+                     const std::function<void(std::uint8_t)>& store, const std::string& help) {
   // An enum, because CLI11 converts those as numbers, and a std::uint8_t as a character.
-  enum class Number : int {};
+  enum class Chosen : int {};
   const auto to_number = [numbers, type](std::string& given) {
     const auto found = numbers.find(CLI::detail::to_lower(given));
     if (found != numbers.end()) {
@@ -187,14 +186,15 @@ void Command::RequiredNumber(const std::string& name, const std::string& type,
     return "there is no " + type + " \"" + given + "\": " +
            (nearest.empty() ? "want one of " + Joined(names) : "did you mean \"" + nearest + "\"?");
   };
-  const std::function<void(const Number&)> store_number = [store](const Number& number) {
+  const std::function<void(const Chosen&)> store_number = [store](const Chosen& number) {
     store(static_cast<std::uint8_t>(number));
   };
   app_->add_option_function(name, store_number, help)
-      ->required()
       ->type_name(type)
       ->transform(CLI::Validator(to_number, ""));
 }
+
+void Command::Require(const std::string& name) { app_->get_option(name)->required(); }
 
 // ---- all of them ----
 

@@ -82,27 +82,35 @@ class Command {
   /// Adds a time in seconds, not negative; may have a fraction.
   void Seconds(const std::string& name, const std::string& type, double* seconds,
                const std::string& help);
-  /// Adds one of `choices`, by its name in any case; must be given.
+  /// Adds one of `choices`, by its name in any case. Without the option `*value` stays as it is.
   template <typename Enum>
-  void RequiredChoice(const std::string& name, const std::string& type, Enum* value,
-                      const std::map<std::string, Enum>& choices, const std::string& help) {
+  void Choice(const std::string& name, const std::string& type, Enum* value,
+              const std::map<std::string, Enum>& choices, const std::string& help) {
     std::map<std::string, std::uint8_t> numbers;
     for (const auto& [choice, meant] : choices) {
       static_assert(sizeof(meant) == sizeof(std::uint8_t));
       numbers[choice] = static_cast<std::uint8_t>(meant);
     }
-    RequiredNumber(
+    Number(
         name, type, numbers, [value](std::uint8_t number) { *value = static_cast<Enum>(number); },
         help);
+  }
+  /// The same; must be given.
+  template <typename Enum>
+  void RequiredChoice(const std::string& name, const std::string& type, Enum* value,
+                      const std::map<std::string, Enum>& choices, const std::string& help) {
+    Choice(name, type, value, choices, help);
+    Require(name);
   }
 
  private:
   friend class Program;
   Command(CLI::App* app, Verb* chosen) : app_(app), chosen_(chosen) {}
 
-  void RequiredNumber(const std::string& name, const std::string& type,
-                      const std::map<std::string, std::uint8_t>& numbers,
-                      const std::function<void(std::uint8_t)>& store, const std::string& help);
+  void Number(const std::string& name, const std::string& type,
+              const std::map<std::string, std::uint8_t>& numbers,
+              const std::function<void(std::uint8_t)>& store, const std::string& help);
+  void Require(const std::string& name);
 
   CLI::App* app_;
   Verb* chosen_;  // Of the program.

@@ -1,13 +1,10 @@
 #include "varve/convert.h"
 
-#include <array>
-#include <map>
 #include <memory>
 #include <optional>
 
-#include "json.h"
+#include "conversion.h"
 #include "progress.h"
-#include "text.h"
 #include "verbs.h"
 
 namespace varve::cli {
@@ -38,31 +35,6 @@ struct Options {
   bool json = false;
 };
 
-const std::map<std::string, ConvertTarget>& Targets() {
-  static const std::map<std::string, ConvertTarget> targets{
-      {"varve", ConvertTarget::kVarve},
-      {"dcp", ConvertTarget::kDcp},
-      {"safetensors", ConvertTarget::kSafetensors},
-      {"hf", ConvertTarget::kHf},
-      {"torch", ConvertTarget::kTorch}};
-  return targets;
-}
-
-/// Parses PyTorch's names and short ones.
-Result<DType> ParseDType(const std::string& name) {
-  static const std::map<std::string, DType> short_names{
-      {"bf16", DType::kBFloat16}, {"fp16", DType::kFloat16}, {"f16", DType::kFloat16},
-      {"fp32", DType::kFloat32},  {"f32", DType::kFloat32},  {"fp64", DType::kFloat64},
-      {"f64", DType::kFloat64}};
-  if (const auto found = short_names.find(name); found != short_names.end()) {
-    return found->second;
-  }
-  if (const auto dtype = DTypeFromName(name)) {
-    return *dtype;
-  }
-  return InvalidArgument("--dtype " + name + ": no such type; bf16, fp16, fp32 and fp64 are known");
-}
-
 Status Finish(const Options& options, ConvertOptions* choices) {
   if (!options.dtype.empty()) {
     VARVE_ASSIGN_OR_RETURN(choices->dtype, ParseDType(options.dtype));
@@ -77,55 +49,18 @@ Status Finish(const Options& options, ConvertOptions* choices) {
   return Status::Ok();
 }
 
-std::string AsJson(const Options& options, const ConvertReport& report, double seconds) {
-  return ToLine({{"source", options.source},
-                 {"target", options.target},
-                 {"tensors", report.tensor_count},
-                 {"objects", report.object_count},
-                 {"bytes", report.bytes},
-                 {"seconds", Seconds(seconds)},
-                 {"skipped", report.skipped},
-                 {"objects_left_out", report.objects_left_out},
-                 {"left_out", report.left_out},
-                 {"files", report.files},
-                 {"files_left_out", report.files_left_out}});
-}
-
 Result<Outcome> Run(const Options& options, const std::stop_token& stop) {
   ConvertOptions choices = options.choices;
   VARVE_RETURN_IF_ERROR(Finish(options, &choices));
   Progress progress("convert", options.json);
   choices.progress = progress.function();
   choices.stop = stop;
-  const auto report = Convert(options.source, options.target, choices);
+  auto report = Convert(options.source, options.target, choices);
   const double seconds = progress.seconds();
   progress.Finish();
   VARVE_RETURN_IF_ERROR(report.status());
-  if (options.json) {
-    return Outcome{AsJson(options, *report, seconds)};
-  }
-  std::string text;
-  for (const std::string& fqn : report->skipped) {
-    text += "skipped " + Printable(fqn) + ": the format cannot hold its type\n";
-  }
-  if (report->objects_left_out > 0) {
-    text += "left out " + Count(report->objects_left_out, "plain value") +
-            ": the format holds tensors only\n";
-  }
-  for (const std::string& entry : report->left_out) {
-    text += "left out " + Printable(entry) + ": not the model; --everything writes it too\n";
-  }
-  if (report->files_left_out > 0) {
-    text += "left out " + Count(report->files_left_out, "side file") +
-            ": the format is a single file\n";
-  }
-  for (const std::string& name : report->files) {
-    text += "copied " + Printable(name) + "\n";
-  }
-  text += Printable(options.target) + ": " + Count(report->tensor_count, "tensor") + ", " +
-          Count(report->object_count, "object") + ", " + BytesAndSpeed(report->bytes, seconds) +
-          "\n";
-  return Outcome{std::move(text)};
+  const Conversion done{options.source, options.target, *std::move(report), seconds};
+  return Outcome{options.json ? AsJson(done) : AsText(done)};
 }
 
 }  // namespace
@@ -135,7 +70,7 @@ void AddConvert(Command program) {
   const auto options = std::make_shared<Options>();
   verb.Positional("SRC", &options->source, "A checkpoint of any format");
   verb.Positional("DST", &options->target, "The directory or file to write");
-  verb.RequiredChoice("--to", "FORMAT", &options->choices.to, Targets(),
+  verb.RequiredChoice("--to", "FORMAT", &options->choices.to, ConvertTargets(),
                       "varve, dcp, safetensors, hf or torch");
   verb.Option("--dtype", "TYPE", &options->dtype,
               "Cast floating-point tensors: bf16, fp16, fp32, fp64");

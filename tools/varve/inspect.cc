@@ -24,6 +24,10 @@ constexpr const char* kHelp =
     "there, and the XXH3-128 hash of its content, by which equal chunks of different checkpoints\n"
     "are known.\n"
     "\n"
+    "Where the files of other software store an entry under another path (OLMo: optimizer state "
+    "by\n"
+    "parameter id, names with FSDP's prefixes), it is shown as \"stored as\".\n"
+    "\n"
     "Names are in natural order (layers.2 before layers.10); subtrees are totals of all tensors "
     "whose\n"
     "names begin alike.\n"
@@ -52,6 +56,20 @@ std::vector<std::size_t> InNaturalOrder(const std::vector<Named>& named) {
   std::sort(order.begin(), order.end(),
             [&](std::size_t a, std::size_t b) { return NaturalLess(named[a].fqn, named[b].fqn); });
   return order;
+}
+
+/// Returns the path that the checkpoint's own files give an entry; nothing where it is the FQN.
+std::optional<std::string> StoredName(const CheckpointReader& reader, const std::string& fqn) {
+  const auto& names = reader.stored_names();
+  const auto found = std::lower_bound(
+      names.begin(), names.end(), fqn,
+      [](const auto& entry, const std::string& wanted) { return entry.first < wanted; });
+  return found != names.end() && found->first == fqn ? std::optional(found->second) : std::nullopt;
+}
+
+Json StoredNameAsJson(const CheckpointReader& reader, const std::string& fqn) {
+  const auto stored = StoredName(reader, fqn);
+  return If(stored.has_value(), stored.value_or(""));
 }
 
 bool IsNative(const Metadata& metadata) { return metadata.format == Format::kVarve; }
@@ -114,7 +132,8 @@ std::string CheckpointAsJson(const Options& options, CheckpointReader& reader) {
                        {"dtype", DTypeName(tensor.dtype)},
                        {"shape", tensor.shape},
                        {"chunks", tensor.chunks.size()},
-                       {"bytes", StoredBytes(tensor)}});
+                       {"bytes", StoredBytes(tensor)},
+                       {"stored_name", StoredNameAsJson(reader, tensor.fqn)}});
   }
   Json objects = Json::array();
   const std::vector<Rendered> values = ReadValues(reader, kValueCharsJson);
@@ -123,7 +142,8 @@ std::string CheckpointAsJson(const Options& options, CheckpointReader& reader) {
     objects.push_back({{"fqn", object.fqn},
                        {"bytes", Size(object.extent)},
                        {"value", If(values[i].readable, values[i].text)},
-                       {"problem", If(!values[i].readable, values[i].text)}});
+                       {"problem", If(!values[i].readable, values[i].text)},
+                       {"stored_name", StoredNameAsJson(reader, object.fqn)}});
   }
   return ToLine({{"checkpoint", options.path},
                  {"directory", reader.directory()},
@@ -165,26 +185,50 @@ std::string SubtreesTable(const std::vector<Subtree>& subtrees) {
   return table.ToString();
 }
 
-std::string TensorsTable(const Metadata& metadata) {
-  Table table({{"tensor"},
-               {"dtype"},
-               {"shape"},
-               {"chunks", Table::Align::kRight},
-               {"bytes", Table::Align::kRight}});
+std::string TensorsTable(const CheckpointReader& reader) {
+  const Metadata& metadata = reader.metadata();
+  std::vector<Table::Column> columns{{"tensor"},
+                                     {"dtype"},
+                                     {"shape"},
+                                     {"chunks", Table::Align::kRight},
+                                     {"bytes", Table::Align::kRight}};
+  const bool renamed = !reader.stored_names().empty();
+  if (renamed) {
+    columns.push_back({"stored as"});
+  }
+  Table table(std::move(columns));
   for (const std::size_t i : InNaturalOrder(metadata.tensors)) {
     const TensorMetadata& tensor = metadata.tensors[i];
-    table.Add({tensor.fqn, std::string(DTypeName(tensor.dtype)), ToString(tensor.shape),
-               std::to_string(tensor.chunks.size()), FormatBytes(StoredBytes(tensor))});
+    std::vector<std::string> row{tensor.fqn, std::string(DTypeName(tensor.dtype)),
+                                 ToString(tensor.shape), std::to_string(tensor.chunks.size()),
+                                 FormatBytes(StoredBytes(tensor))};
+    if (renamed) {
+      row.push_back(StoredName(reader, tensor.fqn).value_or("-"));
+    }
+    table.Add(row);
   }
   return table.ToString();
 }
 
 std::string ObjectsTable(CheckpointReader& reader) {
-  Table table({{"object"}, {"value"}});
+  const std::vector<ObjectMetadata>& objects = reader.metadata().objects;
+  std::vector<Table::Column> columns{{"object"}, {"value"}};
+  const bool renamed = std::any_of(objects.begin(), objects.end(), [&](const auto& object) {
+    return StoredName(reader, object.fqn).has_value();
+  });
+  if (renamed) {
+    columns.push_back({"stored as"});
+  }
+  Table table(std::move(columns));
   const std::vector<Rendered> values = ReadValues(reader, kValueChars);
-  for (const std::size_t i : InNaturalOrder(reader.metadata().objects)) {
-    table.Add({reader.metadata().objects[i].fqn,
-               values[i].readable ? values[i].text : "(unreadable: " + values[i].text + ")"});
+  for (const std::size_t i : InNaturalOrder(objects)) {
+    std::vector<std::string> row{objects[i].fqn, values[i].readable
+                                                     ? values[i].text
+                                                     : "(unreadable: " + values[i].text + ")"};
+    if (renamed) {
+      row.push_back(StoredName(reader, objects[i].fqn).value_or("-"));
+    }
+    table.Add(row);
   }
   return table.ToString();
 }
@@ -211,14 +255,15 @@ std::string CheckpointAsText(const Options& options, CheckpointReader& reader) {
   text += metadata.side_files.empty() ? "" : "\n" + SideFilesTable(metadata);
   const std::vector<Subtree> subtrees = Subtrees(metadata);
   text += subtrees.empty() ? "" : "\n" + SubtreesTable(subtrees);
-  text += metadata.tensors.empty() ? "" : "\n" + TensorsTable(metadata);
+  text += metadata.tensors.empty() ? "" : "\n" + TensorsTable(reader);
   text += metadata.objects.empty() ? "" : "\n" + ObjectsTable(reader);
   return text;
 }
 
 // ---- one tensor ----
 
-std::string TensorAsJson(const Metadata& metadata, const TensorMetadata& tensor) {
+std::string TensorAsJson(const CheckpointReader& reader, const TensorMetadata& tensor) {
+  const Metadata& metadata = reader.metadata();
   Json chunks = Json::array();
   for (const Chunk& chunk : tensor.chunks) {
     chunks.push_back({{"offsets", chunk.box.offsets},
@@ -232,11 +277,16 @@ std::string TensorAsJson(const Metadata& metadata, const TensorMetadata& tensor)
                  {"dtype", DTypeName(tensor.dtype)},
                  {"shape", tensor.shape},
                  {"bytes", StoredBytes(tensor)},
+                 {"stored_name", StoredNameAsJson(reader, tensor.fqn)},
                  {"chunks", std::move(chunks)}});
 }
 
-std::string TensorAsText(const Metadata& metadata, const TensorMetadata& tensor) {
+std::string TensorAsText(const CheckpointReader& reader, const TensorMetadata& tensor) {
+  const Metadata& metadata = reader.metadata();
   std::string text = "tensor  " + Printable(tensor.fqn) + "\n";
+  if (const auto stored = StoredName(reader, tensor.fqn)) {
+    text += "stored  " + Printable(*stored) + "\n";
+  }
   text += "dtype   " + std::string(DTypeName(tensor.dtype)) + "\n";
   text += "shape   " + ToString(tensor.shape) + "\n";
   text += "bytes   " + FormatBytes(StoredBytes(tensor)) + " in " +
@@ -266,7 +316,7 @@ Result<Outcome> Run(const Options& options) {
                     (object ? "\"" + *options.tensor + "\" is a plain value, not a tensor"
                             : "no tensor \"" + *options.tensor + "\""));
   }
-  return Outcome{options.json ? TensorAsJson(metadata, *tensor) : TensorAsText(metadata, *tensor)};
+  return Outcome{options.json ? TensorAsJson(*reader, *tensor) : TensorAsText(*reader, *tensor)};
 }
 
 }  // namespace

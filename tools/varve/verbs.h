@@ -16,6 +16,7 @@ void AddRm(Command program);
 void AddLatest(Command program);
 void AddExport(Command program);
 void AddConvert(Command program);
+void AddUnshard(Command program);
 void AddDiff(Command program);
 void AddAgent(Command program);
 

@@ -26,6 +26,7 @@ from varve.torch.dcp._copy import StateCopier
 staging = pytest.importorskip("torch.distributed.checkpoint.staging")
 
 
+@pytest.mark.slow
 def test_ranks_save_in_threads_and_failures_come_through_the_future(tmp_path: Path) -> None:
     path = str(tmp_path / "step")
     run_ranks(2, dcp_jobs.async_saves, path, ((2,), (Shard(0),)))
@@ -43,6 +44,7 @@ def test_the_agent_saves_where_a_process_is_asked_for(
     assert varve.verify(path) == []
 
 
+@pytest.mark.slow
 def test_torchs_process_saves_what_needs_a_pickle_and_goes_on_after_a_failure(
     agent: str, tmp_path: Path
 ) -> None:
@@ -189,6 +191,7 @@ def test_a_writer_that_makes_copies_in_its_own_way_is_asked_for_them(tmp_path: P
     assert varve.torch.read(tmp_path / "step")["w"].tolist() == [-1, -1]
 
 
+@pytest.mark.slow
 def test_the_end_of_the_interpreter_waits_for_the_save(tmp_path: Path) -> None:
     script = (
         "import sys, torch, varve.torch.dcp as dcp\n"

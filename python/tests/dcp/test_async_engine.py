@@ -148,6 +148,7 @@ def test_a_link_stays_and_what_it_leads_to_is_replaced(tmp_path: Path) -> None:
         assert varve.torch.read(tmp_path / "real") == {"n": number}
 
 
+@pytest.mark.slow
 def test_many_saves_take_no_more_memory_than_a_few(tmp_path: Path) -> None:
     def resident() -> int:
         fields = dict(

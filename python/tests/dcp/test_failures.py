@@ -119,6 +119,7 @@ while not os.path.exists(path + "/.metadata") and time.monotonic() < until:
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("in_place", [False, True])
 def test_ctrl_c_does_not_wait_for_the_publishing_which_goes_on(
     tmp_path: Path, in_place: bool

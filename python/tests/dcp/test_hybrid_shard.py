@@ -14,6 +14,7 @@ import varve.agent
 import varve.torch
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("call", ["save", "async_save", "process"])
 def test_one_shard_group_saves_and_all_ranks_load(agent: str, tmp_path: Path, call: str) -> None:
     if call == "process" and not hasattr(state_dict_saver, "AsyncCheckpointerType"):

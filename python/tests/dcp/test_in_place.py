@@ -70,6 +70,7 @@ def test_a_kill_in_any_phase_leaves_the_old_or_the_new_checkpoint(
     assert os.listdir(tmp_path) == ["step"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rank_local", [False, True])
 def test_kills_at_random_instants_leave_the_old_or_the_new_checkpoint(
     tmp_path: Path, rank_local: bool

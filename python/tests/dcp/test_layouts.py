@@ -24,6 +24,7 @@ LAYOUTS: dict[int, dict[str, rank_jobs.Layout]] = {
 }
 
 
+@pytest.mark.slow
 def test_every_layout_loads_every_other_and_so_does_torch(tmp_path: Path) -> None:
     for size, layouts in LAYOUTS.items():
         run_ranks(size, jobs.save_layouts, str(tmp_path), layouts)
@@ -39,6 +40,7 @@ def test_every_layout_loads_every_other_and_so_does_torch(tmp_path: Path) -> Non
         assert loads == [15 * len(layouts)] * size
 
 
+@pytest.mark.slow
 def test_a_native_checkpoint_loads_through_torchs_planner(tmp_path: Path) -> None:
     run_ranks(3, rank_jobs.save_layouts, str(tmp_path), LAYOUTS[3])
     path = str(tmp_path / "rows on 3")
@@ -47,6 +49,7 @@ def test_a_native_checkpoint_loads_through_torchs_planner(tmp_path: Path) -> Non
         run_ranks(size, jobs.load_model_and_step, path, layout)
 
 
+@pytest.mark.slow
 def test_fsdp2_with_adam_resumes_on_other_world_sizes(tmp_path: Path) -> None:
     path = str(tmp_path / "step-")
     saved = run_ranks(2, jobs.train, path)[0]
@@ -54,6 +57,7 @@ def test_fsdp2_with_adam_resumes_on_other_world_sizes(tmp_path: Path) -> None:
         assert run_ranks(size, jobs.resume, path)[0] == [saved] * 3
 
 
+@pytest.mark.slow
 def test_uncoordinated_ranks_make_one_checkpoint_that_any_number_loads(tmp_path: Path) -> None:
     path = str(tmp_path / "step")
     run_ranks(3, jobs.without_collectives, path, LAYOUTS[3]["rows on 3"])

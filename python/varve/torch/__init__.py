@@ -27,6 +27,7 @@ from varve._catalogue import (
     list_checkpoints,
     remove,
     repair,
+    unshard,
     verify,
 )
 from varve._core import (
@@ -84,6 +85,7 @@ __all__ = [
     "remove",
     "repair",
     "save",
+    "unshard",
     "verify",
 ]
 

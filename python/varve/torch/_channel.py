@@ -121,6 +121,7 @@ class Channel(Star):
         start = time.monotonic()
         notices = Notices()
         while True:
+            self._check_same_call(peer)
             if peer.messages and peer.messages[0][0] == self.number:
                 return peer.messages.popleft()[1]
             until = self._waits_until(peer, start, start + timeout)
@@ -133,6 +134,18 @@ class Channel(Star):
             with self._lock:
                 self._turn(min(until - now, notices.until_next, _NOTE_INTERVAL))
 
+    def _check_same_call(self, peer: Peer) -> None:
+        """Raises UnavailableError for a rank that makes another call.
+
+        This comes before its messages, which are of that call, and before its reason to leave, which may
+        be the same told from its side.
+        """
+        if peer.call == self.number and peer.what != self.what:
+            raise UnavailableError(
+                f"calls {peer.what} while rank {self.rank} calls {self.what}; all ranks must make the "
+                "same calls in the same order"
+            )
+
     def _waits_until(self, peer: Peer, start: float, deadline: float) -> float:
         """Returns until when a message of `peer` may come. Raises UnavailableError if none can."""
         if self._interrupted:
@@ -141,11 +154,6 @@ class Channel(Star):
             raise UnavailableError(peer.left[1])
         if peer.call > self.number:
             raise UnavailableError("has left this call and begun another one")
-        if peer.call == self.number and peer.what != self.what:
-            raise UnavailableError(
-                f"calls {peer.what} while rank {self.rank} calls {self.what}; all ranks must make the "
-                "same calls in the same order"
-            )
         if self._doomed:
             raise UnavailableError(f"was not waited for: {self._doomed}")
         if peer.connection is None and (peer.lost or self._refused):

@@ -132,6 +132,20 @@ class TorchCoordinator:
         )
         return bool(answers)
 
+    def gather(self, mine: bytes, timeout: float) -> list[bytes]:
+        """Returns every rank's message, on every rank, by rank. Collective."""
+
+        def joined(theirs: list[bytes]) -> bytes:
+            return b"".join(len(one).to_bytes(8, "little") + one for one in (mine, *theirs))
+
+        rest = self._gathered(mine, joined, timeout)
+        messages: list[bytes] = []
+        while rest:
+            size = int.from_bytes(rest[:8], "little")
+            messages.append(rest[8 : 8 + size])
+            rest = rest[8 + size :]
+        return messages
+
     def _gathered(
         self, mine: bytes, answer: Callable[[list[bytes]], bytes], timeout: float
     ) -> bytes:
@@ -174,6 +188,7 @@ def make_coordinator(process_group: Any, timeout: float, what: str) -> TorchCoor
         PreconditionError: This rank is not in the group.
         UnavailableError: Rank 0 did not come within `timeout` seconds.
     """
+    timeout = _arguments.seconds("timeout", timeout)
     if not dist.is_available() or not dist.is_initialized():
         if process_group is not None:
             raise PreconditionError(

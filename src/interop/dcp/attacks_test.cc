@@ -10,7 +10,7 @@
 #include "support/dcp_pickles.h"
 #include "support/status_matchers.h"
 
-namespace varve {
+namespace varve::attacks_test {
 namespace {
 
 using namespace std::string_literals;  // NOLINT(google-build-using-namespace): paths with NULs
@@ -226,4 +226,4 @@ TEST(DcpAttacks, EveryChangedByteGivesAnIndexOrAnError) {
 }
 
 }  // namespace
-}  // namespace varve
+}  // namespace varve::attacks_test

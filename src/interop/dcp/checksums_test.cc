@@ -5,7 +5,7 @@
 #include "interop/dcp/encode.h"
 #include "support/status_matchers.h"
 
-namespace varve {
+namespace varve::checksums_test {
 namespace {
 
 using test::FailsWith;
@@ -103,4 +103,4 @@ TEST(DcpChecksums, OfOtherSizesThanTheirIndexSaysAreMalformed) {
 }
 
 }  // namespace
-}  // namespace varve
+}  // namespace varve::checksums_test

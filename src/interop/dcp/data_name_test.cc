@@ -2,7 +2,7 @@
 
 #include <gtest/gtest.h>
 
-namespace varve {
+namespace varve::data_name_test {
 namespace {
 
 TEST(DcpDataName, ComesBackFromItsText) {
@@ -23,4 +23,4 @@ TEST(DcpDataName, OtherNamesAreNone) {
 }
 
 }  // namespace
-}  // namespace varve
+}  // namespace varve::data_name_test

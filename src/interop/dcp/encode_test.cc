@@ -8,7 +8,7 @@
 #include "support/pickle_render.h"
 #include "support/status_matchers.h"
 
-namespace varve {
+namespace varve::encode_test {
 namespace {
 
 using test::FailsWith;
@@ -145,4 +145,4 @@ TEST(DcpEncode, OptionsThatCannotBeWrittenAreRefused) {
 }
 
 }  // namespace
-}  // namespace varve
+}  // namespace varve::encode_test

@@ -18,7 +18,7 @@
 #include "interop/dcp/metadata.h"
 #include "support/status_matchers.h"
 
-namespace varve {
+namespace varve::golden_test {
 namespace {
 
 namespace fs = std::filesystem;
@@ -214,4 +214,4 @@ TEST(DcpGolden, EncodingAndDecodingGivesTheSameAgain) {
 }
 
 }  // namespace
-}  // namespace varve
+}  // namespace varve::golden_test

@@ -6,7 +6,7 @@
 #include "interop/dcp/metadata.h"
 #include "support/status_matchers.h"
 
-namespace varve {
+namespace varve::merge_test {
 namespace {
 
 using test::FailsWith;
@@ -157,4 +157,4 @@ TEST(DcpMerge, StructuresAreJoined) {
 }
 
 }  // namespace
-}  // namespace varve
+}  // namespace varve::merge_test

@@ -8,7 +8,7 @@
 #include "support/dcp_pickles.h"
 #include "support/status_matchers.h"
 
-namespace varve {
+namespace varve::metadata_test {
 namespace {
 
 using namespace std::string_literals;  // NOLINT(google-build-using-namespace): paths with NULs
@@ -213,4 +213,4 @@ TEST(DcpMetadata, ObjectsThatShareContainersAreReadWithoutFolding) {
 }
 
 }  // namespace
-}  // namespace varve
+}  // namespace varve::metadata_test

@@ -6,7 +6,7 @@
 #include "support/dcp_pickles.h"
 #include "support/status_matchers.h"
 
-namespace varve {
+namespace varve::structure_test {
 namespace {
 
 namespace p = test::pickled;
@@ -101,4 +101,4 @@ TEST(DcpStructure, MissingPositionsAreEmptyDictsWithinReason) {
 }
 
 }  // namespace
-}  // namespace varve
+}  // namespace varve::structure_test

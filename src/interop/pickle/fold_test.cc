@@ -10,7 +10,7 @@
 #include "support/pickles.h"
 #include "support/status_matchers.h"
 
-namespace varve {
+namespace varve::fold_test {
 namespace {
 
 using namespace std::string_literals;  // NOLINT(google-build-using-namespace): pickles hold NULs
@@ -172,4 +172,4 @@ TEST_F(PickleFolding, SharedTextFromOldProtocolsStays) {
 }
 
 }  // namespace
-}  // namespace varve
+}  // namespace varve::fold_test

@@ -9,7 +9,7 @@
 #include "support/pickle_samples.h"
 #include "support/status_matchers.h"
 
-namespace varve {
+namespace varve::tree_test {
 namespace {
 
 using namespace std::string_literals;  // NOLINT(google-build-using-namespace): pickles hold NULs
@@ -308,4 +308,4 @@ TEST(Pickle, WhatLiesOutsideThePickleIsRefused) {
 }
 
 }  // namespace
-}  // namespace varve
+}  // namespace varve::tree_test

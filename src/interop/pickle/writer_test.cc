@@ -9,7 +9,7 @@
 #include "support/status_matchers.h"
 #include "varve/value.h"
 
-namespace varve {
+namespace varve::writer_test {
 namespace {
 
 using test::FailsWith;
@@ -207,4 +207,4 @@ TEST(PickleWriter, ALineBreakInAGlobalIsRefused) {
 }
 
 }  // namespace
-}  // namespace varve
+}  // namespace varve::writer_test

@@ -15,6 +15,7 @@
 
 #include "base/bytes.h"
 #include "base/checked.h"
+#include "interop/json_members.h"
 
 namespace varve {
 namespace {
@@ -32,9 +33,9 @@ constexpr std::string_view kVarveKey = "varve";
 
 using Tensor = SafetensorsHeader::Tensor;
 
-Status Malformed(std::string_view what) {
-  return DataLoss("malformed safetensors header: " + std::string(what));
-}
+constexpr std::string_view kMalformed = "malformed safetensors header";
+
+Status Malformed(std::string_view what) { return DataLoss(std::string(what)).Annotate(kMalformed); }
 
 Result<std::string> ReadExactly(const NamedFile& file, std::uint64_t begin, std::uint64_t size) {
   VARVE_ASSIGN_OR_RETURN(std::string bytes, file.read(begin, size));
@@ -64,51 +65,15 @@ Result<std::string> ReadJson(const NamedFile& file) {
 }
 
 Status ReadDims(dom::element element, std::string_view what, Dims* out) {
-  dom::array array;
-  if (element.get(array)) {
-    return Malformed(std::string(what) + " is not a list");
-  }
-  for (const dom::element item : array) {
-    std::uint64_t value = 0;
-    if (item.get(value)) {
-      return Malformed(std::string(what) + " holds something else than numbers from 0 to 2^64-1");
-    }
-    out->push_back(value);
-  }
-  return Status::Ok();
+  return ReadJsonDims(element, what, out).Annotate(kMalformed);
 }
 
-/// The members of an object by name, each once.
-using Members = std::vector<std::pair<std::string_view, dom::element>>;
-
-Status ReadMembers(dom::element element, std::string_view what, Members* out) {
-  dom::object object;
-  if (element.get(object)) {
-    return Malformed(std::string(what) + " is not an object");
-  }
-  for (const auto& [name, value] : object) {
-    out->emplace_back(name, value);
-  }
-  std::sort(out->begin(), out->end(),
-            [](const auto& a, const auto& b) { return a.first < b.first; });
-  const auto twice = std::adjacent_find(
-      out->begin(), out->end(), [](const auto& a, const auto& b) { return a.first == b.first; });
-  if (twice != out->end()) {
-    return Malformed("duplicate name \"" + std::string(twice->first) + "\" in " +
-                     std::string(what));
-  }
-  return Status::Ok();
-}
-
-const dom::element* Find(const Members& members, std::string_view name) {
-  const auto at =
-      std::lower_bound(members.begin(), members.end(), name,
-                       [](const auto& member, std::string_view key) { return member.first < key; });
-  return at != members.end() && at->first == name ? &at->second : nullptr;
+Status ReadMembers(dom::element element, std::string_view what, JsonMembers* out) {
+  return ReadJsonMembers(element, what, out).Annotate(kMalformed);
 }
 
 Status ReadMetadata(dom::element element, SafetensorsHeader* header) {
-  Members members;
+  JsonMembers members;
   VARVE_RETURN_IF_ERROR(ReadMembers(element, kMetadataKey, &members));
   header->metadata.reserve(members.size());
   for (const auto& [key, value] : members) {
@@ -144,11 +109,11 @@ Status HalveLast(Dims* dims) {
 /// Reads a tensor's entry of the header; `data_begin` is the offset of the data in the file.
 Status ReadTensor(dom::element element, const NamedFile& file, std::uint64_t data_begin,
                   Tensor* tensor) {
-  Members members;
+  JsonMembers members;
   VARVE_RETURN_IF_ERROR(ReadMembers(element, "the entry", &members));
-  const dom::element* dtype = Find(members, "dtype");
-  const dom::element* shape = Find(members, "shape");
-  const dom::element* offsets = Find(members, "data_offsets");
+  const dom::element* dtype = FindJsonMember(members, "dtype");
+  const dom::element* shape = FindJsonMember(members, "shape");
+  const dom::element* offsets = FindJsonMember(members, "data_offsets");
   std::string_view name;
   if (dtype == nullptr || shape == nullptr || offsets == nullptr || dtype->get(name)) {
     return Malformed("dtype, shape or data_offsets is missing or of the wrong type");
@@ -183,9 +148,9 @@ Status ReadTensor(dom::element element, const NamedFile& file, std::uint64_t dat
 
 /// Reads a shard's offsets; `info` is DCP_SHARDING_INFO's entry for this tensor.
 Status ReadOffsets(dom::element info, bool varve_wrote_it, Tensor* tensor) {
-  Members members;
+  JsonMembers members;
   VARVE_RETURN_IF_ERROR(ReadMembers(info, kShardingKey, &members));
-  const dom::element* offsets = Find(members, "saved_offsets");
+  const dom::element* offsets = FindJsonMember(members, "saved_offsets");
   if (offsets == nullptr) {
     return Status::Ok();
   }
@@ -212,11 +177,11 @@ Status ReadSharding(SafetensorsHeader* header) {
   if (const auto error = parser.parse(*text).get(root); error) {
     return Malformed(std::string(kShardingKey) + ": " + simdjson::error_message(error));
   }
-  Members by_name;
+  JsonMembers by_name;
   VARVE_RETURN_IF_ERROR(ReadMembers(root, kShardingKey, &by_name));
   const bool varve_wrote_it = FindMetadata(*header, kVarveKey) != nullptr;
   for (Tensor& tensor : header->tensors) {
-    if (const dom::element* info = Find(by_name, tensor.fqn); info != nullptr) {
+    if (const dom::element* info = FindJsonMember(by_name, tensor.fqn); info != nullptr) {
       const Status status = ReadOffsets(*info, varve_wrote_it, &tensor);
       VARVE_RETURN_IF_ERROR(status.Annotate("tensor \"" + tensor.fqn + "\""));
     }
@@ -250,7 +215,7 @@ Result<SafetensorsHeader> ReadHeader(const NamedFile& file) {
   if (const auto error = parser.parse(json).get(root); error) {
     return Malformed(simdjson::error_message(error));
   }
-  Members entries;
+  JsonMembers entries;
   VARVE_RETURN_IF_ERROR(ReadMembers(root, "the header", &entries));
   SafetensorsHeader header;
   header.tensors.reserve(entries.size());

@@ -10,7 +10,7 @@
 #include "support/safetensors_files.h"
 #include "support/status_matchers.h"
 
-namespace varve {
+namespace varve::decode_test {
 namespace {
 
 using test::Entry;
@@ -282,4 +282,4 @@ TEST(SafetensorsHeader, AReadErrorIsPassedOn) {
 }
 
 }  // namespace
-}  // namespace varve
+}  // namespace varve::decode_test

@@ -14,7 +14,7 @@
 #include "support/status_matchers.h"
 #include "tensor/box.h"
 
-namespace varve {
+namespace varve::folder_test {
 namespace {
 
 using test::Entry;
@@ -250,4 +250,4 @@ TEST(HfFolder, ATensorOrFileThatIsNotThereIsNamed) {
 }
 
 }  // namespace
-}  // namespace varve
+}  // namespace varve::folder_test

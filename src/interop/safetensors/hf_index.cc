@@ -19,7 +19,7 @@ namespace dom = simdjson::dom;
 // Two thousand times the index of a model with 1000 tensors; as for a header in decode.cc.
 constexpr std::size_t kMaxIndexBytes = std::size_t{256} << 20;
 
-Status Malformed(std::string_view what) {
+Status MalformedIndex(std::string_view what) {
   return DataLoss("malformed safetensors index: " + std::string(what));
 }
 
@@ -56,16 +56,16 @@ std::vector<std::string> HfIndex::FileNames() const {
 
 Result<HfIndex> DecodeHfIndex(std::string_view json) {
   if (json.empty() || json.size() > kMaxIndexBytes) {
-    return Malformed("empty, or larger than 256 MiB");
+    return MalformedIndex("empty, or larger than 256 MiB");
   }
   dom::parser parser;
   dom::element root;
   if (const auto error = parser.parse(json.data(), json.size()).get(root); error) {
-    return Malformed(simdjson::error_message(error));
+    return MalformedIndex(simdjson::error_message(error));
   }
   dom::object members;
   if (root.get(members)) {
-    return Malformed("not a JSON object");
+    return MalformedIndex("not a JSON object");
   }
   dom::object weight_map;
   bool found = false;
@@ -74,18 +74,18 @@ Result<HfIndex> DecodeHfIndex(std::string_view json) {
       continue;  // "metadata" holds a size; the files' own are exact.
     }
     if (found || value.get(weight_map)) {
-      return Malformed("\"weight_map\" is there twice or not an object");
+      return MalformedIndex("\"weight_map\" is there twice or not an object");
     }
     found = true;
   }
   if (!found) {
-    return Malformed("no \"weight_map\"");
+    return MalformedIndex("no \"weight_map\"");
   }
   HfIndex index;
   for (const auto& [fqn, value] : weight_map) {
     std::string_view file;
     if (value.get(file)) {
-      return Malformed("the file of tensor \"" + std::string(fqn) + "\" is not a string");
+      return MalformedIndex("the file of tensor \"" + std::string(fqn) + "\" is not a string");
     }
     const Status status = CheckFileName(file);
     VARVE_RETURN_IF_ERROR(
@@ -97,7 +97,7 @@ Result<HfIndex> DecodeHfIndex(std::string_view json) {
       std::adjacent_find(index.weight_map.begin(), index.weight_map.end(),
                          [](const auto& a, const auto& b) { return a.first == b.first; });
   if (twice != index.weight_map.end()) {
-    return Malformed("duplicate name \"" + twice->first + "\"");
+    return MalformedIndex("duplicate name \"" + twice->first + "\"");
   }
   return index;
 }

@@ -8,7 +8,7 @@
 #include "support/random.h"
 #include "support/status_matchers.h"
 
-namespace varve {
+namespace varve::hf_index_test {
 namespace {
 
 using test::FailsWith;
@@ -107,4 +107,4 @@ TEST(HfIndex, NeitherTruncationsNorChangedBytesHarm) {
 }
 
 }  // namespace
-}  // namespace varve
+}  // namespace varve::hf_index_test

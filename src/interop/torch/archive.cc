@@ -1,6 +1,7 @@
 #include "interop/torch/archive.h"
 
 #include <algorithm>
+#include <utility>
 
 #include "interop/torch/parts.h"
 #include "interop/torch/values.h"
@@ -27,6 +28,12 @@ Result<TorchArchive> TorchArchive::Open(std::uint64_t size, const RangeReader& r
     archive.by_key_.emplace_back(archive.storages_[i].key, i);
   }
   std::sort(archive.by_key_.begin(), archive.by_key_.end());
+  return archive;
+}
+
+Result<TorchArchive> TorchArchive::OfPickle(std::string pickle) {
+  TorchArchive archive;
+  VARVE_ASSIGN_OR_RETURN(archive.pickle_, ReadOwnedPickle(std::move(pickle)));
   return archive;
 }
 

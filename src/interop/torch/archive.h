@@ -58,6 +58,9 @@ class TorchArchive {
   /// else cannot be read; the message says what.
   static Result<TorchArchive> Open(std::uint64_t size, const RangeReader& read);
 
+  /// Makes an archive of a bare pickle: one without storages. Errors: DataLoss.
+  static Result<TorchArchive> OfPickle(std::string pickle);
+
   [[nodiscard]] const PickleTree& tree() const { return pickle_->tree; }
   [[nodiscard]] const std::vector<ArchiveStorage>& storages() const { return storages_; }
   /// Returns the place of the pickle; it has no key.

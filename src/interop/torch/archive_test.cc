@@ -6,7 +6,7 @@
 #include "support/pickles.h"
 #include "support/status_matchers.h"
 
-namespace varve {
+namespace varve::archive_test {
 namespace {
 
 using test::FailsWith;
@@ -245,4 +245,4 @@ TEST(TorchItem, NeverCrashesWhateverIsCutOrFlipped) {
 }
 
 }  // namespace
-}  // namespace varve
+}  // namespace varve::archive_test

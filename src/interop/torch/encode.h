@@ -7,6 +7,7 @@
 #include <span>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "base/bytes.h"
@@ -56,18 +57,29 @@ struct StateTensor {
   Dims sizes;
 };
 
-/// The bytes around the payloads of one torch.save file with many tensors.
+/// A state as torch.save pickles it. The pickle names its storages by their numbers, "0", "1", ....
+struct PickledState {
+  Bytes pickle;
+  std::vector<std::uint64_t> storage_bytes;  ///< By number.
+  /// Storages that are written with the pickle: their names in it, and their bytes.
+  std::vector<std::pair<std::string, Bytes>> small;
+};
+
+/// Pickles a state: containers and plain values as EncodeValueArchive takes them, in which a
+/// kTensorLeaf stands for a tensor, its text the number in `tensors`, which is that of its storage
+/// too. Errors: as EncodeValueArchive, and InvalidArgument for a leaf with no tensor.
+Result<PickledState> PickleState(const Value& state, std::span<const StateTensor> tensors);
+
+/// The bytes around the payloads of one torch.save file with many storages.
 struct StateArchive {
-  std::vector<Bytes> heads;  ///< One before the row-major bytes of each tensor, in their order.
+  std::vector<Bytes> heads;  ///< One before the bytes of each storage, in their order.
   Bytes tail;                ///< Behind the last; of the same size whatever the checksums.
 };
 
-/// Returns an archive of a state: containers and plain values as EncodeValueArchive takes them, in
-/// which a kTensorLeaf stands for a tensor, its text the number in `tensors`. Behind each payload
-/// comes the ZipDescriptor of its checksum. `payload_crc32`, by tensor, go into the zip directory;
-/// while they are not known yet it may be empty, and the directory holds 0. Errors: as
-/// EncodeValueArchive, and InvalidArgument for a leaf with no tensor.
-Result<StateArchive> EncodeStateArchive(const Value& state, std::span<const StateTensor> tensors,
-                                        std::span<const std::uint32_t> payload_crc32);
+/// Returns an archive of a state. Behind each payload comes the ZipDescriptor of its checksum.
+/// `payload_crc32`, by storage, go into the zip directory; while they are not known yet it may be
+/// empty, and the directory holds 0.
+StateArchive EncodeStateArchive(const PickledState& state,
+                                std::span<const std::uint32_t> payload_crc32);
 
 }  // namespace varve

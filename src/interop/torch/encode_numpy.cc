@@ -4,6 +4,7 @@
 #include <charconv>
 #include <string>
 
+#include "base/ascii.h"
 #include "base/checked.h"
 #include "interop/torch/encode_parts.h"
 
@@ -11,7 +12,7 @@ namespace varve {
 namespace {
 
 /// The parts of numpy's dtype.str: "<f4", "|S5", "<M8[25s]".
-struct NumpyType {
+struct NumpyTypeParts {
   std::string_view order;  ///< "<", ">" or "|".
   std::string_view code;   ///< "f4".
   std::uint64_t size = 0;  ///< 4
@@ -35,7 +36,7 @@ std::optional<std::uint64_t> TakeNumber(std::string_view* text) {
 }
 
 /// Parses "[25s]", or nothing for times without a unit.
-bool ParseUnit(std::string_view text, NumpyType* type) {
+bool ParseUnit(std::string_view text, NumpyTypeParts* type) {
   if (text.empty()) {
     type->unit = "generic";
     return true;
@@ -44,7 +45,7 @@ bool ParseUnit(std::string_view text, NumpyType* type) {
     return false;
   }
   text = text.substr(1, text.size() - 2);
-  if (text.front() >= '0' && text.front() <= '9') {
+  if (IsDigit(text.front())) {
     const auto count = TakeNumber(&text);
     if (!count || *count == 0) {
       return false;
@@ -57,7 +58,7 @@ bool ParseUnit(std::string_view text, NumpyType* type) {
          kUnits.find(" " + std::string(text) + " ") != std::string_view::npos;
 }
 
-std::optional<NumpyType> ParseType(std::string_view text) {
+std::optional<NumpyTypeParts> ParseType(std::string_view text) {
   constexpr std::string_view kOrders = "<>|";
   constexpr std::string_view kKinds = "biufcSUVMm";
   if (text.size() < 3 || kOrders.find(text[0]) == std::string_view::npos ||
@@ -69,10 +70,10 @@ std::optional<NumpyType> ParseType(std::string_view text) {
   if (!size) {
     return std::nullopt;
   }
-  NumpyType type{.order = text.substr(0, 1),
-                 .code = text.substr(1, text.size() - 1 - rest.size()),
-                 .size = *size,
-                 .unit = {}};
+  NumpyTypeParts type{.order = text.substr(0, 1),
+                      .code = text.substr(1, text.size() - 1 - rest.size()),
+                      .size = *size,
+                      .unit = {}};
   if (type.is_time() ? *size != 8 || !ParseUnit(rest, &type) : !rest.empty()) {
     return std::nullopt;
   }
@@ -80,7 +81,7 @@ std::optional<NumpyType> ParseType(std::string_view text) {
 }
 
 /// Returns the type and its name from an item of a value. Errors: InvalidArgument.
-Result<NumpyType> TypeOf(const Value& value, std::size_t item_count) {
+Result<NumpyTypeParts> TypeOf(const Value& value, std::size_t item_count) {
   if (value.items.size() != item_count || value.items[0].kind != ValueKind::kStr) {
     return InvalidArgument("a numpy value without its dtype");
   }
@@ -94,7 +95,7 @@ Result<NumpyType> TypeOf(const Value& value, std::size_t item_count) {
 /// Writes dtype(code, False, True) with its state: (version, byte order, subarray, names, fields,
 /// size, alignment, flags). Size, alignment and flags are written for text and raw bytes only;
 /// times add their unit.
-void PickleType(const NumpyType& type, PickleWriter* pickle) {
+void PickleType(const NumpyTypeParts& type, PickleWriter* pickle) {
   pickle->Global("numpy", "dtype");
   pickle->Str(type.code);
   pickle->Bool(false);
@@ -130,7 +131,7 @@ void PickleType(const NumpyType& type, PickleWriter* pickle) {
 }  // namespace
 
 Status PickleNumpyScalar(const Value& value, PickleWriter* pickle) {
-  VARVE_ASSIGN_OR_RETURN(const NumpyType type, TypeOf(value, 1));
+  VARVE_ASSIGN_OR_RETURN(const NumpyTypeParts type, TypeOf(value, 1));
   // An empty text has no bytes in numpy's pickle, though one character in memory.
   const std::string_view content =
       type.item_bytes() == 0 ? std::string_view() : std::string_view(value.text);
@@ -147,7 +148,7 @@ Status PickleNumpyScalar(const Value& value, PickleWriter* pickle) {
 }
 
 Status PickleNumpyArray(const Value& value, PickleWriter* pickle) {
-  VARVE_ASSIGN_OR_RETURN(const NumpyType type, TypeOf(value, 2));
+  VARVE_ASSIGN_OR_RETURN(const NumpyTypeParts type, TypeOf(value, 2));
   VARVE_ASSIGN_OR_RETURN(const Dims shape, ShapeOf(value.items[1], "the shape of a numpy array"));
   const auto elements = CheckedProduct(shape);
   const auto bytes = elements ? CheckedMul(*elements, type.item_bytes()) : std::nullopt;

@@ -12,7 +12,7 @@
 #include "support/status_matchers.h"
 #include "tensor/box.h"
 
-namespace varve {
+namespace varve::encode_test {
 namespace {
 
 using test::FailsWith;
@@ -185,4 +185,4 @@ TEST(TensorArchive, SizesThatOverflowAreRefused) {
 }
 
 }  // namespace
-}  // namespace varve
+}  // namespace varve::encode_test

@@ -11,7 +11,7 @@
 namespace varve {
 namespace {
 
-constexpr unsigned kFold = 0x80;
+constexpr unsigned kFoldBit = 0x80;
 
 /// Takes `digits` digits and one character behind them from the front of `*text`. Other characters
 /// give any number: ClockState checks the whole text again.
@@ -52,7 +52,7 @@ Result<Bytes> ClockState(const Value& value) {
       return InvalidArgument("a time without time zone and fold");
     }
     VARVE_ASSIGN_OR_RETURN(const std::int64_t given, IntOf(value.items[1], "the fold of a time"));
-    fold = given != 0 ? kFold : 0;
+    fold = given != 0 ? kFoldBit : 0;
   }
   Bytes state;
   std::string_view text = value.text;

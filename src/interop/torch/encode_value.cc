@@ -16,7 +16,7 @@
 namespace varve {
 namespace {
 
-constexpr int kMaxDepth = 256;  // As DecodeValue.
+constexpr int kMaxEncodedDepth = 256;  // As DecodeValue.
 // About as Python: keeps the unpickler's stack small. Even, so that keys stay with their values.
 constexpr std::size_t kBatchItems = 1000;
 
@@ -86,8 +86,9 @@ class ValuePickler {
 };
 
 Status ValuePickler::Write(const Value& value, int depth) {
-  if (depth > kMaxDepth) {
-    return InvalidArgument("a value nests deeper than " + std::to_string(kMaxDepth) + " levels");
+  if (depth > kMaxEncodedDepth) {
+    return InvalidArgument("a value nests deeper than " + std::to_string(kMaxEncodedDepth) +
+                           " levels");
   }
   switch (value.kind) {
     case ValueKind::kNone: pickle_.None(); return Status::Ok();
@@ -195,6 +196,15 @@ Status ValuePickler::WriteObject(const Value& value, int depth) {
       break;
     case ValueKind::kTorchDevice:
       pickle_.Global("torch", "device");
+      VARVE_RETURN_IF_ERROR(PickleText(value.text, &pickle_));
+      pickle_.Tuple1();
+      break;
+    case ValueKind::kPath:
+      if (value.items.size() != 1 ||
+          (value.items[0].text != "PosixPath" && value.items[0].text != "PurePosixPath")) {
+        return InvalidArgument("a path of a class that is not known");
+      }
+      pickle_.Global("pathlib", value.items[0].text);
       VARVE_RETURN_IF_ERROR(PickleText(value.text, &pickle_));
       pickle_.Tuple1();
       break;
@@ -327,10 +337,9 @@ Result<Bytes> EncodeValueArchive(const Value& value) {
   return archive;
 }
 
-Result<StateArchive> EncodeStateArchive(const Value& state, std::span<const StateTensor> tensors,
-                                        std::span<const std::uint32_t> payload_crc32) {
-  Bytes content;
-  ValuePickler pickler(&content, tensors);
+Result<PickledState> PickleState(const Value& state, std::span<const StateTensor> tensors) {
+  PickledState pickled;
+  ValuePickler pickler(&pickled.pickle, tensors);
   Status written = pickler.Write(state, 0);
   if (written.ok()) {
     written = pickler.Finish();
@@ -338,24 +347,34 @@ Result<StateArchive> EncodeStateArchive(const Value& state, std::span<const Stat
   if (!written.ok()) {
     return written.Annotate("cannot be a torch.save archive");
   }
+  for (const InnerTensor& tensor : pickler.tensors()) {
+    pickled.small.emplace_back(tensor.key, tensor.content);
+  }
+  pickled.storage_bytes.reserve(tensors.size());
+  for (const StateTensor& tensor : tensors) {
+    VARVE_ASSIGN_OR_RETURN(const std::uint64_t bytes, TorchTensorBytes(tensor.dtype, tensor.sizes));
+    pickled.storage_bytes.push_back(bytes);
+  }
+  return pickled;
+}
+
+StateArchive EncodeStateArchive(const PickledState& state,
+                                std::span<const std::uint32_t> payload_crc32) {
   ZipWriter zip;
   StateArchive archive;
-  archive.heads.resize(tensors.size());
+  archive.heads.resize(state.storage_bytes.size());
   // Small records come first: then all bytes behind a payload are known except its checksum.
-  Bytes& first = tensors.empty() ? archive.tail : archive.heads[0];
-  AddTorchRecords(content, &zip, &first);
-  for (const InnerTensor& tensor : pickler.tensors()) {
-    AddTorchStorage(tensor.key, tensor.content.size(),
-                    Crc32ZipExtend(0, AsByteSpan(tensor.content)), kTorchStorageAlignment, &zip,
-                    &first);
-    first.append(tensor.content);
+  Bytes& first = archive.heads.empty() ? archive.tail : archive.heads[0];
+  AddTorchRecords(state.pickle, &zip, &first);
+  for (const auto& [key, content] : state.small) {
+    AddTorchStorage(key, content.size(), Crc32ZipExtend(0, AsByteSpan(content)),
+                    kTorchStorageAlignment, &zip, &first);
+    first.append(content);
   }
-  for (std::size_t i = 0; i < tensors.size(); ++i) {
-    VARVE_ASSIGN_OR_RETURN(const std::uint64_t bytes,
-                           TorchTensorBytes(tensors[i].dtype, tensors[i].sizes));
+  for (std::size_t i = 0; i < archive.heads.size(); ++i) {
     const std::string name = "archive/data/" + std::to_string(i);
     zip.AddHeader({.name = name,
-                   .bytes = bytes,
+                   .bytes = state.storage_bytes[i],
                    .crc32 = payload_crc32.empty() ? 0 : payload_crc32[i],
                    .alignment = kTorchStorageAlignment,
                    .descriptor = true},

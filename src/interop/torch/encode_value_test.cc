@@ -11,7 +11,7 @@
 #include "support/status_matchers.h"
 #include "support/values.h"
 
-namespace varve {
+namespace varve::encode_value_test {
 namespace {
 
 using test::Dict;
@@ -336,4 +336,4 @@ TEST(ValueArchive, NestingEndsWhereDecodeValueEndsIt) {
 }
 
 }  // namespace
-}  // namespace varve
+}  // namespace varve::encode_value_test

@@ -6,7 +6,7 @@
 #include "support/status_matchers.h"
 #include "support/values.h"
 
-namespace varve {
+namespace varve::file_test {
 namespace {
 
 using test::Dict;
@@ -313,4 +313,4 @@ TEST(LegacyTorchFile, StoragesBeyondTheEndAreRefused) {
 }
 
 }  // namespace
-}  // namespace varve
+}  // namespace varve::file_test

@@ -14,7 +14,7 @@ struct Row {
   KnownGlobal known;
 };
 
-constexpr std::array<Row, 40> kKnown{{
+constexpr std::array<Row, 44> kKnown{{
     {"torch._utils", "_rebuild_tensor_v2", KnownGlobal::kTensor},
     {"torch._utils", "_rebuild_tensor_v3", KnownGlobal::kTensor},
     {"torch._utils", "_rebuild_tensor", KnownGlobal::kTensor},
@@ -45,6 +45,10 @@ constexpr std::array<Row, 40> kKnown{{
     {"datetime", "timedelta", KnownGlobal::kTimeDelta},
     {"datetime", "timezone", KnownGlobal::kTimeZone},
     {"zoneinfo", "ZoneInfo", KnownGlobal::kHelper},
+    {"pathlib", "PosixPath", KnownGlobal::kPath},
+    {"pathlib", "PurePosixPath", KnownGlobal::kPath},
+    {"pathlib._local", "PosixPath", KnownGlobal::kPath},
+    {"pathlib._local", "PurePosixPath", KnownGlobal::kPath},
     {"numpy.core.multiarray", "scalar", KnownGlobal::kNumpyScalar},
     {"numpy._core.multiarray", "scalar", KnownGlobal::kNumpyScalar},
     {"numpy.core.multiarray", "_reconstruct", KnownGlobal::kNumpyArray},

@@ -30,6 +30,7 @@ enum class KnownGlobal : std::uint8_t {
   kTime,
   kTimeDelta,
   kTimeZone,
+  kPath,
   kNumpyScalar,
   kNumpyArray,
 };

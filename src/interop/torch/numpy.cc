@@ -10,7 +10,7 @@
 namespace varve {
 namespace {
 
-constexpr std::size_t kMaxRank = 64;  // As in numpy.
+constexpr std::size_t kMaxNumpyRank = 64;  // As in numpy.
 
 struct NumpyType {
   std::string name;  ///< As numpy's dtype.str: "<f4".
@@ -90,7 +90,7 @@ std::optional<NumpyType> TypeAt(const PickleTree& tree, PickleRef node) {
 
 std::optional<Dims> ShapeAt(const PickleTree& tree, PickleRef node) {
   Dims shape;
-  if (tree.kind(node) != PickleKind::kTuple || tree.items(node).size() > kMaxRank) {
+  if (tree.kind(node) != PickleKind::kTuple || tree.items(node).size() > kMaxNumpyRank) {
     return std::nullopt;
   }
   for (const PickleRef item : tree.items(node)) {

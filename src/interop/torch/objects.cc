@@ -1,5 +1,7 @@
 // Built-in objects of Python and their pickled forms, as far as a few nodes say all.
 
+#include <algorithm>
+
 #include "interop/torch/globals.h"
 #include "interop/torch/parts.h"
 #include "interop/torch/values.h"
@@ -77,6 +79,37 @@ std::optional<std::string> DeviceText(const PickleTree& tree,
   }
   const auto index = CountAt(tree, arguments[1]);
   return index ? std::optional(type + ":" + std::to_string(*index)) : std::nullopt;
+}
+
+std::optional<std::string> PathText(const PickleTree& tree, std::span<const PickleRef> arguments) {
+  std::string joined;
+  for (const PickleRef part : arguments) {
+    if (tree.kind(part) != PickleKind::kStr) {
+      return std::nullopt;
+    }
+    const std::string_view text = tree.text(part);
+    if (text.starts_with('/')) {
+      joined.clear();
+    } else if (!joined.empty() && joined.back() != '/') {
+      joined += '/';
+    }
+    joined += text;
+  }
+  // POSIX leaves two leading slashes their own meaning, and so does Python.
+  std::string path(joined.starts_with("//") && !joined.starts_with("///") ? "//"
+                   : joined.starts_with('/')                              ? "/"
+                                                                          : "");
+  const std::size_t root = path.size();
+  for (std::size_t at = 0; at < joined.size();) {
+    const std::size_t end = std::min(joined.find('/', at), joined.size());
+    const std::string_view part = std::string_view(joined).substr(at, end - at);
+    if (!part.empty() && part != ".") {
+      path += path.size() > root ? "/" : "";
+      path += part;
+    }
+    at = end + 1;
+  }
+  return path.empty() ? "." : path;
 }
 
 std::optional<std::string> ByteArrayAt(const PickleTree& tree,

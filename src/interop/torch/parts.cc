@@ -110,6 +110,11 @@ bool IsTensorNode(const PickleTree& tree, PickleRef node) {
          tree.name(callee).starts_with("_rebuild_");
 }
 
+bool IsAttributes(const PickleTree& tree, PickleRef node) {
+  constexpr std::size_t kMaxAttributes = 256;
+  return tree.kind(node) == PickleKind::kDict && tree.items(node).size() <= 2 * kMaxAttributes;
+}
+
 std::vector<PickleRef> ReachableNodes(const PickleTree& tree, PickleRef root,
                                       std::uint64_t max_nodes) {
   std::vector<bool> seen;

@@ -65,6 +65,14 @@ std::span<const PickleRef> ArgumentsOf(const PickleTree& tree, PickleRef object)
 /// Returns a kInt that is not negative.
 std::optional<std::uint64_t> CountAt(const PickleTree& tree, PickleRef node);
 
+/// Returns the ints of a tuple, list or torch.Size. Nothing when one is negative or no int, or when
+/// they are more than any tensor has dimensions.
+std::optional<Dims> DimsAt(const PickleTree& tree, PickleRef node);
+
+/// Returns true for a dict that can be an object's attributes: one of few entries, since they are
+/// searched one by one and many objects may share it.
+bool IsAttributes(const PickleTree& tree, PickleRef node);
+
 /// Checks a tensor's place. Errors: DataLoss when not all of the tensor's elements are among the
 /// first `storage_bytes` of the storage, or there are too many of them; InvalidArgument when its
 /// strides repeat the storage too often (kMaxRepeats). The offset of an empty tensor is brought

@@ -14,6 +14,9 @@ namespace {
 
 constexpr std::size_t kMaxRank = 64;  // As in PyTorch itself.
 
+// A longer list is not even read: many tensors may share it.
+constexpr std::size_t kMaxListed = 1024;
+
 /// A call of one of torch._utils' functions.
 struct Call {
   std::string_view function;
@@ -49,27 +52,6 @@ std::optional<Call> CallAt(const PickleTree& tree, PickleRef node) {
   return Call{tree.name(function), arguments};
 }
 
-/// Returns the ints of a tuple, list or torch.Size.
-template <class T>
-std::optional<std::vector<T>> CountsAt(const PickleTree& tree, PickleRef node) {
-  if (tree.IsMadeBy(node, "torch", "Size") && ArgumentsOf(tree, node).size() == 1) {
-    node = ArgumentsOf(tree, node)[0];
-  }
-  if (tree.kind(node) != PickleKind::kTuple && tree.kind(node) != PickleKind::kList) {
-    return std::nullopt;
-  }
-  std::vector<T> counts;
-  counts.reserve(tree.items(node).size());
-  for (const PickleRef item : tree.items(node)) {
-    const auto count = CountAt(tree, item);
-    if (!count) {
-      return std::nullopt;
-    }
-    counts.push_back(static_cast<T>(*count));
-  }
-  return counts;
-}
-
 bool IsTrue(const PickleTree& tree, PickleRef node) {
   return node != kNoPickle && tree.kind(node) == PickleKind::kBool && tree.integer(node) != 0;
 }
@@ -102,6 +84,27 @@ std::optional<std::uint64_t> LastElement(const ArchiveTensor& tensor) {
 }
 
 }  // namespace
+
+std::optional<Dims> DimsAt(const PickleTree& tree, PickleRef node) {
+  if (tree.IsMadeBy(node, "torch", "Size") && ArgumentsOf(tree, node).size() == 1) {
+    node = ArgumentsOf(tree, node)[0];
+  }
+  const PickleKind kind = tree.kind(node);
+  if ((kind != PickleKind::kTuple && kind != PickleKind::kList) ||
+      tree.items(node).size() > kMaxListed) {
+    return std::nullopt;
+  }
+  Dims counts;
+  counts.reserve(tree.items(node).size());
+  for (const PickleRef item : tree.items(node)) {
+    const auto count = CountAt(tree, item);
+    if (!count) {
+      return std::nullopt;
+    }
+    counts.push_back(*count);
+  }
+  return counts;
+}
 
 Status CheckTensorPlace(std::uint64_t storage_bytes, ArchiveTensor* tensor) {
   const std::uint64_t item_bytes = ItemSize(tensor->dtype);
@@ -171,8 +174,8 @@ Result<std::optional<ArchiveTensor>> TorchArchive::TensorAt(PickleRef node) cons
     return kNone;
   }
   const auto offset = CountAt(tree, arguments[1]);
-  auto sizes = CountsAt<std::uint64_t>(tree, arguments[2]);
-  auto strides = CountsAt<std::int64_t>(tree, arguments[3]);
+  auto sizes = DimsAt(tree, arguments[2]);
+  const auto strides = DimsAt(tree, arguments[3]);
   const auto storage = FindStorage(reference->key);
   if (!storage || !offset || !sizes || !strides) {
     return DataLoss(
@@ -182,7 +185,7 @@ Result<std::optional<ArchiveTensor>> TorchArchive::TensorAt(PickleRef node) cons
   ArchiveTensor tensor{.storage = *storage,
                        .dtype = *dtype,
                        .sizes = *std::move(sizes),
-                       .strides = *std::move(strides)};
+                       .strides = Strides(strides->begin(), strides->end())};
   if (v2 || v3) {
     tensor.requires_grad = requires_grad.value_or(IsTrue(tree, arguments[4]));
   }

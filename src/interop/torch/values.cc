@@ -195,6 +195,9 @@ bool TorchValues::ConvertObject(PickleRef node, int depth, Value* out) {
       return Text(ValueKind::kByteArray, ByteArrayAt(tree_, arguments), out);
     case KnownGlobal::kTorchDevice:
       return Text(ValueKind::kTorchDevice, DeviceText(tree_, arguments), out);
+    case KnownGlobal::kPath:
+      out->items = {Value::Str(std::string(tree_.name(object.callee)))};
+      return Text(ValueKind::kPath, PathText(tree_, arguments), out);
     case KnownGlobal::kSet: out->kind = ValueKind::kSet; break;
     case KnownGlobal::kFrozenSet: out->kind = ValueKind::kFrozenSet; break;
     case KnownGlobal::kTorchSize: out->kind = ValueKind::kTorchSize; break;
@@ -246,10 +249,10 @@ bool TorchValues::ConvertCollection(std::span<const PickleRef> arguments, int de
     return false;
   }
   const auto is_int = [&](PickleRef item) { return tree_.kind(item) == PickleKind::kInt; };
-  constexpr std::size_t kMaxRank = 1024;
+  constexpr std::size_t kMaxSizes = 1024;
   const std::span<const PickleRef> items = tree_.items(arguments[0]);
   return (out->kind != ValueKind::kTorchSize ||
-          (items.size() <= kMaxRank && std::all_of(items.begin(), items.end(), is_int))) &&
+          (items.size() <= kMaxSizes && std::all_of(items.begin(), items.end(), is_int))) &&
          ConvertAll(items, depth, out);
 }
 

@@ -88,6 +88,10 @@ std::optional<PickledMapping> PickledMappingAt(const PickleTree& tree, PickleRef
 /// Returns the key of the ZoneInfo that the object `node` is.
 std::optional<std::string> ZoneKeyAt(const PickleTree& tree, PickleRef node);
 
+/// Returns str() of a PosixPath or PurePosixPath from the parts that it is made of: parts joined by
+/// slashes, those before an absolute one dropped, without repeated slashes and single dots.
+std::optional<std::string> PathText(const PickleTree& tree, std::span<const PickleRef> arguments);
+
 /// Returns "cuda:1" from the arguments of torch.device.
 std::optional<std::string> DeviceText(const PickleTree& tree, std::span<const PickleRef> arguments);
 

@@ -6,7 +6,7 @@
 #include "support/status_matchers.h"
 #include "support/values.h"
 
-namespace varve {
+namespace varve::values_test {
 namespace {
 
 using test::Dict;
@@ -359,4 +359,4 @@ TEST(TorchValues, SharedObjectsCannotMakeASmallArchiveGrowWithoutBound) {
 }
 
 }  // namespace
-}  // namespace varve
+}  // namespace varve::values_test

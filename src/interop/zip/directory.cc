@@ -17,7 +17,6 @@ constexpr std::uint64_t kLocalBytes = 30;
 
 constexpr std::uint32_t kEntrySignature = 0x02014b50;
 constexpr std::uint32_t kLocalSignature = 0x04034b50;
-constexpr std::uint16_t kZip64Extra = 0x0001;
 
 // Flags: encrypted, patched, strongly encrypted, directory encrypted.
 constexpr std::uint16_t kUnreadableFlags = 0x0001 | 0x0020 | 0x0040 | 0x2000;

@@ -5,11 +5,11 @@
 #include "support/archives.h"
 #include "support/status_matchers.h"
 
-namespace varve {
+namespace varve::directory_test {
 namespace {
 
 using test::Asked;
-using test::DirectoryEntry;
+using test::CentralEntry;
 using test::EndOfZip;
 using test::FailsWith;
 using test::FromHex;
@@ -178,14 +178,14 @@ TEST(ZipDirectory, OverlappingRecordsAreRefused) {
   std::string file = "PK\3\4" + std::string(26, '\0') + "a" + body.content;
   const std::uint64_t begin = file.size();
   const std::string directory =
-      DirectoryEntry(body, 0) + DirectoryEntry({.name = "b", .content = "y"}, 60);
+      CentralEntry(body, 0) + CentralEntry({.name = "b", .content = "y"}, 60);
   file += directory + EndOfZip(2, begin, directory.size(), true);
   EXPECT_TRUE(FailsWith(DirectoryOf(file), StatusCode::kDataLoss, {"\"a\"", "overlaps", "\"b\""}));
 }
 
 TEST(ZipDirectory, ARecordThatReachesTheDirectoryIsRefused) {
   std::string file = "PK\3\4" + std::string(26, '\0') + "a12345";
-  const std::string directory = DirectoryEntry({.name = "a", .content = "123456"}, 0);
+  const std::string directory = CentralEntry({.name = "a", .content = "123456"}, 0);
   file += directory + EndOfZip(1, file.size(), directory.size(), true);
   EXPECT_TRUE(FailsWith(DirectoryOf(file), StatusCode::kDataLoss, {"overlaps the directory"}));
 }
@@ -254,7 +254,7 @@ TEST(ZipDirectory, ADirectoryLongerOrShorterThanItsRecordsIsRefused) {
   EXPECT_TRUE(FailsWith(DirectoryOf(With(file, end + 8, Le(1, 2) + Le(1, 2))),
                         StatusCode::kDataLoss, {"belong to no record"}));
   // Two entries fit by size, but the names leave no room for the second.
-  const std::string directory = DirectoryEntry({.name = std::string(50, 'n')}, 0);
+  const std::string directory = CentralEntry({.name = std::string(50, 'n')}, 0);
   const std::string short_of_one =
       std::string(80, '\0') + directory + EndOfZip(2, 80, directory.size(), true);
   EXPECT_TRUE(FailsWith(DirectoryOf(short_of_one), StatusCode::kDataLoss,
@@ -310,4 +310,4 @@ TEST(ZipRecordContent, SizesAndChecksumMayFollowTheContent) {
 }
 
 }  // namespace
-}  // namespace varve
+}  // namespace varve::directory_test

@@ -17,15 +17,19 @@ namespace varve {
 inline constexpr std::uint64_t kZipFull16 = 0xFFFF;
 inline constexpr std::uint64_t kZipFull32 = 0xFFFFFFFF;
 
+/// The extra field that holds the sizes and the place of a large entry.
+inline constexpr std::uint16_t kZip64Extra = 0x0001;
+
 /// Bytes of an entry without its name, extra field and comment.
 inline constexpr std::uint64_t kZipEntryBytes = 46;
 
 /// Returns the little-endian number at byte `at`, which the caller knows to be there.
 template <class T>
 T ZipNumber(std::string_view bytes, std::uint64_t at) {
+  const std::string_view digits = bytes.substr(at, sizeof(T));
   std::uint64_t value = 0;
-  for (std::size_t i = 0; i < sizeof(T); ++i) {
-    value |= static_cast<std::uint64_t>(static_cast<unsigned char>(bytes[at + i])) << (8 * i);
+  for (std::size_t i = digits.size(); i-- > 0;) {
+    value = value << 8U | static_cast<unsigned char>(digits[i]);
   }
   return static_cast<T>(value);
 }

@@ -10,6 +10,7 @@
 
 #include "base/checked.h"
 #include "base/checksum.h"
+#include "interop/zip/end.h"
 
 namespace varve {
 namespace {
@@ -24,7 +25,6 @@ constexpr std::uint64_t kDescriptorFlag = 0x0008;
 // The first day that DOS dates can say, 1 January 1980: none would be an invalid date.
 constexpr std::uint64_t kDosDate = 0x0021;
 
-constexpr std::uint64_t kZip64Extra = 0x0001;
 constexpr std::uint64_t kPaddingExtra = 0x4246;  // "FB"
 constexpr std::uint64_t kExtraHeaderBytes = 4;
 

@@ -7,7 +7,7 @@
 #include "support/archives.h"
 #include "support/status_matchers.h"
 
-namespace varve {
+namespace varve::writer_test {
 namespace {
 
 using test::IsOk;
@@ -163,4 +163,4 @@ TEST(ZipWriter, MoreRecordsThanTheEndRecordCanCountAreReadBack) {
 }
 
 }  // namespace
-}  // namespace varve
+}  // namespace varve::writer_test

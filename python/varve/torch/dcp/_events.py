@@ -55,19 +55,22 @@ class Step:
         if _method_logger is None:
             return
         self._fields = logger._get_msg_dict(name, **arguments)
-        self._began = time.time_ns()
-        self._log("start", log_exceptions=True)
+        self._began = self._log("start", log_exceptions=True)
 
     def end(self, error: BaseException | None) -> None:
         """Logs the end, or the exception."""
         if _method_logger is None:
             return
         if error is None:
-            self._log("end", times_spent=time.time_ns() - self._began)
+            now = time.time_ns()
+            self._log("end", now, times_spent=now - self._began)
         else:
             self._log("exception", error=f"{error}")
 
-    def _log(self, event: str, **more: Any) -> None:
-        self._fields |= {"event": event, "time": time.time_ns(), **more}
+    def _log(self, event: str, now: int | None = None, **more: Any) -> int:
+        """Logs an event of the time `now` (in nanoseconds; by default the present), and returns that time."""
+        now = time.time_ns() if now is None else now
+        self._fields |= {"event": event, "time": now, **more}
         failed = event == "exception"
         logger._dcp_logger.log(logging.ERROR if failed else logging.DEBUG, dict(self._fields))
+        return now

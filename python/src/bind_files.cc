@@ -1,0 +1,72 @@
+// Single files that varve.olmo writes.
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <string>
+#include <string_view>
+#include <tuple>
+#include <utility>
+#include <vector>
+
+#include <nanobind/stl/tuple.h>
+
+#include "bindings.h"
+#include "interop/olmo/names.h"
+#include "interruptible.h"
+#include "save/state_file.h"
+
+namespace varve::python {
+namespace {
+
+/// Writes a torch.save file; `storages` are addresses and sizes.
+std::uint64_t WriteTorchFile(
+    const FsPath& path, const nb::bytes& pickle,
+    const std::vector<std::pair<std::uintptr_t, std::uint64_t>>& storages) {
+  std::vector<std::span<const std::byte>> memory;
+  memory.reserve(storages.size());
+  for (const auto& [address, bytes] : storages) {
+    memory.emplace_back(MemoryAt<const std::byte>(address), bytes);
+  }
+  std::string copy(pickle.c_str(), pickle.size());
+  return Stoppable(path.text, [&](const std::stop_token& stop) {
+    SaveOptions options;
+    options.stop = stop;
+    return WritePickledState(path.text, std::move(copy), memory, options);
+  });
+}
+
+/// Writes a safetensors file; a tensor is its name, type, shape and address.
+std::uint64_t WriteSafetensorsFile(
+    const FsPath& path,
+    const std::vector<std::tuple<std::string, DType, Dims, std::uintptr_t>>& tensors) {
+  std::vector<SafetensorsSource> sources;
+  sources.reserve(tensors.size());
+  for (const auto& [name, dtype, shape, address] : tensors) {
+    if (!CanBeSafetensors(dtype, shape)) {
+      Raise(Unimplemented("write " + path.text + ": \"" + name + "\" is " +
+                          std::string(DTypeName(dtype)) + ", which safetensors cannot hold"));
+    }
+    sources.push_back({{name, dtype, shape}, MemoryAt<const std::byte>(address)});
+  }
+  return Stoppable(path.text, [&](const std::stop_token& stop) {
+    SaveOptions options;
+    options.stop = stop;
+    return WriteSafetensors(path.text, std::move(sources), options);
+  });
+}
+
+}  // namespace
+
+void BindFiles(nb::module_& module) {
+  module.def("write_torch_file", &WriteTorchFile, nb::arg("path"), nb::arg("pickle"),
+             nb::arg("storages"));
+  module.def("write_safetensors", &WriteSafetensorsFile, nb::arg("path"), nb::arg("tensors"));
+  nb::list same;
+  for (const std::string_view key : kOlmoSameOnAllRanks) {
+    same.append(nb::str(key.data(), key.size()));
+  }
+  module.attr("OLMO_SAME_ON_ALL_RANKS") = nb::tuple(same);
+}
+
+}  // namespace varve::python

@@ -1,0 +1,76 @@
+"""varve.hfai.init, and the method try_save that it gives a model."""
+
+from __future__ import annotations
+
+import signal
+from pathlib import Path
+
+import hfai_jobs
+import pytest
+import torch
+from hfai_original import assert_same
+from torch import nn
+
+import varve.hfai
+from varve.errors import InvalidArgumentError
+
+
+def test_init_without_a_checkpoint_starts_anew(tmp_path: Path) -> None:
+    net = nn.Linear(2, 2)
+    start = varve.hfai.init(net, None, ckpt_path=tmp_path / "latest.pt", suspend=None)
+    assert start == (0, 0, None)
+    assert net.try_save(0, 1) is False  # type: ignore[operator]
+    with pytest.raises(RuntimeError, match="not initialized"):
+        net.try_save(0, 1, force=True)  # type: ignore[operator]
+
+
+def test_try_save_and_init_give_back_everything(one_rank: None, tmp_path: Path) -> None:
+    path = tmp_path / "latest.pt"
+    net, adam = hfai_jobs.trained(1)
+    schedule = torch.optim.lr_scheduler.StepLR(adam, 1)
+    scaler = torch.amp.GradScaler("cpu", init_scale=512.0)
+    wanted = False
+    varve.hfai.init(net, adam, schedule, scaler, path, suspend=lambda: wanted)
+    assert net.try_save(1, 2) is False  # type: ignore[operator]
+    wanted = True
+    schedule.step()
+    assert net.try_save(4, 100, others={"best": 0.5}) is True  # type: ignore[operator]
+    stored = varve.hfai.load(path)
+    assert set(stored) == {
+        "model",
+        "optimizer",
+        "epoch",
+        "step",
+        "scheduler",
+        "amp_scaler",
+        "others",
+    }
+    again, other = hfai_jobs.trained(1, seed=4)
+    fresh = torch.optim.lr_scheduler.StepLR(other, 1)
+    grown = torch.amp.GradScaler("cpu")
+    assert varve.hfai.init(again, other, fresh, grown, path) == (4, 100, {"best": 0.5})
+    assert_same(again.state_dict(), net.state_dict())
+    assert_same(other.state_dict(), adam.state_dict())
+    assert fresh.last_epoch == schedule.last_epoch and grown.get_scale() == 512.0
+
+
+def test_a_signal_asks_for_a_save_and_earlier_handlers_run(one_rank: None, tmp_path: Path) -> None:
+    seen: list[int] = []
+    before = signal.signal(signal.SIGUSR2, lambda number, _frame: seen.append(number))
+    try:
+        net = nn.Linear(2, 2)
+        varve.hfai.init(net, None, ckpt_path=tmp_path / "x", suspend=signal.SIGUSR2)
+        assert net.try_save(0, 1) is False  # type: ignore[operator]
+        signal.raise_signal(signal.SIGUSR2)
+        assert net.try_save(0, 2) is True  # type: ignore[operator]
+        assert seen == [signal.SIGUSR2]
+    finally:
+        signal.signal(signal.SIGUSR2, before)
+    with pytest.raises(InvalidArgumentError, match="suspend"):
+        varve.hfai.init(nn.Linear(2, 2), None, suspend="SIGTERM")  # type: ignore[arg-type]
+
+
+def test_init_refuses_what_try_save_did_not_write(one_rank: None, tmp_path: Path) -> None:
+    varve.hfai.save(tmp_path / "x", nn.Linear(2, 2))
+    with pytest.raises(InvalidArgumentError, match=r'no "epoch".*varve\.hfai\.load'):
+        varve.hfai.init(nn.Linear(2, 2), None, ckpt_path=tmp_path / "x", suspend=None)

@@ -1,0 +1,248 @@
+"""The base class of OLMo's checkpointers: it saves the configuration, restores, and reads whole states."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from abc import ABCMeta, abstractmethod
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, Protocol
+
+import torch
+from torch.nn import Module
+from torch.optim import Optimizer
+
+from varve.errors import InvalidArgumentError
+from varve.olmo import _whole
+from varve.olmo._directory import MARK, Directory, staging
+from varve.olmo._files import PathOrStr, local_path, upload, upload_directory
+from varve.olmo._pickle import OLDEST, write
+from varve.olmo._restore import Source, restore
+from varve.olmo._steps import TIMEOUT, Steps
+from varve.olmo._whole import WholeState
+from varve.torch._coordinator import TorchCoordinator, collective, name_of
+
+
+class Config(Protocol):
+    """The part of OLMo's `TrainConfig` that checkpointers use."""
+
+    save_overwrite: bool
+
+    def save(self, path: Any) -> None:
+        """Writes the configuration to a file."""
+
+
+def thread_count_or_default(thread_count: int | None) -> int:
+    """Returns the given number of threads, or OLMo's default.
+
+    Raises InvalidArgumentError for a number below 1 (a ValueError).
+    """
+    if thread_count is not None and thread_count <= 0:
+        raise InvalidArgumentError(f"thread_count={thread_count}: want at least 1")
+    given = os.environ.get("OLMO_NUM_THREADS")
+    return thread_count or (int(given) if given else min(32, (os.cpu_count() or 1) + 4))
+
+
+@dataclass(frozen=True)
+class Training:
+    """The wrapped model, its optimizer and this rank's state of the trainer, which one call saves."""
+
+    model: Module
+    optim: Optimizer
+    state: dict[str, Any]
+
+
+class Checkpointer(metaclass=ABCMeta):
+    """Saves and restores a training run in one of OLMo's layouts.
+
+    Every method but `unshard_checkpoint` is collective: all ranks call it. It ends the same way on all of
+    them; a failure on one rank raises on every rank. Models may be wrapped by FSDP (both versions) or DDP,
+    or not at all.
+    """
+
+    def __init__(
+        self,
+        cfg: Config,
+        thread_count: int | None = None,
+        *,
+        class_paths: Literal["oldest", "installed"] = "oldest",
+    ) -> None:
+        """Takes the configuration.
+
+        Args:
+            cfg: Any object with `save_overwrite` and `save(path)`.
+            thread_count: Accepted, at least 1; by default `OLMO_NUM_THREADS`. The engine has threads of
+                its own.
+            class_paths: The modules of classes in written pickles: "oldest" as torch 2.0 and NumPy 1 call
+                them, which OLMo's own software opens, "installed" as this torch and NumPy do.
+        """
+        if class_paths not in ("oldest", "installed"):
+            raise InvalidArgumentError(f'class_paths={class_paths!r}: want "oldest" or "installed"')
+        self.cfg = cfg
+        self.thread_count = thread_count_or_default(thread_count)
+        self._modules = OLDEST if class_paths == "oldest" else {}
+
+    def _write_files(self, directory: Directory, steps: Steps, files: dict[str, Any]) -> None:
+        """Writes this rank's files of torch.save. Collective: no rank goes on before all have."""
+
+        def run() -> None:
+            for name, state in files.items():
+                directory.add(write(directory.path / name, state, self._modules))
+
+        steps.each(f"write {directory.path}", run)
+
+    def save_checkpoint(
+        self,
+        dir: PathOrStr,
+        dist_model: Module,
+        optim: Optimizer,
+        train_state: dict[str, Any] | None = None,
+        *,
+        upload_to: str | None = None,
+        trainer_state: dict[str, Any] | None = None,
+    ) -> None:
+        """Saves a model, its optimizer and the state of the trainer as the directory `dir`.
+
+        The checkpoint appears whole, with `config.yaml` written last. With `cfg.save_overwrite` a
+        checkpoint at `dir` is what readers see until the new one is durable, and files that are not its
+        own are kept. Tensors must not change until this returns.
+
+        Args:
+            dir: A local directory. On shared storage it is one; on disks of nodes each node gets its own
+                with the files of its ranks. See `varve.olmo`.
+            dist_model: The wrapped model.
+            optim: Made from the wrapped model's parameters.
+            train_state: Anything that torch.save can store; each rank's own.
+            upload_to: A local directory that gets a copy of all files, `config.yaml` last.
+            trainer_state: Another name of `train_state`.
+
+        Raises:
+            CheckpointExistsError: There is a checkpoint, and `cfg.save_overwrite` is false (a
+                FileExistsError).
+            PreconditionError: `dir` holds something that is no checkpoint, or another save of it is
+                under way.
+            NoFileSystemError: A rank does not see a directory to write into (a TimeoutError).
+            OutOfSpaceError, UnavailableError: Writing failed or a rank is lost; each is named.
+        """
+        training = Training(dist_model, optim, _one_of(train_state, trainer_state))
+        path = local_path(dir, "dir")
+        copies = upload_directory(upload_to)
+        with collective(None, TIMEOUT, name_of("save", path)) as coordinator:
+            steps = Steps(coordinator)
+            config = steps.first(f"save {path}", lambda: _saved(self.cfg)).encode("latin-1")
+            with staging(path, bool(self.cfg.save_overwrite), steps) as directory:
+                self._write(directory, steps, training)
+                if copies is not None:
+                    steps.each(f"upload {path}", lambda: self._upload(directory, copies))
+                directory.publish(config)
+            if copies is not None:
+                steps.first(
+                    f"upload {path}",
+                    lambda: upload(Path(path) / MARK, copies / MARK, bool(self.cfg.save_overwrite)),
+                )
+
+    def _upload(self, directory: Directory, copies: Path) -> None:
+        for name, _size in directory.files:
+            upload(directory.path / name, copies / name, bool(self.cfg.save_overwrite))
+
+    @abstractmethod
+    def _write(self, directory: Directory, steps: Steps, training: Training) -> None:
+        """Writes this rank's files into the directory, synced, and adds them to it. Collective."""
+
+    def restore_checkpoint(
+        self,
+        load_path: PathOrStr,
+        dist_model: Module,
+        optim: Optimizer,
+        *,
+        local_cache: PathOrStr | None = None,
+        load_optimizer_state: bool = True,
+    ) -> dict[str, Any]:
+        """Restores a model and an optimizer in place, and returns the state of the trainer.
+
+        Reads a checkpoint of any of OLMo's layouts, or of Varve's own, that any number of ranks has saved.
+        The trainer's state is this rank's, or rank 0's where fewer ranks have saved.
+
+        Args:
+            load_path: A local directory that all ranks see. Where the same number of ranks saved with the
+                layout local, each rank's own files suffice: the disk of its node.
+            dist_model: The wrapped model.
+            optim: Made from the wrapped model's parameters; its groups keep what the configuration sets.
+            local_cache: A directory to read instead, where it holds a checkpoint.
+            load_optimizer_state: False leaves the optimizer as it is.
+
+        Raises:
+            CheckpointNotFoundError: There is no checkpoint (a FileNotFoundError).
+            InvalidArgumentError: Names or shapes differ; the message has the first of them.
+            WrongGroupsError: The optimizer's groups differ (an AssertionError).
+            CorruptCheckpointError: Stored bytes are damaged; file and tensor are named.
+        """
+        path = readable(load_path, local_cache)
+        found: list[tuple[Source, dict[str, Any]]] = []
+
+        def look() -> bool:
+            source = Source(path, own_ranks=True)
+            found.append((source, source.trainer_state()))
+            return source.is_own_ranks
+
+        def fill(coordinator: TorchCoordinator | None) -> None:
+            restore(found[0][0], dist_model, optim if load_optimizer_state else None, coordinator)
+
+        with collective(None, TIMEOUT, name_of("restore", path)) as coordinator:
+            steps = Steps(coordinator)
+            if any(steps.each(f"restore {path}", look)):
+                steps.each(f"restore {path}", lambda: fill(None))
+            else:
+                fill(coordinator)
+        return found[0][1]
+
+    def unshard_checkpoint(
+        self,
+        load_path: PathOrStr,
+        *,
+        local_cache: PathOrStr | None = None,
+        load_optimizer_state: bool = True,
+        load_trainer_state: bool = True,
+        device: torch.device | None = None,
+    ) -> WholeState:
+        """Reads a checkpoint as whole states, in one process and without torch.distributed.
+
+        Returns the model, the optimizer and the trainer of rank 0; None for what is not asked for. The
+        tensors are writable, and no other process sees what is written. On the CPU they are private maps
+        of unnamed files in the temporary directory (TMPDIR). If TMPDIR is on a disk, the kernel can drop
+        unchanged pages when it needs memory. If TMPDIR has no room, the tensors are in memory.
+        `varve.unshard` writes the state to files that stay.
+        """
+        path = readable(load_path, local_cache)
+        if device is None or torch.device(device).type == "cpu":
+            return _whole.mapped(path, load_optimizer_state, load_trainer_state)
+        return _whole.read(path, load_optimizer_state, load_trainer_state, device)
+
+
+def readable(load_path: PathOrStr, local_cache: PathOrStr | None) -> str:
+    """Returns the directory to read: the cache where it holds something."""
+    if local_cache is not None:
+        cache = local_path(local_cache, "local_cache")
+        if os.path.isdir(cache) and os.listdir(cache):
+            return cache
+    return local_path(load_path, "load_path")
+
+
+def _one_of(train_state: Any, trainer_state: Any) -> dict[str, Any]:
+    if train_state is not None and trainer_state is not None:
+        raise InvalidArgumentError("train_state and trainer_state are one argument: pass either")
+    state = trainer_state if train_state is None else train_state
+    if state is None:
+        return {}
+    if not isinstance(state, dict):
+        raise InvalidArgumentError(f"train_state is a {type(state).__name__}: want a dict")
+    return state
+
+
+def _saved(cfg: Config) -> str:
+    """Returns the bytes that a configuration saves, one character each."""
+    with tempfile.TemporaryDirectory(prefix="varve-olmo-") as folder:
+        path = Path(folder) / MARK
+        cfg.save(path)
+        return path.read_bytes().decode("latin-1")

@@ -1,0 +1,474 @@
+"""Writes OLMo-core's first layout (ai2-olmo-core 0.1), which OLMo calls `olmo_core`.
+
+1. Each rank describes what it holds (`describe_rank`). The caller gives all ranks the descriptions of all.
+2. Each rank writes its pieces, flattened, to `model/rank_{R}.safetensors` and `optim/rank_{R}.safetensors`
+   (`write_rank`), also a rank without pieces. Of equal pieces only the lowest rank's is written. The files
+   are durable when it returns.
+3. After all ranks have returned, one of them writes `model/metadata.json` and `optim/metadata.json`
+   (`write_metadata`). Without these there is no checkpoint.
+
+The optimizer's state is flat: `state.NAME.__KEY`, `num_param_groups`, and as pickles in uint8 tensors
+`param_group{i}` and `state_keys`. Rank 0 writes the last three kinds; `state_keys` has the keys of all ranks,
+because a rank without elements of any parameter has no state.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import math
+import os
+import pickle
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+
+from varve import _core
+from varve.errors import CheckpointExistsError, InvalidArgumentError, UnsupportedError
+from varve.torch._tensors import _NUMBERS, _shards
+
+#: The dtypes that OLMo-core 0.1 can read back, with the names that it gives them.
+_DTYPES = {
+    torch.float64: "F64",
+    torch.float32: "F32",
+    torch.float16: "F16",
+    torch.bfloat16: "BF16",
+    torch.int64: "I64",
+    torch.int32: "I32",
+    torch.int16: "I16",
+    torch.int8: "I8",
+    torch.uint8: "U8",
+    torch.bool: "BOOL",
+}
+
+_PARTS = ("model", "optim")
+
+
+class Run(Protocol):
+    """A run of a tensor's elements: from `start` on in row-major order, `data` in one dimension."""
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape of the whole tensor."""
+
+    @property
+    def start(self) -> int:
+        """The index of the first element."""
+
+    @property
+    def data(self) -> torch.Tensor:
+        """The elements."""
+
+
+#: The part of a tensor that a rank holds: a run, a DTensor, or all of it.
+Held = Run | torch.Tensor
+
+
+@dataclass(frozen=True)
+class Described:
+    """The part of a tensor that a rank holds, as other ranks know it.
+
+    Attributes:
+        dtype: The type's name in safetensors.
+        shape: The shape of the whole tensor.
+        runs: Elements [begin, end), in the order in which they are stored.
+        box: Offsets and sizes, where there are no runs: a part of some columns of a matrix.
+    """
+
+    dtype: str
+    shape: tuple[int, ...]
+    runs: tuple[tuple[int, int], ...]
+    box: tuple[tuple[int, ...], tuple[int, ...]] | None = None
+
+    def elements(self) -> int:
+        """Number of elements."""
+        if self.box is not None:
+            return math.prod(self.box[1])
+        return sum(end - begin for begin, end in self.runs)
+
+
+@dataclass(frozen=True)
+class Description:
+    """The parts that one rank holds. The rank sends them to the others as JSON."""
+
+    model: dict[str, Described]
+    optim: dict[str, Described]
+    state_keys: frozenset[str]
+
+    def part(self, part: str) -> dict[str, Described]:
+        """Returns the pieces of one of the folders, by their names in the file."""
+        return self.model if part == "model" else self.optim
+
+    def to_json(self) -> dict[str, Any]:
+        """Returns a value that `json` can write."""
+        parts: dict[str, Any] = {
+            part: {
+                name: [piece.dtype, piece.shape, piece.runs, piece.box]
+                for name, piece in self.part(part).items()
+            }
+            for part in _PARTS
+        }
+        return {**parts, "state_keys": sorted(self.state_keys)}
+
+    @staticmethod
+    def from_json(value: Mapping[str, Any]) -> Description:
+        """Returns the description of which `to_json` made the value."""
+
+        def piece(dtype: str, shape: list[int], runs: list[list[int]], box: Any) -> Described:
+            place = None if box is None else (tuple(box[0]), tuple(box[1]))
+            return Described(dtype, tuple(shape), tuple((begin, end) for begin, end in runs), place)
+
+        model, optim = (
+            {name: piece(*fields) for name, fields in value[part].items()} for part in _PARTS
+        )
+        return Description(model, optim, frozenset(value["state_keys"]))
+
+
+#: A piece with its data, flattened.
+_Piece = tuple[Described, torch.Tensor]
+
+
+def describe_rank(
+    rank: int,
+    model: Mapping[str, Held],
+    optim_state: Mapping[str, Mapping[str, Held | Any]],
+    param_groups: Sequence[Mapping[str, Any]],
+) -> Description:
+    """Returns what the rank holds, without the data. Arguments as for `write_rank`.
+
+    Raises:
+        UnsupportedError: A dtype, or a value of the optimizer's state, that the layout cannot hold.
+        InvalidArgumentError: A piece outside its tensor; groups that do not name their parameters.
+    """
+    optim = _optim_pieces(rank, optim_state, param_groups)
+    return Description(
+        model={name: piece[0] for name, piece in _model_pieces(model).items()},
+        optim={name: piece[0] for name, piece in optim.items()},
+        state_keys=frozenset(key for entries in optim_state.values() for key in entries),
+    )
+
+
+def write_rank(
+    directory: Path,
+    rank: int,
+    world: int,
+    model: Mapping[str, Held],
+    optim_state: Mapping[str, Mapping[str, Held | Any]],
+    param_groups: Sequence[Mapping[str, Any]],
+    descriptions: Sequence[Description],
+) -> list[Path]:
+    """Writes one rank's files and returns their paths. They are durable then.
+
+    Args:
+        directory: The checkpoint's directory; `model/` and `optim/` are made in it.
+        rank: This rank, from 0 to `world` - 1.
+        world: Number of ranks.
+        model: The pieces that the rank holds, by the name of the tensor.
+        optim_state: By parameter and key: pieces, whole tensors, or numbers.
+        param_groups: The optimizer's groups. A group names its parameters in `param_names`, or in
+            `params` itself; `params` may be ids.
+        descriptions: The description of each rank, by rank.
+
+    Raises:
+        CheckpointExistsError: One of the files is there already; nothing of it is changed.
+        OSError: A file cannot be written.
+        UnsupportedError: As `describe_rank`.
+        InvalidArgumentError: As `describe_rank`; descriptions of another number of ranks.
+    """
+    if not 0 <= rank < world or len(descriptions) != world:
+        raise InvalidArgumentError(
+            f"write olmo_core: rank {rank} of {world} ranks, with the descriptions of "
+            f"{len(descriptions)}"
+        )
+    written = _distinct(descriptions)[rank]
+    pieces = {
+        "model": _model_pieces(model),
+        "optim": _optim_pieces(rank, optim_state, param_groups),
+    }
+    paths = []
+    for part in _PARTS:
+        own = {name: pieces[part][name][1] for name in written.part(part)}
+        if part == "optim" and rank == 0:
+            own["state_keys"] = _state_keys(descriptions)[1]
+        folder = directory / part
+        folder.mkdir(parents=True, exist_ok=True)
+        path = folder / _file_name(rank)
+        _write_safetensors(path, own)
+        _sync_folder(folder)
+        paths.append(path)
+    _sync_folder(directory)
+    return paths
+
+
+def write_metadata(directory: Path, descriptions: Sequence[Description]) -> list[Path]:
+    """Writes `metadata.json` of both folders and returns their paths. They are durable then.
+
+    Requires: `write_rank` has returned on all ranks, which had the same descriptions.
+
+    Args:
+        directory: The checkpoint's directory.
+        descriptions: The description of each rank, by rank.
+
+    Raises:
+        InvalidArgumentError: Ranks disagree about a tensor, or elements are missing. Nothing is written.
+        CheckpointExistsError: One of the files is there already.
+        OSError: A file cannot be written.
+    """
+    written = _distinct(descriptions)
+    entries = {part: _entries(part, written) for part in _PARTS}
+    entries["optim"]["state_keys"] = _entry(
+        "optim", "state_keys", [(0, _state_keys(descriptions)[0])]
+    )
+    paths = []
+    for part in _PARTS:
+        path = directory / part / "metadata.json"
+        _write_new(path, json.dumps({"tensors": entries[part]}).encode())
+        _sync_folder(path.parent)
+        paths.append(path)
+    return paths
+
+
+def _distinct(descriptions: Sequence[Description]) -> list[Description]:
+    """Returns what each rank has to write: of equal pieces only the lowest rank's."""
+    seen: set[tuple[str, str, Described]] = set()
+    kept = []
+    for description in descriptions:
+        own = Description({}, {}, description.state_keys)
+        for part in _PARTS:
+            for name, piece in description.part(part).items():
+                place = (part, name, piece)
+                if place not in seen:
+                    own.part(part)[name] = piece
+                    seen.add(place)
+        kept.append(own)
+    return kept
+
+
+# ---- what a rank holds ----
+
+
+def _model_pieces(model: Mapping[str, Held]) -> dict[str, _Piece]:
+    return {name: _held_piece(f"model.{name}", piece) for name, piece in model.items()}
+
+
+def _optim_pieces(
+    rank: int,
+    optim_state: Mapping[str, Mapping[str, Held | Any]],
+    param_groups: Sequence[Mapping[str, Any]],
+) -> dict[str, _Piece]:
+    """Returns the entries of the optimizer's file, by their names, without `state_keys`."""
+    pieces = {
+        f"state.{name}.__{key}": _state_piece(f"optim.state.{name}.{key}", value)
+        for name, entries in optim_state.items()
+        for key, value in entries.items()
+    }
+    if rank == 0:
+        pieces["num_param_groups"] = _whole(torch.tensor(len(param_groups)))
+        for i, group in enumerate(_named_groups(param_groups)):
+            pieces[f"param_group{i}"] = _pickled(group)
+    return pieces
+
+
+def _state_keys(descriptions: Sequence[Description]) -> _Piece:
+    return _pickled(sorted({key for each in descriptions for key in each.state_keys}))
+
+
+def _dtype_name(fqn: str, dtype: torch.dtype) -> str:
+    if dtype not in _DTYPES:
+        raise UnsupportedError(
+            f'write olmo_core: "{fqn}" is {dtype}; OLMo-core 0.1 can read '
+            f"{', '.join(str(known) for known in _DTYPES)}"
+        )
+    return _DTYPES[dtype]
+
+
+def _held_piece(fqn: str, held: Held) -> _Piece:
+    if not isinstance(held, torch.Tensor):
+        return _run_piece(fqn, held)
+    shape, shards = _shards(fqn, held.detach())
+    whole = tuple(shape)
+    dtype = _dtype_name(fqn, held.dtype)
+    data = [local.reshape(-1) for _, local in shards]
+    flat = data[0] if len(data) == 1 else torch.cat(data) if data else held.new_empty(0)
+    if len(shards) == 1 and len(whole) == 2 and shards[0][1].shape[1] not in (0, whole[1]):
+        offsets, local = shards[0]
+        return Described(dtype, whole, (), (tuple(offsets), tuple(local.shape))), flat
+    runs = [run for offsets, local in shards for run in _runs(whole, offsets, local.shape)]
+    return Described(dtype, whole, tuple(runs)), flat
+
+
+def _run_piece(fqn: str, held: Run) -> _Piece:
+    shape = tuple(held.shape)
+    end = held.start + held.data.numel()
+    if held.start < 0 or end > math.prod(shape):
+        raise InvalidArgumentError(
+            f'write olmo_core: "{fqn}": elements [{held.start}, {end}) are none of a tensor of the '
+            f"shape {list(shape)}"
+        )
+    described = Described(_dtype_name(fqn, held.data.dtype), shape, ((held.start, end),))
+    return described, held.data.detach().reshape(-1)
+
+
+def _runs(
+    shape: tuple[int, ...], offsets: Sequence[int], sizes: Sequence[int]
+) -> Iterator[tuple[int, int]]:
+    """Yields the runs of elements of which a box is made, each as long as it can be."""
+    cut = len(shape)  # Dimensions from here on are whole.
+    while cut > 0 and sizes[cut - 1] == shape[cut - 1]:
+        cut -= 1
+    outer = max(cut - 1, 0)
+    step = math.prod(shape[cut:])
+    count = step * (sizes[outer] if cut > 0 else 1)
+    for index in itertools.product(
+        *(range(offsets[d], offsets[d] + sizes[d]) for d in range(outer))
+    ):
+        begin = 0
+        for d in range(outer):
+            begin = begin * shape[d] + index[d]
+        if cut > 0:
+            begin = begin * shape[outer] + offsets[outer]
+        yield begin * step, begin * step + count
+
+
+def _whole(tensor: torch.Tensor) -> _Piece:
+    described = Described(
+        _dtype_name("", tensor.dtype), tuple(tensor.shape), ((0, tensor.numel()),)
+    )
+    return described, tensor.reshape(-1)
+
+
+def _state_piece(fqn: str, value: Held | Any) -> _Piece:
+    if isinstance(value, bool | int | float):
+        return _whole(torch.tensor(value))
+    if isinstance(value, torch.Tensor) or (hasattr(value, "start") and hasattr(value, "data")):
+        return _held_piece(fqn, value)
+    raise UnsupportedError(
+        f'write olmo_core: "{fqn}" is a {type(value).__name__}; '
+        "the layout holds tensors and numbers for a parameter"
+    )
+
+
+def _pickled(value: Any) -> _Piece:
+    # Protocol 4 is that of the Pythons that OLMo-core 0.1 was made for.
+    return _whole(torch.frombuffer(bytearray(pickle.dumps(value, protocol=4)), dtype=torch.uint8))
+
+
+def _named_groups(param_groups: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Returns the groups with ids in `params` and names in `_param_names`."""
+    named = []
+    count = 0
+    for i, group in enumerate(param_groups):
+        params = list(group["params"])
+        names = list(group.get("param_names", params))
+        if len(names) != len(params) or not all(isinstance(name, str) for name in names):
+            raise InvalidArgumentError(
+                f"write olmo_core: group {i} has {len(params)} params and does not name each: "
+                "it needs param_names of the same length"
+            )
+        ids = params
+        if not all(isinstance(param, int) for param in params):
+            ids = list(range(count, count + len(params)))
+        count += len(params)
+        named.append({**group, "params": ids, "_param_names": names})
+    return named
+
+
+# ---- metadata.json ----
+
+
+def _entries(part: str, written: Sequence[Description]) -> dict[str, Any]:
+    by_name: dict[str, list[tuple[int, Described]]] = {}
+    for rank, description in enumerate(written):
+        for name, piece in description.part(part).items():
+            by_name.setdefault(name, []).append((rank, piece))
+    return {name: _entry(part, name, pieces) for name, pieces in by_name.items()}
+
+
+def _entry(part: str, name: str, pieces: list[tuple[int, Described]]) -> dict[str, Any]:
+    first_rank, first = pieces[0]
+    for rank, piece in pieces:
+        if (piece.dtype, piece.shape) != (first.dtype, first.shape):
+            raise InvalidArgumentError(
+                f'write olmo_core: {part} "{name}" is {first.dtype} {list(first.shape)} on rank '
+                f"{first_rank} and {piece.dtype} {list(piece.shape)} on rank {rank}"
+            )
+    elements = math.prod(first.shape)
+    _check_coverage(f'{part} "{name}"', elements, [piece for _, piece in pieces])
+    return {
+        "shape": list(first.shape),
+        "is_sharded": any(piece.elements() < elements for _, piece in pieces),
+        "dtype": first.dtype,
+        "shard_spec_per_file": {_file_name(rank): _spec(piece) for rank, piece in pieces},
+    }
+
+
+def _spec(piece: Described) -> dict[str, Any]:
+    if piece.box is not None:
+        offsets, sizes = piece.box
+        return {"flattened_offsets": None, "local_shape": sizes, "global_offset": offsets}
+    return {"flattened_offsets": piece.runs, "local_shape": None, "global_offset": None}
+
+
+def _check_coverage(what: str, elements: int, pieces: list[Described]) -> None:
+    """Checks that pieces hold all elements. Of boxes only their number of elements is compared."""
+    held = sum(piece.elements() for piece in pieces)
+    covered = 0
+    if all(piece.box is None for piece in pieces):
+        for begin, end in sorted(run for piece in pieces for run in piece.runs):
+            if begin > covered:
+                break
+            covered = max(covered, end)
+        held = min(held, covered)
+    if held < elements:
+        raise InvalidArgumentError(
+            f"write olmo_core: no rank holds element {covered} of {what}, which has {elements}"
+        )
+
+
+# ---- files ----
+
+
+def _file_name(rank: int) -> str:
+    return f"rank_{rank}.safetensors"
+
+
+def _exists(path: Path) -> CheckpointExistsError:
+    return CheckpointExistsError(
+        f"write olmo_core: {path} exists; remove the checkpoint or choose another directory",
+        path=str(path),
+    )
+
+
+def _write_new(path: Path, content: bytes) -> None:
+    try:
+        file = path.open("xb")
+    except FileExistsError as error:
+        raise _exists(path) from error
+    with file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _write_safetensors(path: Path, tensors: Mapping[str, torch.Tensor]) -> None:
+    """Writes flat tensors. The engine writes the file, in blocks, and makes it durable."""
+    host = {name: tensor.cpu().contiguous() for name, tensor in tensors.items()}
+    described = [
+        (name, _NUMBERS[tensor.dtype], tensor.shape, tensor.data_ptr())
+        for name, tensor in host.items()
+    ]
+    try:
+        _core.write_safetensors(str(path), described)
+    except CheckpointExistsError as error:
+        raise _exists(path) from error
+
+
+def _sync_folder(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,151 @@
+"""Files of torch.save: pickled here, written by the engine from the memory of the tensors.
+
+`write` makes a file in three steps:
+  1. The state is pickled. A storage stays outside: the pickle has its number, type, device and size, as
+     torch.save writes them. Classes get the names that the oldest readers know.
+  2. The engine writes the pickle and the storages as the records of a zip file, under a hidden name and
+     durably. It copies the storages in blocks, sums each one on the way, and Ctrl-C ends it.
+  3. The file takes its name in one step: it is whole or absent at any time.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import pickle
+import secrets
+from collections.abc import Mapping
+from pathlib import Path
+from types import FunctionType
+from typing import Any, ClassVar
+
+import torch
+
+from varve import _core
+from varve.errors import InvalidArgumentError
+from varve.olmo._errors import NotPicklableError
+
+#: Modules of classes that written pickles may name, as the oldest software that OLMo runs with calls
+#: them: torch 2.0, numpy 1, Python 3.12. Later ones open these names too.
+OLDEST: Mapping[str, str] = {
+    "torch.distributed.fsdp._flat_param": "torch.distributed.fsdp.flat_param",
+    "numpy._core": "numpy.core",
+    "numpy._core.multiarray": "numpy.core.multiarray",
+    "numpy._core.numeric": "numpy.core.numeric",
+    "pathlib._local": "pathlib",
+}
+
+
+class _Storages:
+    """The storages that a pickle names, numbered in the order of their first use."""
+
+    def __init__(self) -> None:
+        self._numbers: dict[int, int] = {}
+        self._dtypes: dict[int, torch.dtype] = {}
+        #: Alive until the pickle is made: the address of a dead storage may be given to another one.
+        self._kept: list[torch.UntypedStorage] = []
+        #: In host memory, by number.
+        self.host: list[torch.UntypedStorage] = []
+
+    def name(self, storage: Any) -> tuple[Any, ...]:
+        """Returns the persistent id of a storage, as torch.load takes it."""
+        if isinstance(storage, torch.storage.TypedStorage):
+            untyped, dtype = storage._untyped_storage, storage.dtype
+            kind: Any = getattr(torch, storage._pickle_storage_type())  # type: ignore[no-untyped-call]
+        else:
+            untyped, dtype, kind = storage, torch.uint8, torch.UntypedStorage
+        number = self._numbers.setdefault(untyped._cdata, len(self.host))
+        if number == len(self.host):
+            self._kept.append(untyped)
+            self.host.append(untyped.cpu())  # type: ignore[no-untyped-call]
+        if self._dtypes.setdefault(untyped.data_ptr(), dtype) != dtype and untyped.nbytes() > 0:
+            raise InvalidArgumentError(
+                "the state has two tensors of different types in the same memory; torch.save cannot store "
+                "that: clone one of them"
+            )
+        numel = untyped.nbytes() // dtype.itemsize
+        return "storage", kind, str(number), torch.serialization.location_tag(untyped), numel
+
+
+# The pickler in Python: that in C does not ask anybody how it names a class.
+_Base: Any = pickle._Pickler
+
+
+class _Pickler(_Base):  # type: ignore[misc]
+    """Pickles as torch.save does, with the names of classes that are asked for."""
+
+    dispatch: ClassVar[dict[Any, Any]] = dict(_Base.dispatch)
+
+    def __init__(self, file: Any, modules: Mapping[str, str], storages: _Storages) -> None:
+        super().__init__(file, protocol=2)
+        self._modules = modules
+        self._storages = storages
+
+    def persistent_id(self, obj: Any) -> Any:
+        if isinstance(obj, torch.storage.TypedStorage) or torch.is_storage(obj):
+            return self._storages.name(obj)
+        return None
+
+    def save_global(self, obj: Any, name: str | None = None) -> None:
+        module = self._modules.get(getattr(obj, "__module__", None) or "")
+        if module is None:
+            super().save_global(obj, name)
+            return
+        named = name or getattr(obj, "__qualname__", obj.__name__)
+        self.write(pickle.GLOBAL + f"{module}\n{named}\n".encode())
+        self.memoize(obj)
+
+    def _save_class(self, obj: Any) -> None:
+        if obj.__module__ in self._modules:
+            self.save_global(obj)
+        else:
+            super().save_type(obj)
+
+
+_Pickler.dispatch[type] = _Pickler._save_class
+_Pickler.dispatch[FunctionType] = _Pickler.save_global
+
+
+def write(path: Path, state: Any, modules: Mapping[str, str] = OLDEST) -> Path:
+    """Writes a file of torch.save durably; parents are made. The file is whole or absent."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    storages = _Storages()
+    pickled = io.BytesIO()
+    try:
+        _Pickler(pickled, modules, storages).dump(state)
+    except (pickle.PicklingError, AttributeError, TypeError) as error:
+        raise NotPicklableError(
+            f"write {path.name}: {_culprit(state)} cannot be pickled: {error}"
+        ) from error
+    part = path.with_name(f".{path.name}.{secrets.token_hex(8)}.varve-part")
+    try:
+        _core.write_torch_file(
+            str(part),
+            pickled.getvalue(),
+            [(storage.data_ptr(), storage.nbytes()) for storage in storages.host],
+        )
+        os.replace(part, path)
+    except BaseException:
+        part.unlink(missing_ok=True)
+        raise
+    sync(path.parent)
+    return path
+
+
+def _culprit(state: Any) -> str:
+    """Returns the name of the value of a dict that cannot be pickled."""
+    for key, value in state.items() if isinstance(state, dict) else ():
+        try:
+            _Pickler(io.BytesIO(), {}, _Storages()).dump(value)
+        except Exception:
+            return f'the value of "{key}"'
+    return "the state"
+
+
+def sync(directory: Path) -> None:
+    """Makes the names in a directory durable."""
+    descriptor = os.open(directory, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

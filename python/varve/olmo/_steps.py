@@ -1,0 +1,63 @@
+"""Steps that all ranks take together: each ends the same way on every rank.
+
+A rank whose step fails tells the others, and all raise. No rank waits in a barrier for one that has
+raised already.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+from varve import errors
+from varve.olmo import _errors
+from varve.torch._coordinator import TorchCoordinator
+
+#: Seconds that any rank waits for the others, the slowest rank's writing included.
+TIMEOUT = 1800.0
+
+
+class Steps:
+    """The steps of one save or load. Used by one thread."""
+
+    def __init__(self, coordinator: TorchCoordinator | None) -> None:
+        self.coordinator = coordinator
+        self.rank = 0 if coordinator is None else coordinator.rank
+
+    def each(self, what: str, function: Callable[[], Any]) -> list[Any]:
+        """Calls a function on every rank, and returns what each gave, by rank. JSON alone crosses.
+
+        Raises this rank's own error, or else the first other rank's as an error of the same class.
+        """
+        try:
+            answer = {"value": function()}
+            error: Exception | None = None
+        except Exception as raised:
+            answer = {"class": type(raised).__name__, "text": str(raised)}
+            error = raised
+        answers = self._exchange(answer)
+        if error is not None:
+            raise error
+        for rank, other in enumerate(answers):
+            if "class" in other:
+                raise _kind(other["class"])(f"{what}: rank {rank}: {other['text']}", rank=rank)
+        return [other["value"] for other in answers]
+
+    def first(self, what: str, function: Callable[[], Any]) -> Any:
+        """Calls a function on rank 0, and returns what it gave on every rank."""
+        return self.each(what, lambda: function() if self.rank == 0 else None)[0]
+
+    def _exchange(self, answer: dict[str, Any]) -> list[dict[str, Any]]:
+        if self.coordinator is None:
+            return [answer]
+        messages = self.coordinator.gather(json.dumps(answer).encode(), TIMEOUT)
+        return [json.loads(message) for message in messages]
+
+
+def _kind(name: str) -> type[errors.Error]:
+    for module in (_errors, errors):
+        found = getattr(module, name, None)
+        if isinstance(found, type) and issubclass(found, errors.Error):
+            return found
+    return _errors.OLMoCheckpointError

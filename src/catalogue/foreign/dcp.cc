@@ -1,0 +1,125 @@
+// PyTorch Distributed Checkpoint: a directory with `.metadata`, or with the `__R.metadata` of ranks
+// 0 to the last (saved without collectives).
+
+#include <algorithm>
+#include <charconv>
+#include <optional>
+#include <utility>
+
+#include "catalogue/foreign.h"
+#include "catalogue/foreign/layout.h"
+#include "catalogue/names.h"
+#include "interop/dcp/checksums.h"
+#include "interop/dcp/metadata.h"
+
+namespace varve {
+namespace {
+
+constexpr std::string_view kDcpIndex = ".metadata";
+
+Result<Decoded> DecodeIndexFile(Storage& storage, const std::string& path) {
+  VARVE_ASSIGN_OR_RETURN(const std::string bytes, ReadWholeFile(storage, path, kMaxIndexBytes));
+  DcpAttributeList attributes;
+  auto decoded = DecodeDcpMetadata(bytes, &attributes);
+  if (!decoded.ok()) {
+    return decoded.status().Annotate(path);
+  }
+  const auto sums = std::find_if(attributes.begin(), attributes.end(), [](const auto& attribute) {
+    return attribute.first == kDcpChecksums;
+  });
+  Status status;
+  if (sums != attributes.end()) {
+    status = ApplyDcpChecksums(bytes, sums->second, &decoded->metadata);
+  } else if (HoldsDcpChecksums(bytes)) {
+    status = DataLoss("the index is damaged: its checksums are not where they belong");
+  }
+  if (!status.ok()) {
+    return status.Annotate(path);
+  }
+  return decoded;
+}
+
+/// Returns R of "__R.metadata", or nothing.
+std::optional<std::uint32_t> RankOfIndex(std::string_view name) {
+  constexpr std::string_view kPrefix = "__";
+  if (!name.starts_with(kPrefix) || !name.ends_with(kDcpIndex)) {
+    return std::nullopt;
+  }
+  const std::string_view digits =
+      name.substr(kPrefix.size(), name.size() - kPrefix.size() - kDcpIndex.size());
+  std::uint32_t rank = 0;
+  const auto [end, error] = std::from_chars(digits.data(), digits.data() + digits.size(), rank);
+  return error == std::errc{} && end == digits.data() + digits.size() && !digits.empty()
+             ? std::optional(rank)
+             : std::nullopt;
+}
+
+std::vector<std::uint32_t> RanksOf(const ForeignFolder& folder) {
+  std::vector<std::uint32_t> ranks;
+  for (const DirectoryEntry& entry : folder.entries) {
+    if (const auto rank = RankOfIndex(entry.name); rank && !entry.is_directory) {
+      ranks.push_back(*rank);
+    }
+  }
+  std::sort(ranks.begin(), ranks.end());
+  return ranks;
+}
+
+bool HasDcpIndex(const ForeignFolder& folder) { return folder.HasFile(kDcpIndex); }
+
+Result<OpenedIndex> OpenDcp(const ForeignFolder& folder) {
+  VARVE_ASSIGN_OR_RETURN(Decoded decoded, ReadDcpIndex(folder.storage, folder.path));
+  return OpenedWithSizes(folder, std::move(decoded));
+}
+
+bool HasRankIndex(const ForeignFolder& folder) { return !RanksOf(folder).empty(); }
+
+Result<OpenedIndex> OpenRankLocalDcp(const ForeignFolder& folder) {
+  const std::vector<std::uint32_t> ranks = RanksOf(folder);
+  const std::string& directory = folder.path;
+  std::vector<Decoded> by_rank;
+  for (std::uint32_t r = 0; r < ranks.size(); ++r) {
+    if (ranks[r] != r) {
+      return FailedPrecondition(directory + " is incomplete: __" + std::to_string(r) +
+                                ".metadata is missing");
+    }
+    VARVE_ASSIGN_OR_RETURN(
+        Decoded decoded,
+        DecodeIndexFile(folder.storage,
+                        JoinPath(directory, "__" + std::to_string(r) + ".metadata")));
+    by_rank.push_back(std::move(decoded));
+  }
+  auto merged = MergeRankLocalDcp(std::move(by_rank));
+  if (!merged.ok()) {
+    return merged.status().Annotate(directory);
+  }
+  return OpenedWithSizes(folder, std::move(*merged));
+}
+
+}  // namespace
+
+Result<Decoded> ReadDcpIndex(Storage& storage, const std::string& directory) {
+  return DecodeIndexFile(storage, JoinPath(directory, kDcpIndex));
+}
+
+const ForeignLayout kDcpLayout{HasDcpIndex, OpenDcp};
+const ForeignLayout kDcpRankLocalLayout{HasRankIndex, OpenRankLocalDcp};
+
+bool IsDcpIndexName(std::string_view name) {
+  return name == kDcpIndex || RankOfIndex(name).has_value();
+}
+
+Result<std::vector<std::string>> NamesInDcpIndex(Storage& storage, const std::string& path) {
+  VARVE_ASSIGN_OR_RETURN(const Decoded decoded, DecodeIndexFile(storage, path));
+  std::vector<std::string> names;
+  names.reserve(decoded.metadata.files.size() + decoded.metadata.side_files.size());
+  for (const DataFile& file : decoded.metadata.files) {
+    names.push_back(file.name);
+  }
+  for (const StoredFile& file : decoded.metadata.side_files) {
+    names.push_back(file.name);
+  }
+  return names;
+}
+
+}  // namespace varve

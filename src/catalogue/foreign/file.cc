@@ -1,0 +1,119 @@
+// One file of any known kind, recognised by its content.
+
+#include "interop/torch/file.h"
+
+#include <algorithm>
+#include <memory>
+#include <utility>
+
+#include "base/bytes.h"
+#include "catalogue/foreign/layout.h"
+#include "catalogue/names.h"
+#include "catalogue/unknown_file.h"
+#include "interop/safetensors/decode.h"
+
+namespace varve {
+namespace {
+
+/// The kind of a file, by its first bytes.
+enum class Content : std::uint8_t { kZip, kLegacyTorch, kSafetensors, kOther };
+
+Content Sniff(std::string_view head) {
+  constexpr std::string_view kZip = "PK\x03\x04";
+  // A pickle of protocol 2 or more that begins with an int of ten bytes: torch's magic number.
+  constexpr std::string_view kMagic = "\x8a\x0a\x6c\xfc\x9c\x46\xf9\x20\x6a\xa8\x50\x19";
+  if (head.starts_with(kZip)) {
+    return Content::kZip;
+  }
+  if (head.size() > 14 && head[0] == '\x80' && head.substr(2, kMagic.size()) == kMagic) {
+    return Content::kLegacyTorch;
+  }
+  // Eight bytes of length, then JSON. The eight of a text would be a length beyond all bounds.
+  ByteReader in(head);
+  const bool json = in.U64() <= kMaxJsonBytes && in.U8() == '{';
+  return json && !in.failed() ? Content::kSafetensors : Content::kOther;
+}
+
+/// Returns NotFound for a file that is no checkpoint. Returns Ok for a zip file that torch.save may
+/// have written, or that is damaged.
+Status NotOurs(const std::string& path, std::string_view looks_like) {
+  return NotFound(path + " is not a checkpoint: " +
+                  (looks_like.empty() ? "it is of no kind that Varve knows"
+                                      : "it looks like " + std::string(looks_like)));
+}
+
+/// Returns the name of the first record of a zip file that begins with `head`.
+std::string FirstRecordName(std::string_view head) {
+  constexpr std::size_t kHeaderBytes = 30;
+  constexpr std::size_t kNameLength = 26;  // Where it stands, in two bytes.
+  if (head.size() < kHeaderBytes) {
+    return {};
+  }
+  const auto low = static_cast<unsigned char>(head[kNameLength]);
+  const auto high = static_cast<unsigned char>(head[kNameLength + 1]);
+  return std::string(head.substr(kHeaderBytes, low + 256U * high));
+}
+
+bool IsPickleOfTorch(std::string_view name) {
+  return name == "data.pkl" || name.ends_with("/data.pkl") || name.ends_with("/constants.pkl");
+}
+
+/// Returns the kind of a zip file that has no record "FOLDER/data.pkl" as torch.save writes it.
+/// Empty where it has one, or where the directory cannot be read: the decoder then reports the
+/// damage.
+std::string_view OtherZip(std::string_view head, std::uint64_t size, const RangeReader& read) {
+  std::vector<std::string> names;
+  if (const auto records = ReadZipDirectory(size, read); records.ok()) {
+    for (const ZipRecord& record : *records) {
+      names.push_back(record.name);
+    }
+  } else if (records.status().code() == StatusCode::kUnimplemented) {
+    names.push_back(FirstRecordName(head));  // Compressed, as no file of torch.save is.
+  } else {
+    return {};
+  }
+  if (std::any_of(names.begin(), names.end(), IsPickleOfTorch)) {
+    return {};
+  }
+  const bool arrays =
+      !names.empty() && std::all_of(names.begin(), names.end(),
+                                    [](const std::string& name) { return name.ends_with(".npy"); });
+  return arrays ? "NumPy arrays (.npz)" : "a zip archive (.zip)";
+}
+
+}  // namespace
+
+Result<OpenedIndex> OpenForeignFile(Storage& storage, const std::string& path) {
+  auto opened = storage.OpenForRead(path);
+  if (!opened.ok()) {
+    return NotFound(
+        path + " is neither a directory nor a file that can be read: " + opened.status().message());
+  }
+  const std::shared_ptr<ReadableFile> file = std::move(*opened);
+  const std::uint64_t size = file->size();
+  const RangeReader read = ReadFromFile(file);
+  VARVE_ASSIGN_OR_RETURN(const std::string head,
+                         read(0, std::min<std::uint64_t>(size, kRevealingBytes)));
+  const std::string name = BaseName(path);
+  Content content = Sniff(head);
+  if (content == Content::kOther) {
+    const std::string_view looks_like = LooksLike(head, name);
+    if (!looks_like.empty() || !name.ends_with(".safetensors")) {
+      return NotOurs(path, looks_like);
+    }
+    content = Content::kSafetensors;  // Its header says so: it is damaged.
+  }
+  if (content == Content::kZip) {
+    if (const auto other = OtherZip(head, size, read); !other.empty()) {
+      return NotOurs(path, other);
+    }
+  }
+  auto decoded = content == Content::kSafetensors ? DecodeSafetensors({{name, size, read}})
+                                                  : DecodeTorchFile(size, read, name);
+  if (!decoded.ok()) {
+    return decoded.status().Annotate(path);
+  }
+  return Opened(ParentPath(path), std::move(*decoded));
+}
+
+}  // namespace varve

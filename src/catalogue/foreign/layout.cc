@@ -1,0 +1,158 @@
+#include "catalogue/foreign/layout.h"
+
+#include <algorithm>
+#include <tuple>
+#include <utility>
+
+#include "catalogue/names.h"
+#include "interop/torch/archive.h"
+#include "pipeline/run_threads.h"
+#include "tensor/box.h"
+
+namespace varve {
+namespace {
+
+constexpr int kThreads = 8;
+// A block of zstd gives at most 128 KiB and takes at least four bytes.
+constexpr std::uint64_t kMaxZstdRatio = std::uint64_t{32} << 10;
+
+/// Sets a file's size. An index that Varve wrote holds sizes, which are compared; without them the
+/// file's own size counts.
+Status SetSize(const std::string& directory, std::uint64_t size, DataFile* file) {
+  if (!file->block_crc32c.empty() && file->size != size) {
+    return DataLoss(JoinPath(directory, file->name) + ": " + std::to_string(size) +
+                    " bytes instead of " + std::to_string(file->size));
+  }
+  file->size = size;
+  return Status::Ok();
+}
+
+/// Fills in the sizes that storage has of the files that an index names.
+Status FillSizes(Storage& storage, const std::string& directory,
+                 const std::vector<DirectoryEntry>& entries, Metadata* metadata) {
+  for (DataFile& file : metadata->files) {
+    if (const DirectoryEntry* const found = FindEntry(entries, file.name); found != nullptr) {
+      VARVE_RETURN_IF_ERROR(SetSize(directory, found->size, &file));
+      continue;
+    }
+    auto opened = storage.OpenForRead(JoinPath(directory, file.name));  // In a folder below.
+    if (!opened.ok()) {
+      return opened.status().code() == StatusCode::kNotFound
+                 ? DataLoss(JoinPath(directory, file.name) + " is missing")
+                 : opened.status();
+    }
+    VARVE_RETURN_IF_ERROR(SetSize(directory, (*opened)->size(), &file));
+  }
+  return Status::Ok();
+}
+
+Result<NamedFile> OpenNamed(Storage& storage, const std::string& directory,
+                            const std::string& name) {
+  auto file = storage.OpenForRead(JoinPath(directory, name));
+  if (!file.ok()) {
+    return file.status().code() == StatusCode::kNotFound
+               ? DataLoss(JoinPath(directory, name) + " is missing")
+               : file.status();
+  }
+  const std::uint64_t size = (*file)->size();
+  return NamedFile{name, size, ReadFromFile(std::move(*file))};
+}
+
+const DirectoryEntry* FindIn(const ForeignFolder& folder, std::string_view name) {
+  const auto found = std::find_if(folder.entries.begin(), folder.entries.end(),
+                                  [&](const DirectoryEntry& entry) { return entry.name == name; });
+  return found == folder.entries.end() ? nullptr : &*found;
+}
+
+}  // namespace
+
+bool ForeignFolder::HasFile(std::string_view name) const {
+  const DirectoryEntry* const found = FindIn(*this, name);
+  return found != nullptr && !found->is_directory;
+}
+
+bool ForeignFolder::HasFolder(std::string_view name) const {
+  const DirectoryEntry* const found = FindIn(*this, name);
+  return found != nullptr && found->is_directory;
+}
+
+RangeReader ReadFromFile(std::shared_ptr<ReadableFile> file) {
+  return [file = std::move(file)](std::uint64_t begin, std::uint64_t size) -> Result<std::string> {
+    std::string bytes(size, '\0');
+    VARVE_RETURN_IF_ERROR(
+        file->ReadAt(begin, std::as_writable_bytes(std::span(bytes.data(), bytes.size()))));
+    return bytes;
+  };
+}
+
+Result<std::vector<NamedFile>> OpenAll(Storage& storage, const std::string& directory,
+                                       const std::vector<std::string>& names) {
+  std::vector<NamedFile> files;
+  for (const std::string& name : names) {
+    VARVE_ASSIGN_OR_RETURN(NamedFile file, OpenNamed(storage, directory, name));
+    files.push_back(std::move(file));
+  }
+  return files;
+}
+
+Status ForEachFile(Storage& storage, const std::string& directory,
+                   const std::vector<std::string>& names,
+                   const std::function<Status(std::size_t, const NamedFile&)>& read) {
+  return RunThreads(names.size(), kThreads, {}, [&](std::size_t i) {
+    VARVE_ASSIGN_OR_RETURN(const NamedFile file, OpenNamed(storage, directory, names[i]));
+    return read(i, file);
+  });
+}
+
+Status CheckExtents(const std::string& directory, const Metadata& metadata) {
+  const auto check = [&](const Extent& extent, const std::string& fqn) {
+    if (extent.encoding == Encoding::kInline || extent.end <= metadata.files[extent.file].size) {
+      return Status::Ok();
+    }
+    const DataFile& file = metadata.files[extent.file];
+    return DataLoss(JoinPath(directory, file.name) + " has " + std::to_string(file.size) +
+                    " bytes, but \"" + fqn + "\" is stored at [" + std::to_string(extent.begin) +
+                    ", " + std::to_string(extent.end) + ")");
+  };
+  for (const TensorMetadata& tensor : metadata.tensors) {
+    for (const Chunk& chunk : tensor.chunks) {
+      VARVE_RETURN_IF_ERROR(check(chunk.extent, tensor.fqn));
+      const std::uint64_t bytes = Volume(chunk.box.sizes) * ItemSize(tensor.dtype);
+      const std::uint64_t stored = chunk.extent.end - chunk.extent.begin;
+      const bool is_zstd = chunk.extent.encoding == Encoding::kZstdTorchItem;
+      if (bytes > kAnyTensorBytes && bytes / (is_zstd ? kMaxZstdRatio : kMaxRepeats) > stored) {
+        return DataLoss("tensor \"" + tensor.fqn + "\": the " + std::to_string(bytes) +
+                        " bytes of " + ToString(chunk.box) + " cannot come from the " +
+                        std::to_string(stored) + " that are stored");
+      }
+    }
+  }
+  for (const ObjectMetadata& object : metadata.objects) {
+    VARVE_RETURN_IF_ERROR(check(object.extent, object.fqn));
+  }
+  return Status::Ok();
+}
+
+OpenedIndex Opened(std::string directory, Decoded decoded) {
+  OpenedIndex opened;
+  opened.directory = std::move(directory);
+  opened.metadata = std::move(decoded.metadata);
+  opened.structure = std::move(decoded.structure);
+  opened.inline_values = std::move(decoded.inline_values);
+  opened.records = std::move(decoded.records);
+  opened.stored_names = std::move(decoded.stored_names);
+  std::sort(opened.stored_names.begin(), opened.stored_names.end());
+  std::sort(opened.records.begin(), opened.records.end(),
+            [](const RecordCrc& a, const RecordCrc& b) {
+              return std::tie(a.file, a.begin) < std::tie(b.file, b.begin);
+            });
+  return opened;
+}
+
+Result<OpenedIndex> OpenedWithSizes(const ForeignFolder& folder, Decoded decoded) {
+  VARVE_RETURN_IF_ERROR(FillSizes(folder.storage, folder.path, folder.entries, &decoded.metadata));
+  VARVE_RETURN_IF_ERROR(CheckExtents(folder.path, decoded.metadata));
+  return Opened(folder.path, std::move(decoded));
+}
+
+}  // namespace varve
