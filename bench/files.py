@@ -6,6 +6,7 @@ import ctypes
 import mmap
 import os
 import shutil
+import subprocess
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -41,6 +42,12 @@ def fsync_tree(path: Path) -> None:
     for directory, _, _ in os.walk(path, topdown=False):
         fsync_directory(Path(directory))
     fsync_directory(path.parent)
+
+
+def copy_synced(source: Path, target: Path) -> None:
+    """Copies a directory as `cp -r` does, and makes the copy durable."""
+    subprocess.run(["cp", "-r", source, target], check=True)
+    fsync_tree(target)
 
 
 def remove(path: Path) -> None:

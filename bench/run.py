@@ -32,10 +32,12 @@ from bench.scenarios import (
     dcp,
     first_save,
     gaps,
+    hfai,
     index,
     load,
     save,
     small,
+    unshard,
 )
 from bench.state import parse_size
 
@@ -54,6 +56,8 @@ SCENARIOS: dict[str, Callable[[Context], list[Result]]] = {
     "agent": agent.run,
     "cuda": cuda.run,
     "gaps": gaps.run,
+    "hfai": hfai.run,
+    "unshard": unshard.run,
 }
 
 # The load scenario keeps one checkpoint per tool on disk, and holds the state, its destination, a

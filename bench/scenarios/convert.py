@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import subprocess
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
 from bench import arms
 from bench.context import Context, available, from_cold_cache
-from bench.files import bytes_under, drop_cache, fsync_tree, remove
+from bench.files import bytes_under, copy_synced, drop_cache, remove
 from bench.measure import Sample, interleave, timed
 from bench.results import Result
 from bench.state import make_state
@@ -29,7 +28,7 @@ def run(context: Context) -> list[Result]:
     arms.DCP.save(state, foreign)
     drop_cache(native)
     drop_cache(foreign)
-    turns: dict[str, Callable[[], Sample]] = {CP: partial(_sample, context, native, _copy)}
+    turns: dict[str, Callable[[], Sample]] = {CP: partial(_sample, context, native, copy_synced)}
     turns |= {
         f"to {to}": partial(_sample, context, native, partial(_convert, to=to)) for to in _TARGETS
     }
@@ -58,11 +57,6 @@ def _sample(context: Context, source: Path, make: Callable[[Path, Path], None]) 
         return from_cold_cache(source, lambda: timed(lambda: make(source, target)))
     finally:
         remove(target)
-
-
-def _copy(source: Path, target: Path) -> None:
-    subprocess.run(["cp", "-r", source, target], check=True)
-    fsync_tree(target)
 
 
 def _convert(source: Path, target: Path, *, to: str) -> None:
