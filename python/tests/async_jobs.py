@@ -27,7 +27,7 @@ MIB = 1 << 20
 SLOW = 1000
 
 #: Seconds after which a wait is taken for one that never ends.
-LONG = 60.0
+LONG = 300.0
 
 
 def state_of(value: int, mebibytes: int = 1) -> dict[str, Any]:

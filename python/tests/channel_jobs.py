@@ -19,7 +19,7 @@ import varve.torch
 import varve.torch.dcp as dcp
 from varve.torch import _waiting
 
-LONG = 60.0
+LONG = 300.0
 
 
 def state_of(rank: int, size: int) -> dict[str, Any]:

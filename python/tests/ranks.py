@@ -95,14 +95,14 @@ def collect(
         outcomes: dict[int, Any] = {}
         try:
             while len(outcomes) < size - len(dead):
-                rank, outcome = results.get(timeout=120)
+                rank, outcome = results.get(timeout=600)
                 outcomes[rank] = outcome
         except queue.Empty:
             missing = sorted(set(range(size)) - set(outcomes))
             raise AssertionError(f"ranks {missing} gave no result; got {outcomes}") from None
         finally:
             for process in processes:
-                process.join(timeout=20)
+                process.join(timeout=60)
                 if process.is_alive():
                     process.kill()
     return outcomes

@@ -51,7 +51,7 @@ def interrupted(
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(0.7)  # It is seen while the system call is still under way.
             mark.with_suffix(".go").touch()
-            out, err = process.communicate(timeout=30)
+            out, err = process.communicate(timeout=600)
         finally:
             if process.poll() is None:
                 process.kill()

@@ -59,7 +59,7 @@ def test_calls_end_when_the_address_space_is_used_up(tmp_path: Path, extra_mib: 
         [sys.executable, "-c", SCRIPT, str(extra_mib), str(tmp_path)],
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=600,
     )
     assert done.returncode == 0, done.stderr
     ended = json.loads(done.stdout.splitlines()[-1])

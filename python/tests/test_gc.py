@@ -73,7 +73,7 @@ def kill(process: subprocess.Popen[str]) -> None:
 
 
 def finish(process: subprocess.Popen[str]) -> None:
-    assert process.communicate("go on\n", timeout=60)[0] == "saved\n"
+    assert process.communicate("go on\n", timeout=600)[0] == "saved\n"
 
 
 def entries(directory: Path) -> list[str]:

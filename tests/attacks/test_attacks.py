@@ -15,7 +15,7 @@ import local_ranks
 import pytest
 from bombs import zstd_bomb
 from make import ATTACKS, READ
-from readers import VERBS, said
+from readers import HANGS_AFTER, VERBS, said
 
 import varve
 
@@ -95,7 +95,7 @@ def test_python_raises_what_the_table_says(tmp_path: Path) -> None:
         input="".join(json.dumps([str(made[name]), verb]) + "\n" for name, verb in asked),
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=HANGS_AFTER,
         # Torch alone maps more than the 2 GiB of the command line's tests.
         preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_AS, (6 << 30, 6 << 30)),
     )
@@ -144,5 +144,5 @@ def test_python_itself_runs_the_index(tmp_path: Path) -> None:
     canary = tmp_path / "canary"
     path = ATTACKS["dcp_index_is_a_call"].make(tmp_path, canary)
     program = f"import pickle; pickle.load(open({str(path / '.metadata')!r}, 'rb'))"
-    subprocess.run([sys.executable, "-c", program], check=True, timeout=20)
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=HANGS_AFTER)
     assert canary.exists()

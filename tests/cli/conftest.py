@@ -47,7 +47,7 @@ def run(binary: Path) -> Run:
 
     def call(*arguments: object, code: int = 0) -> subprocess.CompletedProcess[str]:
         done = subprocess.run(
-            [binary, *map(str, arguments)], capture_output=True, text=True, timeout=60
+            [binary, *map(str, arguments)], capture_output=True, text=True, timeout=600
         )
         assert done.returncode == code, f"{done.args}\n{done.stdout}\n{done.stderr}"
         return done

@@ -31,7 +31,7 @@ def kill_in_the_optimizer(binary: Path, source: Path, target: Path) -> Path:
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
 
     done = subprocess.run(
-        [binary, "unshard", source, target], capture_output=True, preexec_fn=limit, timeout=60
+        [binary, "unshard", source, target], capture_output=True, preexec_fn=limit, timeout=600
     )
     assert done.returncode == -signal.SIGXFSZ, done
     assert not target.exists()

@@ -151,7 +151,7 @@ def test_ctrl_c_does_not_wait_for_the_publishing_which_goes_on(
         assert process.stdout.readline() == "before\n"
         release.cancel()
         mark.with_suffix(".go").touch()
-        process.communicate(timeout=90)
+        process.communicate(timeout=600)
     finally:
         process.kill()
         process.communicate()
