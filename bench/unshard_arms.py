@@ -1,6 +1,7 @@
 """How the original makes whole states of a sharded checkpoint, in our words; for a process of its own.
 
     python bench/unshard_arms.py threads|processes local|legacy SOURCE TARGET
+    python bench/unshard_arms.py load local|legacy SOURCE RANKS     loads the first ranks, no more
 
 Every rank's pickles are loaded by torch, by eight threads or by one process per rank. Their pieces are
 copied into whole tensors (for processes in shared memory), which torch.save then writes.
@@ -158,12 +159,17 @@ def _call_fill(rank: int) -> None:
     _fill(rank)
 
 
-def main(arm: str, layout: str, source: Path, target: Path) -> None:
+def main(arm: str, layout: str, source: Path, last: str) -> None:
     ShardedTensor.__setstate__ = _keep_state  # type: ignore[method-assign]
-    assemble(layout, source, target, processes=arm == "processes")
+    if arm != "load":
+        assemble(layout, source, Path(last), processes=arm == "processes")
+        return
+    for rank in range(int(last)):
+        for _ in LAYOUTS[layout][0](source, rank):
+            pass
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], sys.argv[2], Path(sys.argv[3]), Path(sys.argv[4]))
+    main(sys.argv[1], sys.argv[2], Path(sys.argv[3]), sys.argv[4])
     sys.stdout.flush()
     os._exit(0)  # Freeing gigabytes page by page is no part of the work.

@@ -45,7 +45,7 @@ def _run(context: Context, layout: str) -> Result:
     source = context.directory / layout
     make(source, layout, RANKS, context.size, PARAMETERS[layout])
     drop_cache(source)
-    left_out = _reason_to_leave_out(context, source)
+    left_out = _reason_to_leave_out(context, layout, source)
     arms = ["varve", "cp"] if left_out else list(ARMS)
     turns = {ARMS[arm]: partial(_sample, context, layout, source, arm) for arm in arms}
     rounds = interleave(turns, rounds=context.rounds, warmups=0)
@@ -67,15 +67,13 @@ def _run(context: Context, layout: str) -> Result:
     return result
 
 
-def _reason_to_leave_out(context: Context, source: Path) -> str:
+def _reason_to_leave_out(context: Context, layout: str, source: Path) -> str:
     """Says why torch cannot load all ranks here; nothing where it can."""
     needed = 3 * context.size  # Pieces, whole tensors, and the file that is written.
     if needed > available_memory_bytes():
         return f"they hold every rank in memory, about {needed >> 30} GiB"
-    files = [file for rank in range(RANKS_TIMED) for file in sorted(source.rglob(f"rank{rank}.pt"))]
-    program = "import sys, torch\nfor p in sys.argv[1:]: torch.load(p, weights_only=False)"
-    none = _process([sys.executable, "-c", program]).seconds
-    some = _process([sys.executable, "-c", program, *map(str, files)]).seconds
+    program = [sys.executable, unshard_arms.__file__, "load", layout, str(source)]
+    none, some = (_process([*program, str(ranks)]).seconds for ranks in (0, RANKS_TIMED))
     seconds = (some - none) * RANKS / RANKS_TIMED / (os.cpu_count() or 1)
     if seconds > MOST_SECONDS:
         return (

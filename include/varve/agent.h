@@ -86,10 +86,10 @@ struct AgentServerOptions {
   /// gives up all memory that it keeps. Copies of trainers that exited so long ago are given up
   /// when others save.
   std::chrono::milliseconds idle = std::chrono::minutes(10);
-  /// Time for which saves of a killed trainer wait for ranks that have sent nothing; deferred saves
-  /// wait 15 times as long. The agent waits five times as long for a silent trainer that lives
-  /// before it gives its saves up.
-  std::chrono::milliseconds peer_timeout = std::chrono::minutes(1);
+  /// Time for which saves of a killed trainer wait for ranks that have sent nothing, and a trainer
+  /// that lives and has lost its connection is waited for before its saves are given up. Minutes: a
+  /// rank may notice late that another has died, and end because of that.
+  std::chrono::milliseconds peer_timeout = std::chrono::minutes(15);
   /// Called once connections are taken. False ends it.
   std::function<bool()> listening;
 };

@@ -66,7 +66,7 @@ std::vector<FileDescriptor> TakeDescriptors(msghdr* header) {
 
 }  // namespace
 
-std::string AgentVersion() { return std::string(Version()) + "+agent.4"; }
+std::string AgentVersion() { return std::string(Version()) + "+agent.5"; }
 
 Bytes EncodeRefusal(const Status& status) {
   Bytes bytes;
@@ -102,10 +102,10 @@ Status AgentConnection::Send(const AgentMessage& message) {
     part->cmsg_level = SOL_SOCKET;
     part->cmsg_type = SCM_RIGHTS;
     part->cmsg_len = CMSG_LEN(message.fds.size() * sizeof(int));
-    for (std::size_t i = 0; i < message.fds.size(); ++i) {
-      const int fd = message.fds[i].get();
-      std::memcpy(CMSG_DATA(part) + i * sizeof(int), &fd, sizeof(int));
-    }
+    std::array<int, kMaxAgentFds> fds{};
+    std::transform(message.fds.begin(), message.fds.end(), fds.begin(),
+                   [](const FileDescriptor& fd) { return fd.get(); });
+    std::memcpy(CMSG_DATA(part), fds.data(), message.fds.size() * sizeof(int));
   }
   const std::scoped_lock lock(sending_);
   ssize_t sent = 0;

@@ -211,7 +211,7 @@ TEST(Deferred, DoesNotWaitForSavesThatAreWrittenNorTheyForIt) {
 }
 
 TEST(Deferred, OfRanksThatEndWhileTheySubmitTheOlderOneIsWhole) {
-  AgentHere agent(60s, /*timeout=*/300ms);
+  AgentHere agent;
   const TempDir dir;
   const Training training(9 * kMiB);
   auto planning = MakeInProcessCoordinators(2);
@@ -237,7 +237,7 @@ TEST(Deferred, OfRanksThatEndWhileTheySubmitTheOlderOneIsWhole) {
 }
 
 TEST(Deferred, OneThatARankCouldNotSubmitTakesNoPlace) {
-  AgentHere agent(60s, /*timeout=*/300ms);
+  AgentHere agent;
   const TempDir dir;
   auto front = MakeInProcessCoordinators(2);
   const Training small(9 * kMiB);
@@ -285,7 +285,7 @@ TEST(Deferred, OfSeveralRanksTheNewestIsWritten) {
 }
 
 TEST(Deferred, TheNewerOneIsWholeWhenRanksThatHaveBothExitMinutesApart) {
-  AgentHere agent(60s, /*timeout=*/400ms);
+  AgentHere agent;
   const TempDir dir;
   const Training training(9 * kMiB);
   auto planning = MakeInProcessCoordinators(2);
@@ -310,7 +310,7 @@ TEST(Deferred, TheNewerOneIsWholeWhenRanksThatHaveBothExitMinutesApart) {
 }
 
 TEST(Deferred, ARankThatEndsLaterThanTheOthersIsWaitedFor) {
-  AgentHere agent(60s, /*timeout=*/500ms);
+  AgentHere agent;
   const TempDir dir;
   const Training training(9 * kMiB);
   auto planning = MakeInProcessCoordinators(2);

@@ -23,7 +23,7 @@ AgentMessage Refusal(const Status& status, std::uint64_t turn = 0) {
 std::size_t AgentRequests::pending() const {
   std::size_t pending = 0;
   for (const auto& session : sessions_) {
-    pending += session->pending();
+    pending += session->saves().pending();
   }
   return pending;
 }
@@ -35,16 +35,15 @@ void AgentRequests::EndOf(Peer& peer) {
   if (!peer.dropped) {
     // Where the agent cannot see the process, the end of the connection need not be the process's
     // end.
-    peer.session->TrainerExited(peer.said_bye || peer.process.valid());
+    peer.session->saves().TrainerExited(peer.said_bye || peer.process.valid());
     return;
   }
-  peer.session->Abandon();
-  held_.ForgetAll(peer.session->number());
+  peer.session->saves().Abandon();
   peer.connection->Close();  // This is how the peer learns of it.
 }
 
 void AgentRequests::RemoveEnded() {
-  std::erase_if(sessions_, [](const auto& session) { return session->over(); });
+  std::erase_if(sessions_, [](const auto& session) { return session->saves().over(); });
 }
 
 void AgentRequests::Drop(Peer& peer) const {
@@ -59,9 +58,9 @@ void AgentRequests::Drop(Peer& peer) const {
   // lost the connection, uses its memory again and will attach it again: none of that memory may be
   // released.
   if (lives && peer.session != nullptr) {
-    peer.session->TrainerIsSilent();
-    // A process with much memory, or a device's driver, takes its time to end.
-    peer.silent_until = std::chrono::steady_clock::now() + 5 * options_.peer_timeout;
+    peer.session->saves()
+        .TrainerIsSilent();  // A process with much memory, or a device's driver, takes
+    peer.silent = true;      // its time to end.
   } else {
     peer.ended = true;
   }
@@ -96,15 +95,15 @@ void AgentRequests::Handle(Peer& peer, AgentMessage message) {
       Reply(peer, turn, TakeSave(peer, std::move(message)));
       return;
     }
-    case AgentVerb::kPass: peer.session->Pass(message.turn); return;
-    case AgentVerb::kCancel: peer.session->Cancel(message.turn); return;
+    case AgentVerb::kPass: peer.session->saves().Pass(message.turn); return;
+    case AgentVerb::kCancel: peer.session->saves().Cancel(message.turn); return;
     case AgentVerb::kBye:
       peer.said_bye = true;
       peer.ended = true;  // Its children may hold the connection open.
       return;
     case AgentVerb::kForget:
       held_.Forget(peer.session->number(), message.turn);
-      peer.session->Forget(message.turn);
+      peer.session->saves().Forget(message.turn);
       (void)peer.connection->Send(Answer(AgentVerb::kForgotten, message.turn));
       return;
     default: Drop(peer);
@@ -143,17 +142,16 @@ Status AgentRequests::Attach(Peer& peer, AgentMessage message) {
   // A trainer that comes back after its connection was lost uses its memory again.
   for (const auto& session : sessions_) {
     if (session->connection_has_ended() && session->memory().IsSameAs(*pool)) {
-      session->Abandon();
-      held_.ForgetAll(session->number());
+      session->saves().Abandon();
     }
   }
-  AgentSession::Surroundings around;
+  TrainerSession::Surroundings around;
   around.number = next_session_++;
   around.trainer = peer.connection;
   around.held = &held_;
   around.peer_timeout = options_.peer_timeout;
   around.changed = wake_;
-  peer.session = std::make_shared<AgentSession>(std::move(around), std::move(pool), first_turn);
+  peer.session = std::make_shared<TrainerSession>(std::move(around), std::move(pool), first_turn);
   sessions_.push_back(peer.session);
   return Status::Ok();
 }
@@ -167,7 +165,9 @@ Status AgentRequests::TakeSave(const Peer& peer, AgentMessage message) const {
   }
   VARVE_ASSIGN_OR_RETURN(const Bytes encoded, ReadBlob(message.fds[0]));
   VARVE_ASSIGN_OR_RETURN(auto lease, ValidityPage::Map(std::move(message.fds[1])));
-  return peer.session->Submit(message.turn, encoded, std::move(lease));
+  VARVE_ASSIGN_OR_RETURN(Submission save,
+                         DecodeSubmission(encoded, peer.session->memory().blocks()));
+  return peer.session->saves().Submit(message.turn, std::move(save), std::move(lease));
 }
 
 void AgentRequests::SendHeld(Peer& peer, const std::string& path) {
@@ -195,8 +195,8 @@ AgentReport AgentRequests::Report() {
   report.pid = ::getpid();
   report.stopping = stopping_;
   for (const auto& session : sessions_) {
-    report.trainers += session->trainer_lives() ? 1 : 0;
-    const auto files = session->Files();
+    report.trainers += session->saves().trainer_lives() ? 1 : 0;
+    const auto files = session->saves().Files();
     report.saves.insert(report.saves.end(), files.begin(), files.end());
   }
   for (const Held& held : held_.All()) {

@@ -1,7 +1,6 @@
 /// The requests of connected processes, and the agent's answers.
 #pragma once
 
-#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <functional>
@@ -13,7 +12,7 @@
 
 #include "agent/connection.h"
 #include "agent/held_files.h"
-#include "agent/session.h"
+#include "agent/trainer_session.h"
 #include "base/file_descriptor.h"
 #include "varve/agent.h"
 #include "varve/status.h"
@@ -26,13 +25,11 @@ struct Peer {
   FileDescriptor process;  // A pidfd; none where the peer's process cannot be seen.
   bool greeted = false;
   bool ended = false;
-  bool dropped = false;   // Its process may live, and use its memory.
-  bool said_bye = false;  // It does not use its memory any more.
-  /// Set when the connection has ended and the process has not, as far as the agent sees: until
-  /// then the agent waits for the process's end.
-  std::optional<std::chrono::steady_clock::time_point> silent_until;
+  bool dropped = false;            // Its process may live, and use its memory.
+  bool said_bye = false;           // It does not use its memory any more.
+  bool silent = false;             // Its connection has ended, and its process has not.
   std::optional<AgentVerb> waits;  // kDrain or kStop: answered at the end of all saves.
-  std::shared_ptr<AgentSession> session;
+  std::shared_ptr<TrainerSession> session;
 };
 
 /// Threads: the agent's main thread only. No member function blocks for long.
@@ -45,7 +42,7 @@ class AgentRequests {
   /// Does what a message asks for, and answers it. Drops a peer whose message is malformed.
   void Handle(Peer& peer, AgentMessage message);
 
-  /// Stops receiving from the peer: sets `ended` or `silent_until`.
+  /// Stops receiving from the peer: sets `ended` or `silent`.
   void Drop(Peer& peer) const;
   /// Ends the session of a peer that has ended: decides about its saves and its memory.
   void EndOf(Peer& peer);
@@ -74,7 +71,7 @@ class AgentRequests {
   bool stopping_ = false;
   std::uint64_t next_session_ = 1;
   HeldFiles held_;
-  std::vector<std::shared_ptr<AgentSession>> sessions_;  // Also those whose trainers have exited.
+  std::vector<std::shared_ptr<TrainerSession>> sessions_;  // Also those whose trainers have exited.
 };
 
 }  // namespace varve

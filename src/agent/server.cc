@@ -4,7 +4,7 @@
 //  2. Listen. The socket of a dead agent is replaced; trainers that were connected to it have lost
 //     their connection.
 //  3. One thread accepts connections and handles messages, and never blocks for long. Each
-//     trainer's saves are written by a thread of their own (session.cc).
+//     trainer's saves are written by threads of their own (session_machine.h).
 //  4. A trainer has ended when it sends kBye or its process exits: children that it forked may hold
 //     the connection open. A trainer whose connection ends and whose process lives keeps its
 //     memory. That memory is in use, and may be registered with devices, which would go on writing
@@ -90,7 +90,7 @@ class AgentServer {
     const short accepted = full_ ? 0 : POLLIN;  // NOLINT(google-runtime-int): poll's
     std::vector<pollfd> fds{{wake_.get(), POLLIN, 0}, {listening_.get(), accepted, 0}};
     for (const Peer& peer : peers_) {
-      fds.push_back({peer.silent_until ? -1 : peer.connection->fd(), POLLIN, 0});
+      fds.push_back({peer.silent ? -1 : peer.connection->fd(), POLLIN, 0});
       fds.push_back({peer.process.get(), POLLIN, 0});
     }
     const auto left =
@@ -117,9 +117,9 @@ class AgentServer {
       }
     }
     if (process.revents != 0) {
-      peer.ended = peer.ended || peer.silent_until || NothingLeftToRead(*peer.connection);
+      peer.ended = peer.ended || peer.silent || NothingLeftToRead(*peer.connection);
     }
-    if (!peer.ended && peer.silent_until && Clock::now() >= *peer.silent_until) {
+    if (!peer.ended && peer.silent && peer.session->saves().LeaveIfSilentForLong()) {
       peer.ended = true;
       peer.dropped = true;
     }
@@ -139,7 +139,7 @@ class AgentServer {
 
   [[nodiscard]] bool AnyoneSilent() const {
     return std::any_of(peers_.begin(), peers_.end(), [](const Peer& peer) {
-      return peer.silent_until && peer.session->trainer_lives();
+      return peer.silent && peer.session->saves().trainer_lives();
     });
   }
 

@@ -1,14 +1,13 @@
 #include "async/attempts.h"
 
 #include <algorithm>
-#include <condition_variable>
 #include <functional>
-#include <mutex>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "base/guarded.h"
+#include "base/time_source.h"
 
 namespace varve {
 namespace {
@@ -46,16 +45,17 @@ Status AgreeToRetry(Coordinator& coordinator, const WriteAttempts& options, int 
     }
     return std::vector<std::string>(ranks.size());
   };
-  return Exchange(coordinator, options.path, std::move(mine),
-                  std::chrono::steady_clock::now() + kRetryAgreement, std::cref(agree))
+  return Exchange(coordinator, options.path, std::move(mine), Now() + kRetryAgreement,
+                  std::cref(agree))
       .status();
 }
 
+/// Returns after `time`, or soon after a stop.
 void Pause(std::chrono::milliseconds time, const std::stop_token& stop) {
-  std::mutex mutex;
-  std::condition_variable_any never;
-  std::unique_lock lock(mutex);
-  never.wait_for(lock, stop, time, [] { return false; });
+  constexpr TimePoint::duration kLook = std::chrono::milliseconds(20);
+  for (const TimePoint end = Now() + time; Now() < end && !stop.stop_requested();) {
+    SleepFor(std::min(kLook, end - Now()));
+  }
 }
 
 }  // namespace
@@ -71,11 +71,7 @@ Result<AsyncSaveReport> WriteWithRetries(SaveSession& session, StagedFile* stage
          AgreeToRetry(coordinator, options, attempt,
                       ready.ok() && !copy_is_gone && !options.stop.stop_requested())
              .ok()) {
-    // Without memory for the pause, the retry starts at once.
-    (void)Guarded([&] {
-      Pause(options.retry_delay * (1 << std::min(attempt - 1, 10)), options.stop);
-      return Status::Ok();
-    });
+    Pause(options.retry_delay * (1 << std::min(attempt - 1, 10)), options.stop);
     ++attempt;
     result = WriteOnce(session, staged, coordinator, Status::Ok());
   }

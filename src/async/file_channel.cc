@@ -19,26 +19,27 @@ std::string WithdrawalPath(const std::string& path, const SaveId& id) {
   return ChannelPath(path, id) + "-gone";
 }
 
-Status ReadWithdrawal(const std::string& withdrawal_path) {
-  const auto words = ReadWholeFile(PosixStorage(), withdrawal_path, kMaxWordsBytes);
+Status ReadWithdrawal(Storage& storage, const std::string& withdrawal_path) {
+  const auto words = ReadWholeFile(storage, withdrawal_path, kMaxWordsBytes);
   return words.ok() ? Unavailable(*words) : Status::Ok();
 }
 
 /// Counts the ranks that have sent a message.
 class FileChannel final : public Coordinator {
  public:
-  FileChannel(const FileIdentity& me, const std::string& path, std::function<Status()> give_up)
-      : withdrawal_path_(WithdrawalPath(path, me.save_id)),
-        awaited_(me.rank == 0 ? me.world_size - 1 : 1),
+  FileChannel(const MeetingPlace& place, std::function<Status()> give_up)
+      : storage_(place.storage),
+        withdrawal_path_(WithdrawalPath(place.path, place.identity.save_id)),
+        awaited_(place.identity.rank == 0 ? place.identity.world_size - 1 : 1),
         give_up_(std::move(give_up)) {
     // Best effort: the first message fails with the cause.
-    (void)MakeDirectories(PosixStorage(), ParentPath(path));
+    (void)MakeDirectories(storage_, ParentPath(place.path));
     DirectoryCoordinatorOptions options;
-    options.rank = static_cast<int>(me.rank);
-    options.size = static_cast<int>(me.world_size);
+    options.rank = static_cast<int>(place.identity.rank);
+    options.size = static_cast<int>(place.identity.world_size);
     options.check = [this] { return Check(); };
-    ranks_ =
-        MakeDirectoryCoordinator(PosixStorage(), ChannelPath(path, me.save_id), std::move(options));
+    ranks_ = MakeDirectoryCoordinator(storage_, ChannelPath(place.path, place.identity.save_id),
+                                      std::move(options));
   }
   FileChannel(const FileChannel&) = delete;
   FileChannel& operator=(const FileChannel&) = delete;
@@ -46,7 +47,7 @@ class FileChannel final : public Coordinator {
     const bool last_to_go = rank() == 0;
     ranks_.reset();  // Waits until the others have received the last messages.
     if (last_to_go) {
-      (void)PosixStorage().Remove(withdrawal_path_);
+      (void)storage_.Remove(withdrawal_path_);
     }
   }
 
@@ -70,10 +71,11 @@ class FileChannel final : public Coordinator {
 
  private:
   Status Check() {
-    VARVE_RETURN_IF_ERROR(ReadWithdrawal(withdrawal_path_));
+    VARVE_RETURN_IF_ERROR(ReadWithdrawal(storage_, withdrawal_path_));
     return give_up_ && received_ < awaited_ ? give_up_() : Status::Ok();
   }
 
+  Storage& storage_;
   const std::string withdrawal_path_;
   const std::uint64_t awaited_;
   const std::function<Status()> give_up_;
@@ -82,30 +84,31 @@ class FileChannel final : public Coordinator {
   std::unique_ptr<Coordinator> ranks_;
 };
 
-bool HasPeers(const SettledSave& save) {
-  return save.identity.coordinated && save.identity.world_size > 1;
+bool HasPeers(const FileIdentity& identity) {
+  return identity.coordinated && identity.world_size > 1;
 }
 
 }  // namespace
 
-std::unique_ptr<Coordinator> MakeFileChannel(const SettledSave& save, const std::string& path,
+std::unique_ptr<Coordinator> MakeFileChannel(const MeetingPlace& place,
                                              std::function<Status()> give_up) {
-  if (!HasPeers(save)) {
+  if (!HasPeers(place.identity)) {
     return MakeSingleProcessCoordinator();
   }
-  return std::make_unique<FileChannel>(save.identity, path, std::move(give_up));
+  return std::make_unique<FileChannel>(place, std::move(give_up));
 }
 
-void Withdraw(const SettledSave& save, const std::string& path, const Status& why) {
-  if (HasPeers(save)) {
-    const std::string words =
-        "rank " + std::to_string(save.identity.rank) + ": " + why.message().substr(0, 4096);
-    // Best effort. Where the file exists, another rank has withdrawn before.
-    const std::string withdrawal = WithdrawalPath(path, save.identity.save_id);
-    const std::string part = withdrawal + "-" + std::to_string(save.identity.rank);
-    if (WriteWholeFile(PosixStorage(), part, words, /*exclusive=*/false).ok()) {
-      (void)PosixStorage().Rename(part, withdrawal, RenameMode::kReplace);
-    }
+void Withdraw(const MeetingPlace& place, const Status& why) {
+  if (!HasPeers(place.identity)) {
+    return;
+  }
+  const std::string rank = std::to_string(place.identity.rank);
+  const std::string words = "rank " + rank + ": " + why.message().substr(0, 4096);
+  // Best effort. Where the file exists, another rank has withdrawn before.
+  const std::string withdrawal = WithdrawalPath(place.path, place.identity.save_id);
+  const std::string part = withdrawal + "-" + rank;
+  if (WriteWholeFile(place.storage, part, words, /*exclusive=*/false).ok()) {
+    (void)place.storage.Rename(part, withdrawal, RenameMode::kReplace);
   }
 }
 

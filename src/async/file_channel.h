@@ -5,20 +5,27 @@
 #include <memory>
 #include <string>
 
-#include "save/settled.h"
+#include "plan/file_plan.h"
 #include "varve/coordinator.h"
 #include "varve/status.h"
+#include "varve/storage.h"
 
 namespace varve {
 
-/// Connects this rank, on behalf of its trainer, with the other ranks of the save of `path`,
-/// through a directory beside it. Waiting ends when a rank withdraws (Withdraw), or when `give_up`
-/// returns an error. `give_up` is called until all ranks have sent a message.
-std::unique_ptr<Coordinator> MakeFileChannel(const SettledSave& save, const std::string& path,
+/// Where the ranks meet: a directory beside `path`, named after the id of `identity`.
+struct MeetingPlace {
+  Storage& storage;
+  const FileIdentity& identity;
+  const std::string& path;
+};
+
+/// Connects this rank, on behalf of its trainer, with the other ranks. Waiting ends when a rank
+/// withdraws (Withdraw), or when `give_up` returns an error. `give_up` is called until all ranks
+/// have sent a message.
+std::unique_ptr<Coordinator> MakeFileChannel(const MeetingPlace& place,
                                              std::function<Status()> give_up = {});
 
-/// Reports to all other ranks of the save, in any of their waits, that this rank does not take
-/// part, and why.
-void Withdraw(const SettledSave& save, const std::string& path, const Status& why);
+/// Reports to all other ranks, in any of their waits, that this rank does not take part, and why.
+void Withdraw(const MeetingPlace& place, const Status& why);
 
 }  // namespace varve

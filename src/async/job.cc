@@ -168,7 +168,7 @@ Status AsyncJob::Submit(std::uint64_t turn, Status staged) {
     staged = session_->prepared();
   }
   if (staged.ok()) {
-    staged = submitter_->Submit(turn, path_, *session_, staged_file_.get(), options_, deferred());
+    staged = submitter_->Submit(turn, path_, *session_, staged_file_.get(), options_, group_.get());
   }
   if (!staged.ok()) {
     return staged;

@@ -51,6 +51,8 @@ class AsyncJob {
   /// Makes step 1. Takes part in the ranks' exchange also after a local error. Errors: the
   /// session's; the caller then calls Complete.
   Status Plan(Coordinator& coordinator, const Status& ready);
+  /// Says with which other deferred saves this one goes. Called before Stage for deferred saves.
+  void SetGroup(std::shared_ptr<const DeferredGroup> group) { group_ = std::move(group); }
   /// Makes step 2.
   void Stage(StagingPool& pool, StagingPool::Ticket ticket, int threads);
   /// Makes steps 3 and 4. Staging memory is free when this returns; the caller then calls Complete.
@@ -116,6 +118,7 @@ class AsyncJob {
   Submitter* const submitter_;
   CudaReader* const devices_;
   const WriteWhen when_;
+  std::shared_ptr<const DeferredGroup> group_;  // Null unless deferred.
   const Status callers_ready_;
   StagedSaveOptions options_;  // With a stop token of this save's own.
   const Clock::time_point start_ = Clock::now();

@@ -1,29 +1,56 @@
 #include "async/last_deferred.h"
 
 #include <algorithm>
-#include <chrono>
 #include <functional>
 #include <utility>
 #include <vector>
 
+#include "base/fields.h"
 #include "base/guarded.h"
+#include "base/time_source.h"
+#include "publish/save_id.h"
 
 namespace varve {
 namespace {
 
-/// What each rank contributes: '+' where it has submitted its last deferred save and the agent
-/// still has it, else '-', and that save's id. Only ranks that know of the same save decide about
-/// it: a rank that was lost while a save was planned may not know of it.
-Result<std::vector<std::string>> Decide(const std::vector<std::string>& ranks) {
-  if (std::any_of(ranks.begin(), ranks.end(), [](const auto& rank) { return rank.empty(); })) {
-    return Internal("a rank is at another place of the save");
+/// What a rank contributes.
+struct Known {
+  bool have_it = false;  ///< It has submitted its last deferred save, and the agent still has it.
+  SaveId last;           ///< That save's id; zero where there is none.
+};
+
+enum class LastIs : std::uint8_t { kUnknown, kBroken, kWhole };
+
+struct Decision {
+  LastIs last = LastIs::kUnknown;
+  SaveId group;
+};
+
+template <class Archive>
+void Fields(Archive& archive, FieldsOf<Archive, Known>& known) {
+  archive(known.have_it, known.last);
+}
+
+template <class Archive>
+void Fields(Archive& archive, FieldsOf<Archive, Decision>& decision) {
+  archive.Enum(decision.last, LastIs::kUnknown, LastIs::kWhole, "unknown decision");
+  archive(decision.group);
+}
+
+/// Only ranks that know of the same save decide about it: a rank that was lost while a save was
+/// planned may not know of it.
+Result<std::vector<std::string>> Decide(const std::vector<std::string>& ranks,
+                                        const SaveId& group) {
+  std::vector<Known> known;
+  for (const std::string& rank : ranks) {
+    VARVE_ASSIGN_OR_RETURN(Known theirs, DecodeFields<Known>(rank));
+    known.push_back(theirs);
   }
-  const std::string& first = ranks.front();
-  const auto same = [&](const std::string& rank) { return rank.substr(1) == first.substr(1); };
-  const auto whole = [](const std::string& rank) { return rank.front() == '+'; };
-  const bool agree = std::all_of(ranks.begin(), ranks.end(), same);
-  const bool all = std::all_of(ranks.begin(), ranks.end(), whole);
-  return std::vector<std::string>(ranks.size(), !agree ? "" : all ? "whole" : "broken");
+  const auto same = [&](const Known& rank) { return rank.last == known.front().last; };
+  const bool agree = std::all_of(known.begin(), known.end(), same);
+  const bool whole = std::all_of(known.begin(), known.end(), std::mem_fn(&Known::have_it));
+  const LastIs last = !agree ? LastIs::kUnknown : whole ? LastIs::kWhole : LastIs::kBroken;
+  return std::vector<std::string>(ranks.size(), EncodeFields(Decision{last, group}));
 }
 
 }  // namespace
@@ -33,18 +60,30 @@ Status LastDeferred::Follow(const AsyncJob& next, Coordinator& coordinator, Subm
     return InvalidArgument("save " + next.path() +
                            ": uncoordinated ranks cannot defer saves together");
   }
+  // Made before the exchange: after it, no rank may fail alone.
+  std::shared_ptr<DeferredGroup> group;
   Contribution mine = Guarded([&]() -> Contribution {
+    group = std::make_shared<DeferredGroup>();
+    VARVE_ASSIGN_OR_RETURN(group->path, AbsolutePath(next.path()));
+    VARVE_ASSIGN_OR_RETURN(group->id, RandomSaveId());
     const bool have_it = last_ && last_->staged.get().ok() && submitter.Keeps(last_->turn);
-    return (have_it ? "+" : "-") + (last_ ? ToString(last_->id) : std::string());
+    return EncodeFields(Known{have_it, last_ ? last_->id : SaveId{}});
   });
-  VARVE_ASSIGN_OR_RETURN(
-      const std::string found,
-      Exchange(coordinator, next.what(), std::move(mine),
-               std::chrono::steady_clock::now() + next.options().save.timeout, Decide));
-  if (last_ && (found == "whole" || found == "broken")) {
+  const auto decide = [&](const std::vector<std::string>& ranks) {
+    return Decide(ranks, group_ ? group_->id : group->id);
+  };
+  VARVE_ASSIGN_OR_RETURN(const std::string answer,
+                         Exchange(coordinator, next.what(), std::move(mine),
+                                  Now() + next.options().save.timeout, std::cref(decide)));
+  VARVE_ASSIGN_OR_RETURN(const Decision decision, DecodeFields<Decision>(answer));
+  if (!group_ || group_->id != decision.group) {
+    group->id = decision.group;
+    group_ = std::move(group);
+  }
+  if (last_ && decision.last != LastIs::kUnknown) {
     // A copy that is not given up now is given up the next time, or when memory is short.
     (void)Guarded([&] {
-      submitter.DeferredIs(last_->turn, found == "whole");
+      submitter.DeferredIs(last_->turn, decision.last == LastIs::kWhole);
       return Status::Ok();
     });
   }

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <future>
+#include <memory>
 #include <optional>
 #include <string>
 
@@ -20,6 +21,9 @@ class LastDeferred {
   /// Remembers `job`, which was planned as the deferred save of that turn.
   void Set(std::uint64_t turn, const AsyncJob& job) { last_ = {turn, job.save_id(), job.staged()}; }
 
+  /// Returns what the saves of all ranks have in common. Requires: Follow has succeeded.
+  [[nodiscard]] std::shared_ptr<const DeferredGroup> group() const { return group_; }
+
   /// Before the deferred save `next` is planned: the ranks tell each other whether they have
   /// submitted the last one, and give up it or the ones before it. The account is in submitter.cc.
   /// Errors: those of the exchange, on all ranks; InvalidArgument for uncoordinated ranks.
@@ -32,6 +36,7 @@ class LastDeferred {
     std::shared_future<Status> staged;
   };
   std::optional<Save> last_;
+  std::shared_ptr<const DeferredGroup> group_;
 };
 
 }  // namespace varve

@@ -207,6 +207,7 @@ struct Stager::Impl {
     VARVE_RETURN_IF_ERROR(usable.ok() || together ? Admit(job, coordinator) : Status::Ok());
     if (submitter != nullptr && job->deferred()) {
       VARVE_RETURN_IF_ERROR(last_deferred.Follow(*job, coordinator, *submitter));
+      job->SetGroup(last_deferred.group());
     }
     return job->Plan(coordinator, usable);
   }
@@ -300,7 +301,8 @@ Result<std::unique_ptr<Stager>> Stager::Make(const StagerOptions& options,
   const bool shared = executor != nullptr;
   VARVE_ASSIGN_OR_RETURN(impl->pool, StagingPool::Make(impl->options.budget_bytes, shared));
   if (shared) {
-    VARVE_ASSIGN_OR_RETURN(impl->submitter, Submitter::Make(std::move(executor), *impl->pool));
+    VARVE_ASSIGN_OR_RETURN(impl->submitter,
+                           Submitter::Make(std::move(executor), *impl->pool, PosixStorage()));
   }
   if (options.copy_from_devices) {
     VARVE_ASSIGN_OR_RETURN(impl->devices, CudaReader::Make(options.pinned_memory));

@@ -39,6 +39,11 @@ void Milliseconds(Archive& archive, Time& time) {
 
 }  // namespace
 
+template <class Archive>
+void Fields(Archive& archive, FieldsOf<Archive, DeferredGroup>& group) {
+  archive(group.path, group.id);
+}
+
 /// Encodes or decodes the options of writing; the others are not sent.
 template <class Archive>
 void Fields(Archive& archive, FieldsOf<Archive, Submission>& submission) {
@@ -55,7 +60,7 @@ void Fields(Archive& archive, FieldsOf<Archive, Submission>& submission) {
 
 template <class Archive>
 void Fields(Archive& archive, FieldsOf<Archive, AsyncSaveReport>& report) {
-  archive(report.save_id.bytes, report.bytes_written, report.seconds, report.direct,
+  archive(report.save_id, report.bytes_written, report.seconds, report.direct,
           report.differing_objects, report.differing_tensors, report.conflicts);
   Bounded(archive, report.attempts, std::numeric_limits<int>::max());
 }
@@ -71,6 +76,10 @@ Result<Submission> DecodeSubmission(std::string_view bytes, std::uint64_t pool_b
   options.block_bytes = submission.settled.identity.block_bytes;
   if (!submission.path.starts_with('/')) {
     return DataLoss("a save of \"" + submission.path + "\", which is not an absolute path");
+  }
+  if (submission.deferred && !submission.deferred->path.starts_with('/')) {
+    return DataLoss("deferred saves beside \"" + submission.deferred->path +
+                    "\", which is not an absolute path");
   }
   VARVE_RETURN_IF_ERROR(CheckSaveOptions(options, submission.path));
   return submission;

@@ -2,17 +2,31 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <string_view>
 
 #include "async/attempts.h"
 #include "base/bytes.h"
+#include "base/fields.h"
 #include "pipeline/staged_image.h"
 #include "save/settled.h"
 #include "varve/async_save.h"
 #include "varve/options.h"
 
 namespace varve {
+
+template <class Archive>
+void Fields(Archive& archive, FieldsOf<Archive, SaveId>& id) {
+  archive(id.bytes);
+}
+
+/// The deferred saves of all ranks of a job, which the ranks' agents find each other by when the
+/// trainers have ended.
+struct DeferredGroup {
+  std::string path;  ///< Absolute: the agents meet beside it.
+  SaveId id;
+};
 
 /// All that the writing process needs to know, beside the staging memory itself.
 struct Submission {
@@ -22,7 +36,8 @@ struct Submission {
   SaveOptions options;  ///< Those of the writing alone: no function or token.
   int retries = 0;
   std::chrono::milliseconds retry_delay{0};
-  bool deferred = false;  ///< Written only if the trainer exits before Forget.
+  /// Of a deferred save, which is written only if the trainer exits before Forget.
+  std::optional<DeferredGroup> deferred;
 };
 
 /// For processes of one version of Varve on one machine; never stored.

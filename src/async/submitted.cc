@@ -22,15 +22,16 @@ Status Check(const Submission& save, const FileWork& work) {
 
 }  // namespace
 
-Result<AsyncSaveReport> WriteSubmission(const Submission& save, const LeasedMemory& memory,
-                                        const std::stop_token& stop,
+Result<AsyncSaveReport> WriteSubmission(const Submission& save, Storage& storage,
+                                        const LeasedMemory& memory, const std::stop_token& stop,
                                         const std::function<Status()>& give_up,
                                         SubmittedFile* file) {
   SaveOptions options = save.options;
   options.stop = stop;
-  const auto resumed = ResumeSave(save.settled, save.path, options, PosixStorage());
+  const MeetingPlace ranks{storage, save.settled.identity, save.path};
+  const auto resumed = ResumeSave(save.settled, save.path, options, storage);
   if (!resumed.ok()) {
-    Withdraw(save.settled, save.path, resumed.status());
+    Withdraw(ranks, resumed.status());
     return resumed.status();
   }
   SaveSession* const session = resumed->get();
@@ -40,7 +41,7 @@ Result<AsyncSaveReport> WriteSubmission(const Submission& save, const LeasedMemo
     staged = std::make_unique<StagedFile>(save.image, memory.blocks, BufferPool::Shared(),
                                           memory.intact);
   }
-  const auto channel = MakeFileChannel(save.settled, save.path, give_up);
+  const auto channel = MakeFileChannel(ranks, give_up);
   *file = {session->file_name(), session->work().data_begin};
   return WriteWithRetries(*session, staged.get(), *channel,
                           {save.path, options.coordinate, save.retries, save.retry_delay, stop},

@@ -8,6 +8,7 @@
 #include <string>
 
 #include "async/submission.h"
+#include "varve/storage.h"
 
 namespace varve {
 
@@ -27,8 +28,8 @@ struct LeasedMemory {
 /// Claims, writes and publishes, connected to the other ranks of the save. Repeats that after a
 /// failure that may pass. `give_up` as in MakeFileChannel. Errors: as Save; DataLoss where the
 /// memory is not intact.
-Result<AsyncSaveReport> WriteSubmission(const Submission& save, const LeasedMemory& memory,
-                                        const std::stop_token& stop,
+Result<AsyncSaveReport> WriteSubmission(const Submission& save, Storage& storage,
+                                        const LeasedMemory& memory, const std::stop_token& stop,
                                         const std::function<Status()>& give_up,
                                         SubmittedFile* file);
 

@@ -37,9 +37,9 @@ namespace {
 
 /// Returns the report of a save that is visible though its writer was killed before it reported.
 /// Nothing where the save is not visible, or where that cannot be found out.
-std::optional<AsyncSaveReport> VisibleAfterAll(const SaveSession& session,
+std::optional<AsyncSaveReport> VisibleAfterAll(const SaveSession& session, Storage& storage,
                                                const std::string& path) {
-  const auto record = ReadCommitRecord(PosixStorage(), path);
+  const auto record = ReadCommitRecord(storage, path);
   const SaveId& id = session.settled().identity.save_id;
   if (!record.ok() || record->save_id != id) {
     return std::nullopt;
@@ -53,15 +53,16 @@ std::optional<AsyncSaveReport> VisibleAfterAll(const SaveSession& session,
 }  // namespace
 
 Result<std::unique_ptr<Submitter>> Submitter::Make(std::shared_ptr<SaveExecutor> executor,
-                                                   StagingPool& pool) {
+                                                   StagingPool& pool, Storage& storage) {
   VARVE_RETURN_IF_ERROR(executor->Attach(pool.fd(), pool.block_count()));
-  auto submitter = std::unique_ptr<Submitter>(new Submitter(std::move(executor), pool));
+  auto submitter = std::unique_ptr<Submitter>(new Submitter(std::move(executor), pool, storage));
   pool.SetReclaim([made = submitter.get()] { made->GiveUpOne(); });
   return submitter;
 }
 
 Status Submitter::Submit(std::uint64_t turn, const std::string& path, const SaveSession& session,
-                         StagedFile* staged, const StagedSaveOptions& options, bool deferred) {
+                         StagedFile* staged, const StagedSaveOptions& options,
+                         const DeferredGroup* group) {
   Submission save;
   VARVE_ASSIGN_OR_RETURN(save.path, AbsolutePath(path));
   save.settled = session.settled();
@@ -73,7 +74,9 @@ Status Submitter::Submit(std::uint64_t turn, const std::string& path, const Save
   save.options = options.save;
   save.retries = options.retries;
   save.retry_delay = options.retry_delay;
-  save.deferred = deferred;
+  if (group != nullptr) {
+    save.deferred = *group;
+  }
   return executor_->Submit(turn, save);
 }
 
@@ -89,17 +92,18 @@ Result<AsyncSaveReport> Submitter::Write(std::optional<std::uint64_t> turn, Save
   // A name that cannot be made absolute was not submitted either.
   const auto absolute = AbsolutePath(std::string(attempts.path));
   const std::string path = absolute.ok() ? *absolute : std::string(attempts.path);
+  const MeetingPlace ranks{storage_, session.settled().identity, path};
   if (!turn) {
-    const auto channel = MakeFileChannel(session.settled(), path);
+    const auto channel = MakeFileChannel(ranks);
     return WriteWithRetries(session, staged->get(), *channel, attempts, ready);
   }
   bool lost = false;
   Result<AsyncSaveReport> result = Await(*turn, attempts.stop, &lost);
   if (lost) {
-    if (const auto report = VisibleAfterAll(session, path)) {
+    if (const auto report = VisibleAfterAll(session, storage_, path)) {
       return *report;
     }
-    Withdraw(session.settled(), path, result.status());
+    Withdraw(ranks, result.status());
     return result;
   }
   if (result.ok()) {

@@ -13,6 +13,7 @@
 #include "pipeline/staging_pool.h"
 #include "save/session.h"
 #include "varve/async_save.h"
+#include "varve/storage.h"
 
 namespace varve {
 
@@ -20,18 +21,19 @@ namespace varve {
 /// submitter.cc. Threads: safe.
 class Submitter {
  public:
-  /// Attaches the pool to the executor. `pool` must be shared and outlive this. Errors: the
-  /// executor's.
+  /// Attaches the pool to the executor. `pool` must be shared; it and `storage`, where the saves
+  /// are written, must outlive this. Errors: the executor's.
   static Result<std::unique_ptr<Submitter>> Make(std::shared_ptr<SaveExecutor> executor,
-                                                 StagingPool& pool);
+                                                 StagingPool& pool, Storage& storage);
   Submitter(const Submitter&) = delete;
   Submitter& operator=(const Submitter&) = delete;
   /// Leaves the kept copies to the other process.
   ~Submitter() = default;
 
-  /// Submits a staged file; `staged` may be null where the file has no data.
+  /// Submits a staged file; `staged` may be null where the file has no data. `group` is null unless
+  /// the save is deferred.
   Status Submit(std::uint64_t turn, const std::string& path, const SaveSession& session,
-                StagedFile* staged, const StagedSaveOptions& options, bool deferred);
+                StagedFile* staged, const StagedSaveOptions& options, const DeferredGroup* group);
   void Pass(std::uint64_t turn) { executor_->Pass(turn); }
 
   /// Keeps the copy of a deferred save that was submitted in `turn`; null where its file has no
@@ -53,8 +55,8 @@ class Submitter {
                                 const Status& ready);
 
  private:
-  Submitter(std::shared_ptr<SaveExecutor> executor, StagingPool& pool)
-      : executor_(std::move(executor)), pool_(pool) {}
+  Submitter(std::shared_ptr<SaveExecutor> executor, StagingPool& pool, Storage& storage)
+      : executor_(std::move(executor)), pool_(pool), storage_(storage) {}
   Result<AsyncSaveReport> Await(std::uint64_t turn, const std::stop_token& stop, bool* lost);
   using Kept = std::map<std::uint64_t, StagingPool::Reservation>;
   void Keep(std::uint64_t turn, std::unique_ptr<StagedFile> staged);
@@ -65,6 +67,7 @@ class Submitter {
 
   const std::shared_ptr<SaveExecutor> executor_;
   StagingPool& pool_;
+  Storage& storage_;
   std::mutex mutex_;  // Guards all members below.
   Kept kept_;         // Kept copies by turn.
 };

@@ -45,11 +45,10 @@
 
 #include "base/bytes.h"
 #include "base/checksum.h"
+#include "base/time_source.h"
 
 namespace varve {
 namespace {
-
-using Clock = std::chrono::steady_clock;
 
 constexpr std::string_view kMagic = "VARVEMSG";
 constexpr std::uint64_t kFrameBytes = kMagic.size() + 8 + 4;
@@ -172,7 +171,7 @@ class InDirectory final : public Coordinator {
     VARVE_RETURN_IF_ERROR(CheckPeer(from));
     std::uint64_t& number = received_[static_cast<std::size_t>(from)];
     const std::string file = JoinPath(directory_, MessageName(number, from, rank()));
-    Clock::duration pause = kFirstPause;
+    TimePoint::duration pause = kFirstPause;
     for (int look = 1;; ++look) {
       auto content = ReadWholeFile(storage_, file, kFrameBytes + kMaxDirectoryMessageBytes);
       if (content.ok()) {
@@ -221,23 +220,23 @@ class InDirectory final : public Coordinator {
   }
 
   /// Pauses between two looks. Errors: when there shall be no other look.
-  [[nodiscard]] Status Pause(Deadline deadline, Clock::duration* pause) const {
+  [[nodiscard]] Status Pause(Deadline deadline, TimePoint::duration* pause) const {
     if (options_.check) {
       VARVE_RETURN_IF_ERROR(options_.check());
     }
-    const auto now = Clock::now();
+    const auto now = Now();
     if (now >= deadline) {
       return Unavailable("no answer before the deadline");
     }
-    std::this_thread::sleep_for(std::min<Clock::duration>(*pause, deadline - now));
-    *pause = std::min<Clock::duration>(*pause * 2, kLongestPause);
+    SleepFor(std::min<TimePoint::duration>(*pause, deadline - now));
+    *pause = std::min<TimePoint::duration>(*pause * 2, kLongestPause);
     return Status::Ok();
   }
 
   /// Makes step 7.
   void RemoveDirectoryOnceRead() {
-    const Deadline deadline = Clock::now() + kLastReads;
-    Clock::duration pause = kFirstPause;
+    const Deadline deadline = Now() + kLastReads;
+    TimePoint::duration pause = kFirstPause;
     do {
       const auto entries = storage_.List(directory_);
       if (!entries.ok() || !std::all_of(entries->begin(), entries->end(), IsOurs)) {

@@ -20,6 +20,7 @@
 #include "base/bytes.h"
 #include "base/error_codec.h"
 #include "base/guarded.h"
+#include "base/time_source.h"
 #include "varve/coordinator.h"
 
 namespace varve {
@@ -64,6 +65,11 @@ Status SendContribution(Coordinator& coordinator, int to, const Contribution& co
     // Fits a string that takes no memory.
     return coordinator.Send(to, EncodeContribution(Status(sent.code(), "out of memory")), deadline);
   });
+}
+
+/// Returns `deadline` + `more`, or no deadline at all.
+Deadline Later(Deadline deadline, Deadline::duration more) {
+  return deadline > Deadline::max() - more ? Deadline::max() : deadline + more;
 }
 
 Contribution ReceiveContribution(Coordinator& coordinator, int from, Deadline deadline) {
@@ -184,8 +190,7 @@ Result<std::string> Coordinate(Coordinator& coordinator, std::string_view what, 
                                Deadline deadline, const CombineFunction& combine) {
   auto gathered = Gather(coordinator, std::move(mine), deadline);
   Result<Replies> replies = Guarded([&] { return ReplyTo(std::move(gathered), what, combine); });
-  const Deadline reply_deadline =
-      std::max(deadline, std::chrono::steady_clock::now() + kReplyGrace);
+  const Deadline reply_deadline = std::max(deadline, Now() + kReplyGrace);
   Status sent;
   for (int rank = 0; rank < coordinator.size(); ++rank) {
     if (rank == coordinator.rank()) {
@@ -220,8 +225,8 @@ Result<std::string> TakePart(Coordinator& coordinator, int coordinator_rank, std
       !status.ok()) {
     return mine.ok() ? lost(status) : mine.status().Annotate(what);
   }
-  auto reply =
-      Guarded([&] { return coordinator.Receive(coordinator_rank, deadline + 2 * kReplyGrace); });
+  auto reply = Guarded(
+      [&] { return coordinator.Receive(coordinator_rank, Later(deadline, 2 * kReplyGrace)); });
   if (!reply.ok()) {
     // This rank's own error says more when both happened.
     return mine.ok() ? lost(reply.status()) : mine.status().Annotate(what);

@@ -5,6 +5,7 @@
 #include <string>
 
 #include "base/guarded.h"
+#include "base/time_source.h"
 #include "catalogue/names.h"
 #include "format/data_file.h"
 #include "save/coordinated.h"
@@ -73,8 +74,7 @@ Result<SaveReport> Save(const State& state, const std::string& path, const SaveO
   });
   if (!session.ok()) {
     // The other ranks learn of it in their first exchange.
-    return options.coordinate ? Agree(coordinator, path, session.status(),
-                                      std::chrono::steady_clock::now() + options.timeout)
+    return options.coordinate ? Agree(coordinator, path, session.status(), Now() + options.timeout)
                               : session.status();
   }
   if (ready.ok()) {

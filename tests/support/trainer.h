@@ -52,7 +52,10 @@ class Trainer {
   Status Submit(std::uint64_t turn, const State& state, const std::string& path, Coordinator& rank,
                 bool deferred = false) {
     VARVE_ASSIGN_OR_RETURN(Submission save, Describe(state, path, rank));
-    save.deferred = deferred;
+    if (deferred) {
+      constexpr std::uint8_t kGroup = 1;
+      save.deferred = {std::string(ParentPath(path)) + "/deferred", SaveId{{kGroup}}};
+    }
     return executor_->Submit(turn, save);
   }
 

@@ -32,7 +32,7 @@ constexpr const char* kHelp =
     "or "
     "600)\n"
     "  --peer-timeout SECONDS    how long a dead trainer's save waits for ranks that sent nothing "
-    "(60)\n"
+    "(900)\n"
     "  --detach                  return as soon as it listens, and go on in the background\n"
     "  --version                 print the version\n";
 

@@ -1,0 +1,250 @@
+#include "agent/session_machine.h"
+
+#include <algorithm>
+
+namespace varve {
+namespace {
+
+using Actions = std::vector<SessionAction>;
+using Saves = std::map<std::uint64_t, SessionState::Save>;
+
+template <class... Handlers>
+struct Overloaded : Handlers... {
+  using Handlers::operator()...;
+};
+
+void Become(SessionState::Save* save, SaveIs is, TimePoint now) {
+  save->is = is;
+  save->since = now;
+}
+
+void Become(SessionState* state, TrainerIs trainer, TimePoint now) {
+  state->trainer = trainer;
+  state->trainer_since = now;
+}
+
+/// Ends the deferred saves that `wanted` is false for: those being written are stopped.
+template <class Wanted>
+void EndDeferred(SessionState* state, const Wanted& wanted, Actions* actions) {
+  for (auto at = state->saves.begin(); at != state->saves.end();) {
+    const auto& [turn, save] = *at;
+    const bool ends = save.deferred && !wanted(turn);
+    if (ends && save.is == SaveIs::kWriting) {
+      actions->push_back(session_action::Stop{turn});
+    }
+    if (ends && save.is != SaveIs::kWriting) {
+      actions->push_back(session_action::Drop{turn});
+      at = state->saves.erase(at);
+    } else {
+      ++at;
+    }
+  }
+}
+
+/// Returns the save that was submitted for good and is written next, if its turn has come.
+Saves::iterator NextOfThoseSubmitted(SessionState* state) {
+  const auto is_kept = [&](std::uint64_t turn) {
+    const auto found = state->saves.find(turn);
+    return found != state->saves.end() && found->second.deferred;
+  };
+  while (state->passed.erase(state->next_turn) > 0 || is_kept(state->next_turn)) {
+    ++state->next_turn;
+  }
+  const auto waits = [](const auto& entry) { return entry.second.is == SaveIs::kQueued; };
+  const auto first = std::find_if(state->saves.begin(), state->saves.end(), waits);
+  // Of a trainer that is gone no more will come: turns that are missing stay so.
+  const bool its_turn =
+      first != state->saves.end() && (first->first == state->next_turn || !Lives(*state));
+  return its_turn ? first : state->saves.end();
+}
+
+void StartWriting(SessionState* state, TimePoint now, Actions* actions) {
+  if (!state->writing) {
+    if (const auto next = NextOfThoseSubmitted(state); next != state->saves.end()) {
+      Become(&next->second, SaveIs::kWriting, now);
+      state->writing = next->first;
+      state->next_turn = std::max(state->next_turn, next->first + 1);
+      actions->push_back(session_action::Write{next->first, false});
+    }
+  }
+  if (!state->writing_deferred) {
+    const auto chosen =
+        std::find_if(state->saves.rbegin(), state->saves.rend(),
+                     [](const auto& entry) { return entry.second.is == SaveIs::kChosen; });
+    if (chosen != state->saves.rend()) {
+      Become(&chosen->second, SaveIs::kWriting, now);
+      state->writing_deferred = chosen->first;
+      actions->push_back(session_action::Write{chosen->first, true});
+    }
+  }
+}
+
+void Release(SessionState* state, Actions* actions) {
+  if (state->memory_is_ours) {
+    ++state->releasing;
+    actions->push_back(session_action::Release{});
+  }
+}
+
+void Abandon(SessionState* state, TimePoint now, Actions* actions) {
+  if (state->trainer == TrainerIs::kBack) {
+    return;
+  }
+  Become(state, TrainerIs::kBack, now);
+  state->memory_is_ours = false;
+  EndDeferred(state, [](std::uint64_t) { return false; }, actions);
+  for (const auto& [turn, save] : state->saves) {
+    if (!save.deferred) {
+      actions->push_back(session_action::Stop{turn});
+    }
+  }
+  actions->push_back(session_action::ForgetHeld{});
+}
+
+void EndProcess(SessionState* state, bool memory_is_ours, TimePoint now, Actions* actions) {
+  if (!Lives(*state)) {
+    return;
+  }
+  Become(state, TrainerIs::kGone, now);
+  state->memory_is_ours = memory_is_ours;
+  Release(state, actions);
+  state->agreeing = std::any_of(state->saves.begin(), state->saves.end(),
+                                [](const auto& entry) { return entry.second.is == SaveIs::kKept; });
+  if (state->agreeing) {
+    actions->push_back(session_action::Agree{});
+  }
+}
+
+void Choose(SessionState* state, const std::vector<std::uint64_t>& turns, TimePoint now,
+            Actions* actions) {
+  state->agreeing = false;
+  state->agreed_since = now;
+  const auto is_chosen = [&](std::uint64_t turn) {
+    return std::find(turns.begin(), turns.end(), turn) != turns.end();
+  };
+  EndDeferred(state, is_chosen, actions);
+  for (auto& [turn, save] : state->saves) {
+    if (save.deferred) {
+      Become(&save, SaveIs::kChosen, now);
+    }
+  }
+}
+
+void EndWriting(SessionState* state, const session_event::WriteEnded& event, Actions* actions) {
+  const auto found = state->saves.find(event.turn);
+  if (found == state->saves.end()) {
+    return;
+  }
+  (found->second.deferred ? state->writing_deferred : state->writing).reset();
+  state->saves.erase(found);
+  actions->push_back(session_action::Drop{event.turn});
+  if (event.written) {
+    EndDeferred(state, [&](std::uint64_t turn) { return turn > event.turn; }, actions);
+  }
+  Release(state, actions);
+}
+
+}  // namespace
+
+std::string_view Name(TrainerIs state) {
+  switch (state) {
+    case TrainerIs::kAttached: return "attached";
+    case TrainerIs::kSilent: return "silent";
+    case TrainerIs::kGone: return "gone";
+    case TrainerIs::kBack: return "back";
+  }
+  return "unknown";
+}
+
+std::string_view Name(SaveIs state) {
+  switch (state) {
+    case SaveIs::kQueued: return "queued";
+    case SaveIs::kKept: return "kept";
+    case SaveIs::kChosen: return "chosen";
+    case SaveIs::kWriting: return "writing";
+  }
+  return "unknown";
+}
+
+bool Lives(const SessionState& state) {
+  return state.trainer == TrainerIs::kAttached || state.trainer == TrainerIs::kSilent;
+}
+
+bool CanBeSubmitted(const SessionState& state, std::uint64_t turn) {
+  return state.trainer == TrainerIs::kAttached && turn >= state.next_turn &&
+         !state.saves.contains(turn) && !state.passed.contains(turn);
+}
+
+std::vector<SessionAction> Step(SessionState* state, const SessionEvent& event, TimePoint now) {
+  Actions actions;
+  std::visit(Overloaded{
+                 [&](const session_event::Submitted& it) {
+                   const SaveIs is = it.deferred ? SaveIs::kKept : SaveIs::kQueued;
+                   state->saves[it.turn] = {it.deferred, is, now};
+                 },
+                 [&](const session_event::Passed& it) {
+                   if (it.turn >= state->next_turn && !state->saves.contains(it.turn)) {
+                     state->passed.insert(it.turn);
+                   }
+                 },
+                 [&](const session_event::Cancelled& it) {
+                   if (state->saves.contains(it.turn)) {
+                     actions.push_back(session_action::Stop{it.turn});
+                   }
+                 },
+                 [&](const session_event::Forgotten& it) {
+                   const auto found = state->saves.find(it.turn);
+                   if (Lives(*state) && found != state->saves.end() && found->second.deferred) {
+                     state->saves.erase(found);
+                     actions.push_back(session_action::Drop{it.turn});
+                     if (it.turn >= state->next_turn) {
+                       state->passed.insert(it.turn);  // Later turns must not wait for this one.
+                     }
+                   }
+                 },
+                 [&](const session_event::ConnectionEnded&) {
+                   if (state->trainer == TrainerIs::kAttached) {
+                     Become(state, TrainerIs::kSilent, now);
+                   }
+                 },
+                 [&](const session_event::ProcessEnded& it) {
+                   EndProcess(state, it.memory_is_ours, now, &actions);
+                 },
+                 [&](const session_event::Abandoned&) { Abandon(state, now, &actions); },
+                 [&](const session_event::Agreed& it) { Choose(state, it.turns, now, &actions); },
+                 [&](const session_event::WriteEnded& it) { EndWriting(state, it, &actions); },
+                 [&](const session_event::Released&) { --state->releasing; },
+                 [&](const session_event::TimePassed&) {
+                   if (state->trainer == TrainerIs::kSilent &&
+                       now >= state->trainer_since + state->timeout) {
+                     Abandon(state, now, &actions);
+                   }
+                 },
+             },
+             event);
+  StartWriting(state, now, &actions);
+  return actions;
+}
+
+std::optional<TimePoint> WaitsUntil(const SessionState& state, bool deferred) {
+  if (Lives(state)) {
+    return std::nullopt;
+  }
+  if (state.trainer == TrainerIs::kBack) {
+    return state.trainer_since;
+  }
+  const TimePoint since = deferred && !state.agreeing ? state.agreed_since : state.trainer_since;
+  return since + std::chrono::duration_cast<TimePoint::duration>(state.timeout);
+}
+
+std::size_t Pending(const SessionState& state) {
+  return static_cast<std::size_t>(std::count_if(
+      state.saves.begin(), state.saves.end(),
+      [&](const auto& entry) { return !(Lives(state) && entry.second.is == SaveIs::kKept); }));
+}
+
+bool IsOver(const SessionState& state) {
+  return !Lives(state) && state.saves.empty() && !state.agreeing && state.releasing == 0;
+}
+
+}  // namespace varve

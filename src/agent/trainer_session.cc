@@ -1,0 +1,80 @@
+#include "agent/trainer_session.h"
+
+#include <utility>
+
+#include <poll.h>
+
+#include "varve/storage.h"
+
+namespace varve {
+
+TrainerSession::TrainerSession(Surroundings surroundings, std::shared_ptr<PoolMemory> pool,
+                               std::uint64_t first_turn)
+    : around_(std::move(surroundings)),
+      pool_(std::move(pool)),
+      saves_(*this, PosixStorage(), around_.peer_timeout, first_turn) {}
+
+TrainerSession::~TrainerSession() {
+  if (!saves_.over()) {
+    saves_.Abandon();
+  }
+}
+
+bool TrainerSession::connection_has_ended() const {
+  pollfd connection{around_.trainer->fd(), 0, 0};
+  return saves_.trainer() != TrainerIs::kAttached ||
+         (::poll(&connection, 1, 0) == 1 && (connection.revents & POLLHUP) != 0);
+}
+
+void TrainerSession::Run(Lane lane, std::function<void()> work) {
+  SerialThread& thread = lane == Lane::kSubmitted  ? submitted_
+                         : lane == Lane::kDeferred ? deferred_
+                                                   : memory_;
+  thread.Run(SerialThread::Task([this, work = std::move(work)] {
+    work();
+    around_.changed();
+  }));
+}
+
+std::vector<const std::byte*> TrainerSession::BlocksAt(const std::vector<std::uint64_t>& numbers) {
+  return pool_->At(numbers);
+}
+
+void TrainerSession::Hold(std::uint64_t turn, const Submission& save, const SubmittedFile& file,
+                          std::shared_ptr<ValidityPage> lease, bool orphan) {
+  auto page = ValidityPage::Make();
+  if (!page.ok()) {
+    return;  // It is loaded from the disk.
+  }
+  const FileIdentity& identity = save.settled.identity;
+  HeldFile held{save.path,       file.name,       identity.save_id, identity.rank,
+                file.data_begin, pool_->blocks(), save.image};
+  around_.held->Add({std::move(held), around_.number, turn, std::nullopt, pool_, std::move(*page),
+                     std::move(lease)});
+  if (orphan) {
+    OrphanHeld();
+  }
+}
+
+void TrainerSession::Release(std::vector<bool> wanted) {
+  around_.held->MarkBlocks(around_.number, &wanted);
+  pool_->Release(wanted);
+}
+
+void TrainerSession::Report(std::uint64_t turn, const Result<AsyncSaveReport>& report) {
+  AgentMessage done{AgentVerb::kDone, turn, {}, {}};
+  if (report.ok()) {
+    // In the message itself if it fits: a trainer that has no free descriptor receives it as well.
+    Bytes encoded = EncodeReport(*report);
+    if (encoded.size() < kMaxAgentPayload) {
+      done.payload = Bytes(1, '\0') + encoded;
+    } else if (auto blob = MakeBlob(encoded); blob.ok()) {
+      done.fds.push_back(std::move(*blob));
+    }
+  } else {
+    done.payload = EncodeRefusal(report.status());
+  }
+  (void)around_.trainer->Send(done);  // Fails when the trainer has exited.
+}
+
+}  // namespace varve
