@@ -75,7 +75,7 @@ Status Start(const std::string& program, const std::string& directory) {
 
 }  // namespace
 
-Result<AgentMessage> Ask(AgentConnection& agent, const AgentMessage& question, Deadline deadline) {
+Result<AgentMessage> Ask(AgentLink& agent, const AgentMessage& question, Deadline deadline) {
   VARVE_RETURN_IF_ERROR(agent.Send(question));
   VARVE_ASSIGN_OR_RETURN(AgentMessage answer, agent.Receive(deadline));
   if (answer.verb == AgentVerb::kRefused) {

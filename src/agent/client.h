@@ -18,6 +18,6 @@ Result<std::shared_ptr<AgentConnection>> ConnectAndGreet(const std::string& dire
 Result<std::shared_ptr<AgentConnection>> ConnectOrStart(const AgentOptions& options);
 
 /// Sends one message and waits for the answer, which must be kOk. Errors: the refusal; Unavailable.
-Result<AgentMessage> Ask(AgentConnection& agent, const AgentMessage& question, Deadline deadline);
+Result<AgentMessage> Ask(AgentLink& agent, const AgentMessage& question, Deadline deadline);
 
 }  // namespace varve

@@ -10,6 +10,8 @@
 // written a file and before it counts that file. A deferred save stays leased though its agent is
 // lost: the agent may yet write it when this process has exited.
 
+#include "agent/executor.h"
+
 #include <algorithm>
 #include <chrono>
 #include <condition_variable>
@@ -17,18 +19,16 @@
 #include <mutex>
 #include <optional>
 #include <set>
-#include <thread>
 #include <utility>
 
 #include "agent/client.h"
 #include "agent/shared_memory.h"
 #include "async/submission.h"
 #include "base/guarded.h"
+#include "base/time_source.h"
 
 namespace varve {
 namespace {
-
-using Clock = std::chrono::steady_clock;
 
 /// Returns the error of a save whose agent was lost, for the reason given.
 Status LostFor(const Status& why) {
@@ -48,8 +48,9 @@ using TicketPtr = std::shared_ptr<Ticket>;
 
 class AgentExecutor final : public SaveExecutor {
  public:
-  AgentExecutor(AgentOptions options, std::shared_ptr<AgentConnection> agent)
-      : options_(std::move(options)), agent_(std::move(agent)) {}
+  AgentExecutor(std::chrono::milliseconds answer_timeout, ReachAgent reach,
+                std::shared_ptr<AgentLink> agent)
+      : answer_timeout_(answer_timeout), reach_(std::move(reach)), agent_(std::move(agent)) {}
   AgentExecutor(const AgentExecutor&) = delete;
   AgentExecutor& operator=(const AgentExecutor&) = delete;
   ~AgentExecutor() override {
@@ -120,7 +121,7 @@ class AgentExecutor final : public SaveExecutor {
   Result<AsyncSaveReport> Wait(std::uint64_t turn, bool* lost) override {
     std::unique_lock lock(mutex_);
     const TicketPtr known = Known(turn);
-    changed_.wait(lock, [&] { return known->lost || known->outcome.has_value(); });
+    varve::Wait(changed_, lock, [&] { return known->lost || known->outcome.has_value(); });
     *lost = !known->outcome;
     if (*lost) {
       RevokeLease(turn);
@@ -168,8 +169,8 @@ class AgentExecutor final : public SaveExecutor {
   }
 
   [[nodiscard]] Status NoAnswer() const {
-    return Unavailable("the agent has not answered for " +
-                       std::to_string(options_.answer_timeout.count()) + " ms");
+    return Unavailable("the agent has not answered for " + std::to_string(answer_timeout_.count()) +
+                       " ms");
   }
 
   /// Marks the agent as lost: it has exited, does not answer, or its messages cannot be received.
@@ -200,7 +201,7 @@ class AgentExecutor final : public SaveExecutor {
   /// Waits for an answer. Returns false when none comes in time: then the agent counts as lost.
   template <class Predicate>
   bool Await(std::unique_lock<std::mutex>* lock, const Predicate& answered) {
-    return changed_.wait_until(*lock, Clock::now() + options_.answer_timeout, answered);
+    return WaitUntil(changed_, *lock, Now() + answer_timeout_, answered);
   }
 
   void SendToAgent(const AgentMessage& message) {
@@ -217,7 +218,7 @@ class AgentExecutor final : public SaveExecutor {
     out.U64(first_turn);
     VARVE_ASSIGN_OR_RETURN(FileDescriptor pool, Duplicate(pool_fd_));
     attach.fds.push_back(std::move(pool));
-    VARVE_RETURN_IF_ERROR(Ask(*agent_, attach, Clock::now() + options_.answer_timeout).status());
+    VARVE_RETURN_IF_ERROR(Ask(*agent_, attach, Now() + answer_timeout_).status());
     {
       const std::scoped_lock lock(mutex_);
       lost_ = false;
@@ -228,7 +229,7 @@ class AgentExecutor final : public SaveExecutor {
       }
     }
     Status listens = Guarded([&] {
-      listener_ = std::jthread([this, agent = agent_] { Listen(*agent); });
+      listener_ = Thread([this, agent = agent_] { Listen(*agent); });
       return Status::Ok();
     });
     if (!listens.ok()) {  // No thread would receive its answers.
@@ -249,7 +250,7 @@ class AgentExecutor final : public SaveExecutor {
       }
     }
     Disconnect();
-    VARVE_ASSIGN_OR_RETURN(auto agent, ConnectOrStart(options_));
+    VARVE_ASSIGN_OR_RETURN(auto agent, reach_());
     {
       const std::scoped_lock lock(mutex_);
       agent_ = std::move(agent);
@@ -259,10 +260,10 @@ class AgentExecutor final : public SaveExecutor {
 
   void Disconnect() {
     agent_->Close();
-    listener_ = {};  // Joins.
+    listener_.Join();
   }
 
-  void Listen(AgentConnection& agent) {
+  void Listen(AgentLink& agent) {
     while (true) {
       const auto message = Guarded([&] { return agent.Receive(Deadline::max()); });
       const std::scoped_lock lock(mutex_);
@@ -301,22 +302,29 @@ class AgentExecutor final : public SaveExecutor {
     return DecodeReport(report);
   }
 
-  const AgentOptions options_;
+  const std::chrono::milliseconds answer_timeout_;
+  const ReachAgent reach_;
   int pool_fd_ = -1;
   std::uint64_t pool_blocks_ = 0;
   std::mutex reconnecting_;
   std::mutex mutex_;  // Guards all members below but the thread.
   std::condition_variable changed_;
-  std::shared_ptr<AgentConnection> agent_;
+  std::shared_ptr<AgentLink> agent_;
   bool lost_ = true;
   Status why_lost_;
   std::map<std::uint64_t, TicketPtr> turns_;
   std::uint64_t all_used_below_ = 0;
   std::set<std::uint64_t> used_;  // Turns from first_turn_ on.
-  std::jthread listener_;
+  Thread listener_;
 };
 
 }  // namespace
+
+std::shared_ptr<SaveExecutor> MakeAgentExecutor(std::chrono::milliseconds answer_timeout,
+                                                ReachAgent reach,
+                                                std::shared_ptr<AgentLink> agent) {
+  return std::make_shared<AgentExecutor>(answer_timeout, std::move(reach), std::move(agent));
+}
 
 Result<std::shared_ptr<SaveExecutor>> ConnectToAgent(const AgentOptions& options) {
   if (options.answer_timeout <= std::chrono::milliseconds(0)) {
@@ -326,8 +334,12 @@ Result<std::shared_ptr<SaveExecutor>> ConnectToAgent(const AgentOptions& options
   AgentOptions sensible = options;
   sensible.answer_timeout =
       std::min<std::chrono::milliseconds>(options.answer_timeout, std::chrono::hours(24));
-  VARVE_ASSIGN_OR_RETURN(auto agent, ConnectOrStart(sensible));
-  return std::shared_ptr<SaveExecutor>(std::make_shared<AgentExecutor>(sensible, std::move(agent)));
+  const auto reach = [sensible]() -> Result<std::shared_ptr<AgentLink>> {
+    VARVE_ASSIGN_OR_RETURN(auto connection, ConnectOrStart(sensible));
+    return std::shared_ptr<AgentLink>(std::move(connection));
+  };
+  VARVE_ASSIGN_OR_RETURN(auto agent, reach());
+  return MakeAgentExecutor(sensible.answer_timeout, reach, std::move(agent));
 }
 
 }  // namespace varve

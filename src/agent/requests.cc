@@ -1,6 +1,5 @@
 #include "agent/requests.h"
 
-#include <poll.h>
 #include <unistd.h>
 
 #include "agent/report.h"
@@ -35,7 +34,7 @@ void AgentRequests::EndOf(Peer& peer) {
   if (!peer.dropped) {
     // Where the agent cannot see the process, the end of the connection need not be the process's
     // end.
-    peer.session->saves().TrainerExited(peer.said_bye || peer.process.valid());
+    peer.session->saves().TrainerExited(peer.said_bye || peer.has_exited);
     return;
   }
   peer.session->saves().Abandon();
@@ -47,8 +46,7 @@ void AgentRequests::RemoveEnded() {
 }
 
 void AgentRequests::Drop(Peer& peer) const {
-  pollfd process{peer.process.get(), POLLIN, 0};
-  const bool lives = peer.process.valid() && ::poll(&process, 1, 0) == 0;
+  const bool lives = peer.has_exited && !peer.has_exited();
   if (peer.connection->IsOpen()) {
     peer.ended = true;
     peer.dropped = lives;
@@ -149,6 +147,7 @@ Status AgentRequests::Attach(Peer& peer, AgentMessage message) {
   around.number = next_session_++;
   around.trainer = peer.connection;
   around.held = &held_;
+  around.storage = &storage_;
   around.peer_timeout = options_.peer_timeout;
   around.changed = wake_;
   peer.session = std::make_shared<TrainerSession>(std::move(around), std::move(pool), first_turn);

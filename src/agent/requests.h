@@ -10,19 +10,19 @@
 #include <utility>
 #include <vector>
 
-#include "agent/connection.h"
 #include "agent/held_files.h"
+#include "agent/link.h"
 #include "agent/trainer_session.h"
-#include "base/file_descriptor.h"
 #include "varve/agent.h"
 #include "varve/status.h"
+#include "varve/storage.h"
 
 namespace varve {
 
 /// A connected process: a trainer once it has attached its memory, a command otherwise.
 struct Peer {
-  std::shared_ptr<AgentConnection> connection;
-  FileDescriptor process;  // A pidfd; none where the peer's process cannot be seen.
+  std::shared_ptr<AgentLink> connection;
+  std::function<bool()> has_exited;  // Its process; none where that cannot be seen.
   bool greeted = false;
   bool ended = false;
   bool dropped = false;            // Its process may live, and use its memory.
@@ -35,9 +35,10 @@ struct Peer {
 /// Threads: the agent's main thread only. No member function blocks for long.
 class AgentRequests {
  public:
-  /// Other threads call `wake` when a save has ended; it must outlive the sessions' threads.
-  AgentRequests(const AgentServerOptions& options, std::function<void()> wake)
-      : options_(options), wake_(std::move(wake)), held_(options.idle) {}
+  /// Saves are written to `storage`. Other threads call `wake` when one has ended; both must
+  /// outlive the sessions' threads.
+  AgentRequests(const AgentServerOptions& options, Storage& storage, std::function<void()> wake)
+      : options_(options), storage_(storage), wake_(std::move(wake)), held_(options.idle) {}
 
   /// Does what a message asks for, and answers it. Drops a peer whose message is malformed.
   void Handle(Peer& peer, AgentMessage message);
@@ -67,6 +68,7 @@ class AgentRequests {
   void SendStatus(Peer& peer);
 
   const AgentServerOptions& options_;
+  Storage& storage_;
   const std::function<void()> wake_;
   bool stopping_ = false;
   std::uint64_t next_session_ = 1;

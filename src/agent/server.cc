@@ -42,13 +42,18 @@ constexpr int kFullPause = 100;  // Milliseconds.
 constexpr int kSilentPause = 100;
 constexpr std::size_t kFirstPeer = 2;  // Index in the vector that Wait returns.
 
+struct SocketPeer : Peer {
+  std::shared_ptr<AgentConnection> socket;  // `connection`.
+  FileDescriptor process;                   // A pidfd; none where the process cannot be seen.
+};
+
 class AgentServer {
  public:
   AgentServer(const AgentServerOptions& options, FileDescriptor listening, FileDescriptor wake)
       : options_(options),
         listening_(std::move(listening)),
         wake_(std::move(wake)),
-        requests_(options, [fd = wake_.get()] {
+        requests_(options, PosixStorage(), [fd = wake_.get()] {
           const std::uint64_t one = 1;
           (void)!::write(fd, &one, sizeof(one));
         }) {}
@@ -61,7 +66,7 @@ class AgentServer {
         (void)!::read(wake_.get(), &count, sizeof(count));
       }
       std::size_t next = kFirstPeer;
-      for (Peer& peer : peers_) {
+      for (SocketPeer& peer : peers_) {
         HandlePeer(peer, ready[next], ready[next + 1]);
         next += 2;
       }
@@ -89,8 +94,8 @@ class AgentServer {
   std::vector<pollfd> Wait() {
     const short accepted = full_ ? 0 : POLLIN;  // NOLINT(google-runtime-int): poll's
     std::vector<pollfd> fds{{wake_.get(), POLLIN, 0}, {listening_.get(), accepted, 0}};
-    for (const Peer& peer : peers_) {
-      fds.push_back({peer.silent ? -1 : peer.connection->fd(), POLLIN, 0});
+    for (const SocketPeer& peer : peers_) {
+      fds.push_back({peer.silent ? -1 : peer.socket->fd(), POLLIN, 0});
       fds.push_back({peer.process.get(), POLLIN, 0});
     }
     const auto left =
@@ -109,7 +114,7 @@ class AgentServer {
     return fds;
   }
 
-  void HandlePeer(Peer& peer, const pollfd& connection, const pollfd& process) {
+  void HandlePeer(SocketPeer& peer, const pollfd& connection, const pollfd& process) {
     if (connection.revents != 0) {
       auto message = peer.connection->Receive(Clock::now());
       if (!message.ok() || !HandleOrTell(peer, std::move(*message))) {
@@ -117,7 +122,7 @@ class AgentServer {
       }
     }
     if (process.revents != 0) {
-      peer.ended = peer.ended || peer.silent || NothingLeftToRead(*peer.connection);
+      peer.ended = peer.ended || peer.silent || NothingLeftToRead(*peer.socket);
     }
     if (!peer.ended && peer.silent && peer.session->saves().LeaveIfSilentForLong()) {
       peer.ended = true;
@@ -160,12 +165,18 @@ class AgentServer {
     }
     constexpr timeval kTimeout{.tv_sec = 10, .tv_usec = 0};
     ::setsockopt(socket.get(), SOL_SOCKET, SO_SNDTIMEO, &kTimeout, sizeof(kTimeout));
-    Peer peer;
-    peer.connection = std::make_shared<AgentConnection>(std::move(socket));
+    SocketPeer& peer = peers_.emplace_back();
+    peer.socket = std::make_shared<AgentConnection>(std::move(socket));
+    peer.connection = peer.socket;
     if (pid > 0) {
       peer.process = FileDescriptor(static_cast<int>(::syscall(SYS_pidfd_open, pid, 0)));
     }
-    peers_.push_back(std::move(peer));
+    if (peer.process.valid()) {
+      peer.has_exited = [fd = peer.process.get()] {
+        pollfd process{fd, POLLIN, 0};
+        return ::poll(&process, 1, 0) != 0;
+      };
+    }
   }
 
   void RemoveEndedPeers() {
@@ -196,7 +207,7 @@ class AgentServer {
   bool full_ = false;  // No descriptors are left for new connections.
   Clock::time_point idle_since_ = Clock::now();
   AgentRequests requests_;
-  std::list<Peer> peers_;
+  std::list<SocketPeer> peers_;
 };
 
 }  // namespace

@@ -2,17 +2,13 @@
 
 #include <utility>
 
-#include <poll.h>
-
-#include "varve/storage.h"
-
 namespace varve {
 
 TrainerSession::TrainerSession(Surroundings surroundings, std::shared_ptr<PoolMemory> pool,
                                std::uint64_t first_turn)
     : around_(std::move(surroundings)),
       pool_(std::move(pool)),
-      saves_(*this, PosixStorage(), around_.peer_timeout, first_turn) {}
+      saves_(*this, *around_.storage, around_.peer_timeout, first_turn) {}
 
 TrainerSession::~TrainerSession() {
   if (!saves_.over()) {
@@ -21,9 +17,7 @@ TrainerSession::~TrainerSession() {
 }
 
 bool TrainerSession::connection_has_ended() const {
-  pollfd connection{around_.trainer->fd(), 0, 0};
-  return saves_.trainer() != TrainerIs::kAttached ||
-         (::poll(&connection, 1, 0) == 1 && (connection.revents & POLLHUP) != 0);
+  return saves_.trainer() != TrainerIs::kAttached || !around_.trainer->IsOpen();
 }
 
 void TrainerSession::Run(Lane lane, std::function<void()> work) {

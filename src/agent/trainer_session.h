@@ -6,11 +6,12 @@
 #include <memory>
 #include <vector>
 
-#include "agent/connection.h"
 #include "agent/held_files.h"
+#include "agent/link.h"
 #include "agent/session.h"
 #include "agent/shared_memory.h"
 #include "async/serial_thread.h"
+#include "varve/storage.h"
 
 namespace varve {
 
@@ -18,8 +19,9 @@ class TrainerSession final : public SessionHost {
  public:
   struct Surroundings {
     std::uint64_t number = 0;  ///< Number of the session.
-    std::shared_ptr<AgentConnection> trainer;
+    std::shared_ptr<AgentLink> trainer;
     HeldFiles* held = nullptr;
+    Storage* storage = nullptr;                 ///< Where saves are written.
     std::chrono::milliseconds peer_timeout{0};  ///< AgentServerOptions::peer_timeout.
     std::function<void()> changed;              ///< Called when work of a lane has ended.
   };

@@ -25,6 +25,7 @@
 #include <utility>
 
 #include "base/guarded.h"
+#include "base/time_source.h"
 #include "save/tensor_source.h"
 
 namespace varve {
@@ -54,7 +55,7 @@ AsyncJob::AsyncJob(State state, std::string path, StagedSaveOptions options, Wri
   session_ = MakeSaveSession(state_, path_, options_.save, Claim::kApart, storage_);
   if (options_.deadline) {
     watched_ = Guarded([&] {
-      watchdog_ = std::jthread([this](const std::stop_token& ended) { Watch(ended); });
+      watchdog_ = Thread([this] { Watch(destroyed_.get_token()); });
       return Status::Ok();
     });
   }
@@ -195,7 +196,7 @@ void AsyncJob::Announce(const Status& staged) {
       return;
     }
     announced_ = true;
-    staging_seconds_ = std::chrono::duration<double>(Clock::now() - start_).count();
+    staging_seconds_ = std::chrono::duration<double>(Now() - start_).count();
   }
   staged_promise_.set_value(CopyOf(staged));
   if (options_.on_staged) {
@@ -208,7 +209,7 @@ void AsyncJob::Announce(const Status& staged) {
 
 Status AsyncJob::AwaitReady() {
   std::unique_lock lock(mutex_);
-  changed_.wait(lock, [&] { return ready_.has_value(); });
+  (void)Wait(changed_, lock, {}, [&] { return ready_.has_value(); });
   begun_ = true;
   return CopyOf(why_cancelled_ ? *why_cancelled_ : *ready_);
 }
@@ -265,7 +266,7 @@ void AsyncJob::ReleaseAll() {
   {
     // In waves the copying thread may still run, and read these members.
     std::unique_lock lock(mutex_);
-    changed_.wait(lock, [&] { return copied_; });
+    (void)Wait(changed_, lock, {}, [&] { return copied_; });
   }
   staged_file_.reset();
   samples_.reset();
@@ -315,7 +316,7 @@ bool AsyncJob::stuck() {
 void AsyncJob::Watch(const std::stop_token& ended) {
   std::unique_lock lock(mutex_);
   const auto over = [&] { return completed_; };
-  if (changed_.wait_until(lock, ended, start_ + *options_.deadline, over) ||
+  if (WaitUntil(changed_, lock, ended, start_ + *options_.deadline, over) ||
       ended.stop_requested()) {
     return;
   }
@@ -328,7 +329,8 @@ void AsyncJob::Watch(const std::stop_token& ended) {
   };
   Cancel(missed(StatusCode::kCancelled, ""));
   lock.lock();
-  if (changed_.wait_for(lock, ended, options_.stuck_grace, over) || ended.stop_requested()) {
+  if (WaitUntil(changed_, lock, ended, Now() + options_.stuck_grace, over) ||
+      ended.stop_requested()) {
     return;
   }
   stuck_ = true;

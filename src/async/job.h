@@ -10,13 +10,13 @@
 #include <optional>
 #include <stop_token>
 #include <string>
-#include <thread>
 #include <utility>
 #include <vector>
 
 #include "async/submitter.h"
 #include "async/torn_samples.h"
 #include "base/guarded.h"
+#include "base/time_source.h"
 #include "pipeline/staged_file.h"
 #include "pipeline/staging_pool.h"
 #include "save/session.h"
@@ -46,7 +46,7 @@ class AsyncJob {
            const JobPlace& place, Status ready);
   AsyncJob(const AsyncJob&) = delete;
   AsyncJob& operator=(const AsyncJob&) = delete;
-  virtual ~AsyncJob() = default;
+  virtual ~AsyncJob() { destroyed_.request_stop(); }
 
   /// Makes step 1. Takes part in the ranks' exchange also after a local error. Errors: the
   /// session's; the caller then calls Complete.
@@ -88,8 +88,6 @@ class AsyncJob {
   [[nodiscard]] std::shared_future<Status> staged() const { return staged_future_; }
 
  private:
-  using Clock = std::chrono::steady_clock;
-
   /// Reports how the save has ended. Called once; must not throw. Of a deferred save the outcome is
   /// that of submitting it.
   virtual void Deliver(Result<AsyncSaveReport> outcome) = 0;
@@ -121,7 +119,7 @@ class AsyncJob {
   std::shared_ptr<const DeferredGroup> group_;  // Null unless deferred.
   const Status callers_ready_;
   StagedSaveOptions options_;  // With a stop token of this save's own.
-  const Clock::time_point start_ = Clock::now();
+  const TimePoint start_ = Now();
   std::stop_source stop_;
   std::unique_ptr<SaveSession> session_;
   Status watched_;  // Error when the watchdog's thread could not start.
@@ -150,7 +148,8 @@ class AsyncJob {
   std::optional<Status> why_cancelled_;
 
   std::optional<std::stop_callback<std::function<void()>>> users_stop_;
-  std::jthread watchdog_;  // Last: it uses all of the above.
+  std::stop_source destroyed_;
+  Thread watchdog_;  // Last: it uses all of the above.
 };
 
 /// How a save has ended, told once: to a function and then to all that wait.

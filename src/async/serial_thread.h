@@ -5,8 +5,9 @@
 #include <functional>
 #include <list>
 #include <mutex>
-#include <thread>
 #include <utility>
+
+#include "base/time_source.h"
 
 namespace varve {
 
@@ -47,7 +48,7 @@ class SerialThread {
       Task task;
       {
         std::unique_lock lock(mutex_);
-        changed_.wait(lock, [&] { return !queue_.empty() || done_; });
+        Wait(changed_, lock, [&] { return !queue_.empty() || done_; });
         if (queue_.empty()) {
           return;
         }
@@ -61,7 +62,7 @@ class SerialThread {
   std::condition_variable changed_;
   std::list<std::function<void()>> queue_;
   bool done_ = false;
-  std::jthread thread_;  // Last: it is joined before the others are destroyed.
+  Thread thread_;  // Last: it is joined before the others are destroyed.
 };
 
 }  // namespace varve

@@ -17,6 +17,7 @@
 #include "async/stager_jobs.h"
 #include "async/submitter.h"
 #include "base/guarded.h"
+#include "base/time_source.h"
 #include "device/cuda_reader.h"
 #include "pipeline/staging_pool.h"
 #include "varve/async_save.h"
@@ -133,7 +134,7 @@ struct Stager::Impl {
   Status Admit(const Job& job, Coordinator& coordinator) {
     if (options.when_busy == WhenBusy::kWait) {
       std::unique_lock lock(mutex);
-      changed.wait(lock, [&] { return in_flight.size() < most(); });
+      Wait(changed, lock, [&] { return in_flight.size() < most(); });
       return Status::Ok();
     }
     if (!job->options().save.coordinate && coordinator.size() > 1) {
@@ -272,7 +273,7 @@ struct Stager::Impl {
 
   void Drain() {
     std::unique_lock lock(mutex);
-    changed.wait(lock, [&] { return open == 0; });
+    Wait(changed, lock, [&] { return open == 0; });
   }
 
   void CancelAll() {

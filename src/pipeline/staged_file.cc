@@ -18,6 +18,7 @@
 #include "base/checked.h"
 #include "base/checksum.h"
 #include "base/guarded.h"
+#include "base/time_source.h"
 #include "pipeline/run_threads.h"
 
 namespace varve {
@@ -226,7 +227,7 @@ void StagedFile::Discard(Status reason) {
 
 Result<std::byte*> StagedFile::TakeMemory(std::size_t index, const std::stop_token& stop) {
   std::unique_lock lock(mutex_);
-  changed_.wait(lock, stop, [&] {
+  Wait(changed_, lock, stop, [&] {
     return !fill_status_.ok() || !write_status_.ok() || (next_to_take_ == index && !free_.empty());
   });
   if (stop.stop_requested()) {
@@ -257,7 +258,7 @@ Result<const StagedFile::Block*> StagedFile::WaitFilled(std::size_t index,
                                                         const std::stop_token& stop) {
   std::unique_lock lock(mutex_);
   const bool ready =
-      changed_.wait(lock, stop, [&] { return blocks_[index].filled || !fill_status_.ok(); });
+      Wait(changed_, lock, stop, [&] { return blocks_[index].filled || !fill_status_.ok(); });
   if (!ready) {
     return Status(StatusCode::kCancelled, "write cancelled");
   }
@@ -269,7 +270,7 @@ Result<const StagedFile::Block*> StagedFile::WaitFilled(std::size_t index,
 
 Status StagedFile::WaitComplete(const std::stop_token& stop) {
   std::unique_lock lock(mutex_);
-  const bool known = changed_.wait(lock, stop, [&] { return complete_ || !fill_status_.ok(); });
+  const bool known = Wait(changed_, lock, stop, [&] { return complete_ || !fill_status_.ok(); });
   return known ? fill_status_ : Status(StatusCode::kCancelled, "write cancelled");
 }
 

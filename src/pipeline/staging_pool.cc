@@ -12,6 +12,7 @@
 #include <unistd.h>
 
 #include "base/guarded.h"
+#include "base/time_source.h"
 #include "pipeline/huge_pages.h"
 #include "pipeline/memory_limits.h"
 
@@ -142,7 +143,7 @@ Result<StagingPool::Reservation> StagingPool::Reserve(Ticket ticket, std::size_t
   }
   std::unique_lock lock(mutex_);
   const auto is_served = [&] { return Ticket{serving_} == ticket; };
-  if (!changed_.wait(lock, stop, is_served)) {
+  if (!Wait(changed_, lock, stop, is_served)) {
     // Passed over when it would be served: no ticket behind it waits for that.
     const Status left = Guarded([&] {
       left_.insert(ticket);
@@ -151,7 +152,7 @@ Result<StagingPool::Reservation> StagingPool::Reserve(Ticket ticket, std::size_t
     if (left.ok()) {
       return Status(StatusCode::kCancelled, "cancelled while waiting for staging memory");
     }
-    changed_.wait(lock, is_served);  // That moment comes: each save before it ends.
+    (void)Wait(changed_, lock, {}, is_served);  // That moment comes: each save before it ends.
   }
   const Status served = Guarded([&] { return AwaitFree(wanted, &lock, stop); });
   do {
@@ -196,7 +197,7 @@ Status StagingPool::AwaitFree(std::size_t wanted, std::unique_lock<std::mutex>* 
       lock->lock();
       VARVE_RETURN_IF_ERROR(reclaimed);
     }
-    changed_.wait(*lock, stop, [&] { return enough() || pokes_ != pokes; });
+    Wait(changed_, *lock, stop, [&] { return enough() || pokes_ != pokes; });
   }
   return enough() ? Status::Ok()
                   : Status(StatusCode::kCancelled, "cancelled while waiting for staging memory");
