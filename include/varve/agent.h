@@ -48,7 +48,10 @@ struct AgentReport {
     std::string path;  ///< Path of the checkpoint.
     std::uint32_t rank = 0;
     std::uint64_t bytes = 0;
-    bool writing = false;        ///< It is being written.
+    /// "queued" (saves before it are written first), "kept" (deferred: written if the trainer
+    /// ends), "chosen" (deferred: written if a newer one fails), "writing" or "held" (written).
+    std::string state;
+    double seconds = 0;          ///< For so long.
     bool trainer_lives = false;  ///< The process that submitted it is alive.
     friend bool operator==(const File&, const File&) = default;
   };

@@ -184,9 +184,9 @@ class Stager {
 
   struct Impl;
   [[nodiscard]] Impl& impl() { return *impl_; }
+  explicit Stager(std::unique_ptr<Impl> impl);
 
  private:
-  explicit Stager(std::unique_ptr<Impl> impl);
   std::unique_ptr<Impl> impl_;
 };
 

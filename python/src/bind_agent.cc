@@ -17,7 +17,9 @@ Attributes:
     path: The checkpoint.
     rank: The rank whose file it is.
     bytes: Of its data.
-    writing: The agent is writing it.
+    state: "queued" (saves before it are written first), "kept" (deferred: written if the trainer
+        ends), "chosen" (deferred: written if a newer one fails), "writing" or "held" (written).
+    seconds: For so long.
     trainer_lives: The process that submitted it is still there.
 )";
 
@@ -57,7 +59,8 @@ void BindAgent(nb::module_& module) {
       .Field<AsPath>("path", &AgentReport::File::path)
       .Field("rank", &AgentReport::File::rank)
       .Field("bytes", &AgentReport::File::bytes)
-      .Field("writing", &AgentReport::File::writing)
+      .Field("state", &AgentReport::File::state)
+      .Field("seconds", &AgentReport::File::seconds)
       .Field("trainer_lives", &AgentReport::File::trainer_lives)
       .Public("varve.agent");
   Bound<AgentReport>(module, "AgentReport", kReportDoc)

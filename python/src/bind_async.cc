@@ -135,7 +135,7 @@ std::shared_ptr<DeferredSaveHandle> DeferSavePython(const std::shared_ptr<Stager
   return BeginSave<DeferredSaveHandle>(
       &options.save, coordinator, not_ready, [&](Coordinator& ranks, Status ready) {
         return StartDeferredSave(std::move(state), path.text, std::move(options), *stager, ranks,
-                                 std::move(ready));
+                                 PosixStorage(), std::move(ready));
       });
 }
 

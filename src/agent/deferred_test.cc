@@ -50,7 +50,7 @@ TEST(Deferred, NothingIsWrittenWhileTheTrainerLives) {
   ASSERT_TRUE(IsOk(status));
   ASSERT_EQ(status->saves.size(), 1U);
   EXPECT_EQ(status->saves[0].path, dir / "1");
-  EXPECT_FALSE(status->saves[0].writing);
+  EXPECT_EQ(status->saves[0].state, "kept");
 }
 
 TEST(Deferred, TheNewestIsWrittenWhenTheTrainerEndsAndLoadsFromMemory) {

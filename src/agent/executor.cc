@@ -71,7 +71,8 @@ class AgentExecutor final : public SaveExecutor {
     return Begin(0);
   }
 
-  Status Submit(std::uint64_t turn, const Submission& save) override {
+  Status Submit(std::uint64_t turn, const Submission& save, bool* sent) override {
+    *sent = false;
     VARVE_RETURN_IF_ERROR(Reconnect(turn));
     AgentMessage message{AgentVerb::kSubmit, turn, {}, {}};
     VARVE_ASSIGN_OR_RETURN(FileDescriptor blob, MakeBlob(EncodeSubmission(save)));
@@ -86,14 +87,16 @@ class AgentExecutor final : public SaveExecutor {
     }
     Use(turn);
     turns_[turn] = known;
-    if (Status sent = lost_ ? why_lost_ : agent_->Send(message); !sent.ok()) {
-      Lose(std::move(sent));
+    if (Status status = lost_ ? CopyOf(why_lost_) : agent_->Send(message); !status.ok()) {
+      Lose(std::move(status));
+    } else {
+      *sent = true;
     }
     if (!Await(&lock, [&] { return known->lost || known->taken.has_value(); })) {
-      known->taken = NoAnswer();
       SendToAgent({AgentVerb::kCancel, turn, {}, {}});
       Lose(NoAnswer());
     }
+    *sent = *sent && !known->taken;
     Status taken = known->taken ? *known->taken : LostFor(known->why_lost);
     if (!taken.ok()) {
       RevokeLease(turn);  // The agent may accept the save yet.

@@ -44,7 +44,7 @@ void HeldFiles::Add(Held held) {
   std::vector<Held> given_up;  // Freeing their memory may take seconds: not under the lock.
   const std::scoped_lock lock(mutex_);
   const std::string directory = ParentPath(held.file.path);
-  const auto long_ago = std::chrono::steady_clock::now() - orphans_stay_;
+  const auto long_ago = Now() - orphans_stay_;
   const auto stay = std::stable_partition(files_.begin(), files_.end(), [&](const Held& other) {
     const bool older =
         other.file.rank == held.file.rank && ParentPath(other.file.path) == directory;
@@ -82,7 +82,7 @@ void HeldFiles::Orphan(std::uint64_t session) {
   const std::scoped_lock lock(mutex_);
   for (Held& held : files_) {
     if (held.session == session && !held.orphan_since) {
-      held.orphan_since = std::chrono::steady_clock::now();
+      held.orphan_since = Now();
     }
   }
 }

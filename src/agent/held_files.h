@@ -12,6 +12,7 @@
 
 #include "agent/shared_memory.h"
 #include "base/bytes.h"
+#include "base/time_source.h"
 #include "pipeline/staged_image.h"
 #include "varve/metadata.h"
 #include "varve/status.h"
@@ -38,10 +39,11 @@ struct Held {
   std::uint64_t session = 0;  ///< The session whose trainer made the memory.
   std::uint64_t turn = 0;
   /// When the trainer exited; nothing while it lives.
-  std::optional<std::chrono::steady_clock::time_point> orphan_since;
+  std::optional<TimePoint> orphan_since;
   std::shared_ptr<PoolMemory> pool;
   std::shared_ptr<ValidityPage> page;
   std::shared_ptr<ValidityPage> lease;  ///< Of the trainer's memory.
+  TimePoint since = Now();              ///< When it was written.
 };
 
 /// Threads: safe.

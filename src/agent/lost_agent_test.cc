@@ -33,10 +33,10 @@ class LosingExecutor final : public SaveExecutor {
       : real_(std::move(real)), before_(before) {}
 
   Status Attach(int fd, std::uint64_t blocks) override { return real_->Attach(fd, blocks); }
-  Status Submit(std::uint64_t turn, const Submission& save) override {
+  Status Submit(std::uint64_t turn, const Submission& save, bool* sent) override {
     Submission slow = save;
     slow.options.max_write_bandwidth = before_ ? 1 : 0;
-    return real_->Submit(turn, slow);
+    return real_->Submit(turn, slow, sent);
   }
   void Pass(std::uint64_t turn) override { real_->Pass(turn); }
   Result<AsyncSaveReport> Wait(std::uint64_t turn, bool* lost) override {

@@ -11,7 +11,8 @@ void PutFiles(const std::vector<AgentReport::File>& files, ByteWriter* out) {
     out->String(file.path);
     out->U32(file.rank);
     out->U64(file.bytes);
-    out->U8(file.writing ? 1 : 0);
+    out->String(file.state);
+    out->F64(file.seconds);
     out->U8(file.trainer_lives ? 1 : 0);
   }
 }
@@ -23,7 +24,8 @@ void GetFiles(ByteReader* in, std::vector<AgentReport::File>* files) {
     file.path = std::string(in->String());
     file.rank = in->U32();
     file.bytes = in->U64();
-    file.writing = in->U8() != 0;
+    file.state = std::string(in->String());
+    file.seconds = in->F64();
     file.trainer_lives = in->U8() != 0;
     files->push_back(std::move(file));
   }

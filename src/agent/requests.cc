@@ -199,8 +199,9 @@ AgentReport AgentRequests::Report() {
     report.saves.insert(report.saves.end(), files.begin(), files.end());
   }
   for (const Held& held : held_.All()) {
-    report.held.push_back(
-        {held.file.path, held.file.rank, held.file.image.bytes(), false, !held.orphan_since});
+    const std::chrono::duration<double> since = Now() - held.since;
+    report.held.push_back({held.file.path, held.file.rank, held.file.image.bytes(), "held",
+                           since.count(), !held.orphan_since});
   }
   return report;
 }

@@ -26,8 +26,9 @@ Status AgentSession::Submit(std::uint64_t turn, Submission save,
     return FailedPrecondition("turn " + std::to_string(turn) + " is over");
   }
   const bool deferred = job->save.deferred.has_value();
+  const std::string path = job->save.path;
   jobs_[turn] = std::move(job);
-  TakeLocked(session_event::Submitted{turn, deferred});
+  TakeLocked(session_event::Submitted{turn, deferred, path});
   return Status::Ok();
 }
 
@@ -61,8 +62,10 @@ std::vector<AgentReport::File> AgentSession::Files() const {
   std::vector<AgentReport::File> files;
   files.reserve(jobs_.size());
   for (const auto& [turn, job] : jobs_) {
+    const SessionState::Save& save = state_.saves.at(turn);
+    const std::chrono::duration<double> since = Now() - save.since;
     files.push_back({job->save.path, job->save.settled.identity.rank, job->save.image.bytes(),
-                     state_.saves.at(turn).is == SaveIs::kWriting, Lives(state_)});
+                     std::string(Name(save.is)), since.count(), Lives(state_)});
   }
   return files;
 }

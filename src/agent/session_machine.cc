@@ -71,7 +71,11 @@ void StartWriting(SessionState* state, TimePoint now, Actions* actions) {
     const auto chosen =
         std::find_if(state->saves.rbegin(), state->saves.rend(),
                      [](const auto& entry) { return entry.second.is == SaveIs::kChosen; });
-    if (chosen != state->saves.rend()) {
+    const auto same_name = [&](const auto& entry) {
+      return !entry.second.deferred && entry.second.path == chosen->second.path;
+    };
+    if (chosen != state->saves.rend() &&
+        std::none_of(state->saves.begin(), state->saves.end(), same_name)) {
       Become(&chosen->second, SaveIs::kWriting, now);
       state->writing_deferred = chosen->first;
       actions->push_back(session_action::Write{chosen->first, true});
@@ -180,7 +184,7 @@ std::vector<SessionAction> Step(SessionState* state, const SessionEvent& event, 
   std::visit(Overloaded{
                  [&](const session_event::Submitted& it) {
                    const SaveIs is = it.deferred ? SaveIs::kKept : SaveIs::kQueued;
-                   state->saves[it.turn] = {it.deferred, is, now};
+                   state->saves[it.turn] = {it.deferred, it.path, is, now};
                  },
                  [&](const session_event::Passed& it) {
                    if (it.turn >= state->next_turn && !state->saves.contains(it.turn)) {

@@ -24,8 +24,8 @@
 /// | kWriting | the end of its writing                             | ended
 ///
 /// Two saves are written at a time at most: one submitted for good, and one deferred, which a
-/// trainer's end must not keep waiting behind the other. A save that has been written replaces the
-/// deferred ones before it.
+/// trainer's end must not keep waiting behind the other; but never two of one name. A save that has
+/// been written replaces the deferred ones before it.
 ///
 /// There is one timeout. Its length is also the time that the agent waits for ranks that have sent
 /// nothing, from the end of its own trainer on, and for a trainer that is silent.
@@ -37,6 +37,7 @@
 #include <map>
 #include <optional>
 #include <set>
+#include <string>
 #include <string_view>
 #include <variant>
 #include <vector>
@@ -54,6 +55,7 @@ std::string_view Name(SaveIs state);
 struct SessionState {
   struct Save {
     bool deferred = false;
+    std::string path;
     SaveIs is = SaveIs::kQueued;
     TimePoint since;
   };
@@ -76,6 +78,7 @@ namespace session_event {
 struct Submitted {
   std::uint64_t turn = 0;
   bool deferred = false;
+  std::string path{};
 };
 struct Passed {
   std::uint64_t turn = 0;

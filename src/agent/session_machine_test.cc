@@ -37,7 +37,11 @@ std::string Text(const SessionAction& action) {
 class Session {
  public:
   Session() { state.timeout = 60s; }
-  std::string operator()(const SessionEvent& event, std::chrono::seconds at = 0s) {
+  std::string operator()(SessionEvent event, std::chrono::seconds at = 0s) {
+    if (auto* const submitted = std::get_if<Submitted>(&event);
+        submitted != nullptr && submitted->path.empty()) {
+      submitted->path = std::to_string(submitted->turn);
+    }
     std::string actions;
     for (const SessionAction& action : Step(&state, event, kStart + at)) {
       actions += (actions.empty() ? "" : ", ") + Text(action);
@@ -106,6 +110,15 @@ TEST(SessionMachine, OfTheDeferredSavesThatAllRanksHaveTheNewestIsWritten) {
   EXPECT_EQ(session(Agreed{{1, 0}}), "drop 2, write deferred 1");
   EXPECT_EQ(session(WriteEnded{1, true}), "drop 1, drop 0");
   EXPECT_TRUE(IsOver(session.state));
+}
+
+TEST(SessionMachine, TwoSavesOfOneNameAreNotWrittenAtOnce) {
+  Session session;
+  session(Submitted{0, false, "a"});
+  session(Submitted{1, true, "a"});
+  session(ProcessEnded{false});
+  EXPECT_EQ(session(Agreed{{1}}), "");
+  EXPECT_EQ(session(WriteEnded{0, true}), "drop 0, write deferred 1");
 }
 
 TEST(SessionMachine, WhereTheNewestCannotBeWrittenTheOneBeforeItIs) {

@@ -22,8 +22,9 @@ Result<AsyncSaveReport> WriteForTrainer(const Submission& save, Storage& storage
     gave_up = gave_up || !status.ok();
     return status;
   };
-  auto report = WriteSubmission(save, storage, memory, stop, give_up, file);
-  const bool alone = trainer.waits_until().has_value();
+  const auto has_exited = [&] { return trainer.waits_until().has_value(); };
+  auto report = WriteSubmission(save, storage, memory, stop, {give_up, has_exited}, file);
+  const bool alone = has_exited();
   if (!report.ok() && alone) {
     const FileIdentity& rank = save.settled.identity;
     if (gave_up) {

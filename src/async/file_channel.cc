@@ -104,7 +104,9 @@ void Withdraw(const MeetingPlace& place, const Status& why) {
   }
   const std::string rank = std::to_string(place.identity.rank);
   const std::string words = "rank " + rank + ": " + why.message().substr(0, 4096);
-  // Best effort. Where the file exists, another rank has withdrawn before.
+  // Best effort. Where the file exists, another rank has withdrawn before. This may be the first
+  // that is written in the directory.
+  (void)MakeDirectories(place.storage, ParentPath(place.path));
   const std::string withdrawal = WithdrawalPath(place.path, place.identity.save_id);
   const std::string part = withdrawal + "-" + rank;
   if (WriteWholeFile(place.storage, part, words, /*exclusive=*/false).ok()) {

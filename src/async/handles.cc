@@ -10,6 +10,7 @@
 #include "async/stager_jobs.h"
 #include "async/start.h"
 #include "base/guarded.h"
+#include "base/time_source.h"
 #include "varve/async_save.h"
 #include "varve/storage.h"
 
@@ -77,7 +78,7 @@ template <class Handle, class Options>
 Handle Begin(State state, std::string path, Options options, Stager& stager,
              Coordinator& coordinator, Storage& storage, Status ready) {
   const bool together = options.save.coordinate;
-  const Deadline deadline = std::chrono::steady_clock::now() + options.save.timeout;
+  const Deadline deadline = Now() + options.save.timeout;
   std::shared_ptr<typename Handle::Impl> job;
   try {
     // The save may be written when the working directory is another.
@@ -111,9 +112,10 @@ AsyncSaveHandle StartAsyncSave(State state, std::string path, AsyncSaveOptions o
 }
 
 DeferredSaveHandle StartDeferredSave(State state, std::string path, DeferSaveOptions options,
-                                     Stager& stager, Coordinator& coordinator, Status ready) {
+                                     Stager& stager, Coordinator& coordinator, Storage& storage,
+                                     Status ready) {
   return Begin<DeferredSaveHandle>(std::move(state), std::move(path), std::move(options), stager,
-                                   coordinator, PosixStorage(), std::move(ready));
+                                   coordinator, storage, std::move(ready));
 }
 
 AsyncSaveHandle AsyncSave(State state, std::string path, AsyncSaveOptions options, Stager& stager,
@@ -132,7 +134,7 @@ AsyncSaveHandle AsyncSave(State state, std::string path, AsyncSaveOptions option
 DeferredSaveHandle DeferSave(State state, std::string path, DeferSaveOptions options,
                              Stager& stager, Coordinator& coordinator) {
   return StartDeferredSave(std::move(state), std::move(path), std::move(options), stager,
-                           coordinator, Status::Ok());
+                           coordinator, PosixStorage(), Status::Ok());
 }
 
 DeferredSaveHandle DeferSave(State state, std::string path, DeferSaveOptions options,

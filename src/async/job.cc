@@ -113,7 +113,7 @@ Status AsyncJob::CopyAndSubmit(StagingPool& pool, StagingPool::Ticket ticket, in
   }
   const auto submit = [&] { return Submit(turn, std::move(status)); };
   status = Guarded(submit);
-  if (!status.ok() && !turn_) {
+  if (!status.ok() && with_other_ == SubmissionIs::kNo) {
     const auto pass = [&] {
       submitter_->Pass(turn);
       return Status::Ok();
@@ -169,12 +169,13 @@ Status AsyncJob::Submit(std::uint64_t turn, Status staged) {
     staged = session_->prepared();
   }
   if (staged.ok()) {
-    staged = submitter_->Submit(turn, path_, *session_, staged_file_.get(), options_, group_.get());
+    turn_ = turn;
+    staged = submitter_->Submit(turn, path_, *session_, staged_file_.get(), options_, group_.get(),
+                                &with_other_);
   }
   if (!staged.ok()) {
     return staged;
   }
-  turn_ = turn;
   if (deferred()) {
     submitted_ = submitter_->KeepDeferred(turn, *session_, std::move(staged_file_));
   }
@@ -221,8 +222,9 @@ Result<AsyncSaveReport> AsyncJob::WriteIn(Coordinator& background, const Status&
     return WriteWithRetries(*session_, staged_file_.get(), background, attempts, ready);
   }
   if (!deferred()) {
-    return Guarded(
-        [&] { return submitter_->Write(turn_, *session_, &staged_file_, attempts, ready); });
+    return Guarded([&] {
+      return submitter_->Write(turn_, with_other_, *session_, &staged_file_, attempts, ready);
+    });
   }
   // A submitted save is kept, even if it has been cancelled since.
   return Guarded([&] { return submitted_ ? *submitted_ : Result<AsyncSaveReport>(ready); });

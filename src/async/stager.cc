@@ -46,8 +46,8 @@ Status CheckOptions(const StagerOptions& options) {
   return Status::Ok();
 }
 
-Status CanBeSubmitted(const AsyncJob& job) {
-  if (&job.storage() != &PosixStorage() || job.options().save.progress) {
+Status CanBeSubmitted(const AsyncJob& job, const Storage& storage) {
+  if (&job.storage() != &storage || job.options().save.progress) {
     return InvalidArgument(
         "a save that another process writes has neither progress nor a storage "
         "of this process");
@@ -77,6 +77,7 @@ struct Stager::Impl {
   std::unique_ptr<CudaReader> devices;   // Null unless asked for. Destroyed before the pool's
                                          // memory.
   std::unique_ptr<Submitter> submitter;  // Null where this process writes the saves.
+  Storage* executors_storage = &PosixStorage();
 
   std::mutex call_mutex;  // One call at a time: plans and turns to write come in one order.
   std::mutex mutex;       // Guards the two members below.
@@ -152,8 +153,7 @@ struct Stager::Impl {
     };
     VARVE_ASSIGN_OR_RETURN(const std::string decision,
                            Exchange(coordinator, job->what(), std::string(),
-                                    std::chrono::steady_clock::now() + job->options().save.timeout,
-                                    std::cref(decide)));
+                                    Now() + job->options().save.timeout, std::cref(decide)));
     if (!decision.empty()) {
       return {StatusCode::kCancelled, "save " + job->path() + ": skipped, " +
                                           std::to_string(options.max_in_flight) +
@@ -194,7 +194,7 @@ struct Stager::Impl {
   Status Usable(const AsyncJob& job) {
     VARVE_RETURN_IF_ERROR(Stuck());
     if (submitter != nullptr) {
-      return CanBeSubmitted(job);
+      return CanBeSubmitted(job, *executors_storage);
     }
     return job.deferred()
                ? InvalidArgument("only another process can write a save when this one has ended")
@@ -291,11 +291,19 @@ Stager::~Stager() { Drain(); }
 Result<std::unique_ptr<Stager>> Stager::Make(const StagerOptions& options,
                                              std::unique_ptr<Coordinator> background,
                                              std::shared_ptr<SaveExecutor> executor) {
+  return MakeStager(options, std::move(background), std::move(executor), PosixStorage());
+}
+
+Result<std::unique_ptr<Stager>> MakeStager(const StagerOptions& options,
+                                           std::unique_ptr<Coordinator> background,
+                                           std::shared_ptr<SaveExecutor> executor,
+                                           Storage& executors_storage) {
   VARVE_RETURN_IF_ERROR(CheckOptions(options));
-  VARVE_ASSIGN_OR_RETURN(auto impl, Guarded([]() -> Result<std::unique_ptr<Impl>> {
-                                      return std::make_unique<Impl>();
+  VARVE_ASSIGN_OR_RETURN(auto impl, Guarded([]() -> Result<std::unique_ptr<Stager::Impl>> {
+                                      return std::make_unique<Stager::Impl>();
                                     }).Annotate("start the threads of a stager"));
   impl->options = options;
+  impl->executors_storage = &executors_storage;
   if (impl->options.budget_bytes == 0) {
     impl->options.budget_bytes = DefaultStagingBudget(options.local_ranks);
   }
@@ -303,13 +311,13 @@ Result<std::unique_ptr<Stager>> Stager::Make(const StagerOptions& options,
   VARVE_ASSIGN_OR_RETURN(impl->pool, StagingPool::Make(impl->options.budget_bytes, shared));
   if (shared) {
     VARVE_ASSIGN_OR_RETURN(impl->submitter,
-                           Submitter::Make(std::move(executor), *impl->pool, PosixStorage()));
+                           Submitter::Make(std::move(executor), *impl->pool, executors_storage));
   }
   if (options.copy_from_devices) {
     VARVE_ASSIGN_OR_RETURN(impl->devices, CudaReader::Make(options.pinned_memory));
   }
   impl->background = background ? std::move(background) : MakeSingleProcessCoordinator();
-  return std::unique_ptr<Stager>(new Stager(std::move(impl)));
+  return std::make_unique<Stager>(std::move(impl));
 }
 
 void Stager::Prepare(std::uint64_t bytes, std::optional<int> cuda_device) {

@@ -9,6 +9,12 @@
 
 namespace varve {
 
+/// As Stager::Make, for saves that the executor writes to this storage.
+Result<std::unique_ptr<Stager>> MakeStager(const StagerOptions& options,
+                                           std::unique_ptr<Coordinator> background,
+                                           std::shared_ptr<SaveExecutor> executor,
+                                           Storage& executors_storage);
+
 /// Returns where a job of this stager is made.
 JobPlace PlaceFor(Stager& stager, Storage& storage, int rank);
 

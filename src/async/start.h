@@ -15,6 +15,7 @@ AsyncSaveHandle StartAsyncSave(State state, std::string path, AsyncSaveOptions o
 
 /// As DeferSave, likewise.
 DeferredSaveHandle StartDeferredSave(State state, std::string path, DeferSaveOptions options,
-                                     Stager& stager, Coordinator& coordinator, Status ready);
+                                     Stager& stager, Coordinator& coordinator, Storage& storage,
+                                     Status ready);
 
 }  // namespace varve

@@ -65,8 +65,9 @@ class SaveExecutor {
   virtual Status Attach(int fd, std::uint64_t blocks) = 0;
 
   /// Submits a save. After Ok the save outlives this process. The caller must not write to its
-  /// blocks until Forget has returned, or Wait with `*lost`.
-  virtual Status Submit(std::uint64_t turn, const Submission& save) = 0;
+  /// blocks until Forget has returned, or Wait with `*lost`. After an error it may; where `*sent`,
+  /// the other process may have accepted the save all the same, and speak for this rank.
+  virtual Status Submit(std::uint64_t turn, const Submission& save, bool* sent) = 0;
 
   /// Reports that no save is submitted in this turn.
   virtual void Pass(std::uint64_t turn) = 0;

@@ -24,8 +24,7 @@ Status Check(const Submission& save, const FileWork& work) {
 
 Result<AsyncSaveReport> WriteSubmission(const Submission& save, Storage& storage,
                                         const LeasedMemory& memory, const std::stop_token& stop,
-                                        const std::function<Status()>& give_up,
-                                        SubmittedFile* file) {
+                                        const Orphanage& trainer, SubmittedFile* file) {
   SaveOptions options = save.options;
   options.stop = stop;
   const MeetingPlace ranks{storage, save.settled.identity, save.path};
@@ -35,13 +34,14 @@ Result<AsyncSaveReport> WriteSubmission(const Submission& save, Storage& storage
     return resumed.status();
   }
   SaveSession* const session = resumed->get();
+  session->SetKeepsNewer(trainer.has_exited);
   const Status ready = Check(save, session->work());
   std::unique_ptr<StagedFile> staged;
   if (ready.ok() && !memory.blocks.empty()) {
     staged = std::make_unique<StagedFile>(save.image, memory.blocks, BufferPool::Shared(),
                                           memory.intact);
   }
-  const auto channel = MakeFileChannel(ranks, give_up);
+  const auto channel = MakeFileChannel(ranks, trainer.give_up);
   *file = {session->file_name(), session->work().data_begin};
   return WriteWithRetries(*session, staged.get(), *channel,
                           {save.path, options.coordinate, save.retries, save.retry_delay, stop},

@@ -25,12 +25,18 @@ struct LeasedMemory {
                                              ///< before are the copy.
 };
 
+/// What decides how a save goes on whose trainer may have exited. Called by the writing thread.
+struct Orphanage {
+  std::function<Status()> give_up;   ///< As in MakeFileChannel.
+  std::function<bool()> has_exited;  ///< The trainer has. Then another job may have taken the name
+                                     ///< since, and what began later than this save stays.
+};
+
 /// Claims, writes and publishes, connected to the other ranks of the save. Repeats that after a
-/// failure that may pass. `give_up` as in MakeFileChannel. Errors: as Save; DataLoss where the
+/// failure that may pass. Errors: as Save; DataLoss where the
 /// memory is not intact.
 Result<AsyncSaveReport> WriteSubmission(const Submission& save, Storage& storage,
                                         const LeasedMemory& memory, const std::stop_token& stop,
-                                        const std::function<Status()>& give_up,
-                                        SubmittedFile* file);
+                                        const Orphanage& trainer, SubmittedFile* file);
 
 }  // namespace varve

@@ -7,7 +7,9 @@
 //  3. The other process claims, writes and publishes, as the writing thread does otherwise. The
 //     ranks then exchange messages through a directory beside the checkpoint, because the trainers'
 //     connections end with the trainers. A rank that has no copy to submit reports so there, from
-//     this process: its silence would cost the others their deadline.
+//     this process: its silence would cost the others their deadline. Where the other process may
+//     have the copy and has not said so, it may speak for this rank as well: this process then
+//     withdraws, which all see at any time, and takes part in no exchange (seed 2427).
 //  4. This process waits for the outcome, which is the same on all ranks. If the other process is
 //     killed before this rank's file counts, nothing becomes visible; if after, the checkpoint is
 //     visible and says so. The peers of step 3 learn of the death from this process; if it is
@@ -30,6 +32,7 @@
 #include <utility>
 
 #include "async/file_channel.h"
+#include "base/guarded.h"
 #include "catalogue/open.h"
 
 namespace varve {
@@ -62,7 +65,7 @@ Result<std::unique_ptr<Submitter>> Submitter::Make(std::shared_ptr<SaveExecutor>
 
 Status Submitter::Submit(std::uint64_t turn, const std::string& path, const SaveSession& session,
                          StagedFile* staged, const StagedSaveOptions& options,
-                         const DeferredGroup* group) {
+                         const DeferredGroup* group, SubmissionIs* submitted) {
   Submission save;
   VARVE_ASSIGN_OR_RETURN(save.path, AbsolutePath(path));
   save.settled = session.settled();
@@ -77,7 +80,10 @@ Status Submitter::Submit(std::uint64_t turn, const std::string& path, const Save
   if (group != nullptr) {
     save.deferred = *group;
   }
-  return executor_->Submit(turn, save);
+  bool sent = false;
+  Status status = executor_->Submit(turn, save, &sent);
+  *submitted = status.ok() ? SubmissionIs::kYes : sent ? SubmissionIs::kPerhaps : SubmissionIs::kNo;
+  return status;
 }
 
 Result<AsyncSaveReport> Submitter::Await(std::uint64_t turn, const std::stop_token& stop,
@@ -86,19 +92,24 @@ Result<AsyncSaveReport> Submitter::Await(std::uint64_t turn, const std::stop_tok
   return executor_->Wait(turn, lost);
 }
 
-Result<AsyncSaveReport> Submitter::Write(std::optional<std::uint64_t> turn, SaveSession& session,
-                                         std::unique_ptr<StagedFile>* staged,
+Result<AsyncSaveReport> Submitter::Write(std::uint64_t turn, SubmissionIs submitted,
+                                         SaveSession& session, std::unique_ptr<StagedFile>* staged,
                                          const WriteAttempts& attempts, const Status& ready) {
   // A name that cannot be made absolute was not submitted either.
   const auto absolute = AbsolutePath(std::string(attempts.path));
   const std::string path = absolute.ok() ? *absolute : std::string(attempts.path);
   const MeetingPlace ranks{storage_, session.settled().identity, path};
-  if (!turn) {
+  if (submitted == SubmissionIs::kPerhaps) {
+    // Two processes must not speak for one rank in the ranks' exchanges.
+    Withdraw(ranks, ready);
+    return CopyOf(ready);
+  }
+  if (submitted == SubmissionIs::kNo) {
     const auto channel = MakeFileChannel(ranks);
     return WriteWithRetries(session, staged->get(), *channel, attempts, ready);
   }
   bool lost = false;
-  Result<AsyncSaveReport> result = Await(*turn, attempts.stop, &lost);
+  Result<AsyncSaveReport> result = Await(turn, attempts.stop, &lost);
   if (lost) {
     if (const auto report = VisibleAfterAll(session, storage_, path)) {
       return *report;
@@ -107,10 +118,10 @@ Result<AsyncSaveReport> Submitter::Write(std::optional<std::uint64_t> turn, Save
     return result;
   }
   if (result.ok()) {
-    GiveUp(0, *turn);
-    Keep(*turn, std::move(*staged));
+    GiveUp(0, turn);
+    Keep(turn, std::move(*staged));
   } else {
-    executor_->Forget(*turn);
+    executor_->Forget(turn);
   }
   return result;
 }

@@ -17,6 +17,13 @@
 
 namespace varve {
 
+/// Whether the other process has a save.
+enum class SubmissionIs : std::uint8_t {
+  kNo,
+  kYes,
+  kPerhaps,  ///< It was sent, and no answer came.
+};
+
 /// The account of a save's steps, and of the death of either process, is at the top of
 /// submitter.cc. Threads: safe.
 class Submitter {
@@ -31,9 +38,10 @@ class Submitter {
   ~Submitter() = default;
 
   /// Submits a staged file; `staged` may be null where the file has no data. `group` is null unless
-  /// the save is deferred.
+  /// the save is deferred. Says in `*submitted` whether the other process has it.
   Status Submit(std::uint64_t turn, const std::string& path, const SaveSession& session,
-                StagedFile* staged, const StagedSaveOptions& options, const DeferredGroup* group);
+                StagedFile* staged, const StagedSaveOptions& options, const DeferredGroup* group,
+                SubmissionIs* submitted);
   void Pass(std::uint64_t turn) { executor_->Pass(turn); }
 
   /// Keeps the copy of a deferred save that was submitted in `turn`; null where its file has no
@@ -50,7 +58,7 @@ class Submitter {
 
   /// Waits for a save that was submitted in `turn`; writes one that was not submitted, if this rank
   /// is `ready`. Takes the copy from `*staged` where it is kept.
-  Result<AsyncSaveReport> Write(std::optional<std::uint64_t> turn, SaveSession& session,
+  Result<AsyncSaveReport> Write(std::uint64_t turn, SubmissionIs submitted, SaveSession& session,
                                 std::unique_ptr<StagedFile>* staged, const WriteAttempts& attempts,
                                 const Status& ready);
 

@@ -29,6 +29,10 @@ TimePoint Now() {
   return source_of_thread != nullptr ? source_of_thread->Now() : std::chrono::steady_clock::now();
 }
 
+std::optional<std::uint64_t> SimulatedRandom() {
+  return source_of_thread != nullptr ? std::optional(source_of_thread->Random()) : std::nullopt;
+}
+
 bool IsSimulated() { return source_of_thread != nullptr; }
 
 void SleepFor(std::chrono::nanoseconds time) {

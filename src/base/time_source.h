@@ -4,9 +4,11 @@
 
 #include <chrono>
 #include <condition_variable>
+#include <cstdint>
 #include <functional>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <stop_token>
 #include <thread>
 
@@ -25,10 +27,15 @@ class TimeSource {
   virtual void WaitUntil(TimePoint deadline, const std::function<bool()>& ready) = 0;
   /// Runs `body` on a thread with this TimeSource.
   virtual void Start(std::function<void()> body) = 0;
+  /// Returns the next of its random numbers.
+  virtual std::uint64_t Random() = 0;
 };
 
 /// Returns the present: that of the calling thread's TimeSource, else that of the steady clock.
 TimePoint Now();
+
+/// Returns a random number of the calling thread's TimeSource, where it has one.
+std::optional<std::uint64_t> SimulatedRandom();
 
 /// Returns true where the calling thread has a TimeSource. It then starts no threads but by Thread:
 /// a simulation decides which thread goes on, and knows only its own.

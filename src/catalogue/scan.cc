@@ -118,6 +118,17 @@ Result<ScanResult> ScanFiles(Storage& storage, const std::string& directory,
 
 }  // namespace
 
+std::optional<std::uint64_t> BeginningOfSave(Storage& storage, const std::string& directory) {
+  const auto entries = storage.List(directory);
+  const auto sets = entries.ok() ? GroupByName(*entries) : std::vector<NamedSet>();
+  if (sets.empty()) {
+    return std::nullopt;
+  }
+  const std::string& name = sets.front().files.begin()->second;
+  const auto read = ReadHeader(storage, JoinPath(directory, name), name);
+  return read.ok() ? std::optional(read->header.created_ns) : std::nullopt;
+}
+
 Result<std::string> ReadHeaderBytes(ReadableFile& file) {
   std::string prefix(8, '\0');
   VARVE_RETURN_IF_ERROR(

@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <map>
+#include <optional>
 #include <stop_token>
 #include <string>
 #include <vector>
@@ -54,6 +55,10 @@ Result<ScanResult> ScanDataFiles(Storage& storage, const std::string& directory,
 /// Reads and decodes the headers of the files of one set. Errors: Cancelled on `stop`.
 Result<ScanResult> ScanSet(Storage& storage, const std::string& directory, const NamedSet& set,
                            const std::stop_token& stop = {});
+
+/// Returns the Unix time at which the save in `directory` began, by the header of one of its files.
+/// Nothing where there is no such file, or none in Varve's own format.
+std::optional<std::uint64_t> BeginningOfSave(Storage& storage, const std::string& directory);
 
 /// Reads a data file's header bytes. Errors: DataLoss, Unavailable.
 Result<std::string> ReadHeaderBytes(ReadableFile& file);

@@ -55,11 +55,11 @@ constexpr std::uint64_t kFrameBytes = kMagic.size() + 8 + 4;
 constexpr std::string_view kFromCoordinator = "-from-0-to-";
 constexpr std::string_view kPart = ".part";
 
+/// Step 4: the pause between two looks is a small part of the wait so far.
 constexpr auto kFirstPause = std::chrono::milliseconds(1);
-constexpr auto kLongestPause = std::chrono::milliseconds(50);
-/// Step 4: looks for a file between two looks at the directory. With the longest pause that is not
-/// quite one look at the directory a second.
-constexpr int kLooksPerLookAtDirectory = 16;
+constexpr auto kLongestPause = std::chrono::seconds(1);
+constexpr int kPauseShare = 32;
+constexpr auto kBetweenLooksAtDirectory = std::chrono::seconds(1);
 /// Step 7.
 constexpr auto kLastReads = std::chrono::seconds(2);
 
@@ -171,8 +171,9 @@ class InDirectory final : public Coordinator {
     VARVE_RETURN_IF_ERROR(CheckPeer(from));
     std::uint64_t& number = received_[static_cast<std::size_t>(from)];
     const std::string file = JoinPath(directory_, MessageName(number, from, rank()));
-    TimePoint::duration pause = kFirstPause;
-    for (int look = 1;; ++look) {
+    const TimePoint start = Now();
+    TimePoint look_at_directory = start + kBetweenLooksAtDirectory;
+    while (true) {
       auto content = ReadWholeFile(storage_, file, kFrameBytes + kMaxDirectoryMessageBytes);
       if (content.ok()) {
         VARVE_ASSIGN_OR_RETURN(std::string message, Unframe(file, std::move(content).value()));
@@ -183,10 +184,11 @@ class InDirectory final : public Coordinator {
       if (content.status().code() != StatusCode::kNotFound) {
         return content.status();
       }
-      if (look % kLooksPerLookAtDirectory == 0) {
+      if (Now() >= look_at_directory) {
         VARVE_RETURN_IF_ERROR(LookAtDirectory());
+        look_at_directory = Now() + kBetweenLooksAtDirectory;
       }
-      VARVE_RETURN_IF_ERROR(Pause(deadline, &pause));
+      VARVE_RETURN_IF_ERROR(Pause(start, deadline));
     }
   }
 
@@ -220,7 +222,7 @@ class InDirectory final : public Coordinator {
   }
 
   /// Pauses between two looks. Errors: when there shall be no other look.
-  [[nodiscard]] Status Pause(Deadline deadline, TimePoint::duration* pause) const {
+  [[nodiscard]] Status Pause(TimePoint start, Deadline deadline) const {
     if (options_.check) {
       VARVE_RETURN_IF_ERROR(options_.check());
     }
@@ -228,15 +230,15 @@ class InDirectory final : public Coordinator {
     if (now >= deadline) {
       return Unavailable("no answer before the deadline");
     }
-    SleepFor(std::min<TimePoint::duration>(*pause, deadline - now));
-    *pause = std::min<TimePoint::duration>(*pause * 2, kLongestPause);
+    const auto pause =
+        std::clamp<TimePoint::duration>((now - start) / kPauseShare, kFirstPause, kLongestPause);
+    SleepFor(std::min<TimePoint::duration>(pause, deadline - now));
     return Status::Ok();
   }
 
   /// Makes step 7.
   void RemoveDirectoryOnceRead() {
-    const Deadline deadline = Now() + kLastReads;
-    TimePoint::duration pause = kFirstPause;
+    const TimePoint start = Now();
     do {
       const auto entries = storage_.List(directory_);
       if (!entries.ok() || !std::all_of(entries->begin(), entries->end(), IsOurs)) {
@@ -247,7 +249,7 @@ class InDirectory final : public Coordinator {
           storage_.Remove(directory_).ok()) {
         return;
       }
-    } while (Pause(deadline, &pause).ok());
+    } while (Pause(start, start + kLastReads).ok());
   }
 
   Storage& storage_;

@@ -9,10 +9,16 @@
 #include <sys/random.h>
 #include <sys/types.h>
 
+#include "base/time_source.h"
+
 namespace varve {
 
 Result<SaveId> RandomSaveId() {
   SaveId id;
+  if (const auto random = SimulatedRandom()) {
+    std::memcpy(id.bytes.data(), &*random, sizeof(*random));
+    return id;
+  }
   std::size_t filled = 0;
   while (filled < id.bytes.size()) {
     const ssize_t got = ::getrandom(id.bytes.data() + filled, id.bytes.size() - filled, 0);
@@ -25,6 +31,9 @@ Result<SaveId> RandomSaveId() {
 }
 
 std::uint64_t UnixTimeNs() {
+  if (IsSimulated()) {
+    return static_cast<std::uint64_t>(std::chrono::nanoseconds(Now().time_since_epoch()).count());
+  }
   return static_cast<std::uint64_t>(std::chrono::duration_cast<std::chrono::nanoseconds>(
                                         std::chrono::system_clock::now().time_since_epoch())
                                         .count());

@@ -29,6 +29,7 @@
 #include "base/name_list.h"
 #include "base/time_source.h"
 #include "catalogue/names.h"
+#include "catalogue/scan.h"
 #include "catalogue/side_files.h"
 #include "plan/fields.h"
 #include "publish/claim.h"
@@ -59,6 +60,8 @@ namespace {
 /// On network file systems another node's new directory may take a while to be seen.
 constexpr auto kVisibilityWait = std::chrono::seconds(10);
 constexpr auto kVisibilityPoll = std::chrono::milliseconds(20);
+
+constexpr auto kBetweenClaims = std::chrono::milliseconds(200);
 
 class CoordinatedSave final : public SaveSession {
  public:
@@ -203,9 +206,32 @@ class CoordinatedSave final : public SaveSession {
         "; nothing was written. Give what each rank has for itself a name of its own");
   }
 
+  /// Begins the commit; waits for a save that is under way if `waits`.
+  Result<std::unique_ptr<Commit>> BeginCommit(const std::function<bool()>& waits) {
+    const Deadline until = Now() + options_.timeout / 2;
+    bool was_free = false;  // The lock, after the last attempt: then it failed for another reason.
+    while (true) {
+      auto commit = Commit::Begin(storage_, path_, settled_.identity.save_id, options_.overwrite,
+                                  options_.stop);
+      if (commit.status().code() != StatusCode::kFailedPrecondition || was_free || !waits() ||
+          Now() >= until || options_.stop.stop_requested()) {
+        return commit;
+      }
+      was_free = LockName(storage_, path_).status().code() != StatusCode::kFailedPrecondition;
+      SleepFor(was_free ? std::chrono::milliseconds(0) : kBetweenClaims);
+    }
+  }
+
+  /// Claims the name. A save whose trainer has exited may meet the saves of the next job there: it
+  /// waits for them, and leaves what began later than it.
   Status ClaimName() {
-    VARVE_ASSIGN_OR_RETURN(commit_, Commit::Begin(storage_, path_, settled_.identity.save_id,
-                                                  options_.overwrite, options_.stop));
+    const auto may_meet_others = [&] { return keeps_newer_ && keeps_newer_(); };
+    VARVE_ASSIGN_OR_RETURN(commit_, BeginCommit(may_meet_others));
+    const auto began = may_meet_others() ? BeginningOfSave(storage_, path_) : std::nullopt;
+    if (began && *began > settled_.identity.created_ns) {
+      commit_.reset();
+      return AlreadyExists(path_ + " holds the checkpoint of a save that began later");
+    }
     return Status::Ok();
   }
 

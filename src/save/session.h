@@ -2,8 +2,10 @@
 /// the data may be copied away from the tensors (asynchronous saves).
 #pragma once
 
+#include <functional>
 #include <memory>
 #include <string>
+#include <utility>
 
 #include "save/file_work.h"
 #include "save/settled.h"
@@ -36,6 +38,10 @@ class SaveSession {
   virtual Result<SaveReport> Write(Coordinator& coordinator, StagedFile* staged,
                                    const Status& ready) = 0;
 
+  /// Sets a function that the coordinator asks when it has locked the name, which may be long after
+  /// the plan: true if a checkpoint there whose save began after this one's is not to be replaced.
+  void SetKeepsNewer(std::function<bool()> keeps_newer) { keeps_newer_ = std::move(keeps_newer); }
+
   /// Returns the planned save without its data, for ResumeSave.
   [[nodiscard]] const SettledSave& settled() const { return settled_; }
   /// Returns the error if this rank's file could not be laid out, else Ok.
@@ -46,6 +52,7 @@ class SaveSession {
   Status prepared_;
   FileWork work_;
   std::string file_name_;
+  std::function<bool()> keeps_newer_;
 };
 
 /// How a coordinated save begins.

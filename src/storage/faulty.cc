@@ -89,15 +89,21 @@ class FaultyReadableFile final : public ReadableFile {
 class FaultyLock final : public StorageLock {
  public:
   FaultyLock(FaultyStorage& storage, std::unique_ptr<StorageLock> inner, std::string name)
-      : storage_(storage), inner_(std::move(inner)), name_(std::move(name)) {}
+      : storage_(storage), inner_(std::move(inner)), name_(std::move(name)) {
+    const std::scoped_lock lock(storage_.mutex_);
+    storage_.locks_.insert(this);
+  }
   FaultyLock(const FaultyLock&) = delete;
   FaultyLock& operator=(const FaultyLock&) = delete;
   ~FaultyLock() override {
-    if (!storage_.Before(Operation::kUnlock, name_).ok() && storage_.stopped()) {
-      const std::scoped_lock lock(storage_.mutex_);
+    const bool kept = !storage_.Before(Operation::kUnlock, name_).ok() && storage_.stopped();
+    const std::scoped_lock lock(storage_.mutex_);
+    storage_.locks_.erase(this);
+    if (kept && inner_ != nullptr) {
       storage_.abandoned_.push_back(std::move(inner_));
     }
   }
+  void Release() { inner_.reset(); }
 
  private:
   FaultyStorage& storage_;
@@ -108,6 +114,10 @@ class FaultyLock final : public StorageLock {
 void FaultyStorage::Stop() {
   const std::scoped_lock lock(mutex_);
   stopped_ = true;
+  for (FaultyLock* const held : locks_) {
+    held->Release();
+  }
+  locks_.clear();
 }
 
 bool FaultyStorage::stopped() const {

@@ -7,6 +7,7 @@
 #include <memory>
 #include <mutex>
 #include <optional>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -41,6 +42,8 @@ struct Fault {
   Status status;
 };
 
+class FaultyLock;
+
 /// Counts operations and fails some. A directory is removed entry by entry, each one a change of
 /// its own, as in a real file system. The inner storage must outlive this one, and this one its
 /// files and locks. Threads: as Storage; configure it before use.
@@ -63,7 +66,8 @@ class FaultyStorage final : public Storage,
   /// which it dies is half done.
   void StopAt(std::uint64_t changes) { stop_at_ = changes; }
   void FailAt(Fault fault) { fault_ = std::move(fault); }
-  /// Stops the storage now. Threads: safe, also from the observer.
+  /// Stops the storage now, and releases its locks, as a system does when a process ends. Threads:
+  /// safe, also from the observer.
   void Stop();
   /// Sets a function that picks operations which are not made and reported as made: what a program
   /// without that step would do. `fails`: the operation was to fail, and its error is not reported.
@@ -118,6 +122,7 @@ class FaultyStorage final : public Storage,
   std::map<Operation, std::uint64_t> counts_;
   std::uint64_t changes_ = 0;
   bool stopped_ = false;
+  std::set<FaultyLock*> locks_;                          ///< Those that are held.
   std::vector<std::unique_ptr<StorageLock>> abandoned_;  ///< Locks of the dead.
 };
 

@@ -59,7 +59,7 @@ def test_it_says_what_the_agent_does_and_ends_it(run, run_json, agent, folder):
     assert found["held"][0]["bytes"] >= 4 << 20
     text = run("agent", "status").stdout
     assert "1 trainer connected" in text
-    assert "in memory" in text and "alive" in text and "4.0 MiB" in text
+    assert "held" in text and "alive" in text and "4.0 MiB" in text
 
     trainer.kill()
     trainer.communicate()

@@ -19,6 +19,7 @@
 #include <thread>
 #include <vector>
 
+#include "sim/background.h"
 #include "sim/scenario.h"
 
 namespace varve::sim {
@@ -39,6 +40,12 @@ struct Found {
   std::string problem;
 };
 
+/// Every third seed is one of saves in the background, the others of saves by their own processes.
+Outcome RunSeed(std::uint64_t seed, Plant plant, bool keep_trace) {
+  return seed % 3 == 2 ? RunBackground(seed, plant, keep_trace)
+                       : RunScenario(seed, plant, keep_trace);
+}
+
 /// Runs seeds from `first` on, until all have run or one has failed. Returns the lowest that
 /// failed.
 std::optional<Found> RunSeeds(const Options& options, Plant plant, std::uint64_t* steps) {
@@ -49,7 +56,7 @@ std::optional<Found> RunSeeds(const Options& options, Plant plant, std::uint64_t
   std::optional<Found> found;
   const auto work = [&] {
     for (std::uint64_t seed = next++; seed < stop_at; seed = next++) {
-      const Outcome outcome = RunScenario(seed, plant, false);
+      const Outcome outcome = RunSeed(seed, plant, false);
       all_steps += outcome.steps;
       if (!outcome.problem.empty()) {
         const std::scoped_lock lock(mutex);
@@ -71,7 +78,7 @@ std::optional<Found> RunSeeds(const Options& options, Plant plant, std::uint64_t
 }
 
 int RunOne(const Options& options) {
-  const Outcome outcome = RunScenario(*options.seed, options.plant, true);
+  const Outcome outcome = RunSeed(*options.seed, options.plant, true);
   for (const std::string& line : outcome.trace) {
     std::printf("%s\n", line.c_str());
   }
@@ -184,4 +191,8 @@ int Main(const std::vector<std::string_view>& arguments) {
 }  // namespace
 }  // namespace varve::sim
 
-int main(int argc, char** argv) { return varve::sim::Main({argv + 1, argv + argc}); }
+int main(int argc, char** argv) {
+  const int code = varve::sim::Main({argv + 1, argv + argc});
+  std::fflush(stdout);
+  std::_Exit(code);  // Threads of a run that went wrong may stand somewhere.
+}

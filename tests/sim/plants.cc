@@ -26,6 +26,10 @@ constexpr PlantName kPlants[] = {
      "a failed rename is taken for a good one"},
     {Plant::kLeftoversStay, "leftovers-stay", "gc and saves remove nothing"},
     {Plant::kLostRankCounted, "lost-rank-counted", "the last message of a lost rank counts again"},
+    {Plant::kLeaseNotSeen, "lease-not-seen",
+     "an agent does not see that the trainer uses the memory of a copy again"},
+    {Plant::kRanksDoNotMeet, "ranks-do-not-meet",
+     "the agents of a job look for each other in different places"},
     {Plant::kAnswersTwice, "answers-twice", "a message is taken for one of a later exchange"},
 };
 
@@ -69,6 +73,8 @@ bool Skips(Plant plant, std::string_view process, Operation operation, std::stri
     case Plant::kLeftoversStay: return operation == Operation::kRemove;
     case Plant::kLostRankCounted:
     case Plant::kAnswersTwice:
+    case Plant::kLeaseNotSeen:
+    case Plant::kRanksDoNotMeet:
     case Plant::kNone: return false;
   }
   return false;

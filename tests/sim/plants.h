@@ -28,6 +28,8 @@ enum class Plant : std::uint8_t {
   kLeftoversStay,
   kLostRankCounted,
   kAnswersTwice,
+  kLeaseNotSeen,
+  kRanksDoNotMeet,
 };
 
 struct PlantName {

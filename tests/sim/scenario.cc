@@ -9,6 +9,7 @@
 #include "base/guarded.h"
 #include "crash/matrix.h"
 #include "crash/saves.h"
+#include "sim/states.h"
 #include "sim/world.h"
 #include "varve/catalogue.h"
 
@@ -16,28 +17,11 @@ namespace varve::sim {
 namespace {
 
 using test::Content;
-using test::JobState;
 using test::Random;
 
 constexpr const char* kFolder = "runs";
 constexpr const char* kPath = "runs/step";
-constexpr int kVersions = 5;
-constexpr int kMostRanks = 3;
 constexpr std::uint64_t kMostSteps = 20'000;
-
-/// Returns the state of a version; made once for all runs, and then only read.
-const JobState& StateOf(int version, int world) {
-  static const auto states = [] {
-    std::map<std::pair<int, int>, std::unique_ptr<JobState>> made;
-    for (int v = 1; v <= kVersions; ++v) {
-      for (int w = 1; w <= kMostRanks; ++w) {
-        made[{v, w}] = std::make_unique<JobState>(v, w, 12);
-      }
-    }
-    return made;
-  }();
-  return *states.at({version, world});
-}
 
 SaveOptions OptionsOf(int version, bool overwrite, bool coordinate) {
   SaveOptions options = test::SmallSave(overwrite);
@@ -130,7 +114,7 @@ void Run::AddJob(int version, const Job* after) {
                                                    DrawFate(&random_)));
     scheduler_.Add(name + ".rank" + std::to_string(rank), [this, made = job.get(), after, rank] {
       if (after == nullptr ||
-          scheduler_.WaitUntil(TimePoint::max(), [after] { return after->is_over(); })) {
+          scheduler_.WaitFor(TimePoint::max(), [after] { return after->is_over(); })) {
         LiveRank(*made, rank);
       }
     });

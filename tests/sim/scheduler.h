@@ -5,6 +5,10 @@
 /// seed decides which actor goes on. The same seed and the same actors give the same order, as long
 /// as the actors themselves do nothing by chance. A step takes a millisecond of the virtual clock;
 /// when no actor can go on, the clock jumps to the first deadline.
+///
+/// The threads that an actor starts are actors of its process. A process that is killed does not go
+/// on, wherever its actors are; one that is stopped does not until a time. No actor may hold a lock
+/// at a point that another actor takes.
 #pragma once
 
 #include <chrono>
@@ -31,12 +35,17 @@ class Scheduler final : public TimeSource {
   Scheduler& operator=(const Scheduler&) = delete;
   ~Scheduler() override = default;
 
-  void Add(std::string name, std::function<void()> body);
+  /// Adds an actor of a process of its own, also while others run. Returns the process.
+  std::size_t Add(std::string name, std::function<void()> body);
 
   /// Runs all actors to their ends. Returns what went wrong: an actor that waits for ever, or more
   /// than `most_steps` steps. Then the actors go on in no order, so that their threads end:
-  /// aborted() is true, and WaitUntil returns false at once.
+  /// aborted() is true, and WaitFor returns false at once. Actors of killed processes go on when
+  /// all others have ended, without this clock: what they use must know that they are dead.
   std::string Run(std::uint64_t most_steps);
+  /// For actors that wait on locks of their own: when something goes wrong they stay where they
+  /// are, and Run returns. This, and all that they use, must then never be destroyed.
+  void StandWhenAborted() { stands_when_aborted_ = true; }
 
   // ---- for the actor that is running ----
 
@@ -44,7 +53,18 @@ class Scheduler final : public TimeSource {
   void Step();
   /// Waits until `ready` returns true, or for the deadline: then it returns false. `ready` is asked
   /// on any actor's thread.
-  bool WaitUntil(TimePoint deadline, const std::function<bool()>& ready);
+  bool WaitFor(TimePoint deadline, const std::function<bool()>& ready);
+  void WaitUntil(TimePoint deadline, const std::function<bool()>& ready) override {
+    (void)WaitFor(deadline, ready);
+  }
+  /// Starts an actor of the running one's process.
+  void Start(std::function<void()> body) override;
+  std::uint64_t Random() override { return random_.Below(~std::uint64_t{0}); }
+  /// Kills a process. If it is the running actor's, that goes on when all others have ended.
+  void Kill(std::size_t process);
+  /// Lets a process stand still until then.
+  void Stop(std::size_t process, TimePoint until);
+  [[nodiscard]] std::size_t process_of_running() const { return actors_[running_]->process; }
   TimePoint Now() override { return now_; }
   void SleepFor(std::chrono::nanoseconds time) override;
 
@@ -58,12 +78,21 @@ class Scheduler final : public TimeSource {
     std::function<void()> body;
     std::condition_variable turn;
     std::thread thread;
+    std::size_t process = 0;
     bool ended = false;
     std::function<bool()> ready;  ///< Null: it does not wait.
     TimePoint deadline = TimePoint::max();
   };
 
+  struct Standing {
+    bool killed = false;
+    TimePoint stopped_until = TimePoint::min();
+  };
+
+  std::size_t AddTo(std::size_t process, std::string name, std::function<void()> body);
   void Live(std::size_t self);
+  /// Waits until it is the actor's turn. Returns false when it is let go instead.
+  bool AwaitTurn(std::unique_lock<std::mutex>* lock, std::size_t self);
   /// Gives the turn to an actor that can go on and returns when it is this one's again. The lock is
   /// held.
   void Yield(std::unique_lock<std::mutex>* lock, std::size_t self);
@@ -77,6 +106,10 @@ class Scheduler final : public TimeSource {
   std::condition_variable all_ended_;
   std::vector<std::unique_ptr<Actor>> actors_;
   std::size_t running_ = 0;
+  std::vector<Standing> processes_;
+  bool runs_ = false;
+  bool stands_when_aborted_ = false;
+  bool let_go_ = false;  ///< All that were not killed have ended.
   std::size_t alive_ = 0;
   TimePoint now_{std::chrono::hours(1)};
   std::uint64_t steps_ = 0;

@@ -67,17 +67,37 @@ void Process::Point(const std::string& what) {
   }
   const std::uint64_t operation = operations_++;
   if (fate_.killed_at == operation) {
-    around_.trace->Add(name_ + ": KILLED before: " + what);
-    storage_.Stop();
+    Kill(what);
     return;
   }
   if (fate_.stands_at == operation) {
     around_.trace->Add(name_ + ": stands still before: " + what);
-    around_.scheduler->SleepFor(kLong);
+    if (number_) {
+      around_.scheduler->Stop(*number_, around_.scheduler->Now() + kLong);
+    } else {
+      around_.scheduler->SleepFor(kLong);
+    }
+  }
+  if (fate_.slow && around_.random->OneIn(6)) {
+    around_.scheduler->SleepFor(std::chrono::milliseconds(around_.random->Below(3000)));
   }
   around_.scheduler->Step();
   if (around_.trace->kept()) {
     around_.trace->Add(name_ + ": " + what);
+  }
+}
+
+void Process::Kill(const std::string& before) {
+  if (storage_.stopped()) {
+    return;
+  }
+  around_.trace->Add(name_ + ": KILLED before: " + before);
+  storage_.Stop();
+  if (at_death_) {
+    at_death_();
+  }
+  if (number_) {
+    around_.scheduler->Kill(*number_);
   }
 }
 
@@ -129,7 +149,7 @@ Result<std::string> MailCoordinator::Receive(int from, Deadline deadline) {
   process_.Point("receive from rank " + std::to_string(from));
   const auto ready = [&] { return mail_->Has(from, rank_) || !mail_->alive(from); };
   if (!process_.killed() && !ready()) {
-    (void)process_.scheduler().WaitUntil(deadline, ready);
+    (void)process_.scheduler().WaitFor(deadline, ready);
   }
   if (process_.killed()) {
     return Unavailable("killed");

@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <deque>
+#include <functional>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -52,6 +53,7 @@ struct Fate {
   std::optional<std::uint64_t> killed_at;  ///< The operation before which it is killed.
   std::optional<std::uint64_t> stands_at;  ///< The operation before which it stands still for long.
   std::optional<Fault> fault;
+  bool slow = false;  ///< Some of its operations take seconds.
 
   [[nodiscard]] bool is_calm() const { return !killed_at && !stands_at && !fault; }
 };
@@ -72,6 +74,13 @@ class Process {
   [[nodiscard]] Scheduler& scheduler() { return *around_.scheduler; }
   [[nodiscard]] Plant plant() const { return around_.plant; }
 
+  /// Says which of the scheduler's processes this is. Then a death or a standstill is all its
+  /// actors'; otherwise it goes on with a storage that fails.
+  void SetNumber(std::size_t number) { number_ = number; }
+  /// Sets a function that is called when the process is killed.
+  void AtDeath(std::function<void()> ends) { at_death_ = std::move(ends); }
+  void Kill(const std::string& before);
+
   /// A point at which another process may go on, and at which this one's fate may strike.
   void Point(const std::string& what);
 
@@ -81,6 +90,8 @@ class Process {
   const Fate fate_;
   FaultyStorage storage_;
   std::uint64_t operations_ = 0;
+  std::optional<std::size_t> number_;
+  std::function<void()> at_death_;
 };
 
 /// The messages between the ranks of one job.

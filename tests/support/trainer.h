@@ -56,7 +56,8 @@ class Trainer {
       constexpr std::uint8_t kGroup = 1;
       save.deferred = {std::string(ParentPath(path)) + "/deferred", SaveId{{kGroup}}};
     }
-    return executor_->Submit(turn, save);
+    bool sent = false;
+    return executor_->Submit(turn, save, &sent);
   }
 
   Status Submit(std::uint64_t turn, const State& state, const std::string& path) {

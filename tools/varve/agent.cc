@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <cmath>
 #include <memory>
 
 #include "json.h"
@@ -46,7 +47,8 @@ Json FilesOf(const std::vector<AgentReport::File>& files) {
     listed.push_back({{"path", file.path},
                       {"rank", file.rank},
                       {"bytes", file.bytes},
-                      {"writing", file.writing},
+                      {"state", file.state},
+                      {"seconds", file.seconds},
                       {"trainer_lives", file.trainer_lives}});
   }
   return listed;
@@ -73,19 +75,17 @@ std::string AsLines(const AgentReport* report) {
                      ", " + Count(report->trainers, "trainer") + " connected" +
                      (report->stopping ? ", stopping" : "") + "\n";
   Table table({{"state"},
+               {"for", Table::Align::kRight},
                {"rank", Table::Align::kRight},
                {"size", Table::Align::kRight},
                {"trainer"},
                {"checkpoint"}});
-  const auto add = [&](const AgentReport::File& file, const char* state) {
-    table.Add({state, std::to_string(file.rank), FormatBytes(file.bytes),
-               file.trainer_lives ? "alive" : "exited", file.path});
-  };
-  for (const AgentReport::File& file : report->saves) {
-    add(file, file.writing ? "writing" : "waiting");
-  }
-  for (const AgentReport::File& file : report->held) {
-    add(file, "in memory");
+  for (const auto* files : {&report->saves, &report->held}) {
+    for (const AgentReport::File& file : *files) {
+      table.Add({file.state, std::to_string(std::llround(file.seconds)) + " s",
+                 std::to_string(file.rank), FormatBytes(file.bytes),
+                 file.trainer_lives ? "alive" : "exited", file.path});
+    }
   }
   return report->saves.empty() && report->held.empty() ? text : text + table.ToString();
 }

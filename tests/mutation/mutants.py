@@ -1,0 +1,420 @@
+"""One-line mutants of safety checks, and the tests of their module.
+
+A mutant is the text that it replaces, which must be in the file once, and what takes its place. Tests
+are a filter of gtest; "sim" is the simulator.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Mutant:
+    name: str
+    file: str
+    old: str
+    new: str
+    tests: str
+
+
+COMMIT = "Crash*:*Crash*:Commit*:Race*:Claim*:Garbage*:Fault*:Conformance*"
+GARBAGE = "Garbage*:*Garbage*:*Crash*:Olmo*"
+READERS = "FileReader*:*Reader*:DataFile*:RoundTrip*:Replay*:Native*"
+AGENT = "SessionMachine*:Agent*:Deferred*:Orphan*:Executor*:Lost*:Held*:StagedFile*"
+PLAN = "Settle*:Balance*:LoadPlan*:Ties*:Plan*:Replicas*"
+INTEROP = "Zip*:Torch*:Pickle*:Safetensors*:Hf*:Replay*:Olmo*:Hfai*:Dcp*:Folder*"
+
+MUTANTS = (
+    # ---- commit ----
+    Mutant(
+        "commit-parent-not-synced",
+        "src/publish/commit.cc",
+        "if (Status status = storage_.SyncDirectory(ParentPath(path_)); !status.ok()) {",
+        "if (Status status; !status.ok()) {",
+        COMMIT,
+    ),
+    Mutant(
+        "commit-staging-not-synced",
+        "src/publish/commit.cc",
+        "  VARVE_RETURN_IF_ERROR(storage_.SyncDirectory(staging_));\n  if (!marked_) {",
+        "  if (!marked_) {",
+        COMMIT,
+    ),
+    Mutant(
+        "commit-sizes-not-compared",
+        "src/publish/commit.cc",
+        "} else if (found->size != file.size) {",
+        "} else if (false) {",
+        COMMIT + ":Save*:Coordinated*",
+    ),
+    Mutant(
+        "commit-missing-files-counted",
+        "src/publish/commit.cc",
+        "if (!missing.empty()) {",
+        "if (false) {",
+        COMMIT + ":Save*:Coordinated*",
+    ),
+    Mutant(
+        "commit-displaced-not-recovered",
+        "src/publish/commit.cc",
+        "  VARVE_RETURN_IF_ERROR(RecoverDisplaced(storage, path));  // Step 2.\n",
+        "",
+        COMMIT,
+    ),
+    Mutant(
+        "commit-displacing-not-synced",
+        "src/publish/commit.cc",
+        "  Status status = storage_.SyncDirectory(ParentPath(path_));\n",
+        "  Status status;\n",
+        COMMIT,
+    ),
+    Mutant(
+        "commit-only-copy-removed",
+        "src/publish/commit.cc",
+        "  VARVE_RETURN_IF_ERROR(storage_.SyncDirectory(ParentPath(path_)));\n  std::erase_if",
+        "  std::erase_if",
+        COMMIT,
+    ),
+    Mutant(
+        "commit-replaces-what-came",
+        "src/publish/commit.cc",
+        "over_empty_ ? RenameMode::kReplace : RenameMode::kNoReplace));",
+        "RenameMode::kReplace));",
+        COMMIT + ":MemoryStorage*",
+    ),
+    Mutant(
+        "commit-folders-not-synced",
+        "src/publish/commit.cc",
+        "VARVE_RETURN_IF_ERROR(storage_.SyncDirectory(JoinPath(staging_, folder)));",
+        "",
+        COMMIT + ":Unshard*",
+    ),
+    Mutant(
+        "claim-damage-not-looked-for",
+        "src/publish/claim.cc",
+        "if (code == StatusCode::kFailedPrecondition || code == StatusCode::kDataLoss) {",
+        "if (true) {",
+        COMMIT + ":Save*:Overwrite*",
+    ),
+    Mutant(
+        "claim-replaces-what-is-no-checkpoint",
+        "src/publish/claim.cc",
+        "if (!IsCheckpoint(storage, path, *entries)) {",
+        "if (false) {",
+        COMMIT + ":Save*:Overwrite*",
+    ),
+    Mutant(
+        "leftovers-not-synced-before",
+        "src/publish/replaced.cc",
+        "if (!synced) {",
+        "if (false) {",
+        COMMIT,
+    ),
+    # ---- garbage collection ----
+    Mutant(
+        "gc-file-parts-without-lock",
+        "src/publish/garbage.cc",
+        "if (const auto lock = storage_.Lock(lock_path); !lock.ok()) {",
+        "if (const auto lock = storage_.Lock(lock_path); false) {",
+        GARBAGE,
+    ),
+    Mutant(
+        "gc-names-without-lock", "src/publish/garbage.cc", "if (!free) {", "if (false) {", GARBAGE
+    ),
+    Mutant(
+        "gc-rank-parts-without-lock",
+        "src/publish/garbage.cc",
+        "storage_.Lock(RankLockPath(directory, *rank)); !lock.ok()) {",
+        "storage_.Lock(RankLockPath(directory, *rank)); false) {",
+        GARBAGE,
+    ),
+    Mutant(
+        "gc-live-locks-removed",
+        "src/publish/garbage.cc",
+        "if (const auto lock = storage_.Lock(path); lock.ok()) {",
+        "if (const auto lock = storage_.Lock(path); true) {",
+        GARBAGE,
+    ),
+    Mutant(
+        "gc-not-synced-before",
+        "src/publish/garbage.cc",
+        "      VARVE_RETURN_IF_ERROR(storage_.SyncDirectory(directory));\n      synced_",
+        "      synced_",
+        GARBAGE,
+    ),
+    Mutant(
+        "gc-displaced-removed",
+        "src/publish/garbage.cc",
+        "if (stale->kind == StaleKind::kDisplaced && !HoldsCheckpoint(storage_, target)) {",
+        "if (false) {",
+        GARBAGE,
+    ),
+    Mutant(
+        "gc-dry-run-removes",
+        "src/publish/garbage.cc",
+        "    if (dry_run_) {\n      return Status::Ok();",
+        "    if (false) {\n      return Status::Ok();",
+        GARBAGE,
+    ),
+    Mutant(
+        "gc-olmo-whole-removed",
+        "src/publish/garbage.cc",
+        "if (!found || found->has_mark) {",
+        "if (!found) {",
+        "cli/test_olmo_unfinished.py",
+    ),
+    Mutant(
+        "gc-olmo-recent-removed",
+        "src/publish/garbage.cc",
+        "if (IsRecent(std::max(",
+        "if (false && IsRecent(std::max(",
+        "cli/test_olmo_unfinished.py",
+    ),
+    # ---- readers ----
+    Mutant(
+        "read-block-checksum",
+        "src/pipeline/file_reader.cc",
+        "if (crc == reads.block_crc32c[i]) {",
+        "if (true) {",
+        READERS,
+    ),
+    Mutant(
+        "read-header-checksum",
+        "src/format/data_file.cc",
+        "if (computed != want || stored != HexU32(want)) {",
+        "if (false) {",
+        READERS,
+    ),
+    Mutant(
+        "read-header-size",
+        "src/format/data_file.cc",
+        "if (json_bytes > kMaxHeaderBytes) {",
+        "if (false) {",
+        READERS,
+    ),
+    Mutant(
+        "read-aliases-without-bound",
+        "src/format/data_file.cc",
+        "if (total > kMaxAliasChunks) {",
+        "if (false) {",
+        READERS,
+    ),
+    # ---- writers ----
+    Mutant(
+        "write-changed-memory",
+        "src/pipeline/staged_file.cc",
+        "if (crc != wanted) {",
+        "if (false) {",
+        AGENT,
+    ),
+    Mutant(
+        "write-lease-not-asked",
+        "src/pipeline/staged_file.cc",
+        "return !intact_ || intact_() ? Status::Ok()",
+        "return true ? Status::Ok()",
+        AGENT,
+    ),
+    Mutant(
+        "write-direct-not-whole-pages",
+        "src/pipeline/block_writers.cc",
+        "file_.direct() ? RoundUp(block.bytes, kDirectAlignment) : block.bytes;",
+        "block.bytes;",
+        "FileWriter*:RoundTrip*:StagedFile*:AsyncSave*",
+    ),
+    # ---- agent ----
+    Mutant(
+        "agent-lease-always-valid",
+        "src/agent/session.cc",
+        "const LeasedMemory memory{blocks, [&] { return job.lease->Valid(); }};",
+        "const LeasedMemory memory{blocks, [] { return true; }};",
+        AGENT,
+    ),
+    Mutant(
+        "agent-turns-out-of-order",
+        "src/agent/session_machine.cc",
+        "(first->first == state->next_turn || !Lives(*state));",
+        "true;",
+        AGENT,
+    ),
+    Mutant(
+        "agent-keeps-memory-that-is-not-its",
+        "src/agent/session_machine.cc",
+        "  state->memory_is_ours = false;\n",
+        "",
+        AGENT,
+    ),
+    Mutant(
+        "agent-older-over-newer",
+        "src/agent/session_machine.cc",
+        "if (event.written) {",
+        "if (false) {",
+        AGENT,
+    ),
+    Mutant(
+        "agent-writes-what-some-ranks-have",
+        "src/agent/agreement.cc",
+        "== theirs.ids.end();",
+        "== theirs.ids.end() && false;",
+        AGENT,
+    ),
+    Mutant(
+        "agent-holds-memory-in-use",
+        "src/agent/session.cc",
+        "if (report.ok() && !job->save.image.blocks.empty() && state_.trainer != TrainerIs::kBack) {",
+        "if (report.ok() && !job->save.image.blocks.empty()) {",
+        AGENT,
+    ),
+    Mutant(
+        "agent-waits-for-ever",
+        "src/agent/writing.cc",
+        "return until && Now() >= *until",
+        "return until && false",
+        AGENT,
+    ),
+    Mutant(
+        "trainer-does-not-revoke-when-lost",
+        "src/agent/executor.cc",
+        "    if (*lost) {\n      RevokeLease(turn);",
+        "    if (false) {\n      RevokeLease(turn);",
+        AGENT,
+    ),
+    Mutant(
+        "trainer-does-not-revoke-when-refused",
+        "src/agent/executor.cc",
+        "    if (!taken.ok()) {\n      RevokeLease(turn);",
+        "    if (false) {\n      RevokeLease(turn);",
+        AGENT,
+    ),
+    Mutant(
+        "trainer-does-not-revoke-when-unanswered",
+        "src/agent/executor.cc",
+        "if (!known->forgotten) {",
+        "if (false) {",
+        AGENT,
+    ),
+    Mutant(
+        "trainer-does-not-withdraw",
+        "src/async/submitter.cc",
+        "    Withdraw(ranks, result.status());\n",
+        "",
+        AGENT,
+    ),
+    Mutant(
+        "held-file-stays-valid",
+        "src/agent/held_files.cc",
+        "    const bool meant = held.session == session && held.turn == turn;\n"
+        "    if (meant) {\n      held.page->Revoke();",
+        "    const bool meant = held.session == session && held.turn == turn;\n"
+        "    if (false) {\n      held.page->Revoke();",
+        AGENT,
+    ),
+    # ---- plan ----
+    Mutant("plan-overlap", "src/plan/settle.cc", "if (AnyOverlap(boxes)) {", "if (false) {", PLAN),
+    Mutant(
+        "plan-hole",
+        "src/plan/settle.cc",
+        "if (covered != Volume(first.shape)) {",
+        "if (false) {",
+        PLAN,
+    ),
+    Mutant(
+        "plan-other-shape",
+        "src/plan/settle.cc",
+        "if (item.dtype != first.dtype || item.shape != first.shape) {",
+        "if (false) {",
+        PLAN,
+    ),
+    Mutant(
+        "load-hole",
+        "src/plan/load_plan.cc",
+        "if (covered != Volume(item.box.sizes)) {",
+        "if (false) {",
+        PLAN,
+    ),
+    Mutant(
+        "load-other-shape",
+        "src/plan/load_plan.cc",
+        "if (tensor->dtype != item.dtype || tensor->shape != item.shape) {",
+        "if (false) {",
+        PLAN,
+    ),
+    # ---- interop bounds ----
+    Mutant(
+        "zip-record-beyond-its-room",
+        "src/interop/zip/directory.cc",
+        "if (!whole || *whole > record.limit || record.limit > directory_begin) {",
+        "if (!whole) {",
+        INTEROP,
+    ),
+    Mutant(
+        "zip-compressed",
+        "src/interop/zip/directory.cc",
+        "if (stored_bytes != record.size) {",
+        "if (false) {",
+        INTEROP,
+    ),
+    Mutant(
+        "torch-tensor-beyond-its-storage",
+        "src/interop/torch/tensor.cc",
+        "if (!last || *last >= storage_bytes / item_bytes) {",
+        "if (!last) {",
+        INTEROP,
+    ),
+    Mutant(
+        "torch-storage-beyond-its-record",
+        "src/interop/torch/tensor.cc",
+        "if (!claimed || *claimed > storages_[*storage].bytes) {",
+        "if (!claimed) {",
+        INTEROP,
+    ),
+    Mutant(
+        "torch-bomb",
+        "src/interop/torch/tensor.cc",
+        "if (*bytes > kAnyTensorBytes && *bytes / kMaxRepeats > storage_bytes) {",
+        "if (false) {",
+        INTEROP,
+    ),
+    Mutant(
+        "safetensors-beyond-the-file",
+        "src/interop/safetensors/decode.cc",
+        "if (range.size() != 2 || range[0] > range[1] || range[1] > file.size - data_begin) {",
+        "if (range.size() != 2 || range[0] > range[1]) {",
+        INTEROP,
+    ),
+    Mutant(
+        "safetensors-bytes-of-another-shape",
+        "src/interop/safetensors/decode.cc",
+        "if (!bytes || *bytes != range[1] - range[0]) {",
+        "if (!bytes) {",
+        INTEROP,
+    ),
+    Mutant(
+        "safetensors-overlap",
+        "src/interop/safetensors/decode.cc",
+        "if (order[i]->begin < order[i - 1]->end) {",
+        "if (false) {",
+        INTEROP,
+    ),
+    Mutant(
+        "pickle-depth",
+        "src/interop/pickle/opcodes.cc",
+        "if (marks_.size() >= max_depth_) {",
+        "if (false) {",
+        INTEROP,
+    ),
+    Mutant(
+        "pickle-frame-beyond-the-end",
+        "src/interop/pickle/opcodes.cc",
+        "return size <= input_.size() - position_ || ",
+        "return true || ",
+        INTEROP,
+    ),
+    Mutant(
+        "olmo-replicas-that-differ",
+        "src/interop/olmo/pieces.cc",
+        "if (left != right) {",
+        "if (false) {",
+        INTEROP,
+    ),
+)
