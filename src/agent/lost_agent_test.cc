@@ -9,6 +9,7 @@
 
 #include "async/submission.h"
 #include "support/agent.h"
+#include "support/ranks.h"
 #include "support/status_matchers.h"
 #include "support/temp_dir.h"
 #include "support/training.h"
@@ -80,6 +81,53 @@ TEST(LostAgent, ThatHadNotPublishedFailsItsSave) {
   const Training training(std::uint64_t{20} << 20);
   EXPECT_TRUE(FailsWith(SaveAndLose(agent, training, dir / "c", /*before=*/true),
                         StatusCode::kUnavailable, {"the agent has died"}));
+}
+
+/// Hands every save over, and never hears of it.
+class UnansweredExecutor final : public SaveExecutor {
+ public:
+  explicit UnansweredExecutor(std::shared_ptr<SaveExecutor> real) : real_(std::move(real)) {}
+
+  Status Attach(int fd, std::uint64_t blocks) override { return real_->Attach(fd, blocks); }
+  Status Submit(std::uint64_t turn, const Submission& save, bool* sent) override {
+    EXPECT_TRUE(IsOk(real_->Submit(turn, save, sent)));
+    *sent = true;
+    return Unavailable("no answer");
+  }
+  void Pass(std::uint64_t turn) override { real_->Pass(turn); }
+  Result<AsyncSaveReport> Wait(std::uint64_t turn, bool* lost) override {
+    return real_->Wait(turn, lost);
+  }
+  bool Holds(std::uint64_t turn) override { return real_->Holds(turn); }
+  void Cancel(std::uint64_t turn) override { real_->Cancel(turn); }
+  void Forget(std::uint64_t turn) override { real_->Forget(turn); }
+
+ private:
+  const std::shared_ptr<SaveExecutor> real_;
+};
+
+// Seed 2427 of the simulator: both would speak for the rank in the ranks' exchange, and each take
+// messages that are the other's.
+TEST(LostAgent, ATrainerThatGotNoAnswerLeavesTheExchangeToTheAgent) {
+  AgentHere agent;
+  const TempDir dir;
+  const Training training(std::uint64_t{9} << 20);
+  auto front = MakeInProcessCoordinators(2);
+  const auto done = test::OnEveryRank(front, [&](Coordinator& rank) -> Status {
+    auto executor = agent.Connect();
+    if (rank.rank() == 1) {
+      executor = std::make_shared<UnansweredExecutor>(std::move(executor));
+    }
+    auto stager = Stager::Make({}, nullptr, std::move(executor));
+    VARVE_RETURN_IF_ERROR(stager.status());
+    AsyncSaveOptions slow;
+    slow.save.max_write_bandwidth = std::uint64_t{8} << 20;  // Rank 1 withdraws meanwhile.
+    const State state = training.state(std::to_string(rank.rank()));
+    return AsyncSave(state, dir / "c", slow, **stager, rank).done().get().status();
+  });
+  EXPECT_TRUE(FailsWith(*done[0], StatusCode::kUnavailable, {"rank 1", "no answer"}));
+  EXPECT_TRUE(FailsWith(*done[1], StatusCode::kUnavailable, {"no answer"}));
+  EXPECT_FALSE(std::filesystem::exists(dir / "c"));
 }
 
 /// An agent in a process of its own, which a test can stop (SIGSTOP) and continue.

@@ -171,15 +171,19 @@ void AgentSession::Agree(const Kept& kept) {
 
 void AgentSession::ReleaseMemory() {
   std::vector<bool> wanted(host_.blocks());
+  bool is_ours = false;  // Still: the trainer may have come back since.
   {
     const std::scoped_lock lock(mutex_);
+    is_ours = state_.memory_is_ours;
     for (const auto& [turn, job] : jobs_) {
       for (const std::uint64_t block : job->save.image.blocks) {
         wanted[block] = true;
       }
     }
   }
-  host_.Release(std::move(wanted));
+  if (is_ours) {
+    host_.Release(std::move(wanted));
+  }
   Take(session_event::Released{});
 }
 

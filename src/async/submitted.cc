@@ -24,7 +24,7 @@ Status Check(const Submission& save, const FileWork& work) {
 
 Result<AsyncSaveReport> WriteSubmission(const Submission& save, Storage& storage,
                                         const LeasedMemory& memory, const std::stop_token& stop,
-                                        const Orphanage& trainer, SubmittedFile* file) {
+                                        const TrainerChecks& trainer, SubmittedFile* file) {
   SaveOptions options = save.options;
   options.stop = stop;
   const MeetingPlace ranks{storage, save.settled.identity, save.path};

@@ -25,8 +25,8 @@ struct LeasedMemory {
                                              ///< before are the copy.
 };
 
-/// What decides how a save goes on whose trainer may have exited. Called by the writing thread.
-struct Orphanage {
+/// What the writing thread asks of a trainer that may have exited.
+struct TrainerChecks {
   std::function<Status()> give_up;   ///< As in MakeFileChannel.
   std::function<bool()> has_exited;  ///< The trainer has. Then another job may have taken the name
                                      ///< since, and what began later than this save stays.
@@ -37,6 +37,6 @@ struct Orphanage {
 /// memory is not intact.
 Result<AsyncSaveReport> WriteSubmission(const Submission& save, Storage& storage,
                                         const LeasedMemory& memory, const std::stop_token& stop,
-                                        const Orphanage& trainer, SubmittedFile* file);
+                                        const TrainerChecks& trainer, SubmittedFile* file);
 
 }  // namespace varve

@@ -100,6 +100,9 @@ Result<AsyncSaveReport> Submitter::Write(std::uint64_t turn, SubmissionIs submit
   const std::string path = absolute.ok() ? *absolute : std::string(attempts.path);
   const MeetingPlace ranks{storage_, session.settled().identity, path};
   if (submitted == SubmissionIs::kPerhaps) {
+    if (const auto report = VisibleAfterAll(session, storage_, path)) {
+      return *report;
+    }
     // Two processes must not speak for one rank in the ranks' exchanges.
     Withdraw(ranks, ready);
     return CopyOf(ready);

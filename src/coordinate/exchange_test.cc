@@ -1,6 +1,8 @@
 #include <atomic>
 #include <cerrno>
+#include <chrono>
 #include <string>
+#include <thread>
 
 #include <gtest/gtest.h>
 
@@ -40,6 +42,16 @@ TEST(Exchange, GivesEachRankItsOwnReply) {
     ASSERT_TRUE(IsOk(*results[rank]));
     EXPECT_EQ(**results[rank], std::to_string(rank) + std::to_string(rank));
   }
+}
+
+TEST(Exchange, WithoutADeadlineWaitsForTheLastRank) {
+  const World world = MakeInProcessCoordinators(2);
+  const auto results = OnEveryRank(world, [](Coordinator& rank) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(rank.rank() == 0 ? 50 : 0));
+    return ExchangeRank(rank, Deadline::max());
+  });
+  EXPECT_TRUE(IsOk(*results[0]));
+  EXPECT_TRUE(IsOk(*results[1]));
 }
 
 TEST(Exchange, CombinesOnRankZeroOnlyWithThePayloadsByRank) {
