@@ -49,13 +49,20 @@ Result<std::vector<SaveId>> AgreeOnDeferred(const KeptSaves& mine, Storage& stor
   FileIdentity rank = mine.rank;
   rank.save_id = mine.group.id;
   const MeetingPlace place{storage, rank, mine.group.path};
-  const auto channel = MakeFileChannel(place, give_up);
+  bool gave_up = false;
+  const auto check = [&] {
+    Status status = give_up();
+    gave_up = gave_up || !status.ok();
+    return status;
+  };
+  auto channel = MakeFileChannel(place, check);
   const auto answer = Exchange(*channel, "find the deferred save that all ranks have",
                                EncodeFields(Ids{mine.ids}), Deadline::max(), KeepCommon);
-  if (!answer.ok()) {
-    Withdraw(place, answer.status());
-    return answer.status();
+  channel.reset();
+  if (!answer.ok() && gave_up) {
+    Withdraw(place, answer.status());  // The others may come yet.
   }
+  VARVE_RETURN_IF_ERROR(answer.status());
   VARVE_ASSIGN_OR_RETURN(Ids common, DecodeFields<Ids>(*answer));
   return std::move(common.ids);  // In the order of rank 0, which all ranks have.
 }

@@ -115,18 +115,20 @@ TEST(LostAgent, ATrainerThatGotNoAnswerLeavesTheExchangeToTheAgent) {
   auto front = MakeInProcessCoordinators(2);
   const auto done = test::OnEveryRank(front, [&](Coordinator& rank) -> Status {
     auto executor = agent.Connect();
-    if (rank.rank() == 1) {
+    if (rank.rank() == 0) {
       executor = std::make_shared<UnansweredExecutor>(std::move(executor));
     }
     auto stager = Stager::Make({}, nullptr, std::move(executor));
     VARVE_RETURN_IF_ERROR(stager.status());
     AsyncSaveOptions slow;
-    slow.save.max_write_bandwidth = std::uint64_t{8} << 20;  // Rank 1 withdraws meanwhile.
+    slow.save.max_write_bandwidth = std::uint64_t{8} << 20;  // Rank 0 withdraws meanwhile.
     const State state = training.state(std::to_string(rank.rank()));
     return AsyncSave(state, dir / "c", slow, **stager, rank).done().get().status();
   });
-  EXPECT_TRUE(FailsWith(*done[0], StatusCode::kUnavailable, {"rank 1", "no answer"}));
-  EXPECT_TRUE(FailsWith(*done[1], StatusCode::kUnavailable, {"no answer"}));
+  EXPECT_TRUE(FailsWith(*done[0], StatusCode::kUnavailable, {"no answer"}));
+  EXPECT_TRUE(FailsWith(*done[1], StatusCode::kUnavailable, {"rank 0", "no answer"}));
+  EXPECT_TRUE(IsOk(DrainAgent(std::chrono::seconds(20),
+                              agent.directory())));  // It waits for no message that was taken.
   EXPECT_FALSE(std::filesystem::exists(dir / "c"));
 }
 

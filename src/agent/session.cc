@@ -7,6 +7,23 @@
 #include "base/guarded.h"
 
 namespace varve {
+namespace {
+
+/// Returns the event that says that an action could not be begun.
+SessionEvent Failed(const SessionAction& action) {
+  if (const auto* write = std::get_if<session_action::Write>(&action)) {
+    return session_event::WriteEnded{write->turn, false};
+  }
+  if (std::holds_alternative<session_action::Agree>(action)) {
+    return session_event::Agreed{};
+  }
+  if (std::holds_alternative<session_action::Release>(action)) {
+    return session_event::Released{};
+  }
+  return session_event::TimePassed{};
+}
+
+}  // namespace
 
 AgentSession::AgentSession(SessionHost& host, Storage& storage,
                            std::chrono::milliseconds peer_timeout, std::uint64_t first_turn)
@@ -79,8 +96,17 @@ void AgentSession::Take(const SessionEvent& event) {
 
 void AgentSession::TakeLocked(const SessionEvent& event) {
   const TrainerIs before = state_.trainer;
-  for (const SessionAction& action : Step(&state_, event, Now())) {
-    Do(action);
+  std::vector<SessionEvent> events{event};
+  for (std::size_t i = 0; i < events.size(); ++i) {
+    for (const SessionAction& action : Step(&state_, SessionEvent(events[i]), Now())) {
+      const Status begun = Guarded([&] {
+        Do(action);
+        return Status::Ok();
+      });
+      if (!begun.ok()) {  // No memory for its place in a queue.
+        events.push_back(Failed(action));
+      }
+    }
   }
   if (state_.trainer != before && state_.trainer == TrainerIs::kGone) {
     host_.OrphanHeld();
@@ -123,12 +149,18 @@ TrainerView AgentSession::ViewOfTrainer(bool deferred) {
 
 void AgentSession::Write(std::uint64_t turn, const JobPtr& job) {
   SubmittedFile file;
-  const auto report = Guarded([&] { return WriteJob(*job, &file); });  // No memory or no thread:
-                                                                       // only this save fails.
+  // Without memory or a thread only this save fails.
+  auto report = Guarded([&] { return WriteJob(*job, &file); });
+  if (!report.ok() && report.status().message().find(job->save.path) == std::string::npos) {
+    report = report.status().Annotate("save " + job->save.path + ": the agent");
+  }
   {
     const std::scoped_lock lock(mutex_);  // Not when the trainer has just been abandoned.
     if (report.ok() && !job->save.image.blocks.empty() && state_.trainer != TrainerIs::kBack) {
-      host_.Hold(turn, job->save, file, job->lease, state_.trainer == TrainerIs::kGone);
+      (void)Guarded([&] {  // A file that is not held is loaded from the disk.
+        host_.Hold(turn, job->save, file, job->lease, state_.trainer == TrainerIs::kGone);
+        return Status::Ok();
+      });
     }
   }
   host_.Report(turn, report);
@@ -150,8 +182,10 @@ void AgentSession::Agree(const Kept& kept) {
     for (const auto& [turn, job] : kept) {
       mine.ids.push_back(job->save.settled.identity.save_id);
     }
-    return AgreeOnDeferred(mine, storage_,
-                           [view = ViewOfTrainer(true)] { return CheckPatience(view); });
+    return AgreeOnDeferred(mine, storage_, [&, view = ViewOfTrainer(true)] {
+      return AreWanted(kept) ? CheckPatience(view)
+                             : Status(StatusCode::kCancelled, "no longer wanted");
+    });
   });
   session_event::Agreed agreed;
   for (const auto& [turn, job] : kept) {
@@ -160,13 +194,20 @@ void AgentSession::Agree(const Kept& kept) {
       agreed.turns.push_back(turn);
     }
   }
-  if (agreed.turns.empty() && newest.settled.identity.rank == 0) {
+  if (agreed.turns.empty() && AreWanted(kept) && newest.settled.identity.rank == 0) {
     NoteFailure(storage_, newest.path,
                 chosen.ok()
                     ? Unavailable("deferred: not all ranks had submitted it when they ended")
                     : chosen.status());
   }
   Take(agreed);
+}
+
+/// Returns true while a newer save has not replaced all of them.
+bool AgentSession::AreWanted(const Kept& kept) {
+  const std::scoped_lock lock(mutex_);
+  return std::any_of(kept.begin(), kept.end(),
+                     [&](const auto& entry) { return jobs_.contains(entry.first); });
 }
 
 void AgentSession::ReleaseMemory() {

@@ -106,6 +106,7 @@ class AgentSession {
   void Write(std::uint64_t turn, const JobPtr& job);
   Result<AsyncSaveReport> WriteJob(const Job& job, SubmittedFile* file);
   void Agree(const Kept& kept);
+  bool AreWanted(const Kept& kept);
   void ReleaseMemory();
   [[nodiscard]] TrainerView ViewOfTrainer(bool deferred);
 

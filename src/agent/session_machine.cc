@@ -237,7 +237,10 @@ std::optional<TimePoint> WaitsUntil(const SessionState& state, bool deferred) {
   if (state.trainer == TrainerIs::kBack) {
     return state.trainer_since;
   }
-  const TimePoint since = deferred && !state.agreeing ? state.agreed_since : state.trainer_since;
+  TimePoint since = deferred && !state.agreeing ? state.agreed_since : state.trainer_since;
+  if (const auto& turn = deferred ? state.writing_deferred : state.writing) {
+    since = std::max(since, state.saves.at(*turn).since);
+  }
   return since + std::chrono::duration_cast<TimePoint::duration>(state.timeout);
 }
 

@@ -3,13 +3,13 @@
 ///
 /// The trainer:
 ///
-/// | state     | the agent sees                        | becomes
-/// |-----------|---------------------------------------|---------------------------------------------
-/// | kAttached | its connection                        | kSilent, kGone, kBack
-/// | kSilent   | its process, and no connection        | kGone; kBack after the timeout
-/// | kGone     | that it has exited                    | kBack, where the agent could not see its
-/// process | kBack     | that it lives and uses its memory     | likewise; the memory is not
-/// touched any more
+/// | state     | the agent sees                      | becomes
+/// |-----------|-------------------------------------|------------------------------------------
+/// | kAttached | its connection                      | kSilent, kGone, kBack
+/// | kSilent   | its process, and no connection      | kGone; kBack after the timeout
+/// | kGone     | that it has exited                  | kBack, where its process was not seen
+/// | kBack     | that it lives and uses its memory,  | (the end)
+/// |           | which is not touched any more       |
 ///
 /// A save:
 ///
@@ -27,8 +27,8 @@
 /// trainer's end must not keep waiting behind the other; but never two of one name. A save that has
 /// been written replaces the deferred ones before it.
 ///
-/// There is one timeout. Its length is also the time that the agent waits for ranks that have sent
-/// nothing, from the end of its own trainer on, and for a trainer that is silent.
+/// There is one timeout. So long the agent waits for ranks that have sent nothing, from the end of
+/// its own trainer on or from when it began to write the save, and for a trainer that is silent.
 #pragma once
 
 #include <chrono>

@@ -9,7 +9,8 @@ Status CheckPatience(const TrainerView& trainer) {
   const auto until = trainer.waits_until();
   return until && Now() >= *until
              ? Unavailable(
-                   "the trainer was killed, and the agents of other ranks have sent nothing")
+                   "the trainer has ended or left its agent, and the agents of other ranks have "
+                   "sent nothing")
              : Status::Ok();
 }
 
@@ -18,6 +19,9 @@ Result<AsyncSaveReport> WriteForTrainer(const Submission& save, Storage& storage
                                         const TrainerView& trainer, SubmittedFile* file) {
   bool gave_up = false;
   const auto give_up = [&] {
+    if (save.deferred && stop.stop_requested()) {
+      return Status(StatusCode::kCancelled, "no longer wanted");
+    }
     Status status = CheckPatience(trainer);
     gave_up = gave_up || !status.ok();
     return status;

@@ -17,6 +17,7 @@ namespace {
 struct Known {
   bool have_it = false;  ///< It has submitted its last deferred save, and the agent still has it.
   SaveId last;           ///< That save's id; zero where there is none.
+  SaveId group;          ///< Zero where it has none, or its agent may have met others by it.
 };
 
 enum class LastIs : std::uint8_t { kUnknown, kBroken, kWhole };
@@ -28,7 +29,7 @@ struct Decision {
 
 template <class Archive>
 void Fields(Archive& archive, FieldsOf<Archive, Known>& known) {
-  archive(known.have_it, known.last);
+  archive(known.have_it, known.last, known.group);
 }
 
 template <class Archive>
@@ -38,9 +39,11 @@ void Fields(Archive& archive, FieldsOf<Archive, Decision>& decision) {
 }
 
 /// Only ranks that know of the same save decide about it: a rank that was lost while a save was
-/// planned may not know of it.
+/// planned may not know of it. A group serves one meeting of the agents. Where a rank does not have
+/// it, or has lost the agent that did, all ranks get `new_group`: there is no save then that all
+/// ranks have.
 Result<std::vector<std::string>> Decide(const std::vector<std::string>& ranks,
-                                        const SaveId& group) {
+                                        const SaveId& new_group) {
   std::vector<Known> known;
   for (const std::string& rank : ranks) {
     VARVE_ASSIGN_OR_RETURN(Known theirs, DecodeFields<Known>(rank));
@@ -49,6 +52,10 @@ Result<std::vector<std::string>> Decide(const std::vector<std::string>& ranks,
   const auto same = [&](const Known& rank) { return rank.last == known.front().last; };
   const bool agree = std::all_of(known.begin(), known.end(), same);
   const bool whole = std::all_of(known.begin(), known.end(), std::mem_fn(&Known::have_it));
+  const auto in_group = [&](const Known& rank) { return rank.group == known.front().group; };
+  const bool has_group =
+      known.front().group != SaveId{} && std::all_of(known.begin(), known.end(), in_group);
+  const SaveId group = has_group ? known.front().group : new_group;
   const LastIs last = !agree ? LastIs::kUnknown : whole ? LastIs::kWhole : LastIs::kBroken;
   return std::vector<std::string>(ranks.size(), EncodeFields(Decision{last, group}));
 }
@@ -67,10 +74,12 @@ Status LastDeferred::Follow(const AsyncJob& next, Coordinator& coordinator, Subm
     VARVE_ASSIGN_OR_RETURN(group->path, AbsolutePath(next.path()));
     VARVE_ASSIGN_OR_RETURN(group->id, RandomSaveId());
     const bool have_it = last_ && last_->staged.get().ok() && submitter.Keeps(last_->turn);
-    return EncodeFields(Known{have_it, last_ ? last_->id : SaveId{}});
+    const bool lost = last_ && last_->staged.get().ok() && !have_it;
+    return EncodeFields(
+        Known{have_it, last_ ? last_->id : SaveId{}, group_ && !lost ? group_->id : SaveId{}});
   });
   const auto decide = [&](const std::vector<std::string>& ranks) {
-    return Decide(ranks, group_ ? group_->id : group->id);
+    return Decide(ranks, group->id);
   };
   VARVE_ASSIGN_OR_RETURN(const std::string answer,
                          Exchange(coordinator, next.what(), std::move(mine),

@@ -217,7 +217,9 @@ class CoordinatedSave final : public SaveSession {
           Now() >= until || options_.stop.stop_requested()) {
         return commit;
       }
-      was_free = LockName(storage_, path_).status().code() != StatusCode::kFailedPrecondition;
+      const auto place = FollowLinks(storage_, path_);
+      was_free = !place.ok() ||
+                 LockName(storage_, *place).status().code() != StatusCode::kFailedPrecondition;
       SleepFor(was_free ? std::chrono::milliseconds(0) : kBetweenClaims);
     }
   }
