@@ -188,6 +188,9 @@ Agent& Run::AgentOf(int rank) {
     if (troubled_ && random_.OneIn(6)) {
       fate.fault = DrawFate(&random_).fault;
     }
+    if (troubled_ && random_.OneIn(4)) {
+      fate.stands_at_write = random_.Below(4);
+    }
     fate.slow = random_.OneIn(2);
     agents.push_back(std::make_unique<Agent>(Around(), name, std::move(fate), kPeerTimeout));
   }

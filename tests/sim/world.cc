@@ -70,7 +70,9 @@ void Process::Point(const std::string& what) {
     Kill(what);
     return;
   }
-  if (fate_.stands_at == operation) {
+  const bool writes_data = what.starts_with("write ") && what.find("/data-") != std::string::npos;
+  const bool stands_at_write = writes_data && fate_.stands_at_write == data_writes_++;
+  if (fate_.stands_at == operation || stands_at_write) {
     around_.trace->Add(name_ + ": stands still before: " + what);
     if (number_) {
       around_.scheduler->Stop(*number_, around_.scheduler->Now() + kLong);

@@ -52,10 +52,13 @@ struct Surroundings {
 struct Fate {
   std::optional<std::uint64_t> killed_at;  ///< The operation before which it is killed.
   std::optional<std::uint64_t> stands_at;  ///< The operation before which it stands still for long.
+  std::optional<std::uint64_t> stands_at_write;  ///< Likewise, of the writes to data files.
   std::optional<Fault> fault;
   bool slow = false;  ///< Some of its operations take seconds.
 
-  [[nodiscard]] bool is_calm() const { return !killed_at && !stands_at && !fault; }
+  [[nodiscard]] bool is_calm() const {
+    return !killed_at && !stands_at && !stands_at_write && !fault;
+  }
 };
 
 /// Draws a fate; of about half of the processes it is calm.
@@ -90,6 +93,7 @@ class Process {
   const Fate fate_;
   FaultyStorage storage_;
   std::uint64_t operations_ = 0;
+  std::uint64_t data_writes_ = 0;
   std::optional<std::size_t> number_;
   std::function<void()> at_death_;
 };
