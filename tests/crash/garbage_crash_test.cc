@@ -1,11 +1,13 @@
 // gc and repair, stopped at each of their operations, on what dead saves have left.
 
+#include <algorithm>
 #include <memory>
 #include <string>
 #include <vector>
 
 #include <gtest/gtest.h>
 
+#include "catalogue/names.h"
 #include "crash/matrix.h"
 #include "crash/saves.h"
 #include "varve/catalogue.h"
@@ -132,6 +134,22 @@ TEST_F(GarbageCrashApart, ARepairThatDiesLeavesTheCheckpointLoadable) {
         }
       });
   EXPECT_GE(points, 8U);
+}
+
+TEST(GarbageOfFiles, APartStaysWhileTheWriterOfTheFileLives) {
+  MemoryStorage storage;
+  ASSERT_TRUE(IsOk(storage.MakeDirectory("runs")));
+  const std::string part = PartPath("runs", "model.safetensors");
+  ASSERT_TRUE(IsOk(WriteWholeFile(storage, part, "half of it")));
+  auto writer = storage.Lock(LockPath("runs/model.safetensors"));
+  ASSERT_TRUE(IsOk(writer));
+  const auto beside = CollectGarbage("runs", DryRun::kNo, storage);
+  ASSERT_TRUE(IsOk(beside));
+  EXPECT_NE(std::find(beside->kept.begin(), beside->kept.end(), part), beside->kept.end());
+  EXPECT_TRUE(IsOk(storage.OpenForRead(part)));
+  const auto killed = storage.AfterKill();  // The lock's file stays, and nothing holds it.
+  ASSERT_TRUE(IsOk(Collect(*killed)));
+  EXPECT_TRUE(FailsWith(killed->OpenForRead(part), StatusCode::kNotFound));
 }
 
 }  // namespace
