@@ -1,4 +1,4 @@
-// What an agent writes for a job that has ended, where the next job saves under the same name.
+// A job has ended, its agent still writes, and the next job saves under the same name.
 
 #include <chrono>
 #include <string>

@@ -50,8 +50,7 @@ class SessionHost {
   virtual void Report(std::uint64_t turn, const Result<AsyncSaveReport>& report) = 0;
 };
 
-/// What is done when, whether the trainer lives or not, is decided in session_machine.h; this does
-/// it. Threads: safe.
+/// Carries out what session_machine.h decides. Threads: safe.
 class AgentSession {
  public:
   /// Both must outlive it, and the host must end its threads' work first.

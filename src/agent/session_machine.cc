@@ -52,7 +52,7 @@ Saves::iterator NextOfThoseSubmitted(SessionState* state) {
   }
   const auto waits = [](const auto& entry) { return entry.second.is == SaveIs::kQueued; };
   const auto first = std::find_if(state->saves.begin(), state->saves.end(), waits);
-  // Of a trainer that is gone no more will come: turns that are missing stay so.
+  // A trainer that is gone submits no more turns.
   const bool its_turn =
       first != state->saves.end() && (first->first == state->next_turn || !Lives(*state));
   return its_turn ? first : state->saves.end();

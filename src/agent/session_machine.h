@@ -15,8 +15,8 @@
 ///
 /// | state    | it waits for                                       | becomes
 /// |----------|----------------------------------------------------|-------------------------------
-/// | kQueued  | its turn; once the trainer is gone, for those that | kWriting
-/// |          | were submitted before it                           |
+/// | kQueued  | its turn, or the end of the trainer; then for the  | kWriting
+/// |          | saves that were submitted before it                |
 /// | kKept    | the end of the trainer (deferred saves only), and  | kChosen, or dropped
 /// |          | then for the ranks to agree which one is written   |
 /// | kChosen  | the end of a newer chosen one: it is written if    | kWriting, or dropped

@@ -1,4 +1,4 @@
-/// What an agent does for one save of a trainer, whether that lives or not.
+/// Writes one save for a trainer, which may live or have ended.
 #pragma once
 
 #include <functional>

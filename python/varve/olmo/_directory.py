@@ -1,6 +1,6 @@
 """The directory of a checkpoint while ranks write into it.
 
-Ranks may share one file system or have a disk on each node. How a directory comes to be:
+All ranks may share one file system, or each node may have a disk of its own. The steps of a save:
   1. Rank 0 claims the name and makes a hidden staging directory beside it (src/publish/commit.cc).
      Its path goes to all ranks, or its error: then nothing has been written anywhere.
   2. Each rank looks for that directory. A rank that sees it shares rank 0's file system. Looking is

@@ -176,7 +176,7 @@ def moved(value: Any, device: Any) -> Any:
     if isinstance(value, torch.Tensor):
         return value.to(device)
     if isinstance(value, dict):
-        for key, item in value.items():  # A new state: it is nobody else's.
+        for key, item in value.items():  # Changes no state that others hold.
             value[key] = moved(item, device)
         return value
     if isinstance(value, (list, tuple)) and type(value) in (list, tuple):

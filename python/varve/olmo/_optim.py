@@ -97,7 +97,7 @@ class NewState:
 
     Attributes:
         state: By the optimizer's own numbers, as `Optimizer.load_state_dict` takes it.
-        targets: What to fill: stored name, tensor or piece.
+        targets: Tensors to fill: stored name, tensor or piece.
         values: Plain values to put: stored name, container, key.
         alone: Entries of parameters that have no other state: parameter, key, tensor. Adam refuses such
             a state in a state dict, so they are put when that has been loaded.
@@ -162,8 +162,8 @@ def _dtype(number: int) -> torch.dtype:
 def restored_groups(optimizer: Optimizer, stored: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Returns the checkpoint's groups for this optimizer, without `params`.
 
-    One stored group serves an optimizer with two, of which the second has no weight decay. What the
-    configuration sets stays the optimizer's.
+    An optimizer with two groups, the second without weight decay, takes both from one stored group.
+    It keeps the values that the configuration sets.
 
     Raises WrongGroupsError where the numbers of groups differ otherwise.
     """

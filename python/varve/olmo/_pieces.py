@@ -163,7 +163,7 @@ _Run = tuple[Parameter, int]
 
 
 class HeldModel:
-    """What one rank holds of a model.
+    """The part of a model that one rank holds.
 
     Attributes:
         tensors: Parameters and persistent buffers in the order of `state_dict()`, by their name
