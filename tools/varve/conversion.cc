@@ -3,7 +3,6 @@
 #include <optional>
 
 #include "json.h"
-#include "progress.h"
 #include "text.h"
 
 namespace varve::cli {
@@ -31,6 +30,8 @@ Result<DType> ParseDType(const std::string& name) {
   }
   return InvalidArgument("--dtype " + name + ": no such type; bf16, fp16, fp32 and fp64 are known");
 }
+
+namespace {
 
 std::string AsJson(const Conversion& done) {
   const ConvertReport& report = done.report;
@@ -70,6 +71,12 @@ std::string AsText(const Conversion& done) {
   return text + Printable(done.target) + ": " + Count(report.tensor_count, "tensor") + ", " +
          Count(report.object_count, "object") + ", " + BytesAndSpeed(report.bytes, done.seconds) +
          "\n";
+}
+
+}  // namespace
+
+Outcome Describe(const Conversion& done, bool json) {
+  return Outcome{json ? AsJson(done) : AsText(done)};
 }
 
 }  // namespace varve::cli

@@ -2,8 +2,12 @@
 #pragma once
 
 #include <map>
+#include <stop_token>
 #include <string>
+#include <utility>
 
+#include "command.h"
+#include "progress.h"
 #include "varve/convert.h"
 #include "varve/status.h"
 #include "varve/tensor.h"
@@ -23,7 +27,22 @@ struct Conversion {
   double seconds = 0;
 };
 
-std::string AsJson(const Conversion& done);
-std::string AsText(const Conversion& done);
+/// Returns the report of a verb, as text or JSON.
+Outcome Describe(const Conversion& done, bool json);
+
+/// Runs `convert`, which is Convert or Unshard, with a bar and the report that `json` asks for.
+template <class Options, class Function>
+Result<Outcome> RunConversion(const std::string& verb, const std::string& source,
+                              const std::string& target, Options choices, bool json,
+                              const std::stop_token& stop, const Function& convert) {
+  Progress progress(verb, json);
+  choices.progress = progress.function();
+  choices.stop = stop;
+  auto report = convert(source, target, choices);
+  const double seconds = progress.seconds();
+  progress.Finish();
+  VARVE_RETURN_IF_ERROR(report.status());
+  return Describe({source, target, *std::move(report), seconds}, json);
+}
 
 }  // namespace varve::cli

@@ -4,7 +4,6 @@
 #include <optional>
 
 #include "conversion.h"
-#include "progress.h"
 #include "verbs.h"
 
 namespace varve::cli {
@@ -52,15 +51,8 @@ Status Finish(const Options& options, ConvertOptions* choices) {
 Result<Outcome> Run(const Options& options, const std::stop_token& stop) {
   ConvertOptions choices = options.choices;
   VARVE_RETURN_IF_ERROR(Finish(options, &choices));
-  Progress progress("convert", options.json);
-  choices.progress = progress.function();
-  choices.stop = stop;
-  auto report = Convert(options.source, options.target, choices);
-  const double seconds = progress.seconds();
-  progress.Finish();
-  VARVE_RETURN_IF_ERROR(report.status());
-  const Conversion done{options.source, options.target, *std::move(report), seconds};
-  return Outcome{options.json ? AsJson(done) : AsText(done)};
+  return RunConversion("convert", options.source, options.target, std::move(choices), options.json,
+                       stop, [](const auto&... given) { return Convert(given...); });
 }
 
 }  // namespace

@@ -1,7 +1,6 @@
 #include <memory>
 
 #include "conversion.h"
-#include "progress.h"
 #include "varve/convert.h"
 #include "verbs.h"
 
@@ -38,15 +37,8 @@ Result<Outcome> Run(const Options& options, const std::stop_token& stop) {
   if (!options.dtype.empty()) {
     VARVE_ASSIGN_OR_RETURN(choices.dtype, ParseDType(options.dtype));
   }
-  Progress progress("unshard", options.json);
-  choices.progress = progress.function();
-  choices.stop = stop;
-  auto report = Unshard(options.source, options.target, choices);
-  const double seconds = progress.seconds();
-  progress.Finish();
-  VARVE_RETURN_IF_ERROR(report.status());
-  const Conversion done{options.source, options.target, *std::move(report), seconds};
-  return Outcome{options.json ? AsJson(done) : AsText(done)};
+  return RunConversion("unshard", options.source, options.target, std::move(choices), options.json,
+                       stop, [](const auto&... given) { return Unshard(given...); });
 }
 
 }  // namespace
