@@ -18,12 +18,21 @@ class Mutant:
     tests: str
 
 
-COMMIT = "Crash*:*Crash*:Commit*:Race*:Claim*:Garbage*:Fault*:Conformance*"
-GARBAGE = "Garbage*:*Garbage*:*Crash*:Olmo*"
-READERS = "FileReader*:*Reader*:DataFile*:RoundTrip*:Replay*:Native*"
-AGENT = "SessionMachine*:Agent*:Deferred*:Orphan*:Executor*:Lost*:Held*:StagedFile*"
-PLAN = "Settle*:Balance*:LoadPlan*:Ties*:Plan*:Replicas*"
-INTEROP = "Zip*:Torch*:Pickle*:Safetensors*:Hf*:Replay*:Olmo*:Hfai*:Dcp*:Folder*"
+COMMIT = (
+    "*Commit*:*Crash*:*Fault*:*Save*:*Overwrite*:*Garbage*:*Claim*:*Displaced*:*RanksApart*"
+    ":EmptyDirectory*:Reader*:Remove*:Open*:NewestCheckpoint*"
+)
+GARBAGE = "*Garbage*:*Crash*:Olmo*:Remove*"
+READERS = "HeaderBytes*:ReadFiles*:CheckBlocks*:*Read*:*RecordSums*:*RoundTrip*:*Golden*:Load*:Fuzz*:DecodeHeader*"
+AGENT = (
+    "SessionMachine*:JobMachine*:*Agent*:*Deferred*:Orphan*:Executor*:*Lost*:NextJob*:StagedFile*"
+    ":AsyncSave*:FileChannel*"
+)
+PLAN = "Settle*:Balance*:*Plan*:Ties*:*Tie*:*Replica*:Fingerprint*:*Load*:Schedule*:Assign*"
+INTEROP = (
+    "Zip*:*Torch*:*Pickle*:*Safetensors*:Hf*:*Hfai*:*Olmo*:*Dcp*:*Golden*:Open*:Fuzz*:*RecordSums*"
+    ":Overlap*:Globs*:*Archive*"
+)
 
 MUTANTS = (
     # ---- commit ----
@@ -87,14 +96,14 @@ MUTANTS = (
         "commit-folders-not-synced",
         "src/publish/commit.cc",
         "VARVE_RETURN_IF_ERROR(storage_.SyncDirectory(JoinPath(staging_, folder)));",
-        "",
+        "(void)folder;",
         COMMIT + ":Unshard*",
     ),
     Mutant(
         "claim-damage-not-looked-for",
         "src/publish/claim.cc",
         "if (code == StatusCode::kFailedPrecondition || code == StatusCode::kDataLoss) {",
-        "if (true) {",
+        "if (code != StatusCode::kInternal) {",
         COMMIT + ":Save*:Overwrite*",
     ),
     Mutant(
@@ -107,8 +116,8 @@ MUTANTS = (
     Mutant(
         "leftovers-not-synced-before",
         "src/publish/replaced.cc",
-        "if (!synced) {",
-        "if (false) {",
+        "  bool synced = false;",
+        "  bool synced = true;",
         COMMIT,
     ),
     # ---- garbage collection ----
@@ -205,7 +214,7 @@ MUTANTS = (
         "write-changed-memory",
         "src/pipeline/staged_file.cc",
         "if (crc != wanted) {",
-        "if (false) {",
+        "if (crc != wanted && wanted == 0) {",
         AGENT,
     ),
     Mutant(
