@@ -165,6 +165,9 @@ class CheckpointReader {
   [[nodiscard]] Result<std::uint64_t> ReadTensors(std::span<const TargetTensor> targets,
                                                   const LoadOptions& options);
 
+  /// Returns the phases since Open, or since the last call: LoadReport::phases without "exchange".
+  [[nodiscard]] std::vector<Phase> TakePhases();
+
  private:
   struct Impl;
   explicit CheckpointReader(std::unique_ptr<Impl> impl);

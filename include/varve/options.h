@@ -10,6 +10,7 @@
 #include <string_view>
 #include <vector>
 
+#include "varve/events.h"
 #include "varve/metadata.h"
 
 namespace varve {
@@ -94,6 +95,11 @@ struct SaveReport {
   /// it was replaced, and the new one's directory has another file of that name. Filled on the
   /// coordinator.
   std::vector<std::string> conflicts{};
+  /// "plan" (this rank's plan and fingerprints), "exchange" (the ranks settle it and claim the
+  /// name), "stage" (the copy of a save in the background), "write", "sync", and "commit" (from
+  /// then on to the outcome: the wait for slower ranks is in it). In waves "stage" and "write" run
+  /// at the same time.
+  std::vector<Phase> phases{};
 };
 
 /// The demands of a load before it changes anything.
@@ -125,6 +131,10 @@ struct LoadReport {
   std::vector<std::string> missing;     ///< Wanted by some rank, not in the checkpoint.
   std::vector<std::string> unexpected;  ///< In the checkpoint, wanted by no rank.
   std::vector<std::string> mismatched;  ///< Of another dtype, shape or kind, with the reason.
+  /// "open", "plan", "exchange" (the ranks agree; at the end they wait for the slowest), "read",
+  /// "verify" and "copy". The last three are done by several threads: the seconds are the threads'
+  /// mean. What is in the page cache is verified and copied as it is read, and counts as "read".
+  std::vector<Phase> phases{};
 };
 
 }  // namespace varve

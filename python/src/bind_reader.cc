@@ -43,6 +43,8 @@ Attributes:
     missing: Names that some rank wanted and the checkpoint does not have.
     unexpected: Names in the checkpoint that no rank wanted: left over.
     mismatched: Names of another dtype, shape or kind, each with the reason.
+    phases: What took how long: a list of Phase. What is in the page cache is verified and copied as it
+        is read, and counts as "read".
 )";
 
 constexpr const char* kStoredChunkDoc =
@@ -252,6 +254,7 @@ void BindReader(nb::module_& module) {
       .Field("missing", &LoadReport::missing)
       .Field("unexpected", &LoadReport::unexpected)
       .Field("mismatched", &LoadReport::mismatched)
+      .Field("phases", &LoadReport::phases)
       .Public("varve");
   Bound<StoredChunk>(module, "StoredChunk", kStoredChunkDoc)
       .Field<AsTuple>("offsets", &StoredChunk::offsets)

@@ -3,6 +3,7 @@
 #include "bindings.h"
 #include "bound.h"
 #include "varve/async_save.h"
+#include "varve/events.h"
 #include "varve/options.h"
 
 namespace varve::python {
@@ -22,6 +23,7 @@ Attributes:
     conflicts: On rank 0: files that a user put beside the old checkpoint while it was replaced,
         and whose names the new one's directory has already. They stay at these paths, and are
         logged as a warning.
+    phases: What took how long: a list of Phase.
 )";
 
 constexpr const char* kAsyncDoc = R"(The result of a save in the background, on this rank.
@@ -34,6 +36,7 @@ Attributes:
     differing_objects: As in SaveReport.
     differing_tensors: As in SaveReport.
     conflicts: As in SaveReport.
+    phases: As in SaveReport; "stage" is the copy.
     staging_seconds: From the call until the copy was made.
     in_waves: The state was larger than the staging memory; copying had to wait for writing.
     attempts: Number of times the file was written, with the last.
@@ -53,6 +56,40 @@ Attributes:
     differing_tensors: On rank 0: as in SaveReport.
 )";
 
+constexpr const char* kPhaseDoc = R"(A part of a save or load.
+
+Attributes:
+    name: Of a save "plan", "exchange", "stage", "write", "sync" or "commit"; of a load "open", "plan",
+        "exchange", "read", "verify" or "copy".
+    seconds: On this rank. Of "read", "verify" and "copy" the mean of the threads that do them.
+    bytes: That it copied, wrote or read; 0 where it is not about bytes.
+    slowest_rank: On rank 0 of a save by several ranks: the rank that took longest.
+    slowest_seconds: Seconds that it took there.
+)";
+
+/// Calls a Python function with an event: its level as in `logging`, rank, message and fields.
+void SetPythonEvents(nb::object function) {
+  EventFunction next;
+  if (!function.is_none()) {
+    next = [take = Shared(std::move(function))](const Event& event) {
+      const nb::gil_scoped_acquire acquire;
+      try {
+        nb::dict fields;
+        for (const auto& [name, value] : event.fields) {
+          fields[ToText(name)] = ToText(value);
+        }
+        (*take)(10 * (static_cast<int>(event.level) + 1),
+                event.rank < 0 ? nb::none() : nb::object(nb::int_(event.rank)),
+                ToText(event.message), fields);
+      } catch (nb::python_error& error) {
+        error.discard_as_unraisable("a handler of Varve's events");
+      }
+    };
+  }
+  const nb::gil_scoped_release release;  // The function before it may be waiting for the GIL.
+  SetEventFunction(std::move(next));
+}
+
 /// Adds the fields of a SaveReport to a class that has them.
 template <class Class>
 Class& WithSaveFields(Class& bound) {
@@ -62,12 +99,21 @@ Class& WithSaveFields(Class& bound) {
       .Field("direct", &SaveReport::direct)
       .Field("differing_objects", &SaveReport::differing_objects)
       .Field("differing_tensors", &SaveReport::differing_tensors)
-      .template Field<AsPath>("conflicts", &SaveReport::conflicts);
+      .template Field<AsPath>("conflicts", &SaveReport::conflicts)
+      .Field("phases", &SaveReport::phases);
 }
 
 }  // namespace
 
 void BindReports(nb::module_& module) {
+  module.def("set_event_function", &SetPythonEvents, nb::arg("function").none());
+  Bound<Phase>(module, "Phase", kPhaseDoc)
+      .Field("name", &Phase::name)
+      .Field("seconds", &Phase::seconds)
+      .Field("bytes", &Phase::bytes)
+      .Field("slowest_rank", &Phase::slowest_rank)
+      .Field("slowest_seconds", &Phase::slowest_seconds)
+      .Public("varve");
   Bound<SaveReport> save(module, "SaveReport", kSaveDoc);
   WithSaveFields(save).Public("varve");
   Bound<AsyncSaveReport, SaveReport> background(module, "AsyncSaveReport", kAsyncDoc);

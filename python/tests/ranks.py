@@ -27,6 +27,7 @@ _context.set_forkserver_preload(
         "agent_jobs",
         "replica_jobs",
         "channel_jobs",
+        "event_jobs",
         "hfai_jobs",
         "olmo_jobs",
     ]

@@ -108,7 +108,7 @@ def test_reports_are_values() -> None:
         assert type(other) is varve.LoadReport and other == first
     assert repr(first) == (
         "LoadReport(loaded=3, bytes_read=0, bytes_from_agent=0, seconds=0.5, missing=['a'], "
-        "unexpected=[], mismatched=[])"
+        "unexpected=[], mismatched=[], phases=[])"
     )
     with pytest.raises(TypeError, match="unhashable"):
         hash(first)

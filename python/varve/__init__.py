@@ -38,9 +38,11 @@ from varve._core import (
     Damage,
     Difference,
     LoadReport,
+    Phase,
     SaveReport,
     StoredChunk,
 )
+from varve._events import install as _install_events
 from varve._files import Source as FileSource
 from varve._files import StoredFiles
 from varve._open import Checkpoint, StoredTensor, open_checkpoint
@@ -63,6 +65,8 @@ from varve.errors import (
 
 __version__: str = _core.__version__
 
+_install_events()
+
 __all__ = [
     "CancelledError",
     "Checkpoint",
@@ -79,6 +83,7 @@ __all__ = [
     "LoadReport",
     "OutOfSpaceError",
     "PerRank",
+    "Phase",
     "PreconditionError",
     "ReplicasDifferWarning",
     "SaveReport",

@@ -24,6 +24,7 @@
 #include "agent/client.h"
 #include "agent/shared_memory.h"
 #include "async/submission.h"
+#include "base/events.h"
 #include "base/guarded.h"
 #include "base/time_source.h"
 
@@ -181,6 +182,17 @@ class AgentExecutor final : public SaveExecutor {
   void Lose(Status why) {
     if (!lost_) {
       why_lost_ = std::move(why);
+    }
+    if (!lost_ && EventsAreTaken()) {
+      const bool harms = std::any_of(turns_.begin(), turns_.end(), [](const auto& entry) {
+        return !entry.second->lost && !entry.second->outcome;
+      });
+      (void)Guarded([&] {
+        ReportEvent({.level = harms ? EventLevel::kWarning : EventLevel::kInfo,
+                     .message = "the agent is lost: " + why_lost_.ToString() +
+                                "; the next save connects again, or starts another one"});
+        return Status::Ok();
+      });
     }
     lost_ = true;
     for (const auto& [turn, known] : turns_) {

@@ -4,6 +4,7 @@
 
 #include "agent/report.h"
 #include "base/bytes.h"
+#include "base/events.h"
 #include "varve/metadata.h"
 
 namespace varve {
@@ -145,6 +146,7 @@ Status AgentRequests::Attach(Peer& peer, AgentMessage message) {
   }
   TrainerSession::Surroundings around;
   around.number = next_session_++;
+  around.pid = peer.pid;
   around.trainer = peer.connection;
   around.held = &held_;
   around.storage = &storage_;
@@ -152,6 +154,11 @@ Status AgentRequests::Attach(Peer& peer, AgentMessage message) {
   around.changed = wake_;
   peer.session = std::make_shared<TrainerSession>(std::move(around), std::move(pool), first_turn);
   sessions_.push_back(peer.session);
+  if (EventsAreTaken()) {
+    ReportEvent(
+        {.message = "trainer: attached",
+         .fields = {{"trainer", std::to_string(peer.pid)}, {"blocks", std::to_string(blocks)}}});
+  }
   return Status::Ok();
 }
 

@@ -22,6 +22,7 @@ namespace varve {
 /// A connected process: a trainer once it has attached its memory, a command otherwise.
 struct Peer {
   std::shared_ptr<AgentLink> connection;
+  int pid = 0;                       // 0 where it is not known.
   std::function<bool()> has_exited;  // Its process; none where that cannot be seen.
   bool greeted = false;
   bool ended = false;

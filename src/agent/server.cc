@@ -15,7 +15,6 @@
 
 #include <algorithm>
 #include <cerrno>
-#include <cstdio>
 #include <cstring>
 #include <exception>
 #include <list>
@@ -27,11 +26,15 @@
 #include <sys/eventfd.h>
 #include <sys/socket.h>
 #include <sys/syscall.h>
+#include <unistd.h>
 
 #include "agent/connection.h"
 #include "agent/endpoint.h"
 #include "agent/requests.h"
+#include "base/events.h"
+#include "base/trace.h"
 #include "varve/agent.h"
+#include "varve/metadata.h"
 
 namespace varve {
 namespace {
@@ -137,7 +140,9 @@ class AgentServer {
       requests_.Handle(peer, std::move(message));
       return true;
     } catch (const std::exception& error) {
-      std::fprintf(stderr, "varve-agent: %s\n", error.what());
+      ReportEvent({.level = EventLevel::kError,
+                   .message = std::string("a request cannot be handled: ") + error.what(),
+                   .fields = {{"trainer", std::to_string(peer.pid)}}});
       return false;
     }
   }
@@ -166,6 +171,7 @@ class AgentServer {
     constexpr timeval kTimeout{.tv_sec = 10, .tv_usec = 0};
     ::setsockopt(socket.get(), SOL_SOCKET, SO_SNDTIMEO, &kTimeout, sizeof(kTimeout));
     SocketPeer& peer = peers_.emplace_back();
+    peer.pid = pid;
     peer.socket = std::make_shared<AgentConnection>(std::move(socket));
     peer.connection = peer.socket;
     if (pid > 0) {
@@ -221,11 +227,18 @@ Status RunAgent(const AgentServerOptions& options) {
   if (!wake.valid()) {
     return Unavailable(std::string("make an eventfd: ") + std::strerror(errno));
   }
+  (void)IsTraced();  // Where to is relative to the directory that the agent was started in.
   if (options.listening && !options.listening()) {
     return Status::Ok();
   }
+  if (EventsAreTaken()) {
+    ReportEvent(
+        {.message = "the agent begins: " + endpoint.directory,
+         .fields = {{"version", std::string(Version())}, {"pid", std::to_string(::getpid())}}});
+  }
   AgentServer(options, std::move(listening), std::move(wake)).Run();
   ::unlink(endpoint.socket.c_str());
+  ReportEvent({.message = "the agent has ended"});
   return Status::Ok();
 }
 

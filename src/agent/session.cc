@@ -1,10 +1,13 @@
 #include "agent/session.h"
 
 #include <algorithm>
+#include <optional>
 #include <utility>
 
 #include "async/failure_note.h"
+#include "base/events.h"
 #include "base/guarded.h"
+#include "base/trace.h"
 
 namespace varve {
 namespace {
@@ -26,8 +29,9 @@ SessionEvent Failed(const SessionAction& action) {
 }  // namespace
 
 AgentSession::AgentSession(SessionHost& host, Storage& storage,
-                           std::chrono::milliseconds peer_timeout, std::uint64_t first_turn)
-    : host_(host), storage_(storage) {
+                           std::chrono::milliseconds peer_timeout, std::uint64_t first_turn,
+                           int pid)
+    : host_(host), storage_(storage), pid_(pid) {
   state_.timeout = peer_timeout;
   state_.next_turn = first_turn;
   state_.trainer_since = Now();
@@ -98,7 +102,16 @@ void AgentSession::TakeLocked(const SessionEvent& event) {
   const TrainerIs before = state_.trainer;
   std::vector<SessionEvent> events{event};
   for (std::size_t i = 0; i < events.size(); ++i) {
-    for (const SessionAction& action : Step(&state_, SessionEvent(events[i]), Now())) {
+    const std::optional<SessionState> seen =
+        EventsAreTaken() ? std::optional(state_) : std::nullopt;
+    const std::vector<SessionAction> actions = Step(&state_, SessionEvent(events[i]), Now());
+    if (seen) {
+      (void)Guarded([&] {
+        ReportChanges(*seen);
+        return Status::Ok();
+      });
+    }
+    for (const SessionAction& action : actions) {
       const Status begun = Guarded([&] {
         Do(action);
         return Status::Ok();
@@ -110,6 +123,35 @@ void AgentSession::TakeLocked(const SessionEvent& event) {
   }
   if (state_.trainer != before && state_.trainer == TrainerIs::kGone) {
     host_.OrphanHeld();
+  }
+}
+
+void AgentSession::ReportSave(const Job& job, EventLevel level, std::string what) const {
+  const FileIdentity& identity = job.save.settled.identity;
+  ReportEvent(
+      {.level = level,
+       .rank = static_cast<int>(identity.rank),
+       .message = "save " + job.save.path + ": " + std::move(what),
+       .fields = {{"trainer", std::to_string(pid_)}, {"save_id", ToString(identity.save_id)}}});
+}
+
+void AgentSession::ReportChanges(const SessionState& before) const {
+  if (before.trainer != state_.trainer) {
+    ReportEvent({.level = EventLevel::kInfo,
+                 .message = "trainer: " + std::string(Name(before.trainer)) + " -> " +
+                            std::string(Name(state_.trainer)),
+                 .fields = {{"trainer", std::to_string(pid_)}}});
+  }
+  for (const auto& [turn, job] : jobs_) {  // Those that end are still there.
+    const auto was = before.saves.find(turn);
+    const auto is = state_.saves.find(turn);
+    const std::string_view from = was == before.saves.end() ? "" : Name(was->second.is);
+    const std::string_view to = is == state_.saves.end() ? "over" : Name(is->second.is);
+    if (from.empty()) {
+      ReportSave(*job, EventLevel::kInfo, std::string(to));
+    } else if (from != to) {
+      ReportSave(*job, EventLevel::kInfo, std::string(from) + " -> " + std::string(to));
+    }
   }
 }
 
@@ -154,6 +196,13 @@ void AgentSession::Write(std::uint64_t turn, const JobPtr& job) {
   if (!report.ok() && report.status().message().find(job->save.path) == std::string::npos) {
     report = report.status().Annotate("save " + job->save.path + ": the agent");
   }
+  if (EventsAreTaken()) {
+    (void)Guarded([&] {
+      ReportSave(*job, report.ok() ? EventLevel::kInfo : EventLevel::kWarning,
+                 report.ok() ? "is durable" : "has failed: " + report.status().ToString());
+      return Status::Ok();
+    });
+  }
   {
     const std::scoped_lock lock(mutex_);  // Not when the trainer has just been abandoned.
     if (report.ok() && !job->save.image.blocks.empty() && state_.trainer != TrainerIs::kBack) {
@@ -163,6 +212,7 @@ void AgentSession::Write(std::uint64_t turn, const JobPtr& job) {
       });
     }
   }
+  FlushTraceOfAgent();
   host_.Report(turn, report);
   Take(session_event::WriteEnded{turn, report.ok()});
 }

@@ -9,6 +9,7 @@
 #include <memory>
 #include <mutex>
 #include <stop_token>
+#include <string>
 #include <string_view>
 #include <vector>
 
@@ -18,6 +19,7 @@
 #include "agent/writing.h"
 #include "async/submission.h"
 #include "varve/agent.h"
+#include "varve/events.h"
 #include "varve/storage.h"
 
 namespace varve {
@@ -54,8 +56,9 @@ class SessionHost {
 class AgentSession {
  public:
   /// Both must outlive it, and the host must end its threads' work first.
+  /// `pid` is the trainer's process, for events; 0 where it is not known.
   AgentSession(SessionHost& host, Storage& storage, std::chrono::milliseconds peer_timeout,
-               std::uint64_t first_turn);
+               std::uint64_t first_turn, int pid = 0);
   AgentSession(const AgentSession&) = delete;
   AgentSession& operator=(const AgentSession&) = delete;
   ~AgentSession() = default;
@@ -102,6 +105,9 @@ class AgentSession {
   /// Makes the step and what follows from it. The lock is held.
   void TakeLocked(const SessionEvent& event);
   void Do(const SessionAction& action);
+  /// Reports what a step has changed. The lock is held.
+  void ReportChanges(const SessionState& before) const;
+  void ReportSave(const Job& job, EventLevel level, std::string what) const;
   void Write(std::uint64_t turn, const JobPtr& job);
   Result<AsyncSaveReport> WriteJob(const Job& job, SubmittedFile* file);
   void Agree(const Kept& kept);
@@ -111,6 +117,7 @@ class AgentSession {
 
   SessionHost& host_;
   Storage& storage_;
+  const int pid_;
   mutable std::mutex mutex_;  // Guards the two members below.
   SessionState state_;
   std::map<std::uint64_t, JobPtr> jobs_;  // Those of state_.saves.

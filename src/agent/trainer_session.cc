@@ -8,7 +8,7 @@ TrainerSession::TrainerSession(Surroundings surroundings, std::shared_ptr<PoolMe
                                std::uint64_t first_turn)
     : around_(std::move(surroundings)),
       pool_(std::move(pool)),
-      saves_(*this, *around_.storage, around_.peer_timeout, first_turn) {}
+      saves_(*this, *around_.storage, around_.peer_timeout, first_turn, around_.pid) {}
 
 TrainerSession::~TrainerSession() {
   if (!saves_.over()) {

@@ -19,6 +19,7 @@ class TrainerSession final : public SessionHost {
  public:
   struct Surroundings {
     std::uint64_t number = 0;  ///< Number of the session.
+    int pid = 0;               ///< The trainer's process; 0 where it is not known.
     std::shared_ptr<AgentLink> trainer;
     HeldFiles* held = nullptr;
     Storage* storage = nullptr;                 ///< Where saves are written.

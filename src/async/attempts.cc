@@ -6,6 +6,7 @@
 #include <utility>
 #include <vector>
 
+#include "base/events.h"
 #include "base/guarded.h"
 #include "base/time_source.h"
 
@@ -50,6 +51,20 @@ Status AgreeToRetry(Coordinator& coordinator, const WriteAttempts& options, int 
       .status();
 }
 
+void ReportRetry(const SaveSession& session, const WriteAttempts& options, int attempt,
+                 const Status& why) {
+  if (EventsAreTaken()) {
+    (void)Guarded([&] {
+      ReportEvent({.level = EventLevel::kWarning,
+                   .rank = static_cast<int>(session.settled().identity.rank),
+                   .message = "save " + std::string(options.path) + ": attempt " +
+                              std::to_string(attempt) +
+                              " has failed and is repeated: " + why.ToString()});
+      return Status::Ok();
+    });
+  }
+}
+
 /// Returns after `time`, or soon after a stop.
 void Pause(std::chrono::milliseconds time, const std::stop_token& stop) {
   constexpr TimePoint::duration kLook = std::chrono::milliseconds(20);
@@ -71,6 +86,7 @@ Result<AsyncSaveReport> WriteWithRetries(SaveSession& session, StagedFile* stage
          AgreeToRetry(coordinator, options, attempt,
                       ready.ok() && !copy_is_gone && !options.stop.stop_requested())
              .ok()) {
+    ReportRetry(session, options, attempt, result.status());
     Pause(options.retry_delay * (1 << std::min(attempt - 1, 10)), options.stop);
     ++attempt;
     result = WriteOnce(session, staged, coordinator, Status::Ok());

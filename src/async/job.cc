@@ -24,8 +24,11 @@
 #include <cstdlib>
 #include <utility>
 
+#include "base/events.h"
 #include "base/guarded.h"
 #include "base/time_source.h"
+#include "base/trace.h"
+#include "save/report_outcome.h"
 #include "save/tensor_source.h"
 
 namespace varve {
@@ -71,7 +74,7 @@ Status AsyncJob::Plan(Coordinator& coordinator, const Status& ready) {
   VARVE_RETURN_IF_ERROR(session_->Plan(coordinator, mine));
   {
     const std::scoped_lock lock(mutex_);
-    queued_ = true;
+    (void)Take(JobEvent::kPlanned);
   }
   const Status noted = Guarded([&] {
     auto differing = session_->settled().settled.differing_tensors;
@@ -80,7 +83,8 @@ Status AsyncJob::Plan(Coordinator& coordinator, const Status& ready) {
     return Status::Ok();
   });
   if (!noted.ok()) {
-    AllowWriting(noted);  // The other ranks count on this one by now: it fails with them.
+    AllowWriting(JobEvent::kMayWrite,
+                 noted);  // The other ranks count on this one by now: it fails with them.
   }
   if (WantsTornCheck(options_)) {
     samples_.emplace(
@@ -94,13 +98,7 @@ void AsyncJob::Stage(StagingPool& pool, StagingPool::Ticket ticket, int threads)
   if (!status.ok() && staged_file_ != nullptr) {
     staged_file_->Abandon(CopyOf(status));  // In waves the writing thread may wait for more blocks.
   }
-  AllowWriting(status);
-  {
-    const std::scoped_lock lock(mutex_);
-    copied_ = true;
-    changed_.notify_all();
-  }
-  Announce(status);
+  AllowWriting(JobEvent::kCopyEnded, status);
 }
 
 Status AsyncJob::CopyAndSubmit(StagingPool& pool, StagingPool::Ticket ticket, int threads) {
@@ -147,12 +145,18 @@ Status AsyncJob::Copy(StagingPool& pool, StagingPool::Ticket ticket, int threads
       submitter_->Pass(static_cast<std::uint64_t>(ticket));  // A copy in waves is never whole, and
                                                              // could not outlive us.
     }
-    AllowWriting(Status::Ok());
+    AllowWriting(JobEvent::kMayWrite, Status::Ok());
   }
-  const Status filled = staged_file_->Fill(threads, options_.save.stop, [&] {
-    return samples_ ? (*samples_)->Compare(work.name_of) : Status::Ok();
-  });
+  std::vector<Phase> phases;
+  Status filled;
+  {
+    const PhaseTimer timer(&phases, "stage", work.size - work.data_begin);
+    filled = staged_file_->Fill(threads, options_.save.stop, [&] {
+      return samples_ ? (*samples_)->Compare(work.name_of) : Status::Ok();
+    });
+  }
   const std::scoped_lock lock(mutex_);
+  staging_ = std::move(phases);
   NoteDeviceBytes();
   return filled;
 }
@@ -163,11 +167,18 @@ void AsyncJob::NoteDeviceBytes() {
   pageable_bytes_ = staged_file_->copier().pageable_bytes();
 }
 
+/// Adds the phase of the copy to the session's, which the ranks compare. Not while it is made.
+void AsyncJob::AddStaging() {
+  const std::scoped_lock lock(mutex_);
+  session_->AddPhases(std::exchange(staging_, {}));
+}
+
 /// Submits the copy to the process that writes it.
 Status AsyncJob::Submit(std::uint64_t turn, Status staged) {
   if (staged.ok()) {
     staged = session_->prepared();
   }
+  AddStaging();
   if (staged.ok()) {
     turn_ = turn;
     staged = submitter_->Submit(turn, path_, *session_, staged_file_.get(), options_, group_.get(),
@@ -182,23 +193,42 @@ Status AsyncJob::Submit(std::uint64_t turn, Status staged) {
   return staged;
 }
 
-void AsyncJob::AllowWriting(const Status& ready) {
-  const std::scoped_lock lock(mutex_);
-  if (!ready_) {
-    ready_ = CopyOf(ready);
-  }
-  changed_.notify_all();
-}
-
-void AsyncJob::Announce(const Status& staged) {
+/// Notes why nothing will be written, or that something may be.
+void AsyncJob::AllowWriting(JobEvent event, const Status& ready) {
+  JobActions actions;
   {
     const std::scoped_lock lock(mutex_);
-    if (announced_) {
-      return;
+    if (is_.write == WriteIs::kWaits) {
+      ready_ = CopyOf(ready);
     }
-    announced_ = true;
+    actions = Take(event);
+  }
+  if (actions.tell) {
+    Tell(ready);
+  }
+}
+
+JobActions AsyncJob::Take(JobEvent event) {
+  const auto before = Name(is_);
+  const JobActions actions = Step(&is_, event);
+  if (actions.tell) {
     staging_seconds_ = std::chrono::duration<double>(Now() - start_).count();
   }
+  changed_.notify_all();
+  if (EventsAreTaken() && Name(is_) != before) {
+    (void)Guarded([&] {
+      ReportEvent(
+          {.level = EventLevel::kDebug,
+           .rank = rank_,
+           .message = what_ + ": " + std::string(before) + " -> " + std::string(Name(is_))});
+      return Status::Ok();
+    });
+  }
+  return actions;
+}
+
+/// Tells the caller that the tensors may change.
+void AsyncJob::Tell(const Status& staged) {
   staged_promise_.set_value(CopyOf(staged));
   if (options_.on_staged) {
     (void)Guarded([&] {
@@ -210,9 +240,12 @@ void AsyncJob::Announce(const Status& staged) {
 
 Status AsyncJob::AwaitReady() {
   std::unique_lock lock(mutex_);
-  (void)Wait(changed_, lock, {}, [&] { return ready_.has_value(); });
-  begun_ = true;
-  return CopyOf(why_cancelled_ ? *why_cancelled_ : *ready_);
+  (void)Wait(changed_, lock, {}, [&] { return is_.write != WriteIs::kWaits; });
+  // Where the save was given up before there was a copy, there is none yet.
+  (void)Wait(changed_, lock, {},
+             [&] { return is_.write != WriteIs::kEnded || is_.copy == CopyIs::kEnded; });
+  (void)Take(JobEvent::kWriteBegins);
+  return CopyOf(why_cancelled_ ? *why_cancelled_ : ready_);
 }
 
 Result<AsyncSaveReport> AsyncJob::WriteIn(Coordinator& background, const Status& ready) {
@@ -233,6 +266,9 @@ Result<AsyncSaveReport> AsyncJob::WriteIn(Coordinator& background, const Status&
 void AsyncJob::AddFacts(Result<AsyncSaveReport>* result) {
   const std::scoped_lock lock(mutex_);
   if (result->ok()) {
+    for (Phase& phase : staging_) {  // Of a copy in waves.
+      AddPhase(&(*result)->phases, std::move(phase));
+    }
     (*result)->staging_seconds = staging_seconds_;
     (*result)->in_waves = HasCopyInWaves();
     // Without memory for the names the report lacks them; the checkpoint is whole.
@@ -240,7 +276,7 @@ void AsyncJob::AddFacts(Result<AsyncSaveReport>* result) {
       (*result)->differing_tensors = differing_tensors_;
       return Status::Ok();
     });
-    if (staged_file_ != nullptr) {  // In waves the copy may have ended just now.
+    if (staged_file_ != nullptr) {
       NoteDeviceBytes();
     }
     (*result)->device_bytes = device_bytes_;
@@ -252,42 +288,42 @@ void AsyncJob::AddFacts(Result<AsyncSaveReport>* result) {
 
 Result<AsyncSaveReport> AsyncJob::Write(Coordinator& background) {
   const Status ready = AwaitReady();
+  AddStaging();
   Result<AsyncSaveReport> result = WriteIn(background, ready);
+  EndCopy();
   AddFacts(&result);
-  ReleaseAll();
+  // The destructor is too late: a caller that has received the outcome may keep the handle and
+  // destroy the storage.
+  staged_file_.reset();
+  samples_.reset();
+  session_.reset();
   return result;
 }
 
-/// Releases memory, locks and storage. The destructor is too late: a caller that has received the
-/// outcome may keep the handle and destroy the storage.
-void AsyncJob::ReleaseAll() {
+/// Returns when no thread copies any more. In waves one may, while nothing is written any more.
+void AsyncJob::EndCopy() {
   if (staged_file_ != nullptr) {
     staged_file_->Discard(
         Guarded([] { return Status(StatusCode::kCancelled, "the save has ended"); }));
   }
-  {
-    // In waves the copying thread may still run, and read these members.
-    std::unique_lock lock(mutex_);
-    (void)Wait(changed_, lock, {}, [&] { return copied_; });
-  }
-  staged_file_.reset();
-  samples_.reset();
-  session_.reset();
+  std::unique_lock lock(mutex_);
+  (void)Wait(changed_, lock, {}, [&] { return is_.copy == CopyIs::kEnded; });
 }
 
-void AsyncJob::Complete(Result<AsyncSaveReport> result, bool copies) {
+void AsyncJob::End(JobEvent event, Result<AsyncSaveReport> result) {
+  JobActions actions;
   {
     const std::scoped_lock lock(mutex_);
-    if (completed_) {
-      return;
-    }
-    completed_ = true;
+    actions = Take(event);
   }
-  if (!copies) {
-    Announce(result.status());  // If it was never staged.
+  if (actions.tell) {
+    Tell(result.status());  // It was never staged.
   }
-  changed_.notify_all();
-  Deliver(std::move(result));
+  if (actions.deliver) {
+    FlushTraceOf(rank_);
+    ReportOutcome(what_, rank_, result.status(), result.ok() ? *result : SaveReport());
+    Deliver(std::move(result));
+  }
 }
 
 void AsyncJob::Cancel(Status why) {
@@ -296,13 +332,14 @@ void AsyncJob::Cancel(Status why) {
     if (!why_cancelled_) {
       why_cancelled_ = std::move(why);
     }
+    (void)Take(JobEvent::kCancelled);
   }
   stop_.request_stop();
 }
 
 bool AsyncJob::begun() {
   const std::scoped_lock lock(mutex_);
-  return begun_;
+  return is_.write == WriteIs::kBegun || is_.write == WriteIs::kEnded;
 }
 
 std::vector<std::string> AsyncJob::differing_tensors() {
@@ -312,35 +349,35 @@ std::vector<std::string> AsyncJob::differing_tensors() {
 
 bool AsyncJob::stuck() {
   const std::scoped_lock lock(mutex_);
-  return stuck_;
+  return is_.deadline == DeadlineIs::kStuck;
 }
 
 void AsyncJob::Watch(const std::stop_token& ended) {
   std::unique_lock lock(mutex_);
-  const auto over = [&] { return completed_; };
-  if (WaitUntil(changed_, lock, ended, start_ + *options_.deadline, over) ||
-      ended.stop_requested()) {
-    return;
-  }
-  lock.unlock();
+  const auto comes = [&](TimePoint at) {  // Before the save has ended.
+    return !WaitUntil(changed_, lock, ended, at, [&] { return is_.write == WriteIs::kEnded; }) &&
+           !ended.stop_requested();
+  };
   const auto missed = [&](StatusCode code, const char* more) {
     return Guarded([&] {
       return Status(code, what_ + ": not done before its deadline of " +
                               std::to_string(options_.deadline->count()) + " ms" + more);
     });
   };
-  Cancel(missed(StatusCode::kCancelled, ""));
-  lock.lock();
-  if (WaitUntil(changed_, lock, ended, Now() + options_.stuck_grace, over) ||
-      ended.stop_requested()) {
+  if (!comes(start_ + *options_.deadline)) {
     return;
   }
-  stuck_ = true;
-  const bool copies = queued_ && !copied_;
+  (void)Take(JobEvent::kDeadlinePassed);
   lock.unlock();
-  Complete(missed(StatusCode::kUnavailable,
-                  ", and the storage does not return from what it was asked to do"),
-           copies);
+  Cancel(missed(StatusCode::kCancelled, ""));
+  lock.lock();
+  if (!comes(Now() + options_.stuck_grace)) {
+    return;
+  }
+  lock.unlock();
+  End(JobEvent::kGracePassed,
+      missed(StatusCode::kUnavailable,
+             ", and the storage does not return from what it was asked to do"));
 }
 
 }  // namespace varve

@@ -13,6 +13,7 @@
 #include <utility>
 #include <vector>
 
+#include "async/job_machine.h"
 #include "async/submitter.h"
 #include "async/torn_samples.h"
 #include "base/guarded.h"
@@ -59,9 +60,8 @@ class AsyncJob {
   /// Write, Stage, Complete and Cancel do not throw.
   Result<AsyncSaveReport> Write(Coordinator& background);
 
-  /// Ends the save with this outcome, unless it has ended. Threads: safe. Also reports that the
-  /// tensors may change, unless a thread still `copies`: that thread then reports it.
-  void Complete(Result<AsyncSaveReport> result, bool copies = false);
+  /// Ends the save with this outcome, unless it has ended. Threads: safe.
+  void Complete(Result<AsyncSaveReport> result) { End(JobEvent::kWriteEnded, std::move(result)); }
   /// Asks the save to end with this error. Threads: safe.
   void Cancel(Status why);
   /// Likewise, with Cancelled.
@@ -94,18 +94,22 @@ class AsyncJob {
 
   Status Copy(StagingPool& pool, StagingPool::Ticket ticket, int threads);
   void NoteDeviceBytes();
-  void Announce(const Status& staged);
-  void AllowWriting(const Status& ready);
+  /// Takes an event. The lock is held.
+  JobActions Take(JobEvent event);
+  void Tell(const Status& staged);
+  void End(JobEvent event, Result<AsyncSaveReport> result);
+  void AllowWriting(JobEvent event, const Status& ready);
   /// Waits until there is a copy to write. Errors: the cause, when there will be none.
   Status AwaitReady();
   Status CopyAndSubmit(StagingPool& pool, StagingPool::Ticket ticket, int threads);
   Status Submit(std::uint64_t turn, Status staged);
+  void AddStaging();
   Result<AsyncSaveReport> WriteIn(Coordinator& background, const Status& ready);
   void AddFacts(Result<AsyncSaveReport>* result);
   [[nodiscard]] bool HasCopyInWaves() const {
     return staged_file_ != nullptr && staged_file_->in_waves();
   }
-  void ReleaseAll();
+  void EndCopy();
   void Watch(const std::stop_token& ended);
 
   const State state_;
@@ -135,14 +139,10 @@ class AsyncJob {
 
   std::mutex mutex_;  // Guards all members below.
   std::condition_variable_any changed_;
-  std::optional<Status> ready_;  // Set when writing may begin, or never will.
+  JobState is_;
+  Status ready_;  // From kMay on: why nothing will be written.
   std::vector<std::string> differing_tensors_;
-  bool begun_ = false;
-  bool queued_ = false;  // It has been planned: a thread copies it, or is told not to.
-  bool copied_ = false;  // No thread copies any more: the copy is complete or has failed.
-  bool announced_ = false;
-  bool completed_ = false;
-  bool stuck_ = false;
+  std::vector<Phase> staging_;  // The phase of step 2.
   double staging_seconds_ = 0;
   std::uint64_t device_bytes_ = 0;
   std::uint64_t pageable_bytes_ = 0;

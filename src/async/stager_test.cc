@@ -178,6 +178,35 @@ TEST(AsyncSave, ADeadlineEndsASave) {
   EXPECT_TRUE(IsOk(AsyncSave(training.state(), dir / "d", {}, *stager).done().get()));
 }
 
+TEST(AsyncSave, EveryStepIsAnEventAndARetryAWarning) {
+  const TempDir dir;
+  const auto stager = MakeStager();
+  const Training training(kMiB);
+  FaultyStorage storage(PosixStorage());
+  storage.FailAt({.operation = Operation::kWrite,
+                  .number = 0,
+                  .status = {StatusCode::kOutOfSpace, "full for now"}});
+  std::vector<std::string> steps;
+  std::vector<std::string> warnings;
+  SetEventFunction([&](const Event& event) {
+    (event.level == EventLevel::kWarning ? warnings : steps).push_back(event.message);
+  });
+  AsyncSaveOptions options;
+  options.retries = 1;
+  options.retry_delay = std::chrono::milliseconds(1);
+  const std::string what = "save " + dir / "c: ";
+  ASSERT_TRUE(IsOk(AsyncSave(training.state(), dir / "c", options, *stager, storage).done().get()));
+  stager->Drain();
+  SetEventFunction({});
+  EXPECT_EQ(steps, (std::vector<std::string>{what + "planning -> copying",
+                                             what + "copying -> waiting for its turn",
+                                             what + "waiting for its turn -> writing",
+                                             what + "writing -> ended", what + "is durable"}));
+  ASSERT_EQ(warnings.size(), 1U);
+  EXPECT_EQ(warnings[0].find(what + "attempt 1 has failed and is repeated"), 0U) << warnings[0];
+  EXPECT_NE(warnings[0].find("full for now"), std::string::npos);
+}
+
 TEST(AsyncSave, AFailedWriteIsRepeatedFromTheCopy) {
   const TempDir dir;
   const auto stager = MakeStager();

@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "base/fields.h"
+#include "base/phase_fields.h"
 #include "save/session.h"
 #include "varve/storage.h"
 
@@ -55,13 +56,13 @@ void Fields(Archive& archive, FieldsOf<Archive, Submission>& submission) {
   Milliseconds(archive, options.timeout);
   Bounded(archive, submission.retries, 1 << 20);
   Milliseconds(archive, submission.retry_delay);
-  archive(submission.deferred);
+  archive(submission.deferred, submission.phases);
 }
 
 template <class Archive>
 void Fields(Archive& archive, FieldsOf<Archive, AsyncSaveReport>& report) {
   archive(report.save_id, report.bytes_written, report.seconds, report.direct,
-          report.differing_objects, report.differing_tensors, report.conflicts);
+          report.differing_objects, report.differing_tensors, report.conflicts, report.phases);
   Bounded(archive, report.attempts, std::numeric_limits<int>::max());
 }
 

@@ -5,6 +5,7 @@
 #include <optional>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "async/attempts.h"
 #include "base/bytes.h"
@@ -38,6 +39,7 @@ struct Submission {
   std::chrono::milliseconds retry_delay{0};
   /// Of a deferred save, which is written only if the trainer exits before Forget.
   std::optional<DeferredGroup> deferred;
+  std::vector<Phase> phases{};  ///< Those before the submission.
 };
 
 /// For processes of one version of Varve on one machine; never stored.

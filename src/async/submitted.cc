@@ -35,6 +35,7 @@ Result<AsyncSaveReport> WriteSubmission(const Submission& save, Storage& storage
   }
   SaveSession* const session = resumed->get();
   session->SetKeepsNewer(trainer.has_exited);
+  session->AddPhases(save.phases);
   const Status ready = Check(save, session->work());
   std::unique_ptr<StagedFile> staged;
   if (ready.ok() && !memory.blocks.empty()) {

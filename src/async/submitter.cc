@@ -77,6 +77,7 @@ Status Submitter::Submit(std::uint64_t turn, const std::string& path, const Save
   save.options = options.save;
   save.retries = options.retries;
   save.retry_delay = options.retry_delay;
+  save.phases = session.phases();
   if (group != nullptr) {
     save.deferred = *group;
   }

@@ -8,6 +8,7 @@
 #include <chrono>
 #include <cstddef>
 #include <functional>
+#include <optional>
 #include <set>
 #include <string_view>
 #include <utility>
@@ -15,6 +16,7 @@
 #include "base/bytes.h"
 #include "base/fields.h"
 #include "base/guarded.h"
+#include "base/trace.h"
 #include "load/cast_read.h"
 #include "load/destinations.h"
 #include "load/tied_names.h"
@@ -173,7 +175,9 @@ Result<LoadReport> Load(CheckpointReader& reader, const LoadRequest& request,
   LoadReport report;
   std::vector<TargetTensor> usable;
   // Each step between the exchanges runs in Guarded: a rank that runs out of memory takes part.
+  report.phases = reader.TakePhases();
   auto mine = Guarded([&]() -> Contribution {
+    const PhaseTimer timer(&report.phases, "plan");
     what = "load " + reader.directory();
     const LoadDifferences found = Compare(metadata, request, options.cast, &usable, &report.loaded);
     VARVE_RETURN_IF_ERROR(CheckDestinations(reader, usable, options));
@@ -185,9 +189,11 @@ Result<LoadReport> Load(CheckpointReader& reader, const LoadRequest& request,
         CheckDifferences(merged, UnwantedNames(metadata, merged.unwanted), options));
     return std::vector<std::string>(all.size(), EncodeFields(merged));
   };
+  std::optional<PhaseTimer> timer(std::in_place, &report.phases, "exchange");
   VARVE_ASSIGN_OR_RETURN(const std::string reply,
                          Exchange(coordinator, what, std::move(mine),
                                   Clock::now() + options.timeout, std::cref(decide)));
+  timer.reset();
   const Status read = Guarded([&] {
     VARVE_ASSIGN_OR_RETURN(LoadDifferences merged, DecodeFields<LoadDifferences>(reply));
     report.missing = std::move(merged.missing);
@@ -196,7 +202,13 @@ Result<LoadReport> Load(CheckpointReader& reader, const LoadRequest& request,
     VARVE_ASSIGN_OR_RETURN(report.bytes_read, reader.ReadTensors(usable, options));
     return Status::Ok();
   });
+  for (Phase& phase : reader.TakePhases()) {
+    AddPhase(&report.phases, std::move(phase));
+  }
+  timer.emplace(&report.phases, "exchange");
   VARVE_RETURN_IF_ERROR(Agree(coordinator, what, read, Clock::now() + options.timeout));
+  timer.reset();
+  FlushTraceOf(coordinator.rank());
   report.seconds = std::chrono::duration<double>(Clock::now() - start).count();
   return report;
 }

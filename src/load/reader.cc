@@ -4,11 +4,14 @@
 #include <functional>
 #include <iterator>
 #include <map>
+#include <mutex>
 #include <optional>
 #include <tuple>
 
 #include "base/bytes.h"
+#include "base/guarded.h"
 #include "base/stop.h"
+#include "base/trace.h"
 #include "catalogue/chunk_source.h"
 #include "catalogue/files.h"
 #include "catalogue/foreign.h"
@@ -33,6 +36,16 @@ struct CheckpointReader::Impl {
 
   const OpenedIndex index;
   CheckpointFiles files;
+  std::mutex mutex;  // Guards `phases`.
+  std::vector<Phase> phases;
+
+  void Add(const char* name, double seconds, std::uint64_t bytes = 0) {
+    const std::scoped_lock lock(mutex);
+    (void)Guarded([&] {
+      AddPhase(&phases, {.name = name, .seconds = seconds, .bytes = bytes});
+      return Status::Ok();
+    });
+  }
 
   Result<std::uint64_t> Read(std::map<std::uint32_t, FileReads> by_file, std::uint32_t owner_count,
                              const std::function<std::string(std::uint32_t)>& owner_name,
@@ -121,6 +134,9 @@ Result<std::uint64_t> CheckpointReader::Impl::Read(
     };
   }
   ReadOutcome outcome = ReadFiles(reads, owner_count, BufferPool::Shared(), read_options);
+  Add("read", outcome.read_seconds, outcome.bytes_read);
+  Add("verify", outcome.verify_seconds);
+  Add("copy", outcome.copy_seconds);
   if (!outcome.status.ok()) {
     return Status(outcome.status.code(),
                   outcome.status.message() + "; " + DescribeTouched(outcome.touched, owner_name))
@@ -177,10 +193,14 @@ CheckpointReader::~CheckpointReader() = default;
 Result<std::unique_ptr<CheckpointReader>> CheckpointReader::Open(const std::string& path,
                                                                  Storage& storage,
                                                                  const std::stop_token& stop) {
+  std::vector<Phase> phases;
+  std::optional<PhaseTimer> timer(std::in_place, &phases, "open");
   VARVE_ASSIGN_OR_RETURN(const std::string where, ResolvePath(path, storage));
   VARVE_ASSIGN_OR_RETURN(OpenedIndex index, OpenWanted(storage, where, stop));
-  return std::unique_ptr<CheckpointReader>(
-      new CheckpointReader(std::make_unique<Impl>(storage, std::move(index))));
+  timer.reset();
+  auto impl = std::make_unique<Impl>(storage, std::move(index));
+  impl->phases = std::move(phases);
+  return std::unique_ptr<CheckpointReader>(new CheckpointReader(std::move(impl)));
 }
 
 Result<std::unique_ptr<CheckpointReader>> CheckpointReader::OpenOwnRanks(const std::string& path,
@@ -190,6 +210,11 @@ Result<std::unique_ptr<CheckpointReader>> CheckpointReader::OpenOwnRanks(const s
   VARVE_ASSIGN_OR_RETURN(OpenedIndex index, OpenForeignOfOwnRanks(storage, where, world_size));
   return std::unique_ptr<CheckpointReader>(
       new CheckpointReader(std::make_unique<Impl>(storage, std::move(index))));
+}
+
+std::vector<Phase> CheckpointReader::TakePhases() {
+  const std::scoped_lock lock(impl_->mutex);
+  return std::exchange(impl_->phases, {});
 }
 
 const Metadata& CheckpointReader::metadata() const { return impl_->index.metadata; }

@@ -6,6 +6,7 @@
 #include "base/checked.h"
 #include "base/guarded.h"
 #include "base/time_source.h"
+#include "base/trace.h"
 
 namespace varve {
 
@@ -102,6 +103,7 @@ Status BlockWriters::WriteOne(const BlockToWrite& block) {
     return {StatusCode::kCancelled, "write cancelled"};
   }
   const std::uint64_t size = file_.direct() ? RoundUp(block.bytes, kDirectAlignment) : block.bytes;
+  const Slice slice("write block", size);
   return file_.WriteAt(block.offset, {block.data, size});
 }
 

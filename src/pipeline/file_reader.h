@@ -60,6 +60,10 @@ struct ReadOutcome {
   Status status;
   std::uint64_t bytes_read = 0;
   std::vector<bool> touched;  ///< By owner: its memory was written to, at least in part.
+  // The mean over the reading threads. What is in the page cache is all in `read_seconds`.
+  double read_seconds = 0;
+  double verify_seconds = 0;
+  double copy_seconds = 0;
 };
 
 /// Returns how many bytes are read at once: a whole number of checksum blocks that, with the slack

@@ -19,6 +19,7 @@
 #include "base/checksum.h"
 #include "base/guarded.h"
 #include "base/time_source.h"
+#include "base/trace.h"
 #include "pipeline/run_threads.h"
 
 namespace varve {
@@ -186,6 +187,7 @@ Status StagedFile::Fill(int threads, const std::stop_token& stop,
   const auto fill = [&](std::size_t i) -> Status {
     VARVE_ASSIGN_OR_RETURN(std::byte* const memory, TakeMemory(i, stop));
     std::vector<std::uint32_t> sums;
+    const Slice slice("copy block", BlockSize(i));
     VARVE_RETURN_IF_ERROR(FillBlock(i, memory, &sums));
     const std::scoped_lock lock(mutex_);
     blocks_[i].memory = memory;

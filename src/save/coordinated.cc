@@ -21,13 +21,16 @@
 #include <chrono>
 #include <cstddef>
 #include <functional>
+#include <optional>
 #include <utility>
 #include <vector>
 
 #include "base/bytes.h"
 #include "base/guarded.h"
 #include "base/name_list.h"
+#include "base/phase_fields.h"
 #include "base/time_source.h"
+#include "base/trace.h"
 #include "catalogue/names.h"
 #include "catalogue/scan.h"
 #include "catalogue/side_files.h"
@@ -49,6 +52,17 @@ struct SaveShare {
   std::uint64_t block_bytes = 0;
   RankAssignment assignment;
 };
+
+/// What a rank brings to exchange B.
+struct RankReceipt {
+  std::string receipt;
+  std::vector<Phase> phases;
+};
+
+template <class Archive>
+void Fields(Archive& archive, FieldsOf<Archive, RankReceipt>& mine) {
+  archive(mine.receipt, mine.phases);
+}
 
 template <class Archive>
 void Fields(Archive& archive, FieldsOf<Archive, SaveShare>& share) {
@@ -89,10 +103,15 @@ class CoordinatedSave final : public SaveSession {
   Status Plan(Coordinator& coordinator, const Status& ready) override {
     start_ = Now();
     // Checked here and not before: a rank that returned early would leave the others waiting.
-    auto mine = Guarded([&] { return MakeContribution(coordinator, ready); });
+    auto mine = Guarded([&] {
+      const PhaseTimer timer(&phases_, "plan");
+      return MakeContribution(coordinator, ready);
+    });
     const auto settle = [&](std::vector<std::string> plans) { return Settle(std::move(plans)); };
+    std::optional<PhaseTimer> timer(std::in_place, &phases_, "exchange");
     VARVE_ASSIGN_OR_RETURN(const std::string reply, Exchange(coordinator, what_, std::move(mine),
                                                              NextDeadline(), std::cref(settle)));
+    timer.reset();
     settled_.identity.rank = static_cast<std::uint32_t>(coordinator.rank());
     settled_.identity.world_size = static_cast<std::uint32_t>(coordinator.size());
     // A failure is this rank's alone: Write reports it to the others.
@@ -128,6 +147,7 @@ class CoordinatedSave final : public SaveSession {
     if (commit_ != nullptr) {
       report.conflicts = commit_->conflicts();
     }
+    report.phases = std::move(phases_);
     report.seconds = std::chrono::duration<double>(Now() - start_).count();
     return report;
   }
@@ -245,6 +265,7 @@ class CoordinatedSave final : public SaveSession {
       return replies;
     };
     auto mine = ready.ok() ? Contribution(std::string()) : Contribution(std::move(ready));
+    const PhaseTimer timer(&phases_, "exchange");
     return Exchange(coordinator, what_, std::move(mine), NextDeadline(), std::cref(claim)).status();
   }
 
@@ -274,23 +295,45 @@ class CoordinatedSave final : public SaveSession {
       }
       SleepFor(kVisibilityPoll);
     }
-    return WriteFileWork(storage_, JoinPath(staging, file_name_), work_, staged, options_);
+    return WriteFileWork(storage_, JoinPath(staging, file_name_), work_, staged, options_,
+                         &phases_);
   }
 
   /// Takes the receipt out of `written`.
   Status ExchangeReceipts(Coordinator& coordinator, Result<WrittenShare>* written) {
-    Contribution mine = written->ok() ? Contribution(std::move((*written)->receipt))
-                                      : Contribution(CopyOf(written->status()));
-    const auto publish =
-        [&](const std::vector<std::string>& receipts) -> Result<std::vector<std::string>> {
-      std::vector<std::string> replies(receipts.size());
-      VARVE_RETURN_IF_ERROR(Publish(receipts));
-      return replies;
+    auto mine = Guarded([&]() -> Contribution {
+      VARVE_RETURN_IF_ERROR(CopyOf(written->status()));
+      return EncodeFields(RankReceipt{std::move((*written)->receipt), phases_});
+    });
+    const auto publish = [&](std::vector<std::string> all) -> Result<std::vector<std::string>> {
+      for (std::size_t rank = 0; rank < all.size(); ++rank) {
+        VARVE_ASSIGN_OR_RETURN(RankReceipt one, DecodeFields<RankReceipt>(all[rank]));
+        all[rank] = std::move(one.receipt);
+        if (all.size() > 1) {
+          NoteSlowest(static_cast<std::uint32_t>(rank), one.phases);
+        }
+      }
+      VARVE_RETURN_IF_ERROR(Publish(all));
+      return std::vector<std::string>(all.size());
     };
+    const PhaseTimer timer(&phases_, "commit");
     auto outcome =
         Exchange(coordinator, what_, std::move(mine), NextDeadline(), std::cref(publish));
     // Once published the save has succeeded, even if a rank died before it received the outcome.
     return published_ ? Status::Ok() : CopyOf(outcome.status());
+  }
+
+  /// Compares a rank's phases with the slowest so far, on the coordinator.
+  void NoteSlowest(std::uint32_t rank, const std::vector<Phase>& theirs) {
+    for (Phase& phase : phases_) {
+      for (const Phase& their : theirs) {
+        if (their.name == phase.name &&
+            (!phase.slowest_rank || their.seconds > phase.slowest_seconds)) {
+          phase.slowest_rank = rank;
+          phase.slowest_seconds = their.seconds;
+        }
+      }
+    }
   }
 
   /// Publishes, on the coordinator within exchange B.

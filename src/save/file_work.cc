@@ -1,12 +1,18 @@
 #include "save/file_work.h"
 
 #include <atomic>
+#include <optional>
 #include <utility>
+
+#include "base/trace.h"
 
 namespace varve {
 
 Result<WrittenShare> WriteFileWork(Storage& storage, const std::string& path, const FileWork& work,
-                                   StagedFile* staged, const SaveOptions& options) {
+                                   StagedFile* staged, const SaveOptions& options,
+                                   std::vector<Phase>* phases) {
+  std::optional<PhaseTimer> timer;
+  timer.emplace(phases, "write", work.size);
   VARVE_ASSIGN_OR_RETURN(const auto file,
                          storage.OpenForWrite(path, {.size = work.size, .direct = options.direct}));
   WriteSegmentsOptions write_options{.block_bytes = work.block_bytes,
@@ -32,6 +38,7 @@ Result<WrittenShare> WriteFileWork(Storage& storage, const std::string& path, co
     VARVE_RETURN_IF_ERROR(
         WriteSegments(*file, 0, {&segment, 1}, BufferPool::Shared(), write_options).status());
   }
+  timer.emplace(phases, "sync");
   VARVE_RETURN_IF_ERROR(file->Sync(work.size));
   return WrittenShare{std::move(finished.receipt), work.size, file->direct()};
 }

@@ -44,9 +44,10 @@ struct WrittenShare {
 };
 
 /// Writes the file at `path`, which must not exist, and makes it durable. The data come from the
-/// segments, or from `staged`, which is a copy of them. Errors: as WriteSegments and
-/// StagedFile::WriteTo.
+/// segments, or from `staged`, which is a copy of them. Adds "write" and "sync" to `phases`, unless
+/// it is null. Errors: as WriteSegments and StagedFile::WriteTo.
 Result<WrittenShare> WriteFileWork(Storage& storage, const std::string& path, const FileWork& work,
-                                   StagedFile* staged, const SaveOptions& options);
+                                   StagedFile* staged, const SaveOptions& options,
+                                   std::vector<Phase>* phases = nullptr);
 
 }  // namespace varve

@@ -26,9 +26,11 @@
 
 #include <algorithm>
 #include <chrono>
+#include <optional>
 #include <utility>
 
 #include "base/guarded.h"
+#include "base/trace.h"
 #include "catalogue/names.h"
 #include "catalogue/open.h"
 #include "catalogue/own_names.h"
@@ -154,6 +156,7 @@ class RankLocalSave final : public SaveSession {
     start_ = std::chrono::steady_clock::now();
     settled_.identity.rank = static_cast<std::uint32_t>(coordinator.rank());
     settled_.identity.world_size = static_cast<std::uint32_t>(coordinator.size());
+    const PhaseTimer timer(&phases_, "plan");
     prepared_ = Guarded([&] { return (ready.ok() ? MakePlan() : ready).Annotate(What()); });
     return prepared_;
   }
@@ -214,8 +217,9 @@ class RankLocalSave final : public SaveSession {
       VARVE_RETURN_IF_ERROR(RemoveDeadParts(storage_, path_, identity().rank));
     }
     const std::string part = PartPath(path_, file_name_);
-    VARVE_RETURN_IF_ERROR(storage_.Remove(part));                           // A dead save's.
-    auto written = WriteFileWork(storage_, part, work_, staged, options_);  // Step 4.
+    VARVE_RETURN_IF_ERROR(storage_.Remove(part));                          // A dead save's.
+    auto written = WriteFileWork(storage_, part, work_, staged, options_,  // Step 4.
+                                 &phases_);
     Status status = written.status();
     if (status.ok()) {
       status = storage_.Rename(part, JoinPath(path_, file_name_), RenameMode::kNoReplace);  // 5.
@@ -224,6 +228,7 @@ class RankLocalSave final : public SaveSession {
       (void)storage_.Remove(part);
       return status;
     }
+    std::optional<PhaseTimer> timer(std::in_place, &phases_, "commit");
     VARVE_RETURN_IF_ERROR(storage_.SyncDirectory(path_));
     // A record that cannot be read now may be another's fault: the files of the others would be
     // incomplete without this one.
@@ -235,8 +240,11 @@ class RankLocalSave final : public SaveSession {
     if (overwrite() || others) {  // Step 6.
       VARVE_RETURN_IF_ERROR(RemoveOlderSaves(storage_, path_, identity().save_id, overwrite()));
     }
+    timer.reset();
     const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - start_;
-    return SaveReport{identity().save_id, written->bytes, seconds.count(), written->direct, {}};
+    SaveReport report{identity().save_id, written->bytes, seconds.count(), written->direct};
+    report.phases = std::move(phases_);
+    return report;
   }
 
   const State* const state_ = nullptr;  // Null where it was planned elsewhere.

@@ -112,6 +112,52 @@ TEST(SaveLoad, OneRowOfALargeChunkReadsOnlyItsBlock) {
   EXPECT_EQ(row, Filled({{5, 0}, {1, kColumns}}));
 }
 
+std::vector<std::string> NamesOf(const std::vector<Phase>& phases) {
+  std::vector<std::string> names;
+  for (const Phase& phase : phases) {
+    EXPECT_GE(phase.seconds, 0) << phase.name;
+    names.push_back(phase.name);
+  }
+  return names;
+}
+
+TEST(SaveLoad, AReportHasThePhasesAndOnTheCoordinatorTheSlowestRankOfEach) {
+  const test::TempDir dir;
+  OnRanks(2, [&](Coordinator& ranks) {
+    std::vector<std::uint32_t> mine(std::size_t{1} << (ranks.rank() == 1 ? 22 : 10));
+    State state;
+    state.tensors.push_back({"of rank " + std::to_string(ranks.rank()),
+                             DType::kUInt32,
+                             {mine.size()},
+                             WholeBox({mine.size()}),
+                             HostMemory{mine.data()}});
+    SaveOptions slow;
+    slow.max_write_bandwidth = std::uint64_t{64} << 20;
+    const auto saved = Save(state, dir.path() + "/c", slow, ranks);
+    ASSERT_TRUE(saved.ok()) << saved.status().ToString();
+    EXPECT_EQ(NamesOf(saved->phases),
+              (std::vector<std::string>{"plan", "exchange", "write", "sync", "commit"}));
+    EXPECT_EQ(saved->phases[2].bytes, saved->bytes_written);
+    if (ranks.rank() == 0) {
+      EXPECT_EQ(saved->phases[2].slowest_rank, 1U) << "it has 16 MiB to write";
+      EXPECT_GT(saved->phases[2].slowest_seconds, saved->phases[2].seconds);
+    } else {
+      EXPECT_FALSE(saved->phases[2].slowest_rank);
+    }
+    const auto reader = CheckpointReader::Open(dir.path() + "/c");
+    ASSERT_TRUE(reader.ok());
+    std::vector<std::uint32_t> read(std::size_t{1} << 22);
+    LoadRequest request;
+    request.targets.push_back(
+        {"of rank 1", DType::kUInt32, {read.size()}, WholeBox({read.size()}), read.data(), {}});
+    const auto loaded = Load(**reader, request, {.strict = Strict::kOff}, ranks);
+    ASSERT_TRUE(loaded.ok()) << loaded.status().ToString();
+    EXPECT_EQ(NamesOf(loaded->phases),
+              (std::vector<std::string>{"open", "plan", "exchange", "read", "verify", "copy"}));
+    EXPECT_EQ(loaded->phases[3].bytes, loaded->bytes_read);
+  });
+}
+
 TEST(SaveLoad, SavesOfDifferentNamesRunAtTheSameTime) {
   const test::TempDir dir;
   std::vector<std::jthread> jobs;

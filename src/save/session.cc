@@ -4,12 +4,15 @@
 #include <memory>
 #include <string>
 
+#include "base/events.h"
 #include "base/guarded.h"
 #include "base/time_source.h"
+#include "base/trace.h"
 #include "catalogue/names.h"
 #include "format/data_file.h"
 #include "save/coordinated.h"
 #include "save/local.h"
+#include "save/report_outcome.h"
 #include "save/tensor_source.h"
 #include "save/written_format.h"
 #include "varve/storage.h"
@@ -81,7 +84,13 @@ Result<SaveReport> Save(const State& state, const std::string& path, const SaveO
     ready = Guarded([&] { return AwaitDeviceWork(state, nullptr); });
   }
   VARVE_RETURN_IF_ERROR((*session)->Plan(coordinator, ready));
-  return (*session)->Write(coordinator, nullptr, Status::Ok());
+  auto saved = (*session)->Write(coordinator, nullptr, Status::Ok());
+  FlushTraceOf(coordinator.rank());
+  if (EventsAreTaken()) {
+    ReportOutcome("save " + where, coordinator.rank(), saved.status(),
+                  saved.ok() ? *saved : SaveReport());
+  }
+  return saved;
 }
 
 Result<SaveReport> Save(const State& state, const std::string& path, const SaveOptions& options,

@@ -6,7 +6,9 @@
 #include <memory>
 #include <string>
 #include <utility>
+#include <vector>
 
+#include "base/trace.h"
 #include "save/file_work.h"
 #include "save/settled.h"
 #include "varve/checkpoint.h"
@@ -44,6 +46,15 @@ class SaveSession {
 
   /// Returns the planned save without its data, for ResumeSave.
   [[nodiscard]] const SettledSave& settled() const { return settled_; }
+  /// Returns the phases so far.
+  [[nodiscard]] const std::vector<Phase>& phases() const { return phases_; }
+  /// Adds phases that were measured elsewhere: Write's report has them, and the coordinator
+  /// compares them among the ranks.
+  void AddPhases(std::vector<Phase> phases) {
+    for (Phase& phase : phases) {
+      AddPhase(&phases_, std::move(phase));
+    }
+  }
   /// Returns the error if this rank's file could not be laid out, else Ok.
   [[nodiscard]] const Status& prepared() const { return prepared_; }
 
@@ -53,6 +64,7 @@ class SaveSession {
   FileWork work_;
   std::string file_name_;
   std::function<bool()> keeps_newer_;
+  std::vector<Phase> phases_;
 };
 
 /// How a coordinated save begins.

@@ -7,6 +7,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <memory>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -15,7 +16,9 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include "log.h"
 #include "varve/agent.h"
+#include "varve/events.h"
 #include "varve/metadata.h"
 
 namespace {
@@ -105,10 +108,17 @@ int main(int argc, char** argv) {
   CloseInherited();
   std::signal(SIGHUP, SIG_IGN);
   std::signal(SIGPIPE, SIG_IGN);
-  if (detach) {
-    options.listening = [&] { return Detach(options.directory + "/agent.log"); };
-  }
+  const std::string log = options.directory + "/agent.log";
+  options.listening = [&] {
+    if (detach && !Detach(log)) {
+      return false;
+    }
+    varve::SetEventFunction([to = std::make_shared<varve::AgentLog>(log)](
+                                const varve::Event& event) { to->Write(ToLine(event)); });
+    return true;
+  };
   const varve::Status status = varve::RunAgent(options);
+  varve::SetEventFunction({});
   if (status.code() == varve::StatusCode::kAlreadyExists && detach) {
     return 0;  // An agent runs, as the caller wanted.
   }

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <chrono>
 #include <cmath>
+#include <fstream>
+#include <iterator>
 #include <memory>
 
 #include "json.h"
@@ -29,6 +31,13 @@ constexpr const char* kStopHelp =
     "Waits as drain does. What the agent keeps in memory goes; checkpoints stay. Trainers that "
     "save\n"
     "again start another one.";
+
+constexpr const char* kLogHelp =
+    "Prints what agents have written to agent.log, and before that to agent.log.1: a line for "
+    "each\n"
+    "thing that happened, with time, level, rank, checkpoint and the trainer's process. The agent "
+    "begins\n"
+    "another file at 1 MiB and keeps one old one. Works also when no agent runs.";
 
 struct Options {
   std::string directory;
@@ -112,6 +121,20 @@ Result<Outcome> Wait(const Options& options, bool stop) {
   return Outcome{stop ? "the agent has ended\n" : "everything is written\n"};
 }
 
+Result<Outcome> Log(const Options& options) {
+  const std::string directory =
+      options.directory.empty() ? DefaultAgentDirectory() : options.directory;
+  const std::string log = directory + "/agent.log";
+  std::string text;
+  bool found = false;
+  for (const std::string& path : {log + ".1", log}) {
+    std::ifstream file(path, std::ios::binary);
+    found = found || file.is_open();
+    text.append(std::istreambuf_iterator<char>(file), {});
+  }
+  return found ? Outcome{text} : Outcome{"no agent has run: there is no " + log + "\n"};
+}
+
 /// Adds the options that all these verbs have.
 std::shared_ptr<Options> AddOptions(Command verb) {
   auto options = std::make_shared<Options>();
@@ -127,6 +150,9 @@ void AddAgent(Command program) {
   const auto asked = AddOptions(status);
   status.Flag("--json", &asked->json, "print JSON");
   status.Runs([asked] { return Status(*asked); });
+  Command log = group.Add("log", "Print what it and those before it did", kLogHelp);
+  const auto read = AddOptions(log);
+  log.Runs([read] { return Log(*read); });
   for (const bool stop : {false, true}) {
     Command verb = group.Add(stop ? "stop" : "drain",
                              stop ? "End it when everything that was submitted is written"

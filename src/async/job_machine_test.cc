@@ -1,0 +1,86 @@
+#include "async/job_machine.h"
+
+#include <vector>
+
+#include <gtest/gtest.h>
+
+namespace varve {
+namespace {
+
+/// A save that has taken these events.
+JobState After(const std::vector<JobEvent>& events) {
+  JobState state;
+  for (const JobEvent event : events) {
+    (void)Step(&state, event);
+  }
+  return state;
+}
+
+TEST(JobMachine, TheCallerIsToldThatTensorsMayChangeWhenTheCopyHasEnded) {
+  JobState state = After({JobEvent::kPlanned});
+  EXPECT_FALSE(Step(&state, JobEvent::kMayWrite).tell) << "in waves the copy goes on";
+  EXPECT_FALSE(Step(&state, JobEvent::kWriteBegins).tell);
+  EXPECT_TRUE(Step(&state, JobEvent::kCopyEnded).tell);
+  const JobActions end = Step(&state, JobEvent::kWriteEnded);
+  EXPECT_TRUE(end.deliver);
+  EXPECT_FALSE(end.tell) << "told once";
+}
+
+TEST(JobMachine, ASaveThatFailsBeforeItIsPlannedTellsTheCallerWithTheOutcome) {
+  JobState state;
+  const JobActions end = Step(&state, JobEvent::kWriteEnded);
+  EXPECT_TRUE(end.tell);
+  EXPECT_TRUE(end.deliver);
+  EXPECT_FALSE(Step(&state, JobEvent::kCopyEnded).tell);
+}
+
+TEST(JobMachine, ASaveGivenUpWhileAThreadCopiesTellsTheCallerOnlyWhenThatThreadHasEnded) {
+  JobState state = After({JobEvent::kPlanned, JobEvent::kDeadlinePassed});
+  const JobActions given_up = Step(&state, JobEvent::kGracePassed);
+  EXPECT_TRUE(given_up.deliver);
+  EXPECT_FALSE(given_up.tell) << "the tensors are still being read";
+  EXPECT_EQ(state.deadline, DeadlineIs::kStuck);
+  EXPECT_TRUE(Step(&state, JobEvent::kCopyEnded).tell);
+}
+
+TEST(JobMachine, TheOutcomeIsDeliveredOnce) {
+  JobState state = After({JobEvent::kPlanned, JobEvent::kCopyEnded, JobEvent::kGracePassed});
+  EXPECT_FALSE(Step(&state, JobEvent::kWriteEnded).deliver);
+  EXPECT_FALSE(Step(&state, JobEvent::kDeadlinePassed).stop);
+  EXPECT_EQ(state.deadline, DeadlineIs::kStuck);
+}
+
+TEST(JobMachine, ADeadlineAfterTheEndDoesNothing) {
+  JobState state = After(
+      {JobEvent::kPlanned, JobEvent::kCopyEnded, JobEvent::kWriteBegins, JobEvent::kWriteEnded});
+  EXPECT_FALSE(Step(&state, JobEvent::kDeadlinePassed).stop);
+  EXPECT_FALSE(Step(&state, JobEvent::kGracePassed).deliver);
+  EXPECT_EQ(state.deadline, DeadlineIs::kAhead);
+}
+
+TEST(JobMachine, EveryOrderOfEventsTellsOnceDeliversOnceAndNeverLeavesTheEnd) {
+  constexpr int kEvents = 8;
+  constexpr int kLength = 5;
+  constexpr int kOrders = 8 * 8 * 8 * 8 * 8;
+  for (int order = 0; order < kOrders; ++order) {
+    JobState state;
+    int told = 0;
+    int delivered = 0;
+    for (int i = 0, rest = order; i < kLength; ++i, rest /= kEvents) {
+      const bool ended = state.write == WriteIs::kEnded;
+      const bool copied = state.copy == CopyIs::kEnded;
+      const auto event = static_cast<JobEvent>(rest % kEvents);
+      const JobActions actions = Step(&state, event);
+      told += actions.tell ? 1 : 0;
+      delivered += actions.deliver ? 1 : 0;
+      ASSERT_LE(told, 1) << order;
+      ASSERT_LE(delivered, 1) << order;
+      ASSERT_TRUE(!ended || state.write == WriteIs::kEnded) << order;
+      ASSERT_TRUE(!copied || state.copy == CopyIs::kEnded || event == JobEvent::kPlanned) << order;
+      ASSERT_EQ(state.write == WriteIs::kEnded, delivered == 1) << order;
+    }
+  }
+}
+
+}  // namespace
+}  // namespace varve

@@ -1,0 +1,174 @@
+// Events wait in a short queue, from which one thread gives them to the caller's function. So a
+// module may report while it holds its locks, and a function that takes a lock of its own (Python's
+// GIL) cannot stop the engine.
+
+#include "base/events.h"
+
+#include <array>
+#include <atomic>
+#include <condition_variable>
+#include <cstddef>
+#include <cstdio>
+#include <ctime>
+#include <deque>
+#include <mutex>
+#include <thread>
+#include <utility>
+
+#include <unistd.h>
+
+#include "base/guarded.h"
+#include "base/time_source.h"
+
+namespace varve {
+namespace {
+
+constexpr std::size_t kMostWaiting = 4096;
+
+/// The function, its queue and its thread.
+class Taker {
+ public:
+  explicit Taker(EventFunction function) : function_(std::move(function)) {}
+  Taker(const Taker&) = delete;
+  Taker& operator=(const Taker&) = delete;
+  ~Taker() {
+    {
+      const std::scoped_lock lock(mutex_);
+      ends_ = true;
+      changed_.notify_all();
+    }
+    if (thread_.joinable()) {
+      thread_.join();
+    }
+  }
+
+  [[nodiscard]] bool is_of_this_process() const { return process_ == ::getpid(); }
+
+  void Add(Event event) {
+    const std::scoped_lock lock(mutex_);
+    const Status added = Guarded([&] {
+      if (queue_.size() >= kMostWaiting) {
+        return OutOfMemory();
+      }
+      if (!thread_.joinable()) {  // The first event: who only loads this library has no thread.
+        thread_ = std::thread([this] { Run(); });
+      }
+      queue_.push_back(std::move(event));
+      return Status::Ok();
+    });
+    dropped_ += added.ok() ? 0 : 1;
+    changed_.notify_all();
+  }
+
+ private:
+  void Run() {
+    std::unique_lock lock(mutex_);
+    while (true) {
+      changed_.wait(lock, [&] { return ends_ || !queue_.empty(); });
+      if (queue_.empty()) {
+        return;
+      }
+      const Event event = std::move(queue_.front());
+      queue_.pop_front();
+      const std::size_t dropped = queue_.empty() ? std::exchange(dropped_, 0) : 0;
+      lock.unlock();
+      (void)Guarded([&] {
+        function_(event);
+        if (dropped > 0) {
+          function_({.level = EventLevel::kWarning,
+                     .message = "events came too fast: " + std::to_string(dropped) + " are lost",
+                     .time = std::chrono::system_clock::now()});
+        }
+        return Status::Ok();
+      });
+      lock.lock();
+    }
+  }
+
+  const EventFunction function_;
+  const pid_t process_ = ::getpid();
+  std::mutex mutex_;  // Guards all below.
+  std::condition_variable changed_;
+  std::deque<Event> queue_;
+  std::size_t dropped_ = 0;
+  bool ends_ = false;
+  std::thread thread_;
+};
+
+/// Never destroyed: threads may report while the process exits.
+struct Global {
+  std::mutex mutex;  // Guards `taker`; held to report, so that no taker goes meanwhile.
+  Taker* taker = nullptr;
+};
+
+Global& TheGlobal() {
+  static auto* const global = new Global;
+  return *global;
+}
+
+std::atomic<bool> taken{false};
+
+}  // namespace
+
+std::string_view EventLevelName(EventLevel level) {
+  constexpr std::array<std::string_view, 4> kNames{"DEBUG", "INFO", "WARNING", "ERROR"};
+  return kNames.at(static_cast<std::size_t>(level));
+}
+
+std::string ToLine(const Event& event) {
+  using std::chrono::system_clock;
+  const std::time_t seconds = system_clock::to_time_t(event.time);
+  const auto whole = std::chrono::floor<std::chrono::seconds>(event.time);
+  const auto millis = std::chrono::floor<std::chrono::milliseconds>(event.time - whole).count();
+  std::tm utc{};
+  ::gmtime_r(&seconds, &utc);
+  std::array<char, 32> date{};
+  std::array<char, 48> time{};
+  std::strftime(date.data(), date.size(), "%Y-%m-%dT%H:%M:%S", &utc);
+  std::snprintf(time.data(), time.size(), "%s.%03dZ", date.data(), static_cast<int>(millis));
+  std::string line = std::string(time.data()) + ' ' + std::string(EventLevelName(event.level));
+  if (event.rank >= 0) {
+    line += " rank " + std::to_string(event.rank);
+  }
+  line += ' ' + event.message;
+  for (const auto& [name, value] : event.fields) {
+    line += ' ' + name + '=' + value;
+  }
+  for (char& c : line) {
+    c = c == '\n' ? ' ' : c;
+  }
+  return line;
+}
+
+void SetEventFunction(EventFunction function) {
+  Global& global = TheGlobal();
+  Taker* const next = function ? new Taker(std::move(function)) : nullptr;
+  Taker* before = nullptr;
+  {
+    const std::scoped_lock lock(global.mutex);
+    before = std::exchange(global.taker, next);
+    taken = next != nullptr;
+  }
+  if (before != nullptr && before->is_of_this_process()) {
+    delete before;  // A forked child lacks its thread, and leaves it.
+  }
+}
+
+bool EventsAreTaken() { return taken.load(std::memory_order_relaxed) && !IsSimulated(); }
+
+void ReportEvent(Event event) noexcept {
+  if (!EventsAreTaken()) {
+    return;
+  }
+  (void)Guarded([&] {
+    event.time = std::chrono::system_clock::now();
+    Global& global = TheGlobal();
+    const std::scoped_lock lock(global.mutex);
+    if (global.taker != nullptr && global.taker->is_of_this_process()) {
+      global.taker->Add(std::move(event));
+    }
+    return Status::Ok();
+  });
+}
+
+}  // namespace varve

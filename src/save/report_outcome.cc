@@ -1,0 +1,46 @@
+#include "save/report_outcome.h"
+
+#include <array>
+#include <cstdio>
+#include <utility>
+
+#include "base/events.h"
+#include "base/guarded.h"
+
+namespace varve {
+namespace {
+
+std::string Seconds(double seconds) {
+  std::array<char, 32> text{};
+  (void)std::snprintf(text.data(), text.size(), "%.3f", seconds);
+  return text.data();
+}
+
+Event EventOf(const std::string& what, int rank, const Status& status, const SaveReport& report) {
+  Event event{.level = rank == 0 ? EventLevel::kInfo : EventLevel::kDebug, .rank = rank};
+  if (!status.ok()) {
+    event.message = what + ": has failed: " + status.ToString();
+    return event;
+  }
+  event.message = what + ": is durable";
+  event.fields = {{"bytes", std::to_string(report.bytes_written)},
+                  {"seconds", Seconds(report.seconds)}};
+  for (const Phase& phase : report.phases) {
+    event.fields.emplace_back(phase.name, Seconds(phase.seconds));
+  }
+  return event;
+}
+
+}  // namespace
+
+void ReportOutcome(const std::string& what, int rank, const Status& status,
+                   const SaveReport& report) noexcept {
+  if (EventsAreTaken()) {
+    (void)Guarded([&] {
+      ReportEvent(EventOf(what, rank, status, report));
+      return Status::Ok();
+    });
+  }
+}
+
+}  // namespace varve

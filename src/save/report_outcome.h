@@ -1,0 +1,17 @@
+/// The event of a save's end.
+#pragma once
+
+#include <string>
+
+#include "varve/options.h"
+#include "varve/status.h"
+
+namespace varve {
+
+/// Reports how a save has ended, with the seconds of its phases. Of the ranks of a save only the
+/// coordinator reports it at the level of information. Failures are no warnings: the caller has
+/// them. `report` is not looked at where the status is an error.
+void ReportOutcome(const std::string& what, int rank, const Status& status,
+                   const SaveReport& report) noexcept;
+
+}  // namespace varve
