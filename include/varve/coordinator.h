@@ -2,6 +2,7 @@
 #pragma once
 
 #include <chrono>
+#include <cstdint>
 #include <functional>
 #include <memory>
 #include <string>
@@ -21,7 +22,8 @@ using Deadline = std::chrono::steady_clock::time_point;
 ///
 /// Threads: used by one thread at a time. All ranks must make the same collective calls in the
 /// same order. After an error of the transport (kUnavailable) the object may be out of step with
-/// its peers and must not be used again.
+/// its peers: exchanges may fail on it from then on, but never take a message for that of another
+/// exchange.
 class Coordinator {
  public:
   virtual ~Coordinator() = default;
@@ -37,6 +39,12 @@ class Coordinator {
   virtual Result<std::string> Receive(int from, Deadline deadline) = 0;
 
   [[nodiscard]] bool is_coordinator() const { return rank() == 0; }
+
+  /// Counts an exchange of this rank, from 1 on. For Exchange alone.
+  std::uint32_t CountExchange() { return ++exchanges_; }
+
+ private:
+  std::uint32_t exchanges_ = 0;
 };
 
 /// One rank's part in an exchange: a payload, or the reason why it has none.
