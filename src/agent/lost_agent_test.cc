@@ -132,6 +132,41 @@ TEST(LostAgent, ATrainerThatGotNoAnswerLeavesTheExchangeToTheAgent) {
   EXPECT_FALSE(std::filesystem::exists(dir / "c"));
 }
 
+/// An agent that dies when it has accepted a save, before it does anything.
+class DyingExecutor final : public SaveExecutor {
+ public:
+  Status Attach(int /*fd*/, std::uint64_t /*blocks*/) override { return Status::Ok(); }
+  Status Submit(std::uint64_t /*turn*/, const Submission& /*save*/, bool* sent) override {
+    *sent = true;
+    return Status::Ok();
+  }
+  void Pass(std::uint64_t /*turn*/) override {}
+  Result<AsyncSaveReport> Wait(std::uint64_t /*turn*/, bool* lost) override {
+    *lost = true;
+    return Unavailable("the agent has died");
+  }
+  bool Holds(std::uint64_t /*turn*/) override { return false; }
+  void Cancel(std::uint64_t /*turn*/) override {}
+  void Forget(std::uint64_t /*turn*/) override {}
+};
+
+TEST(LostAgent, TheOtherRanksLearnOfItsDeathFromItsTrainer) {
+  AgentHere agent;
+  const TempDir dir;
+  const Training training(std::uint64_t{1} << 20);
+  auto front = MakeInProcessCoordinators(2);
+  const auto done = test::OnEveryRank(front, [&](Coordinator& rank) -> Status {
+    auto stager = Stager::Make(
+        {}, nullptr, rank.rank() == 0 ? agent.Connect() : std::make_shared<DyingExecutor>());
+    VARVE_RETURN_IF_ERROR(stager.status());
+    AsyncSaveOptions options;
+    options.save.timeout = std::chrono::seconds(60);
+    const State state = training.state(std::to_string(rank.rank()));
+    return AsyncSave(state, dir / "c", options, **stager, rank).done().get().status();
+  });
+  EXPECT_TRUE(FailsWith(*done[0], StatusCode::kUnavailable, {"rank 1", "the agent has died"}));
+}
+
 /// An agent in a process of its own, which a test can stop (SIGSTOP) and continue.
 class AgentBeside {
  public:

@@ -6,6 +6,7 @@
 
 #include <gtest/gtest.h>
 
+#include "catalogue/scan.h"
 #include "publish/claim.h"
 #include "support/agent.h"
 #include "support/status_matchers.h"
@@ -36,6 +37,7 @@ class Ending {
     auto save = trainer_.Describe(training.state(), path, *MakeSingleProcessCoordinator());
     EXPECT_TRUE(IsOk(save));
     save->options.overwrite = Overwrite::kAlways;
+    save->replaces = {OccupantOf(PosixStorage(), path)};
     bool sent = false;
     EXPECT_TRUE(IsOk(trainer_.executor().Submit(1, *save, &sent)));
   }
@@ -65,6 +67,25 @@ TEST(NextJob, WhatWasThereBeforeIsReplaced) {
   ASSERT_TRUE(IsOk(Save(older.state(), dir / "c")));
   {
     const Ending trainer(agent, training, dir / "c");
+  }
+  ASSERT_TRUE(IsOk(DrainAgent(60s, agent.directory())));
+  EXPECT_TRUE(Load(dir / "c", kBytes) == training.memory);
+}
+
+TEST(NextJob, WhatTheTrainerKnewIsReplacedThoughTheClockSaysThatItIsNewer) {
+  AgentHere agent;
+  const TempDir dir;
+  const Training older(kBytes, 1);
+  const Training training(kBytes, 2);
+  {
+    Trainer trainer(agent);
+    auto save = trainer.Describe(training.state(), dir / "c", *MakeSingleProcessCoordinator());
+    ASSERT_TRUE(IsOk(save));
+    ASSERT_TRUE(IsOk(Save(older.state(), dir / "c")));  // The clock goes back after it.
+    save->options.overwrite = Overwrite::kAlways;
+    save->replaces = {OccupantOf(PosixStorage(), dir / "c")};
+    bool sent = false;
+    ASSERT_TRUE(IsOk(trainer.executor().Submit(1, *save, &sent)));
   }
   ASSERT_TRUE(IsOk(DrainAgent(60s, agent.directory())));
   EXPECT_TRUE(Load(dir / "c", kBytes) == training.memory);

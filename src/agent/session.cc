@@ -192,7 +192,16 @@ TrainerView AgentSession::ViewOfTrainer(bool deferred) {
 void AgentSession::Write(std::uint64_t turn, const JobPtr& job) {
   SubmittedFile file;
   // Without memory or a thread only this save fails.
-  auto report = Guarded([&] { return WriteJob(*job, &file); });
+  auto report = Guarded([&] {
+    const std::unique_lock lock(mutex_);
+    if (const auto found = written_.find(job->save.path); found != written_.end()) {
+      job->save.replaces.push_back(found->second);
+    }
+    return Result<AsyncSaveReport>(AsyncSaveReport{});
+  });
+  if (report.ok()) {
+    report = Guarded([&] { return WriteJob(*job, &file); });
+  }
   if (!report.ok() && report.status().message().find(job->save.path) == std::string::npos) {
     report = report.status().Annotate("save " + job->save.path + ": the agent");
   }
@@ -204,7 +213,14 @@ void AgentSession::Write(std::uint64_t turn, const JobPtr& job) {
     });
   }
   {
-    const std::scoped_lock lock(mutex_);  // Not when the trainer has just been abandoned.
+    const std::scoped_lock lock(mutex_);
+    if (report.ok() && !file.published_as.empty()) {
+      (void)Guarded([&] {
+        written_[job->save.path] = file.published_as;
+        return Status::Ok();
+      });
+    }
+    // Not when the trainer has just been abandoned.
     if (report.ok() && !job->save.image.blocks.empty() && state_.trainer != TrainerIs::kBack) {
       (void)Guarded([&] {  // A file that is not held is loaded from the disk.
         host_.Hold(turn, job->save, file, job->lease, state_.trainer == TrainerIs::kGone);

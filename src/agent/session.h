@@ -118,9 +118,11 @@ class AgentSession {
   SessionHost& host_;
   Storage& storage_;
   const int pid_;
-  mutable std::mutex mutex_;  // Guards the two members below.
+  mutable std::mutex mutex_;  // Guards all members below.
   SessionState state_;
   std::map<std::uint64_t, JobPtr> jobs_;  // Those of state_.saves.
+  /// The OccupantOf each checkpoint that was written, by path: the saves after it replace it.
+  std::map<std::string, std::string> written_;
 };
 
 }  // namespace varve

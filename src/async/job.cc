@@ -321,7 +321,7 @@ void AsyncJob::End(JobEvent event, Result<AsyncSaveReport> result) {
   }
   if (actions.deliver) {
     FlushTraceOf(rank_);
-    ReportOutcome(what_, rank_, result.status(), result.ok() ? *result : SaveReport());
+    ReportOutcome(what_, rank_, result.status(), result.ok() ? &*result : nullptr);
     Deliver(std::move(result));
   }
 }

@@ -56,7 +56,7 @@ void Fields(Archive& archive, FieldsOf<Archive, Submission>& submission) {
   Milliseconds(archive, options.timeout);
   Bounded(archive, submission.retries, 1 << 20);
   Milliseconds(archive, submission.retry_delay);
-  archive(submission.deferred, submission.phases);
+  archive(submission.deferred, submission.phases, submission.replaces);
 }
 
 template <class Archive>

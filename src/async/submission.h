@@ -40,6 +40,8 @@ struct Submission {
   /// Of a deferred save, which is written only if the trainer exits before Forget.
   std::optional<DeferredGroup> deferred;
   std::vector<Phase> phases{};  ///< Those before the submission.
+  /// On the coordinator of an overwrite: OccupantOf what it may replace once the trainer has ended.
+  std::vector<std::string> replaces{};
 };
 
 /// For processes of one version of Varve on one machine; never stored.

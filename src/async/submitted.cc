@@ -34,7 +34,7 @@ Result<AsyncSaveReport> WriteSubmission(const Submission& save, Storage& storage
     return resumed.status();
   }
   SaveSession* const session = resumed->get();
-  session->SetKeepsNewer(trainer.has_exited);
+  session->SetReplaces(trainer.has_exited, save.replaces);
   session->AddPhases(save.phases);
   const Status ready = Check(save, session->work());
   std::unique_ptr<StagedFile> staged;
@@ -43,10 +43,12 @@ Result<AsyncSaveReport> WriteSubmission(const Submission& save, Storage& storage
                                           memory.intact);
   }
   const auto channel = MakeFileChannel(ranks, trainer.give_up);
-  *file = {session->file_name(), session->work().data_begin};
-  return WriteWithRetries(*session, staged.get(), *channel,
-                          {save.path, options.coordinate, save.retries, save.retry_delay, stop},
-                          ready);
+  *file = {session->file_name(), session->work().data_begin, {}};
+  auto report = WriteWithRetries(
+      *session, staged.get(), *channel,
+      {save.path, options.coordinate, save.retries, save.retry_delay, stop}, ready);
+  file->published_as = session->published_as();
+  return report;
 }
 
 }  // namespace varve

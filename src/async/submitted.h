@@ -16,6 +16,7 @@ namespace varve {
 struct SubmittedFile {
   std::string name;  ///< File name in the checkpoint's directory.
   std::uint64_t data_begin = 0;
+  std::string published_as;  ///< SaveSession::published_as.
 };
 
 /// Leased memory of another process.
@@ -29,7 +30,7 @@ struct LeasedMemory {
 struct TrainerChecks {
   std::function<Status()> give_up;   ///< As in MakeFileChannel.
   std::function<bool()> has_exited;  ///< The trainer has. Then another job may have taken the name
-                                     ///< since, and what began later than this save stays.
+                                     ///< since, and only what this one knew is replaced.
 };
 
 /// Claims, writes and publishes, connected to the other ranks of the save. Repeats that after a

@@ -34,9 +34,13 @@
 #include "async/file_channel.h"
 #include "base/guarded.h"
 #include "catalogue/open.h"
+#include "catalogue/scan.h"
 
 namespace varve {
 namespace {
+
+/// More saves than can be on their way at once.
+constexpr std::size_t kMostRecent = 64;
 
 /// Returns the report of a save that is visible though its writer was killed before it reported.
 /// Nothing where the save is not visible, or where that cannot be found out.
@@ -78,6 +82,7 @@ Status Submitter::Submit(std::uint64_t turn, const std::string& path, const Save
   save.retries = options.retries;
   save.retry_delay = options.retry_delay;
   save.phases = session.phases();
+  save.replaces = MayReplace(save);
   if (group != nullptr) {
     save.deferred = *group;
   }
@@ -85,6 +90,27 @@ Status Submitter::Submit(std::uint64_t turn, const std::string& path, const Save
   Status status = executor_->Submit(turn, save, &sent);
   *submitted = status.ok() ? SubmissionIs::kYes : sent ? SubmissionIs::kPerhaps : SubmissionIs::kNo;
   return status;
+}
+
+/// Returns what the save may replace: what is there now, and what this process has saved to the
+/// name and may still be on its way there.
+std::vector<std::string> Submitter::MayReplace(const Submission& save) {
+  const FileIdentity& identity = save.settled.identity;
+  if (identity.rank != 0 || save.options.overwrite == Overwrite::kNever) {
+    return {};
+  }
+  std::vector<std::string> known{OccupantOf(storage_, save.path)};
+  const std::scoped_lock lock(mutex_);
+  for (const auto& [path, occupant] : recent_) {
+    if (path == save.path) {
+      known.push_back(occupant);
+    }
+  }
+  recent_.emplace_back(save.path, OccupantOf(identity.save_id));
+  if (recent_.size() > kMostRecent) {
+    recent_.pop_front();
+  }
+  return known;
 }
 
 Result<AsyncSaveReport> Submitter::Await(std::uint64_t turn, const std::stop_token& stop,

@@ -2,11 +2,14 @@
 #pragma once
 
 #include <cstdint>
+#include <deque>
 #include <map>
 #include <memory>
 #include <mutex>
 #include <optional>
 #include <string>
+#include <utility>
+#include <vector>
 
 #include "async/submission.h"
 #include "pipeline/staged_file.h"
@@ -66,6 +69,7 @@ class Submitter {
   Submitter(std::shared_ptr<SaveExecutor> executor, StagingPool& pool, Storage& storage)
       : executor_(std::move(executor)), pool_(pool), storage_(storage) {}
   Result<AsyncSaveReport> Await(std::uint64_t turn, const std::stop_token& stop, bool* lost);
+  std::vector<std::string> MayReplace(const Submission& save);
   using Kept = std::map<std::uint64_t, StagingPool::Reservation>;
   void Keep(std::uint64_t turn, std::unique_ptr<StagedFile> staged);
   /// Gives up the copies of turns in [first, end).
@@ -76,8 +80,9 @@ class Submitter {
   const std::shared_ptr<SaveExecutor> executor_;
   StagingPool& pool_;
   Storage& storage_;
-  std::mutex mutex_;  // Guards all members below.
-  Kept kept_;         // Kept copies by turn.
+  std::mutex mutex_;                                        // Guards all members below.
+  Kept kept_;                                               // Kept copies by turn.
+  std::deque<std::pair<std::string, std::string>> recent_;  // Saves: path and OccupantOf.
 };
 
 }  // namespace varve

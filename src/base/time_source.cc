@@ -33,6 +33,12 @@ std::optional<std::uint64_t> SimulatedRandom() {
   return source_of_thread != nullptr ? std::optional(source_of_thread->Random()) : std::nullopt;
 }
 
+std::chrono::nanoseconds TimeOfDay() {
+  return source_of_thread != nullptr
+             ? source_of_thread->TimeOfDay()
+             : std::chrono::nanoseconds(std::chrono::system_clock::now().time_since_epoch());
+}
+
 bool IsSimulated() { return source_of_thread != nullptr; }
 
 void SleepFor(std::chrono::nanoseconds time) {

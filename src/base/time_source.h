@@ -29,6 +29,8 @@ class TimeSource {
   virtual void Start(std::function<void()> body) = 0;
   /// Returns the next of its random numbers.
   virtual std::uint64_t Random() = 0;
+  /// Returns the time of day, which processes need not agree about, and which may go back.
+  virtual std::chrono::nanoseconds TimeOfDay() = 0;
 };
 
 /// Returns the present: that of the calling thread's TimeSource, else that of the steady clock.
@@ -36,6 +38,9 @@ TimePoint Now();
 
 /// Returns a random number of the calling thread's TimeSource, where it has one.
 std::optional<std::uint64_t> SimulatedRandom();
+
+/// Returns the time since 1970 in UTC: that of the calling thread's TimeSource, else the system's.
+std::chrono::nanoseconds TimeOfDay();
 
 /// Returns true where the calling thread has a TimeSource. It then starts no threads but by Thread:
 /// a simulation decides which thread goes on, and knows only its own.

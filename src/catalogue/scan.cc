@@ -8,8 +8,11 @@
 #include <string_view>
 #include <utility>
 
+#include "base/bytes.h"
+#include "base/checksum.h"
 #include "base/stop.h"
 #include "catalogue/names.h"
+#include "catalogue/open.h"
 
 namespace varve {
 namespace {
@@ -117,6 +120,27 @@ Result<ScanResult> ScanFiles(Storage& storage, const std::string& directory,
 }
 
 }  // namespace
+
+std::string OccupantOf(const SaveId& id) { return "save " + NamedSave(id); }
+
+std::string OccupantOf(Storage& storage, const std::string& directory) {
+  if (const auto record = ReadCommitRecord(storage, directory); record.ok()) {
+    return OccupantOf(record->save_id);
+  }
+  const auto entries = storage.List(directory);
+  if (!entries.ok() || entries->empty()) {
+    return "";
+  }
+  if (const auto sets = GroupByName(*entries); !sets.empty() && sets.front().complete()) {
+    return "save " + sets.front().save;
+  }
+  std::string files;
+  for (const DirectoryEntry& entry : *entries) {
+    files += entry.name + '\n' + std::to_string(entry.size) + '\n' +
+             std::to_string(entry.modified_ns) + '\n';
+  }
+  return "files " + Hex(Xxh3(AsByteSpan(files)).bytes);
+}
 
 std::optional<std::uint64_t> BeginningOfSave(Storage& storage, const std::string& directory) {
   const auto entries = storage.List(directory);

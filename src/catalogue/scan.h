@@ -60,6 +60,13 @@ Result<ScanResult> ScanSet(Storage& storage, const std::string& directory, const
 /// Nothing where there is no such file, or none in Varve's own format.
 std::optional<std::uint64_t> BeginningOfSave(Storage& storage, const std::string& directory);
 
+/// Returns a text that tells a checkpoint from every other that may have its name: its save, or in
+/// another format the names, sizes and times of its files. Empty where there is none, or it cannot
+/// be listed.
+std::string OccupantOf(Storage& storage, const std::string& directory);
+/// Returns that of a checkpoint of Varve's own format.
+std::string OccupantOf(const SaveId& id);
+
 /// Reads a data file's header bytes. Errors: DataLoss, Unavailable.
 Result<std::string> ReadHeaderBytes(ReadableFile& file);
 

@@ -1,7 +1,6 @@
 #include "publish/save_id.h"
 
 #include <cerrno>
-#include <chrono>
 #include <cstddef>
 #include <cstring>
 #include <string>
@@ -30,13 +29,6 @@ Result<SaveId> RandomSaveId() {
   return id;
 }
 
-std::uint64_t UnixTimeNs() {
-  if (IsSimulated()) {
-    return static_cast<std::uint64_t>(std::chrono::nanoseconds(Now().time_since_epoch()).count());
-  }
-  return static_cast<std::uint64_t>(std::chrono::duration_cast<std::chrono::nanoseconds>(
-                                        std::chrono::system_clock::now().time_since_epoch())
-                                        .count());
-}
+std::uint64_t UnixTimeNs() { return static_cast<std::uint64_t>(TimeOfDay().count()); }
 
 }  // namespace varve

@@ -245,16 +245,27 @@ class CoordinatedSave final : public SaveSession {
   }
 
   /// Claims the name. A save whose trainer has exited may meet the saves of the next job there: it
-  /// waits for them, and leaves what began later than it.
+  /// waits for them, and leaves them. It replaces what its trainer knew, whatever the clock says,
+  /// which may have gone back; and what an earlier job's agents have written since, by the clock.
   Status ClaimName() {
-    const auto may_meet_others = [&] { return keeps_newer_ && keeps_newer_(); };
+    const auto may_meet_others = [&] { return others_come_ && others_come_(); };
     VARVE_ASSIGN_OR_RETURN(commit_, BeginCommit(may_meet_others));
-    const auto began = may_meet_others() ? BeginningOfSave(storage_, path_) : std::nullopt;
-    if (began && *began > settled_.identity.created_ns) {
+    if (may_meet_others() && HoldsWhatIsNewer()) {
       commit_.reset();
-      return AlreadyExists(path_ + " holds the checkpoint of a save that began later");
+      return AlreadyExists(path_ +
+                           " holds a checkpoint that came after this save was submitted; the "
+                           "trainer has ended since, and did not know it");
     }
     return Status::Ok();
+  }
+
+  [[nodiscard]] bool HoldsWhatIsNewer() const {
+    const std::string there = OccupantOf(storage_, path_);
+    if (there.empty() || std::find(known_.begin(), known_.end(), there) != known_.end()) {
+      return false;
+    }
+    const auto began = BeginningOfSave(storage_, path_);
+    return !began || *began > settled_.identity.created_ns;
   }
 
   Status ExchangeClaim(Coordinator& coordinator, Status ready) {
@@ -306,6 +317,7 @@ class CoordinatedSave final : public SaveSession {
       return EncodeFields(RankReceipt{std::move((*written)->receipt), phases_});
     });
     const auto publish = [&](std::vector<std::string> all) -> Result<std::vector<std::string>> {
+      std::vector<std::string> replies(all.size());  // Nothing may fail once it is published.
       for (std::size_t rank = 0; rank < all.size(); ++rank) {
         VARVE_ASSIGN_OR_RETURN(RankReceipt one, DecodeFields<RankReceipt>(all[rank]));
         all[rank] = std::move(one.receipt);
@@ -314,7 +326,7 @@ class CoordinatedSave final : public SaveSession {
         }
       }
       VARVE_RETURN_IF_ERROR(Publish(all));
-      return std::vector<std::string>(all.size());
+      return replies;
     };
     const PhaseTimer timer(&phases_, "commit");
     auto outcome =
@@ -342,6 +354,12 @@ class CoordinatedSave final : public SaveSession {
     commit_->AddSideFiles(settled_.side_files);
     VARVE_RETURN_IF_ERROR(commit_->Publish(made.files, made.index));
     published_ = true;
+    if (others_come_) {
+      (void)Guarded([&] {
+        published_as_ = OccupantOf(storage_, path_);  // While the name is locked.
+        return Status::Ok();
+      });
+    }
     return Status::Ok();
   }
 

@@ -16,16 +16,16 @@ std::string Seconds(double seconds) {
   return text.data();
 }
 
-Event EventOf(const std::string& what, int rank, const Status& status, const SaveReport& report) {
+Event EventOf(const std::string& what, int rank, const Status& status, const SaveReport* report) {
   Event event{.level = rank == 0 ? EventLevel::kInfo : EventLevel::kDebug, .rank = rank};
-  if (!status.ok()) {
+  if (report == nullptr) {
     event.message = what + ": has failed: " + status.ToString();
     return event;
   }
   event.message = what + ": is durable";
-  event.fields = {{"bytes", std::to_string(report.bytes_written)},
-                  {"seconds", Seconds(report.seconds)}};
-  for (const Phase& phase : report.phases) {
+  event.fields = {{"bytes", std::to_string(report->bytes_written)},
+                  {"seconds", Seconds(report->seconds)}};
+  for (const Phase& phase : report->phases) {
     event.fields.emplace_back(phase.name, Seconds(phase.seconds));
   }
   return event;
@@ -34,7 +34,7 @@ Event EventOf(const std::string& what, int rank, const Status& status, const Sav
 }  // namespace
 
 void ReportOutcome(const std::string& what, int rank, const Status& status,
-                   const SaveReport& report) noexcept {
+                   const SaveReport* report) noexcept {
   if (EventsAreTaken()) {
     (void)Guarded([&] {
       ReportEvent(EventOf(what, rank, status, report));

@@ -87,8 +87,11 @@ Result<SaveReport> Save(const State& state, const std::string& path, const SaveO
   auto saved = (*session)->Write(coordinator, nullptr, Status::Ok());
   FlushTraceOf(coordinator.rank());
   if (EventsAreTaken()) {
-    ReportOutcome("save " + where, coordinator.rank(), saved.status(),
-                  saved.ok() ? *saved : SaveReport());
+    (void)Guarded([&] {
+      ReportOutcome("save " + where, coordinator.rank(), saved.status(),
+                    saved.ok() ? &*saved : nullptr);
+      return Status::Ok();
+    });
   }
   return saved;
 }

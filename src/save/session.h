@@ -40,9 +40,16 @@ class SaveSession {
   virtual Result<SaveReport> Write(Coordinator& coordinator, StagedFile* staged,
                                    const Status& ready) = 0;
 
-  /// Sets a function that the coordinator asks when it has locked the name, which may be long after
-  /// the plan: true if a checkpoint there whose save began after this one's is not to be replaced.
-  void SetKeepsNewer(std::function<bool()> keeps_newer) { keeps_newer_ = std::move(keeps_newer); }
+  /// Says what the coordinator may replace when it has locked the name, which may be long after the
+  /// plan: where `others_come` returns true, a checkpoint whose OccupantOf is `known`, or whose
+  /// save began before this one; where that cannot be found out, it stays.
+  void SetReplaces(std::function<bool()> others_come, std::vector<std::string> known) {
+    others_come_ = std::move(others_come);
+    known_ = std::move(known);
+  }
+  /// Returns the OccupantOf the checkpoint that Write has published. On the coordinator, where
+  /// SetReplaces was called.
+  [[nodiscard]] const std::string& published_as() const { return published_as_; }
 
   /// Returns the planned save without its data, for ResumeSave.
   [[nodiscard]] const SettledSave& settled() const { return settled_; }
@@ -63,7 +70,9 @@ class SaveSession {
   Status prepared_;
   FileWork work_;
   std::string file_name_;
-  std::function<bool()> keeps_newer_;
+  std::function<bool()> others_come_;
+  std::vector<std::string> known_;
+  std::string published_as_;
   std::vector<Phase> phases_;
 };
 

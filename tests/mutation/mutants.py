@@ -25,7 +25,7 @@ COMMIT = (
 GARBAGE = "*Garbage*:*Crash*:Olmo*:Remove*"
 READERS = "HeaderBytes*:ReadFiles*:CheckBlocks*:*Read*:*RecordSums*:*RoundTrip*:*Golden*:Load*:Fuzz*:DecodeHeader*"
 AGENT = (
-    "SessionMachine*:JobMachine*:*Agent*:*Deferred*:Orphan*:Executor*:*Lost*:NextJob*:StagedFile*"
+    "*Session*:JobMachine*:*Agent*:*Deferred*:Orphan*:Executor*:*Lost*:NextJob*:StagedFile*"
     ":AsyncSave*:FileChannel*"
 )
 PLAN = "Settle*:Balance*:*Plan*:Ties*:*Tie*:*Replica*:Fingerprint*:*Load*:Schedule*:Assign*"

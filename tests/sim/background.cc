@@ -29,6 +29,7 @@ using test::Random;
 constexpr const char* kFolder = "/runs";
 constexpr std::uint64_t kMostSteps = 60'000;
 constexpr auto kPeerTimeout = std::chrono::minutes(15);
+constexpr auto kClockError = std::chrono::seconds(2);
 constexpr auto kAnswerTimeout = std::chrono::seconds(30);
 
 enum class Kind : std::uint8_t { kAsync, kDeferred };
@@ -84,6 +85,7 @@ class Run {
   void MakeSave(Trainer& trainer, Save& save, Stager& stager, Coordinator& ranks);
   Result<std::shared_ptr<AgentLink>> Reach(Trainer& trainer);
   Agent& AgentOf(int rank);
+  void ForEachOf(int node, const std::function<void(Process&)>& each);
   void Watch();
   [[nodiscard]] Fate DrawSomeFate(std::uint64_t most_operations);
   [[nodiscard]] Surroundings Around() {
@@ -106,6 +108,8 @@ class Run {
   int nodes_ = 1;
   bool one_name_ = false;
   bool troubled_ = false;
+  bool clocks_differ_ = false;
+  bool power_is_cut_ = false;
   std::list<Job> jobs_;
   std::list<Save> saves_;
   std::vector<std::unique_ptr<Trainer>> trainers_;
@@ -123,6 +127,12 @@ Fate Run::DrawSomeFate(std::uint64_t most_operations) {
     fate.killed_at = random_.Below(most_operations);
   } else if (random_.OneIn(3)) {
     fate.stands_at = random_.Below(most_operations);
+  } else if (random_.OneIn(6)) {
+    fate.stuck_at = random_.Below(most_operations);
+  }
+  fate.with_node = random_.OneIn(4);
+  if (clocks_differ_) {
+    fate.clock_jumps = kClockError;
   }
   return fate;
 }
@@ -175,7 +185,22 @@ void Run::AddTrainer(Job* job, int rank) {
     ++made->job.over;
   };
   made->process.AtDeath(ends);
+  made->process.SetNode([this, node = rank % nodes_](const auto& each) { ForEachOf(node, each); });
   trainers_.push_back(std::move(trainer));
+}
+
+/// Calls a function for each process of a node.
+void Run::ForEachOf(int node, const std::function<void(Process&)>& each) {
+  for (const auto& trainer : trainers_) {
+    if (trainer->rank % nodes_ == node && !trainer->exited) {
+      each(trainer->process);
+    }
+  }
+  for (const auto& agent : agents_[static_cast<std::size_t>(node)]) {
+    if (!agent->ended()) {
+      each(agent->process());
+    }
+  }
 }
 
 Agent& Run::AgentOf(int rank) {
@@ -193,6 +218,8 @@ Agent& Run::AgentOf(int rank) {
     }
     fate.slow = random_.OneIn(2);
     agents.push_back(std::make_unique<Agent>(Around(), name, std::move(fate), kPeerTimeout));
+    agents.back()->process().SetNode(
+        [this, at = rank % nodes_](const auto& each) { ForEachOf(at, each); });
   }
   return *agents.back();
 }
@@ -295,6 +322,8 @@ void Run::Watch() {
   const auto over = [this] { return jobs_.back().over == jobs_.back().world; };
   (void)scheduler_.WaitFor(TimePoint::max(), over);
   if (random_.OneIn(2)) {
+    // An order that neither clocks nor what a trainer has seen can tell is none.
+    scheduler_.SleepFor(clocks_differ_ ? 2 * kClockError : std::chrono::seconds(0));
     scheduler_.SleepFor(std::chrono::milliseconds(random_.Below(300)));
     AddJob();
     (void)scheduler_.WaitFor(TimePoint::max(), over);
@@ -375,8 +404,9 @@ std::string Run::JudgeDeferred(Storage& left) const {
   for (const auto& trainer : trainers_) {
     const bool cut_off = std::any_of(trainer->pipes.begin(), trainer->pipes.end(),
                                      [](const auto& pipe) { return pipe->was_cut(); });
-    if (trainer->process.fate().stands_at || cut_off) {
-      return "";
+    const Fate& fate = trainer->process.fate();
+    if (fate.stands_at || fate.stuck_at || (fate.killed_at && fate.with_node) || cut_off) {
+      return "";  // The agent may have died with its node.
     }
   }
   int newest = 0;
@@ -396,7 +426,8 @@ std::string Run::JudgeDeferred(Storage& left) const {
 }
 
 std::string Run::JudgeWhatIsLeft() {
-  const auto left = storage_->AfterKill();
+  const auto left =
+      power_is_cut_ ? storage_->AfterPowerCut(PowerCut::kKeepSynced) : storage_->AfterKill();
   for (const Save& save : saves_) {
     if (std::string problem = JudgePath(save.path, *left); !problem.empty()) {
       return problem;
@@ -432,6 +463,8 @@ std::string Run::Whole() {
   nodes_ = static_cast<int>(random_.Between(1, 2));
   one_name_ = random_.OneIn(3);
   troubled_ = !random_.OneIn(4);
+  clocks_differ_ = random_.OneIn(2);
+  power_is_cut_ = random_.OneIn(4);
   agents_.resize(static_cast<std::size_t>(nodes_));
   AddJob();
   scheduler_.Add("watch", [this] { Watch(); });

@@ -60,6 +60,13 @@ class Scheduler final : public TimeSource {
   /// Starts an actor of the running one's process.
   void Start(std::function<void()> body) override;
   std::uint64_t Random() override { return random_.Below(~std::uint64_t{0}); }
+  std::chrono::nanoseconds TimeOfDay() override {
+    return kZero + now_.time_since_epoch() + processes_[process_of_running()].clock_is_ahead;
+  }
+  /// Sets the clock of the running actor's process, by which it says when it did something.
+  void SetClockAhead(std::chrono::nanoseconds by) {
+    processes_[process_of_running()].clock_is_ahead = by;
+  }
   /// Kills a process. If it is the running actor's, that goes on when all others have ended.
   void Kill(std::size_t process);
   /// Lets a process stand still until then.
@@ -87,7 +94,11 @@ class Scheduler final : public TimeSource {
   struct Standing {
     bool killed = false;
     TimePoint stopped_until = TimePoint::min();
+    std::chrono::nanoseconds clock_is_ahead{0};  ///< May be negative.
   };
+
+  /// Time of day when the clock of this shows zero.
+  static constexpr std::chrono::nanoseconds kZero = std::chrono::hours(24 * 365 * 50);
 
   std::size_t AddTo(std::size_t process, std::string name, std::function<void()> body);
   void Live(std::size_t self);

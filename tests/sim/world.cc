@@ -1,5 +1,7 @@
 #include "sim/world.h"
 
+#include <utility>
+
 #include "base/guarded.h"
 
 namespace varve::sim {
@@ -66,19 +68,35 @@ void Process::Point(const std::string& what) {
     return;
   }
   const std::uint64_t operation = operations_++;
+  if (fate_.clock_jumps.count() > 0 && (operation == 0 || around_.random->OneIn(16))) {
+    const std::int64_t most = fate_.clock_jumps.count();
+    const auto by =
+        static_cast<std::int64_t>(around_.random->Below(2 * static_cast<std::uint64_t>(most) + 1));
+    around_.scheduler->SetClockAhead(std::chrono::milliseconds(by - most));
+  }
+  const auto others = [&](const std::function<void(Process&)>& strike) {
+    if (fate_.with_node && node_) {
+      node_([&](Process& other) {
+        if (&other != this) {
+          strike(other);
+        }
+      });
+    }
+  };
   if (fate_.killed_at == operation) {
+    others([&](Process& other) { other.Kill("its node dies"); });
     Kill(what);
     return;
   }
   const bool writes_data = what.starts_with("write ") && what.find("/data-") != std::string::npos;
   const bool stands_at_write = writes_data && fate_.stands_at_write == data_writes_++;
   if (fate_.stands_at == operation || stands_at_write) {
-    around_.trace->Add(name_ + ": stands still before: " + what);
-    if (number_) {
-      around_.scheduler->Stop(*number_, around_.scheduler->Now() + kLong);
-    } else {
-      around_.scheduler->SleepFor(kLong);
-    }
+    others([](Process& other) { other.Stand("its node stands still"); });
+    Stand(what);
+  }
+  if (fate_.stuck_at == operation) {
+    around_.trace->Add(name_ + ": STUCK in: " + what);
+    around_.scheduler->SleepFor(kLong);
   }
   if (fate_.slow && around_.random->OneIn(6)) {
     around_.scheduler->SleepFor(std::chrono::milliseconds(around_.random->Below(3000)));
@@ -86,6 +104,18 @@ void Process::Point(const std::string& what) {
   around_.scheduler->Step();
   if (around_.trace->kept()) {
     around_.trace->Add(name_ + ": " + what);
+  }
+}
+
+void Process::Stand(const std::string& before) {
+  if (storage_.stopped()) {
+    return;
+  }
+  around_.trace->Add(name_ + ": stands still before: " + before);
+  if (number_) {
+    around_.scheduler->Stop(*number_, around_.scheduler->Now() + kLong);
+  } else {
+    around_.scheduler->SleepFor(kLong);
   }
 }
 

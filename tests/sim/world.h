@@ -54,10 +54,14 @@ struct Fate {
   std::optional<std::uint64_t> stands_at;  ///< The operation before which it stands still for long.
   std::optional<std::uint64_t> stands_at_write;  ///< Likewise, of the writes to data files.
   std::optional<Fault> fault;
-  bool slow = false;  ///< Some of its operations take seconds.
+  std::optional<std::uint64_t> stuck_at;  ///< The operation that takes long; its other threads run.
+  bool with_node = false;  ///< What kills it, or stops it, does so to all processes of its node.
+  bool slow = false;       ///< Some of its operations take seconds.
+  /// Its time of day jumps now and then, at most so far from the true one.
+  std::chrono::milliseconds clock_jumps{0};
 
   [[nodiscard]] bool is_calm() const {
-    return !killed_at && !stands_at && !stands_at_write && !fault;
+    return !killed_at && !stands_at && !stands_at_write && !stuck_at && !fault;
   }
 };
 
@@ -82,6 +86,12 @@ class Process {
   void SetNumber(std::size_t number) { number_ = number; }
   /// Sets a function that is called when the process is killed.
   void AtDeath(std::function<void()> ends) { at_death_ = std::move(ends); }
+  /// Sets a function that calls another for each process of this one's node.
+  void SetNode(std::function<void(const std::function<void(Process&)>&)> node) {
+    node_ = std::move(node);
+  }
+  /// Lets all its actors stand still for hours, once it has begun.
+  void Stand(const std::string& before);
   void Kill(const std::string& before);
 
   /// A point at which another process may go on, and at which this one's fate may strike.
@@ -96,6 +106,7 @@ class Process {
   std::uint64_t data_writes_ = 0;
   std::optional<std::size_t> number_;
   std::function<void()> at_death_;
+  std::function<void(const std::function<void(Process&)>&)> node_;
 };
 
 /// The messages between the ranks of one job.
