@@ -18,10 +18,10 @@
 #include <map>
 #include <mutex>
 #include <optional>
-#include <set>
 #include <utility>
 
 #include "agent/client.h"
+#include "agent/executor_machine.h"
 #include "agent/shared_memory.h"
 #include "async/submission.h"
 #include "base/events.h"
@@ -36,13 +36,11 @@ Status LostFor(const Status& why) {
   return Unavailable("the agent that was to write it is no longer reached: " + why.message());
 }
 
-/// The state of one turn: what has been sent and received for it.
+/// What has been received for a turn, beside its state.
 struct Ticket {
   std::optional<Status> taken;                     // The answer to kSubmit.
   std::optional<Result<AsyncSaveReport>> outcome;  // kDone.
-  bool forgotten = false;
-  bool lost = false;  // Its connection was lost, for this reason:
-  Status why_lost;
+  std::optional<Status> why_lost;
   std::shared_ptr<ValidityPage> lease;
 };
 using TicketPtr = std::shared_ptr<Ticket>;
@@ -83,31 +81,33 @@ class AgentExecutor final : public SaveExecutor {
     VARVE_ASSIGN_OR_RETURN(FileDescriptor lease, Duplicate(known->lease->fd().get()));
     message.fds.push_back(std::move(lease));
     std::unique_lock lock(mutex_);
-    if (turns_.contains(turn)) {
+    if (tickets_.contains(turn)) {
       return FailedPrecondition("turn " + std::to_string(turn) + " has been submitted already");
     }
-    Use(turn);
-    turns_[turn] = known;
-    if (Status status = lost_ ? CopyOf(why_lost_) : agent_->Send(message); !status.ok()) {
+    tickets_[turn] = known;
+    Take(executor_event::Submitted{turn});
+    if (!is_.connected) {
+      known->why_lost = CopyOf(why_lost_);
+    } else if (Status status = agent_->Send(message); !status.ok()) {
       Lose(std::move(status));
     } else {
       *sent = true;
     }
-    if (!Await(&lock, [&] { return known->lost || known->taken.has_value(); })) {
+    if (!Await(&lock, [&] { return StateOf(is_, turn) != TurnIs::kSent; })) {
       SendToAgent({AgentVerb::kCancel, turn, {}, {}});
       Lose(NoAnswer());
     }
     *sent = *sent && !known->taken;
-    Status taken = known->taken ? *known->taken : LostFor(known->why_lost);
+    Status taken = known->taken ? *known->taken : LostFor(*known->why_lost);
     if (!taken.ok()) {
-      RevokeLease(turn);  // The agent may accept the save yet.
+      GiveUp(turn);  // The agent may accept the save yet.
     }
     return taken;
   }
 
   void Pass(std::uint64_t turn) override {
     const std::scoped_lock lock(mutex_);
-    Use(turn);
+    Take(executor_event::Passed{turn});
     SendToAgent({AgentVerb::kPass, turn, {}, {}});
   }
 
@@ -118,58 +118,71 @@ class AgentExecutor final : public SaveExecutor {
 
   bool Holds(std::uint64_t turn) override {
     const std::scoped_lock lock(mutex_);
-    const auto found = turns_.find(turn);
-    return found != turns_.end() && !found->second->lost;
+    return !IsLost(turn);
   }
 
   Result<AsyncSaveReport> Wait(std::uint64_t turn, bool* lost) override {
     std::unique_lock lock(mutex_);
     const TicketPtr known = Known(turn);
-    varve::Wait(changed_, lock, [&] { return known->lost || known->outcome.has_value(); });
+    varve::Wait(changed_, lock, [&] { return known->outcome.has_value() || IsLost(turn); });
     *lost = !known->outcome;
     if (*lost) {
-      RevokeLease(turn);
+      GiveUp(turn);
     }
-    return known->outcome ? *known->outcome : LostFor(known->why_lost);
+    return known->outcome ? *known->outcome : LostFor(*known->why_lost);
   }
 
   void Forget(std::uint64_t turn) override {
     std::unique_lock lock(mutex_);
-    const TicketPtr known = Known(turn);
-    if (!known->lost) {
+    if (!IsLost(turn)) {
       Status asked = agent_->Send({AgentVerb::kForget, turn, {}, {}});
-      if (asked.ok() && !Await(&lock, [&] { return known->lost || known->forgotten; })) {
+      const auto is_forgotten = [&] {
+        return StateOf(is_, turn) == TurnIs::kForgotten || IsLost(turn);
+      };
+      if (asked.ok() && !Await(&lock, is_forgotten)) {
         asked = NoAnswer();
       }
       if (!asked.ok()) {
         Lose(std::move(asked));
       }
     }
-    if (!known->forgotten) {
-      RevokeLease(turn);
-    }
-    turns_.erase(turn);
+    GiveUp(turn);
   }
 
  private:
   /// Returns the ticket of a turn. A turn without one counts as lost.
   TicketPtr Known(std::uint64_t turn) {
-    const auto found = turns_.find(turn);
-    if (found != turns_.end()) {
+    const auto found = tickets_.find(turn);
+    if (found != tickets_.end()) {
       return found->second;
     }
     auto lost = std::make_shared<Ticket>();
-    lost->lost = true;
     lost->why_lost = CopyOf(why_lost_);
     return lost;
   }
 
-  /// Marks a turn as used: it has been submitted or passed.
-  void Use(std::uint64_t turn) {
-    used_.insert(turn);
-    while (used_.erase(all_used_below_) > 0) {
-      ++all_used_below_;
+  [[nodiscard]] bool IsLost(std::uint64_t turn) const {
+    return StateOf(is_, turn).value_or(TurnIs::kLost) == TurnIs::kLost;
+  }
+
+  /// Makes the step of an event, and what follows from it. The lock is held.
+  void Take(const ExecutorEvent& event) {
+    for (const ExecutorAction& action : Step(&is_, event)) {
+      if (const auto* pass = std::get_if<executor_action::Pass>(&action)) {
+        SendToAgent({AgentVerb::kPass, pass->turn, {}, {}});
+      } else if (const auto* revoke = std::get_if<executor_action::RevokeLease>(&action)) {
+        tickets_.at(revoke->turn)->lease->Revoke();
+      } else {
+        agent_->Close();
+      }
     }
+    changed_.notify_all();
+  }
+
+  /// Ends a turn whose memory is about to be used again. The lock is held.
+  void GiveUp(std::uint64_t turn) {
+    Take(executor_event::GivenUp{turn});
+    tickets_.erase(turn);
   }
 
   [[nodiscard]] Status NoAnswer() const {
@@ -180,37 +193,32 @@ class AgentExecutor final : public SaveExecutor {
   /// Marks the agent as lost: it has exited, does not answer, or its messages cannot be received.
   /// The lock is held.
   void Lose(Status why) {
-    if (!lost_) {
+    if (is_.connected) {
       why_lost_ = std::move(why);
+      ReportLoss();
     }
-    if (!lost_ && EventsAreTaken()) {
-      const bool harms = std::any_of(turns_.begin(), turns_.end(), [](const auto& entry) {
-        return !entry.second->lost && !entry.second->outcome;
-      });
-      (void)Guarded([&] {
-        ReportEvent({.level = harms ? EventLevel::kWarning : EventLevel::kInfo,
-                     .message = "the agent is lost: " + why_lost_.ToString() +
-                                "; the next save connects again, or starts another one"});
-        return Status::Ok();
-      });
-    }
-    lost_ = true;
-    for (const auto& [turn, known] : turns_) {
-      if (!known->lost) {
-        known->lost = true;
+    for (const auto& [turn, known] : tickets_) {
+      if (!known->why_lost) {
         known->why_lost = CopyOf(why_lost_);
       }
     }
-    agent_->Close();
-    changed_.notify_all();
+    Take(executor_event::Lost{});
   }
 
-  /// Revokes the lease of a turn whose memory is about to be used again. The lock is held.
-  void RevokeLease(std::uint64_t turn) {
-    if (const auto found = turns_.find(turn); found != turns_.end()) {
-      found->second->lease->Revoke();
-      turns_.erase(found);
+  /// Reports that the agent is lost; it harms only where it has saves.
+  void ReportLoss() {
+    if (!EventsAreTaken()) {
+      return;
     }
+    const bool harms = std::any_of(tickets_.begin(), tickets_.end(), [&](const auto& entry) {
+      return !IsLost(entry.first) && !entry.second->outcome;
+    });
+    (void)Guarded([&] {
+      ReportEvent({.level = harms ? EventLevel::kWarning : EventLevel::kInfo,
+                   .message = "the agent is lost: " + why_lost_.ToString() +
+                              "; the next save connects again, or starts another one"});
+      return Status::Ok();
+    });
   }
 
   /// Waits for an answer. Returns false when none comes in time: then the agent counts as lost.
@@ -220,7 +228,7 @@ class AgentExecutor final : public SaveExecutor {
   }
 
   void SendToAgent(const AgentMessage& message) {
-    if (!lost_) {
+    if (is_.connected) {
       (void)agent_->Send(message);
     }
   }
@@ -236,12 +244,7 @@ class AgentExecutor final : public SaveExecutor {
     VARVE_RETURN_IF_ERROR(Ask(*agent_, attach, Now() + answer_timeout_).status());
     {
       const std::scoped_lock lock(mutex_);
-      lost_ = false;
-      // Turns need not come in order. This agent has not received the messages about later turns:
-      // it would wait for those turns forever.
-      for (auto turn = used_.upper_bound(first_turn); turn != used_.end(); ++turn) {
-        SendToAgent({AgentVerb::kPass, *turn, {}, {}});
-      }
+      Take(executor_event::Connected{first_turn});
     }
     Status listens = Guarded([&] {
       listener_ = Thread([this, agent = agent_] { Listen(*agent); });
@@ -260,7 +263,7 @@ class AgentExecutor final : public SaveExecutor {
     const std::scoped_lock one(reconnecting_);
     {
       const std::scoped_lock lock(mutex_);
-      if (!lost_) {
+      if (is_.connected) {
         return Status::Ok();
       }
     }
@@ -287,21 +290,27 @@ class AgentExecutor final : public SaveExecutor {
         Lose(std::move(noted));
         return;
       }
-      changed_.notify_all();
     }
   }
 
   Status Note(const AgentMessage& message) {
-    const auto found = turns_.find(message.turn);
-    if (found == turns_.end() || found->second->lost) {
+    const std::uint64_t turn = message.turn;
+    if (IsLost(turn)) {
       return Status::Ok();
     }
-    Ticket& turn = *found->second;
+    Ticket& ticket = *tickets_.at(turn);
     switch (message.verb) {
-      case AgentVerb::kOk: turn.taken = Status::Ok(); break;
-      case AgentVerb::kRefused: turn.taken = DecodeRefusal(message.payload); break;
-      case AgentVerb::kForgotten: turn.forgotten = true; break;
-      case AgentVerb::kDone: turn.outcome = OutcomeOf(message); break;
+      case AgentVerb::kOk:
+      case AgentVerb::kRefused:
+        ticket.taken =
+            message.verb == AgentVerb::kOk ? Status::Ok() : DecodeRefusal(message.payload);
+        Take(executor_event::Answered{turn, message.verb == AgentVerb::kOk});
+        break;
+      case AgentVerb::kForgotten: Take(executor_event::Forgotten{turn}); break;
+      case AgentVerb::kDone:
+        ticket.outcome = OutcomeOf(message);
+        Take(executor_event::Ended{turn});
+        break;
       default: break;
     }
     return Status::Ok();
@@ -325,11 +334,9 @@ class AgentExecutor final : public SaveExecutor {
   std::mutex mutex_;  // Guards all members below but the thread.
   std::condition_variable changed_;
   std::shared_ptr<AgentLink> agent_;
-  bool lost_ = true;
+  ExecutorState is_;
   Status why_lost_;
-  std::map<std::uint64_t, TicketPtr> turns_;
-  std::uint64_t all_used_below_ = 0;
-  std::set<std::uint64_t> used_;  // Turns from first_turn_ on.
+  std::map<std::uint64_t, TicketPtr> tickets_;  // Of is_.turns.
   Thread listener_;
 };
 

@@ -1,0 +1,97 @@
+/// The states of a trainer's side of the agent: of its connection, and of each save that it has
+/// submitted. It has no threads, sockets or clock.
+///
+/// The connection is up, or down. It goes down when it breaks, when the agent does not answer in
+/// time, and when a message cannot be received. The next save that is submitted makes it again,
+/// perhaps to another agent, which knows nothing of the turns before.
+///
+/// A turn:
+///
+/// | state      | the trainer                                  | becomes
+/// |------------|----------------------------------------------|--------------------------------
+/// | kSent      | waits for the agent's answer                 | kAccepted, kRefused, kLost
+/// | kAccepted  | knows that the agent has it                  | kEnded, kForgotten, kLost
+/// | kRefused   | knows why the agent does not take it         | given up
+/// | kEnded     | knows the outcome; the agent may hold it     | kForgotten, kLost
+/// | kForgotten | knows that the agent reads its memory no     | given up
+/// |            | more                                         |
+/// | kLost      | does not know what the agent does with it    | given up
+///
+/// A turn is given up when the trainer uses its memory again. Unless the agent has forgotten it,
+/// the lease of that memory is revoked first: an agent that is lost may live, and still read it.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <optional>
+#include <set>
+#include <variant>
+#include <vector>
+
+namespace varve {
+
+enum class TurnIs : std::uint8_t { kSent, kAccepted, kRefused, kEnded, kForgotten, kLost };
+
+struct ExecutorState {
+  bool connected = false;
+  std::map<std::uint64_t, TurnIs> turns;  ///< Those that have not been given up.
+  std::uint64_t all_used_below = 0;       ///< All turns before it were submitted or passed.
+  std::set<std::uint64_t> used;           ///< Likewise these. Turns need not come in order.
+};
+
+namespace executor_event {
+/// Messages of this turn and of later ones can be sent to the agent, which has received none.
+struct Connected {
+  std::uint64_t first_turn = 0;
+};
+struct Lost {};
+struct Submitted {
+  std::uint64_t turn = 0;
+};
+struct Passed {
+  std::uint64_t turn = 0;
+};
+struct Answered {
+  std::uint64_t turn = 0;
+  bool accepted = false;
+};
+struct Ended {
+  std::uint64_t turn = 0;
+};
+struct Forgotten {
+  std::uint64_t turn = 0;
+};
+/// The trainer uses the memory of the turn again.
+struct GivenUp {
+  std::uint64_t turn = 0;
+};
+}  // namespace executor_event
+
+using ExecutorEvent =
+    std::variant<executor_event::Connected, executor_event::Lost, executor_event::Submitted,
+                 executor_event::Passed, executor_event::Answered, executor_event::Ended,
+                 executor_event::Forgotten, executor_event::GivenUp>;
+
+namespace executor_action {
+/// Tells the agent that nothing is submitted in a turn, for which it would wait.
+struct Pass {
+  std::uint64_t turn = 0;
+};
+/// Closes the connection.
+struct Close {};
+struct RevokeLease {
+  std::uint64_t turn = 0;
+};
+}  // namespace executor_action
+
+using ExecutorAction =
+    std::variant<executor_action::Pass, executor_action::Close, executor_action::RevokeLease>;
+
+/// Takes an event. Returns what is to be done, in that order. Events of turns that are lost or
+/// given up change nothing.
+std::vector<ExecutorAction> Step(ExecutorState* state, const ExecutorEvent& event);
+
+/// Returns a turn's state; nothing for one that was given up or never submitted.
+std::optional<TurnIs> StateOf(const ExecutorState& state, std::uint64_t turn);
+
+}  // namespace varve

@@ -1,0 +1,88 @@
+#include "agent/executor_machine.h"
+
+#include <cstdint>
+#include <vector>
+
+#include <gtest/gtest.h>
+
+namespace varve::executor_machine_test {
+namespace {
+
+namespace on = executor_event;
+
+/// The turns of the actions of one kind.
+template <class Action>
+std::vector<std::uint64_t> TurnsOf(const std::vector<ExecutorAction>& actions) {
+  std::vector<std::uint64_t> turns;
+  for (const ExecutorAction& action : actions) {
+    if (const auto* one = std::get_if<Action>(&action)) {
+      turns.push_back(one->turn);
+    }
+  }
+  return turns;
+}
+
+ExecutorState After(const std::vector<ExecutorEvent>& events) {
+  ExecutorState state;
+  for (const ExecutorEvent& event : events) {
+    (void)Step(&state, event);
+  }
+  return state;
+}
+
+std::vector<std::uint64_t> RevokedBy(ExecutorState state, std::uint64_t turn) {
+  return TurnsOf<executor_action::RevokeLease>(Step(&state, on::GivenUp{turn}));
+}
+
+using Turns = std::vector<std::uint64_t>;
+
+TEST(ExecutorMachine, MemoryIsUsedAgainWithoutTheAgentsConsentOnlyWhenItsLeaseIsRevoked) {
+  const std::vector<ExecutorEvent> sent{on::Connected{0}, on::Submitted{0}};
+  EXPECT_EQ(RevokedBy(After(sent), 0), Turns{0});
+  std::vector<ExecutorEvent> events = sent;
+  events.emplace_back(on::Answered{0, true});
+  EXPECT_EQ(RevokedBy(After(events), 0), Turns{0});
+  events.emplace_back(on::Ended{0});
+  EXPECT_EQ(RevokedBy(After(events), 0), Turns{0}) << "the agent may hold it for those who load it";
+  events.emplace_back(on::Forgotten{0});
+  EXPECT_EQ(RevokedBy(After(events), 0), Turns{});
+}
+
+TEST(ExecutorMachine, ATurnIsRevokedOnce) {
+  ExecutorState state = After({on::Connected{0}, on::Submitted{0}});
+  EXPECT_EQ(Step(&state, on::GivenUp{0}).size(), 1U);
+  EXPECT_TRUE(Step(&state, on::GivenUp{0}).empty());
+}
+
+TEST(ExecutorMachine, WithTheConnectionAllTurnsAreLostAndLaterMessagesChangeNothing) {
+  ExecutorState state = After(
+      {on::Connected{0}, on::Submitted{0}, on::Answered{0, true}, on::Submitted{1}, on::Lost{}});
+  EXPECT_FALSE(state.connected);
+  for (const ExecutorEvent& late : {ExecutorEvent(on::Answered{1, true}),
+                                    ExecutorEvent(on::Ended{0}), ExecutorEvent(on::Forgotten{0})}) {
+    (void)Step(&state, late);
+  }
+  EXPECT_EQ(StateOf(state, 0), TurnIs::kLost);
+  EXPECT_EQ(StateOf(state, 1), TurnIs::kLost);
+  EXPECT_EQ(RevokedBy(state, 0), Turns{0}) << "an agent that is lost may live";
+}
+
+TEST(ExecutorMachine, ASaveThatIsSubmittedWithoutAConnectionIsLost) {
+  EXPECT_EQ(StateOf(After({on::Submitted{0}}), 0), TurnIs::kLost);
+}
+
+TEST(ExecutorMachine, ANewAgentIsToldOfTheTurnsThatItNeedNotWaitFor) {
+  ExecutorState state =
+      After({on::Connected{0}, on::Submitted{0}, on::Passed{3}, on::Submitted{4}, on::Lost{}});
+  EXPECT_EQ(TurnsOf<executor_action::Pass>(Step(&state, on::Connected{1})), (Turns{3, 4}));
+  EXPECT_TRUE(state.connected);
+}
+
+TEST(ExecutorMachine, ARefusedSaveIsNotAccepted) {
+  const ExecutorState state = After({on::Connected{0}, on::Submitted{0}, on::Answered{0, false},
+                                     on::Answered{0, true}, on::Ended{0}});
+  EXPECT_EQ(StateOf(state, 0), TurnIs::kRefused);
+}
+
+}  // namespace
+}  // namespace varve::executor_machine_test
