@@ -69,6 +69,42 @@ def test_it_says_what_the_agent_does_and_ends_it(run, run_json, agent, folder):
     assert run_json("agent", "status") == {"running": False}
 
 
+DEFERS = """
+import sys
+import torch
+from varve.torch import Stager, defer_save
+
+stager = Stager(executor="process", memory_budget=1 << 28)
+defer_save({"w": torch.ones(1 << 20)}, sys.argv[1], stager=stager).result()
+print("held", flush=True)
+sys.stdin.read()
+"""
+
+
+def test_ls_shows_what_the_agent_has_and_has_not_written(run, run_json, agent, folder):
+    pytest.importorskip("torch")
+    trainer = subprocess.Popen(
+        [sys.executable, "-c", DEFERS, folder / "step-1"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert trainer.stdout is not None
+    assert trainer.stdout.readline() == "held\n"
+    (entry,) = run_json("ls", folder)
+    assert (entry["name"], entry["state"]) == ("step-1", "saving")
+    assert entry["detail"].startswith("the agent has 1 file, kept for ")
+    assert entry["bytes"] >= 4 << 20
+    assert "step-1" in run("ls", folder).stdout
+    assert run("ls", folder.parent).stdout.startswith("no checkpoints in ")
+
+    trainer.kill()
+    trainer.communicate()
+    assert run("agent", "drain").stdout == "everything is written\n"
+    (entry,) = run_json("ls", folder)
+    assert (entry["name"], entry["state"], entry["detail"]) == ("step-1", "whole", "")
+
+
 def test_a_directory_that_others_may_enter_is_refused(run, agent):
     os.mkdir(agent, 0o755)
     os.chmod(agent, 0o755)

@@ -2,10 +2,13 @@
 ///
 /// A job of one to three ranks on one or two nodes saves versions 1, 2, ... under a name each, or
 /// all under one name: asynchronously, or deferred. Each node has an agent. The seed may kill a
-/// trainer or an agent, stop one of them for hours, break a connection or give an agent's storage
-/// an error. A trainer that ends, or is killed, leaves its saves to its agent. When all have ended
-/// another job, of any world size, may go on, beside the agents that write what the first has left.
-/// Stagers, executors, sessions and the exchange of the agents are the engine's own.
+/// trainer or an agent, stop one of them for hours, or do so to a node with all its processes. It
+/// may let a storage call hang while the process goes on, break a connection, give an agent's
+/// storage an error, let clocks jump, and cut the power at the end. A trainer that ends, or is
+/// killed, leaves its saves to its agent. When all have ended another job, of any world size, may
+/// go on, beside the agents that write what the first has left; where clocks jump, two jobs are
+/// further apart than they. Stagers, executors, sessions and the exchange of the agents are the
+/// engine's own.
 ///
 /// What must hold:
 ///   1. What a load finds is one version, whole.

@@ -1,7 +1,11 @@
+#include <cmath>
+#include <filesystem>
+#include <map>
 #include <memory>
 
 #include "json.h"
 #include "text.h"
+#include "varve/agent.h"
 #include "varve/catalogue.h"
 #include "verbs.h"
 
@@ -20,7 +24,9 @@ constexpr const char* kHelp =
     "  damaged      the index or a file is missing, or not of its size; see `varve verify`\n"
     "  displaced  whole, under a hidden name since an overwrite was interrupted; loads by its\n"
     "               own name, and `varve gc` gives it back\n"
-    "  saving       a save is under way\n"
+    "  saving       a save is under way; of one that this node's agent has, how far it is and "
+    "since\n"
+    "               when, as in `varve agent status` (\"kept\": written if the trainer ends)\n"
     "  stale     of a dead save; `varve gc` removes it\n"
     "  failed       an asynchronous save of this name has failed, for the reason given; forgotten\n"
     "               with the next save of the name, or by `varve gc`\n"
@@ -76,8 +82,53 @@ std::string AsTable(const std::vector<CheckpointEntry>& entries) {
   return table.ToString();
 }
 
+/// The files of one checkpoint that this node's agent has and that are not written yet.
+struct WithAgent {
+  std::size_t files = 0;
+  std::uint64_t bytes = 0;
+  std::string state;
+  double seconds = 0;
+};
+
+/// Returns them by the checkpoint's name; none where no agent runs, or it does not answer.
+std::map<std::string, WithAgent> FilesWithAgent(const std::string& directory) {
+  std::map<std::string, WithAgent> found;
+  std::error_code error;
+  const auto here = std::filesystem::canonical(directory, error);
+  const auto report = error ? Result<AgentReport>(AgentReport{}) : AgentStatus();
+  for (const AgentReport::File& file :
+       report.ok() ? report->saves : std::vector<AgentReport::File>()) {
+    const std::filesystem::path path(file.path);
+    if (path.parent_path() == here) {
+      WithAgent& one = found[path.filename()];
+      ++one.files;
+      one.bytes += file.bytes;
+      if (file.seconds >= one.seconds) {
+        one.state = file.state;
+        one.seconds = file.seconds;
+      }
+    }
+  }
+  return found;
+}
+
+/// Adds the saves that the agent of this node has, each under the name that it will have.
+void AddWhatTheAgentHas(const std::string& directory, std::vector<CheckpointEntry>* entries) {
+  for (const auto& [name, has] : FilesWithAgent(directory)) {
+    const std::string detail = "the agent has " + Count(has.files, "file") + ", " + has.state +
+                               " for " + std::to_string(std::llround(has.seconds)) + " s";
+    CheckpointEntry entry;
+    entry.name = name;
+    entry.state = CheckpointState::kSaving;
+    entry.bytes = has.bytes;
+    entry.detail = detail;
+    entries->push_back(std::move(entry));
+  }
+}
+
 Result<Outcome> Run(const Options& options) {
-  VARVE_ASSIGN_OR_RETURN(const auto entries, ListCheckpoints(options.directory));
+  VARVE_ASSIGN_OR_RETURN(auto entries, ListCheckpoints(options.directory));
+  AddWhatTheAgentHas(options.directory, &entries);
   if (options.json) {
     return Outcome{AsJson(entries)};
   }
