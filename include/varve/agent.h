@@ -64,8 +64,10 @@ struct AgentReport {
   friend bool operator==(const AgentReport&, const AgentReport&) = default;
 };
 
-/// Returns the agent's report. Errors: NotFound when none runs.
-Result<AgentReport> AgentStatus(const std::string& directory = {});
+/// Returns the agent's report. Errors: NotFound when none runs; Unavailable when it does not answer
+/// in time.
+Result<AgentReport> AgentStatus(const std::string& directory = {},
+                                std::chrono::milliseconds timeout = std::chrono::seconds(10));
 
 /// Waits until the agent has written everything that was submitted to it, at most for `timeout`.
 /// Errors: NotFound when none runs; Unavailable.

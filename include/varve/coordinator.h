@@ -2,7 +2,6 @@
 #pragma once
 
 #include <chrono>
-#include <cstdint>
 #include <functional>
 #include <memory>
 #include <string>
@@ -22,8 +21,7 @@ using Deadline = std::chrono::steady_clock::time_point;
 ///
 /// Threads: used by one thread at a time. All ranks must make the same collective calls in the
 /// same order. After an error of the transport (kUnavailable) the object may be out of step with
-/// its peers: exchanges may fail on it from then on, but never take a message for that of another
-/// exchange.
+/// its peers: Exchange takes no message on it from then on, and fails on all ranks.
 class Coordinator {
  public:
   virtual ~Coordinator() = default;
@@ -40,11 +38,12 @@ class Coordinator {
 
   [[nodiscard]] bool is_coordinator() const { return rank() == 0; }
 
-  /// Counts an exchange of this rank, from 1 on. For Exchange alone.
-  std::uint32_t CountExchange() { return ++exchanges_; }
+  /// Marks this rank as out of step with the others. Exchange does so where a message is lost.
+  void MarkOutOfStep() { out_of_step_ = true; }
+  [[nodiscard]] bool out_of_step() const { return out_of_step_; }
 
  private:
-  std::uint32_t exchanges_ = 0;
+  bool out_of_step_ = false;
 };
 
 /// One rank's part in an exchange: a payload, or the reason why it has none.

@@ -18,8 +18,8 @@ struct Phase {
   std::string name;
   double seconds = 0;       ///< On this rank.
   std::uint64_t bytes = 0;  ///< That it copied, wrote or read; 0 where it is not about bytes.
-  /// Filled on the coordinator of a save by several ranks: the rank that took longest, and how
-  /// long.
+  /// Filled on the coordinator of a save by several ranks, where a phase is no wait for others: the
+  /// rank that took longest, and how long.
   std::optional<std::uint32_t> slowest_rank{};
   double slowest_seconds = 0;
   friend bool operator==(const Phase&, const Phase&) = default;
@@ -40,7 +40,8 @@ struct Event {
   std::chrono::system_clock::time_point time{};  ///< When; set by the engine.
 };
 
-/// Returns the event as a line of a log: time (UTC), level, rank, message, fields. No line feed.
+/// Returns the event as a line of a log: time (UTC), level, rank, message, fields. Spaces stand for
+/// control characters.
 std::string ToLine(const Event& event);
 
 using EventFunction = std::function<void(const Event&)>;
@@ -50,7 +51,7 @@ using EventFunction = std::function<void(const Event&)>;
 /// when the function before it has taken the events that were waiting and is not called any more;
 /// must not be called from within an EventFunction. Where events come faster than the function
 /// takes them, some are dropped, and a warning says how many. A child that was forked has no
-/// function.
+/// function until it sets one.
 void SetEventFunction(EventFunction function);
 
 }  // namespace varve

@@ -96,9 +96,9 @@ struct SaveReport {
   /// coordinator.
   std::vector<std::string> conflicts{};
   /// "plan" (this rank's plan and fingerprints), "exchange" (the ranks settle it and claim the
-  /// name), "stage" (the copy of a save in the background), "write", "sync", and "commit" (from
-  /// then on to the outcome: the wait for slower ranks is in it). In waves "stage" and "write" run
-  /// at the same time.
+  /// name), "stage" (the copy of a save in the background), "wait" (for its turn), "write", "sync",
+  /// and "commit" (from then on to the outcome: the wait for slower ranks is in it). In waves
+  /// "stage" and "write" run at the same time.
   std::vector<Phase> phases{};
 };
 

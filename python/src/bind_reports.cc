@@ -14,7 +14,7 @@ constexpr const char* kSaveDoc = R"(The result of a save, on this rank.
 Attributes:
     save_id: The 32 hex digits that all files of the save carry.
     bytes_written: Bytes that this rank wrote, header included.
-    seconds: From the call to the end. A save in the background does not count the copy.
+    seconds: From the call to the end; where the agent writes, from when it begins to.
     direct: False where the file system refused O_DIRECT and writes went through the page cache.
     differing_objects: On rank 0: plain values that differed between ranks; rank 0's was kept. See
         PerRank.
@@ -59,7 +59,7 @@ Attributes:
 constexpr const char* kPhaseDoc = R"(A part of a save or load.
 
 Attributes:
-    name: Of a save "plan", "exchange", "stage", "write", "sync" or "commit"; of a load "open", "plan",
+    name: Of a save "plan", "exchange", "stage", "wait", "write", "sync" or "commit"; of a load "open", "plan",
         "exchange", "read", "verify" or "copy".
     seconds: On this rank. Of "read", "verify" and "copy" the mean of the threads that do them.
     bytes: That it copied, wrote or read; 0 where it is not about bytes.
@@ -67,7 +67,8 @@ Attributes:
     slowest_seconds: Seconds that it took there.
 )";
 
-/// Calls a Python function with an event: its level as in `logging`, rank, message and fields.
+/// Calls a Python function with an event: its level as in `logging`, rank, message, fields, and
+/// seconds since 1970.
 void SetPythonEvents(nb::object function) {
   EventFunction next;
   if (!function.is_none()) {
@@ -80,7 +81,8 @@ void SetPythonEvents(nb::object function) {
         }
         (*take)(10 * (static_cast<int>(event.level) + 1),
                 event.rank < 0 ? nb::none() : nb::object(nb::int_(event.rank)),
-                ToText(event.message), fields);
+                ToText(event.message), fields,
+                std::chrono::duration<double>(event.time.time_since_epoch()).count());
       } catch (nb::python_error& error) {
         error.discard_as_unraisable("a handler of Varve's events");
       }

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import logging
+import re
 import subprocess
 import sys
+import time
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 import torch
@@ -17,10 +21,10 @@ from ranks import run_ranks
 import varve
 import varve.agent
 import varve.torch
-from varve.torch import Stager, async_save
+from varve.torch import Stager, async_save, defer_save
 
 SAVING = ["plan", "exchange", "write", "sync", "commit"]
-STAGING = ["plan", "exchange", "stage", "write", "sync", "commit"]
+STAGING = ["plan", "exchange", "stage", "wait", "write", "sync", "commit"]
 LOADING = ["open", "read", "verify", "copy", "plan", "exchange"]
 
 
@@ -71,6 +75,58 @@ def test_events_are_records_of_logging(tmp_path: Path, caplog: pytest.LogCapture
     assert steps[-1] == "writing -> ended"
 
 
+def test_a_deferred_save_is_not_called_durable_and_a_clean_end_no_loss(
+    agent: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.DEBUG, logger="varve.engine"):
+        stager = Stager(executor="process", memory_budget=1 << 28)
+        defer_save(state_of(1), tmp_path / "c", stager=stager).result()
+        stager.close()
+        del stager
+        gc.collect()
+        varve.agent.drain(600.0)
+        varve._core.set_event_function(varve._events._take)
+    said = [r.message for r in caplog.records if r.name == "varve.engine"]
+    assert any("is with the agent, which writes it if this process ends" in one for one in said)
+    assert not any("durable" in one or "lost" in one for one in said), said
+
+
+def test_a_save_that_is_refused_is_an_event(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    varve.torch.save(state_of(1), tmp_path / "c")
+    with caplog.at_level(logging.INFO, logger="varve.engine"):
+        with pytest.raises(varve.CheckpointExistsError):
+            varve.torch.save(state_of(1), tmp_path / "c")
+        varve._core.set_event_function(varve._events._take)
+    assert "has failed: AlreadyExists" in caplog.records[-1].message
+
+
+def test_a_record_has_the_time_of_the_event_though_handlers_are_slow(tmp_path: Path) -> None:
+    class Slow(logging.Handler):
+        times: ClassVar[list[float]] = []
+
+        def emit(self, record: logging.LogRecord) -> None:
+            self.times.append(record.created)
+            time.sleep(0.5)
+
+    log = logging.getLogger("varve.engine")
+    slow = Slow()
+    log.addHandler(slow)
+    log.setLevel(logging.INFO)
+    begin = time.time()
+    try:
+        for i in range(3):
+            varve.torch.save(state_of(1), tmp_path / str(i))
+        end = time.time()
+        varve._core.set_event_function(varve._events._take)
+    finally:
+        log.removeHandler(slow)
+        log.setLevel(logging.NOTSET)
+    assert len(slow.times) == 3
+    assert all(begin - 0.1 <= at <= end + 0.1 for at in slow.times)
+
+
 def test_the_agent_writes_a_log(agent: str, tmp_path: Path) -> None:
     with Stager(executor="process") as stager:
         async_save(state_of(1), tmp_path / "c", stager=stager).result()
@@ -80,9 +136,10 @@ def test_the_agent_writes_a_log(agent: str, tmp_path: Path) -> None:
     lines = log.splitlines()
     assert "INFO the agent begins" in lines[0]
     mine = [line for line in lines if str(tmp_path / "c") in line]
-    assert [line.split(": ", 1)[1].split(" trainer=")[0] for line in mine] == [
+    said = [line.split(": ", 1)[1].split(" trainer=")[0] for line in mine]
+    assert [re.sub(r" \d+ ms$", "", one) for one in said] == [
         "writing",
-        "is durable",
+        "is durable, after",
         "writing -> over",
     ]
     assert all(" rank 0 " in line and "save_id=" in line for line in mine)

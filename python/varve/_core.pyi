@@ -53,9 +53,9 @@ class Phase(_Struct):
     slowest_seconds: float = ...
 
 def set_event_function(
-    function: Callable[[int, int | None, str, dict[str, str]], None] | None,
+    function: Callable[[int, int | None, str, dict[str, str], float], None] | None,
 ) -> None:
-    """Gives events to a function of level, rank, message and fields, on a thread of the engine."""
+    """Gives events (level, rank, message, fields, time) to a function, on a thread of the engine."""
 
 class SaveReport(_Struct):
     save_id: str = ...

@@ -21,8 +21,14 @@ def install() -> None:
     atexit.register(_core.set_event_function, None)
 
 
-def _take(level: int, rank: int | None, message: str, fields: dict[str, str]) -> None:
-    if _LOG.isEnabledFor(level):
-        shown = "".join(f" {name}={value}" for name, value in fields.items())
-        where = "" if rank is None else f"rank {rank}: "
-        _LOG.log(level, "%s%s%s", where, message, shown, extra={"rank": rank, "fields": fields})
+def _take(level: int, rank: int | None, message: str, fields: dict[str, str], time: float) -> None:
+    if not _LOG.isEnabledFor(level):
+        return
+    shown = "".join(f" {name}={value}" for name, value in fields.items())
+    where = "" if rank is None else f"rank {rank}: "
+    more = {"rank": rank, "fields": fields}
+    text = f"{where}{message}{shown}"
+    record = _LOG.makeRecord(_LOG.name, level, __file__, 0, text, (), None, extra=more)
+    record.created = time  # Handlers may be slow, and this be late.
+    record.msecs = int(time % 1 * 1000)
+    _LOG.handle(record)

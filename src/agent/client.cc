@@ -148,8 +148,8 @@ Status AskForTheEnd(AgentVerb verb, std::chrono::milliseconds timeout,
 
 }  // namespace
 
-Result<AgentReport> AgentStatus(const std::string& directory) {
-  const auto deadline = Clock::now() + kGreeting;
+Result<AgentReport> AgentStatus(const std::string& directory, std::chrono::milliseconds timeout) {
+  const auto deadline = After(timeout);
   VARVE_ASSIGN_OR_RETURN(const auto agent, ConnectAndGreet(directory, deadline));
   VARVE_ASSIGN_OR_RETURN(const AgentMessage answer,
                          Ask(*agent, {AgentVerb::kStatus, 0, {}, {}}, deadline));

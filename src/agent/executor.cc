@@ -56,6 +56,7 @@ class AgentExecutor final : public SaveExecutor {
     {
       const std::scoped_lock lock(mutex_);
       SendToAgent({AgentVerb::kBye, 0, {}, {}});
+      Take(executor_event::Lost{});  // From here on nothing is lost.
     }
     Disconnect();
   }
@@ -167,14 +168,15 @@ class AgentExecutor final : public SaveExecutor {
 
   /// Makes the step of an event, and what follows from it. The lock is held.
   void Take(const ExecutorEvent& event) {
-    for (const ExecutorAction& action : Step(&is_, event)) {
-      if (const auto* pass = std::get_if<executor_action::Pass>(&action)) {
-        SendToAgent({AgentVerb::kPass, pass->turn, {}, {}});
-      } else if (const auto* revoke = std::get_if<executor_action::RevokeLease>(&action)) {
-        tickets_.at(revoke->turn)->lease->Revoke();
-      } else {
-        agent_->Close();
-      }
+    const ExecutorActions actions = Step(&is_, event);
+    if (actions.revoke) {
+      tickets_.at(*actions.revoke)->lease->Revoke();
+    }
+    if (actions.close) {
+      agent_->Close();
+    }
+    for (const std::uint64_t turn : actions.pass) {
+      SendToAgent({AgentVerb::kPass, turn, {}, {}});
     }
     changed_.notify_all();
   }

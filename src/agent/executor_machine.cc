@@ -3,7 +3,7 @@
 namespace varve {
 namespace {
 
-using ToDo = std::vector<ExecutorAction>;
+using ToDo = ExecutorActions;
 
 /// One event's effect.
 class TakingForTurns {
@@ -14,7 +14,7 @@ class TakingForTurns {
     state_.connected = true;
     ToDo actions;
     for (auto turn = state_.used.upper_bound(event.first_turn); turn != state_.used.end(); ++turn) {
-      actions.emplace_back(executor_action::Pass{*turn});
+      actions.pass.push_back(*turn);
     }
     return actions;
   }
@@ -24,7 +24,7 @@ class TakingForTurns {
     for (auto& [turn, is] : state_.turns) {
       is = TurnIs::kLost;
     }
-    return {executor_action::Close{}};
+    return {.close = true};
   }
 
   ToDo operator()(const executor_event::Submitted& event) {
@@ -66,7 +66,7 @@ class TakingForTurns {
     }
     const bool is_read = found->second != TurnIs::kForgotten;
     state_.turns.erase(found);
-    return is_read ? ToDo{executor_action::RevokeLease{event.turn}} : ToDo{};
+    return {.revoke = is_read ? std::optional(event.turn) : std::nullopt};
   }
 
  private:
@@ -84,7 +84,7 @@ class TakingForTurns {
 
 }  // namespace
 
-std::vector<ExecutorAction> Step(ExecutorState* state, const ExecutorEvent& event) {
+ExecutorActions Step(ExecutorState* state, const ExecutorEvent& event) {
   return std::visit(TakingForTurns(state), event);
 }
 

@@ -72,24 +72,17 @@ using ExecutorEvent =
                  executor_event::Passed, executor_event::Answered, executor_event::Ended,
                  executor_event::Forgotten, executor_event::GivenUp>;
 
-namespace executor_action {
-/// Tells the agent that nothing is submitted in a turn, for which it would wait.
-struct Pass {
-  std::uint64_t turn = 0;
+/// What is to be done after a step.
+struct ExecutorActions {
+  bool close = false;                   ///< Close the connection.
+  std::optional<std::uint64_t> revoke;  ///< Revoke the lease of this turn.
+  /// Tell the agent that nothing is submitted in these turns, for which it would wait.
+  std::vector<std::uint64_t> pass;
 };
-/// Closes the connection.
-struct Close {};
-struct RevokeLease {
-  std::uint64_t turn = 0;
-};
-}  // namespace executor_action
 
-using ExecutorAction =
-    std::variant<executor_action::Pass, executor_action::Close, executor_action::RevokeLease>;
-
-/// Takes an event. Returns what is to be done, in that order. Events of turns that are lost or
-/// given up change nothing.
-std::vector<ExecutorAction> Step(ExecutorState* state, const ExecutorEvent& event);
+/// Takes an event. Events of turns that are lost or given up change nothing. Needs memory only for
+/// Connected, Submitted and Passed: a turn can be lost and given up without any.
+ExecutorActions Step(ExecutorState* state, const ExecutorEvent& event);
 
 /// Returns a turn's state; nothing for one that was given up or never submitted.
 std::optional<TurnIs> StateOf(const ExecutorState& state, std::uint64_t turn);

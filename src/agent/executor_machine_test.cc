@@ -1,6 +1,7 @@
 #include "agent/executor_machine.h"
 
 #include <cstdint>
+#include <optional>
 #include <vector>
 
 #include <gtest/gtest.h>
@@ -10,18 +11,6 @@ namespace {
 
 namespace on = executor_event;
 
-/// The turns of the actions of one kind.
-template <class Action>
-std::vector<std::uint64_t> TurnsOf(const std::vector<ExecutorAction>& actions) {
-  std::vector<std::uint64_t> turns;
-  for (const ExecutorAction& action : actions) {
-    if (const auto* one = std::get_if<Action>(&action)) {
-      turns.push_back(one->turn);
-    }
-  }
-  return turns;
-}
-
 ExecutorState After(const std::vector<ExecutorEvent>& events) {
   ExecutorState state;
   for (const ExecutorEvent& event : events) {
@@ -30,28 +19,28 @@ ExecutorState After(const std::vector<ExecutorEvent>& events) {
   return state;
 }
 
-std::vector<std::uint64_t> RevokedBy(ExecutorState state, std::uint64_t turn) {
-  return TurnsOf<executor_action::RevokeLease>(Step(&state, on::GivenUp{turn}));
+std::optional<std::uint64_t> RevokedBy(ExecutorState state, std::uint64_t turn) {
+  return Step(&state, on::GivenUp{turn}).revoke;
 }
 
 using Turns = std::vector<std::uint64_t>;
 
 TEST(ExecutorMachine, MemoryIsUsedAgainWithoutTheAgentsConsentOnlyWhenItsLeaseIsRevoked) {
   const std::vector<ExecutorEvent> sent{on::Connected{0}, on::Submitted{0}};
-  EXPECT_EQ(RevokedBy(After(sent), 0), Turns{0});
+  EXPECT_EQ(RevokedBy(After(sent), 0), 0U);
   std::vector<ExecutorEvent> events = sent;
   events.emplace_back(on::Answered{0, true});
-  EXPECT_EQ(RevokedBy(After(events), 0), Turns{0});
+  EXPECT_EQ(RevokedBy(After(events), 0), 0U);
   events.emplace_back(on::Ended{0});
-  EXPECT_EQ(RevokedBy(After(events), 0), Turns{0}) << "the agent may hold it for those who load it";
+  EXPECT_EQ(RevokedBy(After(events), 0), 0U) << "the agent may hold it for those who load it";
   events.emplace_back(on::Forgotten{0});
-  EXPECT_EQ(RevokedBy(After(events), 0), Turns{});
+  EXPECT_EQ(RevokedBy(After(events), 0), std::nullopt);
 }
 
 TEST(ExecutorMachine, ATurnIsRevokedOnce) {
   ExecutorState state = After({on::Connected{0}, on::Submitted{0}});
-  EXPECT_EQ(Step(&state, on::GivenUp{0}).size(), 1U);
-  EXPECT_TRUE(Step(&state, on::GivenUp{0}).empty());
+  EXPECT_EQ(Step(&state, on::GivenUp{0}).revoke, 0U);
+  EXPECT_EQ(Step(&state, on::GivenUp{0}).revoke, std::nullopt);
 }
 
 TEST(ExecutorMachine, WithTheConnectionAllTurnsAreLostAndLaterMessagesChangeNothing) {
@@ -64,7 +53,7 @@ TEST(ExecutorMachine, WithTheConnectionAllTurnsAreLostAndLaterMessagesChangeNoth
   }
   EXPECT_EQ(StateOf(state, 0), TurnIs::kLost);
   EXPECT_EQ(StateOf(state, 1), TurnIs::kLost);
-  EXPECT_EQ(RevokedBy(state, 0), Turns{0}) << "an agent that is lost may live";
+  EXPECT_EQ(RevokedBy(state, 0), 0U) << "an agent that is lost may live";
 }
 
 TEST(ExecutorMachine, ASaveThatIsSubmittedWithoutAConnectionIsLost) {
@@ -74,7 +63,7 @@ TEST(ExecutorMachine, ASaveThatIsSubmittedWithoutAConnectionIsLost) {
 TEST(ExecutorMachine, ANewAgentIsToldOfTheTurnsThatItNeedNotWaitFor) {
   ExecutorState state =
       After({on::Connected{0}, on::Submitted{0}, on::Passed{3}, on::Submitted{4}, on::Lost{}});
-  EXPECT_EQ(TurnsOf<executor_action::Pass>(Step(&state, on::Connected{1})), (Turns{3, 4}));
+  EXPECT_EQ(Step(&state, on::Connected{1}).pass, (Turns{3, 4}));
   EXPECT_TRUE(state.connected);
 }
 

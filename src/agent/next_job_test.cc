@@ -37,7 +37,7 @@ class Ending {
     auto save = trainer_.Describe(training.state(), path, *MakeSingleProcessCoordinator());
     EXPECT_TRUE(IsOk(save));
     save->options.overwrite = Overwrite::kAlways;
-    save->replaces = {OccupantOf(PosixStorage(), path)};
+    save->replaces = {*OccupantOf(PosixStorage(), path)};
     bool sent = false;
     EXPECT_TRUE(IsOk(trainer_.executor().Submit(1, *save, &sent)));
   }
@@ -83,7 +83,7 @@ TEST(NextJob, WhatTheTrainerKnewIsReplacedThoughTheClockSaysThatItIsNewer) {
     ASSERT_TRUE(IsOk(save));
     ASSERT_TRUE(IsOk(Save(older.state(), dir / "c")));  // The clock goes back after it.
     save->options.overwrite = Overwrite::kAlways;
-    save->replaces = {OccupantOf(PosixStorage(), dir / "c")};
+    save->replaces = {*OccupantOf(PosixStorage(), dir / "c")};
     bool sent = false;
     ASSERT_TRUE(IsOk(trainer.executor().Submit(1, *save, &sent)));
   }

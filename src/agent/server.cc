@@ -32,6 +32,7 @@
 #include "agent/endpoint.h"
 #include "agent/requests.h"
 #include "base/events.h"
+#include "base/guarded.h"
 #include "base/trace.h"
 #include "varve/agent.h"
 #include "varve/metadata.h"
@@ -140,9 +141,12 @@ class AgentServer {
       requests_.Handle(peer, std::move(message));
       return true;
     } catch (const std::exception& error) {
-      ReportEvent({.level = EventLevel::kError,
-                   .message = std::string("a request cannot be handled: ") + error.what(),
-                   .fields = {{"trainer", std::to_string(peer.pid)}}});
+      (void)Guarded([&] {
+        ReportEvent({.level = EventLevel::kError,
+                     .message = std::string("a request cannot be handled: ") + error.what(),
+                     .fields = {{"trainer", std::to_string(peer.pid)}}});
+        return Status::Ok();
+      });
       return false;
     }
   }

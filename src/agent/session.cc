@@ -102,8 +102,13 @@ void AgentSession::TakeLocked(const SessionEvent& event) {
   const TrainerIs before = state_.trainer;
   std::vector<SessionEvent> events{event};
   for (std::size_t i = 0; i < events.size(); ++i) {
-    const std::optional<SessionState> seen =
-        EventsAreTaken() ? std::optional(state_) : std::nullopt;
+    std::optional<SessionState> seen;
+    (void)Guarded([&] {
+      if (EventsAreTaken()) {
+        seen = state_;
+      }
+      return Status::Ok();
+    });
     const std::vector<SessionAction> actions = Step(&state_, SessionEvent(events[i]), Now());
     if (seen) {
       (void)Guarded([&] {
@@ -192,23 +197,25 @@ TrainerView AgentSession::ViewOfTrainer(bool deferred) {
 void AgentSession::Write(std::uint64_t turn, const JobPtr& job) {
   SubmittedFile file;
   // Without memory or a thread only this save fails.
-  auto report = Guarded([&] {
-    const std::unique_lock lock(mutex_);
+  (void)Guarded([&] {
+    const std::scoped_lock lock(mutex_);
     if (const auto found = written_.find(job->save.path); found != written_.end()) {
       job->save.replaces.push_back(found->second);
     }
-    return Result<AsyncSaveReport>(AsyncSaveReport{});
+    const std::chrono::duration<double> waited = Now() - job->submitted;
+    job->save.phases.push_back({.name = "wait", .seconds = waited.count()});
+    return Status::Ok();
   });
-  if (report.ok()) {
-    report = Guarded([&] { return WriteJob(*job, &file); });
-  }
+  auto report = Guarded([&] { return WriteJob(*job, &file); });
   if (!report.ok() && report.status().message().find(job->save.path) == std::string::npos) {
     report = report.status().Annotate("save " + job->save.path + ": the agent");
   }
   if (EventsAreTaken()) {
     (void)Guarded([&] {
       ReportSave(*job, report.ok() ? EventLevel::kInfo : EventLevel::kWarning,
-                 report.ok() ? "is durable" : "has failed: " + report.status().ToString());
+                 report.ok() ? "is durable, after " +
+                                   std::to_string(static_cast<int>(report->seconds * 1000)) + " ms"
+                             : "has failed: " + report.status().ToString());
       return Status::Ok();
     });
   }

@@ -96,6 +96,7 @@ class AgentSession {
     Submission save;
     std::shared_ptr<ValidityPage> lease;
     std::stop_source stop;
+    TimePoint submitted = Now();
   };
   using JobPtr = std::shared_ptr<Job>;
   /// Deferred saves, newest first.

@@ -21,6 +21,7 @@
 
 #include "async/job.h"
 
+#include <algorithm>
 #include <cstdlib>
 #include <utility>
 
@@ -173,6 +174,18 @@ void AsyncJob::AddStaging() {
   session_->AddPhases(std::exchange(staging_, {}));
 }
 
+/// Adds the time from the copy until now, when the turn to write it has come.
+void AsyncJob::AddWait() {
+  const std::scoped_lock lock(mutex_);
+  if (submitter_ == nullptr && is_.copy == CopyIs::kEnded) {
+    const std::chrono::duration<double> since = Now() - start_;
+    (void)Guarded([&] {
+      session_->AddPhases({{.name = "wait", .seconds = since.count() - staging_seconds_}});
+      return Status::Ok();
+    });
+  }
+}
+
 /// Submits the copy to the process that writes it.
 Status AsyncJob::Submit(std::uint64_t turn, Status staged) {
   if (staged.ok()) {
@@ -266,9 +279,14 @@ Result<AsyncSaveReport> AsyncJob::WriteIn(Coordinator& background, const Status&
 void AsyncJob::AddFacts(Result<AsyncSaveReport>* result) {
   const std::scoped_lock lock(mutex_);
   if (result->ok()) {
-    for (Phase& phase : staging_) {  // Of a copy in waves.
-      AddPhase(&(*result)->phases, std::move(phase));
-    }
+    // Of a copy in waves, which is made while it is written.
+    auto& phases = (*result)->phases;
+    const auto write = std::find_if(phases.begin(), phases.end(),
+                                    [](const Phase& phase) { return phase.name == "write"; });
+    (void)Guarded([&] {
+      phases.insert(write, staging_.begin(), staging_.end());
+      return Status::Ok();
+    });
     (*result)->staging_seconds = staging_seconds_;
     (*result)->in_waves = HasCopyInWaves();
     // Without memory for the names the report lacks them; the checkpoint is whole.
@@ -289,6 +307,7 @@ void AsyncJob::AddFacts(Result<AsyncSaveReport>* result) {
 Result<AsyncSaveReport> AsyncJob::Write(Coordinator& background) {
   const Status ready = AwaitReady();
   AddStaging();
+  AddWait();
   Result<AsyncSaveReport> result = WriteIn(background, ready);
   EndCopy();
   AddFacts(&result);
@@ -320,9 +339,11 @@ void AsyncJob::End(JobEvent event, Result<AsyncSaveReport> result) {
     Tell(result.status());  // It was never staged.
   }
   if (actions.deliver) {
-    FlushTraceOf(rank_);
-    ReportOutcome(what_, rank_, result.status(), result.ok() ? &*result : nullptr);
+    ReportOutcome(
+        what_, rank_, result.status(), result.ok() ? &*result : nullptr,
+        deferred() ? "is with the agent, which writes it if this process ends" : "is durable");
     Deliver(std::move(result));
+    FlushTraceOf(rank_);  // Last: its file may be on a storage that hangs.
   }
 }
 

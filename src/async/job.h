@@ -104,6 +104,7 @@ class AsyncJob {
   Status CopyAndSubmit(StagingPool& pool, StagingPool::Ticket ticket, int threads);
   Status Submit(std::uint64_t turn, Status staged);
   void AddStaging();
+  void AddWait();
   Result<AsyncSaveReport> WriteIn(Coordinator& background, const Status& ready);
   void AddFacts(Result<AsyncSaveReport>* result);
   [[nodiscard]] bool HasCopyInWaves() const {

@@ -82,7 +82,7 @@ Status Submitter::Submit(std::uint64_t turn, const std::string& path, const Save
   save.retries = options.retries;
   save.retry_delay = options.retry_delay;
   save.phases = session.phases();
-  save.replaces = MayReplace(save);
+  VARVE_ASSIGN_OR_RETURN(save.replaces, MayReplace(save));
   if (group != nullptr) {
     save.deferred = *group;
   }
@@ -92,22 +92,36 @@ Status Submitter::Submit(std::uint64_t turn, const std::string& path, const Save
   return status;
 }
 
-/// Returns what the save may replace: what is there now, and what this process has saved to the
-/// name and may still be on its way there.
-std::vector<std::string> Submitter::MayReplace(const Submission& save) {
-  const FileIdentity& identity = save.settled.identity;
-  if (identity.rank != 0 || save.options.overwrite == Overwrite::kNever) {
-    return {};
-  }
-  std::vector<std::string> known{OccupantOf(storage_, save.path)};
+/// Returns the OccupantOf what was at a name before this process saved to it, and of all that it
+/// has lately saved there.
+std::vector<std::string> Submitter::RecentlySaved(const std::string& path) {
+  std::vector<std::string> known;
   const std::scoped_lock lock(mutex_);
-  for (const auto& [path, occupant] : recent_) {
-    if (path == save.path) {
+  for (const auto& [name, occupant] : recent_) {
+    if (name == path) {
       known.push_back(occupant);
     }
   }
+  return known;
+}
+
+/// Returns what the save may replace: what is there now, and what this process has saved to the
+/// name and may still be on its way there.
+Result<std::vector<std::string>> Submitter::MayReplace(const Submission& save) {
+  const FileIdentity& identity = save.settled.identity;
+  if (identity.rank != 0 || save.options.overwrite == Overwrite::kNever) {
+    return std::vector<std::string>();
+  }
+  std::vector<std::string> known = RecentlySaved(save.path);
+  if (known.empty()) {  // Else it is what this process has saved there: training waits for this.
+    VARVE_ASSIGN_OR_RETURN(const std::string there, OccupantOf(storage_, save.path));
+    known.push_back(there);
+    const std::scoped_lock lock(mutex_);
+    recent_.emplace_back(save.path, there);
+  }
+  const std::scoped_lock lock(mutex_);
   recent_.emplace_back(save.path, OccupantOf(identity.save_id));
-  if (recent_.size() > kMostRecent) {
+  while (recent_.size() > kMostRecent) {
     recent_.pop_front();
   }
   return known;

@@ -69,7 +69,8 @@ class Submitter {
   Submitter(std::shared_ptr<SaveExecutor> executor, StagingPool& pool, Storage& storage)
       : executor_(std::move(executor)), pool_(pool), storage_(storage) {}
   Result<AsyncSaveReport> Await(std::uint64_t turn, const std::stop_token& stop, bool* lost);
-  std::vector<std::string> MayReplace(const Submission& save);
+  std::vector<std::string> RecentlySaved(const std::string& path);
+  Result<std::vector<std::string>> MayReplace(const Submission& save);
   using Kept = std::map<std::uint64_t, StagingPool::Reservation>;
   void Keep(std::uint64_t turn, std::unique_ptr<StagedFile> staged);
   /// Gives up the copies of turns in [first, end).

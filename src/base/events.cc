@@ -11,6 +11,7 @@
 #include <cstdio>
 #include <ctime>
 #include <deque>
+#include <memory>
 #include <mutex>
 #include <thread>
 #include <utility>
@@ -19,6 +20,7 @@
 
 #include "base/guarded.h"
 #include "base/time_source.h"
+#include "base/trace.h"
 
 namespace varve {
 namespace {
@@ -41,8 +43,6 @@ class Taker {
       thread_.join();
     }
   }
-
-  [[nodiscard]] bool is_of_this_process() const { return process_ == ::getpid(); }
 
   void Add(Event event) {
     const std::scoped_lock lock(mutex_);
@@ -86,7 +86,6 @@ class Taker {
   }
 
   const EventFunction function_;
-  const pid_t process_ = ::getpid();
   std::mutex mutex_;  // Guards all below.
   std::condition_variable changed_;
   std::deque<Event> queue_;
@@ -95,18 +94,22 @@ class Taker {
   std::thread thread_;
 };
 
-/// Never destroyed: threads may report while the process exits.
+/// Of one process. Never destroyed: threads may report while the process exits.
 struct Global {
+  const pid_t process = ::getpid();
+  std::atomic<bool> taken{false};
   std::mutex mutex;  // Guards `taker`; held to report, so that no taker goes meanwhile.
-  Taker* taker = nullptr;
+  std::unique_ptr<Taker> taker;
 };
 
-Global& TheGlobal() {
-  static auto* const global = new Global;
-  return *global;
-}
+std::atomic<Global*> global{nullptr};
 
-std::atomic<bool> taken{false};
+/// Returns this process's; null where there is none yet. A forked child leaves that of its parent
+/// as it is: its lock may be held, and its thread is not there.
+Global* OfThisProcess() {
+  Global* const found = global.load();
+  return found != nullptr && found->process == ::getpid() ? found : nullptr;
+}
 
 }  // namespace
 
@@ -132,29 +135,35 @@ std::string ToLine(const Event& event) {
   }
   line += ' ' + event.message;
   for (const auto& [name, value] : event.fields) {
-    line += ' ' + name + '=' + value;
+    line.append(1, ' ').append(name).append(1, '=').append(value);
   }
   for (char& c : line) {
-    c = c == '\n' ? ' ' : c;
+    c = static_cast<unsigned char>(c) < ' ' || c == '\x7f' ? ' ' : c;
   }
   return line;
 }
 
 void SetEventFunction(EventFunction function) {
-  Global& global = TheGlobal();
-  Taker* const next = function ? new Taker(std::move(function)) : nullptr;
-  Taker* before = nullptr;
-  {
-    const std::scoped_lock lock(global.mutex);
-    before = std::exchange(global.taker, next);
-    taken = next != nullptr;
+  (void)IsTraced();  // Python calls this first: VARVE_TRACE is relative to the directory of now.
+  Global* mine = OfThisProcess();
+  if (mine == nullptr) {
+    if (!function) {
+      return;
+    }
+    mine = new Global;
+    global = mine;
   }
-  if (before != nullptr && before->is_of_this_process()) {
-    delete before;  // A forked child lacks its thread, and leaves it.
-  }
+  auto next = function ? std::make_unique<Taker>(std::move(function)) : nullptr;
+  const std::scoped_lock lock(mine->mutex);
+  mine->taken = next != nullptr;
+  mine->taker.swap(next);
+  next.reset();  // Waits until it is not called any more.
 }
 
-bool EventsAreTaken() { return taken.load(std::memory_order_relaxed) && !IsSimulated(); }
+bool EventsAreTaken() {
+  const Global* const mine = OfThisProcess();
+  return mine != nullptr && mine->taken.load(std::memory_order_relaxed) && !IsSimulated();
+}
 
 void ReportEvent(Event event) noexcept {
   if (!EventsAreTaken()) {
@@ -162,10 +171,10 @@ void ReportEvent(Event event) noexcept {
   }
   (void)Guarded([&] {
     event.time = std::chrono::system_clock::now();
-    Global& global = TheGlobal();
-    const std::scoped_lock lock(global.mutex);
-    if (global.taker != nullptr && global.taker->is_of_this_process()) {
-      global.taker->Add(std::move(event));
+    Global& mine = *OfThisProcess();
+    const std::scoped_lock lock(mine.mutex);
+    if (mine.taker != nullptr) {
+      mine.taker->Add(std::move(event));
     }
     return Status::Ok();
   });

@@ -5,9 +5,13 @@
 
 #include "base/trace.h"
 
+#include <array>
+#include <atomic>
+#include <cerrno>
+#include <charconv>
 #include <cstddef>
-#include <cstdio>
 #include <cstdlib>
+#include <cstring>
 #include <limits>
 #include <mutex>
 #include <string>
@@ -30,25 +34,61 @@ constexpr std::size_t kMostBuffered = std::size_t{256} << 10;
 /// Returns where VARVE_TRACE says, as it is at the first call; %p stands for the process.
 std::string TraceFile() {
   const char* const given = std::getenv("VARVE_TRACE");
+  // Of the process that began: it may change its directory later.
+  static const std::string* const start = [] {
+    char* const here = ::getcwd(nullptr, 0);
+    auto* const made = new std::string(here == nullptr ? "" : here);
+    ::free(here);  // NOLINT(cppcoreguidelines-no-malloc,cppcoreguidelines-owning-memory): getcwd's
+    return made;
+  }();
   std::string path = given != nullptr ? given : "";
   if (const std::size_t at = path.find("%p"); at != std::string::npos) {
     path.replace(at, 2, std::to_string(::getpid()));
   }
-  if (!path.empty() && path.front() != '/') {
-    if (char* const here = ::getcwd(nullptr, 0); here != nullptr) {
-      path = std::string(here) + '/' + path;
-      ::free(
-          here);  // NOLINT(cppcoreguidelines-no-malloc,cppcoreguidelines-owning-memory): getcwd's
-    }
+  return path.empty() || path.front() == '/' ? path : *start + '/' + path;
+}
+
+/// Appends a number with three digits behind the point, whatever the locale.
+void AppendNumber(double number, std::string* out) {
+  std::array<char, 64> text{};
+  const auto end =
+      std::to_chars(text.data(), text.data() + text.size(), number, std::chars_format::fixed, 3);
+  out->append(text.data(), end.ptr);
+}
+
+/// Makes the file with its first line, in one step: processes append as soon as it is there.
+void MakeTraceFile(const std::string& path) {
+  if (::access(path.c_str(), F_OK) == 0) {
+    return;
   }
-  return path;
+  const std::string part = path + "." + std::to_string(::getpid()) + ".part";
+  const int fd = ::open(part.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
+  if (fd < 0) {
+    return;  // Opening the file itself says why.
+  }
+  const bool written = ::write(fd, "[\n", 2) == 2;
+  ::close(fd);
+  if (written) {
+    (void)::link(part.c_str(), path.c_str());  // Fails where another process was faster.
+  }
+  ::unlink(part.c_str());
 }
 
 class Trace {
  public:
+  /// Returns that of this process. A forked child begins one of its own: its parent's lock may be
+  /// held, and what its parent has recorded is not its own.
   static Trace& Get() {
-    static auto* const trace = new Trace;
-    return *trace;
+    static std::atomic<Trace*> current{nullptr};
+    Trace* found = current.load();
+    while (found == nullptr || found->process_ != ::getpid()) {
+      auto* const made = new Trace;
+      if (current.compare_exchange_strong(found, made)) {
+        return *made;
+      }
+      delete made;
+    }
+    return *found;
   }
 
   [[nodiscard]] bool on() const { return !path_.empty(); }
@@ -72,53 +112,57 @@ class Trace {
     const auto micros = [](Steady::duration time) {
       return std::chrono::duration<double, std::micro>(time).count();
     };
-    static thread_local const long thread = ::syscall(SYS_gettid);  // NOLINT(google-runtime-int)
-    char line[256];                                                 // NOLINT: snprintf's
-    const int size = std::snprintf(
-        line, sizeof(line),
-        R"({"ph":"X","name":"%s","cat":"varve","pid":%d,"tid":%ld,"ts":%.3f,"dur":%.3f,)"
-        R"("args":{"bytes":%llu}},)"
-        "\n",
-        name, ::getpid(), thread, micros(start - steady_zero_) + unix_zero_us_, micros(end - start),
-        static_cast<unsigned long long>(bytes));  // NOLINT(google-runtime-int)
-    const std::scoped_lock lock(mutex_);
-    buffer_.append(line, static_cast<std::size_t>(size));
-    if (buffer_.size() > kMostBuffered) {
-      WriteOut();
+    static thread_local const auto thread = ::syscall(SYS_gettid);
+    std::string line = R"({"ph":"X","cat":"varve","name":")";
+    line.append(name).append(R"(","pid":)").append(std::to_string(process_));
+    line.append(R"(,"tid":)").append(std::to_string(thread)).append(R"(,"ts":)");
+    AppendNumber(micros(start - steady_zero_) + unix_zero_us_, &line);
+    line.append(R"(,"dur":)");
+    AppendNumber(micros(end - start), &line);
+    line.append(R"(,"args":{"bytes":)").append(std::to_string(bytes)).append("}},\n");
+    bool is_much = false;
+    {
+      const std::scoped_lock lock(mutex_);
+      if (failed_) {
+        return;
+      }
+      buffer_ += line;
+      is_much = buffer_.size() > kMostBuffered;
+    }
+    if (is_much) {
+      Flush();
     }
   }
 
+  /// Appends what is buffered, in one write: lines of other processes stay whole. Other threads
+  /// record meanwhile.
   void Flush() {
-    const std::scoped_lock lock(mutex_);
-    WriteOut();
-  }
-
- private:
-  /// Appends what is buffered, in one write: lines of other processes stay whole.
-  void WriteOut() {
-    if (buffer_.empty() || failed_) {
+    std::string text;
+    {
+      const std::scoped_lock lock(mutex_);
+      text.swap(buffer_);
+    }
+    if (text.empty()) {
       return;
     }
-    // Only the process that makes the file writes its first line.
-    if (const int made = ::open(path_.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
-        made >= 0) {
-      (void)!::write(made, "[\n", 2);
-      ::close(made);
-    }
-    const int fd = ::open(path_.c_str(), O_WRONLY | O_APPEND | O_CLOEXEC);
-    failed_ = fd < 0 || ::write(fd, buffer_.data(), buffer_.size()) < 0;
-    if (failed_) {
-      ReportEvent(
-          {.level = EventLevel::kWarning,
-           .message = "VARVE_TRACE: cannot write " + path_ + "; this process traces no more"});
-    }
+    MakeTraceFile(path_);
+    const int fd = ::open(path_.c_str(), O_WRONLY | O_APPEND | O_CREAT | O_CLOEXEC, 0666);
+    const bool fails = fd < 0 || ::write(fd, text.data(), text.size()) < 0;
+    const int error = errno;
     if (fd >= 0) {
       ::close(fd);
     }
-    buffer_.clear();
+    const std::scoped_lock lock(mutex_);
+    if (fails && !std::exchange(failed_, true)) {
+      ReportEvent({.level = EventLevel::kWarning,
+                   .message = "VARVE_TRACE: cannot write " + path_ + ": " + std::strerror(error) +
+                              "; this process traces no more"});
+    }
   }
 
+ private:
   const std::string path_ = TraceFile();
+  const pid_t process_ = ::getpid();
   const Steady::time_point steady_zero_ = Steady::now();
   const double unix_zero_us_ =
       std::chrono::duration<double, std::micro>(std::chrono::system_clock::now().time_since_epoch())

@@ -123,14 +123,20 @@ Result<ScanResult> ScanFiles(Storage& storage, const std::string& directory,
 
 std::string OccupantOf(const SaveId& id) { return "save " + NamedSave(id); }
 
-std::string OccupantOf(Storage& storage, const std::string& directory) {
-  if (const auto record = ReadCommitRecord(storage, directory); record.ok()) {
+Result<std::string> OccupantOf(Storage& storage, const std::string& directory) {
+  const auto record = ReadCommitRecord(storage, directory);
+  if (record.ok()) {
     return OccupantOf(record->save_id);
   }
-  const auto entries = storage.List(directory);
-  if (!entries.ok() || entries->empty()) {
-    return "";
+  const StatusCode code = record.status().code();
+  if (code != StatusCode::kNotFound && code != StatusCode::kDataLoss) {
+    return record.status();
   }
+  const auto entries = storage.List(directory);
+  if (entries.status().code() == StatusCode::kNotFound || (entries.ok() && entries->empty())) {
+    return std::string();
+  }
+  VARVE_RETURN_IF_ERROR(entries.status());
   if (const auto sets = GroupByName(*entries); !sets.empty() && sets.front().complete()) {
     return "save " + sets.front().save;
   }

@@ -61,9 +61,9 @@ Result<ScanResult> ScanSet(Storage& storage, const std::string& directory, const
 std::optional<std::uint64_t> BeginningOfSave(Storage& storage, const std::string& directory);
 
 /// Returns a text that tells a checkpoint from every other that may have its name: its save, or in
-/// another format the names, sizes and times of its files. Empty where there is none, or it cannot
-/// be listed.
-std::string OccupantOf(Storage& storage, const std::string& directory);
+/// another format the names, sizes and times of its files. Empty where there is none. Errors: those
+/// of the storage.
+Result<std::string> OccupantOf(Storage& storage, const std::string& directory);
 /// Returns that of a checkpoint of Varve's own format.
 std::string OccupantOf(const SaveId& id);
 

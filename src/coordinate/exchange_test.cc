@@ -44,35 +44,32 @@ TEST(Exchange, GivesEachRankItsOwnReply) {
   }
 }
 
-// Seed 19925 of the simulator: rank 0 took what rank 1 brought to the save before, and a checkpoint
+// Seed 19925 of the simulator: rank 0 took what rank 1 brought to the save after, and a checkpoint
 // of two saves became visible.
-TEST(Exchange, AMessageOfAnExchangeThatARankHasGivenUpIsTakenForNoOther) {
+TEST(Exchange, ARankThatHasGivenAnExchangeUpBringsOnlyErrorsToTheNext) {
   const World world = MakeInProcessCoordinators(2);
   EXPECT_FALSE(ExchangeRank(*world[1], ShortDeadline()).ok()) << "rank 0 stands still";
-  const auto both = [](Coordinator& rank) {
-    const std::string mine = "second of " + std::to_string(rank.rank());
-    return Exchange(rank, "counting", mine, LongDeadline(), Double);
-  };
-  const auto results = OnEveryRank(world, [&](Coordinator& rank) -> Result<std::string> {
-    if (rank.rank() == 0) {
-      EXPECT_TRUE(IsOk(ExchangeRank(rank, LongDeadline()))) << "what rank 1 has brought is there";
-    }
-    return both(rank);
-  });
-  for (std::size_t rank = 0; rank < 2; ++rank) {
-    ASSERT_TRUE(IsOk(*results[rank]));
-    const std::string mine = "second of " + std::to_string(rank);
-    EXPECT_EQ(**results[rank], mine + mine);
+  for (int i = 0; i < 2; ++i) {
+    EXPECT_TRUE(FailsWith(ExchangeRank(*world[1], LongDeadline()), StatusCode::kUnavailable,
+                          {"out of step"}));
+  }
+  EXPECT_TRUE(IsOk(ExchangeRank(*world[0], LongDeadline()))) << "what rank 1 has brought is there";
+  for (int i = 0; i < 2; ++i) {
+    EXPECT_TRUE(FailsWith(ExchangeRank(*world[0], LongDeadline()), StatusCode::kUnavailable,
+                          {"rank 1", "out of step"}));
   }
 }
 
-TEST(Exchange, ARankThatIsAheadIsNoLongerInStep) {
+TEST(Exchange, ACoordinatorThatHasGivenARankUpTellsAllRanksFromThenOn) {
   const World world = MakeInProcessCoordinators(2);
-  (void)world[1]->CountExchange();  // It has given up before it sent anything.
+  EXPECT_TRUE(
+      FailsWith(ExchangeRank(*world[0], ShortDeadline()), StatusCode::kUnavailable, {"rank 1"}));
   const auto results =
-      OnEveryRank(world, [](Coordinator& rank) { return ExchangeRank(rank, ShortDeadline()); });
-  EXPECT_TRUE(FailsWith(*results[0], StatusCode::kUnavailable, {"rank 1", "in step"}));
-  EXPECT_FALSE(results[1]->ok());
+      OnEveryRank(world, [](Coordinator& rank) { return ExchangeRank(rank, LongDeadline()); });
+  EXPECT_TRUE(FailsWith(*results[0], StatusCode::kUnavailable, {"out of step"}));
+  EXPECT_TRUE(FailsWith(*results[1], StatusCode::kUnavailable)) << "its late call has failed";
+  EXPECT_TRUE(FailsWith(ExchangeRank(*world[1], LongDeadline()), StatusCode::kUnavailable,
+                        {"out of step"}));
 }
 
 TEST(Exchange, WithoutADeadlineWaitsForTheLastRank) {

@@ -75,7 +75,10 @@ namespace {
 constexpr auto kVisibilityWait = std::chrono::seconds(10);
 constexpr auto kVisibilityPoll = std::chrono::milliseconds(20);
 
-constexpr auto kBetweenClaims = std::chrono::milliseconds(200);
+/// The pause between two attempts to claim a name is a small part of the wait so far.
+constexpr std::chrono::nanoseconds kShortestPause = std::chrono::milliseconds(200);
+constexpr std::chrono::nanoseconds kLongestPause = std::chrono::seconds(5);
+constexpr int kPauseShare = 16;
 
 class CoordinatedSave final : public SaveSession {
  public:
@@ -228,7 +231,8 @@ class CoordinatedSave final : public SaveSession {
 
   /// Begins the commit; waits for a save that is under way if `waits`.
   Result<std::unique_ptr<Commit>> BeginCommit(const std::function<bool()>& waits) {
-    const Deadline until = Now() + options_.timeout / 2;
+    const TimePoint start = Now();
+    const Deadline until = start + options_.timeout / 2;
     bool was_free = false;  // The lock, after the last attempt: then it failed for another reason.
     while (true) {
       auto commit = Commit::Begin(storage_, path_, settled_.identity.save_id, options_.overwrite,
@@ -240,7 +244,9 @@ class CoordinatedSave final : public SaveSession {
       const auto place = FollowLinks(storage_, path_);
       was_free = !place.ok() ||
                  LockName(storage_, *place).status().code() != StatusCode::kFailedPrecondition;
-      SleepFor(was_free ? std::chrono::milliseconds(0) : kBetweenClaims);
+      const auto pause = std::clamp<std::chrono::nanoseconds>((Now() - start) / kPauseShare,
+                                                              kShortestPause, kLongestPause);
+      SleepFor(was_free ? std::chrono::nanoseconds(0) : pause);
     }
   }
 
@@ -250,8 +256,13 @@ class CoordinatedSave final : public SaveSession {
   Status ClaimName() {
     const auto may_meet_others = [&] { return others_come_ && others_come_(); };
     VARVE_ASSIGN_OR_RETURN(commit_, BeginCommit(may_meet_others));
-    if (may_meet_others() && HoldsWhatIsNewer()) {
+    if (!may_meet_others()) {
+      return Status::Ok();
+    }
+    const auto newer = HoldsWhatIsNewer();
+    if (!newer.ok() || *newer) {
       commit_.reset();
+      VARVE_RETURN_IF_ERROR(newer.status());
       return AlreadyExists(path_ +
                            " holds a checkpoint that came after this save was submitted; the "
                            "trainer has ended since, and did not know it");
@@ -259,8 +270,8 @@ class CoordinatedSave final : public SaveSession {
     return Status::Ok();
   }
 
-  [[nodiscard]] bool HoldsWhatIsNewer() const {
-    const std::string there = OccupantOf(storage_, path_);
+  [[nodiscard]] Result<bool> HoldsWhatIsNewer() const {
+    VARVE_ASSIGN_OR_RETURN(const std::string there, OccupantOf(storage_, path_));
     if (there.empty() || std::find(known_.begin(), known_.end(), there) != known_.end()) {
       return false;
     }
@@ -337,8 +348,12 @@ class CoordinatedSave final : public SaveSession {
 
   /// Compares a rank's phases with the slowest so far, on the coordinator.
   void NoteSlowest(std::uint32_t rank, const std::vector<Phase>& theirs) {
-    for (Phase& phase : phases_) {
-      for (const Phase& their : theirs) {
+    for (const Phase& their : theirs) {
+      if (their.name == "exchange" || their.name == "commit" || their.name == "wait") {
+        continue;  // Who takes longest there has waited for another.
+      }
+      AddPhase(&phases_, {.name = their.name});  // This rank may have had nothing to stage.
+      for (Phase& phase : phases_) {
         if (their.name == phase.name &&
             (!phase.slowest_rank || their.seconds > phase.slowest_seconds)) {
           phase.slowest_rank = rank;
@@ -356,7 +371,7 @@ class CoordinatedSave final : public SaveSession {
     published_ = true;
     if (others_come_) {
       (void)Guarded([&] {
-        published_as_ = OccupantOf(storage_, path_);  // While the name is locked.
+        VARVE_ASSIGN_OR_RETURN(published_as_, OccupantOf(storage_, path_));  // Still locked.
         return Status::Ok();
       });
     }

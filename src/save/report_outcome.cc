@@ -16,13 +16,15 @@ std::string Seconds(double seconds) {
   return text.data();
 }
 
-Event EventOf(const std::string& what, int rank, const Status& status, const SaveReport* report) {
+Event EventOf(const std::string& what, int rank, const Status& status, const SaveReport* report,
+              std::string_view ends_as) {
   Event event{.level = rank == 0 ? EventLevel::kInfo : EventLevel::kDebug, .rank = rank};
   if (report == nullptr) {
-    event.message = what + ": has failed: " + status.ToString();
+    const bool cancelled = status.code() == StatusCode::kCancelled;
+    event.message = what + (cancelled ? ": was given up: " : ": has failed: ") + status.ToString();
     return event;
   }
-  event.message = what + ": is durable";
+  event.message = what + ": " + std::string(ends_as);
   event.fields = {{"bytes", std::to_string(report->bytes_written)},
                   {"seconds", Seconds(report->seconds)}};
   for (const Phase& phase : report->phases) {
@@ -34,10 +36,10 @@ Event EventOf(const std::string& what, int rank, const Status& status, const Sav
 }  // namespace
 
 void ReportOutcome(const std::string& what, int rank, const Status& status,
-                   const SaveReport* report) noexcept {
+                   const SaveReport* report, std::string_view ends_as) noexcept {
   if (EventsAreTaken()) {
     (void)Guarded([&] {
-      ReportEvent(EventOf(what, rank, status, report));
+      ReportEvent(EventOf(what, rank, status, report, ends_as));
       return Status::Ok();
     });
   }

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <string>
+#include <string_view>
 
 #include "varve/options.h"
 #include "varve/status.h"
@@ -10,8 +11,9 @@ namespace varve {
 
 /// Reports how a save has ended, with the seconds of its phases. Of the ranks of a save only the
 /// coordinator reports it at the level of information. Failures are no warnings: the caller has
-/// them. `report` is null where it has failed.
+/// them. `report` is null where it has failed; `ends_as` says what
+/// it is otherwise, such as "is durable".
 void ReportOutcome(const std::string& what, int rank, const Status& status,
-                   const SaveReport* report) noexcept;
+                   const SaveReport* report, std::string_view ends_as) noexcept;
 
 }  // namespace varve

@@ -83,13 +83,16 @@ Result<SaveReport> Save(const State& state, const std::string& path, const SaveO
   if (ready.ok()) {
     ready = Guarded([&] { return AwaitDeviceWork(state, nullptr); });
   }
-  VARVE_RETURN_IF_ERROR((*session)->Plan(coordinator, ready));
-  auto saved = (*session)->Write(coordinator, nullptr, Status::Ok());
+  const auto save = [&]() -> Result<SaveReport> {
+    VARVE_RETURN_IF_ERROR((*session)->Plan(coordinator, ready));
+    return (*session)->Write(coordinator, nullptr, Status::Ok());
+  };
+  auto saved = save();
   FlushTraceOf(coordinator.rank());
   if (EventsAreTaken()) {
     (void)Guarded([&] {
       ReportOutcome("save " + where, coordinator.rank(), saved.status(),
-                    saved.ok() ? &*saved : nullptr);
+                    saved.ok() ? &*saved : nullptr, "is durable");
       return Status::Ok();
     });
   }

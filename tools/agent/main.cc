@@ -7,6 +7,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <filesystem>
 #include <memory>
 #include <optional>
 #include <string>
@@ -105,6 +106,8 @@ int main(int argc, char** argv) {
   if (options.directory.empty()) {
     options.directory = varve::DefaultAgentDirectory();
   }
+  // The agent leaves the directory that it was started in.
+  options.directory = std::filesystem::absolute(options.directory).string();
   CloseInherited();
   std::signal(SIGHUP, SIG_IGN);
   std::signal(SIGPIPE, SIG_IGN);

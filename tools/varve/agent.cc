@@ -7,6 +7,9 @@
 #include <iterator>
 #include <memory>
 
+#include <sys/stat.h>
+#include <unistd.h>
+
 #include "json.h"
 #include "text.h"
 #include "verbs.h"
@@ -127,7 +130,13 @@ Result<Outcome> Log(const Options& options) {
   const std::string log = directory + "/agent.log";
   std::string text;
   bool found = false;
+  struct stat status{};
   for (const std::string& path : {log + ".1", log}) {
+    // Another user may have made the directory, and what is in it.
+    if (::lstat(path.c_str(), &status) != 0 || !S_ISREG(status.st_mode) ||
+        status.st_uid != ::geteuid()) {
+      continue;
+    }
     std::ifstream file(path, std::ios::binary);
     found = found || file.is_open();
     text.append(std::istreambuf_iterator<char>(file), {});

@@ -1,3 +1,4 @@
+#include <chrono>
 #include <cmath>
 #include <filesystem>
 #include <map>
@@ -82,6 +83,9 @@ std::string AsTable(const std::vector<CheckpointEntry>& entries) {
   return table.ToString();
 }
 
+/// An agent that stands still must not keep `ls` waiting.
+constexpr auto kAgentAnswers = std::chrono::seconds(1);
+
 /// The files of one checkpoint that this node's agent has and that are not written yet.
 struct WithAgent {
   std::size_t files = 0;
@@ -95,7 +99,7 @@ std::map<std::string, WithAgent> FilesWithAgent(const std::string& directory) {
   std::map<std::string, WithAgent> found;
   std::error_code error;
   const auto here = std::filesystem::canonical(directory, error);
-  const auto report = error ? Result<AgentReport>(AgentReport{}) : AgentStatus();
+  const auto report = error ? Result<AgentReport>(AgentReport{}) : AgentStatus({}, kAgentAnswers);
   for (const AgentReport::File& file :
        report.ok() ? report->saves : std::vector<AgentReport::File>()) {
     const std::filesystem::path path(file.path);
