@@ -205,10 +205,10 @@ AsyncSaveHandle AsyncSave(State state, std::string path, AsyncSaveOptions option
 /// Gives the agent a copy of the state and writes nothing. Collective as AsyncSave. The agent,
 /// which is the stager's executor, writes the copy only if this process exits or is killed before a
 /// newer save of this stager replaces it: a deferred one that all ranks have submitted, or one that
-/// has been written. Memory for two copies keeps one whole at any time. `varve ls` lists a failure
-/// that comes later, such as a name that is taken. Errors are the handle's: InvalidArgument for a
-/// stager without executor, for a state that is larger than the staging memory, and for
-/// uncoordinated saves by several ranks.
+/// has been written. Memory for two copies keeps one whole at any time. `varve agent log` has
+/// a failure that comes later, and `varve ls` too unless the name is taken. Errors are the
+/// handle's: InvalidArgument for a stager without executor, for a state that is larger than the
+/// staging memory, and for uncoordinated saves by several ranks.
 DeferredSaveHandle DeferSave(State state, std::string path, DeferSaveOptions options,
                              Stager& stager, Coordinator& coordinator);
 

@@ -154,10 +154,12 @@ void SetEventFunction(EventFunction function) {
     global = mine;
   }
   auto next = function ? std::make_unique<Taker>(std::move(function)) : nullptr;
-  const std::scoped_lock lock(mine->mutex);
-  mine->taken = next != nullptr;
-  mine->taker.swap(next);
-  next.reset();  // Waits until it is not called any more.
+  {
+    const std::scoped_lock lock(mine->mutex);
+    mine->taken = next != nullptr;
+    mine->taker.swap(next);
+  }
+  next.reset();  // Waits until it is not called any more. Others report meanwhile.
 }
 
 bool EventsAreTaken() {

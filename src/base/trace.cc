@@ -91,8 +91,6 @@ class Trace {
     return *found;
   }
 
-  [[nodiscard]] bool on() const { return !path_.empty(); }
-
   /// Processes with smaller numbers are shown first.
   void Name(const std::string& name, int number) {
     const std::scoped_lock lock(mutex_);
@@ -146,8 +144,10 @@ class Trace {
       return;
     }
     MakeTraceFile(path_);
+    errno = ENOSPC;  // Of a write that is cut short.
     const int fd = ::open(path_.c_str(), O_WRONLY | O_APPEND | O_CREAT | O_CLOEXEC, 0666);
-    const bool fails = fd < 0 || ::write(fd, text.data(), text.size()) < 0;
+    const auto written = fd < 0 ? -1 : ::write(fd, text.data(), text.size());
+    const bool fails = written != static_cast<ssize_t>(text.size());
     const int error = errno;
     if (fd >= 0) {
       ::close(fd);
@@ -176,7 +176,17 @@ class Trace {
 }  // namespace
 
 bool IsTraced() {
-  static const bool on = Trace::Get().on();
+  static const bool on = [] {
+    const char* const given = std::getenv("VARVE_TRACE");
+    const bool is_given = given != nullptr && *given != '\0';
+    if (is_given) {
+      (void)Guarded([] {
+        (void)Trace::Get();  // Looks where it is to be.
+        return Status::Ok();
+      });
+    }
+    return is_given;
+  }();
   return on;
 }
 

@@ -138,8 +138,8 @@ def defer_save(
 
     The agent writes the copy to `path` only if this process exits, is killed or closes the stager
     before a newer save of the stager replaces the copy: a deferred one that all ranks have submitted,
-    or one that has been written. Collective over the process group like `save`. `varve ls` lists a
-    failure that comes later, such as a name that is taken.
+    or one that has been written. Collective over the process group like `save`. `varve agent
+    log` has a failure that comes later, and `varve ls` too unless the name is taken.
 
     Args:
         state_dict: As in `async_save`.
