@@ -4,10 +4,14 @@
 #include <chrono>
 #include <csignal>
 #include <filesystem>
+#include <string>
+#include <vector>
 
 #include <gtest/gtest.h>
 
+#include "async/stager_jobs.h"
 #include "async/submission.h"
+#include "storage/faulty.h"
 #include "support/agent.h"
 #include "support/ranks.h"
 #include "support/status_matchers.h"
@@ -73,6 +77,34 @@ TEST(LostAgent, ThatHadPublishedMakesNoFailureOfItsSave) {
   ASSERT_TRUE(IsOk(report));
   EXPECT_GT(report->bytes_written, training.memory.size());
   EXPECT_TRUE(Load(dir / "c", training.memory.size()) == training.memory);
+}
+
+// Seed 70190 of the simulator: the agent was killed between the rename and the sync, the trainer
+// saw the checkpoint and reported it, and a power cut took it away.
+TEST(LostAgent, WhatItHasPublishedIsSyncedBeforeItIsReported) {
+  AgentHere agent;
+  const TempDir dir;
+  const Training training(std::uint64_t{1} << 20);
+  FaultyStorage storage(PosixStorage());
+  std::vector<std::string> synced;
+  storage.SetObserver([&](Operation operation, const std::string& what) {
+    if (operation == Operation::kSyncDirectory) {
+      synced.push_back(what);
+    }
+  });
+  const auto save = [&](const std::string& name) {
+    auto stager = MakeStager(
+        {}, nullptr, std::make_shared<LosingExecutor>(agent.Connect(), /*before=*/false), storage);
+    EXPECT_TRUE(IsOk(stager));
+    return AsyncSave(training.state(), dir / name, {}, **stager, storage).done().get().status();
+  };
+  EXPECT_TRUE(IsOk(save("a")));
+  EXPECT_EQ(synced, std::vector<std::string>{dir.path()}) << "the agent syncs by its own storage";
+  storage.FailAt({.operation = Operation::kSyncDirectory,
+                  .number = 1,
+                  .forever = true,
+                  .status = Unavailable("input/output error")});
+  EXPECT_TRUE(FailsWith(save("b"), StatusCode::kUnavailable, {"the agent has died"}));
 }
 
 TEST(LostAgent, ThatHadNotPublishedFailsItsSave) {

@@ -35,6 +35,7 @@
 #include "base/guarded.h"
 #include "catalogue/open.h"
 #include "catalogue/scan.h"
+#include "publish/claim.h"
 
 namespace varve {
 namespace {
@@ -43,12 +44,18 @@ namespace {
 constexpr std::size_t kMostRecent = 64;
 
 /// Returns the report of a save that is visible though its writer was killed before it reported.
-/// Nothing where the save is not visible, or where that cannot be found out.
+/// The writer may have been killed before it synced the new name: this process does so then (seed
+/// 70190). Nothing where the save is not visible, or cannot be made durable, or where that cannot
+/// be found out.
 std::optional<AsyncSaveReport> VisibleAfterAll(const SaveSession& session, Storage& storage,
                                                const std::string& path) {
   const auto record = ReadCommitRecord(storage, path);
   const SaveId& id = session.settled().identity.save_id;
   if (!record.ok() || record->save_id != id) {
+    return std::nullopt;
+  }
+  const auto place = FollowLinks(storage, path);
+  if (!place.ok() || !storage.SyncDirectory(ParentPath(*place)).ok()) {
     return std::nullopt;
   }
   AsyncSaveReport report;
