@@ -265,11 +265,11 @@ class AgentExecutor final : public SaveExecutor {
     const std::scoped_lock one(reconnecting_);
     {
       const std::scoped_lock lock(mutex_);
-      if (is_.connected) {
+      if (is_.connected && agent_->IsOpen()) {
         return Status::Ok();
       }
     }
-    Disconnect();
+    Disconnect();  // Where the agent has just ended, its last messages are taken first.
     VARVE_ASSIGN_OR_RETURN(auto agent, reach_());
     {
       const std::scoped_lock lock(mutex_);
