@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -20,9 +21,22 @@ from varve.torch import Stager, async_save
 
 stager = Stager(executor="process", memory_budget=1 << 28)
 async_save({"w": torch.ones(1 << 20)}, sys.argv[1], stager=stager).result()
-print("saved", flush=True)
+print("ready", flush=True)
 sys.stdin.read()
 """
+
+
+def started(script: str, path: Path) -> subprocess.Popen[str]:
+    """A trainer that waits when it has done its save."""
+    trainer = subprocess.Popen(
+        [sys.executable, "-c", script, path],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert trainer.stdout is not None
+    assert trainer.stdout.readline() == "ready\n"
+    return trainer
 
 
 @pytest.fixture
@@ -42,14 +56,7 @@ def test_without_an_agent_everything_is_said_and_done(run, run_json, agent):
 
 def test_it_says_what_the_agent_does_and_ends_it(run, run_json, agent, folder):
     pytest.importorskip("torch")
-    trainer = subprocess.Popen(
-        [sys.executable, "-c", TRAINER, folder / "step-1"],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-    )
-    assert trainer.stdout is not None
-    assert trainer.stdout.readline() == "saved\n"
+    trainer = started(TRAINER, folder / "step-1")
     found = run_json("agent", "status")
     assert found["running"] is True
     assert found["version"] == varve.__version__
@@ -76,21 +83,14 @@ from varve.torch import Stager, defer_save
 
 stager = Stager(executor="process", memory_budget=1 << 28)
 defer_save({"w": torch.ones(1 << 20)}, sys.argv[1], stager=stager).result()
-print("held", flush=True)
+print("ready", flush=True)
 sys.stdin.read()
 """
 
 
 def test_ls_shows_what_the_agent_has_and_has_not_written(run, run_json, agent, folder):
     pytest.importorskip("torch")
-    trainer = subprocess.Popen(
-        [sys.executable, "-c", DEFERS, folder / "step-1"],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-    )
-    assert trainer.stdout is not None
-    assert trainer.stdout.readline() == "held\n"
+    trainer = started(DEFERS, folder / "step-1")
     (entry,) = run_json("ls", folder)
     assert (entry["name"], entry["state"]) == ("step-1", "saving")
     assert entry["detail"].startswith("the agent has 1 file, kept for ")
