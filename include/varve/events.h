@@ -1,5 +1,5 @@
-/// What the engine says of its work: events of what waits, dies or retries, and the phases of saves
-/// and loads.
+/// Events and phases. Saves in the background, the agent and retries report events; every save and
+/// load reports its phases.
 #pragma once
 
 #include <chrono>

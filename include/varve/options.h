@@ -133,7 +133,7 @@ struct LoadReport {
   std::vector<std::string> mismatched;  ///< Of another dtype, shape or kind, with the reason.
   /// "open", "plan", "exchange" (the ranks agree; at the end they wait for the slowest), "read",
   /// "verify" and "copy". The last three are done by several threads: the seconds are the threads'
-  /// mean. What is in the page cache is verified and copied as it is read, and counts as "read".
+  /// mean. A thread verifies and copies bytes of the page cache as it reads them: all is "read".
   std::vector<Phase> phases{};
 };
 

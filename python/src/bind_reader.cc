@@ -43,8 +43,8 @@ Attributes:
     missing: Names that some rank wanted and the checkpoint does not have.
     unexpected: Names in the checkpoint that no rank wanted: left over.
     mismatched: Names of another dtype, shape or kind, each with the reason.
-    phases: What took how long: a list of Phase. What is in the page cache is verified and copied as it
-        is read, and counts as "read".
+    phases: The parts of the load and their times: a list of Phase. A thread verifies and copies bytes
+        of the page cache as it reads them: all of that is "read".
 )";
 
 constexpr const char* kStoredChunkDoc =

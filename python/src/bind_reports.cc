@@ -23,7 +23,7 @@ Attributes:
     conflicts: On rank 0: files that a user put beside the old checkpoint while it was replaced,
         and whose names the new one's directory has already. They stay at these paths, and are
         logged as a warning.
-    phases: What took how long: a list of Phase.
+    phases: The parts of the save and their times: a list of Phase.
 )";
 
 constexpr const char* kAsyncDoc = R"(The result of a save in the background, on this rank.
@@ -59,8 +59,8 @@ Attributes:
 constexpr const char* kPhaseDoc = R"(A part of a save or load.
 
 Attributes:
-    name: Of a save "plan", "exchange", "stage", "wait", "write", "sync" or "commit"; of a load "open", "plan",
-        "exchange", "read", "verify" or "copy".
+    name: A save has "plan", "exchange", "stage", "wait", "write", "sync" and "commit". A load has "open",
+        "plan", "exchange", "read", "verify" and "copy".
     seconds: On this rank. Of "read", "verify" and "copy" the mean of the threads that do them.
     bytes: That it copied, wrote or read; 0 where it is not about bytes.
     slowest_rank: On rank 0 of a save by several ranks: the rank that took longest.

@@ -1,4 +1,4 @@
-"""What the engine says of its work: phases in reports, events in logs, the agent's log, traces."""
+"""Phases in reports, events in logs, the agent's log, and traces."""
 
 from __future__ import annotations
 

@@ -177,7 +177,7 @@ def async_save(
     on_done: Callable[[AsyncSaveReport | None, BaseException | None], None],
     not_ready: Exception | None,
 ) -> AsyncSaveHandle:
-    """Begins a save and takes the content of `state`; any thread calls each callback once."""
+    """Begins a save and takes the content of `state`. `not_ready` is why this rank cannot take part."""
 
 class DeferSaveOptions(_BackgroundOptions): ...
 
