@@ -21,14 +21,15 @@
 namespace varve {
 
 enum class CheckpointState : std::uint8_t {
-  kWhole,       ///< Loadable, as far as names, sizes and the index tell; `verify` reads all bytes.
-  kIncomplete,  ///< Rank-local files of some ranks are missing.
-  kDamaged,     ///< A checkpoint, but its index or files are missing or of the wrong size.
-  kDisplaced,   ///< Whole, under a hidden name, left by an interrupted overwrite; loads by its
-                ///< name.
-  kSaving,      ///< A save is under way.
-  kStale,       ///< Of a dead save or removal; `gc` removes it.
-  kFailed,      ///< An asynchronous save of this name failed; until the next one, or `gc`.
+  kWhole,        ///< Loadable, as far as names, sizes and the index tell; `verify` reads all bytes.
+  kIncomplete,   ///< Rank-local files of some ranks are missing.
+  kDamaged,      ///< A checkpoint, but its index or files are missing or of the wrong size.
+  kDisplaced,    ///< Whole, under a hidden name, left by an interrupted overwrite; loads by its
+                 ///< name.
+  kSaving,       ///< A save is under way.
+  kStale,        ///< Of a dead save or removal; `gc` removes it.
+  kFailed,       ///< An asynchronous save of this name failed; until the next one, or `gc`.
+  kQuarantined,  ///< Damaged, and taken out of the way (QuarantineCheckpoint); until it is removed.
 };
 
 /// Returns "whole", "incomplete", ...
@@ -36,7 +37,8 @@ std::string_view StateName(CheckpointState state);
 
 struct CheckpointEntry {
   Format format = Format::kVarve;
-  std::string name;  ///< In the directory; for kSaving and kStale, of the hidden entry.
+  std::string
+      name;  ///< In the directory; for kSaving, kStale and kQuarantined, of the hidden entry.
   CheckpointState state = CheckpointState::kWhole;
   std::string detail;                 ///< Why it is not whole.
   std::optional<std::uint64_t> step;  ///< From the name.
@@ -133,13 +135,6 @@ struct RemovalReport {
 Result<RemovalReport> RemoveCheckpoint(const std::string& path, DryRun dry_run,
                                        Storage& storage = PosixStorage(),
                                        const std::stop_token& stop = {});
-
-/// Returns the path of the newest whole checkpoint in `directory`: that with the highest step, or
-/// where no name has a step, that written last. Reads indexes and sizes, not data. Errors: NotFound
-/// when there is none.
-Result<std::string> NewestCheckpoint(const std::string& directory,
-                                     Storage& storage = PosixStorage(),
-                                     const std::stop_token& stop = {});
 
 struct ExportOptions {
   std::vector<std::string> include;  ///< Globs over names; empty means all.

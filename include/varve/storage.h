@@ -135,11 +135,26 @@ class EmptyDirectories {
   virtual Status RemoveEmpty(const std::string& name) = 0;
 };
 
+enum class LockMode : std::uint8_t { kShared, kExclusive };
+
+/// Optional: locks on files that are there for another purpose. Threads: as Storage.
+class FileLocks {
+ public:
+  virtual ~FileLocks() = default;
+
+  /// Locks the file `name`, which stays when the lock ends: for several holders that share it, or
+  /// for one that excludes all. Does not wait. Errors: kNotFound, also when the name has come to
+  /// stand for another file; kFailedPrecondition when live holders exclude this one;
+  /// kUnimplemented where the file system has no such locks.
+  virtual Result<std::unique_ptr<StorageLock>> LockFile(const std::string& name, LockMode mode) = 0;
+};
+
 /// Operations that a storage may lack; null where it does. They live as long as the storage.
 struct StorageExtras {
   HardLinks* hard_links = nullptr;
   SymbolicLinks* symbolic_links = nullptr;
   EmptyDirectories* empty_directories = nullptr;
+  FileLocks* file_locks = nullptr;
 };
 
 /// Names are paths as the backend understands them, '/'-separated. Threads: safe to call

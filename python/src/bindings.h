@@ -96,5 +96,6 @@ void BindCatalogue(nb::module_& module);
 void BindConvert(nb::module_& module);
 void BindDcp(nb::module_& module);
 void BindFiles(nb::module_& module);
+void BindManage(nb::module_& module);
 
 }  // namespace varve::python

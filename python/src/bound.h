@@ -1,4 +1,4 @@
-// Structs of the C++ API as Python classes. Their fields are typed in varve/_core.pyi, which a test
+// Structs of the C++ API as Python classes. Their fields are typed in varve/_core/, which a test
 // compares with the classes here.
 #pragma once
 

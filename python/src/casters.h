@@ -60,7 +60,7 @@ struct Names<Format> {
 
 template <>
 struct Names<CheckpointState> {
-  static inline const auto kAll = AllNamed(&StateName, CheckpointState::kFailed);
+  static inline const auto kAll = AllNamed(&StateName, CheckpointState::kQuarantined);
 };
 
 template <>

@@ -167,4 +167,5 @@ NB_MODULE(_core, module) {
   python::BindConvert(module);
   python::BindDcp(module);
   python::BindFiles(module);
+  python::BindManage(module);
 }

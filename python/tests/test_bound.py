@@ -1,4 +1,4 @@
-"""Options and reports of the engine as Python has them: what varve/_core.pyi says, and values."""
+"""Options and reports of the engine as Python has them: what the stubs in varve/_core say, and values."""
 
 from __future__ import annotations
 
@@ -14,13 +14,14 @@ import pytest
 import varve
 from varve import _core
 
-STUB = ast.parse(Path(varve.__file__).with_name("_core.pyi").read_text())
+STUBS = Path(varve.__file__).with_name("_core")
 
 
 def structs() -> dict[str, list[ast.AnnAssign]]:
-    """The fields that the stub declares of each bound struct."""
+    """The fields that the stubs declare of each bound struct."""
     found: dict[str, list[ast.AnnAssign]] = {"_Struct": []}
-    for node in STUB.body:
+    bodies = [ast.parse((STUBS / name).read_text()).body for name in ("__init__.pyi", "manage.pyi")]
+    for node in (node for body in bodies for node in body):
         bases = [ast.unparse(base) for base in node.bases] if isinstance(node, ast.ClassDef) else []
         if isinstance(node, ast.ClassDef) and len(bases) == 1 and bases[0] in found:
             own = [field for field in node.body if isinstance(field, ast.AnnAssign)]
@@ -35,7 +36,7 @@ STRUCTS = structs()
 def test_the_stub_declares_the_fields_that_a_struct_has(name: str) -> None:
     declared = {ast.unparse(field.target): ast.unparse(field.annotation) for field in STRUCTS[name]}
     readable = {field for field, kind in declared.items() if not kind.startswith("InitVar")}
-    bound = getattr(_core, name)
+    bound = getattr(_core, name, None) or getattr(_core.manage, name)
     assert {field for field in vars(bound) if not field.startswith("_")} == readable
     made = bound()
     bound(**{field: getattr(made, field) for field in readable})

@@ -13,8 +13,8 @@
 namespace varve {
 namespace {
 
-/// Most bytes of a note of a failed save.
-constexpr std::uint64_t kMaxFailureBytes = 64 << 10;
+/// Most bytes of a note of a failed save, or of a quarantine.
+constexpr std::uint64_t kMaxNoteBytes = 64 << 10;
 
 /// Returns true when the save that owns this stale is alive: its lock is held.
 bool IsLocked(Storage& storage, const std::string& path) {
@@ -141,6 +141,34 @@ std::optional<CheckpointEntry> ExamineUnfinished(Storage& storage, const std::st
   return entry;
 }
 
+/// Returns the text of a note for people, on one line: it goes to terminals.
+std::string NoteText(Storage& storage, const std::string& path) {
+  const auto read = ReadWholeFile(storage, path, kMaxNoteBytes);
+  std::string text = read.ok() ? *read : read.status().message();
+  while (!text.empty() && text.back() == '\n') {
+    text.pop_back();
+  }
+  for (char& c : text) {
+    c = static_cast<unsigned char>(c) < ' ' ? ' ' : c;
+  }
+  return text;
+}
+
+/// Returns the entry for a damaged checkpoint that was taken out of the way.
+CheckpointEntry ExamineQuarantined(Storage& storage, const std::string& path,
+                                   const DirectoryEntry& found, const std::string& target) {
+  CheckpointEntry entry{
+      .name = found.name, .state = CheckpointState::kQuarantined, .step = StepFromName(target)};
+  entry.detail = target + ": " + NoteText(storage, JoinPath(path, kQuarantineReasonName));
+  if (const auto files = storage.List(path); files.ok()) {
+    entry.format = ShownFormat(*files).value_or(Format::kVarve);
+    for (const DirectoryEntry& file : *files) {
+      entry.bytes += file.size;
+    }
+  }
+  return entry;
+}
+
 /// Returns the entry for the note of an asynchronous save that has failed.
 std::optional<CheckpointEntry> ExamineFailure(Storage& storage, const std::string& directory,
                                               const DirectoryEntry& found) {
@@ -151,11 +179,7 @@ std::optional<CheckpointEntry> ExamineFailure(Storage& storage, const std::strin
   CheckpointEntry entry{.name = stale->target,
                         .state = CheckpointState::kFailed,
                         .step = StepFromName(stale->target)};
-  const auto reason = ReadWholeFile(storage, JoinPath(directory, found.name), kMaxFailureBytes);
-  entry.detail = reason.ok() ? *reason : reason.status().message();
-  for (char& c : entry.detail) {
-    c = static_cast<unsigned char>(c) < ' ' ? ' ' : c;  // It goes to terminals.
-  }
+  entry.detail = NoteText(storage, JoinPath(directory, found.name));
   return entry;
 }
 
@@ -170,6 +194,7 @@ std::string_view StateName(CheckpointState state) {
     case CheckpointState::kSaving: return "saving";
     case CheckpointState::kStale: return "stale";
     case CheckpointState::kFailed: return "failed";
+    case CheckpointState::kQuarantined: return "quarantined";
   }
   return "unknown";
 }
@@ -213,6 +238,9 @@ Result<std::vector<CheckpointEntry>> ListCheckpoints(const std::string& path, St
           std::any_of(found.begin(), found.end(),
                       [&](const DirectoryEntry& e) { return e.name == stale->target; });
       entries.push_back(ExamineStale(storage, directory, item, *stale, target_exists));
+    } else if (const auto quarantined = ParseQuarantinedName(item.name)) {
+      entries.push_back(
+          ExamineQuarantined(storage, JoinPath(directory, item.name), item, *quarantined));
     } else if (auto unfinished =
                    ExamineUnfinished(storage, JoinPath(directory, item.name), item.name)) {
       entries.push_back(std::move(*unfinished));

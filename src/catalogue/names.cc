@@ -13,6 +13,7 @@ namespace {
 constexpr std::string_view kLockSuffix = ".varve-lock";
 constexpr std::string_view kStagingInfix = ".varve-saving-";
 constexpr std::string_view kRemovedInfix = ".varve-removed-";
+constexpr std::string_view kQuarantinedInfix = ".varve-damaged-";
 constexpr std::string_view kChannelInfix = ".varve-talk-";
 constexpr std::string_view kDisplacedSuffix = ".varve-old";
 constexpr std::string_view kFailedSuffix = ".varve-failed";
@@ -81,6 +82,18 @@ std::string OldLockPath(std::string_view path) {
 
 std::string RemovedPath(std::string_view path, const SaveId& id) {
   return Sibling(path, std::string(kRemovedInfix) + ToString(id).substr(0, 12));
+}
+
+std::string QuarantinedPath(std::string_view path, const SaveId& id) {
+  return Sibling(path, std::string(kQuarantinedInfix) + ToString(id).substr(0, 12));
+}
+
+std::optional<std::string> ParseQuarantinedName(std::string_view entry) {
+  const std::size_t at = entry.rfind(kQuarantinedInfix);
+  if (at == std::string_view::npos || at < 2 || entry[0] != '.') {
+    return std::nullopt;
+  }
+  return DecodeDigits(entry.substr(1, at - 1));
 }
 
 std::string FailedPath(std::string_view path) { return Sibling(path, kFailedSuffix); }

@@ -7,6 +7,9 @@
 ///   .NAME.varve-part           a single file NAME (export, convert) being written
 ///   .NAME.varve-failed         why an asynchronous save of NAME has failed
 ///   .NAME.varve-removed-<id>   a checkpoint that is being removed
+///   .NAME.varve-damaged-<id>   a damaged checkpoint that was put into quarantine; stays until a
+///   user
+///                              removes it
 ///   .NAME.varve-old            the previous checkpoint, displaced where names cannot be
 ///   exchanged
 /// and inside a directory that a save does not replace:
@@ -43,6 +46,16 @@ std::string RankLockPath(std::string_view directory, std::uint32_t rank);
 /// Returns the lock in `directory` of a save by all ranks into it.
 std::string InPlaceLockPath(std::string_view directory);
 std::string PartPath(std::string_view directory, std::string_view file);
+
+/// The name that a damaged checkpoint gets. ParseStaleName does not recognise it: nobody removes it
+/// but a user.
+std::string QuarantinedPath(std::string_view path, const SaveId& id);
+/// Returns the NAME of such an entry; nothing for any other.
+std::optional<std::string> ParseQuarantinedName(std::string_view entry);
+
+/// In a checkpoint's directory: why it is in quarantine, and why it is pinned. Not part of it.
+inline constexpr std::string_view kQuarantineReasonName = "varve-damaged.txt";
+inline constexpr std::string_view kPinName = "varve-pinned.txt";
 
 inline constexpr std::string_view kStagingMark = ".varve-staging";
 inline constexpr std::string_view kReplacedMark = ".varve-replaced.";

@@ -216,7 +216,7 @@ Held CheckpointsIn(Storage& storage, const std::string& directory, const std::st
   for (const DirectoryEntry& entry : entries.ok() ? *entries : std::vector<DirectoryEntry>{}) {
     const std::string path = JoinPath(directory, entry.name);
     if (stop.stop_requested() || !entry.is_directory || ParseStaleName(entry.name) ||
-        !HoldsCheckpoint(storage, path)) {
+        ParseQuarantinedName(entry.name) || !HoldsCheckpoint(storage, path)) {
       continue;
     }
     const auto its_step = StepFromName(entry.name);

@@ -11,11 +11,13 @@
 #include "base/bytes.h"
 #include "base/guarded.h"
 #include "base/stop.h"
+#include "base/time_source.h"
 #include "base/trace.h"
 #include "catalogue/chunk_source.h"
 #include "catalogue/files.h"
 #include "catalogue/foreign.h"
 #include "catalogue/open.h"
+#include "catalogue/read_lock.h"
 #include "catalogue/side_files.h"
 #include "format/structure.h"
 #include "interop/torch/archive.h"
@@ -31,10 +33,11 @@
 namespace varve {
 
 struct CheckpointReader::Impl {
-  Impl(Storage& storage, OpenedIndex the_index)
-      : index(std::move(the_index)), files(storage, index) {}
+  Impl(Storage& storage, OpenedIndex the_index, std::unique_ptr<StorageLock> the_hold = nullptr)
+      : index(std::move(the_index)), hold(std::move(the_hold)), files(storage, index) {}
 
   const OpenedIndex index;
+  const std::unique_ptr<StorageLock> hold;  // Keeps the checkpoint from being pruned.
   CheckpointFiles files;
   std::mutex mutex;  // Guards `phases`.
   std::vector<Phase> phases;
@@ -190,15 +193,43 @@ Result<std::vector<std::string>> CheckpointReader::Impl::ReadExtents(
 CheckpointReader::CheckpointReader(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
 CheckpointReader::~CheckpointReader() = default;
 
+namespace {
+
+/// An index, and the lock that keeps its checkpoint from being removed by the rules of a run.
+struct LockedIndex {
+  OpenedIndex index;
+  std::unique_ptr<StorageLock> lock;
+};
+
+/// Opens the index and locks it. A checkpoint may be removed or replaced between the two: then the
+/// search begins again.
+Result<LockedIndex> OpenLocked(Storage& storage, const std::string& path,
+                               const std::stop_token& stop) {
+  constexpr int kTries = 5;
+  for (int i = 1;; ++i) {
+    VARVE_ASSIGN_OR_RETURN(OpenedIndex index, OpenWanted(storage, path, stop));
+    auto lock = LockToRead(storage, index.directory);
+    if (lock.ok()) {
+      return LockedIndex{std::move(index), std::move(*lock)};
+    }
+    if (i == kTries) {
+      return lock.status();
+    }
+    SleepFor(std::chrono::milliseconds(20));
+  }
+}
+
+}  // namespace
+
 Result<std::unique_ptr<CheckpointReader>> CheckpointReader::Open(const std::string& path,
                                                                  Storage& storage,
                                                                  const std::stop_token& stop) {
   std::vector<Phase> phases;
   std::optional<PhaseTimer> timer(std::in_place, &phases, "open");
   VARVE_ASSIGN_OR_RETURN(const std::string where, ResolvePath(path, storage));
-  VARVE_ASSIGN_OR_RETURN(OpenedIndex index, OpenWanted(storage, where, stop));
+  VARVE_ASSIGN_OR_RETURN(LockedIndex opened, OpenLocked(storage, where, stop));
   timer.reset();
-  auto impl = std::make_unique<Impl>(storage, std::move(index));
+  auto impl = std::make_unique<Impl>(storage, std::move(opened.index), std::move(opened.lock));
   impl->phases = std::move(phases);
   return std::unique_ptr<CheckpointReader>(new CheckpointReader(std::move(impl)));
 }

@@ -1,15 +1,21 @@
-// The removal of a checkpoint on request.
+// The removal of a checkpoint, on request or on a rule of its run.
 //  1. Lock its name, and check that no rank saves into it without coordination: a live save loses
 //  nothing.
 //  2. A displaced checkpoint gets its name back, so that it is removed and not found again later.
+//     On a rule of its run, not on request, someone who reads it keeps it: the lock that all
+//     readers share is taken alone, and given back when the name is gone. Who opens it in between
+//     finds it locked, looks again and finds nothing.
 //  3. Rename the directory to .NAME.varve-removed-<id> and sync PARENT. From then on no checkpoint
 //     has this name, whatever happens: no load reads half of one, `repair` does not make a
 //     checkpoint of the rest, and `gc` or the next save of the name finishes the removal.
 //  4. Remove the directory with all that is in it.
 
+#include "publish/remove.h"
+
 #include "base/stop.h"
 #include "catalogue/names.h"
 #include "catalogue/own_names.h"
+#include "catalogue/read_lock.h"
 #include "publish/claim.h"
 #include "publish/other_files.h"
 #include "publish/replaced.h"
@@ -65,10 +71,12 @@ RemovalReport Describe(const Inventory& found, Storage& storage, const std::stri
   return report;
 }
 
-}  // namespace
+/// What a removal makes of readers.
+enum class Readers : std::uint8_t { kIgnore, kRespect };
 
-Result<RemovalReport> RemoveCheckpoint(const std::string& given, DryRun dry_run, Storage& storage,
-                                       const std::stop_token& stop) {
+Result<RemovalReport> RemoveNow(const std::string& given, const RemovalTerms& terms,
+                                Readers readers, Storage& storage) {
+  const DryRun dry_run = terms.dry_run;
   VARVE_ASSIGN_OR_RETURN(const std::string path, ResolvePath(given, storage));
   VARVE_RETURN_IF_ERROR(CheckCheckpointName(path).Annotate("remove"));
   if (SymbolicLinks* const links = storage.extras().symbolic_links;
@@ -92,46 +100,35 @@ Result<RemovalReport> RemoveCheckpoint(const std::string& given, DryRun dry_run,
   VARVE_RETURN_IF_ERROR(CheckNoRankSaves(storage, path, entries));
   VARVE_ASSIGN_OR_RETURN(const Inventory found, TakeInventory(storage, path));
   RemovalReport report = Describe(found, storage, path);
+  std::unique_ptr<StorageLock> no_readers;
+  if (readers == Readers::kRespect) {
+    VARVE_ASSIGN_OR_RETURN(no_readers, LockToRemove(storage, path));
+  }
   if (dry_run == DryRun::kYes) {
     return report;
   }
-  VARVE_RETURN_IF_ERROR(CheckStop(stop).Annotate("remove " + path + ": nothing was removed"));
+  VARVE_RETURN_IF_ERROR(CheckStop(terms.stop).Annotate("remove " + path + ": nothing was removed"));
   VARVE_ASSIGN_OR_RETURN(const SaveId id, RandomSaveId());
   const std::string removed = RemovedPath(path, id);
   VARVE_RETURN_IF_ERROR(storage.Rename(path, removed, RenameMode::kNoReplace));  // Step 3.
   VARVE_RETURN_IF_ERROR(storage.SyncDirectory(ParentPath(path)));
-  const Status status = RemoveTree(storage, removed, stop);  // Step 4.
+  no_readers.reset();
+  const Status status = RemoveTree(storage, removed, terms.stop, terms.busy_share);  // Step 4.
   return status.ok() ? Result<RemovalReport>(std::move(report))
                      : status.Annotate("remove " + path + ": it is no checkpoint any more, but " +
                                        removed + " is left for `varve gc`");
 }
 
-Result<std::string> NewestCheckpoint(const std::string& given, Storage& storage,
-                                     const std::stop_token& stop) {
-  VARVE_ASSIGN_OR_RETURN(const std::string directory, ResolvePath(given, storage));
-  VARVE_ASSIGN_OR_RETURN(const auto entries, ListCheckpoints(directory, storage, stop));
-  const auto listed = storage.List(directory);
-  const CheckpointEntry* newest = nullptr;
-  std::int64_t newest_time = 0;
-  for (const CheckpointEntry& entry : entries) {
-    if (entry.state != CheckpointState::kWhole && entry.state != CheckpointState::kDisplaced) {
-      continue;
-    }
-    const DirectoryEntry* const there = listed.ok() ? FindEntry(*listed, entry.name) : nullptr;
-    if (there == nullptr && entry.state == CheckpointState::kWhole) {
-      return directory;  // It is a checkpoint itself.
-    }
-    const std::int64_t time = there == nullptr ? 0 : there->modified_ns;
-    if (newest == nullptr || entry.step > newest->step ||
-        (entry.step == newest->step && time > newest_time)) {
-      newest = &entry;
-      newest_time = time;
-    }
-  }
-  if (newest == nullptr) {
-    return NotFound("there is no whole checkpoint in " + directory);
-  }
-  return JoinPath(directory, newest->name);
+}  // namespace
+
+Result<RemovalReport> RemoveCheckpoint(const std::string& path, DryRun dry_run, Storage& storage,
+                                       const std::stop_token& stop) {
+  return RemoveNow(path, {.dry_run = dry_run, .stop = stop}, Readers::kIgnore, storage);
+}
+
+Result<RemovalReport> RemoveUnlessUsed(const std::string& path, const RemovalTerms& terms,
+                                       Storage& storage) {
+  return RemoveNow(path, terms, Readers::kRespect, storage);
 }
 
 }  // namespace varve

@@ -23,6 +23,7 @@
 #include <utility>
 
 #include "base/stop.h"
+#include "base/time_source.h"
 #include "catalogue/names.h"
 #include "catalogue/own_names.h"
 #include "publish/other_files.h"
@@ -190,7 +191,7 @@ Status RemoveReplaced(Storage& storage, const std::string& replaced, const std::
 }
 
 Status RemoveTree(Storage& storage, const std::string& path,  // NOLINT(misc-no-recursion)
-                  const std::stop_token& stop) {
+                  const std::stop_token& stop, double busy_share) {
   const auto entries = storage.List(path);
   if (entries.status().code() == StatusCode::kNotFound) {
     return Status::Ok();
@@ -199,8 +200,16 @@ Status RemoveTree(Storage& storage, const std::string& path,  // NOLINT(misc-no-
   for (const DirectoryEntry& entry : *entries) {
     VARVE_RETURN_IF_ERROR(CheckStop(stop));
     const std::string below = JoinPath(path, entry.name);
-    VARVE_RETURN_IF_ERROR(entry.is_directory && !entry.is_link ? RemoveTree(storage, below, stop)
-                                                               : storage.Remove(below));
+    if (entry.is_directory && !entry.is_link) {
+      VARVE_RETURN_IF_ERROR(RemoveTree(storage, below, stop, busy_share));
+      continue;
+    }
+    const TimePoint start = Now();
+    VARVE_RETURN_IF_ERROR(storage.Remove(below));
+    if (busy_share < 1) {
+      SleepFor(std::chrono::duration_cast<std::chrono::nanoseconds>((Now() - start) *
+                                                                    (1 / busy_share - 1)));
+    }
   }
   return storage.Remove(path);
 }

@@ -19,8 +19,10 @@ Status RemoveReplaced(Storage& storage, const std::string& replaced, const std::
                       std::vector<std::string>* conflicts, const std::stop_token& stop = {});
 
 /// Removes a directory with all that is in it, as Storage::Remove does, and looks at `stop` before
-/// each file. Errors: Cancelled; then the rest is still there.
-Status RemoveTree(Storage& storage, const std::string& path, const std::stop_token& stop);
+/// each file. With a `busy_share` below 1 it rests after each file, so that it is busy for that
+/// share of the time. Errors: Cancelled; then the rest is still there.
+Status RemoveTree(Storage& storage, const std::string& path, const std::stop_token& stop,
+                  double busy_share = 1.0);
 
 /// Does the same as RemoveReplaced with what a dead save of `directory` left under the hidden name
 /// `stale`: a replaced checkpoint or a staging directory. The caller holds the name's lock and has

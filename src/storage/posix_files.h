@@ -30,5 +30,6 @@ StorageExtras PosixExtras();
 
 /// See Storage::Lock.
 Result<std::unique_ptr<StorageLock>> AcquirePosixLock(const std::string& name);
+FileLocks* PosixFileLocks();
 
 }  // namespace varve

@@ -72,7 +72,7 @@ class PosixLinks final : public HardLinks, public SymbolicLinks, public EmptyDir
 
 StorageExtras PosixExtras() {
   static auto* links = new PosixLinks();  // As the storage itself.
-  return {links, links, links};
+  return {links, links, links, PosixFileLocks()};
 }
 
 }  // namespace varve

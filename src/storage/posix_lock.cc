@@ -40,7 +40,57 @@ class PosixLock final : public StorageLock {
   FileDescriptor fd_;
 };
 
+/// Returns true for the errors of flock that mean that there are no locks of this kind here. EBADF
+/// is NFS's, which wants a file that is open for writing.
+bool HasNoLocks(int error) {
+  return error == ENOTSUP || error == ENOLCK || error == ENOSYS || error == EBADF;
+}
+
+/// An flock on a file that stays.
+class PosixFileLock final : public StorageLock {
+ public:
+  explicit PosixFileLock(FileDescriptor fd) : fd_(std::move(fd)) {}
+
+ private:
+  FileDescriptor fd_;
+};
+
+class FileLocksOfPosix final : public FileLocks {
+ public:
+  Result<std::unique_ptr<StorageLock>> LockFile(const std::string& name, LockMode mode) override {
+    const bool alone = mode == LockMode::kExclusive;
+    FileDescriptor fd = OpenDescriptor(name, alone ? O_RDWR : O_RDONLY);
+    if (!fd.valid() && alone && (errno == EACCES || errno == EROFS || errno == EPERM)) {
+      fd = OpenDescriptor(name, O_RDONLY);
+    }
+    if (!fd.valid()) {
+      return ErrnoStatus("open for a lock", name, errno);
+    }
+    while (::flock(fd.get(), (alone ? LOCK_EX : LOCK_SH) | LOCK_NB) != 0) {
+      const int error = errno;
+      if (error == EINTR) {
+        continue;
+      }
+      if (error == EWOULDBLOCK) {
+        return FailedPrecondition(name + " is locked by another process");
+      }
+      return HasNoLocks(error) ? Unimplemented("the file system of " + name +
+                                               " has no locks: " + std::strerror(error))
+                               : ErrnoStatus("lock", name, error);
+    }
+    if (!NamesFile(name, fd.get())) {
+      return NotFound(name + " has just been replaced or removed");
+    }
+    return std::unique_ptr<StorageLock>(std::make_unique<PosixFileLock>(std::move(fd)));
+  }
+};
+
 }  // namespace
+
+FileLocks* PosixFileLocks() {
+  static auto* locks = new FileLocksOfPosix();  // As the storage itself.
+  return locks;
+}
 
 Result<std::unique_ptr<StorageLock>> AcquirePosixLock(const std::string& name) {
   // Each attempt but the last fails because another holder has locked and released the name in

@@ -16,6 +16,7 @@
 #include "support/status_matchers.h"
 #include "support/temp_dir.h"
 #include "varve/catalogue.h"
+#include "varve/manage.h"
 
 namespace varve::test::claim_test {
 namespace {

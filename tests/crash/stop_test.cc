@@ -15,6 +15,7 @@
 #include "crash/matrix.h"
 #include "crash/saves.h"
 #include "varve/catalogue.h"
+#include "varve/manage.h"
 #include "varve/convert.h"
 
 namespace varve::test::stop_test {

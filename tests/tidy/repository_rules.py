@@ -38,6 +38,7 @@ BELOW: dict[str, tuple[str, ...]] = {
     "load": ("catalogue",),
     "async": ("save", "load"),
     "convert": ("save", "load"),
+    "manage": ("publish",),
     "agent": ("async",),
     "protocol": ("save", "load"),
 }
@@ -68,6 +69,7 @@ PUBLIC_HEADER_MODULE = {
     "async_save.h": "async",
     "convert.h": "convert",
     "agent.h": "agent",
+    "manage.h": "manage",
 }
 FACADE = "catalogue"
 

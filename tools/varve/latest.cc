@@ -2,16 +2,17 @@
 
 #include "text.h"
 #include "varve/catalogue.h"
+#include "varve/manage.h"
 #include "verbs.h"
 
 namespace varve::cli {
 namespace {
 
 constexpr const char* kHelp =
-    "Prints the path of the newest whole checkpoint in a directory: that with the highest step, "
-    "or\n"
-    "where no name has a step, that written last. Indexes and sizes are checked; `varve verify`\n"
-    "checks all bytes. Exit code 1 when there is none.";
+    "Prints the path of the newest whole checkpoint in a directory, from which a manager resumes:\n"
+    "that with the highest step, or where no name has a step, that written last. What a job has\n"
+    "saved that went on from an older step is newer than what it left behind. Indexes and sizes\n"
+    "are checked; `varve verify` checks all bytes. Exit code 1 when there is none.";
 
 struct Options {
   std::string directory;

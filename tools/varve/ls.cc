@@ -31,6 +31,8 @@ constexpr const char* kHelp =
     "  stale     of a dead save; `varve gc` removes it\n"
     "  failed       an asynchronous save of this name has failed, for the reason given; forgotten\n"
     "               with the next save of the name, or by `varve gc`\n"
+    "  quarantined  damaged, and taken out of the way by a resume, under a hidden name, for the\n"
+    "               reason given; `varve rm` removes it, renaming it brings it back\n"
     "The step is the number after \"step\", \"checkpoint\", \"ckpt\" or \"iter\" in the name, else "
     "the\n"
     "only number in it.\n"
@@ -60,6 +62,7 @@ Colour ColourOf(CheckpointState state) {
   switch (state) {
     case CheckpointState::kWhole: return Colour::kGood;
     case CheckpointState::kDamaged:
+    case CheckpointState::kQuarantined:
     case CheckpointState::kFailed: return Colour::kBad;
     default: return Colour::kOdd;
   }

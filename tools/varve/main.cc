@@ -42,9 +42,9 @@ constexpr const char* kFooter =
     "`varve VERB --help` tells more about a verb.";
 
 /// In the order in which --help lists them.
-constexpr void (*kVerbs[])(Command) = {AddLs,      AddInspect, AddLatest, AddVerify,
-                                       AddRepair,  AddGc,      AddRm,     AddExport,
-                                       AddConvert, AddUnshard, AddDiff,   AddAgent};
+constexpr void (*kVerbs[])(Command) = {
+    AddLs,  AddInspect, AddLatest, AddVerify, AddRepair,  AddGc,      AddRm,   AddPrune,
+    AddPin, AddUnpin,   AddAdvise, AddExport, AddConvert, AddUnshard, AddDiff, AddAgent};
 
 /// Returns the engine's messages name options as callers of C++ set them; here they are flags.
 std::string WithFlags(std::string message) {

@@ -1,0 +1,191 @@
+/// Runs: the steps that a training run has saved, which of them is the newest good one, and which
+/// may go. What decides is pure (JudgeSteps, ChooseInterval); what acts says what it leaves.
+///
+/// A step of a run is a checkpoint in the run's directory whose name is letters and a number behind
+/// them: "step-00001000", "checkpoint-500", "global_step120". Other checkpoints there, such as
+/// "step-1000-backup" or "pretrained", are the user's: nothing here counts or removes them.
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <span>
+#include <stop_token>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "varve/catalogue.h"
+#include "varve/status.h"
+#include "varve/storage.h"
+
+namespace varve {
+
+/// The side file in which a manager notes what it knows of a step.
+inline constexpr std::string_view kStepNoteName = "varve-step.json";
+
+/// What a manager notes with each checkpoint.
+struct StepNote {
+  std::uint64_t step = 0;
+  /// Number of the job that saved it, from 1 on, counted in the run. A job that goes on from an
+  /// older step has a higher number, so that what it saves is newer than what it left behind.
+  std::uint64_t attempt = 0;
+  std::optional<std::uint64_t> resumed_from;  ///< Step; nothing for a run from its beginning.
+  std::int64_t time_ns = 0;                   ///< When the save began, Unix time.
+  std::vector<std::pair<std::string, double>> metrics{};  ///< By name, sorted. May be NaN.
+  friend bool operator==(const StepNote&, const StepNote&) = default;
+};
+
+/// Returns the note as JSON. Errors: InvalidArgument for a metric's name that is no UTF-8 or given
+/// twice.
+Result<std::string> EncodeStepNote(const StepNote& note);
+/// Errors: DataLoss.
+Result<StepNote> DecodeStepNote(std::string_view text);
+
+/// A step of a run.
+struct RunStep {
+  std::string name;  ///< In the run's directory.
+  std::uint64_t step = 0;
+  std::uint64_t attempt = 0;  ///< 0: no manager has saved it.
+  CheckpointState state = CheckpointState::kWhole;
+  std::string detail;  ///< Why it is not whole.
+  std::uint64_t bytes = 0;
+  std::uint32_t world_size = 0;
+  std::int64_t time_ns = 0;  ///< Unix time: of the note, else of the directory.
+  std::vector<std::pair<std::string, double>> metrics;
+  std::optional<std::string> pin;  ///< Why it is pinned.
+
+  /// Returns true for a step that can be loaded, as far as names, sizes and the index tell.
+  [[nodiscard]] bool whole() const {
+    return state == CheckpointState::kWhole || state == CheckpointState::kDisplaced;
+  }
+};
+
+/// Returns true for a name that a step of a run can have.
+bool IsStepName(std::string_view name);
+
+/// Returns the steps of a run, from the oldest to the newest: by attempt, then by step, then by
+/// NaturalLess of the name. With those that are not whole; without failed and stale ones and those
+/// in quarantine. Reads indexes, sizes and notes. An empty list where there is no directory.
+Result<std::vector<RunStep>> ListSteps(const std::string& run, Storage& storage = PosixStorage(),
+                                       const std::stop_token& stop = {});
+
+/// Returns the path of the newest whole checkpoint in `directory`, step of a run or not: that of
+/// the highest attempt, then with the highest step, or where no name has a step, that written last.
+/// Reads indexes, sizes and notes. Errors: NotFound when there is none.
+Result<std::string> NewestCheckpoint(const std::string& directory,
+                                     Storage& storage = PosixStorage(),
+                                     const std::stop_token& stop = {});
+
+/// The `count` steps with the best value of a metric are kept.
+struct KeepBest {
+  std::uint64_t count = 1;
+  std::string metric;
+  bool highest = false;  ///< False: the lowest value is the best.
+};
+
+/// Rules by which steps are kept; a step that any of them keeps stays. Without any rule all stay.
+struct KeepRules {
+  std::optional<std::uint64_t> last;         ///< The newest so many.
+  std::optional<std::uint64_t> every_steps;  ///< Those whose step is a multiple; > 0.
+  std::optional<std::chrono::milliseconds>
+      every_time;  ///< One for each such time, the oldest; > 0.
+  std::optional<std::chrono::milliseconds> newer_than;  ///< Those made since so long.
+  std::optional<KeepBest> best;
+  [[nodiscard]] bool any() const { return last || every_steps || every_time || newer_than || best; }
+};
+
+/// Errors: InvalidArgument for a rule that makes no sense: every 0 steps, the best by no metric.
+Status CheckRules(const KeepRules& rules);
+
+/// What the rules say of a step.
+struct Judgement {
+  bool keeps = true;
+  std::vector<std::string> reasons;  ///< Why it is kept: "the newest", "last 3", "pinned: paper".
+};
+
+/// Judges the steps of a run, in the order of ListSteps; one judgement each. Pure. Whatever the
+/// rules:
+///   - the newest whole step is kept, and every pinned one;
+///   - a step that is not whole is neither counted nor removed;
+///   - NaN is never best, nor a step without the metric; of equal values the newer one is better;
+///   - judging what was kept keeps all of it.
+std::vector<Judgement> JudgeSteps(std::span<const RunStep> steps, const KeepRules& rules,
+                                  std::int64_t now_ns);
+
+struct PruneOptions {
+  DryRun dry_run = DryRun::kNo;
+  /// Share of the time in which files are removed, in (0, 1]: after each file the removal rests, so
+  /// that it leaves the disk to training and saves.
+  double busy_share = 1.0;
+  std::stop_token stop{};
+};
+
+/// A step as PruneRun has found and left it.
+struct PrunedStep {
+  RunStep step;
+  bool removed = false;              ///< With dry_run: would be removed.
+  std::vector<std::string> reasons;  ///< Why it stays.
+};
+
+/// Removes the steps of a run that the rules do not keep, the oldest first, as RemoveCheckpoint
+/// does. One that is being saved or read stays, with the reason; the next call removes it. Returns
+/// all steps, in the order of ListSteps. `dry_run` removes nothing and finds out who reads and
+/// saves all the same. Errors: InvalidArgument as CheckRules; those of the storage, after which
+/// the steps before are removed; Cancelled.
+Result<std::vector<PrunedStep>> PruneRun(const std::string& run, const KeepRules& rules,
+                                         const PruneOptions& options = {},
+                                         Storage& storage = PosixStorage());
+
+/// Keeps a step from being pruned, until it is unpinned. `why` is any text of at most 1000 bytes.
+/// The pin is a file in the checkpoint's directory, so that it goes where the directory goes.
+/// Errors: NotFound when there is no checkpoint.
+Status PinCheckpoint(const std::string& path, std::string_view why,
+                     Storage& storage = PosixStorage());
+/// Success when it was not pinned.
+Status UnpinCheckpoint(const std::string& path, Storage& storage = PosixStorage());
+
+/// Takes a damaged checkpoint out of the way: gives it a hidden name, under which ListCheckpoints
+/// finds it with its reason, and which no load, `latest` or retention takes for a step. Nothing of
+/// it is removed: RemoveCheckpoint of that name does, and renaming it brings it back. Returns the
+/// new path. Errors: NotFound; FailedPrecondition when a save of the name is under way;
+/// Unavailable where the directory cannot be written to.
+Result<std::string> QuarantineCheckpoint(const std::string& path, std::string_view reason,
+                                         Storage& storage = PosixStorage());
+
+/// The right to be the one job of a run. Ends with the object, or with the process.
+class RunLock {
+ public:
+  virtual ~RunLock() = default;
+};
+
+/// Locks a run, whose directory is made if need be. `holder` says who this is, for the message that
+/// another job gets. Errors: FailedPrecondition when another job has it, with its `holder`;
+/// Unimplemented where the file system has no locks.
+Result<std::unique_ptr<RunLock>> LockRun(const std::string& run, std::string_view holder,
+                                         Storage& storage = PosixStorage());
+
+/// What a choice of the time between saves depends on, in seconds.
+struct SaveCosts {
+  double stall = 0;       ///< Training stands still for so long in a save.
+  double background = 0;  ///< Training loses so much more while the save is written.
+  double write = 0;       ///< The save is durable so long after its begin.
+  double restart = 0;     ///< From a failure until training goes on.
+};
+
+struct IntervalChoice {
+  double seconds = 0;     ///< From the begin of a save to the begin of the next.
+  double save_share = 0;  ///< Of the time, what saves cost.
+  double lost_share = 0;  ///< Of the time, what failures cost: work done again, and restarts.
+  std::string reason;     ///< Which limit decided, for people.
+};
+
+/// Chooses the time between saves: Daly's optimum for these costs and the mean time between
+/// failures (J. T. Daly, A higher order estimate of the optimum checkpoint interval for restart
+/// dumps, FGCS 22, 2006, equation 37), but never so short that saves cost more than `max_share` of
+/// the time, nor shorter than a save takes. Pure. Without `mtbf` only the latter two decide.
+IntervalChoice ChooseInterval(const SaveCosts& costs, std::optional<double> mtbf, double max_share);
+
+}  // namespace varve

@@ -1,0 +1,151 @@
+#include "bindings.h"
+#include "bound.h"
+#include "interruptible.h"
+#include "varve/manage.h"
+#include "varve/storage.h"
+
+namespace varve::python {
+namespace {
+
+constexpr const char* kStepDoc = R"(A step of a run, as `CheckpointManager.steps` lists it.
+
+Attributes:
+    name: Of the checkpoint, in the run's directory.
+    step: The training step.
+    attempt: Number of the job that saved it, counted in the run; 0 where no manager has.
+    state: "whole", "incomplete", "damaged" or "displaced".
+    detail: Why it is not whole.
+    bytes: Of its data files.
+    world_size: Number of ranks that saved it; 0 where that is unknown.
+    time_ns: When its save began, Unix time in nanoseconds.
+    pin: Why it is pinned; None where it is not.
+    metrics: Name and value of what was measured, by name.
+)";
+
+constexpr const char* kPrunedDoc = R"(A step as `prune` has found and left it.
+
+Attributes:
+    step: The step.
+    removed: It was removed, or with `dry_run` would be.
+    reasons: Why it stays: "the newest", "last 3", "pinned: paper", ...
+)";
+
+/// A lock that Python can give back before it is collected.
+struct PythonRunLock {
+  std::unique_ptr<RunLock> lock;
+};
+
+std::vector<RunStep> ListStepsPython(const FsPath& run) {
+  return Stoppable(run.text, [&](const std::stop_token& stop) {
+    return ListSteps(run.text, PosixStorage(), stop);
+  });
+}
+
+std::vector<PrunedStep> PruneRunPython(const FsPath& run, const KeepRules& rules,
+                                       nb::handle dry_run, double busy_share) {
+  const auto dry = Argument<DryRun>("dry_run", dry_run);
+  return Stoppable(run.text, [&](const std::stop_token& stop) {
+    return PruneRun(run.text, rules, {.dry_run = dry, .busy_share = busy_share, .stop = stop});
+  });
+}
+
+/// Calls a function that takes the storage's time, without the GIL.
+template <class Function>
+auto Unlocked(const Function& function) {
+  const nb::gil_scoped_release release;
+  return function();
+}
+
+}  // namespace
+
+void BindManage(nb::module_& parent) {
+  nb::module_ module = parent.def_submodule("manage");
+  Bound<RunStep>(module, "RunStep", kStepDoc)
+      .Field<AsPath>("name", &RunStep::name)
+      .Field("step", &RunStep::step)
+      .Field("attempt", &RunStep::attempt)
+      .Field("state", &RunStep::state)
+      .Field<AsMessage>("detail", &RunStep::detail)
+      .Field("bytes", &RunStep::bytes)
+      .Field("world_size", &RunStep::world_size)
+      .Field("time_ns", &RunStep::time_ns)
+      .Field("pin", &RunStep::pin)
+      .Field("metrics", &RunStep::metrics)
+      .Public("varve");
+  Bound<PrunedStep>(module, "PrunedStep", kPrunedDoc)
+      .Field("step", &PrunedStep::step)
+      .Field("removed", &PrunedStep::removed)
+      .Field("reasons", &PrunedStep::reasons)
+      .Public("varve");
+  Bound<KeepBest>(module, "KeepBest", "")
+      .Field("count", &KeepBest::count)
+      .Field("metric", &KeepBest::metric)
+      .Field("highest", &KeepBest::highest);
+  Bound<KeepRules>(module, "KeepRules", "")
+      .Field("last", &KeepRules::last)
+      .Field("every_steps", &KeepRules::every_steps)
+      .Field("every_time", &KeepRules::every_time)
+      .Field("newer_than", &KeepRules::newer_than)
+      .Field("best", &KeepRules::best);
+  Bound<SaveCosts>(module, "SaveCosts", "")
+      .Field("stall", &SaveCosts::stall)
+      .Field("background", &SaveCosts::background)
+      .Field("write", &SaveCosts::write)
+      .Field("restart", &SaveCosts::restart);
+  Bound<IntervalChoice>(module, "IntervalChoice", "")
+      .Field("seconds", &IntervalChoice::seconds)
+      .Field("save_share", &IntervalChoice::save_share)
+      .Field("lost_share", &IntervalChoice::lost_share)
+      .Field("reason", &IntervalChoice::reason);
+  nb::class_<PythonRunLock>(module, "RunLock").def("release", [](PythonRunLock& self) {
+    self.lock.reset();
+  });
+  module.def("list_steps", &ListStepsPython, nb::arg("run"));
+  module.def(
+      "check_rules", [](const KeepRules& rules) { RaiseIfError(CheckRules(rules)); },
+      nb::arg("rules"));
+  module.def("prune", &PruneRunPython, nb::arg("run"), nb::arg("rules"), nb::arg("dry_run"),
+             nb::arg("busy_share"));
+  module.def(
+      "pin",
+      [](const FsPath& path, const std::string& why) {
+        RaiseIfError(Unlocked([&] { return PinCheckpoint(path.text, why); }));
+      },
+      nb::arg("path"), nb::arg("why"));
+  module.def(
+      "unpin",
+      [](const FsPath& path) {
+        RaiseIfError(Unlocked([&] { return UnpinCheckpoint(path.text); }));
+      },
+      nb::arg("path"));
+  module.def(
+      "quarantine",
+      [](const FsPath& path, const std::string& reason) {
+        return ToPath(
+            ValueOrRaise(Unlocked([&] { return QuarantineCheckpoint(path.text, reason); })));
+      },
+      nb::arg("path"), nb::arg("reason"));
+  module.def(
+      "lock_run",
+      [](const FsPath& run, const std::string& holder) {
+        return PythonRunLock{ValueOrRaise(Unlocked([&] { return LockRun(run.text, holder); }))};
+      },
+      nb::arg("run"), nb::arg("holder"));
+  module.def(
+      "step_note",
+      [](std::uint64_t step, std::uint64_t attempt, std::optional<std::uint64_t> resumed_from,
+         std::int64_t time_ns, const std::vector<std::pair<std::string, double>>& metrics) {
+        return ToBytes(
+            ValueOrRaise(EncodeStepNote({step, attempt, resumed_from, time_ns, metrics})));
+      },
+      nb::arg("step"), nb::arg("attempt"), nb::arg("resumed_from").none(), nb::arg("time_ns"),
+      nb::arg("metrics"));
+  module.def(
+      "choose_interval",
+      [](const SaveCosts& costs, std::optional<double> mtbf, double max_share) {
+        return ChooseInterval(costs, mtbf, max_share);
+      },
+      nb::arg("costs"), nb::arg("mtbf").none(), nb::arg("max_share"));
+}
+
+}  // namespace varve::python

@@ -1,0 +1,21 @@
+/// The locks by which a checkpoint that is being read is told from one that may be removed: readers
+/// share a lock on its index file, and whoever removes it on a rule wants that lock for himself.
+#pragma once
+
+#include <memory>
+#include <string>
+
+#include "varve/status.h"
+#include "varve/storage.h"
+
+namespace varve {
+
+/// Locks the index of the checkpoint in `directory` for a reader. Null where there is nothing to
+/// lock: no such index (files of ranks that saved apart, files of other formats), or a storage
+/// without such locks. Errors: NotFound when the checkpoint is being removed, or has just been.
+Result<std::unique_ptr<StorageLock>> LockToRead(Storage& storage, const std::string& directory);
+
+/// Locks it against readers. Null as above. Errors: FailedPrecondition when someone reads it.
+Result<std::unique_ptr<StorageLock>> LockToRemove(Storage& storage, const std::string& directory);
+
+}  // namespace varve

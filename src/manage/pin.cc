@@ -1,0 +1,53 @@
+#include "manage/pin.h"
+
+#include "catalogue/names.h"
+#include "catalogue/own_names.h"
+#include "varve/manage.h"
+
+namespace varve {
+namespace {
+
+constexpr std::uint64_t kMaxPinBytes = 1000;
+
+}  // namespace
+
+std::optional<std::string> ReadPin(Storage& storage, const std::string& path) {
+  const std::string name = JoinPath(path, kPinName);
+  auto text = ReadWholeFile(storage, name, kMaxPinBytes);
+  if (text.status().code() == StatusCode::kNotFound) {
+    return std::nullopt;
+  }
+  if (!text.ok()) {
+    return "for a reason that cannot be read: " + text.status().message();
+  }
+  while (!text->empty() && text->back() == '\n') {
+    text->pop_back();
+  }
+  return std::move(*text);
+}
+
+Status PinCheckpoint(const std::string& given, std::string_view why, Storage& storage) {
+  VARVE_ASSIGN_OR_RETURN(const std::string path, ResolvePath(given, storage));
+  if (why.size() >= kMaxPinBytes) {
+    return InvalidArgument("pin " + path + ": the reason has " + std::to_string(why.size()) +
+                           " bytes; at most " + std::to_string(kMaxPinBytes - 1) + " are kept");
+  }
+  if (!HoldsCheckpoint(storage, path)) {
+    return NotFound("pin " + path + ": there is no checkpoint of that name");
+  }
+  VARVE_RETURN_IF_ERROR(
+      WriteWholeFile(storage, JoinPath(path, kPinName), std::string(why) + "\n", false)
+          .Annotate("pin " + path));
+  return storage.SyncDirectory(path);
+}
+
+Status UnpinCheckpoint(const std::string& given, Storage& storage) {
+  VARVE_ASSIGN_OR_RETURN(const std::string path, ResolvePath(given, storage));
+  if (!HoldsCheckpoint(storage, path)) {
+    return NotFound("unpin " + path + ": there is no checkpoint of that name");
+  }
+  VARVE_RETURN_IF_ERROR(storage.Remove(JoinPath(path, kPinName)).Annotate("unpin " + path));
+  return storage.SyncDirectory(path);
+}
+
+}  // namespace varve

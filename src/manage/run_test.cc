@@ -1,0 +1,216 @@
+// Runs on a real disk: which steps there are, which is the newest, what prune, pins, quarantine and
+// the lock of a run do.
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "catalogue/names.h"
+#include "support/small_state.h"
+#include "support/status_matchers.h"
+#include "support/temp_dir.h"
+#include "varve/manage.h"
+
+namespace varve::run_test {
+namespace {
+
+using test::FailsWith;
+using test::IsOk;
+using testing::ElementsAre;
+using testing::IsEmpty;
+
+class Run : public testing::Test {
+ protected:
+  [[nodiscard]] std::string Path(const std::string& name) const { return dir_ / name; }
+
+  void Save(const std::string& name, std::uint64_t attempt = 0, std::uint64_t step = 0,
+            std::vector<std::pair<std::string, double>> metrics = {}) {
+    test::SmallState state;
+    state.Floats("w", {1, 2, 3});
+    if (attempt > 0) {
+      state.File(std::string(kStepNoteName),
+                 EncodeStepNote({step, attempt, std::nullopt, 1000, std::move(metrics)}).value());
+    }
+    ASSERT_TRUE(IsOk(state.Save(PosixStorage(), Path(name), {.overwrite = Overwrite::kAlways})));
+  }
+
+  std::vector<std::string> Names() {
+    std::vector<std::string> names;
+    const auto steps = ListSteps(dir_.path());
+    EXPECT_TRUE(IsOk(steps));
+    for (const RunStep& step : steps.ok() ? *steps : std::vector<RunStep>{}) {
+      names.push_back(step.name);
+    }
+    return names;
+  }
+
+  /// Returns the names of what was removed.
+  std::vector<std::string> Prune(const KeepRules& rules, DryRun dry_run = DryRun::kNo) {
+    const auto steps = PruneRun(dir_.path(), rules, {.dry_run = dry_run});
+    EXPECT_TRUE(IsOk(steps));
+    std::vector<std::string> removed;
+    for (const PrunedStep& step : steps.ok() ? *steps : std::vector<PrunedStep>{}) {
+      if (step.removed) {
+        removed.push_back(step.step.name);
+      }
+    }
+    return removed;
+  }
+
+  test::TempDir dir_;
+};
+
+TEST(StepName, IsLettersAndANumberBehindThem) {
+  for (const char* name : {"step-00001000", "checkpoint-500", "step500", "global_step120", "17"}) {
+    EXPECT_TRUE(IsStepName(name)) << name;
+  }
+  for (const char* name : {"step-1000-backup", "pretrained", "", "step-", "epoch=3-step=400",
+                           "v1.5", ".step-1", "step-1000.old"}) {
+    EXPECT_FALSE(IsStepName(name)) << name;
+  }
+}
+
+TEST(StepNote, ComesBackAsItWasAndRefusesWhatIsNone) {
+  const StepNote note{7, 2, 5, 123, {{"accuracy", 0.1}, {"loss", -1e300}}};
+  EXPECT_EQ(DecodeStepNote(EncodeStepNote(note).value()).value(), note);
+  const auto odd = DecodeStepNote(
+      EncodeStepNote({1, 1, {}, 0, {{"a", std::nan("")}, {"b", -INFINITY}}}).value());
+  EXPECT_TRUE(std::isnan(odd->metrics[0].second));
+  EXPECT_EQ(odd->metrics[1].second, -INFINITY);
+  EXPECT_TRUE(FailsWith(EncodeStepNote({1, 1, {}, 0, {{"a", 1}, {"a", 2}}}),
+                        StatusCode::kInvalidArgument, {"\"a\" is given twice"}));
+  for (const char* text :
+       {"", "[]", "{}", "{\"step\": 1, \"attempt\": -1, \"time_ns\": 0}",
+        "{\"step\": 1, \"attempt\": 1, \"time_ns\": 0, \"metrics\": {\"a\": {}}}"}) {
+    EXPECT_TRUE(FailsWith(DecodeStepNote(text), StatusCode::kDataLoss)) << text;
+  }
+}
+
+TEST_F(Run, WithoutADirectoryHasNoSteps) {
+  EXPECT_THAT(ListSteps(Path("none")).value(), IsEmpty());
+  EXPECT_TRUE(FailsWith(ListSteps("s3://bucket/run"), StatusCode::kInvalidArgument));
+}
+
+TEST_F(Run, ListsStepsByAttemptThenByStepAndLeavesOthersOut) {
+  Save("step-200", 1, 200);
+  Save("step-100", 1, 100);
+  Save("step-300", 1, 300);
+  Save("step-150", 2, 150);
+  Save("step-9");
+  Save("step-100-backup");
+  EXPECT_THAT(Names(), ElementsAre("step-9", "step-100", "step-200", "step-300", "step-150"));
+}
+
+TEST_F(Run, TheNewestIsWhatTheLastAttemptSavedEvenIfItsStepIsLower) {
+  Save("step-300", 1, 300);
+  Save("step-150", 2, 150);
+  EXPECT_EQ(NewestCheckpoint(dir_.path()).value(), Path("step-150"));
+}
+
+TEST_F(Run, ANoteThatIsNoNoteMakesAStepWithoutAttempt) {
+  test::SmallState state;
+  state.Floats("w", {1}).File(std::string(kStepNoteName), "nonsense");
+  ASSERT_TRUE(IsOk(state.Save(PosixStorage(), Path("step-1"))));
+  EXPECT_EQ(ListSteps(dir_.path()).value().at(0).attempt, 0U);
+}
+
+TEST_F(Run, PruneRemovesWhatNoRuleKeepsAndADryRunTellsTheTruth) {
+  for (const std::uint64_t step : {10, 20, 30, 40}) {
+    Save("step-" + std::to_string(step), 1, step, {{"loss", static_cast<double>(step)}});
+  }
+  Save("step-10-backup");
+  const KeepRules rules{.last = 1, .best = KeepBest{1, "loss"}};
+  const std::vector<std::string> would = Prune(rules, DryRun::kYes);
+  EXPECT_THAT(would, ElementsAre("step-20", "step-30"));
+  EXPECT_EQ(Names().size(), 4U);
+  EXPECT_EQ(Prune(rules), would);
+  EXPECT_THAT(Names(), ElementsAre("step-10", "step-40"));
+  EXPECT_THAT(Prune(rules), IsEmpty());
+  EXPECT_TRUE(IsOk(CheckpointReader::Open(Path("step-10-backup"))));
+}
+
+TEST_F(Run, AStepThatIsBeingReadStaysUntilTheReaderIsDone) {
+  Save("step-1");
+  Save("step-2");
+  auto reader = CheckpointReader::Open(Path("step-1"));
+  ASSERT_TRUE(IsOk(reader));
+  const auto kept = PruneRun(dir_.path(), {.last = 1});
+  ASSERT_TRUE(IsOk(kept));
+  EXPECT_FALSE(kept->at(0).removed);
+  EXPECT_THAT(kept->at(0).reasons, ElementsAre(testing::HasSubstr("is being read")));
+  reader->reset();
+  EXPECT_THAT(Prune({.last = 1}), ElementsAre("step-1"));
+}
+
+TEST_F(Run, SeveralReadersShareAStep) {
+  Save("step-1");
+  const auto one = CheckpointReader::Open(Path("step-1"));
+  const auto two = CheckpointReader::Open(Path("step-1"));
+  EXPECT_TRUE(IsOk(one));
+  EXPECT_TRUE(IsOk(two));
+}
+
+TEST_F(Run, ARemovalOnRequestDoesNotAskForReaders) {
+  Save("step-1");
+  const auto reader = CheckpointReader::Open(Path("step-1"));
+  EXPECT_TRUE(IsOk(RemoveCheckpoint(Path("step-1"), DryRun::kNo)));
+}
+
+TEST_F(Run, AStepThatIsBeingSavedStays) {
+  Save("step-1");
+  Save("step-2");
+  const auto lock = PosixStorage().Lock(LockPath(Path("step-1")));
+  ASSERT_TRUE(IsOk(lock));
+  EXPECT_THAT(Prune({.last = 1}), IsEmpty());
+}
+
+TEST_F(Run, APinKeepsAStepUntilItIsTakenAway) {
+  Save("step-1");
+  Save("step-2");
+  ASSERT_TRUE(IsOk(PinCheckpoint(Path("step-1"), "for the paper")));
+  EXPECT_THAT(Prune({.last = 1}), IsEmpty());
+  EXPECT_EQ(ListSteps(dir_.path()).value().at(0).pin, "for the paper");
+  const auto verified = Verify(Path("step-1"));
+  ASSERT_TRUE(IsOk(verified));
+  EXPECT_TRUE(verified->clean());
+  Save("step-1");  // An overwrite keeps it.
+  EXPECT_EQ(ListSteps(dir_.path()).value().at(0).pin, "for the paper");
+  ASSERT_TRUE(IsOk(UnpinCheckpoint(Path("step-1"))));
+  EXPECT_THAT(Prune({.last = 1}), ElementsAre("step-1"));
+  EXPECT_TRUE(FailsWith(PinCheckpoint(Path("step-1"), ""), StatusCode::kNotFound));
+  EXPECT_TRUE(FailsWith(PinCheckpoint(Path("step-2"), std::string(2000, 'x')),
+                        StatusCode::kInvalidArgument));
+}
+
+TEST_F(Run, QuarantineTakesAStepOutOfTheWayAndRemovesNothingOfIt) {
+  Save("step-1");
+  Save("step-2");
+  const auto hidden = QuarantineCheckpoint(Path("step-2"), "block 7 is damaged");
+  ASSERT_TRUE(IsOk(hidden));
+  EXPECT_THAT(Names(), ElementsAre("step-1"));
+  EXPECT_EQ(NewestCheckpoint(dir_.path()).value(), Path("step-1"));
+  const auto entries = ListCheckpoints(dir_.path());
+  ASSERT_TRUE(IsOk(entries));
+  ASSERT_EQ(entries->size(), 2U);
+  EXPECT_EQ(entries->at(1).state, CheckpointState::kQuarantined);
+  EXPECT_EQ(entries->at(1).detail, "step-2: block 7 is damaged");
+  EXPECT_EQ(entries->at(1).step, 2U);
+  ASSERT_TRUE(IsOk(CollectGarbage(dir_.path(), DryRun::kNo)));
+  EXPECT_TRUE(IsOk(CheckpointReader::Open(*hidden)));
+  Save("step-2");  // The name is free.
+  EXPECT_TRUE(IsOk(RemoveCheckpoint(*hidden, DryRun::kNo)));
+  EXPECT_THAT(Names(), ElementsAre("step-1", "step-2"));
+  EXPECT_TRUE(FailsWith(QuarantineCheckpoint(Path("step-7"), ""), StatusCode::kNotFound));
+}
+
+TEST_F(Run, HasOneJobAtATimeAndASecondLearnsWhoHasIt) {
+  auto first = LockRun(Path("run"), "job 17 on node3, process 99");
+  ASSERT_TRUE(IsOk(first));
+  EXPECT_TRUE(FailsWith(LockRun(Path("run"), "me"), StatusCode::kFailedPrecondition,
+                        {"job 17 on node3, process 99", Path("run")}));
+  first->reset();
+  EXPECT_TRUE(IsOk(LockRun(Path("run"), "me")));
+  EXPECT_THAT(PosixStorage().List(Path("run")).value(), IsEmpty());
+}
+
+}  // namespace
+}  // namespace varve::run_test

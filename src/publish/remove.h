@@ -1,0 +1,25 @@
+/// The removal of a checkpoint by the rules of its run; RemoveCheckpoint (varve/catalogue.h) is the
+/// one on request. The account of the steps is at the top of remove.cc.
+#pragma once
+
+#include <stop_token>
+#include <string>
+
+#include "varve/catalogue.h"
+#include "varve/status.h"
+#include "varve/storage.h"
+
+namespace varve {
+
+struct RemovalTerms {
+  DryRun dry_run = DryRun::kNo;
+  double busy_share = 1.0;  ///< As PruneOptions::busy_share.
+  std::stop_token stop{};
+};
+
+/// Removes a checkpoint as RemoveCheckpoint does, unless someone reads it. Errors: those of
+/// RemoveCheckpoint; FailedPrecondition also when it is being read.
+Result<RemovalReport> RemoveUnlessUsed(const std::string& path, const RemovalTerms& terms,
+                                       Storage& storage);
+
+}  // namespace varve
