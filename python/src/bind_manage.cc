@@ -19,7 +19,7 @@ Attributes:
     world_size: Number of ranks that saved it; 0 where that is unknown.
     time_ns: When its save began, Unix time in nanoseconds.
     pin: Why it is pinned; None where it is not.
-    metrics: Name and value of what was measured, by name.
+    metrics: Values that were given to `save`, by name.
 )";
 
 constexpr const char* kPrunedDoc = R"(A step as `prune` has found and left it.
@@ -29,6 +29,33 @@ Attributes:
     removed: It was removed, or with `dry_run` would be.
     reasons: Why it stays: "the newest", "last 3", "pinned: paper", ...
 )";
+
+/// Metrics as a dict.
+struct AsDict {
+  static constexpr const char* kWanted = "a dict of names and numbers";
+  using Metrics = std::vector<std::pair<std::string, double>>;
+  static nb::object ToPython(const Metrics& metrics) {
+    nb::dict out;
+    for (const auto& [name, value] : metrics) {
+      out[nb::str(name.data(), name.size())] = value;
+    }
+    return out;
+  }
+  static bool FromPython(nb::handle given, Metrics* out) {
+    nb::dict listed;
+    if (!nb::try_cast(given, listed)) {
+      return false;
+    }
+    for (const auto& [name, value] : listed) {
+      double number = 0;
+      if (!nb::isinstance<nb::str>(name) || !nb::try_cast(nb::handle(value), number)) {
+        return false;
+      }
+      out->emplace_back(TextOf(name), number);
+    }
+    return true;
+  }
+};
 
 /// A lock that Python can give back before it is collected.
 struct PythonRunLock {
@@ -70,7 +97,7 @@ void BindManage(nb::module_& parent) {
       .Field("world_size", &RunStep::world_size)
       .Field("time_ns", &RunStep::time_ns)
       .Field("pin", &RunStep::pin)
-      .Field("metrics", &RunStep::metrics)
+      .Field<AsDict>("metrics", &RunStep::metrics)
       .Public("varve");
   Bound<PrunedStep>(module, "PrunedStep", kPrunedDoc)
       .Field("step", &PrunedStep::step)
@@ -134,9 +161,12 @@ void BindManage(nb::module_& parent) {
   module.def(
       "step_note",
       [](std::uint64_t step, std::uint64_t attempt, std::optional<std::uint64_t> resumed_from,
-         std::int64_t time_ns, const std::vector<std::pair<std::string, double>>& metrics) {
-        return ToBytes(
-            ValueOrRaise(EncodeStepNote({step, attempt, resumed_from, time_ns, metrics})));
+         std::int64_t time_ns, const nb::dict& metrics) {
+        StepNote note{step, attempt, resumed_from, time_ns};
+        if (!AsDict::FromPython(metrics, &note.metrics)) {
+          RaiseUnfit("metrics", metrics, AsDict::kWanted);
+        }
+        return ToBytes(ValueOrRaise(EncodeStepNote(note)));
       },
       nb::arg("step"), nb::arg("attempt"), nb::arg("resumed_from").none(), nb::arg("time_ns"),
       nb::arg("metrics"));

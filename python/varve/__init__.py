@@ -27,8 +27,10 @@ from varve._catalogue import (
     files,
     latest,
     list_checkpoints,
+    prune,
     remove,
     repair,
+    steps,
     unshard,
     verify,
 )
@@ -42,9 +44,12 @@ from varve._core import (
     SaveReport,
     StoredChunk,
 )
+from varve._core.manage import PrunedStep, RunStep
 from varve._events import install as _install_events
 from varve._files import Source as FileSource
 from varve._files import StoredFiles
+from varve._manage._policy import Ending, Every, Keep
+from varve._numpy_manager import CheckpointManager
 from varve._open import Checkpoint, StoredTensor, open_checkpoint
 from varve._select import Rename
 from varve._tree import PerRank
@@ -72,20 +77,26 @@ __all__ = [
     "Checkpoint",
     "CheckpointEntry",
     "CheckpointExistsError",
+    "CheckpointManager",
     "CheckpointNotFoundError",
     "ConvertReport",
     "CorruptCheckpointError",
     "Damage",
     "Difference",
+    "Ending",
     "Error",
+    "Every",
     "InternalError",
     "InvalidArgumentError",
+    "Keep",
     "LoadReport",
     "OutOfSpaceError",
     "PerRank",
     "Phase",
     "PreconditionError",
+    "PrunedStep",
     "ReplicasDifferWarning",
+    "RunStep",
     "SaveReport",
     "StoredChunk",
     "StoredFiles",
@@ -101,10 +112,12 @@ __all__ = [
     "list_checkpoints",
     "load",
     "open",
+    "prune",
     "read",
     "remove",
     "repair",
     "save",
+    "steps",
     "unshard",
     "verify",
 ]

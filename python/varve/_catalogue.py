@@ -7,8 +7,11 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from varve import _arguments, _core
+from varve._core import manage
 from varve._engine import path_text
 from varve._files import StoredFiles
+from varve._manage._policy import Keep
+from varve.errors import InvalidArgumentError
 
 _Path = str | os.PathLike[str]
 
@@ -60,6 +63,34 @@ def latest(directory: _Path) -> str:
         CheckpointNotFoundError: There is none.
     """
     return _core.latest(path_text(directory))
+
+
+def steps(run: _Path) -> list[manage.RunStep]:
+    """Returns the steps of a run, from the oldest to the newest, with those that are not whole.
+
+    A step is a checkpoint in the directory `run` whose name is letters and a number behind them. What a
+    job has saved that went on from an older step is newer than what it left behind.
+    """
+    return manage.list_steps(path_text(run))
+
+
+def prune(run: _Path, keep: Keep, dry_run: bool = False) -> list[manage.PrunedStep]:
+    """Removes the steps of a run that no rule keeps, the oldest first; see `varve prune --help`.
+
+    The newest whole step stays, and pinned ones, those that are being saved or read, and what is not
+    whole. Returns all steps, each with whether it was removed and why not.
+
+    Args:
+        run: The directory of the steps.
+        keep: The rules.
+        dry_run: Remove nothing.
+
+    Raises:
+        InvalidArgumentError: `keep` has no rule.
+    """
+    if not keep.any:
+        raise InvalidArgumentError(f"prune {run}: {keep} has no rule; all steps would stay")
+    return manage.prune(path_text(run), keep.rules(), dry_run, 1.0)
 
 
 def files(path: _Path) -> StoredFiles:

@@ -51,6 +51,7 @@ from varve.torch import _run
 from varve.torch._async import async_save, defer_save
 from varve.torch._coordinator import collective, name_of
 from varve.torch._handle import DeferredSaveHandle, SaveHandle
+from varve.torch._manager import CheckpointManager
 from varve.torch._stager import Stager
 from varve.torch._tensors import TorchArrays
 
@@ -58,6 +59,7 @@ __all__ = [
     "AsyncSaveReport",
     "Checkpoint",
     "CheckpointEntry",
+    "CheckpointManager",
     "ConvertReport",
     "Damage",
     "DeferredReport",

@@ -261,12 +261,15 @@ def name_of(verb: str, path: Any) -> str:
         return f"{verb} {_arguments.shown(path)}"
 
 
-def make_background(process_group: Any, timeout: float) -> TorchCoordinator | None:
+def make_background(
+    process_group: Any, timeout: float, owner: str = "a stager"
+) -> TorchCoordinator | None:
     """Returns a coordinator for the background of a stager, over a channel of its own. Collective.
 
     Lives until it is closed, also when torch.distributed has ended. None means a single process.
     """
-    with collective(process_group, timeout, "make a stager") as coordinator:
+    what = f"make {owner}"
+    with collective(process_group, timeout, what) as coordinator:
         if coordinator is None:
             return None
         channel = Channel(coordinator.rank, coordinator.size)
@@ -277,7 +280,7 @@ def make_background(process_group: Any, timeout: float) -> TorchCoordinator | No
                 channel.connect(Address.decode(published), time.monotonic() + timeout)
             except OSError as failure:
                 raise UnavailableError(
-                    f"make a stager: rank 0 cannot be reached: {failure}",
+                    f"{what}: rank 0 cannot be reached: {failure}",
                     rank=0,
                     errno=failure.errno,
                 ) from failure

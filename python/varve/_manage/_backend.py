@@ -1,0 +1,118 @@
+"""What a manager needs of the library whose states it saves: NumPy in one process, torch on many ranks."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any, Protocol
+
+import varve
+from varve._core import LoadReport
+from varve._manage._agreement import Channel
+from varve.errors import InvalidArgumentError
+
+#: Called when a save has ended, on any thread, with its future.
+Ended = Callable[[Any], None]
+
+
+class Call(Protocol):
+    """A call that all ranks make together."""
+
+    def share(self, message: bytes, timeout: float) -> bytes:
+        """Returns rank 0's message, on every rank."""
+
+    def gather(self, mine: bytes, timeout: float) -> list[bytes]:
+        """Returns every rank's message, on every rank."""
+
+
+class Backend(Protocol):
+    """See the top of this file. `rank` and `size` are of the manager's group."""
+
+    rank: int
+    size: int
+
+    def call(self, what: str) -> AbstractContextManager[Call | None]:
+        """Enters a call; None in a single process."""
+
+    def channel(self) -> Channel | None:
+        """Returns a connection for messages in the background; None in a single process. Collective."""
+
+    def save(self, state: Any, path: str, files: Mapping[str, bytes], ended: Ended) -> Future[Any]:
+        """Begins a save that replaces what is at `path`; `ended` is called with its future."""
+
+    def protect(self, state: Any, path: str, files: Mapping[str, bytes]) -> Future[Any]:
+        """Leaves a copy with the agent of this node."""
+
+    def load(self, state: Any, path: str, options: Mapping[str, Any]) -> LoadReport:
+        """Loads into a state."""
+
+    def wait_for_agent(self, run: str, seconds: float) -> None:
+        """Waits until what an ended job left with this node's agent is written."""
+
+    def drain(self) -> None:
+        """Waits for the saves under way."""
+
+    def close(self) -> None:
+        """Gives back what was made for the manager."""
+
+
+class NumpyBackend:
+    """One process; saves are made in the call."""
+
+    rank = 0
+    size = 1
+
+    def __init__(self, options: Mapping[str, Any]) -> None:
+        self._options = dict(options)
+
+    @contextmanager
+    def call(self, what: str) -> Iterator[None]:
+        """Enters a call of one process."""
+        yield None
+
+    def channel(self) -> None:
+        """Returns None: there are no other ranks."""
+
+    def save(self, state: Any, path: str, files: Mapping[str, bytes], ended: Ended) -> Future[Any]:
+        """Saves now."""
+        future: Future[Any] = Future()
+        try:
+            future.set_result(varve.save(state, path, overwrite=True, files=files, **self._options))
+        except Exception as error:
+            future.set_exception(error)
+        ended(future)
+        return future
+
+    def protect(self, state: Any, path: str, files: Mapping[str, bytes]) -> Future[Any]:
+        """Raises InvalidArgumentError: the agent takes states of torch."""
+        raise InvalidArgumentError("protect: only varve.torch.CheckpointManager has it")
+
+    def load(self, state: Any, path: str, options: Mapping[str, Any]) -> LoadReport:
+        """Loads into a state."""
+        return varve.load(state, path, **options)
+
+    def wait_for_agent(self, run: str, seconds: float) -> None:
+        """Returns at once: no save of this kind is left with an agent."""
+
+    def drain(self) -> None:
+        """Returns at once."""
+
+    def close(self) -> None:
+        """Returns at once."""
+
+
+def checked_options(options: Mapping[str, Any] | None, known: set[str]) -> dict[str, Any]:
+    """Returns the options of saves. Raises InvalidArgumentError for one that there is not."""
+    for name in options or {}:
+        if name not in known:
+            raise InvalidArgumentError(
+                f"save_options: {name!r} is none of {', '.join(sorted(known))}"
+            )
+    return dict(options or {})
+
+
+def inside(run: str, path: str) -> bool:
+    """Returns True for a path directly in the directory `run`, whatever links lead there."""
+    return os.path.realpath(os.path.dirname(path)) == os.path.realpath(run)

@@ -1,0 +1,106 @@
+"""What asks a run to save or to end: signals, a deadline, files that a person makes."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable
+from types import FrameType
+from typing import Any
+
+from varve._manage._policy import Ending
+from varve.errors import InvalidArgumentError
+
+_LOG = logging.getLogger("varve")
+
+#: Files in the run's directory: making one asks the manager to save, or to save and end.
+SAVE_FILE = "varve-save"
+STOP_FILE = "varve-stop"
+
+#: Seconds between two looks for these files.
+_LOOK = 1.0
+
+
+class Signals:
+    """Notes signals from its construction until `restore`. Only in the main thread, as Python wants it."""
+
+    def __init__(self, names: tuple[str, ...]) -> None:
+        self.received = ""
+        self._before: dict[int, Any] = {}
+        numbers = []
+        for name in names:
+            number = getattr(signal, name, None)
+            if not isinstance(number, signal.Signals):
+                raise InvalidArgumentError(f"signals: there is no signal {name!r}")
+            numbers.append(number)
+        if not numbers:
+            return
+        if threading.current_thread() is not threading.main_thread():
+            _LOG.warning(
+                "the manager of a run was made outside of the main thread: it does not see %s",
+                " and ".join(names),
+            )
+            return
+        for number in numbers:
+            self._before[number] = signal.signal(number, self._note)
+
+    def _note(self, number: int, frame: FrameType | None) -> None:
+        name = signal.Signals(number).name
+        if self.received:  # Somebody is impatient.
+            self.restore()
+            os.kill(os.getpid(), number)
+            return
+        self.received = name
+        before = self._before.get(number)
+        if callable(before) and before is not signal.default_int_handler:
+            before(number, frame)
+
+    def restore(self) -> None:
+        """Puts back the handlers that were there before."""
+        before, self._before = self._before, {}
+        with contextlib.suppress(ValueError):  # Not in the main thread: at the end of the process.
+            for number, handler in before.items():
+                signal.signal(number, signal.SIG_DFL if handler is None else handler)
+
+
+class Requests:
+    """On rank 0: what the deadline and the files in the run's directory ask for."""
+
+    def __init__(self, run: str, ending: Ending, clock: Callable[[], float] = time.time) -> None:
+        self._run = run
+        self._deadline = ending.unix_deadline()
+        self._margin = ending.margin
+        self._clock = clock
+        self._next_look = 0.0
+
+    def stop(self, slowest_save: float) -> str:
+        """Returns why to save and end now, or ""."""
+        if self._deadline is not None:
+            left = self._deadline - self._clock()
+            if left <= max(self._margin, 2 * slowest_save):
+                return f"the deadline in {max(left, 0.0):.0f} s"
+        return self._file(STOP_FILE) if self._looks() else ""
+
+    def save(self) -> str:
+        """Returns why to save now, or "". Called after `stop`."""
+        return self._file(SAVE_FILE) if self._looked else ""
+
+    def _looks(self) -> bool:
+        now = time.monotonic()
+        self._looked = now >= self._next_look
+        if self._looked:
+            self._next_look = now + _LOOK
+        return self._looked
+
+    def _file(self, name: str) -> str:
+        """Takes a file away, if it is there."""
+        with contextlib.suppress(OSError):
+            os.unlink(os.path.join(self._run, name))
+            return f"the file {name}"
+        return ""
+
+    _looked = False

@@ -1,0 +1,272 @@
+"""What follows saves and loads of a run: its history, metrics, retention and the user's callbacks.
+
+All of it runs on one thread, which is the manager's own: the thread that writes saves must not wait for it,
+nor must training.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import queue
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future
+from dataclasses import dataclass
+from typing import Any
+
+from varve import _core
+from varve._core import LoadReport, manage
+from varve._manage._costs import Costs
+from varve._manage._exposition import Exposition
+from varve._manage._history import History, phases_of
+from varve._manage._policy import Keep
+from varve.errors import CancelledError, Error
+
+_LOG = logging.getLogger("varve")
+
+#: Share of the time in which old steps are removed while training goes on.
+_BUSY_SHARE = 0.25
+
+
+@dataclass(eq=False)
+class Save:
+    """A save under way."""
+
+    step: int
+    path: str
+    attempt: int
+    reason: str
+    metrics: dict[str, float]
+    began: float  #: Unix time.
+    stall: float = 0.0  #: Seconds for which training waited.
+    ended: Callable[[Future[Any]], None] = lambda _: None  #: Called when it has ended.
+
+
+class FollowUp:
+    """See the top of this file. Threads: any.
+
+    Attributes:
+        costs: What saves cost; on rank 0.
+    """
+
+    def __init__(
+        self,
+        run: str,
+        keep: Keep,
+        rank: int,
+        world_size: int,
+        history: History,
+        metrics_file: str | os.PathLike[str] | None,
+        on_saved: Callable[[dict[str, Any]], None] | None,
+        on_failure: Callable[[int, BaseException], None] | None,
+        got_further: Callable[[], None],
+    ) -> None:
+        self.costs = Costs()
+        self._run = run
+        self._keep = keep
+        self._rank = rank
+        self._world_size = world_size
+        self._history = history
+        self._on_saved = on_saved
+        self._on_failure = on_failure
+        self._got_further = got_further
+        self._metrics = (
+            Exposition(os.fspath(metrics_file), run) if metrics_file and rank == 0 else None
+        )
+        self._guard = threading.Lock()  # Guards what follows.
+        self._in_flight: list[Save] = []
+        self._failures: list[str] = []
+        self._stalled = 0.0
+        self._work: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._worker: threading.Thread | None = None
+
+    # ---- what the training thread tells ----
+
+    @property
+    def busy(self) -> bool:
+        """True while a save is under way."""
+        with self._guard:
+            return bool(self._in_flight)
+
+    @property
+    def failures_in_row(self) -> list[str]:
+        """Errors of the last saves, since one was made."""
+        with self._guard:
+            return list(self._failures)
+
+    @contextlib.contextmanager
+    def began(self, save: Save) -> Iterator[None]:
+        """Notes a save that begins in the block; forgets it where the block raises."""
+        save.ended = lambda future: self.later(lambda: self._ended(save, future))
+        with self._guard:
+            self._in_flight.append(save)
+        try:
+            yield
+        except BaseException:
+            self._forget(save)
+            raise
+
+    def stalled(self, seconds: float) -> None:
+        """Notes time that was spent in a save, which is no time of a step."""
+        self._stalled += seconds
+
+    def tick(self, now: float) -> None:
+        """Notes that a step is done."""
+        with self._guard:
+            in_flight = [save.step for save in self._in_flight]
+        stalled, self._stalled = self._stalled, 0.0
+        self.costs.tick(now, in_flight, stalled)
+
+    def loaded(
+        self,
+        attempt: int,
+        step: int,
+        name: str,
+        seconds: float,
+        report: LoadReport,
+        passed_over: Mapping[str, str],
+    ) -> None:
+        """Notes a resume, on rank 0."""
+        self._history.add(
+            "load",
+            attempt=attempt,
+            step=step,
+            name=name,
+            seconds=round(seconds, 6),
+            bytes_read=report.bytes_read,
+            bytes_from_agent=report.bytes_from_agent,
+            passed_over=dict(passed_over),
+            phases=phases_of(report.phases),
+            world_size=self._world_size,
+        )
+        if self._metrics is not None:
+            self._metrics.set("varve_resumed_step", step)
+            self._metrics.write()
+
+    # ---- the thread ----
+
+    def later(self, work: Callable[[], None]) -> None:
+        """Lets the thread do something, after what it was given before."""
+        if self._worker is None:
+            self._worker = threading.Thread(
+                target=self._work_off, name="varve manager", daemon=True
+            )
+            self._worker.start()
+        self._work.put(work)
+
+    def finish(self) -> None:
+        """Waits until the thread has done what it was given."""
+        if self._worker is None:
+            return
+        done = threading.Event()
+        self._work.put(done.set)
+        while self._worker.is_alive() and not done.wait(1.0):  # Ctrl-C gets through.
+            pass
+
+    def close(self) -> None:
+        """Ends the thread."""
+        self._work.put(None)
+
+    def _work_off(self) -> None:
+        while True:
+            work = self._work.get()
+            if work is None:
+                return
+            try:
+                work()
+            except Exception:
+                _LOG.exception("the manager of %s: what follows a save has failed", self._run)
+
+    def _forget(self, save: Save) -> None:
+        with self._guard:
+            if save in self._in_flight:
+                self._in_flight.remove(save)
+
+    def _ended(self, save: Save, future: Future[Any]) -> None:
+        error = future.exception()
+        self._forget(save)
+        with self._guard:
+            if error is None:
+                self._failures.clear()
+            elif not isinstance(error, CancelledError):
+                self._failures.append(str(error))
+        if self._rank == 0:
+            self._note(save, future, error)
+        if error is None:
+            if self._rank == 0 and self._keep.any:
+                self.prune(save.attempt, _BUSY_SHARE)
+        elif self._on_failure is not None and not isinstance(error, CancelledError):
+            self._on_failure(save.step, error)
+
+    def _note(self, save: Save, future: Future[Any], error: BaseException | None) -> None:
+        line: dict[str, Any] = {
+            "attempt": save.attempt,
+            "step": save.step,
+            "reason": save.reason,
+            "began": round(save.began, 3),
+            "stall_seconds": round(save.stall, 6),
+            "metrics": save.metrics,
+            "world_size": self._world_size,
+        }
+        if error is not None:
+            self.costs.dropped(save.step)
+            _LOG.warning("the save of step %d has failed: %s", save.step, error)
+            self._history.add("save", outcome=type(error).__name__, error=str(error), **line)
+            if self._metrics is not None:
+                self._metrics.count("varve_saves", 1, "failed")
+                self._metrics.write()
+            return
+        report = future.result()
+        seconds = float(report.seconds)
+        size = _bytes_of(save.path)
+        self.costs.ended(save.step, save.stall, seconds)
+        self._got_further()
+        line |= {
+            "seconds": round(seconds, 6),
+            "bytes": size,
+            "bytes_per_second": round(size / seconds) if seconds > 0 else 0,
+            "phases": phases_of(report.phases),
+        }
+        written = self._history.add("save", outcome="done", **line)
+        if self._metrics is not None:
+            self._metrics.count("varve_saves", 1, "done")
+            self._metrics.set("varve_save_bytes", size)
+            self._metrics.set("varve_save_seconds", seconds)
+            self._metrics.set("varve_stall_seconds", save.stall)
+            self._metrics.set("varve_last_save_timestamp_seconds", time.time())
+            self._metrics.set("varve_last_step", save.step)
+            self._metrics.write()
+        if self._on_saved is not None:
+            self._on_saved(written)
+
+    # ---- what goes ----
+
+    def prune(self, attempt: int, busy_share: float) -> None:
+        """Removes the steps that the rules do not keep."""
+        for one in manage.prune(self._run, self._keep.rules(), False, busy_share):
+            if not one.removed:
+                continue
+            step = one.step
+            self._history.add(
+                "remove", attempt=attempt, step=step.step, name=step.name, bytes=step.bytes
+            )
+            if self._metrics is not None:
+                self._metrics.count("varve_removed_steps", 1)
+                self._metrics.write()
+
+    def collect_garbage(self) -> None:
+        """Removes what dead saves of earlier jobs left."""
+        removed = _core.collect_garbage(self._run, False)
+        if removed:
+            _LOG.info("removed what dead saves left in %s: %d paths", self._run, len(removed))
+
+
+def _bytes_of(path: str) -> int:
+    try:
+        return _core.Reader(path, False).bytes
+    except Error as error:  # Somebody has removed it already.
+        _LOG.info("the size of %s is not known: %s", path, error)
+        return 0

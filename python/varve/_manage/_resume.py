@@ -1,0 +1,154 @@
+"""Where a run goes on: rank 0's choice of a step, and what becomes of damaged ones."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import os
+from typing import Any, Literal
+
+from varve import _core
+from varve._core import manage
+from varve._manage._history import History
+from varve.errors import CorruptCheckpointError, Error
+
+_LOG = logging.getLogger("varve")
+
+#: In the run's directory: from which step it was restarted how often, without a save since.
+RESTARTS_NAME = ".varve-restarts.json"
+
+
+class Chooser:
+    """Rank 0's choice of the step to resume from.
+
+    The newest whole step is chosen: index and commit record are checked, and with verify="full" every
+    byte. A damaged one is put into quarantine and the next older one is looked at. What cannot be read
+    for another reason than damage ends the resume: older state would hide that the storage fails.
+
+    Attributes:
+        passed_over: Names of steps that are left out, each with the reason.
+    """
+
+    def __init__(
+        self,
+        run: str,
+        verify: Literal["index", "full"],
+        max_restarts: int | None,
+        history: History,
+    ) -> None:
+        self.passed_over: dict[str, str] = {}
+        self._run = run
+        self._verify = verify
+        self._max_restarts = max_restarts
+        self._history = history
+
+    def choose(self) -> manage.RunStep | None:
+        """Returns the step to resume from; None where there is nothing to resume.
+
+        Raises CorruptCheckpointError where there were steps, and none of them is whole.
+        """
+        steps = manage.list_steps(self._run)
+        restarts = self._restarts()
+        for place in range(len(steps) - 1, -1, -1):
+            step = steps[place]
+            if step.name in self.passed_over:
+                continue
+            if step.state == "incomplete":
+                _LOG.warning("resume: %s is passed over: %s", self._path(step.name), step.detail)
+                continue
+            damage = self._damage(step)
+            if damage is not None:
+                self.set_aside(step.name, damage)
+                continue
+            failed = restarts.get(step.name, 0)
+            older = any(one.state in ("whole", "displaced") for one in steps[:place])
+            if self._max_restarts is not None and failed >= self._max_restarts and older:
+                why = f"{failed} restarts from it have ended before the next save"
+                self.passed_over[step.name] = why
+                _LOG.warning("resume: %s is passed over: %s", self._path(step.name), why)
+                continue
+            return step
+        if self.passed_over:
+            listed = "; ".join(f"{name}: {why}" for name, why in self.passed_over.items())
+            raise CorruptCheckpointError(
+                f"resume {self._run}: no whole step is left ({listed}). The state may be partly "
+                "written; `varve ls` shows what there is. To begin anew, use another directory",
+                path=self._run,
+            )
+        return None
+
+    def set_aside(self, name: str, reason: str) -> None:
+        """Puts a damaged step into quarantine; where that cannot be written, leaves it out."""
+        path = self._path(name)
+        self.passed_over[name] = reason
+        try:
+            hidden = manage.quarantine(path, reason)
+        except Error as error:
+            _LOG.warning(
+                "resume: %s is damaged and passed over: %s. It could not be put into quarantine: %s",
+                path,
+                reason,
+                error,
+            )
+            self._history.add("damaged", name=name, reason=reason)
+            return
+        _LOG.warning(
+            "resume: %s is damaged and passed over: %s. It is now %s; `varve ls` shows it",
+            path,
+            reason,
+            os.path.basename(hidden),
+        )
+        self._history.add("quarantine", name=name, reason=reason, path=os.path.basename(hidden))
+
+    def _damage(self, step: manage.RunStep) -> str | None:
+        """Returns what is damaged in a step; None where nothing is. Raises what is no damage."""
+        path = self._path(step.name)
+        try:
+            _core.Reader(path, False)
+        except CorruptCheckpointError as error:
+            return str(error)
+        if step.state == "damaged":
+            return step.detail
+        if self._verify == "full":
+            damages = _core.verify(path)
+            if damages:
+                first = damages[0]
+                where = f"{first.file} bytes {first.begin} to {first.end}"
+                return f"{len(damages)} damaged stretches, the first: {where}: {first.problem}"
+        return None
+
+    def _path(self, name: str) -> str:
+        return os.path.join(self._run, name)
+
+    # ---- restarts that led to nothing ----
+
+    def note_restart(self, name: str) -> None:
+        """Counts a restart from a step."""
+        restarts = self._restarts()
+        restarts[name] = restarts.get(name, 0) + 1
+        self._write(restarts)
+
+    def forget_restarts(self) -> None:
+        """Called after a save: the run has got further."""
+        with contextlib.suppress(OSError):
+            os.unlink(self._path(RESTARTS_NAME))
+
+    def _restarts(self) -> dict[str, int]:
+        try:
+            with open(self._path(RESTARTS_NAME), encoding="utf-8") as file:
+                read: Any = json.load(file)
+        except (OSError, ValueError):
+            return {}
+        if not isinstance(read, dict):
+            return {}
+        return {name: count for name, count in read.items() if isinstance(count, int)}
+
+    def _write(self, restarts: dict[str, int]) -> None:
+        temporary = self._path(f"{RESTARTS_NAME}.tmp")
+        try:
+            with open(temporary, "w", encoding="utf-8") as file:
+                json.dump(restarts, file)
+            os.replace(temporary, self._path(RESTARTS_NAME))
+        except OSError as error:
+            _LOG.warning("restarts of the run are not counted: %s", error)

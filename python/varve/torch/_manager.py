@@ -1,0 +1,234 @@
+"""The manager of a run whose states are PyTorch's, on any number of ranks."""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future
+from contextlib import contextmanager
+from typing import Any, Literal
+
+import torch.distributed as dist
+
+import varve.torch
+from varve import agent
+from varve._core import LoadReport
+from varve._manage._backend import Ended, checked_options, inside
+from varve._manage._manager import Manager, Settings
+from varve._manage._policy import Ending, Every, Keep
+from varve.errors import InvalidArgumentError
+from varve.torch._coordinator import TorchCoordinator, collective, make_background
+from varve.torch._stager import Stager
+from varve.torch._waiting import Notices
+
+_LOG = logging.getLogger("varve")
+
+#: Arguments of async_save that a manager passes on.
+_SAVE_OPTIONS = {
+    "allow_pickle",
+    "check_replicas",
+    "check_torn",
+    "deadline",
+    "format",
+    "max_write_bandwidth",
+    "on_difference",
+    "retries",
+    "staging",
+}
+
+#: Those that defer_save takes as well.
+_DEFER_OPTIONS = _SAVE_OPTIONS - {"deadline"}
+
+
+class TorchBackend:
+    """Ranks of a process group; saves go by a stager."""
+
+    def __init__(
+        self,
+        process_group: Any,
+        stager: Stager | None,
+        executor: Literal["thread", "process"],
+        timeout: float,
+        options: Mapping[str, Any],
+    ) -> None:
+        joined = dist.is_available() and dist.is_initialized()
+        self._group = process_group
+        self._timeout = timeout
+        self._options = dict(options)
+        self._owned = stager is None
+        self._stager = stager
+        self._executor = executor if stager is None else stager.executor
+        self.rank = dist.get_rank(process_group) if joined else 0
+        self.size = dist.get_world_size(process_group) if joined else 1
+
+    @contextmanager
+    def call(self, what: str) -> Iterator[TorchCoordinator | None]:
+        """Enters a call of all ranks."""
+        with collective(self._group, self._timeout, what) as coordinator:
+            yield coordinator
+
+    def channel(self) -> TorchCoordinator | None:
+        """Returns a channel of its own for the manager's messages, and makes the stager."""
+        if self._stager is None:
+            self._stager = Stager(self._group, executor=self._executor, timeout=self._timeout)
+        return make_background(self._group, self._timeout, "the manager of a run")
+
+    def save(self, state: Any, path: str, files: Mapping[str, bytes], ended: Ended) -> Future[Any]:
+        """Saves in the background."""
+        handle = varve.torch.async_save(
+            state,
+            path,
+            stager=self._stager,
+            overwrite=True,
+            files=files,
+            timeout=self._timeout,
+            **self._options,
+        )
+        handle.add_done_callback(ended)
+        return handle
+
+    def protect(self, state: Any, path: str, files: Mapping[str, bytes]) -> Future[Any]:
+        """Leaves a copy with the agent."""
+        if self._executor != "process":
+            raise InvalidArgumentError(
+                'protect: the manager was made with executor="thread"; only an agent '
+                '(executor="process") can write a copy when this job is gone'
+            )
+        options = {name: self._options[name] for name in _DEFER_OPTIONS & self._options.keys()}
+        return varve.torch.defer_save(
+            state,
+            path,
+            stager=self._stager,
+            overwrite=True,
+            files=files,
+            timeout=self._timeout,
+            **options,
+        )
+
+    def load(self, state: Any, path: str, options: Mapping[str, Any]) -> LoadReport:
+        """Loads into a state, on all ranks."""
+        given = {"timeout": self._timeout, **options}
+        return varve.torch.load(state, path, process_group=self._group, **given)
+
+    def wait_for_agent(self, run: str, seconds: float) -> None:
+        """Waits until this node's agent has written what an ended job of the run left with it."""
+        notices = Notices()
+        while notices.seconds < seconds:
+            report = agent.status()
+            left = [] if report is None else [one for one in report.saves if inside(run, one.path)]
+            if not left:
+                return
+            if notices.due():
+                _LOG.warning(
+                    "resume: the agent has been writing %s for %.0f s, of a job that has ended",
+                    left[0].path,
+                    notices.seconds,
+                )
+            time.sleep(0.05)
+        _LOG.warning("resume: the agent has not written all that an ended job left in %s", run)
+
+    def drain(self) -> None:
+        """Waits for the saves under way."""
+        if self._stager is not None:
+            self._stager.drain()
+
+    def close(self) -> None:
+        """Closes the stager, if it was made here."""
+        if self._owned and self._stager is not None:
+            self._stager.close()
+
+
+class CheckpointManager(Manager):
+    """Keeps the checkpoints of a run: saves when it is time to, removes old steps, resumes.
+
+    All ranks make one, together, and call its methods alike. What differs between ranks is agreed on
+    while training computes: clocks and signals of single ranks never make one rank save alone. The
+    run's directory is locked: a second job that would save there is refused, with the name of the
+    first.
+
+    Example, on every rank of a job:
+        >>> manager = varve.torch.CheckpointManager(  # doctest: +SKIP
+        ...     "run",
+        ...     every=varve.Every(steps=100, minutes=20),
+        ...     keep=varve.Keep(last=3, every=1000, best=2, by="loss"),
+        ... )
+        >>> start = manager.resume(state)  # doctest: +SKIP
+        >>> for step in range((start or 0) + 1, total + 1):  # doctest: +SKIP
+        ...     loss = train(state)
+        ...     manager.save(step, state, metrics={"loss": loss})
+        ...     if manager.preempted:
+        ...         break
+        >>> manager.close()  # doctest: +SKIP
+
+    Args:
+        run: A directory, which is made if need be, on storage that all ranks share.
+        every: When to save: `Every`, or a number of steps. None: on demand alone.
+        keep: Which steps to keep: `Keep`, or how many of the last. None: all.
+        ending: What ends the run early; by default SIGTERM and SIGUSR1. A run also ends when somebody
+            makes the file `varve-stop` in its directory, and saves when somebody makes `varve-save`.
+        process_group: As in `save`.
+        executor: "thread", or "process": the agent of the node writes the saves, goes on when this job is
+            killed, and a restarted job loads from its memory. `protect` needs it.
+        stager: A stager of the caller's, for its memory budget and the like; not closed by the manager.
+        name: Names of steps: letters, then the step.
+        verify: "index" checks index, sizes and commit record of the step that is resumed; its bytes are
+            checked as they are loaded. "full" reads all of them before.
+        max_restarts: When so many restarts from a step have ended without a further save, `resume` takes an
+            older one. None: never.
+        max_failures: When so many saves in a row have failed, `save` raises UnavailableError on all ranks.
+            None: never; failures are logged and counted.
+        on_saved: Called on rank 0, on a thread of the manager's, with the history's line of each save that
+            was made, for TensorBoard and the like.
+        on_failure: Called on every rank, on such a thread, with the step and the error of a save that has
+            failed.
+        metrics_file: A file that rank 0 writes OpenMetrics text to after each save.
+        save_options: Further arguments of `async_save`: allow_pickle, check_replicas, check_torn, deadline,
+            format, max_write_bandwidth, on_difference, retries, staging.
+        timeout: Seconds any rank waits for the others in a save or load.
+
+    Raises:
+        PreconditionError: Another job has the run.
+        InvalidArgumentError: An argument makes no sense.
+    """
+
+    def __init__(
+        self,
+        run: str | os.PathLike[str],
+        *,
+        every: Every | int | None = None,
+        keep: Keep | int | None = None,
+        ending: Ending | None = None,
+        process_group: Any = None,
+        executor: Literal["thread", "process"] = "thread",
+        stager: Stager | None = None,
+        name: str = "step-{step:08d}",
+        verify: Literal["index", "full"] = "index",
+        max_restarts: int | None = None,
+        max_failures: int | None = None,
+        on_saved: Callable[[dict[str, Any]], None] | None = None,
+        on_failure: Callable[[int, BaseException], None] | None = None,
+        metrics_file: str | os.PathLike[str] | None = None,
+        save_options: Mapping[str, Any] | None = None,
+        timeout: float = 1800.0,
+    ) -> None:
+        if stager is not None and process_group is None:
+            process_group = stager.process_group
+        options = checked_options(save_options, _SAVE_OPTIONS)
+        settings = Settings(
+            run=run,
+            every=every,
+            keep=keep,
+            ending=ending,
+            name=name,
+            verify=verify,
+            max_restarts=max_restarts,
+            max_failures=max_failures,
+            on_saved=on_saved,
+            on_failure=on_failure,
+            metrics_file=metrics_file,
+            timeout=timeout,
+        )
+        backend = TorchBackend(process_group, stager, executor, timeout, options)
+        super().__init__(backend, settings)
