@@ -7,37 +7,14 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from conftest import mounted
 
 import varve
-
-
-@contextmanager
-def mounted(kind: str, options: str, at: Path) -> Iterator[Path]:
-    at.mkdir()
-    command = ["mount", "-t", kind, *(["-o", options] if options else []), kind, str(at)]
-    done = subprocess.run(command, capture_output=True, text=True)
-    if done.returncode != 0:
-        pytest.skip(f"{' '.join(command)}: {done.stderr.strip()}")
-    try:
-        yield at
-    finally:
-        subprocess.run(["umount", str(at)], check=True)
-
-
-@pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A file system of 8 MiB."""
-    if os.geteuid() != 0 or shutil.which("mount") is None:
-        pytest.skip("mounting a small tmpfs needs root")
-    with mounted("tmpfs", "size=8m", tmp_path / "small") as disk:
-        yield disk
 
 
 def arrays(mebibytes: int, value: int = 1) -> dict[str, Any]:

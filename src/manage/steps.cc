@@ -12,14 +12,19 @@
 namespace varve {
 namespace {
 
+constexpr std::uint64_t kMaxNoteBytes = std::uint64_t{1} << 20;
+
 /// Returns what a manager has noted of a checkpoint; nothing where none has, or where the note
-/// cannot be read: it is then a step like those of other software.
+/// cannot be read: it is then a step like those of other software. Of a checkpoint whose record is
+/// damaged the note is taken unchecked: it only tells the place of the step in the run.
 std::optional<StepNote> ReadNote(Storage& storage, const std::string& path, bool displaced) {
   const std::string directory =
       displaced && storage.List(DisplacedPath(path)).ok() ? DisplacedPath(path) : path;
   const auto record = ReadCommitRecord(storage, directory);
   if (!record.ok()) {
-    return std::nullopt;
+    const auto text = ReadWholeFile(storage, JoinPath(directory, kStepNoteName), kMaxNoteBytes);
+    auto note = text.ok() ? DecodeStepNote(*text) : Result<StepNote>(text.status());
+    return note.ok() ? std::optional(std::move(*note)) : std::nullopt;
   }
   for (const StoredFile& file : record->side_files) {
     if (file.name == kStepNoteName) {

@@ -327,10 +327,18 @@ class Manager:
             except UnsupportedError as error:
                 _LOG.warning("nothing keeps a second job out of %s: %s", self._run, error)
                 break
-            except PreconditionError:
-                if time.monotonic() >= until:
+            except Error as error:
+                if isinstance(error, PreconditionError):
+                    if time.monotonic() >= until:
+                        raise
+                    time.sleep(0.2)
+                    continue
+                if not os.path.isdir(self._run) or os.access(self._run, os.W_OK):
                     raise
-                time.sleep(0.2)
+                _LOG.warning(
+                    "%s is not locked, and nothing can be saved there: %s", self._run, error
+                )
+                break
         return 1 + max((step.attempt for step in manage.list_steps(self._run)), default=0)
 
     def _close(self, outcome: str) -> None:

@@ -50,16 +50,17 @@ class Chooser:
         """
         steps = manage.list_steps(self._run)
         restarts = self._restarts()
+        # Of some that are damaged the place in the run is not known.
+        for step in [step for step in steps if step.state == "damaged"]:
+            self._set_aside_if_damaged(step)
         for place in range(len(steps) - 1, -1, -1):
             step = steps[place]
-            if step.name in self.passed_over:
+            if step.name in self.passed_over or step.state == "damaged":
                 continue
             if step.state == "incomplete":
                 _LOG.warning("resume: %s is passed over: %s", self._path(step.name), step.detail)
                 continue
-            damage = self._damage(step)
-            if damage is not None:
-                self.set_aside(step.name, damage)
+            if self._set_aside_if_damaged(step):
                 continue
             failed = restarts.get(step.name, 0)
             older = any(one.state in ("whole", "displaced") for one in steps[:place])
@@ -100,6 +101,14 @@ class Chooser:
             os.path.basename(hidden),
         )
         self._history.add("quarantine", name=name, reason=reason, path=os.path.basename(hidden))
+
+    def _set_aside_if_damaged(self, step: manage.RunStep) -> bool:
+        if step.name in self.passed_over:
+            return True
+        damage = self._damage(step)
+        if damage is not None:
+            self.set_aside(step.name, damage)
+        return damage is not None
 
     def _damage(self, step: manage.RunStep) -> str | None:
         """Returns what is damaged in a step; None where nothing is. Raises what is no damage."""
