@@ -401,7 +401,7 @@ def test_a_failed_save_is_counted_and_told_and_training_goes_on(
     assert isinstance(failed[0][1], varve.OutOfSpaceError)
     assert names(run) == [3]
     assert [line["outcome"] for line in events(run, "save")] == ["done", "OutOfSpaceError", "done"]
-    assert "the save of step 2 has failed" in caplog.text
+    assert "step-00000002 has failed" in caplog.text
 
 
 def test_after_n_failures_in_a_row_it_raises_if_asked_to(small_disk: Path) -> None:

@@ -92,6 +92,7 @@ class Chair:
         self._wishes = wishes
         self._pause = pause
         self._before: tuple[float, int] | None = None  # Time and length of the last window.
+        self._made = 0  # Verdicts; the first two are both made in the first call.
 
     def decide(self, posted: list[Posted], now: float) -> Verdict:
         """Returns the verdict on what the ranks have posted, by rank."""
@@ -107,7 +108,8 @@ class Chair:
             if not stop and one.stop:
                 stop = one.stop if len(posted) == 1 else f"{one.stop} on rank {rank}"
         calls = 1
-        if self._before is not None:
+        self._made += 1
+        if self._before is not None and self._made > 2:
             then, length = self._before
             a_call = max((now - then) / length, 1e-9)
             pause = self._pause + len(posted) / 1000

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future
@@ -12,6 +13,8 @@ import varve
 from varve._core import LoadReport
 from varve._manage._agreement import Channel
 from varve.errors import InvalidArgumentError
+
+_LOG = logging.getLogger("varve")
 
 #: Called when a save has ended, on any thread, with its future.
 Ended = Callable[[Any], None]
@@ -81,6 +84,7 @@ class NumpyBackend:
         try:
             future.set_result(varve.save(state, path, overwrite=True, files=files, **self._options))
         except Exception as error:
+            _LOG.warning("the save of %s has failed: %s", path, error)
             future.set_exception(error)
         ended(future)
         return future

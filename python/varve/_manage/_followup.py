@@ -213,7 +213,6 @@ class FollowUp:
         }
         if error is not None:
             self.costs.dropped(save.step)
-            _LOG.warning("the save of step %d has failed: %s", save.step, error)
             self._history.add("save", outcome=type(error).__name__, error=str(error), **line)
             if self._metrics is not None:
                 self._metrics.count("varve_saves", 1, "failed")

@@ -87,7 +87,13 @@ class TorchBackend:
             **self._options,
         )
         handle.add_done_callback(ended)
+        handle.add_done_callback(self._forget_failure)
         return handle
+
+    def _forget_failure(self, handle: Future[Any]) -> None:
+        """Keeps the next save from warning of one that the manager has told of."""
+        if handle.exception() is not None and self._stager is not None:
+            self._stager._failures.take()
 
     def protect(self, state: Any, path: str, files: Mapping[str, bytes]) -> Future[Any]:
         """Leaves a copy with the agent."""

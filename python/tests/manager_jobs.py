@@ -1,0 +1,153 @@
+"""What the ranks of test_manager_ranks.py do."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import Shard, distribute_tensor
+
+import varve
+import varve.torch
+
+ROWS = 24
+
+
+def state(size: int, value: float = 0.0) -> dict[str, Any]:
+    """A tensor of which each rank has a part, and plain values."""
+    mesh = init_device_mesh("cpu", (size,))
+    whole = torch.full((ROWS, 64), float(value))
+    return {
+        "w": distribute_tensor(whole, mesh, [Shard(0)]),
+        "n": float(value),
+        "mine": varve.torch.PerRank(float(dist.get_rank())),
+    }
+
+
+def value_of(into: dict[str, Any]) -> tuple[float, bool]:
+    """The number that a state holds, and whether all of this rank's part has it."""
+    return into["n"], bool((into["w"].to_local() == into["n"]).all())
+
+
+def save_steps(
+    rank: int, size: int, run: str, steps: list[int], options: dict[str, Any]
+) -> list[int]:
+    """Saves these steps; returns those that were made."""
+    with varve.torch.CheckpointManager(run, **options) as manager:
+        return [step for step in steps if manager.save(step, state(size, step)) is not None]
+
+
+def resume(rank: int, size: int, run: str, options: dict[str, Any]) -> Any:
+    """Resumes; returns the step, the number in the state, and whether this rank's part is whole."""
+    into = state(size)
+    with varve.torch.CheckpointManager(run, **options) as manager:
+        return manager.resume(into), *value_of(into)
+
+
+def train_until(
+    rank: int, size: int, run: str, options: dict[str, Any], ask: Callable[[int, int, str], None]
+) -> tuple[int, str, list[int]]:
+    """Trains until the run is to end, asking for that at step 5; returns where it ended, and why."""
+    made = []
+    with varve.torch.CheckpointManager(run, **options) as manager:
+        for step in range(1, 500):
+            time.sleep(0.02)
+            if step == 5:
+                ask(rank, step, run)
+            if manager.save(step, state(size, step)) is not None:
+                made.append(step)
+            if manager.preempted:
+                return step, manager.stop_reason, made
+    return -1, "", made
+
+
+def signal_rank_1(rank: int, step: int, run: str) -> None:
+    if rank == 1:
+        os.kill(os.getpid(), signal.SIGUSR1)
+
+
+def ask_by_file(rank: int, step: int, run: str) -> None:
+    if rank == 0:
+        (Path(run) / "varve-stop").touch()
+
+
+def save_by_minutes(rank: int, size: int, run: str) -> list[int]:
+    """Saves by rank 0's clock, on ranks that are not equally fast."""
+    made = []
+    with varve.torch.CheckpointManager(run, every=varve.Every(minutes=0.1 / 60)) as manager:
+        for step in range(1, 60):
+            time.sleep(0.003 + 0.004 * rank)
+            if manager.save(step, state(size, step)) is not None:
+                made.append(step)
+    return made
+
+
+def at_different_steps(rank: int, size: int, run: str) -> None:
+    with varve.torch.CheckpointManager(run, every=2) as manager:
+        for step in range(1, 10_000):
+            manager.save(step + (step > 3 and rank == 1), {"n": step})
+
+
+def one_rank_dies(rank: int, size: int, run: str) -> None:
+    with varve.torch.CheckpointManager(run) as manager:
+        for step in range(1, 10_000):
+            if rank == 1 and step == 20:
+                os._exit(9)
+            time.sleep(0.005)
+            manager.save(step, {"n": step})
+
+
+def second_job(rank: int, size: int, run: str) -> None:
+    import varve._manage._manager as module
+
+    module._LOCK_PATIENCE = 0.3
+    varve.torch.CheckpointManager(run)
+
+
+def protect_and_die(rank: int, size: int, run: str, last: int) -> None:
+    """Saves step 2, protects each step after it, and is killed."""
+    options = {"executor": "process", "every": 1000}
+    manager = varve.torch.CheckpointManager(run, **options)  # type: ignore[arg-type]
+    manager.save(2, state(size, 2), force=True)
+    manager.wait()
+    for step in range(3, last + 1):
+        manager.protect(step, state(size, step)).result()
+    dist.barrier()
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def fail_twice(rank: int, size: int, run: str) -> int:
+    """Saves into a run in which the names are taken by files: raises after two failures."""
+    with varve.torch.CheckpointManager(run, every=1, max_failures=2) as manager:
+        if rank == 0:
+            for step in range(1, 100):
+                Path(run, f"step-{step:08d}").write_text("in the way")
+        dist.barrier()
+        for step in range(1, 100):
+            try:
+                manager.save(step, {"n": step})
+            except varve.UnavailableError as error:
+                assert "saves in a row have failed" in str(error)
+                return step
+            manager.wait()
+            dist.barrier()
+    return -1
+
+
+def cost_of_no_save(rank: int, size: int, run: str, count: int) -> float:
+    """Seconds that a call takes which saves nothing, at the median."""
+    took = []
+    with varve.torch.CheckpointManager(run, every=10**9) as manager:
+        for step in range(1, count):
+            time.sleep(0.001)
+            began = time.perf_counter()
+            manager.save(step, {})
+            took.append(time.perf_counter() - began)
+    return sorted(took)[len(took) // 2]
