@@ -113,6 +113,18 @@ TEST_F(Run, ANoteThatIsNoNoteMakesAStepWithoutAttempt) {
   EXPECT_EQ(ListSteps(dir_.path()).value().at(0).attempt, 0U);
 }
 
+TEST_F(Run, AStepWhoseNoteIsDamagedIsDamagedAndNotTakenForAnOldOne) {
+  Save("step-100", 1, 100);
+  Save("step-200", 2, 200);
+  ASSERT_TRUE(IsOk(test::Rewrite(PosixStorage(), Path("step-200/" + std::string(kStepNoteName)),
+                                 EncodeStepNote({200, 1, {}, 1000}).value())));
+  const auto steps = ListSteps(dir_.path());
+  ASSERT_TRUE(IsOk(steps));
+  EXPECT_EQ(steps->at(0).state, CheckpointState::kDamaged);
+  EXPECT_THAT(steps->at(0).detail, testing::HasSubstr(std::string(kStepNoteName)));
+  EXPECT_EQ(NewestCheckpoint(dir_.path()).value(), Path("step-100"));
+}
+
 TEST_F(Run, PruneRemovesWhatNoRuleKeepsAndADryRunTellsTheTruth) {
   for (const std::uint64_t step : {10, 20, 30, 40}) {
     Save("step-" + std::to_string(step), 1, step, {{"loss", static_cast<double>(step)}});

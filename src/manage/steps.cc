@@ -14,26 +14,31 @@ namespace {
 
 constexpr std::uint64_t kMaxNoteBytes = std::uint64_t{1} << 20;
 
-/// Returns what a manager has noted of a checkpoint; nothing where none has, or where the note
-/// cannot be read: it is then a step like those of other software. Of a checkpoint whose record is
-/// damaged the note is taken unchecked: it only tells the place of the step in the run.
-std::optional<StepNote> ReadNote(Storage& storage, const std::string& path, bool displaced) {
+/// Returns what a manager has noted of a checkpoint; nothing where none has. Of a checkpoint whose
+/// record is damaged the note is taken unchecked: it only tells the place of the step in the run.
+/// Errors: DataLoss for a note that is not what was written; those of the storage, because without
+/// its note a step would be taken for an old one.
+Result<std::optional<StepNote>> ReadNote(Storage& storage, const std::string& path,
+                                         bool displaced) {
+  using Found = std::optional<StepNote>;
   const std::string directory =
       displaced && storage.List(DisplacedPath(path)).ok() ? DisplacedPath(path) : path;
+  const auto decoded = [](const std::string& text) {
+    auto note = DecodeStepNote(text);  // A file of that name may be anyone's.
+    return note.ok() ? Found(std::move(*note)) : Found();
+  };
   const auto record = ReadCommitRecord(storage, directory);
   if (!record.ok()) {
     const auto text = ReadWholeFile(storage, JoinPath(directory, kStepNoteName), kMaxNoteBytes);
-    auto note = text.ok() ? DecodeStepNote(*text) : Result<StepNote>(text.status());
-    return note.ok() ? std::optional(std::move(*note)) : std::nullopt;
+    return text.ok() ? decoded(*text) : Found();
   }
   for (const StoredFile& file : record->side_files) {
     if (file.name == kStepNoteName) {
-      const auto text = ReadSideFile(storage, directory, file);
-      auto note = text.ok() ? DecodeStepNote(*text) : Result<StepNote>(text.status());
-      return note.ok() ? std::optional(std::move(*note)) : std::nullopt;
+      VARVE_ASSIGN_OR_RETURN(const std::string text, ReadSideFile(storage, directory, file));
+      return decoded(text);
     }
   }
-  return std::nullopt;
+  return Found();
 }
 
 }  // namespace
@@ -75,10 +80,17 @@ Result<std::vector<RunStep>> ListSteps(const std::string& given, Storage& storag
     step.world_size = entry.world_size;
     step.time_ns = there == nullptr ? 0 : there->modified_ns;
     const std::string path = JoinPath(run, entry.name);
-    if (auto note = ReadNote(storage, path, is_displaced)) {
-      step.attempt = note->attempt;
-      step.time_ns = note->time_ns;
-      step.metrics = std::move(note->metrics);
+    auto note = ReadNote(storage, path, is_displaced);
+    if (note.status().code() == StatusCode::kDataLoss && step.whole()) {
+      step.state = CheckpointState::kDamaged;
+      step.detail = note.status().message();
+    } else if (note.status().code() != StatusCode::kDataLoss) {
+      VARVE_RETURN_IF_ERROR(note.status());
+    }
+    if (note.ok() && *note) {
+      step.attempt = (*note)->attempt;
+      step.time_ns = (*note)->time_ns;
+      step.metrics = std::move((*note)->metrics);
     }
     step.pin = ReadPin(storage, path);
     step.name = std::move(entry.name);
@@ -111,7 +123,12 @@ Result<std::string> NewestCheckpoint(const std::string& given, Storage& storage,
     }
     const std::string path = JoinPath(directory, entry.name);
     const auto note = ReadNote(storage, path, is_displaced);
-    const Age age{note ? note->attempt : 0, entry.step, there == nullptr ? 0 : there->modified_ns};
+    if (note.status().code() == StatusCode::kDataLoss) {
+      continue;
+    }
+    VARVE_RETURN_IF_ERROR(note.status());
+    const Age age{*note ? (*note)->attempt : 0, entry.step,
+                  there == nullptr ? 0 : there->modified_ns};
     if (!newest || age > newest->first) {
       newest = {age, path};
     }
