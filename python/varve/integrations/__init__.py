@@ -1,0 +1,1 @@
+"""Adapters that let training frameworks save and load their checkpoints with Varve, a module each."""
