@@ -30,6 +30,9 @@ _context.set_forkserver_preload(
         "event_jobs",
         "hfai_jobs",
         "olmo_jobs",
+        # Where the frameworks are not installed, the fork server passes over these.
+        "accelerate_jobs",
+        "transformers_jobs",
     ]
 )
 

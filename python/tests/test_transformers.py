@@ -21,7 +21,7 @@ if not os.environ.get("VARVE_REQUIRE_BUILD"):
     pytest.importorskip("accelerate", reason="accelerate is not installed")
 
 import transformers
-from ranks import _context, collect, run_ranks
+from ranks import collect, run_ranks
 from transformers import AutoModelForCausalLM, EarlyStoppingCallback, Trainer, TrainerCallback
 from transformers_jobs import Tokens, losses_of, tiny, train, trainer_of
 
@@ -30,8 +30,6 @@ import varve.torch
 from varve.integrations import _contract
 from varve.integrations import transformers as adapter
 from varve.integrations.transformers import VarveCallback, VarveSaving, VarveTrainer
-
-_context.set_forkserver_preload(["transformers_jobs"])
 
 transformers.logging.set_verbosity_error()
 

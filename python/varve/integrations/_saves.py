@@ -9,10 +9,15 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Literal
 
 import varve.torch
-from varve.errors import InvalidArgumentError
+from varve.errors import STAGER_LOST, Error, InvalidArgumentError
 from varve.integrations import _folders
+from varve.torch._background import with_shared
+from varve.torch._stager import close_made, retire, stager_of
 
 _log = logging.getLogger("varve")
+
+#: Whose stager it is, among those that are made without being asked for.
+_OWNER = "varve.integrations"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -25,7 +30,7 @@ class VarveSaving:
         verify: Read and check every byte of a checkpoint before it is chosen as the newest good one.
             False checks its index and the sizes of its files. A load checks the bytes in any case.
         executor: "thread", or "process": an agent writes the checkpoints, also when the trainer is killed.
-        stager: The stager of all saves; by default the one that `varve.torch.async_save` makes.
+        stager: The stager of all saves; by default one is made, and closed when training ends.
         max_write_bandwidth: Bytes a second that each rank writes at most; 0 for no limit.
         timeout: Seconds any rank waits for the others in a save or load.
         allow_pickle: Store and open values of unknown types, as a scheduler's state may have, as pickles.
@@ -72,18 +77,30 @@ class Saves:
         if earlier is not None:
             earlier.exception()  # Two saves of one name at once would be refused.
         self.report_ended()
-        handle = varve.torch.async_save(
-            state,
-            path,
-            files=files,
-            overwrite=overwrite,
-            stager=saving.stager,
-            executor=None if saving.stager is not None else saving.executor,
-            allow_pickle=saving.allow_pickle,
-            max_write_bandwidth=saving.max_write_bandwidth,
-            timeout=saving.timeout,
-            on_failure=saving.on_failure,
-        )
+
+        def start(stager: varve.torch.Stager) -> varve.torch.SaveHandle:
+            return varve.torch.async_save(
+                state,
+                path,
+                files=files,
+                overwrite=overwrite,
+                stager=stager,
+                allow_pickle=saving.allow_pickle,
+                max_write_bandwidth=saving.max_write_bandwidth,
+                timeout=saving.timeout,
+                on_failure=saving.on_failure,
+            )
+
+        if saving.stager is not None:
+            handle = start(saving.stager)
+        else:
+            try:
+                handle = with_shared(None, saving.executor, saving.timeout, start, _OWNER)
+            except Error as error:
+                if error.reason != STAGER_LOST:  # The refusal of a lost stager, raised.
+                    raise
+                retire(None, saving.executor, _OWNER)
+                handle = start(stager_of(None, saving.executor, saving.timeout, _OWNER))
         self._handles[path] = handle
         return handle
 
@@ -134,5 +151,11 @@ class Saves:
         if self._rotation is not None:
             self._rotation.shutdown()
             self._rotation = None
-        if error is not None and saving.on_failure == "raise":
-            raise error
+        if error is not None:
+            self.close()  # The next save would report the failure again.
+            if saving.on_failure == "raise":
+                raise error
+
+    def close(self) -> None:
+        """Gives the memory back that is kept from save to save, when the saves under way have ended."""
+        close_made(_OWNER)

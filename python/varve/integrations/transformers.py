@@ -272,6 +272,7 @@ class VarveTrainerMixin:
 
     def _finalize_training(self, trial: Any, *args: Any, **kwargs: Any) -> Any:
         self._varve_saves.finish(self.varve_saving)
+        self._varve_saves.close()
         best = self.state.best_model_checkpoint
         if self.args.process_index == 0 and self.args.save_total_limit == 1 and best is not None:
             run = self._get_output_dir(trial)  # type: ignore[attr-defined]
@@ -354,10 +355,11 @@ class VarveTrainerMixin:
         scaler = getattr(self.accelerator, "scaler", None)
         if scaler is not None and any(n.startswith(f"{_hf_model.TRAINER}.scaler.") for n in names):
             trainer["scaler"] = {}
-        state = {_hf_model.OPTIMIZER: self.optimizer, _hf_model.TRAINER: trainer}
+        state: dict[str, Any] = {_hf_model.OPTIMIZER: {}, _hf_model.TRAINER: trainer}
         varve.torch.load(
             state, checkpoint, timeout=saving.timeout, allow_pickle=saving.allow_pickle
         )
+        self.optimizer.load_state_dict(state[_hf_model.OPTIMIZER])
         self.lr_scheduler.load_state_dict(trainer["scheduler"])
         if "scaler" in trainer:
             assert scaler is not None
