@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import subprocess
 import sys
@@ -30,6 +31,8 @@ import varve.torch
 from varve.integrations import _contract
 from varve.integrations import accelerate as adapter
 from varve.integrations.accelerate import VarveCheckpoints, VarveSaving
+
+ROOT = Path(__file__).parents[2]
 
 
 def assert_equal(a: dict[str, Any], b: dict[str, Any]) -> None:
@@ -145,6 +148,12 @@ def test_save_on_each_node_is_refused() -> None:
         VarveCheckpoints(loop.accelerator)
 
 
+def test_every_public_name_and_option_is_on_the_page() -> None:
+    page = (ROOT / "docs" / "frameworks.md").read_text()
+    fields = [field.name for field in dataclasses.fields(VarveSaving)]
+    assert [name for name in [*adapter.__all__, *fields] if name not in page] == []
+
+
 def test_every_name_that_the_adapter_needs_is_there() -> None:
     assert _contract.differences(adapter.NEEDED) == []
     assert [n for n in adapter.ATTRIBUTES if not hasattr(Loop().accelerator, n)] == []
@@ -180,6 +189,7 @@ def test_two_ranks_resume_with_equal_losses_and_one_rank_with_the_same_batches(
     assert alone[0] == pytest.approx(losses[0], rel=1e-5)
 
 
+@pytest.mark.slow
 def test_ranks_killed_in_a_save_resume_from_the_newest_good_checkpoint(tmp_path: Path) -> None:
     project = str(tmp_path / "run")
     assert collect(2, die_in_the_second_save, project, dead=(0, 1)) == {}

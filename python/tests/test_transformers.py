@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import re
@@ -365,6 +366,12 @@ def test_a_peft_model_saves_its_adapter_alone_and_resumes(tmp_path: Path) -> Non
     peft.PeftModel.from_pretrained(tiny(0.0), folder)
 
 
+def test_every_public_name_and_option_is_on_the_page() -> None:
+    page = (ROOT / "docs" / "frameworks.md").read_text()
+    fields = [field.name for field in dataclasses.fields(VarveSaving)]
+    assert [name for name in [*adapter.__all__, *fields] if name not in page] == []
+
+
 def test_every_name_that_the_adapter_needs_is_there() -> None:
     assert _contract.differences(adapter.NEEDED) == []
 
@@ -391,6 +398,7 @@ def test_without_transformers_the_import_says_what_to_install() -> None:
 # ---- several ranks ----
 
 
+@pytest.mark.slow
 def test_ranks_killed_in_a_save_resume_from_the_newest_good_step_with_equal_losses(
     tmp_path: Path,
 ) -> None:
@@ -423,6 +431,7 @@ def test_the_weights_are_spread_over_the_ranks_and_open_with_from_pretrained(
         assert np.array_equal(tensor.numpy(), weights[name])
 
 
+@pytest.mark.slow
 def test_the_example_trains_and_goes_on_where_it_was(tmp_path: Path) -> None:
     example = str(ROOT / "examples" / "hf_trainer.py")
     ranks = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", example]

@@ -1,1 +1,1 @@
-"""Adapters that let training frameworks save and load their checkpoints with Varve, a module each."""
+"""Varve inside training frameworks: one module for each."""

@@ -42,8 +42,8 @@ from torch.distributed.checkpoint import state_dict as distributed_state
 import varve.torch
 import varve.torch.dcp
 from varve.errors import InvalidArgumentError, UnsupportedError
-from varve.integrations import _contract, _folders, _random
-from varve.integrations._saves import Saves, VarveSaving
+from varve.integrations import _contract, _hf_folders, _hf_random
+from varve.integrations._hf_saves import Saves, VarveSaving
 
 try:
     from accelerate.data_loader import SeedableRandomSampler
@@ -185,7 +185,7 @@ class VarveCheckpoints:
             files = _files_in(hooks)
         first: bool = accelerator.process_index == 0
         if first:
-            _folders.clear_way(path, [])
+            _hf_folders.clear_way(path, [])
         handle = self._saves.begin(
             state,
             path,
@@ -231,8 +231,11 @@ class VarveCheckpoints:
         state["step"] = accelerator.step
         if accelerator.scaler is not None:
             state["scaler"] = accelerator.scaler.state_dict()
+        positions = _positions(accelerator._dataloaders)
+        if positions:
+            state["positions"] = varve.torch.PerRank(positions)
         one = accelerator.num_processes == 1
-        state["rng"] = varve.torch.PerRank(_random.capture(accelerator.device, all_devices=one))
+        state["rng"] = varve.torch.PerRank(_hf_random.capture(accelerator.device, all_devices=one))
         return state
 
     def _unwrapped(self, model: torch.nn.Module) -> torch.nn.Module:
@@ -296,7 +299,7 @@ class VarveCheckpoints:
         if self.accelerator.process_index == 0:
             try:
                 verify = self.saving.verify
-                found[0] = _folders.newest_good(
+                found[0] = _hf_folders.newest_good(
                     folder, _PREFIX, verify, lambda _: "it is no checkpoint of Varve"
                 )
             except Exception as error:
@@ -331,6 +334,8 @@ class VarveCheckpoints:
         state["rng"] = varve.torch.PerRank({})
         if accelerator.scaler is not None and any(name.startswith("scaler.") for name in stored):
             state["scaler"] = {}
+        if _positions(accelerator._dataloaders) and any(n.startswith("positions") for n in stored):
+            state["positions"] = varve.torch.PerRank({})
         saving = self.saving
         varve.torch.load(state, path, timeout=saving.timeout, allow_pickle=saving.allow_pickle)
         known = accelerator.process_index < (stored.world_size or 0)
@@ -356,10 +361,23 @@ class VarveCheckpoints:
             scheduler.load_state_dict(loaded)
         loaders = zip(accelerator._dataloaders, state.get("dataloaders", []), strict=True)
         for loader, loaded in loaders:
-            _put_dataloader(loader, loaded, known)
+            _put_dataloader(loader, loaded)
+        if "positions" in state:
+            self._put_positions(state["positions"].value, known)
         accelerator.step = state["step"]
         if known:  # Ranks that the save did not have keep theirs, which differ from each other.
-            _random.restore(state["rng"].value, accelerator.device)
+            _hf_random.restore(state["rng"].value, accelerator.device)
+
+    def _put_positions(self, positions: dict[str, Any], known: bool) -> None:
+        if not known:
+            warnings.warn(
+                "this rank was not there when the checkpoint was saved: its dataloaders get the "
+                "positions of rank 0",
+                RuntimeWarning,
+                stacklevel=2,
+            )
+        for index, position in positions.items():
+            self.accelerator._dataloaders[int(index)].load_state_dict(position)
 
 
 def _refuse_arguments(function: str, arguments: dict[str, Any]) -> None:
@@ -426,12 +444,20 @@ def _dataloader_state(loader: Any) -> dict[str, Any]:
     generator = getattr(loader, "synchronized_generator", None)
     if generator is not None:
         state["generator"] = generator.get_state().cpu().numpy().tobytes()
-    if getattr(loader, "use_stateful_dataloader", False):
-        state["position"] = varve.torch.PerRank(loader.state_dict())
     return state
 
 
-def _put_dataloader(loader: Any, state: dict[str, Any], known: bool) -> None:
+def _positions(loaders: Sequence[Any]) -> dict[str, Any]:
+    """Returns where each stateful dataloader of this rank is."""
+    stateful = [
+        (i, loader)
+        for i, loader in enumerate(loaders)
+        if getattr(loader, "use_stateful_dataloader", False)
+    ]
+    return {str(i): loader.state_dict() for i, loader in stateful}
+
+
+def _put_dataloader(loader: Any, state: dict[str, Any]) -> None:
     if hasattr(loader, "iteration"):
         loader.iteration = state["iteration"]
     sampler = loader.get_sampler() if hasattr(loader, "get_sampler") else None
@@ -441,15 +467,6 @@ def _put_dataloader(loader: Any, state: dict[str, Any], known: bool) -> None:
     generator = getattr(loader, "synchronized_generator", None)
     if generator is not None and "generator" in state:
         generator.set_state(torch.frombuffer(bytearray(state["generator"]), dtype=torch.uint8))
-    if "position" in state and getattr(loader, "use_stateful_dataloader", False):
-        if not known:
-            warnings.warn(
-                "this rank was not there when the checkpoint was saved: its dataloader gets the "
-                "position of rank 0",
-                RuntimeWarning,
-                stacklevel=2,
-            )
-        loader.load_state_dict(state["position"].value)
 
 
 @contextlib.contextmanager

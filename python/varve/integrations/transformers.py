@@ -36,8 +36,8 @@ import torch
 import varve
 import varve.torch
 from varve.errors import UnsupportedError
-from varve.integrations import _contract, _folders, _hf_model, _random
-from varve.integrations._saves import Saves, VarveSaving
+from varve.integrations import _contract, _hf_folders, _hf_model, _hf_random
+from varve.integrations._hf_saves import Saves, VarveSaving
 
 try:
     from accelerate.utils import broadcast_object_list
@@ -157,6 +157,8 @@ class VarveTrainerMixin:
         ):
             if getattr(self, attribute, False):
                 yield f"{what} is not supported; save its state with varve.torch.save in a callback"
+        if getattr(self.model, "_hf_peft_config_loaded", False):
+            yield "adapters of model.add_adapter are not supported; use peft.get_peft_model"
         if self.args.save_on_each_node:
             yield "save_on_each_node=True wants one checkpoint per node; ranks share one here"
         if self.args.push_to_hub and self.args.hub_strategy != "end":
@@ -185,7 +187,7 @@ class VarveTrainerMixin:
         if self.args.enable_jit_checkpoint and self.args.world_size > 1:
             torch.distributed.barrier()  # Every rank's callback has put its sentinel there.
         if first:
-            _folders.clear_way(path, [_SENTINEL])
+            _hf_folders.clear_way(path, [_SENTINEL])
         self._varve_saves.begin(state, path, self.varve_saving, files=files, overwrite=True)
         if first:
             best = self.state.best_model_checkpoint
@@ -214,7 +216,7 @@ class VarveTrainerMixin:
             state[_hf_model.TRAINER] = trainer = {
                 "scheduler": self.lr_scheduler.state_dict(),
                 "rng": varve.torch.PerRank(
-                    _random.capture(self.args.device, all_devices=world == 1)
+                    _hf_random.capture(self.args.device, all_devices=world == 1)
                 ),
             }
             scaler = getattr(self.accelerator, "scaler", None)
@@ -280,10 +282,10 @@ class VarveTrainerMixin:
         return super()._finalize_training(trial, *args, **kwargs)  # type: ignore[misc]
 
     def _varve_remove_all_but(self, run: str, best: str) -> None:
-        if not _folders.is_varves(best):
+        if not _hf_folders.is_varves(best):
             return
-        for _, path in _folders.numbered(run, _PREFIX):
-            if _folders.is_varves(path) and not os.path.samefile(path, best):
+        for _, path in _hf_folders.numbered(run, _PREFIX):
+            if _hf_folders.is_varves(path) and not os.path.samefile(path, best):
                 varve.remove(path)
 
     # ---- resuming ----
@@ -302,7 +304,7 @@ class VarveTrainerMixin:
         if self.args.process_index == 0:
             try:
                 verify = self.varve_saving.verify
-                found[0] = _folders.newest_good(
+                found[0] = _hf_folders.newest_good(
                     self.args.output_dir, _PREFIX, verify, _why_not_stock
                 )
             except Exception as error:
@@ -315,14 +317,14 @@ class VarveTrainerMixin:
         return newest
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
-        if not _folders.is_varves(resume_from_checkpoint) or self._varve_is_peft():
+        if not _hf_folders.is_varves(resume_from_checkpoint) or self._varve_is_peft():
             super()._load_from_checkpoint(resume_from_checkpoint, model)  # type: ignore[misc]
             return
         self._varve_load_model(resume_from_checkpoint)
 
     def _load_best_model(self) -> None:
         best = self.state.best_model_checkpoint
-        if not _folders.is_varves(best) or self._varve_is_peft():
+        if not _hf_folders.is_varves(best) or self._varve_is_peft():
             super()._load_best_model()  # type: ignore[misc]
             return
         _log.info("load the best model from %s (score %s)", best, self.state.best_metric)
@@ -337,7 +339,7 @@ class VarveTrainerMixin:
             self._varve_model().load_state_dict(extra, strict=False)
 
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
-        if checkpoint is None or not _folders.is_varves(checkpoint):
+        if checkpoint is None or not _hf_folders.is_varves(checkpoint):
             super()._load_optimizer_and_scheduler(checkpoint)  # type: ignore[misc]
             return
         saving = self.varve_saving
@@ -369,17 +371,17 @@ class VarveTrainerMixin:
         self._varve_rng = (checkpoint, trainer["rng"].value) if known else None
 
     def _load_scaler(self, checkpoint: str | None) -> None:
-        if checkpoint is None or not _folders.is_varves(checkpoint):
+        if checkpoint is None or not _hf_folders.is_varves(checkpoint):
             super()._load_scaler(checkpoint)  # type: ignore[misc]
 
     def _load_rng_state(self, checkpoint: str | None) -> None:
-        if checkpoint is None or not _folders.is_varves(checkpoint):
+        if checkpoint is None or not _hf_folders.is_varves(checkpoint):
             super()._load_rng_state(checkpoint)  # type: ignore[misc]
             return
         if self._varve_rng is None or self._varve_rng[0] != checkpoint:
             _log.info("%s has no random state of rank %d", checkpoint, self.args.process_index)
             return
-        _random.restore(self._varve_rng[1], self.args.device)
+        _hf_random.restore(self._varve_rng[1], self.args.device)
         self._varve_rng = None
 
 

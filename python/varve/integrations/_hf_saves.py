@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 import varve.torch
 from varve.errors import STAGER_LOST, Error, InvalidArgumentError
-from varve.integrations import _folders
+from varve.integrations import _hf_folders
 from varve.torch._background import with_shared
 from varve.torch._stager import close_made, retire, stager_of
 
@@ -117,7 +117,7 @@ class Saves:
         def rotate() -> None:
             try:
                 if handle.exception() is None:
-                    _folders.rotate(folder, prefix, limit, keep)
+                    _hf_folders.rotate(folder, prefix, limit, keep)
             except Exception:
                 _log.exception("the rotation of %s failed; its checkpoints stay", folder)
 
