@@ -28,7 +28,7 @@ from transformers_jobs import Tokens, losses_of, tiny, train, trainer_of
 
 import varve
 import varve.torch
-from varve.integrations import _contract
+from varve.integrations import _contract, _hf_folders
 from varve.integrations import transformers as adapter
 from varve.integrations.transformers import VarveCallback, VarveSaving, VarveTrainer
 
@@ -305,6 +305,21 @@ def test_what_would_be_half_done_is_refused(
         trainer_of(tmp_path, 4, **more)
 
 
+def test_only_what_nobody_can_use_makes_way_for_a_save(tmp_path: Path) -> None:
+    marked, mine, whole, broken = (tmp_path / name for name in ("c-1", "c-2", "c-3", "c-4"))
+    for folder in (marked, mine):
+        folder.mkdir()
+        (folder / "marker.txt").touch()
+    (mine / "notes.txt").touch()
+    for path in (whole, broken):
+        varve.torch.save({"w": torch.zeros(3)}, path)
+    (broken / "manifest.bin").unlink()
+    for path in (marked, mine, whole, broken):
+        _hf_folders.clear_way(str(path), ["marker.txt"])
+    assert sorted(os.listdir(tmp_path)) == ["c-2", "c-3"]
+    assert len(os.listdir(mine)) == 2
+
+
 def test_a_sigterm_with_enable_jit_checkpoint_leaves_a_whole_checkpoint(tmp_path: Path) -> None:
     class Terminate(TrainerCallback):
         def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
@@ -426,6 +441,9 @@ def test_the_weights_are_spread_over_the_ranks_and_open_with_from_pretrained(
     (_, weights), _ = run_ranks(2, train, str(tmp_path), 4, False, 0, {})
     index = json.loads((tmp_path / "checkpoint-4" / "model.safetensors.index.json").read_text())
     assert len(set(index["weight_map"].values())) == 2
+    stored = varve.torch.open(tmp_path / "checkpoint-4")
+    for name, file in index["weight_map"].items():
+        assert [chunk.file for chunk in stored[name].chunks] == [file]
     model = AutoModelForCausalLM.from_pretrained(tmp_path / "checkpoint-4")
     for name, tensor in model.state_dict().items():
         assert np.array_equal(tensor.numpy(), weights[name])
