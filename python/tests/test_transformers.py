@@ -387,8 +387,10 @@ def test_every_public_name_and_option_is_on_the_page() -> None:
     assert [name for name in [*adapter.__all__, *fields] if name not in page] == []
 
 
-def test_every_name_that_the_adapter_needs_is_there() -> None:
+def test_every_name_that_the_adapter_needs_is_there(tmp_path: Path) -> None:
     assert _contract.differences(adapter.NEEDED) == []
+    stock = trainer_of(tmp_path, 1, kind=Trainer)
+    assert [name for name in adapter.ATTRIBUTES if not hasattr(stock, name)] == []
 
 
 def test_a_name_that_is_gone_is_named_with_the_version() -> None:

@@ -127,3 +127,14 @@ def clear_way(path: str, markers: Collection[str]) -> None:
         for name in os.listdir(path):
             os.remove(os.path.join(path, name))
         os.rmdir(path)
+
+
+def files_in(folder: str) -> dict[str, bytes]:
+    """Returns the content of each file in a folder and below, by its path there."""
+    files = {}
+    for parent, _, names in os.walk(folder):
+        for name in names:
+            path = os.path.join(parent, name)
+            with open(path, "rb") as file:
+                files[os.path.relpath(path, folder)] = file.read()
+    return files

@@ -46,8 +46,9 @@ from varve.integrations import _contract, _hf_folders, _hf_random
 from varve.integrations._hf_saves import Saves, VarveSaving
 
 try:
-    from accelerate.data_loader import SeedableRandomSampler
     from accelerate.utils import DistributedType, broadcast_object_list
+
+    from varve.integrations import _hf_parts
 except ImportError as _error:
     raise _contract.missing_package(
         "varve.integrations.accelerate", "accelerate", "accelerate", _error
@@ -182,7 +183,7 @@ class VarveCheckpoints:
             path = os.path.abspath(os.path.expanduser(os.fspath(output_dir)))
         with tempfile.TemporaryDirectory(prefix="varve-") as hooks:
             state = self._state(hooks)
-            files = _files_in(hooks)
+            files = _hf_folders.files_in(hooks)
         first: bool = accelerator.process_index == 0
         if first:
             _hf_folders.clear_way(path, [])
@@ -217,21 +218,23 @@ class VarveCheckpoints:
     def _state(self, hooks: str) -> dict[str, Any]:
         """Returns what this rank gives to a save; calls the hooks."""
         accelerator = self.accelerator
-        models = [_model_state(self._unwrapped(model)) for model in accelerator._models]
+        models = [_hf_parts.model_state(self._unwrapped(model)) for model in accelerator._models]
         for hook in accelerator._save_model_state_pre_hook.values():
             hook(accelerator._models, models, hooks)  # May take models off the list.
         state: dict[str, Any] = {
             "models": models,
             "optimizers": [self._optimizer_state(i) for i in range(len(accelerator._optimizers))],
             "schedulers": [scheduler.state_dict() for scheduler in accelerator._schedulers],
-            "dataloaders": [_dataloader_state(loader) for loader in accelerator._dataloaders],
+            "dataloaders": [
+                _hf_parts.dataloader_state(loader) for loader in accelerator._dataloaders
+            ],
             "objects": list(accelerator._custom_objects),
         }
         state["counts"] = {kind: len(state[kind]) for kind in _KINDS}
         state["step"] = accelerator.step
         if accelerator.scaler is not None:
             state["scaler"] = accelerator.scaler.state_dict()
-        positions = _positions(accelerator._dataloaders)
+        positions = _hf_parts.positions(accelerator._dataloaders)
         if positions:
             state["positions"] = varve.torch.PerRank(positions)
         one = accelerator.num_processes == 1
@@ -260,7 +263,7 @@ class VarveCheckpoints:
         models = self.accelerator._models
         if index < len(models):
             model = self._unwrapped(models[index])
-            return model if _is_sharded(model) else None
+            return model if _hf_parts.is_sharded(model) else None
         return None
 
     # ---- loading ----
@@ -322,7 +325,7 @@ class VarveCheckpoints:
         for hook in accelerator._load_model_state_pre_hook.values():
             hook(models, path)  # May take models off the list.
         parts = {
-            "models": [_model_state(self._unwrapped(model)) for model in models],
+            "models": [_hf_parts.model_state(self._unwrapped(model)) for model in models],
             "optimizers": [self._optimizer_target(i) for i in range(len(accelerator._optimizers))],
             "schedulers": [{} for _ in accelerator._schedulers],
             "dataloaders": [{} for _ in accelerator._dataloaders],
@@ -334,7 +337,9 @@ class VarveCheckpoints:
         state["rng"] = varve.torch.PerRank({})
         if accelerator.scaler is not None and any(name.startswith("scaler.") for name in stored):
             state["scaler"] = {}
-        if _positions(accelerator._dataloaders) and any(n.startswith("positions") for n in stored):
+        if _hf_parts.positions(accelerator._dataloaders) and any(
+            n.startswith("positions") for n in stored
+        ):
             state["positions"] = varve.torch.PerRank({})
         saving = self.saving
         varve.torch.load(state, path, timeout=saving.timeout, allow_pickle=saving.allow_pickle)
@@ -345,7 +350,7 @@ class VarveCheckpoints:
         """Gives the loaded states to what cannot be filled in place; `known`: this rank was saved."""
         accelerator = self.accelerator
         for model, loaded in zip(models, state.get("models", []), strict=True):
-            _put_model(self._unwrapped(model), loaded)
+            _hf_parts.put_model(self._unwrapped(model), loaded)
         if "scaler" in state:
             accelerator.scaler.load_state_dict(state["scaler"])
         for index, loaded in enumerate(state.get("optimizers", [])):
@@ -361,7 +366,7 @@ class VarveCheckpoints:
             scheduler.load_state_dict(loaded)
         loaders = zip(accelerator._dataloaders, state.get("dataloaders", []), strict=True)
         for loader, loaded in loaders:
-            _put_dataloader(loader, loaded)
+            _hf_parts.put_dataloader(loader, loaded)
         if "positions" in state:
             self._put_positions(state["positions"].value, known)
         accelerator.step = state["step"]
@@ -397,76 +402,6 @@ def _check_counts(path: str, stored: Any, parts: dict[str, Any]) -> None:
     ]
     if wrong:
         raise InvalidArgumentError(f"{path} holds " + "; ".join(wrong))
-
-
-def _files_in(folder: str) -> dict[str, bytes]:
-    files = {}
-    for parent, _, names in os.walk(folder):
-        for name in names:
-            path = os.path.join(parent, name)
-            with open(path, "rb") as file:
-                files[os.path.relpath(path, folder)] = file.read()
-    return files
-
-
-def _is_sharded(model: torch.nn.Module) -> bool:
-    from torch.distributed.fsdp import FullyShardedDataParallel
-    from torch.distributed.tensor import DTensor
-
-    return any(isinstance(p, DTensor) for p in model.parameters()) or any(
-        isinstance(module, FullyShardedDataParallel) for module in model.modules()
-    )
-
-
-def _model_state(model: torch.nn.Module) -> dict[str, Any]:
-    if _is_sharded(model):
-        options = distributed_state.StateDictOptions()
-        return dict(distributed_state.get_model_state_dict(model, options=options))
-    return dict(model.state_dict())
-
-
-def _put_model(model: torch.nn.Module, loaded: dict[str, Any]) -> None:
-    """Plain models were filled in place, but for what their modules keep that is no tensor."""
-    if _is_sharded(model):
-        distributed_state.set_model_state_dict(model, loaded)
-        return
-    extra = {name: value for name, value in loaded.items() if not isinstance(value, torch.Tensor)}
-    if extra:
-        model.load_state_dict(extra, strict=False)
-
-
-def _dataloader_state(loader: Any) -> dict[str, Any]:
-    """Returns which epoch a dataloader is in, and in what order it goes on."""
-    state: dict[str, Any] = {"iteration": getattr(loader, "iteration", 0)}
-    sampler = loader.get_sampler() if hasattr(loader, "get_sampler") else None
-    if isinstance(sampler, SeedableRandomSampler):
-        state["seed"], state["epoch"] = sampler.initial_seed, sampler.epoch
-    generator = getattr(loader, "synchronized_generator", None)
-    if generator is not None:
-        state["generator"] = generator.get_state().cpu().numpy().tobytes()
-    return state
-
-
-def _positions(loaders: Sequence[Any]) -> dict[str, Any]:
-    """Returns where each stateful dataloader of this rank is."""
-    stateful = [
-        (i, loader)
-        for i, loader in enumerate(loaders)
-        if getattr(loader, "use_stateful_dataloader", False)
-    ]
-    return {str(i): loader.state_dict() for i, loader in stateful}
-
-
-def _put_dataloader(loader: Any, state: dict[str, Any]) -> None:
-    if hasattr(loader, "iteration"):
-        loader.iteration = state["iteration"]
-    sampler = loader.get_sampler() if hasattr(loader, "get_sampler") else None
-    if isinstance(sampler, SeedableRandomSampler) and "seed" in state:
-        sampler.initial_seed = state["seed"]
-        sampler.set_epoch(state["epoch"])
-    generator = getattr(loader, "synchronized_generator", None)
-    if generator is not None and "generator" in state:
-        generator.set_state(torch.frombuffer(bytearray(state["generator"]), dtype=torch.uint8))
 
 
 @contextlib.contextmanager

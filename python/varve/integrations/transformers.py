@@ -43,7 +43,7 @@ try:
     from accelerate.utils import broadcast_object_list
     from transformers import Trainer, TrainerCallback
     from transformers.trainer_callback import ExportableState
-    from transformers.utils import is_peft_available
+    from transformers.utils import is_peft_available, is_sagemaker_mp_enabled
 except ImportError as _error:
     raise _contract.missing_package(
         "varve.integrations.transformers", "transformers", "transformers", _error
@@ -73,6 +73,19 @@ NEEDED: _contract.Table = {
     "accelerate.utils:broadcast_object_list": ("object_list",),
     "accelerate:Accelerator.unwrap_model": ("model", "keep_torch_compile"),
 }
+
+#: Attributes that a Trainer has once it is made; `_varve_refuse` relies on the last four.
+ATTRIBUTES = (
+    "accelerator",
+    "callback_handler",
+    "control",
+    "hp_search_backend",
+    "state",
+    "is_deepspeed_enabled",
+    "is_distributed_loading_by_transformers",
+    "is_fsdp_enabled",
+    "is_fsdp_xla_enabled",
+)
 
 _PREFIX = "checkpoint-"
 _TRAINER_STATE = "trainer_state.json"
@@ -132,6 +145,12 @@ class VarveTrainerMixin:
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         _contract.require("varve.integrations.transformers", "transformers", TESTED, NEEDED)
         super().__init__(*args, **kwargs)
+        lacking = [name for name in ATTRIBUTES if not hasattr(self, name)]
+        if lacking:
+            raise UnsupportedError(
+                f"varve.integrations.transformers needs {', '.join(lacking)} of a Trainer; it is "
+                f"tested with transformers {TESTED}"
+            )
         self._varve_saves = Saves(self._varve_tell)
         self._varve_rng: tuple[str, dict[str, Any]] | None = None
         self._varve_refuse()
@@ -149,14 +168,18 @@ class VarveTrainerMixin:
             )
 
     def _varve_unsupported(self) -> Iterator[str]:
-        for attribute, what in (
-            ("is_fsdp_enabled", "FSDP"),
-            ("is_fsdp_xla_enabled", "FSDP on XLA"),
-            ("is_deepspeed_enabled", "DeepSpeed"),
-            ("is_distributed_loading_by_transformers", "a model that transformers has sharded"),
-        ):
-            if getattr(self, attribute, False):
-                yield f"{what} is not supported; save its state with varve.torch.save in a callback"
+        trainer: Any = self
+        if trainer.is_fsdp_enabled or trainer.is_fsdp_xla_enabled:
+            yield (
+                "FSDP is not supported; use the stock Trainer inside "
+                "varve.integrations.accelerate.fsdp_through_varve()"
+            )
+        if trainer.is_deepspeed_enabled:
+            yield "DeepSpeed is not supported"
+        if trainer.is_distributed_loading_by_transformers:
+            yield "a model that transformers has sharded is not supported"
+        if is_sagemaker_mp_enabled():
+            yield "SageMaker's model parallelism is not supported"
         if getattr(self.model, "_hf_peft_config_loaded", False):
             yield "adapters of model.add_adapter are not supported; use peft.get_peft_model"
         if self.args.save_on_each_node:
@@ -191,8 +214,9 @@ class VarveTrainerMixin:
         self._varve_saves.begin(state, path, self.varve_saving, files=files, overwrite=True)
         if first:
             best = self.state.best_model_checkpoint
-            keep = [path] if best is None else [path, best]
-            self._varve_saves.rotate_after(path, run, _PREFIX, self._varve_limit(folder), keep)
+            keep = [path] if best is None else [path, os.path.abspath(best)]
+            limit = self._varve_limit(folder)
+            self._varve_saves.rotate_after(path, os.path.abspath(run), _PREFIX, limit, keep)
 
     def _varve_limit(self, newest: str) -> int | None:
         """Returns how many checkpoints to keep. The newest and the best always stay."""
@@ -231,12 +255,7 @@ class VarveTrainerMixin:
             # Without tensors `_save` writes everything but them. Adapters are small, and files.
             self._save(folder, state_dict=None if index is None else {})  # type: ignore[attr-defined]
             self.state.save_to_json(os.path.join(folder, _TRAINER_STATE))
-            files = {}
-            for parent, _, names in os.walk(folder):
-                for name in names:
-                    path = os.path.join(parent, name)
-                    with open(path, "rb") as file:
-                        files[os.path.relpath(path, folder)] = file.read()
+            files = _hf_folders.files_in(folder)
         for name in _WEIGHTS:
             files.pop(name, None)
         if index is not None:
