@@ -31,6 +31,9 @@ _context.set_forkserver_preload(
         "hfai_jobs",
         "manager_jobs",
         "olmo_jobs",
+        # Where the frameworks are not installed, the fork server passes over these.
+        "accelerate_jobs",
+        "transformers_jobs",
     ]
 )
 

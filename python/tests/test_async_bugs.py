@@ -70,6 +70,17 @@ def test_stale_staging_buffers_served_again(tmp_path: Path) -> None:
             assert bool((found == value).all())
 
 
+def test_one_failure_raised_by_every_later_call(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("a file, not a directory")
+    with Stager(memory_budget=32 * MIB) as stager:
+        failed = async_save(state_of(1), tmp_path / "file" / "a", stager=stager, retries=0)
+        assert isinstance(failed.exception(LONG), varve.Error)
+        with pytest.raises(varve.Error, match="a background save has failed"):
+            async_save(state_of(2), tmp_path / "b", stager=stager, on_failure="raise")
+        async_save(state_of(3), tmp_path / "c", stager=stager, on_failure="raise").result(LONG)
+    assert listed(tmp_path) == ["c"]
+
+
 def test_a_failed_save_listed_as_one(tmp_path: Path) -> None:
     run = tmp_path / "run"
     run.write_text("a file, not a directory")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -9,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import safetensors
 import torch
 import torch.distributed.checkpoint as torch_dcp
 
@@ -70,6 +72,26 @@ def test_files_are_saved_read_back_and_replaced(
     assert varve.read(path)["step"] == 2
     writer(path, 3, overwrite=True)
     assert len(varve.files(path)) == 0
+
+
+def test_an_index_of_hugging_face_may_name_the_data_files(tmp_path: Path) -> None:
+    name, data = "model.safetensors.index.json", "data-00000-of-00001.safetensors"
+    index = json.dumps({"metadata": {}, "weight_map": {"w": data}}).encode()
+    path = tmp_path / "step-1"
+    save(path, 1, files={name: index, "config.json": b"{}"})
+    assert varve.verify(path) == []
+    assert varve.list_checkpoints(tmp_path)[0].format == "varve"
+    with safetensors.safe_open(path / data, "pt") as opened:
+        assert torch.equal(opened.get_tensor("w"), state(1)["w"])
+    varve.convert(path, tmp_path / "copy", "varve")
+    assert set(varve.files(tmp_path / "copy")) == {"config.json"}
+    varve.convert(path, tmp_path / "hf", "hf")
+    assert json.loads((tmp_path / "hf" / name).read_text())["weight_map"]["w"] != data
+    save(path, 2, overwrite=True)
+    assert not (path / name).exists()
+    save(path, 3, files={name: index}, overwrite=True)
+    assert varve.remove(path) == []
+    assert not path.exists()
 
 
 def test_torch_opens_a_dcp_checkpoint_with_files(tmp_path: Path) -> None:

@@ -32,7 +32,7 @@ std::optional<Format> ShownFormat(const std::vector<DirectoryEntry>& entries);
 bool IsDcpName(std::string_view name);
 
 /// Returns true for a name directly in a checkpoint's directory that checkpoints of some format, or
-/// Varve, use themselves: no side file may have it.
+/// Varve, use themselves: no side file may have it, but for `model.safetensors.index.json`.
 bool IsReservedFileName(std::string_view name);
 
 class OwnNames {

@@ -6,6 +6,7 @@
 
 #include "base/bytes.h"
 #include "base/checksum.h"
+#include "catalogue/foreign.h"
 #include "catalogue/own_names.h"
 #include "format/relative_name.h"
 
@@ -23,7 +24,8 @@ Status CheckName(const std::string& name) {
                    "empty, \".\" or \"..\" parts and without control characters");
   }
   const std::string first = name.substr(0, name.find('/'));
-  if (IsReservedFileName(first)) {
+  // An index that names Varve's data files lets Hugging Face's tools open the checkpoint too.
+  if (IsReservedFileName(first) && name != kHfIndexName) {
     return BadName(name, "is a name that checkpoints use themselves; choose another one");
   }
   return Status::Ok();

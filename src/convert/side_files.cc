@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <array>
 
+#include "catalogue/foreign.h"
 #include "convert/writers.h"
 #include "varve/catalogue.h"
 
@@ -27,6 +28,9 @@ bool IsHfConfig(const DirectoryEntry& entry) {
 Result<std::vector<SideFile>> ReadSideFiles(CheckpointReader& reader) {
   std::vector<SideFile> files;
   for (const StoredFile& file : reader.metadata().side_files) {
+    if (file.name == kHfIndexName) {
+      continue;  // It names the data files of the source.
+    }
     VARVE_ASSIGN_OR_RETURN(std::string content, reader.ReadFile(file.name));
     files.push_back({file.name, std::move(content)});
   }

@@ -97,7 +97,8 @@ Result<ConvertReport> ConvertToTorch(CheckpointReader& reader, const Selection& 
                                      const std::string& target, const ConvertOptions& options,
                                      Storage& storage);
 
-/// Reads the side files of a checkpoint, in memory. Errors: DataLoss.
+/// Reads the side files of a checkpoint, in memory, all but a `model.safetensors.index.json`: that
+/// names the data files of the source. Errors: DataLoss.
 Result<std::vector<SideFile>> ReadSideFiles(CheckpointReader& reader);
 
 /// Reads the configuration and tokenizer files of a Hugging Face folder (docs/other-formats.md).

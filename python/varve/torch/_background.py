@@ -192,6 +192,8 @@ class Save(Generic[AnyHandle]):
         handle._engine = engine
         if handle.done():
             handle._engine = None
+            if self.on_failure == "raise" and handle._exception is not None:
+                stager._failures.forget(handle._exception)  # The call raises it.
         handle._differing_tensors = engine.differing_tensors
         return handle
 

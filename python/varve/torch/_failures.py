@@ -24,6 +24,11 @@ class Failures:
         if tells:
             LOG.error("a background save has failed: %s", _describe(path, error))
 
+    def forget(self, error: BaseException) -> None:
+        """Forgets a failure that a call has raised itself."""
+        with self._lock:
+            self._unmentioned = [entry for entry in self._unmentioned if entry[1] is not error]
+
     def take(self) -> tuple[str, BaseException] | None:
         """Returns the newest failure as a sentence and its error, once; None if there is none."""
         with self._lock:

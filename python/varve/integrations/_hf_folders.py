@@ -1,0 +1,140 @@
+"""Folders of numbered checkpoints: the newest good one, rotation, and what lies in a save's way."""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+import warnings
+from collections.abc import Callable, Collection
+
+import varve
+from varve.errors import Error
+
+_log = logging.getLogger("varve")
+
+_DATA_FILE = re.compile(r"data-\d+-of-\d+(-[0-9a-f]+)?\.safetensors")
+
+
+def is_varves(path: str | os.PathLike[str]) -> bool:
+    """Returns True for the directory of a checkpoint in Varve's format, whole or not."""
+    try:
+        names = os.listdir(path)
+    except OSError:
+        return False
+    return "varve.json" in names or any(_DATA_FILE.fullmatch(name) for name in names)
+
+
+def numbered(folder: str, prefix: str) -> list[tuple[int, str]]:
+    """Returns the directories PREFIXn in a folder with their n, the highest first."""
+    found = []
+    for name in os.listdir(folder) if os.path.isdir(folder) else []:
+        digits = name.removeprefix(prefix)
+        path = os.path.join(folder, name)
+        if name.startswith(prefix) and digits.isdecimal() and os.path.isdir(path):
+            found.append((int(digits), path))
+    return sorted(found, reverse=True)
+
+
+def newest_good(
+    folder: str, prefix: str, verify: bool, why_not_foreign: Callable[[str], str | None]
+) -> str | None:
+    """Returns the checkpoint PREFIXn with the highest n that is whole, or None.
+
+    Warns of each one that it passes over, and says why.
+
+    Args:
+        folder: The directory that the checkpoints are in.
+        prefix: How their names begin.
+        verify: Read and check every byte; otherwise the index and the sizes of the files alone.
+        why_not_foreign: Returns what is wrong with a directory that is not Varve's, or None.
+    """
+    candidates = numbered(folder, prefix)
+    listed = _listed(folder) if candidates else {}
+    for _, path in candidates:
+        entry = listed.get(os.path.basename(path))
+        if not is_varves(path):
+            reason = why_not_foreign(path)
+        elif entry is None:
+            reason = "it is not listed as a checkpoint"
+        elif entry.state != "whole":
+            reason = (
+                f"it is {entry.state}: {entry.detail}" if entry.detail else f"it is {entry.state}"
+            )
+        else:
+            reason = _damage(path) if verify else None
+        if reason is None:
+            return path
+        warnings.warn(f"{path} is passed over: {reason}", RuntimeWarning, stacklevel=3)
+    return None
+
+
+def _listed(folder: str) -> dict[str, varve.CheckpointEntry]:
+    """Returns the entries of a directory by name; of several with one name, the whole one."""
+    entries: dict[str, varve.CheckpointEntry] = {}
+    for entry in varve.list_checkpoints(folder):
+        if entry.name not in entries or entry.state == "whole":
+            entries[entry.name] = entry
+    return entries
+
+
+def _damage(path: str) -> str | None:
+    try:
+        damages = varve.verify(path)
+    except Error as error:
+        return str(error)
+    return f"it is damaged: {damages[0]}" if damages else None
+
+
+def rotate(folder: str, prefix: str, limit: int, keep: Collection[str]) -> list[str]:
+    """Removes the oldest whole checkpoints PREFIXn of Varve until `limit` are left; returns their paths.
+
+    The oldest was written first, whatever its number. The newest, and those of `keep`, always stay, and
+    count. What is not whole, and what other software wrote, is neither counted nor removed.
+    """
+    listed = varve.list_checkpoints(folder)
+    whole = {e.name for e in listed if e.state == "whole" and e.format == "varve"}
+    ages = []
+    for number, path in numbered(folder, prefix):
+        if os.path.basename(path) in whole:
+            ages.append((os.stat(os.path.join(path, "varve.json")).st_mtime_ns, number, path))
+    ages.sort()
+    kept = {os.path.realpath(path) for path in keep}
+    kept.update(os.path.realpath(path) for _, _, path in ages[-1:])
+    removable = [path for _, _, path in ages if os.path.realpath(path) not in kept]
+    surplus = removable[: max(0, len(ages) - limit)]
+    for path in surplus:
+        _log.info("remove %s: %d checkpoints are kept", path, limit)
+        varve.remove(path)
+    return surplus
+
+
+def clear_way(path: str, markers: Collection[str]) -> None:
+    """Removes what keeps a save from taking the name `path`, and nothing that anyone can use.
+
+    That is a checkpoint of Varve whose index is lost or whose files are missing, and a directory with
+    nothing in it but `markers`, which a framework puts there before it saves.
+    """
+    if not os.path.isdir(path):
+        return
+    if is_varves(path):
+        folder, name = os.path.split(os.path.abspath(path))
+        entry = _listed(folder).get(name)
+        if entry is not None and entry.state in ("damaged", "incomplete"):
+            _log.warning("remove %s: it is not whole, and the save that begins replaces it", path)
+            varve.remove(path)
+    elif set(os.listdir(path)) <= set(markers):
+        for name in os.listdir(path):
+            os.remove(os.path.join(path, name))
+        os.rmdir(path)
+
+
+def files_in(folder: str) -> dict[str, bytes]:
+    """Returns the content of each file in a folder and below, by its path there."""
+    files = {}
+    for parent, _, names in os.walk(folder):
+        for name in names:
+            path = os.path.join(parent, name)
+            with open(path, "rb") as file:
+                files[os.path.relpath(path, folder)] = file.read()
+    return files
