@@ -31,6 +31,7 @@ _context.set_forkserver_preload(
         "event_jobs",
         "hfai_jobs",
         "olmo_jobs",
+        "titan_jobs",
     ]
 )
 

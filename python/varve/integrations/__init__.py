@@ -1,0 +1,1 @@
+"""Varve inside training frameworks: one module for each."""
