@@ -32,6 +32,7 @@ _context.set_forkserver_preload(
         "hfai_jobs",
         "olmo_jobs",
         "titan_jobs",
+        "lightning_jobs",
     ]
 )
 

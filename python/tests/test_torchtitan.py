@@ -13,11 +13,12 @@ from typing import Any
 
 import pytest
 import torch
+from dcp_install_jobs import by_varve
 from frameworks import framework
 from ranks import collect, run_ranks
 
 import varve
-import varve.torch
+import varve.torch.dcp
 
 framework("torchtitan")
 base = framework("torchtitan.components.checkpointer.base")
@@ -197,6 +198,19 @@ def test_torchtitans_own_checkpoints_are_resumed_from_and_the_other_way(
     stock = Training(str(tmp_path / "back"), stock=True)
     assert stock.manager.load()
     assert stock.run(20) == {step: uninterrupted[step] for step in range(16, 21)}
+
+
+@pytest.mark.parametrize("mode", ["disabled", "async"])
+def test_torchtitans_own_manager_saves_by_varve_where_it_is_installed(
+    mode: str, tmp_path: Path, uninterrupted: dict[int, float], one_rank: None
+) -> None:
+    with varve.torch.dcp.installed():
+        Training(str(tmp_path), stock=True, async_mode=mode).run(10)
+        assert by_varve(str(tmp_path / "checkpoint" / "step-10"))
+        assert varve.verify(tmp_path / "checkpoint" / "step-5") == []
+        training = Training(str(tmp_path), stock=True, async_mode=mode)
+        training.manager.load()
+        assert training.run(12) == {step: uninterrupted[step] for step in (11, 12)}
 
 
 # ---- Policies
