@@ -14,11 +14,12 @@ warnings.filterwarnings("ignore", module="lightning")
 warnings.filterwarnings("ignore", ".*isinstance\\(treespec, LeafSpec\\).*")
 
 
-def _net(ballast: int) -> Any:
+def make_net(ballast: int) -> Any:
+    """A small net, with MiB of buffers that take a while to write."""
     import lightning
 
     class Net(lightning.LightningModule):
-        """A small net, with MiB of buffers that take a while to write."""
+        """The net."""
 
         def __init__(self) -> None:
             super().__init__()
@@ -98,7 +99,7 @@ def fit(
 ) -> list[float]:
     """Trains up to a number of epochs; returns the losses of the steps that were taken."""
     trainer = make_trainer(folder, epochs, **options)
-    net = _net(ballast)
+    net = make_net(ballast)
     data = torch.randn(16, 8, generator=torch.Generator().manual_seed(1))
     loader = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(data), 4)
     trainer.fit(net, loader, ckpt_path=ckpt_path)

@@ -12,20 +12,20 @@ import pytest
 import torch
 from dcp_install_jobs import by_varve
 from frameworks import framework
+from lightning_jobs import (
+    failure_of_a_save,
+    fit,
+    fit_and_be_killed,
+    fit_on_ranks,
+    make_net,
+    make_trainer,
+)
 from ranks import collect, run_ranks
 
 import varve
 import varve.torch
 
 lightning = framework("lightning")
-
-from lightning_jobs import (  # noqa: E402
-    failure_of_a_save,
-    fit,
-    fit_and_be_killed,
-    fit_on_ranks,
-    make_trainer,
-)
 
 from varve.integrations._contract import differences, require  # noqa: E402
 from varve.integrations.lightning import (  # noqa: E402
@@ -186,13 +186,11 @@ def test_a_path_that_is_asked_for_is_loaded_or_an_error(
 
 def test_the_best_checkpoint_is_there_when_fit_returns(tmp_path: Path) -> None:
     trainer = make_trainer(str(tmp_path), 2)
-    from lightning_jobs import _net
-
     data = torch.utils.data.TensorDataset(torch.randn(8, 8))
-    trainer.fit(_net(0), torch.utils.data.DataLoader(data, 4))
+    trainer.fit(make_net(0), torch.utils.data.DataLoader(data, 4))
     best = trainer.checkpoint_callback.best_model_path
     assert varve.verify(best) == []
-    assert set(varve.torch.read(best, "state_dict")["state_dict"]) == set(_net(0).state_dict())
+    assert set(varve.torch.read(best, "state_dict")["state_dict"]) == set(make_net(0).state_dict())
 
 
 # ---- last.ckpt, removal, names
@@ -247,8 +245,6 @@ def test_a_name_that_is_being_saved_counts_as_taken(tmp_path: Path) -> None:
 
 def test_a_stock_model_checkpoint_works_too(tmp_path: Path) -> None:
     callbacks = framework("lightning.pytorch.callbacks")
-    from lightning_jobs import _net
-
     trainer = lightning.Trainer(
         accelerator="cpu",
         max_epochs=3,
@@ -259,13 +255,11 @@ def test_a_stock_model_checkpoint_works_too(tmp_path: Path) -> None:
         enable_model_summary=False,
     )
     data = torch.utils.data.TensorDataset(torch.randn(8, 8))
-    trainer.fit(_net(0), torch.utils.data.DataLoader(data, 4))
+    trainer.fit(make_net(0), torch.utils.data.DataLoader(data, 4))
     assert whole_in(tmp_path) == ["epoch=2.ckpt", "last.ckpt"]
 
 
 def test_model_checkpoint_with_another_io_is_lightnings(tmp_path: Path) -> None:
-    from lightning_jobs import _net
-
     trainer = lightning.Trainer(
         accelerator="cpu",
         max_epochs=2,
@@ -275,7 +269,7 @@ def test_model_checkpoint_with_another_io_is_lightnings(tmp_path: Path) -> None:
         enable_model_summary=False,
     )
     data = torch.utils.data.TensorDataset(torch.randn(8, 8))
-    trainer.fit(_net(0), torch.utils.data.DataLoader(data, 4), ckpt_path="last")
+    trainer.fit(make_net(0), torch.utils.data.DataLoader(data, 4), ckpt_path="last")
     assert (tmp_path / "epoch=1.ckpt").is_file() and (tmp_path / "last.ckpt").is_file()
 
 

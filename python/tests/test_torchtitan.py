@@ -15,7 +15,16 @@ import pytest
 import torch
 from dcp_install_jobs import by_varve
 from frameworks import framework
-from ranks import collect, run_ranks
+from ranks import collect, errors_of_ranks, run_ranks
+from titan_jobs import (
+    Adapter,
+    ComputingAdapter,
+    Training,
+    load,
+    train,
+    train_and_be_killed,
+    train_with,
+)
 
 import varve
 import varve.torch.dcp
@@ -23,7 +32,6 @@ import varve.torch.dcp
 framework("torchtitan")
 base = framework("torchtitan.components.checkpointer.base")
 
-from titan_jobs import Training, train, train_and_be_killed, train_with  # noqa: E402
 
 from varve.integrations.torchtitan import VarveCheckpointManager  # noqa: E402
 
@@ -290,36 +298,6 @@ def test_initial_weights_are_loaded_once_and_cast(tmp_path: Path) -> None:
     assert again.manager.load() and again.progress.step == 5, "the folder goes before"
 
 
-class Adapter:
-    """Hugging Face's names are the model's with a prefix."""
-
-    fqn_to_index_mapping = None
-    hf_assets_path = None
-
-    def to_hf(self, state: dict[str, Any]) -> dict[str, Any]:
-        return {f"model.{name}": value for name, value in state.items()}
-
-    def from_hf(self, state: dict[str, Any]) -> dict[str, Any]:
-        return {name.removeprefix("model."): value for name, value in state.items()}
-
-    def get_hf_storage_reader(self, path: str, from_quantized: bool = False) -> Any:
-        from torch.distributed.checkpoint import HuggingFaceStorageReader
-
-        return HuggingFaceStorageReader(path)
-
-
-class ComputingAdapter(Adapter):
-    """One whose reader is not torch's own."""
-
-    def get_hf_storage_reader(self, path: str, from_quantized: bool = False) -> Any:
-        from torch.distributed.checkpoint import HuggingFaceStorageReader
-
-        class Reader(HuggingFaceStorageReader):
-            """As one that computes what it gives."""
-
-        return Reader(path)
-
-
 @pytest.mark.parametrize("adapter", [Adapter, ComputingAdapter])
 def test_the_last_save_in_hugging_faces_format_is_whole_and_is_loaded(
     adapter: type[Adapter], tmp_path: Path
@@ -343,6 +321,39 @@ def test_the_last_save_in_hugging_faces_format_is_whole_and_is_loaded(
         assert torch.equal(ours, theirs)
 
 
+@pytest.mark.slow
+def test_ranks_export_their_shards_to_hugging_faces_format(
+    tmp_path: Path, uninterrupted: dict[int, float]
+) -> None:
+    options = {"last_save_in_hf": True, "last_save_model_only": True, "sd_adapter": Adapter()}
+    losses = run_ranks(2, train_with, str(tmp_path), 8, {"keep_latest_k": 2, **options})
+    assert losses == [{step: uninterrupted[step] for step in range(1, 9)}] * 2
+    whole = Training(str(tmp_path / "whole"))
+    whole.run(8)
+    exported = varve.torch.read(tmp_path / "checkpoint" / "step-8", flat=True)
+    expected = Adapter().to_hf(whole.model.state_dict())
+    assert exported.keys() == expected.keys()
+    assert all(torch.equal(exported[name], expected[name]) for name in expected)
+
+
+@pytest.mark.slow
+def test_what_rank_0_finds_wrong_all_ranks_raise(tmp_path: Path) -> None:
+    train(0, 1, str(tmp_path), 5)
+    (tmp_path / "checkpoint" / "step-5" / "manifest.bin").write_bytes(b"damaged")
+    raised = errors_of_ranks(2, load, str(tmp_path))
+    assert set(raised) == {0, 1}
+    assert all("no step in" in text for text in raised.values()), raised
+
+
+def test_a_seed_checkpoint_gives_the_weights_and_no_more(tmp_path: Path) -> None:
+    seed = Training(str(tmp_path))
+    torch.nn.init.ones_(seed.model[1].weight)
+    seed.manager.save(0, last_step=True)
+    training = Training(str(tmp_path))
+    assert training.manager.load() and training.progress.step == 0
+    assert torch.equal(training.model[1].weight, torch.ones(32, 32))
+
+
 def test_options_that_make_no_sense_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="async_mode='later'"):
         Training(str(tmp_path), async_mode="later")
@@ -356,12 +367,14 @@ def test_options_that_make_no_sense_are_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_the_example_resumes_on_another_number_of_ranks(tmp_path: Path) -> None:
-    def losses(ranks: int, steps: int, out: Path) -> dict[str, str]:
+def test_the_example_resumes_on_another_number_of_ranks(
+    tmp_path: Path, uninterrupted: dict[int, float]
+) -> None:
+    def losses(ranks: int, steps: int) -> list[str]:
         run = subprocess.run(
             [
                 *(sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(ranks)),
-                *("--standalone", ROOT / "examples" / "torchtitan_dcp.py", out, str(steps)),
+                *("--standalone", ROOT / "examples" / "torchtitan_dcp.py", tmp_path, str(steps)),
             ],
             capture_output=True,
             text=True,
@@ -369,9 +382,9 @@ def test_the_example_resumes_on_another_number_of_ranks(tmp_path: Path) -> None:
             check=False,
         )
         assert run.returncode == 0, run.stderr
-        lines = [line for line in run.stdout.splitlines() if line.startswith("step ")]
-        return dict(line.split(": loss ") for line in lines)
+        return [line for line in run.stdout.splitlines() if line.startswith("step ")]
 
-    whole = losses(1, 14, tmp_path / "whole")
-    first = losses(2, 7, tmp_path / "out")
-    assert {**first, **losses(1, 14, tmp_path / "out")} == whole
+    # The net and the data are those of titan_jobs.py.
+    expected = [f"step {step}: loss {loss:.6f}" for step, loss in uninterrupted.items()]
+    assert losses(2, 7) == expected[:7]
+    assert losses(1, 14) == expected[7:14]

@@ -37,6 +37,36 @@ class Ballast:
         self.tensor = state["tensor"]
 
 
+class Adapter:
+    """Hugging Face's names are the model's with a prefix."""
+
+    fqn_to_index_mapping = None
+    hf_assets_path = None
+
+    def to_hf(self, state: dict[str, Any]) -> dict[str, Any]:
+        return {f"model.{name}": value for name, value in state.items()}
+
+    def from_hf(self, state: dict[str, Any]) -> dict[str, Any]:
+        return {name.removeprefix("model."): value for name, value in state.items()}
+
+    def get_hf_storage_reader(self, path: str, from_quantized: bool = False) -> Any:
+        from torch.distributed.checkpoint import HuggingFaceStorageReader
+
+        return HuggingFaceStorageReader(path)
+
+
+class ComputingAdapter(Adapter):
+    """One whose reader is not torch's own."""
+
+    def get_hf_storage_reader(self, path: str, from_quantized: bool = False) -> Any:
+        from torch.distributed.checkpoint import HuggingFaceStorageReader
+
+        class Reader(HuggingFaceStorageReader):
+            """As one that computes what it gives."""
+
+        return Reader(path)
+
+
 class Training:
     """A small net with torchtitan's containers and a manager; sharded where there are ranks.
 
@@ -141,3 +171,8 @@ def train_and_be_killed(
     kill_me_while_saving(saving)
     train(rank, size, folder, steps, **options)
     raise AssertionError(f"{saving} was never seen in the middle of a save")
+
+
+def load(rank: int, size: int, folder: str) -> None:
+    """Loads the newest good step."""
+    Training(folder).manager.load()

@@ -282,6 +282,20 @@ def test_what_varve_cannot_read_torch_reads(tmp_path: Path) -> None:
     assert state["n"] == 5
 
 
+def test_every_option_of_the_stock_storages_is_known() -> None:
+    assert set() == dcp._install._NEW_OPTIONS
+
+
+def test_stock_storages_of_a_torch_with_more_options_are_torchs(
+    info: pytest.LogCaptureFixture, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dcp.install()
+    monkeypatch.setattr(dcp._install, "_NEW_OPTIONS", {"compression"})
+    torch_dcp.save(dict(STATE), storage_writer=FileSystemWriter(tmp_path / "step"))
+    assert not by_varve(str(tmp_path / "step"))
+    assert "options that Varve does not know (compression)" in info.text
+
+
 def test_arguments_that_torch_refuses_are_refused_by_torch(tmp_path: Path) -> None:
     dcp.install()
     with pytest.raises(TypeError, match="unexpected keyword"):

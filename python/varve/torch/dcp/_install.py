@@ -56,6 +56,14 @@ _WRITER_OPTIONS = (
     "overwrite",
 )
 
+#: Arguments of stock storages that a later torch has added: their meaning is not known here.
+_KNOWN = {*_WRITER_OPTIONS, "path", "sync_files", "serialization_format", "_extensions"}
+_NEW_OPTIONS = {*inspect.signature(filesystem.FileSystemWriter).parameters} - _KNOWN
+_NEW_OPTIONS |= {*inspect.signature(filesystem.FileSystemReader).parameters} - {
+    "path",
+    "_extension_registry",
+}
+
 _TORCH_SAVE: Any = getattr(getattr(filesystem, "SerializationFormat", None), "TORCH_SAVE", None)
 
 
@@ -200,6 +208,10 @@ def _obstacle(given: dict[str, Any], known: frozenset[str]) -> str | None:
         return None
     if storage is None:
         return None if checkpoint_id else "neither a path nor a storage"
+    if _NEW_OPTIONS:
+        return (
+            f"a storage with options that Varve does not know ({', '.join(sorted(_NEW_OPTIONS))})"
+        )
     if type(storage) is filesystem.FileSystemWriter:
         return None if _is_plain_writer(storage) else "a FileSystemWriter with extensions"
     if type(storage) is filesystem.FileSystemReader:
