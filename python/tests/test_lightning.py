@@ -222,12 +222,13 @@ def test_a_failed_save_is_raised_and_the_older_checkpoint_stays(tmp_path: Path) 
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("epochs", [2, 4])
 @pytest.mark.parametrize("strategy", ["ddp", "model_parallel"])
-def test_a_failed_save_is_raised_on_all_ranks(strategy: str, tmp_path: Path) -> None:
+def test_a_failed_save_is_raised_on_all_ranks(strategy: str, epochs: int, tmp_path: Path) -> None:
     (tmp_path / "epoch=1.ckpt").mkdir()
     (tmp_path / "epoch=1.ckpt" / "mine").write_text("in the way")
     options = {"strategy": strategy, "enable_version_counter": False}
-    raised = run_ranks(2, failure_of_a_save, str(tmp_path), 4, options)
+    raised = run_ranks(2, failure_of_a_save, str(tmp_path), epochs, options)
     assert all("epoch=1.ckpt" in text for text in raised), raised
 
 

@@ -165,6 +165,22 @@ def test_damaged_and_incomplete_steps_are_passed_over_with_a_warning(
     assert steps_in(tmp_path)[-2:] == ["step-15", "step-20"], "replaced by whole ones"
 
 
+def test_a_checkpoint_of_another_model_is_an_error(tmp_path: Path) -> None:
+    train(0, 1, str(tmp_path), 10)
+    with pytest.raises(varve.InvalidArgumentError, match=r"ballast\.tensor"):
+        Training(str(tmp_path), ballast=1).manager.load()
+
+
+def test_the_state_may_change_when_staging_has_been_waited_for(tmp_path: Path) -> None:
+    training = Training(str(tmp_path), ballast=256, async_mode="async_with_pinned_mem")
+    training.manager.save(5)
+    training.manager.maybe_wait_for_staging()
+    training.manager.states["ballast"].tensor.zero_()
+    training.manager.close()
+    saved = varve.torch.read(tmp_path / "checkpoint" / "step-5", "ballast")["ballast"]["tensor"]
+    assert torch.equal(saved, torch.arange(256 << 18, dtype=torch.float32))
+
+
 def test_nothing_is_begun_anew_over_checkpoints_that_are_all_damaged(tmp_path: Path) -> None:
     train(0, 1, str(tmp_path), 5)
     flip_a_bit(tmp_path / "checkpoint" / "step-5")

@@ -21,7 +21,6 @@ from concurrent.futures import Future
 from typing import Any
 
 import varve
-from varve.errors import Error
 
 _log = logging.getLogger("varve")
 
@@ -89,8 +88,8 @@ class Saves:
             path, action = asked
             try:
                 action()
-            except (Error, OSError) as error:  # Of a link or removal; the training does without.
-                _log.warning("%s: %s", path, error)
+            except Exception as error:  # Of a link or removal; the training does without.
+                _log.warning("%s: %s: %s", path, type(error).__name__, error)
             finally:
                 with self._lock:
                     self._asked[path] -= 1

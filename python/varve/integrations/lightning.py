@@ -67,6 +67,7 @@ NEEDED: Table = {
     ),
     "lightning.pytorch.callbacks:ModelCheckpoint._find_last_checkpoints": ("trainer",),
     "lightning.pytorch.callbacks:ModelCheckpoint._ModelCheckpoint__resolve_ckpt_dir": ("trainer",),
+    "lightning.pytorch.callbacks:ModelCheckpoint.on_train_end": ("trainer", "pl_module"),
     "lightning.pytorch.callbacks:ModelCheckpoint.file_exists": ("filepath", "trainer"),
     "lightning.pytorch.strategies:ModelParallelStrategy": ("save_distributed_checkpoint",),
     "lightning.pytorch.strategies:ModelParallelStrategy.save_checkpoint": (
@@ -216,7 +217,7 @@ class VarveModelCheckpoint(ModelCheckpoint):  # type: ignore[misc]
 
     Differs in this:
 
-    - The failure of a save is raised on all ranks at the next one.
+    - The failure of a save is raised on all ranks, at the next one or at the end of the training.
     - `ckpt_path="last"` is the newest good checkpoint of `dirpath`, by its global step, whatever its name.
     - A name counts as taken while its save is under way (`-v1` is appended as for a file).
     - `save_last="link"` moves the link when the checkpoint is durable.
@@ -225,15 +226,16 @@ class VarveModelCheckpoint(ModelCheckpoint):  # type: ignore[misc]
     """
 
     def _save_checkpoint(self, trainer: Any, filepath: str) -> None:
+        _raise_failure(trainer)
+        super()._save_checkpoint(trainer, filepath)
+
+    def on_train_end(self, trainer: Any, pl_module: Any) -> None:
+        """Waits until the saves are durable, and raises the failure of one on all ranks."""
+        super().on_train_end(trainer, pl_module)
         io = _varves(trainer)
         if io is not None:
-            failure = io.saves.take_failure() if trainer.is_global_zero else None
-            text = trainer.strategy.broadcast(None if failure is None else str(failure))
-            if failure is not None:
-                raise failure
-            if text is not None:
-                raise UnavailableError(f"an earlier save has failed on rank 0: {text}", rank=0)
-        super()._save_checkpoint(trainer, filepath)
+            io.saves.settle()
+            _raise_failure(trainer)
 
     def file_exists(self, filepath: Any, trainer: Any) -> bool:
         """Returns True, on all ranks, for a checkpoint that is there or is being saved."""
@@ -270,3 +272,17 @@ def _varves(trainer: Any) -> Any:
         return strategy
     io = strategy.checkpoint_io
     return io if isinstance(io, VarveCheckpointIO) else None
+
+
+def _raise_failure(trainer: Any) -> None:
+    """Raises, on all ranks, the failure of an earlier save that rank 0 knows of."""
+    io = _varves(trainer)
+    if io is None:
+        return
+    failure = io.saves.take_failure() if trainer.is_global_zero else None
+    text = trainer.strategy.broadcast(None if failure is None else str(failure))
+    if failure is not None:
+        raise failure
+    if text is not None:
+        io.saves.take_failure()  # The same one, where all ranks save.
+        raise UnavailableError(f"an earlier save has failed on rank 0: {text}", rank=0)
