@@ -157,6 +157,19 @@ def test_the_newest_checkpoint_is_passed_over_if_it_is_damaged(
     assert f"{tmp_path / 'epoch=2.ckpt'} is passed over" in caplog.text
 
 
+@pytest.mark.slow
+def test_ranks_pass_over_damaged_shards(tmp_path: Path, uninterrupted: list[float]) -> None:
+    options = {"strategy": "model_parallel", "save_top_k": 3}
+    run_ranks(2, fit_on_ranks, str(tmp_path), 3, options)
+    flip_a_bit(tmp_path / "epoch=2.ckpt")
+    next((tmp_path / "epoch=1.ckpt").glob("data-*")).unlink()
+    assert run_ranks(1, fit_on_ranks, str(tmp_path), 5, options) == [uninterrupted[4:]]
+    asked = {**options, "ckpt_path": str(tmp_path / "epoch=4.ckpt")}
+    flip_a_bit(tmp_path / "epoch=4.ckpt")
+    raised = run_ranks(2, failure_of_a_save, str(tmp_path), 5, asked)
+    assert all(text.startswith("CorruptCheckpointError") for text in raised), raised
+
+
 def test_a_checkpoint_without_index_is_passed_over(
     tmp_path: Path, uninterrupted: list[float]
 ) -> None:
@@ -297,6 +310,13 @@ def test_a_state_is_saved_as_it_was_at_the_call(tmp_path: Path) -> None:
     assert torch.equal(loaded["w"], torch.arange(1 << 20))
     assert loaded["loops"] == {"fit": {"seen": 3}} and loaded["none"] is None
     assert loaded["list"] == []
+
+
+def test_a_checkpoint_for_slurm_is_durable_when_the_call_returns(tmp_path: Path) -> None:
+    io = VarveCheckpointIO()
+    io.save_checkpoint({"w": torch.ones(4 << 20)}, tmp_path / "hpc_ckpt_1.ckpt")
+    assert whole_in(tmp_path) == ["hpc_ckpt_1.ckpt"]
+    io.teardown()
 
 
 def test_values_of_unknown_types_need_allow_pickle(tmp_path: Path) -> None:

@@ -18,10 +18,10 @@ from torch.distributed.checkpoint.state_dict import (
 
 import varve.torch
 from varve._engine import path_text
-from varve.errors import UnavailableError
-from varve.integrations._newest import newest_good
+from varve.errors import CorruptCheckpointError, UnavailableError
+from varve.integrations._newest import none_is_good, warn_of, whole_in
 from varve.integrations._ranks import by_rank_0
-from varve.integrations._saves import Saves
+from varve.integrations._saves import Saves, is_awaited
 
 
 class _Sharded:
@@ -64,7 +64,7 @@ class _Sharded:
         save = varve.torch.async_save(
             state, path, stager=self._stager, overwrite=True, allow_pickle=self.allow_pickle
         )
-        if save.staging_completion.exception() is not None:
+        if save.staging_completion.exception() is not None or is_awaited(path):
             save.result()
         self.saves.add(path, save)
 
@@ -77,34 +77,55 @@ class _Sharded:
             self.saves.take_failure()
             raise UnavailableError(f"an earlier save has failed: {text}")
 
-    def _good(self, path: str) -> str:
-        """Returns the checkpoint to load, the same on all ranks, when the saves under way have ended."""
-        self.saves.settle()
-        folder = self._newest_of.get(path)
-        if by_rank_0("resume", lambda: folder is None):
-            return path
-        chosen = by_rank_0("choose the checkpoint to resume from", lambda: newest_good(str(folder)))
-        return str(chosen)
+    def load_checkpoint(
+        self: Any, checkpoint_path: Any, weights_only: bool | None = None
+    ) -> dict[str, Any]:
+        """Fills model and optimizers on all ranks, from a checkpoint of any layout; returns the rest.
 
-    def _load(self: Any, path: str, weights_only: bool | None) -> dict[str, Any]:
-        """Fills model and optimizers from a checkpoint of `_save`; returns its `meta`."""
+        Of a path that `VarveModelCheckpoint` has chosen for `ckpt_path="last"`, all ranks load the newest
+        checkpoint of the folder that proves to be good.
+
+        Raises:
+            CorruptCheckpointError: The checkpoint is damaged, or all of the folder are.
+        """
+        path = path_text(self.broadcast(checkpoint_path))
+        self.saves.settle()
+        folder, paths = by_rank_0(
+            "choose the checkpoint to resume from", lambda: self._candidates(path)
+        )
+        for candidate in paths:
+            try:
+                return dict(self._load(candidate, weights_only))
+            except CorruptCheckpointError as error:  # On all ranks.
+                if folder is None:
+                    raise
+                if self.global_rank == 0:
+                    warn_of(candidate, str(error))
+        raise none_is_good(folder)
+
+    def _candidates(self, path: str) -> tuple[str | None, list[str]]:
+        """Returns the folder to choose from, None where `path` was asked for; and what to try."""
+        folder = self._newest_of.get(path)
+        return (None, [path]) if folder is None else (folder, whole_in(folder))
+
+    def _load(self: Any, path: str, weights_only: bool | None) -> Any:
+        if (Path(path) / "meta.pt").is_file() or os.path.isfile(path):  # Lightning's own.
+            return super().load_checkpoint(path, weights_only)  # type: ignore[misc]
         module = self.model
         strict = self.lightning_module.strict_loading
-        weights = {self.model_key: get_model_state_dict(module)}
-        varve.torch.load(weights, path, strict=strict)
+        # What is empty gets what was saved.
+        state: dict[str, Any] = {self.model_key: get_model_state_dict(module), "meta": {}}
+        allow_pickle = self.allow_pickle and not weights_only
+        varve.torch.load(state, path, strict=strict, allow_pickle=allow_pickle)
         options = StateDictOptions(strict=strict)
-        set_model_state_dict(module, weights[self.model_key], options=options)
+        set_model_state_dict(module, state[self.model_key], options=options)
         fitting = self.lightning_module.trainer.state.fn == TrainerFn.FITTING
         for i, optimizer in enumerate(self.optimizers if fitting else []):
             key = f"optimizer_{i}"
             moments = {key: get_optimizer_state_dict(module, optimizer)}
             varve.torch.load(moments, path)
             set_optimizer_state_dict(module, optimizer, optim_state_dict=moments[key])
-        return self._read_meta(path, weights_only)  # type: ignore[no-any-return]
-
-    def _read_meta(self, path: str, weights_only: bool | None) -> dict[str, Any]:
-        allow_pickle = self.allow_pickle and not weights_only
-        return dict(varve.torch.read(path, "meta", allow_pickle=allow_pickle)["meta"])
+        return state["meta"]
 
     def remove_checkpoint(self: Any, filepath: str | os.PathLike[str]) -> None:
         """Removes a checkpoint, on rank 0, when the saves under way are durable."""
@@ -120,11 +141,6 @@ class _Sharded:
         failure = self.saves.take_failure()
         if failure is not None:
             raise failure
-
-
-def _is_varves(path: str) -> bool:
-    """Returns True for a checkpoint that a strategy of this module has saved."""
-    return os.path.isdir(path) and not (Path(path) / "meta.pt").is_file()
 
 
 class VarveModelParallelStrategy(_Sharded, ModelParallelStrategy):  # type: ignore[misc]
@@ -162,15 +178,6 @@ class VarveModelParallelStrategy(_Sharded, ModelParallelStrategy):  # type: igno
             super().save_checkpoint(checkpoint, filepath, storage_options)
             return
         self._save(checkpoint, path_text(self.broadcast(filepath)))
-
-    def load_checkpoint(
-        self, checkpoint_path: Any, weights_only: bool | None = None
-    ) -> dict[str, Any]:
-        """Fills model and optimizers on all ranks; returns the rest of the checkpoint."""
-        path = self._good(path_text(self.broadcast(checkpoint_path)))
-        if not _is_varves(path):
-            return dict(super().load_checkpoint(path, weights_only))
-        return self._load(path, weights_only)
 
     def teardown(self) -> None:
         """Waits for the saves under way, and raises the failure of one."""
@@ -215,15 +222,6 @@ class VarveFSDPStrategy(_Sharded, FSDPStrategy):  # type: ignore[misc]
             super().save_checkpoint(checkpoint, filepath, storage_options)
             return
         self._save(checkpoint, path_text(self.broadcast(filepath)))
-
-    def load_checkpoint(
-        self, checkpoint_path: Any, weights_only: bool | None = None
-    ) -> dict[str, Any]:
-        """Fills model and optimizers on all ranks; returns the rest of the checkpoint."""
-        path = self._good(path_text(self.broadcast(checkpoint_path)))
-        if not _is_varves(path):
-            return dict(super().load_checkpoint(path, weights_only))
-        return self._load(path, weights_only)
 
     def teardown(self) -> None:
         """Waits for the saves under way, and raises the failure of one."""

@@ -45,8 +45,37 @@ def newest_good(folder: str) -> str:
             reason = str(error)
         if reason is None:
             return path
-        _log.warning("resume: %s is passed over: %s", path, reason)
-    raise CorruptCheckpointError(
+        warn_of(path, reason)
+    raise none_is_good(folder)
+
+
+def whole_in(folder: str) -> list[str]:
+    """Returns those of `checkpoints_in` whose index and files are there; warns of the others.
+
+    Raises:
+        CorruptCheckpointError: There is none.
+    """
+    listed = {entry.name: entry for entry in varve.list_checkpoints(folder)}
+    whole = []
+    for path in checkpoints_in(folder):
+        entry = listed.get(os.path.basename(path))
+        if entry is None or entry.state == "whole":
+            whole.append(path)
+        else:
+            warn_of(path, f"it is {entry.state}: {entry.detail}")
+    if not whole:
+        raise none_is_good(folder)
+    return whole
+
+
+def warn_of(path: str, reason: str) -> None:
+    """Warns of a checkpoint that is not resumed from."""
+    _log.warning("resume: %s is passed over: %s", path, reason)
+
+
+def none_is_good(folder: str) -> CorruptCheckpointError:
+    """Returns the error for a folder in which no checkpoint is good."""
+    return CorruptCheckpointError(
         f'resume: no checkpoint in {folder} is good; `varve verify` says more. Without ckpt_path="last" '
         "training begins anew",
         path=folder,

@@ -141,3 +141,11 @@ def _is_linked_to(path: str) -> bool:
         return False
     links = [entry.path for entry in os.scandir(folder) if entry.is_symlink()]
     return any(os.path.realpath(link) == real for link in links)
+
+
+def is_awaited(path: str) -> bool:
+    """Returns True for a checkpoint that must be durable when the call returns.
+
+    Lightning saves `hpc_ckpt_N.ckpt` and then lets SLURM requeue the job, which kills it.
+    """
+    return os.path.basename(path).startswith("hpc_ckpt_")

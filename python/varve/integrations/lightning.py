@@ -41,7 +41,7 @@ from varve.errors import InvalidArgumentError, UnavailableError
 from varve.integrations._contract import Table, missing_package, require
 from varve.integrations._newest import checkpoints_in, newest_good
 from varve.integrations._ranks import by_rank_0
-from varve.integrations._saves import Saves
+from varve.integrations._saves import Saves, is_awaited
 from varve.torch._coordinator import ALONE
 
 try:
@@ -156,7 +156,7 @@ class VarveCheckpointIO(CheckpointIO):  # type: ignore[misc]
             overwrite=True,
             allow_pickle=self.allow_pickle,
         )
-        if save.staging_completion.exception() is not None:
+        if save.staging_completion.exception() is not None or is_awaited(where):
             save.result()
         self.saves.add(where, save)
 
