@@ -206,22 +206,23 @@ def test_planners_and_no_dist_are_taken(tmp_path: Path) -> None:
     assert state == {"n": 5, "not there": 1}
 
 
-@pytest.mark.parametrize("kind", ["THREAD", "stager"])
-def test_async_saves_are_varves(kind: str, tmp_path: Path, one_rank: None) -> None:
-    from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
-
+@pytest.mark.parametrize("kind", ["THREAD", "PROCESS", "stager"])
+def test_async_saves_are_varves(kind: str, agent: str, tmp_path: Path, one_rank: None) -> None:
+    staging = pytest.importorskip("torch.distributed.checkpoint.staging")
     dcp.install()
-    options: dict[str, Any] = {
-        "async_checkpointer_type": torch_dcp.state_dict_saver.AsyncCheckpointerType.THREAD
-    }
     if kind == "stager":
-        options = {"async_stager": DefaultStager(StagingOptions(False, False, True, False))}
+        stager = staging.DefaultStager(staging.StagingOptions(False, False, True, False))
+        options: dict[str, Any] = {"async_stager": stager}
+    else:
+        kinds = state_dict_saver.AsyncCheckpointerType
+        options = {"async_checkpointer_type": getattr(kinds, kind)}
     save: Any = torch_dcp.async_save(dict(STATE), checkpoint_id=tmp_path / "step", **options)
     if kind == "stager":
         assert isinstance(save, state_dict_saver.AsyncSaveResponse)
     getattr(save, "upload_completion", save).result()
     assert by_varve(str(tmp_path / "step"))
     loaded(tmp_path / "step")
+    dcp.close()
 
 
 class Altered(FileSystemWriter):
