@@ -375,6 +375,8 @@ def test_options_that_make_no_sense_are_refused(tmp_path: Path) -> None:
         Training(str(tmp_path), async_mode="later")
     with pytest.raises(varve.InvalidArgumentError, match="s3://bucket"):
         Training("s3://bucket/run")
+    with pytest.raises(varve.InvalidArgumentError, match="gs://bucket"):
+        Training(str(tmp_path), folder="gs://bucket/run")
     with pytest.raises(ValueError, match="sd_adapter"):
         Training(str(tmp_path), last_save_in_hf=True, last_save_model_only=True)
 

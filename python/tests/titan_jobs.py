@@ -71,7 +71,7 @@ class Training:
     """A small net with torchtitan's containers and a manager; sharded where there are ranks.
 
     Args:
-        folder: The manager's base folder.
+        base: The manager's base folder.
         stock: Take torchtitan's own manager.
         ballast: MiB that are saved beside the net.
         sd_adapter: As the manager takes it.
@@ -80,7 +80,7 @@ class Training:
 
     def __init__(
         self,
-        folder: str,
+        base: str,
         *,
         stock: bool = False,
         ballast: int = 0,
@@ -127,7 +127,7 @@ class Training:
             lr_schedulers=self.schedulers,
             states=states,
             sd_adapter=sd_adapter,
-            base_folder=folder,
+            base_folder=base,
         )
 
     def run(self, steps: int) -> dict[int, float]:

@@ -121,7 +121,10 @@ class VarveCheckpointManager(BaseCheckpointManager):  # type: ignore[misc]
         if config.last_save_in_hf and sd_adapter is None:
             raise ValueError("last_save_in_hf=True needs an sd_adapter, and the model has none")
         self.config = config
-        self.folder = path_text(os.path.join(base_folder, config.folder))
+        remote = "://" in config.folder  # Refused by path_text, which names it as it was given.
+        self.folder = path_text(
+            config.folder if remote else os.path.join(base_folder, config.folder)
+        )
         self.sd_adapter = sd_adapter
         self.states = states
         self.states.update(
