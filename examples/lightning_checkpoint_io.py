@@ -2,62 +2,17 @@
 
     python examples/lightning_checkpoint_io.py OUT [EPOCHS [DEVICES]]     # run it again to go on
 
-`VarveIO` is a CheckpointIO. Lightning calls one on rank 0 only, where a collective save would wait for the other ranks
-until its time limit. `AllRanksDDP` lets all ranks save, so each writes its share. With one device the CheckpointIO is
-all it takes.
-
-Run by hand with lightning 2.6.6 and torch 2.13, on one CPU process and on two (DDP over gloo). Varve's tests do not run
-it: Lightning is not installed there. Lightning's FSDP and ModelParallel strategies write sharded checkpoints past
-CheckpointIO.
+Two arguments of the Trainer change: the plugin and the callback. `VarveCheckpointIO` saves in the background, on rank
+0, as Lightning calls it. `VarveModelCheckpoint` resumes from the newest good checkpoint of its folder. Models sharded
+with FSDP2 take `strategy=VarveModelParallelStrategy()` instead of the plugin. It prints the loss of each epoch.
 """
 
-import os
-import shutil
 import sys
 
 import lightning
 import torch
-from lightning.pytorch.callbacks import ModelCheckpoint
-from lightning.pytorch.plugins.io import CheckpointIO
-from lightning.pytorch.strategies import DDPStrategy
 
-import varve.torch
-
-
-class VarveIO(CheckpointIO):
-    """Saves in the background, on all ranks that call it."""
-
-    def __init__(self) -> None:
-        self.saving: varve.torch.SaveHandle | None = None
-
-    def save_checkpoint(self, checkpoint, path, storage_options=None) -> None:
-        self.finish()
-        # Lightning writes last.ckpt anew each time.
-        self.saving = varve.torch.async_save(checkpoint, path, overwrite=True)
-
-    def load_checkpoint(self, path, map_location=None, weights_only=None):
-        self.finish()
-        return varve.torch.read(path)  # on every rank, tensors whole and on the CPU
-
-    def remove_checkpoint(self, path) -> None:
-        self.finish()
-        shutil.rmtree(path)
-
-    def teardown(self) -> None:
-        self.finish()
-
-    def finish(self) -> None:
-        """Waits until the save under way is durable, or raises what went wrong with it."""
-        if self.saving is not None:
-            saving, self.saving = self.saving, None
-            saving.result()
-
-
-class AllRanksDDP(DDPStrategy):
-    """DDP in which every rank calls the CheckpointIO."""
-
-    def save_checkpoint(self, checkpoint, filepath, storage_options=None) -> None:
-        self.checkpoint_io.save_checkpoint(checkpoint, filepath, storage_options)
+from varve.integrations.lightning import VarveCheckpointIO, VarveModelCheckpoint
 
 
 class Net(lightning.LightningModule):
@@ -70,30 +25,36 @@ class Net(lightning.LightningModule):
         )
 
     def training_step(self, batch, index):
-        return self.net(batch[0]).square().mean()
+        loss = self.net(batch[0]).square().mean()
+        self.log("loss", loss, on_epoch=True, sync_dist=True)
+        return loss
 
     def configure_optimizers(self):
         optimizer = torch.optim.AdamW(self.parameters(), 1e-2)
         return [optimizer], [torch.optim.lr_scheduler.StepLR(optimizer, 1)]
 
+    def on_train_epoch_end(self):
+        self.print(f"epoch {self.current_epoch}: loss {self.trainer.callback_metrics['loss']:.8f}")
+
 
 def main() -> None:
-    """Trains, from OUT/last.ckpt if there is one."""
+    """Trains, from the newest good checkpoint in OUT if there is one."""
     out, epochs, devices = [*sys.argv[1:], *("2", "1")[len(sys.argv) - 2 :]]
     torch.manual_seed(0)
     data = torch.utils.data.TensorDataset(torch.randn(64, 8))
-    last = os.path.join(out, "last.ckpt")
     trainer = lightning.Trainer(
         accelerator="cpu",
         devices=int(devices),
-        strategy=AllRanksDDP() if int(devices) > 1 else "auto",
+        strategy="ddp" if int(devices) > 1 else "auto",
         max_epochs=int(epochs),
-        plugins=[VarveIO()],
-        callbacks=[ModelCheckpoint(out, monitor="step", mode="max", save_top_k=2, save_last=True)],
+        plugins=[VarveCheckpointIO()],
+        callbacks=[
+            VarveModelCheckpoint(out, monitor="step", mode="max", save_top_k=2, save_last="link")
+        ],
         logger=False,
+        enable_progress_bar=False,
     )
-    resume = last if os.path.isdir(last) else None
-    trainer.fit(Net(), torch.utils.data.DataLoader(data, 4), ckpt_path=resume)
+    trainer.fit(Net(), torch.utils.data.DataLoader(data, 4), ckpt_path="last")
 
 
 if __name__ == "__main__":

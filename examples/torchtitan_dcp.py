@@ -1,21 +1,16 @@
-"""Lets torchtitan's CheckpointManager save and load with Varve.
+"""Trains with torchtitan's parts and keeps the checkpoints with Varve.
 
     torchrun --nproc-per-node 2 examples/torchtitan_dcp.py OUT [STEPS]     # run it again to go on, on any number of ranks
 
-One assignment does it, `manager.dcp = varve.torch.dcp`, before the first save or load. In a script that ends with
-torchtitan's own `main()` it stands before that call. The checkpoints are DCP checkpoints as before, so torchtitan
-opens them without Varve too. `async_mode` may be "disabled" or "async"; saves to Hugging Face's format stay torch's.
-
-The rest of this file is a training loop around a real CheckpointManager, with FSDP2, since torchtitan's Trainer needs a
-GPU. Run by hand with torchtitan 0.3.0 and torch 2.13, saved by two CPU ranks (gloo) and resumed by one. Varve's tests
-do not run it: torchtitan is not installed there.
+In a config of torchtitan's Trainer one line changes: `checkpoint=VarveCheckpointManager.Config(...)`. The Trainer needs
+a GPU. So this file has a training loop of its own around the manager, with FSDP2 on CPU ranks. It prints the loss of
+each step.
 """
 
 import sys
 
 import torch
 import torch.distributed as dist
-import torchtitan.components.checkpointer.dcp as manager
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torchtitan.components.optimizer import (
@@ -24,9 +19,7 @@ from torchtitan.components.optimizer import (
     ParamGroupConfig,
 )
 
-import varve.torch.dcp
-
-manager.dcp = varve.torch.dcp
+from varve.integrations.torchtitan import VarveCheckpointManager
 
 
 class Progress:
@@ -43,7 +36,7 @@ class Progress:
 
 
 def main() -> None:
-    """Trains a small net, from the newest checkpoint if there is one."""
+    """Trains a small net, from the newest good step if there is one."""
     out = sys.argv[1]
     steps = int(sys.argv[2]) if len(sys.argv) > 2 else 20
     dist.init_process_group("gloo")
@@ -57,12 +50,17 @@ def main() -> None:
         model_parts=[model]
     )
     schedulers = LRSchedulersContainer.Config(warmup_steps=2).build(
-        optimizers=optimizers, training_steps=steps
+        optimizers=optimizers, training_steps=100
     )
     progress = Progress()
-    checkpointer = manager.CheckpointManager.Config(
-        enable=True, interval=5, async_mode="async", last_save_model_only=False
-    ).build(
+    config = VarveCheckpointManager.Config(
+        enable=True,
+        interval=5,
+        keep_latest_k=2,
+        async_mode="async_with_pinned_mem",
+        last_save_model_only=False,
+    )
+    checkpointer = config.build(
         dataloader=None,
         model_parts=[model],
         optimizers=optimizers,
@@ -78,12 +76,12 @@ def main() -> None:
         loss = torch.nn.functional.cross_entropy(model(tokens), tokens)
         optimizers.zero_grad()
         loss.backward()
+        checkpointer.maybe_wait_for_staging()
         optimizers.step()
         schedulers.step()
         if dist.get_rank() == 0:
-            print(f"step {progress.step}: loss {loss.item():.6f}")
+            print(f"step {progress.step}: loss {loss.item():.6f}", flush=True)
         checkpointer.save(progress.step, last_step=progress.step == steps)
-    checkpointer.maybe_wait_for_saving()
     checkpointer.close()
     dist.destroy_process_group()
 

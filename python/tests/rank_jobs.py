@@ -15,6 +15,7 @@ from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distrib
 
 import varve.torch
 import varve.torch.dcp
+from varve.torch._coordinator import ALONE
 
 Layout = tuple[tuple[int, ...], tuple[Any, ...]]
 
@@ -300,6 +301,21 @@ def save_in_own_group(rank: int, size: int, path: str) -> None:
     if rank < 2:
         state = {"a": checkpointable(whole("a"), rank, 2)}
         varve.torch.save(state, path, process_group=group)
+
+
+def rank_0_saves_alone(rank: int, size: int, directory: str, agent: str) -> None:
+    """Saves and loads on rank 0 by every way; no other rank makes a call before the barrier."""
+    os.environ["VARVE_AGENT_DIR"] = agent
+    if rank == 0:
+        for executor in ("thread", "process"):
+            with varve.torch.Stager(ALONE, executor=executor) as stager:
+                path = f"{directory}/{executor}"
+                varve.torch.async_save({"a": whole("a")}, path, stager=stager).result(60)
+        varve.torch.save({"a": whole("a")}, f"{directory}/call", process_group=ALONE)
+        loaded = {"a": torch.zeros(SHAPES["a"])}
+        varve.torch.load(loaded, f"{directory}/call", process_group=ALONE)
+        assert torch.equal(loaded["a"], whole("a"))
+    dist.barrier()
 
 
 def save_olmo_legacy_dtensors(rank: int, size: int, directory: str) -> None:

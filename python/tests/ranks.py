@@ -23,6 +23,7 @@ _context.set_forkserver_preload(
         "dcp_jobs",
         "dcp_hybrid_jobs",
         "dcp_replica_jobs",
+        "dcp_install_jobs",
         "async_jobs",
         "agent_jobs",
         "replica_jobs",
@@ -34,6 +35,8 @@ _context.set_forkserver_preload(
         # Where the frameworks are not installed, the fork server passes over these.
         "accelerate_jobs",
         "transformers_jobs",
+        "titan_jobs",
+        "lightning_jobs",
     ]
 )
 

@@ -23,7 +23,6 @@ from conftest import mounted
 
 import varve
 import varve.torch
-from varve._manage import _history
 
 _context = multiprocessing.get_context("forkserver")
 _context.set_forkserver_preload(["torch.distributed.tensor", "varve.torch", "chaos_jobs"])

@@ -171,3 +171,10 @@ def test_a_process_group_saves_without_the_other_ranks(tmp_path: Path) -> None:
     path = str(tmp_path / "step")
     run_ranks(3, jobs.save_in_own_group, path)
     torch.testing.assert_close(varve.torch.read(path)["a"], jobs.whole("a"), rtol=0, atol=0)
+
+
+@pytest.mark.slow
+def test_one_rank_of_a_job_saves_and_loads_alone(agent: str, tmp_path: Path) -> None:
+    run_ranks(2, jobs.rank_0_saves_alone, str(tmp_path), agent)
+    for name in ("thread", "process", "call"):
+        assert torch.equal(varve.torch.read(tmp_path / name)["a"], jobs.whole("a"))

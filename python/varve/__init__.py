@@ -2,7 +2,7 @@
 
 This module works on NumPy arrays and anything with DLPack or the buffer protocol, in one process;
 `varve.torch` has the same functions for PyTorch and any number of ranks. Importing it does not import
-torch.
+torch, unless the environment variable VARVE_DCP is 1 (see `varve.torch.dcp.install`).
 
 Example:
     >>> import os, tempfile, numpy as np, varve
@@ -45,6 +45,7 @@ from varve._core import (
     StoredChunk,
 )
 from varve._core.manage import PrunedStep, RunStep
+from varve._environment import install_dcp_if_asked as _install_dcp_if_asked
 from varve._events import install as _install_events
 from varve._files import Source as FileSource
 from varve._files import StoredFiles
@@ -260,3 +261,6 @@ def open(path: str | os.PathLike[str], *, allow_pickle: bool = False) -> Checkpo
         PreconditionError: It is incomplete: files of some ranks are missing.
     """
     return open_checkpoint(path, NumpyArrays(), "numpy", allow_pickle)
+
+
+_install_dcp_if_asked()  # Last: it imports varve.torch, which takes names from here.

@@ -33,6 +33,15 @@ _ANSWER_GRACE = 10.0
 _FLUSH = 5.0
 
 
+class _Alone:
+    """The type of `ALONE`."""
+
+
+#: Given as a process group: this process saves or loads alone, and no other rank of the job makes the
+#: call. Frameworks call their checkpoint plugins on rank 0 only.
+ALONE = _Alone()
+
+
 class _Group:
     """A set of ranks of one world: how many calls this process has made there, and the channel."""
 
@@ -181,7 +190,7 @@ def make_coordinator(process_group: Any, timeout: float, what: str) -> TorchCoor
     """Enters a call of the ranks of a group, or of all ranks when torch.distributed is initialised.
 
     `what` names the call and is the same on all ranks. The caller ends it with `close`. None means a
-    single process. Waits while another thread of this process is in a call of the same ranks, and
+    single process, as for `ALONE`. Waits while another thread of this process is in a call of the same ranks, and
     until rank 0 can be reached.
 
     Raises:
@@ -189,6 +198,8 @@ def make_coordinator(process_group: Any, timeout: float, what: str) -> TorchCoor
         UnavailableError: Rank 0 did not come within `timeout` seconds.
     """
     timeout = _arguments.seconds("timeout", timeout)
+    if process_group is ALONE:
+        return None
     if not dist.is_available() or not dist.is_initialized():
         if process_group is not None:
             raise PreconditionError(

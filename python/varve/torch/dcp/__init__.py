@@ -4,7 +4,8 @@
 
 `save`, `async_save`, `load`, `save_state_dict`, `load_state_dict`, `FileSystemWriter` and
 `FileSystemReader` are Varve's, and so is `close`, which torch does not have. Every other name of
-torch.distributed.checkpoint is found here too and is torch's own. Checkpoints are DCP checkpoints: PyTorch
+torch.distributed.checkpoint is found here too and is torch's own. `install` lets torch's own names call
+Varve, for libraries that import torch.distributed.checkpoint themselves. Checkpoints are DCP checkpoints: PyTorch
 reads what is written here, and what PyTorch has written is read here. docs/coming-from-dcp.md says what
 differs.
 
@@ -25,6 +26,7 @@ from varve.torch.dcp._async import async_save
 from varve.torch.dcp._errors import CheckpointError
 from varve.torch.dcp._executors import close
 from varve.torch.dcp._functions import load, load_state_dict, save, save_state_dict
+from varve.torch.dcp._install import install, installed, uninstall
 from varve.torch.dcp._reader import FileSystemReader
 from varve.torch.dcp._writer import FileSystemWriter
 
@@ -35,10 +37,13 @@ __all__ = [
     "FileSystemWriter",
     "async_save",
     "close",
+    "install",
+    "installed",
     "load",
     "load_state_dict",
     "save",
     "save_state_dict",
+    "uninstall",
 ]
 
 

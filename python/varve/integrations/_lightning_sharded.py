@@ -1,0 +1,231 @@
+"""Lightning's sharded strategies with Varve's checkpoints: every rank saves and loads its shards."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+from lightning.pytorch.strategies import FSDPStrategy, ModelParallelStrategy
+from lightning.pytorch.trainer.states import TrainerFn
+from torch.distributed.checkpoint.state_dict import (
+    StateDictOptions,
+    get_model_state_dict,
+    get_optimizer_state_dict,
+    set_model_state_dict,
+    set_optimizer_state_dict,
+)
+
+import varve.torch
+from varve._engine import path_text
+from varve.errors import CorruptCheckpointError, UnavailableError
+from varve.integrations._newest import none_is_good, warn_of, whole_in
+from varve.integrations._ranks import by_rank_0
+from varve.integrations._saves import Saves, is_awaited
+
+
+class _Sharded:
+    """What both strategies share: saves of all ranks, and removals by rank 0 that wait for them.
+
+    A checkpoint holds the model's tensors under `model_key`, the optimizers' as `optimizer_0`, ... and
+    all else that Lightning keeps as `meta`.
+    """
+
+    model_key: str
+
+    asynchronous: bool
+    executor: str
+    allow_pickle: bool
+
+    def _begin(self, asynchronous: bool, executor: str, allow_pickle: bool) -> None:
+        self.asynchronous = asynchronous
+        self.executor = executor
+        self.allow_pickle = allow_pickle
+        self.saves = Saves()
+        self._stager: varve.torch.Stager | None = None
+        self._newest_of: dict[str, str] = {}
+
+    def _save(self: Any, checkpoint: dict[str, Any], path: str) -> None:
+        """Saves on all ranks. Raises, on all ranks, the failure of an earlier save."""
+        self._raise_failure()
+        state = {self.model_key: checkpoint.pop("state_dict")}
+        for i, moments in enumerate(checkpoint.pop("optimizer_states", [])):
+            state[f"optimizer_{i}"] = moments
+        state["meta"] = checkpoint
+        asked = self.broadcast(self.saves.is_asked(path))
+        if asked:
+            self.saves.settle()
+            self.barrier()
+        if not self.asynchronous:
+            varve.torch.save(state, path, overwrite=True, allow_pickle=self.allow_pickle)
+            return
+        if self._stager is None:
+            self._stager = varve.torch.Stager(executor=self.executor)
+        save = varve.torch.async_save(
+            state, path, stager=self._stager, overwrite=True, allow_pickle=self.allow_pickle
+        )
+        if save.staging_completion.exception() is not None or is_awaited(path):
+            save.result()
+        self.saves.add(path, save)
+
+    def _raise_failure(self: Any) -> None:
+        failure = self.saves.take_failure() if self.global_rank == 0 else None
+        text = self.broadcast(None if failure is None else str(failure))
+        if failure is not None:
+            raise failure
+        if text is not None:
+            self.saves.take_failure()
+            raise UnavailableError(f"an earlier save has failed: {text}")
+
+    def load_checkpoint(
+        self: Any, checkpoint_path: Any, weights_only: bool | None = None
+    ) -> dict[str, Any]:
+        """Fills model and optimizers on all ranks, from a checkpoint of any layout; returns the rest.
+
+        Of a path that `VarveModelCheckpoint` has chosen for `ckpt_path="last"`, all ranks load the newest
+        checkpoint of the folder that proves to be good.
+
+        Raises:
+            CorruptCheckpointError: The checkpoint is damaged, or all of the folder are.
+        """
+        path = path_text(self.broadcast(checkpoint_path))
+        self.saves.settle()
+        folder, paths = by_rank_0(
+            "choose the checkpoint to resume from", lambda: self._candidates(path)
+        )
+        for candidate in paths:
+            try:
+                return dict(self._load(candidate, weights_only))
+            except CorruptCheckpointError as error:  # On all ranks.
+                if folder is None:
+                    raise
+                if self.global_rank == 0:
+                    warn_of(candidate, str(error))
+        raise none_is_good(folder)
+
+    def _candidates(self, path: str) -> tuple[str | None, list[str]]:
+        """Returns the folder to choose from, None where `path` was asked for; and what to try."""
+        folder = self._newest_of.get(path)
+        return (None, [path]) if folder is None else (folder, whole_in(folder))
+
+    def _load(self: Any, path: str, weights_only: bool | None) -> Any:
+        if (Path(path) / "meta.pt").is_file() or os.path.isfile(path):  # Lightning's own.
+            return super().load_checkpoint(path, weights_only)  # type: ignore[misc]
+        module = self.model
+        strict = self.lightning_module.strict_loading
+        # What is empty gets what was saved.
+        state: dict[str, Any] = {self.model_key: get_model_state_dict(module), "meta": {}}
+        allow_pickle = self.allow_pickle and not weights_only
+        varve.torch.load(state, path, strict=strict, allow_pickle=allow_pickle)
+        options = StateDictOptions(strict=strict)
+        set_model_state_dict(module, state[self.model_key], options=options)
+        fitting = self.lightning_module.trainer.state.fn == TrainerFn.FITTING
+        for i, optimizer in enumerate(self.optimizers if fitting else []):
+            key = f"optimizer_{i}"
+            moments = {key: get_optimizer_state_dict(module, optimizer)}
+            varve.torch.load(moments, path)
+            set_optimizer_state_dict(module, optimizer, optim_state_dict=moments[key])
+        return state["meta"]
+
+    def remove_checkpoint(self: Any, filepath: str | os.PathLike[str]) -> None:
+        """Removes a checkpoint, on rank 0, when the saves under way are durable."""
+        if self.is_global_zero:
+            self.saves.remove(path_text(filepath))
+
+    def _end(self) -> None:
+        """Waits for the saves under way. Raises the failure of one, if nobody has learned of it."""
+        self.saves.close()
+        stager, self._stager = self._stager, None
+        if stager is not None:
+            stager.close()
+        failure = self.saves.take_failure()
+        if failure is not None:
+            raise failure
+
+
+class VarveModelParallelStrategy(_Sharded, ModelParallelStrategy):  # type: ignore[misc]
+    """ModelParallelStrategy (FSDP2, tensor parallelism) whose sharded checkpoints are Varve's.
+
+    Loads them in any layout, and Lightning's own as before. With `save_distributed_checkpoint=False` it
+    is ModelParallelStrategy.
+
+    Args:
+        *args: As ModelParallelStrategy takes them.
+        asynchronous: Copy the state in the call and write it in the background.
+        executor: As for `VarveCheckpointIO`.
+        allow_pickle: As for `VarveCheckpointIO`.
+        **kwargs: As ModelParallelStrategy takes them.
+    """
+
+    model_key = "state_dict"
+
+    def __init__(
+        self,
+        *args: Any,
+        asynchronous: bool = True,
+        executor: str = "thread",
+        allow_pickle: bool = False,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(*args, **kwargs)
+        self._begin(asynchronous, executor, allow_pickle)
+
+    def save_checkpoint(
+        self, checkpoint: dict[str, Any], filepath: Any, storage_options: Any = None
+    ) -> None:
+        """Saves on all ranks; see the class."""
+        if storage_options is not None or not self._save_distributed_checkpoint:
+            super().save_checkpoint(checkpoint, filepath, storage_options)
+            return
+        self._save(checkpoint, path_text(self.broadcast(filepath)))
+
+    def teardown(self) -> None:
+        """Waits for the saves under way, and raises the failure of one."""
+        try:
+            self._end()
+        finally:
+            super().teardown()
+
+
+class VarveFSDPStrategy(_Sharded, FSDPStrategy):  # type: ignore[misc]
+    """FSDPStrategy (FSDP1) whose sharded checkpoints are Varve's: with `state_dict_type="sharded"`.
+
+    Loads them in any layout, and Lightning's own as before. With `state_dict_type="full"` it is
+    FSDPStrategy.
+
+    Args:
+        *args: As FSDPStrategy takes them.
+        asynchronous: As for `VarveModelParallelStrategy`.
+        executor: As for `VarveCheckpointIO`.
+        allow_pickle: As for `VarveCheckpointIO`.
+        **kwargs: As FSDPStrategy takes them.
+    """
+
+    model_key = "model"
+
+    def __init__(
+        self,
+        *args: Any,
+        asynchronous: bool = True,
+        executor: str = "thread",
+        allow_pickle: bool = False,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(*args, **kwargs)
+        self._begin(asynchronous, executor, allow_pickle)
+
+    def save_checkpoint(
+        self, checkpoint: dict[str, Any], filepath: Any, storage_options: Any = None
+    ) -> None:
+        """Saves on all ranks; see the class."""
+        if storage_options is not None or self._state_dict_type != "sharded":
+            super().save_checkpoint(checkpoint, filepath, storage_options)
+            return
+        self._save(checkpoint, path_text(self.broadcast(filepath)))
+
+    def teardown(self) -> None:
+        """Waits for the saves under way, and raises the failure of one."""
+        try:
+            self._end()
+        finally:
+            super().teardown()

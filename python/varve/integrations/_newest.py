@@ -1,0 +1,93 @@
+"""The newest good one of Lightning's checkpoints in a folder."""
+
+from __future__ import annotations
+
+import logging
+import math
+import os
+
+import varve
+from varve._engine import path_text
+from varve.errors import CheckpointNotFoundError, CorruptCheckpointError, Error
+
+_log = logging.getLogger("varve")
+
+_SUFFIX = ".ckpt"
+
+
+def checkpoints_in(folder: str | os.PathLike[str]) -> list[str]:
+    """Returns the paths of the checkpoints NAME.ckpt in a folder, the one of the highest global step first.
+
+    Checkpoints whose step cannot be read come before all others: `newest_good` warns of them.
+    """
+    where = path_text(folder)
+    names = os.listdir(where) if os.path.isdir(where) else []
+    found: list[tuple[float, float, str]] = []
+    for path in (os.path.join(where, name) for name in names if name.endswith(_SUFFIX)):
+        try:
+            found.append((_global_step(path), os.stat(path).st_mtime, path))
+        except (CheckpointNotFoundError, FileNotFoundError):
+            continue  # A directory of the user's, or a link to nothing.
+    return [path for _, _, path in sorted(found, reverse=True)]
+
+
+def newest_good(folder: str) -> str:
+    """Returns the first of `checkpoints_in` of which every byte verifies; warns of each one before it.
+
+    Raises:
+        CorruptCheckpointError: There is none.
+    """
+    for path in checkpoints_in(folder):
+        try:
+            damages = varve.verify(path)
+            reason = str(damages[0]) if damages else None
+        except Error as error:
+            reason = str(error)
+        if reason is None:
+            return path
+        warn_of(path, reason)
+    raise none_is_good(folder)
+
+
+def whole_in(folder: str) -> list[str]:
+    """Returns those of `checkpoints_in` whose index and files are there; warns of the others.
+
+    Raises:
+        CorruptCheckpointError: There is none.
+    """
+    listed = {entry.name: entry for entry in varve.list_checkpoints(folder)}
+    whole = []
+    for path in checkpoints_in(folder):
+        entry = listed.get(os.path.basename(path))
+        if entry is None or entry.state == "whole":
+            whole.append(path)
+        else:
+            warn_of(path, f"it is {entry.state}: {entry.detail}")
+    if not whole:
+        raise none_is_good(folder)
+    return whole
+
+
+def warn_of(path: str, reason: str) -> None:
+    """Warns of a checkpoint that is not resumed from."""
+    _log.warning("resume: %s is passed over: %s", path, reason)
+
+
+def none_is_good(folder: str) -> CorruptCheckpointError:
+    """Returns the error for a folder in which no checkpoint is good."""
+    return CorruptCheckpointError(
+        f'resume: no checkpoint in {folder} is good; `varve verify` says more. Without ckpt_path="last" '
+        "training begins anew",
+        path=folder,
+    )
+
+
+def _global_step(path: str) -> float:
+    try:
+        stored = varve.open(path)
+        found = stored["meta.global_step" if "meta.global_step" in stored else "global_step"]
+    except CheckpointNotFoundError:
+        raise
+    except Error:
+        return math.inf
+    return found if isinstance(found, int) else -1

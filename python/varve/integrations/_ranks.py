@@ -1,0 +1,50 @@
+"""Decisions of rank 0 that all ranks of a job follow."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import torch.distributed as dist
+
+from varve.errors import BY_CODE, Error, InternalError
+from varve.torch._coordinator import collective
+
+
+def by_rank_0(what: str, decide: Callable[[], Any], timeout: float = 1800.0) -> Any:
+    """Returns, on every rank of the job, what `decide` returns on rank 0. Collective.
+
+    The ranks exchange messages as saves do, so it does not matter which backend the job uses.
+
+    Args:
+        what: Names the call in messages, the same on all ranks.
+        decide: Called on rank 0 alone; returns what JSON can hold.
+        timeout: Seconds that ranks wait for each other, `decide` included.
+
+    Raises:
+        varve.Error: `decide` has failed; on every rank, with its message.
+    """
+    with collective(None, timeout, what) as coordinator:
+        if coordinator is None:
+            return decide()
+        failure: Exception | None = None
+        message: dict[str, Any] = {}
+        if coordinator.rank == 0:
+            try:
+                message = {"value": decide()}
+            except Exception as error:
+                failure = error
+                code = error.code if isinstance(error, Error) else InternalError.code
+                message = {"code": code, "error": f"{type(error).__name__}: {error}"}
+        answer = json.loads(coordinator.share(json.dumps(message).encode(), timeout))
+    if failure is not None:
+        raise failure
+    if "error" in answer:
+        raise BY_CODE.get(answer["code"], Error)(f"{what}: rank 0: {answer['error']}", rank=0)
+    return answer["value"]
+
+
+def rank_of_job() -> int:
+    """Returns this process's rank; 0 without torch.distributed."""
+    return dist.get_rank() if dist.is_available() and dist.is_initialized() else 0

@@ -1,0 +1,151 @@
+"""Saves in the background, and what must wait for them: links and removals, in the order of the calls.
+
+A framework saves, then removes the checkpoint that the new one replaces, as if the save had ended. Here
+both are only asked for, and a thread does them in that order:
+
+1. A removal is done when the saves before it have ended. If the last of them failed, the checkpoint
+   stays: it may be the newest good one.
+2. A link (`last.ckpt`) is moved when its target is durable, by one rename. If the save of the target
+   failed, the link stays where it was.
+3. What a link points to is removed once the link has moved.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import queue
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import Any
+
+import varve
+
+_log = logging.getLogger("varve")
+
+
+class Saves:
+    """The saves of one owner, in the order of their calls. Threads: `add` to `wait` by one thread."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._failure: BaseException | None = None
+        """The first failure that nobody has taken yet. Guarded by `_lock`."""
+        self._asked: dict[str, int] = {}
+        """Actions that are not done yet, by path. Guarded by `_lock`."""
+        self._actions: queue.Queue[tuple[str, Callable[[], None]] | None] = queue.Queue()
+        self._thread: threading.Thread | None = None
+        # Of the thread alone:
+        self._failed: set[str] = set()
+        self._last_failed = False
+        self._postponed: list[str] = []
+
+    def add(self, path: str, save: Future[Any]) -> None:
+        """Takes a save that has begun."""
+        self._ask(path, lambda: self._end_of(path, save))
+
+    def remove(self, path: str) -> None:
+        """Removes a checkpoint once the saves that have begun are durable."""
+        self._ask(path, lambda: self._remove(path))
+
+    def link(self, target: str, link: str) -> None:
+        """Lets the symbolic link `link` point to `target` once that is durable."""
+        self._ask(link, lambda: self._move(target, link))
+
+    def is_asked(self, path: str) -> bool:
+        """Returns True while a save, removal or link of a path is not done."""
+        with self._lock:
+            return path in self._asked
+
+    def take_failure(self) -> BaseException | None:
+        """Returns the first failure of a save since the last call, once."""
+        with self._lock:
+            failure, self._failure = self._failure, None
+            return failure
+
+    def settle(self) -> None:
+        """Waits until all that was asked for is done."""
+        self._actions.join()
+
+    def close(self) -> None:
+        """Waits likewise, and ends the thread; the next call starts another."""
+        thread, self._thread = self._thread, None
+        if thread is not None:
+            self._actions.put(None)
+            thread.join()
+
+    def _ask(self, path: str, action: Callable[[], None]) -> None:
+        with self._lock:
+            self._asked[path] = self._asked.get(path, 0) + 1
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._run, name="varve-saves", daemon=True)
+            self._thread.start()
+        self._actions.put((path, action))
+
+    def _run(self) -> None:
+        while (asked := self._actions.get()) is not None:
+            path, action = asked
+            try:
+                action()
+            except Exception as error:  # Of a link or removal; the training does without.
+                _log.warning("%s: %s: %s", path, type(error).__name__, error)
+            finally:
+                with self._lock:
+                    self._asked[path] -= 1
+                    if self._asked[path] == 0:
+                        del self._asked[path]
+                self._actions.task_done()
+        self._actions.task_done()
+
+    def _end_of(self, path: str, save: Future[Any]) -> None:
+        failure = save.exception()
+        self._last_failed = failure is not None
+        self._failed.discard(path)
+        if failure is not None:
+            self._failed.add(path)
+            with self._lock:
+                self._failure = self._failure or failure
+
+    def _remove(self, path: str) -> None:
+        if self._last_failed:
+            _log.warning("%s stays, for the save that was to replace it has failed", path)
+        elif _is_linked_to(path):
+            _log.info("%s is removed when no link points to it", path)
+            self._postponed.append(path)
+        elif os.path.isdir(path):
+            varve.remove(path)
+        elif os.path.lexists(path):  # A file of torch.save, from before Varve.
+            os.remove(path)
+
+    def _move(self, target: str, link: str) -> None:
+        if target in self._failed:
+            _log.warning("%s stays as it is, for the save of %s has failed", link, target)
+            return
+        if os.path.isdir(link) and not os.path.islink(link):
+            varve.remove(link)  # A checkpoint of that name, which a link is to replace.
+        new = f"{link}.varve-link"
+        if os.path.lexists(new):
+            os.remove(new)
+        os.symlink(os.path.relpath(target, os.path.dirname(link)), new)
+        os.replace(new, link)
+        postponed, self._postponed = self._postponed, []
+        for path in postponed:
+            self._remove(path)
+
+
+def _is_linked_to(path: str) -> bool:
+    """Returns True where a symbolic link beside a checkpoint points to it."""
+    folder, real = os.path.dirname(path), os.path.realpath(path)
+    if os.path.islink(path) or not os.path.isdir(folder):
+        return False
+    links = [entry.path for entry in os.scandir(folder) if entry.is_symlink()]
+    return any(os.path.realpath(link) == real for link in links)
+
+
+def is_awaited(path: str) -> bool:
+    """Returns True for a checkpoint that must be durable when the call returns.
+
+    Lightning saves `hpc_ckpt_N.ckpt` and then lets SLURM requeue the job, which kills it.
+    """
+    return os.path.basename(path).startswith("hpc_ckpt_")
