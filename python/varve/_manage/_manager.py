@@ -28,6 +28,7 @@ from varve._manage._costs import Interval
 from varve._manage._endings import Requests, Signals
 from varve._manage._followup import FollowUp, Save
 from varve._manage._history import History, observed_mtbf
+from varve._manage._inputs import holder, is_whole, number, step_number
 from varve._manage._policy import Ending, Every, Keep
 from varve._manage._resume import Chooser
 from varve.errors import (
@@ -167,7 +168,7 @@ class Manager:
             UnavailableError: A rank is lost, or `max_failures` saves in a row have failed.
         """
         self._usable()
-        number = _step_number(step)
+        number = step_number(step)
         if self._backend.rank == 0:
             self._after.tick(time.monotonic())
         verdict = self._agreement.verdict(number, lambda: Posted(number, self._signals.received))
@@ -196,7 +197,7 @@ class Manager:
         manager with executor="process", whose memory has room for two copies more; see `defer_save`.
         """
         self._usable()
-        number = _step_number(step)
+        number = step_number(step)
         return self._backend.protect(state, self._path(number), self._files(number, {}, files))
 
     def resume(self, state: Any, **options: Any) -> int | None:
@@ -236,7 +237,7 @@ class Manager:
         Raises CheckpointNotFoundError where there is no such step, and what `load` raises.
         """
         self._usable()
-        number = _step_number(step)
+        number = step_number(step)
         chosen = self._decide(f"find step {number}", lambda: self._find(number))
         began = time.monotonic()
         report = self._backend.load(state, os.path.join(self._run, chosen["name"]), options)
@@ -250,7 +251,7 @@ class Manager:
 
     def latest(self) -> manage.RunStep | None:
         """Returns the newest whole step; None where there is none."""
-        whole = [step for step in self.steps() if _is_whole(step)]
+        whole = [step for step in self.steps() if is_whole(step)]
         return whole[-1] if whole else None
 
     def best(
@@ -268,7 +269,7 @@ class Manager:
         known = [
             step
             for step in self.steps()
-            if _is_whole(step) and step.metrics.get(name, float("nan")) == step.metrics.get(name)
+            if is_whole(step) and step.metrics.get(name, float("nan")) == step.metrics.get(name)
         ]
         if not known:
             return None
@@ -277,11 +278,11 @@ class Manager:
 
     def pin(self, step: int, why: str = "") -> None:
         """Keeps a step from being removed by rules, until `unpin`. By any rank, for itself."""
-        manage.pin(os.path.join(self._run, self._find(_step_number(step))["name"]), why)
+        manage.pin(os.path.join(self._run, self._find(step_number(step))["name"]), why)
 
     def unpin(self, step: int) -> None:
         """Takes the pin of a step away."""
-        manage.unpin(os.path.join(self._run, self._find(_step_number(step))["name"]))
+        manage.unpin(os.path.join(self._run, self._find(step_number(step))["name"]))
 
     def wait(self) -> None:
         """Waits for the saves under way, and for what follows them: history, retention, callbacks."""
@@ -323,7 +324,7 @@ class Manager:
         until = time.monotonic() + _LOCK_PATIENCE
         while self._lock is None:
             try:
-                self._lock = manage.lock_run(self._run, _holder())
+                self._lock = manage.lock_run(self._run, holder())
             except UnsupportedError as error:
                 _LOG.warning("nothing keeps a second job out of %s: %s", self._run, error)
                 break
@@ -416,7 +417,7 @@ class Manager:
         files: Mapping[str, FileSource] | None,
         reason: str,
     ) -> Future[Any]:
-        measured = {name: _number(name, value) for name, value in (metrics or {}).items()}
+        measured = {name: number(name, value) for name, value in (metrics or {}).items()}
         save = Save(step, self._path(step), self._attempt, reason, measured, time.time())
         given = self._files(step, measured, files)
         began = self._last_begin = time.monotonic()
@@ -457,7 +458,7 @@ class Manager:
     def _find(self, step: int) -> dict[str, Any]:
         """The newest whole step of this number."""
         for one in reversed(self.steps()):
-            if one.step == step and _is_whole(one):
+            if one.step == step and is_whole(one):
                 return {"step": one.step, "name": one.name}
         raise CheckpointNotFoundError(f"{self._run} has no whole step {step}", path=self._run)
 
@@ -494,36 +495,3 @@ class Manager:
                 self._attempt, step, chosen["name"], seconds, report, self._chooser.passed_over
             )
         return step
-
-
-def _is_whole(step: manage.RunStep) -> bool:
-    return step.state in ("whole", "displaced")
-
-
-def _step_number(step: Any) -> int:
-    try:
-        number = int(step.__index__())
-    except AttributeError:
-        number = -1
-    if isinstance(step, bool) or not 0 <= number < 1 << 63:
-        raise _arguments.refuse("step", step, "a whole number from 0 on")
-    return number
-
-
-def _number(name: str, value: Any) -> float:
-    """Returns a metric's value: of a number, a tensor of one element, or a function that returns one."""
-    try:
-        found = value() if callable(value) else value
-        return float(found.detach() if hasattr(found, "detach") else found)
-    except (TypeError, ValueError, RuntimeError):
-        raise _arguments.refuse(
-            f"metrics[{name!r}]", value, "a number, a tensor of one element or a function of these"
-        ) from None
-
-
-def _holder() -> str:
-    """Says who this job is, for the message that a second one gets."""
-    job = os.environ.get("SLURM_JOB_ID")
-    in_slurm = f", SLURM job {job}" if job else ""
-    since = time.strftime("%Y-%m-%d %H:%M:%S")
-    return f"process {os.getpid()} on {socket.gethostname()}{in_slurm}, since {since}"
