@@ -74,6 +74,20 @@ def test_without_a_policy_it_saves_on_demand_and_the_same_step_once(run: Path) -
     assert names(run) == [2]
 
 
+def test_a_function_makes_the_state_only_where_a_save_is_made(run: Path) -> None:
+    made: list[int] = []
+
+    def make() -> dict[str, Any]:
+        made.append(1)
+        return state(7)
+
+    with varve.CheckpointManager(run, every=2) as manager:
+        for step in range(1, 4):
+            manager.save(step, make)
+    assert len(made) == 1
+    assert varve.read(run / "step-00000002")["n"] == 7
+
+
 def test_a_file_asks_for_a_save_and_another_one_for_the_end(run: Path) -> None:
     with varve.CheckpointManager(run) as manager:
         (run / "varve-save").touch()

@@ -31,6 +31,7 @@ from varve._manage._history import History, observed_mtbf
 from varve._manage._inputs import holder, is_whole, number, step_number
 from varve._manage._policy import Ending, Every, Keep
 from varve._manage._resume import Chooser
+from varve._tree import is_stateful
 from varve.errors import (
     BY_CODE,
     CheckpointNotFoundError,
@@ -153,7 +154,8 @@ class Manager:
 
         Args:
             step: The step that is done, from 0 on.
-            state: As in `save` of the package.
+            state: As in `save` of the package, or a function that returns it, which is called only where a
+                save is made.
             metrics: Values by name, for `Keep(best=...)` and the history. Numbers, tensors of one element,
                 or functions that return one; they are looked at only where a save is made. Rank 0's count.
             files: As in `save` of the package.
@@ -420,6 +422,8 @@ class Manager:
         measured = {name: number(name, value) for name, value in (metrics or {}).items()}
         save = Save(step, self._path(step), self._attempt, reason, measured, time.time())
         given = self._files(step, measured, files)
+        if callable(state) and not isinstance(state, Mapping) and not is_stateful(state):
+            state = state()
         began = self._last_begin = time.monotonic()
         with self._after.began(save):
             future = self._backend.save(state, save.path, given, save.ended)
