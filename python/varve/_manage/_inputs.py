@@ -3,12 +3,54 @@
 from __future__ import annotations
 
 import os
+import re
 import socket
 import time
-from typing import Any
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Literal
 
-from varve import _arguments
+from varve import _arguments, _core
 from varve._core import manage
+from varve._manage._policy import Ending, Every, Keep
+from varve.errors import InvalidArgumentError
+
+_STEP_NAME = re.compile(r"[A-Za-z_=-]*[0-9]+")
+
+
+@dataclass
+class Settings:
+    """The arguments that managers of all backends have."""
+
+    run: str | os.PathLike[str]
+    every: Every | int | None
+    keep: Keep | int | None
+    ending: Ending | None
+    name: str
+    verify: Literal["index", "full"]
+    max_restarts: int | None
+    max_failures: int | None
+    on_saved: Callable[[dict[str, Any]], None] | None
+    on_failure: Callable[[int, BaseException], None] | None
+    metrics_file: str | os.PathLike[str] | None
+    timeout: float
+
+
+def check_settings(settings: Settings) -> None:
+    """Raises InvalidArgumentError for arguments that make no sense."""
+    name = settings.name.format(step=7)
+    if not _STEP_NAME.fullmatch(name) or _core.step_from_name(name) != 7:
+        raise InvalidArgumentError(
+            f'name={settings.name!r}: want letters and the step behind them, such as "step-{{step:08d}}"'
+        )
+    if settings.verify not in ("index", "full"):
+        raise _arguments.refuse("verify", settings.verify, '"index" or "full"')
+    for option in ("max_restarts", "max_failures"):
+        if getattr(settings, option) is not None:
+            _arguments.count(option, getattr(settings, option))
+    for option in ("on_saved", "on_failure"):
+        if getattr(settings, option) is not None and not callable(getattr(settings, option)):
+            raise _arguments.refuse(option, getattr(settings, option), "a function")
 
 
 def is_whole(step: manage.RunStep) -> bool:

@@ -9,15 +9,14 @@ from __future__ import annotations
 import atexit
 import logging
 import os
-import re
 import socket
 import time
+import weakref
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
-from dataclasses import dataclass
 from typing import Any, Literal
 
-from varve import _arguments, _core
+from varve import _arguments
 from varve._core import LoadReport, manage
 from varve._engine import path_text
 from varve._files import Source as FileSource
@@ -28,7 +27,14 @@ from varve._manage._costs import Interval
 from varve._manage._endings import Requests, Signals
 from varve._manage._followup import FollowUp, Save
 from varve._manage._history import History, observed_mtbf
-from varve._manage._inputs import holder, is_whole, number, step_number
+from varve._manage._inputs import (
+    Settings,
+    check_settings,
+    holder,
+    is_whole,
+    number,
+    step_number,
+)
 from varve._manage._policy import Ending, Every, Keep
 from varve._manage._resume import Chooser
 from varve._tree import is_stateful
@@ -55,25 +61,8 @@ _LOCK_PATIENCE = 15.0
 #: Seconds that a resume waits for the agent to write what a killed job has left with it.
 _AGENT_PATIENCE = 1800.0
 
-_STEP_NAME = re.compile(r"[A-Za-z_=-]*[0-9]+")
-
-
-@dataclass
-class Settings:
-    """The arguments that managers of all backends have."""
-
-    run: str | os.PathLike[str]
-    every: Every | int | None
-    keep: Keep | int | None
-    ending: Ending | None
-    name: str
-    verify: Literal["index", "full"]
-    max_restarts: int | None
-    max_failures: int | None
-    on_saved: Callable[[dict[str, Any]], None] | None
-    on_failure: Callable[[int, BaseException], None] | None
-    metrics_file: str | os.PathLike[str] | None
-    timeout: float
+#: Managers that are not closed.
+_open: weakref.WeakSet[Manager] = weakref.WeakSet()
 
 
 class Manager:
@@ -89,7 +78,7 @@ class Manager:
             Keep(last=settings.keep) if isinstance(settings.keep, int) else settings.keep or Keep()
         )
         self._settings = settings
-        self._check(settings)
+        check_settings(settings)
         self._closed = False
         self._timeout = _arguments.seconds("timeout", settings.timeout)
         self._preempted = ""
@@ -123,6 +112,7 @@ class Manager:
             self._history.add("start", attempt=self._attempt, world_size=backend.size, **where)
             self._after.later(self._after.collect_garbage)
         atexit.register(self.close)
+        _open.add(self)
 
     # ---- for users ----
 
@@ -306,21 +296,6 @@ class Manager:
 
     # ---- opening and closing ----
 
-    def _check(self, settings: Settings) -> None:
-        name = settings.name.format(step=7)
-        if not _STEP_NAME.fullmatch(name) or _core.step_from_name(name) != 7:
-            raise InvalidArgumentError(
-                f'name={settings.name!r}: want letters and the step behind them, such as "step-{{step:08d}}"'
-            )
-        if settings.verify not in ("index", "full"):
-            raise _arguments.refuse("verify", settings.verify, '"index" or "full"')
-        for option in ("max_restarts", "max_failures"):
-            if getattr(settings, option) is not None:
-                _arguments.count(option, getattr(settings, option))
-        for option in ("on_saved", "on_failure"):
-            if getattr(settings, option) is not None and not callable(getattr(settings, option)):
-                raise _arguments.refuse(option, getattr(settings, option), "a function")
-
     def _open(self) -> int:
         """On rank 0: locks the run; returns the number of this attempt."""
         until = time.monotonic() + _LOCK_PATIENCE
@@ -499,3 +474,12 @@ class Manager:
                 self._attempt, step, chosen["name"], seconds, report, self._chooser.passed_over
             )
         return step
+
+
+def _in_child() -> None:
+    """A forked child has neither the threads nor the lock of its parent's managers: closed to it."""
+    for manager in list(_open):
+        manager._closed = True
+
+
+os.register_at_fork(after_in_child=_in_child)
