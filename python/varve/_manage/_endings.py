@@ -13,7 +13,6 @@ from types import FrameType
 from typing import Any
 
 from varve._manage._policy import Ending
-from varve.errors import InvalidArgumentError
 
 _LOG = logging.getLogger("varve")
 
@@ -31,13 +30,7 @@ class Signals:
     def __init__(self, names: tuple[str, ...]) -> None:
         self.received = ""
         self._before: dict[int, Any] = {}
-        numbers = []
-        for name in names:
-            number = getattr(signal, name, None)
-            if not isinstance(number, signal.Signals):
-                raise InvalidArgumentError(f"signals: there is no signal {name!r}")
-            numbers.append(number)
-        if not numbers:
+        if not names:
             return
         if threading.current_thread() is not threading.main_thread():
             _LOG.warning(
@@ -45,7 +38,8 @@ class Signals:
                 " and ".join(names),
             )
             return
-        for number in numbers:
+        for name in names:
+            number = signal.Signals[name]
             self._before[number] = signal.signal(number, self._note)
 
     def _note(self, number: int, frame: FrameType | None) -> None:

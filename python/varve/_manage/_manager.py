@@ -28,7 +28,15 @@ from varve._manage._costs import Interval
 from varve._manage._endings import Requests, Signals
 from varve._manage._followup import FollowUp, Save
 from varve._manage._history import History, observed_mtbf
-from varve._manage._policy import Ending, Every, Keep
+from varve._manage._policy import (
+    Ending,
+    Every,
+    Keep,
+    ending_of,
+    every_of,
+    keep_of,
+    name_of,
+)
 from varve._manage._resume import Chooser
 from varve.errors import (
     BY_CODE,
@@ -80,12 +88,9 @@ class Manager:
     def __init__(self, backend: Backend, settings: Settings) -> None:
         self._backend = backend
         self._run = path_text(settings.run)
-        self._every = (
-            Every(steps=settings.every) if isinstance(settings.every, int) else settings.every
-        )
-        self._keep = (
-            Keep(last=settings.keep) if isinstance(settings.keep, int) else settings.keep or Keep()
-        )
+        self._every = every_of(settings.every)
+        self._keep = keep_of(settings.keep)
+        ending = ending_of(settings.ending)
         self._settings = settings
         self._check(settings)
         self._closed = False
@@ -110,7 +115,6 @@ class Manager:
         )
         mtbf = observed_mtbf(self._run) if backend.rank == 0 else None
         self._interval = Interval(self._every, mtbf) if self._every is not None else None
-        ending = settings.ending if settings.ending is not None else Ending()
         self._requests = Requests(self._run, ending)
         self._signals = Signals(tuple(ending.signals))
         self._last_begin = time.monotonic()
@@ -304,7 +308,7 @@ class Manager:
     # ---- opening and closing ----
 
     def _check(self, settings: Settings) -> None:
-        name = settings.name.format(step=7)
+        name = name_of(settings.name, 7)
         if not _STEP_NAME.fullmatch(name) or _core.step_from_name(name) != 7:
             raise InvalidArgumentError(
                 f'name={settings.name!r}: want letters and the step behind them, such as "step-{{step:08d}}"'
@@ -416,6 +420,8 @@ class Manager:
         files: Mapping[str, FileSource] | None,
         reason: str,
     ) -> Future[Any]:
+        if metrics is not None and not isinstance(metrics, Mapping):
+            raise _arguments.refuse("metrics", metrics, "a dict of names and numbers")
         measured = {name: _number(name, value) for name, value in (metrics or {}).items()}
         save = Save(step, self._path(step), self._attempt, reason, measured, time.time())
         given = self._files(step, measured, files)

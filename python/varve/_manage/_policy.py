@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import os
+import signal
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
@@ -126,6 +127,43 @@ class Keep:
         return any(rule is not None for rule in rules)
 
 
+def every_of(given: object) -> Every | None:
+    """Returns what a manager's argument `every` stands for."""
+    if given is None or isinstance(given, Every):
+        return given
+    if hasattr(given, "__index__"):
+        return Every(steps=_arguments.count("every", given))
+    raise _arguments.refuse(
+        "every", given, 'a number of steps, None, or when to save: varve.Every("auto")'
+    )
+
+
+def keep_of(given: object) -> Keep:
+    """Returns what a manager's argument `keep` stands for."""
+    if given is None or isinstance(given, Keep):
+        return given or Keep()
+    if hasattr(given, "__index__"):
+        return Keep(last=_arguments.count("keep", given))
+    raise _arguments.refuse(
+        "keep", given, "a number of steps, None, or rules: varve.Keep(last=3, every=1000)"
+    )
+
+
+def ending_of(given: object) -> Ending:
+    """Returns what a manager's argument `ending` stands for."""
+    if given is None or isinstance(given, Ending):
+        return given or Ending()
+    raise _arguments.refuse("ending", given, 'None or varve.Ending(signals=["SIGTERM"])')
+
+
+def name_of(template: object, step: int) -> str:
+    """Returns the name of a step; "" where the template gives none."""
+    try:
+        return str(template.format(step=step)) if isinstance(template, str) else ""
+    except (LookupError, ValueError, AttributeError):
+        return ""
+
+
 def deadline_of_slurm() -> float | None:
     """Returns when SLURM ends this job, Unix time; None outside of SLURM.
 
@@ -153,11 +191,19 @@ class Ending:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "signals", tuple(_arguments.names("signals", self.signals)))
+        for name in self.signals:
+            number = getattr(signal, name, None)
+            if not isinstance(number, signal.Signals):
+                raise InvalidArgumentError(f"signals: there is no signal {name!r}")
+            if number in (signal.SIGKILL, signal.SIGSTOP):
+                raise InvalidArgumentError(f"signals: no process learns of {name}")
         _arguments.seconds("margin", self.margin)
         if isinstance(self.deadline, datetime.datetime) and self.deadline.tzinfo is None:
             raise _arguments.refuse("deadline", self.deadline, "a datetime with a time zone")
         if isinstance(self.deadline, str) and self.deadline != "slurm":
             raise _arguments.refuse("deadline", self.deadline, 'a time or "slurm"')
+        if not isinstance(self.deadline, (datetime.datetime, str, type(None))):
+            _arguments.seconds("deadline", self.deadline)
 
     def unix_deadline(self) -> float | None:
         """Returns the deadline as Unix time."""

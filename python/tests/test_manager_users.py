@@ -1,0 +1,62 @@
+"""What somebody who is new to the manager does with it, and what it says then."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import varve
+
+# ---- arguments that are nearly right ----
+
+NEARLY: dict[str, tuple[dict[str, Any], str]] = {
+    "a float": ({"every": 10.0}, "every=10.0: want a number of steps"),
+    "auto without Every": ({"every": "auto"}, 'varve.Every("auto")'),
+    "a number in quotes": ({"keep": "3"}, "keep='3': want a number of steps"),
+    "a dict of rules": ({"keep": {"last": 3}}, "varve.Keep(last=3"),
+    "every 0": ({"every": 0}, "every=0: want a whole number from 1 on"),
+    "keep 0": ({"keep": 0}, "keep=0: want a whole number from 1 on"),
+    "keep True": ({"keep": True}, "keep=True"),
+    "a signal's name": ({"ending": "SIGTERM"}, "ending='SIGTERM': want None or varve.Ending"),
+    "another field": ({"name": "step-{steps}"}, "name='step-{steps}': want letters"),
+    "no end of the field": ({"name": "{step"}, "name='{step': want letters"),
+    "a field without a name": ({"name": "s-{}"}, "name='s-{}': want letters"),
+    "a number as the name": ({"name": 7}, "name=7: want letters"),
+}
+
+
+@pytest.mark.parametrize("what", NEARLY)
+def test_an_argument_that_is_nearly_right_is_refused_before_anything_is_locked(
+    tmp_path: Path, what: str
+) -> None:
+    given, message = NEARLY[what]
+    with pytest.raises(varve.InvalidArgumentError) as caught:
+        varve.CheckpointManager(tmp_path / "run", **given)
+    assert message in str(caught.value)
+    assert not (tmp_path / "run").exists()
+
+
+def test_an_ending_that_cannot_be_is_refused_where_it_is_written() -> None:
+    with pytest.raises(varve.InvalidArgumentError, match="no process learns of SIGKILL"):
+        varve.Ending(signals=["SIGKILL"])
+    with pytest.raises(varve.InvalidArgumentError, match="deadline=a list"):
+        varve.Ending(deadline=[1])  # type: ignore[arg-type]
+
+
+def test_a_list_of_metrics_is_refused_by_name(tmp_path: Path) -> None:
+    with (
+        varve.CheckpointManager(tmp_path / "run", every=1) as manager,
+        pytest.raises(varve.InvalidArgumentError, match="metrics=a list of 1 entries"),
+    ):
+        manager.save(1, {"n": 1}, metrics=[0.5])  # type: ignore[arg-type]
+
+
+def test_numbers_of_numpy_are_numbers(tmp_path: Path) -> None:
+    every: Any = np.int64(2)
+    with varve.CheckpointManager(tmp_path / "run", every=every, keep=every) as manager:
+        for step in range(1, 9):
+            manager.save(step, {"n": step})
+    assert [step.step for step in varve.steps(tmp_path / "run")] == [6, 8]
