@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -60,3 +64,66 @@ def test_numbers_of_numpy_are_numbers(tmp_path: Path) -> None:
         for step in range(1, 9):
             manager.save(step, {"n": step})
     assert [step.step for step in varve.steps(tmp_path / "run")] == [6, 8]
+
+
+# ---- signals ----
+
+
+def run_program(tmp_path: Path, text: str) -> subprocess.CompletedProcess[str]:
+    """Runs a program in a directory of its own, with this package."""
+    (tmp_path / "program.py").write_text(text)
+    return subprocess.run(
+        [sys.executable, "program.py"],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+
+
+def test_the_same_signal_from_the_launcher_as_well_is_one_request(tmp_path: Path) -> None:
+    done = run_program(
+        tmp_path,
+        "import os, signal, varve\n"
+        "with varve.CheckpointManager('run') as manager:\n"
+        "    for _ in range(3):\n"
+        "        os.kill(os.getpid(), signal.SIGTERM)\n"
+        "    os.kill(os.getpid(), signal.SIGUSR1)\n"
+        "    manager.save(1, {'n': 1})\n"
+        "    print(manager.stop_reason)\n",
+    )
+    assert (done.returncode, done.stdout) == (0, "SIGTERM\n"), done.stderr
+
+
+def test_a_second_signal_after_a_while_ends_the_process(tmp_path: Path) -> None:
+    done = run_program(
+        tmp_path,
+        "import os, signal, varve\n"
+        "import varve._manage._endings as endings\n"
+        "endings._ECHO = 0.0\n"
+        "with varve.CheckpointManager('run') as manager:\n"
+        "    os.kill(os.getpid(), signal.SIGTERM)\n"
+        "    os.kill(os.getpid(), signal.SIGUSR1)\n"
+        "    print('one of each kind', flush=True)\n"
+        "    os.kill(os.getpid(), signal.SIGTERM)\n"
+        "    print('not reached', flush=True)\n",
+    )
+    assert (done.returncode, done.stdout) == (-signal.SIGTERM, "one of each kind\n"), done.stderr
+
+
+def test_closing_a_manager_leaves_the_signals_to_the_one_made_after_it(tmp_path: Path) -> None:
+    done = run_program(
+        tmp_path,
+        "import os, signal, varve\n"
+        "first = varve.CheckpointManager('first')\n"
+        "second = varve.CheckpointManager('second')\n"
+        "first.close()\n"
+        "os.kill(os.getpid(), signal.SIGTERM)\n"
+        "second.save(1, {'n': 1})\n"
+        "print(second.stop_reason, flush=True)\n"
+        "second.close()\n"
+        "os.kill(os.getpid(), signal.SIGTERM)\n"
+        "print('not reached', flush=True)\n",
+    )
+    assert (done.returncode, done.stdout) == (-signal.SIGTERM, "SIGTERM\n"), done.stderr

@@ -23,12 +23,18 @@ STOP_FILE = "varve-stop"
 #: Seconds between two looks for these files.
 _LOOK = 1.0
 
+#: Seconds in which signals of one kind are one request: a launcher passes on what the processes that it
+#: has started were sent too (torchrun under SLURM).
+_ECHO = 5.0
+
 
 class Signals:
     """Notes signals from its construction until `restore`. Only in the main thread, as Python wants it."""
 
     def __init__(self, names: tuple[str, ...]) -> None:
         self.received = ""
+        self._first: dict[int, float] = {}  # When each signal came first.
+        self._closed = False
         self._before: dict[int, Any] = {}
         if not names:
             return
@@ -40,25 +46,30 @@ class Signals:
             return
         for name in names:
             number = signal.Signals[name]
-            self._before[number] = signal.signal(number, self._note)
+            handler = signal.signal(number, self._note)
+            self._before[number] = signal.SIG_DFL if handler is None else handler
 
     def _note(self, number: int, frame: FrameType | None) -> None:
-        name = signal.Signals(number).name
-        if self.received:  # Somebody is impatient.
-            self.restore()
-            os.kill(os.getpid(), number)
-            return
-        self.received = name
         before = self._before.get(number)
-        if callable(before) and before is not signal.default_int_handler:
-            before(number, frame)
+        now = time.monotonic()
+        if self._closed and signal.getsignal(number) == self._note:  # Left by a later manager.
+            signal.signal(number, before)
+            os.kill(os.getpid(), number)
+        elif not self._closed and now - self._first.setdefault(number, now) > _ECHO:  # Impatience.
+            signal.signal(number, signal.SIG_DFL)
+            os.kill(os.getpid(), number)
+        else:
+            self.received = self.received or signal.Signals(number).name
+            if callable(before) and before is not signal.default_int_handler:
+                before(number, frame)
 
     def restore(self) -> None:
-        """Puts back the handlers that were there before."""
-        before, self._before = self._before, {}
+        """Puts back the handlers that were there before, where no later one has taken their place."""
+        self._closed = True
         with contextlib.suppress(ValueError):  # Not in the main thread: at the end of the process.
-            for number, handler in before.items():
-                signal.signal(number, signal.SIG_DFL if handler is None else handler)
+            for number, handler in self._before.items():
+                if signal.getsignal(number) == self._note:
+                    signal.signal(number, handler)
 
 
 class Requests:
