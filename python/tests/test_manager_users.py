@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -13,6 +14,7 @@ import numpy as np
 import pytest
 
 import varve
+from varve._manage import _history
 
 # ---- arguments that are nearly right ----
 
@@ -127,3 +129,43 @@ def test_closing_a_manager_leaves_the_signals_to_the_one_made_after_it(tmp_path:
         "print('not reached', flush=True)\n",
     )
     assert (done.returncode, done.stdout) == (-signal.SIGTERM, "SIGTERM\n"), done.stderr
+
+
+# ---- how a job ended ----
+
+
+def ends(run: Path) -> list[tuple[str, bool]]:
+    lines = [line for line in _history.read(str(run)) if line["event"] == "end"]
+    return [(line["outcome"], line["failed"]) for line in lines]
+
+
+WAYS = {
+    "an error": ("raise KeyError('loss')", "KeyError: 'loss'", True),
+    "Ctrl-C": ("raise KeyboardInterrupt", "KeyboardInterrupt: ", False),
+    "no close": ("pass", "never closed", False),
+    "a close": ("manager.close()", "done", False),
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_the_history_says_how_a_job_without_a_with_has_ended(tmp_path: Path, way: str) -> None:
+    last_line, outcome, failed = WAYS[way]
+    run_program(
+        tmp_path,
+        "import varve\n"
+        "manager = varve.CheckpointManager('run', every=1)\n"
+        f"manager.save(1, {{'n': 1}})\n{last_line}\n",
+    )
+    assert ends(tmp_path / "run") == [(outcome, failed)]
+    assert [step.step for step in varve.steps(tmp_path / "run")] == [1]
+
+
+def test_a_job_that_an_error_has_ended_counts_as_a_failure(tmp_path: Path) -> None:
+    lines = [
+        {"time": 0, "event": "start"},
+        {"time": 100, "event": "end", "outcome": "RuntimeError: NCCL", "failed": True},
+        {"time": 500, "event": "start"},
+        {"time": 700, "event": "end", "outcome": "done", "failed": False},
+    ]
+    (tmp_path / _history.NAME).write_text("\n".join(map(json.dumps, lines)))
+    assert _history.observed_mtbf(str(tmp_path)) == 300

@@ -70,8 +70,8 @@ def read(run: str) -> Iterator[dict[str, Any]]:
 def observed_mtbf(run: str) -> float | None:
     """Returns the mean seconds between failures that the history shows; None before the first.
 
-    A start that follows another without an end between them followed a failure. Time in which no job
-    ran does not count.
+    A start that follows another without an end between them followed a failure, and so does one after an
+    end that an error has made. Time in which no job ran does not count.
     """
     failures = 0
     ran = 0.0
@@ -89,6 +89,7 @@ def observed_mtbf(run: str) -> float | None:
         elif line["event"] == "end" and began is not None:
             ran += max(now - began, 0.0)
             began = None
+            failures += line.get("failed") is True
         last = now
     return ran / failures if failures and ran > 0 else None
 

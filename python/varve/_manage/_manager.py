@@ -11,6 +11,7 @@ import logging
 import os
 import re
 import socket
+import sys
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
@@ -124,7 +125,7 @@ class Manager:
             where = {"host": socket.gethostname(), "pid": os.getpid()}
             self._history.add("start", attempt=self._attempt, world_size=backend.size, **where)
             self._after.later(self._after.collect_garbage)
-        atexit.register(self.close)
+        atexit.register(self._at_exit)
 
     # ---- for users ----
 
@@ -303,7 +304,7 @@ class Manager:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, _: Any
     ) -> None:
-        self._close("done" if kind is None else f"{kind.__name__}: {error}")
+        self._close("done", error)
 
     # ---- opening and closing ----
 
@@ -345,7 +346,11 @@ class Manager:
                 break
         return 1 + max((step.attempt for step in manage.list_steps(self._run)), default=0)
 
-    def _close(self, outcome: str) -> None:
+    def _at_exit(self) -> None:
+        """Closes a manager that the program has not closed, as after an error outside of a `with`."""
+        self._close("never closed", getattr(sys, "last_value", None))
+
+    def _close(self, outcome: str, error: BaseException | None = None) -> None:
         if self._closed:
             return
         try:
@@ -355,13 +360,16 @@ class Manager:
             self._after.finish()
         finally:
             self._closed = True
-            atexit.unregister(self.close)
+            atexit.unregister(self._at_exit)
             self._signals.restore()
             self._agreement.close()
             self._after.close()
             self._backend.close()
             if self._backend.rank == 0:
-                self._history.add("end", attempt=self._attempt, outcome=self._preempted or outcome)
+                failed = isinstance(error, Exception) and not self._preempted
+                outcome = outcome if error is None else f"{type(error).__name__}: {error}"
+                outcome = self._preempted or outcome
+                self._history.add("end", attempt=self._attempt, outcome=outcome, failed=failed)
             if self._lock is not None:
                 self._lock.release()
 
