@@ -169,3 +169,33 @@ def test_a_job_that_an_error_has_ended_counts_as_a_failure(tmp_path: Path) -> No
     ]
     (tmp_path / _history.NAME).write_text("\n".join(map(json.dumps, lines)))
     assert _history.observed_mtbf(str(tmp_path)) == 300
+
+
+# ---- two jobs, and places where nothing can be written ----
+
+
+def test_the_second_job_says_that_it_waits_for_the_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("varve._manage._manager._LOCK_PATIENCE", 0.5)
+    with varve.CheckpointManager(tmp_path), pytest.raises(varve.PreconditionError):
+        varve.CheckpointManager(tmp_path)
+    waits = [line for line in caplog.messages if "waiting 0 s for the end of a job" in line]
+    assert len(waits) == 1
+    assert f"process {os.getpid()}" in waits[0]
+
+
+def test_rules_that_cannot_be_followed_are_a_warning_of_one_line(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    run = tmp_path / "run"
+    with varve.CheckpointManager(run, every=1, keep=1) as manager:
+        manager.save(1, {"n": 1})
+        manager.wait()
+        # Nobody can lock step 1 to remove it.
+        (run / ".step-%30%30%30%30%30%30%30%31.varve-lock").mkdir()
+        manager.save(2, {"n": 2})
+    after = [record for record in caplog.records if "after a save" in record.message]
+    assert after
+    assert all(record.exc_info is None for record in after)
+    assert [step.step for step in varve.steps(run)] == [1, 2]

@@ -177,6 +177,8 @@ class FollowUp:
                 return
             try:
                 work()
+            except Error as error:
+                _LOG.warning("the manager of %s: after a save: %s", self._run, error)
             except Exception:
                 _LOG.exception("the manager of %s: what follows a save has failed", self._run)
 

@@ -326,6 +326,7 @@ class Manager:
     def _open(self) -> int:
         """On rank 0: locks the run; returns the number of this attempt."""
         until = time.monotonic() + _LOCK_PATIENCE
+        waits = False
         while self._lock is None:
             try:
                 self._lock = manage.lock_run(self._run, _holder())
@@ -336,6 +337,11 @@ class Manager:
                 if isinstance(error, PreconditionError):
                     if time.monotonic() >= until:
                         raise
+                    if not waits:
+                        _LOG.warning(
+                            "waiting %.0f s for the end of a job: %s", _LOCK_PATIENCE, error
+                        )
+                    waits = True
                     time.sleep(0.2)
                     continue
                 if not os.path.isdir(self._run) or os.access(self._run, os.W_OK):
