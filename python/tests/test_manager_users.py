@@ -199,3 +199,24 @@ def test_rules_that_cannot_be_followed_are_a_warning_of_one_line(
     assert after
     assert all(record.exc_info is None for record in after)
     assert [step.step for step in varve.steps(run)] == [1, 2]
+
+
+# ---- a forgotten resume ----
+
+
+def test_a_job_that_forgot_to_resume_is_told_so_and_removes_nothing(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with varve.CheckpointManager(tmp_path, every=1, keep=2) as manager:
+        for step in range(10, 13):
+            manager.save(step, {"n": step})
+    with varve.CheckpointManager(tmp_path, every=1, keep=2) as manager:
+        for step in range(1, 4):
+            manager.save(step, {"n": step})
+        told = [line for line in caplog.messages if "was resume() forgotten?" in line]
+        assert len(told) == 1
+        assert "step-00000012 was there" in told[0]
+        assert {step.step for step in manager.steps()} == {1, 2, 3, 11, 12}
+        manager.restore(12, {"n": 0})
+        manager.save(13, {"n": 13})
+    assert [step.step for step in varve.steps(tmp_path)] == [3, 13]

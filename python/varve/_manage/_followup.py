@@ -50,6 +50,7 @@ class FollowUp:
 
     Attributes:
         costs: What saves cost; on rank 0.
+        may_remove: False while this job goes on from none of the steps that it has found.
     """
 
     def __init__(
@@ -65,6 +66,7 @@ class FollowUp:
         got_further: Callable[[], None],
     ) -> None:
         self.costs = Costs()
+        self.may_remove = True
         self._run = run
         self._keep = keep
         self._rank = rank
@@ -247,6 +249,8 @@ class FollowUp:
 
     def prune(self, attempt: int, busy_share: float) -> None:
         """Removes the steps that the rules do not keep."""
+        if not self.may_remove:
+            return
         for one in manage.prune(self._run, self._keep.rules(), False, busy_share):
             if not one.removed:
                 continue

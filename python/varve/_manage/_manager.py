@@ -100,6 +100,7 @@ class Manager:
         self._resumed_from: int | None = None
         self._last: tuple[int, Future[Any]] | None = None
         self._lock: manage.RunLock | None = None
+        self._left_behind = ""  # On rank 0: the newest step, until this job goes on from one.
         self._history = History(self._run)
         self._chooser = Chooser(self._run, settings.verify, settings.max_restarts, self._history)
         self._attempt = int(self._decide(f"manage {os.path.basename(self._run)}", self._open))
@@ -350,7 +351,9 @@ class Manager:
                     "%s is not locked, and nothing can be saved there: %s", self._run, error
                 )
                 break
-        return 1 + max((step.attempt for step in manage.list_steps(self._run)), default=0)
+        steps = manage.list_steps(self._run)
+        self._left_behind = next((one.name for one in reversed(steps) if _is_whole(one)), "")
+        return 1 + max((step.attempt for step in steps), default=0)
 
     def _at_exit(self) -> None:
         """Closes a manager that the program has not closed, as after an error outside of a `with`."""
@@ -439,6 +442,14 @@ class Manager:
         measured = {name: _number(name, value) for name, value in (metrics or {}).items()}
         save = Save(step, self._path(step), self._attempt, reason, measured, time.time())
         given = self._files(step, measured, files)
+        if self._left_behind and self._after.may_remove:
+            self._after.may_remove = False
+            _LOG.warning(
+                "%s: this job begins anew, and %s was there: was resume() forgotten? What it saves counts "
+                "as newer, and replaces steps of the same numbers; no other step is removed",
+                self._run,
+                self._left_behind,
+            )
         began = self._last_begin = time.monotonic()
         with self._after.began(save):
             future = self._backend.save(state, save.path, given, save.ended)
@@ -507,6 +518,7 @@ class Manager:
         step = int(chosen["step"])
         self._resumed_from = step
         self._last_begin = time.monotonic()
+        self._left_behind, self._after.may_remove = "", True
         if self._backend.rank == 0:
             self._chooser.note_restart(chosen["name"])
             _LOG.info("resumed from step %d (%s) in %.1f s", step, chosen["name"], seconds)
