@@ -111,6 +111,17 @@ class FollowUp:
             self._forget(save)
             raise
 
+    def begins_anew(self, newest: str) -> None:
+        """Notes a save by a job that goes on from none of the steps that it has found."""
+        if self.may_remove:
+            _LOG.warning(
+                "%s: this job begins anew, and %s was there: was resume() forgotten? What it saves counts "
+                "as newer, and replaces steps of the same numbers; no other step is removed",
+                self._run,
+                newest,
+            )
+        self.may_remove = False
+
     def stalled(self, seconds: float) -> None:
         """Notes time that was spent in a save, which is no time of a step."""
         self._stalled += seconds

@@ -9,7 +9,6 @@ from __future__ import annotations
 import atexit
 import logging
 import os
-import re
 import socket
 import sys
 import time
@@ -18,7 +17,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from varve import _arguments, _core
+from varve import _arguments
 from varve._core import LoadReport, manage
 from varve._engine import path_text
 from varve._files import Source as FileSource
@@ -29,15 +28,8 @@ from varve._manage._costs import Interval
 from varve._manage._endings import Requests, Signals
 from varve._manage._followup import FollowUp, Save
 from varve._manage._history import History, observed_mtbf
-from varve._manage._policy import (
-    Ending,
-    Every,
-    Keep,
-    ending_of,
-    every_of,
-    keep_of,
-    name_of,
-)
+from varve._manage._inputs import check, holder, is_whole, measured, step_number
+from varve._manage._policy import Ending, Every, Keep
 from varve._manage._resume import Chooser
 from varve.errors import (
     BY_CODE,
@@ -61,8 +53,6 @@ _LOCK_PATIENCE = 15.0
 
 #: Seconds that a resume waits for the agent to write what a killed job has left with it.
 _AGENT_PATIENCE = 1800.0
-
-_STEP_NAME = re.compile(r"[A-Za-z_=-]*[0-9]+")
 
 
 @dataclass
@@ -89,11 +79,8 @@ class Manager:
     def __init__(self, backend: Backend, settings: Settings) -> None:
         self._backend = backend
         self._run = path_text(settings.run)
-        self._every = every_of(settings.every)
-        self._keep = keep_of(settings.keep)
-        ending = ending_of(settings.ending)
+        self._every, self._keep, ending = check(settings)
         self._settings = settings
-        self._check(settings)
         self._closed = False
         self._timeout = _arguments.seconds("timeout", settings.timeout)
         self._preempted = ""
@@ -173,7 +160,7 @@ class Manager:
             UnavailableError: A rank is lost, or `max_failures` saves in a row have failed.
         """
         self._usable()
-        number = _step_number(step)
+        number = step_number(step)
         if self._backend.rank == 0:
             self._after.tick(time.monotonic())
         verdict = self._agreement.verdict(number, lambda: Posted(number, self._signals.received))
@@ -202,7 +189,7 @@ class Manager:
         manager with executor="process", whose memory has room for two copies more; see `defer_save`.
         """
         self._usable()
-        number = _step_number(step)
+        number = step_number(step)
         return self._backend.protect(state, self._path(number), self._files(number, {}, files))
 
     def resume(self, state: Any, **options: Any) -> int | None:
@@ -242,7 +229,7 @@ class Manager:
         Raises CheckpointNotFoundError where there is no such step, and what `load` raises.
         """
         self._usable()
-        number = _step_number(step)
+        number = step_number(step)
         chosen = self._decide(f"find step {number}", lambda: self._find(number))
         began = time.monotonic()
         report = self._backend.load(state, os.path.join(self._run, chosen["name"]), options)
@@ -256,7 +243,7 @@ class Manager:
 
     def latest(self) -> manage.RunStep | None:
         """Returns the newest whole step; None where there is none."""
-        whole = [step for step in self.steps() if _is_whole(step)]
+        whole = [step for step in self.steps() if is_whole(step)]
         return whole[-1] if whole else None
 
     def best(
@@ -274,7 +261,7 @@ class Manager:
         known = [
             step
             for step in self.steps()
-            if _is_whole(step) and step.metrics.get(name, float("nan")) == step.metrics.get(name)
+            if is_whole(step) and step.metrics.get(name, float("nan")) == step.metrics.get(name)
         ]
         if not known:
             return None
@@ -283,11 +270,11 @@ class Manager:
 
     def pin(self, step: int, why: str = "") -> None:
         """Keeps a step from being removed by rules, until `unpin`. By any rank, for itself."""
-        manage.pin(os.path.join(self._run, self._find(_step_number(step))["name"]), why)
+        manage.pin(os.path.join(self._run, self._find(step_number(step))["name"]), why)
 
     def unpin(self, step: int) -> None:
         """Takes the pin of a step away."""
-        manage.unpin(os.path.join(self._run, self._find(_step_number(step))["name"]))
+        manage.unpin(os.path.join(self._run, self._find(step_number(step))["name"]))
 
     def wait(self) -> None:
         """Waits for the saves under way, and for what follows them: history, retention, callbacks."""
@@ -309,28 +296,13 @@ class Manager:
 
     # ---- opening and closing ----
 
-    def _check(self, settings: Settings) -> None:
-        name = name_of(settings.name, 7)
-        if not _STEP_NAME.fullmatch(name) or _core.step_from_name(name) != 7:
-            raise InvalidArgumentError(
-                f'name={settings.name!r}: want letters and the step behind them, such as "step-{{step:08d}}"'
-            )
-        if settings.verify not in ("index", "full"):
-            raise _arguments.refuse("verify", settings.verify, '"index" or "full"')
-        for option in ("max_restarts", "max_failures"):
-            if getattr(settings, option) is not None:
-                _arguments.count(option, getattr(settings, option))
-        for option in ("on_saved", "on_failure"):
-            if getattr(settings, option) is not None and not callable(getattr(settings, option)):
-                raise _arguments.refuse(option, getattr(settings, option), "a function")
-
     def _open(self) -> int:
         """On rank 0: locks the run; returns the number of this attempt."""
         until = time.monotonic() + _LOCK_PATIENCE
         waits = False
         while self._lock is None:
             try:
-                self._lock = manage.lock_run(self._run, _holder())
+                self._lock = manage.lock_run(self._run, holder())
             except UnsupportedError as error:
                 _LOG.warning("nothing keeps a second job out of %s: %s", self._run, error)
                 break
@@ -352,7 +324,7 @@ class Manager:
                 )
                 break
         steps = manage.list_steps(self._run)
-        self._left_behind = next((one.name for one in reversed(steps) if _is_whole(one)), "")
+        self._left_behind = next((one.name for one in reversed(steps) if is_whole(one)), "")
         return 1 + max((step.attempt for step in steps), default=0)
 
     def _at_exit(self) -> None:
@@ -437,19 +409,11 @@ class Manager:
         files: Mapping[str, FileSource] | None,
         reason: str,
     ) -> Future[Any]:
-        if metrics is not None and not isinstance(metrics, Mapping):
-            raise _arguments.refuse("metrics", metrics, "a dict of names and numbers")
-        measured = {name: _number(name, value) for name, value in (metrics or {}).items()}
-        save = Save(step, self._path(step), self._attempt, reason, measured, time.time())
-        given = self._files(step, measured, files)
-        if self._left_behind and self._after.may_remove:
-            self._after.may_remove = False
-            _LOG.warning(
-                "%s: this job begins anew, and %s was there: was resume() forgotten? What it saves counts "
-                "as newer, and replaces steps of the same numbers; no other step is removed",
-                self._run,
-                self._left_behind,
-            )
+        values = measured(metrics)
+        save = Save(step, self._path(step), self._attempt, reason, values, time.time())
+        given = self._files(step, values, files)
+        if self._left_behind:
+            self._after.begins_anew(self._left_behind)
         began = self._last_begin = time.monotonic()
         with self._after.began(save):
             future = self._backend.save(state, save.path, given, save.ended)
@@ -488,7 +452,7 @@ class Manager:
     def _find(self, step: int) -> dict[str, Any]:
         """The newest whole step of this number."""
         for one in reversed(self.steps()):
-            if one.step == step and _is_whole(one):
+            if one.step == step and is_whole(one):
                 return {"step": one.step, "name": one.name}
         raise CheckpointNotFoundError(f"{self._run} has no whole step {step}", path=self._run)
 
@@ -526,36 +490,3 @@ class Manager:
                 self._attempt, step, chosen["name"], seconds, report, self._chooser.passed_over
             )
         return step
-
-
-def _is_whole(step: manage.RunStep) -> bool:
-    return step.state in ("whole", "displaced")
-
-
-def _step_number(step: Any) -> int:
-    try:
-        number = int(step.__index__())
-    except AttributeError:
-        number = -1
-    if isinstance(step, bool) or not 0 <= number < 1 << 63:
-        raise _arguments.refuse("step", step, "a whole number from 0 on")
-    return number
-
-
-def _number(name: str, value: Any) -> float:
-    """Returns a metric's value: of a number, a tensor of one element, or a function that returns one."""
-    try:
-        found = value() if callable(value) else value
-        return float(found.detach() if hasattr(found, "detach") else found)
-    except (TypeError, ValueError, RuntimeError):
-        raise _arguments.refuse(
-            f"metrics[{name!r}]", value, "a number, a tensor of one element or a function of these"
-        ) from None
-
-
-def _holder() -> str:
-    """Says who this job is, for the message that a second one gets."""
-    job = os.environ.get("SLURM_JOB_ID")
-    in_slurm = f", SLURM job {job}" if job else ""
-    since = time.strftime("%Y-%m-%d %H:%M:%S")
-    return f"process {os.getpid()} on {socket.gethostname()}{in_slurm}, since {since}"

@@ -127,43 +127,6 @@ class Keep:
         return any(rule is not None for rule in rules)
 
 
-def every_of(given: object) -> Every | None:
-    """Returns what a manager's argument `every` stands for."""
-    if given is None or isinstance(given, Every):
-        return given
-    if hasattr(given, "__index__"):
-        return Every(steps=_arguments.count("every", given))
-    raise _arguments.refuse(
-        "every", given, 'a number of steps, None, or when to save: varve.Every("auto")'
-    )
-
-
-def keep_of(given: object) -> Keep:
-    """Returns what a manager's argument `keep` stands for."""
-    if given is None or isinstance(given, Keep):
-        return given or Keep()
-    if hasattr(given, "__index__"):
-        return Keep(last=_arguments.count("keep", given))
-    raise _arguments.refuse(
-        "keep", given, "a number of steps, None, or rules: varve.Keep(last=3, every=1000)"
-    )
-
-
-def ending_of(given: object) -> Ending:
-    """Returns what a manager's argument `ending` stands for."""
-    if given is None or isinstance(given, Ending):
-        return given or Ending()
-    raise _arguments.refuse("ending", given, 'None or varve.Ending(signals=["SIGTERM"])')
-
-
-def name_of(template: object, step: int) -> str:
-    """Returns the name of a step; "" where the template gives none."""
-    try:
-        return str(template.format(step=step)) if isinstance(template, str) else ""
-    except (LookupError, ValueError, AttributeError):
-        return ""
-
-
 def deadline_of_slurm() -> float | None:
     """Returns when SLURM ends this job, Unix time; None outside of SLURM.
 

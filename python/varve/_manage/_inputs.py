@@ -1,0 +1,117 @@
+"""What users give a manager, checked; and who it is."""
+
+from __future__ import annotations
+
+import os
+import re
+import socket
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from varve import _arguments, _core
+from varve._core import manage
+from varve._manage._policy import Ending, Every, Keep
+from varve.errors import InvalidArgumentError
+
+_STEP_NAME = re.compile(r"[A-Za-z_=-]*[0-9]+")
+
+
+def is_whole(step: manage.RunStep) -> bool:
+    """Returns True for a step that can be loaded, as far as its index tells."""
+    return step.state in ("whole", "displaced")
+
+
+def step_number(step: Any) -> int:
+    """Returns the number of a step. Raises InvalidArgumentError for what is none."""
+    try:
+        found = int(step.__index__())
+    except AttributeError:
+        found = -1
+    if isinstance(step, bool) or not 0 <= found < 1 << 63:
+        raise _arguments.refuse("step", step, "a whole number from 0 on")
+    return found
+
+
+def measured(metrics: Any) -> dict[str, float]:
+    """Returns metrics as numbers."""
+    if metrics is not None and not isinstance(metrics, Mapping):
+        raise _arguments.refuse("metrics", metrics, "a dict of names and numbers")
+    return {name: number(name, value) for name, value in (metrics or {}).items()}
+
+
+def number(name: str, value: Any) -> float:
+    """Returns a metric's value: of a number, a tensor of one element, or a function that returns one."""
+    try:
+        found = value() if callable(value) else value
+        return float(found.detach() if hasattr(found, "detach") else found)
+    except (TypeError, ValueError, RuntimeError):
+        raise _arguments.refuse(
+            f"metrics[{name!r}]", value, "a number, a tensor of one element or a function of these"
+        ) from None
+
+
+def every_of(given: object) -> Every | None:
+    """Returns what a manager's argument `every` stands for."""
+    if given is None or isinstance(given, Every):
+        return given
+    if hasattr(given, "__index__"):
+        return Every(steps=_arguments.count("every", given))
+    raise _arguments.refuse(
+        "every", given, 'a number of steps, None, or when to save: varve.Every("auto")'
+    )
+
+
+def keep_of(given: object) -> Keep:
+    """Returns what a manager's argument `keep` stands for."""
+    if given is None or isinstance(given, Keep):
+        return given or Keep()
+    if hasattr(given, "__index__"):
+        return Keep(last=_arguments.count("keep", given))
+    raise _arguments.refuse(
+        "keep", given, "a number of steps, None, or rules: varve.Keep(last=3, every=1000)"
+    )
+
+
+def ending_of(given: object) -> Ending:
+    """Returns what a manager's argument `ending` stands for."""
+    if given is None or isinstance(given, Ending):
+        return given or Ending()
+    raise _arguments.refuse("ending", given, 'None or varve.Ending(signals=["SIGTERM"])')
+
+
+def name_of(template: object, step: int) -> str:
+    """Returns the name of a step; "" where the template gives none."""
+    try:
+        return str(template.format(step=step)) if isinstance(template, str) else ""
+    except (LookupError, ValueError, AttributeError):
+        return ""
+
+
+def check(settings: Any) -> tuple[Every | None, Keep, Ending]:
+    """Returns when to save, what to keep and what ends the run, of a manager's settings.
+
+    Raises InvalidArgumentError for settings that make no sense.
+    """
+    name = name_of(settings.name, 7)
+    if not _STEP_NAME.fullmatch(name) or _core.step_from_name(name) != 7:
+        raise InvalidArgumentError(
+            f'name={settings.name!r}: want letters and the step behind them, such as "step-{{step:08d}}"'
+        )
+    if settings.verify not in ("index", "full"):
+        raise _arguments.refuse("verify", settings.verify, '"index" or "full"')
+    for option in ("max_restarts", "max_failures"):
+        if getattr(settings, option) is not None:
+            _arguments.count(option, getattr(settings, option))
+    for option in ("on_saved", "on_failure"):
+        if getattr(settings, option) is not None and not callable(getattr(settings, option)):
+            raise _arguments.refuse(option, getattr(settings, option), "a function")
+    return every_of(settings.every), keep_of(settings.keep), ending_of(settings.ending)
+
+
+def holder() -> str:
+    """Says who this job is, for the message that a second one gets."""
+    job = os.environ.get("SLURM_JOB_ID")
+    in_slurm = f", SLURM job {job}" if job else ""
+    since = time.strftime("%Y-%m-%d %H:%M:%S")
+    return f"process {os.getpid()} on {socket.gethostname()}{in_slurm}, since {since}"
