@@ -56,6 +56,8 @@ struct RunStep {
   std::int64_t time_ns = 0;  ///< Unix time: of the note, else of the directory.
   std::vector<std::pair<std::string, double>> metrics;
   std::optional<std::string> pin;  ///< Why it is pinned.
+  std::optional<SaveId> save_id{};
+  bool is_link = false;  ///< A symbolic link to a checkpoint: a user has made it.
 
   /// Returns true for a step that can be loaded, as far as names, sizes and the index tell.
   [[nodiscard]] bool whole() const {
@@ -66,8 +68,12 @@ struct RunStep {
 /// Returns true for a name that a step of a run can have.
 bool IsStepName(std::string_view name);
 
+/// Returns the letters before the number of a step's name: "step-".
+std::string_view StepPrefix(std::string_view name);
+
 /// Returns the steps of a run, from the oldest to the newest: by attempt, then by step, then by
-/// NaturalLess of the name. With those that are not whole; without failed and stale ones and those
+/// NaturalLess of the name. A step that no manager has saved counts as one of the attempt during
+/// which it was written. With those that are not whole; without failed and stale ones and those
 /// in quarantine. Reads indexes, sizes and notes. An empty list where there is no directory.
 Result<std::vector<RunStep>> ListSteps(const std::string& run, Storage& storage = PosixStorage(),
                                        const std::stop_token& stop = {});
@@ -121,6 +127,9 @@ struct PruneOptions {
   /// that it leaves the disk to training and saves.
   double busy_share = 1.0;
   std::stop_token stop{};
+  /// Only steps whose names begin with these letters count; others are listed and stay. Nothing:
+  /// all must begin alike.
+  std::optional<std::string> prefix{};
 };
 
 /// A step as PruneRun has found and left it.
@@ -130,18 +139,25 @@ struct PrunedStep {
   std::vector<std::string> reasons;  ///< Why it stays.
 };
 
-/// Removes the steps of a run that the rules do not keep, the oldest first, as RemoveCheckpoint
-/// does. One that is being saved or read stays, with the reason; the next call removes it. Returns
-/// all steps, in the order of ListSteps. `dry_run` removes nothing and finds out who reads and
-/// saves all the same. Errors: InvalidArgument as CheckRules; those of the storage, after which
-/// the steps before are removed; Cancelled.
+/// Removes the steps of a run that the rules do not keep, the oldest first, as RemoveStep does.
+/// One that is being saved or read, or has changed since it was judged, stays, with the reason; the
+/// next call looks at it again. In a run with steps that a manager has saved, those that none has
+/// saved stay and are not counted; symbolic links too. Returns all steps, in the order of
+/// ListSteps. `dry_run` removes nothing and finds out who reads and saves all the same. Errors:
+/// InvalidArgument as CheckRules; FailedPrecondition when names begin differently and no prefix is
+/// given; those of the storage, after which the steps before are removed; Cancelled.
 Result<std::vector<PrunedStep>> PruneRun(const std::string& run, const KeepRules& rules,
                                          const PruneOptions& options = {},
                                          Storage& storage = PosixStorage());
 
+/// Removes a checkpoint as RemoveCheckpoint does, unless it is pinned or someone reads it:
+/// FailedPrecondition. For whoever removes by rules of his own.
+Status RemoveStep(const std::string& path, const PruneOptions& options = {},
+                  Storage& storage = PosixStorage());
+
 /// Keeps a step from being pruned, until it is unpinned. `why` is any text of at most 1000 bytes.
 /// The pin is a file in the checkpoint's directory, so that it goes where the directory goes.
-/// Errors: NotFound when there is no checkpoint.
+/// Errors: NotFound when there is no checkpoint; FailedPrecondition for a displaced one.
 Status PinCheckpoint(const std::string& path, std::string_view why,
                      Storage& storage = PosixStorage());
 /// Success when it was not pinned.
@@ -150,7 +166,8 @@ Status UnpinCheckpoint(const std::string& path, Storage& storage = PosixStorage(
 /// Takes a damaged checkpoint out of the way: gives it a hidden name, under which ListCheckpoints
 /// finds it with its reason, and which no load, `latest` or retention takes for a step. Nothing of
 /// it is removed: RemoveCheckpoint of that name does, and renaming it brings it back. Returns the
-/// new path. Errors: NotFound; FailedPrecondition when a save of the name is under way;
+/// new path. Errors: NotFound; FailedPrecondition when a save of the name is under way, and for a
+/// symbolic link;
 /// Unavailable where the directory cannot be written to.
 Result<std::string> QuarantineCheckpoint(const std::string& path, std::string_view reason,
                                          Storage& storage = PosixStorage());

@@ -57,6 +57,22 @@ struct AsDict {
   }
 };
 
+/// Texts for people, which may be no UTF-8.
+struct AsOptionalMessage : AsIs {
+  static nb::object ToPython(const std::optional<std::string>& text) {
+    return text ? ToText(*text) : nb::none();
+  }
+};
+struct AsMessages : AsIs {
+  static nb::object ToPython(const std::vector<std::string>& texts) {
+    nb::list out;
+    for (const std::string& text : texts) {
+      out.append(ToText(text));
+    }
+    return out;
+  }
+};
+
 /// A lock that Python can give back before it is collected.
 struct PythonRunLock {
   std::unique_ptr<RunLock> lock;
@@ -69,10 +85,13 @@ std::vector<RunStep> ListStepsPython(const FsPath& run) {
 }
 
 std::vector<PrunedStep> PruneRunPython(const FsPath& run, const KeepRules& rules,
-                                       nb::handle dry_run, double busy_share) {
+                                       nb::handle dry_run, double busy_share,
+                                       std::optional<std::string> prefix) {
   const auto dry = Argument<DryRun>("dry_run", dry_run);
   return Stoppable(run.text, [&](const std::stop_token& stop) {
-    return PruneRun(run.text, rules, {.dry_run = dry, .busy_share = busy_share, .stop = stop});
+    return PruneRun(
+        run.text, rules,
+        {.dry_run = dry, .busy_share = busy_share, .stop = stop, .prefix = std::move(prefix)});
   });
 }
 
@@ -96,13 +115,13 @@ void BindManage(nb::module_& parent) {
       .Field("bytes", &RunStep::bytes)
       .Field("world_size", &RunStep::world_size)
       .Field("time_ns", &RunStep::time_ns)
-      .Field("pin", &RunStep::pin)
+      .Field<AsOptionalMessage>("pin", &RunStep::pin)
       .Field<AsDict>("metrics", &RunStep::metrics)
       .Public("varve");
   Bound<PrunedStep>(module, "PrunedStep", kPrunedDoc)
       .Field("step", &PrunedStep::step)
       .Field("removed", &PrunedStep::removed)
-      .Field("reasons", &PrunedStep::reasons)
+      .Field<AsMessages>("reasons", &PrunedStep::reasons)
       .Public("varve");
   Bound<KeepBest>(module, "KeepBest", "")
       .Field("count", &KeepBest::count)
@@ -132,7 +151,11 @@ void BindManage(nb::module_& parent) {
       "check_rules", [](const KeepRules& rules) { RaiseIfError(CheckRules(rules)); },
       nb::arg("rules"));
   module.def("prune", &PruneRunPython, nb::arg("run"), nb::arg("rules"), nb::arg("dry_run"),
-             nb::arg("busy_share"));
+             nb::arg("busy_share"), nb::arg("prefix").none());
+  module.def(
+      "remove_step",
+      [](const FsPath& path) { RaiseIfError(Unlocked([&] { return RemoveStep(path.text); })); },
+      nb::arg("path"));
   module.def(
       "pin",
       [](const FsPath& path, const std::string& why) {

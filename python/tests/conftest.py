@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import os
 import shutil
-import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
+
+from disks import mounted
 
 
 @pytest.fixture
@@ -37,19 +37,6 @@ def one_rank(tmp_path: Path) -> Iterator[None]:
     dist.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
     yield
     dist.destroy_process_group()
-
-
-@contextmanager
-def mounted(kind: str, options: str, at: Path) -> Iterator[Path]:
-    at.mkdir()
-    command = ["mount", "-t", kind, *(["-o", options] if options else []), kind, str(at)]
-    done = subprocess.run(command, capture_output=True, text=True)
-    if done.returncode != 0:
-        pytest.skip(f"{' '.join(command)}: {done.stderr.strip()}")
-    try:
-        yield at
-    finally:
-        subprocess.run(["umount", str(at)], check=True)
 
 
 @pytest.fixture

@@ -105,9 +105,9 @@ def one_rank_dies(rank: int, size: int, run: str) -> None:
 
 
 def second_job(rank: int, size: int, run: str) -> None:
-    import varve._manage._manager as module
+    import varve._manage._lock as module
 
-    module._LOCK_PATIENCE = 0.3
+    module.PATIENCE = 0.3
     varve.torch.CheckpointManager(run)
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from conftest import mounted
+from disks import mounted
 
 import varve
 

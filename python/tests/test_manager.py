@@ -388,7 +388,7 @@ def test_what_dead_saves_left_is_removed(run: Path) -> None:
 def test_a_second_job_is_refused_and_learns_who_has_the_run(
     run: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("varve._manage._manager._LOCK_PATIENCE", 0.5)
+    monkeypatch.setattr("varve._manage._lock.PATIENCE", 0.5)
     who = f"process {os.getpid()} on "
     with varve.CheckpointManager(run), pytest.raises(varve.PreconditionError, match=who):
         varve.CheckpointManager(run)

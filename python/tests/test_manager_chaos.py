@@ -19,7 +19,7 @@ from typing import Any
 import chaos_jobs
 import pytest
 import torch
-from conftest import mounted
+from disks import mounted
 
 import varve
 import varve.torch

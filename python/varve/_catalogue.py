@@ -74,7 +74,9 @@ def steps(run: _Path) -> list[manage.RunStep]:
     return manage.list_steps(path_text(run))
 
 
-def prune(run: _Path, keep: Keep, dry_run: bool = False) -> list[manage.PrunedStep]:
+def prune(
+    run: _Path, keep: Keep, dry_run: bool = False, name: str | None = None
+) -> list[manage.PrunedStep]:
     """Removes the steps of a run that no rule keeps, the oldest first; see `varve prune --help`.
 
     The newest whole step stays, and pinned ones, those that are being saved or read, and what is not
@@ -84,13 +86,15 @@ def prune(run: _Path, keep: Keep, dry_run: bool = False) -> list[manage.PrunedSt
         run: The directory of the steps.
         keep: The rules.
         dry_run: Remove nothing.
+        name: The letters with which the names of the steps begin, such as "step-".
 
     Raises:
         InvalidArgumentError: `keep` has no rule.
+        PreconditionError: Names begin differently, and no `name` is given.
     """
     if not keep.any:
         raise InvalidArgumentError(f"prune {run}: {keep} has no rule; all steps would stay")
-    return manage.prune(path_text(run), keep.rules(), dry_run, 1.0)
+    return manage.prune(path_text(run), keep.rules(), dry_run, 1.0, name)
 
 
 def files(path: _Path) -> StoredFiles:

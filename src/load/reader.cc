@@ -209,11 +209,11 @@ Result<LockedIndex> OpenLocked(Storage& storage, const std::string& path,
   for (int i = 1;; ++i) {
     VARVE_ASSIGN_OR_RETURN(OpenedIndex index, OpenWanted(storage, path, stop));
     auto lock = LockToRead(storage, index.directory);
-    if (lock.ok()) {
+    if (lock.ok() && (*lock == nullptr || i == kTries || !WasReplaced(storage, index))) {
       return LockedIndex{std::move(index), std::move(*lock)};
     }
     if (i == kTries) {
-      return lock.status();
+      return lock.status();  // Not Ok, see above.
     }
     SleepFor(std::chrono::milliseconds(20));
   }

@@ -12,8 +12,10 @@ constexpr std::uint64_t kMaxPinBytes = 1000;
 }  // namespace
 
 std::optional<std::string> ReadPin(Storage& storage, const std::string& path) {
-  const std::string name = JoinPath(path, kPinName);
-  auto text = ReadWholeFile(storage, name, kMaxPinBytes);
+  auto text = ReadWholeFile(storage, JoinPath(path, kPinName), kMaxPinBytes);
+  if (text.status().code() == StatusCode::kNotFound && !storage.List(path).ok()) {
+    text = ReadWholeFile(storage, JoinPath(DisplacedPath(path), kPinName), kMaxPinBytes);
+  }
   if (text.status().code() == StatusCode::kNotFound) {
     return std::nullopt;
   }
@@ -31,6 +33,10 @@ Status PinCheckpoint(const std::string& given, std::string_view why, Storage& st
   if (why.size() >= kMaxPinBytes) {
     return InvalidArgument("pin " + path + ": the reason has " + std::to_string(why.size()) +
                            " bytes; at most " + std::to_string(kMaxPinBytes - 1) + " are kept");
+  }
+  if (!storage.List(path).ok() && HoldsCheckpoint(storage, DisplacedPath(path))) {
+    return FailedPrecondition("pin " + path + ": an interrupted overwrite has displaced it; " +
+                              "`varve gc` gives it its name back");
   }
   if (!HoldsCheckpoint(storage, path)) {
     return NotFound("pin " + path + ": there is no checkpoint of that name");

@@ -8,7 +8,8 @@
 
 namespace varve {
 
-/// Returns why a checkpoint is pinned; nothing where it is not. A pin that cannot be read counts.
+/// Returns why the checkpoint at `path` is pinned, also where it is displaced; nothing where it is
+/// not. A pin that cannot be read counts.
 std::optional<std::string> ReadPin(Storage& storage, const std::string& path);
 
 }  // namespace varve

@@ -1,38 +1,124 @@
+#include <algorithm>
+
 #include "base/stop.h"
 #include "base/time_source.h"
+#include "catalogue/open.h"
+#include "manage/pin.h"
 #include "publish/remove.h"
 #include "varve/manage.h"
 
 namespace varve {
+namespace {
+
+/// Returns why a step is none that the rules are for; empty where it is one.
+std::string WhyNotCounted(const RunStep& step, const std::string& prefix, bool managed) {
+  if (step.is_link) {
+    return "not counted: a symbolic link";
+  }
+  if (StepPrefix(step.name) != prefix) {
+    return "not counted: its name does not begin with \"" + prefix + "\"";
+  }
+  return managed && step.attempt == 0 ? "not counted: no manager has saved it" : "";
+}
+
+/// Returns the letters with which the names of the steps that count begin. Errors:
+/// FailedPrecondition when there are several.
+Result<std::string> PrefixOf(const std::vector<RunStep>& steps, const std::string& run) {
+  std::string prefix;
+  const RunStep* first = nullptr;
+  for (const RunStep& step : steps) {
+    if (first != nullptr && StepPrefix(step.name) != prefix) {
+      return FailedPrecondition("prune " + run + ": the names of its steps begin differently (" +
+                                first->name + ", " + step.name +
+                                "): say which are meant by the letters that they begin with");
+    }
+    first = &step;
+    prefix = StepPrefix(step.name);
+  }
+  return prefix;
+}
+
+/// Checks that the checkpoint at `path` is still the one that was judged, and not pinned since.
+Status CheckUnchanged(Storage& storage, const std::string& path,
+                      const std::optional<SaveId>& judged) {
+  if (const auto pin = ReadPin(storage, path)) {
+    return FailedPrecondition("pinned" + (pin->empty() ? "" : ": " + *pin));
+  }
+  const auto record = ReadCommitRecord(storage, path);
+  if (judged && record.ok() && record->save_id != *judged) {
+    return FailedPrecondition(path + " has been saved anew meanwhile");
+  }
+  return Status::Ok();
+}
+
+Result<RemovalReport> Remove(const std::string& path, const std::optional<SaveId>& judged,
+                             const PruneOptions& options, Storage& storage) {
+  return RemoveUnlessUsed(path,
+                          {.dry_run = options.dry_run,
+                           .busy_share = options.busy_share,
+                           .stop = options.stop,
+                           .still_goes = [&] { return CheckUnchanged(storage, path, judged); }},
+                          storage);
+}
+
+Status CheckShare(double share, const std::string& what) {
+  return share > 0 && share <= 1
+             ? Status::Ok()
+             : InvalidArgument(what + ": want a share of the time above 0 and at most 1");
+}
+
+}  // namespace
+
+Status RemoveStep(const std::string& given, const PruneOptions& options, Storage& storage) {
+  VARVE_ASSIGN_OR_RETURN(const std::string path, ResolvePath(given, storage));
+  VARVE_RETURN_IF_ERROR(CheckShare(options.busy_share, "remove " + path));
+  return Remove(path, std::nullopt, options, storage).status();
+}
 
 Result<std::vector<PrunedStep>> PruneRun(const std::string& given, const KeepRules& rules,
                                          const PruneOptions& options, Storage& storage) {
   VARVE_RETURN_IF_ERROR(CheckRules(rules));
   VARVE_ASSIGN_OR_RETURN(const std::string run, ResolvePath(given, storage));
-  if (!(options.busy_share > 0 && options.busy_share <= 1)) {
-    return InvalidArgument("prune " + run + ": want a share of the time above 0 and at most 1");
-  }
+  VARVE_RETURN_IF_ERROR(CheckShare(options.busy_share, "prune " + run));
   VARVE_ASSIGN_OR_RETURN(auto steps, ListSteps(run, storage, options.stop));
-  auto judgements = JudgeSteps(steps, rules, TimeOfDay().count());
+  std::string prefix = options.prefix.value_or("");
+  if (!options.prefix) {
+    VARVE_ASSIGN_OR_RETURN(prefix, PrefixOf(steps, run));
+  }
+  const bool managed =
+      std::any_of(steps.begin(), steps.end(), [](const RunStep& step) { return step.attempt > 0; });
   std::vector<PrunedStep> pruned;
   pruned.reserve(steps.size());
-  for (std::size_t i = 0; i < steps.size(); ++i) {
-    PrunedStep step{.step = std::move(steps[i]), .reasons = std::move(judgements[i].reasons)};
-    if (!judgements[i].keeps) {
-      VARVE_RETURN_IF_ERROR(CheckStop(options.stop).Annotate("prune " + run));
-      const auto removal = RemoveUnlessUsed(
-          JoinPath(run, step.step.name),
-          {.dry_run = options.dry_run, .busy_share = options.busy_share, .stop = options.stop},
-          storage);
-      const StatusCode code = removal.status().code();
-      if (code == StatusCode::kFailedPrecondition) {
-        step.reasons.push_back(removal.status().message());
-      } else if (code != StatusCode::kNotFound) {  // Someone else has removed it.
-        VARVE_RETURN_IF_ERROR(removal.status());
-      }
-      step.removed = step.reasons.empty();
+  std::vector<RunStep> counted;
+  for (RunStep& step : steps) {
+    PrunedStep one{.step = std::move(step)};
+    if (std::string why = WhyNotCounted(one.step, prefix, managed); !why.empty()) {
+      one.reasons.push_back(std::move(why));
+    } else {
+      counted.push_back(one.step);
     }
-    pruned.push_back(std::move(step));
+    pruned.push_back(std::move(one));
+  }
+  auto judgements = JudgeSteps(counted, rules, TimeOfDay().count());
+  std::size_t next = 0;
+  for (PrunedStep& step : pruned) {
+    if (!step.reasons.empty()) {
+      continue;
+    }
+    Judgement& judgement = judgements[next++];
+    step.reasons = std::move(judgement.reasons);
+    if (judgement.keeps) {
+      continue;
+    }
+    VARVE_RETURN_IF_ERROR(CheckStop(options.stop).Annotate("prune " + run));
+    const auto removal = Remove(JoinPath(run, step.step.name), step.step.save_id, options, storage);
+    const StatusCode code = removal.status().code();
+    if (code == StatusCode::kFailedPrecondition) {
+      step.reasons.push_back(removal.status().message());
+    } else if (code != StatusCode::kNotFound) {  // Someone else has removed it.
+      VARVE_RETURN_IF_ERROR(removal.status());
+    }
+    step.removed = step.reasons.empty();
   }
   return pruned;
 }

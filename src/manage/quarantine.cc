@@ -19,6 +19,10 @@ Result<std::string> QuarantineCheckpoint(const std::string& given, std::string_v
   VARVE_ASSIGN_OR_RETURN(const std::string path, ResolvePath(given, storage));
   const std::string what = "quarantine " + path;
   VARVE_RETURN_IF_ERROR(CheckCheckpointName(path).Annotate(what));
+  if (SymbolicLinks* const links = storage.extras().symbolic_links;
+      links != nullptr && links->ReadLink(path).ok()) {
+    return FailedPrecondition(what + ": it is a symbolic link, which a user has made");
+  }
   const auto lock = LockName(storage, path);  // Step 1.
   if (lock.status().code() == StatusCode::kFailedPrecondition) {
     return FailedPrecondition(what + ": a save of it is under way");

@@ -31,7 +31,9 @@ Places OneForEach(std::span<const RunStep> steps, const Places& whole,
   Places chosen;
   std::int64_t next = 0;
   for (const std::size_t i : whole) {
-    if (chosen.empty() || steps[i].time_ns >= next) {
+    // A clock that goes back begins a new period: else one wrong time would silence the rule.
+    if (chosen.empty() || steps[i].time_ns >= next ||
+        steps[i].time_ns < steps[chosen.back()].time_ns) {
       chosen.push_back(i);
       next = steps[i].time_ns + std::chrono::nanoseconds(period).count();
     }

@@ -80,6 +80,12 @@ TEST(Retention, KeepsMultiplesAndOneForEachPeriod) {
             (Set{300, 400, 500}));
 }
 
+TEST(Retention, AClockThatWasWrongOnceDoesNotSilenceAPeriod) {
+  auto steps = Steps({1, 1, 1, 1, 1});
+  steps[1].time_ns += 100'000 * kHourNs;
+  EXPECT_EQ(Kept(steps, {.every_time = std::chrono::hours(2)}), (Set{100, 200, 300, 500}));
+}
+
 TEST(Retention, KeepsTheBestAndNeverTakesNanForBest) {
   const double nan = std::nan("");
   const auto steps = Steps({nan, 1, 5, 2, nan});

@@ -97,7 +97,59 @@ TEST_F(Run, ListsStepsByAttemptThenByStepAndLeavesOthersOut) {
   Save("step-150", 2, 150);
   Save("step-9");
   Save("step-100-backup");
-  EXPECT_THAT(Names(), ElementsAre("step-9", "step-100", "step-200", "step-300", "step-150"));
+  EXPECT_THAT(Names(), ElementsAre("step-100", "step-200", "step-300", "step-9", "step-150"));
+}
+
+TEST_F(Run, AStepThatNoManagerHasSavedIsAsNewAsWhatWasSavedThen) {
+  Save("step-300", 1, 300);
+  Save("step-400");
+  EXPECT_EQ(NewestCheckpoint(dir_.path()).value(), Path("step-400"));
+}
+
+TEST_F(Run, PruneTouchesNothingThatIsNotItsRuns) {
+  for (const std::uint64_t step : {10, 20, 30}) {
+    Save("step-" + std::to_string(step), 1, step);
+  }
+  Save("step-5");    // Of a script.
+  Save("llama-3");   // A user's.
+  Save("backup-1");  // A user's.
+  EXPECT_TRUE(FailsWith(PruneRun(dir_.path(), {.last = 1}), StatusCode::kFailedPrecondition,
+                        {"begin differently"}));
+  const auto steps = PruneRun(dir_.path(), {.last = 1}, {.prefix = "step-"});
+  ASSERT_TRUE(IsOk(steps));
+  EXPECT_THAT(Names(), testing::UnorderedElementsAre("step-5", "llama-3", "backup-1", "step-30"));
+}
+
+TEST_F(Run, ASymbolicLinkIsItsUsers) {
+  Save("step-1", 1, 1);
+  Save("step-3", 1, 3);
+  ASSERT_TRUE(IsOk(PosixStorage().extras().symbolic_links->MakeLink("step-1", Path("step-2"))));
+  EXPECT_TRUE(FailsWith(QuarantineCheckpoint(Path("step-2"), ""), StatusCode::kFailedPrecondition));
+  EXPECT_THAT(Prune({.last = 1}), ElementsAre("step-1"));
+  EXPECT_TRUE(IsOk(PosixStorage().extras().symbolic_links->ReadLink(Path("step-2"))));
+}
+
+TEST_F(Run, ADisplacedStepKeepsItsPin) {
+  Save("step-1");
+  Save("step-2");
+  ASSERT_TRUE(IsOk(PinCheckpoint(Path("step-1"), "paper")));
+  ASSERT_TRUE(IsOk(PosixStorage().Rename(Path("step-1"), DisplacedPath(Path("step-1")),
+                                         RenameMode::kNoReplace)));
+  EXPECT_THAT(Prune({.last = 1}), IsEmpty());
+  EXPECT_TRUE(
+      FailsWith(PinCheckpoint(Path("step-1"), ""), StatusCode::kFailedPrecondition, {"varve gc"}));
+}
+
+TEST_F(Run, RemoveStepRefusesWhatIsPinnedOrRead) {
+  Save("step-1");
+  auto reader = CheckpointReader::Open(Path("step-1"));
+  EXPECT_TRUE(FailsWith(RemoveStep(Path("step-1")), StatusCode::kFailedPrecondition, {"read"}));
+  ASSERT_TRUE(IsOk(reader));
+  reader->reset();
+  ASSERT_TRUE(IsOk(PinCheckpoint(Path("step-1"), "paper")));
+  EXPECT_TRUE(FailsWith(RemoveStep(Path("step-1")), StatusCode::kFailedPrecondition, {"paper"}));
+  ASSERT_TRUE(IsOk(UnpinCheckpoint(Path("step-1"))));
+  EXPECT_TRUE(IsOk(RemoveStep(Path("step-1"))));
 }
 
 TEST_F(Run, TheNewestIsWhatTheLastAttemptSavedEvenIfItsStepIsLower) {
@@ -120,8 +172,8 @@ TEST_F(Run, AStepWhoseNoteIsDamagedIsDamagedAndNotTakenForAnOldOne) {
                                  EncodeStepNote({200, 1, {}, 1000}).value())));
   const auto steps = ListSteps(dir_.path());
   ASSERT_TRUE(IsOk(steps));
-  EXPECT_EQ(steps->at(0).state, CheckpointState::kDamaged);
-  EXPECT_THAT(steps->at(0).detail, testing::HasSubstr(std::string(kStepNoteName)));
+  EXPECT_EQ(steps->at(1).state, CheckpointState::kDamaged);
+  EXPECT_THAT(steps->at(1).detail, testing::HasSubstr(std::string(kStepNoteName)));
   EXPECT_EQ(NewestCheckpoint(dir_.path()).value(), Path("step-100"));
 }
 

@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <map>
 #include <tuple>
 
 #include "base/ascii.h"
@@ -41,14 +42,44 @@ Result<std::optional<StepNote>> ReadNote(Storage& storage, const std::string& pa
   return Found();
 }
 
+/// Orders steps as ListSteps says.
+void SortSteps(std::vector<RunStep>* steps) {
+  // What a script saves while a manager has the run, or after it, is as new as what the manager
+  // saves.
+  const std::vector<RunStep> listed = *steps;
+  const auto attempt_of = [&](const RunStep& step) {
+    std::uint64_t attempt = step.attempt;
+    for (const RunStep& other : listed) {
+      if (step.attempt == 0 && other.time_ns <= step.time_ns) {
+        attempt = std::max(attempt, other.attempt);
+      }
+    }
+    return attempt;
+  };
+  std::map<std::string, std::uint64_t> attempts;
+  for (const RunStep& step : listed) {
+    attempts[step.name] = attempt_of(step);
+  }
+  std::sort(steps->begin(), steps->end(), [&](const RunStep& a, const RunStep& b) {
+    const auto of_a = std::tuple(attempts[a.name], a.step);
+    const auto of_b = std::tuple(attempts[b.name], b.step);
+    return of_a != of_b ? of_a < of_b : NaturalLess(a.name, b.name);
+  });
+}
+
 }  // namespace
 
-bool IsStepName(std::string_view name) {
+std::string_view StepPrefix(std::string_view name) {
   const auto is_letter = [](char c) {
     return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || c == '_' || c == '-' || c == '=';
   };
   const auto* const digits = std::find_if_not(name.begin(), name.end(), is_letter);
-  return digits != name.end() && std::all_of(digits, name.end(), IsDigit) &&
+  return name.substr(0, static_cast<std::size_t>(digits - name.begin()));
+}
+
+bool IsStepName(std::string_view name) {
+  const std::string_view digits = name.substr(StepPrefix(name).size());
+  return !digits.empty() && std::all_of(digits.begin(), digits.end(), IsDigit) &&
          StepFromName(name).has_value();
 }
 
@@ -93,15 +124,12 @@ Result<std::vector<RunStep>> ListSteps(const std::string& given, Storage& storag
       step.metrics = std::move((*note)->metrics);
     }
     step.pin = ReadPin(storage, path);
+    step.save_id = entry.save_id;
+    step.is_link = there != nullptr && there->is_link;
     step.name = std::move(entry.name);
     steps.push_back(std::move(step));
   }
-  std::sort(steps.begin(), steps.end(), [](const RunStep& a, const RunStep& b) {
-    if (std::tie(a.attempt, a.step) != std::tie(b.attempt, b.step)) {
-      return std::tie(a.attempt, a.step) < std::tie(b.attempt, b.step);
-    }
-    return NaturalLess(a.name, b.name);
-  });
+  SortSteps(&steps);
   return steps;
 }
 
@@ -110,8 +138,8 @@ Result<std::string> NewestCheckpoint(const std::string& given, Storage& storage,
   VARVE_ASSIGN_OR_RETURN(const std::string directory, ResolvePath(given, storage));
   VARVE_ASSIGN_OR_RETURN(const auto entries, ListCheckpoints(directory, storage, stop));
   const auto listed = storage.List(directory);
-  using Age = std::tuple<std::uint64_t, std::optional<std::uint64_t>, std::int64_t>;
-  std::optional<std::pair<Age, std::string>> newest;
+  std::vector<RunStep> whole;
+  bool any_step = false;
   for (const CheckpointEntry& entry : entries) {
     const bool is_displaced = entry.state == CheckpointState::kDisplaced;
     if (entry.state != CheckpointState::kWhole && !is_displaced) {
@@ -121,22 +149,34 @@ Result<std::string> NewestCheckpoint(const std::string& given, Storage& storage,
     if (there == nullptr && !is_displaced) {
       return directory;  // It is a checkpoint itself.
     }
-    const std::string path = JoinPath(directory, entry.name);
-    const auto note = ReadNote(storage, path, is_displaced);
+    const auto note = ReadNote(storage, JoinPath(directory, entry.name), is_displaced);
     if (note.status().code() == StatusCode::kDataLoss) {
       continue;
     }
     VARVE_RETURN_IF_ERROR(note.status());
-    const Age age{*note ? (*note)->attempt : 0, entry.step,
-                  there == nullptr ? 0 : there->modified_ns};
-    if (!newest || age > newest->first) {
-      newest = {age, path};
+    any_step = any_step || entry.step.has_value();
+    RunStep step;
+    step.name = entry.name;
+    step.time_ns = there == nullptr ? 0 : there->modified_ns;
+    // Names without a step come before all others.
+    step.step = entry.step ? *entry.step + 1 : 0;
+    if (*note) {
+      step.attempt = (*note)->attempt;
+      step.time_ns = (*note)->time_ns;
     }
+    whole.push_back(std::move(step));
   }
-  if (!newest) {
+  if (whole.empty()) {
     return NotFound("there is no whole checkpoint in " + directory);
   }
-  return std::move(newest->second);
+  if (any_step) {
+    std::erase_if(whole, [](const RunStep& step) { return step.step == 0; });
+    SortSteps(&whole);
+  } else {
+    std::stable_sort(whole.begin(), whole.end(),
+                     [](const RunStep& a, const RunStep& b) { return a.time_ns < b.time_ns; });
+  }
+  return JoinPath(directory, whole.back().name);
 }
 
 }  // namespace varve

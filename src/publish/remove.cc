@@ -103,6 +103,7 @@ Result<RemovalReport> RemoveNow(const std::string& given, const RemovalTerms& te
   std::unique_ptr<StorageLock> no_readers;
   if (readers == Readers::kRespect) {
     VARVE_ASSIGN_OR_RETURN(no_readers, LockToRemove(storage, path));
+    VARVE_RETURN_IF_ERROR(terms.still_goes ? terms.still_goes() : Status::Ok());
   }
   if (dry_run == DryRun::kYes) {
     return report;

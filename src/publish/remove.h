@@ -2,6 +2,7 @@
 /// one on request. The account of the steps is at the top of remove.cc.
 #pragma once
 
+#include <functional>
 #include <stop_token>
 #include <string>
 
@@ -15,6 +16,8 @@ struct RemovalTerms {
   DryRun dry_run = DryRun::kNo;
   double busy_share = 1.0;  ///< As PruneOptions::busy_share.
   std::stop_token stop{};
+  /// Called when the name is locked and nothing is removed yet; an error ends the removal.
+  std::function<Status()> still_goes{};
 };
 
 /// Removes a checkpoint as RemoveCheckpoint does, unless someone reads it. Errors: those of

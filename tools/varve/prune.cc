@@ -24,7 +24,9 @@ constexpr const char* kHelp =
     "  best=N:METRIC      the N with the lowest value of a metric; N:METRIC:max for the highest\n"
     "A step that any rule keeps stays. So do the newest whole step, pinned ones (`varve pin`), "
     "those\n"
-    "that are being saved or read, and what is not whole. A step loses its name before anything "
+    "that are being saved or read, and what is not whole. Where the names of steps begin\n"
+    "differently (step-10, epoch-2), --name says which are meant; in a run that a manager keeps,\n"
+    "what no manager has saved is not touched. A step loses its name before anything "
     "of\n"
     "it is removed; `varve gc` finishes an interrupted removal.\n"
     "\n"
@@ -33,6 +35,7 @@ constexpr const char* kHelp =
 struct Options {
   std::string run;
   std::vector<std::string> keep;
+  std::optional<std::string> prefix;
   bool dry_run = false;
   bool json = false;
 };
@@ -81,10 +84,11 @@ Result<Outcome> Run(const Options& options, const std::stop_token& stop) {
                            ": give at least one rule with --keep, such as --keep last=3; without "
                            "any, all steps stay");
   }
-  VARVE_ASSIGN_OR_RETURN(
-      const auto steps,
-      PruneRun(options.run, rules,
-               {.dry_run = options.dry_run ? DryRun::kYes : DryRun::kNo, .stop = stop}));
+  VARVE_ASSIGN_OR_RETURN(const auto steps,
+                         PruneRun(options.run, rules,
+                                  {.dry_run = options.dry_run ? DryRun::kYes : DryRun::kNo,
+                                   .stop = stop,
+                                   .prefix = options.prefix}));
   if (options.json) {
     return Outcome{AsJson(steps, options.dry_run)};
   }
@@ -101,6 +105,8 @@ void AddPrune(Command program) {
   const auto options = std::make_shared<Options>();
   verb.Positional("RUN", &options->run, "Directory of checkpoints");
   verb.Repeated("--keep", "RULE", &options->keep, "A rule; may be given more than once");
+  verb.Option("--name", "LETTERS", &options->prefix,
+              "The letters with which the names of the steps begin, such as step-");
   verb.Flag("--dry-run", &options->dry_run, "Say what would be removed, and remove nothing");
   verb.Flag("--json", &options->json,
             "An object: dry_run, steps (name, step, state, bytes, removed, reasons)");

@@ -54,8 +54,13 @@ def list_steps(run: str) -> list[RunStep]:
     """The steps of a run, from the oldest to the newest."""
 
 def check_rules(rules: KeepRules) -> None: ...
-def prune(run: str, rules: KeepRules, dry_run: bool, busy_share: float) -> list[PrunedStep]:
+def prune(
+    run: str, rules: KeepRules, dry_run: bool, busy_share: float, prefix: str | None
+) -> list[PrunedStep]:
     """Removes the steps that no rule keeps; returns all steps."""
+
+def remove_step(path: str) -> None:
+    """Removes a checkpoint, unless it is pinned or someone reads it."""
 
 def pin(path: str, why: str) -> None: ...
 def unpin(path: str) -> None: ...

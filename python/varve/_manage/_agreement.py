@@ -32,8 +32,8 @@ from varve.errors import Error, InvalidArgumentError, UnavailableError
 #: Seconds between two exchanges, at least; one for each thousand ranks is added to it.
 _PAUSE = 0.2
 
-#: Most calls that a verdict is for.
-_LONGEST = 1000
+#: Most calls that a verdict is for. Steps may become slower at any time.
+_LONGEST = 50
 
 #: Seconds that a rank waits for the others: a step may take that long. A rank that dies is noticed at once.
 _PATIENCE = 7 * 24 * 3600.0
@@ -113,7 +113,7 @@ class Chair:
             then, length = self._before
             a_call = max((now - then) / length, 1e-9)
             pause = self._pause + len(posted) / 1000
-            calls = max(1, min(int(pause / a_call), _LONGEST))
+            calls = max(1, min(int(pause / a_call), 2 * length, _LONGEST))
         self._before = (now, calls)
         return Verdict(calls, save, stop, "", give_up)
 

@@ -13,7 +13,6 @@ from types import FrameType
 from typing import Any
 
 from varve._manage._policy import Ending
-from varve.errors import InvalidArgumentError
 
 _LOG = logging.getLogger("varve")
 
@@ -24,20 +23,20 @@ STOP_FILE = "varve-stop"
 #: Seconds between two looks for these files.
 _LOOK = 1.0
 
+#: Seconds in which signals of one kind are one request: a launcher passes on what the processes that it
+#: has started were sent too (torchrun under SLURM).
+_ECHO = 30.0
+
 
 class Signals:
     """Notes signals from its construction until `restore`. Only in the main thread, as Python wants it."""
 
     def __init__(self, names: tuple[str, ...]) -> None:
         self.received = ""
+        self._first: dict[int, float] = {}  # When each signal came first.
+        self._closed = False
         self._before: dict[int, Any] = {}
-        numbers = []
-        for name in names:
-            number = getattr(signal, name, None)
-            if not isinstance(number, signal.Signals):
-                raise InvalidArgumentError(f"signals: there is no signal {name!r}")
-            numbers.append(number)
-        if not numbers:
+        if not names:
             return
         if threading.current_thread() is not threading.main_thread():
             _LOG.warning(
@@ -45,26 +44,32 @@ class Signals:
                 " and ".join(names),
             )
             return
-        for number in numbers:
-            self._before[number] = signal.signal(number, self._note)
+        for name in names:
+            number = signal.Signals[name]
+            handler = signal.signal(number, self._note)
+            self._before[number] = signal.SIG_DFL if handler is None else handler
 
     def _note(self, number: int, frame: FrameType | None) -> None:
-        name = signal.Signals(number).name
-        if self.received:  # Somebody is impatient.
-            self.restore()
-            os.kill(os.getpid(), number)
-            return
-        self.received = name
         before = self._before.get(number)
-        if callable(before) and before is not signal.default_int_handler:
-            before(number, frame)
+        now = time.monotonic()
+        if self._closed and signal.getsignal(number) == self._note:  # Left by a later manager.
+            signal.signal(number, before)
+            os.kill(os.getpid(), number)
+        elif not self._closed and now - self._first.setdefault(number, now) > _ECHO:  # Impatience.
+            signal.signal(number, signal.SIG_DFL)
+            os.kill(os.getpid(), number)
+        else:
+            self.received = self.received or signal.Signals(number).name
+            if callable(before) and before is not signal.default_int_handler:
+                before(number, frame)
 
     def restore(self) -> None:
-        """Puts back the handlers that were there before."""
-        before, self._before = self._before, {}
+        """Puts back the handlers that were there before, where no later one has taken their place."""
+        self._closed = True
         with contextlib.suppress(ValueError):  # Not in the main thread: at the end of the process.
-            for number, handler in before.items():
-                signal.signal(number, signal.SIG_DFL if handler is None else handler)
+            for number, handler in self._before.items():
+                if signal.getsignal(number) == self._note:
+                    signal.signal(number, handler)
 
 
 class Requests:
@@ -76,6 +81,7 @@ class Requests:
         self._margin = ending.margin
         self._clock = clock
         self._next_look = 0.0
+        self._stuck: set[str] = set()
 
     def stop(self, slowest_save: float) -> str:
         """Returns why to save and end now, or ""."""
@@ -98,9 +104,22 @@ class Requests:
 
     def _file(self, name: str) -> str:
         """Takes a file away, if it is there."""
-        with contextlib.suppress(OSError):
-            os.unlink(os.path.join(self._run, name))
-            return f"the file {name}"
-        return ""
+        path = os.path.join(self._run, name)
+        try:
+            os.unlink(path)
+        except FileNotFoundError:
+            return ""
+        except OSError as error:
+            if name in self._stuck:
+                return ""
+            self._stuck.add(name)
+            _LOG.warning("the request %s cannot be taken away: %s", path, error)
+        return f"the file {name}"
+
+    def forget(self) -> None:
+        """Takes away what was asked of an earlier job."""
+        if self._file(STOP_FILE):
+            _LOG.warning("%s in %s was for an earlier job, and is removed", STOP_FILE, self._run)
+        self._file(SAVE_FILE)
 
     _looked = False

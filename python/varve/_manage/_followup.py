@@ -23,7 +23,7 @@ from varve._manage._costs import Costs
 from varve._manage._exposition import Exposition
 from varve._manage._history import History, phases_of
 from varve._manage._policy import Keep
-from varve.errors import CancelledError, Error
+from varve.errors import CancelledError, Error, InvalidArgumentError
 
 _LOG = logging.getLogger("varve")
 
@@ -50,12 +50,14 @@ class FollowUp:
 
     Attributes:
         costs: What saves cost; on rank 0.
+        may_remove: False while this job goes on from none of the steps that it has found.
     """
 
     def __init__(
         self,
         run: str,
         keep: Keep,
+        prefix: str,
         rank: int,
         world_size: int,
         history: History,
@@ -65,8 +67,10 @@ class FollowUp:
         got_further: Callable[[], None],
     ) -> None:
         self.costs = Costs()
+        self.may_remove = True
         self._run = run
         self._keep = keep
+        self._prefix = prefix  # The letters that the names of steps begin with.
         self._rank = rank
         self._world_size = world_size
         self._history = history
@@ -108,6 +112,17 @@ class FollowUp:
         except BaseException:
             self._forget(save)
             raise
+
+    def begins_anew(self, newest: str) -> None:
+        """Notes a save by a job that goes on from none of the steps that it has found."""
+        if self.may_remove:
+            _LOG.warning(
+                "%s: this job begins anew, and %s was there: was resume() forgotten? What it saves counts "
+                "as newer, and replaces steps of the same numbers; no other step is removed",
+                self._run,
+                newest,
+            )
+        self.may_remove = False
 
     def stalled(self, seconds: float) -> None:
         """Notes time that was spent in a save, which is no time of a step."""
@@ -161,6 +176,10 @@ class FollowUp:
         """Waits until the thread has done what it was given."""
         if self._worker is None:
             return
+        if threading.current_thread() is self._worker:
+            raise InvalidArgumentError(
+                "a callback of a manager waits for the manager, which waits for the callback"
+            )
         done = threading.Event()
         self._work.put(done.set)
         while self._worker.is_alive() and not done.wait(1.0):  # Ctrl-C gets through.
@@ -177,6 +196,8 @@ class FollowUp:
                 return
             try:
                 work()
+            except Error as error:
+                _LOG.warning("the manager of %s: after a save: %s", self._run, error)
             except Exception:
                 _LOG.exception("the manager of %s: what follows a save has failed", self._run)
 
@@ -199,7 +220,7 @@ class FollowUp:
             if self._rank == 0 and self._keep.any:
                 self.prune(save.attempt, _BUSY_SHARE)
         elif self._on_failure is not None and not isinstance(error, CancelledError):
-            self._on_failure(save.step, error)
+            self._call(self._on_failure, save.step, error)
 
     def _note(self, save: Save, future: Future[Any], error: BaseException | None) -> None:
         line: dict[str, Any] = {
@@ -239,13 +260,23 @@ class FollowUp:
             self._metrics.set("varve_last_step", save.step)
             self._metrics.write()
         if self._on_saved is not None:
-            self._on_saved(written)
+            self._call(self._on_saved, written)
+
+    def _call(self, callback: Callable[..., None], *arguments: Any) -> None:
+        """Calls a user's function; what it raises costs nothing that follows the save."""
+        try:
+            callback(*arguments)
+        except Exception:
+            _LOG.exception("the manager of %s: a callback has failed", self._run)
 
     # ---- what goes ----
 
     def prune(self, attempt: int, busy_share: float) -> None:
         """Removes the steps that the rules do not keep."""
-        for one in manage.prune(self._run, self._keep.rules(), False, busy_share):
+        if not self.may_remove:
+            return
+        found = manage.prune(self._run, self._keep.rules(), False, busy_share, self._prefix)
+        for one in found:
             if not one.removed:
                 continue
             step = one.step

@@ -59,7 +59,7 @@ def read(run: str) -> Iterator[dict[str, Any]]:
             for text in file:
                 try:
                     line = json.loads(text)
-                except ValueError:
+                except (ValueError, RecursionError):
                     continue
                 if isinstance(line, dict) and isinstance(line.get("event"), str):
                     yield line
@@ -70,8 +70,8 @@ def read(run: str) -> Iterator[dict[str, Any]]:
 def observed_mtbf(run: str) -> float | None:
     """Returns the mean seconds between failures that the history shows; None before the first.
 
-    A start that follows another without an end between them followed a failure. Time in which no job
-    ran does not count.
+    A start that follows another without an end between them followed a failure, and so does one after an
+    end that an error has made. Time in which no job ran does not count.
     """
     failures = 0
     ran = 0.0
@@ -79,8 +79,8 @@ def observed_mtbf(run: str) -> float | None:
     last = 0.0
     for line in read(run):
         now = line.get("time")
-        if not isinstance(now, (int, float)):
-            continue
+        if not isinstance(now, (int, float)) or not 0 <= now < 1e12:
+            continue  # Also for NaN and what is no time.
         if line["event"] == "start":
             if began is not None:
                 failures += 1
@@ -89,6 +89,7 @@ def observed_mtbf(run: str) -> float | None:
         elif line["event"] == "end" and began is not None:
             ran += max(now - began, 0.0)
             began = None
+            failures += line.get("failed") is True
         last = now
     return ran / failures if failures and ran > 0 else None
 

@@ -6,7 +6,7 @@ import os
 import re
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -36,23 +36,6 @@ class Settings:
     timeout: float
 
 
-def check_settings(settings: Settings) -> None:
-    """Raises InvalidArgumentError for arguments that make no sense."""
-    name = settings.name.format(step=7)
-    if not _STEP_NAME.fullmatch(name) or _core.step_from_name(name) != 7:
-        raise InvalidArgumentError(
-            f'name={settings.name!r}: want letters and the step behind them, such as "step-{{step:08d}}"'
-        )
-    if settings.verify not in ("index", "full"):
-        raise _arguments.refuse("verify", settings.verify, '"index" or "full"')
-    for option in ("max_restarts", "max_failures"):
-        if getattr(settings, option) is not None:
-            _arguments.count(option, getattr(settings, option))
-    for option in ("on_saved", "on_failure"):
-        if getattr(settings, option) is not None and not callable(getattr(settings, option)):
-            raise _arguments.refuse(option, getattr(settings, option), "a function")
-
-
 def is_whole(step: manage.RunStep) -> bool:
     """Returns True for a step that can be loaded, as far as its index tells."""
     return step.state in ("whole", "displaced")
@@ -69,6 +52,13 @@ def step_number(step: Any) -> int:
     return found
 
 
+def measured(metrics: Any) -> dict[str, float]:
+    """Returns metrics as numbers."""
+    if metrics is not None and not isinstance(metrics, Mapping):
+        raise _arguments.refuse("metrics", metrics, "a dict of names and numbers")
+    return {name: number(name, value) for name, value in (metrics or {}).items()}
+
+
 def number(name: str, value: Any) -> float:
     """Returns a metric's value: of a number, a tensor of one element, or a function that returns one."""
     try:
@@ -78,6 +68,69 @@ def number(name: str, value: Any) -> float:
         raise _arguments.refuse(
             f"metrics[{name!r}]", value, "a number, a tensor of one element or a function of these"
         ) from None
+
+
+def every_of(given: object) -> Every | None:
+    """Returns what a manager's argument `every` stands for."""
+    if given is None or isinstance(given, Every):
+        return given
+    if hasattr(given, "__index__"):
+        return Every(steps=_arguments.count("every", given))
+    raise _arguments.refuse(
+        "every", given, 'a number of steps, None, or when to save: varve.Every("auto")'
+    )
+
+
+def keep_of(given: object) -> Keep:
+    """Returns what a manager's argument `keep` stands for."""
+    if given is None or isinstance(given, Keep):
+        return given or Keep()
+    if hasattr(given, "__index__"):
+        return Keep(last=_arguments.count("keep", given))
+    raise _arguments.refuse(
+        "keep", given, "a number of steps, None, or rules: varve.Keep(last=3, every=1000)"
+    )
+
+
+def ending_of(given: object) -> Ending:
+    """Returns what a manager's argument `ending` stands for."""
+    if given is None or isinstance(given, Ending):
+        return given or Ending()
+    raise _arguments.refuse("ending", given, 'None or varve.Ending(signals=["SIGTERM"])')
+
+
+def name_of(template: object, step: int) -> str:
+    """Returns the name of a step; "" where the template gives none."""
+    try:
+        return str(template.format(step=step)) if isinstance(template, str) else ""
+    except (LookupError, ValueError, AttributeError):
+        return ""
+
+
+def name_prefix(template: str) -> str:
+    """Returns the letters that the names of steps begin with."""
+    return name_of(template, 7).rstrip("0123456789")
+
+
+def check(settings: Any) -> tuple[Every | None, Keep, Ending]:
+    """Returns when to save, what to keep and what ends the run, of a manager's settings.
+
+    Raises InvalidArgumentError for settings that make no sense.
+    """
+    name = name_of(settings.name, 7)
+    if not _STEP_NAME.fullmatch(name) or _core.step_from_name(name) != 7:
+        raise InvalidArgumentError(
+            f'name={settings.name!r}: want letters and the step behind them, such as "step-{{step:08d}}"'
+        )
+    if settings.verify not in ("index", "full"):
+        raise _arguments.refuse("verify", settings.verify, '"index" or "full"')
+    for option in ("max_restarts", "max_failures"):
+        if getattr(settings, option) is not None:
+            _arguments.count(option, getattr(settings, option))
+    for option in ("on_saved", "on_failure"):
+        if getattr(settings, option) is not None and not callable(getattr(settings, option)):
+            raise _arguments.refuse(option, getattr(settings, option), "a function")
+    return every_of(settings.every), keep_of(settings.keep), ending_of(settings.ending)
 
 
 def holder() -> str:

@@ -10,6 +10,7 @@ import atexit
 import logging
 import os
 import socket
+import sys
 import time
 import weakref
 from collections.abc import Callable, Mapping
@@ -27,15 +28,8 @@ from varve._manage._costs import Interval
 from varve._manage._endings import Requests, Signals
 from varve._manage._followup import FollowUp, Save
 from varve._manage._history import History, observed_mtbf
-from varve._manage._inputs import (
-    Settings,
-    check_settings,
-    holder,
-    is_whole,
-    number,
-    step_number,
-)
-from varve._manage._policy import Ending, Every, Keep
+from varve._manage._inputs import Settings, check, is_whole, measured, name_prefix, step_number
+from varve._manage._lock import set_pinned_apart, take_lock
 from varve._manage._resume import Chooser
 from varve._tree import is_stateful
 from varve.errors import (
@@ -44,19 +38,13 @@ from varve.errors import (
     CorruptCheckpointError,
     Error,
     InvalidArgumentError,
-    PreconditionError,
     UnavailableError,
-    UnsupportedError,
 )
 
 _LOG = logging.getLogger("varve")
 
 #: The side file with what a manager knows of a step; StepNote in include/varve/manage.h.
 _NOTE_NAME = "varve-step.json"
-
-#: Seconds in which the lock of a job that was killed becomes free: processes that it started may
-#: outlive it for a while.
-_LOCK_PATIENCE = 15.0
 
 #: Seconds that a resume waits for the agent to write what a killed job has left with it.
 _AGENT_PATIENCE = 1800.0
@@ -71,26 +59,22 @@ class Manager:
     def __init__(self, backend: Backend, settings: Settings) -> None:
         self._backend = backend
         self._run = path_text(settings.run)
-        self._every = (
-            Every(steps=settings.every) if isinstance(settings.every, int) else settings.every
-        )
-        self._keep = (
-            Keep(last=settings.keep) if isinstance(settings.keep, int) else settings.keep or Keep()
-        )
+        self._every, self._keep, ending = check(settings)
         self._settings = settings
-        check_settings(settings)
         self._closed = False
         self._timeout = _arguments.seconds("timeout", settings.timeout)
         self._preempted = ""
         self._resumed_from: int | None = None
         self._last: tuple[int, Future[Any]] | None = None
         self._lock: manage.RunLock | None = None
+        self._left_behind = ""  # On rank 0: the newest step, until this job goes on from one.
         self._history = History(self._run)
         self._chooser = Chooser(self._run, settings.verify, settings.max_restarts, self._history)
         self._attempt = int(self._decide(f"manage {os.path.basename(self._run)}", self._open))
         self._after = FollowUp(
             self._run,
             self._keep,
+            name_prefix(settings.name),
             backend.rank,
             backend.size,
             self._history,
@@ -101,8 +85,9 @@ class Manager:
         )
         mtbf = observed_mtbf(self._run) if backend.rank == 0 else None
         self._interval = Interval(self._every, mtbf) if self._every is not None else None
-        ending = settings.ending if settings.ending is not None else Ending()
         self._requests = Requests(self._run, ending)
+        if backend.rank == 0:
+            self._requests.forget()
         self._signals = Signals(tuple(ending.signals))
         self._last_begin = time.monotonic()
         chair = Chair(self._wishes) if backend.rank == 0 else None
@@ -111,7 +96,7 @@ class Manager:
             where = {"host": socket.gethostname(), "pid": os.getpid()}
             self._history.add("start", attempt=self._attempt, world_size=backend.size, **where)
             self._after.later(self._after.collect_garbage)
-        atexit.register(self.close)
+        atexit.register(self._at_exit)
         _open.add(self)
 
     # ---- for users ----
@@ -166,18 +151,21 @@ class Manager:
         verdict = self._agreement.verdict(number, lambda: Posted(number, self._signals.received))
         if verdict.give_up:
             raise UnavailableError(verdict.give_up, path=self._run)
-        if verdict.stop and not self._preempted:
-            self._preempted = verdict.stop
+        stop = "" if self._preempted else verdict.stop
+        if stop:
+            self._preempted = stop
             if self._backend.rank == 0:
                 _LOG.warning("the run ends after step %d: %s", number, verdict.stop)
         due = self._every is not None and self._every.at(number)
-        reason = verdict.stop or verdict.save or ("on demand" if force else "")
+        reason = stop or verdict.save or ("on demand" if force else "")
         if not reason and due:
             reason = "by its step"
         if not reason:
             return None
-        if self._last is not None and self._last[0] == number and not self._failed(self._last[1]):
-            return self._last[1]
+        last = self._last
+        # Its outcome is the same on all ranks; whether it has ended is not.
+        if last is not None and last[0] == number and last[1].exception() is None:
+            return last[1]
         return self._begin(number, state, metrics, files, reason)
 
     def protect(
@@ -292,34 +280,22 @@ class Manager:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, _: Any
     ) -> None:
-        self._close("done" if kind is None else f"{kind.__name__}: {error}")
+        self._close("done", error)
 
     # ---- opening and closing ----
 
     def _open(self) -> int:
         """On rank 0: locks the run; returns the number of this attempt."""
-        until = time.monotonic() + _LOCK_PATIENCE
-        while self._lock is None:
-            try:
-                self._lock = manage.lock_run(self._run, holder())
-            except UnsupportedError as error:
-                _LOG.warning("nothing keeps a second job out of %s: %s", self._run, error)
-                break
-            except Error as error:
-                if isinstance(error, PreconditionError):
-                    if time.monotonic() >= until:
-                        raise
-                    time.sleep(0.2)
-                    continue
-                if not os.path.isdir(self._run) or os.access(self._run, os.W_OK):
-                    raise
-                _LOG.warning(
-                    "%s is not locked, and nothing can be saved there: %s", self._run, error
-                )
-                break
-        return 1 + max((step.attempt for step in manage.list_steps(self._run)), default=0)
+        self._lock = take_lock(self._run)
+        steps = manage.list_steps(self._run)
+        self._left_behind = next((one.name for one in reversed(steps) if is_whole(one)), "")
+        return 1 + max((step.attempt for step in steps), default=0)
 
-    def _close(self, outcome: str) -> None:
+    def _at_exit(self) -> None:
+        """Closes a manager that the program has not closed, as after an error outside of a `with`."""
+        self._close("never closed", getattr(sys, "last_value", None))
+
+    def _close(self, outcome: str, error: BaseException | None = None) -> None:
         if self._closed:
             return
         try:
@@ -329,13 +305,16 @@ class Manager:
             self._after.finish()
         finally:
             self._closed = True
-            atexit.unregister(self.close)
+            atexit.unregister(self._at_exit)
             self._signals.restore()
             self._agreement.close()
             self._after.close()
             self._backend.close()
             if self._backend.rank == 0:
-                self._history.add("end", attempt=self._attempt, outcome=self._preempted or outcome)
+                failed = isinstance(error, Exception) and not self._preempted
+                outcome = outcome if error is None else f"{type(error).__name__}: {error}"
+                outcome = self._preempted or outcome
+                self._history.add("end", attempt=self._attempt, outcome=outcome, failed=failed)
             if self._lock is not None:
                 self._lock.release()
 
@@ -394,11 +373,13 @@ class Manager:
         files: Mapping[str, FileSource] | None,
         reason: str,
     ) -> Future[Any]:
-        measured = {name: number(name, value) for name, value in (metrics or {}).items()}
-        save = Save(step, self._path(step), self._attempt, reason, measured, time.time())
-        given = self._files(step, measured, files)
         if callable(state) and not isinstance(state, Mapping) and not is_stateful(state):
             state = state()
+        values = measured(metrics)
+        save = Save(step, self._path(step), self._attempt, reason, values, time.time())
+        given = self._files(step, values, files)
+        if self._left_behind:
+            self._after.begins_anew(self._left_behind)
         began = self._last_begin = time.monotonic()
         with self._after.began(save):
             future = self._backend.save(state, save.path, given, save.ended)
@@ -424,14 +405,13 @@ class Manager:
     def _path(self, step: int) -> str:
         return os.path.join(self._run, self._settings.name.format(step=step))
 
-    @staticmethod
-    def _failed(future: Future[Any]) -> bool:
-        return future.done() and future.exception() is not None
-
     # ---- resume ----
 
     def _choose(self) -> dict[str, Any] | None:
         step = self._chooser.choose()
+        # The agent may have written steps of the job before since this one was begun.
+        newest = max((one.attempt for one in manage.list_steps(self._run)), default=0)
+        self._attempt = max(self._attempt, newest + 1)
         return None if step is None else {"step": step.step, "name": step.name}
 
     def _find(self, step: int) -> dict[str, Any]:
@@ -460,14 +440,18 @@ class Manager:
                 f"resume from {os.path.join(self._run, name)}: another rank has failed", path=name
             )
         reason = str(failed) if failed is not None else "another rank has found damage"
-        self._decide("set a damaged step aside", lambda: self._chooser.set_aside(name, reason))
+        self._decide("pass over a damaged step", lambda: self._chooser.pass_over(name, reason))
         return None
 
     def _went_on(self, chosen: dict[str, Any], report: LoadReport, seconds: float) -> int:
         step = int(chosen["step"])
         self._resumed_from = step
         self._last_begin = time.monotonic()
+        self._left_behind, self._after.may_remove = "", True
+        self._last = None  # What is saved now is not what was saved under this number before.
         if self._backend.rank == 0:
+            self._chooser.settle()
+            set_pinned_apart(self._run, step)
             self._chooser.note_restart(chosen["name"])
             _LOG.info("resumed from step %d (%s) in %.1f s", step, chosen["name"], seconds)
             self._after.loaded(
@@ -480,6 +464,9 @@ def _in_child() -> None:
     """A forked child has neither the threads nor the lock of its parent's managers: closed to it."""
     for manager in list(_open):
         manager._closed = True
+        manager._signals.restore()
+        if manager._lock is not None:
+            manager._lock.release()  # The child's hold of it; the parent keeps its own.
 
 
 os.register_at_fork(after_in_child=_in_child)

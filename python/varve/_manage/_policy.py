@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import os
+import signal
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
@@ -141,7 +142,8 @@ class Ending:
 
     Attributes:
         signals: Names of signals. SIGTERM is what Kubernetes, SLURM and spot machines send; SIGUSR1 is for
-            SLURM's `--signal=USR1@120`. A second signal of the kind ends the process at once.
+            SLURM's `--signal=USR1@120`. A second signal of the kind, from five seconds after the first
+            on, ends the process at once.
         deadline: Unix time or a datetime at which the job is ended; "slurm" asks SLURM_JOB_END_TIME.
         margin: The save begins so many seconds before the deadline, or twice as long as the slowest save
             took, if that is more.
@@ -153,11 +155,19 @@ class Ending:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "signals", tuple(_arguments.names("signals", self.signals)))
+        for name in self.signals:
+            number = getattr(signal, name, None)
+            if not isinstance(number, signal.Signals):
+                raise InvalidArgumentError(f"signals: there is no signal {name!r}")
+            if number in (signal.SIGKILL, signal.SIGSTOP):
+                raise InvalidArgumentError(f"signals: no process learns of {name}")
         _arguments.seconds("margin", self.margin)
         if isinstance(self.deadline, datetime.datetime) and self.deadline.tzinfo is None:
             raise _arguments.refuse("deadline", self.deadline, "a datetime with a time zone")
         if isinstance(self.deadline, str) and self.deadline != "slurm":
             raise _arguments.refuse("deadline", self.deadline, 'a time or "slurm"')
+        if not isinstance(self.deadline, (datetime.datetime, str, type(None))):
+            _arguments.seconds("deadline", self.deadline)
 
     def unix_deadline(self) -> float | None:
         """Returns the deadline as Unix time."""

@@ -38,6 +38,7 @@ class Chooser:
         history: History,
     ) -> None:
         self.passed_over: dict[str, str] = {}
+        self._damaged: dict[str, str] = {}  # Of those the ones to be set aside.
         self._run = run
         self._verify = verify
         self._max_restarts = max_restarts
@@ -50,65 +51,68 @@ class Chooser:
         """
         steps = manage.list_steps(self._run)
         restarts = self._restarts()
-        # Of some that are damaged the place in the run is not known.
-        for step in [step for step in steps if step.state == "damaged"]:
-            self._set_aside_if_damaged(step)
         for place in range(len(steps) - 1, -1, -1):
             step = steps[place]
-            if step.name in self.passed_over or step.state == "damaged":
+            if step.name in self.passed_over:
                 continue
             if step.state == "incomplete":
-                _LOG.warning("resume: %s is passed over: %s", self._path(step.name), step.detail)
+                self._leave(step.name, step.detail)
                 continue
-            if self._set_aside_if_damaged(step):
+            damage = self._damage(step)
+            if damage is not None:
+                self.pass_over(step.name, damage)
                 continue
             failed = restarts.get(step.name, 0)
             older = any(one.state in ("whole", "displaced") for one in steps[:place])
             if self._max_restarts is not None and failed >= self._max_restarts and older:
-                why = f"{failed} restarts from it have ended before the next save"
-                self.passed_over[step.name] = why
-                _LOG.warning("resume: %s is passed over: %s", self._path(step.name), why)
+                self._leave(step.name, f"{failed} restarts from it have ended before the next save")
                 continue
             return step
-        if self.passed_over:
-            listed = "; ".join(f"{name}: {why}" for name, why in self.passed_over.items())
+        aside = [one for one in _quarantined(self._run) if one not in self.passed_over]
+        if self.passed_over or aside:
+            found = [f"{name}: {why}" for name, why in self.passed_over.items()]
+            found += [f"{name}: in quarantine" for name in aside]
             raise CorruptCheckpointError(
-                f"resume {self._run}: no whole step is left ({listed}). The state may be partly "
-                "written; `varve ls` shows what there is. To begin anew, use another directory",
+                f"resume {self._run}: no whole step is left ({'; '.join(found)}). The state may be partly "
+                "written; `varve ls` shows what there is, and `varve rm` removes what is in quarantine. To "
+                "begin anew, use another directory",
                 path=self._run,
             )
         return None
 
-    def set_aside(self, name: str, reason: str) -> None:
-        """Puts a damaged step into quarantine; where that cannot be written, leaves it out."""
-        path = self._path(name)
-        self.passed_over[name] = reason
-        try:
-            hidden = manage.quarantine(path, reason)
-        except Error as error:
-            _LOG.warning(
-                "resume: %s is damaged and passed over: %s. It could not be put into quarantine: %s",
-                path,
-                reason,
-                error,
-            )
-            self._history.add("damaged", name=name, reason=reason)
-            return
-        _LOG.warning(
-            "resume: %s is damaged and passed over: %s. It is now %s; `varve ls` shows it",
-            path,
-            reason,
-            os.path.basename(hidden),
-        )
-        self._history.add("quarantine", name=name, reason=reason, path=os.path.basename(hidden))
+    def _leave(self, name: str, why: str) -> None:
+        self.passed_over[name] = why
+        _LOG.warning("resume: %s is passed over: %s", self._path(name), why)
 
-    def _set_aside_if_damaged(self, step: manage.RunStep) -> bool:
-        if step.name in self.passed_over:
-            return True
-        damage = self._damage(step)
-        if damage is not None:
-            self.set_aside(step.name, damage)
-        return damage is not None
+    def pass_over(self, name: str, reason: str) -> None:
+        """Leaves a damaged step out. It stays where it is until an older one has loaded."""
+        self.passed_over[name] = self._damaged[name] = reason
+        _LOG.warning("resume: %s is damaged and passed over: %s", self._path(name), reason)
+
+    def settle(self) -> None:
+        """Puts the damaged steps that were passed over into quarantine: the run goes on from another.
+
+        Not before: a host that reads badly would set all steps aside, one after the other. For the same
+        reason each is read again, whole.
+        """
+        damaged, self._damaged = self._damaged, {}
+        for name, reason in damaged.items():
+            path = self._path(name)
+            try:
+                if not _is_damaged(path):
+                    _LOG.warning(
+                        "resume: %s stays where it is: a second read finds no damage; does a host "
+                        "or a disk read badly?",
+                        path,
+                    )
+                    continue
+                hidden = manage.quarantine(path, reason)
+            except Error as error:
+                _LOG.warning("resume: %s could not be put into quarantine: %s", path, error)
+                self._history.add("damaged", name=name, reason=reason)
+                continue
+            _LOG.warning("resume: %s is now %s", path, os.path.basename(hidden))
+            self._history.add("quarantine", name=name, reason=reason, path=os.path.basename(hidden))
 
     def _damage(self, step: manage.RunStep) -> str | None:
         """Returns what is damaged in a step; None where nothing is. Raises what is no damage."""
@@ -161,3 +165,19 @@ class Chooser:
             os.replace(temporary, self._path(RESTARTS_NAME))
         except OSError as error:
             _LOG.warning("restarts of the run are not counted: %s", error)
+
+
+def _is_damaged(path: str) -> bool:
+    """Returns True where bytes of a checkpoint are not what was written."""
+    try:
+        return bool(_core.verify(path))
+    except CorruptCheckpointError:
+        return True
+
+
+def _quarantined(run: str) -> list[str]:
+    """Returns the names that steps in quarantine had."""
+    if not os.path.isdir(run):
+        return []
+    found = [one for one in _core.list_checkpoints(run) if one.state == "quarantined"]
+    return [one.detail.partition(":")[0] for one in found]
