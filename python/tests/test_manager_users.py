@@ -7,6 +7,8 @@ import os
 import signal
 import subprocess
 import sys
+import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +17,7 @@ import pytest
 
 import varve
 from varve._manage import _history
+from varve._manage._followup import FollowUp
 
 # ---- arguments that are nearly right ----
 
@@ -220,3 +223,34 @@ def test_a_job_that_forgot_to_resume_is_told_so_and_removes_nothing(
         manager.restore(12, {"n": 0})
         manager.save(13, {"n": 13})
     assert [step.step for step in varve.steps(tmp_path)] == [3, 13]
+
+
+# ---- saves that end faster than steps can be removed ----
+
+
+def test_removals_rest_while_training_goes_on_unless_they_fall_behind(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shares: list[float] = []
+    held = threading.Event()
+    prune = FollowUp.prune
+
+    def noted(self: FollowUp, attempt: int, busy_share: float) -> None:
+        shares.append(busy_share)
+        prune(self, attempt, busy_share)
+
+    monkeypatch.setattr(FollowUp, "prune", noted)
+    with varve.CheckpointManager(
+        tmp_path, every=1, keep=1, on_saved=lambda line: held.wait(60) and None
+    ) as manager:
+        for step in range(1, 4):
+            manager.save(step, {"n": step})
+        held.set()
+        manager.wait()
+        assert shares[0] == 1.0
+        shares.clear()
+        manager.save(4, {"n": 4})
+        while not shares:  # Nothing else is there to be done.
+            time.sleep(0.01)
+        assert shares == [0.25]
+    assert [step.step for step in varve.steps(tmp_path)] == [4]

@@ -212,7 +212,8 @@ class FollowUp:
             self._note(save, future, error)
         if error is None:
             if self._rank == 0 and self._keep.any:
-                self.prune(save.attempt, _BUSY_SHARE)
+                # Where saves have ended meanwhile, removals fall behind and the disk would fill.
+                self.prune(save.attempt, _BUSY_SHARE if self._work.empty() else 1.0)
         elif self._on_failure is not None and not isinstance(error, CancelledError):
             self._on_failure(save.step, error)
 
