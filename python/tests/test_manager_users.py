@@ -33,6 +33,7 @@ NEARLY: dict[str, tuple[dict[str, Any], str]] = {
     "another field": ({"name": "step-{steps}"}, "name='step-{steps}': want letters"),
     "no end of the field": ({"name": "{step"}, "name='{step': want letters"),
     "a field without a name": ({"name": "s-{}"}, "name='s-{}': want letters"),
+    "a number as a file": ({"metrics_file": 5}, "5 is not a path"),
     "a number as the name": ({"name": 7}, "name=7: want letters"),
 }
 
@@ -61,6 +62,19 @@ def test_a_list_of_metrics_is_refused_by_name(tmp_path: Path) -> None:
         pytest.raises(varve.InvalidArgumentError, match="metrics=a list of 1 entries"),
     ):
         manager.save(1, {"n": 1}, metrics=[0.5])  # type: ignore[arg-type]
+
+
+def test_relative_paths_are_those_of_the_directory_in_which_the_manager_was_made(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path)
+    with varve.CheckpointManager("run", every=1, metrics_file="varve.prom") as manager:
+        monkeypatch.chdir("elsewhere")
+        manager.save(1, {"n": 1})
+    assert [step.step for step in varve.steps(tmp_path / "run")] == [1]
+    assert "varve_saves_total" in (tmp_path / "varve.prom").read_text()
+    assert os.listdir(tmp_path / "elsewhere") == []
 
 
 def test_numbers_of_numpy_are_numbers(tmp_path: Path) -> None:
