@@ -6,8 +6,9 @@ import os
 import re
 import socket
 import time
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
 
 from varve import _arguments, _core
 from varve._core import manage
@@ -16,6 +17,24 @@ from varve._manage._policy import Ending, Every, Keep
 from varve.errors import InvalidArgumentError
 
 _STEP_NAME = re.compile(r"[A-Za-z_=-]*[0-9]+")
+
+
+@dataclass
+class Settings:
+    """The arguments that managers of all backends have."""
+
+    run: str | os.PathLike[str]
+    every: Every | int | None
+    keep: Keep | int | None
+    ending: Ending | None
+    name: str
+    verify: Literal["index", "full"]
+    max_restarts: int | None
+    max_failures: int | None
+    on_saved: Callable[[dict[str, Any]], None] | None
+    on_failure: Callable[[int, BaseException], None] | None
+    metrics_file: str | os.PathLike[str] | None
+    timeout: float
 
 
 def is_whole(step: manage.RunStep) -> bool:
@@ -89,7 +108,7 @@ def name_of(template: object, step: int) -> str:
         return ""
 
 
-def check(settings: Any) -> tuple[Every | None, Keep, Ending]:
+def check_settings(settings: Settings) -> tuple[Every | None, Keep, Ending]:
     """Returns when to save, what to keep and what ends the run, of a manager's settings.
 
     Raises InvalidArgumentError for settings that make no sense.

@@ -12,9 +12,9 @@ import os
 import socket
 import sys
 import time
+import weakref
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
-from dataclasses import dataclass
 from typing import Any, Literal
 
 from varve import _arguments
@@ -28,9 +28,16 @@ from varve._manage._costs import Interval
 from varve._manage._endings import Requests, Signals
 from varve._manage._followup import FollowUp, Save
 from varve._manage._history import History, observed_mtbf
-from varve._manage._inputs import check, holder, is_whole, measured, step_number
-from varve._manage._policy import Ending, Every, Keep
+from varve._manage._inputs import (
+    Settings,
+    check_settings,
+    holder,
+    is_whole,
+    measured,
+    step_number,
+)
 from varve._manage._resume import Chooser
+from varve._tree import is_stateful
 from varve.errors import (
     BY_CODE,
     CheckpointNotFoundError,
@@ -54,23 +61,8 @@ _LOCK_PATIENCE = 15.0
 #: Seconds that a resume waits for the agent to write what a killed job has left with it.
 _AGENT_PATIENCE = 1800.0
 
-
-@dataclass
-class Settings:
-    """The arguments that managers of all backends have."""
-
-    run: str | os.PathLike[str]
-    every: Every | int | None
-    keep: Keep | int | None
-    ending: Ending | None
-    name: str
-    verify: Literal["index", "full"]
-    max_restarts: int | None
-    max_failures: int | None
-    on_saved: Callable[[dict[str, Any]], None] | None
-    on_failure: Callable[[int, BaseException], None] | None
-    metrics_file: str | os.PathLike[str] | None
-    timeout: float
+#: Managers that are not closed.
+_open: weakref.WeakSet[Manager] = weakref.WeakSet()
 
 
 class Manager:
@@ -79,7 +71,7 @@ class Manager:
     def __init__(self, backend: Backend, settings: Settings) -> None:
         self._backend = backend
         self._run = path_text(settings.run)
-        self._every, self._keep, ending = check(settings)
+        self._every, self._keep, ending = check_settings(settings)
         self._settings = settings
         self._closed = False
         self._timeout = _arguments.seconds("timeout", settings.timeout)
@@ -114,6 +106,7 @@ class Manager:
             self._history.add("start", attempt=self._attempt, world_size=backend.size, **where)
             self._after.later(self._after.collect_garbage)
         atexit.register(self._at_exit)
+        _open.add(self)
 
     # ---- for users ----
 
@@ -145,7 +138,8 @@ class Manager:
 
         Args:
             step: The step that is done, from 0 on.
-            state: As in `save` of the package.
+            state: As in `save` of the package, or a function that returns it, which is called only where a
+                save is made.
             metrics: Values by name, for `Keep(best=...)` and the history. Numbers, tensors of one element,
                 or functions that return one; they are looked at only where a save is made. Rank 0's count.
             files: As in `save` of the package.
@@ -414,6 +408,8 @@ class Manager:
         given = self._files(step, values, files)
         if self._left_behind:
             self._after.begins_anew(self._left_behind)
+        if callable(state) and not isinstance(state, Mapping) and not is_stateful(state):
+            state = state()
         began = self._last_begin = time.monotonic()
         with self._after.began(save):
             future = self._backend.save(state, save.path, given, save.ended)
@@ -490,3 +486,12 @@ class Manager:
                 self._attempt, step, chosen["name"], seconds, report, self._chooser.passed_over
             )
         return step
+
+
+def _in_child() -> None:
+    """A forked child has neither the threads nor the lock of its parent's managers: closed to it."""
+    for manager in list(_open):
+        manager._closed = True
+
+
+os.register_at_fork(after_in_child=_in_child)
