@@ -148,6 +148,23 @@ def test_closing_a_manager_leaves_the_signals_to_the_one_made_after_it(tmp_path:
     assert (done.returncode, done.stdout) == (-signal.SIGTERM, "SIGTERM\n"), done.stderr
 
 
+def test_a_forked_child_can_be_terminated_and_other_signals_are_not_for_it(tmp_path: Path) -> None:
+    done = run_program(
+        tmp_path,
+        "import multiprocessing, os, signal, time, varve\n"
+        "with varve.CheckpointManager('run') as manager:\n"
+        "    child = multiprocessing.get_context('fork').Process(target=time.sleep, args=(600,))\n"
+        "    child.start()\n"
+        "    os.kill(child.pid, signal.SIGUSR1)\n"
+        "    child.join(0.5)\n"
+        "    print(child.exitcode)\n"
+        "    child.terminate()\n"
+        "    child.join()\n"
+        "    print(child.exitcode)\n",
+    )
+    assert (done.returncode, done.stdout) == (0, "None\n-15\n"), done.stderr
+
+
 # ---- how a job ended ----
 
 
