@@ -104,6 +104,20 @@ def one_rank_dies(rank: int, size: int, run: str) -> None:
             manager.save(step, {"n": step})
 
 
+def one_rank_raises(rank: int, size: int, run: str, which: int) -> str:
+    """Trains until one rank raises; returns what the others are told."""
+    try:
+        with varve.torch.CheckpointManager(run) as manager:
+            for step in range(1, 10_000):
+                if rank == which and step == 20:
+                    raise KeyError("loss")
+                time.sleep(1.0 if step == 20 else 0.01)  # The other one has left by then.
+                manager.save(step, {"n": step})
+    except (KeyError, varve.UnavailableError) as error:
+        return str(error)
+    return "nothing"
+
+
 def second_job(rank: int, size: int, run: str) -> None:
     import varve._manage._lock as module
 

@@ -66,6 +66,13 @@ def test_a_rank_that_dies_is_named(tmp_path: Path) -> None:
     assert all("UnavailableError" in error for error in errors.values())
 
 
+@pytest.mark.parametrize("which", [0, 1])
+def test_a_rank_that_raises_is_named_on_the_other(tmp_path: Path, which: int) -> None:
+    told = run_ranks(2, jobs.one_rank_raises, str(tmp_path / "run"), which)
+    assert told[which] == "'loss'"
+    assert told[1 - which].startswith(f"the manager of the run: rank {which} ")
+
+
 def test_a_second_job_is_refused_on_all_its_ranks(tmp_path: Path) -> None:
     with varve.CheckpointManager(tmp_path / "run"):
         errors = errors_of_ranks(2, jobs.second_job, str(tmp_path / "run"))

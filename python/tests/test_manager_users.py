@@ -7,6 +7,8 @@ import os
 import signal
 import subprocess
 import sys
+import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +17,7 @@ import pytest
 
 import varve
 from varve._manage import _history
+from varve._manage._followup import FollowUp
 
 # ---- arguments that are nearly right ----
 
@@ -30,6 +33,7 @@ NEARLY: dict[str, tuple[dict[str, Any], str]] = {
     "another field": ({"name": "step-{steps}"}, "name='step-{steps}': want letters"),
     "no end of the field": ({"name": "{step"}, "name='{step': want letters"),
     "a field without a name": ({"name": "s-{}"}, "name='s-{}': want letters"),
+    "a number as a file": ({"metrics_file": 5}, "5 is not a path"),
     "a number as the name": ({"name": 7}, "name=7: want letters"),
 }
 
@@ -58,6 +62,19 @@ def test_a_list_of_metrics_is_refused_by_name(tmp_path: Path) -> None:
         pytest.raises(varve.InvalidArgumentError, match="metrics=a list of 1 entries"),
     ):
         manager.save(1, {"n": 1}, metrics=[0.5])  # type: ignore[arg-type]
+
+
+def test_relative_paths_are_those_of_the_directory_in_which_the_manager_was_made(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path)
+    with varve.CheckpointManager("run", every=1, metrics_file="varve.prom") as manager:
+        monkeypatch.chdir("elsewhere")
+        manager.save(1, {"n": 1})
+    assert [step.step for step in varve.steps(tmp_path / "run")] == [1]
+    assert "varve_saves_total" in (tmp_path / "varve.prom").read_text()
+    assert os.listdir(tmp_path / "elsewhere") == []
 
 
 def test_numbers_of_numpy_are_numbers(tmp_path: Path) -> None:
@@ -129,6 +146,23 @@ def test_closing_a_manager_leaves_the_signals_to_the_one_made_after_it(tmp_path:
         "print('not reached', flush=True)\n",
     )
     assert (done.returncode, done.stdout) == (-signal.SIGTERM, "SIGTERM\n"), done.stderr
+
+
+def test_a_forked_child_can_be_terminated_and_other_signals_are_not_for_it(tmp_path: Path) -> None:
+    done = run_program(
+        tmp_path,
+        "import multiprocessing, os, signal, time, varve\n"
+        "with varve.CheckpointManager('run') as manager:\n"
+        "    child = multiprocessing.get_context('fork').Process(target=time.sleep, args=(600,))\n"
+        "    child.start()\n"
+        "    os.kill(child.pid, signal.SIGUSR1)\n"
+        "    child.join(0.5)\n"
+        "    print(child.exitcode)\n"
+        "    child.terminate()\n"
+        "    child.join()\n"
+        "    print(child.exitcode)\n",
+    )
+    assert (done.returncode, done.stdout) == (0, "None\n-15\n"), done.stderr
 
 
 # ---- how a job ended ----
@@ -220,3 +254,34 @@ def test_a_job_that_forgot_to_resume_is_told_so_and_removes_nothing(
         manager.restore(12, {"n": 0})
         manager.save(13, {"n": 13})
     assert [step.step for step in varve.steps(tmp_path)] == [3, 13]
+
+
+# ---- saves that end faster than steps can be removed ----
+
+
+def test_removals_rest_while_training_goes_on_unless_they_fall_behind(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shares: list[float] = []
+    held = threading.Event()
+    prune = FollowUp.prune
+
+    def noted(self: FollowUp, attempt: int, busy_share: float) -> None:
+        shares.append(busy_share)
+        prune(self, attempt, busy_share)
+
+    monkeypatch.setattr(FollowUp, "prune", noted)
+    with varve.CheckpointManager(
+        tmp_path, every=1, keep=1, on_saved=lambda line: held.wait(60) and None
+    ) as manager:
+        for step in range(1, 4):
+            manager.save(step, {"n": step})
+        held.set()
+        manager.wait()
+        assert shares[0] == 1.0
+        shares.clear()
+        manager.save(4, {"n": 4})
+        while not shares:  # Nothing else is there to be done.
+            time.sleep(0.01)
+        assert shares == [0.25]
+    assert [step.step for step in varve.steps(tmp_path)] == [4]

@@ -224,8 +224,8 @@ class Agreement:
         channel = self._channel
         assert channel is not None
         if self._chair is None:
-            channel.send(0, json.dumps(asdict(mine)).encode(), _PATIENCE)
             try:
+                channel.send(0, json.dumps(asdict(mine)).encode(), _PATIENCE)
                 return Verdict(**json.loads(channel.receive(0, _PATIENCE)))
             except UnavailableError as error:
                 raise UnavailableError(f"the manager of the run: rank 0 {error}", rank=0) from error
@@ -240,7 +240,12 @@ class Agreement:
         verdict = self._chair.decide(posted, time.monotonic())
         text = json.dumps(asdict(verdict)).encode()
         for rank in range(1, channel.size):
-            channel.send(rank, text, _PATIENCE)
+            try:
+                channel.send(rank, text, _PATIENCE)
+            except UnavailableError as error:
+                raise UnavailableError(
+                    f"the manager of the run: rank {rank} {error}", rank=rank
+                ) from error
         return verdict
 
 

@@ -35,6 +35,7 @@ class Signals:
         self.received = ""
         self._first: dict[int, float] = {}  # When each signal came first.
         self._closed = False
+        self._process = os.getpid()
         self._before: dict[int, Any] = {}
         if not names:
             return
@@ -52,7 +53,13 @@ class Signals:
     def _note(self, number: int, frame: FrameType | None) -> None:
         before = self._before.get(number)
         now = time.monotonic()
-        if self._closed and signal.getsignal(number) == self._note:  # Left by a later manager.
+        if (
+            os.getpid() != self._process
+        ):  # A forked child: terminate() ends it, the rest is not for it.
+            if number == signal.SIGTERM:
+                signal.signal(number, before)
+                os.kill(os.getpid(), number)
+        elif self._closed and signal.getsignal(number) == self._note:  # Left by a later manager.
             signal.signal(number, before)
             os.kill(os.getpid(), number)
         elif not self._closed and now - self._first.setdefault(number, now) > _ECHO:  # Impatience.

@@ -19,6 +19,7 @@ from typing import Any
 
 from varve import _core
 from varve._core import LoadReport, manage
+from varve._engine import path_text
 from varve._manage._costs import Costs
 from varve._manage._exposition import Exposition
 from varve._manage._history import History, phases_of
@@ -78,7 +79,7 @@ class FollowUp:
         self._on_failure = on_failure
         self._got_further = got_further
         self._metrics = (
-            Exposition(os.fspath(metrics_file), run) if metrics_file and rank == 0 else None
+            Exposition(path_text(metrics_file), run) if metrics_file and rank == 0 else None
         )
         self._guard = threading.Lock()  # Guards what follows.
         self._in_flight: list[Save] = []
@@ -218,7 +219,8 @@ class FollowUp:
             self._note(save, future, error)
         if error is None:
             if self._rank == 0 and self._keep.any:
-                self.prune(save.attempt, _BUSY_SHARE)
+                # Where saves have ended meanwhile, removals fall behind and the disk would fill.
+                self.prune(save.attempt, _BUSY_SHARE if self._work.empty() else 1.0)
         elif self._on_failure is not None and not isinstance(error, CancelledError):
             self._call(self._on_failure, save.step, error)
 

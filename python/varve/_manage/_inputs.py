@@ -12,6 +12,7 @@ from typing import Any, Literal
 
 from varve import _arguments, _core
 from varve._core import manage
+from varve._engine import path_text
 from varve._manage._policy import Ending, Every, Keep
 from varve.errors import InvalidArgumentError
 
@@ -112,7 +113,7 @@ def name_prefix(template: str) -> str:
     return name_of(template, 7).rstrip("0123456789")
 
 
-def check(settings: Any) -> tuple[Every | None, Keep, Ending]:
+def check_settings(settings: Settings) -> tuple[Every | None, Keep, Ending]:
     """Returns when to save, what to keep and what ends the run, of a manager's settings.
 
     Raises InvalidArgumentError for settings that make no sense.
@@ -124,6 +125,8 @@ def check(settings: Any) -> tuple[Every | None, Keep, Ending]:
         )
     if settings.verify not in ("index", "full"):
         raise _arguments.refuse("verify", settings.verify, '"index" or "full"')
+    if settings.metrics_file is not None:
+        path_text(settings.metrics_file)
     for option in ("max_restarts", "max_failures"):
         if getattr(settings, option) is not None:
             _arguments.count(option, getattr(settings, option))

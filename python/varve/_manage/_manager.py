@@ -28,7 +28,14 @@ from varve._manage._costs import Interval
 from varve._manage._endings import Requests, Signals
 from varve._manage._followup import FollowUp, Save
 from varve._manage._history import History, observed_mtbf
-from varve._manage._inputs import Settings, check, is_whole, measured, name_prefix, step_number
+from varve._manage._inputs import (
+    Settings,
+    check_settings,
+    is_whole,
+    measured,
+    name_prefix,
+    step_number,
+)
 from varve._manage._lock import set_pinned_apart, take_lock
 from varve._manage._resume import Chooser
 from varve._tree import is_stateful
@@ -59,7 +66,7 @@ class Manager:
     def __init__(self, backend: Backend, settings: Settings) -> None:
         self._backend = backend
         self._run = path_text(settings.run)
-        self._every, self._keep, ending = check(settings)
+        self._every, self._keep, ending = check_settings(settings)
         self._settings = settings
         self._closed = False
         self._timeout = _arguments.seconds("timeout", settings.timeout)
@@ -373,13 +380,13 @@ class Manager:
         files: Mapping[str, FileSource] | None,
         reason: str,
     ) -> Future[Any]:
-        if callable(state) and not isinstance(state, Mapping) and not is_stateful(state):
-            state = state()
         values = measured(metrics)
         save = Save(step, self._path(step), self._attempt, reason, values, time.time())
         given = self._files(step, values, files)
         if self._left_behind:
             self._after.begins_anew(self._left_behind)
+        if callable(state) and not isinstance(state, Mapping) and not is_stateful(state):
+            state = state()
         began = self._last_begin = time.monotonic()
         with self._after.began(save):
             future = self._backend.save(state, save.path, given, save.ended)
