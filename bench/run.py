@@ -31,6 +31,7 @@ from bench.scenarios import (
     cuda,
     dcp,
     first_save,
+    frameworks,
     gaps,
     hfai,
     index,
@@ -56,6 +57,7 @@ SCENARIOS: dict[str, Callable[[Context], list[Result]]] = {
     "agent": agent.run,
     "cuda": cuda.run,
     "gaps": gaps.run,
+    "frameworks": frameworks.run,
     "hfai": hfai.run,
     "unshard": unshard.run,
 }

@@ -121,7 +121,7 @@ class Demo:
         who = f"{ranks} ranks resume" if ranks > 1 else "1 rank resumes"
         self.story.chapter(f"{who} at {newest.name}, up to step {until}")
         name = f"resumed-{ranks}"
-        options = ("--resume", str(newest), "--save-every", str(SAVE_EVERY))
+        options = ("--resume", str(self.run), "--save-every", str(SAVE_EVERY))
         with self._start(name, ranks, self.run, until, *options) as job:
             job.wait()
         part = self._finish(name, f"{ranks} ranks, resumed" if ranks > 1 else "1 rank, resumed")

@@ -4,7 +4,7 @@ Run by `job.py`, or by hand, for instance on two ranks:
 
     python -m torch.distributed.run --nproc-per-node 2 train.py --run demo-out/mine --until 20
 
-`Trainer.state` and `Trainer.resume` are all there is to checkpointing it.
+`Trainer.state`, `Trainer.resume` and a manager are all there is to checkpointing it.
 """
 
 from __future__ import annotations
@@ -83,10 +83,10 @@ class Trainer:
             "progress": self.progress,
         }
 
-    def resume(self, checkpoint: Path) -> None:
-        """Go on from `checkpoint`, which any number of ranks may have written."""
+    def resume(self, manager: varve.torch.CheckpointManager) -> None:
+        """Go on from the newest good step of the run, which any number of ranks may have written."""
         state = self.state()
-        varve.torch.load(state, checkpoint)
+        manager.resume(state)
         set_optimizer_state_dict(self.model, self.optimizer, state["optim"])
         torch.set_rng_state(self.rng)
 
@@ -149,7 +149,9 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--run", type=Path, required=True, help="directory of checkpoints")
     parser.add_argument("--until", type=int, required=True, help="step to stop after")
     parser.add_argument("--save-every", type=int, default=5, help="steps from save to save")
-    parser.add_argument("--resume", type=Path, help="checkpoint to go on from")
+    parser.add_argument(
+        "--resume", type=Path, help="the run to go on with; with --dcp, the checkpoint"
+    )
     parser.add_argument("--events", type=Path, help="file to append to, a JSON object per line")
     parser.add_argument("--witness", type=Path, help="file for the final state, by torch.save")
     parser.add_argument("--pad-step", type=int, help="step whose save is padded")
@@ -185,11 +187,15 @@ def main() -> None:
 
         return tell
 
-    # Memory for copies is taken once; a state without padding fits in it many times.
-    stager = varve.torch.Stager(memory_budget=512 << 20)
     saves: list[Future[Any]] = []
     if options.dcp:
         saver = with_dcp.Saver()
+    else:
+        # Memory for copies is taken once; a state without padding fits in it many times.
+        stager = varve.torch.Stager(memory_budget=512 << 20)
+        manager = varve.torch.CheckpointManager(
+            options.run, every=options.save_every, stager=stager
+        )
     # A resumed job starts from other weights and dropout, so that only loading can set it right.
     trainer = Trainer(seed=2 if options.resume else 1)
     if options.resume:
@@ -197,29 +203,37 @@ def main() -> None:
         if options.dcp:
             with_dcp.resume(trainer, options.resume)
         else:
-            trainer.resume(options.resume)
+            trainer.resume(manager)
         report("loaded", step=trainer.progress["step"], seconds=time.perf_counter() - start)
     while trainer.progress["step"] < options.until:
         start = time.perf_counter()
         loss = trainer.step()
         step = trainer.progress["step"]
         report("step", step=step, loss=loss, seconds=time.perf_counter() - start)
-        if step % options.save_every == 0 or step == options.until:
-            state = with_dcp.state_of(trainer) if options.dcp else trainer.state()
+
+        def state(step: int = step) -> dict[str, Any]:
+            made = with_dcp.state_of(trainer) if options.dcp else trainer.state()
             if step == options.pad_step:
-                state["padding"] = trainer.padding(options.pad_mib << 20)
-            start = time.perf_counter()
-            path = checkpoint_path(options.run, step)
-            if options.dcp:
-                saves.append(saver.async_save(state, path))
-            else:
-                saves.append(varve.torch.async_save(state, path, stager=stager))
+                made["padding"] = trainer.padding(options.pad_mib << 20)
+            return made
+
+        start = time.perf_counter()
+        last = step == options.until
+        save: Future[Any] | None = None
+        if not options.dcp:
+            save = manager.save(step, state, metrics={"loss": loss}, force=last)
+        elif step % options.save_every == 0 or last:
+            save = saver.async_save(state(), checkpoint_path(options.run, step))
+        if save is not None:
             # From here on the state is copied and training goes on; writing is behind its back.
             report("stalled", step=step, seconds=time.perf_counter() - start)
-            saves[-1].add_done_callback(saved(step, start))
+            save.add_done_callback(saved(step, start))
+            saves.append(save)
     for save in saves:
         save.result()  # Raises if one of them failed.
-    stager.close()
+    if not options.dcp:
+        manager.close()
+        stager.close()
     witness = trainer.whole()
     if dist.get_rank() == 0 and options.witness:
         torch.save(witness, options.witness)

@@ -17,6 +17,12 @@
 #include "pipeline/host_buffer.h"
 #include "varve/agent.h"
 
+#ifdef Py_LIMITED_API
+// Every CPython since 3.4 exports it, and its headers hide it from modules of the stable ABI.
+// Nothing in the stable ABI tells a thread that has released the GIL from one that holds it.
+extern "C" int PyGILState_Check();
+#endif
+
 namespace varve::python {
 namespace {
 

@@ -76,7 +76,7 @@ class Encoder {
       value.kind = ValueKind::kInt;
       value.text = IntBytes(object);
     } else if (PyFloat_CheckExact(raw)) {
-      value = Value::Float(PyFloat_AS_DOUBLE(raw));
+      value = Value::Float(PyFloat_AsDouble(raw));
     } else if (PyComplex_CheckExact(raw)) {
       value.kind = ValueKind::kComplex;
       value.number = PyComplex_RealAsDouble(raw);
@@ -88,8 +88,7 @@ class Encoder {
       value.text = BytesOf(object);
     } else if (PyByteArray_CheckExact(raw)) {
       value.kind = ValueKind::kByteArray;
-      value.text.assign(PyByteArray_AS_STRING(raw),
-                        static_cast<std::size_t>(PyByteArray_GET_SIZE(raw)));
+      value.text.assign(PyByteArray_AsString(raw), static_cast<std::size_t>(PyByteArray_Size(raw)));
     } else if (PyList_CheckExact(raw)) {
       Sequence(ValueKind::kList, object, path, depth, &value);
     } else if (PyTuple_CheckExact(raw)) {

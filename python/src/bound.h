@@ -117,7 +117,7 @@ struct AsSaveId {
     if (!nb::isinstance<nb::bytes>(bytes) || nb::len(bytes) != out->bytes.size()) {
       return false;
     }
-    std::memcpy(out->bytes.data(), PyBytes_AS_STRING(bytes.ptr()), out->bytes.size());
+    std::memcpy(out->bytes.data(), PyBytes_AsString(bytes.ptr()), out->bytes.size());
     return true;
   }
   static bool FromPython(nb::handle given, std::optional<SaveId>* out) {

@@ -171,8 +171,8 @@ struct type_caster<varve::python::FsPath> {
       PyErr_Clear();
       return false;
     }
-    value.text.assign(PyBytes_AS_STRING(bytes.ptr()),
-                      static_cast<std::size_t>(PyBytes_GET_SIZE(bytes.ptr())));
+    value.text.assign(PyBytes_AsString(bytes.ptr()),
+                      static_cast<std::size_t>(PyBytes_Size(bytes.ptr())));
     return true;
   }
 };

@@ -151,3 +151,39 @@ def cost_of_no_save(rank: int, size: int, run: str, count: int) -> float:
             manager.save(step, {})
             took.append(time.perf_counter() - began)
     return sorted(took)[len(took) // 2]
+
+
+class Loader:
+    """An object with a state of its own."""
+
+    def __init__(self, seen: list[int]) -> None:
+        self.seen = seen
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"seen": self.seen}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.seen = state["seen"]
+
+
+def save_own(rank: int, size: int, path: str) -> None:
+    own = {
+        "plain": varve.torch.PerRank({"seen": rank * 10}),
+        "loader": varve.torch.PerRank(Loader(list(range(rank + 1)))),
+    }
+    varve.torch.save(own, path)
+
+
+def load_merged(rank: int, size: int, path: str) -> Any:
+    def together(values: list[Any], rank: int, world: int) -> Any:
+        return {"seen": sum(one["seen"] for one in values), "rank": rank, "world": world}
+
+    def joined(values: list[Any], rank: int, world: int) -> Any:
+        return {"seen": [number for one in values for number in one["seen"]]}
+
+    own = {
+        "plain": varve.torch.PerRank({"seen": -1}, merge=together),
+        "loader": varve.torch.PerRank(Loader([]), merge=joined),
+    }
+    varve.torch.load(own, path)
+    return own["plain"].value, own["loader"].value.seen

@@ -51,13 +51,15 @@ def details(value: Any) -> list[str]:
     """Arguments of a function or class, fields of a report, methods and properties of a class."""
     if dataclasses.is_dataclass(value):
         return [field.name for field in dataclasses.fields(value)]
-    if inspect.isclass(value) and hasattr(_core, value.__name__):  # A report of the engine.
+    engine = {**vars(_core), **vars(_core.manage)}
+    if inspect.isclass(value) and value.__name__ in engine:  # A report of the engine.
         return [name for name in vars(value) if not name.startswith("_")]
     names = [name for name in inspect.signature(value).parameters if name != "self"]
     if value in MADE_BY_OPEN:
         names = []
     if inspect.isclass(value):
-        names += [name for name in vars(value) if not name.startswith("_")]
+        inherited = [vars(base) for base in value.__mro__ if base.__module__.startswith("varve")]
+        names += [name for found in inherited for name in found if not name.startswith("_")]
     return names
 
 

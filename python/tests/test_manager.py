@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import subprocess
@@ -73,6 +72,20 @@ def test_without_a_policy_it_saves_on_demand_and_the_same_step_once(run: Path) -
         first = manager.save(2, state(), force=True)
         assert manager.save(2, state(), force=True) is first
     assert names(run) == [2]
+
+
+def test_a_function_makes_the_state_only_where_a_save_is_made(run: Path) -> None:
+    made: list[int] = []
+
+    def make() -> dict[str, Any]:
+        made.append(1)
+        return state(7)
+
+    with varve.CheckpointManager(run, every=2) as manager:
+        for step in range(1, 4):
+            manager.save(step, make)
+    assert len(made) == 1
+    assert varve.read(run / "step-00000002")["n"] == 7
 
 
 def test_a_file_asks_for_a_save_and_another_one_for_the_end(run: Path) -> None:
@@ -382,6 +395,25 @@ def test_a_second_job_is_refused_and_learns_who_has_the_run(
     varve.CheckpointManager(run).close()
 
 
+def test_a_forked_child_that_ends_leaves_the_run_to_its_parent(run: Path) -> None:
+    program = (
+        "import os, sys, varve\n"
+        "manager = varve.CheckpointManager(sys.argv[1])\n"
+        "manager.wait()\n"
+        "if os.fork() == 0:\n"
+        "    sys.exit(0)\n"
+        "os.wait()\n"
+        "print(os.path.exists(sys.argv[1] + '/.varve-run-lock'))\n"
+        "manager.close()\n"
+        "print(os.path.exists(sys.argv[1] + '/.varve-run-lock'))\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program, str(run)], capture_output=True, text=True, timeout=60
+    )
+    assert done.stdout.split() == ["True", "False"], done.stderr
+    assert [line["event"] for line in _history.read(str(run))] == ["start", "end"]
+
+
 # ---- failures ----
 
 
@@ -426,88 +458,7 @@ def test_a_callback_that_raises_is_logged_and_costs_no_save(
     assert "broken hook" in caplog.text
 
 
-# ---- what a person sees ----
-
-
-def test_the_history_has_a_line_for_each_event_with_phases_and_rates(run: Path) -> None:
-    told: list[dict[str, Any]] = []
-    with varve.CheckpointManager(run, every=2, on_saved=told.append) as manager:
-        train(manager, range(1, 4), loss=lambda step: float("inf"))
-    with varve.CheckpointManager(run) as manager:
-        manager.resume(state())
-    lines = [json.loads(line) for line in (run / _history.NAME).read_text().splitlines()]
-    assert [line["event"] for line in lines] == ["start", "save", "end", "start", "load", "end"]
-    save = lines[1]
-    assert save["step"] == 2
-    assert save["bytes"] > 24000
-    assert save["bytes_per_second"] > 0
-    assert save["phases"]["write"]["seconds"] >= 0
-    assert save["metrics"] == {"loss": "inf"}
-    assert told[0]["step"] == 2
-    assert lines[3]["attempt"] == 2
-    assert lines[4]["passed_over"] == {}
-
-
-def test_the_metrics_file_is_open_metrics(run: Path, tmp_path: Path) -> None:
-    file = tmp_path / "varve.prom"
-    with varve.CheckpointManager(run, every=1, keep=1, metrics_file=file) as manager:
-        train(manager, range(1, 3))
-    text = file.read_text()
-    assert text.endswith("# EOF\n")
-    assert f'varve_saves_total{{run="{run}",outcome="done"}} 2' in text
-    assert f'varve_removed_steps_total{{run="{run}"}} 1' in text
-    for line in text.splitlines():
-        assert line.startswith("#") or float(line.rpartition(" ")[2]) >= 0
-
-
-def test_the_history_tells_the_time_between_failures(tmp_path: Path) -> None:
-    lines = [
-        {"time": 0, "event": "start"},
-        {"time": 100, "event": "save"},  # Killed.
-        {"time": 500, "event": "start"},
-        {"time": 600, "event": "end"},
-        {"time": 700, "event": "start"},
-    ]
-    (tmp_path / _history.NAME).write_text(
-        "\n".join([*map(json.dumps, lines), '{"time": 8', "[]", ""])
-    )
-    assert _history.observed_mtbf(str(tmp_path)) == 200
-    assert _history.observed_mtbf(str(tmp_path / "none")) is None
-
-
-# ---- arguments ----
-
-WRONG: dict[str, tuple[Any, str]] = {
-    "no time": (lambda run: varve.Every(), "say when"),
-    "no steps": (lambda run: varve.Every(steps=0), "steps=0: want a whole number from 1 on"),
-    "a mode": (lambda run: varve.Every("now"), "Every='now'"),  # type: ignore[arg-type]
-    "a share": (lambda run: varve.Every("auto", share=2), "share=2"),
-    "best by nothing": (lambda run: varve.Keep(best=2), "needs the metric's name"),
-    "last none": (lambda run: varve.Keep(last=0), "last=0: want a whole number from 1 on"),
-    "a signal": (
-        lambda run: varve.CheckpointManager(run, ending=varve.Ending(signals=["SIGNOPE"])),
-        "no signal 'SIGNOPE'",
-    ),
-    "a name": (
-        lambda run: varve.CheckpointManager(run, name="{step}-model"),
-        "name='{step}-model'",
-    ),
-    "an option": (
-        lambda run: varve.CheckpointManager(run, save_options={"overwite": True}),
-        "'overwite' is none of allow_pickle",
-    ),
-    "a step": (lambda run: varve.CheckpointManager(run).save(1.5, {}), "step=1.5"),  # type: ignore[arg-type]
-    "a negative step": (lambda run: varve.CheckpointManager(run).save(-1, {}), "step=-1"),
-    "protect": (lambda run: varve.CheckpointManager(run).protect(1, {}), "varve.torch"),
-}
-
-
-@pytest.mark.parametrize("what", WRONG)
-def test_an_argument_that_makes_no_sense_is_refused_by_name(run: Path, what: str) -> None:
-    make, message = WRONG[what]
-    with pytest.raises(varve.InvalidArgumentError) as caught:
-        make(run)
-    assert message in str(caught.value)
+# ---- its end ----
 
 
 def test_it_can_be_closed_twice_and_not_used_after(run: Path) -> None:

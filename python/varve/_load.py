@@ -59,6 +59,7 @@ class _Plan:
         rank: int,
         choice: Choice,
         cast: bool,
+        world: int,
     ) -> None:
         self.reader = reader
         self.arrays = arrays
@@ -91,6 +92,7 @@ class _Plan:
             arrays.hollow if choice.assign else lambda _tensor: False,
             arrays.give_back,
             by_name,
+            world,
         )
         with collector_at_rest():
             self.match.match(state, structure)
@@ -180,7 +182,8 @@ def load(
     rank = 0 if coordinator is None else coordinator.rank
     try:
         reader = _core.Reader(path_text(path), choice.use_agent)
-        plan = _Plan(reader, state, arrays, rank, choice, options.cast)
+        world = 1 if coordinator is None else coordinator.size
+        plan = _Plan(reader, state, arrays, rank, choice, options.cast, world)
         # Before the ranks agree: a value that cannot be opened fails the load with nothing changed.
         values = plain_values(reader, path_text(path), plan.names, choice.allow_pickle)
     except Exception as error:

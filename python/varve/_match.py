@@ -29,7 +29,7 @@ class Match:
     `hollow` tells tensors that are to be replaced rather than filled (those on the meta device, when
     a load assigns): `assigned` has (fqn, tensor, setter) of them. `give_back` is called with an object
     and its filled state dict. `by_name` gives what is stored by full names, for entries whose
-    containers differ from the stored ones.
+    containers differ from the stored ones. `world` is the number of ranks that load.
     """
 
     def __init__(
@@ -41,6 +41,7 @@ class Match:
         hollow: Callable[[Any], bool] = lambda _tensor: False,
         give_back: Callable[[Any, Any], None] = lambda value, state: value.load_state_dict(state),
         by_name: Callable[[], Mapping[str, Any]] = dict,
+        world: int = 1,
     ) -> None:
         self.tensors: list[tuple[str, Any]] = []
         self.created: list[tuple[str, str, Setter]] = []
@@ -60,6 +61,7 @@ class Match:
         self._hollow = hollow
         self._give_back = give_back
         self._rank = rank
+        self._world = world
         self._is_tensor = is_tensor
         self._stored_objects = stored_objects
 
@@ -117,6 +119,8 @@ class Match:
 
     def _mapping(self, mapping: Any, stored: Mapping[Any, Any], path: str | None) -> None:
         for key, value in mapping.items():
+            if type(value) is PerRank and self._merge(key, value, stored, path):
+                continue
             stored_key = f"{key}/rank{self._rank}" if type(value) is PerRank else key
             found = self._find(stored_key, stored, path)
             if found is not None:
@@ -130,6 +134,37 @@ class Match:
                 self._nothing_stored(value, name, _item_setter(mapping, key))
             else:
                 self._visit(value, elsewhere, name, _item_setter(mapping, key))
+
+    def _merge(
+        self, key: Any, holder: PerRank[Any], stored: Mapping[Any, Any], path: str | None
+    ) -> bool:
+        """Plans the merge of what another number of ranks has stored; False where there is none to make."""
+        parts: dict[int, str] = {}
+        for name in stored:
+            parsed = RANK_PART.match(name) if isinstance(name, str) else None
+            if parsed is not None and parsed["prefix"] == f"{key}/rank":
+                parts[int(parsed["rank"])] = name
+        wanted = any(
+            self._wants(fqn)
+            for name in parts.values()
+            for fqn, _ in leaves(stored[name], join(path, name))
+        )
+        merge = holder.merge
+        if merge is None or not wanted or len(parts) == self._world:
+            return False
+        boxes = [
+            self._build(stored[parts[rank]], join(path, parts[rank])) for rank in sorted(parts)
+        ]
+
+        def put() -> None:
+            merged = merge([box[0] for box in boxes], self._rank, self._world)
+            if is_stateful(holder.value):
+                self._give_back(holder.value, merged)
+            else:
+                holder.value = merged
+
+        self.fills.append(put)
+        return True
 
     def _named(self, name: str) -> Any:
         """Returns the entry of a name, in any containers; None when nothing is stored.

@@ -7,7 +7,8 @@ from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
 from varve._manage._backend import NumpyBackend, checked_options
-from varve._manage._manager import Manager, Settings
+from varve._manage._inputs import Settings
+from varve._manage._manager import Manager
 from varve._manage._policy import Ending, Every, Keep
 
 

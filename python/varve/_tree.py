@@ -30,12 +30,17 @@ class PerRank(Generic[T]):
     In a state dict, `{"train": PerRank(value)}` is stored as `train/rank{R}` by rank R. A load fills
     `value` from the same rank's, or from rank 0's where the world has changed and there is none.
     `read` gives all of them under their stored names. `value` may be anything a state dict may hold.
+
+    With `merge` a load on another number of ranks calls merge(values, rank, world) on each rank, with the stored
+    values of all ranks by rank, and this rank and the number of ranks of now. What it returns becomes
+    `value`, or is given to the `load_state_dict` of `value`. What it raises, the load raises on that rank.
     """
 
-    __slots__ = ("value",)
+    __slots__ = ("merge", "value")
 
-    def __init__(self, value: T) -> None:
+    def __init__(self, value: T, merge: Callable[[list[Any], int, int], Any] | None = None) -> None:
         self.value = value
+        self.merge = merge
 
     def __repr__(self) -> str:
         return f"PerRank({self.value!r})"

@@ -61,7 +61,12 @@ def _unless_none_runs(tell: Callable[[float], None], timeout: float) -> None:
 
 def program() -> str:
     """Returns the program that is started where no agent runs."""
-    beside = os.path.join(sysconfig.get_path("scripts"), "varve-agent")
-    return os.environ.get(PROGRAM) or (
-        beside if os.path.exists(beside) else shutil.which("varve-agent") or "varve-agent"
-    )
+    chosen = os.environ.get(PROGRAM)
+    if chosen:
+        return chosen
+    inside = os.path.join(os.path.dirname(__file__), "bin")  # In a wheel that brings its libraries.
+    for folder in (inside, sysconfig.get_path("scripts")):
+        found = os.path.join(folder, "varve-agent")
+        if os.path.exists(found):
+            return found
+    return shutil.which("varve-agent") or "varve-agent"

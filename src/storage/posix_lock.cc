@@ -6,6 +6,7 @@
 #include <fcntl.h>
 #include <sys/file.h>
 #include <sys/stat.h>
+#include <unistd.h>
 
 #include "storage/posix_files.h"
 
@@ -29,8 +30,9 @@ class PosixLock final : public StorageLock {
   PosixLock(const PosixLock&) = delete;
   PosixLock& operator=(const PosixLock&) = delete;
   ~PosixLock() override {
-    // The directory may have been exchanged for another: then the name is not ours to remove.
-    if (NamesFile(name_, fd_.get())) {
+    // The directory may have been exchanged for another: then the name is not ours to remove. Nor
+    // is it a forked child's, whose parent still holds the lock.
+    if (owner_ == ::getpid() && NamesFile(name_, fd_.get())) {
       ::unlink(name_.c_str());
     }
   }
@@ -38,6 +40,7 @@ class PosixLock final : public StorageLock {
  private:
   std::string name_;
   FileDescriptor fd_;
+  const pid_t owner_ = ::getpid();
 };
 
 /// Returns true for the errors of flock that mean that there are no locks of this kind here. EBADF

@@ -118,7 +118,7 @@ LINES_WARN = 300
 SOURCES_MAX = 20
 
 CODE_SUFFIXES = {".cc", ".h", ".py", ".pyi", ".cmake", ".sh", ".fbs"}
-CODE_NAMES = {"setup", "test", "demo", "run", "CMakeLists.txt"}
+CODE_NAMES = {"setup", "test", "demo", "run", "build", "CMakeLists.txt"}
 
 
 def repository_files(root: Path) -> list[Path]:

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-NAMES = {"setup", "test", "demo", "run"}
-FOLDERS = (".", ".ci", "fuzz", "bench", "examples", "tests/*", "bench/*")
+NAMES = {"setup", "test", "demo", "run", "build"}
+FOLDERS = (".", ".ci", "fuzz", "bench", "examples", "packaging", "tests/*", "bench/*")
 SCRIPTS = sorted(
     path.relative_to(ROOT)
     for folder in FOLDERS
@@ -20,7 +20,9 @@ SCRIPTS = sorted(
 
 
 def test_there_are_scripts() -> None:
-    assert Path("test") in SCRIPTS and Path("tests/sim/run") in SCRIPTS
+    assert Path("test") in SCRIPTS and {Path("tests/sim/run"), Path("packaging/build")} <= {
+        *SCRIPTS
+    }
 
 
 @pytest.mark.parametrize("name", SCRIPTS, ids=str)

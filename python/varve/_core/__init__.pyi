@@ -235,9 +235,7 @@ def repair(path: str) -> bool:
 def collect_garbage(directory: str, dry_run: bool) -> list[str]:
     """Removes what dead saves left; returns the paths removed (or, dry, to be removed)."""
 
-def remove(path: str, dry_run: bool) -> list[str]:
-    """Removes a checkpoint; returns the files in it that were not part of it."""
-
+def remove(path: str, dry_run: bool) -> list[str]: ...
 def side_files(path: str) -> list[tuple[str, int]]:
     """Side files of a checkpoint: name and bytes."""
 
@@ -325,8 +323,7 @@ class DcpItems:
     ) -> None:
         """Adds a tensor: `produce(at, address, count)` puts its row-major bytes from `at` on there.
 
-        It is called on a thread of the engine, for one item after the other, in order; what it raises ends the
-        writing and is raised.
+        A thread of the engine calls it, for one item after the other; what it raises ends the writing.
         """
 
     def fingerprints(self) -> list[int]:

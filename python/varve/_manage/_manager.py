@@ -9,15 +9,14 @@ from __future__ import annotations
 import atexit
 import logging
 import os
-import re
 import socket
 import time
+import weakref
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
-from dataclasses import dataclass
 from typing import Any, Literal
 
-from varve import _arguments, _core
+from varve import _arguments
 from varve._core import LoadReport, manage
 from varve._engine import path_text
 from varve._files import Source as FileSource
@@ -28,8 +27,17 @@ from varve._manage._costs import Interval
 from varve._manage._endings import Requests, Signals
 from varve._manage._followup import FollowUp, Save
 from varve._manage._history import History, observed_mtbf
+from varve._manage._inputs import (
+    Settings,
+    check_settings,
+    holder,
+    is_whole,
+    number,
+    step_number,
+)
 from varve._manage._policy import Ending, Every, Keep
 from varve._manage._resume import Chooser
+from varve._tree import is_stateful
 from varve.errors import (
     BY_CODE,
     CheckpointNotFoundError,
@@ -53,25 +61,8 @@ _LOCK_PATIENCE = 15.0
 #: Seconds that a resume waits for the agent to write what a killed job has left with it.
 _AGENT_PATIENCE = 1800.0
 
-_STEP_NAME = re.compile(r"[A-Za-z_=-]*[0-9]+")
-
-
-@dataclass
-class Settings:
-    """The arguments that managers of all backends have."""
-
-    run: str | os.PathLike[str]
-    every: Every | int | None
-    keep: Keep | int | None
-    ending: Ending | None
-    name: str
-    verify: Literal["index", "full"]
-    max_restarts: int | None
-    max_failures: int | None
-    on_saved: Callable[[dict[str, Any]], None] | None
-    on_failure: Callable[[int, BaseException], None] | None
-    metrics_file: str | os.PathLike[str] | None
-    timeout: float
+#: Managers that are not closed.
+_open: weakref.WeakSet[Manager] = weakref.WeakSet()
 
 
 class Manager:
@@ -87,7 +78,7 @@ class Manager:
             Keep(last=settings.keep) if isinstance(settings.keep, int) else settings.keep or Keep()
         )
         self._settings = settings
-        self._check(settings)
+        check_settings(settings)
         self._closed = False
         self._timeout = _arguments.seconds("timeout", settings.timeout)
         self._preempted = ""
@@ -121,6 +112,7 @@ class Manager:
             self._history.add("start", attempt=self._attempt, world_size=backend.size, **where)
             self._after.later(self._after.collect_garbage)
         atexit.register(self.close)
+        _open.add(self)
 
     # ---- for users ----
 
@@ -152,7 +144,8 @@ class Manager:
 
         Args:
             step: The step that is done, from 0 on.
-            state: As in `save` of the package.
+            state: As in `save` of the package, or a function that returns it, which is called only where a
+                save is made.
             metrics: Values by name, for `Keep(best=...)` and the history. Numbers, tensors of one element,
                 or functions that return one; they are looked at only where a save is made. Rank 0's count.
             files: As in `save` of the package.
@@ -167,7 +160,7 @@ class Manager:
             UnavailableError: A rank is lost, or `max_failures` saves in a row have failed.
         """
         self._usable()
-        number = _step_number(step)
+        number = step_number(step)
         if self._backend.rank == 0:
             self._after.tick(time.monotonic())
         verdict = self._agreement.verdict(number, lambda: Posted(number, self._signals.received))
@@ -196,7 +189,7 @@ class Manager:
         manager with executor="process", whose memory has room for two copies more; see `defer_save`.
         """
         self._usable()
-        number = _step_number(step)
+        number = step_number(step)
         return self._backend.protect(state, self._path(number), self._files(number, {}, files))
 
     def resume(self, state: Any, **options: Any) -> int | None:
@@ -236,7 +229,7 @@ class Manager:
         Raises CheckpointNotFoundError where there is no such step, and what `load` raises.
         """
         self._usable()
-        number = _step_number(step)
+        number = step_number(step)
         chosen = self._decide(f"find step {number}", lambda: self._find(number))
         began = time.monotonic()
         report = self._backend.load(state, os.path.join(self._run, chosen["name"]), options)
@@ -250,7 +243,7 @@ class Manager:
 
     def latest(self) -> manage.RunStep | None:
         """Returns the newest whole step; None where there is none."""
-        whole = [step for step in self.steps() if _is_whole(step)]
+        whole = [step for step in self.steps() if is_whole(step)]
         return whole[-1] if whole else None
 
     def best(
@@ -268,7 +261,7 @@ class Manager:
         known = [
             step
             for step in self.steps()
-            if _is_whole(step) and step.metrics.get(name, float("nan")) == step.metrics.get(name)
+            if is_whole(step) and step.metrics.get(name, float("nan")) == step.metrics.get(name)
         ]
         if not known:
             return None
@@ -277,11 +270,11 @@ class Manager:
 
     def pin(self, step: int, why: str = "") -> None:
         """Keeps a step from being removed by rules, until `unpin`. By any rank, for itself."""
-        manage.pin(os.path.join(self._run, self._find(_step_number(step))["name"]), why)
+        manage.pin(os.path.join(self._run, self._find(step_number(step))["name"]), why)
 
     def unpin(self, step: int) -> None:
         """Takes the pin of a step away."""
-        manage.unpin(os.path.join(self._run, self._find(_step_number(step))["name"]))
+        manage.unpin(os.path.join(self._run, self._find(step_number(step))["name"]))
 
     def wait(self) -> None:
         """Waits for the saves under way, and for what follows them: history, retention, callbacks."""
@@ -303,27 +296,12 @@ class Manager:
 
     # ---- opening and closing ----
 
-    def _check(self, settings: Settings) -> None:
-        name = settings.name.format(step=7)
-        if not _STEP_NAME.fullmatch(name) or _core.step_from_name(name) != 7:
-            raise InvalidArgumentError(
-                f'name={settings.name!r}: want letters and the step behind them, such as "step-{{step:08d}}"'
-            )
-        if settings.verify not in ("index", "full"):
-            raise _arguments.refuse("verify", settings.verify, '"index" or "full"')
-        for option in ("max_restarts", "max_failures"):
-            if getattr(settings, option) is not None:
-                _arguments.count(option, getattr(settings, option))
-        for option in ("on_saved", "on_failure"):
-            if getattr(settings, option) is not None and not callable(getattr(settings, option)):
-                raise _arguments.refuse(option, getattr(settings, option), "a function")
-
     def _open(self) -> int:
         """On rank 0: locks the run; returns the number of this attempt."""
         until = time.monotonic() + _LOCK_PATIENCE
         while self._lock is None:
             try:
-                self._lock = manage.lock_run(self._run, _holder())
+                self._lock = manage.lock_run(self._run, holder())
             except UnsupportedError as error:
                 _LOG.warning("nothing keeps a second job out of %s: %s", self._run, error)
                 break
@@ -416,9 +394,11 @@ class Manager:
         files: Mapping[str, FileSource] | None,
         reason: str,
     ) -> Future[Any]:
-        measured = {name: _number(name, value) for name, value in (metrics or {}).items()}
+        measured = {name: number(name, value) for name, value in (metrics or {}).items()}
         save = Save(step, self._path(step), self._attempt, reason, measured, time.time())
         given = self._files(step, measured, files)
+        if callable(state) and not isinstance(state, Mapping) and not is_stateful(state):
+            state = state()
         began = self._last_begin = time.monotonic()
         with self._after.began(save):
             future = self._backend.save(state, save.path, given, save.ended)
@@ -457,7 +437,7 @@ class Manager:
     def _find(self, step: int) -> dict[str, Any]:
         """The newest whole step of this number."""
         for one in reversed(self.steps()):
-            if one.step == step and _is_whole(one):
+            if one.step == step and is_whole(one):
                 return {"step": one.step, "name": one.name}
         raise CheckpointNotFoundError(f"{self._run} has no whole step {step}", path=self._run)
 
@@ -496,34 +476,10 @@ class Manager:
         return step
 
 
-def _is_whole(step: manage.RunStep) -> bool:
-    return step.state in ("whole", "displaced")
+def _in_child() -> None:
+    """A forked child has neither the threads nor the lock of its parent's managers: closed to it."""
+    for manager in list(_open):
+        manager._closed = True
 
 
-def _step_number(step: Any) -> int:
-    try:
-        number = int(step.__index__())
-    except AttributeError:
-        number = -1
-    if isinstance(step, bool) or not 0 <= number < 1 << 63:
-        raise _arguments.refuse("step", step, "a whole number from 0 on")
-    return number
-
-
-def _number(name: str, value: Any) -> float:
-    """Returns a metric's value: of a number, a tensor of one element, or a function that returns one."""
-    try:
-        found = value() if callable(value) else value
-        return float(found.detach() if hasattr(found, "detach") else found)
-    except (TypeError, ValueError, RuntimeError):
-        raise _arguments.refuse(
-            f"metrics[{name!r}]", value, "a number, a tensor of one element or a function of these"
-        ) from None
-
-
-def _holder() -> str:
-    """Says who this job is, for the message that a second one gets."""
-    job = os.environ.get("SLURM_JOB_ID")
-    in_slurm = f", SLURM job {job}" if job else ""
-    since = time.strftime("%Y-%m-%d %H:%M:%S")
-    return f"process {os.getpid()} on {socket.gethostname()}{in_slurm}, since {since}"
+os.register_at_fork(after_in_child=_in_child)

@@ -52,6 +52,7 @@ from varve.torch._async import async_save, defer_save
 from varve.torch._coordinator import collective, name_of
 from varve.torch._handle import DeferredSaveHandle, SaveHandle
 from varve.torch._manager import CheckpointManager
+from varve.torch._merge import merge_dataloaders
 from varve.torch._stager import Stager
 from varve.torch._tensors import TorchArrays
 
@@ -82,6 +83,7 @@ __all__ = [
     "latest",
     "list_checkpoints",
     "load",
+    "merge_dataloaders",
     "open",
     "read",
     "remove",

@@ -16,7 +16,8 @@ import varve.torch
 from varve import agent
 from varve._core import LoadReport
 from varve._manage._backend import Ended, checked_options, inside
-from varve._manage._manager import Manager, Settings
+from varve._manage._inputs import Settings
+from varve._manage._manager import Manager
 from varve._manage._policy import Ending, Every, Keep
 from varve.errors import InvalidArgumentError
 from varve.torch._coordinator import TorchCoordinator, collective, make_background

@@ -1,0 +1,60 @@
+"""What a person sees of a run: its history, and its metrics."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from test_manager import state, train
+
+import varve
+from varve._manage import _history
+
+
+def test_the_history_has_a_line_for_each_event_with_phases_and_rates(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    told: list[dict[str, Any]] = []
+    with varve.CheckpointManager(run, every=2, on_saved=told.append) as manager:
+        train(manager, range(1, 4), loss=lambda step: float("inf"))
+    with varve.CheckpointManager(run) as manager:
+        manager.resume(state())
+    lines = [json.loads(line) for line in (run / _history.NAME).read_text().splitlines()]
+    assert [line["event"] for line in lines] == ["start", "save", "end", "start", "load", "end"]
+    save = lines[1]
+    assert save["step"] == 2
+    assert save["bytes"] > 24000
+    assert save["bytes_per_second"] > 0
+    assert save["phases"]["write"]["seconds"] >= 0
+    assert save["metrics"] == {"loss": "inf"}
+    assert told[0]["step"] == 2
+    assert lines[3]["attempt"] == 2
+    assert lines[4]["passed_over"] == {}
+
+
+def test_the_metrics_file_is_open_metrics(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    file = tmp_path / "varve.prom"
+    with varve.CheckpointManager(run, every=1, keep=1, metrics_file=file) as manager:
+        train(manager, range(1, 3))
+    text = file.read_text()
+    assert text.endswith("# EOF\n")
+    assert f'varve_saves_total{{run="{run}",outcome="done"}} 2' in text
+    assert f'varve_removed_steps_total{{run="{run}"}} 1' in text
+    for line in text.splitlines():
+        assert line.startswith("#") or float(line.rpartition(" ")[2]) >= 0
+
+
+def test_the_history_tells_the_time_between_failures(tmp_path: Path) -> None:
+    lines = [
+        {"time": 0, "event": "start"},
+        {"time": 100, "event": "save"},  # Killed.
+        {"time": 500, "event": "start"},
+        {"time": 600, "event": "end"},
+        {"time": 700, "event": "start"},
+    ]
+    (tmp_path / _history.NAME).write_text(
+        "\n".join([*map(json.dumps, lines), '{"time": 8', "[]", ""])
+    )
+    assert _history.observed_mtbf(str(tmp_path)) == 200
+    assert _history.observed_mtbf(str(tmp_path / "none")) is None
