@@ -13,6 +13,15 @@ constexpr std::uint64_t kFewSaves = 5;
 constexpr double kShare = 0.01;
 constexpr double kDay = 24 * 3600;
 
+/// Returns "20 h", "12 days".
+std::string Days(double seconds) {
+  if (seconds < 2 * kDay) {
+    return FormatSeconds(seconds);
+  }
+  return seconds < 10000 * kDay ? Count(static_cast<std::uint64_t>(seconds / kDay), "day")
+                                : "many years";
+}
+
 class Advisor {
  public:
   explicit Advisor(const ReportData& data) : data_(data) {}
@@ -168,7 +177,7 @@ class Advisor {
         text += " Training adds " +
                 FormatBytes(static_cast<std::uint64_t>(std::min(rate * kDay, 1e18))) +
                 " a day; the " + FormatBytes(*data_.disk_free) + " that are free last for " +
-                (left < 10000 * kDay ? FormatSeconds(left) : std::string("years")) + " of it.";
+                Days(left) + " of it.";
       }
     }
     Add(Advice::Kind::kWarning, text);

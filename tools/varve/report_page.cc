@@ -168,7 +168,7 @@ std::string ModelSection(const ReportData& data) {
   std::string body = Paragraph("Of " + model.step + ": " + Count(model.tensor_count, "tensor") +
                                ", " + FormatBytes(model.bytes) + ".");
   if (HaveCharts() && !model.parts.empty()) {
-    body += Figure("chart-parts", "Stored bytes by part",
+    body += Figure("chart-parts", "Stored bytes by part; a part includes those under it",
                    HighFor(std::min(model.parts.size(), kMostBars)));
   }
   const auto table = [&](const std::string& title, const std::vector<Subtree>& parts) {

@@ -24,6 +24,14 @@
     return Number.isNaN(time.getTime()) ? "?" : time.toISOString().slice(0, 19).replace("T", " ");
   };
 
+  // The distance of the marks of an axis of bytes: round in its unit.
+  const byteStep = (most) => {
+    let unit = 1;
+    while (most / unit >= 1024 && unit < 2 ** 60) unit *= 1024;
+    const step = [0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 50, 100, 200, 500].find((one) => most / unit / one <= 6);
+    return step * unit;
+  };
+
   // A point is [time, step, stall, seconds, bandwidth, done, job].
   const byTime = () => document.querySelector("input[name=axis]:checked")?.value === "time";
 
@@ -40,16 +48,17 @@
     return found;
   };
 
-  const axis = (title, shown) => ({
+  const axis = (title, shown, step) => ({
     type: "linear",
     title: { display: title !== "", text: title, color: colour("--faint") },
-    ticks: { color: colour("--faint"), maxTicksLimit: 6, maxRotation: 0, callback: shown },
+    ticks: { color: colour("--faint"), maxTicksLimit: 8, stepSize: step, maxRotation: 0, callback: shown },
     grid: { color: colour("--line") },
   });
 
-  const overSteps = (id, column, shown, wanted) => {
+  const overSteps = (id, column, shown, wanted, stepOf) => {
     const canvas = document.getElementById(id);
     if (!canvas) return;
+    const most = Math.max(...data.points.map((point) => point[column]), 0);
     const made = [{
       label: "made",
       data: series(column, (point) => point[5] && wanted(point)),
@@ -76,7 +85,7 @@
     const x = byTime()
       ? axis("wall time, UTC", (value) => date(value).slice(5, 16))
       : axis("step", (value) => value);
-    const y = { ...axis("", shown), beginAtZero: true };
+    const y = { ...axis("", shown, stepOf?.(most)), beginAtZero: true };
     drawn.push(new Chart(canvas, {
       type: "line",
       data: { datasets: made },
@@ -100,7 +109,7 @@
     }));
   };
 
-  const bars = (id, entries, shown) => {
+  const bars = (id, entries, shown, stepOf) => {
     const canvas = document.getElementById(id);
     if (!canvas || entries.length === 0) return;
     drawn.push(new Chart(canvas, {
@@ -114,7 +123,7 @@
         indexAxis: "y",
         maintainAspectRatio: false,
         scales: {
-          x: { ...axis("", shown), beginAtZero: true },
+          x: { ...axis("", shown, stepOf?.(Math.max(...entries.map((entry) => entry[1])))), beginAtZero: true },
           y: { ticks: { color: colour("--text"), autoSkip: false }, grid: { display: false } },
         },
         plugins: {
@@ -129,8 +138,8 @@
     while (drawn.length > 0) drawn.pop().destroy();
     overSteps("chart-stall", 2, seconds, () => true);
     overSteps("chart-write", 3, seconds, () => true);
-    overSteps("chart-bandwidth", 4, (value) => `${bytes(value)}/s`, (point) => point[4] > 0);
-    bars("chart-parts", data.parts, bytes);
+    overSteps("chart-bandwidth", 4, (value) => `${bytes(value)}/s`, (point) => point[4] > 0, byteStep);
+    bars("chart-parts", data.parts, bytes, byteStep);
     bars("chart-ranks", data.ranks, (value) => (Number.isInteger(value) ? String(value) : ""));
     document.documentElement.dataset.charts = String(drawn.length);
   };
