@@ -226,8 +226,12 @@ void AddReport(Command program) {
   verb.Option("-o,--out", "FILE", &options->out, "The page to write; an older report is replaced");
   verb.Repeated("--keep", "RULE", &options->keep,
                 "A rule as `varve prune` has it: show what it would keep");
-  verb.Flag("--json", &options->json,
-            "Print the numbers as an object; no page is written without -o");
+  verb.Flag(
+      "--json", &options->json,
+      "An object: run, lines, unreadable, saves, stall_seconds, write_seconds, bytes_per_second, "
+      "interval_seconds (count, median, p95, most, total), ran_seconds, mtbf_seconds, "
+      "slowest_ranks, failures, jobs, steps, damaged, removed, model, advice. No page is "
+      "written without -o");
   verb.RunsUntilStopped([=](const std::stop_token& stop) { return Run(*options, stop); });
 }
 

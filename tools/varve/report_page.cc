@@ -2,15 +2,13 @@
 
 #include <algorithm>
 #include <array>
-#include <cmath>
 #include <cstdio>
-#include <ctime>
-#include <limits>
 #include <random>
 
 #include "json.h"
 #include "report_advice.h"
 #include "report_assets.h"
+#include "report_html.h"
 #include "text.h"
 #include "varve/metadata.h"
 
@@ -28,49 +26,6 @@ std::string Bytes(double bytes) {
 std::string Speed(double bandwidth) { return bandwidth >= 1 ? Bytes(bandwidth) + "/s" : "-"; }
 std::string IfAny(double seconds) { return seconds > 0 ? FormatSeconds(seconds) : "-"; }
 
-/// The rows of a table of the page. Cells are escaped.
-class HtmlTable {
- public:
-  /// A title that begins with '#' is that of a column of numbers, with '~' of one of long texts.
-  explicit HtmlTable(const std::vector<std::string>& titles) {
-    for (const std::string& title : titles) {
-      const char kind = title.front();
-      const bool marked = kind == '#' || kind == '~';
-      classes_.emplace_back(kind == '#'   ? " class=\"number\""
-                            : kind == '~' ? " class=\"text\""
-                                          : "");
-      head_ += "<th" + classes_.back() + ">" + Escaped(marked ? title.substr(1) : title) + "</th>";
-    }
-  }
-  void Add(const std::vector<std::string>& cells) {
-    rows_ += "<tr>";
-    for (std::size_t i = 0; i < cells.size(); ++i) {
-      rows_ += "<td" + classes_.at(i) + ">" + Escaped(cells[i]) + "</td>";
-    }
-    rows_ += "</tr>\n";
-  }
-  [[nodiscard]] std::string ToString() const {
-    return "<div class=\"scroll\"><table><thead><tr>" + head_ + "</tr></thead><tbody>\n" + rows_ +
-           "</tbody></table></div>\n";
-  }
-
- private:
-  std::vector<std::string> classes_;
-  std::string head_;
-  std::string rows_;
-};
-
-std::string Section(const std::string& title, const std::string& body) {
-  return "<section>\n<h2>" + Escaped(title) + "</h2>\n" + body + "</section>\n";
-}
-std::string Paragraph(const std::string& text) {
-  return "<p class=\"faint\">" + Escaped(text) + "</p>\n";
-}
-std::string Figure(const std::string& id, const std::string& title, const std::string& style = "") {
-  return "<figure><figcaption>" + Escaped(title) + "</figcaption><div class=\"chart\"" + style +
-         "><canvas id=\"" + id + "\" role=\"img\" aria-label=\"" + Escaped(title) +
-         "\"></canvas></div></figure>\n";
-}
 /// Returns the style of a chart of bars, one line high each.
 std::string HighFor(std::size_t bars) {
   return " style=\"height:" + std::to_string(3 + 2 * std::max<std::size_t>(bars, 1)) + "rem\"";
@@ -86,7 +41,8 @@ std::string AdviceSection(const ReportData& data) {
   std::string body = "<ul class=\"advice\">\n";
   for (const Advice& one : advice) {
     const std::string kind(KindName(one.kind));
-    body += "<li class=\"" + kind + "\"><b>" + kind + "</b> " + Escaped(one.text) + "</li>\n";
+    body.append("<li class=\"").append(kind).append("\"><b>").append(kind).append("</b> ");
+    body.append(Escaped(one.text)).append("</li>\n");
   }
   return Section("Advice", body + "</ul>\n");
 }
@@ -416,36 +372,6 @@ std::string Foot(const ReportData& data, const std::string& nonce) {
 }
 
 }  // namespace
-
-std::string Escaped(std::string_view text) {
-  std::string out;
-  for (const char c : Printable(text)) {
-    switch (c) {
-      case '&': out += "&amp;"; break;
-      case '<': out += "&lt;"; break;
-      case '>': out += "&gt;"; break;
-      case '"': out += "&quot;"; break;
-      case '\'': out += "&#39;"; break;
-      default: out.push_back(c);
-    }
-  }
-  return out;
-}
-
-std::string FormatTime(double time) {
-  constexpr double kYear10000 = 253'402'300'800;
-  if (!(time > 0) || time >= kYear10000) {
-    return "?";
-  }
-  const auto seconds = static_cast<std::time_t>(time);
-  std::tm parts{};
-  std::array<char, 32> text{};
-  if (::gmtime_r(&seconds, &parts) == nullptr ||
-      std::strftime(text.data(), text.size(), "%Y-%m-%d %H:%M:%S UTC", &parts) == 0) {
-    return "?";
-  }
-  return text.data();
-}
 
 std::string PageOf(const ReportData& data) {
   const std::string nonce = Nonce();

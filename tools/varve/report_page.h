@@ -17,10 +17,4 @@ inline constexpr std::string_view kPageBegin =
 /// can become markup or script.
 std::string PageOf(const ReportData& data);
 
-/// Returns text as HTML shows it: Printable, and with the characters of markup replaced.
-std::string Escaped(std::string_view text);
-
-/// Returns "2026-11-23 10:04:11 UTC" of Unix time; "?" of a time that no calendar has.
-std::string FormatTime(double time);
-
 }  // namespace varve::cli
