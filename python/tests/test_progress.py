@@ -29,6 +29,9 @@ with varve.Progress("save", after=0.2, every=0.2) as progress:
 
 WITHOUT_TQDM = "import sys; sys.modules['tqdm'] = sys.modules['tqdm.auto'] = None\n"
 
+#: The begin of a program whose operations show every report.
+SHOWS_ALL = "import numpy as np, varve\nprogress = varve.Progress('{0}', after=0.0, every=0.0)\n"
+
 RANKS = ("RANK", "OMPI_COMM_WORLD_RANK", "SLURM_PROCID")
 
 
@@ -138,6 +141,24 @@ assert varve._progress.rank_of_this_process() == 3
     in_a_log(ranked, RANK="3")
 
 
+@pytest.mark.slow
+def test_of_two_ranks_that_save_one_shows_its_progress(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(
+        SHOWS_ALL.format("it") + "import torch, torch.distributed as dist, varve.torch\n"
+        "dist.init_process_group('gloo')\n"
+        "state = {'w': varve.torch.PerRank(torch.ones(3000000))}\n"
+        f"varve.torch.save(state, '{tmp_path}/c', progress=progress)\n"
+        "dist.destroy_process_group()\n"
+    )
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    done = subprocess.run(
+        [*command, str(script)], capture_output=True, text=True, timeout=300, env=environment()
+    )
+    assert done.returncode == 0, done.stderr
+    assert len(re.findall(r"it: 100%", done.stderr)) == 1, done.stderr
+
+
 def test_the_bar_goes_when_the_operation_fails() -> None:
     failing = (
         WITHOUT_TQDM
@@ -180,9 +201,6 @@ def test_standard_error_that_is_closed_disturbs_no_operation() -> None:
             "with varve", "import os; os.dup2(os.open('/dev/full', os.O_WRONLY), 2)\nwith varve"
         )
     )
-
-
-SHOWS_ALL = "import numpy as np, varve\nprogress = varve.Progress('{0}', after=0.0, every=0.0)\n"
 
 
 @pytest.mark.parametrize(

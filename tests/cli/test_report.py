@@ -306,6 +306,7 @@ def test_a_history_of_100000_saves_gives_a_small_page_with_all_peaks(
     write(folder, line("start", BEGAN), *lines)
     page = page_of(run, folder)
     assert len(page) < 1_500_000
+    with_charts(page)
     data = json.loads(re.search(r'id="data">(.*?)</script>', page, re.DOTALL)[1])  # type: ignore[index]
     assert len(data["points"]) <= 1500
     assert {777, 50_000, 60_000, 0, 99_999} <= {point[1] for point in data["points"]}
