@@ -39,10 +39,14 @@ std::vector<CheckpointEntry> ListPython(const FsPath& directory) {
   });
 }
 
-std::vector<Damage> VerifyPython(const FsPath& path) {
+std::vector<Damage> VerifyPython(const FsPath& path, nb::handle progress) {
+  ProgressFunction function;
+  if (!AsProgress::FromPython(progress, &function)) {
+    RaiseUnfit("progress", progress, AsProgress::kWanted);
+  }
   return Stoppable(path.text,
                    [&](const std::stop_token& stop) {
-                     return Verify(path.text, PosixStorage(), {}, stop);
+                     return Verify(path.text, PosixStorage(), function, stop);
                    })
       .damages;
 }
@@ -154,7 +158,7 @@ void BindCatalogue(nb::module_& module) {
           [](const Globs& globs, const nb::str& name) { return globs.Match(TextOf(name)); },
           nb::arg("name"));
   module.def("list_checkpoints", &ListPython, nb::arg("directory"));
-  module.def("verify", &VerifyPython, nb::arg("path"));
+  module.def("verify", &VerifyPython, nb::arg("path"), nb::arg("progress") = nb::none());
   module.def("repair", &RepairPython, nb::arg("path"));
   module.def("collect_garbage", &GarbagePython, nb::arg("directory"), nb::arg("dry_run"));
   module.def("remove", &RemovePython, nb::arg("path"), nb::arg("dry_run"));

@@ -71,7 +71,8 @@ void BindConvert(nb::module_& module) {
       .Field("part", &ConvertOptions::part)
       .Field("overwrite", &ConvertOptions::overwrite)
       .Field<AsPath>("hf_config", &ConvertOptions::hf_config)
-      .Field("memory_budget", &ConvertOptions::memory_budget);
+      .Field("memory_budget", &ConvertOptions::memory_budget)
+      .Keyword<AsProgress>("progress", &ConvertOptions::progress);
   Bound<UnshardOptions>(module, "UnshardOptions", nullptr)
       .Field("to", &UnshardOptions::to)
       .Field("model_only", &UnshardOptions::model_only)
@@ -79,7 +80,8 @@ void BindConvert(nb::module_& module) {
       .Field("dtype", &UnshardOptions::dtype)
       .Field("shard_size", &UnshardOptions::shard_size)
       .Field("overwrite", &UnshardOptions::overwrite)
-      .Field("memory_budget", &UnshardOptions::memory_budget);
+      .Field("memory_budget", &UnshardOptions::memory_budget)
+      .Keyword<AsProgress>("progress", &UnshardOptions::progress);
   Bound<ConvertReport>(module, "ConvertReport", kConvertReportDoc)
       .Field("tensors", &ConvertReport::tensor_count)
       .Field("objects", &ConvertReport::object_count)

@@ -52,6 +52,7 @@ from varve._files import StoredFiles
 from varve._manage._policy import Ending, Every, Keep
 from varve._numpy_manager import CheckpointManager
 from varve._open import Checkpoint, StoredTensor, open_checkpoint
+from varve._progress import Progress
 from varve._select import Rename
 from varve._tree import PerRank
 from varve.errors import (
@@ -95,6 +96,7 @@ __all__ = [
     "PerRank",
     "Phase",
     "PreconditionError",
+    "Progress",
     "PrunedStep",
     "ReplicasDifferWarning",
     "RunStep",
@@ -148,7 +150,7 @@ def save(
             tokenizer: by name ("tokenizer/vocab.json" is in a folder), their content as bytes or the
             path to read it from, now. See `varve.files`. At most 256 MiB in all.
         allow_pickle: Store values of unknown types as pickles, instead of refusing them.
-        progress: Called from other threads with bytes written and bytes in all.
+        progress: Called from other threads with bytes written and bytes in all, such as `Progress()`.
 
     Raises:
         CheckpointExistsError: `path` holds a checkpoint and `overwrite` is false, or "damaged" and it is
@@ -191,7 +193,7 @@ def load(
         cast: Convert between float16, bfloat16, float32 and float64 where the stored dtype is
             another, rounding to the nearest.
         allow_pickle: Open values stored as pickles. A pickle can run code: only for trusted files.
-        progress: Called from other threads with bytes read and bytes in all.
+        progress: Called from other threads with bytes read and bytes in all, such as `Progress()`.
         use_agent: Read from the memory of this node's agent what it has of the checkpoint. False reads
             the disk alone, and looks for no agent. Looking takes a second at most.
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from varve import _arguments, _core
@@ -14,6 +14,7 @@ from varve._manage._policy import Keep
 from varve.errors import InvalidArgumentError
 
 _Path = str | os.PathLike[str]
+_Progress = Callable[[int, int], None]
 
 
 def list_checkpoints(directory: _Path) -> list[_core.CheckpointEntry]:
@@ -21,9 +22,14 @@ def list_checkpoints(directory: _Path) -> list[_core.CheckpointEntry]:
     return _core.list_checkpoints(path_text(directory))
 
 
-def verify(path: _Path) -> list[_core.Damage]:
-    """Re-reads every byte of a checkpoint; returns the damages, an empty list when there is none."""
-    return _core.verify(path_text(path))
+def verify(path: _Path, *, progress: _Progress | None = None) -> list[_core.Damage]:
+    """Re-reads every byte of a checkpoint; returns the damages, an empty list when there is none.
+
+    Args:
+        path: The checkpoint directory.
+        progress: Called from other threads with bytes read and bytes in all, such as `varve.Progress()`.
+    """
+    return _core.verify(path_text(path), progress)
 
 
 def repair(path: _Path) -> bool:
@@ -124,6 +130,7 @@ def convert(
     overwrite: bool = False,
     memory_budget: int = 1 << 30,
     hf_config: _Path | None = None,
+    progress: _Progress | None = None,
 ) -> _core.ConvertReport:
     """Writes a checkpoint of any format that Varve opens in another; see `varve convert --help`.
 
@@ -147,6 +154,7 @@ def convert(
         overwrite: Replace a checkpoint at `target`.
         memory_budget: Bytes of tensors in memory at once.
         hf_config: For "hf": a directory whose configuration and tokenizer files are copied too.
+        progress: Called from other threads with bytes written and bytes in all, such as `varve.Progress()`.
 
     Raises:
         CheckpointNotFoundError: There is no checkpoint at `source`, or nothing in it is selected.
@@ -165,6 +173,7 @@ def convert(
         overwrite=overwrite,
         hf_config="" if hf_config is None else path_text(hf_config),
         memory_budget=_arguments.count("memory_budget", memory_budget),
+        progress=progress,
     )
     return _core.convert(path_text(source), path_text(target), options)
 
@@ -180,6 +189,7 @@ def unshard(
     shard_size: int = 5_000_000_000,
     overwrite: bool = False,
     memory_budget: int = 1 << 30,
+    progress: _Progress | None = None,
 ) -> _core.ConvertReport:
     """Writes a sharded checkpoint of any layout and world size as whole states; see `varve unshard --help`.
 
@@ -199,6 +209,7 @@ def unshard(
         shard_size: As for `convert`.
         overwrite: Replace a checkpoint at `target`.
         memory_budget: Bytes of tensors in memory at once.
+        progress: As for `convert`.
 
     Raises:
         CheckpointNotFoundError: There is no checkpoint at `source`.
@@ -214,6 +225,7 @@ def unshard(
         shard_size=_arguments.count("shard_size", shard_size),
         overwrite=overwrite,
         memory_budget=_arguments.count("memory_budget", memory_budget),
+        progress=progress,
     )
     return _core.unshard(path_text(source), path_text(target), options)
 

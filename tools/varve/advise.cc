@@ -72,25 +72,6 @@ Status ReadNumber(const std::string& option, const std::string& text, double* va
   return Status::Ok();
 }
 
-std::string Time(double seconds) {
-  constexpr double kMinute = 60;
-  constexpr double kHour = 3600;
-  std::array<char, 32> text{};
-  const auto [unit, name] = seconds < 2 * kMinute ? std::pair{1.0, "s"}
-                            : seconds < 2 * kHour ? std::pair{kMinute, "min"}
-                                                  : std::pair{kHour, "h"};
-  const double value = seconds / unit;
-  const int decimals = value < 1 ? 3 : (value < 10 ? 1 : 0);
-  std::snprintf(text.data(), text.size(), "%.*f %s", decimals, value, name);
-  return text.data();
-}
-
-std::string Percent(double share) {
-  std::array<char, 32> text{};
-  std::snprintf(text.data(), text.size(), "%.2f %%", share * 100);
-  return text.data();
-}
-
 Line LineFor(const Options& options, double nodes) {
   const double share_of_node = static_cast<double>(options.size) / nodes;
   // Measured times hold for the number of nodes that they were measured on.
@@ -150,9 +131,10 @@ Result<Outcome> Run(Options options) {
                {"failures cost", Table::Align::kRight},
                {"because"}});
   for (const Line& line : lines) {
-    table.Add({std::to_string(std::llround(line.nodes)), Time(line.mtbf), Time(line.costs.stall),
-               Time(line.costs.write), Time(line.choice.seconds), Percent(line.choice.save_share),
-               Percent(line.choice.lost_share), line.choice.reason});
+    table.Add({std::to_string(std::llround(line.nodes)), FormatSeconds(line.mtbf),
+               FormatSeconds(line.costs.stall), FormatSeconds(line.costs.write),
+               FormatSeconds(line.choice.seconds), FormatShare(line.choice.save_share),
+               FormatShare(line.choice.lost_share), line.choice.reason});
   }
   return Outcome{table.ToString()};
 }

@@ -51,6 +51,25 @@ std::string FormatBytes(std::uint64_t bytes) {
   return text.data();
 }
 
+std::string FormatSeconds(double seconds) {
+  constexpr double kMinute = 60;
+  constexpr double kHour = 3600;
+  std::array<char, 32> text{};
+  const auto [unit, name] = seconds < 2 * kMinute ? std::pair{1.0, "s"}
+                            : seconds < 2 * kHour ? std::pair{kMinute, "min"}
+                                                  : std::pair{kHour, "h"};
+  const double value = seconds / unit;
+  const int decimals = value < 1 ? 3 : (value < 10 ? 1 : 0);
+  std::snprintf(text.data(), text.size(), "%.*f %s", decimals, value, name);
+  return text.data();
+}
+
+std::string FormatShare(double share) {
+  std::array<char, 32> text{};
+  std::snprintf(text.data(), text.size(), "%.2f %%", share * 100);
+  return text.data();
+}
+
 std::string Count(std::uint64_t count, std::string_view noun) {
   return std::to_string(count) + " " + std::string(noun) + (count == 1 ? "" : "s");
 }

@@ -15,6 +15,12 @@ namespace varve::cli {
 /// Returns "512 B", "1.5 GiB".
 std::string FormatBytes(std::uint64_t bytes);
 
+/// Returns "0.042 s", "12 min", "30 h".
+std::string FormatSeconds(double seconds);
+
+/// Returns "0.25 %" of 0.0025.
+std::string FormatShare(double share);
+
 /// Returns "3 tensors", "1 tensor".
 std::string Count(std::uint64_t count, std::string_view noun);
 

@@ -18,6 +18,7 @@ void AddPrune(Command program);
 void AddPin(Command program);
 void AddUnpin(Command program);
 void AddAdvise(Command program);
+void AddReport(Command program);
 void AddExport(Command program);
 void AddConvert(Command program);
 void AddUnshard(Command program);

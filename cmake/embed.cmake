@@ -1,0 +1,21 @@
+# Writes a C++ source with texts in it: cmake -DOUT=FILE -DHEADER=H -DNAMESPACE=NS -DTEXTS=name=file,name=file -P embed.cmake
+# A text whose file is empty ("name=") is the empty string.
+set(source "// Written by cmake/embed.cmake.\n#include \"${HEADER}\"\n\nnamespace ${NAMESPACE} {\n\n")
+string(REPLACE "," ";" texts "${TEXTS}")
+foreach(entry IN LISTS texts)
+  string(REGEX MATCH "^([^=]+)=(.*)$" _ "${entry}")
+  set(name "${CMAKE_MATCH_1}")
+  set(file "${CMAKE_MATCH_2}")
+  set(text "")
+  if(file)
+    file(READ "${file}" text)
+  endif()
+  if(text MATCHES "\\)varve_text\"")
+    message(FATAL_ERROR "${file} holds the mark that ends a text in C++")
+  endif()
+  if(text MATCHES "</[sS][cCtT]")  # It would end the element of the page that holds it.
+    message(FATAL_ERROR "${file} holds the end of a script or style element")
+  endif()
+  string(APPEND source "const std::string_view ${name} = R\"varve_text(${text})varve_text\";\n\n")
+endforeach()
+file(WRITE "${OUT}" "${source}}  // namespace ${NAMESPACE}\n")

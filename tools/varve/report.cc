@@ -1,0 +1,238 @@
+#include <cerrno>
+#include <cstdio>
+#include <filesystem>
+#include <fstream>
+#include <memory>
+#include <string>
+#include <system_error>
+#include <vector>
+
+#include <unistd.h>
+
+#include "json.h"
+#include "keep_rules.h"
+#include "report_advice.h"
+#include "report_data.h"
+#include "report_page.h"
+#include "text.h"
+#include "verbs.h"
+
+namespace varve::cli {
+namespace {
+
+constexpr const char* kHelp =
+    "Writes a page about a run: one HTML file that needs no network and no server. It shows\n"
+    "  - how long training waited for saves, how long they took, and how fast they were\n"
+    "  - which part of the model takes how much space\n"
+    "  - which ranks were the slowest\n"
+    "  - which saves failed and why, which jobs ended how, and what was lost\n"
+    "  - which steps are there and why they stay; which were removed or damaged\n"
+    "  - advice: how often to save, where to look for a slow or failing node, when the disk is "
+    "full\n"
+    "The page is drawn from varve-history.jsonl, which a CheckpointManager writes into the run's\n"
+    "directory, and from the indexes of the steps that are there. No data is read, and nothing is\n"
+    "changed but the page, which is RUN/varve-report.html by default.\n"
+    "\n"
+    "Example: varve report run/ -o report.html";
+
+struct Options {
+  std::string run;
+  std::string out;
+  std::vector<std::string> keep;
+  bool json = false;
+};
+
+Json AsJson(const Summary& summary) {
+  return {{"count", summary.count},
+          {"median", summary.median},
+          {"p95", summary.p95},
+          {"most", summary.most},
+          {"total", summary.total}};
+}
+
+Json AsJson(const HistoryNotes& notes) {
+  Json listed = Json::array();
+  for (const HistoryNote& note : notes.newest) {
+    listed.push_back({{"time", note.time},
+                      {"step", note.step},
+                      {"name", note.name},
+                      {"text", note.text},
+                      {"bytes", note.bytes}});
+  }
+  return {{"count", notes.count}, {"bytes", notes.bytes}, {"newest", listed}};
+}
+
+Json JobsAsJson(const ReportData& data) {
+  Json listed = Json::array();
+  for (std::size_t i = 0; i < data.history.jobs.size(); ++i) {
+    const HistoryJob& job = data.history.jobs[i];
+    const JobEnd& end = data.ends[i];
+    listed.push_back(
+        {{"start", job.start},
+         {"last", job.last},
+         {"attempt", job.attempt},
+         {"world_size", job.world_size},
+         {"host", job.host},
+         {"resumed_from", If(job.resumed_from.has_value(), job.resumed_from.value_or(0))},
+         {"saves", job.saves},
+         {"failed", job.failed},
+         {"outcome", If(job.outcome.has_value(), job.outcome.value_or(""))},
+         {"killed", end.killed},
+         {"lost_seconds_at_most", end.lost},
+         {"steps_back", end.steps_back}});
+  }
+  return listed;
+}
+
+Json StepsAsJson(const ReportData& data) {
+  Json listed = Json::array();
+  for (std::size_t i = 0; i < data.steps.size(); ++i) {
+    const RunStep& step = data.steps[i];
+    Json metrics = Json::object();
+    for (const auto& [name, value] : step.metrics) {
+      metrics[name] = value;  // NaN becomes null.
+    }
+    listed.push_back({{"name", step.name},
+                      {"step", step.step},
+                      {"attempt", step.attempt},
+                      {"state", StateName(step.state)},
+                      {"bytes", step.bytes},
+                      {"pin", If(step.pin.has_value(), step.pin.value_or(""))},
+                      {"metrics", metrics},
+                      {"keeps", data.judgements[i].keeps},
+                      {"reasons", data.judgements[i].reasons}});
+  }
+  return listed;
+}
+
+Json ModelAsJson(const ReportData& data) {
+  if (!data.model) {
+    return {};
+  }
+  const auto listed = [](const std::vector<Subtree>& parts) {
+    Json list = Json::array();
+    for (const Subtree& part : parts) {
+      list.push_back({{"name", part.name}, {"tensors", part.tensor_count}, {"bytes", part.bytes}});
+    }
+    return list;
+  };
+  return {{"step", data.model->step},
+          {"tensors", data.model->tensor_count},
+          {"bytes", data.model->bytes},
+          {"parts", listed(data.model->parts)},
+          {"dtypes", listed(data.model->dtypes)}};
+}
+
+std::string ReportAsJson(const ReportData& data) {
+  Json ranks = Json::object();
+  for (const auto& [name, phase] : data.history.phases) {
+    Json counts = Json::object();
+    for (const auto& [rank, count] : phase.slowest) {
+      counts[std::to_string(rank)] = count;
+    }
+    ranks[name] = counts;
+  }
+  Json advice = Json::array();
+  for (const Advice& one : AdviceFor(data)) {
+    advice.push_back({{"kind", KindName(one.kind)}, {"text", one.text}});
+  }
+  return ToLine({{"run", data.run},
+                 {"lines", data.history.lines},
+                 {"unreadable", data.history.unreadable},
+                 {"saves", data.history.saves.size()},
+                 {"stall_seconds", AsJson(data.stall)},
+                 {"write_seconds", AsJson(data.write)},
+                 {"bytes_per_second", AsJson(data.bandwidth)},
+                 {"interval_seconds", AsJson(data.interval)},
+                 {"ran_seconds", data.ran},
+                 {"mtbf_seconds", If(data.mtbf.has_value(), data.mtbf.value_or(0))},
+                 {"slowest_ranks", ranks},
+                 {"failures", AsJson(data.history.failures)},
+                 {"jobs", JobsAsJson(data)},
+                 {"steps", StepsAsJson(data)},
+                 {"damaged", AsJson(data.history.damaged)},
+                 {"removed", AsJson(data.history.removed)},
+                 {"model", ModelAsJson(data)},
+                 {"advice", advice}});
+}
+
+Status CannotWrite(const std::string& path) {
+  return Unavailable("report: write " + path + ": " + std::generic_category().message(errno));
+}
+
+/// Refuses to replace a file that no report has written.
+Status CheckTarget(const std::string& path) {
+  std::error_code error;
+  const auto kind = std::filesystem::status(path, error).type();
+  if (kind == std::filesystem::file_type::not_found) {
+    return Status::Ok();
+  }
+  std::string begin(kPageBegin.size(), '\0');
+  if (kind == std::filesystem::file_type::regular) {
+    std::ifstream file(path, std::ios::binary);
+    file.read(begin.data(), static_cast<std::streamsize>(begin.size()));
+  }
+  if (begin != kPageBegin) {
+    return AlreadyExists("report: " + path +
+                         " is there and is no page of `varve report`; it stays. Choose another "
+                         "name with -o");
+  }
+  return Status::Ok();
+}
+
+/// Writes the page under another name first, so that a reader never sees half of it.
+Status WritePage(const std::string& path, const std::string& page) {
+  VARVE_RETURN_IF_ERROR(CheckTarget(path));
+  const std::string temporary = path + ".tmp-" + std::to_string(::getpid());
+  bool written = false;
+  {
+    std::ofstream file(temporary, std::ios::binary | std::ios::trunc);
+    file << page;
+    file.close();
+    written = file.good();
+  }
+  if (!written || std::rename(temporary.c_str(), path.c_str()) != 0) {
+    Status failed = CannotWrite(path);
+    (void)std::remove(temporary.c_str());
+    return failed;
+  }
+  return Status::Ok();
+}
+
+Result<Outcome> Run(const Options& options, const std::stop_token& stop) {
+  VARVE_ASSIGN_OR_RETURN(const KeepRules rules, ParseKeepRules(options.keep));
+  VARVE_ASSIGN_OR_RETURN(const ReportData data, GatherReport(options.run, rules, stop));
+  const std::string out = !options.out.empty() ? options.out
+                          : options.json       ? ""
+                                               : options.run + "/varve-report.html";
+  std::string text;
+  if (!out.empty()) {
+    const std::string page = PageOf(data);
+    VARVE_RETURN_IF_ERROR(WritePage(out, page));
+    text = "wrote " + Printable(out) + ", " + FormatBytes(page.size()) + "\n";
+    for (const Advice& one : AdviceFor(data)) {
+      text += one.kind == Advice::Kind::kWarning ? "warning: " + Printable(one.text) + "\n" : "";
+    }
+  }
+  return Outcome{options.json ? ReportAsJson(data) : text};
+}
+
+}  // namespace
+
+void AddReport(Command program) {
+  Command verb = program.Add("report", "Write a page about a run: saves, failures, advice", kHelp);
+  const auto options = std::make_shared<Options>();
+  verb.Positional("RUN", &options->run, "Directory of checkpoints");
+  verb.Option("-o,--out", "FILE", &options->out, "The page to write; an older report is replaced");
+  verb.Repeated("--keep", "RULE", &options->keep,
+                "A rule as `varve prune` has it: show what it would keep");
+  verb.Flag(
+      "--json", &options->json,
+      "An object: run, lines, unreadable, saves, stall_seconds, write_seconds, bytes_per_second, "
+      "interval_seconds (count, median, p95, most, total), ran_seconds, mtbf_seconds, "
+      "slowest_ranks, failures, jobs, steps, damaged, removed, model, advice. No page is "
+      "written without -o");
+  verb.RunsUntilStopped([=](const std::stop_token& stop) { return Run(*options, stop); });
+}
+
+}  // namespace varve::cli
