@@ -15,8 +15,8 @@
 #include "crash/matrix.h"
 #include "crash/saves.h"
 #include "varve/catalogue.h"
-#include "varve/manage.h"
 #include "varve/convert.h"
+#include "varve/manage.h"
 
 namespace varve::test::stop_test {
 namespace {

@@ -9,7 +9,10 @@ import warnings
 from collections.abc import Callable, Collection
 
 import varve
+from varve._core import manage
+from varve._engine import path_text
 from varve.errors import Error
+from varve.integrations._removal import remove_unless_held
 
 _log = logging.getLogger("varve")
 
@@ -49,6 +52,8 @@ def newest_good(
         verify: Read and check every byte; otherwise the index and the sizes of the files alone.
         why_not_foreign: Returns what is wrong with a directory that is not Varve's, or None.
     """
+    if any(one.state == "displaced" for one in _listed(folder).values()):
+        varve.collect_garbage(folder)  # Gives them their names back.
     candidates = numbered(folder, prefix)
     listed = _listed(folder) if candidates else {}
     for _, path in candidates:
@@ -72,6 +77,8 @@ def newest_good(
 def _listed(folder: str) -> dict[str, varve.CheckpointEntry]:
     """Returns the entries of a directory by name; of several with one name, the whole one."""
     entries: dict[str, varve.CheckpointEntry] = {}
+    if not os.path.isdir(folder):
+        return entries
     for entry in varve.list_checkpoints(folder):
         if entry.name not in entries or entry.state == "whole":
             entries[entry.name] = entry
@@ -103,17 +110,20 @@ def rotate(folder: str, prefix: str, limit: int, keep: Collection[str]) -> list[
     kept.update(os.path.realpath(path) for _, _, path in ages[-1:])
     removable = [path for _, _, path in ages if os.path.realpath(path) not in kept]
     surplus = removable[: max(0, len(ages) - limit)]
+    removed = []
     for path in surplus:
         _log.info("remove %s: %d checkpoints are kept", path, limit)
-        varve.remove(path)
-    return surplus
+        if remove_unless_held(path):
+            removed.append(path)
+    return removed
 
 
 def clear_way(path: str, markers: Collection[str]) -> None:
-    """Removes what keeps a save from taking the name `path`, and nothing that anyone can use.
+    """Takes out of the way what keeps a save from taking the name `path`.
 
-    That is a checkpoint of Varve whose index is lost or whose files are missing, and a directory with
-    nothing in it but `markers`, which a framework puts there before it saves.
+    A checkpoint of Varve whose index is lost or whose files are missing goes into quarantine, a hidden
+    name that `varve ls` shows. A directory with nothing in it but `markers`, which a framework puts
+    there before it saves, is removed.
     """
     if not os.path.isdir(path):
         return
@@ -121,8 +131,8 @@ def clear_way(path: str, markers: Collection[str]) -> None:
         folder, name = os.path.split(os.path.abspath(path))
         entry = _listed(folder).get(name)
         if entry is not None and entry.state in ("damaged", "incomplete"):
-            _log.warning("remove %s: it is not whole, and the save that begins replaces it", path)
-            varve.remove(path)
+            hidden = manage.quarantine(path_text(path), f"it is {entry.state}: {entry.detail}")
+            _log.warning("%s is not whole: it is now %s, and a save takes its name", path, hidden)
     elif set(os.listdir(path)) <= set(markers):
         for name in os.listdir(path):
             os.remove(os.path.join(path, name))

@@ -59,7 +59,7 @@ def whole_in(folder: str) -> list[str]:
     whole = []
     for path in checkpoints_in(folder):
         entry = listed.get(os.path.basename(path))
-        if entry is None or entry.state == "whole":
+        if entry is None or entry.state in ("whole", "displaced"):
             whole.append(path)
         else:
             warn_of(path, f"it is {entry.state}: {entry.detail}")

@@ -21,6 +21,7 @@ from concurrent.futures import Future
 from typing import Any
 
 import varve
+from varve.integrations._removal import remove_unless_held
 
 _log = logging.getLogger("varve")
 
@@ -114,7 +115,7 @@ class Saves:
             _log.info("%s is removed when no link points to it", path)
             self._postponed.append(path)
         elif os.path.isdir(path):
-            varve.remove(path)
+            remove_unless_held(path)
         elif os.path.lexists(path):  # A file of torch.save, from before Varve.
             os.remove(path)
 

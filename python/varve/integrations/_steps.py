@@ -13,10 +13,14 @@ from typing import Any
 import varve
 from varve.errors import CorruptCheckpointError, Error
 from varve.integrations._ranks import rank_of_job
+from varve.integrations._removal import remove_unless_held
 
 _log = logging.getLogger("varve")
 
 _STEP = re.compile(r"step-(\d+)")
+
+#: One that an overwrite has displaced loads by its name.
+_LOADABLE = ("whole", "displaced")
 
 
 def whole_steps(folder: str) -> list[str]:
@@ -27,8 +31,8 @@ def whole_steps(folder: str) -> list[str]:
     """
     entries = varve.list_checkpoints(folder) if os.path.isdir(folder) else []
     steps = {entry.name: entry for entry in entries if _STEP.fullmatch(entry.name)}
-    whole = [name for name, entry in steps.items() if entry.state == "whole"]
-    others = [entry for entry in steps.values() if entry.state != "whole"]
+    whole = [name for name, entry in steps.items() if entry.state in _LOADABLE]
+    others = [entry for entry in steps.values() if entry.state not in _LOADABLE]
     reasons = {entry.name: f"it is {entry.state} ({entry.detail})" for entry in others}
     for name in os.listdir(folder) if os.path.isdir(folder) else []:
         if _STEP.fullmatch(name) and name not in steps:
@@ -91,11 +95,11 @@ class Purge:
         """Removes whole steps up to `step` but the newest; later ones are of another run."""
         try:
             entries = varve.list_checkpoints(self._folder)
-            steps = [e.name for e in entries if e.state == "whole" and _STEP.fullmatch(e.name)]
+            steps = [e.name for e in entries if e.state in _LOADABLE and _STEP.fullmatch(e.name)]
             older = sorted((n for n in steps if _number(n) <= step), key=_number)
             for name in older[: -self._keep]:
                 path = os.path.join(self._folder, name)
                 _log.info("remove %s: the newest %d steps are kept", path, self._keep)
-                varve.remove(path)
+                remove_unless_held(path)
         except Error as error:  # The next save removes what stays now.
             _log.warning("removing old steps in %s: %s", self._folder, error)

@@ -38,6 +38,7 @@ import varve.torch
 from varve.errors import UnsupportedError
 from varve.integrations import _contract, _hf_folders, _hf_model, _hf_random
 from varve.integrations._hf_saves import Saves, VarveSaving
+from varve.integrations._removal import remove_unless_held
 
 try:
     from accelerate.utils import broadcast_object_list
@@ -305,7 +306,7 @@ class VarveTrainerMixin:
             return
         for _, path in _hf_folders.numbered(run, _PREFIX):
             if _hf_folders.is_varves(path) and not os.path.samefile(path, best):
-                varve.remove(path)
+                remove_unless_held(path)
 
     # ---- resuming ----
 
