@@ -65,6 +65,7 @@ class Demo:
         self.dcp_run = out / "interrupted-dcp"
         self.scratch = out / "scratch"
         self.plot = out / "loss.png"
+        self.page = out / "report.html"
         self.export = out / "model.safetensors"
         for folder in (self.reference, self.run, self.dcp_run, self.scratch):
             shutil.rmtree(folder, ignore_errors=True)
@@ -268,7 +269,11 @@ class Demo:
         self.story.chapter("Timings")
         self.story.show(timings(self.parts))
         plot_losses(self.plot, self.parts[0], self.panels)
-        self.story.say(f"The losses are drawn in {self.plot}; the model is {self.export}.")
+        self.story.command("report", self.run, "-o", self.page)
+        self.story.say(
+            f"The losses are drawn in {self.plot}, {self.page} is what `varve report` makes of the run, "
+            f"the model is {self.export}."
+        )
         failed = len(self.story.failed)
         self.story.chapter(f"{failed} claims FAILED" if failed else "Every claim holds")
         return 1 if failed else 0

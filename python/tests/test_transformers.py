@@ -305,7 +305,7 @@ def test_what_would_be_half_done_is_refused(
         trainer_of(tmp_path, 4, **more)
 
 
-def test_only_what_nobody_can_use_makes_way_for_a_save(tmp_path: Path) -> None:
+def test_what_is_damaged_makes_way_for_a_save_and_is_not_removed(tmp_path: Path) -> None:
     marked, mine, whole, broken = (tmp_path / name for name in ("c-1", "c-2", "c-3", "c-4"))
     for folder in (marked, mine):
         folder.mkdir()
@@ -316,7 +316,9 @@ def test_only_what_nobody_can_use_makes_way_for_a_save(tmp_path: Path) -> None:
     (broken / "manifest.bin").unlink()
     for path in (marked, mine, whole, broken):
         _hf_folders.clear_way(str(path), ["marker.txt"])
-    assert sorted(os.listdir(tmp_path)) == ["c-2", "c-3"]
+    hidden, *names = sorted(os.listdir(tmp_path))
+    assert names == ["c-2", "c-3"]
+    assert "varve-damaged" in hidden
     assert len(os.listdir(mine)) == 2
 
 
