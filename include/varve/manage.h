@@ -78,9 +78,9 @@ std::string_view StepPrefix(std::string_view name);
 Result<std::vector<RunStep>> ListSteps(const std::string& run, Storage& storage = PosixStorage(),
                                        const std::stop_token& stop = {});
 
-/// Returns the path of the newest whole checkpoint in `directory`, step of a run or not: that of
-/// the highest attempt, then with the highest step, or where no name has a step, that written last.
-/// Reads indexes, sizes and notes. Errors: NotFound when there is none.
+/// Returns the path of the newest whole checkpoint in `directory`: the last whole step in the order
+/// of ListSteps; where there is none, that with the highest step in its name; where no name has
+/// one, that written last. Reads indexes, sizes and notes. Errors: NotFound when there is none.
 Result<std::string> NewestCheckpoint(const std::string& directory,
                                      Storage& storage = PosixStorage(),
                                      const std::stop_token& stop = {});

@@ -106,6 +106,12 @@ TEST_F(Run, AStepThatNoManagerHasSavedIsAsNewAsWhatWasSavedThen) {
   EXPECT_EQ(NewestCheckpoint(dir_.path()).value(), Path("step-400"));
 }
 
+TEST_F(Run, ACopyWithAHigherNumberIsNotTheNewestStep) {
+  Save("step-20");
+  Save("step-99-backup");
+  EXPECT_EQ(NewestCheckpoint(dir_.path()).value(), Path("step-20"));
+}
+
 TEST_F(Run, PruneTouchesNothingThatIsNotItsRuns) {
   for (const std::uint64_t step : {10, 20, 30}) {
     Save("step-" + std::to_string(step), 1, step);

@@ -139,6 +139,7 @@ Result<std::string> NewestCheckpoint(const std::string& given, Storage& storage,
   VARVE_ASSIGN_OR_RETURN(const auto entries, ListCheckpoints(directory, storage, stop));
   const auto listed = storage.List(directory);
   std::vector<RunStep> whole;
+  std::vector<RunStep> steps;  // Those of them that ListSteps counts, as a resume does.
   bool any_step = false;
   for (const CheckpointEntry& entry : entries) {
     const bool is_displaced = entry.state == CheckpointState::kDisplaced;
@@ -164,7 +165,14 @@ Result<std::string> NewestCheckpoint(const std::string& given, Storage& storage,
       step.attempt = (*note)->attempt;
       step.time_ns = (*note)->time_ns;
     }
+    if (IsStepName(step.name)) {
+      steps.push_back(step);
+    }
     whole.push_back(std::move(step));
+  }
+  if (!steps.empty()) {
+    SortSteps(&steps);
+    return JoinPath(directory, steps.back().name);
   }
   if (whole.empty()) {
     return NotFound("there is no whole checkpoint in " + directory);

@@ -53,7 +53,8 @@ def sources() -> list[str]:
     commands = json.loads((ROOT / "build" / "tidy" / "compile_commands.json").read_text())
     paths = (Path(entry["directory"], entry["file"]).resolve() for entry in commands)
     ours = (path.relative_to(ROOT) for path in paths if path.is_relative_to(ROOT))
-    return sorted({str(path) for path in ours if path.parts[0] != ".venv"})
+    generated = (".venv", "build")
+    return sorted({str(path) for path in ours if path.parts[0] not in generated})
 
 
 def included(name: str, known: dict[str, set[str]]) -> set[str]:

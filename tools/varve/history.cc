@@ -187,7 +187,8 @@ void TakeLines(std::FILE* file, Reader* reader) {
     line.clear();
     too_long = false;
   };
-  for (std::size_t got = 0; (got = std::fread(block.data(), 1, block.size(), file)) > 0;) {
+  while (std::feof(file) == 0 && std::ferror(file) == 0) {
+    const std::size_t got = std::fread(block.data(), 1, block.size(), file);
     for (std::size_t i = 0; i < got; ++i) {
       if (block.at(i) == '\n') {
         end_line();
