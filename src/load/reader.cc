@@ -208,7 +208,10 @@ Result<LockedIndex> OpenLocked(Storage& storage, const std::string& path,
   constexpr int kTries = 5;
   for (int i = 1;; ++i) {
     VARVE_ASSIGN_OR_RETURN(OpenedIndex index, OpenWanted(storage, path, stop));
-    auto lock = LockToRead(storage, index.directory);
+    // A file that is a checkpoint has no index of its own in the directory.
+    const bool has_index = index.record.has_value() || index.metadata.format == Format::kDcp;
+    auto lock = has_index ? LockToRead(storage, index.directory)
+                          : Result<std::unique_ptr<StorageLock>>(std::unique_ptr<StorageLock>());
     if (lock.ok() && (*lock == nullptr || i == kTries || !WasReplaced(storage, index))) {
       return LockedIndex{std::move(index), std::move(*lock)};
     }
