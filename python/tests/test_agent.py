@@ -211,8 +211,11 @@ def test_a_child_that_outlives_its_trainer_does_not_keep_it_alive_for_the_agent(
         os.write(end, child.to_bytes(8, "little"))
         assert stager.executor == "process"
         os.kill(os.getpid(), signal.SIGKILL)
+    os.close(end)  # So that a trainer that crashes ends the read.
     child = int.from_bytes(os.read(pipe, 8), "little")
+    os.close(pipe)
     os.waitpid(trainer, 0)
+    assert child, "the trainer ended before it had a child"
     wait_until(lambda: getattr(varve.agent.status(), "trainers", None) == 0)
     os.kill(child, signal.SIGKILL)
 

@@ -18,6 +18,7 @@ from typing import Any
 import torch.distributed as dist
 
 from varve import _arguments
+from varve._forks import leave_to_parent
 from varve.errors import PreconditionError, UnavailableError
 from varve.torch._addresses import Address
 from varve.torch._channel import Channel
@@ -364,4 +365,4 @@ def _reach(channel: Channel, key: str, until: float, timeout: float) -> None:
 
 
 # The channels of a forked child are its parent's.
-os.register_at_fork(after_in_child=_groups.clear)
+os.register_at_fork(after_in_child=lambda: leave_to_parent(_groups))

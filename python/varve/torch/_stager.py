@@ -15,6 +15,7 @@ import torch
 import torch.distributed as dist
 
 from varve import _core, _tree, agent
+from varve._forks import leave_to_parent
 from varve.errors import InvalidArgumentError
 from varve.torch._coordinator import TorchCoordinator, make_background
 from varve.torch._failures import Failures
@@ -278,10 +279,7 @@ def _in_child() -> None:
     """A forked child has neither the threads nor the memory of its parent's stagers: closed to it."""
     for stager in _open:
         stager._engine = None  # The binding does not destroy what another process has made.
-    _open.clear()
-    _made.clear()
-    _retired.clear()
-    _channels.clear()
+    leave_to_parent(_open, _made, _retired, _channels)
 
 
 atexit.register(end_all)

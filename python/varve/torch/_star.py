@@ -17,6 +17,7 @@ import weakref
 from collections import deque
 from dataclasses import dataclass, field
 
+from varve._forks import leave_to_parent
 from varve.errors import UnavailableError
 from varve.torch._addresses import Address, connect, listen
 from varve.torch._frames import Connection, Frame, Kind
@@ -253,7 +254,7 @@ class Star:
 def _in_child() -> None:
     for channel in _open:
         channel.abandon()
-    _open.clear()
+    leave_to_parent(_open)
 
 
 os.register_at_fork(after_in_child=_in_child)

@@ -17,6 +17,7 @@ from typing import Any
 
 import torch.distributed as dist
 
+from varve._forks import leave_to_parent
 from varve.torch._coordinator import make_gloo_group
 from varve.torch.dcp._by_engine import close_stagers
 from varve.torch.dcp._copy import StateCopier
@@ -51,9 +52,7 @@ _newest: dict[Any, tuple[str, weakref.ref[Future[Any]]]] = {}
 
 def _in_child() -> None:
     """Forgets executors and groups in a forked child, which has not their threads."""
-    _executors.clear()
-    _groups.clear()
-    _newest.clear()
+    leave_to_parent(_executors, _groups, _newest)
 
 
 os.register_at_fork(after_in_child=_in_child)
