@@ -7,6 +7,7 @@ import shutil
 import signal
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,13 @@ SLOW = 1000
 
 #: Seconds after which a wait is taken for one that never ends.
 LONG = 300.0
+
+
+def wait_until(condition: Callable[[], bool]) -> None:
+    end = time.monotonic() + LONG
+    while not condition():
+        assert time.monotonic() < end, "it never came"
+        time.sleep(0.005)
 
 
 def state_of(value: int, mebibytes: int = 1) -> dict[str, Any]:

@@ -26,7 +26,7 @@ from agent_jobs import (
     save_for_ever,
     save_once_and_wait,
 )
-from async_jobs import LONG, assert_holds, listed, scribble, state_of
+from async_jobs import LONG, assert_holds, listed, scribble, state_of, wait_until
 from ranks import collect, run_ranks
 from same import same
 
@@ -36,13 +36,6 @@ import varve.torch
 from varve.torch import DeferredReport, DeferredSaveHandle, Stager, async_save, defer_save
 
 _context = multiprocessing.get_context("forkserver")
-
-
-def wait_until(condition: Callable[[], bool]) -> None:
-    end = time.monotonic() + LONG
-    while not condition():
-        assert time.monotonic() < end, "it never came"
-        time.sleep(0.005)
 
 
 def start(function: Callable[..., None], *arguments: Any) -> tuple[Any, Any]:

@@ -14,7 +14,7 @@ from typing import ClassVar
 
 import pytest
 import torch
-from async_jobs import state_of
+from async_jobs import state_of, wait_until
 from event_jobs import save_and_load_on_ranks
 from ranks import run_ranks
 
@@ -132,8 +132,13 @@ def test_the_agent_writes_a_log(agent: str, tmp_path: Path) -> None:
         async_save(state_of(1), tmp_path / "c", stager=stager).result()
     varve.agent.stop(600.0)
     command = [Path(sys.executable).with_name("varve"), "agent", "log", "--directory", agent]
-    log = subprocess.run(command, check=True, capture_output=True, text=True).stdout
-    lines = log.splitlines()
+
+    def log() -> list[str]:
+        ended = subprocess.run(command, check=True, capture_output=True, text=True)
+        return ended.stdout.splitlines()
+
+    wait_until(lambda: log()[-1].endswith("the agent has ended"))  # Its process ends after stop.
+    lines = log()
     assert "INFO the agent begins" in lines[0]
     mine = [line for line in lines if str(tmp_path / "c") in line]
     said = [line.split(": ", 1)[1].split(" trainer=")[0] for line in mine]
@@ -143,7 +148,6 @@ def test_the_agent_writes_a_log(agent: str, tmp_path: Path) -> None:
         "writing -> over",
     ]
     assert all(" rank 0 " in line and "save_id=" in line for line in mine)
-    assert lines[-1].endswith("the agent has ended")
     assert (Path(agent) / "agent.log").stat().st_mode & 0o777 == 0o600
 
 

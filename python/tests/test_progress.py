@@ -34,9 +34,12 @@ SHOWS_ALL = "import numpy as np, varve\nprogress = varve.Progress('{0}', after=0
 
 RANKS = ("RANK", "OMPI_COMM_WORLD_RANK", "SLURM_PROCID")
 
+#: Left out of the environment: ranks, and the size of a terminal, which libraries set for their own use.
+TOLD = ("COLUMNS", "LINES", *RANKS)
+
 
 def environment(**more: str) -> dict[str, str]:
-    return {k: v for k, v in os.environ.items() if k not in RANKS} | more
+    return {k: v for k, v in os.environ.items() if k not in TOLD} | more
 
 
 def in_a_log(code: str, **more: str) -> str:

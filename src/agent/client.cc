@@ -131,7 +131,8 @@ Result<std::shared_ptr<AgentConnection>> ConnectOrStart(const AgentOptions& opti
 namespace {
 
 /// Sends `verb` and waits for the answer. An agent that is ending or was killed may still take
-/// connections: the next attempt tells. The agent may be of another version.
+/// connections: the next attempt tells. The agent may be of another version. After a kStop, returns
+/// when the agent has closed the connection.
 Status AskForTheEnd(AgentVerb verb, std::chrono::milliseconds timeout,
                     const std::string& directory) {
   const Deadline deadline = After(timeout);
@@ -139,6 +140,9 @@ Status AskForTheEnd(AgentVerb verb, std::chrono::milliseconds timeout,
     const auto agent = Connect(directory, deadline);
     Status status =
         agent.ok() ? Ask(**agent, {verb, 0, {}, {}}, deadline).status() : agent.status();
+    if (status.ok() && verb == AgentVerb::kStop) {
+      (void)(*agent)->Receive(deadline);  // The agent sends nothing more.
+    }
     if (status.code() != StatusCode::kUnavailable || deadline - Clock::now() < kPause) {
       return status;
     }

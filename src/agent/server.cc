@@ -11,7 +11,9 @@
 //     to pages that the agent had released.
 //  5. The agent ends when no process was connected and no save was left to write for the idle time,
 //     or when kStop has come and all saves are written. The agent removes the socket's name before
-//     it releases the lock, so that it cannot remove the socket of the next agent.
+//     it releases the lock, so that it cannot remove the socket of the next agent. It closes its
+//     connections in between: who has sent kStop waits for that, so that no save of theirs finds
+//     an agent that is about to end.
 
 #include <algorithm>
 #include <cerrno>
@@ -240,10 +242,11 @@ Status RunAgent(const AgentServerOptions& options) {
         {.message = "the agent begins: " + endpoint.directory,
          .fields = {{"version", std::string(Version())}, {"pid", std::to_string(::getpid())}}});
   }
-  AgentServer(options, std::move(listening), std::move(wake)).Run();
+  AgentServer server(options, std::move(listening), std::move(wake));
+  server.Run();
   ::unlink(endpoint.socket.c_str());
   ReportEvent({.message = "the agent has ended"});
-  return Status::Ok();
+  return Status::Ok();  // The connections end here: who has asked for the end learns that it came.
 }
 
 }  // namespace varve
