@@ -8,6 +8,7 @@
 #include <utility>
 #include <vector>
 
+#include "varve/checkpoint.h"
 #include "varve/metadata.h"
 #include "varve/options.h"
 #include "varve/status.h"
@@ -68,6 +69,11 @@ struct ConvertReport {
   std::vector<std::string> files;    ///< Side files that were copied.
   std::uint64_t files_left_out = 0;  ///< Side files, which a single file cannot hold.
 };
+
+/// Reads the configuration and tokenizer files of a Hugging Face folder (docs/other-formats.md).
+/// Errors: NotFound when `directory` has none; InvalidArgument when they are too large.
+Result<std::vector<SideFile>> ReadHfConfig(const std::string& directory,
+                                           Storage& storage = PosixStorage());
 
 /// Writes the checkpoint at `source` (of any format Varve opens) to `target` in another. Tensors
 /// stream through bounded memory, every checksum of the source is checked on the way, and `target`

@@ -52,9 +52,11 @@ struct SaveOptions {
   /// is a checkpoint once the files of all ranks are there. Replicated tensors are then stored by
   /// every rank that holds them.
   bool coordinate = true;
-  /// kVarve; kDcp, a checkpoint that stock PyTorch opens, with Varve's checksums in its index; or
-  /// kHfai, a part of hfai.checkpoint for each rank, whose State is what `varve.hfai` makes of it.
-  /// Values that only a pickle can hold are refused in the latter two.
+  /// kVarve; kDcp, a checkpoint that stock PyTorch opens, with Varve's checksums in its index;
+  /// kSafetensors, a folder as Hugging Face's tools write it, with whole tensors, into which every
+  /// rank writes its parts; or kHfai, a part of hfai.checkpoint for each rank, whose State is what
+  /// `varve.hfai` makes of it. Values that only a pickle can hold are refused in all but the first;
+  /// kSafetensors holds tensors alone, and of tied ones the one with the lowest name.
   Format format = Format::kVarve;
   /// Identifies the save. All ranks of an uncoordinated save must give the same, new for every
   /// attempt; otherwise random when not given.
@@ -75,6 +77,8 @@ struct SaveOptions {
   OnDifference on_difference = OnDifference::kReport;
   /// Bytes per data checksum: a multiple of 4096, at most 8 MiB. Kilobytes serve tests.
   std::uint64_t block_bytes = std::uint64_t{1} << 20;
+  /// Bytes of a file's tensors at most, or one tensor; kSafetensors only.
+  std::uint64_t shard_size = 5'000'000'000;
   ProgressFunction progress;
   std::stop_token stop;
 };

@@ -90,6 +90,9 @@ struct WriteOptions {
   std::uint64_t size = 0;  ///< Expected size, preallocated; 0 when unknown.
   bool direct = false;     ///< Bypass the page cache if the backend can.
   bool exclusive = true;   ///< Fail with kAlreadyExists rather than truncate.
+  /// Leave the content of a file that is there as it is, whatever `exclusive` says: several
+  /// processes write parts of it. Each one's Sync must give the size of the whole file.
+  bool shared = false;
 };
 
 enum class RenameMode : std::uint8_t {

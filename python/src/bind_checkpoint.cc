@@ -114,9 +114,14 @@ namespace {
 
 /// A format that saves write.
 struct AsWritten : AsIs {
-  static constexpr const char* kWanted = "\"varve\" or \"dcp\"";
+  static constexpr const char* kWanted = "\"varve\", \"dcp\" or \"hf\"";
 
   static bool FromPython(nb::handle given, Format* out) {
+    std::string name;
+    if (nb::try_cast(given, name) && name == "hf") {
+      *out = Format::kSafetensors;
+      return true;
+    }
     return nb::try_cast(given, *out) &&
            (*out == Format::kVarve || *out == Format::kDcp || *out == Format::kHfai);
   }
@@ -157,6 +162,7 @@ void BindCheckpoint(nb::module_& module) {
       .Field("check_replicas", &SaveOptions::check_replicas)
       .Field("on_difference", &SaveOptions::on_difference)
       .Field("block_bytes", &SaveOptions::block_bytes)
+      .Field("shard_size", &SaveOptions::shard_size)
       .Keyword<AsProgress>("progress", &SaveOptions::progress);
   module.def("save", &SavePython, nb::arg("state"), nb::arg("path"), nb::arg("options"),
              nb::arg("coordinator").none());

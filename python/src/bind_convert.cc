@@ -103,6 +103,17 @@ void BindConvert(nb::module_& module) {
       .Public("varve");
   module.def("convert", &ConvertPython, nb::arg("source"), nb::arg("target"), nb::arg("options"));
   module.def("unshard", &UnshardPython, nb::arg("source"), nb::arg("target"), nb::arg("options"));
+  module.def(
+      "read_hf_config",
+      [](const FsPath& directory) {
+        std::vector<std::pair<std::string, nb::bytes>> files;
+        for (const SideFile& file :
+             ValueOrRaise(ReadHfConfig(directory.text).With({.path = directory.text}))) {
+          files.emplace_back(file.name, nb::bytes(file.content.data(), file.content.size()));
+        }
+        return files;
+      },
+      nb::arg("directory"));
   module.def("diff", &DiffPython, nb::arg("a"), nb::arg("b"));
 }
 

@@ -29,6 +29,7 @@ _context.set_forkserver_preload(
         "replica_jobs",
         "channel_jobs",
         "event_jobs",
+        "hf_jobs",
         "hfai_jobs",
         "manager_jobs",
         "olmo_jobs",

@@ -49,6 +49,7 @@ from varve._environment import install_dcp_if_asked as _install_dcp_if_asked
 from varve._events import install as _install_events
 from varve._files import Source as FileSource
 from varve._files import StoredFiles
+from varve._hf import HfOptions
 from varve._manage._policy import Ending, Every, Keep
 from varve._numpy_manager import CheckpointManager
 from varve._open import Checkpoint, StoredTensor, open_checkpoint
@@ -88,6 +89,7 @@ __all__ = [
     "Ending",
     "Error",
     "Every",
+    "HfOptions",
     "InternalError",
     "InvalidArgumentError",
     "Keep",

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from varve import _arguments, _core, _files, _tree
+from varve import _arguments, _core, _files, _hf, _tree
 from varve._warn import warn
 from varve.errors import InvalidArgumentError, ReplicasDifferWarning
 
@@ -140,6 +140,7 @@ def gather(
     rank: int,
     allow_pickle: bool,
     files: Mapping[str, _files.Source] | None,
+    hf: _hf.HfOptions | None = None,
 ) -> Gathered:
     """Flattens a state: its tensors by address, its plain values encoded.
 
@@ -148,13 +149,16 @@ def gather(
     _arguments.flag("allow_pickle", allow_pickle)
     made = Gathered()
     engine = made.engine
+    if hf is not None and rank == 0:
+        files = hf.files(files)
     for name, content in _files.taken(files) if rank == 0 else []:
         engine.add_file(name, content)
     with collector_at_rest():
         flat = _tree.Flattener(rank, arrays.is_tensor, arrays.origin)
         engine.structure = _core.encode_value(flat.flatten(state), "", False)
-        made.keep.append(flat.tensors)  # A state_dict()'s new tensors have no other owner.
-        for fqn, tensor in flat.tensors:
+        tensors = flat.tensors if hf is None else hf.tensors(flat.tensors, arrays)
+        made.keep.append(tensors)  # A state_dict()'s new tensors have no other owner.
+        for fqn, tensor in tensors:
             arrays.add_sources(made, fqn, tensor)
         for fqn, value in flat.objects:
             engine.add_object(fqn, _core.encode_value(value, fqn, allow_pickle))
@@ -169,12 +173,13 @@ def save(
     allow_pickle: bool,
     files: Mapping[str, _files.Source] | None,
     options: _core.SaveOptions,
+    hf: _hf.HfOptions | None = None,
 ) -> _core.SaveReport:
     """Flattens a state and saves it."""
     rank = 0 if coordinator is None else coordinator.rank
     try:
         where = path_text(path)
-        parts = gather(state, arrays, rank, allow_pickle, files)
+        parts = gather(state, arrays, rank, allow_pickle, files, hf)
     except Exception as error:
         if options.coordinate:
             fail(coordinator, f"save {path_name(path)}", error, options.timeout)

@@ -84,7 +84,8 @@ def _prune(structure: Any, found: frozenset[str], kept: set[str], path: str | No
     return _tree.like(structure, parts)
 
 
-def _renamer(rename: Rename) -> Callable[[str], str | None]:
+def renamer(rename: Rename) -> Callable[[str], str | None]:
+    """Returns the function that a `rename` stands for. Raises InvalidArgumentError for another type."""
     if callable(rename):
         return rename
     if not isinstance(rename, Mapping):
@@ -115,7 +116,7 @@ class Renamed:
     """
 
     def __init__(self, structure: Any, rename: Rename) -> None:
-        new_name = _renamer(rename)
+        new_name = renamer(rename)
         self.stored: dict[str, str] = {}
         self.leaves: dict[str, _Leaf] = {}
         self.below: dict[str, dict[str, None]] = {}

@@ -28,7 +28,11 @@ std::vector<ByteRange> SampledRanges(const FileSegment& segment) {
 Result<Hash128> SampleOf(const FileSegment& segment, CudaReader* reader) {
   const std::vector<ByteRange> ranges = SampledRanges(segment);
   if (!segment.device) {
-    return HashRanges(*segment.region, ranges);
+    std::vector<ByteRange> of_chunk = ranges;
+    for (ByteRange& range : of_chunk) {
+      range = {segment.begin + range.begin, segment.begin + range.end};
+    }
+    return HashRanges(*segment.region, of_chunk);
   }
   if (reader == nullptr) {
     return Internal("a tensor on a device is to be sampled by what cannot read devices");

@@ -84,6 +84,22 @@ Hash128 Canonical(XXH128_hash_t hash) {
   return out;
 }
 
+// Polynomials over GF(2) of degree below 32: the highest bit is the coefficient of x^0.
+constexpr std::uint32_t kCrc32cPolynomial = 0x82F63B78;
+constexpr std::uint32_t kCrc32cX8 = 0x80000000U >> 8;
+
+/// Returns a * b modulo the polynomial of CRC-32C.
+std::uint32_t Crc32cTimes(std::uint32_t a, std::uint32_t b) {
+  std::uint32_t product = 0;
+  for (std::uint32_t bit = 0x80000000U; bit != 0; bit >>= 1) {
+    if ((a & bit) != 0) {
+      product ^= b;
+    }
+    b = (b & 1) != 0 ? (b >> 1) ^ kCrc32cPolynomial : b >> 1;
+  }
+  return product;
+}
+
 int HexDigit(char c) {
   if (IsDigit(c)) {
     return c - '0';
@@ -102,6 +118,22 @@ std::uint32_t Crc32cExtend(std::uint32_t crc, std::span<const std::byte> data) {
 }
 
 std::uint32_t Crc32c(std::span<const std::byte> data) { return Crc32cExtend(0, data); }
+
+// Appending n zero bytes to what a checksum is of multiplies it by x^(8n) modulo the polynomial;
+// the inversions of both checksums cancel out.
+std::uint32_t Crc32cJoin(std::uint32_t a, std::uint32_t b, std::uint64_t b_bytes) {
+  if (Disabled()) {
+    return 0;
+  }
+  std::uint32_t power = kCrc32cX8;  // x^8, x^16, x^32 and so on.
+  for (std::uint64_t n = b_bytes; n > 0; n >>= 1) {
+    if ((n & 1) != 0) {
+      a = Crc32cTimes(a, power);
+    }
+    power = Crc32cTimes(power, power);
+  }
+  return a ^ b;
+}
 
 // ISA-L's crc32_gzip_refl does both inversions itself.
 std::uint32_t Crc32ZipExtend(std::uint32_t crc, std::span<const std::byte> data) {

@@ -19,6 +19,9 @@ namespace varve {
 std::uint32_t Crc32c(std::span<const std::byte> data);
 std::uint32_t Crc32cExtend(std::uint32_t crc, std::span<const std::byte> data);
 
+/// Returns the CRC-32C of a and b one after the other, from those of each and b's length.
+std::uint32_t Crc32cJoin(std::uint32_t a, std::uint32_t b, std::uint64_t b_bytes);
+
 /// Copies `source` to `target` (same size, no overlap) and returns the CRC extended over it. The
 /// bytes go through the cache once: 16 KiB steps stay in L1 between copy and checksum.
 std::uint32_t CopyAndCrc32c(std::uint32_t crc, std::span<const std::byte> source,

@@ -10,6 +10,7 @@
 #include "catalogue/open.h"
 #include "format/commit_record.h"
 #include "interop/hfai/names.h"
+#include "interop/safetensors/hf_checksums.h"
 
 namespace varve {
 namespace {
@@ -58,7 +59,7 @@ bool IsNativeIndex(std::string_view name) {
 bool IsNativeName(std::string_view name) { return IsNativeIndex(name) || IsWrittenDataFile(name); }
 
 bool IsHfName(std::string_view name) {
-  if (name == kHfIndexName || name == "model.safetensors") {
+  if (name == kHfIndexName || name == kHfChecksumsName || name == "model.safetensors") {
     return true;
   }
   return SkipNumbered("model-", &name) && name == ".safetensors";

@@ -2,7 +2,8 @@
 
 #include <algorithm>
 #include <cstddef>
-#include <cstdio>
+#include <map>
+#include <string_view>
 #include <utility>
 
 #include "base/bytes.h"
@@ -57,21 +58,21 @@ void PlanFile(PlannedFile* file) {
 /// Files of at most `shard_size` bytes of tensors, filled in the order of names.
 std::vector<PlannedFile> Shard(const std::vector<const SelectedTensor*>& tensors,
                                std::uint64_t shard_size) {
-  std::vector<PlannedFile> files;
-  std::uint64_t bytes = 0;
+  std::vector<SafetensorsEntry> entries;
+  std::map<std::string_view, const SelectedTensor*> by_name;
+  entries.reserve(tensors.size());
   for (const SelectedTensor* tensor : tensors) {
-    if (files.empty() || bytes + tensor->item.bytes() > shard_size) {
-      files.emplace_back();
-      bytes = 0;
-    }
-    files.back().tensors.push_back(tensor);
-    bytes += tensor->item.bytes();
+    entries.push_back(EntryOf(*tensor));
+    by_name[tensor->fqn] = tensor;
   }
-  for (std::size_t i = 0; i < files.size(); ++i) {
-    char name[64];
-    std::snprintf(name, sizeof(name), "model-%05zu-of-%05zu.safetensors", i + 1, files.size());
-    files[i].name = files.size() == 1 ? "model.safetensors" : name;
-    PlanFile(&files[i]);
+  std::vector<PlannedFile> files;
+  for (const HfFile& file : DivideIntoHfFiles(entries, shard_size)) {
+    PlannedFile& planned = files.emplace_back();
+    planned.name = file.name;
+    planned.header = EncodeSafetensorsHeader(file.entries);
+    for (const SafetensorsEntry& entry : file.entries) {
+      planned.tensors.push_back(by_name.at(entry.fqn));
+    }
   }
   return files;
 }
@@ -146,7 +147,7 @@ Result<ConvertReport> ConvertToHf(CheckpointReader& reader, const Selection& sel
                                        options.overwrite ? Overwrite::kAlways : Overwrite::kNever));
   VARVE_ASSIGN_OR_RETURN(std::vector<SideFile> others, ReadSideFiles(reader));
   if (!options.hf_config.empty()) {
-    VARVE_ASSIGN_OR_RETURN(const auto config, ReadHfConfig(storage, options.hf_config));
+    VARVE_ASSIGN_OR_RETURN(const auto config, ReadHfConfig(options.hf_config, storage));
     for (const SideFile& file : config) {
       std::erase_if(others, [&](const SideFile& other) { return other.name == file.name; });
       others.push_back(file);

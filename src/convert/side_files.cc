@@ -37,7 +37,7 @@ Result<std::vector<SideFile>> ReadSideFiles(CheckpointReader& reader) {
   return files;
 }
 
-Result<std::vector<SideFile>> ReadHfConfig(Storage& storage, const std::string& directory) {
+Result<std::vector<SideFile>> ReadHfConfig(const std::string& directory, Storage& storage) {
   VARVE_ASSIGN_OR_RETURN(const auto entries, storage.List(directory));
   std::vector<SideFile> files;
   for (const DirectoryEntry& entry : entries) {

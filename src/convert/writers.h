@@ -101,10 +101,6 @@ Result<ConvertReport> ConvertToTorch(CheckpointReader& reader, const Selection& 
 /// names the data files of the source. Errors: DataLoss.
 Result<std::vector<SideFile>> ReadSideFiles(CheckpointReader& reader);
 
-/// Reads the configuration and tokenizer files of a Hugging Face folder (docs/other-formats.md).
-/// Errors: NotFound when `directory` has none; InvalidArgument when they are too large.
-Result<std::vector<SideFile>> ReadHfConfig(Storage& storage, const std::string& directory);
-
 /// Names of files.
 std::vector<std::string> NamesOf(const std::vector<SideFile>& files);
 

@@ -74,7 +74,7 @@ class Filler {
       return;
     }
     if (segment.region) {
-      segment.region->CopyFromMemory(at_, out);
+      segment.region->CopyFromMemory(segment.begin + at_, out);
     }
     crc_ = Crc32cExtend(crc_, out);
     if (out.size() == segment.bytes) {

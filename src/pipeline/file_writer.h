@@ -26,9 +26,10 @@ using ProduceFunction = std::function<Status(std::uint64_t at, std::span<std::by
 struct FileSegment {
   std::uint64_t bytes = 0;
   std::span<const std::byte> literal{};  ///< Used when nothing else is set; outlives the write.
-  std::optional<Region> region{};        ///< Covers bytes [0, bytes) of its chunk.
+  std::optional<Region> region{};        ///< Covers bytes [begin, begin + bytes) of its chunk.
   ProduceFunction produce{};             ///< Used when there is no region.
   std::uint32_t owner = 0;               ///< Number of the tensor it belongs to, for messages.
+  std::uint64_t begin = 0;               ///< Of the region's chunk; a whole element.
   /// The CUDA device that the region's memory is on; only staging can read it then.
   std::optional<int> device{};
   /// Returns true for content, which is hashed; false for framing.

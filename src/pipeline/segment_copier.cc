@@ -23,12 +23,12 @@ std::uint32_t CopyPart(std::uint32_t crc, const FileSegment& segment, std::uint6
   if (!segment.region) {
     return CopyAndCrc32c(crc, segment.literal.subspan(at, out.size()), out.data());
   }
-  if (const auto source = segment.region->Contiguous(at, out.size())) {
+  if (const auto source = segment.region->Contiguous(segment.begin + at, out.size())) {
     return StreamAndCrc32c(crc, *source, out.data());
   }
   while (!out.empty()) {
     const std::span<std::byte> step = out.first(std::min(out.size(), kStridedStepBytes));
-    segment.region->CopyFromMemory(at, step);
+    segment.region->CopyFromMemory(segment.begin + at, step);
     crc = Crc32cExtend(crc, step);
     at += step.size();
     out = out.subspan(step.size());
@@ -40,6 +40,7 @@ std::uint32_t CopyPart(std::uint32_t crc, const FileSegment& segment, std::uint6
 
 void AppendDeviceCopies(const FileSegment& segment, std::uint64_t at, std::span<std::byte> out,
                         std::vector<DeviceCopy>* copies) {
+  at += segment.begin;
   if (const auto source = segment.region->Contiguous(at, out.size())) {
     copies->push_back({*segment.device, source->data(), out.data(), out.size()});
     return;

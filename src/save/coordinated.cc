@@ -51,6 +51,7 @@ struct SaveShare {
   std::uint64_t created_ns = 0;
   std::uint64_t block_bytes = 0;
   RankAssignment assignment;
+  Bytes placement;
 };
 
 /// What a rank brings to exchange B.
@@ -66,7 +67,8 @@ void Fields(Archive& archive, FieldsOf<Archive, RankReceipt>& mine) {
 
 template <class Archive>
 void Fields(Archive& archive, FieldsOf<Archive, SaveShare>& share) {
-  archive(share.save_id.bytes, share.created_ns, share.block_bytes, share.assignment);
+  archive(share.save_id.bytes, share.created_ns, share.block_bytes, share.assignment,
+          share.placement);
 }
 
 namespace {
@@ -164,6 +166,7 @@ class CoordinatedSave final : public SaveSession {
     VARVE_RETURN_IF_ERROR(CopyOf(ready));
     VARVE_RETURN_IF_ERROR(CheckSaveOptions(options_, path_));
     settled_.format = options_.format;
+    settled_.shard_size = options_.shard_size;
     if (coordinator.rank() == 0) {
       VARVE_RETURN_IF_ERROR(CheckSideFiles(state_->files));
       settled_.side_files = state_->files;
@@ -184,6 +187,7 @@ class CoordinatedSave final : public SaveSession {
     identity.created_ns = share.created_ns;
     identity.block_bytes = share.block_bytes;
     settled_.assignment = std::move(share.assignment);
+    settled_.placement = std::move(share.placement);
     return Status::Ok();
   }
 
@@ -207,14 +211,19 @@ class CoordinatedSave final : public SaveSession {
     identity.block_bytes = options_.block_bytes;
     identity.world_size = static_cast<std::uint32_t>(settled_.plans.size());
     VARVE_RETURN_IF_ERROR(format().check(settled_));
+    std::vector<Bytes> placements(settled_.plans.size());
+    if (format().place != nullptr) {
+      VARVE_ASSIGN_OR_RETURN(placements, format().place(settled_));
+    }
     if (claim_ == Claim::kWithPlan) {
       VARVE_RETURN_IF_ERROR(ClaimName());
     }
     std::vector<std::string> replies;
     replies.reserve(settled_.settled.ranks.size());
-    for (const RankAssignment& assignment : settled_.settled.ranks) {
-      replies.push_back(EncodeFields(
-          SaveShare{identity.save_id, identity.created_ns, identity.block_bytes, assignment}));
+    for (std::size_t rank = 0; rank < placements.size(); ++rank) {
+      replies.push_back(
+          EncodeFields(SaveShare{identity.save_id, identity.created_ns, identity.block_bytes,
+                                 settled_.settled.ranks[rank], std::move(placements[rank])}));
     }
     return replies;
   }
@@ -366,6 +375,7 @@ class CoordinatedSave final : public SaveSession {
   /// Publishes, on the coordinator within exchange B.
   Status Publish(const std::vector<std::string>& receipts) {
     VARVE_ASSIGN_OR_RETURN(const CheckpointIndex made, format().make_index(settled_, receipts));
+    VARVE_RETURN_IF_ERROR(WritePatches(storage_, commit_->staging(), made.patches));
     commit_->AddSideFiles(settled_.side_files);
     VARVE_RETURN_IF_ERROR(commit_->Publish(made.files, made.index));
     published_ = true;

@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "base/trace.h"
+#include "varve/storage.h"
 
 namespace varve {
 
@@ -13,8 +14,10 @@ Result<WrittenShare> WriteFileWork(Storage& storage, const std::string& path, co
                                    std::vector<Phase>* phases) {
   std::optional<PhaseTimer> timer;
   timer.emplace(phases, "write", work.size);
-  VARVE_ASSIGN_OR_RETURN(const auto file,
-                         storage.OpenForWrite(path, {.size = work.size, .direct = options.direct}));
+  VARVE_ASSIGN_OR_RETURN(
+      const auto file,
+      work.open ? work.open(storage, ParentPath(path), options.direct)
+                : storage.OpenForWrite(path, {.size = work.size, .direct = options.direct}));
   WriteSegmentsOptions write_options{.block_bytes = work.block_bytes,
                                      .writes_in_flight = options.writes_in_flight,
                                      .max_bytes_per_second = options.max_write_bandwidth,

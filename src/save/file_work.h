@@ -29,6 +29,11 @@ struct FileWork {
   std::vector<FileSegment> segments;
   /// The tensor with that number, for messages.
   std::function<std::string(std::uint32_t owner)> name_of;
+  /// Opens what the data are written to, in the staging directory; a new file of the work's name
+  /// where there is no function. Called again when a failed write is repeated.
+  std::function<Result<std::unique_ptr<WritableFile>>(Storage&, const std::string& directory,
+                                                      bool direct)>
+      open{};
   /// Makes header and receipt. May be called again, because a failed write can be repeated.
   std::function<Result<FinishedFile>(WrittenSegments)> finish;
   std::shared_ptr<const void> keep;

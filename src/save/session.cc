@@ -32,7 +32,7 @@ Status CheckSaveOptions(const SaveOptions& options, const std::string& path) {
   VARVE_RETURN_IF_ERROR(CheckCheckpointName(path));
   const WrittenFormat* const format = FindWrittenFormat(options.format);
   if (format == nullptr) {
-    return InvalidArgument("saves are written as varve, dcp or hfai, not as " +
+    return InvalidArgument("saves are written as varve, dcp, hf or hfai, not as " +
                            std::string(FormatName(options.format)));
   }
   if (!format->rank_local && !options.coordinate) {
@@ -42,6 +42,9 @@ Status CheckSaveOptions(const SaveOptions& options, const std::string& path) {
     return InvalidArgument(
         "a save without coordination cannot replace damaged checkpoints only: no rank sees all "
         "files");
+  }
+  if (options.shard_size == 0) {
+    return InvalidArgument("shard_size must be at least 1 byte");
   }
   if (options.block_bytes == 0 || options.block_bytes % kDataAlignment != 0 ||
       options.block_bytes > kMaxBlockBytes) {

@@ -2,6 +2,7 @@
 /// tensors can write the save.
 #pragma once
 
+#include <cstdint>
 #include <vector>
 
 #include "base/bytes.h"
@@ -18,7 +19,9 @@ struct SettledSave {
   FileIdentity identity;
   LocalPlan plan;
   RankAssignment assignment;
-  Bytes layout;  ///< FileWork::layout.
+  Bytes placement;               ///< WrittenFormat::place of this rank.
+  Bytes layout;                  ///< FileWork::layout.
+  std::uint64_t shard_size = 0;  ///< SaveOptions::shard_size.
   // Set on the coordinator of a coordinated save, by rank:
   std::vector<LocalPlan> plans;
   SettledPlan settled;

@@ -57,6 +57,7 @@ std::vector<SaveTerm> TermsOf(const SaveOptions& options, std::string_view path,
       {"overwrite", std::string(OverwriteName(options.overwrite))},
       {"on_difference", options.on_difference == OnDifference::kError ? "error" : "warn"},
       {"check_replicas", options.check_replicas == CheckReplicas::kFull ? "full" : "samples"},
+      {"shard_size", std::to_string(options.shard_size)},
       {"block_bytes", std::to_string(options.block_bytes)},
   };
 }

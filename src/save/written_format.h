@@ -2,17 +2,29 @@
 /// the same for all of them (coordinated.cc).
 #pragma once
 
+#include <cstdint>
 #include <string>
+#include <utility>
 #include <vector>
 
+#include "base/bytes.h"
 #include "publish/commit.h"
 #include "save/file_work.h"
 #include "save/settled.h"
 #include "varve/checkpoint.h"
 #include "varve/metadata.h"
 #include "varve/status.h"
+#include "varve/storage.h"
 
 namespace varve {
+
+/// Parts of a file whose other parts are written, or not there yet. Each begins and ends with a
+/// page or with the file.
+struct FilePatch {
+  std::string name;
+  std::uint64_t size = 0;                              ///< Of the whole file.
+  std::vector<std::pair<std::uint64_t, Bytes>> parts;  ///< By offset.
+};
 
 /// A rank's data file before it is written.
 struct RankFile {
@@ -25,6 +37,8 @@ struct RankFile {
 struct CheckpointIndex {
   std::vector<DataFile> files;
   std::vector<IndexFile> index;
+  /// What the coordinator writes into data files of several ranks before it publishes them.
+  std::vector<FilePatch> patches{};
 };
 
 struct WrittenFormat {
@@ -34,6 +48,9 @@ struct WrittenFormat {
   /// Checks on the coordinator, before any data are written, that the index can be. Reads the plans
   /// of all ranks. Errors: InvalidArgument.
   Status (*check)(const SettledSave& settled) = nullptr;
+  /// Makes SettledSave::placement of each rank, on the coordinator; null where the assignment says
+  /// all. Errors: InvalidArgument.
+  Result<std::vector<Bytes>> (*place)(const SettledSave& settled) = nullptr;
   /// Lays out this rank's file. `state` must stay where it is until the data have been written or
   /// staged. A null `state` gives a file without segments, for a process that has a copy of the
   /// data and SettledSave::layout. Errors: InvalidArgument, Unimplemented, naming the tensor or
@@ -44,6 +61,10 @@ struct WrittenFormat {
                                         const std::vector<std::string>& receipts) = nullptr;
 };
 
+/// Writes the patches in `directory` and makes them durable. Errors: as WritableFile.
+Status WritePatches(Storage& storage, const std::string& directory,
+                    const std::vector<FilePatch>& patches);
+
 /// Returns null for a format that no save writes.
 const WrittenFormat* FindWrittenFormat(Format format);
 
@@ -51,5 +72,6 @@ const WrittenFormat* FindWrittenFormat(Format format);
 extern const WrittenFormat kNativeFormat;  // native.cc
 extern const WrittenFormat kDcpFormat;     // dcp.cc
 extern const WrittenFormat kHfaiFormat;    // hfai.cc
+extern const WrittenFormat kHfFormat;      // hf.cc
 
 }  // namespace varve

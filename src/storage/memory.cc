@@ -158,7 +158,7 @@ Result<std::unique_ptr<WritableFile>> MemoryStorage::OpenForWrite(const std::str
                                                                   const WriteOptions& options) {
   const std::scoped_lock lock(impl_->mutex);
   VARVE_ASSIGN_OR_RETURN(NodePointer node, impl_->tree.FindOrNull(name));
-  if (node != nullptr && options.exclusive) {
+  if (node != nullptr && options.exclusive && !options.shared) {
     return AlreadyExists("create " + name + ": it exists");
   }
   if (node != nullptr && node->is_directory) {
@@ -169,7 +169,11 @@ Result<std::unique_ptr<WritableFile>> MemoryStorage::OpenForWrite(const std::str
     VARVE_ASSIGN_OR_RETURN(EntryChange change, impl_->tree.ChangeOf(name, node));
     impl_->tree.Apply({std::move(change)});
   }
-  node->content.assign(RoundUp(options.size, kDirectAlignment), '\0');
+  if (!options.shared) {
+    node->content.clear();
+  }
+  node->content.resize(
+      std::max<std::size_t>(node->content.size(), RoundUp(options.size, kDirectAlignment)));
   return std::unique_ptr<WritableFile>(std::make_unique<MemoryWritableFile>(
       impl_, std::move(node), name, options.direct && options_.direct));
 }

@@ -206,14 +206,17 @@ Result<std::unique_ptr<WritableFile>> OpenPosixForWrite(const std::string& name,
                                                         const WriteOptions& options) {
   // Another user may have put a link in the file's place; Varve does not write to the link's
   // target.
-  const int flags = O_WRONLY | O_CREAT | O_NOFOLLOW | (options.exclusive ? O_EXCL : O_TRUNC);
+  const int flags = O_WRONLY | O_CREAT | O_NOFOLLOW |
+                    (options.shared      ? 0
+                     : options.exclusive ? O_EXCL
+                                         : O_TRUNC);
   bool direct = options.direct;
   FileDescriptor fd = OpenDescriptor(name, flags | (direct ? O_DIRECT : 0));
   if (!fd.valid() && direct && errno == EINVAL) {
     // tmpfs before Linux 6.6 and some FUSE mounts refuse O_DIRECT. The failed open may have
     // left the file behind, hence no O_EXCL the second time.
     direct = false;
-    fd = OpenDescriptor(name, (flags & ~O_EXCL) | O_TRUNC);
+    fd = OpenDescriptor(name, (flags & ~O_EXCL) | (options.shared ? 0 : O_TRUNC));
   }
   if (!fd.valid()) {
     return ErrnoStatus("create", name, errno);

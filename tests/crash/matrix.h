@@ -2,6 +2,7 @@
 #pragma once
 
 #include <algorithm>
+#include <array>
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -119,9 +120,13 @@ inline testing::AssertionResult HoldsNothingBut(const std::vector<std::string>& 
     for (const DataFile& file : (*reader)->metadata().files) {
       expected.push_back(JoinPath(path, file.name));
     }
-    if (storage.OpenForRead(JoinPath(path, "varve.json")).ok()) {
-      expected.push_back(JoinPath(path, "varve.json"));
-      expected.push_back(JoinPath(path, "manifest.bin"));
+    for (const auto& index :
+         {std::array{"varve.json", "manifest.bin"},
+          std::array{"model.safetensors.index.json", "model.varve-checksums.json"}}) {
+      if (storage.OpenForRead(JoinPath(path, index[0])).ok()) {
+        expected.push_back(JoinPath(path, index[0]));
+        expected.push_back(JoinPath(path, index[1]));
+      }
     }
   }
   std::sort(expected.begin(), expected.end());

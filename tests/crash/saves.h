@@ -16,10 +16,12 @@
 
 namespace varve::test {
 
-inline SaveOptions SmallSave(bool overwrite) {
+inline SaveOptions SmallSave(bool overwrite, Format format = Format::kVarve) {
   return {.overwrite = overwrite ? Overwrite::kAlways : Overwrite::kNever,
+          .format = format,
           .timeout = std::chrono::seconds(20),
-          .block_bytes = 4096};
+          .block_bytes = 4096,
+          .shard_size = 3000};
 }
 
 /// Saves by a single process.
@@ -53,14 +55,14 @@ class MortalCoordinator final : public Coordinator {
 /// whose storage has stopped sends no more messages. Returns each rank's outcome.
 inline std::vector<Status> SaveTogether(const JobState& job, const std::string& path,
                                         const std::vector<Storage*>& storages, bool overwrite,
-                                        bool mortal = false) {
+                                        bool mortal = false, Format format = Format::kVarve) {
   std::vector<Status> outcomes(storages.size());
   auto coordinators = MakeInProcessCoordinators(static_cast<int>(storages.size()));
   std::vector<std::jthread> threads;
   for (std::size_t rank = 0; rank < storages.size(); ++rank) {
     threads.emplace_back([&, rank, inner = std::move(coordinators[rank])]() mutable {
       MortalCoordinator coordinator(std::move(inner), mortal ? storages[rank] : nullptr);
-      outcomes[rank] = Save(job.rank(static_cast<int>(rank)), path, SmallSave(overwrite),
+      outcomes[rank] = Save(job.rank(static_cast<int>(rank)), path, SmallSave(overwrite, format),
                             coordinator, *storages[rank])
                            .status();
     });

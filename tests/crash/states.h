@@ -83,6 +83,16 @@ class JobState {
       states_[rank].structure = EncodeValue(content_.structure);
     }
   }
+  /// Removes values and structure: what is left is what a folder of safetensors files can hold.
+  void LeaveTensorsAlone() {
+    for (State& state : states_) {
+      state.objects.clear();
+      state.structure.clear();
+    }
+    content_.objects.clear();
+    content_.structure = {};
+  }
+
   JobState(const JobState&) = delete;
   JobState& operator=(const JobState&) = delete;
 

@@ -17,7 +17,7 @@ import os
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Literal
 
-from varve import _core, _engine, _load
+from varve import _core, _engine, _hf, _load
 from varve._catalogue import (
     collect_garbage,
     convert,
@@ -44,6 +44,7 @@ from varve._core import (
 from varve._engine import Coordinator
 from varve._files import Source as FileSource
 from varve._files import StoredFiles
+from varve._hf import HfOptions
 from varve._open import Checkpoint, StoredTensor, open_checkpoint
 from varve._select import Rename
 from varve._tree import PerRank
@@ -66,6 +67,7 @@ __all__ = [
     "DeferredReport",
     "DeferredSaveHandle",
     "Difference",
+    "HfOptions",
     "LoadReport",
     "PerRank",
     "SaveHandle",
@@ -103,7 +105,8 @@ def save(
     files: Mapping[str, FileSource] | None = None,
     allow_pickle: bool = False,
     coordinate: bool = True,
-    format: Literal["varve", "dcp"] = "varve",
+    format: Literal["varve", "dcp", "hf"] = "varve",
+    hf: HfOptions | None = None,
     save_id: bytes | None = None,
     on_difference: Literal["warn", "error"] = "warn",
     check_replicas: Literal["samples", "full"] = "samples",
@@ -133,8 +136,13 @@ def save(
         coordinate: False saves without the ranks connected to each other: each publishes its own file,
             and the directory is a checkpoint once all are there. Replicas are then stored by every
             rank.
-        format: "varve", or "dcp" for a checkpoint that stock PyTorch opens: `.metadata` and `.distcp`
-            files, committed like any other and with Varve's checksums in the index.
+        format: "varve"; "dcp" for a checkpoint that stock PyTorch opens: `.metadata` and `.distcp`
+            files, committed like any other and with Varve's checksums in the index; or "hf" for a folder that
+            Hugging Face's tools open: safetensors files with whole tensors, into which every rank writes
+            its parts in place, and their index. It holds tensors alone: give the model's state dict. Of
+            tied tensors the first of the state is stored. Shards by columns, which are not
+            whole pages of the files, are refused where they are more than 256 MiB.
+        hf: Options of format="hf".
         save_id: 16 bytes that name the attempt, only for `coordinate=False` and the same on all ranks.
             By default it follows from the job's rendezvous store, the path and a count of saves.
         on_difference: What to do when ranks hold different values of a tensor, or of a shard of it, under
@@ -156,6 +164,7 @@ def save(
             replicas differ and `on_difference` is "error".
         OutOfSpaceError, UnavailableError: Writing failed or a rank is lost; each is named.
     """
+    folder = _hf.chosen(hf, format)
 
     def save_with(coordinator: Coordinator | None, save_id: bytes | None) -> SaveReport:
         options = _core.SaveOptions(
@@ -167,9 +176,12 @@ def save(
             check_replicas=check_replicas,
             timeout=timeout,
             progress=progress,
+            shard_size=(folder or HfOptions()).shard_size,
         )
         arrays = TorchArrays()
-        return _engine.save(state_dict, path, arrays, coordinator, allow_pickle, files, options)
+        return _engine.save(
+            state_dict, path, arrays, coordinator, allow_pickle, files, options, folder
+        )
 
     if not coordinate:
         own_id = _run.save_id(_engine.path_text(path), process_group, save_id)

@@ -10,7 +10,9 @@ import os
 from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
+from varve import _hf
 from varve._files import Source as FileSource
+from varve._hf import HfOptions
 from varve.errors import InvalidArgumentError
 from varve.torch._background import Call, begin
 from varve.torch._handle import DeferredSaveHandle, SaveHandle
@@ -29,7 +31,8 @@ def async_save(
     files: Mapping[str, FileSource] | None = None,
     allow_pickle: bool = False,
     coordinate: bool = True,
-    format: Literal["varve", "dcp"] = "varve",
+    format: Literal["varve", "dcp", "hf"] = "varve",
+    hf: HfOptions | None = None,
     save_id: bytes | None = None,
     on_difference: Literal["warn", "error"] = "warn",
     check_replicas: Literal["samples", "full"] = "samples",
@@ -62,6 +65,7 @@ def async_save(
         allow_pickle: As in `save`.
         coordinate: As in `save`.
         format: As in `save`.
+        hf: As in `save`.
         save_id: As in `save`.
         on_difference: As in `save`; the warning comes in this call.
         check_replicas: As in `save`. Tensors are not compared where the stager copies them from devices.
@@ -85,6 +89,7 @@ def async_save(
     Raises:
         InvalidArgumentError: The arguments themselves make no sense.
     """
+    folder = _hf.chosen(hf, format)
     call = Call(
         kind=SaveHandle,
         state=state_dict,
@@ -94,6 +99,7 @@ def async_save(
         executor=executor,
         staging=staging,
         files=files,
+        hf=folder,
         allow_pickle=allow_pickle,
         on_failure=on_failure,
         on_end=on_done,
@@ -103,6 +109,7 @@ def async_save(
         save={
             "overwrite": overwrite,
             "format": format,
+            "shard_size": (folder or HfOptions()).shard_size,
             "on_difference": on_difference,
             "check_replicas": check_replicas,
             "max_write_bandwidth": max_write_bandwidth,
@@ -123,7 +130,8 @@ def defer_save(
     overwrite: bool | Literal["damaged"] = False,
     files: Mapping[str, FileSource] | None = None,
     allow_pickle: bool = False,
-    format: Literal["varve", "dcp"] = "varve",
+    format: Literal["varve", "dcp", "hf"] = "varve",
+    hf: HfOptions | None = None,
     on_difference: Literal["warn", "error"] = "warn",
     check_replicas: Literal["samples", "full"] = "samples",
     timeout: float = 1800.0,
@@ -152,6 +160,7 @@ def defer_save(
         files: As in `save`; read in the call.
         allow_pickle: As in `save`.
         format: As in `save`.
+        hf: As in `save`.
         on_difference: As in `save`; the warning comes in this call.
         check_replicas: As in `async_save`.
         timeout: As in `save`, for each time that ranks wait for each other.
@@ -176,6 +185,7 @@ def defer_save(
             f"the stager was made with executor={stager.executor!r}: defer_save needs one with "
             'executor="process"'
         )
+    folder = _hf.chosen(hf, format)
     call = Call(
         kind=DeferredSaveHandle,
         state=state_dict,
@@ -185,6 +195,7 @@ def defer_save(
         executor="process",
         staging=staging,
         files=files,
+        hf=folder,
         allow_pickle=allow_pickle,
         on_failure=on_failure,
         on_end=on_held,
@@ -194,6 +205,7 @@ def defer_save(
         save={
             "overwrite": overwrite,
             "format": format,
+            "shard_size": (folder or HfOptions()).shard_size,
             "on_difference": on_difference,
             "check_replicas": check_replicas,
             "max_write_bandwidth": max_write_bandwidth,

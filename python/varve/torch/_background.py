@@ -17,6 +17,7 @@ from typing import Any, Generic, TypeVar, cast
 from varve import _core, _engine
 from varve._engine import Coordinator
 from varve._files import Source as FileSource
+from varve._hf import HfOptions
 from varve.errors import STAGER_LOST, Error, InvalidArgumentError
 from varve.torch import _run
 from varve.torch._coordinator import collective, name_of
@@ -54,6 +55,7 @@ class Call(Generic[AnyHandle]):
     """More fields of the engine's SaveOptions."""
     staged: dict[str, Any]
     """More fields of its AsyncSaveOptions or DeferSaveOptions."""
+    hf: HfOptions | None = None
 
     def made_options(self, save_id: bytes | None) -> Any:
         """The engine's options. Raises InvalidArgumentError for a value that one cannot have."""
@@ -95,6 +97,7 @@ def begin(call: Call[AnyHandle]) -> AnyHandle:
             call.allow_pickle,
             call.on_failure,
             call.made_options(own_id),
+            call.hf,
         )
         return save.start(stager, coordinator)
 
@@ -147,6 +150,7 @@ class Save(Generic[AnyHandle]):
     allow_pickle: bool
     on_failure: str
     options: _core.AsyncSaveOptions | _core.DeferSaveOptions
+    hf: HfOptions | None = None
 
     def start(self, stager: Stager, coordinator: Coordinator | None) -> AnyHandle:
         """Begins the save on a stager."""
@@ -161,7 +165,9 @@ class Save(Generic[AnyHandle]):
         if refusal is None:
             try:
                 arrays = TorchArrays(stager.copy_from_devices)
-                parts = _engine.gather(self.state, arrays, rank, self.allow_pickle, self.files)
+                parts = _engine.gather(
+                    self.state, arrays, rank, self.allow_pickle, self.files, self.hf
+                )
             except Exception as error:
                 cause = error
                 refusal = error if isinstance(error, Error) else _ours(error)

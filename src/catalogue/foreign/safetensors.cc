@@ -6,6 +6,7 @@
 #include "catalogue/foreign/layout.h"
 #include "catalogue/names.h"
 #include "interop/safetensors/decode.h"
+#include "interop/safetensors/hf_checksums.h"
 
 namespace varve {
 namespace {
@@ -25,6 +26,12 @@ Result<OpenedIndex> OpenHfFolder(const ForeignFolder& folder) {
   auto decoded = DecodeHfFolder(*index, files);
   if (!decoded.ok()) {
     return decoded.status().Annotate(directory);
+  }
+  if (FindEntry(folder.entries, kHfChecksumsName) != nullptr) {
+    const std::string sums = JoinPath(directory, kHfChecksumsName);
+    VARVE_ASSIGN_OR_RETURN(const std::string text,
+                           ReadWholeFile(folder.storage, sums, kMaxJsonBytes));
+    VARVE_RETURN_IF_ERROR(DecodeHfChecksums(text, &decoded->metadata).Annotate(directory));
   }
   return Opened(directory, std::move(*decoded));
 }

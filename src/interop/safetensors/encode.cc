@@ -1,5 +1,10 @@
 #include "interop/safetensors/encode.h"
 
+#include <algorithm>
+#include <array>
+#include <cstddef>
+#include <cstdio>
+
 #include "base/checked.h"
 #include "format/json_writer.h"
 #include "tensor/box.h"
@@ -18,7 +23,8 @@ bool SafetensorsBefore(const SafetensorsEntry& a, const SafetensorsEntry& b) {
   return item_a != item_b ? item_a > item_b : a.fqn < b.fqn;
 }
 
-Bytes EncodeSafetensorsHeader(const std::vector<SafetensorsEntry>& entries) {
+Bytes EncodeSafetensorsHeader(const std::vector<SafetensorsEntry>& entries,
+                              std::uint64_t alignment) {
   std::string json = R"({"__metadata__":{"format":"pt"})";
   std::uint64_t at = 0;
   for (const SafetensorsEntry& entry : entries) {
@@ -35,12 +41,35 @@ Bytes EncodeSafetensorsHeader(const std::vector<SafetensorsEntry>& entries) {
     at += entry.bytes();
   }
   json += "}";
-  json.append(RoundUp(json.size(), 8) - json.size(), ' ');
+  constexpr std::uint64_t kPrefix = 8;
+  json.append(RoundUp(json.size() + kPrefix, alignment) - kPrefix - json.size(), ' ');
   Bytes header;
   ByteWriter out(&header);
   out.U64(json.size());
   out.Raw(json);
   return header;
+}
+
+std::vector<HfFile> DivideIntoHfFiles(const std::vector<SafetensorsEntry>& entries,
+                                      std::uint64_t shard_size) {
+  std::vector<HfFile> files;
+  std::uint64_t bytes = 0;
+  for (const SafetensorsEntry& entry : entries) {
+    if (files.empty() || bytes + entry.bytes() > shard_size) {
+      files.emplace_back();
+      bytes = 0;
+    }
+    files.back().entries.push_back(entry);
+    bytes += entry.bytes();
+  }
+  for (std::size_t i = 0; i < files.size(); ++i) {
+    std::array<char, 64> name{};
+    std::snprintf(name.data(), name.size(), "model-%05zu-of-%05zu.safetensors", i + 1,
+                  files.size());
+    files[i].name = files.size() == 1 ? "model.safetensors" : name.data();
+    std::sort(files[i].entries.begin(), files[i].entries.end(), SafetensorsBefore);
+  }
+  return files;
 }
 
 }  // namespace varve

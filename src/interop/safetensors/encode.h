@@ -25,8 +25,21 @@ bool CanBeSafetensors(DType dtype, const Dims& shape);
 /// begins at a multiple of its element's size; then by name.
 bool SafetensorsBefore(const SafetensorsEntry& a, const SafetensorsEntry& b);
 
-/// Returns the length prefix and the JSON, padded to 8 bytes, for tensors that follow in this order
-/// without gaps. `__metadata__` is {"format":"pt"}, which transformers asks for.
-Bytes EncodeSafetensorsHeader(const std::vector<SafetensorsEntry>& entries);
+/// Returns the length prefix and the JSON, padded with spaces to a multiple of `alignment` bytes,
+/// for tensors that follow in this order without gaps. `__metadata__` is {"format":"pt"}, which
+/// transformers asks for.
+Bytes EncodeSafetensorsHeader(const std::vector<SafetensorsEntry>& entries,
+                              std::uint64_t alignment = 8);
+
+/// A file of a folder as Hugging Face's tools write it.
+struct HfFile {
+  std::string name;
+  std::vector<SafetensorsEntry> entries;  ///< In file order.
+};
+
+/// Divides tensors, which come in the order of names, into files of at most `shard_size` bytes of
+/// tensors, or one tensor: `model.safetensors`, or `model-00001-of-00002.safetensors` and so on.
+std::vector<HfFile> DivideIntoHfFiles(const std::vector<SafetensorsEntry>& entries,
+                                      std::uint64_t shard_size);
 
 }  // namespace varve

@@ -1,0 +1,170 @@
+"""Saves with format="hf": every rank writes its parts of whole-tensor safetensors files."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hf_jobs import llama, peak, refused, save_llama, save_random_states, whole_state
+from ranks import run_ranks
+from safetensors.torch import load_file
+
+import varve
+import varve.torch
+from varve.torch import async_save, save
+
+
+def read_by_safetensors(folder: Path) -> dict[str, torch.Tensor]:
+    """The tensors, each read from the file that the index names."""
+    index = json.loads((folder / "model.safetensors.index.json").read_text())
+    files = {name: load_file(folder / name) for name in set(index["weight_map"].values())}
+    assert sum(len(tensors) for tensors in files.values()) == len(index["weight_map"])
+    return {fqn: files[name][fqn] for fqn, name in index["weight_map"].items()}
+
+
+def assert_same(got: dict[str, torch.Tensor], wanted: dict[str, Any]) -> None:
+    assert got.keys() == wanted.keys()
+    for name, tensor in wanted.items():
+        assert got[name].dtype == tensor.dtype and got[name].shape == tensor.shape, name
+        assert torch.equal(got[name], tensor), name
+
+
+@pytest.mark.parametrize("executor", [None, "thread", "process"])
+@pytest.mark.parametrize("size", [1, 2, 3])
+def test_any_sharding_becomes_whole_tensors(
+    agent: str, tmp_path: Path, size: int, executor: str | None
+) -> None:
+    seeds = list(range(100 * size, 100 * size + 12))
+    run_ranks(size, save_random_states, agent, str(tmp_path), seeds, executor)
+    for seed in seeds:
+        folder = tmp_path / str(seed)
+        assert_same(read_by_safetensors(folder), whole_state(seed))
+        assert varve.verify(folder) == []
+
+
+def test_a_bit_that_flips_is_named_and_not_loaded(tmp_path: Path) -> None:
+    state = {"a": torch.arange(3000.0), "b": torch.arange(5)}
+    save(state, tmp_path / "m", format="hf")
+    file = tmp_path / "m/model.safetensors"
+    whole = file.read_bytes()
+    for at in (9, len(whole) // 2, len(whole) - 1):
+        file.write_bytes(whole[:at] + bytes([whole[at] ^ 1]) + whole[at + 1 :])
+        damage = varve.verify(tmp_path / "m")
+        assert damage and "model.safetensors" in str(damage[0])
+    with pytest.raises(varve.CorruptCheckpointError, match=r"model\.safetensors"):
+        varve.torch.load({"b": torch.zeros(5, dtype=torch.int64)}, tmp_path / "m")
+    file.write_bytes(whole[:-8])
+    with pytest.raises(varve.CorruptCheckpointError, match="model"):
+        varve.torch.read(tmp_path / "m")
+
+
+@pytest.mark.parametrize("how", ["save", "thread", "process"])
+def test_transformers_opens_what_two_ranks_of_fsdp_save(
+    agent: str, tmp_path: Path, how: str
+) -> None:
+    from transformers import AutoModelForCausalLM
+
+    folder = tmp_path / "m"
+    loaded = run_ranks(2, save_llama, agent, str(folder), how)
+    original = llama()
+    weights = {k: v for k, v in original.state_dict().items() if k != "lm_head.weight"}
+    assert [one["loaded"] for one in loaded] == [len(weights)] * 2
+    assert_same(read_by_safetensors(folder), weights)  # Tied weights once, as the embedding.
+    assert len(list(folder.glob("model-*.safetensors"))) > 2
+    opened = AutoModelForCausalLM.from_pretrained(folder)
+    assert opened.lm_head.weight.data_ptr() == opened.model.embed_tokens.weight.data_ptr()
+    assert_same(opened.state_dict(), original.state_dict())
+
+
+def test_names_dtype_and_configuration_are_options(tmp_path: Path) -> None:
+    (tmp_path / "base").mkdir()
+    (tmp_path / "base/config.json").write_text('{"model_type": "llama"}')
+    (tmp_path / "base/tokenizer.json").write_text("{}")
+    (tmp_path / "base/notes.txt").write_text("mine")
+    state = {"module": {"a": torch.ones(3), "step": torch.tensor(3), "ema": torch.zeros(2)}}
+    names = {"module.ema": "ema", "module.": "model."}
+    hf = varve.HfOptions(rename=names, dtype="bfloat16", config=tmp_path / "base")
+    save(state, tmp_path / "m", format="hf", hf=hf, files={"config.json": b'{"mine": 1}'})
+    wanted = {
+        "model.a": torch.ones(3, dtype=torch.bfloat16),
+        "model.step": torch.tensor(3),
+        "ema": torch.zeros(2, dtype=torch.bfloat16),
+    }
+    assert_same(read_by_safetensors(tmp_path / "m"), wanted)
+    assert (tmp_path / "m/config.json").read_text() == '{"mine": 1}'
+    assert (tmp_path / "m/tokenizer.json").exists() and not (tmp_path / "m/notes.txt").exists()
+    no_ema = varve.HfOptions(rename=lambda name: None if "ema" in name else name)
+    save(state, tmp_path / "n", format="hf", hf=no_ema)
+    assert set(read_by_safetensors(tmp_path / "n")) == {"module.a", "module.step"}
+
+
+def test_an_overwrite_leaves_no_file_of_the_old_model(tmp_path: Path) -> None:
+    state = {f"w{i}": torch.ones(1000) for i in range(5)}
+    save(state, tmp_path / "m", format="hf", hf=varve.HfOptions(shard_size=4000))
+    (tmp_path / "m/mine.txt").write_text("mine")
+    with pytest.raises(varve.CheckpointExistsError):
+        save(state, tmp_path / "m", format="hf")
+    async_save(state, tmp_path / "m", format="hf", overwrite=True).result(60)
+    assert sorted(os.listdir(tmp_path / "m")) == [
+        "mine.txt",
+        "model.safetensors",
+        "model.safetensors.index.json",
+        "model.varve-checksums.json",
+    ]
+    save(state, tmp_path / "m", overwrite=True)  # By another format.
+    assert "model.varve-checksums.json" not in os.listdir(tmp_path / "m")
+    assert varve.verify(tmp_path / "m") == []
+
+
+@pytest.mark.parametrize(
+    ("case", "told"),
+    [
+        ("a value", r'"step" is not a tensor.*state dict'),
+        ("complex", r'"c" is complex128'),
+        ("other sizes", r"shard_size \(100 on rank 0, 101 on rank 1\)"),
+        ("rank 1's rename", r"becomes 7"),
+        ("columns", r"shards by columns.*varve convert --to hf"),
+    ],
+)
+def test_what_cannot_be_saved_is_refused_on_all_ranks(tmp_path: Path, case: str, told: str) -> None:
+    import re
+
+    for outcome in run_ranks(2, refused, str(tmp_path / "m"), case):
+        assert re.search(told, outcome, re.S), outcome
+    assert not (tmp_path / "m").exists()
+
+
+def test_options_that_make_no_sense_are_refused(tmp_path: Path) -> None:
+    state = {"w": torch.ones(2)}
+    for given, told in [
+        ({"hf": varve.HfOptions()}, 'format="hf"'),
+        ({"format": "hf", "hf": {"dtype": "bf16"}}, "HfOptions"),
+        ({"format": "hf", "hf": varve.HfOptions(dtype="int8")}, "floating-point"),
+        ({"format": "hf", "hf": varve.HfOptions(config=3)}, "config"),
+        (
+            {
+                "format": "hf",
+                "hf": varve.HfOptions(rename={"w": "v", "v": "w"}),
+                "coordinate": False,
+            },
+            "native",
+        ),
+        ({"format": "safetensors"}, "hf"),
+    ]:
+        with pytest.raises(varve.Error, match=told):
+            save(state, tmp_path / "m", **given)  # type: ignore[arg-type]
+    with pytest.raises(varve.InvalidArgumentError, match="two tensors"):
+        both = varve.HfOptions(rename=lambda _: "x")
+        save({"a": torch.ones(1), "b": torch.ones(1)}, tmp_path / "m", format="hf", hf=both)
+    with pytest.raises(varve.InvalidArgumentError, match="shard_size"):
+        varve.HfOptions(shard_size=0)
+
+
+@pytest.mark.slow
+def test_a_save_needs_256_mib_beside_the_shards(tmp_path: Path) -> None:
+    for rose in run_ranks(2, peak, str(tmp_path / "m"), 1024):
+        assert rose <= 256
