@@ -59,7 +59,7 @@ CALLS: dict[str, Callable[[Path], Any]] = {
     "assign=": lambda ck: varve.torch.load({"n": 0}, ck, assign="w"),  # type: ignore[arg-type]
     "overwrite= of save": lambda ck: varve.save({}, ck, overwrite="yes"),  # type: ignore[arg-type]
     "format=": lambda ck: varve.torch.save({}, ck / "x", format=3),  # type: ignore[arg-type]
-    "format=hf": lambda ck: varve.torch.save({}, ck / "x", format="hf"),
+    "format=zip": lambda ck: varve.torch.save({}, ck / "x", format="zip"),
     "save_id": lambda ck: varve.torch.save({}, ck / "x", coordinate=False, save_id=7),  # type: ignore[arg-type]
     "timeout=": lambda ck: varve.torch.load({"n": 0}, ck, timeout="1m"),  # type: ignore[arg-type]
     "progress of load": lambda ck: varve.load({}, ck, progress=3),  # type: ignore[arg-type]

@@ -72,6 +72,6 @@ const WrittenFormat* FindWrittenFormat(Format format);
 extern const WrittenFormat kNativeFormat;  // native.cc
 extern const WrittenFormat kDcpFormat;     // dcp.cc
 extern const WrittenFormat kHfaiFormat;    // hfai.cc
-extern const WrittenFormat kHfFormat;      // hf.cc
+extern const WrittenFormat kHfFormat;      // hf/hf.cc
 
 }  // namespace varve

@@ -1,4 +1,4 @@
-#include "save/hf_layout.h"
+#include "save/hf/layout.h"
 
 #include <algorithm>
 #include <cstddef>

@@ -1,4 +1,4 @@
-#include "save/scatter_file.h"
+#include "save/hf/scatter_file.h"
 
 #include <algorithm>
 #include <cstddef>

@@ -2,7 +2,7 @@
 //
 //  1. The coordinator lays all files out when it settles the plan, and each rank learns where the
 //     tensors of its chunks are.
-//  2. Each rank writes the pages that are all its own, in place (hf_layout.h). No two ranks write
+//  2. Each rank writes the pages that are all its own, in place (layout.h). No two ranks write
 //     to one page, so that file systems which cache pages by client lose none.
 //  3. A rank's receipt has the checksums of what it wrote, and its fragments of other pages.
 //  4. The coordinator writes the headers and the shared pages, and checks that what was written
@@ -25,8 +25,8 @@
 #include "base/checksum.h"
 #include "interop/safetensors/decode.h"
 #include "interop/safetensors/hf_checksums.h"
-#include "save/hf_layout.h"
-#include "save/scatter_file.h"
+#include "save/hf/layout.h"
+#include "save/hf/scatter_file.h"
 #include "save/tensor_source.h"
 #include "save/written_format.h"
 #include "tensor/box.h"

@@ -9,7 +9,7 @@
 #include <string>
 #include <vector>
 
-#include "save/hf_layout.h"
+#include "save/hf/layout.h"
 #include "varve/status.h"
 #include "varve/storage.h"
 
