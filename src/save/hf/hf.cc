@@ -208,6 +208,7 @@ class SharedPages {
   /// Returns the pages to be written, and gives `metadata` its files with their sums.
   Result<std::vector<FilePatch>> Finish(std::uint64_t block_bytes, Metadata* metadata) {
     std::vector<FilePatch> patches;
+    patches.reserve(folder_.files.size());
     for (std::uint32_t i = 0; i < folder_.files.size(); ++i) {
       patches.push_back(PatchOf(i, block_bytes));
     }
