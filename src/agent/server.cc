@@ -242,11 +242,13 @@ Status RunAgent(const AgentServerOptions& options) {
         {.message = "the agent begins: " + endpoint.directory,
          .fields = {{"version", std::string(Version())}, {"pid", std::to_string(::getpid())}}});
   }
-  AgentServer server(options, std::move(listening), std::move(wake));
-  server.Run();
-  ::unlink(endpoint.socket.c_str());
-  ReportEvent({.message = "the agent has ended"});
-  return Status::Ok();  // The connections end here: who has asked for the end learns that it came.
+  {
+    AgentServer server(options, std::move(listening), std::move(wake));
+    server.Run();
+    ::unlink(endpoint.socket.c_str());
+  }  // The connections end: who has asked for the end learns that it came. So do all threads.
+  ReportEvent({.message = "the agent has ended"});  // The last line of its log.
+  return Status::Ok();
 }
 
 }  // namespace varve
