@@ -33,6 +33,7 @@ from bench.scenarios import (
     first_save,
     frameworks,
     gaps,
+    hf,
     hfai,
     index,
     load,
@@ -58,6 +59,7 @@ SCENARIOS: dict[str, Callable[[Context], list[Result]]] = {
     "cuda": cuda.run,
     "gaps": gaps.run,
     "frameworks": frameworks.run,
+    "hf": hf.run,
     "hfai": hfai.run,
     "unshard": unshard.run,
 }

@@ -1,0 +1,92 @@
+"""Saves of two ranks whose result is a folder for from_pretrained: `python -m bench.hf_worker DIR BYTES ROUNDS`.
+
+Prints the seconds of each arm's saves as JSON. The arms take turns; the first round warms them up.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.multiprocessing
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor, Shard
+
+import varve.torch
+from bench.files import fsync_tree, remove
+
+RANKS = 2
+_TENSORS = 16
+_WIDTH = 2048
+
+
+def _gathered(state: dict[str, Any], path: str) -> None:
+    """What people write without us: whole tensors on rank 0, which writes them in one file."""
+    from safetensors.torch import save_file
+
+    whole = {name: tensor.full_tensor() for name, tensor in state.items()}
+    if dist.get_rank() == 0:
+        os.makedirs(path)
+        save_file(whole, f"{path}/model.safetensors", metadata={"format": "pt"})
+        fsync_tree(Path(path))
+    dist.barrier()
+
+
+def _arms(state: dict[str, Any]) -> dict[str, Callable[[str], object]]:
+    return {
+        "varve": lambda path: varve.torch.save(state, path),
+        "varve, hf": lambda path: varve.torch.save(state, path, format="hf"),
+        "gather and save_file": lambda path: _gathered(state, path),
+    }
+
+
+def _rank(rank: int, store: str, directory: str, size: int, rounds: int) -> None:
+    os.environ["GLOO_SOCKET_IFNAME"] = "lo"
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=RANKS)
+    mesh = init_device_mesh("cpu", (RANKS,))
+    rows = size // (2 * _WIDTH * RANKS * _TENSORS)
+    state = {
+        f"layers.{i}.w": DTensor.from_local(
+            torch.randn(rows, _WIDTH).to(torch.bfloat16), mesh, [Shard(0)]
+        )
+        for i in range(_TENSORS)
+    }
+    arms = list(_arms(state).items())
+    seconds: dict[str, list[float]] = {name: [] for name, _ in arms}
+    for number in range(rounds + 1):
+        for name, save in arms if number % 2 == 0 else reversed(arms):
+            path = f"{directory}/folder"
+            if rank == 0:
+                remove(Path(path))
+            dist.barrier()
+            begin = time.perf_counter()
+            save(path)
+            if number > 0:
+                seconds[name].append(time.perf_counter() - begin)
+    if rank == 0:
+        remove(Path(directory))
+        print(json.dumps(seconds))
+    dist.destroy_process_group()
+
+
+def main() -> None:
+    """Runs the ranks."""
+    directory, size, rounds = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
+    os.makedirs(directory, exist_ok=True)
+    with tempfile.TemporaryDirectory() as folder:
+        torch.multiprocessing.spawn(
+            _rank, (f"{folder}/store", directory, size, rounds), nprocs=RANKS
+        )
+
+
+if __name__ == "__main__":
+    main()
