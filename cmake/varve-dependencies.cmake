@@ -5,6 +5,9 @@ include(CMakeFindDependencyMacro)
 set(THREADS_PREFER_PTHREAD_FLAG ON)
 find_dependency(Threads)
 find_dependency(simdjson)
+find_dependency(CURL 7.85)
+find_dependency(OpenSSL 3.0)
+find_dependency(pugixml)
 
 # Debian ships no CMake package for these.
 function(_varve_find_library target name header)

@@ -194,13 +194,13 @@ class Stager {
 /// their parts in the call. Returns when the copy has been made (at once with `overlapped`). Errors
 /// are the handle's, those of the call included; nothing is thrown. `coordinator` is used during
 /// the call only. The memory of `state` must stay valid and unchanged until `staged`. `storage`
-/// must outlive the save; a stager with an executor takes PosixStorage() alone.
+/// must outlive the save; a stager with an executor takes AnyStorage() alone.
 AsyncSaveHandle AsyncSave(State state, std::string path, AsyncSaveOptions options, Stager& stager,
-                          Coordinator& coordinator, Storage& storage = PosixStorage());
+                          Coordinator& coordinator, Storage& storage = AnyStorage());
 
 /// Does the same by a single process.
 AsyncSaveHandle AsyncSave(State state, std::string path, AsyncSaveOptions options, Stager& stager,
-                          Storage& storage = PosixStorage());
+                          Storage& storage = AnyStorage());
 
 /// Gives the agent a copy of the state and writes nothing. Collective as AsyncSave. The agent,
 /// which is the stager's executor, writes the copy only if this process exits or is killed before a

@@ -51,7 +51,7 @@ struct CheckpointEntry {
 /// name; those of other software too, where they are directories. When `directory` itself is a
 /// checkpoint the list has that one entry. Reads indexes and sizes, not data.
 Result<std::vector<CheckpointEntry>> ListCheckpoints(const std::string& directory,
-                                                     Storage& storage = PosixStorage(),
+                                                     Storage& storage = AnyStorage(),
                                                      const std::stop_token& stop = {});
 
 /// A stretch of bytes that differ from the written ones.
@@ -76,7 +76,7 @@ struct VerifyReport {
 /// index and its zip checksums with its bytes, and looks for elements that no chunk covers. Damage
 /// is reported, not returned as an error; errors are for checkpoints that cannot be examined at all
 /// (NotFound, Unimplemented, FailedPrecondition for an incomplete one).
-Result<VerifyReport> Verify(const std::string& path, Storage& storage = PosixStorage(),
+Result<VerifyReport> Verify(const std::string& path, Storage& storage = AnyStorage(),
                             const ProgressFunction& progress = {},
                             const std::stop_token& stop = {});
 
@@ -91,7 +91,7 @@ struct RepairReport {
 /// while headers are read; then nothing has changed.
 /// Errors: DataLoss when headers are damaged or do not form one save; FailedPrecondition when
 /// ranks are missing.
-Result<RepairReport> Repair(const std::string& path, Storage& storage = PosixStorage(),
+Result<RepairReport> Repair(const std::string& path, Storage& storage = AnyStorage(),
                             const std::stop_token& stop = {});
 
 /// The choice whether a function removes the files that it finds.
@@ -117,7 +117,7 @@ struct GarbageReport {
 /// are moved to the directory that has its name. Touches no other file. `stop` ends it between two
 /// files or directories that it removes; the next call removes the rest.
 Result<GarbageReport> CollectGarbage(const std::string& directory, DryRun dry_run,
-                                     Storage& storage = PosixStorage(),
+                                     Storage& storage = AnyStorage(),
                                      const std::stop_token& stop = {});
 
 struct RemovalReport {
@@ -133,7 +133,7 @@ struct RemovalReport {
 /// Cancelled on `stop` the checkpoint is whole, or it has lost its name and `gc` removes the rest
 /// of it; the message says which.
 Result<RemovalReport> RemoveCheckpoint(const std::string& path, DryRun dry_run,
-                                       Storage& storage = PosixStorage(),
+                                       Storage& storage = AnyStorage(),
                                        const std::stop_token& stop = {});
 
 struct ExportOptions {
@@ -153,7 +153,7 @@ struct ExportReport {
 /// Memory stays under 256 MiB whatever the size.
 Result<ExportReport> ExportSafetensors(const std::string& path, const std::string& out,
                                        const ExportOptions& options,
-                                       Storage& storage = PosixStorage());
+                                       Storage& storage = AnyStorage());
 
 /// Orders names as people do: where both have digits, by the number they are, so that "layers.2"
 /// comes before "layers.10". A strict total order.

@@ -98,11 +98,11 @@ struct State {
 /// when ranks do not share the storage; OutOfSpace; Unavailable. The checkpoint is written to
 /// `storage`, which must outlive the call.
 Result<SaveReport> Save(const State& state, const std::string& path, const SaveOptions& options,
-                        Coordinator& coordinator, Storage& storage = PosixStorage());
+                        Coordinator& coordinator, Storage& storage = AnyStorage());
 
 /// Saves by a single process.
 Result<SaveReport> Save(const State& state, const std::string& path,
-                        const SaveOptions& options = {}, Storage& storage = PosixStorage());
+                        const SaveOptions& options = {}, Storage& storage = AnyStorage());
 
 /// A box of a tensor to fill. `data` and `strides` as in HostMemory. Memory belongs to the caller.
 struct TargetTensor {
@@ -123,7 +123,7 @@ class CheckpointReader {
   /// Errors: NotFound; FailedPrecondition for an incomplete rank-local save, naming the missing
   /// ranks; DataLoss; Unimplemented when a newer version wrote it; Cancelled on `stop`.
   static Result<std::unique_ptr<CheckpointReader>> Open(const std::string& path,
-                                                        Storage& storage = PosixStorage(),
+                                                        Storage& storage = AnyStorage(),
                                                         const std::stop_token& stop = {});
 
   /// Opens what a node's own disk has of a checkpoint that `world_size` ranks saved, each of them
@@ -132,7 +132,7 @@ class CheckpointReader {
   /// of another number of ranks.
   static Result<std::unique_ptr<CheckpointReader>> OpenOwnRanks(const std::string& path,
                                                                 std::uint32_t world_size,
-                                                                Storage& storage = PosixStorage());
+                                                                Storage& storage = AnyStorage());
 
   CheckpointReader(const CheckpointReader&) = delete;
   CheckpointReader& operator=(const CheckpointReader&) = delete;

@@ -73,7 +73,7 @@ struct ConvertReport {
 /// Reads the configuration and tokenizer files of a Hugging Face folder (docs/other-formats.md).
 /// Errors: NotFound when `directory` has none; InvalidArgument when they are too large.
 Result<std::vector<SideFile>> ReadHfConfig(const std::string& directory,
-                                           Storage& storage = PosixStorage());
+                                           Storage& storage = AnyStorage());
 
 /// Writes the checkpoint at `source` (of any format Varve opens) to `target` in another. Tensors
 /// stream through bounded memory, every checksum of the source is checked on the way, and `target`
@@ -81,7 +81,7 @@ Result<std::vector<SideFile>> ReadHfConfig(const std::string& directory,
 /// overwrite; NotFound when nothing is selected; InvalidArgument when two names become one, or for
 /// a dtype that nothing is cast to.
 Result<ConvertReport> Convert(const std::string& source, const std::string& target,
-                              const ConvertOptions& options, Storage& storage = PosixStorage());
+                              const ConvertOptions& options, Storage& storage = AnyStorage());
 
 struct UnshardOptions {
   ConvertTarget to = ConvertTarget::kTorch;
@@ -106,7 +106,7 @@ struct UnshardOptions {
 /// (`train/rank{R}`). Streams and appears as Convert's targets do. Errors: as Convert;
 /// InvalidArgument for a source that holds no model.
 Result<ConvertReport> Unshard(const std::string& source, const std::string& target,
-                              const UnshardOptions& options, Storage& storage = PosixStorage());
+                              const UnshardOptions& options, Storage& storage = AnyStorage());
 
 /// The difference of one tensor or value between two checkpoints.
 struct Difference {
@@ -134,8 +134,7 @@ struct DiffReport {
 
 /// Compares any two checkpoints by name. Plain values are equal when Varve encodes them alike.
 /// Returns Cancelled soon after `stop` is requested.
-Result<DiffReport> Diff(const std::string& a, const std::string& b,
-                        Storage& storage = PosixStorage(), const ProgressFunction& progress = {},
-                        const std::stop_token& stop = {});
+Result<DiffReport> Diff(const std::string& a, const std::string& b, Storage& storage = AnyStorage(),
+                        const ProgressFunction& progress = {}, const std::stop_token& stop = {});
 
 }  // namespace varve

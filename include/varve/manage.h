@@ -75,14 +75,13 @@ std::string_view StepPrefix(std::string_view name);
 /// NaturalLess of the name. A step that no manager has saved counts as one of the attempt during
 /// which it was written. With those that are not whole; without failed and stale ones and those
 /// in quarantine. Reads indexes, sizes and notes. An empty list where there is no directory.
-Result<std::vector<RunStep>> ListSteps(const std::string& run, Storage& storage = PosixStorage(),
+Result<std::vector<RunStep>> ListSteps(const std::string& run, Storage& storage = AnyStorage(),
                                        const std::stop_token& stop = {});
 
 /// Returns the path of the newest whole checkpoint in `directory`: the last whole step in the order
 /// of ListSteps; where there is none, that with the highest step in its name; where no name has
 /// one, that written last. Reads indexes, sizes and notes. Errors: NotFound when there is none.
-Result<std::string> NewestCheckpoint(const std::string& directory,
-                                     Storage& storage = PosixStorage(),
+Result<std::string> NewestCheckpoint(const std::string& directory, Storage& storage = AnyStorage(),
                                      const std::stop_token& stop = {});
 
 /// The `count` steps with the best value of a metric are kept.
@@ -148,20 +147,20 @@ struct PrunedStep {
 /// given; those of the storage, after which the steps before are removed; Cancelled.
 Result<std::vector<PrunedStep>> PruneRun(const std::string& run, const KeepRules& rules,
                                          const PruneOptions& options = {},
-                                         Storage& storage = PosixStorage());
+                                         Storage& storage = AnyStorage());
 
 /// Removes a checkpoint as RemoveCheckpoint does, unless it is pinned or someone reads it:
 /// FailedPrecondition. For whoever removes by rules of his own.
 Status RemoveStep(const std::string& path, const PruneOptions& options = {},
-                  Storage& storage = PosixStorage());
+                  Storage& storage = AnyStorage());
 
 /// Keeps a step from being pruned, until it is unpinned. `why` is any text of at most 1000 bytes.
 /// The pin is a file in the checkpoint's directory, so that it goes where the directory goes.
 /// Errors: NotFound when there is no checkpoint; FailedPrecondition for a displaced one.
 Status PinCheckpoint(const std::string& path, std::string_view why,
-                     Storage& storage = PosixStorage());
+                     Storage& storage = AnyStorage());
 /// Success when it was not pinned.
-Status UnpinCheckpoint(const std::string& path, Storage& storage = PosixStorage());
+Status UnpinCheckpoint(const std::string& path, Storage& storage = AnyStorage());
 
 /// Takes a damaged checkpoint out of the way: gives it a hidden name, under which ListCheckpoints
 /// finds it with its reason, and which no load, `latest` or retention takes for a step. Nothing of
@@ -170,7 +169,7 @@ Status UnpinCheckpoint(const std::string& path, Storage& storage = PosixStorage(
 /// symbolic link;
 /// Unavailable where the directory cannot be written to.
 Result<std::string> QuarantineCheckpoint(const std::string& path, std::string_view reason,
-                                         Storage& storage = PosixStorage());
+                                         Storage& storage = AnyStorage());
 
 /// The right to be the one job of a run. Ends with the object, or with the process.
 class RunLock {
@@ -182,7 +181,7 @@ class RunLock {
 /// another job gets. Errors: FailedPrecondition when another job has it, with its `holder`;
 /// Unimplemented where the file system has no locks.
 Result<std::unique_ptr<RunLock>> LockRun(const std::string& run, std::string_view holder,
-                                         Storage& storage = PosixStorage());
+                                         Storage& storage = AnyStorage());
 
 /// What a choice of the time between saves depends on, in seconds.
 struct SaveCosts {

@@ -152,12 +152,30 @@ class FileLocks {
   virtual Result<std::unique_ptr<StorageLock>> LockFile(const std::string& name, LockMode mode) = 0;
 };
 
+/// Optional: storages without renames and locks, in which a file appears whole or not at all. A
+/// checkpoint is published there by the writing of its index under a name that was free. Threads:
+/// as Storage.
+class ConditionalWrites {
+ public:
+  virtual ~ConditionalWrites() = default;
+
+  /// Returns true where this is how checkpoints of this name are published.
+  virtual bool Serves(const std::string& name) = 0;
+
+  /// Writes a whole file of at most 1 MiB under a name that is free: of several writers one alone
+  /// succeeds, as far as the backend can say. Durable when it returns. `content` is unlike that of
+  /// any other writer. Errors: AlreadyExists, also when another writer was first; Unimplemented
+  /// where the backend cannot say it and was told to refuse.
+  virtual Status WriteIfAbsent(const std::string& name, std::string_view content) = 0;
+};
+
 /// Operations that a storage may lack; null where it does. They live as long as the storage.
 struct StorageExtras {
   HardLinks* hard_links = nullptr;
   SymbolicLinks* symbolic_links = nullptr;
   EmptyDirectories* empty_directories = nullptr;
   FileLocks* file_locks = nullptr;
+  ConditionalWrites* conditional_writes = nullptr;
 };
 
 /// Names are paths as the backend understands them, '/'-separated. Threads: safe to call
@@ -202,6 +220,11 @@ class Storage {
 /// Returns the local (or mounted) file system, with O_DIRECT where it is accepted. Never destroyed.
 Storage& PosixStorage();
 
+/// Returns the storage of all names: "s3://bucket/key" is an object, whose settings and keys are
+/// read from the environment at the first such name; all other names are PosixStorage's. Never
+/// destroyed.
+Storage& AnyStorage();
+
 /// Reads a whole file of at most `max_bytes`. Errors: kDataLoss when it is larger.
 Result<std::string> ReadWholeFile(Storage& storage, const std::string& name,
                                   std::uint64_t max_bytes);
@@ -229,6 +252,6 @@ std::string BaseName(std::string_view path);
 /// Errors: InvalidArgument for another scheme, naming those there are; for "file://" of another
 /// host or with a relative path; for an empty path, and one with a NUL character. Unavailable when
 /// a relative path is given and the working directory has no name (it was removed).
-Result<std::string> ResolvePath(std::string_view path, const Storage& storage = PosixStorage());
+Result<std::string> ResolvePath(std::string_view path, const Storage& storage = AnyStorage());
 
 }  // namespace varve

@@ -125,7 +125,7 @@ std::shared_ptr<AsyncSaveHandle> AsyncSavePython(const std::shared_ptr<Stager>& 
   return BeginSave<AsyncSaveHandle>(
       &options.save, coordinator, not_ready, [&](Coordinator& ranks, Status ready) {
         return StartAsyncSave(std::move(state), path.text, std::move(options), *stager, ranks,
-                              PosixStorage(), std::move(ready));
+                              AnyStorage(), std::move(ready));
       });
 }
 
@@ -141,7 +141,7 @@ std::shared_ptr<DeferredSaveHandle> DeferSavePython(const std::shared_ptr<Stager
   return BeginSave<DeferredSaveHandle>(
       &options.save, coordinator, not_ready, [&](Coordinator& ranks, Status ready) {
         return StartDeferredSave(std::move(state), path.text, std::move(options), *stager, ranks,
-                                 PosixStorage(), std::move(ready));
+                                 AnyStorage(), std::move(ready));
       });
 }
 

@@ -35,7 +35,7 @@ Attributes:
 
 std::vector<CheckpointEntry> ListPython(const FsPath& directory) {
   return Stoppable(directory.text, [&](const std::stop_token& stop) {
-    return ListCheckpoints(directory.text, PosixStorage(), stop);
+    return ListCheckpoints(directory.text, AnyStorage(), stop);
   });
 }
 
@@ -46,7 +46,7 @@ std::vector<Damage> VerifyPython(const FsPath& path, nb::handle progress) {
   }
   return Stoppable(path.text,
                    [&](const std::stop_token& stop) {
-                     return Verify(path.text, PosixStorage(), function, stop);
+                     return Verify(path.text, AnyStorage(), function, stop);
                    })
       .damages;
 }
@@ -54,14 +54,14 @@ std::vector<Damage> VerifyPython(const FsPath& path, nb::handle progress) {
 bool RepairPython(const FsPath& path) {
   return Stoppable(
              path.text,
-             [&](const std::stop_token& stop) { return Repair(path.text, PosixStorage(), stop); })
+             [&](const std::stop_token& stop) { return Repair(path.text, AnyStorage(), stop); })
       .changed;
 }
 
 nb::object GarbagePython(const FsPath& directory, nb::handle dry_run) {
   const auto dry = Argument<DryRun>("dry_run", dry_run);
   return AsPath::ToPython(Stoppable(directory.text, [&](const std::stop_token& stop) {
-                            return CollectGarbage(directory.text, dry, PosixStorage(), stop);
+                            return CollectGarbage(directory.text, dry, AnyStorage(), stop);
                           }).removed);
 }
 
@@ -69,20 +69,20 @@ nb::object GarbagePython(const FsPath& directory, nb::handle dry_run) {
 nb::object RemovePython(const FsPath& path, nb::handle dry_run) {
   const auto dry = Argument<DryRun>("dry_run", dry_run);
   return AsPath::ToPython(Stoppable(path.text, [&](const std::stop_token& stop) {
-                            return RemoveCheckpoint(path.text, dry, PosixStorage(), stop);
+                            return RemoveCheckpoint(path.text, dry, AnyStorage(), stop);
                           }).others);
 }
 
 nb::object LatestPython(const FsPath& directory) {
   return ToPath(Stoppable(directory.text, [&](const std::stop_token& stop) {
-    return NewestCheckpoint(directory.text, PosixStorage(), stop);
+    return NewestCheckpoint(directory.text, AnyStorage(), stop);
   }));
 }
 
 /// Returns [(name, bytes), ...].
 nb::list SideFilesPython(const FsPath& path) {
   const auto reader = Stoppable(path.text, [&](const std::stop_token& stop) {
-    return CheckpointReader::Open(path.text, PosixStorage(), stop);
+    return CheckpointReader::Open(path.text, AnyStorage(), stop);
   });
   nb::list out;
   for (const StoredFile& file : reader->metadata().side_files) {
@@ -95,7 +95,7 @@ nb::bytes ReadSideFilePython(const FsPath& path, const std::string& name) {
   const std::string content =
       Stoppable(path.text, [&](const std::stop_token& stop) -> Result<std::string> {
         VARVE_ASSIGN_OR_RETURN(const auto reader,
-                               CheckpointReader::Open(path.text, PosixStorage(), stop));
+                               CheckpointReader::Open(path.text, AnyStorage(), stop));
         return reader->ReadFile(name);
       });
   return nb::bytes(content.data(), content.size());
@@ -137,8 +137,11 @@ void BindCatalogue(nb::module_& module) {
       .Public("varve");
   module.def(
       "resolve_path",
-      [](const FsPath& path) { return ToPath(ValueOrRaise(ResolvePath(path.text))); },
-      nb::arg("path"));
+      [](const FsPath& path, bool local) {
+        Storage& storage = local ? PosixStorage() : AnyStorage();
+        return ToPath(ValueOrRaise(ResolvePath(path.text, storage)));
+      },
+      nb::arg("path"), nb::arg("local"));
   module.def(
       "step_from_name", [](const FsPath& name) { return StepFromName(name.text); },
       nb::arg("name"));

@@ -52,7 +52,7 @@ ConvertReport UnshardPython(const FsPath& source, const FsPath& target, UnshardO
 std::vector<Difference> DiffPython(const FsPath& a, const FsPath& b) {
   return Stoppable(a.text,
                    [&](const std::stop_token& stop) {
-                     return Diff(a.text, b.text, PosixStorage(), {}, stop);
+                     return Diff(a.text, b.text, AnyStorage(), {}, stop);
                    })
       .differences;
 }

@@ -80,7 +80,7 @@ struct PythonRunLock {
 
 std::vector<RunStep> ListStepsPython(const FsPath& run) {
   return Stoppable(run.text, [&](const std::stop_token& stop) {
-    return ListSteps(run.text, PosixStorage(), stop);
+    return ListSteps(run.text, AnyStorage(), stop);
   });
 }
 

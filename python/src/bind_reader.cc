@@ -76,10 +76,10 @@ class PythonReader {
             return CheckpointReader::OpenOwnRanks(path.text, own_ranks_of);
           }
           if (use_agent) {
-            agent_ = OpenAgentMemory(path.text, PosixStorage(),
+            agent_ = OpenAgentMemory(path.text, AnyStorage(),
                                      [this](std::uint64_t bytes) { from_agent_ += bytes; });
           }
-          return CheckpointReader::Open(path.text, agent_ != nullptr ? *agent_ : PosixStorage(),
+          return CheckpointReader::Open(path.text, agent_ != nullptr ? *agent_ : AnyStorage(),
                                         stop);
         })) {}
 

@@ -59,8 +59,8 @@ def test_an_address_of_another_store_is_refused_and_makes_no_directory(
     here: Path, name: str
 ) -> None:
     before = _entries(here)
-    with pytest.raises(varve.InvalidArgumentError, match=r"s3://bucket/x.*no storage.*file://"):
-        FUNCTIONS[name]("s3://bucket/x")
+    with pytest.raises(varve.InvalidArgumentError, match=r"gs://bucket/x.*no storage.*file://"):
+        FUNCTIONS[name]("gs://bucket/x")
     assert _entries(here) == before
 
 
@@ -172,9 +172,9 @@ def test_the_command_line_refuses_addresses_of_other_stores_and_takes_file_urls(
     def run(path: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run([command, verb, path], capture_output=True, text=True, check=False)
 
-    refused = run("s3://bucket/x")
+    refused = run("gs://bucket/x")
     assert refused.returncode == 2
-    assert "no storage serves s3://" in refused.stderr
+    assert "no storage serves gs://" in refused.stderr
     assert run(f"file://{here}/ck").returncode == 0
     assert os.listdir(here) == ["ck"]
 

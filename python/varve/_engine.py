@@ -92,10 +92,19 @@ def collector_at_rest() -> Iterator[None]:
 def path_text(path: str | os.PathLike[str]) -> str:
     """Returns the engine's name of `path`, fixed at this call; see ResolvePath in varve/storage.h.
 
-    Raises InvalidArgumentError for what is no path of this system, "s3://bucket" for example.
+    Raises InvalidArgumentError for what no storage serves, "gs://bucket" for example.
     """
+    return _resolved(path, local=False)
+
+
+def local_path_text(path: str | os.PathLike[str]) -> str:
+    """Returns the same for a path of a mounted file system; "s3://bucket" is refused."""
+    return _resolved(path, local=True)
+
+
+def _resolved(path: str | os.PathLike[str], local: bool) -> str:
     try:
-        return str(_core.resolve_path(os.fsencode(path)))
+        return str(_core.resolve_path(os.fsencode(path), local))
     except TypeError:
         is_state = isinstance(path, Mapping) or _tree.is_stateful(path)
         raise InvalidArgumentError(

@@ -134,7 +134,7 @@ AsyncSaveHandle AsyncSave(State state, std::string path, AsyncSaveOptions option
 DeferredSaveHandle DeferSave(State state, std::string path, DeferSaveOptions options,
                              Stager& stager, Coordinator& coordinator) {
   return StartDeferredSave(std::move(state), std::move(path), std::move(options), stager,
-                           coordinator, PosixStorage(), Status::Ok());
+                           coordinator, AnyStorage(), Status::Ok());
 }
 
 DeferredSaveHandle DeferSave(State state, std::string path, DeferSaveOptions options,

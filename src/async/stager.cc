@@ -20,6 +20,7 @@
 #include "base/time_source.h"
 #include "device/cuda_reader.h"
 #include "pipeline/staging_pool.h"
+#include "publish/commit.h"
 #include "varve/async_save.h"
 #include "varve/storage.h"
 
@@ -52,7 +53,7 @@ Status CanBeSubmitted(const AsyncJob& job, const Storage& storage) {
         "a save that another process writes has neither progress nor a storage "
         "of this process");
   }
-  return Status::Ok();
+  return NeedsRenames(job.storage(), job.path(), "a save by the agent");
 }
 
 int CopyThreads(int wanted) {
@@ -77,7 +78,7 @@ struct Stager::Impl {
   std::unique_ptr<CudaReader> devices;   // Null unless asked for. Destroyed before the pool's
                                          // memory.
   std::unique_ptr<Submitter> submitter;  // Null where this process writes the saves.
-  Storage* executors_storage = &PosixStorage();
+  Storage* executors_storage = &AnyStorage();
 
   std::mutex call_mutex;  // One call at a time: plans and turns to write come in one order.
   std::mutex mutex;       // Guards the two members below.
@@ -291,7 +292,7 @@ Stager::~Stager() { Drain(); }
 Result<std::unique_ptr<Stager>> Stager::Make(const StagerOptions& options,
                                              std::unique_ptr<Coordinator> background,
                                              std::shared_ptr<SaveExecutor> executor) {
-  return MakeStager(options, std::move(background), std::move(executor), PosixStorage());
+  return MakeStager(options, std::move(background), std::move(executor), AnyStorage());
 }
 
 Result<std::unique_ptr<Stager>> MakeStager(const StagerOptions& options,

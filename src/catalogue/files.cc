@@ -112,7 +112,7 @@ Result<std::shared_ptr<ReadableFile>> CheckpointFiles::Acquire(std::uint32_t num
   // An open file stays readable whatever happens to its name. A file that is not open yet may by
   // now belong to another save.
   if (file.status().code() == StatusCode::kDataLoss && WasReplaced(storage_, index_)) {
-    return FailedPrecondition(index_.directory +
+    return FailedPrecondition(index_.home() +
                               " was overwritten by another save, or removed, while it was being "
                               "read; open it again");
   }

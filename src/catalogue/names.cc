@@ -5,6 +5,8 @@
 #include <cstdio>
 
 #include "base/ascii.h"
+#include "base/checksum.h"
+#include "format/commit_record.h"
 #include "varve/storage.h"
 
 namespace varve {
@@ -19,6 +21,9 @@ constexpr std::string_view kDisplacedSuffix = ".varve-old";
 constexpr std::string_view kFailedSuffix = ".varve-failed";
 constexpr std::string_view kPartSuffix = ".varve-part";
 constexpr std::string_view kRankLockPrefix = ".rank-";
+constexpr const char* kDataDirectory = "varve-data-";
+constexpr const char* kRecordPrefix = "varve-";
+constexpr std::string_view kRecordSuffix = ".json";
 constexpr std::string_view kInPlaceLock = ".in-place.varve-lock";
 
 std::string EncodeDigits(std::string_view name) {
@@ -173,6 +178,37 @@ Status CheckCheckpointName(const std::string& path) {
                            "another one");
   }
   return Status::Ok();
+}
+
+std::string DataDirectoryName(const SaveId& id) { return kDataDirectory + ToString(id); }
+
+bool IsDataDirectoryName(std::string_view name) {
+  SaveId id;
+  return name.starts_with(kDataDirectory) &&
+         ParseHex(name.substr(std::string_view(kDataDirectory).size()), id.bytes);
+}
+
+std::string RecordName(std::uint64_t number) {
+  return number == 1 ? std::string(kCommitRecordName)
+                     : kRecordPrefix + std::to_string(number) + std::string(kRecordSuffix);
+}
+
+std::optional<std::uint64_t> RecordNumber(std::string_view name) {
+  if (name == kCommitRecordName) {
+    return 1;
+  }
+  const std::string_view prefix = kRecordPrefix;
+  if (!name.starts_with(prefix) || !name.ends_with(kRecordSuffix) ||
+      name.size() <= prefix.size() + kRecordSuffix.size()) {
+    return std::nullopt;
+  }
+  const std::string_view digits =
+      name.substr(prefix.size(), name.size() - prefix.size() - kRecordSuffix.size());
+  std::uint64_t number = 0;
+  const auto parsed = std::from_chars(digits.data(), digits.data() + digits.size(), number);
+  // One name a number: no sign, no zeros before it.
+  const bool is_name = parsed.ec == std::errc() && number > 1 && RecordName(number) == name;
+  return is_name ? std::optional(number) : std::nullopt;
 }
 
 bool IsDataFileName(std::string_view name) {

@@ -17,12 +17,16 @@
 ///   .in-place.varve-lock       held while ranks together save a DCP checkpoint into a directory
 ///   that stays
 ///   .FILE.varve-part           a data file being written
+/// and, where a checkpoint is published by its record (ConditionalWrites), inside NAME:
+///   varve-data-<id>            the data files, manifest and side files of one save
+///   varve-N.json               the commit record of the N-th save of the name, N > 1
 /// and inside a staging directory that holds more than data files:
 ///   .varve-staging             until the directory is whole: everything in it is the save's
 /// and inside a replaced checkpoint of OLMo's while it is removed:
 ///   .varve-replaced.FORMAT     which of OLMo's layouts it had
 #pragma once
 
+#include <cstdint>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -80,6 +84,14 @@ bool IsInnerLock(std::string_view entry);
 /// Checks that a checkpoint may be saved as `path`. Errors: InvalidArgument when it is empty, its
 /// last part is "." or "..", or it looks like a hidden name of Varve's.
 Status CheckCheckpointName(const std::string& path);
+
+/// Returns the name of the directory in which a save puts its files where names cannot be changed.
+std::string DataDirectoryName(const SaveId& id);
+bool IsDataDirectoryName(std::string_view name);
+/// Returns "varve.json" for 1, "varve-N.json" for any other N.
+std::string RecordName(std::uint64_t number);
+/// Returns the number of a commit record's name; nothing for any other name.
+std::optional<std::uint64_t> RecordNumber(std::string_view name);
 
 /// Returns true for names of data files, "data-00003-of-00008[-id].safetensors".
 bool IsDataFileName(std::string_view name);

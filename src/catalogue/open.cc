@@ -82,10 +82,44 @@ Result<OpenedIndex> OpenRankLocal(Storage& storage, const std::string& directory
 
 }  // namespace
 
-Result<CommitRecord> ReadCommitRecord(Storage& storage, const std::string& directory) {
-  const std::string path = JoinPath(directory, kCommitRecordName);
+std::uint64_t NewestRecord(const std::vector<DirectoryEntry>& entries) {
+  std::uint64_t newest = 0;
+  for (const DirectoryEntry& entry : entries) {
+    if (!entry.is_directory) {
+      newest = std::max(newest, RecordNumber(entry.name).value_or(0));
+    }
+  }
+  return newest;
+}
+
+namespace {
+
+Result<CommitRecord> ReadRecord(Storage& storage, const std::string& path) {
   VARVE_ASSIGN_OR_RETURN(const std::string bytes, ReadWholeFile(storage, path, kMaxRecordBytes));
   return DecodeCommitRecord(bytes).Annotate(path);
+}
+
+}  // namespace
+
+Result<CommitRecord> ReadCommitRecord(Storage& storage, const std::string& directory) {
+  const std::string first = JoinPath(directory, RecordName(1));
+  if (!PublishesByRecord(storage, directory)) {
+    auto record = ReadRecord(storage, first);
+    // A copy of a checkpoint of an object store, where its number may be higher.
+    const bool numbered =
+        record.ok() ? !record->directory.empty() : record.status().code() == StatusCode::kNotFound;
+    if (!numbered) {
+      return record;
+    }
+  }
+  const auto entries = storage.List(directory);
+  const std::uint64_t newest = entries.ok() ? NewestRecord(*entries) : 0;
+  return ReadRecord(storage, newest == 0 ? first : JoinPath(directory, RecordName(newest)));
+}
+
+bool PublishesByRecord(Storage& storage, const std::string& path) {
+  ConditionalWrites* const writes = storage.extras().conditional_writes;
+  return writes != nullptr && writes->Serves(path);
 }
 
 namespace {
@@ -100,7 +134,11 @@ Result<OpenedIndex> OpenAt(Storage& storage, const std::string& path, const std:
   auto record = ReadCommitRecord(storage, path);
   if (record.ok()) {
     OpenedIndex opened{path, {}, std::nullopt};
-    VARVE_ASSIGN_OR_RETURN(opened.metadata, ReadManifest(storage, path, *record));
+    if (!record->directory.empty()) {
+      opened.directory = JoinPath(path, record->directory);
+      opened.record_directory = path;
+    }
+    VARVE_ASSIGN_OR_RETURN(opened.metadata, ReadManifest(storage, opened.directory, *record));
     opened.metadata.side_files = record->side_files;
     opened.record = std::move(*record);
     return opened;
@@ -181,12 +219,12 @@ Result<OpenedIndex> OpenIndex(Storage& storage, const std::string& path,
 
 bool WasReplaced(Storage& storage, const OpenedIndex& index) {
   const SaveId& id = index.metadata.save_id;
-  if (const auto stale = ParseStaleName(BaseName(index.directory));
+  if (const auto stale = ParseStaleName(BaseName(index.home()));
       index.displaced && stale &&
-      HoldsCheckpoint(storage, JoinPath(ParentPath(index.directory), stale->target))) {
+      HoldsCheckpoint(storage, JoinPath(ParentPath(index.home()), stale->target))) {
     return true;  // What was moved aside is removed now, its record last.
   }
-  const auto record = ReadCommitRecord(storage, index.directory);
+  const auto record = ReadCommitRecord(storage, index.home());
   if (record.ok()) {
     return record->save_id != id;
   }
@@ -196,7 +234,7 @@ bool WasReplaced(Storage& storage, const OpenedIndex& index) {
   if (index.metadata.format != Format::kVarve) {
     return false;
   }
-  const auto now = OpenIndex(storage, index.directory);  // Files of ranks that save apart.
+  const auto now = OpenIndex(storage, index.home());  // Files of ranks that save apart.
   return now.ok() ? now->metadata.save_id != id : now.status().code() == StatusCode::kNotFound;
 }
 

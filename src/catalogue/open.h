@@ -30,4 +30,11 @@ bool WasReplaced(Storage& storage, const OpenedIndex& index);
 /// Reads and checks varve.json. NotFound when there is none.
 Result<CommitRecord> ReadCommitRecord(Storage& storage, const std::string& directory);
 
+/// Returns the highest number of a commit record's name among these entries; 0 where there is none.
+std::uint64_t NewestRecord(const std::vector<DirectoryEntry>& entries);
+
+/// Returns true where checkpoints of this name are published by writing their record under a free
+/// name (ConditionalWrites), for names cannot be changed there.
+bool PublishesByRecord(Storage& storage, const std::string& path);
+
 }  // namespace varve

@@ -25,6 +25,13 @@ struct OpenedIndex {
   std::vector<RecordCrc> records{};  ///< By file and begin.
   /// By FQN: see interop/decoded.h.
   std::vector<std::pair<std::string, std::string>> stored_names{};
+  /// The checkpoint's own directory where its record names another for its files; else empty.
+  std::string record_directory{};
+
+  /// Returns the checkpoint's own directory, which has its record.
+  [[nodiscard]] const std::string& home() const {
+    return record_directory.empty() ? directory : record_directory;
+  }
 };
 
 }  // namespace varve

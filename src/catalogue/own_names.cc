@@ -52,9 +52,7 @@ bool IsWrittenDataFile(std::string_view name) {
   return name == ".safetensors";
 }
 
-bool IsNativeIndex(std::string_view name) {
-  return name == kCommitRecordName || name == kManifestName;
-}
+bool IsNativeIndex(std::string_view name) { return RecordNumber(name) || name == kManifestName; }
 
 bool IsNativeName(std::string_view name) { return IsNativeIndex(name) || IsWrittenDataFile(name); }
 
@@ -179,7 +177,7 @@ std::optional<Format> ShownFormat(const std::vector<DirectoryEntry>& entries) {
     if (const auto noted = NotedFormat(entry.name)) {
       return noted;
     }
-    if (entry.name == kCommitRecordName || IsWrittenDataFile(entry.name)) {
+    if (RecordNumber(entry.name) || IsWrittenDataFile(entry.name)) {
       return Format::kVarve;
     }
     dcp = dcp || IsDcpIndexName(entry.name);

@@ -8,6 +8,7 @@
 
 #include "base/bytes.h"
 #include "catalogue/names.h"
+#include "catalogue/open.h"
 #include "convert/writers.h"
 #include "interop/safetensors/decode.h"
 #include "interop/safetensors/encode.h"
@@ -96,6 +97,9 @@ Result<std::uint64_t> PublishFile(Storage& storage, const std::string& target,
   if (!options.overwrite && storage.OpenForRead(target).ok()) {
     return AlreadyExists(target + " exists; pass overwrite to replace it");
   }
+  if (PublishesByRecord(storage, target)) {  // A file appears there whole.
+    return WriteSegmentsFile(storage, target, segments, options.stop);
+  }
   const auto lock = storage.Lock(LockPath(target));  // Two must not share the part file.
   if (lock.status().code() == StatusCode::kFailedPrecondition) {
     return FailedPrecondition("another conversion to " + target + " is under way");
@@ -141,6 +145,7 @@ Result<ConvertReport> ConvertToHf(CheckpointReader& reader, const Selection& sel
     return NotFound("no tensor is selected that safetensors can hold");
   }
   const std::vector<PlannedFile> files = Shard(tensors, options.shard_size);
+  VARVE_RETURN_IF_ERROR(NeedsRenames(storage, target, "a Hugging Face folder"));
   VARVE_ASSIGN_OR_RETURN(const SaveId id, RandomSaveId());
   VARVE_ASSIGN_OR_RETURN(const auto commit,
                          Commit::Begin(storage, target, id,

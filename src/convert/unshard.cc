@@ -169,6 +169,7 @@ class TorchDirectory {
       selections.push_back(std::move(selection));
     }
     VARVE_ASSIGN_OR_RETURN(const auto config, ReadConfig(storage_, source_));
+    VARVE_RETURN_IF_ERROR(NeedsRenames(storage_, target, "what unshard makes"));
     VARVE_ASSIGN_OR_RETURN(const SaveId id, Id());
     VARVE_ASSIGN_OR_RETURN(const auto commit, Commit::Begin(storage_, target, id,
                                                             options_.overwrite ? Overwrite::kAlways

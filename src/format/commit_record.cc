@@ -90,7 +90,8 @@ CommitRecord MakeCommitRecord(const Metadata& metadata, std::string_view manifes
           manifest.size(),
           Crc32c(AsByteSpan(manifest)),
           "varve " + std::string(Version()),
-          metadata.side_files};
+          metadata.side_files,
+          {}};
 }
 
 Bytes EncodeCommitRecord(const CommitRecord& record) {
@@ -105,6 +106,10 @@ Bytes EncodeCommitRecord(const CommitRecord& record) {
   out += ",\n  \"manifest_crc32c\": \"" + HexU32(record.manifest_crc32c) + "\"";
   out += ",\n  \"writer\": ";
   AppendJsonString(record.writer, &out);
+  if (!record.directory.empty()) {
+    out += ",\n  \"directory\": ";
+    AppendJsonString(record.directory, &out);
+  }
   if (!record.side_files.empty()) {
     AppendSideFiles(record.side_files, &out);
   }
@@ -163,6 +168,13 @@ Result<CommitRecord> DecodeCommitRecord(std::string_view bytes) {
   if (!ParseHex(save_id, record.save_id.bytes) ||
       !ParseHexU32(manifest_crc, &record.manifest_crc32c)) {
     return MalformedRecord("bad hex");
+  }
+  std::string_view directory;
+  if (const auto found = object["directory"].get(directory); found != simdjson::NO_SUCH_FIELD) {
+    if (found || !IsRelativeName(directory) || directory.find('/') != std::string_view::npos) {
+      return MalformedRecord("a directory that is not beside it");
+    }
+    record.directory = std::string(directory);
   }
   VARVE_ASSIGN_OR_RETURN(record.side_files, DecodeSideFiles(object));
   return record;

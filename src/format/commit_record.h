@@ -29,6 +29,8 @@ struct CommitRecord {
   std::uint32_t manifest_crc32c = 0;   ///< Of the whole manifest file.
   std::string writer;                  ///< "varve 0.1.0".
   std::vector<StoredFile> side_files;  ///< By name.
+  /// The directory beside the record that holds all other files. Empty: the record's own.
+  std::string directory;
   friend bool operator==(const CommitRecord&, const CommitRecord&) = default;
 };
 

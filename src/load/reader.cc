@@ -210,7 +210,7 @@ Result<LockedIndex> OpenLocked(Storage& storage, const std::string& path,
     VARVE_ASSIGN_OR_RETURN(OpenedIndex index, OpenWanted(storage, path, stop));
     // A file that is a checkpoint has no index of its own in the directory.
     const bool has_index = index.record.has_value() || index.metadata.format == Format::kDcp;
-    auto lock = has_index ? LockToRead(storage, index.directory)
+    auto lock = has_index ? LockToRead(storage, index.home())
                           : Result<std::unique_ptr<StorageLock>>(std::unique_ptr<StorageLock>());
     if (lock.ok() && (*lock == nullptr || i == kTries || !WasReplaced(storage, index))) {
       return LockedIndex{std::move(index), std::move(*lock)};
@@ -253,7 +253,7 @@ std::vector<Phase> CheckpointReader::TakePhases() {
 
 const Metadata& CheckpointReader::metadata() const { return impl_->index.metadata; }
 
-const std::string& CheckpointReader::directory() const { return impl_->index.directory; }
+const std::string& CheckpointReader::directory() const { return impl_->index.home(); }
 const std::vector<std::pair<std::string, std::string>>& CheckpointReader::stored_names() const {
   return impl_->index.stored_names;
 }
@@ -261,7 +261,7 @@ const std::vector<std::pair<std::string, std::string>>& CheckpointReader::stored
 Result<std::string> CheckpointReader::ReadFile(const std::string& name) {
   for (const StoredFile& file : metadata().side_files) {
     if (file.name == name) {
-      return ReadSideFile(impl_->files.storage(), directory(), file);
+      return ReadSideFile(impl_->files.storage(), impl_->index.directory, file);
     }
   }
   return NotFound(directory() + " has no side file \"" + name + "\"");

@@ -87,7 +87,7 @@ TEST(StepNote, ComesBackAsItWasAndRefusesWhatIsNone) {
 
 TEST_F(Run, WithoutADirectoryHasNoSteps) {
   EXPECT_THAT(ListSteps(Path("none")).value(), IsEmpty());
-  EXPECT_TRUE(FailsWith(ListSteps("s3://bucket/run"), StatusCode::kInvalidArgument));
+  EXPECT_TRUE(FailsWith(ListSteps("gs://bucket/run"), StatusCode::kInvalidArgument));
 }
 
 TEST_F(Run, ListsStepsByAttemptThenByStepAndLeavesOthersOut) {

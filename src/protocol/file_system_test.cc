@@ -247,12 +247,12 @@ TEST(FileSystemBackend, NamesALostRankAndKeepsThePreviousCheckpoint) {
 
 TEST(FileSystemBackend, TakesPathsOnly) {
   EXPECT_TRUE(FileSystemWriter::ValidateCheckpointId("/somewhere/step-1"));
-  EXPECT_FALSE(FileSystemWriter::ValidateCheckpointId("s3://bucket/step-1"));
+  EXPECT_FALSE(FileSystemWriter::ValidateCheckpointId("gs://bucket/step-1"));
   EXPECT_FALSE(FileSystemReader::ValidateCheckpointId(""));
   FileSystemWriter writer("a");
   FileSystemReader reader("a");
-  EXPECT_TRUE(FailsWith(writer.Reset("s3://b"), StatusCode::kInvalidArgument, {"s3://b"}));
-  EXPECT_TRUE(FailsWith(reader.Reset("s3://b"), StatusCode::kInvalidArgument, {"s3://b"}));
+  EXPECT_TRUE(FailsWith(writer.Reset("gs://b"), StatusCode::kInvalidArgument, {"gs://b"}));
+  EXPECT_TRUE(FailsWith(reader.Reset("gs://b"), StatusCode::kInvalidArgument, {"gs://b"}));
 }
 
 TEST(FileSystemBackend, HooksOutOfOrderAreErrors) {

@@ -274,10 +274,10 @@ TEST(ProtocolBackends, APathIsServedByOurs) {
 }
 
 TEST(ProtocolBackends, AnIdThatNobodyTakesIsRefusedByName) {
-  EXPECT_TRUE(FailsWith(MakeStorageWriter("s3://bucket/a").status(), StatusCode::kInvalidArgument,
-                        {"s3://bucket/a"}));
-  EXPECT_TRUE(FailsWith(MakeStorageReader("s3://bucket/a").status(), StatusCode::kInvalidArgument,
-                        {"s3://bucket/a"}));
+  EXPECT_TRUE(FailsWith(MakeStorageWriter("gs://bucket/a").status(), StatusCode::kInvalidArgument,
+                        {"gs://bucket/a"}));
+  EXPECT_TRUE(FailsWith(MakeStorageReader("gs://bucket/a").status(), StatusCode::kInvalidArgument,
+                        {"gs://bucket/a"}));
 }
 
 }  // namespace

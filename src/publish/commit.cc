@@ -63,6 +63,7 @@
 
 #include "base/guarded.h"
 #include "catalogue/names.h"
+#include "catalogue/open.h"
 #include "catalogue/own_names.h"
 #include "catalogue/side_files.h"
 #include "format/commit_record.h"
@@ -73,8 +74,43 @@
 #include "publish/save_id.h"
 
 namespace varve {
-Commit::Commit(Storage& storage, std::string path, std::string staging,
-               std::unique_ptr<StorageLock> lock, bool overwrite, bool over_empty)
+namespace {
+
+class RenameCommit final : public Commit {
+ public:
+  static Result<std::unique_ptr<Commit>> Begin(Storage& storage, const std::string& name,
+                                               const SaveId& id, Overwrite overwrite,
+                                               const std::stop_token& stop, Resume resume);
+  RenameCommit(const RenameCommit&) = delete;
+  RenameCommit& operator=(const RenameCommit&) = delete;
+  ~RenameCommit() override;
+
+  [[nodiscard]] const std::string& staging() const override { return staging_; }
+  Status MarkStaging() override;
+  Status Publish(const std::vector<DataFile>& files, const std::vector<IndexFile>& index) override;
+
+ private:
+  RenameCommit(Storage& storage, std::string path, std::string staging,
+               std::unique_ptr<StorageLock> lock, bool overwrite, bool over_empty);
+  Status SyncFolders(const std::vector<DataFile>& files);
+  Status CheckOthers();
+  Status AddFiles();
+  Status FinishStaging();
+  Status Displace();
+  Status Replace();
+
+  Storage& storage_;
+  std::string path_;
+  std::string staging_;
+  std::unique_ptr<StorageLock> lock_;
+  bool overwrite_;       ///< A checkpoint stands at `path_`.
+  bool over_empty_;      ///< An empty directory does.
+  bool marked_ = false;  ///< The staging directory has the mark.
+  bool done_ = false;
+};
+
+RenameCommit::RenameCommit(Storage& storage, std::string path, std::string staging,
+                           std::unique_ptr<StorageLock> lock, bool overwrite, bool over_empty)
     : storage_(storage),
       path_(std::move(path)),
       staging_(std::move(staging)),
@@ -82,16 +118,16 @@ Commit::Commit(Storage& storage, std::string path, std::string staging,
       overwrite_(overwrite),
       over_empty_(over_empty) {}
 
-Commit::~Commit() {
+RenameCommit::~RenameCommit() {
   if (!done_) {
     // Best effort: what cannot be removed now is recognised and removed later (step 3).
     (void)Guarded([&] { return storage_.Remove(staging_); });
   }
 }
 
-Result<std::unique_ptr<Commit>> Commit::Begin(Storage& storage, const std::string& name,
-                                              const SaveId& id, Overwrite overwrite,
-                                              const std::stop_token& stop, Resume resume) {
+Result<std::unique_ptr<Commit>> RenameCommit::Begin(Storage& storage, const std::string& name,
+                                                    const SaveId& id, Overwrite overwrite,
+                                                    const std::stop_token& stop, Resume resume) {
   VARVE_RETURN_IF_ERROR(CheckCheckpointName(name));
   VARVE_ASSIGN_OR_RETURN(const std::string path, FollowLinks(storage, name));
   VARVE_RETURN_IF_ERROR(MakeDirectories(storage, ParentPath(path)));  // Step 0.
@@ -119,15 +155,15 @@ Result<std::unique_ptr<Commit>> Commit::Begin(Storage& storage, const std::strin
       !made.ok() && !(resumes && made.code() == StatusCode::kAlreadyExists)) {
     return made;
   }
-  std::unique_ptr<Commit> commit(
-      new Commit(storage, path, std::move(staging), locked ? std::move(*lock) : nullptr,
-                 occupant == Occupant::kCheckpoint, occupant == Occupant::kEmptyDirectory));
+  std::unique_ptr<RenameCommit> commit(
+      new RenameCommit(storage, path, std::move(staging), locked ? std::move(*lock) : nullptr,
+                       occupant == Occupant::kCheckpoint, occupant == Occupant::kEmptyDirectory));
   commit->conflicts_ = std::move(conflicts);
   VARVE_RETURN_IF_ERROR(commit->CheckOthers());
-  return commit;
+  return std::unique_ptr<Commit>(std::move(commit));
 }
 
-Status Commit::CheckOthers() {
+Status RenameCommit::CheckOthers() {
   if (!overwrite_) {
     return Status::Ok();
   }
@@ -135,51 +171,15 @@ Status Commit::CheckOthers() {
   return CheckCanKeep(storage_, path_, found.others, staging_);
 }
 
-Status Commit::MarkStaging() {
+Status RenameCommit::MarkStaging() {
   VARVE_RETURN_IF_ERROR(
       WriteWholeFile(storage_, JoinPath(staging_, kStagingMark), "", /*exclusive=*/false));
   marked_ = true;
   return storage_.SyncDirectory(staging_);
 }
 
-Status Commit::CheckFiles(const std::vector<DataFile>& files) {
-  using Entries = std::vector<DirectoryEntry>;
-  std::map<std::string, Entries> folders;
-  std::string missing;
-  for (const DataFile& file : files) {
-    const std::string folder = ParentPath(JoinPath(staging_, file.name));
-    auto entries = folders.find(folder);
-    if (entries == folders.end()) {
-      auto listed = storage_.List(folder);
-      if (!listed.ok() && (folder == staging_ || listed.status().code() != StatusCode::kNotFound)) {
-        return listed.status();
-      }
-      entries = folders.emplace(folder, Entries()).first;
-      if (listed.ok()) {
-        entries->second = *std::move(listed);
-      }
-    }
-    const std::string_view name = std::string_view(file.name).substr(file.name.rfind('/') + 1);
-    const DirectoryEntry* const found = FindEntry(entries->second, name);
-    if (found == nullptr) {
-      missing += missing.empty() ? "" : ", ";
-      missing += "rank " + std::to_string(file.rank);
-    } else if (found->size != file.size) {
-      return DataLoss(JoinPath(staging_, file.name) + " of rank " + std::to_string(file.rank) +
-                      " has " + std::to_string(found->size) + " bytes instead of " +
-                      std::to_string(file.size));
-    }
-  }
-  if (!missing.empty()) {
-    return FailedPrecondition("data files of " + missing + " are not in " + staging_ +
-                              " as the coordinator sees it; all ranks must save to one shared "
-                              "file system");
-  }
-  return Status::Ok();
-}
-
 /// Makes the names of files in folders durable, and those of the folders in their parents.
-Status Commit::SyncFolders(const std::vector<DataFile>& files) {
+Status RenameCommit::SyncFolders(const std::vector<DataFile>& files) {
   std::set<std::string> folders;
   for (const DataFile& file : files) {
     for (std::size_t end = file.name.rfind('/'); end != std::string::npos;
@@ -193,26 +193,7 @@ Status Commit::SyncFolders(const std::vector<DataFile>& files) {
   return Status::Ok();
 }
 
-Result<std::vector<IndexFile>> NativeIndex(const Metadata& metadata) {
-  VARVE_ASSIGN_OR_RETURN(Bytes manifest, EncodeManifest(metadata));
-  Bytes record = EncodeCommitRecord(MakeCommitRecord(metadata, manifest));
-  return std::vector<IndexFile>{{std::string(kManifestName), std::move(manifest)},
-                                {std::string(kCommitRecordName), std::move(record)}};
-}
-
-Status ReplaceIndex(Storage& storage, const std::string& directory, const Metadata& metadata) {
-  VARVE_ASSIGN_OR_RETURN(const auto index, NativeIndex(metadata));
-  for (const IndexFile& file : index) {
-    const std::string part = PartPath(directory, file.name);
-    VARVE_RETURN_IF_ERROR(WriteWholeFile(storage, part, file.content, /*exclusive=*/false));
-    VARVE_RETURN_IF_ERROR(
-        storage.Rename(part, JoinPath(directory, file.name), RenameMode::kReplace));
-    VARVE_RETURN_IF_ERROR(storage.SyncDirectory(directory));  // A record needs its manifest.
-  }
-  return Status::Ok();
-}
-
-Status Commit::AddFiles() {
+Status RenameCommit::AddFiles() {
   Inventory found;
   if (overwrite_) {
     VARVE_ASSIGN_OR_RETURN(found, TakeInventory(storage_, path_));
@@ -227,7 +208,7 @@ Status Commit::AddFiles() {
   return KeepOtherFiles(storage_, path_, found.others, staging_);
 }
 
-Status Commit::FinishStaging() {
+Status RenameCommit::FinishStaging() {
   VARVE_RETURN_IF_ERROR(storage_.SyncDirectory(staging_));
   if (!marked_) {
     return Status::Ok();
@@ -236,7 +217,7 @@ Status Commit::FinishStaging() {
   return storage_.SyncDirectory(staging_);
 }
 
-Status Commit::Displace() {
+Status RenameCommit::Displace() {
   const std::string displaced = DisplacedPath(path_);
   Status moved = storage_.Rename(path_, displaced, RenameMode::kNoReplace);
   if (moved.code() != StatusCode::kAlreadyExists) {
@@ -260,7 +241,7 @@ Status Commit::Displace() {
   return storage_.Rename(path_, displaced, RenameMode::kNoReplace);
 }
 
-Status Commit::Replace() {
+Status RenameCommit::Replace() {
   Status exchanged = storage_.Rename(staging_, path_, RenameMode::kExchange);
   if (exchanged.code() != StatusCode::kUnimplemented) {
     return exchanged;
@@ -276,8 +257,9 @@ Status Commit::Replace() {
   return status;
 }
 
-Status Commit::Publish(const std::vector<DataFile>& files, const std::vector<IndexFile>& index) {
-  VARVE_RETURN_IF_ERROR(CheckFiles(files));  // Step 6.
+Status RenameCommit::Publish(const std::vector<DataFile>& files,
+                             const std::vector<IndexFile>& index) {
+  VARVE_RETURN_IF_ERROR(CheckFilesAreThere(storage_, staging_, files));  // Step 6.
   VARVE_RETURN_IF_ERROR(SyncFolders(files));
   VARVE_RETURN_IF_ERROR(AddFiles());  // Step 7.
   for (const IndexFile& file : index) {
@@ -299,6 +281,86 @@ Status Commit::Publish(const std::vector<DataFile>& files, const std::vector<Ind
   if (overwrite_) {  // Step 11.
     (void)RemoveReplaced(storage_, staging_, path_, &conflicts_);
     (void)RemoveReplaced(storage_, DisplacedPath(path_), path_, &conflicts_);
+  }
+  return Status::Ok();
+}
+
+}  // namespace
+
+Result<std::unique_ptr<Commit>> Commit::Begin(Storage& storage, const std::string& name,
+                                              const SaveId& id, Overwrite overwrite,
+                                              const std::stop_token& stop, Resume resume) {
+  return PublishesByRecord(storage, name)
+             ? BeginRecordCommit(storage, name, id, overwrite, stop)
+             : RenameCommit::Begin(storage, name, id, overwrite, stop, resume);
+}
+
+std::string PlaceOfSave(Storage& storage, const std::string& path, const SaveId& id) {
+  return PublishesByRecord(storage, path) ? JoinPath(path, DataDirectoryName(id))
+                                          : StagingPath(path, id);
+}
+
+Status NeedsRenames(Storage& storage, const std::string& path, std::string_view what) {
+  return PublishesByRecord(storage, path)
+             ? Unimplemented(path + ": " + std::string(what) +
+                             " is written on mounted file systems only; on an object store Varve "
+                             "writes its own format, by all ranks together")
+             : Status::Ok();
+}
+
+Status CheckFilesAreThere(Storage& storage, const std::string& directory,
+                          const std::vector<DataFile>& files) {
+  using Entries = std::vector<DirectoryEntry>;
+  std::map<std::string, Entries> folders;
+  std::string missing;
+  for (const DataFile& file : files) {
+    const std::string folder = ParentPath(JoinPath(directory, file.name));
+    auto entries = folders.find(folder);
+    if (entries == folders.end()) {
+      auto listed = storage.List(folder);
+      if (!listed.ok() &&
+          (folder == directory || listed.status().code() != StatusCode::kNotFound)) {
+        return listed.status();
+      }
+      entries = folders.emplace(folder, Entries()).first;
+      if (listed.ok()) {
+        entries->second = *std::move(listed);
+      }
+    }
+    const std::string_view name = std::string_view(file.name).substr(file.name.rfind('/') + 1);
+    const DirectoryEntry* const found = FindEntry(entries->second, name);
+    if (found == nullptr) {
+      missing += missing.empty() ? "" : ", ";
+      missing += "rank " + std::to_string(file.rank);
+    } else if (found->size != file.size) {
+      return DataLoss(JoinPath(directory, file.name) + " of rank " + std::to_string(file.rank) +
+                      " has " + std::to_string(found->size) + " bytes instead of " +
+                      std::to_string(file.size));
+    }
+  }
+  if (!missing.empty()) {
+    return FailedPrecondition("data files of " + missing + " are not in " + directory +
+                              " as the coordinator sees it; all ranks must save to one shared "
+                              "file system");
+  }
+  return Status::Ok();
+}
+
+Result<std::vector<IndexFile>> NativeIndex(const Metadata& metadata) {
+  VARVE_ASSIGN_OR_RETURN(Bytes manifest, EncodeManifest(metadata));
+  Bytes record = EncodeCommitRecord(MakeCommitRecord(metadata, manifest));
+  return std::vector<IndexFile>{{std::string(kManifestName), std::move(manifest)},
+                                {std::string(kCommitRecordName), std::move(record)}};
+}
+
+Status ReplaceIndex(Storage& storage, const std::string& directory, const Metadata& metadata) {
+  VARVE_ASSIGN_OR_RETURN(const auto index, NativeIndex(metadata));
+  for (const IndexFile& file : index) {
+    const std::string part = PartPath(directory, file.name);
+    VARVE_RETURN_IF_ERROR(WriteWholeFile(storage, part, file.content, /*exclusive=*/false));
+    VARVE_RETURN_IF_ERROR(
+        storage.Rename(part, JoinPath(directory, file.name), RenameMode::kReplace));
+    VARVE_RETURN_IF_ERROR(storage.SyncDirectory(directory));  // A record needs its manifest.
   }
   return Status::Ok();
 }

@@ -28,32 +28,32 @@ enum class Resume : std::uint8_t {
   kYes,  ///< The save goes on in it. The id stands for all that decides what the files hold.
 };
 
-/// The right to save under one name, and the staging directory in which the save takes place.
-/// Used by the coordinator alone. Destroying it without Publish abandons the save: the staging
-/// directory is removed and nothing has become visible.
+/// The right to save under one name, and the directory in which the save takes place. Used by the
+/// coordinator alone. Destroying it without Publish abandons the save: the directory is removed and
+/// nothing has become visible.
 class Commit {
  public:
-  /// Steps 0-4. `stop` ends the verification of step 4. Errors: AlreadyExists; FailedPrecondition;
-  /// InvalidArgument for a name that a checkpoint cannot have; Cancelled.
+  /// Steps 0-4 of commit.cc, or of record_commit.cc where checkpoints are published by their
+  /// record. `stop` ends the verification of what is to be replaced. Errors: AlreadyExists;
+  /// FailedPrecondition; InvalidArgument for a name that a checkpoint cannot have; Cancelled.
   static Result<std::unique_ptr<Commit>> Begin(Storage& storage, const std::string& name,
                                                const SaveId& id, Overwrite overwrite,
                                                const std::stop_token& stop = {},
                                                Resume resume = Resume::kNo);
-  Commit(const Commit&) = delete;
-  Commit& operator=(const Commit&) = delete;
-  ~Commit();
+  virtual ~Commit() = default;
 
-  [[nodiscard]] const std::string& staging() const { return staging_; }
+  /// Returns the directory that the save's files are written into.
+  [[nodiscard]] virtual const std::string& staging() const = 0;
 
   /// Gives the staging directory its mark: all that is in it is the save's, its folders too. A save
   /// that puts files into folders, or that can be resumed, calls this before the first of them.
-  Status MarkStaging();
+  virtual Status MarkStaging() = 0;
 
-  /// Steps 6-11: checks that every data file is there with its exact size, writes the files of the
-  /// index in this order, makes all durable and visible. Files beside an old checkpoint stay beside
-  /// the new one. After an error the previous checkpoint, if any, is what `path` holds or recovers
-  /// to.
-  Status Publish(const std::vector<DataFile>& files, const std::vector<IndexFile>& index);
+  /// Checks that every data file is there with its exact size, writes the files of the index in
+  /// this order, makes all durable and visible. Files beside an old checkpoint stay beside the new
+  /// one. After an error the previous checkpoint, if any, is what `path` holds or recovers to.
+  virtual Status Publish(const std::vector<DataFile>& files,
+                         const std::vector<IndexFile>& index) = 0;
 
   /// Files that Publish is to put beside the data files, checked by CheckSideFiles. An index of the
   /// caller's names them already; nothing but the index makes them part of the checkpoint.
@@ -63,28 +63,29 @@ class Commit {
   /// was replaced, and the new one's directory has another file of that name.
   [[nodiscard]] const std::vector<std::string>& conflicts() const { return conflicts_; }
 
- private:
-  Commit(Storage& storage, std::string path, std::string staging, std::unique_ptr<StorageLock> lock,
-         bool overwrite, bool over_empty);
-  Status CheckFiles(const std::vector<DataFile>& files);
-  Status SyncFolders(const std::vector<DataFile>& files);
-  Status CheckOthers();
-  Status AddFiles();
-  Status FinishStaging();
-  Status Displace();
-  Status Replace();
-
-  Storage& storage_;
-  std::string path_;
-  std::string staging_;
-  std::unique_ptr<StorageLock> lock_;
-  bool overwrite_;       ///< A checkpoint stands at `path_`.
-  bool over_empty_;      ///< An empty directory does.
-  bool marked_ = false;  ///< The staging directory has the mark.
-  bool done_ = false;
+ protected:
   std::vector<SideFile> side_files_;
   std::vector<std::string> conflicts_;
 };
+
+/// Begins a commit where checkpoints are published by their record. The steps are in
+/// record_commit.cc.
+Result<std::unique_ptr<Commit>> BeginRecordCommit(Storage& storage, const std::string& path,
+                                                  const SaveId& id, Overwrite overwrite,
+                                                  const std::stop_token& stop);
+
+/// Returns the directory that the files of the save `id` of `path`, which is no link, are written
+/// into: Commit::staging().
+std::string PlaceOfSave(Storage& storage, const std::string& path, const SaveId& id);
+
+/// Checks that each data file is in `directory` with its exact size. Errors: DataLoss,
+/// FailedPrecondition, naming ranks.
+Status CheckFilesAreThere(Storage& storage, const std::string& directory,
+                          const std::vector<DataFile>& files);
+
+/// Returns Unimplemented, saying that `what` cannot be written there, where checkpoints are
+/// published by their record.
+Status NeedsRenames(Storage& storage, const std::string& path, std::string_view what);
 
 /// Returns the index of a native checkpoint: manifest.bin and varve.json.
 Result<std::vector<IndexFile>> NativeIndex(const Metadata& metadata);

@@ -23,6 +23,7 @@ Result<std::unique_ptr<DcpCommit>> DcpCommit::Begin(const std::string& path, Ove
   VARVE_ASSIGN_OR_RETURN(const std::string where, ResolvePath(path, storage));
   VARVE_ASSIGN_OR_RETURN(const SaveId id, RandomSaveId());
   auto impl = std::make_unique<Impl>();
+  VARVE_RETURN_IF_ERROR(NeedsRenames(storage, where, "a checkpoint in DCP's format"));
   VARVE_ASSIGN_OR_RETURN(impl->commit, Commit::Begin(storage, where, id, overwrite));
   return std::unique_ptr<DcpCommit>(new DcpCommit(std::move(impl)));
 }

@@ -23,7 +23,7 @@ class DcpCommit {
   /// FailedPrecondition when another save of this name is under way, or when something else than a
   /// checkpoint stands there.
   static Result<std::unique_ptr<DcpCommit>> Begin(const std::string& path, Overwrite overwrite,
-                                                  Storage& storage = PosixStorage());
+                                                  Storage& storage = AnyStorage());
   DcpCommit(const DcpCommit&) = delete;
   DcpCommit& operator=(const DcpCommit&) = delete;
   ~DcpCommit();
@@ -50,6 +50,6 @@ class DcpCommit {
 /// there, an empty directory, a checkpoint in Varve's own format, or a DCP checkpoint and nothing
 /// else. Returns false when the directory holds other things and stays where it is; see
 /// DcpInPlaceCommit. Returns true also for a path that cannot be listed: DcpCommit reports why.
-bool DcpReplacesDirectory(const std::string& path, Storage& storage = PosixStorage());
+bool DcpReplacesDirectory(const std::string& path, Storage& storage = AnyStorage());
 
 }  // namespace varve

@@ -54,6 +54,7 @@
 #include "catalogue/own_names.h"
 #include "interop/dcp/data_name.h"
 #include "publish/claim.h"
+#include "publish/commit.h"
 #include "publish/replaced.h"
 #include "varve/storage.h"
 
@@ -257,6 +258,7 @@ Result<std::unique_ptr<DcpInPlaceCommit>> DcpInPlaceCommit::Begin(const std::str
                                                                   const DcpInPlaceOptions& options,
                                                                   Storage& storage) {
   VARVE_ASSIGN_OR_RETURN(const std::string resolved, ResolvePath(path, storage));
+  VARVE_RETURN_IF_ERROR(NeedsRenames(storage, resolved, "a checkpoint in DCP's format"));
   VARVE_RETURN_IF_ERROR(CheckCheckpointName(resolved));
   VARVE_ASSIGN_OR_RETURN(std::string where, FollowLinks(storage, resolved));
   VARVE_RETURN_IF_ERROR(MakeDirectories(storage, ParentPath(where)));  // Step 0.

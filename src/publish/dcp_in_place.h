@@ -33,7 +33,7 @@ class DcpInPlaceCommit {
   /// checkpoint that readers would open instead of this one.
   static Result<std::unique_ptr<DcpInPlaceCommit>> Begin(const std::string& path,
                                                          const DcpInPlaceOptions& options,
-                                                         Storage& storage = PosixStorage());
+                                                         Storage& storage = AnyStorage());
   DcpInPlaceCommit(const DcpInPlaceCommit&) = delete;
   DcpInPlaceCommit& operator=(const DcpInPlaceCommit&) = delete;
   ~DcpInPlaceCommit();

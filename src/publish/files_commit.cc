@@ -15,6 +15,7 @@ Result<std::unique_ptr<FilesCommit>> FilesCommit::Begin(const std::string& path,
                                                         Overwrite overwrite,
                                                         const std::string& mark, Storage& storage) {
   VARVE_ASSIGN_OR_RETURN(const std::string where, ResolvePath(path, storage));
+  VARVE_RETURN_IF_ERROR(NeedsRenames(storage, where, "a folder of another software's files"));
   VARVE_ASSIGN_OR_RETURN(const SaveId id, RandomSaveId());
   VARVE_ASSIGN_OR_RETURN(auto commit, Commit::Begin(storage, where, id, overwrite));
   VARVE_RETURN_IF_ERROR(commit->MarkStaging());

@@ -26,7 +26,7 @@ class FilesCommit {
   /// is under way, or when something else than a checkpoint stands there.
   static Result<std::unique_ptr<FilesCommit>> Begin(const std::string& path, Overwrite overwrite,
                                                     const std::string& mark,
-                                                    Storage& storage = PosixStorage());
+                                                    Storage& storage = AnyStorage());
   FilesCommit(const FilesCommit&) = delete;
   FilesCommit& operator=(const FilesCommit&) = delete;
   ~FilesCommit();

@@ -6,7 +6,9 @@
 #include "base/stop.h"
 #include "catalogue/names.h"
 #include "catalogue/olmo_unfinished.h"
+#include "catalogue/open.h"
 #include "catalogue/own_names.h"
+#include "publish/records.h"
 #include "publish/replaced.h"
 #include "publish/save_id.h"
 #include "varve/catalogue.h"
@@ -264,7 +266,9 @@ Result<GarbageReport> Collect(const std::string& directory, DryRun dry_run, Stor
 Result<GarbageReport> CollectGarbage(const std::string& path, DryRun dry_run, Storage& storage,
                                      const std::stop_token& stop) {
   VARVE_ASSIGN_OR_RETURN(const std::string directory, ResolvePath(path, storage));
-  auto report = Collect(directory, dry_run, storage, stop);
+  auto report = PublishesByRecord(storage, directory)
+                    ? CollectByRecords(directory, dry_run, storage, stop)
+                    : Collect(directory, dry_run, storage, stop);
   if (report.status().code() == StatusCode::kCancelled) {
     return report.status().Annotate("collect garbage in " + directory +
                                     ": what is left is removed by the next call");

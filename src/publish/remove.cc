@@ -14,10 +14,12 @@
 
 #include "base/stop.h"
 #include "catalogue/names.h"
+#include "catalogue/open.h"
 #include "catalogue/own_names.h"
 #include "catalogue/read_lock.h"
 #include "publish/claim.h"
 #include "publish/other_files.h"
+#include "publish/records.h"
 #include "publish/replaced.h"
 #include "publish/save_id.h"
 #include "varve/catalogue.h"
@@ -83,6 +85,10 @@ Result<RemovalReport> RemoveNow(const std::string& given, const RemovalTerms& te
       links != nullptr && links->ReadLink(path).ok()) {
     VARVE_RETURN_IF_ERROR(dry_run == DryRun::kYes ? Status::Ok() : storage.Remove(path));
     return RemovalReport{};
+  }
+  if (PublishesByRecord(storage, path)) {
+    VARVE_RETURN_IF_ERROR(terms.still_goes ? terms.still_goes() : Status::Ok());
+    return RemoveByRecords(path, dry_run, storage);
   }
   const auto lock = LockName(storage, path);  // Step 1.
   if (lock.status().code() == StatusCode::kFailedPrecondition) {

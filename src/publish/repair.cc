@@ -16,6 +16,7 @@ Result<RepairReport> Repair(const std::string& given, Storage& storage,
                               ": it is what a save or a removal has left, and no checkpoint; "
                               "`varve gc` looks after it");
   }
+  VARVE_RETURN_IF_ERROR(NeedsRenames(storage, path, "a repaired index"));
   VARVE_ASSIGN_OR_RETURN(const ScanResult scan,
                          ScanDataFiles(storage, path, stop).Annotate("repair " + path));
   if (!scan.damaged.empty()) {

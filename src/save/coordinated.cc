@@ -32,6 +32,7 @@
 #include "base/time_source.h"
 #include "base/trace.h"
 #include "catalogue/names.h"
+#include "catalogue/open.h"
 #include "catalogue/scan.h"
 #include "catalogue/side_files.h"
 #include "plan/fields.h"
@@ -240,6 +241,10 @@ class CoordinatedSave final : public SaveSession {
 
   /// Begins the commit; waits for a save that is under way if `waits`.
   Result<std::unique_ptr<Commit>> BeginCommit(const std::function<bool()>& waits) {
+    if (options_.format != Format::kVarve) {
+      VARVE_RETURN_IF_ERROR(NeedsRenames(
+          storage_, path_, "format \"" + std::string(FormatName(options_.format)) + "\""));
+    }
     const TimePoint start = Now();
     const Deadline until = start + options_.timeout / 2;
     bool was_free = false;  // The lock, after the last attempt: then it failed for another reason.
@@ -311,7 +316,11 @@ class CoordinatedSave final : public SaveSession {
 
   Result<WrittenShare> WriteShare(StagedFile* staged) {
     VARVE_ASSIGN_OR_RETURN(const std::string path, FollowLinks(storage_, path_));
-    const std::string staging = StagingPath(path, settled_.identity.save_id);
+    const std::string staging = PlaceOfSave(storage_, path, settled_.identity.save_id);
+    if (PublishesByRecord(storage_, path)) {  // There is nothing to see before the first file.
+      return WriteFileWork(storage_, JoinPath(staging, file_name_), work_, staged, options_,
+                           &phases_);
+    }
     const auto give_up = Now() + kVisibilityWait;
     // Only absence may be a matter of time; any other error is final.
     for (Status seen = storage_.List(staging).status(); !seen.ok();

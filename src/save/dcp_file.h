@@ -54,7 +54,7 @@ struct DcpFile {
 /// Unimplemented for a dtype torch.save has no name for; InvalidArgument for an item that is on a
 /// device or has no memory.
 Result<DcpFile> WriteDcpFile(const std::string& path, const std::vector<DcpItem>& items,
-                             const SaveOptions& options = {}, Storage& storage = PosixStorage());
+                             const SaveOptions& options = {}, Storage& storage = AnyStorage());
 
 /// Returns a fingerprint of each item, by which ranks find replicas that differ: of all bytes up to
 /// 64 KiB, else of 64 samples of 64 bytes. Items with equal fingerprints, dtypes and sizes count as

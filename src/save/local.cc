@@ -177,6 +177,7 @@ class RankLocalSave final : public SaveSession {
 
   Status MakePlan() {
     VARVE_RETURN_IF_ERROR(CheckSaveOptions(options_, path_));
+    VARVE_RETURN_IF_ERROR(NeedsRenames(storage_, path_, "a save without coordination"));
     if (!state_->files.empty()) {
       return InvalidArgument(
           "files cannot be saved without coordination: no rank knows when the checkpoint is whole");

@@ -74,7 +74,7 @@ class StateFile {
 Result<std::uint64_t> WritePickledState(const std::string& path, Bytes pickle,
                                         const std::vector<std::span<const std::byte>>& storages,
                                         const SaveOptions& options,
-                                        Storage& storage = PosixStorage());
+                                        Storage& storage = AnyStorage());
 
 /// A packed tensor in memory, of a type that CanBeSafetensors accepts.
 struct SafetensorsSource {
@@ -86,7 +86,6 @@ struct SafetensorsSource {
 /// size. Errors: as WriteSegments; the file may then be there in part.
 Result<std::uint64_t> WriteSafetensors(const std::string& path,
                                        std::vector<SafetensorsSource> tensors,
-                                       const SaveOptions& options,
-                                       Storage& storage = PosixStorage());
+                                       const SaveOptions& options, Storage& storage = AnyStorage());
 
 }  // namespace varve

@@ -2,6 +2,7 @@
 #include <filesystem>
 #include <system_error>
 
+#include "storage/s3/object_name.h"
 #include "varve/storage.h"
 
 namespace varve {
@@ -54,12 +55,21 @@ Result<std::string> ResolvePath(std::string_view path, const Storage& storage) {
     if (scheme == "file") {
       return PathOfFileUrl(path, path.substr(scheme.size() + kSeparator.size()));
     }
+    if (scheme == "s3" && &storage == &AnyStorage()) {
+      std::string name(path);
+      while (name.ends_with('/') && name.size() > s3::kScheme.size() + 1) {
+        name.pop_back();
+      }
+      VARVE_RETURN_IF_ERROR(s3::ParseObjectName(name).status());
+      return name;
+    }
     return InvalidArgument(Quoted(path) + ": no storage serves " + std::string(scheme) +
-                           ":// here. There is file://, and paths of mounted file systems; a "
+                           ":// here. There is " + (&storage == &AnyStorage() ? "s3://, " : "") +
+                           "file://, and paths of mounted file systems; a "
                            "directory of this name is " +
                            Quoted("./" + std::string(path)));
   }
-  if (path.front() == '/' || &storage != &PosixStorage()) {
+  if (path.front() == '/' || (&storage != &PosixStorage() && &storage != &AnyStorage())) {
     return std::string(path);
   }
   std::error_code error;

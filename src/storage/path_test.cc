@@ -32,6 +32,14 @@ TEST(ResolvePath, LeavesNamesOfOtherStoragesAlone) {
   EXPECT_TRUE(FailsWith(ResolvePath("s3://b/x", memory), StatusCode::kInvalidArgument, {"s3://"}));
 }
 
+TEST(ResolvePath, TakesNamesOfObjects) {
+  EXPECT_EQ(ResolvePath("s3://bucket/run/step-1").value(), "s3://bucket/run/step-1");
+  EXPECT_EQ(ResolvePath("s3://bucket/run//").value(), "s3://bucket/run");
+  EXPECT_TRUE(FailsWith(ResolvePath("s3:///run"), StatusCode::kInvalidArgument, {"bucket"}));
+  EXPECT_TRUE(FailsWith(ResolvePath("s3://b/x", PosixStorage()), StatusCode::kInvalidArgument,
+                        {"s3://", "no storage"}));
+}
+
 TEST(ResolvePath, TakesFileUrlsOfThisHost) {
   EXPECT_EQ(ResolvePath("file:///run/a b%20c").value(), "/run/a b%20c");
   EXPECT_EQ(ResolvePath("file://localhost/run").value(), "/run");
@@ -41,7 +49,7 @@ TEST(ResolvePath, TakesFileUrlsOfThisHost) {
 }
 
 TEST(ResolvePath, RefusesOtherSchemesAndNamesTheOneThereIs) {
-  for (const char* url : {"s3://bucket/x", "gs://b", "hf+ssh://b/c", "memory://"}) {
+  for (const char* url : {"gs://bucket/x", "r3://b", "hf+ssh://b/c", "memory://"}) {
     EXPECT_TRUE(FailsWith(ResolvePath(url), StatusCode::kInvalidArgument, {url, "file://"}));
   }
   EXPECT_EQ(ResolvePath("./s3://bucket").value(), Here() + "/./s3://bucket");

@@ -229,10 +229,10 @@ TEST(NewestCheckpoint, AndRemovalTakePathsAsAllFunctionsDo) {
   const TempDir dir;
   ASSERT_TRUE(IsOk(SaveAlone(JobState(1, 1), dir / "step-1", PosixStorage(), false)));
   EXPECT_EQ(NewestCheckpoint("file://" + dir.path()).value(), dir / "step-1");
-  EXPECT_TRUE(FailsWith(NewestCheckpoint("s3://bucket/run"), StatusCode::kInvalidArgument,
-                        {"no storage serves s3://"}));
-  EXPECT_TRUE(FailsWith(RemoveCheckpoint("s3://bucket/run/step-1", DryRun::kNo),
-                        StatusCode::kInvalidArgument, {"no storage serves s3://"}));
+  EXPECT_TRUE(FailsWith(NewestCheckpoint("gs://bucket/run"), StatusCode::kInvalidArgument,
+                        {"no storage serves gs://"}));
+  EXPECT_TRUE(FailsWith(RemoveCheckpoint("gs://bucket/run/step-1", DryRun::kNo),
+                        StatusCode::kInvalidArgument, {"no storage serves gs://"}));
   ASSERT_TRUE(IsOk(RemoveCheckpoint("file://" + (dir / "step-1"), DryRun::kNo)));
   EXPECT_EQ(PosixStorage().List(dir.path())->size(), 0U);
 

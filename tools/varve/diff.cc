@@ -77,7 +77,7 @@ std::string Line(const Difference& difference) {
 
 Result<Outcome> Run(const Options& options, const std::stop_token& stop) {
   Progress progress("diff", options.json);
-  const auto report = Diff(options.a, options.b, PosixStorage(), progress.function(), stop);
+  const auto report = Diff(options.a, options.b, AnyStorage(), progress.function(), stop);
   progress.Finish();
   VARVE_RETURN_IF_ERROR(report.status());
   const int exit_code = report->differences.empty() ? kExitOk : kExitDamage;

@@ -66,8 +66,8 @@ std::string AsLines(const Options& options, const GarbageReport& report) {
 Result<Outcome> Run(const Options& options, const std::stop_token& stop) {
   VARVE_ASSIGN_OR_RETURN(
       const GarbageReport report,
-      CollectGarbage(options.directory, options.dry_run ? DryRun::kYes : DryRun::kNo,
-                     PosixStorage(), stop));
+      CollectGarbage(options.directory, options.dry_run ? DryRun::kYes : DryRun::kNo, AnyStorage(),
+                     stop));
   return Outcome{options.json ? AsJson(options, report) : AsLines(options, report)};
 }
 

@@ -23,7 +23,7 @@ struct Options {
 };
 
 Result<Outcome> Run(const Options& options, const std::stop_token& stop) {
-  VARVE_ASSIGN_OR_RETURN(const RepairReport report, Repair(options.path, PosixStorage(), stop));
+  VARVE_ASSIGN_OR_RETURN(const RepairReport report, Repair(options.path, AnyStorage(), stop));
   if (options.json) {
     return Outcome{ToLine({{"checkpoint", options.path},
                            {"save_id", ToString(report.save_id)},

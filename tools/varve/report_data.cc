@@ -97,7 +97,7 @@ void SummariseSaves(ReportData* data) {
 Result<ModelSize> SizeOf(const std::string& run, const std::string& name,
                          const std::stop_token& stop) {
   VARVE_ASSIGN_OR_RETURN(const auto reader,
-                         CheckpointReader::Open(run + "/" + name, PosixStorage(), stop));
+                         CheckpointReader::Open(run + "/" + name, AnyStorage(), stop));
   const Metadata& metadata = reader->metadata();
   ModelSize model{.step = name,
                   .tensor_count = metadata.tensors.size(),
@@ -121,9 +121,9 @@ Result<ModelSize> SizeOf(const std::string& run, const std::string& name,
 
 /// Looks at what is in the run's directory now.
 Status LookAround(ReportData* data, const KeepRules& rules, const std::stop_token& stop) {
-  VARVE_ASSIGN_OR_RETURN(data->steps, ListSteps(data->run, PosixStorage(), stop));
+  VARVE_ASSIGN_OR_RETURN(data->steps, ListSteps(data->run, AnyStorage(), stop));
   data->judgements = JudgeSteps(data->steps, rules, static_cast<std::int64_t>(data->now * 1e9));
-  VARVE_ASSIGN_OR_RETURN(auto entries, ListCheckpoints(data->run, PosixStorage(), stop));
+  VARVE_ASSIGN_OR_RETURN(auto entries, ListCheckpoints(data->run, AnyStorage(), stop));
   std::set<std::string> known;
   for (const RunStep& step : data->steps) {
     known.insert(step.name);

@@ -25,7 +25,7 @@ struct Options {
 Result<Outcome> Run(const Options& options, const std::stop_token& stop) {
   VARVE_ASSIGN_OR_RETURN(
       const RemovalReport report,
-      RemoveCheckpoint(options.path, options.dry_run ? DryRun::kYes : DryRun::kNo, PosixStorage(),
+      RemoveCheckpoint(options.path, options.dry_run ? DryRun::kYes : DryRun::kNo, AnyStorage(),
                        stop));
   if (options.json) {
     return Outcome{ToLine({{"checkpoint", options.path},

@@ -69,7 +69,7 @@ std::string DamageLine(const Damage& damage) {
 
 Result<Outcome> Run(const Options& options, const std::stop_token& stop) {
   Progress progress("verify", options.json);
-  const auto report = Verify(options.path, PosixStorage(), progress.function(), stop);
+  const auto report = Verify(options.path, AnyStorage(), progress.function(), stop);
   const double seconds = progress.seconds();
   progress.Finish();
   VARVE_RETURN_IF_ERROR(report.status());

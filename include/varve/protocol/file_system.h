@@ -52,7 +52,7 @@ class FileSystemWriter : public StorageWriter {
  public:
   /// `storage` must outlive the writer.
   explicit FileSystemWriter(std::string path, FileSystemWriterOptions options = {},
-                            Storage& storage = PosixStorage());
+                            Storage& storage = AnyStorage());
   FileSystemWriter(const FileSystemWriter&) = delete;
   FileSystemWriter& operator=(const FileSystemWriter&) = delete;
   /// Abandons a save that is not finished.
@@ -99,7 +99,7 @@ class FileSystemWriter : public StorageWriter {
 class FileSystemReader : public StorageReader {
  public:
   explicit FileSystemReader(std::string path, LoadOptions options = {},
-                            Storage& storage = PosixStorage());
+                            Storage& storage = AnyStorage());
 
   static bool ValidateCheckpointId(std::string_view checkpoint_id) {
     return FileSystemWriter::ValidateCheckpointId(checkpoint_id);

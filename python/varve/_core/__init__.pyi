@@ -28,7 +28,7 @@ DTYPE_SIZES: Final[tuple[int, ...]]
 
 def encode_value(object: Any, path: str, allow_pickle: bool = ...) -> bytes: ...
 def decode_value(bytes: bytes, allow_pickle: bool = ...) -> Any: ...
-def resolve_path(path: str | bytes) -> str:
+def resolve_path(path: str | bytes, local: bool) -> str:
     """The name by which the engine knows a path, fixed at this call."""
 
 class SaveOptions(_Struct):

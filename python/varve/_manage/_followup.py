@@ -19,7 +19,7 @@ from typing import Any
 
 from varve import _core
 from varve._core import LoadReport, manage
-from varve._engine import path_text
+from varve._engine import local_path_text
 from varve._manage._costs import Costs
 from varve._manage._exposition import Exposition
 from varve._manage._history import History, phases_of
@@ -79,7 +79,7 @@ class FollowUp:
         self._on_failure = on_failure
         self._got_further = got_further
         self._metrics = (
-            Exposition(path_text(metrics_file), run) if metrics_file and rank == 0 else None
+            Exposition(local_path_text(metrics_file), run) if metrics_file and rank == 0 else None
         )
         self._guard = threading.Lock()  # Guards what follows.
         self._in_flight: list[Save] = []

@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 from varve import _arguments, _core
 from varve._core import manage
-from varve._engine import path_text
+from varve._engine import local_path_text
 from varve._manage._policy import Ending, Every, Keep
 from varve.errors import InvalidArgumentError
 
@@ -126,7 +126,7 @@ def check_settings(settings: Settings) -> tuple[Every | None, Keep, Ending]:
     if settings.verify not in ("index", "full"):
         raise _arguments.refuse("verify", settings.verify, '"index" or "full"')
     if settings.metrics_file is not None:
-        path_text(settings.metrics_file)
+        local_path_text(settings.metrics_file)
     for option in ("max_restarts", "max_failures"):
         if getattr(settings, option) is not None:
             _arguments.count(option, getattr(settings, option))

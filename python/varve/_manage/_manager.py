@@ -19,7 +19,7 @@ from typing import Any, Literal
 
 from varve import _arguments
 from varve._core import LoadReport, manage
-from varve._engine import path_text
+from varve._engine import local_path_text
 from varve._files import Source as FileSource
 from varve._files import taken
 from varve._manage._agreement import Agreement, Chair, Posted, decoded, encoded
@@ -65,7 +65,7 @@ class Manager:
 
     def __init__(self, backend: Backend, settings: Settings) -> None:
         self._backend = backend
-        self._run = path_text(settings.run)
+        self._run = local_path_text(settings.run)
         self._every, self._keep, ending = check_settings(settings)
         self._settings = settings
         self._closed = False

@@ -67,7 +67,7 @@ def load(
     """
     _check_threads(nthreads)
     options = _Options(kwargs)
-    where = _engine.path_text(fname)
+    where = _engine.local_path_text(fname)
     models = as_list("model", model, Module)
     with as_hfai_raises():
         reader = _core.Reader(where, False)

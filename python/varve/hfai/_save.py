@@ -63,7 +63,7 @@ def save(
     rank, world = dist.get_rank(group), dist.get_world_size(group)
     with collective(group, TIMEOUT, name_of("save", fname)) as coordinator:
         try:
-            where = _engine.path_text(fname)
+            where = _engine.local_path_text(fname)
             models = as_list("model", model, Module)
             optimizers = as_list("optimizer", optimizer, Optimizer)
             parts = PartBuilder(rank, world).build(models, optimizers, checked_others(others))

@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection
 
 import varve
 from varve._core import manage
-from varve._engine import path_text
+from varve._engine import local_path_text
 from varve.errors import Error
 from varve.integrations._removal import remove_unless_held
 
@@ -131,7 +131,9 @@ def clear_way(path: str, markers: Collection[str]) -> None:
         folder, name = os.path.split(os.path.abspath(path))
         entry = _listed(folder).get(name)
         if entry is not None and entry.state in ("damaged", "incomplete"):
-            hidden = manage.quarantine(path_text(path), f"it is {entry.state}: {entry.detail}")
+            hidden = manage.quarantine(
+                local_path_text(path), f"it is {entry.state}: {entry.detail}"
+            )
             _log.warning("%s is not whole: it is now %s, and a save takes its name", path, hidden)
     elif set(os.listdir(path)) <= set(markers):
         for name in os.listdir(path):

@@ -17,7 +17,7 @@ from torch.distributed.checkpoint.state_dict import (
 )
 
 import varve.torch
-from varve._engine import path_text
+from varve._engine import local_path_text
 from varve.errors import CorruptCheckpointError, UnavailableError
 from varve.integrations._newest import none_is_good, warn_of, whole_in
 from varve.integrations._ranks import by_rank_0
@@ -88,7 +88,7 @@ class _Sharded:
         Raises:
             CorruptCheckpointError: The checkpoint is damaged, or all of the folder are.
         """
-        path = path_text(self.broadcast(checkpoint_path))
+        path = local_path_text(self.broadcast(checkpoint_path))
         self.saves.settle()
         folder, paths = by_rank_0(
             "choose the checkpoint to resume from", lambda: self._candidates(path)
@@ -130,7 +130,7 @@ class _Sharded:
     def remove_checkpoint(self: Any, filepath: str | os.PathLike[str]) -> None:
         """Removes a checkpoint, on rank 0, when the saves under way are durable."""
         if self.is_global_zero:
-            self.saves.remove(path_text(filepath))
+            self.saves.remove(local_path_text(filepath))
 
     def _end(self) -> None:
         """Waits for the saves under way. Raises the failure of one, if nobody has learned of it."""
@@ -177,7 +177,7 @@ class VarveModelParallelStrategy(_Sharded, ModelParallelStrategy):  # type: igno
         if storage_options is not None or not self._save_distributed_checkpoint:
             super().save_checkpoint(checkpoint, filepath, storage_options)
             return
-        self._save(checkpoint, path_text(self.broadcast(filepath)))
+        self._save(checkpoint, local_path_text(self.broadcast(filepath)))
 
     def teardown(self) -> None:
         """Waits for the saves under way, and raises the failure of one."""
@@ -221,7 +221,7 @@ class VarveFSDPStrategy(_Sharded, FSDPStrategy):  # type: ignore[misc]
         if storage_options is not None or self._state_dict_type != "sharded":
             super().save_checkpoint(checkpoint, filepath, storage_options)
             return
-        self._save(checkpoint, path_text(self.broadcast(filepath)))
+        self._save(checkpoint, local_path_text(self.broadcast(filepath)))
 
     def teardown(self) -> None:
         """Waits for the saves under way, and raises the failure of one."""

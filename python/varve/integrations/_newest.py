@@ -7,7 +7,7 @@ import math
 import os
 
 import varve
-from varve._engine import path_text
+from varve._engine import local_path_text
 from varve.errors import CheckpointNotFoundError, CorruptCheckpointError, Error
 
 _log = logging.getLogger("varve")
@@ -20,7 +20,7 @@ def checkpoints_in(folder: str | os.PathLike[str]) -> list[str]:
 
     Checkpoints whose step cannot be read come before all others: `newest_good` warns of them.
     """
-    where = path_text(folder)
+    where = local_path_text(folder)
     names = os.listdir(where) if os.path.isdir(where) else []
     found: list[tuple[float, float, str]] = []
     for path in (os.path.join(where, name) for name in names if name.endswith(_SUFFIX)):

@@ -36,7 +36,7 @@ from typing import Any
 import torch
 
 import varve.torch
-from varve._engine import path_text
+from varve._engine import local_path_text
 from varve.errors import InvalidArgumentError, UnavailableError
 from varve.integrations._contract import Table, missing_package, require
 from varve.integrations._newest import checkpoints_in, newest_good
@@ -132,7 +132,7 @@ class VarveCheckpointIO(CheckpointIO):  # type: ignore[misc]
         failure = self.saves.take_failure()
         if failure is not None:
             raise failure
-        where = path_text(path)
+        where = local_path_text(path)
         if os.path.isfile(where):
             raise InvalidArgumentError(
                 f"save {where}: it is a file, of torch.save perhaps, and Varve's checkpoints are "
@@ -178,7 +178,7 @@ class VarveCheckpointIO(CheckpointIO):  # type: ignore[misc]
             weights_only: True refuses pickles, whatever `allow_pickle` says.
         """
         self.saves.settle()
-        where = path_text(path)
+        where = local_path_text(path)
         if where in self._newest_of:
             where = by_rank_0(
                 "choose the checkpoint to resume from",
@@ -195,7 +195,7 @@ class VarveCheckpointIO(CheckpointIO):  # type: ignore[misc]
 
     def remove_checkpoint(self, path: str | os.PathLike[str]) -> None:
         """Removes a checkpoint when the saves under way are durable; never if the newest has failed."""
-        self.saves.remove(path_text(path))
+        self.saves.remove(local_path_text(path))
 
     def teardown(self) -> None:
         """Waits for the saves, removals and links under way.
@@ -240,7 +240,11 @@ class VarveModelCheckpoint(ModelCheckpoint):  # type: ignore[misc]
     def file_exists(self, filepath: Any, trainer: Any) -> bool:
         """Returns True, on all ranks, for a checkpoint that is there or is being saved."""
         io = _varves(trainer)
-        mine = io is not None and trainer.is_global_zero and io.saves.is_asked(path_text(filepath))
+        mine = (
+            io is not None
+            and trainer.is_global_zero
+            and io.saves.is_asked(local_path_text(filepath))
+        )
         being_saved = trainer.strategy.reduce_boolean_decision(mine, all=False)
         return bool(being_saved or super().file_exists(filepath, trainer))
 
@@ -250,7 +254,7 @@ class VarveModelCheckpoint(ModelCheckpoint):  # type: ignore[misc]
         if io is None:
             ModelCheckpoint._link_checkpoint(trainer, filepath, linkpath)
         elif trainer.is_global_zero and os.path.abspath(filepath) != os.path.abspath(linkpath):
-            io.saves.link(path_text(filepath), path_text(linkpath))
+            io.saves.link(local_path_text(filepath), local_path_text(linkpath))
 
     def _find_last_checkpoints(self, trainer: Any) -> set[str]:
         io = _varves(trainer)
@@ -261,7 +265,7 @@ class VarveModelCheckpoint(ModelCheckpoint):  # type: ignore[misc]
         found = checkpoints_in(folder)
         if not found:
             return set()
-        io._newest_of[found[0]] = path_text(folder)
+        io._newest_of[found[0]] = local_path_text(folder)
         return {found[0]}
 
 

@@ -33,7 +33,7 @@ from torch.distributed.checkpoint import hf_storage, state_dict_loader
 
 import varve
 import varve.torch
-from varve._engine import path_text
+from varve._engine import local_path_text
 from varve.errors import (
     CheckpointNotFoundError,
     CorruptCheckpointError,
@@ -121,8 +121,10 @@ class VarveCheckpointManager(BaseCheckpointManager):  # type: ignore[misc]
         if config.last_save_in_hf and sd_adapter is None:
             raise ValueError("last_save_in_hf=True needs an sd_adapter, and the model has none")
         self.config = config
-        remote = "://" in config.folder  # Refused by path_text, which names it as it was given.
-        self.folder = path_text(
+        remote = (
+            "://" in config.folder
+        )  # Refused by local_path_text, which names it as it was given.
+        self.folder = local_path_text(
             config.folder if remote else os.path.join(base_folder, config.folder)
         )
         self.sd_adapter = sd_adapter

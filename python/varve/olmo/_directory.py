@@ -26,7 +26,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from varve import _core
-from varve._engine import log_conflicts, path_text
+from varve._engine import local_path_text, log_conflicts
 from varve.errors import CheckpointExistsError, PreconditionError
 from varve.olmo import _ranks
 from varve.olmo._errors import NoFileSystemError
@@ -50,7 +50,7 @@ class Directory:
     """
 
     def __init__(self, path: str, overwrite: bool, steps: Steps) -> None:
-        self._where = os.path.realpath(path_text(path))
+        self._where = os.path.realpath(local_path_text(path))
         self._steps = steps
         self.files: list[tuple[str, int]] = []
         self._commit: _core.FilesCommit | None = None

@@ -60,7 +60,7 @@ def _mapped(path: str, name: str) -> dict[str, Any]:
     with tempfile.TemporaryDirectory(prefix="varve-unshard-", ignore_cleanup_errors=True) as folder:
         file = os.path.join(folder, f"{name}.pt")
         options = _core.ConvertOptions(to="torch", part=name)
-        _core.convert(_engine.path_text(path), file, options)
+        _core.convert(_engine.local_path_text(path), file, options)
         # The engine has just pickled plain values into it.
         found: dict[str, Any] = torch.load(file, mmap=True, weights_only=False)
         return found

@@ -85,6 +85,10 @@ std::string_view OtherZip(std::string_view head, std::uint64_t size, const Range
 
 Result<OpenedIndex> OpenForeignFile(Storage& storage, const std::string& path) {
   auto opened = storage.OpenForRead(path);
+  const StatusCode code = opened.status().code();
+  if (code == StatusCode::kUnavailable || code == StatusCode::kFailedPrecondition) {
+    return opened.status();  // It may be there.
+  }
   if (!opened.ok()) {
     return NotFound(
         path + " is neither a directory nor a file that can be read: " + opened.status().message());

@@ -11,7 +11,7 @@ from torch.distributed.checkpoint.planner import LoadPlan, LoadPlanner
 from torch.futures import Future
 
 from varve import _core
-from varve._engine import collector_at_rest, path_text
+from varve._engine import collector_at_rest, local_path_text
 from varve.errors import UnsupportedError
 from varve.torch.dcp._metadata import metadata_of
 from varve.torch.dcp._read import PlanReader
@@ -39,7 +39,7 @@ class FileSystemReader(filesystem.FileSystemReader):
         self, path: str | os.PathLike[str], _extension_registry: Any | None = None
     ) -> None:
         newer = () if _extension_registry is None else (_extension_registry,)  # Not in torch 2.6.
-        super().__init__(path_text(path), *newer)
+        super().__init__(local_path_text(path), *newer)
         self.rank = None
         self.use_collectives = True
         self._by_torch = False
@@ -53,7 +53,7 @@ class FileSystemReader(filesystem.FileSystemReader):
     def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
         """Begins anew, with another checkpoint if one is given."""
         self._forget()
-        super().reset(path_text(checkpoint_id) if checkpoint_id else None)
+        super().reset(local_path_text(checkpoint_id) if checkpoint_id else None)
 
     def read_metadata(self, *args: Any, **options: Any) -> Metadata:
         """Returns the index of the checkpoint, one for all ranks.

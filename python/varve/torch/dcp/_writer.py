@@ -16,7 +16,7 @@ from torch.distributed.checkpoint.planner import SavePlan, SavePlanner
 from torch.distributed.checkpoint.storage import WriteResult
 from torch.futures import Future
 
-from varve._engine import collector_at_rest, path_text
+from varve._engine import collector_at_rest, local_path_text
 from varve.errors import InvalidArgumentError, UnavailableError
 from varve.torch.dcp._index import complete
 from varve.torch.dcp._publish import Publication, begin, begin_local
@@ -285,7 +285,7 @@ class FileSystemWriter(filesystem.FileSystemWriter):
 def local_path(path: str | os.PathLike[str]) -> str:
     """Returns the path by which the engine knows `path`. Raises InvalidArgumentError for other stores."""
     try:
-        return path_text(path)
+        return local_path_text(path)
     except InvalidArgumentError as error:
         if "://" not in str(path):
             raise

@@ -1,0 +1,213 @@
+#include "publish/records.h"
+
+#include <algorithm>
+#include <chrono>
+#include <map>
+#include <set>
+#include <utility>
+#include <vector>
+
+#include "base/stop.h"
+#include "base/time_source.h"
+#include "catalogue/names.h"
+#include "catalogue/open.h"
+#include "catalogue/own_names.h"
+#include "format/commit_record.h"
+
+namespace varve {
+namespace {
+
+constexpr std::uint64_t kMaxRecordBytes = std::uint64_t{64} << 10;
+constexpr auto kDeadAfter = std::chrono::hours(24);
+
+/// The commit records of a checkpoint's directory, and the data directories in it.
+struct Found {
+  std::map<std::uint64_t, std::string> records;  ///< By number: the directory that it names.
+  std::set<std::string> unreadable;              ///< Names of records.
+  std::vector<std::string> directories;
+};
+
+Result<Found> Look(Storage& storage, const std::string& path) {
+  VARVE_ASSIGN_OR_RETURN(const auto entries, storage.List(path));
+  Found found;
+  for (const DirectoryEntry& entry : entries) {
+    if (entry.is_directory) {
+      if (IsDataDirectoryName(entry.name)) {
+        found.directories.push_back(entry.name);
+      }
+      continue;
+    }
+    const auto number = RecordNumber(entry.name);
+    if (!number) {
+      continue;
+    }
+    const auto text = ReadWholeFile(storage, JoinPath(path, entry.name), kMaxRecordBytes);
+    const auto record = text.ok() ? DecodeCommitRecord(*text) : Result<CommitRecord>(text.status());
+    if (record.ok()) {
+      found.records[*number] = record->directory;
+    } else {
+      found.unreadable.insert(entry.name);
+    }
+  }
+  return found;
+}
+
+/// Returns the bytes in a directory, and adds when the last of them were written.
+Result<std::uint64_t> BytesIn(Storage& storage, const std::string& directory,
+                              std::int64_t* modified_ns) {
+  VARVE_ASSIGN_OR_RETURN(const auto entries, storage.List(directory));
+  std::uint64_t bytes = 0;
+  for (const DirectoryEntry& entry : entries) {
+    if (entry.is_directory) {
+      VARVE_ASSIGN_OR_RETURN(const std::uint64_t below,
+                             BytesIn(storage, JoinPath(directory, entry.name), modified_ns));
+      bytes += below;
+      continue;
+    }
+    bytes += entry.size;
+    *modified_ns = std::max(*modified_ns, entry.modified_ns);
+  }
+  return bytes;
+}
+
+bool IsOld(std::int64_t modified_ns) {
+  return modified_ns > 0 &&
+         std::chrono::nanoseconds(modified_ns) + std::chrono::nanoseconds(kDeadAfter) < TimeOfDay();
+}
+
+/// Lists what is not part of the checkpoint, relative to its directory.
+Status AddOthers(Storage& storage, const std::string& path, const std::string& below,
+                 std::vector<std::string>* others) {
+  VARVE_ASSIGN_OR_RETURN(const auto entries, storage.List(JoinPath(path, below)));
+  for (const DirectoryEntry& entry : entries) {
+    const std::string name = below.empty() ? entry.name : JoinPath(below, entry.name);
+    if (below.empty() && (entry.is_directory ? IsDataDirectoryName(entry.name)
+                                             : RecordNumber(entry.name).has_value())) {
+      continue;
+    }
+    if (entry.is_directory) {
+      VARVE_RETURN_IF_ERROR(AddOthers(storage, path, name, others));
+    } else {
+      others->push_back(name);
+    }
+  }
+  return Status::Ok();
+}
+
+}  // namespace
+
+Status RemoveRecordsBelow(Storage& storage, const std::string& path, std::uint64_t end) {
+  VARVE_ASSIGN_OR_RETURN(const Found found, Look(storage, path));
+  std::set<std::string> kept;
+  for (auto record = found.records.lower_bound(end); record != found.records.end(); ++record) {
+    kept.insert(record->second);
+  }
+  for (const auto& [number, directory] : found.records) {
+    if (number >= end) {
+      break;
+    }
+    VARVE_RETURN_IF_ERROR(storage.Remove(JoinPath(path, RecordName(number))));
+    if (!directory.empty() && !kept.contains(directory)) {
+      VARVE_RETURN_IF_ERROR(storage.Remove(JoinPath(path, directory)));
+    }
+  }
+  return Status::Ok();
+}
+
+Result<RemovalReport> RemoveByRecords(const std::string& path, DryRun dry_run, Storage& storage) {
+  const auto entries = storage.List(path);
+  if (entries.status().code() == StatusCode::kNotFound) {
+    return NotFound("remove " + path + ": there is nothing of that name");
+  }
+  VARVE_RETURN_IF_ERROR(entries.status());
+  if (!IsCheckpoint(storage, path, *entries)) {
+    return FailedPrecondition("remove " + path + ": it is not a checkpoint; nothing was removed");
+  }
+  RemovalReport report;
+  std::int64_t modified_ns = 0;
+  VARVE_ASSIGN_OR_RETURN(report.bytes, BytesIn(storage, path, &modified_ns));
+  if (NewestRecord(*entries) > 0) {
+    VARVE_RETURN_IF_ERROR(AddOthers(storage, path, "", &report.others));
+  }
+  if (dry_run == DryRun::kYes) {
+    return report;
+  }
+  // The highest number goes last: until then it is what readers find, whole.
+  std::vector<std::string> indexes;
+  OwnNames names(storage, path, *entries);
+  for (const DirectoryEntry& entry : *entries) {
+    if (!entry.is_directory && names.IsIndex(entry.name)) {
+      indexes.push_back(entry.name);
+    }
+  }
+  std::sort(indexes.begin(), indexes.end(), [](const std::string& a, const std::string& b) {
+    return RecordNumber(a).value_or(0) < RecordNumber(b).value_or(0);
+  });
+  for (const std::string& index : indexes) {
+    VARVE_RETURN_IF_ERROR(storage.Remove(JoinPath(path, index)));
+  }
+  const Status status = storage.Remove(path);
+  return status.ok() ? Result<RemovalReport>(std::move(report))
+                     : status.Annotate("remove " + path +
+                                       ": it is no checkpoint any more, but files of it are left");
+}
+
+namespace {
+
+Status CollectIn(const std::string& path, DryRun dry_run, Storage& storage,
+                 const std::stop_token& stop, GarbageReport* report) {
+  VARVE_ASSIGN_OR_RETURN(const Found found, Look(storage, path));
+  const auto remove = [&](const std::string& name) -> Status {
+    VARVE_RETURN_IF_ERROR(CheckStop(stop));
+    report->removed.push_back(JoinPath(path, name));
+    return dry_run == DryRun::kYes ? Status::Ok() : storage.Remove(JoinPath(path, name));
+  };
+  std::set<std::string> named;
+  for (auto record = found.records.begin(); record != found.records.end(); ++record) {
+    if (std::next(record) == found.records.end()) {
+      named.insert(record->second);
+    } else {
+      VARVE_RETURN_IF_ERROR(remove(RecordName(record->first)));
+    }
+  }
+  if (!found.unreadable.empty()) {
+    return Status::Ok();  // It may name any of the directories.
+  }
+  for (const std::string& directory : found.directories) {
+    if (named.contains(directory)) {
+      continue;
+    }
+    std::int64_t modified_ns = 0;
+    const std::string place = JoinPath(path, directory);
+    const auto bytes = BytesIn(storage, place, &modified_ns);
+    if (bytes.status().code() == StatusCode::kNotFound) {
+      continue;  // Gone since.
+    }
+    VARVE_RETURN_IF_ERROR(bytes.status());
+    if (!IsOld(modified_ns)) {
+      report->kept.push_back(place);
+      continue;
+    }
+    report->bytes += *bytes;
+    VARVE_RETURN_IF_ERROR(remove(directory));
+  }
+  return Status::Ok();
+}
+
+}  // namespace
+
+Result<GarbageReport> CollectByRecords(const std::string& directory, DryRun dry_run,
+                                       Storage& storage, const std::stop_token& stop) {
+  VARVE_ASSIGN_OR_RETURN(const auto entries, storage.List(directory));
+  GarbageReport report;
+  VARVE_RETURN_IF_ERROR(CollectIn(directory, dry_run, storage, stop, &report));
+  for (const DirectoryEntry& entry : entries) {
+    if (entry.is_directory && !IsDataDirectoryName(entry.name)) {
+      VARVE_RETURN_IF_ERROR(
+          CollectIn(JoinPath(directory, entry.name), dry_run, storage, stop, &report));
+    }
+  }
+  return report;
+}
+
+}  // namespace varve

@@ -1,0 +1,125 @@
+// The storage of all names: each operation goes to the backend of the name's scheme. A new scheme
+// is one line in BackendOf.
+
+#include "storage/s3/object_name.h"
+#include "storage/s3/s3_storage.h"
+#include "varve/storage.h"
+
+namespace varve {
+namespace {
+
+/// Returns the backend of a name. Errors: InvalidArgument where its settings cannot be used.
+Result<Storage*> BackendOf(std::string_view name) {
+  return name.starts_with(s3::kScheme) ? s3::ProcessS3Storage() : Result<Storage*>(&PosixStorage());
+}
+
+/// Returns an operation that the backend of `name` may lack; null where it does, or has no backend.
+template <class Extra>
+Extra* ExtraOf(std::string_view name, Extra* StorageExtras::* member) {
+  const auto backend = BackendOf(name);
+  return backend.ok() ? (*backend)->extras().*member : nullptr;
+}
+
+class Dispatcher final : public Storage,
+                         private HardLinks,
+                         private SymbolicLinks,
+                         private EmptyDirectories,
+                         private FileLocks,
+                         private ConditionalWrites {
+ public:
+  Dispatcher() : Storage({this, this, this, this, this}) {}
+
+  Result<std::unique_ptr<WritableFile>> OpenForWrite(const std::string& name,
+                                                     const WriteOptions& options) override {
+    VARVE_ASSIGN_OR_RETURN(Storage* const backend, BackendOf(name));
+    return backend->OpenForWrite(name, options);
+  }
+  Result<std::unique_ptr<ReadableFile>> OpenForRead(const std::string& name) override {
+    VARVE_ASSIGN_OR_RETURN(Storage* const backend, BackendOf(name));
+    return backend->OpenForRead(name);
+  }
+  Result<std::vector<DirectoryEntry>> List(const std::string& directory) override {
+    VARVE_ASSIGN_OR_RETURN(Storage* const backend, BackendOf(directory));
+    return backend->List(directory);
+  }
+  Status MakeDirectory(const std::string& name) override {
+    VARVE_ASSIGN_OR_RETURN(Storage* const backend, BackendOf(name));
+    return backend->MakeDirectory(name);
+  }
+  Status SyncDirectory(const std::string& name) override {
+    VARVE_ASSIGN_OR_RETURN(Storage* const backend, BackendOf(name));
+    return backend->SyncDirectory(name);
+  }
+  Status Rename(const std::string& from, const std::string& to, RenameMode mode) override {
+    VARVE_ASSIGN_OR_RETURN(Storage* const backend, BackendOf(from));
+    VARVE_ASSIGN_OR_RETURN(Storage* const other, BackendOf(to));
+    return backend == other
+               ? backend->Rename(from, to, mode)
+               : Unimplemented("rename " + from + " to " + to + ": they are in different storages");
+  }
+  Status Remove(const std::string& name) override {
+    VARVE_ASSIGN_OR_RETURN(Storage* const backend, BackendOf(name));
+    return backend->Remove(name);
+  }
+  Result<std::unique_ptr<StorageLock>> Lock(const std::string& name) override {
+    VARVE_ASSIGN_OR_RETURN(Storage* const backend, BackendOf(name));
+    return backend->Lock(name);
+  }
+
+ private:
+  Status Link(const std::string& from, const std::string& to) override {
+    HardLinks* const links = ExtraOf(from, &StorageExtras::hard_links);
+    return links != nullptr && ExtraOf(to, &StorageExtras::hard_links) == links
+               ? links->Link(from, to)
+               : Unimplemented("link " + from + " to " + to + ": there are no links there");
+  }
+  Result<bool> AreOneFile(const std::string& a, const std::string& b) override {
+    HardLinks* const links = ExtraOf(a, &StorageExtras::hard_links);
+    return links != nullptr && ExtraOf(b, &StorageExtras::hard_links) == links
+               ? links->AreOneFile(a, b)
+               : Result<bool>(false);
+  }
+  Result<std::string> ReadLink(const std::string& name) override {
+    SymbolicLinks* const links = ExtraOf(name, &StorageExtras::symbolic_links);
+    return links != nullptr ? links->ReadLink(name)
+                            : Result<std::string>(InvalidArgument(name + " is no link"));
+  }
+  Status MakeLink(const std::string& target, const std::string& name) override {
+    SymbolicLinks* const links = ExtraOf(name, &StorageExtras::symbolic_links);
+    return links != nullptr ? links->MakeLink(target, name)
+                            : Unimplemented("link " + name + ": there are no links there");
+  }
+  Status RemoveEmpty(const std::string& name) override {
+    EmptyDirectories* const empty = ExtraOf(name, &StorageExtras::empty_directories);
+    if (empty != nullptr) {
+      return empty->RemoveEmpty(name);
+    }
+    const auto entries = List(name);  // Where directories are prefixes, an empty one is none.
+    return entries.ok() ? AlreadyExists(name + " is not empty") : Status::Ok();
+  }
+  Result<std::unique_ptr<StorageLock>> LockFile(const std::string& name, LockMode mode) override {
+    FileLocks* const locks = ExtraOf(name, &StorageExtras::file_locks);
+    if (locks == nullptr) {
+      return Unimplemented(name + ": there are no locks there");
+    }
+    return locks->LockFile(name, mode);
+  }
+  bool Serves(const std::string& name) override {
+    ConditionalWrites* const writes = ExtraOf(name, &StorageExtras::conditional_writes);
+    return writes != nullptr && writes->Serves(name);
+  }
+  Status WriteIfAbsent(const std::string& name, std::string_view content) override {
+    ConditionalWrites* const writes = ExtraOf(name, &StorageExtras::conditional_writes);
+    return writes != nullptr ? writes->WriteIfAbsent(name, content)
+                             : Unimplemented(name + ": there are no conditional writes there");
+  }
+};
+
+}  // namespace
+
+Storage& AnyStorage() {
+  static Storage& storage = *new Dispatcher;
+  return storage;
+}
+
+}  // namespace varve

@@ -1,0 +1,37 @@
+/// One request of S3Client.
+#pragma once
+
+#include <span>
+#include <string>
+
+#include "storage/s3/client.h"
+
+namespace varve::s3 {
+
+/// One request, as often as it is sent.
+struct S3Client::Call {
+  std::string method;
+  ObjectName object;
+  NameValues query{};
+  NameValues headers{};
+  std::span<const std::byte> body{};
+  BodySink* sink = nullptr;
+  bool creates = false;  // The headers of new objects belong to it.
+
+  /// Returns "PUT s3://bucket/key (part 3)".
+  [[nodiscard]] std::string Name() const {
+    std::string name = method + " " + PathOf(object);
+    for (const auto& [key, value] : query) {
+      if (key == "partNumber") {
+        name += " (part " + value + ")";
+      } else if (key == "uploads" || key == "delete") {
+        name += "?" + key;
+      } else if (key == "prefix") {
+        name += " (list " + Printable(value) + ")";
+      }
+    }
+    return name;
+  }
+};
+
+}  // namespace varve::s3

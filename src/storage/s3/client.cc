@@ -1,0 +1,242 @@
+#include "storage/s3/client.h"
+
+#include <algorithm>
+#include <array>
+#include <bit>
+#include <charconv>
+#include <cstring>
+#include <ctime>
+#include <random>
+#include <utility>
+
+#include <curl/curl.h>
+#include <openssl/evp.h>
+
+#include "base/bytes.h"
+#include "base/checksum.h"
+#include "base/events.h"
+#include "base/guarded.h"
+#include "base/time_source.h"
+#include "storage/s3/call.h"
+
+namespace varve::s3 {
+namespace {
+
+constexpr std::string_view kService = "s3";
+constexpr std::string_view kUnsigned = "UNSIGNED-PAYLOAD";
+constexpr std::size_t kSmallBody = std::size_t{1} << 20;  // Whose SHA-256 is signed.
+
+/// Returns a random number, that of a simulation where there is one.
+std::uint64_t Random() {
+  if (const auto simulated = SimulatedRandom()) {
+    return *simulated;
+  }
+  thread_local std::mt19937_64 engine{std::random_device{}()};
+  return engine();
+}
+
+std::optional<std::chrono::milliseconds> RetryAfter(const HttpResponse& response) {
+  const std::string_view text = response.Header("retry-after");
+  std::int64_t seconds = 0;
+  constexpr std::int64_t kMost = 3600;
+  const auto parsed = std::from_chars(text.data(), text.data() + text.size(), seconds);
+  if (text.empty() || parsed.ptr != text.data() + text.size() || seconds < 0 || seconds > kMost) {
+    return std::nullopt;
+  }
+  return std::chrono::seconds(seconds);
+}
+
+}  // namespace
+
+S3Client::S3Client(Settings settings, CredentialsFunction credentials)
+    : settings_(std::move(settings)),
+      credentials_(std::move(credentials)),
+      http_({.ca_file = settings_.ca_file}) {}
+
+std::string S3Client::Region(const std::string& bucket) const {
+  const std::scoped_lock lock(mutex_);
+  const auto known = regions_.find(bucket);
+  return known == regions_.end() ? settings_.region : known->second;
+}
+
+HttpRequest S3Client::Signed(const Call& call, const Credentials& credentials) const {
+  const std::string region = Region(call.object.bucket);
+  const std::string endpoint =
+      settings_.endpoint.empty() ? "https://s3." + region + ".amazonaws.com" : settings_.endpoint;
+  const std::size_t host_at = endpoint.find("://") + 3;
+  std::string scheme = endpoint.substr(0, host_at);
+  std::string host = endpoint.substr(host_at);
+  std::string path = "/" + UriEncode(call.object.key, /*keep_slashes=*/true);
+  // The certificate "*.s3.REGION.amazonaws.com" is not good for a bucket with dots.
+  if (settings_.addressing == Addressing::kVirtual &&
+      (call.object.bucket.find('.') == std::string::npos || scheme == "http://")) {
+    host = call.object.bucket + "." + host;
+  } else {
+    path = "/" + call.object.bucket + (call.object.key.empty() ? "" : path);
+  }
+  ToSign to_sign{call.method, path, call.query, call.headers, std::string(kUnsigned)};
+  if (call.body.size() <= kSmallBody) {
+    to_sign.payload = Sha256Hex(AsText(call.body));
+  }
+  std::int64_t offset = 0;
+  {
+    const std::scoped_lock lock(mutex_);
+    offset = clock_offset_;
+  }
+  const std::string date =
+      AmzDate(std::chrono::duration_cast<std::chrono::seconds>(TimeOfDay()).count() + offset);
+  NameValues& headers = to_sign.headers;
+  headers.emplace_back("host", host);
+  if (settings_.requester_pays) {
+    headers.emplace_back("x-amz-request-payer", "requester");
+  }
+  if (!credentials.anonymous()) {
+    headers.emplace_back("x-amz-date", date);
+    headers.emplace_back("x-amz-content-sha256", to_sign.payload);
+    if (!credentials.session_token.empty()) {
+      headers.emplace_back("x-amz-security-token", credentials.session_token);
+    }
+  }
+  const std::string query = CanonicalQuery(call.query);
+  HttpRequest request;
+  request.method = call.method;
+  request.url = scheme + host + path + (query.empty() ? "" : "?" + query);
+  for (const auto& [name, value] : headers) {
+    request.headers.push_back(name + ": " + value);
+  }
+  if (!credentials.anonymous()) {
+    request.headers.push_back("authorization: " +
+                              Authorization(to_sign, credentials, region, kService, date));
+  }
+  request.body = call.body;
+  request.sink = call.sink;
+  request.stall = settings_.stall;
+  return request;
+}
+
+/// Takes what the answer says of the bucket's region and of the time. Returns true where the same
+/// request is worth another try.
+bool S3Client::Correct(const Call& call, const HttpResponse& response, const ErrorBody& error) {
+  std::string region(response.Header("x-amz-bucket-region"));
+  if (region.empty()) {
+    region = error.region;
+  }
+  const bool refused = response.status == 301 || response.status == 307 || response.status == 400 ||
+                       response.status == 403;
+  const std::scoped_lock lock(mutex_);
+  const auto known = regions_.find(call.object.bucket);
+  const std::string& used = known == regions_.end() ? settings_.region : known->second;
+  if (refused && !region.empty() && region != used &&
+      UriEncode(region, /*keep_slashes=*/false) == region) {
+    regions_[call.object.bucket] = region;
+    return true;
+  }
+  if (error.code == "RequestTimeTooSkewed") {
+    const std::time_t there = ::curl_getdate(std::string(response.Header("date")).c_str(), nullptr);
+    const auto here = std::chrono::duration_cast<std::chrono::seconds>(TimeOfDay()).count();
+    if (there > 0 && there - here != clock_offset_) {
+      clock_offset_ = there - here;
+      return true;
+    }
+  }
+  return false;
+}
+
+namespace {
+
+/// Returns the status of a request that the server has refused for good.
+Status Refusal(int status, const ErrorBody& error, std::string_view request) {
+  std::string message = std::string(request) + ": " + std::to_string(status);
+  if (!error.code.empty()) {
+    message += " " + Printable(error.code);
+  }
+  if (!error.message.empty()) {
+    message += ": " + Printable(error.message);
+  }
+  if (error.code == "QuotaExceeded" || status == 507) {
+    return {StatusCode::kOutOfSpace, message};
+  }
+  switch (status) {
+    case 404: return NotFound(message);
+    case 412: return AlreadyExists(message);
+    case 416: return DataLoss(message + " (the object is shorter than it was)");
+    case 501: return Unimplemented(message);
+    case 301:
+    case 307:
+      return FailedPrecondition(message + "; the bucket is in another region or elsewhere: set " +
+                                "AWS_REGION, or the endpoint");
+    case 401:
+    case 403:
+      return FailedPrecondition(message + "; do the keys in use allow it? docs/storage.md lists " +
+                                "what each command needs");
+    default: return FailedPrecondition(message);
+  }
+}
+
+}  // namespace
+
+Result<HttpResponse> S3Client::SendOnce(const Call& call, Answer* answer) {
+  answer->is = AnswerIs::kFinal;
+  VARVE_ASSIGN_OR_RETURN(const Credentials credentials, credentials_());
+  auto response = http_.Perform(Signed(call, credentials));
+  if (!response.ok()) {
+    const bool transport = response.status().code() == StatusCode::kUnavailable;
+    answer->is = transport ? AnswerIs::kTransient : AnswerIs::kFinal;
+    return response.status().Annotate(PathOf(call.object));
+  }
+  ErrorBody error;
+  if (response->status >= 300 || call.method == "POST") {
+    error = ParseError(response->body);
+  }
+  answer->is = Classify(response->status, error.code);
+  if (answer->is == AnswerIs::kGood) {
+    return response;
+  }
+  if (answer->is == AnswerIs::kFinal && Correct(call, *response, error)) {
+    answer->is = AnswerIs::kCorrected;
+  }
+  answer->retry_after = RetryAfter(*response);
+  const Status refusal = Refusal(response->status, error, call.Name());
+  return answer->is == AnswerIs::kTransient ? Unavailable(refusal.message()) : refusal;
+}
+
+Result<HttpResponse> S3Client::Send(const Call& call) {
+  const RetryPolicy policy{.patience = settings_.patience};
+  RequestState state;
+  std::optional<TimePoint> first_failure;
+  while (true) {
+    Answer answer;
+    auto response = SendOnce(call, &answer);
+    if (answer.is == AnswerIs::kTransient && !first_failure) {
+      first_failure = Now();
+    }
+    const auto elapsed = first_failure ? Now() - *first_failure : TimePoint::duration::zero();
+    state = Step(state, answer, policy, Random(),
+                 std::chrono::duration_cast<std::chrono::milliseconds>(elapsed));
+    if (state.is == RequestIs::kDone) {
+      return response;
+    }
+    if (state.is == RequestIs::kFailed) {
+      return state.failures < 2
+                 ? response.status()
+                 : response.status().Annotate("given up after " + std::to_string(state.failures) +
+                                              " tries");
+    }
+    if (state.is == RequestIs::kWait) {
+      (void)Guarded([&] {
+        if (EventsAreTaken()) {
+          ReportEvent(
+              {.level = EventLevel::kWarning,
+               .message = response.status().message() + "; tried again in " +
+                          std::to_string(state.wait.count()) + " ms",
+               .fields = {{"request", call.Name()}, {"failures", std::to_string(state.failures)}}});
+        }
+        return Status::Ok();
+      });
+      SleepFor(state.wait);
+      state = TimePassed(state);
+    }
+  }
+}
+
+}  // namespace varve::s3

@@ -1,0 +1,98 @@
+/// The requests of S3 that Varve makes, signed, retried, and with answers checked.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <mutex>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "storage/s3/http.h"
+#include "storage/s3/object_name.h"
+#include "storage/s3/profile.h"
+#include "storage/s3/retry.h"
+#include "storage/s3/xml.h"
+#include "varve/status.h"
+
+namespace varve::s3 {
+
+struct ObjectInfo {
+  std::uint64_t size = 0;
+  std::string etag;
+};
+
+/// Returns the keys to sign with. Called before every request; keeps what it found for as long as
+/// it is good. Empty keys: requests are not signed.
+using CredentialsFunction = std::function<Result<Credentials>()>;
+
+enum class PutMode : std::uint8_t {
+  kReplace,
+  kIfAbsent,  ///< "If-None-Match: *": AlreadyExists where the server has the object.
+};
+
+/// Threads: safe to call concurrently. A request blocks its thread for as long as it is tried:
+/// Settings::patience from its first failure on, and Settings::stall for one that stands still.
+/// Errors of all requests: NotFound for an object or bucket that is not there; FailedPrecondition
+/// where access is refused; Unavailable after the last retry. Messages name the request, the
+/// object, the status and the server's reason, and never a key or a signature.
+class S3Client {
+ public:
+  S3Client(Settings settings, CredentialsFunction credentials);
+
+  Result<ObjectInfo> Head(const ObjectName& object);
+
+  /// Fills `parts`, in order, with the object's bytes from `offset` on. Errors: DataLoss where the
+  /// object ends early; Unavailable where its ETag is not `etag`: it was replaced meanwhile.
+  Status Get(const ObjectName& object, std::uint64_t offset,
+             std::span<const std::span<std::byte>> parts, std::string_view etag);
+
+  /// Writes a whole object. With kIfAbsent an AlreadyExists may be the answer to a second try of
+  /// which the first was carried out: the caller reads the object to see whose it is.
+  Status Put(const ObjectName& object, std::span<const std::byte> content, PutMode mode);
+
+  /// Returns one page of the objects whose keys begin with `prefix`; with `delimiter` '/' those
+  /// below another '/' as prefixes. `token` is that of the page before, or empty.
+  Result<ListPage> List(const std::string& bucket, const std::string& prefix,
+                        std::string_view delimiter, const std::string& token);
+
+  /// Deletes objects, 1000 a request. Those that are not there are a success.
+  Status Delete(const std::string& bucket, const std::vector<std::string>& keys);
+
+  // One upload in parts, which becomes visible with its completion.
+  Result<std::string> BeginUpload(const ObjectName& object);
+  /// Uploads a part, numbered from 1 on.
+  Result<UploadedPart> UploadPart(const ObjectName& object, const std::string& upload, int number,
+                                  std::span<const std::byte> content);
+  /// Errors: NotFound also where a first try was carried out and its answer lost: the caller looks
+  /// whether the object is there.
+  Status CompleteUpload(const ObjectName& object, const std::string& upload,
+                        const std::vector<UploadedPart>& parts);
+  /// Success where there is no such upload.
+  Status AbortUpload(const ObjectName& object, const std::string& upload);
+  Result<UploadsPage> ListUploads(const std::string& bucket, const std::string& prefix,
+                                  const UploadsPage& before);
+
+  [[nodiscard]] const Settings& settings() const { return settings_; }
+
+ private:
+  struct Call;
+  Result<HttpResponse> Send(const Call& call);
+  Result<HttpResponse> SendOnce(const Call& call, Answer* answer);
+  HttpRequest Signed(const Call& call, const Credentials& credentials) const;
+  [[nodiscard]] std::string Region(const std::string& bucket) const;
+  bool Correct(const Call& call, const HttpResponse& response, const ErrorBody& error);
+
+  const Settings settings_;
+  const CredentialsFunction credentials_;
+  HttpClient http_;
+  mutable std::mutex mutex_;                    // Guards all below.
+  std::map<std::string, std::string> regions_;  // Of buckets, as servers have told.
+  std::int64_t clock_offset_ = 0;               // Seconds from this host's clock to the server's.
+};
+
+}  // namespace varve::s3

@@ -1,0 +1,68 @@
+/// One object that is written in parts of equal size, as S3's multipart uploads want it, by several
+/// threads.
+//
+//  - A part is uploaded by the thread whose bytes complete it. A write of exactly one part goes
+//  from
+//    the caller's memory to the network; other bytes are gathered in memory, at most two parts for
+//    each thread that writes in order.
+//  - What is not larger than one part becomes visible by one PUT, in Sync.
+//  - Nothing is visible before Sync. The destructor gives an upload up; one of a process that died
+//  is
+//    left to `varve gc`.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <mutex>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "storage/s3/client.h"
+#include "varve/storage.h"
+
+namespace varve::s3 {
+
+/// Returns the size of the parts of an object of `size` bytes (0: not known): 16 MiB, and more
+/// where it would have more than 10,000 parts.
+std::uint64_t PartBytes(std::uint64_t size);
+
+class ObjectWriter final : public WritableFile {
+ public:
+  /// `client` outlives the writer.
+  ObjectWriter(S3Client& client, ObjectName object, std::uint64_t part_bytes);
+  ObjectWriter(const ObjectWriter&) = delete;
+  ObjectWriter& operator=(const ObjectWriter&) = delete;
+  ~ObjectWriter() override;
+
+  /// No byte may be written twice. Bytes that are never written are zeros, as in a file.
+  Status WriteAt(std::uint64_t offset, std::span<const std::byte> data) override;
+  Status Sync(std::uint64_t size) override;
+  [[nodiscard]] bool direct() const override { return false; }
+
+ private:
+  struct Part {
+    std::vector<std::byte> bytes;  ///< Empty once it has been uploaded.
+    std::uint64_t written = 0;
+    bool sent = false;
+    UploadedPart uploaded;
+  };
+
+  Status WriteInto(std::uint64_t index, std::uint64_t at, std::span<const std::byte> data);
+  Status Upload(std::uint64_t index, std::span<const std::byte> bytes);
+  Status PutWhole(std::uint64_t size);
+  Status UploadRest(std::uint64_t size);
+  Status Complete(std::uint64_t size);
+  Result<std::string> UploadId();
+
+  S3Client& client_;
+  const ObjectName object_;
+  const std::uint64_t part_bytes_;
+  std::mutex begin_mutex_;  // Held while the upload is begun, before mutex_.
+  std::mutex mutex_;        // Guards all below.
+  std::string upload_;      // Empty: not begun.
+  bool done_ = false;
+  std::map<std::uint64_t, Part> parts_;  // By number, from 0 on.
+};
+
+}  // namespace varve::s3

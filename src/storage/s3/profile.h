@@ -1,0 +1,64 @@
+/// Where S3 settings and keys come from: the environment and the files of AWS's tools. Names, order
+/// and formats are those of the AWS SDKs ("AWS SDKs and Tools Reference Guide", settings
+/// reference).
+#pragma once
+
+#include <chrono>
+#include <functional>
+#include <map>
+#include <optional>
+#include <string>
+#include <string_view>
+
+#include "storage/s3/signature.h"
+#include "varve/status.h"
+
+namespace varve::s3 {
+
+/// Returns an environment variable; nothing where it is not set or empty.
+using Environment = std::function<std::optional<std::string>(const std::string&)>;
+
+/// The process's.
+std::optional<std::string> ProcessEnvironment(const std::string& name);
+
+/// One profile: settings of ~/.aws/config and ~/.aws/credentials; the latter's come first. A
+/// setting of a section's sub-block, as "s3 =" and an indented "addressing_style = path", has the
+/// name "s3.addressing_style".
+using Profile = std::map<std::string, std::string, std::less<>>;
+
+/// Returns the sections of such a file by name, "profile NAME" as "NAME" ("sso-session" and others
+/// as they stand). Lines that are no settings are passed over, as by AWS's own tools. Pure.
+std::map<std::string, Profile> ParseProfiles(std::string_view text);
+
+/// Reads the profile `name`. A file that is not there has no settings. Errors: InvalidArgument
+/// where no file has the profile and it is not "default".
+Result<Profile> ReadProfile(const std::string& name, const Environment& environment);
+
+enum class Addressing : std::uint8_t { kPath, kVirtual };
+
+/// How a bucket is reached.
+struct Settings {
+  std::string endpoint;  ///< "https://host[:port]", no path. Empty: AWS, by region.
+  std::string region = "us-east-1";
+  bool region_is_given = false;
+  Addressing addressing = Addressing::kPath;
+  std::string ca_file;
+  bool requester_pays = false;
+  bool crc32c = true;          ///< Parts carry their checksum, which servers that know it compare.
+  std::string encryption;      ///< x-amz-server-side-encryption; empty: the bucket's.
+  std::string encryption_key;  ///< The KMS key of "aws:kms".
+  std::string tags;            ///< x-amz-tagging: "k=v&k2=v2".
+  std::chrono::seconds stall{30};
+  std::chrono::milliseconds patience{180'000};
+  bool weak_publish = true;  ///< Goes on, with a warning, where a server ignores If-None-Match.
+};
+
+/// Returns the settings of environment and profile. docs/storage.md lists them. Errors:
+/// InvalidArgument naming the variable whose value cannot be used.
+Result<Settings> ReadSettings(const Environment& environment);
+
+/// Returns the keys of the environment or of the profile; nothing where neither has any. Errors:
+/// InvalidArgument for half a pair, and for a profile that Varve cannot use.
+Result<std::optional<Credentials>> ReadStaticCredentials(const Environment& environment);
+
+}  // namespace varve::s3

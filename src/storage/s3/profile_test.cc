@@ -1,0 +1,127 @@
+#include "storage/s3/profile.h"
+
+#include <fstream>
+#include <map>
+
+#include <gtest/gtest.h>
+
+#include "support/temp_dir.h"
+
+namespace varve::s3::profile_test {
+namespace {
+
+/// Variables, and files of AWS's tools in a home directory of their own.
+class Home {
+ public:
+  Home& Set(const std::string& name, const std::string& value) {
+    variables_[name] = value;
+    return *this;
+  }
+  Home& Write(const std::string& name, const std::string& text) {
+    std::ofstream(directory_.path() + "/" + name) << text;
+    return *this;
+  }
+  [[nodiscard]] Environment environment() const {
+    return [this](const std::string& name) -> std::optional<std::string> {
+      if (name == "AWS_CONFIG_FILE" || name == "AWS_SHARED_CREDENTIALS_FILE") {
+        return directory_.path() + (name == "AWS_CONFIG_FILE" ? "/config" : "/credentials");
+      }
+      const auto found = variables_.find(name);
+      return found == variables_.end() ? std::nullopt : std::optional(found->second);
+    };
+  }
+
+ private:
+  test::TempDir directory_;
+  std::map<std::string, std::string> variables_;
+};
+
+TEST(S3Profile, SettingsOfABlockCarryItsName) {
+  const auto profiles = ParseProfiles(
+      "# a comment\nregion = lost\n[default]\nregion = eu-west-1\n"
+      "s3 =\n    addressing_style = path\n    max_concurrent_requests=20\n"
+      "output = json\n\n[profile train run]\r\nregion=us-west-2\r\n");
+  EXPECT_EQ(profiles.at("default").at("region"), "eu-west-1");
+  EXPECT_EQ(profiles.at("default").at("s3.addressing_style"), "path");
+  EXPECT_EQ(profiles.at("default").at("output"), "json");
+  EXPECT_EQ(profiles.at("train run").at("region"), "us-west-2");
+}
+
+TEST(S3Profile, KeysOfTheEnvironmentComeFirst) {
+  Home home;
+  home.Write("credentials", "[default]\naws_access_key_id=A\naws_secret_access_key=B\n");
+  EXPECT_EQ(ReadStaticCredentials(home.environment()).value()->access_key, "A");
+  home.Set("AWS_ACCESS_KEY_ID", "X").Set("AWS_SECRET_ACCESS_KEY", "Y");
+  home.Set("AWS_SESSION_TOKEN", "Z");
+  const auto keys = ReadStaticCredentials(home.environment()).value().value();
+  EXPECT_EQ(keys.access_key, "X");
+  EXPECT_EQ(keys.secret_key, "Y");
+  EXPECT_EQ(keys.session_token, "Z");
+}
+
+TEST(S3Profile, HalfAPairOfKeysIsRefused) {
+  EXPECT_EQ(
+      ReadStaticCredentials(Home().Set("AWS_ACCESS_KEY_ID", "X").environment()).status().code(),
+      StatusCode::kInvalidArgument);
+  Home home;
+  home.Write("credentials", "[default]\naws_access_key_id=A\n");
+  EXPECT_EQ(ReadStaticCredentials(home.environment()).status().code(),
+            StatusCode::kInvalidArgument);
+}
+
+TEST(S3Profile, AProfileThatIsNowhereIsRefusedByName) {
+  const auto settings = ReadSettings(Home().Set("AWS_PROFILE", "trian").environment());
+  EXPECT_EQ(settings.status().code(), StatusCode::kInvalidArgument);
+  EXPECT_NE(settings.status().message().find("trian"), std::string::npos);
+}
+
+TEST(S3Profile, WithoutAnythingABucketIsAWSs) {
+  const Settings settings = ReadSettings(Home().environment()).value();
+  EXPECT_EQ(settings.endpoint, "");
+  EXPECT_EQ(settings.region, "us-east-1");
+  EXPECT_FALSE(settings.region_is_given);
+  EXPECT_EQ(settings.addressing, Addressing::kVirtual);
+}
+
+TEST(S3Profile, AnEndpointIsReachedWithTlsUnlessItIsThisHost) {
+  const auto endpoint = [](const std::string& text) {
+    const auto settings = ReadSettings(Home().Set("AWS_ENDPOINT_URL", text).environment());
+    return settings.ok() ? settings->endpoint : settings.status().ToString();
+  };
+  EXPECT_EQ(endpoint("store.example:9000/"), "https://store.example:9000");
+  EXPECT_EQ(endpoint("localhost:7480"), "http://localhost:7480");
+  EXPECT_EQ(endpoint("http://store.example"), "http://store.example");
+  for (const char* bad : {"ftp://a", "https://", "https://a/b", "https://u:p@a", "https://a?b"}) {
+    EXPECT_TRUE(endpoint(bad).starts_with("InvalidArgument")) << bad;
+  }
+}
+
+TEST(S3Profile, TheVariableOfS3ComesBeforeThatOfAllServicesBeforeTheProfiles) {
+  Home home;
+  home.Write("config", "[profile p]\nendpoint_url = https://c\nregion = r\n[default]\n");
+  home.Set("AWS_PROFILE", "p");
+  EXPECT_EQ(ReadSettings(home.environment())->endpoint, "https://c");
+  EXPECT_EQ(ReadSettings(home.environment())->region, "r");
+  home.Set("AWS_ENDPOINT_URL", "https://b");
+  EXPECT_EQ(ReadSettings(home.environment())->endpoint, "https://b");
+  home.Set("AWS_ENDPOINT_URL_S3", "https://a");
+  EXPECT_EQ(ReadSettings(home.environment())->endpoint, "https://a");
+  EXPECT_EQ(ReadSettings(home.environment())->addressing, Addressing::kPath);
+}
+
+TEST(S3Profile, AValueThatCannotBeUsedIsRefusedByName) {
+  for (const auto& [name, value] :
+       std::map<std::string, std::string>{{"VARVE_S3_STALL_TIMEOUT", "0"},
+                                          {"VARVE_S3_RETRY_TIMEOUT", "1m"},
+                                          {"VARVE_S3_ADDRESSING", "dns"},
+                                          {"VARVE_S3_PUBLISH", "yes"},
+                                          {"VARVE_S3_REQUESTER_PAYS", "yes"},
+                                          {"VARVE_S3_SSE", "aes"}}) {
+    const auto settings = ReadSettings(Home().Set(name, value).environment());
+    EXPECT_EQ(settings.status().code(), StatusCode::kInvalidArgument) << name;
+    EXPECT_NE(settings.status().message().find(name), std::string::npos);
+  }
+}
+
+}  // namespace
+}  // namespace varve::s3::profile_test

@@ -1,0 +1,274 @@
+#include <algorithm>
+#include <array>
+#include <charconv>
+#include <cstring>
+#include <utility>
+
+#include <openssl/evp.h>
+
+#include "base/bytes.h"
+#include "base/checksum.h"
+#include "storage/s3/call.h"
+#include "storage/s3/client.h"
+
+namespace varve::s3 {
+namespace {
+
+constexpr std::size_t kMostDeleted = 1000;  // In one request.
+
+std::string Base64(std::span<const unsigned char> bytes) {
+  std::string out(4 * ((bytes.size() + 2) / 3) + 1, '\0');
+  const int size = ::EVP_EncodeBlock(reinterpret_cast<unsigned char*>(out.data()), bytes.data(),
+                                     static_cast<int>(bytes.size()));
+  out.resize(static_cast<std::size_t>(size));
+  return out;
+}
+
+/// Returns the value of x-amz-checksum-crc32c.
+std::string Crc32cHeader(std::span<const std::byte> content) {
+  const std::uint32_t crc = Crc32c(content);
+  const std::array<unsigned char, 4> bytes = {
+      static_cast<unsigned char>(crc >> 24), static_cast<unsigned char>(crc >> 16),
+      static_cast<unsigned char>(crc >> 8), static_cast<unsigned char>(crc)};
+  return Base64(bytes);
+}
+
+/// Returns the value of Content-MD5, which DeleteObjects wants.
+std::string Md5Header(std::span<const std::byte> content) {
+  std::array<unsigned char, EVP_MAX_MD_SIZE> digest{};
+  unsigned int size = 0;
+  ::EVP_Digest(content.data(), content.size(), digest.data(), &size, EVP_md5(), nullptr);
+  return Base64(std::span(digest).first(size));
+}
+
+/// Returns the number in a header; nothing where there is none.
+std::optional<std::uint64_t> NumberIn(std::string_view text) {
+  std::uint64_t value = 0;
+  const char* const end = text.data() + text.size();
+  return !text.empty() && std::from_chars(text.data(), end, value).ptr == end ? std::optional(value)
+                                                                              : std::nullopt;
+}
+
+/// Fills spans with the body of an answer to a ranged GET.
+class PartsSink final : public BodySink {
+ public:
+  PartsSink(std::uint64_t offset, std::span<const std::span<std::byte>> parts,
+            std::string_view etag)
+      : offset_(offset), parts_(parts), etag_(etag) {
+    for (const std::span<std::byte> part : parts) {
+      bytes_ += part.size();
+    }
+  }
+
+  /// Some servers answer a range with status 200 and Content-Range; one that answers with the whole
+  /// object has no such header.
+  Status Begin(const HttpResponse& head) override {
+    part_ = 0;
+    at_ = 0;
+    taken_ = 0;
+    const std::string_view range = head.Header("content-range");
+    const std::string wanted =
+        "bytes " + std::to_string(offset_) + "-" + std::to_string(offset_ + bytes_ - 1) + "/";
+    const bool whole = range.empty() && head.status == 200 && offset_ == 0 &&
+                       NumberIn(head.Header("content-length")) == bytes_;
+    if (!whole && !range.starts_with(wanted)) {
+      return DataLoss("the server was asked for " + wanted + "* and sends \"" + Printable(range) +
+                      "\"");
+    }
+    const std::string_view etag = head.Header("etag");
+    if (!etag_.empty() && etag != etag_) {
+      return FailedPrecondition("it was replaced while it was read (its ETag was " +
+                                Printable(etag_) + " and is " + Printable(etag) +
+                                "); open it again");
+    }
+    return Status::Ok();
+  }
+
+  Status Take(std::span<const std::byte> bytes) override {
+    taken_ += bytes.size();
+    if (taken_ > bytes_) {
+      return DataLoss("the server sends more bytes than it was asked for");
+    }
+    while (!bytes.empty()) {
+      const std::span<std::byte> rest = parts_[part_].subspan(at_);
+      const std::size_t now = std::min(rest.size(), bytes.size());
+      if (now > 0) {
+        std::memcpy(rest.data(), bytes.data(), now);
+      }
+      at_ += now;
+      bytes = bytes.subspan(now);
+      if (at_ == parts_[part_].size()) {
+        ++part_;
+        at_ = 0;
+      }
+    }
+    return Status::Ok();
+  }
+
+  [[nodiscard]] std::uint64_t bytes() const { return bytes_; }
+  [[nodiscard]] bool complete() const { return taken_ == bytes_; }
+
+ private:
+  const std::uint64_t offset_;
+  const std::span<const std::span<std::byte>> parts_;
+  const std::string_view etag_;
+  std::uint64_t bytes_ = 0;
+  std::uint64_t taken_ = 0;
+  std::size_t part_ = 0;
+  std::size_t at_ = 0;
+};
+
+/// Returns the headers that every new object gets.
+NameValues ObjectHeaders(const Settings& settings) {
+  NameValues headers;
+  if (!settings.encryption.empty()) {
+    headers.emplace_back("x-amz-server-side-encryption", settings.encryption);
+  }
+  if (!settings.encryption_key.empty()) {
+    headers.emplace_back("x-amz-server-side-encryption-aws-kms-key-id", settings.encryption_key);
+  }
+  if (!settings.tags.empty()) {
+    headers.emplace_back("x-amz-tagging", settings.tags);
+  }
+  return headers;
+}
+
+}  // namespace
+
+Result<ObjectInfo> S3Client::Head(const ObjectName& object) {
+  VARVE_ASSIGN_OR_RETURN(const HttpResponse response, Send({.method = "HEAD", .object = object}));
+  const auto size = NumberIn(response.Header("content-length"));
+  if (!size) {
+    return DataLoss(PathOf(object) + ": the server does not say how large it is");
+  }
+  return ObjectInfo{*size, std::string(response.Header("etag"))};
+}
+
+Status S3Client::Get(const ObjectName& object, std::uint64_t offset,
+                     std::span<const std::span<std::byte>> parts, std::string_view etag) {
+  PartsSink sink(offset, parts, etag);
+  if (sink.bytes() == 0) {
+    return Status::Ok();
+  }
+  const std::string range =
+      "bytes=" + std::to_string(offset) + "-" + std::to_string(offset + sink.bytes() - 1);
+  VARVE_RETURN_IF_ERROR(
+      Send({.method = "GET", .object = object, .headers = {{"range", range}}, .sink = &sink})
+          .status());
+  return sink.complete()
+             ? Status::Ok()
+             : DataLoss(PathOf(object) + ": the server's answer to \"" + range + "\" ends early");
+}
+
+Status S3Client::Put(const ObjectName& object, std::span<const std::byte> content, PutMode mode) {
+  Call call{
+      .method = "PUT", .object = object, .headers = ObjectHeaders(settings_), .body = content};
+  if (mode == PutMode::kIfAbsent) {
+    call.headers.emplace_back("if-none-match", "*");
+  }
+  if (settings_.crc32c) {
+    call.headers.emplace_back("x-amz-checksum-crc32c", Crc32cHeader(content));
+  }
+  return Send(call).status();
+}
+
+Result<ListPage> S3Client::List(const std::string& bucket, const std::string& prefix,
+                                std::string_view delimiter, const std::string& token) {
+  NameValues query{{"list-type", "2"}, {"prefix", prefix}, {"encoding-type", "url"}};
+  if (!delimiter.empty()) {
+    query.emplace_back("delimiter", delimiter);
+  }
+  if (!token.empty()) {
+    query.emplace_back("continuation-token", token);
+  }
+  VARVE_ASSIGN_OR_RETURN(
+      const HttpResponse response,
+      Send({.method = "GET", .object = {bucket, {}}, .query = std::move(query)}));
+  return ParseListPage(response.body).Annotate("list s3://" + bucket + "/" + prefix);
+}
+
+Status S3Client::Delete(const std::string& bucket, const std::vector<std::string>& keys) {
+  for (std::size_t begin = 0; begin < keys.size(); begin += kMostDeleted) {
+    const std::size_t end = std::min(keys.size(), begin + kMostDeleted);
+    const std::string body = DeleteBody({keys.begin() + static_cast<std::ptrdiff_t>(begin),
+                                         keys.begin() + static_cast<std::ptrdiff_t>(end)});
+    VARVE_ASSIGN_OR_RETURN(const HttpResponse response,
+                           Send({.method = "POST",
+                                 .object = {bucket, {}},
+                                 .query = {{"delete", ""}},
+                                 .headers = {{"content-md5", Md5Header(AsByteSpan(body))}},
+                                 .body = AsByteSpan(body)}));
+    VARVE_ASSIGN_OR_RETURN(const auto failed, ParseDeleteResult(response.body));
+    if (!failed.empty()) {
+      const UndeletedObject& first = failed.front();
+      return FailedPrecondition(
+          "delete s3://" + bucket + "/" + Printable(first.key) + ": " + Printable(first.code) +
+          ": " + Printable(first.message) +
+          (failed.size() == 1 ? ""
+                              : "; and " + std::to_string(failed.size() - 1) + " more objects"));
+    }
+  }
+  return Status::Ok();
+}
+
+Result<std::string> S3Client::BeginUpload(const ObjectName& object) {
+  Call call{.method = "POST",
+            .object = object,
+            .query = {{"uploads", ""}},
+            .headers = ObjectHeaders(settings_)};
+  if (settings_.crc32c) {
+    call.headers.emplace_back("x-amz-checksum-algorithm", "CRC32C");
+  }
+  VARVE_ASSIGN_OR_RETURN(const HttpResponse response, Send(call));
+  return ParseUploadId(response.body).Annotate(call.Name());
+}
+
+Result<UploadedPart> S3Client::UploadPart(const ObjectName& object, const std::string& upload,
+                                          int number, std::span<const std::byte> content) {
+  Call call{.method = "PUT",
+            .object = object,
+            .query = {{"partNumber", std::to_string(number)}, {"uploadId", upload}},
+            .body = content};
+  UploadedPart part;
+  if (settings_.crc32c) {
+    part.crc32c = Crc32cHeader(content);
+    call.headers.emplace_back("x-amz-checksum-crc32c", part.crc32c);
+  }
+  VARVE_ASSIGN_OR_RETURN(const HttpResponse response, Send(call));
+  part.etag = response.Header("etag");
+  if (part.etag.empty()) {
+    return DataLoss(call.Name() + ": the server's answer has no ETag");
+  }
+  return part;
+}
+
+Status S3Client::CompleteUpload(const ObjectName& object, const std::string& upload,
+                                const std::vector<UploadedPart>& parts) {
+  const std::string body = CompleteBody(parts);
+  return Send({.method = "POST",
+               .object = object,
+               .query = {{"uploadId", upload}},
+               .body = AsByteSpan(body)})
+      .status();
+}
+
+Status S3Client::AbortUpload(const ObjectName& object, const std::string& upload) {
+  const Status aborted =
+      Send({.method = "DELETE", .object = object, .query = {{"uploadId", upload}}}).status();
+  return aborted.code() == StatusCode::kNotFound ? Status::Ok() : aborted;
+}
+
+Result<UploadsPage> S3Client::ListUploads(const std::string& bucket, const std::string& prefix,
+                                          const UploadsPage& before) {
+  NameValues query{{"uploads", ""}, {"prefix", prefix}, {"encoding-type", "url"}};
+  if (before.more) {
+    query.emplace_back("key-marker", before.next_key);
+    query.emplace_back("upload-id-marker", before.next_id);
+  }
+  VARVE_ASSIGN_OR_RETURN(
+      const HttpResponse response,
+      Send({.method = "GET", .object = {bucket, {}}, .query = std::move(query)}));
+  return ParseUploadsPage(response.body);
+}
+
+}  // namespace varve::s3

@@ -1,0 +1,74 @@
+#include "storage/s3/retry.h"
+
+#include <algorithm>
+#include <array>
+
+namespace varve::s3 {
+namespace {
+
+constexpr std::array<std::string_view, 7> kTransientCodes = {"InternalError",
+                                                             "OperationAborted",
+                                                             "RequestTimeout",
+                                                             "ServiceUnavailable",
+                                                             "SlowDown",
+                                                             "Throttling",
+                                                             "ConditionalRequestConflict"};
+constexpr int kMostDoublings = 20;
+
+/// Returns a random part of a limit that doubles with each failure.
+std::chrono::milliseconds Jitter(int failures, const RetryPolicy& policy, std::uint64_t random) {
+  const int doublings = std::min(failures - 1, kMostDoublings);
+  const auto limit = std::min(policy.first * (std::int64_t{1} << doublings), policy.longest);
+  return std::chrono::milliseconds(random % (static_cast<std::uint64_t>(limit.count()) + 1));
+}
+
+}  // namespace
+
+AnswerIs Classify(int status, std::string_view code) {
+  if (std::find(kTransientCodes.begin(), kTransientCodes.end(), code) != kTransientCodes.end()) {
+    return AnswerIs::kTransient;
+  }
+  if (status >= 200 && status < 300) {
+    return code.empty() ? AnswerIs::kGood : AnswerIs::kTransient;  // An error behind a status 200.
+  }
+  switch (status) {
+    case 0:
+    case 408:
+    case 409:  // A conflict with another request: nothing has been done.
+    case 429:
+    case 500:
+    case 502:
+    case 503:
+    case 504: return AnswerIs::kTransient;
+    default: return AnswerIs::kFinal;
+  }
+}
+
+RequestState Step(RequestState state, const Answer& answer, const RetryPolicy& policy,
+                  std::uint64_t random, std::chrono::milliseconds elapsed) {
+  switch (answer.is) {
+    case AnswerIs::kGood: state.is = RequestIs::kDone; return state;
+    case AnswerIs::kFinal: state.is = RequestIs::kFailed; return state;
+    case AnswerIs::kCorrected:
+      state.is =
+          ++state.corrections > policy.most_corrections ? RequestIs::kFailed : RequestIs::kSend;
+      return state;
+    case AnswerIs::kTransient: break;
+  }
+  ++state.failures;
+  state.since_first_failure = elapsed;
+  state.wait = Jitter(state.failures, policy, random);
+  if (answer.retry_after) {
+    state.wait = std::max(state.wait, std::min(*answer.retry_after, policy.longest));
+  }
+  state.is = elapsed + state.wait > policy.patience ? RequestIs::kFailed : RequestIs::kWait;
+  return state;
+}
+
+RequestState TimePassed(RequestState state) {
+  state.is = RequestIs::kSend;
+  state.wait = {};
+  return state;
+}
+
+}  // namespace varve::s3

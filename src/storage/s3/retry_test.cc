@@ -1,0 +1,74 @@
+#include "storage/s3/retry.h"
+
+#include <gtest/gtest.h>
+
+namespace varve::s3::retry_test {
+namespace {
+
+using std::chrono::milliseconds;
+constexpr Answer kTransient{AnswerIs::kTransient};
+
+TEST(Retry, AnAnswerOfAServerWithTooMuchToDoMayPass) {
+  for (const int status : {0, 408, 409, 429, 500, 502, 503, 504}) {
+    EXPECT_EQ(Classify(status, ""), AnswerIs::kTransient) << status;
+  }
+  EXPECT_EQ(Classify(400, "RequestTimeout"), AnswerIs::kTransient);
+}
+
+TEST(Retry, ARefusalStays) {
+  for (const int status : {301, 400, 401, 403, 404, 405, 411, 412, 416, 501}) {
+    EXPECT_EQ(Classify(status, "AccessDenied"), AnswerIs::kFinal) << status;
+  }
+}
+
+TEST(Retry, AnErrorBehindAStatus200IsNoSuccess) {
+  EXPECT_EQ(Classify(200, ""), AnswerIs::kGood);
+  EXPECT_EQ(Classify(200, "InternalError"), AnswerIs::kTransient);
+  EXPECT_EQ(Classify(200, "SomethingNew"), AnswerIs::kTransient);
+}
+
+TEST(Retry, WaitsAreARandomPartOfALimitThatDoubles) {
+  const RetryPolicy policy;
+  RequestState state;
+  milliseconds limit = policy.first;
+  for (int i = 0; i < 12; ++i) {
+    const auto most =
+        Step(state, kTransient, policy, static_cast<std::uint64_t>(limit.count()), {});
+    EXPECT_EQ(most.wait, limit);
+    EXPECT_EQ(
+        Step(state, kTransient, policy, static_cast<std::uint64_t>(limit.count()) + 1, {}).wait,
+        milliseconds(0));
+    EXPECT_EQ(most.is, RequestIs::kWait);
+    state = TimePassed(most);
+    EXPECT_EQ(state.is, RequestIs::kSend);
+    limit = std::min(2 * limit, policy.longest);
+  }
+}
+
+TEST(Retry, AServersWishIsHeardUpToTheLongestWait) {
+  const RetryPolicy policy;
+  EXPECT_EQ(Step({}, {AnswerIs::kTransient, milliseconds(5'000)}, policy, 0, {}).wait,
+            milliseconds(5'000));
+  EXPECT_EQ(Step({}, {AnswerIs::kTransient, milliseconds(3'600'000)}, policy, 0, {}).wait,
+            policy.longest);
+}
+
+TEST(Retry, EndsAtItsDeadline) {
+  const RetryPolicy policy;
+  EXPECT_EQ(Step({}, kTransient, policy, 0, policy.patience).is, RequestIs::kWait);
+  EXPECT_EQ(Step({}, kTransient, policy, 0, policy.patience + milliseconds(1)).is,
+            RequestIs::kFailed);
+}
+
+TEST(Retry, AServerThatCorrectsForEverIsGivenUp) {
+  const RetryPolicy policy;
+  RequestState state;
+  for (int i = 0; i < policy.most_corrections; ++i) {
+    state = Step(state, {AnswerIs::kCorrected}, policy, 0, {});
+    EXPECT_EQ(state.is, RequestIs::kSend);
+  }
+  EXPECT_EQ(Step(state, {AnswerIs::kCorrected}, policy, 0, {}).is, RequestIs::kFailed);
+}
+
+}  // namespace
+}  // namespace varve::s3::retry_test

@@ -1,0 +1,268 @@
+#include "storage/s3/s3_storage.h"
+
+#include <algorithm>
+#include <cstring>
+#include <limits>
+#include <map>
+#include <utility>
+
+#include "base/bytes.h"
+#include "base/events.h"
+#include "base/guarded.h"
+#include "base/time_source.h"
+#include "storage/s3/credentials.h"
+#include "storage/s3/object_writer.h"
+
+namespace varve::s3 {
+namespace {
+
+constexpr std::uint64_t kMaxConditional = std::uint64_t{1} << 20;
+
+Result<ObjectName> ParseFileName(const std::string& name) {
+  VARVE_ASSIGN_OR_RETURN(ObjectName object, ParseObjectName(name));
+  if (object.key.empty()) {
+    return InvalidArgument(name + " is a bucket, not an object");
+  }
+  return object;
+}
+
+class ObjectReader final : public ReadableFile {
+ public:
+  ObjectReader(S3Client& client, ObjectName object, ObjectInfo info)
+      : client_(client), object_(std::move(object)), info_(std::move(info)) {}
+
+  [[nodiscard]] std::uint64_t size() const override { return info_.size; }
+
+  Status ReadAt(std::uint64_t offset, std::span<const std::span<std::byte>> parts) override {
+    std::uint64_t bytes = 0;
+    for (const std::span<std::byte> part : parts) {
+      bytes += part.size();
+    }
+    if (offset > info_.size || bytes > info_.size - offset) {
+      return DataLoss(PathOf(object_) + ": ends at byte " + std::to_string(info_.size) +
+                      ", before the " + std::to_string(bytes) + " bytes wanted at " +
+                      std::to_string(offset));
+    }
+    return client_.Get(object_, offset, parts, info_.etag);
+  }
+
+  Status ReadUncached(std::uint64_t offset, std::byte* buffer, std::uint64_t size,
+                      std::uint64_t /*capacity*/) override {
+    const std::span<std::byte> whole(buffer, size);
+    return ReadAt(offset, std::span(&whole, 1));
+  }
+
+  [[nodiscard]] bool IsCached(std::uint64_t /*offset*/, std::uint64_t /*size*/) override {
+    return false;
+  }
+
+ private:
+  S3Client& client_;
+  const ObjectName object_;
+  const ObjectInfo info_;
+};
+
+/// Returns the last component of a key below `prefix`.
+std::string NameBelow(std::string_view key, std::size_t prefix) {
+  key.remove_prefix(prefix);
+  if (key.ends_with('/')) {
+    key.remove_suffix(1);
+  }
+  return std::string(key);
+}
+
+/// Appends the entries of a page. Objects whose keys end with '/' stand for directories.
+void AppendEntries(const ListPage& page, const std::string& prefix,
+                   std::vector<DirectoryEntry>* entries) {
+  for (const ListedObject& object : page.objects) {
+    if (object.key.size() > prefix.size() && object.key.starts_with(prefix)) {
+      const bool directory = object.key.ends_with('/');
+      entries->push_back({NameBelow(object.key, prefix.size()), directory, object.size,
+                          object.modified_ns, false});
+    }
+  }
+  for (const std::string& directory : page.prefixes) {
+    if (directory.size() > prefix.size() + 1 && directory.starts_with(prefix)) {
+      entries->push_back({NameBelow(directory, prefix.size()), true, 0, 0, false});
+    }
+  }
+}
+
+}  // namespace
+
+S3Storage::S3Storage(Settings settings, CredentialsFunction credentials)
+    : Storage({.conditional_writes = this}), client_(std::move(settings), std::move(credentials)) {}
+
+Result<std::unique_ptr<WritableFile>> S3Storage::OpenForWrite(const std::string& name,
+                                                              const WriteOptions& options) {
+  VARVE_ASSIGN_OR_RETURN(ObjectName object, ParseFileName(name));
+  if (options.shared) {
+    return Unimplemented(name + ": an object cannot be written by several processes");
+  }
+  if (options.exclusive) {
+    const auto there = client_.Head(object);
+    if (there.ok()) {
+      return AlreadyExists(name + " exists");
+    }
+    if (there.status().code() != StatusCode::kNotFound) {
+      return there.status();
+    }
+  }
+  return std::unique_ptr<WritableFile>(
+      std::make_unique<ObjectWriter>(client_, std::move(object), PartBytes(options.size)));
+}
+
+Result<std::unique_ptr<ReadableFile>> S3Storage::OpenForRead(const std::string& name) {
+  VARVE_ASSIGN_OR_RETURN(ObjectName object, ParseFileName(name));
+  VARVE_ASSIGN_OR_RETURN(ObjectInfo info, client_.Head(object));
+  return std::unique_ptr<ReadableFile>(
+      std::make_unique<ObjectReader>(client_, std::move(object), std::move(info)));
+}
+
+Result<std::vector<DirectoryEntry>> S3Storage::List(const std::string& directory) {
+  VARVE_ASSIGN_OR_RETURN(const ObjectName object, ParseObjectName(directory));
+  const std::string prefix = object.key.empty() ? "" : object.key + "/";
+  std::vector<DirectoryEntry> entries;
+  bool there = prefix.empty();
+  std::string token;
+  do {
+    VARVE_ASSIGN_OR_RETURN(const ListPage page, client_.List(object.bucket, prefix, "/", token));
+    there = there || !page.objects.empty() || !page.prefixes.empty();
+    AppendEntries(page, prefix, &entries);
+    token = page.next;
+  } while (!token.empty());
+  if (!there) {
+    return client_.Head(object).ok()
+               ? InvalidArgument(directory + " is an object and not a directory")
+               : NotFound(directory + ": no object has this prefix");
+  }
+  std::sort(entries.begin(), entries.end(), [](const DirectoryEntry& a, const DirectoryEntry& b) {
+    return a.name != b.name ? a.name < b.name : !a.is_directory && b.is_directory;
+  });
+  entries.erase(std::unique(entries.begin(), entries.end(),
+                            [](const DirectoryEntry& a, const DirectoryEntry& b) {
+                              return a.name == b.name && a.is_directory == b.is_directory;
+                            }),
+                entries.end());
+  return entries;
+}
+
+Status S3Storage::MakeDirectory(const std::string& name) { return ParseObjectName(name).status(); }
+
+Status S3Storage::SyncDirectory(const std::string& name) { return ParseObjectName(name).status(); }
+
+Status S3Storage::Rename(const std::string& from, const std::string& to, RenameMode /*mode*/) {
+  return Unimplemented("rename " + from + " to " + to + ": objects cannot be renamed");
+}
+
+Status S3Storage::Remove(const std::string& name) {
+  VARVE_ASSIGN_OR_RETURN(const ObjectName object, ParseFileName(name));
+  VARVE_RETURN_IF_ERROR(client_.Delete(object.bucket, {object.key}));
+  const std::string prefix = object.key + "/";
+  while (true) {  // Each time from the beginning: what was listed is gone.
+    VARVE_ASSIGN_OR_RETURN(const ListPage page, client_.List(object.bucket, prefix, "", ""));
+    if (page.objects.empty()) {
+      return Status::Ok();
+    }
+    std::vector<std::string> keys;
+    keys.reserve(page.objects.size());
+    for (const ListedObject& listed : page.objects) {
+      keys.push_back(listed.key);
+    }
+    VARVE_RETURN_IF_ERROR(client_.Delete(object.bucket, keys));
+  }
+}
+
+Result<std::unique_ptr<StorageLock>> S3Storage::Lock(const std::string& name) {
+  return Unimplemented(name + ": an object store has no locks");
+}
+
+// ---- writes that need the name to be free ----
+
+bool S3Storage::Serves(const std::string& name) { return name.starts_with(kScheme); }
+
+Result<std::string> S3Storage::ReadSmall(const ObjectName& object) {
+  VARVE_ASSIGN_OR_RETURN(const ObjectInfo info, client_.Head(object));
+  if (info.size > kMaxConditional) {
+    return DataLoss(PathOf(object) + ": larger than 1 MiB");
+  }
+  std::string content(info.size, '\0');
+  const auto bytes = std::as_writable_bytes(std::span(content.data(), content.size()));
+  VARVE_RETURN_IF_ERROR(client_.Get(object, 0, std::span(&bytes, 1), info.etag));
+  return content;
+}
+
+/// Servers exist that answer 200 and overwrite, so the object is read back.
+Result<bool> S3Storage::Obeys(const std::string& bucket) {
+  const std::scoped_lock lock(mutex_);
+  const auto known = obeys_.find(bucket);
+  if (known != obeys_.end()) {
+    return known->second;
+  }
+  const ObjectName probe{
+      bucket, ".varve-probe-" + std::to_string(TimeOfDay().count()) + "-" +
+                  std::to_string(reinterpret_cast<std::uintptr_t>(this) ^
+                                 static_cast<std::uintptr_t>(Now().time_since_epoch().count()))};
+  VARVE_RETURN_IF_ERROR(client_.Put(probe, AsByteSpan("first"), PutMode::kReplace));
+  const Status second = client_.Put(probe, AsByteSpan("second"), PutMode::kIfAbsent);
+  const auto content = ReadSmall(probe);
+  const Status removed = client_.Delete(bucket, {probe.key});
+  VARVE_RETURN_IF_ERROR(content.status());
+  VARVE_RETURN_IF_ERROR(removed);
+  const bool obeys = second.code() == StatusCode::kAlreadyExists && *content == "first";
+  if (!obeys && !second.ok() && second.code() != StatusCode::kUnimplemented) {
+    return second;
+  }
+  obeys_[bucket] = obeys;
+  if (!obeys) {
+    (void)Guarded([&] {
+      ReportEvent({.level = EventLevel::kWarning,
+                   .message = "the server of s3://" + bucket +
+                              " does not obey If-None-Match: of two saves that publish one name in "
+                              "the same moment, the later one wins without a message"});
+      return Status::Ok();
+    });
+  }
+  return obeys;
+}
+
+Status S3Storage::WriteIfAbsent(const std::string& name, std::string_view content) {
+  VARVE_ASSIGN_OR_RETURN(const ObjectName object, ParseFileName(name));
+  VARVE_ASSIGN_OR_RETURN(const bool obeys, Obeys(object.bucket));
+  if (!obeys && !client_.settings().weak_publish) {
+    return Unimplemented("the server of s3://" + object.bucket +
+                         " does not obey If-None-Match, and VARVE_S3_PUBLISH=strict wants it");
+  }
+  Status written;
+  if (obeys) {
+    written = client_.Put(object, AsByteSpan(content), PutMode::kIfAbsent);
+  } else if (client_.Head(object).ok()) {
+    return AlreadyExists(name + " exists");
+  } else {
+    written = client_.Put(object, AsByteSpan(content), PutMode::kReplace);
+  }
+  if (!written.ok() && written.code() != StatusCode::kAlreadyExists) {
+    return written;
+  }
+  if (written.ok() && obeys) {
+    return written;
+  }
+  // An AlreadyExists may answer a second try of which the first was carried out. Where nothing is
+  // obeyed, somebody may have overwritten it.
+  const auto there = ReadSmall(object);
+  if (there.ok() && *there == content) {
+    return Status::Ok();
+  }
+  return written.ok() ? AlreadyExists(name + ": overwritten by another save") : written;
+}
+
+Result<Storage*> ProcessS3Storage() {
+  static const Result<Storage*> kStorage = []() -> Result<Storage*> {
+    VARVE_ASSIGN_OR_RETURN(Settings settings, ReadSettings(ProcessEnvironment));
+    return static_cast<Storage*>(
+        new S3Storage(std::move(settings), ProcessCredentials(ProcessEnvironment)));
+  }();
+  return kStorage;
+}
+
+}  // namespace varve::s3

@@ -1,0 +1,55 @@
+/// Objects of S3 and of servers that speak its protocol, as a Storage. Names are "s3://bucket/key".
+///
+/// What an object store has no notion of is said as Storage lets a backend say it:
+///   - A directory is there as long as an object's key begins with its name and '/'. MakeDirectory
+///   and
+///     SyncDirectory succeed and do nothing.
+///   - Rename and Lock are Unimplemented. Checkpoints are published by ConditionalWrites.
+///   - A file becomes visible with Sync, whole, not when it is opened; `exclusive` is looked at
+///   when
+///     it is opened. Several processes cannot write one file: `shared` is Unimplemented.
+///   - A file that is open for reading and is replaced meanwhile fails with FailedPrecondition.
+#pragma once
+
+#include <memory>
+#include <mutex>
+#include <string>
+
+#include "storage/s3/client.h"
+#include "varve/storage.h"
+
+namespace varve::s3 {
+
+class S3Storage final : public Storage, private ConditionalWrites {
+ public:
+  S3Storage(Settings settings, CredentialsFunction credentials);
+
+  Result<std::unique_ptr<WritableFile>> OpenForWrite(const std::string& name,
+                                                     const WriteOptions& options) override;
+  Result<std::unique_ptr<ReadableFile>> OpenForRead(const std::string& name) override;
+  Result<std::vector<DirectoryEntry>> List(const std::string& directory) override;
+  Status MakeDirectory(const std::string& name) override;
+  Status SyncDirectory(const std::string& name) override;
+  Status Rename(const std::string& from, const std::string& to, RenameMode mode) override;
+  Status Remove(const std::string& name) override;
+  Result<std::unique_ptr<StorageLock>> Lock(const std::string& name) override;
+
+ private:
+  bool Serves(const std::string& name) override;
+  Status WriteIfAbsent(const std::string& name, std::string_view content) override;
+
+  /// Returns true where the bucket's server obeys If-None-Match. Asks it once.
+  Result<bool> Obeys(const std::string& bucket);
+  Result<std::string> ReadSmall(const ObjectName& object);
+
+  S3Client client_;
+  std::mutex mutex_;                   // Guards all below; held while a bucket is asked.
+  std::map<std::string, bool> obeys_;  // By bucket.
+};
+
+/// Returns the storage of all "s3://" names, with the settings and keys of the process's
+/// environment, which are read at the first call. Never destroyed. Errors: InvalidArgument for
+/// settings that cannot be used.
+Result<Storage*> ProcessS3Storage();
+
+}  // namespace varve::s3

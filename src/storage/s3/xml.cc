@@ -1,0 +1,204 @@
+#include "storage/s3/xml.h"
+
+#include <charconv>
+#include <cstddef>
+#include <ctime>
+
+#include <pugixml.hpp>
+
+#include "base/ascii.h"
+
+namespace varve::s3 {
+namespace {
+
+/// Parses a document and returns its root, whose name is `name`. Errors: DataLoss.
+Result<pugi::xml_node> Root(pugi::xml_document& document, std::string_view body,
+                            std::string_view name) {
+  const auto parsed = document.load_buffer(body.data(), body.size(), pugi::parse_default);
+  const pugi::xml_node root = document.document_element();
+  if (!parsed || root.name() != name) {
+    return DataLoss("the server's answer is no " + std::string(name) + " but \"" +
+                    std::string(body.substr(0, 100)) + "\"");
+  }
+  return root;
+}
+
+Status Missing(std::string_view what) {
+  return DataLoss("the server's answer has no " + std::string(what));
+}
+
+/// Returns a text in the encoding "url", decoded.
+std::string UrlDecoded(std::string_view text) {
+  std::string out;
+  for (std::size_t i = 0; i < text.size(); ++i) {
+    unsigned value = 0;
+    const char* const digits = text.data() + i + 1;
+    if (text[i] == '%' && i + 2 < text.size() &&
+        std::from_chars(digits, digits + 2, value, 16).ptr == digits + 2) {
+      out += static_cast<char>(value);
+      i += 2;
+    } else {
+      out += text[i] == '+' ? ' ' : text[i];
+    }
+  }
+  return out;
+}
+
+/// Returns the Unix time of "2026-11-24T01:02:03.456Z" in ns; 0 for what is no such time.
+std::int64_t TimeOf(const char* text) {
+  std::tm utc{};
+  const char* const rest = ::strptime(text, "%Y-%m-%dT%H:%M:%S", &utc);
+  if (rest == nullptr) {
+    return 0;
+  }
+  constexpr std::int64_t kSecond = 1'000'000'000;
+  std::int64_t ns = static_cast<std::int64_t>(::timegm(&utc)) * kSecond;
+  if (*rest == '.') {
+    std::int64_t unit = kSecond / 10;
+    for (const char* digit = rest + 1; IsDigit(*digit) && unit > 0; ++digit, unit /= 10) {
+      ns += (*digit - '0') * unit;
+    }
+  }
+  return ns;
+}
+
+Status ParseObject(const pugi::xml_node& node, ListedObject* object) {
+  object->key = UrlDecoded(node.child_value("Key"));
+  const std::string_view size = node.child_value("Size");
+  if (object->key.empty() ||
+      std::from_chars(size.data(), size.data() + size.size(), object->size).ptr !=
+          size.data() + size.size() ||
+      size.empty()) {
+    return Missing("key or size of an object");
+  }
+  object->modified_ns = TimeOf(node.child_value("LastModified"));
+  object->etag = node.child_value("ETag");
+  return Status::Ok();
+}
+
+void AppendEscaped(std::string_view text, std::string* out) {
+  for (const char c : text) {
+    switch (c) {
+      case '&': *out += "&amp;"; break;
+      case '<': *out += "&lt;"; break;
+      case '>': *out += "&gt;"; break;
+      case '"': *out += "&quot;"; break;
+      case '\r':
+      case '\n':
+      case '\t': *out += "&#" + std::to_string(static_cast<int>(c)) + ";"; break;
+      default: *out += c;
+    }
+  }
+}
+
+}  // namespace
+
+ErrorBody ParseError(std::string_view body) {
+  pugi::xml_document document;
+  if (body.empty() || !document.load_buffer(body.data(), body.size())) {
+    return {};
+  }
+  const pugi::xml_node root = document.document_element();
+  if (std::string_view(root.name()) == "ErrorResponse") {  // Of STS.
+    const pugi::xml_node error = root.child("Error");
+    return {error.child_value("Code"), error.child_value("Message"), {}};
+  }
+  if (std::string_view(root.name()) != "Error") {
+    return {};
+  }
+  ErrorBody error{root.child_value("Code"), root.child_value("Message"),
+                  root.child_value("Region")};
+  if (error.code.empty()) {
+    error.code = "Error";
+  }
+  return error;
+}
+
+Result<ListPage> ParseListPage(std::string_view body) {
+  pugi::xml_document document;
+  VARVE_ASSIGN_OR_RETURN(const pugi::xml_node root, Root(document, body, "ListBucketResult"));
+  ListPage page;
+  for (const pugi::xml_node node : root.children("Contents")) {
+    VARVE_RETURN_IF_ERROR(ParseObject(node, &page.objects.emplace_back()));
+  }
+  for (const pugi::xml_node node : root.children("CommonPrefixes")) {
+    page.prefixes.push_back(UrlDecoded(node.child_value("Prefix")));
+  }
+  if (std::string_view(root.child_value("IsTruncated")) == "true") {
+    page.next = root.child_value("NextContinuationToken");
+    if (page.next.empty()) {
+      return Missing("token of the rest of the listing");
+    }
+  }
+  return page;
+}
+
+Result<std::string> ParseUploadId(std::string_view body) {
+  pugi::xml_document document;
+  VARVE_ASSIGN_OR_RETURN(const pugi::xml_node root,
+                         Root(document, body, "InitiateMultipartUploadResult"));
+  std::string id = root.child_value("UploadId");
+  if (id.empty()) {
+    return Missing("upload id");
+  }
+  return id;
+}
+
+Result<UploadsPage> ParseUploadsPage(std::string_view body) {
+  pugi::xml_document document;
+  VARVE_ASSIGN_OR_RETURN(const pugi::xml_node root,
+                         Root(document, body, "ListMultipartUploadsResult"));
+  UploadsPage page;
+  for (const pugi::xml_node node : root.children("Upload")) {
+    OpenUpload upload{UrlDecoded(node.child_value("Key")), node.child_value("UploadId"),
+                      TimeOf(node.child_value("Initiated"))};
+    if (upload.key.empty() || upload.id.empty()) {
+      return Missing("key or id of an upload");
+    }
+    page.uploads.push_back(std::move(upload));
+  }
+  page.more = std::string_view(root.child_value("IsTruncated")) == "true";
+  page.next_key = UrlDecoded(root.child_value("NextKeyMarker"));
+  page.next_id = root.child_value("NextUploadIdMarker");
+  if (page.more && page.next_key.empty()) {
+    return Missing("marker of the rest of the listing");
+  }
+  return page;
+}
+
+Result<std::vector<UndeletedObject>> ParseDeleteResult(std::string_view body) {
+  pugi::xml_document document;
+  VARVE_ASSIGN_OR_RETURN(const pugi::xml_node root, Root(document, body, "DeleteResult"));
+  std::vector<UndeletedObject> failed;
+  for (const pugi::xml_node node : root.children("Error")) {
+    failed.push_back(
+        {node.child_value("Key"), node.child_value("Code"), node.child_value("Message")});
+  }
+  return failed;
+}
+
+std::string DeleteBody(const std::vector<std::string>& keys) {
+  std::string body = "<Delete><Quiet>true</Quiet>";
+  for (const std::string& key : keys) {
+    body += "<Object><Key>";
+    AppendEscaped(key, &body);
+    body += "</Key></Object>";
+  }
+  return body + "</Delete>";
+}
+
+std::string CompleteBody(const std::vector<UploadedPart>& parts) {
+  std::string body = "<CompleteMultipartUpload>";
+  for (std::size_t i = 0; i < parts.size(); ++i) {
+    body += "<Part><PartNumber>" + std::to_string(i + 1) + "</PartNumber><ETag>";
+    AppendEscaped(parts[i].etag, &body);
+    body += "</ETag>";
+    if (!parts[i].crc32c.empty()) {
+      body += "<ChecksumCRC32C>" + parts[i].crc32c + "</ChecksumCRC32C>";
+    }
+    body += "</Part>";
+  }
+  return body + "</CompleteMultipartUpload>";
+}
+
+}  // namespace varve::s3

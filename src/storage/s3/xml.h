@@ -1,0 +1,81 @@
+/// The few XML documents that S3 servers answer with. Untrusted: sizes are bounded by the HTTP
+/// layer, entities of a document's own are not known, and what is missing or of another type is
+/// DataLoss. Pure.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "varve/status.h"
+
+namespace varve::s3 {
+
+struct ErrorBody {
+  std::string code;  ///< Empty where the body is no error.
+  std::string message;
+  std::string region;  ///< Of "AuthorizationHeaderMalformed" and "PermanentRedirect".
+};
+
+/// Returns the error that a body holds; one without code for any other text.
+ErrorBody ParseError(std::string_view body);
+
+struct ListedObject {
+  std::string key;
+  std::uint64_t size = 0;
+  std::int64_t modified_ns = 0;  ///< Unix time.
+  std::string etag;
+};
+
+/// A page of ListObjectsV2.
+struct ListPage {
+  std::vector<ListedObject> objects;
+  std::vector<std::string> prefixes;  ///< Each ends with the delimiter.
+  std::string next;                   ///< The token of the next page; empty: this is the last.
+};
+
+/// Keys were asked for in the encoding "url". Errors: DataLoss.
+Result<ListPage> ParseListPage(std::string_view body);
+
+/// Returns the upload id of InitiateMultipartUploadResult. Errors: DataLoss.
+Result<std::string> ParseUploadId(std::string_view body);
+
+struct OpenUpload {
+  std::string key;
+  std::string id;
+  std::int64_t begun_ns = 0;  ///< Unix time.
+};
+
+/// A page of ListMultipartUploads.
+struct UploadsPage {
+  std::vector<OpenUpload> uploads;
+  bool more = false;
+  std::string next_key;  ///< Where `more`.
+  std::string next_id;
+};
+
+Result<UploadsPage> ParseUploadsPage(std::string_view body);
+
+struct UndeletedObject {
+  std::string key;
+  std::string code;
+  std::string message;
+};
+
+/// Returns what DeleteObjects could not delete. Errors: DataLoss.
+Result<std::vector<UndeletedObject>> ParseDeleteResult(std::string_view body);
+
+/// Returns the body of DeleteObjects.
+std::string DeleteBody(const std::vector<std::string>& keys);
+
+/// A part that has been uploaded.
+struct UploadedPart {
+  std::string etag;
+  std::string crc32c;  ///< As x-amz-checksum-crc32c had it; empty: it was sent without.
+};
+
+/// Returns the body of CompleteMultipartUpload; `parts` begin with part 1.
+std::string CompleteBody(const std::vector<UploadedPart>& parts);
+
+}  // namespace varve::s3
