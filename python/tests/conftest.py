@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -27,6 +28,33 @@ def agent(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
         yield directory
         if os.path.isdir(directory):
             varve.agent.stop(600.0)
+
+
+@pytest.fixture(scope="session")
+def s3_server() -> Iterator[dict[str, str]]:
+    """The environment of clients of a real S3 server: the one that ./test has started, or one of
+    this process."""
+    script = Path(__file__).parents[2] / "tests" / "s3" / "radosgw"
+    given = os.environ.get("VARVE_TEST_S3")
+    directory = ""
+    if given:
+        text = Path(given).read_text()
+    else:
+        if os.geteuid() != 0 or shutil.which("radosgw") is None:
+            message = "needs root and Ceph's radosgw, ceph-mon and ceph-osd"
+            if os.environ.get("VARVE_REQUIRE_BUILD"):
+                pytest.fail(message)
+            pytest.skip(message)
+        directory = tempfile.mkdtemp() + "/ceph"
+        text = subprocess.run(
+            [script, "start", directory], check=True, capture_output=True, text=True
+        ).stdout
+    # What AWS's tools find in a home directory must not decide.
+    environment = {"AWS_CONFIG_FILE": "/dev/null", "AWS_SHARED_CREDENTIALS_FILE": "/dev/null"}
+    environment.update(line.split("=", 1) for line in text.splitlines())
+    yield environment
+    if directory:
+        subprocess.run([script, "stop", directory], check=True)
 
 
 @pytest.fixture

@@ -33,6 +33,7 @@ _context.set_forkserver_preload(
         "hfai_jobs",
         "manager_jobs",
         "olmo_jobs",
+        "s3_jobs",
         # Where the frameworks are not installed, the fork server passes over these.
         "accelerate_jobs",
         "transformers_jobs",

@@ -105,8 +105,8 @@ class Dispatcher final : public Storage,
     return locks->LockFile(name, mode);
   }
   bool Serves(const std::string& name) override {
-    ConditionalWrites* const writes = ExtraOf(name, &StorageExtras::conditional_writes);
-    return writes != nullptr && writes->Serves(name);
+    // Not asked of the backend: settings that cannot be used are told by the operations.
+    return name.starts_with(s3::kScheme);
   }
   Status WriteIfAbsent(const std::string& name, std::string_view content) override {
     ConditionalWrites* const writes = ExtraOf(name, &StorageExtras::conditional_writes);

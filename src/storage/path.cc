@@ -55,8 +55,9 @@ Result<std::string> ResolvePath(std::string_view path, const Storage& storage) {
     if (scheme == "file") {
       return PathOfFileUrl(path, path.substr(scheme.size() + kSeparator.size()));
     }
-    if (scheme == "s3" && &storage == &AnyStorage()) {
-      std::string name(path);
+    std::string name(path);
+    ConditionalWrites* const objects = storage.extras().conditional_writes;
+    if (objects != nullptr && objects->Serves(name)) {
       while (name.ends_with('/') && name.size() > s3::kScheme.size() + 1) {
         name.pop_back();
       }

@@ -201,7 +201,7 @@ Result<HttpResponse> S3Client::SendOnce(const Call& call, Answer* answer) {
 }
 
 Result<HttpResponse> S3Client::Send(const Call& call) {
-  const RetryPolicy policy{.patience = settings_.patience};
+  const RetryPolicy& policy = settings_.retry;
   RequestState state;
   std::optional<TimePoint> first_failure;
   while (true) {

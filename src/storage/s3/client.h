@@ -36,7 +36,7 @@ enum class PutMode : std::uint8_t {
 };
 
 /// Threads: safe to call concurrently. A request blocks its thread for as long as it is tried:
-/// Settings::patience from its first failure on, and Settings::stall for one that stands still.
+/// Settings::retry from its first failure on, and Settings::stall for one that stands still.
 /// Errors of all requests: NotFound for an object or bucket that is not there; FailedPrecondition
 /// where access is refused; Unavailable after the last retry. Messages name the request, the
 /// object, the status and the server's reason, and never a key or a signature.

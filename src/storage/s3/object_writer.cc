@@ -10,14 +10,13 @@ namespace varve::s3 {
 namespace {
 
 constexpr std::uint64_t kMiB = std::uint64_t{1} << 20;
-constexpr std::uint64_t kLeastPart = 16 * kMiB;
 constexpr std::uint64_t kMostParts = 10'000;
 
 }  // namespace
 
-std::uint64_t PartBytes(std::uint64_t size) {
+std::uint64_t PartBytes(std::uint64_t size, std::uint64_t least) {
   const std::uint64_t needed = (size + kMostParts - 1) / kMostParts;
-  return std::max(kLeastPart, (needed + kMiB - 1) / kMiB * kMiB);
+  return std::max(least, (needed + kMiB - 1) / kMiB * kMiB);
 }
 
 ObjectWriter::ObjectWriter(S3Client& client, ObjectName object, std::uint64_t part_bytes)
@@ -52,37 +51,48 @@ Status ObjectWriter::WriteInto(std::uint64_t index, std::uint64_t at,
   {
     const std::scoped_lock lock(mutex_);
     Part& part = parts_[index];
-    if (part.sent || part.written + data.size() > part_bytes_) {
+    if (part.sent || part.written_bytes + data.size() > part_bytes_) {
       return Internal(PathOf(object_) + ": bytes of part " + std::to_string(index + 1) +
                       " are written twice");
     }
     if (data.size() == part_bytes_) {
       part.sent = true;
-    } else if (part.bytes.empty()) {
-      part.bytes.resize(part_bytes_);
+    } else if (part.bytes == nullptr) {
+      part.bytes = TakeBuffer();
     }
-    target = part.bytes.data();
+    target = part.bytes.get();
   }
   if (data.size() == part_bytes_) {
     return Upload(index, data);
   }
   std::memcpy(target + at, data.data(), data.size());
-  std::vector<std::byte> whole;
+  Buffer whole;
   {
     const std::scoped_lock lock(mutex_);
     Part& part = parts_[index];
-    part.written += data.size();
-    if (part.written < part_bytes_) {
-      return Status::Ok();
-    }
+    part.written.emplace_back(at, at + data.size());
+    part.written_bytes += data.size();
     // The first part may be all there is, which only Sync knows.
-    if (index == 0) {
+    if (part.written_bytes < part_bytes_ || index == 0) {
       return Status::Ok();
     }
     part.sent = true;
     whole = std::move(part.bytes);
   }
-  return Upload(index, whole);
+  const Status uploaded = Upload(index, std::span(whole.get(), part_bytes_));
+  const std::scoped_lock lock(mutex_);
+  free_.push_back(std::move(whole));
+  return uploaded;
+}
+
+/// Called with the lock held.
+ObjectWriter::Buffer ObjectWriter::TakeBuffer() {
+  if (free_.empty()) {
+    return std::make_unique_for_overwrite<std::byte[]>(part_bytes_);
+  }
+  Buffer buffer = std::move(free_.back());
+  free_.pop_back();
+  return buffer;
 }
 
 Result<std::string> ObjectWriter::UploadId() {
@@ -108,10 +118,24 @@ Status ObjectWriter::Upload(std::uint64_t index, std::span<const std::byte> byte
   return Status::Ok();
 }
 
-Status ObjectWriter::PutWhole(std::uint64_t size) {
-  std::vector<std::byte>& bytes = parts_[0].bytes;
-  bytes.resize(size);
-  return client_.Put(object_, bytes, PutMode::kReplace);
+/// Returns the first `bytes` of a part, with zeros where nothing was written.
+std::span<const std::byte> ObjectWriter::ContentOf(Part* part, std::uint64_t bytes) const {
+  if (part->bytes == nullptr) {
+    part->bytes = std::make_unique<std::byte[]>(part_bytes_);
+    return {part->bytes.get(), bytes};
+  }
+  std::sort(part->written.begin(), part->written.end());
+  std::uint64_t at = 0;
+  for (const auto& [begin, end] : part->written) {
+    if (begin > at) {
+      std::memset(part->bytes.get() + at, 0, begin - at);
+    }
+    at = std::max(at, end);
+  }
+  if (at < part_bytes_) {
+    std::memset(part->bytes.get() + at, 0, part_bytes_ - at);
+  }
+  return {part->bytes.get(), bytes};
 }
 
 /// Uploads the parts that no write has completed. Called when all writes have returned.
@@ -127,10 +151,9 @@ Status ObjectWriter::UploadRest(std::uint64_t size) {
       return Internal(PathOf(object_) + ": cut to " + std::to_string(size) +
                       " bytes, which are in a part that has been uploaded");
     }
-    part.bytes.resize(part_bytes_);
-    VARVE_RETURN_IF_ERROR(Upload(index, std::span(part.bytes).first(bytes)));
+    VARVE_RETURN_IF_ERROR(Upload(index, ContentOf(&part, bytes)));
     part.sent = true;
-    part.bytes = {};
+    part.bytes.reset();
   }
   parts_.erase(parts_.lower_bound(count), parts_.end());  // Zeros behind the end.
   return Status::Ok();
@@ -158,13 +181,15 @@ Status ObjectWriter::Sync(std::uint64_t size) {
     return Internal(PathOf(object_) + ": synced twice");
   }
   if (size <= part_bytes_ && upload_.empty() && !parts_[0].sent) {
-    VARVE_RETURN_IF_ERROR(PutWhole(size));
+    VARVE_RETURN_IF_ERROR(
+        client_.Put(object_, ContentOf(&parts_[0], size), PutMode::kReplace));
   } else {
     VARVE_RETURN_IF_ERROR(UploadRest(size));
     VARVE_RETURN_IF_ERROR(Complete(size));
   }
   done_ = true;
   parts_.clear();
+  free_.clear();
   return Status::Ok();
 }
 

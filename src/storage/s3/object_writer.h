@@ -13,9 +13,11 @@
 
 #include <cstdint>
 #include <map>
+#include <memory>
 #include <mutex>
 #include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "storage/s3/client.h"
@@ -23,9 +25,9 @@
 
 namespace varve::s3 {
 
-/// Returns the size of the parts of an object of `size` bytes (0: not known): 16 MiB, and more
+/// Returns the size of the parts of an object of `size` bytes (0: not known): `least`, and more
 /// where it would have more than 10,000 parts.
-std::uint64_t PartBytes(std::uint64_t size);
+std::uint64_t PartBytes(std::uint64_t size, std::uint64_t least);
 
 class ObjectWriter final : public WritableFile {
  public:
@@ -41,16 +43,19 @@ class ObjectWriter final : public WritableFile {
   [[nodiscard]] bool direct() const override { return false; }
 
  private:
+  using Buffer = std::unique_ptr<std::byte[]>;
   struct Part {
-    std::vector<std::byte> bytes;  ///< Empty once it has been uploaded.
-    std::uint64_t written = 0;
+    Buffer bytes;  ///< Null once it has been uploaded. What was not written to is undefined.
+    std::vector<std::pair<std::uint64_t, std::uint64_t>> written;  ///< Begin and end of each write.
+    std::uint64_t written_bytes = 0;
     bool sent = false;
     UploadedPart uploaded;
   };
 
   Status WriteInto(std::uint64_t index, std::uint64_t at, std::span<const std::byte> data);
   Status Upload(std::uint64_t index, std::span<const std::byte> bytes);
-  Status PutWhole(std::uint64_t size);
+  Buffer TakeBuffer();
+  std::span<const std::byte> ContentOf(Part* part, std::uint64_t bytes) const;
   Status UploadRest(std::uint64_t size);
   Status Complete(std::uint64_t size);
   Result<std::string> UploadId();
@@ -63,6 +68,7 @@ class ObjectWriter final : public WritableFile {
   std::string upload_;      // Empty: not begun.
   bool done_ = false;
   std::map<std::uint64_t, Part> parts_;  // By number, from 0 on.
+  std::vector<Buffer> free_;             // Of part_bytes_. Memory that has been used is cheaper.
 };
 
 }  // namespace varve::s3

@@ -126,7 +126,7 @@ Status ReadLimits(const Environment& environment, Settings* settings) {
   VARVE_ASSIGN_OR_RETURN(const auto patience, Number(environment, "VARVE_S3_RETRY_TIMEOUT"));
   settings->stall = std::chrono::seconds(stall.value_or(settings->stall.count()));
   if (patience) {
-    settings->patience = std::chrono::seconds(*patience);
+    settings->retry.patience = std::chrono::seconds(*patience);
   }
   return Status::Ok();
 }

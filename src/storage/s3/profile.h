@@ -4,12 +4,14 @@
 #pragma once
 
 #include <chrono>
+#include <cstdint>
 #include <functional>
 #include <map>
 #include <optional>
 #include <string>
 #include <string_view>
 
+#include "storage/s3/retry.h"
 #include "storage/s3/signature.h"
 #include "varve/status.h"
 
@@ -49,7 +51,8 @@ struct Settings {
   std::string encryption_key;  ///< The KMS key of "aws:kms".
   std::string tags;            ///< x-amz-tagging: "k=v&k2=v2".
   std::chrono::seconds stall{30};
-  std::chrono::milliseconds patience{180'000};
+  RetryPolicy retry;
+  std::uint64_t part_bytes = std::uint64_t{16} << 20;  ///< At least; the parts of an upload.
   bool weak_publish = true;  ///< Goes on, with a warning, where a server ignores If-None-Match.
 };
 

@@ -109,7 +109,7 @@ Result<std::unique_ptr<WritableFile>> S3Storage::OpenForWrite(const std::string&
     }
   }
   return std::unique_ptr<WritableFile>(
-      std::make_unique<ObjectWriter>(client_, std::move(object), PartBytes(options.size)));
+      std::make_unique<ObjectWriter>(client_, std::move(object), PartBytes(options.size, client_.settings().part_bytes)));
 }
 
 Result<std::unique_ptr<ReadableFile>> S3Storage::OpenForRead(const std::string& name) {

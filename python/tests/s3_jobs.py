@@ -1,0 +1,69 @@
+"""What ranks and killed processes do in test_s3.py."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from typing import Any
+
+import torch
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import Shard, distribute_tensor
+
+import varve
+import varve.torch
+
+MIB = 1 << 20
+
+
+def state_of(value: int, size: int, mebibytes: int = 4) -> dict[str, Any]:
+    """A tensor in shards by rows, one on all ranks and plain values."""
+    mesh = init_device_mesh("cpu", (size,))
+    whole = torch.arange(mebibytes * MIB // 8, dtype=torch.int64).view(-1, 64) + value
+    return {
+        "w": distribute_tensor(whole, mesh, [Shard(0)]),
+        "b": torch.full((1000,), float(value)),
+        "step": value,
+    }
+
+
+def set_environment(environment: dict[str, str]) -> None:
+    os.environ.update(environment)
+
+
+def save_ranks(
+    rank: int, size: int, environment: dict[str, str], path: str, value: int, overwrite: bool
+) -> None:
+    set_environment(environment)
+    varve.torch.save(state_of(value, size), path, overwrite=overwrite)
+
+
+def save_asynchronously(rank: int, size: int, environment: dict[str, str], path: str) -> None:
+    set_environment(environment)
+    handle = varve.torch.async_save(state_of(3, size), path)
+    handle.result(300.0)
+
+
+def load_ranks(rank: int, size: int, environment: dict[str, str], path: str) -> tuple[int, bool]:
+    set_environment(environment)
+    state = state_of(0, size)
+    varve.torch.load(state, path)
+    want = state_of(state["step"], size)
+    same = torch.equal(state["w"].to_local(), want["w"].to_local())
+    return state["step"], same and torch.equal(state["b"], want["b"])
+
+
+def die_in_a_save(environment: dict[str, str], path: str, after: float) -> None:
+    """Saves 512 MiB over and over, and is killed."""
+    set_environment(environment)
+    state = {"w": torch.zeros(512 * MIB, dtype=torch.uint8)}
+
+    def kill() -> None:
+        time.sleep(after)
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    threading.Thread(target=kill, daemon=True).start()
+    while True:
+        varve.torch.save(state, path, overwrite=True)

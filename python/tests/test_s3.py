@@ -1,0 +1,204 @@
+"""Checkpoints as objects of a real S3 server, Ceph's. The conftest starts it."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import subprocess
+import sys
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from ranks import run_ranks
+from s3_jobs import die_in_a_save, load_ranks, save_asynchronously, save_ranks
+
+import varve
+import varve.torch
+
+VARVE = Path(sys.executable).with_name("varve")
+
+
+@pytest.fixture
+def bucket(s3_server: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """An empty bucket, through the eyes of boto3. Its environment is this process's."""
+    boto3 = pytest.importorskip("boto3")
+    for name, value in s3_server.items():
+        monkeypatch.setenv(name, value)
+    made = boto3.resource("s3").Bucket(f"varve-{uuid.uuid4().hex[:12]}")
+    made.create()
+    yield made
+
+
+def keys_in(bucket: Any) -> list[str]:
+    return sorted(one.key for one in bucket.objects.all())
+
+
+def run(*arguments: str, code: int = 0) -> str:
+    ended = subprocess.run([VARVE, *arguments], capture_output=True, text=True, check=False)
+    assert ended.returncode == code, ended.stderr
+    return ended.stdout + ended.stderr
+
+
+def small_state(value: int = 1) -> dict[str, Any]:
+    return {"model": {"w": torch.full((300, 100), value, dtype=torch.int64)}, "step": value}
+
+
+def test_two_ranks_save_and_three_load(s3_server: dict[str, str], bucket: Any) -> None:
+    path = f"s3://{bucket.name}/run/step-1"
+    run_ranks(2, save_ranks, s3_server, path, 5, False)
+    assert run_ranks(3, load_ranks, s3_server, path) == [(5, True)] * 3
+    assert "clean" in run("verify", path)
+    folders = {key.rsplit("/", 1)[0] for key in keys_in(bucket)}
+    assert len(folders) == 2  # The record's, and that of the data.
+
+
+def test_an_asynchronous_save_is_whole_when_it_is_done(
+    s3_server: dict[str, str], bucket: Any
+) -> None:
+    path = f"s3://{bucket.name}/run/step-3"
+    run_ranks(2, save_asynchronously, s3_server, path)
+    assert run_ranks(1, load_ranks, s3_server, path) == [(3, True)]
+
+
+def test_an_overwrite_replaces_the_checkpoint_and_removes_the_old_one(
+    s3_server: dict[str, str], bucket: Any
+) -> None:
+    path = f"s3://{bucket.name}/run/step-1"
+    run_ranks(2, save_ranks, s3_server, path, 1, False)
+    before = keys_in(bucket)
+    with pytest.raises(varve.CheckpointExistsError):
+        varve.torch.save(small_state(), path)
+    assert keys_in(bucket) == before
+    run_ranks(2, save_ranks, s3_server, path, 2, True)
+    assert run_ranks(2, load_ranks, s3_server, path) == [(2, True)] * 2
+    after = keys_in(bucket)
+    assert len(after) == len(before)
+    assert not set(before) & set(after)
+    assert "run/step-1/varve-2.json" in after
+
+
+@pytest.mark.parametrize("name", ["a b", "step=1+é:%41", "~*'()!&<>", "x//y"])
+def test_keys_of_all_characters_are_signed(bucket: Any, name: str) -> None:
+    path = f"s3://{bucket.name}/{name}/step-1"
+    varve.torch.save(small_state(4), path)
+    assert varve.torch.read(path)["step"] == 4
+    assert f"{name}/step-1/varve.json" in keys_in(bucket)
+    varve.remove(path)
+    assert keys_in(bucket) == []
+
+
+def test_files_of_several_parts_come_back(bucket: Any) -> None:
+    generator = torch.Generator().manual_seed(1)
+    w = torch.randint(0, 256, (50 * (1 << 20) + 17,), dtype=torch.uint8, generator=generator)
+    path = f"s3://{bucket.name}/large"
+    varve.torch.save({"w": w}, path)
+    assert torch.equal(varve.torch.read(path)["w"], w)
+    assert not list(bucket.multipart_uploads.all())
+
+
+def test_the_command_line_takes_objects_everywhere(bucket: Any, tmp_path: Path) -> None:
+    run_path = f"s3://{bucket.name}/run"
+    for step in (1, 2):
+        varve.torch.save(small_state(step), f"{run_path}/step-{step}")
+    assert run("latest", run_path).strip() == f"{run_path}/step-2"
+    assert "step-1" in run("ls", run_path)
+    assert "model" in run("inspect", f"{run_path}/step-1")
+    assert "different: 2" in run("diff", f"{run_path}/step-1", f"{run_path}/step-2", code=1)
+    run("convert", f"{run_path}/step-2", str(tmp_path / "dcp"), "--to", "dcp")
+    run("convert", str(tmp_path / "dcp"), f"{run_path}/step-3", "--to", "varve")
+    assert torch.equal(
+        varve.torch.read(f"{run_path}/step-3")["model.w"], small_state(2)["model"]["w"]
+    )
+    single = f"{run_path}/m.safetensors"
+    run("convert", f"{run_path}/step-2", single, "--to", "safetensors")
+    assert torch.equal(varve.torch.read(single)["model.w"], small_state(2)["model"]["w"])
+    run("rm", f"{run_path}/step-1")
+    assert not any("step-1/" in key for key in keys_in(bucket))
+
+
+def test_a_copy_on_disk_is_a_checkpoint(bucket: Any, tmp_path: Path) -> None:
+    path = f"s3://{bucket.name}/c"
+    for value in (1, 2):
+        varve.torch.save(small_state(value), path, overwrite=True)
+    for one in bucket.objects.all():
+        target = tmp_path / one.key
+        target.parent.mkdir(parents=True, exist_ok=True)
+        bucket.download_file(one.key, str(target))
+    assert varve.torch.read(tmp_path / "c")["step"] == 2
+    assert varve.verify(tmp_path / "c") == []
+
+
+def test_what_is_damaged_is_found(bucket: Any) -> None:
+    path = f"s3://{bucket.name}/c"
+    varve.torch.save(small_state(), path)
+    (name,) = [key for key in keys_in(bucket) if key.endswith(".safetensors")]
+    stored = bytearray(bucket.Object(name).get()["Body"].read())
+    stored[-1] ^= 1
+    bucket.put_object(Key=name, Body=bytes(stored))
+    with pytest.raises(varve.CorruptCheckpointError, match="checksum"):
+        varve.torch.read(path)
+    assert "checksum mismatch" in run("verify", path, code=1)
+
+
+@pytest.mark.parametrize("what", ["bucket", "key", "endpoint"])
+def test_what_is_wrong_is_named_and_no_key_is_told(
+    s3_server: dict[str, str], bucket: Any, what: str
+) -> None:
+    environment = {**os.environ, **s3_server, "VARVE_S3_RETRY_TIMEOUT": "1"}
+    name = bucket.name
+    want = "NoSuchBucket"
+    if what == "bucket":
+        name = "varve-nowhere"
+    elif what == "key":
+        environment["AWS_SECRET_ACCESS_KEY"] = "another-secret"
+        want = "SignatureDoesNotMatch"
+    else:
+        environment["AWS_ENDPOINT_URL"] = "http://127.0.0.1:1"
+        want = "127.0.0.1:1"
+    script = (
+        f"import torch, varve.torch\nvarve.torch.save({{'w': torch.zeros(3)}}, 's3://{name}/c')\n"
+    )
+    ended = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, env=environment, check=False
+    )
+    assert ended.returncode == 1
+    assert want in ended.stderr
+    assert f"s3://{name}/c" in ended.stderr
+    for secret in (environment["AWS_SECRET_ACCESS_KEY"], "Signature=", "AWS4-HMAC"):
+        assert secret not in ended.stderr
+
+
+def test_formats_that_need_renames_are_refused_before_anything_is_written(
+    bucket: Any, tmp_path: Path
+) -> None:
+    path = f"s3://{bucket.name}/c"
+    for arguments in ({"format": "dcp"}, {"format": "hf"}, {"coordinate": False}):
+        state = {"w": torch.zeros(3)}
+        with pytest.raises(varve.UnsupportedError, match="mounted file systems"):
+            varve.torch.save(state, path, **arguments)  # type: ignore[arg-type]
+    with pytest.raises(varve.InvalidArgumentError, match="no storage serves s3://"):
+        varve.torch.CheckpointManager(path, every=varve.Every(steps=1))
+    assert keys_in(bucket) == []
+
+
+@pytest.mark.slow
+def test_a_killed_save_leaves_the_checkpoint_before_it(
+    s3_server: dict[str, str], bucket: Any
+) -> None:
+    path = f"s3://{bucket.name}/c"
+    varve.torch.save(small_state(7), path)
+    context = multiprocessing.get_context("spawn")
+    for after in (0.6, 1.1):
+        child = context.Process(target=die_in_a_save, args=(s3_server, path, after))
+        child.start()
+        child.join(120)
+        assert child.exitcode == -9
+        state = varve.torch.read(path)
+        assert "w" in state or state["step"] == 7
+        assert varve.verify(path) == []
+    varve.torch.save(small_state(8), path, overwrite=True)
+    assert varve.torch.read(path)["step"] == 8

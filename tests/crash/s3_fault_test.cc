@@ -1,0 +1,212 @@
+// Saves by two ranks and loads, with a fault at each of the requests that they make of an S3 server.
+
+#include <algorithm>
+#include <memory>
+#include <thread>
+#include <vector>
+
+#include <gtest/gtest.h>
+
+#include "crash/saves.h"
+#include "crash/states.h"
+#include "storage/s3/s3_storage.h"
+#include "support/s3_server.h"
+#include "support/sanitized.h"
+#include "support/status_matchers.h"
+#include "varve/catalogue.h"
+
+namespace varve::test::s3_fault_test {
+namespace {
+
+constexpr const char* kPath = "s3://bucket/run/step-1";
+constexpr int kRanks = 2;
+
+/// Settings with which a retry takes an instant, and a data file has several parts.
+s3::Settings QuickSettings(const S3Server& server) {
+  s3::Settings settings;
+  settings.endpoint = server.endpoint();
+  settings.part_bytes = 8192;
+  settings.stall = std::chrono::seconds(5);
+  settings.retry = {.first = std::chrono::milliseconds(1),
+                    .longest = std::chrono::milliseconds(2),
+                    .patience = std::chrono::milliseconds(5'000)};
+  return settings;
+}
+
+class S3Faults : public testing::Test {
+ protected:
+  std::unique_ptr<s3::S3Storage> Open(const S3Server& server) {
+    return std::make_unique<s3::S3Storage>(
+        QuickSettings(server), [] { return s3::Credentials{"key", "secret", "token"}; });
+  }
+
+  static Status SaveBoth(const JobState& job, Storage& storage, bool overwrite) {
+    const auto outcomes =
+        SaveTogether(job, kPath, std::vector<Storage*>(kRanks, &storage), overwrite);
+    EXPECT_EQ(outcomes[0].ok(), outcomes[1].ok())
+        << outcomes[0].ToString() << " / " << outcomes[1].ToString();
+    return outcomes[0];
+  }
+
+  /// Returns which of the states is what a reader sees: 0 for none.
+  int Seen(Storage& storage) {
+    const auto content = ReadContent(kPath, storage);
+    if (!content.ok()) {
+      EXPECT_EQ(content.status().code(), StatusCode::kNotFound) << content.status().ToString();
+      return 0;
+    }
+    EXPECT_TRUE(*content == old_.content() || *content == new_.content());
+    return *content == old_.content() ? 1 : 2;
+  }
+
+  /// Runs a save once for each of its requests and each fault. `overwrite`: over the old state.
+  void SaveWithEachFault(const std::vector<S3Fault>& faults, bool overwrite, bool must_succeed) {
+    int requests = 0;  // As many as a save has made so far. The first has no fault.
+    for (const S3Fault fault : faults) {
+      for (int at = requests == 0 ? -1 : 0; at < requests; at += at < 0 ? 1 : kStep) {
+        S3Server server;
+        const auto storage = Open(server);
+        if (overwrite) {
+          ASSERT_TRUE(IsOk(SaveBoth(old_, *storage, false)));
+        }
+        server.SetScript([&](const S3Request&, int index) {
+          return index == at ? fault : S3Fault::kNone;
+        });
+        const Status saved = SaveBoth(new_, *storage, overwrite);
+        requests = std::max(requests, server.requests());
+        server.SetScript({});
+        const int seen = Seen(*storage);
+        EXPECT_TRUE(saved.ok() || !must_succeed) << "request " << at << ": " << saved.ToString();
+        EXPECT_EQ(seen, saved.ok() ? 2 : overwrite ? 1 : 0)
+            << "request " << at << ", fault " << static_cast<int>(fault) << ": "
+            << saved.ToString();
+        if (!saved.ok()) {
+          EXPECT_NE(saved.message().find("s3://bucket/"), std::string::npos) << saved.ToString();
+          EXPECT_EQ(saved.message().find("secret"), std::string::npos) << saved.ToString();
+        }
+        // Nothing that is left keeps the next save from its name.
+        EXPECT_TRUE(IsOk(SaveBoth(new_, *storage, true)));
+        EXPECT_EQ(Seen(*storage), 2);
+      }
+    }
+    EXPECT_GE(requests, 10);
+  }
+
+  static constexpr int kStep = static_cast<int>(kEvery);
+  JobState old_{1, kRanks, 200};
+  JobState new_{2, kRanks, 200};
+};
+
+TEST_F(S3Faults, ASaveOutlastsWhatPasses) {
+  SaveWithEachFault({S3Fault::kUnavailable, S3Fault::kResetBefore, S3Fault::kResetAfter,
+                     S3Fault::kInternalLate, S3Fault::kTruncated},
+                    /*overwrite=*/false, /*must_succeed=*/true);
+}
+
+TEST_F(S3Faults, AnOverwriteOutlastsWhatPasses) {
+  SaveWithEachFault({S3Fault::kUnavailable, S3Fault::kResetBefore, S3Fault::kResetAfter,
+                     S3Fault::kInternalLate, S3Fault::kTruncated},
+                    /*overwrite=*/true, /*must_succeed=*/true);
+}
+
+TEST_F(S3Faults, ARefusedRequestFailsTheSaveAndLeavesWhatWasThere) {
+  SaveWithEachFault({S3Fault::kRefused}, /*overwrite=*/false, /*must_succeed=*/false);
+  SaveWithEachFault({S3Fault::kRefused}, /*overwrite=*/true, /*must_succeed=*/false);
+}
+
+TEST_F(S3Faults, ALoadOutlastsWhatPassesAndNoticesWhatIsChanged) {
+  S3Server server;
+  const auto storage = Open(server);
+  ASSERT_TRUE(IsOk(SaveBoth(new_, *storage, false)));
+  for (const S3Fault fault :
+       {S3Fault::kUnavailable, S3Fault::kResetBefore, S3Fault::kResetAfter, S3Fault::kInternalLate,
+        S3Fault::kTruncated, S3Fault::kCorrupted, S3Fault::kRefused}) {
+    int requests = 0;
+    for (int at = 0; at == 0 || at < requests; ++at) {
+      server.SetScript([&](const S3Request&, int index) {
+        return index == at ? fault : S3Fault::kNone;
+      });
+      const auto content = ReadContent(kPath, *storage);
+      requests = server.requests();
+      if (fault == S3Fault::kCorrupted || fault == S3Fault::kRefused) {
+        EXPECT_TRUE(!content.ok() || *content == new_.content()) << "request " << at;
+      } else {
+        ASSERT_TRUE(content.ok()) << "request " << at << ": " << content.status().ToString();
+        EXPECT_TRUE(*content == new_.content());
+      }
+    }
+    EXPECT_GE(requests, 5);
+  }
+}
+
+TEST_F(S3Faults, OfTwoSavesOfOneNameOneWins) {
+  S3Server server;
+  for (int round = 0; round < 20; ++round) {
+    const auto a = Open(server);
+    const auto b = Open(server);
+    Status first;
+    Status second;
+    {
+      const std::jthread one([&] { first = SaveBoth(old_, *a, false); });
+      const std::jthread other([&] { second = SaveBoth(new_, *b, false); });
+    }
+    EXPECT_TRUE(first.ok() || second.ok()) << first.ToString() << " / " << second.ToString();
+    EXPECT_FALSE(first.ok() && second.ok());
+    EXPECT_EQ(Seen(*a), first.ok() ? 1 : 2);
+    EXPECT_TRUE(IsOk(RemoveCheckpoint(kPath, DryRun::kNo, *a).status()));
+    EXPECT_TRUE(server.objects().empty());
+  }
+}
+
+TEST_F(S3Faults, AnOverwriteRemovesAllOfWhatItReplaces) {
+  S3Server server;
+  const auto storage = Open(server);
+  ASSERT_TRUE(IsOk(SaveBoth(old_, *storage, false)));
+  const std::size_t objects = server.objects().size();
+  ASSERT_TRUE(IsOk(SaveBoth(new_, *storage, true)));
+  EXPECT_EQ(server.objects().size(), objects);
+  EXPECT_EQ(server.open_uploads(), 0U);
+}
+
+TEST_F(S3Faults, AReaderOfAReplacedCheckpointIsToldSo) {
+  S3Server server;
+  const auto storage = Open(server);
+  ASSERT_TRUE(IsOk(SaveBoth(old_, *storage, false)));
+  const auto reader = CheckpointReader::Open(kPath, *storage);
+  ASSERT_TRUE(reader.ok());
+  ASSERT_TRUE(IsOk(SaveBoth(new_, *storage, true)));
+  EXPECT_TRUE(FailsWith(ReadContent(**reader).status(), StatusCode::kFailedPrecondition,
+                        {"overwritten by another save"}));
+}
+
+TEST_F(S3Faults, AServerThatIgnoresIfNoneMatchIsFoundOut) {
+  S3Server server(/*obeys_if_none_match=*/false);
+  EXPECT_TRUE(IsOk(SaveBoth(old_, *Open(server), false)));  // With a warning.
+  EXPECT_EQ(SaveBoth(new_, *Open(server), false).code(), StatusCode::kAlreadyExists);
+  s3::Settings strict = QuickSettings(server);
+  strict.weak_publish = false;
+  s3::S3Storage refusing(strict, [] { return s3::Credentials{"key", "secret", ""}; });
+  EXPECT_TRUE(FailsWith(SaveBoth(new_, refusing, true), StatusCode::kUnimplemented,
+                        {"If-None-Match", "VARVE_S3_PUBLISH"}));
+  EXPECT_EQ(Seen(refusing), 1);
+}
+
+TEST_F(S3Faults, GarbageIsWhatNoRecordNamesAndIsADayOld) {
+  S3Server server;
+  const auto storage = Open(server);
+  ASSERT_TRUE(IsOk(SaveBoth(new_, *storage, false)));
+  const auto whole = server.objects();
+  // The server says that all objects are of the first of January.
+  const std::string dead = "bucket/run/step-1/varve-data-" + std::string(32, 'a') + "/data";
+  server.Put(dead, "left by a dead save");
+  server.Put("bucket/run/step-1/notes.txt", "a user's");
+  const auto report = CollectGarbage("s3://bucket/run", DryRun::kNo, *storage);
+  ASSERT_TRUE(report.ok()) << report.status().ToString();
+  EXPECT_EQ(report->removed, std::vector<std::string>{"s3://" + dead.substr(0, dead.size() - 5)});
+  auto left = server.objects();
+  EXPECT_EQ(left.erase("bucket/run/step-1/notes.txt"), 1U);
+  EXPECT_EQ(left, whole);
+}
+
+}  // namespace
+}  // namespace varve::test::s3_fault_test

@@ -1,0 +1,98 @@
+/// An S3 server in this process, in memory, that fails as it is told to. It knows the requests that
+/// Varve makes and checks no signatures: a real server does that in other tests.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+namespace varve::test {
+
+struct S3Request {
+  std::string method;
+  std::string path;   ///< "/bucket/key", decoded.
+  std::string query;  ///< As it came.
+  std::map<std::string, std::string> headers;  ///< Names in lower case.
+  std::string body;
+  /// Returns the value of a query parameter, decoded; nothing where it is not there.
+  [[nodiscard]] std::optional<std::string> Parameter(const std::string& name) const;
+};
+
+enum class S3Fault {
+  kNone,
+  kUnavailable,   ///< 503 SlowDown; nothing is done.
+  kResetBefore,   ///< The connection ends; nothing is done.
+  kResetAfter,    ///< The request is carried out; the connection ends without an answer.
+  kInternalLate,  ///< Carried out, and answered with 500.
+  kTruncated,     ///< Carried out; half of the answer's body comes.
+  kCorrupted,     ///< Carried out; one byte of the answer's body is another.
+  kRefused,       ///< 403; nothing is done.
+};
+
+class S3Server {
+ public:
+  /// Decides what becomes of a request; `index` counts all requests from 0 on. Called by the
+  /// connections' threads, one at a time.
+  using Script = std::function<S3Fault(const S3Request& request, int index)>;
+
+  explicit S3Server(bool obeys_if_none_match = true);
+  S3Server(const S3Server&) = delete;
+  S3Server& operator=(const S3Server&) = delete;
+  ~S3Server();
+
+  [[nodiscard]] std::string endpoint() const { return "http://127.0.0.1:" + std::to_string(port_); }
+
+  /// Begins to count anew.
+  void SetScript(Script script);
+  [[nodiscard]] int requests() const;
+  /// All objects of all buckets, "bucket/key" by content.
+  [[nodiscard]] std::map<std::string, std::string> objects() const;
+  void Put(const std::string& name, std::string content);
+  /// Uploads that were begun and neither completed nor given up.
+  [[nodiscard]] std::size_t open_uploads() const;
+  /// Headers of the last PUT of an object or part.
+  [[nodiscard]] std::map<std::string, std::string> last_put() const;
+
+ private:
+  struct Answer {
+    int status = 200;
+    std::vector<std::string> headers;
+    std::string body;
+  };
+  struct Upload {
+    std::string name;
+    std::map<int, std::string> parts;
+  };
+
+  void Accept();
+  void Serve(int socket);
+  Answer Handle(const S3Request& request);
+  Answer List(const std::string& bucket, const S3Request& request) const;
+  Answer Get(const std::string& name, const S3Request& request) const;
+  Answer Write(const std::string& name, const S3Request& request);
+  Answer DeleteMany(const std::string& bucket, const S3Request& request);
+  Answer Complete(const std::string& name, const S3Request& request);
+
+  const bool obeys_;
+  int listening_ = -1;
+  int port_ = 0;
+  mutable std::mutex mutex_;  // Guards all below.
+  bool ends_ = false;
+  int count_ = 0;
+  int next_upload_ = 1;
+  Script script_;
+  std::map<std::string, std::string> objects_;
+  std::map<std::string, Upload> uploads_;
+  std::map<std::string, std::string> last_put_;
+  std::vector<int> sockets_;
+  std::vector<std::thread> connections_;
+  std::thread acceptor_;
+};
+
+}  // namespace varve::test
