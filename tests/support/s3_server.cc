@@ -78,8 +78,7 @@ std::optional<S3Request> Receive(int socket, std::string* buffer) {
     at = next;
   }
   std::size_t size = 0;
-  if (const auto length = request.headers.find("content-length");
-      length != request.headers.end()) {
+  if (const auto length = request.headers.find("content-length"); length != request.headers.end()) {
     size = std::stoull(length->second);
   }
   if (!Fill(socket, buffer, size)) {
@@ -208,6 +207,9 @@ void S3Server::Serve(int socket) {
 }
 
 S3Server::Answer S3Server::Handle(const S3Request& request) {
+  if (const auto page = pages_.find(request.path); page != pages_.end()) {
+    return {200, {}, page->second};
+  }
   const std::string name = request.path.substr(1);
   const std::size_t slash = name.find('/');
   const std::string bucket = name.substr(0, slash);
@@ -357,6 +359,10 @@ std::map<std::string, std::string> S3Server::objects() const {
 void S3Server::Put(const std::string& name, std::string content) {
   const std::scoped_lock lock(mutex_);
   objects_[name] = std::move(content);
+}
+void S3Server::SetPage(const std::string& path, std::string body) {
+  const std::scoped_lock lock(mutex_);
+  pages_[path] = std::move(body);
 }
 std::size_t S3Server::open_uploads() const {
   const std::scoped_lock lock(mutex_);

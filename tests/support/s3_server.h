@@ -16,8 +16,8 @@ namespace varve::test {
 
 struct S3Request {
   std::string method;
-  std::string path;   ///< "/bucket/key", decoded.
-  std::string query;  ///< As it came.
+  std::string path;                            ///< "/bucket/key", decoded.
+  std::string query;                           ///< As it came.
   std::map<std::string, std::string> headers;  ///< Names in lower case.
   std::string body;
   /// Returns the value of a query parameter, decoded; nothing where it is not there.
@@ -54,6 +54,8 @@ class S3Server {
   /// All objects of all buckets, "bucket/key" by content.
   [[nodiscard]] std::map<std::string, std::string> objects() const;
   void Put(const std::string& name, std::string content);
+  /// Answers all requests of this path, whatever the method, with this body.
+  void SetPage(const std::string& path, std::string body);
   /// Uploads that were begun and neither completed nor given up.
   [[nodiscard]] std::size_t open_uploads() const;
   /// Headers of the last PUT of an object or part.
@@ -88,6 +90,7 @@ class S3Server {
   int next_upload_ = 1;
   Script script_;
   std::map<std::string, std::string> objects_;
+  std::map<std::string, std::string> pages_;
   std::map<std::string, Upload> uploads_;
   std::map<std::string, std::string> last_put_;
   std::vector<int> sockets_;

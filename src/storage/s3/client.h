@@ -13,8 +13,8 @@
 #include <vector>
 
 #include "storage/s3/http.h"
+#include "storage/s3/keys/profile.h"
 #include "storage/s3/object_name.h"
-#include "storage/s3/profile.h"
 #include "storage/s3/retry.h"
 #include "storage/s3/xml.h"
 #include "varve/status.h"

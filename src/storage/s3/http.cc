@@ -172,6 +172,9 @@ void SetOptions(CURL* curl, const HttpRequest& request, const HttpOptions& optio
   ::curl_easy_setopt(curl, CURLOPT_CONNECTTIMEOUT, static_cast<long>(options.connect.count()));
   ::curl_easy_setopt(curl, CURLOPT_LOW_SPEED_LIMIT, 1L);
   ::curl_easy_setopt(curl, CURLOPT_LOW_SPEED_TIME, static_cast<long>(request.stall.count()));
+  if (!options.proxy) {
+    ::curl_easy_setopt(curl, CURLOPT_NOPROXY, "*");
+  }
   if (!options.ca_file.empty()) {
     ::curl_easy_setopt(curl, CURLOPT_CAINFO, options.ca_file.c_str());
   }

@@ -49,6 +49,7 @@ struct HttpRequest {
 struct HttpOptions {
   std::string ca_file;  ///< Empty: the system's.
   std::chrono::seconds connect{10};
+  bool proxy = true;  ///< Through the proxy of the environment, where there is one.
 };
 
 /// Threads: safe to call concurrently; each call has a connection of its own meanwhile. A forked

@@ -181,8 +181,7 @@ Status ObjectWriter::Sync(std::uint64_t size) {
     return Internal(PathOf(object_) + ": synced twice");
   }
   if (size <= part_bytes_ && upload_.empty() && !parts_[0].sent) {
-    VARVE_RETURN_IF_ERROR(
-        client_.Put(object_, ContentOf(&parts_[0], size), PutMode::kReplace));
+    VARVE_RETURN_IF_ERROR(client_.Put(object_, ContentOf(&parts_[0], size), PutMode::kReplace));
   } else {
     VARVE_RETURN_IF_ERROR(UploadRest(size));
     VARVE_RETURN_IF_ERROR(Complete(size));

@@ -10,7 +10,7 @@
 #include "base/events.h"
 #include "base/guarded.h"
 #include "base/time_source.h"
-#include "storage/s3/credentials.h"
+#include "storage/s3/keys/credentials.h"
 #include "storage/s3/object_writer.h"
 
 namespace varve::s3 {
@@ -108,8 +108,8 @@ Result<std::unique_ptr<WritableFile>> S3Storage::OpenForWrite(const std::string&
       return there.status();
     }
   }
-  return std::unique_ptr<WritableFile>(
-      std::make_unique<ObjectWriter>(client_, std::move(object), PartBytes(options.size, client_.settings().part_bytes)));
+  return std::unique_ptr<WritableFile>(std::make_unique<ObjectWriter>(
+      client_, std::move(object), PartBytes(options.size, client_.settings().part_bytes)));
 }
 
 Result<std::unique_ptr<ReadableFile>> S3Storage::OpenForRead(const std::string& name) {

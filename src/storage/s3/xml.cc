@@ -44,17 +44,16 @@ std::string UrlDecoded(std::string_view text) {
   return out;
 }
 
-/// Returns the Unix time of "2026-11-24T01:02:03.456Z" in ns; 0 for what is no such time.
 std::int64_t TimeOf(const char* text) {
   std::tm utc{};
   const char* const rest = ::strptime(text, "%Y-%m-%dT%H:%M:%S", &utc);
   if (rest == nullptr) {
     return 0;
   }
-  constexpr std::int64_t kSecond = 1'000'000'000;
-  std::int64_t ns = static_cast<std::int64_t>(::timegm(&utc)) * kSecond;
+  constexpr std::int64_t kNanoseconds = 1'000'000'000;
+  std::int64_t ns = static_cast<std::int64_t>(::timegm(&utc)) * kNanoseconds;
   if (*rest == '.') {
-    std::int64_t unit = kSecond / 10;
+    std::int64_t unit = kNanoseconds / 10;
     for (const char* digit = rest + 1; IsDigit(*digit) && unit > 0; ++digit, unit /= 10) {
       ns += (*digit - '0') * unit;
     }
@@ -131,6 +130,21 @@ Result<ListPage> ParseListPage(std::string_view body) {
     }
   }
   return page;
+}
+
+std::int64_t ParseTime(const std::string& text) { return TimeOf(text.c_str()); }
+
+Result<TemporaryKeys> ParseAssumedRole(std::string_view body) {
+  pugi::xml_document document;
+  const auto parsed = document.load_buffer(body.data(), body.size());
+  const pugi::xml_node keys =
+      parsed ? document.document_element().first_child().child("Credentials") : pugi::xml_node();
+  TemporaryKeys found{keys.child_value("AccessKeyId"), keys.child_value("SecretAccessKey"),
+                      keys.child_value("SessionToken"), TimeOf(keys.child_value("Expiration"))};
+  if (found.access_key.empty() || found.secret_key.empty() || found.expires_ns == 0) {
+    return Missing("keys or their end");
+  }
+  return found;
 }
 
 Result<std::string> ParseUploadId(std::string_view body) {

@@ -35,6 +35,20 @@ struct ListPage {
   std::string next;                   ///< The token of the next page; empty: this is the last.
 };
 
+struct TemporaryKeys {
+  std::string access_key;
+  std::string secret_key;
+  std::string session_token;
+  std::int64_t expires_ns = 0;  ///< Unix time.
+};
+
+/// Returns the keys in an answer of STS to AssumeRole or AssumeRoleWithWebIdentity. Errors:
+/// DataLoss.
+Result<TemporaryKeys> ParseAssumedRole(std::string_view body);
+
+/// Returns the Unix time of "2026-11-24T01:02:03.456Z" in ns; 0 for what is no such time.
+std::int64_t ParseTime(const std::string& text);
+
 /// Keys were asked for in the encoding "url". Errors: DataLoss.
 Result<ListPage> ParseListPage(std::string_view body);
 

@@ -1,4 +1,4 @@
-#include "storage/s3/profile.h"
+#include "storage/s3/keys/profile.h"
 
 #include <charconv>
 #include <cstdlib>
@@ -45,17 +45,6 @@ std::string TextOf(const std::string& path) {
   std::ostringstream text;
   text << file.rdbuf();
   return text.str();
-}
-
-std::string ProfileName(const Environment& environment) {
-  const auto name = environment("AWS_PROFILE");
-  return name ? *name : environment("AWS_DEFAULT_PROFILE").value_or("default");
-}
-
-std::optional<std::string> Find(const Profile& profile, std::string_view name) {
-  const auto found = profile.find(name);
-  return found == profile.end() || found->second.empty() ? std::nullopt
-                                                         : std::optional(found->second);
 }
 
 /// Returns the value of the first of `variables` that is set, else the profile's.
@@ -151,6 +140,17 @@ std::optional<std::string> ProcessEnvironment(const std::string& name) {
   return value == nullptr || *value == '\0' ? std::nullopt : std::optional<std::string>(value);
 }
 
+std::string ProfileName(const Environment& environment) {
+  const auto name = environment("AWS_PROFILE");
+  return name ? *name : environment("AWS_DEFAULT_PROFILE").value_or("default");
+}
+
+std::optional<std::string> Find(const Profile& profile, std::string_view name) {
+  const auto found = profile.find(name);
+  return found == profile.end() || found->second.empty() ? std::nullopt
+                                                         : std::optional(found->second);
+}
+
 std::map<std::string, Profile> ParseProfiles(std::string_view text) {
   std::map<std::string, Profile> profiles;
   Profile* profile = nullptr;
@@ -236,30 +236,32 @@ Result<Settings> ReadSettings(const Environment& environment) {
   return settings;
 }
 
-Result<std::optional<Credentials>> ReadStaticCredentials(const Environment& environment) {
+Result<std::optional<Credentials>> KeysOfEnvironment(const Environment& environment) {
   const auto access = environment("AWS_ACCESS_KEY_ID");
   const auto secret = environment("AWS_SECRET_ACCESS_KEY");
   if (access.has_value() != secret.has_value()) {
     return InvalidArgument(
         "of AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY only one is set; set both, or neither");
   }
-  if (access) {
-    return std::optional(
-        Credentials{*access, *secret, environment("AWS_SESSION_TOKEN").value_or("")});
-  }
-  const std::string name = ProfileName(environment);
-  VARVE_ASSIGN_OR_RETURN(const Profile profile, ReadProfile(name, environment));
-  const auto key = Find(profile, "aws_access_key_id");
-  const auto its_secret = Find(profile, "aws_secret_access_key");
-  if (key.has_value() != its_secret.has_value()) {
-    return InvalidArgument("the AWS profile \"" + name +
-                           "\" has only one of aws_access_key_id and aws_secret_access_key");
-  }
-  if (!key) {
+  if (!access) {
     return std::optional<Credentials>();
   }
   return std::optional(
-      Credentials{*key, *its_secret, Find(profile, "aws_session_token").value_or("")});
+      Credentials{*access, *secret, environment("AWS_SESSION_TOKEN").value_or("")});
+}
+
+Result<std::optional<Credentials>> KeysInProfile(const Profile& profile, const std::string& name) {
+  const auto access = Find(profile, "aws_access_key_id");
+  const auto secret = Find(profile, "aws_secret_access_key");
+  if (access.has_value() != secret.has_value()) {
+    return InvalidArgument("the AWS profile \"" + name +
+                           "\" has only one of aws_access_key_id and aws_secret_access_key");
+  }
+  if (!access) {
+    return std::optional<Credentials>();
+  }
+  return std::optional(
+      Credentials{*access, *secret, Find(profile, "aws_session_token").value_or("")});
 }
 
 }  // namespace varve::s3

@@ -38,6 +38,9 @@ Result<Profile> ReadProfile(const std::string& name, const Environment& environm
 
 enum class Addressing : std::uint8_t { kPath, kVirtual };
 
+/// Returns the profile that AWS_PROFILE names, else "default".
+std::string ProfileName(const Environment& environment);
+
 /// How a bucket is reached.
 struct Settings {
   std::string endpoint;  ///< "https://host[:port]", no path. Empty: AWS, by region.
@@ -60,8 +63,14 @@ struct Settings {
 /// InvalidArgument naming the variable whose value cannot be used.
 Result<Settings> ReadSettings(const Environment& environment);
 
-/// Returns the keys of the environment or of the profile; nothing where neither has any. Errors:
-/// InvalidArgument for half a pair, and for a profile that Varve cannot use.
-Result<std::optional<Credentials>> ReadStaticCredentials(const Environment& environment);
+/// Returns the keys in the environment; nothing where it has none. Errors: InvalidArgument for half
+/// a pair.
+Result<std::optional<Credentials>> KeysOfEnvironment(const Environment& environment);
+
+/// Returns the keys that stand in a profile, likewise.
+Result<std::optional<Credentials>> KeysInProfile(const Profile& profile, const std::string& name);
+
+/// Returns a profile's setting; nothing where it is not there or empty.
+std::optional<std::string> Find(const Profile& profile, std::string_view name);
 
 }  // namespace varve::s3

@@ -1,4 +1,4 @@
-#include "storage/s3/profile.h"
+#include "storage/s3/keys/profile.h"
 
 #include <fstream>
 #include <map>
@@ -47,25 +47,10 @@ TEST(S3Profile, SettingsOfABlockCarryItsName) {
   EXPECT_EQ(profiles.at("train run").at("region"), "us-west-2");
 }
 
-TEST(S3Profile, KeysOfTheEnvironmentComeFirst) {
-  Home home;
-  home.Write("credentials", "[default]\naws_access_key_id=A\naws_secret_access_key=B\n");
-  EXPECT_EQ(ReadStaticCredentials(home.environment()).value()->access_key, "A");
-  home.Set("AWS_ACCESS_KEY_ID", "X").Set("AWS_SECRET_ACCESS_KEY", "Y");
-  home.Set("AWS_SESSION_TOKEN", "Z");
-  const auto keys = ReadStaticCredentials(home.environment()).value().value();
-  EXPECT_EQ(keys.access_key, "X");
-  EXPECT_EQ(keys.secret_key, "Y");
-  EXPECT_EQ(keys.session_token, "Z");
-}
-
 TEST(S3Profile, HalfAPairOfKeysIsRefused) {
-  EXPECT_EQ(
-      ReadStaticCredentials(Home().Set("AWS_ACCESS_KEY_ID", "X").environment()).status().code(),
-      StatusCode::kInvalidArgument);
-  Home home;
-  home.Write("credentials", "[default]\naws_access_key_id=A\n");
-  EXPECT_EQ(ReadStaticCredentials(home.environment()).status().code(),
+  EXPECT_EQ(KeysOfEnvironment(Home().Set("AWS_ACCESS_KEY_ID", "X").environment()).status().code(),
+            StatusCode::kInvalidArgument);
+  EXPECT_EQ(KeysInProfile({{"aws_access_key_id", "A"}}, "p").status().code(),
             StatusCode::kInvalidArgument);
 }
 
