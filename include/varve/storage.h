@@ -167,6 +167,19 @@ class ConditionalWrites {
   /// any other writer. Errors: AlreadyExists, also when another writer was first; Unimplemented
   /// where the backend cannot say it and was told to refuse.
   virtual Status WriteIfAbsent(const std::string& name, std::string_view content) = 0;
+
+  /// A file that was opened for writing, has content there, and was neither synced nor given up.
+  struct Unfinished {
+    std::string name;
+    std::string id;             ///< The backend's, of this attempt.
+    std::int64_t begun_ns = 0;  ///< Unix time.
+  };
+
+  /// Returns those below a directory, whoever writes them.
+  virtual Result<std::vector<Unfinished>> ListUnfinished(const std::string& directory) = 0;
+
+  /// Removes what such a file has there. Success when there is nothing.
+  virtual Status RemoveUnfinished(const Unfinished& file) = 0;
 };
 
 /// Operations that a storage may lack; null where it does. They live as long as the storage.

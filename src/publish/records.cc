@@ -196,10 +196,41 @@ Status CollectIn(const std::string& path, DryRun dry_run, Storage& storage,
 
 }  // namespace
 
+namespace {
+
+/// Removes the beginnings of files of saves that died: data files that no save can still be writing.
+Status CollectUnfinished(const std::string& directory, DryRun dry_run, Storage& storage,
+                         const std::stop_token& stop, GarbageReport* report) {
+  ConditionalWrites& writes = *storage.extras().conditional_writes;
+  VARVE_ASSIGN_OR_RETURN(const auto unfinished, writes.ListUnfinished(directory));
+  for (const ConditionalWrites::Unfinished& file : unfinished) {
+    if (!IsDataDirectoryName(BaseName(ParentPath(file.name)))) {
+      continue;  // Not Varve's.
+    }
+    if (!IsOld(file.begun_ns)) {
+      report->kept.push_back(file.name);
+      continue;
+    }
+    VARVE_RETURN_IF_ERROR(CheckStop(stop));
+    report->removed.push_back(file.name);
+    VARVE_RETURN_IF_ERROR(dry_run == DryRun::kYes ? Status::Ok() : writes.RemoveUnfinished(file));
+  }
+  return Status::Ok();
+}
+
+}  // namespace
+
 Result<GarbageReport> CollectByRecords(const std::string& directory, DryRun dry_run,
                                        Storage& storage, const std::stop_token& stop) {
-  VARVE_ASSIGN_OR_RETURN(const auto entries, storage.List(directory));
   GarbageReport report;
+  const auto listed = storage.List(directory);
+  if (listed.status().code() == StatusCode::kNotFound) {  // No file in it has become visible.
+    VARVE_RETURN_IF_ERROR(CollectUnfinished(directory, dry_run, storage, stop, &report));
+    return report.removed.empty() && report.kept.empty() ? Result<GarbageReport>(listed.status())
+                                                         : Result<GarbageReport>(report);
+  }
+  VARVE_RETURN_IF_ERROR(listed.status());
+  const std::vector<DirectoryEntry>& entries = *listed;
   VARVE_RETURN_IF_ERROR(CollectIn(directory, dry_run, storage, stop, &report));
   for (const DirectoryEntry& entry : entries) {
     if (entry.is_directory && !IsDataDirectoryName(entry.name)) {
@@ -207,6 +238,7 @@ Result<GarbageReport> CollectByRecords(const std::string& directory, DryRun dry_
           CollectIn(JoinPath(directory, entry.name), dry_run, storage, stop, &report));
     }
   }
+  VARVE_RETURN_IF_ERROR(CollectUnfinished(directory, dry_run, storage, stop, &report));
   return report;
 }
 

@@ -19,7 +19,7 @@ Status RemoveRecordsBelow(Storage& storage, const std::string& path, std::uint64
 Result<RemovalReport> RemoveByRecords(const std::string& path, DryRun dry_run, Storage& storage);
 
 /// See CollectGarbage. Removes records below others and, where all in them is more than a day old
-/// by the storage's own clock, data directories that no record names.
+/// by this host's clock, data directories that no record names.
 Result<GarbageReport> CollectByRecords(const std::string& directory, DryRun dry_run,
                                        Storage& storage, const std::stop_token& stop);
 

@@ -113,6 +113,15 @@ class Dispatcher final : public Storage,
     return writes != nullptr ? writes->WriteIfAbsent(name, content)
                              : Unimplemented(name + ": there are no conditional writes there");
   }
+  Result<std::vector<Unfinished>> ListUnfinished(const std::string& directory) override {
+    ConditionalWrites* const writes = ExtraOf(directory, &StorageExtras::conditional_writes);
+    return writes != nullptr ? writes->ListUnfinished(directory)
+                             : Result<std::vector<Unfinished>>(std::vector<Unfinished>());
+  }
+  Status RemoveUnfinished(const Unfinished& file) override {
+    ConditionalWrites* const writes = ExtraOf(file.name, &StorageExtras::conditional_writes);
+    return writes != nullptr ? writes->RemoveUnfinished(file) : Status::Ok();
+  }
 };
 
 }  // namespace

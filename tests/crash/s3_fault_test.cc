@@ -7,6 +7,7 @@
 
 #include <gtest/gtest.h>
 
+#include "base/bytes.h"
 #include "crash/saves.h"
 #include "crash/states.h"
 #include "storage/s3/s3_storage.h"
@@ -206,6 +207,24 @@ TEST_F(S3Faults, GarbageIsWhatNoRecordNamesAndIsADayOld) {
   auto left = server.objects();
   EXPECT_EQ(left.erase("bucket/run/step-1/notes.txt"), 1U);
   EXPECT_EQ(left, whole);
+}
+
+TEST_F(S3Faults, UploadsOfADeadSaveAreGarbageAndThoseOfOthersStay) {
+  S3Server server;
+  const auto storage = Open(server);
+  const std::string dead = std::string(kPath) + "/varve-data-" + std::string(32, 'a') + "/data";
+  const std::string text(20'000, 'x');
+  std::vector<std::unique_ptr<WritableFile>> left;
+  for (const std::string& name : {dead, std::string("s3://bucket/run/a-users")}) {
+    auto file = storage->OpenForWrite(name, {});
+    ASSERT_TRUE(IsOk((*file)->WriteAt(0, AsByteSpan(text))));
+    left.push_back(std::move(*file));
+  }
+  EXPECT_EQ(server.open_uploads(), 2U);
+  const auto report = CollectGarbage("s3://bucket/run", DryRun::kNo, *storage);
+  ASSERT_TRUE(report.ok()) << report.status().ToString();
+  EXPECT_EQ(report->removed, std::vector<std::string>{dead});
+  EXPECT_EQ(server.open_uploads(), 1U);
 }
 
 }  // namespace

@@ -316,7 +316,8 @@ S3Server::Answer S3Server::List(const std::string& bucket, const S3Request& requ
     for (const auto& [id, upload] : uploads_) {
       if (upload.name.starts_with(prefix)) {
         body += "<Upload><Key>" + Escaped(upload.name.substr(bucket.size() + 1)) +
-                "</Key><UploadId>" + id + "</UploadId></Upload>";
+                "</Key><UploadId>" + id +
+                "</UploadId><Initiated>2026-01-01T00:00:00.000Z</Initiated></Upload>";
       }
     }
     return {200, {}, body + "</ListMultipartUploadsResult>"};

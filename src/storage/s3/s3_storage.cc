@@ -162,7 +162,7 @@ Status S3Storage::Remove(const std::string& name) {
   while (true) {  // Each time from the beginning: what was listed is gone.
     VARVE_ASSIGN_OR_RETURN(const ListPage page, client_.List(object.bucket, prefix, "", ""));
     if (page.objects.empty()) {
-      return Status::Ok();
+      break;
     }
     std::vector<std::string> keys;
     keys.reserve(page.objects.size());
@@ -171,6 +171,36 @@ Status S3Storage::Remove(const std::string& name) {
     }
     VARVE_RETURN_IF_ERROR(client_.Delete(object.bucket, keys));
   }
+  const auto unfinished = ListUnfinished(name);
+  if (unfinished.status().code() == StatusCode::kFailedPrecondition ||
+      unfinished.status().code() == StatusCode::kUnimplemented) {
+    return Status::Ok();  // Keys that may not list them, or a server that cannot.
+  }
+  VARVE_RETURN_IF_ERROR(unfinished.status());
+  for (const Unfinished& file : *unfinished) {
+    VARVE_RETURN_IF_ERROR(RemoveUnfinished(file));
+  }
+  return Status::Ok();
+}
+
+Result<std::vector<ConditionalWrites::Unfinished>> S3Storage::ListUnfinished(
+    const std::string& directory) {
+  VARVE_ASSIGN_OR_RETURN(const ObjectName object, ParseObjectName(directory));
+  std::vector<Unfinished> files;
+  UploadsPage page;
+  do {
+    VARVE_ASSIGN_OR_RETURN(
+        page, client_.ListUploads(object.bucket, object.key.empty() ? "" : object.key + "/", page));
+    for (const OpenUpload& upload : page.uploads) {
+      files.push_back({PathOf({object.bucket, upload.key}), upload.id, upload.begun_ns});
+    }
+  } while (page.more);
+  return files;
+}
+
+Status S3Storage::RemoveUnfinished(const Unfinished& file) {
+  VARVE_ASSIGN_OR_RETURN(const ObjectName object, ParseFileName(file.name));
+  return client_.AbortUpload(object, file.id);
 }
 
 Result<std::unique_ptr<StorageLock>> S3Storage::Lock(const std::string& name) {

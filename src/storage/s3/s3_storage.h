@@ -8,6 +8,7 @@
 ///   - A file becomes visible with Sync, whole, not when it is opened; `exclusive` is looked at
 ///   when
 ///     it is opened. Several processes cannot write one file: `shared` is Unimplemented.
+///   - Remove also gives up the uploads below a name that were not finished.
 ///   - A file that is open for reading and is replaced meanwhile fails with FailedPrecondition.
 #pragma once
 
@@ -37,6 +38,8 @@ class S3Storage final : public Storage, private ConditionalWrites {
  private:
   bool Serves(const std::string& name) override;
   Status WriteIfAbsent(const std::string& name, std::string_view content) override;
+  Result<std::vector<Unfinished>> ListUnfinished(const std::string& directory) override;
+  Status RemoveUnfinished(const Unfinished& file) override;
 
   /// Returns true where the bucket's server obeys If-None-Match. Asks it once.
   Result<bool> Obeys(const std::string& bucket);
