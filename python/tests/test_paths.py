@@ -65,6 +65,16 @@ def test_an_address_of_another_store_is_refused_and_makes_no_directory(
 
 
 @pytest.mark.parametrize("name", FUNCTIONS)
+def test_a_name_that_pathlib_has_shortened_is_refused_and_makes_no_directory(
+    here: Path, name: str
+) -> None:
+    before = _entries(here)
+    with pytest.raises(varve.InvalidArgumentError, match=r"pathlib.*give that name as a str"):
+        FUNCTIONS[name](Path("s3://bucket/x"))
+    assert _entries(here) == before
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
 @pytest.mark.parametrize("path", [None, 3, ["ck"], ""])
 def test_what_is_no_path_is_an_error_of_ours(here: Path, name: str, path: Any) -> None:
     with pytest.raises(varve.InvalidArgumentError):

@@ -6,8 +6,10 @@ import contextlib
 import gc
 import logging
 import os
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from pathlib import PurePath
 from typing import Any, Protocol
 
 from varve import _arguments, _core, _files, _hf, _tree
@@ -15,6 +17,9 @@ from varve._warn import warn
 from varve.errors import InvalidArgumentError, ReplicasDifferWarning
 
 _log = logging.getLogger("varve")
+
+#: What pathlib makes of names of storages, "s3:/bucket" for example.
+_SHORTENED = re.compile("(s3|gs|az|abfss?|r2|weka|oss|hdfs|hf|https?|file):/")
 
 #: The number of a dtype in the engine, by its name.
 DTYPE_NUMBERS: dict[str, int] = {name: i for i, name in enumerate(_core.DTYPE_NAMES)}
@@ -103,6 +108,11 @@ def local_path_text(path: str | os.PathLike[str]) -> str:
 
 
 def _resolved(path: str | os.PathLike[str], local: bool) -> str:
+    if isinstance(path, PurePath) and _SHORTENED.match(str(path)):
+        raise InvalidArgumentError(
+            f"{str(path)!r} was made by pathlib, which takes one of the two slashes of a name like "
+            "s3://bucket/key away; give that name as a str"
+        )
     try:
         return str(_core.resolve_path(os.fsencode(path), local))
     except TypeError:

@@ -2,6 +2,7 @@
 
 #include "base/guarded.h"
 #include "catalogue/names.h"
+#include "catalogue/open.h"
 
 namespace varve {
 
@@ -9,6 +10,9 @@ void NoteFailure(Storage& storage, const std::string& path, const Status& status
   if (status.ok() || status.code() == StatusCode::kCancelled ||
       status.code() == StatusCode::kAlreadyExists) {
     return;
+  }
+  if (status.code() == StatusCode::kUnavailable && PublishesByRecord(storage, path)) {
+    return;  // A server that did not answer is not asked again, for minutes.
   }
   // Best effort: the caller has the error.
   (void)Guarded([&] {

@@ -18,7 +18,12 @@
 //     succeeded. The answer may be lost and the request sent again: the storage compares what is
 //     there with what was to be written, and the record holds the id. Where the answer never comes,
 //     nobody knows whether the record is there: it is looked for before the data are removed.
-//  6. Remove what is replaced: older records first, from the lowest number on, then their
+//  6. List NAME again. While this save wrote its data, another may have published the same number
+//  and
+//     a third may have replaced that and removed it: the number was free again, and is not the
+//     highest. Then nobody reads this save's record; it is taken back, and the save fails as in
+//     step 5.
+//  7. Remove what is replaced: older records first, from the lowest number on, then their
 //  directories.
 //     A crash in between leaves an old record below the new one, which nobody reads, or a directory
 //     that no record names. `varve gc` removes both, and directories only when all in them is a day
@@ -62,6 +67,8 @@ class RecordCommit final : public Commit {
 
  private:
   Status WriteRecord(const std::string& encoded);
+  [[nodiscard]] Status AnotherWasFirst() const;
+  Status CheckIsNewest(const std::string& name);
 
   Storage& storage_;
   const std::string path_;
@@ -83,12 +90,32 @@ Status RecordCommit::Publish(const std::vector<DataFile>& files,
   if (index.empty() || index.back().name != kCommitRecordName) {
     return NeedsRenames(storage_, path_, "a checkpoint of another format");
   }
-  VARVE_RETURN_IF_ERROR(WriteRecord(index.back().content));  // Step 5.
+  VARVE_RETURN_IF_ERROR(WriteRecord(index.back().content));  // Steps 5 and 6.
   done_ = true;
-  if (replaced_ > 0) {  // Step 6. What is left is below the new record, and garbage.
+  if (replaced_ > 0) {  // Step 7. What is left is below the new record, and garbage.
     (void)Guarded([&] { return RemoveRecordsBelow(storage_, path_, replaced_ + 1); });
   }
   return Status::Ok();
+}
+
+Status RecordCommit::AnotherWasFirst() const {
+  return replaced_ == 0
+             ? AlreadyExists(path_ +
+                             " already holds a checkpoint: another save of this name was published "
+                             "meanwhile")
+             : FailedPrecondition(path_ +
+                                  ": another save of this name was published meanwhile; its "
+                                  "checkpoint stays");
+}
+
+/// Step 6. Takes the record `name` back where it is not the newest.
+Status RecordCommit::CheckIsNewest(const std::string& name) {
+  const auto entries = storage_.List(path_);
+  if (!entries.ok() || NewestRecord(*entries) <= replaced_ + 1) {
+    return Status::Ok();
+  }
+  VARVE_RETURN_IF_ERROR(storage_.Remove(name));
+  return AnotherWasFirst();
 }
 
 Status RecordCommit::WriteRecord(const std::string& encoded) {
@@ -98,16 +125,10 @@ Status RecordCommit::WriteRecord(const std::string& encoded) {
   Status written =
       storage_.extras().conditional_writes->WriteIfAbsent(name, EncodeCommitRecord(record));
   if (written.ok()) {
-    return written;
+    return CheckIsNewest(name);
   }
   if (written.code() == StatusCode::kAlreadyExists) {
-    return replaced_ == 0
-               ? AlreadyExists(path_ +
-                               " already holds a checkpoint: another save of this name was "
-                               "published meanwhile")
-               : FailedPrecondition(path_ +
-                                    ": another save of this name was published meanwhile; "
-                                    "its checkpoint stays");
+    return AnotherWasFirst();
   }
   // The answer may be all that was lost.
   const auto now = ReadCommitRecord(storage_, path_);

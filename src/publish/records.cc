@@ -198,7 +198,8 @@ Status CollectIn(const std::string& path, DryRun dry_run, Storage& storage,
 
 namespace {
 
-/// Removes the beginnings of files of saves that died: data files that no save can still be writing.
+/// Removes the beginnings of files of saves that died: data files that no save can still be
+/// writing.
 Status CollectUnfinished(const std::string& directory, DryRun dry_run, Storage& storage,
                          const std::stop_token& stop, GarbageReport* report) {
   ConditionalWrites& writes = *storage.extras().conditional_writes;

@@ -1,4 +1,5 @@
-// Saves by two ranks and loads, with a fault at each of the requests that they make of an S3 server.
+// Saves by two ranks and loads, with a fault at each of the requests that they make of an S3
+// server.
 
 #include <algorithm>
 #include <memory>
@@ -10,6 +11,7 @@
 #include "base/bytes.h"
 #include "crash/saves.h"
 #include "crash/states.h"
+#include "publish/commit.h"
 #include "storage/s3/s3_storage.h"
 #include "support/s3_server.h"
 #include "support/sanitized.h"
@@ -70,15 +72,16 @@ class S3Faults : public testing::Test {
         if (overwrite) {
           ASSERT_TRUE(IsOk(SaveBoth(old_, *storage, false)));
         }
-        server.SetScript([&](const S3Request&, int index) {
-          return index == at ? fault : S3Fault::kNone;
-        });
+        server.SetScript(
+            [&](const S3Request&, int index) { return index == at ? fault : S3Fault::kNone; });
         const Status saved = SaveBoth(new_, *storage, overwrite);
         requests = std::max(requests, server.requests());
         server.SetScript({});
         const int seen = Seen(*storage);
         EXPECT_TRUE(saved.ok() || !must_succeed) << "request " << at << ": " << saved.ToString();
-        EXPECT_EQ(seen, saved.ok() ? 2 : overwrite ? 1 : 0)
+        EXPECT_EQ(seen, saved.ok()  ? 2
+                        : overwrite ? 1
+                                    : 0)
             << "request " << at << ", fault " << static_cast<int>(fault) << ": "
             << saved.ToString();
         if (!saved.ok()) {
@@ -124,9 +127,8 @@ TEST_F(S3Faults, ALoadOutlastsWhatPassesAndNoticesWhatIsChanged) {
         S3Fault::kTruncated, S3Fault::kCorrupted, S3Fault::kRefused}) {
     int requests = 0;
     for (int at = 0; at == 0 || at < requests; ++at) {
-      server.SetScript([&](const S3Request&, int index) {
-        return index == at ? fault : S3Fault::kNone;
-      });
+      server.SetScript(
+          [&](const S3Request&, int index) { return index == at ? fault : S3Fault::kNone; });
       const auto content = ReadContent(kPath, *storage);
       requests = server.requests();
       if (fault == S3Fault::kCorrupted || fault == S3Fault::kRefused) {
@@ -157,6 +159,25 @@ TEST_F(S3Faults, OfTwoSavesOfOneNameOneWins) {
     EXPECT_TRUE(IsOk(RemoveCheckpoint(kPath, DryRun::kNo, *a).status()));
     EXPECT_TRUE(server.objects().empty());
   }
+}
+
+TEST_F(S3Faults, ASaveThatTwoOthersHaveOvertakenFails) {
+  S3Server server;
+  const auto storage = Open(server);
+  auto slow = Commit::Begin(*storage, kPath, SaveId{{9}}, Overwrite::kNever);
+  ASSERT_TRUE(slow.ok());
+  ASSERT_TRUE(IsOk(SaveBoth(old_, *storage, false)));
+  ASSERT_TRUE(IsOk(SaveBoth(new_, *storage, true)));
+  const auto objects = server.objects();
+  Metadata metadata;
+  metadata.save_id = SaveId{{9}};
+  const auto index = NativeIndex(metadata);
+  ASSERT_TRUE(index.ok());
+  ASSERT_TRUE(IsOk(WriteWholeFile(*storage, JoinPath((*slow)->staging(), "data"), "x")));
+  EXPECT_TRUE(FailsWith((*slow)->Publish({}, *index), StatusCode::kAlreadyExists,
+                        {"another save of this name was published meanwhile"}));
+  slow->reset();
+  EXPECT_EQ(server.objects(), objects);
 }
 
 TEST_F(S3Faults, AnOverwriteRemovesAllOfWhatItReplaces) {
