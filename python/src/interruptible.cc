@@ -8,6 +8,8 @@
 #include <system_error>
 #include <thread>
 
+#include "varve/stop.h"
+
 namespace varve::python {
 namespace {
 
@@ -49,9 +51,11 @@ bool WaitWithoutGil(Ended& ended) {
 
 void RunOffMain(const std::function<void()>& work, const OffMain& how) {
   Ended ended;
+  std::stop_source stop;
   std::thread thread;
   try {
     thread = std::thread([&] {
+      const ScopedStop scoped(stop.get_token());
       work();
       ended.Set();
     });
@@ -65,6 +69,7 @@ void RunOffMain(const std::function<void()>& work, const OffMain& how) {
   while (!WaitWithoutGil(ended)) {
     if (!raised && PyErr_CheckSignals() != 0) {
       raised.emplace();
+      stop.request_stop();
       CallQuietly(how.on_signal, "interrupt");
     }
     if (how.on_wait && std::chrono::steady_clock::now() - reported >= kReport) {

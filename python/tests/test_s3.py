@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import signal
+import socket
 import subprocess
 import sys
 import uuid
@@ -170,6 +172,25 @@ def test_what_is_wrong_is_named_and_no_key_is_told(
     assert f"s3://{name}/c" in ended.stderr
     for secret in (environment["AWS_SECRET_ACCESS_KEY"], "Signature=", "AWS4-HMAC"):
         assert secret not in ended.stderr
+
+
+@pytest.mark.parametrize("call", ["varve.torch.read(name)", "varve.torch.save(state, name)"])
+def test_ctrl_c_ends_a_wait_for_a_server_that_does_not_answer(
+    s3_server: dict[str, str], call: str
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        port = silent.getsockname()[1]
+        environment = {**os.environ, **s3_server, "AWS_ENDPOINT_URL": f"http://127.0.0.1:{port}"}
+        script = (
+            "import torch, varve.torch\n"
+            "state, name = {'w': torch.zeros(3)}, 's3://bucket/c'\n"
+            f"{call}\n"
+        )
+        child = subprocess.Popen([sys.executable, "-c", script], env=environment, stderr=-1)
+        silent.accept()[0].recv(1)  # Its first request has come.
+        child.send_signal(signal.SIGINT)
+        _, told = child.communicate(timeout=60)
+        assert b"KeyboardInterrupt" in told
 
 
 def test_formats_that_need_renames_are_refused_before_anything_is_written(

@@ -7,6 +7,7 @@
 #include "base/guarded.h"
 #include "base/time_source.h"
 #include "base/trace.h"
+#include "varve/stop.h"
 
 namespace varve {
 
@@ -15,11 +16,15 @@ BlockWriters::BlockWriters(WritableFile& file, const WriteSegmentsOptions& optio
     : file_(file), options_(options) {
   const int wanted = IsSimulated() ? 0 : std::max(options.writes_in_flight, 1);
   const auto count = std::min(static_cast<std::uint64_t>(wanted), block_count);
+  const std::stop_token stop = options.stop.stop_possible() ? options.stop : CurrentStop();
   // Best effort: where no thread can be started, the others write everything, or Push does.
   (void)Guarded([&] {
     threads_.reserve(count);
     for (std::uint64_t i = 0; i < count; ++i) {
-      threads_.emplace_back([this] { Run(); });
+      threads_.emplace_back([this, stop] {
+        const ScopedStop scoped(stop);
+        Run();
+      });
     }
     return Status::Ok();
   });

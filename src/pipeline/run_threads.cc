@@ -8,6 +8,7 @@
 
 #include "base/guarded.h"
 #include "base/time_source.h"
+#include "varve/stop.h"
 
 namespace varve {
 Status RunThreads(std::size_t job_count, int threads, const std::stop_token& stop,
@@ -16,7 +17,9 @@ Status RunThreads(std::size_t job_count, int threads, const std::stop_token& sto
   std::atomic<bool> failed{false};
   std::mutex mutex;
   Status first;
+  const std::stop_token current = stop.stop_possible() ? stop : CurrentStop();
   const auto work = [&] {
+    const ScopedStop scoped(current);
     for (std::size_t i = next++; i < job_count && !failed; i = next++) {
       Status status = stop.stop_requested() ? Status(StatusCode::kCancelled, "read cancelled")
                                             : Guarded([&] { return job(i); });

@@ -58,6 +58,7 @@ MODULES = {module: closure(module) for module in BELOW}
 # A header that is not named belongs to the facade, one in a folder to the module of that name.
 PUBLIC_HEADER_MODULE = {
     "status.h": "base",
+    "stop.h": "base",
     "events.h": "base",
     "hash.h": "base",
     "tensor.h": "tensor",

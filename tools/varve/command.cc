@@ -8,6 +8,7 @@
 
 #include "interrupt.h"
 #include "nearest.h"
+#include "varve/stop.h"
 
 namespace varve::cli {
 namespace {
@@ -112,6 +113,7 @@ void Command::Runs(Verb verb) {
 void Command::RunsUntilStopped(LongVerb verb) {
   Runs([verb = std::move(verb)]() -> Result<Outcome> {
     const Interrupt interrupt;
+    const ScopedStop scoped(interrupt.token());
     auto outcome = verb(interrupt.token());
     if (outcome.status().code() == StatusCode::kCancelled && interrupt.signal() != 0) {
       return Outcome{.text = "",

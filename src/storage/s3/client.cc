@@ -16,8 +16,10 @@
 #include "base/checksum.h"
 #include "base/events.h"
 #include "base/guarded.h"
+#include "base/stop.h"
 #include "base/time_source.h"
 #include "storage/s3/call.h"
+#include "varve/stop.h"
 
 namespace varve::s3 {
 namespace {
@@ -102,7 +104,7 @@ HttpRequest S3Client::Signed(const Call& call, const Credentials& credentials) c
   request.method = call.method;
   request.url = scheme + host + path + (query.empty() ? "" : "?" + query);
   for (const auto& [name, value] : headers) {
-    request.headers.push_back(name + ": " + value);
+    request.headers.push_back(HeaderLine(name, value));
   }
   if (!credentials.anonymous()) {
     request.headers.push_back("authorization: " +
@@ -173,6 +175,18 @@ Status Refusal(int status, const ErrorBody& error, std::string_view request) {
   }
 }
 
+/// Waits for a retry. Errors: Cancelled.
+Status SleepUnlessStopped(std::chrono::milliseconds wait) {
+  constexpr std::chrono::milliseconds kStep{100};
+  const std::stop_token stop = CurrentStop();
+  for (; wait > kStep && !stop.stop_requested(); wait -= kStep) {
+    SleepFor(kStep);
+  }
+  VARVE_RETURN_IF_ERROR(CheckStop(stop));
+  SleepFor(wait);
+  return Status::Ok();
+}
+
 }  // namespace
 
 Result<HttpResponse> S3Client::SendOnce(const Call& call, Answer* answer) {
@@ -233,7 +247,7 @@ Result<HttpResponse> S3Client::Send(const Call& call) {
         }
         return Status::Ok();
       });
-      SleepFor(state.wait);
+      VARVE_RETURN_IF_ERROR(SleepUnlessStopped(state.wait));
       state = TimePassed(state);
     }
   }

@@ -9,6 +9,8 @@
 #include <unistd.h>
 
 #include "base/bytes.h"
+#include "base/stop.h"
+#include "varve/stop.h"
 
 namespace varve::s3 {
 namespace {
@@ -101,6 +103,12 @@ Status TakeBody(Exchange& exchange, std::span<const std::byte> bytes) {
   return exchange.request.sink->Take(bytes);
 }
 
+/// Ends the request when its thread is asked to stop. Called once a second at least.
+int OnProgress(void* data, curl_off_t /*to_come*/, curl_off_t /*came*/, curl_off_t /*to_go*/,
+               curl_off_t /*gone*/) {
+  return static_cast<const std::stop_token*>(data)->stop_requested() ? 1 : 0;
+}
+
 struct Transfer {
   Exchange exchange;
   CURL* curl;
@@ -165,7 +173,6 @@ void SetOptions(CURL* curl, const HttpRequest& request, const HttpOptions& optio
   ::curl_easy_setopt(curl, CURLOPT_FOLLOWLOCATION, 0L);  // Credentials go to nobody else.
   ::curl_easy_setopt(curl, CURLOPT_HTTP_VERSION, static_cast<long>(CURL_HTTP_VERSION_1_1));
   ::curl_easy_setopt(curl, CURLOPT_NOSIGNAL, 1L);
-  ::curl_easy_setopt(curl, CURLOPT_NOPROGRESS, 1L);
   ::curl_easy_setopt(curl, CURLOPT_TCP_KEEPALIVE, 1L);
   ::curl_easy_setopt(curl, CURLOPT_BUFFERSIZE, kReceiveBuffer);
   ::curl_easy_setopt(curl, CURLOPT_UPLOAD_BUFFERSIZE, kSendBuffer);
@@ -184,6 +191,13 @@ void SetOptions(CURL* curl, const HttpRequest& request, const HttpOptions& optio
 std::string_view WithoutQuery(std::string_view url) { return url.substr(0, url.find('?')); }
 
 }  // namespace
+
+std::string HeaderLine(std::string_view name, std::string_view value) {
+  std::string line(name);
+  line += ": ";
+  line += value;
+  return line;
+}
 
 std::string_view HttpResponse::Header(std::string_view name) const {
   const auto found = std::find_if(headers.begin(), headers.end(),
@@ -204,8 +218,8 @@ struct HttpClient::Handle {
 };
 
 HttpClient::HttpClient(HttpOptions options) : options_(std::move(options)), process_(::getpid()) {
-  static const CURLcode kBegun = ::curl_global_init(CURL_GLOBAL_ALL);
-  (void)kBegun;  // A failure shows as handles that cannot be made.
+  static const CURLcode begun = ::curl_global_init(CURL_GLOBAL_ALL);
+  (void)begun;  // A failure shows as handles that cannot be made.
 }
 
 HttpClient::~HttpClient() = default;
@@ -256,11 +270,16 @@ Result<HttpResponse> HttpClient::Perform(const HttpRequest& request) {
   ::curl_easy_setopt(curl, CURLOPT_HEADERDATA, &transfer.exchange);
   ::curl_easy_setopt(curl, CURLOPT_WRITEFUNCTION, &OnBody);
   ::curl_easy_setopt(curl, CURLOPT_WRITEDATA, &transfer);
+  const std::stop_token stop = CurrentStop();
+  ::curl_easy_setopt(curl, CURLOPT_NOPROGRESS, stop.stop_possible() ? 0L : 1L);
+  ::curl_easy_setopt(curl, CURLOPT_XFERINFOFUNCTION, &OnProgress);
+  ::curl_easy_setopt(curl, CURLOPT_XFERINFODATA, &stop);
   const CURLcode code = ::curl_easy_perform(curl);
   Exchange& exchange = transfer.exchange;
   if (code != CURLE_OK && exchange.failed.ok()) {
     const std::string why = reason[0] != '\0' ? reason.data() : ::curl_easy_strerror(code);
     handle.reset();  // With its connection, which may be in any state.
+    VARVE_RETURN_IF_ERROR(CheckStop(stop));
     return Unavailable(request.method + " " + std::string(WithoutQuery(request.url)) + ": " + why);
   }
   long status = 0;

@@ -26,6 +26,9 @@ struct HttpResponse {
   [[nodiscard]] std::string_view Header(std::string_view name) const;
 };
 
+/// Returns "name: value".
+std::string HeaderLine(std::string_view name, std::string_view value);
+
 /// Takes the body of an answer with a status of 2xx. All calls come from the thread of the request.
 /// An error ends the request, which returns it.
 class BodySink {
@@ -63,6 +66,7 @@ class HttpClient {
 
   /// Sends the request and returns the answer, whatever its status. Errors: Unavailable where there
   /// is no whole answer: no connection, one that ended early or stood still; those of the sink;
+  /// Cancelled within about a second of the calling thread's CurrentStop;
   /// DataLoss for a body of more than 16 MiB without a sink.
   Result<HttpResponse> Perform(const HttpRequest& request);
 

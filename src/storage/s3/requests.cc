@@ -44,9 +44,10 @@ std::string Md5Header(std::span<const std::byte> content) {
 /// Returns the number in a header; nothing where there is none.
 std::optional<std::uint64_t> NumberIn(std::string_view text) {
   std::uint64_t value = 0;
-  const char* const end = text.data() + text.size();
-  return !text.empty() && std::from_chars(text.data(), end, value).ptr == end ? std::optional(value)
-                                                                              : std::nullopt;
+  const char* const begin = text.data();
+  const char* const end = begin + text.size();
+  return begin != end && std::from_chars(begin, end, value).ptr == end ? std::optional(value)
+                                                                       : std::nullopt;
 }
 
 /// Fills spans with the body of an answer to a ranged GET.

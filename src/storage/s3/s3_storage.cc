@@ -287,12 +287,12 @@ Status S3Storage::WriteIfAbsent(const std::string& name, std::string_view conten
 }
 
 Result<Storage*> ProcessS3Storage() {
-  static const Result<Storage*> kStorage = []() -> Result<Storage*> {
+  static const Result<Storage*> storage = []() -> Result<Storage*> {
     VARVE_ASSIGN_OR_RETURN(Settings settings, ReadSettings(ProcessEnvironment));
     return static_cast<Storage*>(
         new S3Storage(std::move(settings), ProcessCredentials(ProcessEnvironment)));
   }();
-  return kStorage;
+  return storage;
 }
 
 }  // namespace varve::s3

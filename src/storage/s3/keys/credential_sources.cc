@@ -119,7 +119,7 @@ Result<FoundKeys> AskSts(const Environment& environment, const Profile& profile,
   request.method = "POST";
   request.url = endpoint + "/";
   for (const auto& [name, value] : to_sign.headers) {
-    request.headers.push_back(name + ": " + value);
+    request.headers.push_back(HeaderLine(name, value));
   }
   request.body = AsByteSpan(body);
   const std::string ca_file =

@@ -176,7 +176,7 @@ std::map<std::string, Profile> ParseProfiles(std::string_view text) {
     const std::string_view value = Trim(content.substr(equals + 1));
     const bool indented = kBlanks.find(line.front()) != std::string_view::npos;
     if (indented && !block.empty()) {
-      name = block + "." + name;
+      name.insert(0, block + ".");
     } else {
       block = value.empty() ? name : std::string();
     }
