@@ -164,7 +164,6 @@ def save(
             replicas differ and `on_difference` is "error".
         OutOfSpaceError, UnavailableError: Writing failed or a rank is lost; each is named.
     """
-    folder = _hf.chosen(hf, format)
 
     def save_with(coordinator: Coordinator | None, save_id: bytes | None) -> SaveReport:
         options = _core.SaveOptions(
@@ -176,11 +175,11 @@ def save(
             check_replicas=check_replicas,
             timeout=timeout,
             progress=progress,
-            shard_size=(folder or HfOptions()).shard_size,
+            shard_size=_hf.shard_size(hf),
         )
         arrays = TorchArrays()
         return _engine.save(
-            state_dict, path, arrays, coordinator, allow_pickle, files, options, folder
+            state_dict, path, arrays, coordinator, allow_pickle, files, options, hf, format
         )
 
     if not coordinate:
