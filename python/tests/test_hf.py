@@ -224,7 +224,7 @@ def test_a_file_in_the_way_is_found_before_anything_is_written(tmp_path: Path) -
                 format="hf",
                 hf=hf,
                 overwrite=True,
-                progress=lambda done, _: started.append(done),
+                progress=lambda done, _, started=started: started.append(done),  # type: ignore[misc]
             )
         assert not any(started)
         assert (folder / name).read_text() == "mine"

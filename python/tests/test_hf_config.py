@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -43,7 +46,6 @@ def test_a_model_in_its_wrappers_is_its_own_configuration(tmp_path: Path, how: s
 def test_a_model_as_configuration_is_saved_as_save_pretrained_does(tmp_path: Path) -> None:
     model = llama()
     model.generation_config.max_length = 77
-    before = model.config.to_json_string()
     model.save_pretrained(tmp_path / "theirs")
     hf = varve.HfOptions(config=model)
     save(model.state_dict(), tmp_path / "ours", format="hf", hf=hf)
@@ -52,9 +54,6 @@ def test_a_model_as_configuration_is_saved_as_save_pretrained_does(tmp_path: Pat
             json.loads((tmp_path / who / name).read_text()) for who in ("ours", "theirs")
         )
         assert ours == theirs, name
-    again = llama()
-    save(again.state_dict(), tmp_path / "again", format="hf", hf=varve.HfOptions(config=again))
-    assert json.loads(again.config.to_json_string()) == json.loads(before) or True
 
 
 def test_the_model_given_as_configuration_stays_as_it_is(tmp_path: Path) -> None:
@@ -190,7 +189,7 @@ def test_a_rename_to_what_is_no_name_is_refused(tmp_path: Path) -> None:
 
 def test_a_manager_saves_folders_of_safetensors(tmp_path: Path) -> None:
     options = {"format": "hf", "hf": varve.HfOptions(dtype="bf16", config={"model_type": "x"})}
-    with varve.torch.CheckpointManager(tmp_path / "run", save_options=options) as manager:
+    with varve.torch.CheckpointManager(tmp_path / "run", every=1, save_options=options) as manager:
         for step in (1, 2):
             manager.save(step, {"w": torch.full((3,), float(step))})
     folders = sorted((tmp_path / "run").glob("step-*"))
@@ -201,5 +200,22 @@ def test_a_manager_saves_folders_of_safetensors(tmp_path: Path) -> None:
     assert config_of(folders[0])["dtype"] == "bfloat16"
     state = {"w": torch.zeros(3, dtype=torch.bfloat16)}
     with varve.torch.CheckpointManager(tmp_path / "run") as manager:
-        assert manager.resume(state).step == 2
+        assert manager.resume(state) == 2
     assert state["w"].tolist() == [2] * 3
+
+
+def test_the_program_of_the_documentation_runs(tmp_path: Path) -> None:
+    page = (Path(__file__).parents[2] / "docs/other-formats.md").read_text()
+    program = page.partition("```python\n")[2].partition("```\n")[0]
+    (tmp_path / "export.py").write_text(program)
+    done = subprocess.run(
+        [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "export.py"],
+        cwd=tmp_path,
+        env={**os.environ, "CUDA_VISIBLE_DEVICES": ""},
+        capture_output=True,
+        text=True,
+        timeout=150,
+    )
+    assert done.stdout.count("torch.bfloat16") == 2, done.stdout + done.stderr
+    assert varve.verify(tmp_path / "my-model") == []
+    assert set(varve.torch.files(tmp_path / "my-model")) >= {"config.json", "README.md"}

@@ -15,7 +15,7 @@ namespace {
 constexpr std::uint64_t kMostFragmentBytes = std::uint64_t{1} << 30;
 constexpr std::uint64_t kMostFragments = std::uint64_t{4} << 20;
 
-/// A rank needs about 400 bytes for each of its pieces.
+/// A rank needs about 500 bytes for each of its pieces.
 constexpr std::uint64_t kMostPieces = std::uint64_t{2} << 20;
 
 constexpr std::string_view kOtherWay =
