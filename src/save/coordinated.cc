@@ -243,6 +243,7 @@ class CoordinatedSave final : public SaveSession {
   /// Returns the files that the checkpoint will have beside those whose names Varve alone gives.
   [[nodiscard]] std::vector<BroughtFile> Brought() const {
     std::vector<BroughtFile> brought;
+    brought.reserve(settled_.side_files.size());
     for (const SideFile& file : settled_.side_files) {
       brought.push_back({file.name, &file.content});
     }
