@@ -176,8 +176,8 @@ def swap_names_in_header(file: Path, a: bytes, b: bytes) -> None:
     """Swaps two names of the same length, which leaves the file's size as it is."""
     whole = file.read_bytes()
     end = 8 + int.from_bytes(whole[:8], "little")
-    header = whole[:end].replace(a, b"\0").replace(b, a).replace(b"\0", b)
-    file.write_bytes(header + whole[end:])
+    header = whole[8:end].replace(a, b"\0").replace(b, a).replace(b"\0", b)
+    file.write_bytes(whole[:8] + header + whole[end:])
 
 
 @pytest.mark.parametrize("by", ["save", "convert"])
