@@ -1,6 +1,6 @@
-// DecodeHfIndex, DecodeHfFolder and DecodeHfChecksums. The input is an index; what follows its first
-// zero byte is the safetensors header, as JSON, of every file that the index names. The whole input
-// is taken for checksums too.
+// DecodeHfIndex, DecodeHfFolder and DecodeHfChecksums. The input is an index; what follows its
+// first zero byte is the safetensors header, as JSON, of every file that the index names. The whole
+// input is taken for checksums too.
 
 #include "base/bytes.h"
 #include "fuzz_target.h"
