@@ -1,9 +1,11 @@
-// DecodeHfIndex and DecodeHfFolder. The input is an index; what follows its first zero byte is the
-// safetensors header, as JSON, of every file that the index names.
+// DecodeHfIndex, DecodeHfFolder and DecodeHfChecksums. The input is an index; what follows its
+// first zero byte is the safetensors header, as JSON, of every file that the index names. The whole
+// input is taken for checksums too.
 
 #include "base/bytes.h"
 #include "fuzz_target.h"
 #include "interop/safetensors/decode.h"
+#include "interop/safetensors/hf_checksums.h"
 
 namespace varve::hf_index_fuzzer {
 namespace {
@@ -16,6 +18,10 @@ bool StaysInside(const std::string& name) {
 }  // namespace
 
 VARVE_FUZZ_TARGET(hf_index) {
+  if (const auto sums = DecodeHfChecksums(input); sums.ok()) {
+    const auto again = DecodeHfChecksums(EncodeHfChecksums(*sums));
+    VARVE_FUZZ_CHECK(again.ok() && *again == *sums);
+  }
   const std::size_t end = input.find('\0');
   const auto index = DecodeHfIndex(input.substr(0, end));
   if (!index.ok()) {

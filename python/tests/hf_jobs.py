@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
-from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
+from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
 
 import varve
 import varve.torch
@@ -108,7 +108,17 @@ def refused(rank: int, size: int, path: str, case: str) -> str:
         hf = varve.HfOptions(rename=lambda name: "x" if rank == 0 else 7)  # type: ignore[arg-type, return-value]
     elif case == "columns":
         mesh = init_device_mesh("cpu", (size,))
-        state["w"] = DTensor.from_local(torch.ones(300_000, 256), mesh, [Shard(1)])
+        local = torch.ones(1, 1).expand(600_000, 256)  # 1.2 GiB of all ranks, which are no memory.
+        state["w"] = DTensor.from_local(local, mesh, [Shard(1)], run_check=False)
+    elif case == "tiny columns":
+        mesh = init_device_mesh("cpu", (size,))
+        local = torch.ones(1, 1).expand(5_000_000, 1)
+        state["w"] = DTensor.from_local(local, mesh, [Shard(1)], run_check=False)
+    elif case == "rank 1's hf":
+        hf = varve.HfOptions() if rank == 0 else {"dtype": "bfloat16"}  # type: ignore[assignment]
+    elif case == "a Partial":
+        mesh = init_device_mesh("cpu", (size,))
+        state["layers.0.w"] = DTensor.from_local(torch.ones(4), mesh, [Partial()])
     try:
         varve.torch.save(state, path, format="hf", hf=hf, timeout=60)
     except varve.Error as error:
@@ -129,6 +139,28 @@ def peak(rank: int, size: int, path: str, mebibytes: int) -> int:
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     varve.torch.save(state, path, format="hf")
     return (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) // 1024
+
+
+def save_wrapped(rank: int, size: int, directory: str, how: str) -> None:
+    """Saves a model that is wrapped, with the model as its configuration."""
+    model = llama()
+    if how == "fsdp1":
+        from torch.distributed.fsdp import FullyShardedDataParallel, StateDictType
+
+        wrapped = FullyShardedDataParallel(model, device_id=torch.device("cpu"))
+        with FullyShardedDataParallel.state_dict_type(wrapped, StateDictType.FULL_STATE_DICT):
+            state = wrapped.state_dict()
+    elif how == "fsdp2":
+        wrapped = fully_shard(model)
+        state = wrapped.state_dict()
+    elif how == "ddp":
+        wrapped = torch.nn.parallel.DistributedDataParallel(model)
+        state = model.state_dict()
+    else:
+        wrapped = torch.compile(model)
+        state = model.state_dict()
+    hf = varve.HfOptions(config=wrapped, dtype="bf16")
+    varve.torch.save(state, f"{directory}/{how}", format="hf", hf=hf)
 
 
 def overwrite_for_ever(rank: int, size: int, path: str) -> None:

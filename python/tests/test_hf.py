@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
+import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -127,14 +130,19 @@ def test_an_overwrite_leaves_no_file_of_the_old_model(tmp_path: Path) -> None:
         ("complex", r'"c" is complex128'),
         ("other sizes", r"shard_size \(100 on rank 0, 101 on rank 1\)"),
         ("rank 1's rename", r"becomes 7"),
-        ("columns", r"shards by columns.*varve convert --to hf"),
+        ("columns", r"shards by columns, as those of tensor \"w\".*varve convert --to hf"),
+        ("tiny columns", r"5000000 pieces.*shards by columns.*tensor \"w\".*varve convert --to hf"),
+        ("rank 1's hf", r"hf=a dict of 1 entries: want varve.HfOptions"),
+        ("a Partial", r'"layers\.0\.w": a DTensor with a Partial placement'),
     ],
 )
 def test_what_cannot_be_saved_is_refused_on_all_ranks(tmp_path: Path, case: str, told: str) -> None:
     import re
 
+    start = time.monotonic()
     for outcome in run_ranks(2, refused, str(tmp_path / "m"), case):
         assert re.search(told, outcome, re.S), outcome
+    assert time.monotonic() - start < 45, "ranks waited for each other"
     assert not (tmp_path / "m").exists()
 
 
@@ -157,11 +165,158 @@ def test_options_that_make_no_sense_are_refused(tmp_path: Path) -> None:
     ]:
         with pytest.raises(varve.Error, match=told):
             save(state, tmp_path / "m", **given)  # type: ignore[arg-type]
-    with pytest.raises(varve.InvalidArgumentError, match="two tensors"):
+    with pytest.raises(varve.InvalidArgumentError, match='"a" and "b" both become "x"'):
         both = varve.HfOptions(rename=lambda _: "x")
         save({"a": torch.ones(1), "b": torch.ones(1)}, tmp_path / "m", format="hf", hf=both)
     with pytest.raises(varve.InvalidArgumentError, match="shard_size"):
         varve.HfOptions(shard_size=0)
+
+
+def swap_names_in_header(file: Path, a: bytes, b: bytes) -> None:
+    """Swaps two names of the same length, which leaves the file's size as it is."""
+    whole = file.read_bytes()
+    end = 8 + int.from_bytes(whole[:8], "little")
+    header = whole[8:end].replace(a, b"\0").replace(b, a).replace(b"\0", b)
+    file.write_bytes(whole[:8] + header + whole[end:])
+
+
+@pytest.mark.parametrize("by", ["save", "convert"])
+def test_names_that_are_swapped_in_a_header_do_not_load_each_others_tensors(
+    tmp_path: Path, by: str
+) -> None:
+    state = {"a": torch.ones(600_000), "b": torch.zeros(600_000), "c": torch.ones(600_000)}
+    if by == "save":
+        save(state, tmp_path / "m", format="hf")
+    else:
+        save(state, tmp_path / "native")
+        varve.convert(tmp_path / "native", tmp_path / "m", to="hf")
+    swap_names_in_header(tmp_path / "m/model.safetensors", b'"b"', b'"c"')
+    target = {"b": torch.zeros(600_000), "c": torch.zeros(600_000)}
+    with pytest.raises(varve.CorruptCheckpointError, match=r"model\.safetensors.*header"):
+        varve.torch.load(target, tmp_path / "m")
+    assert varve.verify(tmp_path / "m")
+
+
+def test_the_files_beside_the_tensors_belong_to_the_checkpoint(tmp_path: Path) -> None:
+    folder = tmp_path / "m"
+    for step in range(3):
+        hf = varve.HfOptions(config={"model_type": "llama", "step": step})
+        files = {"tokenizer.json": f"{step}".encode()} if step < 2 else {}
+        save({"w": torch.ones(3)}, folder, format="hf", hf=hf, files=files, overwrite=True)
+        assert json.loads((folder / "config.json").read_text())["step"] == step
+    assert not (folder / "tokenizer.json").exists()  # Of the last save but one.
+    assert json.loads(varve.torch.files(folder)["config.json"])["step"] == 2
+    (folder / "config.json").write_text("{}")
+    assert [damage.file for damage in varve.verify(folder)] == ["config.json"]
+
+
+def test_a_file_in_the_way_is_found_before_anything_is_written(tmp_path: Path) -> None:
+    folder = tmp_path / "m"
+    save({"w": torch.ones(3)}, folder)
+    for name in ("model.safetensors", "config.json"):
+        (folder / name).write_text("mine")
+        hf = varve.HfOptions(config={"model_type": "llama"})
+        started: list[int] = []
+        with pytest.raises(varve.PreconditionError, match=f"{name} is not part of the checkpoint"):
+            save(
+                {"w": torch.ones(3)},
+                folder,
+                format="hf",
+                hf=hf,
+                overwrite=True,
+                progress=lambda done, _, started=started: started.append(done),  # type: ignore[misc]
+            )
+        assert not any(started)
+        assert (folder / name).read_text() == "mine"
+        (folder / name).unlink()
+    with pytest.raises(varve.InvalidArgumentError, match=r"model\.safetensors\.index\.json"):
+        files = {"model.safetensors.index.json": b"{}"}
+        save({"w": torch.ones(3)}, tmp_path / "n", format="hf", files=files)
+    with pytest.raises(varve.InvalidArgumentError, match=r"model\.varve-checksums\.json"):
+        files = {"model.varve-checksums.json": b"{}"}
+        save({"w": torch.ones(3)}, tmp_path / "n", format="hf", files=files)
+
+
+@pytest.mark.parametrize("how", ["the same names", "one file for many", "many files for one"])
+def test_tensors_that_another_program_wrote_anew_are_not_taken_for_damaged(
+    tmp_path: Path, how: str
+) -> None:
+    from safetensors.torch import save_file
+
+    folder = tmp_path / "m"
+    state = {f"w{i}": torch.ones(1000) for i in range(3)}
+    size = 4000 if how == "one file for many" else 5_000_000_000
+    save(state, folder, format="hf", hf=varve.HfOptions(shard_size=size))
+    theirs = {name: tensor * 2 for name, tensor in state.items()}
+    if how == "many files for one":
+        (folder / "model.safetensors").unlink()
+        names = {name: f"model-0000{i + 1}-of-00003.safetensors" for i, name in enumerate(theirs)}
+        for name, file in names.items():
+            save_file({name: theirs[name]}, folder / file)
+        (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": names}))
+    else:
+        for old in folder.glob("model-*.safetensors"):
+            old.unlink()
+        save_file(theirs, folder / "model.safetensors")
+    with pytest.raises(varve.CheckpointExistsError, match="another program"):
+        save(state, folder, format="hf", overwrite="damaged")
+    with pytest.raises(varve.CorruptCheckpointError):
+        varve.torch.read(folder)
+    if how != "one file for many":  # There its index is missing.
+        with pytest.raises(varve.CorruptCheckpointError, match=r"another.*varve-checksums\.json"):
+            varve.torch.read(folder)
+        (folder / "model.varve-checksums.json").unlink()
+        assert_same(varve.torch.read(folder, flat=True), theirs)
+    save(state, folder, format="hf", overwrite=True)
+    assert_same(varve.torch.read(folder, flat=True), state)
+
+
+def test_a_damaged_folder_is_replaced_when_that_is_asked_for(tmp_path: Path) -> None:
+    state = {"w": torch.ones(1000)}
+    file = tmp_path / "m/model.safetensors"
+    for at in (9, -1, None):
+        save(state, tmp_path / "m", format="hf", overwrite="damaged")
+        with pytest.raises(varve.CheckpointExistsError, match="not damaged"):
+            save(state, tmp_path / "m", format="hf", overwrite="damaged")
+        whole = bytearray(file.read_bytes())
+        if at is None:
+            del whole[-8:]
+        else:
+            whole[at] ^= 1
+        file.write_bytes(whole)
+    save(state, tmp_path / "m", format="hf", overwrite="damaged")
+    assert varve.verify(tmp_path / "m") == []
+
+
+def test_a_folder_without_an_index_is_not_replaced_and_the_error_says_why(tmp_path: Path) -> None:
+    from safetensors.torch import save_file
+
+    (tmp_path / "m").mkdir()
+    save_file({"w": torch.ones(3)}, tmp_path / "m/model.safetensors")
+    with pytest.raises(varve.PreconditionError, match=r"save_pretrained.*another name"):
+        save({"w": torch.ones(3)}, tmp_path / "m", format="hf", overwrite=True)
+
+
+def test_a_header_that_readers_refuse_is_refused(tmp_path: Path) -> None:
+    shape = [1] * 30
+    state = {("n" * 1_000_000) + f"{i}": torch.ones(shape) for i in range(101)}
+    with pytest.raises(varve.InvalidArgumentError, match=r"model\.safetensors.*100000000"):
+        save(state, tmp_path / "m", format="hf")
+    save(state, tmp_path / "m", format="hf", hf=varve.HfOptions(shard_size=200))
+    assert len(read_by_safetensors(tmp_path / "m")) == 101
+
+
+def test_thousands_of_files_need_few_descriptors(tmp_path: Path) -> None:
+    code = """
+import resource, sys, torch, varve, varve.torch
+resource.setrlimit(resource.RLIMIT_NOFILE, (256, 256))
+state = {f"w{i}": torch.full((2048,), float(i)) for i in range(1000)}
+varve.torch.save(state, sys.argv[1], format="hf", hf=varve.HfOptions(shard_size=8192))
+assert varve.verify(sys.argv[1]) == []
+read = varve.torch.read(sys.argv[1], flat=True)
+assert all(torch.equal(read[name], tensor) for name, tensor in state.items())
+"""
+    subprocess.run([sys.executable, "-c", code, tmp_path / "m"], check=True, timeout=300)
 
 
 @pytest.mark.slow

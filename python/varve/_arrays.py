@@ -112,7 +112,7 @@ class NumpyArrays:
         """Adds one shard: the whole array, which must be writable."""
         _add(into, fqn, tensor, writable=True)
 
-    def memory(self, tensor: Any) -> Any:
+    def memory(self, tensor: Any, fqn: str = "") -> Any:
         """Returns a key that is equal for arrays of one memory; None where that is unknown."""
         if not isinstance(tensor, np.ndarray) or tensor.size == 0:
             return None

@@ -53,8 +53,11 @@ class Arrays(Protocol):
     def add_targets(self, into: Filling, fqn: str, tensor: Any) -> None:
         """Adds the shards of a tensor to fill."""
 
-    def memory(self, tensor: Any) -> Any:
-        """Returns a key that is equal for tensors of one memory; None where that is unknown."""
+    def memory(self, tensor: Any, fqn: str = "") -> Any:
+        """Returns a key that is equal for tensors of one memory; None where that is unknown.
+
+        `fqn` is for the message where the tensor cannot be saved.
+        """
 
     def create(self, fqn: str, dtype: int, shape: tuple[int, ...], origin: str) -> Any:
         """Returns a new tensor to be filled."""
@@ -159,23 +162,26 @@ def gather(
     rank: int,
     allow_pickle: bool,
     files: Mapping[str, _files.Source] | None,
-    hf: _hf.HfOptions | None = None,
+    hf: Any = None,
+    format: Any = "varve",
 ) -> Gathered:
     """Flattens a state: its tensors by address, its plain values encoded.
 
-    Reads its files as they are now. Those of rank 0 count; others are not looked at.
+    Reads its files as they are now. Those of rank 0 count; others are not looked at. `hf` and `format`
+    are as the caller gave them.
     """
     _arguments.flag("allow_pickle", allow_pickle)
+    folder = _hf.chosen(hf, format)
     made = Gathered()
     engine = made.engine
-    if hf is not None and rank == 0:
-        files = hf.files(files)
+    if folder is not None and rank == 0:
+        files = folder.files(files)
     for name, content in _files.taken(files) if rank == 0 else []:
         engine.add_file(name, content)
     with collector_at_rest():
         flat = _tree.Flattener(rank, arrays.is_tensor, arrays.origin)
         engine.structure = _core.encode_value(flat.flatten(state), "", False)
-        tensors = flat.tensors if hf is None else hf.tensors(flat.tensors, arrays)
+        tensors = flat.tensors if folder is None else folder.tensors(flat.tensors, arrays)
         made.keep.append(tensors)  # A state_dict()'s new tensors have no other owner.
         for fqn, tensor in tensors:
             arrays.add_sources(made, fqn, tensor)
@@ -192,13 +198,14 @@ def save(
     allow_pickle: bool,
     files: Mapping[str, _files.Source] | None,
     options: _core.SaveOptions,
-    hf: _hf.HfOptions | None = None,
+    hf: Any = None,
+    format: Any = "varve",
 ) -> _core.SaveReport:
     """Flattens a state and saves it."""
     rank = 0 if coordinator is None else coordinator.rank
     try:
         where = path_text(path)
-        parts = gather(state, arrays, rank, allow_pickle, files, hf)
+        parts = gather(state, arrays, rank, allow_pickle, files, hf, format)
     except Exception as error:
         if options.coordinate:
             fail(coordinator, f"save {path_name(path)}", error, options.timeout)

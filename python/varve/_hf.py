@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from varve import _arguments, _core
+from varve import _arguments, _core, _hf_config
 from varve._files import Source
 from varve._select import Rename, renamer
 from varve.errors import InvalidArgumentError
@@ -21,12 +20,15 @@ class HfOptions:
     Attributes:
         rename: The names in the folder: a dict of prefixes {name in the state: name in the folder}, of which
             the first that fits is applied, or a function from the one to the other (None leaves it out).
-        dtype: Floating-point tensors are cast to this torch dtype, "bfloat16" for example. The cast
-            shards are copies, in memory until they have been written or staged.
+        dtype: Floating-point tensors and arrays are cast to this dtype of torch, or one with a name
+            like "bfloat16" or "bf16"; the configuration then says so. The cast shards are copies, in
+            memory until they have been written or staged.
         shard_size: Bytes of a file's tensors at most, or one tensor.
-        config: The model's configuration: a directory whose configuration and tokenizer files are copied
-            (those that `varve convert --config` takes), a mapping, which becomes `config.json`, or an object
-            with `to_json_string`, such as `model.config`. Rank 0's counts.
+        config: The model's configuration: the model itself (a `PreTrainedModel` of transformers, also
+            wrapped by FSDP, DDP or torch.compile), whose configuration is saved with its class and
+            dtype, and its generation configuration; a directory whose configuration and tokenizer
+            files are copied (those that `varve convert --hf-config` takes); a mapping, which becomes
+            `config.json`; or an object with `to_json_string`, such as `model.config`. Rank 0's counts.
     """
 
     rename: Rename | None = None
@@ -43,46 +45,47 @@ class HfOptions:
     def tensors(self, tensors: list[tuple[str, Any]], arrays: Any) -> list[tuple[str, Any]]:
         """Returns the tensors under their new names, of tied ones the first of the state."""
         rename = (lambda name: name) if self.rename is None else renamer(self.rename)
-        chosen: dict[str, Any] = {}
+        number = None if self.dtype is None else _floating(self.dtype)
+        chosen: dict[str, tuple[str, Any]] = {}
         seen = set()
         for name, tensor in tensors:
             new = rename(name)
             if new is None:
                 continue
-            memory = arrays.memory(tensor)
+            memory = arrays.memory(tensor, name)
             if memory is not None and memory in seen:
                 continue
             seen.add(memory)
-            if not isinstance(new, str):
-                raise InvalidArgumentError(f'rename: "{name}" becomes {new!r}, want a str or None')
+            new = _checked_name(name, new)
             if new in chosen:
-                raise InvalidArgumentError(f'rename: two tensors become "{new}"')
-            chosen[new] = tensor if self.dtype is None else _cast(tensor, self.dtype)
-        return list(chosen.items())
+                raise InvalidArgumentError(
+                    f'rename: "{chosen[new][0]}" and "{name}" both become "{new}"'
+                )
+            chosen[new] = name, tensor
+        if number is None:
+            return [(new, tensor) for new, (_, tensor) in chosen.items()]
+        from varve.torch import _casts  # Options alone need no torch.
+
+        return [
+            (new, _casts.cast(name, tensor, number, arrays))
+            for new, (name, tensor) in chosen.items()
+        ]
 
     def files(self, files: Mapping[str, Source] | None) -> Mapping[str, Source] | None:
         """Returns a save's `files`, and those of the configuration that are not among them."""
-        config = self.config
-        if config is None:
+        if self.config is None or not isinstance(files, Mapping | None):
             return files
-        made: dict[str, Source] = {}
-        if isinstance(config, (str, os.PathLike)):
-            made.update(_core.read_hf_config(os.fspath(config)))
-        elif isinstance(config, Mapping):
-            made["config.json"] = json.dumps(dict(config), indent=2).encode()
-        elif hasattr(config, "to_json_string"):
-            made["config.json"] = config.to_json_string().encode()
-        else:
-            raise _arguments.refuse(
-                "config", config, "a directory, a mapping, or an object with to_json_string"
-            )
-        return made | dict(files or {})
+        made = _hf_config.files_of(self.config)
+        if self.dtype is not None:
+            made = _hf_config.with_dtype(made, _core.DTYPE_NAMES[_floating(self.dtype)])
+        return {**made, **(files or {})}
 
 
-def chosen(hf: HfOptions | None, format: Any) -> HfOptions | None:
+def chosen(hf: Any, format: Any) -> HfOptions | None:
     """Returns the options of a save in this format; None where it is another than "hf".
 
-    Raises InvalidArgumentError for options of another format, and for what are no options.
+    Raises InvalidArgumentError for options of another format, and for what are no options. Call it where
+    other ranks learn of that.
     """
     if hf is not None and not isinstance(hf, HfOptions):
         raise _arguments.refuse("hf", hf, "varve.HfOptions")
@@ -93,14 +96,26 @@ def chosen(hf: HfOptions | None, format: Any) -> HfOptions | None:
     return None
 
 
-def _cast(tensor: Any, dtype: Any) -> Any:
-    import torch
+def shard_size(hf: Any) -> int:
+    """Returns the size of a file for the engine's options; `hf` may be anything, see `chosen`."""
+    return hf.shard_size if isinstance(hf, HfOptions) else HfOptions.shard_size
 
-    wanted = getattr(torch, dtype, None) if isinstance(dtype, str) else dtype
-    if not isinstance(wanted, torch.dtype) or not wanted.is_floating_point:
+
+def _floating(dtype: Any) -> int:
+    """Returns the engine's number of a floating-point dtype."""
+    number = _arguments.dtype("dtype", dtype)
+    if number is None or not _core.DTYPE_NAMES[number].startswith(("float", "bfloat")):
+        raise _arguments.refuse("dtype", dtype, 'a floating-point dtype, such as "bfloat16"')
+    return number
+
+
+def _checked_name(name: str, new: Any) -> str:
+    if not isinstance(new, str):
+        raise InvalidArgumentError(f'rename: "{name}" becomes {new!r}, want a str or None')
+    try:
+        new.encode()
+    except UnicodeEncodeError as error:
         raise InvalidArgumentError(
-            f'dtype={dtype!r}: want a floating-point dtype of torch, "bfloat16" for example'
-        )
-    if not isinstance(tensor, torch.Tensor) or not tensor.is_floating_point():
-        return tensor
-    return tensor.detach().to(wanted)
+            f'rename: "{name}" becomes {new!r}, which cannot be a name: {error.reason}'
+        ) from None
+    return new

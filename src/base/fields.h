@@ -84,6 +84,7 @@ class FieldWriter {
   void Put(std::uint64_t number) { out_.Varint(number); }
   void Put(double number) { out_.F64(number); }
   void Put(const std::string& text) { out_.String(text); }
+  void Put(std::string_view text) { out_.String(text); }
   template <std::size_t kSize>
   void Put(const std::array<std::uint8_t, kSize>& octets) {
     out_.Raw({reinterpret_cast<const char*>(octets.data()), kSize});
@@ -185,6 +186,7 @@ class FieldReader {
   void Get(std::uint64_t& number) { number = in_.Varint(); }
   void Get(double& number) { number = in_.F64(); }
   void Get(std::string& text) { text = in_.String(); }
+  void Get(std::string_view& text) { text = in_.String(); }  // A view of what is decoded.
   template <std::size_t kSize>
   void Get(std::array<std::uint8_t, kSize>& octets) {
     const std::string_view bytes = in_.Raw(kSize);

@@ -70,6 +70,12 @@ Result<std::vector<std::string>> ForeignFileNames(Storage& storage, const std::s
     VARVE_ASSIGN_OR_RETURN(const std::string json, ReadWholeFile(storage, path, kMaxJsonBytes));
     VARVE_ASSIGN_OR_RETURN(const HfIndex index, DecodeHfIndex(json));
     names = index.FileNames();
+    // Where the checksums cannot be read, side files count as the user's.
+    if (const auto sums = ReadHfChecksums(storage, directory); sums.ok()) {
+      for (const StoredFile& file : sums->side_files) {
+        names.push_back(file.name);
+      }
+    }
   }
   return names;
 }

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "catalogue/opened.h"
+#include "interop/safetensors/hf_checksums.h"
 #include "varve/status.h"
 #include "varve/storage.h"
 
@@ -39,10 +40,19 @@ bool IsDcpIndexName(std::string_view name);
 /// Errors: those of reading an index.
 Result<std::vector<std::string>> NamesInDcpIndex(Storage& storage, const std::string& path);
 
-/// Returns the names of the files that the index in this directory mentions, whether they are there
-/// or not; nothing where there is no index of DCP or of a Hugging Face folder. Errors: those of
-/// reading an index.
+/// Returns the names of the files that the index in this directory mentions, side files among them,
+/// whether they are there or not; nothing where there is no index of DCP or of a Hugging Face
+/// folder. Errors: those of reading an index.
 Result<std::vector<std::string>> ForeignFileNames(Storage& storage, const std::string& directory);
+
+/// Reads model.varve-checksums.json. Errors: NotFound where there is none; as DecodeHfChecksums.
+Result<HfChecksums> ReadHfChecksums(Storage& storage, const std::string& directory);
+
+/// Looks for a file of a folder that Varve wrote in Hugging Face's layout which another program has
+/// written since: it is whole, and neither its size and header nor its name are what
+/// model.varve-checksums.json has. Damage never looks like that, but for a few bits of a header
+/// that can still be read. Returns an empty name where there is none. Errors: as ReadHfChecksums.
+Result<std::string> FindRewrittenHfFile(Storage& storage, const std::string& directory);
 
 /// Returns true for a folder of Hugging Face's tools, which says itself that it is one.
 bool HasHfIndex(const std::vector<DirectoryEntry>& entries);

@@ -57,10 +57,7 @@ bool IsNativeIndex(std::string_view name) { return RecordNumber(name) || name ==
 bool IsNativeName(std::string_view name) { return IsNativeIndex(name) || IsWrittenDataFile(name); }
 
 bool IsHfName(std::string_view name) {
-  if (name == kHfIndexName || name == kHfChecksumsName || name == "model.safetensors") {
-    return true;
-  }
-  return SkipNumbered("model-", &name) && name == ".safetensors";
+  return name == kHfIndexName || name == kHfChecksumsName || IsHfDataName(name);
 }
 
 /// Returns the layout that a removal has noted before it began.
@@ -161,6 +158,10 @@ bool IsDcpName(std::string_view name) {
     return IsDcpIndexName(name);
   }
   return IsDcpIndexName(name) || name.ends_with(".distcp");
+}
+
+bool IsHfDataName(std::string_view name) {
+  return name == "model.safetensors" || (SkipNumbered("model-", &name) && name == ".safetensors");
 }
 
 std::optional<Format> ShownFormat(const std::vector<DirectoryEntry>& entries) {

@@ -3,7 +3,7 @@
 ///
 /// Part of a checkpoint are
 ///  - the index: varve.json and manifest.bin; `.metadata` and `__R.metadata`;
-///    `model.safetensors.index.json`;
+///    `model.safetensors.index.json`, and `model.varve-checksums.json` beside it;
 ///  - what the index names;
 ///  - what the format's writers name their files, whether an index mentions them or not:
 ///    `data-R-of-N[-ID].safetensors`; `*.distcp`; `model.safetensors` and
@@ -30,6 +30,9 @@ std::optional<Format> ShownFormat(const std::vector<DirectoryEntry>& entries);
 /// Returns true for a name that DCP's writers give: `.metadata`, `__R.metadata`, these two with
 /// `.tmp` behind them while they are written, and `*.distcp`.
 bool IsDcpName(std::string_view name);
+
+/// Returns true for `model.safetensors` and `model-I-of-N.safetensors`.
+bool IsHfDataName(std::string_view name);
 
 /// Returns true for a name directly in a checkpoint's directory that checkpoints of some format, or
 /// Varve, use themselves: no side file may have it, but for `model.safetensors.index.json`.

@@ -7,11 +7,16 @@
 #include <utility>
 
 #include "base/bytes.h"
+#include "base/checksum.h"
+#include "catalogue/foreign.h"
 #include "catalogue/names.h"
 #include "catalogue/open.h"
+#include "catalogue/side_files.h"
 #include "convert/writers.h"
+#include "format/data_file.h"
 #include "interop/safetensors/decode.h"
 #include "interop/safetensors/encode.h"
+#include "interop/safetensors/hf_checksums.h"
 #include "publish/commit.h"
 #include "publish/save_id.h"
 
@@ -89,6 +94,20 @@ std::vector<FileSegment> SegmentsOf(const PlannedFile& file, std::size_t first_i
   return segments;
 }
 
+/// Returns the files of the folder that do not tell for themselves whose they are. Both arguments
+/// must outlive what is returned.
+std::vector<BroughtFile> BroughtBy(const std::vector<PlannedFile>& files,
+                                   const std::vector<SideFile>& others) {
+  std::vector<BroughtFile> brought{{std::string(kHfIndexName)}, {std::string(kHfChecksumsName)}};
+  for (const PlannedFile& file : files) {
+    brought.push_back({file.name});
+  }
+  for (const SideFile& file : others) {
+    brought.push_back({file.name, &file.content});
+  }
+  return brought;
+}
+
 }  // namespace
 
 Result<std::uint64_t> PublishFile(Storage& storage, const std::string& target,
@@ -128,6 +147,7 @@ Result<ConvertReport> ConvertToSafetensors(CheckpointReader& reader, const Selec
     return NotFound("no tensor is selected that safetensors can hold");
   }
   PlanFile(&file);
+  VARVE_RETURN_IF_ERROR(CheckSafetensorsHeader(BaseName(target), file.header));
   SelectedStream stream(reader, file.tensors, options, selection.tensor_bytes());
   VARVE_ASSIGN_OR_RETURN(report.bytes,
                          PublishFile(storage, target, options, SegmentsOf(file, 0, &stream)));
@@ -146,10 +166,9 @@ Result<ConvertReport> ConvertToHf(CheckpointReader& reader, const Selection& sel
   }
   const std::vector<PlannedFile> files = Shard(tensors, options.shard_size);
   VARVE_RETURN_IF_ERROR(NeedsRenames(storage, target, "a Hugging Face folder"));
-  VARVE_ASSIGN_OR_RETURN(const SaveId id, RandomSaveId());
-  VARVE_ASSIGN_OR_RETURN(const auto commit,
-                         Commit::Begin(storage, target, id,
-                                       options.overwrite ? Overwrite::kAlways : Overwrite::kNever));
+  for (const PlannedFile& file : files) {
+    VARVE_RETURN_IF_ERROR(CheckSafetensorsHeader(file.name, file.header));
+  }
   VARVE_ASSIGN_OR_RETURN(std::vector<SideFile> others, ReadSideFiles(reader));
   if (!options.hf_config.empty()) {
     VARVE_ASSIGN_OR_RETURN(const auto config, ReadHfConfig(options.hf_config, storage));
@@ -158,6 +177,13 @@ Result<ConvertReport> ConvertToHf(CheckpointReader& reader, const Selection& sel
       others.push_back(file);
     }
   }
+  VARVE_ASSIGN_OR_RETURN(const SaveId id, RandomSaveId());
+  VARVE_ASSIGN_OR_RETURN(
+      const auto commit,
+      Commit::Begin(storage, target, id, options.overwrite ? Overwrite::kAlways : Overwrite::kNever,
+                    options.stop, Resume::kNo, BroughtBy(files, others)));
+  HfChecksums checksums{
+      .block_bytes = kDefaultBlockBytes, .files = {}, .side_files = DescribeSideFiles(others)};
   report.files = NamesOf(others);
   commit->AddSideFiles(std::move(others));
   std::vector<const SelectedTensor*> order;
@@ -170,9 +196,15 @@ Result<ConvertReport> ConvertToHf(CheckpointReader& reader, const Selection& sel
   std::size_t first_item = 0;
   std::uint64_t tensor_bytes = 0;
   for (const PlannedFile& file : files) {
-    VARVE_ASSIGN_OR_RETURN(const std::uint64_t size,
-                           WriteSegmentsFile(storage, JoinPath(commit->staging(), file.name),
-                                             SegmentsOf(file, first_item, &stream), options.stop));
+    HfChecksums::File& sums = checksums.files.emplace_back();
+    VARVE_ASSIGN_OR_RETURN(
+        const std::uint64_t size,
+        WriteSegmentsFile(storage, JoinPath(commit->staging(), file.name),
+                          SegmentsOf(file, first_item, &stream), options.stop, &sums.block_crc32c));
+    sums.name = file.name;
+    sums.size = size;
+    sums.header_bytes = file.header.size();
+    sums.header_crc32c = Crc32c(AsByteSpan(file.header));
     written.push_back({.name = file.name, .size = size});
     first_item += file.tensors.size();
     report.bytes += size;
@@ -182,8 +214,9 @@ Result<ConvertReport> ConvertToHf(CheckpointReader& reader, const Selection& sel
     }
   }
   std::sort(index.weight_map.begin(), index.weight_map.end());
-  VARVE_RETURN_IF_ERROR(commit->Publish(
-      written, {{"model.safetensors.index.json", EncodeHfIndex(index, tensor_bytes)}}));
+  VARVE_RETURN_IF_ERROR(
+      commit->Publish(written, {{std::string(kHfChecksumsName), EncodeHfChecksums(checksums)},
+                                {std::string(kHfIndexName), EncodeHfIndex(index, tensor_bytes)}}));
   report.tensor_count = tensors.size();
   return report;
 }

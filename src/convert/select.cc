@@ -4,6 +4,7 @@
 
 #include "base/stop.h"
 #include "convert/writers.h"
+#include "format/data_file.h"
 #include "format/structure.h"
 #include "plan/load_plan.h"
 #include "tensor/box.h"
@@ -237,7 +238,8 @@ ProduceFunction SelectedStream::Bytes(std::size_t i) {
 
 Result<std::uint64_t> WriteSegmentsFile(Storage& storage, const std::string& path,
                                         const std::vector<FileSegment>& segments,
-                                        const std::stop_token& stop) {
+                                        const std::stop_token& stop,
+                                        std::vector<std::uint32_t>* sums) {
   std::uint64_t size = 0;
   for (const FileSegment& segment : segments) {
     size += segment.bytes;
@@ -246,9 +248,14 @@ Result<std::uint64_t> WriteSegmentsFile(Storage& storage, const std::string& pat
       const auto file,
       storage.OpenForWrite(path, {.size = size, .direct = true, .exclusive = false}));
   WriteSegmentsOptions options;
+  options.block_bytes = kDefaultBlockBytes;
   options.stop = stop;
-  VARVE_RETURN_IF_ERROR(WriteSegments(*file, 0, segments, BufferPool::Shared(), options).status());
+  VARVE_ASSIGN_OR_RETURN(WrittenSegments written,
+                         WriteSegments(*file, 0, segments, BufferPool::Shared(), options));
   VARVE_RETURN_IF_ERROR(file->Sync(size));
+  if (sums != nullptr) {
+    *sums = std::move(written.block_crc32c);
+  }
   return size;
 }
 

@@ -58,11 +58,13 @@ class SelectedStream {
   std::uint64_t done_ = 0;
 };
 
-/// Writes segments one after the other into a new file and makes it durable; returns its size.
-/// Errors: Cancelled on `stop`, and then a part of the file is there.
+/// Writes segments one after the other into a new file and makes it durable; returns its size, and
+/// sets `*sums`, unless that is null, to the CRC-32C of its blocks of kDefaultBlockBytes. Errors:
+/// Cancelled on `stop`, and then a part of the file is there.
 Result<std::uint64_t> WriteSegmentsFile(Storage& storage, const std::string& path,
                                         const std::vector<FileSegment>& segments,
-                                        const std::stop_token& stop);
+                                        const std::stop_token& stop,
+                                        std::vector<std::uint32_t>* sums = nullptr);
 
 /// Writes the segments of one file and returns its size.
 using SegmentWriter = std::function<Result<std::uint64_t>(const std::vector<FileSegment>&)>;

@@ -4,6 +4,7 @@
 #include <chrono>
 
 #include "base/time_source.h"
+#include "catalogue/foreign.h"
 #include "catalogue/names.h"
 #include "catalogue/own_names.h"
 #include "varve/catalogue.h"
@@ -15,6 +16,21 @@ Status NoCheckpoint(const std::string& path) {
   return FailedPrecondition(path +
                             " exists and is not a checkpoint; it is not replaced, choose "
                             "another name");
+}
+
+/// Returns the error for a directory that no index makes a checkpoint.
+Status NoCheckpointIn(const std::string& path, const std::vector<DirectoryEntry>& entries) {
+  const DirectoryEntry* const model = FindEntry(entries, "model.safetensors");
+  if (model == nullptr || model->is_directory) {
+    return NoCheckpoint(path);
+  }
+  return FailedPrecondition(path +
+                            " exists and is not a checkpoint: it holds a model.safetensors without "
+                            "a " +
+                            std::string(kHfIndexName) +
+                            ", as save_pretrained writes it: nothing tells which files there are "
+                            "the model's, so it is not replaced. Remove the folder or move it "
+                            "elsewhere, or choose another name");
 }
 
 /// Returns true for what ranks that save apart leave when the first of them dies while it writes.
@@ -37,7 +53,8 @@ Result<Occupant> WhatIsAt(Storage& storage, const std::string& path) {
     return Occupant::kEmptyDirectory;
   }
   if (!IsCheckpoint(storage, path, *entries)) {
-    return HoldsPartsOnly(*entries) ? Result<Occupant>(Occupant::kParts) : NoCheckpoint(path);
+    return HoldsPartsOnly(*entries) ? Result<Occupant>(Occupant::kParts)
+                                    : NoCheckpointIn(path, *entries);
   }
   return Occupant::kCheckpoint;
 }
@@ -53,18 +70,25 @@ Status CheckMayReplace(Storage& storage, const std::string& path, Overwrite over
   }
   const auto verified = Verify(path, storage, {}, stop);
   const StatusCode code = verified.status().code();
-  if (code == StatusCode::kFailedPrecondition || code == StatusCode::kDataLoss) {
-    return Status::Ok();  // Files of some ranks are missing.
-  }
-  if (!verified.ok()) {
+  const bool incomplete =  // Files of some ranks are missing.
+      code == StatusCode::kFailedPrecondition || code == StatusCode::kDataLoss;
+  if (!incomplete && !verified.ok()) {
     return verified.status().Annotate("verify " + path +
                                       ", which may be replaced if it is damaged");
   }
-  return verified->clean()
-             ? AlreadyExists(path + " already holds a checkpoint, and it is not damaged: all " +
-                             std::to_string(verified->bytes_checked) +
-                             " bytes were verified; pass overwrite to replace it all the same")
-             : Status::Ok();
+  if (!incomplete && verified->clean()) {
+    return AlreadyExists(path + " already holds a checkpoint, and it is not damaged: all " +
+                         std::to_string(verified->bytes_checked) +
+                         " bytes were verified; pass overwrite to replace it all the same");
+  }
+  if (const auto file = FindRewrittenHfFile(storage, path); file.ok() && !file->empty()) {
+    return AlreadyExists(path +
+                         " holds tensors that another program seems to have written: " + *file +
+                         " is whole, and not what Varve saved there; pass overwrite to replace "
+                         "them, or remove " +
+                         std::string(kHfChecksumsName) + " to use them");
+  }
+  return Status::Ok();
 }
 
 }  // namespace

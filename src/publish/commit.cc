@@ -22,7 +22,8 @@
 //     only a damaged one may be replaced, all its bytes are verified here, under the lock. An empty
 //     directory is as good as nothing; it stays until step 9. Then make the staging directory
 //     .NAME.varve-saving-<id>, hidden and unique. If NAME holds files that are not part of the
-//     checkpoint, find out whether they can be kept (other_files.cc).
+//     checkpoint, find out whether they can be kept (other_files.cc), as far as the names that the
+//     new one will have are known.
 //  5. (All ranks) write data files into it, each synced by its writer: a file that the commit
 //     record counts on is durable before the record exists. A save that puts files into folders
 //     gives the staging directory the mark of step 7 before the first of them.
@@ -69,7 +70,6 @@
 #include "format/commit_record.h"
 #include "format/manifest.h"
 #include "publish/claim.h"
-#include "publish/other_files.h"
 #include "publish/replaced.h"
 #include "publish/save_id.h"
 
@@ -80,7 +80,8 @@ class RenameCommit final : public Commit {
  public:
   static Result<std::unique_ptr<Commit>> Begin(Storage& storage, const std::string& name,
                                                const SaveId& id, Overwrite overwrite,
-                                               const std::stop_token& stop, Resume resume);
+                                               const std::stop_token& stop, Resume resume,
+                                               const std::vector<BroughtFile>& brought);
   RenameCommit(const RenameCommit&) = delete;
   RenameCommit& operator=(const RenameCommit&) = delete;
   ~RenameCommit() override;
@@ -93,7 +94,7 @@ class RenameCommit final : public Commit {
   RenameCommit(Storage& storage, std::string path, std::string staging,
                std::unique_ptr<StorageLock> lock, bool overwrite, bool over_empty);
   Status SyncFolders(const std::vector<DataFile>& files);
-  Status CheckOthers();
+  Status CheckOthers(const std::vector<BroughtFile>& brought);
   Status AddFiles();
   Status FinishStaging();
   Status Displace();
@@ -127,7 +128,8 @@ RenameCommit::~RenameCommit() {
 
 Result<std::unique_ptr<Commit>> RenameCommit::Begin(Storage& storage, const std::string& name,
                                                     const SaveId& id, Overwrite overwrite,
-                                                    const std::stop_token& stop, Resume resume) {
+                                                    const std::stop_token& stop, Resume resume,
+                                                    const std::vector<BroughtFile>& brought) {
   VARVE_RETURN_IF_ERROR(CheckCheckpointName(name));
   VARVE_ASSIGN_OR_RETURN(const std::string path, FollowLinks(storage, name));
   VARVE_RETURN_IF_ERROR(MakeDirectories(storage, ParentPath(path)));  // Step 0.
@@ -159,15 +161,16 @@ Result<std::unique_ptr<Commit>> RenameCommit::Begin(Storage& storage, const std:
       new RenameCommit(storage, path, std::move(staging), locked ? std::move(*lock) : nullptr,
                        occupant == Occupant::kCheckpoint, occupant == Occupant::kEmptyDirectory));
   commit->conflicts_ = std::move(conflicts);
-  VARVE_RETURN_IF_ERROR(commit->CheckOthers());
+  VARVE_RETURN_IF_ERROR(commit->CheckOthers(brought));
   return std::unique_ptr<Commit>(std::move(commit));
 }
 
-Status RenameCommit::CheckOthers() {
+Status RenameCommit::CheckOthers(const std::vector<BroughtFile>& brought) {
   if (!overwrite_) {
     return Status::Ok();
   }
   VARVE_ASSIGN_OR_RETURN(const Inventory found, TakeInventory(storage_, path_));
+  VARVE_RETURN_IF_ERROR(CheckNoneIsTaken(storage_, path_, found.others, brought));
   return CheckCanKeep(storage_, path_, found.others, staging_);
 }
 
@@ -289,10 +292,11 @@ Status RenameCommit::Publish(const std::vector<DataFile>& files,
 
 Result<std::unique_ptr<Commit>> Commit::Begin(Storage& storage, const std::string& name,
                                               const SaveId& id, Overwrite overwrite,
-                                              const std::stop_token& stop, Resume resume) {
+                                              const std::stop_token& stop, Resume resume,
+                                              const std::vector<BroughtFile>& brought) {
   return PublishesByRecord(storage, name)
              ? BeginRecordCommit(storage, name, id, overwrite, stop)
-             : RenameCommit::Begin(storage, name, id, overwrite, stop, resume);
+             : RenameCommit::Begin(storage, name, id, overwrite, stop, resume, brought);
 }
 
 std::string PlaceOfSave(Storage& storage, const std::string& path, const SaveId& id) {

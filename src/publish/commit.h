@@ -9,6 +9,7 @@
 #include <utility>
 #include <vector>
 
+#include "publish/other_files.h"
 #include "varve/checkpoint.h"
 #include "varve/metadata.h"
 #include "varve/status.h"
@@ -34,12 +35,15 @@ enum class Resume : std::uint8_t {
 class Commit {
  public:
   /// Steps 0-4 of commit.cc, or of record_commit.cc where checkpoints are published by their
-  /// record. `stop` ends the verification of what is to be replaced. Errors: AlreadyExists;
-  /// FailedPrecondition; InvalidArgument for a name that a checkpoint cannot have; Cancelled.
+  /// record. `stop` ends the verification of what is to be replaced. `brought` are files that the
+  /// new checkpoint will have, as far as they are known: a file of the user's that has such a name
+  /// is found now. Errors: AlreadyExists; FailedPrecondition; InvalidArgument for a name that a
+  /// checkpoint cannot have; Cancelled.
   static Result<std::unique_ptr<Commit>> Begin(Storage& storage, const std::string& name,
                                                const SaveId& id, Overwrite overwrite,
                                                const std::stop_token& stop = {},
-                                               Resume resume = Resume::kNo);
+                                               Resume resume = Resume::kNo,
+                                               const std::vector<BroughtFile>& brought = {});
   virtual ~Commit() = default;
 
   /// Returns the directory that the save's files are written into.

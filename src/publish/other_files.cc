@@ -1,8 +1,9 @@
 // An overwrite replaces a checkpoint and nothing else. Files that the user has put into its
 // directory come into the new one, by these steps; the numbers are those of commit.cc.
 //
-//  4. Before any work, CheckCanKeep tries one hard link. Where there are none, files are copied, up
-//     to 64 MiB in all: with more than that the save is refused here, and names them.
+//  4. Before any work, CheckNoneIsTaken looks for a name that the new checkpoint will have, as far
+//     as those are known. CheckCanKeep tries one hard link. Where there are none, files are copied,
+//     up to 64 MiB in all: with more than that the save is refused here, and names them.
 //  7. When all data files are there, KeepOtherFiles makes folders anew and gives each file a second
 //     name in the staging directory. A symbolic link is linked itself. The staging directory has
 //     the mark .varve-staging from before the first such name until its index is durable. A dead
@@ -14,6 +15,8 @@
 #include <algorithm>
 #include <cstddef>
 #include <iterator>
+#include <map>
+#include <string_view>
 #include <utility>
 
 #include "catalogue/names.h"
@@ -105,6 +108,22 @@ Status CheckCanCopy(const std::string& directory, const std::vector<OtherFile>& 
       "or choose another name: " + NameFiles(files));
 }
 
+Status TakenIn(const std::string& directory, const std::string& name) {
+  return FailedPrecondition("overwrite " + directory + ": " + name +
+                            " is not part of the checkpoint that is there, and the new one has a "
+                            "file of that name; move it elsewhere or choose another name");
+}
+
+/// Returns true when a file or link has this content.
+bool Holds(Storage& storage, const std::string& path, const std::string& content) {
+  SymbolicLinks* const links = storage.extras().symbolic_links;
+  if (links != nullptr && links->ReadLink(path).ok()) {
+    return false;
+  }
+  const auto found = ReadWholeFile(storage, path, kMaxCopiedBytes);
+  return found.ok() && *found == content;
+}
+
 /// Copies a file or a symbolic link. `to` is whole, and its content durable, once it is there.
 Status Copy(Storage& storage, const std::string& from, const std::string& to, bool is_link) {
   SymbolicLinks* const links = storage.extras().symbolic_links;
@@ -171,11 +190,7 @@ class Keeper {
     return kept.code() == StatusCode::kNotFound ? Status::Ok() : kept;
   }
 
-  [[nodiscard]] Status Taken(const std::string& name) const {
-    return FailedPrecondition("overwrite " + from_ + ": " + name +
-                              " is not part of the checkpoint that is there, and the new one has a "
-                              "file of that name; move it elsewhere or choose another name");
-  }
+  [[nodiscard]] Status Taken(const std::string& name) const { return TakenIn(from_, name); }
 
   Storage& storage_;
   const std::string& from_;
@@ -190,6 +205,32 @@ Result<Inventory> TakeInventory(Storage& storage, const std::string& directory) 
   Walk walk(storage, directory, entries);
   VARVE_RETURN_IF_ERROR(walk.Visit("", entries));
   return walk.Take();
+}
+
+Status CheckNoneIsTaken(Storage& storage, const std::string& directory,
+                        const std::vector<OtherFile>& others,
+                        const std::vector<BroughtFile>& brought) {
+  std::map<std::string_view, const OtherFile*> by_name;
+  for (const OtherFile& other : others) {
+    by_name[other.name] = &other;
+  }
+  for (const BroughtFile& file : brought) {
+    const std::string_view name = file.name;
+    for (std::size_t end = name.find('/'); end != std::string_view::npos;
+         end = name.find('/', end + 1)) {
+      const auto folder = by_name.find(name.substr(0, end));
+      if (folder != by_name.end() && !folder->second->is_directory) {
+        return TakenIn(directory, folder->second->name);
+      }
+    }
+    const auto found = by_name.find(name);
+    if (found != by_name.end() &&
+        (found->second->is_directory || file.content == nullptr ||
+         !Holds(storage, JoinPath(directory, file.name), *file.content))) {
+      return TakenIn(directory, file.name);
+    }
+  }
+  return Status::Ok();
 }
 
 Status CheckCanKeep(Storage& storage, const std::string& directory,

@@ -41,6 +41,18 @@ struct Inventory {
 /// Lists a checkpoint's directory. Symbolic links are not followed. Errors: those of Storage::List.
 Result<Inventory> TakeInventory(Storage& storage, const std::string& directory);
 
+/// A file that a new checkpoint will have.
+struct BroughtFile {
+  std::string name;                      ///< Relative to the checkpoint's directory.
+  const std::string* content = nullptr;  ///< Null where it is not known yet.
+};
+
+/// Returns an error when a file of `others`, which are in `directory`, is in the way of one of
+/// `brought`. One with the same content is not. Errors: FailedPrecondition, naming the file.
+Status CheckNoneIsTaken(Storage& storage, const std::string& directory,
+                        const std::vector<OtherFile>& others,
+                        const std::vector<BroughtFile>& brought);
+
 /// Returns an error when `others`, which are in `directory`, could not come into `staging`, before
 /// anything has been written there. Errors: FailedPrecondition, naming files.
 Status CheckCanKeep(Storage& storage, const std::string& directory,

@@ -215,6 +215,7 @@ class CoordinatedSave final : public SaveSession {
     std::vector<Bytes> placements(settled_.plans.size());
     if (format().place != nullptr) {
       VARVE_ASSIGN_OR_RETURN(placements, format().place(settled_));
+      settled_.placement = placements[0];  // The coordinator is rank 0.
     }
     if (claim_ == Claim::kWithPlan) {
       VARVE_RETURN_IF_ERROR(ClaimName());
@@ -239,18 +240,34 @@ class CoordinatedSave final : public SaveSession {
         "; nothing was written. Give what each rank has for itself a name of its own");
   }
 
+  /// Returns the files that the checkpoint will have beside those whose names Varve alone gives.
+  [[nodiscard]] std::vector<BroughtFile> Brought() const {
+    std::vector<BroughtFile> brought;
+    brought.reserve(settled_.side_files.size());
+    for (const SideFile& file : settled_.side_files) {
+      brought.push_back({file.name, &file.content});
+    }
+    if (format().names != nullptr) {
+      for (std::string& name : format().names(settled_)) {
+        brought.push_back({std::move(name)});
+      }
+    }
+    return brought;
+  }
+
   /// Begins the commit; waits for a save that is under way if `waits`.
   Result<std::unique_ptr<Commit>> BeginCommit(const std::function<bool()>& waits) {
     if (options_.format != Format::kVarve) {
       VARVE_RETURN_IF_ERROR(NeedsRenames(
           storage_, path_, "format \"" + std::string(FormatName(options_.format)) + "\""));
     }
+    const std::vector<BroughtFile> brought = Brought();
     const TimePoint start = Now();
     const Deadline until = start + options_.timeout / 2;
     bool was_free = false;  // The lock, after the last attempt: then it failed for another reason.
     while (true) {
       auto commit = Commit::Begin(storage_, path_, settled_.identity.save_id, options_.overwrite,
-                                  options_.stop);
+                                  options_.stop, Resume::kNo, brought);
       if (commit.status().code() != StatusCode::kFailedPrecondition || was_free || !waits() ||
           Now() >= until || options_.stop.stop_requested()) {
         return commit;

@@ -3,7 +3,9 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -18,12 +20,13 @@
 
 namespace varve {
 
-/// Parts of a file whose other parts are written, or not there yet. Each begins and ends with a
-/// page or with the file.
+/// Parts of a file whose other parts are written, or not there yet. What lies together begins and
+/// ends with a page or with the file.
 struct FilePatch {
   std::string name;
-  std::uint64_t size = 0;                              ///< Of the whole file.
-  std::vector<std::pair<std::uint64_t, Bytes>> parts;  ///< By offset.
+  std::uint64_t size = 0;  ///< Of the whole file.
+  /// By offset, disjoint. Views of CheckpointIndex::keep and of the receipts.
+  std::vector<std::pair<std::uint64_t, std::string_view>> parts;
 };
 
 /// A rank's data file before it is written.
@@ -39,6 +42,7 @@ struct CheckpointIndex {
   std::vector<IndexFile> index;
   /// What the coordinator writes into data files of several ranks before it publishes them.
   std::vector<FilePatch> patches{};
+  std::shared_ptr<const void> keep{};
 };
 
 struct WrittenFormat {
@@ -56,7 +60,11 @@ struct WrittenFormat {
   /// data and SettledSave::layout. Errors: InvalidArgument, Unimplemented, naming the tensor or
   /// value.
   Result<RankFile> (*lay_out)(const State* state, const SettledSave& settled) = nullptr;
-  /// Makes the index on the coordinator, from the receipts of all ranks (FileWork::finish).
+  /// Returns the names in the checkpoint's directory that the save will bring and that do not tell
+  /// for themselves whose they are, on the coordinator; null where there are none.
+  std::vector<std::string> (*names)(const SettledSave& settled) = nullptr;
+  /// Makes the index on the coordinator, from the receipts of all ranks (FileWork::finish), which
+  /// outlive it.
   Result<CheckpointIndex> (*make_index)(const SettledSave& settled,
                                         const std::vector<std::string>& receipts) = nullptr;
 };

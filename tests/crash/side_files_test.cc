@@ -28,7 +28,10 @@ const std::vector<SideFile> kFiles{{"tokenizer/vocab.json", "[1]"},
 
 Status SaveWith(const std::vector<SideFile>& files, Storage& storage, std::uint64_t seed,
                 Format format = Format::kVarve) {
-  const JobState job(seed, 1);
+  JobState job(seed, 1);
+  if (format == Format::kSafetensors) {
+    job.LeaveTensorsAlone();
+  }
   State state = job.rank(0);
   state.files = files;
   state.structure.clear();  // JobState's is none that DCP can hold.
@@ -136,7 +139,38 @@ TEST_P(SideFiles, OfADeadSaveAreNotTakenForTheUsers) {
   EXPECT_GE(points, 30U);
 }
 
-INSTANTIATE_TEST_SUITE_P(Formats, SideFiles, testing::Values(Format::kVarve, Format::kDcp),
+TEST_P(SideFiles, ThatWouldReplaceTheUsersAreRefusedBeforeDataAreWritten) {
+  const std::vector<std::pair<std::string, std::string>> cases{
+      {"tokenizer", "tokenizer"},   // A file where a folder must be.
+      {"empty/mine.txt", "empty"},  // A folder where a file must be.
+      {"tokenizer/vocab.json", "tokenizer/vocab.json"}};
+  for (const auto& [mine, named] : cases) {
+    MemoryStorage storage;
+    ASSERT_TRUE(IsOk(SaveWith({}, storage, 1, GetParam())));
+    const std::string path = JoinPath(kPath, mine);
+    if (mine.find('/') != std::string::npos) {
+      ASSERT_TRUE(IsOk(storage.MakeDirectory(ParentPath(path))));
+    }
+    ASSERT_TRUE(IsOk(WriteWholeFile(storage, path, "mine")));
+    FaultyStorage faulty(storage);
+    faulty.FailAt({Operation::kWrite, 0, /*forever=*/true, DataLoss("something was written")});
+    EXPECT_TRUE(FailsWith(SaveWith(kFiles, faulty, 2, GetParam()), StatusCode::kFailedPrecondition,
+                          {"overwrite", named, "not part of the checkpoint"}));
+    EXPECT_EQ(*ReadWholeFile(storage, path, 100), "mine");
+  }
+}
+
+TEST_P(SideFiles, AFileOfTheUsersWithTheSameContentIsTakenOver) {
+  MemoryStorage storage;
+  ASSERT_TRUE(IsOk(SaveWith({}, storage, 1, GetParam())));
+  ASSERT_TRUE(IsOk(WriteWholeFile(storage, JoinPath(kPath, "config.json"), "{}")));
+  ASSERT_TRUE(IsOk(SaveWith(kFiles, storage, 2, GetParam())));
+  ASSERT_TRUE(IsOk(SaveWith({}, storage, 3, GetParam())));
+  EXPECT_FALSE(ReadWholeFile(storage, JoinPath(kPath, "config.json"), 100).ok());
+}
+
+INSTANTIATE_TEST_SUITE_P(Formats, SideFiles,
+                         testing::Values(Format::kVarve, Format::kDcp, Format::kSafetensors),
                          [](const auto& test) { return std::string(FormatName(test.param)); });
 
 TEST(SideFileNames, ThatLeadOutOrAreReservedAreRefused) {

@@ -119,11 +119,11 @@ class PieceArrays(TorchArrays):
             run = data[first : first + math.prod(sizes)]
             add_shard(into, fqn, piece.shape, offsets, run.view(sizes))
 
-    def memory(self, tensor: Any) -> Any:
+    def memory(self, tensor: Any, fqn: str = "") -> Any:
         """Pieces are known by their run and their memory."""
         if not isinstance(tensor, Piece):
-            return super().memory(tensor)
-        place = super().memory(tensor.data) if tensor.data.numel() > 0 else None
+            return super().memory(tensor, fqn)
+        place = super().memory(tensor.data, fqn) if tensor.data.numel() > 0 else None
         return None if place is None else (tensor.shape, tensor.start, place)
 
     def note_filled(self, tensors: Iterable[Any]) -> None:

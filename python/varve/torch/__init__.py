@@ -140,8 +140,8 @@ def save(
             files, committed like any other and with Varve's checksums in the index; or "hf" for a folder that
             Hugging Face's tools open: safetensors files with whole tensors, into which every rank writes
             its parts in place, and their index. It holds tensors alone: give the model's state dict. Of
-            tied tensors the first of the state is stored. Shards by columns, which are not
-            whole pages of the files, are refused where they are more than 256 MiB.
+            tied tensors the first of the state is stored. What shards have of shared pages of 4 KiB (edges
+            of rows, all of shards by columns) is refused where it is more than 1 GiB.
         hf: Options of format="hf".
         save_id: 16 bytes that name the attempt, only for `coordinate=False` and the same on all ranks.
             By default it follows from the job's rendezvous store, the path and a count of saves.
@@ -164,7 +164,6 @@ def save(
             replicas differ and `on_difference` is "error".
         OutOfSpaceError, UnavailableError: Writing failed or a rank is lost; each is named.
     """
-    folder = _hf.chosen(hf, format)
 
     def save_with(coordinator: Coordinator | None, save_id: bytes | None) -> SaveReport:
         options = _core.SaveOptions(
@@ -176,11 +175,11 @@ def save(
             check_replicas=check_replicas,
             timeout=timeout,
             progress=progress,
-            shard_size=(folder or HfOptions()).shard_size,
+            shard_size=_hf.shard_size(hf),
         )
         arrays = TorchArrays()
         return _engine.save(
-            state_dict, path, arrays, coordinator, allow_pickle, files, options, folder
+            state_dict, path, arrays, coordinator, allow_pickle, files, options, hf, format
         )
 
     if not coordinate:

@@ -89,7 +89,6 @@ def async_save(
     Raises:
         InvalidArgumentError: The arguments themselves make no sense.
     """
-    folder = _hf.chosen(hf, format)
     call = Call(
         kind=SaveHandle,
         state=state_dict,
@@ -99,7 +98,7 @@ def async_save(
         executor=executor,
         staging=staging,
         files=files,
-        hf=folder,
+        hf=hf,
         allow_pickle=allow_pickle,
         on_failure=on_failure,
         on_end=on_done,
@@ -109,7 +108,7 @@ def async_save(
         save={
             "overwrite": overwrite,
             "format": format,
-            "shard_size": (folder or HfOptions()).shard_size,
+            "shard_size": _hf.shard_size(hf),
             "on_difference": on_difference,
             "check_replicas": check_replicas,
             "max_write_bandwidth": max_write_bandwidth,
@@ -185,7 +184,6 @@ def defer_save(
             f"the stager was made with executor={stager.executor!r}: defer_save needs one with "
             'executor="process"'
         )
-    folder = _hf.chosen(hf, format)
     call = Call(
         kind=DeferredSaveHandle,
         state=state_dict,
@@ -195,7 +193,7 @@ def defer_save(
         executor="process",
         staging=staging,
         files=files,
-        hf=folder,
+        hf=hf,
         allow_pickle=allow_pickle,
         on_failure=on_failure,
         on_end=on_held,
@@ -205,7 +203,7 @@ def defer_save(
         save={
             "overwrite": overwrite,
             "format": format,
-            "shard_size": (folder or HfOptions()).shard_size,
+            "shard_size": _hf.shard_size(hf),
             "on_difference": on_difference,
             "check_replicas": check_replicas,
             "max_write_bandwidth": max_write_bandwidth,

@@ -98,6 +98,7 @@ def begin(call: Call[AnyHandle]) -> AnyHandle:
             call.on_failure,
             call.made_options(own_id),
             call.hf,
+            call.save["format"],
         )
         return save.start(stager, coordinator)
 
@@ -151,6 +152,7 @@ class Save(Generic[AnyHandle]):
     on_failure: str
     options: _core.AsyncSaveOptions | _core.DeferSaveOptions
     hf: HfOptions | None = None
+    format: str = "varve"
 
     def start(self, stager: Stager, coordinator: Coordinator | None) -> AnyHandle:
         """Begins the save on a stager."""
@@ -166,7 +168,13 @@ class Save(Generic[AnyHandle]):
             try:
                 arrays = TorchArrays(stager.copy_from_devices)
                 parts = _engine.gather(
-                    self.state, arrays, rank, self.allow_pickle, self.files, self.hf
+                    self.state,
+                    arrays,
+                    rank,
+                    self.allow_pickle,
+                    self.files,
+                    self.hf,
+                    self.format,
                 )
             except Exception as error:
                 cause = error

@@ -33,6 +33,7 @@ _SAVE_OPTIONS = {
     "check_torn",
     "deadline",
     "format",
+    "hf",
     "max_write_bandwidth",
     "on_difference",
     "retries",
@@ -192,7 +193,8 @@ class CheckpointManager(Manager):
             failed.
         metrics_file: A file that rank 0 writes OpenMetrics text to after each save.
         save_options: Further arguments of `async_save`: allow_pickle, check_replicas, check_torn, deadline,
-            format, max_write_bandwidth, on_difference, retries, staging.
+            format, hf, max_write_bandwidth, on_difference, retries, staging. With format="hf" every state
+            must hold tensors alone.
         timeout: Seconds any rank waits for the others in a save or load.
 
     Raises:

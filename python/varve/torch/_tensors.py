@@ -62,13 +62,13 @@ class TorchArrays(NumpyArrays):
 
     def origin(self, tensor: Any) -> str:
         """Returns the library of a read's results."""
-        return "numpy" if not _is_torch(tensor) else "torch"
+        return "numpy" if not is_torch(tensor) else "torch"
 
     def add_sources(self, into: Gathered, fqn: str, tensor: Any) -> None:
         """Adds the shards this rank holds; none where it holds nothing."""
         if _added_quickly(into, fqn, tensor):
             return
-        if not _is_torch(tensor):
+        if not is_torch(tensor):
             super().add_sources(into, fqn, tensor)
             return
         _check(fqn, tensor)
@@ -94,11 +94,12 @@ class TorchArrays(NumpyArrays):
             self._copies[place] = _copy_to_cpu(tensor)
         return self._copies[place]
 
-    def memory(self, tensor: Any) -> Any:
+    def memory(self, tensor: Any, fqn: str = "") -> Any:
         """Returns a key that is equal for tensors of one memory; None where that is unknown."""
-        if not _is_torch(tensor):
-            return super().memory(tensor)
-        shape, shards = _shards("", tensor)
+        if not is_torch(tensor):
+            return super().memory(tensor, fqn)
+        _check(fqn, tensor)
+        shape, shards = _shards(fqn, tensor)
         places = [(tuple(offsets), _place(local)) for offsets, local in shards]
         if not places or any(place is None for _, place in places):
             return None
@@ -108,7 +109,7 @@ class TorchArrays(NumpyArrays):
         """Adds the shards this rank wants filled; memory elsewhere is filled through a copy on the CPU."""
         if _added_quickly(into, fqn, tensor):
             return
-        if not _is_torch(tensor):
+        if not is_torch(tensor):
             super().add_targets(into, fqn, tensor)
             return
         _check(fqn, tensor)
@@ -175,7 +176,7 @@ class TorchArrays(NumpyArrays):
 
     def dtype_of(self, tensor: Any) -> int | None:
         """Returns the engine's number of a tensor's dtype."""
-        return _NUMBERS.get(tensor.dtype) if _is_torch(tensor) else super().dtype_of(tensor)
+        return _NUMBERS.get(tensor.dtype) if is_torch(tensor) else super().dtype_of(tensor)
 
     def dtype_at(self, number: int) -> Any:
         """Returns the torch dtype with this number in the engine; None where there is none."""
@@ -226,7 +227,8 @@ def _tie(module: torch.nn.Module, tied: list[list[str]]) -> None:
                 setattr(module.get_submodule(owner), leaf, parameter)
 
 
-def _is_torch(value: Any) -> bool:
+def is_torch(value: Any) -> bool:
+    """Returns True for tensors of torch of any kind."""
     return isinstance(value, torch.Tensor) or (
         ShardedTensor is not None and isinstance(value, ShardedTensor)
     )
@@ -403,6 +405,8 @@ def _check_storage(fqn: str, tensor: torch.Tensor) -> None:
 def _place(tensor: torch.Tensor) -> Any:
     """Returns a key that is equal for tensors of one memory; None where the address does not tell."""
     if type(tensor) not in (torch.Tensor, torch.nn.Parameter):
+        return None
+    if tensor.layout is not torch.strided or tensor.is_quantized:
         return None
     if tensor.device.type not in ("cpu", "cuda", "meta") or tensor.numel() == 0:
         return None

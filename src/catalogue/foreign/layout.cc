@@ -87,9 +87,17 @@ RangeReader ReadFromFile(std::shared_ptr<ReadableFile> file) {
 
 Result<std::vector<NamedFile>> OpenAll(Storage& storage, const std::string& directory,
                                        const std::vector<std::string>& names) {
+  constexpr std::size_t kMostKeptOpen = 32;
   std::vector<NamedFile> files;
   for (const std::string& name : names) {
     VARVE_ASSIGN_OR_RETURN(NamedFile file, OpenNamed(storage, directory, name));
+    if (files.size() >= kMostKeptOpen) {
+      file.read = [&storage, directory, name](std::uint64_t begin,
+                                              std::uint64_t size) -> Result<std::string> {
+        VARVE_ASSIGN_OR_RETURN(const NamedFile again, OpenNamed(storage, directory, name));
+        return again.read(begin, size);
+      };
+    }
     files.push_back(std::move(file));
   }
   return files;

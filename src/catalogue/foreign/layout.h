@@ -63,7 +63,8 @@ Result<OpenedIndex> OpenForeignFile(Storage& storage, const std::string& path);
 /// Returns a reader that keeps the file open for as long as it is used.
 RangeReader ReadFromFile(std::shared_ptr<ReadableFile> file);
 
-/// Opens the named files of a directory. Errors: DataLoss for one that is missing.
+/// Opens the named files of a directory; of many, most are opened anew for each read, so that a few
+/// descriptors do. Errors: DataLoss for one that is missing.
 Result<std::vector<NamedFile>> OpenAll(Storage& storage, const std::string& directory,
                                        const std::vector<std::string>& names);
 

@@ -1,10 +1,13 @@
 // A folder of safetensors files, with or without `model.safetensors.index.json`.
 
+#include <algorithm>
+#include <set>
 #include <utility>
 
 #include "catalogue/foreign.h"
 #include "catalogue/foreign/layout.h"
 #include "catalogue/names.h"
+#include "catalogue/own_names.h"
 #include "interop/safetensors/decode.h"
 #include "interop/safetensors/hf_checksums.h"
 
@@ -28,10 +31,9 @@ Result<OpenedIndex> OpenHfFolder(const ForeignFolder& folder) {
     return decoded.status().Annotate(directory);
   }
   if (FindEntry(folder.entries, kHfChecksumsName) != nullptr) {
-    const std::string sums = JoinPath(directory, kHfChecksumsName);
-    VARVE_ASSIGN_OR_RETURN(const std::string text,
-                           ReadWholeFile(folder.storage, sums, kMaxJsonBytes));
-    VARVE_RETURN_IF_ERROR(DecodeHfChecksums(text, &decoded->metadata).Annotate(directory));
+    VARVE_ASSIGN_OR_RETURN(HfChecksums sums, ReadHfChecksums(folder.storage, directory));
+    VARVE_RETURN_IF_ERROR(
+        ApplyHfChecksums(std::move(sums), files, &decoded->metadata).Annotate(directory));
   }
   return Opened(directory, std::move(*decoded));
 }
@@ -59,7 +61,64 @@ Result<OpenedIndex> OpenSafetensorsFiles(const ForeignFolder& folder) {
   return Opened(folder.path, std::move(*decoded));
 }
 
+/// Returns true when the header can be read and its tensors end where the file does.
+bool IsWholeSafetensors(const NamedFile& file) {
+  const auto header = ReadSafetensorsHeader(file);
+  if (!header.ok()) {
+    return false;
+  }
+  std::uint64_t end = 0;
+  for (const SafetensorsHeader::Tensor& tensor : header->tensors) {
+    end = std::max(end, tensor.end);
+  }
+  return end == file.size;
+}
+
 }  // namespace
+
+Result<HfChecksums> ReadHfChecksums(Storage& storage, const std::string& directory) {
+  const std::string path = JoinPath(directory, kHfChecksumsName);
+  VARVE_ASSIGN_OR_RETURN(const std::string text, ReadWholeFile(storage, path, kMaxJsonBytes));
+  auto sums = DecodeHfChecksums(text);
+  return sums.ok() ? std::move(sums) : sums.status().Annotate(directory);
+}
+
+Result<std::string> FindRewrittenHfFile(Storage& storage, const std::string& directory) {
+  VARVE_ASSIGN_OR_RETURN(const auto entries, storage.List(directory));
+  std::set<std::string> names;
+  for (const DirectoryEntry& entry : entries) {
+    if (!entry.is_directory && IsHfDataName(entry.name)) {
+      names.insert(entry.name);
+    }
+  }
+  // An index that another program has written may name its files as it likes.
+  if (const auto named = ForeignFileNames(storage, directory); named.ok()) {
+    for (const std::string& name : *named) {
+      if (name.ends_with(".safetensors")) {
+        names.insert(name);
+      }
+    }
+  }
+  VARVE_ASSIGN_OR_RETURN(const HfChecksums sums, ReadHfChecksums(storage, directory));
+  for (const std::string& name : names) {
+    const auto opened = OpenAll(storage, directory, {name});
+    if (!opened.ok()) {
+      continue;  // Missing or unreadable: damaged.
+    }
+    const NamedFile& file = opened->front();
+    const HfChecksums::File* const wanted = sums.Find(name);
+    if (wanted != nullptr) {
+      VARVE_ASSIGN_OR_RETURN(const bool same, HasWrittenHeader(*wanted, file));
+      if (same) {
+        continue;
+      }
+    }
+    if (IsWholeSafetensors(file)) {
+      return name;
+    }
+  }
+  return std::string();
+}
 
 const ForeignLayout kHfLayout{HasSafetensorsIndex, OpenHfFolder};
 const ForeignLayout kSafetensorsLayout{HasSafetensors, OpenSafetensorsFiles};

@@ -50,6 +50,17 @@ Bytes EncodeSafetensorsHeader(const std::vector<SafetensorsEntry>& entries,
   return header;
 }
 
+Status CheckSafetensorsHeader(std::string_view file, std::string_view header) {
+  constexpr std::size_t kMost = 100'000'000;
+  if (header.size() <= kMost) {
+    return Status::Ok();
+  }
+  return InvalidArgument(
+      std::string(file) + " would have a header of " + std::to_string(header.size()) +
+      " bytes, and readers of safetensors take at most " + std::to_string(kMost) +
+      "; divide the tensors into more files, or give them shorter names");
+}
+
 std::vector<HfFile> DivideIntoHfFiles(const std::vector<SafetensorsEntry>& entries,
                                       std::uint64_t shard_size) {
   std::vector<HfFile> files;

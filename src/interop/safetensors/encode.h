@@ -3,9 +3,11 @@
 
 #include <cstdint>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "base/bytes.h"
+#include "varve/status.h"
 #include "varve/tensor.h"
 
 namespace varve {
@@ -30,6 +32,10 @@ bool SafetensorsBefore(const SafetensorsEntry& a, const SafetensorsEntry& b);
 /// transformers asks for.
 Bytes EncodeSafetensorsHeader(const std::vector<SafetensorsEntry>& entries,
                               std::uint64_t alignment = 8);
+
+/// Refuses a header that is longer than readers take: 100,000,000 bytes, by the format's own
+/// library. Errors: InvalidArgument, naming the file.
+Status CheckSafetensorsHeader(std::string_view file, std::string_view header);
 
 /// A file of a folder as Hugging Face's tools write it.
 struct HfFile {

@@ -21,45 +21,21 @@
 #include <vector>
 
 #include "base/bytes.h"
-#include "base/checked.h"
-#include "base/checksum.h"
+#include "catalogue/foreign.h"
+#include "catalogue/side_files.h"
 #include "interop/safetensors/decode.h"
+#include "interop/safetensors/encode.h"
 #include "interop/safetensors/hf_checksums.h"
 #include "save/hf/layout.h"
+#include "save/hf/place.h"
 #include "save/hf/scatter_file.h"
+#include "save/hf/shared_pages.h"
 #include "save/tensor_source.h"
 #include "save/written_format.h"
 #include "tensor/box.h"
 
 namespace varve {
-
-/// What a rank tells the coordinator: sums by place, fragments with their bytes one after the
-/// other.
-struct HfReceipt {
-  std::vector<BytesSum> sums;
-  std::vector<HfRun> fragments;  ///< `image_begin` counts from the beginning of `content`.
-  Bytes content;
-};
-
-template <class Archive>
-void Fields(Archive& archive, FieldsOf<Archive, BytesSum>& sum) {
-  archive(sum.file, sum.begin, sum.bytes, sum.crc32c);
-}
-
-template <class Archive>
-void Fields(Archive& archive, FieldsOf<Archive, HfRun>& run) {
-  archive(run.file, run.begin, run.bytes, run.image_begin);
-}
-
-template <class Archive>
-void Fields(Archive& archive, FieldsOf<Archive, HfReceipt>& receipt) {
-  archive(receipt.sums, receipt.fragments, receipt.content);
-}
-
 namespace {
-
-/// Fragments pass through the coordinator's memory.
-constexpr std::uint64_t kMostFragmentBytes = std::uint64_t{256} << 20;
 
 constexpr std::array<std::byte, kDirectAlignment> kPadding{};
 
@@ -80,33 +56,26 @@ Status CheckHf(const SettledSave& settled) {
       }
     }
   }
-  return any ? Status::Ok() : InvalidArgument("the state has no tensors");
+  if (!any) {
+    return InvalidArgument("the state has no tensors");
+  }
+  for (const SideFile& file : settled.side_files) {
+    if (file.name == kHfIndexName) {
+      return InvalidArgument("files: \"" + file.name +
+                             "\" is the index that the save itself writes; leave it out");
+    }
+  }
+  return Status::Ok();
 }
 
-HfFolder FolderOf(const SettledSave& settled) {
-  return LayOutHfFolder(settled.plans, settled.settled, settled.shard_size);
-}
-
-Result<std::vector<Bytes>> PlaceHf(const SettledSave& settled) {
-  const HfFolder folder = FolderOf(settled);
-  std::vector<Bytes> placements;
-  std::uint64_t fragments = 0;
-  for (std::size_t rank = 0; rank < folder.placements.size(); ++rank) {
-    const HfPlacement& placement = folder.placements[rank];
-    VARVE_ASSIGN_OR_RETURN(
-        const HfShare share,
-        ShareOfRank(settled.plans[rank], settled.settled.ranks[rank], placement));
-    fragments += share.fragment_bytes();
-    placements.push_back(EncodeFields(placement));
+std::vector<std::string> NamesOfHf(const SettledSave& settled) {
+  std::vector<std::string> names{std::string(kHfIndexName), std::string(kHfChecksumsName)};
+  if (const auto placement = DecodeFields<HfPlacement>(settled.placement); placement.ok()) {
+    for (const HfFileSize& file : placement->files) {
+      names.push_back(file.name);
+    }
   }
-  if (fragments > kMostFragmentBytes) {
-    return InvalidArgument(
-        "the ranks hold " + std::to_string(fragments) +
-        " bytes in pieces that are smaller than a page of the files, as shards by columns are; at "
-        "most 256 MiB of them go through the coordinator. Save with format=\"varve\", and "
-        "convert: varve convert --to hf");
-  }
-  return placements;
+  return names;
 }
 
 Result<std::vector<FileSegment>> SegmentsOf(const State& state, const RankAssignment& assignment,
@@ -161,145 +130,44 @@ Result<RankFile> LayOutHf(const State* state, const SettledSave& settled) {
     return OpenScatterFile(storage, directory, files, share, block_bytes, direct, outcome);
   };
   work.finish = [share, outcome, block_bytes](const WrittenSegments&) -> Result<FinishedFile> {
-    HfReceipt receipt{.sums = outcome->sums, .fragments = share->fragments};
+    HfReceipt receipt{
+        .sums = outcome->sums, .fragments = share->fragments, .content = outcome->fragments};
     JoinSums(block_bytes, &receipt.sums);
     for (HfRun& fragment : receipt.fragments) {
       fragment.image_begin -= share->fragments_begin;
     }
-    receipt.content = std::move(outcome->fragments);
-    return FinishedFile{{}, EncodeFields(receipt)};
+    FinishedFile finished{{}, EncodeFields(receipt)};
+    outcome->fragments = {};
+    return finished;
   };
   return file;
 }
 
-/// The bytes of one file that the coordinator has, and the sums of all bytes.
-class SharedPages {
- public:
-  explicit SharedPages(const HfFolder& folder) : folder_(folder), parts_(folder.files.size()) {
-    for (std::uint32_t i = 0; i < folder.files.size(); ++i) {
-      Add({i, 0, folder.files[i].header.size(), 0}, folder.files[i].header);
-    }
-  }
-
-  Status AddRank(std::size_t rank, const HfReceipt& receipt) {
-    const auto fits = [&](std::uint32_t file, std::uint64_t begin, std::uint64_t bytes) {
-      return file < folder_.files.size() && begin <= folder_.files[file].size &&
-             bytes <= folder_.files[file].size - begin;
-    };
-    bool good = true;
-    for (const BytesSum& sum : receipt.sums) {
-      good = good && fits(sum.file, sum.begin, sum.bytes);
-    }
-    for (const HfRun& run : receipt.fragments) {
-      good = good && fits(run.file, run.begin, run.bytes) &&
-             run.image_begin <= receipt.content.size() &&
-             run.bytes <= receipt.content.size() - run.image_begin;
-    }
-    if (!good) {
-      return Internal("rank " + std::to_string(rank) + " reports bytes outside of the files");
-    }
-    sums_.insert(sums_.end(), receipt.sums.begin(), receipt.sums.end());
-    for (const HfRun& run : receipt.fragments) {
-      Add(run, std::string_view(receipt.content).substr(run.image_begin, run.bytes));
-    }
-    return Status::Ok();
-  }
-
-  /// Returns the pages to be written, and gives `metadata` its files with their sums.
-  Result<std::vector<FilePatch>> Finish(std::uint64_t block_bytes, Metadata* metadata) {
-    std::vector<FilePatch> patches;
-    patches.reserve(folder_.files.size());
-    for (std::uint32_t i = 0; i < folder_.files.size(); ++i) {
-      patches.push_back(PatchOf(i, block_bytes));
-    }
-    JoinSums(block_bytes, &sums_);
-    metadata->block_bytes = block_bytes;
-    for (const HfFolder::File& file : folder_.files) {
-      metadata->files.push_back({.name = file.name, .size = file.size});
-    }
-    for (const BytesSum& sum : sums_) {
-      DataFile& file = metadata->files[sum.file];
-      const std::uint64_t begin = file.block_crc32c.size() * block_bytes;
-      if (sum.begin != begin || sum.bytes != std::min(block_bytes, file.size - begin)) {
-        return Internal("the ranks have not written block " +
-                        std::to_string(file.block_crc32c.size()) + " of " + file.name +
-                        " once and whole");
-      }
-      file.block_crc32c.push_back(sum.crc32c);
-    }
-    for (const DataFile& file : metadata->files) {
-      if (file.block_crc32c.size() != DivideUp(file.size, block_bytes)) {
-        return Internal("the ranks have not written the end of " + file.name);
-      }
-    }
-    return patches;
-  }
-
- private:
-  struct Part {
-    std::uint64_t begin = 0;
-    Bytes content;
-  };
-
-  void Add(const HfRun& place, std::string_view content) {
-    if (!content.empty()) {
-      parts_[place.file].push_back({place.begin, Bytes(content)});
-    }
-  }
-
-  /// Joins the parts of a file, and notes their sums.
-  FilePatch PatchOf(std::uint32_t number, std::uint64_t block_bytes) {
-    FilePatch patch{folder_.files[number].name, folder_.files[number].size, {}};
-    std::vector<Part>& parts = parts_[number];
-    std::sort(parts.begin(), parts.end(),
-              [](const Part& a, const Part& b) { return a.begin < b.begin; });
-    for (Part& part : parts) {
-      for (std::uint64_t at = 0; at < part.content.size();) {
-        const std::uint64_t begin = part.begin + at;
-        const std::uint64_t step =
-            std::min<std::uint64_t>(part.content.size() - at, block_bytes - begin % block_bytes);
-        sums_.push_back({number, begin, step, Crc32c(AsByteSpan(part.content).subspan(at, step))});
-        at += step;
-      }
-      if (!patch.parts.empty() &&
-          patch.parts.back().first + patch.parts.back().second.size() == part.begin) {
-        patch.parts.back().second += part.content;
-      } else {
-        patch.parts.emplace_back(part.begin, std::move(part.content));
-      }
-    }
-    parts.clear();
-    return patch;
-  }
-
-  const HfFolder& folder_;
-  std::vector<std::vector<Part>> parts_;  // By file.
-  std::vector<BytesSum> sums_;
-};
-
 Result<CheckpointIndex> MakeHfIndex(const SettledSave& settled,
                                     const std::vector<std::string>& receipts) {
-  const HfFolder folder = FolderOf(settled);
-  SharedPages pages(folder);
+  const auto folder = std::make_shared<const HfFolder>(LayOutHfFolder(settled));
+  SharedPages pages(*folder);
   for (std::size_t rank = 0; rank < receipts.size(); ++rank) {
     VARVE_ASSIGN_OR_RETURN(const HfReceipt receipt, DecodeFields<HfReceipt>(receipts[rank]));
     VARVE_RETURN_IF_ERROR(pages.AddRank(rank, receipt));
   }
   CheckpointIndex made;
-  Metadata metadata;
-  VARVE_ASSIGN_OR_RETURN(made.patches, pages.Finish(settled.identity.block_bytes, &metadata));
-  made.files = metadata.files;
+  made.keep = folder;
+  HfChecksums checksums;
+  VARVE_ASSIGN_OR_RETURN(made.patches, pages.Finish(settled.identity.block_bytes, &checksums));
+  checksums.side_files = DescribeSideFiles(settled.side_files);
   HfIndex index;
   std::uint64_t tensor_bytes = 0;
-  for (const HfFolder::File& file : folder.files) {
+  for (const HfFolder::File& file : folder->files) {
+    made.files.push_back({.name = file.name, .size = file.size});
     for (const SafetensorsEntry& entry : file.entries) {
       index.weight_map.emplace_back(entry.fqn, file.name);
       tensor_bytes += entry.bytes();
     }
   }
   std::sort(index.weight_map.begin(), index.weight_map.end());
-  made.index = {{std::string(kHfChecksumsName), EncodeHfChecksums(metadata)},
-                {"model.safetensors.index.json", EncodeHfIndex(index, tensor_bytes)}};
+  made.index = {{std::string(kHfChecksumsName), EncodeHfChecksums(checksums)},
+                {std::string(kHfIndexName), EncodeHfIndex(index, tensor_bytes)}};
   return made;
 }
 
@@ -310,6 +178,7 @@ const WrittenFormat kHfFormat{.format = Format::kSafetensors,
                               .check = CheckHf,
                               .place = PlaceHf,
                               .lay_out = LayOutHf,
+                              .names = NamesOfHf,
                               .make_index = MakeHfIndex};
 
 }  // namespace varve

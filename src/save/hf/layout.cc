@@ -61,6 +61,15 @@ std::vector<SafetensorsEntry> StoredTensors(const std::vector<LocalPlan>& plans,
   return entries;
 }
 
+/// Returns the first dimension of those that lie together in the tensor.
+std::size_t FirstDimOfRun(const PlannedTensor& tensor, const Box& box) {
+  std::size_t inner = tensor.shape.size();
+  while (inner > 0 && box.sizes[inner - 1] == tensor.shape[inner - 1]) {
+    --inner;
+  }
+  return inner > 0 ? inner - 1 : 0;
+}
+
 /// Bytes of a file that a rank holds, of one chunk and in one piece.
 struct HeldBytes {
   std::uint32_t file = 0;
@@ -79,11 +88,7 @@ void AddHeld(std::uint32_t number, const PlannedTensor& tensor, const Box& box,
   for (std::size_t d = dims; d-- > 1;) {
     steps[d - 1] = steps[d] * tensor.shape[d];
   }
-  std::size_t inner = dims;  // Dimensions from here on lie together.
-  while (inner > 0 && box.sizes[inner - 1] == tensor.shape[inner - 1]) {
-    --inner;
-  }
-  inner = inner > 0 ? inner - 1 : 0;
+  const std::size_t inner = FirstDimOfRun(tensor, box);
   std::uint64_t run = ItemSize(tensor.dtype);
   for (std::size_t d = inner; d < dims; ++d) {
     run *= box.sizes[d];
@@ -183,6 +188,18 @@ class ShareBuilder {
 };
 
 }  // namespace
+
+std::uint64_t RunsOf(const PlannedTensor& tensor, const Box& box) {
+  if (IsEmpty(box)) {
+    return 0;
+  }
+  const std::size_t inner = FirstDimOfRun(tensor, box);
+  std::uint64_t runs = 1;
+  for (std::size_t d = 0; d < inner; ++d) {
+    runs *= box.sizes[d];
+  }
+  return runs;
+}
 
 HfFolder LayOutHfFolder(const std::vector<LocalPlan>& plans, const SettledPlan& settled,
                         std::uint64_t shard_size) {

@@ -79,6 +79,10 @@ struct HfShare {
   [[nodiscard]] std::uint64_t fragment_bytes() const { return image_bytes - fragments_begin; }
 };
 
+/// Returns in how many runs of its tensor a box lies: one for shards by rows, and for those by
+/// columns one for each row.
+std::uint64_t RunsOf(const PlannedTensor& tensor, const Box& box);
+
 /// Finds a rank's share. Errors: Internal where the placement does not fit the plan.
 Result<HfShare> ShareOfRank(const LocalPlan& plan, const RankAssignment& assignment,
                             const HfPlacement& placement);

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstring>
+#include <list>
 #include <tuple>
 #include <utility>
 
@@ -33,20 +34,81 @@ void JoinSums(std::uint64_t block_bytes, std::vector<BytesSum>* sums) {
 
 namespace {
 
+/// The files of a folder that are written to, of which a few are open at a time. Threads: safe to
+/// call concurrently.
+class OpenFiles {
+ public:
+  OpenFiles(Storage& storage, std::string directory, std::vector<HfFileSize> files, bool direct)
+      : storage_(storage),
+        directory_(std::move(directory)),
+        files_(std::move(files)),
+        direct_(direct) {}
+
+  /// Returns a file, open as long as the caller holds it.
+  Result<std::shared_ptr<WritableFile>> Acquire(std::uint32_t number) {
+    const std::scoped_lock lock(mutex_);
+    for (auto it = open_.begin(); it != open_.end(); ++it) {
+      if (it->number == number) {
+        open_.splice(open_.begin(), open_, it);
+        return it->file;
+      }
+    }
+    VARVE_RETURN_IF_ERROR(CloseOldest());
+    const WriteOptions options{.size = files_[number].size, .direct = direct_, .shared = true};
+    VARVE_ASSIGN_OR_RETURN(
+        std::shared_ptr<WritableFile> file,
+        storage_.OpenForWrite(JoinPath(directory_, files_[number].name), options));
+    open_.push_front({number, file});
+    return file;
+  }
+
+  /// Makes all that was written durable.
+  Status Sync() {
+    const std::scoped_lock lock(mutex_);
+    for (const OpenFile& one : open_) {
+      VARVE_RETURN_IF_ERROR(one.file->Sync(files_[one.number].size));
+    }
+    return Status::Ok();
+  }
+
+ private:
+  struct OpenFile {
+    std::uint32_t number = 0;
+    std::shared_ptr<WritableFile> file;
+  };
+
+  /// Makes room for one file. What is written to a file is durable before it is closed: an error of
+  /// the disk is told to those who have the file open.
+  Status CloseOldest() {
+    for (auto it = open_.end(); open_.size() >= kMostOpen && it != open_.begin();) {
+      --it;
+      if (it->file.use_count() == 1) {  // No thread writes to it: they ask for it under the lock.
+        VARVE_RETURN_IF_ERROR(it->file->Sync(files_[it->number].size));
+        it = open_.erase(it);
+      }
+    }
+    return Status::Ok();
+  }
+
+  static constexpr std::size_t kMostOpen = 16;
+
+  Storage& storage_;
+  const std::string directory_;
+  const std::vector<HfFileSize> files_;
+  const bool direct_;
+  std::mutex mutex_;          // Guards what follows.
+  std::list<OpenFile> open_;  // The latest used first.
+};
+
 class ScatterFile final : public WritableFile {
  public:
-  ScatterFile(std::vector<std::unique_ptr<WritableFile>> files, std::vector<std::uint64_t> sizes,
-              std::shared_ptr<const HfShare> share, std::uint64_t block_bytes,
-              std::shared_ptr<ScatterOutcome> outcome)
+  ScatterFile(std::unique_ptr<OpenFiles> files, bool direct, std::shared_ptr<const HfShare> share,
+              std::uint64_t block_bytes, std::shared_ptr<ScatterOutcome> outcome)
       : files_(std::move(files)),
-        sizes_(std::move(sizes)),
         share_(std::move(share)),
         block_bytes_(block_bytes),
-        outcome_(std::move(outcome)) {
-    for (const auto& file : files_) {
-      direct_ = direct_ && (file == nullptr || file->direct());
-    }
-  }
+        outcome_(std::move(outcome)),
+        direct_(direct) {}
 
   Status WriteAt(std::uint64_t offset, std::span<const std::byte> data) override {
     const std::uint64_t end = offset + data.size();
@@ -66,14 +128,7 @@ class ScatterFile final : public WritableFile {
   }
 
   /// Makes all files durable; `size` is the image's and of no interest.
-  Status Sync(std::uint64_t /*size*/) override {
-    for (std::size_t i = 0; i < files_.size(); ++i) {
-      if (files_[i] != nullptr) {
-        VARVE_RETURN_IF_ERROR(files_[i]->Sync(sizes_[i]));
-      }
-    }
-    return Status::Ok();
-  }
+  Status Sync(std::uint64_t /*size*/) override { return files_->Sync(); }
 
   [[nodiscard]] bool direct() const override { return direct_; }
 
@@ -81,7 +136,8 @@ class ScatterFile final : public WritableFile {
   /// Writes bytes of a run, and the zeros behind its end up to the end of the page, which Sync cuts
   /// off the file.
   Status WriteRun(const HfRun& run, std::uint64_t at, std::span<const std::byte> data) {
-    VARVE_RETURN_IF_ERROR(files_[run.file]->WriteAt(run.begin + at, data));
+    VARVE_ASSIGN_OR_RETURN(const auto file, files_->Acquire(run.file));
+    VARVE_RETURN_IF_ERROR(file->WriteAt(run.begin + at, data));
     std::span<const std::byte> rest =
         data.first(std::min<std::uint64_t>(data.size(), run.bytes - std::min(at, run.bytes)));
     std::vector<BytesSum> sums;
@@ -107,12 +163,11 @@ class ScatterFile final : public WritableFile {
     }
   }
 
-  const std::vector<std::unique_ptr<WritableFile>> files_;  // Null: nothing of it is the rank's.
-  const std::vector<std::uint64_t> sizes_;
+  const std::unique_ptr<OpenFiles> files_;
   const std::shared_ptr<const HfShare> share_;
   const std::uint64_t block_bytes_;
   const std::shared_ptr<ScatterOutcome> outcome_;
-  bool direct_ = true;
+  const bool direct_;
   std::mutex mutex_;  // Guards the outcome's sums.
 };
 
@@ -124,24 +179,20 @@ Result<std::unique_ptr<WritableFile>> OpenScatterFile(Storage& storage,
                                                       std::shared_ptr<const HfShare> share,
                                                       std::uint64_t block_bytes, bool direct,
                                                       std::shared_ptr<ScatterOutcome> outcome) {
-  std::vector<bool> used(files.size(), false);
-  for (const HfRun& run : share->runs) {
-    used[run.file] = true;
-  }
-  std::vector<std::unique_ptr<WritableFile>> opened(files.size());
-  std::vector<std::uint64_t> sizes;
-  for (std::size_t i = 0; i < files.size(); ++i) {
-    sizes.push_back(files[i].size);
-    if (used[i]) {
-      const WriteOptions options{.size = files[i].size, .direct = direct, .shared = true};
-      VARVE_ASSIGN_OR_RETURN(opened[i],
-                             storage.OpenForWrite(JoinPath(directory, files[i].name), options));
-    }
+  bool bypasses = direct;
+  if (!share->runs.empty()) {  // Whether pages can be bypassed, one file tells for all.
+    const HfFileSize& first = files[share->runs.front().file];
+    VARVE_ASSIGN_OR_RETURN(
+        const auto file,
+        storage.OpenForWrite(JoinPath(directory, first.name),
+                             {.size = first.size, .direct = direct, .shared = true}));
+    bypasses = file->direct();
   }
   outcome->sums.clear();
   outcome->fragments.assign(share->fragment_bytes(), '\0');
   return std::unique_ptr<WritableFile>(std::make_unique<ScatterFile>(
-      std::move(opened), std::move(sizes), std::move(share), block_bytes, std::move(outcome)));
+      std::make_unique<OpenFiles>(storage, directory, files, bypasses), bypasses, std::move(share),
+      block_bytes, std::move(outcome)));
 }
 
 }  // namespace varve

@@ -32,8 +32,9 @@ struct ScatterOutcome {
   Bytes fragments;
 };
 
-/// Opens the files of `share` that a rank writes to, in `directory`; other ranks write to them too.
-/// Writing and Sync fill `outcome`. Threads: as WritableFile. Errors: as Storage::OpenForWrite.
+/// Opens an image of the files of `share` that a rank writes to, in `directory`; other ranks write
+/// to them too. A few of the files are open at a time. Writing and Sync fill `outcome`. Threads: as
+/// WritableFile. Errors: as Storage::OpenForWrite.
 Result<std::unique_ptr<WritableFile>> OpenScatterFile(Storage& storage,
                                                       const std::string& directory,
                                                       const std::vector<HfFileSize>& files,
