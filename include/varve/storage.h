@@ -165,7 +165,8 @@ class ConditionalWrites {
   /// Writes a whole file of at most 1 MiB under a name that is free: of several writers one alone
   /// succeeds, as far as the backend can say. Durable when it returns. `content` is unlike that of
   /// any other writer. Errors: AlreadyExists, also when another writer was first; Unimplemented
-  /// where the backend cannot say it and was told to refuse.
+  /// where the backend cannot say it and was told to refuse; Unavailable and Cancelled where it is
+  /// not known whether the file is there or will be. After any other error it is not.
   virtual Status WriteIfAbsent(const std::string& name, std::string_view content) = 0;
 
   /// A file that was opened for writing, has content there, and was neither synced nor given up.
@@ -180,6 +181,13 @@ class ConditionalWrites {
 
   /// Removes what such a file has there. Success when there is nothing.
   virtual Status RemoveUnfinished(const Unfinished& file) = 0;
+
+  /// Finds out whether WriteIfAbsent can be used for files below `directory`. A save asks before it
+  /// writes anything. Errors: those that WriteIfAbsent would have.
+  virtual Status Prepare(const std::string& directory) = 0;
+
+  /// Returns the backend's time, by which DirectoryEntry::modified_ns goes: Unix time in ns.
+  virtual std::int64_t NowNs(const std::string& directory) = 0;
 };
 
 /// Operations that a storage may lack; null where it does. They live as long as the storage.

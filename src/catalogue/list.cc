@@ -50,9 +50,10 @@ Status CheckFileSizes(Storage& storage, const OpenedIndex& opened) {
   return Status::Ok();
 }
 
-/// Returns the entry for a directory, or nothing when it is no checkpoint.
-std::optional<CheckpointEntry> Examine(Storage& storage, const std::string& path,
-                                       const std::string& name) {
+/// Returns the entry for a directory, or nothing when it is no checkpoint. Errors: where a server
+/// does not answer or refuses, which says nothing of the checkpoint.
+Result<std::optional<CheckpointEntry>> Examine(Storage& storage, const std::string& path,
+                                               const std::string& name) {
   CheckpointEntry entry{.name = name, .step = StepFromName(name)};
   const auto opened = OpenIndex(storage, path);
   if (opened.ok()) {
@@ -66,10 +67,15 @@ std::optional<CheckpointEntry> Examine(Storage& storage, const std::string& path
       entry.state = CheckpointState::kDamaged;
       entry.detail = sizes.message();
     }
-    return entry;
+    return std::optional(std::move(entry));
   }
-  switch (opened.status().code()) {
-    case StatusCode::kNotFound: return std::nullopt;
+  const StatusCode code = opened.status().code();
+  if (PublishesByRecord(storage, path) && code != StatusCode::kNotFound &&
+      code != StatusCode::kDataLoss && code != StatusCode::kUnimplemented) {
+    return opened.status();
+  }
+  switch (code) {
+    case StatusCode::kNotFound: return std::optional<CheckpointEntry>();
     case StatusCode::kFailedPrecondition: entry.state = CheckpointState::kIncomplete; break;
     default: entry.state = CheckpointState::kDamaged; break;
   }
@@ -88,7 +94,7 @@ std::optional<CheckpointEntry> Examine(Storage& storage, const std::string& path
       entry.bytes += file.header_bytes + file.header.data_bytes;
     }
   }
-  return entry;
+  return std::optional(std::move(entry));
 }
 
 CheckpointEntry ExamineStale(Storage& storage, const std::string& directory,
@@ -97,7 +103,8 @@ CheckpointEntry ExamineStale(Storage& storage, const std::string& directory,
   CheckpointEntry entry{.name = found.name, .step = StepFromName(stale.target)};
   const std::string target = JoinPath(directory, stale.target);
   if (stale.kind == StaleKind::kDisplaced && !target_exists) {
-    if (auto displaced = Examine(storage, target, stale.target)) {
+    const auto found_there = Examine(storage, target, stale.target);
+    if (auto displaced = found_there.ok() ? *found_there : std::nullopt) {
       displaced->state = displaced->state == CheckpointState::kWhole ? CheckpointState::kDisplaced
                                                                      : displaced->state;
       displaced->detail = "under " + found.name + "; an overwrite was interrupted";
@@ -203,6 +210,11 @@ Result<std::vector<CheckpointEntry>> ListCheckpoints(const std::string& path, St
                                                      const std::stop_token& stop) {
   VARVE_ASSIGN_OR_RETURN(const std::string directory, ResolvePath(path, storage));
   const auto listed = storage.List(directory);
+  if (PublishesByRecord(storage, directory) && !listed.ok() &&
+      listed.status().code() != StatusCode::kNotFound &&
+      listed.status().code() != StatusCode::kInvalidArgument) {
+    return listed.status();
+  }
   // A checkpoint that has been displaced is found by a name under which there is no directory.
   if (!listed.ok() && listed.status().code() != StatusCode::kNotFound) {
     const Status foreign = OpenForeign(storage, directory).status();
@@ -213,7 +225,8 @@ Result<std::vector<CheckpointEntry>> ListCheckpoints(const std::string& path, St
   // Files of safetensors alone do not make the directory a checkpoint where it holds others: they
   // may have been exported from those.
   std::optional<CheckpointEntry> files_beside;
-  if (auto self = Examine(storage, directory, BaseName(directory))) {
+  VARVE_ASSIGN_OR_RETURN(auto self, Examine(storage, directory, BaseName(directory)));
+  if (self) {
     if (!listed.ok() || self->format != Format::kSafetensors || HasHfIndex(*listed)) {
       return std::vector{std::move(*self)};
     }
@@ -244,8 +257,12 @@ Result<std::vector<CheckpointEntry>> ListCheckpoints(const std::string& path, St
     } else if (auto unfinished =
                    ExamineUnfinished(storage, JoinPath(directory, item.name), item.name)) {
       entries.push_back(std::move(*unfinished));
-    } else if (auto entry = Examine(storage, JoinPath(directory, item.name), item.name)) {
-      entries.push_back(std::move(*entry));
+    } else {
+      VARVE_ASSIGN_OR_RETURN(auto entry,
+                             Examine(storage, JoinPath(directory, item.name), item.name));
+      if (entry) {
+        entries.push_back(*std::move(entry));
+      }
     }
   }
   if (entries.empty() && files_beside) {

@@ -99,22 +99,24 @@ Result<CommitRecord> ReadRecord(Storage& storage, const std::string& path) {
   return DecodeCommitRecord(bytes).Annotate(path);
 }
 
+Result<CommitRecord> ReadNewestRecord(Storage& storage, const std::string& directory,
+                                      const std::vector<DirectoryEntry>& entries) {
+  const std::uint64_t newest = NewestRecord(entries);
+  return newest == 0 ? NotFound(directory + " has no commit record")
+                     : ReadRecord(storage, JoinPath(directory, RecordName(newest)));
+}
+
 }  // namespace
 
 Result<CommitRecord> ReadCommitRecord(Storage& storage, const std::string& directory) {
-  const std::string first = JoinPath(directory, RecordName(1));
   if (!PublishesByRecord(storage, directory)) {
-    auto record = ReadRecord(storage, first);
-    // A copy of a checkpoint of an object store, where its number may be higher.
-    const bool numbered =
-        record.ok() ? !record->directory.empty() : record.status().code() == StatusCode::kNotFound;
-    if (!numbered) {
+    auto record = ReadRecord(storage, JoinPath(directory, RecordName(1)));
+    if (!record.ok() || record->directory.empty()) {
       return record;
     }
-  }
-  const auto entries = storage.List(directory);
-  const std::uint64_t newest = entries.ok() ? NewestRecord(*entries) : 0;
-  return ReadRecord(storage, newest == 0 ? first : JoinPath(directory, RecordName(newest)));
+  }  // A copy of a checkpoint of an object store may have a record with a higher number.
+  VARVE_ASSIGN_OR_RETURN(const auto entries, storage.List(directory));
+  return ReadNewestRecord(storage, directory, entries);
 }
 
 bool PublishesByRecord(Storage& storage, const std::string& path) {
@@ -129,19 +131,23 @@ bool HoldsDataFiles(const std::vector<DirectoryEntry>& entries) {
                      [](const DirectoryEntry& entry) { return IsDataFileName(entry.name); });
 }
 
+Result<OpenedIndex> OpenRecord(Storage& storage, const std::string& path, CommitRecord record) {
+  OpenedIndex opened{path, {}, std::nullopt};
+  if (!record.directory.empty()) {
+    opened.directory = JoinPath(path, record.directory);
+    opened.record_directory = path;
+  }
+  VARVE_ASSIGN_OR_RETURN(opened.metadata, ReadManifest(storage, opened.directory, record));
+  opened.metadata.side_files = record.side_files;
+  opened.record = std::move(record);
+  return opened;
+}
+
 /// Opens what a directory itself holds, or a file. Errors: NotFound where that is no checkpoint.
 Result<OpenedIndex> OpenAt(Storage& storage, const std::string& path, const std::stop_token& stop) {
   auto record = ReadCommitRecord(storage, path);
   if (record.ok()) {
-    OpenedIndex opened{path, {}, std::nullopt};
-    if (!record->directory.empty()) {
-      opened.directory = JoinPath(path, record->directory);
-      opened.record_directory = path;
-    }
-    VARVE_ASSIGN_OR_RETURN(opened.metadata, ReadManifest(storage, opened.directory, *record));
-    opened.metadata.side_files = record->side_files;
-    opened.record = std::move(*record);
-    return opened;
+    return OpenRecord(storage, path, std::move(*record));
   }
   if (record.status().code() == StatusCode::kDataLoss) {
     return DataLoss(record.status().message() + std::string(kRepairHint));
@@ -151,6 +157,10 @@ Result<OpenedIndex> OpenAt(Storage& storage, const std::string& path, const std:
     return record.status();
   }
   const auto entries = storage.List(path);
+  if (entries.ok() && NewestRecord(*entries) > 1) {  // A copy of a checkpoint of an object store.
+    VARVE_ASSIGN_OR_RETURN(CommitRecord newest, ReadNewestRecord(storage, path, *entries));
+    return OpenRecord(storage, path, std::move(newest));
+  }
   if (entries.ok() && HoldsDataFiles(*entries)) {
     return OpenRankLocal(storage, path, *entries, stop);
   }

@@ -17,17 +17,15 @@
 //     own files. A crash before leaves a directory that no record names; after it, the save has
 //     succeeded. The answer may be lost and the request sent again: the storage compares what is
 //     there with what was to be written, and the record holds the id. Where the answer never comes,
-//     nobody knows whether the record is there: it is looked for before the data are removed.
-//  6. List NAME again. While this save wrote its data, another may have published the same number
-//  and
-//     a third may have replaced that and removed it: the number was free again, and is not the
+//     nobody knows whether the record is there or will be: the data stay, and the save says so.
+//  6. List NAME again. While this save wrote its data, another may have published the same number,
+//     and a third may have replaced that and removed it: the number was free again, and is not the
 //     highest. Then nobody reads this save's record; it is taken back, and the save fails as in
-//     step 5.
+//     step 5. It fails as well where its data are gone: somebody has removed the checkpoint.
 //  7. Remove what is replaced: older records first, from the lowest number on, then their
-//  directories.
-//     A crash in between leaves an old record below the new one, which nobody reads, or a directory
-//     that no record names. `varve gc` removes both, and directories only when all in them is a day
-//     old: without locks a save that lives looks like one that died.
+//     directories. A crash in between leaves an old record below the new one, which nobody reads,
+//     or a directory that no record names. `varve gc` removes both, and directories only when all
+//     in them is a day old: without locks a save that lives looks like one that died.
 
 #include <algorithm>
 #include <utility>
@@ -111,11 +109,15 @@ Status RecordCommit::AnotherWasFirst() const {
 /// Step 6. Takes the record `name` back where it is not the newest.
 Status RecordCommit::CheckIsNewest(const std::string& name) {
   const auto entries = storage_.List(path_);
-  if (!entries.ok() || NewestRecord(*entries) <= replaced_ + 1) {
-    return Status::Ok();
+  if (entries.ok() && NewestRecord(*entries) > replaced_ + 1) {
+    VARVE_RETURN_IF_ERROR(storage_.Remove(name));
+    return AnotherWasFirst();
   }
-  VARVE_RETURN_IF_ERROR(storage_.Remove(name));
-  return AnotherWasFirst();
+  if (const auto files = storage_.List(staging_); files.status().code() == StatusCode::kNotFound) {
+    VARVE_RETURN_IF_ERROR(storage_.Remove(name));
+    return FailedPrecondition(path_ + ": what this save had written was removed meanwhile");
+  }
+  return Status::Ok();
 }
 
 Status RecordCommit::WriteRecord(const std::string& encoded) {
@@ -130,14 +132,13 @@ Status RecordCommit::WriteRecord(const std::string& encoded) {
   if (written.code() == StatusCode::kAlreadyExists) {
     return AnotherWasFirst();
   }
-  // The answer may be all that was lost.
-  const auto now = ReadCommitRecord(storage_, path_);
-  if (now.ok() && now->save_id == id_) {
-    return Status::Ok();
-  }
-  if (!now.ok() && now.status().code() != StatusCode::kNotFound) {
-    done_ = true;  // Perhaps visible: the data stay. Where they are not, they are garbage later.
-    return written.Annotate("whether the checkpoint became visible is not known");
+  if (written.code() == StatusCode::kUnavailable || written.code() == StatusCode::kCancelled) {
+    // The record may be there, or come yet: looking once would not prove its absence. The data
+    // stay; where no record names them, they are garbage a day later.
+    done_ = true;
+    return Status(written.code(),
+                  written.message() + "; the checkpoint may be visible: its data were kept")
+        .With(written.details());
   }
   return written;
 }
@@ -148,6 +149,7 @@ Result<std::unique_ptr<Commit>> BeginRecordCommit(Storage& storage, const std::s
                                                   const SaveId& id, Overwrite overwrite,
                                                   const std::stop_token& stop) {
   VARVE_RETURN_IF_ERROR(CheckCheckpointName(path));
+  VARVE_RETURN_IF_ERROR(storage.extras().conditional_writes->Prepare(ParentPath(path)));
   const auto entries = storage.List(path);  // Step 1.
   if (!entries.ok() && entries.status().code() != StatusCode::kNotFound) {
     return entries.status();

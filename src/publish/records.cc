@@ -22,8 +22,8 @@ constexpr auto kDeadAfter = std::chrono::hours(24);
 
 /// The commit records of a checkpoint's directory, and the data directories in it.
 struct Found {
-  std::map<std::uint64_t, std::string> records;  ///< By number: the directory that it names.
-  std::set<std::string> unreadable;              ///< Names of records.
+  std::map<std::uint64_t, CommitRecord> records;  ///< By number.
+  std::set<std::string> unreadable;               ///< Names of records.
   std::vector<std::string> directories;
 };
 
@@ -44,7 +44,7 @@ Result<Found> Look(Storage& storage, const std::string& path) {
     const auto text = ReadWholeFile(storage, JoinPath(path, entry.name), kMaxRecordBytes);
     const auto record = text.ok() ? DecodeCommitRecord(*text) : Result<CommitRecord>(text.status());
     if (record.ok()) {
-      found.records[*number] = record->directory;
+      found.records[*number] = *record;
     } else {
       found.unreadable.insert(entry.name);
     }
@@ -70,9 +70,31 @@ Result<std::uint64_t> BytesIn(Storage& storage, const std::string& directory,
   return bytes;
 }
 
-bool IsOld(std::int64_t modified_ns) {
-  return modified_ns > 0 &&
-         std::chrono::nanoseconds(modified_ns) + std::chrono::nanoseconds(kDeadAfter) < TimeOfDay();
+/// Returns true for what is more than a day old by the storage's clock.
+bool IsOld(Storage& storage, const std::string& path, std::int64_t modified_ns) {
+  const std::int64_t now = storage.extras().conditional_writes->NowNs(path);
+  return modified_ns > 0 && modified_ns + std::chrono::nanoseconds(kDeadAfter).count() < now;
+}
+
+/// Removes the directory that a record names.
+Status RemoveNamed(Storage& storage, const std::string& path, const CommitRecord& record) {
+  return IsDataDirectoryName(record.directory) ? storage.Remove(JoinPath(path, record.directory))
+                                               : Status::Ok();  // Not one of Varve's.
+}
+
+/// Returns true where the newest record's manifest is there, as large as the record says.
+Result<bool> NewestIsWhole(Storage& storage, const std::string& path, const Found& found) {
+  if (found.records.empty()) {
+    return false;
+  }
+  const CommitRecord& newest = found.records.rbegin()->second;
+  const auto manifest =
+      storage.OpenForRead(JoinPath(JoinPath(path, newest.directory), kManifestName));
+  if (!manifest.ok()) {
+    return manifest.status().code() == StatusCode::kNotFound ? Result<bool>(false)
+                                                             : manifest.status();
+  }
+  return (*manifest)->size() == newest.manifest_bytes;
 }
 
 /// Lists what is not part of the checkpoint, relative to its directory.
@@ -94,21 +116,43 @@ Status AddOthers(Storage& storage, const std::string& path, const std::string& b
   return Status::Ok();
 }
 
+/// Removes all but the data directories of saves that may live: those that no record has named, and
+/// that are not a day old.
+Status RemoveRest(Storage& storage, const std::string& path,
+                  const std::vector<DirectoryEntry>& entries, const Found& found) {
+  std::set<std::string> named;
+  for (const auto& [number, record] : found.records) {
+    named.insert(record.directory);
+  }
+  for (const DirectoryEntry& entry : entries) {
+    const std::string place = JoinPath(path, entry.name);
+    if (entry.is_directory && IsDataDirectoryName(entry.name) && !named.contains(entry.name)) {
+      std::int64_t modified_ns = 0;
+      const auto bytes = BytesIn(storage, place, &modified_ns);
+      if (!bytes.ok() || !IsOld(storage, path, modified_ns)) {
+        continue;
+      }
+    }
+    VARVE_RETURN_IF_ERROR(storage.Remove(place));
+  }
+  return Status::Ok();
+}
+
 }  // namespace
 
 Status RemoveRecordsBelow(Storage& storage, const std::string& path, std::uint64_t end) {
   VARVE_ASSIGN_OR_RETURN(const Found found, Look(storage, path));
   std::set<std::string> kept;
   for (auto record = found.records.lower_bound(end); record != found.records.end(); ++record) {
-    kept.insert(record->second);
+    kept.insert(record->second.directory);
   }
-  for (const auto& [number, directory] : found.records) {
+  for (const auto& [number, record] : found.records) {
     if (number >= end) {
       break;
     }
     VARVE_RETURN_IF_ERROR(storage.Remove(JoinPath(path, RecordName(number))));
-    if (!directory.empty() && !kept.contains(directory)) {
-      VARVE_RETURN_IF_ERROR(storage.Remove(JoinPath(path, directory)));
+    if (!kept.contains(record.directory)) {
+      VARVE_RETURN_IF_ERROR(RemoveNamed(storage, path, record));
     }
   }
   return Status::Ok();
@@ -129,6 +173,7 @@ Result<RemovalReport> RemoveByRecords(const std::string& path, DryRun dry_run, S
   if (NewestRecord(*entries) > 0) {
     VARVE_RETURN_IF_ERROR(AddOthers(storage, path, "", &report.others));
   }
+  VARVE_ASSIGN_OR_RETURN(const Found found, Look(storage, path));
   if (dry_run == DryRun::kYes) {
     return report;
   }
@@ -146,7 +191,7 @@ Result<RemovalReport> RemoveByRecords(const std::string& path, DryRun dry_run, S
   for (const std::string& index : indexes) {
     VARVE_RETURN_IF_ERROR(storage.Remove(JoinPath(path, index)));
   }
-  const Status status = storage.Remove(path);
+  const Status status = RemoveRest(storage, path, *entries, found);
   return status.ok() ? Result<RemovalReport>(std::move(report))
                      : status.Annotate("remove " + path +
                                        ": it is no checkpoint any more, but files of it are left");
@@ -162,10 +207,14 @@ Status CollectIn(const std::string& path, DryRun dry_run, Storage& storage,
     report->removed.push_back(JoinPath(path, name));
     return dry_run == DryRun::kYes ? Status::Ok() : storage.Remove(JoinPath(path, name));
   };
+  VARVE_ASSIGN_OR_RETURN(const bool whole, NewestIsWhole(storage, path, found));
+  if (!found.records.empty() && !whole) {
+    return Status::Ok();  // An older one may be the only checkpoint there is.
+  }
   std::set<std::string> named;
   for (auto record = found.records.begin(); record != found.records.end(); ++record) {
     if (std::next(record) == found.records.end()) {
-      named.insert(record->second);
+      named.insert(record->second.directory);
     } else {
       VARVE_RETURN_IF_ERROR(remove(RecordName(record->first)));
     }
@@ -184,7 +233,7 @@ Status CollectIn(const std::string& path, DryRun dry_run, Storage& storage,
       continue;  // Gone since.
     }
     VARVE_RETURN_IF_ERROR(bytes.status());
-    if (!IsOld(modified_ns)) {
+    if (!IsOld(storage, path, modified_ns)) {
       report->kept.push_back(place);
       continue;
     }
@@ -208,7 +257,7 @@ Status CollectUnfinished(const std::string& directory, DryRun dry_run, Storage& 
     if (!IsDataDirectoryName(BaseName(ParentPath(file.name)))) {
       continue;  // Not Varve's.
     }
-    if (!IsOld(file.begun_ns)) {
+    if (!IsOld(storage, directory, file.begun_ns)) {
       report->kept.push_back(file.name);
       continue;
     }

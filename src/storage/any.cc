@@ -1,6 +1,7 @@
 // The storage of all names: each operation goes to the backend of the name's scheme. A new scheme
 // is one line in BackendOf.
 
+#include "base/time_source.h"
 #include "storage/s3/object_name.h"
 #include "storage/s3/s3_storage.h"
 #include "varve/storage.h"
@@ -117,6 +118,14 @@ class Dispatcher final : public Storage,
     ConditionalWrites* const writes = ExtraOf(directory, &StorageExtras::conditional_writes);
     return writes != nullptr ? writes->ListUnfinished(directory)
                              : Result<std::vector<Unfinished>>(std::vector<Unfinished>());
+  }
+  Status Prepare(const std::string& directory) override {
+    ConditionalWrites* const writes = ExtraOf(directory, &StorageExtras::conditional_writes);
+    return writes != nullptr ? writes->Prepare(directory) : BackendOf(directory).status();
+  }
+  std::int64_t NowNs(const std::string& directory) override {
+    ConditionalWrites* const writes = ExtraOf(directory, &StorageExtras::conditional_writes);
+    return writes != nullptr ? writes->NowNs(directory) : TimeOfDay().count();
   }
   Status RemoveUnfinished(const Unfinished& file) override {
     ConditionalWrites* const writes = ExtraOf(file.name, &StorageExtras::conditional_writes);

@@ -70,6 +70,12 @@ Result<std::string> ResolvePath(std::string_view path, const Storage& storage) {
                            "directory of this name is " +
                            Quoted("./" + std::string(path)));
   }
+  constexpr std::string_view kShortened = "s3:/";
+  if (path.starts_with(kShortened)) {
+    return InvalidArgument(Quoted(path) + " has one slash of s3://bucket/key: pathlib takes the " +
+                           "other away. Give the name as it is; a directory of this name is " +
+                           Quoted("./" + std::string(path)));
+  }
   if (path.front() == '/' || (&storage != &PosixStorage() && &storage != &AnyStorage())) {
     return std::string(path);
   }

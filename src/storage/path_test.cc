@@ -17,7 +17,8 @@ std::string Here() { return std::filesystem::current_path().string(); }
 
 TEST(ResolvePath, JoinsRelativePathsWithTheWorkingDirectory) {
   EXPECT_EQ(ResolvePath("run/step-1").value(), Here() + "/run/step-1");
-  EXPECT_EQ(ResolvePath("s3:/odd").value(), Here() + "/s3:/odd");
+  EXPECT_EQ(ResolvePath("./s3:/odd").value(), Here() + "/./s3:/odd");
+  EXPECT_TRUE(FailsWith(ResolvePath("s3:/odd"), StatusCode::kInvalidArgument, {"pathlib"}));
   EXPECT_EQ(ResolvePath("/run/step-1").value(), "/run/step-1");
 }
 

@@ -9,6 +9,7 @@
 #include <gtest/gtest.h>
 
 #include "base/bytes.h"
+#include "catalogue/open.h"
 #include "crash/saves.h"
 #include "crash/states.h"
 #include "publish/commit.h"
@@ -178,6 +179,71 @@ TEST_F(S3Faults, ASaveThatTwoOthersHaveOvertakenFails) {
                         {"another save of this name was published meanwhile"}));
   slow->reset();
   EXPECT_EQ(server.objects(), objects);
+}
+
+TEST_F(S3Faults, ARecordWhoseFateIsNotKnownKeepsItsData) {
+  // Each answer to the record's PUT is lost; the first try is carried out, or only much later.
+  for (const bool applied : {true, false}) {
+    S3Server server;
+    auto settings = QuickSettings(server);
+    settings.retry.patience = std::chrono::milliseconds(30);
+    s3::S3Storage storage(settings, [] { return s3::Credentials{"key", "secret", ""}; });
+    ASSERT_TRUE(IsOk(SaveBoth(old_, storage, false)));
+    std::string record;
+    bool done = false;
+    server.SetScript([&](const S3Request& request, int) {
+      const bool is_record = request.method == "PUT" && request.path.ends_with("varve-2.json");
+      if (is_record && !done) {
+        record = request.body;
+        done = true;
+        return applied ? S3Fault::kResetAfter : S3Fault::kUnavailable;
+      }
+      return done ? S3Fault::kUnavailable : S3Fault::kNone;
+    });
+    EXPECT_TRUE(
+        FailsWith(SaveBoth(new_, storage, true), StatusCode::kUnavailable, {"its data were kept"}));
+    server.SetScript({});
+    server.Put("bucket/run/step-1/varve-2.json", record);
+    EXPECT_EQ(Seen(storage), 2);
+  }
+}
+
+TEST_F(S3Faults, GarbageCollectionKeepsWhatIsBelowABrokenRecord) {
+  S3Server server;
+  const auto storage = Open(server);
+  ASSERT_TRUE(IsOk(SaveBoth(old_, *storage, false)));
+  auto record = ReadCommitRecord(*storage, kPath);
+  ASSERT_TRUE(record.ok());
+  record->directory = "varve-data-" + std::string(32, 'b');  // There is no such directory.
+  server.Put("bucket/run/step-1/varve-2.json", EncodeCommitRecord(*record));
+  const auto report = CollectGarbage("s3://bucket/run", DryRun::kNo, *storage);
+  ASSERT_TRUE(report.ok()) << report.status().ToString();
+  EXPECT_TRUE(report->removed.empty());
+  ASSERT_TRUE(IsOk(storage->Remove(std::string(kPath) + "/varve-2.json")));
+  EXPECT_EQ(Seen(*storage), 1);
+}
+
+TEST_F(S3Faults, ARemovalBesideASaveLeavesWhatTheSaveWrites) {
+  S3Server server;
+  const auto storage = Open(server);
+  ASSERT_TRUE(IsOk(SaveBoth(old_, *storage, false)));
+  const std::string live = "bucket/run/step-1/varve-data-" + std::string(32, 'c') + "/data";
+  ASSERT_TRUE(IsOk(WriteWholeFile(*storage, "s3://" + live, "of a save under way")));
+  server.SetTime("2026-01-01T12:00:00.000Z", "Thu, 01 Jan 2026 13:00:00 GMT");
+  ASSERT_TRUE(IsOk(RemoveCheckpoint(kPath, DryRun::kNo, *storage).status()));
+  EXPECT_EQ(server.objects().size(), 1U);
+  EXPECT_TRUE(server.objects().contains(live));
+}
+
+TEST_F(S3Faults, AServerThatIsNotReachedIsNoAbsence) {
+  auto settings = QuickSettings(S3Server());  // Which has ended.
+  settings.retry.patience = std::chrono::milliseconds(20);
+  s3::S3Storage storage(settings, [] { return s3::Credentials{"key", "secret", ""}; });
+  EXPECT_TRUE(FailsWith(CheckpointReader::Open(kPath, storage).status(), StatusCode::kUnavailable));
+  EXPECT_TRUE(
+      FailsWith(NewestCheckpoint("s3://bucket/run", storage).status(), StatusCode::kUnavailable));
+  EXPECT_TRUE(
+      FailsWith(ListCheckpoints("s3://bucket/run", storage).status(), StatusCode::kUnavailable));
 }
 
 TEST_F(S3Faults, AnOverwriteRemovesAllOfWhatItReplaces) {

@@ -179,6 +179,9 @@ void S3Server::Serve(int socket) {
       } else if (fault != S3Fault::kResetBefore) {
         answer = Handle(*request);
       }
+      if (!date_.empty()) {
+        answer.headers.push_back("Date: " + date_);
+      }
     }
     if (fault == S3Fault::kResetBefore || fault == S3Fault::kResetAfter) {
       break;
@@ -335,8 +338,8 @@ S3Server::Answer S3Server::List(const std::string& bucket, const S3Request& requ
       continue;
     }
     body += "<Contents><Key>" + Escaped(name.substr(bucket.size() + 1)) + "</Key><Size>" +
-            std::to_string(content.size()) +
-            "</Size><LastModified>2026-01-01T00:00:00.000Z</LastModified></Contents>";
+            std::to_string(content.size()) + "</Size><LastModified>" + written_ +
+            "</LastModified></Contents>";
   }
   for (const std::string& folder : prefixes) {
     body += "<CommonPrefixes><Prefix>" + Escaped(folder) + "</Prefix></CommonPrefixes>";
@@ -360,6 +363,11 @@ std::map<std::string, std::string> S3Server::objects() const {
 void S3Server::Put(const std::string& name, std::string content) {
   const std::scoped_lock lock(mutex_);
   objects_[name] = std::move(content);
+}
+void S3Server::SetTime(std::string written, std::string date) {
+  const std::scoped_lock lock(mutex_);
+  written_ = std::move(written);
+  date_ = std::move(date);
 }
 void S3Server::SetPage(const std::string& path, std::string body) {
   const std::scoped_lock lock(mutex_);

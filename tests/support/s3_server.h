@@ -56,6 +56,9 @@ class S3Server {
   void Put(const std::string& name, std::string content);
   /// Answers all requests of this path, whatever the method, with this body.
   void SetPage(const std::string& path, std::string body);
+  /// Sets when all objects were written, and what the header Date says; at first they were written
+  /// on the first of January 2026, and there is no Date.
+  void SetTime(std::string written, std::string date);
   /// Uploads that were begun and neither completed nor given up.
   [[nodiscard]] std::size_t open_uploads() const;
   /// Headers of the last PUT of an object or part.
@@ -91,6 +94,8 @@ class S3Server {
   Script script_;
   std::map<std::string, std::string> objects_;
   std::map<std::string, std::string> pages_;
+  std::string written_ = "2026-01-01T00:00:00.000Z";
+  std::string date_;
   std::map<std::string, Upload> uploads_;
   std::map<std::string, std::string> last_put_;
   std::vector<int> sockets_;

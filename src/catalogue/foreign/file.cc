@@ -9,6 +9,7 @@
 #include "base/bytes.h"
 #include "catalogue/foreign/layout.h"
 #include "catalogue/names.h"
+#include "catalogue/open.h"
 #include "catalogue/unknown_file.h"
 #include "interop/safetensors/decode.h"
 
@@ -86,7 +87,8 @@ std::string_view OtherZip(std::string_view head, std::uint64_t size, const Range
 Result<OpenedIndex> OpenForeignFile(Storage& storage, const std::string& path) {
   auto opened = storage.OpenForRead(path);
   const StatusCode code = opened.status().code();
-  if (code == StatusCode::kUnavailable || code == StatusCode::kFailedPrecondition) {
+  if (code == StatusCode::kUnavailable || code == StatusCode::kFailedPrecondition ||
+      code == StatusCode::kCancelled || (!opened.ok() && PublishesByRecord(storage, path))) {
     return opened.status();  // It may be there.
   }
   if (!opened.ok()) {

@@ -191,6 +191,9 @@ std::string EncodeHfChecksums(const HfChecksums& checksums) {
 }
 
 Result<HfChecksums> DecodeHfChecksums(std::string_view json) {
+  if (json.empty()) {
+    return MalformedChecksums("an empty file");
+  }
   simdjson::dom::parser parser;
   simdjson::dom::element root;
   if (const auto error = parser.parse(json.data(), json.size()).get(root); error) {

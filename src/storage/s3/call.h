@@ -1,6 +1,8 @@
 /// One request of S3Client.
 #pragma once
 
+#include <chrono>
+#include <optional>
 #include <span>
 #include <string>
 
@@ -16,7 +18,9 @@ struct S3Client::Call {
   NameValues headers{};
   std::span<const std::byte> body{};
   BodySink* sink = nullptr;
-  bool creates = false;  // The headers of new objects belong to it.
+  bool* tried_before = nullptr;                         // Set where a try had no certain end.
+  std::optional<std::chrono::milliseconds> patience{};  // Less than the settings'.
+  std::optional<std::chrono::seconds> stall{};          // Instead of the settings'.
 
   /// Returns "PUT s3://bucket/key (part 3)".
   [[nodiscard]] std::string Name() const {

@@ -28,6 +28,10 @@ constexpr std::string_view kService = "s3";
 constexpr std::string_view kUnsigned = "UNSIGNED-PAYLOAD";
 constexpr std::size_t kSmallBody = std::size_t{1} << 20;  // Whose SHA-256 is signed.
 
+std::int64_t UnixSeconds() {
+  return std::chrono::duration_cast<std::chrono::seconds>(TimeOfDay()).count();
+}
+
 /// Returns a random number, that of a simulation where there is one.
 std::uint64_t Random() {
   if (const auto simulated = SimulatedRandom()) {
@@ -55,14 +59,28 @@ S3Client::S3Client(Settings settings, CredentialsFunction credentials)
       credentials_(std::move(credentials)),
       http_({.ca_file = settings_.ca_file}) {}
 
-std::string S3Client::Region(const std::string& bucket) const {
+S3Client::Told S3Client::ToldOf(const std::string& bucket) const {
   const std::scoped_lock lock(mutex_);
   const auto known = regions_.find(bucket);
-  return known == regions_.end() ? settings_.region : known->second;
+  return {known == regions_.end() ? settings_.region : known->second, clock_offset_};
 }
 
-HttpRequest S3Client::Signed(const Call& call, const Credentials& credentials) const {
-  const std::string region = Region(call.object.bucket);
+std::int64_t S3Client::ServerSeconds() const {
+  const std::scoped_lock lock(mutex_);
+  return UnixSeconds() + server_offset_;
+}
+
+void S3Client::NoteTime(const HttpResponse& response) {
+  const std::time_t there = ::curl_getdate(std::string(response.Header("date")).c_str(), nullptr);
+  if (there > 0) {
+    const std::scoped_lock lock(mutex_);
+    server_offset_ = there - UnixSeconds();
+  }
+}
+
+HttpRequest S3Client::Signed(const Call& call, const Credentials& credentials,
+                             const Told& told) const {
+  const std::string& region = told.region;
   const std::string endpoint =
       settings_.endpoint.empty() ? "https://s3." + region + ".amazonaws.com" : settings_.endpoint;
   const std::size_t host_at = endpoint.find("://") + 3;
@@ -80,13 +98,7 @@ HttpRequest S3Client::Signed(const Call& call, const Credentials& credentials) c
   if (call.body.size() <= kSmallBody) {
     to_sign.payload = Sha256Hex(AsText(call.body));
   }
-  std::int64_t offset = 0;
-  {
-    const std::scoped_lock lock(mutex_);
-    offset = clock_offset_;
-  }
-  const std::string date =
-      AmzDate(std::chrono::duration_cast<std::chrono::seconds>(TimeOfDay()).count() + offset);
+  const std::string date = AmzDate(UnixSeconds() + told.clock_offset);
   NameValues& headers = to_sign.headers;
   headers.emplace_back("host", host);
   if (settings_.requester_pays) {
@@ -112,13 +124,13 @@ HttpRequest S3Client::Signed(const Call& call, const Credentials& credentials) c
   }
   request.body = call.body;
   request.sink = call.sink;
-  request.stall = settings_.stall;
   return request;
 }
 
 /// Takes what the answer says of the bucket's region and of the time. Returns true where the same
 /// request is worth another try.
-bool S3Client::Correct(const Call& call, const HttpResponse& response, const ErrorBody& error) {
+bool S3Client::Correct(const Call& call, const HttpResponse& response, const ErrorBody& error,
+                       const Told& told) {
   std::string region(response.Header("x-amz-bucket-region"));
   if (region.empty()) {
     region = error.region;
@@ -126,20 +138,15 @@ bool S3Client::Correct(const Call& call, const HttpResponse& response, const Err
   const bool refused = response.status == 301 || response.status == 307 || response.status == 400 ||
                        response.status == 403;
   const std::scoped_lock lock(mutex_);
-  const auto known = regions_.find(call.object.bucket);
-  const std::string& used = known == regions_.end() ? settings_.region : known->second;
-  if (refused && !region.empty() && region != used &&
+  // Compared with what this request was signed with: another thread may have put it right since.
+  if (refused && !region.empty() && region != told.region &&
       UriEncode(region, /*keep_slashes=*/false) == region) {
     regions_[call.object.bucket] = region;
     return true;
   }
-  if (error.code == "RequestTimeTooSkewed") {
-    const std::time_t there = ::curl_getdate(std::string(response.Header("date")).c_str(), nullptr);
-    const auto here = std::chrono::duration_cast<std::chrono::seconds>(TimeOfDay()).count();
-    if (there > 0 && there - here != clock_offset_) {
-      clock_offset_ = there - here;
-      return true;
-    }
+  if (error.code == "RequestTimeTooSkewed" && server_offset_ != told.clock_offset) {
+    clock_offset_ = server_offset_;
+    return true;
   }
   return false;
 }
@@ -192,12 +199,16 @@ Status SleepUnlessStopped(std::chrono::milliseconds wait) {
 Result<HttpResponse> S3Client::SendOnce(const Call& call, Answer* answer) {
   answer->is = AnswerIs::kFinal;
   VARVE_ASSIGN_OR_RETURN(const Credentials credentials, credentials_());
-  auto response = http_.Perform(Signed(call, credentials));
+  const Told told = ToldOf(call.object.bucket);
+  HttpRequest request = Signed(call, credentials, told);
+  request.stall = call.stall.value_or(settings_.stall);
+  auto response = http_.Perform(request);
   if (!response.ok()) {
     const bool transport = response.status().code() == StatusCode::kUnavailable;
     answer->is = transport ? AnswerIs::kTransient : AnswerIs::kFinal;
     return response.status().Annotate(PathOf(call.object));
   }
+  NoteTime(*response);
   ErrorBody error;
   if (response->status >= 300 || call.method == "POST") {
     error = ParseError(response->body);
@@ -206,7 +217,7 @@ Result<HttpResponse> S3Client::SendOnce(const Call& call, Answer* answer) {
   if (answer->is == AnswerIs::kGood) {
     return response;
   }
-  if (answer->is == AnswerIs::kFinal && Correct(call, *response, error)) {
+  if (answer->is == AnswerIs::kFinal && Correct(call, *response, error, told)) {
     answer->is = AnswerIs::kCorrected;
   }
   answer->retry_after = RetryAfter(*response);
@@ -215,12 +226,16 @@ Result<HttpResponse> S3Client::SendOnce(const Call& call, Answer* answer) {
 }
 
 Result<HttpResponse> S3Client::Send(const Call& call) {
-  const RetryPolicy& policy = settings_.retry;
+  RetryPolicy policy = settings_.retry;
+  policy.patience = std::min(policy.patience, call.patience.value_or(policy.patience));
   RequestState state;
   std::optional<TimePoint> first_failure;
   while (true) {
     Answer answer;
     auto response = SendOnce(call, &answer);
+    if (answer.is == AnswerIs::kTransient && call.tried_before != nullptr) {
+      *call.tried_before = true;
+    }
     if (answer.is == AnswerIs::kTransient && !first_failure) {
       first_failure = Now();
     }

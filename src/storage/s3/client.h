@@ -53,7 +53,9 @@ class S3Client {
 
   /// Writes a whole object. With kIfAbsent an AlreadyExists may be the answer to a second try of
   /// which the first was carried out: the caller reads the object to see whose it is.
-  Status Put(const ObjectName& object, std::span<const std::byte> content, PutMode mode);
+  /// `tried_before` is set where an earlier try may have been carried out, whatever is returned.
+  Status Put(const ObjectName& object, std::span<const std::byte> content, PutMode mode,
+             bool* tried_before = nullptr);
 
   /// Returns one page of the objects whose keys begin with `prefix`; with `delimiter` '/' those
   /// below another '/' as prefixes. `token` is that of the page before, or empty.
@@ -78,20 +80,31 @@ class S3Client {
                                   const UploadsPage& before);
 
   [[nodiscard]] const Settings& settings() const { return settings_; }
+  /// Returns the server's time as of its last answer, and this host's before the first: Unix
+  /// seconds.
+  [[nodiscard]] std::int64_t ServerSeconds() const;
 
  private:
   struct Call;
   Result<HttpResponse> Send(const Call& call);
   Result<HttpResponse> SendOnce(const Call& call, Answer* answer);
-  HttpRequest Signed(const Call& call, const Credentials& credentials) const;
-  [[nodiscard]] std::string Region(const std::string& bucket) const;
-  bool Correct(const Call& call, const HttpResponse& response, const ErrorBody& error);
+  /// What a bucket's server has told of itself, as a request was signed with it.
+  struct Told {
+    std::string region;
+    std::int64_t clock_offset = 0;  // Seconds from this host's clock to the server's.
+  };
+  HttpRequest Signed(const Call& call, const Credentials& credentials, const Told& told) const;
+  [[nodiscard]] Told ToldOf(const std::string& bucket) const;
+  void NoteTime(const HttpResponse& response);
+  bool Correct(const Call& call, const HttpResponse& response, const ErrorBody& error,
+               const Told& told);
 
   const Settings settings_;
   const CredentialsFunction credentials_;
   HttpClient http_;
   mutable std::mutex mutex_;                    // Guards all below.
   std::map<std::string, std::string> regions_;  // Of buckets, as servers have told.
+  std::int64_t server_offset_ = 0;              // As of the last answer, in seconds.
   std::int64_t clock_offset_ = 0;               // Seconds from this host's clock to the server's.
 };
 

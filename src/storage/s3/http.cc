@@ -280,6 +280,12 @@ Result<HttpResponse> HttpClient::Perform(const HttpRequest& request) {
     const std::string why = reason[0] != '\0' ? reason.data() : ::curl_easy_strerror(code);
     handle.reset();  // With its connection, which may be in any state.
     VARVE_RETURN_IF_ERROR(CheckStop(stop));
+    if (code == CURLE_PEER_FAILED_VERIFICATION || code == CURLE_SSL_CACERT_BADFILE ||
+        code == CURLE_SSL_CONNECT_ERROR) {  // Would fail again.
+      return FailedPrecondition(std::string(WithoutQuery(request.url)) + ": " + why +
+                                "; does the server speak TLS (https), and is its certificate among "
+                                "those that are trusted (AWS_CA_BUNDLE)?");
+    }
     return Unavailable(request.method + " " + std::string(WithoutQuery(request.url)) + ": " + why);
   }
   long status = 0;

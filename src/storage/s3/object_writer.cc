@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "base/guarded.h"
+#include "varve/stop.h"
 
 namespace varve::s3 {
 namespace {
@@ -24,6 +25,7 @@ ObjectWriter::ObjectWriter(S3Client& client, ObjectName object, std::uint64_t pa
 
 ObjectWriter::~ObjectWriter() {
   if (!done_ && !upload_.empty()) {
+    const ScopedStop none{std::stop_token()};  // Also where the caller was asked to stop.
     (void)Guarded([&] { return client_.AbortUpload(object_, upload_); });
   }
 }

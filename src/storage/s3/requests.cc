@@ -161,9 +161,11 @@ Status S3Client::Get(const ObjectName& object, std::uint64_t offset,
              : DataLoss(PathOf(object) + ": the server's answer to \"" + range + "\" ends early");
 }
 
-Status S3Client::Put(const ObjectName& object, std::span<const std::byte> content, PutMode mode) {
+Status S3Client::Put(const ObjectName& object, std::span<const std::byte> content, PutMode mode,
+                     bool* tried_before) {
   Call call{
       .method = "PUT", .object = object, .headers = ObjectHeaders(settings_), .body = content};
+  call.tried_before = tried_before;
   if (mode == PutMode::kIfAbsent) {
     call.headers.emplace_back("if-none-match", "*");
   }
@@ -254,8 +256,13 @@ Status S3Client::CompleteUpload(const ObjectName& object, const std::string& upl
 }
 
 Status S3Client::AbortUpload(const ObjectName& object, const std::string& upload) {
-  const Status aborted =
-      Send({.method = "DELETE", .object = object, .query = {{"uploadId", upload}}}).status();
+  constexpr std::chrono::seconds kShort{5};  // Who gives an upload up does not wait for it.
+  const Status aborted = Send({.method = "DELETE",
+                               .object = object,
+                               .query = {{"uploadId", upload}},
+                               .patience = kShort,
+                               .stall = kShort})
+                             .status();
   return aborted.code() == StatusCode::kNotFound ? Status::Ok() : aborted;
 }
 

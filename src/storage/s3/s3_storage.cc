@@ -129,6 +129,9 @@ Result<std::vector<DirectoryEntry>> S3Storage::List(const std::string& directory
     VARVE_ASSIGN_OR_RETURN(const ListPage page, client_.List(object.bucket, prefix, "/", token));
     there = there || !page.objects.empty() || !page.prefixes.empty();
     AppendEntries(page, prefix, &entries);
+    if (!page.next.empty() && page.next == token) {
+      return DataLoss(directory + ": the server's listing does not end");
+    }
     token = page.next;
   } while (!token.empty());
   if (!there) {
@@ -159,10 +162,15 @@ Status S3Storage::Remove(const std::string& name) {
   VARVE_ASSIGN_OR_RETURN(const ObjectName object, ParseFileName(name));
   VARVE_RETURN_IF_ERROR(client_.Delete(object.bucket, {object.key}));
   const std::string prefix = object.key + "/";
+  std::string first;
   while (true) {  // Each time from the beginning: what was listed is gone.
     VARVE_ASSIGN_OR_RETURN(const ListPage page, client_.List(object.bucket, prefix, "", ""));
     if (page.objects.empty()) {
       break;
+    }
+    if (std::exchange(first, page.objects.front().key) == page.objects.front().key) {
+      return Unavailable(PathOf({object.bucket, first}) +
+                         " is still listed after the server has deleted it");
     }
     std::vector<std::string> keys;
     keys.reserve(page.objects.size());
@@ -223,14 +231,14 @@ Result<std::string> S3Storage::ReadSmall(const ObjectName& object) {
 }
 
 /// Servers exist that answer 200 and overwrite, so the object is read back.
-Result<bool> S3Storage::Obeys(const std::string& bucket) {
+Result<bool> S3Storage::Obeys(const std::string& bucket, const std::string& below) {
   const std::scoped_lock lock(mutex_);
   const auto known = obeys_.find(bucket);
   if (known != obeys_.end()) {
     return known->second;
   }
   const ObjectName probe{
-      bucket, ".varve-probe-" + std::to_string(TimeOfDay().count()) + "-" +
+      bucket, below + ".varve-probe-" + std::to_string(TimeOfDay().count()) + "-" +
                   std::to_string(reinterpret_cast<std::uintptr_t>(this) ^
                                  static_cast<std::uintptr_t>(Now().time_since_epoch().count()))};
   VARVE_RETURN_IF_ERROR(client_.Put(probe, AsByteSpan("first"), PutMode::kReplace));
@@ -256,42 +264,63 @@ Result<bool> S3Storage::Obeys(const std::string& bucket) {
   return obeys;
 }
 
+Status S3Storage::Prepare(const std::string& directory) {
+  VARVE_ASSIGN_OR_RETURN(const ObjectName object, ParseObjectName(directory));
+  VARVE_ASSIGN_OR_RETURN(const bool obeys,
+                         Obeys(object.bucket, object.key.empty() ? "" : object.key + "/"));
+  return obeys || client_.settings().weak_publish
+             ? Status::Ok()
+             : Unimplemented("the server of s3://" + object.bucket +
+                             " does not obey If-None-Match, and VARVE_S3_PUBLISH=strict wants it");
+}
+
+std::int64_t S3Storage::NowNs(const std::string& /*directory*/) {
+  constexpr std::int64_t kSecond = 1'000'000'000;
+  return client_.ServerSeconds() * kSecond;
+}
+
 Status S3Storage::WriteIfAbsent(const std::string& name, std::string_view content) {
   VARVE_ASSIGN_OR_RETURN(const ObjectName object, ParseFileName(name));
-  VARVE_ASSIGN_OR_RETURN(const bool obeys, Obeys(object.bucket));
-  if (!obeys && !client_.settings().weak_publish) {
-    return Unimplemented("the server of s3://" + object.bucket +
-                         " does not obey If-None-Match, and VARVE_S3_PUBLISH=strict wants it");
+  const std::string directory = ParentPath(name);
+  VARVE_RETURN_IF_ERROR(Prepare(directory));
+  VARVE_ASSIGN_OR_RETURN(const bool obeys, Obeys(object.bucket, ""));  // Known since Prepare.
+  if (!obeys) {
+    const auto there = client_.Head(object);
+    if (there.status().code() != StatusCode::kNotFound) {
+      return there.ok() ? AlreadyExists(name + " exists") : there.status();
+    }
   }
-  Status written;
-  if (obeys) {
-    written = client_.Put(object, AsByteSpan(content), PutMode::kIfAbsent);
-  } else if (client_.Head(object).ok()) {
-    return AlreadyExists(name + " exists");
-  } else {
-    written = client_.Put(object, AsByteSpan(content), PutMode::kReplace);
-  }
-  if (!written.ok() && written.code() != StatusCode::kAlreadyExists) {
-    return written;
-  }
+  bool tried_before = false;
+  const Status written = client_.Put(object, AsByteSpan(content),
+                                     obeys ? PutMode::kIfAbsent : PutMode::kReplace, &tried_before);
   if (written.ok() && obeys) {
     return written;
   }
-  // An AlreadyExists may answer a second try of which the first was carried out. Where nothing is
-  // obeyed, somebody may have overwritten it.
-  const auto there = ReadSmall(object);
-  if (there.ok() && *there == content) {
-    return Status::Ok();
+  if (!written.ok() && written.code() != StatusCode::kAlreadyExists && !tried_before) {
+    return written;  // Refused at the first try.
   }
-  return written.ok() ? AlreadyExists(name + ": overwritten by another save") : written;
+  // A refusal may answer a second try of which the first was carried out; libcurl itself tries
+  // again on a connection that was used before. Where nothing is obeyed, somebody may have
+  // overwritten it.
+  const auto there = ReadSmall(object);
+  if (there.ok()) {
+    return *there == content ? Status::Ok() : AlreadyExists(name + ": another save's");
+  }
+  if (written.ok()) {
+    return written;
+  }
+  return Unavailable(written.message() + "; whether " + name +
+                     " is there, or will be, is not known: " + there.status().message());
 }
 
 Result<Storage*> ProcessS3Storage() {
-  static const Result<Storage*> storage = []() -> Result<Storage*> {
+  static std::mutex mutex;
+  static Storage* storage = nullptr;
+  const std::scoped_lock lock(mutex);
+  if (storage == nullptr) {  // Settings that could not be used may have been put right.
     VARVE_ASSIGN_OR_RETURN(Settings settings, ReadSettings(ProcessEnvironment));
-    return static_cast<Storage*>(
-        new S3Storage(std::move(settings), ProcessCredentials(ProcessEnvironment)));
-  }();
+    storage = new S3Storage(std::move(settings), ProcessCredentials(ProcessEnvironment));
+  }
   return storage;
 }
 

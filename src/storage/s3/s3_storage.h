@@ -40,9 +40,12 @@ class S3Storage final : public Storage, private ConditionalWrites {
   Status WriteIfAbsent(const std::string& name, std::string_view content) override;
   Result<std::vector<Unfinished>> ListUnfinished(const std::string& directory) override;
   Status RemoveUnfinished(const Unfinished& file) override;
+  Status Prepare(const std::string& directory) override;
+  std::int64_t NowNs(const std::string& directory) override;
 
   /// Returns true where the bucket's server obeys If-None-Match. Asks it once.
-  Result<bool> Obeys(const std::string& bucket);
+  /// `below` is where it may write for that: empty, or ends with '/'.
+  Result<bool> Obeys(const std::string& bucket, const std::string& below);
   Result<std::string> ReadSmall(const ObjectName& object);
 
   S3Client client_;

@@ -27,8 +27,11 @@ Status Missing(std::string_view what) {
   return DataLoss("the server's answer has no " + std::string(what));
 }
 
-/// Returns a text in the encoding "url", decoded.
-std::string UrlDecoded(std::string_view text) {
+/// Returns the text of a child, decoded where `root` says that the server has encoded it.
+std::string Decoded(const pugi::xml_node& root, std::string_view text) {
+  if (std::string_view(root.child_value("EncodingType")) != "url") {
+    return std::string(text);
+  }
   std::string out;
   for (std::size_t i = 0; i < text.size(); ++i) {
     unsigned value = 0;
@@ -61,8 +64,8 @@ std::int64_t TimeOf(const char* text) {
   return ns;
 }
 
-Status ParseObject(const pugi::xml_node& node, ListedObject* object) {
-  object->key = UrlDecoded(node.child_value("Key"));
+Status ParseObject(const pugi::xml_node& root, const pugi::xml_node& node, ListedObject* object) {
+  object->key = Decoded(root, node.child_value("Key"));
   const std::string_view size = node.child_value("Size");
   if (object->key.empty() ||
       std::from_chars(size.data(), size.data() + size.size(), object->size).ptr !=
@@ -118,10 +121,10 @@ Result<ListPage> ParseListPage(std::string_view body) {
   VARVE_ASSIGN_OR_RETURN(const pugi::xml_node root, Root(document, body, "ListBucketResult"));
   ListPage page;
   for (const pugi::xml_node node : root.children("Contents")) {
-    VARVE_RETURN_IF_ERROR(ParseObject(node, &page.objects.emplace_back()));
+    VARVE_RETURN_IF_ERROR(ParseObject(root, node, &page.objects.emplace_back()));
   }
   for (const pugi::xml_node node : root.children("CommonPrefixes")) {
-    page.prefixes.push_back(UrlDecoded(node.child_value("Prefix")));
+    page.prefixes.push_back(Decoded(root, node.child_value("Prefix")));
   }
   if (std::string_view(root.child_value("IsTruncated")) == "true") {
     page.next = root.child_value("NextContinuationToken");
@@ -164,7 +167,7 @@ Result<UploadsPage> ParseUploadsPage(std::string_view body) {
                          Root(document, body, "ListMultipartUploadsResult"));
   UploadsPage page;
   for (const pugi::xml_node node : root.children("Upload")) {
-    OpenUpload upload{UrlDecoded(node.child_value("Key")), node.child_value("UploadId"),
+    OpenUpload upload{Decoded(root, node.child_value("Key")), node.child_value("UploadId"),
                       TimeOf(node.child_value("Initiated"))};
     if (upload.key.empty() || upload.id.empty()) {
       return Missing("key or id of an upload");
@@ -172,7 +175,7 @@ Result<UploadsPage> ParseUploadsPage(std::string_view body) {
     page.uploads.push_back(std::move(upload));
   }
   page.more = std::string_view(root.child_value("IsTruncated")) == "true";
-  page.next_key = UrlDecoded(root.child_value("NextKeyMarker"));
+  page.next_key = Decoded(root, root.child_value("NextKeyMarker"));
   page.next_id = root.child_value("NextUploadIdMarker");
   if (page.more && page.next_key.empty()) {
     return Missing("marker of the rest of the listing");

@@ -7,7 +7,7 @@ namespace {
 
 constexpr const char* kPage = R"(<?xml version="1.0" encoding="UTF-8"?>
 <ListBucketResult xmlns="http://s3.amazonaws.com/doc/2006-03-01/"><Name>b</Name><Prefix>run/</Prefix>
-<IsTruncated>true</IsTruncated><NextContinuationToken>t/1==</NextContinuationToken>
+<EncodingType>url</EncodingType><IsTruncated>true</IsTruncated><NextContinuationToken>t/1==</NextContinuationToken>
 <Contents><Key>run/a%20%2B%C3%A9+b</Key><LastModified>2026-11-24T01:02:03.045Z</LastModified>
 <ETag>&quot;e-1&quot;</ETag><Size>18446744073709551615</Size></Contents>
 <CommonPrefixes><Prefix>run/step-1/</Prefix></CommonPrefixes></ListBucketResult>)";

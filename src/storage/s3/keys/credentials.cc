@@ -1,5 +1,6 @@
 #include "storage/s3/keys/credentials.h"
 
+#include <algorithm>
 #include <chrono>
 #include <memory>
 #include <mutex>
@@ -57,6 +58,16 @@ class Keys {
       return found_->keys;
     }
     VARVE_RETURN_IF_ERROR(keys.status());
+    for (std::string* const text :
+         {&keys->keys.access_key, &keys->keys.secret_key, &keys->keys.session_token}) {
+      while (text->ends_with('\n') || text->ends_with('\r') || text->ends_with(' ')) {
+        text->pop_back();  // Of a file that was put into the environment.
+      }
+      if (std::any_of(text->begin(), text->end(),
+                      [](char c) { return static_cast<unsigned char>(c) < ' '; })) {
+        return InvalidArgument("the keys for S3 hold control characters");
+      }
+    }
     found_ = *std::move(keys);
     return found_->keys;
   }

@@ -1,5 +1,6 @@
 #include "storage/s3/keys/profile.h"
 
+#include <algorithm>
 #include <charconv>
 #include <cstdlib>
 #include <fstream>
@@ -126,6 +127,12 @@ Status ReadObjectHeaders(const Environment& environment, Settings* settings) {
   settings->encryption = environment("VARVE_S3_SSE").value_or("");
   settings->encryption_key = environment("VARVE_S3_SSE_KMS_KEY_ID").value_or("");
   settings->tags = environment("VARVE_S3_TAGS").value_or("");
+  for (const std::string& text : {settings->tags, settings->encryption_key}) {
+    if (std::any_of(text.begin(), text.end(),
+                    [](char c) { return static_cast<unsigned char>(c) < ' '; })) {
+      return InvalidArgument("VARVE_S3_TAGS or VARVE_S3_SSE_KMS_KEY_ID holds control characters");
+    }
+  }
   if (!settings->encryption.empty() && settings->encryption != "AES256" &&
       settings->encryption != "aws:kms") {
     return InvalidArgument("VARVE_S3_SSE=" + settings->encryption + ": want AES256 or aws:kms");
