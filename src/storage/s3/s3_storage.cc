@@ -291,7 +291,7 @@ Status S3Storage::WriteIfAbsent(const std::string& name, std::string_view conten
     }
   }
   bool tried_before = false;
-  const Status written = client_.Put(object, AsByteSpan(content),
+  Status written = client_.Put(object, AsByteSpan(content),
                                      obeys ? PutMode::kIfAbsent : PutMode::kReplace, &tried_before);
   if (written.ok() && obeys) {
     return written;
