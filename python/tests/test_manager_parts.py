@@ -108,7 +108,7 @@ def test_what_is_decided_holds_on_both_ranks_in_the_same_call() -> None:
         thread.join(60)
     saves = [[step for step, verdict in enumerate(of) if verdict.save] for of in found]
     assert saves[0] == saves[1]
-    assert 100 < saves[0][0] <= 110
+    assert 100 <= saves[0][0] <= 110  # The wish may come before step 100 has been decided.
 
 
 # ---- costs ----
