@@ -292,7 +292,7 @@ Status S3Storage::WriteIfAbsent(const std::string& name, std::string_view conten
   }
   bool tried_before = false;
   Status written = client_.Put(object, AsByteSpan(content),
-                                     obeys ? PutMode::kIfAbsent : PutMode::kReplace, &tried_before);
+                               obeys ? PutMode::kIfAbsent : PutMode::kReplace, &tried_before);
   if (written.ok() && obeys) {
     return written;
   }
