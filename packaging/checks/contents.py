@@ -23,11 +23,14 @@ SYSTEM = {
     "ld-linux-x86-64.so.2",
 }
 #: What auditwheel is to bring, by the beginning of the file's name.
-VENDORED = {"libisal", "libsimdjson", "libxxhash", "libzstd"}
+VENDORED = {
+    *("libisal", "libsimdjson", "libxxhash", "libzstd"),
+    *("libcurl", "libssl", "libcrypto", "libpugixml"),
+}
 #: What THIRD_PARTY.txt must name, each as a heading.
 LICENSED = (
     *("ISA-L", "xxHash", "Zstandard", "simdjson", "FlatBuffers", "nanobind", "CLI11"),
-    *("JSON for Modern C++", "tsl::robin_map", "zlib"),
+    *("JSON for Modern C++", "tsl::robin_map", "zlib", "curl", "OpenSSL", "pugixml"),
 )
 PROGRAMS = ("varve", "varve-agent")
 

@@ -166,6 +166,23 @@ void SetMethod(CURL* curl, const HttpRequest& request) {
   }
 }
 
+/// Returns the file of certificates that this system trusts, empty if none is where the
+/// distributions have it. A libcurl that was built on another system (a wheel's) does not know.
+const std::string& SystemCertificates() {
+  static const std::string file = [] {
+    for (const char* path : {"/etc/ssl/certs/ca-certificates.crt",  // Debian, Ubuntu, Arch
+                             "/etc/pki/tls/certs/ca-bundle.crt",    // Red Hat and its kin, Amazon
+                             "/etc/ssl/ca-bundle.pem",              // SUSE
+                             "/etc/ssl/cert.pem"}) {                // Alpine
+      if (::access(path, R_OK) == 0) {
+        return std::string(path);
+      }
+    }
+    return std::string();
+  }();
+  return file;
+}
+
 void SetOptions(CURL* curl, const HttpRequest& request, const HttpOptions& options) {
   ::curl_easy_setopt(curl, CURLOPT_URL, request.url.c_str());
   ::curl_easy_setopt(curl, CURLOPT_PATH_AS_IS, 1L);  // Keys may hold "..": they are signed so.
@@ -182,8 +199,9 @@ void SetOptions(CURL* curl, const HttpRequest& request, const HttpOptions& optio
   if (!options.proxy) {
     ::curl_easy_setopt(curl, CURLOPT_NOPROXY, "*");
   }
-  if (!options.ca_file.empty()) {
-    ::curl_easy_setopt(curl, CURLOPT_CAINFO, options.ca_file.c_str());
+  const std::string& trusted = options.ca_file.empty() ? SystemCertificates() : options.ca_file;
+  if (!trusted.empty()) {
+    ::curl_easy_setopt(curl, CURLOPT_CAINFO, trusted.c_str());
   }
 }
 
