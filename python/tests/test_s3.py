@@ -58,6 +58,20 @@ def test_two_ranks_save_and_three_load(s3_server: dict[str, str], bucket: Any) -
     assert len(folders) == 2  # The record's, and that of the data.
 
 
+def test_r2_and_weka_are_servers_with_an_endpoint_of_their_own(
+    bucket: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(varve.InvalidArgumentError, match="WEKA_ENDPOINT_URL"):
+        varve.torch.save(small_state(), f"weka://{bucket.name}/run/step-1")
+    monkeypatch.setenv("R2_ENDPOINT_URL", os.environ["AWS_ENDPOINT_URL"])
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")  # Nobody is there.
+    path = f"r2://{bucket.name}/run/step-1"
+    varve.torch.save(small_state(3), path)
+    assert varve.torch.read(path)["step"] == 3
+    assert "clean" in run("verify", path)
+    assert any(key.startswith("run/step-1/") for key in keys_in(bucket))
+
+
 def test_an_asynchronous_save_is_whole_when_it_is_done(
     s3_server: dict[str, str], bucket: Any
 ) -> None:

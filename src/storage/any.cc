@@ -11,7 +11,8 @@ namespace {
 
 /// Returns the backend of a name. Errors: InvalidArgument where its settings cannot be used.
 Result<Storage*> BackendOf(std::string_view name) {
-  return name.starts_with(s3::kScheme) ? s3::ProcessS3Storage() : Result<Storage*>(&PosixStorage());
+  const std::string_view objects = s3::SchemeOfObject(name);
+  return objects.empty() ? Result<Storage*>(&PosixStorage()) : s3::ProcessS3Storage(objects);
 }
 
 /// Returns an operation that the backend of `name` may lack; null where it does, or has no backend.
@@ -107,7 +108,7 @@ class Dispatcher final : public Storage,
   }
   bool Serves(const std::string& name) override {
     // Not asked of the backend: settings that cannot be used are told by the operations.
-    return name.starts_with(s3::kScheme);
+    return !s3::SchemeOfObject(name).empty();
   }
   Status WriteIfAbsent(const std::string& name, std::string_view content) override {
     ConditionalWrites* const writes = ExtraOf(name, &StorageExtras::conditional_writes);

@@ -25,7 +25,12 @@ std::string_view SchemeOf(std::string_view path) {
   return path.substr(0, end);
 }
 
-std::string Quoted(std::string_view path) { return "\"" + std::string(path) + "\""; }
+std::string Quoted(std::string_view path) {
+  std::string quoted("\"");
+  quoted += path;
+  quoted += '"';
+  return quoted;
+}
 
 /// Returns the path of a "file://" URL whose part behind the slashes is `rest`.
 Result<std::string> PathOfFileUrl(std::string_view url, std::string_view rest) {
@@ -58,23 +63,27 @@ Result<std::string> ResolvePath(std::string_view path, const Storage& storage) {
     std::string name(path);
     ConditionalWrites* const objects = storage.extras().conditional_writes;
     if (objects != nullptr && objects->Serves(name)) {
-      while (name.ends_with('/') && name.size() > s3::kScheme.size() + 1) {
+      while (name.ends_with('/') && name.size() > scheme.size() + kSeparator.size() + 1) {
         name.pop_back();
       }
       VARVE_RETURN_IF_ERROR(s3::ParseObjectName(name).status());
       return name;
     }
     return InvalidArgument(Quoted(path) + ": no storage serves " + std::string(scheme) +
-                           ":// here. There is " + (&storage == &AnyStorage() ? "s3://, " : "") +
+                           ":// here. There is " +
+                           (&storage == &AnyStorage() ? "s3://, r2://, weka://, " : "") +
                            "file://, and paths of mounted file systems; a "
                            "directory of this name is " +
                            Quoted("./" + std::string(path)));
   }
-  constexpr std::string_view kShortened = "s3:/";
-  if (path.starts_with(kShortened)) {
-    return InvalidArgument(Quoted(path) + " has one slash of s3://bucket/key: pathlib takes the " +
-                           "other away. Give the name as it is; a directory of this name is " +
-                           Quoted("./" + std::string(path)));
+  for (const std::string_view scheme : s3::kSchemes) {
+    const std::string name(scheme);
+    if (path.starts_with(name + ":/")) {
+      return InvalidArgument(Quoted(path) + " has one slash of " + name +
+                             "://bucket/key: pathlib takes the other away. Give the name as it "
+                             "is; a directory of this name is " +
+                             Quoted("./" + std::string(path)));
+    }
   }
   if (path.front() == '/' || (&storage != &PosixStorage() && &storage != &AnyStorage())) {
     return std::string(path);

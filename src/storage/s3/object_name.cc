@@ -24,8 +24,16 @@ bool CanBeBucket(std::string_view name) {
 
 }  // namespace
 
+std::string_view SchemeOfObject(std::string_view name) {
+  const auto found = std::find_if(kSchemes.begin(), kSchemes.end(), [&](std::string_view scheme) {
+    return name.starts_with(scheme) && name.substr(scheme.size()).starts_with("://");
+  });
+  return found == kSchemes.end() ? std::string_view() : *found;
+}
+
 std::string PathOf(const ObjectName& object) {
-  return std::string(kScheme) + object.bucket + (object.key.empty() ? "" : "/" + object.key);
+  return std::string(object.scheme) + "://" + object.bucket +
+         (object.key.empty() ? "" : "/" + object.key);
 }
 
 std::string Printable(std::string_view text) {
@@ -37,12 +45,13 @@ std::string Printable(std::string_view text) {
 
 Result<ObjectName> ParseObjectName(std::string_view name) {
   const std::string quoted = "\"" + std::string(name) + "\"";
-  if (!name.starts_with(kScheme)) {
+  const std::string_view scheme = SchemeOfObject(name);
+  if (scheme.empty()) {
     return InvalidArgument(quoted + " is not s3://bucket/key");
   }
-  std::string_view rest = name.substr(kScheme.size());
+  std::string_view rest = name.substr(scheme.size() + 3);
   const std::size_t slash = std::min(rest.find('/'), rest.size());
-  ObjectName object{std::string(rest.substr(0, slash)), {}};
+  ObjectName object{std::string(rest.substr(0, slash)), {}, scheme};
   if (!CanBeBucket(object.bucket)) {
     return InvalidArgument(quoted +
                            " names no bucket: want s3://bucket/key, where a bucket's name " +

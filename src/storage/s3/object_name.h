@@ -2,6 +2,7 @@
 /// Pure.
 #pragma once
 
+#include <array>
 #include <string>
 #include <string_view>
 
@@ -9,12 +10,19 @@
 
 namespace varve::s3 {
 
-inline constexpr std::string_view kScheme = "s3://";
+/// The schemes of servers that speak S3's protocol. Each has settings of its own: see
+/// EnvironmentOf in keys/profile.h.
+inline constexpr std::array<std::string_view, 3> kSchemes = {"s3", "r2", "weka"};
+
+/// Returns the scheme of kSchemes that a name begins with, followed by "://"; empty where none
+/// does.
+std::string_view SchemeOfObject(std::string_view name);
 
 /// An object, or what stands for a directory: all objects whose keys begin with `key` and '/'.
 struct ObjectName {
   std::string bucket;
   std::string key;  ///< Without leading and trailing '/'. Empty for the bucket itself.
+  std::string_view scheme = kSchemes.front();  ///< One of kSchemes.
 };
 
 /// Returns "s3://bucket/key".
@@ -23,8 +31,8 @@ std::string PathOf(const ObjectName& object);
 /// Returns text of a server's for a message: at most 500 bytes, control characters as blanks.
 std::string Printable(std::string_view text);
 
-/// Errors: InvalidArgument where `name` has no bucket, or one that no server can have (RFC 3986
-/// host characters, at most 255); for a key of more than 1024 bytes.
+/// Errors: InvalidArgument where `name` has none of kSchemes or no bucket, or one that no server
+/// can have (RFC 3986 host characters, at most 255); for a key of more than 1024 bytes.
 Result<ObjectName> ParseObjectName(std::string_view name);
 
 /// Writes each byte but letters, digits and "-._~" as %XX, as a signature needs it; '/' stays with

@@ -186,8 +186,9 @@ Result<ListPage> S3Client::List(const std::string& bucket, const std::string& pr
   }
   VARVE_ASSIGN_OR_RETURN(
       const HttpResponse response,
-      Send({.method = "GET", .object = {bucket, {}}, .query = std::move(query)}));
-  return ParseListPage(response.body).Annotate("list s3://" + bucket + "/" + prefix);
+      Send({.method = "GET", .object = {bucket, {}, settings_.scheme}, .query = std::move(query)}));
+  return ParseListPage(response.body)
+      .Annotate("list " + PathOf({bucket, prefix, settings_.scheme}));
 }
 
 Status S3Client::Delete(const std::string& bucket, const std::vector<std::string>& keys) {
@@ -197,7 +198,7 @@ Status S3Client::Delete(const std::string& bucket, const std::vector<std::string
                                          keys.begin() + static_cast<std::ptrdiff_t>(end)});
     VARVE_ASSIGN_OR_RETURN(const HttpResponse response,
                            Send({.method = "POST",
-                                 .object = {bucket, {}},
+                                 .object = {bucket, {}, settings_.scheme},
                                  .query = {{"delete", ""}},
                                  .headers = {{"content-md5", Md5Header(AsByteSpan(body))}},
                                  .body = AsByteSpan(body)}));
@@ -205,8 +206,8 @@ Status S3Client::Delete(const std::string& bucket, const std::vector<std::string
     if (!failed.empty()) {
       const UndeletedObject& first = failed.front();
       return FailedPrecondition(
-          "delete s3://" + bucket + "/" + Printable(first.key) + ": " + Printable(first.code) +
-          ": " + Printable(first.message) +
+          "delete " + PathOf({bucket, Printable(first.key), settings_.scheme}) + ": " +
+          Printable(first.code) + ": " + Printable(first.message) +
           (failed.size() == 1 ? ""
                               : "; and " + std::to_string(failed.size() - 1) + " more objects"));
     }
@@ -275,7 +276,7 @@ Result<UploadsPage> S3Client::ListUploads(const std::string& bucket, const std::
   }
   VARVE_ASSIGN_OR_RETURN(
       const HttpResponse response,
-      Send({.method = "GET", .object = {bucket, {}}, .query = std::move(query)}));
+      Send({.method = "GET", .object = {bucket, {}, settings_.scheme}, .query = std::move(query)}));
   return ParseUploadsPage(response.body);
 }
 

@@ -91,7 +91,9 @@ void AppendEntries(const ListPage& page, const std::string& prefix,
 }  // namespace
 
 S3Storage::S3Storage(Settings settings, CredentialsFunction credentials)
-    : Storage({.conditional_writes = this}), client_(std::move(settings), std::move(credentials)) {}
+    : Storage({.conditional_writes = this}),
+      scheme_(settings.scheme),
+      client_(std::move(settings), std::move(credentials)) {}
 
 Result<std::unique_ptr<WritableFile>> S3Storage::OpenForWrite(const std::string& name,
                                                               const WriteOptions& options) {
@@ -169,7 +171,7 @@ Status S3Storage::Remove(const std::string& name) {
       break;
     }
     if (std::exchange(first, page.objects.front().key) == page.objects.front().key) {
-      return Unavailable(PathOf({object.bucket, first}) +
+      return Unavailable(PathOf({object.bucket, first, scheme_}) +
                          " is still listed after the server has deleted it");
     }
     std::vector<std::string> keys;
@@ -200,7 +202,7 @@ Result<std::vector<ConditionalWrites::Unfinished>> S3Storage::ListUnfinished(
     VARVE_ASSIGN_OR_RETURN(
         page, client_.ListUploads(object.bucket, object.key.empty() ? "" : object.key + "/", page));
     for (const OpenUpload& upload : page.uploads) {
-      files.push_back({PathOf({object.bucket, upload.key}), upload.id, upload.begun_ns});
+      files.push_back({PathOf({object.bucket, upload.key, scheme_}), upload.id, upload.begun_ns});
     }
   } while (page.more);
   return files;
@@ -217,7 +219,7 @@ Result<std::unique_ptr<StorageLock>> S3Storage::Lock(const std::string& name) {
 
 // ---- writes that need the name to be free ----
 
-bool S3Storage::Serves(const std::string& name) { return name.starts_with(kScheme); }
+bool S3Storage::Serves(const std::string& name) { return SchemeOfObject(name) == scheme_; }
 
 Result<std::string> S3Storage::ReadSmall(const ObjectName& object) {
   VARVE_ASSIGN_OR_RETURN(const ObjectInfo info, client_.Head(object));
@@ -238,9 +240,11 @@ Result<bool> S3Storage::Obeys(const std::string& bucket, const std::string& belo
     return known->second;
   }
   const ObjectName probe{
-      bucket, below + ".varve-probe-" + std::to_string(TimeOfDay().count()) + "-" +
-                  std::to_string(reinterpret_cast<std::uintptr_t>(this) ^
-                                 static_cast<std::uintptr_t>(Now().time_since_epoch().count()))};
+      bucket,
+      below + ".varve-probe-" + std::to_string(TimeOfDay().count()) + "-" +
+          std::to_string(reinterpret_cast<std::uintptr_t>(this) ^
+                         static_cast<std::uintptr_t>(Now().time_since_epoch().count())),
+      scheme_};
   VARVE_RETURN_IF_ERROR(client_.Put(probe, AsByteSpan("first"), PutMode::kReplace));
   const Status second = client_.Put(probe, AsByteSpan("second"), PutMode::kIfAbsent);
   const auto content = ReadSmall(probe);
@@ -255,7 +259,7 @@ Result<bool> S3Storage::Obeys(const std::string& bucket, const std::string& belo
   if (!obeys) {
     (void)Guarded([&] {
       ReportEvent({.level = EventLevel::kWarning,
-                   .message = "the server of s3://" + bucket +
+                   .message = "the server of " + PathOf({bucket, {}, scheme_}) +
                               " does not obey If-None-Match: of two saves that publish one name in "
                               "the same moment, the later one wins without a message"});
       return Status::Ok();
@@ -313,13 +317,16 @@ Status S3Storage::WriteIfAbsent(const std::string& name, std::string_view conten
                      " is there, or will be, is not known: " + there.status().message());
 }
 
-Result<Storage*> ProcessS3Storage() {
+Result<Storage*> ProcessS3Storage(std::string_view scheme) {
   static std::mutex mutex;
-  static Storage* storage = nullptr;
+  static std::map<std::string_view, Storage*>& storages =
+      *new std::map<std::string_view, Storage*>();
   const std::scoped_lock lock(mutex);
+  Storage*& storage = storages[scheme];
   if (storage == nullptr) {  // Settings that could not be used may have been put right.
-    VARVE_ASSIGN_OR_RETURN(Settings settings, ReadSettings(ProcessEnvironment));
-    storage = new S3Storage(std::move(settings), ProcessCredentials(ProcessEnvironment));
+    const Environment environment = EnvironmentOf(scheme, ProcessEnvironment);
+    VARVE_ASSIGN_OR_RETURN(Settings settings, ReadSettings(environment, scheme));
+    storage = new S3Storage(std::move(settings), ProcessCredentials(environment));
   }
   return storage;
 }

@@ -1,4 +1,5 @@
-/// Objects of S3 and of servers that speak its protocol, as a Storage. Names are "s3://bucket/key".
+/// Objects of S3 and of servers that speak its protocol, as a Storage. Names are "s3://bucket/key",
+/// or of another scheme of kSchemes, whose settings the storage has then.
 ///
 /// What an object store has no notion of is said as Storage lets a backend say it:
 ///   - A directory is there as long as an object's key begins with its name and '/'. MakeDirectory
@@ -48,14 +49,15 @@ class S3Storage final : public Storage, private ConditionalWrites {
   Result<bool> Obeys(const std::string& bucket, const std::string& below);
   Result<std::string> ReadSmall(const ObjectName& object);
 
+  const std::string_view scheme_;  // Of all its names.
   S3Client client_;
   std::mutex mutex_;                   // Guards all below; held while a bucket is asked.
   std::map<std::string, bool> obeys_;  // By bucket.
 };
 
-/// Returns the storage of all "s3://" names, with the settings and keys of the process's
-/// environment, which are read at the first call. Never destroyed. Errors: InvalidArgument for
-/// settings that cannot be used.
-Result<Storage*> ProcessS3Storage();
+/// Returns the storage of all names of a scheme of kSchemes, with the settings and keys of the
+/// process's environment, which are read at the first call. Never destroyed. Errors:
+/// InvalidArgument for settings that cannot be used.
+Result<Storage*> ProcessS3Storage(std::string_view scheme);
 
 }  // namespace varve::s3

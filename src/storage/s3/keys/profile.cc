@@ -1,6 +1,8 @@
 #include "storage/s3/keys/profile.h"
 
 #include <algorithm>
+#include <array>
+#include <cctype>
 #include <charconv>
 #include <cstdlib>
 #include <fstream>
@@ -206,12 +208,54 @@ Result<Profile> ReadProfile(const std::string& name, const Environment& environm
   return profile;
 }
 
-Result<Settings> ReadSettings(const Environment& environment) {
+namespace {
+
+/// Returns "R2_" for "r2".
+std::string PrefixOf(std::string_view scheme) {
+  std::string prefix(scheme);
+  std::transform(prefix.begin(), prefix.end(), prefix.begin(),
+                 [](unsigned char c) { return static_cast<char>(std::toupper(c)); });
+  return prefix + "_";
+}
+
+}  // namespace
+
+Environment EnvironmentOf(std::string_view scheme, Environment environment) {
+  if (scheme == kSchemes.front()) {
+    return environment;
+  }
+  return [prefix = PrefixOf(scheme), environment = std::move(environment)](
+             const std::string& name) -> std::optional<std::string> {
+    constexpr std::array<std::string_view, 5> kKeys = {
+        "AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN",
+        "AWS_WEB_IDENTITY_TOKEN_FILE", "AWS_ROLE_ARN"};
+    if (name == "AWS_ENDPOINT_URL_S3") {
+      return environment(prefix + "ENDPOINT_URL");
+    }
+    if (name == "AWS_ENDPOINT_URL") {
+      return std::nullopt;  // Another server's.
+    }
+    auto profile = environment(prefix + "PROFILE");
+    if (name == "AWS_PROFILE" && profile) {
+      return profile;
+    }
+    const bool hidden = profile && std::find(kKeys.begin(), kKeys.end(), name) != kKeys.end();
+    return hidden ? std::nullopt : environment(name);
+  };
+}
+
+Result<Settings> ReadSettings(const Environment& environment, std::string_view scheme) {
   VARVE_ASSIGN_OR_RETURN(const Profile profile, ReadProfile(ProfileName(environment), environment));
   Settings settings;
+  settings.scheme = scheme;
   if (const auto endpoint = Setting(environment, profile,
                                     {"AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL"}, "endpoint_url")) {
     VARVE_ASSIGN_OR_RETURN(settings.endpoint, CheckEndpoint(*endpoint));
+  }
+  if (settings.endpoint.empty() && scheme != kSchemes.front()) {
+    return InvalidArgument(std::string(scheme) + ":// is the server that " + PrefixOf(scheme) +
+                           "ENDPOINT_URL names, which is not set; " + PrefixOf(scheme) +
+                           "PROFILE names the profile of its keys");
   }
   if (const auto region =
           Setting(environment, profile, {"AWS_REGION", "AWS_DEFAULT_REGION"}, "region")) {

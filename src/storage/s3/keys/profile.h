@@ -11,6 +11,7 @@
 #include <string>
 #include <string_view>
 
+#include "storage/s3/object_name.h"
 #include "storage/s3/retry.h"
 #include "storage/s3/signature.h"
 #include "varve/status.h"
@@ -43,6 +44,7 @@ std::string ProfileName(const Environment& environment);
 
 /// How a bucket is reached.
 struct Settings {
+  std::string_view scheme = kSchemes.front();  ///< Of the names that messages show.
   std::string endpoint;  ///< "https://host[:port]", no path. Empty: AWS, by region.
   std::string region = "us-east-1";
   bool region_is_given = false;
@@ -59,9 +61,17 @@ struct Settings {
   bool weak_publish = true;  ///< Goes on, with a warning, where a server ignores If-None-Match.
 };
 
-/// Returns the settings of environment and profile. docs/storage.md lists them. Errors:
-/// InvalidArgument naming the variable whose value cannot be used.
-Result<Settings> ReadSettings(const Environment& environment);
+/// Returns what a scheme of kSchemes sees of an environment. "s3" sees it as it is. For the others
+/// AWS_ENDPOINT_URL_S3 is R2_ENDPOINT_URL (or WEKA_), AWS_PROFILE is R2_PROFILE where that is set,
+/// and a profile that is so named hides the keys in the environment, as one that is given to boto3
+/// does. The names are OLMo-core's (olmo_core/io.py).
+Environment EnvironmentOf(std::string_view scheme, Environment environment);
+
+/// Returns the settings of environment and profile. docs/storage.md lists them. `environment` is
+/// what `scheme` sees. Errors: InvalidArgument naming the variable whose value cannot be used; for
+/// no endpoint, where the scheme is not "s3".
+Result<Settings> ReadSettings(const Environment& environment,
+                              std::string_view scheme = kSchemes.front());
 
 /// Returns the keys in the environment; nothing where it has none. Errors: InvalidArgument for half
 /// a pair.

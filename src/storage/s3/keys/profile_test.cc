@@ -5,6 +5,7 @@
 
 #include <gtest/gtest.h>
 
+#include "support/status_matchers.h"
 #include "support/temp_dir.h"
 
 namespace varve::s3::profile_test {
@@ -106,6 +107,26 @@ TEST(S3Profile, AValueThatCannotBeUsedIsRefusedByName) {
     EXPECT_EQ(settings.status().code(), StatusCode::kInvalidArgument) << name;
     EXPECT_NE(settings.status().message().find(name), std::string::npos);
   }
+}
+
+TEST(S3Profile, ASchemeOfAnotherServerHasItsOwnEndpointAndProfile) {
+  Home home;
+  home.Set("AWS_ENDPOINT_URL", "https://a").Set("AWS_PROFILE", "aws");
+  home.Set("AWS_ACCESS_KEY_ID", "X").Set("AWS_SECRET_ACCESS_KEY", "Y");
+  const Environment r2 = EnvironmentOf("r2", home.environment());
+  const auto without = ReadSettings(EnvironmentOf("r2", Home().environment()), "r2");
+  EXPECT_TRUE(test::FailsWith(without, StatusCode::kInvalidArgument, {"r2://", "R2_ENDPOINT_URL"}));
+  EXPECT_EQ(ProfileName(r2), "aws");
+  EXPECT_EQ(KeysOfEnvironment(r2).value()->access_key, "X");
+  home.Set("R2_ENDPOINT_URL", "https://r2.test").Set("R2_PROFILE", "cloud");
+  home.Write("config", "[profile cloud]\nregion = auto\n");
+  EXPECT_EQ(ProfileName(r2), "cloud");
+  EXPECT_FALSE(KeysOfEnvironment(r2).value().has_value());
+  const Settings settings = ReadSettings(r2, "r2").value();
+  EXPECT_EQ(settings.endpoint, "https://r2.test");
+  EXPECT_EQ(settings.region, "auto");
+  EXPECT_EQ(settings.scheme, "r2");
+  EXPECT_EQ(ProfileName(EnvironmentOf("weka", home.environment())), "aws");
 }
 
 }  // namespace
