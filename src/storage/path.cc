@@ -69,6 +69,12 @@ Result<std::string> ResolvePath(std::string_view path, const Storage& storage) {
       VARVE_RETURN_IF_ERROR(s3::ParseObjectName(name).status());
       return name;
     }
+    if (!s3::SchemeOfObject(name).empty() && &storage == &PosixStorage()) {
+      return InvalidArgument(Quoted(path) +
+                             ": this needs a directory of a mounted file system. Object storage "
+                             "serves save, async_save, load, read and the command line: see "
+                             "docs/storage.md");
+    }
     return InvalidArgument(Quoted(path) + ": no storage serves " + std::string(scheme) +
                            ":// here. There is " +
                            (&storage == &AnyStorage() ? "s3://, r2://, weka://, " : "") +

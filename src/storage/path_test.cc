@@ -40,7 +40,7 @@ TEST(ResolvePath, TakesNamesOfObjects) {
   EXPECT_TRUE(FailsWith(ResolvePath("r2:///run"), StatusCode::kInvalidArgument, {"bucket"}));
   EXPECT_TRUE(FailsWith(ResolvePath("s3:///run"), StatusCode::kInvalidArgument, {"bucket"}));
   EXPECT_TRUE(FailsWith(ResolvePath("s3://b/x", PosixStorage()), StatusCode::kInvalidArgument,
-                        {"s3://", "no storage"}));
+                        {"s3://", "mounted file system"}));
 }
 
 TEST(ResolvePath, TakesFileUrlsOfThisHost) {
