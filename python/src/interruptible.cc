@@ -54,6 +54,7 @@ void RunOffMain(const std::function<void()>& work, const OffMain& how) {
   std::stop_source stop;
   std::thread thread;
   try {
+    // The caller has the GIL, which a fork of Python's needs too: base/threads.h is not needed.
     thread = std::thread([&] {
       const ScopedStop scoped(stop.get_token());
       work();

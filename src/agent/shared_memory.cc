@@ -11,6 +11,7 @@
 #include <sys/mman.h>
 #include <sys/stat.h>
 
+#include "base/threads.h"
 #include "pipeline/buffer_pool.h"
 #include "pipeline/huge_pages.h"
 
@@ -101,7 +102,7 @@ PoolMemory::~PoolMemory() {
   // In a thread of its own: the system unmaps small pages one by one (measured: 0.03 s a GiB, a
   // sixth of a load), while a load is to return and an agent is to answer messages.
   try {
-    std::thread(unmap).detach();
+    StartThread<std::thread>(unmap).detach();
   } catch (const std::exception&) {  // No thread, or no memory for one.
     unmap();
   }

@@ -19,6 +19,7 @@
 #include <unistd.h>
 
 #include "base/guarded.h"
+#include "base/threads.h"
 #include "base/time_source.h"
 #include "base/trace.h"
 
@@ -51,7 +52,7 @@ class Taker {
         return OutOfMemory();
       }
       if (!thread_.joinable()) {  // The first event: who only loads this library has no thread.
-        thread_ = std::thread([this] { Run(); });
+        thread_ = StartThread<std::thread>([this] { Run(); });
       }
       queue_.push_back(std::move(event));
       return Status::Ok();

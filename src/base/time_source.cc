@@ -2,6 +2,8 @@
 
 #include <utility>
 
+#include "base/threads.h"
+
 namespace varve {
 namespace {
 
@@ -83,7 +85,7 @@ struct Thread::Simulated {
 
 Thread::Thread(std::function<void()> body) {
   if (source_of_thread == nullptr) {
-    real_ = std::thread(std::move(body));
+    real_ = StartThread<std::thread>(std::move(body));
     return;
   }
   simulated_ = std::make_shared<Simulated>();

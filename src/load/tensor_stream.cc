@@ -6,6 +6,7 @@
 
 #include "base/checked.h"
 #include "base/guarded.h"
+#include "base/threads.h"
 #include "tensor/box.h"
 #include "tensor/cast.h"
 
@@ -56,7 +57,7 @@ TensorStream::TensorStream(CheckpointReader& reader, std::vector<StreamItem> ite
       stop_requested_(std::move(stop)),
       items_(std::move(items)),
       batch_bytes_(std::clamp<std::uint64_t>(max_bytes / kBatchesHeld, 1, kMaxBatchBytes)),
-      thread_([this] { ReadAhead(); }) {}
+      thread_(StartThread<std::thread>([this] { ReadAhead(); })) {}
 
 TensorStream::~TensorStream() {
   {

@@ -5,6 +5,7 @@
 
 #include "base/checked.h"
 #include "base/guarded.h"
+#include "base/threads.h"
 #include "base/time_source.h"
 #include "base/trace.h"
 #include "varve/stop.h"
@@ -21,10 +22,10 @@ BlockWriters::BlockWriters(WritableFile& file, const WriteSegmentsOptions& optio
   (void)Guarded([&] {
     threads_.reserve(count);
     for (std::uint64_t i = 0; i < count; ++i) {
-      threads_.emplace_back([this, stop] {
+      threads_.push_back(StartThread<std::jthread>([this, stop] {
         const ScopedStop scoped(stop);
         Run();
-      });
+      }));
     }
     return Status::Ok();
   });

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "base/guarded.h"
+#include "base/threads.h"
 #include "base/time_source.h"
 #include "varve/stop.h"
 
@@ -40,7 +41,7 @@ Status RunThreads(std::size_t job_count, int threads, const std::stop_token& sto
     (void)Guarded([&] {
       helpers.reserve(count);
       for (std::size_t i = 1; i < count; ++i) {
-        helpers.emplace_back(work);
+        helpers.push_back(StartThread<std::jthread>(work));
       }
       return Status::Ok();
     });

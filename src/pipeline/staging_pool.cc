@@ -12,6 +12,7 @@
 #include <unistd.h>
 
 #include "base/guarded.h"
+#include "base/threads.h"
 #include "base/time_source.h"
 #include "pipeline/huge_pages.h"
 #include "pipeline/memory_limits.h"
@@ -243,8 +244,10 @@ void StagingPool::Prepare(std::uint64_t bytes, std::function<void(std::span<std:
   WaitPrepared();
   // Best effort: where no thread starts, the saves take the memory themselves.
   (void)Guarded([&] {
-    preparing_ = std::jthread([this, limit, ready = std::move(on_ready)](
-                                  const std::stop_token& stop) { Populate(limit, ready, stop); });
+    preparing_ = StartThread<std::jthread>(
+        [this, limit, ready = std::move(on_ready)](const std::stop_token& stop) {
+          Populate(limit, ready, stop);
+        });
     return Status::Ok();
   });
 }
