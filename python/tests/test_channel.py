@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import datetime
 import os
-import resource
 import socket
 import threading
 from pathlib import Path
@@ -205,25 +203,4 @@ def test_a_rank_whose_connection_broke_connects_again_with_its_next_call() -> No
 
 
 def test_rank_0_without_descriptors_says_so_and_takes_the_rank_with_the_next_call() -> None:
-    hub, other = _connected()
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (min(soft, 1000), hard))
-    taken = []
-    try:
-        with contextlib.suppress(OSError):
-            while True:
-                taken.append(os.open("/dev/null", os.O_RDONLY))
-        hub.begin(1, "x", 30)
-        other.begin(1, "x", 30)
-        with pytest.raises(varve.UnavailableError, match="raise ulimit -n"):
-            hub.receive(1, 30)
-    finally:
-        for descriptor in taken:
-            os.close(descriptor)
-        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-    hub.end("no descriptors")
-    other.end()
-    hub.begin(2, "x", 30)
-    other.begin(2, "x", 30)
-    other.send(0, b"here")
-    assert hub.receive(1, 30) == b"here"
+    run_ranks(1, jobs.run_out_of_descriptors)
