@@ -164,10 +164,11 @@ Status UnpinCheckpoint(const std::string& path, Storage& storage = AnyStorage())
 
 /// Takes a damaged checkpoint out of the way: gives it a hidden name, under which ListCheckpoints
 /// finds it with its reason, and which no load, `latest` or retention takes for a step. Nothing of
-/// it is removed: RemoveCheckpoint of that name does, and renaming it brings it back. Returns the
-/// new path. Errors: NotFound; FailedPrecondition when a save of the name is under way, and for a
-/// symbolic link;
-/// Unavailable where the directory cannot be written to.
+/// it is removed: RemoveCheckpoint of that name does, and renaming it brings it back. Where names
+/// cannot be changed, its commit record gets another name in its directory instead, and
+/// RemoveCheckpoint of the directory removes it. Returns the new path. Errors: NotFound;
+/// FailedPrecondition when a save of the name is under way, and for a symbolic link; Unavailable
+/// where the directory cannot be written to.
 Result<std::string> QuarantineCheckpoint(const std::string& path, std::string_view reason,
                                          Storage& storage = AnyStorage());
 
@@ -175,13 +176,39 @@ Result<std::string> QuarantineCheckpoint(const std::string& path, std::string_vi
 class RunLock {
  public:
   virtual ~RunLock() = default;
+
+  /// Asks whether this job still has the run. Always so where there are locks; elsewhere a later
+  /// job takes it. Errors: FailedPrecondition when another job has it, with its `holder`; those of
+  /// the storage, after which it is not known.
+  virtual Status CheckHeld() = 0;
 };
 
 /// Locks a run, whose directory is made if need be. `holder` says who this is, for the message that
-/// another job gets. Errors: FailedPrecondition when another job has it, with its `holder`;
-/// Unimplemented where the file system has no locks.
+/// another job gets. In an object store the run is taken from the job that has it, which learns of
+/// it by CheckHeld (run_claim.cc). Errors: FailedPrecondition when another job has it, with its
+/// `holder`; Unimplemented where the file system has no locks.
 Result<std::unique_ptr<RunLock>> LockRun(const std::string& run, std::string_view holder,
                                          Storage& storage = AnyStorage());
+
+/// Small things that a manager keeps beside the steps where files cannot be appended to, as in an
+/// object store; a directory has files for them (docs/manager.md). All are Unimplemented for
+/// directories.
+///
+/// Adds a line, JSON of an event, to the run's history: an object "varve-history/TIME-EVENT-ID".
+Status AddToRunHistory(const std::string& run, std::string_view event, std::string_view line,
+                       Storage& storage = AnyStorage());
+/// Returns the lines of the history from the oldest on, of events of the kinds `wanted` (all where
+/// none is given). Of others a line has its time and event alone, which costs no request.
+Result<std::vector<std::string>> ReadRunHistory(const std::string& run,
+                                                const std::vector<std::string>& wanted,
+                                                Storage& storage = AnyStorage());
+/// Reads, writes and removes a note of at most 64 KiB, the object `name` of the run.
+Result<std::string> ReadRunNote(const std::string& run, std::string_view name,
+                                Storage& storage = AnyStorage());
+Status WriteRunNote(const std::string& run, std::string_view name, std::string_view text,
+                    Storage& storage = AnyStorage());
+Status RemoveRunNote(const std::string& run, std::string_view name,
+                     Storage& storage = AnyStorage());
 
 /// What a choice of the time between saves depends on, in seconds.
 struct SaveCosts {

@@ -102,6 +102,56 @@ auto Unlocked(const Function& function) {
   return function();
 }
 
+void BindRunNotes(nb::module_& module) {
+  module.def(
+      "is_in_object_store",
+      [](const FsPath& path) {
+        ConditionalWrites* const writes = AnyStorage().extras().conditional_writes;
+        return writes != nullptr && writes->Serves(path.text);
+      },
+      nb::arg("path"));
+  module.def(
+      "add_to_history",
+      [](const FsPath& run, const std::string& event, nb::handle line) {
+        const std::string text = TextOf(line);
+        RaiseIfError(Unlocked([&] { return AddToRunHistory(run.text, event, text); }));
+      },
+      nb::arg("run"), nb::arg("event"), nb::arg("line"));
+  module.def(
+      "read_history",
+      [](const FsPath& run, const std::vector<std::string>& wanted) {
+        nb::list lines;
+        for (const std::string& line :
+             ValueOrRaise(Unlocked([&] { return ReadRunHistory(run.text, wanted); }))) {
+          lines.append(ToBytes(line));
+        }
+        return lines;
+      },
+      nb::arg("run"), nb::arg("wanted"));
+  module.def(
+      "read_note",
+      [](const FsPath& run, const std::string& name) -> nb::object {
+        const auto text = Unlocked([&] { return ReadRunNote(run.text, name); });
+        if (text.status().code() == StatusCode::kNotFound) {
+          return nb::none();
+        }
+        return ToBytes(ValueOrRaise(text));
+      },
+      nb::arg("run"), nb::arg("name"));
+  module.def(
+      "write_note",
+      [](const FsPath& run, const std::string& name, const std::string& text) {
+        RaiseIfError(Unlocked([&] { return WriteRunNote(run.text, name, text); }));
+      },
+      nb::arg("run"), nb::arg("name"), nb::arg("text"));
+  module.def(
+      "remove_note",
+      [](const FsPath& run, const std::string& name) {
+        RaiseIfError(Unlocked([&] { return RemoveRunNote(run.text, name); }));
+      },
+      nb::arg("run"), nb::arg("name"));
+}
+
 }  // namespace
 
 void BindManage(nb::module_& parent) {
@@ -143,9 +193,12 @@ void BindManage(nb::module_& parent) {
       .Field("save_share", &IntervalChoice::save_share)
       .Field("lost_share", &IntervalChoice::lost_share)
       .Field("reason", &IntervalChoice::reason);
-  nb::class_<PythonRunLock>(module, "RunLock").def("release", [](PythonRunLock& self) {
-    self.lock.reset();
-  });
+  nb::class_<PythonRunLock>(module, "RunLock")
+      .def("release", [](PythonRunLock& self) { self.lock.reset(); })
+      .def("check_held", [](PythonRunLock& self) {
+        RaiseIfError(Unlocked([&] { return self.lock ? self.lock->CheckHeld() : Status::Ok(); }));
+      });
+  BindRunNotes(module);
   module.def("list_steps", &ListStepsPython, nb::arg("run"));
   module.def(
       "check_rules", [](const KeepRules& rules) { RaiseIfError(CheckRules(rules)); },

@@ -9,7 +9,7 @@ from typing import Any
 from test_manager import state, train
 
 import varve
-from varve._manage import _history
+from varve._manage import _history, _place
 
 
 def test_the_history_has_a_line_for_each_event_with_phases_and_rates(tmp_path: Path) -> None:
@@ -19,7 +19,7 @@ def test_the_history_has_a_line_for_each_event_with_phases_and_rates(tmp_path: P
         train(manager, range(1, 4), loss=lambda step: float("inf"))
     with varve.CheckpointManager(run) as manager:
         manager.resume(state())
-    lines = [json.loads(line) for line in (run / _history.NAME).read_text().splitlines()]
+    lines = [json.loads(line) for line in (run / _place.HISTORY_NAME).read_text().splitlines()]
     assert [line["event"] for line in lines] == ["start", "save", "end", "start", "load", "end"]
     save = lines[1]
     assert save["step"] == 2
@@ -53,7 +53,7 @@ def test_the_history_tells_the_time_between_failures(tmp_path: Path) -> None:
         {"time": 600, "event": "end"},
         {"time": 700, "event": "start"},
     ]
-    (tmp_path / _history.NAME).write_text(
+    (tmp_path / _place.HISTORY_NAME).write_text(
         "\n".join([*map(json.dumps, lines), '{"time": 8', "[]", ""])
     )
     assert _history.observed_mtbf(str(tmp_path)) == 200

@@ -11,7 +11,7 @@ import pytest
 from test_manager import events, flip, names, state, train
 
 import varve
-from varve._manage import _history
+from varve._manage import _place
 
 
 def test_a_resume_that_found_nothing_whole_does_not_let_the_next_job_begin_anew(
@@ -141,7 +141,7 @@ def test_a_history_of_any_content_stops_no_manager(tmp_path: Path) -> None:
     run.mkdir()
     lines = ["[" * 100_000, '{"event": "start", "time": 1e400}', "\0\xff", '{"event": 5}']
     huge = json.dumps({"event": "start", "time": 10**400})
-    (run / _history.NAME).write_text("\n".join([*lines, huge, ""]), encoding="latin-1")
+    (run / _place.HISTORY_NAME).write_text("\n".join([*lines, huge, ""]), encoding="latin-1")
     with varve.CheckpointManager(run, every=varve.Every("auto")) as manager:
         manager.save(1, state(), force=True)
     assert [line["step"] for line in events(run, "save")] == [1]

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 import varve
-from varve._manage import _history
+from varve._manage import _history, _place
 from varve._manage._followup import FollowUp
 
 # ---- arguments that are nearly right ----
@@ -201,7 +201,7 @@ def test_a_job_that_an_error_has_ended_counts_as_a_failure(tmp_path: Path) -> No
         {"time": 500, "event": "start"},
         {"time": 700, "event": "end", "outcome": "done", "failed": False},
     ]
-    (tmp_path / _history.NAME).write_text("\n".join(map(json.dumps, lines)))
+    (tmp_path / _place.HISTORY_NAME).write_text("\n".join(map(json.dumps, lines)))
     assert _history.observed_mtbf(str(tmp_path)) == 300
 
 

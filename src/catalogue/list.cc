@@ -7,6 +7,7 @@
 #include "catalogue/open.h"
 #include "catalogue/own_names.h"
 #include "catalogue/scan.h"
+#include "format/commit_record.h"
 #include "varve/catalogue.h"
 #include "varve/storage.h"
 
@@ -176,6 +177,36 @@ CheckpointEntry ExamineQuarantined(Storage& storage, const std::string& path,
   return entry;
 }
 
+/// Adds the checkpoints of one name that were taken out of the way where names cannot be changed:
+/// their records have others.
+Status AddQuarantined(Storage& storage, const std::string& path,
+                      std::vector<CheckpointEntry>* entries) {
+  if (!PublishesByRecord(storage, path)) {
+    return Status::Ok();
+  }
+  VARVE_ASSIGN_OR_RETURN(const auto files, storage.List(path));
+  for (const DirectoryEntry& file : files) {
+    const auto reason = ReasonOfQuarantinedRecord(file.name);
+    if (!reason || file.is_directory) {
+      continue;
+    }
+    const std::string name = BaseName(path);
+    CheckpointEntry entry{
+        .name = name, .state = CheckpointState::kQuarantined, .step = StepFromName(name)};
+    entry.detail = name + ": " + NoteText(storage, JoinPath(path, *reason));
+    const auto text = ReadWholeFile(storage, JoinPath(path, file.name), kMaxNoteBytes);
+    const auto record = text.ok() ? DecodeCommitRecord(*text) : Result<CommitRecord>(text.status());
+    if (record.ok()) {
+      const auto data = storage.List(JoinPath(path, record->directory));
+      for (const DirectoryEntry& one : data.ok() ? *data : std::vector<DirectoryEntry>{}) {
+        entry.bytes += one.size;
+      }
+    }
+    entries->push_back(std::move(entry));
+  }
+  return Status::Ok();
+}
+
 /// Returns the entry for the note of an asynchronous save that has failed.
 std::optional<CheckpointEntry> ExamineFailure(Storage& storage, const std::string& directory,
                                               const DirectoryEntry& found) {
@@ -235,12 +266,16 @@ Result<std::vector<CheckpointEntry>> ListCheckpoints(const std::string& path, St
   VARVE_RETURN_IF_ERROR(listed.status());
   const std::vector<DirectoryEntry>& found = *listed;
   std::vector<CheckpointEntry> entries;
+  VARVE_RETURN_IF_ERROR(AddQuarantined(storage, directory, &entries));
   for (const DirectoryEntry& item : found) {
     VARVE_RETURN_IF_ERROR(CheckStop(stop).Annotate("list " + directory));
     if (!item.is_directory) {
       if (auto failed = ExamineFailure(storage, directory, item)) {
         entries.push_back(std::move(*failed));
       }
+      continue;
+    }
+    if (IsOfRun(item.name)) {
       continue;
     }
     if (const auto stale = ParseStaleName(item.name)) {
@@ -263,6 +298,7 @@ Result<std::vector<CheckpointEntry>> ListCheckpoints(const std::string& path, St
       if (entry) {
         entries.push_back(*std::move(entry));
       }
+      VARVE_RETURN_IF_ERROR(AddQuarantined(storage, JoinPath(directory, item.name), &entries));
     }
   }
   if (entries.empty() && files_beside) {

@@ -24,6 +24,7 @@ constexpr std::string_view kRankLockPrefix = ".rank-";
 constexpr const char* kDataDirectory = "varve-data-";
 constexpr const char* kRecordPrefix = "varve-";
 constexpr std::string_view kRecordSuffix = ".json";
+constexpr std::string_view kReasonSuffix = ".txt";
 constexpr std::string_view kInPlaceLock = ".in-place.varve-lock";
 
 std::string EncodeDigits(std::string_view name) {
@@ -209,6 +210,24 @@ std::optional<std::uint64_t> RecordNumber(std::string_view name) {
   // One name a number: no sign, no zeros before it.
   const bool is_name = parsed.ec == std::errc() && number > 1 && RecordName(number) == name;
   return is_name ? std::optional(number) : std::nullopt;
+}
+
+std::string QuarantinedRecordName(const SaveId& id) {
+  return std::string(kQuarantinedRecord) + ToString(id).substr(0, 12) + std::string(kRecordSuffix);
+}
+
+std::string QuarantineReasonName(const SaveId& id) {
+  return std::string(kQuarantinedRecord) + ToString(id).substr(0, 12) + std::string(kReasonSuffix);
+}
+
+std::optional<std::string> ReasonOfQuarantinedRecord(std::string_view name) {
+  constexpr std::size_t kDigits = 12;
+  if (name.size() != kQuarantinedRecord.size() + kDigits + kRecordSuffix.size() ||
+      !name.starts_with(kQuarantinedRecord) || !name.ends_with(kRecordSuffix)) {
+    return std::nullopt;
+  }
+  name.remove_suffix(kRecordSuffix.size());
+  return std::string(name) + std::string(kReasonSuffix);
 }
 
 bool IsDataFileName(std::string_view name) {

@@ -93,6 +93,21 @@ std::string RecordName(std::uint64_t number);
 /// Returns the number of a commit record's name; nothing for any other name.
 std::optional<std::uint64_t> RecordNumber(std::string_view name);
 
+/// Returns the name that a commit record gets in its directory when the checkpoint is put into
+/// quarantine where names cannot be changed: readers do not find it. The reason is in another file
+/// beside it.
+inline constexpr std::string_view kQuarantinedRecord = "varve-damaged-";  ///< Both begin so.
+std::string QuarantinedRecordName(const SaveId& id);
+std::string QuarantineReasonName(const SaveId& id);
+/// Returns the name of the reason beside a quarantined record; nothing for any other name.
+std::optional<std::string> ReasonOfQuarantinedRecord(std::string_view name);
+
+/// In a run's directory where files cannot be appended to or locked: who has the run, and its
+/// history. No checkpoints.
+inline constexpr std::string_view kRunClaims = ".varve-run";
+inline constexpr std::string_view kRunHistory = "varve-history";
+inline bool IsOfRun(std::string_view name) { return name == kRunClaims || name == kRunHistory; }
+
 /// Returns true for names of data files, "data-00003-of-00008[-id].safetensors".
 bool IsDataFileName(std::string_view name);
 

@@ -35,7 +35,9 @@ Result<std::optional<StepNote>> ReadNote(Storage& storage, const std::string& pa
   }
   for (const StoredFile& file : record->side_files) {
     if (file.name == kStepNoteName) {
-      VARVE_ASSIGN_OR_RETURN(const std::string text, ReadSideFile(storage, directory, file));
+      const std::string files =
+          record->directory.empty() ? directory : JoinPath(directory, record->directory);
+      VARVE_ASSIGN_OR_RETURN(const std::string text, ReadSideFile(storage, files, file));
       return decoded(text);
     }
   }

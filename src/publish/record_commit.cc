@@ -159,8 +159,14 @@ Result<std::unique_ptr<Commit>> BeginRecordCommit(Storage& storage, const std::s
     replaced = NewestRecord(*entries);
     const bool leftovers =
         std::all_of(entries->begin(), entries->end(), [](const DirectoryEntry& entry) {
-          return entry.is_directory && IsDataDirectoryName(entry.name);
+          return entry.is_directory ? IsDataDirectoryName(entry.name)
+                                    : entry.name.starts_with(kQuarantinedRecord);
         });
+    if (FindEntry(*entries, kPinName) != nullptr) {
+      return FailedPrecondition(
+          "a checkpoint of this name is pinned, and a save would replace it: "
+          "unpin it (`varve unpin`), or save under another name");
+    }
     if (!leftovers) {
       VARVE_RETURN_IF_ERROR(CheckOccupant(storage, path, overwrite, stop).status());
       if (replaced == 0) {

@@ -25,7 +25,29 @@ struct Found {
   std::map<std::uint64_t, CommitRecord> records;  ///< By number.
   std::set<std::string> unreadable;               ///< Names of records.
   std::vector<std::string> directories;
+  /// Records in quarantine, by the names of their files; nothing for one that cannot be read.
+  std::map<std::string, std::optional<CommitRecord>> quarantined;
 };
+
+/// Returns true for the files of a quarantine: the record, and its reason.
+bool IsOfQuarantine(const Found& found, std::string_view name) {
+  return std::any_of(found.quarantined.begin(), found.quarantined.end(), [&](const auto& one) {
+    return one.first == name || ReasonOfQuarantinedRecord(one.first) == name;
+  });
+}
+
+/// Returns the data directories that records in quarantine name; nothing when one of them cannot
+/// be read: it may name any.
+std::optional<std::set<std::string>> DirectoriesInQuarantine(const Found& found) {
+  std::set<std::string> named;
+  for (const auto& [name, record] : found.quarantined) {
+    if (!record) {
+      return std::nullopt;
+    }
+    named.insert(record->directory);
+  }
+  return named;
+}
 
 Result<Found> Look(Storage& storage, const std::string& path) {
   VARVE_ASSIGN_OR_RETURN(const auto entries, storage.List(path));
@@ -38,12 +60,15 @@ Result<Found> Look(Storage& storage, const std::string& path) {
       continue;
     }
     const auto number = RecordNumber(entry.name);
-    if (!number) {
+    const bool quarantined = ReasonOfQuarantinedRecord(entry.name).has_value();
+    if (!number && !quarantined) {
       continue;
     }
     const auto text = ReadWholeFile(storage, JoinPath(path, entry.name), kMaxRecordBytes);
     const auto record = text.ok() ? DecodeCommitRecord(*text) : Result<CommitRecord>(text.status());
-    if (record.ok()) {
+    if (quarantined) {
+      found.quarantined[entry.name] = record.ok() ? std::optional(*record) : std::nullopt;
+    } else if (record.ok()) {
       found.records[*number] = *record;
     } else {
       found.unreadable.insert(entry.name);
@@ -99,16 +124,17 @@ Result<bool> NewestIsWhole(Storage& storage, const std::string& path, const Foun
 
 /// Lists what is not part of the checkpoint, relative to its directory.
 Status AddOthers(Storage& storage, const std::string& path, const std::string& below,
-                 std::vector<std::string>* others) {
+                 const Found& found, std::vector<std::string>* others) {
   VARVE_ASSIGN_OR_RETURN(const auto entries, storage.List(JoinPath(path, below)));
   for (const DirectoryEntry& entry : entries) {
     const std::string name = below.empty() ? entry.name : JoinPath(below, entry.name);
     if (below.empty() && (entry.is_directory ? IsDataDirectoryName(entry.name)
-                                             : RecordNumber(entry.name).has_value())) {
+                                             : RecordNumber(entry.name).has_value() ||
+                                                   IsOfQuarantine(found, entry.name))) {
       continue;
     }
     if (entry.is_directory) {
-      VARVE_RETURN_IF_ERROR(AddOthers(storage, path, name, others));
+      VARVE_RETURN_IF_ERROR(AddOthers(storage, path, name, found, others));
     } else {
       others->push_back(name);
     }
@@ -117,16 +143,26 @@ Status AddOthers(Storage& storage, const std::string& path, const std::string& b
 }
 
 /// Removes all but the data directories of saves that may live: those that no record has named, and
-/// that are not a day old.
+/// that are not a day old. With a checkpoint goes what is in quarantine only if `with_quarantine`.
 Status RemoveRest(Storage& storage, const std::string& path,
-                  const std::vector<DirectoryEntry>& entries, const Found& found) {
+                  const std::vector<DirectoryEntry>& entries, const Found& found,
+                  bool with_quarantine) {
   std::set<std::string> named;
   for (const auto& [number, record] : found.records) {
     named.insert(record.directory);
   }
+  const auto set_aside = DirectoriesInQuarantine(found);
   for (const DirectoryEntry& entry : entries) {
     const std::string place = JoinPath(path, entry.name);
-    if (entry.is_directory && IsDataDirectoryName(entry.name) && !named.contains(entry.name)) {
+    const bool is_data = entry.is_directory && IsDataDirectoryName(entry.name);
+    const bool is_set_aside =
+        is_data ? !named.contains(entry.name) && (!set_aside || set_aside->contains(entry.name))
+                : IsOfQuarantine(found, entry.name);
+    if (is_set_aside) {
+      VARVE_RETURN_IF_ERROR(with_quarantine ? storage.Remove(place) : Status::Ok());
+      continue;
+    }
+    if (is_data && !named.contains(entry.name)) {
       std::int64_t modified_ns = 0;
       const auto bytes = BytesIn(storage, place, &modified_ns);
       if (!bytes.ok() || !IsOld(storage, path, modified_ns)) {
@@ -150,6 +186,12 @@ Status RemoveRecordsBelow(Storage& storage, const std::string& path, std::uint64
     if (number >= end) {
       break;
     }
+    // A quarantine of it that was interrupted has no effect: the record was still there.
+    for (const std::string& name :
+         {QuarantinedRecordName(record.save_id), QuarantineReasonName(record.save_id)}) {
+      VARVE_RETURN_IF_ERROR(IsOfQuarantine(found, name) ? storage.Remove(JoinPath(path, name))
+                                                        : Status::Ok());
+    }
     VARVE_RETURN_IF_ERROR(storage.Remove(JoinPath(path, RecordName(number))));
     if (!kept.contains(record.directory)) {
       VARVE_RETURN_IF_ERROR(RemoveNamed(storage, path, record));
@@ -164,16 +206,17 @@ Result<RemovalReport> RemoveByRecords(const std::string& path, DryRun dry_run, S
     return NotFound("remove " + path + ": there is nothing of that name");
   }
   VARVE_RETURN_IF_ERROR(entries.status());
-  if (!IsCheckpoint(storage, path, *entries)) {
+  VARVE_ASSIGN_OR_RETURN(const Found found, Look(storage, path));
+  const bool is_checkpoint = IsCheckpoint(storage, path, *entries);
+  if (!is_checkpoint && found.quarantined.empty()) {
     return FailedPrecondition("remove " + path + ": it is not a checkpoint; nothing was removed");
   }
   RemovalReport report;
   std::int64_t modified_ns = 0;
   VARVE_ASSIGN_OR_RETURN(report.bytes, BytesIn(storage, path, &modified_ns));
   if (NewestRecord(*entries) > 0) {
-    VARVE_RETURN_IF_ERROR(AddOthers(storage, path, "", &report.others));
+    VARVE_RETURN_IF_ERROR(AddOthers(storage, path, "", found, &report.others));
   }
-  VARVE_ASSIGN_OR_RETURN(const Found found, Look(storage, path));
   if (dry_run == DryRun::kYes) {
     return report;
   }
@@ -191,7 +234,7 @@ Result<RemovalReport> RemoveByRecords(const std::string& path, DryRun dry_run, S
   for (const std::string& index : indexes) {
     VARVE_RETURN_IF_ERROR(storage.Remove(JoinPath(path, index)));
   }
-  const Status status = RemoveRest(storage, path, *entries, found);
+  const Status status = RemoveRest(storage, path, *entries, found, !is_checkpoint);
   return status.ok() ? Result<RemovalReport>(std::move(report))
                      : status.Annotate("remove " + path +
                                        ": it is no checkpoint any more, but files of it are left");
@@ -219,11 +262,12 @@ Status CollectIn(const std::string& path, DryRun dry_run, Storage& storage,
       VARVE_RETURN_IF_ERROR(remove(RecordName(record->first)));
     }
   }
-  if (!found.unreadable.empty()) {
+  const auto set_aside = DirectoriesInQuarantine(found);
+  if (!found.unreadable.empty() || !set_aside) {
     return Status::Ok();  // It may name any of the directories.
   }
   for (const std::string& directory : found.directories) {
-    if (named.contains(directory)) {
+    if (named.contains(directory) || set_aside->contains(directory)) {
       continue;
     }
     std::int64_t modified_ns = 0;
@@ -283,7 +327,7 @@ Result<GarbageReport> CollectByRecords(const std::string& directory, DryRun dry_
   const std::vector<DirectoryEntry>& entries = *listed;
   VARVE_RETURN_IF_ERROR(CollectIn(directory, dry_run, storage, stop, &report));
   for (const DirectoryEntry& entry : entries) {
-    if (entry.is_directory && !IsDataDirectoryName(entry.name)) {
+    if (entry.is_directory && !IsDataDirectoryName(entry.name) && !IsOfRun(entry.name)) {
       VARVE_RETURN_IF_ERROR(
           CollectIn(JoinPath(directory, entry.name), dry_run, storage, stop, &report));
     }

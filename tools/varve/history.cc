@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "json.h"
+#include "varve/manage.h"
 
 namespace varve::cli {
 namespace {
@@ -218,6 +219,17 @@ void HistoryNotes::Add(HistoryNote note) {
 }
 
 Result<RunHistory> ReadHistory(const std::string& run) {
+  const auto objects = ReadRunHistory(run, {});
+  if (objects.status().code() != StatusCode::kUnimplemented) {
+    VARVE_RETURN_IF_ERROR(objects.status().Annotate("report"));
+    RunHistory history;
+    history.found = !objects->empty();
+    Reader reader(&history);
+    for (const std::string& line : *objects) {
+      reader.Take(line);
+    }
+    return history;
+  }
   const std::string path = run + "/" + kHistoryName;
   RunHistory history;
   const std::unique_ptr<std::FILE, CloseFile> file(std::fopen(path.c_str(), "rbe"));

@@ -171,8 +171,8 @@ Summary Summarise(std::vector<double> values) {
 
 Result<ReportData> GatherReport(const std::string& run, const KeepRules& rules,
                                 const std::stop_token& stop) {
-  std::error_code error;
-  if (!std::filesystem::is_directory(run, error)) {
+  VARVE_ASSIGN_OR_RETURN(const std::string named, ResolvePath(run));
+  if (AnyStorage().List(named).status().code() == StatusCode::kNotFound) {
     return NotFound("report " + run + ": no such directory");
   }
   ReportData data;
@@ -182,6 +182,7 @@ Result<ReportData> GatherReport(const std::string& run, const KeepRules& rules,
   SummariseJobs(&data);
   SummariseSaves(&data);
   VARVE_RETURN_IF_ERROR(LookAround(&data, rules, stop));
+  std::error_code error;
   if (const auto space = std::filesystem::space(run, error); !error) {
     data.disk_free = space.available;
   }

@@ -49,6 +49,8 @@ class RunLock:
     """The right to be the one job of a run; dropping it gives it back."""
 
     def release(self) -> None: ...
+    def check_held(self) -> None:
+        """Raises PreconditionError where another job has the run now."""
 
 def list_steps(run: str) -> list[RunStep]:
     """The steps of a run, from the oldest to the newest."""
@@ -68,6 +70,14 @@ def quarantine(path: str, reason: str) -> str:
     """Takes a damaged checkpoint out of the way; returns its new path."""
 
 def lock_run(run: str, holder: str) -> RunLock: ...
+def is_in_object_store(path: str) -> bool:
+    """True where checkpoints are published by their record, and what follows works."""
+
+def add_to_history(run: str, event: str, line: str) -> None: ...
+def read_history(run: str, wanted: list[str]) -> list[bytes]: ...
+def read_note(run: str, name: str) -> bytes | None: ...
+def write_note(run: str, name: str, text: str) -> None: ...
+def remove_note(run: str, name: str) -> None: ...
 def step_note(
     step: int,
     attempt: int,

@@ -12,7 +12,9 @@ from collections.abc import Callable
 from types import FrameType
 from typing import Any
 
+from varve._manage._place import Place
 from varve._manage._policy import Ending
+from varve.errors import Error
 
 _LOG = logging.getLogger("varve")
 
@@ -82,13 +84,15 @@ class Signals:
 class Requests:
     """On rank 0: what the deadline and the files in the run's directory ask for."""
 
-    def __init__(self, run: str, ending: Ending, clock: Callable[[], float] = time.time) -> None:
+    def __init__(
+        self, run: str, place: Place, ending: Ending, clock: Callable[[], float] = time.time
+    ) -> None:
         self._run = run
+        self._place = place
         self._deadline = ending.unix_deadline()
         self._margin = ending.margin
         self._clock = clock
         self._next_look = 0.0
-        self._stuck: set[str] = set()
 
     def stop(self, slowest_save: float) -> str:
         """Returns why to save and end now, or ""."""
@@ -111,22 +115,20 @@ class Requests:
 
     def _file(self, name: str) -> str:
         """Takes a file away, if it is there."""
-        path = os.path.join(self._run, name)
-        try:
-            os.unlink(path)
-        except FileNotFoundError:
-            return ""
-        except OSError as error:
-            if name in self._stuck:
-                return ""
-            self._stuck.add(name)
-            _LOG.warning("the request %s cannot be taken away: %s", path, error)
-        return f"the file {name}"
+        return f"the file {name}" if self._place.take(name) else ""
 
     def forget(self) -> None:
         """Takes away what was asked of an earlier job."""
-        if self._file(STOP_FILE):
-            _LOG.warning("%s in %s was for an earlier job, and is removed", STOP_FILE, self._run)
-        self._file(SAVE_FILE)
+        for name in (STOP_FILE, SAVE_FILE):
+            try:
+                if self._place.read(name) is None:
+                    continue
+                self._place.remove(name)
+            except (OSError, Error) as error:
+                _LOG.warning(
+                    "the request %s in %s cannot be taken away: %s", name, self._run, error
+                )
+            else:
+                _LOG.warning("%s in %s was for an earlier job, and is removed", name, self._run)
 
     _looked = False

@@ -24,7 +24,7 @@ from varve._manage._costs import Costs
 from varve._manage._exposition import Exposition
 from varve._manage._history import History, phases_of
 from varve._manage._policy import Keep
-from varve.errors import CancelledError, Error, InvalidArgumentError
+from varve.errors import CancelledError, Error, InvalidArgumentError, PreconditionError
 
 _LOG = logging.getLogger("varve")
 
@@ -66,10 +66,13 @@ class FollowUp:
         on_saved: Callable[[dict[str, Any]], None] | None,
         on_failure: Callable[[int, BaseException], None] | None,
         got_further: Callable[[], None],
+        lock: manage.RunLock | None,
     ) -> None:
         self.costs = Costs()
         self.may_remove = True
+        self.overtaken = ""  # Which other job has the run now.
         self._run = run
+        self._lock = lock
         self._keep = keep
         self._prefix = prefix  # The letters that the names of steps begin with.
         self._rank = rank
@@ -217,6 +220,7 @@ class FollowUp:
                 self._failures.append(str(error))
         if self._rank == 0:
             self._note(save, future, error)
+            self._still_ours()
         if error is None:
             if self._rank == 0 and self._keep.any:
                 # Where saves have ended meanwhile, removals fall behind and the disk would fill.
@@ -275,7 +279,7 @@ class FollowUp:
 
     def prune(self, attempt: int, busy_share: float) -> None:
         """Removes the steps that the rules do not keep."""
-        if not self.may_remove:
+        if not self.may_remove or not self._still_ours():
             return
         found = manage.prune(self._run, self._keep.rules(), False, busy_share, self._prefix)
         for one in found:
@@ -288,6 +292,18 @@ class FollowUp:
             if self._metrics is not None:
                 self._metrics.count("varve_removed_steps", 1)
                 self._metrics.write()
+
+    def _still_ours(self) -> bool:
+        """Asks, on rank 0, whether another job has taken the run."""
+        if self._lock is None or self.overtaken:
+            return not self.overtaken
+        try:
+            self._lock.check_held()
+        except PreconditionError as error:
+            self.overtaken = str(error)
+            _LOG.error("%s", error)
+            return False
+        return True
 
     def collect_garbage(self) -> None:
         """Removes what dead saves of earlier jobs left."""

@@ -1,4 +1,5 @@
-"""The history of a run: `varve-history.jsonl` in its directory, a JSON object a line.
+"""The history of a run: `varve-history.jsonl` in its directory, a JSON object a line; in an object store an
+object for each line.
 
 Rank 0 appends one line for each start, save, load, removal, quarantine and end. Every line has `time` (Unix), `event`
 and `attempt`; docs/manager.md lists the rest. A line is written by one call, so that lines of a job that was killed
@@ -10,17 +11,15 @@ from __future__ import annotations
 import json
 import logging
 import math
-import os
-import threading
 import time
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 from varve._core import Phase
+from varve._manage._place import Place, place_of
+from varve.errors import Error
 
 _LOG = logging.getLogger("varve")
-
-NAME = "varve-history.jsonl"
 
 
 class History:
@@ -29,42 +28,36 @@ class History:
     A history that cannot be written costs a warning, once, and no checkpoint.
     """
 
-    def __init__(self, run: str) -> None:
-        self._path = os.path.join(run, NAME)
-        self._lock = threading.Lock()
+    def __init__(self, run: str, place: Place) -> None:
+        self._run = run
+        self._place = place
         self._warned = False
 
     def add(self, event: str, **fields: Any) -> dict[str, Any]:
         """Appends a line; returns it as a dict."""
         line = {"time": round(time.time(), 3), "event": event, **fields}
-        text = json.dumps(_finite(line), ensure_ascii=False, allow_nan=False) + "\n"
+        text = json.dumps(_finite(line), ensure_ascii=False, allow_nan=False)
         try:
-            with self._lock:
-                file = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
-                try:
-                    os.write(file, text.encode("utf-8", "replace"))
-                finally:
-                    os.close(file)
-        except OSError as error:
+            self._place.add_history(event, text)
+        except (OSError, Error) as error:
             if not self._warned:
                 self._warned = True
-                _LOG.warning("the history of the run is not written: %s: %s", self._path, error)
+                _LOG.warning("the history of the run %s is not written: %s", self._run, error)
         return line
 
 
-def read(run: str) -> Iterator[dict[str, Any]]:
-    """Returns the lines of a run's history; none where there is no file."""
-    try:
-        with open(os.path.join(run, NAME), encoding="utf-8", errors="replace") as file:
-            for text in file:
-                try:
-                    line = json.loads(text)
-                except (ValueError, RecursionError):
-                    continue
-                if isinstance(line, dict) and isinstance(line.get("event"), str):
-                    yield line
-    except FileNotFoundError:
-        return
+def read(run: str, wanted: Sequence[str] = ()) -> Iterator[dict[str, Any]]:
+    """Returns the lines of a run's history; none where there is none.
+
+    Of events of other kinds than `wanted`, where some are given, a line may have its time alone.
+    """
+    for text in place_of(run).history(wanted):
+        try:
+            line = json.loads(text)
+        except (ValueError, RecursionError):
+            continue
+        if isinstance(line, dict) and isinstance(line.get("event"), str):
+            yield line
 
 
 def observed_mtbf(run: str) -> float | None:
@@ -77,7 +70,7 @@ def observed_mtbf(run: str) -> float | None:
     ran = 0.0
     began: float | None = None
     last = 0.0
-    for line in read(run):
+    for line in read(run, ("start", "end")):
         now = line.get("time")
         if not isinstance(now, (int, float)) or not 0 <= now < 1e12:
             continue  # Also for NaN and what is no time.

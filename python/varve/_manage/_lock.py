@@ -38,7 +38,7 @@ def take_lock(run: str) -> manage.RunLock | None:
             _LOG.warning("nothing keeps a second job out of %s: %s", run, error)
             return None
         except Error as error:
-            if not os.path.isdir(run) or os.access(run, os.W_OK):
+            if manage.is_in_object_store(run) or not os.path.isdir(run) or os.access(run, os.W_OK):
                 raise
             _LOG.warning("%s is not locked, and nothing can be saved there: %s", run, error)
             return None
@@ -47,8 +47,11 @@ def take_lock(run: str) -> manage.RunLock | None:
 def set_pinned_apart(run: str, step: int) -> None:
     """Renames pinned steps above `step`, which a job that goes on from there would replace.
 
-    They get a name that no rule counts, and stay loadable.
+    They get a name that no rule counts, and stay loadable. In an object store nothing can be renamed: a
+    save of a pinned name fails there, and says so.
     """
+    if manage.is_in_object_store(run):
+        return
     for one in manage.list_steps(run):
         if one.pin is None or one.step <= step or not is_whole(one) or one.state == "displaced":
             continue

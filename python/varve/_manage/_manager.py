@@ -19,7 +19,7 @@ from typing import Any, Literal
 
 from varve import _arguments
 from varve._core import LoadReport, manage
-from varve._engine import local_path_text
+from varve._engine import path_text
 from varve._files import Source as FileSource
 from varve._files import taken
 from varve._manage._agreement import Agreement, Chair, Posted, decoded, encoded
@@ -37,6 +37,7 @@ from varve._manage._inputs import (
     step_number,
 )
 from varve._manage._lock import set_pinned_apart, take_lock
+from varve._manage._place import place_of
 from varve._manage._resume import Chooser
 from varve._tree import is_stateful
 from varve.errors import (
@@ -65,7 +66,7 @@ class Manager:
 
     def __init__(self, backend: Backend, settings: Settings) -> None:
         self._backend = backend
-        self._run = local_path_text(settings.run)
+        self._run = path_text(settings.run)
         self._every, self._keep, ending = check_settings(settings)
         self._settings = settings
         self._closed = False
@@ -75,8 +76,11 @@ class Manager:
         self._last: tuple[int, Future[Any]] | None = None
         self._lock: manage.RunLock | None = None
         self._left_behind = ""  # On rank 0: the newest step, until this job goes on from one.
-        self._history = History(self._run)
-        self._chooser = Chooser(self._run, settings.verify, settings.max_restarts, self._history)
+        self._place = place_of(self._run)
+        self._history = History(self._run, self._place)
+        self._chooser = Chooser(
+            self._run, settings.verify, settings.max_restarts, self._history, self._place
+        )
         self._attempt = int(self._decide(f"manage {os.path.basename(self._run)}", self._open))
         self._after = FollowUp(
             self._run,
@@ -89,10 +93,11 @@ class Manager:
             settings.on_saved,
             settings.on_failure,
             self._chooser.forget_restarts,
+            self._lock,
         )
         mtbf = observed_mtbf(self._run) if backend.rank == 0 else None
         self._interval = Interval(self._every, mtbf) if self._every is not None else None
-        self._requests = Requests(self._run, ending)
+        self._requests = Requests(self._run, self._place, ending)
         if backend.rank == 0:
             self._requests.forget()
         self._signals = Signals(tuple(ending.signals))
@@ -314,6 +319,7 @@ class Manager:
             self._closed = True
             atexit.unregister(self._at_exit)
             self._signals.restore()
+            self._place.close()
             self._agreement.close()
             self._after.close()
             self._backend.close()
@@ -365,8 +371,8 @@ class Manager:
             passed = time.monotonic() - self._last_begin
             save = f"{passed:.0f} s have passed" if passed >= seconds else ""
         limit = self._settings.max_failures
-        give_up = ""
-        if limit is not None and len(failures) >= limit:
+        give_up = self._after.overtaken
+        if not give_up and limit is not None and len(failures) >= limit:
             give_up = f"{len(failures)} saves in a row have failed in {self._run}, the last with: {failures[-1]}"
         return save, stop, give_up
 

@@ -11,7 +11,8 @@ from typing import Any, Literal
 from varve import _core
 from varve._core import manage
 from varve._manage._history import History
-from varve.errors import CorruptCheckpointError, Error
+from varve._manage._place import Place
+from varve.errors import CheckpointNotFoundError, CorruptCheckpointError, Error
 
 _LOG = logging.getLogger("varve")
 
@@ -36,6 +37,7 @@ class Chooser:
         verify: Literal["index", "full"],
         max_restarts: int | None,
         history: History,
+        place: Place,
     ) -> None:
         self.passed_over: dict[str, str] = {}
         self._damaged: dict[str, str] = {}  # Of those the ones to be set aside.
@@ -43,6 +45,8 @@ class Chooser:
         self._verify = verify
         self._max_restarts = max_restarts
         self._history = history
+        self._place = place
+        self._may_have_restarts = True  # Of this job or an earlier one.
 
     def choose(self) -> manage.RunStep | None:
         """Returns the step to resume from; None where there is nothing to resume.
@@ -144,26 +148,25 @@ class Chooser:
 
     def forget_restarts(self) -> None:
         """Called after a save: the run has got further."""
-        with contextlib.suppress(OSError):
-            os.unlink(self._path(RESTARTS_NAME))
+        if self._may_have_restarts:
+            with contextlib.suppress(OSError, Error):
+                self._place.remove(RESTARTS_NAME)
+                self._may_have_restarts = False
 
     def _restarts(self) -> dict[str, int]:
         try:
-            with open(self._path(RESTARTS_NAME), encoding="utf-8") as file:
-                read: Any = json.load(file)
-        except (OSError, ValueError):
+            read: Any = json.loads(self._place.read(RESTARTS_NAME) or "{}")
+        except (OSError, ValueError, Error):
             return {}
         if not isinstance(read, dict):
             return {}
         return {name: count for name, count in read.items() if isinstance(count, int)}
 
     def _write(self, restarts: dict[str, int]) -> None:
-        temporary = self._path(f"{RESTARTS_NAME}.tmp")
         try:
-            with open(temporary, "w", encoding="utf-8") as file:
-                json.dump(restarts, file)
-            os.replace(temporary, self._path(RESTARTS_NAME))
-        except OSError as error:
+            self._place.write(RESTARTS_NAME, json.dumps(restarts))
+            self._may_have_restarts = True
+        except (OSError, Error) as error:
             _LOG.warning("restarts of the run are not counted: %s", error)
 
 
@@ -177,7 +180,8 @@ def _is_damaged(path: str) -> bool:
 
 def _quarantined(run: str) -> list[str]:
     """Returns the names that steps in quarantine had."""
-    if not os.path.isdir(run):
+    try:
+        found = [one for one in _core.list_checkpoints(run) if one.state == "quarantined"]
+    except CheckpointNotFoundError:
         return []
-    found = [one for one in _core.list_checkpoints(run) if one.state == "quarantined"]
     return [one.detail.partition(":")[0] for one in found]

@@ -1,0 +1,202 @@
+"""Runs in an object store: the manager over Ceph's S3."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import varve
+import varve.torch
+from varve._manage import _history, _place
+
+VARVE = Path(sys.executable).with_name("varve")
+
+TRAIN = """
+import os, signal, sys, torch, varve.torch
+run, last, dies = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
+state = {"w": torch.zeros(200_000)}
+with varve.torch.CheckpointManager(
+    run, every=varve.Every(steps=2), keep=varve.Keep(last=2)
+) as manager:
+    start = manager.resume(state) or 0
+    print("from", start, flush=True)
+    for step in range(start + 1, last + 1):
+        state["w"] += step
+        manager.save(step, state)
+        if step == dies:
+            os.kill(os.getpid(), signal.SIGKILL)
+print("sum", int(state["w"][0]))
+"""
+
+
+@pytest.fixture
+def bucket(s3_server: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """An empty bucket, through the eyes of boto3. Its environment is this process's."""
+    boto3 = pytest.importorskip("boto3")
+    for name, value in s3_server.items():
+        monkeypatch.setenv(name, value)
+    made = boto3.resource("s3").Bucket(f"varve-{uuid.uuid4().hex[:12]}")
+    made.create()
+    yield made
+
+
+def keys_below(bucket: Any, prefix: str) -> list[str]:
+    return sorted(one.key for one in bucket.objects.filter(Prefix=prefix))
+
+
+def train(run: str, last: int, dies: int = 0) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-c", TRAIN, run, str(last), str(dies)],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
+    )
+
+
+def varve_command(*arguments: str) -> str:
+    ended = subprocess.run([VARVE, *arguments], capture_output=True, text=True, check=False)
+    assert ended.returncode == 0, ended.stderr
+    return ended.stdout
+
+
+def saved_run(run: str, steps: int, **options: Any) -> None:
+    with varve.torch.CheckpointManager(run, every=varve.Every(steps=1), **options) as manager:
+        for step in range(1, steps + 1):
+            manager.save(step, {"w": torch.full((1000,), step)}, metrics={"loss": 10.0 - step})
+            manager.wait()
+
+
+def names_of(run: str) -> list[str]:
+    return [one.name for one in varve.list_checkpoints(run) if one.state == "whole"]
+
+
+def test_a_run_that_is_killed_goes_on_from_its_newest_step(bucket: Any) -> None:
+    run = f"s3://{bucket.name}/run"
+    killed = train(run, 20, dies=11)
+    assert killed.returncode == -9 and "from 0" in killed.stdout, killed.stderr
+    resumed = train(run, 20)
+    assert resumed.returncode == 0, resumed.stderr
+    start = int(resumed.stdout.split()[1])
+    assert start in (6, 8, 10)  # Saves are asynchronous: the last may not have been published.
+    assert resumed.stdout.split()[-1] == str(sum(range(21)))
+    assert names_of(run) == ["step-00000018", "step-00000020"]
+    assert train(run, 20).stdout.split()[1] == "20"  # The same script once more.
+
+
+def test_removed_steps_leave_no_object(bucket: Any) -> None:
+    run = f"s3://{bucket.name}/run"
+    saved_run(run, 5, keep=varve.Keep(last=2))
+    assert names_of(run) == ["step-00000004", "step-00000005"]
+    assert not keys_below(bucket, "run/step-00000001") + keys_below(bucket, "run/step-00000003")
+
+
+def test_a_damaged_step_is_set_aside_and_the_older_one_is_taken(bucket: Any) -> None:
+    run = f"s3://{bucket.name}/run"
+    saved_run(run, 3)
+    (data,) = [key for key in keys_below(bucket, "run/step-00000003") if "data-0" in key]
+    whole = bucket.Object(data).get()["Body"].read()
+    bucket.put_object(Key=data, Body=whole[:-8] + b"\xff" * 8)
+    state = {"w": torch.zeros(1000, dtype=torch.int64)}
+    with varve.torch.CheckpointManager(run, every=varve.Every(steps=1), verify="full") as manager:
+        assert manager.resume(state) == 2 and state["w"][0] == 2
+        states = {one.name: one.state for one in varve.list_checkpoints(run)}
+        assert states["step-00000003"] == "quarantined"
+        manager.save(3, state)
+    # The step was saved anew; what was set aside is still there, also after gc.
+    found = [one.state for one in varve.list_checkpoints(run) if one.name == "step-00000003"]
+    assert sorted(found) == ["quarantined", "whole"]
+    assert "quarantined" in varve_command("ls", run)
+    varve_command("gc", run)
+    assert bucket.Object(data).get()["Body"].read()[-8:] == b"\xff" * 8
+    varve_command("rm", f"{run}/step-00000003")
+    assert [one.state for one in varve.list_checkpoints(run)][-1] == "quarantined"
+    varve_command("rm", f"{run}/step-00000003")
+    assert not keys_below(bucket, "run/step-00000003")
+
+
+def test_a_later_job_takes_the_run_and_the_earlier_one_ends(bucket: Any) -> None:
+    run = f"s3://{bucket.name}/run"
+    every = varve.Every(steps=1)
+    first = varve.torch.CheckpointManager(run, every=every, keep=varve.Keep(last=1))
+    first.save(1, {"w": torch.ones(10)})
+    first.wait()
+    with varve.torch.CheckpointManager(run, every=every) as second:
+        assert second.resume({"w": torch.zeros(10)}) == 1
+        second.save(2, {"w": torch.ones(10)})
+        second.wait()
+        first.save(7, {"w": torch.ones(10)})  # Under way before it can know.
+        first.wait()
+        with pytest.raises(varve.UnavailableError, match="another job has taken over the run"):
+            for step in range(8, 12):
+                first.save(step, {"w": torch.ones(10)})
+        first.close()
+        # It has removed nothing, and what it saved counts as older.
+        assert "step-00000002" in names_of(run)
+        newest = second.latest()
+        assert newest is not None and newest.step == 2
+
+
+def test_a_pinned_step_is_not_replaced(bucket: Any) -> None:
+    run = f"s3://{bucket.name}/run"
+    saved_run(run, 2)
+    varve_command("pin", f"{run}/step-00000002", "--why", "paper")
+    with varve.torch.CheckpointManager(run, every=varve.Every(steps=1)) as manager:
+        manager.restore(1, {"w": torch.zeros(1000, dtype=torch.int64)})
+        future = manager.save(2, {"w": torch.full((1000,), 7)})
+        assert future is not None
+        assert isinstance(future.exception(60), varve.PreconditionError)
+    assert varve.torch.read(f"{run}/step-00000002")["w"][0] == 2
+
+
+def test_the_history_is_an_object_for_each_event_and_report_draws_it(
+    bucket: Any, tmp_path: Path
+) -> None:
+    run = f"s3://{bucket.name}/run"
+    saved_run(run, 3, keep=varve.Keep(last=1))
+    events = [line["event"] for line in _history.read(run)]
+    assert events[0] == "start" and events[-1] == "end"
+    assert events.count("save") == 3 and events.count("remove") == 2
+    assert len(keys_below(bucket, "run/varve-history/")) == len(events)
+    told = json.loads(varve_command("report", run, "--json"))
+    assert told["saves"] == 3
+    varve_command("report", run, "--output", str(tmp_path / "page.html"))
+    assert "step-00000003" in (tmp_path / "page.html").read_text()
+
+
+def test_an_object_asks_the_run_to_end(bucket: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_place, "_LOOK", 0.2)
+    run = f"s3://{bucket.name}/run"
+    state = {"w": torch.ones(10)}
+    with varve.torch.CheckpointManager(run, every=varve.Every(steps=1000)) as manager:
+        step = 0
+        while not manager.preempted and step < 10_000:
+            step += 1
+            manager.save(step, state)
+            if step == 3:
+                bucket.put_object(Key="run/varve-stop", Body=b"")
+            time.sleep(0.02)  # A step.
+        assert manager.stop_reason == "the file varve-stop"
+    assert names_of(run) == [f"step-{step:08d}"]
+
+
+def test_restarts_that_lead_nowhere_are_counted(bucket: Any) -> None:
+    run = f"s3://{bucket.name}/run"
+    saved_run(run, 2)
+    state = {"w": torch.zeros(1000, dtype=torch.int64)}
+    taken = []
+    for _ in range(3):
+        with varve.torch.CheckpointManager(
+            run, every=varve.Every(steps=100), max_restarts=2
+        ) as manager:
+            taken.append(manager.resume(state))
+    assert taken == [2, 2, 1]

@@ -1,0 +1,124 @@
+// Who has a run in an object store. Nothing there ends with a process, so that a lock would outlive
+// a job that was killed, and keep out the one that is to go on. The job that came last has the run.
+//  1. List RUN/.varve-run/. Each claim there is an object with a number and its holder.
+//  2. Write a claim with the next number, on condition that there is none. Of two jobs that begin
+//  at
+//     once one gets AlreadyExists, looks again and takes a higher number: it came last.
+//  3. Remove the claims below. A crash before leaves them, below one that counts.
+//  4. A job that has the run asks after each save, and before it removes a step, whether its claim
+//     is still the highest. One that lives on unseen (a host that was cut off) so learns that a
+//     later job has the run, and ends. Until then it may finish one save: its steps count as older
+//     than those of the later job, whatever their numbers (StepNote::attempt).
+// A claim stays when its job has ended: numbers are never used again, so that a job that was cut
+// off cannot take a later claim for its own.
+
+#include "manage/run_claim.h"
+
+#include <algorithm>
+#include <array>
+#include <charconv>
+#include <cstdio>
+#include <optional>
+
+#include "catalogue/names.h"
+#include "publish/save_id.h"
+
+namespace varve {
+namespace {
+
+constexpr std::string_view kClaim = "claim-";
+constexpr std::uint64_t kMaxClaimBytes = 4096;
+/// Jobs that begin in the same moment.
+constexpr int kTries = 16;
+
+std::string ClaimName(std::uint64_t number) {
+  std::array<char, 32> name{};
+  std::snprintf(name.data(), name.size(), "claim-%08llu", static_cast<unsigned long long>(number));
+  return name.data();
+}
+
+std::optional<std::uint64_t> ClaimNumber(const DirectoryEntry& entry) {
+  std::uint64_t number = 0;
+  if (entry.is_directory || !entry.name.starts_with(kClaim)) {
+    return std::nullopt;
+  }
+  const char* const end = entry.name.data() + entry.name.size();
+  const auto parsed = std::from_chars(entry.name.data() + kClaim.size(), end, number);
+  return parsed.ec == std::errc() && parsed.ptr == end ? std::optional(number) : std::nullopt;
+}
+
+/// Returns the numbers of the claims in a directory, sorted.
+Result<std::vector<std::uint64_t>> Claims(Storage& storage, const std::string& directory) {
+  const auto entries = storage.List(directory);
+  if (entries.status().code() == StatusCode::kNotFound) {
+    return std::vector<std::uint64_t>{};
+  }
+  VARVE_RETURN_IF_ERROR(entries.status());
+  std::vector<std::uint64_t> numbers;
+  for (const DirectoryEntry& entry : *entries) {
+    if (const auto number = ClaimNumber(entry)) {
+      numbers.push_back(*number);
+    }
+  }
+  std::sort(numbers.begin(), numbers.end());
+  return numbers;
+}
+
+class Claim final : public RunLock {
+ public:
+  Claim(Storage& storage, std::string run, std::string directory, std::uint64_t number)
+      : storage_(storage),
+        run_(std::move(run)),
+        directory_(std::move(directory)),
+        number_(number) {}
+
+  Status CheckHeld() override {
+    VARVE_ASSIGN_OR_RETURN(const auto numbers, Claims(storage_, directory_));
+    if (!numbers.empty() && numbers.back() == number_) {
+      return Status::Ok();
+    }
+    std::string who;
+    if (!numbers.empty()) {
+      const auto text =
+          ReadWholeFile(storage_, JoinPath(directory_, ClaimName(numbers.back())), kMaxClaimBytes);
+      who = text.ok() ? ": " + text->substr(0, text->find('\n')) : "";
+    }
+    return FailedPrecondition("another job has taken over the run " + run_ + who +
+                              ". In an object store the job that began last has it; this one ends, "
+                              "and removes nothing");
+  }
+
+ private:
+  Storage& storage_;
+  const std::string run_;
+  const std::string directory_;
+  const std::uint64_t number_;
+};
+
+}  // namespace
+
+Result<std::unique_ptr<RunLock>> ClaimRun(Storage& storage, const std::string& run,
+                                          std::string_view holder) {
+  const std::string directory = JoinPath(run, kRunClaims);
+  const std::string what = "claim the run " + run;
+  ConditionalWrites& writes = *storage.extras().conditional_writes;
+  VARVE_RETURN_IF_ERROR(writes.Prepare(run).Annotate(what));
+  VARVE_ASSIGN_OR_RETURN(const SaveId id, RandomSaveId());
+  const std::string text = std::string(holder) + "\n" + ToString(id) + "\n";
+  for (int tries = 0; tries < kTries; ++tries) {
+    VARVE_ASSIGN_OR_RETURN(const auto numbers, Claims(storage, directory));  // Step 1.
+    const std::uint64_t mine = numbers.empty() ? 1 : numbers.back() + 1;
+    const Status written = writes.WriteIfAbsent(JoinPath(directory, ClaimName(mine)), text);
+    if (written.code() == StatusCode::kAlreadyExists) {  // Step 2.
+      continue;
+    }
+    VARVE_RETURN_IF_ERROR(written.Annotate(what));
+    for (const std::uint64_t number : numbers) {  // Step 3. What is left counts for nothing.
+      (void)storage.Remove(JoinPath(directory, ClaimName(number)));
+    }
+    return std::unique_ptr<RunLock>(std::make_unique<Claim>(storage, run, directory, mine));
+  }
+  return Unavailable(what + ": other jobs begin all the time");
+}
+
+}  // namespace varve
