@@ -69,9 +69,9 @@ struct PendingUpload {
   std::string to;
 };
 
-/// Notes that the checkpoint `path`, which need not be there yet, is to be uploaded to `to`: a small
-/// file beside it, durable when this returns. Retention keeps the checkpoint until the note is
-/// gone. A later note of the same checkpoint replaces it.
+/// Notes that the checkpoint `path`, which need not be there yet, is to be uploaded to `to`: a
+/// small file beside it, durable when this returns. Retention keeps the checkpoint until the note
+/// is gone. A later note of the same checkpoint replaces it.
 Status NotePendingUpload(const std::string& path, const std::string& to,
                          Storage& storage = AnyStorage());
 

@@ -89,8 +89,8 @@ class Copy {
   Status CopyHeader() {
     VARVE_ASSIGN_OR_RETURN(const std::string header, ReadHeaderBytes(source_));
     if (header.size() != file_.index->data_begin) {
-      return DataLoss("data begins at byte " + std::to_string(header.size()) +
-                      ", the index says " + std::to_string(file_.index->data_begin));
+      return DataLoss("data begins at byte " + std::to_string(header.size()) + ", the index says " +
+                      std::to_string(file_.index->data_begin));
     }
     VARVE_RETURN_IF_ERROR(CheckHeader(header, file_.index->header_crc32c));
     VARVE_RETURN_IF_ERROR(
@@ -99,7 +99,8 @@ class Copy {
     return Status::Ok();
   }
 
-  /// Copies ranges, several at once. With a geometry they are of whole blocks, each with a checksum.
+  /// Copies ranges, several at once. With a geometry they are of whole blocks, each with a
+  /// checksum.
   Status CopyRanges(const std::vector<ByteRange>& units, const BlockGeometry* geometry) {
     return RunThreads(units.size(), terms_.threads, terms_.stop, [&](std::size_t i) -> Status {
       VARVE_ASSIGN_OR_RETURN(const auto memory, BufferPool::Shared().Acquire());
@@ -159,8 +160,8 @@ Status CopyFile(Storage& storage, const CopiedFile& file, const CopyTerms& terms
   }
   VARVE_RETURN_IF_ERROR(source.status());
   if ((*source)->size() != file.size) {
-    return DataLoss(file.from + " has " + std::to_string((*source)->size()) +
-                    " bytes instead of " + std::to_string(file.size));
+    return DataLoss(file.from + " has " + std::to_string((*source)->size()) + " bytes instead of " +
+                    std::to_string(file.size));
   }
   VARVE_ASSIGN_OR_RETURN(
       const auto target,

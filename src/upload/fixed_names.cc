@@ -1,7 +1,8 @@
 // How a layout with fixed names of files comes to an object store. TO is its directory, MARK the
 // file that makes the rest a checkpoint.
 //
-//  1. Claim TO: write TO/.varve-uploading, on condition that there is none. Two uploads at once would
+//  1. Claim TO: write TO/.varve-uploading, on condition that there is none. Two uploads at once
+//  would
 //     write each other's files; the second gets FailedPrecondition before it writes a byte. Nothing
 //     ends the claim of one that died: a caller who knows that it died takes it over (`in_place`).
 //  2. List TO. A file of a name that is to be written ends the upload here: objects have no second
@@ -27,8 +28,8 @@ namespace varve {
 namespace {
 
 constexpr std::string_view kClaim = ".varve-uploading";
-/// What WriteIfAbsent takes. A larger mark is written where there is none when it is begun: the claim
-/// keeps other uploads away.
+/// What WriteIfAbsent takes. A larger mark is written where there is none when it is begun: the
+/// claim keeps other uploads away.
 constexpr std::size_t kMaxConditional = std::size_t{1} << 20;
 
 }  // namespace
@@ -122,14 +123,13 @@ Status FixedNames::RemoveOld() {
 
 Status FixedNames::Publish(std::string_view content) {
   const std::string mark = JoinPath(directory_, names_.back());
-  const Status written =
-      content.size() <= kMaxConditional
-          ? storage_.extras().conditional_writes->WriteIfAbsent(mark, content)
-          : WriteWholeFile(storage_, mark, content);
+  const Status written = content.size() <= kMaxConditional
+                             ? storage_.extras().conditional_writes->WriteIfAbsent(mark, content)
+                             : WriteWholeFile(storage_, mark, content);
   if (written.code() == StatusCode::kUnavailable || written.code() == StatusCode::kCancelled) {
     done_ = true;  // It may be there, or come yet: the files stay, and the claim.
-    return Status(written.code(), written.message() +
-                                      "; the checkpoint may be visible: its files were kept")
+    return Status(written.code(),
+                  written.message() + "; the checkpoint may be visible: its files were kept")
         .With(written.details());
   }
   VARVE_RETURN_IF_ERROR(written);

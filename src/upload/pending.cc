@@ -1,6 +1,6 @@
 // The notes of uploads that are promised and not done. The note of NAME is `.NAME.varve-upload`
-// beside it, with the target's name as its content. It is written before the save of NAME begins, so
-// that a crash at any time leaves either a note or no checkpoint; the upload's end removes it.
+// beside it, with the target's name as its content. It is written before the save of NAME begins,
+// so that a crash at any time leaves either a note or no checkpoint; the upload's end removes it.
 
 #include <algorithm>
 #include <utility>

@@ -16,8 +16,8 @@
 //     indexes and side files, and last the one file that makes TO a checkpoint. All learn the
 //     outcome.
 // A rank that fails brings its error to the next exchange: all return it, and the commit is
-// abandoned. A crash of ranks leaves in TO what an interrupted save leaves, which `varve gc` removes.
-// FROM is only read.
+// abandoned. A crash of ranks leaves in TO what an interrupted save leaves, which `varve gc`
+// removes. FROM is only read.
 
 #include "varve/upload.h"
 
@@ -110,10 +110,9 @@ class Uploading {
       return share.was_there ? std::string() : CopyShare(share);
     });
     if (!report.was_there) {
-      const auto totals = Exchange(coordinator, what, std::move(copied), Now() + options_.timeout,
-                                   [&](const std::vector<std::string>& ranks) {
-                                     return Publish(ranks.size());
-                                   });
+      const auto totals =
+          Exchange(coordinator, what, std::move(copied), Now() + options_.timeout,
+                   [&](const std::vector<std::string>& ranks) { return Publish(ranks.size()); });
       commit_.reset();  // Abandons what was not published: no rank writes any more.
       fixed_.reset();
       VARVE_RETURN_IF_ERROR(totals.status());
@@ -199,8 +198,7 @@ class Uploading {
                  ? Result<bool>(false)
                  : record.status();
     }
-    const std::string where =
-        record->directory.empty() ? to_ : JoinPath(to_, record->directory);
+    const std::string where = record->directory.empty() ? to_ : JoinPath(to_, record->directory);
     return CheckFilesAreThere(storage_, where, source_.index->metadata.files).ok();
   }
 
@@ -211,14 +209,14 @@ class Uploading {
         names.push_back(name);
       }
       names.insert(names.end(), source_.last.begin(), source_.last.end());
-      VARVE_ASSIGN_OR_RETURN(
-          fixed_, FixedNames::Begin(storage_, to_, std::move(names), options_.in_place));
+      VARVE_ASSIGN_OR_RETURN(fixed_,
+                             FixedNames::Begin(storage_, to_, std::move(names), options_.in_place));
       staging_ = to_;
       return Status::Ok();
     }
     VARVE_ASSIGN_OR_RETURN(const SaveId id, RandomSaveId());
-    VARVE_ASSIGN_OR_RETURN(
-        commit_, Commit::Begin(storage_, to_, id, options_.overwrite, options_.stop));
+    VARVE_ASSIGN_OR_RETURN(commit_,
+                           Commit::Begin(storage_, to_, id, options_.overwrite, options_.stop));
     staging_ = commit_->staging();
     return source_.native ? Status::Ok() : commit_->MarkStaging();
   }
@@ -257,8 +255,7 @@ class Uploading {
   Status AddSideFiles(UploadTotals* totals) {
     std::vector<SideFile> files;
     for (const StoredFile& file : source_.index->metadata.side_files) {
-      VARVE_ASSIGN_OR_RETURN(std::string content,
-                             ReadSideFile(storage_, source_.directory, file));
+      VARVE_ASSIGN_OR_RETURN(std::string content, ReadSideFile(storage_, source_.directory, file));
       totals->bytes += content.size();
       files.push_back({file.name, std::move(content)});
     }

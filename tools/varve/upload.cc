@@ -12,7 +12,8 @@ namespace {
 
 constexpr const char* kHelp =
     "Copies a checkpoint that is published to another storage, such as s3://bucket/run/step-100.\n"
-    "The copy is a checkpoint of the same save, with its side files. It becomes visible when all of\n"
+    "The copy is a checkpoint of the same save, with its side files. It becomes visible when all "
+    "of\n"
     "it is there; what is interrupted leaves nothing visible. Checksums that the files carry are\n"
     "compared while they are read: a damaged file is not uploaded.\n"
     "\n"
