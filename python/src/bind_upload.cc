@@ -19,11 +19,16 @@ Attributes:
     seconds: How long it took.
 )";
 
+/// Ends an upload that another thread makes.
+struct UploadStop {
+  std::stop_source source;
+};
+
 UploadReport UploadPython(const FsPath& source, const FsPath& target, UploadOptions options,
-                          const nb::object& coordinator) {
+                          const nb::object& coordinator, const UploadStop* from_outside) {
   ProgressCount count;
   options.progress = Counting(&count, std::move(options.progress));
-  std::stop_source stop;
+  std::stop_source stop = from_outside != nullptr ? from_outside->source : std::stop_source();
   options.stop = stop.get_token();
   const auto ranks = MakeCoordinator(coordinator);
   Result<UploadReport> report = Internal("not run");
@@ -32,7 +37,7 @@ UploadReport UploadPython(const FsPath& source, const FsPath& target, UploadOpti
   return ValueOrRaise(std::move(report).With({.path = target.text}));
 }
 
-nb::bytes AsBytes(const std::string& text) { return {text.data(), text.size()}; }
+nb::bytes AsBytes(const std::string& text) { return nb::bytes(text.data(), text.size()); }
 
 }  // namespace
 
@@ -51,8 +56,11 @@ void BindUpload(nb::module_& module) {
       .Field("was_there", &UploadReport::was_there)
       .Field("seconds", &UploadReport::seconds)
       .Public("varve");
+  nb::class_<UploadStop>(module, "UploadStop")
+      .def(nb::init<>())
+      .def("cancel", [](UploadStop& self) { self.source.request_stop(); });
   module.def("upload", &UploadPython, nb::arg("source"), nb::arg("target"), nb::arg("options"),
-             nb::arg("coordinator").none());
+             nb::arg("coordinator").none(), nb::arg("stop").none() = nb::none());
   module.def(
       "note_pending_upload",
       [](const FsPath& path, const FsPath& to) {
