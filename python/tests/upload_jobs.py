@@ -61,3 +61,16 @@ def load_ranks(rank: int, size: int, environment: dict[str, str], path: str) -> 
     varve.torch.load(state, path)
     same = torch.equal(state["w"].to_local(), want["w"].to_local())
     return same and torch.equal(state["b"], want["b"])
+
+
+def train_with_uploads(
+    rank: int, size: int, environment: dict[str, str], run: str, upload_to: str, last: int
+) -> int:
+    """Trains to a step and returns the one that it went on from."""
+    os.environ.update(environment)
+    state = state_of(size)
+    with varve.torch.CheckpointManager(run, every=1, keep=1, upload_to=upload_to) as manager:
+        start = manager.resume(state) or 0
+        for step in range(start + 1, last + 1):
+            manager.save(step, state)
+    return start

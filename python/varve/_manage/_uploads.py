@@ -60,6 +60,7 @@ class Uploads:
         self._timeout = timeout
         self._attempt = 0
         self._damaged: set[str] = set()
+        self._unnoted: set[str] = set()  # Steps whose note could not be written.
         self._lost = False
         self._thread = Background(channel)
 
@@ -72,6 +73,7 @@ class Uploads:
         try:
             _core.note_pending_upload(path, self._target(path))
         except Error as error:
+            self._unnoted.add(path)
             _LOG.warning("a crash would forget the upload of %s: %s", path, error)
 
     def saved(self, save: Save) -> None:
@@ -138,7 +140,10 @@ class Uploads:
         pending = {
             os.fsdecode(path): os.fsdecode(to) for path, to in _core.pending_uploads(self._run)
         }
-        due = [(first, self._target(first))] if first else []
+        # An earlier round may have uploaded it already.
+        is_due = first in pending or first in self._unnoted
+        self._unnoted.discard(first)
+        due = [(first, self._target(first))] if is_due else []
         busy = self._after.paths_in_flight() | self._damaged | {first}
         left = [(path, to) for path, to in pending.items() if path not in busy]
         return due + [one for one in left if self._is_wanted(*one)] if left else due
