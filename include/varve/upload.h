@@ -63,6 +63,12 @@ Result<UploadReport> Upload(const std::string& from, const std::string& to,
 Result<UploadReport> Upload(const std::string& from, const std::string& to,
                             const UploadOptions& options = {}, Storage& storage = AnyStorage());
 
+/// Copies one file, which in an object store appears whole: a single object replaces another in one
+/// step. Archives of torch.save are checked by the sums that they hold. Errors: NotFound;
+/// AlreadyExists where a file is there, without `overwrite`; DataLoss; Unavailable; Cancelled.
+Status UploadFile(const std::string& from, const std::string& to, bool overwrite,
+                  Storage& storage = AnyStorage(), const std::stop_token& stop = {});
+
 /// An upload that has been promised and is not done.
 struct PendingUpload {
   std::string path;  ///< The checkpoint.

@@ -1,3 +1,5 @@
+#include <cstdint>
+#include <map>
 #include <stop_token>
 #include <string>
 #include <utility>
@@ -5,6 +7,7 @@
 #include "bindings.h"
 #include "bound.h"
 #include "interruptible.h"
+#include "varve/storage.h"
 #include "varve/upload.h"
 
 namespace varve::python {
@@ -37,6 +40,39 @@ UploadReport UploadPython(const FsPath& source, const FsPath& target, UploadOpti
   return ValueOrRaise(std::move(report).With({.path = target.text}));
 }
 
+/// Lists the files below a directory, with their sizes; `below` is their folder in it.
+Status AddFiles(const std::string& directory, const std::string& below, const std::stop_token& stop,
+                std::map<std::string, std::uint64_t>* files) {
+  if (stop.stop_requested()) {
+    return {StatusCode::kCancelled, "interrupted"};
+  }
+  VARVE_ASSIGN_OR_RETURN(const auto entries, AnyStorage().List(JoinPath(directory, below)));
+  for (const DirectoryEntry& entry : entries) {
+    const std::string name = below.empty() ? entry.name : JoinPath(below, entry.name);
+    if (entry.is_directory) {
+      VARVE_RETURN_IF_ERROR(AddFiles(directory, name, stop, files));
+    } else {
+      files->emplace(name, entry.size);
+    }
+  }
+  return Status::Ok();
+}
+
+nb::dict ListFiles(const FsPath& directory) {
+  const auto files =
+      Stoppable(directory.text,
+                [&](const std::stop_token& stop) -> Result<std::map<std::string, std::uint64_t>> {
+                  std::map<std::string, std::uint64_t> found;
+                  VARVE_RETURN_IF_ERROR(AddFiles(directory.text, "", stop, &found));
+                  return found;
+                });
+  nb::dict out;
+  for (const auto& [name, size] : files) {
+    out[ToText(name)] = size;
+  }
+  return out;
+}
+
 nb::bytes AsBytes(const std::string& text) { return nb::bytes(text.data(), text.size()); }
 
 }  // namespace
@@ -61,6 +97,25 @@ void BindUpload(nb::module_& module) {
       .def("cancel", [](UploadStop& self) { self.source.request_stop(); });
   module.def("upload", &UploadPython, nb::arg("source"), nb::arg("target"), nb::arg("options"),
              nb::arg("coordinator").none(), nb::arg("stop").none() = nb::none());
+  module.def(
+      "upload_file",
+      [](const FsPath& source, const FsPath& target, bool overwrite) {
+        Stoppable(target.text, [&](const std::stop_token& stop) -> Result<bool> {
+          VARVE_RETURN_IF_ERROR(
+              UploadFile(source.text, target.text, overwrite, AnyStorage(), stop));
+          return true;
+        });
+      },
+      nb::arg("source"), nb::arg("target"), nb::arg("overwrite"));
+  module.def("list_files", &ListFiles, nb::arg("directory"));
+  module.def(
+      "read_file",
+      [](const FsPath& path, std::uint64_t max_bytes) {
+        return AsBytes(Stoppable(path.text, [&](const std::stop_token&) {
+          return ReadWholeFile(AnyStorage(), path.text, max_bytes);
+        }));
+      },
+      nb::arg("path"), nb::arg("max_bytes"));
   module.def(
       "note_pending_upload",
       [](const FsPath& path, const FsPath& to) {

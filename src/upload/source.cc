@@ -75,6 +75,11 @@ Result<UploadSource> SourceOfOwnFiles(Storage& storage, const std::string& from,
     VARVE_ASSIGN_OR_RETURN(const std::uint64_t size, SizeOf(storage, JoinPath(from, name)));
     source.files.emplace(name, size);
   }
+  // Where all files are here their index may have checksums.
+  if (auto opened = OpenIndex(storage, from, options.stop);
+      opened.ok() && opened->metadata.format != Format::kVarve && opened->directory == from) {
+    source.index = *std::move(opened);
+  }
   return source;
 }
 

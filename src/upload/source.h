@@ -19,10 +19,10 @@ namespace varve {
 
 /// A checkpoint that is to be copied, as this rank sees it.
 struct UploadSource {
-  std::string directory;             ///< Where its files are.
-  std::optional<OpenedIndex> index;  ///< Nothing where this rank sees a part of it alone.
-  bool native = false;               ///< In Varve's own format.
-  SaveId save_id{};                  ///< Of a native one.
+  std::string directory;               ///< Where its files are.
+  std::optional<OpenedIndex> index{};  ///< Nothing where this rank sees a part of it alone.
+  bool native = false;                 ///< In Varve's own format.
+  SaveId save_id{};                    ///< Of a native one.
   /// Files that ranks copy, with their sizes; of all ranks, or with UploadOptions::own_files of
   /// this one.
   std::map<std::string, std::uint64_t> files{};

@@ -30,6 +30,7 @@
 #include "base/fields.h"
 #include "base/guarded.h"
 #include "base/time_source.h"
+#include "catalogue/foreign.h"
 #include "catalogue/names.h"
 #include "catalogue/open.h"
 #include "catalogue/side_files.h"
@@ -174,6 +175,10 @@ class Uploading {
       for (const auto& [name, size] : offer.files) {
         if (!offer.own_files && rank > 0) {
           break;  // The same as rank 0's.
+        }
+        if (offer.own_files && rank == 0 && IsDcpIndexName(BaseName(name))) {
+          source_.last.insert(source_.last.begin(), name);  // It makes a part of TO a checkpoint.
+          continue;
         }
         if (!all_.emplace(name, size).second) {
           return FailedPrecondition("rank " + std::to_string(rank) + " brings " + name +
@@ -330,6 +335,20 @@ Result<UploadReport> Upload(const std::string& from, const std::string& to,
     return CheckTarget(source, target, options);
   });
   return Uploading(source, target, options, storage).Run(coordinator, ready);
+}
+
+Status UploadFile(const std::string& from, const std::string& to, bool overwrite, Storage& storage,
+                  const std::stop_token& stop) {
+  VARVE_ASSIGN_OR_RETURN(const std::string source, ResolvePath(from, storage));
+  VARVE_ASSIGN_OR_RETURN(const std::string target, ResolvePath(to, storage));
+  const std::string what = "upload " + source + " to " + target;
+  const auto file = storage.OpenForRead(source);
+  VARVE_RETURN_IF_ERROR(file.status().Annotate(what));
+  return CopyFile(
+             storage,
+             {.from = source, .to = target, .size = (*file)->size(), .is_exclusive = !overwrite},
+             {.stop = stop})
+      .Annotate(what);
 }
 
 Result<UploadReport> Upload(const std::string& from, const std::string& to,
