@@ -180,9 +180,13 @@ class Uploading {
           source_.last.insert(source_.last.begin(), name);  // It makes a part of TO a checkpoint.
           continue;
         }
-        if (!all_.emplace(name, size).second) {
-          return FailedPrecondition("rank " + std::to_string(rank) + " brings " + name +
-                                    ", which another rank brings too");
+        if (const auto [at, is_new] = all_.emplace(name, size); !is_new) {
+          if (at->second != size) {
+            return FailedPrecondition("rank " + std::to_string(rank) + " brings " + name + " of " +
+                                      std::to_string(size) + " bytes, and another rank one of " +
+                                      std::to_string(at->second));
+          }
+          continue;  // Each disk has one; the lowest rank's goes.
         }
         const std::size_t whose = offer.own_files ? rank : (all_.size() - 1) % shares->size();
         (*shares)[whose].files.push_back(name);

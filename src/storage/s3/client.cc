@@ -81,10 +81,10 @@ void S3Client::NoteTime(const HttpResponse& response) {
 HttpRequest S3Client::Signed(const Call& call, const Credentials& credentials,
                              const Told& told) const {
   const std::string& region = told.region;
-  const std::string endpoint = settings_.endpoint.empty()
-                                   ? (settings_.tls ? "https://s3." : "http://s3.") + region +
-                                         ".amazonaws.com"
-                                   : settings_.endpoint;
+  const std::string endpoint =
+      settings_.endpoint.empty()
+          ? (settings_.tls ? "https://s3." : "http://s3.") + region + ".amazonaws.com"
+          : settings_.endpoint;
   const std::size_t host_at = endpoint.find("://") + 3;
   std::string scheme = endpoint.substr(0, host_at);
   std::string host = endpoint.substr(host_at);
