@@ -94,9 +94,14 @@ def fail(
         )
     except olmo.OLMoNetworkError as error:
         again = pickle.loads(pickle.dumps(error))
-        return type(error).__name__, str(error), (type(again), str(again)) == (
-            type(error),
+        return (
+            type(error).__name__,
             str(error),
+            (type(again), str(again))
+            == (
+                type(error),
+                str(error),
+            ),
         )
     return "", "", False
 

@@ -81,12 +81,12 @@ def test_a_remote_checkpoint_is_replaced_in_place_only(
     for _, refused in results:
         assert "in place" in refused and "is published and stays" in refused
     assert_equal_states(varve.torch.read(remote), states(results[0][0]))
-    assert [key for key in keys_below(bucket, "run/") if "varve" in key and "probe" not in key] == []
+    assert [
+        key for key in keys_below(bucket, "run/") if "varve" in key and "probe" not in key
+    ] == []
 
 
-def test_uploads_in_the_background(
-    s3_server: dict[str, str], bucket: Any, tmp_path: Path
-) -> None:
+def test_uploads_in_the_background(s3_server: dict[str, str], bucket: Any, tmp_path: Path) -> None:
     remote = f"s3://{bucket.name}/run"
     run_ranks(2, jobs.save_in_the_background, s3_server, str(tmp_path), remote)
     for step in (1, 2):
@@ -98,7 +98,9 @@ def test_each_node_uploads_its_own_files(
 ) -> None:
     remote = f"s3://{bucket.name}/run/step1"
     run_ranks(4, jobs.save_on_nodes, s3_server, str(tmp_path), remote)
-    names = {f"{folder}/rank{rank}.pt" for folder in ("model", "optim", "train") for rank in range(4)}
+    names = {
+        f"{folder}/rank{rank}.pt" for folder in ("model", "optim", "train") for rank in range(4)
+    }
     expected = sorted(f"run/step1/{name}" for name in (*names, "config.yaml", "metadata.yaml"))
     assert keys_below(bucket, "run/step1/") == expected
     assert run_ranks(2, jobs.restore, s3_server, remote, None)[0][1] == 100
@@ -151,17 +153,13 @@ def test_a_model_and_its_optimizer_go_there_and_come_back(
     s3_server: dict[str, str], bucket: Any, tmp_path: Path
 ) -> None:
     remote = f"s3://{bucket.name}/run/step1"
-    results = run_ranks(
-        2, jobs.save_model_and_optim, s3_server, str(tmp_path / "step1"), remote
-    )
+    results = run_ranks(2, jobs.save_model_and_optim, s3_server, str(tmp_path / "step1"), remote)
     for found, wanted in results:
         assert_equal_states(states(found), states(wanted))
     assert keys_below(bucket, "run/step1/model_and_optim/")[0].endswith(".metadata")
 
 
-def test_the_storage_classes_of_dcp(
-    s3_server: dict[str, str], bucket: Any, tmp_path: Path
-) -> None:
+def test_the_storage_classes_of_dcp(s3_server: dict[str, str], bucket: Any, tmp_path: Path) -> None:
     remote = f"s3://{bucket.name}/run/step1"
     assert run_ranks(2, jobs.dcp_of_torch, s3_server, str(tmp_path / "x"), remote) == [True] * 2
     reader = olmo.RemoteFileSystemReader(remote, thread_count=2, pre_download=True)
@@ -198,9 +196,7 @@ def test_files_of_state_dicts(bucket: Any, tmp_path: Path) -> None:
         olmo.load_state_dict(remote, "train/rank1.pt")
 
 
-def test_a_server_that_is_away_is_an_error_of_olmos(
-    bucket: Any, tmp_path: Path
-) -> None:
+def test_a_server_that_is_away_is_an_error_of_olmos(bucket: Any, tmp_path: Path) -> None:
     script = """
 import sys, torch, varve.olmo as olmo
 try:
