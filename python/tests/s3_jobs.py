@@ -33,6 +33,14 @@ def set_environment(environment: dict[str, str]) -> None:
     os.environ.update(environment)
 
 
+def in_environment(
+    rank: int, size: int, environment: dict[str, str], function: Any, *arguments: Any
+) -> Any:
+    """Calls a function of a rank that knows nothing of a server."""
+    set_environment(environment)
+    return function(rank, size, *arguments)
+
+
 def save_ranks(
     rank: int, size: int, environment: dict[str, str], path: str, value: int, overwrite: bool
 ) -> None:
