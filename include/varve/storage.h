@@ -82,6 +82,8 @@ struct DirectoryEntry {
   bool is_link = false;
 };
 
+class Storage;
+
 /// Returns the entry with this name of a sorted list, as Storage::List gives it; null when there is
 /// none. O(log n).
 const DirectoryEntry* FindEntry(const std::vector<DirectoryEntry>& entries, std::string_view name);
@@ -190,6 +192,23 @@ class ConditionalWrites {
   virtual std::int64_t NowNs(const std::string& directory) = 0;
 };
 
+/// Optional: storages that another process of this user and host reaches only with what this one
+/// knows: settings and keys. Threads: as Storage.
+class SharedAccess {
+ public:
+  virtual ~SharedAccess() = default;
+
+  /// Returns how this process reaches the storage of `name`, for Open. It holds secrets: it is sent
+  /// to processes of the same user alone, and never logged or stored. Empty where any process
+  /// reaches it alike.
+  virtual Result<std::string> Describe(const std::string& name) = 0;
+
+  /// Returns the storage of `name` as the process reaches it that made `access`. Errors:
+  /// InvalidArgument where that cannot be used.
+  virtual Result<std::shared_ptr<Storage>> Open(const std::string& name,
+                                                const std::string& access) = 0;
+};
+
 /// Operations that a storage may lack; null where it does. They live as long as the storage.
 struct StorageExtras {
   HardLinks* hard_links = nullptr;
@@ -197,6 +216,7 @@ struct StorageExtras {
   EmptyDirectories* empty_directories = nullptr;
   FileLocks* file_locks = nullptr;
   ConditionalWrites* conditional_writes = nullptr;
+  SharedAccess* shared_access = nullptr;
 };
 
 /// Names are paths as the backend understands them, '/'-separated. Threads: safe to call

@@ -312,6 +312,37 @@ Status CollectUnfinished(const std::string& directory, DryRun dry_run, Storage& 
   return Status::Ok();
 }
 
+/// Removes what saves left beside their names: messages of agents, and notes of failures.
+Status CollectBeside(const std::string& directory, const std::vector<DirectoryEntry>& entries,
+                     DryRun dry_run, Storage& storage, const std::stop_token& stop,
+                     GarbageReport* report) {
+  for (const DirectoryEntry& entry : entries) {
+    const auto stale = ParseStaleName(entry.name);
+    if (!stale || (stale->kind != StaleKind::kChannel && stale->kind != StaleKind::kFailed)) {
+      continue;
+    }
+    VARVE_RETURN_IF_ERROR(CheckStop(stop));
+    const std::string place = JoinPath(directory, entry.name);
+    std::int64_t modified_ns = entry.modified_ns;
+    std::uint64_t bytes = entry.size;
+    if (entry.is_directory) {
+      const auto in = BytesIn(storage, place, &modified_ns);
+      if (in.status().code() == StatusCode::kNotFound) {
+        continue;  // Removed since.
+      }
+      VARVE_ASSIGN_OR_RETURN(bytes, in);
+    }
+    if (!IsOld(storage, directory, modified_ns)) {
+      report->kept.push_back(place);
+      continue;
+    }
+    report->removed.push_back(place);
+    report->bytes += bytes;
+    VARVE_RETURN_IF_ERROR(dry_run == DryRun::kYes ? Status::Ok() : storage.Remove(place));
+  }
+  return Status::Ok();
+}
+
 }  // namespace
 
 Result<GarbageReport> CollectByRecords(const std::string& directory, DryRun dry_run,
@@ -326,8 +357,10 @@ Result<GarbageReport> CollectByRecords(const std::string& directory, DryRun dry_
   VARVE_RETURN_IF_ERROR(listed.status());
   const std::vector<DirectoryEntry>& entries = *listed;
   VARVE_RETURN_IF_ERROR(CollectIn(directory, dry_run, storage, stop, &report));
+  VARVE_RETURN_IF_ERROR(CollectBeside(directory, entries, dry_run, storage, stop, &report));
   for (const DirectoryEntry& entry : entries) {
-    if (entry.is_directory && !IsDataDirectoryName(entry.name) && !IsOfRun(entry.name)) {
+    if (entry.is_directory && !IsDataDirectoryName(entry.name) && !IsOfRun(entry.name) &&
+        !ParseStaleName(entry.name)) {
       VARVE_RETURN_IF_ERROR(
           CollectIn(JoinPath(directory, entry.name), dry_run, storage, stop, &report));
     }

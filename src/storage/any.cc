@@ -27,9 +27,10 @@ class Dispatcher final : public Storage,
                          private SymbolicLinks,
                          private EmptyDirectories,
                          private FileLocks,
-                         private ConditionalWrites {
+                         private ConditionalWrites,
+                         private SharedAccess {
  public:
-  Dispatcher() : Storage({this, this, this, this, this}) {}
+  Dispatcher() : Storage({this, this, this, this, this, this}) {}
 
   Result<std::unique_ptr<WritableFile>> OpenForWrite(const std::string& name,
                                                      const WriteOptions& options) override {
@@ -131,6 +132,19 @@ class Dispatcher final : public Storage,
   Status RemoveUnfinished(const Unfinished& file) override {
     ConditionalWrites* const writes = ExtraOf(file.name, &StorageExtras::conditional_writes);
     return writes != nullptr ? writes->RemoveUnfinished(file) : Status::Ok();
+  }
+  Result<std::string> Describe(const std::string& name) override {
+    VARVE_ASSIGN_OR_RETURN(Storage* const backend, BackendOf(name));
+    SharedAccess* const access = backend->extras().shared_access;
+    return access != nullptr ? access->Describe(name) : Result<std::string>(std::string());
+  }
+  Result<std::shared_ptr<Storage>> Open(const std::string& name,
+                                        const std::string& access) override {
+    // Not asked of the backend: this process may have no settings of its own.
+    const std::string_view objects = s3::SchemeOfObject(name);
+    return objects.empty() ? Result<std::shared_ptr<Storage>>(InvalidArgument(
+                                 name + ": it is reached without settings of another process"))
+                           : s3::StorageOfAccess(objects, access);
   }
 };
 

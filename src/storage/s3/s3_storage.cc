@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <deque>
 #include <limits>
 #include <map>
 #include <utility>
@@ -11,6 +12,7 @@
 #include "base/guarded.h"
 #include "base/time_source.h"
 #include "storage/s3/keys/credentials.h"
+#include "storage/s3/keys/described.h"
 #include "storage/s3/object_writer.h"
 
 namespace varve::s3 {
@@ -91,7 +93,7 @@ void AppendEntries(const ListPage& page, const std::string& prefix,
 }  // namespace
 
 S3Storage::S3Storage(Settings settings, CredentialsFunction credentials)
-    : Storage({.conditional_writes = this}),
+    : Storage({.conditional_writes = this, .shared_access = this}),
       scheme_(settings.scheme),
       client_(std::move(settings), std::move(credentials)) {}
 
@@ -315,6 +317,44 @@ Status S3Storage::WriteIfAbsent(const std::string& name, std::string_view conten
   }
   return Unavailable(written.message() + "; whether " + name +
                      " is there, or will be, is not known: " + there.status().message());
+}
+
+// ---- the same storage in another process ----
+
+Result<std::string> S3Storage::Describe(const std::string& /*name*/) {
+  return DescribeEnvironment(ProcessEnvironment);
+}
+
+Result<std::shared_ptr<Storage>> S3Storage::Open(const std::string& name,
+                                                 const std::string& access) {
+  return StorageOfAccess(SchemeOfObject(name), access);
+}
+
+Result<std::shared_ptr<Storage>> StorageOfAccess(std::string_view scheme,
+                                                 const std::string& access) {
+  struct Opened {
+    std::string_view scheme;
+    std::string access;
+    std::shared_ptr<Storage> storage;
+  };
+  constexpr std::size_t kMost = 8;  // Trainers of one host whose settings differ.
+  static std::mutex mutex;
+  static std::deque<Opened>& opened = *new std::deque<Opened>();
+  const std::scoped_lock lock(mutex);
+  for (const Opened& one : opened) {
+    if (one.scheme == scheme && one.access == access) {
+      return one.storage;
+    }
+  }
+  VARVE_ASSIGN_OR_RETURN(Environment described, DescribedEnvironment(access));
+  const Environment environment = EnvironmentOf(scheme, std::move(described));
+  VARVE_ASSIGN_OR_RETURN(Settings settings, ReadSettings(environment, scheme));
+  auto storage = std::make_shared<S3Storage>(std::move(settings), ProcessCredentials(environment));
+  opened.push_back({scheme, access, storage});
+  if (opened.size() > kMost) {
+    opened.pop_front();
+  }
+  return std::shared_ptr<Storage>(std::move(storage));
 }
 
 Result<Storage*> ProcessS3Storage(std::string_view scheme) {
