@@ -163,20 +163,33 @@ void S3Server::Accept() {
   }
 }
 
+/// Counts a request that begins. Returns how long it shall take.
+std::chrono::milliseconds S3Server::Enter() {
+  const std::scoped_lock lock(mutex_);
+  most_at_once_ = std::max(most_at_once_, ++at_once_);
+  return delay_;
+}
+
 void S3Server::Serve(int socket) {
   std::string buffer;
   while (const auto request = Receive(socket, &buffer)) {
     Answer answer;
     S3Fault fault = S3Fault::kNone;
+    const std::chrono::milliseconds delay = Enter();
+    std::this_thread::sleep_for(delay);
     {
       const std::scoped_lock lock(mutex_);
+      --at_once_;
       fault = script_ ? script_(*request, count_) : S3Fault::kNone;
+      const auto stood = stand_ ? stand_(*request, count_) : std::nullopt;
       ++count_;
       if (fault == S3Fault::kUnavailable) {
         answer = {503, {}, ErrorXml("SlowDown")};
       } else if (fault == S3Fault::kRefused) {
         answer = {403, {}, ErrorXml("AccessDenied")};
-      } else if (fault != S3Fault::kResetBefore) {
+      } else if (stood) {
+        answer = *stood;
+      } else if (fault != S3Fault::kResetBefore && fault != S3Fault::kStall) {
         answer = Handle(*request);
       }
       if (!date_.empty()) {
@@ -185,6 +198,9 @@ void S3Server::Serve(int socket) {
     }
     if (fault == S3Fault::kResetBefore || fault == S3Fault::kResetAfter) {
       break;
+    }
+    if (fault == S3Fault::kStall) {
+      continue;  // The client has to go.
     }
     if (fault == S3Fault::kInternalLate) {
       answer = {500, {}, ErrorXml("InternalError")};
@@ -351,6 +367,19 @@ void S3Server::SetScript(Script script) {
   const std::scoped_lock lock(mutex_);
   script_ = std::move(script);
   count_ = 0;
+}
+void S3Server::SetStand(Stand stand) {
+  const std::scoped_lock lock(mutex_);
+  stand_ = std::move(stand);
+  count_ = 0;
+}
+int S3Server::most_at_once() const {
+  const std::scoped_lock lock(mutex_);
+  return most_at_once_;
+}
+void S3Server::SetDelay(std::chrono::milliseconds delay) {
+  const std::scoped_lock lock(mutex_);
+  delay_ = delay;
 }
 int S3Server::requests() const {
   const std::scoped_lock lock(mutex_);

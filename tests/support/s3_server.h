@@ -2,6 +2,7 @@
 /// Varve makes and checks no signatures: a real server does that in other tests.
 #pragma once
 
+#include <chrono>
 #include <cstdint>
 #include <functional>
 #include <map>
@@ -33,6 +34,13 @@ enum class S3Fault {
   kTruncated,     ///< Carried out; half of the answer's body comes.
   kCorrupted,     ///< Carried out; one byte of the answer's body is another.
   kRefused,       ///< 403; nothing is done.
+  kStall,         ///< Nothing is done, and no answer comes while the server lives.
+};
+
+struct S3Answer {
+  int status = 200;
+  std::vector<std::string> headers;  ///< "Name: value"
+  std::string body;
 };
 
 class S3Server {
@@ -40,6 +48,9 @@ class S3Server {
   /// Decides what becomes of a request; `index` counts all requests from 0 on. Called by the
   /// connections' threads, one at a time.
   using Script = std::function<S3Fault(const S3Request& request, int index)>;
+
+  /// Answers requests in the server's place, which then does nothing; nothing: the server answers.
+  using Stand = std::function<std::optional<S3Answer>(const S3Request& request, int index)>;
 
   explicit S3Server(bool obeys_if_none_match = true);
   S3Server(const S3Server&) = delete;
@@ -50,7 +61,12 @@ class S3Server {
 
   /// Begins to count anew.
   void SetScript(Script script);
+  void SetStand(Stand stand);
   [[nodiscard]] int requests() const;
+  /// Of the requests that are being answered, the most that were at once.
+  [[nodiscard]] int most_at_once() const;
+  /// Lets each request take so long.
+  void SetDelay(std::chrono::milliseconds delay);
   /// All objects of all buckets, "bucket/key" by content.
   [[nodiscard]] std::map<std::string, std::string> objects() const;
   void Put(const std::string& name, std::string content);
@@ -65,11 +81,7 @@ class S3Server {
   [[nodiscard]] std::map<std::string, std::string> last_put() const;
 
  private:
-  struct Answer {
-    int status = 200;
-    std::vector<std::string> headers;
-    std::string body;
-  };
+  using Answer = S3Answer;
   struct Upload {
     std::string name;
     std::map<int, std::string> parts;
@@ -77,6 +89,7 @@ class S3Server {
 
   void Accept();
   void Serve(int socket);
+  std::chrono::milliseconds Enter();
   Answer Handle(const S3Request& request);
   Answer List(const std::string& bucket, const S3Request& request) const;
   Answer Get(const std::string& name, const S3Request& request) const;
@@ -92,6 +105,10 @@ class S3Server {
   int count_ = 0;
   int next_upload_ = 1;
   Script script_;
+  Stand stand_;
+  int at_once_ = 0;
+  int most_at_once_ = 0;
+  std::chrono::milliseconds delay_{0};
   std::map<std::string, std::string> objects_;
   std::map<std::string, std::string> pages_;
   std::string written_ = "2026-01-01T00:00:00.000Z";

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <functional>
 #include <map>
+#include <memory>
 #include <mutex>
 #include <optional>
 #include <span>
@@ -16,6 +17,7 @@
 #include "storage/s3/keys/profile.h"
 #include "storage/s3/object_name.h"
 #include "storage/s3/retry.h"
+#include "storage/s3/traffic/traffic.h"
 #include "storage/s3/xml.h"
 #include "varve/status.h"
 
@@ -30,6 +32,9 @@ struct ObjectInfo {
 /// it is good. Empty keys: requests are not signed.
 using CredentialsFunction = std::function<Result<Credentials>()>;
 
+/// Sends a request and returns the answer, as HttpClient::Perform does. A simulation has its own.
+using SendFunction = std::function<Result<HttpResponse>(const HttpRequest&)>;
+
 enum class PutMode : std::uint8_t {
   kReplace,
   kIfAbsent,  ///< "If-None-Match: *": AlreadyExists where the server has the object.
@@ -42,7 +47,10 @@ enum class PutMode : std::uint8_t {
 /// object, the status and the server's reason, and never a key or a signature.
 class S3Client {
  public:
-  S3Client(Settings settings, CredentialsFunction credentials);
+  /// `traffic` is shared with other clients of the process; without it the client keeps the limits
+  /// of its settings by itself. `send` is used instead of a connection where it is given.
+  S3Client(Settings settings, CredentialsFunction credentials,
+           std::shared_ptr<Traffic> traffic = nullptr, SendFunction send = {});
 
   Result<ObjectInfo> Head(const ObjectName& object);
 
@@ -88,6 +96,8 @@ class S3Client {
   struct Call;
   Result<HttpResponse> Send(const Call& call);
   Result<HttpResponse> SendOnce(const Call& call, Answer* answer);
+  Result<HttpResponse> Perform(const Call& call, const HttpRequest& request);
+  static void ReportRetry(const Call& call, const Status& failed, const RequestState& state);
   /// What a bucket's server has told of itself, as a request was signed with it.
   struct Told {
     std::string region;
@@ -101,7 +111,10 @@ class S3Client {
 
   const Settings settings_;
   const CredentialsFunction credentials_;
+  const std::shared_ptr<Traffic> traffic_;
+  const SendFunction send_;
   HttpClient http_;
+  Load load_;                                   // Guarded by traffic_.
   mutable std::mutex mutex_;                    // Guards all below.
   std::map<std::string, std::string> regions_;  // Of buckets, as servers have told.
   std::int64_t server_offset_ = 0;              // As of the last answer, in seconds.

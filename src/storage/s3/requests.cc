@@ -153,9 +153,12 @@ Status S3Client::Get(const ObjectName& object, std::uint64_t offset,
   }
   const std::string range =
       "bytes=" + std::to_string(offset) + "-" + std::to_string(offset + sink.bytes() - 1);
-  VARVE_RETURN_IF_ERROR(
-      Send({.method = "GET", .object = object, .headers = {{"range", range}}, .sink = &sink})
-          .status());
+  VARVE_RETURN_IF_ERROR(Send({.method = "GET",
+                              .object = object,
+                              .headers = {{"range", range}},
+                              .sink = &sink,
+                              .sink_bytes = sink.bytes()})
+                            .status());
   return sink.complete()
              ? Status::Ok()
              : DataLoss(PathOf(object) + ": the server's answer to \"" + range + "\" ends early");
