@@ -1,5 +1,4 @@
-/// An S3 server in this process, in memory, that fails as it is told to. It knows the requests that
-/// Varve makes and checks no signatures: a real server does that in other tests.
+/// An S3 server in this process, in memory, that fails as it is told to.
 #pragma once
 
 #include <chrono>
@@ -13,17 +12,9 @@
 #include <utility>
 #include <vector>
 
-namespace varve::test {
+#include "support/s3_objects.h"
 
-struct S3Request {
-  std::string method;
-  std::string path;                            ///< "/bucket/key", decoded.
-  std::string query;                           ///< As it came.
-  std::map<std::string, std::string> headers;  ///< Names in lower case.
-  std::string body;
-  /// Returns the value of a query parameter, decoded; nothing where it is not there.
-  [[nodiscard]] std::optional<std::string> Parameter(const std::string& name) const;
-};
+namespace varve::test {
 
 enum class S3Fault {
   kNone,
@@ -35,12 +26,6 @@ enum class S3Fault {
   kCorrupted,     ///< Carried out; one byte of the answer's body is another.
   kRefused,       ///< 403; nothing is done.
   kStall,         ///< Nothing is done, and no answer comes while the server lives.
-};
-
-struct S3Answer {
-  int status = 200;
-  std::vector<std::string> headers;  ///< "Name: value"
-  std::string body;
 };
 
 class S3Server {
@@ -81,40 +66,23 @@ class S3Server {
   [[nodiscard]] std::map<std::string, std::string> last_put() const;
 
  private:
-  using Answer = S3Answer;
-  struct Upload {
-    std::string name;
-    std::map<int, std::string> parts;
-  };
-
   void Accept();
   void Serve(int socket);
   std::chrono::milliseconds Enter();
-  Answer Handle(const S3Request& request);
-  Answer List(const std::string& bucket, const S3Request& request) const;
-  Answer Get(const std::string& name, const S3Request& request) const;
-  Answer Write(const std::string& name, const S3Request& request);
-  Answer DeleteMany(const std::string& bucket, const S3Request& request);
-  Answer Complete(const std::string& name, const S3Request& request);
 
-  const bool obeys_;
   int listening_ = -1;
   int port_ = 0;
   mutable std::mutex mutex_;  // Guards all below.
   bool ends_ = false;
   int count_ = 0;
-  int next_upload_ = 1;
   Script script_;
   Stand stand_;
   int at_once_ = 0;
   int most_at_once_ = 0;
   std::chrono::milliseconds delay_{0};
-  std::map<std::string, std::string> objects_;
+  S3Objects objects_;
   std::map<std::string, std::string> pages_;
-  std::string written_ = "2026-01-01T00:00:00.000Z";
   std::string date_;
-  std::map<std::string, Upload> uploads_;
-  std::map<std::string, std::string> last_put_;
   std::vector<int> sockets_;
   std::vector<std::thread> connections_;
   std::thread acceptor_;

@@ -26,6 +26,7 @@ namespace varve::s3 {
 struct ObjectInfo {
   std::uint64_t size = 0;
   std::string etag;
+  std::string token;  ///< That its upload was begun with; empty: none.
 };
 
 /// Returns the keys to sign with. Called before every request; keeps what it found for as long as
@@ -74,12 +75,13 @@ class S3Client {
   Status Delete(const std::string& bucket, const std::vector<std::string>& keys);
 
   // One upload in parts, which becomes visible with its completion.
-  Result<std::string> BeginUpload(const ObjectName& object);
+  /// Returns its id. The object will carry `token`, which Head returns.
+  Result<std::string> BeginUpload(const ObjectName& object, std::string_view token);
   /// Uploads a part, numbered from 1 on.
   Result<UploadedPart> UploadPart(const ObjectName& object, const std::string& upload, int number,
                                   std::span<const std::byte> content);
-  /// Errors: NotFound also where a first try was carried out and its answer lost: the caller looks
-  /// whether the object is there.
+  /// Errors: NotFound also where a first try was carried out and its answer lost, DataLoss for an
+  /// answer that is none: the caller looks whether the object is there.
   Status CompleteUpload(const ObjectName& object, const std::string& upload,
                         const std::vector<UploadedPart>& parts);
   /// Success where there is no such upload.

@@ -116,7 +116,7 @@ TEST_F(S3Clients, SendAgainWhatFailsForAReasonThatMayPass) {
 TEST_F(S3Clients, TakeAnErrorBehindAStatus200ForAFailure) {
   S3Client client(Quick(), Keys());
   server_.SetScript([](const S3Request&, int) { return S3Fault::kNone; });
-  const auto upload = client.BeginUpload(kObject);
+  const auto upload = client.BeginUpload(kObject, "token");
   ASSERT_TRUE(upload.ok());
   const auto part = client.UploadPart(kObject, *upload, 1, AsByteSpan("text"));
   ASSERT_TRUE(part.ok());
@@ -221,7 +221,7 @@ TEST_F(S3Clients, TellNoKeyAndNoSignature) {
     told.push_back(client.Head(kObject).status().ToString());
     told.push_back(client.List("b", "", "/", "").status().ToString());
     told.push_back(client.Delete("b", {"k"}).ToString());
-    told.push_back(client.BeginUpload(kObject).status().ToString());
+    told.push_back(client.BeginUpload(kObject, "token").status().ToString());
     told.push_back(client.CompleteUpload(kObject, "u", {}).ToString());
     told.push_back(client.AbortUpload(kObject, "u").ToString());
   }
