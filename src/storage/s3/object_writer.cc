@@ -47,7 +47,7 @@ UploadEvent EventOf(const Status& failed) {
 
 std::uint64_t PartBytes(std::uint64_t size, std::uint64_t least) {
   const std::uint64_t needed = (size + kMostParts - 1) / kMostParts;
-  return std::max(least, (needed + kMiB - 1) / kMiB * kMiB);
+  return needed <= least ? least : (needed + kMiB - 1) / kMiB * kMiB;
 }
 
 ObjectWriter::ObjectWriter(S3Client& client, ObjectName object, std::uint64_t part_bytes)

@@ -48,6 +48,7 @@ class ObjectWriters : public testing::Test {
 TEST_F(ObjectWriters, PartsAreOfEqualSizeAndAtMost10000) {
   constexpr std::uint64_t kMiB = std::uint64_t{1} << 20;
   EXPECT_EQ(PartBytes(0, 16 * kMiB), 16 * kMiB);
+  EXPECT_EQ(PartBytes(100'000, 8192), 8192U);
   EXPECT_EQ(PartBytes(160'000 * kMiB, 16 * kMiB), 16 * kMiB);
   EXPECT_EQ(PartBytes(160'000 * kMiB + 1, 16 * kMiB), 17 * kMiB);
 }
