@@ -41,23 +41,45 @@ std::uint64_t Random() {
   return engine();
 }
 
+/// Returns how long the server asks to wait: whole seconds, or the time until an HTTP date by its
+/// own clock (RFC 9110, section 10.2.3). Nothing where it does not ask, or for more than an hour.
 std::optional<std::chrono::milliseconds> RetryAfter(const HttpResponse& response) {
-  const std::string_view text = response.Header("retry-after");
+  const std::string text(response.Header("retry-after"));
   std::int64_t seconds = 0;
   constexpr std::int64_t kMost = 3600;
-  const auto parsed = std::from_chars(text.data(), text.data() + text.size(), seconds);
-  if (text.empty() || parsed.ptr != text.data() + text.size() || seconds < 0 || seconds > kMost) {
-    return std::nullopt;
+  const char* const end = text.data() + text.size();
+  const auto parsed = std::from_chars(text.data(), end, seconds);
+  if (parsed.ec != std::errc() || parsed.ptr != end) {
+    const std::time_t until = ::curl_getdate(text.c_str(), nullptr);
+    const std::time_t there = ::curl_getdate(std::string(response.Header("date")).c_str(), nullptr);
+    if (until < 0) {
+      return std::nullopt;
+    }
+    seconds = until - (there > 0 ? there : UnixSeconds());
   }
-  return std::chrono::seconds(seconds);
+  return seconds >= 0 && seconds <= kMost
+             ? std::optional<std::chrono::milliseconds>(std::chrono::seconds(seconds))
+             : std::nullopt;
+}
+
+/// Returns what an answer with this HTTP status says of the server's load.
+LoadIs LoadOf(int status) {
+  constexpr int kTooManyRequests = 429;
+  constexpr int kUnavailable = 503;
+  return status == kTooManyRequests || status == kUnavailable ? LoadIs::kTooMuch : LoadIs::kTaken;
 }
 
 }  // namespace
 
-S3Client::S3Client(Settings settings, CredentialsFunction credentials)
+S3Client::S3Client(Settings settings, CredentialsFunction credentials,
+                   std::shared_ptr<Traffic> traffic, SendFunction send)
     : settings_(std::move(settings)),
       credentials_(std::move(credentials)),
-      http_({.ca_file = settings_.ca_file}) {}
+      traffic_(traffic != nullptr ? std::move(traffic)
+                                  : std::make_shared<Traffic>(settings_.traffic)),
+      send_(std::move(send)),
+      http_({.ca_file = settings_.ca_file}),
+      load_{Unloaded(settings_.traffic.connections)} {}
 
 S3Client::Told S3Client::ToldOf(const std::string& bucket) const {
   const std::scoped_lock lock(mutex_);
@@ -165,6 +187,11 @@ Status Refusal(int status, const ErrorBody& error, std::string_view request) {
   if (error.code == "QuotaExceeded" || status == 507) {
     return {StatusCode::kOutOfSpace, message};
   }
+  if (error.code == "ExpiredToken" || error.code == "TokenRefreshRequired") {
+    return FailedPrecondition(message +
+                              "; the keys have ended: renew them, or name a source of "
+                              "keys that renews them (docs/storage.md)");
+  }
   switch (status) {
     case 404: return NotFound(message);
     case 412: return AlreadyExists(message);
@@ -196,13 +223,33 @@ Status SleepUnlessStopped(std::chrono::milliseconds wait) {
 
 }  // namespace
 
+/// Sends a request when the limits of traffic allow it.
+Result<HttpResponse> S3Client::Perform(const Call& call, const HttpRequest& request) {
+  VARVE_ASSIGN_OR_RETURN(Permit permit,
+                         traffic_->Begin(&load_, call.body.size() + call.sink_bytes));
+  auto response = send_ ? send_(request) : http_.Perform(request);
+  const auto limit = permit.End(response.ok() ? LoadOf(response->status) : LoadIs::kUnknown);
+  if (limit) {
+    (void)Guarded([&] {
+      if (EventsAreTaken()) {
+        ReportEvent({.level = EventLevel::kWarning,
+                     .message = call.Name() + ": the server asks to slow down; at most " +
+                                std::to_string(*limit) + " requests at once",
+                     .fields = {{"request", call.Name()}, {"limit", std::to_string(*limit)}}});
+      }
+      return Status::Ok();
+    });
+  }
+  return response;
+}
+
 Result<HttpResponse> S3Client::SendOnce(const Call& call, Answer* answer) {
   answer->is = AnswerIs::kFinal;
   VARVE_ASSIGN_OR_RETURN(const Credentials credentials, credentials_());
   const Told told = ToldOf(call.object.bucket);
   HttpRequest request = Signed(call, credentials, told);
   request.stall = call.stall.value_or(settings_.stall);
-  auto response = http_.Perform(request);
+  auto response = Perform(call, request);
   if (!response.ok()) {
     const bool transport = response.status().code() == StatusCode::kUnavailable;
     answer->is = transport ? AnswerIs::kTransient : AnswerIs::kFinal;
@@ -223,6 +270,21 @@ Result<HttpResponse> S3Client::SendOnce(const Call& call, Answer* answer) {
   answer->retry_after = RetryAfter(*response);
   const Status refusal = Refusal(response->status, error, call.Name());
   return answer->is == AnswerIs::kTransient ? Unavailable(refusal.message()) : refusal;
+}
+
+void S3Client::ReportRetry(const Call& call, const Status& failed, const RequestState& state) {
+  (void)Guarded([&] {
+    if (EventsAreTaken()) {
+      const std::string when = state.is == RequestIs::kWait
+                                   ? "in " + std::to_string(state.wait.count()) + " ms"
+                                   : "for the region or the time that the server names";
+      ReportEvent(
+          {.level = EventLevel::kWarning,
+           .message = failed.message() + "; tried again " + when,
+           .fields = {{"request", call.Name()}, {"failures", std::to_string(state.failures)}}});
+    }
+    return Status::Ok();
+  });
 }
 
 Result<HttpResponse> S3Client::Send(const Call& call) {
@@ -251,17 +313,8 @@ Result<HttpResponse> S3Client::Send(const Call& call) {
                  : response.status().Annotate("given up after " + std::to_string(state.failures) +
                                               " tries");
     }
+    ReportRetry(call, response.status(), state);
     if (state.is == RequestIs::kWait) {
-      (void)Guarded([&] {
-        if (EventsAreTaken()) {
-          ReportEvent(
-              {.level = EventLevel::kWarning,
-               .message = response.status().message() + "; tried again in " +
-                          std::to_string(state.wait.count()) + " ms",
-               .fields = {{"request", call.Name()}, {"failures", std::to_string(state.failures)}}});
-        }
-        return Status::Ok();
-      });
       VARVE_RETURN_IF_ERROR(SleepUnlessStopped(state.wait));
       state = TimePassed(state);
     }

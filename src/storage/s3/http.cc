@@ -16,6 +16,7 @@ namespace varve::s3 {
 namespace {
 
 constexpr std::size_t kMaxBody = std::size_t{16} << 20;
+constexpr std::size_t kMaxHeaders = std::size_t{256} << 10;  // Of all header lines of an answer.
 constexpr std::size_t kMostIdle = 64;
 constexpr long kReceiveBuffer = 512L << 10;
 constexpr long kSendBuffer = 2L << 20;
@@ -44,7 +45,8 @@ struct Exchange {
   HttpResponse response;
   std::size_t sent = 0;
   bool begun = false;
-  Status failed;  // That of the sink, or a body that is too large.
+  Status failed;  // That of the sink, or of an answer that is too large.
+  std::size_t header_bytes = 0;
 };
 
 // libcurl's callbacks. Nothing thrown may pass through it: std::bad_alloc ends the transfer.
@@ -72,6 +74,11 @@ std::size_t OnHeader(char* buffer, std::size_t size, std::size_t count, void* da
   auto& exchange = *static_cast<Exchange*>(data);
   const std::string_view line(buffer, size * count);
   try {
+    exchange.header_bytes += line.size();
+    if (exchange.header_bytes > kMaxHeaders) {
+      exchange.failed = DataLoss("an answer with more than 256 KiB of headers");
+      return 0;
+    }
     if (line.starts_with("HTTP/")) {  // The final answer, behind a "100 Continue" or a proxy's.
       exchange.response = {};
       return line.size();
@@ -275,7 +282,7 @@ Result<HttpResponse> HttpClient::Perform(const HttpRequest& request) {
   ::curl_easy_reset(curl);  // The connections stay.
   SetOptions(curl, request, options_);
   SetMethod(curl, request);
-  Transfer transfer{{request, {}, 0, false, Status::Ok()}, curl};
+  Transfer transfer{{request, {}, 0, false, Status::Ok(), 0}, curl};
   const HeaderList headers(request.headers);
   std::array<char, CURL_ERROR_SIZE> reason{};
   ::curl_easy_setopt(curl, CURLOPT_HTTPHEADER, headers.get());

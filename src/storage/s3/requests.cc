@@ -15,6 +15,7 @@ namespace varve::s3 {
 namespace {
 
 constexpr std::size_t kMostDeleted = 1000;  // In one request.
+constexpr const char* kTokenHeader = "x-amz-meta-varve-upload";
 
 std::string Base64(std::span<const unsigned char> bytes) {
   std::string out(4 * ((bytes.size() + 2) / 3) + 1, '\0');
@@ -142,7 +143,8 @@ Result<ObjectInfo> S3Client::Head(const ObjectName& object) {
   if (!size) {
     return DataLoss(PathOf(object) + ": the server does not say how large it is");
   }
-  return ObjectInfo{*size, std::string(response.Header("etag"))};
+  return ObjectInfo{*size, std::string(response.Header("etag")),
+                    std::string(response.Header(kTokenHeader))};
 }
 
 Status S3Client::Get(const ObjectName& object, std::uint64_t offset,
@@ -153,9 +155,12 @@ Status S3Client::Get(const ObjectName& object, std::uint64_t offset,
   }
   const std::string range =
       "bytes=" + std::to_string(offset) + "-" + std::to_string(offset + sink.bytes() - 1);
-  VARVE_RETURN_IF_ERROR(
-      Send({.method = "GET", .object = object, .headers = {{"range", range}}, .sink = &sink})
-          .status());
+  VARVE_RETURN_IF_ERROR(Send({.method = "GET",
+                              .object = object,
+                              .headers = {{"range", range}},
+                              .sink = &sink,
+                              .sink_bytes = sink.bytes()})
+                            .status());
   return sink.complete()
              ? Status::Ok()
              : DataLoss(PathOf(object) + ": the server's answer to \"" + range + "\" ends early");
@@ -215,11 +220,12 @@ Status S3Client::Delete(const std::string& bucket, const std::vector<std::string
   return Status::Ok();
 }
 
-Result<std::string> S3Client::BeginUpload(const ObjectName& object) {
+Result<std::string> S3Client::BeginUpload(const ObjectName& object, std::string_view token) {
   Call call{.method = "POST",
             .object = object,
             .query = {{"uploads", ""}},
             .headers = ObjectHeaders(settings_)};
+  call.headers.emplace_back(kTokenHeader, token);
   if (settings_.crc32c) {
     call.headers.emplace_back("x-amz-checksum-algorithm", "CRC32C");
   }
@@ -249,11 +255,12 @@ Result<UploadedPart> S3Client::UploadPart(const ObjectName& object, const std::s
 Status S3Client::CompleteUpload(const ObjectName& object, const std::string& upload,
                                 const std::vector<UploadedPart>& parts) {
   const std::string body = CompleteBody(parts);
-  return Send({.method = "POST",
-               .object = object,
-               .query = {{"uploadId", upload}},
-               .body = AsByteSpan(body)})
-      .status();
+  const Call call{.method = "POST",
+                  .object = object,
+                  .query = {{"uploadId", upload}},
+                  .body = AsByteSpan(body)};
+  VARVE_ASSIGN_OR_RETURN(const HttpResponse response, Send(call));
+  return ParseCompleted(response.body).Annotate(call.Name());
 }
 
 Status S3Client::AbortUpload(const ObjectName& object, const std::string& upload) {

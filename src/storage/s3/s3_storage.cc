@@ -92,10 +92,11 @@ void AppendEntries(const ListPage& page, const std::string& prefix,
 
 }  // namespace
 
-S3Storage::S3Storage(Settings settings, CredentialsFunction credentials)
+S3Storage::S3Storage(Settings settings, CredentialsFunction credentials,
+                     std::shared_ptr<Traffic> traffic, SendFunction send)
     : Storage({.conditional_writes = this, .shared_access = this}),
       scheme_(settings.scheme),
-      client_(std::move(settings), std::move(credentials)) {}
+      client_(std::move(settings), std::move(credentials), std::move(traffic), std::move(send)) {}
 
 Result<std::unique_ptr<WritableFile>> S3Storage::OpenForWrite(const std::string& name,
                                                               const WriteOptions& options) {
@@ -366,7 +367,11 @@ Result<Storage*> ProcessS3Storage(std::string_view scheme) {
   if (storage == nullptr) {  // Settings that could not be used may have been put right.
     const Environment environment = EnvironmentOf(scheme, ProcessEnvironment);
     VARVE_ASSIGN_OR_RETURN(Settings settings, ReadSettings(environment, scheme));
-    storage = new S3Storage(std::move(settings), ProcessCredentials(environment));
+    static std::shared_ptr<Traffic>& traffic = *new std::shared_ptr<Traffic>();
+    if (traffic == nullptr) {  // The limits are of the process, whichever servers it uses.
+      traffic = std::make_shared<Traffic>(settings.traffic);
+    }
+    storage = new S3Storage(std::move(settings), ProcessCredentials(environment), traffic);
   }
   return storage;
 }

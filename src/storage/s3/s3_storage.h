@@ -24,7 +24,9 @@ namespace varve::s3 {
 
 class S3Storage final : public Storage, private ConditionalWrites, private SharedAccess {
  public:
-  S3Storage(Settings settings, CredentialsFunction credentials);
+  /// The arguments are those of S3Client.
+  S3Storage(Settings settings, CredentialsFunction credentials,
+            std::shared_ptr<Traffic> traffic = nullptr, SendFunction send = {});
 
   Result<std::unique_ptr<WritableFile>> OpenForWrite(const std::string& name,
                                                      const WriteOptions& options) override;

@@ -62,17 +62,27 @@ std::optional<std::string> Setting(const Environment& environment, const Profile
   return Find(profile, name);
 }
 
+/// The whole numbers that a variable may have, for the error that names them.
+struct NumberRange {
+  std::int64_t most;
+  std::string_view unit;  ///< " seconds", or empty.
+};
+constexpr NumberRange kSeconds{86'400, " seconds"};
+constexpr NumberRange kConnections{4096, " connections"};
+constexpr NumberRange kBytesPerSecond{std::int64_t{1} << 50, " bytes a second"};
+
 Result<std::optional<std::int64_t>> Number(const Environment& environment,
-                                           const std::string& variable) {
+                                           const std::string& variable, const NumberRange& range) {
   const auto text = environment(variable);
   if (!text) {
     return std::optional<std::int64_t>();
   }
   std::int64_t value = 0;
   const char* const end = text->data() + text->size();
-  constexpr std::int64_t kMost = 86'400;
-  if (std::from_chars(text->data(), end, value).ptr != end || value < 1 || value > kMost) {
-    return InvalidArgument(variable + "=" + *text + ": want whole seconds from 1 to 86400");
+  const auto parsed = std::from_chars(text->data(), end, value);
+  if (parsed.ec != std::errc() || parsed.ptr != end || value < 1 || value > range.most) {
+    return InvalidArgument(variable + "=" + *text + ": want whole" + std::string(range.unit) +
+                           " from 1 to " + std::to_string(range.most));
   }
   return std::optional(value);
 }
@@ -88,8 +98,12 @@ Result<bool> Flag(const Environment& environment, const std::string& variable) {
   return InvalidArgument(variable + "=" + *text + ": want 1 or 0");
 }
 
+/// Returns true for a host, perhaps with a port, that is this one: "localhost", "[::1]",
+/// "127.x.y.z". "127.example.com" and "localhost.example.com" are other hosts.
 bool IsLoopback(std::string_view host) {
-  return host.starts_with("localhost") || host.starts_with("127.") || host.starts_with("[::1]");
+  host = host.substr(0, std::min(host.find(':', host.find(']') + 1), host.size()));
+  const bool number = host.find_first_not_of("0123456789.") == std::string_view::npos;
+  return host == "localhost" || host == "[::1]" || (number && host.starts_with("127."));
 }
 
 /// Returns "scheme://host[:port]". One without a scheme is reached with TLS, unless it is this
@@ -114,12 +128,23 @@ Result<std::string> CheckEndpoint(std::string endpoint) {
 }
 
 Status ReadLimits(const Environment& environment, Settings* settings) {
-  VARVE_ASSIGN_OR_RETURN(const auto stall, Number(environment, "VARVE_S3_STALL_TIMEOUT"));
-  VARVE_ASSIGN_OR_RETURN(const auto patience, Number(environment, "VARVE_S3_RETRY_TIMEOUT"));
+  VARVE_ASSIGN_OR_RETURN(const auto stall, Number(environment, "VARVE_S3_STALL_TIMEOUT", kSeconds));
+  VARVE_ASSIGN_OR_RETURN(const auto patience,
+                         Number(environment, "VARVE_S3_RETRY_TIMEOUT", kSeconds));
   settings->stall = std::chrono::seconds(stall.value_or(settings->stall.count()));
   if (patience) {
     settings->retry.patience = std::chrono::seconds(*patience);
   }
+  VARVE_ASSIGN_OR_RETURN(const auto connections,
+                         Number(environment, "VARVE_S3_MAX_CONNECTIONS", kConnections));
+  VARVE_ASSIGN_OR_RETURN(const auto of_node,
+                         Number(environment, "VARVE_S3_MAX_CONNECTIONS_PER_NODE", kConnections));
+  VARVE_ASSIGN_OR_RETURN(const auto bandwidth,
+                         Number(environment, "VARVE_S3_MAX_BANDWIDTH", kBytesPerSecond));
+  TrafficLimits& traffic = settings->traffic;
+  traffic.connections = static_cast<int>(connections.value_or(traffic.connections));
+  traffic.node_connections = static_cast<int>(of_node.value_or(traffic.node_connections));
+  traffic.bytes_per_second = static_cast<std::uint64_t>(bandwidth.value_or(0));
   return Status::Ok();
 }
 

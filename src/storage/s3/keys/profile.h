@@ -14,6 +14,7 @@
 #include "storage/s3/object_name.h"
 #include "storage/s3/retry.h"
 #include "storage/s3/signature.h"
+#include "storage/s3/traffic/traffic.h"
 #include "varve/status.h"
 
 namespace varve::s3 {
@@ -57,6 +58,7 @@ struct Settings {
   std::string tags;            ///< x-amz-tagging: "k=v&k2=v2".
   std::chrono::seconds stall{30};
   RetryPolicy retry;
+  TrafficLimits traffic;
   std::uint64_t part_bytes = std::uint64_t{16} << 20;  ///< At least; the parts of an upload.
   bool weak_publish = true;  ///< Goes on, with a warning, where a server ignores If-None-Match.
 };
