@@ -1,25 +1,14 @@
 #include "storage/s3/client.h"
 
 #include <algorithm>
-#include <array>
-#include <bit>
-#include <charconv>
-#include <cstring>
 #include <ctime>
-#include <random>
 #include <utility>
 
 #include <curl/curl.h>
-#include <openssl/evp.h>
 
 #include "base/bytes.h"
-#include "base/checksum.h"
-#include "base/events.h"
-#include "base/guarded.h"
-#include "base/stop.h"
 #include "base/time_source.h"
 #include "storage/s3/call.h"
-#include "varve/stop.h"
 
 namespace varve::s3 {
 namespace {
@@ -30,26 +19,6 @@ constexpr std::size_t kSmallBody = std::size_t{1} << 20;  // Whose SHA-256 is si
 
 std::int64_t UnixSeconds() {
   return std::chrono::duration_cast<std::chrono::seconds>(TimeOfDay()).count();
-}
-
-/// Returns a random number, that of a simulation where there is one.
-std::uint64_t Random() {
-  if (const auto simulated = SimulatedRandom()) {
-    return *simulated;
-  }
-  thread_local std::mt19937_64 engine{std::random_device{}()};
-  return engine();
-}
-
-std::optional<std::chrono::milliseconds> RetryAfter(const HttpResponse& response) {
-  const std::string_view text = response.Header("retry-after");
-  std::int64_t seconds = 0;
-  constexpr std::int64_t kMost = 3600;
-  const auto parsed = std::from_chars(text.data(), text.data() + text.size(), seconds);
-  if (text.empty() || parsed.ptr != text.data() + text.size() || seconds < 0 || seconds > kMost) {
-    return std::nullopt;
-  }
-  return std::chrono::seconds(seconds);
 }
 
 }  // namespace
@@ -182,18 +151,6 @@ Status Refusal(int status, const ErrorBody& error, std::string_view request) {
   }
 }
 
-/// Waits for a retry. Errors: Cancelled.
-Status SleepUnlessStopped(std::chrono::milliseconds wait) {
-  constexpr std::chrono::milliseconds kStep{100};
-  const std::stop_token stop = CurrentStop();
-  for (; wait > kStep && !stop.stop_requested(); wait -= kStep) {
-    SleepFor(kStep);
-  }
-  VARVE_RETURN_IF_ERROR(CheckStop(stop));
-  SleepFor(wait);
-  return Status::Ok();
-}
-
 }  // namespace
 
 Result<HttpResponse> S3Client::SendOnce(const Call& call, Answer* answer) {
@@ -213,59 +170,23 @@ Result<HttpResponse> S3Client::SendOnce(const Call& call, Answer* answer) {
   if (response->status >= 300 || call.method == "POST") {
     error = ParseError(response->body);
   }
-  answer->is = Classify(response->status, error.code);
+  answer->is = http::Classify(response->status, error.code);
   if (answer->is == AnswerIs::kGood) {
     return response;
   }
   if (answer->is == AnswerIs::kFinal && Correct(call, *response, error, told)) {
     answer->is = AnswerIs::kCorrected;
   }
-  answer->retry_after = RetryAfter(*response);
+  answer->retry_after = http::RetryAfter(*response);
   const Status refusal = Refusal(response->status, error, call.Name());
   return answer->is == AnswerIs::kTransient ? Unavailable(refusal.message()) : refusal;
 }
 
 Result<HttpResponse> S3Client::Send(const Call& call) {
-  RetryPolicy policy = settings_.retry;
-  policy.patience = std::min(policy.patience, call.patience.value_or(policy.patience));
-  RequestState state;
-  std::optional<TimePoint> first_failure;
-  while (true) {
-    Answer answer;
-    auto response = SendOnce(call, &answer);
-    if (answer.is == AnswerIs::kTransient && call.tried_before != nullptr) {
-      *call.tried_before = true;
-    }
-    if (answer.is == AnswerIs::kTransient && !first_failure) {
-      first_failure = Now();
-    }
-    const auto elapsed = first_failure ? Now() - *first_failure : TimePoint::duration::zero();
-    state = Step(state, answer, policy, Random(),
-                 std::chrono::duration_cast<std::chrono::milliseconds>(elapsed));
-    if (state.is == RequestIs::kDone) {
-      return response;
-    }
-    if (state.is == RequestIs::kFailed) {
-      return state.failures < 2
-                 ? response.status()
-                 : response.status().Annotate("given up after " + std::to_string(state.failures) +
-                                              " tries");
-    }
-    if (state.is == RequestIs::kWait) {
-      (void)Guarded([&] {
-        if (EventsAreTaken()) {
-          ReportEvent(
-              {.level = EventLevel::kWarning,
-               .message = response.status().message() + "; tried again in " +
-                          std::to_string(state.wait.count()) + " ms",
-               .fields = {{"request", call.Name()}, {"failures", std::to_string(state.failures)}}});
-        }
-        return Status::Ok();
-      });
-      VARVE_RETURN_IF_ERROR(SleepUnlessStopped(state.wait));
-      state = TimePassed(state);
-    }
-  }
+  http::Attempts attempts{[&call] { return call.Name(); }, settings_.retry, call.tried_before};
+  attempts.policy.patience =
+      std::min(attempts.policy.patience, call.patience.value_or(attempts.policy.patience));
+  return http::SendUntilAnswered(attempts, [&](Answer* answer) { return SendOnce(call, answer); });
 }
 
 }  // namespace varve::s3

@@ -12,10 +12,9 @@
 #include <string_view>
 #include <vector>
 
-#include "storage/s3/http.h"
 #include "storage/s3/keys/profile.h"
 #include "storage/s3/object_name.h"
-#include "storage/s3/retry.h"
+#include "storage/s3/shared.h"
 #include "storage/s3/xml.h"
 #include "varve/status.h"
 
