@@ -1,25 +1,16 @@
 #include "storage/s3/client.h"
 
 #include <algorithm>
-#include <array>
-#include <bit>
-#include <charconv>
-#include <cstring>
 #include <ctime>
-#include <random>
 #include <utility>
 
 #include <curl/curl.h>
-#include <openssl/evp.h>
 
 #include "base/bytes.h"
-#include "base/checksum.h"
 #include "base/events.h"
 #include "base/guarded.h"
-#include "base/stop.h"
 #include "base/time_source.h"
 #include "storage/s3/call.h"
-#include "varve/stop.h"
 
 namespace varve::s3 {
 namespace {
@@ -30,36 +21,6 @@ constexpr std::size_t kSmallBody = std::size_t{1} << 20;  // Whose SHA-256 is si
 
 std::int64_t UnixSeconds() {
   return std::chrono::duration_cast<std::chrono::seconds>(TimeOfDay()).count();
-}
-
-/// Returns a random number, that of a simulation where there is one.
-std::uint64_t Random() {
-  if (const auto simulated = SimulatedRandom()) {
-    return *simulated;
-  }
-  thread_local std::mt19937_64 engine{std::random_device{}()};
-  return engine();
-}
-
-/// Returns how long the server asks to wait: whole seconds, or the time until an HTTP date by its
-/// own clock (RFC 9110, section 10.2.3). Nothing where it does not ask, or for more than an hour.
-std::optional<std::chrono::milliseconds> RetryAfter(const HttpResponse& response) {
-  const std::string text(response.Header("retry-after"));
-  std::int64_t seconds = 0;
-  constexpr std::int64_t kMost = 3600;
-  const char* const end = text.data() + text.size();
-  const auto parsed = std::from_chars(text.data(), end, seconds);
-  if (parsed.ec != std::errc() || parsed.ptr != end) {
-    const std::time_t until = ::curl_getdate(text.c_str(), nullptr);
-    const std::time_t there = ::curl_getdate(std::string(response.Header("date")).c_str(), nullptr);
-    if (until < 0) {
-      return std::nullopt;
-    }
-    seconds = until - (there > 0 ? there : UnixSeconds());
-  }
-  return seconds >= 0 && seconds <= kMost
-             ? std::optional<std::chrono::milliseconds>(std::chrono::seconds(seconds))
-             : std::nullopt;
 }
 
 /// Returns what an answer with this HTTP status says of the server's load.
@@ -209,18 +170,6 @@ Status Refusal(int status, const ErrorBody& error, std::string_view request) {
   }
 }
 
-/// Waits for a retry. Errors: Cancelled.
-Status SleepUnlessStopped(std::chrono::milliseconds wait) {
-  constexpr std::chrono::milliseconds kStep{100};
-  const std::stop_token stop = CurrentStop();
-  for (; wait > kStep && !stop.stop_requested(); wait -= kStep) {
-    SleepFor(kStep);
-  }
-  VARVE_RETURN_IF_ERROR(CheckStop(stop));
-  SleepFor(wait);
-  return Status::Ok();
-}
-
 }  // namespace
 
 /// Sends a request when the limits of traffic allow it.
@@ -260,65 +209,23 @@ Result<HttpResponse> S3Client::SendOnce(const Call& call, Answer* answer) {
   if (response->status >= 300 || call.method == "POST") {
     error = ParseError(response->body);
   }
-  answer->is = Classify(response->status, error.code);
+  answer->is = http::Classify(response->status, error.code);
   if (answer->is == AnswerIs::kGood) {
     return response;
   }
   if (answer->is == AnswerIs::kFinal && Correct(call, *response, error, told)) {
     answer->is = AnswerIs::kCorrected;
   }
-  answer->retry_after = RetryAfter(*response);
+  answer->retry_after = http::RetryAfter(*response);
   const Status refusal = Refusal(response->status, error, call.Name());
   return answer->is == AnswerIs::kTransient ? Unavailable(refusal.message()) : refusal;
 }
 
-void S3Client::ReportRetry(const Call& call, const Status& failed, const RequestState& state) {
-  (void)Guarded([&] {
-    if (EventsAreTaken()) {
-      const std::string when = state.is == RequestIs::kWait
-                                   ? "in " + std::to_string(state.wait.count()) + " ms"
-                                   : "for the region or the time that the server names";
-      ReportEvent(
-          {.level = EventLevel::kWarning,
-           .message = failed.message() + "; tried again " + when,
-           .fields = {{"request", call.Name()}, {"failures", std::to_string(state.failures)}}});
-    }
-    return Status::Ok();
-  });
-}
-
 Result<HttpResponse> S3Client::Send(const Call& call) {
-  RetryPolicy policy = settings_.retry;
-  policy.patience = std::min(policy.patience, call.patience.value_or(policy.patience));
-  RequestState state;
-  std::optional<TimePoint> first_failure;
-  while (true) {
-    Answer answer;
-    auto response = SendOnce(call, &answer);
-    if (answer.is == AnswerIs::kTransient && call.tried_before != nullptr) {
-      *call.tried_before = true;
-    }
-    if (answer.is == AnswerIs::kTransient && !first_failure) {
-      first_failure = Now();
-    }
-    const auto elapsed = first_failure ? Now() - *first_failure : TimePoint::duration::zero();
-    state = Step(state, answer, policy, Random(),
-                 std::chrono::duration_cast<std::chrono::milliseconds>(elapsed));
-    if (state.is == RequestIs::kDone) {
-      return response;
-    }
-    if (state.is == RequestIs::kFailed) {
-      return state.failures < 2
-                 ? response.status()
-                 : response.status().Annotate("given up after " + std::to_string(state.failures) +
-                                              " tries");
-    }
-    ReportRetry(call, response.status(), state);
-    if (state.is == RequestIs::kWait) {
-      VARVE_RETURN_IF_ERROR(SleepUnlessStopped(state.wait));
-      state = TimePassed(state);
-    }
-  }
+  http::Attempts attempts{[&call] { return call.Name(); }, settings_.retry, call.tried_before};
+  attempts.policy.patience =
+      std::min(attempts.policy.patience, call.patience.value_or(attempts.policy.patience));
+  return http::SendUntilAnswered(attempts, [&](Answer* answer) { return SendOnce(call, answer); });
 }
 
 }  // namespace varve::s3

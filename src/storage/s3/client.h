@@ -13,10 +13,9 @@
 #include <string_view>
 #include <vector>
 
-#include "storage/s3/http.h"
 #include "storage/s3/keys/profile.h"
 #include "storage/s3/object_name.h"
-#include "storage/s3/retry.h"
+#include "storage/s3/shared.h"
 #include "storage/s3/traffic/traffic.h"
 #include "storage/s3/xml.h"
 #include "varve/status.h"
@@ -99,7 +98,6 @@ class S3Client {
   Result<HttpResponse> Send(const Call& call);
   Result<HttpResponse> SendOnce(const Call& call, Answer* answer);
   Result<HttpResponse> Perform(const Call& call, const HttpRequest& request);
-  static void ReportRetry(const Call& call, const Status& failed, const RequestState& state);
   /// What a bucket's server has told of itself, as a request was signed with it.
   struct Told {
     std::string region;

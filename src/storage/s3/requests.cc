@@ -1,7 +1,5 @@
 #include <algorithm>
 #include <array>
-#include <charconv>
-#include <cstring>
 #include <utility>
 
 #include <openssl/evp.h>
@@ -42,84 +40,6 @@ std::string Md5Header(std::span<const std::byte> content) {
   return Base64(std::span(digest).first(size));
 }
 
-/// Returns the number in a header; nothing where there is none.
-std::optional<std::uint64_t> NumberIn(std::string_view text) {
-  std::uint64_t value = 0;
-  const char* const begin = text.data();
-  const char* const end = begin + text.size();
-  return begin != end && std::from_chars(begin, end, value).ptr == end ? std::optional(value)
-                                                                       : std::nullopt;
-}
-
-/// Fills spans with the body of an answer to a ranged GET.
-class PartsSink final : public BodySink {
- public:
-  PartsSink(std::uint64_t offset, std::span<const std::span<std::byte>> parts,
-            std::string_view etag)
-      : offset_(offset), parts_(parts), etag_(etag) {
-    for (const std::span<std::byte> part : parts) {
-      bytes_ += part.size();
-    }
-  }
-
-  /// Some servers answer a range with status 200 and Content-Range; one that answers with the whole
-  /// object has no such header.
-  Status Begin(const HttpResponse& head) override {
-    part_ = 0;
-    at_ = 0;
-    taken_ = 0;
-    const std::string_view range = head.Header("content-range");
-    const std::string wanted =
-        "bytes " + std::to_string(offset_) + "-" + std::to_string(offset_ + bytes_ - 1) + "/";
-    const bool whole = range.empty() && head.status == 200 && offset_ == 0 &&
-                       NumberIn(head.Header("content-length")) == bytes_;
-    if (!whole && !range.starts_with(wanted)) {
-      return DataLoss("the server was asked for " + wanted + "* and sends \"" + Printable(range) +
-                      "\"");
-    }
-    const std::string_view etag = head.Header("etag");
-    if (!etag_.empty() && etag != etag_) {
-      return FailedPrecondition("it was replaced while it was read (its ETag was " +
-                                Printable(etag_) + " and is " + Printable(etag) +
-                                "); open it again");
-    }
-    return Status::Ok();
-  }
-
-  Status Take(std::span<const std::byte> bytes) override {
-    taken_ += bytes.size();
-    if (taken_ > bytes_) {
-      return DataLoss("the server sends more bytes than it was asked for");
-    }
-    while (!bytes.empty()) {
-      const std::span<std::byte> rest = parts_[part_].subspan(at_);
-      const std::size_t now = std::min(rest.size(), bytes.size());
-      if (now > 0) {
-        std::memcpy(rest.data(), bytes.data(), now);
-      }
-      at_ += now;
-      bytes = bytes.subspan(now);
-      if (at_ == parts_[part_].size()) {
-        ++part_;
-        at_ = 0;
-      }
-    }
-    return Status::Ok();
-  }
-
-  [[nodiscard]] std::uint64_t bytes() const { return bytes_; }
-  [[nodiscard]] bool complete() const { return taken_ == bytes_; }
-
- private:
-  const std::uint64_t offset_;
-  const std::span<const std::span<std::byte>> parts_;
-  const std::string_view etag_;
-  std::uint64_t bytes_ = 0;
-  std::uint64_t taken_ = 0;
-  std::size_t part_ = 0;
-  std::size_t at_ = 0;
-};
-
 /// Returns the headers that every new object gets.
 NameValues ObjectHeaders(const Settings& settings) {
   NameValues headers;
@@ -149,12 +69,12 @@ Result<ObjectInfo> S3Client::Head(const ObjectName& object) {
 
 Status S3Client::Get(const ObjectName& object, std::uint64_t offset,
                      std::span<const std::span<std::byte>> parts, std::string_view etag) {
-  PartsSink sink(offset, parts, etag);
+  const http::FileVersion version{std::string(etag), {}};
+  RangeSink sink(offset, parts, version);
   if (sink.bytes() == 0) {
     return Status::Ok();
   }
-  const std::string range =
-      "bytes=" + std::to_string(offset) + "-" + std::to_string(offset + sink.bytes() - 1);
+  const std::string range = sink.Range();
   VARVE_RETURN_IF_ERROR(Send({.method = "GET",
                               .object = object,
                               .headers = {{"range", range}},

@@ -12,7 +12,7 @@
 #include <string_view>
 
 #include "storage/s3/object_name.h"
-#include "storage/s3/retry.h"
+#include "storage/s3/shared.h"
 #include "storage/s3/signature.h"
 #include "storage/s3/traffic/traffic.h"
 #include "varve/status.h"

@@ -11,12 +11,14 @@
 #include <span>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
-#include "storage/s3/signature.h"
 #include "varve/status.h"
 
-namespace varve::s3 {
+namespace varve::http {
+
+using NameValues = std::vector<std::pair<std::string, std::string>>;
 
 struct HttpResponse {
   int status = 0;
@@ -25,6 +27,9 @@ struct HttpResponse {
   /// Returns the header's value; empty where there is none.
   [[nodiscard]] std::string_view Header(std::string_view name) const;
 };
+
+/// Returns text of a server's for a message: at most 500 bytes, control characters as blanks.
+std::string Printable(std::string_view text);
 
 /// Returns "name: value".
 std::string HeaderLine(std::string_view name, std::string_view value);
@@ -81,4 +86,4 @@ class HttpClient {
   std::vector<std::unique_ptr<Handle>> idle_;
 };
 
-}  // namespace varve::s3
+}  // namespace varve::http

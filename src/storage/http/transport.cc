@@ -1,4 +1,4 @@
-#include "storage/s3/http.h"
+#include "storage/http/transport.h"
 
 #include <algorithm>
 #include <array>
@@ -12,12 +12,13 @@
 #include "base/stop.h"
 #include "varve/stop.h"
 
-namespace varve::s3 {
+namespace varve::http {
 namespace {
 
 constexpr std::size_t kMaxBody = std::size_t{16} << 20;
 constexpr std::size_t kMaxHeaders = std::size_t{256} << 10;  // Of all header lines of an answer.
 constexpr std::size_t kMostIdle = 64;
+constexpr std::size_t kMostMessage = 500;
 constexpr long kReceiveBuffer = 512L << 10;
 constexpr long kSendBuffer = 2L << 20;
 
@@ -217,6 +218,13 @@ std::string_view WithoutQuery(std::string_view url) { return url.substr(0, url.f
 
 }  // namespace
 
+std::string Printable(std::string_view text) {
+  std::string out(text.substr(0, kMostMessage));
+  std::replace_if(
+      out.begin(), out.end(), [](char c) { return static_cast<unsigned char>(c) < ' '; }, ' ');
+  return out;
+}
+
 std::string HeaderLine(std::string_view name, std::string_view value) {
   std::string line(name);
   line += ": ";
@@ -326,4 +334,4 @@ Result<HttpResponse> HttpClient::Perform(const HttpRequest& request) {
   return std::move(exchange.response);
 }
 
-}  // namespace varve::s3
+}  // namespace varve::http
