@@ -1,7 +1,12 @@
 // The storage of all names: each operation goes to the backend of the name's scheme. A new scheme
 // is one line in BackendOf.
 
+#include "storage/any.h"
+
 #include "base/time_source.h"
+#include "storage/cache/cached_file.h"
+#include "storage/http/http_storage.h"
+#include "storage/http/url.h"
 #include "storage/s3/object_name.h"
 #include "storage/s3/s3_storage.h"
 #include "varve/storage.h"
@@ -11,6 +16,9 @@ namespace {
 
 /// Returns the backend of a name. Errors: InvalidArgument where its settings cannot be used.
 Result<Storage*> BackendOf(std::string_view name) {
+  if (!http::SchemeOfUrl(name).empty()) {
+    return http::ProcessHttpStorage();
+  }
   const std::string_view objects = s3::SchemeOfObject(name);
   return objects.empty() ? Result<Storage*>(&PosixStorage()) : s3::ProcessS3Storage(objects);
 }
@@ -28,9 +36,11 @@ class Dispatcher final : public Storage,
                          private EmptyDirectories,
                          private FileLocks,
                          private ConditionalWrites,
-                         private SharedAccess {
+                         private SharedAccess,
+                         private UnlistedNames {
  public:
-  Dispatcher() : Storage({this, this, this, this, this, this}) {}
+  explicit Dispatcher(bool cached)
+      : Storage({this, this, this, this, this, this, this}), cached_(cached) {}
 
   Result<std::unique_ptr<WritableFile>> OpenForWrite(const std::string& name,
                                                      const WriteOptions& options) override {
@@ -39,7 +49,12 @@ class Dispatcher final : public Storage,
   }
   Result<std::unique_ptr<ReadableFile>> OpenForRead(const std::string& name) override {
     VARVE_ASSIGN_OR_RETURN(Storage* const backend, BackendOf(name));
-    return backend->OpenForRead(name);
+    if (!cached_ || backend == &PosixStorage()) {
+      return backend->OpenForRead(name);
+    }
+    VARVE_ASSIGN_OR_RETURN(cache::BlockStore* const store, cache::ProcessBlockStore());
+    VARVE_ASSIGN_OR_RETURN(auto file, backend->OpenForRead(name));
+    return store == nullptr ? std::move(file) : cache::ReadThrough(*store, name, std::move(file));
   }
   Result<std::vector<DirectoryEntry>> List(const std::string& directory) override {
     VARVE_ASSIGN_OR_RETURN(Storage* const backend, BackendOf(directory));
@@ -111,6 +126,7 @@ class Dispatcher final : public Storage,
     // Not asked of the backend: settings that cannot be used are told by the operations.
     return !s3::SchemeOfObject(name).empty();
   }
+  bool IsUnlisted(const std::string& name) override { return !http::SchemeOfUrl(name).empty(); }
   Status WriteIfAbsent(const std::string& name, std::string_view content) override {
     ConditionalWrites* const writes = ExtraOf(name, &StorageExtras::conditional_writes);
     return writes != nullptr ? writes->WriteIfAbsent(name, content)
@@ -146,13 +162,20 @@ class Dispatcher final : public Storage,
                                  name + ": it is reached without settings of another process"))
                            : s3::StorageOfAccess(objects, access);
   }
+
+  const bool cached_;  // Files of servers are read by way of this host's cache, if it has one.
 };
 
 }  // namespace
 
 Storage& AnyStorage() {
-  static Storage& storage = *new Dispatcher;
+  static Storage& storage = *new Dispatcher(/*cached=*/true);
   return storage;
+}
+
+Storage& WithoutCache(Storage& storage) {
+  static Storage& direct = *new Dispatcher(/*cached=*/false);
+  return &storage == &AnyStorage() ? direct : storage;
 }
 
 }  // namespace varve

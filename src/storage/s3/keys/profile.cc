@@ -3,8 +3,6 @@
 #include <algorithm>
 #include <array>
 #include <cctype>
-#include <charconv>
-#include <cstdlib>
 #include <fstream>
 #include <sstream>
 #include <utility>
@@ -65,26 +63,15 @@ std::optional<std::string> Setting(const Environment& environment, const Profile
 /// The whole numbers that a variable may have, for the error that names them.
 struct NumberRange {
   std::int64_t most;
-  std::string_view unit;  ///< " seconds", or empty.
+  std::string_view unit;  ///< "seconds".
 };
-constexpr NumberRange kSeconds{86'400, " seconds"};
-constexpr NumberRange kConnections{4096, " connections"};
-constexpr NumberRange kBytesPerSecond{std::int64_t{1} << 50, " bytes a second"};
+constexpr NumberRange kSeconds{86'400, "seconds"};
+constexpr NumberRange kConnections{4096, "connections"};
+constexpr NumberRange kBytesPerSecond{std::int64_t{1} << 50, "bytes a second"};
 
 Result<std::optional<std::int64_t>> Number(const Environment& environment,
                                            const std::string& variable, const NumberRange& range) {
-  const auto text = environment(variable);
-  if (!text) {
-    return std::optional<std::int64_t>();
-  }
-  std::int64_t value = 0;
-  const char* const end = text->data() + text->size();
-  const auto parsed = std::from_chars(text->data(), end, value);
-  if (parsed.ec != std::errc() || parsed.ptr != end || value < 1 || value > range.most) {
-    return InvalidArgument(variable + "=" + *text + ": want whole" + std::string(range.unit) +
-                           " from 1 to " + std::to_string(range.most));
-  }
-  return std::optional(value);
+  return NumberSetting(environment, variable, 1, range.most, range.unit);
 }
 
 Result<bool> Flag(const Environment& environment, const std::string& variable) {
@@ -168,11 +155,6 @@ Status ReadObjectHeaders(const Environment& environment, Settings* settings) {
 }
 
 }  // namespace
-
-std::optional<std::string> ProcessEnvironment(const std::string& name) {
-  const char* const value = std::getenv(name.c_str());
-  return value == nullptr || *value == '\0' ? std::nullopt : std::optional<std::string>(value);
-}
 
 std::string ProfileName(const Environment& environment) {
   const auto name = environment("AWS_PROFILE");
