@@ -63,7 +63,7 @@ std::optional<std::string> Setting(const Environment& environment, const Profile
 /// The whole numbers that a variable may have, for the error that names them.
 struct NumberRange {
   std::int64_t most;
-  std::string_view unit;  ///< "seconds".
+  const char* unit;  ///< "seconds".
 };
 constexpr NumberRange kSeconds{86'400, "seconds"};
 constexpr NumberRange kConnections{4096, "connections"};
