@@ -242,7 +242,8 @@ class Storage {
 Storage& PosixStorage();
 
 /// Returns the storage of all names: "s3://bucket/key" is an object, whose settings and keys are
-/// read from the environment at the first such name; all other names are PosixStorage's. Never
+/// read from the environment at the first such name; names of a scheme that the program has
+/// registered (varve/storage_plugins.h) are that store's; all other names are PosixStorage's. Never
 /// destroyed.
 Storage& AnyStorage();
 

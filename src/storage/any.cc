@@ -1,7 +1,8 @@
 // The storage of all names: each operation goes to the backend of the name's scheme. A new scheme
-// is one line in BackendOf.
+// is one line in BackendOf. Stores that the program registers have theirs at run time.
 
 #include "base/time_source.h"
+#include "storage/objects/registry.h"
 #include "storage/s3/object_name.h"
 #include "storage/s3/s3_storage.h"
 #include "varve/storage.h"
@@ -11,8 +12,11 @@ namespace {
 
 /// Returns the backend of a name. Errors: InvalidArgument where its settings cannot be used.
 Result<Storage*> BackendOf(std::string_view name) {
-  const std::string_view objects = s3::SchemeOfObject(name);
-  return objects.empty() ? Result<Storage*>(&PosixStorage()) : s3::ProcessS3Storage(objects);
+  if (const std::string_view objects = s3::SchemeOfObject(name); !objects.empty()) {
+    return s3::ProcessS3Storage(objects);
+  }
+  Storage* const registered = RegisteredStorage(name);
+  return registered != nullptr ? registered : &PosixStorage();
 }
 
 /// Returns an operation that the backend of `name` may lack; null where it does, or has no backend.
@@ -108,7 +112,7 @@ class Dispatcher final : public Storage,
   }
   bool Serves(const std::string& name) override {
     // Not asked of the backend: settings that cannot be used are told by the operations.
-    return !s3::SchemeOfObject(name).empty();
+    return !s3::SchemeOfObject(name).empty() || RegisteredStorage(name) != nullptr;
   }
   Status WriteIfAbsent(const std::string& name, std::string_view content) override {
     ConditionalWrites* const writes = ExtraOf(name, &StorageExtras::conditional_writes);

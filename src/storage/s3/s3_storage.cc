@@ -326,7 +326,7 @@ Result<Storage*> ProcessS3Storage(std::string_view scheme) {
   if (storage == nullptr) {  // Settings that could not be used may have been put right.
     const Environment environment = EnvironmentOf(scheme, ProcessEnvironment);
     VARVE_ASSIGN_OR_RETURN(Settings settings, ReadSettings(environment, scheme));
-    storage = new S3Storage(std::move(settings), ProcessCredentials(environment));
+    storage = new S3Storage(std::move(settings), ProcessCredentials(environment, scheme));
   }
   return storage;
 }
