@@ -278,7 +278,8 @@ Storage& PosixStorage();
 
 /// Returns the storage of all names: "s3://bucket/key" is an object, whose settings and keys are
 /// read from the environment at the first such name; "https://host/path" is a web server's, and
-/// only read; all other names are PosixStorage's. Never destroyed.
+/// only read; names of a scheme that the program has registered (varve/storage_plugins.h) are that
+/// store's; all other names are PosixStorage's. Never destroyed.
 Storage& AnyStorage();
 
 /// Reads a whole file of at most `max_bytes`. Errors: kDataLoss when it is larger.

@@ -97,5 +97,6 @@ void BindConvert(nb::module_& module);
 void BindDcp(nb::module_& module);
 void BindFiles(nb::module_& module);
 void BindManage(nb::module_& module);
+void BindStorage(nb::module_& module);
 
 }  // namespace varve::python

@@ -1,5 +1,5 @@
 // The storage of all names: each operation goes to the backend of the name's scheme. A new scheme
-// is one line in BackendOf.
+// is one line in BackendOf. Stores that the program registers have theirs at run time.
 
 #include "storage/any.h"
 
@@ -7,6 +7,7 @@
 #include "storage/cache/cached_file.h"
 #include "storage/http/http_storage.h"
 #include "storage/http/url.h"
+#include "storage/objects/registry.h"
 #include "storage/s3/object_name.h"
 #include "storage/s3/s3_storage.h"
 #include "varve/storage.h"
@@ -19,8 +20,11 @@ Result<Storage*> BackendOf(std::string_view name) {
   if (!http::SchemeOfUrl(name).empty()) {
     return http::ProcessHttpStorage();
   }
-  const std::string_view objects = s3::SchemeOfObject(name);
-  return objects.empty() ? Result<Storage*>(&PosixStorage()) : s3::ProcessS3Storage(objects);
+  if (const std::string_view objects = s3::SchemeOfObject(name); !objects.empty()) {
+    return s3::ProcessS3Storage(objects);
+  }
+  Storage* const registered = RegisteredStorage(name);
+  return registered != nullptr ? registered : &PosixStorage();
 }
 
 /// Returns an operation that the backend of `name` may lack; null where it does, or has no backend.
@@ -124,7 +128,7 @@ class Dispatcher final : public Storage,
   }
   bool Serves(const std::string& name) override {
     // Not asked of the backend: settings that cannot be used are told by the operations.
-    return !s3::SchemeOfObject(name).empty();
+    return !s3::SchemeOfObject(name).empty() || RegisteredStorage(name) != nullptr;
   }
   bool IsUnlisted(const std::string& name) override { return !http::SchemeOfUrl(name).empty(); }
   Status WriteIfAbsent(const std::string& name, std::string_view content) override {

@@ -324,7 +324,8 @@ Status S3Storage::WriteIfAbsent(const std::string& name, std::string_view conten
 // ---- the same storage in another process ----
 
 Result<std::string> S3Storage::Describe(const std::string& /*name*/) {
-  return DescribeEnvironment(ProcessEnvironment);
+  VARVE_ASSIGN_OR_RETURN(auto keys, KeysOfProgram(scheme_));
+  return EncodeAccess({ProcessEnvironment, std::move(keys)});
 }
 
 Result<std::shared_ptr<Storage>> S3Storage::Open(const std::string& name,
@@ -348,10 +349,12 @@ Result<std::shared_ptr<Storage>> StorageOfAccess(std::string_view scheme,
       return one.storage;
     }
   }
-  VARVE_ASSIGN_OR_RETURN(Environment described, DescribedEnvironment(access));
-  const Environment environment = EnvironmentOf(scheme, std::move(described));
+  VARVE_ASSIGN_OR_RETURN(Access described, DecodeAccess(access));
+  const Environment environment = EnvironmentOf(scheme, std::move(described.environment));
   VARVE_ASSIGN_OR_RETURN(Settings settings, ReadSettings(environment, scheme));
-  auto storage = std::make_shared<S3Storage>(std::move(settings), ProcessCredentials(environment));
+  auto storage = std::make_shared<S3Storage>(
+      std::move(settings), described.keys ? KeysUntilTheirEnd(*std::move(described.keys))
+                                          : ProcessCredentials(environment, scheme));
   opened.push_back({scheme, access, storage});
   if (opened.size() > kMost) {
     opened.pop_front();
@@ -372,7 +375,7 @@ Result<Storage*> ProcessS3Storage(std::string_view scheme) {
     if (traffic == nullptr) {  // The limits are of the process, whichever servers it uses.
       traffic = std::make_shared<Traffic>(settings.traffic);
     }
-    storage = new S3Storage(std::move(settings), ProcessCredentials(environment), traffic);
+    storage = new S3Storage(std::move(settings), ProcessCredentials(environment, scheme), traffic);
   }
   return storage;
 }

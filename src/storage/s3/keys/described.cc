@@ -1,6 +1,7 @@
 #include "storage/s3/keys/described.h"
 
 #include <array>
+#include <cstdint>
 #include <filesystem>
 #include <map>
 #include <optional>
@@ -12,13 +13,19 @@
 namespace varve::s3 {
 namespace {
 
-struct Variables {
-  std::map<std::string, std::string> values;
+struct Sent {
+  std::map<std::string, std::string> variables;
+  bool has_keys = false;
+  std::string access_key;
+  std::string secret_key;
+  std::string session_token;
+  std::uint64_t expires = 0;
 };
 
 template <class Archive>
-void Fields(Archive& archive, FieldsOf<Archive, Variables>& variables) {
-  archive(variables.values);
+void Fields(Archive& archive, FieldsOf<Archive, Sent>& sent) {
+  archive(sent.variables, sent.has_keys, sent.access_key, sent.secret_key, sent.session_token,
+          sent.expires);
 }
 
 /// All that the settings and the places of keys ask for; a test asks them all.
@@ -77,25 +84,38 @@ std::string PathForOthers(std::string path) {
 
 }  // namespace
 
-std::string DescribeEnvironment(const Environment& environment) {
-  Variables variables;
+std::string EncodeAccess(const Access& access) {
+  Sent sent;
   for (const char* const name : kNames) {
-    if (auto value = environment(name)) {
+    if (auto value = access.environment(name)) {
       const std::string_view kind = name;
       const bool is_path = kind.ends_with("_FILE") || kind == "AWS_CA_BUNDLE";
-      variables.values[name] = is_path ? PathForOthers(*std::move(value)) : *std::move(value);
+      sent.variables[name] = is_path ? PathForOthers(*std::move(value)) : *std::move(value);
     }
   }
-  return EncodeFields(variables);
+  if (access.keys) {
+    sent.has_keys = true;
+    sent.access_key = access.keys->keys.access_key;
+    sent.secret_key = access.keys->keys.secret_key;
+    sent.session_token = access.keys->keys.session_token;
+    sent.expires = static_cast<std::uint64_t>(access.keys->expires);
+  }
+  return EncodeFields(sent);
 }
 
-Result<Environment> DescribedEnvironment(std::string_view description) {
-  VARVE_ASSIGN_OR_RETURN(Variables variables, DecodeFields<Variables>(description));
-  return Environment([values = std::move(variables.values)](
-                         const std::string& name) -> std::optional<std::string> {
-    const auto found = values.find(name);
-    return found != values.end() ? std::optional(found->second) : std::nullopt;
-  });
+Result<Access> DecodeAccess(std::string_view bytes) {
+  VARVE_ASSIGN_OR_RETURN(Sent sent, DecodeFields<Sent>(bytes));
+  Access access;
+  if (sent.has_keys) {
+    access.keys = FoundKeys{{sent.access_key, sent.secret_key, sent.session_token},
+                            static_cast<std::int64_t>(sent.expires)};
+  }
+  access.environment = [variables = std::move(sent.variables)](
+                           const std::string& name) -> std::optional<std::string> {
+    const auto found = variables.find(name);
+    return found != variables.end() ? std::optional(found->second) : std::nullopt;
+  };
+  return access;
 }
 
 }  // namespace varve::s3
