@@ -62,7 +62,7 @@ def complete(
     if reports.keys() == names.keys():
         index = _sealed(index, [(name, file.report) for name, file in reports.items()])
         return index, [(name, file.size) for name, file in reports.items()]
-    return index, [(name, os.path.getsize(os.path.join(directory, name))) for name in names]
+    return index, [(name, _core.file_size(os.path.join(directory, name))) for name in names]
 
 
 def _check_complete(metadata: Metadata, stored: dict[MetadataIndex, Any]) -> None:
