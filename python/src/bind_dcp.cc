@@ -200,9 +200,6 @@ void BindDcp(nb::module_& module) {
   module.def(
       "dcp_replaces_directory", [](const FsPath& path) { return DcpReplacesDirectory(path.text); },
       nb::arg("path"));
-  module.def(
-      "dcp_goes_beside", [](const FsPath& path) { return DcpGoesBeside(path.text); },
-      nb::arg("path"));
   nb::class_<PythonFilesCommit>(module, "FilesCommit")
       .def(nb::init<const FsPath&, bool, const std::string&>(), nb::arg("path"),
            nb::arg("overwrite"), nb::arg("mark"))
@@ -215,7 +212,6 @@ void BindDcp(nb::module_& module) {
            nb::arg("overwrite"), nb::arg("rank") = nb::none())
       .def_prop_ro("staging",
                    [](const PythonDcpCommit& self) { return ToPath(self.get().staging()); })
-      .def_prop_ro("below", [](const PythonDcpCommit& self) { return self.get().below(); })
       .def("publish", &PythonDcpCommit::Publish, nb::arg("files"), nb::arg("index"))
       .def("abandon", &PythonDcpCommit::Abandon);
   nb::class_<PythonDcpInPlaceCommit>(module, "DcpInPlaceCommit")

@@ -15,6 +15,7 @@
 #include "bindings.h"
 #include "interop/olmo/names.h"
 #include "interruptible.h"
+#include "publish/dcp_commit.h"
 #include "save/state_file.h"
 #include "varve/storage.h"
 
@@ -92,9 +93,13 @@ void BindFiles(nb::module_& module) {
   module.def("write_torch_file", &WriteTorchFile, nb::arg("path"), nb::arg("pickle"),
              nb::arg("storages"));
   module.def("write_safetensors", &WriteSafetensorsFile, nb::arg("path"), nb::arg("tensors"));
-  module.def("read_bytes", &ReadBytes, nb::arg("path"), nb::arg("begin") = 0,
-             nb::arg("end") = nb::none());
-  module.def("file_size", &FileSize, nb::arg("path"));
+  nb::module_ storage = module.def_submodule("storage");
+  storage.def(
+      "in_object_store", [](const FsPath& path) { return DcpGoesBeside(path.text); },
+      nb::arg("path"));
+  storage.def("read_bytes", &ReadBytes, nb::arg("path"), nb::arg("begin") = 0,
+              nb::arg("end") = nb::none());
+  storage.def("size_of", &FileSize, nb::arg("path"));
   nb::list same;
   for (const std::string_view key : kOlmoSameOnAllRanks) {
     same.append(nb::str(key.data(), key.size()));

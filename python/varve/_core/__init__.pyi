@@ -344,17 +344,11 @@ class _Commit:
     def abandon(self) -> None: ...
 
 class DcpCommit(_Commit):
-    """The right to write a DCP checkpoint under a name; dropping it abandons the save.
-
-    A rank is given in an object store only, for a save that no other rank knows.
-    """
+    """The right to write a DCP checkpoint under a name; dropping it abandons the save."""
 
     def __init__(self, path: str, overwrite: bool, rank: int | None = None) -> None: ...
     @property
     def staging(self) -> str: ...
-    @property
-    def below(self) -> str:
-        """What stands before the names of files in the index: empty, or a directory and "/"."""
 
 def write_torch_file(path: str, pickle: bytes, storages: list[tuple[int, int]]) -> int: ...
 def write_safetensors(path: str, tensors: Sequence[tuple[str, int, Sequence[int], int]]) -> int: ...
@@ -378,13 +372,6 @@ class DcpInPlaceCommit(_Commit):
 def dcp_replaces_directory(path: str) -> bool:
     """True where DcpCommit is the way to save at a path, false for DcpInPlaceCommit, as far as names tell."""
 
-def dcp_goes_beside(path: str) -> bool:
-    """True in an object store: DcpCommit is the way to save there, and renames nothing."""
-
-def read_bytes(path: str, begin: int = 0, end: int | None = None) -> bytes:
-    """Reads a file of any storage from byte `begin` to byte `end`, or to its end."""
-
-def file_size(path: str) -> int: ...
 def describe_array(array: Any) -> tuple[int, int, tuple[int, ...], tuple[int, ...], int]: ...
 def describe_writable_array(
     array: Any,

@@ -23,6 +23,7 @@ from torch.distributed.checkpoint.metadata import (
 )
 
 from varve import _core
+from varve._core import storage
 from varve._values import ObjectLeaf, TensorLeaf
 from varve.errors import CheckpointNotFoundError, UnsupportedError
 from varve.torch._tensors import _DTYPES
@@ -150,7 +151,7 @@ def _save_id(reader: _core.Reader) -> str | None:
     if reader.format != "dcp":
         return None
     try:
-        index = _core.read_bytes(path)
+        index = storage.read_bytes(path)
     except CheckpointNotFoundError:
         return None  # There are those of ranks.
     found = _SAVE_ID.search(index, max(index.rfind(b"save_id"), 0))

@@ -133,7 +133,7 @@ class Beside:
     def __init__(self, path: str, overwrite: bool, rank: int | None) -> None:
         self._commit = _core.DcpCommit(path, overwrite, rank)
         self.directory = path
-        self.below: str = self._commit.below
+        self.below = os.path.basename(self._commit.staging) + "/"
 
     def publish(self, files: list[tuple[str, int]], index: bytes) -> None:
         """Writes the index, then removes what only the old one named."""

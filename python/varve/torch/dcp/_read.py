@@ -14,6 +14,7 @@ from torch.distributed.checkpoint.metadata import MetadataIndex
 from torch.distributed.checkpoint.planner import LoadItemType, LoadPlan, LoadPlanner, ReadItem
 
 from varve import _core
+from varve._core import storage
 from varve._engine import collector_at_rest
 from varve.errors import CheckpointNotFoundError, CorruptCheckpointError, InvalidArgumentError
 from varve.torch._tensors import _NUMBERS, _overlaps
@@ -108,7 +109,7 @@ class PlanReader:
         if self._reader.format == "dcp" and extent is not None:
             name, begin, end = extent
             path = os.path.join(self._reader.directory, name)
-            content = _core.read_bytes(path, begin, end)
+            content = storage.read_bytes(path, begin, end)
             if not content.startswith(_ZSTD):
                 _check_archive(content, f'"{fqn}" in {path} at {begin}')
                 return content
