@@ -9,8 +9,6 @@ import signal
 import socket
 import subprocess
 import sys
-import uuid
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -23,17 +21,6 @@ import varve
 import varve.torch
 
 VARVE = Path(sys.executable).with_name("varve")
-
-
-@pytest.fixture
-def bucket(s3_server: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
-    """An empty bucket, through the eyes of boto3. Its environment is this process's."""
-    boto3 = pytest.importorskip("boto3")
-    for name, value in s3_server.items():
-        monkeypatch.setenv(name, value)
-    made = boto3.resource("s3").Bucket(f"varve-{uuid.uuid4().hex[:12]}")
-    made.create()
-    yield made
 
 
 def keys_in(bucket: Any) -> list[str]:
@@ -212,7 +199,7 @@ def test_formats_that_need_renames_are_refused_before_anything_is_written(
     bucket: Any, tmp_path: Path
 ) -> None:
     path = f"s3://{bucket.name}/c"
-    for arguments in ({"format": "dcp"}, {"format": "hf"}, {"coordinate": False}):
+    for arguments in ({"format": "hf"}, {"coordinate": False}):
         state = {"w": torch.zeros(3)}
         with pytest.raises(varve.UnsupportedError, match="mounted file systems"):
             varve.torch.save(state, path, **arguments)  # type: ignore[arg-type]

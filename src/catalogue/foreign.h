@@ -37,6 +37,7 @@ Result<OpenedIndex> OpenForeignFile(Storage& storage, const std::string& path);
 Result<OpenedIndex> OpenForeignOfOwnRanks(Storage& storage, const std::string& path,
                                           std::uint32_t world_size);
 
+inline constexpr std::string_view kDcpIndexName = ".metadata";
 inline constexpr std::string_view kHfIndexName = "model.safetensors.index.json";
 
 /// Returns true for `.metadata` and for `__R.metadata`.

@@ -279,6 +279,14 @@ bool WasReplaced(Storage& storage, const OpenedIndex& index) {
   if (index.record) {
     return record.status().code() == StatusCode::kNotFound;
   }
+  if (index.metadata.format == Format::kDcp && !index.side_directory.empty()) {
+    const auto names = ForeignFileNames(storage, index.home());
+    const auto is_ours = [&](const std::string& name) {
+      return DataDirectoryOf(name) == BaseName(index.side_directory);
+    };
+    return names.ok() ? std::none_of(names->begin(), names->end(), is_ours)
+                      : names.status().code() == StatusCode::kNotFound;
+  }
   if (index.metadata.format != Format::kVarve) {
     return false;
   }

@@ -136,6 +136,11 @@ class Dispatcher final : public Storage,
     return writes != nullptr ? writes->WriteIfAbsent(name, content)
                              : Unimplemented(name + ": there are no conditional writes there");
   }
+  Status Replace(const std::string& name, std::string_view content) override {
+    ConditionalWrites* const writes = ExtraOf(name, &StorageExtras::conditional_writes);
+    return writes != nullptr ? writes->Replace(name, content)
+                             : Unimplemented(name + ": there are no writes of whole files there");
+  }
   Result<std::vector<Unfinished>> ListUnfinished(const std::string& directory) override {
     ConditionalWrites* const writes = ExtraOf(directory, &StorageExtras::conditional_writes);
     return writes != nullptr ? writes->ListUnfinished(directory)

@@ -18,7 +18,8 @@
 namespace varve::s3 {
 namespace {
 
-constexpr std::uint64_t kMaxConditional = std::uint64_t{1} << 20;
+/// Most bytes of one PUT; AWS takes 5 GiB.
+constexpr std::uint64_t kMostWhole = std::uint64_t{4} << 30;
 
 Result<ObjectName> ParseFileName(const std::string& name) {
   VARVE_ASSIGN_OR_RETURN(ObjectName object, ParseObjectName(name));
@@ -225,15 +226,22 @@ Result<std::unique_ptr<StorageLock>> S3Storage::Lock(const std::string& name) {
 
 bool S3Storage::Serves(const std::string& name) { return SchemeOfObject(name) == scheme_; }
 
-Result<std::string> S3Storage::ReadSmall(const ObjectName& object) {
+Result<bool> S3Storage::Holds(const ObjectName& object, std::string_view content) {
   VARVE_ASSIGN_OR_RETURN(const ObjectInfo info, client_.Head(object));
-  if (info.size > kMaxConditional) {
-    return DataLoss(PathOf(object) + ": larger than 1 MiB");
+  if (info.size != content.size()) {
+    return false;
   }
-  std::string content(info.size, '\0');
-  const auto bytes = std::as_writable_bytes(std::span(content.data(), content.size()));
+  std::string there(info.size, '\0');
+  const auto bytes = std::as_writable_bytes(std::span(there.data(), there.size()));
   VARVE_RETURN_IF_ERROR(client_.Get(object, 0, std::span(&bytes, 1), info.etag));
-  return content;
+  return there == content;
+}
+
+Result<ObjectName> ParseWhole(const std::string& name, std::string_view content) {
+  return content.size() <= kMostWhole
+             ? ParseFileName(name)
+             : InvalidArgument(name + ": " + std::to_string(content.size()) +
+                               " bytes, at most 4 GiB can be written in one request");
 }
 
 /// Servers exist that answer 200 and overwrite, so the object is read back.
@@ -245,17 +253,17 @@ Result<bool> S3Storage::Obeys(const std::string& bucket, const std::string& belo
   }
   const ObjectName probe{
       bucket,
-      below + ".varve-probe-" + std::to_string(TimeOfDay().count()) + "-" +
+      below + std::string(kProbe) + std::to_string(TimeOfDay().count()) + "-" +
           std::to_string(reinterpret_cast<std::uintptr_t>(this) ^
                          static_cast<std::uintptr_t>(Now().time_since_epoch().count())),
       scheme_};
   VARVE_RETURN_IF_ERROR(client_.Put(probe, AsByteSpan("first"), PutMode::kReplace));
   const Status second = client_.Put(probe, AsByteSpan("second"), PutMode::kIfAbsent);
-  const auto content = ReadSmall(probe);
+  const auto is_first = Holds(probe, "first");
   const Status removed = client_.Delete(bucket, {probe.key});
-  VARVE_RETURN_IF_ERROR(content.status());
+  VARVE_RETURN_IF_ERROR(is_first.status());
   VARVE_RETURN_IF_ERROR(removed);
-  const bool obeys = second.code() == StatusCode::kAlreadyExists && *content == "first";
+  const bool obeys = second.code() == StatusCode::kAlreadyExists && *is_first;
   if (!obeys && !second.ok() && second.code() != StatusCode::kUnimplemented) {
     return second;
   }
@@ -287,8 +295,24 @@ std::int64_t S3Storage::NowNs(const std::string& /*directory*/) {
   return client_.ServerSeconds() * kSecond;
 }
 
+Status S3Storage::Replace(const std::string& name, std::string_view content) {
+  VARVE_ASSIGN_OR_RETURN(const ObjectName object, ParseWhole(name, content));
+  bool tried_before = false;
+  const Status written = client_.Put(object, AsByteSpan(content), PutMode::kReplace, &tried_before);
+  if (written.ok() || !tried_before) {
+    return written;  // Or refused at the first try.
+  }
+  if (const auto there = Holds(object, content); there.ok() && *there) {
+    return Status::Ok();
+  }
+  return Unavailable(written.message() + "; whether " + name +
+                     " was written, or will be, is not "
+                     "known")
+      .With(written.details());
+}
+
 Status S3Storage::WriteIfAbsent(const std::string& name, std::string_view content) {
-  VARVE_ASSIGN_OR_RETURN(const ObjectName object, ParseFileName(name));
+  VARVE_ASSIGN_OR_RETURN(const ObjectName object, ParseWhole(name, content));
   const std::string directory = ParentPath(name);
   VARVE_RETURN_IF_ERROR(Prepare(directory));
   VARVE_ASSIGN_OR_RETURN(const bool obeys, Obeys(object.bucket, ""));  // Known since Prepare.
@@ -310,9 +334,9 @@ Status S3Storage::WriteIfAbsent(const std::string& name, std::string_view conten
   // A refusal may answer a second try of which the first was carried out; libcurl itself tries
   // again on a connection that was used before. Where nothing is obeyed, somebody may have
   // overwritten it.
-  const auto there = ReadSmall(object);
+  const auto there = Holds(object, content);
   if (there.ok()) {
-    return *there == content ? Status::Ok() : AlreadyExists(name + ": another save's");
+    return *there ? Status::Ok() : AlreadyExists(name + ": another save's");
   }
   if (written.ok()) {
     return written;

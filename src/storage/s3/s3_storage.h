@@ -41,6 +41,7 @@ class S3Storage final : public Storage, private ConditionalWrites, private Share
  private:
   bool Serves(const std::string& name) override;
   Status WriteIfAbsent(const std::string& name, std::string_view content) override;
+  Status Replace(const std::string& name, std::string_view content) override;
   Result<std::vector<Unfinished>> ListUnfinished(const std::string& directory) override;
   Status RemoveUnfinished(const Unfinished& file) override;
   Status Prepare(const std::string& directory) override;
@@ -52,7 +53,8 @@ class S3Storage final : public Storage, private ConditionalWrites, private Share
   /// Returns true where the bucket's server obeys If-None-Match. Asks it once.
   /// `below` is where it may write for that: empty, or ends with '/'.
   Result<bool> Obeys(const std::string& bucket, const std::string& below);
-  Result<std::string> ReadSmall(const ObjectName& object);
+  /// Returns true where the object is there and holds `content`. Errors: NotFound.
+  Result<bool> Holds(const ObjectName& object, std::string_view content);
 
   const std::string_view scheme_;  // Of all its names.
   S3Client client_;
