@@ -119,6 +119,7 @@ Result<RemovalReport> RemoveNow(const std::string& given, const RemovalTerms& te
   const std::string removed = RemovedPath(path, id);
   VARVE_RETURN_IF_ERROR(storage.Rename(path, removed, RenameMode::kNoReplace));  // Step 3.
   VARVE_RETURN_IF_ERROR(storage.SyncDirectory(ParentPath(path)));
+  (void)storage.Remove(UploadNotePath(path));  // There is nothing left to upload.
   no_readers.reset();
   const Status status = RemoveTree(storage, removed, terms.stop, terms.busy_share);  // Step 4.
   return status.ok() ? Result<RemovalReport>(std::move(report))

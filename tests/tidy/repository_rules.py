@@ -38,7 +38,8 @@ BELOW: dict[str, tuple[str, ...]] = {
     "load": ("catalogue",),
     "async": ("save", "load"),
     "convert": ("save", "load"),
-    "manage": ("publish",),
+    "upload": ("publish",),
+    "manage": ("upload",),
     "agent": ("async",),
     "protocol": ("save", "load"),
 }
@@ -72,6 +73,7 @@ PUBLIC_HEADER_MODULE = {
     "convert.h": "convert",
     "agent.h": "agent",
     "manage.h": "manage",
+    "upload.h": "upload",
 }
 FACADE = "catalogue"
 

@@ -65,7 +65,9 @@ HttpRequest S3Client::Signed(const Call& call, const Credentials& credentials,
                              const Told& told) const {
   const std::string& region = told.region;
   const std::string endpoint =
-      settings_.endpoint.empty() ? "https://s3." + region + ".amazonaws.com" : settings_.endpoint;
+      settings_.endpoint.empty()
+          ? (settings_.tls ? "https://s3." : "http://s3.") + region + ".amazonaws.com"
+          : settings_.endpoint;
   const std::size_t host_at = endpoint.find("://") + 3;
   std::string scheme = endpoint.substr(0, host_at);
   std::string host = endpoint.substr(host_at);

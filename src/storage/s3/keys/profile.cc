@@ -94,10 +94,10 @@ bool IsLoopback(std::string_view host) {
 }
 
 /// Returns "scheme://host[:port]". One without a scheme is reached with TLS, unless it is this
-/// host.
-Result<std::string> CheckEndpoint(std::string endpoint) {
+/// host or `tls` is false.
+Result<std::string> CheckEndpoint(std::string endpoint, bool tls) {
   if (endpoint.find("://") == std::string::npos) {
-    endpoint = (IsLoopback(endpoint) ? "http://" : "https://") + endpoint;
+    endpoint = (IsLoopback(endpoint) || !tls ? "http://" : "https://") + endpoint;
   }
   while (endpoint.ends_with('/')) {
     endpoint.pop_back();
@@ -255,9 +255,11 @@ Result<Settings> ReadSettings(const Environment& environment, std::string_view s
   VARVE_ASSIGN_OR_RETURN(const Profile profile, ReadProfile(ProfileName(environment), environment));
   Settings settings;
   settings.scheme = scheme;
+  VARVE_ASSIGN_OR_RETURN(const bool no_tls, Flag(environment, "OLMO_NO_SSL"));
+  settings.tls = !no_tls;
   if (const auto endpoint = Setting(environment, profile,
                                     {"AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL"}, "endpoint_url")) {
-    VARVE_ASSIGN_OR_RETURN(settings.endpoint, CheckEndpoint(*endpoint));
+    VARVE_ASSIGN_OR_RETURN(settings.endpoint, CheckEndpoint(*endpoint, settings.tls));
   }
   if (settings.endpoint.empty() && scheme != kSchemes.front()) {
     return InvalidArgument(std::string(scheme) + ":// is the server that " + PrefixOf(scheme) +

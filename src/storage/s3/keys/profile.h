@@ -41,6 +41,7 @@ std::string ProfileName(const Environment& environment);
 struct Settings {
   std::string_view scheme = kSchemes.front();  ///< Of the names that messages show.
   std::string endpoint;  ///< "https://host[:port]", no path. Empty: AWS, by region.
+  bool tls = true;       ///< False (OLMO_NO_SSL): not where no scheme is given, nor to AWS.
   std::string region = "us-east-1";
   bool region_is_given = false;
   Addressing addressing = Addressing::kPath;

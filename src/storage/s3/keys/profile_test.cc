@@ -117,6 +117,18 @@ TEST(S3Profile, AnEndpointIsReachedWithTlsUnlessItIsThisHost) {
   }
 }
 
+TEST(S3Profile, OlmosVariableTurnsTlsOffWhereNoSchemeIsGiven) {
+  const auto settings = [](const std::string& endpoint) {
+    return ReadSettings(
+               Home().Set("OLMO_NO_SSL", "1").Set("AWS_ENDPOINT_URL", endpoint).environment())
+        .value();
+  };
+  EXPECT_EQ(settings("store.example:9000").endpoint, "http://store.example:9000");
+  EXPECT_EQ(settings("https://store.example").endpoint, "https://store.example");
+  EXPECT_FALSE(ReadSettings(Home().Set("OLMO_NO_SSL", "1").environment())->tls);
+  EXPECT_TRUE(ReadSettings(Home().Set("OLMO_NO_SSL", "0").environment())->tls);
+}
+
 TEST(S3Profile, TheVariableOfS3ComesBeforeThatOfAllServicesBeforeTheProfiles) {
   Home home;
   home.Write("config", "[profile p]\nendpoint_url = https://c\nregion = r\n[default]\n");
