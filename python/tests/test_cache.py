@@ -106,6 +106,14 @@ def test_a_replaced_checkpoint_is_read_anew(web: Web, cache: Path) -> None:
     assert read(cache, url) == [digest(web, "ck")] != before
 
 
+def test_weak_etags_and_fresh_files_are_not_kept(web: Web, cache: Path) -> None:
+    url = saved(web, "ck", 2)
+    web.fault = lambda handler: handler.serve_file(etag='W/"1"') is None
+    assert read(cache, url, url) == [digest(web, "ck")] * 2
+    assert web.sent > 4 * MIB
+    assert blocks(cache) == []
+
+
 def test_a_flipped_bit_is_found_and_fetched_again(web: Web, cache: Path) -> None:
     url = saved(web, "ck")
     read(cache, url)

@@ -110,6 +110,12 @@ def test_one_file_is_opened_by_its_own_url(web: Web) -> None:
         assert same(varve.torch.read(f"{web.url}/{name}"), tensors)
 
 
+def test_the_dcp_checkpoint_in_one_of_olmo_is_opened_by_its_own_url(web: Web) -> None:
+    source = GOLDEN / "olmo" / "torch-new-world2" / "model_and_optim"
+    shutil.copytree(source, web.root / "olmo")
+    assert same(varve.torch.read(web.url + "/olmo"), varve.torch.read(source))
+
+
 def test_a_hugging_face_folder_of_one_file_is_found(web: Web) -> None:
     tensors = {"w": torch.randn(50, 40)}
     (web.root / "hf").mkdir()
@@ -315,6 +321,38 @@ def test_a_server_that_does_not_answer_HEAD_is_read(web: Web) -> None:
     assert same(varve.torch.read(url), state_of())
 
 
+# ---- TLS ----
+
+
+@pytest.fixture
+def certificate(tmp_path: Path) -> tuple[Path, Path]:
+    """A certificate of 127.0.0.1 that nobody has signed, and its key."""
+    certificate, key = tmp_path / "certificate.pem", tmp_path / "key.pem"
+    command = ["req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-subj", "/CN=test"]
+    command += ["-addext", "subjectAltName=IP:127.0.0.1", "-out", certificate, "-keyout", key]
+    subprocess.run(["openssl", *command], check=True, capture_output=True)
+    return certificate, key
+
+
+def test_certificates_are_checked_and_tls_is_not_left(
+    web: Web, tmp_path: Path, certificate: tuple[Path, Path]
+) -> None:
+    saved(web)
+    with served(web.root, certificate) as safe:
+        assert safe.url.startswith("https://")
+        url = safe.url + "/run/step-1"
+        assert "VARVE_HTTP_CA_BUNDLE" in run("verify", url, code=2)
+        assert safe.requests == []
+        trusted = str(certificate[0])
+        assert "clean" in run("verify", url, VARVE_HTTP_CA_BUNDLE=trusted)
+        assert "clean" in run("verify", url, SSL_CERT_FILE=trusted)
+        safe.fault = redirect(web.url)
+        web.requests.clear()
+        output = run("verify", url, code=2, VARVE_HTTP_CA_BUNDLE=trusted)
+        assert "from https to http" in output
+        assert web.requests == []
+
+
 # ---- redirects and logins ----
 
 
@@ -336,7 +374,7 @@ def test_redirects_are_followed_and_the_login_stays_at_home(web: Web, tmp_path: 
         front.fault = redirect(web.url)
         output = run("verify", front.url + "/run/step-1", NETRC=str(netrc))
     assert "clean" in output and "hunter2" not in output
-    assert web.requests and all("Authorization" not in headers for _, _, headers in web.requests)
+    assert web.requests and all("authorization" not in headers for _, _, headers in web.requests)
 
 
 def test_a_login_is_needed_and_never_shown(web: Web, tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ import base64
 import hashlib
 import os
 import re
+import ssl
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -41,7 +42,8 @@ class Handler(BaseHTTPRequestHandler):
 
     def answer(self) -> None:
         with self.server.lock:
-            self.server.requests.append((self.command, self.path, dict(self.headers)))
+            headers = {name.lower(): value for name, value in self.headers.items()}
+            self.server.requests.append((self.command, self.path, headers))
         if self.server.login is not None:
             want = "Basic " + base64.b64encode(self.server.login.encode()).decode()
             if self.headers.get("Authorization") != want:
@@ -97,14 +99,22 @@ class Handler(BaseHTTPRequestHandler):
 
 
 class Web(ThreadingHTTPServer):
-    """The server; `requests` are (method, path, headers) in the order in which they came."""
+    """The server; `requests` are (method, path, headers by lower-case name), in order."""
 
     daemon_threads = True
     request_queue_size = 128
 
-    def __init__(self, root: Path) -> None:
+    def __init__(self, root: Path, certificate: tuple[Path, Path] | None) -> None:
         super().__init__(("127.0.0.1", 0), Handler)
         self.root = root
+        self.scheme = "http"
+        if certificate is not None:
+            self.scheme = "https"
+            context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+            context.load_cert_chain(*certificate)
+            self.socket = context.wrap_socket(
+                self.socket, server_side=True, do_handshake_on_connect=False
+            )
         self.lock = threading.Lock()
         self.requests: list[tuple[str, str, dict[str, str]]] = []
         self.writes = 0
@@ -115,16 +125,18 @@ class Web(ThreadingHTTPServer):
 
     @property
     def url(self) -> str:
-        return f"http://127.0.0.1:{self.server_address[1]}"
+        return f"{self.scheme}://127.0.0.1:{self.server_address[1]}"
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         pass  # Clients that go away in the middle of a body.
 
 
 @contextmanager
-def served(root: str | os.PathLike[str]) -> Iterator[Web]:
-    """A server of the files below `root`."""
-    server = Web(Path(root))
+def served(
+    root: str | os.PathLike[str], certificate: tuple[Path, Path] | None = None
+) -> Iterator[Web]:
+    """A server of the files below `root`, with TLS where it has a certificate and its key."""
+    server = Web(Path(root), certificate)
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
     thread.start()
     try:
