@@ -25,6 +25,7 @@ namespace {
 
 constexpr auto kLongestCall = std::chrono::seconds(30);
 constexpr double kNanosecond = 1e9;
+constexpr double kYear2200 = 7'258'118'400;  // Unix time in seconds.
 
 std::atomic<bool> calls_have_ended{false};
 std::atomic<int> calls_running{0};  // Calls. A forked child has none of its parent's.
@@ -106,6 +107,15 @@ class View {
     }
   }
 
+  View(const View&) = delete;
+  View& operator=(const View&) = delete;
+  ~View() {
+    // No new user from now on. After an exception its traceback may still hold the view.
+    auto& memory = nb::cast<EngineMemory&>(memory_);
+    memory.data = nullptr;
+    memory.size = 0;
+  }
+
   [[nodiscard]] const nb::object& object() const { return view_; }
 
   /// Ends the view. Errors: FailedPrecondition where the store goes on using the memory.
@@ -132,8 +142,10 @@ StoreEntry ObjectFrom(nb::handle given) {
   StoreEntry object;
   object.name = nb::cast<FsPath>(given.attr("name")).text;
   object.size = nb::cast<std::uint64_t>(given.attr("size"));
-  object.modified_ns =
-      static_cast<std::int64_t>(nb::cast<double>(given.attr("modified")) * kNanosecond);
+  const auto modified = nb::cast<double>(given.attr("modified"));
+  object.modified_ns = modified > 0 && modified < kYear2200
+                           ? static_cast<std::int64_t>(modified * kNanosecond)
+                           : 0;  // Not known.
   object.version = TextOf(given.attr("version"));
   object.upload = TextOf(given.attr("upload"));
   if (object.name.ends_with('/')) {

@@ -6,20 +6,24 @@ import os
 import re
 import subprocess
 import sys
+import tempfile
 import uuid
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from storage_stores import BROKEN, MemoryStore, sqlite_store
+from storage_stores import BROKEN, DropsBytes, MemoryStore, sqlite_store
 
 from varve.testing import StorageConformance
 
 
 class TestTheStoreOfThePage(StorageConformance):
     @pytest.fixture
-    def store(self, tmp_path: Path) -> Any:
-        return sqlite_store()(str(tmp_path / "objects.db"))
+    def store(self) -> Iterator[Any]:
+        # In memory: a database syncs its file for each of a thousand objects.
+        with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
+            yield sqlite_store()(f"{folder}/objects.db")
 
 
 class TestStoreInMemory(StorageConformance):
@@ -109,3 +113,28 @@ def test_a_broken_store_fails_by_the_right_test(
     broken: type[MemoryStore], failures: dict[str, set[str]]
 ) -> None:
     assert BROKEN[broken] in failures[broken.__name__]
+
+
+@pytest.mark.parametrize(("store", "code"), [(MemoryStore, 0), (DropsBytes, 1), (None, 1)])
+def test_the_plugin_tests_the_store_that_an_option_names(
+    store: type[MemoryStore] | None, code: int, tmp_path: Path
+) -> None:
+    paths = [str(Path(__file__).parent), *sys.path]
+    which = [] if store is None else ["--varve-store", f"storage_stores:{store.__name__}"]
+    ended = subprocess.run(
+        [
+            *(sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"),
+            *("-p", "varve.testing.plugin", "--varve-folder", "a/b", *which),
+            *("--pyargs", "varve.testing.conformance"),
+        ],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(path for path in paths if path)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert ended.returncode == code, ended.stdout + ended.stderr
+    if store is None:
+        assert "--varve-store MODULE:FUNCTION" in ended.stdout
+    else:
+        assert f"{'passed' if code == 0 else 'failed'}" in ended.stdout
