@@ -25,6 +25,7 @@ namespace {
 
 constexpr auto kLongestCall = std::chrono::seconds(30);
 constexpr double kNanosecond = 1e9;
+constexpr double kYear2200 = 7'258'118'400;  // Unix time in seconds.
 
 std::atomic<bool> calls_have_ended{false};
 std::atomic<int> calls_running{0};  // Calls. A forked child has none of its parent's.
@@ -40,7 +41,9 @@ struct Running {
 Status StatusOf(nb::python_error& raised) {
   try {
     const nb::object error =
-        nb::module_::import_("varve.storage._failures").attr("as_error")(raised.value());
+        nb::module_::import_("varve.storage._failures")
+            .attr("as_error")(raised.value(),
+                              raised.traceback().is_valid() ? raised.traceback() : nb::none());
     return ToStatus(error, TextOf(nb::str(error)));
   } catch (const std::exception& error) {
     return Unavailable(error.what());
@@ -66,45 +69,72 @@ auto WithGil(const Call& call) -> decltype(call()) {
   }
 }
 
+/// Memory of the engine as an object with the buffer protocol, which counts its users: views of
+/// views, and arrays over them, too.
+struct EngineMemory {
+  std::byte* data = nullptr;
+  std::size_t size = 0;
+  bool read_only = true;
+  int users = 0;  // With the GIL.
+};
+
+int GetBuffer(PyObject* self, Py_buffer* view, int flags) noexcept {
+  auto* const memory = nb::inst_ptr<EngineMemory>(self);
+  const int filled =
+      PyBuffer_FillInfo(view, self, memory->data, static_cast<Py_ssize_t>(memory->size),
+                        memory->read_only ? 1 : 0, flags);
+  memory->users += filled == 0 ? 1 : 0;
+  return filled;
+}
+
+void ReleaseBuffer(PyObject* self, Py_buffer* /*view*/) noexcept {
+  --nb::inst_ptr<EngineMemory>(self)->users;
+}
+
+PyType_Slot kBufferSlots[] = {{Py_bf_getbuffer, reinterpret_cast<void*>(GetBuffer)},
+                              {Py_bf_releasebuffer, reinterpret_cast<void*>(ReleaseBuffer)},
+                              {0, nullptr}};
+
 /// Memory of the engine as a memoryview, which ends with this call.
 class View {
  public:
-  View(const std::byte* data, std::size_t size, int flags)
-      : view_(nb::steal(PyMemoryView_FromMemory(
-            // NOLINTNEXTLINE(cppcoreguidelines-pro-type-const-cast): read-only by its flags.
-            const_cast<char*>(reinterpret_cast<const char*>(data)), static_cast<Py_ssize_t>(size),
-            flags))) {
+  View(const std::byte* data, std::size_t size, bool read_only)
+      // NOLINTNEXTLINE(cppcoreguidelines-pro-type-const-cast): read-only by its flag.
+      : memory_(nb::cast(EngineMemory{const_cast<std::byte*>(data), size, read_only})),
+        view_(nb::steal(PyMemoryView_FromObject(memory_.ptr()))) {
     if (!view_.is_valid()) {
       throw nb::python_error();
     }
   }
+
   View(const View&) = delete;
   View& operator=(const View&) = delete;
   ~View() {
-    if (view_.is_valid()) {
-      try {
-        view_.attr("release")();
-      } catch (nb::python_error&) {
-        // What was raised before is the error. The view of a frame in its traceback is in use.
-        static_cast<void>(view_);
-      }
-    }
+    // No new user from now on. After an exception its traceback may still hold the view.
+    auto& memory = nb::cast<EngineMemory&>(memory_);
+    memory.data = nullptr;
+    memory.size = 0;
   }
 
   [[nodiscard]] const nb::object& object() const { return view_; }
 
-  /// Ends the view. Errors: FailedPrecondition where the store goes on using it.
+  /// Ends the view. Errors: FailedPrecondition where the store goes on using the memory.
   Status End() {
     try {
-      std::exchange(view_, nb::object()).attr("release")();
-      return Status::Ok();
+      view_.attr("release")();
     } catch (nb::python_error&) {
-      return FailedPrecondition(
-          "it still uses the memory that it was given, which belongs to it during the call alone");
+      return StillUsed();
     }
+    return nb::cast<EngineMemory&>(memory_).users > 0 ? StillUsed() : Status::Ok();
   }
 
  private:
+  static Status StillUsed() {
+    return FailedPrecondition(
+        "it still uses the memory that it was given, which belongs to it during the call alone");
+  }
+
+  nb::object memory_;
   nb::object view_;
 };
 
@@ -112,8 +142,10 @@ StoreEntry ObjectFrom(nb::handle given) {
   StoreEntry object;
   object.name = nb::cast<FsPath>(given.attr("name")).text;
   object.size = nb::cast<std::uint64_t>(given.attr("size"));
-  object.modified_ns =
-      static_cast<std::int64_t>(nb::cast<double>(given.attr("modified")) * kNanosecond);
+  const auto modified = nb::cast<double>(given.attr("modified"));
+  object.modified_ns = modified > 0 && modified < kYear2200
+                           ? static_cast<std::int64_t>(modified * kNanosecond)
+                           : 0;  // Not known.
   object.version = TextOf(given.attr("version"));
   object.upload = TextOf(given.attr("upload"));
   if (object.name.ends_with('/')) {
@@ -135,7 +167,7 @@ class PythonStore final : public ObjectStore {
   Status Read(const std::string& name, std::uint64_t offset, std::span<std::byte> into,
               const std::string& version) override {
     return WithGil([&]() -> Status {
-      View view(into.data(), into.size(), PyBUF_WRITE);
+      View view(into.data(), into.size(), /*read_only=*/false);
       const nb::object returned =
           store_->attr("read")(ToPath(name), offset, view.object(), ToText(version));
       VARVE_RETURN_IF_ERROR(view.End());
@@ -158,7 +190,7 @@ class PythonStore final : public ObjectStore {
 
   Status Put(const std::string& name, std::span<const std::byte> data, bool if_absent) override {
     return WithGil([&]() -> Status {
-      View view(data.data(), data.size(), PyBUF_READ);
+      View view(data.data(), data.size(), /*read_only=*/true);
       store_->attr("put")(ToPath(name), view.object(), if_absent);
       return view.End();
     });
@@ -184,7 +216,7 @@ class PythonStore final : public ObjectStore {
   Result<std::string> UploadPart(const std::string& name, const std::string& upload, int number,
                                  std::span<const std::byte> data) override {
     return WithGil([&]() -> Result<std::string> {
-      View view(data.data(), data.size(), PyBUF_READ);
+      View view(data.data(), data.size(), /*read_only=*/true);
       const auto part = nb::cast<nb::str>(
           store_->attr("upload_part")(ToPath(name), ToText(upload), number, view.object()));
       VARVE_RETURN_IF_ERROR(view.End());
@@ -251,6 +283,7 @@ void EndCalls() {
 void BindStorage(nb::module_& module) {
   static_cast<void>(::pthread_atfork(nullptr, nullptr, [] { calls_running = 0; }));
   nb::module_ storage = module.def_submodule("storage", "Stores and keys that a program gives.");
+  nb::class_<EngineMemory>(storage, "EngineMemory", nb::type_slots(kBufferSlots));
   storage.def("register_store", &RegisterPython, nb::arg("scheme"), nb::arg("store"),
               nb::arg("part_bytes"), nb::arg("uploads"), nb::arg("weak_publish"),
               nb::arg("replace"));

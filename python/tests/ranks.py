@@ -28,6 +28,7 @@ _context.set_forkserver_preload(
         "agent_jobs",
         "replica_jobs",
         "channel_jobs",
+        "storage_jobs",
         "event_jobs",
         "hf_jobs",
         "hfai_jobs",

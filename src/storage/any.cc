@@ -159,6 +159,12 @@ class Dispatcher final : public Storage,
     return writes != nullptr ? writes->RemoveUnfinished(file) : Status::Ok();
   }
   Result<std::string> Describe(const std::string& name) override {
+    if (RegisteredStorage(name) != nullptr) {
+      return Unimplemented(name +
+                           ": a store that this program has registered is not seen by other "
+                           "processes, the agent among them: save with threads of this process "
+                           "(executor=\"thread\")");
+    }
     VARVE_ASSIGN_OR_RETURN(Storage* const backend, BackendOf(name));
     SharedAccess* const access = backend->extras().shared_access;
     return access != nullptr ? access->Describe(name) : Result<std::string>(std::string());

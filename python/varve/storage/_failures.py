@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import traceback
+from types import TracebackType
 
 from varve.errors import (
     CancelledError,
@@ -37,12 +38,12 @@ _BY_ERRNO: dict[int | None, type[Error]] = {
 }
 
 
-def as_error(raised: BaseException) -> Error:
-    """Returns an error of Varve's for an exception, with its text and where it was raised."""
+def as_error(raised: BaseException, trace: TracebackType | None) -> Error:
+    """Returns an error of Varve's for an exception, with its text and where a mistake was made."""
     if isinstance(raised, Error):
         return raised
     text = str(raised) or "no message"
-    message = f"{type(raised).__name__}: {text}{_where(raised)}"
+    message = f"{type(raised).__name__}: {text}{_where(raised, trace)}"
     number = raised.errno if isinstance(raised, OSError) else None
     kind = _BY_ERRNO.get(number)
     if kind is None:
@@ -50,9 +51,9 @@ def as_error(raised: BaseException) -> Error:
     return kind(message, errno=number)
 
 
-def _where(raised: BaseException) -> str:
-    """Returns where a mistake of a store was made; nothing for an error of the system's or its own."""
-    frames = traceback.extract_tb(raised.__traceback__)
+def _where(raised: BaseException, trace: TracebackType | None) -> str:
+    """Returns where a mistake of a store was made; nothing for an error of the system's."""
+    frames = traceback.extract_tb(trace)
     if not frames or isinstance(raised, OSError):
         return ""
     return f" ({frames[-1].filename}:{frames[-1].lineno})"

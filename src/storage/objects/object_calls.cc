@@ -65,6 +65,10 @@ Result<std::vector<StoreEntry>> ObjectCalls::List(const std::string& prefix,
                                                   bool unfinished) const {
   const std::string what = (unfinished ? "list uploads below " : "list ") + PathOf(prefix);
   VARVE_ASSIGN_OR_RETURN(auto objects, Try(what, [&] { return store_->List(prefix, unfinished); }));
+  // Some stores list the folder itself, of which other programs have made an object.
+  std::erase_if(objects, [&](const StoreEntry& object) {
+    return object.is_folder && object.name + "/" == prefix;
+  });
   for (const StoreEntry& object : objects) {
     if (const std::string why = WhyMisplaced(object, prefix, unfinished); !why.empty()) {
       return FailedPrecondition(what + ": the store returns " + why);
