@@ -77,7 +77,8 @@ nb::bytes AsBytes(const std::string& text) { return nb::bytes(text.data(), text.
 
 }  // namespace
 
-void BindUpload(nb::module_& module) {
+void BindUpload(nb::module_& parent) {
+  nb::module_ module = parent.def_submodule("uploads");
   Bound<UploadOptions>(module, "UploadOptions", nullptr)
       .Field("overwrite", &UploadOptions::overwrite)
       .Field("in_place", &UploadOptions::in_place)

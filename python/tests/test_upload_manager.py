@@ -185,7 +185,7 @@ def test_a_pending_step_of_an_older_job_does_not_replace_a_newer_one(
     run, remote = tmp_path / "run", f"s3://{bucket.name}/run"
     with varve.torch.CheckpointManager(run, every=1) as manager:
         manager.save(1, {"w": torch.zeros(1000)})
-    varve._core.note_pending_upload(f"{run}/step-00000001", f"{remote}/step-00000001")
+    varve._core.uploads.note_pending_upload(f"{run}/step-00000001", f"{remote}/step-00000001")
     with varve.torch.CheckpointManager(remote, every=1) as manager:
         manager.save(1, {"w": torch.ones(1000)})
         manager.wait()

@@ -44,10 +44,10 @@ from varve._core import (
     Phase,
     SaveReport,
     StoredChunk,
-    UploadReport,
 )
 from varve._core.manage import PrunedStep, RunStep
 from varve._core.storage import end_calls as _end_storage_calls
+from varve._core.uploads import UploadReport
 from varve._environment import install_dcp_if_asked as _install_dcp_if_asked
 from varve._events import install as _install_events
 from varve._files import Source as FileSource

@@ -33,7 +33,7 @@ def upload(
     overwrite: bool = False,
     in_place: bool = False,
     progress: Callable[[int, int], None] | None = None,
-) -> _core.UploadReport:
+) -> _core.uploads.UploadReport:
     """Copies a checkpoint that is published to another storage, where it becomes visible when it is whole.
 
     What is uploaded is checked: checksums that the files carry are compared on the bytes that are sent.
@@ -57,8 +57,8 @@ def upload(
     """
     copy = Copy(path_text(source), path_text(target), overwrite, in_place)
     report = copy.make(None, progress=progress)
-    if _core.pending_upload(copy.source) == os.fsencode(copy.target):
-        _core.forget_pending_upload(copy.source)
+    if _core.uploads.pending_upload(copy.source) == os.fsencode(copy.target):
+        _core.uploads.forget_pending_upload(copy.source)
     return report
 
 
@@ -76,24 +76,24 @@ class Copy:
         self,
         coordinator: Coordinator | None,
         *,
-        stop: _core.UploadStop | None = None,
+        stop: _core.uploads.UploadStop | None = None,
         progress: Callable[[int, int], None] | None = None,
-    ) -> _core.UploadReport:
+    ) -> _core.uploads.UploadReport:
         """Uploads, by all ranks of the coordinator. Raises what `upload` raises, on all of them."""
-        options = _core.UploadOptions(
+        options = _core.uploads.UploadOptions(
             overwrite=self.overwrite,
             in_place=self.in_place,
             timeout=self.timeout,
             progress=progress,
         )
-        return _core.upload(self.source, self.target, options, coordinator, stop)
+        return _core.uploads.upload(self.source, self.target, options, coordinator, stop)
 
     def promise(self) -> Promise:
         """Step 1. On rank 0."""
         return Promise(self)
 
     def make_after_save(
-        self, coordinator: Coordinator | None, stop: _core.UploadStop | None = None
+        self, coordinator: Coordinator | None, stop: _core.uploads.UploadStop | None = None
     ) -> None:
         """Steps 3 and 4. Raises the error of the upload, with what is to be done."""
         try:
@@ -101,7 +101,7 @@ class Copy:
         except Error as error:
             raise explained(error, self) from error
         if coordinator is None or coordinator.rank == 0:
-            _core.forget_pending_upload(self.source)
+            _core.uploads.forget_pending_upload(self.source)
 
 
 class Promise:
@@ -109,16 +109,18 @@ class Promise:
 
     def __init__(self, copy: Copy) -> None:
         self._copy = copy
-        self._before = _core.pending_upload(copy.source)  # Of the checkpoint that is replaced.
-        _core.note_pending_upload(copy.source, copy.target)
+        self._before = _core.uploads.pending_upload(
+            copy.source
+        )  # Of the checkpoint that is replaced.
+        _core.uploads.note_pending_upload(copy.source, copy.target)
 
     def take_back(self) -> None:
         """Called where the save has failed."""
         try:
             if self._before is None:
-                _core.forget_pending_upload(self._copy.source)
+                _core.uploads.forget_pending_upload(self._copy.source)
             else:
-                _core.note_pending_upload(self._copy.source, os.fsdecode(self._before))
+                _core.uploads.note_pending_upload(self._copy.source, os.fsdecode(self._before))
         except Error as error:  # The save's own error is raised.
             _LOG.warning("the note of an upload of %s stays: %s", self._copy.source, error)
 
@@ -169,7 +171,7 @@ class Background:
         self.coordinator = coordinator
         self._guard = threading.Lock()  # Guards what follows.
         self._waiting = 0
-        self._stops: set[_core.UploadStop] = set()
+        self._stops: set[_core.uploads.UploadStop] = set()
         self._work: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="varve uploads", daemon=True)
         self._thread.start()
@@ -203,9 +205,9 @@ class Background:
 
     def upload_later(
         self, copy: Copy, ended: Callable[[Exception | None], None]
-    ) -> _core.UploadStop:
+    ) -> _core.uploads.UploadStop:
         """Uploads a checkpoint that has been saved, and calls `ended` with the error, if there is one."""
-        stop = _core.UploadStop()
+        stop = _core.uploads.UploadStop()
 
         def run() -> None:
             error: Exception | None = None

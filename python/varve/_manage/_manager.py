@@ -38,14 +38,12 @@ from varve._manage._inputs import (
     step_number,
     upload_place,
 )
-from varve._manage._lock import set_pinned_apart, take_lock
 from varve._manage._place import place_of
-from varve._manage._resume import Chooser
+from varve._manage._places import Chosen, Places, path_of
 from varve._manage._uploads import Uploads
 from varve._tree import is_stateful
 from varve.errors import (
     BY_CODE,
-    CheckpointNotFoundError,
     CorruptCheckpointError,
     Error,
     InvalidArgumentError,
@@ -78,16 +76,10 @@ class Manager:
         self._preempted = ""
         self._resumed_from: int | None = None
         self._last: tuple[int, Future[Any]] | None = None
-        self._lock: manage.RunLock | None = None
-        self._remote_lock: manage.RunLock | None = None
         self._left_behind = ""  # On rank 0: the newest step, until this job goes on from one.
         self._place = place_of(self._run)
         self._history = History(self._run, self._place)
-        self._choosers = {
-            run: Chooser(run, settings.verify, settings.max_restarts, self._history, place_of(run))
-            for run in (self._run, self._remote)
-            if run
-        }
+        self._places = Places(self._run, self._remote, settings, self._history, self._place)
         self._attempt = int(self._decide(f"manage {os.path.basename(self._run)}", self._open))
         self._after = FollowUp(
             self._run,
@@ -99,8 +91,8 @@ class Manager:
             settings.metrics_file,
             settings.on_saved,
             settings.on_failure,
-            self._forget_restarts,
-            self._lock,
+            self._places.forget_restarts,
+            self._places.lock,
         )
         self._uploads: Uploads | None = None
         if self._remote:
@@ -110,14 +102,12 @@ class Manager:
                 keep_of(settings.keep_uploaded),
                 name_prefix(settings.name),
                 backend.background("the uploads of a run"),
-                backend.rank,
                 self._history,
                 self._after,
-                self._remote_lock,
+                self._places.remote_lock,
                 settings.on_failure,
                 self._timeout,
             )
-            self._after.saved = self._uploads.saved
             self._uploads.catch_up(self._attempt)
         mtbf = observed_mtbf(self._run) if backend.rank == 0 else None
         self._interval = Interval(self._every, mtbf) if self._every is not None else None
@@ -254,9 +244,9 @@ class Manager:
         """
         self._usable()
         number = step_number(step)
-        chosen = self._decide(f"find step {number}", lambda: self._find(number))
+        chosen = self._decide(f"find step {number}", lambda: self._places.find(number))
         began = time.monotonic()
-        report = self._backend.load(state, os.path.join(chosen["run"], chosen["name"]), options)
+        report = self._backend.load(state, path_of(chosen), options)
         self._attempt += 1
         self._went_on(chosen, report, time.monotonic() - began)
         return report
@@ -294,20 +284,16 @@ class Manager:
 
     def pin(self, step: int, why: str = "") -> None:
         """Keeps a step from being removed by rules, until `unpin`. By any rank, for itself."""
-        manage.pin(self._find_here(step_number(step)), why)
+        manage.pin(path_of(self._places.find(step_number(step), here=True)), why)
 
     def unpin(self, step: int) -> None:
         """Takes the pin of a step away."""
-        manage.unpin(self._find_here(step_number(step)))
+        manage.unpin(path_of(self._places.find(step_number(step), here=True)))
 
     def wait(self) -> None:
         """Waits for the saves under way and what follows them: uploads, history, retention, callbacks."""
         self._usable()
-        self._backend.drain()
-        self._after.finish()
-        if self._uploads is not None:
-            self._uploads.drain()
-            self._after.finish()
+        self._drain()
 
     def close(self) -> None:
         """Waits for the saves under way, removes what the rules do not keep, and ends. Again at will."""
@@ -325,13 +311,8 @@ class Manager:
 
     def _open(self) -> int:
         """On rank 0: locks the run; returns the number of this attempt."""
-        self._lock = take_lock(self._run)
-        steps = manage.list_steps(self._run)
-        if self._remote:
-            self._remote_lock = take_lock(self._remote)
-            steps = manage.list_steps(self._remote) + steps
-        self._left_behind = next((one.name for one in reversed(steps) if is_whole(one)), "")
-        return 1 + max((step.attempt for step in steps), default=0)
+        attempt, self._left_behind = self._places.take()
+        return attempt
 
     def _at_exit(self) -> None:
         """Closes a manager that the program has not closed, as after an error outside of a `with`."""
@@ -341,10 +322,7 @@ class Manager:
         if self._closed:
             return
         try:
-            self._backend.drain()
-            if self._uploads is not None:
-                self._after.finish()
-                self._uploads.drain()
+            self._drain()
             if self._backend.rank == 0 and self._keep.any and self._last is not None:
                 self._after.later(lambda: self._after.prune(self._attempt, 1.0))
             self._after.finish()
@@ -367,9 +345,14 @@ class Manager:
                 outcome = outcome if error is None else f"{type(error).__name__}: {error}"
                 outcome = self._preempted or outcome
                 self._history.add("end", attempt=self._attempt, outcome=outcome, failed=failed)
-            for lock in (self._lock, self._remote_lock):
-                if lock is not None:
-                    lock.release()
+            self._places.release()
+
+    def _drain(self) -> None:
+        self._backend.drain()
+        self._after.finish()
+        if self._uploads is not None:
+            self._uploads.drain()
+            self._after.finish()
 
     def _usable(self) -> None:
         if self._closed:
@@ -462,58 +445,22 @@ class Manager:
 
     # ---- resume ----
 
-    def _choose(self) -> dict[str, Any] | None:
-        step, run = self._newest()
+    def _choose(self) -> Chosen | None:
+        chosen = self._places.choose()
         # The agent may have written steps of the job before since this one was begun.
         newest = max((one.attempt for one in manage.list_steps(self._run)), default=0)
         self._attempt = max(self._attempt, newest + 1)
-        return None if step is None else {"step": step.step, "name": step.name, "run": run}
-
-    def _newest(self) -> tuple[manage.RunStep | None, str]:
-        """The newest good step of both places, and where it is; here rather than there."""
-        found: tuple[manage.RunStep | None, str] = None, self._run
-        none_is_whole: CorruptCheckpointError | None = None
-        for run, chooser in self._choosers.items():
-            try:
-                step = chooser.choose()
-            except CorruptCheckpointError as error:
-                none_is_whole = none_is_whole or error
-                continue
-            best = found[0]
-            if step is not None and (best is None or _age(step) > _age(best)):
-                found = step, run
-        if found[0] is None and none_is_whole is not None:
-            raise none_is_whole
-        return found
-
-    def _forget_restarts(self) -> None:
-        for chooser in self._choosers.values():
-            chooser.forget_restarts()
-
-    def _find(self, step: int) -> dict[str, Any]:
-        """The newest whole step of this number."""
-        for run in self._choosers:
-            for one in reversed(manage.list_steps(run)):
-                if one.step == step and is_whole(one):
-                    return {"step": one.step, "name": one.name, "run": run}
-        raise CheckpointNotFoundError(f"{self._run} has no whole step {step}", path=self._run)
-
-    def _find_here(self, step: int) -> str:
-        """The path of the newest whole step of this number in the run's directory."""
-        for one in reversed(self.steps()):
-            if one.step == step and is_whole(one):
-                return os.path.join(self._run, one.name)
-        raise CheckpointNotFoundError(f"{self._run} has no whole step {step}", path=self._run)
+        return chosen
 
     def _try_load(
-        self, state: Any, chosen: Mapping[str, Any], options: Mapping[str, Any]
+        self, state: Any, chosen: Chosen, options: Mapping[str, Any]
     ) -> LoadReport | None:
         """Loads a step; None where it was damaged, and is out of the way now."""
         report: LoadReport | None = None
         failed: Exception | None = None
-        run, name = chosen["run"], chosen["name"]
+        path = path_of(chosen)
         try:
-            report = self._backend.load(state, os.path.join(run, name), options)
+            report = self._backend.load(state, path, options)
         except Exception as error:
             failed = error
         damaged = isinstance(failed, CorruptCheckpointError)
@@ -523,13 +470,9 @@ class Manager:
         if "failed" in outcomes or (failed is None and "damaged" not in outcomes):
             if failed is not None:
                 raise failed
-            raise UnavailableError(
-                f"resume from {os.path.join(run, name)}: another rank has failed", path=name
-            )
+            raise UnavailableError(f"resume from {path}: another rank has failed", path=path)
         reason = str(failed) if failed is not None else "another rank has found damage"
-        self._decide(
-            "pass over a damaged step", lambda: self._choosers[run].pass_over(name, reason)
-        )
+        self._decide("pass over a damaged step", lambda: self._places.pass_over(chosen, reason))
         return None
 
     def _went_on(self, chosen: dict[str, Any], report: LoadReport, seconds: float) -> int:
@@ -539,21 +482,11 @@ class Manager:
         self._left_behind, self._after.may_remove = "", True
         self._last = None  # What is saved now is not what was saved under this number before.
         if self._backend.rank == 0:
-            passed_over: dict[str, str] = {}
-            for chooser in self._choosers.values():
-                chooser.settle()
-                passed_over |= chooser.passed_over
-            set_pinned_apart(self._run, step)
-            self._choosers[chosen["run"]].note_restart(chosen["name"])
-            where = os.path.join(chosen["run"], chosen["name"])
+            passed_over = self._places.went_on(chosen)
+            where = path_of(chosen)
             _LOG.info("resumed from step %d (%s) in %.1f s", step, where, seconds)
             self._after.loaded(self._attempt, step, chosen["name"], seconds, report, passed_over)
         return step
-
-
-def _age(step: manage.RunStep) -> tuple[int, int]:
-    """A key by which the steps of two places are in the order of their saves."""
-    return step.attempt, step.step
 
 
 def _in_child() -> None:
@@ -561,9 +494,7 @@ def _in_child() -> None:
     for manager in list(_open):
         manager._closed = True
         manager._signals.restore()
-        for lock in (manager._lock, manager._remote_lock):
-            if lock is not None:
-                lock.release()  # The child's hold of it; the parent keeps its own.
+        manager._places.release()  # The child's hold of the locks; the parent keeps its own.
 
 
 os.register_at_fork(after_in_child=_in_child)

@@ -41,7 +41,6 @@ class Uploads:
         keep: Keep,
         prefix: str,
         channel: Any,
-        rank: int,
         history: History,
         after: FollowUp,
         lock: manage.RunLock | None,
@@ -52,7 +51,7 @@ class Uploads:
         self._to = to
         self._keep = keep
         self._prefix = prefix
-        self._rank = rank
+        self._rank = 0 if channel is None else channel.rank
         self._history = history
         self._after = after
         self._lock = lock
@@ -63,6 +62,7 @@ class Uploads:
         self._unnoted: set[str] = set()  # Steps whose note could not be written.
         self._lost = False
         self._thread = Background(channel)
+        after.saved = self.saved
 
     # ---- what the manager tells ----
 
@@ -71,7 +71,7 @@ class Uploads:
         if self._rank != 0:
             return
         try:
-            _core.note_pending_upload(path, self._target(path))
+            _core.uploads.note_pending_upload(path, self._target(path))
         except Error as error:
             self._unnoted.add(path)
             _LOG.warning("a crash would forget the upload of %s: %s", path, error)
@@ -138,7 +138,8 @@ class Uploads:
         if not self._still_ours():
             return []
         pending = {
-            os.fsdecode(path): os.fsdecode(to) for path, to in _core.pending_uploads(self._run)
+            os.fsdecode(path): os.fsdecode(to)
+            for path, to in _core.uploads.pending_uploads(self._run)
         }
         # An earlier round may have uploaded it already.
         is_due = first in pending or first in self._unnoted
@@ -153,12 +154,14 @@ class Uploads:
         name = os.path.basename(path)
         mine = [one for one in manage.list_steps(self._run) if one.name == name]
         if not mine and not os.path.isdir(path):
-            _core.forget_pending_upload(path)  # Its save has failed, or it was removed on request.
+            _core.uploads.forget_pending_upload(
+                path
+            )  # Its save has failed, or it was removed on request.
             return False
         there = [one for one in manage.list_steps(os.path.dirname(target)) if one.name == name]
         if mine and there and there[0].attempt > mine[0].attempt:
             _LOG.warning("%s is not uploaded: a later job has saved %s", path, target)
-            _core.forget_pending_upload(path)
+            _core.uploads.forget_pending_upload(path)
             return False
         return True
 
@@ -195,7 +198,7 @@ class Uploads:
                 self._after.call(self._on_failure, step, error)
             return damaged
         if self._rank == 0:
-            _core.forget_pending_upload(path)
+            _core.uploads.forget_pending_upload(path)
             self._note(step, path, "done", bytes=report.bytes, seconds=round(report.seconds, 6))
             self._after.count_upload("done", step)
             self._prune()

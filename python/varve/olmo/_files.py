@@ -86,7 +86,7 @@ def upload(source: Path, target: str, overwrite: bool) -> None:
     """
     if is_remote(target):
         with network_errors():
-            _core.upload_file(os.fspath(source), target, overwrite)
+            _core.uploads.upload_file(os.fspath(source), target, overwrite)
     else:
         _copy(source, Path(target), overwrite)
 
@@ -224,7 +224,7 @@ def _size_of(path: str) -> int | None:
 def files_in(directory: str) -> dict[str, int]:
     """Returns the files below a directory, local or remote, with their sizes; none where there is none."""
     try:
-        return _core.list_files(directory)
+        return _core.uploads.list_files(directory)
     except CheckpointNotFoundError:
         return {}
 

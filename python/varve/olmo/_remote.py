@@ -66,7 +66,7 @@ class Upload:
 
     def make(self, coordinator: TorchCoordinator | None) -> None:
         """Steps 3 and 4. Collective."""
-        options = _core.UploadOptions(
+        options = _core.uploads.UploadOptions(
             overwrite=self._copy.overwrite,
             in_place=self._copy.in_place,
             own_files=self._files,
@@ -74,12 +74,12 @@ class Upload:
             timeout=TIMEOUT,
         )
         try:
-            _core.upload(self._copy.source, self._copy.target, options, coordinator)
+            _core.uploads.upload(self._copy.source, self._copy.target, options, coordinator)
         except Error as error:
             with network_errors():
                 raise explained(error, self._copy) from error
         if coordinator is None or coordinator.rank == 0:
-            _core.forget_pending_upload(self._copy.source)
+            _core.uploads.forget_pending_upload(self._copy.source)
 
 
 class Uploads:
@@ -147,7 +147,9 @@ def _difference(path: str, cache: str) -> str:
             found = "is missing" if name not in here else f"has {here[name]} bytes, not {size}"
             return f"{name} {found}"
         if Path(name).name in _TELLING and size <= _MOST:
-            mine, theirs = (_core.read_file(joined(at, name), _MOST) for at in (cache, path))
+            mine, theirs = (
+                _core.uploads.read_file(joined(at, name), _MOST) for at in (cache, path)
+            )
             if mine != theirs:
                 return f"{name} differs"
     return "" if there else "there is nothing"

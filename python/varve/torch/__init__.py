@@ -40,8 +40,8 @@ from varve._core import (
     LoadReport,
     SaveReport,
     StoredChunk,
-    UploadReport,
 )
+from varve._core.uploads import UploadReport
 from varve._engine import Coordinator
 from varve._files import Source as FileSource
 from varve._files import StoredFiles
