@@ -14,12 +14,8 @@ from typing import Any, Protocol
 
 from varve import _arguments, _core, _files, _hf, _tree
 from varve._warn import warn
-<<<<<<< HEAD
-from varve.errors import InvalidArgumentError, ReplicasDifferWarning
-from varve.storage._registry import register_obstore_for
-=======
 from varve.errors import Error, InvalidArgumentError, ReplicasDifferWarning
->>>>>>> upload
+from varve.storage._registry import register_obstore_for
 
 _log = logging.getLogger("varve")
 
