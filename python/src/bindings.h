@@ -98,5 +98,6 @@ void BindUpload(nb::module_& parent);
 void BindDcp(nb::module_& module);
 void BindFiles(nb::module_& module);
 void BindManage(nb::module_& module);
+void BindStorage(nb::module_& module);
 
 }  // namespace varve::python

@@ -14,6 +14,7 @@ Example:
 
 from __future__ import annotations
 
+import atexit
 import os
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Literal
@@ -45,6 +46,7 @@ from varve._core import (
     StoredChunk,
 )
 from varve._core.manage import PrunedStep, RunStep
+from varve._core.storage import end_calls as _end_storage_calls
 from varve._core.uploads import UploadReport
 from varve._environment import install_dcp_if_asked as _install_dcp_if_asked
 from varve._events import install as _install_events
@@ -72,10 +74,13 @@ from varve.errors import (
     UnavailableError,
     UnsupportedError,
 )
+from varve.storage import register_storage, set_s3_credentials, unregister_storage
 
 __version__: str = _core.__version__
 
 _install_events()
+# Runs after the functions that wait for saves, which are registered later.
+atexit.register(_end_storage_calls)
 
 __all__ = [
     "CancelledError",
@@ -122,10 +127,13 @@ __all__ = [
     "open",
     "prune",
     "read",
+    "register_storage",
     "remove",
     "repair",
     "save",
+    "set_s3_credentials",
     "steps",
+    "unregister_storage",
     "unshard",
     "upload",
     "verify",

@@ -15,6 +15,7 @@ from typing import Any, Protocol
 from varve import _arguments, _core, _files, _hf, _tree
 from varve._warn import warn
 from varve.errors import Error, InvalidArgumentError, ReplicasDifferWarning
+from varve.storage._registry import register_obstore_for
 
 _log = logging.getLogger("varve")
 
@@ -100,7 +101,8 @@ def collector_at_rest() -> Iterator[None]:
 def path_text(path: str | os.PathLike[str]) -> str:
     """Returns the engine's name of `path`, fixed at this call; see ResolvePath in varve/storage.h.
 
-    Raises InvalidArgumentError for what no storage serves, "gs://bucket" for example.
+    Registers obstore's store at the first name of its schemes. Raises InvalidArgumentError for what no
+    storage serves, "hdfs://x" for example.
     """
     return _resolved(path, local=False)
 
@@ -117,7 +119,10 @@ def _resolved(path: str | os.PathLike[str], local: bool) -> str:
             "s3://bucket/key away; give that name as a str"
         )
     try:
-        return str(_core.resolve_path(os.fsencode(path), local))
+        name = os.fsencode(path)
+        if not local:
+            register_obstore_for(os.fsdecode(name))
+        return str(_core.resolve_path(name, local))
     except TypeError:
         is_state = isinstance(path, Mapping) or _tree.is_stateful(path)
         raise InvalidArgumentError(

@@ -200,6 +200,12 @@ bool IsDataDirectoryName(std::string_view name) {
          ParseHex(name.substr(std::string_view(kDataDirectory).size()), id.bytes);
 }
 
+std::string DataDirectoryOf(std::string_view name) {
+  const std::size_t end = name.find('/');
+  const bool is_below = end != std::string_view::npos && IsDataDirectoryName(name.substr(0, end));
+  return std::string(is_below ? name.substr(0, end) : std::string_view());
+}
+
 std::string RecordName(std::uint64_t number) {
   return number == 1 ? std::string(kCommitRecordName)
                      : kRecordPrefix + std::to_string(number) + std::string(kRecordSuffix);

@@ -94,6 +94,8 @@ Status CheckCheckpointName(const std::string& path);
 /// Returns the name of the directory in which a save puts its files where names cannot be changed.
 std::string DataDirectoryName(const SaveId& id);
 bool IsDataDirectoryName(std::string_view name);
+/// Returns the data directory that a relative name begins with; empty where it lies in none.
+std::string DataDirectoryOf(std::string_view name);
 /// Returns "varve.json" for 1, "varve-N.json" for any other N.
 std::string RecordName(std::uint64_t number);
 /// Returns the number of a commit record's name; nothing for any other name.

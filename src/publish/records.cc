@@ -9,6 +9,7 @@
 
 #include "base/stop.h"
 #include "base/time_source.h"
+#include "catalogue/foreign.h"
 #include "catalogue/names.h"
 #include "catalogue/open.h"
 #include "catalogue/own_names.h"
@@ -23,8 +24,9 @@ constexpr auto kDeadAfter = std::chrono::hours(24);
 /// The commit records of a checkpoint's directory, and the data directories in it.
 struct Found {
   std::map<std::uint64_t, CommitRecord> records;  ///< By number.
-  std::set<std::string> unreadable;               ///< Names of records.
+  std::set<std::string> unreadable;               ///< Names of records and indexes.
   std::vector<std::string> directories;
+  std::set<std::string> indexed;  ///< Of these, those that indexes of DCP name.
   /// Records in quarantine, by the names of their files; nothing for one that cannot be read.
   std::map<std::string, std::optional<CommitRecord>> quarantined;
 };
@@ -49,6 +51,27 @@ std::optional<std::set<std::string>> DirectoriesInQuarantine(const Found& found)
   return named;
 }
 
+/// Adds the data directories that an index of DCP names.
+Status AddIndexed(Storage& storage, const std::string& path, const std::string& index,
+                  Found* found) {
+  const auto names = NamesInDcpIndex(storage, JoinPath(path, index));
+  switch (names.status().code()) {
+    case StatusCode::kOk: break;
+    case StatusCode::kNotFound: return Status::Ok();  // Gone since.
+    case StatusCode::kUnavailable:
+    case StatusCode::kFailedPrecondition: return names.status();
+    default: found->unreadable.insert(index); return Status::Ok();
+  }
+  for (const std::string& name : *names) {
+    if (std::string directory = DataDirectoryOf(name); !directory.empty()) {
+      found->indexed.insert(std::move(directory));
+    }
+  }
+  return Status::Ok();
+}
+
+/// Lists the directory before it reads what names the data in it: what is published in between
+/// counts.
 Result<Found> Look(Storage& storage, const std::string& path) {
   VARVE_ASSIGN_OR_RETURN(const auto entries, storage.List(path));
   Found found;
@@ -72,6 +95,11 @@ Result<Found> Look(Storage& storage, const std::string& path) {
       found.records[*number] = *record;
     } else {
       found.unreadable.insert(entry.name);
+    }
+  }
+  for (const DirectoryEntry& entry : entries) {
+    if (!found.directories.empty() && !entry.is_directory && IsDcpIndexName(entry.name)) {
+      VARVE_RETURN_IF_ERROR(AddIndexed(storage, path, entry.name, &found));
     }
   }
   return found;
@@ -128,9 +156,11 @@ Status AddOthers(Storage& storage, const std::string& path, const std::string& b
   VARVE_ASSIGN_OR_RETURN(const auto entries, storage.List(JoinPath(path, below)));
   for (const DirectoryEntry& entry : entries) {
     const std::string name = below.empty() ? entry.name : JoinPath(below, entry.name);
-    if (below.empty() && (entry.is_directory ? IsDataDirectoryName(entry.name)
-                                             : RecordNumber(entry.name).has_value() ||
-                                                   IsOfQuarantine(found, entry.name))) {
+    if (below.empty() &&
+        (entry.is_directory ? IsDataDirectoryName(entry.name)
+                            : RecordNumber(entry.name).has_value() ||
+                                  (!found.indexed.empty() && IsDcpName(entry.name)) ||
+                                  IsOfQuarantine(found, entry.name))) {
       continue;
     }
     if (entry.is_directory) {
@@ -147,7 +177,7 @@ Status AddOthers(Storage& storage, const std::string& path, const std::string& b
 Status RemoveRest(Storage& storage, const std::string& path,
                   const std::vector<DirectoryEntry>& entries, const Found& found,
                   bool with_quarantine) {
-  std::set<std::string> named;
+  std::set<std::string> named = found.indexed;
   for (const auto& [number, record] : found.records) {
     named.insert(record.directory);
   }
@@ -214,7 +244,7 @@ Result<RemovalReport> RemoveByRecords(const std::string& path, DryRun dry_run, S
   RemovalReport report;
   std::int64_t modified_ns = 0;
   VARVE_ASSIGN_OR_RETURN(report.bytes, BytesIn(storage, path, &modified_ns));
-  if (NewestRecord(*entries) > 0) {
+  if (NewestRecord(*entries) > 0 || !found.indexed.empty()) {
     VARVE_RETURN_IF_ERROR(AddOthers(storage, path, "", found, &report.others));
   }
   if (dry_run == DryRun::kYes) {
@@ -254,7 +284,7 @@ Status CollectIn(const std::string& path, DryRun dry_run, Storage& storage,
   if (!found.records.empty() && !whole) {
     return Status::Ok();  // An older one may be the only checkpoint there is.
   }
-  std::set<std::string> named;
+  std::set<std::string> named = found.indexed;
   for (auto record = found.records.begin(); record != found.records.end(); ++record) {
     if (std::next(record) == found.records.end()) {
       named.insert(record->second.directory);
@@ -312,6 +342,40 @@ Status CollectUnfinished(const std::string& directory, DryRun dry_run, Storage& 
   return Status::Ok();
 }
 
+/// Removes what saves left beside their names: messages of agents, notes of failures, and files by
+/// which a save that died asked the backend what it can.
+Status CollectBeside(const std::string& directory, const std::vector<DirectoryEntry>& entries,
+                     DryRun dry_run, Storage& storage, const std::stop_token& stop,
+                     GarbageReport* report) {
+  for (const DirectoryEntry& entry : entries) {
+    const auto stale = ParseStaleName(entry.name);
+    const bool is_probe = !entry.is_directory && entry.name.starts_with(ConditionalWrites::kProbe);
+    if (!is_probe &&
+        (!stale || (stale->kind != StaleKind::kChannel && stale->kind != StaleKind::kFailed))) {
+      continue;
+    }
+    VARVE_RETURN_IF_ERROR(CheckStop(stop));
+    const std::string place = JoinPath(directory, entry.name);
+    std::int64_t modified_ns = entry.modified_ns;
+    std::uint64_t bytes = entry.size;
+    if (entry.is_directory) {
+      const auto in = BytesIn(storage, place, &modified_ns);
+      if (in.status().code() == StatusCode::kNotFound) {
+        continue;  // Removed since.
+      }
+      VARVE_ASSIGN_OR_RETURN(bytes, in);
+    }
+    if (!IsOld(storage, directory, modified_ns)) {
+      report->kept.push_back(place);
+      continue;
+    }
+    report->removed.push_back(place);
+    report->bytes += bytes;
+    VARVE_RETURN_IF_ERROR(dry_run == DryRun::kYes ? Status::Ok() : storage.Remove(place));
+  }
+  return Status::Ok();
+}
+
 }  // namespace
 
 Result<GarbageReport> CollectByRecords(const std::string& directory, DryRun dry_run,
@@ -326,8 +390,10 @@ Result<GarbageReport> CollectByRecords(const std::string& directory, DryRun dry_
   VARVE_RETURN_IF_ERROR(listed.status());
   const std::vector<DirectoryEntry>& entries = *listed;
   VARVE_RETURN_IF_ERROR(CollectIn(directory, dry_run, storage, stop, &report));
+  VARVE_RETURN_IF_ERROR(CollectBeside(directory, entries, dry_run, storage, stop, &report));
   for (const DirectoryEntry& entry : entries) {
-    if (entry.is_directory && !IsDataDirectoryName(entry.name) && !IsOfRun(entry.name)) {
+    if (entry.is_directory && !IsDataDirectoryName(entry.name) && !IsOfRun(entry.name) &&
+        !ParseStaleName(entry.name)) {
       VARVE_RETURN_IF_ERROR(
           CollectIn(JoinPath(directory, entry.name), dry_run, storage, stop, &report));
     }

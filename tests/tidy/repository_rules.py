@@ -65,6 +65,7 @@ PUBLIC_HEADER_MODULE = {
     "value.h": "format",
     "metadata.h": "format",
     "storage.h": "storage",
+    "storage_plugins.h": "storage",
     "coordinator.h": "coordinate",
     "mpi.h": "coordinate",
     "async_save.h": "async",
@@ -102,12 +103,11 @@ USERS_OWN_HEADERS = {
     "bench": {"save/dcp_index.h"},
 }
 
-# tensor, format, interop and plan are deterministic functions: no I/O, thread, clock or chance.
+# Deterministic functions: no I/O, thread, clock or chance.
 PURE_MODULES = ("tensor", "format", "interop", "plan")
 IMPURE_HEADER = re.compile(
-    r"^(thread|mutex|shared_mutex|condition_variable|future|stop_token|semaphore|barrier|latch"
-    r"|chrono|ctime|time\.h|random|fstream|iostream|filesystem"
-    r"|fcntl\.h|unistd\.h|pthread\.h|sys/.*)$"
+    r"^(thread|mutex|shared_mutex|condition_variable|future|stop_token|semaphore|barrier|latch|chrono"
+    r"|ctime|time\.h|random|fstream|iostream|filesystem|fcntl\.h|unistd\.h|pthread\.h|sys/.*)$"
 )
 
 STANDARD_HEADER = re.compile(r"^[a-z_0-9]+$")

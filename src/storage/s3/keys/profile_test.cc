@@ -48,6 +48,41 @@ TEST(S3Profile, SettingsOfABlockCarryItsName) {
   EXPECT_EQ(profiles.at("train run").at("region"), "us-west-2");
 }
 
+TEST(S3Profile, AnEndpointOfAnotherHostHasTlsUnlessItSaysOtherwise) {
+  for (const auto& [given, want] : std::map<std::string, std::string>{
+           {"store.example.com", "https://store.example.com"},
+           {"store.example.com:9000", "https://store.example.com:9000"},
+           {"127.example.com", "https://127.example.com"},
+           {"localhost.example.com:80", "https://localhost.example.com:80"},
+           {"[2001:db8::1]:80", "https://[2001:db8::1]:80"},
+           {"localhost", "http://localhost"},
+           {"127.0.0.1:9000", "http://127.0.0.1:9000"},
+           {"[::1]:9000", "http://[::1]:9000"},
+           {"http://store.example.com", "http://store.example.com"}}) {
+    const auto settings = ReadSettings(Home().Set("AWS_ENDPOINT_URL", given).environment());
+    ASSERT_TRUE(settings.ok()) << settings.status().ToString();
+    EXPECT_EQ(settings->endpoint, want);
+  }
+}
+
+TEST(S3Profile, LimitsOfTrafficAreWholeNumbers) {
+  const auto settings = ReadSettings(Home()
+                                         .Set("VARVE_S3_MAX_CONNECTIONS", "12")
+                                         .Set("VARVE_S3_MAX_CONNECTIONS_PER_NODE", "40")
+                                         .Set("VARVE_S3_MAX_BANDWIDTH", "250000000")
+                                         .environment());
+  ASSERT_TRUE(settings.ok()) << settings.status().ToString();
+  EXPECT_EQ(settings->traffic, (TrafficLimits{12, 40, 250'000'000}));
+  for (const char* value : {"0", "-1", "1.5", "many", "99999999999999999999999"}) {
+    for (const char* name : {"VARVE_S3_MAX_CONNECTIONS", "VARVE_S3_MAX_CONNECTIONS_PER_NODE",
+                             "VARVE_S3_MAX_BANDWIDTH"}) {
+      const auto refused = ReadSettings(Home().Set(name, value).environment());
+      EXPECT_EQ(refused.status().code(), StatusCode::kInvalidArgument) << name << "=" << value;
+      EXPECT_NE(refused.status().message().find(name), std::string::npos);
+    }
+  }
+}
+
 TEST(S3Profile, HalfAPairOfKeysIsRefused) {
   EXPECT_EQ(KeysOfEnvironment(Home().Set("AWS_ACCESS_KEY_ID", "X").environment()).status().code(),
             StatusCode::kInvalidArgument);
