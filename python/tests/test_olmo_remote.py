@@ -14,6 +14,7 @@ from typing import Any
 import olmo_remote_jobs as jobs
 import pytest
 import torch
+import torch.distributed.checkpoint
 from ranks import run_ranks
 from test_olmo import LAYOUTS, assert_equal_states, states
 
@@ -167,6 +168,19 @@ def test_the_storage_classes_of_dcp(s3_server: dict[str, str], bucket: Any, tmp_
     assert reader.read_metadata().state_dict_metadata
     with pytest.raises(FileNotFoundError):
         olmo.RemoteFileSystemReader(remote + "-no").read_metadata()
+    # Without a local directory, as OLMo-core writes.
+    direct = f"s3://{bucket.name}/run/direct/"
+    state = {"w": torch.arange(6.0)}
+    torch.distributed.checkpoint.save(
+        state, checkpoint_id=direct, storage_writer=olmo.RemoteFileSystemWriter(direct)
+    )
+    found = {"w": torch.zeros(6)}
+    torch.distributed.checkpoint.load(
+        found, checkpoint_id=direct, storage_reader=olmo.RemoteFileSystemReader(direct)
+    )
+    assert torch.equal(found["w"], state["w"])
+    with pytest.raises(ValueError, match="remote itself"):
+        olmo.RemoteFileSystemWriter(direct, upload_to=remote)
 
 
 def test_the_storage_classes_take_the_arguments_of_both_originals(tmp_path: Path) -> None:
@@ -221,6 +235,27 @@ def test_files_of_state_dicts(bucket: Any, tmp_path: Path) -> None:
         assert olmo.load_state_dict(remote, "train/rank0.pt", local_cache=tmp_path) == {"step": 4}
     with pytest.raises(FileNotFoundError):
         olmo.load_state_dict(remote, "train/rank1.pt")
+
+
+def test_files_of_web_servers_are_loaded(tmp_path: Path) -> None:
+    olmo.save_state_dict(tmp_path / "x", "train/rank0.pt", {"step": 5}, synchronize=False)
+    server = subprocess.Popen(
+        [sys.executable, "-u", "-m", "http.server", "0", "--bind", "127.0.0.1"],
+        cwd=tmp_path,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+    )
+    try:
+        assert server.stdout is not None
+        port = server.stdout.readline().split(" port ")[1].split()[0]
+        there = f"http://127.0.0.1:{port}/x/"
+        assert olmo.load_state_dict(there, "train/rank0.pt") == {"step": 5}
+        with pytest.raises(FileNotFoundError):
+            olmo.load_state_dict(there, "train/rank1.pt")
+    finally:
+        server.terminate()
+        server.wait()
 
 
 def test_a_server_that_is_away_is_an_error_of_olmos(bucket: Any, tmp_path: Path) -> None:

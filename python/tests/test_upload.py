@@ -167,7 +167,7 @@ def test_uploads_that_make_no_sense_are_refused_before_anything_is_written(tmp_p
     path = tmp_path / "step-1"
     for given, says in (
         (path, "where the checkpoint is saved"),
-        ("gs://b/x", "gs://"),
+        ("ftp://b/x", "ftp://"),
         ("", "empty"),
     ):
         with pytest.raises(varve.Error, match=says):

@@ -229,7 +229,7 @@ def test_places_that_make_no_sense_are_refused(tmp_path: Path) -> None:
     for options, says in (
         ({"upload_to": tmp_path / "run"}, "the run itself"),
         ({"keep_uploaded": 2}, "only with upload_to"),
-        ({"upload_to": "gs://bucket/run"}, "gs://"),
+        ({"upload_to": "ftp://bucket/run"}, "ftp://"),
     ):
         with pytest.raises(varve.InvalidArgumentError, match=says):
             varve.torch.CheckpointManager(tmp_path / "run", every=1, **options)

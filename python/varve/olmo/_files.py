@@ -13,7 +13,7 @@ import torch
 
 import varve.torch
 from varve import _core, _engine
-from varve._core import manage
+from varve._core import storage
 from varve._warn import warn
 from varve.errors import (
     CheckpointExistsError,
@@ -70,8 +70,8 @@ def any_path(path: PathOrStr, what: str) -> str:
 
 
 def is_remote(path: str) -> bool:
-    """Returns True for a name in an object store."""
-    return manage.is_in_object_store(path)
+    """Returns True for a name that `any_path` has returned of another storage than a file system."""
+    return "://" in path
 
 
 def joined(directory: str, name: str) -> str:
@@ -216,9 +216,11 @@ def _is_there(folder: str, name: str, whole: str) -> bool:
 def _size_of(path: str) -> int | None:
     if not is_remote(path):
         return os.path.getsize(path) if os.path.isfile(path) else None
-    folder, _, name = path.rpartition("/")
     with network_errors():
-        return files_in(folder).get(name)
+        try:
+            return storage.size_of(path)
+        except CheckpointNotFoundError:
+            return None
 
 
 def files_in(directory: str) -> dict[str, int]:

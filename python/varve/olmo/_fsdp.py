@@ -11,7 +11,7 @@ from torch.nn import Module
 from torch.optim import Optimizer
 
 import varve.torch.dcp as dcp
-from varve.errors import CheckpointNotFoundError, Error
+from varve.errors import CheckpointNotFoundError, Error, InvalidArgumentError
 from varve.olmo import _optim, _restore
 from varve.olmo._checkpointer import thread_count_or_default
 from varve.olmo._files import PathOrStr, any_path, is_remote, joined, local_path
@@ -143,7 +143,7 @@ def _numbered(held: HeldModel, optim: Optimizer, state: dict[str, Any]) -> dict[
 class RemoteFileSystemWriter(dcp.FileSystemWriter):
     """OLMo's and OLMo-core's storage writer for DCP. See `varve.torch.dcp.FileSystemWriter`.
 
-    The checkpoint is saved at `path`. With `upload_to` rank 0 uploads it when it is published, `.metadata`
+    The checkpoint is saved at `path`, a directory or a name in an object store. With `upload_to` rank 0 uploads it when it is published, `.metadata`
     last; if that fails, all ranks raise, and the checkpoint at `path` stays.
 
     Args:
@@ -185,6 +185,8 @@ class RemoteFileSystemWriter(dcp.FileSystemWriter):
             per_thread_copy_ahead=per_thread_copy_ahead,
             overwrite=save_overwrite,
         )
+        if upload_to is not None and is_remote(any_path(path, "path")):
+            raise InvalidArgumentError(f"upload_to={upload_to!r}: {path!r} is remote itself")
         self.upload_to = None if upload_to is None else any_path(upload_to, "upload_to")
         self.save_overwrite = save_overwrite
         self.remote_overwrite = remote_overwrite
@@ -251,14 +253,11 @@ class RemoteFileSystemReader(dcp.FileSystemReader):
         self.thread_count = thread_count_or_default(thread_count)
         self.cache = local_cache if local_cache is not None else work_dir
         self.pre_download = pre_download
-        super().__init__(os.curdir)  # Torch's class knows mounted file systems only.
-        self.path = readable(path, self.cache)
+        super().__init__(readable(path, self.cache))
 
     def reset(self, checkpoint_id: PathOrStr | None = None) -> None:
         """Begins anew, with another checkpoint if one is given."""
-        super().reset(None)
-        if checkpoint_id:
-            self.path = readable(checkpoint_id, self.cache)
+        super().reset(readable(checkpoint_id, self.cache) if checkpoint_id else None)
 
     @property
     def checkpoint_id(self) -> str:

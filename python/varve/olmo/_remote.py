@@ -20,7 +20,7 @@ from typing import Any
 from varve import _core
 from varve._upload import Background, Copy, Promise, explained
 from varve._warn import warn
-from varve.errors import Error
+from varve.errors import Error, UnsupportedError
 from varve.olmo._errors import network_errors
 from varve.olmo._files import any_path, files_in, is_remote, joined, local_path
 from varve.olmo._steps import TIMEOUT, Steps
@@ -139,7 +139,10 @@ def readable(load_path: Any, local_cache: Any) -> str:
 
 def _difference(path: str, cache: str) -> str:
     """Returns how a mirror differs from a remote checkpoint; "" where it does not."""
-    there, here = files_in(path), files_in(cache)
+    try:
+        there, here = files_in(path), files_in(cache)
+    except UnsupportedError:
+        return "which files are there cannot be seen"
     for name, size in there.items():
         if Path(name).name.startswith(".varve"):
             continue
