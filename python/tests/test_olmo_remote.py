@@ -169,6 +169,33 @@ def test_the_storage_classes_of_dcp(s3_server: dict[str, str], bucket: Any, tmp_
         olmo.RemoteFileSystemReader(remote + "-no").read_metadata()
 
 
+def test_the_storage_classes_take_the_arguments_of_both_originals(tmp_path: Path) -> None:
+    """OLMo 0.6 and OLMo-core 3.0, whose functions pass theirs by keyword."""
+    writer = olmo.RemoteFileSystemWriter(
+        f"file://{tmp_path}/a/",
+        thread_count=2,
+        process_count=None,
+        process_group=None,
+        throttle_uploads=False,
+    )
+    assert str(writer.checkpoint_id) == str(tmp_path / "a")
+    assert writer.metadata_path == str(tmp_path / "a" / ".metadata")
+    olmo.RemoteFileSystemWriter(
+        tmp_path / "a",
+        single_file_per_rank=True,
+        sync_files=True,
+        thread_count=1,
+        per_thread_copy_ahead=10_000_000,
+        upload_to="s3://bucket/a/",
+        save_overwrite=False,
+    )
+    for reader in (
+        olmo.RemoteFileSystemReader(tmp_path, thread_count=1, pre_download=True, work_dir=tmp_path),
+        olmo.RemoteFileSystemReader(f"file://{tmp_path}/", local_cache=None),
+    ):
+        assert reader.checkpoint_id == str(tmp_path)
+
+
 def test_files_of_state_dicts(bucket: Any, tmp_path: Path) -> None:
     remote = f"s3://{bucket.name}/run/step1/"
     state = {"w": torch.arange(6.0), "step": 3}

@@ -152,6 +152,17 @@ def test_a_save_that_fails_is_not_uploaded(bucket: Any, tmp_path: Path) -> None:
     assert len(varve.read(remote)["w"]) == 30
 
 
+def test_a_full_disk_fails_the_save_before_anything_is_uploaded(
+    bucket: Any, small_disk: Path
+) -> None:
+    remote = f"s3://{bucket.name}/run/step-1"
+    with pytest.raises(varve.OutOfSpaceError):
+        varve.save({"w": np.zeros(9 << 20, np.uint8)}, small_disk / "step-1", upload_to=remote)
+    assert keys_in(bucket) == [] and os.listdir(small_disk) == []
+    varve.save({"w": np.zeros(4 << 20, np.uint8)}, small_disk / "step-1", upload_to=remote)
+    assert varve.verify(remote) == [] and os.listdir(small_disk) == ["step-1"]
+
+
 def test_uploads_that_make_no_sense_are_refused_before_anything_is_written(tmp_path: Path) -> None:
     path = tmp_path / "step-1"
     for given, says in (

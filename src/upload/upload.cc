@@ -300,7 +300,15 @@ class Uploading {
       if (name.find('/') != std::string::npos) {
         VARVE_RETURN_IF_ERROR(MakeDirectories(storage_, ParentPath(file.to)));
       }
-      VARVE_RETURN_IF_ERROR(CopyFile(storage_, file, terms));
+      if (const Status copied = CopyFile(storage_, file, terms); !copied.ok()) {
+        // The file may by now be another save's.
+        return copied.code() == StatusCode::kDataLoss && source_.index &&
+                       WasReplaced(storage_, *source_.index)
+                   ? FailedPrecondition(from_ +
+                                        " was replaced by another save, or removed, while it was "
+                                        "uploaded")
+                   : copied;
+      }
     }
     return std::string();
   }

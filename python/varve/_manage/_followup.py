@@ -71,7 +71,8 @@ class FollowUp:
         self.costs = Costs()
         self.may_remove = True
         self.overtaken = ""  # Which other job has the run now.
-        self.saved: Callable[[Save], None] = lambda _: None  # Called when a save is durable.
+        #: Called with a save that has ended, and whether it is durable.
+        self.on_end: Callable[[Save, bool], None] = lambda _save, _durable: None
         self._run = run
         self._lock = lock
         self._keep = keep
@@ -105,11 +106,6 @@ class FollowUp:
         """Errors of the last saves, since one was made."""
         with self._guard:
             return list(self._failures)
-
-    def paths_in_flight(self) -> set[str]:
-        """Returns the paths of the saves under way."""
-        with self._guard:
-            return {save.path for save in self._in_flight}
 
     @contextlib.contextmanager
     def began(self, save: Save) -> Iterator[None]:
@@ -227,8 +223,8 @@ class FollowUp:
         if self._rank == 0:
             self._note(save, future, error)
             self._still_ours()
+        self.on_end(save, error is None)
         if error is None:
-            self.saved(save)
             if self._rank == 0 and self._keep.any:
                 # Where saves have ended meanwhile, removals fall behind and the disk would fill.
                 self.prune(save.attempt, _BUSY_SHARE if self._work.empty() else 1.0)

@@ -17,6 +17,8 @@ from __future__ import annotations
 import json
 import logging
 import os
+import threading
+from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
@@ -62,7 +64,9 @@ class Uploads:
         self._unnoted: set[str] = set()  # Steps whose note could not be written.
         self._lost = False
         self._thread = Background(channel)
-        after.saved = self.saved
+        self._guard = threading.Lock()
+        self._promised: Counter[str] = Counter()  # Saves under way, or that wait for their round.
+        after.on_end = self._ended
 
     # ---- what the manager tells ----
 
@@ -70,15 +74,13 @@ class Uploads:
         """Notes that a step which is about to be saved is to be uploaded."""
         if self._rank != 0:
             return
+        with self._guard:
+            self._promised[path] += 1
         try:
             _core.uploads.note_pending_upload(path, self._target(path))
         except Error as error:
             self._unnoted.add(path)
             _LOG.warning("a crash would forget the upload of %s: %s", path, error)
-
-    def saved(self, save: Save) -> None:
-        """Uploads a step that is durable, and what was not uploaded before."""
-        self._thread.later(lambda: self._round(save.attempt, save.path))
 
     def catch_up(self, attempt: int) -> None:
         """Uploads what earlier jobs have promised."""
@@ -96,6 +98,17 @@ class Uploads:
         """Waits, and ends the thread."""
         self._thread.close()
 
+    def _ended(self, save: Save, durable: bool) -> None:
+        """Uploads a step that is durable, and what was not uploaded before."""
+        if durable:
+            self._thread.later(lambda: self._round(save.attempt, save.path))
+        else:
+            self._redeem(save.path)
+
+    def _redeem(self, path: str) -> None:
+        with self._guard:
+            self._promised[path] -= 1
+
     # ---- a round ----
 
     def _target(self, path: str) -> str:
@@ -103,6 +116,8 @@ class Uploads:
 
     def _round(self, attempt: int, first: str) -> None:
         self._attempt = attempt
+        if first:
+            self._redeem(first)
         if self._lost:
             return
         try:
@@ -145,7 +160,9 @@ class Uploads:
         is_due = first in pending or first in self._unnoted
         self._unnoted.discard(first)
         due = [(first, self._target(first))] if is_due else []
-        busy = self._after.paths_in_flight() | self._damaged | {first}
+        with self._guard:  # Those have a round of their own.
+            promised = {path for path, count in self._promised.items() if count > 0}
+        busy = promised | self._damaged | {first}
         left = [(path, to) for path, to in pending.items() if path not in busy]
         return due + [one for one in left if self._is_wanted(*one)] if left else due
 
@@ -190,15 +207,18 @@ class Uploads:
             if damaged:
                 self._damaged.add(path)
             if self._rank == 0:
-                again = "not by this job again" if damaged else "after the next save"
-                _LOG.error("%s; it stays pending and is tried %s", error, again)
+                when = "not by this job again" if damaged else "after the next save"
+                _LOG.error("%s; it stays pending and is tried %s", error, when)
                 self._note(step, path, type(error).__name__, error=str(error))
                 self._after.count_upload("failed")
             if self._on_failure is not None:
                 self._after.call(self._on_failure, step, error)
             return damaged
         if self._rank == 0:
-            _core.uploads.forget_pending_upload(path)
+            with self._guard:
+                again = self._promised[path] > 0  # The step is being saved anew.
+            if not again:
+                _core.uploads.forget_pending_upload(path)
             self._note(step, path, "done", bytes=report.bytes, seconds=round(report.seconds, 6))
             self._after.count_upload("done", step)
             self._prune()
