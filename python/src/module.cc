@@ -14,6 +14,7 @@ namespace {
 /// other names.
 constexpr std::pair<std::string_view, std::string_view> kInPython[] = {
     {"pass overwrite to ", "pass overwrite=True to "},
+    {"pass replace to ", "pass replace=True to "},
     {"Give what each rank has for itself a name of its own",
      "Wrap what each rank has for itself in varve.torch.PerRank, or give it a name of its own"},
 };
@@ -165,7 +166,9 @@ NB_MODULE(_core, module) {
   python::BindAgent(module);
   python::BindCatalogue(module);
   python::BindConvert(module);
+  python::BindUpload(module);
   python::BindDcp(module);
   python::BindFiles(module);
   python::BindManage(module);
+  python::BindStorage(module);
 }

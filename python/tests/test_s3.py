@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -222,3 +223,13 @@ def test_a_killed_save_leaves_the_checkpoint_before_it(
         assert varve.verify(path) == []
     varve.torch.save(small_state(8), path, overwrite=True)
     assert varve.torch.read(path)["step"] == 8
+
+
+def test_the_agent_is_sent_every_variable_that_settings_and_keys_ask_for() -> None:
+    source = Path(__file__).resolve().parents[2] / "src" / "storage" / "s3"
+    sent = set(re.findall(r'"([A-Z0-9_]+)",', (source / "keys" / "described.cc").read_text()))
+    asked = set()
+    for file in source.rglob("*.cc"):
+        if file.name != "described.cc" and not file.name.endswith("_test.cc"):
+            asked |= set(re.findall(r'"((?:AWS|R2|WEKA|VARVE_S3)_[A-Z0-9_]+)"', file.read_text()))
+    assert asked <= sent and len(asked) > 25

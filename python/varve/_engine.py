@@ -14,7 +14,8 @@ from typing import Any, Protocol
 
 from varve import _arguments, _core, _files, _hf, _tree
 from varve._warn import warn
-from varve.errors import InvalidArgumentError, ReplicasDifferWarning
+from varve.errors import Error, InvalidArgumentError, ReplicasDifferWarning
+from varve.storage._registry import register_obstore_for
 
 _log = logging.getLogger("varve")
 
@@ -100,7 +101,8 @@ def collector_at_rest() -> Iterator[None]:
 def path_text(path: str | os.PathLike[str]) -> str:
     """Returns the engine's name of `path`, fixed at this call; see ResolvePath in varve/storage.h.
 
-    Raises InvalidArgumentError for what no storage serves, "gs://bucket" for example.
+    Registers obstore's store at the first name of its schemes. Raises InvalidArgumentError for what no
+    storage serves, "hdfs://x" for example.
     """
     return _resolved(path, local=False)
 
@@ -117,7 +119,10 @@ def _resolved(path: str | os.PathLike[str], local: bool) -> str:
             "s3://bucket/key away; give that name as a str"
         )
     try:
-        return str(_core.resolve_path(os.fsencode(path), local))
+        name = os.fsencode(path)
+        if not local:
+            register_obstore_for(os.fsdecode(name))
+        return str(_core.resolve_path(name, local))
     except TypeError:
         is_state = isinstance(path, Mapping) or _tree.is_stateful(path)
         raise InvalidArgumentError(
@@ -200,17 +205,28 @@ def save(
     options: _core.SaveOptions,
     hf: Any = None,
     format: Any = "varve",
+    copy: Callable[[], Any] = lambda: None,
 ) -> _core.SaveReport:
-    """Flattens a state and saves it."""
+    """Flattens a state and saves it; `copy` returns the upload to make of it (varve._upload), or None."""
     rank = 0 if coordinator is None else coordinator.rank
+    promise = None
     try:
         where = path_text(path)
+        upload = copy()
         parts = gather(state, arrays, rank, allow_pickle, files, hf, format)
+        promise = upload.promise() if upload is not None and rank == 0 else None
     except Exception as error:
         if options.coordinate:
             fail(coordinator, f"save {path_name(path)}", error, options.timeout)
         raise
-    report = _core.save(parts.engine, where, options, coordinator)
+    try:
+        report = _core.save(parts.engine, where, options, coordinator)
+    except Error:  # After Ctrl-C it may be visible all the same: the note stays.
+        if promise is not None:
+            promise.take_back()
+        raise
+    if upload is not None:
+        upload.make_after_save(coordinator)
     warn_of_differences(report.differing_tensors)
     log_conflicts(where, report.conflicts)
     return report

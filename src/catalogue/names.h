@@ -6,6 +6,7 @@
 ///   .NAME.varve-talk-<id>      messages between the agents of different ranks
 ///   .NAME.varve-part           a single file NAME (export, convert) being written
 ///   .NAME.varve-failed         why an asynchronous save of NAME has failed
+///   .NAME.varve-upload         an upload of NAME is to be made
 ///   .NAME.varve-removed-<id>   a checkpoint that is being removed
 ///   .NAME.varve-damaged-<id>   a damaged checkpoint that was put into quarantine; stays until a
 ///   user
@@ -46,6 +47,11 @@ std::string RemovedPath(std::string_view path, const SaveId& id);
 std::string OldDisplacedPath(std::string_view path);
 std::string OldLockPath(std::string_view path);
 std::string FailedPath(std::string_view path);
+/// Returns the file that notes an upload that is to be made (varve/upload.h). ParseStaleName does
+/// not recognise it: the upload's end removes it.
+std::string UploadNotePath(std::string_view path);
+/// Returns the NAME of such a file; nothing for any other.
+std::optional<std::string> ParseUploadNote(std::string_view entry);
 std::string RankLockPath(std::string_view directory, std::uint32_t rank);
 /// Returns the lock in `directory` of a save by all ranks into it.
 std::string InPlaceLockPath(std::string_view directory);

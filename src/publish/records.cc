@@ -345,17 +345,38 @@ Status CollectUnfinished(const std::string& directory, DryRun dry_run, Storage& 
   return Status::Ok();
 }
 
-/// Removes a file by which a save that died asked the backend what it can.
-Status CollectProbe(const std::string& path, const DirectoryEntry& entry, DryRun dry_run,
-                    Storage& storage, const std::stop_token& stop, GarbageReport* report) {
-  if (!IsOld(storage, path, entry.modified_ns)) {
-    report->kept.push_back(path);
-    return Status::Ok();
+/// Removes what saves left beside their names: messages of agents, notes of failures, and files by
+/// which a save that died asked the backend what it can.
+Status CollectBeside(const std::string& directory, const std::vector<DirectoryEntry>& entries,
+                     DryRun dry_run, Storage& storage, const std::stop_token& stop,
+                     GarbageReport* report) {
+  for (const DirectoryEntry& entry : entries) {
+    const auto stale = ParseStaleName(entry.name);
+    const bool is_probe = !entry.is_directory && entry.name.starts_with(ConditionalWrites::kProbe);
+    if (!is_probe &&
+        (!stale || (stale->kind != StaleKind::kChannel && stale->kind != StaleKind::kFailed))) {
+      continue;
+    }
+    VARVE_RETURN_IF_ERROR(CheckStop(stop));
+    const std::string place = JoinPath(directory, entry.name);
+    std::int64_t modified_ns = entry.modified_ns;
+    std::uint64_t bytes = entry.size;
+    if (entry.is_directory) {
+      const auto in = BytesIn(storage, place, &modified_ns);
+      if (in.status().code() == StatusCode::kNotFound) {
+        continue;  // Removed since.
+      }
+      VARVE_ASSIGN_OR_RETURN(bytes, in);
+    }
+    if (!IsOld(storage, directory, modified_ns)) {
+      report->kept.push_back(place);
+      continue;
+    }
+    report->removed.push_back(place);
+    report->bytes += bytes;
+    VARVE_RETURN_IF_ERROR(dry_run == DryRun::kYes ? Status::Ok() : storage.Remove(place));
   }
-  VARVE_RETURN_IF_ERROR(CheckStop(stop));
-  report->removed.push_back(path);
-  report->bytes += entry.size;
-  return dry_run == DryRun::kYes ? Status::Ok() : storage.Remove(path);
+  return Status::Ok();
 }
 
 }  // namespace
@@ -372,12 +393,10 @@ Result<GarbageReport> CollectByRecords(const std::string& directory, DryRun dry_
   VARVE_RETURN_IF_ERROR(listed.status());
   const std::vector<DirectoryEntry>& entries = *listed;
   VARVE_RETURN_IF_ERROR(CollectIn(directory, dry_run, storage, stop, &report));
+  VARVE_RETURN_IF_ERROR(CollectBeside(directory, entries, dry_run, storage, stop, &report));
   for (const DirectoryEntry& entry : entries) {
-    if (!entry.is_directory && entry.name.starts_with(ConditionalWrites::kProbe)) {
-      VARVE_RETURN_IF_ERROR(
-          CollectProbe(JoinPath(directory, entry.name), entry, dry_run, storage, stop, &report));
-    }
-    if (entry.is_directory && !IsDataDirectoryName(entry.name) && !IsOfRun(entry.name)) {
+    if (entry.is_directory && !IsDataDirectoryName(entry.name) && !IsOfRun(entry.name) &&
+        !ParseStaleName(entry.name)) {
       VARVE_RETURN_IF_ERROR(
           CollectIn(JoinPath(directory, entry.name), dry_run, storage, stop, &report));
     }

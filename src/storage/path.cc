@@ -1,29 +1,18 @@
-#include <cctype>
 #include <filesystem>
 #include <system_error>
+#include <vector>
 
+#include "storage/http/http_storage.h"
+#include "storage/http/url.h"
+#include "storage/objects/registry.h"
 #include "storage/s3/object_name.h"
 #include "varve/storage.h"
+#include "varve/storage_plugins.h"
 
 namespace varve {
 namespace {
 
 constexpr std::string_view kSeparator = "://";
-
-/// Returns the scheme of "scheme://rest" (RFC 3986, section 3.1); empty for a path without one.
-std::string_view SchemeOf(std::string_view path) {
-  const std::size_t end = path.find(kSeparator);
-  if (end == std::string_view::npos || end == 0 ||
-      std::isalpha(static_cast<unsigned char>(path[0])) == 0) {
-    return {};
-  }
-  for (const char c : path.substr(0, end)) {
-    if (std::isalnum(static_cast<unsigned char>(c)) == 0 && c != '+' && c != '-' && c != '.') {
-      return {};
-    }
-  }
-  return path.substr(0, end);
-}
 
 std::string Quoted(std::string_view path) {
   std::string quoted("\"");
@@ -46,6 +35,42 @@ Result<std::string> PathOfFileUrl(std::string_view url, std::string_view rest) {
   return std::string(rest);
 }
 
+/// Returns all schemes that AnyStorage serves now, but "file".
+std::vector<std::string> RemoteSchemes() {
+  std::vector<std::string> schemes(s3::kSchemes.begin(), s3::kSchemes.end());
+  schemes.insert(schemes.end(), {"https", "http"});
+  for (std::string& scheme : RegisteredSchemes()) {
+    schemes.push_back(std::move(scheme));
+  }
+  return schemes;
+}
+
+Status NoStorageServes(std::string_view path, std::string_view scheme, const Storage& storage) {
+  std::string there;
+  if (&storage == &AnyStorage()) {
+    for (const std::string& one : RemoteSchemes()) {
+      there += one + "://, ";
+    }
+  }
+  return InvalidArgument(
+      Quoted(path) + ": no storage serves " + std::string(scheme) + ":// here. There is " + there +
+      "file://, and paths of mounted file systems; a directory of this name is " +
+      Quoted("./" + std::string(path)) +
+      ". A store that a Python program registers is seen by that program alone, not by the command "
+      "line");
+}
+
+/// Returns the name of an object, without slashes at its end.
+Result<std::string> NameOfObject(std::string_view path, std::string_view scheme) {
+  std::string name(path);
+  while (name.ends_with('/') && name.size() > scheme.size() + kSeparator.size() + 1) {
+    name.pop_back();
+  }
+  VARVE_RETURN_IF_ERROR(RegisteredStorage(name) != nullptr ? CheckRegisteredName(name)
+                                                           : s3::ParseObjectName(name).status());
+  return name;
+}
+
 }  // namespace
 
 Result<std::string> ResolvePath(std::string_view path, const Storage& storage) {
@@ -60,33 +85,29 @@ Result<std::string> ResolvePath(std::string_view path, const Storage& storage) {
     if (scheme == "file") {
       return PathOfFileUrl(path, path.substr(scheme.size() + kSeparator.size()));
     }
-    std::string name(path);
+    const std::string name(path);
     ConditionalWrites* const objects = storage.extras().conditional_writes;
     if (objects != nullptr && objects->Serves(name)) {
-      while (name.ends_with('/') && name.size() > scheme.size() + kSeparator.size() + 1) {
-        name.pop_back();
-      }
-      VARVE_RETURN_IF_ERROR(s3::ParseObjectName(name).status());
-      return name;
+      return NameOfObject(path, scheme);
     }
-    if (!s3::SchemeOfObject(name).empty() && &storage == &PosixStorage()) {
+    if (!http::SchemeOfUrl(name).empty() && storage.extras().unlisted_names != nullptr) {
+      return http::CheckUrl(name);
+    }
+    const bool is_remote = !s3::SchemeOfObject(name).empty() ||
+                           RegisteredStorage(name) != nullptr || !http::SchemeOfUrl(name).empty();
+    if (is_remote && &storage == &PosixStorage()) {
       return InvalidArgument(Quoted(path) +
                              ": this needs a directory of a mounted file system. Object storage "
-                             "serves save, async_save, load, read and the command line: see "
-                             "docs/storage.md");
+                             "serves save, async_save, load, read and the command line, web "
+                             "servers what reads: see docs/storage.md");
     }
-    return InvalidArgument(Quoted(path) + ": no storage serves " + std::string(scheme) +
-                           ":// here. There is " +
-                           (&storage == &AnyStorage() ? "s3://, r2://, weka://, " : "") +
-                           "file://, and paths of mounted file systems; a "
-                           "directory of this name is " +
-                           Quoted("./" + std::string(path)));
+    return NoStorageServes(path, scheme, storage);
   }
-  for (const std::string_view scheme : s3::kSchemes) {
-    const std::string name(scheme);
+  for (const std::string& name : RemoteSchemes()) {
     if (path.starts_with(name + ":/")) {
-      return InvalidArgument(Quoted(path) + " has one slash of " + name +
-                             "://bucket/key: pathlib takes the other away. Give the name as it "
+      return InvalidArgument(Quoted(path) + " has one slash of " + name + "://" +
+                             (name.starts_with("http") ? "host/path" : "bucket/key") +
+                             ": pathlib takes the other away. Give the name as it "
                              "is; a directory of this name is " +
                              Quoted("./" + std::string(path)));
     }
@@ -101,6 +122,19 @@ Result<std::string> ResolvePath(std::string_view path, const Storage& storage) {
                        error.message() + "; give an absolute path");
   }
   return JoinPath(working_directory.string(), path);
+}
+
+bool IsUnlisted(Storage& storage, const std::string& name) {
+  UnlistedNames* const unlisted = storage.extras().unlisted_names;
+  return unlisted != nullptr && unlisted->IsUnlisted(name);
+}
+
+Result<std::string> ResolveTarget(std::string_view path, const Storage& storage) {
+  VARVE_ASSIGN_OR_RETURN(std::string name, ResolvePath(path, storage));
+  UnlistedNames* const unlisted = storage.extras().unlisted_names;
+  return unlisted != nullptr && unlisted->IsUnlisted(name)
+             ? Result<std::string>(http::ReadOnly(name))
+             : std::move(name);
 }
 
 }  // namespace varve

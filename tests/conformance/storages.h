@@ -14,7 +14,9 @@
 #include <unistd.h>
 
 #include "storage/memory.h"
+#include "storage/objects/object_storage.h"
 #include "storage/s3/s3_storage.h"
+#include "support/object_store.h"
 #include "support/s3_server.h"
 #include "support/status_matchers.h"
 #include "support/temp_dir.h"
@@ -82,6 +84,13 @@ struct RealS3Backend final : Backend {
   std::unique_ptr<s3::S3Storage> s3;
 };
 
+/// A store that a program has registered.
+struct RegisteredBackend final : Backend {
+  Storage& storage() override { return objects; }
+  std::string folder() override { return "mem://bucket/folder"; }
+  ObjectStorage objects{"mem", std::make_shared<test::StoreInMemory>(), {}};
+};
+
 struct alignas(kDirectAlignment) Page {
   std::array<std::byte, kDirectAlignment> bytes{};
 };
@@ -131,7 +140,8 @@ std::unique_ptr<Backend> Make() {
 inline const auto kFileSystems = testing::Values(Candidate{"Posix", Make<PosixBackend>},
                                                  Candidate{"Memory", Make<MemoryBackend>});
 inline const auto kObjectStores =
-    testing::Values(Candidate{"S3", Make<ScriptedS3Backend>}, Candidate{"S3OfCeph", MakeRealS3});
+    testing::Values(Candidate{"S3", Make<ScriptedS3Backend>}, Candidate{"S3OfCeph", MakeRealS3},
+                    Candidate{"Registered", Make<RegisteredBackend>});
 inline std::string NameOf(const testing::TestParamInfo<Candidate>& test) { return test.param.name; }
 
 }  // namespace varve::storage_conformance_test

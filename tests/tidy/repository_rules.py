@@ -38,7 +38,8 @@ BELOW: dict[str, tuple[str, ...]] = {
     "load": ("catalogue",),
     "async": ("save", "load"),
     "convert": ("save", "load"),
-    "manage": ("publish",),
+    "upload": ("publish",),
+    "manage": ("upload",),
     "agent": ("async",),
     "protocol": ("save", "load"),
 }
@@ -54,8 +55,7 @@ def closure(module: str) -> tuple[str, ...]:
 
 MODULES = {module: closure(module) for module in BELOW}
 
-# The module that each header of include/varve/ belongs to: that one and those above may include it.
-# A header that is not named belongs to the facade, one in a folder to the module of that name.
+# The module of each header of include/varve/: the facade where none is named, else that of its folder.
 PUBLIC_HEADER_MODULE = {
     "status.h": "base",
     "stop.h": "base",
@@ -65,12 +65,14 @@ PUBLIC_HEADER_MODULE = {
     "value.h": "format",
     "metadata.h": "format",
     "storage.h": "storage",
+    "storage_plugins.h": "storage",
     "coordinator.h": "coordinate",
     "mpi.h": "coordinate",
     "async_save.h": "async",
     "convert.h": "convert",
     "agent.h": "agent",
     "manage.h": "manage",
+    "upload.h": "upload",
 }
 FACADE = "catalogue"
 
@@ -84,8 +86,7 @@ def owner_of(header: str) -> str:
 # These see the library as any user does: through include/varve/ only.
 USERS = ("tools", "python/src", "examples", "bench")
 
-# Headers of src/ that serve one user of ours and no other: what the Python module needs for PyTorch's
-# planners and for ranks that learn late whether they can save, and what a benchmark measures alone.
+# Headers of src/ that serve one user of ours and no other.
 USERS_OWN_HEADERS = {
     "python/src": {
         "async/start.h",
@@ -102,12 +103,11 @@ USERS_OWN_HEADERS = {
     "bench": {"save/dcp_index.h"},
 }
 
-# tensor, format, interop and plan are deterministic functions: no I/O, thread, clock or chance.
+# Deterministic functions: no I/O, thread, clock or chance.
 PURE_MODULES = ("tensor", "format", "interop", "plan")
 IMPURE_HEADER = re.compile(
-    r"^(thread|mutex|shared_mutex|condition_variable|future|stop_token|semaphore|barrier|latch"
-    r"|chrono|ctime|time\.h|random|fstream|iostream|filesystem"
-    r"|fcntl\.h|unistd\.h|pthread\.h|sys/.*)$"
+    r"^(thread|mutex|shared_mutex|condition_variable|future|stop_token|semaphore|barrier|latch|chrono"
+    r"|ctime|time\.h|random|fstream|iostream|filesystem|fcntl\.h|unistd\.h|pthread\.h|sys/.*)$"
 )
 
 STANDARD_HEADER = re.compile(r"^[a-z_0-9]+$")

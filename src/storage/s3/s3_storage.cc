@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <deque>
 #include <limits>
 #include <map>
 #include <utility>
@@ -11,6 +12,7 @@
 #include "base/guarded.h"
 #include "base/time_source.h"
 #include "storage/s3/keys/credentials.h"
+#include "storage/s3/keys/described.h"
 #include "storage/s3/object_writer.h"
 
 namespace varve::s3 {
@@ -33,6 +35,7 @@ class ObjectReader final : public ReadableFile {
       : client_(client), object_(std::move(object)), info_(std::move(info)) {}
 
   [[nodiscard]] std::uint64_t size() const override { return info_.size; }
+  [[nodiscard]] std::string version() const override { return info_.etag; }
 
   Status ReadAt(std::uint64_t offset, std::span<const std::span<std::byte>> parts) override {
     std::uint64_t bytes = 0;
@@ -91,10 +94,11 @@ void AppendEntries(const ListPage& page, const std::string& prefix,
 
 }  // namespace
 
-S3Storage::S3Storage(Settings settings, CredentialsFunction credentials)
-    : Storage({.conditional_writes = this}),
+S3Storage::S3Storage(Settings settings, CredentialsFunction credentials,
+                     std::shared_ptr<Traffic> traffic, SendFunction send)
+    : Storage({.conditional_writes = this, .shared_access = this}),
       scheme_(settings.scheme),
-      client_(std::move(settings), std::move(credentials)) {}
+      client_(std::move(settings), std::move(credentials), std::move(traffic), std::move(send)) {}
 
 Result<std::unique_ptr<WritableFile>> S3Storage::OpenForWrite(const std::string& name,
                                                               const WriteOptions& options) {
@@ -341,6 +345,47 @@ Status S3Storage::WriteIfAbsent(const std::string& name, std::string_view conten
                      " is there, or will be, is not known: " + there.status().message());
 }
 
+// ---- the same storage in another process ----
+
+Result<std::string> S3Storage::Describe(const std::string& /*name*/) {
+  VARVE_ASSIGN_OR_RETURN(auto keys, KeysOfProgram(scheme_));
+  return EncodeAccess({ProcessEnvironment, std::move(keys)});
+}
+
+Result<std::shared_ptr<Storage>> S3Storage::Open(const std::string& name,
+                                                 const std::string& access) {
+  return StorageOfAccess(SchemeOfObject(name), access);
+}
+
+Result<std::shared_ptr<Storage>> StorageOfAccess(std::string_view scheme,
+                                                 const std::string& access) {
+  struct Opened {
+    std::string_view scheme;
+    std::string access;
+    std::shared_ptr<Storage> storage;
+  };
+  constexpr std::size_t kMost = 8;  // Trainers of one host whose settings differ.
+  static std::mutex mutex;
+  static std::deque<Opened>& opened = *new std::deque<Opened>();
+  const std::scoped_lock lock(mutex);
+  for (const Opened& one : opened) {
+    if (one.scheme == scheme && one.access == access) {
+      return one.storage;
+    }
+  }
+  VARVE_ASSIGN_OR_RETURN(Access described, DecodeAccess(access));
+  const Environment environment = EnvironmentOf(scheme, std::move(described.environment));
+  VARVE_ASSIGN_OR_RETURN(Settings settings, ReadSettings(environment, scheme));
+  auto storage = std::make_shared<S3Storage>(
+      std::move(settings), described.keys ? KeysUntilTheirEnd(*std::move(described.keys))
+                                          : ProcessCredentials(environment, scheme));
+  opened.push_back({scheme, access, storage});
+  if (opened.size() > kMost) {
+    opened.pop_front();
+  }
+  return std::shared_ptr<Storage>(std::move(storage));
+}
+
 Result<Storage*> ProcessS3Storage(std::string_view scheme) {
   static std::mutex mutex;
   static std::map<std::string_view, Storage*>& storages =
@@ -350,7 +395,11 @@ Result<Storage*> ProcessS3Storage(std::string_view scheme) {
   if (storage == nullptr) {  // Settings that could not be used may have been put right.
     const Environment environment = EnvironmentOf(scheme, ProcessEnvironment);
     VARVE_ASSIGN_OR_RETURN(Settings settings, ReadSettings(environment, scheme));
-    storage = new S3Storage(std::move(settings), ProcessCredentials(environment));
+    static std::shared_ptr<Traffic>& traffic = *new std::shared_ptr<Traffic>();
+    if (traffic == nullptr) {  // The limits are of the process, whichever servers it uses.
+      traffic = std::make_shared<Traffic>(settings.traffic);
+    }
+    storage = new S3Storage(std::move(settings), ProcessCredentials(environment, scheme), traffic);
   }
   return storage;
 }

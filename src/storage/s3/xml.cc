@@ -7,6 +7,7 @@
 #include <pugixml.hpp>
 
 #include "base/ascii.h"
+#include "storage/s3/object_name.h"
 
 namespace varve::s3 {
 namespace {
@@ -18,7 +19,7 @@ Result<pugi::xml_node> Root(pugi::xml_document& document, std::string_view body,
   const pugi::xml_node root = document.document_element();
   if (!parsed || root.name() != name) {
     return DataLoss("the server's answer is no " + std::string(name) + " but \"" +
-                    std::string(body.substr(0, 100)) + "\"");
+                    Printable(body.substr(0, 100)) + "\"");
   }
   return root;
 }
@@ -159,6 +160,11 @@ Result<std::string> ParseUploadId(std::string_view body) {
     return Missing("upload id");
   }
   return id;
+}
+
+Status ParseCompleted(std::string_view body) {
+  pugi::xml_document document;
+  return Root(document, body, "CompleteMultipartUploadResult").status();
 }
 
 Result<UploadsPage> ParseUploadsPage(std::string_view body) {

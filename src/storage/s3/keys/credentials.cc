@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -10,7 +11,9 @@
 #include "base/events.h"
 #include "base/guarded.h"
 #include "base/time_source.h"
+#include "storage/objects/copy_on_write.h"
 #include "storage/s3/keys/credential_sources.h"
+#include "varve/storage_plugins.h"
 
 namespace varve::s3 {
 namespace {
@@ -20,6 +23,35 @@ constexpr std::int64_t kPause = 10;   // After a failure, while the old keys are
 
 std::int64_t UnixSeconds() {
   return std::chrono::duration_cast<std::chrono::seconds>(TimeOfDay()).count();
+}
+
+/// Functions that the program has set, by scheme.
+using Given = std::shared_ptr<const S3KeysFunction>;
+CopyOnWrite<std::map<std::string_view, Given>>& AllGiven() {
+  static auto& given = *new CopyOnWrite<std::map<std::string_view, Given>>();
+  return given;
+}
+
+/// Returns the function that the program has set for a scheme; null where it has set none.
+Given GivenFor(std::string_view scheme) {
+  const auto& all = AllGiven().Get();
+  const auto found = all.find(scheme);
+  return found == all.end() ? nullptr : found->second;
+}
+
+Result<FoundKeys> Ask(const S3KeysFunction& given, std::string_view scheme) {
+  const std::string what = "the function that gives the keys for " + std::string(scheme) + "://";
+  VARVE_ASSIGN_OR_RETURN(S3Keys keys, given().Annotate(what));
+  if (keys.access_key.empty() || keys.secret_key.empty()) {
+    return FailedPrecondition(what + " gives no access key, or no secret key");
+  }
+  if (keys.expires_seconds != 0 && keys.expires_seconds <= UnixSeconds()) {
+    return FailedPrecondition(what + " gives keys that ended " +
+                              std::to_string(UnixSeconds() - keys.expires_seconds) + " s ago");
+  }
+  return FoundKeys{
+      {std::move(keys.access_key), std::move(keys.secret_key), std::move(keys.session_token)},
+      keys.expires_seconds};
 }
 
 MaybeKeys StaticKeys(const Environment& environment) {
@@ -38,16 +70,23 @@ MaybeKeys NoKeys(const Environment& environment) {
 /// Finds keys, and remembers them for as long as they are good.
 class Keys {
  public:
-  explicit Keys(Environment environment) : environment_(std::move(environment)) {}
+  Keys(Environment environment, std::string_view scheme)
+      : environment_(std::move(environment)), scheme_(scheme) {}
 
   Result<Credentials> Get() {
     const std::scoped_lock lock(mutex_);
+    if (Given given = GivenFor(scheme_); given != given_) {
+      given_ = std::move(given);
+      found_.reset();  // Another's.
+      not_before_ = 0;
+    }
     const std::int64_t now = UnixSeconds();
-    if (found_ && (found_->expires == 0 || now < std::max(found_->expires - kEarly, not_before_))) {
+    const bool good = found_ && (found_->expires == 0 || now < found_->expires);
+    if (good && (found_->expires == 0 || now < std::max(found_->expires - kEarly, not_before_))) {
       return found_->keys;
     }
     auto keys = Find();
-    if (!keys.ok() && found_ && now < found_->expires) {
+    if (!keys.ok() && good) {
       not_before_ = now + kPause;
       (void)Guarded([&] {
         ReportEvent({.level = EventLevel::kWarning,
@@ -74,6 +113,9 @@ class Keys {
 
  private:
   Result<FoundKeys> Find() {
+    if (given_ != nullptr) {
+      return Ask(*given_, scheme_);
+    }
     for (const auto source :
          {NoKeys, StaticKeys, KeysOfWebIdentity, KeysOfProfile, KeysOfContainer, KeysOfInstance}) {
       VARVE_ASSIGN_OR_RETURN(auto keys, source(environment_));
@@ -88,15 +130,59 @@ class Keys {
   }
 
   const Environment environment_;
+  const std::string_view scheme_;
   std::mutex mutex_;  // Guards all below; held while keys are asked for.
+  Given given_;       // What the program had set when keys were last wanted.
   std::optional<FoundKeys> found_;
   std::int64_t not_before_ = 0;
 };
 
 }  // namespace
 
-CredentialsFunction ProcessCredentials(Environment environment) {
-  return [keys = std::make_shared<Keys>(std::move(environment))] { return keys->Get(); };
+CredentialsFunction ProcessCredentials(Environment environment, std::string_view scheme) {
+  return [keys = std::make_shared<Keys>(std::move(environment), scheme)] { return keys->Get(); };
+}
+
+MaybeKeys KeysOfProgram(std::string_view scheme) {
+  const Given given = GivenFor(scheme);
+  if (given == nullptr) {
+    return std::optional<FoundKeys>();
+  }
+  VARVE_ASSIGN_OR_RETURN(FoundKeys keys, Ask(*given, scheme));
+  return std::optional(std::move(keys));
+}
+
+CredentialsFunction KeysUntilTheirEnd(FoundKeys keys) {
+  return [keys = std::move(keys)]() -> Result<Credentials> {
+    const std::int64_t now = UnixSeconds();
+    if (keys.expires != 0 && now >= keys.expires) {
+      return FailedPrecondition("the keys ended " + std::to_string(now - keys.expires) +
+                                " s ago. A function of the trainer gave them, which nobody can "
+                                "call in this process: give keys that last longer than a save, or "
+                                "a source that every process can ask (docs/storage.md)");
+    }
+    return keys.keys;
+  };
 }
 
 }  // namespace varve::s3
+
+namespace varve {
+
+Status SetS3Keys(std::string_view scheme, S3KeysFunction function) {
+  const auto* const known = std::find(s3::kSchemes.begin(), s3::kSchemes.end(), scheme);
+  if (known == s3::kSchemes.end()) {
+    return InvalidArgument("set the keys for \"" + std::string(scheme) +
+                           "\": want s3, r2 or weka, the schemes of servers that speak S3's "
+                           "protocol");
+  }
+  const s3::Given given =
+      function ? std::make_shared<const S3KeysFunction>(std::move(function)) : nullptr;
+  (void)s3::AllGiven().Update([&](auto* all) {
+    (*all)[*known] = given;
+    return true;
+  });
+  return Status::Ok();
+}
+
+}  // namespace varve

@@ -1,7 +1,11 @@
 #include "storage/s3/keys/credentials.h"
 
+#include <atomic>
+#include <chrono>
 #include <fstream>
 #include <map>
+#include <thread>
+#include <vector>
 
 #include <gtest/gtest.h>
 
@@ -9,6 +13,7 @@
 #include "support/s3_server.h"
 #include "support/status_matchers.h"
 #include "support/temp_dir.h"
+#include "varve/storage_plugins.h"
 
 namespace varve::s3::credentials_test {
 namespace {
@@ -172,6 +177,85 @@ TEST_F(S3Credentials, KeysAreRenewedBeforeTheirEndAndUsedUpToIt) {
 TEST_F(S3Credentials, WithoutKeysTheErrorNamesThePlaces) {
   EXPECT_TRUE(FailsWith(Function()(), StatusCode::kFailedPrecondition,
                         {"AWS_ACCESS_KEY_ID", "AWS_PROFILE", "VARVE_S3_UNSIGNED"}));
+}
+
+/// Keys that the program gives for "r2", of which no other test asks.
+class S3GivenKeys : public S3Credentials {
+ protected:
+  ~S3GivenKeys() override { EXPECT_TRUE(SetS3Keys("r2", {}).ok()); }
+  CredentialsFunction Asking() {
+    return ProcessCredentials(
+        [this](const std::string& name) -> std::optional<std::string> {
+          const auto found = variables_.find(name);
+          return found == variables_.end() ? std::nullopt : std::optional(found->second);
+        },
+        "r2");
+  }
+  static std::int64_t Soon(std::int64_t seconds) {
+    return std::chrono::duration_cast<std::chrono::seconds>(TimeOfDay()).count() + seconds;
+  }
+  std::atomic<int> asked_{0};
+};
+
+TEST_F(S3GivenKeys, ComeBeforeAllOthersUntilTheyAreTakenBack) {
+  variables_["AWS_ACCESS_KEY_ID"] = "X";
+  variables_["AWS_SECRET_ACCESS_KEY"] = "Y";
+  const auto keys = Asking();
+  EXPECT_EQ(keys()->access_key, "X");
+  ASSERT_TRUE(SetS3Keys("r2", [] { return S3Keys{"A", "B", "T", 0}; }).ok());
+  EXPECT_EQ(keys()->access_key + keys()->secret_key + keys()->session_token, "ABT");
+  EXPECT_EQ(Found(), "X Y ");  // Another scheme's.
+  ASSERT_TRUE(SetS3Keys("r2", {}).ok());
+  EXPECT_EQ(keys()->access_key, "X");
+  EXPECT_TRUE(FailsWith(SetS3Keys("gs", {}), StatusCode::kInvalidArgument));
+}
+
+TEST_F(S3GivenKeys, AreAskedForFiveMinutesBeforeTheyEndByOneThread) {
+  std::atomic<int> inside{0};
+  std::atomic<int> most{0};
+  ASSERT_TRUE(SetS3Keys("r2", [&]() -> Result<S3Keys> {
+                most = std::max(most.load(), ++inside);
+                std::this_thread::sleep_for(std::chrono::milliseconds(50));
+                --inside;
+                // The first are good for less than five minutes, the second for longer.
+                return S3Keys{"A" + std::to_string(++asked_), "B", "",
+                              Soon(asked_ == 1 ? 200 : 3600)};
+              }).ok());
+  const auto keys = Asking();
+  EXPECT_EQ(keys()->access_key, "A1");
+  {
+    std::vector<std::jthread> threads;
+    for (int i = 0; i < 8; ++i) {
+      threads.emplace_back([&] { EXPECT_EQ(keys()->access_key, "A2"); });
+    }
+  }
+  EXPECT_EQ(asked_, 2);
+  EXPECT_EQ(most, 1);
+}
+
+TEST_F(S3GivenKeys, ThatCannotBeRenewedAreUsedUpToTheirEnd) {
+  ASSERT_TRUE(SetS3Keys("r2", [&]() -> Result<S3Keys> {
+                if (++asked_ > 1) {
+                  return Unavailable("the vault is away");
+                }
+                return S3Keys{"A", "very-secret", "", Soon(2)};
+              }).ok());
+  const auto keys = Asking();
+  EXPECT_EQ(keys()->access_key, "A");
+  EXPECT_EQ(keys()->access_key, "A");
+  EXPECT_EQ(asked_, 2);
+  std::this_thread::sleep_for(std::chrono::milliseconds(2100));
+  const auto after = keys();
+  EXPECT_TRUE(FailsWith(after, StatusCode::kUnavailable, {"the vault is away", "r2://"}));
+  EXPECT_EQ(after.status().message().find("very-secret"), std::string::npos);
+}
+
+TEST_F(S3GivenKeys, ThatHaveEndedOrLackAPartAreAnError) {
+  const auto keys = Asking();
+  ASSERT_TRUE(SetS3Keys("r2", [] { return S3Keys{"A", "B", "", Soon(-5)}; }).ok());
+  EXPECT_TRUE(FailsWith(keys(), StatusCode::kFailedPrecondition, {"ended"}));
+  ASSERT_TRUE(SetS3Keys("r2", [] { return S3Keys{"A", "", "", 0}; }).ok());
+  EXPECT_TRUE(FailsWith(keys(), StatusCode::kFailedPrecondition, {"no secret key"}));
 }
 
 }  // namespace
