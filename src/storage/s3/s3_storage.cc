@@ -167,7 +167,6 @@ Status S3Storage::Rename(const std::string& from, const std::string& to, RenameM
 
 Status S3Storage::Remove(const std::string& name) {
   VARVE_ASSIGN_OR_RETURN(const ObjectName object, ParseFileName(name));
-  VARVE_RETURN_IF_ERROR(client_.Delete(object.bucket, {object.key}));
   const std::string prefix = object.key + "/";
   std::string first;
   while (true) {  // Each time from the beginning: what was listed is gone.
@@ -186,6 +185,8 @@ Status S3Storage::Remove(const std::string& name) {
     }
     VARVE_RETURN_IF_ERROR(client_.Delete(object.bucket, keys));
   }
+  // Last: on a server whose objects are files it is a directory, which must be empty.
+  VARVE_RETURN_IF_ERROR(client_.Delete(object.bucket, {object.key}));
   const auto unfinished = ListUnfinished(name);
   if (unfinished.status().code() == StatusCode::kFailedPrecondition ||
       unfinished.status().code() == StatusCode::kUnimplemented) {
@@ -204,8 +205,12 @@ Result<std::vector<ConditionalWrites::Unfinished>> S3Storage::ListUnfinished(
   std::vector<Unfinished> files;
   UploadsPage page;
   do {
-    VARVE_ASSIGN_OR_RETURN(
-        page, client_.ListUploads(object.bucket, object.key.empty() ? "" : object.key + "/", page));
+    auto next =
+        client_.ListUploads(object.bucket, object.key.empty() ? "" : object.key + "/", page);
+    if (next.status().code() == StatusCode::kNotFound) {
+      break;  // No bucket. rclone's server says so of a bucket without uploads.
+    }
+    VARVE_ASSIGN_OR_RETURN(page, std::move(next));
     for (const OpenUpload& upload : page.uploads) {
       files.push_back({PathOf({object.bucket, upload.key, scheme_}), upload.id, upload.begun_ns});
     }
