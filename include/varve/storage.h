@@ -58,6 +58,10 @@ class ReadableFile {
   virtual Status ReadAndSum(std::uint64_t offset, std::span<const std::span<std::byte>> parts,
                             std::uint32_t* crc);
 
+  /// Returns a text that no other content of this name has had or will have, such as a strong
+  /// ETag; empty where the backend knows none. What was read once may be kept under it.
+  [[nodiscard]] virtual std::string version() const { return {}; }
+
   /// Returns true when ReadAt of this range would be served from memory. A hint.
   [[nodiscard]] virtual bool IsCached(std::uint64_t offset, std::uint64_t size) = 0;
 
@@ -190,6 +194,16 @@ class ConditionalWrites {
   virtual std::int64_t NowNs(const std::string& directory) = 0;
 };
 
+/// Optional: storages that read files whose names the caller knows, and only that. List is
+/// Unimplemented there, and what writes is refused with InvalidArgument. Threads: as Storage.
+class UnlistedNames {
+ public:
+  virtual ~UnlistedNames() = default;
+
+  /// Returns true where this is so for a file of this name.
+  virtual bool IsUnlisted(const std::string& name) = 0;
+};
+
 /// Operations that a storage may lack; null where it does. They live as long as the storage.
 struct StorageExtras {
   HardLinks* hard_links = nullptr;
@@ -197,6 +211,7 @@ struct StorageExtras {
   EmptyDirectories* empty_directories = nullptr;
   FileLocks* file_locks = nullptr;
   ConditionalWrites* conditional_writes = nullptr;
+  UnlistedNames* unlisted_names = nullptr;  ///< Null where all directories can be listed.
 };
 
 /// Names are paths as the backend understands them, '/'-separated. Threads: safe to call
@@ -242,8 +257,8 @@ class Storage {
 Storage& PosixStorage();
 
 /// Returns the storage of all names: "s3://bucket/key" is an object, whose settings and keys are
-/// read from the environment at the first such name; all other names are PosixStorage's. Never
-/// destroyed.
+/// read from the environment at the first such name; "https://host/path" is a web server's, and
+/// only read; all other names are PosixStorage's. Never destroyed.
 Storage& AnyStorage();
 
 /// Reads a whole file of at most `max_bytes`. Errors: kDataLoss when it is larger.
@@ -269,10 +284,18 @@ std::string BaseName(std::string_view path);
 ///     other storages are their own.
 ///   - "file:///x" and "file://localhost/x" are "/x". The rest is taken as it stands: "%20" is
 ///     three characters.
+///   - "https://host/path" and http:// hold no user, password, query or fragment.
 ///   - Any other "scheme://" is refused. A directory of such a name is "./scheme://x".
 /// Errors: InvalidArgument for another scheme, naming those there are; for "file://" of another
 /// host or with a relative path; for an empty path, and one with a NUL character. Unavailable when
 /// a relative path is given and the working directory has no name (it was removed).
 Result<std::string> ResolvePath(std::string_view path, const Storage& storage = AnyStorage());
+
+/// Does the same for a path that is to be written. Errors: also InvalidArgument where names like it
+/// are only read.
+Result<std::string> ResolveTarget(std::string_view path, const Storage& storage = AnyStorage());
+
+/// Returns true where directories cannot be listed: a file is found by its name alone.
+bool IsUnlisted(Storage& storage, const std::string& name);
 
 }  // namespace varve

@@ -6,6 +6,7 @@
 
 #include "catalogue/foreign/layout.h"
 #include "catalogue/names.h"
+#include "catalogue/unlisted.h"
 
 namespace varve {
 namespace {
@@ -27,6 +28,11 @@ Result<OpenedIndex> OpenForeignDirectory(const ForeignFolder& folder) {
 }
 
 }  // namespace
+
+Result<OpenedIndex> OpenForeignUnlisted(Storage& storage, const std::string& path) {
+  VARVE_ASSIGN_OR_RETURN(const auto entries, KnownEntries(storage, path));
+  return OpenForeignDirectory({storage, path, entries});
+}
 
 Result<OpenedIndex> OpenForeign(Storage& storage, const std::string& path) {
   const auto entries = storage.List(path);

@@ -26,6 +26,12 @@ namespace varve {
 /// checkpoint that lacks the file of a rank.
 Result<OpenedIndex> OpenForeign(Storage& storage, const std::string& path);
 
+/// Does the same for a directory of a storage that cannot list it, by the names in KnownEntries.
+Result<OpenedIndex> OpenForeignUnlisted(Storage& storage, const std::string& path);
+
+/// Opens one file of any known kind, whatever its name. Errors: as OpenForeign.
+Result<OpenedIndex> OpenForeignFile(Storage& storage, const std::string& path);
+
 /// Opens what is there of a directory of which each of `world_size` ranks has written its own
 /// files; see CheckpointReader::OpenOwnRanks.
 Result<OpenedIndex> OpenForeignOfOwnRanks(Storage& storage, const std::string& path,

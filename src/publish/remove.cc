@@ -79,7 +79,7 @@ enum class Readers : std::uint8_t { kIgnore, kRespect };
 Result<RemovalReport> RemoveNow(const std::string& given, const RemovalTerms& terms,
                                 Readers readers, Storage& storage) {
   const DryRun dry_run = terms.dry_run;
-  VARVE_ASSIGN_OR_RETURN(const std::string path, ResolvePath(given, storage));
+  VARVE_ASSIGN_OR_RETURN(const std::string path, ResolveTarget(given, storage));
   VARVE_RETURN_IF_ERROR(CheckCheckpointName(path).Annotate("remove"));
   if (SymbolicLinks* const links = storage.extras().symbolic_links;
       links != nullptr && links->ReadLink(path).ok()) {

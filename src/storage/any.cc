@@ -2,6 +2,8 @@
 // is one line in BackendOf.
 
 #include "base/time_source.h"
+#include "storage/http/http_storage.h"
+#include "storage/http/url.h"
 #include "storage/s3/object_name.h"
 #include "storage/s3/s3_storage.h"
 #include "varve/storage.h"
@@ -11,6 +13,9 @@ namespace {
 
 /// Returns the backend of a name. Errors: InvalidArgument where its settings cannot be used.
 Result<Storage*> BackendOf(std::string_view name) {
+  if (!http::SchemeOfUrl(name).empty()) {
+    return http::ProcessHttpStorage();
+  }
   const std::string_view objects = s3::SchemeOfObject(name);
   return objects.empty() ? Result<Storage*>(&PosixStorage()) : s3::ProcessS3Storage(objects);
 }
@@ -27,9 +32,10 @@ class Dispatcher final : public Storage,
                          private SymbolicLinks,
                          private EmptyDirectories,
                          private FileLocks,
-                         private ConditionalWrites {
+                         private ConditionalWrites,
+                         private UnlistedNames {
  public:
-  Dispatcher() : Storage({this, this, this, this, this}) {}
+  Dispatcher() : Storage({this, this, this, this, this, this}) {}
 
   Result<std::unique_ptr<WritableFile>> OpenForWrite(const std::string& name,
                                                      const WriteOptions& options) override {
@@ -110,6 +116,7 @@ class Dispatcher final : public Storage,
     // Not asked of the backend: settings that cannot be used are told by the operations.
     return !s3::SchemeOfObject(name).empty();
   }
+  bool IsUnlisted(const std::string& name) override { return !http::SchemeOfUrl(name).empty(); }
   Status WriteIfAbsent(const std::string& name, std::string_view content) override {
     ConditionalWrites* const writes = ExtraOf(name, &StorageExtras::conditional_writes);
     return writes != nullptr ? writes->WriteIfAbsent(name, content)

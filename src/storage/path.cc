@@ -2,6 +2,8 @@
 #include <filesystem>
 #include <system_error>
 
+#include "storage/http/http_storage.h"
+#include "storage/http/url.h"
 #include "storage/s3/object_name.h"
 #include "varve/storage.h"
 
@@ -69,24 +71,29 @@ Result<std::string> ResolvePath(std::string_view path, const Storage& storage) {
       VARVE_RETURN_IF_ERROR(s3::ParseObjectName(name).status());
       return name;
     }
-    if (!s3::SchemeOfObject(name).empty() && &storage == &PosixStorage()) {
+    if (!http::SchemeOfUrl(name).empty() && storage.extras().unlisted_names != nullptr) {
+      return http::CheckUrl(name);
+    }
+    const bool remote = !s3::SchemeOfObject(name).empty() || !http::SchemeOfUrl(name).empty();
+    if (remote && &storage == &PosixStorage()) {
       return InvalidArgument(Quoted(path) +
                              ": this needs a directory of a mounted file system. Object storage "
-                             "serves save, async_save, load, read and the command line: see "
-                             "docs/storage.md");
+                             "serves save, async_save, load, read and the command line, web "
+                             "servers what reads: see docs/storage.md");
     }
-    return InvalidArgument(Quoted(path) + ": no storage serves " + std::string(scheme) +
-                           ":// here. There is " +
-                           (&storage == &AnyStorage() ? "s3://, r2://, weka://, " : "") +
-                           "file://, and paths of mounted file systems; a "
-                           "directory of this name is " +
-                           Quoted("./" + std::string(path)));
+    return InvalidArgument(
+        Quoted(path) + ": no storage serves " + std::string(scheme) + ":// here. There is " +
+        (&storage == &AnyStorage() ? "s3://, r2://, weka://, https://, http://, " : "") +
+        "file://, and paths of mounted file systems; a "
+        "directory of this name is " +
+        Quoted("./" + std::string(path)));
   }
-  for (const std::string_view scheme : s3::kSchemes) {
+  for (const std::string_view scheme : {"s3", "r2", "weka", "https", "http"}) {
     const std::string name(scheme);
     if (path.starts_with(name + ":/")) {
-      return InvalidArgument(Quoted(path) + " has one slash of " + name +
-                             "://bucket/key: pathlib takes the other away. Give the name as it "
+      return InvalidArgument(Quoted(path) + " has one slash of " + name + "://" +
+                             (name.starts_with("http") ? "host/path" : "bucket/key") +
+                             ": pathlib takes the other away. Give the name as it "
                              "is; a directory of this name is " +
                              Quoted("./" + std::string(path)));
     }
@@ -101,6 +108,19 @@ Result<std::string> ResolvePath(std::string_view path, const Storage& storage) {
                        error.message() + "; give an absolute path");
   }
   return JoinPath(working_directory.string(), path);
+}
+
+bool IsUnlisted(Storage& storage, const std::string& name) {
+  UnlistedNames* const unlisted = storage.extras().unlisted_names;
+  return unlisted != nullptr && unlisted->IsUnlisted(name);
+}
+
+Result<std::string> ResolveTarget(std::string_view path, const Storage& storage) {
+  VARVE_ASSIGN_OR_RETURN(std::string name, ResolvePath(path, storage));
+  UnlistedNames* const unlisted = storage.extras().unlisted_names;
+  return unlisted != nullptr && unlisted->IsUnlisted(name)
+             ? Result<std::string>(http::ReadOnly(name))
+             : std::move(name);
 }
 
 }  // namespace varve

@@ -60,9 +60,21 @@ Status RangeSink::Begin(const HttpResponse& head) {
       "bytes " + std::to_string(offset_) + "-" + std::to_string(offset_ + bytes_ - 1) + "/";
   const bool whole = range.empty() && head.status == 200 && offset_ == 0 &&
                      NumberIn(head.Header("content-length")) == bytes_;
+  range_ignored_ = range.empty() && head.status == 200 && !whole;
   if (!whole && !range.starts_with(wanted)) {
     return DataLoss("the server was asked for " + wanted + "* and sends \"" + Printable(range) +
                     "\"");
+  }
+  const std::string_view encoding = head.Header("content-encoding");
+  if (!encoding.empty() && encoding != "identity") {
+    return DataLoss("the server sends the file encoded (" + Printable(encoding) +
+                    "), though it was asked not to");
+  }
+  if (!whole && version_.size > 0) {
+    const auto size = NumberIn(range.substr(wanted.size()));
+    if (size && *size != version_.size) {
+      return Replaced("size", std::to_string(version_.size), std::to_string(*size));
+    }
   }
   return CheckVersion(version_, head);
 }

@@ -19,7 +19,8 @@ std::optional<std::uint64_t> NumberIn(std::string_view text);
 /// One version of a file, as the server told when the file was opened. Empty: it did not tell.
 struct FileVersion {
   std::string etag;
-  std::string modified;  ///< Last-Modified.
+  std::string modified;    ///< Last-Modified.
+  std::uint64_t size = 0;  ///< 0: not compared.
 };
 
 /// Fills spans with the body of an answer to a ranged GET, once for each try. Refuses a body of
@@ -33,13 +34,15 @@ class RangeSink final : public BodySink {
   /// Returns the value of the header Range: "bytes=0-9". Requires bytes() > 0.
   [[nodiscard]] std::string Range() const;
 
-  /// Errors: DataLoss for another range than the wanted one; FailedPrecondition for another
-  /// version.
+  /// Errors: DataLoss for another range than the wanted one and for an encoded body;
+  /// FailedPrecondition for another version.
   Status Begin(const HttpResponse& head) override;
   Status Take(std::span<const std::byte> bytes) override;
 
   [[nodiscard]] std::uint64_t bytes() const { return bytes_; }
   [[nodiscard]] bool complete() const { return taken_ == bytes_; }
+  /// Returns true where the server has answered with the whole file in place of the range.
+  [[nodiscard]] bool range_ignored() const { return range_ignored_; }
 
  private:
   const std::uint64_t offset_;
@@ -49,6 +52,7 @@ class RangeSink final : public BodySink {
   std::uint64_t taken_ = 0;
   std::size_t part_ = 0;
   std::size_t at_ = 0;
+  bool range_ignored_ = false;
 };
 
 /// Returns FailedPrecondition where an answer belongs to another version than `opened`.

@@ -14,21 +14,13 @@ namespace {
 
 constexpr std::size_t kMostDeleted = 1000;  // In one request.
 
-std::string Base64(std::span<const unsigned char> bytes) {
-  std::string out(4 * ((bytes.size() + 2) / 3) + 1, '\0');
-  const int size = ::EVP_EncodeBlock(reinterpret_cast<unsigned char*>(out.data()), bytes.data(),
-                                     static_cast<int>(bytes.size()));
-  out.resize(static_cast<std::size_t>(size));
-  return out;
-}
-
 /// Returns the value of x-amz-checksum-crc32c.
 std::string Crc32cHeader(std::span<const std::byte> content) {
   const std::uint32_t crc = Crc32c(content);
   const std::array<unsigned char, 4> bytes = {
       static_cast<unsigned char>(crc >> 24), static_cast<unsigned char>(crc >> 16),
       static_cast<unsigned char>(crc >> 8), static_cast<unsigned char>(crc)};
-  return Base64(bytes);
+  return http::Base64(std::as_bytes(std::span(bytes)));
 }
 
 /// Returns the value of Content-MD5, which DeleteObjects wants.
@@ -36,7 +28,7 @@ std::string Md5Header(std::span<const std::byte> content) {
   std::array<unsigned char, EVP_MAX_MD_SIZE> digest{};
   unsigned int size = 0;
   ::EVP_Digest(content.data(), content.size(), digest.data(), &size, EVP_md5(), nullptr);
-  return Base64(std::span(digest).first(size));
+  return http::Base64(std::as_bytes(std::span(digest).first(size)));
 }
 
 /// Returns the headers that every new object gets.

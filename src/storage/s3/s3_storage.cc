@@ -32,6 +32,7 @@ class ObjectReader final : public ReadableFile {
       : client_(client), object_(std::move(object)), info_(std::move(info)) {}
 
   [[nodiscard]] std::uint64_t size() const override { return info_.size; }
+  [[nodiscard]] std::string version() const override { return info_.etag; }
 
   Status ReadAt(std::uint64_t offset, std::span<const std::span<std::byte>> parts) override {
     std::uint64_t bytes = 0;

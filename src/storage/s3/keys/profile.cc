@@ -3,8 +3,6 @@
 #include <algorithm>
 #include <array>
 #include <cctype>
-#include <charconv>
-#include <cstdlib>
 #include <fstream>
 #include <sstream>
 #include <utility>
@@ -64,17 +62,8 @@ std::optional<std::string> Setting(const Environment& environment, const Profile
 
 Result<std::optional<std::int64_t>> Number(const Environment& environment,
                                            const std::string& variable) {
-  const auto text = environment(variable);
-  if (!text) {
-    return std::optional<std::int64_t>();
-  }
-  std::int64_t value = 0;
-  const char* const end = text->data() + text->size();
   constexpr std::int64_t kMost = 86'400;
-  if (std::from_chars(text->data(), end, value).ptr != end || value < 1 || value > kMost) {
-    return InvalidArgument(variable + "=" + *text + ": want whole seconds from 1 to 86400");
-  }
-  return std::optional(value);
+  return NumberSetting(environment, variable, 1, kMost, "seconds");
 }
 
 Result<bool> Flag(const Environment& environment, const std::string& variable) {
@@ -143,11 +132,6 @@ Status ReadObjectHeaders(const Environment& environment, Settings* settings) {
 }
 
 }  // namespace
-
-std::optional<std::string> ProcessEnvironment(const std::string& name) {
-  const char* const value = std::getenv(name.c_str());
-  return value == nullptr || *value == '\0' ? std::nullopt : std::optional<std::string>(value);
-}
 
 std::string ProfileName(const Environment& environment) {
   const auto name = environment("AWS_PROFILE");

@@ -5,24 +5,18 @@
 
 #include <chrono>
 #include <cstdint>
-#include <functional>
 #include <map>
 #include <optional>
 #include <string>
 #include <string_view>
 
+#include "storage/environment.h"
 #include "storage/s3/object_name.h"
 #include "storage/s3/shared.h"
 #include "storage/s3/signature.h"
 #include "varve/status.h"
 
 namespace varve::s3 {
-
-/// Returns an environment variable; nothing where it is not set or empty.
-using Environment = std::function<std::optional<std::string>(const std::string&)>;
-
-/// The process's.
-std::optional<std::string> ProcessEnvironment(const std::string& name);
 
 /// One profile: settings of ~/.aws/config and ~/.aws/credentials; the latter's come first. A
 /// setting of a section's sub-block, as "s3 =" and an indented "addressing_style = path", has the
