@@ -1,7 +1,10 @@
 // The storage of all names: each operation goes to the backend of the name's scheme. A new scheme
 // is one line in BackendOf.
 
+#include "storage/any.h"
+
 #include "base/time_source.h"
+#include "storage/cache/cached_file.h"
 #include "storage/http/http_storage.h"
 #include "storage/http/url.h"
 #include "storage/s3/object_name.h"
@@ -35,7 +38,8 @@ class Dispatcher final : public Storage,
                          private ConditionalWrites,
                          private UnlistedNames {
  public:
-  Dispatcher() : Storage({this, this, this, this, this, this}) {}
+  explicit Dispatcher(bool cached)
+      : Storage({this, this, this, this, this, this}), cached_(cached) {}
 
   Result<std::unique_ptr<WritableFile>> OpenForWrite(const std::string& name,
                                                      const WriteOptions& options) override {
@@ -44,7 +48,12 @@ class Dispatcher final : public Storage,
   }
   Result<std::unique_ptr<ReadableFile>> OpenForRead(const std::string& name) override {
     VARVE_ASSIGN_OR_RETURN(Storage* const backend, BackendOf(name));
-    return backend->OpenForRead(name);
+    if (!cached_ || backend == &PosixStorage()) {
+      return backend->OpenForRead(name);
+    }
+    VARVE_ASSIGN_OR_RETURN(cache::BlockStore* const store, cache::ProcessBlockStore());
+    VARVE_ASSIGN_OR_RETURN(auto file, backend->OpenForRead(name));
+    return store == nullptr ? std::move(file) : cache::ReadThrough(*store, name, std::move(file));
   }
   Result<std::vector<DirectoryEntry>> List(const std::string& directory) override {
     VARVE_ASSIGN_OR_RETURN(Storage* const backend, BackendOf(directory));
@@ -139,13 +148,20 @@ class Dispatcher final : public Storage,
     ConditionalWrites* const writes = ExtraOf(file.name, &StorageExtras::conditional_writes);
     return writes != nullptr ? writes->RemoveUnfinished(file) : Status::Ok();
   }
+
+  const bool cached_;  // Files of servers are read by way of this host's cache, if it has one.
 };
 
 }  // namespace
 
 Storage& AnyStorage() {
-  static Storage& storage = *new Dispatcher;
+  static Storage& storage = *new Dispatcher(/*cached=*/true);
   return storage;
+}
+
+Storage& WithoutCache(Storage& storage) {
+  static Storage& direct = *new Dispatcher(/*cached=*/false);
+  return &storage == &AnyStorage() ? direct : storage;
 }
 
 }  // namespace varve
