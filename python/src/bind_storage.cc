@@ -91,7 +91,7 @@ void ReleaseBuffer(PyObject* self, Py_buffer* /*view*/) noexcept {
   --nb::inst_ptr<EngineMemory>(self)->users;
 }
 
-PyType_Slot kBufferSlots[] = {{Py_bf_getbuffer, reinterpret_cast<void*>(GetBuffer)},
+PyType_Slot buffer_slots[] = {{Py_bf_getbuffer, reinterpret_cast<void*>(GetBuffer)},
                               {Py_bf_releasebuffer, reinterpret_cast<void*>(ReleaseBuffer)},
                               {0, nullptr}};
 
@@ -283,7 +283,7 @@ void EndCalls() {
 void BindStorage(nb::module_& module) {
   static_cast<void>(::pthread_atfork(nullptr, nullptr, [] { calls_running = 0; }));
   nb::module_ storage = module.def_submodule("storage", "Stores and keys that a program gives.");
-  nb::class_<EngineMemory>(storage, "EngineMemory", nb::type_slots(kBufferSlots));
+  const nb::class_<EngineMemory> memory(storage, "EngineMemory", nb::type_slots(buffer_slots));
   storage.def("register_store", &RegisterPython, nb::arg("scheme"), nb::arg("store"),
               nb::arg("part_bytes"), nb::arg("uploads"), nb::arg("weak_publish"),
               nb::arg("replace"));

@@ -107,3 +107,19 @@ def train_with_agent_and_die(environment: dict[str, str], agent: str, run: str) 
         assert handle is not None
         handle.wait_staged()
     os.kill(os.getpid(), signal.SIGKILL)
+
+
+def submit_with_keys_and_die(
+    environment: dict[str, str], agent: str, path: str, seconds: float
+) -> None:
+    """Submits a save whose keys come from a function and end, and is killed."""
+    given = dict(environment)
+    keys = given.pop("AWS_ACCESS_KEY_ID"), given.pop("AWS_SECRET_ACCESS_KEY")
+    set_environment({**given, "AWS_EC2_METADATA_DISABLED": "true", "VARVE_AGENT_DIR": agent})
+    expires = time.time() + seconds
+    varve.set_s3_credentials(lambda: varve.storage.S3Credentials(*keys, expires=expires))
+    handle = varve.torch.async_save(
+        state_of_one(7, 20), path, executor="process", max_write_bandwidth=4 * MIB
+    )
+    handle.wait_staged()
+    os.kill(os.getpid(), signal.SIGKILL)

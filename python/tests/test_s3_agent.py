@@ -127,3 +127,16 @@ def test_a_manager_has_the_agent_finish_what_a_killed_job_has_left(
     with varve.torch.CheckpointManager(prefix, executor="process") as manager:
         assert manager.resume(state) == 5
     assert (state["w"] == 5).all()
+
+
+def test_keys_of_a_trainers_function_go_to_the_agent_with_their_end(
+    agent: str, prefix: str, s3_server: dict[str, str]
+) -> None:
+    killed(s3_jobs.submit_with_keys_and_die, s3_server, agent, f"{prefix}/long", 600.0)
+    killed(s3_jobs.submit_with_keys_and_die, s3_server, agent, f"{prefix}/short", 3.0)
+    varve.agent.drain(LONG)
+    assert names_of(prefix) == ["long"]
+    assert_holds(f"{prefix}/long", 7, 20)
+    log = Path(agent, "agent.log").read_text()
+    assert "A function of the trainer gave them" in log
+    assert s3_server["AWS_SECRET_ACCESS_KEY"] not in log

@@ -72,12 +72,14 @@ Result<std::vector<std::string>> ForeignFileNames(Storage& storage, const std::s
     }
   }
   if (!is_dcp && HasHfIndex(entries)) {
-    const std::string path = JoinPath(directory, kHfIndexName);
-    VARVE_ASSIGN_OR_RETURN(const std::string json, ReadWholeFile(storage, path, kMaxJsonBytes));
-    VARVE_ASSIGN_OR_RETURN(const HfIndex index, DecodeHfIndex(json));
-    names = index.FileNames();
+    VARVE_ASSIGN_OR_RETURN(names, NamesInHfIndex(storage, JoinPath(directory, kHfIndexName)));
+    const std::string data = names.empty() ? "" : DataDirectoryOf(names.front());
     // Where the checksums cannot be read, side files count as the user's.
-    if (const auto sums = ReadHfChecksums(storage, directory); sums.ok()) {
+    const auto sums = ReadHfChecksums(storage, directory, names);
+    if (!data.empty()) {
+      names.push_back(JoinPath(data, kHfChecksumsName));
+    }
+    if (sums.ok()) {
       for (const StoredFile& file : sums->side_files) {
         names.push_back(file.name);
       }

@@ -47,13 +47,20 @@ bool IsDcpIndexName(std::string_view name);
 /// Errors: those of reading an index.
 Result<std::vector<std::string>> NamesInDcpIndex(Storage& storage, const std::string& path);
 
+/// Returns the names of the safetensors files that the index of a Hugging Face folder mentions.
+/// Errors: those of reading an index.
+Result<std::vector<std::string>> NamesInHfIndex(Storage& storage, const std::string& path);
+
 /// Returns the names of the files that the index in this directory mentions, side files among them,
 /// whether they are there or not; nothing where there is no index of DCP or of a Hugging Face
 /// folder. Errors: those of reading an index.
 Result<std::vector<std::string>> ForeignFileNames(Storage& storage, const std::string& directory);
 
-/// Reads model.varve-checksums.json. Errors: NotFound where there is none; as DecodeHfChecksums.
-Result<HfChecksums> ReadHfChecksums(Storage& storage, const std::string& directory);
+/// Reads model.varve-checksums.json, which is beside the index of the folder or, where the `files`
+/// that the index names are in a data directory, in that. Errors: NotFound where there is none; as
+/// DecodeHfChecksums.
+Result<HfChecksums> ReadHfChecksums(Storage& storage, const std::string& directory,
+                                    const std::vector<std::string>& files);
 
 /// Looks for a file of a folder that Varve wrote in Hugging Face's layout which another program has
 /// written since: it is whole, and neither its size and header nor its name are what

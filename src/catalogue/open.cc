@@ -279,11 +279,11 @@ bool WasReplaced(Storage& storage, const OpenedIndex& index) {
   if (index.record) {
     return record.status().code() == StatusCode::kNotFound;
   }
-  if (index.metadata.format == Format::kDcp && !index.side_directory.empty()) {
+  const std::string data =
+      index.metadata.files.empty() ? "" : DataDirectoryOf(index.metadata.files.front().name);
+  if (index.metadata.format != Format::kVarve && !data.empty()) {
     const auto names = ForeignFileNames(storage, index.home());
-    const auto is_ours = [&](const std::string& name) {
-      return DataDirectoryOf(name) == BaseName(index.side_directory);
-    };
+    const auto is_ours = [&](const std::string& name) { return DataDirectoryOf(name) == data; };
     return names.ok() ? std::none_of(names->begin(), names->end(), is_ours)
                       : names.status().code() == StatusCode::kNotFound;
   }

@@ -299,7 +299,7 @@ Result<std::unique_ptr<Commit>> Commit::Begin(Storage& storage, const std::strin
     return RenameCommit::Begin(storage, name, id, overwrite, stop, resume, brought);
   }
   return index.name.empty() ? BeginRecordCommit(storage, name, id, overwrite, stop)
-                            : BeginIndexCommit(storage, name, id, overwrite, stop, index);
+                            : BeginIndexCommit(storage, name, id, overwrite, stop, brought, index);
 }
 
 std::string PlaceOfSave(Storage& storage, const std::string& path, const SaveId& id) {

@@ -28,6 +28,7 @@ struct IndexFile {
 /// The index of a format of another software, where checkpoints are published by one small file.
 struct FixedIndex {
   std::string name;  ///< ".metadata"; empty: Varve's own, whose name has a number.
+  Format format = Format::kDcp;
   /// The checkpoint may lie beside files that are not part of it.
   bool beside_others = false;
   /// Set for an index of this rank alone, of which the other ranks do not know.
@@ -99,6 +100,7 @@ Result<std::unique_ptr<Commit>> BeginRecordCommit(Storage& storage, const std::s
 Result<std::unique_ptr<Commit>> BeginIndexCommit(Storage& storage, const std::string& path,
                                                  const SaveId& id, Overwrite overwrite,
                                                  const std::stop_token& stop,
+                                                 const std::vector<BroughtFile>& brought,
                                                  const FixedIndex& index);
 
 /// Returns FailedPrecondition where the checkpoint of these entries is pinned.

@@ -1,17 +1,21 @@
 // How a checkpoint becomes visible where names cannot be changed and there are no locks, in a
-// format of another software: its readers look for an index of one fixed name, DCP's `.metadata`.
-// NAME is the checkpoint's directory, INDEX the index in it. INDEX decides: no reader reads data
-// files that it does not name. It says of each file where it is, so the files have names of their
-// own.
+// format of another software: its readers look for an index of one fixed name, DCP's `.metadata` or
+// a Hugging Face folder's `model.safetensors.index.json`. NAME is the checkpoint's directory, INDEX
+// the index in it. INDEX decides: no reader reads data files that it does not name. It says of each
+// file where it is, so the files have names of their own.
 //
 //  1. List NAME. What readers would open instead of INDEX ends the save here, before any work:
 //     Varve's own record, an index of another format. So does INDEX without overwrite. With it,
 //     remember INDEX's digest and what it names. (Ranks that save without each other have an INDEX
-//     each, `__R.metadata`; a save by all ranks replaces all of those.)
+//     each, `__R.metadata`; a save by all ranks replaces all of those.) Side files of a Hugging
+//     Face folder have fixed names in NAME, for tools look for `config.json` there. One that is
+//     there with another content ends the save: it could only be replaced apart from INDEX.
 //  2. (All ranks) write data files into NAME/varve-data-<id>. The id is unique, so no save touches
 //     the files of another, and nothing that is visible changes.
 //  3. Check that every planned file is there with its exact size. Finds ranks that write elsewhere.
-//  4. Write side files into the same directory.
+//  4. Write side files into the same directory, and a Hugging Face folder's checksums; that one's
+//     side files into NAME where they are not there yet. A crash leaves these, and the next save
+//     takes them for its own.
 //  5. Publish INDEX, which names the files as varve-data-<id>/FILE.
 //     Nothing was there: on condition that there is none. Of two first saves one gets AlreadyExists
 //     and removes its own files.
@@ -87,6 +91,7 @@ class IndexCommit final : public Commit {
         directory_(DataDirectoryName(id)),
         staging_(PlaceOfSave(storage, path_, id)),
         index_(JoinPath(path_, index.name)),
+        format_(index.format),
         replaced_(std::move(replaced)) {}
   IndexCommit(const IndexCommit&) = delete;
   IndexCommit& operator=(const IndexCommit&) = delete;
@@ -104,6 +109,7 @@ class IndexCommit final : public Commit {
 
  private:
   [[nodiscard]] Status AnotherWasFirst() const;
+  Status WriteFiles(const std::vector<IndexFile>& index);
   Status WriteIndex(std::string_view content);
   void RemoveReplaced();
 
@@ -112,6 +118,7 @@ class IndexCommit final : public Commit {
   const std::string directory_;  ///< In `path_`.
   const std::string staging_;
   const std::string index_;
+  const Format format_;
   const Replaced replaced_;
   bool done_ = false;
 };
@@ -168,14 +175,56 @@ void IndexCommit::RemoveReplaced() {
   }
 }
 
+/// Returns true where a file holds `content`; false where there is none. Errors:
+/// FailedPrecondition where it holds something else.
+Result<bool> HoldsAlready(Storage& storage, const std::string& path, const std::string& content) {
+  const auto file = storage.OpenForRead(path);
+  if (file.status().code() == StatusCode::kNotFound) {
+    return false;
+  }
+  VARVE_RETURN_IF_ERROR(file.status());
+  if ((*file)->size() == content.size()) {
+    VARVE_ASSIGN_OR_RETURN(const std::string there, ReadWholeFile(storage, path, content.size()));
+    if (there == content) {
+      return true;
+    }
+  }
+  return FailedPrecondition(path +
+                            " is there with another content. Its name is fixed, and on an object "
+                            "store it cannot be replaced together with the tensors: remove the "
+                            "folder (`varve rm`), or save under another name");
+}
+
+/// Step 4.
+Status IndexCommit::WriteFiles(const std::vector<IndexFile>& index) {
+  std::vector<SideFile> missing = side_files_;
+  if (format_ != Format::kDcp) {
+    missing.clear();
+    for (const SideFile& file : side_files_) {
+      VARVE_ASSIGN_OR_RETURN(const bool there,
+                             HoldsAlready(storage_, JoinPath(path_, file.name), file.content));
+      if (!there) {
+        missing.push_back(file);
+      }
+    }
+  }
+  VARVE_RETURN_IF_ERROR(
+      WriteSideFiles(storage_, format_ == Format::kDcp ? staging_ : path_, missing));
+  for (std::size_t i = 0; i + 1 < index.size(); ++i) {
+    VARVE_RETURN_IF_ERROR(
+        WriteWholeFile(storage_, JoinPath(staging_, index[i].name), index[i].content));
+  }
+  return Status::Ok();
+}
+
 Status IndexCommit::Publish(const std::vector<DataFile>& files,
                             const std::vector<IndexFile>& index) {
-  VARVE_RETURN_IF_ERROR(CheckFilesAreThere(storage_, staging_, files));    // Step 3.
-  VARVE_RETURN_IF_ERROR(WriteSideFiles(storage_, staging_, side_files_));  // Step 4.
-  if (index.size() != 1 || JoinPath(path_, index.front().name) != index_) {
+  VARVE_RETURN_IF_ERROR(CheckFilesAreThere(storage_, staging_, files));  // Step 3.
+  if (index.empty() || JoinPath(path_, index.back().name) != index_) {
     return Internal(path_ + ": a save with another index than it has begun with");
   }
-  VARVE_RETURN_IF_ERROR(WriteIndex(index.front().content));
+  VARVE_RETURN_IF_ERROR(WriteFiles(index));
+  VARVE_RETURN_IF_ERROR(WriteIndex(index.back().content));
   (void)Guarded([&] {  // Step 7.
     RemoveReplaced();
     return Status::Ok();
@@ -187,7 +236,7 @@ Status IndexCommit::Publish(const std::vector<DataFile>& files,
 Status CheckNothingElse(const std::string& path, const std::vector<DirectoryEntry>& entries,
                         const FixedIndex& index) {
   const auto format = ShownFormat(entries);
-  if (format && *format != Format::kDcp) {
+  if (format && *format != index.format) {
     return FailedPrecondition(path + " holds a checkpoint of another format (" +
                               std::string(FormatName(*format)) +
                               "), which is not replaced on an object store: remove it (`varve "
@@ -203,43 +252,74 @@ Status CheckNothingElse(const std::string& path, const std::vector<DirectoryEntr
 
 /// Adds what an index names: data directories as such, and files that lie elsewhere by their names.
 /// An index that cannot be read names nothing: an overwrite is the way to get rid of it.
-Status AddNamed(Storage& storage, const std::string& path, std::set<std::string>* named) {
-  const auto names = NamesInDcpIndex(storage, path);
+Status AddNamed(Storage& storage, const std::string& directory, const std::string& index,
+                std::set<std::string>* named) {
+  // Of a Hugging Face folder with its side files.
+  const auto names = index == kHfIndexName ? ForeignFileNames(storage, directory)
+                                           : NamesInDcpIndex(storage, JoinPath(directory, index));
   if (!names.ok() && names.status().code() == StatusCode::kUnavailable) {
     return names.status();
   }
   for (const std::string& name : names.ok() ? *names : std::vector<std::string>()) {
-    const std::string directory = DataDirectoryOf(name);
-    named->insert(directory.empty() ? name : directory);
+    const std::string data = DataDirectoryOf(name);
+    named->insert(data.empty() ? name : data);
   }
   return Status::Ok();
 }
 
+bool IsReplacedIndex(const std::string& name, const FixedIndex& index) {
+  return name == index.name ||
+         (index.format == Format::kDcp && !index.rank && IsDcpIndexName(name));
+}
+
 Result<Replaced> TakeStock(Storage& storage, const std::string& path,
-                           const std::vector<DirectoryEntry>& entries, const FixedIndex& index) {
+                           const std::vector<DirectoryEntry>& entries,
+                           const std::vector<BroughtFile>& brought, const FixedIndex& index) {
   Replaced found;
   std::set<std::string> named;
   for (const DirectoryEntry& entry : entries) {
-    const bool goes = index.rank ? entry.name == index.name : IsDcpIndexName(entry.name);
-    if (entry.is_directory || !goes) {
+    if (entry.is_directory || !IsReplacedIndex(entry.name, index)) {
       continue;
     }
-    const std::string file = JoinPath(path, entry.name);
     if (entry.name == index.name) {
       // Before its names: what is replaced in between is found out in step 5.
-      VARVE_ASSIGN_OR_RETURN(found.index, DigestOfFile(storage, file));
+      VARVE_ASSIGN_OR_RETURN(found.index, DigestOfFile(storage, JoinPath(path, entry.name)));
     } else {
       found.paths.push_back(entry.name);
     }
-    VARVE_RETURN_IF_ERROR(AddNamed(storage, file, &named));
+    VARVE_RETURN_IF_ERROR(AddNamed(storage, path, entry.name, &named));
+  }
+  for (const BroughtFile& file : brought) {
+    if (file.content != nullptr) {  // Data files have their names elsewhere.
+      named.erase(file.name);
+    }
   }
   found.paths.insert(found.paths.end(), named.begin(), named.end());
   return found;
 }
 
-/// Returns true for what dead saves leave.
-bool IsLeftover(const DirectoryEntry& entry) {
-  return entry.is_directory && IsDataDirectoryName(entry.name);
+/// Checks side files that get their names in NAME. Errors: as HoldsAlready.
+Status CheckBrought(Storage& storage, const std::string& path,
+                    const std::vector<BroughtFile>& brought) {
+  for (const BroughtFile& file : brought) {
+    if (file.content != nullptr) {
+      VARVE_RETURN_IF_ERROR(
+          HoldsAlready(storage, JoinPath(path, file.name), *file.content).status());
+    }
+  }
+  return Status::Ok();
+}
+
+/// Returns true for what dead saves leave: data directories, and side files that this save brings.
+bool AreLeftovers(const std::vector<DirectoryEntry>& entries,
+                  const std::vector<BroughtFile>& brought) {
+  return std::all_of(entries.begin(), entries.end(), [&](const DirectoryEntry& entry) {
+    return entry.is_directory
+               ? IsDataDirectoryName(entry.name)
+               : std::any_of(brought.begin(), brought.end(), [&](const BroughtFile& file) {
+                   return file.content != nullptr && file.name == entry.name;
+                 });
+  });
 }
 
 }  // namespace
@@ -247,6 +327,7 @@ bool IsLeftover(const DirectoryEntry& entry) {
 Result<std::unique_ptr<Commit>> BeginIndexCommit(Storage& storage, const std::string& path,
                                                  const SaveId& id, Overwrite overwrite,
                                                  const std::stop_token& stop,
+                                                 const std::vector<BroughtFile>& brought,
                                                  const FixedIndex& index) {
   VARVE_RETURN_IF_ERROR(CheckCheckpointName(path));
   VARVE_RETURN_IF_ERROR(storage.extras().conditional_writes->Prepare(ParentPath(path)));
@@ -260,15 +341,17 @@ Result<std::unique_ptr<Commit>> BeginIndexCommit(Storage& storage, const std::st
     VARVE_RETURN_IF_ERROR(CheckNothingElse(path, *entries, index));
     const bool taken = index.rank ? FindEntry(*entries, index.name) != nullptr
                                   : IsCheckpoint(storage, path, *entries);
-    const bool free =
-        index.beside_others || std::all_of(entries->begin(), entries->end(), IsLeftover);
+    const bool free = index.beside_others || AreLeftovers(*entries, brought);
     if (taken && index.rank && overwrite == Overwrite::kNever) {
       return AlreadyExists(path + " already holds a checkpoint; pass overwrite to replace it");
     }
     if (!index.rank && (taken || !free)) {
       VARVE_RETURN_IF_ERROR(CheckOccupant(storage, path, overwrite, stop).status());
     }
-    VARVE_ASSIGN_OR_RETURN(replaced, TakeStock(storage, path, *entries, index));
+    if (index.format != Format::kDcp) {
+      VARVE_RETURN_IF_ERROR(CheckBrought(storage, path, brought));
+    }
+    VARVE_ASSIGN_OR_RETURN(replaced, TakeStock(storage, path, *entries, brought, index));
   }
   return std::unique_ptr<Commit>(
       std::make_unique<IndexCommit>(storage, path, id, index, std::move(replaced)));

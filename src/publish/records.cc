@@ -26,7 +26,7 @@ struct Found {
   std::map<std::uint64_t, CommitRecord> records;  ///< By number.
   std::set<std::string> unreadable;               ///< Names of records and indexes.
   std::vector<std::string> directories;
-  std::set<std::string> indexed;  ///< Of these, those that indexes of DCP name.
+  std::set<std::string> indexed;  ///< Those that indexes of other formats name.
   /// Records in quarantine, by the names of their files; nothing for one that cannot be read.
   std::map<std::string, std::optional<CommitRecord>> quarantined;
 };
@@ -51,10 +51,15 @@ std::optional<std::set<std::string>> DirectoriesInQuarantine(const Found& found)
   return named;
 }
 
-/// Adds the data directories that an index of DCP names.
+bool IsForeignIndex(const DirectoryEntry& entry) {
+  return !entry.is_directory && (IsDcpIndexName(entry.name) || entry.name == kHfIndexName);
+}
+
+/// Adds the data directories that an index of another format names.
 Status AddIndexed(Storage& storage, const std::string& path, const std::string& index,
                   Found* found) {
-  const auto names = NamesInDcpIndex(storage, JoinPath(path, index));
+  const auto names = index == kHfIndexName ? NamesInHfIndex(storage, JoinPath(path, index))
+                                           : NamesInDcpIndex(storage, JoinPath(path, index));
   switch (names.status().code()) {
     case StatusCode::kOk: break;
     case StatusCode::kNotFound: return Status::Ok();  // Gone since.
@@ -98,7 +103,7 @@ Result<Found> Look(Storage& storage, const std::string& path) {
     }
   }
   for (const DirectoryEntry& entry : entries) {
-    if (!found.directories.empty() && !entry.is_directory && IsDcpIndexName(entry.name)) {
+    if (!found.directories.empty() && IsForeignIndex(entry)) {
       VARVE_RETURN_IF_ERROR(AddIndexed(storage, path, entry.name, &found));
     }
   }
@@ -152,20 +157,18 @@ Result<bool> NewestIsWhole(Storage& storage, const std::string& path, const Foun
 
 /// Lists what is not part of the checkpoint, relative to its directory.
 Status AddOthers(Storage& storage, const std::string& path, const std::string& below,
-                 const Found& found, std::vector<std::string>* others) {
+                 const Found& found, OwnNames* own, std::vector<std::string>* others) {
   VARVE_ASSIGN_OR_RETURN(const auto entries, storage.List(JoinPath(path, below)));
   for (const DirectoryEntry& entry : entries) {
     const std::string name = below.empty() ? entry.name : JoinPath(below, entry.name);
-    if (below.empty() &&
-        (entry.is_directory ? IsDataDirectoryName(entry.name)
-                            : RecordNumber(entry.name).has_value() ||
-                                  (!found.indexed.empty() && IsDcpName(entry.name)) ||
-                                  IsOfQuarantine(found, entry.name))) {
+    if (below.empty() && (entry.is_directory ? IsDataDirectoryName(entry.name)
+                                             : RecordNumber(entry.name).has_value() ||
+                                                   IsOfQuarantine(found, entry.name))) {
       continue;
     }
     if (entry.is_directory) {
-      VARVE_RETURN_IF_ERROR(AddOthers(storage, path, name, found, others));
-    } else {
+      VARVE_RETURN_IF_ERROR(AddOthers(storage, path, name, found, own, others));
+    } else if (found.indexed.empty() || !own->Contains(name)) {
       others->push_back(name);
     }
   }
@@ -244,15 +247,15 @@ Result<RemovalReport> RemoveByRecords(const std::string& path, DryRun dry_run, S
   RemovalReport report;
   std::int64_t modified_ns = 0;
   VARVE_ASSIGN_OR_RETURN(report.bytes, BytesIn(storage, path, &modified_ns));
+  OwnNames names(storage, path, *entries);
   if (NewestRecord(*entries) > 0 || !found.indexed.empty()) {
-    VARVE_RETURN_IF_ERROR(AddOthers(storage, path, "", found, &report.others));
+    VARVE_RETURN_IF_ERROR(AddOthers(storage, path, "", found, &names, &report.others));
   }
   if (dry_run == DryRun::kYes) {
     return report;
   }
   // The highest number goes last: until then it is what readers find, whole.
   std::vector<std::string> indexes;
-  OwnNames names(storage, path, *entries);
   for (const DirectoryEntry& entry : *entries) {
     if (!entry.is_directory && names.IsIndex(entry.name)) {
       indexes.push_back(entry.name);

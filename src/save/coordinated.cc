@@ -266,9 +266,10 @@ class CoordinatedSave final : public SaveSession {
     const Deadline until = start + options_.timeout / 2;
     bool was_free = false;  // The lock, after the last attempt: then it failed for another reason.
     while (true) {
-      auto commit = Commit::Begin(storage_, path_, settled_.identity.save_id, options_.overwrite,
-                                  options_.stop, Resume::kNo, brought,
-                                  {.name = std::string(format().index_name)});
+      auto commit =
+          Commit::Begin(storage_, path_, settled_.identity.save_id, options_.overwrite,
+                        options_.stop, Resume::kNo, brought,
+                        {.name = std::string(format().index_name), .format = options_.format});
       if (commit.status().code() != StatusCode::kFailedPrecondition || was_free || !waits() ||
           Now() >= until || options_.stop.stop_requested()) {
         return commit;

@@ -80,7 +80,7 @@ std::optional<std::uint64_t> SizeInRange(std::string_view range) {
 /// Returns what tells one content of a name from another. A weak ETag does not, nor does a time
 /// that is as good as now: the file may be written again within the same second (RFC 9110, 8.8).
 std::string IdentityOf(const HttpResponse& response) {
-  const std::string etag(response.Header("etag"));
+  std::string etag(response.Header("etag"));
   if (etag.size() > 2 && etag.front() == '"') {
     return etag;
   }

@@ -16,10 +16,10 @@ using test::IsOk;
 /// A sink for bytes 10 to 19 of a file.
 class RangeSinks : public testing::Test {
  protected:
-  static HttpResponse Answer(int status, NameValues headers) {
+  static HttpResponse Answer(int status, const NameValues& headers) {
     HttpResponse answer;
     answer.status = status;
-    answer.headers = std::move(headers);
+    answer.headers = headers;
     return answer;
   }
   static NameValues Good() {

@@ -71,7 +71,7 @@ Result<std::vector<StoreEntry>> ObjectCalls::List(const std::string& prefix,
   });
   for (const StoreEntry& object : objects) {
     if (const std::string why = WhyMisplaced(object, prefix, unfinished); !why.empty()) {
-      return FailedPrecondition(what + ": the store returns " + why);
+      return FailedPrecondition("the store returns " + why).Annotate(what);
     }
   }
   return objects;

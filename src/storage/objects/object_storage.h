@@ -31,17 +31,19 @@ class ObjectCalls {
   /// Returns what follows "scheme://" in a full name.
   [[nodiscard]] Result<std::string> NameOf(const std::string& path) const;
 
-  Result<StoreEntry> Head(const std::string& name) const;
+  [[nodiscard]] Result<StoreEntry> Head(const std::string& name) const;
   Status Read(const std::string& name, std::uint64_t offset, std::span<std::byte> into,
               const std::string& version) const;
   /// `prefix` is empty or ends with '/'. Errors: FailedPrecondition where the store returns names
   /// that do not lie below it as ObjectStore::List says.
-  Result<std::vector<StoreEntry>> List(const std::string& prefix, bool unfinished) const;
+  [[nodiscard]] Result<std::vector<StoreEntry>> List(const std::string& prefix,
+                                                     bool unfinished) const;
   Status Put(const std::string& name, std::span<const std::byte> data, bool if_absent) const;
   Status Remove(const std::vector<std::string>& names) const;
-  Result<std::string> StartUpload(const std::string& name, std::uint64_t part_bytes) const;
-  Result<std::string> UploadPart(const std::string& name, const std::string& upload, int number,
-                                 std::span<const std::byte> data) const;
+  [[nodiscard]] Result<std::string> StartUpload(const std::string& name,
+                                                std::uint64_t part_bytes) const;
+  [[nodiscard]] Result<std::string> UploadPart(const std::string& name, const std::string& upload,
+                                               int number, std::span<const std::byte> data) const;
   Status EndUpload(const std::string& name, const std::string& upload,
                    const std::vector<std::string>* parts) const;
 

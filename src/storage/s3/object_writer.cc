@@ -6,6 +6,8 @@
 #include <random>
 #include <utility>
 
+#include <sys/mman.h>
+
 #include "base/checksum.h"
 #include "base/guarded.h"
 #include "base/time_source.h"
@@ -124,10 +126,21 @@ Status ObjectWriter::WriteInto(std::uint64_t index, std::uint64_t at,
   return uploaded;
 }
 
+/// Returns memory for a part, in huge pages where it is large: to touch pages of 4 KiB for the
+/// first time takes a tenth of the processor time of an upload.
+ObjectWriter::Buffer ObjectWriter::MakeBuffer() const {
+  Buffer buffer(static_cast<std::byte*>(::operator new[](part_bytes_, kAlignment)));
+  const auto page = static_cast<std::uint64_t>(kAlignment);
+  if (part_bytes_ >= page) {
+    (void)::madvise(buffer.get(), part_bytes_ / page * page, MADV_HUGEPAGE);  // A wish.
+  }
+  return buffer;
+}
+
 /// Called with the lock held.
 ObjectWriter::Buffer ObjectWriter::TakeBuffer() {
   if (free_.empty()) {
-    return std::make_unique_for_overwrite<std::byte[]>(part_bytes_);
+    return MakeBuffer();
   }
   Buffer buffer = std::move(free_.back());
   free_.pop_back();
@@ -182,7 +195,8 @@ Status ObjectWriter::Upload(std::uint64_t index, std::span<const std::byte> byte
 /// Returns the first `bytes` of a part, with zeros where nothing was written.
 std::span<const std::byte> ObjectWriter::ContentOf(Part* part, std::uint64_t bytes) const {
   if (part->bytes == nullptr) {
-    part->bytes = std::make_unique<std::byte[]>(part_bytes_);
+    part->bytes = MakeBuffer();
+    std::memset(part->bytes.get(), 0, part_bytes_);
     return {part->bytes.get(), bytes};
   }
   std::sort(part->written.begin(), part->written.end());

@@ -11,10 +11,12 @@
 #pragma once
 
 #include <condition_variable>
+#include <cstddef>
 #include <cstdint>
 #include <map>
 #include <memory>
 #include <mutex>
+#include <new>
 #include <span>
 #include <string>
 #include <utility>
@@ -44,7 +46,12 @@ class ObjectWriter final : public WritableFile {
   [[nodiscard]] bool direct() const override { return false; }
 
  private:
-  using Buffer = std::unique_ptr<std::byte[]>;
+  /// Of huge pages, which large parts want.
+  static constexpr std::align_val_t kAlignment{std::size_t{2} << 20};
+  struct Free {
+    void operator()(std::byte* bytes) const { ::operator delete[](bytes, kAlignment); }
+  };
+  using Buffer = std::unique_ptr<std::byte[], Free>;
   struct Part {
     Buffer bytes;  ///< Null once it has been uploaded. What was not written to is undefined.
     std::vector<std::pair<std::uint64_t, std::uint64_t>> written;  ///< Begin and end of each write.
@@ -57,6 +64,7 @@ class ObjectWriter final : public WritableFile {
   Status Begin();
   Status Broken();
   Buffer TakeBuffer();
+  Buffer MakeBuffer() const;
   std::span<const std::byte> ContentOf(Part* part, std::uint64_t bytes) const;
   Status UploadRest(std::uint64_t size);
   Status PutWhole(std::uint64_t size);

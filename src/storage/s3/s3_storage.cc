@@ -14,6 +14,7 @@
 #include "storage/s3/keys/credentials.h"
 #include "storage/s3/keys/described.h"
 #include "storage/s3/object_writer.h"
+#include "storage/server_file.h"
 
 namespace varve::s3 {
 namespace {
@@ -29,35 +30,19 @@ Result<ObjectName> ParseFileName(const std::string& name) {
   return object;
 }
 
-class ObjectReader final : public ReadableFile {
+class ObjectReader final : public ServerFile {
  public:
   ObjectReader(S3Client& client, ObjectName object, ObjectInfo info)
       : client_(client), object_(std::move(object)), info_(std::move(info)) {}
 
   [[nodiscard]] std::uint64_t size() const override { return info_.size; }
-  [[nodiscard]] std::string version() const override { return info_.etag; }
+  [[nodiscard]] std::string version() const override {
+    return info_.etag.starts_with("W/") ? std::string() : info_.etag;
+  }
 
   Status ReadAt(std::uint64_t offset, std::span<const std::span<std::byte>> parts) override {
-    std::uint64_t bytes = 0;
-    for (const std::span<std::byte> part : parts) {
-      bytes += part.size();
-    }
-    if (offset > info_.size || bytes > info_.size - offset) {
-      return DataLoss(PathOf(object_) + ": ends at byte " + std::to_string(info_.size) +
-                      ", before the " + std::to_string(bytes) + " bytes wanted at " +
-                      std::to_string(offset));
-    }
+    VARVE_RETURN_IF_ERROR(CheckRange(PathOf(object_), offset, parts));
     return client_.Get(object_, offset, parts, info_.etag);
-  }
-
-  Status ReadUncached(std::uint64_t offset, std::byte* buffer, std::uint64_t size,
-                      std::uint64_t /*capacity*/) override {
-    const std::span<std::byte> whole(buffer, size);
-    return ReadAt(offset, std::span(&whole, 1));
-  }
-
-  [[nodiscard]] bool IsCached(std::uint64_t /*offset*/, std::uint64_t /*size*/) override {
-    return false;
   }
 
  private:
@@ -167,7 +152,6 @@ Status S3Storage::Rename(const std::string& from, const std::string& to, RenameM
 
 Status S3Storage::Remove(const std::string& name) {
   VARVE_ASSIGN_OR_RETURN(const ObjectName object, ParseFileName(name));
-  VARVE_RETURN_IF_ERROR(client_.Delete(object.bucket, {object.key}));
   const std::string prefix = object.key + "/";
   std::string first;
   while (true) {  // Each time from the beginning: what was listed is gone.
@@ -186,6 +170,8 @@ Status S3Storage::Remove(const std::string& name) {
     }
     VARVE_RETURN_IF_ERROR(client_.Delete(object.bucket, keys));
   }
+  // Last: on a server whose objects are files it is a directory, which must be empty.
+  VARVE_RETURN_IF_ERROR(client_.Delete(object.bucket, {object.key}));
   const auto unfinished = ListUnfinished(name);
   if (unfinished.status().code() == StatusCode::kFailedPrecondition ||
       unfinished.status().code() == StatusCode::kUnimplemented) {
@@ -204,8 +190,12 @@ Result<std::vector<ConditionalWrites::Unfinished>> S3Storage::ListUnfinished(
   std::vector<Unfinished> files;
   UploadsPage page;
   do {
-    VARVE_ASSIGN_OR_RETURN(
-        page, client_.ListUploads(object.bucket, object.key.empty() ? "" : object.key + "/", page));
+    auto next =
+        client_.ListUploads(object.bucket, object.key.empty() ? "" : object.key + "/", page);
+    if (next.status().code() == StatusCode::kNotFound) {
+      break;  // No bucket. rclone's server says so of a bucket without uploads.
+    }
+    VARVE_ASSIGN_OR_RETURN(page, std::move(next));
     for (const OpenUpload& upload : page.uploads) {
       files.push_back({PathOf({object.bucket, upload.key, scheme_}), upload.id, upload.begun_ns});
     }
