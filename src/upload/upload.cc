@@ -103,7 +103,7 @@ class Uploading {
     VARVE_ASSIGN_OR_RETURN(
         const std::string reply,
         Exchange(coordinator, what, std::move(offer), Now() + options_.timeout,
-                 [&](std::vector<std::string> offers) { return Begin(offers); }));
+                 [&](const std::vector<std::string>& offers) { return Begin(offers); }));
     UploadReport report;
     auto copied = Guarded([&]() -> Contribution {
       VARVE_ASSIGN_OR_RETURN(const auto share, DecodeFields<UploadShare>(reply));
@@ -214,6 +214,7 @@ class Uploading {
   Status BeginCommit() {
     if (!source_.native && PublishesByRecord(storage_, to_)) {
       std::vector<std::string> names;
+      names.reserve(all_.size() + source_.last.size());
       for (const auto& [name, size] : all_) {
         names.push_back(name);
       }
