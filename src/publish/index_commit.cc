@@ -84,7 +84,7 @@ Result<std::optional<Hash128>> DigestOfFile(Storage& storage, const std::string&
 
 class IndexCommit final : public Commit {
  public:
-  IndexCommit(Storage& storage, std::string path, const SaveId& id, FixedIndex index,
+  IndexCommit(Storage& storage, std::string path, const SaveId& id, const FixedIndex& index,
               Replaced replaced)
       : storage_(storage),
         path_(std::move(path)),
