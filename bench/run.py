@@ -37,6 +37,7 @@ from bench.scenarios import (
     hfai,
     index,
     load,
+    s3,
     save,
     small,
     unshard,
@@ -62,6 +63,7 @@ SCENARIOS: dict[str, Callable[[Context], list[Result]]] = {
     "hf": hf.run,
     "hfai": hfai.run,
     "unshard": unshard.run,
+    "s3": s3.run,
 }
 
 # The load scenario keeps one checkpoint per tool on disk, and holds the state, its destination, a

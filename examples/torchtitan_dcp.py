@@ -2,6 +2,8 @@
 
     torchrun --nproc-per-node 2 examples/torchtitan_dcp.py OUT [STEPS]     # run it again to go on, on any number of ranks
 
+OUT is a directory, or a name in an object store as s3://bucket/run (docs/storage.md).
+
 In a config of torchtitan's Trainer one line changes: `checkpoint=VarveCheckpointManager.Config(...)`. The Trainer needs
 a GPU. So this file has a training loop of its own around the manager, with FSDP2 on CPU ranks. It prints the loss of
 each step.

@@ -85,18 +85,6 @@ class Job:
         while self._running():
             time.sleep(0.02)
 
-    def kill_while_saving(self, checkpoint: Path, delay_seconds: float = 0.03) -> bool:
-        """Kill the job `delay_seconds` after the first data of `checkpoint` reaches the disk.
-
-        Returns whether that caught it: data files are there, a commit record and the checkpoint
-        are not. Raises JobFailed if the job ended before it began to save.
-        """
-        self.kill_once(
-            lambda: _has_data(staging_path(checkpoint)) or checkpoint.exists(), delay_seconds
-        )
-        staging = staging_path(checkpoint)
-        return staging is not None and not (staging / "varve.json").exists()
-
     def kill_once(self, begun: Callable[[], bool], delay_seconds: float = 0.03) -> None:
         """Kill the job `delay_seconds` after `begun` is true; JobFailed if it ends before that."""
         while not begun():
@@ -116,7 +104,8 @@ class Job:
         return None in codes
 
 
-def _has_data(staging: Path | None) -> bool:
+def has_data(staging: Path | None) -> bool:
+    """Return whether data of a save have reached the disk."""
     if staging is None:
         return False
     try:

@@ -14,7 +14,10 @@ state, bit for bit. That is a claim about checkpoints only because training itse
 depend on the world size: each micro-batch is computed alike wherever it runs, dropout included
 (`train.py`), and gradients are summed exactly, so in any order (`exact.py`).
 
-Everything is written under one directory; the exit status is 1 if a claim does not hold.
+With `--storage s3` the interrupted run keeps its checkpoints on a real S3 server on this host; torch's
+own DCP writes to file systems only, and its part is left out.
+
+Everything else is written under one directory; the exit status is 1 if a claim does not hold.
 """
 
 from __future__ import annotations
@@ -31,7 +34,8 @@ import safetensors.torch
 import torch
 import with_dcp
 from compare import compare
-from job import Job, JobFailed, staging_path, written_share
+from job import Job, JobFailed, staging_path
+from place import Bucket, Directory
 from report import Panel, Part, plot_losses, timings
 from story import Story
 from train import LAST_STEP, checkpoint_path
@@ -57,17 +61,19 @@ STATE_NAMES = {
 class Demo:
     """The acts of the story, each a method, to be called in order."""
 
-    def __init__(self, out: Path) -> None:
+    def __init__(self, out: Path, storage: str) -> None:
         """Clear what an earlier demo left in `out`."""
         self.story = Story()
         self.reference = out / "uninterrupted"
-        self.run = out / "interrupted"
+        self.place = Bucket() if storage == "s3" else Directory(out / "interrupted")
+        self.run = self.place.run
         self.dcp_run = out / "interrupted-dcp"
         self.scratch = out / "scratch"
         self.plot = out / "loss.png"
         self.page = out / "report.html"
         self.export = out / "model.safetensors"
-        for folder in (self.reference, self.run, self.dcp_run, self.scratch):
+        self.place.clear()
+        for folder in (self.reference, self.dcp_run, self.scratch):
             shutil.rmtree(folder, ignore_errors=True)
             folder.mkdir(parents=True)
         self.parts: list[Part] = []
@@ -88,19 +94,18 @@ class Demo:
             f"2 ranks train the same, save every {SAVE_EVERY} steps,"
             f" and are killed while saving step {KILLED_STEP}"
         )
-        target = checkpoint_path(self.run, KILLED_STEP)
         options = ("--save-every", str(SAVE_EVERY), "--pad-step", str(KILLED_STEP), "--pad-mib")
         for attempt in range(ATTEMPTS):
-            shutil.rmtree(self.run)
-            self.run.mkdir()
+            self.place.clear()
             name, pad_mib = f"killed-{attempt + 1}", str(PAD_MIB << attempt)
             with self._start(name, 2, self.run, LAST_STEP, *options, pad_mib) as job:
-                caught = job.kill_while_saving(target)
+                job.kill_once(lambda: self.place.save_has_begun(KILLED_STEP))
+            caught = self.place.save_was_caught(KILLED_STEP)
             if caught:
                 break
             self.story.say("The save was over before the signal arrived; again, with more data.")
         self._finish(name, "2 ranks, killed")
-        size, share = written_share(staging_path(target))
+        size, share = self.place.written(KILLED_STEP, int(pad_mib) << 20)
         self.story.claim(
             f"SIGKILL hit the save midway: {share:.0%} of {size >> 20} MiB were written",
             caught and 0 < share < 1,
@@ -120,13 +125,13 @@ class Demo:
         """Acts 4 and 5: go on from the newest whole checkpoint, on another world size."""
         newest = self._whole_checkpoints()[-1]
         who = f"{ranks} ranks resume" if ranks > 1 else "1 rank resumes"
-        self.story.chapter(f"{who} at {newest.name}, up to step {until}")
+        self.story.chapter(f"{who} at {Path(newest).name}, up to step {until}")
         name = f"resumed-{ranks}"
-        options = ("--resume", str(self.run), "--save-every", str(SAVE_EVERY))
+        options = ("--resume", self.run, "--save-every", str(SAVE_EVERY))
         with self._start(name, ranks, self.run, until, *options) as job:
             job.wait()
         part = self._finish(name, f"{ranks} ranks, resumed" if ranks > 1 else "1 rank, resumed")
-        first = int(newest.name[-8:]) + 1
+        first = int(newest[-8:]) + 1
         self.story.claim(
             f"trained steps {first} to {until}, the loss now {part.losses[until]:.3f}",
             sorted(part.losses) == list(range(first, until + 1)),
@@ -143,7 +148,7 @@ class Demo:
             f" kill; largest difference {apart}",
             apart == 0 and set(steps) == set(losses),
         )
-        saved = [int(path.name[-8:]) for path in self._whole_checkpoints()]
+        saved = [int(path[-8:]) for path in self._whole_checkpoints()]
         self._panel(
             "Varve: killed while saving, resumed from the newest checkpoint on 4 ranks, then on 1",
             self.parts[1:],
@@ -178,8 +183,15 @@ class Demo:
             f"varve verify finds all {len(whole)} checkpoints clean",
             len(whole) == LAST_STEP // SAVE_EVERY and not any(done.returncode for done in results),
         )
-        stale = staging_path(checkpoint_path(self.run, KILLED_STEP))
-        self.story.claim("the staging directory of the killed save was removed", stale is None)
+        if self.place.kind == "s3":
+            kept = self.story.command("gc", self.run, "--dry-run")
+            self.story.claim(
+                "what the killed save has uploaded is listed as garbage; it goes when it is a day old",
+                f"step-{KILLED_STEP:08d}" in kept.stdout + kept.stderr,
+            )
+        else:
+            stale = staging_path(Path(checkpoint_path(self.run, KILLED_STEP)))
+            self.story.claim("the staging directory of the killed save was removed", stale is None)
 
     def export_model(self) -> None:
         """Act 8: one file, no lock-in."""
@@ -194,7 +206,7 @@ class Demo:
     def repeat_with_dcp(self) -> None:
         """Act 9: the same job and the same kill, checkpointed by torch's own DCP."""
         self.story.chapter("The same with torch.distributed.checkpoint")
-        target = checkpoint_path(self.dcp_run, KILLED_STEP)
+        target = Path(checkpoint_path(str(self.dcp_run), KILLED_STEP))
         options = ("--dcp", "--save-every", str(SAVE_EVERY), "--pad-step", str(KILLED_STEP))
         pad = ("--pad-mib", str(PAD_MIB))
         with self._start("dcp-killed", 2, self.dcp_run, LAST_STEP, *options, *pad) as job:
@@ -278,7 +290,7 @@ class Demo:
         self.story.chapter(f"{failed} claims FAILED" if failed else "Every claim holds")
         return 1 if failed else 0
 
-    def _start(self, name: str, ranks: int, run: Path, until: int, *options: str) -> Job:
+    def _start(self, name: str, ranks: int, run: str | Path, until: int, *options: str) -> Job:
         common = ["--run", str(run), "--until", str(until)]
         events = ["--events", str(self.scratch / f"{name}.events")]
         witness = ["--witness", str(self.scratch / f"{name}.witness")]
@@ -295,17 +307,21 @@ class Demo:
         state: dict[str, Any] = torch.load(path, weights_only=True)
         return state
 
-    def _whole_checkpoints(self) -> list[Path]:
+    def _whole_checkpoints(self) -> list[str]:
         """Return what `varve ls` calls whole, oldest first."""
         listing = json.loads(self.story.command("ls", self.run, "--json", show=False).stdout)
-        return sorted(self.run / entry["name"] for entry in listing if entry["state"] == "whole")
+        return sorted(f"{self.run}/{one['name']}" for one in listing if one["state"] == "whole")
 
 
 def main() -> int:
     """Tell the story; return the exit status."""
     parser = argparse.ArgumentParser(description="Train, kill, resume on other ranks, compare.")
     parser.add_argument("--out", type=Path, default="demo-out", help="directory to write to")
-    demo = Demo(parser.parse_args().out)
+    parser.add_argument(
+        "--storage", choices=["files", "s3"], default="files", help="where checkpoints go"
+    )
+    options = parser.parse_args()
+    demo = Demo(options.out, options.storage)
     try:
         demo.train_uninterrupted()
         demo.train_and_kill()
@@ -315,11 +331,14 @@ def main() -> int:
         demo.compare()
         demo.verify()
         demo.export_model()
-        demo.repeat_with_dcp()
+        if options.storage == "files":
+            demo.repeat_with_dcp()
         return demo.close()
     except JobFailed as error:
         print(f"\n{error}", file=sys.stderr)
         return 1
+    finally:
+        demo.place.close()
 
 
 if __name__ == "__main__":

@@ -138,20 +138,18 @@ class Trainer:
         return DTensor.from_local(shard, self.mesh, [Shard(0)])
 
 
-def checkpoint_path(run: Path, step: int) -> Path:
+def checkpoint_path(run: str, step: int) -> str:
     """Return where the checkpoint of `step` goes; names sort by step."""
-    return run / f"step-{step:08d}"
+    return f"{run}/step-{step:08d}"
 
 
 def arguments() -> argparse.Namespace:
     """Parse the command line."""
     parser = argparse.ArgumentParser(description="One rank of the demo's training job.")
-    parser.add_argument("--run", type=Path, required=True, help="directory of checkpoints")
+    parser.add_argument("--run", required=True, help="directory of checkpoints, or s3://bucket/key")
     parser.add_argument("--until", type=int, required=True, help="step to stop after")
     parser.add_argument("--save-every", type=int, default=5, help="steps from save to save")
-    parser.add_argument(
-        "--resume", type=Path, help="the run to go on with; with --dcp, the checkpoint"
-    )
+    parser.add_argument("--resume", help="the run to go on with; with --dcp, the checkpoint")
     parser.add_argument("--events", type=Path, help="file to append to, a JSON object per line")
     parser.add_argument("--witness", type=Path, help="file for the final state, by torch.save")
     parser.add_argument("--pad-step", type=int, help="step whose save is padded")

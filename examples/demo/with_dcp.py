@@ -26,7 +26,7 @@ class Saver:
         self._group = dist.new_group()
         self._last: Future[Any] | None = None
 
-    def async_save(self, state: dict[str, Any], path: Path) -> Future[Any]:
+    def async_save(self, state: dict[str, Any], path: str) -> Future[Any]:
         """Begin a save, once the one before has ended and the state has been copied."""
         if self._last is not None:
             self._last.result()
@@ -34,7 +34,7 @@ class Saver:
         return self._last
 
 
-def resume(trainer: Trainer, path: Path) -> None:
+def resume(trainer: Trainer, path: str) -> None:
     """Go on from `path`, which any number of ranks may have written."""
     state = state_of(trainer)
     dcp.load(state, checkpoint_id=path)

@@ -58,6 +58,10 @@ class ReadableFile {
   virtual Status ReadAndSum(std::uint64_t offset, std::span<const std::span<std::byte>> parts,
                             std::uint32_t* crc);
 
+  /// Returns a text that no other content of this name has had or will have, such as a strong
+  /// ETag; empty where the backend knows none. What was read once may be kept under it.
+  [[nodiscard]] virtual std::string version() const { return {}; }
+
   /// Returns true when ReadAt of this range would be served from memory. A hint.
   [[nodiscard]] virtual bool IsCached(std::uint64_t offset, std::uint64_t size) = 0;
 
@@ -81,6 +85,8 @@ struct DirectoryEntry {
   /// as an empty file.
   bool is_link = false;
 };
+
+class Storage;
 
 /// Returns the entry with this name of a sorted list, as Storage::List gives it; null when there is
 /// none. O(log n).
@@ -162,12 +168,19 @@ class ConditionalWrites {
   /// Returns true where this is how checkpoints of this name are published.
   virtual bool Serves(const std::string& name) = 0;
 
-  /// Writes a whole file of at most 1 MiB under a name that is free: of several writers one alone
+  /// Writes a whole file of at most 4 GiB under a name that is free: of several writers one alone
   /// succeeds, as far as the backend can say. Durable when it returns. `content` is unlike that of
   /// any other writer. Errors: AlreadyExists, also when another writer was first; Unimplemented
   /// where the backend cannot say it and was told to refuse; Unavailable and Cancelled where it is
   /// not known whether the file is there or will be. After any other error it is not.
   virtual Status WriteIfAbsent(const std::string& name, std::string_view content) = 0;
+
+  /// Writes a whole file of at most 4 GiB in the place of what has the name: a reader finds what was
+  /// there or all of `content`. Durable when it returns. Nothing is compared: of several writers the
+  /// last stays, and a request that was given up may be carried out later than those that came after
+  /// it. Errors: Unavailable and Cancelled where it is not known whether `content` is there or will
+  /// be. After any other error it is not.
+  virtual Status Replace(const std::string& name, std::string_view content) = 0;
 
   /// A file that was opened for writing, has content there, and was neither synced nor given up.
   struct Unfinished {
@@ -183,11 +196,41 @@ class ConditionalWrites {
   virtual Status RemoveUnfinished(const Unfinished& file) = 0;
 
   /// Finds out whether WriteIfAbsent can be used for files below `directory`. A save asks before it
-  /// writes anything. Errors: those that WriteIfAbsent would have.
+  /// writes anything. It may write and remove a file in `directory` for that, whose name begins with
+  /// kProbe. Errors: those that WriteIfAbsent would have.
   virtual Status Prepare(const std::string& directory) = 0;
+
+  static constexpr std::string_view kProbe = ".varve-probe-";
 
   /// Returns the backend's time, by which DirectoryEntry::modified_ns goes: Unix time in ns.
   virtual std::int64_t NowNs(const std::string& directory) = 0;
+};
+
+/// Optional: storages that another process of this user and host reaches only with what this one
+/// knows: settings and keys. Threads: as Storage.
+class SharedAccess {
+ public:
+  virtual ~SharedAccess() = default;
+
+  /// Returns how this process reaches the storage of `name`, for Open. It holds secrets: it is sent
+  /// to processes of the same user alone, and never logged or stored. Empty where any process
+  /// reaches it alike.
+  virtual Result<std::string> Describe(const std::string& name) = 0;
+
+  /// Returns the storage of `name` as the process reaches it that made `access`. Errors:
+  /// InvalidArgument where that cannot be used.
+  virtual Result<std::shared_ptr<Storage>> Open(const std::string& name,
+                                                const std::string& access) = 0;
+};
+
+/// Optional: storages that read files whose names the caller knows, and only that. List is
+/// Unimplemented there, and what writes is refused with InvalidArgument. Threads: as Storage.
+class UnlistedNames {
+ public:
+  virtual ~UnlistedNames() = default;
+
+  /// Returns true where this is so for a file of this name.
+  virtual bool IsUnlisted(const std::string& name) = 0;
 };
 
 /// Operations that a storage may lack; null where it does. They live as long as the storage.
@@ -197,6 +240,8 @@ struct StorageExtras {
   EmptyDirectories* empty_directories = nullptr;
   FileLocks* file_locks = nullptr;
   ConditionalWrites* conditional_writes = nullptr;
+  SharedAccess* shared_access = nullptr;
+  UnlistedNames* unlisted_names = nullptr;  ///< Null where all directories can be listed.
 };
 
 /// Names are paths as the backend understands them, '/'-separated. Threads: safe to call
@@ -242,9 +287,9 @@ class Storage {
 Storage& PosixStorage();
 
 /// Returns the storage of all names: "s3://bucket/key" is an object, whose settings and keys are
-/// read from the environment at the first such name; names of a scheme that the program has
-/// registered (varve/storage_plugins.h) are that store's; all other names are PosixStorage's. Never
-/// destroyed.
+/// read from the environment at the first such name; "https://host/path" is a web server's, and
+/// only read; names of a scheme that the program has registered (varve/storage_plugins.h) are that
+/// store's; all other names are PosixStorage's. Never destroyed.
 Storage& AnyStorage();
 
 /// Reads a whole file of at most `max_bytes`. Errors: kDataLoss when it is larger.
@@ -270,10 +315,18 @@ std::string BaseName(std::string_view path);
 ///     other storages are their own.
 ///   - "file:///x" and "file://localhost/x" are "/x". The rest is taken as it stands: "%20" is
 ///     three characters.
+///   - "https://host/path" and http:// hold no user, password, query or fragment.
 ///   - Any other "scheme://" is refused. A directory of such a name is "./scheme://x".
 /// Errors: InvalidArgument for another scheme, naming those there are; for "file://" of another
 /// host or with a relative path; for an empty path, and one with a NUL character. Unavailable when
 /// a relative path is given and the working directory has no name (it was removed).
 Result<std::string> ResolvePath(std::string_view path, const Storage& storage = AnyStorage());
+
+/// Does the same for a path that is to be written. Errors: also InvalidArgument where names like it
+/// are only read.
+Result<std::string> ResolveTarget(std::string_view path, const Storage& storage = AnyStorage());
+
+/// Returns true where directories cannot be listed: a file is found by its name alone.
+bool IsUnlisted(Storage& storage, const std::string& name);
 
 }  // namespace varve

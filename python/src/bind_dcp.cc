@@ -99,7 +99,7 @@ template <class Commit>
 class PythonCommit {
  public:
   template <class... Options>
-  explicit PythonCommit(const FsPath& path, const Options&... options) {
+  explicit PythonCommit(const FsPath& path, Options&&... options) {
     Result<std::unique_ptr<Commit>> begun = Internal("not run");
     {
       const nb::gil_scoped_release release;
@@ -154,8 +154,9 @@ class PythonCommit {
 
 class PythonDcpCommit : public PythonCommit<DcpCommit> {
  public:
-  PythonDcpCommit(const FsPath& path, bool overwrite)
-      : PythonCommit(path, overwrite ? Overwrite::kAlways : Overwrite::kNever) {}
+  PythonDcpCommit(const FsPath& path, bool overwrite, std::optional<std::uint32_t> rank)
+      : PythonCommit(path, overwrite ? Overwrite::kAlways : Overwrite::kNever, AnyStorage(), rank) {
+  }
 };
 
 class PythonFilesCommit : public PythonCommit<FilesCommit> {
@@ -207,7 +208,8 @@ void BindDcp(nb::module_& module) {
       .def("publish", &PythonFilesCommit::Publish, nb::arg("files"), nb::arg("index"))
       .def("abandon", &PythonFilesCommit::Abandon);
   nb::class_<PythonDcpCommit>(module, "DcpCommit")
-      .def(nb::init<const FsPath&, bool>(), nb::arg("path"), nb::arg("overwrite"))
+      .def(nb::init<const FsPath&, bool, std::optional<std::uint32_t>>(), nb::arg("path"),
+           nb::arg("overwrite"), nb::arg("rank") = nb::none())
       .def_prop_ro("staging",
                    [](const PythonDcpCommit& self) { return ToPath(self.get().staging()); })
       .def("publish", &PythonDcpCommit::Publish, nb::arg("files"), nb::arg("index"))

@@ -1,7 +1,8 @@
-// Single files that varve.olmo writes.
+// Single files: those that varve.olmo writes, and parts of those that varve.torch.dcp reads.
 
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -14,7 +15,9 @@
 #include "bindings.h"
 #include "interop/olmo/names.h"
 #include "interruptible.h"
+#include "publish/dcp_commit.h"
 #include "save/state_file.h"
+#include "varve/storage.h"
 
 namespace varve::python {
 namespace {
@@ -56,12 +59,47 @@ std::uint64_t WriteSafetensorsFile(
   });
 }
 
+/// Reads a file from `begin` to `end`, or to its own end.
+Result<std::string> ReadRange(const std::string& path, std::uint64_t begin,
+                              std::optional<std::uint64_t> end) {
+  VARVE_ASSIGN_OR_RETURN(const auto file, AnyStorage().OpenForRead(path));
+  const std::uint64_t last = end.value_or(file->size());
+  if (begin > last || last > file->size()) {
+    return DataLoss(path + ": ends at byte " + std::to_string(file->size()) + ", bytes up to " +
+                    std::to_string(last) + " are wanted");
+  }
+  std::string bytes(last - begin, '\0');
+  VARVE_RETURN_IF_ERROR(
+      file->ReadAt(begin, std::as_writable_bytes(std::span(bytes.data(), bytes.size()))));
+  return bytes;
+}
+
+nb::bytes ReadBytes(const FsPath& path, std::uint64_t begin, std::optional<std::uint64_t> end) {
+  return ToBytes(Stoppable(path.text, [&](const std::stop_token& /*stop*/) {
+    return ReadRange(path.text, begin, end);
+  }));
+}
+
+std::uint64_t FileSize(const FsPath& path) {
+  return Stoppable(path.text, [&](const std::stop_token& /*stop*/) -> Result<std::uint64_t> {
+    VARVE_ASSIGN_OR_RETURN(const auto file, AnyStorage().OpenForRead(path.text));
+    return file->size();
+  });
+}
+
 }  // namespace
 
 void BindFiles(nb::module_& module) {
   module.def("write_torch_file", &WriteTorchFile, nb::arg("path"), nb::arg("pickle"),
              nb::arg("storages"));
   module.def("write_safetensors", &WriteSafetensorsFile, nb::arg("path"), nb::arg("tensors"));
+  nb::module_ storage = module.def_submodule("storage");
+  storage.def(
+      "in_object_store", [](const FsPath& path) { return DcpGoesBeside(path.text); },
+      nb::arg("path"));
+  storage.def("read_bytes", &ReadBytes, nb::arg("path"), nb::arg("begin") = 0,
+              nb::arg("end") = nb::none());
+  storage.def("size_of", &FileSize, nb::arg("path"));
   nb::list same;
   for (const std::string_view key : kOlmoSameOnAllRanks) {
     same.append(nb::str(key.data(), key.size()));

@@ -94,6 +94,7 @@ void BindReports(nb::module_& module);
 void BindTensors(nb::module_& module);
 void BindCatalogue(nb::module_& module);
 void BindConvert(nb::module_& module);
+void BindUpload(nb::module_& parent);
 void BindDcp(nb::module_& module);
 void BindFiles(nb::module_& module);
 void BindManage(nb::module_& module);

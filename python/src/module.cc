@@ -166,6 +166,7 @@ NB_MODULE(_core, module) {
   python::BindAgent(module);
   python::BindCatalogue(module);
   python::BindConvert(module);
+  python::BindUpload(module);
   python::BindDcp(module);
   python::BindFiles(module);
   python::BindManage(module);

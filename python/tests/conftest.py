@@ -7,8 +7,10 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import uuid
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -55,6 +57,17 @@ def s3_server() -> Iterator[dict[str, str]]:
     yield environment
     if directory:
         subprocess.run([script, "stop", directory], check=True)
+
+
+@pytest.fixture
+def bucket(s3_server: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """An empty bucket, through the eyes of boto3. Its environment is this process's."""
+    boto3 = pytest.importorskip("boto3")
+    for name, value in s3_server.items():
+        monkeypatch.setenv(name, value)
+    made = boto3.resource("s3").Bucket(f"varve-{uuid.uuid4().hex[:12]}")
+    made.create()
+    yield made
 
 
 @pytest.fixture

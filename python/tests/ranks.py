@@ -35,6 +35,9 @@ _context.set_forkserver_preload(
         "manager_jobs",
         "olmo_jobs",
         "s3_jobs",
+        "cache_jobs",
+        "s3_dcp_jobs",
+        "s3_fault_jobs",
         # Where the frameworks are not installed, the fork server passes over these.
         "accelerate_jobs",
         "transformers_jobs",

@@ -9,6 +9,8 @@ import time
 from typing import Any
 
 import torch
+import torch.distributed as dist
+from async_jobs import state_of as state_of_one
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Shard, distribute_tensor
 
@@ -31,6 +33,14 @@ def state_of(value: int, size: int, mebibytes: int = 4) -> dict[str, Any]:
 
 def set_environment(environment: dict[str, str]) -> None:
     os.environ.update(environment)
+
+
+def in_environment(
+    rank: int, size: int, environment: dict[str, str], function: Any, *arguments: Any
+) -> Any:
+    """Calls a function of a rank that knows nothing of a server."""
+    set_environment(environment)
+    return function(rank, size, *arguments)
 
 
 def save_ranks(
@@ -67,3 +77,49 @@ def die_in_a_save(environment: dict[str, str], path: str, after: float) -> None:
     threading.Thread(target=kill, daemon=True).start()
     while True:
         varve.torch.save(state, path, overwrite=True)
+
+
+def submit_and_die(environment: dict[str, str], agent: str, path: str, value: int) -> None:
+    """Submits one save to the agent, and is killed."""
+    set_environment({**environment, "VARVE_AGENT_DIR": agent})
+    handle = varve.torch.async_save(state_of_one(value, 20), path, executor="process")
+    handle.wait_staged()
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def defer_and_die(rank: int, size: int, agent: str, prefix: str) -> None:
+    """Leaves six deferred saves with the agent, one after the other, and is killed."""
+    os.environ["VARVE_AGENT_DIR"] = agent
+    stager = varve.torch.Stager(executor="process", memory_budget=256 * MIB, timeout=60.0)
+    for value in range(1, 7):
+        state = {f"rank{rank}": state_of_one(value)["w"], "step": value}
+        varve.torch.defer_save(state, f"{prefix}/step-{value}", stager=stager).result()
+    dist.barrier()
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def train_with_agent_and_die(environment: dict[str, str], agent: str, run: str) -> None:
+    """Saves steps 1 to 5 by a manager, and is killed while the agent writes the last."""
+    set_environment({**environment, "VARVE_AGENT_DIR": agent})
+    manager = varve.torch.CheckpointManager(run, every=1, executor="process")
+    for step in range(1, 6):
+        handle = manager.save(step, state_of_one(step))
+        assert handle is not None
+        handle.wait_staged()
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def submit_with_keys_and_die(
+    environment: dict[str, str], agent: str, path: str, seconds: float
+) -> None:
+    """Submits a save whose keys come from a function and end, and is killed."""
+    given = dict(environment)
+    keys = given.pop("AWS_ACCESS_KEY_ID"), given.pop("AWS_SECRET_ACCESS_KEY")
+    set_environment({**given, "AWS_EC2_METADATA_DISABLED": "true", "VARVE_AGENT_DIR": agent})
+    expires = time.time() + seconds
+    varve.set_s3_credentials(lambda: varve.storage.S3Credentials(*keys, expires=expires))
+    handle = varve.torch.async_save(
+        state_of_one(7, 20), path, executor="process", max_write_bandwidth=4 * MIB
+    )
+    handle.wait_staged()
+    os.kill(os.getpid(), signal.SIGKILL)

@@ -20,7 +20,8 @@ STUBS = Path(varve.__file__).with_name("_core")
 def structs() -> dict[str, list[ast.AnnAssign]]:
     """The fields that the stubs declare of each bound struct."""
     found: dict[str, list[ast.AnnAssign]] = {"_Struct": []}
-    bodies = [ast.parse((STUBS / name).read_text()).body for name in ("__init__.pyi", "manage.pyi")]
+    stubs = ("__init__.pyi", "manage.pyi", "uploads.pyi")
+    bodies = [ast.parse((STUBS / name).read_text()).body for name in stubs]
     for node in (node for body in bodies for node in body):
         bases = [ast.unparse(base) for base in node.bases] if isinstance(node, ast.ClassDef) else []
         if isinstance(node, ast.ClassDef) and len(bases) == 1 and bases[0] in found:
@@ -34,7 +35,8 @@ STRUCTS = structs()
 
 def bound_class(name: str) -> Any:
     """The class that a stub declares."""
-    return getattr(_core, name, None) or getattr(_core.manage, name)
+    places = (_core, _core.manage, _core.uploads)
+    return next(getattr(place, name) for place in places if hasattr(place, name))
 
 
 @pytest.mark.parametrize("name", STRUCTS)

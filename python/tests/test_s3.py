@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import re
 import signal
 import socket
 import subprocess
 import sys
-import uuid
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,17 +21,6 @@ import varve
 import varve.torch
 
 VARVE = Path(sys.executable).with_name("varve")
-
-
-@pytest.fixture
-def bucket(s3_server: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
-    """An empty bucket, through the eyes of boto3. Its environment is this process's."""
-    boto3 = pytest.importorskip("boto3")
-    for name, value in s3_server.items():
-        monkeypatch.setenv(name, value)
-    made = boto3.resource("s3").Bucket(f"varve-{uuid.uuid4().hex[:12]}")
-    made.create()
-    yield made
 
 
 def keys_in(bucket: Any) -> list[str]:
@@ -211,7 +199,7 @@ def test_formats_that_need_renames_are_refused_before_anything_is_written(
     bucket: Any, tmp_path: Path
 ) -> None:
     path = f"s3://{bucket.name}/c"
-    for arguments in ({"format": "dcp"}, {"format": "hf"}, {"coordinate": False}):
+    for arguments in ({"format": "hf"}, {"coordinate": False}):
         state = {"w": torch.zeros(3)}
         with pytest.raises(varve.UnsupportedError, match="mounted file systems"):
             varve.torch.save(state, path, **arguments)  # type: ignore[arg-type]
@@ -235,3 +223,13 @@ def test_a_killed_save_leaves_the_checkpoint_before_it(
         assert varve.verify(path) == []
     varve.torch.save(small_state(8), path, overwrite=True)
     assert varve.torch.read(path)["step"] == 8
+
+
+def test_the_agent_is_sent_every_variable_that_settings_and_keys_ask_for() -> None:
+    source = Path(__file__).resolve().parents[2] / "src" / "storage" / "s3"
+    sent = set(re.findall(r'"([A-Z0-9_]+)",', (source / "keys" / "described.cc").read_text()))
+    asked = set()
+    for file in source.rglob("*.cc"):
+        if file.name != "described.cc" and not file.name.endswith("_test.cc"):
+            asked |= set(re.findall(r'"((?:AWS|R2|WEKA|VARVE_S3)_[A-Z0-9_]+)"', file.read_text()))
+    assert asked <= sent and len(asked) > 25

@@ -11,8 +11,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import manager_jobs
 import pytest
+import s3_jobs
 import torch
+from ranks import run_ranks
 
 import varve
 import varve.torch
@@ -103,7 +106,9 @@ def test_removed_steps_leave_no_object(bucket: Any) -> None:
 def test_a_damaged_step_is_set_aside_and_the_older_one_is_taken(bucket: Any) -> None:
     run = f"s3://{bucket.name}/run"
     saved_run(run, 3)
-    (data,) = [key for key in keys_below(bucket, "run/step-00000003") if "data-0" in key]
+    (data,) = [
+        key for key in keys_below(bucket, "run/step-00000003") if key.endswith(".safetensors")
+    ]
     whole = bucket.Object(data).get()["Body"].read()
     bucket.put_object(Key=data, Body=whole[:-8] + b"\xff" * 8)
     state = {"w": torch.zeros(1000, dtype=torch.int64)}
@@ -169,8 +174,15 @@ def test_the_history_is_an_object_for_each_event_and_report_draws_it(
     assert len(keys_below(bucket, "run/varve-history/")) == len(events)
     told = json.loads(varve_command("report", run, "--json"))
     assert told["saves"] == 3
-    varve_command("report", run, "--output", str(tmp_path / "page.html"))
-    assert "step-00000003" in (tmp_path / "page.html").read_text()
+    subprocess.run([VARVE, "report", run], check=True, cwd=tmp_path, capture_output=True)
+    assert "step-00000003" in (tmp_path / "varve-report.html").read_text()
+    refused = subprocess.run(
+        [VARVE, "report", run, "-o", f"{run}/page.html"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert refused.returncode != 0 and "a file of this host" in refused.stderr
 
 
 def test_an_object_asks_the_run_to_end(bucket: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -200,3 +212,43 @@ def test_restarts_that_lead_nowhere_are_counted(bucket: Any) -> None:
         ) as manager:
             taken.append(manager.resume(state))
     assert taken == [2, 2, 1]
+
+
+def test_ranks_share_a_run_and_another_world_goes_on(
+    bucket: Any, s3_server: dict[str, str]
+) -> None:
+    run = f"s3://{bucket.name}/run"
+    job = (s3_jobs.in_environment, s3_server)
+    options = {"every": 1, "keep": 2}
+    assert run_ranks(2, *job, manager_jobs.save_steps, run, [1, 2, 3], options) == [[1, 2, 3]] * 2
+    assert names_of(run) == ["step-00000002", "step-00000003"]
+    (data,) = [k for k in keys_below(bucket, "run/step-00000003") if "/data-00001" in k]
+    whole = bucket.Object(data).get()["Body"].read()
+    bucket.put_object(Key=data, Body=whole[:-8] + b"\xff" * 8)
+    assert run_ranks(3, *job, manager_jobs.resume, run, {}) == [(2, 2.0, True)] * 3
+    states = {one.name: one.state for one in varve.list_checkpoints(run)}
+    assert states["step-00000003"] == "quarantined"
+
+
+def test_keys_that_may_not_write_resume_and_are_told_that_nothing_is_saved(
+    bucket: Any, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = f"s3://{bucket.name}/run"
+    saved_run(run, 2)
+    bucket.Acl().put(ACL="public-read")
+    for one in bucket.objects.all():
+        one.Acl().put(ACL="public-read")
+    code = """
+import torch, varve, varve.torch, sys, logging
+logging.basicConfig()
+state = {"w": torch.zeros(1000, dtype=torch.int64)}
+with varve.torch.CheckpointManager(sys.argv[1], every=varve.Every(steps=1)) as manager:
+    assert manager.resume(state) == 2 and state["w"][0] == 2
+    saved = manager.save(3, state)
+    assert saved is not None and isinstance(saved.exception(60), varve.Error), saved
+"""
+    monkeypatch.setenv("VARVE_S3_UNSIGNED", "1")
+    began = time.monotonic()
+    ended = subprocess.run([sys.executable, "-c", code, run], capture_output=True, text=True)
+    assert ended.returncode == 0, ended.stderr
+    assert "nothing can be saved there" in ended.stderr and time.monotonic() - began < 60

@@ -8,6 +8,7 @@ import json
 import os
 import subprocess
 import sys
+import uuid
 from pathlib import Path
 from typing import Any
 
@@ -95,7 +96,7 @@ def test_every_option_of_torchtitan_is_one_that_the_manager_knows() -> None:
     stock = framework("torchtitan.components.checkpointer").CheckpointManager
     assert {field.name for field in dataclasses.fields(stock.Config)} == known
     ours = {field.name for field in dataclasses.fields(VarveCheckpointManager.Config)}
-    assert ours - known == {"executor", "timeout"} and known <= ours
+    assert ours - known == {"executor", "keep_every", "timeout"} and known <= ours
 
 
 def test_the_manager_is_built_with_what_the_trainer_gives() -> None:
@@ -373,12 +374,54 @@ def test_a_seed_checkpoint_gives_the_weights_and_no_more(tmp_path: Path) -> None
 def test_options_that_make_no_sense_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="async_mode='later'"):
         Training(str(tmp_path), async_mode="later")
-    with pytest.raises(varve.InvalidArgumentError, match="s3://bucket"):
-        Training("s3://bucket/run")
+    with pytest.raises(ValueError, match="keep_every=-1"):
+        Training(str(tmp_path), keep_every=-1)
     with pytest.raises(varve.InvalidArgumentError, match="gs://bucket"):
         Training(str(tmp_path), folder="gs://bucket/run")
     with pytest.raises(ValueError, match="sd_adapter"):
         Training(str(tmp_path), last_save_in_hf=True, last_save_model_only=True)
+
+
+def test_steps_that_are_multiples_of_keep_every_stay(tmp_path: Path) -> None:
+    training = Training(str(tmp_path), keep_latest_k=2, keep_every=4, interval=1)
+    for step in range(1, 8):
+        training.manager.save(step)
+    training.manager.close()
+    assert steps_in(tmp_path) == ["step-4", "step-6", "step-7"]
+
+
+# ---- An object store
+
+
+def test_an_object_store_holds_the_steps_and_the_newest_good_one_is_resumed_from(
+    s3_server: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    boto3 = pytest.importorskip("boto3")
+    for name, value in s3_server.items():
+        monkeypatch.setenv(name, value)
+    bucket = boto3.resource("s3").Bucket(f"varve-{uuid.uuid4().hex[:12]}")
+    bucket.create()
+    folder = f"s3://{bucket.name}/titan"
+    options = {"folder": folder, "keep_latest_k": 2, "interval": 1, "async_mode": "async"}
+    training = Training("unused", **options)
+    for step in range(1, 5):
+        training.progress.step = step
+        training.manager.save(step)
+    training.manager.close()
+    whole = [one.name for one in varve.list_checkpoints(folder) if one.state == "whole"]
+    assert whole == ["step-3", "step-4"]
+    (data,) = [
+        one
+        for one in bucket.objects.filter(Prefix="titan/step-4/")
+        if one.key.endswith(".safetensors")
+    ]
+    content = data.get()["Body"].read()
+    bucket.put_object(Key=data.key, Body=content[:-5] + b"\xff" * 5)
+    again = Training("unused", **options)
+    assert again.manager.load() and again.progress.step == 3
+    with pytest.raises(varve.CheckpointNotFoundError, match="step-9"):
+        again.manager.load(9)
+    again.manager.close()
 
 
 # ---- The example

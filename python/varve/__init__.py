@@ -47,6 +47,7 @@ from varve._core import (
 )
 from varve._core.manage import PrunedStep, RunStep
 from varve._core.storage import end_calls as _end_storage_calls
+from varve._core.uploads import UploadReport
 from varve._environment import install_dcp_if_asked as _install_dcp_if_asked
 from varve._events import install as _install_events
 from varve._files import Source as FileSource
@@ -58,6 +59,7 @@ from varve._open import Checkpoint, StoredTensor, open_checkpoint
 from varve._progress import Progress
 from varve._select import Rename
 from varve._tree import PerRank
+from varve._upload import copy_of, upload
 from varve.errors import (
     CancelledError,
     CheckpointExistsError,
@@ -113,6 +115,7 @@ __all__ = [
     "StoredTensor",
     "UnavailableError",
     "UnsupportedError",
+    "UploadReport",
     "__version__",
     "collect_garbage",
     "convert",
@@ -132,6 +135,7 @@ __all__ = [
     "steps",
     "unregister_storage",
     "unshard",
+    "upload",
     "verify",
 ]
 
@@ -143,6 +147,7 @@ def save(
     overwrite: bool | Literal["damaged"] = False,
     files: Mapping[str, FileSource] | None = None,
     allow_pickle: bool = False,
+    upload_to: str | os.PathLike[str] | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> SaveReport:
     """Saves a state, nested dicts and lists of arrays and plain values, as the directory `path`.
@@ -160,6 +165,9 @@ def save(
             tokenizer: by name ("tokenizer/vocab.json" is in a folder), their content as bytes or the
             path to read it from, now. See `varve.files`. At most 256 MiB in all.
         allow_pickle: Store values of unknown types as pickles, instead of refusing them.
+        upload_to: The name of a copy in another storage, such as "s3://bucket/run/step-100". The call returns
+            when both are durable. If the upload fails, it raises, and the checkpoint at `path` stays;
+            `varve.upload` makes the copy then.
         progress: Called from other threads with bytes written and bytes in all, such as `Progress()`.
 
     Raises:
@@ -169,7 +177,16 @@ def save(
         OutOfSpaceError, UnavailableError: Writing failed.
     """
     options = _core.SaveOptions(overwrite=overwrite, progress=progress)
-    return _engine.save(state, path, NumpyArrays(), None, allow_pickle, files, options)
+    return _engine.save(
+        state,
+        path,
+        NumpyArrays(),
+        None,
+        allow_pickle,
+        files,
+        options,
+        copy=lambda: copy_of(path, upload_to, overwrite),
+    )
 
 
 def load(

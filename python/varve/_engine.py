@@ -14,7 +14,7 @@ from typing import Any, Protocol
 
 from varve import _arguments, _core, _files, _hf, _tree
 from varve._warn import warn
-from varve.errors import InvalidArgumentError, ReplicasDifferWarning
+from varve.errors import Error, InvalidArgumentError, ReplicasDifferWarning
 from varve.storage._registry import register_obstore_for
 
 _log = logging.getLogger("varve")
@@ -205,17 +205,28 @@ def save(
     options: _core.SaveOptions,
     hf: Any = None,
     format: Any = "varve",
+    copy: Callable[[], Any] = lambda: None,
 ) -> _core.SaveReport:
-    """Flattens a state and saves it."""
+    """Flattens a state and saves it; `copy` returns the upload to make of it (varve._upload), or None."""
     rank = 0 if coordinator is None else coordinator.rank
+    promise = None
     try:
         where = path_text(path)
+        upload = copy()
         parts = gather(state, arrays, rank, allow_pickle, files, hf, format)
+        promise = upload.promise() if upload is not None and rank == 0 else None
     except Exception as error:
         if options.coordinate:
             fail(coordinator, f"save {path_name(path)}", error, options.timeout)
         raise
-    report = _core.save(parts.engine, where, options, coordinator)
+    try:
+        report = _core.save(parts.engine, where, options, coordinator)
+    except Error:  # After Ctrl-C it may be visible all the same: the note stays.
+        if promise is not None:
+            promise.take_back()
+        raise
+    if upload is not None:
+        upload.make_after_save(coordinator)
     warn_of_differences(report.differing_tensors)
     log_conflicts(where, report.conflicts)
     return report

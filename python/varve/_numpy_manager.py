@@ -40,6 +40,8 @@ class CheckpointManager(Manager):
         on_saved: Called after each save.
         on_failure: Called after each save that has failed.
         metrics_file: OpenMetrics text.
+        upload_to: Where steps are uploaded to, in the background.
+        keep_uploaded: Which steps to keep there.
         save_options: Further arguments of `varve.save`: `allow_pickle`.
     """
 
@@ -57,6 +59,8 @@ class CheckpointManager(Manager):
         on_saved: Callable[[dict[str, Any]], None] | None = None,
         on_failure: Callable[[int, BaseException], None] | None = None,
         metrics_file: str | os.PathLike[str] | None = None,
+        upload_to: str | os.PathLike[str] | None = None,
+        keep_uploaded: Keep | int | None = None,
         save_options: Mapping[str, Any] | None = None,
     ) -> None:
         options = checked_options(save_options, {"allow_pickle"})
@@ -72,6 +76,8 @@ class CheckpointManager(Manager):
             on_saved=on_saved,
             on_failure=on_failure,
             metrics_file=metrics_file,
+            upload_to=upload_to,
+            keep_uploaded=keep_uploaded,
             timeout=1800.0,
         )
         super().__init__(NumpyBackend(options), settings)

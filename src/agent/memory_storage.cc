@@ -133,7 +133,7 @@ class MemoryFile final : public ReadableFile {
 class MemoryStorage final : public Storage {
  public:
   MemoryStorage(Storage& base, std::map<std::string, HeldPtr> files, Count count)
-      : base_(base), files_(std::move(files)), count_(std::move(count)) {}
+      : Storage(base.extras()), base_(base), files_(std::move(files)), count_(std::move(count)) {}
 
   Result<std::unique_ptr<ReadableFile>> OpenForRead(const std::string& name) override {
     VARVE_ASSIGN_OR_RETURN(auto disk, base_.OpenForRead(name));
@@ -167,7 +167,9 @@ class MemoryStorage final : public Storage {
     if (disk.size() != held.data_begin + held.image.bytes()) {
       return false;
     }
-    const auto record = ReadCommitRecord(base_, ParentPath(name));
+    const std::string directory = ParentPath(name);
+    const auto record = ReadCommitRecord(
+        base_, IsDataDirectoryName(BaseName(directory)) ? ParentPath(directory) : directory);
     if (record.ok() || record.status().code() != StatusCode::kNotFound) {
       return record.ok() && record->save_id == held.save_id;
     }

@@ -59,7 +59,7 @@ class AgentServer {
       : options_(options),
         listening_(std::move(listening)),
         wake_(std::move(wake)),
-        requests_(options, PosixStorage(), [fd = wake_.get()] {
+        requests_(options, AnyStorage(), [fd = wake_.get()] {
           const std::uint64_t one = 1;
           (void)!::write(fd, &one, sizeof(one));
         }) {}

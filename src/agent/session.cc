@@ -40,6 +40,13 @@ AgentSession::AgentSession(SessionHost& host, Storage& storage,
 Status AgentSession::Submit(std::uint64_t turn, Submission save,
                             std::shared_ptr<ValidityPage> lease) {
   auto job = std::make_shared<Job>();
+  if (!save.access.empty()) {
+    SharedAccess* const access = storage_.extras().shared_access;
+    if (access == nullptr) {
+      return Unimplemented("the agent cannot reach the storage of " + save.path);
+    }
+    VARVE_ASSIGN_OR_RETURN(job->storage, access->Open(save.path, save.access));
+  }
   job->save = std::move(save);
   job->lease = std::move(lease);
   const std::scoped_lock lock(mutex_);
@@ -243,7 +250,7 @@ void AgentSession::Write(std::uint64_t turn, const JobPtr& job) {
 Result<AsyncSaveReport> AgentSession::WriteJob(const Job& job, SubmittedFile* file) {
   const auto blocks = host_.BlocksAt(job.save.image.blocks);
   const LeasedMemory memory{blocks, [&] { return job.lease->Valid(); }};
-  return WriteForTrainer(job.save, storage_, memory, job.stop.get_token(),
+  return WriteForTrainer(job.save, StorageOf(job), memory, job.stop.get_token(),
                          ViewOfTrainer(job.save.deferred.has_value()), file);
 }
 
@@ -255,7 +262,7 @@ void AgentSession::Agree(const Kept& kept) {
     for (const auto& [turn, job] : kept) {
       mine.ids.push_back(job->save.settled.identity.save_id);
     }
-    return AgreeOnDeferred(mine, storage_, [&, view = ViewOfTrainer(true)] {
+    return AgreeOnDeferred(mine, StorageOf(*kept.begin()->second), [&, view = ViewOfTrainer(true)] {
       return AreWanted(kept) ? CheckPatience(view)
                              : Status(StatusCode::kCancelled, "no longer wanted");
     });
@@ -268,7 +275,7 @@ void AgentSession::Agree(const Kept& kept) {
     }
   }
   if (agreed.turns.empty() && AreWanted(kept) && newest.settled.identity.rank == 0) {
-    NoteFailure(storage_, newest.path,
+    NoteFailure(StorageOf(*kept.begin()->second), newest.path,
                 chosen.ok()
                     ? Unavailable("deferred: not all ranks had submitted it when they ended")
                     : chosen.status());

@@ -94,6 +94,8 @@ class AgentSession {
  private:
   struct Job {
     Submission save;
+    /// A storage with the trainer's settings and keys; null where it is the session's.
+    std::shared_ptr<Storage> storage;
     std::shared_ptr<ValidityPage> lease;
     std::stop_source stop;
     TimePoint submitted = Now();
@@ -112,6 +114,9 @@ class AgentSession {
   void Write(std::uint64_t turn, const JobPtr& job);
   Result<AsyncSaveReport> WriteJob(const Job& job, SubmittedFile* file);
   void Agree(const Kept& kept);
+  [[nodiscard]] Storage& StorageOf(const Job& job) const {
+    return job.storage ? *job.storage : storage_;
+  }
   bool AreWanted(const Kept& kept);
   void ReleaseMemory();
   [[nodiscard]] TrainerView ViewOfTrainer(bool deferred);

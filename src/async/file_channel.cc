@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "catalogue/names.h"
+#include "catalogue/open.h"
 #include "coordinate/directory.h"
 #include "publish/claim.h"
 #include "varve/storage.h"
@@ -113,6 +114,10 @@ void Withdraw(const MeetingPlace& place, const Status& why) {
   // that is written in the directory.
   (void)MakeDirectories(place.storage, ParentPath(place.path));
   const std::string withdrawal = WithdrawalPath(place.path, place.identity.save_id);
+  if (PublishesByRecord(place.storage, place.path)) {  // A file appears there whole.
+    (void)WriteWholeFile(place.storage, withdrawal, words, /*exclusive=*/false);
+    return;
+  }
   const std::string part = withdrawal + "-" + rank;
   if (WriteWholeFile(place.storage, part, words, /*exclusive=*/false).ok()) {
     (void)place.storage.Rename(part, withdrawal, RenameMode::kReplace);

@@ -82,7 +82,7 @@ Handle Begin(State state, std::string path, Options options, Stager& stager,
   std::shared_ptr<typename Handle::Impl> job;
   try {
     // The save may be written when the working directory is another.
-    auto resolved = ResolvePath(path, storage);
+    auto resolved = ResolveTarget(path, storage);
     if (resolved.ok()) {
       path = std::move(*resolved);
     } else if (ready.ok()) {

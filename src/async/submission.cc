@@ -38,6 +38,14 @@ void Milliseconds(Archive& archive, Time& time) {
   }
 }
 
+/// Names with a scheme are the same for all processes.
+bool HasScheme(std::string_view path) {
+  const std::size_t end = path.find("://");
+  return end != 0 && end < path.find('/');
+}
+
+bool IsAbsolute(std::string_view path) { return path.starts_with('/') || HasScheme(path); }
+
 }  // namespace
 
 template <class Archive>
@@ -56,7 +64,7 @@ void Fields(Archive& archive, FieldsOf<Archive, Submission>& submission) {
   Milliseconds(archive, options.timeout);
   Bounded(archive, submission.retries, 1 << 20);
   Milliseconds(archive, submission.retry_delay);
-  archive(submission.deferred, submission.phases, submission.replaces);
+  archive(submission.deferred, submission.phases, submission.replaces, submission.access);
 }
 
 template <class Archive>
@@ -75,10 +83,10 @@ Result<Submission> DecodeSubmission(std::string_view bytes, std::uint64_t pool_b
   options.coordinate = submission.settled.identity.coordinated;
   options.format = submission.settled.format;
   options.block_bytes = submission.settled.identity.block_bytes;
-  if (!submission.path.starts_with('/')) {
+  if (!IsAbsolute(submission.path)) {
     return DataLoss("a save of \"" + submission.path + "\", which is not an absolute path");
   }
-  if (submission.deferred && !submission.deferred->path.starts_with('/')) {
+  if (submission.deferred && !IsAbsolute(submission.deferred->path)) {
     return DataLoss("deferred saves beside \"" + submission.deferred->path +
                     "\", which is not an absolute path");
   }
@@ -92,6 +100,9 @@ Result<AsyncSaveReport> DecodeReport(std::string_view bytes) {
 }
 
 Result<std::string> AbsolutePath(const std::string& path) {
+  if (HasScheme(path)) {
+    return path;
+  }
   std::error_code error;
   const auto parent =
       std::filesystem::weakly_canonical(std::filesystem::absolute(ParentPath(path), error), error);

@@ -42,6 +42,9 @@ struct Submission {
   std::vector<Phase> phases{};  ///< Those before the submission.
   /// On the coordinator of an overwrite: OccupantOf what it may replace once the trainer has ended.
   std::vector<std::string> replaces{};
+  /// How the trainer reaches the storage of `path` (SharedAccess); empty where any process does
+  /// alike. Holds secrets.
+  std::string access{};
 };
 
 /// For processes of one version of Varve on one machine; never stored.
@@ -53,7 +56,7 @@ Bytes EncodeReport(const AsyncSaveReport& report);
 Result<AsyncSaveReport> DecodeReport(std::string_view bytes);
 
 /// Returns the name by which processes with other working directories find the checkpoint. Links in
-/// the way to it are followed, the last name is not.
+/// the way to it are followed, the last name is not. "s3://bucket/key" is such a name.
 Result<std::string> AbsolutePath(const std::string& path);
 
 /// Another process that writes staged copies. Saves have turns, in the order of the calls and so in

@@ -90,6 +90,9 @@ Status Submitter::Submit(std::uint64_t turn, const std::string& path, const Save
   save.retry_delay = options.retry_delay;
   save.phases = session.phases();
   VARVE_ASSIGN_OR_RETURN(save.replaces, MayReplace(save));
+  if (SharedAccess* const access = storage_.extras().shared_access) {
+    VARVE_ASSIGN_OR_RETURN(save.access, access->Describe(save.path));
+  }
   if (group != nullptr) {
     save.deferred = *group;
   }

@@ -6,6 +6,7 @@
 
 #include "catalogue/foreign/layout.h"
 #include "catalogue/names.h"
+#include "catalogue/unlisted.h"
 
 namespace varve {
 namespace {
@@ -27,6 +28,11 @@ Result<OpenedIndex> OpenForeignDirectory(const ForeignFolder& folder) {
 }
 
 }  // namespace
+
+Result<OpenedIndex> OpenForeignUnlisted(Storage& storage, const std::string& path) {
+  VARVE_ASSIGN_OR_RETURN(const auto entries, KnownEntries(storage, path));
+  return OpenForeignDirectory({storage, path, entries});
+}
 
 Result<OpenedIndex> OpenForeign(Storage& storage, const std::string& path) {
   const auto entries = storage.List(path);
@@ -66,12 +72,14 @@ Result<std::vector<std::string>> ForeignFileNames(Storage& storage, const std::s
     }
   }
   if (!is_dcp && HasHfIndex(entries)) {
-    const std::string path = JoinPath(directory, kHfIndexName);
-    VARVE_ASSIGN_OR_RETURN(const std::string json, ReadWholeFile(storage, path, kMaxJsonBytes));
-    VARVE_ASSIGN_OR_RETURN(const HfIndex index, DecodeHfIndex(json));
-    names = index.FileNames();
+    VARVE_ASSIGN_OR_RETURN(names, NamesInHfIndex(storage, JoinPath(directory, kHfIndexName)));
+    const std::string data = names.empty() ? "" : DataDirectoryOf(names.front());
     // Where the checksums cannot be read, side files count as the user's.
-    if (const auto sums = ReadHfChecksums(storage, directory); sums.ok()) {
+    const auto sums = ReadHfChecksums(storage, directory, names);
+    if (!data.empty()) {
+      names.push_back(JoinPath(data, kHfChecksumsName));
+    }
+    if (sums.ok()) {
       for (const StoredFile& file : sums->side_files) {
         names.push_back(file.name);
       }

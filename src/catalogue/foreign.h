@@ -26,11 +26,18 @@ namespace varve {
 /// checkpoint that lacks the file of a rank.
 Result<OpenedIndex> OpenForeign(Storage& storage, const std::string& path);
 
+/// Does the same for a directory of a storage that cannot list it, by the names in KnownEntries.
+Result<OpenedIndex> OpenForeignUnlisted(Storage& storage, const std::string& path);
+
+/// Opens one file of any known kind, whatever its name. Errors: as OpenForeign.
+Result<OpenedIndex> OpenForeignFile(Storage& storage, const std::string& path);
+
 /// Opens what is there of a directory of which each of `world_size` ranks has written its own
 /// files; see CheckpointReader::OpenOwnRanks.
 Result<OpenedIndex> OpenForeignOfOwnRanks(Storage& storage, const std::string& path,
                                           std::uint32_t world_size);
 
+inline constexpr std::string_view kDcpIndexName = ".metadata";
 inline constexpr std::string_view kHfIndexName = "model.safetensors.index.json";
 
 /// Returns true for `.metadata` and for `__R.metadata`.
@@ -40,13 +47,20 @@ bool IsDcpIndexName(std::string_view name);
 /// Errors: those of reading an index.
 Result<std::vector<std::string>> NamesInDcpIndex(Storage& storage, const std::string& path);
 
+/// Returns the names of the safetensors files that the index of a Hugging Face folder mentions.
+/// Errors: those of reading an index.
+Result<std::vector<std::string>> NamesInHfIndex(Storage& storage, const std::string& path);
+
 /// Returns the names of the files that the index in this directory mentions, side files among them,
 /// whether they are there or not; nothing where there is no index of DCP or of a Hugging Face
 /// folder. Errors: those of reading an index.
 Result<std::vector<std::string>> ForeignFileNames(Storage& storage, const std::string& directory);
 
-/// Reads model.varve-checksums.json. Errors: NotFound where there is none; as DecodeHfChecksums.
-Result<HfChecksums> ReadHfChecksums(Storage& storage, const std::string& directory);
+/// Reads model.varve-checksums.json, which is beside the index of the folder or, where the `files`
+/// that the index names are in a data directory, in that. Errors: NotFound where there is none; as
+/// DecodeHfChecksums.
+Result<HfChecksums> ReadHfChecksums(Storage& storage, const std::string& directory,
+                                    const std::vector<std::string>& files);
 
 /// Looks for a file of a folder that Varve wrote in Hugging Face's layout which another program has
 /// written since: it is whole, and neither its size and header nor its name are what

@@ -31,7 +31,19 @@ Status CheckFileSizes(Storage& storage, const OpenedIndex& opened) {
   if (opened.metadata.format != Format::kVarve) {
     return Status::Ok();  // Opening has asked storage for them already.
   }
-  VARVE_ASSIGN_OR_RETURN(const auto entries, storage.List(opened.directory));
+  std::vector<DirectoryEntry> entries;
+  if (IsUnlisted(storage, opened.directory)) {
+    for (const DataFile& file : opened.metadata.files) {
+      if (const auto found = storage.OpenForRead(JoinPath(opened.directory, file.name));
+          found.ok()) {
+        entries.push_back({file.name, false, (*found)->size(), 0, false});
+      }
+    }
+    std::sort(entries.begin(), entries.end(),
+              [](const auto& a, const auto& b) { return a.name < b.name; });
+  } else {
+    VARVE_ASSIGN_OR_RETURN(entries, storage.List(opened.directory));
+  }
   for (const StoredFile& file : opened.metadata.side_files) {
     const auto found = storage.OpenForRead(JoinPath(opened.directory, file.name));
     if (!found.ok() || (*found)->size() != file.size) {
@@ -240,6 +252,11 @@ std::string_view StateName(CheckpointState state) {
 Result<std::vector<CheckpointEntry>> ListCheckpoints(const std::string& path, Storage& storage,
                                                      const std::stop_token& stop) {
   VARVE_ASSIGN_OR_RETURN(const std::string directory, ResolvePath(path, storage));
+  if (IsUnlisted(storage, directory)) {  // It may itself be one.
+    VARVE_RETURN_IF_ERROR(OpenIndex(storage, directory, stop).status());
+    VARVE_ASSIGN_OR_RETURN(auto one, Examine(storage, directory, BaseName(directory)));
+    return one ? std::vector{*std::move(one)} : std::vector<CheckpointEntry>();
+  }
   const auto listed = storage.List(directory);
   if (PublishesByRecord(storage, directory) && !listed.ok() &&
       listed.status().code() != StatusCode::kNotFound &&

@@ -19,6 +19,7 @@ constexpr std::string_view kQuarantinedInfix = ".varve-damaged-";
 constexpr std::string_view kChannelInfix = ".varve-talk-";
 constexpr std::string_view kDisplacedSuffix = ".varve-old";
 constexpr std::string_view kFailedSuffix = ".varve-failed";
+constexpr std::string_view kUploadSuffix = ".varve-upload";
 constexpr std::string_view kPartSuffix = ".varve-part";
 constexpr std::string_view kRankLockPrefix = ".rank-";
 constexpr const char* kDataDirectory = "varve-data-";
@@ -104,6 +105,16 @@ std::optional<std::string> ParseQuarantinedName(std::string_view entry) {
 
 std::string FailedPath(std::string_view path) { return Sibling(path, kFailedSuffix); }
 
+std::string UploadNotePath(std::string_view path) { return Sibling(path, kUploadSuffix); }
+
+std::optional<std::string> ParseUploadNote(std::string_view entry) {
+  if (!entry.starts_with('.') || !entry.ends_with(kUploadSuffix) ||
+      entry.size() < kUploadSuffix.size() + 2) {
+    return std::nullopt;
+  }
+  return DecodeDigits(entry.substr(1, entry.size() - kUploadSuffix.size() - 1));
+}
+
 std::string RankLockPath(std::string_view directory, std::uint32_t rank) {
   std::array<char, 40> name{};
   std::snprintf(name.data(), name.size(), ".rank-%05u.varve-lock", rank);
@@ -173,7 +184,7 @@ Status CheckCheckpointName(const std::string& path) {
                            "\" does not name a directory that can be made: give the "
                            "checkpoint's own name, such as run/step-100");
   }
-  if (ParseStaleName(name)) {
+  if (ParseStaleName(name) || ParseUploadNote(name)) {
     return InvalidArgument("\"" + path +
                            "\" looks like a hidden name that Varve uses itself; choose "
                            "another one");
@@ -187,6 +198,12 @@ bool IsDataDirectoryName(std::string_view name) {
   SaveId id;
   return name.starts_with(kDataDirectory) &&
          ParseHex(name.substr(std::string_view(kDataDirectory).size()), id.bytes);
+}
+
+std::string DataDirectoryOf(std::string_view name) {
+  const std::size_t end = name.find('/');
+  const bool is_below = end != std::string_view::npos && IsDataDirectoryName(name.substr(0, end));
+  return std::string(is_below ? name.substr(0, end) : std::string_view());
 }
 
 std::string RecordName(std::uint64_t number) {

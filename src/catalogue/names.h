@@ -6,6 +6,7 @@
 ///   .NAME.varve-talk-<id>      messages between the agents of different ranks
 ///   .NAME.varve-part           a single file NAME (export, convert) being written
 ///   .NAME.varve-failed         why an asynchronous save of NAME has failed
+///   .NAME.varve-upload         an upload of NAME is to be made
 ///   .NAME.varve-removed-<id>   a checkpoint that is being removed
 ///   .NAME.varve-damaged-<id>   a damaged checkpoint that was put into quarantine; stays until a
 ///   user
@@ -46,6 +47,11 @@ std::string RemovedPath(std::string_view path, const SaveId& id);
 std::string OldDisplacedPath(std::string_view path);
 std::string OldLockPath(std::string_view path);
 std::string FailedPath(std::string_view path);
+/// Returns the file that notes an upload that is to be made (varve/upload.h). ParseStaleName does
+/// not recognise it: the upload's end removes it.
+std::string UploadNotePath(std::string_view path);
+/// Returns the NAME of such a file; nothing for any other.
+std::optional<std::string> ParseUploadNote(std::string_view entry);
 std::string RankLockPath(std::string_view directory, std::uint32_t rank);
 /// Returns the lock in `directory` of a save by all ranks into it.
 std::string InPlaceLockPath(std::string_view directory);
@@ -88,6 +94,8 @@ Status CheckCheckpointName(const std::string& path);
 /// Returns the name of the directory in which a save puts its files where names cannot be changed.
 std::string DataDirectoryName(const SaveId& id);
 bool IsDataDirectoryName(std::string_view name);
+/// Returns the data directory that a relative name begins with; empty where it lies in none.
+std::string DataDirectoryOf(std::string_view name);
 /// Returns "varve.json" for 1, "varve-N.json" for any other N.
 std::string RecordName(std::uint64_t number);
 /// Returns the number of a commit record's name; nothing for any other name.

@@ -109,6 +109,11 @@ Result<CommitRecord> ReadNewestRecord(Storage& storage, const std::string& direc
 }  // namespace
 
 Result<CommitRecord> ReadCommitRecord(Storage& storage, const std::string& directory) {
+  if (IsUnlisted(storage, directory)) {  // The newest of several must be named.
+    return ReadRecord(storage, RecordNumber(BaseName(directory))
+                                   ? directory
+                                   : JoinPath(directory, RecordName(1)));
+  }
   if (!PublishesByRecord(storage, directory)) {
     auto record = ReadRecord(storage, JoinPath(directory, RecordName(1)));
     if (!record.ok() || record->directory.empty()) {
@@ -131,11 +136,15 @@ bool HoldsDataFiles(const std::vector<DirectoryEntry>& entries) {
                      [](const DirectoryEntry& entry) { return IsDataFileName(entry.name); });
 }
 
+/// `path` is the directory of the record, or the record where it was named itself.
 Result<OpenedIndex> OpenRecord(Storage& storage, const std::string& path, CommitRecord record) {
-  OpenedIndex opened{path, {}, std::nullopt};
-  if (!record.directory.empty()) {
-    opened.directory = JoinPath(path, record.directory);
+  const bool named = IsUnlisted(storage, path) && RecordNumber(BaseName(path));
+  OpenedIndex opened{named ? ParentPath(path) : path, {}, std::nullopt};
+  if (named || !record.directory.empty()) {
     opened.record_directory = path;
+  }
+  if (!record.directory.empty()) {
+    opened.directory = JoinPath(opened.directory, record.directory);
   }
   VARVE_ASSIGN_OR_RETURN(opened.metadata, ReadManifest(storage, opened.directory, record));
   opened.metadata.side_files = record.side_files;
@@ -143,8 +152,37 @@ Result<OpenedIndex> OpenRecord(Storage& storage, const std::string& path, Commit
   return opened;
 }
 
+/// Opens what stands at a name on a storage without lists. The name of a file comes first: a server
+/// may refuse to tell whether names below it are there.
+Result<OpenedIndex> OpenUnlisted(Storage& storage, const std::string& path) {
+  const bool names_record = RecordNumber(BaseName(path)).has_value();
+  if (!names_record) {
+    auto file = OpenForeignFile(storage, path);
+    if (file.status().code() != StatusCode::kNotFound &&
+        file.status().code() != StatusCode::kFailedPrecondition) {
+      return file;
+    }
+  }
+  auto record = ReadCommitRecord(storage, path);
+  if (record.ok()) {
+    return OpenRecord(storage, path, *std::move(record));
+  }
+  const StatusCode code = record.status().code();
+  if (names_record || (code != StatusCode::kNotFound && code != StatusCode::kFailedPrecondition)) {
+    return record.status();
+  }
+  auto foreign = OpenForeignUnlisted(storage, path);
+  // Where the server refuses, or is not trusted, that is what the user can change.
+  const bool refused =
+      foreign.status().code() == StatusCode::kNotFound && code == StatusCode::kFailedPrecondition;
+  return refused ? Result<OpenedIndex>(record.status()) : std::move(foreign);
+}
+
 /// Opens what a directory itself holds, or a file. Errors: NotFound where that is no checkpoint.
 Result<OpenedIndex> OpenAt(Storage& storage, const std::string& path, const std::stop_token& stop) {
+  if (IsUnlisted(storage, path)) {
+    return OpenUnlisted(storage, path);
+  }
   auto record = ReadCommitRecord(storage, path);
   if (record.ok()) {
     return OpenRecord(storage, path, std::move(*record));
@@ -240,6 +278,14 @@ bool WasReplaced(Storage& storage, const OpenedIndex& index) {
   }
   if (index.record) {
     return record.status().code() == StatusCode::kNotFound;
+  }
+  const std::string data =
+      index.metadata.files.empty() ? "" : DataDirectoryOf(index.metadata.files.front().name);
+  if (index.metadata.format != Format::kVarve && !data.empty()) {
+    const auto names = ForeignFileNames(storage, index.home());
+    const auto is_ours = [&](const std::string& name) { return DataDirectoryOf(name) == data; };
+    return names.ok() ? std::none_of(names->begin(), names->end(), is_ours)
+                      : names.status().code() == StatusCode::kNotFound;
   }
   if (index.metadata.format != Format::kVarve) {
     return false;

@@ -24,7 +24,7 @@ Result<OpenedIndex> OpenWanted(Storage& storage, const std::string& path,
 /// Returns true when the directory of an index that was opened before no longer holds that save,
 /// but another or none: what looks like damage is an overwrite, which may just have moved the old
 /// checkpoint aside, or a removal. False for other software's formats, which do not tell one save
-/// from another.
+/// from another; but for those whose saves have a data directory each.
 bool WasReplaced(Storage& storage, const OpenedIndex& index);
 
 /// Reads and checks varve.json. NotFound when there is none.

@@ -28,6 +28,14 @@ struct OpenedIndex {
   /// The checkpoint's own directory where its record names another for its files; else empty.
   std::string record_directory{};
 
+  /// The directory of side files where it is not that of the files; else empty.
+  std::string side_directory{};
+
+  /// Returns the directory that names of side files begin in.
+  [[nodiscard]] const std::string& side_home() const {
+    return side_directory.empty() ? directory : side_directory;
+  }
+
   /// Returns the checkpoint's own directory, which has its record.
   [[nodiscard]] const std::string& home() const {
     return record_directory.empty() ? directory : record_directory;

@@ -2,12 +2,11 @@
 
 #include <array>
 
+#include "catalogue/foreign.h"
 #include "format/commit_record.h"
 
 namespace varve {
 namespace {
-
-constexpr std::string_view kDcpIndexName = ".metadata";
 
 /// Locks the first of the index files that is there. NotFound when none is.
 Result<std::unique_ptr<StorageLock>> LockIndex(Storage& storage, const std::string& directory,

@@ -12,6 +12,7 @@
 #include "catalogue/side_files.h"
 #include "catalogue/verify_foreign.h"
 #include "pipeline/file_reader.h"
+#include "storage/any.h"
 #include "varve/catalogue.h"
 #include "varve/storage.h"
 
@@ -162,9 +163,10 @@ class Verifier {
 
 }  // namespace
 
-Result<VerifyReport> Verify(const std::string& path, Storage& storage,
+Result<VerifyReport> Verify(const std::string& path, Storage& given,
                             const ProgressFunction& progress, const std::stop_token& stop) {
-  VARVE_ASSIGN_OR_RETURN(const std::string where, ResolvePath(path, storage));
+  VARVE_ASSIGN_OR_RETURN(const std::string where, ResolvePath(path, given));
+  Storage& storage = WithoutCache(given);  // A copy of before would hide damage.
   auto opened = OpenWanted(storage, where, stop);
   if (opened.status().code() == StatusCode::kDataLoss) {
     VerifyReport report;  // A damaged index is a finding, not a failure to look.

@@ -272,7 +272,7 @@ class ForeignVerifier {
 
   void CheckSideFiles() {
     for (const StoredFile& file : opened_.metadata.side_files) {
-      if (const auto read = ReadSideFile(storage_, opened_.directory, file); !read.ok()) {
+      if (const auto read = ReadSideFile(storage_, opened_.side_home(), file); !read.ok()) {
         report_.damages.push_back({file.name, 0, file.size, {}, read.status().message()});
       }
       checked_ += file.size;

@@ -165,7 +165,6 @@ Result<ConvertReport> ConvertToHf(CheckpointReader& reader, const Selection& sel
     return NotFound("no tensor is selected that safetensors can hold");
   }
   const std::vector<PlannedFile> files = Shard(tensors, options.shard_size);
-  VARVE_RETURN_IF_ERROR(NeedsRenames(storage, target, "a Hugging Face folder"));
   for (const PlannedFile& file : files) {
     VARVE_RETURN_IF_ERROR(CheckSafetensorsHeader(file.name, file.header));
   }
@@ -181,7 +180,9 @@ Result<ConvertReport> ConvertToHf(CheckpointReader& reader, const Selection& sel
   VARVE_ASSIGN_OR_RETURN(
       const auto commit,
       Commit::Begin(storage, target, id, options.overwrite ? Overwrite::kAlways : Overwrite::kNever,
-                    options.stop, Resume::kNo, BroughtBy(files, others)));
+                    options.stop, Resume::kNo, BroughtBy(files, others),
+                    {.name = std::string(kHfIndexName), .format = Format::kSafetensors}));
+  const std::string below = commit->below();
   HfChecksums checksums{
       .block_bytes = kDefaultBlockBytes, .files = {}, .side_files = DescribeSideFiles(others)};
   report.files = NamesOf(others);
@@ -201,7 +202,7 @@ Result<ConvertReport> ConvertToHf(CheckpointReader& reader, const Selection& sel
         const std::uint64_t size,
         WriteSegmentsFile(storage, JoinPath(commit->staging(), file.name),
                           SegmentsOf(file, first_item, &stream), options.stop, &sums.block_crc32c));
-    sums.name = file.name;
+    sums.name = below + file.name;
     sums.size = size;
     sums.header_bytes = file.header.size();
     sums.header_crc32c = Crc32c(AsByteSpan(file.header));
@@ -209,7 +210,7 @@ Result<ConvertReport> ConvertToHf(CheckpointReader& reader, const Selection& sel
     first_item += file.tensors.size();
     report.bytes += size;
     for (const SelectedTensor* tensor : file.tensors) {
-      index.weight_map.emplace_back(tensor->fqn, file.name);
+      index.weight_map.emplace_back(tensor->fqn, below + file.name);
       tensor_bytes += tensor->item.bytes();
     }
   }

@@ -262,7 +262,7 @@ Result<std::uint64_t> WriteSegmentsFile(Storage& storage, const std::string& pat
 Result<ConvertReport> Convert(const std::string& source_path, const std::string& target_path,
                               const ConvertOptions& options, Storage& storage) {
   VARVE_ASSIGN_OR_RETURN(const std::string source, ResolvePath(source_path, storage));
-  VARVE_ASSIGN_OR_RETURN(const std::string target, ResolvePath(target_path, storage));
+  VARVE_ASSIGN_OR_RETURN(const std::string target, ResolveTarget(target_path, storage));
   if (!options.hf_config.empty() && options.to != ConvertTarget::kHf) {
     return InvalidArgument("convert " + source +
                            ": configuration files are copied only into a Hugging Face folder");

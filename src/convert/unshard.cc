@@ -307,7 +307,7 @@ Result<ConvertReport> Unshard(const std::string& source_path, const std::string&
     return Convert(source_path, target_path, convert, storage);
   }
   VARVE_ASSIGN_OR_RETURN(const std::string source, ResolvePath(source_path, storage));
-  VARVE_ASSIGN_OR_RETURN(const std::string target, ResolvePath(target_path, storage));
+  VARVE_ASSIGN_OR_RETURN(const std::string target, ResolveTarget(target_path, storage));
   VARVE_ASSIGN_OR_RETURN(const auto reader, CheckpointReader::Open(source, storage, options.stop));
   auto report = TorchDirectory(*reader, source, options, storage).Write(target);
   if (options.stop.stop_requested() && report.status().code() == StatusCode::kCancelled) {

@@ -33,6 +33,12 @@
 //     by kLastReads; DIR then stays, so that a peer that is merely late still gets its answer.
 //     Files that are not of this protocol are never removed: then this is not the directory it
 //     should be. No other rank removes DIR: it cannot know who else has yet to read.
+//
+// Where a file appears whole or not at all (ConditionalWrites, an object store), steps 1 to 3 are
+// one: the sender writes the file under its name, which replaces. There, a directory is there as
+// long as a message is in it, so that its absence says nothing: a rank that waits for a rank 0 that
+// has ended waits until its deadline. A message that comes into DIR after step 7 stays, and is
+// garbage a day later. Each look is a request: the pauses between them are longer.
 
 #include "coordinate/directory.h"
 
@@ -60,6 +66,8 @@ constexpr auto kFirstPause = std::chrono::milliseconds(1);
 constexpr auto kLongestPause = std::chrono::seconds(1);
 constexpr int kPauseShare = 32;
 constexpr auto kBetweenLooksAtDirectory = std::chrono::seconds(1);
+constexpr auto kFirstPauseOfRequests = std::chrono::milliseconds(50);
+constexpr auto kLongestPauseOfRequests = std::chrono::seconds(5);
 /// Step 7.
 constexpr auto kLastReads = std::chrono::seconds(2);
 
@@ -121,11 +129,17 @@ Result<std::string> Unframe(const std::string& file, std::string content) {
   return content;
 }
 
+bool AppearsWhole(Storage& storage, const std::string& directory) {
+  ConditionalWrites* const writes = storage.extras().conditional_writes;
+  return writes != nullptr && writes->Serves(directory);
+}
+
 class InDirectory final : public Coordinator {
  public:
   InDirectory(Storage& storage, std::string directory, DirectoryCoordinatorOptions options)
       : storage_(storage),
         directory_(std::move(directory)),
+        appears_whole_(AppearsWhole(storage, directory_)),
         options_(std::move(options)),
         sent_(static_cast<std::size_t>(options_.size)),
         received_(static_cast<std::size_t>(options_.size)) {}
@@ -204,6 +218,11 @@ class InDirectory final : public Coordinator {
 
   /// Makes steps 1 and 3. Errors: kNotFound when there is no directory.
   Status Put(const std::string& name, std::string_view message) {
+    if (appears_whole_) {
+      Bytes content = Frame(message);
+      content += message;
+      return WriteWholeFile(storage_, JoinPath(directory_, name), content, /*exclusive=*/false);
+    }
     const std::string part = JoinPath(directory_, "." + name + std::string(kPart));
     {
       // No size is given ahead: it would be preallocated, and only Sync cuts what is too much.
@@ -217,6 +236,9 @@ class InDirectory final : public Coordinator {
   /// Looks at the directory (step 4). Opening it as a file fails in any case; kNotFound means that
   /// it has been removed.
   [[nodiscard]] Status LookAtDirectory() const {
+    if (appears_whole_) {
+      return Status::Ok();
+    }
     const bool missing = storage_.OpenForRead(directory_).status().code() == StatusCode::kNotFound;
     return missing && joined_ && rank() != 0 ? Unavailable("is lost") : Status::Ok();
   }
@@ -230,8 +252,11 @@ class InDirectory final : public Coordinator {
     if (now >= deadline) {
       return Unavailable("no answer before the deadline");
     }
-    const auto pause =
-        std::clamp<TimePoint::duration>((now - start) / kPauseShare, kFirstPause, kLongestPause);
+    const auto pause = appears_whole_ ? std::clamp<TimePoint::duration>((now - start) / kPauseShare,
+                                                                        kFirstPauseOfRequests,
+                                                                        kLongestPauseOfRequests)
+                                      : std::clamp<TimePoint::duration>((now - start) / kPauseShare,
+                                                                        kFirstPause, kLongestPause);
     SleepFor(std::min<TimePoint::duration>(pause, deadline - now));
     return Status::Ok();
   }
@@ -254,6 +279,7 @@ class InDirectory final : public Coordinator {
 
   Storage& storage_;
   const std::string directory_;
+  const bool appears_whole_;  // A file, when it is written.
   const DirectoryCoordinatorOptions options_;
   std::vector<std::uint64_t> sent_;      // By peer: the number of the next message.
   std::vector<std::uint64_t> received_;  // Likewise.

@@ -28,8 +28,14 @@ using test::TempDir;
 using test::World;
 
 class DirectoryCoordinator : public test::DirectoryRanks {};
-INSTANTIATE_TEST_SUITE_P(On, DirectoryCoordinator, testing::Values(Place::kPosix, Place::kMemory),
+INSTANTIATE_TEST_SUITE_P(On, DirectoryCoordinator,
+                         testing::Values(Place::kPosix, Place::kMemory, Place::kObjects),
                          test::PlaceName);
+
+/// What needs a directory that is there, or not, by itself.
+class DirectoryCoordinatorOfFiles : public test::DirectoryRanks {};
+INSTANTIATE_TEST_SUITE_P(On, DirectoryCoordinatorOfFiles,
+                         testing::Values(Place::kPosix, Place::kMemory), test::PlaceName);
 
 // ---- the good case ----
 
@@ -197,7 +203,7 @@ TEST_P(DirectoryCoordinator, AMessageThatIsThereIsDeliveredWhateverCheckSays) {
   EXPECT_EQ(*zero->Receive(1, LongDeadline()), "last words");
 }
 
-TEST_P(DirectoryCoordinator, PeersNoticeThatRankZeroHasEnded) {
+TEST_P(DirectoryCoordinatorOfFiles, PeersNoticeThatRankZeroHasEnded) {
   auto zero = Rank(0, 3);
   const auto one = Rank(1, 3);
   const auto two = Rank(2, 3);
@@ -219,7 +225,7 @@ TEST_P(DirectoryCoordinator, OnlyRankZeroExchangesMessagesWithOthers) {
   }
 }
 
-TEST_P(DirectoryCoordinator, ADirectoryThatCannotBeMadeIsAnError) {
+TEST_P(DirectoryCoordinatorOfFiles, ADirectoryThatCannotBeMadeIsAnError) {
   const auto one = Rank(1, 2, "missing/channel");
   EXPECT_TRUE(FailsWith(one->Send(0, "x", LongDeadline()), StatusCode::kNotFound, {"missing"}));
 }

@@ -261,7 +261,7 @@ const std::vector<std::pair<std::string, std::string>>& CheckpointReader::stored
 Result<std::string> CheckpointReader::ReadFile(const std::string& name) {
   for (const StoredFile& file : metadata().side_files) {
     if (file.name == name) {
-      return ReadSideFile(impl_->files.storage(), impl_->index.directory, file);
+      return ReadSideFile(impl_->files.storage(), impl_->index.side_home(), file);
     }
   }
   return NotFound(directory() + " has no side file \"" + name + "\"");

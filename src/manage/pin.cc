@@ -29,7 +29,7 @@ std::optional<std::string> ReadPin(Storage& storage, const std::string& path) {
 }
 
 Status PinCheckpoint(const std::string& given, std::string_view why, Storage& storage) {
-  VARVE_ASSIGN_OR_RETURN(const std::string path, ResolvePath(given, storage));
+  VARVE_ASSIGN_OR_RETURN(const std::string path, ResolveTarget(given, storage));
   if (why.size() >= kMaxPinBytes) {
     return InvalidArgument("pin " + path + ": the reason has " + std::to_string(why.size()) +
                            " bytes; at most " + std::to_string(kMaxPinBytes - 1) + " are kept");
@@ -48,7 +48,7 @@ Status PinCheckpoint(const std::string& given, std::string_view why, Storage& st
 }
 
 Status UnpinCheckpoint(const std::string& given, Storage& storage) {
-  VARVE_ASSIGN_OR_RETURN(const std::string path, ResolvePath(given, storage));
+  VARVE_ASSIGN_OR_RETURN(const std::string path, ResolveTarget(given, storage));
   if (!HoldsCheckpoint(storage, path)) {
     return NotFound("unpin " + path + ": there is no checkpoint of that name");
   }

@@ -6,6 +6,7 @@
 #include "manage/pin.h"
 #include "publish/remove.h"
 #include "varve/manage.h"
+#include "varve/upload.h"
 
 namespace varve {
 namespace {
@@ -38,11 +39,18 @@ Result<std::string> PrefixOf(const std::vector<RunStep>& steps, const std::strin
   return prefix;
 }
 
-/// Checks that the checkpoint at `path` is still the one that was judged, and not pinned since.
+/// Checks that the checkpoint at `path` is still the one that was judged, and neither pinned since
+/// nor waiting for its upload.
 Status CheckUnchanged(Storage& storage, const std::string& path,
                       const std::optional<SaveId>& judged) {
   if (const auto pin = ReadPin(storage, path)) {
     return FailedPrecondition("pinned" + (pin->empty() ? "" : ": " + *pin));
+  }
+  if (!PublishesByRecord(storage, path)) {
+    VARVE_ASSIGN_OR_RETURN(const auto to, PendingUploadOf(path, storage));
+    if (to) {
+      return FailedPrecondition("its upload to " + *to + " is pending");
+    }
   }
   const auto record = ReadCommitRecord(storage, path);
   if (judged && record.ok() && record->save_id != *judged) {
@@ -70,7 +78,7 @@ Status CheckShare(double share, const std::string& what) {
 }  // namespace
 
 Status RemoveStep(const std::string& given, const PruneOptions& options, Storage& storage) {
-  VARVE_ASSIGN_OR_RETURN(const std::string path, ResolvePath(given, storage));
+  VARVE_ASSIGN_OR_RETURN(const std::string path, ResolveTarget(given, storage));
   VARVE_RETURN_IF_ERROR(CheckShare(options.busy_share, "remove " + path));
   return Remove(path, std::nullopt, options, storage).status();
 }
@@ -78,7 +86,7 @@ Status RemoveStep(const std::string& given, const PruneOptions& options, Storage
 Result<std::vector<PrunedStep>> PruneRun(const std::string& given, const KeepRules& rules,
                                          const PruneOptions& options, Storage& storage) {
   VARVE_RETURN_IF_ERROR(CheckRules(rules));
-  VARVE_ASSIGN_OR_RETURN(const std::string run, ResolvePath(given, storage));
+  VARVE_ASSIGN_OR_RETURN(const std::string run, ResolveTarget(given, storage));
   VARVE_RETURN_IF_ERROR(CheckShare(options.busy_share, "prune " + run));
   VARVE_ASSIGN_OR_RETURN(auto steps, ListSteps(run, storage, options.stop));
   std::string prefix = options.prefix.value_or("");

@@ -68,7 +68,7 @@ Result<std::string> QuarantineByRecord(Storage& storage, const std::string& path
 
 Result<std::string> QuarantineCheckpoint(const std::string& given, std::string_view reason,
                                          Storage& storage) {
-  VARVE_ASSIGN_OR_RETURN(const std::string path, ResolvePath(given, storage));
+  VARVE_ASSIGN_OR_RETURN(const std::string path, ResolveTarget(given, storage));
   const std::string what = "quarantine " + path;
   VARVE_RETURN_IF_ERROR(CheckCheckpointName(path).Annotate(what));
   if (SymbolicLinks* const links = storage.extras().symbolic_links;

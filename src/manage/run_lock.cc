@@ -24,7 +24,7 @@ class HeldRunLock final : public RunLock {
 
 Result<std::unique_ptr<RunLock>> LockRun(const std::string& given, std::string_view holder,
                                          Storage& storage) {
-  VARVE_ASSIGN_OR_RETURN(const std::string run, ResolvePath(given, storage));
+  VARVE_ASSIGN_OR_RETURN(const std::string run, ResolveTarget(given, storage));
   if (PublishesByRecord(storage, run)) {
     return ClaimRun(storage, run, holder);
   }

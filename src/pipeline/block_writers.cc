@@ -14,7 +14,7 @@ namespace varve {
 
 BlockWriters::BlockWriters(WritableFile& file, const WriteSegmentsOptions& options,
                            std::uint64_t block_count)
-    : file_(file), options_(options) {
+    : file_(file), options_(options), pace_(options.max_bytes_per_second) {
   const int wanted = IsSimulated() ? 0 : std::max(options.writes_in_flight, 1);
   const auto count = std::min(static_cast<std::uint64_t>(wanted), block_count);
   const std::stop_token stop = options.stop.stop_possible() ? options.stop : CurrentStop();
@@ -114,13 +114,9 @@ Status BlockWriters::WriteOne(const BlockToWrite& block) {
 }
 
 bool BlockWriters::WaitForTurn(std::uint64_t bytes) {
-  if (options_.max_bytes_per_second > 0) {
+  if (pace_.has_limit()) {
     std::unique_lock lock(mutex_);
-    const auto turn = std::max(next_turn_, std::chrono::steady_clock::now());
-    const std::chrono::duration<double> takes(static_cast<double>(bytes) /
-                                              static_cast<double>(options_.max_bytes_per_second));
-    next_turn_ = turn + std::chrono::duration_cast<std::chrono::steady_clock::duration>(takes);
-    // A write begins when the time of the one before has passed.
+    const TimePoint turn = pace_.Reserve(bytes, std::chrono::steady_clock::now());
     changed_.wait_until(lock, options_.stop, turn, [&] { return !status_.ok(); });
   }
   return !options_.stop.stop_requested();

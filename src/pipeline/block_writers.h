@@ -1,7 +1,6 @@
 /// Threads that write blocks of a file, several at once.
 #pragma once
 
-#include <chrono>
 #include <condition_variable>
 #include <cstddef>
 #include <cstdint>
@@ -12,6 +11,7 @@
 #include <thread>
 #include <vector>
 
+#include "base/pace.h"
 #include "pipeline/buffer_pool.h"
 #include "varve/status.h"
 #include "varve/storage.h"
@@ -75,7 +75,7 @@ class BlockWriters {
   std::mutex mutex_;  // Guards all below.
   std::condition_variable_any changed_;
   std::deque<BlockToWrite> queue_;
-  std::chrono::steady_clock::time_point next_turn_;
+  Pace pace_;
   bool done_ = false;
   Status status_;
   std::vector<std::jthread> threads_;

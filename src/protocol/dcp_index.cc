@@ -94,7 +94,7 @@ Result<CheckpointIndex> MakeIndex(const StateMetadata& metadata,
     }
   }
   VARVE_ASSIGN_OR_RETURN(const std::optional<Value> structure, Structure(metadata.planner_data));
-  return index.Finish(structure, {});
+  return index.Finish(structure, {}, files.below);
 }
 
 }  // namespace varve::protocol

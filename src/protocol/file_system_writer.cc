@@ -77,17 +77,21 @@ Status FileSystemWriter::SetUpStorageWriter(const SaveRole& role) {
 }
 
 Result<std::vector<SavePlan>> FileSystemWriter::PrepareGlobalPlan(std::vector<SavePlan> plans) {
+  const Overwrite overwrite = options_.overwrite ? Overwrite::kAlways : Overwrite::kNever;
   if (!role_.use_collectives) {
     const auto rank = static_cast<std::uint32_t>(role_.rank);
+    if (DcpGoesBeside(path_, storage_)) {
+      VARVE_ASSIGN_OR_RETURN(commit_, DcpCommit::Begin(path_, overwrite, storage_, rank));
+      plans.front().storage_data = EncodePlace({BaseName(commit_->staging()), rank, 0});
+      return plans;
+    }
     VARVE_ASSIGN_OR_RETURN(
         in_place_,
         DcpInPlaceCommit::Begin(path_, {.overwrite = options_.overwrite, .rank = rank}, storage_));
     plans.front().storage_data = EncodePlace({BaseName(path_), rank, in_place_->first()});
     return plans;
   }
-  VARVE_ASSIGN_OR_RETURN(
-      commit_, DcpCommit::Begin(path_, options_.overwrite ? Overwrite::kAlways : Overwrite::kNever,
-                                storage_));
+  VARVE_ASSIGN_OR_RETURN(commit_, DcpCommit::Begin(path_, overwrite, storage_));
   for (std::size_t rank = 0; rank < plans.size(); ++rank) {
     plans[rank].storage_data =
         EncodePlace({BaseName(commit_->staging()), static_cast<std::uint32_t>(rank), 0});
@@ -101,9 +105,11 @@ Result<std::vector<WriteResult>> FileSystemWriter::WriteData(const SavePlan& pla
     return std::vector<WriteResult>();
   }
   VARVE_ASSIGN_OR_RETURN(const Place place, DecodePlace(plan.storage_data));
-  const std::string directory =
-      in_place_ != nullptr ? in_place_->directory() : JoinPath(ParentPath(path_), place.directory);
-  if (!storage_.List(directory).ok()) {
+  const bool beside = DcpGoesBeside(path_, storage_);  // There is nothing to see before a file is.
+  const std::string directory = in_place_ != nullptr
+                                    ? in_place_->directory()
+                                    : JoinPath(beside ? path_ : ParentPath(path_), place.directory);
+  if (!beside && !storage_.List(directory).ok()) {
     return FailedPrecondition(directory +
                               " was made by the coordinator and is not there: the ranks do not "
                               "share the storage of " +
@@ -130,11 +136,13 @@ Result<std::vector<WriteResult>> FileSystemWriter::WriteData(const SavePlan& pla
 
 Status FileSystemWriter::Finish(const StateMetadata& metadata,
                                 const std::vector<std::vector<WriteResult>>& results) {
+  const auto rank = role_.use_collectives ? 0U : static_cast<std::uint32_t>(role_.rank);
   if (commit_ != nullptr) {
-    VARVE_RETURN_IF_ERROR(Publish(*commit_, 0, 0, metadata, results));
+    VARVE_RETURN_IF_ERROR(
+        Publish(*commit_, {.first_rank = rank, .below = commit_->below()}, metadata, results));
   } else if (in_place_ != nullptr) {
-    VARVE_RETURN_IF_ERROR(Publish(*in_place_, static_cast<std::uint32_t>(role_.rank),
-                                  in_place_->first(), metadata, results));
+    VARVE_RETURN_IF_ERROR(
+        Publish(*in_place_, {.first_rank = rank, .number = in_place_->first()}, metadata, results));
   } else {
     return FailedPrecondition(path_ + ": no save is under way here");
   }
@@ -144,11 +152,10 @@ Status FileSystemWriter::Finish(const StateMetadata& metadata,
 }
 
 template <class AnyCommit>
-Status FileSystemWriter::Publish(AnyCommit& commit, std::uint32_t first_rank, std::uint64_t number,
+Status FileSystemWriter::Publish(AnyCommit& commit, WrittenFiles written,
                                  const StateMetadata& metadata,
                                  const std::vector<std::vector<WriteResult>>& results) {
-  const WrittenFiles written{
-      .first_rank = first_rank, .number = number, .block_bytes = options_.block_bytes};
+  written.block_bytes = options_.block_bytes;
   VARVE_ASSIGN_OR_RETURN(const CheckpointIndex made,
                          MakeIndex(metadata, results, written).Annotate(path_));
   std::vector<std::pair<std::string, std::uint64_t>> files;

@@ -293,10 +293,13 @@ Status RenameCommit::Publish(const std::vector<DataFile>& files,
 Result<std::unique_ptr<Commit>> Commit::Begin(Storage& storage, const std::string& name,
                                               const SaveId& id, Overwrite overwrite,
                                               const std::stop_token& stop, Resume resume,
-                                              const std::vector<BroughtFile>& brought) {
-  return PublishesByRecord(storage, name)
-             ? BeginRecordCommit(storage, name, id, overwrite, stop)
-             : RenameCommit::Begin(storage, name, id, overwrite, stop, resume, brought);
+                                              const std::vector<BroughtFile>& brought,
+                                              const FixedIndex& index) {
+  if (!PublishesByRecord(storage, name)) {
+    return RenameCommit::Begin(storage, name, id, overwrite, stop, resume, brought);
+  }
+  return index.name.empty() ? BeginRecordCommit(storage, name, id, overwrite, stop)
+                            : BeginIndexCommit(storage, name, id, overwrite, stop, brought, index);
 }
 
 std::string PlaceOfSave(Storage& storage, const std::string& path, const SaveId& id) {
@@ -308,7 +311,7 @@ Status NeedsRenames(Storage& storage, const std::string& path, std::string_view 
   return PublishesByRecord(storage, path)
              ? Unimplemented(path + ": " + std::string(what) +
                              " is written on mounted file systems only; on an object store Varve "
-                             "writes its own format, by all ranks together")
+                             "writes its own format and DCP's, by all ranks together")
              : Status::Ok();
 }
 

@@ -2,7 +2,9 @@
 /// steps and the crash or race each one closes is at the top of commit.cc.
 #pragma once
 
+#include <cstdint>
 #include <memory>
+#include <optional>
 #include <stop_token>
 #include <string>
 #include <string_view>
@@ -23,6 +25,16 @@ struct IndexFile {
   std::string content;
 };
 
+/// The index of a format of another software, where checkpoints are published by one small file.
+struct FixedIndex {
+  std::string name;  ///< ".metadata"; empty: Varve's own, whose name has a number.
+  Format format = Format::kDcp;
+  /// The checkpoint may lie beside files that are not part of it.
+  bool beside_others = false;
+  /// Set for an index of this rank alone, of which the other ranks do not know.
+  std::optional<std::uint32_t> rank{};
+};
+
 /// What becomes of a staging directory that a dead save has left under the same id.
 enum class Resume : std::uint8_t {
   kNo,   ///< It is removed, as those of all other ids.
@@ -34,20 +46,25 @@ enum class Resume : std::uint8_t {
 /// nothing has become visible.
 class Commit {
  public:
-  /// Steps 0-4 of commit.cc, or of record_commit.cc where checkpoints are published by their
-  /// record. `stop` ends the verification of what is to be replaced. `brought` are files that the
-  /// new checkpoint will have, as far as they are known: a file of the user's that has such a name
-  /// is found now. Errors: AlreadyExists; FailedPrecondition; InvalidArgument for a name that a
-  /// checkpoint cannot have; Cancelled.
+  /// Steps 0-4 of commit.cc, or the first of record_commit.cc where checkpoints are published by
+  /// their record, and of index_commit.cc there for a fixed `index`. `stop` ends the verification
+  /// of what is to be replaced. `brought` are files that the new checkpoint will have, as far as
+  /// they are known: a file of the user's that has such a name is found now. Errors: AlreadyExists;
+  /// FailedPrecondition; InvalidArgument for a name that a checkpoint cannot have; Cancelled.
   static Result<std::unique_ptr<Commit>> Begin(Storage& storage, const std::string& name,
                                                const SaveId& id, Overwrite overwrite,
                                                const std::stop_token& stop = {},
                                                Resume resume = Resume::kNo,
-                                               const std::vector<BroughtFile>& brought = {});
+                                               const std::vector<BroughtFile>& brought = {},
+                                               const FixedIndex& index = {});
   virtual ~Commit() = default;
 
   /// Returns the directory that the save's files are written into.
   [[nodiscard]] virtual const std::string& staging() const = 0;
+
+  /// Returns what a fixed index has before the names of files in staging(): empty, or a directory
+  /// and '/'.
+  [[nodiscard]] virtual std::string below() const { return {}; }
 
   /// Gives the staging directory its mark: all that is in it is the save's, its folders too. A save
   /// that puts files into folders, or that can be resumed, calls this before the first of them.
@@ -77,6 +94,17 @@ class Commit {
 Result<std::unique_ptr<Commit>> BeginRecordCommit(Storage& storage, const std::string& path,
                                                   const SaveId& id, Overwrite overwrite,
                                                   const std::stop_token& stop);
+
+/// Begins a commit of a format whose index has one name alone, there. The steps are in
+/// index_commit.cc.
+Result<std::unique_ptr<Commit>> BeginIndexCommit(Storage& storage, const std::string& path,
+                                                 const SaveId& id, Overwrite overwrite,
+                                                 const std::stop_token& stop,
+                                                 const std::vector<BroughtFile>& brought,
+                                                 const FixedIndex& index);
+
+/// Returns FailedPrecondition where the checkpoint of these entries is pinned.
+Status CheckNotPinned(const std::vector<DirectoryEntry>& entries);
 
 /// Returns the directory that the files of the save `id` of `path`, which is no link, are written
 /// into: Commit::staging().

@@ -3,6 +3,9 @@
 #include <algorithm>
 #include <utility>
 
+#include "catalogue/foreign.h"
+#include "catalogue/names.h"
+#include "catalogue/open.h"
 #include "catalogue/own_names.h"
 #include "interop/dcp/data_name.h"
 #include "publish/commit.h"
@@ -12,6 +15,7 @@
 namespace varve {
 
 struct DcpCommit::Impl {
+  std::string index;  ///< Its name.
   std::unique_ptr<Commit> commit;
 };
 
@@ -19,16 +23,21 @@ DcpCommit::DcpCommit(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
 DcpCommit::~DcpCommit() = default;
 
 Result<std::unique_ptr<DcpCommit>> DcpCommit::Begin(const std::string& path, Overwrite overwrite,
-                                                    Storage& storage) {
+                                                    Storage& storage,
+                                                    std::optional<std::uint32_t> rank) {
   VARVE_ASSIGN_OR_RETURN(const std::string where, ResolvePath(path, storage));
   VARVE_ASSIGN_OR_RETURN(const SaveId id, RandomSaveId());
   auto impl = std::make_unique<Impl>();
-  VARVE_RETURN_IF_ERROR(NeedsRenames(storage, where, "a checkpoint in DCP's format"));
-  VARVE_ASSIGN_OR_RETURN(impl->commit, Commit::Begin(storage, where, id, overwrite));
+  impl->index = (rank ? "__" + std::to_string(*rank) : "") + std::string(kDcpIndexName);
+  VARVE_ASSIGN_OR_RETURN(impl->commit,
+                         Commit::Begin(storage, where, id, overwrite, {}, Resume::kNo, {},
+                                       {.name = impl->index, .beside_others = true, .rank = rank}));
   return std::unique_ptr<DcpCommit>(new DcpCommit(std::move(impl)));
 }
 
 const std::string& DcpCommit::staging() const { return impl_->commit->staging(); }
+
+std::string DcpCommit::below() const { return impl_->commit->below(); }
 
 const std::vector<std::string>& DcpCommit::conflicts() const { return impl_->commit->conflicts(); }
 
@@ -43,7 +52,11 @@ Status DcpCommit::Publish(const std::vector<std::pair<std::string, std::uint64_t
     file.rank = static_cast<std::uint32_t>(ParseDcpDataName(name).value_or(DcpDataName{}).rank);
     data_files.push_back(std::move(file));
   }
-  return impl_->commit->Publish(data_files, {{".metadata", metadata}});
+  return impl_->commit->Publish(data_files, {{impl_->index, metadata}});
+}
+
+bool DcpGoesBeside(const std::string& path, Storage& storage) {
+  return PublishesByRecord(storage, path);
 }
 
 bool DcpReplacesDirectory(const std::string& path, Storage& storage) {
@@ -58,7 +71,8 @@ bool DcpReplacesDirectory(const std::string& path, Storage& storage) {
   const OwnNames names(storage, path, *entries);
   return format == Format::kDcp &&
          std::all_of(entries->begin(), entries->end(), [&](const DirectoryEntry& entry) {
-           return !entry.is_directory && names.FitsPattern(entry.name);
+           return entry.is_directory ? IsDataDirectoryName(entry.name)
+                                     : names.FitsPattern(entry.name);
          });
 }
 

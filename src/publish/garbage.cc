@@ -265,7 +265,7 @@ Result<GarbageReport> Collect(const std::string& directory, DryRun dry_run, Stor
 
 Result<GarbageReport> CollectGarbage(const std::string& path, DryRun dry_run, Storage& storage,
                                      const std::stop_token& stop) {
-  VARVE_ASSIGN_OR_RETURN(const std::string directory, ResolvePath(path, storage));
+  VARVE_ASSIGN_OR_RETURN(const std::string directory, ResolveTarget(path, storage));
   auto report = PublishesByRecord(storage, directory)
                     ? CollectByRecords(directory, dry_run, storage, stop)
                     : Collect(directory, dry_run, storage, stop);

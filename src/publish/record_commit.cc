@@ -145,6 +145,14 @@ Status RecordCommit::WriteRecord(const std::string& encoded) {
 
 }  // namespace
 
+Status CheckNotPinned(const std::vector<DirectoryEntry>& entries) {
+  return FindEntry(entries, kPinName) == nullptr
+             ? Status::Ok()
+             : FailedPrecondition(
+                   "a checkpoint of this name is pinned, and a save would replace it: "
+                   "unpin it (`varve unpin`), or save under another name");
+}
+
 Result<std::unique_ptr<Commit>> BeginRecordCommit(Storage& storage, const std::string& path,
                                                   const SaveId& id, Overwrite overwrite,
                                                   const std::stop_token& stop) {
@@ -162,15 +170,14 @@ Result<std::unique_ptr<Commit>> BeginRecordCommit(Storage& storage, const std::s
           return entry.is_directory ? IsDataDirectoryName(entry.name)
                                     : entry.name.starts_with(kQuarantinedRecord);
         });
-    if (FindEntry(*entries, kPinName) != nullptr) {
-      return FailedPrecondition(
-          "a checkpoint of this name is pinned, and a save would replace it: "
-          "unpin it (`varve unpin`), or save under another name");
-    }
+    VARVE_RETURN_IF_ERROR(CheckNotPinned(*entries));
     if (!leftovers) {
       VARVE_RETURN_IF_ERROR(CheckOccupant(storage, path, overwrite, stop).status());
       if (replaced == 0) {
-        return NeedsRenames(storage, path, "a checkpoint in the place of one of another format");
+        return FailedPrecondition(
+            path +
+            " holds a checkpoint of another format, which is not replaced by one of Varve's own on "
+            "an object store: remove it (`varve rm`), or save under another name");
       }
     }
   }

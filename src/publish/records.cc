@@ -9,6 +9,7 @@
 
 #include "base/stop.h"
 #include "base/time_source.h"
+#include "catalogue/foreign.h"
 #include "catalogue/names.h"
 #include "catalogue/open.h"
 #include "catalogue/own_names.h"
@@ -23,8 +24,9 @@ constexpr auto kDeadAfter = std::chrono::hours(24);
 /// The commit records of a checkpoint's directory, and the data directories in it.
 struct Found {
   std::map<std::uint64_t, CommitRecord> records;  ///< By number.
-  std::set<std::string> unreadable;               ///< Names of records.
+  std::set<std::string> unreadable;               ///< Names of records and indexes.
   std::vector<std::string> directories;
+  std::set<std::string> indexed;  ///< Those that indexes of other formats name.
   /// Records in quarantine, by the names of their files; nothing for one that cannot be read.
   std::map<std::string, std::optional<CommitRecord>> quarantined;
 };
@@ -49,6 +51,32 @@ std::optional<std::set<std::string>> DirectoriesInQuarantine(const Found& found)
   return named;
 }
 
+bool IsForeignIndex(const DirectoryEntry& entry) {
+  return !entry.is_directory && (IsDcpIndexName(entry.name) || entry.name == kHfIndexName);
+}
+
+/// Adds the data directories that an index of another format names.
+Status AddIndexed(Storage& storage, const std::string& path, const std::string& index,
+                  Found* found) {
+  const auto names = index == kHfIndexName ? NamesInHfIndex(storage, JoinPath(path, index))
+                                           : NamesInDcpIndex(storage, JoinPath(path, index));
+  switch (names.status().code()) {
+    case StatusCode::kOk: break;
+    case StatusCode::kNotFound: return Status::Ok();  // Gone since.
+    case StatusCode::kUnavailable:
+    case StatusCode::kFailedPrecondition: return names.status();
+    default: found->unreadable.insert(index); return Status::Ok();
+  }
+  for (const std::string& name : *names) {
+    if (std::string directory = DataDirectoryOf(name); !directory.empty()) {
+      found->indexed.insert(std::move(directory));
+    }
+  }
+  return Status::Ok();
+}
+
+/// Lists the directory before it reads what names the data in it: what is published in between
+/// counts.
 Result<Found> Look(Storage& storage, const std::string& path) {
   VARVE_ASSIGN_OR_RETURN(const auto entries, storage.List(path));
   Found found;
@@ -72,6 +100,11 @@ Result<Found> Look(Storage& storage, const std::string& path) {
       found.records[*number] = *record;
     } else {
       found.unreadable.insert(entry.name);
+    }
+  }
+  for (const DirectoryEntry& entry : entries) {
+    if (!found.directories.empty() && IsForeignIndex(entry)) {
+      VARVE_RETURN_IF_ERROR(AddIndexed(storage, path, entry.name, &found));
     }
   }
   return found;
@@ -124,7 +157,7 @@ Result<bool> NewestIsWhole(Storage& storage, const std::string& path, const Foun
 
 /// Lists what is not part of the checkpoint, relative to its directory.
 Status AddOthers(Storage& storage, const std::string& path, const std::string& below,
-                 const Found& found, std::vector<std::string>* others) {
+                 const Found& found, OwnNames* own, std::vector<std::string>* others) {
   VARVE_ASSIGN_OR_RETURN(const auto entries, storage.List(JoinPath(path, below)));
   for (const DirectoryEntry& entry : entries) {
     const std::string name = below.empty() ? entry.name : JoinPath(below, entry.name);
@@ -134,8 +167,8 @@ Status AddOthers(Storage& storage, const std::string& path, const std::string& b
       continue;
     }
     if (entry.is_directory) {
-      VARVE_RETURN_IF_ERROR(AddOthers(storage, path, name, found, others));
-    } else {
+      VARVE_RETURN_IF_ERROR(AddOthers(storage, path, name, found, own, others));
+    } else if (found.indexed.empty() || !own->Contains(name)) {
       others->push_back(name);
     }
   }
@@ -147,7 +180,7 @@ Status AddOthers(Storage& storage, const std::string& path, const std::string& b
 Status RemoveRest(Storage& storage, const std::string& path,
                   const std::vector<DirectoryEntry>& entries, const Found& found,
                   bool with_quarantine) {
-  std::set<std::string> named;
+  std::set<std::string> named = found.indexed;
   for (const auto& [number, record] : found.records) {
     named.insert(record.directory);
   }
@@ -214,15 +247,15 @@ Result<RemovalReport> RemoveByRecords(const std::string& path, DryRun dry_run, S
   RemovalReport report;
   std::int64_t modified_ns = 0;
   VARVE_ASSIGN_OR_RETURN(report.bytes, BytesIn(storage, path, &modified_ns));
-  if (NewestRecord(*entries) > 0) {
-    VARVE_RETURN_IF_ERROR(AddOthers(storage, path, "", found, &report.others));
+  OwnNames names(storage, path, *entries);
+  if (NewestRecord(*entries) > 0 || !found.indexed.empty()) {
+    VARVE_RETURN_IF_ERROR(AddOthers(storage, path, "", found, &names, &report.others));
   }
   if (dry_run == DryRun::kYes) {
     return report;
   }
   // The highest number goes last: until then it is what readers find, whole.
   std::vector<std::string> indexes;
-  OwnNames names(storage, path, *entries);
   for (const DirectoryEntry& entry : *entries) {
     if (!entry.is_directory && names.IsIndex(entry.name)) {
       indexes.push_back(entry.name);
@@ -254,7 +287,7 @@ Status CollectIn(const std::string& path, DryRun dry_run, Storage& storage,
   if (!found.records.empty() && !whole) {
     return Status::Ok();  // An older one may be the only checkpoint there is.
   }
-  std::set<std::string> named;
+  std::set<std::string> named = found.indexed;
   for (auto record = found.records.begin(); record != found.records.end(); ++record) {
     if (std::next(record) == found.records.end()) {
       named.insert(record->second.directory);
@@ -312,6 +345,40 @@ Status CollectUnfinished(const std::string& directory, DryRun dry_run, Storage& 
   return Status::Ok();
 }
 
+/// Removes what saves left beside their names: messages of agents, notes of failures, and files by
+/// which a save that died asked the backend what it can.
+Status CollectBeside(const std::string& directory, const std::vector<DirectoryEntry>& entries,
+                     DryRun dry_run, Storage& storage, const std::stop_token& stop,
+                     GarbageReport* report) {
+  for (const DirectoryEntry& entry : entries) {
+    const auto stale = ParseStaleName(entry.name);
+    const bool is_probe = !entry.is_directory && entry.name.starts_with(ConditionalWrites::kProbe);
+    if (!is_probe &&
+        (!stale || (stale->kind != StaleKind::kChannel && stale->kind != StaleKind::kFailed))) {
+      continue;
+    }
+    VARVE_RETURN_IF_ERROR(CheckStop(stop));
+    const std::string place = JoinPath(directory, entry.name);
+    std::int64_t modified_ns = entry.modified_ns;
+    std::uint64_t bytes = entry.size;
+    if (entry.is_directory) {
+      const auto in = BytesIn(storage, place, &modified_ns);
+      if (in.status().code() == StatusCode::kNotFound) {
+        continue;  // Removed since.
+      }
+      VARVE_ASSIGN_OR_RETURN(bytes, in);
+    }
+    if (!IsOld(storage, directory, modified_ns)) {
+      report->kept.push_back(place);
+      continue;
+    }
+    report->removed.push_back(place);
+    report->bytes += bytes;
+    VARVE_RETURN_IF_ERROR(dry_run == DryRun::kYes ? Status::Ok() : storage.Remove(place));
+  }
+  return Status::Ok();
+}
+
 }  // namespace
 
 Result<GarbageReport> CollectByRecords(const std::string& directory, DryRun dry_run,
@@ -326,8 +393,10 @@ Result<GarbageReport> CollectByRecords(const std::string& directory, DryRun dry_
   VARVE_RETURN_IF_ERROR(listed.status());
   const std::vector<DirectoryEntry>& entries = *listed;
   VARVE_RETURN_IF_ERROR(CollectIn(directory, dry_run, storage, stop, &report));
+  VARVE_RETURN_IF_ERROR(CollectBeside(directory, entries, dry_run, storage, stop, &report));
   for (const DirectoryEntry& entry : entries) {
-    if (entry.is_directory && !IsDataDirectoryName(entry.name) && !IsOfRun(entry.name)) {
+    if (entry.is_directory && !IsDataDirectoryName(entry.name) && !IsOfRun(entry.name) &&
+        !ParseStaleName(entry.name)) {
       VARVE_RETURN_IF_ERROR(
           CollectIn(JoinPath(directory, entry.name), dry_run, storage, stop, &report));
     }

@@ -79,7 +79,7 @@ enum class Readers : std::uint8_t { kIgnore, kRespect };
 Result<RemovalReport> RemoveNow(const std::string& given, const RemovalTerms& terms,
                                 Readers readers, Storage& storage) {
   const DryRun dry_run = terms.dry_run;
-  VARVE_ASSIGN_OR_RETURN(const std::string path, ResolvePath(given, storage));
+  VARVE_ASSIGN_OR_RETURN(const std::string path, ResolveTarget(given, storage));
   VARVE_RETURN_IF_ERROR(CheckCheckpointName(path).Annotate("remove"));
   if (SymbolicLinks* const links = storage.extras().symbolic_links;
       links != nullptr && links->ReadLink(path).ok()) {
@@ -119,6 +119,7 @@ Result<RemovalReport> RemoveNow(const std::string& given, const RemovalTerms& te
   const std::string removed = RemovedPath(path, id);
   VARVE_RETURN_IF_ERROR(storage.Rename(path, removed, RenameMode::kNoReplace));  // Step 3.
   VARVE_RETURN_IF_ERROR(storage.SyncDirectory(ParentPath(path)));
+  (void)storage.Remove(UploadNotePath(path));  // There is nothing left to upload.
   no_readers.reset();
   const Status status = RemoveTree(storage, removed, terms.stop, terms.busy_share);  // Step 4.
   return status.ok() ? Result<RemovalReport>(std::move(report))

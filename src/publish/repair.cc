@@ -10,7 +10,7 @@ namespace varve {
 
 Result<RepairReport> Repair(const std::string& given, Storage& storage,
                             const std::stop_token& stop) {
-  VARVE_ASSIGN_OR_RETURN(const std::string path, ResolvePath(given, storage));
+  VARVE_ASSIGN_OR_RETURN(const std::string path, ResolveTarget(given, storage));
   if (ParseStaleName(BaseName(path))) {
     return FailedPrecondition("repair " + path +
                               ": it is what a save or a removal has left, and no checkpoint; "

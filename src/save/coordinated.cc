@@ -257,7 +257,7 @@ class CoordinatedSave final : public SaveSession {
 
   /// Begins the commit; waits for a save that is under way if `waits`.
   Result<std::unique_ptr<Commit>> BeginCommit(const std::function<bool()>& waits) {
-    if (options_.format != Format::kVarve) {
+    if (options_.format != Format::kVarve && format().index_name.empty()) {
       VARVE_RETURN_IF_ERROR(NeedsRenames(
           storage_, path_, "format \"" + std::string(FormatName(options_.format)) + "\""));
     }
@@ -266,8 +266,10 @@ class CoordinatedSave final : public SaveSession {
     const Deadline until = start + options_.timeout / 2;
     bool was_free = false;  // The lock, after the last attempt: then it failed for another reason.
     while (true) {
-      auto commit = Commit::Begin(storage_, path_, settled_.identity.save_id, options_.overwrite,
-                                  options_.stop, Resume::kNo, brought);
+      auto commit =
+          Commit::Begin(storage_, path_, settled_.identity.save_id, options_.overwrite,
+                        options_.stop, Resume::kNo, brought,
+                        {.name = std::string(format().index_name), .format = options_.format});
       if (commit.status().code() != StatusCode::kFailedPrecondition || was_free || !waits() ||
           Now() >= until || options_.stop.stop_requested()) {
         return commit;
@@ -400,7 +402,8 @@ class CoordinatedSave final : public SaveSession {
 
   /// Publishes, on the coordinator within exchange B.
   Status Publish(const std::vector<std::string>& receipts) {
-    VARVE_ASSIGN_OR_RETURN(const CheckpointIndex made, format().make_index(settled_, receipts));
+    VARVE_ASSIGN_OR_RETURN(const CheckpointIndex made,
+                           format().make_index(settled_, receipts, commit_->below()));
     VARVE_RETURN_IF_ERROR(WritePatches(storage_, commit_->staging(), made.patches));
     commit_->AddSideFiles(settled_.side_files);
     VARVE_RETURN_IF_ERROR(commit_->Publish(made.files, made.index));

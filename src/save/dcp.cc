@@ -143,7 +143,8 @@ Status AddRank(std::uint32_t rank, const LocalPlan& plan, const RankAssignment& 
 }
 
 Result<CheckpointIndex> MakeDcpIndex(const SettledSave& settled,
-                                     const std::vector<std::string>& receipts) {
+                                     const std::vector<std::string>& receipts,
+                                     const std::string& below) {
   DcpIndexBuilder index(settled.identity.block_bytes);
   for (std::size_t rank = 0; rank < receipts.size(); ++rank) {
     VARVE_ASSIGN_OR_RETURN(const DcpFile file, DecodeDcpFile(receipts[rank]));
@@ -155,7 +156,7 @@ Result<CheckpointIndex> MakeDcpIndex(const SettledSave& settled,
   if (!assignments.empty() && !assignments[0].structure.empty()) {
     VARVE_ASSIGN_OR_RETURN(structure, DecodeValue(assignments[0].structure));
   }
-  return index.Finish(structure, DescribeSideFiles(settled.side_files));
+  return index.Finish(structure, DescribeSideFiles(settled.side_files), below);
 }
 
 }  // namespace
@@ -164,6 +165,7 @@ const WrittenFormat kDcpFormat{.format = Format::kDcp,
                                .rank_local = false,
                                .check = CheckDcp,
                                .lay_out = LayOutDcpFile,
+                               .index_name = ".metadata",
                                .make_index = MakeDcpIndex};
 
 }  // namespace varve

@@ -65,13 +65,20 @@ void DcpIndexBuilder::AddObject(const std::string& fqn, std::uint32_t file, cons
 }
 
 Result<CheckpointIndex> DcpIndexBuilder::Finish(const std::optional<Value>& structure,
-                                                std::vector<StoredFile> side_files) {
+                                                std::vector<StoredFile> side_files,
+                                                const std::string& below) {
   Metadata metadata;
   metadata.format = Format::kDcp;
   metadata.world_size = static_cast<std::uint32_t>(files_.size());
   metadata.block_bytes = block_bytes_;
   metadata.files = std::move(files_);
   metadata.side_files = std::move(side_files);
+  for (StoredFile& file : metadata.side_files) {
+    file.name.insert(0, below);
+  }
+  for (DataFile& file : metadata.files) {
+    file.name.insert(0, below);
+  }
   for (auto& [fqn, tensor] : tensors_) {
     std::sort(tensor.chunks.begin(), tensor.chunks.end(),
               [](const Chunk& a, const Chunk& b) { return a.box.offsets < b.box.offsets; });
@@ -82,6 +89,9 @@ Result<CheckpointIndex> DcpIndexBuilder::Finish(const std::optional<Value>& stru
   }
   VARVE_ASSIGN_OR_RETURN(std::string index,
                          EncodeDcpIndex(metadata, structure ? &*structure : nullptr));
+  for (DataFile& file : metadata.files) {
+    file.name.erase(0, below.size());
+  }
   return CheckpointIndex{std::move(metadata.files), {{".metadata", std::move(index)}}};
 }
 

@@ -62,9 +62,10 @@ class DcpIndexBuilder {
   void AddObject(const std::string& fqn, std::uint32_t file, const DcpExtent& item);
 
   /// Returns `.metadata` and the files it counts on. `structure` holds the containers of the state.
-  /// Errors: InvalidArgument as EncodeDcpIndex.
+  /// In the index `below` stands before the names of all files, see Commit::below. Errors:
+  /// InvalidArgument as EncodeDcpIndex.
   Result<CheckpointIndex> Finish(const std::optional<Value>& structure,
-                                 std::vector<StoredFile> side_files);
+                                 std::vector<StoredFile> side_files, const std::string& below);
 
  private:
   std::uint64_t block_bytes_;

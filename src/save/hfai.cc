@@ -144,7 +144,8 @@ Result<RankFile> LayOutHfaiPart(const State* state, const SettledSave& settled) 
 }
 
 Result<CheckpointIndex> MakeHfaiIndex(const SettledSave& /*settled*/,
-                                      const std::vector<std::string>& receipts) {
+                                      const std::vector<std::string>& receipts,
+                                      const std::string& /*below*/) {
   CheckpointIndex made;
   for (std::size_t rank = 0; rank < receipts.size(); ++rank) {
     DataFile file;

@@ -33,7 +33,8 @@ Result<RankFile> LayOutFile(const State* state, const SettledSave& settled) {
 }
 
 Result<CheckpointIndex> MakeIndex(const SettledSave& settled,
-                                  const std::vector<std::string>& receipts) {
+                                  const std::vector<std::string>& receipts,
+                                  const std::string& /*below*/) {
   std::vector<CheckedHeader> headers;
   for (std::size_t rank = 0; rank < receipts.size(); ++rank) {
     VARVE_ASSIGN_OR_RETURN(const WriteReceipt receipt, DecodeReceipt(receipts[rank]));

@@ -73,7 +73,7 @@ Result<SaveReport> Save(const State& state, const std::string& path, const SaveO
   std::string where;
   Status ready;  // All ranks learn of a path that cannot be resolved, as of any other error.
   const auto session = Guarded([&]() -> Result<std::unique_ptr<SaveSession>> {
-    const auto resolved = ResolvePath(path, storage);
+    const auto resolved = ResolveTarget(path, storage);
     ready = resolved.status();
     where = resolved.ok() ? *resolved : path;
     return MakeSaveSession(state, where, options, Claim::kWithPlan, storage);

@@ -63,10 +63,15 @@ struct WrittenFormat {
   /// Returns the names in the checkpoint's directory that the save will bring and that do not tell
   /// for themselves whose they are, on the coordinator; null where there are none.
   std::vector<std::string> (*names)(const SettledSave& settled) = nullptr;
+  /// The name of its index, where that says of each data file where it is; empty where data files
+  /// have names that are fixed.
+  std::string_view index_name{};
   /// Makes the index on the coordinator, from the receipts of all ranks (FileWork::finish), which
-  /// outlive it.
+  /// outlive it. `below` stands before the names of files in a fixed index, see Commit::below; the
+  /// files that are returned are without.
   Result<CheckpointIndex> (*make_index)(const SettledSave& settled,
-                                        const std::vector<std::string>& receipts) = nullptr;
+                                        const std::vector<std::string>& receipts,
+                                        const std::string& below) = nullptr;
 };
 
 /// Writes the patches in `directory` and makes them durable. Errors: as WritableFile.

@@ -1,7 +1,12 @@
 // The storage of all names: each operation goes to the backend of the name's scheme. A new scheme
 // is one line in BackendOf. Stores that the program registers have theirs at run time.
 
+#include "storage/any.h"
+
 #include "base/time_source.h"
+#include "storage/cache/cached_file.h"
+#include "storage/http/http_storage.h"
+#include "storage/http/url.h"
 #include "storage/objects/registry.h"
 #include "storage/s3/object_name.h"
 #include "storage/s3/s3_storage.h"
@@ -12,6 +17,9 @@ namespace {
 
 /// Returns the backend of a name. Errors: InvalidArgument where its settings cannot be used.
 Result<Storage*> BackendOf(std::string_view name) {
+  if (!http::SchemeOfUrl(name).empty()) {
+    return http::ProcessHttpStorage();
+  }
   if (const std::string_view objects = s3::SchemeOfObject(name); !objects.empty()) {
     return s3::ProcessS3Storage(objects);
   }
@@ -31,9 +39,12 @@ class Dispatcher final : public Storage,
                          private SymbolicLinks,
                          private EmptyDirectories,
                          private FileLocks,
-                         private ConditionalWrites {
+                         private ConditionalWrites,
+                         private SharedAccess,
+                         private UnlistedNames {
  public:
-  Dispatcher() : Storage({this, this, this, this, this}) {}
+  explicit Dispatcher(bool cached)
+      : Storage({this, this, this, this, this, this, this}), cached_(cached) {}
 
   Result<std::unique_ptr<WritableFile>> OpenForWrite(const std::string& name,
                                                      const WriteOptions& options) override {
@@ -42,7 +53,12 @@ class Dispatcher final : public Storage,
   }
   Result<std::unique_ptr<ReadableFile>> OpenForRead(const std::string& name) override {
     VARVE_ASSIGN_OR_RETURN(Storage* const backend, BackendOf(name));
-    return backend->OpenForRead(name);
+    if (!cached_ || backend == &PosixStorage()) {
+      return backend->OpenForRead(name);
+    }
+    VARVE_ASSIGN_OR_RETURN(cache::BlockStore* const store, cache::ProcessBlockStore());
+    VARVE_ASSIGN_OR_RETURN(auto file, backend->OpenForRead(name));
+    return store == nullptr ? std::move(file) : cache::ReadThrough(*store, name, std::move(file));
   }
   Result<std::vector<DirectoryEntry>> List(const std::string& directory) override {
     VARVE_ASSIGN_OR_RETURN(Storage* const backend, BackendOf(directory));
@@ -114,10 +130,16 @@ class Dispatcher final : public Storage,
     // Not asked of the backend: settings that cannot be used are told by the operations.
     return !s3::SchemeOfObject(name).empty() || RegisteredStorage(name) != nullptr;
   }
+  bool IsUnlisted(const std::string& name) override { return !http::SchemeOfUrl(name).empty(); }
   Status WriteIfAbsent(const std::string& name, std::string_view content) override {
     ConditionalWrites* const writes = ExtraOf(name, &StorageExtras::conditional_writes);
     return writes != nullptr ? writes->WriteIfAbsent(name, content)
                              : Unimplemented(name + ": there are no conditional writes there");
+  }
+  Status Replace(const std::string& name, std::string_view content) override {
+    ConditionalWrites* const writes = ExtraOf(name, &StorageExtras::conditional_writes);
+    return writes != nullptr ? writes->Replace(name, content)
+                             : Unimplemented(name + ": there are no writes of whole files there");
   }
   Result<std::vector<Unfinished>> ListUnfinished(const std::string& directory) override {
     ConditionalWrites* const writes = ExtraOf(directory, &StorageExtras::conditional_writes);
@@ -136,13 +158,39 @@ class Dispatcher final : public Storage,
     ConditionalWrites* const writes = ExtraOf(file.name, &StorageExtras::conditional_writes);
     return writes != nullptr ? writes->RemoveUnfinished(file) : Status::Ok();
   }
+  Result<std::string> Describe(const std::string& name) override {
+    if (RegisteredStorage(name) != nullptr) {
+      return Unimplemented(name +
+                           ": a store that this program has registered is not seen by other "
+                           "processes, the agent among them: save with threads of this process "
+                           "(executor=\"thread\")");
+    }
+    VARVE_ASSIGN_OR_RETURN(Storage* const backend, BackendOf(name));
+    SharedAccess* const access = backend->extras().shared_access;
+    return access != nullptr ? access->Describe(name) : Result<std::string>(std::string());
+  }
+  Result<std::shared_ptr<Storage>> Open(const std::string& name,
+                                        const std::string& access) override {
+    // Not asked of the backend: this process may have no settings of its own.
+    const std::string_view objects = s3::SchemeOfObject(name);
+    return objects.empty() ? Result<std::shared_ptr<Storage>>(InvalidArgument(
+                                 name + ": it is reached without settings of another process"))
+                           : s3::StorageOfAccess(objects, access);
+  }
+
+  const bool cached_;  // Files of servers are read by way of this host's cache, if it has one.
 };
 
 }  // namespace
 
 Storage& AnyStorage() {
-  static Storage& storage = *new Dispatcher;
+  static Storage& storage = *new Dispatcher(/*cached=*/true);
   return storage;
+}
+
+Storage& WithoutCache(Storage& storage) {
+  static Storage& direct = *new Dispatcher(/*cached=*/false);
+  return &storage == &AnyStorage() ? direct : storage;
 }
 
 }  // namespace varve

@@ -2,6 +2,8 @@
 #include <system_error>
 #include <vector>
 
+#include "storage/http/http_storage.h"
+#include "storage/http/url.h"
 #include "storage/objects/registry.h"
 #include "storage/s3/object_name.h"
 #include "varve/storage.h"
@@ -33,9 +35,10 @@ Result<std::string> PathOfFileUrl(std::string_view url, std::string_view rest) {
   return std::string(rest);
 }
 
-/// Returns all schemes of objects that AnyStorage serves now.
-std::vector<std::string> SchemesOfObjects() {
+/// Returns all schemes that AnyStorage serves now, but "file".
+std::vector<std::string> RemoteSchemes() {
   std::vector<std::string> schemes(s3::kSchemes.begin(), s3::kSchemes.end());
+  schemes.insert(schemes.end(), {"https", "http"});
   for (std::string& scheme : RegisteredSchemes()) {
     schemes.push_back(std::move(scheme));
   }
@@ -45,7 +48,7 @@ std::vector<std::string> SchemesOfObjects() {
 Status NoStorageServes(std::string_view path, std::string_view scheme, const Storage& storage) {
   std::string there;
   if (&storage == &AnyStorage()) {
-    for (const std::string& one : SchemesOfObjects()) {
+    for (const std::string& one : RemoteSchemes()) {
       there += one + "://, ";
     }
   }
@@ -87,19 +90,24 @@ Result<std::string> ResolvePath(std::string_view path, const Storage& storage) {
     if (objects != nullptr && objects->Serves(name)) {
       return NameOfObject(path, scheme);
     }
-    const bool is_object = !s3::SchemeOfObject(name).empty() || RegisteredStorage(name) != nullptr;
-    if (is_object && &storage == &PosixStorage()) {
+    if (!http::SchemeOfUrl(name).empty() && storage.extras().unlisted_names != nullptr) {
+      return http::CheckUrl(name);
+    }
+    const bool is_remote = !s3::SchemeOfObject(name).empty() ||
+                           RegisteredStorage(name) != nullptr || !http::SchemeOfUrl(name).empty();
+    if (is_remote && &storage == &PosixStorage()) {
       return InvalidArgument(Quoted(path) +
                              ": this needs a directory of a mounted file system. Object storage "
-                             "serves save, async_save, load, read and the command line: see "
-                             "docs/storage.md");
+                             "serves save, async_save, load, read and the command line, web "
+                             "servers what reads: see docs/storage.md");
     }
     return NoStorageServes(path, scheme, storage);
   }
-  for (const std::string& name : SchemesOfObjects()) {
+  for (const std::string& name : RemoteSchemes()) {
     if (path.starts_with(name + ":/")) {
-      return InvalidArgument(Quoted(path) + " has one slash of " + name +
-                             "://bucket/key: pathlib takes the other away. Give the name as it "
+      return InvalidArgument(Quoted(path) + " has one slash of " + name + "://" +
+                             (name.starts_with("http") ? "host/path" : "bucket/key") +
+                             ": pathlib takes the other away. Give the name as it "
                              "is; a directory of this name is " +
                              Quoted("./" + std::string(path)));
     }
@@ -114,6 +122,19 @@ Result<std::string> ResolvePath(std::string_view path, const Storage& storage) {
                        error.message() + "; give an absolute path");
   }
   return JoinPath(working_directory.string(), path);
+}
+
+bool IsUnlisted(Storage& storage, const std::string& name) {
+  UnlistedNames* const unlisted = storage.extras().unlisted_names;
+  return unlisted != nullptr && unlisted->IsUnlisted(name);
+}
+
+Result<std::string> ResolveTarget(std::string_view path, const Storage& storage) {
+  VARVE_ASSIGN_OR_RETURN(std::string name, ResolvePath(path, storage));
+  UnlistedNames* const unlisted = storage.extras().unlisted_names;
+  return unlisted != nullptr && unlisted->IsUnlisted(name)
+             ? Result<std::string>(http::ReadOnly(name))
+             : std::move(name);
 }
 
 }  // namespace varve

@@ -42,6 +42,36 @@ TEST_P(ObjectConformance, AConditionalWriteNeverTakesAName) {
   EXPECT_TRUE(IsOk(writes().WriteIfAbsent(Path("file"), "first")));  // As a retry would.
 }
 
+TEST_P(ObjectConformance, AReplacementTakesThePlaceOfWhatIsThere) {
+  const std::string large(std::size_t{3} << 20, 'x');
+  EXPECT_TRUE(IsOk(writes().Replace(Path("file"), "first")));
+  EXPECT_EQ(Read("file"), "first");
+  EXPECT_TRUE(IsOk(writes().Replace(Path("file"), large)));
+  const auto there = ReadWholeFile(disk(), Path("file"), large.size());
+  ASSERT_TRUE(IsOk(there));
+  EXPECT_TRUE(*there == large);
+  EXPECT_TRUE(
+      FailsWith(writes().WriteIfAbsent(Path("file"), large + "y"), StatusCode::kAlreadyExists));
+}
+
+TEST_P(ObjectConformance, AReaderOfWhatIsReplacedFindsOneOrTheOther) {
+  const std::string first(std::size_t{1} << 19, 'a');
+  const std::string second(std::size_t{1} << 19, 'b');
+  ASSERT_TRUE(IsOk(writes().Replace(Path("file"), first)));
+  std::atomic<bool> done{false};
+  const std::jthread writer([&] {
+    for (int i = 0; i < 10; ++i) {
+      EXPECT_TRUE(IsOk(writes().Replace(Path("file"), i % 2 == 0 ? second : first)));
+    }
+    done = true;
+  });
+  while (!done) {
+    const auto there = ReadWholeFile(disk(), Path("file"), first.size());
+    EXPECT_TRUE(!there.ok() || *there == first || *there == second);
+    EXPECT_NE(there.status().code(), StatusCode::kNotFound);
+  }
+}
+
 TEST_P(ObjectConformance, OfManyConditionalWritesOneSucceeds) {
   for (int round = 0; round < 5; ++round) {
     std::atomic<int> succeeded{0};

@@ -10,97 +10,17 @@
 
 #include "base/bytes.h"
 #include "catalogue/open.h"
-#include "crash/saves.h"
-#include "crash/states.h"
+#include "crash/s3_faults.h"
 #include "publish/commit.h"
 #include "storage/s3/s3_storage.h"
 #include "support/s3_server.h"
-#include "support/sanitized.h"
 #include "support/status_matchers.h"
 #include "varve/catalogue.h"
 
 namespace varve::test::s3_fault_test {
 namespace {
 
-constexpr const char* kPath = "s3://bucket/run/step-1";
-constexpr int kRanks = 2;
-
-/// Settings with which a retry takes an instant, and a data file has several parts.
-s3::Settings QuickSettings(const S3Server& server) {
-  s3::Settings settings;
-  settings.endpoint = server.endpoint();
-  settings.part_bytes = 8192;
-  settings.stall = std::chrono::seconds(5);
-  settings.retry = {.first = std::chrono::milliseconds(1),
-                    .longest = std::chrono::milliseconds(2),
-                    .patience = std::chrono::milliseconds(5'000)};
-  return settings;
-}
-
-class S3Faults : public testing::Test {
- protected:
-  std::unique_ptr<s3::S3Storage> Open(const S3Server& server) {
-    return std::make_unique<s3::S3Storage>(
-        QuickSettings(server), [] { return s3::Credentials{"key", "secret", "token"}; });
-  }
-
-  static Status SaveBoth(const JobState& job, Storage& storage, bool overwrite) {
-    const auto outcomes =
-        SaveTogether(job, kPath, std::vector<Storage*>(kRanks, &storage), overwrite);
-    EXPECT_EQ(outcomes[0].ok(), outcomes[1].ok())
-        << outcomes[0].ToString() << " / " << outcomes[1].ToString();
-    return outcomes[0];
-  }
-
-  /// Returns which of the states is what a reader sees: 0 for none.
-  int Seen(Storage& storage) {
-    const auto content = ReadContent(kPath, storage);
-    if (!content.ok()) {
-      EXPECT_EQ(content.status().code(), StatusCode::kNotFound) << content.status().ToString();
-      return 0;
-    }
-    EXPECT_TRUE(*content == old_.content() || *content == new_.content());
-    return *content == old_.content() ? 1 : 2;
-  }
-
-  /// Runs a save once for each of its requests and each fault. `overwrite`: over the old state.
-  void SaveWithEachFault(const std::vector<S3Fault>& faults, bool overwrite, bool must_succeed) {
-    int requests = 0;  // As many as a save has made so far. The first has no fault.
-    for (const S3Fault fault : faults) {
-      for (int at = requests == 0 ? -1 : 0; at < requests; at += at < 0 ? 1 : kStep) {
-        S3Server server;
-        const auto storage = Open(server);
-        if (overwrite) {
-          ASSERT_TRUE(IsOk(SaveBoth(old_, *storage, false)));
-        }
-        server.SetScript(
-            [&](const S3Request&, int index) { return index == at ? fault : S3Fault::kNone; });
-        const Status saved = SaveBoth(new_, *storage, overwrite);
-        requests = std::max(requests, server.requests());
-        server.SetScript({});
-        const int seen = Seen(*storage);
-        EXPECT_TRUE(saved.ok() || !must_succeed) << "request " << at << ": " << saved.ToString();
-        EXPECT_EQ(seen, saved.ok()  ? 2
-                        : overwrite ? 1
-                                    : 0)
-            << "request " << at << ", fault " << static_cast<int>(fault) << ": "
-            << saved.ToString();
-        if (!saved.ok()) {
-          EXPECT_NE(saved.message().find("s3://bucket/"), std::string::npos) << saved.ToString();
-          EXPECT_EQ(saved.message().find("secret"), std::string::npos) << saved.ToString();
-        }
-        // Nothing that is left keeps the next save from its name.
-        EXPECT_TRUE(IsOk(SaveBoth(new_, *storage, true)));
-        EXPECT_EQ(Seen(*storage), 2);
-      }
-    }
-    EXPECT_GE(requests, 10);
-  }
-
-  static constexpr int kStep = static_cast<int>(kEvery);
-  JobState old_{1, kRanks, 200};
-  JobState new_{2, kRanks, 200};
-};
+constexpr const char* kPath = kS3Path;
 
 TEST_F(S3Faults, ASaveOutlastsWhatPasses) {
   SaveWithEachFault({S3Fault::kUnavailable, S3Fault::kResetBefore, S3Fault::kResetAfter,

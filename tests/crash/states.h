@@ -85,11 +85,18 @@ class JobState {
   }
   /// Removes values and structure: what is left is what a folder of safetensors files can hold.
   void LeaveTensorsAlone() {
+    LeaveStructureOut();
     for (State& state : states_) {
       state.objects.clear();
-      state.structure.clear();
     }
     content_.objects.clear();
+  }
+
+  /// Removes the structure, which has leaves without values: DCP has no place for those.
+  void LeaveStructureOut() {
+    for (State& state : states_) {
+      state.structure.clear();
+    }
     content_.structure = {};
   }
 

@@ -21,6 +21,7 @@
 
 #include "sim/background.h"
 #include "sim/scenario.h"
+#include "sim/uploads.h"
 
 namespace varve::sim {
 namespace {
@@ -40,8 +41,12 @@ struct Found {
   std::string problem;
 };
 
-/// Every third seed is one of saves in the background, the others of saves by their own processes.
+/// Every sixth seed is one of uploads to an object store, every third of saves in the background,
+/// the others of saves by their own processes.
 Outcome RunSeed(std::uint64_t seed, Plant plant, bool keep_trace) {
+  if (seed % 6 == 5) {
+    return RunUploads(seed, plant, keep_trace);
+  }
   return seed % 3 == 2 ? RunBackground(seed, plant, keep_trace)
                        : RunScenario(seed, plant, keep_trace);
 }

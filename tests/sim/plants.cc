@@ -31,6 +31,13 @@ constexpr PlantName kPlants[] = {
     {Plant::kRanksDoNotMeet, "ranks-do-not-meet",
      "the agents of a job look for each other in different places"},
     {Plant::kAnswersTwice, "answers-twice", "a message is taken for one of a later exchange"},
+    {Plant::kCompletionErrorSwallowed, "completion-error-swallowed",
+     "an upload whose completion has no answer is taken for complete"},
+    {Plant::kPartErrorSwallowed, "part-error-swallowed",
+     "a part that has no answer is taken for uploaded"},
+    {Plant::kOtherObjectTaken, "other-object-taken",
+     "an object that was there before is taken for the one that is uploaded"},
+    {Plant::kUploadsNotEnded, "uploads-not-ended", "uploads that are given up are not ended"},
 };
 
 bool EndsWith(std::string_view name, std::string_view end) { return name.ends_with(end); }
@@ -75,6 +82,10 @@ bool Skips(Plant plant, std::string_view process, Operation operation, std::stri
     case Plant::kAnswersTwice:
     case Plant::kLeaseNotSeen:
     case Plant::kRanksDoNotMeet:
+    case Plant::kCompletionErrorSwallowed:
+    case Plant::kPartErrorSwallowed:
+    case Plant::kOtherObjectTaken:
+    case Plant::kUploadsNotEnded:
     case Plant::kNone: return false;
   }
   return false;

@@ -30,6 +30,10 @@ enum class Plant : std::uint8_t {
   kAnswersTwice,
   kLeaseNotSeen,
   kRanksDoNotMeet,
+  kCompletionErrorSwallowed,
+  kPartErrorSwallowed,
+  kOtherObjectTaken,
+  kUploadsNotEnded,
 };
 
 struct PlantName {

@@ -1,4 +1,4 @@
-/// For tests of coordinated ranks through a directory, on disk and in memory.
+/// For tests of coordinated ranks through a directory: on disk, in memory and in an object store.
 #pragma once
 
 #include <atomic>
@@ -11,7 +11,9 @@
 
 #include "coordinate/directory.h"
 #include "storage/memory.h"
+#include "storage/s3/s3_storage.h"
 #include "support/ranks.h"
+#include "support/s3_server.h"
 #include "support/status_matchers.h"
 #include "support/temp_dir.h"
 
@@ -34,16 +36,27 @@ inline Result<std::string> ExchangeRank(Coordinator& rank, Deadline deadline) {
   return Exchange(rank, "counting", std::to_string(rank.rank()), deadline, Answer);
 }
 
-enum class Place : std::uint8_t { kPosix, kMemory };
+enum class Place : std::uint8_t { kPosix, kMemory, kObjects };
 
-/// Ranks that exchange messages through directories of one storage, of either kind.
+/// Ranks that exchange messages through directories of one storage, of any kind.
 class DirectoryRanks : public testing::TestWithParam<Place> {
  protected:
   Storage& storage() {
-    return GetParam() == Place::kPosix ? PosixStorage() : static_cast<Storage&>(memory_);
+    if (GetParam() != Place::kObjects) {
+      return GetParam() == Place::kPosix ? PosixStorage() : static_cast<Storage&>(memory_);
+    }
+    if (!objects_) {
+      s3::Settings settings;
+      settings.endpoint = server_.endpoint();
+      objects_ = std::make_unique<s3::S3Storage>(
+          settings, [] { return s3::Credentials{"key", "secret", ""}; });
+    }
+    return *objects_;
   }
   [[nodiscard]] std::string Path(const std::string& name) const {
-    return GetParam() == Place::kPosix ? temporary_ / name : name;
+    return GetParam() == Place::kPosix    ? temporary_ / name
+           : GetParam() == Place::kMemory ? name
+                                          : "s3://bucket/run/" + name;
   }
 
   /// Returns rank `rank` of `size` in directory `name`, whose waits end when Hurry was called.
@@ -84,11 +97,15 @@ class DirectoryRanks : public testing::TestWithParam<Place> {
  private:
   TempDir temporary_;
   MemoryStorage memory_;
+  S3Server server_;
+  std::unique_ptr<s3::S3Storage> objects_;
   std::atomic<bool> hurry_{false};
 };
 
 inline std::string PlaceName(const testing::TestParamInfo<Place>& place) {
-  return place.param == Place::kPosix ? "Posix" : "Memory";
+  return place.param == Place::kPosix    ? "Posix"
+         : place.param == Place::kMemory ? "Memory"
+                                         : "Objects";
 }
 
 }  // namespace varve::test

@@ -1,7 +1,7 @@
-/// An S3 server in this process, in memory, that fails as it is told to. It knows the requests that
-/// Varve makes and checks no signatures: a real server does that in other tests.
+/// An S3 server in this process, in memory, that fails as it is told to.
 #pragma once
 
+#include <chrono>
 #include <cstdint>
 #include <functional>
 #include <map>
@@ -12,17 +12,9 @@
 #include <utility>
 #include <vector>
 
-namespace varve::test {
+#include "support/s3_objects.h"
 
-struct S3Request {
-  std::string method;
-  std::string path;                            ///< "/bucket/key", decoded.
-  std::string query;                           ///< As it came.
-  std::map<std::string, std::string> headers;  ///< Names in lower case.
-  std::string body;
-  /// Returns the value of a query parameter, decoded; nothing where it is not there.
-  [[nodiscard]] std::optional<std::string> Parameter(const std::string& name) const;
-};
+namespace varve::test {
 
 enum class S3Fault {
   kNone,
@@ -33,6 +25,7 @@ enum class S3Fault {
   kTruncated,     ///< Carried out; half of the answer's body comes.
   kCorrupted,     ///< Carried out; one byte of the answer's body is another.
   kRefused,       ///< 403; nothing is done.
+  kStall,         ///< Nothing is done, and no answer comes while the server lives.
 };
 
 class S3Server {
@@ -40,6 +33,9 @@ class S3Server {
   /// Decides what becomes of a request; `index` counts all requests from 0 on. Called by the
   /// connections' threads, one at a time.
   using Script = std::function<S3Fault(const S3Request& request, int index)>;
+
+  /// Answers requests in the server's place, which then does nothing; nothing: the server answers.
+  using Stand = std::function<std::optional<S3Answer>(const S3Request& request, int index)>;
 
   explicit S3Server(bool obeys_if_none_match = true);
   S3Server(const S3Server&) = delete;
@@ -50,7 +46,12 @@ class S3Server {
 
   /// Begins to count anew.
   void SetScript(Script script);
+  void SetStand(Stand stand);
   [[nodiscard]] int requests() const;
+  /// Of the requests that are being answered, the most that were at once.
+  [[nodiscard]] int most_at_once() const;
+  /// Lets each request take so long.
+  void SetDelay(std::chrono::milliseconds delay);
   /// All objects of all buckets, "bucket/key" by content.
   [[nodiscard]] std::map<std::string, std::string> objects() const;
   void Put(const std::string& name, std::string content);
@@ -65,39 +66,23 @@ class S3Server {
   [[nodiscard]] std::map<std::string, std::string> last_put() const;
 
  private:
-  struct Answer {
-    int status = 200;
-    std::vector<std::string> headers;
-    std::string body;
-  };
-  struct Upload {
-    std::string name;
-    std::map<int, std::string> parts;
-  };
-
   void Accept();
   void Serve(int socket);
-  Answer Handle(const S3Request& request);
-  Answer List(const std::string& bucket, const S3Request& request) const;
-  Answer Get(const std::string& name, const S3Request& request) const;
-  Answer Write(const std::string& name, const S3Request& request);
-  Answer DeleteMany(const std::string& bucket, const S3Request& request);
-  Answer Complete(const std::string& name, const S3Request& request);
+  std::chrono::milliseconds Enter();
 
-  const bool obeys_;
   int listening_ = -1;
   int port_ = 0;
   mutable std::mutex mutex_;  // Guards all below.
   bool ends_ = false;
   int count_ = 0;
-  int next_upload_ = 1;
   Script script_;
-  std::map<std::string, std::string> objects_;
+  Stand stand_;
+  int at_once_ = 0;
+  int most_at_once_ = 0;
+  std::chrono::milliseconds delay_{0};
+  S3Objects objects_;
   std::map<std::string, std::string> pages_;
-  std::string written_ = "2026-01-01T00:00:00.000Z";
   std::string date_;
-  std::map<std::string, Upload> uploads_;
-  std::map<std::string, std::string> last_put_;
   std::vector<int> sockets_;
   std::vector<std::thread> connections_;
   std::thread acceptor_;

@@ -38,7 +38,8 @@ BELOW: dict[str, tuple[str, ...]] = {
     "load": ("catalogue",),
     "async": ("save", "load"),
     "convert": ("save", "load"),
-    "manage": ("publish",),
+    "upload": ("publish",),
+    "manage": ("upload",),
     "agent": ("async",),
     "protocol": ("save", "load"),
 }
@@ -54,8 +55,7 @@ def closure(module: str) -> tuple[str, ...]:
 
 MODULES = {module: closure(module) for module in BELOW}
 
-# The module that each header of include/varve/ belongs to: that one and those above may include it.
-# A header that is not named belongs to the facade, one in a folder to the module of that name.
+# The module of each header of include/varve/: the facade where none is named, else that of its folder.
 PUBLIC_HEADER_MODULE = {
     "status.h": "base",
     "stop.h": "base",
@@ -72,6 +72,7 @@ PUBLIC_HEADER_MODULE = {
     "convert.h": "convert",
     "agent.h": "agent",
     "manage.h": "manage",
+    "upload.h": "upload",
 }
 FACADE = "catalogue"
 
@@ -85,8 +86,7 @@ def owner_of(header: str) -> str:
 # These see the library as any user does: through include/varve/ only.
 USERS = ("tools", "python/src", "examples", "bench")
 
-# Headers of src/ that serve one user of ours and no other: what the Python module needs for PyTorch's
-# planners and for ranks that learn late whether they can save, and what a benchmark measures alone.
+# Headers of src/ that serve one user of ours and no other.
 USERS_OWN_HEADERS = {
     "python/src": {
         "async/start.h",

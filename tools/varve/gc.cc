@@ -53,7 +53,10 @@ std::string AsLines(const Options& options, const GarbageReport& report) {
   const std::string past = options.dry_run ? "" : "d";
   lines(report.recovered, would + "recover" + (options.dry_run ? "" : "ed") + " ", "");
   lines(report.removed, would + "remove" + past + " ", "");
-  lines(report.kept, "kept ", ": it is in use, or its name holds files but no checkpoint");
+  lines(report.kept, "kept ",
+        ": it is in use, or less than a day old where there are no locks, or its name holds files "
+        "but "
+        "no checkpoint");
   lines(report.conflicts, "kept ", ": varve did not make it, and its place is taken");
   if (report.removed.empty() && report.recovered.empty()) {
     return text + "nothing to remove\n";

@@ -8,6 +8,7 @@
 #include "text.h"
 #include "varve/agent.h"
 #include "varve/catalogue.h"
+#include "varve/upload.h"
 #include "verbs.h"
 
 namespace varve::cli {
@@ -33,6 +34,7 @@ constexpr const char* kHelp =
     "               with the next save of the name, or by `varve gc`\n"
     "  quarantined  damaged, and taken out of the way by a resume, under a hidden name, for the\n"
     "               reason given; `varve rm` removes it, renaming it brings it back\n"
+    "A checkpoint whose upload is not done says so; no retention removes it.\n"
     "The step is the number after \"step\", \"checkpoint\", \"ckpt\" or \"iter\" in the name, else "
     "the\n"
     "only number in it.\n"
@@ -133,9 +135,23 @@ void AddWhatTheAgentHas(const std::string& directory, std::vector<CheckpointEntr
   }
 }
 
+/// Says of checkpoints whose upload is pending where they are to go.
+Status SayWhatIsToBeUploaded(const std::string& directory, std::vector<CheckpointEntry>* entries) {
+  VARVE_ASSIGN_OR_RETURN(const auto pending, ListPendingUploads(directory));
+  for (const PendingUpload& upload : pending) {
+    for (CheckpointEntry& entry : *entries) {
+      if (entry.name == BaseName(upload.path) && entry.state == CheckpointState::kWhole) {
+        entry.detail = "its upload to " + upload.to + " is pending";
+      }
+    }
+  }
+  return Status::Ok();
+}
+
 Result<Outcome> Run(const Options& options) {
   VARVE_ASSIGN_OR_RETURN(auto entries, ListCheckpoints(options.directory));
   AddWhatTheAgentHas(options.directory, &entries);
+  VARVE_RETURN_IF_ERROR(SayWhatIsToBeUploaded(options.directory, &entries));
   if (options.json) {
     return Outcome{AsJson(entries)};
   }

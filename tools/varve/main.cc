@@ -44,7 +44,7 @@ constexpr const char* kFooter =
 /// In the order in which --help lists them.
 constexpr void (*kVerbs[])(Command) = {
     AddLs,    AddInspect, AddLatest, AddVerify, AddRepair,  AddGc,      AddRm,   AddPrune, AddPin,
-    AddUnpin, AddAdvise,  AddReport, AddExport, AddConvert, AddUnshard, AddDiff, AddAgent};
+    AddUnpin, AddAdvise,  AddReport, AddExport, AddConvert, AddUnshard, AddDiff, AddUpload, AddAgent};
 
 /// Returns the engine's messages name options as callers of C++ set them; here they are flags.
 std::string WithFlags(std::string message) {

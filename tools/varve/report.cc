@@ -15,6 +15,7 @@
 #include "report_data.h"
 #include "report_page.h"
 #include "text.h"
+#include "varve/storage.h"
 #include "verbs.h"
 
 namespace varve::cli {
@@ -31,7 +32,8 @@ constexpr const char* kHelp =
     "full\n"
     "The page is drawn from varve-history.jsonl, which a CheckpointManager writes into the run's\n"
     "directory, and from the indexes of the steps that are there. No data is read, and nothing is\n"
-    "changed but the page, which is RUN/varve-report.html by default.\n"
+    "changed but the page, which is RUN/varve-report.html by default, and varve-report.html in\n"
+    "the working directory for a run in an object store.\n"
     "\n"
     "Example: varve report run/ -o report.html";
 
@@ -160,8 +162,22 @@ Status CannotWrite(const std::string& path) {
   return Unavailable("report: write " + path + ": " + std::generic_category().message(errno));
 }
 
+bool IsInObjectStore(const std::string& path) {
+  ConditionalWrites* const writes = AnyStorage().extras().conditional_writes;
+  return writes != nullptr && writes->Serves(path);
+}
+
+/// Returns the name of the page where none is given.
+std::string DefaultPage(const std::string& run) {
+  constexpr const char* kName = "varve-report.html";
+  return IsInObjectStore(run) ? kName : run + "/" + kName;
+}
+
 /// Refuses to replace a file that no report has written.
 Status CheckTarget(const std::string& path) {
+  if (IsInObjectStore(path)) {
+    return InvalidArgument("report: -o " + path + ": the page is a file of this host");
+  }
   std::error_code error;
   const auto kind = std::filesystem::status(path, error).type();
   if (kind == std::filesystem::file_type::not_found) {
@@ -204,7 +220,7 @@ Result<Outcome> Run(const Options& options, const std::stop_token& stop) {
   VARVE_ASSIGN_OR_RETURN(const ReportData data, GatherReport(options.run, rules, stop));
   const std::string out = !options.out.empty() ? options.out
                           : options.json       ? ""
-                                               : options.run + "/varve-report.html";
+                                               : DefaultPage(options.run);
   std::string text;
   if (!out.empty()) {
     const std::string page = PageOf(data);

@@ -23,6 +23,7 @@ void AddExport(Command program);
 void AddConvert(Command program);
 void AddUnshard(Command program);
 void AddDiff(Command program);
+void AddUpload(Command program);
 void AddAgent(Command program);
 
 }  // namespace varve::cli

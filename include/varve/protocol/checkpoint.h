@@ -47,7 +47,7 @@ Result<StateMetadata> Save(const State& state, StorageWriter& writer,
                            const CallOptions& options = {});
 
 /// Returns a writer of the first backend that takes `checkpoint_id` (ValidateCheckpointId): today a
-/// FileSystemWriter, for paths. Errors: InvalidArgument when none does.
+/// FileSystemWriter, for paths and "s3://" names. Errors: InvalidArgument when none does.
 Result<std::unique_ptr<StorageWriter>> MakeStorageWriter(std::string_view checkpoint_id);
 
 /// Returns a reader of the first backend that takes `checkpoint_id`, as MakeStorageWriter.

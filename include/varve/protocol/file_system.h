@@ -23,6 +23,8 @@ class DcpInPlaceCommit;
 
 namespace varve::protocol {
 
+struct WrittenFiles;
+
 struct FileSystemWriterOptions {
   /// DCP's default. False refuses a name that is taken. Only a checkpoint is ever replaced.
   bool overwrite = true;
@@ -44,6 +46,10 @@ struct FileSystemWriterOptions {
 /// says. The directory is a checkpoint of the ranks 0 to R as soon as all of their indexes are
 /// there; FileSystemReader opens it as one.
 ///
+/// In an object store ("s3://...") nothing is renamed: data files go into a directory of the save
+/// in the checkpoint's own, and writing the index makes them the checkpoint, as
+/// src/publish/index_commit.cc says.
+///
 /// Values are stored as torch.save would. Errors of WriteData: Unimplemented for a value that only
 /// a pickle can hold, and for bytes that are no encoded Value InvalidArgument, both with the name.
 /// Errors of Finish: InvalidArgument when planner_data is not the structure of a state. DCP keeps
@@ -58,7 +64,7 @@ class FileSystemWriter : public StorageWriter {
   /// Abandons a save that is not finished.
   ~FileSystemWriter() override;
 
-  /// Returns true for a path, false for an address of another store ("s3://...").
+  /// Returns true for a path and for an address that AnyStorage takes ("s3://...").
   static bool ValidateCheckpointId(std::string_view checkpoint_id);
 
   Status Reset(std::optional<std::string_view> checkpoint_id) override;
@@ -76,19 +82,18 @@ class FileSystemWriter : public StorageWriter {
   [[nodiscard]] const std::vector<std::string>& conflicts() const { return conflicts_; }
 
  private:
-  /// Makes the index of what the ranks from `first_rank` on have written, in files of this number,
-  /// and publishes it.
+  /// Makes the index of what the ranks have written and publishes it.
   template <class AnyCommit>
-  Status Publish(AnyCommit& commit, std::uint32_t first_rank, std::uint64_t number,
-                 const StateMetadata& metadata,
+  Status Publish(AnyCommit& commit, WrittenFiles written, const StateMetadata& metadata,
                  const std::vector<std::vector<WriteResult>>& results);
 
   std::string path_;
   FileSystemWriterOptions options_;
   Storage& storage_;
   SaveRole role_;
-  // One of the two is set from PrepareGlobalPlan to the end. The first on the coordinator; the
-  // second, in saves without collectives, on every rank.
+  // One of the two is set from PrepareGlobalPlan to the end. The first on the coordinator, and in
+  // an object store on every rank of a save without collectives; the second, in such saves
+  // elsewhere, on every rank.
   std::unique_ptr<DcpCommit> commit_;
   std::unique_ptr<DcpInPlaceCommit> in_place_;
   std::vector<std::string> conflicts_;

@@ -1,4 +1,4 @@
-"""The part of the binding that knows stores and keys which a program gives."""
+"""The part of the binding that knows storages: files by their names, stores and keys that a program gives."""
 
 from collections.abc import Callable
 
@@ -19,3 +19,12 @@ def set_s3_keys(scheme: str, function: Callable[[], tuple[str, str, str, int]] |
 
 def end_calls() -> None:
     """Lets no call of a store or of a function for keys begin any more, and waits for those that run."""
+
+def in_object_store(path: str) -> bool:
+    """True where nothing can be renamed and DcpCommit puts files into a directory below the name."""
+
+def read_bytes(path: str, begin: int = 0, end: int | None = None) -> bytes:
+    """Reads a file from byte `begin` to byte `end`, or to its end."""
+
+def size_of(path: str) -> int:
+    """The bytes of a file."""

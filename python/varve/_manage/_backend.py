@@ -42,6 +42,9 @@ class Backend(Protocol):
     def channel(self) -> Channel | None:
         """Returns a connection for messages in the background; None in a single process. Collective."""
 
+    def background(self, owner: str) -> Any:
+        """Returns one more such connection, for `owner`. Collective."""
+
     def save(self, state: Any, path: str, files: Mapping[str, bytes], ended: Ended) -> Future[Any]:
         """Begins a save that replaces what is at `path`; `ended` is called with its future."""
 
@@ -77,6 +80,9 @@ class NumpyBackend:
 
     def channel(self) -> None:
         """Returns None: there are no other ranks."""
+
+    def background(self, owner: str) -> None:
+        """Returns None likewise."""
 
     def save(self, state: Any, path: str, files: Mapping[str, bytes], ended: Ended) -> Future[Any]:
         """Saves now."""

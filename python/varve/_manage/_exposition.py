@@ -20,6 +20,13 @@ _FAMILIES = (
     ("varve_stall_seconds", "gauge", "Time for which training waited for the last save."),
     ("varve_last_save_timestamp_seconds", "gauge", "Unix time at which the last save was durable."),
     ("varve_last_step", "gauge", "Step of the last save."),
+    ("varve_uploads", "counter", "Uploads of this job that have ended, by outcome."),
+    ("varve_last_uploaded_step", "gauge", "Step of the last upload."),
+    (
+        "varve_last_upload_timestamp_seconds",
+        "gauge",
+        "Unix time at which the last upload was made.",
+    ),
     ("varve_removed_steps", "counter", "Steps that the rules of retention have removed."),
     ("varve_resumed_step", "gauge", "Step from which this job went on; absent for a new run."),
 )

@@ -71,6 +71,8 @@ class FollowUp:
         self.costs = Costs()
         self.may_remove = True
         self.overtaken = ""  # Which other job has the run now.
+        #: Called with a save that has ended, and whether it is durable.
+        self.on_end: Callable[[Save, bool], None] = lambda _save, _durable: None
         self._run = run
         self._lock = lock
         self._keep = keep
@@ -221,12 +223,13 @@ class FollowUp:
         if self._rank == 0:
             self._note(save, future, error)
             self._still_ours()
+        self.on_end(save, error is None)
         if error is None:
             if self._rank == 0 and self._keep.any:
                 # Where saves have ended meanwhile, removals fall behind and the disk would fill.
                 self.prune(save.attempt, _BUSY_SHARE if self._work.empty() else 1.0)
         elif self._on_failure is not None and not isinstance(error, CancelledError):
-            self._call(self._on_failure, save.step, error)
+            self.call(self._on_failure, save.step, error)
 
     def _note(self, save: Save, future: Future[Any], error: BaseException | None) -> None:
         line: dict[str, Any] = {
@@ -266,16 +269,34 @@ class FollowUp:
             self._metrics.set("varve_last_step", save.step)
             self._metrics.write()
         if self._on_saved is not None:
-            self._call(self._on_saved, written)
+            self.call(self._on_saved, written)
 
-    def _call(self, callback: Callable[..., None], *arguments: Any) -> None:
+    def call(self, callback: Callable[..., None], *arguments: Any) -> None:
         """Calls a user's function; what it raises costs nothing that follows the save."""
         try:
             callback(*arguments)
         except Exception:
             _LOG.exception("the manager of %s: a callback has failed", self._run)
 
+    def count_upload(self, outcome: str, step: int | None = None) -> None:
+        """Notes in the metrics that an upload has ended, of which step if it was made."""
+
+        def count() -> None:
+            if self._metrics is not None:
+                self._metrics.count("varve_uploads", 1, outcome)
+                if step is not None:
+                    self._metrics.set("varve_last_uploaded_step", step)
+                    self._metrics.set("varve_last_upload_timestamp_seconds", time.time())
+                self._metrics.write()
+
+        self.later(count)
+
     # ---- what goes ----
+
+    def prune_by_rules(self, attempt: int) -> None:
+        """Removes what the rules do not keep, if there are any."""
+        if self._rank == 0 and self._keep.any:
+            self.prune(attempt, _BUSY_SHARE)
 
     def prune(self, attempt: int, busy_share: float) -> None:
         """Removes the steps that the rules do not keep."""

@@ -1,6 +1,6 @@
-"""The history of a run: `varve-history.jsonl` in its directory, a JSON object a line; in an object store an
-object for each line.
+"""The history of a run: `varve-history.jsonl` in its directory, a JSON object a line.
 
+In an object store it has an object for each line.
 Rank 0 appends one line for each start, save, load, removal, quarantine and end. Every line has `time` (Unix), `event`
 and `attempt`; docs/manager.md lists the rest. A line is written by one call, so that lines of a job that was killed
 are whole or absent; readers pass over what is no JSON.

@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 from varve import _arguments, _core
 from varve._core import manage
-from varve._engine import local_path_text
+from varve._engine import local_path_text, path_text
 from varve._manage._policy import Ending, Every, Keep
 from varve.errors import InvalidArgumentError
 
@@ -34,6 +34,8 @@ class Settings:
     on_saved: Callable[[dict[str, Any]], None] | None
     on_failure: Callable[[int, BaseException], None] | None
     metrics_file: str | os.PathLike[str] | None
+    upload_to: str | os.PathLike[str] | None
+    keep_uploaded: Keep | int | None
     timeout: float
 
 
@@ -111,6 +113,23 @@ def name_of(template: object, step: int) -> str:
 def name_prefix(template: str) -> str:
     """Returns the letters that the names of steps begin with."""
     return name_of(template, 7).rstrip("0123456789")
+
+
+def upload_place(settings: Settings) -> str:
+    """Returns the run's place in another storage; "" for none. Raises InvalidArgumentError."""
+    if settings.upload_to is None:
+        if settings.keep_uploaded is not None:
+            raise InvalidArgumentError("keep_uploaded: only with upload_to")
+        return ""
+    to = path_text(settings.upload_to)
+    if manage.is_in_object_store(path_text(settings.run)):
+        raise InvalidArgumentError(
+            f"upload_to={settings.upload_to!r}: the run {settings.run!r} is in an object store itself"
+        )
+    if to == path_text(settings.run):
+        raise InvalidArgumentError(f"upload_to={settings.upload_to!r} is the run itself")
+    keep_of(settings.keep_uploaded)
+    return to
 
 
 def check_settings(settings: Settings) -> tuple[Every | None, Keep, Ending]:

@@ -28,6 +28,9 @@ def take_lock(run: str) -> manage.RunLock | None:
         try:
             return manage.lock_run(run, holder())
         except PreconditionError as error:
+            if manage.is_in_object_store(run):  # Keys that may not write there.
+                _LOG.warning("%s: nothing can be saved there: %s", run, error)
+                return None
             if time.monotonic() >= until:
                 raise
             if not waits:

@@ -32,17 +32,18 @@ from varve._manage._inputs import (
     Settings,
     check_settings,
     is_whole,
+    keep_of,
     measured,
     name_prefix,
     step_number,
+    upload_place,
 )
-from varve._manage._lock import set_pinned_apart, take_lock
 from varve._manage._place import place_of
-from varve._manage._resume import Chooser
+from varve._manage._places import Chosen, Places, path_of
+from varve._manage._uploads import Uploads
 from varve._tree import is_stateful
 from varve.errors import (
     BY_CODE,
-    CheckpointNotFoundError,
     CorruptCheckpointError,
     Error,
     InvalidArgumentError,
@@ -69,18 +70,16 @@ class Manager:
         self._run = path_text(settings.run)
         self._every, self._keep, ending = check_settings(settings)
         self._settings = settings
+        self._remote = upload_place(settings)
         self._closed = False
         self._timeout = _arguments.seconds("timeout", settings.timeout)
         self._preempted = ""
         self._resumed_from: int | None = None
         self._last: tuple[int, Future[Any]] | None = None
-        self._lock: manage.RunLock | None = None
         self._left_behind = ""  # On rank 0: the newest step, until this job goes on from one.
         self._place = place_of(self._run)
         self._history = History(self._run, self._place)
-        self._chooser = Chooser(
-            self._run, settings.verify, settings.max_restarts, self._history, self._place
-        )
+        self._places = Places(self._run, self._remote, settings, self._history, self._place)
         self._attempt = int(self._decide(f"manage {os.path.basename(self._run)}", self._open))
         self._after = FollowUp(
             self._run,
@@ -92,9 +91,24 @@ class Manager:
             settings.metrics_file,
             settings.on_saved,
             settings.on_failure,
-            self._chooser.forget_restarts,
-            self._lock,
+            self._places.forget_restarts,
+            self._places.lock,
         )
+        self._uploads: Uploads | None = None
+        if self._remote:
+            self._uploads = Uploads(
+                self._run,
+                self._remote,
+                keep_of(settings.keep_uploaded),
+                name_prefix(settings.name),
+                backend.background("the uploads of a run"),
+                self._history,
+                self._after,
+                self._places.remote_lock,
+                settings.on_failure,
+                self._timeout,
+            )
+            self._uploads.catch_up(self._attempt)
         mtbf = observed_mtbf(self._run) if backend.rank == 0 else None
         self._interval = Interval(self._every, mtbf) if self._every is not None else None
         self._requests = Requests(self._run, self._place, ending)
@@ -219,7 +233,7 @@ class Manager:
                 if self._backend.rank == 0:
                     _LOG.info("resume: there is nothing in %s", self._run)
                 return None
-            report = self._try_load(state, chosen["name"], options)
+            report = self._try_load(state, chosen, options)
             if report is not None:
                 return self._went_on(chosen, report, time.monotonic() - began)
 
@@ -230,9 +244,9 @@ class Manager:
         """
         self._usable()
         number = step_number(step)
-        chosen = self._decide(f"find step {number}", lambda: self._find(number))
+        chosen = self._decide(f"find step {number}", lambda: self._places.find(number))
         began = time.monotonic()
-        report = self._backend.load(state, os.path.join(self._run, chosen["name"]), options)
+        report = self._backend.load(state, path_of(chosen), options)
         self._attempt += 1
         self._went_on(chosen, report, time.monotonic() - began)
         return report
@@ -270,17 +284,16 @@ class Manager:
 
     def pin(self, step: int, why: str = "") -> None:
         """Keeps a step from being removed by rules, until `unpin`. By any rank, for itself."""
-        manage.pin(os.path.join(self._run, self._find(step_number(step))["name"]), why)
+        manage.pin(path_of(self._places.find(step_number(step), here=True)), why)
 
     def unpin(self, step: int) -> None:
         """Takes the pin of a step away."""
-        manage.unpin(os.path.join(self._run, self._find(step_number(step))["name"]))
+        manage.unpin(path_of(self._places.find(step_number(step), here=True)))
 
     def wait(self) -> None:
-        """Waits for the saves under way, and for what follows them: history, retention, callbacks."""
+        """Waits for the saves under way and what follows them: uploads, history, retention, callbacks."""
         self._usable()
-        self._backend.drain()
-        self._after.finish()
+        self._drain()
 
     def close(self) -> None:
         """Waits for the saves under way, removes what the rules do not keep, and ends. Again at will."""
@@ -298,10 +311,8 @@ class Manager:
 
     def _open(self) -> int:
         """On rank 0: locks the run; returns the number of this attempt."""
-        self._lock = take_lock(self._run)
-        steps = manage.list_steps(self._run)
-        self._left_behind = next((one.name for one in reversed(steps) if is_whole(one)), "")
-        return 1 + max((step.attempt for step in steps), default=0)
+        attempt, self._left_behind = self._places.take()
+        return attempt
 
     def _at_exit(self) -> None:
         """Closes a manager that the program has not closed, as after an error outside of a `with`."""
@@ -311,16 +322,22 @@ class Manager:
         if self._closed:
             return
         try:
-            self._backend.drain()
+            self._drain()
             if self._backend.rank == 0 and self._keep.any and self._last is not None:
                 self._after.later(lambda: self._after.prune(self._attempt, 1.0))
             self._after.finish()
+        except BaseException:
+            if self._uploads is not None:
+                self._uploads.abort()
+            raise
         finally:
             self._closed = True
             atexit.unregister(self._at_exit)
             self._signals.restore()
             self._place.close()
             self._agreement.close()
+            if self._uploads is not None:
+                self._uploads.close()
             self._after.close()
             self._backend.close()
             if self._backend.rank == 0:
@@ -328,8 +345,14 @@ class Manager:
                 outcome = outcome if error is None else f"{type(error).__name__}: {error}"
                 outcome = self._preempted or outcome
                 self._history.add("end", attempt=self._attempt, outcome=outcome, failed=failed)
-            if self._lock is not None:
-                self._lock.release()
+            self._places.release()
+
+    def _drain(self) -> None:
+        self._backend.drain()
+        self._after.finish()
+        if self._uploads is not None:
+            self._uploads.drain()
+            self._after.finish()
 
     def _usable(self) -> None:
         if self._closed:
@@ -393,6 +416,8 @@ class Manager:
             self._after.begins_anew(self._left_behind)
         if callable(state) and not isinstance(state, Mapping) and not is_stateful(state):
             state = state()
+        if self._uploads is not None:
+            self._uploads.promise(save.path)
         began = self._last_begin = time.monotonic()
         with self._after.began(save):
             future = self._backend.save(state, save.path, given, save.ended)
@@ -420,26 +445,22 @@ class Manager:
 
     # ---- resume ----
 
-    def _choose(self) -> dict[str, Any] | None:
-        step = self._chooser.choose()
+    def _choose(self) -> Chosen | None:
+        chosen = self._places.choose()
         # The agent may have written steps of the job before since this one was begun.
         newest = max((one.attempt for one in manage.list_steps(self._run)), default=0)
         self._attempt = max(self._attempt, newest + 1)
-        return None if step is None else {"step": step.step, "name": step.name}
+        return chosen
 
-    def _find(self, step: int) -> dict[str, Any]:
-        """The newest whole step of this number."""
-        for one in reversed(self.steps()):
-            if one.step == step and is_whole(one):
-                return {"step": one.step, "name": one.name}
-        raise CheckpointNotFoundError(f"{self._run} has no whole step {step}", path=self._run)
-
-    def _try_load(self, state: Any, name: str, options: Mapping[str, Any]) -> LoadReport | None:
+    def _try_load(
+        self, state: Any, chosen: Chosen, options: Mapping[str, Any]
+    ) -> LoadReport | None:
         """Loads a step; None where it was damaged, and is out of the way now."""
         report: LoadReport | None = None
         failed: Exception | None = None
+        path = path_of(chosen)
         try:
-            report = self._backend.load(state, os.path.join(self._run, name), options)
+            report = self._backend.load(state, path, options)
         except Exception as error:
             failed = error
         damaged = isinstance(failed, CorruptCheckpointError)
@@ -449,11 +470,9 @@ class Manager:
         if "failed" in outcomes or (failed is None and "damaged" not in outcomes):
             if failed is not None:
                 raise failed
-            raise UnavailableError(
-                f"resume from {os.path.join(self._run, name)}: another rank has failed", path=name
-            )
+            raise UnavailableError(f"resume from {path}: another rank has failed", path=path)
         reason = str(failed) if failed is not None else "another rank has found damage"
-        self._decide("pass over a damaged step", lambda: self._chooser.pass_over(name, reason))
+        self._decide("pass over a damaged step", lambda: self._places.pass_over(chosen, reason))
         return None
 
     def _went_on(self, chosen: dict[str, Any], report: LoadReport, seconds: float) -> int:
@@ -463,13 +482,10 @@ class Manager:
         self._left_behind, self._after.may_remove = "", True
         self._last = None  # What is saved now is not what was saved under this number before.
         if self._backend.rank == 0:
-            self._chooser.settle()
-            set_pinned_apart(self._run, step)
-            self._chooser.note_restart(chosen["name"])
-            _LOG.info("resumed from step %d (%s) in %.1f s", step, chosen["name"], seconds)
-            self._after.loaded(
-                self._attempt, step, chosen["name"], seconds, report, self._chooser.passed_over
-            )
+            passed_over = self._places.went_on(chosen)
+            where = path_of(chosen)
+            _LOG.info("resumed from step %d (%s) in %.1f s", step, where, seconds)
+            self._after.loaded(self._attempt, step, chosen["name"], seconds, report, passed_over)
         return step
 
 
@@ -478,8 +494,7 @@ def _in_child() -> None:
     for manager in list(_open):
         manager._closed = True
         manager._signals.restore()
-        if manager._lock is not None:
-            manager._lock.release()  # The child's hold of it; the parent keeps its own.
+        manager._places.release()  # The child's hold of the locks; the parent keeps its own.
 
 
 os.register_at_fork(after_in_child=_in_child)

@@ -30,8 +30,9 @@ class Place(Protocol):
         """Adds a line about an event."""
 
     def history(self, wanted: Sequence[str] = ()) -> Iterator[str]:
-        """Yields the lines from the oldest on. Of events of other kinds than `wanted`, where some
-        are given, a line may have no more than time and event.
+        """Yields the lines from the oldest on.
+
+        Of events of other kinds than `wanted`, where some are given, a line may have no more than time and event.
         """
 
     def read(self, name: str) -> str | None:

@@ -11,7 +11,7 @@ from concurrent.futures import Future
 from typing import Any
 
 import varve
-from varve.errors import CorruptCheckpointError, Error
+from varve.errors import CheckpointNotFoundError, CorruptCheckpointError, Error
 from varve.integrations._ranks import rank_of_job
 from varve.integrations._removal import remove_unless_held
 
@@ -29,8 +29,13 @@ def whole_steps(folder: str) -> list[str]:
     Raises:
         CorruptCheckpointError: There are damaged ones and no whole one.
     """
-    entries = varve.list_checkpoints(folder) if os.path.isdir(folder) else []
-    steps = {entry.name: entry for entry in entries if _STEP.fullmatch(entry.name)}
+    try:
+        entries = varve.list_checkpoints(folder)
+    except CheckpointNotFoundError:
+        return []
+    # In an object store one in quarantine has the name that it had.
+    candidates = [entry for entry in entries if entry.state != "quarantined"]
+    steps = {entry.name: entry for entry in candidates if _STEP.fullmatch(entry.name)}
     whole = [name for name, entry in steps.items() if entry.state in _LOADABLE]
     others = [entry for entry in steps.values() if entry.state not in _LOADABLE]
     reasons = {entry.name: f"it is {entry.state} ({entry.detail})" for entry in others}
@@ -61,11 +66,13 @@ class Purge:
     Args:
         folder: Where the steps are.
         keep: How many whole steps stay; 0 for all.
+        every: Steps that are multiples of it stay and do not count; 0 for none.
     """
 
-    def __init__(self, folder: str, keep: int) -> None:
+    def __init__(self, folder: str, keep: int, every: int = 0) -> None:
         self._folder = folder
         self._keep = keep
+        self._every = every
         self._saves: queue.Queue[tuple[int, Future[Any] | None] | None] = queue.Queue()
         self._thread: threading.Thread | None = None
 
@@ -96,7 +103,8 @@ class Purge:
         try:
             entries = varve.list_checkpoints(self._folder)
             steps = [e.name for e in entries if e.state in _LOADABLE and _STEP.fullmatch(e.name)]
-            older = sorted((n for n in steps if _number(n) <= step), key=_number)
+            passing = [n for n in steps if not (self._every and _number(n) % self._every == 0)]
+            older = sorted((n for n in passing if _number(n) <= step), key=_number)
             for name in older[: -self._keep]:
                 path = os.path.join(self._folder, name)
                 _log.info("remove %s: the newest %d steps are kept", path, self._keep)

@@ -14,9 +14,10 @@ takes the newest good step and warns of each one that it passes over. `keep_late
 checkpoints: none is removed before a newer one is durable. The export to Hugging Face's format appears
 whole. torchtitan's own DCP checkpoints are resumed from.
 
-Cannot: write to remote storage (a `folder` with a scheme is refused). Give the dataloader's state to
-another number of data-parallel ranks, which torchtitan cannot either: list "dataloader" in
-`exclude_from_loading`.
+`folder="s3://bucket/run"` saves to an object store and resumes from it (docs/storage.md).
+
+Cannot: Give the dataloader's state to another number of data-parallel ranks, which torchtitan cannot
+either: list "dataloader" in `exclude_from_loading`.
 """
 
 from __future__ import annotations
@@ -33,9 +34,8 @@ from torch.distributed.checkpoint import hf_storage, state_dict_loader
 
 import varve
 import varve.torch
-from varve._engine import local_path_text
+from varve._engine import path_text
 from varve.errors import (
-    CheckpointNotFoundError,
     CorruptCheckpointError,
     Error,
     InvalidArgumentError,
@@ -91,6 +91,9 @@ class VarveCheckpointManager(BaseCheckpointManager):  # type: ignore[misc]
         executor: Literal["thread", "process"] = "thread"
         """Asynchronous saves: "process" submits them to the agent of the node (docs/async.md)."""
 
+        keep_every: int = 0
+        """Steps that are multiples of this stay for good, whatever `keep_latest_k` says. 0: none does."""
+
         timeout: float = 1800.0
         """Seconds that ranks wait for each other in a save or load."""
 
@@ -101,6 +104,8 @@ class VarveCheckpointManager(BaseCheckpointManager):  # type: ignore[misc]
                 raise ValueError(
                     f"async_mode={self.async_mode!r}: want disabled, async or async_with_pinned_mem"
                 )
+            if self.keep_every < 0:
+                raise ValueError(f"keep_every={self.keep_every}: want 0 or more")
 
     def __init__(
         self,
@@ -121,10 +126,8 @@ class VarveCheckpointManager(BaseCheckpointManager):  # type: ignore[misc]
         if config.last_save_in_hf and sd_adapter is None:
             raise ValueError("last_save_in_hf=True needs an sd_adapter, and the model has none")
         self.config = config
-        remote = (
-            "://" in config.folder
-        )  # Refused by local_path_text, which names it as it was given.
-        self.folder = local_path_text(
+        remote = "://" in config.folder  # A name of its own, whatever the base folder is.
+        self.folder = path_text(
             config.folder if remote else os.path.join(base_folder, config.folder)
         )
         self.sd_adapter = sd_adapter
@@ -138,7 +141,7 @@ class VarveCheckpointManager(BaseCheckpointManager):  # type: ignore[misc]
             }
         )
         self._stager: varve.torch.Stager | None = None
-        self._purge = Purge(self.folder, config.keep_latest_k)
+        self._purge = Purge(self.folder, config.keep_latest_k, config.keep_every)
         _log.info("checkpoints are loaded from and saved to %s", self.folder)
 
     def path_of(self, step: int) -> str:
@@ -253,8 +256,6 @@ class VarveCheckpointManager(BaseCheckpointManager):  # type: ignore[misc]
     def _load(self, step: int = -1) -> bool:
         if step != -1:
             path = self.path_of(step)
-            if not os.path.isdir(path):
-                raise CheckpointNotFoundError(f"load step {step}: {path} is not there", path=path)
             self._fill(path, model_only=step == 0)
             return True
         return self._load_newest() or self._load_initial()

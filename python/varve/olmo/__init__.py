@@ -80,6 +80,8 @@ def build_sharded_checkpointer(
     name: Any = None,
     use_shared_mem_impl: bool = False,
     class_paths: Literal["oldest", "installed"] = "oldest",
+    remote_overwrite: Literal["refuse", "in_place"] = "refuse",
+    upload_in_background: bool = False,
 ) -> Checkpointer:
     """Returns the checkpointer that a configuration asks for.
 
@@ -88,7 +90,9 @@ def build_sharded_checkpointer(
         name: "torch_new", "torch_legacy", "local" or "olmo_core", as text or as OLMo's enum; None for the
             configuration's.
         use_shared_mem_impl: Accepted for torch_legacy; changes nothing.
-        class_paths: As `Checkpointer` takes it.
+        class_paths: As `Checkpointer` takes it, like the next two.
+        remote_overwrite: What becomes of a checkpoint at `upload_to`.
+        upload_in_background: Do not wait for uploads.
 
     Raises:
         UnknownTypeError: There is no such checkpointer (a NotImplementedError).
@@ -102,6 +106,15 @@ def build_sharded_checkpointer(
         )
     if kind is TorchLegacyShardedCheckpointer:
         return TorchLegacyShardedCheckpointer(
-            cfg, use_shared_mem_impl=use_shared_mem_impl, class_paths=class_paths
+            cfg,
+            use_shared_mem_impl=use_shared_mem_impl,
+            class_paths=class_paths,
+            remote_overwrite=remote_overwrite,
+            upload_in_background=upload_in_background,
         )
-    return kind(cfg, class_paths=class_paths)
+    return kind(
+        cfg,
+        class_paths=class_paths,
+        remote_overwrite=remote_overwrite,
+        upload_in_background=upload_in_background,
+    )

@@ -13,11 +13,12 @@ import torch
 from torch.nn import Module
 from torch.optim import Optimizer
 
-from varve.errors import InvalidArgumentError
+from varve.errors import Error, InvalidArgumentError
 from varve.olmo import _whole
 from varve.olmo._directory import MARK, Directory, staging
-from varve.olmo._files import PathOrStr, local_path, upload, upload_directory
+from varve.olmo._files import PathOrStr, any_path, local_path
 from varve.olmo._pickle import OLDEST, write
+from varve.olmo._remote import Upload, Uploads, readable
 from varve.olmo._restore import Source, restore
 from varve.olmo._steps import TIMEOUT, Steps
 from varve.olmo._whole import WholeState
@@ -67,6 +68,8 @@ class Checkpointer(metaclass=ABCMeta):
         thread_count: int | None = None,
         *,
         class_paths: Literal["oldest", "installed"] = "oldest",
+        remote_overwrite: Literal["refuse", "in_place"] = "refuse",
+        upload_in_background: bool = False,
     ) -> None:
         """Takes the configuration.
 
@@ -76,12 +79,25 @@ class Checkpointer(metaclass=ABCMeta):
                 its own.
             class_paths: The modules of classes in written pickles: "oldest" as torch 2.0 and NumPy 1 call
                 them, which OLMo's own software opens, "installed" as this torch and NumPy do.
+            remote_overwrite: What becomes of a checkpoint at `upload_to` in an object store, where
+                `cfg.save_overwrite` is true. Objects have fixed names in these layouts, so that it cannot stay
+                until the new one is whole: "refuse" keeps it and fails; "in_place" removes its
+                `config.yaml` first, writes over its files, and writes `config.yaml` last.
+            upload_in_background: `save_checkpoint` returns when the local checkpoint is durable; see
+                `wait_for_uploads`.
         """
+        if remote_overwrite not in ("refuse", "in_place"):
+            raise InvalidArgumentError(
+                f'remote_overwrite={remote_overwrite!r}: want "refuse" or "in_place"'
+            )
         if class_paths not in ("oldest", "installed"):
             raise InvalidArgumentError(f'class_paths={class_paths!r}: want "oldest" or "installed"')
         self.cfg = cfg
         self.thread_count = thread_count_or_default(thread_count)
         self._modules = OLDEST if class_paths == "oldest" else {}
+        self.remote_overwrite = remote_overwrite
+        self.upload_in_background = upload_in_background
+        self._uploads: Uploads | None = None
 
     def _write_files(self, directory: Directory, steps: Steps, files: dict[str, Any]) -> None:
         """Writes this rank's files of torch.save. Collective: no rank goes on before all have."""
@@ -114,7 +130,8 @@ class Checkpointer(metaclass=ABCMeta):
             dist_model: The wrapped model.
             optim: Made from the wrapped model's parameters.
             train_state: Anything that torch.save can store; each rank's own.
-            upload_to: A local directory that gets a copy of all files, `config.yaml` last.
+            upload_to: A directory, as a rule a remote one ("s3://bucket/run/step100"), that gets a copy of all
+                files, `config.yaml` last. The call returns when both are durable.
             trainer_state: Another name of `train_state`.
 
         Raises:
@@ -124,27 +141,52 @@ class Checkpointer(metaclass=ABCMeta):
                 under way.
             NoFileSystemError: A rank does not see a directory to write into (a TimeoutError).
             OutOfSpaceError, UnavailableError: Writing failed or a rank is lost; each is named.
+            OLMoNetworkError: The upload has failed. The local checkpoint is published and stays.
         """
         training = Training(dist_model, optim, _one_of(train_state, trainer_state))
         path = local_path(dir, "dir")
-        copies = upload_directory(upload_to)
+        upload = self._upload_to(path, upload_to)
+        if upload is not None and self.upload_in_background and self._uploads is None:
+            self._uploads = Uploads()
         with collective(None, TIMEOUT, name_of("save", path)) as coordinator:
             steps = Steps(coordinator)
             config = steps.first(f"save {path}", lambda: _saved(self.cfg)).encode("latin-1")
-            with staging(path, bool(self.cfg.save_overwrite), steps) as directory:
-                self._write(directory, steps, training)
-                if copies is not None:
-                    steps.each(f"upload {path}", lambda: self._upload(directory, copies))
-                directory.publish(config)
-            if copies is not None:
-                steps.first(
-                    f"upload {path}",
-                    lambda: upload(Path(path) / MARK, copies / MARK, bool(self.cfg.save_overwrite)),
-                )
+            try:
+                with staging(path, bool(self.cfg.save_overwrite), steps) as directory:
+                    self._write(directory, steps, training)
+                    if upload is not None:
+                        upload.promise(steps)
+                    directory.publish(config)
+            except Error:
+                if upload is not None:
+                    upload.take_back()
+                raise
+            if upload is None:
+                return
+            upload.set_files([name for name, _size in directory.files])
+            if self._uploads is not None:
+                self._uploads.later(upload)
+            else:
+                upload.make(coordinator)
 
-    def _upload(self, directory: Directory, copies: Path) -> None:
-        for name, _size in directory.files:
-            upload(directory.path / name, copies / name, bool(self.cfg.save_overwrite))
+    def wait_for_uploads(self) -> None:
+        """Waits for the uploads in the background. Raises the error of one that has failed, on all ranks.
+
+        Its local checkpoint stays; `varve upload` repeats the upload. The end of the interpreter waits too.
+        """
+        if self._uploads is not None:
+            self._uploads.wait()
+
+    def _upload_to(self, path: str, upload_to: str | None) -> Upload | None:
+        if upload_to is None:
+            return None
+        return Upload(
+            os.path.realpath(path),
+            any_path(upload_to, "upload_to"),
+            MARK,
+            bool(self.cfg.save_overwrite),
+            self.remote_overwrite == "in_place",
+        )
 
     @abstractmethod
     def _write(self, directory: Directory, steps: Steps, training: Training) -> None:
@@ -165,11 +207,12 @@ class Checkpointer(metaclass=ABCMeta):
         The trainer's state is this rank's, or rank 0's where fewer ranks have saved.
 
         Args:
-            load_path: A local directory that all ranks see. Where the same number of ranks saved with the
+            load_path: A remote directory, or a local one that all ranks see. Where the same number of ranks saved with the
                 layout local, each rank's own files suffice: the disk of its node.
             dist_model: The wrapped model.
             optim: Made from the wrapped model's parameters; its groups keep what the configuration sets.
-            local_cache: A directory to read instead, where it holds a checkpoint.
+            local_cache: A local directory to read instead, where it is a mirror of `load_path`. A mirror of a
+                remote directory is compared with that first.
             load_optimizer_state: False leaves the optimizer as it is.
 
         Raises:
@@ -218,15 +261,6 @@ class Checkpointer(metaclass=ABCMeta):
         if device is None or torch.device(device).type == "cpu":
             return _whole.mapped(path, load_optimizer_state, load_trainer_state)
         return _whole.read(path, load_optimizer_state, load_trainer_state, device)
-
-
-def readable(load_path: PathOrStr, local_cache: PathOrStr | None) -> str:
-    """Returns the directory to read: the cache where it holds something."""
-    if local_cache is not None:
-        cache = local_path(local_cache, "local_cache")
-        if os.path.isdir(cache) and os.listdir(cache):
-            return cache
-    return local_path(load_path, "load_path")
 
 
 def _one_of(train_state: Any, trainer_state: Any) -> dict[str, Any]:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import pickle
+from collections.abc import Iterator
 from typing import Any
 
 from varve.errors import (
@@ -45,3 +47,16 @@ class NoFileSystemError(PreconditionError, TimeoutError):
 
 class UnknownTypeError(UnsupportedError):
     """`sharded_checkpointer` names no checkpointer."""
+
+
+@contextlib.contextmanager
+def network_errors() -> Iterator[None]:
+    """Raises OLMoNetworkError for a storage that could not be reached. Like all of these, it can be pickled."""
+    try:
+        yield
+    except OLMoNetworkError:
+        raise
+    except UnavailableError as error:
+        raise OLMoNetworkError(
+            str(error), path=error.path, rank=error.rank, errno=error.errno
+        ) from error

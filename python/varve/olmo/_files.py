@@ -12,12 +12,16 @@ from urllib.parse import unquote, urlsplit
 import torch
 
 import varve.torch
+from varve import _core, _engine
+from varve._core import manage
+from varve._warn import warn
 from varve.errors import (
     CheckpointExistsError,
     CheckpointNotFoundError,
     InvalidArgumentError,
     UnsupportedError,
 )
+from varve.olmo._errors import network_errors
 from varve.olmo._pickle import sync, write
 from varve.olmo._steps import Steps
 from varve.torch._coordinator import collective, name_of
@@ -40,27 +44,54 @@ def local_path(path: PathOrStr, what: str) -> str:
 
     Raises UnsupportedError for remote storage.
     """
+    text = any_path(path, what)
+    if is_remote(text):
+        raise UnsupportedError(f"{what}={text!r}: want a local directory; upload_to may be remote")
+    return text
+
+
+def any_path(path: PathOrStr, what: str) -> str:
+    """Returns the name of a directory, local or remote, without slashes at its end.
+
+    Raises UnsupportedError for storage of a kind that there is not (a NotImplementedError).
+    """
     text = os.fspath(path)
     parts = urlsplit(text) if "://" in text else None
     if parts is None:
         return text.rstrip("/") or "/"
     if parts.scheme == "file" and parts.netloc in ("", "localhost"):
         return unquote(parts.path).rstrip("/") or "/"
-    raise UnsupportedError(
-        f"{what}={text!r}: storage of the kind {parts.scheme}:// is not supported; want a local directory"
-    )
+    try:
+        return _engine.path_text(text.rstrip("/"))
+    except InvalidArgumentError as error:
+        raise UnsupportedError(
+            f"{what}={text!r}: storage of the kind {parts.scheme}:// is not supported ({error})"
+        ) from error
 
 
-def upload_directory(upload_to: str | None) -> Path | None:
-    """Returns where copies of a checkpoint's files go; None for nowhere."""
-    return None if upload_to is None else Path(local_path(upload_to, "upload_to"))
+def is_remote(path: str) -> bool:
+    """Returns True for a name in an object store."""
+    return manage.is_in_object_store(path)
 
 
-def upload(source: Path, target: Path, overwrite: bool) -> None:
-    """Copies a file to another local directory, whole or not at all.
+def joined(directory: str, name: str) -> str:
+    """Returns the name of a file in a directory, local or remote."""
+    return f"{directory.rstrip('/')}/{name}"
+
+
+def upload(source: Path, target: str, overwrite: bool) -> None:
+    """Copies a file to another directory, local or remote, whole or not at all.
 
     Raises CheckpointExistsError where a file is there and `overwrite` is false.
     """
+    if is_remote(target):
+        with network_errors():
+            _core.uploads.upload_file(os.fspath(source), target, overwrite)
+    else:
+        _copy(source, Path(target), overwrite)
+
+
+def _copy(source: Path, target: Path, overwrite: bool) -> None:
     if not overwrite and target.exists():
         raise CheckpointExistsError(
             f"upload {source} to {target}: there is a file", path=str(target)
@@ -96,18 +127,20 @@ def save_state_dict(
         checkpoint_dir: Made as needed.
         fname: Relative to the directory; each rank's own.
         state_dict: Tensors on devices are copied.
-        upload_to: A directory that gets a copy.
+        upload_to: A directory, local or remote, that gets a copy. If that fails, the call raises and the
+            local file stays.
         save_overwrite: Replace a file that is there.
         synchronize: All ranks call this: when one fails, all raise. False for a call on one rank.
 
     Raises:
         CheckpointExistsError: The file is there and `save_overwrite` is false (a FileExistsError).
-        UnsupportedError: A path is remote.
+        UnsupportedError: `checkpoint_dir` is remote.
+        OLMoNetworkError: The remote storage could not be reached.
     """
 
     def run() -> None:
         target = Path(local_path(checkpoint_dir, "checkpoint_dir")) / fname
-        copies = upload_directory(upload_to)
+        copies = None if upload_to is None else any_path(upload_to, "upload_to")
         if not save_overwrite and target.exists():
             raise CheckpointExistsError(
                 f"save {target}: there is a file; save_overwrite=True would replace it",
@@ -115,7 +148,7 @@ def save_state_dict(
             )
         write(target, state_dict)
         if copies is not None:
-            upload(target, copies / fname, save_overwrite)
+            upload(target, joined(copies, fname), save_overwrite)
 
     if not synchronize:
         run()
@@ -134,10 +167,11 @@ def load_state_dict(
     """Reads the file `fname` of torch.save in a directory, and runs no pickle.
 
     Args:
-        checkpoint_dir: A local directory.
+        checkpoint_dir: A directory, local or remote.
         fname: Relative to it. The safetensors twin of OLMo's `model.pt`, `optim.pt` and `train.pt` is
             preferred where it is there.
-        local_cache: A directory that is looked into first.
+        local_cache: A local directory that is looked into first: a mirror of `checkpoint_dir`. Where that is remote,
+            a file of another size than there is not taken.
         map_location: A device for the tensors; None and "cpu" leave them in host memory.
 
     Raises:
@@ -145,26 +179,54 @@ def load_state_dict(
         UnsupportedError: It holds objects of classes that Varve does not make; torch.load opens it, if
             you trust it.
     """
-    folders = [local_path(checkpoint_dir, "checkpoint_dir")]
+    folders = [any_path(checkpoint_dir, "checkpoint_dir")]
     if local_cache is not None:
         folders.insert(0, local_path(local_cache, "local_cache"))
     stem, extension = os.path.splitext(fname)
-    for folder in folders:
-        part = {"model": "model", "optim": "optim", "train": "train", "other": "train"}.get(stem)
-        if (
-            extension == ".pt"
-            and part
-            and os.path.isfile(os.path.join(folder, f"{stem}.safetensors"))
-        ):
-            return moved(varve.torch.read(folder, keys=part)[part], map_location)
-    for folder in folders:
-        path = os.path.join(folder, fname)
-        if os.path.isfile(path):
-            return moved(varve.torch.read(path), map_location)
-    raise CheckpointNotFoundError(
-        f"load {os.path.join(folders[-1], fname)}: there is no such file",
-        path=os.path.join(folders[-1], fname),
-    )
+    part = {"model": "model", "optim": "optim", "train": "train", "other": "train"}.get(stem)
+    wanted = [f"{stem}.safetensors"] if extension == ".pt" and part else []
+    for name in (*wanted, fname):
+        for folder in folders:
+            if not _is_there(folder, name, folders[-1]):
+                continue
+            with network_errors():
+                if name == fname:
+                    return moved(varve.torch.read(joined(folder, name)), map_location)
+                return moved(varve.torch.read(folder, keys=part)[part], map_location)
+    path = joined(folders[-1], fname)
+    raise CheckpointNotFoundError(f"load {path}: there is no such file", path=path)
+
+
+def _is_there(folder: str, name: str, whole: str) -> bool:
+    """Returns True for a file that is there, and where it is a mirror's, as large as in the whole."""
+    path = joined(folder, name)
+    size = _size_of(path)
+    if size is None or folder == whole or not is_remote(whole):
+        return size is not None
+    there = _size_of(joined(whole, name))
+    if there != size:
+        warn(
+            f"{path} is not what {joined(whole, name)} is ({size} bytes, {there} there): the mirror is "
+            "not used",
+            UserWarning,
+        )
+    return there == size
+
+
+def _size_of(path: str) -> int | None:
+    if not is_remote(path):
+        return os.path.getsize(path) if os.path.isfile(path) else None
+    folder, _, name = path.rpartition("/")
+    with network_errors():
+        return files_in(folder).get(name)
+
+
+def files_in(directory: str) -> dict[str, int]:
+    """Returns the files below a directory, local or remote, with their sizes; none where there is none."""
+    try:
+        return _core.uploads.list_files(directory)
+    except CheckpointNotFoundError:
+        return {}
 
 
 def moved(value: Any, device: Any) -> Any:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch.distributed.fsdp import FullyShardedDataParallel as FSDP
@@ -11,22 +11,16 @@ from torch.nn import Module
 from torch.optim import Optimizer
 
 import varve.torch.dcp as dcp
-from varve.errors import CheckpointNotFoundError, UnsupportedError
+from varve.errors import CheckpointNotFoundError, Error
 from varve.olmo import _optim, _restore
-from varve.olmo._checkpointer import readable, thread_count_or_default
-from varve.olmo._files import PathOrStr, local_path
+from varve.olmo._checkpointer import thread_count_or_default
+from varve.olmo._files import PathOrStr, any_path, is_remote, joined, local_path
 from varve.olmo._full import save_state
 from varve.olmo._pieces import HeldModel
+from varve.olmo._remote import Upload, readable
 from varve.olmo._sharded import MODEL_AND_OPTIM_FOLDER
 from varve.olmo._steps import TIMEOUT, Steps
 from varve.torch._coordinator import collective, name_of
-
-
-def _refuse_upload(upload_to: str | None) -> None:
-    if upload_to is not None:
-        raise UnsupportedError(
-            f"upload_to={upload_to!r}: a DCP directory is not copied while it is saved; copy it afterwards"
-        )
 
 
 def save_fsdp_model_and_optim_state(
@@ -36,16 +30,47 @@ def save_fsdp_model_and_optim_state(
     *,
     upload_to: str | None = None,
     save_overwrite: bool = False,
+    remote_overwrite: Literal["refuse", "in_place"] = "refuse",
 ) -> None:
     """Saves a model and its optimizer as a PyTorch Distributed Checkpoint, `model_and_optim`. Collective.
 
+    Args:
+        checkpoint_dir: A local directory.
+        fsdp_model: The wrapped model.
+        optim: Made from the wrapped model's parameters.
+        upload_to: A directory, as a rule a remote one, that gets a copy of `model_and_optim`, its index last.
+            If that fails, all ranks raise, and the local checkpoint stays.
+        save_overwrite: Replace a checkpoint that is there.
+        remote_overwrite: As `Checkpointer` takes it.
+
     Raises CheckpointExistsError if there is one and `save_overwrite` is false (a FileExistsError).
-    `upload_to` is refused.
     """
-    _refuse_upload(upload_to)
     path = os.path.join(local_path(checkpoint_dir, "checkpoint_dir"), MODEL_AND_OPTIM_FOLDER)
+    upload = _upload_of(path, upload_to, save_overwrite, remote_overwrite)
     with collective(None, TIMEOUT, name_of("save", path)) as coordinator:
-        save_state(path, HeldModel(fsdp_model), optim, Steps(coordinator), "dcp", save_overwrite)
+        steps = Steps(coordinator)
+        try:
+            if upload is not None:
+                upload.promise(steps)
+            save_state(path, HeldModel(fsdp_model), optim, steps, "dcp", save_overwrite)
+        except Error:
+            if upload is not None:
+                upload.take_back()
+            raise
+        if upload is not None:
+            upload.make(coordinator)
+
+
+def _upload_of(
+    path: str, upload_to: str | None, overwrite: bool, remote_overwrite: str
+) -> Upload | None:
+    """Returns the upload of the folder of a checkpoint; None where there is none to make."""
+    if upload_to is None:
+        return None
+    target = joined(any_path(upload_to, "upload_to"), os.path.basename(path))
+    return Upload(
+        os.path.realpath(path), target, ".metadata", overwrite, remote_overwrite == "in_place"
+    )
 
 
 def load_fsdp_model_and_optim_state(
@@ -60,17 +85,25 @@ def load_fsdp_model_and_optim_state(
 
     Raises CheckpointNotFoundError where there is none (a FileNotFoundError).
     """
-    path = os.path.join(readable(checkpoint_dir, local_cache), MODEL_AND_OPTIM_FOLDER)
+    path = _readable_folder(checkpoint_dir, local_cache)
     with collective(None, TIMEOUT, name_of("load", path)) as coordinator:
         _restore.restore(
             _restore.Source(path), fsdp_model, optim if load_optimizer_state else None, coordinator
         )
 
 
+def _readable_folder(checkpoint_dir: PathOrStr, local_cache: PathOrStr | None) -> str:
+    """Returns the `model_and_optim` to read: the mirror's where that is one."""
+    there = joined(any_path(checkpoint_dir, "checkpoint_dir"), MODEL_AND_OPTIM_FOLDER)
+    if local_cache is None:
+        return there
+    return readable(there, joined(local_path(local_cache, "local_cache"), MODEL_AND_OPTIM_FOLDER))
+
+
 def load_model_state(checkpoint_dir: PathOrStr, model: Module) -> None:
     """Fills a model that is not wrapped from the `model_and_optim` of a directory, in one process."""
-    path = os.path.join(local_path(checkpoint_dir, "checkpoint_dir"), MODEL_AND_OPTIM_FOLDER)
-    if not os.path.isdir(path):
+    path = _readable_folder(checkpoint_dir, None)
+    if not is_remote(path) and not os.path.isdir(path):
         raise CheckpointNotFoundError(f"load {path}: there is no such directory", path=path)
     _restore.restore(_restore.Source(path), model, None, None)
 
@@ -108,7 +141,24 @@ def _numbered(held: HeldModel, optim: Optimizer, state: dict[str, Any]) -> dict[
 
 
 class RemoteFileSystemWriter(dcp.FileSystemWriter):
-    """OLMo's storage writer for DCP; local directories. See `varve.torch.dcp.FileSystemWriter`."""
+    """OLMo's and OLMo-core's storage writer for DCP. See `varve.torch.dcp.FileSystemWriter`.
+
+    The checkpoint is saved at `path`. With `upload_to` rank 0 uploads it when it is published, `.metadata`
+    last; if that fails, all ranks raise, and the checkpoint at `path` stays.
+
+    Args:
+        path: As `varve.torch.dcp.FileSystemWriter` takes it; also a `file://` URL.
+        single_file_per_rank: As there.
+        sync_files: As there.
+        thread_count: As there, at least 1.
+        per_thread_copy_ahead: As there.
+        upload_to: A directory, as a rule a remote one, that gets a copy.
+        save_overwrite: Replace a checkpoint at `path`.
+        remote_overwrite: As `Checkpointer` takes it.
+        process_count: OLMo-core's; accepted, and changes nothing, like the next two.
+        process_group: Give it to the function that saves.
+        throttle_uploads: OLMo-core's.
+    """
 
     def __init__(
         self,
@@ -119,24 +169,75 @@ class RemoteFileSystemWriter(dcp.FileSystemWriter):
         per_thread_copy_ahead: int = 10_000_000,
         upload_to: str | None = None,
         save_overwrite: bool = False,
+        *,
+        remote_overwrite: Literal["refuse", "in_place"] = "refuse",
+        process_count: int | None = None,
+        process_group: Any = None,
+        throttle_uploads: bool = False,
     ) -> None:
-        _refuse_upload(upload_to)
         if thread_count is not None:
             thread_count_or_default(thread_count)
         super().__init__(
-            local_path(path, "path"),
+            any_path(path, "path"),
             single_file_per_rank=single_file_per_rank,
             sync_files=sync_files,
             thread_count=thread_count or 1,
             per_thread_copy_ahead=per_thread_copy_ahead,
             overwrite=save_overwrite,
         )
-        self.upload_to = None
+        self.upload_to = None if upload_to is None else any_path(upload_to, "upload_to")
         self.save_overwrite = save_overwrite
+        self.remote_overwrite = remote_overwrite
+        self.process_count = process_count
+        self.process_group = process_group
+        self.throttle_uploads = throttle_uploads
+
+    def reset(self, checkpoint_id: PathOrStr | None = None) -> None:
+        """Begins anew, under another name if one is given."""
+        super().reset(any_path(checkpoint_id, "checkpoint_id") if checkpoint_id else None)
+
+    def finish(self, metadata: Any, results: Any) -> None:
+        """Publishes the checkpoint, and uploads it."""
+        if self.upload_to is None:
+            super().finish(metadata, results)
+            return
+        upload = Upload(
+            os.path.realpath(self.path),
+            self.upload_to,
+            ".metadata",
+            self.save_overwrite,
+            self.remote_overwrite == "in_place",
+        )
+        alone = Steps(None)
+        upload.promise(alone)
+        try:
+            super().finish(metadata, results)
+        except Exception:
+            upload.take_back()
+            raise
+        upload.make(None)
+
+    @property
+    def metadata_path(self) -> str:
+        """The name of the index."""
+        return joined(str(self.path), ".metadata")
+
+    @classmethod
+    def validate_checkpoint_id(cls, checkpoint_id: PathOrStr) -> bool:
+        """Returns True: what cannot be saved to is refused with the reason."""
+        return True
 
 
 class RemoteFileSystemReader(dcp.FileSystemReader):
-    """OLMo's storage reader for DCP; local directories. See `varve.torch.dcp.FileSystemReader`."""
+    """OLMo's and OLMo-core's storage reader for DCP. See `varve.torch.dcp.FileSystemReader`.
+
+    Args:
+        path: A directory, local or remote.
+        local_cache: A local directory to read instead, where it is a mirror of `path`; compared with it.
+        thread_count: Accepted, at least 1.
+        pre_download: OLMo-core's; accepted. The engine reads the ranges that are needed.
+        work_dir: OLMo-core's name of `local_cache`, for `pre_download`.
+    """
 
     def __init__(
         self,
@@ -144,6 +245,27 @@ class RemoteFileSystemReader(dcp.FileSystemReader):
         *,
         local_cache: PathOrStr | None = None,
         thread_count: int | None = None,
+        pre_download: bool = False,
+        work_dir: PathOrStr | None = None,
     ) -> None:
         self.thread_count = thread_count_or_default(thread_count)
-        super().__init__(readable(path, local_cache))
+        self.cache = local_cache if local_cache is not None else work_dir
+        self.pre_download = pre_download
+        super().__init__(os.curdir)  # Torch's class knows mounted file systems only.
+        self.path = readable(path, self.cache)
+
+    def reset(self, checkpoint_id: PathOrStr | None = None) -> None:
+        """Begins anew, with another checkpoint if one is given."""
+        super().reset(None)
+        if checkpoint_id:
+            self.path = readable(checkpoint_id, self.cache)
+
+    @property
+    def checkpoint_id(self) -> str:
+        """The checkpoint's name."""
+        return str(self.path)
+
+    @classmethod
+    def validate_checkpoint_id(cls, checkpoint_id: PathOrStr) -> bool:
+        """Returns True: what cannot be read is refused with the reason."""
+        return True

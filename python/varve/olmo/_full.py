@@ -13,10 +13,11 @@ from torch.optim import Optimizer
 import varve
 from varve import _core, _engine
 from varve.olmo import _optim, _whole
-from varve.olmo._checkpointer import Checkpointer, Training, readable
+from varve.olmo._checkpointer import Checkpointer, Training
 from varve.olmo._directory import Directory
 from varve.olmo._files import PathOrStr
 from varve.olmo._pieces import HeldModel, Piece, PieceArrays
+from varve.olmo._remote import readable
 from varve.olmo._steps import TIMEOUT, Steps
 from varve.torch._tensors import DTensor  # type: ignore[attr-defined]
 

@@ -39,7 +39,7 @@ class Source:
         self.path = path
         #: True where only some ranks' files are here. Each rank then loads by itself.
         self.is_own_ranks = False
-        where = _engine.local_path_text(path)
+        where = _engine.path_text(path)
         try:
             self.reader = _core.Reader(where, True)
         except CorruptCheckpointError:

@@ -68,8 +68,16 @@ class TorchLegacyShardedCheckpointer(Checkpointer):
         use_shared_mem_impl: bool = False,
         *,
         class_paths: Literal["oldest", "installed"] = "oldest",
+        remote_overwrite: Literal["refuse", "in_place"] = "refuse",
+        upload_in_background: bool = False,
     ) -> None:
-        super().__init__(cfg, thread_count, class_paths=class_paths)
+        super().__init__(
+            cfg,
+            thread_count,
+            class_paths=class_paths,
+            remote_overwrite=remote_overwrite,
+            upload_in_background=upload_in_background,
+        )
         self.use_shared_mem_impl = use_shared_mem_impl
 
     def _write(self, directory: Directory, steps: Steps, training: Training) -> None:

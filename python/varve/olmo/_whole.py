@@ -10,7 +10,7 @@ import torch
 
 from varve import _core, _engine
 from varve.errors import OutOfSpaceError, PreconditionError
-from varve.olmo._files import moved
+from varve.olmo._files import files_in, is_remote, moved
 from varve.olmo._restore import Source
 
 #: Model, optimizer and trainer: what `unshard_checkpoint` returns.
@@ -60,15 +60,17 @@ def _mapped(path: str, name: str) -> dict[str, Any]:
     with tempfile.TemporaryDirectory(prefix="varve-unshard-", ignore_cleanup_errors=True) as folder:
         file = os.path.join(folder, f"{name}.pt")
         options = _core.ConvertOptions(to="torch", part=name)
-        _core.convert(_engine.local_path_text(path), file, options)
+        _core.convert(_engine.path_text(path), file, options)
         # The engine has just pickled plain values into it.
         found: dict[str, Any] = torch.load(file, mmap=True, weights_only=False)
         return found
 
 
 def _files_of(path: str) -> dict[str, tuple[int, int, int]]:
-    """Returns the inode, size and time of each file below a directory, by its path."""
+    """Returns the inode, size and time of each file below a directory, by its path; of remote ones the size."""
     found = {}
+    if is_remote(path):
+        return {name: (0, size, 0) for name, size in files_in(path).items()}
     for folder, _, names in os.walk(path):
         for name in names:
             file = os.path.join(folder, name)

@@ -41,6 +41,7 @@ from varve._core import (
     SaveReport,
     StoredChunk,
 )
+from varve._core.uploads import UploadReport
 from varve._engine import Coordinator
 from varve._files import Source as FileSource
 from varve._files import StoredFiles
@@ -48,6 +49,7 @@ from varve._hf import HfOptions
 from varve._open import Checkpoint, StoredTensor, open_checkpoint
 from varve._select import Rename
 from varve._tree import PerRank
+from varve._upload import copy_of, refuse_upload_apart, upload
 from varve.torch import _run
 from varve.torch._async import async_save, defer_save
 from varve.torch._coordinator import collective, name_of
@@ -76,6 +78,7 @@ __all__ = [
     "StoredChunk",
     "StoredFiles",
     "StoredTensor",
+    "UploadReport",
     "async_save",
     "collect_garbage",
     "convert",
@@ -92,6 +95,7 @@ __all__ = [
     "repair",
     "save",
     "unshard",
+    "upload",
     "verify",
 ]
 
@@ -111,6 +115,7 @@ def save(
     on_difference: Literal["warn", "error"] = "warn",
     check_replicas: Literal["samples", "full"] = "samples",
     timeout: float = 1800.0,
+    upload_to: str | os.PathLike[str] | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> SaveReport:
     """Saves the ranks' states as one checkpoint, the directory `path`.
@@ -154,6 +159,9 @@ def save(
             all bytes, which takes one more pass over all that each rank holds. Replicas are not
             compared with `coordinate=False`.
         timeout: Seconds any rank waits for the others, the slowest rank's writing included.
+        upload_to: The name of a copy in another storage, such as "s3://bucket/run/step-100". All ranks upload;
+            the call returns when both are durable. If the upload fails, all ranks raise, and the
+            checkpoint at `path` stays; `varve.upload` makes the copy then. Not with `coordinate=False`.
         progress: Called from other threads with bytes written and bytes in all, on this rank.
 
     Raises:
@@ -179,10 +187,20 @@ def save(
         )
         arrays = TorchArrays()
         return _engine.save(
-            state_dict, path, arrays, coordinator, allow_pickle, files, options, hf, format
+            state_dict,
+            path,
+            arrays,
+            coordinator,
+            allow_pickle,
+            files,
+            options,
+            hf,
+            format,
+            lambda: copy_of(path, upload_to, overwrite, timeout),
         )
 
     if not coordinate:
+        refuse_upload_apart(upload_to)
         own_id = _run.save_id(_engine.path_text(path), process_group, save_id)
         return save_with(_run.me(process_group), own_id)
     with collective(process_group, timeout, name_of("save", path)) as coordinator:

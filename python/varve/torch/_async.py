@@ -13,6 +13,7 @@ from typing import Any, Literal
 from varve import _hf
 from varve._files import Source as FileSource
 from varve._hf import HfOptions
+from varve._upload import copy_of, refuse_upload_apart
 from varve.errors import InvalidArgumentError
 from varve.torch._background import Call, begin
 from varve.torch._handle import DeferredSaveHandle, SaveHandle
@@ -42,6 +43,7 @@ def async_save(
     retries: int = 1,
     deadline: float | None = None,
     check_torn: bool | None = None,
+    upload_to: str | os.PathLike[str] | None = None,
     on_failure: str = "log",
     on_done: Callable[[SaveHandle], None] | None = None,
 ) -> SaveHandle:
@@ -77,6 +79,8 @@ def async_save(
         deadline: Seconds from the call on after which the save is given up.
         check_torn: Compare samples of every tensor before and after the copy, to find one that was
             written to meanwhile. By default where VARVE_DEBUG is set in the environment.
+        upload_to: As in `save`; in the background, after the save. The handle ends when both are durable,
+            and has the error of an upload that failed. The next save does not wait for the upload.
         on_failure: "log", or "raise": the call raises where an earlier save of the stager has failed
             since the last call, or where this one fails before it returns; on all ranks alike. Nothing
             is then saved.
@@ -89,10 +93,13 @@ def async_save(
     Raises:
         InvalidArgumentError: The arguments themselves make no sense.
     """
+    if not coordinate:
+        refuse_upload_apart(upload_to)
     call = Call(
         kind=SaveHandle,
         state=state_dict,
         path=path,
+        upload=copy_of(path, upload_to, overwrite, timeout),
         process_group=process_group,
         stager=stager,
         executor=executor,

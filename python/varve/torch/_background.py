@@ -18,6 +18,7 @@ from varve import _core, _engine
 from varve._engine import Coordinator
 from varve._files import Source as FileSource
 from varve._hf import HfOptions
+from varve._upload import Copy, Promise
 from varve.errors import STAGER_LOST, Error, InvalidArgumentError
 from varve.torch import _run
 from varve.torch._coordinator import collective, name_of
@@ -56,6 +57,7 @@ class Call(Generic[AnyHandle]):
     staged: dict[str, Any]
     """More fields of its AsyncSaveOptions or DeferSaveOptions."""
     hf: HfOptions | None = None
+    upload: Copy | None = None
 
     def made_options(self, save_id: bytes | None) -> Any:
         """The engine's options. Raises InvalidArgumentError for a value that one cannot have."""
@@ -99,10 +101,13 @@ def begin(call: Call[AnyHandle]) -> AnyHandle:
             call.made_options(own_id),
             call.hf,
             call.save["format"],
+            call.upload,
         )
         return save.start(stager, coordinator)
 
     def start(stager: Stager) -> AnyHandle:
+        if call.upload is not None:
+            stager._prepare_uploads(call.timeout)
         if not call.coordinate:
             return begin_with(stager, _run.me(group))
         with collective(group, call.timeout, name_of("save", call.path)) as coordinator:
@@ -153,6 +158,7 @@ class Save(Generic[AnyHandle]):
     options: _core.AsyncSaveOptions | _core.DeferSaveOptions
     hf: HfOptions | None = None
     format: str = "varve"
+    upload: Copy | None = None
 
     def start(self, stager: Stager, coordinator: Coordinator | None) -> AnyHandle:
         """Begins the save on a stager."""
@@ -164,8 +170,11 @@ class Save(Generic[AnyHandle]):
         deadline = None if limit is None else time.monotonic() + limit
         rank = 0 if coordinator is None else coordinator.rank
         parts = _engine.Gathered()
+        promise: Promise | None = None
         if refusal is None:
             try:
+                if self.upload is not None and rank == 0:
+                    promise = self.upload.promise()
                 arrays = TorchArrays(stager.copy_from_devices)
                 parts = _engine.gather(
                     self.state,
@@ -190,6 +199,11 @@ class Save(Generic[AnyHandle]):
                     handle._failed = True
                     tells = rank == 0 or stager._lost or not self.options.save.coordinate
                     stager._failures.add(self.path, error, tells)
+                if promise is not None:
+                    promise.take_back()
+            if error is None and self.upload is not None:
+                self._upload(stager, handle, report)
+                return
             handle._end(report, error)
 
         handle._keep = parts
@@ -203,13 +217,29 @@ class Save(Generic[AnyHandle]):
             end,
             refusal,
         )
-        handle._engine = engine
+        if not handle._saved:
+            handle._engine = engine
         if handle.done():
             handle._engine = None
             if self.on_failure == "raise" and handle._exception is not None:
                 stager._failures.forget(handle._exception)  # The call raises it.
         handle._differing_tensors = engine.differing_tensors
         return handle
+
+    def _upload(self, stager: Stager, handle: AnyHandle, report: Any) -> None:
+        """Uploads what has been saved, on the stager's thread for that, and ends the handle."""
+        copy, uploads = self.upload, stager._uploads
+        assert copy is not None and uploads is not None
+
+        def ended(error: Exception | None) -> None:
+            if error is not None and not (handle._asked_to_end or stager._aborted):
+                handle._failed = True
+                tells = uploads.coordinator is None or uploads.coordinator.rank == 0
+                stager._failures.add(self.path, error, tells)
+            handle._end(None if error else report, error)
+
+        handle._saved = True
+        handle._engine = uploads.upload_later(copy, ended)  # What `cancel` ends now.
 
     def _refusal(self, stager: Stager) -> tuple[Error | None, BaseException | None]:
         """Why a stager takes no save of this rank, and what that comes from."""

@@ -41,6 +41,7 @@ class Handle(Future[Report]):
         self._keep: Any = None
         self._looked_at = False
         self._failed = False
+        self._saved = False  # And its upload is under way.
         self._asked_to_end = False
         self._differing_tensors: list[str] = []
 

@@ -77,6 +77,10 @@ class TorchBackend:
             self._stager = Stager(self._group, executor=self._executor, timeout=self._timeout)
         return make_background(self._group, self._timeout, "the manager of a run")
 
+    def background(self, owner: str) -> TorchCoordinator | None:
+        """Returns one more channel."""
+        return make_background(self._group, self._timeout, owner)
+
     def save(self, state: Any, path: str, files: Mapping[str, bytes], ended: Ended) -> Future[Any]:
         """Saves in the background."""
         handle = varve.torch.async_save(
@@ -192,6 +196,12 @@ class CheckpointManager(Manager):
         on_failure: Called on every rank, on such a thread, with the step and the error of a save that has
             failed.
         metrics_file: A file that rank 0 writes OpenMetrics text to after each save.
+        upload_to: The run's place in another storage, such as "s3://bucket/run": each step is uploaded there
+            under its name when it is durable here, in the background. `resume` looks at both places and
+            takes the newest step. An upload that fails is logged, counted and given to `on_failure`; it is
+            tried again after the next save, and by the next job. `keep` removes no step before it is
+            uploaded; `close` and `wait` wait for uploads.
+        keep_uploaded: Which steps to keep there, as `keep`. None: all.
         save_options: Further arguments of `async_save`: allow_pickle, check_replicas, check_torn, deadline,
             format, hf, max_write_bandwidth, on_difference, retries, staging. With format="hf" every state
             must hold tensors alone.
@@ -219,6 +229,8 @@ class CheckpointManager(Manager):
         on_saved: Callable[[dict[str, Any]], None] | None = None,
         on_failure: Callable[[int, BaseException], None] | None = None,
         metrics_file: str | os.PathLike[str] | None = None,
+        upload_to: str | os.PathLike[str] | None = None,
+        keep_uploaded: Keep | int | None = None,
         save_options: Mapping[str, Any] | None = None,
         timeout: float = 1800.0,
     ) -> None:
@@ -237,6 +249,8 @@ class CheckpointManager(Manager):
             on_saved=on_saved,
             on_failure=on_failure,
             metrics_file=metrics_file,
+            upload_to=upload_to,
+            keep_uploaded=keep_uploaded,
             timeout=timeout,
         )
         backend = TorchBackend(process_group, stager, executor, timeout, options)

@@ -16,6 +16,7 @@ import torch.distributed as dist
 
 from varve import _core, _tree, agent
 from varve._forks import leave_to_parent
+from varve._upload import Background
 from varve.errors import InvalidArgumentError
 from varve.torch._coordinator import TorchCoordinator, make_background
 from varve.torch._failures import Failures
@@ -110,6 +111,7 @@ class Stager:
         self.copy_from_devices = copy_from_devices
         self._failures = Failures()
         self._aborted = False
+        self._uploads: Background | None = None
         # Agents have a channel of their own.
         self._background = self._make_background(timeout) if executor == "thread" else None
         program = agent.program() if executor == "process" else None
@@ -140,12 +142,16 @@ class Stager:
         self._usable().wait_prepared()
 
     def drain(self) -> None:
-        """Waits for the saves under way. Their handles have the outcomes."""
+        """Waits for the saves under way, and their uploads. Their handles have the outcomes."""
         self._usable().drain()
+        if self._uploads is not None:
+            self._uploads.drain()
 
     def abort(self) -> None:
         """Cancels the saves under way, and waits for that."""
         self._aborted = True
+        if self._uploads is not None:
+            self._uploads.abort()
         self._usable().abort()
 
     def close(self) -> None:
@@ -159,6 +165,9 @@ class Stager:
         if self._engine is None:
             return None
         self._engine.drain()
+        if self._uploads is not None:
+            self._uploads.close()
+            self._uploads = None
         self._engine = None
         _open.discard(self)
         if self._background is not None:
@@ -174,6 +183,13 @@ class Stager:
     def _make_background(self, timeout: float) -> TorchCoordinator | None:
         return make_background(self.process_group, timeout)
 
+    def _prepare_uploads(self, timeout: float) -> None:
+        """Makes the thread of uploads, with a channel of its own, once. Collective."""
+        if self._uploads is None:
+            self._usable()
+            channel = make_background(self.process_group, timeout, "the uploads of a stager")
+            self._uploads = Background(channel)
+
     def _usable(self) -> _core.Stager:
         if self._engine is None:
             raise InvalidArgumentError("the stager is closed")
@@ -182,7 +198,8 @@ class Stager:
     @property
     def _idle(self) -> bool:
         """True when no save is under way, and when the stager is closed."""
-        return self._engine is None or self._engine.idle
+        uploads = self._uploads is not None and self._uploads.busy
+        return self._engine is None or (self._engine.idle and not uploads)
 
     @property
     def _lost(self) -> bool:
@@ -279,6 +296,7 @@ def _in_child() -> None:
     """A forked child has neither the threads nor the memory of its parent's stagers: closed to it."""
     for stager in _open:
         stager._engine = None  # The binding does not destroy what another process has made.
+        stager._uploads = None
     leave_to_parent(_open, _made, _retired, _channels)
 
 

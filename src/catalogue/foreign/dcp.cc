@@ -15,8 +15,6 @@
 namespace varve {
 namespace {
 
-constexpr std::string_view kDcpIndex = ".metadata";
-
 Result<Decoded> DecodeIndexFile(Storage& storage, const std::string& path) {
   VARVE_ASSIGN_OR_RETURN(const std::string bytes, ReadWholeFile(storage, path, kMaxIndexBytes));
   DcpAttributeList attributes;
@@ -42,11 +40,11 @@ Result<Decoded> DecodeIndexFile(Storage& storage, const std::string& path) {
 /// Returns R of "__R.metadata", or nothing.
 std::optional<std::uint32_t> RankOfIndex(std::string_view name) {
   constexpr std::string_view kPrefix = "__";
-  if (!name.starts_with(kPrefix) || !name.ends_with(kDcpIndex)) {
+  if (!name.starts_with(kPrefix) || !name.ends_with(kDcpIndexName)) {
     return std::nullopt;
   }
   const std::string_view digits =
-      name.substr(kPrefix.size(), name.size() - kPrefix.size() - kDcpIndex.size());
+      name.substr(kPrefix.size(), name.size() - kPrefix.size() - kDcpIndexName.size());
   std::uint32_t rank = 0;
   const auto [end, error] = std::from_chars(digits.data(), digits.data() + digits.size(), rank);
   return error == std::errc{} && end == digits.data() + digits.size() && !digits.empty()
@@ -65,11 +63,50 @@ std::vector<std::uint32_t> RanksOf(const ForeignFolder& folder) {
   return ranks;
 }
 
-bool HasDcpIndex(const ForeignFolder& folder) { return folder.HasFile(kDcpIndex); }
+bool HasDcpIndex(const ForeignFolder& folder) { return folder.HasFile(kDcpIndexName); }
 
+/// Returns the data directory of the save that wrote an index; empty where there is none: the files
+/// lie beside the index.
+std::string DataDirectoryIn(const Metadata& metadata) {
+  return !metadata.files.empty()        ? DataDirectoryOf(metadata.files.front().name)
+         : !metadata.side_files.empty() ? DataDirectoryOf(metadata.side_files.front().name)
+                                        : std::string();
+}
+
+/// Side files lie in the data directory, which is no part of the names that they were saved under.
+void TakeOffSideFiles(const std::string& directory, OpenedIndex* opened) {
+  for (StoredFile& file : opened->metadata.side_files) {
+    if (file.name.starts_with(directory + "/")) {
+      file.name.erase(0, directory.size() + 1);
+    }
+  }
+  opened->side_directory = JoinPath(opened->directory, directory);
+}
+
+/// An overwrite may replace the index and remove the old one's data directory between two of our
+/// reads (publish/index_commit.cc): an index that then names another one shows that this is no
+/// damage.
 Result<OpenedIndex> OpenDcp(const ForeignFolder& folder) {
-  VARVE_ASSIGN_OR_RETURN(Decoded decoded, ReadDcpIndex(folder.storage, folder.path));
-  return OpenedWithSizes(folder, std::move(decoded));
+  constexpr int kTries = 5;
+  std::string last;
+  Status missing;
+  for (int i = 0; i < kTries; ++i) {
+    VARVE_ASSIGN_OR_RETURN(Decoded decoded, ReadDcpIndex(folder.storage, folder.path));
+    const std::string directory = DataDirectoryIn(decoded.metadata);
+    if (i > 0 && directory == last) {
+      break;
+    }
+    last = directory;
+    auto opened = OpenedWithSizes(folder, std::move(decoded));
+    if (opened.ok() && !directory.empty()) {
+      TakeOffSideFiles(directory, &*opened);
+    }
+    if (directory.empty() || opened.status().code() != StatusCode::kDataLoss) {
+      return opened;
+    }
+    missing = opened.status();
+  }
+  return missing;
 }
 
 bool HasRankIndex(const ForeignFolder& folder) { return !RanksOf(folder).empty(); }
@@ -99,14 +136,14 @@ Result<OpenedIndex> OpenRankLocalDcp(const ForeignFolder& folder) {
 }  // namespace
 
 Result<Decoded> ReadDcpIndex(Storage& storage, const std::string& directory) {
-  return DecodeIndexFile(storage, JoinPath(directory, kDcpIndex));
+  return DecodeIndexFile(storage, JoinPath(directory, kDcpIndexName));
 }
 
 const ForeignLayout kDcpLayout{HasDcpIndex, OpenDcp};
 const ForeignLayout kDcpRankLocalLayout{HasRankIndex, OpenRankLocalDcp};
 
 bool IsDcpIndexName(std::string_view name) {
-  return name == kDcpIndex || RankOfIndex(name).has_value();
+  return name == kDcpIndexName || RankOfIndex(name).has_value();
 }
 
 Result<std::vector<std::string>> NamesInDcpIndex(Storage& storage, const std::string& path) {

@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "base/bytes.h"
+#include "catalogue/foreign.h"
 #include "catalogue/foreign/layout.h"
 #include "catalogue/names.h"
 #include "catalogue/open.h"

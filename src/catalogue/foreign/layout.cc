@@ -1,6 +1,8 @@
 #include "catalogue/foreign/layout.h"
 
 #include <algorithm>
+#include <functional>
+#include <map>
 #include <tuple>
 #include <utility>
 
@@ -30,12 +32,27 @@ Status SetSize(const std::string& directory, std::uint64_t size, DataFile* file)
 /// Fills in the sizes that storage has of the files that an index names.
 Status FillSizes(Storage& storage, const std::string& directory,
                  const std::vector<DirectoryEntry>& entries, Metadata* metadata) {
+  std::map<std::string, std::vector<DirectoryEntry>, std::less<>> folders;  // Below.
   for (DataFile& file : metadata->files) {
-    if (const DirectoryEntry* const found = FindEntry(entries, file.name); found != nullptr) {
+    const std::vector<DirectoryEntry>* among = &entries;
+    std::string_view name = file.name;
+    if (const std::size_t end = name.rfind('/'); end != std::string_view::npos) {
+      auto folder = folders.find(name.substr(0, end));
+      if (folder == folders.end()) {
+        auto listed = storage.List(JoinPath(directory, name.substr(0, end)));
+        folder = folders
+                     .emplace(name.substr(0, end),
+                              listed.ok() ? *std::move(listed) : std::vector<DirectoryEntry>())
+                     .first;
+      }
+      among = &folder->second;
+      name.remove_prefix(end + 1);
+    }
+    if (const DirectoryEntry* const found = FindEntry(*among, name); found != nullptr) {
       VARVE_RETURN_IF_ERROR(SetSize(directory, found->size, &file));
       continue;
     }
-    auto opened = storage.OpenForRead(JoinPath(directory, file.name));  // In a folder below.
+    auto opened = storage.OpenForRead(JoinPath(directory, file.name));
     if (!opened.ok()) {
       return opened.status().code() == StatusCode::kNotFound
                  ? DataLoss(JoinPath(directory, file.name) + " is missing")

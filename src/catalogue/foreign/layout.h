@@ -57,9 +57,6 @@ extern const ForeignLayout kSafetensorsLayout;   // safetensors.cc
 /// Reads the index of a DCP directory, without the sizes of its files: dcp.cc.
 Result<Decoded> ReadDcpIndex(Storage& storage, const std::string& directory);
 
-/// Opens one file of any known kind, whatever its name: file.cc. Errors: as OpenForeign.
-Result<OpenedIndex> OpenForeignFile(Storage& storage, const std::string& path);
-
 /// Returns a reader that keeps the file open for as long as it is used.
 RangeReader ReadFromFile(std::shared_ptr<ReadableFile> file);
 

@@ -16,26 +16,45 @@ namespace {
 
 bool HasSafetensorsIndex(const ForeignFolder& folder) { return HasHfIndex(folder.entries); }
 
-Result<OpenedIndex> OpenHfFolder(const ForeignFolder& folder) {
-  const std::string& directory = folder.path;
-  const std::string path = JoinPath(directory, kHfIndexName);
-  VARVE_ASSIGN_OR_RETURN(const std::string json,
-                         ReadWholeFile(folder.storage, path, kMaxJsonBytes));
+Result<HfIndex> DecodeIndexAt(const std::string& path, std::string_view json) {
   auto index = DecodeHfIndex(json);
-  if (!index.ok()) {
-    return index.status().Annotate(path);
-  }
-  VARVE_ASSIGN_OR_RETURN(const auto files, OpenAll(folder.storage, directory, index->FileNames()));
-  auto decoded = DecodeHfFolder(*index, files);
+  return index.ok() ? std::move(index) : index.status().Annotate(path);
+}
+
+Result<OpenedIndex> OpenByIndex(const ForeignFolder& folder, const HfIndex& index) {
+  const std::string& directory = folder.path;
+  const std::vector<std::string> names = index.FileNames();
+  VARVE_ASSIGN_OR_RETURN(const auto files, OpenAll(folder.storage, directory, names));
+  auto decoded = DecodeHfFolder(index, files);
   if (!decoded.ok()) {
     return decoded.status().Annotate(directory);
   }
-  if (FindEntry(folder.entries, kHfChecksumsName) != nullptr) {
-    VARVE_ASSIGN_OR_RETURN(HfChecksums sums, ReadHfChecksums(folder.storage, directory));
+  const bool in_data = !names.empty() && !DataDirectoryOf(names.front()).empty();
+  if (in_data || FindEntry(folder.entries, kHfChecksumsName) != nullptr) {
+    VARVE_ASSIGN_OR_RETURN(HfChecksums sums, ReadHfChecksums(folder.storage, directory, names));
     VARVE_RETURN_IF_ERROR(
         ApplyHfChecksums(std::move(sums), files, &decoded->metadata).Annotate(directory));
   }
   return Opened(directory, std::move(*decoded));
+}
+
+/// As with DCP's, an overwrite may replace the index and remove the old one's data directory
+/// between two of our reads (publish/index_commit.cc).
+Result<OpenedIndex> OpenHfFolder(const ForeignFolder& folder) {
+  constexpr int kTries = 5;
+  const std::string path = JoinPath(folder.path, kHfIndexName);
+  std::string last;
+  for (int i = 1;; ++i) {
+    VARVE_ASSIGN_OR_RETURN(std::string json, ReadWholeFile(folder.storage, path, kMaxJsonBytes));
+    VARVE_ASSIGN_OR_RETURN(const HfIndex index, DecodeIndexAt(path, json));
+    auto opened = OpenByIndex(folder, index);
+    const StatusCode code = opened.status().code();
+    if ((code != StatusCode::kDataLoss && code != StatusCode::kNotFound) || i == kTries ||
+        json == last) {
+      return opened;
+    }
+    last = std::move(json);
+  }
 }
 
 /// Returns the names of the visible safetensors files.
@@ -76,8 +95,16 @@ bool IsWholeSafetensors(const NamedFile& file) {
 
 }  // namespace
 
-Result<HfChecksums> ReadHfChecksums(Storage& storage, const std::string& directory) {
-  const std::string path = JoinPath(directory, kHfChecksumsName);
+Result<std::vector<std::string>> NamesInHfIndex(Storage& storage, const std::string& path) {
+  VARVE_ASSIGN_OR_RETURN(const std::string json, ReadWholeFile(storage, path, kMaxJsonBytes));
+  VARVE_ASSIGN_OR_RETURN(const HfIndex index, DecodeIndexAt(path, json));
+  return index.FileNames();
+}
+
+Result<HfChecksums> ReadHfChecksums(Storage& storage, const std::string& directory,
+                                    const std::vector<std::string>& files) {
+  const std::string data = files.empty() ? "" : DataDirectoryOf(files.front());
+  const std::string path = JoinPath(JoinPath(directory, data), kHfChecksumsName);
   VARVE_ASSIGN_OR_RETURN(const std::string text, ReadWholeFile(storage, path, kMaxJsonBytes));
   auto sums = DecodeHfChecksums(text);
   return sums.ok() ? std::move(sums) : sums.status().Annotate(directory);
@@ -86,6 +113,7 @@ Result<HfChecksums> ReadHfChecksums(Storage& storage, const std::string& directo
 Result<std::string> FindRewrittenHfFile(Storage& storage, const std::string& directory) {
   VARVE_ASSIGN_OR_RETURN(const auto entries, storage.List(directory));
   std::set<std::string> names;
+  std::vector<std::string> of_index;
   for (const DirectoryEntry& entry : entries) {
     if (!entry.is_directory && IsHfDataName(entry.name)) {
       names.insert(entry.name);
@@ -96,10 +124,11 @@ Result<std::string> FindRewrittenHfFile(Storage& storage, const std::string& dir
     for (const std::string& name : *named) {
       if (name.ends_with(".safetensors")) {
         names.insert(name);
+        of_index.push_back(name);
       }
     }
   }
-  VARVE_ASSIGN_OR_RETURN(const HfChecksums sums, ReadHfChecksums(storage, directory));
+  VARVE_ASSIGN_OR_RETURN(const HfChecksums sums, ReadHfChecksums(storage, directory, of_index));
   for (const std::string& name : names) {
     const auto opened = OpenAll(storage, directory, {name});
     if (!opened.ok()) {

@@ -144,7 +144,8 @@ Result<RankFile> LayOutHf(const State* state, const SettledSave& settled) {
 }
 
 Result<CheckpointIndex> MakeHfIndex(const SettledSave& settled,
-                                    const std::vector<std::string>& receipts) {
+                                    const std::vector<std::string>& receipts,
+                                    const std::string& /*below*/) {
   const auto folder = std::make_shared<const HfFolder>(LayOutHfFolder(settled));
   SharedPages pages(*folder);
   for (std::size_t rank = 0; rank < receipts.size(); ++rank) {

@@ -15,7 +15,7 @@
 namespace varve {
 namespace {
 
-constexpr std::uint64_t kMostConditional = std::uint64_t{1} << 20;
+constexpr std::uint64_t kMostWhole = std::uint64_t{4} << 30;
 /// Names that one Remove of the store gets.
 constexpr std::size_t kMostRemoved = 1000;
 
@@ -213,10 +213,10 @@ bool ObjectStorage::Serves(const std::string& name) { return SchemeOf(name) == s
 
 std::int64_t ObjectStorage::NowNs(const std::string& /*directory*/) { return TimeOfDay().count(); }
 
-Result<std::string> ObjectStorage::ReadSmall(const std::string& name) {
+Result<std::string> ObjectStorage::ReadObject(const std::string& name) {
   VARVE_ASSIGN_OR_RETURN(const StoreEntry info, calls_.Head(name));
-  if (info.size > kMostConditional) {
-    return DataLoss(calls_.PathOf(name) + ": larger than 1 MiB");
+  if (info.size > kMostWhole) {
+    return DataLoss(calls_.PathOf(name) + ": larger than 4 GiB");
   }
   std::string content(info.size, '\0');
   if (!content.empty()) {
@@ -236,12 +236,12 @@ Result<bool> ObjectStorage::Obeys(const std::string& name) {
   }
   const int on_stack = 0;
   const std::string probe =
-      name + "/.varve-probe-" + std::to_string(TimeOfDay().count()) + "-" +
+      name + "/" + std::string(kProbe) + std::to_string(TimeOfDay().count()) + "-" +
       std::to_string(reinterpret_cast<std::uintptr_t>(&on_stack) ^
                      static_cast<std::uintptr_t>(Now().time_since_epoch().count()));
   VARVE_RETURN_IF_ERROR(calls_.Put(probe, AsByteSpan("first"), /*if_absent=*/false));
   const Status second = calls_.Put(probe, AsByteSpan("second"), /*if_absent=*/true);
-  const auto content = ReadSmall(probe);
+  const auto content = ReadObject(probe);
   const Status removed = calls_.Remove({probe});
   VARVE_RETURN_IF_ERROR(content.status());
   VARVE_RETURN_IF_ERROR(removed);
@@ -299,6 +299,19 @@ Status ObjectStorage::WriteIfAbsent(const std::string& name, std::string_view co
   }
 }
 
+Status ObjectStorage::Replace(const std::string& name, std::string_view content) {
+  VARVE_ASSIGN_OR_RETURN(const std::string object, calls_.NameOf(name));
+  const Status written = calls_.Put(object, AsByteSpan(content), /*if_absent=*/false);
+  if (written.ok() || WroteNothing(written)) {
+    return written;
+  }
+  const Status outcome = Outcome(object, content, written);
+  return outcome.code() == StatusCode::kAlreadyExists  // What was there before, or another's.
+             ? Unavailable(written.message() + "; whether " + name +
+                           " was written, or will be, is not known")
+             : outcome;
+}
+
 /// The store, or a library below it, may have tried twice, and refuse the second try because of the
 /// first. So what is there is compared with what was to be written.
 Status ObjectStorage::Outcome(const std::string& name, std::string_view content,
@@ -306,7 +319,7 @@ Status ObjectStorage::Outcome(const std::string& name, std::string_view content,
   if (WroteNothing(written)) {
     return written;
   }
-  const auto there = ReadSmall(name);
+  const auto there = ReadObject(name);
   if (there.ok()) {
     return *there == content ? Status::Ok()
                              : AlreadyExists(calls_.PathOf(name) + ": another save's");

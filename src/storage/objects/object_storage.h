@@ -70,6 +70,7 @@ class ObjectStorage final : public Storage, private ConditionalWrites {
  private:
   bool Serves(const std::string& name) override;
   Status WriteIfAbsent(const std::string& name, std::string_view content) override;
+  Status Replace(const std::string& name, std::string_view content) override;
   Result<std::vector<Unfinished>> ListUnfinished(const std::string& directory) override;
   Status RemoveUnfinished(const Unfinished& file) override;
   Status Prepare(const std::string& directory) override;
@@ -78,7 +79,7 @@ class ObjectStorage final : public Storage, private ConditionalWrites {
   /// Returns true where Put with `if_absent` is obeyed below the first component of `name`, a
   /// bucket as a rule. Asks the store once.
   Result<bool> Obeys(const std::string& name);
-  Result<std::string> ReadSmall(const std::string& name);
+  Result<std::string> ReadObject(const std::string& name);
   /// Finds out what became of a conditional write.
   Status Outcome(const std::string& name, std::string_view content, const Status& written);
 

@@ -1,25 +1,16 @@
 #include "storage/s3/client.h"
 
 #include <algorithm>
-#include <array>
-#include <bit>
-#include <charconv>
-#include <cstring>
 #include <ctime>
-#include <random>
 #include <utility>
 
 #include <curl/curl.h>
-#include <openssl/evp.h>
 
 #include "base/bytes.h"
-#include "base/checksum.h"
 #include "base/events.h"
 #include "base/guarded.h"
-#include "base/stop.h"
 #include "base/time_source.h"
 #include "storage/s3/call.h"
-#include "varve/stop.h"
 
 namespace varve::s3 {
 namespace {
@@ -32,32 +23,24 @@ std::int64_t UnixSeconds() {
   return std::chrono::duration_cast<std::chrono::seconds>(TimeOfDay()).count();
 }
 
-/// Returns a random number, that of a simulation where there is one.
-std::uint64_t Random() {
-  if (const auto simulated = SimulatedRandom()) {
-    return *simulated;
-  }
-  thread_local std::mt19937_64 engine{std::random_device{}()};
-  return engine();
-}
-
-std::optional<std::chrono::milliseconds> RetryAfter(const HttpResponse& response) {
-  const std::string_view text = response.Header("retry-after");
-  std::int64_t seconds = 0;
-  constexpr std::int64_t kMost = 3600;
-  const auto parsed = std::from_chars(text.data(), text.data() + text.size(), seconds);
-  if (text.empty() || parsed.ptr != text.data() + text.size() || seconds < 0 || seconds > kMost) {
-    return std::nullopt;
-  }
-  return std::chrono::seconds(seconds);
+/// Returns what an answer with this HTTP status says of the server's load.
+LoadIs LoadOf(int status) {
+  constexpr int kTooManyRequests = 429;
+  constexpr int kUnavailable = 503;
+  return status == kTooManyRequests || status == kUnavailable ? LoadIs::kTooMuch : LoadIs::kTaken;
 }
 
 }  // namespace
 
-S3Client::S3Client(Settings settings, CredentialsFunction credentials)
+S3Client::S3Client(Settings settings, CredentialsFunction credentials,
+                   std::shared_ptr<Traffic> traffic, SendFunction send)
     : settings_(std::move(settings)),
       credentials_(std::move(credentials)),
-      http_({.ca_file = settings_.ca_file}) {}
+      traffic_(traffic != nullptr ? std::move(traffic)
+                                  : std::make_shared<Traffic>(settings_.traffic)),
+      send_(std::move(send)),
+      http_({.ca_file = settings_.ca_file}),
+      load_{Unloaded(settings_.traffic.connections)} {}
 
 S3Client::Told S3Client::ToldOf(const std::string& bucket) const {
   const std::scoped_lock lock(mutex_);
@@ -82,7 +65,9 @@ HttpRequest S3Client::Signed(const Call& call, const Credentials& credentials,
                              const Told& told) const {
   const std::string& region = told.region;
   const std::string endpoint =
-      settings_.endpoint.empty() ? "https://s3." + region + ".amazonaws.com" : settings_.endpoint;
+      settings_.endpoint.empty()
+          ? (settings_.tls ? "https://s3." : "http://s3.") + region + ".amazonaws.com"
+          : settings_.endpoint;
   const std::size_t host_at = endpoint.find("://") + 3;
   std::string scheme = endpoint.substr(0, host_at);
   std::string host = endpoint.substr(host_at);
@@ -165,6 +150,11 @@ Status Refusal(int status, const ErrorBody& error, std::string_view request) {
   if (error.code == "QuotaExceeded" || status == 507) {
     return {StatusCode::kOutOfSpace, message};
   }
+  if (error.code == "ExpiredToken" || error.code == "TokenRefreshRequired") {
+    return FailedPrecondition(message +
+                              "; the keys have ended: renew them, or name a source of "
+                              "keys that renews them (docs/storage.md)");
+  }
   switch (status) {
     case 404: return NotFound(message);
     case 412: return AlreadyExists(message);
@@ -182,19 +172,27 @@ Status Refusal(int status, const ErrorBody& error, std::string_view request) {
   }
 }
 
-/// Waits for a retry. Errors: Cancelled.
-Status SleepUnlessStopped(std::chrono::milliseconds wait) {
-  constexpr std::chrono::milliseconds kStep{100};
-  const std::stop_token stop = CurrentStop();
-  for (; wait > kStep && !stop.stop_requested(); wait -= kStep) {
-    SleepFor(kStep);
-  }
-  VARVE_RETURN_IF_ERROR(CheckStop(stop));
-  SleepFor(wait);
-  return Status::Ok();
-}
-
 }  // namespace
+
+/// Sends a request when the limits of traffic allow it.
+Result<HttpResponse> S3Client::Perform(const Call& call, const HttpRequest& request) {
+  VARVE_ASSIGN_OR_RETURN(Permit permit,
+                         traffic_->Begin(&load_, call.body.size() + call.sink_bytes));
+  auto response = send_ ? send_(request) : http_.Perform(request);
+  const auto limit = permit.End(response.ok() ? LoadOf(response->status) : LoadIs::kUnknown);
+  if (limit) {
+    (void)Guarded([&] {
+      if (EventsAreTaken()) {
+        ReportEvent({.level = EventLevel::kWarning,
+                     .message = call.Name() + ": the server asks to slow down; at most " +
+                                std::to_string(*limit) + " requests at once",
+                     .fields = {{"request", call.Name()}, {"limit", std::to_string(*limit)}}});
+      }
+      return Status::Ok();
+    });
+  }
+  return response;
+}
 
 Result<HttpResponse> S3Client::SendOnce(const Call& call, Answer* answer) {
   answer->is = AnswerIs::kFinal;
@@ -202,7 +200,7 @@ Result<HttpResponse> S3Client::SendOnce(const Call& call, Answer* answer) {
   const Told told = ToldOf(call.object.bucket);
   HttpRequest request = Signed(call, credentials, told);
   request.stall = call.stall.value_or(settings_.stall);
-  auto response = http_.Perform(request);
+  auto response = Perform(call, request);
   if (!response.ok()) {
     const bool transport = response.status().code() == StatusCode::kUnavailable;
     answer->is = transport ? AnswerIs::kTransient : AnswerIs::kFinal;
@@ -213,59 +211,23 @@ Result<HttpResponse> S3Client::SendOnce(const Call& call, Answer* answer) {
   if (response->status >= 300 || call.method == "POST") {
     error = ParseError(response->body);
   }
-  answer->is = Classify(response->status, error.code);
+  answer->is = http::Classify(response->status, error.code);
   if (answer->is == AnswerIs::kGood) {
     return response;
   }
   if (answer->is == AnswerIs::kFinal && Correct(call, *response, error, told)) {
     answer->is = AnswerIs::kCorrected;
   }
-  answer->retry_after = RetryAfter(*response);
+  answer->retry_after = http::RetryAfter(*response);
   const Status refusal = Refusal(response->status, error, call.Name());
   return answer->is == AnswerIs::kTransient ? Unavailable(refusal.message()) : refusal;
 }
 
 Result<HttpResponse> S3Client::Send(const Call& call) {
-  RetryPolicy policy = settings_.retry;
-  policy.patience = std::min(policy.patience, call.patience.value_or(policy.patience));
-  RequestState state;
-  std::optional<TimePoint> first_failure;
-  while (true) {
-    Answer answer;
-    auto response = SendOnce(call, &answer);
-    if (answer.is == AnswerIs::kTransient && call.tried_before != nullptr) {
-      *call.tried_before = true;
-    }
-    if (answer.is == AnswerIs::kTransient && !first_failure) {
-      first_failure = Now();
-    }
-    const auto elapsed = first_failure ? Now() - *first_failure : TimePoint::duration::zero();
-    state = Step(state, answer, policy, Random(),
-                 std::chrono::duration_cast<std::chrono::milliseconds>(elapsed));
-    if (state.is == RequestIs::kDone) {
-      return response;
-    }
-    if (state.is == RequestIs::kFailed) {
-      return state.failures < 2
-                 ? response.status()
-                 : response.status().Annotate("given up after " + std::to_string(state.failures) +
-                                              " tries");
-    }
-    if (state.is == RequestIs::kWait) {
-      (void)Guarded([&] {
-        if (EventsAreTaken()) {
-          ReportEvent(
-              {.level = EventLevel::kWarning,
-               .message = response.status().message() + "; tried again in " +
-                          std::to_string(state.wait.count()) + " ms",
-               .fields = {{"request", call.Name()}, {"failures", std::to_string(state.failures)}}});
-        }
-        return Status::Ok();
-      });
-      VARVE_RETURN_IF_ERROR(SleepUnlessStopped(state.wait));
-      state = TimePassed(state);
-    }
-  }
+  http::Attempts attempts{[&call] { return call.Name(); }, settings_.retry, call.tried_before};
+  attempts.policy.patience =
+      std::min(attempts.policy.patience, call.patience.value_or(attempts.policy.patience));
+  return http::SendUntilAnswered(attempts, [&](Answer* answer) { return SendOnce(call, answer); });
 }
 
 }  // namespace varve::s3

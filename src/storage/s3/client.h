@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <functional>
 #include <map>
+#include <memory>
 #include <mutex>
 #include <optional>
 #include <span>
@@ -12,10 +13,10 @@
 #include <string_view>
 #include <vector>
 
-#include "storage/s3/http.h"
 #include "storage/s3/keys/profile.h"
 #include "storage/s3/object_name.h"
-#include "storage/s3/retry.h"
+#include "storage/s3/shared.h"
+#include "storage/s3/traffic/traffic.h"
 #include "storage/s3/xml.h"
 #include "varve/status.h"
 
@@ -24,11 +25,15 @@ namespace varve::s3 {
 struct ObjectInfo {
   std::uint64_t size = 0;
   std::string etag;
+  std::string token;  ///< That its upload was begun with; empty: none.
 };
 
 /// Returns the keys to sign with. Called before every request; keeps what it found for as long as
 /// it is good. Empty keys: requests are not signed.
 using CredentialsFunction = std::function<Result<Credentials>()>;
+
+/// Sends a request and returns the answer, as HttpClient::Perform does. A simulation has its own.
+using SendFunction = std::function<Result<HttpResponse>(const HttpRequest&)>;
 
 enum class PutMode : std::uint8_t {
   kReplace,
@@ -42,7 +47,10 @@ enum class PutMode : std::uint8_t {
 /// object, the status and the server's reason, and never a key or a signature.
 class S3Client {
  public:
-  S3Client(Settings settings, CredentialsFunction credentials);
+  /// `traffic` is shared with other clients of the process; without it the client keeps the limits
+  /// of its settings by itself. `send` is used instead of a connection where it is given.
+  S3Client(Settings settings, CredentialsFunction credentials,
+           std::shared_ptr<Traffic> traffic = nullptr, SendFunction send = {});
 
   Result<ObjectInfo> Head(const ObjectName& object);
 
@@ -66,12 +74,13 @@ class S3Client {
   Status Delete(const std::string& bucket, const std::vector<std::string>& keys);
 
   // One upload in parts, which becomes visible with its completion.
-  Result<std::string> BeginUpload(const ObjectName& object);
+  /// Returns its id. The object will carry `token`, which Head returns.
+  Result<std::string> BeginUpload(const ObjectName& object, std::string_view token);
   /// Uploads a part, numbered from 1 on.
   Result<UploadedPart> UploadPart(const ObjectName& object, const std::string& upload, int number,
                                   std::span<const std::byte> content);
-  /// Errors: NotFound also where a first try was carried out and its answer lost: the caller looks
-  /// whether the object is there.
+  /// Errors: NotFound also where a first try was carried out and its answer lost, DataLoss for an
+  /// answer that is none: the caller looks whether the object is there.
   Status CompleteUpload(const ObjectName& object, const std::string& upload,
                         const std::vector<UploadedPart>& parts);
   /// Success where there is no such upload.
@@ -88,6 +97,7 @@ class S3Client {
   struct Call;
   Result<HttpResponse> Send(const Call& call);
   Result<HttpResponse> SendOnce(const Call& call, Answer* answer);
+  Result<HttpResponse> Perform(const Call& call, const HttpRequest& request);
   /// What a bucket's server has told of itself, as a request was signed with it.
   struct Told {
     std::string region;
@@ -101,7 +111,10 @@ class S3Client {
 
   const Settings settings_;
   const CredentialsFunction credentials_;
+  const std::shared_ptr<Traffic> traffic_;
+  const SendFunction send_;
   HttpClient http_;
+  Load load_;                                   // Guarded by traffic_.
   mutable std::mutex mutex_;                    // Guards all below.
   std::map<std::string, std::string> regions_;  // Of buckets, as servers have told.
   std::int64_t server_offset_ = 0;              // As of the last answer, in seconds.

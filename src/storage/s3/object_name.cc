@@ -8,7 +8,6 @@ namespace {
 
 constexpr std::size_t kMaxBucket = 255;
 constexpr std::size_t kMaxKey = 1024;
-constexpr std::size_t kMostMessage = 500;
 
 bool IsLetterOrDigit(char c) {
   return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9');
@@ -34,13 +33,6 @@ std::string_view SchemeOfObject(std::string_view name) {
 std::string PathOf(const ObjectName& object) {
   return std::string(object.scheme) + "://" + object.bucket +
          (object.key.empty() ? "" : "/" + object.key);
-}
-
-std::string Printable(std::string_view text) {
-  std::string out(text.substr(0, kMostMessage));
-  std::replace_if(
-      out.begin(), out.end(), [](char c) { return static_cast<unsigned char>(c) < ' '; }, ' ');
-  return out;
 }
 
 Result<ObjectName> ParseObjectName(std::string_view name) {

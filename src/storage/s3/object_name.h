@@ -28,9 +28,6 @@ struct ObjectName {
 /// Returns "s3://bucket/key".
 std::string PathOf(const ObjectName& object);
 
-/// Returns text of a server's for a message: at most 500 bytes, control characters as blanks.
-std::string Printable(std::string_view text);
-
 /// Errors: InvalidArgument where `name` has none of kSchemes or no bucket, or one that no server
 /// can have (RFC 3986 host characters, at most 255); for a key of more than 1024 bytes.
 Result<ObjectName> ParseObjectName(std::string_view name);

@@ -48,6 +48,7 @@ class ObjectWriters : public testing::Test {
 TEST_F(ObjectWriters, PartsAreOfEqualSizeAndAtMost10000) {
   constexpr std::uint64_t kMiB = std::uint64_t{1} << 20;
   EXPECT_EQ(PartBytes(0, 16 * kMiB), 16 * kMiB);
+  EXPECT_EQ(PartBytes(100'000, 8192), 8192U);
   EXPECT_EQ(PartBytes(160'000 * kMiB, 16 * kMiB), 16 * kMiB);
   EXPECT_EQ(PartBytes(160'000 * kMiB + 1, 16 * kMiB), 17 * kMiB);
 }
@@ -121,6 +122,46 @@ TEST_F(ObjectWriters, PartsCarryTheirChecksum) {
   ASSERT_TRUE(IsOk(writer->WriteAt(0, Bytes("123456789"))));
   ASSERT_TRUE(IsOk(writer->Sync(9)));
   EXPECT_EQ(server_.last_put()["x-amz-checksum-crc32c"], "4waSgw==");  // E3069283
+}
+
+TEST_F(ObjectWriters, ACompletionWhoseAnswerIsLostIsFoundOut) {
+  server_.SetScript([](const S3Request& request, int) {
+    return request.method == "POST" && request.Parameter("uploadId") ? test::S3Fault::kResetAfter
+                                                                     : test::S3Fault::kNone;
+  });
+  const std::string text = Text(2500);
+  const auto writer = Open();
+  ASSERT_TRUE(IsOk(writer->WriteAt(0, Bytes(text))));
+  EXPECT_TRUE(IsOk(writer->Sync(text.size())));
+  EXPECT_TRUE(Stored() == text);
+}
+
+TEST_F(ObjectWriters, AnOlderObjectOfTheSameSizeIsNotTakenForOneThatWasEndedBySomebody) {
+  const std::string older = Text(2500);
+  server_.Put("b/k", older);
+  server_.SetStand([](const S3Request& request, int) -> std::optional<test::S3Answer> {
+    const bool completes = request.method == "POST" && request.Parameter("uploadId");
+    return completes ? std::optional(test::S3Answer{404, {}, test::S3ErrorXml("NoSuchUpload")})
+                     : std::nullopt;
+  });
+  const auto writer = Open();
+  ASSERT_TRUE(IsOk(writer->WriteAt(0, Bytes(std::string(2500, 'x')))));
+  EXPECT_TRUE(FailsWith(writer->Sync(2500), StatusCode::kUnavailable,
+                        {"s3://b/k", "404 NoSuchUpload", "not that of this upload"}));
+  EXPECT_TRUE(Stored() == older);
+}
+
+TEST_F(ObjectWriters, AnAnswerToTheCompletionWithoutSenseIsNoSuccess) {
+  server_.SetStand([](const S3Request& request, int) -> std::optional<test::S3Answer> {
+    const bool completes = request.method == "POST" && request.Parameter("uploadId");
+    return completes ? std::optional(test::S3Answer{200, {}, "<html>a proxy's</html>"})
+                     : std::nullopt;
+  });
+  const auto writer = Open();
+  ASSERT_TRUE(IsOk(writer->WriteAt(0, Bytes(Text(2500)))));
+  EXPECT_TRUE(FailsWith(writer->Sync(2500), StatusCode::kDataLoss,
+                        {"CompleteMultipartUploadResult", "a proxy's"}));
+  EXPECT_TRUE(server_.objects().empty());
 }
 
 TEST_F(ObjectWriters, APartThatFailsFailsTheWriteAndNamesIt) {

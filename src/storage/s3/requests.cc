@@ -1,7 +1,5 @@
 #include <algorithm>
 #include <array>
-#include <charconv>
-#include <cstring>
 #include <utility>
 
 #include <openssl/evp.h>
@@ -15,14 +13,7 @@ namespace varve::s3 {
 namespace {
 
 constexpr std::size_t kMostDeleted = 1000;  // In one request.
-
-std::string Base64(std::span<const unsigned char> bytes) {
-  std::string out(4 * ((bytes.size() + 2) / 3) + 1, '\0');
-  const int size = ::EVP_EncodeBlock(reinterpret_cast<unsigned char*>(out.data()), bytes.data(),
-                                     static_cast<int>(bytes.size()));
-  out.resize(static_cast<std::size_t>(size));
-  return out;
-}
+constexpr const char* kTokenHeader = "x-amz-meta-varve-upload";
 
 /// Returns the value of x-amz-checksum-crc32c.
 std::string Crc32cHeader(std::span<const std::byte> content) {
@@ -30,7 +21,7 @@ std::string Crc32cHeader(std::span<const std::byte> content) {
   const std::array<unsigned char, 4> bytes = {
       static_cast<unsigned char>(crc >> 24), static_cast<unsigned char>(crc >> 16),
       static_cast<unsigned char>(crc >> 8), static_cast<unsigned char>(crc)};
-  return Base64(bytes);
+  return http::Base64(std::as_bytes(std::span(bytes)));
 }
 
 /// Returns the value of Content-MD5, which DeleteObjects wants.
@@ -38,86 +29,8 @@ std::string Md5Header(std::span<const std::byte> content) {
   std::array<unsigned char, EVP_MAX_MD_SIZE> digest{};
   unsigned int size = 0;
   ::EVP_Digest(content.data(), content.size(), digest.data(), &size, EVP_md5(), nullptr);
-  return Base64(std::span(digest).first(size));
+  return http::Base64(std::as_bytes(std::span(digest).first(size)));
 }
-
-/// Returns the number in a header; nothing where there is none.
-std::optional<std::uint64_t> NumberIn(std::string_view text) {
-  std::uint64_t value = 0;
-  const char* const begin = text.data();
-  const char* const end = begin + text.size();
-  return begin != end && std::from_chars(begin, end, value).ptr == end ? std::optional(value)
-                                                                       : std::nullopt;
-}
-
-/// Fills spans with the body of an answer to a ranged GET.
-class PartsSink final : public BodySink {
- public:
-  PartsSink(std::uint64_t offset, std::span<const std::span<std::byte>> parts,
-            std::string_view etag)
-      : offset_(offset), parts_(parts), etag_(etag) {
-    for (const std::span<std::byte> part : parts) {
-      bytes_ += part.size();
-    }
-  }
-
-  /// Some servers answer a range with status 200 and Content-Range; one that answers with the whole
-  /// object has no such header.
-  Status Begin(const HttpResponse& head) override {
-    part_ = 0;
-    at_ = 0;
-    taken_ = 0;
-    const std::string_view range = head.Header("content-range");
-    const std::string wanted =
-        "bytes " + std::to_string(offset_) + "-" + std::to_string(offset_ + bytes_ - 1) + "/";
-    const bool whole = range.empty() && head.status == 200 && offset_ == 0 &&
-                       NumberIn(head.Header("content-length")) == bytes_;
-    if (!whole && !range.starts_with(wanted)) {
-      return DataLoss("the server was asked for " + wanted + "* and sends \"" + Printable(range) +
-                      "\"");
-    }
-    const std::string_view etag = head.Header("etag");
-    if (!etag_.empty() && etag != etag_) {
-      return FailedPrecondition("it was replaced while it was read (its ETag was " +
-                                Printable(etag_) + " and is " + Printable(etag) +
-                                "); open it again");
-    }
-    return Status::Ok();
-  }
-
-  Status Take(std::span<const std::byte> bytes) override {
-    taken_ += bytes.size();
-    if (taken_ > bytes_) {
-      return DataLoss("the server sends more bytes than it was asked for");
-    }
-    while (!bytes.empty()) {
-      const std::span<std::byte> rest = parts_[part_].subspan(at_);
-      const std::size_t now = std::min(rest.size(), bytes.size());
-      if (now > 0) {
-        std::memcpy(rest.data(), bytes.data(), now);
-      }
-      at_ += now;
-      bytes = bytes.subspan(now);
-      if (at_ == parts_[part_].size()) {
-        ++part_;
-        at_ = 0;
-      }
-    }
-    return Status::Ok();
-  }
-
-  [[nodiscard]] std::uint64_t bytes() const { return bytes_; }
-  [[nodiscard]] bool complete() const { return taken_ == bytes_; }
-
- private:
-  const std::uint64_t offset_;
-  const std::span<const std::span<std::byte>> parts_;
-  const std::string_view etag_;
-  std::uint64_t bytes_ = 0;
-  std::uint64_t taken_ = 0;
-  std::size_t part_ = 0;
-  std::size_t at_ = 0;
-};
 
 /// Returns the headers that every new object gets.
 NameValues ObjectHeaders(const Settings& settings) {
@@ -142,20 +55,24 @@ Result<ObjectInfo> S3Client::Head(const ObjectName& object) {
   if (!size) {
     return DataLoss(PathOf(object) + ": the server does not say how large it is");
   }
-  return ObjectInfo{*size, std::string(response.Header("etag"))};
+  return ObjectInfo{*size, std::string(response.Header("etag")),
+                    std::string(response.Header(kTokenHeader))};
 }
 
 Status S3Client::Get(const ObjectName& object, std::uint64_t offset,
                      std::span<const std::span<std::byte>> parts, std::string_view etag) {
-  PartsSink sink(offset, parts, etag);
+  const http::FileVersion version{std::string(etag), {}};
+  RangeSink sink(offset, parts, version);
   if (sink.bytes() == 0) {
     return Status::Ok();
   }
-  const std::string range =
-      "bytes=" + std::to_string(offset) + "-" + std::to_string(offset + sink.bytes() - 1);
-  VARVE_RETURN_IF_ERROR(
-      Send({.method = "GET", .object = object, .headers = {{"range", range}}, .sink = &sink})
-          .status());
+  const std::string range = sink.Range();
+  VARVE_RETURN_IF_ERROR(Send({.method = "GET",
+                              .object = object,
+                              .headers = {{"range", range}},
+                              .sink = &sink,
+                              .sink_bytes = sink.bytes()})
+                            .status());
   return sink.complete()
              ? Status::Ok()
              : DataLoss(PathOf(object) + ": the server's answer to \"" + range + "\" ends early");
@@ -215,11 +132,12 @@ Status S3Client::Delete(const std::string& bucket, const std::vector<std::string
   return Status::Ok();
 }
 
-Result<std::string> S3Client::BeginUpload(const ObjectName& object) {
+Result<std::string> S3Client::BeginUpload(const ObjectName& object, std::string_view token) {
   Call call{.method = "POST",
             .object = object,
             .query = {{"uploads", ""}},
             .headers = ObjectHeaders(settings_)};
+  call.headers.emplace_back(kTokenHeader, token);
   if (settings_.crc32c) {
     call.headers.emplace_back("x-amz-checksum-algorithm", "CRC32C");
   }
@@ -249,11 +167,12 @@ Result<UploadedPart> S3Client::UploadPart(const ObjectName& object, const std::s
 Status S3Client::CompleteUpload(const ObjectName& object, const std::string& upload,
                                 const std::vector<UploadedPart>& parts) {
   const std::string body = CompleteBody(parts);
-  return Send({.method = "POST",
-               .object = object,
-               .query = {{"uploadId", upload}},
-               .body = AsByteSpan(body)})
-      .status();
+  const Call call{.method = "POST",
+                  .object = object,
+                  .query = {{"uploadId", upload}},
+                  .body = AsByteSpan(body)};
+  VARVE_ASSIGN_OR_RETURN(const HttpResponse response, Send(call));
+  return ParseCompleted(response.body).Annotate(call.Name());
 }
 
 Status S3Client::AbortUpload(const ObjectName& object, const std::string& upload) {

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <deque>
 #include <limits>
 #include <map>
 #include <utility>
@@ -11,12 +12,15 @@
 #include "base/guarded.h"
 #include "base/time_source.h"
 #include "storage/s3/keys/credentials.h"
+#include "storage/s3/keys/described.h"
 #include "storage/s3/object_writer.h"
+#include "storage/server_file.h"
 
 namespace varve::s3 {
 namespace {
 
-constexpr std::uint64_t kMaxConditional = std::uint64_t{1} << 20;
+/// Most bytes of one PUT; AWS takes 5 GiB.
+constexpr std::uint64_t kMostWhole = std::uint64_t{4} << 30;
 
 Result<ObjectName> ParseFileName(const std::string& name) {
   VARVE_ASSIGN_OR_RETURN(ObjectName object, ParseObjectName(name));
@@ -26,34 +30,19 @@ Result<ObjectName> ParseFileName(const std::string& name) {
   return object;
 }
 
-class ObjectReader final : public ReadableFile {
+class ObjectReader final : public ServerFile {
  public:
   ObjectReader(S3Client& client, ObjectName object, ObjectInfo info)
       : client_(client), object_(std::move(object)), info_(std::move(info)) {}
 
   [[nodiscard]] std::uint64_t size() const override { return info_.size; }
+  [[nodiscard]] std::string version() const override {
+    return info_.etag.starts_with("W/") ? std::string() : info_.etag;
+  }
 
   Status ReadAt(std::uint64_t offset, std::span<const std::span<std::byte>> parts) override {
-    std::uint64_t bytes = 0;
-    for (const std::span<std::byte> part : parts) {
-      bytes += part.size();
-    }
-    if (offset > info_.size || bytes > info_.size - offset) {
-      return DataLoss(PathOf(object_) + ": ends at byte " + std::to_string(info_.size) +
-                      ", before the " + std::to_string(bytes) + " bytes wanted at " +
-                      std::to_string(offset));
-    }
+    VARVE_RETURN_IF_ERROR(CheckRange(PathOf(object_), offset, parts));
     return client_.Get(object_, offset, parts, info_.etag);
-  }
-
-  Status ReadUncached(std::uint64_t offset, std::byte* buffer, std::uint64_t size,
-                      std::uint64_t /*capacity*/) override {
-    const std::span<std::byte> whole(buffer, size);
-    return ReadAt(offset, std::span(&whole, 1));
-  }
-
-  [[nodiscard]] bool IsCached(std::uint64_t /*offset*/, std::uint64_t /*size*/) override {
-    return false;
   }
 
  private:
@@ -90,10 +79,11 @@ void AppendEntries(const ListPage& page, const std::string& prefix,
 
 }  // namespace
 
-S3Storage::S3Storage(Settings settings, CredentialsFunction credentials)
-    : Storage({.conditional_writes = this}),
+S3Storage::S3Storage(Settings settings, CredentialsFunction credentials,
+                     std::shared_ptr<Traffic> traffic, SendFunction send)
+    : Storage({.conditional_writes = this, .shared_access = this}),
       scheme_(settings.scheme),
-      client_(std::move(settings), std::move(credentials)) {}
+      client_(std::move(settings), std::move(credentials), std::move(traffic), std::move(send)) {}
 
 Result<std::unique_ptr<WritableFile>> S3Storage::OpenForWrite(const std::string& name,
                                                               const WriteOptions& options) {
@@ -162,7 +152,6 @@ Status S3Storage::Rename(const std::string& from, const std::string& to, RenameM
 
 Status S3Storage::Remove(const std::string& name) {
   VARVE_ASSIGN_OR_RETURN(const ObjectName object, ParseFileName(name));
-  VARVE_RETURN_IF_ERROR(client_.Delete(object.bucket, {object.key}));
   const std::string prefix = object.key + "/";
   std::string first;
   while (true) {  // Each time from the beginning: what was listed is gone.
@@ -181,6 +170,8 @@ Status S3Storage::Remove(const std::string& name) {
     }
     VARVE_RETURN_IF_ERROR(client_.Delete(object.bucket, keys));
   }
+  // Last: on a server whose objects are files it is a directory, which must be empty.
+  VARVE_RETURN_IF_ERROR(client_.Delete(object.bucket, {object.key}));
   const auto unfinished = ListUnfinished(name);
   if (unfinished.status().code() == StatusCode::kFailedPrecondition ||
       unfinished.status().code() == StatusCode::kUnimplemented) {
@@ -199,8 +190,12 @@ Result<std::vector<ConditionalWrites::Unfinished>> S3Storage::ListUnfinished(
   std::vector<Unfinished> files;
   UploadsPage page;
   do {
-    VARVE_ASSIGN_OR_RETURN(
-        page, client_.ListUploads(object.bucket, object.key.empty() ? "" : object.key + "/", page));
+    auto next =
+        client_.ListUploads(object.bucket, object.key.empty() ? "" : object.key + "/", page);
+    if (next.status().code() == StatusCode::kNotFound) {
+      break;  // No bucket. rclone's server says so of a bucket without uploads.
+    }
+    VARVE_ASSIGN_OR_RETURN(page, std::move(next));
     for (const OpenUpload& upload : page.uploads) {
       files.push_back({PathOf({object.bucket, upload.key, scheme_}), upload.id, upload.begun_ns});
     }
@@ -221,15 +216,22 @@ Result<std::unique_ptr<StorageLock>> S3Storage::Lock(const std::string& name) {
 
 bool S3Storage::Serves(const std::string& name) { return SchemeOfObject(name) == scheme_; }
 
-Result<std::string> S3Storage::ReadSmall(const ObjectName& object) {
+Result<bool> S3Storage::Holds(const ObjectName& object, std::string_view content) {
   VARVE_ASSIGN_OR_RETURN(const ObjectInfo info, client_.Head(object));
-  if (info.size > kMaxConditional) {
-    return DataLoss(PathOf(object) + ": larger than 1 MiB");
+  if (info.size != content.size()) {
+    return false;
   }
-  std::string content(info.size, '\0');
-  const auto bytes = std::as_writable_bytes(std::span(content.data(), content.size()));
+  std::string there(info.size, '\0');
+  const auto bytes = std::as_writable_bytes(std::span(there.data(), there.size()));
   VARVE_RETURN_IF_ERROR(client_.Get(object, 0, std::span(&bytes, 1), info.etag));
-  return content;
+  return there == content;
+}
+
+Result<ObjectName> ParseWhole(const std::string& name, std::string_view content) {
+  return content.size() <= kMostWhole
+             ? ParseFileName(name)
+             : InvalidArgument(name + ": " + std::to_string(content.size()) +
+                               " bytes, at most 4 GiB can be written in one request");
 }
 
 /// Servers exist that answer 200 and overwrite, so the object is read back.
@@ -241,17 +243,17 @@ Result<bool> S3Storage::Obeys(const std::string& bucket, const std::string& belo
   }
   const ObjectName probe{
       bucket,
-      below + ".varve-probe-" + std::to_string(TimeOfDay().count()) + "-" +
+      below + std::string(kProbe) + std::to_string(TimeOfDay().count()) + "-" +
           std::to_string(reinterpret_cast<std::uintptr_t>(this) ^
                          static_cast<std::uintptr_t>(Now().time_since_epoch().count())),
       scheme_};
   VARVE_RETURN_IF_ERROR(client_.Put(probe, AsByteSpan("first"), PutMode::kReplace));
   const Status second = client_.Put(probe, AsByteSpan("second"), PutMode::kIfAbsent);
-  const auto content = ReadSmall(probe);
+  const auto is_first = Holds(probe, "first");
   const Status removed = client_.Delete(bucket, {probe.key});
-  VARVE_RETURN_IF_ERROR(content.status());
+  VARVE_RETURN_IF_ERROR(is_first.status());
   VARVE_RETURN_IF_ERROR(removed);
-  const bool obeys = second.code() == StatusCode::kAlreadyExists && *content == "first";
+  const bool obeys = second.code() == StatusCode::kAlreadyExists && *is_first;
   if (!obeys && !second.ok() && second.code() != StatusCode::kUnimplemented) {
     return second;
   }
@@ -283,8 +285,24 @@ std::int64_t S3Storage::NowNs(const std::string& /*directory*/) {
   return client_.ServerSeconds() * kSecond;
 }
 
+Status S3Storage::Replace(const std::string& name, std::string_view content) {
+  VARVE_ASSIGN_OR_RETURN(const ObjectName object, ParseWhole(name, content));
+  bool tried_before = false;
+  const Status written = client_.Put(object, AsByteSpan(content), PutMode::kReplace, &tried_before);
+  if (written.ok() || !tried_before) {
+    return written;  // Or refused at the first try.
+  }
+  if (const auto there = Holds(object, content); there.ok() && *there) {
+    return Status::Ok();
+  }
+  return Unavailable(written.message() + "; whether " + name +
+                     " was written, or will be, is not "
+                     "known")
+      .With(written.details());
+}
+
 Status S3Storage::WriteIfAbsent(const std::string& name, std::string_view content) {
-  VARVE_ASSIGN_OR_RETURN(const ObjectName object, ParseFileName(name));
+  VARVE_ASSIGN_OR_RETURN(const ObjectName object, ParseWhole(name, content));
   const std::string directory = ParentPath(name);
   VARVE_RETURN_IF_ERROR(Prepare(directory));
   VARVE_ASSIGN_OR_RETURN(const bool obeys, Obeys(object.bucket, ""));  // Known since Prepare.
@@ -306,15 +324,56 @@ Status S3Storage::WriteIfAbsent(const std::string& name, std::string_view conten
   // A refusal may answer a second try of which the first was carried out; libcurl itself tries
   // again on a connection that was used before. Where nothing is obeyed, somebody may have
   // overwritten it.
-  const auto there = ReadSmall(object);
+  const auto there = Holds(object, content);
   if (there.ok()) {
-    return *there == content ? Status::Ok() : AlreadyExists(name + ": another save's");
+    return *there ? Status::Ok() : AlreadyExists(name + ": another save's");
   }
   if (written.ok()) {
     return written;
   }
   return Unavailable(written.message() + "; whether " + name +
                      " is there, or will be, is not known: " + there.status().message());
+}
+
+// ---- the same storage in another process ----
+
+Result<std::string> S3Storage::Describe(const std::string& /*name*/) {
+  VARVE_ASSIGN_OR_RETURN(auto keys, KeysOfProgram(scheme_));
+  return EncodeAccess({ProcessEnvironment, std::move(keys)});
+}
+
+Result<std::shared_ptr<Storage>> S3Storage::Open(const std::string& name,
+                                                 const std::string& access) {
+  return StorageOfAccess(SchemeOfObject(name), access);
+}
+
+Result<std::shared_ptr<Storage>> StorageOfAccess(std::string_view scheme,
+                                                 const std::string& access) {
+  struct Opened {
+    std::string_view scheme;
+    std::string access;
+    std::shared_ptr<Storage> storage;
+  };
+  constexpr std::size_t kMost = 8;  // Trainers of one host whose settings differ.
+  static std::mutex mutex;
+  static std::deque<Opened>& opened = *new std::deque<Opened>();
+  const std::scoped_lock lock(mutex);
+  for (const Opened& one : opened) {
+    if (one.scheme == scheme && one.access == access) {
+      return one.storage;
+    }
+  }
+  VARVE_ASSIGN_OR_RETURN(Access described, DecodeAccess(access));
+  const Environment environment = EnvironmentOf(scheme, std::move(described.environment));
+  VARVE_ASSIGN_OR_RETURN(Settings settings, ReadSettings(environment, scheme));
+  auto storage = std::make_shared<S3Storage>(
+      std::move(settings), described.keys ? KeysUntilTheirEnd(*std::move(described.keys))
+                                          : ProcessCredentials(environment, scheme));
+  opened.push_back({scheme, access, storage});
+  if (opened.size() > kMost) {
+    opened.pop_front();
+  }
+  return std::shared_ptr<Storage>(std::move(storage));
 }
 
 Result<Storage*> ProcessS3Storage(std::string_view scheme) {
@@ -326,7 +385,11 @@ Result<Storage*> ProcessS3Storage(std::string_view scheme) {
   if (storage == nullptr) {  // Settings that could not be used may have been put right.
     const Environment environment = EnvironmentOf(scheme, ProcessEnvironment);
     VARVE_ASSIGN_OR_RETURN(Settings settings, ReadSettings(environment, scheme));
-    storage = new S3Storage(std::move(settings), ProcessCredentials(environment, scheme));
+    static std::shared_ptr<Traffic>& traffic = *new std::shared_ptr<Traffic>();
+    if (traffic == nullptr) {  // The limits are of the process, whichever servers it uses.
+      traffic = std::make_shared<Traffic>(settings.traffic);
+    }
+    storage = new S3Storage(std::move(settings), ProcessCredentials(environment, scheme), traffic);
   }
   return storage;
 }

@@ -22,9 +22,11 @@
 
 namespace varve::s3 {
 
-class S3Storage final : public Storage, private ConditionalWrites {
+class S3Storage final : public Storage, private ConditionalWrites, private SharedAccess {
  public:
-  S3Storage(Settings settings, CredentialsFunction credentials);
+  /// The arguments are those of S3Client.
+  S3Storage(Settings settings, CredentialsFunction credentials,
+            std::shared_ptr<Traffic> traffic = nullptr, SendFunction send = {});
 
   Result<std::unique_ptr<WritableFile>> OpenForWrite(const std::string& name,
                                                      const WriteOptions& options) override;
@@ -39,15 +41,20 @@ class S3Storage final : public Storage, private ConditionalWrites {
  private:
   bool Serves(const std::string& name) override;
   Status WriteIfAbsent(const std::string& name, std::string_view content) override;
+  Status Replace(const std::string& name, std::string_view content) override;
   Result<std::vector<Unfinished>> ListUnfinished(const std::string& directory) override;
   Status RemoveUnfinished(const Unfinished& file) override;
   Status Prepare(const std::string& directory) override;
   std::int64_t NowNs(const std::string& directory) override;
+  Result<std::string> Describe(const std::string& name) override;
+  Result<std::shared_ptr<Storage>> Open(const std::string& name,
+                                        const std::string& access) override;
 
   /// Returns true where the bucket's server obeys If-None-Match. Asks it once.
   /// `below` is where it may write for that: empty, or ends with '/'.
   Result<bool> Obeys(const std::string& bucket, const std::string& below);
-  Result<std::string> ReadSmall(const ObjectName& object);
+  /// Returns true where the object is there and holds `content`. Errors: NotFound.
+  Result<bool> Holds(const ObjectName& object, std::string_view content);
 
   const std::string_view scheme_;  // Of all its names.
   S3Client client_;
@@ -59,5 +66,11 @@ class S3Storage final : public Storage, private ConditionalWrites {
 /// process's environment, which are read at the first call. Never destroyed. Errors:
 /// InvalidArgument for settings that cannot be used.
 Result<Storage*> ProcessS3Storage(std::string_view scheme);
+
+/// Returns the storage of a scheme with the settings and keys of another process, whose Describe
+/// has made `access`. Several with the same access share one. Errors: as ProcessS3Storage; DataLoss
+/// for what Describe has not made.
+Result<std::shared_ptr<Storage>> StorageOfAccess(std::string_view scheme,
+                                                 const std::string& access);
 
 }  // namespace varve::s3

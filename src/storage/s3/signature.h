@@ -6,8 +6,8 @@
 #include <cstdint>
 #include <string>
 #include <string_view>
-#include <utility>
-#include <vector>
+
+#include "storage/s3/shared.h"
 
 namespace varve::s3 {
 
@@ -18,8 +18,6 @@ struct Credentials {
   /// Empty keys stand for requests without a signature.
   [[nodiscard]] bool anonymous() const { return access_key.empty(); }
 };
-
-using NameValues = std::vector<std::pair<std::string, std::string>>;
 
 /// A request as far as its signature goes.
 struct ToSign {

@@ -7,18 +7,24 @@
 #include <pugixml.hpp>
 
 #include "base/ascii.h"
+#include "storage/s3/object_name.h"
 
 namespace varve::s3 {
 namespace {
 
-/// Parses a document and returns its root, whose name is `name`. Errors: DataLoss.
+/// Parses a document and returns its root, whose name is `name`; rclone's server leaves out the
+/// "Result" at its end. Errors: DataLoss.
 Result<pugi::xml_node> Root(pugi::xml_document& document, std::string_view body,
                             std::string_view name) {
   const auto parsed = document.load_buffer(body.data(), body.size(), pugi::parse_default);
   const pugi::xml_node root = document.document_element();
-  if (!parsed || root.name() != name) {
+  constexpr std::string_view kResult = "Result";
+  const bool named =
+      root.name() == name ||
+      (name.ends_with(kResult) && root.name() == name.substr(0, name.size() - kResult.size()));
+  if (!parsed || !named) {
     return DataLoss("the server's answer is no " + std::string(name) + " but \"" +
-                    std::string(body.substr(0, 100)) + "\"");
+                    Printable(body.substr(0, 100)) + "\"");
   }
   return root;
 }
@@ -159,6 +165,11 @@ Result<std::string> ParseUploadId(std::string_view body) {
     return Missing("upload id");
   }
   return id;
+}
+
+Status ParseCompleted(std::string_view body) {
+  pugi::xml_document document;
+  return Root(document, body, "CompleteMultipartUploadResult").status();
 }
 
 Result<UploadsPage> ParseUploadsPage(std::string_view body) {

@@ -55,6 +55,9 @@ Result<ListPage> ParseListPage(std::string_view body);
 /// Returns the upload id of InitiateMultipartUploadResult. Errors: DataLoss.
 Result<std::string> ParseUploadId(std::string_view body);
 
+/// Checks that a body is CompleteMultipartUploadResult. Errors: DataLoss.
+Status ParseCompleted(std::string_view body);
+
 struct OpenUpload {
   std::string key;
   std::string id;

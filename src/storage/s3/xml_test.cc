@@ -24,6 +24,16 @@ TEST(S3Xml, AListingHasObjectsPrefixesAndATokenForTheRest) {
   EXPECT_EQ(page->next, "t/1==");
 }
 
+TEST(S3Xml, AnUploadIdMayComeWithoutTheWordResult) {
+  for (const char* root : {"InitiateMultipartUploadResult", "InitiateMultipartUpload"}) {
+    const auto id =
+        ParseUploadId("<" + std::string(root) + "><UploadId>u</UploadId></" + root + ">");
+    ASSERT_TRUE(id.ok()) << id.status().ToString();
+    EXPECT_EQ(*id, "u");
+  }
+  EXPECT_FALSE(ParseUploadId("<Other><UploadId>u</UploadId></Other>").ok());
+}
+
 TEST(S3Xml, WhatIsNoListingIsDataLoss) {
   for (const char* body :
        {"", "<", "<html>proxy</html>", "<ListBucketResult>",

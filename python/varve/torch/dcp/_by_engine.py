@@ -9,7 +9,6 @@ the caller's, all else is refused.
 from __future__ import annotations
 
 import contextlib
-import os
 from collections.abc import Callable
 from typing import Any
 
@@ -36,6 +35,7 @@ from varve.torch.dcp._errors import CheckpointError, Group, agree, checkpoint_er
 from varve.torch.dcp._events import Step, log_step
 from varve.torch.dcp._job import AsyncSave, Job
 from varve.torch.dcp._metadata import metadata_of_save
+from varve.torch.dcp._names import is_object
 from varve.torch.dcp._publish import is_replaceable
 from varve.torch.dcp._writer import FileSystemWriter
 
@@ -67,8 +67,8 @@ def engine_takes(job: Job, executor: str, stager: Any) -> bool:
     mine = False
     # The way that is taken instead reports an error, to all ranks.
     with contextlib.suppress(Exception), collector_at_rest():
-        if stager is None:
-            tensors = _tensors_of(job)
+        if stager is None and not (executor == "process" and is_object(job.path)):
+            tensors = _tensors_of(job)  # The agent writes to file systems.
             # From devices this package's other way copies once, and a stager by default twice.
             mine = executor == "process" or all(tensor.is_cpu for tensor in tensors)
         if mine and executor == "process":
@@ -275,7 +275,7 @@ def _writes_plainly(job: Job) -> bool:
         and writer.single_file_per_rank
         and writer.thread_count == 1
         and not writer._transforms
-        and is_replaceable(os.path.realpath(job.path))
+        and is_replaceable(job.path)
     )
 
 

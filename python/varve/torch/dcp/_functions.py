@@ -26,6 +26,7 @@ from varve.torch.dcp._compat import arguments_of, storage_may_come_second
 from varve.torch.dcp._errors import Group, agree, checkpoint_error
 from varve.torch.dcp._events import log_step, logged
 from varve.torch.dcp._failed import FailedReader, FailedWriter
+from varve.torch.dcp._names import is_ours
 from varve.torch.dcp._reader import FileSystemReader
 from varve.torch.dcp._writer import FileSystemWriter
 
@@ -48,8 +49,8 @@ def save(
     Args:
         state_dict: As in torch; objects with `state_dict` and `load_state_dict` are asked for theirs.
         checkpoint_id: The directory, or what `storage_writer` understands.
-        storage_writer: Any StorageWriter; by default a FileSystemWriter of this package for paths,
-            and what torch finds for other ids.
+        storage_writer: Any StorageWriter; by default a FileSystemWriter of this package for paths
+            and s3:// names, and what torch finds for other ids.
         planner: Any SavePlanner.
         process_group: As in torch.
         no_dist: This process saves alone.
@@ -136,8 +137,8 @@ def load(
         state_dict: As in torch; all ranks give the same keys.
         checkpoint_id: The directory, or what `storage_reader` understands. Checkpoints of every
             format that Varve opens.
-        storage_reader: Any StorageReader; by default a FileSystemReader of this package for paths,
-            and what torch finds for other ids.
+        storage_reader: Any StorageReader; by default a FileSystemReader of this package for paths
+            and s3:// names, and what torch finds for other ids.
         planner: Any LoadPlanner.
         process_group: As in torch.
         no_dist: This process loads alone.
@@ -317,12 +318,12 @@ def _is_stateful(value: Any) -> bool:
 def _find(checkpoint_id: _Id, kind: type[_T], reader: bool) -> Any:
     """Returns the storage for an id: Varve's for paths, else torch's, which may raise."""
     text = os.fsdecode(checkpoint_id) if checkpoint_id else ""
-    if text and ("://" not in text or text.startswith("file://")):
+    if text and is_ours(text):
         return kind(checkpoint_id)  # type: ignore[call-arg]
     if text and not _fsspec_serves(text):
         raise InvalidArgumentError(
-            f'{text}: no storage serves the scheme "{text.split("://")[0]}://". Paths and file:// are '
-            f"Varve's; {_fsspec_schemes()}"
+            f'{text}: no storage serves the scheme "{text.split("://")[0]}://". Paths, file:// and '
+            f"s3:// are Varve's; {_fsspec_schemes()}"
         )
     return _storage_setup(None, checkpoint_id, reader)
 

@@ -24,6 +24,7 @@ from torch.distributed.checkpoint.metadata import BytesStorageMetadata, Metadata
 from torch.distributed.checkpoint.storage import WriteResult
 
 from varve import _core
+from varve._core import storage
 from varve.errors import (
     CorruptCheckpointError,
     InvalidArgumentError,
@@ -62,7 +63,7 @@ def complete(
     if reports.keys() == names.keys():
         index = _sealed(index, [(name, file.report) for name, file in reports.items()])
         return index, [(name, file.size) for name, file in reports.items()]
-    return index, [(name, os.path.getsize(os.path.join(directory, name))) for name in names]
+    return index, [(name, storage.size_of(os.path.join(directory, name))) for name in names]
 
 
 def _check_complete(metadata: Metadata, stored: dict[MetadataIndex, Any]) -> None:

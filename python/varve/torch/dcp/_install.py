@@ -5,7 +5,7 @@ While Varve is installed, that module and the two modules that define the functi
 under these names. A replacement decides for each call, from the arguments alone, so that all ranks of a
 job decide alike:
 
-1. A local path, or a storage that is exactly torch's FileSystemWriter or FileSystemReader as its
+1. A local path, a name in an object store that Varve serves ("s3://bucket/key"), or a storage that is exactly torch's FileSystemWriter or FileSystemReader as its
    constructor makes it, goes to this package. A storage is exchanged for this package's with the same
    options; the caller's object stays as it is.
 2. A storage of this package goes to this package.
@@ -31,6 +31,7 @@ from torch.distributed.checkpoint import filesystem, state_dict_loader, state_di
 
 from varve.torch.dcp._async import async_save
 from varve.torch.dcp._functions import load, load_state_dict, save, save_state_dict
+from varve.torch.dcp._names import is_ours
 from varve.torch.dcp._reader import FileSystemReader
 from varve.torch.dcp._writer import FileSystemWriter
 
@@ -202,7 +203,7 @@ def _obstacle(given: dict[str, Any], known: frozenset[str]) -> str | None:
         return "arguments that it refuses"
     checkpoint_id = given.get("checkpoint_id")
     storage = given.get("storage_writer") or given.get("storage_reader")
-    if checkpoint_id is not None and not _is_local(checkpoint_id):
+    if checkpoint_id is not None and not _is_taken(checkpoint_id):
         return "an id that is not a path"
     if isinstance(storage, (FileSystemWriter, FileSystemReader)):
         return None
@@ -226,6 +227,14 @@ def _is_local(checkpoint_id: Any) -> bool:
     except TypeError:
         return False
     return bool(text) and ("://" not in text or text.startswith("file://"))
+
+
+def _is_taken(checkpoint_id: Any) -> bool:
+    """Returns True for an id that this package's storages take."""
+    try:
+        return bool(os.fsdecode(checkpoint_id)) and is_ours(checkpoint_id)
+    except TypeError:
+        return False
 
 
 def _is_plain(storage: Any) -> bool:

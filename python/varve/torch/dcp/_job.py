@@ -12,7 +12,7 @@ from torch.distributed.checkpoint.planner import SavePlanner
 
 from varve.torch.dcp._errors import Group
 from varve.torch.dcp._functions import plain_of
-from varve.torch.dcp._writer import local_path
+from varve.torch.dcp._names import name_of
 
 
 class AsyncSave(Future[Metadata]):
@@ -74,7 +74,7 @@ class Job:
         """Where a FileSystemWriter is to save, before and after `reset`."""
         if self.renames:
             assert self.checkpoint_id is not None
-            return local_path(self.checkpoint_id)
+            return name_of(self.checkpoint_id)
         return str(self.writer.path)
 
     def reset(self) -> None:

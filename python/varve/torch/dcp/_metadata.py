@@ -23,8 +23,9 @@ from torch.distributed.checkpoint.metadata import (
 )
 
 from varve import _core
+from varve._core import storage
 from varve._values import ObjectLeaf, TensorLeaf
-from varve.errors import UnsupportedError
+from varve.errors import CheckpointNotFoundError, UnsupportedError
 from varve.torch._tensors import _DTYPES
 
 #: The version of the format, as torch writes it since 2.7.
@@ -147,9 +148,11 @@ def _paths(structure: Any) -> dict[str, tuple[str | int, ...]] | None:
 def _save_id(reader: _core.Reader) -> str | None:
     """Returns the id that torch's writers give a save. It serves logs, so it is found as text."""
     path = os.path.join(reader.directory, ".metadata")
-    if reader.format != "dcp" or not os.path.exists(path):
+    if reader.format != "dcp":
         return None
-    with open(path, "rb") as file:
-        index = file.read()
+    try:
+        index = storage.read_bytes(path)
+    except CheckpointNotFoundError:
+        return None  # There are those of ranks.
     found = _SAVE_ID.search(index, max(index.rfind(b"save_id"), 0))
     return found[1].decode() if found else None

@@ -11,9 +11,10 @@ from torch.distributed.checkpoint.planner import LoadPlan, LoadPlanner
 from torch.futures import Future
 
 from varve import _core
-from varve._engine import collector_at_rest, local_path_text
+from varve._engine import collector_at_rest
 from varve.errors import UnsupportedError
 from varve.torch.dcp._metadata import metadata_of
+from varve.torch.dcp._names import Names, is_object, is_ours, name_of
 from varve.torch.dcp._read import PlanReader
 
 
@@ -29,17 +30,19 @@ class FileSystemReader(filesystem.FileSystemReader):
     Tensors of another dtype than the stored one are converted, as torch does.
 
     Args:
-        path: The checkpoint.
+        path: The checkpoint: a directory, or "s3://bucket/key".
         _extension_registry: As in torch. Varve undoes `stream.zstd` itself. A checkpoint that has
             other transforms is read by torch's own reader, if a registry is given: that unpickles
-            its index.
+            its index. Not from an object store.
     """
 
     def __init__(
         self, path: str | os.PathLike[str], _extension_registry: Any | None = None
     ) -> None:
         newer = () if _extension_registry is None else (_extension_registry,)  # Not in torch 2.6.
-        super().__init__(local_path_text(path), *newer)
+        super().__init__(name_of(path), *newer)
+        self.fs = Names()
+        self.path = self.fs.init_path(name_of(path))
         self.rank = None
         self.use_collectives = True
         self._by_torch = False
@@ -50,10 +53,15 @@ class FileSystemReader(filesystem.FileSystemReader):
         self._reader: _core.Reader | None = None
         self._by_torch = False
 
+    @classmethod
+    def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
+        """Returns True for paths and for names in object stores that Varve serves."""
+        return is_ours(checkpoint_id)
+
     def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
         """Begins anew, with another checkpoint if one is given."""
         self._forget()
-        super().reset(local_path_text(checkpoint_id) if checkpoint_id else None)
+        super().reset(name_of(checkpoint_id) if checkpoint_id else None)
 
     def read_metadata(self, *args: Any, **options: Any) -> Metadata:
         """Returns the index of the checkpoint, one for all ranks.
@@ -67,7 +75,7 @@ class FileSystemReader(filesystem.FileSystemReader):
             with collector_at_rest():
                 return metadata_of(self._reader, self.load_id)
         except UnsupportedError:
-            if not self._has_registry:
+            if not self._has_registry or is_object(self.path):
                 raise
             self._by_torch = True
             return super().read_metadata(*args, **options)

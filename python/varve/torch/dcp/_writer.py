@@ -16,9 +16,10 @@ from torch.distributed.checkpoint.planner import SavePlan, SavePlanner
 from torch.distributed.checkpoint.storage import WriteResult
 from torch.futures import Future
 
-from varve._engine import collector_at_rest, local_path_text
+from varve._engine import collector_at_rest
 from varve.errors import InvalidArgumentError, UnavailableError
 from varve.torch.dcp._index import complete
+from varve.torch.dcp._names import Names, is_object, is_ours, name_of
 from varve.torch.dcp._publish import Publication, begin, begin_local
 from varve.torch.dcp._replicas import can_compare, differing, warn_of, with_fingerprints
 from varve.torch.dcp._write import split, write_files
@@ -51,6 +52,8 @@ class Place(filesystem._StoragePrefix):
     """As the coordinator sees it."""
     first: int
     """Number of the first file."""
+    below: str = ""
+    """What stands before the files' names: empty, or a directory in `directory` and "/"."""
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
@@ -77,7 +80,7 @@ class FileSystemWriter(filesystem.FileSystemWriter):
     save.
 
     Args:
-        path: A directory on storage that all ranks share.
+        path: A directory on storage that all ranks share, or "s3://bucket/key".
         single_file_per_rank: False writes a file for each item.
         sync_files: Files are made durable in any case. False warns.
         thread_count: Files a rank writes at once; its items are spread over as many by size.
@@ -127,7 +130,7 @@ class FileSystemWriter(filesystem.FileSystemWriter):
         if _extensions is not None:
             newer["_extensions"] = _extensions  # Not in torch 2.6.
         super().__init__(
-            local_path(path),
+            name_of(path),
             single_file_per_rank=single_file_per_rank,
             sync_files=sync_files,
             thread_count=thread_count,
@@ -136,6 +139,8 @@ class FileSystemWriter(filesystem.FileSystemWriter):
             overwrite=overwrite,
             **newer,
         )
+        self.fs = Names()
+        self.path = self.fs.init_path(name_of(path))
         self.rank: int | None = None
         self.use_collectives = True
         self._transforms = bool(_extensions)
@@ -144,10 +149,15 @@ class FileSystemWriter(filesystem.FileSystemWriter):
         self._compared: SavePlanner | None = None
         self._differing: list[str] = []
 
+    @classmethod
+    def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
+        """Returns True for paths and for names in object stores that Varve serves."""
+        return is_ours(checkpoint_id)
+
     def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
         """Begins anew, under another name if one is given."""
         self.abandon()
-        super().reset(local_path(checkpoint_id) if checkpoint_id else None)
+        super().reset(name_of(checkpoint_id) if checkpoint_id else None)
 
     def set_up_storage_writer(self, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
         """Begins a save; torch passes this rank and whether ranks exchange messages in `kwargs`."""
@@ -193,7 +203,8 @@ class FileSystemWriter(filesystem.FileSystemWriter):
         else:
             groups = [[item] for item in plan.items]
         files = [
-            (f"{place.prefix}{place.first + i}.distcp", group) for i, group in enumerate(groups)
+            (f"{place.below}{place.prefix}{place.first + i}.distcp", group)
+            for i, group in enumerate(groups)
         ]
         transform = self.transforms.transform_save_stream if self._transforms else None
         directory = self._seen_from_here(place)
@@ -251,8 +262,9 @@ class FileSystemWriter(filesystem.FileSystemWriter):
         return publication
 
     def _place_of(self, rank: int) -> Place:
-        assert self._publication is not None
-        return Place(f"__{rank}_", self._publication.directory, self._publication.first)
+        made = self._publication
+        assert made is not None
+        return Place(f"__{rank}_", made.directory, made.first, made.below)
 
     def _where(self, plan: SavePlan) -> Place:
         """Returns this rank's place in the save that is under way."""
@@ -269,6 +281,8 @@ class FileSystemWriter(filesystem.FileSystemWriter):
 
     def _seen_from_here(self, place: Place) -> str:
         """Returns the coordinator's directory; this rank may have the storage mounted elsewhere."""
+        if is_object(self.path):
+            return place.directory
         here = os.path.realpath(self.path)
         name = os.path.basename(place.directory)
         if name == os.path.basename(here):
@@ -280,15 +294,3 @@ class FileSystemWriter(filesystem.FileSystemWriter):
                 f"the storage of {self.path}"
             )
         return directory
-
-
-def local_path(path: str | os.PathLike[str]) -> str:
-    """Returns the path by which the engine knows `path`. Raises InvalidArgumentError for other stores."""
-    try:
-        return local_path_text(path)
-    except InvalidArgumentError as error:
-        if "://" not in str(path):
-            raise
-        raise InvalidArgumentError(
-            f"{error}. torch's FsspecWriter writes to other stores"
-        ) from None

@@ -11,8 +11,7 @@
 
 #include "base/bytes.h"
 #include "base/time_source.h"
-#include "storage/s3/http.h"
-#include "storage/s3/object_name.h"
+#include "storage/s3/shared.h"
 #include "storage/s3/xml.h"
 
 namespace varve::s3 {

@@ -143,6 +143,28 @@ CredentialsFunction ProcessCredentials(Environment environment, std::string_view
   return [keys = std::make_shared<Keys>(std::move(environment), scheme)] { return keys->Get(); };
 }
 
+MaybeKeys KeysOfProgram(std::string_view scheme) {
+  const Given given = GivenFor(scheme);
+  if (given == nullptr) {
+    return std::optional<FoundKeys>();
+  }
+  VARVE_ASSIGN_OR_RETURN(FoundKeys keys, Ask(*given, scheme));
+  return std::optional(std::move(keys));
+}
+
+CredentialsFunction KeysUntilTheirEnd(FoundKeys keys) {
+  return [keys = std::move(keys)]() -> Result<Credentials> {
+    const std::int64_t now = UnixSeconds();
+    if (keys.expires != 0 && now >= keys.expires) {
+      return FailedPrecondition("the keys ended " + std::to_string(now - keys.expires) +
+                                " s ago. A function of the trainer gave them, which nobody can "
+                                "call in this process: give keys that last longer than a save, or "
+                                "a source that every process can ask (docs/storage.md)");
+    }
+    return keys.keys;
+  };
+}
+
 }  // namespace varve::s3
 
 namespace varve {

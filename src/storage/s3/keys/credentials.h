@@ -12,6 +12,7 @@
 #pragma once
 
 #include "storage/s3/client.h"
+#include "storage/s3/keys/credential_sources.h"
 #include "storage/s3/keys/profile.h"
 
 namespace varve::s3 {
@@ -22,5 +23,13 @@ namespace varve::s3 {
 /// Threads: safe to call concurrently; one of them asks, the others wait.
 CredentialsFunction ProcessCredentials(Environment environment,
                                        std::string_view scheme = kSchemes.front());
+
+/// Returns the keys that a function of the program gives for a scheme (SetS3Keys), asked anew; none
+/// where it has set none. Errors: the function's.
+MaybeKeys KeysOfProgram(std::string_view scheme);
+
+/// Returns a function that gives `keys` until they end. The function of another process gave them:
+/// here nothing can renew them, and the error of the end says so.
+CredentialsFunction KeysUntilTheirEnd(FoundKeys keys);
 
 }  // namespace varve::s3

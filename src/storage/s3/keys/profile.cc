@@ -3,8 +3,6 @@
 #include <algorithm>
 #include <array>
 #include <cctype>
-#include <charconv>
-#include <cstdlib>
 #include <fstream>
 #include <sstream>
 #include <utility>
@@ -62,19 +60,18 @@ std::optional<std::string> Setting(const Environment& environment, const Profile
   return Find(profile, name);
 }
 
+/// The whole numbers that a variable may have, for the error that names them.
+struct NumberRange {
+  std::int64_t most;
+  const char* unit;  ///< "seconds".
+};
+constexpr NumberRange kSeconds{86'400, "seconds"};
+constexpr NumberRange kConnections{4096, "connections"};
+constexpr NumberRange kBytesPerSecond{std::int64_t{1} << 50, "bytes a second"};
+
 Result<std::optional<std::int64_t>> Number(const Environment& environment,
-                                           const std::string& variable) {
-  const auto text = environment(variable);
-  if (!text) {
-    return std::optional<std::int64_t>();
-  }
-  std::int64_t value = 0;
-  const char* const end = text->data() + text->size();
-  constexpr std::int64_t kMost = 86'400;
-  if (std::from_chars(text->data(), end, value).ptr != end || value < 1 || value > kMost) {
-    return InvalidArgument(variable + "=" + *text + ": want whole seconds from 1 to 86400");
-  }
-  return std::optional(value);
+                                           const std::string& variable, const NumberRange& range) {
+  return NumberSetting(environment, variable, 1, range.most, range.unit);
 }
 
 Result<bool> Flag(const Environment& environment, const std::string& variable) {
@@ -88,15 +85,19 @@ Result<bool> Flag(const Environment& environment, const std::string& variable) {
   return InvalidArgument(variable + "=" + *text + ": want 1 or 0");
 }
 
+/// Returns true for a host, perhaps with a port, that is this one: "localhost", "[::1]",
+/// "127.x.y.z". "127.example.com" and "localhost.example.com" are other hosts.
 bool IsLoopback(std::string_view host) {
-  return host.starts_with("localhost") || host.starts_with("127.") || host.starts_with("[::1]");
+  host = host.substr(0, std::min(host.find(':', host.find(']') + 1), host.size()));
+  const bool number = host.find_first_not_of("0123456789.") == std::string_view::npos;
+  return host == "localhost" || host == "[::1]" || (number && host.starts_with("127."));
 }
 
 /// Returns "scheme://host[:port]". One without a scheme is reached with TLS, unless it is this
-/// host.
-Result<std::string> CheckEndpoint(std::string endpoint) {
+/// host or `tls` is false.
+Result<std::string> CheckEndpoint(std::string endpoint, bool tls) {
   if (endpoint.find("://") == std::string::npos) {
-    endpoint = (IsLoopback(endpoint) ? "http://" : "https://") + endpoint;
+    endpoint = (IsLoopback(endpoint) || !tls ? "http://" : "https://") + endpoint;
   }
   while (endpoint.ends_with('/')) {
     endpoint.pop_back();
@@ -114,12 +115,23 @@ Result<std::string> CheckEndpoint(std::string endpoint) {
 }
 
 Status ReadLimits(const Environment& environment, Settings* settings) {
-  VARVE_ASSIGN_OR_RETURN(const auto stall, Number(environment, "VARVE_S3_STALL_TIMEOUT"));
-  VARVE_ASSIGN_OR_RETURN(const auto patience, Number(environment, "VARVE_S3_RETRY_TIMEOUT"));
+  VARVE_ASSIGN_OR_RETURN(const auto stall, Number(environment, "VARVE_S3_STALL_TIMEOUT", kSeconds));
+  VARVE_ASSIGN_OR_RETURN(const auto patience,
+                         Number(environment, "VARVE_S3_RETRY_TIMEOUT", kSeconds));
   settings->stall = std::chrono::seconds(stall.value_or(settings->stall.count()));
   if (patience) {
     settings->retry.patience = std::chrono::seconds(*patience);
   }
+  VARVE_ASSIGN_OR_RETURN(const auto connections,
+                         Number(environment, "VARVE_S3_MAX_CONNECTIONS", kConnections));
+  VARVE_ASSIGN_OR_RETURN(const auto of_node,
+                         Number(environment, "VARVE_S3_MAX_CONNECTIONS_PER_NODE", kConnections));
+  VARVE_ASSIGN_OR_RETURN(const auto bandwidth,
+                         Number(environment, "VARVE_S3_MAX_BANDWIDTH", kBytesPerSecond));
+  TrafficLimits& traffic = settings->traffic;
+  traffic.connections = static_cast<int>(connections.value_or(traffic.connections));
+  traffic.node_connections = static_cast<int>(of_node.value_or(traffic.node_connections));
+  traffic.bytes_per_second = static_cast<std::uint64_t>(bandwidth.value_or(0));
   return Status::Ok();
 }
 
@@ -143,11 +155,6 @@ Status ReadObjectHeaders(const Environment& environment, Settings* settings) {
 }
 
 }  // namespace
-
-std::optional<std::string> ProcessEnvironment(const std::string& name) {
-  const char* const value = std::getenv(name.c_str());
-  return value == nullptr || *value == '\0' ? std::nullopt : std::optional<std::string>(value);
-}
 
 std::string ProfileName(const Environment& environment) {
   const auto name = environment("AWS_PROFILE");
@@ -248,9 +255,11 @@ Result<Settings> ReadSettings(const Environment& environment, std::string_view s
   VARVE_ASSIGN_OR_RETURN(const Profile profile, ReadProfile(ProfileName(environment), environment));
   Settings settings;
   settings.scheme = scheme;
+  VARVE_ASSIGN_OR_RETURN(const bool no_tls, Flag(environment, "OLMO_NO_SSL"));
+  settings.tls = !no_tls;
   if (const auto endpoint = Setting(environment, profile,
                                     {"AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL"}, "endpoint_url")) {
-    VARVE_ASSIGN_OR_RETURN(settings.endpoint, CheckEndpoint(*endpoint));
+    VARVE_ASSIGN_OR_RETURN(settings.endpoint, CheckEndpoint(*endpoint, settings.tls));
   }
   if (settings.endpoint.empty() && scheme != kSchemes.front()) {
     return InvalidArgument(std::string(scheme) + ":// is the server that " + PrefixOf(scheme) +

@@ -5,24 +5,19 @@
 
 #include <chrono>
 #include <cstdint>
-#include <functional>
 #include <map>
 #include <optional>
 #include <string>
 #include <string_view>
 
+#include "storage/environment.h"
 #include "storage/s3/object_name.h"
-#include "storage/s3/retry.h"
+#include "storage/s3/shared.h"
 #include "storage/s3/signature.h"
+#include "storage/s3/traffic/traffic.h"
 #include "varve/status.h"
 
 namespace varve::s3 {
-
-/// Returns an environment variable; nothing where it is not set or empty.
-using Environment = std::function<std::optional<std::string>(const std::string&)>;
-
-/// The process's.
-std::optional<std::string> ProcessEnvironment(const std::string& name);
 
 /// One profile: settings of ~/.aws/config and ~/.aws/credentials; the latter's come first. A
 /// setting of a section's sub-block, as "s3 =" and an indented "addressing_style = path", has the
@@ -46,6 +41,7 @@ std::string ProfileName(const Environment& environment);
 struct Settings {
   std::string_view scheme = kSchemes.front();  ///< Of the names that messages show.
   std::string endpoint;  ///< "https://host[:port]", no path. Empty: AWS, by region.
+  bool tls = true;       ///< False (OLMO_NO_SSL): not where no scheme is given, nor to AWS.
   std::string region = "us-east-1";
   bool region_is_given = false;
   Addressing addressing = Addressing::kPath;
@@ -57,6 +53,7 @@ struct Settings {
   std::string tags;            ///< x-amz-tagging: "k=v&k2=v2".
   std::chrono::seconds stall{30};
   RetryPolicy retry;
+  TrafficLimits traffic;
   std::uint64_t part_bytes = std::uint64_t{16} << 20;  ///< At least; the parts of an upload.
   bool weak_publish = true;  ///< Goes on, with a warning, where a server ignores If-None-Match.
 };

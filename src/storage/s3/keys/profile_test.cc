@@ -48,6 +48,41 @@ TEST(S3Profile, SettingsOfABlockCarryItsName) {
   EXPECT_EQ(profiles.at("train run").at("region"), "us-west-2");
 }
 
+TEST(S3Profile, AnEndpointOfAnotherHostHasTlsUnlessItSaysOtherwise) {
+  for (const auto& [given, want] : std::map<std::string, std::string>{
+           {"store.example.com", "https://store.example.com"},
+           {"store.example.com:9000", "https://store.example.com:9000"},
+           {"127.example.com", "https://127.example.com"},
+           {"localhost.example.com:80", "https://localhost.example.com:80"},
+           {"[2001:db8::1]:80", "https://[2001:db8::1]:80"},
+           {"localhost", "http://localhost"},
+           {"127.0.0.1:9000", "http://127.0.0.1:9000"},
+           {"[::1]:9000", "http://[::1]:9000"},
+           {"http://store.example.com", "http://store.example.com"}}) {
+    const auto settings = ReadSettings(Home().Set("AWS_ENDPOINT_URL", given).environment());
+    ASSERT_TRUE(settings.ok()) << settings.status().ToString();
+    EXPECT_EQ(settings->endpoint, want);
+  }
+}
+
+TEST(S3Profile, LimitsOfTrafficAreWholeNumbers) {
+  const auto settings = ReadSettings(Home()
+                                         .Set("VARVE_S3_MAX_CONNECTIONS", "12")
+                                         .Set("VARVE_S3_MAX_CONNECTIONS_PER_NODE", "40")
+                                         .Set("VARVE_S3_MAX_BANDWIDTH", "250000000")
+                                         .environment());
+  ASSERT_TRUE(settings.ok()) << settings.status().ToString();
+  EXPECT_EQ(settings->traffic, (TrafficLimits{12, 40, 250'000'000}));
+  for (const char* value : {"0", "-1", "1.5", "many", "99999999999999999999999"}) {
+    for (const char* name : {"VARVE_S3_MAX_CONNECTIONS", "VARVE_S3_MAX_CONNECTIONS_PER_NODE",
+                             "VARVE_S3_MAX_BANDWIDTH"}) {
+      const auto refused = ReadSettings(Home().Set(name, value).environment());
+      EXPECT_EQ(refused.status().code(), StatusCode::kInvalidArgument) << name << "=" << value;
+      EXPECT_NE(refused.status().message().find(name), std::string::npos);
+    }
+  }
+}
+
 TEST(S3Profile, HalfAPairOfKeysIsRefused) {
   EXPECT_EQ(KeysOfEnvironment(Home().Set("AWS_ACCESS_KEY_ID", "X").environment()).status().code(),
             StatusCode::kInvalidArgument);
@@ -80,6 +115,18 @@ TEST(S3Profile, AnEndpointIsReachedWithTlsUnlessItIsThisHost) {
   for (const char* bad : {"ftp://a", "https://", "https://a/b", "https://u:p@a", "https://a?b"}) {
     EXPECT_TRUE(endpoint(bad).starts_with("InvalidArgument")) << bad;
   }
+}
+
+TEST(S3Profile, OlmosVariableTurnsTlsOffWhereNoSchemeIsGiven) {
+  const auto settings = [](const std::string& endpoint) {
+    return ReadSettings(
+               Home().Set("OLMO_NO_SSL", "1").Set("AWS_ENDPOINT_URL", endpoint).environment())
+        .value();
+  };
+  EXPECT_EQ(settings("store.example:9000").endpoint, "http://store.example:9000");
+  EXPECT_EQ(settings("https://store.example").endpoint, "https://store.example");
+  EXPECT_FALSE(ReadSettings(Home().Set("OLMO_NO_SSL", "1").environment())->tls);
+  EXPECT_TRUE(ReadSettings(Home().Set("OLMO_NO_SSL", "0").environment())->tls);
 }
 
 TEST(S3Profile, TheVariableOfS3ComesBeforeThatOfAllServicesBeforeTheProfiles) {

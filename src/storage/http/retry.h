@@ -14,7 +14,7 @@
 #include <optional>
 #include <string_view>
 
-namespace varve::s3 {
+namespace varve::http {
 
 struct RetryPolicy {
   std::chrono::milliseconds first{100};
@@ -57,4 +57,4 @@ RequestState Step(RequestState state, const Answer& answer, const RetryPolicy& p
 /// Returns the state when the time of a kWait has passed.
 RequestState TimePassed(RequestState state);
 
-}  // namespace varve::s3
+}  // namespace varve::http

@@ -1,8 +1,8 @@
-#include "storage/s3/retry.h"
+#include "storage/http/retry.h"
 
 #include <gtest/gtest.h>
 
-namespace varve::s3::retry_test {
+namespace varve::http::retry_test {
 namespace {
 
 using std::chrono::milliseconds;
@@ -71,4 +71,4 @@ TEST(Retry, AServerThatCorrectsForEverIsGivenUp) {
 }
 
 }  // namespace
-}  // namespace varve::s3::retry_test
+}  // namespace varve::http::retry_test

@@ -11,12 +11,14 @@
 #include <span>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
-#include "storage/s3/signature.h"
 #include "varve/status.h"
 
-namespace varve::s3 {
+namespace varve::http {
+
+using NameValues = std::vector<std::pair<std::string, std::string>>;
 
 struct HttpResponse {
   int status = 0;
@@ -25,6 +27,12 @@ struct HttpResponse {
   /// Returns the header's value; empty where there is none.
   [[nodiscard]] std::string_view Header(std::string_view name) const;
 };
+
+/// Returns text of a server's for a message: at most 500 bytes, control characters as blanks.
+std::string Printable(std::string_view text);
+
+/// Returns the bytes in base64, with padding.
+std::string Base64(std::span<const std::byte> bytes);
 
 /// Returns "name: value".
 std::string HeaderLine(std::string_view name, std::string_view value);
@@ -51,6 +59,8 @@ struct HttpRequest {
 
 struct HttpOptions {
   std::string ca_file;  ///< Empty: the system's.
+  /// The variable by which a user names `ca_file`, for messages.
+  const char* ca_variable = "AWS_CA_BUNDLE";
   std::chrono::seconds connect{10};
   bool proxy = true;  ///< Through the proxy of the environment, where there is one.
 };
@@ -65,7 +75,8 @@ class HttpClient {
   ~HttpClient();
 
   /// Sends the request and returns the answer, whatever its status. Errors: Unavailable where there
-  /// is no whole answer: no connection, one that ended early or stood still; those of the sink;
+  /// is no whole answer: no connection, one that ended early or stood still, headers of more than
+  /// 256 KiB; those of the sink;
   /// Cancelled within about a second of the calling thread's CurrentStop;
   /// DataLoss for a body of more than 16 MiB without a sink.
   Result<HttpResponse> Perform(const HttpRequest& request);
@@ -81,4 +92,4 @@ class HttpClient {
   std::vector<std::unique_ptr<Handle>> idle_;
 };
 
-}  // namespace varve::s3
+}  // namespace varve::http

@@ -1,9 +1,9 @@
-#include "storage/s3/retry.h"
+#include "storage/http/retry.h"
 
 #include <algorithm>
 #include <array>
 
-namespace varve::s3 {
+namespace varve::http {
 namespace {
 
 constexpr std::array<std::string_view, 7> kTransientCodes = {"InternalError",
@@ -71,4 +71,4 @@ RequestState TimePassed(RequestState state) {
   return state;
 }
 
-}  // namespace varve::s3
+}  // namespace varve::http

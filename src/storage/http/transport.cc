@@ -1,4 +1,4 @@
-#include "storage/s3/http.h"
+#include "storage/http/transport.h"
 
 #include <algorithm>
 #include <array>
@@ -6,17 +6,20 @@
 #include <utility>
 
 #include <curl/curl.h>
+#include <openssl/evp.h>
 #include <unistd.h>
 
 #include "base/bytes.h"
 #include "base/stop.h"
 #include "varve/stop.h"
 
-namespace varve::s3 {
+namespace varve::http {
 namespace {
 
 constexpr std::size_t kMaxBody = std::size_t{16} << 20;
+constexpr std::size_t kMaxHeaders = std::size_t{256} << 10;  // Servers have limits of 8 to 64 KiB.
 constexpr std::size_t kMostIdle = 64;
+constexpr std::size_t kMostMessage = 500;
 constexpr long kReceiveBuffer = 512L << 10;
 constexpr long kSendBuffer = 2L << 20;
 
@@ -43,8 +46,9 @@ struct Exchange {
   const HttpRequest& request;
   HttpResponse response;
   std::size_t sent = 0;
+  std::size_t header_bytes = 0;
   bool begun = false;
-  Status failed;  // That of the sink, or a body that is too large.
+  Status failed;  // That of the sink, or of an answer that is too large.
 };
 
 // libcurl's callbacks. Nothing thrown may pass through it: std::bad_alloc ends the transfer.
@@ -72,6 +76,11 @@ std::size_t OnHeader(char* buffer, std::size_t size, std::size_t count, void* da
   auto& exchange = *static_cast<Exchange*>(data);
   const std::string_view line(buffer, size * count);
   try {
+    exchange.header_bytes += line.size();
+    if (exchange.header_bytes > kMaxHeaders) {
+      exchange.failed = Unavailable("an answer with headers of more than 256 KiB");
+      return 0;
+    }
     if (line.starts_with("HTTP/")) {  // The final answer, behind a "100 Continue" or a proxy's.
       exchange.response = {};
       return line.size();
@@ -210,6 +219,22 @@ std::string_view WithoutQuery(std::string_view url) { return url.substr(0, url.f
 
 }  // namespace
 
+std::string Printable(std::string_view text) {
+  std::string out(text.substr(0, kMostMessage));
+  std::replace_if(
+      out.begin(), out.end(), [](char c) { return static_cast<unsigned char>(c) < ' '; }, ' ');
+  return out;
+}
+
+std::string Base64(std::span<const std::byte> bytes) {
+  std::string out(4 * ((bytes.size() + 2) / 3) + 1, '\0');
+  const int size = ::EVP_EncodeBlock(reinterpret_cast<unsigned char*>(out.data()),
+                                     reinterpret_cast<const unsigned char*>(bytes.data()),
+                                     static_cast<int>(bytes.size()));
+  out.resize(static_cast<std::size_t>(size));
+  return out;
+}
+
 std::string HeaderLine(std::string_view name, std::string_view value) {
   std::string line(name);
   line += ": ";
@@ -275,7 +300,7 @@ Result<HttpResponse> HttpClient::Perform(const HttpRequest& request) {
   ::curl_easy_reset(curl);  // The connections stay.
   SetOptions(curl, request, options_);
   SetMethod(curl, request);
-  Transfer transfer{{request, {}, 0, false, Status::Ok()}, curl};
+  Transfer transfer{{request, {}, 0, 0, false, Status::Ok()}, curl};
   const HeaderList headers(request.headers);
   std::array<char, CURL_ERROR_SIZE> reason{};
   ::curl_easy_setopt(curl, CURLOPT_HTTPHEADER, headers.get());
@@ -302,7 +327,8 @@ Result<HttpResponse> HttpClient::Perform(const HttpRequest& request) {
         code == CURLE_SSL_CONNECT_ERROR) {  // Would fail again.
       return FailedPrecondition(std::string(WithoutQuery(request.url)) + ": " + why +
                                 "; does the server speak TLS (https), and is its certificate among "
-                                "those that are trusted (AWS_CA_BUNDLE)?");
+                                "those that are trusted (" +
+                                options_.ca_variable + ")?");
     }
     return Unavailable(request.method + " " + std::string(WithoutQuery(request.url)) + ": " + why);
   }
@@ -310,7 +336,10 @@ Result<HttpResponse> HttpClient::Perform(const HttpRequest& request) {
   ::curl_easy_getinfo(curl, CURLINFO_RESPONSE_CODE, &status);
   exchange.response.status = static_cast<int>(status);
   if (!exchange.failed.ok()) {
-    return exchange.failed;
+    return exchange.header_bytes > kMaxHeaders
+               ? exchange.failed.Annotate(request.method + " " +
+                                          std::string(WithoutQuery(request.url)))
+               : exchange.failed;
   }
   if (request.sink != nullptr && status >= 200 && status < 300 && !exchange.begun) {
     VARVE_RETURN_IF_ERROR(request.sink->Begin(exchange.response));  // An empty body.
@@ -319,4 +348,4 @@ Result<HttpResponse> HttpClient::Perform(const HttpRequest& request) {
   return std::move(exchange.response);
 }
 
-}  // namespace varve::s3
+}  // namespace varve::http

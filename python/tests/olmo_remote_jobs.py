@@ -1,0 +1,147 @@
+"""What ranks do in test_olmo_remote.py. Arguments: rank, size, then its own."""
+
+from __future__ import annotations
+
+import os
+import pickle
+from typing import Any
+
+import olmo_jobs as jobs
+import torch
+
+import varve.olmo as olmo
+
+
+def save(
+    rank: int,
+    size: int,
+    environment: dict[str, str],
+    layout: str,
+    path: str,
+    upload_to: str,
+    seed: int = 1,
+    **options: Any,
+) -> bytes:
+    os.environ.update(environment)
+    model, optim = jobs.trained("fsdp1", size, seed)
+    checkpointer = jobs.CHECKPOINTERS[layout](jobs.Config(overwrite=True), **options)
+    state = jobs.state_of_trainer(rank)
+    checkpointer.save_checkpoint(path, model, optim, state, upload_to=upload_to)
+    checkpointer.wait_for_uploads()
+    return jobs.truth(model, optim)
+
+
+def save_twice(
+    rank: int, size: int, environment: dict[str, str], layout: str, path: str, upload_to: str
+) -> tuple[bytes, str]:
+    """Saves over a remote checkpoint, which is refused, and then in place."""
+    save(rank, size, environment, layout, path, upload_to)
+    try:
+        save(rank, size, environment, layout, path, upload_to, 2)
+        refused = ""
+    except olmo.OLMoCheckpointError as error:
+        refused = f"OLMo: {error}"
+    except FileExistsError as error:
+        refused = str(error)
+    return save(
+        rank, size, environment, layout, path, upload_to, 2, remote_overwrite="in_place"
+    ), refused
+
+
+def save_in_the_background(
+    rank: int, size: int, environment: dict[str, str], root: str, upload_to: str
+) -> None:
+    os.environ.update(environment)
+    model, optim = jobs.trained("fsdp1", size)
+    checkpointer = olmo.LocalShardedCheckpointer(jobs.Config(), upload_in_background=True)
+    for step in (1, 2):
+        checkpointer.save_checkpoint(
+            f"{root}/step{step}",
+            model,
+            optim,
+            jobs.state_of_trainer(rank),
+            upload_to=f"{upload_to}/step{step}",
+        )
+    checkpointer.wait_for_uploads()
+
+
+def save_on_nodes(
+    rank: int, size: int, environment: dict[str, str], root: str, upload_to: str
+) -> None:
+    """Ranks of a node share a directory, which stands for its disk."""
+    os.environ.update(environment)
+    os.environ["FS_LOCAL_RANK"] = str(rank % 2)
+    disk = f"{root}/node{rank // 2}"
+    os.makedirs(disk, exist_ok=True)
+    model, optim = jobs.trained("fsdp1", size)
+    olmo.LocalShardedCheckpointer(jobs.Config()).save_checkpoint(
+        f"{disk}/step1", model, optim, jobs.state_of_trainer(rank), upload_to=upload_to
+    )
+
+
+def fail(
+    rank: int, size: int, environment: dict[str, str], path: str, upload_to: str
+) -> tuple[str, str, bool]:
+    """An upload that rank 1 cannot make: the error's class, its text, and what a pickle makes of it."""
+    os.environ.update(environment)
+    os.environ["VARVE_S3_RETRY_TIMEOUT"] = "1"
+    if rank == 1:
+        os.environ["AWS_ENDPOINT_URL"] = "http://127.0.0.1:9"
+    model, optim = jobs.trained("fsdp1", size)
+    try:
+        olmo.LocalShardedCheckpointer(jobs.Config()).save_checkpoint(
+            path, model, optim, jobs.state_of_trainer(rank), upload_to=upload_to
+        )
+    except olmo.OLMoNetworkError as error:
+        again = pickle.loads(pickle.dumps(error))
+        return (
+            type(error).__name__,
+            str(error),
+            (type(again), str(again))
+            == (
+                type(error),
+                str(error),
+            ),
+        )
+    return "", "", False
+
+
+def restore(
+    rank: int, size: int, environment: dict[str, str], path: str, cache: str | None
+) -> tuple[bytes, int]:
+    os.environ.update(environment)
+    model, optim = jobs.made("fsdp1", size, 3)
+    checkpointer = olmo.build_sharded_checkpointer(jobs.Config())
+    state = checkpointer.restore_checkpoint(path, model, optim, local_cache=cache)
+    return jobs.truth(model, optim), state["global_step"]
+
+
+def save_model_and_optim(
+    rank: int, size: int, environment: dict[str, str], path: str, upload_to: str
+) -> tuple[bytes, bytes]:
+    os.environ.update(environment)
+    model, optim = jobs.trained("fsdp1", size)
+    olmo.save_fsdp_model_and_optim_state(path, model, optim, upload_to=upload_to + "/")
+    other, again = jobs.made("fsdp1", size, 4)
+    olmo.load_fsdp_model_and_optim_state(upload_to + "/", other, again)
+    return jobs.truth(other, again), jobs.truth(model, optim)
+
+
+def dcp_of_torch(
+    rank: int, size: int, environment: dict[str, str], path: str, upload_to: str
+) -> bool:
+    """torch.distributed.checkpoint with OLMo's writer and reader."""
+    import torch.distributed.checkpoint as dcp
+
+    os.environ.update(environment)
+    model, _ = jobs.trained("fsdp2", size)
+    state = {"model": model.state_dict()}
+    writer = olmo.RemoteFileSystemWriter(path, upload_to=upload_to, thread_count=2)
+    dcp.save(state, storage_writer=writer)
+    other, _ = jobs.made("fsdp2", size, 5)
+    found = {"model": other.state_dict()}
+    dcp.load(found, storage_reader=olmo.RemoteFileSystemReader(upload_to + "/"))
+    return all(
+        torch.equal(found["model"][name].to_local(), tensor.to_local())
+        for name, tensor in state["model"].items()
+    )

@@ -1,0 +1,158 @@
+"""Saves by two ranks, loads and gc through a proxy that fails, in front of a real S3 server."""
+
+from __future__ import annotations
+
+import random
+import uuid
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from fault_proxy import KINDS, PASSING, FaultProxy
+from ranks import collect, run_ranks
+from s3_fault_jobs import (
+    Outcome,
+    collect_garbage,
+    die_while_uploading,
+    load_large,
+    load_with_faults,
+    save_large,
+    save_with_faults,
+)
+
+
+@pytest.fixture(scope="module")
+def proxy(s3_server: dict[str, str]) -> Iterator[FaultProxy]:
+    made = FaultProxy(s3_server["AWS_ENDPOINT_URL"])
+    yield made
+    made.close()
+
+
+@pytest.fixture(scope="module")
+def bucket(s3_server: dict[str, str]) -> Any:
+    boto3 = pytest.importorskip("boto3")
+    made = boto3.resource(
+        "s3",
+        endpoint_url=s3_server["AWS_ENDPOINT_URL"],
+        aws_access_key_id=s3_server["AWS_ACCESS_KEY_ID"],
+        aws_secret_access_key=s3_server["AWS_SECRET_ACCESS_KEY"],
+        region_name="us-east-1",
+    ).Bucket(f"varve-{uuid.uuid4().hex[:12]}")
+    made.create()
+    return made
+
+
+def check_error(error: str, server: dict[str, str]) -> None:
+    """An error names the object and the cause, and tells no key."""
+    assert "s3://varve-" in error
+    for secret in (server["AWS_SECRET_ACCESS_KEY"], "Signature=", "AWS4-HMAC"):
+        assert secret not in error
+
+
+def sample(kind: str) -> list[tuple[int, bool]]:
+    """Indices of requests of a new save and of an overwrite: the same in each run, others for each
+    kind."""
+    chance = random.Random(kind)
+    return [(at, False) for at in chance.sample(range(12), 2)] + [
+        (at, True) for at in chance.sample(range(22), 3)
+    ]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_save_is_whole_or_absent(
+    s3_server: dict[str, str], proxy: FaultProxy, bucket: Any, kind: str
+) -> None:
+    proxy.met.clear()
+    folder = f"s3://{bucket.name}/saves"
+    ranks: list[list[Outcome]] = run_ranks(
+        2, save_with_faults, s3_server, proxy.endpoint, folder, kind, sample(kind)
+    )
+    for first, second in zip(*ranks, strict=True):
+        assert bool(first.error) == bool(second.error), (first, second)
+        assert first.seen == second.seen
+        assert first.requests > first.at, "the fault was never met"
+        if first.error:
+            assert kind not in PASSING, first.error
+            assert first.seen == int(first.overwrite)
+            check_error(first.error, s3_server)
+        else:
+            assert first.seen == 2
+    assert len(proxy.met) == 5
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_load_is_right_or_an_error(
+    s3_server: dict[str, str], proxy: FaultProxy, bucket: Any, kind: str
+) -> None:
+    most = 4 if kind.startswith("stall") else 10
+    path = f"s3://{bucket.name}/loads/{kind}"
+    ranks: list[list[Outcome]] = run_ranks(
+        2, load_with_faults, s3_server, proxy.endpoint, path, kind, most
+    )
+    for outcomes in zip(*ranks, strict=True):
+        for outcome in outcomes:
+            if outcome.error:
+                assert kind not in PASSING, outcome.error
+                check_error(outcome.error, s3_server)
+            else:
+                assert outcome.seen == 1, "a load returned other data than were saved"
+    assert ranks[0][0].requests >= 10
+
+
+def test_a_resharding_load_reads_little_more_than_it_needs(
+    s3_server: dict[str, str], proxy: FaultProxy, bucket: Any
+) -> None:
+    path = f"s3://{bucket.name}/reshard"
+    proxy.plan("none", 0)
+    run_ranks(4, save_large, s3_server, proxy.endpoint, path, 128)
+    proxy.sent = 0
+    needed = sum(run_ranks(3, load_large, s3_server, proxy.endpoint, path, 128))
+    assert needed >= 128 << 20
+    assert needed <= proxy.sent <= 1.05 * needed
+
+
+def test_expired_keys_are_named_as_such(
+    s3_server: dict[str, str], proxy: FaultProxy, bucket: Any
+) -> None:
+    path = f"s3://{bucket.name}/loads/named"
+    outcomes: list[list[Outcome]] = run_ranks(
+        1, load_with_faults, s3_server, proxy.endpoint, path, "always-expired", 1
+    )
+    error = outcomes[0][0].error
+    for part in (f"GET s3://{bucket.name}", "loads/named/", "400 ExpiredToken", "renew"):
+        assert part in error
+
+
+@pytest.mark.parametrize("kind", ["unavailable", "reset-after", "truncated", "expired"])
+def test_gc_removes_no_checkpoint(
+    s3_server: dict[str, str],
+    proxy: FaultProxy,
+    bucket: Any,
+    kind: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    path = f"s3://{bucket.name}/gc-{kind}/step-1"
+    run_ranks(1, load_with_faults, s3_server, proxy.endpoint, path, "none", 1)
+    before = sorted(one.key for one in bucket.objects.filter(Prefix=f"gc-{kind}/"))
+    for at in range(4):
+        proxy.plan(kind, at)
+        run_ranks(1, collect_garbage, s3_server, proxy.endpoint, f"s3://{bucket.name}/gc-{kind}")
+    proxy.plan("none", 0)
+    assert sorted(one.key for one in bucket.objects.filter(Prefix=f"gc-{kind}/")) == before
+
+
+def test_a_rank_that_is_killed_while_it_uploads_changes_nothing(
+    s3_server: dict[str, str], proxy: FaultProxy, bucket: Any
+) -> None:
+    path = f"s3://{bucket.name}/kills/step-1"
+    proxy.plan("none", 0)
+    outcomes = collect(2, die_while_uploading, s3_server, proxy.endpoint, path, 2.0, dead=(1,))
+    kind, outcome = outcomes[0][:2]
+    assert kind == "ok", outcome
+    assert "rank 1" in outcome.error
+    assert outcome.seen == 1
+    # The open uploads of the killed rank are found by gc once they are a day old.
+    after = run_ranks(
+        2, save_with_faults, s3_server, proxy.endpoint, f"{path}-next", "none", [(0, True)]
+    )
+    assert after[0][0].seen == 2

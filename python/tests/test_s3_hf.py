@@ -1,0 +1,79 @@
+"""Hugging Face folders that `convert` makes in a bucket, and transformers as the reader of a copy."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from test_s3 import keys_in, run
+from test_s3_dcp import fetch
+
+import varve
+import varve.torch
+
+
+def model_of(seed: int) -> Any:
+    """A small language model, with the configuration that makes it one."""
+    transformers = pytest.importorskip("transformers")
+    torch.manual_seed(seed)
+    return transformers.LlamaForCausalLM(
+        transformers.LlamaConfig(
+            hidden_size=32,
+            intermediate_size=64,
+            num_hidden_layers=2,
+            num_attention_heads=2,
+            vocab_size=100,
+        )
+    )
+
+
+def save_native(model: Any, path: str) -> None:
+    files = {"config.json": json.dumps(model.config.to_dict(), sort_keys=True).encode()}
+    varve.torch.save(model.state_dict(), path, files=files, overwrite=True)
+
+
+def test_transformers_opens_a_copy_and_an_overwrite_replaces_it(
+    bucket: Any, tmp_path: Path
+) -> None:
+    native, made = (f"s3://{bucket.name}/{name}" for name in ("native", "made"))
+    for seed in (1, 2):
+        model = model_of(seed)
+        save_native(model, native)
+        options = ["--to", "hf", "--shard-size", "30000", "--overwrite"]
+        assert "already holds" not in run("convert", native, made, *options)
+        keys = [key for key in keys_in(bucket) if key.startswith("made/")]
+        assert {"made/config.json", "made/model.safetensors.index.json"} < set(keys)
+        assert len({key.rsplit("/", 1)[0] for key in keys}) == 2, keys
+        assert "clean" in run("verify", made)
+        state = varve.torch.read(made, flat=True)
+        assert all(torch.equal(state[name], w) for name, w in model.state_dict().items())
+        copy = fetch(bucket, "made", tmp_path / str(seed))
+        assert varve.verify(copy) == []
+        loaded = type(model).from_pretrained(copy)
+        for name, w in loaded.state_dict().items():
+            assert torch.equal(w, model.state_dict()[name])
+    before = keys_in(bucket)
+    assert "already holds" in run("convert", native, made, "--to", "hf", code=2)
+    bucket.put_object(Key="made/config.json", Body=b"{}")
+    told = run("convert", native, made, "--to", "hf", "--overwrite", code=2)
+    assert "config.json is there with another content" in told
+    assert "varve rm" in told
+    assert keys_in(bucket) == before
+    run("rm", made)
+    assert not any(key.startswith("made/") for key in keys_in(bucket))
+
+
+def test_a_copy_on_a_disk_is_replaced_as_a_whole(bucket: Any, tmp_path: Path) -> None:
+    native, made = (f"s3://{bucket.name}/{name}" for name in ("native", "made"))
+    varve.torch.save({"w": torch.arange(10.0)}, native)
+    run("convert", native, made, "--to", "hf")
+    copy = fetch(bucket, "made", tmp_path)
+    run("convert", native, str(copy), "--to", "hf", "--overwrite")
+    assert sorted(file.name for file in copy.rglob("*")) == [
+        "model.safetensors",
+        "model.safetensors.index.json",
+        "model.varve-checksums.json",
+    ]

@@ -1,0 +1,291 @@
+"""Saves that go to a local directory and then to an object store, Ceph's."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from ranks import run_ranks
+from upload_jobs import (
+    load_ranks,
+    save_and_upload,
+    save_and_upload_in_the_background,
+    save_where_one_rank_cannot_upload,
+)
+
+import varve
+import varve.torch
+
+VARVE = Path(sys.executable).with_name("varve")
+
+
+@pytest.fixture
+def bucket(s3_server: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """An empty bucket, through the eyes of boto3. Its environment is this process's."""
+    boto3 = pytest.importorskip("boto3")
+    for name, value in s3_server.items():
+        monkeypatch.setenv(name, value)
+    made = boto3.resource("s3").Bucket(f"varve-{uuid.uuid4().hex[:12]}")
+    made.create()
+    yield made
+
+
+def keys_in(bucket: Any) -> list[str]:
+    return sorted(one.key for one in bucket.objects.all())
+
+
+def varve_command(*arguments: str, code: int = 0, **environment: str) -> str:
+    ended = subprocess.run(
+        [VARVE, *arguments],
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**os.environ, **environment},
+    )
+    assert ended.returncode == code, ended.stderr
+    return ended.stdout + ended.stderr
+
+
+def notes_in(directory: Path) -> list[str]:
+    return sorted(name for name in os.listdir(directory) if name.endswith(".varve-upload"))
+
+
+# ---- one save ----
+
+
+def test_a_save_returns_when_both_are_durable(bucket: Any, tmp_path: Path) -> None:
+    state = {"w": np.arange(3_000_000, dtype=np.int64), "step": 1}
+    remote = f"s3://{bucket.name}/run/step-1"
+    varve.save(state, tmp_path / "step-1", upload_to=remote, files={"config.json": b"{}"})
+    for path in (str(tmp_path / "step-1"), remote):
+        assert varve.verify(path) == []
+        assert np.array_equal(varve.read(path)["w"], state["w"])
+        assert varve.files(path)["config.json"] == b"{}"
+    assert notes_in(tmp_path) == []
+    report = varve.upload(tmp_path / "step-1", remote)  # Nothing is to be done.
+    assert report.was_there and report.bytes == 0
+
+
+def test_a_failed_upload_keeps_the_local_checkpoint_and_can_be_made_later(
+    bucket: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    right = os.environ["AWS_SECRET_ACCESS_KEY"]
+    save = """
+import os, sys, numpy, varve
+try:
+    varve.save({"w": numpy.arange(1000)}, sys.argv[1], upload_to=sys.argv[2])
+except varve.Error as error:
+    print(error)
+"""
+    remote = f"s3://{bucket.name}/run/step-1"
+    said = subprocess.run(
+        [sys.executable, "-c", save, str(tmp_path / "step-1"), remote],
+        capture_output=True,
+        text=True,
+        check=True,
+        env={**os.environ, "AWS_SECRET_ACCESS_KEY": "not the key"},
+    ).stdout
+    assert "403" in said and "varve upload" in said and right not in said, said
+    assert varve.verify(tmp_path / "step-1") == []
+    assert keys_in(bucket) == []
+    listed = varve_command("ls", str(tmp_path))
+    assert f"its upload to {remote} is pending" in listed
+    varve.save({"w": np.arange(10)}, tmp_path / "step-2")
+    assert "is pending" in varve_command("prune", str(tmp_path), "--keep", "last=1")
+    assert (tmp_path / "step-1").is_dir()  # Retention leaves it.
+    assert "uploaded" in varve_command("upload", str(tmp_path / "step-1"), remote)
+    assert varve.read(remote)["w"][-1] == 999
+    assert notes_in(tmp_path) == []
+    varve_command("prune", str(tmp_path), "--keep", "last=1")
+    assert not (tmp_path / "step-1").exists()
+
+
+def test_a_server_that_is_not_there_fails_the_save_and_names_it(
+    bucket: Any, tmp_path: Path
+) -> None:
+    save = "import sys, numpy, varve; varve.save({'w': numpy.arange(9)}, sys.argv[1], upload_to='s3://b/x')"
+    ended = subprocess.run(
+        [sys.executable, "-c", save, str(tmp_path / "step-1")],
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**os.environ, "AWS_ENDPOINT_URL": "http://127.0.0.1:9", "VARVE_S3_RETRY_TIMEOUT": "1"},
+    )
+    assert ended.returncode == 1 and "UnavailableError" in ended.stderr
+    assert "s3://b/x" in ended.stderr and "is published and stays" in ended.stderr
+    assert varve.verify(tmp_path / "step-1") == []
+
+
+def test_a_damaged_local_file_is_not_published(bucket: Any, tmp_path: Path) -> None:
+    path, remote = tmp_path / "step-1", f"s3://{bucket.name}/run/step-1"
+    varve.save({"w": np.arange(3_000_000)}, path)
+    (data,) = path.glob("data-*")
+    with open(data, "r+b") as file:
+        file.seek(-5, os.SEEK_END)
+        file.write(b"\x01")
+    with pytest.raises(varve.CorruptCheckpointError, match="damaged and was not uploaded"):
+        varve.upload(path, remote)
+    assert not [key for key in keys_in(bucket) if "varve-probe" not in key]
+    with pytest.raises(varve.CheckpointNotFoundError):
+        varve.read(remote)
+
+
+def test_a_save_that_fails_is_not_uploaded(bucket: Any, tmp_path: Path) -> None:
+    path, remote = tmp_path / "step-1", f"s3://{bucket.name}/run/step-1"
+    varve.save({"w": np.arange(10)}, path)
+    with pytest.raises(varve.CheckpointExistsError):
+        varve.save({"w": np.arange(20)}, path, upload_to=remote)
+    assert keys_in(bucket) == [] and notes_in(tmp_path) == []
+    varve.save({"w": np.arange(20)}, path, overwrite=True, upload_to=remote)
+    assert len(varve.read(remote)["w"]) == 20
+    varve.save({"w": np.arange(30)}, path, overwrite=True, upload_to=remote)
+    assert len(varve.read(remote)["w"]) == 30
+
+
+def test_a_full_disk_fails_the_save_before_anything_is_uploaded(
+    bucket: Any, small_disk: Path
+) -> None:
+    remote = f"s3://{bucket.name}/run/step-1"
+    with pytest.raises(varve.OutOfSpaceError):
+        varve.save({"w": np.zeros(9 << 20, np.uint8)}, small_disk / "step-1", upload_to=remote)
+    assert keys_in(bucket) == [] and os.listdir(small_disk) == []
+    varve.save({"w": np.zeros(4 << 20, np.uint8)}, small_disk / "step-1", upload_to=remote)
+    assert varve.verify(remote) == [] and os.listdir(small_disk) == ["step-1"]
+
+
+def test_uploads_that_make_no_sense_are_refused_before_anything_is_written(tmp_path: Path) -> None:
+    path = tmp_path / "step-1"
+    for given, says in (
+        (path, "where the checkpoint is saved"),
+        ("gs://b/x", "gs://"),
+        ("", "empty"),
+    ):
+        with pytest.raises(varve.Error, match=says):
+            varve.save({"w": np.arange(3)}, path, upload_to=given)
+    with pytest.raises(varve.InvalidArgumentError, match="coordinate=False"):
+        varve.torch.save({"w": torch.zeros(3)}, path, coordinate=False, upload_to="s3://b/x")
+    with pytest.raises(varve.Error, match="file system"):
+        varve.save({"w": np.arange(3)}, "s3://b/y", upload_to="s3://b/x")
+    assert os.listdir(tmp_path) == []
+
+
+def test_a_dcp_checkpoint_is_uploaded_with_its_index_last(bucket: Any, tmp_path: Path) -> None:
+    path, remote = tmp_path / "step-1", f"s3://{bucket.name}/run/step-1"
+    for value in (1, 2):
+        state = {"w": torch.full((100_000,), value)}
+        varve.torch.save(state, path, format="dcp", overwrite=True)
+        if value == 2:
+            with pytest.raises(varve.CheckpointExistsError, match="in place"):
+                varve.upload(path, remote, overwrite=True)
+        varve.upload(path, remote, in_place=value == 2)
+        assert varve.torch.read(remote)["w"][0] == value
+    written = {one.key: one.last_modified for one in bucket.objects.all()}
+    assert max(written, key=lambda key: written[key]).endswith(".metadata")
+    assert not [key for key in written if "varve-upload" in key]
+
+
+# ---- several ranks, and the background ----
+
+
+def test_two_ranks_upload_their_own_files(
+    s3_server: dict[str, str], bucket: Any, tmp_path: Path
+) -> None:
+    remote = f"s3://{bucket.name}/run/step-1"
+    run_ranks(2, save_and_upload, s3_server, str(tmp_path / "step-1"), remote)
+    assert run_ranks(3, load_ranks, s3_server, remote) == [True] * 3
+    assert notes_in(tmp_path) == []
+
+
+def test_a_rank_that_cannot_upload_fails_all(
+    s3_server: dict[str, str], bucket: Any, tmp_path: Path
+) -> None:
+    remote = f"s3://{bucket.name}/run/step-1"
+    said = run_ranks(
+        2, save_where_one_rank_cannot_upload, s3_server, str(tmp_path / "step-1"), remote
+    )
+    assert said[0] == said[1] and "rank 1" in said[0] and "403" in said[0]
+    assert run_ranks(2, load_ranks, s3_server, str(tmp_path / "step-1")) == [True] * 2
+    assert not [key for key in keys_in(bucket) if "varve.json" in key]
+
+
+def test_saves_in_the_background_end_when_they_are_uploaded(
+    s3_server: dict[str, str], bucket: Any, tmp_path: Path
+) -> None:
+    run, remote = str(tmp_path), f"s3://{bucket.name}/run"
+    run_ranks(2, save_and_upload_in_the_background, s3_server, run, remote)
+    for step in (1, 2, 3):
+        assert run_ranks(1, load_ranks, s3_server, f"{remote}/step-{step}") == [True]
+    assert notes_in(tmp_path) == []
+
+
+def test_a_background_save_whose_upload_fails_says_so(
+    bucket: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    handle = varve.torch.async_save(
+        {"w": torch.zeros(10)}, tmp_path / "step-1", upload_to="s3://varve-no-such-bucket/x"
+    )
+    with pytest.raises(varve.Error, match="is published and stays"):
+        handle.result(120)
+    assert varve.verify(tmp_path / "step-1") == []
+    assert len(notes_in(tmp_path)) == 1
+
+
+# ---- deaths ----
+
+SAVE = """
+import sys, numpy, varve
+varve.save({"w": numpy.arange(30_000_000)}, sys.argv[1], overwrite=True, upload_to=sys.argv[2])
+print("done", flush=True)
+"""
+
+
+def test_a_kill_between_publishing_and_the_remote_record_leaves_a_pending_upload(
+    bucket: Any, tmp_path: Path
+) -> None:
+    path, remote = tmp_path / "step-1", f"s3://{bucket.name}/run/step-1"
+    child = subprocess.Popen([sys.executable, "-c", SAVE, str(path), remote])
+    until = time.monotonic() + 60
+    while not (path / "varve.json").exists():
+        assert time.monotonic() < until and child.poll() is None
+        time.sleep(0.001)
+    child.kill()
+    child.wait()
+    assert varve.verify(path) == []
+    assert len(notes_in(tmp_path)) == 1
+    with pytest.raises(varve.CheckpointNotFoundError):
+        varve.read(remote)
+    # The same script once more.
+    again = subprocess.run(
+        [sys.executable, "-c", SAVE, str(path), remote], capture_output=True, text=True, check=True
+    )
+    assert again.stdout == "done\n"
+    assert varve.read(remote)["w"][-1] == 29_999_999
+    assert notes_in(tmp_path) == []
+
+
+def test_ctrl_c_during_the_upload_leaves_nothing_visible(bucket: Any, tmp_path: Path) -> None:
+    path, remote = tmp_path / "step-1", f"s3://{bucket.name}/run/step-1"
+    child = subprocess.Popen(
+        [sys.executable, "-c", SAVE, str(path), remote], stderr=subprocess.PIPE, text=True
+    )
+    until = time.monotonic() + 60
+    while not (path / "varve.json").exists():
+        assert time.monotonic() < until and child.poll() is None
+        time.sleep(0.001)
+    child.send_signal(signal.SIGINT)
+    _, said = child.communicate(timeout=60)
+    assert "KeyboardInterrupt" in said
+    assert varve.verify(path) == []
+    assert len(notes_in(tmp_path)) == 1
+    with pytest.raises(varve.CheckpointNotFoundError):
+        varve.read(remote)

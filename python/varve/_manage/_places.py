@@ -1,0 +1,113 @@
+"""The places of a run's steps: its directory, and where they are uploaded to."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+from varve._core import manage
+from varve._manage._history import History
+from varve._manage._inputs import Settings, is_whole
+from varve._manage._lock import set_pinned_apart, take_lock
+from varve._manage._place import Place, place_of
+from varve._manage._resume import Chooser
+from varve.errors import CheckpointNotFoundError, CorruptCheckpointError
+
+#: What ranks tell each other of a step: its number, its name and the place that it is in.
+Chosen = dict[str, Any]
+
+
+class Places:
+    """Rank 0's view of both. The run's directory comes first.
+
+    Attributes:
+        lock: Of the run's directory, once they are taken.
+        remote_lock: Of the other place.
+    """
+
+    def __init__(
+        self, run: str, remote: str, settings: Settings, history: History, place: Place
+    ) -> None:
+        self.lock: manage.RunLock | None = None
+        self.remote_lock: manage.RunLock | None = None
+        self._run = run
+        self._remote = remote
+        places = {run: place, **({remote: place_of(remote)} if remote else {})}
+        self._choosers = {
+            where: Chooser(where, settings.verify, settings.max_restarts, history, its_place)
+            for where, its_place in places.items()
+        }
+
+    def take(self) -> tuple[int, str]:
+        """Locks both. Returns the number of this attempt, and the name of the newest whole step."""
+        self.lock = take_lock(self._run)
+        steps = manage.list_steps(self._run)
+        if self._remote:
+            self.remote_lock = take_lock(self._remote)
+            steps = manage.list_steps(self._remote) + steps
+        newest = next((one.name for one in reversed(steps) if is_whole(one)), "")
+        return 1 + max((step.attempt for step in steps), default=0), newest
+
+    def release(self) -> None:
+        """Gives both back; in a forked child, its hold of them."""
+        for lock in (self.lock, self.remote_lock):
+            if lock is not None:
+                lock.release()
+
+    def choose(self) -> Chosen | None:
+        """Returns the newest good step of both: the local one of equal ones. None where there is none.
+
+        Raises CorruptCheckpointError where there were steps, and none of them is whole.
+        """
+        best: tuple[manage.RunStep, str] | None = None
+        none_is_whole: CorruptCheckpointError | None = None
+        for run, chooser in self._choosers.items():
+            try:
+                step = chooser.choose()
+            except CorruptCheckpointError as error:
+                none_is_whole = none_is_whole or error
+                continue
+            if step is not None and (best is None or _age(step) > _age(best[0])):
+                best = step, run
+        if best is None:
+            if none_is_whole is not None:
+                raise none_is_whole
+            return None
+        return {"step": best[0].step, "name": best[0].name, "run": best[1]}
+
+    def find(self, step: int, *, here: bool = False) -> Chosen:
+        """Returns the newest whole step of this number, with `here` of the run's directory alone."""
+        for run in [self._run] if here else self._choosers:
+            for one in reversed(manage.list_steps(run)):
+                if one.step == step and is_whole(one):
+                    return {"step": one.step, "name": one.name, "run": run}
+        raise CheckpointNotFoundError(f"{self._run} has no whole step {step}", path=self._run)
+
+    def pass_over(self, chosen: Chosen, reason: str) -> None:
+        """Leaves a damaged step out."""
+        self._choosers[chosen["run"]].pass_over(chosen["name"], reason)
+
+    def went_on(self, chosen: Chosen) -> dict[str, str]:
+        """Called when a step has loaded. Returns the steps that were left out, with the reasons."""
+        passed_over: dict[str, str] = {}
+        for chooser in self._choosers.values():
+            chooser.settle()
+            passed_over |= chooser.passed_over
+        set_pinned_apart(self._run, chosen["step"])
+        self._choosers[chosen["run"]].note_restart(chosen["name"])
+        return passed_over
+
+    def forget_restarts(self) -> None:
+        """Called after a save: the run has got further."""
+        for chooser in self._choosers.values():
+            chooser.forget_restarts()
+
+
+def path_of(chosen: Chosen) -> str:
+    """Returns the path of a step."""
+    return os.path.join(chosen["run"], chosen["name"])
+
+
+def _age(step: manage.RunStep) -> tuple[int, int]:
+    """A key by which the steps of two places are in the order of their saves."""
+    return step.attempt, step.step

@@ -1,0 +1,247 @@
+"""Copies of a run's steps in another storage, made while training goes on.
+
+  1. Before a save begins, rank 0 writes the note of a pending upload beside the step
+     (src/upload/pending.cc): no retention removes the step before it is uploaded, in no job.
+  2. When a save is durable, all ranks make a round on a thread of theirs, which has a channel of its own. Rank
+     0 says which steps are to be uploaded: the new one first, then those whose upload failed before, or
+     was promised by a job that died. The first round is made when the manager is.
+  3. All ranks upload each step together (src/upload/upload.cc). A step that has failed ends the round, and is
+     tried again in the next; one that is damaged is not tried again by this job.
+  4. Rank 0 removes the note, writes the history and applies the rules there and here.
+
+The copy of a step replaces what has its name there, unless a later job has saved that.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import threading
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+from varve import _core
+from varve._core import manage
+from varve._manage._followup import FollowUp, Save
+from varve._manage._history import History
+from varve._manage._policy import Keep
+from varve._upload import Background, Copy
+from varve.errors import CorruptCheckpointError, Error, PreconditionError
+
+_LOG = logging.getLogger("varve")
+
+
+class Uploads:
+    """One rank's part in the uploads of a run. Threads: any; rounds run on one thread."""
+
+    def __init__(
+        self,
+        run: str,
+        to: str,
+        keep: Keep,
+        prefix: str,
+        channel: Any,
+        history: History,
+        after: FollowUp,
+        lock: manage.RunLock | None,
+        on_failure: Callable[[int, BaseException], None] | None,
+        timeout: float,
+    ) -> None:
+        self._run = run
+        self._to = to
+        self._keep = keep
+        self._prefix = prefix
+        self._rank = 0 if channel is None else channel.rank
+        self._history = history
+        self._after = after
+        self._lock = lock
+        self._on_failure = on_failure
+        self._timeout = timeout
+        self._attempt = 0
+        self._damaged: set[str] = set()
+        self._unnoted: set[str] = set()  # Steps whose note could not be written.
+        self._lost = False
+        self._thread = Background(channel)
+        self._guard = threading.Lock()
+        self._promised: Counter[str] = Counter()  # Saves under way, or that wait for their round.
+        after.on_end = self._ended
+
+    # ---- what the manager tells ----
+
+    def promise(self, path: str) -> None:
+        """Notes that a step which is about to be saved is to be uploaded."""
+        if self._rank != 0:
+            return
+        with self._guard:
+            self._promised[path] += 1
+        try:
+            _core.uploads.note_pending_upload(path, self._target(path))
+        except Error as error:
+            self._unnoted.add(path)
+            _LOG.warning("a crash would forget the upload of %s: %s", path, error)
+
+    def catch_up(self, attempt: int) -> None:
+        """Uploads what earlier jobs have promised."""
+        self._thread.later(lambda: self._round(attempt, ""))
+
+    def drain(self) -> None:
+        """Waits for the uploads under way."""
+        self._thread.drain()
+
+    def abort(self) -> None:
+        """Ends the upload under way. What is not uploaded stays pending."""
+        self._thread.abort()
+
+    def close(self) -> None:
+        """Waits, and ends the thread."""
+        self._thread.close()
+
+    def _ended(self, save: Save, durable: bool) -> None:
+        """Uploads a step that is durable, and what was not uploaded before."""
+        if durable:
+            self._thread.later(lambda: self._round(save.attempt, save.path))
+        else:
+            self._redeem(save.path)
+
+    def _redeem(self, path: str) -> None:
+        with self._guard:
+            self._promised[path] -= 1
+
+    # ---- a round ----
+
+    def _target(self, path: str) -> str:
+        return os.path.join(self._to, os.path.basename(path))
+
+    def _round(self, attempt: int, first: str) -> None:
+        self._attempt = attempt
+        if first:
+            self._redeem(first)
+        if self._lost:
+            return
+        try:
+            steps = self._agreed(first)
+            for path, target in steps:
+                if not self._upload(path, target):
+                    break
+        finally:
+            if self._thread.coordinator is not None and self._thread.coordinator.lost:
+                self._lost = True
+                _LOG.error(
+                    "%s: a rank was lost in an upload; this job uploads nothing more, and the next one "
+                    "makes up for it",
+                    self._run,
+                )
+
+    def _agreed(self, first: str) -> list[tuple[str, str]]:
+        """Returns what rank 0 says is to be uploaded: paths and targets."""
+        told = b"[]"
+        if self._rank == 0:
+            try:
+                told = json.dumps(self._due(first)).encode()
+            except Error as error:
+                _LOG.warning(
+                    "%s: which steps are to be uploaded is not known: %s", self._run, error
+                )
+        if self._thread.coordinator is not None:
+            told = self._thread.coordinator.share(told, self._timeout)
+        return [(path, target) for path, target in json.loads(told)]
+
+    def _due(self, first: str) -> list[tuple[str, str]]:
+        """On rank 0: the new step, and those that are pending and not being saved."""
+        if not self._still_ours():
+            return []
+        pending = {
+            os.fsdecode(path): os.fsdecode(to)
+            for path, to in _core.uploads.pending_uploads(self._run)
+        }
+        # An earlier round may have uploaded it already.
+        is_due = first in pending or first in self._unnoted
+        self._unnoted.discard(first)
+        due = [(first, self._target(first))] if is_due else []
+        with self._guard:  # Those have a round of their own.
+            promised = {path for path, count in self._promised.items() if count > 0}
+        busy = promised | self._damaged | {first}
+        left = [(path, to) for path, to in pending.items() if path not in busy]
+        return due + [one for one in left if self._is_wanted(*one)] if left else due
+
+    def _is_wanted(self, path: str, target: str) -> bool:
+        """Returns True for a pending upload that still makes sense; else it is forgotten."""
+        name = os.path.basename(path)
+        mine = [one for one in manage.list_steps(self._run) if one.name == name]
+        if not mine and not os.path.isdir(path):
+            _core.uploads.forget_pending_upload(
+                path
+            )  # Its save has failed, or it was removed on request.
+            return False
+        there = [one for one in manage.list_steps(os.path.dirname(target)) if one.name == name]
+        if mine and there and there[0].attempt > mine[0].attempt:
+            _LOG.warning("%s is not uploaded: a later job has saved %s", path, target)
+            _core.uploads.forget_pending_upload(path)
+            return False
+        return True
+
+    def _still_ours(self) -> bool:
+        """Returns True unless another job uploads to the same place now."""
+        if self._lock is None or self._after.overtaken:
+            return not self._after.overtaken
+        try:
+            self._lock.check_held()
+        except PreconditionError as error:
+            self._after.overtaken = str(error)
+            _LOG.error("%s", error)
+            return False
+        except Error as error:  # The upload will tell.
+            _LOG.info("whether %s is still this job's is not known: %s", self._to, error)
+        return True
+
+    def _upload(self, path: str, target: str) -> bool:
+        """Uploads a step, by all ranks; returns True where the round goes on."""
+        step = _core.step_from_name(os.path.basename(path)) or 0
+        copy = Copy(path, target, overwrite=True, in_place=True, timeout=self._timeout)
+        try:
+            report = copy.make(self._thread.coordinator)
+        except Error as error:
+            damaged = isinstance(error, CorruptCheckpointError)
+            if damaged:
+                self._damaged.add(path)
+            if self._rank == 0:
+                when = "not by this job again" if damaged else "after the next save"
+                _LOG.error("%s; it stays pending and is tried %s", error, when)
+                self._note(step, path, type(error).__name__, error=str(error))
+                self._after.count_upload("failed")
+            if self._on_failure is not None:
+                self._after.call(self._on_failure, step, error)
+            return damaged
+        if self._rank == 0:
+            with self._guard:
+                again = self._promised[path] > 0  # The step is being saved anew.
+            if not again:
+                _core.uploads.forget_pending_upload(path)
+            self._note(step, path, "done", bytes=report.bytes, seconds=round(report.seconds, 6))
+            self._after.count_upload("done", step)
+            self._prune()
+        return True
+
+    def _note(self, step: int, path: str, outcome: str, **fields: Any) -> None:
+        name = os.path.basename(path)
+        self._history.add(
+            "upload",
+            attempt=self._attempt,
+            step=step,
+            name=name,
+            to=self._to,
+            outcome=outcome,
+            **fields,
+        )
+
+    def _prune(self) -> None:
+        """Applies the rules there, and has them applied here: the step was kept for its upload."""
+        attempt = self._attempt
+        if self._keep.any and self._after.may_remove:
+            try:
+                manage.prune(self._to, self._keep.rules(), False, 1.0, self._prefix)
+            except Error as error:
+                _LOG.warning("old steps in %s were not removed: %s", self._to, error)
+        self._after.later(lambda: self._after.prune_by_rules(attempt))

@@ -1,0 +1,163 @@
+"""Copies of OLMo's checkpoints in remote storage, and mirrors of remote ones on a disk.
+
+A save with `upload_to` takes these steps:
+  1. Rank 0 notes beside the local checkpoint that an upload is to be made (varve/_upload.py).
+  2. The local checkpoint is published.
+  3. Each rank uploads the files that it has written; rank 0 uploads indexes and, last, `config.yaml`
+     (src/upload/upload.cc). If that fails, all ranks raise; the local checkpoint and the note stay.
+  4. Rank 0 removes the note.
+"""
+
+from __future__ import annotations
+
+import atexit
+import logging
+import os
+import weakref
+from pathlib import Path
+from typing import Any
+
+from varve import _core
+from varve._upload import Background, Copy, Promise, explained
+from varve._warn import warn
+from varve.errors import Error
+from varve.olmo._errors import network_errors
+from varve.olmo._files import any_path, files_in, is_remote, joined, local_path
+from varve.olmo._steps import TIMEOUT, Steps
+from varve.torch._coordinator import TorchCoordinator, make_background
+
+_LOG = logging.getLogger("varve")
+
+#: Files that tell one checkpoint of OLMo's from another, and are small.
+_TELLING = ("config.yaml", "metadata.yaml", "metadata.json", ".metadata")
+_MOST = 64 << 20
+
+#: Uploads in the background that are not ended.
+_open: weakref.WeakSet[Uploads] = weakref.WeakSet()
+
+
+class Upload:
+    """The upload of one checkpoint whose ranks have each written some of its files."""
+
+    def __init__(
+        self, source: str, target: str, mark: str, overwrite: bool, in_place: bool
+    ) -> None:
+        self._copy = Copy(source, target, overwrite, in_place and overwrite, TIMEOUT)
+        self._mark = mark
+        self._promise: Promise | None = None
+        self._files: list[str] | None = None
+
+    def promise(self, steps: Steps) -> None:
+        """Step 1. Collective."""
+
+        def note() -> None:
+            self._promise = Promise(self._copy)
+
+        steps.first(f"save {self._copy.source}", note)
+
+    def take_back(self) -> None:
+        """Called where the save has failed."""
+        if self._promise is not None:
+            self._promise.take_back()
+
+    def set_files(self, files: list[str]) -> None:
+        """Says which files this rank has written, relative to the checkpoint."""
+        self._files = files
+
+    def make(self, coordinator: TorchCoordinator | None) -> None:
+        """Steps 3 and 4. Collective."""
+        options = _core.uploads.UploadOptions(
+            overwrite=self._copy.overwrite,
+            in_place=self._copy.in_place,
+            own_files=self._files,
+            mark=self._mark if self._files is not None else "",
+            timeout=TIMEOUT,
+        )
+        try:
+            _core.uploads.upload(self._copy.source, self._copy.target, options, coordinator)
+        except Error as error:
+            with network_errors():
+                raise explained(error, self._copy) from error
+        if coordinator is None or coordinator.rank == 0:
+            _core.uploads.forget_pending_upload(self._copy.source)
+
+
+class Uploads:
+    """Uploads in the background, on a thread with a channel of its own. Making it is collective."""
+
+    def __init__(self) -> None:
+        self._thread = Background(make_background(None, TIMEOUT, "the uploads of a checkpointer"))
+        self._failures: list[Exception] = []
+        _open.add(self)
+
+    def later(self, upload: Upload) -> None:
+        """Makes an upload after those before. Called on all ranks, in the same order."""
+
+        def run() -> None:
+            try:
+                upload.make(self._thread.coordinator)
+            except Exception as error:
+                _LOG.error("%s", error)
+                self._failures.append(error)
+
+        self._thread.later(run)
+
+    def wait(self) -> None:
+        """Waits for the uploads. Raises the error of the first that has failed since the last call."""
+        self._thread.drain()
+        failures, self._failures = self._failures, []
+        if failures:
+            raise failures[0]
+
+    def end(self) -> None:
+        """Waits, and ends the thread."""
+        self._thread.close()
+
+
+def readable(load_path: Any, local_cache: Any) -> str:
+    """Returns the directory to read: the cache where it is a mirror of what is to be loaded.
+
+    Where `load_path` is local, a cache that holds anything is taken. Where it is remote, the cache must
+    have the same files with the same sizes, and the same index and configuration. Else it is not read,
+    with a warning: a mirror that is older, or half there, never stands for the checkpoint.
+    """
+    path = any_path(load_path, "load_path")
+    if local_cache is None:
+        return path
+    cache = local_path(local_cache, "local_cache")
+    if not os.path.isdir(cache) or not os.listdir(cache):
+        return path
+    if not is_remote(path):
+        return cache
+    with network_errors():
+        difference = _difference(path, cache)
+    if not difference:
+        return cache
+    warn(f"{cache} is no mirror of {path} ({difference}): it is not read", UserWarning)
+    return path
+
+
+def _difference(path: str, cache: str) -> str:
+    """Returns how a mirror differs from a remote checkpoint; "" where it does not."""
+    there, here = files_in(path), files_in(cache)
+    for name, size in there.items():
+        if Path(name).name.startswith(".varve"):
+            continue
+        if here.get(name) != size:
+            found = "is missing" if name not in here else f"has {here[name]} bytes, not {size}"
+            return f"{name} {found}"
+        if Path(name).name in _TELLING and size <= _MOST:
+            mine, theirs = (
+                _core.uploads.read_file(joined(at, name), _MOST) for at in (cache, path)
+            )
+            if mine != theirs:
+                return f"{name} differs"
+    return "" if there else "there is nothing"
+
+
+def _end_all() -> None:
+    for uploads in list(_open):
+        uploads.end()
+
+
+atexit.register(_end_all)

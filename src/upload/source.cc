@@ -1,0 +1,120 @@
+#include "upload/source.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "catalogue/foreign.h"
+#include "catalogue/open.h"
+#include "publish/other_files.h"
+
+namespace varve {
+namespace {
+
+/// Returns true for hidden files of Varve's that are in a checkpoint's directory for a while.
+bool IsTransient(const std::string& name) {
+  const std::string base = BaseName(name);
+  return base.starts_with('.') && !IsDcpIndexName(base);
+}
+
+Result<std::uint64_t> SizeOf(Storage& storage, const std::string& name) {
+  VARVE_ASSIGN_OR_RETURN(const auto file, storage.OpenForRead(name));
+  return file->size();
+}
+
+Result<UploadSource> NativeSource(OpenedIndex opened) {
+  UploadSource source;
+  source.native = true;
+  source.directory = opened.directory;
+  source.save_id = opened.metadata.save_id;
+  for (const DataFile& file : opened.metadata.files) {
+    source.files.emplace(file.name, file.size);
+  }
+  source.index = std::move(opened);
+  return source;
+}
+
+/// Finds the files of another software's layout, by its names.
+Status AddForeignFiles(Storage& storage, UploadSource* source) {
+  VARVE_ASSIGN_OR_RETURN(const Inventory found, TakeInventory(storage, source->directory));
+  for (const OwnFile& file : found.own) {
+    if (IsTransient(file.name)) {
+      continue;
+    }
+    if (file.is_index) {
+      source->last.push_back(file.name);
+      continue;
+    }
+    VARVE_ASSIGN_OR_RETURN(const std::uint64_t size,
+                           SizeOf(storage, JoinPath(source->directory, file.name)));
+    source->files.emplace(file.name, size);
+  }
+  // The index of the whole is at the top; those in folders are of parts.
+  std::stable_partition(source->last.begin(), source->last.end(), [](const std::string& name) {
+    return name.find('/') != std::string::npos;
+  });
+  if (source->last.empty() || source->last.back().find('/') != std::string::npos) {
+    return Unimplemented("the layout of " + source->directory +
+                         " has no file that makes it a checkpoint, so that half a copy would look "
+                         "whole: convert it (`varve convert --to varve`), and upload that");
+  }
+  return Status::Ok();
+}
+
+Result<UploadSource> SourceOfOwnFiles(Storage& storage, const std::string& from,
+                                      const UploadOptions& options) {
+  if (options.mark.empty()) {
+    return InvalidArgument("own_files without the name of a mark");
+  }
+  UploadSource source;
+  source.directory = from;
+  source.last = {options.mark};
+  for (const std::string& name : *options.own_files) {
+    if (name == options.mark) {
+      continue;
+    }
+    VARVE_ASSIGN_OR_RETURN(const std::uint64_t size, SizeOf(storage, JoinPath(from, name)));
+    source.files.emplace(name, size);
+  }
+  // Where all files are here their index may have checksums.
+  if (auto opened = OpenIndex(storage, from, options.stop);
+      opened.ok() && opened->metadata.format != Format::kVarve && opened->directory == from) {
+    source.index = *std::move(opened);
+  }
+  return source;
+}
+
+}  // namespace
+
+Result<UploadSource> LookAtSource(Storage& storage, const std::string& from,
+                                  const UploadOptions& options) {
+  if (options.own_files) {
+    return SourceOfOwnFiles(storage, from, options);
+  }
+  VARVE_ASSIGN_OR_RETURN(OpenedIndex opened, OpenWanted(storage, from, options.stop));
+  if (opened.metadata.format == Format::kVarve) {
+    return NativeSource(std::move(opened));
+  }
+  UploadSource source;
+  source.directory = opened.directory;
+  source.index = std::move(opened);
+  VARVE_RETURN_IF_ERROR(AddForeignFiles(storage, &source));
+  return source;
+}
+
+CopiedFile UploadSource::File(const std::string& name, std::uint64_t size) const {
+  CopiedFile file{.from = JoinPath(directory, name), .to = {}, .size = size};
+  if (!index) {
+    return file;
+  }
+  const Metadata& metadata = index->metadata;
+  const auto known = std::find_if(metadata.files.begin(), metadata.files.end(),
+                                  [&](const DataFile& one) { return one.name == name; });
+  if (known != metadata.files.end()) {
+    file.index = &*known;
+    file.block_bytes = metadata.block_bytes;
+    file.has_header = native;
+  }
+  return file;
+}
+
+}  // namespace varve

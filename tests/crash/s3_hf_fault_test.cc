@@ -1,0 +1,168 @@
+// Conversions to Hugging Face folders, with a death at each of the requests that they make of an S3
+// server. See publish/index_commit.cc.
+
+#include <algorithm>
+#include <cstring>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include <gtest/gtest.h>
+
+#include "catalogue/foreign.h"
+#include "crash/s3_faults.h"
+#include "varve/catalogue.h"
+#include "varve/convert.h"
+
+namespace varve::test::s3_hf_fault_test {
+namespace {
+
+constexpr const char* kIndex = "bucket/run/step-1/model.safetensors.index.json";
+constexpr const char* kConfig = "bucket/run/step-1/config.json";
+
+/// The path of the checkpoint that is converted.
+std::string SourceOf(int number) { return "s3://bucket/source-" + std::to_string(number); }
+
+class S3FaultsOfHf : public S3Faults {
+ protected:
+  S3FaultsOfHf() : S3Faults(Format::kSafetensors) {}
+
+  /// Saves a checkpoint whose values tell its number, with a side file.
+  static void SaveSource(int number, Storage& storage, const std::string& config = "{}") {
+    std::vector<float> memory(2000, static_cast<float>(number));
+    State state;
+    for (const char* const name : {"a", "b"}) {
+      state.tensors.push_back(
+          {name, DType::kFloat32, {2000}, WholeBox({2000}), HostMemory{memory.data()}});
+    }
+    state.files.push_back({"config.json", config});
+    ASSERT_TRUE(IsOk(Save(state, SourceOf(number), SmallSave(true), storage)));
+  }
+
+  static Status ConvertIt(int number, Storage& storage, bool overwrite) {
+    ConvertOptions options;
+    options.to = ConvertTarget::kHf;
+    options.overwrite = overwrite;
+    options.shard_size = 8000;
+    return Convert(SourceOf(number), kS3Path, options, storage).status();
+  }
+
+  /// Returns the number of the checkpoint that a reader sees: 0 for none.
+  static int SeenNumber(Storage& storage) {
+    const auto content = ReadContent(kS3Path, storage);
+    if (!content.ok()) {
+      EXPECT_EQ(content.status().code(), StatusCode::kNotFound) << content.status().ToString();
+      return 0;
+    }
+    EXPECT_EQ(content->tensors.size(), 2U);
+    for (int number = 1; number < 3; ++number) {
+      const std::vector<float> want(2000, static_cast<float>(number));
+      std::string bytes(want.size() * sizeof(float), '\0');
+      std::memcpy(bytes.data(), want.data(), bytes.size());
+      if (content->tensors.at("a").ends_with(bytes) && content->tensors.at("b").ends_with(bytes)) {
+        EXPECT_TRUE(Verify(kS3Path, storage)->clean());
+        return number;
+      }
+    }
+    ADD_FAILURE() << "a mix";
+    return 0;
+  }
+
+  /// Checks that there is nothing but the index, what it names, and the side file.
+  static void ExpectNothingElse(const S3Server& server, Storage& storage) {
+    const auto names = ForeignFileNames(storage, kS3Path);
+    const std::string below = "bucket/run/step-1/";
+    for (const auto& [key, content] : server.objects()) {
+      EXPECT_TRUE(!key.starts_with("bucket/run/") || key == kIndex || key == kConfig ||
+                  (names.ok() && std::find(names->begin(), names->end(),
+                                           key.substr(below.size())) != names->end()))
+          << key;
+    }
+    EXPECT_EQ(server.open_uploads(), 0U);
+  }
+};
+
+TEST_F(S3FaultsOfHf, AfterADeathAtAnyRequestOneFolderOpensAndGarbageGoes) {
+  for (const bool overwrite : {false, true}) {
+    for (const S3Fault last : {S3Fault::kRefused, S3Fault::kResetAfter}) {
+      int requests = 0;
+      for (int at = 0; at <= requests; at += kStep) {
+        S3Server server;
+        const auto storage = Open(server);
+        SaveSource(1, *storage);
+        SaveSource(2, *storage);
+        if (overwrite) {
+          ASSERT_TRUE(IsOk(ConvertIt(1, *storage, false)));
+        }
+        server.SetScript([&](const S3Request&, int index) {
+          return index < at ? S3Fault::kNone : index == at ? last : S3Fault::kRefused;
+        });
+        const Status made = ConvertIt(2, *storage, overwrite);
+        requests = server.requests();
+        server.SetScript({});
+        const int seen = SeenNumber(*storage);
+        EXPECT_TRUE(!made.ok() || seen == 2) << "request " << at;
+        EXPECT_TRUE(!overwrite || seen != 0) << "request " << at << ": " << made.ToString();
+        const Status collected = CollectGarbage("s3://bucket/run", DryRun::kNo, *storage).status();
+        EXPECT_TRUE(collected.ok() || collected.code() == StatusCode::kNotFound);
+        EXPECT_EQ(SeenNumber(*storage), seen) << "request " << at;
+        ExpectNothingElse(server, *storage);
+        // Nothing that is left keeps the next one from its name.
+        EXPECT_TRUE(IsOk(ConvertIt(2, *storage, true))) << "request " << at;
+        EXPECT_EQ(SeenNumber(*storage), 2);
+      }
+    }
+  }
+}
+
+TEST_F(S3FaultsOfHf, ASideFileOfAnotherContentIsNotReplaced) {
+  S3Server server;
+  const auto storage = Open(server);
+  SaveSource(1, *storage);
+  SaveSource(2, *storage, "{\"other\": 1}");
+  ASSERT_TRUE(IsOk(ConvertIt(1, *storage, false)));
+  const auto objects = server.objects();
+  EXPECT_TRUE(FailsWith(ConvertIt(2, *storage, true), StatusCode::kFailedPrecondition,
+                        {"config.json is there with another content", "varve rm"}));
+  EXPECT_EQ(server.objects(), objects);
+  EXPECT_EQ(SeenNumber(*storage), 1);
+  ASSERT_TRUE(IsOk(RemoveCheckpoint(kS3Path, DryRun::kNo, *storage)));
+  ASSERT_TRUE(IsOk(ConvertIt(2, *storage, false)));
+  EXPECT_EQ(server.objects().at(kConfig), "{\"other\": 1}");
+}
+
+TEST_F(S3FaultsOfHf, AnOverwriteReplacesTheFolderOfAnotherProgram) {
+  S3Server server;
+  const auto storage = Open(server);
+  SaveSource(1, *storage);
+  SaveSource(2, *storage);
+  ASSERT_TRUE(IsOk(ConvertIt(1, *storage, false)));
+  const auto made = server.objects();
+  // As save_pretrained names the files.
+  std::string index = made.at(kIndex);
+  for (const auto& [key, content] : made) {
+    const std::size_t at = key.find("varve-data-");
+    if (key.starts_with("bucket/run/") && at != std::string::npos) {
+      const std::string data = key.substr(at, key.rfind('/') + 1 - at);
+      for (std::size_t i = index.find(data); i != std::string::npos; i = index.find(data)) {
+        index.erase(i, data.size());
+      }
+      ASSERT_TRUE(IsOk(storage->Remove("s3://" + key)));
+      if (key.ends_with(".safetensors")) {
+        server.Put("bucket/run/step-1/" + key.substr(key.rfind('/') + 1), content);
+      }
+    }
+  }
+  server.Put(kIndex, index);
+  EXPECT_EQ(SeenNumber(*storage), 1);
+  EXPECT_TRUE(FailsWith(ConvertIt(2, *storage, false), StatusCode::kAlreadyExists));
+  ASSERT_TRUE(IsOk(ConvertIt(2, *storage, true)));
+  EXPECT_EQ(SeenNumber(*storage), 2);
+  EXPECT_EQ(server.objects().size(), made.size());
+  const auto removed = RemoveCheckpoint(kS3Path, DryRun::kYes, *storage);
+  ASSERT_TRUE(IsOk(removed));
+  EXPECT_TRUE(removed->others.empty());
+}
+
+}  // namespace
+}  // namespace varve::test::s3_hf_fault_test
