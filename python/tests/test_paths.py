@@ -59,8 +59,8 @@ def test_an_address_of_another_store_is_refused_and_makes_no_directory(
     here: Path, name: str
 ) -> None:
     before = _entries(here)
-    with pytest.raises(varve.InvalidArgumentError, match=r"gs://bucket/x.*no storage.*file://"):
-        FUNCTIONS[name]("gs://bucket/x")
+    with pytest.raises(varve.InvalidArgumentError, match=r"hdfs://bucket/x.*no storage.*file://"):
+        FUNCTIONS[name]("hdfs://bucket/x")
     assert _entries(here) == before
 
 
