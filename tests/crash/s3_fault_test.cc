@@ -216,6 +216,38 @@ TEST_F(S3Faults, GarbageIsWhatNoRecordNamesAndIsADayOld) {
   EXPECT_EQ(left, whole);
 }
 
+TEST_F(S3Faults, GarbageCollectionOutlastsWhatPassesAndNeverTakesTheCheckpoint) {
+  const std::string dead = std::string(kPath) + "/varve-data-" + std::string(32, 'a');
+  const std::string text(20'000, 'x');
+  int requests = 0;  // As many as gc has made so far.
+  for (const S3Fault fault :
+       {S3Fault::kUnavailable, S3Fault::kResetBefore, S3Fault::kResetAfter, S3Fault::kInternalLate,
+        S3Fault::kTruncated, S3Fault::kCorrupted, S3Fault::kRefused}) {
+    for (int at = 0; at == 0 || at < requests; at += kStep) {
+      S3Server server;
+      const auto storage = Open(server);
+      ASSERT_TRUE(IsOk(SaveBoth(new_, *storage, false)));
+      const auto whole = server.objects();
+      server.Put((dead + "/data").substr(5), "left by a dead save");
+      auto open = storage->OpenForWrite(dead + "/upload", {});
+      ASSERT_TRUE(IsOk((*open)->WriteAt(0, AsByteSpan(text))));
+      ASSERT_EQ(server.open_uploads(), 1U);
+      server.SetScript(
+          [&](const S3Request&, int index) { return index == at ? fault : S3Fault::kNone; });
+      const Status collected = CollectGarbage("s3://bucket/run", DryRun::kNo, *storage).status();
+      requests = std::max(requests, server.requests());
+      server.SetScript({});
+      const bool passes = fault != S3Fault::kCorrupted && fault != S3Fault::kRefused;
+      EXPECT_TRUE(!passes || collected.ok()) << "request " << at << ": " << collected.ToString();
+      EXPECT_EQ(Seen(*storage), 2) << "request " << at << ", fault " << static_cast<int>(fault);
+      EXPECT_TRUE(IsOk(CollectGarbage("s3://bucket/run", DryRun::kNo, *storage).status()));
+      EXPECT_EQ(server.objects(), whole);
+      EXPECT_EQ(server.open_uploads(), 0U);
+    }
+  }
+  EXPECT_GE(requests, 5);
+}
+
 TEST_F(S3Faults, UploadsOfADeadSaveAreGarbageAndThoseOfOthersStay) {
   S3Server server;
   const auto storage = Open(server);

@@ -41,8 +41,8 @@ struct Found {
   std::string problem;
 };
 
-/// Every sixth seed is one of uploads to an object store, every third of saves in the background,
-/// the others of saves by their own processes.
+/// One seed of six is of uploads to an object store, one of saves in the background, the others of
+/// saves by their own processes.
 Outcome RunSeed(std::uint64_t seed, Plant plant, bool keep_trace) {
   if (seed % 6 == 5) {
     return RunUploads(seed, plant, keep_trace);
