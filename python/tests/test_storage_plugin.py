@@ -123,6 +123,27 @@ def test_a_manager_keeps_a_run_there(store: MemoryStore) -> None:
     assert int(loaded["w"][0]) == 4
 
 
+def test_other_formats_conversions_and_uploads_go_there(store: MemoryStore, tmp_path: Path) -> None:
+    saved = {"w": torch.arange(300_000), "step": 3}
+    varve.torch.save(saved, "mem://b/dcp", format="dcp")
+    assert "b/dcp/.metadata" in store.objects
+    varve.torch.save(saved, tmp_path / "c", upload_to="mem://b/up")
+    varve.convert("mem://b/up", "mem://b/hf", "hf")
+    for path in ("mem://b/dcp", "mem://b/up", "mem://b/hf", tmp_path / "c"):
+        assert torch.equal(varve.torch.read(path, flat=True)["w"], saved["w"])
+    assert not store.uploads
+
+
+def test_the_agent_does_not_see_it_and_the_error_says_so(store: MemoryStore, agent: str) -> None:
+    del agent
+    stager = varve.torch.Stager(executor="process")
+    handle = varve.torch.async_save({"w": torch.ones(10)}, "mem://b/x", stager=stager)
+    with pytest.raises(varve.UnsupportedError, match=r"not seen by other processes.*thread"):
+        handle.result(60)
+    stager.close()
+    assert not any("varve.json" in name for name in store.objects)
+
+
 # ---- schemes ----
 
 
