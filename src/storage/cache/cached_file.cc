@@ -8,6 +8,7 @@
 
 #include "base/bytes.h"
 #include "base/checksum.h"
+#include "storage/server_file.h"
 
 namespace varve::cache {
 namespace {
@@ -47,7 +48,7 @@ class Target {
   ByteRange range_;
 };
 
-class CachedFile final : public ReadableFile {
+class CachedFile final : public ServerFile {
  public:
   CachedFile(BlockStore& store, const Hash128& key, std::unique_ptr<ReadableFile> file)
       : store_(store), key_(key), file_(std::move(file)), size_(file_->size()) {}
@@ -68,16 +69,6 @@ class CachedFile final : public ReadableFile {
       begin = end;
     }
     return Status::Ok();
-  }
-
-  Status ReadUncached(std::uint64_t offset, std::byte* buffer, std::uint64_t size,
-                      std::uint64_t /*capacity*/) override {
-    const std::span<std::byte> whole(buffer, size);
-    return ReadAt(offset, std::span(&whole, 1));
-  }
-
-  [[nodiscard]] bool IsCached(std::uint64_t /*offset*/, std::uint64_t /*size*/) override {
-    return false;
   }
 
  private:

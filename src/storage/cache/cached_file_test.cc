@@ -13,6 +13,7 @@
 #include <sys/file.h>
 
 #include "base/bytes.h"
+#include "storage/server_file.h"
 #include "support/status_matchers.h"
 #include "support/temp_dir.h"
 
@@ -35,7 +36,7 @@ struct Remote {
   std::atomic<std::uint64_t> bytes = 0;
   std::chrono::milliseconds delay{0};
 
-  class File final : public ReadableFile {
+  class File final : public ServerFile {
    public:
     explicit File(Remote& remote) : remote_(remote), version_(remote.version) {}
     [[nodiscard]] std::uint64_t size() const override { return remote_.content.size(); }
@@ -53,14 +54,6 @@ struct Remote {
         remote_.bytes += part.size();
       }
       return Status::Ok();
-    }
-    Status ReadUncached(std::uint64_t offset, std::byte* buffer, std::uint64_t size,
-                        std::uint64_t /*capacity*/) override {
-      const std::span<std::byte> whole(buffer, size);
-      return ReadAt(offset, std::span(&whole, 1));
-    }
-    [[nodiscard]] bool IsCached(std::uint64_t /*offset*/, std::uint64_t /*size*/) override {
-      return false;
     }
 
    private:
@@ -198,7 +191,6 @@ TEST_F(Caches, WhoHasWaitedLongEnoughFetchesToo) {
   BlockStore store(options);
   const auto file = ReadThrough(store, "https://h/f", remote_.Open());
   std::vector<FileDescriptor> locks;
-  std::string key;
   for (std::uint64_t i = 0; i < 1024; ++i) {  // All groups: somebody fetches for ever.
     const std::string name =
         (fs::path(place_ / "cache") / "varve-blocks-1/locks").string() + "/" + std::to_string(i);

@@ -1,16 +1,18 @@
 #include "storage/http/http_storage.h"
 
+#include <algorithm>
 #include <cstring>
 #include <mutex>
 #include <utility>
 
 #include "base/bytes.h"
 #include "storage/http/url.h"
+#include "storage/server_file.h"
 
 namespace varve::http {
 namespace {
 
-class HttpReader final : public ReadableFile {
+class HttpReader final : public ServerFile {
  public:
   HttpReader(WebClient& client, std::string name, RemoteFile file)
       : client_(client), name_(std::move(name)), file_(std::move(file)) {}
@@ -19,15 +21,8 @@ class HttpReader final : public ReadableFile {
   [[nodiscard]] std::string version() const override { return file_.identity; }
 
   Status ReadAt(std::uint64_t offset, std::span<const std::span<std::byte>> parts) override {
-    std::uint64_t bytes = 0;
-    for (const std::span<std::byte> part : parts) {
-      bytes += part.size();
-    }
-    if (offset > file_.size || bytes > file_.size - offset) {
-      return DataLoss(name_ + ": ends at byte " + std::to_string(file_.size) + ", before the " +
-                      std::to_string(bytes) + " bytes wanted at " + std::to_string(offset));
-    }
-    if (bytes == 0) {
+    VARVE_RETURN_IF_ERROR(CheckRange(name_, offset, parts));
+    if (std::all_of(parts.begin(), parts.end(), [](const auto& part) { return part.empty(); })) {
       return Status::Ok();
     }
     VARVE_ASSIGN_OR_RETURN(const bool known, CopyOfWhole(offset, parts));
@@ -35,22 +30,12 @@ class HttpReader final : public ReadableFile {
       return Status::Ok();
     }
     bool range_ignored = false;
-    const Status got = client_.Get(name_, offset, parts, file_, &range_ignored);
+    Status got = client_.Get(name_, offset, parts, file_, &range_ignored);
     if (!range_ignored) {
       return got;
     }
     VARVE_RETURN_IF_ERROR(ReadWhole());
     return CopyOfWhole(offset, parts).status();
-  }
-
-  Status ReadUncached(std::uint64_t offset, std::byte* buffer, std::uint64_t size,
-                      std::uint64_t /*capacity*/) override {
-    const std::span<std::byte> whole(buffer, size);
-    return ReadAt(offset, std::span(&whole, 1));
-  }
-
-  [[nodiscard]] bool IsCached(std::uint64_t /*offset*/, std::uint64_t /*size*/) override {
-    return false;
   }
 
  private:

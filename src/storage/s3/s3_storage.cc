@@ -12,6 +12,7 @@
 #include "base/time_source.h"
 #include "storage/s3/keys/credentials.h"
 #include "storage/s3/object_writer.h"
+#include "storage/server_file.h"
 
 namespace varve::s3 {
 namespace {
@@ -26,35 +27,19 @@ Result<ObjectName> ParseFileName(const std::string& name) {
   return object;
 }
 
-class ObjectReader final : public ReadableFile {
+class ObjectReader final : public ServerFile {
  public:
   ObjectReader(S3Client& client, ObjectName object, ObjectInfo info)
       : client_(client), object_(std::move(object)), info_(std::move(info)) {}
 
   [[nodiscard]] std::uint64_t size() const override { return info_.size; }
-  [[nodiscard]] std::string version() const override { return info_.etag; }
+  [[nodiscard]] std::string version() const override {
+    return info_.etag.starts_with("W/") ? std::string() : info_.etag;
+  }
 
   Status ReadAt(std::uint64_t offset, std::span<const std::span<std::byte>> parts) override {
-    std::uint64_t bytes = 0;
-    for (const std::span<std::byte> part : parts) {
-      bytes += part.size();
-    }
-    if (offset > info_.size || bytes > info_.size - offset) {
-      return DataLoss(PathOf(object_) + ": ends at byte " + std::to_string(info_.size) +
-                      ", before the " + std::to_string(bytes) + " bytes wanted at " +
-                      std::to_string(offset));
-    }
+    VARVE_RETURN_IF_ERROR(CheckRange(PathOf(object_), offset, parts));
     return client_.Get(object_, offset, parts, info_.etag);
-  }
-
-  Status ReadUncached(std::uint64_t offset, std::byte* buffer, std::uint64_t size,
-                      std::uint64_t /*capacity*/) override {
-    const std::span<std::byte> whole(buffer, size);
-    return ReadAt(offset, std::span(&whole, 1));
-  }
-
-  [[nodiscard]] bool IsCached(std::uint64_t /*offset*/, std::uint64_t /*size*/) override {
-    return false;
   }
 
  private:
