@@ -62,6 +62,10 @@ class ReadableFile {
   /// ETag; empty where the backend knows none. What was read once may be kept under it.
   [[nodiscard]] virtual std::string version() const { return {}; }
 
+  /// Drops what this host keeps of these bytes: the caller has found that they are not what was
+  /// written. Returns true where something was dropped, so that another read may give others.
+  virtual bool Forget(std::uint64_t /*offset*/, std::uint64_t /*size*/) { return false; }
+
   /// Returns true when ReadAt of this range would be served from memory. A hint.
   [[nodiscard]] virtual bool IsCached(std::uint64_t offset, std::uint64_t size) = 0;
 

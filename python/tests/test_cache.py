@@ -20,7 +20,7 @@ import torch
 from cache_jobs import digest_of, read_for_ever, read_ranks
 from disks import mounted
 from ranks import run_ranks
-from web_server import Web, served
+from web_server import Handler, Web, served
 
 import varve.torch
 
@@ -126,6 +126,23 @@ def test_a_flipped_bit_is_found_and_fetched_again(web: Web, cache: Path) -> None
     assert lines[-1] == digest(web, "ck")
     assert sum("damaged block" in line for line in lines) == 5
     assert 0 < web.sent <= 5 * MIB
+
+
+def test_a_byte_that_came_wrong_once_is_not_kept(web: Web, cache: Path) -> None:
+    url = saved(web, "ck", 4)
+    flipped: list[str] = []
+
+    def flip(handler: Handler) -> bool:
+        wrong = handler.command == "GET" and "/data-" in handler.path and not flipped
+        if wrong and handler.headers["Range"].startswith("bytes=1048576-"):
+            flipped.append(handler.path)
+            handler.serve_file(flip=True)
+            return True
+        return False
+
+    web.fault = flip
+    assert read(cache, url, url) == [digest(web, "ck")] * 2
+    assert flipped
 
 
 def test_verify_reads_what_the_server_has(web: Web, cache: Path) -> None:

@@ -65,7 +65,11 @@ class Handler(BaseHTTPRequestHandler):
         return file.read_bytes() if file.is_file() else None
 
     def serve_file(
-        self, etag: str | None = None, ranges: bool = True, cut: int | None = None
+        self,
+        etag: str | None = None,
+        ranges: bool = True,
+        cut: int | None = None,
+        flip: bool = False,
     ) -> None:
         content = self.read()
         if content is None:
@@ -89,6 +93,8 @@ class Handler(BaseHTTPRequestHandler):
             self.send_header("ETag", etag)
         self.send_header("Content-Length", str(len(body)))
         self.end_headers()
+        if flip and body:
+            body = body[:-1] + bytes([body[-1] ^ 1])
         if self.command == "GET":
             with self.server.lock:
                 self.server.sent += len(body)

@@ -49,6 +49,10 @@ class CheckpointFiles::Pooled final : public ReadableFile {
     VARVE_ASSIGN_OR_RETURN(const auto file, pool_.Acquire(number_));
     return file->ReadAndSum(offset, parts, crc);
   }
+  bool Forget(std::uint64_t offset, std::uint64_t size) override {
+    const auto file = pool_.Acquire(number_);
+    return file.ok() && (*file)->Forget(offset, size);
+  }
   [[nodiscard]] bool IsCached(std::uint64_t offset, std::uint64_t size) override {
     const auto file = pool_.Acquire(number_);
     return file.ok() && (*file)->IsCached(offset, size);
@@ -92,6 +96,7 @@ Result<std::unique_ptr<ReadableFile>> CheckpointFiles::OpenChecked(const DataFil
                  : CheckHeader(*header, expected.header_crc32c);
   }
   if (!status.ok()) {
+    (*file)->Forget(0, expected.data_begin);  // The next load fetches it anew.
     return status.Annotate(path + " [0, " + std::to_string(expected.data_begin) + ")");
   }
   return file;

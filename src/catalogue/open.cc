@@ -28,6 +28,9 @@ Result<Metadata> ReadManifest(Storage& storage, const std::string& directory,
   }
   if (bytes->size() != record.manifest_bytes ||
       Crc32c(AsByteSpan(*bytes)) != record.manifest_crc32c) {
+    if (const auto file = storage.OpenForRead(path); file.ok()) {
+      (*file)->Forget(0, (*file)->size());  // The next load fetches it anew.
+    }
     return DataLoss(path + ": not the manifest that varve.json commits to (" +
                     std::to_string(bytes->size()) + " bytes, checksum " +
                     HexU32(Crc32c(AsByteSpan(*bytes))) + "; want " +

@@ -138,7 +138,11 @@ class Reader {
       for (const ByteRange& block : BlocksOf(unit)) {
         const std::span<const std::byte> bytes(memory.data() + (block.begin - unit.range.begin),
                                                block.end - block.begin);
-        VARVE_RETURN_IF_ERROR(Check(unit.file, block, Sum(unit.file, 0, bytes, &sums)));
+        Status intact = Check(unit.file, block, Sum(unit.file, 0, bytes, &sums));
+        if (!intact.ok() && file.Forget(block.begin, bytes.size())) {
+          intact = ReadAgain(unit.file, block, memory.data() + (block.begin - unit.range.begin));
+        }
+        VARVE_RETURN_IF_ERROR(std::move(intact));
         watch.AddTo(&verify_ns_);
         CopyOut(unit.file, block, bytes);
         watch.AddTo(&copy_ns_);
@@ -150,6 +154,17 @@ class Reader {
       options_.on_read(size);
     }
     return Status::Ok();
+  }
+
+  /// Reads a block for a second time, after this host had kept a wrong copy of it. Of a file whose
+  /// records have sums too, those have seen the wrong bytes: the next load is the second time.
+  Status ReadAgain(std::size_t f, ByteRange block, std::byte* memory) {
+    const FileReads& reads = files_[f];
+    const std::span<std::byte> bytes(memory, block.end - block.begin);
+    VARVE_RETURN_IF_ERROR(reads.file->ReadAt(block.begin, std::span(&bytes, 1)));
+    return reads.records.empty()
+               ? Check(f, block, Crc32c(bytes))
+               : DataLoss(reads.name + ": a wrong copy of it was dropped; read it again");
   }
 
   /// Bytes of a block and the memory they go to.

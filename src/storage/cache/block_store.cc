@@ -151,6 +151,8 @@ bool BlockStore::Read(const BlockName& name, std::span<std::byte> block) {
   return found == Found::kWhole;
 }
 
+bool BlockStore::Remove(const BlockName& name) { return ::unlink(PathOf(name).c_str()) == 0; }
+
 void BlockStore::Write(const BlockName& name, std::span<const std::byte> block) {
   if (!usable()) {
     return;

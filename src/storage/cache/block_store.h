@@ -13,6 +13,8 @@
 ///     holds the checksums of the block and of itself, which every read compares.
 ///  4. A bit flips on the disk. As 3: the block is removed, an event says so, and it is fetched
 ///     again.
+///     A byte that came wrong from the server is kept wrong: these checksums are of what came. Who
+///     compares the checkpoint's own checksums says so by ReadableFile::Forget, and reads again.
 ///  5. Several processes want one block. Who would fetch takes the flock of the block's group,
 ///  looks
 ///     again, fetches and writes; the others wait for the lock and find the blocks. A lock ends
@@ -65,6 +67,9 @@ class BlockStore {
 
   /// Fills `block` where the directory has it whole. Removes one that is damaged.
   bool Read(const BlockName& name, std::span<std::byte> block);
+
+  /// Removes a block. Returns false where there is none.
+  bool Remove(const BlockName& name);
 
   /// Keeps a block. A failure switches the store off and is reported once.
   void Write(const BlockName& name, std::span<const std::byte> block);

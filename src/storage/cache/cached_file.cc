@@ -56,6 +56,15 @@ class CachedFile final : public ServerFile {
   [[nodiscard]] std::uint64_t size() const override { return size_; }
   [[nodiscard]] std::string version() const override { return file_->version(); }
 
+  bool Forget(std::uint64_t offset, std::uint64_t size) override {
+    bool kept = false;
+    for (std::uint64_t block = offset / store_.options().block_bytes;
+         size > 0 && BlockRange(block).begin < std::min(offset + size, size_); ++block) {
+      kept = store_.Remove({key_, block}) || kept;
+    }
+    return kept;
+  }
+
   Status ReadAt(std::uint64_t offset, std::span<const std::span<std::byte>> parts) override {
     const Target target(offset, parts);
     const ByteRange range = target.range();

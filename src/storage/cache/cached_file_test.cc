@@ -165,6 +165,18 @@ TEST_F(Caches, EveryFlippedByteAndEveryCutIsFoundAndFetchedAgain) {
   }
 }
 
+TEST_F(Caches, WhatTheReaderFindsWrongIsForgotten) {
+  Read(0, 5 * kBlock);
+  BlockStore store(Options());
+  const auto file = ReadThrough(store, "https://h/f", remote_.Open());
+  EXPECT_TRUE(file->Forget(kBlock + 1, kBlock));
+  EXPECT_FALSE(file->Forget(kBlock, 2 * kBlock));
+  EXPECT_FALSE(file->Forget(9 * kBlock, 5 * kBlock));
+  const std::uint64_t before = remote_.bytes;
+  EXPECT_EQ(Read(0, 5 * kBlock), remote_.content.substr(0, 5 * kBlock));
+  EXPECT_EQ(remote_.bytes - before, 2 * kBlock);
+}
+
 TEST_F(Caches, ABlockUnderAnotherBlocksNameIsNotTaken) {
   Read(0, 2 * kBlock);
   const auto blocks = Blocks();
