@@ -335,7 +335,7 @@ TEST_F(UploadTo, APendingUploadKeepsItsStepThroughAPowerCut) {
   const auto kept = PruneRun("run", rules, {}, both);
   ASSERT_TRUE(IsOk(kept));
   ASSERT_EQ(kept->size(), 2U);
-  EXPECT_FALSE(kept->front().removed);
+  ASSERT_FALSE(kept->front().removed);
   EXPECT_EQ(kept->front().reasons.back(), std::string("its upload to ") + kTo + " is pending");
   ASSERT_TRUE(IsOk(ForgetPendingUpload(kFrom, both)));
   const auto pruned = PruneRun("run", rules, {}, both);

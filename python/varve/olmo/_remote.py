@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from varve import _core
+from varve._forks import leave_to_parent
 from varve._upload import Background, Copy, Promise, explained
 from varve._warn import warn
 from varve.errors import Error, UnsupportedError
@@ -164,3 +165,5 @@ def _end_all() -> None:
 
 
 atexit.register(_end_all)
+# A forked child has not its parent's threads, and must not end their connections.
+os.register_at_fork(after_in_child=lambda: leave_to_parent(_open))
