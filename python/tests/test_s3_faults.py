@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import random
+import subprocess
+import sys
 import uuid
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -156,3 +160,41 @@ def test_a_rank_that_is_killed_while_it_uploads_changes_nothing(
         2, save_with_faults, s3_server, proxy.endpoint, f"{path}-next", "none", [(0, True)]
     )
     assert after[0][0].seen == 2
+
+
+@pytest.mark.parametrize("kind", ["unavailable", "internal-late", "always-expired"])
+def test_nothing_that_is_produced_tells_a_key(
+    s3_server: dict[str, str], proxy: FaultProxy, bucket: Any, kind: str, tmp_path: Path
+) -> None:
+    """Output, events of every level, a trace and the checkpoint itself, of a save that meets a fault."""
+    token = "a-session-token-that-nobody-may-read"
+    environment = {
+        **os.environ,
+        **s3_server,
+        "AWS_ENDPOINT_URL": proxy.endpoint,
+        "VARVE_S3_RETRY_TIMEOUT": "5",
+        "VARVE_TRACE": str(tmp_path / "trace.json"),
+    }
+    if kind == "always-expired":
+        environment["AWS_SESSION_TOKEN"] = token
+    script = (
+        "import logging, torch, varve.torch\n"
+        "logging.basicConfig(level=1)\n"
+        "state = {'w': torch.arange(6 << 20)}\n"
+        f"varve.torch.async_save(state, 's3://{bucket.name}/told/{kind}').result(60.0)\n"
+        f"varve.torch.load(state, 's3://{bucket.name}/told/{kind}')\n"
+    )
+    proxy.plan(kind, 7)
+    ended = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, env=environment, check=False
+    )
+    proxy.plan("none", 0)
+    assert (ended.returncode == 0) == (kind in PASSING), ended.stderr
+    assert (b"tried again in" if kind in PASSING else b"ExpiredToken") in ended.stderr
+    produced = [ended.stdout, ended.stderr]
+    produced += [path.read_bytes() for path in tmp_path.iterdir()]
+    produced += [one.get()["Body"].read() for one in bucket.objects.filter(Prefix="told/")]
+    assert len(produced) > 2
+    for text in produced:
+        for secret in (s3_server["AWS_SECRET_ACCESS_KEY"], token, "Signature=", "AWS4-HMAC"):
+            assert secret.encode() not in text

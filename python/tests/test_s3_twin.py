@@ -72,7 +72,9 @@ def bucket(twin: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> Any:
 
     # The twin's answer to a range has the checksum of the whole object.
     config = Config(response_checksum_validation="when_required")
-    made = boto3.resource("s3", config=config).Bucket(f"varve-{uuid.uuid4().hex[:12]}")
+    session = boto3.Session(KEY, SECRET, region_name="us-east-1")  # The default one has a memory.
+    server = session.resource("s3", endpoint_url=twin["AWS_ENDPOINT_URL"], config=config)
+    made = server.Bucket(f"varve-{uuid.uuid4().hex[:12]}")
     made.create()
     return made
 

@@ -254,12 +254,12 @@ Status ObjectWriter::Complete(std::uint64_t count) {
     (void)Take(upload_event::Carried{});
     return completed;
   }
-  return Take(EventOf(completed)) == UploadAction::kLook ? Look(std::move(completed)) : completed;
+  return Take(EventOf(completed)) == UploadAction::kLook ? Look(completed) : completed;
 }
 
 /// Looks whether the object under the name is that of this upload. Returns `unclear` where it is
 /// not.
-Status ObjectWriter::Look(Status unclear) {
+Status ObjectWriter::Look(const Status& unclear) {
   const auto there = client_.Head(object_);
   const bool ours = there.ok() && there->token == token_;
   (void)Take(upload_event::Looked{ours});

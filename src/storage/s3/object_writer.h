@@ -64,12 +64,12 @@ class ObjectWriter final : public WritableFile {
   Status Begin();
   Status Broken();
   Buffer TakeBuffer();
-  Buffer MakeBuffer() const;
+  [[nodiscard]] Buffer MakeBuffer() const;
   std::span<const std::byte> ContentOf(Part* part, std::uint64_t bytes) const;
   Status UploadRest(std::uint64_t size);
   Status PutWhole(std::uint64_t size);
   Status Complete(std::uint64_t count);
-  Status Look(Status unclear);
+  Status Look(const Status& unclear);
   UploadAction Take(const UploadEvent& event);
 
   S3Client& client_;
