@@ -64,6 +64,9 @@ class TwoStorages final : public Storage, private ConditionalWrites {
   Status WriteIfAbsent(const std::string& name, std::string_view content) override {
     return writes().WriteIfAbsent(name, content);
   }
+  Status Replace(const std::string& name, std::string_view content) override {
+    return writes().Replace(name, content);
+  }
   Result<std::vector<Unfinished>> ListUnfinished(const std::string& name) override {
     return writes().ListUnfinished(name);
   }
