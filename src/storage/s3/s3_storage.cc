@@ -288,16 +288,16 @@ std::int64_t S3Storage::NowNs(const std::string& /*directory*/) {
 Status S3Storage::Replace(const std::string& name, std::string_view content) {
   VARVE_ASSIGN_OR_RETURN(const ObjectName object, ParseWhole(name, content));
   bool tried_before = false;
-  const Status written = client_.Put(object, AsByteSpan(content), PutMode::kReplace, &tried_before);
+  Status written = client_.Put(object, AsByteSpan(content), PutMode::kReplace, &tried_before);
   if (written.ok() || !tried_before) {
     return written;  // Or refused at the first try.
   }
   if (const auto there = Holds(object, content); there.ok() && *there) {
     return Status::Ok();
   }
-  return Unavailable(written.message() + "; whether " + name +
-                     " was written, or will be, is not "
-                     "known")
+  const bool stopped = written.code() == StatusCode::kCancelled;
+  return Status(stopped ? StatusCode::kCancelled : StatusCode::kUnavailable,
+                written.message() + "; whether " + name + " was written, or will be, is not known")
       .With(written.details());
 }
 

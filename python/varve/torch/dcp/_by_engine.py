@@ -68,7 +68,7 @@ def engine_takes(job: Job, executor: str, stager: Any) -> bool:
     # The way that is taken instead reports an error, to all ranks.
     with contextlib.suppress(Exception), collector_at_rest():
         if stager is None and not (executor == "process" and is_object(job.path)):
-            tensors = _tensors_of(job)  # The agent writes to file systems.
+            tensors = _tensors_of(job)  # In an object store torch's process saves.
             # From devices this package's other way copies once, and a stager by default twice.
             mine = executor == "process" or all(tensor.is_cpu for tensor in tensors)
         if mine and executor == "process":
