@@ -179,11 +179,11 @@ class ConditionalWrites {
   /// not known whether the file is there or will be. After any other error it is not.
   virtual Status WriteIfAbsent(const std::string& name, std::string_view content) = 0;
 
-  /// Writes a whole file of at most 4 GiB in the place of what has the name: a reader finds what was
-  /// there or all of `content`. Durable when it returns. Nothing is compared: of several writers the
-  /// last stays, and a request that was given up may be carried out later than those that came after
-  /// it. Errors: Unavailable and Cancelled where it is not known whether `content` is there or will
-  /// be. After any other error it is not.
+  /// Writes a whole file of at most 4 GiB in the place of what has the name: a reader finds what
+  /// was there or all of `content`. Durable when it returns. Nothing is compared: of several
+  /// writers the last stays, and a request that was given up may be carried out later than those
+  /// that came after it. Errors: Unavailable and Cancelled where it is not known whether `content`
+  /// is there or will be. After any other error it is not.
   virtual Status Replace(const std::string& name, std::string_view content) = 0;
 
   /// A file that was opened for writing, has content there, and was neither synced nor given up.
@@ -200,8 +200,8 @@ class ConditionalWrites {
   virtual Status RemoveUnfinished(const Unfinished& file) = 0;
 
   /// Finds out whether WriteIfAbsent can be used for files below `directory`. A save asks before it
-  /// writes anything. It may write and remove a file in `directory` for that, whose name begins with
-  /// kProbe. Errors: those that WriteIfAbsent would have.
+  /// writes anything. It may write and remove a file in `directory` for that, whose name begins
+  /// with kProbe. Errors: those that WriteIfAbsent would have.
   virtual Status Prepare(const std::string& directory) = 0;
 
   static constexpr std::string_view kProbe = ".varve-probe-";

@@ -42,9 +42,10 @@ constexpr const char* kFooter =
     "`varve VERB --help` tells more about a verb.";
 
 /// In the order in which --help lists them.
-constexpr void (*kVerbs[])(Command) = {
-    AddLs,    AddInspect, AddLatest, AddVerify, AddRepair,  AddGc,      AddRm,   AddPrune, AddPin,
-    AddUnpin, AddAdvise,  AddReport, AddExport, AddConvert, AddUnshard, AddDiff, AddUpload, AddAgent};
+constexpr void (*kVerbs[])(Command) = {AddLs,     AddInspect, AddLatest, AddVerify,  AddRepair,
+                                       AddGc,     AddRm,      AddPrune,  AddPin,     AddUnpin,
+                                       AddAdvise, AddReport,  AddExport, AddConvert, AddUnshard,
+                                       AddDiff,   AddUpload,  AddAgent};
 
 /// Returns the engine's messages name options as callers of C++ set them; here they are flags.
 std::string WithFlags(std::string message) {
