@@ -66,6 +66,8 @@ std::optional<std::string> ParseQuarantinedName(std::string_view entry);
 /// In a checkpoint's directory: why it is in quarantine, and why it is pinned. Not part of it.
 inline constexpr std::string_view kQuarantineReasonName = "varve-damaged.txt";
 inline constexpr std::string_view kPinName = "varve-pinned.txt";
+/// In a directory of an object store: an upload of files with fixed names has it (upload/).
+inline constexpr std::string_view kUploadClaim = ".varve-uploading";
 
 inline constexpr std::string_view kStagingMark = ".varve-staging";
 inline constexpr std::string_view kReplacedMark = ".varve-replaced.";

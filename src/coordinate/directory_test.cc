@@ -165,8 +165,9 @@ TEST_P(DirectoryCoordinator, AnErrorOnOneRankArrivesAtAllWithItsNumberAndCause) 
 TEST_P(DirectoryCoordinator, ARankThatNeverComesIsNamedAtTheDeadline) {
   World world = Ranks(4);
   world[2].reset();
+  const Deadline deadline = SoonDeadline();
   const auto results =
-      OnEveryRank(world, [](Coordinator& rank) { return ExchangeRank(rank, ShortDeadline()); });
+      OnEveryRank(world, [&](Coordinator& rank) { return ExchangeRank(rank, deadline); });
   for (const std::size_t rank : {0, 1, 3}) {
     EXPECT_TRUE(FailsWith(*results[rank], StatusCode::kUnavailable,
                           {"counting: rank 2: no answer before the deadline"}));

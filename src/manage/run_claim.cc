@@ -4,13 +4,15 @@
 //  2. Write a claim with the next number, on condition that there is none. Of two jobs that begin
 //  at
 //     once one gets AlreadyExists, looks again and takes a higher number: it came last.
+//     Then list again: where a higher claim has come since step 1, this job did not come last, or
+//     the number had been used before. It gives its claim back and begins anew.
 //  3. Remove the claims below. A crash before leaves them, below one that counts.
 //  4. A job that has the run asks after each save, and before it removes a step, whether its claim
 //     is still the highest. One that lives on unseen (a host that was cut off) so learns that a
 //     later job has the run, and ends. Until then it may finish one save: its steps count as older
 //     than those of the later job, whatever their numbers (StepNote::attempt).
-// A claim stays when its job has ended: numbers are never used again, so that a job that was cut
-// off cannot take a later claim for its own.
+// A claim stays when its job has ended: the highest number is not used again, so that a job that
+// was cut off cannot take a later claim for its own.
 
 #include "manage/run_claim.h"
 
@@ -113,6 +115,11 @@ Result<std::unique_ptr<RunLock>> ClaimRun(Storage& storage, const std::string& r
       continue;
     }
     VARVE_RETURN_IF_ERROR(written.Annotate(what));
+    VARVE_ASSIGN_OR_RETURN(const auto now, Claims(storage, directory));
+    if (!now.empty() && now.back() > mine) {
+      VARVE_RETURN_IF_ERROR(storage.Remove(JoinPath(directory, ClaimName(mine))));
+      continue;
+    }
     for (const std::uint64_t number : numbers) {  // Step 3. What is left counts for nothing.
       (void)storage.Remove(JoinPath(directory, ClaimName(number)));
     }

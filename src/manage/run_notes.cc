@@ -37,10 +37,11 @@ struct EventName {
 
 std::optional<EventName> ParseEventName(std::string_view name) {
   EventName found;
-  const auto* const end = name.data() + name.size();
-  const auto parsed = std::from_chars(name.data(), end, found.ms);
+  const char* const begin = name.data();
+  const char* const end = begin + name.size();
+  const auto parsed = std::from_chars(begin, end, found.ms);
   const std::size_t last = name.rfind('-');
-  const auto digits = static_cast<std::size_t>(parsed.ptr - name.data());
+  const auto digits = static_cast<std::size_t>(parsed.ptr - begin);
   if (parsed.ec != std::errc() || parsed.ptr == end || *parsed.ptr != '-' || last <= digits + 1) {
     return std::nullopt;
   }

@@ -338,6 +338,11 @@ Result<std::unique_ptr<Commit>> BeginIndexCommit(Storage& storage, const std::st
   Replaced replaced;
   if (entries.ok()) {
     VARVE_RETURN_IF_ERROR(CheckNotPinned(*entries));
+    if (FindEntry(*entries, kUploadClaim) != nullptr) {
+      return FailedPrecondition(path +
+                                ": an upload to it is under way, or has died. If it has, remove " +
+                                JoinPath(path, kUploadClaim));
+    }
     VARVE_RETURN_IF_ERROR(CheckNothingElse(path, *entries, index));
     const bool taken = index.rank ? FindEntry(*entries, index.name) != nullptr
                                   : IsCheckpoint(storage, path, *entries);

@@ -75,10 +75,9 @@ Status AddIndexed(Storage& storage, const std::string& path, const std::string& 
   return Status::Ok();
 }
 
-/// Lists the directory before it reads what names the data in it: what is published in between
-/// counts.
-Result<Found> Look(Storage& storage, const std::string& path) {
-  VARVE_ASSIGN_OR_RETURN(const auto entries, storage.List(path));
+/// Reads what names the data in a directory, of its entries as they were listed.
+Result<Found> LookAt(Storage& storage, const std::string& path,
+                     const std::vector<DirectoryEntry>& entries) {
   Found found;
   for (const DirectoryEntry& entry : entries) {
     if (entry.is_directory) {
@@ -108,6 +107,13 @@ Result<Found> Look(Storage& storage, const std::string& path) {
     }
   }
   return found;
+}
+
+/// Lists the directory before it reads what names the data in it: what is published in between
+/// counts.
+Result<Found> Look(Storage& storage, const std::string& path) {
+  VARVE_ASSIGN_OR_RETURN(const auto entries, storage.List(path));
+  return LookAt(storage, path, entries);
 }
 
 /// Returns the bytes in a directory, and adds when the last of them were written.
@@ -233,17 +239,22 @@ Status RemoveRecordsBelow(Storage& storage, const std::string& path, std::uint64
   return Status::Ok();
 }
 
-Result<RemovalReport> RemoveByRecords(const std::string& path, DryRun dry_run, Storage& storage) {
+Result<RemovalReport> RemoveByRecords(const std::string& path, DryRun dry_run, Storage& storage,
+                                      const std::function<Status()>& still_goes) {
   const auto entries = storage.List(path);
   if (entries.status().code() == StatusCode::kNotFound) {
     return NotFound("remove " + path + ": there is nothing of that name");
   }
   VARVE_RETURN_IF_ERROR(entries.status());
-  VARVE_ASSIGN_OR_RETURN(const Found found, Look(storage, path));
+  // Of this one list: the data of a save that is published after it are those of no record here,
+  // and stay as those of a save under way do.
+  VARVE_ASSIGN_OR_RETURN(const Found found, LookAt(storage, path, *entries));
   const bool is_checkpoint = IsCheckpoint(storage, path, *entries);
   if (!is_checkpoint && found.quarantined.empty()) {
     return FailedPrecondition("remove " + path + ": it is not a checkpoint; nothing was removed");
   }
+  // Asked after the list: what is removed is what was judged, or older.
+  VARVE_RETURN_IF_ERROR(still_goes ? still_goes() : Status::Ok());
   RemovalReport report;
   std::int64_t modified_ns = 0;
   VARVE_ASSIGN_OR_RETURN(report.bytes, BytesIn(storage, path, &modified_ns));

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <stop_token>
 #include <string>
 
@@ -16,7 +17,9 @@ namespace varve {
 Status RemoveRecordsBelow(Storage& storage, const std::string& path, std::uint64_t end);
 
 /// See RemoveCheckpoint. What is not part of the checkpoint stays and is listed.
-Result<RemovalReport> RemoveByRecords(const std::string& path, DryRun dry_run, Storage& storage);
+/// `still_goes`, where given, is asked once the directory is listed: its error ends the removal.
+Result<RemovalReport> RemoveByRecords(const std::string& path, DryRun dry_run, Storage& storage,
+                                      const std::function<Status()>& still_goes = {});
 
 /// See CollectGarbage. Removes records below others and, where all in them is more than a day old
 /// by this host's clock, data directories that no record names.

@@ -87,8 +87,7 @@ Result<RemovalReport> RemoveNow(const std::string& given, const RemovalTerms& te
     return RemovalReport{};
   }
   if (PublishesByRecord(storage, path)) {
-    VARVE_RETURN_IF_ERROR(terms.still_goes ? terms.still_goes() : Status::Ok());
-    return RemoveByRecords(path, dry_run, storage);
+    return RemoveByRecords(path, dry_run, storage, terms.still_goes);
   }
   const auto lock = LockName(storage, path);  // Step 1.
   if (lock.status().code() == StatusCode::kFailedPrecondition) {

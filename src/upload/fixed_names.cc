@@ -1,17 +1,25 @@
 // How a layout with fixed names of files comes to an object store. TO is its directory, MARK the
 // file that makes the rest a checkpoint.
 //
-//  1. Claim TO: write TO/.varve-uploading, on condition that there is none. Two uploads at once
-//  would
-//     write each other's files; the second gets FailedPrecondition before it writes a byte. Nothing
-//     ends the claim of one that died: a caller who knows that it died takes it over (`in_place`).
-//  2. List TO. A file of a name that is to be written ends the upload here: objects have no second
-//     name to stay under. With `in_place` MARK goes first, then the others that are to be written,
-//     and the rest of the checkpoint that stood there. A crash from here on leaves no checkpoint.
+//  1. Claim TO: write TO/.varve-uploading, which holds a random id, on condition that there is
+//  none.
+//     Two uploads at once would write each other's files; the second gets FailedPrecondition before
+//     it writes a byte, and so does a save in DCP's format (index_commit.cc). Nothing ends the
+//     claim of one that died: a caller who knows that it died takes it over (`in_place`).
+//  2. List TO. A pinned checkpoint and one of Varve's own format end the upload here. So does a
+//  file
+//     of a name that is to be written: objects have no second name to stay under. With `in_place`
+//     MARK goes first, then the others that are to be written, and the rest of the checkpoint that
+//     stood there. A crash from here on leaves no checkpoint.
 //  3. (All ranks) write the files. Each appears whole. Then indexes of parts of the layout.
-//  4. Write MARK on condition that there is none: from here on there is a checkpoint.
+//  4. Read the claim: one that was taken over ends the upload here. Write MARK on condition that
+//     there is none: from here on there is a checkpoint.
 //  5. Remove the claim. A crash before leaves it beside a whole checkpoint, where it only keeps
 //     later uploads from TO.
+//
+// An upload that fails removes what it wrote, but MARK, which it has not written. It first looks
+// whether the claim is its own and no MARK is there: otherwise the files may be another writer's.
+// Where a rank was lost it leaves files and claim: that rank may write yet.
 
 #include "upload/fixed_names.h"
 
@@ -20,36 +28,56 @@
 #include <utility>
 
 #include "base/guarded.h"
+#include "catalogue/names.h"
+#include "catalogue/open.h"
 #include "catalogue/own_names.h"
+#include "publish/commit.h"
 #include "publish/other_files.h"
 #include "publish/save_id.h"
 
 namespace varve {
 namespace {
 
-constexpr std::string_view kClaim = ".varve-uploading";
-/// What WriteIfAbsent takes. A larger mark is written where there is none when it is begun: the
-/// claim keeps other uploads away.
-constexpr std::size_t kMaxConditional = std::size_t{1} << 20;
+constexpr std::uint64_t kMaxClaimBytes = 4096;
 
 }  // namespace
 
-FixedNames::FixedNames(Storage& storage, std::string directory, std::vector<std::string> names)
-    : storage_(storage), directory_(std::move(directory)), names_(std::move(names)) {}
+FixedNames::FixedNames(Storage& storage, std::string directory, std::vector<std::string> names,
+                       std::string claim)
+    : storage_(storage),
+      directory_(std::move(directory)),
+      names_(std::move(names)),
+      claim_(std::move(claim)) {}
 
 FixedNames::~FixedNames() {
-  if (!done_) {
-    // Best effort, the mark first. What is left is no checkpoint.
-    (void)Guarded([&] {
-      for (auto name = names_.rbegin(); name != names_.rend(); ++name) {
-        (void)storage_.Remove(JoinPath(directory_, *name));
-      }
-      return End();
-    });
+  if (done_) {
+    return;
   }
+  // Best effort. What is left is no checkpoint.
+  (void)Guarded([&]() -> Status {
+    VARVE_ASSIGN_OR_RETURN(const bool ours, IsOurs());
+    const auto mark = storage_.OpenForRead(JoinPath(directory_, names_.back()));
+    if (!ours || mark.status().code() != StatusCode::kNotFound) {
+      return Status::Ok();
+    }
+    for (auto name = names_.rbegin() + 1; name != names_.rend(); ++name) {
+      (void)storage_.Remove(JoinPath(directory_, *name));
+    }
+    return End();
+  });
 }
 
-Status FixedNames::End() { return storage_.Remove(JoinPath(directory_, kClaim)); }
+Status FixedNames::End() { return storage_.Remove(JoinPath(directory_, kUploadClaim)); }
+
+/// Returns true while no other upload has taken the claim over.
+Result<bool> FixedNames::IsOurs() {
+  const auto text = ReadWholeFile(storage_, JoinPath(directory_, kUploadClaim), kMaxClaimBytes);
+  if (text.status().code() == StatusCode::kNotFound) {
+    return false;
+  }
+  VARVE_RETURN_IF_ERROR(text.status());
+  return *text == claim_;
+}
 
 Result<std::unique_ptr<FixedNames>> FixedNames::Begin(Storage& storage,
                                                       const std::string& directory,
@@ -58,50 +86,64 @@ Result<std::unique_ptr<FixedNames>> FixedNames::Begin(Storage& storage,
   ConditionalWrites& writes = *storage.extras().conditional_writes;
   VARVE_RETURN_IF_ERROR(writes.Prepare(directory));
   VARVE_ASSIGN_OR_RETURN(const SaveId id, RandomSaveId());
-  const std::string claim = JoinPath(directory, kClaim);
-  const Status claimed = writes.WriteIfAbsent(claim, ToString(id) + "\n");  // Step 1.
+  const std::string name = JoinPath(directory, kUploadClaim);
+  const std::string claim = ToString(id) + "\n";
+  const Status claimed = writes.WriteIfAbsent(name, claim);  // Step 1.
   if (claimed.code() == StatusCode::kAlreadyExists) {
     if (!in_place) {
       return FailedPrecondition(
           directory + ": another upload to it is under way, or has died. If it has, remove " +
-          claim + ", or upload in place");
+          name + ", or upload in place");
     }
-    VARVE_RETURN_IF_ERROR(WriteWholeFile(storage, claim, ToString(id) + "\n", false));
+    VARVE_RETURN_IF_ERROR(writes.Replace(name, claim));
   } else {
     VARVE_RETURN_IF_ERROR(claimed);
   }
-  std::unique_ptr<FixedNames> target(new FixedNames(storage, directory, std::move(names)));
-  if (in_place) {
-    VARVE_RETURN_IF_ERROR(target->RemoveOld());
-    return target;
-  }
-  const auto found = TakeInventory(storage, directory);  // Step 2.
-  Status free = found.status();
-  if (found.ok()) {
-    std::set<std::string> there;
-    for (const OwnFile& file : found->own) {
-      there.insert(file.name);
-    }
-    for (const OtherFile& file : found->others) {
-      there.insert(file.name);
-    }
-    for (const std::string& name : target->names_) {
-      if (there.contains(name)) {
-        free = AlreadyExists(
-            JoinPath(directory, name) +
-            " is there. Objects have fixed names in this layout, so that the old checkpoint cannot "
-            "stay until the new one is whole: upload to another name, or in place, which removes "
-            "the old one first");
-        break;
-      }
-    }
+  std::unique_ptr<FixedNames> target(new FixedNames(storage, directory, std::move(names), claim));
+  Status free = target->CheckOccupant();  // Step 2.
+  if (free.ok() && !in_place) {
+    free = target->CheckFree();
   }
   if (!free.ok()) {
     target->done_ = true;  // The files there are not ours.
     (void)target->End();
     return free;
   }
+  VARVE_RETURN_IF_ERROR(in_place ? target->RemoveOld() : Status::Ok());
   return target;
+}
+
+/// Refuses a checkpoint that stays whatever the caller allows.
+Status FixedNames::CheckOccupant() {
+  VARVE_ASSIGN_OR_RETURN(const auto entries, storage_.List(directory_));
+  VARVE_RETURN_IF_ERROR(CheckNotPinned(entries));
+  return NewestRecord(entries) == 0
+             ? Status::Ok()
+             : FailedPrecondition(directory_ +
+                                  " holds a checkpoint in Varve's own format, which readers would "
+                                  "find before the files of this one: remove it first (`varve "
+                                  "rm`), or upload to another name");
+}
+
+Status FixedNames::CheckFree() {
+  VARVE_ASSIGN_OR_RETURN(const Inventory found, TakeInventory(storage_, directory_));
+  std::set<std::string> there;
+  for (const OwnFile& file : found.own) {
+    there.insert(file.name);
+  }
+  for (const OtherFile& file : found.others) {
+    there.insert(file.name);
+  }
+  for (const std::string& name : names_) {
+    if (there.contains(name)) {
+      return AlreadyExists(
+          JoinPath(directory_, name) +
+          " is there. Objects have fixed names in this layout, so that the old checkpoint cannot "
+          "stay until the new one is whole: upload to another name, or in place, which removes "
+          "the old one first");
+    }
+  }
+  return Status::Ok();
 }
 
 Status FixedNames::RemoveOld() {
@@ -111,7 +153,7 @@ Status FixedNames::RemoveOld() {
   std::stable_partition(found.own.begin(), found.own.end(),
                         [](const OwnFile& file) { return file.is_index; });
   for (const OwnFile& file : found.own) {
-    if (file.name != kClaim) {
+    if (file.name != kUploadClaim) {
       VARVE_RETURN_IF_ERROR(storage_.Remove(JoinPath(directory_, file.name)));
     }
   }
@@ -122,15 +164,27 @@ Status FixedNames::RemoveOld() {
 }
 
 Status FixedNames::Publish(std::string_view content) {
-  const std::string mark = JoinPath(directory_, names_.back());
-  const Status written = content.size() <= kMaxConditional
-                             ? storage_.extras().conditional_writes->WriteIfAbsent(mark, content)
-                             : WriteWholeFile(storage_, mark, content);
+  VARVE_ASSIGN_OR_RETURN(const bool ours, IsOurs());  // Step 4.
+  if (!ours) {
+    done_ = true;
+    return FailedPrecondition(directory_ +
+                              ": another upload has taken it over meanwhile; this one has removed "
+                              "nothing");
+  }
+  const Status written = storage_.extras().conditional_writes->WriteIfAbsent(
+      JoinPath(directory_, names_.back()), content);
   if (written.code() == StatusCode::kUnavailable || written.code() == StatusCode::kCancelled) {
     done_ = true;  // It may be there, or come yet: the files stay, and the claim.
     return Status(written.code(),
                   written.message() + "; the checkpoint may be visible: its files were kept")
         .With(written.details());
+  }
+  if (written.code() == StatusCode::kAlreadyExists) {
+    done_ = true;  // Another writer's: its files may have the names of ours.
+    (void)Guarded([&] { return End(); });
+    return AlreadyExists(directory_ +
+                         ": another writer has published a checkpoint there meanwhile; it stays, "
+                         "and so do the files of this upload");
   }
   VARVE_RETURN_IF_ERROR(written);
   done_ = true;

@@ -14,12 +14,13 @@ namespace varve {
 
 /// The right to write files of these names into one directory; for one process. Destroying it
 /// without Publish gives the right back, and removes the files: none of them was visible as a part
-/// of a checkpoint.
+/// of a checkpoint. Where another writer has the directory now, or has published there, it removes
+/// nothing.
 class FixedNames {
  public:
   /// Steps 1 and 2. `names` are those of all files, the mark last. Errors: AlreadyExists and
   /// FailedPrecondition without `in_place` when one of them is there, or another upload has the
-  /// directory.
+  /// directory; FailedPrecondition for a pinned checkpoint and for one of Varve's own format.
   static Result<std::unique_ptr<FixedNames>> Begin(Storage& storage, const std::string& directory,
                                                    std::vector<std::string> names, bool in_place);
   FixedNames(const FixedNames&) = delete;
@@ -29,15 +30,23 @@ class FixedNames {
   /// Step 4: writes the mark, on condition that there is none.
   Status Publish(std::string_view content);
 
+  /// Leaves claim and files as they are: a rank that was lost may write yet.
+  void Leave() { done_ = true; }
+
  private:
-  FixedNames(Storage& storage, std::string directory, std::vector<std::string> names);
+  FixedNames(Storage& storage, std::string directory, std::vector<std::string> names,
+             std::string claim);
+  Status CheckOccupant();
+  Status CheckFree();
   Status RemoveOld();
   Status End();
+  Result<bool> IsOurs();
 
   Storage& storage_;
   const std::string directory_;
   const std::vector<std::string> names_;
-  bool done_ = false;
+  const std::string claim_;  ///< What our claim says.
+  bool done_ = false;        ///< Nothing of it is to be removed.
 };
 
 }  // namespace varve

@@ -111,10 +111,14 @@ class Uploading {
       return share.was_there ? std::string() : CopyShare(share);
     });
     if (!report.was_there) {
+      const Deadline deadline = Now() + options_.timeout;
       const auto totals =
-          Exchange(coordinator, what, std::move(copied), Now() + options_.timeout,
+          Exchange(coordinator, what, std::move(copied), deadline,
                    [&](const std::vector<std::string>& ranks) { return Publish(ranks.size()); });
-      commit_.reset();  // Abandons what was not published: no rank writes any more.
+      if (fixed_ != nullptr && !totals.ok() && Now() >= deadline) {
+        fixed_->Leave();  // A rank that is late may write files of these names yet.
+      }
+      commit_.reset();  // Abandons what was not published.
       fixed_.reset();
       VARVE_RETURN_IF_ERROR(totals.status());
       VARVE_ASSIGN_OR_RETURN(const auto decoded, DecodeFields<UploadTotals>(*totals));

@@ -12,6 +12,7 @@
 #include "catalogue/open.h"
 #include "crash/s3_faults.h"
 #include "publish/commit.h"
+#include "publish/remove.h"
 #include "storage/s3/s3_storage.h"
 #include "support/s3_server.h"
 #include "support/status_matchers.h"
@@ -153,6 +154,29 @@ TEST_F(S3Faults, ARemovalBesideASaveLeavesWhatTheSaveWrites) {
   ASSERT_TRUE(IsOk(RemoveCheckpoint(kPath, DryRun::kNo, *storage).status()));
   EXPECT_EQ(server.objects().size(), 1U);
   EXPECT_TRUE(server.objects().contains(live));
+}
+
+TEST_F(S3Faults, ARemovalLeavesTheCheckpointThatIsPublishedInItsMidst) {
+  S3Server server;
+  const auto storage = Open(server);
+  ASSERT_TRUE(IsOk(SaveBoth(old_, *storage, false)));
+  auto save = Commit::Begin(*storage, kPath, SaveId{{9}}, Overwrite::kAlways);
+  ASSERT_TRUE(save.ok());
+  server.SetTime("2026-01-01T12:00:00.000Z", "Thu, 01 Jan 2026 13:00:00 GMT");
+  // Its data are under way when the removal lists the directory.
+  ASSERT_TRUE(IsOk(WriteWholeFile(*storage, JoinPath((*save)->staging(), "data"), "x")));
+  Metadata metadata;
+  metadata.save_id = SaveId{{9}};
+  const auto index = NativeIndex(metadata);
+  ASSERT_TRUE(index.ok());
+  const RemovalTerms terms{.still_goes = [&] { return (*save)->Publish({}, *index); }};
+  ASSERT_TRUE(IsOk(RemoveUnlessUsed(kPath, terms, *storage).status()));
+  const auto record = ReadCommitRecord(*storage, kPath);
+  ASSERT_TRUE(IsOk(record));
+  EXPECT_EQ(record->save_id, SaveId{{9}});
+  const auto objects = server.objects();
+  EXPECT_TRUE(objects.contains("bucket/run/step-1/" + record->directory + "/data"));
+  EXPECT_TRUE(objects.contains("bucket/run/step-1/" + record->directory + "/manifest.bin"));
 }
 
 TEST_F(S3Faults, AServerThatIsNotReachedIsNoAbsence) {

@@ -17,6 +17,7 @@
 #include "support/s3_server.h"
 #include "support/sanitized.h"
 #include "support/status_matchers.h"
+#include "upload/fixed_names.h"
 #include "varve/catalogue.h"
 #include "varve/manage.h"
 #include "varve/upload.h"
@@ -258,6 +259,58 @@ TEST_F(UploadOfTensorsTo, ALayoutWithFixedNamesReplacesAnotherInPlaceOnly) {
   EXPECT_EQ(Seen(site.both, {&old_, &new_}), 1);
   ASSERT_TRUE(IsOk(site.Upload({.in_place = true})));
   EXPECT_EQ(Seen(site.both, {&old_, &new_}), 2);
+}
+
+TEST_F(UploadOfTensorsTo, WhoseClaimWasTakenOverRemovesNothing) {
+  Site site;
+  ASSERT_TRUE(IsOk(site.Save(old_, kFrom, false, Format::kDcp)));
+  auto lost = FixedNames::Begin(site.remote, kTo, {"a.distcp", ".metadata"}, false);
+  ASSERT_TRUE(IsOk(lost));
+  UploadOptions in_place;
+  in_place.in_place = true;
+  ASSERT_TRUE(IsOk(site.Upload(in_place)));
+  const auto published = site.server.objects();
+  EXPECT_TRUE(
+      FailsWith((*lost)->Publish("mine"), StatusCode::kFailedPrecondition, {"taken it over"}));
+  lost->reset();
+  EXPECT_EQ(site.server.objects(), published);
+  EXPECT_EQ(Seen(site.both, {&old_}), 1);
+}
+
+TEST_F(UploadOfTensorsTo, ThatFindsAMarkAtItsEndRemovesNothing) {
+  Site site;
+  auto late = FixedNames::Begin(site.remote, kTo, {"a.distcp", ".metadata"}, false);
+  ASSERT_TRUE(IsOk(late));
+  site.server.Put("bucket/run/step-1/.metadata", "another's");
+  site.server.Put("bucket/run/step-1/a.distcp", "another's");
+  EXPECT_TRUE(FailsWith((*late)->Publish("mine"), StatusCode::kAlreadyExists, {"it stays"}));
+  late->reset();
+  const auto objects = site.server.objects();
+  EXPECT_EQ(objects.at("bucket/run/step-1/.metadata"), "another's");
+  EXPECT_EQ(objects.at("bucket/run/step-1/a.distcp"), "another's");
+  EXPECT_FALSE(objects.contains("bucket/run/step-1/.varve-uploading"));
+}
+
+TEST_F(UploadOfTensorsTo, ALayoutWithFixedNamesDoesNotTakeThePlaceOfVarvesOwn) {
+  Site site;
+  ASSERT_TRUE(IsOk(site.Save(old_, kTo, false)));
+  ASSERT_TRUE(IsOk(site.Save(new_, kFrom, false, Format::kDcp)));
+  const auto before = site.server.objects();
+  UploadOptions options;
+  for (const bool in_place : {false, true}) {
+    options.in_place = in_place;
+    EXPECT_TRUE(FailsWith(site.Upload(options).status(), StatusCode::kFailedPrecondition,
+                          {"Varve's own format"}));
+    EXPECT_EQ(site.server.objects(), before);
+  }
+}
+
+TEST_F(UploadOfTensorsTo, ASaveInDcpsFormatLeavesADirectoryThatAnUploadHas) {
+  Site site;
+  auto upload = FixedNames::Begin(site.remote, kTo, {"a.distcp", ".metadata"}, false);
+  ASSERT_TRUE(IsOk(upload));
+  EXPECT_TRUE(FailsWith(site.Save(old_, kTo, false, Format::kDcp), StatusCode::kFailedPrecondition,
+                        {"an upload to it"}));
 }
 
 TEST_F(UploadOfTensorsTo, ALayoutWithFixedNamesIsTheOldOrNothingOrTheNew) {

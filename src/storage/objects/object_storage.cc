@@ -301,11 +301,11 @@ Status ObjectStorage::WriteIfAbsent(const std::string& name, std::string_view co
 
 Status ObjectStorage::Replace(const std::string& name, std::string_view content) {
   VARVE_ASSIGN_OR_RETURN(const std::string object, calls_.NameOf(name));
-  const Status written = calls_.Put(object, AsByteSpan(content), /*if_absent=*/false);
+  Status written = calls_.Put(object, AsByteSpan(content), /*if_absent=*/false);
   if (written.ok() || WroteNothing(written)) {
     return written;
   }
-  const Status outcome = Outcome(object, content, written);
+  Status outcome = Outcome(object, content, written);
   return outcome.code() == StatusCode::kAlreadyExists  // What was there before, or another's.
              ? Unavailable(written.message() + "; whether " + name +
                            " was written, or will be, is not known")

@@ -8,6 +8,7 @@
 
 #include "base/ascii.h"
 #include "storage/s3/object_name.h"
+#include "storage/s3/shared.h"
 
 namespace varve::s3 {
 namespace {
