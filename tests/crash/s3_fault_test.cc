@@ -179,6 +179,19 @@ TEST_F(S3Faults, ARemovalLeavesTheCheckpointThatIsPublishedInItsMidst) {
   EXPECT_TRUE(objects.contains("bucket/run/step-1/" + record->directory + "/manifest.bin"));
 }
 
+TEST_F(S3Faults, ARemovalTakesNoListOfOtherNames) {
+  S3Server server;
+  const auto storage = Open(server);
+  server.Put("bucket/other/x", "1");
+  const std::string list =
+      "<ListBucketResult><Contents><Key>other/x</Key><Size>1</Size></Contents></ListBucketResult>";
+  for (const char* const path : {"/bucket", "/bucket/"}) {
+    server.SetPage(path, list);
+  }
+  EXPECT_TRUE(FailsWith(storage->Remove(kPath), StatusCode::kDataLoss, {"other/x"}));
+  EXPECT_TRUE(server.objects().contains("bucket/other/x"));
+}
+
 TEST_F(S3Faults, AServerThatIsNotReachedIsNoAbsence) {
   auto settings = QuickSettings(S3Server());  // Which has ended.
   settings.retry.patience = std::chrono::milliseconds(20);

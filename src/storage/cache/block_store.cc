@@ -213,6 +213,11 @@ void BlockStore::Shrink() {
   if (!turn.valid() || ::flock(turn.get(), LOCK_EX | LOCK_NB) != 0) {
     return;  // Another process does it.
   }
+  // A child of a fork has the descriptor too: closing ours alone would leave it the lock.
+  struct Unlock {
+    int file;
+    ~Unlock() { (void)::flock(file, LOCK_UN); }
+  } const unlock{turn.get()};
   std::vector<Kept> kept;
   for (unsigned int folder = 0; folder < 256; ++folder) {
     AppendKept(JoinPath(root_, FolderName(folder)), &kept);

@@ -19,7 +19,8 @@ std::optional<std::uint64_t> NumberIn(std::string_view text) {
   std::uint64_t value = 0;
   const char* const begin = text.data();
   const char* const end = begin + text.size();
-  return begin != end && std::from_chars(begin, end, value).ptr == end ? std::optional(value)
+  const auto parsed = std::from_chars(begin, end, value);
+  return begin != end && parsed.ptr == end && parsed.ec == std::errc() ? std::optional(value)
                                                                        : std::nullopt;
 }
 
@@ -69,6 +70,9 @@ Status RangeSink::Begin(const HttpResponse& head) {
   if (!encoding.empty() && encoding != "identity") {
     return DataLoss("the server sends the file encoded (" + Printable(encoding) +
                     "), though it was asked not to");
+  }
+  if (whole && version_.size > 0 && bytes_ != version_.size) {
+    return Replaced("size", std::to_string(version_.size), std::to_string(bytes_));
   }
   if (!whole && version_.size > 0) {
     const auto size = NumberIn(range.substr(wanted.size()));

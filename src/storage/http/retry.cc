@@ -22,6 +22,8 @@ std::chrono::milliseconds Jitter(int failures, const RetryPolicy& policy, std::u
   return std::chrono::milliseconds(random % (static_cast<std::uint64_t>(limit.count()) + 1));
 }
 
+constexpr int kServerError = 500;
+
 }  // namespace
 
 AnswerIs Classify(int status, std::string_view code) {
@@ -35,12 +37,13 @@ AnswerIs Classify(int status, std::string_view code) {
     case 0:
     case 408:
     case 409:  // A conflict with another request: nothing has been done.
-    case 429:
-    case 500:
-    case 502:
-    case 503:
-    case 504: return AnswerIs::kTransient;
-    default: return AnswerIs::kFinal;
+    case 429: return AnswerIs::kTransient;
+    case 501:  // These say that the server cannot, now and later.
+    case 505:
+    case 507: return AnswerIs::kFinal;
+    // Others of 500 and above may come from what stands before the server (520 to 527 of
+    // Cloudflare), after the request was carried out.
+    default: return status >= kServerError ? AnswerIs::kTransient : AnswerIs::kFinal;
   }
 }
 

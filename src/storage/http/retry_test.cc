@@ -9,14 +9,14 @@ using std::chrono::milliseconds;
 constexpr Answer kTransient{AnswerIs::kTransient};
 
 TEST(Retry, AnAnswerOfAServerWithTooMuchToDoMayPass) {
-  for (const int status : {0, 408, 409, 429, 500, 502, 503, 504}) {
+  for (const int status : {0, 408, 409, 429, 500, 502, 503, 504, 520, 524, 599}) {
     EXPECT_EQ(Classify(status, ""), AnswerIs::kTransient) << status;
   }
   EXPECT_EQ(Classify(400, "RequestTimeout"), AnswerIs::kTransient);
 }
 
 TEST(Retry, ARefusalStays) {
-  for (const int status : {301, 400, 401, 403, 404, 405, 411, 412, 416, 501}) {
+  for (const int status : {301, 400, 401, 403, 404, 405, 411, 412, 416, 501, 505, 507}) {
     EXPECT_EQ(Classify(status, "AccessDenied"), AnswerIs::kFinal) << status;
   }
 }

@@ -125,7 +125,8 @@ Result<Origin> OriginOf(const std::string& url) {
 }
 
 bool IsLoopback(std::string_view host) {
-  return host == "localhost" || host.starts_with("127.") || host == "[::1]";
+  const bool number = host.find_first_not_of("0123456789.") == std::string_view::npos;
+  return host == "localhost" || host == "[::1]" || (number && host.starts_with("127."));
 }
 
 Result<std::string> Redirected(const std::string& url, const std::string& location) {

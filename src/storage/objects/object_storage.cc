@@ -92,9 +92,7 @@ Status ListAll(const ObjectCalls& calls, const std::string& prefix,
 
 /// Returns true for an error after which nothing was written.
 bool WroteNothing(const Status& status) {
-  return status.code() == StatusCode::kUnimplemented ||
-         status.code() == StatusCode::kFailedPrecondition ||
-         status.code() == StatusCode::kOutOfSpace || status.code() == StatusCode::kNotFound;
+  return status.code() == StatusCode::kUnimplemented || status.code() == StatusCode::kNotFound;
 }
 
 }  // namespace
@@ -320,6 +318,11 @@ Status ObjectStorage::Outcome(const std::string& name, std::string_view content,
     return written;
   }
   const auto there = ReadObject(name);
+  const bool refused = written.code() == StatusCode::kFailedPrecondition ||
+                       written.code() == StatusCode::kOutOfSpace;
+  if (refused && there.status().code() == StatusCode::kNotFound) {
+    return written;
+  }
   if (there.ok()) {
     return *there == content ? Status::Ok()
                              : AlreadyExists(calls_.PathOf(name) + ": another save's");

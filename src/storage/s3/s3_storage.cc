@@ -150,6 +150,18 @@ Status S3Storage::Rename(const std::string& from, const std::string& to, RenameM
   return Unimplemented("rename " + from + " to " + to + ": objects cannot be renamed");
 }
 
+namespace {
+
+/// Of what a server lists, only what was asked for may be removed.
+Status CheckIsBelow(const std::string& name, const std::string& prefix, const std::string& key) {
+  return key.starts_with(prefix)
+             ? Status::Ok()
+             : DataLoss(name + ": the server was asked for what is below it and lists \"" +
+                        Printable(key) + "\"; nothing of that list was removed");
+}
+
+}  // namespace
+
 Status S3Storage::Remove(const std::string& name) {
   VARVE_ASSIGN_OR_RETURN(const ObjectName object, ParseFileName(name));
   const std::string prefix = object.key + "/";
@@ -166,6 +178,7 @@ Status S3Storage::Remove(const std::string& name) {
     std::vector<std::string> keys;
     keys.reserve(page.objects.size());
     for (const ListedObject& listed : page.objects) {
+      VARVE_RETURN_IF_ERROR(CheckIsBelow(name, prefix, listed.key));
       keys.push_back(listed.key);
     }
     VARVE_RETURN_IF_ERROR(client_.Delete(object.bucket, keys));
@@ -187,16 +200,23 @@ Status S3Storage::Remove(const std::string& name) {
 Result<std::vector<ConditionalWrites::Unfinished>> S3Storage::ListUnfinished(
     const std::string& directory) {
   VARVE_ASSIGN_OR_RETURN(const ObjectName object, ParseObjectName(directory));
+  const std::string prefix = object.key.empty() ? "" : object.key + "/";
   std::vector<Unfinished> files;
   UploadsPage page;
   do {
-    auto next =
-        client_.ListUploads(object.bucket, object.key.empty() ? "" : object.key + "/", page);
+    auto next = client_.ListUploads(object.bucket, prefix, page);
     if (next.status().code() == StatusCode::kNotFound) {
       break;  // No bucket. rclone's server says so of a bucket without uploads.
     }
-    VARVE_ASSIGN_OR_RETURN(page, std::move(next));
+    VARVE_RETURN_IF_ERROR(next.status());
+    if (next->more && next->next_key == page.next_key && next->next_id == page.next_id) {
+      return DataLoss(directory + ": the server's listing of uploads does not end");
+    }
+    page = *std::move(next);
     for (const OpenUpload& upload : page.uploads) {
+      if (!upload.key.starts_with(prefix)) {
+        continue;  // A server that does not look at the prefix.
+      }
       files.push_back({PathOf({object.bucket, upload.key, scheme_}), upload.id, upload.begun_ns});
     }
   } while (page.more);
@@ -289,8 +309,8 @@ Status S3Storage::Replace(const std::string& name, std::string_view content) {
   VARVE_ASSIGN_OR_RETURN(const ObjectName object, ParseWhole(name, content));
   bool tried_before = false;
   Status written = client_.Put(object, AsByteSpan(content), PutMode::kReplace, &tried_before);
-  if (written.ok() || !tried_before) {
-    return written;  // Or refused at the first try.
+  if (written.ok() || (!tried_before && written.code() != StatusCode::kDataLoss)) {
+    return written;  // Or refused at the first try. An answer that makes no sense says nothing.
   }
   if (const auto there = Holds(object, content); there.ok() && *there) {
     return Status::Ok();
@@ -318,8 +338,9 @@ Status S3Storage::WriteIfAbsent(const std::string& name, std::string_view conten
   if (written.ok() && obeys) {
     return written;
   }
-  if (!written.ok() && written.code() != StatusCode::kAlreadyExists && !tried_before) {
-    return written;  // Refused at the first try.
+  if (!written.ok() && written.code() != StatusCode::kAlreadyExists &&
+      written.code() != StatusCode::kDataLoss && !tried_before) {
+    return written;  // Refused at the first try. An answer that makes no sense says nothing.
   }
   // A refusal may answer a second try of which the first was carried out; libcurl itself tries
   // again on a connection that was used before. Where nothing is obeyed, somebody may have
@@ -347,6 +368,26 @@ Result<std::shared_ptr<Storage>> S3Storage::Open(const std::string& name,
   return StorageOfAccess(SchemeOfObject(name), access);
 }
 
+namespace {
+
+/// Returns the traffic of all storages of this process with these limits, whichever servers they
+/// use.
+std::shared_ptr<Traffic> TrafficOf(const TrafficLimits& limits) {
+  static std::mutex mutex;
+  static std::vector<std::pair<TrafficLimits, std::shared_ptr<Traffic>>>& all =
+      *new std::vector<std::pair<TrafficLimits, std::shared_ptr<Traffic>>>();
+  const std::scoped_lock lock(mutex);
+  for (const auto& [known, traffic] : all) {
+    if (known == limits) {
+      return traffic;
+    }
+  }
+  all.emplace_back(limits, std::make_shared<Traffic>(limits));
+  return all.back().second;
+}
+
+}  // namespace
+
 Result<std::shared_ptr<Storage>> StorageOfAccess(std::string_view scheme,
                                                  const std::string& access) {
   struct Opened {
@@ -366,9 +407,12 @@ Result<std::shared_ptr<Storage>> StorageOfAccess(std::string_view scheme,
   VARVE_ASSIGN_OR_RETURN(Access described, DecodeAccess(access));
   const Environment environment = EnvironmentOf(scheme, std::move(described.environment));
   VARVE_ASSIGN_OR_RETURN(Settings settings, ReadSettings(environment, scheme));
-  auto storage = std::make_shared<S3Storage>(
-      std::move(settings), described.keys ? KeysUntilTheirEnd(*std::move(described.keys))
-                                          : ProcessCredentials(environment, scheme));
+  auto traffic = TrafficOf(settings.traffic);
+  auto storage =
+      std::make_shared<S3Storage>(std::move(settings),
+                                  described.keys ? KeysUntilTheirEnd(*std::move(described.keys))
+                                                 : ProcessCredentials(environment, scheme),
+                                  std::move(traffic));
   opened.push_back({scheme, access, storage});
   if (opened.size() > kMost) {
     opened.pop_front();
@@ -385,11 +429,9 @@ Result<Storage*> ProcessS3Storage(std::string_view scheme) {
   if (storage == nullptr) {  // Settings that could not be used may have been put right.
     const Environment environment = EnvironmentOf(scheme, ProcessEnvironment);
     VARVE_ASSIGN_OR_RETURN(Settings settings, ReadSettings(environment, scheme));
-    static std::shared_ptr<Traffic>& traffic = *new std::shared_ptr<Traffic>();
-    if (traffic == nullptr) {  // The limits are of the process, whichever servers it uses.
-      traffic = std::make_shared<Traffic>(settings.traffic);
-    }
-    storage = new S3Storage(std::move(settings), ProcessCredentials(environment, scheme), traffic);
+    auto traffic = TrafficOf(settings.traffic);
+    storage = new S3Storage(std::move(settings), ProcessCredentials(environment, scheme),
+                            std::move(traffic));
   }
   return storage;
 }

@@ -74,10 +74,9 @@ std::int64_t TimeOf(const char* text) {
 Status ParseObject(const pugi::xml_node& root, const pugi::xml_node& node, ListedObject* object) {
   object->key = Decoded(root, node.child_value("Key"));
   const std::string_view size = node.child_value("Size");
-  if (object->key.empty() ||
-      std::from_chars(size.data(), size.data() + size.size(), object->size).ptr !=
-          size.data() + size.size() ||
-      size.empty()) {
+  const char* const end = size.data() + size.size();
+  const auto parsed = std::from_chars(size.data(), end, object->size);
+  if (object->key.empty() || size.empty() || parsed.ptr != end || parsed.ec != std::errc()) {
     return Missing("key or size of an object");
   }
   object->modified_ns = TimeOf(node.child_value("LastModified"));

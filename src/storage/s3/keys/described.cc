@@ -54,6 +54,7 @@ constexpr std::array kNames{
     "AWS_SHARED_CREDENTIALS_FILE",
     "AWS_WEB_IDENTITY_TOKEN_FILE",
     "HOME",
+    "OLMO_NO_SSL",
     "R2_ENDPOINT_URL",
     "R2_PROFILE",
     "VARVE_S3_ADDRESSING",

@@ -106,8 +106,9 @@ Result<std::string> CheckEndpoint(std::string endpoint, bool tls) {
   const bool scheme = endpoint.starts_with("http://") || endpoint.starts_with("https://");
   if (!scheme || host >= endpoint.size() ||
       endpoint.find_first_of("/?#@ \t\r\n", host) != std::string::npos) {
+    const std::size_t user = endpoint.rfind('@');  // What stands before it is not shown.
     return InvalidArgument(
-        "the endpoint \"" + endpoint +
+        "the endpoint \"" + (user == std::string::npos ? endpoint : endpoint.substr(user)) +
         "\" is not https://host[:port], without path and user (AWS_ENDPOINT_URL_S3, "
         "AWS_ENDPOINT_URL, or endpoint_url of the profile)");
   }
