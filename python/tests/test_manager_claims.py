@@ -1,0 +1,82 @@
+"""What a manager does when its claim on a run cannot be asked for, or is not there."""
+
+from __future__ import annotations
+
+from concurrent.futures import Future
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import torch
+
+import varve
+import varve.torch
+from varve._core import manage
+from varve._manage._followup import FollowUp, Save
+from varve._manage._history import History
+from varve._manage._policy import Keep
+
+
+class Claim:
+    """A claim on a run whose storage answers as told."""
+
+    def __init__(self, answer: varve.Error | None) -> None:
+        self.answer = answer
+
+    def check_held(self) -> None:
+        if self.answer is not None:
+            raise self.answer
+
+    def release(self) -> None:
+        pass
+
+
+def saved(run: Path, *steps: int) -> None:
+    for step in steps:
+        varve.torch.save({"w": torch.full((10,), step)}, run / f"step-{step:08d}")
+
+
+def names(run: Path) -> list[str]:
+    return [one.name for one in varve.steps(str(run)) if one.state == "whole"]
+
+
+def follow_up(run: Path, lock: Any, **options: Any) -> FollowUp:
+    return FollowUp(
+        str(run),
+        Keep(last=1),
+        "step-",
+        0,
+        1,
+        cast(History, SimpleNamespace(add=lambda *_a, **fields: fields)),
+        None,
+        options.get("on_saved"),
+        options.get("on_failure"),
+        lambda: None,
+        cast(manage.RunLock, lock),
+    )
+
+
+def test_a_save_is_followed_up_where_storage_does_not_say_whose_the_run_is(tmp_path: Path) -> None:
+    saved(tmp_path, 1, 2)
+    failures: list[int] = []
+    ended: list[bool] = []
+    after = follow_up(
+        tmp_path,
+        Claim(varve.UnavailableError("no answer")),
+        on_failure=lambda step, _error: failures.append(step),
+    )
+    after.on_end = lambda _save, durable: ended.append(durable)
+    save = Save(3, str(tmp_path / "step-00000003"), 1, "asked", {}, 0.0)
+    with after.began(save):
+        pass
+    future: Future[Any] = Future()
+    future.set_exception(varve.OutOfSpaceError("full"))
+    save.ended(future)
+    after.finish()
+    assert ended == [False] and failures == [3]
+    after.prune(1, 1.0)  # Not known: nothing is removed.
+    assert names(tmp_path) == ["step-00000001", "step-00000002"]
+    cast(Any, after)._lock.answer = None
+    after.prune(1, 1.0)
+    assert names(tmp_path) == ["step-00000002"]
+    after.close()
