@@ -7,6 +7,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
+import pytest
 import torch
 
 import varve
@@ -40,7 +41,7 @@ def names(run: Path) -> list[str]:
     return [one.name for one in varve.steps(str(run)) if one.state == "whole"]
 
 
-def follow_up(run: Path, lock: Any, **options: Any) -> FollowUp:
+def follow_up(run: Path | str, lock: Any, **options: Any) -> FollowUp:
     return FollowUp(
         str(run),
         Keep(last=1),
@@ -80,3 +81,18 @@ def test_a_save_is_followed_up_where_storage_does_not_say_whose_the_run_is(tmp_p
     after.prune(1, 1.0)
     assert names(tmp_path) == ["step-00000002"]
     after.close()
+
+
+def test_a_job_without_a_claim_removes_nothing_in_an_object_store(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pruned: list[str] = []
+    monkeypatch.setattr(manage, "prune", lambda run, *_rest: pruned.append(run) or [])
+    after = follow_up("s3://bucket/run", None)
+    after.prune(1, 1.0)
+    assert pruned == []
+    after.may_remove = True  # As after a resume.
+    after.prune_by_rules(1)
+    assert pruned == []
+    follow_up(tmp_path, None).prune(1, 1.0)  # A directory that cannot be locked.
+    assert pruned == [str(tmp_path)]

@@ -75,6 +75,7 @@ class FollowUp:
         self.on_end: Callable[[Save, bool], None] = lambda _save, _durable: None
         self._run = run
         self._lock = lock
+        self._unclaimed = lock is None and manage.is_in_object_store(run)
         self._keep = keep
         self._prefix = prefix  # The letters that the names of steps begin with.
         self._rank = rank
@@ -300,7 +301,7 @@ class FollowUp:
 
     def prune(self, attempt: int, busy_share: float) -> None:
         """Removes the steps that the rules do not keep."""
-        if not self.may_remove or not self._still_ours(if_unknown=False):
+        if self._unclaimed or not self.may_remove or not self._still_ours(if_unknown=False):
             return
         found = manage.prune(self._run, self._keep.rules(), False, busy_share, self._prefix)
         for one in found:

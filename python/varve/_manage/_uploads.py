@@ -57,6 +57,7 @@ class Uploads:
         self._history = history
         self._after = after
         self._lock = lock
+        self._unclaimed = lock is None and manage.is_in_object_store(to)
         self._on_failure = on_failure
         self._timeout = timeout
         self._attempt = 0
@@ -239,7 +240,7 @@ class Uploads:
     def _prune(self) -> None:
         """Applies the rules there, and has them applied here: the step was kept for its upload."""
         attempt = self._attempt
-        if self._keep.any and self._after.may_remove:
+        if self._keep.any and self._after.may_remove and not self._unclaimed:
             try:
                 manage.prune(self._to, self._keep.rules(), False, 1.0, self._prefix)
             except Error as error:
