@@ -16,6 +16,7 @@ from varve._core import manage
 from varve._manage._followup import FollowUp, Save
 from varve._manage._history import History
 from varve._manage._policy import Keep
+from varve._manage._uploads import Uploads
 
 
 class Claim:
@@ -96,3 +97,37 @@ def test_a_job_without_a_claim_removes_nothing_in_an_object_store(
     assert pruned == []
     follow_up(tmp_path, None).prune(1, 1.0)  # A directory that cannot be locked.
     assert pruned == [str(tmp_path)]
+
+
+def uploads_of(run: Path, to: Path, after: FollowUp, lock: Any, **options: Any) -> Uploads:
+    history = cast(History, SimpleNamespace(add=lambda *_a, **fields: fields))
+    made = Uploads(
+        str(run), str(to), Keep(last=1), "step-", None, history, after, lock,
+        options.get("on_failure"), 10.0,
+    )  # fmt: skip
+    return made
+
+
+def test_a_job_that_lost_its_claim_in_a_round_uploads_and_removes_no_more(tmp_path: Path) -> None:
+    run, to = tmp_path / "run", tmp_path / "to"
+    saved(run, 1, 2, 3)
+    saved(to, 7, 8)
+    for step in (1, 2, 3):
+        path = f"{run}/step-{step:08d}"
+        varve._core.uploads.note_pending_upload(path, f"{to}/step-{step:08d}")
+    claim = Claim(None)
+    after = follow_up(run, None)
+    uploads = uploads_of(run, to, after, claim)
+    count = after.count_upload
+
+    def lose(outcome: str, step: int | None = None) -> None:
+        claim.answer = varve.PreconditionError("another job has it")
+        count(outcome, step)
+
+    cast(Any, after).count_upload = lose
+    uploads.catch_up(1)
+    uploads.close()
+    after.finish()
+    after.close()
+    found = names(to)
+    assert len(found) == 3 and {"step-00000007", "step-00000008"} <= set(found)

@@ -123,7 +123,9 @@ class Uploads:
             return
         try:
             steps = self._agreed(first)
-            for path, target in steps:
+            for index, (path, target) in enumerate(steps):
+                if index > 0 and not self._goes_on():
+                    break
                 if not self._upload(path, target):
                     break
         finally:
@@ -134,6 +136,13 @@ class Uploads:
                     "makes up for it",
                     self._run,
                 )
+
+    def _goes_on(self) -> bool:
+        """Returns what rank 0 says: False where another job has taken the place in this round."""
+        told = b"go" if self._rank == 0 and self._still_ours() else b""
+        if self._thread.coordinator is not None:
+            told = self._thread.coordinator.share(told, self._timeout)
+        return bytes(told) == b"go"
 
     def _agreed(self, first: str) -> list[tuple[str, str]]:
         """Returns what rank 0 says is to be uploaded: paths and targets."""
@@ -160,7 +169,8 @@ class Uploads:
         # An earlier round may have uploaded it already.
         is_due = first in pending or first in self._unnoted
         self._unnoted.discard(first)
-        due = [(first, self._target(first))] if is_due else []
+        mine = (first, self._target(first))
+        due = [mine] if is_due and self._is_wanted(*mine) else []
         with self._guard:  # Those have a round of their own.
             promised = {path for path, count in self._promised.items() if count > 0}
         busy = promised | self._damaged | {first}
@@ -183,8 +193,8 @@ class Uploads:
             return False
         return True
 
-    def _still_ours(self) -> bool:
-        """Returns True unless another job uploads to the same place now."""
+    def _still_ours(self, if_unknown: bool = True) -> bool:
+        """Returns True unless another job uploads to the same place now; storage may not answer."""
         if self._lock is None or self._after.overtaken:
             return not self._after.overtaken
         try:
@@ -195,6 +205,7 @@ class Uploads:
             return False
         except Error as error:  # The upload will tell.
             _LOG.info("whether %s is still this job's is not known: %s", self._to, error)
+            return if_unknown
         return True
 
     def _upload(self, path: str, target: str) -> bool:
@@ -240,7 +251,8 @@ class Uploads:
     def _prune(self) -> None:
         """Applies the rules there, and has them applied here: the step was kept for its upload."""
         attempt = self._attempt
-        if self._keep.any and self._after.may_remove and not self._unclaimed:
+        may_remove = self._keep.any and self._after.may_remove and not self._unclaimed
+        if may_remove and self._still_ours(if_unknown=False):
             try:
                 manage.prune(self._to, self._keep.rules(), False, 1.0, self._prefix)
             except Error as error:
