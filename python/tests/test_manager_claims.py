@@ -131,3 +131,26 @@ def test_a_job_that_lost_its_claim_in_a_round_uploads_and_removes_no_more(tmp_pa
     after.close()
     found = names(to)
     assert len(found) == 3 and {"step-00000007", "step-00000008"} <= set(found)
+
+
+def test_a_step_that_always_fails_does_not_keep_others_from_being_uploaded(tmp_path: Path) -> None:
+    run, to = tmp_path / "run", tmp_path / "to"
+    saved(run, 1, 2)
+    for step in (1, 2):
+        path = f"{run}/step-{step:08d}"
+        varve._core.uploads.note_pending_upload(path, f"{to}/step-{step:08d}")
+    (to / "step-00000001").mkdir(parents=True)
+    (to / "step-00000001" / "mine").write_text("no checkpoint")
+    failures: list[tuple[int, BaseException]] = []
+    after = follow_up(run, None)
+    uploads = uploads_of(
+        run, to, after, None, on_failure=lambda step, error: failures.append((step, error))
+    )
+    uploads.catch_up(1)
+    uploads.close()
+    after.finish()
+    after.close()
+    assert [step for step, _error in failures] == [1]
+    assert not isinstance(failures[0][1], varve.CorruptCheckpointError)
+    assert (to / "step-00000001" / "mine").exists()
+    assert names(to) == ["step-00000002"]

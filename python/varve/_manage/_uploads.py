@@ -5,8 +5,9 @@
   2. When a save is durable, all ranks make a round on a thread of theirs, which has a channel of its own. Rank
      0 says which steps are to be uploaded: the new one first, then those whose upload failed before, or
      was promised by a job that died. The first round is made when the manager is.
-  3. All ranks upload each step together (src/upload/upload.cc). A step that has failed ends the round, and is
-     tried again in the next; one that is damaged is not tried again by this job.
+  3. All ranks upload each step together (src/upload/upload.cc). A step that has failed is tried again in
+     the next round; where storage or a rank does not answer, the round ends. One that is damaged is not
+     tried again by this job.
   4. Rank 0 removes the note, writes the history and applies the rules there and here.
 
 The copy of a step replaces what has its name there, unless a later job has saved that.
@@ -28,7 +29,13 @@ from varve._manage._followup import FollowUp, Save
 from varve._manage._history import History
 from varve._manage._policy import Keep
 from varve._upload import Background, Copy
-from varve.errors import CorruptCheckpointError, Error, PreconditionError
+from varve.errors import (
+    CancelledError,
+    CorruptCheckpointError,
+    Error,
+    PreconditionError,
+    UnavailableError,
+)
 
 _LOG = logging.getLogger("varve")
 
@@ -124,18 +131,21 @@ class Uploads:
         try:
             steps = self._agreed(first)
             for index, (path, target) in enumerate(steps):
-                if index > 0 and not self._goes_on():
+                if index > 0 and (self._channel_lost() or not self._goes_on()):
                     break
                 if not self._upload(path, target):
                     break
         finally:
-            if self._thread.coordinator is not None and self._thread.coordinator.lost:
+            if self._channel_lost():
                 self._lost = True
                 _LOG.error(
                     "%s: a rank was lost in an upload; this job uploads nothing more, and the next one "
                     "makes up for it",
                     self._run,
                 )
+
+    def _channel_lost(self) -> bool:
+        return self._thread.coordinator is not None and self._thread.coordinator.lost
 
     def _goes_on(self) -> bool:
         """Returns what rank 0 says: False where another job has taken the place in this round."""
@@ -209,7 +219,7 @@ class Uploads:
         return True
 
     def _upload(self, path: str, target: str) -> bool:
-        """Uploads a step, by all ranks; returns True where the round goes on."""
+        """Uploads a step, by all ranks; returns False where the next one would fail as well."""
         step = _core.step_from_name(os.path.basename(path)) or 0
         copy = Copy(path, target, overwrite=True, in_place=True, timeout=self._timeout)
         try:
@@ -225,7 +235,7 @@ class Uploads:
                 self._after.count_upload("failed")
             if self._on_failure is not None:
                 self._after.call(self._on_failure, step, error)
-            return damaged
+            return not isinstance(error, (UnavailableError, CancelledError))
         if self._rank == 0:
             with self._guard:
                 again = self._promised[path] > 0  # The step is being saved anew.
