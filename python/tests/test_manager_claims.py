@@ -17,6 +17,7 @@ from varve._manage._followup import FollowUp, Save
 from varve._manage._history import History
 from varve._manage._policy import Keep
 from varve._manage._uploads import Uploads
+from varve._upload import Copy
 
 
 class Claim:
@@ -154,3 +155,29 @@ def test_a_step_that_always_fails_does_not_keep_others_from_being_uploaded(tmp_p
     assert not isinstance(failures[0][1], varve.CorruptCheckpointError)
     assert (to / "step-00000001" / "mine").exists()
     assert names(to) == ["step-00000002"]
+
+
+def test_an_abort_ends_the_upload_under_way_and_those_after_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run, to = tmp_path / "run", tmp_path / "to"
+    saved(run, 1, 2)
+    for step in (1, 2):
+        path = f"{run}/step-{step:08d}"
+        varve._core.uploads.note_pending_upload(path, f"{to}/step-{step:08d}")
+    after = follow_up(run, None)
+    uploads = uploads_of(run, to, after, None)
+    make = Copy.make
+
+    def make_and_abort(self: Copy, *arguments: Any, **options: Any) -> Any:
+        uploads.abort()  # As a second Ctrl-C does from another thread.
+        return make(self, *arguments, **options)
+
+    monkeypatch.setattr(Copy, "make", make_and_abort)
+    uploads.catch_up(1)
+    uploads.catch_up(1)
+    uploads.close()
+    after.finish()
+    after.close()
+    assert names(to) == []
+    assert len(varve._core.uploads.pending_uploads(str(run))) == 2

@@ -71,6 +71,7 @@ class Uploads:
         self._damaged: set[str] = set()
         self._unnoted: set[str] = set()  # Steps whose note could not be written.
         self._lost = False
+        self._aborted = False
         self._thread = Background(channel)
         self._guard = threading.Lock()
         self._promised: Counter[str] = Counter()  # Saves under way, or that wait for their round.
@@ -99,7 +100,8 @@ class Uploads:
         self._thread.drain()
 
     def abort(self) -> None:
-        """Ends the upload under way. What is not uploaded stays pending."""
+        """Ends the upload under way, and all rounds. What is not uploaded stays pending."""
+        self._aborted = True
         self._thread.abort()
 
     def close(self) -> None:
@@ -126,12 +128,12 @@ class Uploads:
         self._attempt = attempt
         if first:
             self._redeem(first)
-        if self._lost:
+        if self._lost or self._aborted:
             return
         try:
             steps = self._agreed(first)
             for index, (path, target) in enumerate(steps):
-                if index > 0 and (self._channel_lost() or not self._goes_on()):
+                if index > 0 and (self._aborted or self._channel_lost() or not self._goes_on()):
                     break
                 if not self._upload(path, target):
                     break
@@ -223,7 +225,10 @@ class Uploads:
         step = _core.step_from_name(os.path.basename(path)) or 0
         copy = Copy(path, target, overwrite=True, in_place=True, timeout=self._timeout)
         try:
-            report = copy.make(self._thread.coordinator)
+            with self._thread.stoppable() as stop:
+                if self._aborted:  # Before the stop was there.
+                    return False
+                report = copy.make(self._thread.coordinator, stop=stop)
         except Error as error:
             damaged = isinstance(error, CorruptCheckpointError)
             if damaged:
