@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from concurrent.futures import Future
 from pathlib import Path
 from types import SimpleNamespace
@@ -181,3 +182,46 @@ def test_an_abort_ends_the_upload_under_way_and_those_after_it(
     after.close()
     assert names(to) == []
     assert len(varve._core.uploads.pending_uploads(str(run))) == 2
+
+
+def test_the_note_of_a_step_that_an_agent_still_writes_is_not_forgotten(tmp_path: Path) -> None:
+    run, to = tmp_path / "run", tmp_path / "to"
+    saved(run, 1)
+    path = f"{run}/step-00000002"
+    varve._core.uploads.note_pending_upload(path, f"{to}/step-00000002")
+    (note,) = run.glob(".*.varve-upload")
+
+    def catch_up() -> None:
+        after = follow_up(run, None)
+        uploads = uploads_of(run, to, after, None)
+        uploads.catch_up(1)
+        uploads.close()
+        after.finish()
+        after.close()
+
+    catch_up()
+    assert note.exists()
+    saved(run, 2)
+    catch_up()
+    assert names(to) == ["step-00000002"] and not note.exists()
+    varve._core.uploads.note_pending_upload(f"{run}/step-00000003", f"{to}/step-00000003")
+    (note,) = run.glob(".*.varve-upload")
+    os.utime(note, (1, 1))
+    catch_up()
+    assert not note.exists()
+
+
+def test_a_new_step_is_uploaded_also_where_its_note_is_gone(tmp_path: Path) -> None:
+    run, to = tmp_path / "run", tmp_path / "to"
+    after = follow_up(run, None)
+    uploads = uploads_of(run, to, after, None)
+    path = f"{run}/step-00000001"
+    run.mkdir()
+    uploads.promise(path)
+    saved(run, 1)
+    varve._core.uploads.forget_pending_upload(path)  # As a round of the step before did.
+    after.on_end(Save(1, path, 1, "asked", {}, 0.0), True)
+    uploads.close()
+    after.finish()
+    after.close()
+    assert names(to) == ["step-00000001"]

@@ -19,6 +19,7 @@ import json
 import logging
 import os
 import threading
+import time
 from collections import Counter
 from collections.abc import Callable
 from typing import Any
@@ -38,6 +39,9 @@ from varve.errors import (
 )
 
 _LOG = logging.getLogger("varve")
+
+#: Seconds after which the note of a step that is not there is forgotten: an agent may still write it.
+_FORGET_AFTER = 86400.0
 
 
 class Uploads:
@@ -69,7 +73,7 @@ class Uploads:
         self._timeout = timeout
         self._attempt = 0
         self._damaged: set[str] = set()
-        self._unnoted: set[str] = set()  # Steps whose note could not be written.
+        self._failed: set[str] = set()  # Steps whose save has failed in this job.
         self._lost = False
         self._aborted = False
         self._thread = Background(channel)
@@ -85,10 +89,10 @@ class Uploads:
             return
         with self._guard:
             self._promised[path] += 1
+            self._failed.discard(path)
         try:
             _core.uploads.note_pending_upload(path, self._target(path))
         except Error as error:
-            self._unnoted.add(path)
             _LOG.warning("a crash would forget the upload of %s: %s", path, error)
 
     def catch_up(self, attempt: int) -> None:
@@ -113,6 +117,7 @@ class Uploads:
         if durable:
             self._thread.later(lambda: self._round(save.attempt, save.path))
         else:
+            self._failed.add(save.path)
             self._redeem(save.path)
 
     def _redeem(self, path: str) -> None:
@@ -178,11 +183,9 @@ class Uploads:
             os.fsdecode(path): os.fsdecode(to)
             for path, to in _core.uploads.pending_uploads(self._run)
         }
-        # An earlier round may have uploaded it already.
-        is_due = first in pending or first in self._unnoted
-        self._unnoted.discard(first)
+        # Also without a note: if it is there already, its upload does nothing.
         mine = (first, self._target(first))
-        due = [mine] if is_due and self._is_wanted(*mine) else []
+        due = [mine] if first and self._is_wanted(*mine) else []
         with self._guard:  # Those have a round of their own.
             promised = {path for path, count in self._promised.items() if count > 0}
         busy = promised | self._damaged | {first}
@@ -194,9 +197,9 @@ class Uploads:
         name = os.path.basename(path)
         mine = [one for one in manage.list_steps(self._run) if one.name == name]
         if not mine and not os.path.isdir(path):
-            _core.uploads.forget_pending_upload(
-                path
-            )  # Its save has failed, or it was removed on request.
+            # Its save has failed, or it was removed. Or the agent of a dead job still writes it.
+            if path in self._failed or _note_age(path) > _FORGET_AFTER:
+                _core.uploads.forget_pending_upload(path)
             return False
         there = [one for one in manage.list_steps(os.path.dirname(target)) if one.name == name]
         if mine and there and there[0].attempt > mine[0].attempt:
@@ -242,10 +245,9 @@ class Uploads:
                 self._after.call(self._on_failure, step, error)
             return not isinstance(error, (UnavailableError, CancelledError))
         if self._rank == 0:
-            with self._guard:
-                again = self._promised[path] > 0  # The step is being saved anew.
-            if not again:
-                _core.uploads.forget_pending_upload(path)
+            with self._guard:  # A step that is being saved anew keeps its new note.
+                if self._promised[path] <= 0:
+                    _core.uploads.forget_pending_upload(path)
             self._note(step, path, "done", bytes=report.bytes, seconds=round(report.seconds, 6))
             self._after.count_upload("done", step)
             self._prune()
@@ -273,3 +275,13 @@ class Uploads:
             except Error as error:
                 _LOG.warning("old steps in %s were not removed: %s", self._to, error)
         self._after.later(lambda: self._after.prune_by_rules(attempt))
+
+
+def _note_age(path: str) -> float:
+    """Returns the seconds since the note of a step was written."""
+    digits = "".join(f"%{ord(one):x}" if one.isdigit() else one for one in os.path.basename(path))
+    note = os.path.join(os.path.dirname(path), f".{digits}.varve-upload")
+    try:
+        return time.time() - os.stat(note).st_mtime
+    except OSError:
+        return 0.0
