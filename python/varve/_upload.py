@@ -11,11 +11,12 @@ A save with `upload_to` takes these steps:
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import queue
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -225,6 +226,18 @@ class Background:
             self._stops.add(stop)
         self.later(run)
         return stop
+
+    @contextlib.contextmanager
+    def stoppable(self) -> Iterator[_core.uploads.UploadStop]:
+        """Gives what ends an upload that the block makes, on `abort`."""
+        stop = _core.uploads.UploadStop()
+        with self._guard:
+            self._stops.add(stop)
+        try:
+            yield stop
+        finally:
+            with self._guard:
+                self._stops.discard(stop)
 
     def abort(self) -> None:
         """Ends the upload under way, on all ranks, and those that wait."""

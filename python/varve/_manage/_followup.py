@@ -75,6 +75,7 @@ class FollowUp:
         self.on_end: Callable[[Save, bool], None] = lambda _save, _durable: None
         self._run = run
         self._lock = lock
+        self._unclaimed = lock is None and manage.is_in_object_store(run)
         self._keep = keep
         self._prefix = prefix  # The letters that the names of steps begin with.
         self._rank = rank
@@ -300,7 +301,7 @@ class FollowUp:
 
     def prune(self, attempt: int, busy_share: float) -> None:
         """Removes the steps that the rules do not keep."""
-        if not self.may_remove or not self._still_ours():
+        if self._unclaimed or not self.may_remove or not self._still_ours(if_unknown=False):
             return
         found = manage.prune(self._run, self._keep.rules(), False, busy_share, self._prefix)
         for one in found:
@@ -314,8 +315,8 @@ class FollowUp:
                 self._metrics.count("varve_removed_steps", 1)
                 self._metrics.write()
 
-    def _still_ours(self) -> bool:
-        """Asks, on rank 0, whether another job has taken the run."""
+    def _still_ours(self, if_unknown: bool = True) -> bool:
+        """Asks, on rank 0, whether another job has taken the run; storage may not answer."""
         if self._lock is None or self.overtaken:
             return not self.overtaken
         try:
@@ -324,6 +325,9 @@ class FollowUp:
             self.overtaken = str(error)
             _LOG.error("%s", error)
             return False
+        except Error as error:
+            _LOG.warning("whether %s is still this job's is not known: %s", self._run, error)
+            return if_unknown
         return True
 
     def collect_garbage(self) -> None:

@@ -5,8 +5,9 @@
   2. When a save is durable, all ranks make a round on a thread of theirs, which has a channel of its own. Rank
      0 says which steps are to be uploaded: the new one first, then those whose upload failed before, or
      was promised by a job that died. The first round is made when the manager is.
-  3. All ranks upload each step together (src/upload/upload.cc). A step that has failed ends the round, and is
-     tried again in the next; one that is damaged is not tried again by this job.
+  3. All ranks upload each step together (src/upload/upload.cc). A step that has failed is tried again in
+     the next round; where storage or a rank does not answer, the round ends. One that is damaged is not
+     tried again by this job.
   4. Rank 0 removes the note, writes the history and applies the rules there and here.
 
 The copy of a step replaces what has its name there, unless a later job has saved that.
@@ -18,6 +19,7 @@ import json
 import logging
 import os
 import threading
+import time
 from collections import Counter
 from collections.abc import Callable
 from typing import Any
@@ -28,9 +30,18 @@ from varve._manage._followup import FollowUp, Save
 from varve._manage._history import History
 from varve._manage._policy import Keep
 from varve._upload import Background, Copy
-from varve.errors import CorruptCheckpointError, Error, PreconditionError
+from varve.errors import (
+    CancelledError,
+    CorruptCheckpointError,
+    Error,
+    PreconditionError,
+    UnavailableError,
+)
 
 _LOG = logging.getLogger("varve")
+
+#: Seconds after which the note of a step that is not there is forgotten: an agent may still write it.
+_FORGET_AFTER = 86400.0
 
 
 class Uploads:
@@ -57,12 +68,14 @@ class Uploads:
         self._history = history
         self._after = after
         self._lock = lock
+        self._unclaimed = lock is None and manage.is_in_object_store(to)
         self._on_failure = on_failure
         self._timeout = timeout
         self._attempt = 0
         self._damaged: set[str] = set()
-        self._unnoted: set[str] = set()  # Steps whose note could not be written.
+        self._failed: set[str] = set()  # Steps whose save has failed in this job.
         self._lost = False
+        self._aborted = False
         self._thread = Background(channel)
         self._guard = threading.Lock()
         self._promised: Counter[str] = Counter()  # Saves under way, or that wait for their round.
@@ -76,10 +89,10 @@ class Uploads:
             return
         with self._guard:
             self._promised[path] += 1
+            self._failed.discard(path)
         try:
             _core.uploads.note_pending_upload(path, self._target(path))
         except Error as error:
-            self._unnoted.add(path)
             _LOG.warning("a crash would forget the upload of %s: %s", path, error)
 
     def catch_up(self, attempt: int) -> None:
@@ -91,7 +104,8 @@ class Uploads:
         self._thread.drain()
 
     def abort(self) -> None:
-        """Ends the upload under way. What is not uploaded stays pending."""
+        """Ends the upload under way, and all rounds. What is not uploaded stays pending."""
+        self._aborted = True
         self._thread.abort()
 
     def close(self) -> None:
@@ -103,6 +117,7 @@ class Uploads:
         if durable:
             self._thread.later(lambda: self._round(save.attempt, save.path))
         else:
+            self._failed.add(save.path)
             self._redeem(save.path)
 
     def _redeem(self, path: str) -> None:
@@ -118,21 +133,33 @@ class Uploads:
         self._attempt = attempt
         if first:
             self._redeem(first)
-        if self._lost:
+        if self._lost or self._aborted:
             return
         try:
             steps = self._agreed(first)
-            for path, target in steps:
+            for index, (path, target) in enumerate(steps):
+                if index > 0 and (self._aborted or self._channel_lost() or not self._goes_on()):
+                    break
                 if not self._upload(path, target):
                     break
         finally:
-            if self._thread.coordinator is not None and self._thread.coordinator.lost:
+            if self._channel_lost():
                 self._lost = True
                 _LOG.error(
                     "%s: a rank was lost in an upload; this job uploads nothing more, and the next one "
                     "makes up for it",
                     self._run,
                 )
+
+    def _channel_lost(self) -> bool:
+        return self._thread.coordinator is not None and self._thread.coordinator.lost
+
+    def _goes_on(self) -> bool:
+        """Returns what rank 0 says: False where another job has taken the place in this round."""
+        told = b"go" if self._rank == 0 and self._still_ours() else b""
+        if self._thread.coordinator is not None:
+            told = self._thread.coordinator.share(told, self._timeout)
+        return bytes(told) == b"go"
 
     def _agreed(self, first: str) -> list[tuple[str, str]]:
         """Returns what rank 0 says is to be uploaded: paths and targets."""
@@ -156,10 +183,9 @@ class Uploads:
             os.fsdecode(path): os.fsdecode(to)
             for path, to in _core.uploads.pending_uploads(self._run)
         }
-        # An earlier round may have uploaded it already.
-        is_due = first in pending or first in self._unnoted
-        self._unnoted.discard(first)
-        due = [(first, self._target(first))] if is_due else []
+        # Also without a note: if it is there already, its upload does nothing.
+        mine = (first, self._target(first))
+        due = [mine] if first and self._is_wanted(*mine) else []
         with self._guard:  # Those have a round of their own.
             promised = {path for path, count in self._promised.items() if count > 0}
         busy = promised | self._damaged | {first}
@@ -171,9 +197,9 @@ class Uploads:
         name = os.path.basename(path)
         mine = [one for one in manage.list_steps(self._run) if one.name == name]
         if not mine and not os.path.isdir(path):
-            _core.uploads.forget_pending_upload(
-                path
-            )  # Its save has failed, or it was removed on request.
+            # Its save has failed, or it was removed. Or the agent of a dead job still writes it.
+            if path in self._failed or _note_age(path) > _FORGET_AFTER:
+                _core.uploads.forget_pending_upload(path)
             return False
         there = [one for one in manage.list_steps(os.path.dirname(target)) if one.name == name]
         if mine and there and there[0].attempt > mine[0].attempt:
@@ -182,8 +208,8 @@ class Uploads:
             return False
         return True
 
-    def _still_ours(self) -> bool:
-        """Returns True unless another job uploads to the same place now."""
+    def _still_ours(self, if_unknown: bool = True) -> bool:
+        """Returns True unless another job uploads to the same place now; storage may not answer."""
         if self._lock is None or self._after.overtaken:
             return not self._after.overtaken
         try:
@@ -194,14 +220,18 @@ class Uploads:
             return False
         except Error as error:  # The upload will tell.
             _LOG.info("whether %s is still this job's is not known: %s", self._to, error)
+            return if_unknown
         return True
 
     def _upload(self, path: str, target: str) -> bool:
-        """Uploads a step, by all ranks; returns True where the round goes on."""
+        """Uploads a step, by all ranks; returns False where the next one would fail as well."""
         step = _core.step_from_name(os.path.basename(path)) or 0
         copy = Copy(path, target, overwrite=True, in_place=True, timeout=self._timeout)
         try:
-            report = copy.make(self._thread.coordinator)
+            with self._thread.stoppable() as stop:
+                if self._aborted:  # Before the stop was there.
+                    return False
+                report = copy.make(self._thread.coordinator, stop=stop)
         except Error as error:
             damaged = isinstance(error, CorruptCheckpointError)
             if damaged:
@@ -213,12 +243,11 @@ class Uploads:
                 self._after.count_upload("failed")
             if self._on_failure is not None:
                 self._after.call(self._on_failure, step, error)
-            return damaged
+            return not isinstance(error, (UnavailableError, CancelledError))
         if self._rank == 0:
-            with self._guard:
-                again = self._promised[path] > 0  # The step is being saved anew.
-            if not again:
-                _core.uploads.forget_pending_upload(path)
+            with self._guard:  # A step that is being saved anew keeps its new note.
+                if self._promised[path] <= 0:
+                    _core.uploads.forget_pending_upload(path)
             self._note(step, path, "done", bytes=report.bytes, seconds=round(report.seconds, 6))
             self._after.count_upload("done", step)
             self._prune()
@@ -239,9 +268,20 @@ class Uploads:
     def _prune(self) -> None:
         """Applies the rules there, and has them applied here: the step was kept for its upload."""
         attempt = self._attempt
-        if self._keep.any and self._after.may_remove:
+        may_remove = self._keep.any and self._after.may_remove and not self._unclaimed
+        if may_remove and self._still_ours(if_unknown=False):
             try:
                 manage.prune(self._to, self._keep.rules(), False, 1.0, self._prefix)
             except Error as error:
                 _LOG.warning("old steps in %s were not removed: %s", self._to, error)
         self._after.later(lambda: self._after.prune_by_rules(attempt))
+
+
+def _note_age(path: str) -> float:
+    """Returns the seconds since the note of a step was written."""
+    digits = "".join(f"%{ord(one):x}" if one.isdigit() else one for one in os.path.basename(path))
+    note = os.path.join(os.path.dirname(path), f".{digits}.varve-upload")
+    try:
+        return time.time() - os.stat(note).st_mtime
+    except OSError:
+        return 0.0
