@@ -59,7 +59,7 @@ Result<std::optional<std::string>> PendingUploadOf(const std::string& path, Stor
 Result<std::vector<PendingUpload>> ListPendingUploads(const std::string& directory,
                                                       Storage& storage) {
   VARVE_ASSIGN_OR_RETURN(const std::string where, ResolvePath(directory, storage));
-  if (PublishesByRecord(storage, where)) {
+  if (PublishesByRecord(storage, where) || IsUnlisted(storage, where)) {
     return std::vector<PendingUpload>{};
   }
   auto entries = storage.List(where);

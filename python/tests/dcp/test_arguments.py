@@ -171,7 +171,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"thread_count": 1.5}, "thread_count=1.5"),
     ({"per_thread_copy_ahead": -1}, "per_thread_copy_ahead=-1"),
     ({"per_thread_copy_ahead": 1.5}, "per_thread_copy_ahead=1.5"),
-    ({"path": "gs://bucket/x"}, "gs://bucket/x"),
+    ({"path": "hdfs://bucket/x"}, "hdfs://bucket/x"),
 ]
 if hasattr(filesystem, "SerializationFormat"):
     REFUSED.append(
