@@ -231,5 +231,7 @@ def test_the_agent_is_sent_every_variable_that_settings_and_keys_ask_for() -> No
     asked = set()
     for file in source.rglob("*.cc"):
         if file.name != "described.cc" and not file.name.endswith("_test.cc"):
-            asked |= set(re.findall(r'"((?:AWS|OLMO|R2|WEKA|VARVE_S3)_[A-Z0-9_]+)"', file.read_text()))
+            asked |= set(
+                re.findall(r'"((?:AWS|OLMO|R2|WEKA|VARVE_S3)_[A-Z0-9_]+)"', file.read_text())
+            )
     assert asked <= sent and len(asked) > 25
