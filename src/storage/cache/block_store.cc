@@ -214,10 +214,9 @@ void BlockStore::Shrink() {
     return;  // Another process does it.
   }
   // A child of a fork has the descriptor too: closing ours alone would leave it the lock.
-  struct Unlock {
-    int file;
-    ~Unlock() { (void)::flock(file, LOCK_UN); }
-  } const unlock{turn.get()};
+  const auto unlock = [](const int* file) { (void)::flock(*file, LOCK_UN); };
+  const int held = turn.get();
+  const std::unique_ptr<const int, decltype(unlock)> lock(&held, unlock);
   std::vector<Kept> kept;
   for (unsigned int folder = 0; folder < 256; ++folder) {
     AppendKept(JoinPath(root_, FolderName(folder)), &kept);

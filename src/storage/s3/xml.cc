@@ -74,8 +74,9 @@ std::int64_t TimeOf(const char* text) {
 Status ParseObject(const pugi::xml_node& root, const pugi::xml_node& node, ListedObject* object) {
   object->key = Decoded(root, node.child_value("Key"));
   const std::string_view size = node.child_value("Size");
-  const char* const end = size.data() + size.size();
-  const auto parsed = std::from_chars(size.data(), end, object->size);
+  const char* const begin = size.data();
+  const char* const end = begin + size.size();
+  const auto parsed = std::from_chars(begin, end, object->size);
   if (object->key.empty() || size.empty() || parsed.ptr != end || parsed.ec != std::errc()) {
     return Missing("key or size of an object");
   }
