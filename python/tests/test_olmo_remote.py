@@ -21,6 +21,7 @@ from test_olmo import LAYOUTS, assert_equal_states, states
 import varve
 import varve.olmo as olmo
 import varve.torch
+from varve.olmo import _remote
 
 VARVE = Path(sys.executable).with_name("varve")
 
@@ -287,3 +288,15 @@ def test_kinds_of_storage_that_there_are_not_are_refused(tmp_path: Path) -> None
     with pytest.raises(NotImplementedError, match="ftp://"):
         checkpointer.restore_checkpoint("ftp://a/b", model, optim)
     assert os.listdir(tmp_path) == []
+
+
+def test_a_mirror_of_another_step_differs_though_its_sizes_do_not(tmp_path: Path) -> None:
+    for step in (1, 2):
+        folder = tmp_path / str(step)
+        folder.mkdir()
+        (folder / "config.yaml").write_text("model: small")
+        torch.save({"w": torch.full((500_000,), step)}, folder / "model.pt")
+    sizes = {(tmp_path / str(step) / "model.pt").stat().st_size for step in (1, 2)}
+    assert len(sizes) == 1
+    assert "model.pt differs" in _remote._difference(str(tmp_path / "1"), str(tmp_path / "2"))
+    assert not _remote._difference(str(tmp_path / "1"), str(tmp_path / "1"))

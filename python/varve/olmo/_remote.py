@@ -33,6 +33,9 @@ _LOG = logging.getLogger("varve")
 _TELLING = ("config.yaml", "metadata.yaml", "metadata.json", ".metadata")
 _MOST = 64 << 20
 
+#: Bytes at the end of each file that are compared.
+_TAIL = 1 << 20
+
 #: Uploads in the background that are not ended.
 _open: weakref.WeakSet[Uploads] = weakref.WeakSet()
 
@@ -119,8 +122,8 @@ def readable(load_path: Any, local_cache: Any) -> str:
     """Returns the directory to read: the cache where it is a mirror of what is to be loaded.
 
     Where `load_path` is local, a cache that holds anything is taken. Where it is remote, the cache must
-    have the same files with the same sizes, and the same index and configuration. Else it is not read,
-    with a warning: a mirror that is older, or half there, never stands for the checkpoint.
+    have the same files with the same sizes, the same index and configuration, and the same last MiB of each
+    file. Else it is not read, with a warning: a mirror of another step, or half there, does not stand for it.
     """
     path = any_path(load_path, "load_path")
     if local_cache is None:
@@ -156,6 +159,12 @@ def _difference(path: str, cache: str) -> str:
             )
             if mine != theirs:
                 return f"{name} differs"
+        # All steps of a run have files of the same sizes. Files of torch.save end with the checksums of
+        # what they hold.
+        first = max(0, size - _TAIL)
+        ends = [_core.storage.read_bytes(joined(at, name), first, size) for at in (cache, path)]
+        if ends[0] != ends[1]:
+            return f"the end of {name} differs"
     return "" if there else "there is nothing"
 
 
