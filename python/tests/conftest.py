@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -17,6 +18,11 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parent))
 
 from disks import mounted
+
+# Where Ctrl-C is ignored, as in a job that a shell has put into the background, the processes that the
+# tests start would ignore it too.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture

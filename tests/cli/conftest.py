@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Callable
@@ -18,6 +19,11 @@ import varve
 sys.path.insert(0, str(Path(__file__).parent))  # For cli_support.
 
 ROOT = Path(__file__).resolve().parents[2]
+
+# Where Ctrl-C is ignored, as in a job that a shell has put into the background, the processes that the
+# tests start would ignore it too.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def _binary() -> Path | None:

@@ -74,7 +74,7 @@ class TwoStorages final : public Storage, private ConditionalWrites {
   Status RemoveUnfinished(const Unfinished& file) override {
     return writes().RemoveUnfinished(file);
   }
-  Status Prepare(const std::string& name) override { return writes().Prepare(name); }
+  Result<bool> Prepare(const std::string& name) override { return writes().Prepare(name); }
   std::int64_t NowNs(const std::string& name) override { return writes().NowNs(name); }
   ConditionalWrites& writes() { return *remote_.extras().conditional_writes; }
   Storage& Of(const std::string& name) { return Serves(name) ? remote_ : local_; }
