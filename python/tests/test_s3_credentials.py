@@ -60,6 +60,40 @@ class Source:
         return S3Credentials(self.keys.access_key, self.keys.secret_key, None, expires)
 
 
+FORK = """
+import os, sys, threading, time
+import varve, varve.torch
+from varve.storage import S3Credentials
+path, *keys = sys.argv[1:]
+parent, asked = os.getpid(), threading.Event()
+
+def source():
+    asked.set()
+    if os.getpid() == parent:
+        time.sleep(600)  # The parent forks while a thread of its waits for keys.
+    return S3Credentials(*keys)
+
+varve.set_s3_credentials(source)
+threading.Thread(target=varve.verify, args=(path,), daemon=True).start()
+asked.wait()
+child = os.fork()
+if child == 0:
+    os._exit(0 if varve.torch.read(path)["w"].sum() == 3 else 1)
+_, status = os.waitpid(child, 0)
+os._exit(os.waitstatus_to_exitcode(status))
+"""
+
+
+def test_a_child_that_is_forked_while_keys_are_asked_for_reads(
+    server: tuple[str, S3Credentials],
+) -> None:
+    path, keys = server
+    varve.set_s3_credentials(lambda: keys)
+    varve.torch.save({"w": torch.ones(3)}, path)
+    words = [sys.executable, "-c", FORK, path, keys.access_key, keys.secret_key]
+    subprocess.run(words, check=True, timeout=120)
+
+
 def test_the_keys_of_a_boto3_session(
     server: tuple[str, S3Credentials], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -146,9 +146,13 @@ class Dispatcher final : public Storage,
     return writes != nullptr ? writes->ListUnfinished(directory)
                              : Result<std::vector<Unfinished>>(std::vector<Unfinished>());
   }
-  Status Prepare(const std::string& directory) override {
+  Result<bool> Prepare(const std::string& directory) override {
     ConditionalWrites* const writes = ExtraOf(directory, &StorageExtras::conditional_writes);
-    return writes != nullptr ? writes->Prepare(directory) : BackendOf(directory).status();
+    if (writes == nullptr) {
+      VARVE_RETURN_IF_ERROR(BackendOf(directory).status());
+      return true;
+    }
+    return writes->Prepare(directory);
   }
   std::int64_t NowNs(const std::string& directory) override {
     ConditionalWrites* const writes = ExtraOf(directory, &StorageExtras::conditional_writes);

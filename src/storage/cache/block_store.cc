@@ -183,7 +183,13 @@ void BlockStore::Write(const BlockName& name, std::span<const std::byte> block) 
   }
 }
 
-Result<FileDescriptor> BlockStore::LockGroup(const BlockName& name) {
+CacheLock::~CacheLock() {
+  if (file_.valid()) {
+    (void)::flock(file_.get(), LOCK_UN);
+  }
+}
+
+Result<CacheLock> BlockStore::LockGroup(const BlockName& name) {
   constexpr std::chrono::milliseconds kFirst{1};
   constexpr std::chrono::milliseconds kLongest{20};
   const std::string group =
@@ -192,31 +198,28 @@ Result<FileDescriptor> BlockStore::LockGroup(const BlockName& name) {
   FileDescriptor file(::open(JoinPath(JoinPath(root_, "locks"), std::to_string(number)).c_str(),
                              O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0600));
   if (!file.valid()) {
-    return FileDescriptor();
+    return CacheLock();
   }
   const TimePoint begun = Now();
   const std::stop_token stop = CurrentStop();
   for (std::chrono::milliseconds wait = kFirst; ::flock(file.get(), LOCK_EX | LOCK_NB) != 0;
        wait = std::min(2 * wait, kLongest)) {
     if ((errno != EWOULDBLOCK && errno != EINTR) || Now() - begun > options_.patience) {
-      return FileDescriptor();
+      return CacheLock();
     }
     VARVE_RETURN_IF_ERROR(CheckStop(stop));
     SleepFor(wait);
   }
-  return file;
+  return CacheLock(std::move(file));
 }
 
 void BlockStore::Shrink() {
-  const FileDescriptor turn(::open(JoinPath(JoinPath(root_, "locks"), "shrink").c_str(),
-                                   O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0600));
+  FileDescriptor turn(::open(JoinPath(JoinPath(root_, "locks"), "shrink").c_str(),
+                             O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0600));
   if (!turn.valid() || ::flock(turn.get(), LOCK_EX | LOCK_NB) != 0) {
     return;  // Another process does it.
   }
-  // A child of a fork has the descriptor too: closing ours alone would leave it the lock.
-  const auto unlock = [](const int* file) { (void)::flock(*file, LOCK_UN); };
-  const int held = turn.get();
-  const std::unique_ptr<const int, decltype(unlock)> lock(&held, unlock);
+  const CacheLock lock(std::move(turn));
   std::vector<Kept> kept;
   for (unsigned int folder = 0; folder < 256; ++folder) {
     AppendKept(JoinPath(root_, FolderName(folder)), &kept);

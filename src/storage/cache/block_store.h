@@ -37,6 +37,7 @@
 #include <memory>
 #include <span>
 #include <string>
+#include <utility>
 
 #include "base/file_descriptor.h"
 #include "storage/cache/block_file.h"
@@ -50,6 +51,24 @@ struct CacheOptions {
   std::uint64_t block_bytes = std::uint64_t{1} << 20;  ///< The same for all users of a directory.
   std::uint64_t group_blocks = 8;  ///< So many blocks share a lock and are fetched at once at most.
   std::chrono::milliseconds patience{60'000};  ///< For another process that fetches.
+};
+
+/// A lock of the directory, as that of a group of blocks, kept until it is destroyed; movable, may
+/// be empty. A child of a fork has the descriptor too, so that the lock is given back by name: a
+/// close alone would leave it to the child.
+class CacheLock {
+ public:
+  CacheLock() = default;
+  /// Takes a file that this process holds the flock of.
+  explicit CacheLock(FileDescriptor locked) : file_(std::move(locked)) {}
+  CacheLock(CacheLock&&) = default;
+  CacheLock& operator=(CacheLock&&) = default;
+  CacheLock(const CacheLock&) = delete;
+  CacheLock& operator=(const CacheLock&) = delete;
+  ~CacheLock();
+
+ private:
+  FileDescriptor file_;
 };
 
 /// Threads: safe to call concurrently.
@@ -76,7 +95,7 @@ class BlockStore {
 
   /// The right to fetch the blocks of a group. Empty where somebody else had it for too long, or
   /// where the directory has no locks. Errors: Cancelled by the calling thread's CurrentStop.
-  Result<FileDescriptor> LockGroup(const BlockName& name);
+  Result<CacheLock> LockGroup(const BlockName& name);
 
   /// Removes the blocks that were not used for longest where there are too many bytes (step 6).
   void Shrink();

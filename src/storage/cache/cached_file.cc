@@ -8,6 +8,7 @@
 
 #include "base/bytes.h"
 #include "base/checksum.h"
+#include "base/of_process.h"
 #include "storage/server_file.h"
 
 namespace varve::cache {
@@ -113,7 +114,7 @@ class CachedFile final : public ServerFile {
     if (blocks.empty()) {
       return Status::Ok();
     }
-    VARVE_ASSIGN_OR_RETURN(const FileDescriptor lock, store_.LockGroup({key_, blocks.front()}));
+    VARVE_ASSIGN_OR_RETURN(const CacheLock lock, store_.LockGroup({key_, blocks.front()}));
     blocks = TakeKept(blocks, target);  // Who had the lock may have fetched them.
     for (std::size_t first = 0; first < blocks.size();) {
       std::size_t last = first + 1;
@@ -180,16 +181,20 @@ Result<std::optional<CacheOptions>> ReadCacheOptions(const Environment& environm
 }
 
 Result<BlockStore*> ProcessBlockStore() {
-  static std::mutex mutex;
-  static BlockStore* store = nullptr;
-  static bool known = false;
-  const std::scoped_lock lock(mutex);
-  if (!known) {  // Options that could not be used may have been put right.
+  struct Opened {
+    std::mutex mutex;
+    bool known = false;  // Guarded by it, as all below.
+    std::unique_ptr<BlockStore> store;
+  };
+  static auto& of_process = *new OfProcess<Opened>();
+  Opened& opened = of_process.Get();
+  const std::scoped_lock lock(opened.mutex);
+  if (!opened.known) {  // Options that could not be used may have been put right.
     VARVE_ASSIGN_OR_RETURN(auto options, ReadCacheOptions(ProcessEnvironment));
-    known = true;
-    store = options ? new BlockStore(*std::move(options)) : nullptr;
+    opened.known = true;
+    opened.store = options ? std::make_unique<BlockStore>(*std::move(options)) : nullptr;
   }
-  return store;
+  return opened.store.get();
 }
 
 }  // namespace varve::cache

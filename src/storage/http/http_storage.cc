@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "base/bytes.h"
+#include "base/of_process.h"
 #include "storage/http/url.h"
 #include "storage/server_file.h"
 
@@ -109,14 +110,18 @@ Result<std::unique_ptr<StorageLock>> HttpStorage::Lock(const std::string& name) 
 bool HttpStorage::IsUnlisted(const std::string& name) { return !SchemeOfUrl(name).empty(); }
 
 Result<Storage*> ProcessHttpStorage() {
-  static std::mutex mutex;
-  static Storage* storage = nullptr;
-  const std::scoped_lock lock(mutex);
-  if (storage == nullptr) {  // Settings that could not be used may have been put right.
+  struct Opened {
+    std::mutex mutex;
+    std::unique_ptr<Storage> storage;  // Guarded by it.
+  };
+  static auto& of_process = *new OfProcess<Opened>();
+  Opened& opened = of_process.Get();
+  const std::scoped_lock lock(opened.mutex);
+  if (opened.storage == nullptr) {  // Settings that could not be used may have been put right.
     VARVE_ASSIGN_OR_RETURN(Settings settings, ReadSettings(ProcessEnvironment));
-    storage = new HttpStorage(std::move(settings));
+    opened.storage = std::make_unique<HttpStorage>(std::move(settings));
   }
-  return storage;
+  return opened.storage.get();
 }
 
 }  // namespace varve::http

@@ -262,11 +262,11 @@ Result<bool> ObjectStorage::Obeys(const std::string& name) {
   return obeys;
 }
 
-Status ObjectStorage::Prepare(const std::string& directory) {
+Result<bool> ObjectStorage::Prepare(const std::string& directory) {
   VARVE_ASSIGN_OR_RETURN(const std::string name, calls_.NameOf(directory));
   VARVE_ASSIGN_OR_RETURN(const bool obeys, Obeys(name));
   return obeys || options_.weak_publish
-             ? Status::Ok()
+             ? Result<bool>(obeys)
              : Unimplemented("the store of " + calls_.PathOf(BucketOf(name)) +
                              " does not write \"if absent\", and it was registered as one that "
                              "must");
@@ -274,8 +274,7 @@ Status ObjectStorage::Prepare(const std::string& directory) {
 
 Status ObjectStorage::WriteIfAbsent(const std::string& name, std::string_view content) {
   VARVE_ASSIGN_OR_RETURN(const std::string object, calls_.NameOf(name));
-  VARVE_RETURN_IF_ERROR(Prepare(ParentPath(name)));
-  VARVE_ASSIGN_OR_RETURN(const bool obeys, Obeys(object));  // Known since Prepare.
+  VARVE_ASSIGN_OR_RETURN(const bool obeys, Prepare(ParentPath(name)));
   if (!obeys) {
     const auto there = calls_.Head(object);
     if (there.status().code() != StatusCode::kNotFound) {

@@ -73,7 +73,7 @@ class ObjectStorage final : public Storage, private ConditionalWrites {
   Status Replace(const std::string& name, std::string_view content) override;
   Result<std::vector<Unfinished>> ListUnfinished(const std::string& directory) override;
   Status RemoveUnfinished(const Unfinished& file) override;
-  Status Prepare(const std::string& directory) override;
+  Result<bool> Prepare(const std::string& directory) override;
   std::int64_t NowNs(const std::string& directory) override;
 
   /// Returns true where Put with `if_absent` is obeyed below the first component of `name`, a

@@ -130,7 +130,9 @@ TEST_F(RegisteredStores, AreNotBelievedThatTheyWriteIfAbsent) {
   const auto strict = Make({.weak_publish = false});
   EXPECT_TRUE(FailsWith(Writes(*strict).Prepare("mem://b/run"), StatusCode::kUnimplemented));
   const auto weak = Make();
-  EXPECT_TRUE(IsOk(Writes(*weak).Prepare("mem://b/run")));
+  const auto exclusive = Writes(*weak).Prepare("mem://b/run");
+  ASSERT_TRUE(IsOk(exclusive));
+  EXPECT_FALSE(*exclusive);
   EXPECT_TRUE(IsOk(Writes(*weak).WriteIfAbsent("mem://b/x", "first")));
   EXPECT_TRUE(
       FailsWith(Writes(*weak).WriteIfAbsent("mem://b/x", "second"), StatusCode::kAlreadyExists));

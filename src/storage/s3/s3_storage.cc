@@ -2,9 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
-#include <deque>
 #include <limits>
-#include <map>
 #include <utility>
 
 #include "base/bytes.h"
@@ -290,12 +288,12 @@ Result<bool> S3Storage::Obeys(const std::string& bucket, const std::string& belo
   return obeys;
 }
 
-Status S3Storage::Prepare(const std::string& directory) {
+Result<bool> S3Storage::Prepare(const std::string& directory) {
   VARVE_ASSIGN_OR_RETURN(const ObjectName object, ParseObjectName(directory));
   VARVE_ASSIGN_OR_RETURN(const bool obeys,
                          Obeys(object.bucket, object.key.empty() ? "" : object.key + "/"));
   return obeys || client_.settings().weak_publish
-             ? Status::Ok()
+             ? Result<bool>(obeys)
              : Unimplemented("the server of s3://" + object.bucket +
                              " does not obey If-None-Match, and VARVE_S3_PUBLISH=strict wants it");
 }
@@ -323,9 +321,7 @@ Status S3Storage::Replace(const std::string& name, std::string_view content) {
 
 Status S3Storage::WriteIfAbsent(const std::string& name, std::string_view content) {
   VARVE_ASSIGN_OR_RETURN(const ObjectName object, ParseWhole(name, content));
-  const std::string directory = ParentPath(name);
-  VARVE_RETURN_IF_ERROR(Prepare(directory));
-  VARVE_ASSIGN_OR_RETURN(const bool obeys, Obeys(object.bucket, ""));  // Known since Prepare.
+  VARVE_ASSIGN_OR_RETURN(const bool obeys, Prepare(ParentPath(name)));
   if (!obeys) {
     const auto there = client_.Head(object);
     if (there.status().code() != StatusCode::kNotFound) {
@@ -366,74 +362,6 @@ Result<std::string> S3Storage::Describe(const std::string& /*name*/) {
 Result<std::shared_ptr<Storage>> S3Storage::Open(const std::string& name,
                                                  const std::string& access) {
   return StorageOfAccess(SchemeOfObject(name), access);
-}
-
-namespace {
-
-/// Returns the traffic of all storages of this process with these limits, whichever servers they
-/// use.
-std::shared_ptr<Traffic> TrafficOf(const TrafficLimits& limits) {
-  static std::mutex mutex;
-  static std::vector<std::pair<TrafficLimits, std::shared_ptr<Traffic>>>& all =
-      *new std::vector<std::pair<TrafficLimits, std::shared_ptr<Traffic>>>();
-  const std::scoped_lock lock(mutex);
-  for (const auto& [known, traffic] : all) {
-    if (known == limits) {
-      return traffic;
-    }
-  }
-  all.emplace_back(limits, std::make_shared<Traffic>(limits));
-  return all.back().second;
-}
-
-}  // namespace
-
-Result<std::shared_ptr<Storage>> StorageOfAccess(std::string_view scheme,
-                                                 const std::string& access) {
-  struct Opened {
-    std::string_view scheme;
-    std::string access;
-    std::shared_ptr<Storage> storage;
-  };
-  constexpr std::size_t kMost = 8;  // Trainers of one host whose settings differ.
-  static std::mutex mutex;
-  static std::deque<Opened>& opened = *new std::deque<Opened>();
-  const std::scoped_lock lock(mutex);
-  for (const Opened& one : opened) {
-    if (one.scheme == scheme && one.access == access) {
-      return one.storage;
-    }
-  }
-  VARVE_ASSIGN_OR_RETURN(Access described, DecodeAccess(access));
-  const Environment environment = EnvironmentOf(scheme, std::move(described.environment));
-  VARVE_ASSIGN_OR_RETURN(Settings settings, ReadSettings(environment, scheme));
-  auto traffic = TrafficOf(settings.traffic);
-  auto storage =
-      std::make_shared<S3Storage>(std::move(settings),
-                                  described.keys ? KeysUntilTheirEnd(*std::move(described.keys))
-                                                 : ProcessCredentials(environment, scheme),
-                                  std::move(traffic));
-  opened.push_back({scheme, access, storage});
-  if (opened.size() > kMost) {
-    opened.pop_front();
-  }
-  return std::shared_ptr<Storage>(std::move(storage));
-}
-
-Result<Storage*> ProcessS3Storage(std::string_view scheme) {
-  static std::mutex mutex;
-  static std::map<std::string_view, Storage*>& storages =
-      *new std::map<std::string_view, Storage*>();
-  const std::scoped_lock lock(mutex);
-  Storage*& storage = storages[scheme];
-  if (storage == nullptr) {  // Settings that could not be used may have been put right.
-    const Environment environment = EnvironmentOf(scheme, ProcessEnvironment);
-    VARVE_ASSIGN_OR_RETURN(Settings settings, ReadSettings(environment, scheme));
-    auto traffic = TrafficOf(settings.traffic);
-    storage = new S3Storage(std::move(settings), ProcessCredentials(environment, scheme),
-                            std::move(traffic));
-  }
-  return storage;
 }
 
 }  // namespace varve::s3

@@ -44,7 +44,7 @@ class S3Storage final : public Storage, private ConditionalWrites, private Share
   Status Replace(const std::string& name, std::string_view content) override;
   Result<std::vector<Unfinished>> ListUnfinished(const std::string& directory) override;
   Status RemoveUnfinished(const Unfinished& file) override;
-  Status Prepare(const std::string& directory) override;
+  Result<bool> Prepare(const std::string& directory) override;
   std::int64_t NowNs(const std::string& directory) override;
   Result<std::string> Describe(const std::string& name) override;
   Result<std::shared_ptr<Storage>> Open(const std::string& name,

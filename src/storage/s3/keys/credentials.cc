@@ -10,6 +10,7 @@
 
 #include "base/events.h"
 #include "base/guarded.h"
+#include "base/of_process.h"
 #include "base/time_source.h"
 #include "storage/objects/copy_on_write.h"
 #include "storage/s3/keys/credential_sources.h"
@@ -25,8 +26,14 @@ std::int64_t UnixSeconds() {
   return std::chrono::duration_cast<std::chrono::seconds>(TimeOfDay()).count();
 }
 
+/// A function that the program has set. One thread of a process calls it at a time.
+struct GivenFunction {
+  const S3KeysFunction function;
+  OfProcess<std::mutex> mutex;
+};
+
 /// Functions that the program has set, by scheme.
-using Given = std::shared_ptr<const S3KeysFunction>;
+using Given = std::shared_ptr<GivenFunction>;
 CopyOnWrite<std::map<std::string_view, Given>>& AllGiven() {
   static auto& given = *new CopyOnWrite<std::map<std::string_view, Given>>();
   return given;
@@ -39,9 +46,25 @@ Given GivenFor(std::string_view scheme) {
   return found == all.end() ? nullptr : found->second;
 }
 
-Result<FoundKeys> Ask(const S3KeysFunction& given, std::string_view scheme) {
+/// Removes what may stand at the end of keys that came from a file.
+Result<FoundKeys> Trimmed(FoundKeys keys) {
+  for (std::string* const text :
+       {&keys.keys.access_key, &keys.keys.secret_key, &keys.keys.session_token}) {
+    while (text->ends_with('\n') || text->ends_with('\r') || text->ends_with(' ')) {
+      text->pop_back();
+    }
+    if (std::any_of(text->begin(), text->end(),
+                    [](char c) { return static_cast<unsigned char>(c) < ' '; })) {
+      return InvalidArgument("the keys for S3 hold control characters");
+    }
+  }
+  return keys;
+}
+
+Result<FoundKeys> Ask(GivenFunction& given, std::string_view scheme) {
   const std::string what = "the function that gives the keys for " + std::string(scheme) + "://";
-  VARVE_ASSIGN_OR_RETURN(S3Keys keys, given().Annotate(what));
+  const std::scoped_lock lock(given.mutex.Get());
+  VARVE_ASSIGN_OR_RETURN(S3Keys keys, given.function().Annotate(what));
   if (keys.access_key.empty() || keys.secret_key.empty()) {
     return FailedPrecondition(what + " gives no access key, or no secret key");
   }
@@ -97,17 +120,7 @@ class Keys {
       return found_->keys;
     }
     VARVE_RETURN_IF_ERROR(keys.status());
-    for (std::string* const text :
-         {&keys->keys.access_key, &keys->keys.secret_key, &keys->keys.session_token}) {
-      while (text->ends_with('\n') || text->ends_with('\r') || text->ends_with(' ')) {
-        text->pop_back();  // Of a file that was put into the environment.
-      }
-      if (std::any_of(text->begin(), text->end(),
-                      [](char c) { return static_cast<unsigned char>(c) < ' '; })) {
-        return InvalidArgument("the keys for S3 hold control characters");
-      }
-    }
-    found_ = *std::move(keys);
+    VARVE_ASSIGN_OR_RETURN(found_, Trimmed(*std::move(keys)));
     return found_->keys;
   }
 
@@ -149,6 +162,7 @@ MaybeKeys KeysOfProgram(std::string_view scheme) {
     return std::optional<FoundKeys>();
   }
   VARVE_ASSIGN_OR_RETURN(FoundKeys keys, Ask(*given, scheme));
+  VARVE_ASSIGN_OR_RETURN(keys, Trimmed(std::move(keys)));
   return std::optional(std::move(keys));
 }
 
@@ -177,7 +191,7 @@ Status SetS3Keys(std::string_view scheme, S3KeysFunction function) {
                            "protocol");
   }
   const s3::Given given =
-      function ? std::make_shared<const S3KeysFunction>(std::move(function)) : nullptr;
+      function ? std::make_shared<s3::GivenFunction>(std::move(function)) : nullptr;
   (void)s3::AllGiven().Update([&](auto* all) {
     (*all)[*known] = given;
     return true;
