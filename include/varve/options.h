@@ -99,6 +99,9 @@ struct SaveReport {
   /// it was replaced, and the new one's directory has another file of that name. Filled on the
   /// coordinator.
   std::vector<std::string> conflicts{};
+  /// The storage does not keep two saves apart that publish one name in the same moment: the later
+  /// one wins without a message. Filled on the coordinator.
+  bool weak_publish = false;
   /// "plan" (this rank's plan and fingerprints), "exchange" (the ranks settle it and claim the
   /// name), "stage" (the copy of a save in the background), "wait" (for its turn), "write", "sync",
   /// and "commit" (from then on to the outcome: the wait for slower ranks is in it). In waves

@@ -201,8 +201,9 @@ class ConditionalWrites {
 
   /// Finds out whether WriteIfAbsent can be used for files below `directory`. A save asks before it
   /// writes anything. It may write and remove a file in `directory` for that, whose name begins
-  /// with kProbe. Errors: those that WriteIfAbsent would have.
-  virtual Status Prepare(const std::string& directory) = 0;
+  /// with kProbe. Returns false where of two calls at the same moment both may succeed, and the
+  /// settings allow that. Errors: those that WriteIfAbsent would have.
+  virtual Result<bool> Prepare(const std::string& directory) = 0;
 
   static constexpr std::string_view kProbe = ".varve-probe-";
 

@@ -23,6 +23,8 @@ Attributes:
     conflicts: On rank 0: files that a user put beside the old checkpoint while it was replaced,
         and whose names the new one's directory has already. They stay at these paths, and are
         logged as a warning.
+    weak_publish: On rank 0: True where the object store does not obey conditional writes. Of two
+        saves that publish one name in the same moment the later one wins there, without a message.
     phases: The parts of the save and their times: a list of Phase.
 )";
 
@@ -36,6 +38,7 @@ Attributes:
     differing_objects: As in SaveReport.
     differing_tensors: As in SaveReport.
     conflicts: As in SaveReport.
+    weak_publish: As in SaveReport.
     phases: As in SaveReport; "stage" is the copy.
     staging_seconds: From the call until the copy was made.
     in_waves: The state was larger than the staging memory; copying had to wait for writing.
@@ -102,6 +105,7 @@ Class& WithSaveFields(Class& bound) {
       .Field("differing_objects", &SaveReport::differing_objects)
       .Field("differing_tensors", &SaveReport::differing_tensors)
       .template Field<AsPath>("conflicts", &SaveReport::conflicts)
+      .Field("weak_publish", &SaveReport::weak_publish)
       .Field("phases", &SaveReport::phases);
 }
 

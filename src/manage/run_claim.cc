@@ -104,7 +104,7 @@ Result<std::unique_ptr<RunLock>> ClaimRun(Storage& storage, const std::string& r
   const std::string directory = JoinPath(run, kRunClaims);
   const std::string what = "claim the run " + run;
   ConditionalWrites& writes = *storage.extras().conditional_writes;
-  VARVE_RETURN_IF_ERROR(writes.Prepare(run).Annotate(what));
+  VARVE_RETURN_IF_ERROR(writes.Prepare(run).status().Annotate(what));
   VARVE_ASSIGN_OR_RETURN(const SaveId id, RandomSaveId());
   const std::string text = std::string(holder) + "\n" + ToString(id) + "\n";
   for (int tries = 0; tries < kTries; ++tries) {

@@ -84,7 +84,13 @@ class Commit {
   /// was replaced, and the new one's directory has another file of that name.
   [[nodiscard]] const std::vector<std::string>& conflicts() const { return conflicts_; }
 
+  /// Returns true where Publish may make this visible in place of another save that is published in
+  /// the same moment, without a message: see ConditionalWrites::Prepare.
+  [[nodiscard]] bool weak_publish() const { return weak_publish_; }
+  void set_weak_publish(bool weak) { weak_publish_ = weak; }
+
  protected:
+  bool weak_publish_ = false;
   std::vector<SideFile> side_files_;
   std::vector<std::string> conflicts_;
 };

@@ -330,7 +330,8 @@ Result<std::unique_ptr<Commit>> BeginIndexCommit(Storage& storage, const std::st
                                                  const std::vector<BroughtFile>& brought,
                                                  const FixedIndex& index) {
   VARVE_RETURN_IF_ERROR(CheckCheckpointName(path));
-  VARVE_RETURN_IF_ERROR(storage.extras().conditional_writes->Prepare(ParentPath(path)));
+  VARVE_ASSIGN_OR_RETURN(const bool exclusive,
+                         storage.extras().conditional_writes->Prepare(ParentPath(path)));
   const auto entries = storage.List(path);  // Step 1.
   if (!entries.ok() && entries.status().code() != StatusCode::kNotFound) {
     return entries.status();
@@ -358,8 +359,9 @@ Result<std::unique_ptr<Commit>> BeginIndexCommit(Storage& storage, const std::st
     }
     VARVE_ASSIGN_OR_RETURN(replaced, TakeStock(storage, path, *entries, brought, index));
   }
-  return std::unique_ptr<Commit>(
-      std::make_unique<IndexCommit>(storage, path, id, index, std::move(replaced)));
+  auto commit = std::make_unique<IndexCommit>(storage, path, id, index, std::move(replaced));
+  commit->set_weak_publish(!exclusive);
+  return std::unique_ptr<Commit>(std::move(commit));
 }
 
 }  // namespace varve

@@ -157,7 +157,8 @@ Result<std::unique_ptr<Commit>> BeginRecordCommit(Storage& storage, const std::s
                                                   const SaveId& id, Overwrite overwrite,
                                                   const std::stop_token& stop) {
   VARVE_RETURN_IF_ERROR(CheckCheckpointName(path));
-  VARVE_RETURN_IF_ERROR(storage.extras().conditional_writes->Prepare(ParentPath(path)));
+  VARVE_ASSIGN_OR_RETURN(const bool exclusive,
+                         storage.extras().conditional_writes->Prepare(ParentPath(path)));
   const auto entries = storage.List(path);  // Step 1.
   if (!entries.ok() && entries.status().code() != StatusCode::kNotFound) {
     return entries.status();
@@ -181,7 +182,9 @@ Result<std::unique_ptr<Commit>> BeginRecordCommit(Storage& storage, const std::s
       }
     }
   }
-  return std::unique_ptr<Commit>(std::make_unique<RecordCommit>(storage, path, id, replaced));
+  auto commit = std::make_unique<RecordCommit>(storage, path, id, replaced);
+  commit->set_weak_publish(!exclusive);
+  return std::unique_ptr<Commit>(std::move(commit));
 }
 
 }  // namespace varve

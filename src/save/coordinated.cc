@@ -152,6 +152,7 @@ class CoordinatedSave final : public SaveSession {
     report.direct = written->direct;
     if (commit_ != nullptr) {
       report.conflicts = commit_->conflicts();
+      report.weak_publish = commit_->weak_publish();
     }
     report.phases = std::move(phases_);
     report.seconds = std::chrono::duration<double>(Now() - start_).count();

@@ -84,7 +84,7 @@ Result<std::unique_ptr<FixedNames>> FixedNames::Begin(Storage& storage,
                                                       std::vector<std::string> names,
                                                       bool in_place) {
   ConditionalWrites& writes = *storage.extras().conditional_writes;
-  VARVE_RETURN_IF_ERROR(writes.Prepare(directory));
+  VARVE_RETURN_IF_ERROR(writes.Prepare(directory).status());
   VARVE_ASSIGN_OR_RETURN(const SaveId id, RandomSaveId());
   const std::string name = JoinPath(directory, kUploadClaim);
   const std::string claim = ToString(id) + "\n";
