@@ -65,6 +65,25 @@ def save_in_the_background(
     checkpointer.wait_for_uploads()
 
 
+def save_again_while_it_is_uploaded(
+    rank: int, size: int, environment: dict[str, str], path: str, upload_to: str
+) -> list[bytes]:
+    """Saves two states as one directory, whose uploads are slow. Returns what was saved."""
+    os.environ.update(environment)
+    os.environ["VARVE_S3_MAX_BANDWIDTH"] = "20000"
+    checkpointer = olmo.LocalShardedCheckpointer(
+        jobs.Config(overwrite=True), upload_in_background=True
+    )
+    saved = []
+    for seed in (1, 2):
+        model, optim = jobs.trained("fsdp1", size, seed)
+        state = jobs.state_of_trainer(rank)
+        checkpointer.save_checkpoint(path, model, optim, state, upload_to=f"{upload_to}/seed{seed}")
+        saved.append(jobs.truth(model, optim))
+    checkpointer.wait_for_uploads()
+    return saved
+
+
 def save_on_nodes(
     rank: int, size: int, environment: dict[str, str], root: str, upload_to: str
 ) -> None:

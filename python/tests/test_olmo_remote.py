@@ -95,6 +95,15 @@ def test_uploads_in_the_background(s3_server: dict[str, str], bucket: Any, tmp_p
         assert varve.diff(str(tmp_path / f"step{step}"), f"{remote}/step{step}") == []
 
 
+def test_a_save_of_a_directory_waits_until_it_is_uploaded(
+    s3_server: dict[str, str], bucket: Any, tmp_path: Path
+) -> None:
+    path, remote = tmp_path / "step1", f"s3://{bucket.name}/run"
+    saved = run_ranks(2, jobs.save_again_while_it_is_uploaded, s3_server, str(path), remote)[0]
+    for seed in (1, 2):
+        assert_equal_states(varve.torch.read(f"{remote}/seed{seed}"), states(saved[seed - 1]))
+
+
 def test_each_node_uploads_its_own_files(
     s3_server: dict[str, str], bucket: Any, tmp_path: Path
 ) -> None:

@@ -18,7 +18,7 @@ from varve.olmo import _whole
 from varve.olmo._directory import MARK, Directory, staging
 from varve.olmo._files import PathOrStr, any_path, local_path
 from varve.olmo._pickle import OLDEST, write
-from varve.olmo._remote import Upload, Uploads, readable
+from varve.olmo._remote import Upload, Uploads, readable, wait_until_uploaded
 from varve.olmo._restore import Source, restore
 from varve.olmo._steps import TIMEOUT, Steps
 from varve.olmo._whole import WholeState
@@ -148,6 +148,7 @@ class Checkpointer(metaclass=ABCMeta):
         upload = self._upload_to(path, upload_to)
         if upload is not None and self.upload_in_background and self._uploads is None:
             self._uploads = Uploads()
+        wait_until_uploaded(path)
         with collective(None, TIMEOUT, name_of("save", path)) as coordinator:
             steps = Steps(coordinator)
             config = steps.first(f"save {path}", lambda: _saved(self.cfg)).encode("latin-1")

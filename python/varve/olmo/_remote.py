@@ -47,6 +47,7 @@ class Upload:
         self, source: str, target: str, mark: str, overwrite: bool, in_place: bool
     ) -> None:
         self._copy = Copy(source, target, overwrite, in_place and overwrite, TIMEOUT)
+        self.source = source
         self._mark = mark
         self._promise: Promise | None = None
         self._files: list[str] | None = None
@@ -92,6 +93,7 @@ class Uploads:
     def __init__(self) -> None:
         self._thread = Background(make_background(None, TIMEOUT, "the uploads of a checkpointer"))
         self._failures: list[Exception] = []
+        self._sources: list[str] = []  # Of the uploads that are not ended.
         _open.add(self)
 
     def later(self, upload: Upload) -> None:
@@ -103,7 +105,10 @@ class Uploads:
             except Exception as error:
                 _LOG.error("%s", error)
                 self._failures.append(error)
+            finally:
+                self._sources.remove(upload.source)
 
+        self._sources.append(upload.source)
         self._thread.later(run)
 
     def wait(self) -> None:
@@ -113,9 +118,25 @@ class Uploads:
         if failures:
             raise failures[0]
 
+    def wait_for(self, source: str) -> None:
+        """Waits until no upload of a directory is under way. Its error stays for `wait`."""
+        if source in self._sources:
+            self._thread.drain()
+
     def end(self) -> None:
         """Waits, and ends the thread."""
         self._thread.close()
+
+
+def wait_until_uploaded(path: str) -> None:
+    """Waits for the uploads of a local directory, by any checkpointer of this process.
+
+    A save of a directory calls it first: an upload that reads while the files are replaced would mix two
+    checkpoints.
+    """
+    source = os.path.realpath(path)
+    for uploads in list(_open):
+        uploads.wait_for(source)
 
 
 def readable(load_path: Any, local_cache: Any) -> str:
