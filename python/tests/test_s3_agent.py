@@ -109,6 +109,31 @@ def test_ranks_that_are_killed_after_their_submission_leave_a_whole_checkpoint(
     assert sum(loaded) > 0
 
 
+def test_an_agent_that_is_killed_during_an_upload_leaves_the_old_checkpoint(
+    agent: str, prefix: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client = pytest.importorskip("boto3").client("s3")
+    bucket = prefix.split("/")[2]
+    monkeypatch.setenv("VARVE_S3_MAX_BANDWIDTH", "10000000")
+    path = f"{prefix}/c"
+    with Stager(executor="process") as stager:
+        async_save(state_of(1, 20), path, stager=stager).result(LONG)
+        status = varve.agent.status()
+        assert status is not None
+        handle = async_save(state_of(2, 60), path, stager=stager, overwrite=True)
+        wait_until(lambda: client.list_multipart_uploads(Bucket=bucket).get("Uploads"))
+        os.kill(status.pid, signal.SIGKILL)
+        with pytest.raises(varve.UnavailableError, match="agent"):
+            handle.result(LONG)
+        assert varve.verify(path) == []
+        assert_holds(path, 1, 20)
+        async_save(state_of(3, 20), path, stager=stager, overwrite=True).result(LONG)
+        again = varve.agent.status()
+        assert again is not None and again.pid != status.pid
+    assert_holds(path, 3, 20)
+    assert names_of(prefix) == ["c"]
+
+
 def test_of_deferred_saves_the_newest_that_all_ranks_have_is_written(
     agent: str, prefix: str, s3_server: dict[str, str]
 ) -> None:
