@@ -1,12 +1,164 @@
+// The index of a checkpoint, made again from the headers of its data files.
+//
+// Where checkpoints are published by their record (record_commit.cc), NAME has records varve-N.json
+// and each save's files lie in a directory of their own, NAME/varve-data-<id>:
+//
+//  1. An intact record says which directory is the checkpoint's. Without one it is the directory
+//     with the newest complete set of files. A save that lives may have one too: step 3 settles
+//     who is first.
+//  2. Replace manifest.bin there by one write. Readers see the old one or the new one, whole; the
+//     old one could not be read, or step 3 is left out.
+//  3. Where the record is not what the files make it, write the next number, on condition that
+//     nobody has. A save that was published meanwhile stays, and the repair fails. A crash before
+//     leaves the checkpoint as it was, and the next repair goes on.
+//  4. Remove the older records, and the directories that they name.
+
+#include "base/guarded.h"
 #include "base/stop.h"
 #include "catalogue/names.h"
 #include "catalogue/open.h"
 #include "catalogue/scan.h"
 #include "publish/commit.h"
+#include "publish/records.h"
 #include "varve/catalogue.h"
 #include "varve/storage.h"
 
 namespace varve {
+namespace {
+
+/// Returns the set of files that is the checkpoint: the record's where that can be read, else the
+/// newest complete one; null where no set is complete.
+const FileGroup* Chosen(const ScanResult& scan, const Result<CommitRecord>& record) {
+  for (const FileGroup& group : scan.groups) {
+    if (record.ok() ? group.save_id == record->save_id : group.complete()) {
+      return group.complete() ? &group : nullptr;
+    }
+  }
+  return nullptr;
+}
+
+Result<ScanResult> Scan(Storage& storage, const std::string& directory,
+                        const std::stop_token& stop) {
+  VARVE_ASSIGN_OR_RETURN(ScanResult scan, ScanDataFiles(storage, directory, stop));
+  if (!scan.damaged.empty()) {
+    return scan.damaged.front().Annotate("repair needs every data file's header; cannot use");
+  }
+  return scan;
+}
+
+/// Makes the index of what lies in `directory`.
+Result<Metadata> Rebuild(const ScanResult& scan, const std::string& directory,
+                         const Result<CommitRecord>& record) {
+  if (scan.groups.empty()) {
+    return NotFound(directory + ": there are no data files");
+  }
+  const FileGroup* const chosen = Chosen(scan, record);
+  if (chosen == nullptr) {
+    const FileGroup* incomplete = &scan.groups.front();
+    for (const FileGroup& group : scan.groups) {
+      incomplete = record.ok() && group.save_id == record->save_id ? &group : incomplete;
+    }
+    return FailedPrecondition(directory + ": data files of " + NameRanks(incomplete->missing) +
+                              " of a world of " + std::to_string(incomplete->world_size) +
+                              " are missing");
+  }
+  VARVE_ASSIGN_OR_RETURN(Metadata metadata, MergeHeaders(chosen->files));
+  if (record.ok()) {
+    metadata.side_files = record->side_files;  // Data files do not name them.
+  }
+  return metadata;
+}
+
+/// Returns true where the checkpoint has this index already, and it can be read.
+bool IsIndexed(Storage& storage, const std::string& path, const Metadata& metadata) {
+  const auto current = OpenIndex(storage, path);
+  return current.ok() && current->record && current->metadata == metadata;
+}
+
+/// Returns the data directory in `path` with the newest complete set of files, by its name.
+Result<std::string> NewestDirectory(Storage& storage, const std::string& path,
+                                    const std::vector<DirectoryEntry>& entries,
+                                    const std::stop_token& stop) {
+  std::string newest;
+  std::uint64_t created = 0;
+  Status why = NotFound(path + ": there are no data files");
+  for (const DirectoryEntry& entry : entries) {
+    if (!entry.is_directory || !IsDataDirectoryName(entry.name)) {
+      continue;
+    }
+    const std::string directory = JoinPath(path, entry.name);
+    const Result<CommitRecord> none = NotFound(path);
+    const auto scan = Scan(storage, directory, stop);
+    VARVE_RETURN_IF_ERROR(CheckStop(stop));
+    const FileGroup* const group = scan.ok() ? Chosen(*scan, none) : nullptr;
+    if (group == nullptr) {
+      why = scan.ok() ? Rebuild(*scan, directory, none).status() : scan.status();
+    } else if (newest.empty() || group->created_ns > created) {
+      newest = entry.name;
+      created = group->created_ns;
+    }
+  }
+  return newest.empty() ? Result<std::string>(std::move(why)) : newest;
+}
+
+Result<RepairReport> RepairByRecord(Storage& storage, const std::string& path,
+                                    const std::stop_token& stop) {
+  VARVE_ASSIGN_OR_RETURN(const auto entries, storage.List(path));
+  const auto record = ReadCommitRecord(storage, path);
+  if (!record.ok() && record.status().code() != StatusCode::kDataLoss &&
+      record.status().code() != StatusCode::kNotFound) {
+    return record.status();
+  }
+  std::string name = record.ok() ? record->directory : std::string();  // Step 1.
+  if (name.empty()) {
+    VARVE_ASSIGN_OR_RETURN(name, NewestDirectory(storage, path, entries, stop));
+  }
+  const std::string directory = JoinPath(path, name);
+  VARVE_ASSIGN_OR_RETURN(const ScanResult scan, Scan(storage, directory, stop));
+  VARVE_ASSIGN_OR_RETURN(const Metadata metadata, Rebuild(scan, directory, record));
+  RepairReport report{metadata.save_id, metadata.files.size(), true};
+  if (IsIndexed(storage, path, metadata)) {
+    report.changed = false;
+    return report;
+  }
+  VARVE_RETURN_IF_ERROR(CheckStop(stop));
+  ConditionalWrites& writes = *storage.extras().conditional_writes;
+  VARVE_RETURN_IF_ERROR(writes.Prepare(ParentPath(path)).status());
+  VARVE_ASSIGN_OR_RETURN(const auto index, NativeIndex(metadata));
+  VARVE_ASSIGN_OR_RETURN(CommitRecord made, DecodeCommitRecord(index.back().content));
+  made.directory = name;
+  VARVE_RETURN_IF_ERROR(  // Step 2.
+      writes.Replace(JoinPath(directory, kManifestName), index.front().content));
+  if (record.ok() && *record == made) {
+    return report;
+  }
+  const std::uint64_t number = NewestRecord(entries) + 1;  // Step 3.
+  const Status written =
+      writes.WriteIfAbsent(JoinPath(path, RecordName(number)), EncodeCommitRecord(made));
+  if (written.code() == StatusCode::kAlreadyExists) {
+    return FailedPrecondition("a save of this name was published meanwhile; it stays");
+  }
+  VARVE_RETURN_IF_ERROR(written);
+  (void)Guarded([&] { return RemoveRecordsBelow(storage, path, number); });  // Step 4.
+  return report;
+}
+
+Result<RepairReport> RepairInPlace(Storage& storage, const std::string& path,
+                                   const std::stop_token& stop) {
+  VARVE_ASSIGN_OR_RETURN(const ScanResult scan, Scan(storage, path, stop));
+  const auto record = ReadCommitRecord(storage, path);
+  VARVE_ASSIGN_OR_RETURN(const Metadata metadata, Rebuild(scan, path, record));
+  RepairReport report{metadata.save_id, metadata.files.size(), true};
+  if (IsIndexed(storage, path, metadata)) {
+    report.changed = false;
+    return report;
+  }
+  VARVE_RETURN_IF_ERROR(CheckStop(stop));
+  VARVE_RETURN_IF_ERROR(ReplaceIndex(storage, path, metadata));
+  return report;
+}
+
+}  // namespace
 
 Result<RepairReport> Repair(const std::string& given, Storage& storage,
                             const std::stop_token& stop) {
@@ -16,43 +168,9 @@ Result<RepairReport> Repair(const std::string& given, Storage& storage,
                               ": it is what a save or a removal has left, and no checkpoint; "
                               "`varve gc` looks after it");
   }
-  VARVE_RETURN_IF_ERROR(NeedsRenames(storage, path, "a repaired index"));
-  VARVE_ASSIGN_OR_RETURN(const ScanResult scan,
-                         ScanDataFiles(storage, path, stop).Annotate("repair " + path));
-  if (!scan.damaged.empty()) {
-    return scan.damaged.front().Annotate("repair needs every data file's header; cannot use");
-  }
-  if (scan.groups.empty()) {
-    return NotFound("repair " + path + ": there are no data files");
-  }
-  // An intact commit record says which save this is; without one the newest complete set is it.
-  const auto record = ReadCommitRecord(storage, path);
-  const FileGroup* chosen = nullptr;
-  for (const FileGroup& group : scan.groups) {
-    const bool named = record.ok() ? group.save_id == record->save_id : group.complete();
-    if (chosen == nullptr && named) {
-      chosen = &group;
-    }
-  }
-  if (chosen == nullptr || !chosen->complete()) {
-    const FileGroup& group = chosen != nullptr ? *chosen : scan.groups.front();
-    return FailedPrecondition("repair " + path + ": data files of " + NameRanks(group.missing) +
-                              " of a world of " + std::to_string(group.world_size) +
-                              " are missing");
-  }
-  VARVE_ASSIGN_OR_RETURN(Metadata metadata, MergeHeaders(chosen->files).Annotate("repair " + path));
-  if (record.ok()) {
-    metadata.side_files = record->side_files;  // Data files do not name them.
-  }
-  RepairReport report{metadata.save_id, metadata.files.size(), true};
-  const auto current = OpenIndex(storage, path);
-  if (current.ok() && current->record && current->metadata == metadata) {
-    report.changed = false;
-    return report;
-  }
-  VARVE_RETURN_IF_ERROR(CheckStop(stop).Annotate("repair " + path));
-  VARVE_RETURN_IF_ERROR(ReplaceIndex(storage, path, metadata));
-  return report;
+  auto report = PublishesByRecord(storage, path) ? RepairByRecord(storage, path, stop)
+                                                 : RepairInPlace(storage, path, stop);
+  return std::move(report).Annotate("repair " + path);
 }
 
 }  // namespace varve
