@@ -135,7 +135,7 @@ Result<WrittenSegments> WriteSegments(WritableFile& file, std::uint64_t data_beg
     total += segment.bytes;
   }
   Filler filler(segments, options.block_bytes);
-  BlockWriters writers(file, options, DivideUp(total, kPoolBlockBytes));
+  BlockWriters writers(file, options, DivideUp(total, kPoolBlockBytes) + 1);
   std::uint64_t offset = data_begin;
   while (!filler.done()) {
     auto memory = pool.Acquire();
@@ -144,7 +144,9 @@ Result<WrittenSegments> WriteSegments(WritableFile& file, std::uint64_t data_beg
       break;
     }
     std::byte* const target = memory->data();
-    const auto filled = filler.Fill(target, kPoolBlockBytes);
+    // The first block ends at a multiple of the size of blocks: then those behind it are the parts
+    // of an upload, which are sent without another copy.
+    const auto filled = filler.Fill(target, kPoolBlockBytes - offset % kPoolBlockBytes);
     if (!filled.ok()) {
       writers.Fail(filled.status());
       break;

@@ -54,7 +54,7 @@ struct Settings {
   std::chrono::seconds stall{30};
   RetryPolicy retry;
   TrafficLimits traffic;
-  std::uint64_t part_bytes = std::uint64_t{16} << 20;  ///< At least; the parts of an upload.
+  std::uint64_t part_bytes = std::uint64_t{8} << 20;  ///< At least; the parts of an upload.
   bool weak_publish = true;  ///< Goes on, with a warning, where a server ignores If-None-Match.
 };
 
