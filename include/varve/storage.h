@@ -69,6 +69,10 @@ class ReadableFile {
   /// Returns true when ReadAt of this range would be served from memory. A hint.
   [[nodiscard]] virtual bool IsCached(std::uint64_t offset, std::uint64_t size) = 0;
 
+  /// Returns true where each read is a request, whose answer a server sends: a few large reads are
+  /// better than many small ones.
+  [[nodiscard]] virtual bool IsRemote() const { return false; }
+
   Status ReadAt(std::uint64_t offset, std::span<std::byte> buffer) {
     return ReadAt(offset, std::span(&buffer, 1));
   }

@@ -7,6 +7,7 @@
 
 #include "catalogue/scan.h"
 #include "format/data_file.h"
+#include "pipeline/run_threads.h"
 
 namespace varve {
 namespace {
@@ -23,6 +24,15 @@ std::size_t MaxOpenFiles() {
     return kMost;
   }
   return std::clamp(limit.rlim_cur / 4, kFewest, kMost);
+}
+
+/// Compares the first bytes of a file with what the manifest says of them.
+Status CheckHeaderAt(std::string_view header, const DataFile& expected) {
+  VARVE_ASSIGN_OR_RETURN(const std::uint64_t begin, HeaderBytesFromPrefix(header.substr(0, 8)));
+  return begin != expected.data_begin
+             ? DataLoss("data begins at byte " + std::to_string(begin) + ", the manifest says " +
+                        std::to_string(expected.data_begin))
+             : CheckHeader(header, expected.header_crc32c);
 }
 
 }  // namespace
@@ -57,6 +67,10 @@ class CheckpointFiles::Pooled final : public ReadableFile {
     const auto file = pool_.Acquire(number_);
     return file.ok() && (*file)->IsCached(offset, size);
   }
+  [[nodiscard]] bool IsRemote() const override {
+    const auto file = pool_.Acquire(number_);
+    return file.ok() && (*file)->IsRemote();
+  }
 
  private:
   CheckpointFiles& pool_;
@@ -87,13 +101,16 @@ Result<std::unique_ptr<ReadableFile>> CheckpointFiles::OpenChecked(const DataFil
     return file;
   }
   // Extents come from the manifest; the header is checked so that no damaged byte goes unnoticed.
-  auto header = ReadHeaderBytes(**file);
-  Status status = header.status();
-  if (header.ok()) {
-    status = header->size() != expected.data_begin
-                 ? DataLoss("data begins at byte " + std::to_string(header->size()) +
-                            ", the manifest says " + std::to_string(expected.data_begin))
-                 : CheckHeader(*header, expected.header_crc32c);
+  if (expected.data_begin > kMaxHeaderBytes + 8) {
+    return DataLoss(path + ": the manifest says that its header has " +
+                    std::to_string(expected.data_begin) + " bytes");
+  }
+  // In one read: in an object store each is a request.
+  std::string header(expected.data_begin, '\0');
+  Status status =
+      (*file)->ReadAt(0, std::as_writable_bytes(std::span(header.data(), header.size())));
+  if (status.ok()) {
+    status = CheckHeaderAt(header, expected);
   }
   if (!status.ok()) {
     (*file)->Forget(0, expected.data_begin);  // The next load fetches it anew.
@@ -103,16 +120,15 @@ Result<std::unique_ptr<ReadableFile>> CheckpointFiles::OpenChecked(const DataFil
 }
 
 Result<std::shared_ptr<ReadableFile>> CheckpointFiles::Acquire(std::uint32_t number) {
-  const std::scoped_lock lock(mutex_);
   OpenFile& wanted = open_[number];
-  if (wanted.file != nullptr) {
-    used_.splice(used_.begin(), used_, wanted.use);
-    return wanted.file;
+  {
+    const std::scoped_lock lock(mutex_);
+    if (wanted.file != nullptr) {
+      used_.splice(used_.begin(), used_, wanted.use);
+      return wanted.file;
+    }
   }
-  if (used_.size() >= max_open_) {
-    open_[used_.back()].file.reset();  // A reader that holds it finishes first.
-    used_.pop_back();
-  }
+  // Without the lock: a file of a server is opened by requests, and several at once.
   auto file = OpenChecked(index_.metadata.files[number]);
   // An open file stays readable whatever happens to its name. A file that is not open yet may by
   // now belong to another save.
@@ -121,10 +137,25 @@ Result<std::shared_ptr<ReadableFile>> CheckpointFiles::Acquire(std::uint32_t num
                               " was overwritten by another save, or removed, while it was being "
                               "read; open it again");
   }
-  VARVE_ASSIGN_OR_RETURN(wanted.file, std::move(file));
-  used_.push_front(number);
-  wanted.use = used_.begin();
+  VARVE_RETURN_IF_ERROR(file.status());
+  const std::scoped_lock lock(mutex_);
+  if (wanted.file == nullptr) {  // Else another thread was first.
+    if (used_.size() >= max_open_) {
+      open_[used_.back()].file.reset();  // A reader that holds it finishes first.
+      used_.pop_back();
+    }
+    wanted.file = *std::move(file);
+    used_.push_front(number);
+    wanted.use = used_.begin();
+  }
   return wanted.file;
+}
+
+Status CheckpointFiles::OpenAll(const std::set<std::uint32_t>& numbers, int threads,
+                                const std::stop_token& stop) {
+  const std::vector<std::uint32_t> wanted(numbers.begin(), numbers.end());
+  return RunThreads(wanted.size(), threads, stop,
+                    [&](std::size_t i) { return Acquire(wanted[i]).status(); });
 }
 
 Result<ReadableFile*> CheckpointFiles::Open(std::uint32_t number) {

@@ -6,6 +6,8 @@
 #include <list>
 #include <memory>
 #include <mutex>
+#include <set>
+#include <stop_token>
 #include <string>
 #include <vector>
 
@@ -31,6 +33,10 @@ class CheckpointFiles {
   /// the file when it is missing, of another size or has a damaged header; FailedPrecondition when
   /// an overwrite has put another save in its place.
   Result<ReadableFile*> Open(std::uint32_t number);
+
+  /// Opens files, several at once: all that a read needs, before it changes anything. Errors: as
+  /// Open; Cancelled on `stop`.
+  Status OpenAll(const std::set<std::uint32_t>& numbers, int threads, const std::stop_token& stop);
 
   /// Returns a file as the read pipeline wants it, without targets. Errors: as Open.
   Result<FileReads> Reads(std::uint32_t number);

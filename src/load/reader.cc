@@ -6,6 +6,7 @@
 #include <map>
 #include <mutex>
 #include <optional>
+#include <set>
 #include <tuple>
 
 #include "base/bytes.h"
@@ -163,6 +164,15 @@ Result<std::vector<std::string>> CheckpointReader::Impl::ReadExtents(
   std::vector<std::string> contents;
   std::map<std::uint32_t, FileReads> by_file;
   contents.reserve(extents.size());
+  LoadOptions options;
+  options.stop = stop;
+  std::set<std::uint32_t> wanted;
+  for (const Extent& extent : extents) {
+    if (extent.encoding != Encoding::kInline && extent.end > extent.begin) {
+      wanted.insert(extent.file);
+    }
+  }
+  VARVE_RETURN_IF_ERROR(files.OpenAll(wanted, options.io_threads, stop));
   for (std::size_t i = 0; i < extents.size(); ++i) {
     VARVE_RETURN_IF_ERROR(CheckStop(stop));
     if (extents[i].encoding == Encoding::kInline) {
@@ -181,8 +191,6 @@ Result<std::vector<std::string>> CheckpointReader::Impl::ReadExtents(
          Region(box, {reinterpret_cast<std::byte*>(contents[i].data()), box, {1}, 1}, box),
          static_cast<std::uint32_t>(i)});
   }
-  LoadOptions options;
-  options.stop = stop;
   VARVE_RETURN_IF_ERROR(Read(
                             std::move(by_file), static_cast<std::uint32_t>(extents.size()),
                             [](std::uint32_t) { return std::string("plain values"); }, options)
@@ -360,11 +368,18 @@ Result<std::uint64_t> CheckpointReader::ReadTensors(std::span<const TargetTensor
     VARVE_ASSIGN_OR_RETURN(StridedMemory memory, MemoryOf(target));
     memories.push_back(std::move(memory));
   }
+  std::set<std::uint32_t> wanted;
+  for (std::size_t i = 0; i < reads.size(); ++i) {
+    if (!sources[i].unpacked) {
+      wanted.insert(metadata().tensors[reads[i].tensor].chunks[reads[i].chunk].extent.file);
+    }
+  }
+  VARVE_RETURN_IF_ERROR(impl_->files.OpenAll(wanted, options.io_threads, options.stop));
   for (std::size_t i = 0; i < reads.size(); ++i) {
     if (sources[i].unpacked) {
       continue;
     }
-    VARVE_RETURN_IF_ERROR(CheckStop(options.stop));  // A file is opened for its first chunk.
+    VARVE_RETURN_IF_ERROR(CheckStop(options.stop));
     const Chunk& chunk = metadata().tensors[reads[i].tensor].chunks[reads[i].chunk];
     VARVE_ASSIGN_OR_RETURN(FileReads * file, impl_->ReadsOf(chunk.extent.file, &by_file));
     file->targets.push_back(

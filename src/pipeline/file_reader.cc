@@ -1,6 +1,9 @@
-// Threads take units of up to 8 MiB in file order. A unit goes one of two ways:
+// Threads take units of up to 8 MiB in file order. A unit goes one of three ways:
 //  - in the page cache: each checksum block is read straight into the tensors it belongs to and
 //    checked there, so bytes cross memory once;
+//  - of a server: the unit is read by one request straight into the tensors, and its checksum
+//  blocks
+//    are checked there;
 //  - not cached: the unit is read past the cache into a pool block, each checksum block is checked
 //    there and then copied.
 // Memory that is strided in small steps always takes a pool block in between.
@@ -109,6 +112,8 @@ class Reader {
     return blocks;
   }
 
+  using Parts = std::vector<std::span<std::byte>>;
+
   Status ReadUnit(const Unit& unit) {
     ReadableFile& file = *files_[unit.file].file;
     const std::uint64_t size = unit.range.end - unit.range.begin;
@@ -127,6 +132,9 @@ class Reader {
         VARVE_RETURN_IF_ERROR(ReadCachedBlock(unit.file, block, &scratch, &sums));
       }
       watch.AddTo(&read_ns_);
+    } else if (auto pieces = file.IsRemote() ? PiecesOf(unit) : std::nullopt; pieces) {
+      VARVE_RETURN_IF_ERROR(ReadRemote(unit, *pieces, &sums));
+      watch.AddTo(&read_ns_);
     } else {
       VARVE_ASSIGN_OR_RETURN(const auto memory, pool_.Acquire());
       {
@@ -140,7 +148,9 @@ class Reader {
                                                block.end - block.begin);
         Status intact = Check(unit.file, block, Sum(unit.file, 0, bytes, &sums));
         if (!intact.ok() && file.Forget(block.begin, bytes.size())) {
-          intact = ReadAgain(unit.file, block, memory.data() + (block.begin - unit.range.begin));
+          const std::span<std::byte> there(memory.data() + (block.begin - unit.range.begin),
+                                           bytes.size());
+          intact = ReadAgain(unit.file, block, {there});
         }
         VARVE_RETURN_IF_ERROR(std::move(intact));
         watch.AddTo(&verify_ns_);
@@ -158,12 +168,15 @@ class Reader {
 
   /// Reads a block for a second time, after this host had kept a wrong copy of it. Of a file whose
   /// records have sums too, those have seen the wrong bytes: the next load is the second time.
-  Status ReadAgain(std::size_t f, ByteRange block, std::byte* memory) {
+  Status ReadAgain(std::size_t f, ByteRange block, const Parts& parts) {
     const FileReads& reads = files_[f];
-    const std::span<std::byte> bytes(memory, block.end - block.begin);
-    VARVE_RETURN_IF_ERROR(reads.file->ReadAt(block.begin, std::span(&bytes, 1)));
+    VARVE_RETURN_IF_ERROR(reads.file->ReadAt(block.begin, parts));
+    std::uint32_t crc = 0;
+    for (const std::span<std::byte> part : parts) {
+      crc = Crc32cExtend(crc, part);
+    }
     return reads.records.empty()
-               ? Check(f, block, Crc32c(bytes))
+               ? Check(f, block, crc)
                : DataLoss(reads.name + ": a wrong copy of it was dropped; read it again");
   }
 
@@ -232,31 +245,82 @@ class Reader {
       CopyOut(f, block, bytes);
       return Status::Ok();
     }
-    // Bytes that no target wants still count for the checksum: they go to the scratch block.
-    std::vector<std::span<std::byte>> parts;
+    const Parts parts =
+        WithGaps(*pieces, block, *scratch ? (*scratch)->data() : nullptr, block.begin);
+    VARVE_ASSIGN_OR_RETURN(const std::uint32_t crc, ReadAndSum(f, block.begin, parts, sums));
+    return Check(f, block, crc);
+  }
+
+  /// Returns the memory that a block is read into. Bytes that no target wants still count for the
+  /// checksum: they go to `scratch`, which stands for the file from `scratch_begin` on. Notes the
+  /// owners.
+  Parts WithGaps(const std::vector<Piece>& pieces, ByteRange block, std::byte* scratch,
+                 std::uint64_t scratch_begin) {
+    Parts parts;
     std::uint64_t at = block.begin;
-    for (const Piece& piece : *pieces) {
+    for (const Piece& piece : pieces) {
       if (piece.begin > at) {
-        parts.emplace_back((*scratch)->data() + (at - block.begin), piece.begin - at);
+        parts.emplace_back(scratch + (at - scratch_begin), piece.begin - at);
       }
       parts.push_back(piece.memory);
       touched_[piece.owner] = true;
       at = piece.begin + piece.memory.size();
     }
     if (at < block.end) {
-      parts.emplace_back((*scratch)->data() + (at - block.begin), block.end - at);
+      parts.emplace_back(scratch + (at - scratch_begin), block.end - at);
     }
-    VARVE_ASSIGN_OR_RETURN(const std::uint32_t crc, ReadAndSum(f, block.begin, parts, sums));
-    return Check(f, block, crc);
+    return parts;
+  }
+
+  /// Returns the pieces of each block of a unit; nothing when bytes of some must be copied.
+  std::optional<std::vector<std::vector<Piece>>> PiecesOf(const Unit& unit) {
+    std::vector<std::vector<Piece>> all;
+    for (const ByteRange& block : BlocksOf(unit)) {
+      auto pieces = Pieces(unit.file, block);
+      if (!pieces) {
+        return std::nullopt;
+      }
+      all.push_back(*std::move(pieces));
+    }
+    return all;
+  }
+
+  /// Reads a unit with one request. `pieces` are those of its blocks.
+  Status ReadRemote(const Unit& unit, const std::vector<std::vector<Piece>>& pieces,
+                    RecordSums::Piece* sums) {
+    const std::vector<ByteRange> blocks = BlocksOf(unit);
+    VARVE_ASSIGN_OR_RETURN(const auto scratch, pool_.Acquire());
+    Parts whole;
+    std::vector<Parts> parts;
+    for (std::size_t i = 0; i < blocks.size(); ++i) {
+      parts.push_back(WithGaps(pieces[i], blocks[i], scratch.data(), unit.range.begin));
+      whole.insert(whole.end(), parts[i].begin(), parts[i].end());
+    }
+    ReadableFile& file = *files_[unit.file].file;
+    {
+      const Slice slice("read by request", unit.range.end - unit.range.begin);
+      VARVE_RETURN_IF_ERROR(file.ReadAt(unit.range.begin, whole));
+    }
+    for (std::size_t i = 0; i < blocks.size(); ++i) {
+      std::uint32_t crc = 0;
+      for (const std::span<std::byte> part : parts[i]) {
+        crc = Sum(unit.file, crc, part, sums);
+      }
+      Status intact = Check(unit.file, blocks[i], crc);
+      if (!intact.ok() && file.Forget(blocks[i].begin, blocks[i].end - blocks[i].begin)) {
+        intact = ReadAgain(unit.file, blocks[i], parts[i]);
+      }
+      VARVE_RETURN_IF_ERROR(std::move(intact));
+    }
+    return Status::Ok();
   }
 
   /// Fills `parts` with the bytes from `at` on and returns their checksum.
-  Result<std::uint32_t> ReadAndSum(std::size_t f, std::uint64_t at,
-                                   const std::vector<std::span<std::byte>>& parts,
+  Result<std::uint32_t> ReadAndSum(std::size_t f, std::uint64_t at, const Parts& parts,
                                    RecordSums::Piece* sums) {
     ReadableFile& file = *files_[f].file;
     std::uint32_t crc = 0;
-    std::vector<std::span<std::byte>> step;
+    Parts step;
     std::uint64_t step_bytes = 0;
     const auto flush = [&]() -> Status {
       if (files_[f].records.empty() && !files_[f].block_crc32c.empty()) {

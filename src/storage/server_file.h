@@ -19,6 +19,8 @@ class ServerFile : public ReadableFile {
     return ReadAt(offset, std::span(&whole, 1));
   }
 
+  [[nodiscard]] bool IsRemote() const final { return true; }
+
   [[nodiscard]] bool IsCached(std::uint64_t /*offset*/, std::uint64_t /*size*/) final {
     return false;
   }
