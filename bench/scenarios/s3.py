@@ -12,6 +12,7 @@ import re
 import urllib.request
 import uuid
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 
@@ -21,7 +22,7 @@ from bench.context import Context
 from bench.files import remove
 from bench.measure import Sample, interleave, timed
 from bench.results import Result
-from bench.s3_arms import ARMS, S3Arm, make_contiguous, views
+from bench.s3_arms import ARMS, Boto3, S3Arm, Varve, make_contiguous, views
 from bench.s3_servers import Server, make_bucket, servers
 from bench.state import State, bytes_of, require_equal, zero
 
@@ -29,6 +30,7 @@ _MEMORY_BESIDE = 512e6 * 1.048576  # 512 MiB
 _CPU_PER_GIB = 0.5 * 1.073741824  # 0.5 core-seconds per GB
 _STALL = 1.15
 _TRIAL_BYTES = 1 << 20
+_HEADS, _THREADS = 2000, 8
 
 
 def run(context: Context) -> list[Result]:
@@ -43,7 +45,9 @@ def run(context: Context) -> list[Result]:
                 _uploads(context, server, bucket, state),
                 _downloads(context, server, bucket, state),
             ]
-            if not server.discards:
+            if server.discards:
+                results.append(_requests(context, server, bucket))
+            else:
                 results.append(_stall(context, server, bucket, state))
     return results
 
@@ -140,6 +144,63 @@ def _download_sample(
     sample = _with_peak(lambda: arm.download(server, name, destination))
     require_equal(destination, state)
     return sample
+
+
+def _requests(context: Context, server: Server, bucket: str) -> Result:
+    """The client's own ceiling for small requests."""
+    name = f"{bucket}/asked-for"
+    Varve().prepare(server, name, make_contiguous(_TRIAL_BYTES, 2, paged=True))
+    arms: dict[str, Callable[[], None]] = {"varve": _heads(f"{server.scheme}://{name}/varve.json")}
+    skipped = {}
+    reason = Boto3(tuned=False).unavailable()
+    if reason is None:
+        arms["boto3"] = _heads_of_boto3(server, f"{name}/varve.json")
+    else:
+        skipped["boto3"] = reason
+    turns = {label: partial(_quiet_sample, context, arm) for label, arm in arms.items()}
+    rounds = interleave(turns, rounds=context.rounds, warmups=max(1, context.warmups))
+    result = Result.of(
+        f"s3 requests ({server.name})",
+        f"{_HEADS} requests for the size of an object, by {_THREADS} threads.",
+        0,
+        rounds,
+        skipped,
+        ["boto3"],
+    )
+    result.expect_speed("varve", "boto3", 1.0)
+    for label in rounds.samples:
+        seconds = result.median_seconds(label)
+        if seconds:
+            result.notes.append(f"{label}: {_HEADS / seconds:,.0f} requests a second")
+    return result
+
+
+def _heads(path: str) -> Callable[[], None]:
+    from varve._core import storage
+
+    return partial(_in_threads, lambda: storage.size_of(path))
+
+
+def _heads_of_boto3(server: Server, name: str) -> Callable[[], None]:
+    import boto3
+    from botocore.config import Config
+
+    client = boto3.client(
+        "s3", endpoint_url=server.endpoint, config=Config(max_pool_connections=_THREADS)
+    )
+    bucket, key = name.split("/", 1)
+    return partial(_in_threads, lambda: client.head_object(Bucket=bucket, Key=key))
+
+
+def _in_threads(request: Callable[[], object]) -> None:
+    with ThreadPoolExecutor(_THREADS) as threads:
+        for answered in [threads.submit(request) for _ in range(_HEADS)]:
+            answered.result()
+
+
+def _quiet_sample(context: Context, action: Callable[[], None]) -> Sample:
+    context.quiet()
+    return timed(action)
 
 
 def _stall(context: Context, server: Server, bucket: str, state: State) -> Result:
