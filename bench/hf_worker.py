@@ -1,4 +1,4 @@
-"""Saves of two ranks whose result is a folder for from_pretrained: `python -m bench.hf_worker DIR BYTES ROUNDS`.
+"""Saves of two ranks whose result is a folder for from_pretrained: `python -m bench.hf_worker DIR BYTES ROUNDS SETTLE`.
 
 Prints the seconds of each arm's saves as JSON. The arms take turns; the first round warms them up.
 """
@@ -48,7 +48,7 @@ def _arms(state: dict[str, Any]) -> dict[str, Callable[[str], object]]:
     }
 
 
-def _rank(rank: int, store: str, directory: str, size: int, rounds: int) -> None:
+def _rank(rank: int, store: str, directory: str, size: int, rounds: int, settle: float) -> None:
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=RANKS)
@@ -67,6 +67,8 @@ def _rank(rank: int, store: str, directory: str, size: int, rounds: int) -> None
             path = f"{directory}/folder"
             if rank == 0:
                 remove(Path(path))
+                os.sync()
+                time.sleep(settle)  # What the arm before has left is freed in the background.
             dist.barrier()
             begin = time.perf_counter()
             save(path)
@@ -80,11 +82,16 @@ def _rank(rank: int, store: str, directory: str, size: int, rounds: int) -> None
 
 def main() -> None:
     """Runs the ranks."""
-    directory, size, rounds = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
+    directory, size, rounds, settle = (
+        sys.argv[1],
+        int(sys.argv[2]),
+        int(sys.argv[3]),
+        float(sys.argv[4]),
+    )
     os.makedirs(directory, exist_ok=True)
     with tempfile.TemporaryDirectory() as folder:
         torch.multiprocessing.spawn(
-            _rank, (f"{folder}/store", directory, size, rounds), nprocs=RANKS
+            _rank, (f"{folder}/store", directory, size, rounds, settle), nprocs=RANKS
         )
 
 

@@ -28,7 +28,8 @@ def run(context: Context) -> list[Result]:
     path = context.directory / "hf"
     remove(path)
     context.quiet()
-    command = [sys.executable, "-m", "bench.hf_worker", str(path), str(size), str(context.rounds)]
+    numbers = [str(one) for one in (size, context.rounds, context.settle_seconds)]
+    command = [sys.executable, "-m", "bench.hf_worker", str(path), *numbers]
     root = Path(__file__).resolve().parents[2]
     try:
         done = subprocess.run(command, capture_output=True, text=True, cwd=root, timeout=1800)
