@@ -70,7 +70,8 @@ void Fields(Archive& archive, FieldsOf<Archive, Submission>& submission) {
 template <class Archive>
 void Fields(Archive& archive, FieldsOf<Archive, AsyncSaveReport>& report) {
   archive(report.save_id, report.bytes_written, report.seconds, report.direct,
-          report.differing_objects, report.differing_tensors, report.conflicts, report.weak_publish, report.phases);
+          report.differing_objects, report.differing_tensors, report.conflicts, report.weak_publish,
+          report.phases);
   Bounded(archive, report.attempts, std::numeric_limits<int>::max());
 }
 
