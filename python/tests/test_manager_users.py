@@ -155,6 +155,8 @@ def test_a_forked_child_can_be_terminated_and_other_signals_are_not_for_it(tmp_p
         "with varve.CheckpointManager('run') as manager:\n"
         "    child = multiprocessing.get_context('fork').Process(target=time.sleep, args=(600,))\n"
         "    child.start()\n"
+        "    os.kill(child.pid, signal.SIGUSR1)  # While it begins.\n"
+        "    child.join(0.5)\n"
         "    os.kill(child.pid, signal.SIGUSR1)\n"
         "    child.join(0.5)\n"
         "    print(child.exitcode)\n"

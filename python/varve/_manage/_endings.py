@@ -72,6 +72,16 @@ class Signals:
             if callable(before) and before is not signal.default_int_handler:
                 before(number, frame)
 
+    def in_child(self) -> None:
+        """Lets SIGTERM end a forked child again.
+
+        `_note` passes over the other signals there. With their default action back they would end the
+        child: a launcher sends them to all processes.
+        """
+        before = self._before.get(signal.SIGTERM)
+        if before is not None and signal.getsignal(signal.SIGTERM) == self._note:
+            signal.signal(signal.SIGTERM, before)
+
     def restore(self) -> None:
         """Puts back the handlers that were there before, where no later one has taken their place."""
         self._closed = True

@@ -493,7 +493,7 @@ def _in_child() -> None:
     """A forked child has neither the threads nor the lock of its parent's managers: closed to it."""
     for manager in list(_open):
         manager._closed = True
-        manager._signals.restore()
+        manager._signals.in_child()
         manager._places.release()  # The child's hold of the locks; the parent keeps its own.
 
 
