@@ -37,7 +37,7 @@ Attributes:
 AgentReport StatusPython() {
   Result<AgentReport> report = Internal("not run");
   {
-    const nb::gil_scoped_release release;
+    const GilReleased release;
     report = AgentStatus();
   }
   return ValueOrRaise(std::move(report));

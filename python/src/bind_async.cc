@@ -35,7 +35,7 @@ nb::object ErrorOrNone(const Status& status) {
 template <class... Arguments>
 void CallBack(const nb::object& function, const char* what, Arguments&&... arguments) {
   try {
-    function(std::forward<Arguments>(arguments)...);
+    UntilTheInterpreterEnds([&] { function(std::forward<Arguments>(arguments)...); });
   } catch (nb::python_error& error) {
     error.discard_as_unraisable(what);
   }
@@ -44,7 +44,7 @@ void CallBack(const nb::object& function, const char* what, Arguments&&... argum
 /// Calls `function` with None or the exception for an error, which gets the path.
 std::function<void(const Status&)> OnStaged(nb::object function, const std::string& path) {
   return [tell = Shared(std::move(function)), path](const Status& status) {
-    const nb::gil_scoped_acquire gil;
+    const GilHeld gil;
     CallBack(*tell, "on_staged", ErrorOrNone(status.With({.path = path})));
   };
 }
@@ -53,7 +53,7 @@ std::function<void(const Status&)> OnStaged(nb::object function, const std::stri
 template <class Report>
 std::function<void(const Result<Report>&)> OnEnd(nb::object function, const std::string& path) {
   return [tell = Shared(std::move(function)), path](const Result<Report>& report) {
-    const nb::gil_scoped_acquire gil;
+    const GilHeld gil;
     CallBack(*tell, "on_end", report.ok() ? nb::cast(*report) : nb::none(),
              ErrorOrNone(report.status().With({.path = path})));
   };
@@ -68,7 +68,7 @@ std::shared_ptr<T> EndingWithoutGil(T* object) {
               return;
             }
             if (PyGILState_Check() != 0) {
-              const nb::gil_scoped_release release;
+              const GilReleased release;
               delete last;
             } else {
               delete last;
@@ -83,7 +83,7 @@ std::shared_ptr<SaveExecutor> ExecutorFrom(const std::optional<FsPath>& program)
   }
   Result<std::shared_ptr<SaveExecutor>> executor = Internal("not run");
   {
-    const nb::gil_scoped_release release;
+    const GilReleased release;
     executor = ConnectToAgent({.program = program->text});
   }
   return ValueOrRaise(std::move(executor));
@@ -189,7 +189,7 @@ void BindAsync(nb::module_& module) {
             }
             Status status;
             {
-              const nb::gil_scoped_release release;
+              const GilReleased release;
               status = self.CopyIn(list);
             }
             RaiseIfError(status);
@@ -198,11 +198,11 @@ void BindAsync(nb::module_& module) {
   nb::class_<AsyncSaveHandle>(module, "AsyncSaveHandle")
       .def_prop_ro("differing_tensors",
                    [](const AsyncSaveHandle& self) { return self.differing_tensors(); })
-      .def("cancel", &AsyncSaveHandle::Cancel, nb::call_guard<nb::gil_scoped_release>());
+      .def("cancel", &AsyncSaveHandle::Cancel, nb::call_guard<GilReleased>());
   nb::class_<DeferredSaveHandle>(module, "DeferredSaveHandle")
       .def_prop_ro("differing_tensors",
                    [](const DeferredSaveHandle& self) { return self.differing_tensors(); })
-      .def("cancel", &DeferredSaveHandle::Cancel, nb::call_guard<nb::gil_scoped_release>());
+      .def("cancel", &DeferredSaveHandle::Cancel, nb::call_guard<GilReleased>());
   Bound<StagerOptions>(module, "StagerOptions", nullptr)
       .Field("memory_budget", &StagerOptions::budget_bytes)
       .Field("local_ranks", &StagerOptions::local_ranks)
@@ -216,7 +216,7 @@ void BindAsync(nb::module_& module) {
            nb::arg("agent").none())
       .def_prop_ro("budget_bytes", &Stager::budget_bytes)
       .def("prepare", &Stager::Prepare, nb::arg("bytes"), nb::arg("cuda_device") = nb::none(),
-           nb::call_guard<nb::gil_scoped_release>())
+           nb::call_guard<GilReleased>())
       .def("wait_prepared", &Wait<&Stager::WaitPrepared>)
       .def_prop_ro("idle", &Stager::idle)
       .def("drain", &Wait<&Stager::Drain>)

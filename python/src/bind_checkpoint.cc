@@ -29,7 +29,7 @@ class PythonCoordinator final : public Coordinator {
   [[nodiscard]] int size() const override { return size_; }
 
   Status Send(int to, std::string_view message, Deadline deadline) override {
-    const nb::gil_scoped_acquire gil;
+    const GilHeld gil;
     return Guard([&] {
       object_->attr("send")(to, nb::bytes(message.data(), message.size()), Seconds(deadline));
       return Status::Ok();
@@ -37,7 +37,7 @@ class PythonCoordinator final : public Coordinator {
   }
 
   Result<std::string> Receive(int from, Deadline deadline) override {
-    const nb::gil_scoped_acquire gil;
+    const GilHeld gil;
     std::string message;
     Status status = Guard([&] {
       const auto bytes = nb::cast<nb::bytes>(object_->attr("receive")(from, Seconds(deadline)));
@@ -55,9 +55,9 @@ class PythonCoordinator final : public Coordinator {
   }
 
   template <class Call>
-  static Status Guard(Call call) {
+  static Status Guard(const Call& call) {
     try {
-      return call();
+      return UntilTheInterpreterEnds(call);
     } catch (nb::python_error& error) {
       return Unavailable(nb::cast<std::string>(nb::str(error.value())));
     } catch (const std::exception& error) {
@@ -86,9 +86,9 @@ ProgressFunction MakeProgress(nb::object callback) {
     if ((now - before < 50 && done != total) || !last->compare_exchange_strong(before, now)) {
       return;
     }
-    const nb::gil_scoped_acquire gil;
+    const GilHeld gil;
     try {
-      (*holder)(done, total);
+      UntilTheInterpreterEnds([&] { (*holder)(done, total); });
     } catch (nb::python_error& error) {
       error.discard_as_unraisable("progress callback");
     }
@@ -97,7 +97,7 @@ ProgressFunction MakeProgress(nb::object callback) {
 
 std::shared_ptr<nb::object> Shared(nb::object object) {
   return {new nb::object(std::move(object)), [](nb::object* last) {
-            const nb::gil_scoped_acquire gil;
+            const GilHeld gil;
             delete last;
           }};
 }

@@ -37,9 +37,10 @@ class PythonDcpItems {
   void AddProduced(std::string fqn, DType dtype, const Dims& sizes, nb::object produce) {
     const auto fill = [this, call = Shared(std::move(produce))](
                           std::uint64_t at, std::span<std::byte> out) -> Status {
-      const nb::gil_scoped_acquire gil;
+      const GilHeld gil;
       try {
-        (*call)(at, reinterpret_cast<std::uintptr_t>(out.data()), out.size());
+        UntilTheInterpreterEnds(
+            [&] { (*call)(at, reinterpret_cast<std::uintptr_t>(out.data()), out.size()); });
         return Status::Ok();
       } catch (nb::python_error& error) {
         raised_.emplace(std::move(error));
@@ -50,7 +51,7 @@ class PythonDcpItems {
   }
 
   [[nodiscard]] std::vector<std::uint64_t> Fingerprints() const {
-    const nb::gil_scoped_release release;
+    const GilReleased release;
     return FingerprintDcpItems(items_);
   }
 
@@ -86,7 +87,7 @@ nb::bytes SealPython(const nb::bytes& index, const nb::list& files) {
   std::string text(index.c_str(), index.size());
   Result<std::string> sealed = Internal("not run");
   {
-    const nb::gil_scoped_release release;
+    const GilReleased release;
     sealed = SealDcpIndex(std::move(text), named);
   }
   return ToBytes(ValueOrRaise(std::move(sealed)));
@@ -102,7 +103,7 @@ class PythonCommit {
   explicit PythonCommit(const FsPath& path, Options&&... options) {
     Result<std::unique_ptr<Commit>> begun = Internal("not run");
     {
-      const nb::gil_scoped_release release;
+      const GilReleased release;
       begun = Commit::Begin(path.text, options...);
     }
     commit_ = ValueOrRaise(std::move(begun));
@@ -144,7 +145,7 @@ class PythonCommit {
   }
 
   void Abandon() {
-    const nb::gil_scoped_release release;
+    const GilReleased release;
     commit_.reset();
   }
 

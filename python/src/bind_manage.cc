@@ -98,7 +98,7 @@ std::vector<PrunedStep> PruneRunPython(const FsPath& run, const KeepRules& rules
 /// Calls a function that takes the storage's time, without the GIL.
 template <class Function>
 auto Unlocked(const Function& function) {
-  const nb::gil_scoped_release release;
+  const GilReleased release;
   return function();
 }
 

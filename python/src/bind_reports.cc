@@ -76,22 +76,24 @@ void SetPythonEvents(nb::object function) {
   EventFunction next;
   if (!function.is_none()) {
     next = [take = Shared(std::move(function))](const Event& event) {
-      const nb::gil_scoped_acquire acquire;
+      const GilHeld acquire;
       try {
         nb::dict fields;
         for (const auto& [name, value] : event.fields) {
           fields[ToText(name)] = ToText(value);
         }
-        (*take)(10 * (static_cast<int>(event.level) + 1),
-                event.rank < 0 ? nb::none() : nb::object(nb::int_(event.rank)),
-                ToText(event.message), fields,
-                std::chrono::duration<double>(event.time.time_since_epoch()).count());
+        UntilTheInterpreterEnds([&] {
+          (*take)(10 * (static_cast<int>(event.level) + 1),
+                  event.rank < 0 ? nb::none() : nb::object(nb::int_(event.rank)),
+                  ToText(event.message), fields,
+                  std::chrono::duration<double>(event.time.time_since_epoch()).count());
+        });
       } catch (nb::python_error& error) {
         error.discard_as_unraisable("a handler of Varve's events");
       }
     };
   }
-  const nb::gil_scoped_release release;  // The function before it may be waiting for the GIL.
+  const GilReleased release;  // The function before it may be waiting for the GIL.
   SetEventFunction(std::move(next));
 }
 

@@ -1,8 +1,8 @@
 // Stores of objects and keys for S3 that a Python program gives: see varve/storage/.
 //
 // Any thread of the engine may call them, several at once. Each call takes the GIL, and the store's
-// method gives it up while it waits. A thread that took the GIL while the interpreter ends would be
-// ended with it, in the middle of C++: so calls end before. At exit (EndCalls, the last
+// method gives it up while it waits. A thread that takes the GIL while the interpreter ends never
+// comes back, see gil.h: so calls end before. At exit (EndCalls, the last
 // of the package's atexit functions) no new call begins, and those that run are waited for.
 
 #include <atomic>
@@ -57,9 +57,9 @@ auto WithGil(const Call& call) -> decltype(call()) {
   if (calls_have_ended) {
     return Unavailable("this Python process ends");
   }
-  const nb::gil_scoped_acquire gil;
+  const GilHeld gil;
   try {
-    return call();
+    return UntilTheInterpreterEnds(call);
   } catch (nb::python_error& raised) {
     return StatusOf(raised);
   } catch (const std::bad_alloc&) {
@@ -271,7 +271,7 @@ void SetKeysPython(const std::string& scheme, nb::object function) {
 /// Waits for calls that run. Called with the GIL, which they need.
 void EndCalls() {
   calls_have_ended = true;
-  const nb::gil_scoped_release release;
+  const GilReleased release;
   const auto deadline = std::chrono::steady_clock::now() + kLongestCall;
   while (calls_running > 0 && std::chrono::steady_clock::now() < deadline) {
     std::this_thread::sleep_for(std::chrono::milliseconds(1));

@@ -12,6 +12,7 @@
 #include <nanobind/nanobind.h>
 
 #include "casters.h"
+#include "gil.h"
 #include "varve/checkpoint.h"
 #include "varve/coordinator.h"
 #include "varve/options.h"

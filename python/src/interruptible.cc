@@ -36,14 +36,14 @@ struct Ended {
 /// Calls into Python. The thread that works must be joined whatever happens here.
 void CallQuietly(const std::function<void()>& call, const char* what) {
   try {
-    call();
+    UntilTheInterpreterEnds(call);
   } catch (nb::python_error& error) {
     error.discard_as_unraisable(what);
   }
 }
 
 bool WaitWithoutGil(Ended& ended) {
-  const nb::gil_scoped_release release;
+  const GilReleased release;
   return ended.Wait(kLookForSignals);
 }
 
@@ -61,7 +61,7 @@ void RunOffMain(const std::function<void()>& work, const OffMain& how) {
       ended.Set();
     });
   } catch (const std::system_error&) {
-    const nb::gil_scoped_release release;
+    const GilReleased release;
     work();
     return;
   }
@@ -79,7 +79,7 @@ void RunOffMain(const std::function<void()>& work, const OffMain& how) {
     }
   }
   {
-    const nb::gil_scoped_release release;
+    const GilReleased release;
     thread.join();
   }
   if (raised) {
@@ -96,7 +96,7 @@ void WaitOffMain(std::function<void()> work) {
       ended->Set();
     }).detach();
   } catch (const std::system_error&) {
-    const nb::gil_scoped_release release;
+    const GilReleased release;
     work();
     return;
   }

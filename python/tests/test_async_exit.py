@@ -132,3 +132,22 @@ def test_a_handle_whose_error_was_looked_at_is_dropped_in_silence(tmp_path: Path
     varve.torch.save({"step": 1}, tmp_path / "a")
     ((_, stderr),) = run_script("varve.torch.async_save(state, path).exception()", tmp_path / "a")
     assert "dropped" not in stderr and "a background save has failed" in stderr
+
+
+@pytest.mark.slow
+def test_calls_of_daemon_threads_do_not_harm_the_exit(tmp_path: Path) -> None:
+    """They ask for the GIL in the middle of C++, and never get it; a stager takes no more saves."""
+    text = """
+import threading, time
+def calls(path):
+    while True:
+        varve.torch.save(state, path, overwrite=True, progress=lambda done, total: None)
+        varve.torch.async_save(state, path, overwrite=True).result()
+        varve.torch.read(path)
+for number in range(4):
+    threading.Thread(target=calls, args=(f"{path}{number}",), daemon=True).start()
+time.sleep(0.5)
+"""
+    for turn in range(3):
+        ((status, stderr),) = run_script(text, tmp_path / f"{turn}-")
+        assert status == 0 and "terminate" not in stderr, stderr

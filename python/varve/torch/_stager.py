@@ -111,6 +111,7 @@ class Stager:
         self.copy_from_devices = copy_from_devices
         self._failures = Failures()
         self._aborted = False
+        self._closing = False
         self._uploads: Background | None = None
         # Agents have a channel of their own.
         self._background = self._make_background(timeout) if executor == "thread" else None
@@ -164,6 +165,7 @@ class Stager:
         """Closes all but the channel, and returns that; None where there is none to close."""
         if self._engine is None:
             return None
+        self._closing = True  # Other threads may go on saving: the wait would have no end.
         self._engine.drain()
         if self._uploads is not None:
             self._uploads.close()
@@ -191,7 +193,7 @@ class Stager:
             self._uploads = Background(channel)
 
     def _usable(self) -> _core.Stager:
-        if self._engine is None:
+        if self._engine is None or self._closing:
             raise InvalidArgumentError("the stager is closed")
         return self._engine
 
