@@ -86,20 +86,26 @@ class Test{name}(StorageConformance):
 """
 
 
+def environment() -> dict[str, str]:
+    """The environment of a user's tests, who runs them in CI too: pytest shows more there."""
+    paths = [str(Path(__file__).parent), *sys.path]
+    return {**os.environ, "CI": "true", "PYTHONPATH": os.pathsep.join(filter(None, paths))}
+
+
 @pytest.fixture(scope="module")
 def failures(tmp_path_factory: pytest.TempPathFactory) -> dict[str, set[str]]:
     """The tests that fail, by broken store, where a user runs them."""
     folder = tmp_path_factory.mktemp("broken")
     classes = [OF_ONE.format(name=broken.__name__) for broken in BROKEN]
     (folder / "test_it.py").write_text(CONFORMANCE + "".join(classes))
-    paths = [str(Path(__file__).parent), *sys.path]
     ended = subprocess.run(
         [sys.executable, "-m", "pytest", "-q", "-rf", "-p", "no:cacheprovider", "test_it.py"],
         cwd=folder,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(path for path in paths if path)},
+        env=environment(),
         capture_output=True,
         text=True,
         check=False,
+        timeout=200,
     )
     assert ended.returncode == 1, ended.stdout + ended.stderr
     found: dict[str, set[str]] = {}
@@ -119,7 +125,6 @@ def test_a_broken_store_fails_by_the_right_test(
 def test_the_plugin_tests_the_store_that_an_option_names(
     store: type[MemoryStore] | None, code: int, tmp_path: Path
 ) -> None:
-    paths = [str(Path(__file__).parent), *sys.path]
     which = [] if store is None else ["--varve-store", f"storage_stores:{store.__name__}"]
     ended = subprocess.run(
         [
@@ -128,10 +133,11 @@ def test_the_plugin_tests_the_store_that_an_option_names(
             *("--pyargs", "varve.testing.conformance"),
         ],
         cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(path for path in paths if path)},
+        env=environment(),
         capture_output=True,
         text=True,
         check=False,
+        timeout=200,
     )
     assert ended.returncode == code, ended.stdout + ended.stderr
     if store is None:
