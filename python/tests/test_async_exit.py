@@ -136,18 +136,18 @@ def test_a_handle_whose_error_was_looked_at_is_dropped_in_silence(tmp_path: Path
 
 @pytest.mark.slow
 def test_calls_of_daemon_threads_do_not_harm_the_exit(tmp_path: Path) -> None:
-    """They ask for the GIL in the middle of C++, and never get it; a stager takes no more saves."""
+    """They ask for the GIL in the middle of C++, and never get it."""
+    # Not of torch, whose own calls abort there.
     text = """
-import threading, time
+import numpy, threading, time
+state = {"w": numpy.zeros(1 << 20)}
 def calls(path):
     while True:
-        varve.torch.save(state, path, overwrite=True, progress=lambda done, total: None)
-        varve.torch.async_save(state, path, overwrite=True).result()
-        varve.torch.read(path)
+        varve.save(state, path, overwrite=True, progress=lambda done, total: None)
+        varve.read(path)
 for number in range(4):
     threading.Thread(target=calls, args=(f"{path}{number}",), daemon=True).start()
 time.sleep(0.5)
 """
     for turn in range(3):
-        ((status, stderr),) = run_script(text, tmp_path / f"{turn}-")
-        assert status == 0 and "terminate" not in stderr, stderr
+        assert run_script(text, tmp_path / f"{turn}-") == [(0, "")]

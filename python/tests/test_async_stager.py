@@ -32,6 +32,29 @@ def test_a_stager_may_be_closed_twice() -> None:
         pass
 
 
+def test_a_stager_closes_while_other_threads_go_on_saving(tmp_path: Path) -> None:
+    stager = Stager()
+    errors: list[Exception] = []
+
+    def saves(name: str) -> None:
+        try:
+            while True:
+                async_save(state_of(1), tmp_path / name, stager=stager, overwrite=True).result(LONG)
+        except varve.InvalidArgumentError as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=saves, args=(f"{number}",)) for number in range(4)]
+    for thread in threads:
+        thread.start()
+    stager.close()
+    for thread in threads:
+        thread.join(LONG)
+    assert [str(error) for error in errors] == ["the stager is closed"] * 4
+    for number in range(4):
+        if (tmp_path / f"{number}").exists():
+            assert_holds(tmp_path / f"{number}", 1)
+
+
 def test_drain_waits_and_the_stager_goes_on(tmp_path: Path) -> None:
     with Stager() as stager:
         for step in range(3):

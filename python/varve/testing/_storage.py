@@ -29,8 +29,8 @@ def _bytes(size: int, seed: int = 1) -> bytes:
 
 
 def _same(content: bytes, expected: bytes) -> None:
-    """Fails with the first difference. pytest's own comparison of a megabyte takes hours where the
-    variable CI is set."""
+    """Fails with the first difference."""
+    # pytest's own comparison of a megabyte takes hours where the variable CI is set.
     if content == expected:
         return
     size = min(len(content), len(expected))
