@@ -21,6 +21,11 @@ constexpr std::array kLayouts{&kHfaiLayout,       &kOlmoTorchNewLayout, &kOlmoLo
 Result<OpenedIndex> OpenForeignDirectory(const ForeignFolder& folder) {
   for (const ForeignLayout* const layout : kLayouts) {
     if (layout->recognises(folder)) {
+      if (layout->has_no_index && folder.HasFile(kUploadClaim) && !folder.HasFile(kUploadMark)) {
+        return FailedPrecondition(folder.path +
+                                  ": an upload to it is under way, or has died: it may lack files. "
+                                  "If it has died, upload in place, or remove the directory");
+      }
       return layout->open(folder);
     }
   }

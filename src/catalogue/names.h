@@ -68,6 +68,8 @@ inline constexpr std::string_view kQuarantineReasonName = "varve-damaged.txt";
 inline constexpr std::string_view kPinName = "varve-pinned.txt";
 /// In a directory of an object store: an upload of files with fixed names has it (upload/).
 inline constexpr std::string_view kUploadClaim = ".varve-uploading";
+/// Beside it: the upload writes this last where the layout has no file that makes it a checkpoint.
+inline constexpr std::string_view kUploadMark = ".varve-uploaded";
 
 inline constexpr std::string_view kStagingMark = ".varve-staging";
 inline constexpr std::string_view kReplacedMark = ".varve-replaced.";

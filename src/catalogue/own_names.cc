@@ -74,7 +74,8 @@ std::optional<Format> NotedFormat(std::string_view name) {
 
 /// Returns true for hidden names that only Varve makes, in a directory of any format.
 bool IsHiddenName(std::string_view name) {
-  if (name == kStagingMark || NotedFormat(name) || PartRank(name) || IsInnerLock(name)) {
+  if (name == kStagingMark || name == kUploadClaim || name == kUploadMark || NotedFormat(name) ||
+      PartRank(name) || IsInnerLock(name)) {
     return true;
   }
   const auto part = ParseStaleName(name);

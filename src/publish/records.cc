@@ -14,6 +14,7 @@
 #include "catalogue/open.h"
 #include "catalogue/own_names.h"
 #include "format/commit_record.h"
+#include "publish/upload_claim.h"
 
 namespace varve {
 namespace {
@@ -27,6 +28,7 @@ struct Found {
   std::set<std::string> unreadable;               ///< Names of records and indexes.
   std::vector<std::string> directories;
   std::set<std::string> indexed;  ///< Those that indexes of other formats name.
+  bool claimed = false;           ///< By an upload of files with fixed names.
   /// Records in quarantine, by the names of their files; nothing for one that cannot be read.
   std::map<std::string, std::optional<CommitRecord>> quarantined;
 };
@@ -86,6 +88,7 @@ Result<Found> LookAt(Storage& storage, const std::string& path,
       }
       continue;
     }
+    found.claimed = found.claimed || entry.name == kUploadClaim;
     const auto number = RecordNumber(entry.name);
     const bool quarantined = ReasonOfQuarantinedRecord(entry.name).has_value();
     if (!number && !quarantined) {
@@ -132,12 +135,6 @@ Result<std::uint64_t> BytesIn(Storage& storage, const std::string& directory,
     *modified_ns = std::max(*modified_ns, entry.modified_ns);
   }
   return bytes;
-}
-
-/// Returns true for what is more than a day old by the storage's clock.
-bool IsOld(Storage& storage, const std::string& path, std::int64_t modified_ns) {
-  const std::int64_t now = storage.extras().conditional_writes->NowNs(path);
-  return modified_ns > 0 && modified_ns + std::chrono::nanoseconds(kDeadAfter).count() < now;
 }
 
 /// Removes the directory that a record names.
@@ -204,7 +201,7 @@ Status RemoveRest(Storage& storage, const std::string& path,
     if (is_data && !named.contains(entry.name)) {
       std::int64_t modified_ns = 0;
       const auto bytes = BytesIn(storage, place, &modified_ns);
-      if (!bytes.ok() || !IsOld(storage, path, modified_ns)) {
+      if (!bytes.ok() || !IsDeadByAge(storage, path, modified_ns)) {
         continue;
       }
     }
@@ -214,6 +211,11 @@ Status RemoveRest(Storage& storage, const std::string& path,
 }
 
 }  // namespace
+
+bool IsDeadByAge(Storage& storage, const std::string& path, std::int64_t modified_ns) {
+  const std::int64_t now = storage.extras().conditional_writes->NowNs(path);
+  return modified_ns > 0 && modified_ns + std::chrono::nanoseconds(kDeadAfter).count() < now;
+}
 
 Status RemoveRecordsBelow(Storage& storage, const std::string& path, std::uint64_t end) {
   VARVE_ASSIGN_OR_RETURN(const Found found, Look(storage, path));
@@ -289,6 +291,9 @@ namespace {
 Status CollectIn(const std::string& path, DryRun dry_run, Storage& storage,
                  const std::stop_token& stop, GarbageReport* report) {
   VARVE_ASSIGN_OR_RETURN(const Found found, Look(storage, path));
+  if (found.claimed) {
+    VARVE_RETURN_IF_ERROR(CollectUpload(path, dry_run, storage, stop, report));
+  }
   const auto remove = [&](const std::string& name) -> Status {
     VARVE_RETURN_IF_ERROR(CheckStop(stop));
     report->removed.push_back(JoinPath(path, name));
@@ -321,7 +326,7 @@ Status CollectIn(const std::string& path, DryRun dry_run, Storage& storage,
       continue;  // Gone since.
     }
     VARVE_RETURN_IF_ERROR(bytes.status());
-    if (!IsOld(storage, path, modified_ns)) {
+    if (!IsDeadByAge(storage, path, modified_ns)) {
       report->kept.push_back(place);
       continue;
     }
@@ -345,7 +350,7 @@ Status CollectUnfinished(const std::string& directory, DryRun dry_run, Storage& 
     if (!IsDataDirectoryName(BaseName(ParentPath(file.name)))) {
       continue;  // Not Varve's.
     }
-    if (!IsOld(storage, directory, file.begun_ns)) {
+    if (!IsDeadByAge(storage, directory, file.begun_ns)) {
       report->kept.push_back(file.name);
       continue;
     }
@@ -379,7 +384,7 @@ Status CollectBeside(const std::string& directory, const std::vector<DirectoryEn
       }
       VARVE_ASSIGN_OR_RETURN(bytes, in);
     }
-    if (!IsOld(storage, directory, modified_ns)) {
+    if (!IsDeadByAge(storage, directory, modified_ns)) {
       report->kept.push_back(place);
       continue;
     }

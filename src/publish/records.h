@@ -12,6 +12,10 @@
 
 namespace varve {
 
+/// Returns true for what was written more than a day ago by the storage's clock: without locks,
+/// only such a thing counts as dead. False where the time is not known.
+bool IsDeadByAge(Storage& storage, const std::string& path, std::int64_t modified_ns);
+
 /// Removes the commit records of `path` with numbers below `end`, from the lowest on, and then the
 /// data directories that they named, unless a record that stays names them too.
 Status RemoveRecordsBelow(Storage& storage, const std::string& path, std::uint64_t end);
@@ -22,7 +26,7 @@ Result<RemovalReport> RemoveByRecords(const std::string& path, DryRun dry_run, S
                                       const std::function<Status()>& still_goes = {});
 
 /// See CollectGarbage. Removes records below others and, where all in them is more than a day old
-/// by this host's clock, data directories that no record names.
+/// by the storage's clock, data directories that no record names, and what uploads left.
 Result<GarbageReport> CollectByRecords(const std::string& directory, DryRun dry_run,
                                        Storage& storage, const std::stop_token& stop);
 

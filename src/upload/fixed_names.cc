@@ -1,21 +1,24 @@
 // How a layout with fixed names of files comes to an object store. TO is its directory, MARK the
 // file that makes the rest a checkpoint.
 //
-//  1. Claim TO: write TO/.varve-uploading, which holds a random id, on condition that there is
-//  none.
-//     Two uploads at once would write each other's files; the second gets FailedPrecondition before
-//     it writes a byte, and so does a save in DCP's format (index_commit.cc). Nothing ends the
-//     claim of one that died: a caller who knows that it died takes it over (`in_place`).
+//  1. Claim TO: write TO/.varve-uploading, which holds a random id and the names of all files, on
+//     condition that there is none. Two uploads at once would write each other's files; the second
+//     gets FailedPrecondition before it writes a byte, and so does a save in DCP's format
+//     (index_commit.cc). A caller who knows that an upload has died takes its claim over
+//     (`in_place`). After a day gc removes the files that it names and the claim
+//     (publish/upload_claim.cc).
 //  2. List TO. A pinned checkpoint and one of Varve's own format end the upload here. So does a
-//  file
-//     of a name that is to be written: objects have no second name to stay under. With `in_place`
-//     MARK goes first, then the others that are to be written, and the rest of the checkpoint that
-//     stood there. A crash from here on leaves no checkpoint.
+//     file of a name that is to be written: objects have no second name to stay under. With
+//     `in_place` MARK goes first, then the others that are to be written, and the rest of the
+//     checkpoint that stood there. A crash from here on leaves no checkpoint.
 //  3. (All ranks) write the files. Each appears whole. Then indexes of parts of the layout.
 //  4. Read the claim: one that was taken over ends the upload here. Write MARK on condition that
 //     there is none: from here on there is a checkpoint.
 //  5. Remove the claim. A crash before leaves it beside a whole checkpoint, where it only keeps
 //     later uploads from TO.
+//
+// A layout without an index (hfai's) gets a MARK of the upload's own, .varve-uploaded. Readers of
+// such a layout that find the claim without MARK open nothing (catalogue/foreign.cc).
 //
 // An upload that fails removes what it wrote, but MARK, which it has not written. It first looks
 // whether the claim is its own and no MARK is there: otherwise the files may be another writer's.
@@ -34,13 +37,9 @@
 #include "publish/commit.h"
 #include "publish/other_files.h"
 #include "publish/save_id.h"
+#include "publish/upload_claim.h"
 
 namespace varve {
-namespace {
-
-constexpr std::uint64_t kMaxClaimBytes = 4096;
-
-}  // namespace
 
 FixedNames::FixedNames(Storage& storage, std::string directory, std::vector<std::string> names,
                        std::string claim)
@@ -71,7 +70,7 @@ Status FixedNames::End() { return storage_.Remove(JoinPath(directory_, kUploadCl
 
 /// Returns true while no other upload has taken the claim over.
 Result<bool> FixedNames::IsOurs() {
-  const auto text = ReadWholeFile(storage_, JoinPath(directory_, kUploadClaim), kMaxClaimBytes);
+  const auto text = ReadUploadClaim(storage_, directory_);
   if (text.status().code() == StatusCode::kNotFound) {
     return false;
   }
@@ -87,7 +86,7 @@ Result<std::unique_ptr<FixedNames>> FixedNames::Begin(Storage& storage,
   VARVE_RETURN_IF_ERROR(writes.Prepare(directory).status());
   VARVE_ASSIGN_OR_RETURN(const SaveId id, RandomSaveId());
   const std::string name = JoinPath(directory, kUploadClaim);
-  const std::string claim = ToString(id) + "\n";
+  const std::string claim = EncodeUploadClaim(id, names);
   const Status claimed = writes.WriteIfAbsent(name, claim);  // Step 1.
   if (claimed.code() == StatusCode::kAlreadyExists) {
     if (!in_place) {

@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "catalogue/foreign.h"
+#include "catalogue/names.h"
 #include "catalogue/open.h"
 #include "publish/other_files.h"
 
@@ -53,9 +54,7 @@ Status AddForeignFiles(Storage& storage, UploadSource* source) {
     return name.find('/') != std::string::npos;
   });
   if (source->last.empty() || source->last.back().find('/') != std::string::npos) {
-    return Unimplemented("the layout of " + source->directory +
-                         " has no file that makes it a checkpoint, so that half a copy would look "
-                         "whole: convert it (`varve convert --to varve`), and upload that");
+    source->last.emplace_back(kUploadMark);  // The upload's own: the layout has none.
   }
   return Status::Ok();
 }

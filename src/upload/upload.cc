@@ -251,6 +251,12 @@ class Uploading {
       VARVE_RETURN_IF_ERROR(AddSideFiles(&totals));
     } else {
       for (const std::string& name : source_.last) {
+        if (name == kUploadMark) {
+          if (fixed_ != nullptr) {  // A directory appears at once, and needs none.
+            index.push_back({name, "Written last by the upload of the files beside it.\n"});
+          }
+          continue;
+        }
         VARVE_ASSIGN_OR_RETURN(
             std::string content,
             ReadWholeFile(storage_, JoinPath(source_.directory, name), kMaxIndexBytes));

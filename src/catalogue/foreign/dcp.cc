@@ -140,7 +140,8 @@ Result<Decoded> ReadDcpIndex(Storage& storage, const std::string& directory) {
 }
 
 const ForeignLayout kDcpLayout{HasDcpIndex, OpenDcp};
-const ForeignLayout kDcpRankLocalLayout{HasRankIndex, OpenRankLocalDcp};
+const ForeignLayout kDcpRankLocalLayout{
+    .recognises = HasRankIndex, .open = OpenRankLocalDcp, .has_no_index = true};
 
 bool IsDcpIndexName(std::string_view name) {
   return name == kDcpIndexName || RankOfIndex(name).has_value();

@@ -82,6 +82,6 @@ Result<OpenedIndex> OpenHfai(const ForeignFolder& folder) {
 
 }  // namespace
 
-const ForeignLayout kHfaiLayout{HasParts, OpenHfai};
+const ForeignLayout kHfaiLayout{.recognises = HasParts, .open = OpenHfai, .has_no_index = true};
 
 }  // namespace varve

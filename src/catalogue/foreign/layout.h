@@ -40,6 +40,8 @@ struct ForeignLayout {
   /// Reads the index. Errors: as OpenForeign.
   Result<OpenedIndex> (*open)(const ForeignFolder& folder) = nullptr;
   bool opens_own_ranks = false;  ///< `open` heeds ForeignFolder::own_ranks_of.
+  /// No file of the layout is written last: half of it looks whole.
+  bool has_no_index = false;
 };
 
 /// The entries.

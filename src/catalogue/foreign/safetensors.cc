@@ -150,6 +150,7 @@ Result<std::string> FindRewrittenHfFile(Storage& storage, const std::string& dir
 }
 
 const ForeignLayout kHfLayout{HasSafetensorsIndex, OpenHfFolder};
-const ForeignLayout kSafetensorsLayout{HasSafetensors, OpenSafetensorsFiles};
+const ForeignLayout kSafetensorsLayout{
+    .recognises = HasSafetensors, .open = OpenSafetensorsFiles, .has_no_index = true};
 
 }  // namespace varve
