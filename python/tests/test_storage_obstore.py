@@ -105,6 +105,20 @@ def test_checkpoints_of_a_bucket_of_googles(google: Any) -> None:
     assert list(google.bucket.objects.all()) == []
 
 
+def test_a_part_that_is_sent_again_shorter_leaves_no_tail() -> None:
+    from obstore.store import MemoryStore
+
+    from varve.storage.obstore import ObstoreStore
+
+    store = ObstoreStore(MemoryStore())
+    upload = store.start_upload("a/x", 1000)
+    parts = [store.upload_part("a/x", upload, 1, memoryview(b"1" * 1000))]
+    store.upload_part("a/x", upload, 2, memoryview(b"2" * 900))
+    parts.append(store.upload_part("a/x", upload, 2, memoryview(b"3" * 10)))
+    store.end_upload("a/x", upload, parts)
+    assert store.head("a/x").size == 1010
+
+
 def test_a_server_that_overwrites_is_found_out(
     google: Any, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -148,6 +148,7 @@ class ObstoreStore(ObjectStore):
         with found.file, _raised_as_ours():
             if parts is not None:
                 store, _, key = self._place(name)
+                found.end(len(parts))
                 found.file.seek(0)
                 obstore.put(
                     store,
@@ -196,10 +197,12 @@ class _Upload:
     def __init__(self, part_bytes: int, file: IO[bytes]) -> None:
         self.part_bytes = part_bytes
         self.file = file
+        self._sizes: dict[int, int] = {}  # Of the parts, as they were written last.
 
     def write(self, number: int, data: memoryview) -> None:
         """Writes a part to its place."""
         at = (number - 1) * self.part_bytes
+        self._sizes[number] = data.nbytes
         try:
             while data:
                 written = os.pwrite(self.file.fileno(), data, at)
@@ -207,6 +210,11 @@ class _Upload:
         except OSError as error:
             text = f"{error.strerror} in {tempfile.gettempdir()}, where parts are gathered (TMPDIR)"
             raise OSError(error.errno, text) from error
+
+    def end(self, parts: int) -> None:
+        """Cuts off what lies behind the last of the parts: a longer one may have been there before."""
+        last = self._sizes[parts] if parts else 0
+        self.file.truncate(max(parts - 1, 0) * self.part_bytes + last)
 
 
 def _is_folder(error: Exception) -> bool:

@@ -184,6 +184,9 @@ Result<HttpResponse> WebClient::SendOnce(const Call& call, Answer* answer) {
     const bool names_it = response.status().message().find(call.name) != std::string::npos;
     return names_it ? response.status() : response.status().Annotate(request);
   }
+  if (call.status != nullptr) {
+    *call.status = response->status;
+  }
   answer->is = Classify(response->status, "");
   answer->retry_after = RetryAfter(*response);
   if (answer->is == AnswerIs::kGood && call.filled != nullptr && !call.filled->complete()) {
@@ -214,9 +217,11 @@ Result<RemoteFile> WebClient::Ask(const std::string& name) {
     return head.status();
   }
   HeadSink sink;
-  const auto first = Send({.method = "GET", .name = name, .range = "bytes=0-0", .sink = &sink});
+  int status = 0;
+  const auto first =
+      Send({.method = "GET", .name = name, .range = "bytes=0-0", .sink = &sink, .status = &status});
   if (!sink.head()) {
-    if (first.status().code() == StatusCode::kDataLoss) {  // 416: the file is empty.
+    if (status == 416) {  // The file is empty.
       return RemoteFile{};
     }
     return first.ok() ? Unavailable(name + ": the server's answer has no head") : first.status();

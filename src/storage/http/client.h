@@ -68,6 +68,7 @@ class WebClient {
     std::string range{};  ///< "bytes=0-9"; empty: the whole file.
     BodySink* sink = nullptr;
     const RangeSink* filled = nullptr;  ///< Its range must be complete.
+    int* status = nullptr;              ///< Gets the status of the last answer.
   };
   Result<HttpResponse> Send(const Call& call);
   Result<HttpResponse> SendOnce(const Call& call, Answer* answer);

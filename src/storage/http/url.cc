@@ -68,6 +68,13 @@ Status Refused(std::string_view shown, std::string_view why) {
   return InvalidArgument("\"" + std::string(shown) + "\"" + std::string(why));
 }
 
+/// Returns a name up to `end`, for a message. Where there is an "@" what is before it may be a
+/// password, whose "/", "?" or "#" seems to end the host: then nothing behind the scheme is shown.
+std::string Shown(std::string_view name, std::size_t host_at, std::size_t end) {
+  return name.find('@') == std::string_view::npos ? std::string(name.substr(0, end))
+                                                  : std::string(name.substr(0, host_at)) + "...";
+}
+
 }  // namespace
 
 std::string_view SchemeOfUrl(std::string_view name) {
@@ -89,7 +96,7 @@ Result<std::string> CheckUrl(std::string_view name) {
                    "them into ~/.netrc");
   }
   if (const std::size_t query = name.find_first_of("?#"); query != std::string_view::npos) {
-    return Refused(name.substr(0, query),
+    return Refused(Shown(name, host_at, query),
                    " is followed by a query (?...) or a fragment (#...): files of a checkpoint "
                    "are names joined to its URL, and a query that is a key would be shown in "
                    "messages and logs; give a URL without, or download the file");
@@ -98,7 +105,7 @@ Result<std::string> CheckUrl(std::string_view name) {
     name.remove_suffix(1);
   }
   if (host.empty() || !OriginOf(RequestUrl(name)).ok()) {
-    return Refused(name, ": want https://host/path");
+    return Refused(Shown(name, host_at, name.size()), ": want https://host/path");
   }
   return std::string(name);
 }

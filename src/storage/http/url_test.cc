@@ -23,6 +23,12 @@ TEST(Urls, SecretsAreRefusedAndNotShown) {
     ASSERT_EQ(checked.status().code(), StatusCode::kInvalidArgument) << url;
     EXPECT_EQ(checked.status().message().find("hunter2"), std::string::npos) << url;
   }
+  for (const char* const url :
+       {"https://me:hunter/2@h/x", "https://me:hunter?2@h/x", "https://me:hunter#2@h/x"}) {
+    const auto checked = CheckUrl(url);
+    ASSERT_EQ(checked.status().code(), StatusCode::kInvalidArgument) << url;
+    EXPECT_EQ(checked.status().message().find("hunter"), std::string::npos) << url;
+  }
   EXPECT_EQ(CheckUrl("https://h/x//").value(), "https://h/x");
   EXPECT_TRUE(FailsWith(CheckUrl("https:///x"), StatusCode::kInvalidArgument, {"host/path"}));
 }
