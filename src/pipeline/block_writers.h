@@ -21,6 +21,9 @@ namespace varve {
 /// How a file's bytes are written.
 struct WriteSegmentsOptions {
   std::uint64_t block_bytes = std::uint64_t{1} << 20;  ///< Size of the blocks that have checksums.
+  /// Whether WriteSegments returns checksums and hashes. Without them it only copies: for files
+  /// that sum what they are given by themselves.
+  bool sums = true;
   /// Number of concurrent writes. Measured: one or two reach 0.55-0.8 of a disk, four to eight all.
   int writes_in_flight = 6;
   std::uint64_t max_bytes_per_second = 0;         ///< 0: as fast as the storage takes them.

@@ -16,11 +16,11 @@
 namespace varve {
 namespace {
 
-/// Fills blocks with segment bytes, keeping the running checksums.
+/// Fills blocks with segment bytes, keeping the running checksums where they are wanted.
 class Filler {
  public:
-  Filler(std::span<const FileSegment> segments, std::uint64_t block_bytes)
-      : segments_(segments), block_bytes_(block_bytes) {
+  Filler(std::span<const FileSegment> segments, const WriteSegmentsOptions& options)
+      : segments_(segments), block_bytes_(options.block_bytes), sums_(options.sums) {
     Open();
   }
 
@@ -44,6 +44,9 @@ class Filler {
         produced = filled + ahead;
       }
       Copy(segment, out);
+      if (sums_) {
+        Sum(segment, out);
+      }
       filled += step;
       at_ += step;
       data_bytes_ += step;
@@ -69,14 +72,18 @@ class Filler {
   static constexpr std::uint64_t kStepBytes = std::uint64_t{256} << 10;
 
   void Copy(const FileSegment& segment, std::span<std::byte> out) {
-    if (!segment.is_content()) {
-      crc_ = CopyAndCrc32c(crc_, segment.literal.subspan(at_, out.size()), out.data());
-      return;
-    }
     if (segment.region) {
       segment.region->CopyFromMemory(segment.begin + at_, out);
+    } else if (!segment.produce) {
+      std::memcpy(out.data(), segment.literal.data() + at_, out.size());
     }
+  }
+
+  void Sum(const FileSegment& segment, std::span<const std::byte> out) {
     crc_ = Crc32cExtend(crc_, out);
+    if (!segment.is_content()) {
+      return;
+    }
     if (out.size() == segment.bytes) {
       whole_ = Xxh3(out);
       return;
@@ -90,7 +97,7 @@ class Filler {
   /// Moves to the first segment from `segment_` on that has bytes.
   void Open() {
     while (!done() && segments_[segment_].bytes == 0) {
-      if (segments_[segment_].is_content()) {
+      if (sums_ && segments_[segment_].is_content()) {
         result_.contents.push_back(Xxh3({}));
       }
       ++segment_;
@@ -98,7 +105,7 @@ class Filler {
   }
 
   void Close() {
-    if (segments_[segment_].is_content()) {
+    if (sums_ && segments_[segment_].is_content()) {
       result_.contents.push_back(whole_ ? *whole_ : stream_.Digest());
     }
     whole_.reset();
@@ -108,13 +115,16 @@ class Filler {
   }
 
   void CloseBlock() {
-    result_.block_crc32c.push_back(crc_);
+    if (sums_) {
+      result_.block_crc32c.push_back(crc_);
+    }
     crc_ = 0;
     in_block_ = 0;
   }
 
   std::span<const FileSegment> segments_;
   std::uint64_t block_bytes_;
+  bool sums_;
   std::size_t segment_ = 0;
   std::uint64_t at_ = 0;        // Bytes of the segment done.
   std::uint64_t in_block_ = 0;  // Bytes of the checksum block done.
@@ -134,7 +144,7 @@ Result<WrittenSegments> WriteSegments(WritableFile& file, std::uint64_t data_beg
   for (const FileSegment& segment : segments) {
     total += segment.bytes;
   }
-  Filler filler(segments, options.block_bytes);
+  Filler filler(segments, options);
   BlockWriters writers(file, options, DivideUp(total, kPoolBlockBytes) + 1);
   std::uint64_t offset = data_begin;
   while (!filler.done()) {

@@ -56,6 +56,22 @@ TEST(WriteSegments, LeavesZeroesInTheLastPage) {
   EXPECT_EQ(file.content.substr(5000), std::string(3192, '\0'));
 }
 
+TEST(WriteSegments, WritesTheSameWithoutSums) {
+  Random random(4);
+  BufferPool pool(4 * kPoolBlockBytes);
+  FileJob job;
+  job.AddLiteral(random.Bytes(5000));
+  job.AddTensor({1000, 750}, 4, true, &random);
+  job.AddTensor({0, 5}, 4, false, &random);
+  MemoryFile with;
+  MemoryFile without;
+  ASSERT_TRUE(IsOk(WriteSegments(with, 0, job.segments, pool, {})));
+  const auto written = WriteSegments(without, 0, job.segments, pool, {.sums = false});
+  ASSERT_TRUE(IsOk(written));
+  EXPECT_TRUE(written->block_crc32c.empty() && written->contents.empty());
+  EXPECT_EQ(without.content, with.content);
+}
+
 TEST(WriteSegments, WritesNothingForNoSegments) {
   BufferPool pool(2 * kPoolBlockBytes);
   MemoryFile file;

@@ -19,6 +19,7 @@ Result<WrittenShare> WriteFileWork(Storage& storage, const std::string& path, co
       work.open ? work.open(storage, ParentPath(path), options.direct)
                 : storage.OpenForWrite(path, {.size = work.size, .direct = options.direct}));
   WriteSegmentsOptions write_options{.block_bytes = work.block_bytes,
+                                     .sums = work.sums,
                                      .writes_in_flight = options.writes_in_flight,
                                      .max_bytes_per_second = options.max_write_bandwidth,
                                      .stop = options.stop};

@@ -25,6 +25,8 @@ struct FileWork {
   std::uint64_t size = 0;  ///< Of the whole file.
   std::uint64_t data_begin = 0;
   std::uint64_t block_bytes = 0;  ///< Size of the blocks that have checksums.
+  /// Whether `finish` gets checksums and hashes; it may get them all the same.
+  bool sums = true;
   /// The data. Regions refer to the state's memory; literals live in `keep` or the state.
   std::vector<FileSegment> segments;
   /// The tensor with that number, for messages.

@@ -121,6 +121,7 @@ Result<RankFile> LayOutHf(const State* state, const SettledSave& settled) {
   FileWork& work = file.work;
   work.size = share->image_bytes;
   work.block_bytes = block_bytes;
+  work.sums = false;  // Its blocks are not the files': the scatter file sums theirs.
   if (state != nullptr) {
     VARVE_ASSIGN_OR_RETURN(work.segments, SegmentsOf(*state, settled.assignment, *share));
     work.name_of = [state](std::uint32_t owner) { return state->tensors[owner].fqn; };
