@@ -58,6 +58,7 @@ def test_a_bit_that_flips_is_named_and_not_loaded(tmp_path: Path) -> None:
         file.write_bytes(whole[:at] + bytes([whole[at] ^ 1]) + whole[at + 1 :])
         damage = varve.verify(tmp_path / "m")
         assert damage and "model.safetensors" in str(damage[0])
+        assert at == 9 or "a" in damage[0].tensors
     with pytest.raises(varve.CorruptCheckpointError, match=r"model\.safetensors"):
         varve.torch.load({"b": torch.zeros(5, dtype=torch.int64)}, tmp_path / "m")
     file.write_bytes(whole[:-8])
@@ -151,7 +152,6 @@ def test_options_that_make_no_sense_are_refused(tmp_path: Path) -> None:
     for given, told in [
         ({"hf": varve.HfOptions()}, 'format="hf"'),
         ({"format": "hf", "hf": {"dtype": "bf16"}}, "HfOptions"),
-        ({"format": "hf", "hf": varve.HfOptions(dtype="int8")}, "floating-point"),
         ({"format": "hf", "hf": varve.HfOptions(config=3)}, "config"),
         (
             {
@@ -170,6 +170,8 @@ def test_options_that_make_no_sense_are_refused(tmp_path: Path) -> None:
         save({"a": torch.ones(1), "b": torch.ones(1)}, tmp_path / "m", format="hf", hf=both)
     with pytest.raises(varve.InvalidArgumentError, match="shard_size"):
         varve.HfOptions(shard_size=0)
+    with pytest.raises(varve.InvalidArgumentError, match="floating-point"):
+        varve.HfOptions(dtype="int8")
 
 
 def swap_names_in_header(file: Path, a: bytes, b: bytes) -> None:
@@ -208,6 +210,47 @@ def test_the_files_beside_the_tensors_belong_to_the_checkpoint(tmp_path: Path) -
     assert json.loads(varve.torch.files(folder)["config.json"])["step"] == 2
     (folder / "config.json").write_text("{}")
     assert [damage.file for damage in varve.verify(folder)] == ["config.json"]
+
+
+def test_a_tokenizer_that_was_there_first_stays(tmp_path: Path) -> None:
+    for turn in range(2):
+        (tmp_path / "m").mkdir(exist_ok=True)
+        (tmp_path / "m" / "tokenizer.json").write_text("{}")
+        save({"w": torch.ones(3)}, tmp_path / "m", format="hf", overwrite=turn > 0)
+    assert (tmp_path / "m" / "tokenizer.json").read_text() == "{}"
+    assert torch.equal(varve.torch.read(tmp_path / "m")["w"], torch.ones(3))
+
+
+def test_an_edit_of_a_file_beside_the_tensors_is_told_from_damage(tmp_path: Path) -> None:
+    """By the user: nothing else can, so the message says what to do about either."""
+    save({"w": torch.ones(3)}, tmp_path / "m", format="hf", files={"config.json": b"{}"})
+    (tmp_path / "m" / "config.json").write_text('{"edited": 1}')
+    (damage,) = varve.verify(tmp_path / "m")
+    assert damage.file == "config.json" and "was edited after the save" in damage.problem
+    (tmp_path / "m" / "model.varve-checksums.json").unlink()
+    assert varve.verify(tmp_path / "m") == []
+
+
+def test_a_folder_without_its_index_is_whole_or_damaged(tmp_path: Path) -> None:
+    hf = varve.HfOptions(shard_size=1000)
+    state = {name: torch.full((250,), float(i)) for i, name in enumerate("abc")}
+    save(state, tmp_path / "m", format="hf", hf=hf)
+    (tmp_path / "m" / "model.safetensors.index.json").unlink()
+    assert varve.verify(tmp_path / "m") == []
+    assert torch.equal(varve.torch.read(tmp_path / "m")["c"], state["c"])
+    told = subprocess.run(
+        [Path(sys.executable).with_name("varve"), "verify", tmp_path / "m"],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert "index.json is missing" in told.stdout + told.stderr
+    (tmp_path / "m" / "model-00002-of-00003.safetensors").unlink()
+    with pytest.raises(varve.CorruptCheckpointError, match="00002-of-00003"):
+        varve.torch.read(tmp_path / "m")
+    (tmp_path / "m" / "model.varve-checksums.json").unlink()
+    with pytest.raises(varve.CorruptCheckpointError, match="00002-of-00003.*is missing"):
+        varve.torch.read(tmp_path / "m")
 
 
 def test_a_file_in_the_way_is_found_before_anything_is_written(tmp_path: Path) -> None:

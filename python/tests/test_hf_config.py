@@ -56,6 +56,21 @@ def test_a_model_as_configuration_is_saved_as_save_pretrained_does(tmp_path: Pat
         assert ours == theirs, name
 
 
+@pytest.mark.parametrize("before", ["module.", "_orig_mod.", "module._orig_mod."])
+def test_what_a_wrapper_puts_before_names_is_left_out(tmp_path: Path, before: str) -> None:
+    from transformers import AutoModelForCausalLM
+
+    model = llama()
+    state = {before + name: tensor for name, tensor in model.state_dict().items()}
+    save(state, tmp_path / "a", format="hf", hf=varve.HfOptions(config=model))
+    opened = AutoModelForCausalLM.from_pretrained(tmp_path / "a").state_dict()
+    for name, tensor in model.state_dict().items():
+        assert torch.equal(opened[name], tensor), name
+    with pytest.warns(RuntimeWarning, match=f'all names begin with "{before}"'):
+        save(state, tmp_path / "b", format="hf")
+    assert all(name.startswith(before) for name in varve.torch.read(tmp_path / "b"))
+
+
 def test_the_model_given_as_configuration_stays_as_it_is(tmp_path: Path) -> None:
     model = llama()
     before = model.config.to_dict()
@@ -179,6 +194,11 @@ def test_a_cast_that_torch_cannot_make_names_the_tensor(tmp_path: Path) -> None:
         varve.InvalidArgumentError, match=r'"w".*cannot be cast to float4_e2m1fn_x2'
     ):
         save(STATE, tmp_path / "m", format="hf", hf=varve.HfOptions(dtype="float4_e2m1fn_x2"))
+
+
+def test_a_dtype_that_is_none_is_refused_where_the_options_are_made() -> None:
+    with pytest.raises(varve.InvalidArgumentError, match="bfloat61"):
+        varve.HfOptions(dtype="bfloat61")
 
 
 def test_a_rename_to_what_is_no_name_is_refused(tmp_path: Path) -> None:

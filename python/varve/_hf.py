@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from varve import _arguments, _core, _hf_config
 from varve._files import Source
 from varve._select import Rename, renamer
+from varve._warn import warn
 from varve.errors import InvalidArgumentError
 
 
@@ -20,6 +21,8 @@ class HfOptions:
     Attributes:
         rename: The names in the folder: a dict of prefixes {name in the state: name in the folder}, of which
             the first that fits is applied, or a function from the one to the other (None leaves it out).
+            By default those of the state, without what DDP and torch.compile put before all of them where
+            `config` is a model ("module.", "_orig_mod.").
         dtype: Floating-point tensors and arrays are cast to this dtype of torch, or one with a name
             like "bfloat16" or "bf16"; the configuration then says so. The cast shards are copies, in
             memory until they have been written or staged.
@@ -39,12 +42,14 @@ class HfOptions:
     def __post_init__(self) -> None:
         """Raises InvalidArgumentError for what is of another type."""
         _arguments.count("shard_size", self.shard_size)
+        if self.dtype is not None:
+            _floating(self.dtype)
         if self.rename is not None:
             renamer(self.rename)
 
     def tensors(self, tensors: list[tuple[str, Any]], arrays: Any) -> list[tuple[str, Any]]:
         """Returns the tensors under their new names, of tied ones the first of the state."""
-        rename = (lambda name: name) if self.rename is None else renamer(self.rename)
+        rename = self._renamer([name for name, _ in tensors])
         number = None if self.dtype is None else _floating(self.dtype)
         chosen: dict[str, tuple[str, Any]] = {}
         seen = set()
@@ -70,6 +75,21 @@ class HfOptions:
             (new, _casts.cast(name, tensor, number, arrays))
             for new, (name, tensor) in chosen.items()
         ]
+
+    def _renamer(self, names: list[str]) -> Callable[[str], str | None]:
+        if self.rename is not None:
+            return renamer(self.rename)
+        before = _hf_config.wrapper_of(names)
+        if before and _hf_config.is_module(self.config):
+            return lambda name: name.removeprefix(before)
+        if before:
+            warn(
+                f'all names begin with "{before}", as a wrapper of the model has put it there: '
+                "from_pretrained will not find them. Pass the model as `config`, or "
+                f'`rename={{"{before}": ""}}`',
+                RuntimeWarning,
+            )
+        return lambda name: name
 
     def files(self, files: Mapping[str, Source] | None) -> Mapping[str, Source] | None:
         """Returns a save's `files`, and those of the configuration that are not among them."""

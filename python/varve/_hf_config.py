@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from varve import _arguments, _core
@@ -36,7 +36,7 @@ def files_of(config: Any) -> dict[str, bytes]:
         return {_NAME: _encoded(dict(config))}
     if isinstance(config, type):
         raise _arguments.refuse("config", config, f"an object, not a class: {_WANT}")
-    if _is_module(config):
+    if is_module(config):
         return _files_of_model(_unwrapped(config))
     if hasattr(config, "to_json_string"):
         return {_NAME: config.to_json_string().encode()}
@@ -96,7 +96,21 @@ def _not_json(value: Any, place: str) -> tuple[str, Any] | None:
     return None
 
 
-def _is_module(value: Any) -> bool:
+def wrapper_of(names: Sequence[str]) -> str:
+    """Returns what wrappers of a model have put before all names: "module._orig_mod.", as a rule ""."""
+    before = ""
+    while names:
+        added = next(
+            (f"{before}{name}." for name in _WRAPPED if names[0].startswith(f"{before}{name}.")), ""
+        )
+        if not added or not all(name.startswith(added) for name in names):
+            break
+        before = added
+    return before
+
+
+def is_module(value: Any) -> bool:
+    """Returns whether it is a module of torch."""
     torch = sys.modules.get("torch")
     return torch is not None and isinstance(value, torch.nn.Module)
 

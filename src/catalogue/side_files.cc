@@ -1,6 +1,7 @@
 #include "catalogue/side_files.h"
 
 #include <algorithm>
+#include <array>
 #include <cstddef>
 #include <set>
 
@@ -9,12 +10,27 @@
 #include "catalogue/foreign.h"
 #include "catalogue/own_names.h"
 #include "format/relative_name.h"
+#include "interop/safetensors/hf_checksums.h"
+#include "varve/catalogue.h"
 
 namespace varve {
 namespace {
 
 Status BadName(const std::string& name, const std::string& why) {
   return InvalidArgument("files: \"" + name + "\" " + why);
+}
+
+/// Names of the files that Hugging Face's tools read beside the weights.
+constexpr std::array kModelConfiguration{
+    "config.json",       "*_config.json", "tokenizer*", "special_tokens_map.json",
+    "added_tokens.json", "vocab.*",       "merges.txt", "*.model",
+    "*.tiktoken",        "chat_template*"};
+
+/// Says what to do about a file that people edit: nothing tells an edit from damage.
+std::string WhereEdited() {
+  return "; it is damaged, or was edited after the save. To keep an edit give the file with a new "
+         "save (files=). In a folder of Hugging Face's layout you may instead remove " +
+         std::string(kHfChecksumsName) + ", with which the checksums of the tensors go";
 }
 
 Status CheckName(const std::string& name) {
@@ -32,6 +48,11 @@ Status CheckName(const std::string& name) {
 }
 
 }  // namespace
+
+bool IsModelConfiguration(std::string_view name) {
+  static const Globs globs({kModelConfiguration.begin(), kModelConfiguration.end()});
+  return globs.Match(name);
+}
 
 Status CheckSideFiles(const std::vector<SideFile>& files) {
   std::set<std::string> names;
@@ -105,14 +126,14 @@ Result<std::string> ReadSideFile(Storage& storage, const std::string& directory,
   }
   if ((*opened)->size() != file.size) {
     return DataLoss(path + " has " + std::to_string((*opened)->size()) + " bytes instead of " +
-                    std::to_string(file.size));
+                    std::to_string(file.size) + WhereEdited());
   }
   std::string content(file.size, '\0');
   VARVE_RETURN_IF_ERROR(
       (*opened)->ReadAt(0, std::as_writable_bytes(std::span(content.data(), content.size()))));
   if (const std::uint32_t crc = Crc32c(AsByteSpan(content)); crc != file.crc32c) {
     return DataLoss(path + ": checksum mismatch (want " + HexU32(file.crc32c) + ", got " +
-                    HexU32(crc) + ")");
+                    HexU32(crc) + ")" + WhereEdited());
   }
   return content;
 }

@@ -5,6 +5,7 @@
 
 #include <cstdint>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "varve/checkpoint.h"
@@ -18,6 +19,10 @@ namespace varve {
 inline constexpr std::uint64_t kMaxSideBytes = std::uint64_t{256} << 20;
 /// They are listed in varve.json, of which readers take at most 64 KiB.
 inline constexpr std::uint64_t kMaxSideNames = std::uint64_t{48} << 10;
+
+/// Returns true for the name of a file that Hugging Face's tools read beside the weights: the
+/// model's configuration, or a tokenizer's.
+bool IsModelConfiguration(std::string_view name);
 
 /// Checks names and sizes. Errors: InvalidArgument for a name that is absolute or empty, or has
 /// empty, "." or ".." components or control characters; for a name that a file of a checkpoint or a

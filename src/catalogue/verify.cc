@@ -19,27 +19,6 @@
 namespace varve {
 namespace {
 
-/// Returns the names of what lies in [begin, end) of a file.
-std::vector<std::string> NamesIn(const Metadata& metadata, std::uint32_t file, std::uint64_t begin,
-                                 std::uint64_t end) {
-  const auto overlaps = [&](const Extent& extent) {
-    return extent.file == file && extent.begin < end && extent.end > begin;
-  };
-  std::vector<std::string> names;
-  for (const TensorMetadata& tensor : metadata.tensors) {
-    if (std::any_of(tensor.chunks.begin(), tensor.chunks.end(),
-                    [&](const Chunk& chunk) { return overlaps(chunk.extent); })) {
-      names.push_back(tensor.fqn);
-    }
-  }
-  for (const ObjectMetadata& object : metadata.objects) {
-    if (overlaps(object.extent)) {
-      names.push_back(object.fqn);
-    }
-  }
-  return names;
-}
-
 class Verifier {
  public:
   Verifier(Storage& storage, OpenedIndex opened, const ProgressFunction& progress,

@@ -14,6 +14,7 @@
 #include "base/stop.h"
 #include "catalogue/chunk_source.h"
 #include "catalogue/files.h"
+#include "catalogue/names.h"
 #include "catalogue/side_files.h"
 #include "interop/torch/archive.h"
 #include "interop/zip/directory.h"
@@ -72,6 +73,7 @@ class ForeignVerifier {
         CheckStop(stop_));  // Before what a stopped check calls damage is reported.
     CheckSideFiles();
     FindStaleFiles();
+    LookForIndex();
     if (without_checksum_ > 0) {
       report_.notes.push_back(std::to_string(without_checksum_) +
                               " bytes carry no checksum: damage in them cannot be seen");
@@ -85,10 +87,13 @@ class ForeignVerifier {
 
  private:
   void Add(const Extent& extent, const std::string& fqn, std::string problem) {
+    Add(extent, fqn.empty() ? std::vector<std::string>{} : std::vector{fqn}, std::move(problem));
+  }
+
+  void Add(const Extent& extent, std::vector<std::string> names, std::string problem) {
     const std::scoped_lock lock(mutex_);
     report_.damages.push_back({opened_.metadata.files[extent.file].name, extent.begin, extent.end,
-                               fqn.empty() ? std::vector<std::string>{} : std::vector{fqn},
-                               std::move(problem)});
+                               std::move(names), std::move(problem)});
   }
 
   void CheckCoverage() {
@@ -167,12 +172,14 @@ class ForeignVerifier {
       const Status read = CheckBlocks(
           *reads->file, reads->geometry, file.block_crc32c, BufferPool::Shared(), kVerifyThreads,
           [&](ByteRange range, std::uint32_t want, std::uint32_t got) {
-            Add({number, range.begin, range.end}, "",
+            Add({number, range.begin, range.end},
+                NamesIn(opened_.metadata, number, range.begin, range.end),
                 "checksum mismatch (want " + HexU32(want) + ", got " + HexU32(got) + ")");
           },
           [&](std::uint64_t bytes) { Advance(bytes); }, stop_);
       if (!read.ok()) {
-        Add({number, 0, file.size}, "", read.message());
+        Add({number, 0, file.size}, NamesIn(opened_.metadata, number, 0, file.size),
+            read.message());
       }
     }
   }
@@ -279,6 +286,17 @@ class ForeignVerifier {
     }
   }
 
+  /// A folder that Varve has written opens without its index; Hugging Face's tools need it.
+  void LookForIndex() {
+    const bool is_hf = opened_.metadata.format == Format::kSafetensors;
+    if (is_hf && opened_.metadata.block_bytes > 0 && opened_.metadata.files.size() > 1 &&
+        !storage_.OpenForRead(JoinPath(opened_.directory, kHfIndexName)).ok()) {
+      report_.notes.push_back(std::string(kHfIndexName) +
+                              " is missing, which Hugging Face's tools need: `varve convert` to a "
+                              "folder with --to hf writes it anew");
+    }
+  }
+
   /// Finds data files that the checkpoint's index does not name.
   void FindStaleFiles() {
     if (opened_.metadata.format != Format::kDcp) {
@@ -316,6 +334,26 @@ class ForeignVerifier {
 };
 
 }  // namespace
+
+std::vector<std::string> NamesIn(const Metadata& metadata, std::uint32_t file, std::uint64_t begin,
+                                 std::uint64_t end) {
+  const auto overlaps = [&](const Extent& extent) {
+    return extent.file == file && extent.begin < end && extent.end > begin;
+  };
+  std::vector<std::string> names;
+  for (const TensorMetadata& tensor : metadata.tensors) {
+    if (std::any_of(tensor.chunks.begin(), tensor.chunks.end(),
+                    [&](const Chunk& chunk) { return overlaps(chunk.extent); })) {
+      names.push_back(tensor.fqn);
+    }
+  }
+  for (const ObjectMetadata& object : metadata.objects) {
+    if (overlaps(object.extent)) {
+      names.push_back(object.fqn);
+    }
+  }
+  return names;
+}
 
 Result<VerifyReport> VerifyForeign(Storage& storage, const OpenedIndex& opened,
                                    const ProgressFunction& progress, const std::stop_token& stop) {

@@ -3,27 +3,12 @@
 #include "catalogue/side_files.h"
 
 #include <algorithm>
-#include <array>
 
 #include "catalogue/foreign.h"
 #include "convert/writers.h"
 #include "varve/catalogue.h"
 
 namespace varve {
-namespace {
-
-/// Names of the files that Hugging Face's tools read beside the weights.
-constexpr std::array kHfConfigFiles{
-    "config.json",       "*_config.json", "tokenizer*", "special_tokens_map.json",
-    "added_tokens.json", "vocab.*",       "merges.txt", "*.model",
-    "*.tiktoken",        "chat_template*"};
-
-bool IsHfConfig(const DirectoryEntry& entry) {
-  static const Globs globs({kHfConfigFiles.begin(), kHfConfigFiles.end()});
-  return !entry.is_directory && globs.Match(entry.name);
-}
-
-}  // namespace
 
 Result<std::vector<SideFile>> ReadSideFiles(CheckpointReader& reader) {
   std::vector<SideFile> files;
@@ -41,7 +26,7 @@ Result<std::vector<SideFile>> ReadHfConfig(const std::string& directory, Storage
   VARVE_ASSIGN_OR_RETURN(const auto entries, storage.List(directory));
   std::vector<SideFile> files;
   for (const DirectoryEntry& entry : entries) {
-    if (IsHfConfig(entry)) {
+    if (!entry.is_directory && IsModelConfiguration(entry.name)) {
       VARVE_ASSIGN_OR_RETURN(
           std::string content,
           ReadWholeFile(storage, JoinPath(directory, entry.name), kMaxSideBytes));

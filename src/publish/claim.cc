@@ -7,6 +7,7 @@
 #include "catalogue/foreign.h"
 #include "catalogue/names.h"
 #include "catalogue/own_names.h"
+#include "catalogue/side_files.h"
 #include "varve/catalogue.h"
 
 namespace varve {
@@ -40,6 +41,14 @@ bool HoldsPartsOnly(const std::vector<DirectoryEntry>& entries) {
   });
 }
 
+/// Returns true for a folder that waits for the weights of a model: `save_pretrained` of a
+/// tokenizer has written it.
+bool HoldsConfigurationOnly(const std::vector<DirectoryEntry>& entries) {
+  return std::all_of(entries.begin(), entries.end(), [](const DirectoryEntry& entry) {
+    return !entry.is_directory && IsModelConfiguration(entry.name);
+  });
+}
+
 Result<Occupant> WhatIsAt(Storage& storage, const std::string& path) {
   const auto entries = storage.List(path);
   if (!entries.ok()) {
@@ -53,8 +62,11 @@ Result<Occupant> WhatIsAt(Storage& storage, const std::string& path) {
     return Occupant::kEmptyDirectory;
   }
   if (!IsCheckpoint(storage, path, *entries)) {
-    return HoldsPartsOnly(*entries) ? Result<Occupant>(Occupant::kParts)
-                                    : NoCheckpointIn(path, *entries);
+    if (HoldsPartsOnly(*entries)) {
+      return Occupant::kParts;
+    }
+    return HoldsConfigurationOnly(*entries) ? Result<Occupant>(Occupant::kConfiguration)
+                                            : NoCheckpointIn(path, *entries);
   }
   return Occupant::kCheckpoint;
 }
@@ -102,6 +114,9 @@ Result<Occupant> CheckOccupant(Storage& storage, const std::string& path, Overwr
                                     " holds the beginning of a save without coordination; pass "
                                     "overwrite to replace it, or remove it with `varve gc`")
                : Result<Occupant>(Occupant::kCheckpoint);
+  }
+  if (occupant == Occupant::kConfiguration) {
+    return Occupant::kCheckpoint;
   }
   if (occupant == Occupant::kCheckpoint) {
     VARVE_RETURN_IF_ERROR(CheckMayReplace(storage, path, overwrite, stop));

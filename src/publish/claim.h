@@ -17,7 +17,10 @@ enum class Occupant : std::uint8_t {
   kNothing,
   kEmptyDirectory,
   kCheckpoint,  ///< Or the beginning of a save without coordination, which may be replaced.
-  kParts,       ///< Such a beginning; CheckOccupant does not return it.
+  // CheckOccupant returns kCheckpoint for these:
+  kParts,          ///< Such a beginning.
+  kConfiguration,  ///< A model's configuration and tokenizer alone, which stay beside the
+                   ///< checkpoint.
 };
 
 /// Returns what stands at `path`, which the caller has locked, if a save may take its place. Reads

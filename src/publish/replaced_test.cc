@@ -98,6 +98,25 @@ TEST(OverwriteKeepsOtherFiles, LargeOnesAreRefusedByNameWithoutHardLinks) {
   EXPECT_EQ(storage.List("runs")->size(), 1U);
 }
 
+TEST(OverwriteKeepsOtherFiles, ATokenizerThatWasThereFirst) {
+  MemoryStorage storage;
+  Put(storage, "runs/ck/tokenizer.json", "{}");
+  Put(storage, "runs/ck/special_tokens_map.json", "{}");
+  {
+    const auto commit = Commit::Begin(storage, kPath, SaveId{{1}}, Overwrite::kNever);
+    ASSERT_TRUE(IsOk(commit));
+    ASSERT_TRUE(IsOk(Finish(storage, **commit, "new")));
+  }
+  EXPECT_EQ(Get(storage, "runs/ck/.metadata"), "new");
+  EXPECT_EQ(Get(storage, "runs/ck/tokenizer.json"), "{}");
+  EXPECT_EQ(storage.List("runs/ck")->size(), 4U);
+  EXPECT_EQ(storage.List("runs")->size(), 1U);
+  Put(storage, "runs/other/tokenizer.json", "{}");
+  Put(storage, "runs/other/notes.txt", "the user's");
+  EXPECT_TRUE(FailsWith(Commit::Begin(storage, "runs/other", SaveId{{1}}, Overwrite::kAlways),
+                        StatusCode::kFailedPrecondition, {"is not a checkpoint"}));
+}
+
 TEST(OverwriteKeepsOtherFiles, ANameThatTheNewCheckpointNeedsIsRefused) {
   MemoryStorage storage;
   Put(storage, "runs/ck/varve.json", "{}");  // Native, with a file of DCP's name beside it.

@@ -259,8 +259,10 @@ class CoordinatedSave final : public SaveSession {
   /// Begins the commit; waits for a save that is under way if `waits`.
   Result<std::unique_ptr<Commit>> BeginCommit(const std::function<bool()>& waits) {
     if (options_.format != Format::kVarve && format().index_name.empty()) {
-      VARVE_RETURN_IF_ERROR(NeedsRenames(
-          storage_, path_, "format \"" + std::string(FormatName(options_.format)) + "\""));
+      const bool hf = options_.format == Format::kSafetensors;  // As callers call it.
+      VARVE_RETURN_IF_ERROR(
+          NeedsRenames(storage_, path_,
+                       "format \"" + std::string(hf ? "hf" : FormatName(options_.format)) + "\""));
     }
     const std::vector<BroughtFile> brought = Brought();
     const TimePoint start = Now();

@@ -1,6 +1,7 @@
 // A folder of safetensors files, with or without `model.safetensors.index.json`.
 
 #include <algorithm>
+#include <charconv>
 #include <set>
 #include <utility>
 
@@ -57,6 +58,8 @@ Result<OpenedIndex> OpenHfFolder(const ForeignFolder& folder) {
   }
 }
 
+constexpr std::uint32_t kMostNumbered = 99'999;
+
 /// Returns the names of the visible safetensors files.
 std::vector<std::string> SafetensorsNames(const ForeignFolder& folder) {
   std::vector<std::string> names;
@@ -70,12 +73,55 @@ std::vector<std::string> SafetensorsNames(const ForeignFolder& folder) {
 
 bool HasSafetensors(const ForeignFolder& folder) { return !SafetensorsNames(folder).empty(); }
 
+/// Checks that of files called NAME-00001-of-00003.safetensors, and so on, none is missing: without
+/// an index nothing else tells. Errors: DataLoss.
+Status CheckNumbered(const ForeignFolder& folder, const std::vector<std::string>& names) {
+  constexpr std::string_view kOf = "-of-";
+  const std::set<std::string_view> there(names.begin(), names.end());
+  std::set<std::string>
+      checked;  // The ends of names: "-of-00003.safetensors", and their beginnings.
+  for (const std::string& name : names) {
+    const std::size_t of = name.rfind(kOf);
+    const std::size_t dash = of == std::string::npos || of == 0 ? of : name.rfind('-', of - 1);
+    if (of == std::string::npos || dash == std::string::npos) {
+      continue;
+    }
+    const std::size_t digits = of - dash - 1;
+    const std::string_view total = std::string_view(name).substr(of + kOf.size(), digits);
+    std::uint32_t count = 0;
+    const auto end = total.data() + total.size();
+    if (std::from_chars(total.data(), end, count).ptr != end || total.size() != digits ||
+        name.substr(of + kOf.size() + digits) != ".safetensors" || count > kMostNumbered) {
+      continue;
+    }
+    if (!checked.insert(name.substr(0, dash) + name.substr(of)).second) {
+      continue;
+    }
+    for (std::uint32_t number = 1; number <= count; ++number) {
+      std::string digit = std::to_string(number);
+      digit.insert(0, digits > digit.size() ? digits - digit.size() : 0, '0');
+      const std::string other = name.substr(0, dash + 1) + digit + name.substr(of);
+      if (!there.contains(other)) {
+        return DataLoss(JoinPath(folder.path, other) + " is missing, of " + std::to_string(count) +
+                        " files, and so is " + std::string(kHfIndexName));
+      }
+    }
+  }
+  return Status::Ok();
+}
+
 Result<OpenedIndex> OpenSafetensorsFiles(const ForeignFolder& folder) {
-  VARVE_ASSIGN_OR_RETURN(const auto files,
-                         OpenAll(folder.storage, folder.path, SafetensorsNames(folder)));
+  const std::vector<std::string> names = SafetensorsNames(folder);
+  VARVE_RETURN_IF_ERROR(CheckNumbered(folder, names));
+  VARVE_ASSIGN_OR_RETURN(const auto files, OpenAll(folder.storage, folder.path, names));
   auto decoded = DecodeSafetensors(files);
   if (!decoded.ok()) {
     return decoded.status().Annotate(folder.path);
+  }
+  if (folder.HasFile(kHfChecksumsName)) {  // Varve has written them, with an index.
+    VARVE_ASSIGN_OR_RETURN(HfChecksums sums, ReadHfChecksums(folder.storage, folder.path, {}));
+    VARVE_RETURN_IF_ERROR(ApplyHfChecksums(std::move(sums), files, &decoded->metadata)
+                              .Annotate(folder.path + ", whose index is missing"));
   }
   return Opened(folder.path, std::move(*decoded));
 }
