@@ -249,7 +249,7 @@ def test_a_folder_without_its_index_is_whole_or_damaged(tmp_path: Path) -> None:
     with pytest.raises(varve.CorruptCheckpointError, match="00002-of-00003"):
         varve.torch.read(tmp_path / "m")
     (tmp_path / "m" / "model.varve-checksums.json").unlink()
-    with pytest.raises(varve.CorruptCheckpointError, match="00002-of-00003.*is missing"):
+    with pytest.raises(varve.CorruptCheckpointError, match=r"00002-of-00003.*is missing"):
         varve.torch.read(tmp_path / "m")
 
 
