@@ -161,10 +161,14 @@ std::string CheckpointAsJson(const Options& options, CheckpointReader& reader) {
                  {"objects", std::move(objects)}});
 }
 
+/// Files of whole tensors do not tell which ranks have written them, nor how many.
+bool TellsRanks(const Metadata& metadata) { return metadata.format != Format::kSafetensors; }
+
 std::string FilesTable(const Metadata& metadata) {
   Table table({{"rank", Table::Align::kRight}, {"file"}, {"size", Table::Align::kRight}});
   for (const DataFile& file : metadata.files) {
-    table.Add({std::to_string(file.rank), file.name, FormatBytes(file.size)});
+    table.Add({TellsRanks(metadata) ? std::to_string(file.rank) : "-", file.name,
+               FormatBytes(file.size)});
   }
   return table.ToString();
 }
@@ -241,8 +245,10 @@ std::string CheckpointAsText(const Options& options, CheckpointReader& reader) {
   }
   text += "format      " + std::string(FormatName(metadata.format)) +
           (IsNative(metadata) ? " " + std::to_string(kFormatVersion) : "") + "\n";
-  text += "save        " + (IsNative(metadata) ? ToString(metadata.save_id) + ", by " : "by ") +
-          Count(metadata.world_size, "rank") + "\n";
+  if (TellsRanks(metadata)) {
+    text += "save        " + (IsNative(metadata) ? ToString(metadata.save_id) + ", by " : "by ") +
+            Count(metadata.world_size, "rank") + "\n";
+  }
   text +=
       "size        " + FormatBytes(metadata.TotalBytes()) + " in " +
       Count(metadata.files.size(), "file") +

@@ -80,9 +80,10 @@ std::string AsTable(const std::vector<CheckpointEntry>& entries) {
   for (const CheckpointEntry& entry : entries) {
     std::string state(StateName(entry.state));
     state += entry.detail.empty() ? "" : ": " + entry.detail;
+    const bool tells_ranks = entry.world_size != 0 && entry.format != Format::kSafetensors;
     table.Add({entry.name, std::string(FormatName(entry.format)),
                entry.step ? std::to_string(*entry.step) : "-", FormatBytes(entry.bytes),
-               entry.world_size != 0 ? std::to_string(entry.world_size) : "-", state},
+               tells_ranks ? std::to_string(entry.world_size) : "-", state},
               ColourOf(entry.state));
   }
   return table.ToString();
