@@ -238,3 +238,17 @@ def test_the_agent_is_sent_every_variable_that_settings_and_keys_ask_for() -> No
                 re.findall(r'"((?:AWS|OLMO|R2|WEKA|VARVE_S3)_[A-Z0-9_]+)"', file.read_text())
             )
     assert asked <= sent and len(asked) > 25
+
+
+def test_unshard_writes_whole_states_into_a_bucket(bucket: Any, tmp_path: Path) -> None:
+    state = {"model": {"w": torch.arange(6.0)}, "optim": {"state": {"w": torch.ones(6)}}}
+    varve.torch.save(state, tmp_path / "sharded")
+    where = f"s3://{bucket.name}/whole"
+    run("unshard", str(tmp_path / "sharded"), where)
+    assert keys_in(bucket) == ["whole/.varve-uploaded", "whole/model.pt", "whole/optim.pt"]
+    assert torch.equal(varve.torch.read(f"{where}/model.pt")["w"], torch.arange(6.0))
+    assert "is there" in run("unshard", str(tmp_path / "sharded"), where, code=2)
+    varve.torch.save({"model": {"w": torch.zeros(6)}}, tmp_path / "sharded", overwrite=True)
+    run("unshard", str(tmp_path / "sharded"), where, "--overwrite", "--olmo-safetensors")
+    run("unshard", str(tmp_path / "sharded"), where, "--overwrite")
+    assert torch.equal(varve.torch.read(f"{where}/model.pt")["w"], torch.zeros(6))

@@ -8,10 +8,13 @@
 //     the same goes on in it and writes the files that are missing; any other commit of the name,
 //     and gc, remove it.
 //  3. Publish the directory. `config.yaml`, OLMo's mark of a whole checkpoint, is written last.
+// In an object store the files have their names from the beginning: steps 2 and 3 are those of
+// publish/fixed_names.cc, nothing is kept of one that died, and an overwrite removes the old first.
 
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <optional>
 #include <string>
@@ -26,6 +29,7 @@
 #include "convert/writers.h"
 #include "format/structure.h"
 #include "publish/commit.h"
+#include "publish/fixed_names.h"
 #include "varve/checkpoint.h"
 #include "varve/storage.h"
 
@@ -169,7 +173,10 @@ class TorchDirectory {
       selections.push_back(std::move(selection));
     }
     VARVE_ASSIGN_OR_RETURN(const auto config, ReadConfig(storage_, source_));
-    VARVE_RETURN_IF_ERROR(NeedsRenames(storage_, target, "what unshard makes"));
+    JoinedProgress progress(options_.progress, total);
+    if (PublishesByRecord(storage_, target)) {
+      return WriteObjects(target, parts, selections, config, &progress);
+    }
     VARVE_ASSIGN_OR_RETURN(const SaveId id, Id());
     VARVE_ASSIGN_OR_RETURN(const auto commit, Commit::Begin(storage_, target, id,
                                                             options_.overwrite ? Overwrite::kAlways
@@ -177,27 +184,14 @@ class TorchDirectory {
                                                             options_.stop, Resume::kYes));
     VARVE_RETURN_IF_ERROR(commit->MarkStaging());
     VARVE_RETURN_IF_ERROR(RemoveAllBut(parts, commit->staging()));
-    JoinedProgress progress(options_.progress, total);
     ConvertReport report;
     std::vector<DataFile> written;
-    for (std::size_t i = 0; i < parts.size(); ++i) {
-      ConvertOptions convert = OptionsOf(parts[i]);
-      convert.progress = progress.OfNext(selections[i].tensor_bytes());
-      const auto write = [&](const std::vector<FileSegment>& segments) {
-        return WritePart(commit->staging(), parts[i].name, segments);
-      };
-      VARVE_ASSIGN_OR_RETURN(const ConvertReport file,
-                             parts[i].is_safetensors
-                                 ? WriteOlmoSafetensors(reader_, selections[i], convert, write)
-                                 : WriteTorchFile(reader_, selections[i], convert, write));
-      DataFile data;
-      data.name = parts[i].name;
-      data.size = file.bytes;
-      written.push_back(std::move(data));
-      report.bytes += file.bytes;
-      report.tensor_count += file.tensor_count;
-      report.object_count += file.object_count;
-    }
+    VARVE_RETURN_IF_ERROR(WriteParts(
+        parts, selections,
+        [&](const std::string& name, const std::vector<FileSegment>& segments) {
+          return WritePart(commit->staging(), name, segments);
+        },
+        &progress, &report, &written));
     std::vector<IndexFile> marks;
     if (config) {
       marks.push_back({kConfig, *config});
@@ -208,6 +202,62 @@ class TorchDirectory {
   }
 
  private:
+  using WriteFunction =
+      std::function<Result<std::uint64_t>(const std::string&, const std::vector<FileSegment>&)>;
+
+  Status WriteParts(const std::vector<PartFile>& parts, const std::vector<Selection>& selections,
+                    const WriteFunction& write, JoinedProgress* progress, ConvertReport* report,
+                    std::vector<DataFile>* written) {
+    for (std::size_t i = 0; i < parts.size(); ++i) {
+      ConvertOptions convert = OptionsOf(parts[i]);
+      convert.progress = progress->OfNext(selections[i].tensor_bytes());
+      const auto write_this = [&](const std::vector<FileSegment>& segments) {
+        return write(parts[i].name, segments);
+      };
+      VARVE_ASSIGN_OR_RETURN(const ConvertReport file,
+                             parts[i].is_safetensors
+                                 ? WriteOlmoSafetensors(reader_, selections[i], convert, write_this)
+                                 : WriteTorchFile(reader_, selections[i], convert, write_this));
+      DataFile data;
+      data.name = parts[i].name;
+      data.size = file.bytes;
+      written->push_back(std::move(data));
+      report->bytes += file.bytes;
+      report->tensor_count += file.tensor_count;
+      report->object_count += file.object_count;
+    }
+    return Status::Ok();
+  }
+
+  /// Writes the parts under their names into a directory of an object store.
+  Result<ConvertReport> WriteObjects(const std::string& target, const std::vector<PartFile>& parts,
+                                     const std::vector<Selection>& selections,
+                                     const std::optional<std::string>& config,
+                                     JoinedProgress* progress) {
+    std::vector<std::string> names;
+    for (const PartFile& part : parts) {
+      names.push_back(part.name);
+    }
+    names.emplace_back(config ? kConfig : kUploadMark);
+    VARVE_ASSIGN_OR_RETURN(const auto place,
+                           FixedNames::Begin(storage_, target, names, options_.overwrite));
+    ConvertReport report;
+    std::vector<DataFile> written;
+    VARVE_RETURN_IF_ERROR(WriteParts(
+        parts, selections,
+        [&](const std::string& name, const std::vector<FileSegment>& segments) {
+          return WriteSegmentsFile(storage_, JoinPath(target, name), segments, options_.stop);
+        },
+        progress, &report, &written));
+    VARVE_RETURN_IF_ERROR(CheckFilesAreThere(storage_, target, written));
+    VARVE_RETURN_IF_ERROR(
+        place->Publish(config.value_or("Written last, when the files were whole.\n")));
+    if (config) {
+      report.files.emplace_back(kConfig);
+    }
+    return report;
+  }
+
   /// Returns a digest of all that decides what the files hold.
   Result<SaveId> Id() {
     Bytes bytes;

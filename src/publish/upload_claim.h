@@ -1,5 +1,5 @@
 /// The claim of an upload whose files have fixed names, in a storage without renames, and what is
-/// left of one that died. The account of the steps is at the top of upload/fixed_names.cc.
+/// left of one that died. The account of the steps is at the top of publish/fixed_names.cc.
 #pragma once
 
 #include <cstdint>

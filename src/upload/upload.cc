@@ -38,7 +38,7 @@
 #include "publish/commit.h"
 #include "publish/save_id.h"
 #include "upload/copy_file.h"
-#include "upload/fixed_names.h"
+#include "publish/fixed_names.h"
 #include "upload/source.h"
 
 namespace varve {

@@ -18,7 +18,7 @@
 #include "support/s3_server.h"
 #include "support/sanitized.h"
 #include "support/status_matchers.h"
-#include "upload/fixed_names.h"
+#include "publish/fixed_names.h"
 #include "varve/catalogue.h"
 #include "varve/manage.h"
 #include "varve/upload.h"

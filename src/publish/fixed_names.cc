@@ -24,7 +24,7 @@
 // whether the claim is its own and no MARK is there: otherwise the files may be another writer's.
 // Where a rank was lost it leaves files and claim: that rank may write yet.
 
-#include "upload/fixed_names.h"
+#include "publish/fixed_names.h"
 
 #include <algorithm>
 #include <set>
