@@ -36,9 +36,9 @@
 #include "catalogue/side_files.h"
 #include "publish/claim.h"
 #include "publish/commit.h"
+#include "publish/fixed_names.h"
 #include "publish/save_id.h"
 #include "upload/copy_file.h"
-#include "publish/fixed_names.h"
 #include "upload/source.h"
 
 namespace varve {
