@@ -26,6 +26,7 @@
 #include "base/checksum.h"
 #include "base/stop.h"
 #include "catalogue/names.h"
+#include "catalogue/open.h"
 #include "convert/writers.h"
 #include "format/structure.h"
 #include "publish/commit.h"

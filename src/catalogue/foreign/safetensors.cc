@@ -89,9 +89,10 @@ Status CheckNumbered(const ForeignFolder& folder, const std::vector<std::string>
     const std::size_t digits = of - dash - 1;
     const std::string_view total = std::string_view(name).substr(of + kOf.size(), digits);
     std::uint32_t count = 0;
-    const auto end = total.data() + total.size();
-    if (std::from_chars(total.data(), end, count).ptr != end || total.size() != digits ||
-        name.substr(of + kOf.size() + digits) != ".safetensors" || count > kMostNumbered) {
+    const char* const end = name.data() + of + kOf.size() + total.size();
+    if (total.empty() || std::from_chars(name.data() + of + kOf.size(), end, count).ptr != end ||
+        total.size() != digits || name.substr(of + kOf.size() + digits) != ".safetensors" ||
+        count > kMostNumbered) {
       continue;
     }
     if (!checked.insert(name.substr(0, dash) + name.substr(of)).second) {
