@@ -88,18 +88,20 @@ Result<std::unique_ptr<FixedNames>> FixedNames::Begin(Storage& storage,
   const std::string name = JoinPath(directory, kUploadClaim);
   const std::string claim = EncodeUploadClaim(id, names);
   const Status claimed = writes.WriteIfAbsent(name, claim);  // Step 1.
-  if (claimed.code() == StatusCode::kAlreadyExists) {
+  const bool was_claimed = claimed.code() == StatusCode::kAlreadyExists;
+  if (was_claimed) {
     if (!in_place) {
-      return FailedPrecondition(
-          directory + ": another upload to it is under way, or has died. If it has, remove " +
-          name + ", or upload in place");
+      return FailedPrecondition(directory +
+                                ": another upload to it is under way, or has died. If it has, "
+                                "upload in place; after a day `varve gc` removes what it left");
     }
     VARVE_RETURN_IF_ERROR(writes.Replace(name, claim));
   } else {
     VARVE_RETURN_IF_ERROR(claimed);
   }
   std::unique_ptr<FixedNames> target(new FixedNames(storage, directory, std::move(names), claim));
-  Status free = target->CheckOccupant();  // Step 2.
+  Status free = target->CheckOccupant(&in_place);  // Step 2.
+  in_place = in_place || was_claimed;
   if (free.ok() && !in_place) {
     free = target->CheckFree();
   }
@@ -112,9 +114,12 @@ Result<std::unique_ptr<FixedNames>> FixedNames::Begin(Storage& storage,
   return target;
 }
 
-/// Refuses a checkpoint that stays whatever the caller allows.
-Status FixedNames::CheckOccupant() {
+/// Refuses a checkpoint that stays whatever the caller allows. Makes `*in_place` false where
+/// nothing there is a checkpoint: files of these names are the user's.
+Status FixedNames::CheckOccupant(bool* in_place) {
   VARVE_ASSIGN_OR_RETURN(const auto entries, storage_.List(directory_));
+  *in_place = *in_place && (IsCheckpoint(storage_, directory_, entries) ||
+                            FindEntry(entries, kUploadMark) != nullptr);
   VARVE_RETURN_IF_ERROR(CheckNotPinned(entries));
   return NewestRecord(entries) == 0
              ? Status::Ok()
@@ -139,7 +144,7 @@ Status FixedNames::CheckFree() {
           JoinPath(directory_, name) +
           " is there. Objects have fixed names in this layout, so that the old checkpoint cannot "
           "stay until the new one is whole: upload to another name, or in place, which removes "
-          "the old one first");
+          "the old one first. A file that is part of no checkpoint is not removed");
     }
   }
   return Status::Ok();

@@ -36,7 +36,7 @@ class FixedNames {
  private:
   FixedNames(Storage& storage, std::string directory, std::vector<std::string> names,
              std::string claim);
-  Status CheckOccupant();
+  Status CheckOccupant(bool* in_place);
   Status CheckFree();
   Status RemoveOld();
   Status End();

@@ -53,7 +53,11 @@ Status AddForeignFiles(Storage& storage, UploadSource* source) {
   std::stable_partition(source->last.begin(), source->last.end(), [](const std::string& name) {
     return name.find('/') != std::string::npos;
   });
-  if (source->last.empty() || source->last.back().find('/') != std::string::npos) {
+  // Of ranks that saved apart each has an index: some of them look like fewer ranks.
+  const bool marked =
+      !source->last.empty() && source->last.back().find('/') == std::string::npos &&
+      (!IsDcpIndexName(source->last.back()) || source->last.back() == kDcpIndexName);
+  if (!marked) {
     source->last.emplace_back(kUploadMark);  // The upload's own: the layout has none.
   }
   return Status::Ok();
