@@ -221,8 +221,7 @@ def test_a_tokenizer_that_was_there_first_stays(tmp_path: Path) -> None:
     assert torch.equal(varve.torch.read(tmp_path / "m")["w"], torch.ones(3))
 
 
-def test_an_edit_of_a_file_beside_the_tensors_is_told_from_damage(tmp_path: Path) -> None:
-    """By the user: nothing else can, so the message says what to do about either."""
+def test_the_message_about_an_edited_file_says_what_to_do(tmp_path: Path) -> None:
     save({"w": torch.ones(3)}, tmp_path / "m", format="hf", files={"config.json": b"{}"})
     (tmp_path / "m" / "config.json").write_text('{"edited": 1}')
     (damage,) = varve.verify(tmp_path / "m")

@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 import torch
 from ranks import run_ranks
+from s3_dcp_jobs import save_dcp
 from upload_jobs import (
     load_ranks,
     save_and_upload,
@@ -195,6 +196,21 @@ def test_a_dcp_checkpoint_is_uploaded_with_its_index_last(bucket: Any, tmp_path:
 
 
 # ---- several ranks, and the background ----
+
+
+def test_dcp_checkpoints_of_ranks_that_saved_apart_get_a_mark(
+    s3_server: dict[str, str], bucket: Any, tmp_path: Path
+) -> None:
+    run_ranks(2, save_dcp, s3_server, str(tmp_path / "a"), 3, "apart")
+    where = f"s3://{bucket.name}/a"
+    varve.upload(tmp_path / "a", where)
+    assert {"a/__0.metadata", "a/__1.metadata", "a/.varve-uploaded"} <= set(keys_in(bucket))
+    # As an upload leaves it that died before its last step, and before the one before.
+    bucket.put_object(Key="a/.varve-uploading", Body=b"of one that died")
+    assert varve.verify(where) == []
+    bucket.Object("a/.varve-uploaded").delete()
+    with pytest.raises(varve.PreconditionError, match="under way, or has died"):
+        varve.verify(where)
 
 
 def test_two_ranks_upload_their_own_files(

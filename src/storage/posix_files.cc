@@ -63,9 +63,9 @@ namespace {
 /// No write crosses a multiple of it. ext4 holds at most 32767 blocks (of 4 KiB: 4 KiB less than
 /// 128 MiB) in an extent that was allocated and not yet written. A direct write over two extents
 /// takes the lock of the file for itself: it waits for all other writes and lets none begin.
-/// Measured with files of 1 GiB: 6 % of the time of a save. Files are allocated in steps of this
-/// size, too, so that extents end there; a multiple of the pipeline's blocks, so that few writes
-/// are cut.
+/// Measured with files of 1 GiB: 6 % of the time of the writes. Files are allocated in steps of
+/// this size, too, so that extents end there; a multiple of the pipeline's blocks, so that few
+/// writes are cut.
 constexpr std::uint64_t kExtentBytes = std::uint64_t{120} << 20;
 
 class PosixWritableFile final : public WritableFile {
@@ -211,8 +211,9 @@ class PosixReadableFile final : public ReadableFile {
   std::uint64_t size_;
 };
 
-/// Gives the file its blocks, and its size. What others of a shared file have allocated is not
-/// asked for again: that waits for all their writes. Errors: errno, OutOfSpace for ENOSPC.
+/// Allocates the file's blocks, which sets its size. Leaves out what another process has allocated
+/// of a shared file: the call would wait for all writes of that process. Errors: errno, OutOfSpace
+/// for ENOSPC.
 Status Preallocate(int fd, const std::string& name, std::uint64_t size, bool shared) {
   struct statfs system{};
   struct stat info{};

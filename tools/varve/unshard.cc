@@ -22,7 +22,9 @@ constexpr const char* kHelp =
     "and\n"
     "the number of ranks, and DST appears whole or not at all. A run that was killed goes on when "
     "it\n"
-    "is called again: files of a torch directory that are whole are not written again.";
+    "is called again: files of a torch directory that are whole are not written again. In an "
+    "object\n"
+    "store a torch directory is written anew, and --overwrite removes the old one first.";
 
 struct Options {
   std::string source;

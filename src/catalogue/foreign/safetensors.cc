@@ -2,7 +2,9 @@
 
 #include <algorithm>
 #include <charconv>
+#include <optional>
 #include <set>
+#include <system_error>
 #include <utility>
 
 #include "catalogue/foreign.h"
@@ -73,38 +75,57 @@ std::vector<std::string> SafetensorsNames(const ForeignFolder& folder) {
 
 bool HasSafetensors(const ForeignFolder& folder) { return !SafetensorsNames(folder).empty(); }
 
-/// Checks that of files called NAME-00001-of-00003.safetensors, and so on, none is missing: without
-/// an index nothing else tells. Errors: DataLoss.
-Status CheckNumbered(const ForeignFolder& folder, const std::vector<std::string>& names) {
+/// A name NAME-00001-of-00003.safetensors.
+struct NumberedName {
+  std::string_view before;  ///< "NAME-".
+  std::string_view behind;  ///< "-of-00003.safetensors".
+  std::size_t digits = 0;
+  std::uint32_t count = 0;
+
+  [[nodiscard]] std::string Of(std::uint32_t number) const {
+    const std::string text = std::to_string(number);
+    return std::string(before) + std::string(digits - std::min(digits, text.size()), '0') + text +
+           std::string(behind);
+  }
+};
+
+std::optional<NumberedName> ParseNumbered(std::string_view name) {
   constexpr std::string_view kOf = "-of-";
+  constexpr std::string_view kEnd = ".safetensors";
+  const std::size_t of = name.rfind(kOf);
+  if (of == std::string_view::npos || !name.ends_with(kEnd)) {
+    return std::nullopt;
+  }
+  const std::string_view first = name.substr(0, of);
+  const std::string_view last =
+      name.substr(of + kOf.size(), name.size() - kEnd.size() - of - kOf.size());
+  const std::size_t dash = first.rfind('-');
+  if (dash == std::string_view::npos || first.size() - dash - 1 != last.size()) {
+    return std::nullopt;
+  }
+  NumberedName parsed{name.substr(0, dash + 1), name.substr(of), last.size(), 0};
+  const char* const end = last.begin() + last.size();
+  const auto [stop, error] = std::from_chars(last.begin(), end, parsed.count);
+  return error == std::errc() && stop == end && parsed.count <= kMostNumbered
+             ? std::optional(parsed)
+             : std::nullopt;
+}
+
+/// Checks that of files with numbers in their names none is missing: without an index nothing else
+/// tells. Errors: DataLoss.
+Status CheckNumbered(const ForeignFolder& folder, const std::vector<std::string>& names) {
   const std::set<std::string_view> there(names.begin(), names.end());
-  std::set<std::string>
-      checked;  // The ends of names: "-of-00003.safetensors", and their beginnings.
+  std::set<std::pair<std::string_view, std::string_view>> checked;
   for (const std::string& name : names) {
-    const std::size_t of = name.rfind(kOf);
-    const std::size_t dash = of == std::string::npos || of == 0 ? of : name.rfind('-', of - 1);
-    if (of == std::string::npos || dash == std::string::npos) {
+    const auto parsed = ParseNumbered(name);
+    if (!parsed || !checked.emplace(parsed->before, parsed->behind).second) {
       continue;
     }
-    const std::size_t digits = of - dash - 1;
-    const std::string_view total = std::string_view(name).substr(of + kOf.size(), digits);
-    std::uint32_t count = 0;
-    const char* const end = name.data() + of + kOf.size() + total.size();
-    if (total.empty() || std::from_chars(name.data() + of + kOf.size(), end, count).ptr != end ||
-        total.size() != digits || name.substr(of + kOf.size() + digits) != ".safetensors" ||
-        count > kMostNumbered) {
-      continue;
-    }
-    if (!checked.insert(name.substr(0, dash) + name.substr(of)).second) {
-      continue;
-    }
-    for (std::uint32_t number = 1; number <= count; ++number) {
-      std::string digit = std::to_string(number);
-      digit.insert(0, digits > digit.size() ? digits - digit.size() : 0, '0');
-      const std::string other = name.substr(0, dash + 1) + digit + name.substr(of);
-      if (!there.contains(other)) {
-        return DataLoss(JoinPath(folder.path, other) + " is missing, of " + std::to_string(count) +
-                        " files, and so is " + std::string(kHfIndexName));
+    for (std::uint32_t number = 1; number <= parsed->count; ++number) {
+      if (const std::string other = parsed->Of(number); !there.contains(other)) {
+        return DataLoss(JoinPath(folder.path, other) + " is missing, of " +
+                        std::to_string(parsed->count) + " files, and so is " +
+                        std::string(kHfIndexName));
       }
     }
   }
