@@ -236,6 +236,7 @@ class TorchDirectory {
                                      const std::optional<std::string>& config,
                                      JoinedProgress* progress) {
     std::vector<std::string> names;
+    names.reserve(parts.size() + 1);
     for (const PartFile& part : parts) {
       names.push_back(part.name);
     }
