@@ -304,11 +304,17 @@ def test_overwriting_needs_permission_and_replaces_only_checkpoints(tmp_path: Pa
     (tmp_path / "hf" / "tokenizer.json").write_text("{}")
     varve.convert(source, tmp_path / "hf", "varve", overwrite=True)
     assert (tmp_path / "hf" / "tokenizer.json").exists()
+    # A folder of a model's configuration alone takes a checkpoint; the user's other files do not make way.
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "tokenizer.json").write_text("{}")
+    varve.convert(source, tmp_path / "other", "hf")
+    assert (tmp_path / "other" / "tokenizer.json").exists()
+    (tmp_path / "other").rename(tmp_path / "done")
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "notes.txt").write_text("{}")
     with pytest.raises(varve.PreconditionError, match="not a checkpoint"):
         varve.convert(source, tmp_path / "other", "varve", overwrite=True)
-    assert os.listdir(tmp_path / "other") == ["tokenizer.json"]
+    assert os.listdir(tmp_path / "other") == ["notes.txt"]
 
 
 def test_diff_says_what_differs_and_how_much(tmp_path: Path) -> None:

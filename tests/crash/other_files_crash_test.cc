@@ -191,6 +191,46 @@ TEST_P(OtherFilesCrash, ASecondCrashInTheNextSaveLosesNone) {
   }
 }
 
+/// A folder of a tokenizer that has no checkpoint yet, with a file system's options.
+class ConfigurationCrash : public testing::TestWithParam<Case> {};
+
+TEST_P(ConfigurationCrash, OfTheFirstSaveLosesNoFile) {
+  const std::string tokenizer = JoinPath(kPath, "tokenizer.json");
+  MemoryStorage memory(GetParam().options);
+  ASSERT_TRUE(IsOk(MakeDirectories(memory, kPath)));
+  Put(memory, tokenizer, "{}");
+  ASSERT_TRUE(IsOk(memory.SyncDirectory("runs")));
+  const auto base = memory.AfterPowerCut(PowerCut::kKeepAll);
+  const JobState state(1, 1);
+  const auto save = [&](Storage& storage) { return SaveAlone(state, kPath, storage, false); };
+  const auto holds = [&](Storage& storage) {
+    const auto content = ReadWholeFile(storage, tokenizer, 100);
+    return content.ok() && *content == "{}";
+  };
+  ForEachCrash(*base, save, [&](MemoryStorage& left, const Status& /*outcome*/) {
+    for (const bool collects : {false, true}) {
+      for (const Survivor& survivor : Survivors(left, 4)) {
+        const testing::ScopedTrace how("", 0, survivor.how);
+        MemoryStorage& storage = *survivor.storage;
+        if (collects) {
+          ASSERT_TRUE(IsOk(CollectGarbage("runs", DryRun::kNo, storage)));
+          EXPECT_TRUE(holds(storage));
+        }
+        EXPECT_TRUE(IsOk(SaveAlone(state, kPath, storage, true)));
+        EXPECT_TRUE(HoldsOneOf(kPath, storage, {&state.content()}));
+        EXPECT_TRUE(holds(storage));
+        EXPECT_TRUE(HoldsNothingBut({kPath}, storage, {tokenizer}));
+      }
+    }
+  });
+}
+
+INSTANTIATE_TEST_SUITE_P(FileSystems, ConfigurationCrash,
+                         testing::Values(Case{"WithExchange", {}},
+                                         Case{"WithoutExchange", {.exchange = false}},
+                                         Case{"WithoutHardLinks", {.links = false}}),
+                         [](const auto& test) { return std::string(test.param.name); });
+
 INSTANTIATE_TEST_SUITE_P(
     FileSystems, OtherFilesCrash,
     testing::Values(Case{"WithExchange", {}}, Case{"WithoutExchange", {.exchange = false}},
