@@ -38,6 +38,7 @@ std::string_view StatusCodeName(StatusCode code);
 enum class ErrorReason : std::uint8_t {
   kNone = 0,
   kStagerLost = 1,  ///< The stager lost a message of other ranks: a new stager can save.
+  kIncomplete = 2,  ///< The checkpoint is not whole: files of it are not there, or not yet.
 };
 
 /// The failure of one rank, in an error that several ranks share.

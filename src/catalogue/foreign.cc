@@ -24,7 +24,8 @@ Result<OpenedIndex> OpenForeignDirectory(const ForeignFolder& folder) {
       if (layout->has_no_index && folder.HasFile(kUploadClaim) && !folder.HasFile(kUploadMark)) {
         return FailedPrecondition(folder.path +
                                   ": an upload to it is under way, or has died: it may lack files. "
-                                  "If it has died, upload in place, or remove the directory");
+                                  "If it has died, upload in place, or remove the directory")
+            .With({.reason = ErrorReason::kIncomplete});
       }
       return layout->open(folder);
     }

@@ -83,8 +83,9 @@ Result<std::optional<CheckpointEntry>> Examine(Storage& storage, const std::stri
     return std::optional(std::move(entry));
   }
   const StatusCode code = opened.status().code();
+  const bool is_incomplete = opened.status().details().reason == ErrorReason::kIncomplete;
   if (PublishesByRecord(storage, path) && code != StatusCode::kNotFound &&
-      code != StatusCode::kDataLoss && code != StatusCode::kUnimplemented) {
+      code != StatusCode::kDataLoss && code != StatusCode::kUnimplemented && !is_incomplete) {
     return opened.status();
   }
   switch (code) {

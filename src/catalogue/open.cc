@@ -80,7 +80,8 @@ Result<OpenedIndex> OpenRankLocal(Storage& storage, const std::string& directory
   }
   const FileGroup& newest = scan.groups.front();
   return FailedPrecondition(directory + " is incomplete: files of " + NameRanks(newest.missing) +
-                            " of a world of " + std::to_string(newest.world_size) + " are missing");
+                            " of a world of " + std::to_string(newest.world_size) + " are missing")
+      .With({.reason = ErrorReason::kIncomplete});
 }
 
 }  // namespace

@@ -174,6 +174,11 @@ Result<std::string> ReadHeaderBytes(ReadableFile& file) {
   return bytes;
 }
 
+bool IsRankFileName(std::string_view name) {
+  const auto parsed = ParseName(name);
+  return parsed && parsed->save.size() == kNamedDigits;
+}
+
 std::string NamedSave(const SaveId& id) { return ToString(id).substr(0, kNamedDigits); }
 
 std::vector<NamedSet> GroupByName(const std::vector<DirectoryEntry>& entries) {

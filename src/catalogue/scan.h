@@ -44,6 +44,9 @@ struct NamedSet {
 /// written by Varve are left out.
 std::vector<NamedSet> GroupByName(const std::vector<DirectoryEntry>& entries);
 
+/// Returns true for the names that DataFileName gives to the files of ranks that save apart.
+bool IsRankFileName(std::string_view name);
+
 /// Returns the digits of `id` that names of data files carry.
 std::string NamedSave(const SaveId& id);
 

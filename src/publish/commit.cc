@@ -311,7 +311,7 @@ Status NeedsRenames(Storage& storage, const std::string& path, std::string_view 
   return PublishesByRecord(storage, path)
              ? Unimplemented(path + ": " + std::string(what) +
                              " is written on mounted file systems only; on an object store Varve "
-                             "writes its own format and DCP's, by all ranks together")
+                             "writes its own format and DCP's")
              : Status::Ok();
 }
 

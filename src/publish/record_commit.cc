@@ -177,8 +177,9 @@ Result<std::unique_ptr<Commit>> BeginRecordCommit(Storage& storage, const std::s
       if (replaced == 0) {
         return FailedPrecondition(
             path +
-            " holds a checkpoint of another format, which is not replaced by one of Varve's own on "
-            "an object store: remove it (`varve rm`), or save under another name");
+            " holds a checkpoint of another format or of ranks that saved apart, which is not "
+            "replaced by a save of all ranks together on an object store: remove it (`varve rm`), "
+            "or save under another name");
       }
     }
   }

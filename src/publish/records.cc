@@ -13,6 +13,7 @@
 #include "catalogue/names.h"
 #include "catalogue/open.h"
 #include "catalogue/own_names.h"
+#include "catalogue/scan.h"
 #include "format/commit_record.h"
 #include "publish/upload_claim.h"
 
@@ -347,7 +348,8 @@ Status CollectUnfinished(const std::string& directory, DryRun dry_run, Storage& 
   ConditionalWrites& writes = *storage.extras().conditional_writes;
   VARVE_ASSIGN_OR_RETURN(const auto unfinished, writes.ListUnfinished(directory));
   for (const ConditionalWrites::Unfinished& file : unfinished) {
-    if (!IsDataDirectoryName(BaseName(ParentPath(file.name)))) {
+    if (!IsDataDirectoryName(BaseName(ParentPath(file.name))) &&
+        !IsRankFileName(BaseName(file.name))) {
       continue;  // Not Varve's.
     }
     if (!IsDeadByAge(storage, directory, file.begun_ns)) {

@@ -12,6 +12,11 @@
 //     nobody has. A save that was published meanwhile stays, and the repair fails. A crash before
 //     leaves the checkpoint as it was, and the next repair goes on.
 //  4. Remove the older records, and the directories that they name.
+//
+// Ranks that saved apart have no record there and need none: their headers are the index. Repair
+// reads them, and changes nothing.
+
+#include <algorithm>
 
 #include "base/guarded.h"
 #include "base/stop.h"
@@ -108,6 +113,14 @@ Result<RepairReport> RepairByRecord(Storage& storage, const std::string& path,
   if (!record.ok() && record.status().code() != StatusCode::kDataLoss &&
       record.status().code() != StatusCode::kNotFound) {
     return record.status();
+  }
+  const bool apart = std::none_of(entries.begin(), entries.end(), [](const DirectoryEntry& entry) {
+    return IsDataDirectoryName(entry.name);
+  });
+  if (!record.ok() && apart && !GroupByName(entries).empty()) {
+    VARVE_ASSIGN_OR_RETURN(const ScanResult scan, Scan(storage, path, stop));
+    VARVE_ASSIGN_OR_RETURN(const Metadata metadata, Rebuild(scan, path, record));
+    return RepairReport{metadata.save_id, metadata.files.size(), false};
   }
   std::string name = record.ok() ? record->directory : std::string();  // Step 1.
   if (name.empty()) {

@@ -21,6 +21,14 @@
 //     overwrite all, without it those of saves that died incomplete. Never those of ranks that
 //     save together: a commit record may count on them. A crash before that leaves
 //     both, and readers take the newest complete one.
+//
+// In an object store names cannot be changed and there are no locks, but a file appears whole or
+// not at all, when its upload is completed (ConditionalWrites). There step 1 does nothing: nothing
+// is ever displaced, and directories need not be made. Step 2 is a look: a FILE that is there ends
+// the save, as the rename of step 5 would. Two processes that think they are rank R of the same
+// save and upload at once are not found out; the file of the later one stays, whole. Step 4 writes
+// FILE itself, and a crash leaves an upload that was not completed, which `varve gc` ends when it
+// is a day old. Of step 5 the look for a checkpoint that was published meanwhile remains.
 
 #include "save/local.h"
 
@@ -48,9 +56,14 @@ namespace {
 /// cost each rank a read of every file that the others have published.
 Result<bool> CheckTarget(Storage& storage, const std::string& path, const SaveId& id,
                          bool overwrite) {
-  VARVE_ASSIGN_OR_RETURN(const auto entries, storage.List(path));
+  const auto listed = storage.List(path);
+  if (listed.status().code() == StatusCode::kNotFound) {
+    return false;  // In an object store the first file makes the directory.
+  }
+  VARVE_RETURN_IF_ERROR(listed.status());
+  const auto& entries = *listed;
   for (const DirectoryEntry& entry : entries) {
-    if (entry.name == kCommitRecordName) {
+    if (RecordNumber(entry.name)) {
       return AlreadyExists(path +
                            " holds a committed checkpoint; a save without coordination "
                            "cannot replace it, choose another name");
@@ -177,7 +190,6 @@ class RankLocalSave final : public SaveSession {
 
   Status MakePlan() {
     VARVE_RETURN_IF_ERROR(CheckSaveOptions(options_, path_));
-    VARVE_RETURN_IF_ERROR(NeedsRenames(storage_, path_, "a save without coordination"));
     if (!state_->files.empty()) {
       return InvalidArgument(
           "files cannot be saved without coordination: no rank knows when the checkpoint is whole");
@@ -202,7 +214,9 @@ class RankLocalSave final : public SaveSession {
     return Status::Ok();
   }
 
-  Result<SaveReport> Publish(StagedFile* staged) {
+  /// Steps 1 to 4, and the renaming of step 5. Sets `others`: whether there are files of other
+  /// saves.
+  Result<WrittenShare> WriteAndRename(StagedFile* staged, bool* others) {
     VARVE_RETURN_IF_ERROR(CheckDisplaced(storage_, path_));  // Step 1.
     VARVE_RETURN_IF_ERROR(MakeDirectories(storage_, path_));
     auto lock = storage_.Lock(RankLockPath(path_, identity().rank));  // Step 2.
@@ -212,7 +226,7 @@ class RankLocalSave final : public SaveSession {
     if (!lock.ok() && lock.status().code() != StatusCode::kUnimplemented) {
       return lock.status();
     }
-    VARVE_ASSIGN_OR_RETURN(const bool others,  // Step 3.
+    VARVE_ASSIGN_OR_RETURN(*others,  // Step 3.
                            CheckTarget(storage_, path_, identity().save_id, overwrite()));
     if (lock.ok()) {
       VARVE_RETURN_IF_ERROR(RemoveDeadParts(storage_, path_, identity().rank));
@@ -229,8 +243,32 @@ class RankLocalSave final : public SaveSession {
       (void)storage_.Remove(part);
       return status;
     }
-    std::optional<PhaseTimer> timer(std::in_place, &phases_, "commit");
+    const PhaseTimer timer(&phases_, "commit");
     VARVE_RETURN_IF_ERROR(storage_.SyncDirectory(path_));
+    return written;
+  }
+
+  /// The same in an object store.
+  Result<WrittenShare> WriteWhole(StagedFile* staged, bool* others) {
+    VARVE_RETURN_IF_ERROR(CheckCheckpointName(path_));
+    VARVE_ASSIGN_OR_RETURN(*others, CheckTarget(storage_, path_, identity().save_id, overwrite()));
+    auto written =
+        WriteFileWork(storage_, JoinPath(path_, file_name_), work_, staged, options_, &phases_);
+    const StatusCode code = written.status().code();
+    if (code == StatusCode::kUnavailable || code == StatusCode::kCancelled) {
+      return Status(code, written.status().message() +
+                              "; this rank's file may be there, and is whole then")
+          .With(written.status().details());
+    }
+    return written;
+  }
+
+  Result<SaveReport> Publish(StagedFile* staged) {
+    bool others = false;
+    VARVE_ASSIGN_OR_RETURN(const WrittenShare written, PublishesByRecord(storage_, path_)
+                                                           ? WriteWhole(staged, &others)
+                                                           : WriteAndRename(staged, &others));
+    std::optional<PhaseTimer> timer(std::in_place, &phases_, "commit");
     // A record that cannot be read now may be another's fault: the files of the others would be
     // incomplete without this one.
     const StatusCode record = ReadCommitRecord(storage_, path_).status().code();
@@ -243,7 +281,7 @@ class RankLocalSave final : public SaveSession {
     }
     timer.reset();
     const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - start_;
-    SaveReport report{identity().save_id, written->bytes, seconds.count(), written->direct};
+    SaveReport report{identity().save_id, written.bytes, seconds.count(), written.direct};
     report.phases = std::move(phases_);
     return report;
   }

@@ -219,6 +219,10 @@ TEST_F(UploadOfPartsTo, WithAClaimAndNoMarkAreNoCheckpoint) {
   ASSERT_TRUE(IsOk(site.remote.Remove(JoinPath(kTo, ".varve-uploaded"))));
   EXPECT_TRUE(FailsWith(CheckpointReader::Open(kTo, site.both), StatusCode::kFailedPrecondition,
                         {"under way, or has died"}));
+  const auto listed = ListCheckpoints(ParentPath(kTo), site.both);
+  ASSERT_TRUE(IsOk(listed));  // The others of the run are listed with it.
+  ASSERT_EQ(listed->size(), 1U);
+  EXPECT_EQ(listed->front().state, CheckpointState::kIncomplete);
   ASSERT_TRUE(IsOk(site.remote.Remove(JoinPath(kTo, ".varve-uploading"))));
   EXPECT_EQ(Seen(site), 1);  // As another program copies them.
 }

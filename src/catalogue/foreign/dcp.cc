@@ -118,7 +118,8 @@ Result<OpenedIndex> OpenRankLocalDcp(const ForeignFolder& folder) {
   for (std::uint32_t r = 0; r < ranks.size(); ++r) {
     if (ranks[r] != r) {
       return FailedPrecondition(directory + " is incomplete: __" + std::to_string(r) +
-                                ".metadata is missing");
+                                ".metadata is missing")
+          .With({.reason = ErrorReason::kIncomplete});
     }
     VARVE_ASSIGN_OR_RETURN(
         Decoded decoded,

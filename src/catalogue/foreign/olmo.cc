@@ -141,7 +141,8 @@ Status CheckOlmoMarker(const ForeignFolder& folder) {
     return Status::Ok();
   }
   return FailedPrecondition(folder.path +
-                            " is incomplete: config.yaml, which OLMo writes last, is missing");
+                            " is incomplete: config.yaml, which OLMo writes last, is missing")
+      .With({.reason = ErrorReason::kIncomplete});
 }
 
 std::uint32_t OlmoFiles::Add(const std::vector<std::string>& names) {

@@ -129,7 +129,8 @@ Status CheckHfaiParts(const std::vector<HfaiPart>& parts, const std::vector<std:
   for (std::size_t i = 1; i < problems.size(); ++i) {
     text += "; " + problems[i];
   }
-  return mixed ? DataLoss(text) : FailedPrecondition(text);
+  return mixed ? DataLoss(text)
+               : FailedPrecondition(text).With({.reason = ErrorReason::kIncomplete});
 }
 
 }  // namespace varve

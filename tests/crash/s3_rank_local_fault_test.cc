@@ -1,0 +1,156 @@
+// Saves by ranks that are not connected to each other, with a fault at each of the requests that
+// they make of an S3 server.
+
+#include <algorithm>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include <gtest/gtest.h>
+
+#include "base/bytes.h"
+#include "crash/s3_faults.h"
+#include "publish/remove.h"
+#include "storage/s3/s3_storage.h"
+#include "support/s3_server.h"
+#include "support/status_matchers.h"
+#include "varve/catalogue.h"
+
+namespace varve::test::s3_rank_local_fault_test {
+namespace {
+
+constexpr const char* kPath = kS3Path;
+
+class S3Apart : public S3Faults {
+ protected:
+  static Status SaveRanks(const JobState& job, std::uint8_t number, const std::vector<int>& ranks,
+                          Storage& storage, bool overwrite) {
+    return SaveApart(job, number, ranks, kPath, storage, overwrite);
+  }
+
+  /// Returns which state readers see: 0 for none, and for one that is not complete.
+  int SeenWhole(Storage& storage) {
+    const auto content = ReadContent(kPath, storage);
+    if (!content.ok()) {
+      EXPECT_TRUE(content.status().code() == StatusCode::kNotFound ||
+                  content.status().code() == StatusCode::kFailedPrecondition)
+          << content.status().ToString();
+      return 0;
+    }
+    EXPECT_TRUE(*content == old_.content() || *content == new_.content());
+    return *content == old_.content() ? 1 : 2;
+  }
+
+  void SaveWithFaultAt(int at, S3Fault fault, bool overwrite, int* requests) {
+    S3Server server;
+    const auto storage = Open(server);
+    if (overwrite) {
+      ASSERT_TRUE(IsOk(SaveRanks(old_, 1, {0, 1}, *storage, false)));
+    }
+    server.SetScript(
+        [&](const S3Request&, int index) { return index == at ? fault : S3Fault::kNone; });
+    const Status saved = SaveRanks(new_, 2, {0, 1}, *storage, overwrite);
+    *requests = std::max(*requests, server.requests());
+    server.SetScript({});
+    const int seen = SeenWhole(*storage);
+    const std::string what = "request " + std::to_string(at) + ", fault " +
+                             std::to_string(static_cast<int>(fault)) + ": " + saved.ToString();
+    EXPECT_TRUE(saved.ok() || fault == S3Fault::kRefused) << what;
+    // A rank whose removal of the old save is refused fails, and the new one is whole by then.
+    EXPECT_TRUE(seen == 2 || (!saved.ok() && seen == (overwrite ? 1 : 0))) << what << seen;
+    EXPECT_TRUE(IsOk(SaveRanks(new_, 3, {1, 0}, *storage, true))) << what;
+    EXPECT_EQ(SeenWhole(*storage), 2) << what;
+    EXPECT_EQ(server.objects().size(), 2U) << what;
+    // An upload whose beginning got no answer is left, and old enough by the server's time.
+    EXPECT_TRUE(IsOk(CollectGarbage("s3://bucket/run", DryRun::kNo, *storage).status())) << what;
+    EXPECT_EQ(server.open_uploads(), 0U) << what;
+    EXPECT_EQ(SeenWhole(*storage), 2) << what;
+  }
+
+  void SaveWithEach(bool overwrite) {
+    int requests = 0;
+    for (const S3Fault fault : {S3Fault::kUnavailable, S3Fault::kResetBefore, S3Fault::kResetAfter,
+                                S3Fault::kInternalLate, S3Fault::kTruncated, S3Fault::kRefused}) {
+      for (int at = requests == 0 ? -1 : 0; at < requests; at += at < 0 ? 1 : kStep) {
+        SaveWithFaultAt(at, fault, overwrite, &requests);
+      }
+    }
+    EXPECT_GE(requests, 10);
+  }
+};
+
+TEST_F(S3Apart, AFirstSaveIsWholeOrIncompleteWhicheverRequestFails) { SaveWithEach(false); }
+
+TEST_F(S3Apart, AnOverwriteLeavesTheOldOrTheNew) { SaveWithEach(true); }
+
+TEST_F(S3Apart, ASaveIsIncompleteUntilTheLastRankAndItsFilesHaveTheirOwnNames) {
+  S3Server server;
+  const auto storage = Open(server);
+  ASSERT_TRUE(IsOk(SaveRanks(new_, 2, {1}, *storage, false)));
+  EXPECT_TRUE(FailsWith(CheckpointReader::Open(kPath, *storage).status(),
+                        StatusCode::kFailedPrecondition, {"incomplete", "rank 0"}));
+  ASSERT_TRUE(IsOk(SaveRanks(new_, 2, {0}, *storage, false)));
+  EXPECT_EQ(SeenWhole(*storage), 2);
+  for (const auto& [name, content] : server.objects()) {
+    EXPECT_TRUE(name.starts_with("bucket/run/step-1/data-0000")) << name;
+  }
+}
+
+TEST_F(S3Apart, ARankThatSavesTwiceUnderOneIdIsRefusedAndItsFileStays) {
+  S3Server server;
+  const auto storage = Open(server);
+  ASSERT_TRUE(IsOk(SaveRanks(old_, 1, {0}, *storage, false)));
+  const auto objects = server.objects();
+  EXPECT_TRUE(FailsWith(SaveRanks(new_, 1, {0}, *storage, true), StatusCode::kAlreadyExists,
+                        {"data-00000-of-00002"}));
+  EXPECT_EQ(server.objects(), objects);
+}
+
+TEST_F(S3Apart, ACommittedCheckpointIsNotReplaced) {
+  S3Server server;
+  const auto storage = Open(server);
+  ASSERT_TRUE(IsOk(SaveBoth(old_, *storage, false)));
+  ASSERT_TRUE(IsOk(SaveBoth(old_, *storage, true)));  // Its record is varve-2.json now.
+  const auto objects = server.objects();
+  EXPECT_TRUE(FailsWith(SaveRanks(new_, 2, {0}, *storage, true), StatusCode::kAlreadyExists,
+                        {"committed"}));
+  EXPECT_EQ(server.objects(), objects);
+  EXPECT_EQ(Seen(*storage), 1);
+}
+
+TEST_F(S3Apart, ASaveOfAllRanksTogetherDoesNotReplaceThemButRemovalMakesRoom) {
+  S3Server server;
+  const auto storage = Open(server);
+  ASSERT_TRUE(IsOk(SaveRanks(old_, 1, {0, 1}, *storage, false)));
+  EXPECT_TRUE(FailsWith(SaveBoth(new_, *storage, true), StatusCode::kFailedPrecondition,
+                        {"ranks that saved apart", "varve rm"}));
+  EXPECT_EQ(SeenWhole(*storage), 1);
+  EXPECT_TRUE(IsOk(CollectGarbage("s3://bucket/run", DryRun::kNo, *storage).status()));
+  EXPECT_EQ(SeenWhole(*storage), 1);
+  ASSERT_TRUE(IsOk(RemoveCheckpoint(kPath, DryRun::kNo, *storage).status()));
+  EXPECT_TRUE(server.objects().empty());
+  EXPECT_TRUE(IsOk(SaveBoth(new_, *storage, false)));
+}
+
+TEST_F(S3Apart, TheUploadOfADeadRankIsGarbageAndThatOfAnotherProgramStays) {
+  S3Server server;
+  const auto storage = Open(server);
+  ASSERT_TRUE(IsOk(SaveRanks(new_, 2, {0, 1}, *storage, false)));
+  const std::string dead = std::string(kPath) + "/data-00001-of-00002-aaaaaaaaaaaa.safetensors";
+  const std::string text(20'000, 'x');
+  std::vector<std::unique_ptr<WritableFile>> left;
+  for (const std::string& name : {dead, std::string(kPath) + "/data-of-a-user.safetensors"}) {
+    auto file = storage->OpenForWrite(name, {});
+    ASSERT_TRUE(IsOk((*file)->WriteAt(0, AsByteSpan(text))));
+    left.push_back(std::move(*file));
+  }
+  EXPECT_EQ(server.open_uploads(), 2U);
+  const auto report = CollectGarbage("s3://bucket/run", DryRun::kNo, *storage);
+  ASSERT_TRUE(report.ok()) << report.status().ToString();
+  EXPECT_EQ(report->removed, std::vector<std::string>{dead});
+  EXPECT_EQ(server.open_uploads(), 1U);
+  EXPECT_EQ(SeenWhole(*storage), 2);
+}
+
+}  // namespace
+}  // namespace varve::test::s3_rank_local_fault_test
