@@ -17,9 +17,9 @@ from torch.distributed.checkpoint.state_dict import (
 )
 
 import varve.torch
-from varve._engine import local_path_text
+from varve._engine import path_text
 from varve.errors import CorruptCheckpointError, UnavailableError
-from varve.integrations._newest import none_is_good, warn_of, whole_in
+from varve.integrations._newest import is_remote, none_is_good, warn_of, whole_in
 from varve.integrations._ranks import by_rank_0
 from varve.integrations._saves import Saves, is_awaited
 
@@ -88,7 +88,7 @@ class _Sharded:
         Raises:
             CorruptCheckpointError: The checkpoint is damaged, or all of the folder are.
         """
-        path = local_path_text(self.broadcast(checkpoint_path))
+        path = path_text(self.broadcast(checkpoint_path))
         self.saves.settle()
         folder, paths = by_rank_0(
             "choose the checkpoint to resume from", lambda: self._candidates(path)
@@ -109,7 +109,8 @@ class _Sharded:
         return (None, [path]) if folder is None else (folder, whole_in(folder))
 
     def _load(self: Any, path: str, weights_only: bool | None) -> Any:
-        if (Path(path) / "meta.pt").is_file() or os.path.isfile(path):  # Lightning's own.
+        local = not is_remote(path)
+        if local and ((Path(path) / "meta.pt").is_file() or os.path.isfile(path)):  # Its own.
             return super().load_checkpoint(path, weights_only)  # type: ignore[misc]
         module = self.model
         strict = self.lightning_module.strict_loading
@@ -130,7 +131,7 @@ class _Sharded:
     def remove_checkpoint(self: Any, filepath: str | os.PathLike[str]) -> None:
         """Removes a checkpoint, on rank 0, when the saves under way are durable."""
         if self.is_global_zero:
-            self.saves.remove(local_path_text(filepath))
+            self.saves.remove(path_text(filepath))
 
     def _end(self) -> None:
         """Waits for the saves under way. Raises the failure of one, if nobody has learned of it."""
@@ -177,7 +178,7 @@ class VarveModelParallelStrategy(_Sharded, ModelParallelStrategy):  # type: igno
         if storage_options is not None or not self._save_distributed_checkpoint:
             super().save_checkpoint(checkpoint, filepath, storage_options)
             return
-        self._save(checkpoint, local_path_text(self.broadcast(filepath)))
+        self._save(checkpoint, path_text(self.broadcast(filepath)))
 
     def teardown(self) -> None:
         """Waits for the saves under way, and raises the failure of one."""
@@ -221,7 +222,7 @@ class VarveFSDPStrategy(_Sharded, FSDPStrategy):  # type: ignore[misc]
         if storage_options is not None or self._state_dict_type != "sharded":
             super().save_checkpoint(checkpoint, filepath, storage_options)
             return
-        self._save(checkpoint, local_path_text(self.broadcast(filepath)))
+        self._save(checkpoint, path_text(self.broadcast(filepath)))
 
     def teardown(self) -> None:
         """Waits for the saves under way, and raises the failure of one."""

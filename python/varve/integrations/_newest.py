@@ -7,7 +7,7 @@ import math
 import os
 
 import varve
-from varve._engine import local_path_text
+from varve._engine import path_text
 from varve.errors import CheckpointNotFoundError, CorruptCheckpointError, Error
 
 _log = logging.getLogger("varve")
@@ -20,15 +20,42 @@ def checkpoints_in(folder: str | os.PathLike[str]) -> list[str]:
 
     Checkpoints whose step cannot be read come before all others: `newest_good` warns of them.
     """
-    where = local_path_text(folder)
-    names = os.listdir(where) if os.path.isdir(where) else []
+    where = path_text(folder)
     found: list[tuple[float, float, str]] = []
-    for path in (os.path.join(where, name) for name in names if name.endswith(_SUFFIX)):
+    for path in (os.path.join(where, name) for name in _names_in(where) if name.endswith(_SUFFIX)):
         try:
-            found.append((_global_step(path), os.stat(path).st_mtime, path))
+            # Nothing remote tells which of two with the same step is the newer.
+            changed = 0.0 if is_remote(where) else os.stat(path).st_mtime
+            found.append((_global_step(path), changed, path))
         except (CheckpointNotFoundError, FileNotFoundError):
             continue  # A directory of the user's, or a link to nothing.
     return [path for _, _, path in sorted(found, reverse=True)]
+
+
+def _names_in(folder: str) -> list[str]:
+    """Returns what a folder holds; of an object store the checkpoints alone."""
+    if not is_remote(folder):
+        return os.listdir(folder) if os.path.isdir(folder) else []
+    try:
+        return [entry.name for entry in varve.list_checkpoints(folder)]
+    except CheckpointNotFoundError:  # Nothing has this prefix yet.
+        return []
+
+
+def is_remote(path: str) -> bool:
+    """Returns True for a name in an object store, as `path_text` returns it."""
+    return "://" in path
+
+
+def is_there(path: str) -> bool:
+    """Returns True where something has the name of a checkpoint, be it good or not."""
+    try:
+        varve.open(path)
+    except CheckpointNotFoundError:
+        return False
+    except Error:
+        return True
+    return True
 
 
 def newest_good(folder: str) -> str:

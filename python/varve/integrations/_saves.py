@@ -21,6 +21,7 @@ from concurrent.futures import Future
 from typing import Any
 
 import varve
+from varve.integrations._newest import is_remote
 from varve.integrations._removal import remove_unless_held
 
 _log = logging.getLogger("varve")
@@ -111,6 +112,8 @@ class Saves:
     def _remove(self, path: str) -> None:
         if self._last_failed:
             _log.warning("%s stays, for the save that was to replace it has failed", path)
+        elif is_remote(path):
+            remove_unless_held(path)
         elif _is_linked_to(path):
             _log.info("%s is removed when no link points to it", path)
             self._postponed.append(path)

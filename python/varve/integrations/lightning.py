@@ -36,10 +36,10 @@ from typing import Any
 import torch
 
 import varve.torch
-from varve._engine import local_path_text
+from varve._engine import path_text
 from varve.errors import InvalidArgumentError, UnavailableError
 from varve.integrations._contract import Table, missing_package, require
-from varve.integrations._newest import checkpoints_in, newest_good
+from varve.integrations._newest import checkpoints_in, is_remote, is_there, newest_good
 from varve.integrations._ranks import by_rank_0
 from varve.integrations._saves import Saves, is_awaited
 from varve.torch._coordinator import ALONE
@@ -122,6 +122,11 @@ class VarveCheckpointIO(CheckpointIO):  # type: ignore[misc]
     ) -> None:
         """Saves a state as the directory `path`, and replaces a checkpoint there.
 
+        Args:
+            checkpoint: What Lightning keeps of a training.
+            path: A directory, or a name in an object store ("s3://bucket/key").
+            storage_options: Not taken.
+
         Raises:
             varve.Error: An earlier save has failed, or this one before its state was copied.
             InvalidArgumentError: `path` is a file.
@@ -132,8 +137,8 @@ class VarveCheckpointIO(CheckpointIO):  # type: ignore[misc]
         failure = self.saves.take_failure()
         if failure is not None:
             raise failure
-        where = local_path_text(path)
-        if os.path.isfile(where):
+        where = path_text(path)
+        if not is_remote(where) and os.path.isfile(where):
             raise InvalidArgumentError(
                 f"save {where}: it is a file, of torch.save perhaps, and Varve's checkpoints are "
                 "directories; move it away, or save under another name",
@@ -178,7 +183,7 @@ class VarveCheckpointIO(CheckpointIO):  # type: ignore[misc]
             weights_only: True refuses pickles, whatever `allow_pickle` says.
         """
         self.saves.settle()
-        where = local_path_text(path)
+        where = path_text(path)
         if where in self._newest_of:
             where = by_rank_0(
                 "choose the checkpoint to resume from",
@@ -195,7 +200,7 @@ class VarveCheckpointIO(CheckpointIO):  # type: ignore[misc]
 
     def remove_checkpoint(self, path: str | os.PathLike[str]) -> None:
         """Removes a checkpoint when the saves under way are durable; never if the newest has failed."""
-        self.saves.remove(local_path_text(path))
+        self.saves.remove(path_text(path))
 
     def teardown(self) -> None:
         """Waits for the saves, removals and links under way.
@@ -240,13 +245,13 @@ class VarveModelCheckpoint(ModelCheckpoint):  # type: ignore[misc]
     def file_exists(self, filepath: Any, trainer: Any) -> bool:
         """Returns True, on all ranks, for a checkpoint that is there or is being saved."""
         io = _varves(trainer)
-        mine = (
-            io is not None
-            and trainer.is_global_zero
-            and io.saves.is_asked(local_path_text(filepath))
-        )
+        mine = io is not None and trainer.is_global_zero and io.saves.is_asked(path_text(filepath))
         being_saved = trainer.strategy.reduce_boolean_decision(mine, all=False)
-        return bool(being_saved or super().file_exists(filepath, trainer))
+        if being_saved or io is None or not is_remote(path_text(filepath)):
+            return bool(being_saved or super().file_exists(filepath, trainer))
+        # Lightning's own look goes by lists of the folder that it has kept from before the save.
+        there = trainer.is_global_zero and is_there(path_text(filepath))
+        return bool(trainer.strategy.reduce_boolean_decision(there, all=False))
 
     @staticmethod
     def _link_checkpoint(trainer: Any, filepath: str, linkpath: str) -> None:
@@ -254,7 +259,7 @@ class VarveModelCheckpoint(ModelCheckpoint):  # type: ignore[misc]
         if io is None:
             ModelCheckpoint._link_checkpoint(trainer, filepath, linkpath)
         elif trainer.is_global_zero and os.path.abspath(filepath) != os.path.abspath(linkpath):
-            io.saves.link(local_path_text(filepath), local_path_text(linkpath))
+            io.saves.link(path_text(filepath), path_text(linkpath))
 
     def _find_last_checkpoints(self, trainer: Any) -> set[str]:
         io = _varves(trainer)
@@ -265,8 +270,15 @@ class VarveModelCheckpoint(ModelCheckpoint):  # type: ignore[misc]
         found = checkpoints_in(folder)
         if not found:
             return set()
-        io._newest_of[found[0]] = local_path_text(folder)
-        return {found[0]}
+        newest = _with_a_time(self._fs, found[0]) if is_remote(found[0]) else found[0]
+        io._newest_of[newest] = path_text(folder)
+        return {newest}
+
+
+def _with_a_time(fs: Any, checkpoint: str) -> str:
+    """Returns the URL of an object of a checkpoint: Lightning asks when it changed, and folders have no time there."""
+    fs.invalidate_cache()
+    return str(fs.unstrip_protocol(min(fs.find(checkpoint))))
 
 
 def _varves(trainer: Any) -> Any:
