@@ -60,8 +60,8 @@ class Result:
     def cpu_seconds_per_gib(self, arm: str) -> float | None:
         """Returns the median core-seconds `arm` spent per GiB of state, or None."""
         samples = self.samples.get(arm)
-        if not samples or self.bytes == 0:
-            return None
+        if not samples or self.bytes == 0 or not any(s.cpu_seconds for s in samples):
+            return None  # The last where it was not measured.
         return statistics.median(s.cpu_seconds for s in samples) / (self.bytes / GIB)
 
     def speed_ratio(self, arm: str, baseline: str) -> float | None:
