@@ -22,6 +22,7 @@
 #include <cstdio>
 #include <optional>
 
+#include "base/patience.h"
 #include "catalogue/names.h"
 #include "publish/save_id.h"
 
@@ -120,9 +121,12 @@ Result<std::unique_ptr<RunLock>> ClaimRun(Storage& storage, const std::string& r
       VARVE_RETURN_IF_ERROR(storage.Remove(JoinPath(directory, ClaimName(mine))));
       continue;
     }
-    for (const std::uint64_t number : numbers) {  // Step 3. What is left counts for nothing.
-      (void)storage.Remove(JoinPath(directory, ClaimName(number)));
-    }
+    BestEffort([&] {  // Step 3. What is left counts for nothing.
+      for (const std::uint64_t number : numbers) {
+        (void)storage.Remove(JoinPath(directory, ClaimName(number)));
+      }
+      return Status::Ok();
+    });
     return std::unique_ptr<RunLock>(std::make_unique<Claim>(storage, run, directory, mine));
   }
   return Unavailable(what + ": other jobs begin all the time");

@@ -30,7 +30,7 @@
 #include <set>
 #include <utility>
 
-#include "base/guarded.h"
+#include "base/patience.h"
 #include "catalogue/names.h"
 #include "catalogue/open.h"
 #include "catalogue/own_names.h"
@@ -53,7 +53,7 @@ FixedNames::~FixedNames() {
     return;
   }
   // Best effort. What is left is no checkpoint.
-  (void)Guarded([&]() -> Status {
+  BestEffort([&]() -> Status {
     VARVE_ASSIGN_OR_RETURN(const bool ours, IsOurs());
     const auto mark = storage_.OpenForRead(JoinPath(directory_, names_.back()));
     if (!ours || mark.status().code() != StatusCode::kNotFound) {
@@ -185,14 +185,14 @@ Status FixedNames::Publish(std::string_view content) {
   }
   if (written.code() == StatusCode::kAlreadyExists) {
     done_ = true;  // Another writer's: its files may have the names of ours.
-    (void)Guarded([&] { return End(); });
+    BestEffort([&] { return End(); });
     return AlreadyExists(directory_ +
                          ": another writer has published a checkpoint there meanwhile; it stays, "
                          "and so do the files of this upload");
   }
   VARVE_RETURN_IF_ERROR(written);
   done_ = true;
-  (void)Guarded([&] { return End(); });
+  BestEffort([&] { return End(); });
   return Status::Ok();
 }
 

@@ -46,7 +46,7 @@
 
 #include "base/bytes.h"
 #include "base/checksum.h"
-#include "base/guarded.h"
+#include "base/patience.h"
 #include "catalogue/foreign.h"
 #include "catalogue/names.h"
 #include "catalogue/own_names.h"
@@ -98,7 +98,7 @@ class IndexCommit final : public Commit {
   ~IndexCommit() override {
     if (!done_) {
       // Best effort: what cannot be removed now is garbage a day later.
-      (void)Guarded([&] { return storage_.Remove(staging_); });
+      BestEffort([&] { return storage_.Remove(staging_); });
     }
   }
 
@@ -225,7 +225,7 @@ Status IndexCommit::Publish(const std::vector<DataFile>& files,
   }
   VARVE_RETURN_IF_ERROR(WriteFiles(index));
   VARVE_RETURN_IF_ERROR(WriteIndex(index.back().content));
-  (void)Guarded([&] {  // Step 7.
+  BestEffort([&] {  // Step 7.
     RemoveReplaced();
     return Status::Ok();
   });

@@ -30,7 +30,7 @@
 #include <algorithm>
 #include <utility>
 
-#include "base/guarded.h"
+#include "base/patience.h"
 #include "catalogue/names.h"
 #include "catalogue/open.h"
 #include "catalogue/own_names.h"
@@ -55,7 +55,7 @@ class RecordCommit final : public Commit {
   ~RecordCommit() override {
     if (!done_) {
       // Best effort: what cannot be removed now is garbage a day later.
-      (void)Guarded([&] { return storage_.Remove(staging_); });
+      BestEffort([&] { return storage_.Remove(staging_); });
     }
   }
 
@@ -91,7 +91,7 @@ Status RecordCommit::Publish(const std::vector<DataFile>& files,
   VARVE_RETURN_IF_ERROR(WriteRecord(index.back().content));  // Steps 5 and 6.
   done_ = true;
   if (replaced_ > 0) {  // Step 7. What is left is below the new record, and garbage.
-    (void)Guarded([&] { return RemoveRecordsBelow(storage_, path_, replaced_ + 1); });
+    BestEffort([&] { return RemoveRecordsBelow(storage_, path_, replaced_ + 1); });
   }
   return Status::Ok();
 }

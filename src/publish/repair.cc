@@ -18,7 +18,7 @@
 
 #include <algorithm>
 
-#include "base/guarded.h"
+#include "base/patience.h"
 #include "base/stop.h"
 #include "catalogue/names.h"
 #include "catalogue/open.h"
@@ -152,7 +152,7 @@ Result<RepairReport> RepairByRecord(Storage& storage, const std::string& path,
     return FailedPrecondition("a save of this name was published meanwhile; it stays");
   }
   VARVE_RETURN_IF_ERROR(written);
-  (void)Guarded([&] { return RemoveRecordsBelow(storage, path, number); });  // Step 4.
+  BestEffort([&] { return RemoveRecordsBelow(storage, path, number); });  // Step 4.
   return report;
 }
 

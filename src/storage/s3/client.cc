@@ -9,6 +9,7 @@
 #include "base/bytes.h"
 #include "base/events.h"
 #include "base/guarded.h"
+#include "base/patience.h"
 #include "base/time_source.h"
 #include "storage/s3/call.h"
 
@@ -224,6 +225,27 @@ Result<HttpResponse> S3Client::SendOnce(const Call& call, Answer* answer) {
 }
 
 Result<HttpResponse> S3Client::Send(const Call& call) {
+  ScopedPatience* const patience = CurrentPatience();
+  if (patience == nullptr) {
+    return SendPatiently(call);
+  }
+  if (patience->left() <= std::chrono::milliseconds(0)) {
+    return Unavailable(call.Name() + " was not sent: requests before it got no answer");
+  }
+  Call hurried = call;
+  hurried.patience = std::min(call.patience.value_or(settings_.retry.patience), patience->left());
+  const auto seconds = std::chrono::duration_cast<std::chrono::seconds>(patience->left());
+  hurried.stall = std::min(call.stall.value_or(settings_.stall),
+                           std::max(seconds / 3, std::chrono::seconds(1)));
+  const TimePoint begin = Now();
+  auto response = SendPatiently(hurried);
+  if (response.status().code() == StatusCode::kUnavailable) {
+    patience->Spend(std::chrono::duration_cast<std::chrono::milliseconds>(Now() - begin));
+  }
+  return response;
+}
+
+Result<HttpResponse> S3Client::SendPatiently(const Call& call) {
   http::Attempts attempts{[&call] { return call.Name(); }, settings_.retry, call.tried_before};
   attempts.policy.patience =
       std::min(attempts.policy.patience, call.patience.value_or(attempts.policy.patience));

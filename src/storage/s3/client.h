@@ -95,7 +95,9 @@ class S3Client {
 
  private:
   struct Call;
+  /// Within the calling thread's CurrentPatience.
   Result<HttpResponse> Send(const Call& call);
+  Result<HttpResponse> SendPatiently(const Call& call);
   Result<HttpResponse> SendOnce(const Call& call, Answer* answer);
   Result<HttpResponse> Perform(const Call& call, const HttpRequest& request);
   /// What a bucket's server has told of itself, as a request was signed with it.

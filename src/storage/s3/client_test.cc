@@ -7,6 +7,7 @@
 #include <gtest/gtest.h>
 
 #include "base/bytes.h"
+#include "base/patience.h"
 #include "support/s3_server.h"
 #include "support/status_matchers.h"
 #include "varve/events.h"
@@ -339,6 +340,37 @@ TEST_F(S3Clients, CanBeStoppedWhileTheyWaitForTheirTurn) {
     stop.request_stop();
   });
   EXPECT_EQ(PutText(client).code(), StatusCode::kCancelled);
+}
+
+// What a failed save has left is removed by many requests, and each would wait for a server that
+// has gone as long as the one that failed.
+TEST_F(S3Clients, SpendLittlePatienceInAllOnWhatCouldBeLeftUndone) {
+  Settings settings = Quick();
+  settings.retry.longest = milliseconds(5);
+  S3Client client(settings, Keys());
+  server_.SetScript([](const S3Request&, int) { return S3Fault::kResetBefore; });
+  const ScopedPatience around(milliseconds(400));
+  {
+    const ScopedPatience patience(milliseconds(200));
+    EXPECT_TRUE(FailsWith(PutText(client), StatusCode::kUnavailable, {"given up after"}));
+    while (patience.left() > milliseconds(0)) {
+      EXPECT_EQ(PutText(client).code(), StatusCode::kUnavailable);
+    }
+    const int requests = server_.requests();
+    EXPECT_TRUE(FailsWith(PutText(client), StatusCode::kUnavailable, {"was not sent"}));
+    EXPECT_EQ(server_.requests(), requests);
+  }
+  EXPECT_LE(around.left(), milliseconds(200));
+}
+
+TEST_F(S3Clients, SpendNoPatienceOnAServerThatAnswers) {
+  S3Client client(Quick(), Keys());
+  const ScopedPatience patience(milliseconds(5'000));
+  AnswerFirst(ErrorAnswer(500, "InternalError"));
+  for (int i = 0; i < 20; ++i) {
+    EXPECT_TRUE(IsOk(PutText(client)));
+  }
+  EXPECT_EQ(patience.left(), milliseconds(5'000));
 }
 
 }  // namespace

@@ -9,7 +9,7 @@
 #include <sys/mman.h>
 
 #include "base/checksum.h"
-#include "base/guarded.h"
+#include "base/patience.h"
 #include "base/time_source.h"
 #include "varve/stop.h"
 
@@ -58,7 +58,7 @@ ObjectWriter::ObjectWriter(S3Client& client, ObjectName object, std::uint64_t pa
 ObjectWriter::~ObjectWriter() {
   if (Take(upload_event::GivenUp{}) == UploadAction::kEnd) {
     const ScopedStop none{std::stop_token()};  // Also where the caller was asked to stop.
-    (void)Guarded([&] { return client_.AbortUpload(object_, state_.id); });
+    BestEffort([&] { return client_.AbortUpload(object_, state_.id); });
   }
 }
 
@@ -260,6 +260,7 @@ Status ObjectWriter::Complete(std::uint64_t count) {
 /// Looks whether the object under the name is that of this upload. Returns `unclear` where it is
 /// not.
 Status ObjectWriter::Look(const Status& unclear) {
+  const PatienceAfter patience(unclear);
   const auto there = client_.Head(object_);
   const bool ours = there.ok() && there->token == token_;
   (void)Take(upload_event::Looked{ours});

@@ -8,6 +8,7 @@
 #include "base/bytes.h"
 #include "base/events.h"
 #include "base/guarded.h"
+#include "base/patience.h"
 #include "base/time_source.h"
 #include "storage/s3/keys/credentials.h"
 #include "storage/s3/keys/described.h"
@@ -267,6 +268,7 @@ Result<bool> S3Storage::Obeys(const std::string& bucket, const std::string& belo
       scheme_};
   VARVE_RETURN_IF_ERROR(client_.Put(probe, AsByteSpan("first"), PutMode::kReplace));
   const Status second = client_.Put(probe, AsByteSpan("second"), PutMode::kIfAbsent);
+  const PatienceAfter patience(second);
   const auto is_first = Holds(probe, "first");
   const Status removed = client_.Delete(bucket, {probe.key});
   VARVE_RETURN_IF_ERROR(is_first.status());
@@ -310,6 +312,7 @@ Status S3Storage::Replace(const std::string& name, std::string_view content) {
   if (written.ok() || (!tried_before && written.code() != StatusCode::kDataLoss)) {
     return written;  // Or refused at the first try. An answer that makes no sense says nothing.
   }
+  const PatienceAfter patience(written);
   if (const auto there = Holds(object, content); there.ok() && *there) {
     return Status::Ok();
   }
@@ -341,6 +344,7 @@ Status S3Storage::WriteIfAbsent(const std::string& name, std::string_view conten
   // A refusal may answer a second try of which the first was carried out; libcurl itself tries
   // again on a connection that was used before. Where nothing is obeyed, somebody may have
   // overwritten it.
+  const PatienceAfter patience(written);
   const auto there = Holds(object, content);
   if (there.ok()) {
     return *there ? Status::Ok() : AlreadyExists(name + ": another save's");

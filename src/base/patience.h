@@ -1,0 +1,60 @@
+/// How long work that could also be left undone waits for a server that does not answer.
+#pragma once
+
+#include <chrono>
+#include <optional>
+#include <utility>
+
+#include "base/guarded.h"
+#include "varve/status.h"
+
+namespace varve {
+
+/// Bounds the time that the calling thread's storage operations spend, all together, on requests
+/// that get no answer, until it is destroyed there. Answers cost nothing: on a server that works,
+/// the work may take as long as it takes. Storages whose requests are repeated look at it.
+class ScopedPatience {
+ public:
+  /// For work that could be left undone.
+  static constexpr std::chrono::milliseconds kLittle = std::chrono::seconds(30);
+
+  /// Not more than that of a scope around it.
+  explicit ScopedPatience(std::chrono::milliseconds in_all);
+  ScopedPatience(const ScopedPatience&) = delete;
+  ScopedPatience& operator=(const ScopedPatience&) = delete;
+  ~ScopedPatience();
+
+  [[nodiscard]] std::chrono::milliseconds left() const { return left_; }
+  void Spend(std::chrono::milliseconds time);
+
+ private:
+  std::chrono::milliseconds left_;
+  ScopedPatience* const before_;
+};
+
+/// Returns the calling thread's innermost; null where it has none.
+ScopedPatience* CurrentPatience();
+
+/// For a look at what became of a request: little patience where no answer to it came, for the
+/// caller has waited for that already.
+class PatienceAfter {
+ public:
+  explicit PatienceAfter(const Status& request) {
+    if (request.code() == StatusCode::kUnavailable) {
+      patience_.emplace(ScopedPatience::kLittle);
+    }
+  }
+
+ private:
+  std::optional<ScopedPatience> patience_;
+};
+
+/// Runs work whose failure changes nothing, the removal of what a failed save has left for example:
+/// the caller must not wait once more for each of its requests where the server has gone.
+template <class Work>
+void BestEffort(Work&& work) noexcept {
+  const ScopedPatience patience(ScopedPatience::kLittle);
+  (void)Guarded(std::forward<Work>(work));
+}
+
+}  // namespace varve
