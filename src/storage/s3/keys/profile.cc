@@ -129,10 +129,13 @@ Status ReadLimits(const Environment& environment, Settings* settings) {
                          Number(environment, "VARVE_S3_MAX_CONNECTIONS_PER_NODE", kConnections));
   VARVE_ASSIGN_OR_RETURN(const auto bandwidth,
                          Number(environment, "VARVE_S3_MAX_BANDWIDTH", kBytesPerSecond));
+  VARVE_ASSIGN_OR_RETURN(const auto bandwidth_of_node,
+                         Number(environment, "VARVE_S3_MAX_BANDWIDTH_PER_NODE", kBytesPerSecond));
   TrafficLimits& traffic = settings->traffic;
   traffic.connections = static_cast<int>(connections.value_or(traffic.connections));
   traffic.node_connections = static_cast<int>(of_node.value_or(traffic.node_connections));
   traffic.bytes_per_second = static_cast<std::uint64_t>(bandwidth.value_or(0));
+  traffic.node_bytes_per_second = static_cast<std::uint64_t>(bandwidth_of_node.value_or(0));
   return Status::Ok();
 }
 

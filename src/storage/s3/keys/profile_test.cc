@@ -70,12 +70,13 @@ TEST(S3Profile, LimitsOfTrafficAreWholeNumbers) {
                                          .Set("VARVE_S3_MAX_CONNECTIONS", "12")
                                          .Set("VARVE_S3_MAX_CONNECTIONS_PER_NODE", "40")
                                          .Set("VARVE_S3_MAX_BANDWIDTH", "250000000")
+                                         .Set("VARVE_S3_MAX_BANDWIDTH_PER_NODE", "900000000")
                                          .environment());
   ASSERT_TRUE(settings.ok()) << settings.status().ToString();
-  EXPECT_EQ(settings->traffic, (TrafficLimits{12, 40, 250'000'000}));
+  EXPECT_EQ(settings->traffic, (TrafficLimits{12, 40, 250'000'000, 900'000'000}));
   for (const char* value : {"0", "-1", "1.5", "many", "99999999999999999999999"}) {
     for (const char* name : {"VARVE_S3_MAX_CONNECTIONS", "VARVE_S3_MAX_CONNECTIONS_PER_NODE",
-                             "VARVE_S3_MAX_BANDWIDTH"}) {
+                             "VARVE_S3_MAX_BANDWIDTH", "VARVE_S3_MAX_BANDWIDTH_PER_NODE"}) {
       const auto refused = ReadSettings(Home().Set(name, value).environment());
       EXPECT_EQ(refused.status().code(), StatusCode::kInvalidArgument) << name << "=" << value;
       EXPECT_NE(refused.status().message().find(name), std::string::npos);

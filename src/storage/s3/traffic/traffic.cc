@@ -1,5 +1,6 @@
 #include "storage/s3/traffic/traffic.h"
 
+#include <algorithm>
 #include <chrono>
 #include <utility>
 
@@ -38,19 +39,24 @@ std::optional<int> Permit::End(LoadIs load) {
   return traffic == nullptr ? std::nullopt : traffic->End(server_, round_, slot_, load);
 }
 
-Traffic::Traffic(TrafficLimits limits, std::string slots_file)
+Traffic::Traffic(TrafficLimits limits, std::string slots_file, std::string pace_file)
     : slots_(std::move(slots_file), limits.node_connections),
+      node_pace_(std::move(pace_file), limits.node_bytes_per_second),
       process_wide_{Unloaded(limits.connections)},
       pace_(limits.bytes_per_second) {}
 
 /// Waits until the bandwidth allows a request of that size.
 Status Traffic::WaitForTurn(std::uint64_t bytes) {
-  if (!pace_.has_limit()) {  // Never changes.
+  if (!pace_.has_limit() && !node_pace_.has_limit()) {  // Never changes.
     return Status::Ok();
   }
   const std::stop_token stop = CurrentStop();
   std::unique_lock lock(mutex_);
-  const TimePoint turn = pace_.Reserve(bytes, Now());
+  TimePoint turn = pace_.Reserve(bytes, Now());
+  if (node_pace_.has_limit()) {
+    VARVE_ASSIGN_OR_RETURN(const TimePoint of_node, node_pace_.Reserve(bytes, Now()));
+    turn = std::max(turn, of_node);
+  }
   (void)WaitUntil(changed_, lock, stop, turn, [] { return false; });
   return CheckStop(stop);
 }

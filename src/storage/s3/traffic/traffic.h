@@ -1,5 +1,5 @@
-/// The limits of this process's requests: connections at once, of the process and of the node, and
-/// bytes a second. A request waits here before it begins, and holds a Permit while it is on its
+/// The limits of this process's requests: connections at once and bytes a second, of the process
+/// and of the node. A request waits here before it begins, and holds a Permit while it is on its
 /// way.
 #pragma once
 
@@ -11,15 +11,17 @@
 
 #include "base/pace.h"
 #include "storage/s3/traffic/concurrency.h"
+#include "storage/s3/traffic/node_pace.h"
 #include "storage/s3/traffic/node_slots.h"
 #include "varve/status.h"
 
 namespace varve::s3 {
 
 struct TrafficLimits {
-  int connections = 64;                ///< At once, of this process; >= 1.
-  int node_connections = 0;            ///< At once, of all processes of the node. 0: no limit.
-  std::uint64_t bytes_per_second = 0;  ///< Up and down together, of this process. 0: no limit.
+  int connections = 64;                     ///< At once, of this process; >= 1.
+  int node_connections = 0;                 ///< At once, of all processes of the node. 0: no limit.
+  std::uint64_t bytes_per_second = 0;       ///< Up and down together, of this process. 0: no limit.
+  std::uint64_t node_bytes_per_second = 0;  ///< Likewise, of all processes of the node.
   friend bool operator==(const TrafficLimits&, const TrafficLimits&) = default;
 };
 
@@ -57,7 +59,8 @@ class Permit {
 /// Threads: safe to call concurrently. Outlives its permits. A forked child begins anew.
 class Traffic {
  public:
-  explicit Traffic(TrafficLimits limits, std::string slots_file = NodeSlotsFile());
+  explicit Traffic(TrafficLimits limits, std::string slots_file = NodeSlotsFile(),
+                   std::string pace_file = NodePaceFile());
 
   /// Waits until a request that moves `bytes` may begin. `server` is the load of the server that it
   /// goes to, from this process; this object guards it. Errors: Cancelled by the calling thread's
@@ -70,6 +73,7 @@ class Traffic {
   std::optional<int> End(Load* server, std::uint64_t round, std::optional<int> slot, LoadIs load);
 
   NodeSlots slots_;
+  NodePace node_pace_;
   std::mutex mutex_;  // Guards all below and the servers' loads.
   std::condition_variable_any changed_;
   Load process_wide_;  // Its limit does not change.
