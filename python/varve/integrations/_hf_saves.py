@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+import os
 from collections.abc import Callable, Collection, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Literal
 
 import varve.torch
+from varve._engine import path_text
 from varve.errors import STAGER_LOST, Error, InvalidArgumentError
 from varve.integrations import _hf_folders
 from varve.torch._background import with_shared
@@ -34,6 +36,8 @@ class VarveSaving:
         max_write_bandwidth: Bytes a second that each rank writes at most; 0 for no limit.
         timeout: Seconds any rank waits for the others in a save or load.
         allow_pickle: Store and open values of unknown types, as a scheduler's state may have, as pickles.
+        upload_to: A place such as "s3://bucket/run". Each checkpoint is copied there under its own name, and counts
+            as durable when both are. A failed upload is a failed save; the local checkpoint stays.
     """
 
     on_failure: Literal["raise", "log"] = "raise"
@@ -43,10 +47,17 @@ class VarveSaving:
     max_write_bandwidth: int = 0
     timeout: float = 1800.0
     allow_pickle: bool = False
+    upload_to: str | os.PathLike[str] | None = None
 
     def __post_init__(self) -> None:
         if self.on_failure not in ("raise", "log"):
             raise InvalidArgumentError(f'on_failure={self.on_failure!r}: want "raise" or "log"')
+
+    def copy_of(self, path: str) -> str | None:
+        """Returns where the checkpoint `path` is copied to; None where none is."""
+        if self.upload_to is None:
+            return None
+        return os.path.join(path_text(self.upload_to), os.path.basename(path))
 
 
 class Saves:
@@ -89,6 +100,7 @@ class Saves:
                 max_write_bandwidth=saving.max_write_bandwidth,
                 timeout=saving.timeout,
                 on_failure=saving.on_failure,
+                upload_to=saving.copy_of(path),
             )
 
         if saving.stager is not None:
