@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from s3_jobs import set_environment, state_of
+from torch.distributed.checkpoint import state_dict_saver
 
 import varve.torch
 import varve.torch.dcp
@@ -24,6 +25,14 @@ def save_dcp(
         varve.torch.save(state, path, format="dcp", overwrite=True)
     elif how == "format in the background":
         varve.torch.async_save(state, path, format="dcp", overwrite=True).result(300.0)
+    elif how == "format by the agent":
+        options: dict[str, Any] = {"format": "dcp", "overwrite": True, "executor": "process"}
+        varve.torch.async_save(state, path, **options).result(300.0)
+    elif how == "by torch's process":
+        os.environ["MASTER_ADDR"] = "localhost"
+        kind = state_dict_saver.AsyncCheckpointerType.PROCESS
+        save = varve.torch.dcp.async_save(state, checkpoint_id=path, async_checkpointer_type=kind)
+        save.result(300.0)
     elif how == "in the background":
         varve.torch.dcp.async_save(state, checkpoint_id=path).result(300.0)
     elif how == "apart":
@@ -53,6 +62,7 @@ def die_in_an_upload(
 ) -> None:
     """Saves 128 MiB a rank over and over; rank 1 is killed, and the others give up."""
     set_environment(environment)
+    state = state_of(100, size, 256)  # Once: a mesh that lacks a rank is waited for by torch.
 
     def kill() -> None:
         time.sleep(after)
@@ -60,8 +70,8 @@ def die_in_an_upload(
 
     if rank == 1:
         threading.Thread(target=kill, daemon=True).start()
-    value = 100
     while True:
-        state = state_of(value, size, 256)
         varve.torch.save(state, path, format="dcp", overwrite=True, timeout=20.0)
-        value += 1
+        state["w"].to_local().add_(1)
+        state["b"].add_(1)
+        state["step"] += 1

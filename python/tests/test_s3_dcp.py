@@ -23,7 +23,9 @@ WAYS = [
     "format",
     "format in the background",
     "plain",
+    "format by the agent",
     "in the background",
+    "by torch's process",
     "by threads",
     "installed",
 ]
@@ -66,11 +68,12 @@ def test_ranks_save_over_a_checkpoint_and_anyone_loads(
     s3_server: dict[str, str],
     bucket: Any,
     how: str,
+    agent: str,
     tmp_path: Path,
 ) -> None:
     path = f"s3://{bucket.name}/run/step-1"
     for value in (4, 5):
-        run_ranks(2, save_dcp, s3_server, path, value, how)
+        run_ranks(2, save_dcp, {**s3_server, "VARVE_AGENT_DIR": agent}, path, value, how)
         keys = keys_in(bucket)
         assert keys[0] == "run/step-1/.metadata"
         assert len({key.rsplit("/", 1)[0] for key in keys}) == 2, keys
