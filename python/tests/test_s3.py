@@ -179,6 +179,17 @@ def test_what_is_wrong_is_named_and_no_key_is_told(
         assert secret not in ended.stderr
 
 
+def test_a_bucket_that_is_not_there_is_no_missing_checkpoint(bucket: Any) -> None:
+    run_path = "s3://varve-nowhere/run"
+    for call in (varve.torch.read, varve.list_checkpoints, varve.verify, varve.steps):
+        with pytest.raises(varve.PreconditionError, match="no bucket of this name"):
+            call(run_path)
+    with pytest.raises(varve.PreconditionError, match="no bucket of this name"):
+        varve.torch.CheckpointManager(run_path)
+    with pytest.raises(varve.CheckpointNotFoundError):
+        varve.torch.read(f"s3://{bucket.name}/run")
+
+
 @pytest.mark.parametrize("call", ["varve.torch.read(name)", "varve.torch.save(state, name)"])
 def test_ctrl_c_ends_a_wait_for_a_server_that_does_not_answer(
     s3_server: dict[str, str], call: str
@@ -198,14 +209,9 @@ def test_ctrl_c_ends_a_wait_for_a_server_that_does_not_answer(
         assert b"KeyboardInterrupt" in told
 
 
-def test_formats_that_need_renames_are_refused_before_anything_is_written(
-    bucket: Any, tmp_path: Path
-) -> None:
-    path = f"s3://{bucket.name}/c"
-    for arguments in ({"format": "hf"}, {"coordinate": False}):
-        state = {"w": torch.zeros(3)}
-        with pytest.raises(varve.UnsupportedError, match="mounted file systems"):
-            varve.torch.save(state, path, **arguments)  # type: ignore[arg-type]
+def test_a_format_that_needs_renames_is_refused_before_anything_is_written(bucket: Any) -> None:
+    with pytest.raises(varve.UnsupportedError, match="mounted file systems"):
+        varve.torch.save({"w": torch.zeros(3)}, f"s3://{bucket.name}/c", format="hf")
     assert keys_in(bucket) == []
 
 

@@ -33,7 +33,7 @@ Result<Outcome> Run(const Options& options, const std::stop_token& stop) {
   const std::string files = Count(report.file_count, "data file");
   return Outcome{Printable(options.path) + ": " +
                  (report.changed ? "rebuilt the index from " + files
-                                 : "the index is what " + files + " say; nothing to do") +
+                                 : "the index matches " + files + "; nothing to do") +
                  " (save " + ToString(report.save_id) + ")\n"};
 }
 

@@ -156,6 +156,12 @@ Status Refusal(int status, const ErrorBody& error, std::string_view request) {
                               "; the keys have ended: renew them, or name a source of "
                               "keys that renews them (docs/storage.md)");
   }
+  if (error.code ==
+      "NoSuchBucket") {  // No absence of a checkpoint, on which a job would begin anew.
+    return FailedPrecondition(message +
+                              "; the server has no bucket of this name: make it, or look for a "
+                              "slip in the name and in the endpoint (AWS_ENDPOINT_URL)");
+  }
   switch (status) {
     case 404: return NotFound(message);
     case 412: return AlreadyExists(message);
