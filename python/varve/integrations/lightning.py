@@ -278,7 +278,14 @@ class VarveModelCheckpoint(ModelCheckpoint):  # type: ignore[misc]
 def _with_a_time(fs: Any, checkpoint: str) -> str:
     """Returns the URL of an object of a checkpoint: Lightning asks when it changed, and folders have no time there."""
     fs.invalidate_cache()
-    return str(fs.unstrip_protocol(min(fs.find(checkpoint))))
+    objects = fs.find(checkpoint)
+    if not objects:
+        raise UnavailableError(
+            f"{checkpoint} is there for Varve, and fsspec, by which Lightning looks, finds nothing: do "
+            "both use the same endpoint and keys? Give the checkpoint's name as ckpt_path to go on",
+            path=checkpoint,
+        )
+    return str(fs.unstrip_protocol(min(objects)))
 
 
 def _varves(trainer: Any) -> Any:
