@@ -103,6 +103,9 @@ Result<ScanResult> ScanFiles(Storage& storage, const std::string& directory,
               [](const CheckedHeader& a, const CheckedHeader& b) {
                 return a.header.rank < b.header.rank;
               });
+    if (group.has_rank_0()) {
+      group.created_ns = group.files.front().header.created_ns;
+    }
     std::size_t next = 0;
     for (std::uint32_t rank = 0; rank < group.world_size; ++rank) {
       if (next < group.files.size() && group.files[next].header.rank == rank) {

@@ -19,14 +19,17 @@ namespace varve {
 struct FileGroup {
   SaveId save_id;
   std::uint32_t world_size = 0;
-  std::uint64_t created_ns = 0;        ///< The latest of its files.
+  /// Of rank 0's file, which does not change when more files come; the latest where that is
+  /// missing.
+  std::uint64_t created_ns = 0;
   std::vector<CheckedHeader> files;    ///< By rank.
   std::vector<std::uint32_t> missing;  ///< Ranks without a file.
   [[nodiscard]] bool complete() const { return missing.empty(); }
+  [[nodiscard]] bool has_rank_0() const { return !files.empty() && files.front().header.rank == 0; }
 };
 
 struct ScanResult {
-  std::vector<FileGroup> groups;  ///< Newest first.
+  std::vector<FileGroup> groups;  ///< Newest first; of equal ones that with the lower id.
   std::vector<Status> damaged;    ///< Files that could not be understood, with the reason.
 };
 

@@ -21,6 +21,12 @@
 //     overwrite all, without it those of saves that died incomplete. Never those of ranks that
 //     save together: a commit record may count on them. A crash before that leaves
 //     both, and readers take the newest complete one.
+//     Two saves of one name that overwrite at once may both become complete, and must not remove
+//     each other. So which one is older is told by rank 0's file alone: more files do not change
+//     it, as they would change the latest time of all, and the newest complete save loses nothing.
+//     A save whose rank 0 has no file yet may turn out to be newer. Its files are removed under
+//     rank 0's lock, with which none can come meanwhile, or without locks when they are a day older
+//     than this save. Rank 0's file goes last.
 //
 // In an object store names cannot be changed and there are no locks, but a file appears whole or
 // not at all, when its upload is completed (ConditionalWrites). There step 1 does nothing: nothing
@@ -108,9 +114,39 @@ Status RemoveDeadParts(Storage& storage, const std::string& path, std::uint32_t 
   return Status::Ok();
 }
 
+/// Returns true where no file of rank 0 can come to a save that has none, so that it never becomes
+/// complete: while `lock` is held, which this call takes, or for its age where there are no locks.
+bool NeverCompletes(Storage& storage, const std::string& path, const FileGroup& group,
+                    std::uint64_t ours_ns, std::unique_ptr<StorageLock>* lock) {
+  auto locked = storage.Lock(RankLockPath(path, 0));
+  if (!locked.ok()) {
+    constexpr std::uint64_t kDay = std::uint64_t{24} * 3600 * 1'000'000'000;
+    return locked.status().code() == StatusCode::kUnimplemented &&
+           group.created_ns + kDay < ours_ns;
+  }
+  *lock = *std::move(locked);
+  const auto entries = storage.List(path);
+  if (!entries.ok()) {
+    return false;
+  }
+  const std::vector<NamedSet> sets = GroupByName(*entries);
+  return std::none_of(sets.begin(), sets.end(), [&](const NamedSet& set) {
+    return set.save == NamedSave(group.save_id) && set.files.contains(0);
+  });
+}
+
+/// Removes the files of a save, that of rank 0 last: it tells the save's age.
+Status RemoveGroup(Storage& storage, const std::string& path, const FileGroup& group) {
+  for (auto file = group.files.rbegin(); file != group.files.rend(); ++file) {
+    VARVE_RETURN_IF_ERROR(storage.Remove(JoinPath(path, DataFileName(file->header))));
+  }
+  return Status::Ok();
+}
+
 /// Removes older saves once this one is complete; complete ones only if they may be overwritten.
-Status RemoveOlderSaves(Storage& storage, const std::string& path, const SaveId& id,
-                        bool overwrite) {
+/// `is_rank_0`: the caller holds rank 0's lock.
+Status RemoveOlderSaves(Storage& storage, const std::string& path, const SaveId& id, bool overwrite,
+                        bool is_rank_0) {
   VARVE_ASSIGN_OR_RETURN(const auto entries, storage.List(path));
   const std::vector<NamedSet> sets = GroupByName(entries);
   const bool complete = std::any_of(sets.begin(), sets.end(), [&](const NamedSet& set) {
@@ -121,13 +157,19 @@ Status RemoveOlderSaves(Storage& storage, const std::string& path, const SaveId&
   }
   // Headers tell which saves are older, and that this one is as complete as its names say.
   VARVE_ASSIGN_OR_RETURN(const ScanResult scan, ScanDataFiles(storage, path));
-  bool found = false;
+  for (const Status& unread : scan.damaged) {
+    const StatusCode code = unread.code();
+    if (code == StatusCode::kUnavailable || code == StatusCode::kFailedPrecondition) {
+      return unread;  // Not damage: a save that lacks a file here may be complete.
+    }
+  }
+  std::optional<std::uint64_t> ours_ns;
   for (const FileGroup& group : scan.groups) {  // Newest first.
     if (group.save_id == id) {
       if (!group.complete()) {
         return Status::Ok();
       }
-      found = true;
+      ours_ns = group.created_ns;
       // The other ranks' names must be as durable as ours before older files go.
       VARVE_RETURN_IF_ERROR(storage.SyncDirectory(path));
       continue;
@@ -135,8 +177,12 @@ Status RemoveOlderSaves(Storage& storage, const std::string& path, const SaveId&
     const bool wanted = group.complete() && !overwrite;
     // Never a file of ranks that saved together: a commit record may count on it by now.
     const bool theirs = !group.files.empty() && group.files[0].header.coordinated;
-    for (std::size_t i = 0; found && !wanted && !theirs && i < group.files.size(); ++i) {
-      VARVE_RETURN_IF_ERROR(storage.Remove(JoinPath(path, DataFileName(group.files[i].header))));
+    if (!ours_ns || wanted || theirs) {
+      continue;
+    }
+    std::unique_ptr<StorageLock> lock;
+    if (group.has_rank_0() || is_rank_0 || NeverCompletes(storage, path, group, *ours_ns, &lock)) {
+      VARVE_RETURN_IF_ERROR(RemoveGroup(storage, path, group));
     }
   }
   return Status::Ok();
@@ -215,20 +261,22 @@ class RankLocalSave final : public SaveSession {
   }
 
   /// Steps 1 to 4, and the renaming of step 5. Sets `others`: whether there are files of other
-  /// saves.
-  Result<WrittenShare> WriteAndRename(StagedFile* staged, bool* others) {
+  /// saves; and `lock`, where there are locks.
+  Result<WrittenShare> WriteAndRename(StagedFile* staged, bool* others,
+                                      std::unique_ptr<StorageLock>* lock) {
     VARVE_RETURN_IF_ERROR(CheckDisplaced(storage_, path_));  // Step 1.
     VARVE_RETURN_IF_ERROR(MakeDirectories(storage_, path_));
-    auto lock = storage_.Lock(RankLockPath(path_, identity().rank));  // Step 2.
-    if (lock.status().code() == StatusCode::kFailedPrecondition) {
+    auto locked = storage_.Lock(RankLockPath(path_, identity().rank));  // Step 2.
+    if (locked.status().code() == StatusCode::kFailedPrecondition) {
       return FailedPrecondition("another save of " + path_ + " by this rank is under way");
     }
-    if (!lock.ok() && lock.status().code() != StatusCode::kUnimplemented) {
-      return lock.status();
+    if (!locked.ok() && locked.status().code() != StatusCode::kUnimplemented) {
+      return locked.status();
     }
+    *lock = locked.ok() ? *std::move(locked) : nullptr;
     VARVE_ASSIGN_OR_RETURN(*others,  // Step 3.
                            CheckTarget(storage_, path_, identity().save_id, overwrite()));
-    if (lock.ok()) {
+    if (*lock != nullptr) {
       VARVE_RETURN_IF_ERROR(RemoveDeadParts(storage_, path_, identity().rank));
     }
     const std::string part = PartPath(path_, file_name_);
@@ -265,9 +313,11 @@ class RankLocalSave final : public SaveSession {
 
   Result<SaveReport> Publish(StagedFile* staged) {
     bool others = false;
-    VARVE_ASSIGN_OR_RETURN(const WrittenShare written, PublishesByRecord(storage_, path_)
-                                                           ? WriteWhole(staged, &others)
-                                                           : WriteAndRename(staged, &others));
+    std::unique_ptr<StorageLock> lock;  // To the end of step 6.
+    VARVE_ASSIGN_OR_RETURN(const WrittenShare written,
+                           PublishesByRecord(storage_, path_)
+                               ? WriteWhole(staged, &others)
+                               : WriteAndRename(staged, &others, &lock));
     std::optional<PhaseTimer> timer(std::in_place, &phases_, "commit");
     // A record that cannot be read now may be another's fault: the files of the others would be
     // incomplete without this one.
@@ -277,7 +327,9 @@ class RankLocalSave final : public SaveSession {
       return AlreadyExists("another save has published a committed checkpoint meanwhile");
     }
     if (overwrite() || others) {  // Step 6.
-      VARVE_RETURN_IF_ERROR(RemoveOlderSaves(storage_, path_, identity().save_id, overwrite()));
+      const bool is_rank_0 = lock != nullptr && identity().rank == 0;
+      VARVE_RETURN_IF_ERROR(
+          RemoveOlderSaves(storage_, path_, identity().save_id, overwrite(), is_rank_0));
     }
     timer.reset();
     const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - start_;

@@ -106,6 +106,30 @@ TEST_F(S3Apart, ARankThatSavesTwiceUnderOneIdIsRefusedAndItsFileStays) {
   EXPECT_EQ(server.objects(), objects);
 }
 
+// Two saves that overwrite at once: one that is complete must not remove what makes a newer one
+// incomplete while that removes the first.
+TEST_F(S3Apart, FilesOfASaveThatMayTurnOutToBeNewerStay) {
+  S3Server server;
+  const auto storage = Open(server);
+  ASSERT_TRUE(IsOk(SaveRanks(new_, 2, {1}, *storage, true)));
+  ASSERT_TRUE(IsOk(SaveRanks(old_, 1, {0, 1}, *storage, true)));
+  EXPECT_EQ(server.objects().size(), 3U);
+  EXPECT_EQ(SeenWhole(*storage), 1);
+  ASSERT_TRUE(IsOk(SaveRanks(new_, 2, {0}, *storage, true)));
+  EXPECT_EQ(SeenWhole(*storage), 2);
+  EXPECT_EQ(server.objects().size(), 2U);
+}
+
+TEST_F(S3Apart, WhichSaveIsOlderIsToldByRank0Alone) {
+  S3Server server;
+  const auto storage = Open(server);
+  ASSERT_TRUE(IsOk(SaveRanks(old_, 1, {0}, *storage, true)));
+  ASSERT_TRUE(IsOk(SaveRanks(new_, 2, {0, 1}, *storage, true)));
+  EXPECT_EQ(server.objects().size(), 2U);
+  ASSERT_TRUE(IsOk(SaveRanks(old_, 1, {1}, *storage, true)));  // The last file of all.
+  EXPECT_EQ(SeenWhole(*storage), 2);
+}
+
 TEST_F(S3Apart, ACommittedCheckpointIsNotReplaced) {
   S3Server server;
   const auto storage = Open(server);

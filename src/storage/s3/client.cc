@@ -139,8 +139,9 @@ bool S3Client::Correct(const Call& call, const HttpResponse& response, const Err
 
 namespace {
 
-/// Returns the status of a request that the server has refused for good.
-Status Refusal(int status, const ErrorBody& error, std::string_view request) {
+/// Returns the status of a request that the server has refused for good. `lists_uploads`: of a list
+/// of uploads, for which rclone's server says of a bucket without uploads that it is not there.
+Status Refusal(int status, const ErrorBody& error, std::string_view request, bool lists_uploads) {
   std::string message = std::string(request) + ": " + std::to_string(status);
   if (!error.code.empty()) {
     message += " " + Printable(error.code);
@@ -156,8 +157,8 @@ Status Refusal(int status, const ErrorBody& error, std::string_view request) {
                               "; the keys have ended: renew them, or name a source of "
                               "keys that renews them (docs/storage.md)");
   }
-  if (error.code ==
-      "NoSuchBucket") {  // No absence of a checkpoint, on which a job would begin anew.
+  // No absence of a checkpoint, on which a job would begin anew.
+  if (error.code == "NoSuchBucket" && !lists_uploads) {
     return FailedPrecondition(message +
                               "; the server has no bucket of this name: make it, or look for a "
                               "slip in the name and in the endpoint (AWS_ENDPOINT_URL)");
@@ -226,7 +227,9 @@ Result<HttpResponse> S3Client::SendOnce(const Call& call, Answer* answer) {
     answer->is = AnswerIs::kCorrected;
   }
   answer->retry_after = http::RetryAfter(*response);
-  const Status refusal = Refusal(response->status, error, call.Name());
+  const bool lists_uploads =
+      call.method == "GET" && !call.query.empty() && call.query.front().first == "uploads";
+  const Status refusal = Refusal(response->status, error, call.Name(), lists_uploads);
   return answer->is == AnswerIs::kTransient ? Unavailable(refusal.message()) : refusal;
 }
 
