@@ -9,6 +9,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -177,6 +178,50 @@ def test_what_is_wrong_is_named_and_no_key_is_told(
     assert f"s3://{name}/c" in ended.stderr
     for secret in (environment["AWS_SECRET_ACCESS_KEY"], "Signature=", "AWS4-HMAC"):
         assert secret not in ended.stderr
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("VARVE_CACHE_DIR", "relative"), ("VARVE_CACHE_BYTES", "5")]
+)
+def test_a_cache_that_is_set_wrongly_hides_no_checkpoint(
+    bucket: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, value: str
+) -> None:
+    run_path = f"s3://{bucket.name}/run"
+    varve.torch.save(small_state(), f"{run_path}/step-1")
+    monkeypatch.setenv("VARVE_CACHE_DIR", str(tmp_path))
+    monkeypatch.setenv(name, value)
+    for verb, path in (("ls", run_path), ("latest", run_path), ("inspect", f"{run_path}/step-1")):
+        assert f"{name}={value}" in run(verb, path, code=2), verb
+
+
+def test_a_step_that_vanishes_while_it_is_listed_is_not_there(bucket: Any) -> None:
+    run_path = f"s3://{bucket.name}/run"
+    stop = threading.Event()
+    failures: list[Exception] = []
+
+    def look() -> None:
+        while not stop.is_set():
+            try:
+                entries = varve.list_checkpoints(run_path)
+                assert {entry.state for entry in entries} <= {"whole"}
+                varve.steps(run_path)
+            except varve.CheckpointNotFoundError as error:
+                if "/step-" in str(error):  # Not of the run, which has no step in between.
+                    failures.append(error)
+            except Exception as error:
+                failures.append(error)
+
+    lookers = [threading.Thread(target=look) for _ in range(3)]
+    varve.torch.save(small_state(), f"{run_path}/step-1")
+    for looker in lookers:
+        looker.start()
+    for step in range(2, 40):
+        varve.torch.save(small_state(step), f"{run_path}/step-{step}")
+        varve.remove(f"{run_path}/step-{step - 1}")
+    stop.set()
+    for looker in lookers:
+        looker.join()
+    assert failures == []
 
 
 def test_a_bucket_that_is_not_there_is_no_missing_checkpoint(bucket: Any) -> None:

@@ -77,6 +77,10 @@ Result<std::optional<CheckpointEntry>> Examine(Storage& storage, const std::stri
       entry.save_id = opened->metadata.save_id;
     }
     if (const Status sizes = CheckFileSizes(storage, *opened); !sizes.ok()) {
+      if (ReadCommitRecord(storage, path).status().code() == StatusCode::kNotFound &&
+          opened->record) {
+        return std::optional<CheckpointEntry>();  // It has been removed since it was opened.
+      }
       entry.state = CheckpointState::kDamaged;
       entry.detail = sizes.message();
     }
@@ -197,8 +201,12 @@ Status AddQuarantined(Storage& storage, const std::string& path,
   if (!PublishesByRecord(storage, path)) {
     return Status::Ok();
   }
-  VARVE_ASSIGN_OR_RETURN(const auto files, storage.List(path));
-  for (const DirectoryEntry& file : files) {
+  const auto listed = storage.List(path);
+  if (listed.status().code() == StatusCode::kNotFound) {
+    return Status::Ok();  // It has been removed since it was listed.
+  }
+  VARVE_RETURN_IF_ERROR(listed.status());
+  for (const DirectoryEntry& file : *listed) {
     const auto reason = ReasonOfQuarantinedRecord(file.name);
     if (!reason || file.is_directory) {
       continue;

@@ -37,8 +37,13 @@ Result<std::optional<StepNote>> ReadNote(Storage& storage, const std::string& pa
     if (file.name == kStepNoteName) {
       const std::string files =
           record->directory.empty() ? directory : JoinPath(directory, record->directory);
-      VARVE_ASSIGN_OR_RETURN(const std::string text, ReadSideFile(storage, files, file));
-      return decoded(text);
+      const auto text = ReadSideFile(storage, files, file);
+      if (!text.ok() &&
+          ReadCommitRecord(storage, directory).status().code() == StatusCode::kNotFound) {
+        return Found();  // The step has been removed since it was listed.
+      }
+      VARVE_RETURN_IF_ERROR(text.status());
+      return decoded(*text);
     }
   }
   return Found();

@@ -15,8 +15,6 @@ constexpr PlantName kPlants[] = {
     {Plant::kParentNotSynced, "parent-not-synced",
      "success is reported before the new name is synced"},
     {Plant::kNameNotLocked, "name-not-locked", "two saves of one name are not kept apart"},
-    {Plant::kRanksNotLocked, "ranks-not-locked",
-     "nothing says that a rank which saves apart lives"},
     {Plant::kGarbageIgnoresLocks, "garbage-ignores-locks", "gc removes what live saves use"},
     {Plant::kWriteLost, "write-lost", "a block is never written"},
     {Plant::kWriteErrorSwallowed, "write-error-swallowed",
@@ -71,7 +69,6 @@ bool Skips(Plant plant, std::string_view process, Operation operation, std::stri
     case Plant::kStagingNotSynced: return sync_directory && IsStaging(name);
     case Plant::kParentNotSynced: return sync_directory && !IsStaging(name);
     case Plant::kNameNotLocked: return operation == Operation::kLock && !IsRankLock(name);
-    case Plant::kRanksNotLocked: return operation == Operation::kLock && IsRankLock(name);
     case Plant::kGarbageIgnoresLocks: return operation == Operation::kLock && process == "gc";
     case Plant::kWriteLost: return operation == Operation::kWrite && !record && !manifest;
     case Plant::kWriteErrorSwallowed: return operation == Operation::kWrite && fails;

@@ -19,7 +19,6 @@ enum class Plant : std::uint8_t {
   kStagingNotSynced,
   kParentNotSynced,
   kNameNotLocked,
-  kRanksNotLocked,
   kGarbageIgnoresLocks,
   kWriteLost,
   kWriteErrorSwallowed,

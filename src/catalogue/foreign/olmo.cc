@@ -137,7 +137,8 @@ Result<OpenedIndex> OpenTorchNew(const ForeignFolder& folder) {
 }  // namespace
 
 Status CheckOlmoMarker(const ForeignFolder& folder) {
-  if (folder.HasFile("config.yaml") || folder.HasFile(".metadata.json")) {
+  if (folder.HasFile("config.yaml") || folder.HasFile(".metadata.json") ||
+      folder.HasFile(kUploadMark)) {  // The last of what Varve uploads.
     return Status::Ok();
   }
   return FailedPrecondition(folder.path +

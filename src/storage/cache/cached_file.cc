@@ -163,20 +163,24 @@ std::unique_ptr<ReadableFile> ReadThrough(BlockStore& store, const std::string& 
   return std::make_unique<CachedFile>(store, Xxh3(AsByteSpan(key)), std::move(file));
 }
 
+// Errors are FailedPrecondition: an InvalidArgument of an open says that a name is none of a file,
+// so that a checkpoint would seem to be absent.
 Result<std::optional<CacheOptions>> ReadCacheOptions(const Environment& environment) {
   const auto directory = environment("VARVE_CACHE_DIR");
   if (!directory) {
     return std::optional<CacheOptions>();
   }
   if (!directory->starts_with('/')) {
-    return InvalidArgument("VARVE_CACHE_DIR=" + *directory + ": want an absolute path");
+    return FailedPrecondition("VARVE_CACHE_DIR=" + *directory + ": want an absolute path");
   }
   constexpr std::int64_t kLeast = std::int64_t{64} << 20;
   constexpr std::int64_t kMost = std::int64_t{1} << 60;
-  VARVE_ASSIGN_OR_RETURN(const auto bytes,
-                         NumberSetting(environment, "VARVE_CACHE_BYTES", kLeast, kMost, "bytes"));
+  const auto bytes = NumberSetting(environment, "VARVE_CACHE_BYTES", kLeast, kMost, "bytes");
+  if (!bytes.ok()) {
+    return FailedPrecondition(bytes.status().message());
+  }
   CacheOptions options{.directory = *directory};
-  options.max_bytes = bytes ? static_cast<std::uint64_t>(*bytes) : options.max_bytes;
+  options.max_bytes = *bytes ? static_cast<std::uint64_t>(**bytes) : options.max_bytes;
   return std::optional(std::move(options));
 }
 

@@ -282,11 +282,12 @@ TEST(CacheOptionsOf, TheEnvironmentSwitchesItOn) {
   variables["VARVE_CACHE_BYTES"] = "100000000";
   EXPECT_EQ(ReadCacheOptions(environment).value()->max_bytes, 100'000'000U);
   variables["VARVE_CACHE_BYTES"] = "1000";
-  EXPECT_TRUE(FailsWith(ReadCacheOptions(environment), StatusCode::kInvalidArgument,
+  EXPECT_TRUE(FailsWith(ReadCacheOptions(environment), StatusCode::kFailedPrecondition,
                         {"VARVE_CACHE_BYTES", "67108864"}));
   variables["VARVE_CACHE_BYTES"] = "100000000";
   variables["VARVE_CACHE_DIR"] = "cache";
-  EXPECT_TRUE(FailsWith(ReadCacheOptions(environment), StatusCode::kInvalidArgument, {"absolute"}));
+  EXPECT_TRUE(
+      FailsWith(ReadCacheOptions(environment), StatusCode::kFailedPrecondition, {"absolute"}));
 }
 
 }  // namespace

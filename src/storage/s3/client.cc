@@ -174,6 +174,12 @@ Status Refusal(int status, const ErrorBody& error, std::string_view request, boo
                                 "AWS_REGION, or the endpoint");
     case 401:
     case 403:
+      if (error.code == "SignatureDoesNotMatch" || error.code == "InvalidAccessKeyId") {
+        return FailedPrecondition(message +
+                                  "; the server does not know these keys: look at "
+                                  "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or the "
+                                  "profile");
+      }
       return FailedPrecondition(message + "; do the keys in use allow it? docs/storage.md lists " +
                                 "what each command needs");
     default: return FailedPrecondition(message);
