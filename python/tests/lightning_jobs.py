@@ -106,6 +106,13 @@ def fit(
     return net.losses
 
 
+def whole_in(folder: Any) -> list[str]:
+    """The names of the whole checkpoints in a folder."""
+    import varve
+
+    return sorted(entry.name for entry in varve.list_checkpoints(folder) if entry.state == "whole")
+
+
 def _as_of_torchrun(rank: int, size: int) -> None:
     """Tells Lightning that its processes are there."""
     os.environ.update(

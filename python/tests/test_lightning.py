@@ -19,6 +19,7 @@ from lightning_jobs import (
     fit_on_ranks,
     make_net,
     make_trainer,
+    whole_in,
 )
 from ranks import collect, run_ranks
 
@@ -45,10 +46,6 @@ pytestmark = [
 def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> list[float]:
     """The losses of 5 epochs of 4 steps."""
     return fit(str(tmp_path_factory.mktemp("run")), 5)
-
-
-def whole_in(folder: Path) -> list[str]:
-    return sorted(e.name for e in varve.list_checkpoints(folder) if e.state == "whole")
 
 
 def flip_a_bit(checkpoint: Path) -> None:

@@ -163,7 +163,7 @@ def test_what_is_wrong_is_named_and_no_key_is_told(
         name = "varve-nowhere"
     elif what == "key":
         environment["AWS_SECRET_ACCESS_KEY"] = "another-secret"
-        want = "SignatureDoesNotMatch"
+        want = "SignatureDoesNotMatch; the server does not know these keys"
     else:
         environment["AWS_ENDPOINT_URL"] = "http://127.0.0.1:1"
         want = "127.0.0.1:1"

@@ -8,11 +8,9 @@ from typing import Any
 
 import pytest
 from frameworks import framework
-from lightning_jobs import fit, fit_on_ranks
+from lightning_jobs import fit, fit_on_ranks, whole_in
 from ranks import run_ranks
 from s3_jobs import in_environment
-
-import varve
 
 lightning = framework("lightning")
 framework("s3fs")
@@ -29,10 +27,6 @@ pytestmark = [
 def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> list[float]:
     """The losses of 5 epochs of 4 steps."""
     return fit(str(tmp_path_factory.mktemp("run")), 5)
-
-
-def whole_in(folder: str) -> list[str]:
-    return sorted(e.name for e in varve.list_checkpoints(folder) if e.state == "whole")
 
 
 @pytest.mark.parametrize("asynchronous", [True, False])

@@ -77,8 +77,8 @@ Result<std::optional<CheckpointEntry>> Examine(Storage& storage, const std::stri
       entry.save_id = opened->metadata.save_id;
     }
     if (const Status sizes = CheckFileSizes(storage, *opened); !sizes.ok()) {
-      if (ReadCommitRecord(storage, path).status().code() == StatusCode::kNotFound &&
-          opened->record) {
+      if (opened->record &&
+          ReadCommitRecord(storage, path).status().code() == StatusCode::kNotFound) {
         return std::optional<CheckpointEntry>();  // It has been removed since it was opened.
       }
       entry.state = CheckpointState::kDamaged;

@@ -121,7 +121,7 @@ Result<std::unique_ptr<RunLock>> ClaimRun(Storage& storage, const std::string& r
       VARVE_RETURN_IF_ERROR(storage.Remove(JoinPath(directory, ClaimName(mine))));
       continue;
     }
-    BestEffort([&] {  // Step 3. What is left counts for nothing.
+    BestEffort([&] {  // Step 3. No job reads an older claim that stays.
       for (const std::uint64_t number : numbers) {
         (void)storage.Remove(JoinPath(directory, ClaimName(number)));
       }

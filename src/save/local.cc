@@ -116,6 +116,7 @@ Status RemoveDeadParts(Storage& storage, const std::string& path, std::uint32_t 
 
 /// Returns true where no file of rank 0 can come to a save that has none, so that it never becomes
 /// complete: while `lock` is held, which this call takes, or for its age where there are no locks.
+/// A save by rank 0 that begins while the lock is held is refused.
 bool NeverCompletes(Storage& storage, const std::string& path, const FileGroup& group,
                     std::uint64_t ours_ns, std::unique_ptr<StorageLock>* lock) {
   auto locked = storage.Lock(RankLockPath(path, 0));

@@ -97,8 +97,8 @@ Result<std::string> ResolvePath(std::string_view path, const Storage& storage) {
                            RegisteredStorage(name) != nullptr || !http::SchemeOfUrl(name).empty();
     if (is_remote && &storage == &PosixStorage()) {
       return InvalidArgument(Quoted(path) +
-                             ": this needs a directory of a mounted file system. What takes names "
-                             "in object stores and on web servers: docs/storage.md");
+                             ": this needs a directory of a mounted file system. docs/storage.md "
+                             "lists what takes names in object stores and on web servers");
     }
     return NoStorageServes(path, scheme, storage);
   }

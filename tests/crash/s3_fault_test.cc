@@ -289,13 +289,7 @@ TEST_F(S3Faults, UploadsOfADeadSaveAreGarbageAndThoseOfOthersStay) {
   S3Server server;
   const auto storage = Open(server);
   const std::string dead = std::string(kPath) + "/varve-data-" + std::string(32, 'a') + "/data";
-  const std::string text(20'000, 'x');
-  std::vector<std::unique_ptr<WritableFile>> left;
-  for (const std::string& name : {dead, std::string("s3://bucket/run/a-users")}) {
-    auto file = storage->OpenForWrite(name, {});
-    ASSERT_TRUE(IsOk((*file)->WriteAt(0, AsByteSpan(text))));
-    left.push_back(std::move(*file));
-  }
+  const auto left = BeginUploads(*storage, {dead, std::string("s3://bucket/run/a-users")});
   EXPECT_EQ(server.open_uploads(), 2U);
   const auto report = CollectGarbage("s3://bucket/run", DryRun::kNo, *storage);
   ASSERT_TRUE(report.ok()) << report.status().ToString();

@@ -10,6 +10,7 @@
 
 #include <gtest/gtest.h>
 
+#include "base/bytes.h"
 #include "crash/saves.h"
 #include "crash/states.h"
 #include "storage/s3/s3_storage.h"
@@ -32,6 +33,19 @@ inline s3::Settings QuickSettings(const S3Server& server) {
                     .longest = std::chrono::milliseconds(2),
                     .patience = std::chrono::milliseconds(5'000)};
   return settings;
+}
+
+/// Begins uploads of several parts that stay open while the result lives.
+inline std::vector<std::unique_ptr<WritableFile>> BeginUploads(
+    Storage& storage, const std::vector<std::string>& names) {
+  const std::string text(20'000, 'x');
+  std::vector<std::unique_ptr<WritableFile>> files;
+  for (const std::string& name : names) {
+    auto file = storage.OpenForWrite(name, {});
+    EXPECT_TRUE(IsOk((*file)->WriteAt(0, AsByteSpan(text))));
+    files.push_back(std::move(*file));
+  }
+  return files;
 }
 
 /// Saves of two states by two ranks.

@@ -161,13 +161,8 @@ TEST_F(S3Apart, TheUploadOfADeadRankIsGarbageAndThatOfAnotherProgramStays) {
   const auto storage = Open(server);
   ASSERT_TRUE(IsOk(SaveRanks(new_, 2, {0, 1}, *storage, false)));
   const std::string dead = std::string(kPath) + "/data-00001-of-00002-aaaaaaaaaaaa.safetensors";
-  const std::string text(20'000, 'x');
-  std::vector<std::unique_ptr<WritableFile>> left;
-  for (const std::string& name : {dead, std::string(kPath) + "/data-of-a-user.safetensors"}) {
-    auto file = storage->OpenForWrite(name, {});
-    ASSERT_TRUE(IsOk((*file)->WriteAt(0, AsByteSpan(text))));
-    left.push_back(std::move(*file));
-  }
+  const auto left =
+      BeginUploads(*storage, {dead, std::string(kPath) + "/data-of-a-user.safetensors"});
   EXPECT_EQ(server.open_uploads(), 2U);
   const auto report = CollectGarbage("s3://bucket/run", DryRun::kNo, *storage);
   ASSERT_TRUE(report.ok()) << report.status().ToString();

@@ -48,7 +48,7 @@ def is_remote(path: str) -> bool:
 
 
 def is_there(path: str) -> bool:
-    """Returns True where something has the name of a checkpoint, be it good or not."""
+    """Returns True if a checkpoint stands at `path`. It may be damaged."""
     try:
         varve.open(path)
     except CheckpointNotFoundError:

@@ -123,7 +123,7 @@ class VarveCheckpointIO(CheckpointIO):  # type: ignore[misc]
         """Saves a state as the directory `path`, and replaces a checkpoint there.
 
         Args:
-            checkpoint: What Lightning keeps of a training.
+            checkpoint: The state of the training, as Lightning gives it.
             path: A directory, or a name in an object store ("s3://bucket/key").
             storage_options: Not taken.
 

@@ -249,6 +249,7 @@ Result<HttpResponse> S3Client::Send(const Call& call) {
   }
   Call hurried = call;
   hurried.patience = std::min(call.patience.value_or(settings_.retry.patience), patience->left());
+  // A third: one request without an answer leaves time for others.
   const auto seconds = std::chrono::duration_cast<std::chrono::seconds>(patience->left());
   hurried.stall = std::min(call.stall.value_or(settings_.stall),
                            std::max(seconds / 3, std::chrono::seconds(1)));

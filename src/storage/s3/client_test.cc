@@ -342,8 +342,8 @@ TEST_F(S3Clients, CanBeStoppedWhileTheyWaitForTheirTurn) {
   EXPECT_EQ(PutText(client).code(), StatusCode::kCancelled);
 }
 
-// What a failed save has left is removed by many requests, and each would wait for a server that
-// has gone as long as the one that failed.
+// A failed save sends many requests to remove its objects. If the server is gone, each would wait
+// as long as the request that failed.
 TEST_F(S3Clients, SpendLittlePatienceInAllOnWhatCouldBeLeftUndone) {
   Settings settings = Quick();
   settings.retry.longest = milliseconds(5);

@@ -21,12 +21,6 @@ constexpr std::chrono::nanoseconds kFarthest = std::chrono::hours(1);
 
 }  // namespace
 
-std::string NodePaceFile() {
-  const bool shared = ::access("/dev/shm", W_OK) == 0;
-  return std::string(shared ? "/dev/shm" : "/tmp") + "/varve-s3-bandwidth-" +
-         std::to_string(::getuid());
-}
-
 NodePace::NodePace(std::string file, std::uint64_t bytes_per_second)
     : file_(std::move(file)), bytes_per_second_(bytes_per_second) {}
 

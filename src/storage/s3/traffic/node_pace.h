@@ -11,12 +11,13 @@
 #include <string>
 
 #include "base/time_source.h"
+#include "storage/s3/traffic/node_slots.h"
 #include "varve/status.h"
 
 namespace varve::s3 {
 
 /// Returns the file of this user's moment.
-std::string NodePaceFile();
+inline std::string NodePaceFile() { return NodeFile("bandwidth"); }
 
 /// Threads: safe to call concurrently. A forked child goes on with its parent's memory.
 class NodePace {

@@ -23,9 +23,9 @@ int SetLock(int descriptor, int slot, short kind) {
 
 }  // namespace
 
-std::string NodeSlotsFile() {
+std::string NodeFile(std::string_view what) {
   const bool shared = ::access("/dev/shm", W_OK) == 0;
-  return std::string(shared ? "/dev/shm" : "/tmp") + "/varve-s3-connections-" +
+  return std::string(shared ? "/dev/shm" : "/tmp") + "/varve-s3-" + std::string(what) + "-" +
          std::to_string(::getuid());
 }
 

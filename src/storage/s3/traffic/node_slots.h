@@ -8,14 +8,18 @@
 #include <mutex>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "varve/status.h"
 
 namespace varve::s3 {
 
+/// Returns the name of a file of this user that all processes of the node see: `what` says its use.
+std::string NodeFile(std::string_view what);
+
 /// Returns the file of this user's slots.
-std::string NodeSlotsFile();
+inline std::string NodeSlotsFile() { return NodeFile("connections"); }
 
 /// Threads: safe to call concurrently.
 class NodeSlots {
