@@ -194,6 +194,15 @@ def test_a_cache_that_is_set_wrongly_hides_no_checkpoint(
         assert f"{name}={value}" in run(verb, path, code=2), verb
 
 
+def test_what_unshard_leaves_in_a_bucket_is_whole(bucket: Any) -> None:
+    path = f"s3://{bucket.name}/run/step-1"
+    state = {"model": {"w": torch.arange(6.0)}, "optim": {"m": torch.ones(6)}}
+    varve.torch.save(state, path)
+    varve.torch.unshard(path, f"s3://{bucket.name}/whole/step-1")
+    (entry,) = varve.list_checkpoints(f"s3://{bucket.name}/whole")
+    assert (entry.name, entry.state) == ("step-1", "whole"), entry.detail
+
+
 def test_a_step_that_vanishes_while_it_is_listed_is_not_there(bucket: Any) -> None:
     run_path = f"s3://{bucket.name}/run"
     stop = threading.Event()
