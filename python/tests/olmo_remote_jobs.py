@@ -106,6 +106,8 @@ def fail(
     os.environ["VARVE_S3_RETRY_TIMEOUT"] = "1"
     if rank == 1:
         os.environ["AWS_ENDPOINT_URL"] = "http://127.0.0.1:9"
+    os.mkdir(f"{path}-{rank}")
+    os.chdir(f"{path}-{rank}")
     model, optim = jobs.trained("fsdp1", size)
     try:
         olmo.LocalShardedCheckpointer(jobs.Config()).save_checkpoint(

@@ -125,6 +125,8 @@ def test_a_failed_upload_keeps_the_local_checkpoint_and_raises_everywhere(
     for name, text, pickles in results:
         assert name == "OLMoNetworkError" and pickles
         assert "rank 1" in text and "is published and stays" in text
+    for rank in (0, 1):
+        os.rmdir(tmp_path / f"step1-{rank}")  # Their working directories: nothing was made in them.
     assert varve.verify(path) == []
     assert not [key for key in keys_below(bucket, "run/step1") if key.endswith("config.yaml")]
     # The command makes the upload, and the note goes.

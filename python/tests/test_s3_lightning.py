@@ -82,8 +82,11 @@ def test_two_ranks_save_and_one_resumes(
     assert resumed == uninterrupted[12:]
 
 
-def test_a_path_that_is_given_is_loaded(bucket: Any, uninterrupted: list[float]) -> None:
+def test_a_path_that_is_given_is_loaded(
+    bucket: Any, uninterrupted: list[float], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     folder = f"s3://{bucket.name}/run"
+    monkeypatch.chdir(tmp_path)
     fit(folder, 2)
     assert fit(folder, 3, ckpt_path=f"{folder}/epoch=0.ckpt") == uninterrupted[4:12]
-    assert not Path(os.getcwd(), "s3:").exists()
+    assert os.listdir() == []

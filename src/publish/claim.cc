@@ -6,6 +6,7 @@
 #include "base/time_source.h"
 #include "catalogue/foreign.h"
 #include "catalogue/names.h"
+#include "catalogue/open.h"
 #include "catalogue/own_names.h"
 #include "catalogue/side_files.h"
 #include "varve/catalogue.h"
@@ -177,6 +178,10 @@ Status CannotMake(const std::string& path, const Status& cause) {
 Status MakeDirectories(Storage& storage, const std::string& path) {
   if (path == "." || path == "/") {
     return Status::Ok();
+  }
+  if (PublishesByRecord(storage, path) || IsUnlisted(storage, path)) {
+    // Remote names need no directories. The parents of "s3://bucket" would be names of the disk.
+    return storage.MakeDirectory(path);
   }
   const std::string parent = ParentPath(path);
   if (storage.List(path).ok()) {

@@ -41,8 +41,9 @@ Result<std::unique_ptr<StorageLock>> TakeLock(Storage& storage, const std::strin
 /// the checkpoint and leaves links to it alone. Errors: InvalidArgument for links in a circle.
 Result<std::string> FollowLinks(Storage& storage, const std::string& path);
 
-/// Makes a directory and its parents, each durable. No-op for what exists. Errors: those of
-/// Storage::MakeDirectory, naming the directory, but Unavailable instead of NotFound.
+/// Makes a directory and its parents, each durable. No-op for what exists, and in object stores, to
+/// which it sends no request. Errors: those of Storage::MakeDirectory, naming the directory, but
+/// Unavailable instead of NotFound.
 Status MakeDirectories(Storage& storage, const std::string& path);
 
 }  // namespace varve
