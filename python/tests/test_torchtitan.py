@@ -380,6 +380,8 @@ def test_options_that_make_no_sense_are_refused(tmp_path: Path) -> None:
         Training(str(tmp_path), folder="hdfs://bucket/run")
     with pytest.raises(ValueError, match="sd_adapter"):
         Training(str(tmp_path), last_save_in_hf=True, last_save_model_only=True)
+    with pytest.raises(ValueError, match=r"last_save_in_hf.*s3://b/run"):  # By torchtitan.
+        Training(str(tmp_path), folder="s3://b/run", last_save_in_hf=True, last_save_model_only=True)
 
 
 def test_steps_that_are_multiples_of_keep_every_stay(tmp_path: Path) -> None:
@@ -393,14 +395,20 @@ def test_steps_that_are_multiples_of_keep_every_stay(tmp_path: Path) -> None:
 # ---- An object store
 
 
-def test_an_object_store_holds_the_steps_and_the_newest_good_one_is_resumed_from(
-    s3_server: dict[str, str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.fixture
+def bucket(s3_server: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> Any:
+    """An empty bucket, through the eyes of boto3."""
     boto3 = pytest.importorskip("boto3")
     for name, value in s3_server.items():
         monkeypatch.setenv(name, value)
-    bucket = boto3.resource("s3").Bucket(f"varve-{uuid.uuid4().hex[:12]}")
-    bucket.create()
+    made = boto3.resource("s3").Bucket(f"varve-{uuid.uuid4().hex[:12]}")
+    made.create()
+    return made
+
+
+def test_an_object_store_holds_the_steps_and_the_newest_good_one_is_resumed_from(
+    bucket: Any,
+) -> None:
     folder = f"s3://{bucket.name}/titan"
     options = {"folder": folder, "keep_latest_k": 2, "interval": 1, "async_mode": "async"}
     training = Training("unused", **options)
