@@ -37,8 +37,8 @@ std::string_view StateName(CheckpointState state);
 
 struct CheckpointEntry {
   Format format = Format::kVarve;
-  std::string
-      name;  ///< In the directory; for kSaving, kStale and kQuarantined, of the hidden entry.
+  std::string name;  ///< In the directory; for kSaving, kStale and kQuarantined, of the hidden
+                     ///< entry where there is one.
   CheckpointState state = CheckpointState::kWhole;
   std::string detail;                 ///< Why it is not whole.
   std::optional<std::uint64_t> step;  ///< From the name.

@@ -7,6 +7,7 @@
 #include "catalogue/open.h"
 #include "catalogue/own_names.h"
 #include "catalogue/scan.h"
+#include "catalogue/unpublished.h"
 #include "format/commit_record.h"
 #include "varve/catalogue.h"
 #include "varve/storage.h"
@@ -194,10 +195,32 @@ CheckpointEntry ExamineQuarantined(Storage& storage, const std::string& path,
   return entry;
 }
 
-/// Adds the checkpoints of one name that were taken out of the way where names cannot be changed:
-/// their records have others.
-Status AddQuarantined(Storage& storage, const std::string& path,
-                      std::vector<CheckpointEntry>* entries) {
+/// Returns the entry for a checkpoint that was taken out of the way where names cannot be changed:
+/// its record has another. Nothing for other files.
+std::optional<CheckpointEntry> ExamineQuarantinedRecord(Storage& storage, const std::string& path,
+                                                        const DirectoryEntry& file) {
+  const auto reason = ReasonOfQuarantinedRecord(file.name);
+  if (!reason || file.is_directory) {
+    return std::nullopt;
+  }
+  const std::string name = BaseName(path);
+  CheckpointEntry entry{
+      .name = name, .state = CheckpointState::kQuarantined, .step = StepFromName(name)};
+  entry.detail = name + ": " + NoteText(storage, JoinPath(path, *reason));
+  const auto text = ReadWholeFile(storage, JoinPath(path, file.name), kMaxNoteBytes);
+  const auto record = text.ok() ? DecodeCommitRecord(*text) : Result<CommitRecord>(text.status());
+  if (record.ok()) {
+    std::int64_t modified_ns = 0;
+    const auto bytes = BytesIn(storage, JoinPath(path, record->directory), &modified_ns);
+    entry.bytes = bytes.ok() ? *bytes : 0;
+  }
+  return entry;
+}
+
+/// Adds what is in the directory of a name beside its checkpoint, where names cannot be changed:
+/// what was taken out of the way, and where there is no checkpoint, what saves have written.
+Status AddBeside(Storage& storage, const std::string& path, bool has_checkpoint,
+                 std::vector<CheckpointEntry>* entries) {
   if (!PublishesByRecord(storage, path)) {
     return Status::Ok();
   }
@@ -206,24 +229,18 @@ Status AddQuarantined(Storage& storage, const std::string& path,
     return Status::Ok();  // It has been removed since it was listed.
   }
   VARVE_RETURN_IF_ERROR(listed.status());
+  bool in_quarantine = false;
   for (const DirectoryEntry& file : *listed) {
-    const auto reason = ReasonOfQuarantinedRecord(file.name);
-    if (!reason || file.is_directory) {
-      continue;
+    if (auto entry = ExamineQuarantinedRecord(storage, path, file)) {
+      entries->push_back(*std::move(entry));
+      in_quarantine = true;  // Data that nothing else names are its own.
     }
-    const std::string name = BaseName(path);
-    CheckpointEntry entry{
-        .name = name, .state = CheckpointState::kQuarantined, .step = StepFromName(name)};
-    entry.detail = name + ": " + NoteText(storage, JoinPath(path, *reason));
-    const auto text = ReadWholeFile(storage, JoinPath(path, file.name), kMaxNoteBytes);
-    const auto record = text.ok() ? DecodeCommitRecord(*text) : Result<CommitRecord>(text.status());
-    if (record.ok()) {
-      const auto data = storage.List(JoinPath(path, record->directory));
-      for (const DirectoryEntry& one : data.ok() ? *data : std::vector<DirectoryEntry>{}) {
-        entry.bytes += one.size;
-      }
+  }
+  if (!has_checkpoint && !in_quarantine) {
+    VARVE_ASSIGN_OR_RETURN(auto unpublished, ExamineUnpublished(storage, path, *listed));
+    if (unpublished) {
+      entries->push_back(*std::move(unpublished));
     }
-    entries->push_back(std::move(entry));
   }
   return Status::Ok();
 }
@@ -292,7 +309,7 @@ Result<std::vector<CheckpointEntry>> ListCheckpoints(const std::string& path, St
   VARVE_RETURN_IF_ERROR(listed.status());
   const std::vector<DirectoryEntry>& found = *listed;
   std::vector<CheckpointEntry> entries;
-  VARVE_RETURN_IF_ERROR(AddQuarantined(storage, directory, &entries));
+  VARVE_RETURN_IF_ERROR(AddBeside(storage, directory, files_beside.has_value(), &entries));
   for (const DirectoryEntry& item : found) {
     VARVE_RETURN_IF_ERROR(CheckStop(stop).Annotate("list " + directory));
     if (!item.is_directory) {
@@ -321,10 +338,12 @@ Result<std::vector<CheckpointEntry>> ListCheckpoints(const std::string& path, St
     } else {
       VARVE_ASSIGN_OR_RETURN(auto entry,
                              Examine(storage, JoinPath(directory, item.name), item.name));
+      const bool has_checkpoint = entry.has_value();
       if (entry) {
         entries.push_back(*std::move(entry));
       }
-      VARVE_RETURN_IF_ERROR(AddQuarantined(storage, JoinPath(directory, item.name), &entries));
+      VARVE_RETURN_IF_ERROR(
+          AddBeside(storage, JoinPath(directory, item.name), has_checkpoint, &entries));
     }
   }
   if (entries.empty() && files_beside) {

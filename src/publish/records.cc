@@ -1,7 +1,6 @@
 #include "publish/records.h"
 
 #include <algorithm>
-#include <chrono>
 #include <map>
 #include <set>
 #include <utility>
@@ -14,6 +13,7 @@
 #include "catalogue/open.h"
 #include "catalogue/own_names.h"
 #include "catalogue/scan.h"
+#include "catalogue/unpublished.h"
 #include "format/commit_record.h"
 #include "publish/upload_claim.h"
 
@@ -21,7 +21,6 @@ namespace varve {
 namespace {
 
 constexpr std::uint64_t kMaxRecordBytes = std::uint64_t{64} << 10;
-constexpr auto kDeadAfter = std::chrono::hours(24);
 
 /// The commit records of a checkpoint's directory, and the data directories in it.
 struct Found {
@@ -120,24 +119,6 @@ Result<Found> Look(Storage& storage, const std::string& path) {
   return LookAt(storage, path, entries);
 }
 
-/// Returns the bytes in a directory, and adds when the last of them were written.
-Result<std::uint64_t> BytesIn(Storage& storage, const std::string& directory,
-                              std::int64_t* modified_ns) {
-  VARVE_ASSIGN_OR_RETURN(const auto entries, storage.List(directory));
-  std::uint64_t bytes = 0;
-  for (const DirectoryEntry& entry : entries) {
-    if (entry.is_directory) {
-      VARVE_ASSIGN_OR_RETURN(const std::uint64_t below,
-                             BytesIn(storage, JoinPath(directory, entry.name), modified_ns));
-      bytes += below;
-      continue;
-    }
-    bytes += entry.size;
-    *modified_ns = std::max(*modified_ns, entry.modified_ns);
-  }
-  return bytes;
-}
-
 /// Removes the directory that a record names.
 Status RemoveNamed(Storage& storage, const std::string& path, const CommitRecord& record) {
   return IsDataDirectoryName(record.directory) ? storage.Remove(JoinPath(path, record.directory))
@@ -212,11 +193,6 @@ Status RemoveRest(Storage& storage, const std::string& path,
 }
 
 }  // namespace
-
-bool IsDeadByAge(Storage& storage, const std::string& path, std::int64_t modified_ns) {
-  const std::int64_t now = storage.extras().conditional_writes->NowNs(path);
-  return modified_ns > 0 && modified_ns + std::chrono::nanoseconds(kDeadAfter).count() < now;
-}
 
 Status RemoveRecordsBelow(Storage& storage, const std::string& path, std::uint64_t end) {
   VARVE_ASSIGN_OR_RETURN(const Found found, Look(storage, path));

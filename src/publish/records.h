@@ -12,10 +12,6 @@
 
 namespace varve {
 
-/// Returns true for what was written more than a day ago by the storage's clock: without locks,
-/// only such a thing counts as dead. False where the time is not known.
-bool IsDeadByAge(Storage& storage, const std::string& path, std::int64_t modified_ns);
-
 /// Removes the commit records of `path` with numbers below `end`, from the lowest on, and then the
 /// data directories that they named, unless a record that stays names them too.
 Status RemoveRecordsBelow(Storage& storage, const std::string& path, std::uint64_t end);

@@ -6,7 +6,7 @@
 
 #include "base/stop.h"
 #include "catalogue/names.h"
-#include "publish/records.h"
+#include "catalogue/unpublished.h"
 
 namespace varve {
 namespace {

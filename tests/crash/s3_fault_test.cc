@@ -253,6 +253,33 @@ TEST_F(S3Faults, GarbageIsWhatNoRecordNamesAndIsADayOld) {
   EXPECT_EQ(left, whole);
 }
 
+TEST_F(S3Faults, AListShowsWhatSavesHaveWrittenAndNotPublished) {
+  S3Server server;
+  const auto storage = Open(server);
+  ASSERT_TRUE(IsOk(SaveBoth(new_, *storage, false)));
+  const std::string data = "/varve-data-" + std::string(32, 'a');
+  server.Put("bucket/run/step-2" + data + "/files/a", "five!");
+  server.Put("bucket/run/step-3/notes.txt", "a user's");
+  server.SetTime("2026-01-01T00:00:00.000Z", "Thu, 01 Jan 2026 13:00:00 GMT");
+  auto listed = ListCheckpoints("s3://bucket/run", *storage);
+  ASSERT_TRUE(IsOk(listed));
+  ASSERT_EQ(listed->size(), 2U);
+  EXPECT_EQ((*listed)[0].state, CheckpointState::kWhole);
+  EXPECT_EQ((*listed)[1].name, "step-2");
+  EXPECT_EQ((*listed)[1].step, 2U);
+  EXPECT_EQ((*listed)[1].bytes, 5U);
+  EXPECT_EQ((*listed)[1].state, CheckpointState::kSaving);
+  server.SetTime("2026-01-01T00:00:00.000Z", "Sat, 03 Jan 2026 00:00:00 GMT");
+  listed = ListCheckpoints("s3://bucket/run/step-2", *storage);
+  ASSERT_TRUE(IsOk(listed));
+  ASSERT_EQ(listed->size(), 1U);
+  EXPECT_EQ(listed->front().name, "step-2");
+  EXPECT_EQ(listed->front().state, CheckpointState::kStale);
+  ASSERT_TRUE(IsOk(CollectGarbage("s3://bucket/run", DryRun::kNo, *storage)));
+  listed = ListCheckpoints("s3://bucket/run", *storage);
+  EXPECT_TRUE(listed.ok() && listed->size() == 1U);
+}
+
 TEST_F(S3Faults, GarbageCollectionOutlastsWhatPassesAndNeverTakesTheCheckpoint) {
   const std::string dead = std::string(kPath) + "/varve-data-" + std::string(32, 'a');
   const std::string text(20'000, 'x');
