@@ -53,7 +53,7 @@ struct RunStep {
   std::string detail;  ///< Why it is not whole.
   std::uint64_t bytes = 0;
   std::uint32_t world_size = 0;
-  std::int64_t time_ns = 0;  ///< Unix time: of the note, else of the directory.
+  std::int64_t time_ns = 0;  ///< Unix time: of the note, else of the directory or its newest file.
   std::vector<std::pair<std::string, double>> metrics;
   std::optional<std::string> pin;  ///< Why it is pinned.
   std::optional<SaveId> save_id{};

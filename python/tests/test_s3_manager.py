@@ -163,6 +163,24 @@ def test_a_pinned_step_is_not_replaced(bucket: Any) -> None:
     assert varve.torch.read(f"{run}/step-00000002")["w"][0] == 2
 
 
+def test_a_step_that_a_script_saves_is_as_new_as_its_objects(bucket: Any) -> None:
+    run = f"s3://{bucket.name}/run"
+    saved_run(run, 3)
+    varve.torch.save({"w": torch.full((1000,), 4)}, f"{run}/step-00000004")
+    assert varve_command("latest", run).strip() == f"{run}/step-00000004"
+    state = {"w": torch.zeros(1000, dtype=torch.int64)}
+    with varve.torch.CheckpointManager(run) as manager:
+        assert manager.resume(state) == 4
+        assert all(abs(one.time_ns / 1e9 - time.time()) < 600 for one in manager.steps())
+    told = varve_command("prune", run, "--keep", "newer=1")
+    assert len(names_of(run)) == 4, told
+    # Names without a number: the one that was published last, though it is not the last by name.
+    for name in ("b", "a"):
+        varve.torch.save(state, f"s3://{bucket.name}/others/{name}")
+        time.sleep(1.1)  # The server's times are whole seconds.
+    assert varve_command("latest", f"s3://{bucket.name}/others").strip().endswith("/a")
+
+
 def test_the_history_is_an_object_for_each_event_and_report_draws_it(
     bucket: Any, tmp_path: Path
 ) -> None:

@@ -49,6 +49,27 @@ Result<std::optional<StepNote>> ReadNote(Storage& storage, const std::string& pa
   return Found();
 }
 
+/// Returns when a checkpoint was written: the time of its directory, or where that has none, as in
+/// an object store, of the newest file in it. 0: not known. Errors: those of the storage.
+Result<std::int64_t> WrittenAt(Storage& storage, const std::string& path,
+                               const DirectoryEntry* there) {
+  if (there == nullptr || there->modified_ns != 0) {
+    return there == nullptr ? 0 : there->modified_ns;
+  }
+  const auto entries = storage.List(path);
+  if (entries.status().code() == StatusCode::kNotFound) {
+    return 0;  // The step has been removed since it was listed.
+  }
+  VARVE_RETURN_IF_ERROR(entries.status());
+  std::int64_t newest = 0;
+  for (const DirectoryEntry& entry : *entries) {
+    if (!entry.is_directory && entry.name != kPinName) {  // A pin comes later.
+      newest = std::max(newest, entry.modified_ns);
+    }
+  }
+  return newest;
+}
+
 /// Orders steps as ListSteps says.
 void SortSteps(std::vector<RunStep>* steps) {
   // What a script saves while a manager has the run, or after it, is as new as what the manager
@@ -116,7 +137,6 @@ Result<std::vector<RunStep>> ListSteps(const std::string& given, Storage& storag
     step.detail = std::move(entry.detail);
     step.bytes = entry.bytes;
     step.world_size = entry.world_size;
-    step.time_ns = there == nullptr ? 0 : there->modified_ns;
     const std::string path = JoinPath(run, entry.name);
     auto note = ReadNote(storage, path, is_displaced);
     if (note.status().code() == StatusCode::kDataLoss && step.whole()) {
@@ -129,6 +149,8 @@ Result<std::vector<RunStep>> ListSteps(const std::string& given, Storage& storag
       step.attempt = (*note)->attempt;
       step.time_ns = (*note)->time_ns;
       step.metrics = std::move((*note)->metrics);
+    } else {
+      VARVE_ASSIGN_OR_RETURN(step.time_ns, WrittenAt(storage, path, there));
     }
     step.pin = ReadPin(storage, path);
     step.save_id = entry.save_id;
@@ -165,12 +187,14 @@ Result<std::string> NewestCheckpoint(const std::string& given, Storage& storage,
     any_step = any_step || entry.step.has_value();
     RunStep step;
     step.name = entry.name;
-    step.time_ns = there == nullptr ? 0 : there->modified_ns;
     // Names without a step come before all others.
     step.step = entry.step ? *entry.step + 1 : 0;
     if (*note) {
       step.attempt = (*note)->attempt;
       step.time_ns = (*note)->time_ns;
+    } else {
+      VARVE_ASSIGN_OR_RETURN(step.time_ns,
+                             WrittenAt(storage, JoinPath(directory, entry.name), there));
     }
     if (IsStepName(step.name)) {
       steps.push_back(step);
