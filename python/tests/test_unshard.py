@@ -59,6 +59,18 @@ def test_the_result_is_a_checkpoint_of_its_own(case: str, tmp_path: Path) -> Non
         assert torch.equal(model[name], tensor), name
 
 
+def test_the_result_is_whole_where_the_source_has_no_configuration(tmp_path: Path) -> None:
+    varve.torch.save({"model": {"w": torch.arange(4.0)}}, tmp_path / "ck")
+    for overwrite in (False, True):
+        varve.unshard(tmp_path / "ck", tmp_path / "out", overwrite=overwrite)
+        assert varve.verify(tmp_path / "out") == []
+        names = sorted(path.name for path in (tmp_path / "out").iterdir())
+        assert names == [".varve-uploaded", "model.pt"]
+    assert [one.state for one in varve.list_checkpoints(tmp_path)] == ["whole", "whole"]
+    varve.upload(tmp_path / "out", tmp_path / "copy")
+    assert varve.diff(tmp_path / "out", tmp_path / "copy") == []
+
+
 def by_olmos_rules(path: Path) -> dict[Any, Any]:
     """Reads a file of OLMo's dialect: a key is base64 of the pickle of (path, is_pickled)."""
     state: dict[Any, Any] = {}

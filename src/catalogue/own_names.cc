@@ -144,8 +144,8 @@ bool IsOlmoShardedName(Format format, std::string_view name) {
 }
 
 /// Returns true for the files that an unshard writes. The directory is one of OLMo's if it has the
-/// model and the mark that is written last; with the model in safetensors the optimizer too,
-/// because a folder with a model.safetensors and a config.yaml may be anyone's.
+/// model and a mark that is written last, OLMo's or Varve's; with the model in safetensors the
+/// optimizer too, because a folder with a model.safetensors and a config.yaml may be anyone's.
 bool IsOlmoFullName(std::string_view name) {
   return name == kOlmoModel || name == "optim.pt" || name == "train.pt" || name == kOlmoMark ||
          name == "model.safetensors" || name == "optim.safetensors";
@@ -171,6 +171,7 @@ std::optional<Format> ShownFormat(const std::vector<DirectoryEntry>& entries) {
   bool hfai = false;
   bool olmo_model = false;
   bool olmo_mark = false;
+  bool varves_mark = false;
   int olmo_safetensors = 0;
   for (const DirectoryEntry& entry : entries) {
     if (entry.is_directory) {
@@ -186,6 +187,7 @@ std::optional<Format> ShownFormat(const std::vector<DirectoryEntry>& entries) {
     hf = hf || entry.name == kHfIndexName;
     olmo_model = olmo_model || entry.name == kOlmoModel;
     olmo_mark = olmo_mark || entry.name == kOlmoMark;
+    varves_mark = varves_mark || entry.name == kUploadMark;
     olmo_safetensors +=
         entry.name == "model.safetensors" || entry.name == "optim.safetensors" ? 1 : 0;
     hfai = hfai || HfaiPartNumber(entry.name).has_value();
@@ -199,11 +201,10 @@ std::optional<Format> ShownFormat(const std::vector<DirectoryEntry>& entries) {
   if (hf) {
     return Format::kSafetensors;
   }
-  if (!olmo_mark) {
-    return std::nullopt;
+  if ((olmo_mark || varves_mark) && (olmo_model || olmo_safetensors == 2)) {
+    return Format::kOlmoFull;
   }
-  return olmo_model || olmo_safetensors == 2 ? std::optional(Format::kOlmoFull)
-                                             : OlmoSharded(entries);
+  return olmo_mark ? OlmoSharded(entries) : std::nullopt;
 }
 
 bool IsReservedFileName(std::string_view name) {

@@ -96,6 +96,8 @@ TEST(OwnNames, ShownFormatIsTheOneThatReadersOpen) {
   EXPECT_EQ(ShownFormat(Entries({"model.safetensors.index.json"})), Format::kSafetensors);
   EXPECT_EQ(ShownFormat(Entries({"model.safetensors", "rank7.pt", "x.distcp"})), std::nullopt);
   EXPECT_EQ(ShownFormat(Entries({"model.pt", "config.yaml"})), Format::kOlmoFull);
+  EXPECT_EQ(ShownFormat(Entries({"model.pt", ".varve-uploaded"})), Format::kOlmoFull);
+  EXPECT_EQ(ShownFormat(Entries({"model.safetensors", ".varve-uploaded"})), std::nullopt);
   EXPECT_EQ(ShownFormat(Entries({"model.pt", "notes.txt"})), std::nullopt);
   EXPECT_EQ(ShownFormat({{.name = ".metadata", .is_directory = true}}), std::nullopt);
 }

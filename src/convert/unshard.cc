@@ -7,7 +7,9 @@
 //     directory, whose id is a digest of the source's files and of the options. The next unshard of
 //     the same goes on in it and writes the files that are missing; any other commit of the name,
 //     and gc, remove it.
-//  3. Publish the directory. `config.yaml`, OLMo's mark of a whole checkpoint, is written last.
+//  3. Publish the directory. `config.yaml`, OLMo's mark of a whole checkpoint, is written last. A
+//     source without one gets a mark of Varve's, .varve-uploaded: without either, what OLMo has not
+//     finished looks the same.
 // In an object store the files have their names from the beginning: steps 2 and 3 are those of
 // publish/fixed_names.cc, nothing is kept of one that died, and an overwrite removes the old first.
 
@@ -118,6 +120,12 @@ Result<std::optional<std::string>> ReadConfig(Storage& storage, const std::strin
              : config.status();
 }
 
+/// Returns the file that makes the rest a checkpoint.
+IndexFile MarkOf(const std::optional<std::string>& config) {
+  return config ? IndexFile{kConfig, *config}
+                : IndexFile{std::string(kUploadMark), "Written last, when the files were whole.\n"};
+}
+
 ConvertOptions AsConvert(const UnshardOptions& options) {
   ConvertOptions convert;
   convert.to = options.to;
@@ -193,12 +201,10 @@ class TorchDirectory {
           return WritePart(commit->staging(), name, segments);
         },
         &progress, &report, &written));
-    std::vector<IndexFile> marks;
+    VARVE_RETURN_IF_ERROR(commit->Publish(written, {MarkOf(config)}));
     if (config) {
-      marks.push_back({kConfig, *config});
       report.files.emplace_back(kConfig);
     }
-    VARVE_RETURN_IF_ERROR(commit->Publish(written, marks));
     return report;
   }
 
@@ -240,7 +246,8 @@ class TorchDirectory {
     for (const PartFile& part : parts) {
       names.push_back(part.name);
     }
-    names.emplace_back(config ? kConfig : kUploadMark);
+    const IndexFile mark = MarkOf(config);
+    names.push_back(mark.name);
     VARVE_ASSIGN_OR_RETURN(const auto place,
                            FixedNames::Begin(storage_, target, names, options_.overwrite));
     ConvertReport report;
@@ -252,8 +259,7 @@ class TorchDirectory {
         },
         progress, &report, &written));
     VARVE_RETURN_IF_ERROR(CheckFilesAreThere(storage_, target, written));
-    VARVE_RETURN_IF_ERROR(
-        place->Publish(config.value_or("Written last, when the files were whole.\n")));
+    VARVE_RETURN_IF_ERROR(place->Publish(mark.content));
     if (config) {
       report.files.emplace_back(kConfig);
     }

@@ -38,6 +38,7 @@ Result<UploadSource> NativeSource(OpenedIndex opened) {
 Status AddForeignFiles(Storage& storage, UploadSource* source) {
   VARVE_ASSIGN_OR_RETURN(const Inventory found, TakeInventory(storage, source->directory));
   for (const OwnFile& file : found.own) {
+    source->marked = source->marked || file.name == kUploadMark;
     if (IsTransient(file.name)) {
       continue;
     }
@@ -48,6 +49,10 @@ Status AddForeignFiles(Storage& storage, UploadSource* source) {
     VARVE_ASSIGN_OR_RETURN(const std::uint64_t size,
                            SizeOf(storage, JoinPath(source->directory, file.name)));
     source->files.emplace(file.name, size);
+  }
+  if (source->files.empty()) {
+    return FailedPrecondition(source->directory +
+                              ": which of its files are a checkpoint's is not known");
   }
   // The index of the whole is at the top; those in folders are of parts.
   std::stable_partition(source->last.begin(), source->last.end(), [](const std::string& name) {

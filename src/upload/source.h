@@ -26,10 +26,10 @@ struct UploadSource {
   /// Files that ranks copy, with their sizes; of all ranks, or with UploadOptions::own_files of
   /// this one.
   std::map<std::string, std::uint64_t> files{};
-  /// Files that the coordinator writes when all others are there, the mark last: kUploadMark, which
-  /// the source does not have, where the layout has none. Empty for a native one, whose index is
-  /// written anew.
+  /// Files that the coordinator writes when all others are there, the mark last: kUploadMark where
+  /// the layout has none. Empty for a native one, whose index is written anew.
   std::vector<std::string> last{};
+  bool marked = false;  ///< It has kUploadMark, without which readers may not know it.
 
   /// Returns what is known of a file.
   [[nodiscard]] CopiedFile File(const std::string& name, std::uint64_t size) const;

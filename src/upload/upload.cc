@@ -252,7 +252,7 @@ class Uploading {
     } else {
       for (const std::string& name : source_.last) {
         if (name == kUploadMark) {
-          if (fixed_ != nullptr) {  // A directory appears at once, and needs none.
+          if (fixed_ != nullptr || source_.marked) {  // A directory appears at once.
             index.push_back({name, "Written last by the upload of the files beside it.\n"});
           }
           continue;

@@ -47,6 +47,7 @@ def test_verify_finds_what_is_missing_stale_or_overlaps(binary, case):
 def test_unshard_writes_model_optimizer_and_the_callers_entries(run, tmp_path):
     run("unshard", GOLDEN / "world4", tmp_path / "out", "--to", "torch")
     assert sorted(path.name for path in (tmp_path / "out").iterdir()) == [
+        ".varve-uploaded",
         "model.pt",
         "optim.pt",
         "train.pt",

@@ -41,7 +41,8 @@ std::optional<std::string> TrainFile(const ForeignFolder& folder) {
 /// A folder with nothing but `model.safetensors` is a Hugging Face one.
 bool IsFull(const ForeignFolder& folder) {
   return ModelFile(folder) &&
-         (OptimFile(folder) || TrainFile(folder) || folder.HasFile("config.yaml"));
+         (OptimFile(folder) || TrainFile(folder) || folder.HasFile("config.yaml") ||
+          (folder.HasFile("model.pt") && folder.HasFile(kUploadMark)));
 }
 
 Result<OpenedIndex> OpenFull(const ForeignFolder& folder) {
