@@ -64,6 +64,12 @@ def test_an_address_of_another_store_is_refused_and_makes_no_directory(
     assert _entries(here) == before
 
 
+@pytest.mark.parametrize("path", ["S3://bucket/x", "HTTPS://host/x", "R2://bucket/x"])
+def test_a_scheme_in_large_letters_is_named(path: str) -> None:
+    with pytest.raises(varve.InvalidArgumentError, match=r"small letters: .*://"):
+        varve.load({"w": np.zeros(1)}, path)
+
+
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_a_name_that_pathlib_has_shortened_is_refused_and_makes_no_directory(
     here: Path, name: str

@@ -381,7 +381,9 @@ def test_options_that_make_no_sense_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="sd_adapter"):
         Training(str(tmp_path), last_save_in_hf=True, last_save_model_only=True)
     with pytest.raises(ValueError, match=r"last_save_in_hf.*s3://b/run"):  # By torchtitan.
-        Training(str(tmp_path), folder="s3://b/run", last_save_in_hf=True, last_save_model_only=True)
+        Training(
+            str(tmp_path), folder="s3://b/run", last_save_in_hf=True, last_save_model_only=True
+        )
 
 
 def test_steps_that_are_multiples_of_keep_every_stay(tmp_path: Path) -> None:

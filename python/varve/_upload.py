@@ -15,6 +15,7 @@ import contextlib
 import logging
 import os
 import queue
+import shlex
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -152,9 +153,11 @@ def refuse_upload_apart(upload_to: object) -> None:
 
 def explained(error: Error, copy: Copy) -> Error:
     """Returns the error of an upload after a save, saying what there is and what to do."""
+    options = ["--in-place"] if copy.in_place else ["--overwrite"] if copy.overwrite is True else []
+    command = shlex.join(["varve", "upload", *options, copy.source, copy.target])
     text = (
         f"{error}. The checkpoint {copy.source} is published and stays; its upload is pending: "
-        f"`varve upload {copy.source} {copy.target}` makes it"
+        f"`{command}` makes it"
     )
     made = type(error)(text, path=error.path, rank=error.rank, reason=error.reason)
     made.of_ranks = error.of_ranks

@@ -2,6 +2,7 @@
 #include <system_error>
 #include <vector>
 
+#include "base/ascii.h"
 #include "storage/http/http_storage.h"
 #include "storage/http/url.h"
 #include "storage/objects/registry.h"
@@ -49,6 +50,10 @@ Status NoStorageServes(std::string_view path, std::string_view scheme, const Sto
   std::string there;
   if (&storage == &AnyStorage()) {
     for (const std::string& one : RemoteSchemes()) {
+      if (EqualIgnoringCase(one, scheme)) {
+        return InvalidArgument(Quoted(path) + ": the scheme is written in small letters: " + one +
+                               "://");
+      }
       there += one + "://, ";
     }
   }

@@ -6,6 +6,8 @@
 
 #include <curl/curl.h>
 
+#include "base/ascii.h"
+
 namespace varve::http {
 namespace {
 
@@ -122,9 +124,7 @@ Result<Origin> OriginOf(const std::string& url) {
   VARVE_ASSIGN_OR_RETURN(const ParsedUrl parsed, Parse(url));
   Origin origin{PartOf(parsed, CURLUPART_SCHEME), PartOf(parsed, CURLUPART_HOST),
                 PartOf(parsed, CURLUPART_PORT, CURLU_DEFAULT_PORT)};
-  std::transform(origin.host.begin(), origin.host.end(), origin.host.begin(), [](char c) {
-    return static_cast<char>(std::tolower(static_cast<unsigned char>(c)));
-  });
+  std::transform(origin.host.begin(), origin.host.end(), origin.host.begin(), InSmallLetters);
   if ((origin.scheme != "http" && origin.scheme != "https") || origin.host.empty()) {
     return InvalidArgument("neither http nor https");
   }
