@@ -310,8 +310,9 @@ std::string PlaceOfSave(Storage& storage, const std::string& path, const SaveId&
 Status NeedsRenames(Storage& storage, const std::string& path, std::string_view what) {
   return PublishesByRecord(storage, path)
              ? Unimplemented(path + ": " + std::string(what) +
-                             " is written on mounted file systems only; on an object store Varve "
-                             "writes its own format and DCP's")
+                             " is not written to an object store, where Varve writes its own "
+                             "format and DCP's. Write it to a directory and upload that (`varve "
+                             "upload`, or upload_to of a save)")
              : Status::Ok();
 }
 

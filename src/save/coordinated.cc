@@ -163,10 +163,26 @@ class CoordinatedSave final : public SaveSession {
   [[nodiscard]] const WrittenFormat& format() const { return *FindWrittenFormat(settled_.format); }
   [[nodiscard]] Deadline NextDeadline() const { return Now() + options_.timeout; }
 
+  /// Refuses formats whose files several ranks write, or whose names are fixed, on object stores.
+  Status CheckStorageTakesFormat() const {
+    const bool hf = options_.format == Format::kSafetensors;  // As callers call it.
+    if (options_.format == Format::kVarve ||
+        !FindWrittenFormat(options_.format)->index_name.empty()) {
+      return Status::Ok();
+    }
+    Status checked = NeedsRenames(
+        storage_, path_, "format \"" + std::string(hf ? "hf" : FormatName(options_.format)) + "\"");
+    return checked.ok() || !hf
+               ? checked
+               : Unimplemented(checked.message() +
+                               ", or save in Varve's format and `varve convert --to hf` that");
+  }
+
   /// Returns what this rank brings to exchange A. Keeps the plan.
   Contribution MakeContribution(const Coordinator& coordinator, const Status& ready) {
     VARVE_RETURN_IF_ERROR(CopyOf(ready));
     VARVE_RETURN_IF_ERROR(CheckSaveOptions(options_, path_));
+    VARVE_RETURN_IF_ERROR(CheckStorageTakesFormat());
     settled_.format = options_.format;
     settled_.shard_size = options_.shard_size;
     if (coordinator.rank() == 0) {
@@ -258,12 +274,6 @@ class CoordinatedSave final : public SaveSession {
 
   /// Begins the commit; waits for a save that is under way if `waits`.
   Result<std::unique_ptr<Commit>> BeginCommit(const std::function<bool()>& waits) {
-    if (options_.format != Format::kVarve && format().index_name.empty()) {
-      const bool hf = options_.format == Format::kSafetensors;  // As callers call it.
-      VARVE_RETURN_IF_ERROR(
-          NeedsRenames(storage_, path_,
-                       "format \"" + std::string(hf ? "hf" : FormatName(options_.format)) + "\""));
-    }
     const std::vector<BroughtFile> brought = Brought();
     const TimePoint start = Now();
     const Deadline until = start + options_.timeout / 2;

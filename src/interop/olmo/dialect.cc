@@ -144,7 +144,10 @@ std::uint64_t MemoryOf(const StateNode& state) {
 std::string NameOf(const std::vector<Value>& path) {
   std::string name;
   for (const Value& part : path) {
-    name += (name.empty() ? "" : ".") + KeyText(part);
+    if (!name.empty()) {
+      name += '.';
+    }
+    name += KeyText(part);
   }
   return name;
 }
