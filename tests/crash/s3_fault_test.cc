@@ -40,6 +40,39 @@ TEST_F(S3Faults, ARefusedRequestFailsTheSaveAndLeavesWhatWasThere) {
   SaveWithEachFault({S3Fault::kRefused}, /*overwrite=*/true, /*must_succeed=*/false);
 }
 
+// What a job leaves that dies there: it cannot even clean up.
+TEST_F(S3Faults, AJobThatEndsAtAnyRequestLeavesTheOldOrTheNewAndGarbage) {
+  for (const bool overwrite : {false, true}) {
+    int requests = 0;
+    for (int at = -1; at < requests; at += at < 0 ? 1 : kStep) {
+      S3Server server;
+      const auto storage = Open(server);
+      if (overwrite) {
+        ASSERT_TRUE(IsOk(SaveBoth(old_, *storage, false)));
+      }
+      server.SetScript([&](const S3Request&, int index) {
+        return at >= 0 && index >= at ? S3Fault::kRefused : S3Fault::kNone;
+      });
+      const Status saved = SaveBoth(new_, *storage, overwrite);
+      requests = std::max(requests, at < 0 ? server.requests() : 0);
+      server.SetScript({});
+      const std::string what = "request " + std::to_string(at) + ": " + saved.ToString();
+      const int before = overwrite ? 1 : 0;
+      EXPECT_EQ(Seen(*storage), saved.ok() ? 2 : before) << what;
+      // By the server's clock all of it is old.
+      const Status collected = CollectGarbage("s3://bucket/run", DryRun::kNo, *storage).status();
+      EXPECT_TRUE(collected.ok() || server.objects().empty()) << what << collected.ToString();
+      EXPECT_EQ(Seen(*storage), saved.ok() ? 2 : before) << what;
+      EXPECT_EQ(server.open_uploads(), 0U) << what;
+      const std::size_t left = server.objects().size();
+      EXPECT_TRUE(IsOk(SaveBoth(new_, *storage, true))) << what;
+      EXPECT_EQ(Seen(*storage), 2) << what;
+      EXPECT_EQ(left, saved.ok() || overwrite ? server.objects().size() : 0U) << what;
+    }
+    EXPECT_GE(requests, 10);
+  }
+}
+
 TEST_F(S3Faults, ALoadOutlastsWhatPassesAndNoticesWhatIsChanged) {
   S3Server server;
   const auto storage = Open(server);
