@@ -58,10 +58,11 @@ Result<std::optional<CheckpointEntry>> ExamineUnpublished(
     return std::optional<CheckpointEntry>();
   }
   if (IsDeadByAge(storage, path, modified_ns)) {
-    found.detail = "of a dead save of " + name;
+    found.detail = "of a dead save of " + name + ", or of its removal";
   } else {
     found.state = CheckpointState::kSaving;
-    found.detail = "a save of " + name + " is under way, or died within the last day";
+    found.detail =
+        "a save of " + name + " is under way, or it or its removal has died within the last day";
   }
   return std::optional(std::move(found));
 }
