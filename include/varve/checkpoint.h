@@ -139,8 +139,11 @@ class CheckpointReader {
   ~CheckpointReader();
 
   [[nodiscard]] const Metadata& metadata() const;
-  /// Returns the directory of the files; differs from the given path for a displaced checkpoint.
+  /// Returns the checkpoint's directory; differs from the given path for a displaced checkpoint.
   [[nodiscard]] const std::string& directory() const;
+  /// Returns the directory that the names of data files begin in. In an object store, and in a copy
+  /// from there, it is below the checkpoint's.
+  [[nodiscard]] const std::string& files_directory() const;
   /// Returns the FQNs of entries that the checkpoint's own files store under another path, each
   /// with that path, sorted by FQN. OLMo keys optimizer state by parameter id, or puts prefixes
   /// before names. Empty for most formats.

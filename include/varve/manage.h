@@ -19,30 +19,10 @@
 
 #include "varve/catalogue.h"
 #include "varve/status.h"
+#include "varve/step_note.h"
 #include "varve/storage.h"
 
 namespace varve {
-
-/// The side file in which a manager notes what it knows of a step.
-inline constexpr std::string_view kStepNoteName = "varve-step.json";
-
-/// What a manager notes with each checkpoint.
-struct StepNote {
-  std::uint64_t step = 0;
-  /// Number of the job that saved it, from 1 on, counted in the run. A job that goes on from an
-  /// older step has a higher number, so that what it saves is newer than what it left behind.
-  std::uint64_t attempt = 0;
-  std::optional<std::uint64_t> resumed_from;  ///< Step; nothing for a run from its beginning.
-  std::int64_t time_ns = 0;                   ///< When the save began, Unix time.
-  std::vector<std::pair<std::string, double>> metrics{};  ///< By name, sorted. May be NaN.
-  friend bool operator==(const StepNote&, const StepNote&) = default;
-};
-
-/// Returns the note as JSON. Errors: InvalidArgument for a metric's name that is no UTF-8 or given
-/// twice.
-Result<std::string> EncodeStepNote(const StepNote& note);
-/// Errors: DataLoss.
-Result<StepNote> DecodeStepNote(std::string_view text);
 
 /// A step of a run.
 struct RunStep {
@@ -53,7 +33,7 @@ struct RunStep {
   std::string detail;  ///< Why it is not whole.
   std::uint64_t bytes = 0;
   std::uint32_t world_size = 0;
-  std::int64_t time_ns = 0;  ///< Unix time: of the note, else of the directory or its newest file.
+  std::int64_t time_ns = 0;  ///< Unix time: of the note, else of what makes it a checkpoint.
   std::vector<std::pair<std::string, double>> metrics;
   std::optional<std::string> pin;  ///< Why it is pinned.
   std::optional<SaveId> save_id{};
@@ -126,6 +106,9 @@ struct PruneOptions {
   /// that it leaves the disk to training and saves.
   double busy_share = 1.0;
   std::stop_token stop{};
+  /// Only what a manager has saved may go, also in a run of which no step has a manager's note.
+  /// Otherwise that is so where any step has one.
+  bool only_managed = false;
   /// Only steps whose names begin with these letters count; others are listed and stay. Nothing:
   /// all must begin alike.
   std::optional<std::string> prefix{};

@@ -86,12 +86,15 @@ std::vector<RunStep> ListStepsPython(const FsPath& run) {
 
 std::vector<PrunedStep> PruneRunPython(const FsPath& run, const KeepRules& rules,
                                        nb::handle dry_run, double busy_share,
-                                       std::optional<std::string> prefix) {
+                                       std::optional<std::string> prefix, bool only_managed) {
   const auto dry = Argument<DryRun>("dry_run", dry_run);
   return Stoppable(run.text, [&](const std::stop_token& stop) {
-    return PruneRun(
-        run.text, rules,
-        {.dry_run = dry, .busy_share = busy_share, .stop = stop, .prefix = std::move(prefix)});
+    return PruneRun(run.text, rules,
+                    {.dry_run = dry,
+                     .busy_share = busy_share,
+                     .stop = stop,
+                     .only_managed = only_managed,
+                     .prefix = std::move(prefix)});
   });
 }
 
@@ -204,7 +207,7 @@ void BindManage(nb::module_& parent) {
       "check_rules", [](const KeepRules& rules) { RaiseIfError(CheckRules(rules)); },
       nb::arg("rules"));
   module.def("prune", &PruneRunPython, nb::arg("run"), nb::arg("rules"), nb::arg("dry_run"),
-             nb::arg("busy_share"), nb::arg("prefix").none());
+             nb::arg("busy_share"), nb::arg("prefix").none(), nb::arg("only_managed"));
   module.def(
       "remove_step",
       [](const FsPath& path) { RaiseIfError(Unlocked([&] { return RemoveStep(path.text); })); },

@@ -269,6 +269,8 @@ void BindReader(nb::module_& module) {
            nb::arg("use_agent") = true, nb::arg("own_ranks_of") = 0)
       .def_prop_ro("directory",
                    [](PythonReader& self) { return ToPath(self.reader().directory()); })
+      .def_prop_ro("files_directory",
+                   [](PythonReader& self) { return ToPath(self.reader().files_directory()); })
       .def_prop_ro("world_size",
                    [](PythonReader& self) { return self.reader().metadata().world_size; })
       .def_prop_ro("format",

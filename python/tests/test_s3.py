@@ -203,6 +203,39 @@ def test_what_unshard_leaves_in_a_bucket_is_whole(bucket: Any) -> None:
     assert (entry.name, entry.state) == ("step-1", "whole"), entry.detail
 
 
+def test_unshard_to_a_disk_and_the_paths_of_chunks(bucket: Any, tmp_path: Path) -> None:
+    path = f"s3://{bucket.name}/run/step-1"
+    state = {"model": {"w": torch.arange(6.0)}}
+    varve.torch.save(state, path)
+    run("unshard", path, str(tmp_path / "whole"))
+    assert torch.equal(torch.load(tmp_path / "whole" / "model.pt")["w"], state["model"]["w"])
+    opened = varve.open(path)
+    (chunk,) = opened.tensors["model.w"].chunks
+    key = f"{opened.directory}/{chunk.file}".removeprefix(f"s3://{bucket.name}/")
+    assert key in keys_in(bucket)
+
+
+def test_a_run_whose_name_ends_with_a_slash_is_the_same_run(bucket: Any) -> None:
+    name = f"s3://{bucket.name}/run/"
+    varve.torch.save(small_state(), name + "/step-1")
+    assert varve.latest(name) == f"s3://{bucket.name}/run/step-1"
+    assert "step-1" in run("ls", name + "/")
+    with pytest.raises(varve.InvalidArgumentError, match=r'no "\." and "\.\."'):
+        varve.torch.save(small_state(), name + "../other/step-1")
+
+
+def test_a_name_whose_save_died_says_so(bucket: Any) -> None:
+    path = f"s3://{bucket.name}/run/step-1"
+    varve.torch.save(small_state(), path)
+    bucket.Object("run/step-1/varve.json").delete()
+    for verb in ("verify", "inspect"):
+        assert "a save of step-1 is under way, or it or its removal has died" in run(
+            verb, path, code=2
+        )
+    with pytest.raises(varve.InvalidArgumentError, match="Varve uses itself"):
+        varve.torch.save(small_state(), f"{path}/varve-data-{'0' * 32}")
+
+
 def test_a_step_that_vanishes_while_it_is_listed_is_not_there(bucket: Any) -> None:
     run_path = f"s3://{bucket.name}/run"
     stop = threading.Event()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import threading
 import time
 import uuid
 from collections.abc import Iterator
@@ -179,6 +180,97 @@ def test_a_step_that_a_script_saves_is_as_new_as_its_objects(bucket: Any) -> Non
         varve.torch.save(state, f"s3://{bucket.name}/others/{name}")
         time.sleep(1.1)  # The server's times are whole seconds.
     assert varve_command("latest", f"s3://{bucket.name}/others").strip().endswith("/a")
+
+
+@pytest.mark.parametrize("format", ["varve", "dcp"])
+def test_a_run_in_any_format_knows_its_attempts_metrics_and_the_steps_of_others(
+    format: str, bucket: Any
+) -> None:
+    run = f"s3://{bucket.name}/run"
+    state = {"w": torch.zeros(1000)}
+    theirs = f"{run}/step-00000001"
+    varve.torch.save(state, theirs, format=format)
+    options: Any = {
+        "every": varve.Every(steps=1),
+        "keep": varve.Keep(last=1, best=1, by="loss"),
+        "save_options": {"format": format},
+    }
+    with varve.torch.CheckpointManager(run, **options) as manager:
+        assert manager.resume(state) == 1
+        for step, loss in ((2, 5.0), (3, 1.0), (4, 3.0), (5, 4.0)):
+            manager.save(step, state, metrics={"loss": loss})
+            manager.wait()
+    assert names_of(run) == [f"step-0000000{step}" for step in (1, 3, 5)]
+    attempts = {one.step: (one.attempt, one.metrics.get("loss")) for one in varve.steps(run)}
+    assert attempts == {1: (0, None), 3: (1, 1.0), 5: (1, 4.0)}
+    with varve.torch.CheckpointManager(run, **options) as manager:
+        manager.restore(3, state)
+        manager.save(4, state, metrics={"loss": 9.0})
+    with varve.torch.CheckpointManager(run, **options) as manager:
+        assert manager.resume(state) == 4, "not step 5, which was left behind"
+    varve.remove(f"{run}/step-00000003")
+    assert theirs.rsplit("/", 1)[1] in names_of(run)
+
+
+@pytest.mark.parametrize("executor", ["thread", "process"])
+def test_a_job_that_was_overtaken_replaces_no_step_of_the_later_one(
+    executor: str, bucket: Any, agent: str
+) -> None:
+    run = f"s3://{bucket.name}/run"
+    options: Any = {"every": varve.Every(steps=1), "keep": varve.Keep(last=1)}
+    if executor == "process":
+        options["executor"] = executor
+    earlier = varve.torch.CheckpointManager(run, **options)
+    state = {"w": torch.zeros(1000)}
+    for step in (1, 2, 3):
+        earlier.save(step, state)
+    earlier.wait()
+    with varve.torch.CheckpointManager(run, **options) as later:
+        assert later.resume(state) == 3
+        later.save(4, {"w": torch.ones(1000)})
+        later.wait()
+        refused = earlier.save(4, state)
+        assert refused is not None
+        with pytest.raises(varve.PreconditionError, match=r"a later job.*attempt 2.*not replaced"):
+            refused.result(60)
+        with pytest.raises(varve.Error, match="another job"):
+            earlier.save(5, state)
+            earlier.wait()
+            earlier.save(6, state)
+        earlier.close()
+    assert torch.equal(varve.torch.read(f"{run}/step-00000004")["w"], torch.ones(1000))
+
+
+def test_the_newest_is_never_the_run_itself(bucket: Any) -> None:
+    run = f"s3://{bucket.name}/run"
+    saved_run(run, 1)
+    stop = threading.Event()
+    found: set[str] = set()
+
+    def look() -> None:
+        while not stop.is_set():
+            found.add(varve.latest(run))
+
+    looker = threading.Thread(target=look)
+    looker.start()
+    saved_run(run, 25, keep=varve.Keep(last=2))
+    stop.set()
+    looker.join()
+    assert all("/step-" in path for path in found), found
+
+
+def test_what_is_put_beside_a_step_does_not_make_it_newer(bucket: Any, tmp_path: Path) -> None:
+    for run in (f"s3://{bucket.name}/run", str(tmp_path / "run")):
+        varve.torch.save({"w": torch.zeros(10)}, f"{run}/step-00000100")
+        time.sleep(1.1)
+        saved_run(run, 2)
+        assert varve.latest(run).endswith("step-00000002")
+        time.sleep(1.1)
+        if run.startswith("s3:"):
+            bucket.put_object(Key="run/step-00000100/eval.json", Body=b"{}")
+        else:
+            (tmp_path / "run" / "step-00000100" / "eval.json").write_text("{}")
+        assert varve.latest(run).endswith("step-00000002")
 
 
 def test_the_history_is_an_object_for_each_event_and_report_draws_it(

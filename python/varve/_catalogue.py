@@ -100,7 +100,7 @@ def prune(
     """
     if not keep.any:
         raise InvalidArgumentError(f"prune {run}: {keep} has no rule; all steps would stay")
-    return manage.prune(path_text(run), keep.rules(), dry_run, 1.0, name)
+    return manage.prune(path_text(run), keep.rules(), dry_run, 1.0, name, False)
 
 
 def files(path: _Path) -> StoredFiles:

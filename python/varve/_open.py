@@ -222,8 +222,11 @@ class Checkpoint(_Entries):
 
     @property
     def directory(self) -> str:
-        """The directory that has the files; another one than `path` after an overwrite that was interrupted."""
-        return self._source.reader.directory
+        """The directory that the names of data files begin in.
+
+        Another one than `path` after an overwrite that was interrupted, and in an object store.
+        """
+        return self._source.reader.files_directory
 
     @property
     def format(self) -> str:

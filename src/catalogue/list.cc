@@ -318,7 +318,7 @@ Result<std::vector<CheckpointEntry>> ListCheckpoints(const std::string& path, St
       }
       continue;
     }
-    if (IsOfRun(item.name)) {
+    if (IsOfRun(item.name) || IsDataDirectoryName(item.name)) {
       continue;
     }
     if (const auto stale = ParseStaleName(item.name)) {

@@ -184,9 +184,9 @@ Status CheckCheckpointName(const std::string& path) {
                            "\" does not name a directory that can be made: give the "
                            "checkpoint's own name, such as run/step-100");
   }
-  if (ParseStaleName(name) || ParseUploadNote(name)) {
+  if (ParseStaleName(name) || ParseUploadNote(name) || IsDataDirectoryName(name)) {
     return InvalidArgument("\"" + path +
-                           "\" looks like a hidden name that Varve uses itself; choose "
+                           "\" looks like a name that Varve uses itself; choose "
                            "another one");
   }
   return Status::Ok();

@@ -7,6 +7,7 @@
 #include "catalogue/names.h"
 #include "catalogue/own_names.h"
 #include "catalogue/scan.h"
+#include "catalogue/unpublished.h"
 #include "varve/catalogue.h"
 
 namespace varve {
@@ -314,7 +315,8 @@ Held CheckpointsIn(Storage& storage, const std::string& directory, const std::st
   for (const DirectoryEntry& entry : entries.ok() ? *entries : std::vector<DirectoryEntry>{}) {
     const std::string path = JoinPath(directory, entry.name);
     if (stop.stop_requested() || !entry.is_directory || ParseStaleName(entry.name) ||
-        ParseQuarantinedName(entry.name) || !HoldsCheckpoint(storage, path)) {
+        ParseQuarantinedName(entry.name) || IsDataDirectoryName(entry.name) ||
+        !HoldsCheckpoint(storage, path)) {
       continue;
     }
     const auto its_step = StepFromName(entry.name);
@@ -328,6 +330,16 @@ Held CheckpointsIn(Storage& storage, const std::string& directory, const std::st
   return held;
 }
 
+/// Returns what saves have written at a name that holds no checkpoint.
+Result<std::optional<CheckpointEntry>> UnpublishedAt(Storage& storage, const std::string& path) {
+  if (!PublishesByRecord(storage, path)) {
+    return std::optional<CheckpointEntry>();
+  }
+  const auto entries = storage.List(path);
+  return entries.ok() ? ExamineUnpublished(storage, path, *entries)
+                      : Result<std::optional<CheckpointEntry>>(std::nullopt);
+}
+
 }  // namespace
 
 Result<OpenedIndex> OpenWanted(Storage& storage, const std::string& path,
@@ -338,7 +350,10 @@ Result<OpenedIndex> OpenWanted(Storage& storage, const std::string& path,
   }
   const Held held = CheckpointsIn(storage, path, stop);
   if (held.count == 0) {
-    return opened;
+    VARVE_ASSIGN_OR_RETURN(const auto unpublished, UnpublishedAt(storage, path));
+    return unpublished
+               ? NotFound(path + " is not a checkpoint, but holds data: " + unpublished->detail)
+               : opened;
   }
   return NotFound(path + " is not a checkpoint but a directory of " + std::to_string(held.count) +
                   (held.count == 1 ? " checkpoint: " : " checkpoints; the newest is ") +

@@ -281,7 +281,7 @@ class TorchDirectory {
     out.U8(options_.dtype ? 1 + static_cast<std::uint8_t>(*options_.dtype) : 0);
     std::map<std::string, std::vector<DirectoryEntry>> listed;
     for (const DataFile& file : reader_.metadata().files) {
-      const std::string path = JoinPath(reader_.directory(), file.name);
+      const std::string path = JoinPath(reader_.files_directory(), file.name);
       const auto [folder, is_new] = listed.try_emplace(ParentPath(path));
       if (is_new) {
         VARVE_ASSIGN_OR_RETURN(folder->second, storage_.List(folder->first));

@@ -262,6 +262,7 @@ std::vector<Phase> CheckpointReader::TakePhases() {
 const Metadata& CheckpointReader::metadata() const { return impl_->index.metadata; }
 
 const std::string& CheckpointReader::directory() const { return impl_->index.home(); }
+const std::string& CheckpointReader::files_directory() const { return impl_->index.directory; }
 const std::vector<std::pair<std::string, std::string>>& CheckpointReader::stored_names() const {
   return impl_->index.stored_names;
 }

@@ -94,6 +94,7 @@ Result<std::vector<PrunedStep>> PruneRun(const std::string& given, const KeepRul
     VARVE_ASSIGN_OR_RETURN(prefix, PrefixOf(steps, run));
   }
   const bool managed =
+      options.only_managed ||
       std::any_of(steps.begin(), steps.end(), [](const RunStep& step) { return step.attempt > 0; });
   std::vector<PrunedStep> pruned;
   pruned.reserve(steps.size());

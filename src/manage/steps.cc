@@ -4,70 +4,39 @@
 
 #include "base/ascii.h"
 #include "base/stop.h"
+#include "catalogue/foreign.h"
 #include "catalogue/names.h"
 #include "catalogue/open.h"
-#include "catalogue/side_files.h"
+#include "catalogue/step_notes.h"
 #include "manage/pin.h"
 #include "varve/manage.h"
 
 namespace varve {
 namespace {
 
-constexpr std::uint64_t kMaxNoteBytes = std::uint64_t{1} << 20;
-
-/// Returns what a manager has noted of a checkpoint; nothing where none has. Of a checkpoint whose
-/// record is damaged the note is taken unchecked: it only tells the place of the step in the run.
-/// Errors: DataLoss for a note that is not what was written; those of the storage, because without
-/// its note a step would be taken for an old one.
-Result<std::optional<StepNote>> ReadNote(Storage& storage, const std::string& path,
-                                         bool displaced) {
-  using Found = std::optional<StepNote>;
-  const std::string directory =
-      displaced && storage.List(DisplacedPath(path)).ok() ? DisplacedPath(path) : path;
-  const auto decoded = [](const std::string& text) {
-    auto note = DecodeStepNote(text);  // A file of that name may be anyone's.
-    return note.ok() ? Found(std::move(*note)) : Found();
-  };
-  const auto record = ReadCommitRecord(storage, directory);
-  if (!record.ok()) {
-    const auto text = ReadWholeFile(storage, JoinPath(directory, kStepNoteName), kMaxNoteBytes);
-    return text.ok() ? decoded(*text) : Found();
-  }
-  for (const StoredFile& file : record->side_files) {
-    if (file.name == kStepNoteName) {
-      const std::string files =
-          record->directory.empty() ? directory : JoinPath(directory, record->directory);
-      const auto text = ReadSideFile(storage, files, file);
-      if (!text.ok() &&
-          ReadCommitRecord(storage, directory).status().code() == StatusCode::kNotFound) {
-        return Found();  // The step has been removed since it was listed.
-      }
-      VARVE_RETURN_IF_ERROR(text.status());
-      return decoded(*text);
-    }
-  }
-  return Found();
-}
-
-/// Returns when a checkpoint was written: the time of its directory, or where that has none, as in
-/// an object store, of the newest file in it. 0: not known. Errors: those of the storage.
+/// Returns when a checkpoint was written: the time of the file that makes it one, else of the
+/// newest file in it, else of the directory, `there`. What a user puts beside it later does not
+/// count. 0: not known. Errors: those of the storage.
 Result<std::int64_t> WrittenAt(Storage& storage, const std::string& path,
                                const DirectoryEntry* there) {
-  if (there == nullptr || there->modified_ns != 0) {
-    return there == nullptr ? 0 : there->modified_ns;
-  }
   const auto entries = storage.List(path);
   if (entries.status().code() == StatusCode::kNotFound) {
-    return 0;  // The step has been removed since it was listed.
+    return 0;  // The step has been removed since it was listed, or is displaced.
   }
   VARVE_RETURN_IF_ERROR(entries.status());
+  std::int64_t of_index = 0;
   std::int64_t newest = 0;
   for (const DirectoryEntry& entry : *entries) {
-    if (!entry.is_directory && entry.name != kPinName) {  // A pin comes later.
-      newest = std::max(newest, entry.modified_ns);
+    if (entry.is_directory || entry.name == kPinName) {  // A pin comes later.
+      continue;
+    }
+    newest = std::max(newest, entry.modified_ns);
+    if (RecordNumber(entry.name) || IsDcpIndexName(entry.name) || entry.name == kHfIndexName) {
+      of_index = std::max(of_index, entry.modified_ns);
     }
   }
-  return newest;
+  newest = newest == 0 && there != nullptr ? there->modified_ns : newest;
+  return of_index != 0 ? of_index : newest;
 }
 
 /// Orders steps as ListSteps says.
@@ -138,7 +107,7 @@ Result<std::vector<RunStep>> ListSteps(const std::string& given, Storage& storag
     step.bytes = entry.bytes;
     step.world_size = entry.world_size;
     const std::string path = JoinPath(run, entry.name);
-    auto note = ReadNote(storage, path, is_displaced);
+    auto note = ReadStepNote(storage, path, is_displaced);
     if (note.status().code() == StatusCode::kDataLoss && step.whole()) {
       step.state = CheckpointState::kDamaged;
       step.detail = note.status().message();
@@ -165,8 +134,8 @@ Result<std::vector<RunStep>> ListSteps(const std::string& given, Storage& storag
 Result<std::string> NewestCheckpoint(const std::string& given, Storage& storage,
                                      const std::stop_token& stop) {
   VARVE_ASSIGN_OR_RETURN(const std::string directory, ResolvePath(given, storage));
-  VARVE_ASSIGN_OR_RETURN(const auto entries, ListCheckpoints(directory, storage, stop));
   const auto listed = storage.List(directory);
+  VARVE_ASSIGN_OR_RETURN(const auto entries, ListCheckpoints(directory, storage, stop));
   std::vector<RunStep> whole;
   std::vector<RunStep> steps;  // Those of them that ListSteps counts, as a resume does.
   bool any_step = false;
@@ -177,9 +146,12 @@ Result<std::string> NewestCheckpoint(const std::string& given, Storage& storage,
     }
     const DirectoryEntry* const there = listed.ok() ? FindEntry(*listed, entry.name) : nullptr;
     if (there == nullptr && !is_displaced) {
-      return directory;  // It is a checkpoint itself.
+      if (entries.size() == 1 && entry.name == BaseName(directory)) {
+        return directory;  // It is a checkpoint itself.
+      }
+      continue;  // It has come since the directory was listed.
     }
-    const auto note = ReadNote(storage, JoinPath(directory, entry.name), is_displaced);
+    const auto note = ReadStepNote(storage, JoinPath(directory, entry.name), is_displaced);
     if (note.status().code() == StatusCode::kDataLoss) {
       continue;
     }

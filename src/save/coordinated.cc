@@ -35,6 +35,7 @@
 #include "catalogue/open.h"
 #include "catalogue/scan.h"
 #include "catalogue/side_files.h"
+#include "catalogue/step_notes.h"
 #include "plan/fields.h"
 #include "publish/claim.h"
 #include "publish/commit.h"
@@ -302,6 +303,10 @@ class CoordinatedSave final : public SaveSession {
   Status ClaimName() {
     const auto may_meet_others = [&] { return others_come_ && others_come_(); };
     VARVE_ASSIGN_OR_RETURN(commit_, BeginCommit(may_meet_others));
+    if (Status later = CheckIsNotOfALaterJob(); !later.ok()) {
+      commit_.reset();
+      return later;
+    }
     if (!may_meet_others()) {
       return Status::Ok();
     }
@@ -314,6 +319,27 @@ class CoordinatedSave final : public SaveSession {
                            "trainer has ended since, and did not know it");
     }
     return Status::Ok();
+  }
+
+  /// Refuses to replace a step that a later job of the run has saved. This job has lost the run and
+  /// does not know it yet: where there are no locks, a job that stood still may go on after that.
+  [[nodiscard]] Status CheckIsNotOfALaterJob() const {
+    const auto mine = std::find_if(settled_.side_files.begin(), settled_.side_files.end(),
+                                   [](const SideFile& file) { return file.name == kStepNoteName; });
+    if (mine == settled_.side_files.end() || options_.overwrite == Overwrite::kNever) {
+      return Status::Ok();
+    }
+    const auto note = DecodeStepNote(mine->content);
+    const auto there = ReadStepNote(storage_, path_);
+    if (!note.ok() || there.status().code() == StatusCode::kDataLoss) {
+      return Status::Ok();
+    }
+    VARVE_RETURN_IF_ERROR(there.status());
+    return !*there || (*there)->attempt <= note->attempt
+               ? Status::Ok()
+               : FailedPrecondition(path_ + " holds a step that a later job has saved (attempt " +
+                                    std::to_string((*there)->attempt) + "; this job is attempt " +
+                                    std::to_string(note->attempt) + "): it is not replaced");
   }
 
   [[nodiscard]] Result<bool> HoldsWhatIsNewer() const {

@@ -65,11 +65,26 @@ Status NoStorageServes(std::string_view path, std::string_view scheme, const Sto
       "line");
 }
 
-/// Returns the name of an object, without slashes at its end.
+/// Returns the name of an object, with one slash between its components and none at its end, as a
+/// path of the disk is understood: a script joins "s3://bucket/run/" and "/step-1". Errors:
+/// InvalidArgument for a component "." or "..", which no object store understands.
 Result<std::string> NameOfObject(std::string_view path, std::string_view scheme) {
-  std::string name(path);
-  while (name.ends_with('/') && name.size() > scheme.size() + kSeparator.size() + 1) {
-    name.pop_back();
+  const std::size_t begin = scheme.size() + kSeparator.size();
+  std::string name(path.substr(0, begin));
+  if (path.substr(begin).starts_with('/')) {
+    name += '/';  // No bucket; refused below.
+  }
+  for (std::size_t at = begin; at < path.size();) {
+    const std::size_t end = std::min(path.find('/', at), path.size());
+    const std::string_view component = path.substr(at, end - at);
+    if (component == "." || component == "..") {
+      return InvalidArgument(Quoted(path) + ": names in object stores have no \".\" and \"..\"");
+    }
+    if (!component.empty()) {
+      name += name.size() > begin ? "/" : "";
+      name += component;
+    }
+    at = end + 1;
   }
   VARVE_RETURN_IF_ERROR(RegisteredStorage(name) != nullptr ? CheckRegisteredName(name)
                                                            : s3::ParseObjectName(name).status());

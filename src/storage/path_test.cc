@@ -36,6 +36,10 @@ TEST(ResolvePath, LeavesNamesOfOtherStoragesAlone) {
 TEST(ResolvePath, TakesNamesOfObjects) {
   EXPECT_EQ(ResolvePath("s3://bucket/run/step-1").value(), "s3://bucket/run/step-1");
   EXPECT_EQ(ResolvePath("s3://bucket/run//").value(), "s3://bucket/run");
+  EXPECT_EQ(ResolvePath("s3://bucket//run///step-1").value(), "s3://bucket/run/step-1");
+  EXPECT_EQ(ResolvePath("s3://bucket").value(), "s3://bucket");
+  EXPECT_TRUE(FailsWith(ResolvePath("s3://b/run/../x"), StatusCode::kInvalidArgument, {"\"..\""}));
+  EXPECT_TRUE(FailsWith(ResolvePath("s3://b/./x"), StatusCode::kInvalidArgument, {"\".\""}));
   EXPECT_EQ(ResolvePath("weka://bucket/run/").value(), "weka://bucket/run");
   EXPECT_TRUE(FailsWith(ResolvePath("r2:///run"), StatusCode::kInvalidArgument, {"bucket"}));
   EXPECT_TRUE(FailsWith(ResolvePath("s3:///run"), StatusCode::kInvalidArgument, {"bucket"}));

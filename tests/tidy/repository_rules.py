@@ -64,6 +64,7 @@ PUBLIC_HEADER_MODULE = {
     "tensor.h": "tensor",
     "value.h": "format",
     "metadata.h": "format",
+    "step_note.h": "format",
     "storage.h": "storage",
     "storage_plugins.h": "storage",
     "coordinator.h": "coordinate",

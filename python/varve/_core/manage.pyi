@@ -57,7 +57,12 @@ def list_steps(run: str) -> list[RunStep]:
 
 def check_rules(rules: KeepRules) -> None: ...
 def prune(
-    run: str, rules: KeepRules, dry_run: bool, busy_share: float, prefix: str | None
+    run: str,
+    rules: KeepRules,
+    dry_run: bool,
+    busy_share: float,
+    prefix: str | None,
+    only_managed: bool,
 ) -> list[PrunedStep]:
     """Removes the steps that no rule keeps; returns all steps."""
 

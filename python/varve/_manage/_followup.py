@@ -303,7 +303,7 @@ class FollowUp:
         """Removes the steps that the rules do not keep."""
         if self._unclaimed or not self.may_remove or not self._still_ours(if_unknown=False):
             return
-        found = manage.prune(self._run, self._keep.rules(), False, busy_share, self._prefix)
+        found = manage.prune(self._run, self._keep.rules(), False, busy_share, self._prefix, True)
         for one in found:
             if not one.removed:
                 continue

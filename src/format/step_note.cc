@@ -7,7 +7,7 @@
 #include <simdjson.h>
 
 #include "format/json_writer.h"
-#include "varve/manage.h"
+#include "varve/step_note.h"
 
 namespace varve {
 namespace {
