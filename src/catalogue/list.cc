@@ -1,4 +1,6 @@
 #include <algorithm>
+#include <iterator>
+#include <utility>
 
 #include "base/stop.h"
 #include "catalogue/foreign.h"
@@ -9,6 +11,7 @@
 #include "catalogue/scan.h"
 #include "catalogue/unpublished.h"
 #include "format/commit_record.h"
+#include "pipeline/run_threads.h"
 #include "varve/catalogue.h"
 #include "varve/storage.h"
 
@@ -259,6 +262,47 @@ std::optional<CheckpointEntry> ExamineFailure(Storage& storage, const std::strin
   return entry;
 }
 
+/// Adds what the i-th entry of a directory is.
+Status ListItem(Storage& storage, const std::string& directory,
+                const std::vector<DirectoryEntry>& found, std::size_t i,
+                std::vector<CheckpointEntry>* entries) {
+  const DirectoryEntry& item = found[i];
+  const std::string path = JoinPath(directory, item.name);
+  if (!item.is_directory) {
+    if (auto failed = ExamineFailure(storage, directory, item)) {
+      entries->push_back(std::move(*failed));
+    }
+    return Status::Ok();
+  }
+  if (IsOfRun(item.name) || IsDataDirectoryName(item.name)) {
+    return Status::Ok();
+  }
+  if (const auto stale = ParseStaleName(item.name)) {
+    if (stale->kind == StaleKind::kChannel) {
+      return Status::Ok();  // Messages; what becomes of the save is listed under its own names.
+    }
+    const bool target_exists =
+        std::any_of(found.begin(), found.end(),
+                    [&](const DirectoryEntry& e) { return e.name == stale->target; });
+    entries->push_back(ExamineStale(storage, directory, item, *stale, target_exists));
+    return Status::Ok();
+  }
+  if (const auto quarantined = ParseQuarantinedName(item.name)) {
+    entries->push_back(ExamineQuarantined(storage, path, item, *quarantined));
+    return Status::Ok();
+  }
+  if (auto unfinished = ExamineUnfinished(storage, path, item.name)) {
+    entries->push_back(std::move(*unfinished));
+    return Status::Ok();
+  }
+  VARVE_ASSIGN_OR_RETURN(auto entry, Examine(storage, path, item.name));
+  const bool has_checkpoint = entry.has_value();
+  if (entry) {
+    entries->push_back(*std::move(entry));
+  }
+  return AddBeside(storage, path, has_checkpoint, entries);
+}
+
 }  // namespace
 
 std::string_view StateName(CheckpointState state) {
@@ -308,43 +352,16 @@ Result<std::vector<CheckpointEntry>> ListCheckpoints(const std::string& path, St
   }
   VARVE_RETURN_IF_ERROR(listed.status());
   const std::vector<DirectoryEntry>& found = *listed;
+  std::vector<std::vector<CheckpointEntry>> of_items(found.size() + 1);
+  VARVE_RETURN_IF_ERROR(
+      AddBeside(storage, directory, files_beside.has_value(), &of_items[found.size()]));
+  VARVE_RETURN_IF_ERROR(
+      RunThreads(found.size(), ListThreads(storage, directory), stop, [&](std::size_t i) {
+        return ListItem(storage, directory, found, i, &of_items[i]);
+      }).Annotate("list " + directory));
   std::vector<CheckpointEntry> entries;
-  VARVE_RETURN_IF_ERROR(AddBeside(storage, directory, files_beside.has_value(), &entries));
-  for (const DirectoryEntry& item : found) {
-    VARVE_RETURN_IF_ERROR(CheckStop(stop).Annotate("list " + directory));
-    if (!item.is_directory) {
-      if (auto failed = ExamineFailure(storage, directory, item)) {
-        entries.push_back(std::move(*failed));
-      }
-      continue;
-    }
-    if (IsOfRun(item.name) || IsDataDirectoryName(item.name)) {
-      continue;
-    }
-    if (const auto stale = ParseStaleName(item.name)) {
-      if (stale->kind == StaleKind::kChannel) {
-        continue;  // Messages; what becomes of the save is listed under its own names.
-      }
-      const bool target_exists =
-          std::any_of(found.begin(), found.end(),
-                      [&](const DirectoryEntry& e) { return e.name == stale->target; });
-      entries.push_back(ExamineStale(storage, directory, item, *stale, target_exists));
-    } else if (const auto quarantined = ParseQuarantinedName(item.name)) {
-      entries.push_back(
-          ExamineQuarantined(storage, JoinPath(directory, item.name), item, *quarantined));
-    } else if (auto unfinished =
-                   ExamineUnfinished(storage, JoinPath(directory, item.name), item.name)) {
-      entries.push_back(std::move(*unfinished));
-    } else {
-      VARVE_ASSIGN_OR_RETURN(auto entry,
-                             Examine(storage, JoinPath(directory, item.name), item.name));
-      const bool has_checkpoint = entry.has_value();
-      if (entry) {
-        entries.push_back(*std::move(entry));
-      }
-      VARVE_RETURN_IF_ERROR(
-          AddBeside(storage, JoinPath(directory, item.name), has_checkpoint, &entries));
-    }
+  for (std::vector<CheckpointEntry>& some : of_items) {
+    std::move(some.begin(), some.end(), std::back_inserter(entries));
   }
   if (entries.empty() && files_beside) {
     entries.push_back(std::move(*files_beside));

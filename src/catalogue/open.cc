@@ -134,6 +134,11 @@ bool PublishesByRecord(Storage& storage, const std::string& path) {
   return writes != nullptr && writes->Serves(path);
 }
 
+int ListThreads(Storage& storage, const std::string& directory) {
+  constexpr int kOfServer = 16;
+  return PublishesByRecord(storage, directory) ? kOfServer : 1;
+}
+
 namespace {
 
 bool HoldsDataFiles(const std::vector<DirectoryEntry>& entries) {

@@ -37,4 +37,8 @@ std::uint64_t NewestRecord(const std::vector<DirectoryEntry>& entries);
 /// name (ConditionalWrites), for names cannot be changed there.
 bool PublishesByRecord(Storage& storage, const std::string& path);
 
+/// Returns how many threads look at the checkpoints in a directory at once: several where each look
+/// waits for a server.
+int ListThreads(Storage& storage, const std::string& directory);
+
 }  // namespace varve

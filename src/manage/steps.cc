@@ -1,14 +1,16 @@
 #include <algorithm>
+#include <functional>
+#include <iterator>
 #include <map>
 #include <tuple>
 
 #include "base/ascii.h"
-#include "base/stop.h"
 #include "catalogue/foreign.h"
 #include "catalogue/names.h"
 #include "catalogue/open.h"
 #include "catalogue/step_notes.h"
 #include "manage/pin.h"
+#include "pipeline/run_threads.h"
 #include "varve/manage.h"
 
 namespace varve {
@@ -64,6 +66,95 @@ void SortSteps(std::vector<RunStep>* steps) {
   });
 }
 
+/// Returns what is known of a checkpoint of the run, without its pin.
+Result<RunStep> AsStep(Storage& storage, const std::string& run, const CheckpointEntry& entry,
+                       const DirectoryEntry* there) {
+  RunStep step;
+  step.name = entry.name;
+  step.step = entry.step.value_or(0);
+  step.state = entry.state;
+  step.detail = entry.detail;
+  step.bytes = entry.bytes;
+  step.world_size = entry.world_size;
+  step.save_id = entry.save_id;
+  step.is_link = there != nullptr && there->is_link;
+  const std::string path = JoinPath(run, entry.name);
+  auto note = ReadStepNote(storage, path, entry.state == CheckpointState::kDisplaced);
+  if (note.status().code() == StatusCode::kDataLoss && step.whole()) {
+    step.state = CheckpointState::kDamaged;
+    step.detail = note.status().message();
+  } else if (note.status().code() != StatusCode::kDataLoss) {
+    VARVE_RETURN_IF_ERROR(note.status());
+  }
+  if (note.ok() && *note) {
+    step.attempt = (*note)->attempt;
+    step.time_ns = (*note)->time_ns;
+    step.metrics = std::move((*note)->metrics);
+  } else {
+    VARVE_ASSIGN_OR_RETURN(step.time_ns, WrittenAt(storage, path, there));
+  }
+  return step;
+}
+
+/// The checkpoints of a run, and the entries of its directory from before.
+struct Look {
+  std::vector<DirectoryEntry> listed;
+  std::vector<CheckpointEntry> entries;
+  bool is_checkpoint = false;  ///< The directory is one itself: the only entry.
+};
+
+Result<Look> LookAt(Storage& storage, const std::string& run, const std::stop_token& stop) {
+  Look look;
+  if (auto listed = storage.List(run); listed.ok()) {
+    look.listed = *std::move(listed);
+  } else if (listed.status().code() == StatusCode::kUnavailable) {
+    return listed.status();
+  }
+  VARVE_ASSIGN_OR_RETURN(look.entries, ListCheckpoints(run, storage, stop));
+  look.is_checkpoint = look.entries.size() == 1 && look.entries.front().name == BaseName(run) &&
+                       FindEntry(look.listed, BaseName(run)) == nullptr &&
+                       look.entries.front().state != CheckpointState::kDisplaced;
+  return look;
+}
+
+/// Returns what is known of the checkpoints that `counts` picks, in the order of the entries.
+Result<std::vector<RunStep>> StepsOf(Storage& storage, const std::string& run, const Look& look,
+                                     const std::stop_token& stop, bool with_pins,
+                                     const std::function<bool(const CheckpointEntry&)>& counts) {
+  std::vector<const CheckpointEntry*> chosen;
+  for (const CheckpointEntry& entry : look.entries) {
+    if (counts(entry)) {
+      chosen.push_back(&entry);
+    }
+  }
+  std::vector<RunStep> steps(chosen.size());
+  const auto read = [&](std::size_t i) -> Status {
+    VARVE_ASSIGN_OR_RETURN(
+        steps[i], AsStep(storage, run, *chosen[i], FindEntry(look.listed, chosen[i]->name)));
+    if (with_pins) {
+      steps[i].pin = ReadPin(storage, JoinPath(run, steps[i].name));
+    }
+    return Status::Ok();
+  };
+  VARVE_RETURN_IF_ERROR(
+      RunThreads(steps.size(), ListThreads(storage, run), stop, read).Annotate("list " + run));
+  return steps;
+}
+
+bool IsWhole(const CheckpointEntry& entry) {
+  return entry.state == CheckpointState::kWhole || entry.state == CheckpointState::kDisplaced;
+}
+
+/// Returns true where a directory was listed as a checkpoint may be and is none: it was removed
+/// meanwhile, and another may have come that was not listed yet.
+bool HasMissed(const Look& look) {
+  return std::any_of(look.listed.begin(), look.listed.end(), [&](const DirectoryEntry& entry) {
+    return entry.is_directory && IsStepName(entry.name) &&
+           std::none_of(look.entries.begin(), look.entries.end(),
+                        [&](const CheckpointEntry& one) { return one.name == entry.name; });
+  });
+}
+
 }  // namespace
 
 std::string_view StepPrefix(std::string_view name) {
@@ -88,105 +179,51 @@ Result<std::vector<RunStep>> ListSteps(const std::string& given, Storage& storag
     return std::vector<RunStep>{};
   }
   VARVE_RETURN_IF_ERROR(listed.status());
-  VARVE_ASSIGN_OR_RETURN(auto entries, ListCheckpoints(run, storage, stop));
-  std::vector<RunStep> steps;
-  for (CheckpointEntry& entry : entries) {
-    VARVE_RETURN_IF_ERROR(CheckStop(stop).Annotate("list " + run));
-    const bool counts =
-        entry.state == CheckpointState::kWhole || entry.state == CheckpointState::kDisplaced ||
-        entry.state == CheckpointState::kDamaged || entry.state == CheckpointState::kIncomplete;
-    const DirectoryEntry* const there = FindEntry(*listed, entry.name);
-    const bool is_displaced = entry.state == CheckpointState::kDisplaced;
-    if (!counts || !IsStepName(entry.name) || (there == nullptr && !is_displaced)) {
-      continue;  // Without an entry in the run, the run is itself a checkpoint.
-    }
-    RunStep step;
-    step.step = entry.step.value_or(0);
-    step.state = entry.state;
-    step.detail = std::move(entry.detail);
-    step.bytes = entry.bytes;
-    step.world_size = entry.world_size;
-    const std::string path = JoinPath(run, entry.name);
-    auto note = ReadStepNote(storage, path, is_displaced);
-    if (note.status().code() == StatusCode::kDataLoss && step.whole()) {
-      step.state = CheckpointState::kDamaged;
-      step.detail = note.status().message();
-    } else if (note.status().code() != StatusCode::kDataLoss) {
-      VARVE_RETURN_IF_ERROR(note.status());
-    }
-    if (note.ok() && *note) {
-      step.attempt = (*note)->attempt;
-      step.time_ns = (*note)->time_ns;
-      step.metrics = std::move((*note)->metrics);
-    } else {
-      VARVE_ASSIGN_OR_RETURN(step.time_ns, WrittenAt(storage, path, there));
-    }
-    step.pin = ReadPin(storage, path);
-    step.save_id = entry.save_id;
-    step.is_link = there != nullptr && there->is_link;
-    step.name = std::move(entry.name);
-    steps.push_back(std::move(step));
-  }
+  VARVE_ASSIGN_OR_RETURN(const Look look, LookAt(storage, run, stop));
+  VARVE_ASSIGN_OR_RETURN(
+      auto steps,
+      StepsOf(storage, run, look, stop, /*with_pins=*/true, [&](const CheckpointEntry& entry) {
+        return (IsWhole(entry) || entry.state == CheckpointState::kDamaged ||
+                entry.state == CheckpointState::kIncomplete) &&
+               IsStepName(entry.name) && !look.is_checkpoint;
+      }));
   SortSteps(&steps);
   return steps;
 }
 
 Result<std::string> NewestCheckpoint(const std::string& given, Storage& storage,
                                      const std::stop_token& stop) {
+  constexpr int kLooks = 5;
   VARVE_ASSIGN_OR_RETURN(const std::string directory, ResolvePath(given, storage));
-  const auto listed = storage.List(directory);
-  VARVE_ASSIGN_OR_RETURN(const auto entries, ListCheckpoints(directory, storage, stop));
   std::vector<RunStep> whole;
-  std::vector<RunStep> steps;  // Those of them that ListSteps counts, as a resume does.
-  bool any_step = false;
-  for (const CheckpointEntry& entry : entries) {
-    const bool is_displaced = entry.state == CheckpointState::kDisplaced;
-    if (entry.state != CheckpointState::kWhole && !is_displaced) {
-      continue;
+  for (int i = 0; i < kLooks && whole.empty(); ++i) {
+    VARVE_ASSIGN_OR_RETURN(const Look look, LookAt(storage, directory, stop));
+    if (look.is_checkpoint && IsWhole(look.entries.front())) {
+      return directory;
     }
-    const DirectoryEntry* const there = listed.ok() ? FindEntry(*listed, entry.name) : nullptr;
-    if (there == nullptr && !is_displaced) {
-      if (entries.size() == 1 && entry.name == BaseName(directory)) {
-        return directory;  // It is a checkpoint itself.
-      }
-      continue;  // It has come since the directory was listed.
+    VARVE_ASSIGN_OR_RETURN(whole,
+                           StepsOf(storage, directory, look, stop, /*with_pins=*/false, IsWhole));
+    std::erase_if(whole, [](const RunStep& step) { return !step.whole(); });
+    if (!HasMissed(look)) {
+      break;
     }
-    const auto note = ReadStepNote(storage, JoinPath(directory, entry.name), is_displaced);
-    if (note.status().code() == StatusCode::kDataLoss) {
-      continue;
-    }
-    VARVE_RETURN_IF_ERROR(note.status());
-    any_step = any_step || entry.step.has_value();
-    RunStep step;
-    step.name = entry.name;
-    // Names without a step come before all others.
-    step.step = entry.step ? *entry.step + 1 : 0;
-    if (*note) {
-      step.attempt = (*note)->attempt;
-      step.time_ns = (*note)->time_ns;
-    } else {
-      VARVE_ASSIGN_OR_RETURN(step.time_ns,
-                             WrittenAt(storage, JoinPath(directory, entry.name), there));
-    }
-    if (IsStepName(step.name)) {
-      steps.push_back(step);
-    }
-    whole.push_back(std::move(step));
-  }
-  if (!steps.empty()) {
-    SortSteps(&steps);
-    return JoinPath(directory, steps.back().name);
   }
   if (whole.empty()) {
     return NotFound("there is no whole checkpoint in " + directory);
   }
-  if (any_step) {
-    std::erase_if(whole, [](const RunStep& step) { return step.step == 0; });
-    SortSteps(&whole);
-  } else {
-    std::stable_sort(whole.begin(), whole.end(),
-                     [](const RunStep& a, const RunStep& b) { return a.time_ns < b.time_ns; });
+  // As a resume: steps before others, and names with a number in them before those without.
+  for (const auto& counts :
+       {+[](const RunStep& step) { return IsStepName(step.name); },
+        +[](const RunStep& step) { return StepFromName(step.name).has_value(); }}) {
+    std::vector<RunStep> some;
+    std::copy_if(whole.begin(), whole.end(), std::back_inserter(some), counts);
+    if (!some.empty()) {
+      SortSteps(&some);
+      return JoinPath(directory, some.back().name);
+    }
   }
+  std::stable_sort(whole.begin(), whole.end(),
+                   [](const RunStep& a, const RunStep& b) { return a.time_ns < b.time_ns; });
   return JoinPath(directory, whole.back().name);
 }
 

@@ -124,7 +124,7 @@ TEST(SaveAsAHiddenName, IsRefused) {
     SaveOptions options = SmallSave(false);
     options.coordinate = coordinate;
     EXPECT_TRUE(FailsWith(Save(job.rank(0), "runs/.ck.varve-old", options, storage),
-                          StatusCode::kInvalidArgument, {".ck.varve-old", "hidden name"}));
+                          StatusCode::kInvalidArgument, {".ck.varve-old", "name that Varve uses"}));
   }
 }
 

@@ -3,7 +3,6 @@
     repository_rules.py                    all rules that only read files
     repository_rules.py --tests BINARY     also: every test that is written was compiled into BINARY
     repository_rules.py --headers CXX      only: every public header compiles by itself
-
 Each rule is a function from the repository's root to a list of problems, one line each.
 """
 

@@ -433,11 +433,9 @@ class StoredChunk(_Struct):
     rank: int | None = ...
 
 class Reader:
-    """An open checkpoint; with `use_agent` its tensors come from the agent's memory where it has them.
+    """An open checkpoint; with `use_agent` its tensors come from the agent's memory where it has them."""
 
-    `own_ranks_of`, if not 0, is a world size: the files of some ranks suffice, as on a node's own disk.
-    """
-
+    # `own_ranks_of`, if not 0, is a world size: the files of some ranks suffice, as on a node's own disk.
     def __init__(self, path: str, use_agent: bool = ..., own_ranks_of: int = ...) -> None: ...
     @property
     def directory(self) -> str: ...

@@ -47,11 +47,11 @@ TEST_F(RegisteredStores, TakeSchemesThatNobodyElseServes) {
       FailsWith(ResolvePath("mem://a/b"), StatusCode::kInvalidArgument, {"mem://", "s3://"}));
   ASSERT_TRUE(IsOk(RegisterObjectStore("mem", store_)));
   EXPECT_EQ(RegisteredSchemes(), std::vector<std::string>{"mem"});
-  EXPECT_EQ(*ResolvePath("mem://a/b//"), "mem://a/b");
+  EXPECT_EQ(*ResolvePath("mem://a//b//"), "mem://a/b");
   EXPECT_TRUE(FailsWith(ResolvePath("mem://a/b", PosixStorage()), StatusCode::kInvalidArgument));
   EXPECT_TRUE(FailsWith(ResolvePath("mem:/a/b"), StatusCode::kInvalidArgument, {"one slash"}));
   EXPECT_TRUE(FailsWith(ResolvePath("other://a/b"), StatusCode::kInvalidArgument, {"mem://"}));
-  for (const char* const name : {"mem://", "mem://a//b", "mem://a/../b", "mem://./b"}) {
+  for (const char* const name : {"mem://", "mem://a/../b", "mem://./b"}) {
     EXPECT_TRUE(FailsWith(ResolvePath(name), StatusCode::kInvalidArgument)) << name;
   }
   EXPECT_TRUE(
