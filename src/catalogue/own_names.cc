@@ -269,12 +269,17 @@ bool OwnNames::Contains(const std::string& name) {
         for (const StoredFile& file : record->side_files) {
           named_->insert(file.name);
         }
+        below_ = record->directory.empty() ? "" : record->directory + "/";
       }
     } else if (format_ == Format::kDcp || format_ == Format::kSafetensors) {
       if (auto names = ForeignFileNames(storage_, directory_); names.ok()) {
         named_->insert(names->begin(), names->end());
       }
     }
+  }
+  if (!below_.empty() && name.starts_with(below_)) {
+    const std::string rest = name.substr(below_.size());
+    return IsNativeName(rest) || named_->contains(rest);
   }
   return named_->contains(name);
 }

@@ -69,6 +69,8 @@ class OwnNames {
   const std::string& directory_;
   std::optional<Format> format_;
   std::optional<std::set<std::string>> named_;  ///< By the index, once it has been read.
+  /// The directory of the files, and '/', of a copy of a checkpoint of an object store.
+  std::string below_;
 };
 
 /// Returns true when what ShownFormat sees in a directory with these entries is a checkpoint: in

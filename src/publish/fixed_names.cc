@@ -143,8 +143,9 @@ Status FixedNames::CheckFree() {
       return AlreadyExists(
           JoinPath(directory_, name) +
           " is there. Objects have fixed names in this layout, so that the old checkpoint cannot "
-          "stay until the new one is whole: upload to another name, or in place, which removes "
-          "the old one first. A file that is part of no checkpoint is not removed");
+          "stay until the new one is whole: choose another name, or replace it in place, which "
+          "removes the old one first (in_place of an upload, --in-place of `varve upload`, "
+          "overwrite of unshard). A file that is part of no checkpoint is not removed");
     }
   }
   return Status::Ok();

@@ -11,6 +11,7 @@
 
 #include "colour.h"
 #include "text.h"
+#include "varve/events.h"
 #include "varve/metadata.h"
 #include "verbs.h"
 
@@ -87,6 +88,25 @@ int PrintOrFail(std::string_view text, int exit_code) {
               kExitError);
 }
 
+/// Shows the engine's warnings on standard error while it lives: a server that gives no answer is
+/// asked again for minutes.
+class Warnings {
+ public:
+  Warnings() {
+    const bool on_terminal = ::isatty(STDERR_FILENO) == 1;
+    SetEventFunction([on_terminal](const Event& event) {
+      if (event.level >= EventLevel::kWarning) {
+        const std::string over_bar = on_terminal ? "\r\x1b[K" : "";  // Of the progress.
+        const std::string name = Painted("varve:", Colour::kOdd, STDERR_FILENO);
+        std::fputs((over_bar + name + " " + Printable(event.message) + "\n").c_str(), stderr);
+      }
+    });
+  }
+  Warnings(const Warnings&) = delete;
+  Warnings& operator=(const Warnings&) = delete;
+  ~Warnings() { SetEventFunction({}); }
+};
+
 int Main(int argc, char** argv) {
   // A closed pipe must not kill a repair half way; Print sees it as an error of write.
   (void)std::signal(SIGPIPE, SIG_IGN);
@@ -100,7 +120,10 @@ int Main(int argc, char** argv) {
     add(program.root());
   }
 
-  const Result<Outcome> outcome = program.Run(argc, argv);
+  const Result<Outcome> outcome = [&] {
+    const Warnings warnings;
+    return program.Run(argc, argv);
+  }();
   if (!outcome.ok()) {
     const bool damage = outcome.status().code() == StatusCode::kDataLoss;
     return Fail(outcome.status().message(), damage ? kExitDamage : kExitError);
