@@ -1,3 +1,5 @@
+#include "varve/step_note.h"
+
 #include <algorithm>
 #include <array>
 #include <charconv>
@@ -7,7 +9,6 @@
 #include <simdjson.h>
 
 #include "format/json_writer.h"
-#include "varve/step_note.h"
 
 namespace varve {
 namespace {
