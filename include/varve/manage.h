@@ -164,6 +164,10 @@ class RunLock {
   /// job takes it. Errors: FailedPrecondition when another job has it, with its `holder`; those of
   /// the storage, after which it is not known.
   virtual Status CheckHeld() = 0;
+
+  /// Returns a number that is higher than those of all jobs that have had the run before; 0 where
+  /// there are locks, and no earlier job can go on.
+  [[nodiscard]] virtual std::uint64_t number() const { return 0; }
 };
 
 /// Locks a run, whose directory is made if need be. `holder` says who this is, for the message that

@@ -198,6 +198,8 @@ void BindManage(nb::module_& parent) {
       .Field("reason", &IntervalChoice::reason);
   nb::class_<PythonRunLock>(module, "RunLock")
       .def("release", [](PythonRunLock& self) { self.lock.reset(); })
+      .def_prop_ro("number",
+                   [](const PythonRunLock& self) { return self.lock ? self.lock->number() : 0; })
       .def("check_held", [](PythonRunLock& self) {
         RaiseIfError(Unlocked([&] { return self.lock ? self.lock->CheckHeld() : Status::Ok(); }));
       });

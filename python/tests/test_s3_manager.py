@@ -213,8 +213,9 @@ def test_a_run_in_any_format_knows_its_attempts_metrics_and_the_steps_of_others(
 
 
 @pytest.mark.parametrize("executor", ["thread", "process"])
+@pytest.mark.parametrize("before", [0, 2])
 def test_a_job_that_was_overtaken_replaces_no_step_of_the_later_one(
-    executor: str, bucket: Any, agent: str
+    before: int, executor: str, bucket: Any, agent: str
 ) -> None:
     run = f"s3://{bucket.name}/run"
     options: Any = {"every": varve.Every(steps=1), "keep": varve.Keep(last=1)}
@@ -222,23 +223,24 @@ def test_a_job_that_was_overtaken_replaces_no_step_of_the_later_one(
         options["executor"] = executor
     earlier = varve.torch.CheckpointManager(run, **options)
     state = {"w": torch.zeros(1000)}
-    for step in (1, 2, 3):
+    for step in range(before):
         earlier.save(step, state)
     earlier.wait()
     with varve.torch.CheckpointManager(run, **options) as later:
-        assert later.resume(state) == 3
-        later.save(4, {"w": torch.ones(1000)})
+        assert later.resume(state) == (before - 1 if before else None)
+        later.save(before, {"w": torch.ones(1000)})
         later.wait()
-        refused = earlier.save(4, state)
+        refused = earlier.save(before, state)
         assert refused is not None
         with pytest.raises(varve.PreconditionError, match=r"a later job.*attempt 2.*not replaced"):
             refused.result(60)
         with pytest.raises(varve.Error, match="another job"):
-            earlier.save(5, state)
+            earlier.save(before + 1, state)
             earlier.wait()
-            earlier.save(6, state)
+            earlier.save(before + 2, state)
         earlier.close()
-    assert torch.equal(varve.torch.read(f"{run}/step-00000004")["w"], torch.ones(1000))
+    there = varve.torch.read(f"{run}/step-{before:08}")["w"]
+    assert torch.equal(there, torch.ones(1000))
 
 
 def test_the_newest_is_never_the_run_itself(bucket: Any) -> None:
@@ -249,14 +251,18 @@ def test_the_newest_is_never_the_run_itself(bucket: Any) -> None:
 
     def look() -> None:
         while not stop.is_set():
-            found.add(varve.latest(run))
+            try:
+                found.add(varve.latest(run))
+            except varve.Error as error:
+                found.add(f"{error}")
 
     looker = threading.Thread(target=look)
     looker.start()
-    saved_run(run, 25, keep=varve.Keep(last=2))
+    saved_run(run, 25, keep=varve.Keep(last=1))
     stop.set()
     looker.join()
-    assert all("/step-" in path for path in found), found
+    assert found
+    assert all(path.startswith(f"{run}/step-") for path in found), found
 
 
 def test_what_is_put_beside_a_step_does_not_make_it_newer(bucket: Any, tmp_path: Path) -> None:

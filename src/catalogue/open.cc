@@ -135,7 +135,7 @@ bool PublishesByRecord(Storage& storage, const std::string& path) {
 }
 
 int ListThreads(Storage& storage, const std::string& directory) {
-  constexpr int kOfServer = 16;
+  constexpr int kOfServer = 8;  // Each may hold an index in memory.
   return PublishesByRecord(storage, directory) ? kOfServer : 1;
 }
 

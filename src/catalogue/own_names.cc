@@ -281,7 +281,7 @@ bool OwnNames::Contains(const std::string& name) {
     const std::string rest = name.substr(below_.size());
     return IsNativeName(rest) || named_->contains(rest);
   }
-  return named_->contains(name);
+  return below_.empty() && named_->contains(name);
 }
 
 bool IsCheckpoint(Storage& storage, const std::string& directory,

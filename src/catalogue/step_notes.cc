@@ -16,7 +16,7 @@ constexpr std::uint64_t kMaxStepNoteBytes = std::uint64_t{1} << 20;
 
 /// Returns the directory of the files of a checkpoint that has no commit record. In an object store
 /// a save in another format puts them below the checkpoint's own, in a directory that its index
-/// names.
+/// names; a copy that was uploaded has them beside the index.
 Result<std::string> DirectoryOfFiles(Storage& storage, const std::string& directory) {
   if (!PublishesByRecord(storage, directory)) {
     return directory;
@@ -24,6 +24,9 @@ Result<std::string> DirectoryOfFiles(Storage& storage, const std::string& direct
   VARVE_ASSIGN_OR_RETURN(const auto entries, storage.List(directory));
   std::vector<std::string> data;
   for (const DirectoryEntry& entry : entries) {
+    if (!entry.is_directory && entry.name == kStepNoteName) {
+      return directory;
+    }
     if (entry.is_directory && IsDataDirectoryName(entry.name)) {
       data.push_back(entry.name);
     }
@@ -40,12 +43,24 @@ Result<std::string> DirectoryOfFiles(Storage& storage, const std::string& direct
   return data.size() == 1 ? JoinPath(directory, data.front()) : directory;
 }
 
-/// Returns the note in a file; nothing where there is none, or another's file of its name. Errors:
-/// those of the storage.
-Result<std::optional<StepNote>> NoteIn(Storage& storage, const std::string& name) {
-  const auto text = ReadWholeFile(storage, name, kMaxStepNoteBytes);
-  if (text.status().code() == StatusCode::kUnavailable ||
-      text.status().code() == StatusCode::kCancelled) {
+/// Returns true for an error that does not tell whether there is a note: a server that gave no
+/// answer, or refused one.
+bool IsUnknown(Storage& storage, const std::string& path, const Status& status) {
+  return !status.ok() && PublishesByRecord(storage, path) &&
+         status.code() != StatusCode::kNotFound && status.code() != StatusCode::kDataLoss &&
+         status.code() != StatusCode::kUnimplemented &&
+         status.code() != StatusCode::kInvalidArgument;
+}
+
+/// Returns the note of a checkpoint that has no commit record, or none that can be read.
+Result<std::optional<StepNote>> NoteWithoutRecord(Storage& storage, const std::string& directory) {
+  const auto files = DirectoryOfFiles(storage, directory);
+  if (IsUnknown(storage, directory, files.status())) {
+    return files.status();
+  }
+  const auto text = ReadWholeFile(storage, JoinPath(files.ok() ? *files : directory, kStepNoteName),
+                                  kMaxStepNoteBytes);
+  if (IsUnknown(storage, directory, text.status())) {
     return text.status();
   }
   auto note = text.ok() ? DecodeStepNote(*text) : Result<StepNote>(text.status());
@@ -60,12 +75,8 @@ Result<std::optional<StepNote>> ReadStepNote(Storage& storage, const std::string
       displaced && storage.List(DisplacedPath(path)).ok() ? DisplacedPath(path) : path;
   const auto record = ReadCommitRecord(storage, directory);
   if (!record.ok()) {
-    const auto files = DirectoryOfFiles(storage, directory);
-    const StatusCode code = files.status().code();
-    if (code == StatusCode::kUnavailable || code == StatusCode::kCancelled) {
-      return files.status();
-    }
-    return NoteIn(storage, JoinPath(files.ok() ? *files : directory, kStepNoteName));
+    return IsUnknown(storage, directory, record.status()) ? record.status()
+                                                          : NoteWithoutRecord(storage, directory);
   }
   for (const StoredFile& file : record->side_files) {
     if (file.name == kStepNoteName) {

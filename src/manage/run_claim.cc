@@ -10,7 +10,8 @@
 //  4. A job that has the run asks after each save, and before it removes a step, whether its claim
 //     is still the highest. One that lives on unseen (a host that was cut off) so learns that a
 //     later job has the run, and ends. Until then it may finish one save: its steps count as older
-//     than those of the later job, whatever their numbers (StepNote::attempt).
+//     than those of the later job, whatever their numbers (StepNote::attempt, which is at least the
+//     claim's number), and replace none of them (save/coordinated.cc).
 // A claim stays when its job has ended: the highest number is not used again, so that a job that
 // was cut off cannot take a later claim for its own.
 
@@ -90,6 +91,8 @@ class Claim final : public RunLock {
                               ". In an object store the job that began last has it; this one ends, "
                               "and removes nothing");
   }
+
+  [[nodiscard]] std::uint64_t number() const override { return number_; }
 
  private:
   Storage& storage_;

@@ -17,13 +17,16 @@ namespace varve {
 namespace {
 
 /// Returns when a checkpoint was written: the time of the file that makes it one, else of the
-/// newest file in it, else of the directory, `there`. What a user puts beside it later does not
-/// count. 0: not known. Errors: those of the storage.
+/// newest file in it, else of the directory, `there`. What a user puts beside that file later does
+/// not count. 0: not known. Errors: those of the storage.
 Result<std::int64_t> WrittenAt(Storage& storage, const std::string& path,
                                const DirectoryEntry* there) {
   const auto entries = storage.List(path);
+  if (!entries.ok() && !PublishesByRecord(storage, path)) {
+    return there == nullptr ? 0 : there->modified_ns;
+  }
   if (entries.status().code() == StatusCode::kNotFound) {
-    return 0;  // The step has been removed since it was listed, or is displaced.
+    return 0;  // The step has been removed since it was listed.
   }
   VARVE_RETURN_IF_ERROR(entries.status());
   std::int64_t of_index = 0;
@@ -33,7 +36,8 @@ Result<std::int64_t> WrittenAt(Storage& storage, const std::string& path,
       continue;
     }
     newest = std::max(newest, entry.modified_ns);
-    if (RecordNumber(entry.name) || IsDcpIndexName(entry.name) || entry.name == kHfIndexName) {
+    if (RecordNumber(entry.name) || IsDcpIndexName(entry.name) || entry.name == kHfIndexName ||
+        entry.name == kUploadMark || entry.name == "config.yaml") {  // OLMo's mark.
       of_index = std::max(of_index, entry.modified_ns);
     }
   }
@@ -145,13 +149,14 @@ bool IsWhole(const CheckpointEntry& entry) {
   return entry.state == CheckpointState::kWhole || entry.state == CheckpointState::kDisplaced;
 }
 
-/// Returns true where a directory was listed as a checkpoint may be and is none: it was removed
-/// meanwhile, and another may have come that was not listed yet.
+/// Returns true where a directory was listed as a checkpoint may be and is none, or data alone: it
+/// was removed meanwhile, or is being removed, and another may have come that was not listed yet.
 bool HasMissed(const Look& look) {
   return std::any_of(look.listed.begin(), look.listed.end(), [&](const DirectoryEntry& entry) {
     return entry.is_directory && IsStepName(entry.name) &&
-           std::none_of(look.entries.begin(), look.entries.end(),
-                        [&](const CheckpointEntry& one) { return one.name == entry.name; });
+           std::none_of(look.entries.begin(), look.entries.end(), [&](const CheckpointEntry& one) {
+             return one.name == entry.name && one.state != CheckpointState::kSaving;
+           });
   });
 }
 

@@ -303,22 +303,21 @@ class CoordinatedSave final : public SaveSession {
   Status ClaimName() {
     const auto may_meet_others = [&] { return others_come_ && others_come_(); };
     VARVE_ASSIGN_OR_RETURN(commit_, BeginCommit(may_meet_others));
-    if (Status later = CheckIsNotOfALaterJob(); !later.ok()) {
+    if (may_meet_others()) {
+      const auto newer = HoldsWhatIsNewer();
+      if (!newer.ok() || *newer) {
+        commit_.reset();
+        VARVE_RETURN_IF_ERROR(newer.status());
+        return AlreadyExists(path_ +
+                             " holds a checkpoint that came after this save was submitted; the "
+                             "trainer has ended since, and did not know it");
+      }
+    }
+    Status later = CheckIsNotOfALaterJob();
+    if (!later.ok()) {
       commit_.reset();
-      return later;
     }
-    if (!may_meet_others()) {
-      return Status::Ok();
-    }
-    const auto newer = HoldsWhatIsNewer();
-    if (!newer.ok() || *newer) {
-      commit_.reset();
-      VARVE_RETURN_IF_ERROR(newer.status());
-      return AlreadyExists(path_ +
-                           " holds a checkpoint that came after this save was submitted; the "
-                           "trainer has ended since, and did not know it");
-    }
-    return Status::Ok();
+    return later;
   }
 
   /// Refuses to replace a step that a later job of the run has saved. This job has lost the run and

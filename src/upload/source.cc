@@ -50,7 +50,7 @@ Status AddForeignFiles(Storage& storage, UploadSource* source) {
                            SizeOf(storage, JoinPath(source->directory, file.name)));
     source->files.emplace(file.name, size);
   }
-  if (source->files.empty()) {
+  if (source->files.empty() && source->last.empty()) {
     return FailedPrecondition(source->directory +
                               ": which of its files are a checkpoint's is not known");
   }

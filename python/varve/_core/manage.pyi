@@ -49,6 +49,9 @@ class RunLock:
     """The right to be the one job of a run; dropping it gives it back."""
 
     def release(self) -> None: ...
+    @property
+    def number(self) -> int:
+        """In an object store higher than those of all earlier jobs; 0 elsewhere."""
     def check_held(self) -> None:
         """Raises PreconditionError where another job has the run now."""
 

@@ -46,7 +46,9 @@ class Places:
             self.remote_lock = take_lock(self._remote)
             steps = manage.list_steps(self._remote) + steps
         newest = next((one.name for one in reversed(steps) if is_whole(one)), "")
-        return 1 + max((step.attempt for step in steps), default=0), newest
+        # An earlier job that lives on unseen may have saved nothing yet: its claim's number is lower.
+        locks = [lock.number for lock in (self.lock, self.remote_lock) if lock is not None]
+        return max(1 + max((step.attempt for step in steps), default=0), *locks, 1), newest
 
     def release(self) -> None:
         """Gives both back; in a forked child, its hold of them."""

@@ -271,7 +271,7 @@ class Uploads:
         may_remove = self._keep.any and self._after.may_remove and not self._unclaimed
         if may_remove and self._still_ours(if_unknown=False):
             try:
-                manage.prune(self._to, self._keep.rules(), False, 1.0, self._prefix, True)
+                manage.prune(self._to, self._keep.rules(), False, 1.0, self._prefix, False)
             except Error as error:
                 _LOG.warning("old steps in %s were not removed: %s", self._to, error)
         self._after.later(lambda: self._after.prune_by_rules(attempt))
