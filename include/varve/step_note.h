@@ -18,8 +18,9 @@ inline constexpr std::string_view kStepNoteName = "varve-step.json";
 /// What a manager notes with each checkpoint.
 struct StepNote {
   std::uint64_t step = 0;
-  /// Number of the job that saved it, from 1 on, counted in the run. A job that goes on from an
-  /// older step has a higher number, so that what it saves is newer than what it left behind.
+  /// Number of the job that saved it, from 1 on: higher than those of all jobs of the run before. A
+  /// job that goes on from an older step takes a higher one, so that what it saves is newer than
+  /// what it left behind.
   std::uint64_t attempt = 0;
   std::optional<std::uint64_t> resumed_from;  ///< Step; nothing for a run from its beginning.
   std::int64_t time_ns = 0;                   ///< When the save began, Unix time.

@@ -37,7 +37,8 @@ class Claim:
 
 def saved(run: Path, *steps: int) -> None:
     for step in steps:
-        varve.torch.save({"w": torch.full((10,), step)}, run / f"step-{step:08d}")
+        note = {"varve-step.json": manage.step_note(step, 1, None, 0, {})}
+        varve.torch.save({"w": torch.full((10,), step)}, run / f"step-{step:08d}", files=note)
 
 
 def names(run: Path) -> list[str]:

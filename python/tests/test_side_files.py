@@ -195,7 +195,7 @@ def test_overwrite_of_another_kind_is_refused(tmp_path: Path) -> None:
 
 def test_names_that_cannot_be_a_checkpoints_are_refused(tmp_path: Path) -> None:
     for name in (".c.varve-old", ".c.varve-saving-0123456789ab"):
-        with pytest.raises(varve.InvalidArgumentError, match="hidden name"):
+        with pytest.raises(varve.InvalidArgumentError, match="a name that Varve uses"):
             save(tmp_path / name, 1)
     for name in ("c/.", "c/..", "."):
         with pytest.raises(varve.InvalidArgumentError, match="own name"):
