@@ -12,7 +12,6 @@ namespace varve {
 namespace {
 
 constexpr std::string_view kSuffix = "-tmp";
-constexpr std::string_view kMark = "config.yaml";
 constexpr std::string_view kModelAndOptim = "model_and_optim";
 
 bool IsNumber(std::string_view text) {
@@ -79,7 +78,7 @@ bool Take(Storage& storage, const std::string& directory, const std::string& fol
       found->folders.push_back(name);
       continue;
     }
-    const bool is_mark = folder.empty() && entry.name == kMark;
+    const bool is_mark = folder.empty() && entry.name == kOlmoMark;
     const bool is_metadata = folder.empty() && entry.name == "metadata.yaml";
     const auto layout = LayoutOf(folder, entry.name);
     if (!is_mark && !is_metadata && !layout) {

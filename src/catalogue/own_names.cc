@@ -16,7 +16,6 @@ namespace varve {
 namespace {
 
 constexpr std::string_view kOlmoModel = "model.pt";
-constexpr std::string_view kOlmoMark = "config.yaml";
 constexpr std::string_view kOlmoMetadata = "metadata.yaml";
 
 /// Takes a run of digits off the front; false when there is none.

@@ -23,6 +23,9 @@
 
 namespace varve {
 
+/// OLMo writes this file last. It has the configuration of the training.
+inline constexpr std::string_view kOlmoMark = "config.yaml";
+
 /// Returns the format of the checkpoint that these entries of a directory show, or nothing when
 /// they show none. Where they show several, it is the one that a reader opens.
 std::optional<Format> ShownFormat(const std::vector<DirectoryEntry>& entries);

@@ -29,6 +29,7 @@
 #include "base/stop.h"
 #include "catalogue/names.h"
 #include "catalogue/open.h"
+#include "catalogue/own_names.h"
 #include "convert/writers.h"
 #include "format/structure.h"
 #include "publish/commit.h"
@@ -39,7 +40,6 @@
 namespace varve {
 namespace {
 
-constexpr const char* kConfig = "config.yaml";
 constexpr std::uint64_t kMaxConfigBytes = std::uint64_t{64} << 20;
 
 /// A file of an unsharded checkpoint and the part of the state that it holds.
@@ -111,7 +111,7 @@ std::optional<PartFile> OthersOf(const CheckpointReader& reader) {
 
 /// Returns the content of the source's config.yaml; nothing where it has none.
 Result<std::optional<std::string>> ReadConfig(Storage& storage, const std::string& source) {
-  auto config = ReadWholeFile(storage, JoinPath(source, kConfig), kMaxConfigBytes);
+  auto config = ReadWholeFile(storage, JoinPath(source, kOlmoMark), kMaxConfigBytes);
   if (config.ok()) {
     return std::optional(*std::move(config));
   }
@@ -122,7 +122,7 @@ Result<std::optional<std::string>> ReadConfig(Storage& storage, const std::strin
 
 /// Returns the file that makes the rest a checkpoint.
 IndexFile MarkOf(const std::optional<std::string>& config) {
-  return config ? IndexFile{kConfig, *config}
+  return config ? IndexFile{std::string(kOlmoMark), *config}
                 : IndexFile{std::string(kUploadMark), "Written last, when the files were whole.\n"};
 }
 
@@ -203,7 +203,7 @@ class TorchDirectory {
         &progress, &report, &written));
     VARVE_RETURN_IF_ERROR(commit->Publish(written, {MarkOf(config)}));
     if (config) {
-      report.files.emplace_back(kConfig);
+      report.files.emplace_back(kOlmoMark);
     }
     return report;
   }
@@ -261,7 +261,7 @@ class TorchDirectory {
     VARVE_RETURN_IF_ERROR(CheckFilesAreThere(storage_, target, written));
     VARVE_RETURN_IF_ERROR(place->Publish(mark.content));
     if (config) {
-      report.files.emplace_back(kConfig);
+      report.files.emplace_back(kOlmoMark);
     }
     return report;
   }

@@ -8,6 +8,7 @@
 #include "catalogue/foreign.h"
 #include "catalogue/names.h"
 #include "catalogue/open.h"
+#include "catalogue/own_names.h"
 #include "catalogue/step_notes.h"
 #include "manage/pin.h"
 #include "pipeline/run_threads.h"
@@ -17,8 +18,8 @@ namespace varve {
 namespace {
 
 /// Returns when a checkpoint was written: the time of the file that makes it one, else of the
-/// newest file in it, else of the directory, `there`. What a user puts beside that file later does
-/// not count. 0: not known. Errors: those of the storage.
+/// newest file in it, else of the directory, `there`. With such a file, a file that a user adds
+/// later changes nothing. 0: not known. Errors: those of an object store.
 Result<std::int64_t> WrittenAt(Storage& storage, const std::string& path,
                                const DirectoryEntry* there) {
   const auto entries = storage.List(path);
@@ -37,7 +38,7 @@ Result<std::int64_t> WrittenAt(Storage& storage, const std::string& path,
     }
     newest = std::max(newest, entry.modified_ns);
     if (RecordNumber(entry.name) || IsDcpIndexName(entry.name) || entry.name == kHfIndexName ||
-        entry.name == kUploadMark || entry.name == "config.yaml") {  // OLMo's mark.
+        entry.name == kUploadMark || entry.name == kOlmoMark) {
       of_index = std::max(of_index, entry.modified_ns);
     }
   }

@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "catalogue/names.h"
+#include "catalogue/own_names.h"
 #include "interop/olmo/full.h"
 #include "interop/olmo/names.h"
 
@@ -41,7 +42,7 @@ std::optional<std::string> TrainFile(const ForeignFolder& folder) {
 /// A folder with nothing but `model.safetensors` is a Hugging Face one.
 bool IsFull(const ForeignFolder& folder) {
   return ModelFile(folder) &&
-         (OptimFile(folder) || TrainFile(folder) || folder.HasFile("config.yaml") ||
+         (OptimFile(folder) || TrainFile(folder) || folder.HasFile(kOlmoMark) ||
           (folder.HasFile("model.pt") && folder.HasFile(kUploadMark)));
 }
 
@@ -138,7 +139,7 @@ Result<OpenedIndex> OpenTorchNew(const ForeignFolder& folder) {
 }  // namespace
 
 Status CheckOlmoMarker(const ForeignFolder& folder) {
-  if (folder.HasFile("config.yaml") || folder.HasFile(".metadata.json") ||
+  if (folder.HasFile(kOlmoMark) || folder.HasFile(".metadata.json") ||
       folder.HasFile(kUploadMark)) {  // The last of what Varve uploads.
     return Status::Ok();
   }
