@@ -1,4 +1,4 @@
-/// What a manager notes of each checkpoint that it saves, beside it.
+/// A manager writes a note beside each checkpoint that it saves: the step, the job and the metrics.
 #pragma once
 
 #include <cstdint>
@@ -15,7 +15,7 @@ namespace varve {
 /// The side file in which a manager notes what it knows of a step.
 inline constexpr std::string_view kStepNoteName = "varve-step.json";
 
-/// What a manager notes with each checkpoint.
+/// The content of that note.
 struct StepNote {
   std::uint64_t step = 0;
   /// Number of the job that saved it, from 1 on: higher than those of all jobs of the run before. A

@@ -1,4 +1,4 @@
-/// Classes of ASCII characters, without a locale.
+/// ASCII characters, without a locale.
 #pragma once
 
 #include <algorithm>

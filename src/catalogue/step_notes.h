@@ -1,4 +1,4 @@
-/// What managers have noted of the checkpoints of a run.
+/// Reads the note that a manager wrote beside a checkpoint.
 #pragma once
 
 #include <optional>
@@ -10,10 +10,11 @@
 
 namespace varve {
 
-/// Returns what a manager has noted of a checkpoint; nothing where none has. `displaced`: it stands
-/// under its hidden name. Of a checkpoint whose record is damaged the note is taken unchecked: it
-/// only tells the place of the step in the run. Errors: DataLoss for a note that is not what was
-/// written; those of the storage, because without its note a step would be taken for an old one.
+/// Returns the note of a checkpoint; nothing where no manager has saved it. `displaced`: the
+/// checkpoint stands under its hidden name. A damaged commit record has no checksum of the note.
+/// The note is then not checked: it only tells the place of the step in the run. Errors: DataLoss
+/// for a note that is not what was written; those of an object store, because a step without its
+/// note would be taken for an old one.
 Result<std::optional<StepNote>> ReadStepNote(Storage& storage, const std::string& path,
                                              bool displaced = false);
 

@@ -1,5 +1,5 @@
-/// What saves have written of a name and nothing names, where checkpoints are published by writing
-/// their record (PublishesByRecord): of a save that lives, or of one that died.
+/// Data that no record names, where a save publishes by writing a record (PublishesByRecord). A
+/// save under way has written them, or one that died.
 #pragma once
 
 #include <cstdint>

@@ -40,7 +40,7 @@ TEST_F(S3Faults, ARefusedRequestFailsTheSaveAndLeavesWhatWasThere) {
   SaveWithEachFault({S3Fault::kRefused}, /*overwrite=*/true, /*must_succeed=*/false);
 }
 
-// What a job leaves that dies there: it cannot even clean up.
+// A job that is killed sends no further request: it leaves what it has written.
 TEST_F(S3Faults, AJobThatEndsAtAnyRequestLeavesTheOldOrTheNewAndGarbage) {
   for (const bool overwrite : {false, true}) {
     int requests = 0;

@@ -342,8 +342,8 @@ TEST_F(S3Clients, CanBeStoppedWhileTheyWaitForTheirTurn) {
   EXPECT_EQ(PutText(client).code(), StatusCode::kCancelled);
 }
 
-// A failed save sends many requests to remove its objects. If the server is gone, each would wait
-// as long as the request that failed.
+// A failed save removes its objects by many requests. A server that is gone answers none of them.
+// Without a common limit each request would wait as long as the one that failed.
 TEST_F(S3Clients, SpendLittlePatienceInAllOnWhatCouldBeLeftUndone) {
   Settings settings = Quick();
   settings.retry.longest = milliseconds(5);
