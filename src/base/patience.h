@@ -3,10 +3,12 @@
 
 #include <chrono>
 #include <optional>
+#include <stop_token>
 #include <utility>
 
 #include "base/guarded.h"
 #include "varve/status.h"
+#include "varve/stop.h"
 
 namespace varve {
 
@@ -50,10 +52,12 @@ class PatienceAfter {
 };
 
 /// Runs work whose failure changes nothing, the removal of what a failed save has left for example:
-/// the caller must not wait once more for each of its requests where the server has gone.
+/// the caller must not wait once more for each of its requests where the server has gone. A stop
+/// that was requested (CurrentStop) does not end it: what was stopped is what it clears up.
 template <class Work>
 void BestEffort(Work&& work) noexcept {
   const ScopedPatience patience(ScopedPatience::kLittle);
+  const ScopedStop not_stopped{std::stop_token{}};
   (void)Guarded(std::forward<Work>(work));
 }
 
