@@ -39,6 +39,8 @@ enum class ErrorReason : std::uint8_t {
   kNone = 0,
   kStagerLost = 1,  ///< The stager lost a message of other ranks: a new stager can save.
   kIncomplete = 2,  ///< The checkpoint is not whole: files of it are not there, or not yet.
+  /// Nobody knows whether the save is visible, or will be: it must not be repeated under its id.
+  kMayBeVisible = 3,
 };
 
 /// The failure of one rank, in an error that several ranks share.

@@ -17,8 +17,12 @@ namespace {
 /// failure.
 constexpr auto kRetryAgreement = std::chrono::seconds(30);
 
-/// Returns true for failures that may pass.
+/// Returns true for failures that may pass. What may be visible is not written again: the second
+/// attempt would write, and remove where it fails, the files of the first.
 bool IsWorthARetry(const Status& status) {
+  if (status.details().reason == ErrorReason::kMayBeVisible) {
+    return false;
+  }
   return status.code() == StatusCode::kOutOfSpace || status.code() == StatusCode::kUnavailable;
 }
 

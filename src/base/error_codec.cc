@@ -76,7 +76,7 @@ std::optional<Status> DecodeError(Bytes bytes) {
     }
   }
   if (in.failed() || !IsErrorCode(code) ||
-      reason > static_cast<std::uint8_t>(ErrorReason::kIncomplete)) {
+      reason > static_cast<std::uint8_t>(ErrorReason::kMayBeVisible)) {
     return std::nullopt;
   }
   details.reason = static_cast<ErrorReason>(reason);
