@@ -40,9 +40,13 @@ enum class Overwrite : std::uint8_t {
   /// Replaces it if it is damaged or incomplete: rank 0 verifies all its bytes before the name is
   /// claimed. An intact one is AlreadyExists. Not for uncoordinated saves.
   kDamaged,
+  /// As kAlways. Where a format's files have fixed names and a storage no renames (kHfai in an
+  /// object store), kAlways keeps a checkpoint and fails: this removes it before the new one is
+  /// written.
+  kInPlace,
 };
 
-/// Returns "false", "true" or "damaged", as in Python.
+/// Returns "false", "true", "damaged" or "in_place", as in Python.
 std::string_view OverwriteName(Overwrite overwrite);
 
 struct SaveOptions {
@@ -54,7 +58,8 @@ struct SaveOptions {
   bool coordinate = true;
   /// kVarve; kDcp, a checkpoint that stock PyTorch opens, with Varve's checksums in its index;
   /// kSafetensors, a folder as Hugging Face's tools write it, with whole tensors, into which every
-  /// rank writes its parts; or kHfai, a part of hfai.checkpoint for each rank, whose State is what
+  /// rank writes its parts (in an object store whole files, which may first be joined from what all
+  /// ranks hold); or kHfai, a part of hfai.checkpoint for each rank, whose State is what
   /// `varve.hfai` makes of it. Values that only a pickle can hold are refused in all but the first;
   /// kSafetensors holds tensors alone, and of tied ones the one with the lowest name.
   Format format = Format::kVarve;
@@ -104,7 +109,8 @@ struct SaveReport {
   bool weak_publish = false;
   /// "plan" (this rank's plan and fingerprints), "exchange" (the ranks settle it and claim the
   /// name), "stage" (the copy of a save in the background), "wait" (for its turn), "write", "sync",
-  /// and "commit" (from then on to the outcome: the wait for slower ranks is in it). In waves
+  /// "join" (kSafetensors in an object store: reading what all ranks wrote, and writing files of
+  /// it), and "commit" (from then on to the outcome: the wait for slower ranks is in it). In waves
   /// "stage" and "write" run at the same time.
   std::vector<Phase> phases{};
 };

@@ -103,8 +103,10 @@ struct Names<OnDifference> {
 
 template <>
 struct Names<Overwrite> {
-  static constexpr std::pair<const char*, Overwrite> kAll[] = {
-      {"False", Overwrite::kNever}, {"True", Overwrite::kAlways}, {"damaged", Overwrite::kDamaged}};
+  static constexpr std::pair<const char*, Overwrite> kAll[] = {{"False", Overwrite::kNever},
+                                                               {"True", Overwrite::kAlways},
+                                                               {"damaged", Overwrite::kDamaged},
+                                                               {"in_place", Overwrite::kInPlace}};
 };
 
 inline bool IsBool(std::string_view name) { return name == "True" || name == "False"; }

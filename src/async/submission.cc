@@ -58,7 +58,7 @@ template <class Archive>
 void Fields(Archive& archive, FieldsOf<Archive, Submission>& submission) {
   archive(submission.path, submission.settled, submission.image);
   auto& options = submission.options;
-  archive.Enum(options.overwrite, Overwrite::kNever, Overwrite::kDamaged, "unknown overwrite");
+  archive.Enum(options.overwrite, Overwrite::kNever, Overwrite::kInPlace, "unknown overwrite");
   archive(options.direct, options.max_write_bandwidth);
   Bounded(archive, options.writes_in_flight, 1024);
   Milliseconds(archive, options.timeout);

@@ -22,9 +22,11 @@ Result<OpenedIndex> OpenForeignDirectory(const ForeignFolder& folder) {
   for (const ForeignLayout* const layout : kLayouts) {
     if (layout->recognises(folder)) {
       if (layout->has_no_index && folder.HasFile(kUploadClaim) && !folder.HasFile(kUploadMark)) {
-        return FailedPrecondition(folder.path +
-                                  ": an upload to it is under way, or has died: it may lack files. "
-                                  "If it has died, upload in place, or remove the directory")
+        return FailedPrecondition(
+                   folder.path +
+                   ": an upload or save is under way there, or has died: files may be "
+                   "missing. If it has died, repeat it in place, or remove the "
+                   "directory")
             .With({.reason = ErrorReason::kIncomplete});
       }
       return layout->open(folder);

@@ -66,7 +66,8 @@ std::optional<std::string> ParseQuarantinedName(std::string_view entry);
 /// In a checkpoint's directory: why it is in quarantine, and why it is pinned. Not part of it.
 inline constexpr std::string_view kQuarantineReasonName = "varve-damaged.txt";
 inline constexpr std::string_view kPinName = "varve-pinned.txt";
-/// In a directory of an object store: an upload of files with fixed names has it (upload/).
+/// In a directory of an object store: an upload or save of files with fixed names has it
+/// (publish/fixed_names.cc).
 inline constexpr std::string_view kUploadClaim = ".varve-uploading";
 /// Beside it: the upload writes this last where the layout has no file that makes it a checkpoint.
 inline constexpr std::string_view kUploadMark = ".varve-uploaded";

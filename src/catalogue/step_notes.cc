@@ -31,10 +31,12 @@ Result<std::string> DirectoryOfFiles(Storage& storage, const std::string& direct
       data.push_back(entry.name);
     }
   }
-  if (data.size() > 1 && FindEntry(entries, kDcpIndexName) != nullptr) {
+  const bool dcp = FindEntry(entries, kDcpIndexName) != nullptr;
+  if (data.size() > 1 && (dcp || FindEntry(entries, kHfIndexName) != nullptr)) {
     // One is the checkpoint's; what dead saves have left lies beside it.
     VARVE_ASSIGN_OR_RETURN(const auto names,
-                           NamesInDcpIndex(storage, JoinPath(directory, kDcpIndexName)));
+                           dcp ? NamesInDcpIndex(storage, JoinPath(directory, kDcpIndexName))
+                               : NamesInHfIndex(storage, JoinPath(directory, kHfIndexName)));
     std::erase_if(data, [&](const std::string& one) {
       return std::none_of(names.begin(), names.end(),
                           [&](const std::string& name) { return DataDirectoryOf(name) == one; });

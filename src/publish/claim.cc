@@ -76,7 +76,8 @@ Result<Occupant> WhatIsAt(Storage& storage, const std::string& path) {
 Status CheckMayReplace(Storage& storage, const std::string& path, Overwrite overwrite,
                        const std::stop_token& stop) {
   switch (overwrite) {
-    case Overwrite::kAlways: return Status::Ok();
+    case Overwrite::kAlways:
+    case Overwrite::kInPlace: return Status::Ok();
     case Overwrite::kNever:
       return AlreadyExists(path + " already holds a checkpoint; pass overwrite to replace it");
     case Overwrite::kDamaged: break;

@@ -298,22 +298,34 @@ Result<std::unique_ptr<Commit>> Commit::Begin(Storage& storage, const std::strin
   if (!PublishesByRecord(storage, name)) {
     return RenameCommit::Begin(storage, name, id, overwrite, stop, resume, brought);
   }
+  if (index.none) {
+    return BeginFixedCommit(storage, name, overwrite, brought);
+  }
   return index.name.empty() ? BeginRecordCommit(storage, name, id, overwrite, stop)
                             : BeginIndexCommit(storage, name, id, overwrite, stop, brought, index);
 }
 
-std::string PlaceOfSave(Storage& storage, const std::string& path, const SaveId& id) {
-  return PublishesByRecord(storage, path) ? JoinPath(path, DataDirectoryName(id))
-                                          : StagingPath(path, id);
+std::string PlaceOfSave(Storage& storage, const std::string& path, const SaveId& id, bool fixed) {
+  if (!PublishesByRecord(storage, path)) {
+    return StagingPath(path, id);
+  }
+  return fixed ? path : JoinPath(path, DataDirectoryName(id));
 }
 
 Status NeedsRenames(Storage& storage, const std::string& path, std::string_view what) {
   return PublishesByRecord(storage, path)
              ? Unimplemented(path + ": " + std::string(what) +
-                             " is not written to an object store, where Varve writes its own "
-                             "format and DCP's. Write it to a directory and upload that (`varve "
-                             "upload`, or upload_to of a save)")
+                             " is not written to an object store. Write it to a directory and "
+                             "upload that (`varve upload`, or upload_to of a save)")
              : Status::Ok();
+}
+
+Status MayBeVisible(const Status& written) {
+  ErrorDetails details = written.details();
+  details.reason = ErrorReason::kMayBeVisible;
+  return Status(written.code(),
+                written.message() + "; the checkpoint may be visible: its data were kept")
+      .With(std::move(details));
 }
 
 Status CheckFilesAreThere(Storage& storage, const std::string& directory,

@@ -29,6 +29,8 @@ struct IndexFile {
 struct FixedIndex {
   std::string name;  ///< ".metadata"; empty: Varve's own, whose name has a number.
   Format format = Format::kDcp;
+  /// There is no index, and the data files have fixed names: those that the save brings.
+  bool none = false;
   /// The checkpoint may lie beside files that are not part of it.
   bool beside_others = false;
   /// Set for an index of this rank alone, of which the other ranks do not know.
@@ -46,11 +48,12 @@ enum class Resume : std::uint8_t {
 /// nothing has become visible.
 class Commit {
  public:
-  /// Steps 0-4 of commit.cc, or the first of record_commit.cc where checkpoints are published by
-  /// their record, and of index_commit.cc there for a fixed `index`. `stop` ends the verification
-  /// of what is to be replaced. `brought` are files that the new checkpoint will have, as far as
-  /// they are known: a file of the user's that has such a name is found now. Errors: AlreadyExists;
-  /// FailedPrecondition; InvalidArgument for a name that a checkpoint cannot have; Cancelled.
+  /// Steps 0-4 of commit.cc. Where checkpoints are published by their record: the first of
+  /// record_commit.cc, of index_commit.cc for a fixed `index`, of fixed_commit.cc for none. `stop`
+  /// ends the verification of what is to be replaced. `brought` are files that the new checkpoint
+  /// will have, as far as they are known: a file of the user's that has such a name is found now.
+  /// Errors: AlreadyExists; FailedPrecondition; InvalidArgument for a name that a checkpoint cannot
+  /// have; Cancelled.
   static Result<std::unique_ptr<Commit>> Begin(Storage& storage, const std::string& name,
                                                const SaveId& id, Overwrite overwrite,
                                                const std::stop_token& stop = {},
@@ -75,6 +78,13 @@ class Commit {
   /// one. After an error the previous checkpoint, if any, is what `path` holds or recovers to.
   virtual Status Publish(const std::vector<DataFile>& files,
                          const std::vector<IndexFile>& index) = 0;
+
+  /// Ends the save without removing anything that another process may write to yet: a rank was
+  /// lost.
+  virtual void Leave() {}
+
+  /// Returns what tells a rank that the directory is still this save's; empty where its name does.
+  [[nodiscard]] virtual std::string claim() const { return {}; }
 
   /// Files that Publish is to put beside the data files, checked by CheckSideFiles. An index of the
   /// caller's names them already; nothing but the index makes them part of the checkpoint.
@@ -109,12 +119,27 @@ Result<std::unique_ptr<Commit>> BeginIndexCommit(Storage& storage, const std::st
                                                  const std::vector<BroughtFile>& brought,
                                                  const FixedIndex& index);
 
+/// Begins a commit of files with fixed names, those of `brought`, there. The steps are in
+/// fixed_commit.cc. Errors: AlreadyExists for a checkpoint, but for Overwrite::kInPlace.
+Result<std::unique_ptr<Commit>> BeginFixedCommit(Storage& storage, const std::string& path,
+                                                 Overwrite overwrite,
+                                                 const std::vector<BroughtFile>& brought);
+
+/// Returns the error of a save whose last write may have been carried out, or may be yet: it keeps
+/// its files. `written` is that write's.
+Status MayBeVisible(const Status& written);
+
 /// Returns FailedPrecondition where the checkpoint of these entries is pinned.
 Status CheckNotPinned(const std::vector<DirectoryEntry>& entries);
 
 /// Returns the directory that the files of the save `id` of `path`, which is no link, are written
-/// into: Commit::staging().
-std::string PlaceOfSave(Storage& storage, const std::string& path, const SaveId& id);
+/// into: Commit::staging(). `fixed` is FixedIndex::none.
+std::string PlaceOfSave(Storage& storage, const std::string& path, const SaveId& id,
+                        bool fixed = false);
+
+/// Returns true where files of a save may be written yet, although it has failed with `outcome` on
+/// all ranks: a rank is late or lost, or has sent a request of which nobody knows what became.
+bool MayStillWrite(const Status& outcome);
 
 /// Checks that each data file is in `directory` with its exact size. Errors: DataLoss,
 /// FailedPrecondition, naming ranks.

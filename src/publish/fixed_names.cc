@@ -1,5 +1,6 @@
-// How a layout with fixed names of files comes to an object store. TO is its directory, MARK the
-// file that makes the rest a checkpoint.
+// How a layout with fixed names of files comes to an object store, by an upload or by a save of
+// that format. TO is its directory, MARK the file that makes the rest a checkpoint. The steps say
+// "upload" for both.
 //
 //  1. Claim TO: write TO/.varve-uploading, which holds a random id and the names of all files, on
 //     condition that there is none. Two uploads at once would write each other's files; the second
@@ -10,7 +11,9 @@
 //  2. List TO. A pinned checkpoint and one of Varve's own format end the upload here. So does a
 //     file of a name that is to be written: objects have no second name to stay under. With
 //     `in_place` MARK goes first, then the others that are to be written, and the rest of the
-//     checkpoint that stood there. A crash from here on leaves no checkpoint.
+//     checkpoint that stood there. A crash from here on leaves no checkpoint. Uploads of these
+//     names that were never finished are ended: one of a writer that is not as dead as was thought
+//     would take the place of a file of this one's.
 //  3. (All ranks) write the files. Each appears whole. Then indexes of parts of the layout.
 //  4. Read the claim: one that was taken over ends the upload here. Write MARK on condition that
 //     there is none: from here on there is a checkpoint.
@@ -83,7 +86,7 @@ Result<std::unique_ptr<FixedNames>> FixedNames::Begin(Storage& storage,
                                                       std::vector<std::string> names,
                                                       bool in_place) {
   ConditionalWrites& writes = *storage.extras().conditional_writes;
-  VARVE_RETURN_IF_ERROR(writes.Prepare(directory).status());
+  VARVE_ASSIGN_OR_RETURN(const bool exclusive, writes.Prepare(ParentPath(directory)));
   VARVE_ASSIGN_OR_RETURN(const SaveId id, RandomSaveId());
   const std::string name = JoinPath(directory, kUploadClaim);
   const std::string claim = EncodeUploadClaim(id, names);
@@ -92,14 +95,16 @@ Result<std::unique_ptr<FixedNames>> FixedNames::Begin(Storage& storage,
   if (was_claimed) {
     if (!in_place) {
       return FailedPrecondition(directory +
-                                ": another upload to it is under way, or has died. If it has, "
-                                "upload in place; after a day `varve gc` removes what it left");
+                                ": another upload or save to it is under way, or has died. If it "
+                                "has, replace it in place; after a day `varve gc` removes what it "
+                                "left");
     }
     VARVE_RETURN_IF_ERROR(writes.Replace(name, claim));
   } else {
     VARVE_RETURN_IF_ERROR(claimed);
   }
   std::unique_ptr<FixedNames> target(new FixedNames(storage, directory, std::move(names), claim));
+  target->weak_publish_ = !exclusive;
   Status free = target->CheckOccupant(&in_place);  // Step 2.
   in_place = in_place || was_claimed;
   if (free.ok() && !in_place) {
@@ -145,25 +150,45 @@ Status FixedNames::CheckFree() {
           " is there. Objects have fixed names in this layout, so that the old checkpoint cannot "
           "stay until the new one is whole: choose another name, or replace it in place, which "
           "removes the old one first (in_place of an upload, --in-place of `varve upload`, "
-          "overwrite of unshard). A file that is part of no checkpoint is not removed");
+          "remote_overwrite=\"in_place\" of hfai's and OLMo's saves, overwrite of unshard). A file "
+          "that is part of no checkpoint is not removed");
     }
   }
   return Status::Ok();
 }
 
 Status FixedNames::RemoveOld() {
-  // Looked at before the mark goes, which tells the layout.
+  // Looked at before the mark goes, which tells the layout; and whatever may fail comes before
+  // that.
   VARVE_ASSIGN_OR_RETURN(Inventory found, TakeInventory(storage_, directory_));
+  ConditionalWrites& writes = *storage_.extras().conditional_writes;
+  const auto unfinished = writes.ListUnfinished(directory_);
+  if (!unfinished.ok() && unfinished.status().code() != StatusCode::kFailedPrecondition &&
+      unfinished.status().code() != StatusCode::kUnimplemented) {
+    return unfinished.status();  // Else keys that may not list them, or a server that cannot.
+  }
   VARVE_RETURN_IF_ERROR(storage_.Remove(JoinPath(directory_, names_.back())));
   std::stable_partition(found.own.begin(), found.own.end(),
                         [](const OwnFile& file) { return file.is_index; });
+  std::set<std::string> removed;
+  const auto remove = [&](const std::string& name) {
+    removed.insert(JoinPath(directory_, name));
+    return storage_.Remove(JoinPath(directory_, name));
+  };
   for (const OwnFile& file : found.own) {
     if (file.name != kUploadClaim) {
-      VARVE_RETURN_IF_ERROR(storage_.Remove(JoinPath(directory_, file.name)));
+      VARVE_RETURN_IF_ERROR(remove(file.name));
     }
   }
   for (const std::string& name : names_) {
-    VARVE_RETURN_IF_ERROR(storage_.Remove(JoinPath(directory_, name)));
+    VARVE_RETURN_IF_ERROR(remove(name));
+  }
+  if (unfinished.ok()) {
+    for (const ConditionalWrites::Unfinished& file : *unfinished) {
+      if (removed.contains(file.name)) {
+        VARVE_RETURN_IF_ERROR(writes.RemoveUnfinished(file));
+      }
+    }
   }
   return Status::Ok();
 }
@@ -172,24 +197,23 @@ Status FixedNames::Publish(std::string_view content) {
   VARVE_ASSIGN_OR_RETURN(const bool ours, IsOurs());  // Step 4.
   if (!ours) {
     done_ = true;
-    return FailedPrecondition(directory_ +
-                              ": another upload has taken it over meanwhile; this one has removed "
-                              "nothing");
+    return FailedPrecondition(
+        directory_ +
+        ": another upload or save has taken it over meanwhile; this one has removed "
+        "nothing");
   }
   const Status written = storage_.extras().conditional_writes->WriteIfAbsent(
       JoinPath(directory_, names_.back()), content);
   if (written.code() == StatusCode::kUnavailable || written.code() == StatusCode::kCancelled) {
     done_ = true;  // It may be there, or come yet: the files stay, and the claim.
-    return Status(written.code(),
-                  written.message() + "; the checkpoint may be visible: its files were kept")
-        .With(written.details());
+    return MayBeVisible(written);
   }
   if (written.code() == StatusCode::kAlreadyExists) {
     done_ = true;  // Another writer's: its files may have the names of ours.
     BestEffort([&] { return End(); });
     return AlreadyExists(directory_ +
                          ": another writer has published a checkpoint there meanwhile; it stays, "
-                         "and so do the files of this upload");
+                         "and so do the files of this one");
   }
   VARVE_RETURN_IF_ERROR(written);
   done_ = true;

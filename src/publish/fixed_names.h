@@ -1,5 +1,5 @@
-/// The target of an upload whose files have fixed names, in a storage without renames. The account
-/// of the steps is at the top of fixed_names.cc.
+/// The target of an upload or save whose files have fixed names, in a storage without renames. The
+/// account of the steps is at the top of fixed_names.cc.
 #pragma once
 
 #include <memory>
@@ -30,6 +30,12 @@ class FixedNames {
   /// Step 4: writes the mark, on condition that there is none.
   Status Publish(std::string_view content);
 
+  /// Returns what the claim says: as Commit::claim.
+  [[nodiscard]] const std::string& claim() const { return claim_; }
+
+  /// As Commit::weak_publish.
+  [[nodiscard]] bool weak_publish() const { return weak_publish_; }
+
   /// Leaves claim and files as they are: a rank that was lost may write yet.
   void Leave() { done_ = true; }
 
@@ -46,7 +52,8 @@ class FixedNames {
   const std::string directory_;
   const std::vector<std::string> names_;
   const std::string claim_;  ///< What our claim says.
-  bool done_ = false;        ///< Nothing of it is to be removed.
+  bool weak_publish_ = false;
+  bool done_ = false;  ///< Nothing of it is to be removed.
 };
 
 }  // namespace varve

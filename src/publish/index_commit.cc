@@ -14,8 +14,8 @@
 //     the files of another, and nothing that is visible changes.
 //  3. Check that every planned file is there with its exact size. Finds ranks that write elsewhere.
 //  4. Write side files into the same directory, and a Hugging Face folder's checksums; that one's
-//     side files into NAME where they are not there yet. A crash leaves these, and the next save
-//     takes them for its own.
+//     side files, but for a step's note, into NAME where they are not there yet. A crash leaves
+//     these, and the next save takes them for its own.
 //  5. Publish INDEX, which names the files as varve-data-<id>/FILE.
 //     Nothing was there: on condition that there is none. Of two first saves one gets AlreadyExists
 //     and removes its own files.
@@ -53,6 +53,7 @@
 #include "catalogue/side_files.h"
 #include "publish/claim.h"
 #include "publish/commit.h"
+#include "varve/step_note.h"
 
 namespace varve {
 namespace {
@@ -149,9 +150,7 @@ Status IndexCommit::WriteIndex(std::string_view content) {
   }
   if (written.code() == StatusCode::kUnavailable || written.code() == StatusCode::kCancelled) {
     done_ = true;
-    return Status(written.code(),
-                  written.message() + "; the checkpoint may be visible: its data were kept")
-        .With(written.details());
+    return MayBeVisible(written);
   }
   VARVE_RETURN_IF_ERROR(written);
   done_ = true;
@@ -174,6 +173,10 @@ void IndexCommit::RemoveReplaced() {
     }
   }
 }
+
+/// Returns true for the side file of a Hugging Face folder that lies beside its data, and so is
+/// replaced with them: the note of a manager's step, which no tool looks for.
+bool IsWithData(std::string_view name) { return name == kStepNoteName; }
 
 /// Returns true where a file holds `content`; false where there is none. Errors:
 /// FailedPrecondition where it holds something else.
@@ -201,6 +204,10 @@ Status IndexCommit::WriteFiles(const std::vector<IndexFile>& index) {
   if (format_ != Format::kDcp) {
     missing.clear();
     for (const SideFile& file : side_files_) {
+      if (IsWithData(file.name)) {
+        VARVE_RETURN_IF_ERROR(WriteSideFiles(storage_, staging_, {file}));
+        continue;
+      }
       VARVE_ASSIGN_OR_RETURN(const bool there,
                              HoldsAlready(storage_, JoinPath(path_, file.name), file.content));
       if (!there) {
@@ -302,7 +309,7 @@ Result<Replaced> TakeStock(Storage& storage, const std::string& path,
 Status CheckBrought(Storage& storage, const std::string& path,
                     const std::vector<BroughtFile>& brought) {
   for (const BroughtFile& file : brought) {
-    if (file.content != nullptr) {
+    if (file.content != nullptr && !IsWithData(file.name)) {
       VARVE_RETURN_IF_ERROR(
           HoldsAlready(storage, JoinPath(path, file.name), *file.content).status());
     }
@@ -341,7 +348,8 @@ Result<std::unique_ptr<Commit>> BeginIndexCommit(Storage& storage, const std::st
     VARVE_RETURN_IF_ERROR(CheckNotPinned(*entries));
     if (FindEntry(*entries, kUploadClaim) != nullptr) {
       return FailedPrecondition(path +
-                                ": an upload to it is under way, or has died. If it has, remove " +
+                                ": an upload or save of files with fixed names is under way "
+                                "there, or has died. If it has, remove " +
                                 JoinPath(path, kUploadClaim));
     }
     VARVE_RETURN_IF_ERROR(CheckNothingElse(path, *entries, index));
@@ -358,6 +366,10 @@ Result<std::unique_ptr<Commit>> BeginIndexCommit(Storage& storage, const std::st
       VARVE_RETURN_IF_ERROR(CheckBrought(storage, path, brought));
     }
     VARVE_ASSIGN_OR_RETURN(replaced, TakeStock(storage, path, *entries, brought, index));
+    const auto& paths = replaced.paths;
+    if (std::find(paths.begin(), paths.end(), DataDirectoryName(id)) != paths.end()) {
+      return FailedPrecondition(path + ": this save has been published already");
+    }
   }
   auto commit = std::make_unique<IndexCommit>(storage, path, id, index, std::move(replaced));
   commit->set_weak_publish(!exclusive);

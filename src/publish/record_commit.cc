@@ -136,9 +136,7 @@ Status RecordCommit::WriteRecord(const std::string& encoded) {
     // The record may be there, or come yet: looking once would not prove its absence. The data
     // stay; where no record names them, they are garbage a day later.
     done_ = true;
-    return Status(written.code(),
-                  written.message() + "; the checkpoint may be visible: its data were kept")
-        .With(written.details());
+    return MayBeVisible(written);
   }
   return written;
 }

@@ -317,6 +317,12 @@ Status CollectIn(const std::string& path, DryRun dry_run, Storage& storage,
 
 namespace {
 
+/// Returns true for a file of a data directory, or of a folder in one.
+bool IsInDataDirectory(const std::string& name) {
+  const std::string folder = ParentPath(name);
+  return IsDataDirectoryName(BaseName(folder)) || IsDataDirectoryName(BaseName(ParentPath(folder)));
+}
+
 /// Removes the beginnings of files of saves that died: data files that no save can still be
 /// writing.
 Status CollectUnfinished(const std::string& directory, DryRun dry_run, Storage& storage,
@@ -324,8 +330,7 @@ Status CollectUnfinished(const std::string& directory, DryRun dry_run, Storage& 
   ConditionalWrites& writes = *storage.extras().conditional_writes;
   VARVE_ASSIGN_OR_RETURN(const auto unfinished, writes.ListUnfinished(directory));
   for (const ConditionalWrites::Unfinished& file : unfinished) {
-    if (!IsDataDirectoryName(BaseName(ParentPath(file.name))) &&
-        !IsRankFileName(BaseName(file.name))) {
+    if (!IsInDataDirectory(file.name) && !IsRankFileName(BaseName(file.name))) {
       continue;  // Not Varve's.
     }
     if (!IsDeadByAge(storage, directory, file.begun_ns)) {

@@ -76,6 +76,18 @@ Result<std::string> ReadUploadClaim(Storage& storage, const std::string& directo
   return ReadWholeFile(storage, JoinPath(directory, kUploadClaim), kMaxClaimBytes);
 }
 
+Status CheckUploadClaim(Storage& storage, const std::string& directory, const std::string& claim) {
+  const auto there = ReadUploadClaim(storage, directory);
+  if (there.status().code() != StatusCode::kNotFound) {
+    VARVE_RETURN_IF_ERROR(there.status());
+  }
+  return there.ok() && *there == claim
+             ? Status::Ok()
+             : FailedPrecondition(directory +
+                                  ": this save has been given up, or another has taken its name "
+                                  "over; this rank has written nothing");
+}
+
 Status CollectUpload(const std::string& path, DryRun dry_run, Storage& storage,
                      const std::stop_token& stop, GarbageReport* report) {
   const auto claim = ReadUploadClaim(storage, path);

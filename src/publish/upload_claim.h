@@ -22,6 +22,11 @@ std::string EncodeUploadClaim(const SaveId& id, const std::vector<std::string>& 
 /// Reads the claim in `directory`. Errors: NotFound where there is none.
 Result<std::string> ReadUploadClaim(Storage& storage, const std::string& directory);
 
+/// Checks that the claim in `directory` says `claim`, before a rank writes there: one that stood
+/// still may come after the save has been given up, and the directory is another's. Errors:
+/// FailedPrecondition.
+Status CheckUploadClaim(Storage& storage, const std::string& directory, const std::string& claim);
+
 /// Removes what an upload to `path` that died has left: the files that its claim names, and the
 /// claim. Where the mark is there, the claim alone: the upload was whole. An upload has died when
 /// its claim and all that it has written are more than a day old. Adds to `report`.

@@ -5,6 +5,8 @@
 //      the name and makes the staging directory (commit.cc, steps 0-4); each rank learns its part.
 //   B. Every rank writes and syncs its data file, then contributes its checksums. The coordinator
 //      merges them into the manifest and publishes (commit.cc, steps 6-11); all learn the outcome.
+// Where files are joined from what all ranks have written, there is an exchange in between
+// (JoinedFiles): nobody reads before all is there.
 // A rank that fails in between contributes its error: all ranks return it, and the staging
 // directory goes. A rank that dies is named by the exchange it does not answer.
 //
@@ -35,13 +37,15 @@
 #include "catalogue/open.h"
 #include "catalogue/scan.h"
 #include "catalogue/side_files.h"
-#include "catalogue/step_notes.h"
 #include "plan/fields.h"
 #include "publish/claim.h"
 #include "publish/commit.h"
 #include "publish/save_id.h"
+#include "publish/upload_claim.h"
 #include "save/data_writer.h"
 #include "save/fingerprint.h"
+#include "save/later_job.h"
+#include "save/report_outcome.h"
 #include "save/terms.h"
 #include "save/written_format.h"
 
@@ -54,6 +58,8 @@ struct SaveShare {
   std::uint64_t block_bytes = 0;
   RankAssignment assignment;
   Bytes placement;
+  bool joins = false;
+  std::string claim;
 };
 
 /// What a rank brings to exchange B.
@@ -70,14 +76,10 @@ void Fields(Archive& archive, FieldsOf<Archive, RankReceipt>& mine) {
 template <class Archive>
 void Fields(Archive& archive, FieldsOf<Archive, SaveShare>& share) {
   archive(share.save_id.bytes, share.created_ns, share.block_bytes, share.assignment,
-          share.placement);
+          share.placement, share.joins, share.claim);
 }
 
 namespace {
-
-/// On network file systems another node's new directory may take a while to be seen.
-constexpr auto kVisibilityWait = std::chrono::seconds(10);
-constexpr auto kVisibilityPoll = std::chrono::milliseconds(20);
 
 /// The pause between two attempts to claim a name is a small part of the wait so far.
 constexpr std::chrono::nanoseconds kShortestPause = std::chrono::milliseconds(200);
@@ -116,14 +118,18 @@ class CoordinatedSave final : public SaveSession {
     });
     const auto settle = [&](std::vector<std::string> plans) { return Settle(std::move(plans)); };
     std::optional<PhaseTimer> timer(std::in_place, &phases_, "exchange");
-    VARVE_ASSIGN_OR_RETURN(const std::string reply, Exchange(coordinator, what_, std::move(mine),
-                                                             NextDeadline(), std::cref(settle)));
+    const auto reply =
+        Exchange(coordinator, what_, std::move(mine), NextDeadline(), std::cref(settle));
     timer.reset();
+    if (!reply.ok()) {
+      LeaveClaim();
+      return reply.status();
+    }
     settled_.identity.rank = static_cast<std::uint32_t>(coordinator.rank());
     settled_.identity.world_size = static_cast<std::uint32_t>(coordinator.size());
     // A failure is this rank's alone: Write reports it to the others.
     prepared_ = Guarded([&] {
-      VARVE_RETURN_IF_ERROR(TakeAssignment(reply));
+      VARVE_RETURN_IF_ERROR(TakeAssignment(*reply));
       return Prepare();
     });
     return Status::Ok();
@@ -134,7 +140,10 @@ class CoordinatedSave final : public SaveSession {
     Status begun = CopyOf(prepared_.ok() ? ready : prepared_);
     if (claim_ == Claim::kApart) {
       begun = ExchangeClaim(coordinator, std::move(begun));
-      VARVE_RETURN_IF_ERROR(begun);
+      if (!begun.ok()) {
+        LeaveClaim();
+        return begun;
+      }
     }
     SaveReport report;
     auto written = Guarded([&]() -> Result<WrittenShare> {
@@ -143,9 +152,15 @@ class CoordinatedSave final : public SaveSession {
       report.differing_tensors = settled_.settled.differing_tensors;
       return WriteShare(staged);
     });
-    Status outcome = ExchangeReceipts(coordinator, &written);
+    Status outcome = JoinFiles(coordinator, &written);
+    if (outcome.ok()) {
+      outcome = ExchangeReceipts(coordinator, &written);
+    }
     if (!outcome.ok()) {
-      commit_.reset();  // Abandons: the name is free, and the next attempt claims it anew.
+      if (MayStillWrite(outcome)) {
+        LeaveClaim();
+      }
+      commit_.reset();  // Abandons, and the next attempt claims the name anew.
       return outcome;
     }
     report.save_id = settled_.identity.save_id;
@@ -164,28 +179,18 @@ class CoordinatedSave final : public SaveSession {
   [[nodiscard]] const WrittenFormat& format() const { return *FindWrittenFormat(settled_.format); }
   [[nodiscard]] Deadline NextDeadline() const { return Now() + options_.timeout; }
 
-  /// Refuses formats whose files several ranks write, or whose names are fixed, on object stores.
-  Status CheckStorageTakesFormat() const {
-    const bool hf = options_.format == Format::kSafetensors;  // As callers call it.
-    if (options_.format == Format::kVarve ||
-        !FindWrittenFormat(options_.format)->index_name.empty()) {
-      return Status::Ok();
-    }
-    Status checked = NeedsRenames(
-        storage_, path_, "format \"" + std::string(hf ? "hf" : FormatName(options_.format)) + "\"");
-    return checked.ok() || !hf
-               ? checked
-               : Unimplemented(checked.message() +
-                               ", or save in Varve's format and `varve convert --to hf` that");
+  /// Returns true where only the files' own names tell what they are.
+  [[nodiscard]] bool HasFixedNames() const {
+    return settled_.format != Format::kVarve && format().index_name.empty();
   }
 
   /// Returns what this rank brings to exchange A. Keeps the plan.
   Contribution MakeContribution(const Coordinator& coordinator, const Status& ready) {
     VARVE_RETURN_IF_ERROR(CopyOf(ready));
     VARVE_RETURN_IF_ERROR(CheckSaveOptions(options_, path_));
-    VARVE_RETURN_IF_ERROR(CheckStorageTakesFormat());
     settled_.format = options_.format;
     settled_.shard_size = options_.shard_size;
+    settled_.one_writer = PublishesByRecord(storage_, path_);
     if (coordinator.rank() == 0) {
       VARVE_RETURN_IF_ERROR(CheckSideFiles(state_->files));
       settled_.side_files = state_->files;
@@ -207,6 +212,8 @@ class CoordinatedSave final : public SaveSession {
     identity.block_bytes = share.block_bytes;
     settled_.assignment = std::move(share.assignment);
     settled_.placement = std::move(share.placement);
+    settled_.joins = share.joins;
+    settled_.claim = std::move(share.claim);
     return Status::Ok();
   }
 
@@ -232,18 +239,20 @@ class CoordinatedSave final : public SaveSession {
     VARVE_RETURN_IF_ERROR(format().check(settled_));
     std::vector<Bytes> placements(settled_.plans.size());
     if (format().place != nullptr) {
-      VARVE_ASSIGN_OR_RETURN(placements, format().place(settled_));
+      VARVE_ASSIGN_OR_RETURN(placements, format().place(&settled_));
       settled_.placement = placements[0];  // The coordinator is rank 0.
     }
+    const bool joins = format().joined != nullptr && format().joined->is_needed(settled_);
     if (claim_ == Claim::kWithPlan) {
       VARVE_RETURN_IF_ERROR(ClaimName());
     }
+    const std::string claim = commit_ == nullptr ? "" : commit_->claim();
     std::vector<std::string> replies;
     replies.reserve(settled_.settled.ranks.size());
     for (std::size_t rank = 0; rank < placements.size(); ++rank) {
-      replies.push_back(
-          EncodeFields(SaveShare{identity.save_id, identity.created_ns, identity.block_bytes,
-                                 settled_.settled.ranks[rank], std::move(placements[rank])}));
+      replies.push_back(EncodeFields(SaveShare{identity.save_id, identity.created_ns,
+                                               identity.block_bytes, settled_.settled.ranks[rank],
+                                               std::move(placements[rank]), joins, claim}));
     }
     return replies;
   }
@@ -280,10 +289,11 @@ class CoordinatedSave final : public SaveSession {
     const Deadline until = start + options_.timeout / 2;
     bool was_free = false;  // The lock, after the last attempt: then it failed for another reason.
     while (true) {
-      auto commit =
-          Commit::Begin(storage_, path_, settled_.identity.save_id, options_.overwrite,
-                        options_.stop, Resume::kNo, brought,
-                        {.name = std::string(format().index_name), .format = options_.format});
+      auto commit = Commit::Begin(storage_, path_, settled_.identity.save_id, options_.overwrite,
+                                  options_.stop, Resume::kNo, brought,
+                                  {.name = std::string(format().index_name),
+                                   .format = options_.format,
+                                   .none = HasFixedNames()});
       if (commit.status().code() != StatusCode::kFailedPrecondition || was_free || !waits() ||
           Now() >= until || options_.stop.stop_requested()) {
         return commit;
@@ -313,32 +323,11 @@ class CoordinatedSave final : public SaveSession {
                              "trainer has ended since, and did not know it");
       }
     }
-    Status later = CheckIsNotOfALaterJob();
+    Status later = CheckIsNotOfALaterJob(storage_, path_, settled_.side_files, options_.overwrite);
     if (!later.ok()) {
       commit_.reset();
     }
     return later;
-  }
-
-  /// Refuses to replace a step that a later job of the run has saved. This job has lost the run and
-  /// does not know it yet: where there are no locks, a job that stood still may go on after that.
-  [[nodiscard]] Status CheckIsNotOfALaterJob() const {
-    const auto mine = std::find_if(settled_.side_files.begin(), settled_.side_files.end(),
-                                   [](const SideFile& file) { return file.name == kStepNoteName; });
-    if (mine == settled_.side_files.end() || options_.overwrite == Overwrite::kNever) {
-      return Status::Ok();
-    }
-    const auto note = DecodeStepNote(mine->content);
-    const auto there = ReadStepNote(storage_, path_);
-    if (!note.ok() || there.status().code() == StatusCode::kDataLoss) {
-      return Status::Ok();
-    }
-    VARVE_RETURN_IF_ERROR(there.status());
-    return !*there || (*there)->attempt <= note->attempt
-               ? Status::Ok()
-               : FailedPrecondition(path_ + " holds a step that a later job has saved (attempt " +
-                                    std::to_string((*there)->attempt) + "; this job is attempt " +
-                                    std::to_string(note->attempt) + "): it is not replaced");
   }
 
   [[nodiscard]] Result<bool> HoldsWhatIsNewer() const {
@@ -373,27 +362,62 @@ class CoordinatedSave final : public SaveSession {
 
   Result<WrittenShare> WriteShare(StagedFile* staged) {
     VARVE_ASSIGN_OR_RETURN(const std::string path, FollowLinks(storage_, path_));
-    const std::string staging = PlaceOfSave(storage_, path, settled_.identity.save_id);
+    const std::string staging =
+        PlaceOfSave(storage_, path, settled_.identity.save_id, HasFixedNames());
+    if (!settled_.claim.empty()) {
+      VARVE_RETURN_IF_ERROR(CheckUploadClaim(storage_, staging, settled_.claim));
+    }
     if (PublishesByRecord(storage_, path)) {  // There is nothing to see before the first file.
       return WriteFileWork(storage_, JoinPath(staging, file_name_), work_, staged, options_,
                            &phases_);
     }
-    const auto give_up = Now() + kVisibilityWait;
-    // Only absence may be a matter of time; any other error is final.
-    for (Status seen = storage_.List(staging).status(); !seen.ok();
-         seen = storage_.List(staging).status()) {
-      if (seen.code() != StatusCode::kNotFound) {
-        return seen;
-      }
-      if (Now() > give_up) {
-        return FailedPrecondition("does not see the staging directory " + staging +
-                                  " that the coordinator made; all ranks must save to one shared "
-                                  "file system");
-      }
-      SleepFor(kVisibilityPoll);
-    }
+    VARVE_RETURN_IF_ERROR(AwaitDirectory(storage_, staging));
     return WriteFileWork(storage_, JoinPath(staging, file_name_), work_, staged, options_,
                          &phases_);
+  }
+
+  /// Makes this rank's files of what all ranks have written, where the format needs it: an exchange
+  /// when all of that is there, and then the files. Puts their receipt, or the error, into
+  /// `written`. Errors: those of the exchange.
+  Status JoinFiles(Coordinator& coordinator, Result<WrittenShare>* written) {
+    if (!settled_.joins) {
+      return Status::Ok();
+    }
+    const JoinedFiles* const joined = format().joined;
+    const auto staging = [&] { return PlaceOfSave(storage_, path_, settled_.identity.save_id); };
+    auto mine = Guarded([&]() -> Contribution {
+      VARVE_RETURN_IF_ERROR(CopyOf(written->status()));
+      return (*written)->receipt;
+    });
+    const auto gather =
+        [&](const std::vector<std::string>& receipts) -> Result<std::vector<std::string>> {
+      std::vector<std::string> replies(receipts.size());
+      VARVE_RETURN_IF_ERROR(joined->gather(settled_, receipts, staging(), storage_));
+      return replies;
+    };
+    std::optional<PhaseTimer> timer(std::in_place, &phases_, "exchange");
+    VARVE_RETURN_IF_ERROR(
+        Exchange(coordinator, what_, std::move(mine), NextDeadline(), std::cref(gather)).status());
+    timer.emplace(&phases_, "join");
+    const Status done = Guarded([&] {
+      VARVE_ASSIGN_OR_RETURN(WrittenShare made,
+                             joined->join(settled_, staging(), storage_, options_));
+      (*written)->receipt = std::move(made.receipt);
+      (*written)->bytes += made.bytes;
+      return Status::Ok();
+    });
+    if (!done.ok()) {
+      *written = done;
+    }
+    return Status::Ok();
+  }
+
+  /// Ends a save of which ranks may know that it has begun.
+  void LeaveClaim() {
+    if (commit_ != nullptr) {
+      commit_->Leave();
+      commit_.reset();
+    }
   }
 
   /// Takes the receipt out of `written`.
@@ -408,7 +432,7 @@ class CoordinatedSave final : public SaveSession {
         VARVE_ASSIGN_OR_RETURN(RankReceipt one, DecodeFields<RankReceipt>(all[rank]));
         all[rank] = std::move(one.receipt);
         if (all.size() > 1) {
-          NoteSlowest(static_cast<std::uint32_t>(rank), one.phases);
+          NoteSlowest(static_cast<std::uint32_t>(rank), one.phases, &phases_);
         }
       }
       VARVE_RETURN_IF_ERROR(Publish(all));
@@ -421,28 +445,14 @@ class CoordinatedSave final : public SaveSession {
     return published_ ? Status::Ok() : CopyOf(outcome.status());
   }
 
-  /// Compares a rank's phases with the slowest so far, on the coordinator.
-  void NoteSlowest(std::uint32_t rank, const std::vector<Phase>& theirs) {
-    for (const Phase& their : theirs) {
-      if (their.name == "exchange" || their.name == "commit" || their.name == "wait") {
-        continue;  // Who takes longest there has waited for another.
-      }
-      AddPhase(&phases_, {.name = their.name});  // This rank may have had nothing to stage.
-      for (Phase& phase : phases_) {
-        if (their.name == phase.name &&
-            (!phase.slowest_rank || their.seconds > phase.slowest_seconds)) {
-          phase.slowest_rank = rank;
-          phase.slowest_seconds = their.seconds;
-        }
-      }
-    }
-  }
-
   /// Publishes, on the coordinator within exchange B.
   Status Publish(const std::vector<std::string>& receipts) {
     VARVE_ASSIGN_OR_RETURN(const CheckpointIndex made,
                            format().make_index(settled_, receipts, commit_->below()));
     VARVE_RETURN_IF_ERROR(WritePatches(storage_, commit_->staging(), made.patches));
+    for (const std::string& name : made.used_up) {
+      VARVE_RETURN_IF_ERROR(storage_.Remove(JoinPath(commit_->staging(), name)));
+    }
     commit_->AddSideFiles(settled_.side_files);
     VARVE_RETURN_IF_ERROR(commit_->Publish(made.files, made.index));
     published_ = true;

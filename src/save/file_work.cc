@@ -1,13 +1,40 @@
 #include "save/file_work.h"
 
 #include <atomic>
+#include <chrono>
 #include <optional>
 #include <utility>
 
+#include "base/time_source.h"
 #include "base/trace.h"
 #include "varve/storage.h"
 
 namespace varve {
+
+namespace {
+
+constexpr auto kVisibilityWait = std::chrono::seconds(10);
+constexpr auto kVisibilityPoll = std::chrono::milliseconds(20);
+
+}  // namespace
+
+Status AwaitDirectory(Storage& storage, const std::string& staging) {
+  const auto give_up = Now() + kVisibilityWait;
+  // Only absence may be a matter of time; any other error is final.
+  for (Status seen = storage.List(staging).status(); !seen.ok();
+       seen = storage.List(staging).status()) {
+    if (seen.code() != StatusCode::kNotFound) {
+      return seen;
+    }
+    if (Now() > give_up) {
+      return FailedPrecondition("does not see the staging directory " + staging +
+                                " that the coordinator made; all ranks must save to one shared "
+                                "file system");
+    }
+    SleepFor(kVisibilityPoll);
+  }
+  return Status::Ok();
+}
 
 Result<WrittenShare> WriteFileWork(Storage& storage, const std::string& path, const FileWork& work,
                                    StagedFile* staged, const SaveOptions& options,

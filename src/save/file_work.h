@@ -50,6 +50,10 @@ struct WrittenShare {
   bool direct = false;
 };
 
+/// Waits until this rank sees the staging directory that the coordinator has made: on network file
+/// systems another node's new directory may take a while to be seen. Errors: FailedPrecondition.
+Status AwaitDirectory(Storage& storage, const std::string& staging);
+
 /// Writes the file at `path`, which must not exist, and makes it durable. The data come from the
 /// segments, or from `staged`, which is a copy of them. Adds "write" and "sync" to `phases`, unless
 /// it is null. Errors: as WriteSegments and StagedFile::WriteTo.

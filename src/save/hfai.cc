@@ -30,6 +30,9 @@ namespace {
 
 /// Checks that each rank has one part and keeps all of it.
 Status CheckHfaiParts(const SettledSave& settled) {
+  if (settled.one_writer && !settled.side_files.empty()) {
+    return InvalidArgument("files: parts of hfai have none beside them in an object store");
+  }
   for (std::size_t rank = 0; rank < settled.plans.size(); ++rank) {
     const LocalPlan& plan = settled.plans[rank];
     const std::string name = HfaiPartName(rank);
@@ -157,12 +160,21 @@ Result<CheckpointIndex> MakeHfaiIndex(const SettledSave& /*settled*/,
   return made;
 }
 
+std::vector<std::string> NamesOfParts(const SettledSave& settled) {
+  std::vector<std::string> names;
+  for (std::size_t rank = 0; rank < settled.plans.size(); ++rank) {
+    names.push_back(HfaiPartName(rank));
+  }
+  return names;
+}
+
 }  // namespace
 
 const WrittenFormat kHfaiFormat{.format = Format::kHfai,
                                 .rank_local = false,
                                 .check = CheckHfaiParts,
                                 .lay_out = LayOutHfaiPart,
+                                .names = NamesOfParts,
                                 .make_index = MakeHfaiIndex};
 
 }  // namespace varve

@@ -230,7 +230,7 @@ class RankLocalSave final : public SaveSession {
 
  private:
   [[nodiscard]] const FileIdentity& identity() const { return settled_.identity; }
-  [[nodiscard]] bool overwrite() const { return options_.overwrite == Overwrite::kAlways; }
+  [[nodiscard]] bool overwrite() const { return options_.overwrite != Overwrite::kNever; }
   [[nodiscard]] std::string What() const {
     return "save " + path_ + " without coordination: rank " + std::to_string(identity().rank);
   }

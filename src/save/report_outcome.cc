@@ -6,6 +6,7 @@
 
 #include "base/events.h"
 #include "base/guarded.h"
+#include "base/trace.h"
 
 namespace varve {
 namespace {
@@ -42,6 +43,22 @@ void ReportOutcome(const std::string& what, int rank, const Status& status,
       ReportEvent(EventOf(what, rank, status, report, ends_as));
       return Status::Ok();
     });
+  }
+}
+
+void NoteSlowest(std::uint32_t rank, const std::vector<Phase>& theirs, std::vector<Phase>* phases) {
+  for (const Phase& their : theirs) {
+    if (their.name == "exchange" || their.name == "commit" || their.name == "wait") {
+      continue;  // Who takes longest there has waited for another.
+    }
+    AddPhase(phases, {.name = their.name});  // This rank may have had nothing to stage.
+    for (Phase& phase : *phases) {
+      if (their.name == phase.name &&
+          (!phase.slowest_rank || their.seconds > phase.slowest_seconds)) {
+        phase.slowest_rank = rank;
+        phase.slowest_seconds = their.seconds;
+      }
+    }
   }
 }
 

@@ -1,8 +1,10 @@
-/// The event of a save's end.
+/// The event of a save's end, and the ranks' phases in its report.
 #pragma once
 
+#include <cstdint>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "varve/options.h"
 #include "varve/status.h"
@@ -15,5 +17,8 @@ namespace varve {
 /// it is otherwise, such as "is durable".
 void ReportOutcome(const std::string& what, int rank, const Status& status,
                    const SaveReport* report, std::string_view ends_as) noexcept;
+
+/// Notes in `phases` which rank took longest for each of them, so far.
+void NoteSlowest(std::uint32_t rank, const std::vector<Phase>& theirs, std::vector<Phase>* phases);
 
 }  // namespace varve

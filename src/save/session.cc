@@ -24,6 +24,7 @@ std::string_view OverwriteName(Overwrite overwrite) {
     case Overwrite::kNever: return "false";
     case Overwrite::kAlways: return "true";
     case Overwrite::kDamaged: return "damaged";
+    case Overwrite::kInPlace: return "in_place";
   }
   return "unknown";
 }

@@ -34,7 +34,8 @@ void Fields(Archive& archive, FieldsOf<Archive, SettledSave>& save) {
   archive.Enum(save.format, Format::kVarve, Format::kHfai, "an unknown format");
   archive.Check([&] { return FindWrittenFormat(save.format) != nullptr; },
                 "a format that is not written");
-  archive(save.identity, save.plan, save.assignment, save.placement, save.layout, save.shard_size);
+  archive(save.identity, save.plan, save.assignment, save.placement, save.layout, save.shard_size,
+          save.one_writer, save.joins);
   archive(save.plans, save.settled, save.side_files);
 }
 

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <string>
 #include <vector>
 
 #include "base/bytes.h"
@@ -22,6 +23,12 @@ struct SettledSave {
   Bytes placement;               ///< WrittenFormat::place of this rank.
   Bytes layout;                  ///< FileWork::layout.
   std::uint64_t shard_size = 0;  ///< SaveOptions::shard_size.
+  /// The storage takes a file from one writer alone, and shows it when it is whole.
+  bool one_writer = false;
+  /// Files are joined from what all ranks have written (WrittenFormat::joined).
+  bool joins = false;
+  /// Commit::claim of this save; not where another process writes it.
+  std::string claim{};
   // Set on the coordinator of a coordinated save, by rank:
   std::vector<LocalPlan> plans;
   SettledPlan settled;

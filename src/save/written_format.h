@@ -42,7 +42,22 @@ struct CheckpointIndex {
   std::vector<IndexFile> index;
   /// What the coordinator writes into data files of several ranks before it publishes them.
   std::vector<FilePatch> patches{};
+  /// Names in the staging directory that are removed before the checkpoint is published.
+  std::vector<std::string> used_up{};
   std::shared_ptr<const void> keep{};
+};
+
+/// How files are made of what all ranks have written, where a file has the tensors of several ranks
+/// and the storage takes it from one writer.
+struct JoinedFiles {
+  /// Returns true where this save does it; on the coordinator, after WrittenFormat::place.
+  bool (*is_needed)(const SettledSave& settled) = nullptr;
+  /// On the coordinator, when all ranks have written: makes that readable for all, in `staging`.
+  Status (*gather)(const SettledSave& settled, const std::vector<std::string>& receipts,
+                   const std::string& staging, Storage& storage) = nullptr;
+  /// On every rank: writes its share of the files into `staging`. The receipt is make_index's.
+  Result<WrittenShare> (*join)(const SettledSave& settled, const std::string& staging,
+                               Storage& storage, const SaveOptions& options) = nullptr;
 };
 
 struct WrittenFormat {
@@ -53,8 +68,8 @@ struct WrittenFormat {
   /// of all ranks. Errors: InvalidArgument.
   Status (*check)(const SettledSave& settled) = nullptr;
   /// Makes SettledSave::placement of each rank, on the coordinator; null where the assignment says
-  /// all. Errors: InvalidArgument.
-  Result<std::vector<Bytes>> (*place)(const SettledSave& settled) = nullptr;
+  /// all. May give a chunk to another rank that holds it. Errors: InvalidArgument.
+  Result<std::vector<Bytes>> (*place)(SettledSave* settled) = nullptr;
   /// Lays out this rank's file. `state` must stay where it is until the data have been written or
   /// staged. A null `state` gives a file without segments, for a process that has a copy of the
   /// data and SettledSave::layout. Errors: InvalidArgument, Unimplemented, naming the tensor or
@@ -63,8 +78,8 @@ struct WrittenFormat {
   /// Returns the names in the checkpoint's directory that the save will bring and that do not tell
   /// for themselves whose they are, on the coordinator; null where there are none.
   std::vector<std::string> (*names)(const SettledSave& settled) = nullptr;
-  /// The name of its index, where that says of each data file where it is; empty where data files
-  /// have names that are fixed.
+  /// The name of its index, where that says of each data file where it is; empty where there is
+  /// none, and data files have names that are fixed. Then `names` gives all of them.
   std::string_view index_name{};
   /// Makes the index on the coordinator, from the receipts of all ranks (FileWork::finish), which
   /// outlive it. `below` stands before the names of files in a fixed index, see Commit::below; the
@@ -72,6 +87,8 @@ struct WrittenFormat {
   Result<CheckpointIndex> (*make_index)(const SettledSave& settled,
                                         const std::vector<std::string>& receipts,
                                         const std::string& below) = nullptr;
+  /// Null where every file has the tensors of one rank.
+  const JoinedFiles* joined = nullptr;
 };
 
 /// Writes the patches in `directory` and makes them durable. Errors: as WritableFile.

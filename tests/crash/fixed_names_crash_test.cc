@@ -81,7 +81,7 @@ TEST_F(UploadOfTensorsTo, ASaveInDcpsFormatLeavesADirectoryThatAnUploadHas) {
   auto upload = FixedNames::Begin(site.remote, kTo, {"a.distcp", ".metadata"}, false);
   ASSERT_TRUE(IsOk(upload));
   EXPECT_TRUE(FailsWith(site.Save(old_, kTo, false, Format::kDcp), StatusCode::kFailedPrecondition,
-                        {"an upload to it"}));
+                        {"an upload or save of files with fixed names"}));
 }
 
 TEST_F(UploadOfTensorsTo, ALayoutWithFixedNamesIsTheOldOrNothingOrTheNew) {
@@ -218,7 +218,7 @@ TEST_F(UploadOfPartsTo, WithAClaimAndNoMarkAreNoCheckpoint) {
   EXPECT_EQ(Seen(site), 1);
   ASSERT_TRUE(IsOk(site.remote.Remove(JoinPath(kTo, ".varve-uploaded"))));
   EXPECT_TRUE(FailsWith(CheckpointReader::Open(kTo, site.both), StatusCode::kFailedPrecondition,
-                        {"under way, or has died"}));
+                        {"under way there, or has died"}));
   const auto listed = ListCheckpoints(ParentPath(kTo), site.both);
   ASSERT_TRUE(IsOk(listed));  // The others of the run are listed with it.
   ASSERT_EQ(listed->size(), 1U);

@@ -48,10 +48,15 @@ inline std::vector<std::unique_ptr<WritableFile>> BeginUploads(
   return files;
 }
 
-/// Saves of two states by two ranks.
+/// Saves of two states by two ranks, or by as many as are given.
 class S3Faults : public testing::Test {
  protected:
-  explicit S3Faults(Format format = Format::kVarve) : format_(format) {
+  explicit S3Faults(Format format = Format::kVarve, int ranks = kS3Ranks)
+      : format_(format), ranks_(ranks) {
+    if (format == Format::kSafetensors) {
+      old_.LeaveTensorsAlone();
+      new_.LeaveTensorsAlone();
+    }
     if (format == Format::kDcp) {
       old_.LeaveStructureOut();
       new_.LeaveStructureOut();
@@ -64,11 +69,13 @@ class S3Faults : public testing::Test {
   }
 
   Status SaveBoth(const JobState& job, Storage& storage, bool overwrite) {
-    const auto outcomes =
-        SaveTogether(job, kS3Path, std::vector<Storage*>(kS3Ranks, &storage), overwrite,
-                     /*mortal=*/false, format_);
-    EXPECT_EQ(outcomes[0].ok(), outcomes[1].ok())
-        << outcomes[0].ToString() << " / " << outcomes[1].ToString();
+    const auto outcomes = SaveTogether(
+        job, kS3Path, std::vector<Storage*>(static_cast<std::size_t>(ranks_), &storage), overwrite,
+        /*mortal=*/false, format_);
+    for (const Status& outcome : outcomes) {
+      EXPECT_EQ(outcomes[0].ok(), outcome.ok())
+          << outcomes[0].ToString() << " / " << outcome.ToString();
+    }
     return outcomes[0];
   }
 
@@ -124,9 +131,10 @@ class S3Faults : public testing::Test {
   }
 
   const Format format_;
+  const int ranks_;
   static constexpr int kStep = static_cast<int>(kEvery);
-  JobState old_{1, kS3Ranks, 200};
-  JobState new_{2, kS3Ranks, 200};
+  JobState old_{1, ranks_, 200};
+  JobState new_{2, ranks_, 200};
 };
 
 }  // namespace varve::test

@@ -1,4 +1,5 @@
-// A folder of safetensors files as Hugging Face's tools write it, with whole tensors.
+// A folder of safetensors files as Hugging Face's tools write it, with whole tensors. Where several
+// ranks can write to one file:
 //
 //  1. The coordinator lays all files out when it settles the plan, and each rank learns where the
 //     tensors of its chunks are.
@@ -9,6 +10,10 @@
 //     covers each file without a gap or an overlap.
 //  5. The index is written last: model.varve-checksums.json, then model.safetensors.index.json,
 //     without which the folder is none.
+//
+// Object stores take a file from one writer. There each file is written by a rank that holds all of
+// it (own_files.h): one process, ranks with replicas, whole files of a stage of a pipeline. Where
+// no rank does, all write pieces first (pieces.h).
 
 #include <algorithm>
 #include <array>
@@ -27,12 +32,15 @@
 #include "interop/safetensors/encode.h"
 #include "interop/safetensors/hf_checksums.h"
 #include "save/hf/layout.h"
+#include "save/hf/own_files.h"
+#include "save/hf/pieces.h"
 #include "save/hf/place.h"
 #include "save/hf/scatter_file.h"
 #include "save/hf/shared_pages.h"
 #include "save/tensor_source.h"
 #include "save/written_format.h"
 #include "tensor/box.h"
+#include "varve/step_note.h"
 
 namespace varve {
 namespace {
@@ -99,20 +107,37 @@ Result<std::vector<FileSegment>> SegmentsOf(const State& state, const RankAssign
       at = to;
     }
   };
+  auto header = share.headers.begin();
+  const auto put_headers = [&](std::uint64_t before) {
+    for (; header != share.headers.end() && header->first < before; ++header) {
+      pad(header->first);
+      segments.push_back({.bytes = header->second.size(), .literal = AsByteSpan(header->second)});
+      at += header->second.size();
+    }
+  };
   for (const HfPiece& piece : share.pieces) {
+    put_headers(piece.image_begin);
     pad(piece.image_begin);
     FileSegment& segment = segments.emplace_back(chunks[piece.chunk]);
     segment.begin = piece.begin;
     segment.bytes = piece.bytes;
     at += piece.bytes;
   }
+  put_headers(share.image_bytes);
   pad(share.image_bytes);
   return segments;
 }
 
 Result<RankFile> LayOutHf(const State* state, const SettledSave& settled) {
-  VARVE_ASSIGN_OR_RETURN(HfPlacement placement, DecodeFields<HfPlacement>(settled.placement));
-  VARVE_ASSIGN_OR_RETURN(HfShare found, ShareOfRank(settled.plan, settled.assignment, placement));
+  VARVE_ASSIGN_OR_RETURN(HfPlacement decoded, DecodeFields<HfPlacement>(settled.placement));
+  if (decoded.way == HfWay::kPieces) {
+    return LayOutPiece(state, settled);
+  }
+  const auto placement = std::make_shared<const HfPlacement>(std::move(decoded));
+  const bool own = placement->way == HfWay::kOwnFiles;
+  VARVE_ASSIGN_OR_RETURN(HfShare found,
+                         own ? ShareOfOwner(settled.plan, settled.assignment, *placement)
+                             : ShareOfRank(settled.plan, settled.assignment, *placement));
   const auto share = std::make_shared<const HfShare>(std::move(found));
   const auto outcome = std::make_shared<ScatterOutcome>();
   const std::uint64_t block_bytes = settled.identity.block_bytes;
@@ -126,9 +151,15 @@ Result<RankFile> LayOutHf(const State* state, const SettledSave& settled) {
     VARVE_ASSIGN_OR_RETURN(work.segments, SegmentsOf(*state, settled.assignment, *share));
     work.name_of = [state](std::uint32_t owner) { return state->tensors[owner].fqn; };
   }
-  work.open = [share, outcome, block_bytes, files = std::move(placement.files)](
-                  Storage& storage, const std::string& directory, bool direct) {
-    return OpenScatterFile(storage, directory, files, share, block_bytes, direct, outcome);
+  work.keep = placement;  // Has the headers.
+  work.open = [share, outcome, block_bytes, placement](
+                  Storage& storage, const std::string& directory,
+                  bool direct) -> Result<std::unique_ptr<WritableFile>> {
+    if (placement->way == HfWay::kOwnFiles) {
+      return OpenOwnFiles(storage, directory, placement->files, share, block_bytes, outcome);
+    }
+    return OpenScatterFile(storage, directory, placement->files, share, block_bytes, direct,
+                           outcome);
   };
   work.finish = [share, outcome, block_bytes](const WrittenSegments&) -> Result<FinishedFile> {
     HfReceipt receipt{
@@ -146,24 +177,34 @@ Result<RankFile> LayOutHf(const State* state, const SettledSave& settled) {
 
 Result<CheckpointIndex> MakeHfIndex(const SettledSave& settled,
                                     const std::vector<std::string>& receipts,
-                                    const std::string& /*below*/) {
+                                    const std::string& below) {
   const auto folder = std::make_shared<const HfFolder>(LayOutHfFolder(settled));
-  SharedPages pages(*folder);
+  SharedPages pages(*folder, /*headers=*/!settled.one_writer);
   for (std::size_t rank = 0; rank < receipts.size(); ++rank) {
     VARVE_ASSIGN_OR_RETURN(const HfReceipt receipt, DecodeFields<HfReceipt>(receipts[rank]));
     VARVE_RETURN_IF_ERROR(pages.AddRank(rank, receipt));
   }
   CheckpointIndex made;
+  if (kJoinedHfFiles.is_needed(settled)) {
+    made.used_up.emplace_back(kPiecesDirectory);
+  }
   made.keep = folder;
   HfChecksums checksums;
   VARVE_ASSIGN_OR_RETURN(made.patches, pages.Finish(settled.identity.block_bytes, &checksums));
+  for (HfChecksums::File& file : checksums.files) {
+    file.name = below + file.name;
+  }
   checksums.side_files = DescribeSideFiles(settled.side_files);
+  if (settled.one_writer) {  // There it lies beside the data (publish/index_commit.cc).
+    std::erase_if(checksums.side_files,
+                  [](const StoredFile& file) { return file.name == kStepNoteName; });
+  }
   HfIndex index;
   std::uint64_t tensor_bytes = 0;
   for (const HfFolder::File& file : folder->files) {
     made.files.push_back({.name = file.name, .size = file.size});
     for (const SafetensorsEntry& entry : file.entries) {
-      index.weight_map.emplace_back(entry.fqn, file.name);
+      index.weight_map.emplace_back(entry.fqn, below + file.name);
       tensor_bytes += entry.bytes();
     }
   }
@@ -181,6 +222,8 @@ const WrittenFormat kHfFormat{.format = Format::kSafetensors,
                               .place = PlaceHf,
                               .lay_out = LayOutHf,
                               .names = NamesOfHf,
-                              .make_index = MakeHfIndex};
+                              .index_name = kHfIndexName,
+                              .make_index = MakeHfIndex,
+                              .joined = &kJoinedHfFiles};
 
 }  // namespace varve

@@ -25,8 +25,14 @@ void Fields(Archive& archive, FieldsOf<Archive, HfTensorPlace>& place) {
 }
 
 template <class Archive>
+void Fields(Archive& archive, FieldsOf<Archive, HfOwnFile>& own) {
+  archive(own.file, own.header);
+}
+
+template <class Archive>
 void Fields(Archive& archive, FieldsOf<Archive, HfPlacement>& placement) {
-  archive(placement.files, placement.chunks);
+  archive.Enum(placement.way, HfWay::kSharedFiles, HfWay::kPieces, "an unknown way to write files");
+  archive(placement.files, placement.chunks, placement.own);
 }
 
 template void Fields(FieldWriter& archive, const HfPlacement& placement);
@@ -70,19 +76,10 @@ std::size_t FirstDimOfRun(const PlannedTensor& tensor, const Box& box) {
   return inner > 0 ? inner - 1 : 0;
 }
 
-/// Bytes of a file that a rank holds, of one chunk and in one piece.
-struct HeldBytes {
-  std::uint32_t file = 0;
-  std::uint64_t begin = 0;
-  std::uint64_t end = 0;
-  std::uint32_t chunk = 0;
-  std::uint64_t chunk_begin = 0;
-};
-
 /// Adds the runs of a chunk: its box is as many of them as it has rows that do not lie together in
 /// the tensor.
 void AddHeld(std::uint32_t number, const PlannedTensor& tensor, const Box& box,
-             const HfTensorPlace& place, std::vector<HeldBytes>* held) {
+             const HfTensorPlace& place, std::vector<HfHeldBytes>* held) {
   const std::size_t dims = tensor.shape.size();
   std::vector<std::uint64_t> steps(dims, ItemSize(tensor.dtype));  // Bytes in the tensor.
   for (std::size_t d = dims; d-- > 1;) {
@@ -119,7 +116,7 @@ class ShareBuilder {
  public:
   explicit ShareBuilder(const HfPlacement& placement) : placement_(placement) {}
 
-  void AddSpan(const HeldBytes* first, const HeldBytes* last) {
+  void AddSpan(const HfHeldBytes* first, const HfHeldBytes* last) {
     const std::uint32_t file = first->file;
     const std::uint64_t begin = first->begin;
     const std::uint64_t end = (last - 1)->end;
@@ -155,13 +152,13 @@ class ShareBuilder {
     std::vector<HfPiece> pieces;
   };
 
-  static void Note(const HeldBytes* first, const HeldBytes* last, std::uint64_t begin,
+  static void Note(const HfHeldBytes* first, const HfHeldBytes* last, std::uint64_t begin,
                    std::uint64_t end, std::vector<Part>* parts) {
     if (begin >= end) {
       return;
     }
     Part part{{first->file, begin, end - begin, 0}, {}};
-    for (const HeldBytes* held = first; held != last; ++held) {
+    for (const HfHeldBytes* held = first; held != last; ++held) {
       const std::uint64_t from = std::max(begin, held->begin);
       const std::uint64_t to = std::min(end, held->end);
       if (from < to) {
@@ -230,13 +227,14 @@ HfFolder LayOutHfFolder(const std::vector<LocalPlan>& plans, const SettledPlan& 
   return folder;
 }
 
-Result<HfShare> ShareOfRank(const LocalPlan& plan, const RankAssignment& assignment,
-                            const HfPlacement& placement) {
+Result<std::vector<HfHeldBytes>> HeldBytesOf(const LocalPlan& plan,
+                                             const RankAssignment& assignment,
+                                             const HfPlacement& placement) {
   const auto bad = [] { return Internal("the places of tensors do not fit the rank's plan"); };
   if (placement.chunks.size() != assignment.chunks.size()) {
     return bad();
   }
-  std::vector<HeldBytes> held;
+  std::vector<HfHeldBytes> held;
   for (std::uint32_t i = 0; i < assignment.chunks.size(); ++i) {
     const ChunkAssignment& chunk = assignment.chunks[i];
     if (chunk.item >= plan.tensors.size() || placement.chunks[i].file >= placement.files.size()) {
@@ -246,9 +244,15 @@ Result<HfShare> ShareOfRank(const LocalPlan& plan, const RankAssignment& assignm
       AddHeld(i, plan.tensors[chunk.item], chunk.box, placement.chunks[i], &held);
     }
   }
-  std::sort(held.begin(), held.end(), [](const HeldBytes& a, const HeldBytes& b) {
+  std::sort(held.begin(), held.end(), [](const HfHeldBytes& a, const HfHeldBytes& b) {
     return std::tie(a.file, a.begin) < std::tie(b.file, b.begin);
   });
+  return held;
+}
+
+Result<HfShare> ShareOfRank(const LocalPlan& plan, const RankAssignment& assignment,
+                            const HfPlacement& placement) {
+  VARVE_ASSIGN_OR_RETURN(const auto held, HeldBytesOf(plan, assignment, placement));
   ShareBuilder builder(placement);
   for (std::size_t begin = 0; begin < held.size();) {
     std::size_t end = begin + 1;

@@ -7,6 +7,8 @@
 
 #include <cstdint>
 #include <string>
+#include <string_view>
+#include <utility>
 #include <vector>
 
 #include "base/bytes.h"
@@ -29,11 +31,26 @@ struct HfTensorPlace {
   std::uint64_t begin = 0;
 };
 
+/// How the files come to be.
+enum class HfWay : std::uint8_t {
+  kSharedFiles,  ///< Ranks write their pages into the files, and the coordinator those between.
+  kOwnFiles,     ///< Each file is written by one rank, which holds all of it (own_files.h).
+  kPieces,       ///< Each rank writes what it holds, and then files of what all have (pieces.h).
+};
+
+/// A file that the rank writes alone.
+struct HfOwnFile {
+  std::uint32_t file = 0;
+  Bytes header;
+};
+
 /// What a rank learns from the coordinator: the files, and the place of the tensor of each chunk of
 /// its assignment, in that order.
 struct HfPlacement {
+  HfWay way = HfWay::kSharedFiles;
   std::vector<HfFileSize> files;
   std::vector<HfTensorPlace> chunks;
+  std::vector<HfOwnFile> own{};  ///< kOwnFiles only.
 };
 
 /// All files, laid out.
@@ -74,6 +91,8 @@ struct HfShare {
   std::vector<HfPiece> pieces;   ///< By image_begin.
   std::vector<HfRun> runs;       ///< By image_begin; the last page of a file may be short.
   std::vector<HfRun> fragments;  ///< Likewise; each begins at a multiple of 16.
+  /// The headers of own files, each with its place in the image. Views of the placement.
+  std::vector<std::pair<std::uint64_t, std::string_view>> headers{};
   std::uint64_t fragments_begin = 0;
   std::uint64_t image_bytes = 0;
   [[nodiscard]] std::uint64_t fragment_bytes() const { return image_bytes - fragments_begin; }
@@ -83,7 +102,23 @@ struct HfShare {
 /// columns one for each row.
 std::uint64_t RunsOf(const PlannedTensor& tensor, const Box& box);
 
-/// Finds a rank's share. Errors: Internal where the placement does not fit the plan.
+/// Bytes of a file that a rank holds, of one chunk and in one piece.
+struct HfHeldBytes {
+  std::uint32_t file = 0;
+  std::uint64_t begin = 0;
+  std::uint64_t end = 0;
+  std::uint32_t chunk = 0;
+  std::uint64_t chunk_begin = 0;
+};
+
+/// Returns all that the chunks of an assignment hold of the files, by place. Errors: as
+/// ShareOfRank.
+Result<std::vector<HfHeldBytes>> HeldBytesOf(const LocalPlan& plan,
+                                             const RankAssignment& assignment,
+                                             const HfPlacement& placement);
+
+/// Finds a rank's share of shared files. Errors: Internal where the placement does not fit the
+/// plan.
 Result<HfShare> ShareOfRank(const LocalPlan& plan, const RankAssignment& assignment,
                             const HfPlacement& placement);
 

@@ -2,10 +2,13 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <utility>
 
 #include "interop/safetensors/encode.h"
+#include "save/hf/own_files.h"
+#include "save/hf/pieces.h"
 #include "tensor/box.h"
 
 namespace varve {
@@ -91,21 +94,12 @@ Status CheckFragments(const Fragments& fragments, const HfFolder& folder, std::s
   return InvalidArgument(message);
 }
 
-}  // namespace
-
-HfFolder LayOutHfFolder(const SettledSave& settled) {
-  return LayOutHfFolder(settled.plans, settled.settled, settled.shard_size);
-}
-
-Result<std::vector<Bytes>> PlaceHf(const SettledSave& settled) {
+/// Returns the placements for files that ranks share.
+Result<std::vector<Bytes>> PlaceInSharedFiles(const SettledSave& settled, const HfFolder& folder) {
   Fragments fragments;
   for (std::size_t rank = 0; rank < settled.plans.size(); ++rank) {
     VARVE_RETURN_IF_ERROR(
         CountRuns(rank, settled.plans[rank], settled.settled.ranks[rank], &fragments));
-  }
-  const HfFolder folder = LayOutHfFolder(settled);
-  for (const HfFolder::File& file : folder.files) {
-    VARVE_RETURN_IF_ERROR(CheckSafetensorsHeader(file.name, file.header));
   }
   std::vector<Bytes> placements;
   placements.reserve(folder.placements.size());
@@ -119,6 +113,54 @@ Result<std::vector<Bytes>> PlaceHf(const SettledSave& settled) {
   }
   VARVE_RETURN_IF_ERROR(CheckFragments(fragments, folder, settled.plans.size()));
   return placements;
+}
+
+/// Returns the placements for files of one writer each.
+Result<std::vector<Bytes>> PlaceInOwnFiles(SettledSave* settled, const HfFolder& folder) {
+  std::uint64_t pieces = 0;
+  for (std::size_t rank = 0; rank < settled->plans.size(); ++rank) {
+    for (const ChunkAssignment& chunk : settled->settled.ranks[rank].chunks) {
+      pieces += RunsOf(settled->plans[rank].tensors[chunk.item], chunk.box);
+    }
+  }
+  std::optional<std::vector<std::uint32_t>> owners;
+  if (pieces <= kMostPieces) {
+    owners = GiveFilesToHolders(folder, settled);
+  }
+  std::vector<HfPlacement> placements;
+  if (owners) {
+    placements = LayOutHfFolder(*settled).placements;  // Of the chunks as they are now.
+    for (HfPlacement& placement : placements) {
+      placement.way = HfWay::kOwnFiles;
+    }
+    for (std::uint32_t i = 0; i < folder.files.size(); ++i) {
+      placements[(*owners)[i]].own.push_back({i, folder.files[i].header});
+    }
+  } else {
+    VARVE_RETURN_IF_ERROR(PreparePieces(settled));
+    placements.assign(settled->plans.size(), {HfWay::kPieces, {}, {}});
+  }
+  std::vector<Bytes> encoded;
+  encoded.reserve(placements.size());
+  for (const HfPlacement& placement : placements) {
+    encoded.push_back(EncodeFields(placement));
+  }
+  return encoded;
+}
+
+}  // namespace
+
+HfFolder LayOutHfFolder(const SettledSave& settled) {
+  return LayOutHfFolder(settled.plans, settled.settled, settled.shard_size);
+}
+
+Result<std::vector<Bytes>> PlaceHf(SettledSave* settled) {
+  const HfFolder folder = LayOutHfFolder(*settled);
+  for (const HfFolder::File& file : folder.files) {
+    VARVE_RETURN_IF_ERROR(CheckSafetensorsHeader(file.name, file.header));
+  }
+  return settled->one_writer ? PlaceInOwnFiles(settled, folder)
+                             : PlaceInSharedFiles(*settled, folder);
 }
 
 }  // namespace varve

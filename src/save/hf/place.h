@@ -13,10 +13,11 @@ namespace varve {
 /// Lays out the files of a save.
 HfFolder LayOutHfFolder(const SettledSave& settled);
 
-/// Returns the placement of each rank, encoded. Errors: InvalidArgument, with what to do, where a
-/// header would be longer than readers take, and where shards lie in so many pieces, or pieces of
-/// so many bytes, that they do not fit through the coordinator's memory. That is found before
-/// memory for the pieces is taken.
-Result<std::vector<Bytes>> PlaceHf(const SettledSave& settled);
+/// Returns the placement of each rank, encoded. Where the storage takes a file from one writer, it
+/// gives chunks to the ranks that write their files, if one holds all of each. Errors:
+/// InvalidArgument, with what to do, where a header would be longer than readers take, and where
+/// shards lie in so many pieces, or pieces of so many bytes, that they do not fit through the
+/// coordinator's memory. That is found before memory for the pieces is taken.
+Result<std::vector<Bytes>> PlaceHf(SettledSave* settled);
 
 }  // namespace varve

@@ -33,22 +33,24 @@ SettledSave Sharded(std::uint32_t ranks, std::uint32_t tensors, const Dims& of_r
   return save;
 }
 
+Result<std::vector<Bytes>> Place(SettledSave save) { return PlaceHf(&save); }
+
 TEST(PlaceHf, EdgesOfRowsAreAboutAPageOfATensorAndRank) {
-  const auto placed = PlaceHf(Sharded(64, 1000, {3, 5001}, 0));
+  const auto placed = Place(Sharded(64, 1000, {3, 5001}, 0));
   ASSERT_TRUE(IsOk(placed));
   EXPECT_EQ(placed->size(), 64U);
 }
 
 TEST(PlaceHf, EdgesOfTooManyRowsAreToldFromColumns) {
-  EXPECT_TRUE(FailsWith(PlaceHf(Sharded(512, 1024, {3, 1001}, 0)), StatusCode::kInvalidArgument,
+  EXPECT_TRUE(FailsWith(Place(Sharded(512, 1024, {3, 1001}, 0)), StatusCode::kInvalidArgument,
                         {"edges of shards by rows", "1024 tensors", "512 ranks", "fewer ranks"}));
-  EXPECT_TRUE(FailsWith(PlaceHf(Sharded(8, 1, {200'000, 1000}, 1)), StatusCode::kInvalidArgument,
+  EXPECT_TRUE(FailsWith(Place(Sharded(8, 1, {200'000, 1000}, 1)), StatusCode::kInvalidArgument,
                         {"shards by columns", "\"w0\"", "varve convert --to hf"}));
 }
 
 TEST(PlaceHf, PiecesAreCountedBeforeTheyAreMade) {
   // 2^40 pieces of one byte.
-  EXPECT_TRUE(FailsWith(PlaceHf(Sharded(2, 1, {std::uint64_t{1} << 40, 1}, 1)),
+  EXPECT_TRUE(FailsWith(Place(Sharded(2, 1, {std::uint64_t{1} << 40, 1}, 1)),
                         StatusCode::kInvalidArgument,
                         {"rank 0", "1099511627776 pieces", "shards by columns", "\"w0\""}));
 }

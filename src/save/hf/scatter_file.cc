@@ -32,6 +32,17 @@ void JoinSums(std::uint64_t block_bytes, std::vector<BytesSum>* sums) {
   *sums = std::move(joined);
 }
 
+void AddSums(std::uint32_t file, std::uint64_t begin, std::span<const std::byte> data,
+             std::uint64_t block_bytes, std::vector<BytesSum>* sums) {
+  while (!data.empty()) {
+    const std::uint64_t step =
+        std::min<std::uint64_t>(data.size(), block_bytes - begin % block_bytes);
+    sums->push_back({file, begin, step, Crc32c(data.first(step))});
+    begin += step;
+    data = data.subspan(step);
+  }
+}
+
 namespace {
 
 /// The files of a folder that are written to, of which a few are open at a time. Threads: safe to
@@ -138,16 +149,10 @@ class ScatterFile final : public WritableFile {
   Status WriteRun(const HfRun& run, std::uint64_t at, std::span<const std::byte> data) {
     VARVE_ASSIGN_OR_RETURN(const auto file, files_->Acquire(run.file));
     VARVE_RETURN_IF_ERROR(file->WriteAt(run.begin + at, data));
-    std::span<const std::byte> rest =
-        data.first(std::min<std::uint64_t>(data.size(), run.bytes - std::min(at, run.bytes)));
     std::vector<BytesSum> sums;
-    for (std::uint64_t begin = run.begin + at; !rest.empty();) {
-      const std::uint64_t step =
-          std::min<std::uint64_t>(rest.size(), block_bytes_ - begin % block_bytes_);
-      sums.push_back({run.file, begin, step, Crc32c(rest.first(step))});
-      begin += step;
-      rest = rest.subspan(step);
-    }
+    AddSums(run.file, run.begin + at,
+            data.first(std::min<std::uint64_t>(data.size(), run.bytes - std::min(at, run.bytes))),
+            block_bytes_, &sums);
     const std::scoped_lock lock(mutex_);
     outcome_->sums.insert(outcome_->sums.end(), sums.begin(), sums.end());
     return Status::Ok();

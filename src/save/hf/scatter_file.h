@@ -2,6 +2,7 @@
 /// in them, and the last part of the image is kept in memory.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <mutex>
@@ -25,6 +26,10 @@ struct BytesSum {
 
 /// Sorts sums by place, and joins those that follow each other in a block.
 void JoinSums(std::uint64_t block_bytes, std::vector<BytesSum>* sums);
+
+/// Adds the sums of bytes that lie at `begin` of a file, block by block.
+void AddSums(std::uint32_t file, std::uint64_t begin, std::span<const std::byte> data,
+             std::uint64_t block_bytes, std::vector<BytesSum>* sums);
 
 /// What a write of an image leaves: the sums of what went to files, and the bytes of its fragments.
 struct ScatterOutcome {

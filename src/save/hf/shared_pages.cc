@@ -28,8 +28,9 @@ void Fields(Archive& archive, FieldsOf<Archive, HfReceipt>& receipt) {
 template void Fields(FieldWriter& archive, const HfReceipt& receipt);
 template void Fields(FieldReader& archive, HfReceipt& receipt);
 
-SharedPages::SharedPages(const HfFolder& folder) : folder_(folder), parts_(folder.files.size()) {
-  for (std::uint32_t i = 0; i < folder.files.size(); ++i) {
+SharedPages::SharedPages(const HfFolder& folder, bool headers)
+    : folder_(folder), parts_(folder.files.size()) {
+  for (std::uint32_t i = 0; headers && i < folder.files.size(); ++i) {
     Add({i, 0, folder.files[i].header.size(), 0}, folder.files[i].header);
   }
 }
@@ -63,7 +64,10 @@ Result<std::vector<FilePatch>> SharedPages::Finish(std::uint64_t block_bytes,
   std::vector<FilePatch> patches;
   patches.reserve(folder_.files.size());
   for (std::uint32_t i = 0; i < folder_.files.size(); ++i) {
-    patches.push_back(PatchOf(i, block_bytes));
+    FilePatch patch = PatchOf(i, block_bytes);
+    if (!patch.parts.empty()) {
+      patches.push_back(std::move(patch));
+    }
   }
   JoinSums(block_bytes, &sums_);
   checksums->block_bytes = block_bytes;
@@ -107,13 +111,7 @@ FilePatch SharedPages::PatchOf(std::uint32_t number, std::uint64_t block_bytes) 
   patch.parts.reserve(parts.size());
   for (const Part& part : parts) {
     patch.parts.emplace_back(part.begin, part.content);
-    for (std::uint64_t at = 0; at < part.content.size();) {
-      const std::uint64_t begin = part.begin + at;
-      const std::uint64_t step =
-          std::min<std::uint64_t>(part.content.size() - at, block_bytes - begin % block_bytes);
-      sums_.push_back({number, begin, step, Crc32c(AsByteSpan(part.content.substr(at, step)))});
-      at += step;
-    }
+    AddSums(number, part.begin, AsByteSpan(part.content), block_bytes, &sums_);
   }
   return patch;
 }

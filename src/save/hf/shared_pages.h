@@ -32,7 +32,8 @@ void Fields(Archive& archive, FieldsOf<Archive, HfReceipt>& receipt);
 /// receipts must outlive this, and what it returns.
 class SharedPages {
  public:
-  explicit SharedPages(const HfFolder& folder);
+  /// `headers`: whether the coordinator writes those too.
+  SharedPages(const HfFolder& folder, bool headers);
 
   /// Errors: Internal for bytes outside of the files.
   Status AddRank(std::size_t rank, const HfReceipt& receipt);

@@ -1,0 +1,317 @@
+// Saves as hfai's parts by two ranks, with a fault or a death at each of the requests that they
+// make of an S3 server. Objects have fixed names there; see publish/fixed_names.cc.
+
+#include <algorithm>
+#include <cstring>
+#include <functional>
+#include <memory>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include <gtest/gtest.h>
+
+#include "crash/s3_faults.h"
+#include "interop/hfai/names.h"
+#include "support/ranks.h"
+#include "varve/catalogue.h"
+
+namespace varve::test::s3_hfai_fault_test {
+namespace {
+
+constexpr const char* kMark = "bucket/run/step-1/.varve-uploaded";
+constexpr const char* kClaim = "bucket/run/step-1/.varve-uploading";
+constexpr std::size_t kElements = 3000;
+
+/// A rank's part: a model with one tensor of its own, all elements of which are a number.
+struct Part {
+  std::vector<float> memory;
+  State state;
+
+  Part(int rank, int world, int number) : memory(kElements, static_cast<float>(number)) {
+    const std::string name = "w" + std::to_string(rank);
+    state.tensors.push_back(
+        {name, DType::kFloat32, {kElements}, WholeBox({kElements}), HostMemory{memory.data()}});
+    const Value small{.kind = ValueKind::kOrderedDict,
+                      .items = {Value::Str(name), {.kind = ValueKind::kTensorLeaf, .text = "0"}}};
+    const Value pair{.kind = ValueKind::kTuple, .items = {small, {.kind = ValueKind::kDict}}};
+    const Value whole{.kind = ValueKind::kDict,
+                      .items = {Value::Str("__nshards__"),
+                                Value::Int(world),
+                                Value::Str("__version__"),
+                                Value::Str("2.0.0"),
+                                Value::Str("model"),
+                                {.kind = ValueKind::kList, .items = {pair}},
+                                Value::Str("optimizer"),
+                                {.kind = ValueKind::kList}}};
+    state.objects.push_back({HfaiPartName(static_cast<std::uint64_t>(rank)), EncodeValue(whole)});
+  }
+};
+
+class S3FaultsOfHfai : public S3Faults {
+ protected:
+  S3FaultsOfHfai() : S3Faults(Format::kHfai) {}
+
+  static Status SaveParts(int number, Storage& storage, Overwrite overwrite, int ranks = kS3Ranks) {
+    const auto outcomes = OnEveryRank(MakeInProcessCoordinators(ranks), [&](Coordinator& rank) {
+      const Part part(rank.rank(), rank.size(), number);
+      SaveOptions options = SmallSave(false, Format::kHfai);
+      options.overwrite = overwrite;
+      return Save(part.state, kS3Path, options, rank, storage).status();
+    });
+    EXPECT_EQ(outcomes[0]->ok(), outcomes.back()->ok());
+    return *outcomes[0];
+  }
+
+  /// Returns how many objects the checkpoint's directory has.
+  static std::size_t ObjectsIn(const S3Server& server) {
+    const auto objects = server.objects();
+    return static_cast<std::size_t>(std::count_if(
+        objects.begin(), objects.end(),
+        [](const auto& object) { return object.first.starts_with("bucket/run/step-1/"); }));
+  }
+
+  /// Returns the number of the checkpoint that a reader sees: 0 for none.
+  static int SeenNumber(Storage& storage) {
+    const auto content = ReadContent(kS3Path, storage);
+    if (!content.ok()) {
+      return 0;
+    }
+    EXPECT_EQ(content->tensors.size(), 2U);
+    for (int number = 1; number < 3; ++number) {
+      const std::vector<float> want(kElements, static_cast<float>(number));
+      std::string bytes(want.size() * sizeof(float), '\0');
+      std::memcpy(bytes.data(), want.data(), bytes.size());
+      bool all = true;
+      for (const auto& [name, got] : content->tensors) {
+        all = all && got.ends_with(bytes);
+      }
+      if (all) {
+        return number;
+      }
+    }
+    ADD_FAILURE() << "a mix";
+    return 0;
+  }
+};
+
+TEST_F(S3FaultsOfHfai, ASaveIsWholeOrIsNotSeenWhateverFails) {
+  for (const bool overwrite : {false, true}) {
+    int requests = 0;  // As many as a save has made so far.
+    for (const S3Fault fault : {S3Fault::kUnavailable, S3Fault::kResetBefore, S3Fault::kResetAfter,
+                                S3Fault::kInternalLate, S3Fault::kTruncated, S3Fault::kRefused}) {
+      for (int at = 0; at <= requests; at += kStep) {
+        S3Server server;
+        const auto storage = Open(server);
+        if (overwrite) {
+          ASSERT_TRUE(IsOk(SaveParts(1, *storage, Overwrite::kNever)));
+        }
+        server.SetScript(
+            [&](const S3Request&, int index) { return index == at ? fault : S3Fault::kNone; });
+        const Status saved =
+            SaveParts(2, *storage, overwrite ? Overwrite::kInPlace : Overwrite::kNever);
+        requests = std::max(requests, server.requests());
+        server.SetScript({});
+        const int seen = SeenNumber(*storage);
+        EXPECT_TRUE(saved.ok() || fault == S3Fault::kRefused) << saved.ToString();
+        EXPECT_TRUE(saved.ok() ? seen == 2 : seen == 0 || (overwrite && seen == 1))
+            << "request " << at << ", fault " << static_cast<int>(fault) << ": " << seen << ", "
+            << saved.ToString();
+        EXPECT_TRUE(IsOk(SaveParts(2, *storage, Overwrite::kInPlace)));
+        EXPECT_EQ(SeenNumber(*storage), 2);
+        EXPECT_EQ(ObjectsIn(server), 3U) << "request " << at;
+        EXPECT_TRUE(server.objects().contains(kMark));
+        EXPECT_EQ(server.open_uploads(), 0U) << "request " << at;
+      }
+      EXPECT_GE(requests, 10);
+    }
+  }
+}
+
+TEST_F(S3FaultsOfHfai, AfterADeathAtAnyRequestNothingHalfIsSeenAndADayLaterItGoes) {
+  for (const bool overwrite : {false, true}) {
+    for (const S3Fault last : {S3Fault::kRefused, S3Fault::kResetAfter}) {
+      int requests = 0;
+      for (int at = 0; at <= requests; at += kStep) {
+        S3Server server;
+        const auto storage = Open(server);
+        if (overwrite) {
+          ASSERT_TRUE(IsOk(SaveParts(1, *storage, Overwrite::kNever)));
+        }
+        server.SetScript([&](const S3Request&, int index) {
+          return index < at ? S3Fault::kNone : index == at ? last : S3Fault::kRefused;
+        });
+        const Status saved =
+            SaveParts(2, *storage, overwrite ? Overwrite::kInPlace : Overwrite::kNever);
+        requests = server.requests();
+        server.SetScript({});
+        const int seen = SeenNumber(*storage);
+        EXPECT_TRUE(saved.ok() ? seen == 2 : seen != 1 || overwrite) << "request " << at;
+        const Status collected = CollectGarbage("s3://bucket/run", DryRun::kNo, *storage).status();
+        EXPECT_TRUE(collected.ok() || collected.code() == StatusCode::kNotFound);
+        EXPECT_EQ(SeenNumber(*storage), seen) << "request " << at;
+        EXPECT_FALSE(server.objects().contains(kClaim));
+        EXPECT_EQ(server.open_uploads(), 0U);
+      }
+    }
+  }
+}
+
+TEST_F(S3FaultsOfHfai, ACheckpointStaysUntilItsReplacementInPlaceIsAskedFor) {
+  S3Server server;
+  const auto storage = Open(server);
+  ASSERT_TRUE(IsOk(SaveParts(1, *storage, Overwrite::kAlways)));
+  const auto objects = server.objects();
+  for (const Overwrite overwrite : {Overwrite::kNever, Overwrite::kAlways}) {
+    EXPECT_TRUE(FailsWith(SaveParts(2, *storage, overwrite), StatusCode::kAlreadyExists,
+                          {"PART_000.pt is there", "in place"}));
+    EXPECT_EQ(server.objects(), objects);
+  }
+  // A part that no rank of the new save has goes too.
+  ASSERT_TRUE(IsOk(SaveParts(1, *storage, Overwrite::kInPlace, 3)));
+  EXPECT_EQ(server.objects().size(), 4U);
+  ASSERT_TRUE(IsOk(SaveParts(2, *storage, Overwrite::kInPlace)));
+  EXPECT_EQ(SeenNumber(*storage), 2);
+  EXPECT_EQ(server.objects().size(), 3U);
+}
+
+TEST_F(S3FaultsOfHfai, ARunAndAUsersFilesAreNotTakenForItsDirectory) {
+  S3Server server;
+  const auto storage = Open(server);
+  for (const char* const there : {"bucket/run/step-1/sub/varve.json", "bucket/run/step-1/mine.txt",
+                                  "bucket/run/step-1/.metadata"}) {
+    server.Put(there, "of somebody");
+    for (const Overwrite overwrite : {Overwrite::kAlways, Overwrite::kInPlace}) {
+      EXPECT_TRUE(FailsWith(SaveParts(1, *storage, overwrite), StatusCode::kFailedPrecondition));
+    }
+    EXPECT_EQ(ObjectsIn(server), 1U) << there;
+    ASSERT_TRUE(IsOk(storage->Remove("s3://" + std::string(there))));
+  }
+}
+
+TEST_F(S3FaultsOfHfai, KeysThatMayNotListUploadsReplaceInPlaceToo) {
+  S3Server server;
+  const auto storage = Open(server);
+  ASSERT_TRUE(IsOk(SaveParts(1, *storage, Overwrite::kNever)));
+  server.SetScript([](const S3Request& request, int) {
+    return request.method == "GET" && request.Parameter("uploads") ? S3Fault::kRefused
+                                                                   : S3Fault::kNone;
+  });
+  EXPECT_TRUE(IsOk(SaveParts(2, *storage, Overwrite::kInPlace)));
+  EXPECT_EQ(SeenNumber(*storage), 2);
+}
+
+TEST_F(S3FaultsOfHfai, OfTwoFirstSavesOneWins) {
+  S3Server server;
+  for (int round = 0; round < 20; ++round) {
+    const auto a = Open(server);
+    const auto b = Open(server);
+    Status first;
+    Status second;
+    {
+      const std::jthread one([&] { first = SaveParts(1, *a, Overwrite::kNever); });
+      const std::jthread other([&] { second = SaveParts(2, *b, Overwrite::kNever); });
+    }
+    EXPECT_TRUE(first.ok() != second.ok()) << first.ToString() << " / " << second.ToString();
+    EXPECT_EQ(SeenNumber(*a), first.ok() ? 1 : 2);
+    EXPECT_EQ(server.objects().size(), 3U);
+    ASSERT_TRUE(IsOk(RemoveCheckpoint(kS3Path, DryRun::kNo, *a).status()));
+    EXPECT_TRUE(server.objects().empty());
+  }
+}
+
+/// A coordinator of a rank that goes silent after its first message.
+class SilentAfterTheFirst final : public Coordinator {
+ public:
+  explicit SilentAfterTheFirst(std::unique_ptr<Coordinator> inner) : inner_(std::move(inner)) {}
+  [[nodiscard]] int rank() const override { return inner_->rank(); }
+  [[nodiscard]] int size() const override { return inner_->size(); }
+  Status Send(int to, std::string_view message, Deadline deadline) override {
+    return sent_++ == 0 ? inner_->Send(to, message, deadline) : Unavailable("it is lost");
+  }
+  Result<std::string> Receive(int from, Deadline deadline) override {
+    return inner_->Receive(from, deadline);
+  }
+
+ private:
+  std::unique_ptr<Coordinator> inner_;
+  int sent_ = 0;
+};
+
+/// A coordinator of a rank that stands still when it has its share.
+class StandsStill final : public Coordinator {
+ public:
+  StandsStill(std::unique_ptr<Coordinator> inner, std::function<void()> meanwhile)
+      : inner_(std::move(inner)), meanwhile_(std::move(meanwhile)) {}
+  [[nodiscard]] int rank() const override { return inner_->rank(); }
+  [[nodiscard]] int size() const override { return inner_->size(); }
+  Status Send(int to, std::string_view message, Deadline deadline) override {
+    return inner_->Send(to, message, deadline);
+  }
+  Result<std::string> Receive(int from, Deadline deadline) override {
+    auto message = inner_->Receive(from, deadline);
+    if (meanwhile_) {
+      std::exchange(meanwhile_, nullptr)();
+    }
+    return message;
+  }
+
+ private:
+  std::unique_ptr<Coordinator> inner_;
+  std::function<void()> meanwhile_;
+};
+
+TEST_F(S3FaultsOfHfai, ARankThatStoodStillDoesNotWriteWhereAnotherSaveHasTheName) {
+  S3Server server;
+  const auto storage = Open(server);
+  auto coordinators = MakeInProcessCoordinators(kS3Ranks);
+  Status outcome;
+  {
+    const auto save = [&](Coordinator& coordinator) {
+      const Part part(coordinator.rank(), kS3Ranks, 1);
+      return Save(part.state, kS3Path, SmallSave(false, Format::kHfai), coordinator, *storage)
+          .status();
+    };
+    const std::jthread one([&] { outcome = save(*coordinators[0]); });
+    const std::jthread other([&, inner = std::move(coordinators[1])]() mutable {
+      StandsStill coordinator(std::move(inner), [&] { server.Put(kClaim, "of another save"); });
+      EXPECT_FALSE(save(coordinator).ok());
+    });
+  }
+  EXPECT_TRUE(
+      FailsWith(outcome, StatusCode::kFailedPrecondition, {"this rank has written nothing"}));
+  EXPECT_FALSE(server.objects().contains("bucket/run/step-1/PART_001.pt"));
+  EXPECT_EQ(SeenNumber(*storage), 0);
+}
+
+TEST_F(S3FaultsOfHfai, WhereARankIsLostItsFilesStayClaimed) {
+  S3Server server;
+  const auto storage = Open(server);
+  auto coordinators = MakeInProcessCoordinators(kS3Ranks);
+  Status outcome;
+  {
+    const auto save = [&](Coordinator& coordinator) {
+      const Part part(coordinator.rank(), kS3Ranks, 1);
+      SaveOptions options = SmallSave(false, Format::kHfai);
+      options.timeout = std::chrono::seconds(2);
+      return Save(part.state, kS3Path, options, coordinator, *storage).status();
+    };
+    const std::jthread one([&] { outcome = save(*coordinators[0]); });
+    const std::jthread other([&, inner = std::move(coordinators[1])]() mutable {
+      SilentAfterTheFirst coordinator(std::move(inner));
+      EXPECT_FALSE(save(coordinator).ok());
+    });
+  }
+  EXPECT_TRUE(FailsWith(outcome, StatusCode::kUnavailable, {"rank 1"}));
+  EXPECT_TRUE(server.objects().contains(kClaim)) << "rank 1 may write its part yet";
+  EXPECT_FALSE(server.objects().contains(kMark));
+  EXPECT_EQ(SeenNumber(*storage), 0);
+  EXPECT_TRUE(FailsWith(SaveParts(2, *storage, Overwrite::kAlways), StatusCode::kFailedPrecondition,
+                        {"is under way, or has died"}));
+  ASSERT_TRUE(IsOk(SaveParts(2, *storage, Overwrite::kInPlace)));
+  EXPECT_EQ(SeenNumber(*storage), 2);
+}
+
+}  // namespace
+}  // namespace varve::test::s3_hfai_fault_test
