@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import os
 import signal
+import threading
 from typing import Any
 
 import torch
@@ -79,11 +80,14 @@ def packed(state: Any) -> bytes:
     return buffer.getvalue()
 
 
-def save_one(rank: int, size: int, path: str, seed: int = 0) -> bytes:
+def save_one(
+    rank: int, size: int, path: str, seed: int = 0, remote_overwrite: Any = "refuse"
+) -> bytes:
     lower(4096)
     net, optimizer = trained(size, seed)
     others = {"epoch": 3 + seed, "step": 17, "note": "…", "best": {"loss": 0.5, "w": torch.ones(3)}}
-    assert varve.hfai.save(path, net, optimizer, others if rank == 0 else None) is None
+    mine = others if rank == 0 else None
+    assert varve.hfai.save(path, net, optimizer, mine, remote_overwrite=remote_overwrite) is None
     return packed({"model": net.state_dict(), "optimizer": optimizer.state_dict(), **others})
 
 
@@ -107,12 +111,17 @@ def save_badly(rank: int, size: int, path: str) -> None:
     varve.hfai.save(path, net, optimizer, others)
 
 
-def try_saves(rank: int, size: int, path: str) -> list[Any]:
+def try_saves(rank: int, size: int, path: str, remote_overwrite: Any = "refuse") -> list[Any]:
     lower(4096)
     net, optimizer = trained(size)
     scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 2)
     start = varve.hfai.init(
-        net, optimizer, scheduler=scheduler, ckpt_path=path, suspend=signal.SIGUSR1
+        net,
+        optimizer,
+        scheduler=scheduler,
+        ckpt_path=path,
+        suspend=signal.SIGUSR1,
+        remote_overwrite=remote_overwrite,
     )
     saved = [net.try_save(1, 10)]  # type: ignore[operator]
     if rank == size - 1:
@@ -121,13 +130,31 @@ def try_saves(rank: int, size: int, path: str) -> list[Any]:
     again, _ = trained(size, seed=9)
     other = torch.optim.Adam(again.parameters(), amsgrad=True)
     schedule = torch.optim.lr_scheduler.StepLR(other, 2)
-    resumed = varve.hfai.init(again, other, scheduler=schedule, ckpt_path=path, suspend=None)
+    resumed = varve.hfai.init(
+        again,
+        other,
+        scheduler=schedule,
+        ckpt_path=path,
+        suspend=None,
+        remote_overwrite=remote_overwrite,
+    )
     same = all(
         torch.equal(a, b)
         for a, b in zip(net.state_dict().values(), again.state_dict().values(), strict=False)
         if isinstance(a, torch.Tensor)
     )
     return [start, saved, resumed, same, schedule.state_dict() == scheduler.state_dict()]
+
+
+def save_again_and_die(rank: int, size: int, path: str, seconds: float) -> None:
+    """Saves again and again, each time other numbers, until this rank is killed."""
+    threading.Timer(seconds, os.kill, (os.getpid(), signal.SIGKILL)).start()
+    net = nn.Linear(300, 400)
+    for step in range(1, 1_000_000):
+        with torch.no_grad():
+            net.weight.fill_(float(step))
+            net.bias.fill_(float(step))
+        varve.hfai.save(path, net, others={"step": step}, remote_overwrite="in_place")
 
 
 def save_uncleanly(rank: int, size: int, path: str, others: Any) -> None:

@@ -13,10 +13,11 @@ import torch.distributed as dist
 from torch.nn import Module
 from torch.optim import Optimizer
 
+from varve._engine import path_text
 from varve.errors import InvalidArgumentError, PreconditionError
 from varve.hfai._errors import NoDirectoryError, WrongTypeError
 from varve.hfai._load import load
-from varve.hfai._save import save
+from varve.hfai._save import RemoteOverwrite, check_remote_overwrite, is_remote, save
 
 #: The source of requests to suspend: a function that returns True once one has come, or a signal.
 Suspend = Callable[[], bool] | signal.Signals | int
@@ -47,6 +48,7 @@ def init(
     *,
     suspend: Suspend | None = signal.SIGTERM,
     group: Any = None,
+    remote_overwrite: RemoteOverwrite = "refuse",
 ) -> tuple[int, int, Any]:
     """Resumes from `ckpt_path` where there is a checkpoint, and gives the model the method `try_save`.
 
@@ -70,18 +72,28 @@ def init(
             to be suspended, or a signal, whose handler is then set (in the main thread only). By
             default SIGTERM, which schedulers send before they take the node. None: `force` alone.
         group: The process group of the saves; None for all ranks.
+        remote_overwrite: As `varve.hfai.save`'s. Each save goes to the one `ckpt_path`, so that in an object store
+            "in_place" must be given: it is asked for here, not when the job is to be suspended.
 
     Returns:
         Epoch, step and `others` as the last `try_save` got them; (0, 0, None) where there is no
         checkpoint.
 
     Raises:
+        InvalidArgumentError: `ckpt_path` is in an object store, and `remote_overwrite` is "refuse".
         PreconditionError: Some ranks see the checkpoint and some do not.
         As `varve.hfai.load`, and `load_state_dict` of what is given.
     """
     models = model if isinstance(model, list) else [model]
     if not models or not all(isinstance(item, Module) for item in models):
         raise WrongTypeError("`model`: want a torch Module or a list of them")
+    check_remote_overwrite(remote_overwrite)
+    if ckpt_path is not None and remote_overwrite == "refuse" and is_remote(path_text(ckpt_path)):
+        raise InvalidArgumentError(
+            f"ckpt_path={os.fspath(ckpt_path)!r} is in an object store, where try_save can replace a checkpoint "
+            "in place alone: between its first write and its last there is none. Allow that with "
+            'remote_overwrite="in_place", or give a directory'
+        )
     requested = _request_source(suspend)
     start = _resume(models, optimizer, scheduler, amp_scaler, ckpt_path, group)
 
@@ -98,7 +110,7 @@ def init(
             "amp_scaler": None if amp_scaler is None else amp_scaler.state_dict(),
             "others": others,
         }
-        save(ckpt_path, model, optimizer, entries, group)
+        save(ckpt_path, model, optimizer, entries, group, remote_overwrite=remote_overwrite)
         return True
 
     models[0].try_save = try_save  # type: ignore[assignment]

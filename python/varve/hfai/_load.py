@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import math
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -17,6 +18,7 @@ from varve.errors import CheckpointNotFoundError, InvalidArgumentError, Unsuppor
 from varve.hfai import _names
 from varve.hfai._errors import WrongTypeError, as_hfai_raises
 from varve.hfai._part import as_list
+from varve.hfai._save import is_remote
 from varve.torch._tensors import TorchArrays
 
 #: Where tensors go: as `map_location` of torch.load.
@@ -42,7 +44,7 @@ def load(
     the files is run, and stored checksums are compared.
 
     Args:
-        fname: The checkpoint's directory.
+        fname: The checkpoint's directory, or its name in an object store ("s3://bucket/latest.pt").
         nthreads: Threads that read, 0 for none beside the caller's. It changes no result.
         model: The modules to load into. The "model" entries then have their names, of which one
             leading `module.` is ignored, and the "optimizer" entries have names in the place of
@@ -52,7 +54,8 @@ def load(
         names: The parameters' names in the order of the optimizer's groups, where that is another
             one: a list, or a list of them for several optimizers.
         kwargs: The options of torch.load: `map_location`; `mmap` (True maps whole tensors into memory,
-            privately and without comparing checksums; tensors in pieces are read); `weights_only`
+            privately and without comparing checksums; tensors in pieces are read; refused for remote
+            names); `weights_only`
             (False lets torch.load run the pickles of entries that need classes; only for trusted
             files). `pickle_module` is refused.
 
@@ -67,7 +70,8 @@ def load(
     """
     _check_threads(nthreads)
     options = _Options(kwargs)
-    where = _engine.local_path_text(fname)
+    where = _engine.path_text(fname)
+    options.check(where)
     models = as_list("model", model, Module)
     with as_hfai_raises():
         reader = _core.Reader(where, False)
@@ -111,6 +115,13 @@ class _Options:
             raise WrongTypeError(
                 f"load takes no argument {next(iter(given))!r}: of torch.load's it takes map_location, mmap "
                 "and weights_only"
+            )
+
+    def check(self, where: str) -> None:
+        """Raises InvalidArgumentError where the checkpoint of this name cannot be loaded so."""
+        if self.mmap and is_remote(where):
+            raise InvalidArgumentError(
+                f"mmap=True: {where} is remote, and files of a disk are mapped"
             )
 
 
@@ -182,15 +193,7 @@ class _Values:
     def _unpickled(self, name: str) -> Any:
         """Returns an entry as torch.load makes it, of the first part that has it."""
         if self._parts is None:
-            self._parts = [
-                torch.load(
-                    os.path.join(self._reader.directory, f"PART_{rank:03d}.pt"),
-                    map_location="cpu",
-                    weights_only=False,
-                    mmap=True,
-                )
-                for rank in range(self._reader.world_size)
-            ]
+            self._parts = [self._loaded(rank) for rank in range(self._reader.world_size)]
         for part in self._parts:
             merged = {
                 **part,
@@ -201,6 +204,14 @@ class _Values:
                 if found == name:
                     return value
         raise UnsupportedError(f'{self._where}: torch.load finds no "{name}" in the parts')
+
+    def _loaded(self, rank: int) -> Any:
+        """Returns a part as torch.load makes it."""
+        path = f"{self._reader.directory}/PART_{rank:03d}.pt"
+        if is_remote(path):
+            content = io.BytesIO(_core.storage.read_bytes(path))
+            return torch.load(content, map_location="cpu", weights_only=False)
+        return torch.load(path, map_location="cpu", weights_only=False, mmap=True)
 
 
 def _entries(value: Any, path: str | None) -> Iterator[tuple[str, Any]]:

@@ -3,20 +3,34 @@
 from __future__ import annotations
 
 import os
-from typing import Any
+from typing import Any, Literal
 
 import torch.distributed as dist
 from torch.nn import Module
 from torch.optim import Optimizer
 
 from varve import _core, _engine
-from varve.errors import PreconditionError
+from varve.errors import InvalidArgumentError, PreconditionError
 from varve.hfai._errors import WrongTypeError
 from varve.hfai._part import PartBuilder, as_list, checked_others
 from varve.torch._coordinator import collective, name_of
 
 #: Seconds that any rank waits for the others, the slowest rank's writing included.
 TIMEOUT = 1800.0
+
+#: What becomes of a checkpoint in an object store that a save would replace.
+RemoteOverwrite = Literal["refuse", "in_place"]
+
+
+def check_remote_overwrite(given: Any) -> None:
+    """Raises InvalidArgumentError for what is no RemoteOverwrite."""
+    if given not in ("refuse", "in_place"):
+        raise InvalidArgumentError(f'remote_overwrite={given!r}: want "refuse" or "in_place"')
+
+
+def is_remote(path: str) -> bool:
+    """Returns True for a name of another storage than a file system."""
+    return "://" in path
 
 
 def save(
@@ -25,25 +39,35 @@ def save(
     optimizer: Optimizer | list[Optimizer] | None = None,
     others: dict[Any, Any] | None = None,
     group: Any = None,
+    *,
+    remote_overwrite: RemoteOverwrite = "refuse",
 ) -> None:
     """Saves replicated models and optimizers, each rank a part of them, as the directory `fname`.
 
-    Collective over the group: all ranks call it. A checkpoint at `fname` is replaced. It stays what
+    Collective over the group: all ranks call it. A checkpoint at `fname` is replaced (in an object store
+    only if `remote_overwrite` says so, and by other rules). It stays what
     readers see until the new one is whole and durable; then the new one takes its place at once, and
     no part of the old one remains. Other files in the directory are kept. Returns on every rank when
     the new checkpoint is durable, or raises the same error on every rank; then the old one is intact.
     `hfai.checkpoint.load` and `torch.load` of each part read what is written.
 
     Args:
-        fname: On storage that all ranks share; parents are made as needed. May be called `latest.pt`.
+        fname: On storage that all ranks share; parents are made as needed. May be called `latest.pt`. Or a
+            name in an object store, "s3://bucket/run/latest.pt".
         model: A module or a list of them, the same on every rank, as with DistributedDataParallel.
             Rank 0's buffers are saved.
         optimizer: An optimizer or a list of them; None for none.
         others: Entries to store beside `model` and `optimizer`: plain values and tensors. Rank 0's
             are saved. The keys "model", "optimizer", "__nshards__" and "__version__" are taken.
         group: A process group; None for all ranks.
+        remote_overwrite: What becomes of a checkpoint at `fname` in an object store. Parts have fixed names, so
+            that it cannot stay there until the new one is whole: "refuse" keeps it and fails; "in_place"
+            removes its mark `.varve-uploaded` first, writes over its parts, and writes the mark last. Until
+            then there is no checkpoint.
 
     Raises:
+        CheckpointExistsError: There is a checkpoint at `fname` in an object store, and `remote_overwrite` is
+            "refuse".
         PreconditionError: torch.distributed is not initialized (a RuntimeError); `fname` holds
             something that is no checkpoint; another save of it is under way.
         WrongTypeError: An argument is of the wrong kind (a TypeError and an AssertionError).
@@ -63,13 +87,17 @@ def save(
     rank, world = dist.get_rank(group), dist.get_world_size(group)
     with collective(group, TIMEOUT, name_of("save", fname)) as coordinator:
         try:
-            where = _engine.local_path_text(fname)
+            where = _engine.path_text(fname)
+            check_remote_overwrite(remote_overwrite)
             models = as_list("model", model, Module)
             optimizers = as_list("optimizer", optimizer, Optimizer)
             parts = PartBuilder(rank, world).build(models, optimizers, checked_others(others))
         except Exception as error:
             _engine.fail(coordinator, f"save {_engine.path_name(fname)}", error, TIMEOUT)
             raise
-        options = _core.SaveOptions(overwrite=True, format="hfai", timeout=TIMEOUT)
+        overwrite: Literal[True, "in_place"] = (
+            "in_place" if remote_overwrite == "in_place" else True
+        )
+        options = _core.SaveOptions(overwrite=overwrite, format="hfai", timeout=TIMEOUT)
         report = _core.save(parts.engine, where, options, coordinator)
         _engine.log_conflicts(where, report.conflicts)
