@@ -4,6 +4,11 @@ from __future__ import annotations
 
 import os
 import pickle
+import signal
+import tempfile
+import threading
+import time
+from pathlib import Path
 from typing import Any
 
 import olmo_jobs as jobs
@@ -28,6 +33,66 @@ def save(
     state = jobs.state_of_trainer(rank)
     checkpointer.save_checkpoint(path, model, optim, state, upload_to=upload_to)
     checkpointer.wait_for_uploads()
+    return jobs.truth(model, optim)
+
+
+def save_remotely(
+    rank: int,
+    size: int,
+    environment: dict[str, str],
+    layout: str,
+    remote: str,
+    spool: str,
+    seed: int = 1,
+    overwrite: bool = False,
+    **options: Any,
+) -> tuple[bytes, str]:
+    """Saves straight into a bucket. Returns what was saved, and the error."""
+    os.environ.update(environment)
+    tempfile.tempdir = spool
+    model, optim = jobs.trained("fsdp1", size, seed)
+    checkpointer = jobs.CHECKPOINTERS[layout](jobs.Config(overwrite=overwrite), **options)
+    try:
+        checkpointer.save_checkpoint(remote, model, optim, jobs.state_of_trainer(rank))
+        checkpointer.wait_for_uploads()
+    except Exception as error:
+        return jobs.truth(model, optim), f"{type(error).__name__}: {error}"
+    return jobs.truth(model, optim), ""
+
+
+def save_in_place(
+    rank: int, size: int, environment: dict[str, str], layout: str, remote: str, spool: str
+) -> tuple[bytes, str]:
+    return save_remotely(
+        rank, size, environment, layout, remote, spool, 2, True, remote_overwrite="in_place"
+    )
+
+
+def save_remotely_and_die(
+    rank: int, size: int, environment: dict[str, str], remote: str, spool: str
+) -> None:
+    """Kills this process in its uploads, which are slow."""
+    os.environ.update(environment)
+    os.environ["VARVE_S3_MAX_BANDWIDTH"] = "20000"
+
+    def kill() -> None:
+        while not list(Path(spool).rglob("config.yaml")):
+            time.sleep(0.005)
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    threading.Thread(target=kill).start()
+    save_remotely(rank, size, environment, "torch_legacy", remote, spool)
+
+
+def save_functions(
+    rank: int, size: int, environment: dict[str, str], remote: str, spool: str
+) -> bytes:
+    """OLMo's functions without a checkpointer, with remote directories."""
+    os.environ.update(environment)
+    tempfile.tempdir = spool
+    model, optim = jobs.trained("fsdp1", size, 1)
+    olmo.save_fsdp_model_and_optim_state(remote, model, optim)
+    olmo.save_state_dict(remote, f"rank{rank}.pt", {"rank": torch.tensor(rank)})
     return jobs.truth(model, optim)
 
 

@@ -91,7 +91,7 @@ def build_sharded_checkpointer(
             configuration's.
         use_shared_mem_impl: Accepted for torch_legacy; changes nothing.
         class_paths: As `Checkpointer` takes it, like the next two.
-        remote_overwrite: What becomes of a checkpoint at `upload_to`.
+        remote_overwrite: What becomes of a checkpoint at a remote `dir` or at `upload_to`.
         upload_in_background: Do not wait for uploads.
 
     Raises:

@@ -16,10 +16,11 @@ from torch.optim import Optimizer
 from varve.errors import Error, InvalidArgumentError
 from varve.olmo import _whole
 from varve.olmo._directory import MARK, Directory, staging
-from varve.olmo._files import PathOrStr, any_path, local_path
+from varve.olmo._files import PathOrStr, any_path, is_remote
 from varve.olmo._pickle import OLDEST, write
-from varve.olmo._remote import Upload, Uploads, readable, wait_until_uploaded
+from varve.olmo._remote import Upload, Uploads, check_free, readable, wait_until_uploaded
 from varve.olmo._restore import Source, restore
+from varve.olmo._spool import Spool
 from varve.olmo._steps import TIMEOUT, Steps
 from varve.olmo._whole import WholeState
 from varve.torch._coordinator import TorchCoordinator, collective, name_of
@@ -79,7 +80,7 @@ class Checkpointer(metaclass=ABCMeta):
                 its own.
             class_paths: The modules of classes in written pickles: "oldest" as torch 2.0 and NumPy 1 call
                 them, which OLMo's own software opens, "installed" as this torch and NumPy do.
-            remote_overwrite: What becomes of a checkpoint at `upload_to` in an object store, where
+            remote_overwrite: What becomes of a checkpoint at a remote `dir` or `upload_to` in an object store, where
                 `cfg.save_overwrite` is true. Objects have fixed names in these layouts, so that it cannot stay
                 until the new one is whole: "refuse" keeps it and fails; "in_place" removes its
                 `config.yaml` first, writes over its files, and writes `config.yaml` last.
@@ -126,7 +127,8 @@ class Checkpointer(metaclass=ABCMeta):
 
         Args:
             dir: A local directory. On shared storage it is one; on disks of nodes each node gets its own
-                with the files of its ranks. See `varve.olmo`.
+                with the files of its ranks. See `varve.olmo`. Or a remote one, "s3://bucket/run/step100": the files
+                are written in `TMPDIR`, uploaded, and removed there.
             dist_model: The wrapped model.
             optim: Made from the wrapped model's parameters.
             train_state: Anything that torch.save can store; each rank's own.
@@ -141,13 +143,18 @@ class Checkpointer(metaclass=ABCMeta):
                 under way.
             NoFileSystemError: A rank does not see a directory to write into (a TimeoutError).
             OutOfSpaceError, UnavailableError: Writing failed or a rank is lost; each is named.
-            OLMoNetworkError: The upload has failed. The local checkpoint is published and stays.
+            OLMoNetworkError: The upload has failed. The local checkpoint is published and stays; of a remote
+                `dir` there is no checkpoint then, and none on a disk.
         """
         training = Training(dist_model, optim, _one_of(train_state, trainer_state))
-        path = local_path(dir, "dir")
-        upload = self._upload_to(path, upload_to)
-        if upload is not None and self.upload_in_background and self._uploads is None:
+        path = any_path(dir, "dir")
+        uploads = upload_to is not None or is_remote(path)
+        if uploads and self.upload_in_background and self._uploads is None:
             self._uploads = Uploads()
+        if is_remote(path):
+            self._save_remote(path, upload_to, training)
+            return
+        upload = self._upload_to(path, upload_to)
         wait_until_uploaded(path)
         with collective(None, TIMEOUT, name_of("save", path)) as coordinator:
             steps = Steps(coordinator)
@@ -170,10 +177,41 @@ class Checkpointer(metaclass=ABCMeta):
             else:
                 upload.make(coordinator)
 
+    def _save_remote(self, target: str, upload_to: str | None, training: Training) -> None:
+        """Saves as a directory in an object store. Collective."""
+        overwrite = bool(self.cfg.save_overwrite)
+        in_place = self.remote_overwrite == "in_place"
+
+        def begin() -> str:
+            if upload_to is not None:
+                raise InvalidArgumentError(f"upload_to={upload_to!r}: {target!r} is remote itself")
+            check_free(target, MARK, overwrite, in_place)
+            return _saved(self.cfg)
+
+        with collective(None, TIMEOUT, name_of("save", target)) as coordinator:
+            steps = Steps(coordinator)
+            config = steps.first(f"save {target}", begin).encode("latin-1")
+            spool = Spool(target, steps)
+            try:
+                with staging(spool.path, False, steps) as directory:
+                    self._write(directory, steps, training)
+                    directory.publish(config)
+                upload = Upload(spool.path, target, MARK, overwrite, in_place, source_stays=False)
+                upload.set_files([name for name, _size in directory.files])
+                if self._uploads is None:
+                    upload.make(coordinator)
+                else:
+                    self._uploads.later(upload, spool.end)
+                    return
+            except BaseException:
+                spool.end()
+                raise
+            spool.end()
+
     def wait_for_uploads(self) -> None:
         """Waits for the uploads in the background. Raises the error of one that has failed, on all ranks.
 
-        Its local checkpoint stays; `varve upload` repeats the upload. The end of the interpreter waits too.
+        Its local checkpoint stays, and `varve upload` repeats the upload; of a remote `dir` there is none. The end of the interpreter waits too.
         """
         if self._uploads is not None:
             self._uploads.wait()

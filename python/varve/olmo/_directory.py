@@ -113,7 +113,8 @@ class Directory:
         if not self.is_shared:
             raise PreconditionError(
                 f"the layout {layout} is one directory of all ranks, and these ranks write to different "
-                "disks: use storage that all nodes share, or the local checkpointer",
+                "disks: use storage that all nodes share (for a remote directory TMPDIR must be on it), or the local "
+                "checkpointer",
                 path=self._where,
             )
 

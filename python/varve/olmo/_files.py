@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -124,7 +125,7 @@ def save_state_dict(
     one step.
 
     Args:
-        checkpoint_dir: Made as needed.
+        checkpoint_dir: Made as needed. A remote one gets the file from a temporary directory (TMPDIR).
         fname: Relative to the directory; each rank's own.
         state_dict: Tensors on devices are copied.
         upload_to: A directory, local or remote, that gets a copy. If that fails, the call raises and the
@@ -134,18 +135,26 @@ def save_state_dict(
 
     Raises:
         CheckpointExistsError: The file is there and `save_overwrite` is false (a FileExistsError).
-        UnsupportedError: `checkpoint_dir` is remote.
         OLMoNetworkError: The remote storage could not be reached.
     """
 
     def run() -> None:
-        target = Path(local_path(checkpoint_dir, "checkpoint_dir")) / fname
+        directory = any_path(checkpoint_dir, "checkpoint_dir")
         copies = None if upload_to is None else any_path(upload_to, "upload_to")
+        if is_remote(directory):
+            if copies is not None:
+                raise InvalidArgumentError(
+                    f"upload_to={upload_to!r}: {directory!r} is remote itself"
+                )
+            there = joined(directory, fname)
+            if not save_overwrite and size_of(there) is not None:
+                raise _is_taken(there)
+            with tempfile.TemporaryDirectory(prefix="varve-olmo-") as spool:
+                upload(write(Path(spool) / "state.pt", state_dict), there, save_overwrite)
+            return
+        target = Path(directory) / fname
         if not save_overwrite and target.exists():
-            raise CheckpointExistsError(
-                f"save {target}: there is a file; save_overwrite=True would replace it",
-                path=str(target),
-            )
+            raise _is_taken(str(target))
         write(target, state_dict)
         if copies is not None:
             upload(target, joined(copies, fname), save_overwrite)
@@ -155,6 +164,12 @@ def save_state_dict(
         return
     with collective(None, 1800.0, name_of("save_state_dict", checkpoint_dir)) as coordinator:
         Steps(coordinator).each(f"save {checkpoint_dir}", run)
+
+
+def _is_taken(path: str) -> CheckpointExistsError:
+    return CheckpointExistsError(
+        f"save {path}: there is a file; save_overwrite=True would replace it", path=path
+    )
 
 
 def load_state_dict(
@@ -200,10 +215,10 @@ def load_state_dict(
 def _is_there(folder: str, name: str, whole: str) -> bool:
     """Returns True for a file that is there, and where it is a mirror's, as large as in the whole."""
     path = joined(folder, name)
-    size = _size_of(path)
+    size = size_of(path)
     if size is None or folder == whole or not is_remote(whole):
         return size is not None
-    there = _size_of(joined(whole, name))
+    there = size_of(joined(whole, name))
     if there != size:
         warn(
             f"{path} is not what {joined(whole, name)} is ({size} bytes, {there} there): the mirror is "
@@ -213,7 +228,8 @@ def _is_there(folder: str, name: str, whole: str) -> bool:
     return there == size
 
 
-def _size_of(path: str) -> int | None:
+def size_of(path: str) -> int | None:
+    """Returns the bytes of a file, local or remote; None where there is none."""
     if not is_remote(path):
         return os.path.getsize(path) if os.path.isfile(path) else None
     with network_errors():

@@ -11,7 +11,12 @@ from torch.nn import Module
 from torch.optim import Optimizer
 
 import varve.torch.dcp as dcp
-from varve.errors import CheckpointNotFoundError, Error, InvalidArgumentError
+from varve.errors import (
+    CheckpointExistsError,
+    CheckpointNotFoundError,
+    Error,
+    InvalidArgumentError,
+)
 from varve.olmo import _optim, _restore
 from varve.olmo._checkpointer import thread_count_or_default
 from varve.olmo._files import PathOrStr, any_path, is_remote, joined, local_path
@@ -35,7 +40,7 @@ def save_fsdp_model_and_optim_state(
     """Saves a model and its optimizer as a PyTorch Distributed Checkpoint, `model_and_optim`. Collective.
 
     Args:
-        checkpoint_dir: A local directory.
+        checkpoint_dir: A local directory, or a name in an object store.
         fsdp_model: The wrapped model.
         optim: Made from the wrapped model's parameters.
         upload_to: A directory, as a rule a remote one, that gets a copy of `model_and_optim`, its index last.
@@ -45,7 +50,9 @@ def save_fsdp_model_and_optim_state(
 
     Raises CheckpointExistsError if there is one and `save_overwrite` is false (a FileExistsError).
     """
-    path = os.path.join(local_path(checkpoint_dir, "checkpoint_dir"), MODEL_AND_OPTIM_FOLDER)
+    path = joined(any_path(checkpoint_dir, "checkpoint_dir"), MODEL_AND_OPTIM_FOLDER)
+    if upload_to is not None and is_remote(path):
+        raise InvalidArgumentError(f"upload_to={upload_to!r}: {path!r} is remote itself")
     upload = _upload_of(path, upload_to, save_overwrite, remote_overwrite)
     with collective(None, TIMEOUT, name_of("save", path)) as coordinator:
         steps = Steps(coordinator)
@@ -53,9 +60,14 @@ def save_fsdp_model_and_optim_state(
             if upload is not None:
                 upload.promise(steps)
             save_state(path, HeldModel(fsdp_model), optim, steps, "dcp", save_overwrite)
-        except Error:
+        except Error as error:
             if upload is not None:
                 upload.take_back()
+            if isinstance(error, CheckpointExistsError):
+                raise CheckpointExistsError(
+                    f"{path} holds a checkpoint already; save_overwrite=True would replace it",
+                    path=path,
+                ) from error
             raise
         if upload is not None:
             upload.make(coordinator)

@@ -6,6 +6,8 @@ A save with `upload_to` takes these steps:
   3. Each rank uploads the files that it has written; rank 0 uploads indexes and, last, `config.yaml`
      (src/upload/upload.cc). If that fails, all ranks raise; the local checkpoint and the note stay.
   4. Rank 0 removes the note.
+A save with a remote directory has no note: the directory that it uploads is in TMPDIR (`_spool.py`), and
+is removed whatever comes of the upload.
 """
 
 from __future__ import annotations
@@ -14,6 +16,7 @@ import atexit
 import logging
 import os
 import weakref
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -21,9 +24,9 @@ from varve import _core
 from varve._forks import leave_to_parent
 from varve._upload import Background, Copy, Promise, explained
 from varve._warn import warn
-from varve.errors import Error, UnsupportedError
+from varve.errors import CheckpointExistsError, Error, PreconditionError, UnsupportedError
 from varve.olmo._errors import network_errors
-from varve.olmo._files import any_path, files_in, is_remote, joined, local_path
+from varve.olmo._files import any_path, files_in, is_remote, joined, local_path, size_of
 from varve.olmo._steps import TIMEOUT, Steps
 from varve.torch._coordinator import TorchCoordinator, make_background
 
@@ -44,10 +47,17 @@ class Upload:
     """The upload of one checkpoint whose ranks have each written some of its files."""
 
     def __init__(
-        self, source: str, target: str, mark: str, overwrite: bool, in_place: bool
+        self,
+        source: str,
+        target: str,
+        mark: str,
+        overwrite: bool,
+        in_place: bool,
+        source_stays: bool = True,
     ) -> None:
         self._copy = Copy(source, target, overwrite, in_place and overwrite, TIMEOUT)
         self.source = source
+        self._source_stays = source_stays
         self._mark = mark
         self._promise: Promise | None = None
         self._files: list[str] | None = None
@@ -82,6 +92,8 @@ class Upload:
             _core.uploads.upload(self._copy.source, self._copy.target, options, coordinator)
         except Error as error:
             with network_errors():
+                if not self._source_stays:
+                    raise
                 raise explained(error, self._copy) from error
         if coordinator is None or coordinator.rank == 0:
             _core.uploads.forget_pending_upload(self._copy.source)
@@ -96,8 +108,8 @@ class Uploads:
         self._sources: list[str] = []  # Of the uploads that are not ended.
         _open.add(self)
 
-    def later(self, upload: Upload) -> None:
-        """Makes an upload after those before. Called on all ranks, in the same order."""
+    def later(self, upload: Upload, end: Callable[[], None] | None = None) -> None:
+        """Makes an upload after those before, and calls `end`. Called on all ranks, in the same order."""
 
         def run() -> None:
             try:
@@ -107,6 +119,8 @@ class Uploads:
                 self._failures.append(error)
             finally:
                 self._sources.remove(upload.source)
+                if end is not None:
+                    end()
 
         self._sources.append(upload.source)
         self._thread.later(run)
@@ -126,6 +140,27 @@ class Uploads:
     def end(self) -> None:
         """Waits, and ends the thread."""
         self._thread.close()
+
+
+def check_free(target: str, mark: str, overwrite: bool, in_place: bool) -> None:
+    """Raises CheckpointExistsError where a save would be refused at its end: a checkpoint is there."""
+    if in_place and overwrite:
+        return
+    if size_of(joined(target, ".varve-uploading")) is not None:
+        raise PreconditionError(
+            f"{target}: another save or upload to it is under way, or has died. If it has, replace it in "
+            'place (cfg.save_overwrite = True, remote_overwrite="in_place"); after a day `varve gc` removes '
+            "what it left",
+            path=target,
+        )
+    if size_of(joined(target, mark)) is None:
+        return
+    how = 'remote_overwrite="in_place"' if overwrite else "cfg.save_overwrite = True"
+    raise CheckpointExistsError(
+        f"{target} holds a checkpoint already. Its files have fixed names, so that in an object store it "
+        f"cannot stay until the new one is whole: choose another name, or replace it in place ({how})",
+        path=target,
+    )
 
 
 def wait_until_uploaded(path: str) -> None:

@@ -1,0 +1,80 @@
+"""varve.olmo straight into a bucket."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import olmo_remote_jobs as jobs
+import pytest
+import torch
+from ranks import collect, run_ranks
+from test_olmo import LAYOUTS, assert_equal_states, states
+from test_s3 import keys_in
+
+import varve
+import varve.olmo as olmo
+import varve.torch
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_a_checkpoint_is_saved_with_a_remote_name_alone(
+    layout: str, s3_server: dict[str, str], bucket: Any, tmp_path: Path
+) -> None:
+    remote = f"s3://{bucket.name}/run/step1"
+    results = run_ranks(2, jobs.save_remotely, s3_server, layout, remote, str(tmp_path))
+    assert [error for _, error in results] == ["", ""]
+    wanted = states(results[0][0])
+    assert_equal_states(varve.torch.read(remote), wanted)
+    assert "run/step1/config.yaml" in keys_in(bucket)
+    assert not [key for key in keys_in(bucket) if "varve" in key]
+    assert [p for p in tmp_path.rglob("*") if p.parent != tmp_path] == []  # Nothing is left there.
+    found, step = run_ranks(3, jobs.restore, s3_server, remote, None)[0]
+    assert_equal_states(states(found), wanted)
+    assert step == 100
+
+
+def test_a_checkpoint_that_is_there_is_found_before_anything_is_written(
+    s3_server: dict[str, str], bucket: Any, tmp_path: Path
+) -> None:
+    remote = f"s3://{bucket.name}/run/step1"
+    arguments = (s3_server, "torch_legacy", remote, str(tmp_path))
+    first = run_ranks(2, jobs.save_remotely, *arguments)[0][0]
+    keys = keys_in(bucket)
+    for overwrite, advice in ((False, "save_overwrite"), (True, "remote_overwrite")):
+        for _, error in run_ranks(2, jobs.save_remotely, *arguments, 2, overwrite):
+            assert error.startswith("CheckpointExistsError") and advice in error
+    assert keys_in(bucket) == keys
+    assert_equal_states(varve.torch.read(remote), states(first))
+    second = run_ranks(2, jobs.save_in_place, *arguments)
+    assert [error for _, error in second] == ["", ""]
+    assert_equal_states(varve.torch.read(remote), states(second[0][0]))
+
+
+def test_what_a_killed_job_leaves_in_the_temporary_directory_goes_with_the_next_save(
+    s3_server: dict[str, str], bucket: Any, tmp_path: Path
+) -> None:
+    remote = f"s3://{bucket.name}/run/step1"
+    collect(2, jobs.save_remotely_and_die, s3_server, remote, str(tmp_path), dead=(0, 1))
+    left = list(tmp_path.rglob("*.pt"))
+    assert left, "the job was killed in its uploads"
+    assert "run/step1/config.yaml" not in keys_in(bucket)
+    results = run_ranks(2, jobs.save_in_place, s3_server, "torch_legacy", remote, str(tmp_path))
+    assert [error for _, error in results] == ["", ""]
+    assert list(tmp_path.rglob("*.pt")) == []
+    assert_equal_states(varve.torch.read(remote), states(results[0][0]))
+
+
+def test_functions_take_remote_directories(
+    s3_server: dict[str, str], bucket: Any, tmp_path: Path
+) -> None:
+    remote = f"s3://{bucket.name}/run/step1"
+    truth = states(run_ranks(2, jobs.save_functions, s3_server, remote, str(tmp_path))[0])
+    assert_equal_states(varve.torch.read(f"{remote}/model_and_optim"), truth)
+    for rank in range(2):
+        assert torch.equal(
+            olmo.load_state_dict(remote, f"rank{rank}.pt")["rank"], torch.tensor(rank)
+        )
+    assert os.listdir(tmp_path) == []
+    assert varve.verify(f"{remote}/model_and_optim") == []
