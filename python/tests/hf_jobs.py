@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import random
 import resource
+import signal
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -163,13 +165,45 @@ def save_wrapped(rank: int, size: int, directory: str, how: str) -> None:
     varve.torch.save(state, f"{directory}/{how}", format="hf", hf=hf)
 
 
-def overwrite_for_ever(rank: int, size: int, path: str) -> None:
+def overwrite_and_die(rank: int, size: int, path: str, seconds: float) -> None:
+    """Overwrites a folder again and again until this rank is killed. Shards by rows."""
+    threading.Timer(seconds, os.kill, (os.getpid(), signal.SIGKILL)).start()
     mesh = init_device_mesh("cpu", (size,))
     for step in range(1, 1_000_000):
         local = torch.full((500, 301), float(step))
-        varve.torch.save(
-            {"w": DTensor.from_local(local, mesh, [Shard(0)])}, path, format="hf", overwrite=True
-        )
+        state = {"w": DTensor.from_local(local, mesh, [Shard(0)])}
+        varve.torch.save(state, path, format="hf", overwrite=True)
+
+
+def _sent(report: Any) -> tuple[int, list[str]]:
+    return report.bytes_written, [phase.name for phase in report.phases]
+
+
+def save_replicas(rank: int, size: int, path: str) -> tuple[int, list[str]]:
+    """Saves what all ranks hold, each tensor as a file of its own."""
+    state = {f"w{i}": torch.full((500, 100), float(i)) for i in range(6)}
+    hf = varve.HfOptions(shard_size=1)
+    return _sent(varve.torch.save(state, path, format="hf", hf=hf))
+
+
+def pipeline(rank: int, size: int, path: str) -> tuple[int, list[str]]:
+    """Saves a stage of a pipeline, whose tensors no other rank has."""
+    state = {f"w{i}": torch.full((500, 100), float(i)) for i in (2 * rank, 2 * rank + 1)}
+    hf = varve.HfOptions(shard_size=2 * 200_000)
+    return _sent(varve.torch.save(state, path, format="hf", hf=hf))
+
+
+def fail_on_one_rank(rank: int, size: int, path: str) -> str:
+    """Saves shards, of which rank 1's cannot be read; returns the error."""
+    mesh = init_device_mesh("cpu", (size,))
+    state: dict[str, Any] = {"w": DTensor.from_local(torch.ones(5, 7), mesh, [Shard(0)])}
+    if rank == 1:
+        state["c"] = torch.ones(3, dtype=torch.complex128)
+    try:
+        varve.torch.save(state, path, format="hf", timeout=60)
+    except varve.Error as error:
+        return str(error)
+    return "saved"
 
 
 def folders(directory: Path) -> list[Path]:
