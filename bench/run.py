@@ -61,6 +61,7 @@ SCENARIOS: dict[str, Callable[[Context], list[Result]]] = {
     "gaps": gaps.run,
     "frameworks": frameworks.run,
     "hf": hf.run,
+    "s3-hf": hf.run_in_bucket,
     "hfai": hfai.run,
     "unshard": unshard.run,
     "s3": s3.run,

@@ -1,4 +1,4 @@
-"""How fast do two ranks write a folder of whole-tensor safetensors files?"""
+"""How fast do two ranks write a folder of whole-tensor safetensors files, on a disk and into a bucket?"""
 
 from __future__ import annotations
 
@@ -6,14 +6,17 @@ import importlib.util
 import json
 import subprocess
 import sys
+import uuid
 from pathlib import Path
 
 from bench.context import Context
 from bench.files import remove
 from bench.measure import Rounds, Sample
 from bench.results import Result
+from bench.s3_servers import make_bucket, servers
 
 NATIVE, HF, GATHERED = "varve", "varve, hf", "gather and save_file"
+CONVERTED, SENT = "varve, converted", "gather, save_file and boto3"
 
 #: The baseline holds the whole state in one rank's memory.
 _MOST_BYTES = 2 << 30
@@ -27,18 +30,10 @@ def run(context: Context) -> list[Result]:
         return [Result("hf", "", 0, {}, dict.fromkeys(arms, "safetensors is not installed"), ())]
     path = context.directory / "hf"
     remove(path)
-    context.quiet()
-    numbers = [str(one) for one in (size, context.rounds, context.settle_seconds)]
-    command = [sys.executable, "-m", "bench.hf_worker", str(path), *numbers]
-    root = Path(__file__).resolve().parents[2]
     try:
-        done = subprocess.run(command, capture_output=True, text=True, cwd=root, timeout=1800)
-        if done.returncode != 0:
-            raise RuntimeError(done.stderr.strip()[-500:])
+        rounds = _rounds(context, str(path), size)
     finally:
         remove(path)
-    seconds = json.loads(done.stdout.strip().splitlines()[-1])
-    rounds = Rounds({arm: [Sample(one, 0.0) for one in seconds[arm]] for arm in arms}, {})
     result = Result.of(
         "hf",
         "Durable save of 16 bf16 tensors, sharded by rows over two ranks, every arm synced.",
@@ -50,3 +45,36 @@ def run(context: Context) -> list[Result]:
     result.expect_speed(HF, NATIVE, 0.9)
     result.expect_speed(HF, GATHERED, 2.0)
     return [result]
+
+
+def run_in_bucket(context: Context) -> list[Result]:
+    """The same into Ceph's radosgw, where a file has one writer: ranks send their shards twice."""
+    size = min(context.size, _MOST_BYTES)
+    with servers(context.directory) as running:
+        bucket = f"bench-{uuid.uuid4().hex[:8]}"
+        make_bucket(running[0], bucket)
+        rounds = _rounds(context, f"s3://{bucket}/hf", size)
+    result = Result.of(
+        "s3-hf",
+        "Save of 16 bf16 tensors, sharded by rows over two ranks, into radosgw.",
+        size,
+        rounds,
+        {},
+        (NATIVE, CONVERTED, SENT),
+    )
+    result.expect_speed(HF, CONVERTED, 1.0)
+    result.expect_speed(HF, SENT, 1.0)
+    return [result]
+
+
+def _rounds(context: Context, path: str, size: int) -> Rounds:
+    """Runs the worker."""
+    context.quiet()
+    numbers = [str(one) for one in (size, context.rounds, context.settle_seconds)]
+    command = [sys.executable, "-m", "bench.hf_worker", path, *numbers]
+    root = Path(__file__).resolve().parents[2]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=root, timeout=1800)
+    if done.returncode != 0:
+        raise RuntimeError(done.stderr.strip()[-500:])
+    seconds = json.loads(done.stdout.strip().splitlines()[-1])
+    return Rounds({arm: [Sample(one, 0.0) for one in seconds[arm]] for arm in seconds}, {})
