@@ -273,8 +273,10 @@ def test_names_are_those_of_the_groups(tmp_path: Path) -> None:
 
 def test_signatures_are_those_of_the_original() -> None:
     save = inspect.signature(varve.hfai.save)
-    assert list(save.parameters) == ["fname", "model", "optimizer", "others", "group"]
-    assert [p.default for p in save.parameters.values()][2:] == [None, None, None]
+    names = ["fname", "model", "optimizer", "others", "group"]
+    assert list(save.parameters) == [*names, "remote_overwrite"]
+    assert save.parameters["remote_overwrite"].kind == inspect.Parameter.KEYWORD_ONLY
+    assert [save.parameters[name].default for name in names[2:]] == [None, None, None]
     load = inspect.signature(varve.hfai.load)
     assert list(load.parameters)[:2] == ["fname", "nthreads"]
     assert load.parameters["nthreads"].default == 8

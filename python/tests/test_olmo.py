@@ -440,7 +440,7 @@ def test_state_dicts_in_files(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError):
         olmo.load_state_dict(tmp_path, "train/rank1.pt")
     with pytest.raises(NotImplementedError, match="s3"):
-        olmo.save_state_dict("s3://bucket/x", "a.pt", state)
+        olmo.save_state_dict("ftp://bucket/x", "a.pt", state)
 
 
 def test_copies_go_to_another_directory(tmp_path: Path) -> None:

@@ -79,14 +79,9 @@ def test_a_copy_on_a_disk_is_replaced_as_a_whole(bucket: Any, tmp_path: Path) ->
     ]
 
 
-def test_a_save_in_this_format_is_refused_at_once_and_what_it_advises_works(
-    bucket: Any, tmp_path: Path
-) -> None:
+def test_a_folder_on_a_disk_is_copied_to_a_bucket(bucket: Any, tmp_path: Path) -> None:
     model, made = model_of(1), f"s3://{bucket.name}/made"
     options = varve.HfOptions(config=model)
-    with pytest.raises(varve.UnsupportedError, match=r'"hf".*upload_to.*convert --to hf'):
-        varve.torch.save(model.state_dict(), made, format="hf", hf=options)
-    assert keys_in(bucket) == []
     varve.torch.save(model.state_dict(), tmp_path / "made", format="hf", hf=options, upload_to=made)
     assert "made/config.json" in keys_in(bucket)
     loaded = type(model).from_pretrained(fetch(bucket, "made", tmp_path / "copy"))

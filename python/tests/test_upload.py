@@ -210,7 +210,7 @@ def test_dcp_checkpoints_of_ranks_that_saved_apart_get_a_mark(
     bucket.put_object(Key="a/.varve-uploading", Body=b"of one that died")
     assert varve.verify(where) == []
     bucket.Object("a/.varve-uploaded").delete()
-    with pytest.raises(varve.PreconditionError, match="under way, or has died"):
+    with pytest.raises(varve.PreconditionError, match="under way there, or has died"):
         varve.verify(where)
 
 
