@@ -79,6 +79,17 @@ def test_a_copy_on_a_disk_is_replaced_as_a_whole(bucket: Any, tmp_path: Path) ->
     ]
 
 
+def test_a_step_of_a_manager_is_converted_there_and_again(bucket: Any) -> None:
+    made = f"s3://{bucket.name}/made"
+    for value in (1.0, 2.0):
+        run_name = f"s3://{bucket.name}/run-{value}"
+        with varve.torch.CheckpointManager(run_name, every=1) as manager:
+            manager.save(1, {"w": torch.full((10,), value)})
+        run("convert", f"{run_name}/step-00000001", made, "--to", "hf", "--overwrite")
+        assert varve.verify(made) == []
+        assert torch.all(varve.torch.read(made)["w"] == value)
+
+
 def test_a_folder_on_a_disk_is_copied_to_a_bucket(bucket: Any, tmp_path: Path) -> None:
     model, made = model_of(1), f"s3://{bucket.name}/made"
     options = varve.HfOptions(config=model)

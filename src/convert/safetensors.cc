@@ -11,7 +11,6 @@
 #include "catalogue/foreign.h"
 #include "catalogue/names.h"
 #include "catalogue/open.h"
-#include "catalogue/side_files.h"
 #include "convert/writers.h"
 #include "format/data_file.h"
 #include "interop/safetensors/decode.h"
@@ -183,8 +182,9 @@ Result<ConvertReport> ConvertToHf(CheckpointReader& reader, const Selection& sel
                     options.stop, Resume::kNo, BroughtBy(files, others),
                     {.name = std::string(kHfIndexName), .format = Format::kSafetensors}));
   const std::string below = commit->below();
-  HfChecksums checksums{
-      .block_bytes = kDefaultBlockBytes, .files = {}, .side_files = DescribeSideFiles(others)};
+  HfChecksums checksums{.block_bytes = kDefaultBlockBytes,
+                        .files = {},
+                        .side_files = SideFilesOfFolder(others, below)};
   report.files = NamesOf(others);
   commit->AddSideFiles(std::move(others));
   std::vector<const SelectedTensor*> order;

@@ -119,6 +119,11 @@ Result<std::unique_ptr<Commit>> BeginIndexCommit(Storage& storage, const std::st
                                                  const std::vector<BroughtFile>& brought,
                                                  const FixedIndex& index);
 
+/// Returns what the index of a Hugging Face folder says of its side files: all, but for those that
+/// lie with the data, where `below` is Commit::below and not empty.
+std::vector<StoredFile> SideFilesOfFolder(const std::vector<SideFile>& files,
+                                          const std::string& below);
+
 /// Begins a commit of files with fixed names, those of `brought`, there. The steps are in
 /// fixed_commit.cc. Errors: AlreadyExists for a checkpoint, but for Overwrite::kInPlace.
 Result<std::unique_ptr<Commit>> BeginFixedCommit(Storage& storage, const std::string& path,

@@ -41,10 +41,6 @@ class FixedCommit final : public Commit {
   std::unique_ptr<FixedNames> names_;
 };
 
-}  // namespace
-
-namespace {
-
 /// Refuses a directory of other files, of a run, and of a checkpoint in another format: all of it
 /// would be taken for parts of the new one. What dead saves of this format have left is theirs.
 Status CheckMayTake(Storage& storage, const std::string& path) {

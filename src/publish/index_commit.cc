@@ -331,6 +331,15 @@ bool AreLeftovers(const std::vector<DirectoryEntry>& entries,
 
 }  // namespace
 
+std::vector<StoredFile> SideFilesOfFolder(const std::vector<SideFile>& files,
+                                          const std::string& below) {
+  std::vector<StoredFile> described = DescribeSideFiles(files);
+  if (!below.empty()) {
+    std::erase_if(described, [](const StoredFile& file) { return IsWithData(file.name); });
+  }
+  return described;
+}
+
 Result<std::unique_ptr<Commit>> BeginIndexCommit(Storage& storage, const std::string& path,
                                                  const SaveId& id, Overwrite overwrite,
                                                  const std::stop_token& stop,

@@ -27,7 +27,6 @@
 
 #include "base/bytes.h"
 #include "catalogue/foreign.h"
-#include "catalogue/side_files.h"
 #include "interop/safetensors/decode.h"
 #include "interop/safetensors/encode.h"
 #include "interop/safetensors/hf_checksums.h"
@@ -40,7 +39,6 @@
 #include "save/tensor_source.h"
 #include "save/written_format.h"
 #include "tensor/box.h"
-#include "varve/step_note.h"
 
 namespace varve {
 namespace {
@@ -194,11 +192,7 @@ Result<CheckpointIndex> MakeHfIndex(const SettledSave& settled,
   for (HfChecksums::File& file : checksums.files) {
     file.name = below + file.name;
   }
-  checksums.side_files = DescribeSideFiles(settled.side_files);
-  if (settled.one_writer) {  // There it lies beside the data (publish/index_commit.cc).
-    std::erase_if(checksums.side_files,
-                  [](const StoredFile& file) { return file.name == kStepNoteName; });
-  }
+  checksums.side_files = SideFilesOfFolder(settled.side_files, below);
   HfIndex index;
   std::uint64_t tensor_bytes = 0;
   for (const HfFolder::File& file : folder->files) {
