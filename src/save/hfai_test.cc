@@ -8,6 +8,7 @@
 
 #include "interop/hfai/names.h"
 #include "storage/memory.h"
+#include "support/hfai_part.h"
 #include "support/ranks.h"
 #include "support/status_matchers.h"
 #include "varve/catalogue.h"
@@ -17,12 +18,12 @@ namespace varve::hfai_test {
 namespace {
 
 using test::FailsWith;
+using test::HfaiLeaf;
+using test::HfaiPart;
 using test::IsOk;
 using test::OnEveryRank;
 
 constexpr const char* kPath = "/latest.pt";
-
-Value Leaf(int number) { return {.kind = ValueKind::kTensorLeaf, .text = std::to_string(number)}; }
 
 /// A rank's part: a model with one tensor of its own, under two names.
 struct Part {
@@ -37,19 +38,8 @@ struct Part {
       state.tensors.push_back(
           {twin, DType::kFloat32, shape, WholeBox(shape), HostMemory{memory.data()}});
     }
-    const Value small{.kind = ValueKind::kOrderedDict,
-                      .items = {Value::Str(name), Leaf(0), Value::Str(name + "_tied"), Leaf(1)}};
-    const Value pair{.kind = ValueKind::kTuple, .items = {small, {.kind = ValueKind::kDict}}};
-    const Value whole{.kind = ValueKind::kDict,
-                      .items = {Value::Str("__nshards__"),
-                                Value::Int(world),
-                                Value::Str("__version__"),
-                                Value::Str("2.0.0"),
-                                Value::Str("model"),
-                                {.kind = ValueKind::kList, .items = {pair}},
-                                Value::Str("optimizer"),
-                                {.kind = ValueKind::kList}}};
-    state.objects.push_back({HfaiPartName(static_cast<std::uint64_t>(rank)), EncodeValue(whole)});
+    state.objects.push_back(HfaiPart(
+        rank, world, {Value::Str(name), HfaiLeaf(0), Value::Str(name + "_tied"), HfaiLeaf(1)}));
   }
 };
 
@@ -119,7 +109,7 @@ TEST(HfaiSave, TakesPartsOnly) {
                         {"PART_000.pt", "varve.hfai.save"}));
   Part part(0, 1, 4);
   part.state.objects[0].encoded =
-      EncodeValue({.kind = ValueKind::kDict, .items = {Value::Str("model"), Leaf(7)}});
+      EncodeValue({.kind = ValueKind::kDict, .items = {Value::Str("model"), HfaiLeaf(7)}});
   EXPECT_TRUE(FailsWith(Save(part.state, kPath, options, storage), StatusCode::kInvalidArgument,
                         {"leaf \"7\""}));
 }

@@ -11,12 +11,14 @@
 #include <gtest/gtest.h>
 
 #include "base/bytes.h"
+#include "catalogue/foreign.h"
 #include "crash/saves.h"
 #include "crash/states.h"
 #include "storage/s3/s3_storage.h"
 #include "support/s3_server.h"
 #include "support/sanitized.h"
 #include "support/status_matchers.h"
+#include "varve/catalogue.h"
 
 namespace varve::test {
 
@@ -128,6 +130,53 @@ class S3Faults : public testing::Test {
       }
     }
     EXPECT_GE(requests, 10);
+  }
+
+  /// Checks that there is nothing but the index `name` and what it names.
+  static void ExpectNothingBut(const std::string& name, const S3Server& server, Storage& storage) {
+    const std::string directory = "bucket/run/step-1/";
+    const auto names = ForeignFileNames(storage, kS3Path);
+    for (const auto& [key, content] : server.objects()) {
+      const std::string file = key.substr(directory.size());
+      EXPECT_TRUE(file == name ||
+                  (names.ok() && std::find(names->begin(), names->end(), file) != names->end()))
+          << key;
+    }
+    EXPECT_EQ(server.open_uploads(), 0U);
+  }
+
+  /// Lets a save die at each of its requests, whose index is `name`. What is there must open, and
+  /// be all that gc leaves.
+  void DieAtEachRequest(const std::string& name) {
+    for (const bool overwrite : {false, true}) {
+      // The request at which it dies is not carried out, or is.
+      for (const S3Fault last : {S3Fault::kRefused, S3Fault::kResetAfter}) {
+        int requests = 0;
+        for (int at = 0; at <= requests; at += kStep) {
+          S3Server server;
+          const auto storage = Open(server);
+          if (overwrite) {
+            ASSERT_TRUE(IsOk(SaveBoth(old_, *storage, false)));
+          }
+          server.SetScript([&](const S3Request&, int index) {
+            return index < at ? S3Fault::kNone : index == at ? last : S3Fault::kRefused;
+          });
+          const Status saved = SaveBoth(new_, *storage, overwrite);
+          requests = server.requests();  // At most those up to its end.
+          server.SetScript({});
+          const int seen = Seen(*storage);
+          EXPECT_TRUE(!saved.ok() || seen == 2) << "request " << at;
+          EXPECT_TRUE(!overwrite || seen != 0) << "request " << at << ": " << saved.ToString();
+          const Status collected =
+              CollectGarbage("s3://bucket/run", DryRun::kNo, *storage).status();
+          EXPECT_TRUE(collected.ok() || collected.code() == StatusCode::kNotFound);
+          EXPECT_EQ(Seen(*storage), seen) << "request " << at;
+          ExpectNothingBut(name, server, *storage);
+          EXPECT_TRUE(IsOk(SaveBoth(new_, *storage, true))) << "request " << at;
+          EXPECT_EQ(Seen(*storage), 2);
+        }
+      }
+    }
   }
 
   const Format format_;

@@ -14,6 +14,7 @@
 
 #include "crash/s3_faults.h"
 #include "interop/hfai/names.h"
+#include "support/hfai_part.h"
 #include "support/ranks.h"
 #include "varve/catalogue.h"
 
@@ -33,19 +34,7 @@ struct Part {
     const std::string name = "w" + std::to_string(rank);
     state.tensors.push_back(
         {name, DType::kFloat32, {kElements}, WholeBox({kElements}), HostMemory{memory.data()}});
-    const Value small{.kind = ValueKind::kOrderedDict,
-                      .items = {Value::Str(name), {.kind = ValueKind::kTensorLeaf, .text = "0"}}};
-    const Value pair{.kind = ValueKind::kTuple, .items = {small, {.kind = ValueKind::kDict}}};
-    const Value whole{.kind = ValueKind::kDict,
-                      .items = {Value::Str("__nshards__"),
-                                Value::Int(world),
-                                Value::Str("__version__"),
-                                Value::Str("2.0.0"),
-                                Value::Str("model"),
-                                {.kind = ValueKind::kList, .items = {pair}},
-                                Value::Str("optimizer"),
-                                {.kind = ValueKind::kList}}};
-    state.objects.push_back({HfaiPartName(static_cast<std::uint64_t>(rank)), EncodeValue(whole)});
+    state.objects.push_back(HfaiPart(rank, world, {Value::Str(name), HfaiLeaf(0)}));
   }
 };
 
@@ -221,45 +210,30 @@ TEST_F(S3FaultsOfHfai, OfTwoFirstSavesOneWins) {
   }
 }
 
-/// A coordinator of a rank that goes silent after its first message.
-class SilentAfterTheFirst final : public Coordinator {
+/// A rank's coordinator with a hook before each message that it sends and after each that it gets.
+class HookedCoordinator final : public Coordinator {
  public:
-  explicit SilentAfterTheFirst(std::unique_ptr<Coordinator> inner) : inner_(std::move(inner)) {}
+  HookedCoordinator(std::unique_ptr<Coordinator> inner, std::function<Status()> before_send,
+                    std::function<void()> after_receive)
+      : inner_(std::move(inner)),
+        before_send_(std::move(before_send)),
+        after_receive_(std::move(after_receive)) {}
   [[nodiscard]] int rank() const override { return inner_->rank(); }
   [[nodiscard]] int size() const override { return inner_->size(); }
   Status Send(int to, std::string_view message, Deadline deadline) override {
-    return sent_++ == 0 ? inner_->Send(to, message, deadline) : Unavailable("it is lost");
-  }
-  Result<std::string> Receive(int from, Deadline deadline) override {
-    return inner_->Receive(from, deadline);
-  }
-
- private:
-  std::unique_ptr<Coordinator> inner_;
-  int sent_ = 0;
-};
-
-/// A coordinator of a rank that stands still when it has its share.
-class StandsStill final : public Coordinator {
- public:
-  StandsStill(std::unique_ptr<Coordinator> inner, std::function<void()> meanwhile)
-      : inner_(std::move(inner)), meanwhile_(std::move(meanwhile)) {}
-  [[nodiscard]] int rank() const override { return inner_->rank(); }
-  [[nodiscard]] int size() const override { return inner_->size(); }
-  Status Send(int to, std::string_view message, Deadline deadline) override {
+    VARVE_RETURN_IF_ERROR(before_send_());
     return inner_->Send(to, message, deadline);
   }
   Result<std::string> Receive(int from, Deadline deadline) override {
     auto message = inner_->Receive(from, deadline);
-    if (meanwhile_) {
-      std::exchange(meanwhile_, nullptr)();
-    }
+    after_receive_();
     return message;
   }
 
  private:
-  std::unique_ptr<Coordinator> inner_;
-  std::function<void()> meanwhile_;
+  const std::unique_ptr<Coordinator> inner_;
+  const std::function<Status()> before_send_;
+  const std::function<void()> after_receive_;
 };
 
 TEST_F(S3FaultsOfHfai, ARankThatStoodStillDoesNotWriteWhereAnotherSaveHasTheName) {
@@ -275,7 +249,15 @@ TEST_F(S3FaultsOfHfai, ARankThatStoodStillDoesNotWriteWhereAnotherSaveHasTheName
     };
     const std::jthread one([&] { outcome = save(*coordinators[0]); });
     const std::jthread other([&, inner = std::move(coordinators[1])]() mutable {
-      StandsStill coordinator(std::move(inner), [&] { server.Put(kClaim, "of another save"); });
+      HookedCoordinator coordinator(
+          std::move(inner), [] { return Status::Ok(); },
+          [&] {
+            // It stands still when it has its share, until rank 0 has written its own.
+            while (!server.objects().contains("bucket/run/step-1/PART_000.pt")) {
+              std::this_thread::yield();
+            }
+            server.Put(kClaim, "of another save");
+          });
       EXPECT_FALSE(save(coordinator).ok());
     });
   }
@@ -299,7 +281,10 @@ TEST_F(S3FaultsOfHfai, WhereARankIsLostItsFilesStayClaimed) {
     };
     const std::jthread one([&] { outcome = save(*coordinators[0]); });
     const std::jthread other([&, inner = std::move(coordinators[1])]() mutable {
-      SilentAfterTheFirst coordinator(std::move(inner));
+      int sent = 0;
+      HookedCoordinator coordinator(
+          std::move(inner), [&] { return sent++ == 0 ? Status::Ok() : Unavailable("it is lost"); },
+          [] {});
       EXPECT_FALSE(save(coordinator).ok());
     });
   }

@@ -31,18 +31,6 @@ class S3FaultsOfDcp : public S3Faults {
     EXPECT_TRUE(IsOk(begun));
     return begun.ok() ? std::move(*begun) : nullptr;
   }
-
-  /// Checks that there is nothing but the index and what it names.
-  static void ExpectNothingElse(const S3Server& server, Storage& storage) {
-    const auto names = ForeignFileNames(storage, kS3Path);
-    for (const auto& [key, content] : server.objects()) {
-      const std::string name = key.substr(std::string("bucket/run/step-1/").size());
-      EXPECT_TRUE(key == kIndex ||
-                  (names.ok() && std::find(names->begin(), names->end(), name) != names->end()))
-          << key;
-    }
-    EXPECT_EQ(server.open_uploads(), 0U);
-  }
 };
 
 TEST_F(S3FaultsOfDcp, ASaveOutlastsWhatPasses) {
@@ -63,34 +51,7 @@ TEST_F(S3FaultsOfDcp, ARefusedRequestFailsTheSaveAndLeavesWhatWasThere) {
 }
 
 TEST_F(S3FaultsOfDcp, AfterADeathAtAnyRequestOneCheckpointOpensAndGarbageGoes) {
-  for (const bool overwrite : {false, true}) {
-    // The request at which it dies is not carried out, or is.
-    for (const S3Fault last : {S3Fault::kRefused, S3Fault::kResetAfter}) {
-      int requests = 0;
-      for (int at = 0; at <= requests; at += kStep) {
-        S3Server server;
-        const auto storage = Open(server);
-        if (overwrite) {
-          ASSERT_TRUE(IsOk(SaveBoth(old_, *storage, false)));
-        }
-        server.SetScript([&](const S3Request&, int index) {
-          return index < at ? S3Fault::kNone : index == at ? last : S3Fault::kRefused;
-        });
-        const Status saved = SaveBoth(new_, *storage, overwrite);
-        requests = server.requests();  // At most those up to its end.
-        server.SetScript({});
-        const int seen = Seen(*storage);
-        EXPECT_TRUE(!saved.ok() || seen == 2) << "request " << at;
-        EXPECT_TRUE(!overwrite || seen != 0) << "request " << at << ": " << saved.ToString();
-        const Status collected = CollectGarbage("s3://bucket/run", DryRun::kNo, *storage).status();
-        EXPECT_TRUE(collected.ok() || collected.code() == StatusCode::kNotFound);
-        EXPECT_EQ(Seen(*storage), seen) << "request " << at;
-        ExpectNothingElse(server, *storage);
-        EXPECT_TRUE(IsOk(SaveBoth(new_, *storage, true)));
-        EXPECT_EQ(Seen(*storage), 2);
-      }
-    }
-  }
+  DieAtEachRequest(".metadata");
 }
 
 TEST_F(S3FaultsOfDcp, ADeathOfTheCollectorHarmsNoCheckpoint) {
@@ -154,7 +115,7 @@ TEST_F(S3FaultsOfDcp, OfTwoFirstSavesOneWins) {
     }
     EXPECT_TRUE(first.ok() != second.ok()) << first.ToString() << " / " << second.ToString();
     EXPECT_EQ(Seen(*a), first.ok() ? 1 : 2);
-    ExpectNothingElse(server, *a);
+    ExpectNothingBut(".metadata", server, *a);
     EXPECT_TRUE(IsOk(RemoveCheckpoint(kS3Path, DryRun::kNo, *a).status()));
     EXPECT_TRUE(server.objects().empty());
   }
@@ -181,7 +142,7 @@ TEST_F(S3FaultsOfDcp, OfTwoOverwritesTheNameIsOneWhole) {
     EXPECT_TRUE(second.ok() || seen == 1);
     ASSERT_TRUE(IsOk(CollectGarbage("s3://bucket/run", DryRun::kNo, *a)));
     EXPECT_EQ(Seen(*a), seen);
-    ExpectNothingElse(server, *a);
+    ExpectNothingBut(".metadata", server, *a);
   }
 }
 
