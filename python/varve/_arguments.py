@@ -5,7 +5,7 @@ from __future__ import annotations
 import numbers
 import reprlib
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -118,3 +118,13 @@ def dtype(name: str, value: Any) -> int | None:
     if text not in _core.DTYPE_NAMES:
         raise refuse(name, value, 'a dtype of torch or NumPy, or a name like "bfloat16" or "bf16"')
     return _core.DTYPE_NAMES.index(text)
+
+
+#: Whether a save may remove a checkpoint in an object store before it writes the new one.
+RemoteOverwrite = Literal["refuse", "in_place"]
+
+
+def check_remote_overwrite(value: Any) -> None:
+    """Raises InvalidArgumentError for what is no RemoteOverwrite."""
+    if value not in ("refuse", "in_place"):
+        raise refuse("remote_overwrite", value, '"refuse" or "in_place"')

@@ -112,6 +112,11 @@ def local_path_text(path: str | os.PathLike[str]) -> str:
     return _resolved(path, local=True)
 
 
+def is_remote(path: str) -> bool:
+    """Returns True for a name of another storage than a file system, as `path_text` returns it."""
+    return "://" in path
+
+
 def _resolved(path: str | os.PathLike[str], local: bool) -> str:
     if isinstance(path, PurePath) and _SHORTENED.match(str(path)):
         raise InvalidArgumentError(

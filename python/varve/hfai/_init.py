@@ -13,11 +13,12 @@ import torch.distributed as dist
 from torch.nn import Module
 from torch.optim import Optimizer
 
-from varve._engine import path_text
+from varve._arguments import RemoteOverwrite, check_remote_overwrite
+from varve._engine import is_remote, path_text
 from varve.errors import InvalidArgumentError, PreconditionError
 from varve.hfai._errors import NoDirectoryError, WrongTypeError
 from varve.hfai._load import load
-from varve.hfai._save import RemoteOverwrite, check_remote_overwrite, is_remote, save
+from varve.hfai._save import save
 
 #: The source of requests to suspend: a function that returns True once one has come, or a signal.
 Suspend = Callable[[], bool] | signal.Signals | int

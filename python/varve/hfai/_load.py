@@ -12,13 +12,12 @@ import torch
 from torch.nn import Module
 
 from varve import _core, _engine, _load, _tree
-from varve._engine import Filling
+from varve._engine import Filling, is_remote
 from varve._values import NeedsClassesError
 from varve.errors import CheckpointNotFoundError, InvalidArgumentError, UnsupportedError
 from varve.hfai import _names
 from varve.hfai._errors import WrongTypeError, as_hfai_raises
 from varve.hfai._part import as_list
-from varve.hfai._save import is_remote
 from varve.torch._tensors import TorchArrays
 
 #: Where tensors go: as `map_location` of torch.load.

@@ -10,27 +10,14 @@ from torch.nn import Module
 from torch.optim import Optimizer
 
 from varve import _core, _engine
-from varve.errors import InvalidArgumentError, PreconditionError
+from varve._arguments import RemoteOverwrite, check_remote_overwrite
+from varve.errors import PreconditionError
 from varve.hfai._errors import WrongTypeError
 from varve.hfai._part import PartBuilder, as_list, checked_others
 from varve.torch._coordinator import collective, name_of
 
 #: Seconds that any rank waits for the others, the slowest rank's writing included.
 TIMEOUT = 1800.0
-
-#: What becomes of a checkpoint in an object store that a save would replace.
-RemoteOverwrite = Literal["refuse", "in_place"]
-
-
-def check_remote_overwrite(given: Any) -> None:
-    """Raises InvalidArgumentError for what is no RemoteOverwrite."""
-    if given not in ("refuse", "in_place"):
-        raise InvalidArgumentError(f'remote_overwrite={given!r}: want "refuse" or "in_place"')
-
-
-def is_remote(path: str) -> bool:
-    """Returns True for a name of another storage than a file system."""
-    return "://" in path
 
 
 def save(

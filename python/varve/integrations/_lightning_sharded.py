@@ -17,9 +17,9 @@ from torch.distributed.checkpoint.state_dict import (
 )
 
 import varve.torch
-from varve._engine import path_text
+from varve._engine import is_remote, path_text
 from varve.errors import CorruptCheckpointError, UnavailableError
-from varve.integrations._newest import is_remote, none_is_good, warn_of, whole_in
+from varve.integrations._newest import none_is_good, warn_of, whole_in
 from varve.integrations._ranks import by_rank_0
 from varve.integrations._saves import Saves, is_awaited
 

@@ -7,7 +7,7 @@ import math
 import os
 
 import varve
-from varve._engine import path_text
+from varve._engine import is_remote, path_text
 from varve.errors import CheckpointNotFoundError, CorruptCheckpointError, Error
 
 _log = logging.getLogger("varve")
@@ -40,11 +40,6 @@ def _names_in(folder: str) -> list[str]:
         return [entry.name for entry in varve.list_checkpoints(folder)]
     except CheckpointNotFoundError:  # Nothing has this prefix yet.
         return []
-
-
-def is_remote(path: str) -> bool:
-    """Returns True for a name in an object store, as `path_text` returns it."""
-    return "://" in path
 
 
 def is_there(path: str) -> bool:

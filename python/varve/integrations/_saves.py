@@ -21,7 +21,7 @@ from concurrent.futures import Future
 from typing import Any
 
 import varve
-from varve.integrations._newest import is_remote
+from varve._engine import is_remote
 from varve.integrations._removal import remove_unless_held
 
 _log = logging.getLogger("varve")

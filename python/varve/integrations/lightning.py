@@ -36,10 +36,10 @@ from typing import Any
 import torch
 
 import varve.torch
-from varve._engine import path_text
+from varve._engine import is_remote, path_text
 from varve.errors import InvalidArgumentError, UnavailableError
 from varve.integrations._contract import Table, missing_package, require
-from varve.integrations._newest import checkpoints_in, is_remote, is_there, newest_good
+from varve.integrations._newest import checkpoints_in, is_there, newest_good
 from varve.integrations._ranks import by_rank_0
 from varve.integrations._saves import Saves, is_awaited
 from varve.torch._coordinator import ALONE

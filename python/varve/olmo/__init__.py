@@ -18,6 +18,7 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
+from varve._arguments import RemoteOverwrite
 from varve.olmo._checkpointer import Checkpointer, Config
 from varve.olmo._errors import (
     NoFileSystemError,
@@ -80,7 +81,7 @@ def build_sharded_checkpointer(
     name: Any = None,
     use_shared_mem_impl: bool = False,
     class_paths: Literal["oldest", "installed"] = "oldest",
-    remote_overwrite: Literal["refuse", "in_place"] = "refuse",
+    remote_overwrite: RemoteOverwrite = "refuse",
     upload_in_background: bool = False,
 ) -> Checkpointer:
     """Returns the checkpointer that a configuration asks for.

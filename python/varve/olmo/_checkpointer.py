@@ -13,10 +13,12 @@ import torch
 from torch.nn import Module
 from torch.optim import Optimizer
 
+from varve._arguments import RemoteOverwrite, check_remote_overwrite
+from varve._engine import is_remote
 from varve.errors import Error, InvalidArgumentError
 from varve.olmo import _whole
 from varve.olmo._directory import MARK, Directory, staging
-from varve.olmo._files import PathOrStr, any_path, is_remote
+from varve.olmo._files import PathOrStr, any_path, refuse_second_copy
 from varve.olmo._pickle import OLDEST, write
 from varve.olmo._remote import Upload, Uploads, check_free, readable, wait_until_uploaded
 from varve.olmo._restore import Source, restore
@@ -69,7 +71,7 @@ class Checkpointer(metaclass=ABCMeta):
         thread_count: int | None = None,
         *,
         class_paths: Literal["oldest", "installed"] = "oldest",
-        remote_overwrite: Literal["refuse", "in_place"] = "refuse",
+        remote_overwrite: RemoteOverwrite = "refuse",
         upload_in_background: bool = False,
     ) -> None:
         """Takes the configuration.
@@ -87,10 +89,7 @@ class Checkpointer(metaclass=ABCMeta):
             upload_in_background: `save_checkpoint` returns when the local checkpoint is durable; see
                 `wait_for_uploads`.
         """
-        if remote_overwrite not in ("refuse", "in_place"):
-            raise InvalidArgumentError(
-                f'remote_overwrite={remote_overwrite!r}: want "refuse" or "in_place"'
-            )
+        check_remote_overwrite(remote_overwrite)
         if class_paths not in ("oldest", "installed"):
             raise InvalidArgumentError(f'class_paths={class_paths!r}: want "oldest" or "installed"')
         self.cfg = cfg
@@ -183,8 +182,7 @@ class Checkpointer(metaclass=ABCMeta):
         in_place = self.remote_overwrite == "in_place"
 
         def begin() -> str:
-            if upload_to is not None:
-                raise InvalidArgumentError(f"upload_to={upload_to!r}: {target!r} is remote itself")
+            refuse_second_copy(target, upload_to)
             check_free(target, MARK, overwrite, in_place)
             return _saved(self.cfg)
 

@@ -15,6 +15,7 @@ import torch
 import varve.torch
 from varve import _core, _engine
 from varve._core import storage
+from varve._engine import is_remote
 from varve._warn import warn
 from varve.errors import (
     CheckpointExistsError,
@@ -70,9 +71,10 @@ def any_path(path: PathOrStr, what: str) -> str:
         ) from error
 
 
-def is_remote(path: str) -> bool:
-    """Returns True for a name that `any_path` has returned of another storage than a file system."""
-    return "://" in path
+def refuse_second_copy(path: str, upload_to: str | None) -> None:
+    """Raises InvalidArgumentError for a copy of what is remote itself."""
+    if upload_to is not None and is_remote(path):
+        raise InvalidArgumentError(f"upload_to={upload_to!r}: {path!r} is remote itself")
 
 
 def joined(directory: str, name: str) -> str:
@@ -140,12 +142,9 @@ def save_state_dict(
 
     def run() -> None:
         directory = any_path(checkpoint_dir, "checkpoint_dir")
+        refuse_second_copy(directory, upload_to)
         copies = None if upload_to is None else any_path(upload_to, "upload_to")
         if is_remote(directory):
-            if copies is not None:
-                raise InvalidArgumentError(
-                    f"upload_to={upload_to!r}: {directory!r} is remote itself"
-                )
             there = joined(directory, fname)
             if not save_overwrite and size_of(there) is not None:
                 raise _is_taken(there)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch.distributed.fsdp import FullyShardedDataParallel as FSDP
@@ -11,15 +11,16 @@ from torch.nn import Module
 from torch.optim import Optimizer
 
 import varve.torch.dcp as dcp
+from varve._arguments import RemoteOverwrite
+from varve._engine import is_remote
 from varve.errors import (
     CheckpointExistsError,
     CheckpointNotFoundError,
     Error,
-    InvalidArgumentError,
 )
 from varve.olmo import _optim, _restore
 from varve.olmo._checkpointer import thread_count_or_default
-from varve.olmo._files import PathOrStr, any_path, is_remote, joined, local_path
+from varve.olmo._files import PathOrStr, any_path, joined, local_path, refuse_second_copy
 from varve.olmo._full import save_state
 from varve.olmo._pieces import HeldModel
 from varve.olmo._remote import Upload, readable
@@ -35,7 +36,7 @@ def save_fsdp_model_and_optim_state(
     *,
     upload_to: str | None = None,
     save_overwrite: bool = False,
-    remote_overwrite: Literal["refuse", "in_place"] = "refuse",
+    remote_overwrite: RemoteOverwrite = "refuse",
 ) -> None:
     """Saves a model and its optimizer as a PyTorch Distributed Checkpoint, `model_and_optim`. Collective.
 
@@ -51,8 +52,7 @@ def save_fsdp_model_and_optim_state(
     Raises CheckpointExistsError if there is one and `save_overwrite` is false (a FileExistsError).
     """
     path = joined(any_path(checkpoint_dir, "checkpoint_dir"), MODEL_AND_OPTIM_FOLDER)
-    if upload_to is not None and is_remote(path):
-        raise InvalidArgumentError(f"upload_to={upload_to!r}: {path!r} is remote itself")
+    refuse_second_copy(path, upload_to)
     upload = _upload_of(path, upload_to, save_overwrite, remote_overwrite)
     with collective(None, TIMEOUT, name_of("save", path)) as coordinator:
         steps = Steps(coordinator)
@@ -182,7 +182,7 @@ class RemoteFileSystemWriter(dcp.FileSystemWriter):
         upload_to: str | None = None,
         save_overwrite: bool = False,
         *,
-        remote_overwrite: Literal["refuse", "in_place"] = "refuse",
+        remote_overwrite: RemoteOverwrite = "refuse",
         process_count: int | None = None,
         process_group: Any = None,
         throttle_uploads: bool = False,
@@ -197,8 +197,7 @@ class RemoteFileSystemWriter(dcp.FileSystemWriter):
             per_thread_copy_ahead=per_thread_copy_ahead,
             overwrite=save_overwrite,
         )
-        if upload_to is not None and is_remote(any_path(path, "path")):
-            raise InvalidArgumentError(f"upload_to={upload_to!r}: {path!r} is remote itself")
+        refuse_second_copy(any_path(path, "path"), upload_to)
         self.upload_to = None if upload_to is None else any_path(upload_to, "upload_to")
         self.save_overwrite = save_overwrite
         self.remote_overwrite = remote_overwrite

@@ -21,12 +21,13 @@ from pathlib import Path
 from typing import Any
 
 from varve import _core
+from varve._engine import is_remote
 from varve._forks import leave_to_parent
 from varve._upload import Background, Copy, Promise, explained
 from varve._warn import warn
 from varve.errors import CheckpointExistsError, Error, PreconditionError, UnsupportedError
 from varve.olmo._errors import network_errors
-from varve.olmo._files import any_path, files_in, is_remote, joined, local_path, size_of
+from varve.olmo._files import any_path, files_in, joined, local_path, size_of
 from varve.olmo._steps import TIMEOUT, Steps
 from varve.torch._coordinator import TorchCoordinator, make_background
 

@@ -9,8 +9,9 @@ from typing import Any
 import torch
 
 from varve import _core, _engine
+from varve._engine import is_remote
 from varve.errors import OutOfSpaceError, PreconditionError
-from varve.olmo._files import files_in, is_remote, moved
+from varve.olmo._files import files_in, moved
 from varve.olmo._restore import Source
 
 #: Model, optimizer and trainer: what `unshard_checkpoint` returns.
