@@ -39,7 +39,8 @@ enum class ErrorReason : std::uint8_t {
   kNone = 0,
   kStagerLost = 1,  ///< The stager lost a message of other ranks: a new stager can save.
   kIncomplete = 2,  ///< The checkpoint is not whole: files of it are not there, or not yet.
-  /// Nobody knows whether the save is visible, or will be: it must not be repeated under its id.
+  /// The server gave no answer to the last write, so the save may be visible. A repetition under
+  /// the same id would write into its files.
   kMayBeVisible = 3,
 };
 

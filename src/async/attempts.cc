@@ -17,8 +17,8 @@ namespace {
 /// failure.
 constexpr auto kRetryAgreement = std::chrono::seconds(30);
 
-/// Returns true for failures that may pass. What may be visible is not written again: the second
-/// attempt would write, and remove where it fails, the files of the first.
+/// Returns true for failures that may pass, but not for one that leaves a save that may be visible:
+/// a second attempt would write into its files, and remove them if it fails.
 bool IsWorthARetry(const Status& status) {
   if (status.details().reason == ErrorReason::kMayBeVisible) {
     return false;

@@ -142,8 +142,8 @@ Status CheckNotPinned(const std::vector<DirectoryEntry>& entries);
 std::string PlaceOfSave(Storage& storage, const std::string& path, const SaveId& id,
                         bool fixed = false);
 
-/// Returns true where files of a save may be written yet, although it has failed with `outcome` on
-/// all ranks: a rank is late or lost, or has sent a request of which nobody knows what became.
+/// Returns true where a rank may still write files of a save that has failed with `outcome`: it is
+/// late or lost, or its server has not answered a request.
 bool MayStillWrite(const Status& outcome);
 
 /// Checks that each data file is in `directory` with its exact size. Errors: DataLoss,

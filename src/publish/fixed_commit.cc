@@ -41,8 +41,8 @@ class FixedCommit final : public Commit {
   std::unique_ptr<FixedNames> names_;
 };
 
-/// Refuses a directory of other files, of a run, and of a checkpoint in another format: all of it
-/// would be taken for parts of the new one. What dead saves of this format have left is theirs.
+/// Refuses a directory that holds other files, a run, or a checkpoint in another format: readers and
+/// `varve rm` would take all of it for the new checkpoint. Accepts one that a dead save has claimed.
 Status CheckMayTake(Storage& storage, const std::string& path) {
   const auto entries = storage.List(path);
   if (entries.status().code() == StatusCode::kNotFound ||

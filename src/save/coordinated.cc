@@ -5,8 +5,8 @@
 //      the name and makes the staging directory (commit.cc, steps 0-4); each rank learns its part.
 //   B. Every rank writes and syncs its data file, then contributes its checksums. The coordinator
 //      merges them into the manifest and publishes (commit.cc, steps 6-11); all learn the outcome.
-// Where files are joined from what all ranks have written, there is an exchange in between
-// (JoinedFiles): nobody reads before all is there.
+// Where the ranks join files of what all have written (JoinedFiles), they meet in one more exchange
+// between the writing and the joining.
 // A rank that fails in between contributes its error: all ranks return it, and the staging
 // directory goes. A rank that dies is named by the exchange it does not answer.
 //

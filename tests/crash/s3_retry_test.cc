@@ -16,7 +16,7 @@
 namespace varve::test::s3_retry_test {
 namespace {
 
-/// What publishes a checkpoint in the format.
+/// Returns the beginning of the name of the object whose write publishes a checkpoint.
 std::string MarkOf(Format format) {
   switch (format) {
     case Format::kDcp: return ".metadata";

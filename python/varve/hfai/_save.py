@@ -47,10 +47,10 @@ def save(
         others: Entries to store beside `model` and `optimizer`: plain values and tensors. Rank 0's
             are saved. The keys "model", "optimizer", "__nshards__" and "__version__" are taken.
         group: A process group; None for all ranks.
-        remote_overwrite: What becomes of a checkpoint at `fname` in an object store. Parts have fixed names, so
-            that it cannot stay there until the new one is whole: "refuse" keeps it and fails; "in_place"
-            removes its mark `.varve-uploaded` first, writes over its parts, and writes the mark last. Until
-            then there is no checkpoint.
+        remote_overwrite: Whether the save may remove a checkpoint at `fname` in an object store. Parts have fixed
+            names, so an old one has no place beside the new one. "refuse" keeps the old checkpoint and fails.
+            "in_place" removes the mark `.varve-uploaded` first, then writes the parts, and writes the mark
+            last; until then there is no checkpoint.
 
     Raises:
         CheckpointExistsError: There is a checkpoint at `fname` in an object store, and `remote_overwrite` is

@@ -92,7 +92,7 @@ def build_sharded_checkpointer(
             configuration's.
         use_shared_mem_impl: Accepted for torch_legacy; changes nothing.
         class_paths: As `Checkpointer` takes it, like the next two.
-        remote_overwrite: What becomes of a checkpoint at a remote `dir` or at `upload_to`.
+        remote_overwrite: Whether a save may remove a checkpoint at a remote `dir` or `upload_to` first.
         upload_in_background: Do not wait for uploads.
 
     Raises:

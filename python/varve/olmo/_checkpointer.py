@@ -82,10 +82,10 @@ class Checkpointer(metaclass=ABCMeta):
                 its own.
             class_paths: The modules of classes in written pickles: "oldest" as torch 2.0 and NumPy 1 call
                 them, which OLMo's own software opens, "installed" as this torch and NumPy do.
-            remote_overwrite: What becomes of a checkpoint at a remote `dir` or `upload_to` in an object store, where
-                `cfg.save_overwrite` is true. Objects have fixed names in these layouts, so that it cannot stay
-                until the new one is whole: "refuse" keeps it and fails; "in_place" removes its
-                `config.yaml` first, writes over its files, and writes `config.yaml` last.
+            remote_overwrite: Whether a save may remove a checkpoint at a remote `dir` or `upload_to` in an object
+                store, where `cfg.save_overwrite` is true. Files have fixed names, so an old checkpoint has no place
+                beside the new one. "refuse" keeps the old one and fails. "in_place" removes its `config.yaml`
+                first, then writes the files, and writes `config.yaml` last.
             upload_in_background: `save_checkpoint` returns when the local checkpoint is durable; see
                 `wait_for_uploads`.
         """

@@ -80,7 +80,7 @@ def _locked(path: Path) -> int:
 
 
 def _remove_if_dead(lock: Path) -> None:
-    """Removes a directory whose lock nobody holds. What cannot be removed stays for the next save."""
+    """Removes a directory whose lock nobody holds. Leaves what it cannot remove to the next save."""
     try:
         descriptor = os.open(lock, os.O_RDWR | os.O_CLOEXEC)
     except OSError:

@@ -31,7 +31,7 @@ struct HfTensorPlace {
   std::uint64_t begin = 0;
 };
 
-/// How the files come to be.
+/// The ranks that write a file.
 enum class HfWay : std::uint8_t {
   kSharedFiles,  ///< Ranks write their pages into the files, and the coordinator those between.
   kOwnFiles,     ///< Each file is written by one rank, which holds all of it (own_files.h).

@@ -18,7 +18,7 @@
 namespace varve {
 namespace {
 
-/// Of the tensors that are read ahead of the files they go to.
+/// The tensors that a rank reads ahead take so much memory at most.
 constexpr std::uint64_t kReadAheadBytes = std::uint64_t{256} << 20;
 
 bool HasPieces(const SettledSave& settled) {
