@@ -127,6 +127,11 @@ struct AsWritten : AsIs {
   }
 };
 
+/// What becomes of a checkpoint that is there. varve.hfai alone gives "in_place".
+struct AsOverwrite : AsIs {
+  static constexpr const char* kWanted = "False, True or \"damaged\"";
+};
+
 SaveReport SavePython(const State& state, const FsPath& path, SaveOptions options,
                       const nb::object& coordinator) {
   ProgressCount count;
@@ -151,7 +156,7 @@ std::unique_ptr<Coordinator> MakeCoordinator(nb::object object) {
 
 void BindCheckpoint(nb::module_& module) {
   Bound<SaveOptions>(module, "SaveOptions", nullptr)
-      .Field("overwrite", &SaveOptions::overwrite)
+      .Field<AsOverwrite>("overwrite", &SaveOptions::overwrite)
       .Field("coordinate", &SaveOptions::coordinate)
       .Field<AsWritten>("format", &SaveOptions::format)
       .Keyword<AsSaveId>("save_id", &SaveOptions::save_id)

@@ -191,6 +191,10 @@ def test_overwrite_of_another_kind_is_refused(tmp_path: Path) -> None:
     for value in ("yes", 1, None):
         with pytest.raises(varve.InvalidArgumentError, match='want False, True or "damaged"'):
             save(tmp_path / "c", 1, overwrite=value)
+    for writer in (save, save_dcp, save_numpy, save_async):
+        with pytest.raises(varve.InvalidArgumentError, match="in place is for the format hfai"):
+            writer(tmp_path / "c", 1, overwrite="in_place")
+    assert not (tmp_path / "c").exists()
 
 
 def test_names_that_cannot_be_a_checkpoints_are_refused(tmp_path: Path) -> None:

@@ -41,8 +41,9 @@ class FixedCommit final : public Commit {
   std::unique_ptr<FixedNames> names_;
 };
 
-/// Refuses a directory that holds other files, a run, or a checkpoint in another format: readers and
-/// `varve rm` would take all of it for the new checkpoint. Accepts one that a dead save has claimed.
+/// Refuses a directory that holds other files, a run, or a checkpoint in another format: readers
+/// and `varve rm` would take all of it for the new checkpoint. Accepts one that a dead save has
+/// claimed.
 Status CheckMayTake(Storage& storage, const std::string& path) {
   const auto entries = storage.List(path);
   if (entries.status().code() == StatusCode::kNotFound ||

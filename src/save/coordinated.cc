@@ -179,11 +179,6 @@ class CoordinatedSave final : public SaveSession {
   [[nodiscard]] const WrittenFormat& format() const { return *FindWrittenFormat(settled_.format); }
   [[nodiscard]] Deadline NextDeadline() const { return Now() + options_.timeout; }
 
-  /// Returns true where only the files' own names tell what they are.
-  [[nodiscard]] bool HasFixedNames() const {
-    return settled_.format != Format::kVarve && format().index_name.empty();
-  }
-
   /// Returns what this rank brings to exchange A. Keeps the plan.
   Contribution MakeContribution(const Coordinator& coordinator, const Status& ready) {
     VARVE_RETURN_IF_ERROR(CopyOf(ready));
@@ -293,7 +288,7 @@ class CoordinatedSave final : public SaveSession {
                                   options_.stop, Resume::kNo, brought,
                                   {.name = std::string(format().index_name),
                                    .format = options_.format,
-                                   .none = HasFixedNames()});
+                                   .none = format().HasFixedNames()});
       if (commit.status().code() != StatusCode::kFailedPrecondition || was_free || !waits() ||
           Now() >= until || options_.stop.stop_requested()) {
         return commit;
@@ -363,7 +358,7 @@ class CoordinatedSave final : public SaveSession {
   Result<WrittenShare> WriteShare(StagedFile* staged) {
     VARVE_ASSIGN_OR_RETURN(const std::string path, FollowLinks(storage_, path_));
     const std::string staging =
-        PlaceOfSave(storage_, path, settled_.identity.save_id, HasFixedNames());
+        PlaceOfSave(storage_, path, settled_.identity.save_id, format().HasFixedNames());
     if (!settled_.claim.empty()) {
       VARVE_RETURN_IF_ERROR(CheckUploadClaim(storage_, staging, settled_.claim));
     }

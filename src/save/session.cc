@@ -44,6 +44,12 @@ Status CheckSaveOptions(const SaveOptions& options, const std::string& path) {
         "a save without coordination cannot replace damaged checkpoints only: no rank sees all "
         "files");
   }
+  if (options.overwrite == Overwrite::kInPlace && !format->HasFixedNames()) {
+    return InvalidArgument("overwrite in place is for the format hfai only: " +
+                           std::string(FormatName(options.format)) +
+                           " keeps the old checkpoint until the new one is durable, wherever it "
+                           "is; overwrite without \"in_place\"");
+  }
   if (options.shard_size == 0) {
     return InvalidArgument("shard_size must be at least 1 byte");
   }

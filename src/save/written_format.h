@@ -89,6 +89,11 @@ struct WrittenFormat {
                                         const std::string& below) = nullptr;
   /// Null where every file has the tensors of one rank.
   const JoinedFiles* joined = nullptr;
+
+  /// Returns true where no index says of a data file where it is: its name does.
+  [[nodiscard]] bool HasFixedNames() const {
+    return format != Format::kVarve && index_name.empty();
+  }
 };
 
 /// Writes the patches in `directory` and makes them durable. Errors: as WritableFile.

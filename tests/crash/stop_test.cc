@@ -1,9 +1,9 @@
 // Work that is stopped before each of its operations in turn: it ends soon, and keeps its promises.
 
-#include <atomic>
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <mutex>
 #include <stop_token>
 #include <string>
 #include <utility>
@@ -38,8 +38,10 @@ std::uint64_t ForEachStop(const MemoryStorage& base, const Work& work, const Vis
     const auto memory = base.AfterKill();
     FaultyStorage faulty(*memory);
     std::stop_source stop;
-    std::atomic<std::uint64_t> operations{0};
+    std::mutex mutex;  // No thread gets on between the operation that stops and the stop.
+    std::uint64_t operations = 0;
     faulty.SetObserver([&](Operation /*operation*/, const std::string& /*name*/) {
+      const std::scoped_lock lock(mutex);
       if (operations++ == k) {
         stop.request_stop();
       }
