@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -64,6 +65,21 @@ def test_what_a_killed_job_leaves_in_the_temporary_directory_goes_with_the_next_
     assert [error for _, error in results] == ["", ""]
     assert list(tmp_path.rglob("*.pt")) == []
     assert_equal_states(varve.torch.read(remote), states(results[0][0]))
+
+
+@pytest.mark.parametrize("layout", ["full", "torch_new", "torch_legacy"])
+def test_a_full_temporary_directory_fails_the_save_with_what_helps(
+    layout: str, s3_server: dict[str, str], bucket: Any, small_disk: Path
+) -> None:
+    room = 48 << 10
+    used = small_disk / "used"
+    used.write_bytes(bytes(shutil.disk_usage(small_disk).free - room))
+    remote = f"s3://{bucket.name}/run/step1"
+    for _, error in run_ranks(2, jobs.save_remotely, s3_server, layout, remote, str(small_disk)):
+        assert error.startswith(f"OutOfSpaceError: save {remote}: writing its files into "), error
+        assert "set TMPDIR to a larger disk" in error and "No space left" in error
+    assert keys_in(bucket) == []
+    assert [path for path in small_disk.rglob("*") if path.is_file()] == [used]
 
 
 def test_functions_take_remote_directories(

@@ -19,9 +19,11 @@ import shutil
 import stat
 import tempfile
 import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
-from varve.errors import PreconditionError
+from varve.errors import Error, OutOfSpaceError, PreconditionError
 from varve.olmo._steps import Steps
 
 #: The lock files that this module makes.
@@ -33,6 +35,7 @@ class Spool:
 
     def __init__(self, target: str, steps: Steps) -> None:
         """Takes the remote name, whose last component is that of the directory."""
+        self._target = target
         name = steps.first(f"save {target}", lambda: uuid.uuid4().hex)
         self._root = Path(tempfile.gettempdir()) / f"varve-olmo-{os.geteuid()}"
         self._folder = self._root / name
@@ -55,6 +58,21 @@ class Spool:
             if _LOCK.fullmatch(lock.name) and lock.stem != self._folder.name:
                 _remove_if_dead(lock)
         self._lock = _locked(self._folder.with_suffix(".lock"))
+
+    @contextmanager
+    def written(self) -> Iterator[None]:
+        """Names the save in the errors of what is written into the directory, and what helps."""
+        try:
+            yield
+        except Error as error:
+            text = f"save {self._target}: writing its files into {self._root} (TMPDIR): {error}"
+            if isinstance(error, OutOfSpaceError):
+                text += (
+                    "; the files of this node's ranks must fit there until they are uploaded: make room, "
+                    "set TMPDIR to a larger disk, or save in a format of varve.torch, which needs none"
+                )
+            error.args = (text,)
+            raise
 
     def end(self) -> None:
         """Removes the directory, where no other rank of this disk needs it. May be called again."""
