@@ -18,8 +18,6 @@ constexpr std::uint64_t kBatchesHeld = 4;
 constexpr std::size_t kBatchesReady = 2;
 // For elements of any type.
 constexpr std::uint64_t kItemAlignment = 64;
-// Larger ones are no faster.
-constexpr std::uint64_t kMaxBatchBytes = std::uint64_t{32} << 20;
 
 }  // namespace
 

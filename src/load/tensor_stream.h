@@ -28,6 +28,9 @@ struct StreamItem {
 
 class TensorStream {
  public:
+  /// What is read at once, at most. Larger batches are no faster.
+  static constexpr std::uint64_t kMaxBatchBytes = std::uint64_t{32} << 20;
+
   /// Holds at most `max_bytes`, or one element's row where that is more. `reader` and what the
   /// items point to must outlive the stream. After `stop` reads return Cancelled.
   TensorStream(CheckpointReader& reader, std::vector<StreamItem> items, std::uint64_t max_bytes,

@@ -1,6 +1,8 @@
 // The native format: a self-describing safetensors file for each rank; manifest.bin and varve.json
 // as the index, a merge of the files' headers.
 
+#include "save/native.h"
+
 #include <cstddef>
 #include <cstdint>
 #include <utility>
@@ -9,20 +11,18 @@
 #include "format/manifest.h"
 #include "plan/index_size.h"
 #include "save/data_writer.h"
-#include "save/written_format.h"
 
 namespace varve {
-namespace {
 
-Status Check(const SettledSave& settled) {
+Status CheckNative(const SettledSave& settled, const FileIdentity& identity) {
   VARVE_RETURN_IF_ERROR(
-      CheckManifestSize(CountIndex(settled.plans, settled.settled, settled.identity.block_bytes)));
-  return CheckHeaderSizes(settled.plans, settled.settled, settled.identity);
+      CheckManifestSize(CountIndex(settled.plans, settled.settled, identity.block_bytes)));
+  return CheckHeaderSizes(settled.plans, settled.settled, identity);
 }
 
-Result<RankFile> LayOutFile(const State* state, const SettledSave& settled) {
-  VARVE_ASSIGN_OR_RETURN(FilePlan plan,
-                         PlanFile(settled.plan, settled.assignment, settled.identity));
+Result<RankFile> LayOutNative(const State* state, const SettledSave& settled,
+                              const FileIdentity& identity) {
+  VARVE_ASSIGN_OR_RETURN(FilePlan plan, PlanFile(settled.plan, settled.assignment, identity));
   RankFile file;
   file.name = DataFileName(plan.header);
   VARVE_ASSIGN_OR_RETURN(
@@ -32,13 +32,12 @@ Result<RankFile> LayOutFile(const State* state, const SettledSave& settled) {
   return file;
 }
 
-Result<CheckpointIndex> MakeIndex(const SettledSave& settled,
-                                  const std::vector<std::string>& receipts,
-                                  const std::string& /*below*/) {
+Result<CheckpointIndex> MakeNativeIndex(const SettledSave& settled,
+                                        const std::vector<std::string>& receipts,
+                                        FileIdentity identity) {
   std::vector<CheckedHeader> headers;
   for (std::size_t rank = 0; rank < receipts.size(); ++rank) {
     VARVE_ASSIGN_OR_RETURN(const WriteReceipt receipt, DecodeReceipt(receipts[rank]));
-    FileIdentity identity = settled.identity;
     identity.rank = static_cast<std::uint32_t>(rank);
     VARVE_ASSIGN_OR_RETURN(FilePlan file,
                            PlanFile(settled.plans[rank], settled.settled.ranks[rank], identity));
@@ -51,6 +50,20 @@ Result<CheckpointIndex> MakeIndex(const SettledSave& settled,
   VARVE_ASSIGN_OR_RETURN(made.index, NativeIndex(metadata));
   made.files = std::move(metadata.files);
   return made;
+}
+
+namespace {
+
+Status Check(const SettledSave& settled) { return CheckNative(settled, settled.identity); }
+
+Result<RankFile> LayOutFile(const State* state, const SettledSave& settled) {
+  return LayOutNative(state, settled, settled.identity);
+}
+
+Result<CheckpointIndex> MakeIndex(const SettledSave& settled,
+                                  const std::vector<std::string>& receipts,
+                                  const std::string& /*below*/) {
+  return MakeNativeIndex(settled, receipts, settled.identity);
 }
 
 }  // namespace

@@ -1,6 +1,7 @@
 #include "save/hf/pieces.h"
 
 #include <algorithm>
+#include <bit>
 #include <cstddef>
 #include <cstdint>
 #include <map>
@@ -14,12 +15,25 @@
 #include "save/hf/layout.h"
 #include "save/hf/scatter_file.h"
 #include "save/hf/shared_pages.h"
+#include "save/native.h"
 
 namespace varve {
 namespace {
 
 /// The tensors that a rank reads ahead take so much memory at most.
 constexpr std::uint64_t kReadAheadBytes = std::uint64_t{256} << 20;
+
+/// Returns the identity of the files of pieces. A reader checks, and so fetches, whole blocks, and
+/// of each rank's file a batch needs its share alone, which many ranks make small: at least two
+/// blocks of it, down to kLeastBlockBytes.
+FileIdentity IdentityOfPieces(const SettledSave& settled) {
+  constexpr std::uint64_t kLeastBlockBytes = std::uint64_t{64} << 10;
+  FileIdentity identity = settled.identity;
+  const std::uint64_t share = TensorStream::kMaxBatchBytes / identity.world_size;
+  identity.block_bytes =
+      std::min(identity.block_bytes, std::max(kLeastBlockBytes, std::bit_floor(share / 2)));
+  return identity;
+}
 
 bool HasPieces(const SettledSave& settled) {
   const auto placement = DecodeFields<HfPlacement>(settled.placement);
@@ -30,7 +44,7 @@ Status GatherPieces(const SettledSave& settled, const std::vector<std::string>& 
                     const std::string& staging, Storage& storage) {
   const std::string directory = JoinPath(staging, kPiecesDirectory);
   VARVE_ASSIGN_OR_RETURN(const CheckpointIndex made,
-                         kNativeFormat.make_index(settled, receipts, ""));
+                         MakeNativeIndex(settled, receipts, IdentityOfPieces(settled)));
   VARVE_RETURN_IF_ERROR(CheckFilesAreThere(storage, directory, made.files));
   for (const IndexFile& file : made.index) {
     VARVE_RETURN_IF_ERROR(WriteWholeFile(storage, JoinPath(directory, file.name), file.content));
@@ -145,11 +159,11 @@ Status PreparePieces(SettledSave* settled) {
   for (RankAssignment& assignment : settled->settled.ranks) {
     assignment.aliases.clear();
   }
-  return kNativeFormat.check(*settled);
+  return CheckNative(*settled, IdentityOfPieces(*settled));
 }
 
 Result<RankFile> LayOutPiece(const State* state, const SettledSave& settled) {
-  VARVE_ASSIGN_OR_RETURN(RankFile file, kNativeFormat.lay_out(state, settled));
+  VARVE_ASSIGN_OR_RETURN(RankFile file, LayOutNative(state, settled, IdentityOfPieces(settled)));
   file.name = JoinPath(kPiecesDirectory, file.name);
   return file;
 }

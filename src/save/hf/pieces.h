@@ -1,8 +1,7 @@
 /// A folder of whole tensors of which the ranks hold shards, in a storage that takes a file from
 /// one writer:
 ///  1. Each rank writes what it holds as a data file of Varve's own format, into kPiecesDirectory
-///  in
-///     the save's data directory. No other save writes there.
+///     in the save's data directory. No other save writes there.
 ///  2. When all are there, the coordinator writes their index beside them.
 ///  3. Each rank reads the tensors of its share of the folder's files, with their checksums
 ///     compared, and writes those files.
