@@ -6,8 +6,9 @@
 ///  3. Each rank reads the tensors of its share of the folder's files, with their checksums
 ///     compared, and writes those files.
 ///  4. The coordinator removes the pieces and publishes the folder.
-/// The bytes are sent twice, and read once: with whole blocks of the pieces around them. A crash
-/// before the publication leaves a data directory that no index names, with the pieces in it.
+/// The bytes are sent twice, and read once: with whole blocks of the pieces around them, which are
+/// small where there are many ranks. A crash before the publication leaves a data directory that no
+/// index names, with the pieces in it.
 #pragma once
 
 #include <string>
