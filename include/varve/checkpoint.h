@@ -168,6 +168,10 @@ class CheckpointReader {
   [[nodiscard]] Result<std::uint64_t> ReadTensors(std::span<const TargetTensor> targets,
                                                   const LoadOptions& options);
 
+  /// Makes reads of files in their order, each call a little of many files, fetch no block twice:
+  /// keeps the last block of each file from now on, `max_bytes` in all. Not during a read.
+  void KeepTails(std::uint64_t max_bytes);
+
   /// Returns the phases since Open, or since the last call: LoadReport::phases without "exchange".
   [[nodiscard]] std::vector<Phase> TakePhases();
 

@@ -5,16 +5,14 @@
 
 #include <sys/resource.h>
 
+#include "base/checksum.h"
 #include "catalogue/scan.h"
 #include "format/data_file.h"
+#include "pipeline/kept_tail.h"
 #include "pipeline/run_threads.h"
 
 namespace varve {
 namespace {
-
-// Other software's files have no checksum blocks; small enough that few bytes are read without
-// need.
-constexpr std::uint64_t kForeignBlockBytes = std::uint64_t{256} << 10;
 
 std::size_t MaxOpenFiles() {
   constexpr rlim_t kMost = 512;
@@ -37,33 +35,62 @@ Status CheckHeaderAt(std::string_view header, const DataFile& expected) {
 
 }  // namespace
 
+std::uint64_t StoredBlockBytes(const Metadata& metadata) {
+  constexpr std::uint64_t kForeignBlockBytes = std::uint64_t{256} << 10;
+  return metadata.block_bytes == 0 ? kForeignBlockBytes : metadata.block_bytes;
+}
+
 /// A file of the pool: open during each call only, as far as this object is concerned.
 class CheckpointFiles::Pooled final : public ReadableFile {
  public:
   Pooled(CheckpointFiles& pool, std::uint32_t number) : pool_(pool), number_(number) {}
 
+  void BeginTail(std::uint64_t max_bytes) { tail_.Begin(max_bytes); }
+
   [[nodiscard]] std::uint64_t size() const override {
     return pool_.index_.metadata.files[number_].size;
   }
   Status ReadAt(std::uint64_t offset, std::span<const std::span<std::byte>> parts) override {
-    VARVE_ASSIGN_OR_RETURN(const auto file, pool_.Acquire(number_));
-    return file->ReadAt(offset, parts);
+    return ReadRest(offset, parts, tail_.Take(offset, parts),
+                    [](ReadableFile& file, std::uint64_t begin, KeptTail::Parts rest) {
+                      return file.ReadAt(begin, rest);
+                    });
   }
   Status ReadUncached(std::uint64_t offset, std::byte* buffer, std::uint64_t size,
                       std::uint64_t capacity) override {
-    VARVE_ASSIGN_OR_RETURN(const auto file, pool_.Acquire(number_));
-    return file->ReadUncached(offset, buffer, size, capacity);
+    const std::span<std::byte> whole(buffer, size);
+    const std::span parts(&whole, 1);
+    const std::uint64_t taken = tail_.Take(offset, parts);
+    return ReadRest(
+        offset, parts, taken, [&](ReadableFile& file, std::uint64_t begin, KeptTail::Parts rest) {
+          return taken % kDirectAlignment == 0
+                     ? file.ReadUncached(begin, buffer + taken, size - taken, capacity - taken)
+                     : file.ReadAt(begin, rest);
+        });
   }
   Status ReadAndSum(std::uint64_t offset, std::span<const std::span<std::byte>> parts,
                     std::uint32_t* crc) override {
-    VARVE_ASSIGN_OR_RETURN(const auto file, pool_.Acquire(number_));
-    return file->ReadAndSum(offset, parts, crc);
+    const std::uint64_t taken = tail_.Take(offset, parts);
+    std::uint64_t left = taken;
+    for (const std::span<std::byte> part : parts) {
+      const std::uint64_t size = std::min<std::uint64_t>(left, part.size());
+      *crc = Crc32cExtend(*crc, part.first(size));
+      left -= size;
+    }
+    return ReadRest(offset, parts, taken,
+                    [&](ReadableFile& file, std::uint64_t begin, KeptTail::Parts rest) {
+                      return file.ReadAndSum(begin, rest, crc);
+                    });
   }
   bool Forget(std::uint64_t offset, std::uint64_t size) override {
+    const bool kept = tail_.Forget(offset, size);
     const auto file = pool_.Acquire(number_);
-    return file.ok() && (*file)->Forget(offset, size);
+    return (file.ok() && (*file)->Forget(offset, size)) || kept;
   }
   [[nodiscard]] bool IsCached(std::uint64_t offset, std::uint64_t size) override {
+    if (tail_.Has(offset, size)) {
+      return true;
+    }
     const auto file = pool_.Acquire(number_);
     return file.ok() && (*file)->IsCached(offset, size);
   }
@@ -73,8 +100,22 @@ class CheckpointFiles::Pooled final : public ReadableFile {
   }
 
  private:
+  /// Calls `read` for what comes after the first `taken` bytes, and keeps the end of it.
+  template <class Read>
+  Status ReadRest(std::uint64_t offset, KeptTail::Parts parts, std::uint64_t taken, Read read) {
+    const auto rest = WithoutFirst(parts, taken);
+    if (rest.empty() && taken > 0) {
+      return Status::Ok();
+    }
+    VARVE_ASSIGN_OR_RETURN(const auto file, pool_.Acquire(number_));
+    VARVE_RETURN_IF_ERROR(read(*file, offset + taken, rest));
+    tail_.Keep(offset, parts);
+    return Status::Ok();
+  }
+
   CheckpointFiles& pool_;
-  std::uint32_t number_;
+  const std::uint32_t number_;
+  KeptTail tail_;
 };
 
 CheckpointFiles::CheckpointFiles(Storage& storage, const OpenedIndex& index)
@@ -82,7 +123,7 @@ CheckpointFiles::CheckpointFiles(Storage& storage, const OpenedIndex& index)
       index_(index),
       max_open_(MaxOpenFiles()),
       files_(index.metadata.files.size()),
-      open_(index.metadata.files.size()) {}
+      open_(index.metadata.files.size(), OpenFile{nullptr, used_.end()}) {}
 
 CheckpointFiles::~CheckpointFiles() = default;
 
@@ -124,7 +165,9 @@ Result<std::shared_ptr<ReadableFile>> CheckpointFiles::Acquire(std::uint32_t num
   {
     const std::scoped_lock lock(mutex_);
     if (wanted.file != nullptr) {
-      used_.splice(used_.begin(), used_, wanted.use);
+      if (wanted.use != used_.end()) {
+        used_.splice(used_.begin(), used_, wanted.use);
+      }
       return wanted.file;
     }
   }
@@ -138,15 +181,18 @@ Result<std::shared_ptr<ReadableFile>> CheckpointFiles::Acquire(std::uint32_t num
                               "read; open it again");
   }
   VARVE_RETURN_IF_ERROR(file.status());
+  const bool has_descriptor = !(*file)->IsRemote();
   const std::scoped_lock lock(mutex_);
   if (wanted.file == nullptr) {  // Else another thread was first.
-    if (used_.size() >= max_open_) {
-      open_[used_.back()].file.reset();  // A reader that holds it finishes first.
-      used_.pop_back();
-    }
     wanted.file = *std::move(file);
-    used_.push_front(number);
-    wanted.use = used_.begin();
+    if (has_descriptor) {
+      if (used_.size() >= max_open_) {
+        open_[used_.back()].file.reset();  // A reader that holds it finishes first.
+        used_.pop_back();
+      }
+      used_.push_front(number);
+      wanted.use = used_.begin();
+    }
   }
   return wanted.file;
 }
@@ -163,18 +209,35 @@ Result<ReadableFile*> CheckpointFiles::Open(std::uint32_t number) {
   const std::scoped_lock lock(mutex_);
   if (files_[number] == nullptr) {
     files_[number] = std::make_unique<Pooled>(*this, number);
+    BeginTail(number);
   }
   return files_[number].get();
 }
 
+void CheckpointFiles::KeepTails(std::uint64_t max_bytes) {
+  const std::scoped_lock lock(mutex_);
+  tail_bytes_ = max_bytes;
+  for (std::uint32_t number = 0; number < files_.size(); ++number) {
+    if (files_[number] != nullptr) {
+      BeginTail(number);
+    }
+  }
+}
+
+/// Lets a file keep its tail while there is room. The caller has the lock.
+void CheckpointFiles::BeginTail(std::uint32_t number) {
+  const std::uint64_t block = StoredBlockBytes(index_.metadata);
+  const std::uint64_t tail = tail_bytes_ >= block ? block : 0;
+  tail_bytes_ -= tail;
+  files_[number]->BeginTail(tail);
+}
+
 Result<FileReads> CheckpointFiles::Reads(std::uint32_t number) {
-  const Metadata& metadata = index_.metadata;
-  const DataFile& file = metadata.files[number];
+  const DataFile& file = index_.metadata.files[number];
   FileReads reads;
   VARVE_ASSIGN_OR_RETURN(reads.file, Open(number));
   reads.name = JoinPath(index_.directory, file.name);
-  reads.geometry = {file.data_begin, file.size,
-                    metadata.block_bytes == 0 ? kForeignBlockBytes : metadata.block_bytes};
+  reads.geometry = {file.data_begin, file.size, StoredBlockBytes(index_.metadata)};
   reads.block_crc32c = file.block_crc32c;
   return reads;
 }

@@ -18,9 +18,14 @@
 
 namespace varve {
 
+/// Returns how many bytes are read and checked together at least. Files of other software have no
+/// checksum blocks: small parts, so that few bytes are read without need.
+std::uint64_t StoredBlockBytes(const Metadata& metadata);
+
 /// At most a quarter of the descriptors that the process may have are in use, 512 at most: a
 /// checkpoint of thousands of files is read with those. The file that was not used for the longest
-/// time is closed, and opened and checked again when it is needed again.
+/// time is closed, and opened and checked again when it is needed again. Files of servers have no
+/// descriptors and stay open.
 /// Threads: safe to call concurrently. `index` must outlive it.
 class CheckpointFiles {
  public:
@@ -41,16 +46,22 @@ class CheckpointFiles {
   /// Returns a file as the read pipeline wants it, without targets. Errors: as Open.
   Result<FileReads> Reads(std::uint32_t number);
 
+  /// Keeps the last block that is read of each file from now on, of as many files as `max_bytes`
+  /// are for. Not during a read.
+  void KeepTails(std::uint64_t max_bytes);
+
   [[nodiscard]] Storage& storage() const { return storage_; }
 
  private:
   class Pooled;
 
+  void BeginTail(std::uint32_t number);
+
   Result<std::unique_ptr<ReadableFile>> OpenChecked(const DataFile& expected);
   /// Returns a file that stays open as long as the caller holds it. Errors: as Open.
   Result<std::shared_ptr<ReadableFile>> Acquire(std::uint32_t number);
 
-  /// A file that is open, and its place in `used_`.
+  /// A file that is open, and its place in `used_`, where it has one.
   struct OpenFile {
     std::shared_ptr<ReadableFile> file;
     std::list<std::uint32_t>::iterator use;
@@ -61,8 +72,9 @@ class CheckpointFiles {
   const std::size_t max_open_;
   std::mutex mutex_;                            // Guards what follows.
   std::vector<std::unique_ptr<Pooled>> files_;  // Never replaced once set.
-  std::vector<OpenFile> open_;                  // Null where the file is closed.
-  std::list<std::uint32_t> used_;               // Open files, the latest used first.
+  std::list<std::uint32_t> used_;  // Open files with descriptors, the latest used first.
+  std::vector<OpenFile> open_;     // Null where the file is closed.
+  std::uint64_t tail_bytes_ = 0;   // What KeepTails may still take.
 };
 
 }  // namespace varve

@@ -254,6 +254,8 @@ Result<std::unique_ptr<CheckpointReader>> CheckpointReader::OpenOwnRanks(const s
       new CheckpointReader(std::make_unique<Impl>(storage, std::move(index))));
 }
 
+void CheckpointReader::KeepTails(std::uint64_t max_bytes) { impl_->files.KeepTails(max_bytes); }
+
 std::vector<Phase> CheckpointReader::TakePhases() {
   const std::scoped_lock lock(impl_->mutex);
   return std::exchange(impl_->phases, {});

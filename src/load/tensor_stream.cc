@@ -7,6 +7,7 @@
 #include "base/checked.h"
 #include "base/guarded.h"
 #include "base/threads.h"
+#include "catalogue/files.h"
 #include "tensor/box.h"
 #include "tensor/cast.h"
 
@@ -54,8 +55,16 @@ TensorStream::TensorStream(CheckpointReader& reader, std::vector<StreamItem> ite
     : reader_(reader),
       stop_requested_(std::move(stop)),
       items_(std::move(items)),
-      batch_bytes_(std::clamp<std::uint64_t>(max_bytes / kBatchesHeld, 1, kMaxBatchBytes)),
-      thread_(StartThread<std::thread>([this] { ReadAhead(); })) {}
+      batch_bytes_(std::clamp<std::uint64_t>(max_bytes / kBatchesHeld, 1, kMaxBatchBytes)) {
+  const std::uint64_t blocks = batch_bytes_ / StoredBlockBytes(reader.metadata());
+  if (blocks < 2 * reader.metadata().files.size()) {
+    // Where each file has a part of every tensor, a batch has less than two blocks of a file, and
+    // the next one begins in the block in which this one ends.
+    batch_bytes_ = std::max<std::uint64_t>(std::min(batch_bytes_, max_bytes / 2 / kBatchesHeld), 1);
+    reader.KeepTails(max_bytes - std::min(max_bytes, kBatchesHeld * batch_bytes_));
+  }
+  thread_ = StartThread<std::thread>([this] { ReadAhead(); });
+}
 
 TensorStream::~TensorStream() {
   {

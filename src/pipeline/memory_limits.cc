@@ -87,7 +87,8 @@ std::uint64_t LeftInCgroups(const std::string& root) {
     if (second == std::string::npos) {
       continue;
     }
-    const std::string controllers = "," + line.substr(first + 1, second - first - 1) + ",";
+    std::string controllers = line.substr(first, second + 1 - first);
+    controllers.front() = controllers.back() = ',';
     const std::string path = line.substr(second + 1) == "/" ? "" : line.substr(second + 1);
     if (controllers == ",,") {
       left = std::min(left, LeftUpTo(mount2, path, kVersion2));
