@@ -9,41 +9,16 @@ import tempfile
 import threading
 import traceback
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 _context = multiprocessing.get_context("forkserver")
 # Importing torch takes seconds; the fork server does it once for all ranks of all tests. The first
 # DTensor of a process imports torch._dynamo.
+# Where the frameworks are not installed, it passes over the jobs that import them.
+_JOBS = sorted(path.stem for path in Path(__file__).parent.glob("*_jobs.py"))
 _context.set_forkserver_preload(
-    [
-        "torch.distributed.tensor",
-        "torch._dynamo",
-        "varve.torch",
-        "rank_jobs",
-        "dcp_jobs",
-        "dcp_hybrid_jobs",
-        "dcp_replica_jobs",
-        "dcp_install_jobs",
-        "async_jobs",
-        "agent_jobs",
-        "replica_jobs",
-        "channel_jobs",
-        "storage_jobs",
-        "event_jobs",
-        "hf_jobs",
-        "hfai_jobs",
-        "manager_jobs",
-        "olmo_jobs",
-        "s3_jobs",
-        "cache_jobs",
-        "s3_dcp_jobs",
-        "s3_fault_jobs",
-        # Where the frameworks are not installed, the fork server passes over these.
-        "accelerate_jobs",
-        "transformers_jobs",
-        "titan_jobs",
-        "lightning_jobs",
-    ]
+    ["torch.distributed.tensor", "torch._dynamo", "varve.torch", *_JOBS]
 )
 
 
@@ -74,7 +49,7 @@ def _main(rank: int, size: int, store: str, results: Any, function: Any, args: A
 def run_ranks(size: int, function: Callable[..., Any], *args: Any) -> list[Any]:
     """Runs `function(rank, size, *args)` in `size` processes; returns results by rank.
 
-    A rank's exception fails the test. `function` must live in a module of the preload list.
+    A rank's exception fails the test. `function` must live in a module *_jobs of this folder.
     """
     outcomes = collect(size, function, *args)
     for rank, outcome in outcomes.items():
