@@ -127,7 +127,7 @@ struct AsWritten : AsIs {
   }
 };
 
-/// What becomes of a checkpoint that is there. varve.hfai alone gives "in_place".
+/// SaveOptions::overwrite. Messages leave out "in_place": varve.hfai gives it, people do not.
 struct AsOverwrite : AsIs {
   static constexpr const char* kWanted = "False, True or \"damaged\"";
 };

@@ -23,9 +23,9 @@ namespace {
 /// The tensors that a rank reads ahead take so much memory at most.
 constexpr std::uint64_t kReadAheadBytes = std::uint64_t{256} << 20;
 
-/// Returns the identity of the files of pieces. A reader checks, and so fetches, whole blocks, and
-/// of each rank's file a batch needs its share alone, which many ranks make small: at least two
-/// blocks of it, down to kLeastBlockBytes.
+/// Returns the identity of the files of pieces. A reader fetches whole blocks, to check them. A
+/// batch needs a share of each rank's file, and with many ranks the share is less than a block of
+/// the usual size. So blocks are at most half a share, but not below kLeastBlockBytes.
 FileIdentity IdentityOfPieces(const SettledSave& settled) {
   constexpr std::uint64_t kLeastBlockBytes = std::uint64_t{64} << 10;
   FileIdentity identity = settled.identity;
