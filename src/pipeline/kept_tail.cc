@@ -1,7 +1,6 @@
 #include "pipeline/kept_tail.h"
 
 #include <algorithm>
-#include <cstring>
 
 namespace varve {
 namespace {

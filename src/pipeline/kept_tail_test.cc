@@ -1,6 +1,11 @@
 #include "pipeline/kept_tail.h"
 
+#include <cstddef>
+#include <cstdint>
+#include <span>
 #include <string>
+#include <utility>
+#include <vector>
 
 #include <gtest/gtest.h>
 
