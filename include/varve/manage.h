@@ -144,6 +144,11 @@ Status PinCheckpoint(const std::string& path, std::string_view why,
                      Storage& storage = AnyStorage());
 /// Success when it was not pinned.
 Status UnpinCheckpoint(const std::string& path, Storage& storage = AnyStorage());
+/// Returns why each of the checkpoints at `paths` is pinned; nothing for those that are not. A pin
+/// that cannot be read counts, and its reason says so. Errors: Cancelled on `stop`.
+Result<std::vector<std::optional<std::string>>> ReadPins(const std::vector<std::string>& paths,
+                                                         Storage& storage = AnyStorage(),
+                                                         const std::stop_token& stop = {});
 
 /// Takes a damaged checkpoint out of the way: gives it a hidden name, under which ListCheckpoints
 /// finds it with its reason, and which no load, `latest` or retention takes for a step. Nothing of

@@ -156,6 +156,7 @@ def test_a_pinned_step_is_not_replaced(bucket: Any) -> None:
     run = f"s3://{bucket.name}/run"
     saved_run(run, 2)
     varve_command("pin", f"{run}/step-00000002", "--why", "paper")
+    assert "whole, pinned: paper" in varve_command("ls", run)
     with varve.torch.CheckpointManager(run, every=varve.Every(steps=1)) as manager:
         manager.restore(1, {"w": torch.zeros(1000, dtype=torch.int64)})
         future = manager.save(2, {"w": torch.full((1000,), 7)})

@@ -1,7 +1,9 @@
 #include "manage/pin.h"
 
 #include "catalogue/names.h"
+#include "catalogue/open.h"
 #include "catalogue/own_names.h"
+#include "pipeline/run_threads.h"
 #include "varve/manage.h"
 
 namespace varve {
@@ -13,7 +15,8 @@ constexpr std::uint64_t kMaxPinBytes = 1000;
 
 std::optional<std::string> ReadPin(Storage& storage, const std::string& path) {
   auto text = ReadWholeFile(storage, JoinPath(path, kPinName), kMaxPinBytes);
-  if (text.status().code() == StatusCode::kNotFound && !storage.List(path).ok()) {
+  if (text.status().code() == StatusCode::kNotFound && !PublishesByRecord(storage, path) &&
+      !storage.List(path).ok()) {
     text = ReadWholeFile(storage, JoinPath(DisplacedPath(path), kPinName), kMaxPinBytes);
   }
   if (text.status().code() == StatusCode::kNotFound) {
@@ -54,6 +57,21 @@ Status UnpinCheckpoint(const std::string& given, Storage& storage) {
   }
   VARVE_RETURN_IF_ERROR(storage.Remove(JoinPath(path, kPinName)).Annotate("unpin " + path));
   return storage.SyncDirectory(path);
+}
+
+Result<std::vector<std::optional<std::string>>> ReadPins(const std::vector<std::string>& paths,
+                                                         Storage& storage,
+                                                         const std::stop_token& stop) {
+  std::vector<std::optional<std::string>> pins(paths.size());
+  if (paths.empty()) {
+    return pins;
+  }
+  VARVE_RETURN_IF_ERROR(
+      RunThreads(paths.size(), ListThreads(storage, paths.front()), stop, [&](std::size_t i) {
+        pins[i] = ReadPin(storage, paths[i]);
+        return Status::Ok();
+      }));
+  return pins;
 }
 
 }  // namespace varve

@@ -34,6 +34,21 @@ def test_ls_of_a_checkpoint_lists_that_one(run_json, checkpoint):
     assert (entry["name"], entry["state"]) == ("step-00000010", "whole")
 
 
+def test_ls_tells_what_is_pinned_and_why(run, run_json, folder, state):
+    for name in ("step-1", "step-2", "step-3"):
+        varve.save(state, folder / name)
+    run("pin", folder / "step-1", "--why", "for the\npaper")
+    run("pin", folder / "step-2")
+
+    assert [entry["pin"] for entry in run_json("ls", folder)] == ["for the\npaper", "", None]
+    lines = run("ls", folder).stdout.splitlines()
+    assert len(lines) == 4
+    assert "whole, pinned: for the" in lines[1]
+    assert lines[2].endswith("whole, pinned") and lines[3].endswith("whole")
+    (entry,) = run_json("ls", folder / "step-1")
+    assert entry["pin"] == "for the\npaper"
+
+
 def test_ls_of_a_folder_without_checkpoints_says_so_and_succeeds(run, run_json, folder):
     (folder / "logs").mkdir()
     (folder / "notes.txt").write_text("no checkpoint")

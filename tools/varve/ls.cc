@@ -3,11 +3,16 @@
 #include <filesystem>
 #include <map>
 #include <memory>
+#include <optional>
+#include <string>
+#include <vector>
 
 #include "json.h"
 #include "text.h"
 #include "varve/agent.h"
 #include "varve/catalogue.h"
+#include "varve/manage.h"
+#include "varve/storage.h"
 #include "varve/upload.h"
 #include "verbs.h"
 
@@ -35,7 +40,7 @@ constexpr const char* kHelp =
     "               with the next save of the name, or by `varve gc`\n"
     "  quarantined  damaged, and taken out of the way by a resume, under a hidden name, for the\n"
     "               reason given; `varve rm` removes it, renaming it brings it back\n"
-    "A checkpoint whose upload is not done says so; no retention removes it.\n"
+    "A checkpoint that is pinned, or whose upload is not done, says so; no retention removes it.\n"
     "The step is the number after \"step\", \"checkpoint\", \"ckpt\" or \"iter\" in the name, else "
     "the\n"
     "only number in it.\n"
@@ -46,9 +51,17 @@ struct Options {
   bool json = false;
 };
 
-std::string AsJson(const std::vector<CheckpointEntry>& entries) {
+/// What there is, and why it is pinned, in the same order.
+struct Listed {
+  std::vector<CheckpointEntry> entries;
+  std::vector<std::optional<std::string>> pins;
+};
+
+std::string AsJson(const Listed& listed) {
   Json json = Json::array();
-  for (const CheckpointEntry& entry : entries) {
+  for (std::size_t i = 0; i < listed.entries.size(); ++i) {
+    const CheckpointEntry& entry = listed.entries[i];
+    const std::optional<std::string>& pin = listed.pins[i];
     json.push_back({{"name", entry.name},
                     {"format", FormatName(entry.format)},
                     {"step", If(entry.step.has_value(), entry.step.value_or(0))},
@@ -56,7 +69,8 @@ std::string AsJson(const std::vector<CheckpointEntry>& entries) {
                     {"detail", entry.detail},
                     {"bytes", entry.bytes},
                     {"world_size", If(entry.world_size != 0, entry.world_size)},
-                    {"save_id", entry.save_id ? Json(ToString(*entry.save_id)) : Json()}});
+                    {"save_id", entry.save_id ? Json(ToString(*entry.save_id)) : Json()},
+                    {"pin", If(pin.has_value(), pin.value_or(""))}});
   }
   return ToLine(json);
 }
@@ -71,21 +85,31 @@ Colour ColourOf(CheckpointState state) {
   }
 }
 
-std::string AsTable(const std::vector<CheckpointEntry>& entries) {
+/// Returns the state, and what there is to say of it.
+std::string StateText(const CheckpointEntry& entry, const std::optional<std::string>& pin) {
+  std::string text(StateName(entry.state));
+  text += entry.detail.empty() ? "" : ": " + entry.detail;
+  if (pin) {
+    text += pin->empty() ? ", pinned" : ", pinned: " + *pin;
+  }
+  return text;
+}
+
+std::string AsTable(const Listed& listed) {
   Table table({{"name"},
                {"format"},
                {"step", Table::Align::kRight},
                {"size", Table::Align::kRight},
                {"ranks", Table::Align::kRight},
                {"state"}});
-  for (const CheckpointEntry& entry : entries) {
-    std::string state(StateName(entry.state));
-    state += entry.detail.empty() ? "" : ": " + entry.detail;
+  for (std::size_t i = 0; i < listed.entries.size(); ++i) {
+    const CheckpointEntry& entry = listed.entries[i];
     const bool tells_ranks = entry.world_size != 0 && entry.format != Format::kSafetensors;
-    table.Add({entry.name, std::string(FormatName(entry.format)),
-               entry.step ? std::to_string(*entry.step) : "-", FormatBytes(entry.bytes),
-               tells_ranks ? std::to_string(entry.world_size) : "-", state},
-              ColourOf(entry.state));
+    table.Add(
+        {entry.name, std::string(FormatName(entry.format)),
+         entry.step ? std::to_string(*entry.step) : "-", FormatBytes(entry.bytes),
+         tells_ranks ? std::to_string(entry.world_size) : "-", StateText(entry, listed.pins[i])},
+        ColourOf(entry.state));
   }
   return table.ToString();
 }
@@ -150,17 +174,35 @@ Status SayWhatIsToBeUploaded(const std::string& directory, std::vector<Checkpoin
   return Status::Ok();
 }
 
-Result<Outcome> Run(const Options& options) {
-  VARVE_ASSIGN_OR_RETURN(auto entries, ListCheckpoints(options.directory));
-  AddWhatTheAgentHas(options.directory, &entries);
-  VARVE_RETURN_IF_ERROR(SayWhatIsToBeUploaded(options.directory, &entries));
-  if (options.json) {
-    return Outcome{AsJson(entries)};
+/// Returns the pins of the checkpoints, in their order. Of one that the directory itself is, the
+/// pin is in the directory.
+Result<std::vector<std::optional<std::string>>> PinsOf(
+    const std::string& directory, const std::vector<CheckpointEntry>& entries) {
+  std::vector<std::string> paths;
+  paths.reserve(entries.size());
+  for (const CheckpointEntry& entry : entries) {
+    paths.push_back(JoinPath(directory, entry.name));
   }
-  if (entries.empty()) {
+  VARVE_ASSIGN_OR_RETURN(auto pins, ReadPins(paths));
+  if (pins.size() == 1 && !pins.front()) {
+    return ReadPins({directory});
+  }
+  return pins;
+}
+
+Result<Outcome> Run(const Options& options) {
+  Listed listed;
+  VARVE_ASSIGN_OR_RETURN(listed.entries, ListCheckpoints(options.directory));
+  AddWhatTheAgentHas(options.directory, &listed.entries);
+  VARVE_RETURN_IF_ERROR(SayWhatIsToBeUploaded(options.directory, &listed.entries));
+  VARVE_ASSIGN_OR_RETURN(listed.pins, PinsOf(options.directory, listed.entries));
+  if (options.json) {
+    return Outcome{AsJson(listed)};
+  }
+  if (listed.entries.empty()) {
     return Outcome{"no checkpoints in " + Printable(options.directory) + "\n"};
   }
-  return Outcome{AsTable(entries)};
+  return Outcome{AsTable(listed)};
 }
 
 }  // namespace
@@ -169,8 +211,9 @@ void AddLs(Command program) {
   Command verb = program.Add("ls", "List the checkpoints in a directory", kHelp);
   const auto options = std::make_shared<Options>();
   verb.Positional("DIR", &options->directory, "Directory of checkpoints, or one checkpoint");
-  verb.Flag("--json", &options->json,
-            "A list of objects: name, format, step, state, detail, bytes, world_size, save_id");
+  verb.Flag(
+      "--json", &options->json,
+      "A list of objects: name, format, step, state, detail, bytes, world_size, save_id, pin");
   verb.Runs([=] { return Run(*options); });
 }
 
