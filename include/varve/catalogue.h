@@ -129,9 +129,9 @@ struct RemovalReport {
 /// checkpoint. The directory loses its name before anything in it is removed, so that a crash
 /// leaves no checkpoint but a hidden directory for `gc`. A symbolic link at `path` is removed, and
 /// its target stays. With `dry_run`, reports and removes nothing. Errors: NotFound when nothing is
-/// there; FailedPrecondition when it is no checkpoint, or a save of this name is under way. After
-/// Cancelled on `stop` the checkpoint is whole, or it has lost its name and `gc` removes the rest
-/// of it; the message says which.
+/// there; FailedPrecondition when it is no checkpoint, is pinned, or a save of it is under way.
+/// After Cancelled on `stop` the checkpoint is whole, or it has lost its name and `gc` removes the
+/// rest of it; the message says which.
 Result<RemovalReport> RemoveCheckpoint(const std::string& path, DryRun dry_run,
                                        Storage& storage = AnyStorage(),
                                        const std::stop_token& stop = {});

@@ -54,7 +54,7 @@ def remove(path: _Path, dry_run: bool = False) -> list[str]:
 
     Raises:
         CheckpointNotFoundError: Nothing is there.
-        PreconditionError: It is no checkpoint, or a save of this name is under way.
+        PreconditionError: It is no checkpoint, it is pinned, or a save of this name is under way.
     """
     return _core.remove(path_text(path), dry_run)
 

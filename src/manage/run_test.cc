@@ -242,13 +242,36 @@ TEST_F(Run, APinKeepsAStepUntilItIsTakenAway) {
   const auto verified = Verify(Path("step-1"));
   ASSERT_TRUE(IsOk(verified));
   EXPECT_TRUE(verified->clean());
-  Save("step-1");  // An overwrite keeps it.
-  EXPECT_EQ(ListSteps(dir_.path()).value().at(0).pin, "for the paper");
   ASSERT_TRUE(IsOk(UnpinCheckpoint(Path("step-1"))));
   EXPECT_THAT(Prune({.last = 1}), ElementsAre("step-1"));
   EXPECT_TRUE(FailsWith(PinCheckpoint(Path("step-1"), ""), StatusCode::kNotFound));
   EXPECT_TRUE(FailsWith(PinCheckpoint(Path("step-2"), std::string(2000, 'x')),
                         StatusCode::kInvalidArgument));
+}
+
+TEST_F(Run, APinnedStepIsNeitherReplacedNorRemovedOnRequest) {
+  Save("step-1");
+  const auto before = ListSteps(dir_.path()).value().at(0).save_id;
+  ASSERT_TRUE(IsOk(PinCheckpoint(Path("step-1"), "paper")));
+  for (const Overwrite overwrite : {Overwrite::kAlways, Overwrite::kDamaged}) {
+    test::SmallState state;
+    state.Floats("w", {4, 5, 6});
+    EXPECT_FALSE(state.Save(PosixStorage(), Path("step-1"), {.overwrite = overwrite}).ok());
+  }
+  test::SmallState state;
+  state.Floats("w", {4, 5, 6});
+  EXPECT_TRUE(
+      FailsWith(state.Save(PosixStorage(), Path("step-1"), {.overwrite = Overwrite::kAlways}),
+                StatusCode::kFailedPrecondition, {Path("step-1"), "pinned", "varve unpin"}));
+  EXPECT_TRUE(FailsWith(RemoveCheckpoint(Path("step-1"), DryRun::kNo),
+                        StatusCode::kFailedPrecondition, {"pinned", "varve unpin"}));
+  EXPECT_TRUE(
+      FailsWith(RemoveCheckpoint(Path("step-1"), DryRun::kYes), StatusCode::kFailedPrecondition));
+  EXPECT_EQ(ListSteps(dir_.path()).value().at(0).save_id, before);
+  ASSERT_TRUE(IsOk(UnpinCheckpoint(Path("step-1"))));
+  Save("step-1");
+  EXPECT_NE(ListSteps(dir_.path()).value().at(0).save_id, before);
+  EXPECT_TRUE(IsOk(RemoveCheckpoint(Path("step-1"), DryRun::kNo)));
 }
 
 TEST_F(Run, QuarantineTakesAStepOutOfTheWayAndRemovesNothingOfIt) {

@@ -122,8 +122,18 @@ Result<Occupant> CheckOccupant(Storage& storage, const std::string& path, Overwr
   }
   if (occupant == Occupant::kCheckpoint) {
     VARVE_RETURN_IF_ERROR(CheckMayReplace(storage, path, overwrite, stop));
+    VARVE_ASSIGN_OR_RETURN(const auto entries, storage.List(path));
+    VARVE_RETURN_IF_ERROR(CheckNotPinned(path, entries));
   }
   return occupant;
+}
+
+Status CheckNotPinned(const std::string& path, const std::vector<DirectoryEntry>& entries) {
+  return FindEntry(entries, kPinName) == nullptr
+             ? Status::Ok()
+             : FailedPrecondition(path +
+                                  " is pinned, and a save would replace it: unpin it (`varve "
+                                  "unpin`), or save under another name");
 }
 
 Result<std::unique_ptr<StorageLock>> LockName(Storage& storage, const std::string& path) {

@@ -6,6 +6,7 @@
 #include <memory>
 #include <stop_token>
 #include <string>
+#include <vector>
 
 #include "varve/options.h"
 #include "varve/status.h"
@@ -25,9 +26,13 @@ enum class Occupant : std::uint8_t {
 
 /// Returns what stands at `path`, which the caller has locked, if a save may take its place. Reads
 /// all of it for Overwrite::kDamaged, until `stop`. Errors: AlreadyExists for a checkpoint that may
-/// not be replaced; FailedPrecondition for what is no checkpoint; Cancelled.
+/// not be replaced; FailedPrecondition for a pinned one, and for what is no checkpoint; Cancelled.
 Result<Occupant> CheckOccupant(Storage& storage, const std::string& path, Overwrite overwrite,
                                const std::stop_token& stop);
+
+/// Returns FailedPrecondition where the checkpoint in the directory `path`, of these entries, is
+/// pinned: it stays until it is unpinned.
+Status CheckNotPinned(const std::string& path, const std::vector<DirectoryEntry>& entries);
 
 /// Locks the name of a checkpoint. Errors: FailedPrecondition when a save of it is under way;
 /// Unimplemented where the file system has no locks.

@@ -18,12 +18,12 @@
 //     does not resume: after step 9 a directory of this name is the old checkpoint. Nor does it
 //     without locks: the directory's maker may live.
 //  4. Without overwrite, an existing NAME ends the save here, before any work. With overwrite,
-//     NAME must be a checkpoint, ours or another software's: nothing else is ever replaced. Where
-//     only a damaged one may be replaced, all its bytes are verified here, under the lock. An empty
-//     directory is as good as nothing; it stays until step 9. Then make the staging directory
-//     .NAME.varve-saving-<id>, hidden and unique. If NAME holds files that are not part of the
-//     checkpoint, find out whether they can be kept (other_files.cc), as far as the names that the
-//     new one will have are known.
+//     NAME must be a checkpoint, ours or another software's, and not pinned: nothing else is ever
+//     replaced. Where only a damaged one may be replaced, all its bytes are verified here, under
+//     the lock. An empty directory is as good as nothing; it stays until step 9. Then make the
+//     staging directory .NAME.varve-saving-<id>, hidden and unique. If NAME holds files that are
+//     not part of the checkpoint, find out whether they can be kept (other_files.cc), as far as the
+//     names that the new one will have are known.
 //  5. (All ranks) write data files into it, each synced by its writer: a file that the commit
 //     record counts on is durable before the record exists. A save that puts files into folders
 //     gives the staging directory the mark of step 7 before the first of them.

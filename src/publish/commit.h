@@ -134,9 +134,6 @@ Result<std::unique_ptr<Commit>> BeginFixedCommit(Storage& storage, const std::st
 /// its files. `written` is that write's.
 Status MayBeVisible(const Status& written);
 
-/// Returns FailedPrecondition where the checkpoint of these entries is pinned.
-Status CheckNotPinned(const std::vector<DirectoryEntry>& entries);
-
 /// Returns the directory that the files of the save `id` of `path`, which is no link, are written
 /// into: Commit::staging(). `fixed` is FixedIndex::none.
 std::string PlaceOfSave(Storage& storage, const std::string& path, const SaveId& id,

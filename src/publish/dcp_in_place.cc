@@ -140,6 +140,7 @@ Status DcpInPlaceCommit::Impl::CheckPlace(const std::vector<DirectoryEntry>& ent
   if (taken && !overwrite) {
     return AlreadyExists(path + " already holds a checkpoint; pass overwrite to replace it");
   }
+  VARVE_RETURN_IF_ERROR(taken ? CheckNotPinned(path, entries) : Status::Ok());
   if (native) {
     return FailedPrecondition(
         path +

@@ -37,6 +37,7 @@
 #include "catalogue/names.h"
 #include "catalogue/open.h"
 #include "catalogue/own_names.h"
+#include "publish/claim.h"
 #include "publish/commit.h"
 #include "publish/other_files.h"
 #include "publish/save_id.h"
@@ -125,7 +126,7 @@ Status FixedNames::CheckOccupant(bool* in_place) {
   VARVE_ASSIGN_OR_RETURN(const auto entries, storage_.List(directory_));
   *in_place = *in_place && (IsCheckpoint(storage_, directory_, entries) ||
                             FindEntry(entries, kUploadMark) != nullptr);
-  VARVE_RETURN_IF_ERROR(CheckNotPinned(entries));
+  VARVE_RETURN_IF_ERROR(CheckNotPinned(directory_, entries));
   return NewestRecord(entries) == 0
              ? Status::Ok()
              : FailedPrecondition(directory_ +

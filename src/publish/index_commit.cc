@@ -354,7 +354,7 @@ Result<std::unique_ptr<Commit>> BeginIndexCommit(Storage& storage, const std::st
   }
   Replaced replaced;
   if (entries.ok()) {
-    VARVE_RETURN_IF_ERROR(CheckNotPinned(*entries));
+    VARVE_RETURN_IF_ERROR(CheckNotPinned(path, *entries));
     if (FindEntry(*entries, kUploadClaim) != nullptr) {
       return FailedPrecondition(path +
                                 ": an upload or save of files with fixed names is under way "

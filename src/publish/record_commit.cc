@@ -143,14 +143,6 @@ Status RecordCommit::WriteRecord(const std::string& encoded) {
 
 }  // namespace
 
-Status CheckNotPinned(const std::vector<DirectoryEntry>& entries) {
-  return FindEntry(entries, kPinName) == nullptr
-             ? Status::Ok()
-             : FailedPrecondition(
-                   "a checkpoint of this name is pinned, and a save would replace it: "
-                   "unpin it (`varve unpin`), or save under another name");
-}
-
 Result<std::unique_ptr<Commit>> BeginRecordCommit(Storage& storage, const std::string& path,
                                                   const SaveId& id, Overwrite overwrite,
                                                   const std::stop_token& stop) {
@@ -169,7 +161,7 @@ Result<std::unique_ptr<Commit>> BeginRecordCommit(Storage& storage, const std::s
           return entry.is_directory ? IsDataDirectoryName(entry.name)
                                     : entry.name.starts_with(kQuarantinedRecord);
         });
-    VARVE_RETURN_IF_ERROR(CheckNotPinned(*entries));
+    VARVE_RETURN_IF_ERROR(CheckNotPinned(path, *entries));
     if (!leftovers) {
       VARVE_RETURN_IF_ERROR(CheckOccupant(storage, path, overwrite, stop).status());
       if (replaced == 0) {

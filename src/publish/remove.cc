@@ -2,9 +2,9 @@
 //  1. Lock its name, and check that no rank saves into it without coordination: a live save loses
 //  nothing.
 //  2. A displaced checkpoint gets its name back, so that it is removed and not found again later.
-//     On a rule of its run, not on request, someone who reads it keeps it: the lock that all
-//     readers share is taken alone, and given back when the name is gone. Who opens it in between
-//     finds it locked, looks again and finds nothing.
+//     A pinned one stays. On a rule of its run, not on request, someone who reads it keeps it: the
+//     lock that all readers share is taken alone, and given back when the name is gone. Who opens
+//     it in between finds it locked, looks again and finds nothing.
 //  3. Rename the directory to .NAME.varve-removed-<id> and sync PARENT. From then on no checkpoint
 //     has this name, whatever happens: no load reads half of one, `repair` does not make a
 //     checkpoint of the rest, and `gc` or the next save of the name finishes the removal.
@@ -73,6 +73,16 @@ RemovalReport Describe(const Inventory& found, Storage& storage, const std::stri
   return report;
 }
 
+/// Refuses a pinned checkpoint: it was pinned because somebody needs it.
+Status CheckMayBeRemoved(Storage& storage, const std::string& given) {
+  VARVE_ASSIGN_OR_RETURN(const std::string path, ResolveTarget(given, storage));
+  VARVE_ASSIGN_OR_RETURN(const auto entries, storage.List(path));
+  return FindEntry(entries, kPinName) == nullptr
+             ? Status::Ok()
+             : FailedPrecondition("remove " + path +
+                                  ": it is pinned; nothing was removed. `varve unpin` it first");
+}
+
 /// What a removal makes of readers.
 enum class Readers : std::uint8_t { kIgnore, kRespect };
 
@@ -108,8 +118,8 @@ Result<RemovalReport> RemoveNow(const std::string& given, const RemovalTerms& te
   std::unique_ptr<StorageLock> no_readers;
   if (readers == Readers::kRespect) {
     VARVE_ASSIGN_OR_RETURN(no_readers, LockToRemove(storage, path));
-    VARVE_RETURN_IF_ERROR(terms.still_goes ? terms.still_goes() : Status::Ok());
   }
+  VARVE_RETURN_IF_ERROR(terms.still_goes ? terms.still_goes() : Status::Ok());
   if (dry_run == DryRun::kYes) {
     return report;
   }
@@ -130,7 +140,11 @@ Result<RemovalReport> RemoveNow(const std::string& given, const RemovalTerms& te
 
 Result<RemovalReport> RemoveCheckpoint(const std::string& path, DryRun dry_run, Storage& storage,
                                        const std::stop_token& stop) {
-  return RemoveNow(path, {.dry_run = dry_run, .stop = stop}, Readers::kIgnore, storage);
+  return RemoveNow(path,
+                   {.dry_run = dry_run,
+                    .stop = stop,
+                    .still_goes = [&] { return CheckMayBeRemoved(storage, path); }},
+                   Readers::kIgnore, storage);
 }
 
 Result<RemovalReport> RemoveUnlessUsed(const std::string& path, const RemovalTerms& terms,

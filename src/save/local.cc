@@ -82,6 +82,7 @@ Result<bool> CheckTarget(Storage& storage, const std::string& path, const SaveId
     if (other && set.complete() && !overwrite) {
       return AlreadyExists(path + " already holds a checkpoint; pass overwrite to replace it");
     }
+    VARVE_RETURN_IF_ERROR(other && set.complete() ? CheckNotPinned(path, entries) : Status::Ok());
   }
   return others;
 }

@@ -11,7 +11,7 @@ namespace {
 constexpr const char* kPinHelp =
     "Keeps a step from being removed by `varve prune` and by the rules of a manager, until it is\n"
     "unpinned. The pin is a file in the checkpoint's directory (varve-pinned.txt) and moves with\n"
-    "it. `varve rm` removes a pinned checkpoint all the same.";
+    "it. `varve rm` and saves that would replace a pinned checkpoint refuse.";
 constexpr const char* kUnpinHelp = "Takes the pin of a checkpoint away, if it has one.";
 
 struct Options {

@@ -13,7 +13,7 @@ constexpr const char* kHelp =
     "written, which it lists. The directory loses its name first, so that no reader ever sees half "
     "a\n"
     "checkpoint; if the removal is interrupted, `varve gc` finishes it. Refuses what is not a\n"
-    "checkpoint, and one that is being saved. If the path is a symbolic link, only\n"
+    "checkpoint, and one that is being saved or is pinned. If the path is a symbolic link, only\n"
     "the link is removed.";
 
 struct Options {
