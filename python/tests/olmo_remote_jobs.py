@@ -45,12 +45,13 @@ def save_remotely(
     spool: str,
     seed: int = 1,
     overwrite: bool = False,
+    kind: str = "fsdp1",
     **options: Any,
 ) -> tuple[bytes, str]:
     """Saves straight into a bucket. Returns what was saved, and the error."""
     os.environ.update(environment)
     tempfile.tempdir = spool
-    model, optim = jobs.trained("fsdp1", size, seed)
+    model, optim = jobs.trained(kind, size, seed)
     checkpointer = jobs.CHECKPOINTERS[layout](jobs.Config(overwrite=overwrite), **options)
     try:
         checkpointer.save_checkpoint(remote, model, optim, jobs.state_of_trainer(rank))
@@ -58,6 +59,22 @@ def save_remotely(
     except Exception as error:
         return jobs.truth(model, optim), f"{type(error).__name__}: {error}"
     return jobs.truth(model, optim), ""
+
+
+def save_remotely_on_nodes(
+    rank: int,
+    size: int,
+    environment: dict[str, str],
+    layout: str,
+    kind: str,
+    remote: str,
+    root: str,
+) -> tuple[bytes, str]:
+    """Two ranks share a node, whose TMPDIR is a directory that stands for its disk."""
+    os.environ["FS_LOCAL_RANK"] = str(rank % 2)
+    disk = f"{root}/node{rank // 2}"
+    os.makedirs(disk, exist_ok=True)
+    return save_remotely(rank, size, environment, layout, remote, disk, kind=kind)
 
 
 def save_in_place(

@@ -36,6 +36,27 @@ def test_a_checkpoint_is_saved_with_a_remote_name_alone(
     assert step == 100
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("layout", "kind"),
+    [*((layout, "fsdp1") for layout in LAYOUTS), ("torch_new", "fsdp2"), ("torch_new", "ddp")],
+)
+def test_nodes_with_disks_of_their_own_save_into_one_bucket(
+    layout: str, kind: str, s3_server: dict[str, str], bucket: Any, tmp_path: Path
+) -> None:
+    remote = f"s3://{bucket.name}/run/step1"
+    arguments = (s3_server, layout, kind, remote, str(tmp_path))
+    results = run_ranks(4, jobs.save_remotely_on_nodes, *arguments)
+    assert [error for _, error in results] == [""] * 4
+    wanted = states(results[0][0])
+    assert_equal_states(varve.torch.read(remote), wanted)
+    assert varve.verify(remote) == []
+    assert [path for path in tmp_path.rglob("*") if path.is_file()] == []
+    found, step = run_ranks(2, jobs.restore, s3_server, remote, None)[0]
+    assert_equal_states(states(found), wanted)
+    assert step == 100
+
+
 def test_a_checkpoint_that_is_there_is_found_before_anything_is_written(
     s3_server: dict[str, str], bucket: Any, tmp_path: Path
 ) -> None:
@@ -67,16 +88,32 @@ def test_what_a_killed_job_leaves_in_the_temporary_directory_goes_with_the_next_
     assert_equal_states(varve.torch.read(remote), states(results[0][0]))
 
 
-@pytest.mark.parametrize("layout", ["full", "torch_new", "torch_legacy"])
+@pytest.mark.parametrize("layout", ["full", "torch_new", "torch_legacy", "olmo_core"])
 def test_a_full_temporary_directory_fails_the_save_with_what_helps(
     layout: str, s3_server: dict[str, str], bucket: Any, small_disk: Path
 ) -> None:
-    room = 48 << 10
+    room = 16 << 10
     used = small_disk / "used"
     used.write_bytes(bytes(shutil.disk_usage(small_disk).free - room))
     remote = f"s3://{bucket.name}/run/step1"
     for _, error in run_ranks(2, jobs.save_remotely, s3_server, layout, remote, str(small_disk)):
         assert error.startswith(f"OutOfSpaceError: save {remote}: writing its files into "), error
+        assert "set TMPDIR to a larger disk" in error and "No space left" in error
+    assert keys_in(bucket) == []
+    assert [path for path in small_disk.rglob("*") if path.is_file()] == [used]
+
+
+@pytest.mark.parametrize("layout", ["torch_new", "olmo_core"])
+def test_one_node_with_a_full_disk_fails_the_save_on_all(
+    layout: str, s3_server: dict[str, str], bucket: Any, tmp_path: Path, small_disk: Path
+) -> None:
+    used = small_disk / "used"
+    used.write_bytes(bytes(shutil.disk_usage(small_disk).free - (16 << 10)))
+    (tmp_path / "node1").symlink_to(small_disk)
+    remote = f"s3://{bucket.name}/run/step1"
+    arguments = (s3_server, layout, "fsdp1", remote, str(tmp_path))
+    for _, error in run_ranks(4, jobs.save_remotely_on_nodes, *arguments):
+        assert error.startswith(f"OutOfSpaceError: save {remote}: "), error
         assert "set TMPDIR to a larger disk" in error and "No space left" in error
     assert keys_in(bucket) == []
     assert [path for path in small_disk.rglob("*") if path.is_file()] == [used]

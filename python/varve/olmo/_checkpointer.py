@@ -191,7 +191,10 @@ class Checkpointer(metaclass=ABCMeta):
             config = steps.first(f"save {target}", begin).encode("latin-1")
             spool = Spool(target, steps)
             try:
-                with spool.written(), staging(spool.path, False, steps) as directory:
+                with (
+                    spool.written(),
+                    staging(spool.path, False, steps, is_joined=True) as directory,
+                ):
                     self._write(directory, steps, training)
                     directory.publish(config)
                 upload = Upload(spool.path, target, MARK, overwrite, in_place, source_stays=False)

@@ -46,12 +46,14 @@ class Directory:
         path: The staging directory that this rank sees, to write into.
         is_first: True on the rank that made it.
         is_shared: True where all ranks see the same one.
+        is_joined: True where what all disks have is uploaded into one directory.
         files: Names and sizes of the files that this rank has written.
     """
 
-    def __init__(self, path: str, overwrite: bool, steps: Steps) -> None:
+    def __init__(self, path: str, overwrite: bool, steps: Steps, is_joined: bool) -> None:
         self._where = os.path.realpath(local_path_text(path))
         self._steps = steps
+        self.is_joined = is_joined
         self.files: list[tuple[str, int]] = []
         self._commit: _core.FilesCommit | None = None
         self._overwrite = overwrite
@@ -110,11 +112,11 @@ class Directory:
 
     def require_shared(self, layout: str) -> None:
         """Raises PreconditionError where ranks write to different disks, which a layout cannot have."""
-        if not self.is_shared:
+        if not self.is_shared and not self.is_joined:
             raise PreconditionError(
                 f"the layout {layout} is one directory of all ranks, and these ranks write to different "
-                "disks: use storage that all nodes share (for a remote directory TMPDIR must be on it), or the local "
-                "checkpointer",
+                "disks: use storage that all nodes share, a remote directory as the checkpoint's own, or the "
+                "local checkpointer",
                 path=self._where,
             )
 
@@ -145,9 +147,11 @@ class Directory:
 
 
 @contextmanager
-def staging(path: str, overwrite: bool, steps: Steps) -> Iterator[Directory]:
+def staging(
+    path: str, overwrite: bool, steps: Steps, is_joined: bool = False
+) -> Iterator[Directory]:
     """Gives a directory to write into, and removes it unless it was published."""
-    directory = Directory(path, overwrite, steps)
+    directory = Directory(path, overwrite, steps, is_joined)
     try:
         yield directory
     finally:

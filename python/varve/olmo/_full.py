@@ -38,7 +38,7 @@ class FullCheckpointer(Checkpointer):
             if steps.rank == 0:
                 self._join(directory, Steps(None), held, training.optim)
         else:
-            self._gather(directory, steps, training)
+            self._gather(directory, steps, training, _on_devices(held))
         files = {"train.pt": training.state} if steps.rank == 0 else {}
         self._write_files(directory, steps, files)
 
@@ -47,8 +47,12 @@ class FullCheckpointer(Checkpointer):
         save_state(str(sharded), held, optim, steps, "varve")
         steps.first(f"write {directory.path}", lambda: _unshard(sharded, directory))
 
-    def _gather(self, directory: Directory, steps: Steps, training: Training) -> None:
-        options = torch_states.StateDictOptions(full_state_dict=True, cpu_offload=True)
+    def _gather(
+        self, directory: Directory, steps: Steps, training: Training, on_devices: bool
+    ) -> None:
+        # With cpu_offload FSDP1 frees a flat parameter of the CPU while views of it are copied, and the
+        # process dies of it (torch 2.13).
+        options = torch_states.StateDictOptions(full_state_dict=True, cpu_offload=on_devices)
         model_state = torch_states.get_model_state_dict(training.model, options=options)
         first = steps.rank == 0
         self._write_files(directory, steps, {"model.pt": model_state} if first else {})
@@ -86,6 +90,13 @@ def save_state(
     }
     options = _core.SaveOptions(format=format, overwrite=overwrite, timeout=TIMEOUT)
     _engine.save(state, path, PieceArrays(), steps.coordinator, False, None, options)
+
+
+def _on_devices(held: HeldModel) -> bool:
+    return any(
+        (tensor.data if isinstance(tensor, Piece) else tensor).device.type != "cpu"
+        for tensor in held.tensors.values()
+    )
 
 
 def _is_whole(tensor: Any) -> bool:

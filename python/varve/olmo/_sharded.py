@@ -20,6 +20,7 @@ from torch.optim import Optimizer
 from varve import _core
 from varve.errors import InvalidArgumentError, UnsupportedError
 from varve.olmo import _files, _optim, _ranks
+from varve.olmo._apart import write_dcp
 from varve.olmo._checkpointer import Checkpointer, Config, Training
 from varve.olmo._directory import Directory
 from varve.olmo._full import save_state
@@ -48,10 +49,13 @@ class TorchNewStyleShardedCheckpointer(Checkpointer):
     def _write(self, directory: Directory, steps: Steps, training: Training) -> None:
         directory.require_shared("torch_new")
         folder = directory.path / MODEL_AND_OPTIM_FOLDER
-        save_state(str(folder), HeldModel(training.model), training.optim, steps, "dcp")
-        if steps.rank == 0:
-            for path in sorted(folder.iterdir()):
-                directory.add(path)
+        if directory.is_shared:
+            save_state(str(folder), HeldModel(training.model), training.optim, steps, "dcp")
+            written = sorted(folder.iterdir()) if steps.rank == 0 else []
+        else:
+            written = write_dcp(folder, _sharded_state(training.model, training.optim), steps)
+        for path in written:
+            directory.add(path)
         self._write_files(directory, steps, {f"train/rank{_ranks.rank()}.pt": training.state})
 
 

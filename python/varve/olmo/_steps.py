@@ -6,6 +6,7 @@ raised already.
 
 from __future__ import annotations
 
+import errno
 import json
 from collections.abc import Callable
 from typing import Any
@@ -34,8 +35,8 @@ class Steps:
             answer = {"value": function()}
             error: Exception | None = None
         except Exception as raised:
-            answer = {"class": type(raised).__name__, "text": str(raised)}
-            error = raised
+            error = _told(raised)
+            answer = {"class": type(error).__name__, "text": str(error)}
         answers = self._exchange(answer)
         if error is not None:
             raise error
@@ -53,6 +54,16 @@ class Steps:
             return [answer]
         messages = self.coordinator.gather(json.dumps(answer).encode(), TIMEOUT)
         return [json.loads(message) for message in messages]
+
+
+def _told(error: Exception) -> Exception:
+    """Returns what the system says of a file as the engine tells it, and other errors as they are."""
+    if not isinstance(error, OSError) or isinstance(error, errors.Error):
+        return error
+    full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+    told = (errors.OutOfSpaceError if full else errors.UnavailableError)(str(error))
+    told.__cause__ = error
+    return told
 
 
 def _kind(name: str) -> type[errors.Error]:
