@@ -2,15 +2,15 @@
 // which save it belongs to, which rank wrote it and how many there are.
 //
 //  1. Refuse a NAME whose committed checkpoint an interrupted overwrite has displaced (commit.cc,
-//  step
-//     9): readers find it by NAME as long as nothing is there, and these files would hide it. Make
-//     NAME if needed. Any rank may be first; each syncs PARENT, so that no rank's file can be
+//     step 9): readers find it by NAME as long as nothing is there, and these files would hide it.
+//     Make NAME if needed. Any rank may be first; each syncs PARENT, so that no rank's file can be
 //     durable in a directory that is not.
 //  2. Lock NAME/.rank-R.varve-lock: two processes that both think they are rank R, or two saves of
 //     one name at once, do not write the same file.
-//  3. Refuse a NAME that holds a committed checkpoint (it would hide these files), and without
-//     overwrite one that is complete. File names carry the save id: the files of an older save
-//     stay untouched, and a mix of two saves is two incomplete sets, never one complete one.
+//  3. Refuse a NAME that holds a committed checkpoint (it would hide these files) or one of another
+//     format (these files would hide it), and without overwrite one that is complete. File names
+//     carry the save id: the files of an older save stay untouched, and a mix of two saves is two
+//     incomplete sets, never one complete one.
 //  4. Write .FILE.varve-part and sync it. A crash leaves a part, which no reader reads and the next
 //     save by rank R removes.
 //  5. Rename it to FILE without replacing, then sync NAME. A file under its own name is whole. If
@@ -74,6 +74,12 @@ Result<bool> CheckTarget(Storage& storage, const std::string& path, const SaveId
                            " holds a committed checkpoint; a save without coordination "
                            "cannot replace it, choose another name");
     }
+  }
+  if (const auto format = ShownFormat(entries); format && *format != Format::kVarve) {
+    return AlreadyExists(path + " holds a checkpoint of another format (" +
+                         std::string(FormatName(*format)) +
+                         "); a save without coordination cannot replace it: remove it (`varve "
+                         "rm`), or choose another name");
   }
   bool others = false;
   for (const NamedSet& set : GroupByName(entries)) {
