@@ -1,4 +1,5 @@
-"""A pinned checkpoint is neither replaced nor removed, in any format, until it is unpinned."""
+"""A pinned checkpoint is neither replaced nor removed, in any format, until it is unpinned. And what
+else keeps a checkpoint from being hidden by another save of its name."""
 
 from __future__ import annotations
 
@@ -62,3 +63,15 @@ def test_a_pinned_checkpoint_stays_until_it_is_unpinned(
     assert torch.equal(varve.torch.read(path)["w"], torch.zeros(100))
     varve.remove(path)
     assert not path.exists()
+
+
+@pytest.mark.parametrize("overwrite", [False, True])
+@pytest.mark.parametrize("save", [dcp, hf])
+def test_ranks_that_save_apart_hide_no_checkpoint_of_another_format(
+    save: Callable[[State, Path], None], overwrite: bool, tmp_path: Path
+) -> None:
+    path = tmp_path / "step-1"
+    save({"w": torch.ones(100)}, path)
+    with pytest.raises(varve.CheckpointExistsError, match="another format"):
+        varve.torch.save({"w": torch.zeros(100)}, path, coordinate=False, overwrite=overwrite)
+    assert torch.equal(varve.torch.read(path)["w"], torch.ones(100))

@@ -366,3 +366,23 @@ def test_unshard_writes_whole_states_into_a_bucket(bucket: Any, tmp_path: Path) 
     run("unshard", str(tmp_path / "sharded"), where, "--overwrite", "--olmo-safetensors")
     run("unshard", str(tmp_path / "sharded"), where, "--overwrite")
     assert torch.equal(varve.torch.read(f"{where}/model.pt")["w"], torch.zeros(6))
+
+
+def test_one_file_does_not_take_the_name_of_a_directory(bucket: Any) -> None:
+    run = f"s3://{bucket.name}/run"
+    varve.torch.save({"w": torch.ones(3)}, f"{run}/step-1")
+    varve.torch.save({"w": torch.zeros(3)}, f"{run}/step-2")
+    before = keys_in(bucket)
+    for target in (run, f"{run}/step-1", f"{run}/step-2"):
+        for verb in (["export"], ["convert", "--to", "torch"]):
+            done = subprocess.run(
+                [VARVE, verb[0], f"{run}/step-1", target, *verb[1:], "--overwrite"],
+                capture_output=True,
+                text=True,
+                check=False,
+            )
+            assert done.returncode == 2 and "is a directory" in done.stderr, done
+    assert keys_in(bucket) == before
+    subprocess.run([VARVE, "export", f"{run}/step-1", f"{run}/one.safetensors"], check=True)
+    with pytest.raises(varve.PreconditionError, match="one object and no directory"):
+        varve.remove(f"{run}/one.safetensors")

@@ -116,6 +116,12 @@ Result<std::uint64_t> PublishFile(Storage& storage, const std::string& target,
     return AlreadyExists(target + " exists; pass overwrite to replace it");
   }
   if (PublishesByRecord(storage, target)) {  // A file appears there whole.
+    // An object may have the name of a directory, which readers would look into instead.
+    if (const auto below = storage.List(target); below.ok() && !below->empty()) {
+      return FailedPrecondition(target +
+                                " is a directory: objects have names below it. One file cannot "
+                                "take its place; choose another name");
+    }
     return WriteSegmentsFile(storage, target, segments, options.stop);
   }
   const auto lock = storage.Lock(LockPath(target));  // Two must not share the part file.

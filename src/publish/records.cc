@@ -224,6 +224,11 @@ Result<RemovalReport> RemoveByRecords(const std::string& path, DryRun dry_run, S
   if (entries.status().code() == StatusCode::kNotFound) {
     return NotFound("remove " + path + ": there is nothing of that name");
   }
+  if (!entries.ok() && storage.OpenForRead(path).ok()) {
+    return FailedPrecondition("remove " + path +
+                              ": it is one object and no directory; the store's own tools remove "
+                              "checkpoints of one file");
+  }
   VARVE_RETURN_IF_ERROR(entries.status());
   // Of this one list: the data of a save that is published after it are those of no record here,
   // and stay as those of a save under way do.
