@@ -91,6 +91,32 @@ Result<std::string> NameOfObject(std::string_view path, std::string_view scheme)
   return name;
 }
 
+/// Refuses a path of the disk that was meant as the name of something remote: its checkpoints would
+/// be on the disk of this node, and nobody would look there.
+Status CheckIsNoMisspeltUrl(std::string_view path) {
+  const std::string there = "; a directory of this name is " + Quoted("./" + std::string(path));
+  const std::size_t blanks = std::min(path.find_first_not_of(" \t\r\n"), path.size());
+  if (blanks > 0 && !SchemeOf(path.substr(blanks)).empty()) {
+    return InvalidArgument(Quoted(path) + " begins with a blank, which no URL does" + there);
+  }
+  if (path.starts_with("arn:aws")) {
+    return InvalidArgument(Quoted(path) +
+                           " is a resource name: the URL of a checkpoint is "
+                           "s3://bucket/key" +
+                           there);
+  }
+  for (const std::string& name : RemoteSchemes()) {
+    if (path.starts_with(name + ":")) {
+      const bool one = path.starts_with(name + ":/");
+      return InvalidArgument(
+          Quoted(path) + (one ? " has one slash of " : " has no slashes of ") + name + "://" +
+          (name.starts_with("http") ? "host/path" : "bucket/key") +
+          (one ? ": pathlib takes the other away. Give the name as it is" : "") + there);
+    }
+  }
+  return Status::Ok();
+}
+
 }  // namespace
 
 Result<std::string> ResolvePath(std::string_view path, const Storage& storage) {
@@ -122,15 +148,7 @@ Result<std::string> ResolvePath(std::string_view path, const Storage& storage) {
     }
     return NoStorageServes(path, scheme, storage);
   }
-  for (const std::string& name : RemoteSchemes()) {
-    if (path.starts_with(name + ":/")) {
-      return InvalidArgument(Quoted(path) + " has one slash of " + name + "://" +
-                             (name.starts_with("http") ? "host/path" : "bucket/key") +
-                             ": pathlib takes the other away. Give the name as it "
-                             "is; a directory of this name is " +
-                             Quoted("./" + std::string(path)));
-    }
-  }
+  VARVE_RETURN_IF_ERROR(CheckIsNoMisspeltUrl(path));
   if (path.front() == '/' || (&storage != &PosixStorage() && &storage != &AnyStorage())) {
     return std::string(path);
   }

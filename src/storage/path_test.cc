@@ -22,6 +22,15 @@ TEST(ResolvePath, JoinsRelativePathsWithTheWorkingDirectory) {
   EXPECT_EQ(ResolvePath("/run/step-1").value(), "/run/step-1");
 }
 
+TEST(ResolvePath, RefusesWhatWasMeantAsAUrl) {
+  for (const char* path : {"s3:bucket/run", " s3://bucket/run", "\ts3://bucket/run",
+                           "arn:aws:s3:::bucket/run", "https:host/run"}) {
+    EXPECT_TRUE(FailsWith(ResolvePath(path), StatusCode::kInvalidArgument, {"a directory of"}))
+        << path;
+  }
+  EXPECT_EQ(ResolvePath(" run").value(), Here() + "/ run");
+}
+
 TEST(ResolvePath, NeverCollapsesDotDot) {
   EXPECT_EQ(ResolvePath("link/../x").value(), Here() + "/link/../x");
   EXPECT_EQ(ResolvePath("/a/../b/./c//d/").value(), "/a/../b/./c//d/");
