@@ -84,6 +84,9 @@ struct SaveOptions {
   std::uint64_t block_bytes = std::uint64_t{1} << 20;
   /// Bytes of a file's tensors at most, or one tensor; kSafetensors only.
   std::uint64_t shard_size = 5'000'000'000;
+  /// Where the caller uploads the checkpoint afterwards. The engine compares it between the ranks,
+  /// and does no more with it.
+  std::string upload_to{};
   ProgressFunction progress;
   std::stop_token stop;
 };

@@ -168,6 +168,7 @@ void BindCheckpoint(nb::module_& module) {
       .Field("on_difference", &SaveOptions::on_difference)
       .Field("block_bytes", &SaveOptions::block_bytes)
       .Field("shard_size", &SaveOptions::shard_size)
+      .Field<AsPath>("upload_to", &SaveOptions::upload_to)
       .Keyword<AsProgress>("progress", &SaveOptions::progress);
   module.def("save", &SavePython, nb::arg("state"), nb::arg("path"), nb::arg("options"),
              nb::arg("coordinator").none());

@@ -22,6 +22,7 @@ from upload_jobs import (
     save_and_upload,
     save_and_upload_in_the_background,
     save_where_one_rank_cannot_upload,
+    save_with_uploads_of_its_own,
 )
 
 import varve
@@ -306,3 +307,16 @@ def test_ctrl_c_during_the_upload_leaves_nothing_visible(bucket: Any, tmp_path: 
     assert len(notes_in(tmp_path)) == 1
     with pytest.raises(varve.CheckpointNotFoundError):
         varve.read(remote)
+
+
+@pytest.mark.parametrize("kind", ["sync", "async"])
+@pytest.mark.parametrize("others", ["another place", "none"])
+def test_ranks_that_give_other_places_are_told_so(
+    kind: str, others: str, s3_server: dict[str, str], bucket: Any, tmp_path: Path
+) -> None:
+    path = tmp_path / "step-1"
+    first = f"s3://{bucket.name}/a"
+    remotes = [first, None if others == "none" else f"s3://{bucket.name}/b"]
+    for error in run_ranks(2, save_with_uploads_of_its_own, s3_server, str(path), remotes, kind):
+        assert "ranks differ in upload_to" in error or "make the uploads of a stager" in error
+    assert not path.exists() and list(bucket.objects.all()) == []

@@ -155,6 +155,97 @@ def test_failed_uploads_are_counted_and_made_by_the_next_job(bucket: Any, tmp_pa
     assert steps_in(run) == [4] and steps_in(remote) == [1, 2, 3, 4]
 
 
+def test_keys_that_may_do_nothing_there_any_more_end_no_training(
+    bucket: Any, tmp_path: Path
+) -> None:
+    run, remote = tmp_path / "run", f"s3://{bucket.name}/run"
+    failures: list[tuple[int, BaseException]] = []
+    state = {"w": torch.zeros(1000)}
+    everything = [f"arn:aws:s3:::{bucket.name}", f"arn:aws:s3:::{bucket.name}/*"]
+    deny = {
+        "Effect": "Deny",
+        "Principal": "*",
+        "Action": ["s3:ListBucket", "s3:GetObject", "s3:PutObject", "s3:DeleteObject"],
+        "Resource": everything,
+    }
+    with varve.torch.CheckpointManager(
+        run,
+        every=1,
+        upload_to=remote,
+        on_failure=lambda step, error: failures.append((step, error)),
+    ) as manager:
+        manager.save(1, state)
+        manager.wait()
+        bucket.Policy().put(Policy=json.dumps({"Version": "2012-10-17", "Statement": [deny]}))
+        for step in (2, 3):
+            manager.save(step, state)
+            manager.wait()
+        bucket.Policy().delete()
+    assert {step for step, _ in failures} == {2, 3}
+    assert all("403" in str(error) for _, error in failures), failures
+    with varve.torch.CheckpointManager(run, every=1, upload_to=remote) as manager:
+        assert manager.resume(state) == 3
+        manager.wait()
+    assert steps_in(remote) == [1, 2, 3] and notes_in(run) == []
+
+
+LOSES_ITS_SERVER = """
+import json, os, signal, sys, time, torch, varve.torch
+run, remote, server = sys.argv[1], sys.argv[2], int(sys.argv[3])
+state = {"w": torch.zeros(1000)}
+failures = []
+with varve.torch.CheckpointManager(
+    run, every=1, upload_to=remote, on_failure=lambda step, error: failures.append((step, str(error)))
+) as manager:
+    manager.save(1, state)
+    manager.wait()
+    os.kill(server, signal.SIGKILL)
+    for step in range(2, 10):
+        manager.save(step, state)
+        while not os.path.exists(f"{run}/step-{step:08d}/varve.json"):
+            time.sleep(0.01)
+print(json.dumps(failures))
+"""
+
+
+def test_saves_do_not_wait_one_after_the_other_for_a_server_that_is_gone(
+    bucket: Any, s3_server: dict[str, str], tmp_path: Path
+) -> None:
+    run, remote = tmp_path / "run", f"s3://{bucket.name}/run"
+    serve = (
+        "import sys, time; from fault_proxy import FaultProxy; "
+        "print(FaultProxy(sys.argv[1]).endpoint, flush=True); time.sleep(600)"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", serve, s3_server["AWS_ENDPOINT_URL"]],
+        stdout=subprocess.PIPE,
+        text=True,
+        cwd=Path(__file__).parent,
+        env={**os.environ, "PYTHONPATH": str(Path(__file__).parent)},
+    ) as proxy:
+        assert proxy.stdout is not None
+        endpoint = proxy.stdout.readline().strip()
+        job = subprocess.run(
+            [sys.executable, "-c", LOSES_ITS_SERVER, str(run), remote, str(proxy.pid)],
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=180,
+            env={**os.environ, "AWS_ENDPOINT_URL": endpoint, "VARVE_S3_RETRY_TIMEOUT": "2"},
+        )
+    assert job.returncode == 0, job.stderr
+    told = dict(json.loads(job.stdout.splitlines()[-1]))
+    assert sorted(told) == list(range(2, 10))  # Each save that is not uploaded is told of.
+    waited = [step for step, text in told.items() if "not tried" not in text]
+    assert 1 <= len(waited) < len(told), told  # The others were given up with those.
+    failed = {line["step"] for line in history_of(run, "upload") if line["outcome"] != "done"}
+    assert failed == set(range(2, 10))
+    with varve.torch.CheckpointManager(run, every=1, upload_to=remote) as manager:
+        manager.resume({"w": torch.zeros(1000)})
+        manager.wait()
+    assert steps_in(remote) == list(range(1, 10)) and notes_in(run) == []
+
+
 def test_the_newest_of_both_places_is_taken(bucket: Any, tmp_path: Path) -> None:
     run, remote = tmp_path / "run", f"s3://{bucket.name}/run"
     state = {"w": torch.zeros(1000)}

@@ -137,6 +137,8 @@ def copy_of(
     if upload_to is None:
         return None
     copy = Copy(local_path_text(path), path_text(upload_to), overwrite, False, timeout)
+    if copy.target.lower().startswith(("http://", "https://")):
+        raise InvalidArgumentError(f"upload_to={upload_to!r}: Varve reads from web servers alone")
     if copy.source == copy.target:
         raise InvalidArgumentError(f"upload_to={upload_to!r} is where the checkpoint is saved")
     return copy

@@ -77,16 +77,17 @@ class Claim final : public RunLock {
         number_(number) {}
 
   Status CheckHeld() override {
-    VARVE_ASSIGN_OR_RETURN(const auto numbers, Claims(storage_, directory_));
-    if (!numbers.empty() && numbers.back() == number_) {
+    const auto found = Claims(storage_, directory_);
+    if (!found.ok() || found->empty()) {
+      return NotKnown(found.status());
+    }
+    const std::uint64_t highest = found->back();
+    if (highest == number_) {
       return Status::Ok();
     }
-    std::string who;
-    if (!numbers.empty()) {
-      const auto text =
-          ReadWholeFile(storage_, JoinPath(directory_, ClaimName(numbers.back())), kMaxClaimBytes);
-      who = text.ok() ? ": " + text->substr(0, text->find('\n')) : "";
-    }
+    const auto text =
+        ReadWholeFile(storage_, JoinPath(directory_, ClaimName(highest)), kMaxClaimBytes);
+    const std::string who = text.ok() ? ": " + text->substr(0, text->find('\n')) : "";
     return FailedPrecondition("another job has taken over the run " + run_ + who +
                               ". In an object store the job that began last has it; this one ends, "
                               "and removes nothing");
@@ -95,6 +96,15 @@ class Claim final : public RunLock {
   [[nodiscard]] std::uint64_t number() const override { return number_; }
 
  private:
+  /// Returns the error of a look that has seen no job: the server gave no answer, the keys may not
+  /// look there any more, or all claims were removed.
+  [[nodiscard]] Status NotKnown(const Status& look) const {
+    return Status(StatusCode::kUnavailable,
+                  "whether this job has the run " + run_ + " is not known: " +
+                      (look.ok() ? "its claim in " + directory_ + " was removed" : look.message()))
+        .With(look.details());
+  }
+
   Storage& storage_;
   const std::string run_;
   const std::string directory_;

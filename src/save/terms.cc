@@ -59,6 +59,7 @@ std::vector<SaveTerm> TermsOf(const SaveOptions& options, std::string_view path,
       {"check_replicas", options.check_replicas == CheckReplicas::kFull ? "full" : "samples"},
       {"shard_size", std::to_string(options.shard_size)},
       {"block_bytes", std::to_string(options.block_bytes)},
+      {"upload_to", options.upload_to.empty() ? "none" : "\"" + options.upload_to + "\""},
   };
 }
 

@@ -6,8 +6,9 @@
      0 says which steps are to be uploaded: the new one first, then those whose upload failed before, or
      was promised by a job that died. The first round is made when the manager is.
   3. All ranks upload each step together (src/upload/upload.cc). A step that has failed is tried again in
-     the next round; where storage or a rank does not answer, the round ends. One that is damaged is not
-     tried again by this job.
+     the next round; where storage or a rank does not answer, the round ends, and with it those that
+     waited for it: each would wait as long for the same answer. One that is damaged is not tried
+     again by this job. `drain` makes one more round where any was ended so.
   4. Rank 0 removes the note, writes the history and applies the rules there and here.
 
 The copy of a step replaces what has its name there, unless a later job has saved that.
@@ -76,6 +77,10 @@ class Uploads:
         self._failed: set[str] = set()  # Steps whose save has failed in this job.
         self._lost = False
         self._aborted = False
+        self._down: tuple[float, str] | None = (
+            None  # When storage last gave no answer, and its error.
+        )
+        self._skipped = False  # A round was ended without a try.
         self._thread = Background(channel)
         self._guard = threading.Lock()
         self._promised: Counter[str] = Counter()  # Saves under way, or that wait for their round.
@@ -97,11 +102,15 @@ class Uploads:
 
     def catch_up(self, attempt: int) -> None:
         """Uploads what earlier jobs have promised."""
-        self._thread.later(lambda: self._round(attempt, ""))
+        self._later(attempt, "")
 
     def drain(self) -> None:
-        """Waits for the uploads under way."""
+        """Waits for the uploads under way, and tries once more what storage has kept waiting."""
         self._thread.drain()
+        if self._skipped:
+            self._skipped = False
+            self._later(self._attempt, "")
+            self._thread.drain()
 
     def abort(self) -> None:
         """Ends the upload under way, and all rounds. What is not uploaded stays pending."""
@@ -110,12 +119,13 @@ class Uploads:
 
     def close(self) -> None:
         """Waits, and ends the thread."""
+        self.drain()
         self._thread.close()
 
     def _ended(self, save: Save, durable: bool) -> None:
         """Uploads a step that is durable, and what was not uploaded before."""
         if durable:
-            self._thread.later(lambda: self._round(save.attempt, save.path))
+            self._later(save.attempt, save.path)
         else:
             self._failed.add(save.path)
             self._redeem(save.path)
@@ -124,19 +134,23 @@ class Uploads:
         with self._guard:
             self._promised[path] -= 1
 
+    def _later(self, attempt: int, first: str) -> None:
+        asked = time.monotonic()
+        self._thread.later(lambda: self._round(attempt, first, asked))
+
     # ---- a round ----
 
     def _target(self, path: str) -> str:
         return os.path.join(self._to, os.path.basename(path))
 
-    def _round(self, attempt: int, first: str) -> None:
+    def _round(self, attempt: int, first: str, asked: float) -> None:
         self._attempt = attempt
         if first:
             self._redeem(first)
         if self._lost or self._aborted:
             return
         try:
-            steps = self._agreed(first)
+            steps = self._agreed(first, asked)
             for index, (path, target) in enumerate(steps):
                 if index > 0 and (self._aborted or self._channel_lost() or not self._goes_on()):
                     break
@@ -161,19 +175,39 @@ class Uploads:
             told = self._thread.coordinator.share(told, self._timeout)
         return bytes(told) == b"go"
 
-    def _agreed(self, first: str) -> list[tuple[str, str]]:
+    def _agreed(self, first: str, asked: float) -> list[tuple[str, str]]:
         """Returns what rank 0 says is to be uploaded: paths and targets."""
-        told = b"[]"
+        told = b""
         if self._rank == 0:
-            try:
-                told = json.dumps(self._due(first)).encode()
-            except Error as error:
-                _LOG.warning(
-                    "%s: which steps are to be uploaded is not known: %s", self._run, error
-                )
+            steps: list[tuple[str, str]] = []
+            why = ""
+            if self._down is not None and asked < self._down[0]:
+                why = f"not tried, since storage gave no answer a moment ago: {self._down[1]}"
+            else:
+                try:
+                    steps = self._due(first)
+                except Error as error:
+                    why = f"which steps are to be uploaded is not known: {error}"
+                    self._down = (time.monotonic(), str(error))
+            told = json.dumps([steps, why]).encode()
         if self._thread.coordinator is not None:
             told = self._thread.coordinator.share(told, self._timeout)
-        return [(path, target) for path, target in json.loads(told)]
+        steps, why = json.loads(told)
+        if why:
+            self._skipped = self._skipped or why.startswith("not tried")
+            self._failed_before(first, why)
+        return [(path, target) for path, target in steps]
+
+    def _failed_before(self, first: str, why: str) -> None:
+        """Tells that an upload was not even begun, on every rank."""
+        if not first:  # Of earlier jobs, or a last try: no save is to be told.
+            if self._rank == 0:
+                _LOG.error("%s: no step is uploaded to %s: %s", self._run, self._to, why)
+            return
+        text = f"upload {first} to {self._target(first)}: {why}"
+        self._tell(
+            _step_of(first), first, UnavailableError(text, path=first), "after the next save"
+        )
 
     def _due(self, first: str) -> list[tuple[str, str]]:
         """On rank 0: the new step, and those that are pending and not being saved."""
@@ -225,7 +259,7 @@ class Uploads:
 
     def _upload(self, path: str, target: str) -> bool:
         """Uploads a step, by all ranks; returns False where the next one would fail as well."""
-        step = _core.step_from_name(os.path.basename(path)) or 0
+        step = _step_of(path)
         copy = Copy(path, target, overwrite=True, in_place=True, timeout=self._timeout)
         try:
             with self._thread.stoppable() as stop:
@@ -236,13 +270,11 @@ class Uploads:
             damaged = isinstance(error, CorruptCheckpointError)
             if damaged:
                 self._damaged.add(path)
-            if self._rank == 0:
-                when = "not by this job again" if damaged else "after the next save"
-                _LOG.error("%s; it stays pending and is tried %s", error, when)
-                self._note(step, path, type(error).__name__, error=str(error))
-                self._after.count_upload("failed")
-            if self._on_failure is not None:
-                self._after.call(self._on_failure, step, error)
+            self._tell(
+                step, path, error, "not by this job again" if damaged else "after the next save"
+            )
+            if isinstance(error, UnavailableError):
+                self._down = (time.monotonic(), str(error))
             return not isinstance(error, (UnavailableError, CancelledError))
         if self._rank == 0:
             with self._guard:  # A step that is being saved anew keeps its new note.
@@ -252,6 +284,15 @@ class Uploads:
             self._after.count_upload("done", step)
             self._prune()
         return True
+
+    def _tell(self, step: int, path: str, error: Error, when: str) -> None:
+        """Tells the log, the history and the user's function of an upload that has failed."""
+        if self._rank == 0:
+            _LOG.error("%s; it stays pending and is tried %s", error, when)
+            self._note(step, path, type(error).__name__, error=str(error))
+            self._after.count_upload("failed")
+        if self._on_failure is not None:
+            self._after.call(self._on_failure, step, error)
 
     def _note(self, step: int, path: str, outcome: str, **fields: Any) -> None:
         name = os.path.basename(path)
@@ -275,6 +316,10 @@ class Uploads:
             except Error as error:
                 _LOG.warning("old steps in %s were not removed: %s", self._to, error)
         self._after.later(lambda: self._after.prune_by_rules(attempt))
+
+
+def _step_of(path: str) -> int:
+    return _core.step_from_name(os.path.basename(path)) or 0
 
 
 def _note_age(path: str) -> float:

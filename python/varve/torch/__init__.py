@@ -184,6 +184,7 @@ def save(
             timeout=timeout,
             progress=progress,
             shard_size=_hf.shard_size(hf),
+            upload_to="" if upload_to is None else _engine.path_text(upload_to),
         )
         arrays = TorchArrays()
         return _engine.save(

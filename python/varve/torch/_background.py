@@ -62,7 +62,11 @@ class Call(Generic[AnyHandle]):
     def made_options(self, save_id: bytes | None) -> Any:
         """The engine's options. Raises InvalidArgumentError for a value that one cannot have."""
         save = _core.SaveOptions(
-            **self.save, coordinate=self.coordinate, timeout=self.timeout, save_id=save_id
+            **self.save,
+            coordinate=self.coordinate,
+            timeout=self.timeout,
+            save_id=save_id,
+            upload_to="" if self.upload is None else self.upload.target,
         )
         return self.kind._options(**self.staged, save=save, overlapped=self.staging == "overlapped")
 
