@@ -456,3 +456,22 @@ def test_a_dict_of_one_tensor_without_a_name_stays_a_dict(tmp_path: Path) -> Non
     varve.torch.save({"": torch.ones(2)}, tmp_path / "native")
     for name in ("dict.pt", "native"):
         assert list(varve.torch.read(tmp_path / name)) == [""]
+
+
+def test_a_key_that_is_misspelt_is_named_with_what_it_may_mean(tmp_path: Path) -> None:
+    path = tmp_path / "step-1"
+    varve.torch.save({"model": {"weight": torch.ones(3)}, "optim": {"state": {}}}, path)
+    model = {"weight": torch.zeros(3)}
+    for keys in ("model.wieght", ["model.weight", "model.wieght"], ["model", "modle.*"]):
+        with pytest.raises(varve.InvalidArgumentError, match=r"is named mod.*"):
+            varve.torch.load({"model": model}, path, keys=keys)
+    with pytest.raises(varve.InvalidArgumentError, match=r"is it model\.weight\?"):
+        varve.torch.load({"model": model}, path, keys="model.wieght")
+    with pytest.raises(varve.CheckpointNotFoundError, match=r"is it model\.weight\?"):
+        varve.torch.read(path, ["model.weight", "model.wieght"])
+    assert torch.equal(model["weight"], torch.zeros(3))
+    varve.torch.load({"model": model, "optim": {"state": {}}}, path, keys=["model", "optim.state"])
+    assert torch.equal(model["weight"], torch.ones(3))
+    assert varve.torch.load({"model": model}, path, keys=["x", "model"], strict=False).loaded == 1
+    with pytest.warns(UserWarning, match="nothing was loaded"):
+        varve.torch.load({"other": torch.ones(1)}, path, keys="model")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import os
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -107,14 +108,16 @@ class _Plan:
         """Returns the name in the checkpoint of an entry of the destination."""
         return fqn if self.stored_name is None else self.stored_name.get(fqn, fqn)
 
+    def wanted_names(self) -> dict[str, str]:
+        """Returns the name in the destination of each entry of the checkpoint, by its name there."""
+        wanted = {stored: new for new, stored in (self.stored_name or {}).items()}
+        return {fqn: wanted.get(fqn, fqn) for fqn, _ in _leaves(self.reader, None)}
+
     def _known(self) -> list[str]:
         """Returns names in the checkpoint that are expected: loaded by others, or not chosen."""
         known = [self.stored(fqn) for fqn in self.match.known]
         if self.keys is not None:
-            wanted = {stored: new for new, stored in (self.stored_name or {}).items()}
-            for fqn, _ in _leaves(self.reader, None):
-                if wanted.get(fqn, fqn) not in self.keys:
-                    known.append(fqn)
+            known += [fqn for fqn, new in self.wanted_names().items() if new not in self.keys]
         return known
 
     def _list_targets(self) -> None:
@@ -184,6 +187,11 @@ def load(
         reader = _core.Reader(path_text(path), choice.use_agent)
         world = 1 if coordinator is None else coordinator.size
         plan = _Plan(reader, state, arrays, rank, choice, options.cast, world)
+        if options.strict and plan.keys is not None:
+            # What the destination alone has is missing, and the ranks tell each other so.
+            names = [*plan.wanted_names().values(), *plan.match.missing]
+            if wrong := _unmatched(reader, plan.keys, names):
+                raise InvalidArgumentError(f"load {path_name(path)}: keys: {wrong}")
         # Before the ranks agree: a value that cannot be opened fails the load with nothing changed.
         values = plain_values(reader, path_text(path), plan.names, choice.allow_pickle)
     except Exception as error:
@@ -209,16 +217,17 @@ def load(
         put(value)
     for fill in match.fills:
         fill()
-    _warn_of_nothing(report, reader, match, rank)
+    _warn_of_nothing(report, reader, match, rank, choice.keys is not None)
     return report
 
 
 def _warn_of_nothing(
-    report: _core.LoadReport, reader: _core.Reader, match: Match, rank: int
+    report: _core.LoadReport, reader: _core.Reader, match: Match, rank: int, chosen: bool
 ) -> None:
     """Warns when a load has loaded nothing on this rank that wanted something, or on any rank."""
     lacking = len(match.missing) + len(match.mismatched)
-    nobody = rank == 0 and not report.missing and not report.mismatched and report.unexpected
+    left = report.unexpected or chosen
+    nobody = rank == 0 and not report.missing and not report.mismatched and left
     if report.loaded or not (lacking or nobody):
         return
     wanted = (
@@ -319,8 +328,12 @@ def read_entries(
             names.append(fqn)
         else:
             origins[fqn] = leaf.origin
-    if chosen is not None and not found:
-        raise CheckpointNotFoundError(f"read {where}: nothing is named {chosen}", path=where)
+    if chosen is not None:
+        names_there = [fqn for fqn, _ in _leaves(reader, structure)]
+        if wrong := _unmatched(reader, chosen, names_there):
+            raise CheckpointNotFoundError(f"read {where}: {wrong}", path=where)
+        if not found:
+            raise CheckpointNotFoundError(f"read {where}: nothing is in {chosen}", path=where)
     stored = reader.tensors(None if chosen is None else list(origins))
     for fqn, origin in origins.items():
         found[fqn] = tensor = arrays.create(fqn, *stored[fqn], origin)
@@ -331,6 +344,18 @@ def read_entries(
     for run in filling.after:
         run()
     return structure, found
+
+
+def _unmatched(reader: _core.Reader, keys: Keys, names: list[str]) -> str:
+    """Returns what is wrong with keys of which one chooses nothing, as one that is misspelt; else ""."""
+    unmatched = keys.unmatched(names)
+    if unmatched and (structure := reader.structure()) is not None:
+        unmatched = Keys(unmatched).unmatched(_tree.containers(structure))
+    if not unmatched:
+        return ""
+    close = [near for key in unmatched for near in difflib.get_close_matches(key, names, 1)]
+    hint = f"; is it {_first(close)}?" if close else ""
+    return f"nothing in the checkpoint is named {_first(unmatched)}{hint}"
 
 
 def plain_values(

@@ -42,6 +42,22 @@ class Keys:
             end = name.rfind(".", 0, end)
         return name in self._globs
 
+    def unmatched(self, names: Iterable[str]) -> list[str]:
+        """Returns the keys that choose none of the names, in the order given."""
+        left = dict.fromkeys(self._keys)
+        globs = {key: Globs([key]) for key in left if not _SPECIAL.isdisjoint(key)}
+        for name in names:
+            end = len(name)
+            while end >= 0:
+                left.pop(name[:end], None)
+                end = name.rfind(".", 0, end)
+            for key in [key for key, glob in globs.items() if name in glob]:
+                left.pop(key, None)
+                del globs[key]
+            if not left:
+                break
+        return list(left)
+
     def __str__(self) -> str:
         shown = ", ".join(self._keys[:10])
         return shown + (f" and {len(self._keys) - 10} more" if len(self._keys) > 10 else "")

@@ -166,6 +166,16 @@ def leaves(
             yield from leaves(item, join(path, str(key)))
 
 
+def containers(structure: Any, path: str | None = None) -> Iterator[str]:
+    """The names of the containers in a structure, without that of the whole."""
+    if isinstance(structure, (TensorLeaf, ObjectLeaf)):
+        return
+    if path is not None:
+        yield path
+    for key, item in enumerate(structure) if isinstance(structure, list) else structure.items():
+        yield from containers(item, join(path, str(key)))
+
+
 def build(
     structure: Any,
     make: Callable[[str, TensorLeaf | ObjectLeaf], Any],
