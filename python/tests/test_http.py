@@ -257,6 +257,11 @@ def test_a_body_that_is_always_cut_short_is_given_up(web: Web) -> None:
     assert "given up after" in output and "varve.json" in output
 
 
+def test_a_host_that_is_misspelt_is_waited_for_once() -> None:
+    output = run("verify", "https://nohost.invalid/step-1", code=2)
+    assert "given up after" in output and "varve.json" not in output
+
+
 def test_a_server_that_stands_still_is_given_up(web: Web) -> None:
     url = saved(web)
 

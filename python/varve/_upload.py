@@ -156,7 +156,7 @@ def refuse_upload_apart(upload_to: object) -> None:
 def explained(error: Error, copy: Copy) -> Error:
     """Returns the error of an upload after a save, saying what there is and what to do."""
     # A layout whose files have fixed names is replaced in place alone, and its error says so.
-    in_place = copy.in_place or (copy.overwrite is True and "fixed names" in str(error))
+    in_place = copy.in_place or "fixed names" in str(error)
     options = ["--in-place"] if in_place else ["--overwrite"] if copy.overwrite is True else []
     command = shlex.join(["varve", "upload", *options, copy.source, copy.target])
     text = (

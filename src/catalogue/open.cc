@@ -222,6 +222,10 @@ Result<OpenedIndex> OpenAt(Storage& storage, const std::string& path, const std:
   return foreign;
 }
 
+bool IsRemote(Storage& storage, const std::string& path) {
+  return PublishesByRecord(storage, path) || IsUnlisted(storage, path);
+}
+
 /// Opens what is under the name, or what an overwrite has moved aside from it.
 Result<OpenedIndex> TryOpenIndex(Storage& storage, const std::string& path,
                                  const std::stop_token& stop) {
@@ -261,6 +265,9 @@ Result<OpenedIndex> OpenIndex(Storage& storage, const std::string& path,
     if ((opened.ok() && opened->record) || i == kTries ||
         opened.status().code() == StatusCode::kCancelled) {
       return opened;
+    }
+    if (opened.status().code() == StatusCode::kUnavailable && IsRemote(storage, path)) {
+      return opened;  // A server that gave no answer would be waited for once more.
     }
     const auto record = ReadCommitRecord(storage, path);
     if (!record.ok() && (opened.ok() || record.status().code() != StatusCode::kNotFound ||

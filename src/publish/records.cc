@@ -15,6 +15,7 @@
 #include "catalogue/scan.h"
 #include "catalogue/unpublished.h"
 #include "format/commit_record.h"
+#include "publish/remove.h"
 #include "publish/upload_claim.h"
 
 namespace varve {
@@ -245,6 +246,7 @@ Result<RemovalReport> RemoveByRecords(const std::string& path, DryRun dry_run, S
   OwnNames names(storage, path, *entries);
   if (NewestRecord(*entries) > 0 || !found.indexed.empty()) {
     VARVE_RETURN_IF_ERROR(AddOthers(storage, path, "", found, &names, &report.others));
+    VARVE_RETURN_IF_ERROR(CheckNoPinBelow(path, report.others));
   }
   if (dry_run == DryRun::kYes) {
     return report;

@@ -115,6 +115,7 @@ Result<RemovalReport> RemoveNow(const std::string& given, const RemovalTerms& te
   VARVE_RETURN_IF_ERROR(CheckNoRankSaves(storage, path, entries));
   VARVE_ASSIGN_OR_RETURN(const Inventory found, TakeInventory(storage, path));
   RemovalReport report = Describe(found, storage, path);
+  VARVE_RETURN_IF_ERROR(CheckNoPinBelow(path, report.others));
   std::unique_ptr<StorageLock> no_readers;
   if (readers == Readers::kRespect) {
     VARVE_ASSIGN_OR_RETURN(no_readers, LockToRemove(storage, path));
@@ -137,6 +138,17 @@ Result<RemovalReport> RemoveNow(const std::string& given, const RemovalTerms& te
 }
 
 }  // namespace
+
+Status CheckNoPinBelow(const std::string& path, const std::vector<std::string>& others) {
+  for (const std::string& name : others) {
+    if (name.ends_with("/" + std::string(kPinName))) {
+      const std::string pinned = JoinPath(path, ParentPath(name));
+      return FailedPrecondition("remove " + path + ": the directory holds " + pinned +
+                                ", which is pinned; nothing was removed. `varve unpin` it first");
+    }
+  }
+  return Status::Ok();
+}
 
 Result<RemovalReport> RemoveCheckpoint(const std::string& path, DryRun dry_run, Storage& storage,
                                        const std::stop_token& stop) {

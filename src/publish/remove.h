@@ -5,6 +5,7 @@
 #include <functional>
 #include <stop_token>
 #include <string>
+#include <vector>
 
 #include "varve/catalogue.h"
 #include "varve/status.h"
@@ -24,5 +25,9 @@ struct RemovalTerms {
 /// RemoveCheckpoint; FailedPrecondition also when it is being read.
 Result<RemovalReport> RemoveUnlessUsed(const std::string& path, const RemovalTerms& terms,
                                        Storage& storage);
+
+/// Returns FailedPrecondition where one of these files of a checkpoint's directory, relative to it,
+/// is the pin of another checkpoint, which is in a directory below.
+Status CheckNoPinBelow(const std::string& path, const std::vector<std::string>& others);
 
 }  // namespace varve

@@ -136,6 +136,14 @@ def test_a_killed_job_has_lost_what_follows_its_last_save(run_json: Any, folder:
     assert found["mtbf_seconds"] == pytest.approx(1220 + 600 + 100)
 
 
+@pytest.mark.parametrize(("count", "p95"), [(1, 1), (2, 2), (3, 3), (20, 19), (100, 95)])
+def test_95_percent_took_at_most_the_p95(run_json: Any, folder: Path, count: int, p95: int) -> None:
+    lines = [save_line(BEGAN + 100 * i, i, stall_seconds=float(i)) for i in range(1, count + 1)]
+    write(folder, line("start", BEGAN), *lines)
+    stalls = run_json("report", folder)["stall_seconds"]
+    assert stalls["p95"] == pytest.approx(p95) and stalls["median"] <= stalls["p95"]
+
+
 # ---- advice ----
 
 

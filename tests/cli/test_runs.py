@@ -62,6 +62,20 @@ def test_prune_without_a_rule_removes_nothing(run, steps):
     assert len(names(steps)) == 6
 
 
+def test_prune_of_a_name_that_is_misspelt_is_an_error(run, steps):
+    assert "mispelt" in run("prune", steps.parent / "mispelt", "--keep", "last=1", code=2).stderr
+
+
+def test_a_pinned_checkpoint_below_another_keeps_that(run, steps):
+    step = steps / "step-00000010"
+    (steps / "step-00000020").rename(step / "best")
+    run("pin", step / "best")
+    assert "best" in run("rm", step, code=2).stderr and (step / "best").is_dir()
+    run("unpin", step / "best")
+    run("rm", step)
+    assert not step.exists()
+
+
 def test_a_pin_keeps_a_step_until_it_is_taken_away(run, steps):
     step = steps / "step-00000010"
     assert run("pin", step, "--why", "for the paper").stdout == f"pinned {step}\n"

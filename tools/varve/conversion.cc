@@ -59,7 +59,8 @@ std::string AsText(const Conversion& done) {
             ": the format holds tensors only\n";
   }
   for (const std::string& entry : report.left_out) {
-    text += "left out " + Printable(entry) + ": not the model; --everything writes it too\n";
+    text += "left out " + Printable(entry) +
+            ": not the model; `varve convert --everything` writes it too\n";
   }
   if (report.files_left_out > 0) {
     text +=

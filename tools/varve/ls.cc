@@ -185,7 +185,12 @@ Result<std::vector<std::optional<std::string>>> PinsOf(
   }
   VARVE_ASSIGN_OR_RETURN(auto pins, ReadPins(paths));
   if (pins.size() == 1 && !pins.front()) {
-    return ReadPins({directory});
+    VARVE_ASSIGN_OR_RETURN(pins, ReadPins({directory}));
+  }
+  for (std::size_t i = 0; i < pins.size(); ++i) {
+    if (entries[i].state == CheckpointState::kFailed) {
+      pins[i].reset();  // The checkpoint of that name is another entry.
+    }
   }
   return pins;
 }

@@ -89,6 +89,10 @@ Result<Outcome> Run(const Options& options, const std::stop_token& stop) {
                                   {.dry_run = options.dry_run ? DryRun::kYes : DryRun::kNo,
                                    .stop = stop,
                                    .prefix = options.prefix}));
+  if (steps.empty()) {  // A name that is misspelt has no steps either.
+    VARVE_ASSIGN_OR_RETURN(const std::string run, ResolvePath(options.run, AnyStorage()));
+    VARVE_RETURN_IF_ERROR(AnyStorage().List(run).status().Annotate("prune " + run));
+  }
   if (options.json) {
     return Outcome{AsJson(steps, options.dry_run)};
   }

@@ -161,7 +161,7 @@ Summary Summarise(std::vector<double> values) {
   }
   std::sort(values.begin(), values.end());
   summary.median = values[values.size() / 2];
-  summary.p95 = values[(values.size() - 1) * 95 / 100];
+  summary.p95 = values[(values.size() * 95 + 99) / 100 - 1];
   summary.most = values.back();
   for (const double value : values) {
     summary.total += value;
