@@ -142,8 +142,9 @@ Result<RemovalReport> RemoveNow(const std::string& given, const RemovalTerms& te
 Status CheckNoPinBelow(const std::string& path, const std::vector<std::string>& others) {
   for (const std::string& name : others) {
     if (name.ends_with("/" + std::string(kPinName))) {
-      const std::string pinned = JoinPath(path, ParentPath(name));
-      return FailedPrecondition("remove " + path + ": the directory holds " + pinned +
+      std::string text = "remove " + path + ": the directory holds ";
+      text += JoinPath(path, ParentPath(name));
+      return FailedPrecondition(text +
                                 ", which is pinned; nothing was removed. `varve unpin` it first");
     }
   }

@@ -106,13 +106,16 @@ Status CheckIsNoMisspeltUrl(std::string_view path) {
                            there);
   }
   for (const std::string& name : RemoteSchemes()) {
-    if (path.starts_with(name + ":")) {
-      const bool one = path.starts_with(name + ":/");
-      return InvalidArgument(
-          Quoted(path) + (one ? " has one slash of " : " has no slashes of ") + name + "://" +
-          (name.starts_with("http") ? "host/path" : "bucket/key") +
-          (one ? ": pathlib takes the other away. Give the name as it is" : "") + there);
+    if (!path.starts_with(name + ":")) {
+      continue;
     }
+    const bool one_slash = path.starts_with(name + ":/");
+    std::string text = Quoted(path);
+    text += one_slash ? " has one slash of " : " has no slashes of ";
+    text += name;
+    text += name.starts_with("http") ? "://host/path" : "://bucket/key";
+    text += one_slash ? ": pathlib takes the other away. Give the name as it is" : "";
+    return InvalidArgument(text + there);
   }
   return Status::Ok();
 }
