@@ -475,3 +475,15 @@ def test_a_key_that_is_misspelt_is_named_with_what_it_may_mean(tmp_path: Path) -
     assert varve.torch.load({"model": model}, path, keys=["x", "model"], strict=False).loaded == 1
     with pytest.warns(UserWarning, match="nothing was loaded"):
         varve.torch.load({"other": torch.ones(1)}, path, keys="model")
+
+
+@pytest.mark.parametrize("keys", ["train", "train/rank0", "tr*", ["train.seen", "train.rng"]])
+def test_the_value_of_each_rank_is_chosen_by_its_name(
+    keys: str | list[str], tmp_path: Path
+) -> None:
+    saved = {"w": torch.ones(1), "train": varve.torch.PerRank({"seen": 3, "rng": torch.ones(2)})}
+    varve.torch.save(saved, tmp_path / "step-1")
+    state = {"w": torch.zeros(1), "train": varve.torch.PerRank({"seen": 0, "rng": torch.zeros(2)})}
+    assert varve.torch.load(state, tmp_path / "step-1", keys=keys).loaded == 2
+    assert state["train"].value["seen"] == 3 and state["w"] == 0
+    assert set(varve.torch.read(tmp_path / "step-1", keys)) == {"train/rank0"}

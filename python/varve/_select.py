@@ -5,6 +5,7 @@ Both cost time in proportion to the names there are, not to names times keys.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
@@ -18,10 +19,13 @@ Rename = Mapping[str, str] | Callable[[str], str | None]
 
 _Leaf = TensorLeaf | ObjectLeaf
 _SPECIAL = frozenset("*?[")
+_OF_ONE_RANK = re.compile(r"/rank\d+(?=\.|$)")
 
 
 class Keys:
     """A choice of names: each key is a name, everything under it, or a glob.
+
+    A value of each rank (PerRank) is chosen by its name, "train", and by that of one rank's, "train/rank3".
 
     Raises InvalidArgumentError for keys that are not strings.
     """
@@ -33,24 +37,18 @@ class Keys:
 
     def __contains__(self, name: object) -> bool:
         assert isinstance(name, str)
-        if name in self._exact:
-            return True
-        end = name.rfind(".")
-        while end >= 0:
-            if name[:end] in self._exact:
-                return True
-            end = name.rfind(".", 0, end)
-        return name in self._globs
+        return any(
+            name in self._globs or any(above in self._exact for above in _with_those_above(name))
+            for name in _as_named(name)
+        )
 
     def unmatched(self, names: Iterable[str]) -> list[str]:
         """Returns the keys that choose none of the names, in the order given."""
         left = dict.fromkeys(self._keys)
         globs = {key: Globs([key]) for key in left if not _SPECIAL.isdisjoint(key)}
-        for name in names:
-            end = len(name)
-            while end >= 0:
-                left.pop(name[:end], None)
-                end = name.rfind(".", 0, end)
+        for name in (each for stored in names for each in _as_named(stored)):
+            for above in _with_those_above(name):
+                left.pop(above, None)
             for key in [key for key, glob in globs.items() if name in glob]:
                 left.pop(key, None)
                 del globs[key]
@@ -61,6 +59,19 @@ class Keys:
     def __str__(self) -> str:
         shown = ", ".join(self._keys[:10])
         return shown + (f" and {len(self._keys) - 10} more" if len(self._keys) > 10 else "")
+
+
+def _as_named(name: str) -> tuple[str, ...]:
+    """Returns a stored name and, of a value of one rank, the name that its state dict has."""
+    return (name, _OF_ONE_RANK.sub("", name)) if "/rank" in name else (name,)
+
+
+def _with_those_above(name: str) -> Iterator[str]:
+    """The name and those of the containers that it is in, but for the whole."""
+    end = len(name)
+    while end >= 0:
+        yield name[:end]
+        end = name.rfind(".", 0, end)
 
 
 def prune(structure: Any, found: Iterable[str], path: str | None = None) -> Any:
