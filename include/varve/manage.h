@@ -137,7 +137,8 @@ Result<std::vector<PrunedStep>> PruneRun(const std::string& run, const KeepRules
 Status RemoveStep(const std::string& path, const PruneOptions& options = {},
                   Storage& storage = AnyStorage());
 
-/// Keeps a step from being pruned, until it is unpinned. `why` is any text of at most 1000 bytes.
+/// Keeps a step from being pruned, removed and replaced, until it is unpinned. `why` is any text of
+/// at most 1000 bytes.
 /// The pin is a file in the checkpoint's directory, so that it goes where the directory goes.
 /// Errors: NotFound when there is no checkpoint; FailedPrecondition for a displaced one.
 Status PinCheckpoint(const std::string& path, std::string_view why,

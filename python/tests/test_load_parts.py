@@ -487,3 +487,31 @@ def test_the_value_of_each_rank_is_chosen_by_its_name(
     assert varve.torch.load(state, tmp_path / "step-1", keys=keys).loaded == 2
     assert state["train"].value["seen"] == 3 and state["w"] == 0
     assert set(varve.torch.read(tmp_path / "step-1", keys)) == {"train/rank0"}
+
+
+def test_a_key_may_name_a_tied_tensor_that_is_not_stored(tmp_path: Path) -> None:
+    path = tmp_path / "step-1"
+    varve.torch.save({"embed": torch.ones(3)}, path)
+    weight = torch.zeros(3)
+    state = {"embed": weight, "lm_head": weight}
+    assert varve.torch.load(state, path, keys=["embed", "lm_head"]).loaded == 1
+    assert torch.equal(weight, torch.ones(3))
+
+
+def test_keys_are_names_of_the_destination_where_names_change(tmp_path: Path) -> None:
+    path = tmp_path / "step-1"
+    varve.torch.save({"embed": {"w": torch.ones(3)}}, path)
+    state = {"net": {"w": torch.zeros(3)}}
+    with pytest.raises(varve.InvalidArgumentError, match="is named embed"):
+        varve.torch.load(state, path, keys=["net", "embed"], rename={"embed.": "net."})
+    assert varve.torch.load(state, path, keys="net", rename={"embed.": "net."}).loaded == 1
+
+
+def test_no_keys_and_keys_of_empty_containers_are_no_reason_to_warn(
+    tmp_path: Path, recwarn: pytest.WarningsRecorder
+) -> None:
+    path = tmp_path / "step-1"
+    varve.torch.save({"w": torch.ones(3), "e": {}}, path)
+    for keys in ([], ["e"]):
+        assert varve.torch.load({"w": torch.zeros(3), "e": {}}, path, keys=keys).loaded == 0
+    assert not recwarn.list

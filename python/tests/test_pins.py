@@ -65,6 +65,17 @@ def test_a_pinned_checkpoint_stays_until_it_is_unpinned(
     assert not path.exists()
 
 
+def test_ranks_that_save_apart_take_a_folder_that_only_looks_like_a_checkpoint(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "config.yaml").write_text("lr: 1")
+    for name in ("model", "optim", "train"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "__init__.py").write_text("")
+    varve.torch.save({"w": torch.ones(3)}, tmp_path, coordinate=False)
+    assert torch.equal(varve.torch.read(tmp_path)["w"], torch.ones(3))
+
+
 @pytest.mark.parametrize("overwrite", [False, True])
 @pytest.mark.parametrize("save", [dcp, hf])
 def test_ranks_that_save_apart_hide_no_checkpoint_of_another_format(

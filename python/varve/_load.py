@@ -25,6 +25,9 @@ from varve._values import NeedsClassesError, ObjectLeaf, TensorLeaf
 from varve._warn import warn
 from varve.errors import CheckpointNotFoundError, InvalidArgumentError, UnsupportedError
 
+#: Names of a checkpoint with which a key that is misspelt is compared; it takes 2 s for 100,000.
+_MOST_COMPARED = 10_000
+
 _CASTABLE = frozenset(DTYPE_NUMBERS[name] for name in ("float16", "bfloat16", "float32", "float64"))
 
 
@@ -108,16 +111,20 @@ class _Plan:
         """Returns the name in the checkpoint of an entry of the destination."""
         return fqn if self.stored_name is None else self.stored_name.get(fqn, fqn)
 
-    def wanted_names(self) -> dict[str, str]:
-        """Returns the name in the destination of each entry of the checkpoint, by its name there."""
-        wanted = {stored: new for new, stored in (self.stored_name or {}).items()}
-        return {fqn: wanted.get(fqn, fqn) for fqn, _ in _leaves(self.reader, None)}
+    def names_to_fill(self) -> list[str]:
+        """Returns the names that the checkpoint's entries have in a destination."""
+        if self.stored_name is not None:
+            return list(self.stored_name)
+        return [fqn for fqn, _ in _leaves(self.reader, None)]
 
     def _known(self) -> list[str]:
         """Returns names in the checkpoint that are expected: loaded by others, or not chosen."""
         known = [self.stored(fqn) for fqn in self.match.known]
         if self.keys is not None:
-            known += [fqn for fqn, new in self.wanted_names().items() if new not in self.keys]
+            wanted = {stored: new for new, stored in (self.stored_name or {}).items()}
+            for fqn, _ in _leaves(self.reader, None):
+                if wanted.get(fqn, fqn) not in self.keys:
+                    known.append(fqn)
         return known
 
     def _list_targets(self) -> None:
@@ -189,7 +196,7 @@ def load(
         plan = _Plan(reader, state, arrays, rank, choice, options.cast, world)
         if options.strict and plan.keys is not None:
             # What the destination alone has is missing, and the ranks tell each other so.
-            names = [*plan.wanted_names().values(), *plan.match.missing]
+            names = [*plan.names_to_fill(), *plan.match.absent]
             if wrong := _unmatched(reader, plan.keys, names):
                 raise InvalidArgumentError(f"load {path_name(path)}: keys: {wrong}")
         # Before the ranks agree: a value that cannot be opened fails the load with nothing changed.
@@ -217,7 +224,9 @@ def load(
         put(value)
     for fill in match.fills:
         fill()
-    _warn_of_nothing(report, reader, match, rank, choice.keys is not None)
+    keys = plan.keys if world == 1 else None  # Of several ranks another may have what was chosen.
+    chosen = keys is not None and any(name in keys for name in plan.names_to_fill())
+    _warn_of_nothing(report, reader, match, rank, chosen)
     return report
 
 
@@ -350,11 +359,12 @@ def _unmatched(reader: _core.Reader, keys: Keys, names: list[str]) -> str:
     """Returns what is wrong with keys of which one chooses nothing, as one that is misspelt; else ""."""
     unmatched = keys.unmatched(names)
     if unmatched and (structure := reader.structure()) is not None:
-        unmatched = Keys(unmatched).unmatched(_tree.containers(structure))
+        unmatched = Keys(unmatched).unmatched(_tree.empty_containers(structure))
     if not unmatched:
         return ""
-    close = [near for key in unmatched for near in difflib.get_close_matches(key, names, 1)]
-    hint = f"; is it {_first(close)}?" if close else ""
+    near = unmatched[:5] if len(names) <= _MOST_COMPARED else []
+    close = dict.fromkeys(one for key in near for one in difflib.get_close_matches(key, names, 1))
+    hint = f"; is it {_first(list(close))}?" if close else ""
     return f"nothing in the checkpoint is named {_first(unmatched)}{hint}"
 
 

@@ -273,6 +273,11 @@ class Match:
         self.missing.extend(fqn for fqn, _ in flat.tensors if self._wants(fqn))
         self.missing.extend(fqn for fqn, _ in flat.objects if self._wants(fqn))
 
+    @property
+    def absent(self) -> list[str]:
+        """Names of the destination that the checkpoint lacks, tied ones too."""
+        return [*(fqn for fqn, _, _ in self._absent), *self.missing]
+
     def drop_tied(self, memory: Callable[[Any], Any]) -> None:
         """Removes from `missing` the tensors whose memory other names fill, by their `memory` key."""
         if not self._absent:

@@ -166,14 +166,14 @@ def leaves(
             yield from leaves(item, join(path, str(key)))
 
 
-def containers(structure: Any, path: str | None = None) -> Iterator[str]:
-    """The names of the containers in a structure, without that of the whole."""
+def empty_containers(structure: Any, path: str | None = None) -> Iterator[str]:
+    """The names of the containers in a structure that hold nothing."""
     if isinstance(structure, (TensorLeaf, ObjectLeaf)):
         return
-    if path is not None:
+    if path is not None and not structure:
         yield path
     for key, item in enumerate(structure) if isinstance(structure, list) else structure.items():
-        yield from containers(item, join(path, str(key)))
+        yield from empty_containers(item, join(path, str(key)))
 
 
 def build(

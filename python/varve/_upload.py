@@ -138,7 +138,7 @@ def copy_of(
         return None
     copy = Copy(local_path_text(path), path_text(upload_to), overwrite, False, timeout)
     if copy.target.lower().startswith(("http://", "https://")):
-        raise InvalidArgumentError(f"upload_to={upload_to!r}: Varve reads from web servers alone")
+        raise InvalidArgumentError(f"upload_to={upload_to!r}: a web server can only be read from")
     if copy.source == copy.target:
         raise InvalidArgumentError(f"upload_to={upload_to!r} is where the checkpoint is saved")
     return copy
@@ -156,13 +156,13 @@ def refuse_upload_apart(upload_to: object) -> None:
 def explained(error: Error, copy: Copy) -> Error:
     """Returns the error of an upload after a save, saying what there is and what to do."""
     # A layout whose files have fixed names is replaced in place alone, and its error says so.
-    in_place = copy.in_place or "fixed names" in str(error)
+    fixed = "Objects have fixed names in this layout" in str(error)
+    in_place = copy.in_place or (copy.overwrite is True and fixed)
     options = ["--in-place"] if in_place else ["--overwrite"] if copy.overwrite is True else []
     command = shlex.join(["varve", "upload", *options, copy.source, copy.target])
-    text = (
-        f"{error}. The checkpoint {copy.source} is published and stays; its upload is pending: "
-        f"`{command}` makes it"
-    )
+    text = f"{error}. The checkpoint {copy.source} is published and stays; its upload is pending"
+    if in_place or not fixed:  # Else the error says what there is to choose from.
+        text += f": `{command}` makes it"
     made = type(error)(text, path=error.path, rank=error.rank, reason=error.reason)
     made.of_ranks = error.of_ranks
     return made

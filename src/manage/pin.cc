@@ -68,7 +68,8 @@ Result<std::vector<std::optional<std::string>>> ReadPins(const std::vector<std::
   }
   VARVE_RETURN_IF_ERROR(
       RunThreads(paths.size(), ListThreads(storage, paths.front()), stop, [&](std::size_t i) {
-        pins[i] = ReadPin(storage, paths[i]);
+        VARVE_ASSIGN_OR_RETURN(const std::string path, ResolvePath(paths[i], storage));
+        pins[i] = ReadPin(storage, path);
         return Status::Ok();
       }));
   return pins;

@@ -14,7 +14,8 @@
 //     file system without locks the save goes on; steps 4, 7 and 9 say what differs then.
 //  2. Refuse a NAME where readers would open another checkpoint than this one: Varve's own format,
 //     and for a rank on its own the `.metadata` of all. Without overwrite, refuse an INDEX that is
-//     there. Nothing has been written yet but directories.
+//     there; and one whose checkpoint is pinned in any case. Nothing has been written yet but
+//     directories.
 //  3. Take stock, before any file of this save exists: what INDEX names, what has a name of DCP's
 //     (own_names.h), and the highest number N in any __R_N.distcp, there or named. This save's
 //     files are numbered from N + 1. So no file that an index mentions is written to, not even one

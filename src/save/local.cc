@@ -8,9 +8,9 @@
 //  2. Lock NAME/.rank-R.varve-lock: two processes that both think they are rank R, or two saves of
 //     one name at once, do not write the same file.
 //  3. Refuse a NAME that holds a committed checkpoint (it would hide these files) or one of another
-//     format (these files would hide it), and without overwrite one that is complete. File names
-//     carry the save id: the files of an older save stay untouched, and a mix of two saves is two
-//     incomplete sets, never one complete one.
+//     format (these files would hide it), and without overwrite one that is complete; one that is
+//     pinned in any case. File names carry the save id: the files of an older save stay untouched,
+//     and a mix of two saves is two incomplete sets, never one complete one.
 //  4. Write .FILE.varve-part and sync it. A crash leaves a part, which no reader reads and the next
 //     save by rank R removes.
 //  5. Rename it to FILE without replacing, then sync NAME. A file under its own name is whole. If
@@ -75,7 +75,8 @@ Result<bool> CheckTarget(Storage& storage, const std::string& path, const SaveId
                            "cannot replace it, choose another name");
     }
   }
-  if (const auto format = ShownFormat(entries); format && *format != Format::kVarve) {
+  if (const auto format = ShownFormat(entries);
+      format && *format != Format::kVarve && IsCheckpoint(storage, path, entries)) {
     return AlreadyExists(path + " holds a checkpoint of another format (" +
                          std::string(FormatName(*format)) +
                          "); a save without coordination cannot replace it: remove it (`varve "

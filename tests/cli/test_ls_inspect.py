@@ -47,6 +47,11 @@ def test_ls_tells_what_is_pinned_and_why(run, run_json, folder, state):
     assert lines[2].endswith("whole, pinned") and lines[3].endswith("whole")
     (entry,) = run_json("ls", folder / "step-1")
     assert entry["pin"] == "for the\npaper"
+    assert [entry["pin"] for entry in run_json("ls", folder.as_uri())] == [
+        "for the\npaper",
+        "",
+        None,
+    ]
 
 
 def test_ls_of_a_folder_without_checkpoints_says_so_and_succeeds(run, run_json, folder):

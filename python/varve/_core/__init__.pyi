@@ -23,8 +23,7 @@ __version__: str
 FORMAT_VERSION: Final[int]
 DTYPE_NAMES: Final[tuple[str, ...]]
 OLMO_SAME_ON_ALL_RANKS: Final[tuple[str, ...]]
-DTYPE_SIZES: Final[tuple[int, ...]]
-"""Bytes of an element, by dtype number."""
+DTYPE_SIZES: Final[tuple[int, ...]]  # Bytes of an element, by dtype number.
 
 def encode_value(object: Any, path: str, allow_pickle: bool = ...) -> bytes: ...
 def decode_value(bytes: bytes, allow_pickle: bool = ...) -> Any: ...

@@ -62,6 +62,11 @@ def set_pinned_apart(run: str, step: int) -> None:
         try:
             os.rename(os.path.join(run, one.name), os.path.join(run, apart))
         except OSError as error:
-            _LOG.warning("%s is pinned (%s) and may be replaced: %s", one.name, one.pin, error)
+            _LOG.warning(
+                "%s is pinned (%s), and a save of its number will fail: %s",
+                one.name,
+                one.pin,
+                error,
+            )
         else:
             _LOG.warning("%s is pinned (%s): it is now %s", one.name, one.pin, apart)

@@ -322,7 +322,7 @@ class Manager:
         if self._closed:
             return
         try:
-            self._drain()
+            self._drain(once_more=error is None)
             if self._backend.rank == 0 and self._keep.any and self._last is not None:
                 self._after.later(lambda: self._after.prune(self._attempt, 1.0))
             self._after.finish()
@@ -347,11 +347,11 @@ class Manager:
                 self._history.add("end", attempt=self._attempt, outcome=outcome, failed=failed)
             self._places.release()
 
-    def _drain(self) -> None:
+    def _drain(self, once_more: bool = True) -> None:
         self._backend.drain()
         self._after.finish()
         if self._uploads is not None:
-            self._uploads.drain()
+            self._uploads.drain(once_more)
             self._after.finish()
 
     def _usable(self) -> None:

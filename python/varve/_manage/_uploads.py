@@ -6,9 +6,9 @@
      0 says which steps are to be uploaded: the new one first, then those whose upload failed before, or
      was promised by a job that died. The first round is made when the manager is.
   3. All ranks upload each step together (src/upload/upload.cc). A step that has failed is tried again in
-     the next round; where storage or a rank does not answer, the round ends, and with it those that
-     waited for it: each would wait as long for the same answer. One that is damaged is not tried
-     again by this job. `drain` makes one more round where any was ended so.
+     the next round, after those that have not; where storage or a rank does not answer, the round ends,
+     and with it those that waited for it: each would wait as long for the same answer. One that is
+     damaged is not tried again by this job. `drain` makes one more round where any was ended so.
   4. Rank 0 removes the note, writes the history and applies the rules there and here.
 
 The copy of a step replaces what has its name there, unless a later job has saved that.
@@ -75,6 +75,7 @@ class Uploads:
         self._attempt = 0
         self._damaged: set[str] = set()
         self._failed: set[str] = set()  # Steps whose save has failed in this job.
+        self._not_uploaded: set[str] = set()  # Steps whose upload has failed in this job.
         self._lost = False
         self._aborted = False
         self._down: tuple[float, str] | None = (
@@ -104,10 +105,13 @@ class Uploads:
         """Uploads what earlier jobs have promised."""
         self._later(attempt, "")
 
-    def drain(self) -> None:
-        """Waits for the uploads under way, and tries once more what storage has kept waiting."""
+    def drain(self, once_more: bool = True) -> None:
+        """Waits for the uploads under way.
+
+        With `once_more`, for which all ranks call it, what was given up without a try is tried.
+        """
         self._thread.drain()
-        if self._skipped:
+        if self._skipped and once_more:
             self._skipped = False
             self._later(self._attempt, "")
             self._thread.drain()
@@ -119,7 +123,6 @@ class Uploads:
 
     def close(self) -> None:
         """Waits, and ends the thread."""
-        self.drain()
         self._thread.close()
 
     def _ended(self, save: Save, durable: bool) -> None:
@@ -150,12 +153,14 @@ class Uploads:
         if self._lost or self._aborted:
             return
         try:
-            steps = self._agreed(first, asked)
+            steps, why = self._agreed(first, asked)
             for index, (path, target) in enumerate(steps):
                 if index > 0 and (self._aborted or self._channel_lost() or not self._goes_on()):
                     break
                 if not self._upload(path, target):
                     break
+            else:
+                self._skipped = self._skipped and bool(why)  # All that was pending was tried.
         finally:
             if self._channel_lost():
                 self._lost = True
@@ -175,20 +180,21 @@ class Uploads:
             told = self._thread.coordinator.share(told, self._timeout)
         return bytes(told) == b"go"
 
-    def _agreed(self, first: str, asked: float) -> list[tuple[str, str]]:
-        """Returns what rank 0 says is to be uploaded: paths and targets."""
+    def _agreed(self, first: str, asked: float) -> tuple[list[tuple[str, str]], str]:
+        """Returns what rank 0 says is to be uploaded, paths and targets, or why nothing is."""
         told = b""
         if self._rank == 0:
             steps: list[tuple[str, str]] = []
             why = ""
             if self._down is not None and asked < self._down[0]:
-                why = f"not tried, since storage gave no answer a moment ago: {self._down[1]}"
+                why = f"not tried, since this failed a moment ago: {self._down[1]}"
             else:
                 try:
                     steps = self._due(first)
                 except Error as error:
                     why = f"which steps are to be uploaded is not known: {error}"
-                    self._down = (time.monotonic(), str(error))
+                    if isinstance(error, UnavailableError):
+                        self._down = (time.monotonic(), str(error))
             told = json.dumps([steps, why]).encode()
         if self._thread.coordinator is not None:
             told = self._thread.coordinator.share(told, self._timeout)
@@ -196,7 +202,7 @@ class Uploads:
         if why:
             self._skipped = self._skipped or why.startswith("not tried")
             self._failed_before(first, why)
-        return [(path, target) for path, target in steps]
+        return [(path, target) for path, target in steps], why
 
     def _failed_before(self, first: str, why: str) -> None:
         """Tells that an upload was not even begun, on every rank."""
@@ -224,6 +230,9 @@ class Uploads:
             promised = {path for path, count in self._promised.items() if count > 0}
         busy = promised | self._damaged | {first}
         left = [(path, to) for path, to in pending.items() if path not in busy]
+        left.sort(
+            key=lambda one: one[0] in self._not_uploaded
+        )  # One that fails keeps no other waiting.
         return due + [one for one in left if self._is_wanted(*one)] if left else due
 
     def _is_wanted(self, path: str, target: str) -> bool:
@@ -270,6 +279,7 @@ class Uploads:
             damaged = isinstance(error, CorruptCheckpointError)
             if damaged:
                 self._damaged.add(path)
+            self._not_uploaded.add(path)
             self._tell(
                 step, path, error, "not by this job again" if damaged else "after the next save"
             )

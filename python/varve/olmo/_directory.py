@@ -115,7 +115,7 @@ class Directory:
         if not self.is_shared and not self.is_joined:
             raise PreconditionError(
                 f"the layout {layout} is one directory of all ranks, and these ranks write to different "
-                "disks: use storage that all nodes share, a remote directory as the checkpoint's own, or the "
+                "disks: use storage that all nodes share, give a remote name as the directory, or use the "
                 "local checkpointer",
                 path=self._where,
             )

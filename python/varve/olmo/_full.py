@@ -27,7 +27,7 @@ class FullCheckpointer(Checkpointer):
 
     On shared storage nothing is gathered: the ranks write what they hold, side by side, and rank 0 joins
     it to `model.pt` and `optim.pt` on the way from disk to disk, in bounded memory. On disks of nodes the
-    state is gathered on rank 0 as PyTorch does it, in rank 0's memory.
+    state is gathered as PyTorch does it, in rank 0's memory; of a model on the CPU, in every rank's.
     """
 
     def _write(self, directory: Directory, steps: Steps, training: Training) -> None:
