@@ -324,7 +324,7 @@ TEST_F(S3Clients, KeepTheBandwidth) {
   const auto bytes = std::as_writable_bytes(std::span(back.data(), back.size()));
   const double down =
       Seconds([&] { EXPECT_TRUE(IsOk(client.Get(kObject, 0, std::span(&bytes, 1), ""))); });
-  EXPECT_GE(down, 0.15);
+  EXPECT_GE(up + down, 0.75);  // The download begins after 0.8 s, however long the uploads took.
   EXPECT_EQ(back, text);
 }
 
