@@ -1,0 +1,70 @@
+"""Keys of loads and reads: which name of an entry chooses it, and what is said of one that chooses none."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+import varve
+import varve.torch
+
+
+def test_a_key_that_is_misspelt_is_named_with_what_it_may_mean(tmp_path: Path) -> None:
+    path = tmp_path / "step-1"
+    varve.torch.save({"model": {"weight": torch.ones(3)}, "optim": {"state": {}}}, path)
+    model = {"weight": torch.zeros(3)}
+    for keys in ("model.wieght", ["model.weight", "model.wieght"], ["model", "modle.*"]):
+        with pytest.raises(varve.InvalidArgumentError, match=r"is named mod.*"):
+            varve.torch.load({"model": model}, path, keys=keys)
+    with pytest.raises(varve.InvalidArgumentError, match=r"is it model\.weight\?"):
+        varve.torch.load({"model": model}, path, keys="model.wieght")
+    with pytest.raises(varve.CheckpointNotFoundError, match=r"is it model\.weight\?"):
+        varve.torch.read(path, ["model.weight", "model.wieght"])
+    assert torch.equal(model["weight"], torch.zeros(3))
+    varve.torch.load({"model": model, "optim": {"state": {}}}, path, keys=["model", "optim.state"])
+    assert torch.equal(model["weight"], torch.ones(3))
+    assert varve.torch.load({"model": model}, path, keys=["x", "model"], strict=False).loaded == 1
+    with pytest.warns(UserWarning, match="nothing was loaded"):
+        varve.torch.load({"other": torch.ones(1)}, path, keys="model")
+
+
+@pytest.mark.parametrize("keys", ["train", "train/rank0", "tr*", ["train.seen", "train.rng"]])
+def test_the_value_of_each_rank_is_chosen_by_its_name(
+    keys: str | list[str], tmp_path: Path
+) -> None:
+    saved = {"w": torch.ones(1), "train": varve.torch.PerRank({"seen": 3, "rng": torch.ones(2)})}
+    varve.torch.save(saved, tmp_path / "step-1")
+    state = {"w": torch.zeros(1), "train": varve.torch.PerRank({"seen": 0, "rng": torch.zeros(2)})}
+    assert varve.torch.load(state, tmp_path / "step-1", keys=keys).loaded == 2
+    assert state["train"].value["seen"] == 3 and state["w"] == 0
+    assert set(varve.torch.read(tmp_path / "step-1", keys)) == {"train/rank0"}
+
+
+def test_a_key_may_name_a_tied_tensor_that_is_not_stored(tmp_path: Path) -> None:
+    path = tmp_path / "step-1"
+    varve.torch.save({"embed": torch.ones(3)}, path)
+    weight = torch.zeros(3)
+    state = {"embed": weight, "lm_head": weight}
+    assert varve.torch.load(state, path, keys=["embed", "lm_head"]).loaded == 1
+    assert torch.equal(weight, torch.ones(3))
+
+
+def test_keys_are_names_of_the_destination_where_names_change(tmp_path: Path) -> None:
+    path = tmp_path / "step-1"
+    varve.torch.save({"embed": {"w": torch.ones(3)}}, path)
+    state = {"net": {"w": torch.zeros(3)}}
+    with pytest.raises(varve.InvalidArgumentError, match="is named embed"):
+        varve.torch.load(state, path, keys=["net", "embed"], rename={"embed.": "net."})
+    assert varve.torch.load(state, path, keys="net", rename={"embed.": "net."}).loaded == 1
+
+
+def test_no_keys_and_keys_of_empty_containers_are_no_reason_to_warn(
+    tmp_path: Path, recwarn: pytest.WarningsRecorder
+) -> None:
+    path = tmp_path / "step-1"
+    varve.torch.save({"w": torch.ones(3), "e": {}}, path)
+    for keys in ([], ["e"]):
+        assert varve.torch.load({"w": torch.zeros(3), "e": {}}, path, keys=keys).loaded == 0
+    assert not recwarn.list
