@@ -78,9 +78,8 @@ class Uploads:
         self._not_uploaded: set[str] = set()  # Steps whose upload has failed in this job.
         self._lost = False
         self._aborted = False
-        self._down: tuple[float, str] | None = (
-            None  # When storage last gave no answer, and its error.
-        )
+        # When storage last gave no answer, and its error.
+        self._down: tuple[float, str] | None = None
         self._skipped = False  # A round was ended without a try.
         self._thread = Background(channel)
         self._guard = threading.Lock()
@@ -186,7 +185,9 @@ class Uploads:
         if self._rank == 0:
             steps: list[tuple[str, str]] = []
             why = ""
+            tried = True
             if self._down is not None and asked < self._down[0]:
+                tried = False
                 why = f"not tried, since this failed a moment ago: {self._down[1]}"
             else:
                 try:
@@ -195,12 +196,12 @@ class Uploads:
                     why = f"which steps are to be uploaded is not known: {error}"
                     if isinstance(error, UnavailableError):
                         self._down = (time.monotonic(), str(error))
-            told = json.dumps([steps, why]).encode()
+            told = json.dumps([steps, why, tried]).encode()
         if self._thread.coordinator is not None:
             told = self._thread.coordinator.share(told, self._timeout)
-        steps, why = json.loads(told)
+        steps, why, tried = json.loads(told)
+        self._skipped = self._skipped or not tried
         if why:
-            self._skipped = self._skipped or why.startswith("not tried")
             self._failed_before(first, why)
         return [(path, target) for path, target in steps], why
 
@@ -230,9 +231,8 @@ class Uploads:
             promised = {path for path, count in self._promised.items() if count > 0}
         busy = promised | self._damaged | {first}
         left = [(path, to) for path, to in pending.items() if path not in busy]
-        left.sort(
-            key=lambda one: one[0] in self._not_uploaded
-        )  # One that fails keeps no other waiting.
+        # A step that fails keeps no other waiting.
+        left.sort(key=lambda one: one[0] in self._not_uploaded)
         return due + [one for one in left if self._is_wanted(*one)] if left else due
 
     def _is_wanted(self, path: str, target: str) -> bool:
