@@ -235,9 +235,10 @@ def _warn_of_nothing(
 ) -> None:
     """Warns when a load has loaded nothing on this rank that wanted something, or on any rank."""
     lacking = len(match.missing) + len(match.mismatched)
-    left = report.unexpected or chosen
-    nobody = rank == 0 and not report.missing and not report.mismatched and left
-    if report.loaded or not (lacking or nobody):
+    stored = report.unexpected or chosen
+    fits = not report.missing and not report.mismatched
+    unwanted = rank == 0 and fits and stored
+    if report.loaded or not (lacking or unwanted):
         return
     wanted = (
         f"of {lacking} wanted entries {len(match.missing)} are missing from the checkpoint and "

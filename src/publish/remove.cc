@@ -2,9 +2,9 @@
 //  1. Lock its name, and check that no rank saves into it without coordination: a live save loses
 //  nothing.
 //  2. A displaced checkpoint gets its name back, so that it is removed and not found again later.
-//     A pinned one stays. On a rule of its run, not on request, someone who reads it keeps it: the
-//     lock that all readers share is taken alone, and given back when the name is gone. Who opens
-//     it in between finds it locked, looks again and finds nothing.
+//     A pinned checkpoint stays. A removal by a rule of the run also spares one that is being read:
+//     it takes the lock that all readers share for itself, and gives it back when the name is gone.
+//     A reader that comes in between finds the lock taken, looks again and finds nothing.
 //  3. Rename the directory to .NAME.varve-removed-<id> and sync PARENT. From then on no checkpoint
 //     has this name, whatever happens: no load reads half of one, `repair` does not make a
 //     checkpoint of the rest, and `gc` or the next save of the name finishes the removal.

@@ -91,8 +91,8 @@ Result<std::string> NameOfObject(std::string_view path, std::string_view scheme)
   return name;
 }
 
-/// Refuses a path of the disk that was meant as the name of something remote: its checkpoints would
-/// be on the disk of this node, and nobody would look there.
+/// Refuses a path that was meant as a URL. The save would write to the disk of this node, where
+/// the user does not look.
 Status CheckIsNoMisspeltUrl(std::string_view path) {
   const std::string there = "; a directory of this name is " + Quoted("./" + std::string(path));
   const std::size_t blanks = std::min(path.find_first_not_of(" \t\r\n"), path.size());

@@ -51,7 +51,7 @@ struct Options {
   bool json = false;
 };
 
-/// What there is, and why it is pinned, in the same order.
+/// The entries, and for each of them why it is pinned.
 struct Listed {
   std::vector<CheckpointEntry> entries;
   std::vector<std::optional<std::string>> pins;

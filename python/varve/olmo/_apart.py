@@ -28,7 +28,7 @@ def write_dcp(folder: Path, state: dict[str, Any], steps: Steps) -> list[Path]:
     Args:
         folder: The directory on this rank's disk; made as needed.
         state: Of this rank: tensors, also DTensors and ShardedTensors, and objects.
-        steps: Of the save.
+        steps: The steps of the save, which all ranks take together.
 
     Returns:
         The files that this rank has written, synced.
