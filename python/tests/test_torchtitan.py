@@ -96,7 +96,7 @@ def test_every_option_of_torchtitan_is_one_that_the_manager_knows() -> None:
     stock = framework("torchtitan.components.checkpointer").CheckpointManager
     assert {field.name for field in dataclasses.fields(stock.Config)} == known
     ours = {field.name for field in dataclasses.fields(VarveCheckpointManager.Config)}
-    assert ours - known == {"executor", "keep_every", "timeout"} and known <= ours
+    assert ours - known == {"executor", "keep_every", "staging", "timeout"} and known <= ours
 
 
 def test_the_manager_is_built_with_what_the_trainer_gives() -> None:

@@ -13,6 +13,7 @@ import varve.torch
 from varve._engine import path_text
 from varve.errors import STAGER_LOST, Error, InvalidArgumentError
 from varve.integrations import _hf_folders
+from varve.integrations._staging import Staging, checked, choose
 from varve.torch._background import with_shared
 from varve.torch._stager import close_made, retire, stager_of
 
@@ -32,6 +33,9 @@ class VarveSaving:
         verify: Read and check every byte of a checkpoint before it is chosen as the newest good one.
             False checks its index and the sizes of its files. A load checks the bytes in any case.
         executor: "thread", or "process": an agent writes the checkpoints, also when the trainer is killed.
+        staging: "blocking": a save returns when the state is copied. "overlapped": it returns at once, and the
+            next step of each optimizer waits for the copy. None: "overlapped" if the model is on a CUDA
+            device and every tensor of the save is a parameter or a state of an optimizer, else "blocking".
         stager: The stager of all saves; by default one is made, and closed when training ends.
         max_write_bandwidth: Bytes a second that each rank writes at most; 0 for no limit.
         timeout: Seconds any rank waits for the others in a save or load.
@@ -43,6 +47,7 @@ class VarveSaving:
     on_failure: Literal["raise", "log"] = "raise"
     verify: bool = True
     executor: Literal["thread", "process"] = "thread"
+    staging: Staging = None
     stager: varve.torch.Stager | None = None
     max_write_bandwidth: int = 0
     timeout: float = 1800.0
@@ -52,6 +57,7 @@ class VarveSaving:
     def __post_init__(self) -> None:
         if self.on_failure not in ("raise", "log"):
             raise InvalidArgumentError(f'on_failure={self.on_failure!r}: want "raise" or "log"')
+        checked(self.staging)
 
     def copy_of(self, path: str) -> str | None:
         """Returns where the checkpoint `path` is copied to; None where none is."""
@@ -80,14 +86,16 @@ class Saves:
         path: str,
         saving: VarveSaving,
         *,
+        optimizers: Any,
         files: Mapping[str, bytes] | None = None,
         overwrite: bool | Literal["damaged"] = False,
     ) -> varve.torch.SaveHandle:
-        """Copies the state and begins to write it. Collective."""
+        """Copies the state and begins to write it; `optimizers` write to its tensors. Collective."""
         earlier = self._handles.get(path)
         if earlier is not None:
             earlier.exception()  # Two saves of one name at once would be refused.
         self.report_ended()
+        state, staging = choose(saving.staging, state, optimizers)
 
         def start(stager: varve.torch.Stager) -> varve.torch.SaveHandle:
             return varve.torch.async_save(
@@ -101,6 +109,7 @@ class Saves:
                 timeout=saving.timeout,
                 on_failure=saving.on_failure,
                 upload_to=saving.copy_of(path),
+                **staging,
             )
 
         if saving.stager is not None:

@@ -21,7 +21,8 @@ from varve._engine import is_remote, path_text
 from varve.errors import CorruptCheckpointError, UnavailableError
 from varve.integrations._newest import none_is_good, warn_of, whole_in
 from varve.integrations._ranks import by_rank_0
-from varve.integrations._saves import Saves, is_awaited
+from varve.integrations._saves import Saves, failed_in_the_call, is_awaited
+from varve.integrations._staging import Staging, checked, choose
 
 
 class _Sharded:
@@ -36,8 +37,12 @@ class _Sharded:
     asynchronous: bool
     executor: str
     allow_pickle: bool
+    staging: Staging
 
-    def _begin(self, asynchronous: bool, executor: str, allow_pickle: bool) -> None:
+    def _begin(
+        self, asynchronous: bool, executor: str, allow_pickle: bool, staging: Staging
+    ) -> None:
+        self.staging = checked(staging)
         self.asynchronous = asynchronous
         self.executor = executor
         self.allow_pickle = allow_pickle
@@ -61,10 +66,16 @@ class _Sharded:
             return
         if self._stager is None:
             self._stager = varve.torch.Stager(executor=self.executor)
+        state, staging = choose(self.staging, state, self.optimizers)
         save = varve.torch.async_save(
-            state, path, stager=self._stager, overwrite=True, allow_pickle=self.allow_pickle
+            state,
+            path,
+            stager=self._stager,
+            overwrite=True,
+            allow_pickle=self.allow_pickle,
+            **staging,
         )
-        if save.staging_completion.exception() is not None or is_awaited(path):
+        if failed_in_the_call(save) or is_awaited(path):
             save.result()
         self.saves.add(path, save)
 
@@ -155,6 +166,7 @@ class VarveModelParallelStrategy(_Sharded, ModelParallelStrategy):  # type: igno
         asynchronous: Copy the state in the call and write it in the background.
         executor: As for `VarveCheckpointIO`.
         allow_pickle: As for `VarveCheckpointIO`.
+        staging: As for `VarveCheckpointIO`; the strategy knows the optimizers.
         **kwargs: As ModelParallelStrategy takes them.
     """
 
@@ -166,10 +178,11 @@ class VarveModelParallelStrategy(_Sharded, ModelParallelStrategy):  # type: igno
         asynchronous: bool = True,
         executor: str = "thread",
         allow_pickle: bool = False,
+        staging: Staging = None,
         **kwargs: Any,
     ) -> None:
         super().__init__(*args, **kwargs)
-        self._begin(asynchronous, executor, allow_pickle)
+        self._begin(asynchronous, executor, allow_pickle, staging)
 
     def save_checkpoint(
         self, checkpoint: dict[str, Any], filepath: Any, storage_options: Any = None
@@ -199,6 +212,7 @@ class VarveFSDPStrategy(_Sharded, FSDPStrategy):  # type: ignore[misc]
         asynchronous: As for `VarveModelParallelStrategy`.
         executor: As for `VarveCheckpointIO`.
         allow_pickle: As for `VarveCheckpointIO`.
+        staging: As for `VarveCheckpointIO`; the strategy knows the optimizers.
         **kwargs: As FSDPStrategy takes them.
     """
 
@@ -210,10 +224,11 @@ class VarveFSDPStrategy(_Sharded, FSDPStrategy):  # type: ignore[misc]
         asynchronous: bool = True,
         executor: str = "thread",
         allow_pickle: bool = False,
+        staging: Staging = None,
         **kwargs: Any,
     ) -> None:
         super().__init__(*args, **kwargs)
-        self._begin(asynchronous, executor, allow_pickle)
+        self._begin(asynchronous, executor, allow_pickle, staging)
 
     def save_checkpoint(
         self, checkpoint: dict[str, Any], filepath: Any, storage_options: Any = None

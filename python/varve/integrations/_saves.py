@@ -21,6 +21,7 @@ from concurrent.futures import Future
 from typing import Any
 
 import varve
+import varve.torch
 from varve._engine import is_remote
 from varve.integrations._removal import remove_unless_held
 
@@ -145,6 +146,12 @@ def _is_linked_to(path: str) -> bool:
         return False
     links = [entry.path for entry in os.scandir(folder) if entry.is_symlink()]
     return any(os.path.realpath(link) == real for link in links)
+
+
+def failed_in_the_call(save: varve.torch.SaveHandle) -> bool:
+    """Returns True for a save whose copy has failed. Does not wait for one that is being made."""
+    copied = save.staging_completion
+    return copied.done() and copied.exception() is not None
 
 
 def is_awaited(path: str) -> bool:

@@ -159,6 +159,9 @@ class VarveCheckpoints:
     ) -> varve.torch.SaveHandle:
         """Saves everything that the accelerator knows; returns when it is copied. Collective.
 
+        An overlapped save (see `VarveSaving`) returns before that. Until `wait_staged` of the handle, or
+        the next step of the optimizers, nothing else may write to the weights.
+
         Replaces a checkpoint at `output_dir`. With automatic naming, which takes no path, a whole
         checkpoint of the name is an error of the save.
 
@@ -191,6 +194,7 @@ class VarveCheckpoints:
             state,
             path,
             self.saving,
+            optimizers=accelerator._optimizers,
             files=files if first else None,
             overwrite="damaged" if automatic else True,
         )

@@ -41,7 +41,8 @@ from varve.errors import InvalidArgumentError, UnavailableError
 from varve.integrations._contract import Table, missing_package, require
 from varve.integrations._newest import checkpoints_in, is_there, newest_good
 from varve.integrations._ranks import by_rank_0
-from varve.integrations._saves import Saves, is_awaited
+from varve.integrations._saves import Saves, failed_in_the_call, is_awaited
+from varve.integrations._staging import Staging, checked, choose
 from varve.torch._coordinator import ALONE
 
 try:
@@ -105,17 +106,28 @@ class VarveCheckpointIO(CheckpointIO):  # type: ignore[misc]
         executor: "process" submits the copy to the agent of the node, which writes it even when the
             trainer is killed (docs/async.md).
         allow_pickle: Store values of unknown types as pickles, and open those of trusted checkpoints.
+        staging: "blocking": the call copies the state. "overlapped": it returns at once, and the next step
+            of each optimizer waits for the copy; this needs `VarveModelCheckpoint`, which knows them.
+            None: "overlapped" if the model is on a CUDA device and every tensor of the checkpoint is a
+            parameter or a state of an optimizer, else "blocking".
     """
 
     def __init__(
-        self, *, asynchronous: bool = True, executor: str = "thread", allow_pickle: bool = False
+        self,
+        *,
+        asynchronous: bool = True,
+        executor: str = "thread",
+        allow_pickle: bool = False,
+        staging: Staging = None,
     ) -> None:
         self.asynchronous = asynchronous
         self.executor = executor
+        self.staging = checked(staging)
         self.allow_pickle = allow_pickle
         self.saves = Saves()
         self._stager: varve.torch.Stager | None = None
         self._newest_of: dict[str, str] = {}
+        self._optimizers: list[Any] = []  # While VarveModelCheckpoint saves.
 
     def save_checkpoint(
         self, checkpoint: dict[str, Any], path: str | os.PathLike[str], storage_options: Any = None
@@ -154,14 +166,16 @@ class VarveCheckpointIO(CheckpointIO):  # type: ignore[misc]
             return
         if self._stager is None:
             self._stager = varve.torch.Stager(ALONE, executor=self.executor)
+        state, staging = choose(self.staging, checkpoint, self._optimizers)
         save = varve.torch.async_save(
-            checkpoint,
+            state,
             where,
             stager=self._stager,
             overwrite=True,
             allow_pickle=self.allow_pickle,
+            **staging,
         )
-        if save.staging_completion.exception() is not None or is_awaited(where):
+        if failed_in_the_call(save) or is_awaited(where):
             save.result()
         self.saves.add(where, save)
 
@@ -232,7 +246,15 @@ class VarveModelCheckpoint(ModelCheckpoint):  # type: ignore[misc]
 
     def _save_checkpoint(self, trainer: Any, filepath: str) -> None:
         _raise_failure(trainer)
-        super()._save_checkpoint(trainer, filepath)
+        io = _varves(trainer)
+        if not isinstance(io, VarveCheckpointIO):
+            super()._save_checkpoint(trainer, filepath)
+            return
+        io._optimizers = list(trainer.optimizers)
+        try:
+            super()._save_checkpoint(trainer, filepath)
+        finally:
+            io._optimizers = []
 
     def on_train_end(self, trainer: Any, pl_module: Any) -> None:
         """Waits until the saves are durable, and raises the failure of one on all ranks."""

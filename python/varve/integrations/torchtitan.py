@@ -43,6 +43,7 @@ from varve.errors import (
 )
 from varve.integrations._contract import missing_package
 from varve.integrations._ranks import by_rank_0, rank_of_job
+from varve.integrations._staging import Staging, checked, choose
 from varve.integrations._steps import Purge, whole_steps
 
 try:
@@ -84,9 +85,14 @@ class VarveCheckpointManager(BaseCheckpointManager):  # type: ignore[misc]
         """torchtitan's options of checkpoints, and those of Varve."""
 
         async_mode: Literal["disabled", "async", "async_with_pinned_mem"] = "disabled"
-        """"async": the call copies the state, and the save goes on in the background.
-        "async_with_pinned_mem": the copy, too, is made while the next forward and backward pass compute;
-        torchtitan waits for it before the optimizer's step. On CUDA the memory is pinned."""
+        """"async": the save goes on in the background, from a copy that is made as `staging` says.
+        "async_with_pinned_mem": the copy is made while the next forward and backward pass compute;
+        torchtitan waits for it before the optimizer's step."""
+
+        staging: Literal["blocking", "overlapped"] | None = None
+        """Of "async": "blocking" copies the state in the call; with "overlapped" the optimizers' next step
+        waits for the copy. None: "overlapped" if the model is on a CUDA device and every tensor of the save
+        is a parameter or a state of the optimizers, else "blocking"."""
 
         executor: Literal["thread", "process"] = "thread"
         """Asynchronous saves: "process" submits them to the agent of the node (docs/async.md)."""
@@ -104,6 +110,7 @@ class VarveCheckpointManager(BaseCheckpointManager):  # type: ignore[misc]
                 raise ValueError(
                     f"async_mode={self.async_mode!r}: want disabled, async or async_with_pinned_mem"
                 )
+            checked(self.staging)
             if self.keep_every < 0:
                 raise ValueError(f"keep_every={self.keep_every}: want 0 or more")
 
@@ -180,20 +187,16 @@ class VarveCheckpointManager(BaseCheckpointManager):  # type: ignore[misc]
         config = self.config
         pinned = config.async_mode == "async_with_pinned_mem"
         if self._stager is None:
-            on_devices = pinned and torch.cuda.is_available()
-            self._stager = varve.torch.Stager(
-                executor=config.executor,
-                copy_from_devices=on_devices,
-                pinned_memory=on_devices,
-                timeout=config.timeout,
-            )
+            self._stager = varve.torch.Stager(executor=config.executor, timeout=config.timeout)
+        asked: Staging = "overlapped" if pinned else config.staging
+        state, staging = choose(asked, self._all_states(), self.states[OPTIMIZER])
         self.save_future = varve.torch.async_save(
-            self._all_states(),
+            state,
             self.path_of(step),
             stager=self._stager,
-            staging="overlapped" if pinned else "blocking",
             overwrite=True,
             timeout=config.timeout,
+            **staging,
         )
         self._purge.after(step, self.save_future)
 

@@ -212,7 +212,14 @@ class VarveTrainerMixin:
             torch.distributed.barrier()  # Every rank's callback has put its sentinel there.
         if first:
             _hf_folders.clear_way(path, [_SENTINEL])
-        self._varve_saves.begin(state, path, self.varve_saving, files=files, overwrite=True)
+        self._varve_saves.begin(
+            state,
+            path,
+            self.varve_saving,
+            optimizers=[self.optimizer],
+            files=files,
+            overwrite=True,
+        )
         if first:
             best = self.state.best_model_checkpoint
             keep = [path] if best is None else [path, os.path.abspath(best)]

@@ -28,6 +28,7 @@ def async_save(
     stager: Stager | None = None,
     executor: str | None = None,
     staging: str = "blocking",
+    guard: Any = None,
     overwrite: bool | Literal["damaged"] = False,
     files: Mapping[str, FileSource] | None = None,
     allow_pickle: bool = False,
@@ -61,7 +62,10 @@ def async_save(
             kept until the interpreter ends.
         executor: "thread" or "process", as in Stager; the stager's, or "thread".
         staging: "blocking", or "overlapped": return at once and copy while training computes. Nothing
-            may then write to the tensors before `handle.wait_staged()`; see `wait_staged_before`.
+            may then write to the tensors before `handle.wait_staged()`; see `guard`.
+        guard: With staging="overlapped": a torch optimizer, or an iterable of optimizers. Their next step
+            waits for the copy; an error of the copy is the handle's alone. An object that wraps
+            optimizers counts as these: those of accelerate, Lightning and torchtitan do.
         overwrite: As in `save`.
         files: As in `save`; read in the call.
         allow_pickle: As in `save`.
@@ -104,6 +108,7 @@ def async_save(
         stager=stager,
         executor=executor,
         staging=staging,
+        guard=guard,
         files=files,
         hf=hf,
         allow_pickle=allow_pickle,
@@ -133,6 +138,7 @@ def defer_save(
     process_group: Any = None,
     stager: Stager | None = None,
     staging: str = "blocking",
+    guard: Any = None,
     overwrite: bool | Literal["damaged"] = False,
     files: Mapping[str, FileSource] | None = None,
     allow_pickle: bool = False,
@@ -162,6 +168,7 @@ def defer_save(
         stager: As in `async_save`, made with executor="process". Its `memory_budget` should have room
             for two copies: then one is whole at any time. A state that is larger is refused.
         staging: As in `async_save`.
+        guard: As in `async_save`.
         overwrite: As in `save`.
         files: As in `save`; read in the call.
         allow_pickle: As in `save`.
@@ -199,6 +206,7 @@ def defer_save(
         stager=stager,
         executor="process",
         staging=staging,
+        guard=guard,
         files=files,
         hf=hf,
         allow_pickle=allow_pickle,

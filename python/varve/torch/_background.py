@@ -23,6 +23,7 @@ from varve.errors import STAGER_LOST, Error, InvalidArgumentError
 from varve.torch import _run
 from varve.torch._coordinator import collective, name_of
 from varve.torch._failures import is_failure, warn_of_earlier
+from varve.torch._guard import guards_of, optimizers_of
 from varve.torch._handle import Handle
 from varve.torch._stager import Stager, retire, stager_of
 from varve.torch._tensors import TorchArrays
@@ -58,6 +59,8 @@ class Call(Generic[AnyHandle]):
     """More fields of its AsyncSaveOptions or DeferSaveOptions."""
     hf: HfOptions | None = None
     upload: Copy | None = None
+    guard: Any = None
+    """Optimizers whose next step waits for an overlapped copy."""
 
     def made_options(self, save_id: bytes | None) -> Any:
         """The engine's options. Raises InvalidArgumentError for a value that one cannot have."""
@@ -75,6 +78,7 @@ def begin(call: Call[AnyHandle]) -> AnyHandle:
     """Checks the arguments, begins the save and returns its handle."""
     if call.staging not in ("blocking", "overlapped"):
         raise InvalidArgumentError(f'staging={call.staging!r}: want "blocking" or "overlapped"')
+    optimizers = optimizers_of(call.guard)
     if call.on_end is not None and not callable(call.on_end):
         raise InvalidArgumentError(
             f"{call.kind._hook}={call.on_end!r}: want a function of the handle"
@@ -117,10 +121,12 @@ def begin(call: Call[AnyHandle]) -> AnyHandle:
         with collective(group, call.timeout, name_of("save", call.path)) as coordinator:
             return begin_with(stager, coordinator)
 
+    guards = guards_of(optimizers) if call.staging == "overlapped" else []
     if call.stager is not None:
         handle = start(call.stager)
     else:
         handle = with_shared(group, call.executor or "thread", call.timeout, start)
+    handle._guard(guards)
     _engine.warn_of_differences(handle._differing_tensors)
     copied = handle.staging_completion
     if call.on_failure == "raise" and handle.done() and copied.done() and copied.exception():

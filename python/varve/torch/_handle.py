@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from concurrent.futures import Future
 from typing import Any, ClassVar, TypeVar
 
@@ -10,6 +10,7 @@ from varve import _core
 from varve._core import AsyncSaveReport, DeferredReport
 from varve.errors import CancelledError
 from varve.torch._failures import log_dropped
+from varve.torch._guard import Guard, guards_of, optimizers_of
 
 Report = TypeVar("Report")
 
@@ -64,13 +65,18 @@ class Handle(Future[Report]):
         self.staging_completion.result(timeout)
 
     def wait_staged_before(self, optimizer: Any) -> None:
-        """Makes the next step of a torch optimizer wait for the copy, once."""
+        """Makes the next step of a torch optimizer, or of several, wait for the copy.
 
-        def wait(*_: Any) -> None:
-            hook.remove()
-            self.wait_staged()
+        The step only waits: an error of the copy is the handle's, and does not end the training.
 
-        hook = optimizer.register_step_pre_hook(wait)
+        Args:
+            optimizer: As `guard` of `async_save`.
+        """
+        self._guard(guards_of(optimizers_of(optimizer)))
+
+    def _guard(self, guards: Iterable[Guard]) -> None:
+        for guard in guards:
+            guard.hold(self.staging_completion)
 
     def cancel(self) -> bool:
         """Gives the save up; its result is then a CancelledError. Returns False when it has ended."""

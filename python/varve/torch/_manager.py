@@ -21,6 +21,7 @@ from varve._manage._manager import Manager
 from varve._manage._policy import Ending, Every, Keep
 from varve.errors import InvalidArgumentError
 from varve.torch._coordinator import TorchCoordinator, collective, make_background
+from varve.torch._guard import optimizers_in
 from varve.torch._stager import Stager
 from varve.torch._waiting import Notices
 
@@ -33,6 +34,7 @@ _SAVE_OPTIONS = {
     "check_torn",
     "deadline",
     "format",
+    "guard",
     "hf",
     "max_write_bandwidth",
     "on_difference",
@@ -59,6 +61,7 @@ class TorchBackend:
         self._group = process_group
         self._timeout = timeout
         self._options = dict(options)
+        self._warned_of_guard = False
         self._owned = stager is None
         self._stager = stager
         self._executor = executor if stager is None else stager.executor
@@ -90,11 +93,26 @@ class TorchBackend:
             overwrite=True,
             files=files,
             timeout=self._timeout,
-            **self._options,
+            **self._options_for(state),
         )
         handle.add_done_callback(ended)
         handle.add_done_callback(self._forget_failure)
         return handle
+
+    def _options_for(self, state: Any) -> dict[str, Any]:
+        """Returns the options of a save; overlapped ones are guarded by the optimizers of the state."""
+        if self._options.get("staging") != "overlapped" or "guard" in self._options:
+            return self._options
+        optimizers = optimizers_in(state)
+        if optimizers:
+            return {**self._options, "guard": optimizers}
+        if not self._warned_of_guard:
+            self._warned_of_guard = True
+            _LOG.warning(
+                'staging="overlapped": the state holds no optimizer whose step could wait for the copy, '
+                "so the call waits; give save_options a guard"
+            )
+        return {**self._options, "staging": "blocking"}
 
     def _forget_failure(self, handle: Future[Any]) -> None:
         """Keeps the next save from warning of one that the manager has told of."""
@@ -108,7 +126,8 @@ class TorchBackend:
                 'protect: the manager was made with executor="thread"; only an agent '
                 '(executor="process") can write a copy when this job is gone'
             )
-        options = {name: self._options[name] for name in _DEFER_OPTIONS & self._options.keys()}
+        known = self._options_for(state)
+        options = {name: known[name] for name in _DEFER_OPTIONS & known.keys()}
         return varve.torch.defer_save(
             state,
             path,
@@ -203,8 +222,9 @@ class CheckpointManager(Manager):
             uploaded; `close` and `wait` wait for uploads.
         keep_uploaded: Which steps to keep there, as `keep`. None: all.
         save_options: Further arguments of `async_save`: allow_pickle, check_replicas, check_torn, deadline,
-            format, hf, max_write_bandwidth, on_difference, retries, staging. With format="hf" every state
-            must hold tensors alone.
+            format, guard, hf, max_write_bandwidth, on_difference, retries, staging. With format="hf" every
+            state must hold tensors alone. With staging="overlapped" the next step of each optimizer object
+            in the state waits for the copy, or of those in `guard`; without any the call itself waits.
         timeout: Seconds any rank waits for the others in a save or load.
 
     Raises:
