@@ -46,22 +46,24 @@ struct StagerOptions {
   int copy_threads = 0;  ///< 0: as many as the processor has cores, at most 8.
   int max_in_flight = 2;
   WhenBusy when_busy = WhenBusy::kWait;
-  /// Tensors may be on CUDA devices (CudaMemory): they are copied straight into staging
-  /// memory, on a stream of the stager's own. Needs the CUDA driver, which is loaded then.
-  bool copy_from_devices = false;
-  /// Staging memory is registered with the CUDA driver when it is first used, and stays so: copies
-  /// from devices go straight to it. Only with copy_from_devices. Where the driver refuses, copies
-  /// go by way of its own memory, and AsyncSaveReport::pageable_bytes says how much.
-  bool pinned_memory = false;
+  /// Tensors may be on CUDA devices (CudaMemory): they are copied straight into staging memory, on
+  /// a stream of the engine's own. The driver is loaded when the first such tensor comes; with
+  /// true, when the stager is made. False: they are refused.
+  std::optional<bool> copy_from_devices{};
+  /// Staging memory is registered with the CUDA driver, in few large ranges and in the background,
+  /// so that copies from devices go straight to it; until then they pass through memory that is.
+  /// Where the driver refuses, copies are slower, and AsyncSaveReport::pageable_bytes says how
+  /// much. By default, and with true, wherever a tensor is on a device; false: never.
+  std::optional<bool> pinned_memory{};
 };
 
 /// The result of an asynchronous save.
 struct AsyncSaveReport : SaveReport {
-  double staging_seconds = 0;        ///< From the call until the copy was made.
-  bool in_waves = false;             ///< The state was larger than the staging memory.
-  std::uint64_t device_bytes = 0;    ///< Copied from CUDA devices straight into staging memory.
-  std::uint64_t pageable_bytes = 0;  ///< Of those, into memory that the driver had not registered.
-  int attempts = 1;                  ///< Number of times the file was written, with the last.
+  double staging_seconds = 0;  ///< From the call until the copy was made.
+  bool in_waves = false;       ///< The state was larger than the staging memory.
+  int attempts = 1;            ///< Number of times the file was written, with the last.
+  /// Of the stager, when the copy had been made.
+  StagingMemory staging_memory{};
 };
 
 /// The result of a deferred save on this rank; other ranks may differ.
@@ -69,8 +71,9 @@ struct DeferredReport {
   SaveId save_id;
   std::uint64_t bytes = 0;           ///< Size of this rank's file, which the agent holds.
   double seconds = 0;                ///< From the call until the agent had the copy.
-  std::uint64_t device_bytes = 0;    ///< As in AsyncSaveReport.
-  std::uint64_t pageable_bytes = 0;  ///< As in AsyncSaveReport.
+  std::uint64_t device_bytes = 0;    ///< As in SaveReport.
+  std::uint64_t pageable_bytes = 0;  ///< As in SaveReport.
+  CopiedAhead copied_ahead{};        ///< The State's.
   std::vector<std::string> differing_tensors{};  ///< As in SaveReport.
 };
 
@@ -80,7 +83,8 @@ struct StagedSaveOptions {
   /// Return before the copy is made. Tensors must not be written to before `staged`.
   bool overlapped = false;
   /// Compare samples of every tensor before and after the copy, to find one that was written to
-  /// meanwhile. By default where VARVE_DEBUG is set in the environment.
+  /// meanwhile: an error then. By default for overlapped saves, and where VARVE_DEBUG is set in the
+  /// environment.
   std::optional<bool> check_torn;
   /// Number of times that a save that failed for want of space or of storage is written again,
   /// after `retry_delay`, twice that, and so on. Not in waves, where the copy no longer exists.
@@ -156,7 +160,7 @@ class Stager {
  public:
   /// Makes a stager. `background` connects the ranks for messages while training goes on; no other
   /// caller may use it. Null: a single process. Errors: InvalidArgument; OutOfSpace; Unimplemented
-  /// where there is no CUDA driver to copy from devices with.
+  /// where copy_from_devices is true and there is no CUDA driver.
   /// `executor` is another process that writes the saves, from ConnectToAgent (agent.h); the
   /// staging memory is then shared with it. Null: threads of this process.
   static Result<std::unique_ptr<Stager>> Make(const StagerOptions& options = {},
@@ -167,9 +171,10 @@ class Stager {
   /// Waits for the saves in flight.
   ~Stager();
 
-  /// Begins to take memory for a state of `bytes` from the system, in the background: the first
-  /// copy into new memory takes 10-60 times as long as the ones after it. With pinned_memory it is
-  /// registered as well, if `cuda_device` says for which device; copies from others are as fast.
+  /// Begins to take memory for a state of `bytes` from the system, in the background, for each save
+  /// that may be in flight: the first copy into new memory takes 10-60 times as long as the ones
+  /// after it. It is registered as well, if `cuda_device` says for which device; copies from others
+  /// are as fast.
   void Prepare(std::uint64_t bytes, std::optional<int> cuda_device = {});
   void WaitPrepared();
 

@@ -28,13 +28,14 @@ struct HostMemory {
   Strides strides{};           ///< In elements; empty means row-major.
 };
 
-/// Row-major memory of a CUDA device. Only for AsyncSave, with a Stager that copies from devices.
+/// Memory of a CUDA device. The engine loads the driver when it first meets some.
 struct CudaMemory {
   const void* data = nullptr;  ///< An address of the device: the element at the first corner.
   int device = 0;              ///< As the driver numbers those that this process sees.
   /// The stream (cudaStream_t, CUstream) that the last write to the memory was queued on; null is
   /// the default stream.
   void* stream = nullptr;
+  Strides strides{};  ///< In elements; empty means row-major.
 };
 
 /// Makes the bytes of a tensor while they are written. Only for saves by a single rank.
@@ -85,6 +86,7 @@ struct State {
   /// Files that belong to the checkpoint and are replaced with it. Those of rank 0 count. At most
   /// 256 MiB in all. Not for uncoordinated saves.
   std::vector<SideFile> files{};
+  CopiedAhead copied_ahead{};
 };
 
 /// Saves the ranks' states as the checkpoint directory `path`. Collective: all ranks call it with
@@ -104,7 +106,16 @@ Result<SaveReport> Save(const State& state, const std::string& path, const SaveO
 Result<SaveReport> Save(const State& state, const std::string& path,
                         const SaveOptions& options = {}, Storage& storage = AnyStorage());
 
-/// A box of a tensor to fill. `data` and `strides` as in HostMemory. Memory belongs to the caller.
+/// The CUDA device that a target is on, as in CudaMemory. Work that has been queued on the stream
+/// comes before the load writes there; when the load has returned, its bytes are there for all
+/// streams.
+struct OnCuda {
+  int device = 0;
+  void* stream = nullptr;
+};
+
+/// A box of a tensor to fill. `data` and `strides` as in HostMemory, or as in CudaMemory where the
+/// target is on a device. Memory belongs to the caller.
 struct TargetTensor {
   std::string fqn;
   DType dtype = DType::kUInt8;
@@ -112,6 +123,7 @@ struct TargetTensor {
   Box box;
   void* data = nullptr;
   Strides strides;
+  std::optional<OnCuda> cuda{};
 };
 
 /// An open checkpoint. Threads: const after Open apart from the reads, which are safe to call
@@ -190,6 +202,7 @@ struct LoadRequest {
   std::vector<std::string> mismatched;
   /// Names in the checkpoint that this rank leaves out on purpose: never reported as unexpected.
   std::vector<std::string> ignored;
+  CopiedAhead copied_ahead{};
 };
 
 /// Loads collectively: the ranks first agree on the checkpoint and on the differences, then each

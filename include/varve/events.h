@@ -1,5 +1,5 @@
-/// Events and phases. Saves in the background, the agent and retries report events; every save and
-/// load reports its phases.
+/// Events, and what reports have in common. Saves in the background, the agent and retries report
+/// events; every save and load reports its phases.
 #pragma once
 
 #include <chrono>
@@ -23,6 +23,25 @@ struct Phase {
   std::optional<std::uint32_t> slowest_rank{};
   double slowest_seconds = 0;
   friend bool operator==(const Phase&, const Phase&) = default;
+};
+
+/// The staging memory of a stager, and what of it is registered with the CUDA driver: copies from
+/// devices go straight there.
+struct StagingMemory {
+  int registrations = 0;               ///< Made so far.
+  std::uint64_t registered_bytes = 0;  ///< Now.
+  double register_seconds = 0;         ///< That all of them took, beside other work.
+  /// The NUMA node of the device whose tensors were saved first, which the memory is taken from;
+  /// nothing where the system does not say, or has one node.
+  std::optional<int> numa_node{};
+  std::string refused{};  ///< The driver's reason, where it refused to register some.
+};
+
+/// Tensors on devices that the caller copies by way of host memory of its own, which the engine
+/// does not see; reports repeat it.
+struct CopiedAhead {
+  std::uint64_t tensors = 0;
+  std::string problem{};  ///< Why the engine could not copy from or to any device; empty: it could.
 };
 
 enum class EventLevel : std::uint8_t { kDebug, kInfo, kWarning, kError };

@@ -76,8 +76,7 @@ struct SaveOptions {
   /// Bytes a second that this rank writes at most; 0 for as many as the storage takes. Leaves room
   /// for a data loader on the same disk.
   std::uint64_t max_write_bandwidth = 0;
-  /// A coordinated save by several ranks compares the replicas of each shard. Replicas are not
-  /// compared where their bytes are on a CUDA device (CudaMemory).
+  /// A coordinated save by several ranks compares the replicas of each shard.
   CheckReplicas check_replicas = CheckReplicas::kSamples;
   OnDifference on_difference = OnDifference::kReport;
   /// Bytes per data checksum: a multiple of 4096, at most 8 MiB. Kilobytes serve tests.
@@ -110,6 +109,9 @@ struct SaveReport {
   /// The storage does not keep two saves apart that publish one name in the same moment: the later
   /// one wins without a message. Filled on the coordinator.
   bool weak_publish = false;
+  std::uint64_t device_bytes = 0;    ///< Copied from CUDA devices by the engine.
+  std::uint64_t pageable_bytes = 0;  ///< Of those, into memory that the driver had not registered.
+  CopiedAhead copied_ahead{};        ///< The State's.
   /// "plan" (this rank's plan and fingerprints), "exchange" (the ranks settle it and claim the
   /// name), "stage" (the copy of a save in the background), "wait" (for its turn), "write", "sync",
   /// "join" (kSafetensors in an object store: reading what all ranks wrote, and writing files of
@@ -143,13 +145,16 @@ struct LoadOptions {
 struct LoadReport {
   std::uint64_t loaded = 0;  ///< Tensors and plain values that this rank has loaded.
   std::uint64_t bytes_read = 0;
+  std::uint64_t device_bytes = 0;  ///< Copied to CUDA devices by the engine.
+  CopiedAhead copied_ahead{};      ///< The LoadRequest's.
   double seconds = 0;
   std::vector<std::string> missing;     ///< Wanted by some rank, not in the checkpoint.
   std::vector<std::string> unexpected;  ///< In the checkpoint, wanted by no rank.
   std::vector<std::string> mismatched;  ///< Of another dtype, shape or kind, with the reason.
   /// "open", "plan", "exchange" (the ranks agree; at the end they wait for the slowest), "read",
-  /// "verify" and "copy". The last three are done by several threads: the seconds are the threads'
-  /// mean. A thread verifies and copies bytes of the page cache as it reads them: all is "read".
+  /// "verify", "copy" and "device" (copies to devices). The last four are done by several threads:
+  /// the seconds are the threads' mean. A thread verifies and copies bytes of the page cache as it
+  /// reads them: all is "read".
   std::vector<Phase> phases{};
 };
 

@@ -58,9 +58,8 @@ void RuinData(const std::string& path) {
 TEST(Agent, IsHandedWhatWasCopiedFromADevice) {
   AgentHere agent;
   const TempDir dir;
-  const auto stager = std::move(
-      *Stager::Make({.budget_bytes = 64 * kMiB, .copy_from_devices = true, .pinned_memory = true},
-                    nullptr, agent.Connect()));
+  const auto stager =
+      std::move(*Stager::Make({.budget_bytes = 64 * kMiB}, nullptr, agent.Connect()));
   const Training training(20 * kMiB + 12345);
   State state = training.state();
   for (SourceTensor& tensor : state.tensors) {

@@ -111,9 +111,26 @@ class Mixed {
   std::vector<void*> on_device_;
 };
 
-std::unique_ptr<Stager> DeviceStager(std::uint64_t budget = 128 * kMiB, bool pinned = true) {
-  return std::move(
-      *Stager::Make({.budget_bytes = budget, .copy_from_devices = true, .pinned_memory = pinned}));
+std::unique_ptr<Stager> DeviceStager(std::uint64_t budget = 128 * kMiB,
+                                     std::optional<bool> pinned = {}) {
+  return std::move(*Stager::Make({.budget_bytes = budget, .pinned_memory = pinned}));
+}
+
+TEST(DeviceSave, OfASynchronousSaveNeedsNoStager) {
+  const TempDir dir;
+  for (const Format format : {Format::kVarve, Format::kDcp}) {
+    Mixed training(3 * kMiB);
+    training.Step(1, nullptr, 0x5A);  // Still running at the call.
+    SaveOptions options;
+    options.format = format;
+    const std::string path = dir / std::string(FormatName(format));
+    const auto report = Save(training.state(), path, options);
+    ASSERT_TRUE(IsOk(report));
+    EXPECT_EQ(report->device_bytes, training.device_bytes());
+    EXPECT_EQ(report->pageable_bytes, 0U);
+    EXPECT_EQ(fake_cuda_counts().bytes_queued, 0U);
+    ExpectIn(path, training.pieces);
+  }
 }
 
 TEST(DeviceSave, TensorsOfDevicesAndOfTheHostAreSavedTogetherInBothFormats) {
@@ -183,33 +200,40 @@ TEST(DeviceSave, RegistersStagingMemoryOnceAndAheadOfTheFirstSaveIfAsked) {
   const FakeCudaCounts before = fake_cuda_counts();
   {
     const auto stager = DeviceStager();
-    stager->Prepare(64 * kMiB, 0);
+    stager->Prepare(64 * kMiB, 0);  // Twice that, for two saves in flight.
     stager->WaitPrepared();
-    const std::uint64_t prepared = fake_cuda_counts().registrations;
-    EXPECT_EQ(prepared - before.registrations, 8U);
+    const FakeCudaCounts prepared = fake_cuda_counts();
+    EXPECT_EQ(prepared.registrations - before.registrations, 1U);
+    EXPECT_EQ(prepared.registered_bytes - before.registered_bytes, 128 * kMiB);
     const Mixed training(3 * kMiB);
     for (int i = 0; i < 3; ++i) {
       const AsyncSaveHandle save =
           AsyncSave(training.state(), dir / std::to_string(i), {}, *stager);
       ASSERT_TRUE(IsOk(save.done().get()));
+      EXPECT_EQ(save.done().get()->staging_memory.registered_bytes, 128 * kMiB);
+      EXPECT_EQ(save.done().get()->staging_memory.registrations, 1);
     }
-    EXPECT_EQ(fake_cuda_counts().registrations, prepared);
+    EXPECT_EQ(fake_cuda_counts().registrations, prepared.registrations);
     EXPECT_EQ(fake_cuda_counts().to_pageable, before.to_pageable);
   }
   EXPECT_EQ(fake_cuda_counts().registered_bytes, before.registered_bytes);
-  EXPECT_EQ(fake_cuda_counts().contexts, before.contexts);
+  EXPECT_EQ(fake_cuda_counts().unregistered_late, before.unregistered_late);
 }
 
-TEST(DeviceSave, MemoryThatASmallSaveHasRegisteredServesALargeOne) {
+TEST(DeviceSave, BeforeStagingMemoryIsRegisteredCopiesPassThroughMemoryThatIs) {
   const TempDir dir;
   const auto stager = DeviceStager();
   const FakeCudaCounts before = fake_cuda_counts();
-  for (const std::uint64_t large : {std::uint64_t{1000}, 3 * kMiB}) {
-    const Mixed training(large);
-    const AsyncSaveHandle save =
-        AsyncSave(training.state(), dir / std::to_string(large), {}, *stager);
+  for (int i = 0; i < 2; ++i) {
+    const Mixed training(3 * kMiB);
+    const std::string path = dir / std::to_string(i);
+    const AsyncSaveHandle save = AsyncSave(training.state(), path, {}, *stager);
     ASSERT_TRUE(IsOk(save.done().get()));
-    ExpectIn(dir / std::to_string(large), training.pieces);
+    // The first save has it registered, in the background, for the second.
+    EXPECT_EQ(save.done().get()->staging_memory.registrations, i);
+    EXPECT_EQ(save.done().get()->pageable_bytes, 0U);
+    ExpectIn(path, training.pieces);
+    stager->WaitPrepared();
   }
   EXPECT_EQ(fake_cuda_counts().to_pageable, before.to_pageable);
 }
@@ -221,36 +245,65 @@ TEST(DeviceSave, AStagerMayEndWhileItsMemoryIsPrepared) {
     stager->Prepare(128 * kMiB, 1);
   }
   EXPECT_EQ(fake_cuda_counts().registered_bytes, before.registered_bytes);
-  EXPECT_EQ(fake_cuda_counts().contexts, before.contexts);
+  EXPECT_EQ(fake_cuda_counts().unregistered_late, before.unregistered_late);
 }
 
-TEST(DeviceSave, WithoutRegisteredMemoryItSaysSo) {
+TEST(DeviceSave, TakesNoMoreContextsAndStreamsWithEachStager) {
+  const TempDir dir;
+  const Mixed training(1000);
+  FakeCudaCounts first{};
+  for (int i = 0; i < 3; ++i) {
+    const auto stager = DeviceStager(32 * kMiB);
+    const AsyncSaveHandle save = AsyncSave(training.state(), dir / std::to_string(i), {}, *stager);
+    ASSERT_TRUE(IsOk(save.done().get()));
+    first = i == 0 ? fake_cuda_counts() : first;
+  }
+  EXPECT_EQ(fake_cuda_counts().contexts, first.contexts);
+  EXPECT_EQ(fake_cuda_counts().streams, first.streams);
+  EXPECT_EQ(fake_cuda_counts().events, first.events);
+}
+
+TEST(DeviceSave, WithoutPinnedMemoryItRegistersNoneAndSaysSo) {
   const TempDir dir;
   const Mixed training(kMiB);
   const auto never = DeviceStager(64 * kMiB, false);
-  const AsyncSaveHandle first = AsyncSave(training.state(), dir / "a", {}, *never);
-  ASSERT_TRUE(IsOk(first.done().get()));
-  EXPECT_EQ(first.done().get()->pageable_bytes, training.device_bytes());
-  const auto refused = DeviceStager();
-  fake_cuda_fail("cuMemHostRegister", 2, 0);
-  const AsyncSaveHandle second = AsyncSave(training.state(), dir / "b", {}, *refused);
-  ASSERT_TRUE(IsOk(second.done().get()));
-  EXPECT_GT(second.done().get()->pageable_bytes, 0U);
-  EXPECT_LT(second.done().get()->pageable_bytes, training.device_bytes());
-  ExpectIn(dir / "b", training.pieces);
+  const FakeCudaCounts before = fake_cuda_counts();
+  never->Prepare(8 * kMiB, 0);
+  const AsyncSaveHandle save = AsyncSave(training.state(), dir / "a", {}, *never);
+  ASSERT_TRUE(IsOk(save.done().get()));
+  EXPECT_EQ(save.done().get()->pageable_bytes, training.device_bytes());
+  never->WaitPrepared();
+  EXPECT_EQ(fake_cuda_counts().registrations, before.registrations);
+  ExpectIn(dir / "a", training.pieces);
+}
+
+TEST(DeviceSave, WhereTheDriverRefusesToRegisterItSaysWhy) {
+  const TempDir dir;
+  const Mixed training(kMiB);
+  const auto stager = DeviceStager();
+  fake_cuda_limit_registration(1, 0);
+  stager->Prepare(8 * kMiB, 0);
+  stager->WaitPrepared();
+  fake_cuda_limit_registration(0, 0);
+  const AsyncSaveHandle save = AsyncSave(training.state(), dir / "a", {}, *stager);
+  ASSERT_TRUE(IsOk(save.done().get()));
+  const StagingMemory memory = save.done().get()->staging_memory;
+  EXPECT_EQ(memory.registered_bytes, 0U);
+  EXPECT_NE(memory.refused.find("CUDA_ERROR_OUT_OF_MEMORY"), std::string::npos) << memory.refused;
+  ExpectIn(dir / "a", training.pieces);
 }
 
 TEST(DeviceSave, ADeviceThatFailsFailsTheSaveByNameAndTheNextOneIsMade) {
   const TempDir dir;
   const auto stager = DeviceStager();
   const Mixed training(3 * kMiB);
-  fake_cuda_fail("cuMemcpyDtoHAsync", 719, 5);
+  fake_cuda_fail("cuEventSynchronize", 719, 2);
   const AsyncSaveHandle failed = AsyncSave(training.state(), dir / "a", {}, *stager);
   EXPECT_TRUE(FailsWith(failed.staged().get(), StatusCode::kUnavailable,
-                        {"save " + (dir / "a") + ": tensors \"t", "copy from CUDA device"}));
+                        {"save " + (dir / "a") + ": tensor", "bytes from CUDA device"}));
   EXPECT_TRUE(FailsWith(failed.done().get().status(), StatusCode::kUnavailable,
                         {"CUDA_ERROR_LAUNCH_FAILED"}));
-  EXPECT_EQ(fake_cuda_counts().copies_under_way, 0U);
+  EXPECT_EQ(fake_cuda_counts().bytes_queued, 0U);
   fake_cuda_fail("cuEventRecord", 719, 0);  // The call waits there for the queued work.
   const AsyncSaveHandle early = AsyncSave(training.state(), dir / "a", {}, *stager);
   EXPECT_TRUE(FailsWith(early.done().get().status(), StatusCode::kUnavailable,
@@ -260,18 +313,48 @@ TEST(DeviceSave, ADeviceThatFailsFailsTheSaveByNameAndTheNextOneIsMade) {
   ExpectIn(dir / "a", training.pieces);
 }
 
-TEST(DeviceSave, WhatCannotCopyFromDevicesRefusesThemByName) {
+TEST(DeviceSave, AStagerThatMayNotCopyFromDevicesRefusesThemByName) {
   const TempDir dir;
   const Mixed training(1000);
-  const State state = training.state();
-  EXPECT_TRUE(FailsWith(Save(state, dir / "a").status(), StatusCode::kInvalidArgument,
-                        {"tensor \"t0\" is on CUDA device 0", "copy_from_devices"}));
-  const auto stager = std::move(*Stager::Make({.budget_bytes = 32 * kMiB}));
-  const AsyncSaveHandle save = AsyncSave(state, dir / "a", {}, *stager);
+  const auto stager =
+      std::move(*Stager::Make({.budget_bytes = 32 * kMiB, .copy_from_devices = false}));
+  const AsyncSaveHandle save = AsyncSave(training.state(), dir / "a", {}, *stager);
   EXPECT_TRUE(FailsWith(save.done().get().status(), StatusCode::kInvalidArgument,
-                        {"tensor \"t0\" is on CUDA device 0"}));
-  EXPECT_TRUE(FailsWith(Stager::Make({.pinned_memory = true}).status(),
+                        {"tensor \"t0\"", "is on CUDA device 0", "copy_from_devices = false"}));
+  EXPECT_TRUE(FailsWith(Stager::Make({.copy_from_devices = false, .pinned_memory = true}).status(),
                         StatusCode::kInvalidArgument, {"copy_from_devices"}));
+}
+
+TEST(DeviceSave, OfStridedMemoryHasItsElementsInOrder) {
+  const TempDir dir;
+  constexpr std::uint64_t kRows = 700;
+  constexpr std::uint64_t kColumns = 1100;
+  const std::string rows = Random(4).Bytes(kRows * kColumns * 4);
+  std::string columns(rows.size(), '\0');
+  for (std::uint64_t i = 0; i < kRows; ++i) {
+    for (std::uint64_t j = 0; j < kColumns; ++j) {
+      columns.replace((j * kRows + i) * 4, 4, rows, (i * kColumns + j) * 4, 4);
+    }
+  }
+  void* const memory = fake_cuda_alloc(1, columns.size());
+  fake_cuda_poke(memory, columns.data(), columns.size());
+  const auto stager = DeviceStager();
+  State state;
+  state.tensors.push_back({"w",
+                           DType::kFloat32,
+                           {kRows, kColumns},
+                           WholeBox({kRows, kColumns}),
+                           CudaMemory{memory, 1, nullptr, {1, kRows}}});
+  const AsyncSaveHandle save = AsyncSave(std::move(state), dir / "a", {}, *stager);
+  ASSERT_TRUE(IsOk(save.done().get()));
+  fake_cuda_free(memory);
+  std::string out(rows.size(), '\0');
+  auto reader = CheckpointReader::Open(dir / "a");
+  ASSERT_TRUE(IsOk(reader));
+  const std::vector<TargetTensor> targets{
+      {"w", DType::kFloat32, {kRows, kColumns}, WholeBox({kRows, kColumns}), out.data(), {}}};
+  ASSERT_TRUE(IsOk((*reader)->ReadTensors(targets, {})));
+  EXPECT_TRUE(out == rows);
 }
 
 TEST(DeviceSave, AShareOfAShardIsCopiedFromItsPlace) {
@@ -288,9 +371,7 @@ TEST(DeviceSave, AShareOfAShardIsCopiedFromItsPlace) {
     std::vector<std::jthread> ranks;
     for (std::size_t rank = 0; rank < 3; ++rank) {
       ranks.emplace_back([&, rank] {
-        auto stager = std::move(*Stager::Make(
-            {.budget_bytes = 64 * kMiB, .copy_from_devices = true, .pinned_memory = true},
-            std::move(back[rank])));
+        auto stager = std::move(*Stager::Make({.budget_bytes = 64 * kMiB}, std::move(back[rank])));
         State state;
         state.tensors.push_back({"w",
                                  DType::kUInt8,

@@ -45,6 +45,7 @@ struct DeferredSaveHandle::Impl final : AsyncJob {
                                    .seconds = result->staging_seconds,
                                    .device_bytes = result->device_bytes,
                                    .pageable_bytes = result->pageable_bytes,
+                                   .copied_ahead = std::move(result->copied_ahead),
                                    .differing_tensors = std::move(result->differing_tensors)});
   }
 

@@ -30,13 +30,12 @@
 #include "base/time_source.h"
 #include "base/trace.h"
 #include "save/report_outcome.h"
-#include "save/tensor_source.h"
 
 namespace varve {
 namespace {
 
 bool WantsTornCheck(const StagedSaveOptions& options) {
-  return options.check_torn.value_or(std::getenv("VARVE_DEBUG") != nullptr);
+  return options.check_torn.value_or(options.overlapped || std::getenv("VARVE_DEBUG") != nullptr);
 }
 
 }  // namespace
@@ -48,7 +47,8 @@ AsyncJob::AsyncJob(State state, std::string path, StagedSaveOptions options, Wri
       storage_(place.storage),
       rank_(place.rank),
       submitter_(place.submitter),
-      devices_(place.devices),
+      may_use_devices_(place.may_use_devices),
+      pins_(place.pins),
       when_(when),
       callers_ready_(std::move(ready)),
       options_(std::move(options)) {
@@ -70,7 +70,7 @@ Status AsyncJob::Plan(Coordinator& coordinator, const Status& ready) {
     VARVE_RETURN_IF_ERROR(CopyOf(ready));
     VARVE_RETURN_IF_ERROR(CopyOf(watched_).Annotate("watch the deadline"));
     VARVE_RETURN_IF_ERROR(CopyOf(callers_ready_));
-    return AwaitDeviceWork(state_, devices_);
+    return AwaitDeviceWork(state_, may_use_devices_);
   });
   VARVE_RETURN_IF_ERROR(session_->Plan(coordinator, mine));
   {
@@ -88,14 +88,16 @@ Status AsyncJob::Plan(Coordinator& coordinator, const Status& ready) {
                  noted);  // The other ranks count on this one by now: it fails with them.
   }
   if (WantsTornCheck(options_)) {
-    samples_.emplace(
-        Guarded([&] { return TornSamples::Take(session_->work().segments, devices_); }));
+    samples_.emplace(Guarded([&] { return TornSamples::Take(session_->work().segments); }));
   }
   return Status::Ok();
 }
 
 void AsyncJob::Stage(StagingPool& pool, StagingPool::Ticket ticket, int threads) {
   const Status status = CopyAndSubmit(pool, ticket, threads);
+  if (samples_ && samples_->ok()) {
+    (*samples_)->Wait();  // The tensors may be freed once the copy is said to have ended.
+  }
   if (!status.ok() && staged_file_ != nullptr) {
     staged_file_->Abandon(CopyOf(status));  // In waves the writing thread may wait for more blocks.
   }
@@ -140,7 +142,10 @@ Status AsyncJob::Copy(StagingPool& pool, StagingPool::Ticket ticket, int threads
     VARVE_RETURN_IF_ERROR(samples_->status());
   }
   staged_file_ = std::make_unique<StagedFile>(work.segments, work.block_bytes, std::move(memory));
-  staged_file_->SetDevices({devices_, work.name_of});
+  if (device_) {
+    pool.TakeFromNodeOf(*device_);
+  }
+  staged_file_->SetUpDevices(work.name_of, pins_ ? &BufferPool::Shared() : nullptr);
   if (staged_file_->in_waves()) {
     if (submitter_ != nullptr) {
       submitter_->Pass(static_cast<std::uint64_t>(ticket));  // A copy in waves is never whole, and
@@ -159,13 +164,14 @@ Status AsyncJob::Copy(StagingPool& pool, StagingPool::Ticket ticket, int threads
   const std::scoped_lock lock(mutex_);
   staging_ = std::move(phases);
   NoteDeviceBytes();
+  staging_memory_ = pool.memory_report();
   return filled;
 }
 
 /// Records how many bytes came from devices. The lock is held.
 void AsyncJob::NoteDeviceBytes() {
-  device_bytes_ = staged_file_->copier().device_bytes();
-  pageable_bytes_ = staged_file_->copier().pageable_bytes();
+  device_bytes_ = staged_file_->copier().fetch().device_bytes();
+  pageable_bytes_ = staged_file_->copier().fetch().pageable_bytes();
 }
 
 /// Adds the phase of the copy to the session's, which the ranks compare. Not while it is made.
@@ -299,6 +305,11 @@ void AsyncJob::AddFacts(Result<AsyncSaveReport>* result) {
     }
     (*result)->device_bytes = device_bytes_;
     (*result)->pageable_bytes = pageable_bytes_;
+    (*result)->staging_memory = std::move(staging_memory_);
+    (void)Guarded([&] {
+      (*result)->copied_ahead = state_.copied_ahead;
+      return Status::Ok();
+    });
   } else if (result->status().code() == StatusCode::kCancelled && why_cancelled_) {
     *result = CopyOf(*why_cancelled_);
   }

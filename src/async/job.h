@@ -21,6 +21,7 @@
 #include "pipeline/staged_file.h"
 #include "pipeline/staging_pool.h"
 #include "save/session.h"
+#include "save/tensor_source.h"
 #include "varve/async_save.h"
 
 namespace varve {
@@ -30,7 +31,8 @@ struct JobPlace {
   Storage& storage;
   int rank = 0;
   Submitter* submitter = nullptr;  ///< Takes copies that another process writes; null: none does.
-  CudaReader* devices = nullptr;   ///< Reads tensors on devices; null: there can be none.
+  bool may_use_devices = true;     ///< Whether tensors may be on devices.
+  bool pins = true;                ///< Whether memory that devices copy to is registered.
 };
 
 /// When the copy is written.
@@ -84,6 +86,8 @@ class AsyncJob {
   [[nodiscard]] int rank() const { return rank_; }
   [[nodiscard]] Storage& storage() const { return storage_; }
   [[nodiscard]] const StagedSaveOptions& options() const { return options_; }
+  /// Returns a device that some tensor is on; nothing when all are in host memory.
+  [[nodiscard]] std::optional<int> device() const { return device_; }
   [[nodiscard]] bool deferred() const { return when_ == WriteWhen::kDeferred; }
   [[nodiscard]] std::shared_future<Status> staged() const { return staged_future_; }
 
@@ -114,12 +118,14 @@ class AsyncJob {
   void Watch(const std::stop_token& ended);
 
   const State state_;
+  const std::optional<int> device_ = DeviceOf(state_);
   const std::string path_;
   const std::string what_ = "save " + path_;
   Storage& storage_;
   const int rank_;
   Submitter* const submitter_;
-  CudaReader* const devices_;
+  const bool may_use_devices_;
+  const bool pins_;
   const WriteWhen when_;
   std::shared_ptr<const DeferredGroup> group_;  // Null unless deferred.
   const Status callers_ready_;
@@ -147,6 +153,7 @@ class AsyncJob {
   double staging_seconds_ = 0;
   std::uint64_t device_bytes_ = 0;
   std::uint64_t pageable_bytes_ = 0;
+  StagingMemory staging_memory_;
   std::optional<Status> why_cancelled_;
 
   std::optional<std::stop_callback<std::function<void()>>> users_stop_;

@@ -18,7 +18,7 @@
 #include "async/submitter.h"
 #include "base/guarded.h"
 #include "base/time_source.h"
-#include "device/cuda_reader.h"
+#include "device/cuda_devices.h"
 #include "pipeline/staging_pool.h"
 #include "publish/commit.h"
 #include "varve/async_save.h"
@@ -39,10 +39,10 @@ Status CheckOptions(const StagerOptions& options) {
   if (options.local_ranks < 1 || options.copy_threads < 0) {
     return InvalidArgument("local_ranks must be at least 1 and copy_threads not negative");
   }
-  if (options.pinned_memory && !options.copy_from_devices) {
+  if (options.pinned_memory.value_or(false) && !options.copy_from_devices.value_or(true)) {
     return InvalidArgument(
-        "pinned_memory is of use only with copy_from_devices: nothing else copies from a device "
-        "into staging memory");
+        "pinned_memory without copy_from_devices: nothing else copies from a device into staging "
+        "memory");
   }
   return Status::Ok();
 }
@@ -75,8 +75,6 @@ struct Stager::Impl {
   StagerOptions options;
   std::unique_ptr<Coordinator> background;
   std::unique_ptr<StagingPool> pool;
-  std::unique_ptr<CudaReader> devices;   // Null unless asked for. Destroyed before the pool's
-                                         // memory.
   std::unique_ptr<Submitter> submitter;  // Null where this process writes the saves.
   Storage* executors_storage = &AnyStorage();
 
@@ -92,18 +90,13 @@ struct Stager::Impl {
   SerialThread writer;
   SerialThread copier;
 
-  Impl() = default;
-  Impl(const Impl&) = delete;
-  Impl& operator=(const Impl&) = delete;
-  ~Impl() {
-    if (pool != nullptr) {
-      pool->StopPreparing();  // It uses `devices`.
-    }
+  [[nodiscard]] bool pins() const {
+    return options.pinned_memory.value_or(options.copy_from_devices.value_or(true));
   }
 
-  [[nodiscard]] int copy_threads() const {
+  [[nodiscard]] int copy_threads(const AsyncJob& job) const {
     const int threads = CopyThreads(options.copy_threads);
-    return devices == nullptr ? threads : threads + kThreadsThatWaitForDevices;
+    return job.device() ? threads + kThreadsThatWaitForDevices : threads;
   }
 
   std::size_t count() {
@@ -250,7 +243,10 @@ struct Stager::Impl {
   }
 
   void Stage(const Job& job, StagingPool::Ticket ticket) {
-    job->Stage(*pool, ticket, copy_threads());
+    job->Stage(*pool, ticket, copy_threads(*job));
+    if (job->device() && pins()) {
+      pool->PinUsed(*job->device());
+    }
     if (job->deferred()) {
       Finish(job);  // Nothing is written: it need not wait for other saves.
     }
@@ -314,20 +310,18 @@ Result<std::unique_ptr<Stager>> MakeStager(const StagerOptions& options,
     VARVE_ASSIGN_OR_RETURN(impl->submitter,
                            Submitter::Make(std::move(executor), *impl->pool, executors_storage));
   }
-  if (options.copy_from_devices) {
-    VARVE_ASSIGN_OR_RETURN(impl->devices, CudaReader::Make(options.pinned_memory));
+  if (options.copy_from_devices.value_or(false)) {
+    VARVE_RETURN_IF_ERROR(CudaDevices::Get().status());
   }
   impl->background = background ? std::move(background) : MakeSingleProcessCoordinator();
   return std::make_unique<Stager>(std::move(impl));
 }
 
 void Stager::Prepare(std::uint64_t bytes, std::optional<int> cuda_device) {
-  if (impl_->devices == nullptr || !cuda_device) {
-    impl_->pool->Prepare(bytes);
-    return;
-  }
-  impl_->pool->Prepare(bytes, [devices = impl_->devices.get(), device = *cuda_device](
-                                  std::span<std::byte> block) { devices->Pin(device, block); });
+  const auto copies = static_cast<std::uint64_t>(impl_->options.max_in_flight);
+  const std::uint64_t most = budget_bytes();
+  impl_->pool->Prepare(bytes > most / copies ? most : bytes * copies,
+                       impl_->pins() ? cuda_device : std::nullopt);
 }
 void Stager::WaitPrepared() { impl_->pool->WaitPrepared(); }
 void Stager::Drain() { impl_->Drain(); }
@@ -349,7 +343,9 @@ void StartJob(Stager& stager, const std::shared_ptr<AsyncJob>& job, Coordinator&
 }
 
 JobPlace PlaceFor(Stager& stager, Storage& storage, int rank) {
-  return {storage, rank, stager.impl().submitter.get(), stager.impl().devices.get()};
+  const Stager::Impl& impl = stager.impl();
+  return {storage, rank, impl.submitter.get(), impl.options.copy_from_devices.value_or(true),
+          impl.pins()};
 }
 
 }  // namespace varve

@@ -1,9 +1,9 @@
 #include "async/torn_samples.h"
 
 #include <algorithm>
+#include <cstring>
 
-#include "base/checksum.h"
-#include "pipeline/segment_copier.h"
+#include "pipeline/device_fetch.h"
 #include "save/fingerprint.h"
 
 namespace varve {
@@ -25,56 +25,104 @@ std::vector<ByteRange> SampledRanges(const FileSegment& segment) {
   return ranges;
 }
 
-Result<Hash128> SampleOf(const FileSegment& segment, CudaReader* reader) {
-  const std::vector<ByteRange> ranges = SampledRanges(segment);
-  if (!segment.device) {
-    std::vector<ByteRange> of_chunk = ranges;
-    for (ByteRange& range : of_chunk) {
-      range = {segment.begin + range.begin, segment.begin + range.end};
-    }
-    return HashRanges(*segment.region, of_chunk);
-  }
-  if (reader == nullptr) {
-    return Internal("a tensor on a device is to be sampled by what cannot read devices");
-  }
-  std::vector<std::byte> samples(ranges.size() * kSampleBytes);
-  std::vector<DeviceCopy> copies;
-  std::size_t filled = 0;
+std::uint64_t BytesOf(std::span<const ByteRange> ranges) {
+  std::uint64_t bytes = 0;
   for (const ByteRange& range : ranges) {
-    const std::span<std::byte> out(samples.data() + filled, range.end - range.begin);
-    AppendDeviceCopies(segment, range.begin, out, &copies);
-    filled += out.size();
+    bytes += range.end - range.begin;
   }
-  VARVE_RETURN_IF_ERROR(reader->Read(copies));
-  return Xxh3(std::span(samples).first(filled));
+  return bytes;
 }
+
+/// Returns the samples of a segment as ranges of its region's chunk.
+std::vector<ByteRange> RangesOfChunk(const FileSegment& segment) {
+  std::vector<ByteRange> ranges = SampledRanges(segment);
+  for (ByteRange& range : ranges) {
+    range = {segment.begin + range.begin, segment.begin + range.end};
+  }
+  return ranges;
+}
+
+bool IsOnDevice(const FileSegment& segment) { return segment.region && segment.device; }
 
 }  // namespace
 
-Result<TornSamples> TornSamples::Take(std::span<const FileSegment> segments, CudaReader* reader) {
-  TornSamples taken(segments, reader);
+void TornSamples::Wait() const {
+  if (work_ != nullptr) {
+    (void)CudaDevices::Wait(*work_);
+  }
+}
+
+Result<TornSamples> TornSamples::Take(std::span<const FileSegment> segments) {
+  TornSamples taken(segments);
   taken.hashes_.reserve(segments.size());
   for (const FileSegment& segment : segments) {
-    Hash128 hash;
-    if (segment.region) {
-      VARVE_ASSIGN_OR_RETURN(hash, SampleOf(segment, reader));
-    }
-    taken.hashes_.push_back(hash);
+    taken.hashes_.push_back(segment.region && !segment.device
+                                ? HashRanges(*segment.region, RangesOfChunk(segment))
+                                : Hash128{});
   }
+  VARVE_RETURN_IF_ERROR(taken.QueueOnDevices());
   return taken;
 }
 
+std::vector<DeviceMove> TornSamples::SampleMoves(std::span<std::byte> out) const {
+  std::vector<DeviceMove> moves;
+  std::byte* to = out.data();
+  for (const FileSegment& segment : segments_) {
+    if (IsOnDevice(segment)) {
+      const std::vector<ByteRange> ranges = RangesOfChunk(segment);
+      AppendSampleMoves(*segment.region, *segment.device, ranges, to, &moves);
+      to += BytesOf(ranges);
+    }
+  }
+  return moves;
+}
+
+Status TornSamples::QueueOnDevices() {
+  std::uint64_t bytes = 0;
+  for (const FileSegment& segment : segments_) {
+    bytes += IsOnDevice(segment) ? BytesOf(SampledRanges(segment)) : 0;
+  }
+  if (bytes == 0) {
+    return Status::Ok();
+  }
+  VARVE_ASSIGN_OR_RETURN(CudaDevices* const devices, CudaDevices::Get());
+  VARVE_ASSIGN_OR_RETURN(memory_, PinnedMemory::Make(*devices, *FirstDevice(segments_), 2 * bytes));
+  VARVE_ASSIGN_OR_RETURN(
+      work_, devices->Queue(Direction::kToHost, SampleMoves(memory_->bytes().first(bytes))));
+  return Status::Ok();
+}
+
 Status TornSamples::Compare(const std::function<std::string(std::uint32_t)>& name_of) const {
+  const auto torn = [&](const FileSegment& segment) {
+    return FailedPrecondition("tensor \"" + name_of(segment.owner) +
+                              "\" was written to while it was being staged; wait until the copy "
+                              "has been made before weights change");
+  };
   for (std::size_t i = 0; i < segments_.size(); ++i) {
-    if (!segments_[i].region) {
+    const FileSegment& segment = segments_[i];
+    if (segment.region && !segment.device &&
+        HashRanges(*segment.region, RangesOfChunk(segment)) != hashes_[i]) {
+      return torn(segment);
+    }
+  }
+  if (memory_ == nullptr) {
+    return Status::Ok();
+  }
+  VARVE_ASSIGN_OR_RETURN(CudaDevices* const devices, CudaDevices::Get());
+  VARVE_RETURN_IF_ERROR(CudaDevices::Wait(*work_));
+  const std::span<std::byte> before = memory_->bytes();
+  const std::span<std::byte> after = before.subspan(before.size() / 2);
+  VARVE_RETURN_IF_ERROR(devices->Move(Direction::kToHost, SampleMoves(after)));
+  std::uint64_t at = 0;
+  for (const FileSegment& segment : segments_) {
+    if (!IsOnDevice(segment)) {
       continue;
     }
-    VARVE_ASSIGN_OR_RETURN(const Hash128 hash, SampleOf(segments_[i], reader_));
-    if (hash != hashes_[i]) {
-      return FailedPrecondition("tensor \"" + name_of(segments_[i].owner) +
-                                "\" was written to while it was being staged; wait until the copy "
-                                "has been made before weights change");
+    const std::uint64_t size = BytesOf(SampledRanges(segment));
+    if (std::memcmp(before.data() + at, after.data() + at, size) != 0) {
+      return torn(segment);
     }
+    at += size;
   }
   return Status::Ok();
 }

@@ -26,6 +26,12 @@ class Library {
   std::string missing_;
 };
 
+/// Returns true for errors of kernels and of the hardware, which end a context: CUDA_ERROR_
+/// ECC_UNCORRECTABLE, ILLEGAL_ADDRESS, LAUNCH_TIMEOUT, and HARDWARE_STACK_ERROR to LAUNCH_FAILED.
+bool IsReportedLate(int error) {
+  return error == 214 || error == 700 || error == 702 || (error >= 714 && error <= 719);
+}
+
 Result<CudaDriver> Load() {
   // The name that the driver's own package installs; the one without a number is for building.
   void* const handle = ::dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL);
@@ -41,12 +47,12 @@ Result<CudaDriver> Load() {
   library.Find("cuGetErrorName", &driver.get_error_name);
   library.Find("cuGetErrorString", &driver.get_error_string);
   library.Find("cuDeviceGet", &driver.device_get);
+  library.Find("cuDeviceGetPCIBusId", &driver.device_bus_id);
   library.Find("cuDevicePrimaryCtxRetain", &driver.context_retain);
-  library.Find("cuDevicePrimaryCtxRelease_v2", &driver.context_release);
   library.Find("cuCtxPushCurrent_v2", &driver.context_push);
   library.Find("cuCtxPopCurrent_v2", &driver.context_pop);
+  library.Find("cuThreadExchangeStreamCaptureMode", &driver.exchange_capture_mode);
   library.Find("cuStreamCreate", &driver.stream_create);
-  library.Find("cuStreamDestroy_v2", &driver.stream_destroy);
   library.Find("cuStreamSynchronize", &driver.stream_synchronize);
   library.Find("cuStreamWaitEvent", &driver.stream_wait_event);
   library.Find("cuEventCreate", &driver.event_create);
@@ -54,8 +60,15 @@ Result<CudaDriver> Load() {
   library.Find("cuEventRecord", &driver.event_record);
   library.Find("cuEventSynchronize", &driver.event_synchronize);
   library.Find("cuMemcpyDtoHAsync_v2", &driver.copy_to_host_async);
+  library.Find("cuMemcpyHtoDAsync_v2", &driver.copy_to_device_async);
+  library.Find("cuMemcpy2DAsync_v2", &driver.copy_rows_async);
   library.Find("cuMemHostRegister_v2", &driver.host_register);
   library.Find("cuMemHostUnregister", &driver.host_unregister);
+  library.Find("cuModuleLoadData", &driver.module_load);
+  library.Find("cuModuleGetFunction", &driver.module_function);
+  library.Find("cuLaunchKernel", &driver.launch);
+  driver.copy_batch_async =
+      reinterpret_cast<decltype(driver.copy_batch_async)>(::dlsym(handle, "cuMemcpyBatchAsync"));
   if (!library.missing().empty()) {
     return Unimplemented("the CUDA driver has no " + library.missing() +
                          ": one of CUDA 11 or newer is needed");
@@ -75,6 +88,13 @@ Result<const CudaDriver*> CudaDriver::Get() {
   return &*loaded;
 }
 
+// CUDA_ERROR_NOT_FOUND, NOT_SUPPORTED, NO_BINARY_FOR_GPU, INVALID_PTX, and from
+// JIT_COMPILER_NOT_FOUND to JIT_COMPILATION_DISABLED.
+bool CudaDriver::IsLacking(int error) {
+  return error == 500 || error == 801 || error == 209 || error == 218 ||
+         (error >= 221 && error <= 223);
+}
+
 Status CudaDriver::Check(int error, const std::string& what) const {
   if (error == 0) {
     return Status::Ok();
@@ -87,7 +107,14 @@ Status CudaDriver::Check(int error, const std::string& what) const {
   if (get_error_string(error, &text) != 0 || text == nullptr) {
     text = "unknown to this driver";
   }
-  return Unavailable(what + ": " + name + " (" + std::to_string(error) + "): " + text);
+  std::string message = what + ": " + name + " (" + std::to_string(error) + "): " + text;
+  if (IsReportedLate(error)) {
+    message +=
+        "; a device reports such an error with the call that comes next. Work that the program had "
+        "queued before caused it, not this copy: run it with CUDA_LAUNCH_BLOCKING=1 to find out "
+        "which. The process cannot use the device any more";
+  }
+  return Unavailable(std::move(message));
 }
 
 }  // namespace varve

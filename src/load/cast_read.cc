@@ -6,8 +6,11 @@
 #include <vector>
 
 #include "base/checked.h"
+#include "device/cuda_devices.h"
 #include "load/destinations.h"
 #include "load/tensor_stream.h"
+#include "pipeline/buffer_pool.h"
+#include "pipeline/device_fetch.h"
 #include "pipeline/run_threads.h"
 #include "tensor/box.h"
 #include "tensor/cast.h"
@@ -33,17 +36,44 @@ struct Piece {
   [[nodiscard]] std::uint64_t bytes() const { return Volume(box.sizes) * ItemSize(stored); }
 };
 
+/// Converts elements [at, at + count) of a piece into `values`.
+void ConvertStep(const Piece& piece, std::span<const std::byte> stored, std::uint64_t at,
+                 std::uint64_t count, std::span<std::byte> values) {
+  const std::uint64_t from = ItemSize(piece.stored);
+  Cast(piece.stored, stored.subspan(at * from, count * from), piece.target->dtype, values);
+}
+
+/// Converts in blocks that a device copies from.
+Status ConvertToDevice(const Piece& piece, std::span<const std::byte> stored, const Region& region,
+                       std::uint64_t count) {
+  VARVE_ASSIGN_OR_RETURN(CudaDevices* const devices, CudaDevices::Get());
+  VARVE_ASSIGN_OR_RETURN(const auto block, BufferPool::Shared().Acquire());
+  block.Pin(*devices, piece.target->cuda->device);
+  const std::uint64_t to = region.item_size();
+  const std::uint64_t most = kPoolBlockBytes / to;
+  for (std::uint64_t at = 0; at < count; at += most) {
+    const std::uint64_t step = std::min(most, count - at);
+    const std::span<std::byte> values(block.data(), step * to);
+    ConvertStep(piece, stored, at, step, values);
+    VARVE_RETURN_IF_ERROR(CopyToDevice(region, piece.target->cuda->device, at * to, values)
+                              .Annotate("tensor \"" + piece.target->fqn + "\""));
+  }
+  return Status::Ok();
+}
+
 Status Convert(const Piece& piece, std::span<const std::byte> stored) {
   VARVE_ASSIGN_OR_RETURN(const StridedMemory memory, MemoryOf(*piece.target));
   const Region region(piece.box, memory, piece.box);
-  const std::uint64_t from = ItemSize(piece.stored);
   const std::uint64_t to = memory.item_size;
   const std::uint64_t count = Volume(piece.box.sizes);
+  if (piece.target->cuda) {
+    return ConvertToDevice(piece, stored, region, count);
+  }
   std::vector<std::byte> converted(std::min(count, kStepElements) * to);
   for (std::uint64_t at = 0; at < count; at += kStepElements) {
     const std::uint64_t step = std::min(kStepElements, count - at);
     const std::span<std::byte> values(converted.data(), step * to);
-    Cast(piece.stored, stored.subspan(at * from, step * from), piece.target->dtype, values);
+    ConvertStep(piece, stored, at, step, values);
     region.CopyToMemory(at * to, values);
   }
   return Status::Ok();

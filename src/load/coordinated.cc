@@ -173,6 +173,7 @@ Result<LoadReport> Load(CheckpointReader& reader, const LoadRequest& request,
   const Metadata& metadata = reader.metadata();
   std::string what;
   LoadReport report;
+  report.copied_ahead = request.copied_ahead;
   std::vector<TargetTensor> usable;
   // Each step between the exchanges runs in Guarded: a rank that runs out of memory takes part.
   report.phases = reader.TakePhases();
@@ -203,6 +204,7 @@ Result<LoadReport> Load(CheckpointReader& reader, const LoadRequest& request,
     return Status::Ok();
   });
   for (Phase& phase : reader.TakePhases()) {
+    report.device_bytes += phase.name == "device" ? phase.bytes : 0;
     AddPhase(&report.phases, std::move(phase));
   }
   timer.emplace(&report.phases, "exchange");

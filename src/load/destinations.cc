@@ -125,6 +125,7 @@ Status CompareValues(CheckpointReader& reader, const std::vector<const Placed*>&
   quiet.progress = {};
   for (std::size_t i = 0; i < sharing.size(); ++i) {
     TargetTensor elsewhere = *sharing[i]->target;
+    elsewhere.cuda.reset();
     elsewhere.data = loaded.data() + (static_cast<const std::byte*>(elsewhere.data) - span.begin);
     VARVE_RETURN_IF_ERROR(reader.ReadTensors({&elsewhere, 1}, quiet).status());
     for (const MemoryRange& range : RangesOf(sharing[i]->memory)) {

@@ -20,10 +20,12 @@
 #include "catalogue/open.h"
 #include "catalogue/read_lock.h"
 #include "catalogue/side_files.h"
+#include "device/cuda_devices.h"
 #include "format/structure.h"
 #include "interop/torch/archive.h"
 #include "load/cast_read.h"
 #include "load/destinations.h"
+#include "pipeline/device_fetch.h"
 #include "pipeline/file_reader.h"
 #include "pipeline/run_threads.h"
 #include "plan/load_plan.h"
@@ -141,6 +143,9 @@ Result<std::uint64_t> CheckpointReader::Impl::Read(
   Add("read", outcome.read_seconds, outcome.bytes_read);
   Add("verify", outcome.verify_seconds);
   Add("copy", outcome.copy_seconds);
+  if (outcome.device_bytes > 0) {
+    Add("device", outcome.device_seconds, outcome.device_bytes);
+  }
   if (!outcome.status.ok()) {
     return Status(outcome.status.code(),
                   outcome.status.message() + "; " + DescribeTouched(outcome.touched, owner_name))
@@ -351,8 +356,48 @@ Result<std::vector<ChunkSource>> CheckpointReader::Impl::Resolve(
   return sources;
 }
 
+namespace {
+
+/// Orders what is copied to targets behind the work that is queued on their streams.
+Status AwaitDeviceWork(std::span<const TargetTensor> targets) {
+  std::set<std::pair<int, void*>> seen;
+  for (const TargetTensor& target : targets) {
+    if (target.cuda && seen.emplace(target.cuda->device, target.cuda->stream).second) {
+      const auto await = [&]() -> Status {
+        VARVE_ASSIGN_OR_RETURN(CudaDevices* const devices, CudaDevices::Get());
+        return devices->After(Direction::kToDevice, target.cuda->device, target.cuda->stream);
+      };
+      VARVE_RETURN_IF_ERROR(await().Annotate("tensor \"" + target.fqn + "\""));
+    }
+  }
+  return Status::Ok();
+}
+
+std::optional<int> DeviceOf(const TargetTensor& target) {
+  return target.cuda ? std::optional(target.cuda->device) : std::nullopt;
+}
+
+/// Reads a target on a device by way of host memory: for what is to be changed after it was read.
+Result<std::uint64_t> ReadByHost(CheckpointReader& reader, const TargetTensor& target,
+                                 const LoadOptions& options) {
+  VARVE_ASSIGN_OR_RETURN(const StridedMemory memory, MemoryOf(target));
+  std::vector<std::byte> bytes(Volume(target.box.sizes) * memory.item_size);
+  TargetTensor host = target;
+  host.data = bytes.data();
+  host.strides.clear();
+  host.cuda.reset();
+  VARVE_ASSIGN_OR_RETURN(const std::uint64_t read, reader.ReadTensors({&host, 1}, options));
+  VARVE_RETURN_IF_ERROR(
+      CopyToDevice(Region(target.box, memory, target.box), target.cuda->device, 0, bytes)
+          .Annotate("tensor \"" + target.fqn + "\""));
+  return read;
+}
+
+}  // namespace
+
 Result<std::uint64_t> CheckpointReader::ReadTensors(std::span<const TargetTensor> targets,
                                                     const LoadOptions& options) {
+  VARVE_RETURN_IF_ERROR(AwaitDeviceWork(targets));
   if (options.cast) {
     return ReadCasting(*this, targets, options);
   }
@@ -364,6 +409,13 @@ Result<std::uint64_t> CheckpointReader::ReadTensors(std::span<const TargetTensor
   VARVE_ASSIGN_OR_RETURN(const auto reads, PlanLoad(metadata(), items));
   VARVE_ASSIGN_OR_RETURN(const auto sources,
                          impl_->Resolve(reads, options.io_threads, options.stop));
+  // Of a tensor on a device whose stored bytes are not its elements: read apart.
+  std::set<std::uint32_t> by_host;
+  for (std::size_t i = 0; i < reads.size(); ++i) {
+    if (targets[reads[i].item].cuda && (sources[i].unpacked || sources[i].conj || sources[i].neg)) {
+      by_host.insert(reads[i].item);
+    }
+  }
   std::map<std::uint32_t, FileReads> by_file;
   std::vector<StridedMemory> memories;
   memories.reserve(targets.size());
@@ -373,13 +425,13 @@ Result<std::uint64_t> CheckpointReader::ReadTensors(std::span<const TargetTensor
   }
   std::set<std::uint32_t> wanted;
   for (std::size_t i = 0; i < reads.size(); ++i) {
-    if (!sources[i].unpacked) {
+    if (!sources[i].unpacked && !by_host.contains(reads[i].item)) {
       wanted.insert(metadata().tensors[reads[i].tensor].chunks[reads[i].chunk].extent.file);
     }
   }
   VARVE_RETURN_IF_ERROR(impl_->files.OpenAll(wanted, options.io_threads, options.stop));
   for (std::size_t i = 0; i < reads.size(); ++i) {
-    if (sources[i].unpacked) {
+    if (sources[i].unpacked || by_host.contains(reads[i].item)) {
       continue;
     }
     VARVE_RETURN_IF_ERROR(CheckStop(options.stop));
@@ -388,17 +440,24 @@ Result<std::uint64_t> CheckpointReader::ReadTensors(std::span<const TargetTensor
     file->targets.push_back(
         {sources[i].extent.begin,
          ChunkRegion(chunk.box, sources[i], memories[reads[i].item], reads[i].common),
-         reads[i].item});
+         reads[i].item, DeviceOf(targets[reads[i].item])});
     if (sources[i].record) {
       file->records.push_back(*sources[i].record);
       file->records.back().owner = reads[i].item;
     }
   }
   const auto owner_name = [&](std::uint32_t i) { return "tensor \"" + targets[i].fqn + "\""; };
-  VARVE_ASSIGN_OR_RETURN(const std::uint64_t bytes_read,
+  VARVE_ASSIGN_OR_RETURN(std::uint64_t bytes_read,
                          impl_->Read(std::move(by_file), static_cast<std::uint32_t>(targets.size()),
                                      owner_name, options));
+  for (const std::uint32_t item : by_host) {
+    VARVE_ASSIGN_OR_RETURN(const std::uint64_t read, ReadByHost(*this, targets[item], options));
+    bytes_read += read;
+  }
   for (std::size_t i = 0; i < reads.size(); ++i) {
+    if (by_host.contains(reads[i].item)) {
+      continue;
+    }
     const Chunk& chunk = metadata().tensors[reads[i].tensor].chunks[reads[i].chunk];
     const StridedMemory& memory = memories[reads[i].item];
     if (sources[i].unpacked) {

@@ -8,6 +8,7 @@
 #include <functional>
 #include <mutex>
 #include <stop_token>
+#include <string>
 #include <thread>
 #include <vector>
 
@@ -28,6 +29,8 @@ struct WriteSegmentsOptions {
   int writes_in_flight = 6;
   std::uint64_t max_bytes_per_second = 0;         ///< 0: as fast as the storage takes them.
   std::function<void(std::uint64_t)> on_written;  ///< Bytes just written; from writer threads.
+  /// The tensor with that number, for messages; may be empty.
+  std::function<std::string(std::uint32_t owner)> name_of{};
   std::stop_token stop;
 };
 

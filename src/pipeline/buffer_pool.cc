@@ -1,54 +1,92 @@
 #include "pipeline/buffer_pool.h"
 
 #include <algorithm>
+#include <cerrno>
 
+#include <pthread.h>
 #include <sys/mman.h>
 
 #include "base/guarded.h"
+#include "pipeline/huge_pages.h"
 
 namespace varve {
+namespace {
+
+/// Blocks of one mapping, and of one registration.
+constexpr std::uint64_t kRangeBlocks = 8;
+
+BufferPool* g_shared = nullptr;
+
+}  // namespace
 
 BufferPool::BufferPool(std::uint64_t budget_bytes)
     : max_blocks_(std::max<std::uint64_t>(budget_bytes / kPoolBlockBytes, 2)) {}
 
 BufferPool::~BufferPool() {
-  for (std::byte* block : free_) {
-    ::munmap(block, kPoolBlockBytes);
+  for (const auto& [base, range] : ranges_) {
+    if (range.pinned == Range::Pinned::kYes) {
+      devices_->Unregister(base);
+    }
+    ::munmap(base, range.bytes);
   }
 }
 
 BufferPool& BufferPool::Shared() {
-  static auto* pool = new BufferPool(kDefaultBudgetBytes);
-  return *pool;
+  static const bool made = [] {
+    g_shared = new BufferPool(kDefaultBudgetBytes);
+    // The parent's is left as it is: a thread of it may have held the lock.
+    ::pthread_atfork(nullptr, nullptr, [] { g_shared = new BufferPool(kDefaultBudgetBytes); });
+    return true;
+  }();
+  (void)made;
+  return *g_shared;
+}
+
+Status BufferPool::Map(std::uint64_t blocks) {
+  return Guarded([&] {
+    for (; blocks > 0; blocks = blocks > 1 ? 1 : 0) {
+      const std::uint64_t bytes = blocks * kPoolBlockBytes;
+      std::byte* const base = MapForHugePages(bytes, PROT_READ | PROT_WRITE, -1);
+      if (base == nullptr) {
+        continue;  // There may be room for one.
+      }
+      // Fewer, larger faults where the system grants huge pages; no harm where it does not.
+      ::madvise(base, bytes, MADV_HUGEPAGE);
+      // Places to give the blocks back to: Release must not need memory.
+      free_.reserve(allocated_ + blocks);
+      ranges_[base].bytes = bytes;
+      for (std::uint64_t i = blocks; i-- > 0;) {
+        free_.push_back(base + i * kPoolBlockBytes);
+      }
+      allocated_ += blocks;
+      return Status::Ok();
+    }
+    return OutOfMemory().Annotate("take an I/O buffer of 8 MiB");
+  });
 }
 
 Result<BufferPool::Lease> BufferPool::Acquire() {
-  {
-    std::unique_lock lock(mutex_);
-    released_.wait(lock, [&] { return !free_.empty() || allocated_ < max_blocks_; });
-    if (!free_.empty()) {
-      std::byte* block = free_.back();
-      free_.pop_back();
-      return Lease(this, block);
-    }
-    // A place to give the block back to: Release must not need memory.
-    VARVE_RETURN_IF_ERROR(Guarded([&] {
-      free_.reserve(allocated_ + 1);
-      return Status::Ok();
-    }));
-    ++allocated_;
+  std::unique_lock lock(mutex_);
+  released_.wait(lock, [&] { return !free_.empty() || allocated_ < max_blocks_; });
+  if (free_.empty()) {
+    VARVE_RETURN_IF_ERROR(Map(std::min(kRangeBlocks, max_blocks_ - allocated_)));
   }
-  void* block =
-      ::mmap(nullptr, kPoolBlockBytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-  if (block == MAP_FAILED) {
-    const std::scoped_lock lock(mutex_);
-    --allocated_;
-    released_.notify_one();
-    return OutOfMemory().Annotate("take an I/O buffer of 8 MiB");
+  std::byte* block = free_.back();
+  free_.pop_back();
+  return Lease(this, block);
+}
+
+bool BufferPool::Pin(std::byte* block, CudaDevices& devices, int device) {
+  const std::scoped_lock lock(mutex_);
+  auto& [base, range] = *std::prev(ranges_.upper_bound(block));
+  if (range.pinned == Range::Pinned::kNotYet) {
+    // A child does not get what a device copies to: it would be copied for it page by page.
+    ::madvise(base, range.bytes, MADV_DONTFORK);
+    devices_ = &devices;
+    range.pinned = devices.Register(device, {base, range.bytes}).ok() ? Range::Pinned::kYes
+                                                                      : Range::Pinned::kRefused;
   }
-  // Fewer, larger faults where the system grants huge pages; no harm where it does not.
-  ::madvise(block, kPoolBlockBytes, MADV_HUGEPAGE);
-  return Lease(this, static_cast<std::byte*>(block));
+  return range.pinned == Range::Pinned::kYes;
 }
 
 void BufferPool::Release(std::byte* block) {

@@ -4,11 +4,13 @@
 #include <condition_variable>
 #include <cstddef>
 #include <cstdint>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <utility>
 #include <vector>
 
+#include "device/cuda_devices.h"
 #include "varve/status.h"
 
 namespace varve {
@@ -22,7 +24,8 @@ inline constexpr std::uint64_t kDefaultBudgetBytes = std::uint64_t{256} << 20;
 /// Hands out blocks and takes them back. A block is page-aligned, so that it can go to O_DIRECT,
 /// and stays faulted in: first touch of memory costs 10-60 times its reuse. Every holder gives its
 /// block back without waiting for another one, so waiting for a free block always ends.
-/// Threads: safe. The pool must outlive its leases.
+/// Blocks are mapped in ranges of 64 MiB, which are registered with the CUDA driver when a copy
+/// from or to a device first needs one of them. Threads: safe. The pool must outlive its leases.
 class BufferPool {
  public:
   explicit BufferPool(std::uint64_t budget_bytes);
@@ -30,7 +33,8 @@ class BufferPool {
   BufferPool(const BufferPool&) = delete;
   BufferPool& operator=(const BufferPool&) = delete;
 
-  /// Returns the pool shared by all saves and loads of the process. Never destroyed.
+  /// Returns the pool shared by all saves and loads of the process. Never destroyed. A forked child
+  /// begins with an empty one: memory that is registered stays with its process.
   static BufferPool& Shared();
 
   /// Gives itself back when destroyed. Move-only; empty after being moved from.
@@ -54,6 +58,9 @@ class BufferPool {
       }
     }
     [[nodiscard]] std::byte* data() const { return block_; }
+    /// Has the block registered, so that copies from and to devices go straight to it. Returns
+    /// whether it is; where the driver refuses, copies are slower.
+    bool Pin(CudaDevices& devices, int device) const { return pool_->Pin(block_, devices, device); }
 
    private:
     BufferPool* pool_ = nullptr;
@@ -65,13 +72,23 @@ class BufferPool {
   Result<Lease> Acquire();
 
  private:
+  /// Blocks of one mapping.
+  struct Range {
+    std::uint64_t bytes = 0;
+    enum class Pinned : std::uint8_t { kNotYet, kYes, kRefused } pinned = Pinned::kNotYet;
+  };
   void Release(std::byte* block);
+  bool Pin(std::byte* block, CudaDevices& devices, int device);
+  /// Maps at most `blocks` more, at least one. The lock is held. Errors: OutOfSpace.
+  Status Map(std::uint64_t blocks);
 
   const std::uint64_t max_blocks_;
   std::mutex mutex_;  // Guards all below.
   std::condition_variable released_;
   std::vector<std::byte*> free_;  // Most recently used last: its pages are the warmest.
   std::uint64_t allocated_ = 0;
+  std::map<std::byte*, Range> ranges_;
+  CudaDevices* devices_ = nullptr;  // By which ranges were registered.
 };
 
 }  // namespace varve

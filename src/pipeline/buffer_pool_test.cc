@@ -7,7 +7,10 @@
 #include <thread>
 
 #include <gtest/gtest.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
+#include "support/fake_cuda.h"
 #include "support/status_matchers.h"
 
 namespace varve::buffer_pool_test {
@@ -103,6 +106,67 @@ TEST(BufferPool, HasTwoBlocksHoweverSmallTheBudget) {
   const auto a = MustAcquire(&pool);
   const auto b = MustAcquire(&pool);
   EXPECT_NE(a.data(), b.data());
+}
+
+CudaDevices& Devices() { return **CudaDevices::Get(); }
+
+TEST(BufferPool, RegistersItsBlocksInRangesOf64MiB) {
+  constexpr std::uint64_t kBlocks = 16;
+  const FakeCudaCounts before = fake_cuda_counts();
+  {
+    BufferPool pool(kBlocks * kPoolBlockBytes);
+    std::vector<BufferPool::Lease> leases;
+    (void)MustAcquire(&pool);
+    EXPECT_EQ(fake_cuda_counts().registrations, before.registrations) << "nobody asked for it";
+    for (std::uint64_t i = 0; i < kBlocks; ++i) {
+      leases.push_back(MustAcquire(&pool));
+      for (int turn = 0; turn < 2; ++turn) {
+        EXPECT_TRUE(leases.back().Pin(Devices(), 0));
+      }
+      EXPECT_TRUE(Devices().IsRegistered(leases.back().data(), kPoolBlockBytes));
+    }
+    EXPECT_EQ(fake_cuda_counts().registrations, before.registrations + 2);
+    EXPECT_EQ(fake_cuda_counts().registered_bytes,
+              before.registered_bytes + kBlocks * kPoolBlockBytes);
+  }
+  EXPECT_EQ(fake_cuda_counts().registered_bytes, before.registered_bytes);
+  EXPECT_EQ(fake_cuda_counts().unregistered_late, before.unregistered_late);
+  EXPECT_EQ(fake_cuda_registered_unmapped(), 0);
+}
+
+TEST(BufferPool, AsksOnceWhereTheDriverRefuses) {
+  const FakeCudaCounts before = fake_cuda_counts();
+  BufferPool pool(2 * kPoolBlockBytes);
+  const auto lease = MustAcquire(&pool);
+  fake_cuda_fail("cuMemHostRegister", 2, 0);
+  for (int i = 0; i < 3; ++i) {
+    EXPECT_FALSE(lease.Pin(Devices(), 0));
+  }
+  EXPECT_EQ(fake_cuda_counts().registrations, before.registrations);
+  EXPECT_FALSE(Devices().IsRegistered(lease.data(), 1));
+}
+
+TEST(BufferPool, AForkedChildHasASharedPoolOfItsOwn) {
+  BufferPool& parents = BufferPool::Shared();
+  std::vector<BufferPool::Lease> all;  // A child that had the same pool would wait for ever.
+  for (std::uint64_t i = 0; i < kDefaultBudgetBytes / kPoolBlockBytes; ++i) {
+    all.push_back(MustAcquire(&parents));
+  }
+  ASSERT_TRUE(all.front().Pin(Devices(), 0));
+  const pid_t child = ::fork();
+  if (child == 0) {
+    ::alarm(60);
+    const auto lease = BufferPool::Shared().Acquire();
+    const bool own = lease.ok() && &BufferPool::Shared() != &parents;
+    if (own) {
+      std::memset(lease->data(), 1, kPoolBlockBytes);
+    }
+    ::_exit(own ? 0 : 1);
+  }
+  int status = 0;
+  ASSERT_EQ(::waitpid(child, &status, 0), child);
+  EXPECT_TRUE(WIFEXITED(status) && WEXITSTATUS(status) == 0) << status;
+  EXPECT_EQ(&BufferPool::Shared(), &parents);
 }
 
 }  // namespace

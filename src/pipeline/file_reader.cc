@@ -2,11 +2,12 @@
 //  - in the page cache: each checksum block is read straight into the tensors it belongs to and
 //    checked there, so bytes cross memory once;
 //  - of a server: the unit is read by one request straight into the tensors, and its checksum
-//  blocks
-//    are checked there;
+//    blocks are checked there;
 //  - not cached: the unit is read past the cache into a pool block, each checksum block is checked
 //    there and then copied.
-// Memory that is strided in small steps always takes a pool block in between.
+// Memory that is strided in small steps always takes a pool block in between, and so does memory of
+// a device: all of a unit is checked in the block before any of it is copied to a device, by one
+// call. The thread waits for the copy, while others read and check.
 
 #include "pipeline/file_reader.h"
 
@@ -23,7 +24,9 @@
 #include "base/checked.h"
 #include "base/checksum.h"
 #include "base/trace.h"
+#include "device/cuda_devices.h"
 #include "pipeline/core_slots.h"
+#include "pipeline/device_moves.h"
 #include "pipeline/record_sums.h"
 #include "pipeline/run_threads.h"
 #include "pipeline/target_index.h"
@@ -66,6 +69,7 @@ class Reader {
       FileReads& reads = files_[f];
       std::vector<ByteRange> needed;
       for (const ReadTarget& target : reads.targets) {
+        has_devices_ = has_devices_ || target.device.has_value();
         for (const ByteRange& range : target.region.TouchedRanges(options.max_gap_bytes)) {
           needed.push_back({target.chunk_begin + range.begin, target.chunk_begin + range.end});
         }
@@ -96,6 +100,8 @@ class Reader {
     outcome.read_seconds = mean(read_ns_);
     outcome.verify_seconds = mean(verify_ns_);
     outcome.copy_seconds = mean(copy_ns_);
+    outcome.device_seconds = mean(device_ns_);
+    outcome.device_bytes = device_bytes_;
     for (const auto& touched : touched_) {
       outcome.touched.push_back(touched);
     }
@@ -122,7 +128,11 @@ class Reader {
     }
     RecordSums::Piece sums(sums_[unit.file].get(), unit.range.begin);
     Stopwatch watch;
-    if (file.IsCached(unit.range.begin, size)) {
+    const std::optional<int> device = DeviceOf(unit);
+    const bool cached = file.IsCached(unit.range.begin, size);
+    if (device) {
+      VARVE_RETURN_IF_ERROR(ReadThroughBlock(unit, cached, device, &sums, &watch));
+    } else if (cached) {
       // Copying out of the cache is the processor's work: more threads than cores only push each
       // other's blocks out of it before they are checked (measured: 8 on 2 cores cost 1.4 times 2).
       const CoreSlots::Holder slot(&cores_);
@@ -136,27 +146,7 @@ class Reader {
       VARVE_RETURN_IF_ERROR(ReadRemote(unit, *pieces, &sums));
       watch.AddTo(&read_ns_);
     } else {
-      VARVE_ASSIGN_OR_RETURN(const auto memory, pool_.Acquire());
-      {
-        const Slice slice("read block", size);
-        VARVE_RETURN_IF_ERROR(
-            file.ReadUncached(unit.range.begin, memory.data(), size, kPoolBlockBytes));
-      }
-      watch.AddTo(&read_ns_);
-      for (const ByteRange& block : BlocksOf(unit)) {
-        const std::span<const std::byte> bytes(memory.data() + (block.begin - unit.range.begin),
-                                               block.end - block.begin);
-        Status intact = Check(unit.file, block, Sum(unit.file, 0, bytes, &sums));
-        if (!intact.ok() && file.Forget(block.begin, bytes.size())) {
-          const std::span<std::byte> there(memory.data() + (block.begin - unit.range.begin),
-                                           bytes.size());
-          intact = ReadAgain(unit.file, block, {there});
-        }
-        VARVE_RETURN_IF_ERROR(std::move(intact));
-        watch.AddTo(&verify_ns_);
-        CopyOut(unit.file, block, bytes);
-        watch.AddTo(&copy_ns_);
-      }
+      VARVE_RETURN_IF_ERROR(ReadThroughBlock(unit, false, device, &sums, &watch));
     }
     sums.Finish();
     bytes_read_ += size;
@@ -164,6 +154,89 @@ class Reader {
       options_.on_read(size);
     }
     return Status::Ok();
+  }
+
+  /// Returns a device that some of a unit goes to; nothing where all goes to host memory.
+  std::optional<int> DeviceOf(const Unit& unit) const {
+    std::optional<int> device;
+    if (has_devices_) {
+      index_[unit.file].ForEachIn(unit.range, [&](const ReadTarget& target) {
+        device = target.device ? target.device : device;
+      });
+    }
+    return device;
+  }
+
+  /// Reads a unit into a pool block, checks it there and copies it to its targets.
+  Status ReadThroughBlock(const Unit& unit, bool cached, std::optional<int> device,
+                          RecordSums::Piece* sums, Stopwatch* watch) {
+    ReadableFile& file = *files_[unit.file].file;
+    const std::uint64_t size = unit.range.end - unit.range.begin;
+    VARVE_ASSIGN_OR_RETURN(const auto memory, pool_.Acquire());
+    if (device) {
+      VARVE_ASSIGN_OR_RETURN(CudaDevices* const devices, CudaDevices::Get());
+      memory.Pin(*devices, *device);
+    }
+    if (!cached) {
+      const Slice slice("read block", size);
+      VARVE_RETURN_IF_ERROR(
+          file.ReadUncached(unit.range.begin, memory.data(), size, kPoolBlockBytes));
+      watch->AddTo(&read_ns_);
+    }
+    std::optional<CoreSlots::Holder> slot;
+    if (cached) {
+      slot.emplace(&cores_);
+    }
+    for (const ByteRange& block : BlocksOf(unit)) {
+      const std::span<std::byte> bytes(memory.data() + (block.begin - unit.range.begin),
+                                       block.end - block.begin);
+      if (cached) {
+        VARVE_ASSIGN_OR_RETURN(const std::uint32_t crc,
+                               ReadAndSum(unit.file, block.begin, {bytes}, sums));
+        VARVE_RETURN_IF_ERROR(Check(unit.file, block, crc));
+        watch->AddTo(&read_ns_);
+      } else {
+        Status intact = Check(unit.file, block, Sum(unit.file, 0, bytes, sums));
+        if (!intact.ok() && file.Forget(block.begin, bytes.size())) {
+          intact = ReadAgain(unit.file, block, {bytes});
+        }
+        VARVE_RETURN_IF_ERROR(std::move(intact));
+        watch->AddTo(&verify_ns_);
+      }
+      CopyOut(unit.file, block, bytes);
+      watch->AddTo(&copy_ns_);
+    }
+    slot.reset();
+    if (device) {
+      VARVE_RETURN_IF_ERROR(CopyToDevices(unit, {memory.data(), size}));
+      watch->AddTo(&device_ns_);
+    }
+    return Status::Ok();
+  }
+
+  /// Copies what targets on devices want of a unit, all of which has been checked.
+  Status CopyToDevices(const Unit& unit, std::span<const std::byte> bytes) {
+    std::vector<DeviceMove> moves;
+    std::uint32_t owner = 0;
+    index_[unit.file].ForEachIn(unit.range, [&](const ReadTarget& target) {
+      const ByteRange range = Clip(target, unit.range);
+      if (!target.device || range.begin == range.end) {
+        return;
+      }
+      touched_[target.owner] = true;
+      owner = target.owner;
+      const std::uint64_t skip = target.chunk_begin + range.begin - unit.range.begin;
+      AppendMoves(target.region, *target.device, range.begin,
+                  bytes.subspan(skip, range.end - range.begin), &moves);
+    });
+    std::uint64_t moved = 0;
+    for (const DeviceMove& move : moves) {
+      moved += move.bytes();
+    }
+    device_bytes_ += moved;
+    VARVE_ASSIGN_OR_RETURN(CudaDevices* const devices, CudaDevices::Get());
+    return devices->Move(Direction::kToDevice, moves)
+        .Annotate(files_[unit.file].name + ", up to " + options_.owner_name(owner));
   }
 
   /// Reads a block for a second time, after this host had kept a wrong copy of it. Of a file whose
@@ -356,7 +429,7 @@ class Reader {
   void CopyOut(std::size_t file, ByteRange block, std::span<const std::byte> bytes) {
     index_[file].ForEachIn(block, [&](const ReadTarget& target) {
       const ByteRange range = Clip(target, block);
-      if (range.begin == range.end) {
+      if (target.device || range.begin == range.end) {
         return;
       }
       touched_[target.owner] = true;
@@ -407,6 +480,9 @@ class Reader {
   std::atomic<std::int64_t> read_ns_{0};
   std::atomic<std::int64_t> verify_ns_{0};
   std::atomic<std::int64_t> copy_ns_{0};
+  std::atomic<std::int64_t> device_ns_{0};
+  std::atomic<std::uint64_t> device_bytes_{0};
+  bool has_devices_ = false;
 };
 
 }  // namespace

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cstdint>
 #include <functional>
+#include <optional>
 #include <span>
 #include <stop_token>
 #include <string>
@@ -23,7 +24,8 @@ namespace varve {
 struct ReadTarget {
   std::uint64_t chunk_begin = 0;  ///< Of the chunk, in the file.
   Region region;
-  std::uint32_t owner = 0;  ///< The caller's number for the tensor this belongs to.
+  std::uint32_t owner = 0;      ///< The caller's number for the tensor this belongs to.
+  std::optional<int> device{};  ///< The CUDA device that the region's memory is on.
 };
 
 /// A stretch of a file with one checksum over all of it, the CRC-32 of zip files. It is checked
@@ -64,6 +66,8 @@ struct ReadOutcome {
   double read_seconds = 0;
   double verify_seconds = 0;
   double copy_seconds = 0;
+  double device_seconds = 0;
+  std::uint64_t device_bytes = 0;  ///< Copied to devices.
 };
 
 /// Returns how many bytes are read at once: a whole number of checksum blocks that, with the slack

@@ -2,7 +2,8 @@
 // while it is in the cache. Writer threads take filled blocks from a bounded queue and hand the
 // memory back to the pool, so that filling waits for the disk and never the other way round, and a
 // save of any size lives in a ring of `writes_in_flight` + 3 blocks: those being written, two that
-// are queued and the one being filled.
+// are queued and the one being filled. What a block has of devices is copied to it first, in one
+// call, while the blocks before it are written: the ring is registered with the driver.
 
 #include "pipeline/file_writer.h"
 
@@ -12,6 +13,8 @@
 
 #include "base/checked.h"
 #include "base/checksum.h"
+#include "device/cuda_devices.h"
+#include "pipeline/device_fetch.h"
 
 namespace varve {
 namespace {
@@ -20,7 +23,10 @@ namespace {
 class Filler {
  public:
   Filler(std::span<const FileSegment> segments, const WriteSegmentsOptions& options)
-      : segments_(segments), block_bytes_(options.block_bytes), sums_(options.sums) {
+      : segments_(segments),
+        block_bytes_(options.block_bytes),
+        sums_(options.sums),
+        fetch_(options.name_of) {
     Open();
   }
 
@@ -28,6 +34,9 @@ class Filler {
 
   /// Fills up to `capacity` bytes; returns how many. Errors: those of a producer.
   Result<std::uint64_t> Fill(std::byte* target, std::uint64_t capacity) {
+    if (!done()) {
+      VARVE_RETURN_IF_ERROR(fetch_.Fetch(segments_.subspan(segment_), at_, {target, capacity}));
+    }
     std::uint64_t filled = 0;
     std::uint64_t produced = 0;  // Bytes from `target` on that a producer has filled ahead.
     while (filled < capacity && !done()) {
@@ -65,6 +74,8 @@ class Filler {
     if (in_block_ > 0) {
       CloseBlock();
     }
+    result_.device_bytes = fetch_.device_bytes();
+    result_.pageable_bytes = fetch_.pageable_bytes();
     return std::move(result_);
   }
 
@@ -72,6 +83,9 @@ class Filler {
   static constexpr std::uint64_t kStepBytes = std::uint64_t{256} << 10;
 
   void Copy(const FileSegment& segment, std::span<std::byte> out) {
+    if (segment.region && segment.device) {
+      return;  // It has arrived.
+    }
     if (segment.region) {
       segment.region->CopyFromMemory(segment.begin + at_, out);
     } else if (!segment.produce) {
@@ -132,6 +146,7 @@ class Filler {
   std::uint32_t crc_ = 0;
   Xxh3Stream stream_;
   std::optional<Hash128> whole_;
+  DeviceFetch fetch_;
   WrittenSegments result_;
 };
 
@@ -147,11 +162,16 @@ Result<WrittenSegments> WriteSegments(WritableFile& file, std::uint64_t data_beg
   Filler filler(segments, options);
   BlockWriters writers(file, options, DivideUp(total, kPoolBlockBytes) + 1);
   std::uint64_t offset = data_begin;
+  const std::optional<int> device = FirstDevice(segments);
+  const auto devices = device ? CudaDevices::Get() : Unimplemented("no device");
   while (!filler.done()) {
     auto memory = pool.Acquire();
     if (!memory.ok()) {
       writers.Fail(memory.status());
       break;
+    }
+    if (devices.ok()) {
+      memory->Pin(**devices, *device);
     }
     std::byte* const target = memory->data();
     // The first block ends at a multiple of the size of blocks: then those behind it are the parts

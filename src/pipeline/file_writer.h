@@ -30,7 +30,7 @@ struct FileSegment {
   ProduceFunction produce{};             ///< Used when there is no region.
   std::uint32_t owner = 0;               ///< Number of the tensor it belongs to, for messages.
   std::uint64_t begin = 0;               ///< Of the region's chunk; a whole element.
-  /// The CUDA device that the region's memory is on; only staging can read it then.
+  /// The CUDA device that the region's memory is on, or that `produce` reads.
   std::optional<int> device{};
   /// Returns true for content, which is hashed; false for framing.
   [[nodiscard]] bool is_content() const { return region.has_value() || produce != nullptr; }
@@ -39,13 +39,15 @@ struct FileSegment {
 struct WrittenSegments {
   std::vector<std::uint32_t> block_crc32c;  ///< Of the data, block by block.
   std::vector<Hash128> contents;            ///< Of each segment that is content, in order.
+  std::uint64_t device_bytes = 0;           ///< Copied from devices.
+  std::uint64_t pageable_bytes = 0;         ///< Of those, into memory that is not registered.
 };
 
 /// Writes `segments`, one after the other, at `data_begin` of `file` (a multiple of
 /// kDirectAlignment). The last block may leave up to 4095 zero bytes behind the data; the caller's
-/// Sync cuts them off. Calls are independent; memory is taken from `pool` block by block. No
-/// segment may be on a device. Errors: the first I/O error; what a ProduceFunction returns;
-/// Cancelled on `stop`.
+/// Sync cuts them off. Calls are independent; memory is taken from `pool` block by block. Errors:
+/// the first I/O error; those of reading a device; what a ProduceFunction returns; Cancelled on
+/// `stop`.
 Result<WrittenSegments> WriteSegments(WritableFile& file, std::uint64_t data_begin,
                                       std::span<const FileSegment> segments, BufferPool& pool,
                                       const WriteSegmentsOptions& options);

@@ -5,20 +5,30 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <span>
+#include <string>
 
+#include "device/cuda_devices.h"
 #include "varve/status.h"
 
 namespace varve {
 
 /// One piece of memory to copy to `at` bytes into the buffer.
 struct HostCopy {
+  /// A CUDA device, and the stream that the source was last written to on.
+  struct Device {
+    int number = 0;
+    void* stream = nullptr;
+  };
   std::uint64_t at = 0;
   const void* source = nullptr;
   std::uint64_t bytes = 0;
+  std::optional<Device> device{};  ///< Where the source is on one.
 };
 
 /// A mapping that is kept from save to save: the first touch of memory costs 10-60 times its reuse.
+/// It is registered with the CUDA driver at the first copy from a device.
 class HostBuffer {
  public:
   /// Makes a buffer of `bytes`. Errors: OutOfSpace when the system refuses.
@@ -31,13 +41,19 @@ class HostBuffer {
   [[nodiscard]] std::uint64_t size() const { return size_; }
 
   /// Copies on the calling thread and up to `threads` - 1 others (0: as many as there are cores, at
-  /// most 8). Places must not overlap. Errors: InvalidArgument for copies that do not fit in.
-  Status CopyIn(std::span<const HostCopy> copies, int threads = 0) const;
+  /// most 8). Places must not overlap. One call at a time. Errors: InvalidArgument for copies that
+  /// do not fit in; those of reading a device.
+  Status CopyIn(std::span<const HostCopy> copies, int threads = 0);
 
  private:
   HostBuffer(std::byte* data, std::uint64_t size) : data_(data), size_(size) {}
+  Status PrepareForDevices(std::span<const HostCopy> copies);
   std::byte* data_;
   std::uint64_t size_;
+  CudaDevices* devices_ = nullptr;  // Once a copy from a device was asked for.
 };
+
+/// Returns why no copy from or to a device can be made in this process; empty where it can.
+std::string DeviceProblem();
 
 }  // namespace varve

@@ -7,6 +7,7 @@
 
 #include <sys/mman.h>
 #include <sys/prctl.h>
+#include <sys/syscall.h>
 #include <unistd.h>
 
 #include "base/checked.h"
@@ -121,6 +122,18 @@ bool TakeHugeSharedPages(std::span<std::byte> memory) {
   }
   Touch(memory, kHugePageBytes);
   return Collapse(memory);
+}
+
+bool PreferNode(std::span<std::byte> memory, int node) {
+  constexpr int kPreferred = 1;  // MPOL_PREFERRED; linux/mempolicy.h.
+  constexpr unsigned long kBits =
+      sizeof(unsigned long) * 8;  // NOLINT(google-runtime-int): mbind's.
+  if (node < 0 || static_cast<unsigned>(node) >= kBits) {
+    return false;
+  }
+  const unsigned long nodes = 1UL << static_cast<unsigned>(node);  // NOLINT(google-runtime-int)
+  // The kernel looks at one bit less than it is told.
+  return ::syscall(SYS_mbind, memory.data(), memory.size(), kPreferred, &nodes, kBits + 1, 0) == 0;
 }
 
 }  // namespace varve

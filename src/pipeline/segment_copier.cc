@@ -1,12 +1,15 @@
-// Segments on a device are copied first, all of a block at once, and summed in host memory after
-// they have arrived. Segments in host memory are copied and summed in one pass. So the pieces of a
-// mixed block are still summed in file order.
+// Segments on a device are copied first, all of a block at once, and summed after they have
+// arrived. Segments in host memory are copied and summed in one pass. So the pieces of a mixed
+// block are still summed in file order. Staging memory that is used for the first time is not
+// registered with the driver, and registering it takes longer than the copy: bytes of a device then
+// arrive in a block of the pipelines' pool, and the pass that sums them copies them to their place.
 
 #include "pipeline/segment_copier.h"
 
 #include <algorithm>
 
 #include "base/checksum.h"
+#include "device/cuda_devices.h"
 
 namespace varve {
 namespace {
@@ -14,11 +17,13 @@ namespace {
 // Strided memory is copied in steps that fit the cache, then summed.
 constexpr std::uint64_t kStridedStepBytes = std::uint64_t{128} << 10;
 
-/// Copies bytes [at, at + out.size()) of a segment and extends the checksum over them.
+/// Copies bytes [at, at + out.size()) of a segment and extends the checksum over them. `arrived`:
+/// where they are already, of a segment on a device; may be `out` itself.
 std::uint32_t CopyPart(std::uint32_t crc, const FileSegment& segment, std::uint64_t at,
-                       std::span<std::byte> out) {
+                       std::span<std::byte> out, const std::byte* arrived) {
   if (segment.device) {
-    return Crc32cExtend(crc, out);  // It has been copied already.
+    return arrived == out.data() ? Crc32cExtend(crc, out)
+                                 : StreamAndCrc32c(crc, {arrived, out.size()}, out.data());
   }
   if (!segment.region) {
     return CopyAndCrc32c(crc, segment.literal.subspan(at, out.size()), out.data());
@@ -38,37 +43,37 @@ std::uint32_t CopyPart(std::uint32_t crc, const FileSegment& segment, std::uint6
 
 }  // namespace
 
-void AppendDeviceCopies(const FileSegment& segment, std::uint64_t at, std::span<std::byte> out,
-                        std::vector<DeviceCopy>* copies) {
-  at += segment.begin;
-  if (const auto source = segment.region->Contiguous(at, out.size())) {
-    copies->push_back({*segment.device, source->data(), out.data(), out.size()});
-    return;
-  }
-  // A part of a shard: rows of it.
-  std::uint64_t done = 0;
-  segment.region->ForEachRun({at, at + out.size()}, [&](const Run& run) {
-    const std::uint64_t item = segment.region->item_size();
-    const bool whole = run.memory_step == static_cast<std::int64_t>(item);
-    const std::uint64_t step = whole ? run.count * item : item;
-    for (std::uint64_t i = 0; i < (whole ? 1 : run.count); ++i, done += step) {
-      copies->push_back({*segment.device,
-                         run.memory + static_cast<std::int64_t>(i) * run.memory_step,
-                         out.data() + done, step});
-    }
-  });
-}
-
 std::size_t SegmentCopier::PartAt(std::uint64_t offset) const {
   const auto part = std::partition_point(parts_.begin(), parts_.end(),
                                          [&](const StagedPart& p) { return p.end <= offset; });
   return static_cast<std::size_t>(part - parts_.begin());
 }
 
+/// Returns the block that bytes of devices pass through; an empty lease where they need none.
+Result<BufferPool::Lease> SegmentCopier::LeaseFor(std::span<const FileSegment> segments,
+                                                  std::span<std::byte> out) const {
+  VARVE_ASSIGN_OR_RETURN(CudaDevices* const devices, CudaDevices::Get());
+  if (through_ == nullptr || devices->IsRegistered(out.data(), out.size())) {
+    return BufferPool::Lease();
+  }
+  VARVE_ASSIGN_OR_RETURN(BufferPool::Lease lease, through_->Acquire());
+  // Where that is refused too, a second copy would only cost time.
+  return lease.Pin(*devices, *FirstDevice(segments)) ? std::move(lease) : BufferPool::Lease();
+}
+
 Status SegmentCopier::Copy(std::uint64_t begin, std::span<std::byte> out,
                            std::vector<std::uint32_t>* sums) {
-  VARVE_RETURN_IF_ERROR(CopyFromDevices(begin, out));
   std::size_t part = PartAt(begin);
+  const std::span<const FileSegment> segments = segments_.subspan(part);
+  const std::uint64_t at_first =
+      segments.empty() ? 0 : segments.front().bytes - (parts_[part].end - begin);
+  BufferPool::Lease through;
+  std::byte* arrived = out.data();
+  if (DeviceBytesIn(segments, at_first, out.size()) > 0) {
+    VARVE_ASSIGN_OR_RETURN(through, LeaseFor(segments, out));
+    arrived = through.data() != nullptr ? through.data() : arrived;
+    VARVE_RETURN_IF_ERROR(fetch_->Fetch(segments, at_first, {arrived, out.size()}));
+  }
   std::uint32_t crc = 0;
   std::uint64_t in_sum = 0;
   for (std::uint64_t done = 0; done < out.size();) {
@@ -76,7 +81,7 @@ Status SegmentCopier::Copy(std::uint64_t begin, std::span<std::byte> out,
     const std::uint64_t at = segment.bytes - (parts_[part].end - (begin + done));
     const std::uint64_t step =
         std::min({segment.bytes - at, checksum_block_bytes_ - in_sum, out.size() - done});
-    crc = CopyPart(crc, segment, at, out.subspan(done, step));
+    crc = CopyPart(crc, segment, at, out.subspan(done, step), arrived + done);
     done += step;
     in_sum += step;
     if (in_sum == checksum_block_bytes_ || done == out.size()) {
@@ -88,45 +93,6 @@ Status SegmentCopier::Copy(std::uint64_t begin, std::span<std::byte> out,
       ++part;
     }
   }
-  return Status::Ok();
-}
-
-Status SegmentCopier::CopyFromDevices(std::uint64_t begin, std::span<std::byte> out) {
-  std::vector<DeviceCopy> copies;
-  const FileSegment* first = nullptr;
-  const FileSegment* last = nullptr;
-  std::uint64_t bytes = 0;
-  for (std::size_t part = PartAt(begin); part < parts_.size(); ++part) {
-    const FileSegment& segment = segments_[part];
-    const std::uint64_t segment_begin = parts_[part].end - segment.bytes;
-    if (segment_begin >= begin + out.size()) {
-      break;
-    }
-    if (!segment.device || segment.bytes == 0) {
-      continue;
-    }
-    const std::uint64_t from = std::max(begin, segment_begin);
-    const std::uint64_t to = std::min(begin + out.size(), parts_[part].end);
-    AppendDeviceCopies(segment, from - segment_begin, out.subspan(from - begin, to - from),
-                       &copies);
-    first = first == nullptr ? &segment : first;
-    last = &segment;
-    bytes += to - from;
-  }
-  if (copies.empty()) {
-    return Status::Ok();
-  }
-  if (devices_.reader == nullptr) {
-    return Internal("a tensor on a device is to be staged by what cannot read devices");
-  }
-  // The whole block: another save may fill more of it.
-  const bool pinned = devices_.reader->Pin(copies.front().device, {out.data(), kPoolBlockBytes});
-  if (Status status = devices_.reader->Read(copies); !status.ok()) {
-    return status.Annotate("tensors \"" + devices_.name_of(first->owner) + "\" to \"" +
-                           devices_.name_of(last->owner) + "\"");
-  }
-  device_bytes_ += bytes;
-  pageable_bytes_ += pinned ? 0 : bytes;
   return Status::Ok();
 }
 

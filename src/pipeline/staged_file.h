@@ -41,8 +41,10 @@ class StagedFile {
   static std::size_t BlocksFor(std::span<const FileSegment> segments,
                                std::uint64_t checksum_block_bytes);
 
-  /// Sets the access by which Fill reads segments on devices. Required if there are any.
-  void SetDevices(DeviceAccess devices) { copier_.SetDevices(std::move(devices)); }
+  /// Sets how Fill reads segments on devices; see SegmentCopier::SetUp.
+  void SetUpDevices(std::function<std::string(std::uint32_t owner)> name_of, BufferPool* through) {
+    copier_.SetUp(std::move(name_of), through);
+  }
   [[nodiscard]] const SegmentCopier& copier() const { return copier_; }
 
   /// Returns true when the memory is smaller than the file.

@@ -11,17 +11,23 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include "base/checked.h"
 #include "base/guarded.h"
 #include "base/threads.h"
 #include "base/time_source.h"
 #include "pipeline/huge_pages.h"
 #include "pipeline/memory_limits.h"
+#include "pipeline/run_threads.h"
 
 namespace varve {
 namespace {
 
 // Refusals in a row. A refusal may take long, so the pool then asks no more.
 constexpr int kMostRefusals = 16;
+
+/// Threads that take memory ahead. Measured on 16 cores, 4 GiB: 1.1 s with one, 0.46 s with four,
+/// 0.35 s with sixteen, which training would miss.
+constexpr int kPrepareThreads = 4;
 
 /// Returns the error that there is no staging memory; it names the option that asks for less.
 Status Refused(const char* what, std::uint64_t bytes, int error) {
@@ -38,7 +44,11 @@ std::uint64_t DefaultStagingBudget(int local_ranks) {
 }
 
 StagingPool::StagingPool(std::byte* base, std::size_t block_count, int fd)
-    : base_(base), block_count_(block_count), fd_(fd), pages_(block_count, Pages::kNone) {
+    : base_(base),
+      block_count_(block_count),
+      fd_(fd),
+      pages_(block_count, Pages::kNone),
+      registration_(std::make_unique<StagingRegistration>(base)) {
   free_.reserve(block_count);  // Giving blocks back must not need memory.
 }
 
@@ -96,6 +106,7 @@ Result<std::unique_ptr<StagingPool>> StagingPool::Make(std::uint64_t budget_byte
 
 StagingPool::~StagingPool() {
   StopPreparing();
+  registration_.reset();
   ::munmap(base_, block_count_ * kPoolBlockBytes);
   if (fd_ >= 0) {
     ::close(fd_);
@@ -219,42 +230,87 @@ std::optional<std::size_t> StagingPool::TakeCold(std::size_t limit) {
   return cold_ < std::min(limit, block_count_) ? std::optional(cold_++) : std::nullopt;
 }
 
-void StagingPool::Populate(std::size_t limit,
-                           const std::function<void(std::span<std::byte>)>& on_ready,
-                           const std::stop_token& stop) {
-  while (!stop.stop_requested()) {
-    const auto index = TakeCold(limit);
-    if (!index) {
-      return;
+void StagingPool::Populate(std::size_t limit, const std::stop_token& stop) {
+  const std::size_t known = warm_blocks();
+  const std::size_t count = limit > known ? limit - known : 0;
+  // Where it fails, a block is as good as one that was not prepared.
+  (void)RunThreads(count, kPrepareThreads, stop, [&](std::size_t) {
+    if (const auto index = TakeCold(limit)) {
+      std::byte* const ready = base_ + *index * kPoolBlockBytes;
+      TakeSharedPages(ready);
+      TakePages({ready, kPoolBlockBytes});  // Shared memory has its own pages by now.
+      Release({&ready, 1});
     }
-    std::byte* const ready = base_ + *index * kPoolBlockBytes;
-    TakeSharedPages(ready);
-    TakePages({ready, kPoolBlockBytes});  // Shared memory has its own pages by now.
-    // Where it fails, the block is as good as one that was not prepared.
-    (void)Guarded([&] {
-      on_ready({ready, kPoolBlockBytes});
-      return Status::Ok();
-    });
-    Release({&ready, 1});
-  }
-}
-
-void StagingPool::Prepare(std::uint64_t bytes, std::function<void(std::span<std::byte>)> on_ready) {
-  const std::size_t limit = bytes / kPoolBlockBytes + (bytes % kPoolBlockBytes == 0 ? 0 : 1);
-  WaitPrepared();
-  // Best effort: where no thread starts, the saves take the memory themselves.
-  (void)Guarded([&] {
-    preparing_ = StartThread<std::jthread>(
-        [this, limit, ready = std::move(on_ready)](const std::stop_token& stop) {
-          Populate(limit, ready, stop);
-        });
     return Status::Ok();
   });
 }
 
-void StagingPool::StopPreparing() { preparing_ = {}; }  // Asks it to stop, and joins.
+void StagingPool::InBackground(bool wait, std::function<void(const std::stop_token&)> work) {
+  const std::scoped_lock lock(preparing_mutex_);
+  if (is_preparing_ && !wait) {
+    return;
+  }
+  if (preparing_.joinable()) {
+    preparing_.join();
+  }
+  is_preparing_ = true;
+  // Best effort: where no thread starts, the saves take the memory themselves.
+  const Status started = Guarded([&] {
+    preparing_ =
+        StartThread<std::jthread>([this, run = std::move(work)](const std::stop_token& stop) {
+          (void)Guarded([&] {
+            run(stop);
+            return Status::Ok();
+          });
+          is_preparing_ = false;
+        });
+    return Status::Ok();
+  });
+  is_preparing_ = started.ok() && is_preparing_;
+}
+
+void StagingPool::Prepare(std::uint64_t bytes, std::optional<int> pin_for) {
+  const std::size_t limit = std::min<std::size_t>(DivideUp(bytes, kPoolBlockBytes), block_count_);
+  if (pin_for) {
+    TakeFromNodeOf(*pin_for);
+  }
+  InBackground(true, [this, limit, pin_for](const std::stop_token& stop) {
+    Populate(limit, stop);
+    const auto devices = pin_for ? CudaDevices::Get() : Unimplemented("not asked for");
+    if (devices.ok() && !stop.stop_requested()) {
+      registration_->Cover(**devices, *pin_for, limit * kPoolBlockBytes, false);
+    }
+  });
+}
+
+void StagingPool::PinUsed(int device) {
+  const std::uint64_t used = warm_blocks() * kPoolBlockBytes;
+  const auto devices = CudaDevices::Get();
+  if (!devices.ok() || !registration_->Wants(used)) {
+    return;
+  }
+  InBackground(false, [this, &devices = **devices, device, used](const std::stop_token&) {
+    registration_->Cover(devices, device, used, true);
+  });
+}
+
+void StagingPool::TakeFromNodeOf(int device) {
+  std::call_once(node_chosen_, [&] {
+    const auto devices = CudaDevices::Get();
+    const auto node = devices.ok() ? (*devices)->NumaNodeOf(device) : std::nullopt;
+    if (node && PreferNode({base_, block_count_ * kPoolBlockBytes}, *node)) {
+      registration_->SetNode(node);
+    }
+  });
+}
+
+void StagingPool::StopPreparing() {
+  const std::scoped_lock lock(preparing_mutex_);
+  preparing_ = {};  // Asks it to stop, and joins.
+}
 
 void StagingPool::WaitPrepared() {
+  const std::scoped_lock lock(preparing_mutex_);
   if (preparing_.joinable()) {
     preparing_.join();
   }

@@ -16,6 +16,7 @@
 #include <vector>
 
 #include "pipeline/buffer_pool.h"
+#include "pipeline/staging_registration.h"
 #include "varve/status.h"
 
 namespace varve {
@@ -92,19 +93,26 @@ class StagingPool {
   void SetReclaim(std::function<void()> reclaim) { reclaim_ = std::move(reclaim); }
   void Poke();
 
-  /// Starts a thread that takes `bytes` of memory from the system. First waits for the end of an
-  /// earlier call's work. Saves meanwhile find the blocks that are ready. `on_ready` is called with
-  /// each of them first. Does nothing where the system starts no thread: saves then take memory as
-  /// they need it.
-  void Prepare(
-      std::uint64_t bytes,
-      std::function<void(std::span<std::byte>)> on_ready = [](std::span<std::byte>) {});
+  /// Starts a thread that takes `bytes` of memory from the system, and then registers them for
+  /// copies from that device, if one is given. First waits for the end of an earlier call's work.
+  /// Saves meanwhile find the blocks that are ready. Does nothing where the system starts no
+  /// thread: saves then take memory as they need it.
+  void Prepare(std::uint64_t bytes, std::optional<int> pin_for = {});
 
-  /// Waits until Prepare's thread has ended.
+  /// Begins to register the memory that has been used, in the background, where there is much that
+  /// is not: registering takes longer than a copy, so the first save does not wait for it.
+  void PinUsed(int device);
+
+  /// Has memory that is not used yet taken from the NUMA node of that device. The first call
+  /// counts.
+  void TakeFromNodeOf(int device);
+
+  /// Waits until the thread of Prepare or PinUsed has ended.
   void WaitPrepared();
   /// Ends Prepare's thread at its next block, and waits for that.
   void StopPreparing();
 
+  [[nodiscard]] StagingMemory memory_report() const { return registration_->report(); }
   [[nodiscard]] std::size_t block_count() const { return block_count_; }
   /// Returns the memfd of a shared pool, block 0 at its beginning and sealed against changes of its
   /// size; -1 of others.
@@ -125,8 +133,9 @@ class StagingPool {
   void Release(std::span<std::byte* const> blocks);
   /// Returns a block that has not been used yet; nothing when `limit` are in use or ready.
   std::optional<std::size_t> TakeCold(std::size_t limit);
-  void Populate(std::size_t limit, const std::function<void(std::span<std::byte>)>& on_ready,
-                const std::stop_token& stop);
+  void Populate(std::size_t limit, const std::stop_token& stop);
+  /// Runs `work` on the background thread, if that is free or after it is with `wait`.
+  void InBackground(bool wait, std::function<void(const std::stop_token&)> work);
 
   std::byte* const base_;
   const std::size_t block_count_;
@@ -134,7 +143,7 @@ class StagingPool {
   std::vector<Pages> pages_;  // Of each block of shared memory; belongs to the holder of the block.
   std::atomic<int> refusals_{0};
   std::function<void()> reclaim_;
-  std::mutex mutex_;  // Guards all below but the thread.
+  std::mutex mutex_;  // Guards all below but the registration and the thread.
   std::condition_variable_any changed_;
   std::vector<std::byte*> free_;  // Used before; most recently last: its pages are the warmest.
   std::size_t cold_ = 0;          // Blocks [0, cold_) have been used; those from it on never.
@@ -142,6 +151,10 @@ class StagingPool {
   std::uint64_t serving_ = 0;
   std::uint64_t pokes_ = 0;
   std::set<Ticket> left_;  // Whose holders no longer wait.
+  std::unique_ptr<StagingRegistration> registration_;
+  std::once_flag node_chosen_;
+  std::mutex preparing_mutex_;  // Guards the thread.
+  std::atomic<bool> is_preparing_{false};
   std::jthread preparing_;
 };
 

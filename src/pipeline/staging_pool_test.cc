@@ -8,7 +8,9 @@
 
 #include <gtest/gtest.h>
 
+#include "support/fake_cuda.h"
 #include "support/status_matchers.h"
+#include "varve/events.h"
 
 namespace varve::staging_pool_test {
 namespace {
@@ -113,6 +115,94 @@ TEST(StagingPool, SavesThatTogetherNeedMoreThanThereIsAllGetTheirTurn) {
     }
   }
   EXPECT_EQ(served, 1200);
+}
+
+TEST(StagingPool, PreparesForADeviceByOneRegistration) {
+  const FakeCudaCounts before = fake_cuda_counts();
+  {
+    const auto pool = PoolOf(5);
+    pool->Prepare(3 * kPoolBlockBytes, 1);
+    pool->WaitPrepared();
+    EXPECT_EQ(fake_cuda_counts().registrations, before.registrations + 1);
+    EXPECT_EQ(pool->memory_report().registrations, 1);
+    EXPECT_EQ(pool->memory_report().registered_bytes, 3 * kPoolBlockBytes);
+    EXPECT_EQ(pool->memory_report().refused, "");
+    const auto reserved = pool->Reserve(3, {});
+    ASSERT_TRUE(IsOk(reserved));
+    for (const std::byte* block : reserved->blocks()) {
+      EXPECT_TRUE((*CudaDevices::Get())->IsRegistered(block, kPoolBlockBytes));
+    }
+    pool->Prepare(2 * kPoolBlockBytes, 1);  // It is there.
+    pool->PinUsed(1);
+    pool->WaitPrepared();
+    EXPECT_EQ(fake_cuda_counts().registrations, before.registrations + 1);
+  }
+  EXPECT_EQ(fake_cuda_counts().registered_bytes, before.registered_bytes);
+  EXPECT_EQ(fake_cuda_counts().unregistered_late, before.unregistered_late);
+  EXPECT_EQ(fake_cuda_registered_unmapped(), 0);
+}
+
+TEST(StagingPool, RegistersSharedMemoryToo) {
+  const FakeCudaCounts before = fake_cuda_counts();
+  {
+    const auto pool = std::move(*StagingPool::Make(4 * kPoolBlockBytes, /*shared=*/true));
+    pool->Prepare(2 * kPoolBlockBytes, 0);
+    pool->WaitPrepared();
+    EXPECT_EQ(pool->memory_report().registered_bytes, 2 * kPoolBlockBytes);
+  }
+  EXPECT_EQ(fake_cuda_counts().unregistered_late, before.unregistered_late);
+}
+
+TEST(StagingPool, RegistersNothingWithoutADevice) {
+  const FakeCudaCounts before = fake_cuda_counts();
+  const auto pool = PoolOf(2);
+  pool->Prepare(2 * kPoolBlockBytes);
+  pool->WaitPrepared();
+  EXPECT_EQ(fake_cuda_counts().registrations, before.registrations);
+}
+
+TEST(StagingPool, MemoryThatGrowsBlockByBlockTakesFewRegistrations) {
+  const FakeCudaCounts before = fake_cuda_counts();
+  const auto pool = PoolOf(512);
+  std::vector<StagingPool::Reservation> held;
+  for (std::uint64_t used = 1; used <= 512; ++used) {
+    auto reserved = pool->Reserve(1, {});
+    ASSERT_TRUE(IsOk(reserved));
+    held.push_back(std::move(*reserved));
+    pool->PinUsed(0);
+    pool->WaitPrepared();
+    ASSERT_GT(2 * pool->memory_report().registered_bytes, used * kPoolBlockBytes);
+    ASSERT_LE(pool->memory_report().registered_bytes, used * kPoolBlockBytes) << "used by nobody";
+  }
+  EXPECT_LE(fake_cuda_counts().registrations - before.registrations, 14U);
+}
+
+TEST(StagingPool, MemoryThatTheDriverRefusesStaysPageableAndIsReportedOnce) {
+  std::atomic<int> events{0};
+  SetEventFunction([&](const Event& event) {
+    events += event.message.find("staging memory stays pageable") != std::string::npos ? 1 : 0;
+    EXPECT_EQ(event.level, EventLevel::kWarning);
+  });
+  const FakeCudaCounts before = fake_cuda_counts();
+  const auto pool = PoolOf(8);
+  fake_cuda_limit_registration(1, 0);
+  pool->Prepare(2 * kPoolBlockBytes, 0);
+  pool->WaitPrepared();
+  pool->Prepare(4 * kPoolBlockBytes, 0);  // Refused as well, and not reported again.
+  pool->WaitPrepared();
+  fake_cuda_limit_registration(0, 0);
+  pool->Prepare(4 * kPoolBlockBytes, 0);  // Not asked for again.
+  pool->WaitPrepared();
+  SetEventFunction({});
+  EXPECT_EQ(events, 1);
+  EXPECT_EQ(fake_cuda_counts().registrations, before.registrations);
+  const StagingMemory report = pool->memory_report();
+  EXPECT_EQ(report.registrations, 0);
+  EXPECT_EQ(report.registered_bytes, 0U);
+  EXPECT_NE(report.refused.find("CUDA_ERROR_OUT_OF_MEMORY"), std::string::npos) << report.refused;
+  const auto reserved = pool->Reserve(1, {});
+  ASSERT_TRUE(IsOk(reserved));
+  EXPECT_FALSE((*CudaDevices::Get())->IsRegistered(reserved->blocks().front(), 1));
 }
 
 TEST(DefaultStagingBudget, IsShared) {

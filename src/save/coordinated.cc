@@ -166,6 +166,8 @@ class CoordinatedSave final : public SaveSession {
     report.save_id = settled_.identity.save_id;
     report.bytes_written = written->bytes;
     report.direct = written->direct;
+    report.device_bytes = written->device_bytes;
+    report.pageable_bytes = written->pageable_bytes;
     if (commit_ != nullptr) {
       report.conflicts = commit_->conflicts();
       report.weak_publish = commit_->weak_publish();
@@ -192,7 +194,7 @@ class CoordinatedSave final : public SaveSession {
     }
     VARVE_ASSIGN_OR_RETURN(settled_.plan, MakeLocalPlan(*state_));
     if (coordinator.size() > 1) {
-      AddFingerprints(*state_, options_.check_replicas, &settled_.plan);
+      VARVE_RETURN_IF_ERROR(AddFingerprints(*state_, options_.check_replicas, &settled_.plan));
     }
     const auto terms = TermsOf(options_, path_, coordinator.size(), claim_ == Claim::kApart);
     return EncodeTerms(terms, EncodeLocalPlan(settled_.plan));

@@ -51,14 +51,15 @@ struct DcpFile {
 
 /// Writes a `.distcp` file and makes its content durable; its name is not. Payloads of 4096 bytes
 /// and more begin at multiples of 4096. Errors: AlreadyExists; OutOfSpace; Unavailable;
-/// Unimplemented for a dtype torch.save has no name for; InvalidArgument for an item that is on a
-/// device or has no memory.
+/// Unimplemented for a dtype torch.save has no name for; InvalidArgument for an item that has no
+/// memory; those of reading a device.
 Result<DcpFile> WriteDcpFile(const std::string& path, const std::vector<DcpItem>& items,
                              const SaveOptions& options = {}, Storage& storage = AnyStorage());
 
 /// Returns a fingerprint of each item, by which ranks find replicas that differ: of all bytes up to
 /// 64 KiB, else of 64 samples of 64 bytes. Items with equal fingerprints, dtypes and sizes count as
-/// equal. 0 for items without host memory: archives, empty tensors, those that are produced.
-std::vector<std::uint64_t> FingerprintDcpItems(const std::vector<DcpItem>& items);
+/// equal. 0 for items without memory: archives, empty tensors, those that are produced. Errors:
+/// those of reading a device.
+Result<std::vector<std::uint64_t>> FingerprintDcpItems(const std::vector<DcpItem>& items);
 
 }  // namespace varve

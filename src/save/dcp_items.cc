@@ -111,14 +111,12 @@ class DcpLayout {
   std::vector<DcpExtent> extents_;
 };
 
-/// Checks that no item is on a device: only staging copies from devices.
-Status CheckHostMemory(std::span<const DcpItem> items) {
+/// Orders copies of items on devices behind the work that is queued there.
+Status AwaitDevices(std::span<const DcpItem> items) {
+  DeviceWaits waits;
   for (const DcpItem& item : items) {
-    const auto* const tensor = std::get_if<DcpTensor>(&item.content);
-    if (tensor != nullptr && DeviceOf(tensor->source)) {
-      return InvalidArgument("tensor \"" + item.fqn + "\" is on CUDA device " +
-                             std::to_string(*DeviceOf(tensor->source)) +
-                             ": copy it to host memory first");
+    if (const auto* const tensor = std::get_if<DcpTensor>(&item.content)) {
+      VARVE_RETURN_IF_ERROR(waits.Add(tensor->source, item.fqn));
     }
   }
   return Status::Ok();
@@ -143,12 +141,12 @@ Result<DcpWork> LayOutDcpItems(std::span<const DcpItem> items) {
 
 Result<DcpFile> WriteDcpItems(Storage& storage, const std::string& path,
                               std::span<const DcpItem> items, const SaveOptions& options) {
+  VARVE_RETURN_IF_ERROR(AwaitDevices(items));
   if (options.block_bytes == 0 || options.block_bytes % kDataAlignment != 0 ||
       options.block_bytes > kMaxBlockBytes) {
     return InvalidArgument("block_bytes must be a multiple of 4096 up to 8 MiB, not " +
                            std::to_string(options.block_bytes));
   }
-  VARVE_RETURN_IF_ERROR(CheckHostMemory(items));
   VARVE_ASSIGN_OR_RETURN(DcpWork laid_out, LayOutDcpItems(items));
   DcpFile written;
   written.items = std::move(laid_out.items);
@@ -174,19 +172,21 @@ Result<DcpFile> WriteDcpFile(const std::string& path, const std::vector<DcpItem>
   return WriteDcpItems(storage, where, items, options);
 }
 
-std::vector<std::uint64_t> FingerprintDcpItems(const std::vector<DcpItem>& items) {
+Result<std::vector<std::uint64_t>> FingerprintDcpItems(const std::vector<DcpItem>& items) {
+  VARVE_RETURN_IF_ERROR(AwaitDevices(items));
   std::vector<std::uint64_t> fingerprints(items.size());
+  std::vector<ShardToHash> shards;
   for (std::size_t i = 0; i < items.size(); ++i) {
     const auto* const tensor = std::get_if<DcpTensor>(&items[i].content);
-    if (tensor == nullptr || !std::holds_alternative<HostMemory>(tensor->source) ||
-        AddressOf(tensor->source) == nullptr ||
+    if (tensor == nullptr || IsProduced(tensor->source) || AddressOf(tensor->source) == nullptr ||
         CheckedProduct(tensor->part.sizes).value_or(0) == 0) {
       continue;
     }
     const StridedMemory memory = MemoryOf(tensor->source, tensor->dtype, tensor->box);
-    fingerprints[i] =
-        Fingerprint(Region(tensor->part, memory, tensor->part), CheckReplicas::kSamples);
+    shards.push_back(
+        {Region(tensor->part, memory, tensor->part), DeviceOf(tensor->source), &fingerprints[i]});
   }
+  VARVE_RETURN_IF_ERROR(FillFingerprints(shards, CheckReplicas::kSamples));
   return fingerprints;
 }
 

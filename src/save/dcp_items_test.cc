@@ -9,6 +9,7 @@
 #include "interop/torch/encode.h"
 #include "storage/memory.h"
 #include "support/archives.h"
+#include "support/fake_cuda.h"
 #include "support/random.h"
 #include "support/status_matchers.h"
 #include "support/temp_dir.h"
@@ -206,9 +207,11 @@ TEST(DcpWriter, AnItemThatCannotBeIsRefusedBeforeTheFileIsBegun) {
   const std::string memory(64, 'm');
   const std::uint64_t huge = std::uint64_t{1} << 40;
   const DcpItem nowhere = WholeDcpTensor("w", DType::kUInt8, {3}, HostMemory{});
-  const DcpItem on_device = WholeDcpTensor("w", DType::kUInt8, {3}, CudaMemory{memory.data()});
-  for (const DcpItem& item : {nowhere, on_device, TensorItemOf(DType::kUInt8, {3}, memory, {1, 1}),
-                              TensorItemOf(DType::kUInt8, {huge, huge}, memory)}) {
+  const DcpItem too_few_strides =
+      WholeDcpTensor("w", DType::kUInt8, {3}, CudaMemory{memory.data(), 0, nullptr, {1, 1}});
+  for (const DcpItem& item :
+       {nowhere, too_few_strides, TensorItemOf(DType::kUInt8, {3}, memory, {1, 1}),
+        TensorItemOf(DType::kUInt8, {huge, huge}, memory)}) {
     MemoryStorage storage;
     EXPECT_TRUE(FailsWith(WriteDcpItems(storage, kPath, {&item, 1}, {}),
                           StatusCode::kInvalidArgument, {"tensor \"w\""}));
@@ -219,6 +222,17 @@ TEST(DcpWriter, AnItemThatCannotBeIsRefusedBeforeTheFileIsBegun) {
     EXPECT_TRUE(FailsWith(WriteDcpItems(storage, kPath, {}, {.block_bytes = block_bytes}),
                           StatusCode::kInvalidArgument, {"block_bytes"}));
   }
+}
+
+TEST(DcpWriter, CopiesTensorsFromDevices) {
+  const std::string content = "of a device";
+  void* const memory = fake_cuda_alloc(1, content.size());
+  fake_cuda_poke(memory, content.data(), content.size());
+  const DcpItem item = WholeDcpTensor("w", DType::kUInt8, {content.size()}, CudaMemory{memory, 1});
+  MemoryStorage storage;
+  ASSERT_TRUE(IsOk(WriteDcpItems(storage, kPath, {&item, 1}, {})));
+  EXPECT_NE(ReadWholeFile(storage, kPath, kAnySize)->find(content), std::string::npos);
+  fake_cuda_free(memory);
 }
 
 TEST(DcpWriter, AnEmptyTensorNeedsNoMemory) {
@@ -249,7 +263,7 @@ TEST(FingerprintDcpItems, ComparesElementsWhateverTheirStrides) {
       WholeDcpTensor("a", DType::kUInt8, {2, 3}, HostMemory{transposed.data(), {1, 2}});
   const DcpItem different =
       WholeDcpTensor("a", DType::kUInt8, {2, 3}, HostMemory{transposed.data()});
-  const auto prints = FingerprintDcpItems({item, other, different, DcpItem{"b", "abcdef"}});
+  const auto prints = *FingerprintDcpItems({item, other, different, DcpItem{"b", "abcdef"}});
   EXPECT_NE(prints[0], 0U);
   EXPECT_EQ(prints[0], prints[1]);
   EXPECT_NE(prints[0], prints[2]);

@@ -49,6 +49,8 @@ Result<WrittenShare> WriteFileWork(Storage& storage, const std::string& path, co
                                      .sums = work.sums,
                                      .writes_in_flight = options.writes_in_flight,
                                      .max_bytes_per_second = options.max_write_bandwidth,
+                                     .on_written = {},
+                                     .name_of = work.name_of,
                                      .stop = options.stop};
   std::atomic<std::uint64_t> done{0};
   if (options.progress) {
@@ -60,6 +62,8 @@ Result<WrittenShare> WriteFileWork(Storage& storage, const std::string& path, co
                          staged != nullptr ? staged->WriteTo(*file, work.data_begin, write_options)
                                            : WriteSegments(*file, work.data_begin, work.segments,
                                                            BufferPool::Shared(), write_options));
+  const std::uint64_t device_bytes = data.device_bytes;
+  const std::uint64_t pageable_bytes = data.pageable_bytes;
   VARVE_ASSIGN_OR_RETURN(FinishedFile finished, work.finish(std::move(data)));
   if (finished.header.size() != work.data_begin) {
     return Internal("header of " + path + " changed size with its checksums");
@@ -71,7 +75,8 @@ Result<WrittenShare> WriteFileWork(Storage& storage, const std::string& path, co
   }
   timer.emplace(phases, "sync");
   VARVE_RETURN_IF_ERROR(file->Sync(work.size));
-  return WrittenShare{std::move(finished.receipt), work.size, file->direct()};
+  return WrittenShare{std::move(finished.receipt), work.size, file->direct(), device_bytes,
+                      pageable_bytes};
 }
 
 }  // namespace varve

@@ -48,6 +48,8 @@ struct WrittenShare {
   Bytes receipt;
   std::uint64_t bytes = 0;
   bool direct = false;
+  std::uint64_t device_bytes = 0;  ///< As in SaveReport; of a copy that was staged they are 0.
+  std::uint64_t pageable_bytes = 0;
 };
 
 /// Waits until this rank sees the staging directory that the coordinator has made: on network file

@@ -2,8 +2,11 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <span>
+#include <vector>
 
+#include "device/device_move.h"
 #include "plan/save_plan.h"
 #include "tensor/region.h"
 #include "varve/checkpoint.h"
@@ -19,8 +22,23 @@ Hash128 HashRanges(const Region& region, std::span<const ByteRange> ranges);
 /// Returns the fingerprint of a shard. Equal shards have equal ones on all ranks that check alike.
 std::uint64_t Fingerprint(const Region& region, CheckReplicas check);
 
+/// Appends the moves that bring `ranges` of a region on a device to `out`, one after the other.
+void AppendSampleMoves(const Region& region, int device, std::span<const ByteRange> ranges,
+                       std::byte* out, std::vector<DeviceMove>* moves);
+
+/// A shard, and the number that its fingerprint goes to.
+struct ShardToHash {
+  Region region;
+  std::optional<int> device{};  ///< The CUDA device that the region's memory is on.
+  std::uint64_t* fingerprint = nullptr;
+};
+
+/// Fills the fingerprints of all shards. Samples on devices are read when the work queued before
+/// DeviceWaits has been done, and many of them by one call. Errors: CudaDevices::Move's.
+Status FillFingerprints(std::span<const ShardToHash> shards, CheckReplicas check);
+
 /// Fills the fingerprint of each item of `plan`, which MakeLocalPlan made of `state`. They stay
-/// unknown for shards on a device, for tensors that are produced, and for empty shards.
-void AddFingerprints(const State& state, CheckReplicas check, LocalPlan* plan);
+/// unknown for tensors that are produced, and for empty shards. Errors: FillFingerprints's.
+Status AddFingerprints(const State& state, CheckReplicas check, LocalPlan* plan);
 
 }  // namespace varve

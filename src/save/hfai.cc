@@ -18,6 +18,7 @@
 
 #include "base/bytes.h"
 #include "interop/hfai/names.h"
+#include "pipeline/device_fetch.h"
 #include "save/state_file.h"
 #include "save/tensor_source.h"
 #include "save/written_format.h"
@@ -53,13 +54,16 @@ Status CheckHfaiParts(const SettledSave& settled) {
   return Status::Ok();
 }
 
-/// Copies elements out of host memory.
+/// Copies elements out of memory.
 ProduceFunction BytesOf(const SourceTensor& tensor) {
   if (IsEmpty(tensor.box)) {
     return [](std::uint64_t, std::span<std::byte>) { return Status::Ok(); };
   }
   const Region region(tensor.box, MemoryOf(tensor.source, tensor.dtype, tensor.box), tensor.box);
-  return [region](std::uint64_t at, std::span<std::byte> out) {
+  return [region, device = DeviceOf(tensor.source)](std::uint64_t at, std::span<std::byte> out) {
+    if (device) {
+      return CopyFromDevice(region, *device, at, out);
+    }
     region.CopyFromMemory(at, out);
     return Status::Ok();
   };
@@ -80,13 +84,17 @@ class PartTensors {
       }
       const SourceTensor& tensor = state.tensors[i];
       Status status = CheckSource(tensor.source, tensor.box);
-      if (status.ok() && !std::holds_alternative<HostMemory>(tensor.source)) {
-        status = InvalidArgument("it is not in host memory");
+      if (status.ok() && IsProduced(tensor.source)) {
+        status = InvalidArgument("it is not in memory");
       }
       if (!status.ok()) {
         return status.Annotate("tensor \"" + tensor.fqn + "\"");
       }
-      tensors_.push_back({{tensor.dtype, tensor.box.sizes}, BytesOf(tensor), kMemoryStepBytes});
+      const std::optional<int> device = DeviceOf(tensor.source);
+      tensors_.push_back({{tensor.dtype, tensor.box.sizes},
+                          BytesOf(tensor),
+                          device ? 0 : kMemoryStepBytes,
+                          device});
       names_.push_back(tensor.fqn);
     }
     for (const auto& [alias, of] : tied) {

@@ -343,6 +343,8 @@ class RankLocalSave final : public SaveSession {
     timer.reset();
     const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - start_;
     SaveReport report{identity().save_id, written.bytes, seconds.count(), written.direct};
+    report.device_bytes = written.device_bytes;
+    report.pageable_bytes = written.pageable_bytes;
     report.phases = std::move(phases_);
     return report;
   }

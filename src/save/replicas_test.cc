@@ -10,6 +10,7 @@
 
 #include "save/data_writer.h"
 #include "save/fingerprint.h"
+#include "support/fake_cuda.h"
 #include "support/status_matchers.h"
 #include "support/temp_dir.h"
 #include "tensor/box.h"
@@ -38,7 +39,7 @@ std::uint64_t FingerprintOf(const SourceTensor& tensor,
   state.tensors.push_back(tensor);
   auto plan = MakeLocalPlan(state);
   EXPECT_TRUE(IsOk(plan));
-  AddFingerprints(state, check, &*plan);
+  EXPECT_TRUE(IsOk(AddFingerprints(state, check, &*plan)));
   return plan->tensors[0].fingerprint;
 }
 
@@ -98,10 +99,23 @@ TEST(Fingerprint, IsUnknownWhereTheBytesAreNotInMemory) {
   SourceTensor produced = Matrix(nullptr);
   produced.source = Producer{[](std::uint64_t, std::span<std::byte>) { return Status::Ok(); }};
   EXPECT_EQ(FingerprintOf(produced), 0U);
-  const float somewhere = 0;
-  SourceTensor on_device = Matrix(&somewhere);
-  on_device.source = CudaMemory{&somewhere};
-  EXPECT_EQ(FingerprintOf(on_device), 0U);
+}
+
+TEST(Fingerprint, OfMemoryOfADeviceIsThatOfTheSameMemoryOfTheHost) {
+  auto values = Counted();
+  const std::uint64_t bytes = values.size() * sizeof(float);
+  void* const memory = fake_cuda_alloc(1, bytes);
+  for (const Strides& strides : {Strides{}, Strides{1, kRows}, Strides{kColumns, 1}}) {
+    for (const CheckReplicas check : {CheckReplicas::kSamples, CheckReplicas::kFull}) {
+      values[0] += 1;
+      fake_cuda_poke(memory, values.data(), bytes);
+      SourceTensor on_device = Matrix(nullptr);
+      on_device.source = CudaMemory{memory, 1, nullptr, strides};
+      EXPECT_EQ(FingerprintOf(on_device, check),
+                FingerprintOf(Matrix(values.data(), strides), check));
+    }
+  }
+  fake_cuda_free(memory);
 }
 
 /// Runs a save on ranks whose "w" holds their number; "same" is the same on all.

@@ -91,13 +91,19 @@ Result<SaveReport> Save(const State& state, const std::string& path, const SaveO
                               : session.status();
   }
   if (ready.ok()) {
-    ready = Guarded([&] { return AwaitDeviceWork(state, nullptr); });
+    ready = Guarded([&] { return AwaitDeviceWork(state); });
   }
   const auto save = [&]() -> Result<SaveReport> {
     VARVE_RETURN_IF_ERROR((*session)->Plan(coordinator, ready));
     return (*session)->Write(coordinator, nullptr, Status::Ok());
   };
   auto saved = save();
+  if (saved.ok()) {
+    (void)Guarded([&] {
+      saved->copied_ahead = state.copied_ahead;
+      return Status::Ok();
+    });
+  }
   FlushTraceOf(coordinator.rank());
   if (EventsAreTaken()) {
     (void)Guarded([&] {

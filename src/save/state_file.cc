@@ -9,7 +9,10 @@
 #include "base/bytes.h"
 #include "base/checksum.h"
 #include "interop/zip/writer.h"
+#include "pipeline/device_fetch.h"
 #include "save/file_work.h"
+#include "save/tensor_source.h"
+#include "tensor/region.h"
 
 namespace varve {
 
@@ -19,7 +22,7 @@ Result<std::unique_ptr<StateFile>> StateFile::LayOut(const Value& state,
   std::vector<StateFileStorage> storages;
   for (StateFileTensor& tensor : tensors) {
     shapes.push_back(std::move(tensor.tensor));
-    storages.push_back({std::move(tensor.bytes), tensor.step_bytes});
+    storages.push_back({std::move(tensor.bytes), tensor.step_bytes, tensor.device});
   }
   VARVE_ASSIGN_OR_RETURN(PickledState pickled, PickleState(state, shapes));
   return LayOut(std::move(pickled), std::move(storages));
@@ -51,7 +54,8 @@ void StateFile::AddSegments() {
     segments_.push_back({.bytes = head.size(), .literal = AsByteSpan(head)});
     const std::uint64_t bytes = state_.storage_bytes[i];
     if (bytes > 0) {
-      segments_.push_back({.bytes = bytes, .produce = Summed(i), .owner = owner});
+      segments_.push_back(
+          {.bytes = bytes, .produce = Summed(i), .owner = owner, .device = storages_[i].device});
     }
     segments_.push_back({.bytes = ZipDescriptor(0, bytes).size(), .produce = Descriptor(i)});
   }
@@ -99,11 +103,29 @@ ProduceFunction StateFile::Tail() {
 namespace {
 
 /// Returns a function that copies from memory.
-ProduceFunction CopyOf(const std::byte* memory) {
-  return [memory](std::uint64_t at, std::span<std::byte> out) {
-    std::memcpy(out.data(), memory + at, out.size());
-    return Status::Ok();
+ProduceFunction CopyOf(const PackedMemory& memory) {
+  if (!memory.cuda || memory.bytes == 0) {
+    return [data = memory.data](std::uint64_t at, std::span<std::byte> out) {
+      std::memcpy(out.data(), data + at, out.size());
+      return Status::Ok();
+    };
+  }
+  const Box box{{0}, {memory.bytes}};
+  const Region region(box, {const_cast<std::byte*>(memory.data), box, {1}, 1}, box);
+  return [region, device = memory.cuda->device](std::uint64_t at, std::span<std::byte> out) {
+    return CopyFromDevice(region, device, at, out);
   };
+}
+
+std::optional<int> DeviceOf(const PackedMemory& memory) {
+  return memory.cuda ? std::optional(memory.cuda->device) : std::nullopt;
+}
+
+/// Orders copies behind what is queued on the stream of the memory.
+Status Await(const PackedMemory& memory, DeviceWaits* waits) {
+  return memory.cuda ? waits->Add(CudaMemory{memory.data, memory.cuda->device, memory.cuda->stream},
+                                  "of the file")
+                     : Status::Ok();
 }
 
 Result<std::uint64_t> WriteAll(const std::string& path, std::vector<FileSegment> segments,
@@ -122,13 +144,15 @@ Result<std::uint64_t> WriteAll(const std::string& path, std::vector<FileSegment>
 }  // namespace
 
 Result<std::uint64_t> WritePickledState(const std::string& path, Bytes pickle,
-                                        const std::vector<std::span<const std::byte>>& storages,
+                                        const std::vector<PackedMemory>& storages,
                                         const SaveOptions& options, Storage& storage) {
   PickledState state{.pickle = std::move(pickle)};
   std::vector<StateFileStorage> produced;
-  for (const std::span<const std::byte> memory : storages) {
-    state.storage_bytes.push_back(memory.size());
-    produced.push_back({CopyOf(memory.data()), kMemoryStepBytes});
+  DeviceWaits waits;
+  for (const PackedMemory& memory : storages) {
+    VARVE_RETURN_IF_ERROR(Await(memory, &waits));
+    state.storage_bytes.push_back(memory.bytes);
+    produced.push_back({CopyOf(memory), memory.cuda ? 0 : kMemoryStepBytes, DeviceOf(memory)});
   }
   const auto file = StateFile::LayOut(std::move(state), std::move(produced));
   return WriteAll(path, file->segments(), options, storage);
@@ -145,10 +169,14 @@ Result<std::uint64_t> WriteSafetensors(const std::string& path,
   std::vector<FileSegment> segments(1);
   entries.reserve(tensors.size());
   segments.reserve(tensors.size() + 1);
+  DeviceWaits waits;
   for (const SafetensorsSource& tensor : tensors) {
     entries.push_back(tensor.entry);
-    if (const std::uint64_t bytes = tensor.entry.bytes(); bytes > 0) {
-      segments.push_back({.bytes = bytes, .produce = CopyOf(tensor.data)});
+    const PackedMemory memory{tensor.data, tensor.entry.bytes(), tensor.cuda};
+    VARVE_RETURN_IF_ERROR(Await(memory, &waits));
+    if (memory.bytes > 0) {
+      segments.push_back(
+          {.bytes = memory.bytes, .produce = CopyOf(memory), .device = DeviceOf(memory)});
     }
   }
   const Bytes header = EncodeSafetensorsHeader(entries);

@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -11,6 +12,7 @@
 #include "interop/safetensors/encode.h"
 #include "interop/torch/encode.h"
 #include "pipeline/file_writer.h"
+#include "varve/checkpoint.h"
 #include "varve/options.h"
 #include "varve/status.h"
 #include "varve/storage.h"
@@ -23,6 +25,7 @@ struct StateFileTensor {
   StateTensor tensor;
   ProduceFunction bytes;
   std::uint64_t step_bytes = 0;  ///< As in StateFileStorage.
+  std::optional<int> device{};   ///< The CUDA device that `bytes` reads.
 };
 
 /// A storage of the file.
@@ -30,6 +33,7 @@ struct StateFileStorage {
   ProduceFunction bytes;
   /// Most bytes that one call of it is asked for; 0: as many as there is room for.
   std::uint64_t step_bytes = 0;
+  std::optional<int> device{};  ///< The CUDA device that `bytes` reads.
 };
 
 /// Steps of a copy out of memory: they stay in the cache, where the checksum finds them.
@@ -68,11 +72,18 @@ class StateFile {
   std::vector<FileSegment> segments_;
 };
 
+/// Packed memory of this process, or of a CUDA device.
+struct PackedMemory {
+  const std::byte* data = nullptr;
+  std::uint64_t bytes = 0;
+  std::optional<OnCuda> cuda{};
+};
+
 /// Writes a torch.save file of a pickle and the memory of its storages to `path`, which must not
 /// exist, and makes it durable. Returns its size. Errors: as WriteSegments; the file may then be
 /// there in part.
 Result<std::uint64_t> WritePickledState(const std::string& path, Bytes pickle,
-                                        const std::vector<std::span<const std::byte>>& storages,
+                                        const std::vector<PackedMemory>& storages,
                                         const SaveOptions& options,
                                         Storage& storage = AnyStorage());
 
@@ -80,6 +91,7 @@ Result<std::uint64_t> WritePickledState(const std::string& path, Bytes pickle,
 struct SafetensorsSource {
   SafetensorsEntry entry;
   const std::byte* data = nullptr;
+  std::optional<OnCuda> cuda{};
 };
 
 /// Writes a safetensors file to `path`, which must not exist, and makes it durable. Returns its

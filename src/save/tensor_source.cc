@@ -1,6 +1,5 @@
 #include "save/tensor_source.h"
 
-#include <set>
 #include <string>
 #include <utility>
 
@@ -11,6 +10,9 @@ namespace {
 
 const Strides& StridesOf(const TensorSource& source) {
   static const Strides row_major;
+  if (const auto* cuda = std::get_if<CudaMemory>(&source)) {
+    return cuda->strides;
+  }
   const auto* host = std::get_if<HostMemory>(&source);
   return host != nullptr ? host->strides : row_major;
 }
@@ -64,23 +66,38 @@ Status ReadFrom(const TensorSource& source, DType dtype, const Box& box, const B
   return Status::Ok();
 }
 
-Status AwaitDeviceWork(const State& state, CudaReader* reader) {
-  std::set<std::pair<int, void*>> seen;
+Status DeviceWaits::Add(const TensorSource& source, const std::string& fqn) {
+  const auto* cuda = std::get_if<CudaMemory>(&source);
+  if (cuda == nullptr || !seen_.emplace(cuda->device, cuda->stream).second) {
+    return Status::Ok();
+  }
+  const auto await = [&]() -> Status {
+    VARVE_ASSIGN_OR_RETURN(CudaDevices* const devices, CudaDevices::Get());
+    return devices->After(Direction::kToHost, cuda->device, cuda->stream);
+  };
+  return await().Annotate("tensor \"" + fqn + "\"");
+}
+
+Status AwaitDeviceWork(const State& state, bool allowed) {
+  DeviceWaits waits;
   for (const SourceTensor& tensor : state.tensors) {
-    const auto* cuda = std::get_if<CudaMemory>(&tensor.source);
-    if (cuda == nullptr || !seen.emplace(cuda->device, cuda->stream).second) {
-      continue;
-    }
-    if (reader == nullptr) {
+    if (const auto device = DeviceOf(tensor.source); device && !allowed) {
       return InvalidArgument("tensor \"" + tensor.fqn + "\" is on CUDA device " +
-                             std::to_string(cuda->device) +
-                             ": only AsyncSave can copy it, with a Stager that was made with "
-                             "copy_from_devices");
+                             std::to_string(*device) +
+                             ", and the stager was made with copy_from_devices = false");
     }
-    VARVE_RETURN_IF_ERROR(
-        reader->After(cuda->device, cuda->stream).Annotate("tensor \"" + tensor.fqn + "\""));
+    VARVE_RETURN_IF_ERROR(waits.Add(tensor.source, tensor.fqn));
   }
   return Status::Ok();
+}
+
+std::optional<int> DeviceOf(const State& state) {
+  for (const SourceTensor& tensor : state.tensors) {
+    if (const auto device = DeviceOf(tensor.source)) {
+      return device;
+    }
+  }
+  return std::nullopt;
 }
 
 }  // namespace varve

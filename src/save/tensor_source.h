@@ -2,8 +2,11 @@
 #pragma once
 
 #include <optional>
+#include <set>
+#include <string>
+#include <utility>
 
-#include "device/cuda_reader.h"
+#include "device/cuda_devices.h"
 #include "pipeline/file_writer.h"
 #include "tensor/region.h"
 #include "varve/checkpoint.h"
@@ -36,9 +39,23 @@ Status CheckSource(const TensorSource& source, const Box& box);
 Status ReadFrom(const TensorSource& source, DType dtype, const Box& box, const Box& part,
                 FileSegment* segment);
 
-/// Sees to it that what `reader` copies of the state is what the work queued so far makes of it.
-/// A null `reader` cannot copy anything. Errors: InvalidArgument naming a tensor on a device, where
-/// nothing copies from devices; CudaReader::After's.
-Status AwaitDeviceWork(const State& state, CudaReader* reader);
+/// Orders copies from devices behind the work that is queued on their streams, once for each
+/// stream.
+class DeviceWaits {
+ public:
+  /// Errors: CudaDevices::Get's and After's, naming the tensor.
+  Status Add(const TensorSource& source, const std::string& fqn);
+
+ private:
+  std::set<std::pair<int, void*>> seen_;
+};
+
+/// Sees to it that what is copied of the state from now on is what the work queued so far makes of
+/// it. Errors: CudaDevices::Get's and After's, naming a tensor; InvalidArgument for one on a device
+/// where that is not `allowed`.
+Status AwaitDeviceWork(const State& state, bool allowed = true);
+
+/// Returns a device that some tensor is on; nothing when all are in host memory.
+std::optional<int> DeviceOf(const State& state);
 
 }  // namespace varve

@@ -39,6 +39,22 @@ struct Run {
   std::int64_t memory_step = 0;
 };
 
+/// Rows of `row_bytes` that lie together in the chunk and in memory alike: row i is `i % inner`
+/// inner and `i / inner` outer steps (bytes) from the first place of either. Those from `first` on
+/// are meant, `count` of them.
+struct Plane {
+  std::uint64_t chunk_begin = 0;
+  std::byte* memory = nullptr;
+  std::uint64_t row_bytes = 0;
+  std::uint64_t inner = 1;
+  std::uint64_t first = 0;
+  std::uint64_t count = 1;
+  std::int64_t memory_inner = 0;
+  std::int64_t memory_outer = 0;
+  std::uint64_t chunk_inner = 0;
+  std::uint64_t chunk_outer = 0;
+};
+
 /// Immutable after construction; safe to use from several threads, which may copy disjoint byte
 /// ranges at the same time.
 class Region {
@@ -79,6 +95,11 @@ class Region {
   /// the range. `range` must not cut an element.
   void ForEachRun(ByteRange range, const std::function<void(const Run&)>& visit) const;
 
+  /// Calls `visit` with planes that make up the same bytes, in ascending order: far fewer than runs
+  /// where memory is strided. Rows are whole runs where those lie together in memory, else single
+  /// elements; a run that the range cuts is a plane of its own.
+  void ForEachPlane(ByteRange range, const std::function<void(const Plane&)>& visit) const;
+
   /// Copies memory into `chunk_bytes`, which stands for the chunk's bytes from `chunk_begin`.
   void CopyFromMemory(std::uint64_t chunk_begin, std::span<std::byte> chunk_bytes) const;
 
@@ -93,6 +114,7 @@ class Region {
     std::int64_t memory_step = 0;  // Bytes.
   };
   [[nodiscard]] Run RunAt(std::uint64_t index) const;
+  [[nodiscard]] std::vector<Dim> RowDims() const;
 
   std::uint64_t item_size_;
   std::byte* memory_;

@@ -1,0 +1,67 @@
+#include "pipeline/staging_registration.h"
+
+#include <algorithm>
+#include <chrono>
+
+#include "base/events.h"
+#include "base/guarded.h"
+
+namespace varve {
+
+StagingRegistration::~StagingRegistration() {
+  for (std::byte* const range : ranges_) {
+    devices_->Unregister(range);
+  }
+}
+
+bool StagingRegistration::Wants(std::uint64_t bytes) const {
+  const std::scoped_lock lock(mutex_);
+  return bytes > covered_ && bytes - covered_ >= covered_;
+}
+
+void StagingRegistration::Cover(CudaDevices& devices, int device, std::uint64_t bytes,
+                                bool sparingly) {
+  const std::scoped_lock lock(mutex_);
+  if (sparingly && bytes < 2 * covered_) {
+    return;
+  }
+  const auto begun = std::chrono::steady_clock::now();
+  devices_ = &devices;
+  while (covered_ < bytes) {
+    const std::uint64_t size = std::min(bytes - covered_, kMostBytes);
+    std::byte* const range = base_ + covered_;
+    const Status status = Guarded([&] {
+      ranges_.reserve(ranges_.size() + 1);
+      return devices.Register(device, {range, size});
+    });
+    covered_ += size;
+    if (status.ok()) {
+      ranges_.push_back(range);
+      ++report_.registrations;
+      report_.registered_bytes += size;
+    } else if (report_.refused.empty()) {
+      (void)Guarded([&] {
+        report_.refused = status.message();
+        ReportEvent({.level = EventLevel::kWarning,
+                     .message = "staging memory stays pageable, and copies from devices to it are "
+                                "slower: " +
+                                status.message()});
+        return Status::Ok();
+      });
+    }
+  }
+  report_.register_seconds +=
+      std::chrono::duration<double>(std::chrono::steady_clock::now() - begun).count();
+}
+
+StagingMemory StagingRegistration::report() const {
+  const std::scoped_lock lock(mutex_);
+  return report_;
+}
+
+void StagingRegistration::SetNode(std::optional<int> node) {
+  const std::scoped_lock lock(mutex_);
+  report_.numa_node = node;
+}
+
+}  // namespace varve

@@ -1,0 +1,49 @@
+/// The registration of staging memory with the CUDA driver.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <mutex>
+#include <optional>
+#include <vector>
+
+#include "device/cuda_devices.h"
+#include "varve/events.h"
+
+namespace varve {
+
+/// Registers the beginning of a mapping in few, large ranges, and takes it back when destroyed,
+/// which must come before the mapping is removed. Threads: safe.
+class StagingRegistration {
+ public:
+  /// Bytes of one range at most: drivers since r580 refuse 512 GiB and more in one call, and what
+  /// is refused should not be everything.
+  static constexpr std::uint64_t kMostBytes = std::uint64_t{32} << 30;
+
+  explicit StagingRegistration(std::byte* base) : base_(base) {}
+  StagingRegistration(const StagingRegistration&) = delete;
+  StagingRegistration& operator=(const StagingRegistration&) = delete;
+  ~StagingRegistration();
+
+  /// Registers the first `bytes`, which must have their pages, by the context of `device`. With
+  /// `sparingly` only where that doubles what is registered: then memory that grows block by block
+  /// takes few registrations, 14 for 64 GiB. What the driver refuses stays as it is, and is not
+  /// asked for again.
+  void Cover(CudaDevices& devices, int device, std::uint64_t bytes, bool sparingly);
+
+  /// Returns true where Cover would register something.
+  [[nodiscard]] bool Wants(std::uint64_t bytes) const;
+
+  [[nodiscard]] StagingMemory report() const;
+  void SetNode(std::optional<int> node);
+
+ private:
+  std::byte* const base_;
+  mutable std::mutex mutex_;  // Guards all below.
+  CudaDevices* devices_ = nullptr;
+  std::vector<std::byte*> ranges_;
+  std::uint64_t covered_ = 0;  ///< From the base on: registered, or refused.
+  StagingMemory report_;
+};
+
+}  // namespace varve
