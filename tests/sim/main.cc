@@ -20,6 +20,7 @@
 #include <vector>
 
 #include "sim/background.h"
+#include "sim/devices.h"
 #include "sim/scenario.h"
 #include "sim/uploads.h"
 
@@ -41,9 +42,12 @@ struct Found {
   std::string problem;
 };
 
-/// One seed of six is of uploads to an object store, one of saves in the background, the others of
-/// saves by their own processes.
+/// One seed of eight is of copies between devices and the host, one of eight of uploads to an
+/// object store, one of six of saves in the background, the others of saves by their own processes.
 Outcome RunSeed(std::uint64_t seed, Plant plant, bool keep_trace) {
+  if (seed % 8 == 7) {
+    return RunDevices(seed, plant, keep_trace);
+  }
   if (seed % 6 == 5) {
     return RunUploads(seed, plant, keep_trace);
   }

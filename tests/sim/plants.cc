@@ -36,6 +36,11 @@ constexpr PlantName kPlants[] = {
     {Plant::kOtherObjectTaken, "other-object-taken",
      "an object that was there before is taken for the one that is uploaded"},
     {Plant::kUploadsNotEnded, "uploads-not-ended", "uploads that are given up are not ended"},
+    {Plant::kEventNotWaited, "event-not-waited", "the host does not wait for the event of a copy"},
+    {Plant::kBlockReusedEarly, "block-reused-early",
+     "a block is filled again before its copy to a device has ended"},
+    {Plant::kStreamNotOrdered, "stream-not-ordered",
+     "copies are not ordered behind the work that the training has queued"},
 };
 
 bool EndsWith(std::string_view name, std::string_view end) { return name.ends_with(end); }
@@ -83,6 +88,9 @@ bool Skips(Plant plant, std::string_view process, Operation operation, std::stri
     case Plant::kPartErrorSwallowed:
     case Plant::kOtherObjectTaken:
     case Plant::kUploadsNotEnded:
+    case Plant::kEventNotWaited:
+    case Plant::kBlockReusedEarly:
+    case Plant::kStreamNotOrdered:
     case Plant::kNone: return false;
   }
   return false;

@@ -33,6 +33,9 @@ enum class Plant : std::uint8_t {
   kPartErrorSwallowed,
   kOtherObjectTaken,
   kUploadsNotEnded,
+  kEventNotWaited,
+  kBlockReusedEarly,
+  kStreamNotOrdered,
 };
 
 struct PlantName {
