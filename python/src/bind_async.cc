@@ -165,7 +165,8 @@ void Wait(const std::shared_ptr<Stager>& stager) {
 
 }  // namespace
 
-void BindAsync(nb::module_& module) {
+void BindAsync(nb::module_& parent) {
+  nb::module_ module = parent.def_submodule("background");
   nb::class_<HostBuffer>(module, "HostBuffer")
       .def(nb::new_([](std::uint64_t bytes) {
              auto made = HostBuffer::Make(bytes);
@@ -179,13 +180,17 @@ void BindAsync(nb::module_& module) {
           [](const HostBuffer& self) { return reinterpret_cast<std::uintptr_t>(self.data()); })
       .def(
           "copy_in",
-          [](const HostBuffer& self, const nb::list& copies) {
+          [](HostBuffer& self, const nb::list& copies) {
             std::vector<HostCopy> list;
             list.reserve(nb::len(copies));
             for (const nb::handle copy : copies) {
               list.push_back({nb::cast<std::uint64_t>(nb::object(copy[0])),
                               MemoryAt(nb::cast<std::uintptr_t>(nb::object(copy[1]))),
                               nb::cast<std::uint64_t>(nb::object(copy[2]))});
+              if (const nb::object cuda = nb::object(copy[3]); !cuda.is_none()) {
+                list.back().device = {nb::cast<int>(nb::object(cuda[0])),
+                                      MemoryAt(nb::cast<std::uintptr_t>(nb::object(cuda[1])))};
+              }
             }
             Status status;
             {

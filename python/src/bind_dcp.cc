@@ -28,10 +28,13 @@ class PythonDcpItems {
   }
 
   void AddTensor(std::string fqn, DType dtype, const Dims& sizes, std::uintptr_t address,
-                 std::optional<Strides> strides) {
-    items_.push_back(
-        WholeDcpTensor(std::move(fqn), dtype, sizes,
-                       HostMemory{MemoryAt(address), std::move(strides).value_or(Strides{})}));
+                 const std::optional<Strides>& strides, const Cuda& cuda) {
+    TensorSource source = HostMemory{MemoryAt(address), strides.value_or(Strides{})};
+    if (cuda) {
+      source = CudaMemory{MemoryAt(address), cuda->first, MemoryAt(cuda->second),
+                          strides.value_or(Strides{})};
+    }
+    items_.push_back(WholeDcpTensor(std::move(fqn), dtype, sizes, std::move(source)));
   }
 
   void AddProduced(std::string fqn, DType dtype, const Dims& sizes, nb::object produce) {
@@ -51,8 +54,12 @@ class PythonDcpItems {
   }
 
   [[nodiscard]] std::vector<std::uint64_t> Fingerprints() const {
-    const GilReleased release;
-    return FingerprintDcpItems(items_);
+    Result<std::vector<std::uint64_t>> prints = Internal("not run");
+    {
+      const GilReleased release;
+      prints = FingerprintDcpItems(items_);
+    }
+    return ValueOrRaise(std::move(prints));
   }
 
   /// Writes the file; raises what a producer has raised.
@@ -192,7 +199,8 @@ void BindDcp(nb::module_& module) {
       .def(nb::init<>())
       .def("add_archive", &PythonDcpItems::AddArchive, nb::arg("fqn"), nb::arg("archive"))
       .def("add_tensor", &PythonDcpItems::AddTensor, nb::arg("fqn"), nb::arg("dtype"),
-           nb::arg("sizes"), nb::arg("address"), nb::arg("strides") = nb::none())
+           nb::arg("sizes"), nb::arg("address"), nb::arg("strides") = nb::none(),
+           nb::arg("cuda") = nb::none())
       .def("add_produced", &PythonDcpItems::AddProduced, nb::arg("fqn"), nb::arg("dtype"),
            nb::arg("sizes"), nb::arg("produce"))
       .def("fingerprints", &PythonDcpItems::Fingerprints)

@@ -10,7 +10,10 @@
 #include <utility>
 #include <vector>
 
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/pair.h>
 #include <nanobind/stl/tuple.h>
+#include <nanobind/stl/vector.h>
 
 #include "bindings.h"
 #include "interop/olmo/names.h"
@@ -22,14 +25,14 @@
 namespace varve::python {
 namespace {
 
-/// Writes a torch.save file; `storages` are addresses and sizes.
+/// Writes a torch.save file; `storages` are addresses and sizes, and where they are.
 std::uint64_t WriteTorchFile(
     const FsPath& path, const nb::bytes& pickle,
-    const std::vector<std::pair<std::uintptr_t, std::uint64_t>>& storages) {
-  std::vector<std::span<const std::byte>> memory;
+    const std::vector<std::tuple<std::uintptr_t, std::uint64_t, Cuda>>& storages) {
+  std::vector<PackedMemory> memory;
   memory.reserve(storages.size());
-  for (const auto& [address, bytes] : storages) {
-    memory.emplace_back(MemoryAt<const std::byte>(address), bytes);
+  for (const auto& [address, bytes, cuda] : storages) {
+    memory.push_back({MemoryAt<const std::byte>(address), bytes, OnCudaOf(cuda)});
   }
   std::string copy(pickle.c_str(), pickle.size());
   return Stoppable(path.text, [&](const std::stop_token& stop) {
@@ -39,18 +42,18 @@ std::uint64_t WriteTorchFile(
   });
 }
 
-/// Writes a safetensors file; a tensor is its name, type, shape and address.
+/// Writes a safetensors file; a tensor is its name, type, shape, address and where it is.
 std::uint64_t WriteSafetensorsFile(
     const FsPath& path,
-    const std::vector<std::tuple<std::string, DType, Dims, std::uintptr_t>>& tensors) {
+    const std::vector<std::tuple<std::string, DType, Dims, std::uintptr_t, Cuda>>& tensors) {
   std::vector<SafetensorsSource> sources;
   sources.reserve(tensors.size());
-  for (const auto& [name, dtype, shape, address] : tensors) {
+  for (const auto& [name, dtype, shape, address, cuda] : tensors) {
     if (!CanBeSafetensors(dtype, shape)) {
       Raise(Unimplemented("write " + path.text + ": \"" + name + "\" is " +
                           std::string(DTypeName(dtype)) + ", which safetensors cannot hold"));
     }
-    sources.push_back({{name, dtype, shape}, MemoryAt<const std::byte>(address)});
+    sources.push_back({{name, dtype, shape}, MemoryAt<const std::byte>(address), OnCudaOf(cuda)});
   }
   return Stoppable(path.text, [&](const std::stop_token& stop) {
     SaveOptions options;

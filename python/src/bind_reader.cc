@@ -39,6 +39,8 @@ Attributes:
     loaded: Tensors and plain values that this rank has got.
     bytes_read: From storage, by this rank; whole checksum blocks.
     bytes_from_agent: Of these, the bytes that came from the memory of this node's agent.
+    device_bytes: Bytes that the engine copied to CUDA devices.
+    copied_ahead: CopiedAhead: the tensors on devices that torch filled from the CPU, one at a time.
     seconds: From the agreement of the ranks until all had read.
     missing: Names that some rank wanted and the checkpoint does not have.
     unexpected: Names in the checkpoint that no rank wanted: left over.
@@ -250,6 +252,8 @@ void BindReader(nb::module_& module) {
       .Field("loaded", &LoadReport::loaded)
       .Field("bytes_read", &LoadReport::bytes_read)
       .Field("bytes_from_agent", &PythonLoadReport::bytes_from_agent)
+      .Field("device_bytes", &LoadReport::device_bytes)
+      .Field("copied_ahead", &LoadReport::copied_ahead)
       .Field("seconds", &LoadReport::seconds)
       .Field("missing", &LoadReport::missing)
       .Field("unexpected", &LoadReport::unexpected)

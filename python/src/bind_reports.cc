@@ -25,6 +25,9 @@ Attributes:
         logged as a warning.
     weak_publish: On rank 0: True where the object store does not obey conditional writes. Of two
         saves that publish one name in the same moment the later one wins there, without a message.
+    device_bytes: Bytes that the engine copied from CUDA devices.
+    pageable_bytes: Of those, bytes that went to memory which the driver had not registered: slower.
+    copied_ahead: CopiedAhead: the tensors on devices that torch copied to the CPU, one at a time.
     phases: The parts of the save and their times: a list of Phase.
 )";
 
@@ -39,12 +42,14 @@ Attributes:
     differing_tensors: As in SaveReport.
     conflicts: As in SaveReport.
     weak_publish: As in SaveReport.
+    device_bytes: As in SaveReport.
+    pageable_bytes: As in SaveReport.
+    copied_ahead: As in SaveReport.
     phases: As in SaveReport; "stage" is the copy.
     staging_seconds: From the call until the copy was made.
     in_waves: The state was larger than the staging memory; copying had to wait for writing.
     attempts: Number of times the file was written, with the last.
-    device_bytes: Copied straight from CUDA devices, see Stager(copy_from_devices=True).
-    pageable_bytes: Of those, into memory that was not registered with the driver, which is slower.
+    staging_memory: StagingMemory: the part of the stager's memory that was registered by then.
 )";
 
 constexpr const char* kDeferredDoc =
@@ -54,17 +59,37 @@ Attributes:
     save_id: The 32 hex digits that all files of the checkpoint will carry.
     bytes: Size of this rank's file, which the agent holds.
     seconds: From the call until the agent had the copy.
-    device_bytes: Copied straight from CUDA devices, see Stager(copy_from_devices=True).
-    pageable_bytes: Of those, into memory that was not registered with the driver, which is slower.
+    device_bytes: As in SaveReport.
+    pageable_bytes: As in SaveReport.
+    copied_ahead: As in SaveReport.
     differing_tensors: On rank 0: as in SaveReport.
+)";
+
+constexpr const char* kCopiedAheadDoc = R"(Tensors on devices that the engine did not copy itself.
+
+Attributes:
+    tensors: How many torch copied, one at a time.
+    problem: Why the engine can use no device: the driver's reason. Empty where it can; then these are
+        tensors that are no plain memory (conjugated, sparse, or of a subclass).
+)";
+
+constexpr const char* kStagingMemoryDoc =
+    R"(The staging memory that is registered with the CUDA driver.
+
+Attributes:
+    registrations: Made so far.
+    registered_bytes: Bytes in them.
+    register_seconds: That they took, in the background.
+    numa_node: The NUMA node that the memory is taken from; None where the system has one node.
+    refused: The driver's reason, where it refused to register some.
 )";
 
 constexpr const char* kPhaseDoc = R"(A part of a save or load.
 
 Attributes:
     name: A save has "plan", "exchange", "stage", "wait", "write", "sync" and "commit". A load has "open",
-        "plan", "exchange", "read", "verify" and "copy".
-    seconds: On this rank. Of "read", "verify" and "copy" the mean of the threads that do them.
+        "plan", "exchange", "read", "verify", "copy" and "device".
+    seconds: On this rank. Of "read", "verify", "copy" and "device" the mean of the threads that do them.
     bytes: That it copied, wrote or read; 0 where it is not about bytes.
     slowest_rank: On rank 0 of a save by several ranks: the rank that took longest.
     slowest_seconds: Seconds that it took there.
@@ -108,6 +133,9 @@ Class& WithSaveFields(Class& bound) {
       .Field("differing_tensors", &SaveReport::differing_tensors)
       .template Field<AsPath>("conflicts", &SaveReport::conflicts)
       .Field("weak_publish", &SaveReport::weak_publish)
+      .Field("device_bytes", &SaveReport::device_bytes)
+      .Field("pageable_bytes", &SaveReport::pageable_bytes)
+      .Field("copied_ahead", &SaveReport::copied_ahead)
       .Field("phases", &SaveReport::phases);
 }
 
@@ -122,6 +150,17 @@ void BindReports(nb::module_& module) {
       .Field("slowest_rank", &Phase::slowest_rank)
       .Field("slowest_seconds", &Phase::slowest_seconds)
       .Public("varve");
+  Bound<CopiedAhead>(module, "CopiedAhead", kCopiedAheadDoc)
+      .Field("tensors", &CopiedAhead::tensors)
+      .Field<AsMessage>("problem", &CopiedAhead::problem)
+      .Public("varve");
+  Bound<StagingMemory>(module, "StagingMemory", kStagingMemoryDoc)
+      .Field("registrations", &StagingMemory::registrations)
+      .Field("registered_bytes", &StagingMemory::registered_bytes)
+      .Field("register_seconds", &StagingMemory::register_seconds)
+      .Field("numa_node", &StagingMemory::numa_node)
+      .Field<AsMessage>("refused", &StagingMemory::refused)
+      .Public("varve.torch");
   Bound<SaveReport> save(module, "SaveReport", kSaveDoc);
   WithSaveFields(save).Public("varve");
   Bound<AsyncSaveReport, SaveReport> background(module, "AsyncSaveReport", kAsyncDoc);
@@ -129,8 +168,7 @@ void BindReports(nb::module_& module) {
       .Field("staging_seconds", &AsyncSaveReport::staging_seconds)
       .Field("in_waves", &AsyncSaveReport::in_waves)
       .Field("attempts", &AsyncSaveReport::attempts)
-      .Field("device_bytes", &AsyncSaveReport::device_bytes)
-      .Field("pageable_bytes", &AsyncSaveReport::pageable_bytes)
+      .Field("staging_memory", &AsyncSaveReport::staging_memory)
       .Public("varve.torch");
   Bound<DeferredReport>(module, "DeferredReport", kDeferredDoc)
       .Field<AsSaveId>("save_id", &DeferredReport::save_id)
@@ -138,6 +176,7 @@ void BindReports(nb::module_& module) {
       .Field("seconds", &DeferredReport::seconds)
       .Field("device_bytes", &DeferredReport::device_bytes)
       .Field("pageable_bytes", &DeferredReport::pageable_bytes)
+      .Field("copied_ahead", &DeferredReport::copied_ahead)
       .Field("differing_tensors", &DeferredReport::differing_tensors)
       .Public("varve.torch");
 }

@@ -5,6 +5,7 @@
 #include <chrono>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -60,6 +61,13 @@ T* MemoryAt(std::uintptr_t address) {
   return reinterpret_cast<T*>(address);
 }
 
+/// Device and stream of device memory, as Python gives them; nothing for host memory.
+using Cuda = std::optional<std::pair<int, std::uintptr_t>>;
+
+inline std::optional<OnCuda> OnCudaOf(const Cuda& cuda) {
+  return cuda ? std::optional(OnCuda{cuda->first, MemoryAt(cuda->second)}) : std::nullopt;
+}
+
 /// Returns the UTF-8 of a str, which may hold lone surrogates as Python's own file names do.
 std::string TextOf(nb::handle text);
 
@@ -87,7 +95,7 @@ std::string Shown(nb::handle value);
 std::shared_ptr<nb::object> Shared(nb::object object);
 
 void BindAgent(nb::module_& module);
-void BindAsync(nb::module_& module);
+void BindAsync(nb::module_& parent);
 void BindValues(nb::module_& module);
 void BindCheckpoint(nb::module_& module);
 void BindReader(nb::module_& module);

@@ -11,72 +11,148 @@ from typing import Any
 import torch
 
 import varve.torch
-from varve.torch import Stager, _tensors, async_save
+import varve.torch.dcp as dcp
+from varve.torch import Stager, _devices, _stager, _tensors, async_save
+from varve.torch.dcp import _by_engine, _copy, _read, _write
 
 _driver: Any = ctypes.CDLL("libcuda.so.1")
 _driver.fake_cuda_alloc.restype = ctypes.c_void_p
 _driver.fake_cuda_alloc.argtypes = [ctypes.c_int, ctypes.c_size_t]
-_driver.fake_cuda_poke.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t]
+for _name in ("fake_cuda_poke", "fake_cuda_peek"):
+    getattr(_driver, _name).argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t]
 _driver.fake_cuda_fail.argtypes = [ctypes.c_char_p, ctypes.c_int, ctypes.c_int]
 
-#: Addresses of memory on a device, and which.
-_on_device: dict[int, int] = {}
+#: The begin and end of memory on a device, and which.
+_on_device: list[tuple[int, int, int]] = []
 
 
 def on_device(content: torch.Tensor, device: int) -> torch.Tensor:
     """A tensor whose memory the process cannot read, as a CUDA tensor's."""
     size = content.nbytes
     address = _driver.fake_cuda_alloc(device, size)
-    _driver.fake_cuda_poke(address, content.data_ptr(), size)
-    _on_device[address] = device
+    _driver.fake_cuda_poke(address, content.contiguous().data_ptr(), size)
+    _on_device.append((address, address + size, device))
     memory = (ctypes.c_char * size).from_address(address)
     return torch.frombuffer(memory, dtype=content.dtype).view(content.shape)
 
 
-def _cuda_memory(tensor: torch.Tensor) -> tuple[int, int] | None:
-    device = _on_device.get(tensor.data_ptr())
+def peek(tensor: torch.Tensor) -> torch.Tensor:
+    """Its content, of the whole memory in row-major order."""
+    out = torch.empty(tensor.shape, dtype=tensor.dtype)
+    _driver.fake_cuda_peek(tensor.data_ptr(), out.data_ptr(), out.nbytes)
+    return out
+
+
+def cuda_of(tensor: torch.Tensor) -> tuple[int, int] | None:
+    """As _devices.cuda_of; a torch without CUDA has no tensors that say they are on a device."""
+    address = tensor.data_ptr()
+    found = (device for begin, end, device in _on_device if begin <= address < end)
+    device = next(found, None)
     return None if device is None else (device, 0)
 
 
-def main(directory: str, executor: str) -> None:
-    """Saves tensors of devices and of the host, fails once, and loads what was saved."""
-    # A torch without CUDA has no tensors that say they are on a device.
-    _tensors._cuda_memory = _cuda_memory
-    _tensors._added_quickly = lambda *_: False
-    contents = {
-        "a": torch.arange(3_000_000, dtype=torch.float32).view(3000, 1000),
-        "b": torch.arange(50, dtype=torch.int64),
-        "c": torch.rand(2_000_000, dtype=torch.float64),
-        "host": torch.rand(1000, 1000),
-    }
-    state = {
-        "step": 3,
-        "a": on_device(contents["a"], 0),
-        "b": on_device(contents["b"], 1),
-        "c": on_device(contents["c"], 1),
-        "host": contents["host"],
-    }
+def stand_in() -> None:
+    """Makes the package take the stand-in's memory for that of devices."""
+    for module in (_devices, _copy, _read, _write):
+        module.cuda_of = cuda_of  # type: ignore[attr-defined]
+    _tensors.TorchArrays._added_plain = lambda *_: False  # type: ignore[method-assign]
+    _by_engine._is_plain = lambda _: True
+    _stager.cuda_device = lambda tensor: (cuda_of(tensor) or (None,))[0]
+    assert _devices.problem() == ""
+
+
+CONTENTS = {
+    "a": torch.arange(3_000_000, dtype=torch.float32).view(3000, 1000),
+    "b": torch.arange(50, dtype=torch.int64),
+    "c": torch.rand(2_000_000, dtype=torch.float64),
+    "host": torch.rand(1000, 1000),
+}
+DEVICES = {"a": 0, "b": 1, "c": 1}
+
+
+def a_state() -> dict[str, Any]:
+    """A step, tensors on two devices, and one of the host."""
+    state: dict[str, Any] = {"step": 3}
+    for name, content in CONTENTS.items():
+        state[name] = on_device(content, DEVICES[name]) if name in DEVICES else content.clone()
+    return state
+
+
+def is_same(loaded: Any) -> bool:
+    """Returns whether a state read on the CPU is that of `a_state`."""
+    same = all(torch.equal(loaded[name], content) for name, content in CONTENTS.items())
+    return same and loaded["step"] == 3
+
+
+def saves(directory: str, executor: str) -> dict[str, Any]:
+    """Saves in the background in both formats, fails once, and saves again."""
+    state = a_state()
     out: dict[str, Any] = {}
-    with Stager(executor=executor, copy_from_devices=True, pinned_memory=True) as stager:
-        stager.prepare(64 << 20)
+    with Stager(executor=executor) as stager:
+        stager.prepare(state)
+        stager.wait_prepared()
         for format in ("varve", "dcp"):
             path = os.path.join(directory, format)
             report = async_save(state, path, stager=stager, format=format).result()
-            loaded = varve.torch.read(path)
+            memory = report.staging_memory
             out[format] = {
                 "device_bytes": report.device_bytes,
                 "pageable_bytes": report.pageable_bytes,
-                "same": loaded["step"] == 3
-                and all(torch.equal(loaded[name], contents[name]) for name in contents),
+                "copied_ahead": report.copied_ahead.tensors,
+                "registrations": memory.registrations,
+                "same": is_same(varve.torch.read(path)),
             }
         _driver.fake_cuda_fail(b"cuMemcpyDtoHAsync", 719, 0)
+        _driver.fake_cuda_fail(b"cuMemcpyBatchAsync", 719, 0)
         failed = async_save(state, os.path.join(directory, "failed"), stager=stager)
         out["error"] = str(failed.exception())
         again = async_save(state, os.path.join(directory, "failed"), stager=stager)
         out["again"] = again.exception() is None
-    out["sum"] = sum(content.nbytes for name, content in contents.items() if name != "host")
-    print(json.dumps(out))
+    out["sum"] = sum(CONTENTS[name].nbytes for name in DEVICES)
+    return out
+
+
+def synchronous(directory: str, _: str) -> dict[str, Any]:
+    """Saves at once in three formats, by the drop-in too, and loads into tensors of devices."""
+    state = a_state()
+    out: dict[str, Any] = {}
+    path = os.path.join(directory, "varve")
+    report = varve.torch.save(state, path)
+    out["save"] = [report.device_bytes, report.pageable_bytes, is_same(varve.torch.read(path))]
+    tensors = {name: tensor for name, tensor in state.items() if name != "step"}
+    folder = os.path.join(directory, "hf")
+    varve.torch.save(tensors, folder, format="hf")
+    out["hf"] = all(torch.equal(t, CONTENTS[n]) for n, t in varve.torch.read(folder).items())
+    for name, kind in (("dcp", dcp.save), ("dcp-async", dcp.async_save)):
+        where = os.path.join(directory, name)
+        done: Any = kind(state, checkpoint_id=where)
+        if name == "dcp-async":
+            done.result()
+        out[name] = is_same(varve.torch.read(where))
+    # Strided destinations, and one of another floating-point type.
+    wanted = {
+        "a": on_device(torch.zeros(1000, 3000), 1).t(),
+        "b": on_device(torch.zeros(50, dtype=torch.int64), 0),
+        "c": on_device(torch.zeros(2_000_000, dtype=torch.float32), 0),
+        "host": torch.zeros(1000, 1000),
+        "step": 0,
+    }
+    loaded = varve.torch.load(wanted, path, cast=True)
+    out["load"] = {
+        "device_bytes": loaded.device_bytes,
+        "a": torch.equal(peek(wanted["a"].t()).t(), CONTENTS["a"]),
+        "b": torch.equal(peek(wanted["b"]), CONTENTS["b"]),
+        "c": torch.equal(peek(wanted["c"]), CONTENTS["c"].float()),
+        "host": torch.equal(wanted["host"], CONTENTS["host"]),
+    }
+    into = a_state()
+    for name in DEVICES:
+        into[name] = on_device(torch.zeros_like(CONTENTS[name]), 0)
+    dcp.load(into, checkpoint_id=os.path.join(directory, "dcp"))
+    out["dcp-load"] = all(torch.equal(peek(into[name]), CONTENTS[name]) for name in DEVICES)
+    return out
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    stand_in()
+    print(json.dumps({"saves": saves, "synchronous": synchronous}[sys.argv[1]](*sys.argv[2:])))

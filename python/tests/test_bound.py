@@ -13,6 +13,7 @@ import pytest
 
 import varve
 from varve import _core
+from varve._core import background
 
 STUBS = Path(varve.__file__).with_name("_core")
 
@@ -71,9 +72,14 @@ WRONG: dict[str, tuple[type, str, Any, str]] = {
     "no written format": (_core.SaveOptions, "format", "torch", 'want "varve", "dcp" or "hf"'),
     "an id": (_core.SaveOptions, "save_id", b"short", "save_id=b'short': want 16 bytes"),
     "an overwrite": (_core.SaveOptions, "overwrite", "yes", 'want False, True or "damaged"'),
-    "an optional": (_core.AsyncSaveOptions, "deadline", "1s", "want None or a number of seconds"),
-    "options in options": (_core.AsyncSaveOptions, "save", {}, "want a value of another type"),
-    "when busy": (_core.StagerOptions, "when_busy", "go", 'want "wait", "skip" or "replace"'),
+    "an optional": (
+        background.AsyncSaveOptions,
+        "deadline",
+        "1s",
+        "want None or a number of seconds",
+    ),
+    "options in options": (background.AsyncSaveOptions, "save", {}, "want a value of another type"),
+    "when busy": (background.StagerOptions, "when_busy", "go", 'want "wait", "skip" or "replace"'),
     "a target": (_core.ConvertOptions, "to", None, 'want "varve", "dcp", "safetensors", "hf" or'),
     "a function": (_core.LoadOptions, "progress", 3, "want a function of bytes done"),
 }

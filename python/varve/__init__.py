@@ -38,6 +38,7 @@ from varve._catalogue import (
 from varve._core import (
     CheckpointEntry,
     ConvertReport,
+    CopiedAhead,
     Damage,
     Difference,
     LoadReport,
@@ -90,6 +91,7 @@ __all__ = [
     "CheckpointManager",
     "CheckpointNotFoundError",
     "ConvertReport",
+    "CopiedAhead",
     "CorruptCheckpointError",
     "Damage",
     "Difference",

@@ -87,6 +87,8 @@ def numpy_dtype(number: int, fqn: str) -> np.dtype[Any]:
 class NumpyArrays:
     """The Arrays of `varve.save`, `varve.load` and `varve.read`."""
 
+    plain: frozenset[type] = frozenset()
+
     def is_tensor(self, value: Any) -> bool:
         """Arrays of a stored dtype, DLPack producers, memoryviews and array.arrays."""
         if isinstance(value, np.ndarray):

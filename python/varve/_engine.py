@@ -42,6 +42,9 @@ class Coordinator(Protocol):
 class Arrays(Protocol):
     """The part of an array library: which objects are its tensors, and where their memory is."""
 
+    plain: frozenset[type]
+    """Types whose objects are all tensors of torch."""
+
     def is_tensor(self, value: Any) -> bool:
         """Returns True for objects that are stored as tensors, not as plain values."""
 
@@ -189,7 +192,7 @@ def gather(
     for name, content in _files.taken(files) if rank == 0 else []:
         engine.add_file(name, content)
     with collector_at_rest():
-        flat = _tree.Flattener(rank, arrays.is_tensor, arrays.origin)
+        flat = _tree.Flattener(rank, arrays.is_tensor, arrays.origin, arrays.plain)
         engine.structure = _core.encode_value(flat.flatten(state), "", False)
         tensors = flat.tensors if folder is None else folder.tensors(flat.tensors, arrays)
         made.keep.append(tensors)  # A state_dict()'s new tensors have no other owner.

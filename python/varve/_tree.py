@@ -73,8 +73,14 @@ class Flattener:
     """
 
     def __init__(
-        self, rank: int, is_tensor: Callable[[Any], bool], origin: Callable[[Any], str]
+        self,
+        rank: int,
+        is_tensor: Callable[[Any], bool],
+        origin: Callable[[Any], str],
+        plain: frozenset[type] = frozenset(),
     ) -> None:
+        """`plain`: types whose objects are all tensors of torch; states have tens of thousands of them."""
+        self._plain = plain
         self.tensors: list[tuple[str, Any]] = []
         self.objects: list[tuple[str, Any]] = []
         self._rank = rank
@@ -120,7 +126,15 @@ class Flattener:
                 "convert it to a dict"
             )
         items: dict[Any, Any] = {}
+        plain, names, torch_leaf = self._plain, self._names, LEAVES["torch"]
         for key, item in mapping.items():
+            if type(item) in plain and type(key) is str and key.isascii():
+                name = key if path is None else f"{path}.{key}"
+                if name not in names:
+                    names[name] = "tensor"
+                    self.tensors.append((name, item))
+                    items[key] = torch_leaf
+                    continue
             if type(item) is PerRank:
                 key, item = f"{key}/rank{self._rank}", item.value
             items[key] = self._visit(item, join(path, str(key)))

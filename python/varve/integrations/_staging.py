@@ -16,7 +16,8 @@ import torch
 from varve._tree import Flattener, is_stateful
 from varve.errors import InvalidArgumentError
 from varve.torch._guard import optimizers_in, optimizers_of
-from varve.torch._tensors import TorchArrays, cuda_device
+from varve.torch._shards import cuda_device
+from varve.torch._tensors import TorchArrays
 
 _log = logging.getLogger("varve")
 

@@ -28,7 +28,9 @@ import torch
 
 from varve import _core
 from varve.errors import CheckpointExistsError, InvalidArgumentError, UnsupportedError
-from varve.torch._tensors import _NUMBERS, _shards
+from varve.torch._devices import cuda_of
+from varve.torch._shards import shards_of
+from varve.torch._tensors import _NUMBERS
 
 #: The dtypes that OLMo-core 0.1 can read back, with the names that it gives them.
 _DTYPES = {
@@ -288,7 +290,7 @@ def _dtype_name(fqn: str, dtype: torch.dtype) -> str:
 def _held_piece(fqn: str, held: Held) -> _Piece:
     if not isinstance(held, torch.Tensor):
         return _run_piece(fqn, held)
-    shape, shards = _shards(fqn, held.detach())
+    shape, shards = shards_of(fqn, held.detach())
     whole = tuple(shape)
     dtype = _dtype_name(fqn, held.dtype)
     data = [local.reshape(-1) for _, local in shards]
@@ -455,10 +457,14 @@ def _write_new(path: Path, content: bytes) -> None:
 
 def _write_safetensors(path: Path, tensors: Mapping[str, torch.Tensor]) -> None:
     """Writes flat tensors. The engine writes the file, in blocks, and makes it durable."""
-    host = {name: tensor.cpu().contiguous() for name, tensor in tensors.items()}
+    dense = {name: tensor.detach().contiguous() for name, tensor in tensors.items()}
+    memory = {
+        name: tensor if cuda_of(tensor) is not None else tensor.cpu()
+        for name, tensor in dense.items()
+    }
     described = [
-        (name, _NUMBERS[tensor.dtype], tensor.shape, tensor.data_ptr())
-        for name, tensor in host.items()
+        (name, _NUMBERS[tensor.dtype], tensor.shape, tensor.data_ptr(), cuda_of(tensor))
+        for name, tensor in memory.items()
     ]
     try:
         _core.write_safetensors(str(path), described)

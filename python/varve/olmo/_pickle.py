@@ -24,6 +24,7 @@ import torch
 from varve import _core
 from varve.errors import InvalidArgumentError
 from varve.olmo._errors import NotPicklableError
+from varve.torch._devices import cuda_of
 
 #: Modules of classes that written pickles may name, as the oldest software that OLMo runs with calls
 #: them: torch 2.0, numpy 1, Python 3.12. Later ones open these names too.
@@ -44,8 +45,8 @@ class _Storages:
         self._dtypes: dict[int, torch.dtype] = {}
         #: Alive until the pickle is made: the address of a dead storage may be given to another one.
         self._kept: list[torch.UntypedStorage] = []
-        #: In host memory, by number.
-        self.host: list[torch.UntypedStorage] = []
+        #: Where the engine can read them, by number; those on a device with device and stream.
+        self.memory: list[tuple[torch.UntypedStorage, tuple[int, int] | None]] = []
 
     def name(self, storage: Any) -> tuple[Any, ...]:
         """Returns the persistent id of a storage, as torch.load takes it."""
@@ -54,10 +55,12 @@ class _Storages:
             kind: Any = getattr(torch, storage._pickle_storage_type())  # type: ignore[no-untyped-call]
         else:
             untyped, dtype, kind = storage, torch.uint8, torch.UntypedStorage
-        number = self._numbers.setdefault(untyped._cdata, len(self.host))
-        if number == len(self.host):
+        number = self._numbers.setdefault(untyped._cdata, len(self.memory))
+        if number == len(self.memory):
             self._kept.append(untyped)
-            self.host.append(untyped.cpu())  # type: ignore[no-untyped-call]
+            cuda = cuda_of(torch.empty(0, dtype=torch.uint8, device=untyped.device))
+            here = untyped if cuda is not None else untyped.cpu()  # type: ignore[no-untyped-call]
+            self.memory.append((here, cuda))
         if self._dtypes.setdefault(untyped.data_ptr(), dtype) != dtype and untyped.nbytes() > 0:
             raise InvalidArgumentError(
                 "the state has two tensors of different types in the same memory; torch.save cannot store "
@@ -122,7 +125,7 @@ def write(path: Path, state: Any, modules: Mapping[str, str] = OLDEST) -> Path:
         _core.write_torch_file(
             str(part),
             pickled.getvalue(),
-            [(storage.data_ptr(), storage.nbytes()) for storage in storages.host],
+            [(storage.data_ptr(), storage.nbytes(), cuda) for storage, cuda in storages.memory],
         )
         os.replace(part, path)
     except BaseException:

@@ -103,7 +103,9 @@ class PieceArrays(TorchArrays):
             return
         data = tensor.data.detach()
         if data.numel() > 0:
-            self._add(into, fqn, tensor, self._on_cpu(fqn, data))
+            cuda = self._cuda_of(data)
+            memory = data if cuda is not None else self._on_cpu(into, fqn, data)
+            self._add(into, fqn, tensor, memory, cuda)
 
     def add_targets(self, into: Filling, fqn: str, tensor: Any) -> None:
         """Adds each box of a piece."""
@@ -112,12 +114,19 @@ class PieceArrays(TorchArrays):
             return
         data = tensor.data.detach()
         if data.numel() > 0:
-            self._add(into, fqn, tensor, self._memory_to_fill(fqn, data, into.after))
+            self._add(into, fqn, tensor, *self._memory_to_fill(into, fqn, data))
 
-    def _add(self, into: Gathered | Filling, fqn: str, piece: Piece, data: torch.Tensor) -> None:
+    def _add(
+        self,
+        into: Gathered | Filling,
+        fqn: str,
+        piece: Piece,
+        data: torch.Tensor,
+        cuda: tuple[int, int] | None,
+    ) -> None:
         for offsets, sizes, first in boxes(piece.shape, piece.start, data.numel()):
             run = data[first : first + math.prod(sizes)]
-            add_shard(into, fqn, piece.shape, offsets, run.view(sizes))
+            add_shard(into, fqn, piece.shape, offsets, run.view(sizes), cuda)
 
     def memory(self, tensor: Any, fqn: str = "") -> Any:
         """Pieces are known by their run and their memory."""

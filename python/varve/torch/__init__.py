@@ -17,6 +17,8 @@ import os
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Literal
 
+import torch
+
 from varve import _core, _engine, _hf, _load
 from varve._catalogue import (
     collect_garbage,
@@ -39,6 +41,7 @@ from varve._core import (
     Difference,
     LoadReport,
     SaveReport,
+    StagingMemory,
     StoredChunk,
 )
 from varve._core.uploads import UploadReport
@@ -53,6 +56,7 @@ from varve._upload import copy_of, refuse_upload_apart, upload
 from varve.torch import _run
 from varve.torch._async import async_save, defer_save
 from varve.torch._coordinator import collective, name_of
+from varve.torch._devices import device_of
 from varve.torch._handle import DeferredSaveHandle, SaveHandle
 from varve.torch._manager import CheckpointManager
 from varve.torch._merge import merge_dataloaders
@@ -75,6 +79,7 @@ __all__ = [
     "SaveHandle",
     "SaveReport",
     "Stager",
+    "StagingMemory",
     "StoredChunk",
     "StoredFiles",
     "StoredTensor",
@@ -276,10 +281,11 @@ def read(
     keys: str | Iterable[str] | None = None,
     *,
     flat: bool = False,
+    device: str | torch.device | int | None = None,
     allow_pickle: bool = False,
     use_agent: bool = True,
 ) -> Any:
-    """Builds a new state from a checkpoint in this process, with whole tensors on the CPU.
+    """Builds a new state from a checkpoint in this process, with whole tensors.
 
     Returns the tensor or value itself for a file that holds just one, as torch.save(tensor, path) writes.
 
@@ -288,6 +294,8 @@ def read(
         keys: Names to read, each a leaf, everything under it, or a glob; None reads all. A list of
             which only some items are read comes back as a dict by position.
         flat: Return a dict from full name to value rather than the nested state.
+        device: Where the tensors are made, "cuda" or "cuda:1" for example: their bytes go straight
+            there. None is torch's default device, the CPU unless the program has set another.
         allow_pickle: As in `load`.
         use_agent: As in `load`.
 
@@ -295,10 +303,16 @@ def read(
         CheckpointNotFoundError: No checkpoint, or nothing of that name in it.
         CorruptCheckpointError: As in `load`.
     """
-    return _load.read(path, TorchArrays(), keys, flat, allow_pickle, use_agent)
+    arrays = TorchArrays(device=device_of(device))
+    return _load.read(path, arrays, keys, flat, allow_pickle, use_agent)
 
 
-def open(path: str | os.PathLike[str], *, allow_pickle: bool = False) -> Checkpoint:
+def open(
+    path: str | os.PathLike[str],
+    *,
+    device: str | torch.device | int | None = None,
+    allow_pickle: bool = False,
+) -> Checkpoint:
     """Opens a checkpoint of any format to look into it: reads its index, and no tensor.
 
     Example:
@@ -310,10 +324,11 @@ def open(path: str | os.PathLike[str], *, allow_pickle: bool = False) -> Checkpo
 
     Args:
         path: The checkpoint: a directory, or a file of torch.save or safetensors.
+        device: Where slices are read to, as in `read`.
         allow_pickle: Open values stored as pickles. A pickle can run code: only for trusted files.
 
     Returns:
-        A mapping from full name to a StoredTensor, from which slices are read as tensors on the CPU, or to a plain
+        A mapping from full name to a StoredTensor, from which slices are read as tensors, or to a plain
         value; see Checkpoint.
 
     Raises:
@@ -321,4 +336,4 @@ def open(path: str | os.PathLike[str], *, allow_pickle: bool = False) -> Checkpo
         CorruptCheckpointError: Its index is damaged.
         PreconditionError: It is incomplete: files of some ranks are missing.
     """
-    return open_checkpoint(path, TorchArrays(), "torch", allow_pickle)
+    return open_checkpoint(path, TorchArrays(device=device_of(device)), "torch", allow_pickle)

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import Any, Generic, TypeVar, cast
 
 from varve import _core, _engine
+from varve._core import background
 from varve._engine import Coordinator
 from varve._files import Source as FileSource
 from varve._hf import HfOptions
@@ -165,7 +166,7 @@ class Save(Generic[AnyHandle]):
     files: Mapping[str, FileSource] | None
     allow_pickle: bool
     on_failure: str
-    options: _core.AsyncSaveOptions | _core.DeferSaveOptions
+    options: background.AsyncSaveOptions | background.DeferSaveOptions
     hf: HfOptions | None = None
     format: str = "varve"
     upload: Copy | None = None

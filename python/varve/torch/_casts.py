@@ -10,7 +10,7 @@ import torch.utils.dlpack
 
 from varve import _core
 from varve.errors import InvalidArgumentError
-from varve.torch import _tensors
+from varve.torch import _shards, _tensors
 
 
 def cast(fqn: str, tensor: Any, number: int, arrays: _tensors.TorchArrays) -> Any:
@@ -39,8 +39,8 @@ def cast(fqn: str, tensor: Any, number: int, arrays: _tensors.TorchArrays) -> An
             f'tensor "{fqn}" ({type(tensor).__name__} of {tensor.dtype}) cannot be cast to {name}: '
             f"{type(error).__name__}: {error}; cast it before, or choose another dtype"
         ) from error
-    if _tensors._has_layout(tensor) and not _tensors._has_layout(made):
-        for attribute in _tensors._CHECKPOINTABLE:
+    if _shards._has_layout(tensor) and not _shards._has_layout(made):
+        for attribute in _shards._CHECKPOINTABLE:
             setattr(made, attribute, getattr(tensor, attribute))
     return made
 
@@ -48,7 +48,7 @@ def cast(fqn: str, tensor: Any, number: int, arrays: _tensors.TorchArrays) -> An
 def _check_values(fqn: str, tensor: Any) -> None:
     """Refuses a tensor without values to read, or without memory as the engine reads it."""
     _tensors._check(fqn, tensor)
-    for _, local in _tensors._shards(fqn, tensor)[1]:
+    for _, local in _shards.shards_of(fqn, tensor)[1]:
         _tensors._plain(fqn, local)
 
 

@@ -6,8 +6,7 @@ from collections.abc import Callable, Iterable
 from concurrent.futures import Future
 from typing import Any, ClassVar, TypeVar
 
-from varve import _core
-from varve._core import AsyncSaveReport, DeferredReport
+from varve._core import AsyncSaveReport, DeferredReport, background
 from varve.errors import CancelledError
 from varve.torch._failures import log_dropped
 from varve.torch._guard import Guard, guards_of, optimizers_of
@@ -119,8 +118,8 @@ class SaveHandle(Handle[AsyncSaveReport]):
         upload_completion: This future.
     """
 
-    _begin = staticmethod(_core.async_save)
-    _options = _core.AsyncSaveOptions
+    _begin = staticmethod(background.async_save)
+    _options = background.AsyncSaveOptions
     _hook = "on_done"
 
     @property
@@ -148,8 +147,8 @@ class DeferredSaveHandle(Handle[DeferredReport]):
         staging_completion: Ends when the copy has been made: tensors may change.
     """
 
-    _begin = staticmethod(_core.defer_save)
-    _options = _core.DeferSaveOptions
+    _begin = staticmethod(background.defer_save)
+    _options = background.DeferSaveOptions
     _hook = "on_held"
 
     def cancel(self) -> bool:

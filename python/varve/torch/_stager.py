@@ -14,13 +14,15 @@ from typing import Any, Literal
 import torch
 import torch.distributed as dist
 
-from varve import _core, _tree, agent
+from varve import _tree, agent
+from varve._core import background
 from varve._forks import leave_to_parent
 from varve._upload import Background
 from varve.errors import InvalidArgumentError
 from varve.torch._coordinator import TorchCoordinator, make_background
 from varve.torch._failures import Failures
-from varve.torch._tensors import TorchArrays, cuda_device, local_bytes
+from varve.torch._shards import cuda_device, is_shard, local_bytes
+from varve.torch._tensors import TorchArrays
 
 #: Seconds within which the other ranks, which wait for it, receive the outcome of the last save
 #: from this one.
@@ -65,17 +67,18 @@ class Stager:
             node (`varve.agent`), which is started if need be and goes on when this process is
             killed. The newest save stays in memory then, within `memory_budget`, as long as there
             is room.
-        copy_from_devices: Copy tensors that are on CUDA devices straight into the staging memory,
-            on a stream of the stager's own. By default torch copies them to the CPU first, and that
-            copy is then copied. Tensors with strides, and tensor subclasses, take that way in any
-            case.
-        pinned_memory: Register the staging memory with the CUDA driver, when it is first used, so that
-            devices copy straight to it. Only with `copy_from_devices`.
+        copy_from_devices: The engine copies tensors that are on CUDA devices, straight into the staging
+            memory and on a stream of its own. None does so wherever there is a driver; True makes it an
+            error where there is none. With False torch copies them to the CPU first, as it does with
+            tensor subclasses in any case.
+        pinned_memory: Register the staging memory with the CUDA driver, in few large ranges and in the
+            background, so that devices copy straight to it. False never does; None where a tensor is on a
+            device.
         timeout: Seconds any rank waits for the others here.
 
     Raises:
         InvalidArgumentError: The arguments make no sense, or not together.
-        UnsupportedError: There is no CUDA driver to copy from devices with.
+        UnsupportedError: `copy_from_devices` is True, and there is no CUDA driver.
     """
 
     def __init__(
@@ -88,15 +91,15 @@ class Stager:
         when_busy: Literal["wait", "skip", "replace"] = "wait",
         at_exit: str = "wait",
         executor: str = "thread",
-        copy_from_devices: bool = False,
-        pinned_memory: bool = False,
+        copy_from_devices: bool | None = None,
+        pinned_memory: bool | None = None,
         timeout: float = 1800.0,
     ) -> None:
         if at_exit not in ("wait", "abort"):
             raise InvalidArgumentError(f'at_exit={at_exit!r}: want "wait" or "abort"')
         if executor not in ("thread", "process"):
             raise InvalidArgumentError(f'executor={executor!r}: want "thread" or "process"')
-        options = _core.StagerOptions(
+        options = background.StagerOptions(
             memory_budget=memory_budget,
             local_ranks=_local_ranks(),
             copy_threads=copy_threads,
@@ -116,7 +119,9 @@ class Stager:
         # Agents have a channel of their own.
         self._background = self._make_background(timeout) if executor == "thread" else None
         program = agent.program() if executor == "process" else None
-        self._engine: _core.Stager | None = _core.Stager(options, self._background, program)
+        self._engine: background.Stager | None = background.Stager(
+            options, self._background, program
+        )
         _open.add(self)
 
     @property
@@ -125,17 +130,19 @@ class Stager:
         return self._usable().budget_bytes
 
     def prepare(self, state: Mapping[Any, Any] | int) -> None:
-        """Begins to take memory for a state, or that many bytes, from the system, in the background.
+        """Begins to take memory for saves of a state, or of that many bytes, in the background.
 
         New memory takes 10 to 60 times as long to write to as memory that was used before: call this
-        ahead of the first save, as soon as the state exists.
+        ahead of the first save, as soon as the state exists. It takes memory for `max_in_flight` copies,
+        within the budget. Of tensors that are no shards it counts this rank's share alone: ranks divide
+        replicas among them.
         """
         if isinstance(state, int):
             size = state
             initialized = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
             device = torch.cuda.current_device() if initialized else None
         else:
-            size, device = _bytes_and_device_of(state)
+            size, device = _bytes_and_device_of(state, self.process_group)
         self._usable().prepare(size, device)
 
     def wait_prepared(self) -> None:
@@ -192,7 +199,7 @@ class Stager:
             channel = make_background(self.process_group, timeout, "the uploads of a stager")
             self._uploads = Background(channel)
 
-    def _usable(self) -> _core.Stager:
+    def _usable(self) -> background.Stager:
         if self._engine is None or self._closing:
             raise InvalidArgumentError("the stager is closed")
         return self._engine
@@ -276,14 +283,16 @@ def _local_ranks() -> int:
     return min(dist.get_world_size(), 8) if _world() is not None else 1
 
 
-def _bytes_and_device_of(state: Mapping[Any, Any]) -> tuple[int, int | None]:
-    """Returns about the bytes to copy, replicas counted whole, and a CUDA device of some."""
+def _bytes_and_device_of(state: Mapping[Any, Any], group: Any) -> tuple[int, int | None]:
+    """Returns about the bytes that this rank will copy, and a CUDA device that some are on."""
     arrays = TorchArrays()
     flat = _tree.Flattener(0, arrays.is_tensor, arrays.origin)
     flat.flatten(state)
     tensors = [tensor for _, tensor in flat.tensors]
     devices = (cuda_device(tensor) for tensor in tensors)
-    return sum(map(local_bytes, tensors)), next((d for d in devices if d is not None), None)
+    ranks = 1 if _world() is None else dist.get_world_size(group)
+    shares = (local_bytes(t) if is_shard(t) else -(-local_bytes(t) // ranks) for t in tensors)
+    return sum(shares), next((d for d in devices if d is not None), None)
 
 
 def end_all() -> None:

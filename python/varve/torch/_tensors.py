@@ -10,20 +10,11 @@ from torch.autograd.graph import increment_version
 from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 
 from varve import _core
-from varve._arrays import NumpyArrays
+from varve._arrays import _DLPACK, NumpyArrays
 from varve._engine import DTYPE_NUMBERS, Filling, Gathered
 from varve.errors import InvalidArgumentError, UnsupportedError
-from varve.torch import _layout
-
-try:
-    from torch.distributed.tensor import DTensor
-    from torch.distributed.tensor.placement_types import Partial, Shard, _StridedShard
-except ImportError:  # A torch built without distributed.
-    DTensor = None  # type: ignore[assignment,misc]
-try:
-    from torch.distributed._shard.sharded_tensor import ShardedTensor  # type: ignore[attr-defined]
-except ImportError:
-    ShardedTensor = None  # type: ignore[assignment,misc]
+from varve.torch import _devices
+from varve.torch._shards import DTensor, ShardedTensor, shards_of
 
 _NUMBERS: dict[torch.dtype, int] = {
     dtype: number
@@ -32,22 +23,34 @@ _NUMBERS: dict[torch.dtype, int] = {
 }
 _DTYPES: dict[int, torch.dtype] = {number: dtype for dtype, number in _NUMBERS.items()}
 
-#: The attributes of torch 2.14's CheckpointableTensor protocol.
-_CHECKPOINTABLE = ("global_shape", "global_offsets", "local_offsets", "local_sizes")
-
-#: A shard: (offsets in the whole, its memory).
-_Shard = tuple[Sequence[int], torch.Tensor]
+_exchange = getattr(torch.Tensor, "__dlpack_c_exchange_api__", None)  # Since torch 2.10.
+if _exchange is not None:
+    _core.set_torch(
+        _exchange,
+        torch.Tensor,
+        torch.nn.Parameter,
+        {code: DTYPE_NUMBERS[name] for code, name in _DLPACK.items()},
+    )
 
 
 class TorchArrays(NumpyArrays):
     """The Arrays of `varve.torch`. NumPy arrays in a state are tensors too and come back as arrays.
 
-    With `from_devices`, sources on CUDA devices are given as they are; else by a copy on the CPU. One
-    object serves one save or load.
+    One object serves one save or load.
+
+    Args:
+        from_devices: Give tensors on CUDA devices to the engine as they are. False: by copies on the CPU
+            that torch makes. None: as they are wherever there is a driver.
+        device: Where `create` makes tensors; None for torch's default device.
     """
 
-    def __init__(self, from_devices: bool = False) -> None:
-        self._from_devices = from_devices
+    plain = frozenset((torch.Tensor, torch.nn.Parameter))
+
+    def __init__(self, from_devices: bool | None = None, device: Any = None) -> None:
+        self._from_devices = from_devices is not False
+        self._device = device
+        #: Whether `add_plain` may take tensors on devices; known when the first comes.
+        self._plain_devices = False
         #: Copies on the CPU, by the memory that they are of: tied tensors stay tied.
         self._copies: dict[Any, torch.Tensor] = {}
         self._fresh: dict[int, torch.Tensor] = {}
@@ -66,27 +69,56 @@ class TorchArrays(NumpyArrays):
 
     def add_sources(self, into: Gathered, fqn: str, tensor: Any) -> None:
         """Adds the shards this rank holds; none where it holds nothing."""
-        if _added_quickly(into, fqn, tensor):
+        if self._added_plain(into, fqn, tensor):
             return
         if not is_torch(tensor):
             super().add_sources(into, fqn, tensor)
             return
         _check(fqn, tensor)
-        shape, shards = _shards(fqn, tensor)
-        for offsets, local in shards:
-            device = _cuda_memory(local) if self._from_devices else None
-            if device is not None:
-                _check_memory(fqn, local)
-                into.keep.append(local)
-                number, address = _NUMBERS[local.dtype], local.data_ptr()
-                into.engine.add(fqn, number, shape, address, None, offsets, local.shape, device)
-            else:
-                add_shard(into, fqn, shape, offsets, self._on_cpu(fqn, local))
+        shape, parts = shards_of(fqn, tensor)
+        for offsets, local in parts:
+            self._add_source(into, fqn, shape, offsets, local)
 
-    def _on_cpu(self, fqn: str, tensor: torch.Tensor) -> torch.Tensor:
+    def _add_source(
+        self,
+        into: Gathered,
+        fqn: str,
+        shape: Sequence[int],
+        offsets: Sequence[int],
+        local: torch.Tensor,
+    ) -> None:
+        """Adds a shard where it lies, or as a copy on the CPU."""
+        cuda = self._cuda_of(local)
+        memory = local if cuda is not None else self._on_cpu(into, fqn, local)
+        add_shard(into, fqn, shape, offsets, memory, cuda)
+
+    def _added_plain(self, into: Gathered | Filling, fqn: str, tensor: Any) -> bool:
+        """Adds a whole tensor in row-major memory, which nearly all are; False for all others."""
+        if into.engine.add_plain(fqn, tensor, self._plain_devices):
+            return True
+        if _added_quickly(into, fqn, tensor):
+            return True
+        if self._plain_devices or not self._from_devices:
+            return False
+        if type(tensor) in self.plain and tensor.is_cuda and not _devices.problem():
+            self._plain_devices = True
+            return into.engine.add_plain(fqn, tensor, True)
+        return False
+
+    def _cuda_of(self, local: torch.Tensor) -> tuple[int, int] | None:
+        """Returns device and stream of memory that the engine copies itself, else None."""
+        return _devices.cuda_of(local) if self._from_devices else None
+
+    def _note_copied(self, into: Gathered | Filling, tensor: torch.Tensor) -> None:
+        """Counts a tensor of a device that torch copies, in the report."""
+        if tensor.is_cuda:
+            into.engine.note_copied(_devices.problem() if self._from_devices else "")
+
+    def _on_cpu(self, into: Gathered, fqn: str, tensor: torch.Tensor) -> torch.Tensor:
         plain = _plain(fqn, tensor)
         if plain is not None:
             return plain
+        self._note_copied(into, tensor)
         place = _place(tensor)
         if place is None:
             return _copy_to_cpu(tensor)
@@ -99,55 +131,58 @@ class TorchArrays(NumpyArrays):
         if not is_torch(tensor):
             return super().memory(tensor, fqn)
         _check(fqn, tensor)
-        shape, shards = _shards(fqn, tensor)
-        places = [(tuple(offsets), _place(local)) for offsets, local in shards]
+        shape, parts = shards_of(fqn, tensor)
+        places = [(tuple(offsets), _place(local)) for offsets, local in parts]
         if not places or any(place is None for _, place in places):
             return None
         return tuple(shape), tuple(places)
 
     def add_targets(self, into: Filling, fqn: str, tensor: Any) -> None:
-        """Adds the shards this rank wants filled; memory elsewhere is filled through a copy on the CPU."""
-        if _added_quickly(into, fqn, tensor):
+        """Adds the shards this rank wants filled; what the engine cannot reach goes by a copy on the CPU."""
+        if self._added_plain(into, fqn, tensor):
             return
         if not is_torch(tensor):
             super().add_targets(into, fqn, tensor)
             return
         _check(fqn, tensor)
-        shape, shards = _shards(fqn, tensor)
-        for offsets, local in shards:
-            memory = self._memory_to_fill(fqn, local, into.after)
-            add_shard(into, fqn, shape, offsets, memory)
+        shape, parts = shards_of(fqn, tensor)
+        for offsets, local in parts:
+            memory, cuda = self._memory_to_fill(into, fqn, local)
+            add_shard(into, fqn, shape, offsets, memory, cuda)
 
     def _memory_to_fill(
-        self, fqn: str, local: torch.Tensor, after: list[Callable[[], None]]
-    ) -> torch.Tensor:
+        self, into: Filling, fqn: str, local: torch.Tensor
+    ) -> tuple[torch.Tensor, tuple[int, int] | None]:
         """Returns the tensor itself, or a copy on the CPU: one for all names of the same memory."""
+        if (cuda := self._cuda_of(local)) is not None:
+            return local, cuda
         memory = _plain(fqn, local, loading=True)
         if memory is not None:
-            return memory
+            return memory, None
         if _overlaps(local):
             raise InvalidArgumentError(
                 f'tensor "{fqn}": elements of the destination share memory (an expanded tensor); '
                 "load into a copy of it"
             )
+        self._note_copied(into, local)
         place = _place(local)
         copy = self._copies.get(place)
         if copy is None:
             copy = torch.empty(local.shape, dtype=local.dtype, device="cpu")
-            after.append(_copier(local, copy))
+            into.after.append(_copier(local, copy))
             if place is not None:
                 self._copies[place] = copy
-        return copy
+        return copy, None
 
     def create(self, fqn: str, dtype: int, shape: tuple[int, ...], origin: str) -> Any:
-        """Returns an uninitialised tensor on the CPU, or an array where an array was saved."""
+        """Returns an uninitialised tensor, or an array where an array was saved."""
         if origin == "numpy":
             return super().create(fqn, dtype, shape, origin)
         if dtype not in _DTYPES:
             raise UnsupportedError(
                 f'tensor "{fqn}": this torch has no dtype {_core.DTYPE_NAMES[dtype]}'
             )
-        return torch.empty(shape, dtype=_DTYPES[dtype])
+        return torch.empty(shape, dtype=_DTYPES[dtype], device=self._device)
 
     def hollow(self, tensor: Any) -> bool:
         """Returns True for tensors on the meta device, and DTensors whose shards are there."""
@@ -235,13 +270,11 @@ def is_torch(value: Any) -> bool:
 
 
 def _added_quickly(into: Gathered | Filling, fqn: str, tensor: Any) -> bool:
-    """Adds a plain contiguous CPU tensor; False for all others.
-
-    States have tens of thousands of these, and each Python call here is paid for each of them.
-    """
+    """Adds a plain contiguous CPU tensor as torch before 2.10 lets it be seen; False for all others."""
     kind = type(tensor)
     if (
-        (kind is torch.Tensor or kind is torch.nn.Parameter)
+        _exchange is None
+        and (kind is torch.Tensor or kind is torch.nn.Parameter)
         and tensor.is_cpu
         and tensor.layout is torch.strided
         and not tensor.is_nested
@@ -270,100 +303,6 @@ def _check(fqn: str, tensor: Any) -> None:
         raise InvalidArgumentError(
             f'tensor "{fqn}": nested tensors are not stored; convert it to a dense one'
         )
-
-
-def local_bytes(tensor: Any) -> int:
-    """Returns the bytes of the shards of a tensor that this rank holds."""
-    if DTensor is not None and isinstance(tensor, DTensor):
-        return int(tensor._local_tensor.nbytes)
-    if ShardedTensor is not None and isinstance(tensor, ShardedTensor):
-        return sum(int(shard.tensor.nbytes) for shard in tensor.local_shards())
-    return int(tensor.nbytes) if hasattr(tensor, "nbytes") else memoryview(tensor).nbytes
-
-
-def cuda_device(tensor: Any) -> int | None:
-    """Returns the CUDA device that the shards this rank holds are on; None for others."""
-    if DTensor is not None and isinstance(tensor, DTensor):
-        tensor = tensor._local_tensor
-    if isinstance(tensor, torch.Tensor) and tensor.is_cuda:
-        return tensor.device.index
-    return None
-
-
-def _has_layout(tensor: torch.Tensor) -> bool:
-    return all(hasattr(tensor, name) for name in _CHECKPOINTABLE)
-
-
-def _shards(fqn: str, tensor: Any) -> tuple[Sequence[int], list[_Shard]]:
-    """Returns the whole's shape and this rank's shards of it."""
-    if DTensor is not None and isinstance(tensor, DTensor):
-        return tensor.shape, _dtensor_shards(fqn, tensor)
-    if ShardedTensor is not None and isinstance(tensor, ShardedTensor):
-        return tensor.metadata().size, [
-            (shard.metadata.shard_offsets, shard.tensor) for shard in tensor.local_shards()
-        ]
-    if _has_layout(tensor):
-        return _checkpointable_shards(fqn, tensor)
-    return tensor.shape, [((0,) * tensor.dim(), tensor)]
-
-
-def _dtensor_shards(fqn: str, tensor: Any) -> list[_Shard]:
-    coordinate = tensor.device_mesh.get_coordinate()
-    if coordinate is None:
-        return []  # This rank is not part of the tensor's mesh.
-    dims: list[_layout.Stretches] = [[(0, size)] for size in tensor.shape]
-    for mesh_dim, placement in enumerate(tensor.placements):
-        count = tensor.device_mesh.size(mesh_dim)
-        index = coordinate[mesh_dim]
-        if isinstance(placement, Partial):
-            raise InvalidArgumentError(
-                f'tensor "{fqn}": a DTensor with a Partial placement holds unreduced sums, which no '
-                "other layout could load; redistribute it to Shard or Replicate first"
-            )
-        if isinstance(placement, _StridedShard):
-            dims[placement.dim] = _layout.strided_shard(
-                dims[placement.dim], count, index, int(placement.split_factor)
-            )
-        elif isinstance(placement, Shard):
-            dims[placement.dim] = _layout.shard(dims[placement.dim], count, index)
-        elif not placement.is_replicate():
-            raise UnsupportedError(f'tensor "{fqn}": placement {placement} is not known')
-    local = tensor._local_tensor
-    expected = tuple(sum(high - low for low, high in stretches) for stretches in dims)
-    if tuple(local.shape) != expected and local.numel() != 0:
-        raise InvalidArgumentError(
-            f'tensor "{fqn}": the local shard has shape {tuple(local.shape)}, its placements '
-            f"{tensor.placements} give {expected}"
-        )
-    if local.numel() == 0 and 0 not in tensor.shape:
-        return []
-    return [
-        (offsets, _narrow(local, local_offsets, sizes))
-        for offsets, local_offsets, sizes in _layout.boxes(dims)
-    ] or [((0,) * local.dim(), local)]
-
-
-def _checkpointable_shards(fqn: str, tensor: Any) -> tuple[Sequence[int], list[_Shard]]:
-    """Returns shards by the attributes: the place of each in the whole and in the local memory."""
-    shape = tuple(tensor.global_shape)
-    columns = [getattr(tensor, name) for name in _CHECKPOINTABLE[1:]]
-    if all(not column or isinstance(column[0], int) for column in columns):
-        columns = [[column] for column in columns]  # One shard, given without the outer tuple.
-    if len({len(column) for column in columns}) != 1:
-        raise InvalidArgumentError(
-            f'tensor "{fqn}": {", ".join(_CHECKPOINTABLE[1:])} differ in length'
-        )
-    return shape, [
-        (tuple(offsets), _narrow(tensor.detach(), local_offsets, sizes))
-        for offsets, local_offsets, sizes in zip(*columns, strict=True)
-    ]
-
-
-def _narrow(local: torch.Tensor, offsets: Sequence[int], sizes: Sequence[int]) -> torch.Tensor:
-    for dim, (offset, size) in enumerate(zip(offsets, sizes, strict=True)):
-        if size != local.shape[dim]:
-            local = local.narrow(dim, offset, size)
-    return local
 
 
 def _plain(fqn: str, tensor: torch.Tensor, loading: bool = False) -> torch.Tensor | None:
@@ -430,24 +369,6 @@ def _copy_to_cpu(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.detach().cpu().resolve_conj().resolve_neg()
 
 
-def _cuda_memory(tensor: torch.Tensor) -> tuple[int, int] | None:
-    """(device, stream) of a tensor whose memory the engine can copy; None when it needs another copy.
-
-    The stream is the current one of this thread: what the caller has queued there comes before.
-    """
-    if (
-        type(tensor) not in (torch.Tensor, torch.nn.Parameter)
-        or not tensor.is_cuda
-        or tensor.layout is not torch.strided
-        or tensor.is_quantized
-        or tensor.is_conj()
-        or tensor.is_neg()
-        or not tensor.is_contiguous()
-    ):
-        return None
-    return tensor.device.index, torch.cuda.current_stream(tensor.device).cuda_stream
-
-
 def _overlaps(memory: torch.Tensor) -> bool:
     """Returns True when two elements share memory (expanded tensors): only one thread may write."""
     return any(
@@ -469,13 +390,16 @@ def add_shard(
     shape: Sequence[int],
     offsets: Sequence[int],
     memory: torch.Tensor,
+    cuda: tuple[int, int] | None = None,
 ) -> None:
-    """Adds the box at `offsets` of a tensor of this shape, which is in CPU memory."""
+    """Adds the box at `offsets` of a tensor of this shape; `cuda` is device and stream of device memory."""
     _check_memory(fqn, memory)
+    if cuda is not None:
+        _check_storage(fqn, memory)
     into.keep.append(memory)
     strides = None if memory.is_contiguous() else memory.stride()
-    number = _NUMBERS[memory.dtype]
-    into.engine.add(fqn, number, shape, memory.data_ptr(), strides, offsets, memory.shape)
+    number, address = _NUMBERS[memory.dtype], memory.data_ptr()
+    into.engine.add(fqn, number, shape, address, strides, offsets, memory.shape, cuda)
 
 
 def _check_memory(fqn: str, memory: torch.Tensor) -> None:

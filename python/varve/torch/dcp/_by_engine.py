@@ -24,6 +24,7 @@ from torch.distributed.checkpoint.planner import SavePlanner
 from torch.distributed.tensor import DTensor
 
 from varve import _core, _engine, _tree
+from varve._core import background
 from varve._engine import collector_at_rest
 from varve.errors import Error, InvalidArgumentError, UnsupportedError
 from varve.torch._background import Save, with_shared
@@ -68,9 +69,8 @@ def engine_takes(job: Job, executor: str, stager: Any) -> bool:
     # The way that is taken instead reports an error, to all ranks.
     with contextlib.suppress(Exception), collector_at_rest():
         if stager is None and not (executor == "process" and is_object(job.path)):
-            tensors = _tensors_of(job)  # In an object store torch's process saves.
-            # From devices this package's other way copies once, and a stager by default twice.
-            mine = executor == "process" or all(tensor.is_cpu for tensor in tensors)
+            _tensors_of(job)  # In an object store torch's process saves.
+            mine = True
         if mine and executor == "process":
             stager_of(job.group.process_group, executor, _TIMEOUT, _OWNER)  # Starts the agent.
     if job.group.alone:
@@ -166,7 +166,7 @@ def _save(job: Job, path: str, start: Callable[[_Begin], SaveHandle]) -> AsyncSa
     def begin(stager: Stager) -> SaveHandle:
         with collective(stager.process_group, _TIMEOUT, name_of("save", path)) as coordinator:
             save = _core.SaveOptions(format="dcp", overwrite=job.writer.overwrite, timeout=_TIMEOUT)
-            options = _core.AsyncSaveOptions(save=save)
+            options = background.AsyncSaveOptions(save=save)
             return Save(SaveHandle, state, path, None, False, "log", options).start(
                 stager, coordinator
             )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import ctypes
 import threading
 from typing import Any
 
@@ -11,7 +10,8 @@ import torch
 from torch.distributed._state_dict_utils import _copy_state_dict, _create_cpu_state_dict
 from torch.distributed.tensor import DTensor
 
-from varve import _core
+from varve._core import background
+from varve.torch._devices import cuda_of, memory_of
 from varve.torch._tensors import _NUMBERS
 
 #: Between tensors in a buffer: a cache line, so that no two threads write to one.
@@ -42,7 +42,7 @@ class StateCopier:
                 self._free.remove(best)
                 return best
             self._free.clear()  # All too small: the next copies will be of this size.
-        return _core.HostBuffer(size)
+        return background.HostBuffer(size)
 
     def give_back(self, buffer: Any) -> None:
         """Makes a buffer free for others."""
@@ -56,8 +56,8 @@ class StateCopy:
     def __init__(self, copier: StateCopier, state: dict[str, Any]) -> None:
         self._copier = copier
         self._size = 0
-        #: (offset, source): dense CPU memory, to be copied by the engine.
-        self._dense: list[tuple[int, torch.Tensor]] = []
+        #: (offset, source, device and stream): dense memory, to be copied by the engine.
+        self._dense: list[tuple[int, torch.Tensor, tuple[int, int] | None]] = []
         #: (offset, source): all else that has elements.
         self._others: list[tuple[int, torch.Tensor]] = []
         self._buffer: Any = None
@@ -109,18 +109,17 @@ class StateCopy:
             return _Made(_copy_of(tensor))
         at = -(-self._size // _ALIGNMENT) * _ALIGNMENT
         self._size = at + tensor.nbytes
-        if tensor.is_cpu and tensor.is_contiguous():
-            self._dense.append((at, tensor))
+        cuda = cuda_of(tensor)
+        if (tensor.is_cpu or cuda is not None) and tensor.is_contiguous():
+            self._dense.append((at, tensor, cuda))
         else:
             self._others.append((at, tensor))
         return _Place(at, tensor.dtype, tuple(tensor.shape))
 
     def _fill(self) -> None:
         self._buffer = buffer = self._copier.take(max(self._size, 1))
-        raw = (ctypes.c_byte * buffer.size).from_address(buffer.address)
-        raw.buffer = buffer  # Lives as long as any view of it.
-        self._memory = torch.frombuffer(raw, dtype=torch.uint8)
-        buffer.copy_in([(at, tensor.data_ptr(), tensor.nbytes) for at, tensor in self._dense])
+        self._memory = memory_of(buffer)
+        buffer.copy_in([(at, t.data_ptr(), t.nbytes, cuda) for at, t, cuda in self._dense])
         for at, tensor in self._others:
             self._view(_Place(at, tensor.dtype, tuple(tensor.shape))).copy_(tensor)
 

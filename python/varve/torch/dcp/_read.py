@@ -17,6 +17,7 @@ from varve import _core
 from varve._core import storage
 from varve._engine import collector_at_rest
 from varve.errors import CheckpointNotFoundError, CorruptCheckpointError, InvalidArgumentError
+from varve.torch._devices import cuda_of
 from varve.torch._tensors import _NUMBERS, _overlaps
 from varve.torch.dcp._metadata import Stored, dtype_of
 
@@ -90,13 +91,15 @@ class PlanReader:
             number, shape = self._tensor(stored.fqn)
             memory = tensor
             if not _can_be_filled(tensor, number):
-                memory = torch.empty(item.lengths, dtype=dtype_of(stored.fqn, number))
+                memory = torch.empty(item.lengths, dtype=dtype_of(stored.fqn, number), device="cpu")
             filled.append((item, tensor, memory))
             if memory.numel() > 0:
                 begin = [a + b for a, b in zip(stored.offsets, item.storage_offsets, strict=True)]
                 strides = None if memory.is_contiguous() else memory.stride()
                 address = memory.data_ptr()
-                request.add(stored.fqn, number, shape, address, strides, begin, item.lengths)
+                cuda = cuda_of(memory)
+                lengths = item.lengths
+                request.add(stored.fqn, number, shape, address, strides, begin, lengths, cuda)
         self._reader.load(request, _core.LoadOptions(strict=False), None)
         for item, tensor, memory in filled:
             if memory is not tensor:
@@ -121,7 +124,7 @@ class PlanReader:
 def _can_be_filled(tensor: torch.Tensor, number: int) -> bool:
     """Returns True when the engine can write the stored elements where the tensor has them."""
     return (
-        tensor.is_cpu
+        (tensor.is_cpu or cuda_of(tensor) is not None)
         and tensor.layout is torch.strided
         and _NUMBERS.get(tensor.dtype) == number
         and not (tensor.is_conj() or tensor.is_neg())

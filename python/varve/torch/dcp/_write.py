@@ -25,6 +25,7 @@ from torch.distributed.checkpoint.storage import WriteResult
 from varve import _core
 from varve._engine import collector_at_rest
 from varve.errors import InvalidArgumentError
+from varve.torch._devices import cuda_of
 from varve.torch._tensors import _NUMBERS
 from varve.torch.dcp._turns import Turns
 
@@ -238,13 +239,14 @@ class _OnlyTorchStores(Exception):
 
 
 def _is_here(tensor: torch.Tensor) -> bool:
-    return tensor.is_cpu
+    """Returns True for memory that the engine reads where it is."""
+    return tensor.is_cpu or cuda_of(tensor.detach()) is not None
 
 
 def add_tensor(
     stored: _core.DcpItems, fqn: str, data: torch.Tensor, keep: list[torch.Tensor]
 ) -> bool:
-    """Adds a tensor in CPU memory; False for what only torch can store.
+    """Adds a tensor in memory of the CPU or of a device; False for what only torch can store.
 
     The memory lives as long as what is appended to `keep`.
     """
@@ -253,7 +255,9 @@ def add_tensor(
         return False
     keep.append(tensor)
     strides = None if tensor.is_contiguous() else tensor.stride()
-    stored.add_tensor(fqn, _NUMBERS[tensor.dtype], tensor.shape, tensor.data_ptr(), strides)
+    cuda = cuda_of(tensor)
+    number, address = _NUMBERS[tensor.dtype], tensor.data_ptr()
+    stored.add_tensor(fqn, number, tensor.shape, address, strides, cuda)
     return True
 
 

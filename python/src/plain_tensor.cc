@@ -1,0 +1,192 @@
+// Torch gives the memory of a tensor to C callers by DLPack's exchange interface: a table of
+// functions in a capsule, torch.Tensor.__dlpack_c_exchange_api__ (torch 2.10 and later). A state
+// has tens of thousands of tensors, and ten attributes read from Python cost a microsecond each
+// tensor. The structs follow DLPack 1.2 (dlpack.h); the header names the version and is the same in
+// all.
+
+#include "plain_tensor.h"
+
+#include <cstdint>
+#include <map>
+#include <utility>
+
+#include <nanobind/stl/map.h>
+#include <nanobind/stl/pair.h>
+
+#include "pipeline/host_buffer.h"
+
+namespace varve::python {
+namespace {
+
+struct DlDevice {
+  std::int32_t type;  // 1: host memory, 2: CUDA.
+  std::int32_t id;
+};
+
+struct DlTensor {
+  void* data;
+  DlDevice device;
+  std::int32_t dimensions;
+  std::uint8_t code;
+  std::uint8_t bits;
+  std::uint16_t lanes;
+  std::int64_t* shape;
+  std::int64_t* strides;
+  std::uint64_t byte_offset;
+};
+
+struct ExchangeInterface {
+  std::uint32_t major;
+  std::uint32_t minor;
+  void* older;
+  void* allocate;
+  void* from_object;
+  void* to_object;
+  int (*borrow)(void* object, DlTensor* out);
+  int (*current_stream)(std::int32_t device_type, std::int32_t device, void** stream);
+};
+
+constexpr std::int32_t kHost = 1;
+constexpr std::int32_t kCuda = 2;
+
+/// What set_torch has been told. Never destroyed: the interpreter may end first.
+struct Torch {
+  const ExchangeInterface* exchange = nullptr;
+  PyObject* tensor_type = nullptr;
+  PyObject* parameter_type = nullptr;
+  std::map<std::pair<int, int>, DType> dtypes;  // By code and bits.
+  // Called as they are: a lookup by name for each tensor would cost more than the call.
+  PyObject* is_neg = nullptr;
+  PyObject* is_conj = nullptr;
+  PyObject* storage_offset = nullptr;
+  PyObject* untyped_storage = nullptr;
+  PyObject* storage_nbytes = nullptr;
+  PyObject* hasattr = nullptr;
+  PyObject* global_shape = nullptr;
+};
+Torch& g_torch = *new Torch;
+
+/// Takes the interface from torch's capsule. One of another major version is left alone.
+void SetTorch(const nb::object& capsule, const nb::object& tensor_type,
+              const nb::object& parameter_type, std::map<std::pair<int, int>, DType> dtypes) {
+  auto* const exchange = static_cast<const ExchangeInterface*>(
+      PyCapsule_GetPointer(capsule.ptr(), "dlpack_exchange_api"));
+  if (exchange == nullptr) {
+    throw nb::python_error();
+  }
+  if (exchange->major != 1 || exchange->borrow == nullptr || exchange->current_stream == nullptr) {
+    return;
+  }
+  g_torch.tensor_type = nb::object(tensor_type).release().ptr();
+  g_torch.parameter_type = nb::object(parameter_type).release().ptr();
+  g_torch.dtypes = std::move(dtypes);
+  const auto method = [](nb::handle type, const char* name) {
+    return nb::object(type.attr(name)).release().ptr();
+  };
+  g_torch.is_neg = method(tensor_type, "is_neg");
+  g_torch.is_conj = method(tensor_type, "is_conj");
+  g_torch.storage_offset = method(tensor_type, "storage_offset");
+  g_torch.untyped_storage = method(tensor_type, "untyped_storage");
+  g_torch.storage_nbytes = method(nb::module_::import_("torch").attr("UntypedStorage"), "nbytes");
+  g_torch.hasattr = method(nb::module_::import_("builtins"), "hasattr");
+  g_torch.global_shape = PyUnicode_InternFromString("global_shape");
+  g_torch.exchange = exchange;
+}
+
+bool IsRowMajor(const DlTensor& tensor) {
+  std::int64_t step = 1;
+  for (std::int32_t d = tensor.dimensions; d-- > 0;) {
+    if (tensor.shape[d] == 0) {
+      return true;
+    }
+    if (tensor.shape[d] != 1 && tensor.strides[d] != step) {
+      return false;
+    }
+    step *= tensor.shape[d];
+  }
+  return true;
+}
+
+/// Calls a function of torch with objects. Raises what it raises.
+template <class... Arguments>
+nb::object Call(PyObject* function, Arguments... arguments) {
+  PyObject* const all[] = {nullptr, arguments...};
+  PyObject* const result = PyObject_Vectorcall(
+      function, &all[1], sizeof...(Arguments) | PY_VECTORCALL_ARGUMENTS_OFFSET, nullptr);
+  if (result == nullptr) {
+    throw nb::python_error();
+  }
+  return nb::steal(result);
+}
+
+template <class... Arguments>
+bool IsTrue(PyObject* function, Arguments... arguments) {
+  return Call(function, arguments...).ptr() == Py_True;
+}
+
+template <class... Arguments>
+std::uint64_t NumberOf(PyObject* function, Arguments... arguments) {
+  return nb::cast<std::uint64_t>(Call(function, arguments...));
+}
+
+}  // namespace
+
+std::optional<PlainTensor> PlainTensorOf(nb::handle tensor, bool devices) {
+  PyObject* const type = reinterpret_cast<PyObject*>(Py_TYPE(tensor.ptr()));
+  if (g_torch.exchange == nullptr ||
+      (type != g_torch.tensor_type && type != g_torch.parameter_type)) {
+    return std::nullopt;
+  }
+  DlTensor found{};
+  if (g_torch.exchange->borrow(tensor.ptr(), &found) != 0) {
+    PyErr_Clear();  // Of a layout or dtype that DLPack has no name for.
+    return std::nullopt;
+  }
+  const auto dtype = g_torch.dtypes.find({found.code, found.bits});
+  const bool here = found.device.type == kHost || (devices && found.device.type == kCuda);
+  if (dtype == g_torch.dtypes.end() || found.lanes != 1 || !here || !IsRowMajor(found)) {
+    return std::nullopt;
+  }
+  PlainTensor plain;
+  plain.dtype = dtype->second;
+  std::uint64_t bytes = ItemSize(plain.dtype);
+  for (std::int32_t d = 0; d < found.dimensions; ++d) {
+    plain.shape.push_back(static_cast<std::uint64_t>(found.shape[d]));
+    bytes *= plain.shape.back();
+  }
+  plain.data = static_cast<std::byte*>(found.data) + found.byte_offset;
+  // A view that is conjugated or negated when it is read; a shard with a place of its own; a
+  // storage that ends before the last element, of which Python tells why.
+  PyObject* const object = tensor.ptr();
+  if (IsTrue(g_torch.is_neg, object) || IsTrue(g_torch.is_conj, object) ||
+      IsTrue(g_torch.hasattr, object, g_torch.global_shape) ||
+      (bytes > 0 && found.data == nullptr)) {
+    return std::nullopt;
+  }
+  const nb::object storage = Call(g_torch.untyped_storage, object);
+  const std::uint64_t there = NumberOf(g_torch.storage_nbytes, storage.ptr());
+  const std::uint64_t offset = NumberOf(g_torch.storage_offset, object);
+  if (there < bytes + offset * ItemSize(plain.dtype)) {
+    return std::nullopt;
+  }
+  if (found.device.type == kCuda) {
+    OnCuda cuda{found.device.id, nullptr};
+    if (g_torch.exchange->current_stream(kCuda, found.device.id, &cuda.stream) != 0) {
+      PyErr_Clear();
+      return std::nullopt;
+    }
+    plain.cuda = cuda;
+  }
+  return plain;
+}
+
+void BindPlainTensors(nb::module_& module) {
+  module.def("set_torch", &SetTorch, nb::arg("capsule"), nb::arg("tensor"), nb::arg("parameter"),
+             nb::arg("dtypes"));
+  module.def("device_problem", [] {
+    const GilReleased release;
+    return DeviceProblem();
+  });
+}
+
+}  // namespace varve::python

@@ -1,0 +1,27 @@
+// Tensors of torch as plain memory, without a call of Python for each attribute.
+#pragma once
+
+#include <optional>
+
+#include "bindings.h"
+#include "varve/checkpoint.h"
+#include "varve/tensor.h"
+
+namespace varve::python {
+
+/// Row-major memory of a whole tensor.
+struct PlainTensor {
+  DType dtype = DType::kUInt8;
+  Dims shape;
+  void* data = nullptr;
+  std::optional<OnCuda> cuda{};
+};
+
+/// Returns the memory of a torch.Tensor or torch.nn.Parameter in row-major order, in host memory or
+/// with `devices` on a CUDA device, with the stream that is current there. Returns nothing for all
+/// other objects and layouts, and before set_torch was called with an interface. Needs the GIL.
+std::optional<PlainTensor> PlainTensorOf(nb::handle tensor, bool devices);
+
+void BindPlainTensors(nb::module_& module);
+
+}  // namespace varve::python

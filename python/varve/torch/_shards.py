@@ -1,0 +1,130 @@
+"""The part of a tensor that this rank holds, of each kind of distributed tensor."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from varve.errors import InvalidArgumentError, UnsupportedError
+from varve.torch import _layout
+
+try:
+    from torch.distributed.tensor import DTensor
+    from torch.distributed.tensor.placement_types import Partial, Shard, _StridedShard
+except ImportError:  # A torch built without distributed.
+    DTensor = None  # type: ignore[assignment,misc]
+try:
+    from torch.distributed._shard.sharded_tensor import ShardedTensor  # type: ignore[attr-defined]
+except ImportError:
+    ShardedTensor = None  # type: ignore[assignment,misc]
+
+__all__ = ["DTensor", "ShardedTensor", "cuda_device", "is_shard", "local_bytes", "shards_of"]
+
+#: The attributes of torch 2.14's CheckpointableTensor protocol.
+_CHECKPOINTABLE = ("global_shape", "global_offsets", "local_offsets", "local_sizes")
+
+#: A shard: (offsets in the whole, its memory).
+_Shard = tuple[Sequence[int], torch.Tensor]
+
+
+def local_bytes(tensor: Any) -> int:
+    """Returns the bytes of the shards of a tensor that this rank holds."""
+    if DTensor is not None and isinstance(tensor, DTensor):
+        return int(tensor._local_tensor.nbytes)
+    if ShardedTensor is not None and isinstance(tensor, ShardedTensor):
+        return sum(int(shard.tensor.nbytes) for shard in tensor.local_shards())
+    return int(tensor.nbytes) if hasattr(tensor, "nbytes") else memoryview(tensor).nbytes
+
+
+def is_shard(tensor: Any) -> bool:
+    """Returns True for a tensor of which each rank may hold another part."""
+    sharded = ShardedTensor is not None and isinstance(tensor, ShardedTensor)
+    distributed = DTensor is not None and isinstance(tensor, DTensor)
+    return sharded or distributed or (isinstance(tensor, torch.Tensor) and _has_layout(tensor))
+
+
+def cuda_device(tensor: Any) -> int | None:
+    """Returns the CUDA device that the shards this rank holds are on; None for others."""
+    if DTensor is not None and isinstance(tensor, DTensor):
+        tensor = tensor._local_tensor
+    if isinstance(tensor, torch.Tensor) and tensor.is_cuda:
+        return tensor.device.index
+    return None
+
+
+def _has_layout(tensor: torch.Tensor) -> bool:
+    return all(hasattr(tensor, name) for name in _CHECKPOINTABLE)
+
+
+def shards_of(fqn: str, tensor: Any) -> tuple[Sequence[int], list[_Shard]]:
+    """Returns the whole's shape and this rank's shards of it."""
+    if DTensor is not None and isinstance(tensor, DTensor):
+        return tensor.shape, _dtensorshards(fqn, tensor)
+    if ShardedTensor is not None and isinstance(tensor, ShardedTensor):
+        return tensor.metadata().size, [
+            (shard.metadata.shard_offsets, shard.tensor) for shard in tensor.local_shards()
+        ]
+    if _has_layout(tensor):
+        return _checkpointableshards(fqn, tensor)
+    return tensor.shape, [((0,) * tensor.dim(), tensor)]
+
+
+def _dtensorshards(fqn: str, tensor: Any) -> list[_Shard]:
+    coordinate = tensor.device_mesh.get_coordinate()
+    if coordinate is None:
+        return []  # This rank is not part of the tensor's mesh.
+    dims: list[_layout.Stretches] = [[(0, size)] for size in tensor.shape]
+    for mesh_dim, placement in enumerate(tensor.placements):
+        count = tensor.device_mesh.size(mesh_dim)
+        index = coordinate[mesh_dim]
+        if isinstance(placement, Partial):
+            raise InvalidArgumentError(
+                f'tensor "{fqn}": a DTensor with a Partial placement holds unreduced sums, which no '
+                "other layout could load; redistribute it to Shard or Replicate first"
+            )
+        if isinstance(placement, _StridedShard):
+            dims[placement.dim] = _layout.strided_shard(
+                dims[placement.dim], count, index, int(placement.split_factor)
+            )
+        elif isinstance(placement, Shard):
+            dims[placement.dim] = _layout.shard(dims[placement.dim], count, index)
+        elif not placement.is_replicate():
+            raise UnsupportedError(f'tensor "{fqn}": placement {placement} is not known')
+    local = tensor._local_tensor
+    expected = tuple(sum(high - low for low, high in stretches) for stretches in dims)
+    if tuple(local.shape) != expected and local.numel() != 0:
+        raise InvalidArgumentError(
+            f'tensor "{fqn}": the local shard has shape {tuple(local.shape)}, its placements '
+            f"{tensor.placements} give {expected}"
+        )
+    if local.numel() == 0 and 0 not in tensor.shape:
+        return []
+    return [
+        (offsets, _narrow(local, local_offsets, sizes))
+        for offsets, local_offsets, sizes in _layout.boxes(dims)
+    ] or [((0,) * local.dim(), local)]
+
+
+def _checkpointableshards(fqn: str, tensor: Any) -> tuple[Sequence[int], list[_Shard]]:
+    """Returns shards by the attributes: the place of each in the whole and in the local memory."""
+    shape = tuple(tensor.global_shape)
+    columns = [getattr(tensor, name) for name in _CHECKPOINTABLE[1:]]
+    if all(not column or isinstance(column[0], int) for column in columns):
+        columns = [[column] for column in columns]  # One shard, given without the outer tuple.
+    if len({len(column) for column in columns}) != 1:
+        raise InvalidArgumentError(
+            f'tensor "{fqn}": {", ".join(_CHECKPOINTABLE[1:])} differ in length'
+        )
+    return shape, [
+        (tuple(offsets), _narrow(tensor.detach(), local_offsets, sizes))
+        for offsets, local_offsets, sizes in zip(*columns, strict=True)
+    ]
+
+
+def _narrow(local: torch.Tensor, offsets: Sequence[int], sizes: Sequence[int]) -> torch.Tensor:
+    for dim, (offset, size) in enumerate(zip(offsets, sizes, strict=True)):
+        if size != local.shape[dim]:
+            local = local.narrow(dim, offset, size)
+    return local
