@@ -19,7 +19,7 @@ Box BoxOf(std::optional<Dims> offsets, std::optional<Dims> sizes, const Dims& sh
 }
 
 void AddSource(State& state, std::string fqn, DType dtype, Dims shape, std::uintptr_t address,
-               std::optional<Strides> strides, std::optional<Dims> offsets,
+               const std::optional<Strides>& strides, std::optional<Dims> offsets,
                std::optional<Dims> sizes, const Cuda& cuda) {
   const auto* const data = MemoryAt<const void>(address);
   TensorSource source = HostMemory{data, strides.value_or(Strides{})};

@@ -26,6 +26,8 @@ class TornSamples {
   /// CudaDevices::Queue's.
   static Result<TornSamples> Take(std::span<const FileSegment> segments);
   TornSamples(TornSamples&&) = default;
+  TornSamples(const TornSamples&) = delete;
+  TornSamples& operator=(const TornSamples&) = delete;
   TornSamples& operator=(TornSamples&&) = delete;
   ~TornSamples() { Wait(); }
 

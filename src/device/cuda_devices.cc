@@ -65,9 +65,9 @@ class CudaDevices::Work {
     std::shared_ptr<Event> done;
     std::string what;
   };
-  explicit Work(const CudaDriver& driver) : driver_(driver) {}
-  const CudaDriver& driver_;
-  std::vector<Part> parts_;
+  explicit Work(const CudaDriver& used) : driver(used) {}
+  const CudaDriver& driver;
+  std::vector<Part> parts;
 };
 
 Result<CudaDevices*> CudaDevices::Get() {
@@ -156,15 +156,15 @@ Result<std::shared_ptr<const CudaDevices::Work>> CudaDevices::Queue(
       (void)Wait(*work);  // What was queued on other devices is under way.
       return queued.Annotate(what);
     }
-    work->parts_.push_back(std::move(part));
+    work->parts.push_back(std::move(part));
   }
   return std::shared_ptr<const Work>(std::move(work));
 }
 
 Status CudaDevices::Wait(const Work& work) {
   Status first;
-  for (const Work::Part& part : work.parts_) {
-    Status status = work.driver_.Check(part.done->Wait(), part.what);
+  for (const Work::Part& part : work.parts) {
+    Status status = work.driver.Check(part.done->Wait(), part.what);
     NoteReached(*part.lane, part.done);
     if (first.ok()) {
       first = std::move(status);

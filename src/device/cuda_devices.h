@@ -43,6 +43,7 @@ class CudaDevices {
   static std::unique_ptr<CudaDevices> MakeForTest(const CudaDriver& driver);
   CudaDevices(const CudaDevices&) = delete;
   CudaDevices& operator=(const CudaDevices&) = delete;
+  ~CudaDevices() = default;
 
   /// Orders later moves of `device` in that direction behind all work that has been queued on its
   /// `stream` so far (a CUstream; null is the default stream). Does not wait itself. Errors:

@@ -232,14 +232,15 @@ bool ChunkBefore(const StoredChunk& a, const StoredChunk& b) {
   if (item_a != item_b) {
     return item_a > item_b;
   }
-  if (a.fqn != b.fqn) {
-    return a.fqn < b.fqn;
-  }
-  return a.box.offsets < b.box.offsets;
+  const int names = a.fqn.compare(b.fqn);
+  return names != 0 ? names < 0 : a.box.offsets < b.box.offsets;
 }
 
 Status LayOut(DataFileHeader* header) {
-  std::sort(header->chunks.begin(), header->chunks.end(), ChunkBefore);
+  // Mostly they are: sorting what is sorted would move each chunk a few times.
+  if (!std::is_sorted(header->chunks.begin(), header->chunks.end(), ChunkBefore)) {
+    std::sort(header->chunks.begin(), header->chunks.end(), ChunkBefore);
+  }
   std::uint64_t at = 0;
   const auto place = [&at](std::optional<std::uint64_t> size, ByteRange* range) {
     const auto end = size ? CheckedAdd(at, *size) : std::nullopt;

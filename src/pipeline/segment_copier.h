@@ -43,8 +43,8 @@ class SegmentCopier {
 
  private:
   [[nodiscard]] std::size_t PartAt(std::uint64_t offset) const;
-  Result<BufferPool::Lease> LeaseFor(std::span<const FileSegment> segments,
-                                     std::span<std::byte> out) const;
+  [[nodiscard]] Result<BufferPool::Lease> LeaseFor(std::span<const FileSegment> segments,
+                                                   std::span<std::byte> out) const;
 
   const std::span<const FileSegment> segments_;
   const std::vector<StagedPart>& parts_;

@@ -102,8 +102,8 @@ Result<std::vector<Shard>> GroupShards(const std::vector<LocalPlan>& plans,
     }
   }
   std::sort(held.begin(), held.end(), [](const Held& a, const Held& b) {
-    if (a.item->fqn != b.item->fqn) {
-      return a.item->fqn < b.item->fqn;
+    if (const int names = a.item->fqn.compare(b.item->fqn); names != 0) {
+      return names < 0;
     }
     if (a.item->box.offsets != b.item->box.offsets) {
       return a.item->box.offsets < b.item->box.offsets;
@@ -300,7 +300,7 @@ Result<SettledPlan> Settle(const std::vector<LocalPlan>& plans) {
   Balancer balancer(plans.size());
   std::map<std::vector<std::uint32_t>, std::vector<const Shard*>, FewerHoldersFirst> groups;
   for (const Shard& shard : shards) {
-    tensor_names.insert(shard.item->fqn);
+    tensor_names.emplace_hint(tensor_names.end(), shard.item->fqn);  // They ascend.
     const bool differs = ReplicasDiffer(shard, plans);
     if (differs) {
       differing.insert(shard.item->fqn);
