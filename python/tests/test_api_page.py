@@ -51,7 +51,8 @@ def details(value: Any) -> list[str]:
     """Arguments of a function or class, fields of a report, methods and properties of a class."""
     if dataclasses.is_dataclass(value):
         return [field.name for field in dataclasses.fields(value)]
-    engine = {**vars(_core), **vars(_core.manage), **vars(_core.uploads)}
+    parts = (_core, _core.background, _core.manage, _core.uploads)
+    engine = {name: value for part in parts for name, value in vars(part).items()}
     if inspect.isclass(value) and value.__name__ in engine:  # A report of the engine.
         return [name for name in vars(value) if not name.startswith("_")]
     names = [name for name in inspect.signature(value).parameters if name != "self"]

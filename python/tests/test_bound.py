@@ -21,7 +21,7 @@ STUBS = Path(varve.__file__).with_name("_core")
 def structs() -> dict[str, list[ast.AnnAssign]]:
     """The fields that the stubs declare of each bound struct."""
     found: dict[str, list[ast.AnnAssign]] = {"_Struct": []}
-    stubs = ("__init__.pyi", "manage.pyi", "uploads.pyi")
+    stubs = ("__init__.pyi", "background.pyi", "manage.pyi", "uploads.pyi")
     bodies = [ast.parse((STUBS / name).read_text()).body for name in stubs]
     for node in (node for body in bodies for node in body):
         bases = [ast.unparse(base) for base in node.bases] if isinstance(node, ast.ClassDef) else []
@@ -36,7 +36,7 @@ STRUCTS = structs()
 
 def bound_class(name: str) -> Any:
     """The class that a stub declares."""
-    places = (_core, _core.manage, _core.uploads)
+    places = (_core, _core.background, _core.manage, _core.uploads)
     return next(getattr(place, name) for place in places if hasattr(place, name))
 
 
@@ -121,7 +121,8 @@ def test_reports_are_values() -> None:
     for other in (pickle.loads(pickle.dumps(first)), copy.deepcopy(first)):
         assert type(other) is varve.LoadReport and other == first
     assert repr(first) == (
-        "LoadReport(loaded=3, bytes_read=0, bytes_from_agent=0, seconds=0.5, missing=['a'], "
+        "LoadReport(loaded=3, bytes_read=0, bytes_from_agent=0, device_bytes=0, "
+        "copied_ahead=CopiedAhead(tensors=0, problem=''), seconds=0.5, missing=['a'], "
         "unexpected=[], mismatched=[], phases=[])"
     )
     with pytest.raises(TypeError, match="unhashable"):

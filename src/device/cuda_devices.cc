@@ -27,6 +27,7 @@
 #include <algorithm>
 #include <cctype>
 #include <fstream>
+#include <new>
 #include <optional>
 #include <string>
 #include <utility>
@@ -145,6 +146,7 @@ Result<std::shared_ptr<const CudaDevices::Work>> CudaDevices::Queue(
                              (direction == Direction::kToHost ? "from " : "to ") + Named(ordinal);
     Work::Part part;
     part.what = what;
+    work->parts.reserve(work->parts.size() + 1);  // Nothing may be thrown once it is queued.
     const auto queue = [&]() -> Status {
       VARVE_ASSIGN_OR_RETURN(Device* const device, DeviceAt(ordinal));
       part.lane = &device->lanes[static_cast<std::size_t>(direction)];
@@ -218,20 +220,24 @@ Result<std::shared_ptr<CudaDevices::Event>> CudaDevices::QueueOn(
   VARVE_RETURN_IF_ERROR(driver_.Check(done->error(), "make an event"));
   VARVE_RETURN_IF_ERROR(MakeRoom(lane, bytes));
   const Current current(driver_, device.context);
-  const int failed =
-      current.error() != 0 ? current.error() : QueueAll(device, direction, moves, true);
-  // Also after a failure: those that were queued before it are under way.
-  const std::scoped_lock lock(lane.mutex);
-  const int error = driver_.event_record(done->get(), lane.stream);
-  if (failed != 0 || error != 0) {
-    lane.bytes -= bytes;
-    lane.changed.notify_all();
-    driver_.stream_synchronize(lane.stream);  // Waits for others' copies too.
-    return driver_.Check(failed != 0 ? failed : error, "queue the copies");
+  int failed = current.error();
+  try {
+    failed = failed != 0 ? failed : QueueAll(device, direction, moves, true);
+    const std::scoped_lock lock(lane.mutex);
+    failed = failed != 0 ? failed : driver_.event_record(done->get(), lane.stream);
+    if (failed == 0) {
+      lane.queued.push_back({done, bytes});
+      lane.changed.notify_all();
+      return done;
+    }
+  } catch (const std::bad_alloc&) {
+    failed = CudaDriver::kOutOfMemory;
   }
-  lane.queued.push_back({done, bytes});
+  driver_.stream_synchronize(lane.stream);  // What was queued before the failure is under way.
+  const std::scoped_lock lock(lane.mutex);
+  lane.bytes -= bytes;
   lane.changed.notify_all();
-  return done;
+  return driver_.Check(failed, "queue the copies");
 }
 
 int CudaDevices::QueueAll(Device& device, Direction direction, std::span<const DeviceMove> moves,

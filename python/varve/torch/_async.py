@@ -82,7 +82,8 @@ def async_save(
             the copy, after a second, two, and so on.
         deadline: Seconds from the call on after which the save is given up.
         check_torn: Compare samples of every tensor before and after the copy, to find one that was
-            written to meanwhile. By default where VARVE_DEBUG is set in the environment.
+            written to meanwhile. By default in overlapped saves, and where VARVE_DEBUG is set in the
+            environment.
         upload_to: As in `save`; in the background, after the save. The handle ends when both are durable,
             and has the error of an upload that failed. The next save does not wait for the upload.
         on_failure: "log", or "raise": the call raises where an earlier save of the stager has failed
