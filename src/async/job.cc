@@ -161,10 +161,11 @@ Status AsyncJob::Copy(StagingPool& pool, StagingPool::Ticket ticket, int threads
       return samples_ ? (*samples_)->Compare(work.name_of) : Status::Ok();
     });
   }
+  StagingMemory registered = pool.memory_report();
   const std::scoped_lock lock(mutex_);
   staging_ = std::move(phases);
   NoteDeviceBytes();
-  staging_memory_ = pool.memory_report();
+  staging_memory_ = std::move(registered);
   return filled;
 }
 

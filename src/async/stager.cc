@@ -245,7 +245,11 @@ struct Stager::Impl {
   void Stage(const Job& job, StagingPool::Ticket ticket) {
     job->Stage(*pool, ticket, copy_threads(*job));
     if (job->device() && pins()) {
-      pool->PinUsed(*job->device());
+      // Best effort: copies are slower without.
+      (void)Guarded([&] {
+        pool->PinUsed(*job->device());
+        return Status::Ok();
+      });
     }
     if (job->deferred()) {
       Finish(job);  // Nothing is written: it need not wait for other saves.

@@ -111,6 +111,10 @@ Result<CudaDevices::Device*> CudaDevices::DeviceAt(int ordinal) {
           driver_.Check(driver_.stream_create(&lane.stream, CudaDriver::kStreamNonBlocking), what));
     }
   }
+  int shares = 0;
+  known->shares_addresses =
+      driver_.device_attribute(&shares, CudaDriver::kSharesHostAddresses, known->device) == 0 &&
+      shares != 0;
   known->ready = true;
   return known.get();
 }
@@ -243,7 +247,8 @@ Result<std::shared_ptr<CudaDevices::Event>> CudaDevices::QueueOn(
 int CudaDevices::QueueAll(Device& device, Direction direction, std::span<const DeviceMove> moves,
                           bool kernels) {
   const CudaDriver::Handle stream = device.lanes[static_cast<std::size_t>(direction)].stream;
-  const bool registered = AreRegistered(moves);
+  // What takes addresses of registered memory as the device's own, which is so on most systems.
+  const bool registered = device.shares_addresses && AreRegistered(moves);
   const SortedMoves sorted = SortMoves(moves, registered && kernels && has_kernels_);
   // A batch refuses memory that is not registered, or waits for it.
   const bool batched = registered && has_batches_ && sorted.copies.size() > 1;

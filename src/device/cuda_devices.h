@@ -97,6 +97,7 @@ class CudaDevices {
     int ordinal = 0;
     int device = 0;
     bool ready = false;
+    bool shares_addresses = false;  // Registered memory has one address here and on the device.
     CudaDriver::Handle context = nullptr;
     std::array<Lane, 2> lanes;
     std::mutex mutex;                                     // Guards what follows.

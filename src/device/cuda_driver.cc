@@ -48,6 +48,7 @@ Result<CudaDriver> Load() {
   library.Find("cuGetErrorString", &driver.get_error_string);
   library.Find("cuDeviceGet", &driver.device_get);
   library.Find("cuDeviceGetPCIBusId", &driver.device_bus_id);
+  library.Find("cuDeviceGetAttribute", &driver.device_attribute);
   library.Find("cuDevicePrimaryCtxRetain", &driver.context_retain);
   library.Find("cuCtxPushCurrent_v2", &driver.context_push);
   library.Find("cuCtxPopCurrent_v2", &driver.context_pop);

@@ -47,6 +47,7 @@ struct CudaDriver {
   int (*get_error_string)(int error, const char** text);
   int (*device_get)(int* device, int ordinal);
   int (*device_bus_id)(char* text, int bytes, int device);
+  int (*device_attribute)(int* value, int attribute, int device);
   int (*context_retain)(Handle* context, int device);  ///< The one that the CUDA runtime uses.
   int (*context_push)(Handle context);
   int (*context_pop)(Handle* context);
@@ -81,9 +82,11 @@ struct CudaDriver {
   static constexpr unsigned kRegisterMapped = 2;     ///< CU_MEMHOSTREGISTER_DEVICEMAP
   static constexpr unsigned kHostMemory = 1;         ///< CU_MEMORYTYPE_HOST
   static constexpr unsigned kDeviceMemory = 2;       ///< CU_MEMORYTYPE_DEVICE
-  static constexpr int kRelaxedCapture = 2;          ///< CU_STREAM_CAPTURE_MODE_RELAXED
-  static constexpr int kInStreamOrder = 1;           ///< CU_MEMCPY_SRC_ACCESS_ORDER_STREAM
-  static constexpr int kOutOfMemory = 2;             ///< CUDA_ERROR_OUT_OF_MEMORY
+  /// CU_DEVICE_ATTRIBUTE_CAN_USE_HOST_POINTER_FOR_REGISTERED_MEM
+  static constexpr int kSharesHostAddresses = 91;
+  static constexpr int kRelaxedCapture = 2;  ///< CU_STREAM_CAPTURE_MODE_RELAXED
+  static constexpr int kInStreamOrder = 1;   ///< CU_MEMCPY_SRC_ACCESS_ORDER_STREAM
+  static constexpr int kOutOfMemory = 2;     ///< CUDA_ERROR_OUT_OF_MEMORY
   /// CU_DEVICE_ATTRIBUTE_MAX_PITCH of all devices: bytes between two rows of one copy.
   static constexpr std::int64_t kMostPitch = 0x7fffffff;
 

@@ -157,7 +157,7 @@ class Reader {
   }
 
   /// Returns a device that some of a unit goes to; nothing where all goes to host memory.
-  std::optional<int> DeviceOf(const Unit& unit) const {
+  [[nodiscard]] std::optional<int> DeviceOf(const Unit& unit) const {
     std::optional<int> device;
     if (has_devices_) {
       index_[unit.file].ForEachIn(unit.range, [&](const ReadTarget& target) {
@@ -172,6 +172,11 @@ class Reader {
                           RecordSums::Piece* sums, Stopwatch* watch) {
     ReadableFile& file = *files_[unit.file].file;
     const std::uint64_t size = unit.range.end - unit.range.begin;
+    // Before the block, as everywhere here: who holds a block waits for nobody's slot.
+    std::optional<CoreSlots::Holder> slot;
+    if (cached) {
+      slot.emplace(&cores_);
+    }
     VARVE_ASSIGN_OR_RETURN(const auto memory, pool_.Acquire());
     if (device) {
       VARVE_ASSIGN_OR_RETURN(CudaDevices* const devices, CudaDevices::Get());
@@ -182,10 +187,6 @@ class Reader {
       VARVE_RETURN_IF_ERROR(
           file.ReadUncached(unit.range.begin, memory.data(), size, kPoolBlockBytes));
       watch->AddTo(&read_ns_);
-    }
-    std::optional<CoreSlots::Holder> slot;
-    if (cached) {
-      slot.emplace(&cores_);
     }
     for (const ByteRange& block : BlocksOf(unit)) {
       const std::span<std::byte> bytes(memory.data() + (block.begin - unit.range.begin),

@@ -246,9 +246,11 @@ void StagingPool::Populate(std::size_t limit, const std::stop_token& stop) {
 }
 
 void StagingPool::InBackground(bool wait, std::function<void(const std::stop_token&)> work) {
-  const std::scoped_lock lock(preparing_mutex_);
-  if (is_preparing_ && !wait) {
-    return;
+  std::unique_lock lock(preparing_mutex_, std::defer_lock);
+  if (wait) {
+    lock.lock();
+  } else if (!lock.try_lock() || is_preparing_) {
+    return;  // Somebody waits for the thread, or it is at work.
   }
   if (preparing_.joinable()) {
     preparing_.join();
@@ -266,7 +268,9 @@ void StagingPool::InBackground(bool wait, std::function<void(const std::stop_tok
         });
     return Status::Ok();
   });
-  is_preparing_ = started.ok() && is_preparing_;
+  if (!started.ok()) {
+    is_preparing_ = false;
+  }
 }
 
 void StagingPool::Prepare(std::uint64_t bytes, std::optional<int> pin_for) {

@@ -15,21 +15,20 @@ StagingRegistration::~StagingRegistration() {
 }
 
 bool StagingRegistration::Wants(std::uint64_t bytes) const {
-  const std::scoped_lock lock(mutex_);
   return bytes > covered_ && bytes - covered_ >= covered_;
 }
 
 void StagingRegistration::Cover(CudaDevices& devices, int device, std::uint64_t bytes,
                                 bool sparingly) {
-  const std::scoped_lock lock(mutex_);
+  const std::scoped_lock one_at_a_time(covering_);
   if (sparingly && bytes < 2 * covered_) {
     return;
   }
-  const auto begun = std::chrono::steady_clock::now();
   devices_ = &devices;
   while (covered_ < bytes) {
     const std::uint64_t size = std::min(bytes - covered_, kMostBytes);
     std::byte* const range = base_ + covered_;
+    const auto begun = std::chrono::steady_clock::now();
     const Status status = Guarded([&] {
       ranges_.reserve(ranges_.size() + 1);
       return devices.Register(device, {range, size});
@@ -37,21 +36,28 @@ void StagingRegistration::Cover(CudaDevices& devices, int device, std::uint64_t 
     covered_ += size;
     if (status.ok()) {
       ranges_.push_back(range);
-      ++report_.registrations;
-      report_.registered_bytes += size;
-    } else if (report_.refused.empty()) {
-      (void)Guarded([&] {
-        report_.refused = status.message();
-        ReportEvent({.level = EventLevel::kWarning,
-                     .message = "staging memory stays pageable, and copies from devices to it are "
-                                "slower: " +
-                                status.message()});
-        return Status::Ok();
-      });
     }
+    Note(status, size, std::chrono::duration<double>(std::chrono::steady_clock::now() - begun));
   }
-  report_.register_seconds +=
-      std::chrono::duration<double>(std::chrono::steady_clock::now() - begun).count();
+}
+
+void StagingRegistration::Note(const Status& status, std::uint64_t bytes,
+                               std::chrono::duration<double> took) {
+  const std::scoped_lock lock(mutex_);
+  report_.register_seconds += took.count();
+  if (status.ok()) {
+    ++report_.registrations;
+    report_.registered_bytes += bytes;
+  } else if (report_.refused.empty()) {
+    (void)Guarded([&] {
+      report_.refused = status.message();
+      ReportEvent({.level = EventLevel::kWarning,
+                   .message = "staging memory stays pageable, and copies from devices to it are "
+                              "slower: " +
+                              status.message()});
+      return Status::Ok();
+    });
+  }
 }
 
 StagingMemory StagingRegistration::report() const {

@@ -1,6 +1,8 @@
 /// The registration of staging memory with the CUDA driver.
 #pragma once
 
+#include <atomic>
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <mutex>
@@ -31,18 +33,21 @@ class StagingRegistration {
   /// asked for again.
   void Cover(CudaDevices& devices, int device, std::uint64_t bytes, bool sparingly);
 
-  /// Returns true where Cover would register something.
+  /// Returns true where Cover would register something. Does not wait for one that is under way.
   [[nodiscard]] bool Wants(std::uint64_t bytes) const;
 
   [[nodiscard]] StagingMemory report() const;
   void SetNode(std::optional<int> node);
 
  private:
+  void Note(const Status& status, std::uint64_t bytes, std::chrono::duration<double> took);
+
   std::byte* const base_;
-  mutable std::mutex mutex_;  // Guards all below.
+  std::atomic<std::uint64_t> covered_ = 0;  // From the base on: registered, or refused.
+  std::mutex covering_;                     // Held for seconds. Guards what follows.
   CudaDevices* devices_ = nullptr;
   std::vector<std::byte*> ranges_;
-  std::uint64_t covered_ = 0;  ///< From the base on: registered, or refused.
+  mutable std::mutex mutex_;  // Guards what follows.
   StagingMemory report_;
 };
 

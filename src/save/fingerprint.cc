@@ -87,7 +87,7 @@ std::uint64_t Fingerprint(const Region& region, CheckReplicas check) {
 
 namespace {
 
-/// Shards of one device, whose samples are copied to a block together.
+/// Shards on devices, whose samples are copied to a block together.
 class DeviceSamples {
  public:
   explicit DeviceSamples(CheckReplicas check) : check_(check) {}
@@ -105,11 +105,7 @@ class DeviceSamples {
     if (used_ + bytes > kPoolBlockBytes) {
       VARVE_RETURN_IF_ERROR(Flush());
     }
-    if (block_.data() == nullptr) {
-      VARVE_ASSIGN_OR_RETURN(block_, BufferPool::Shared().Acquire());
-      VARVE_ASSIGN_OR_RETURN(CudaDevices* const devices, CudaDevices::Get());
-      block_.Pin(*devices, device);
-    }
+    VARVE_RETURN_IF_ERROR(TakeBlock(device));
     AppendSampleMoves(region, device, ranges, block_.data() + used_, &moves_);
     shards_.push_back({out, used_, bytes});
     used_ += RoundUp(bytes, kSampleBytes);
@@ -138,15 +134,23 @@ class DeviceSamples {
     std::uint64_t bytes = 0;
   };
 
+  /// Takes the one block that all shards pass through: who holds one waits for no other.
+  Status TakeBlock(int device) {
+    if (block_.data() == nullptr) {
+      VARVE_ASSIGN_OR_RETURN(block_, BufferPool::Shared().Acquire());
+      VARVE_ASSIGN_OR_RETURN(CudaDevices* const devices, CudaDevices::Get());
+      block_.Pin(*devices, device);
+    }
+    return Status::Ok();
+  }
+
   Status HashWhole(const Region& region, int device, std::uint64_t* out_hash) {
     VARVE_RETURN_IF_ERROR(Flush());
-    VARVE_ASSIGN_OR_RETURN(const auto block, BufferPool::Shared().Acquire());
-    VARVE_ASSIGN_OR_RETURN(CudaDevices* const devices, CudaDevices::Get());
-    block.Pin(*devices, device);
+    VARVE_RETURN_IF_ERROR(TakeBlock(device));
     const std::uint64_t step = kPoolBlockBytes / region.item_size() * region.item_size();
     Xxh3Stream hash;
     for (std::uint64_t at = 0; at < region.bytes(); at += step) {
-      const std::span<std::byte> out(block.data(), std::min(step, region.bytes() - at));
+      const std::span<std::byte> out(block_.data(), std::min(step, region.bytes() - at));
       VARVE_RETURN_IF_ERROR(CopyFromDevice(region, device, at, out));
       hash.Update(out);
     }

@@ -94,6 +94,16 @@ FAKE_CUDA_API int cuDeviceGet(int* device, int ordinal) {
   return error == 0 && !IsDevice(ordinal) ? kInvalidDevice : error;
 }
 
+FAKE_CUDA_API int cuDeviceGetAttribute(int* value, int /*attribute*/, int device) {
+  const std::scoped_lock lock(g.mutex);
+  const int error = Begin("cuDeviceGetAttribute");
+  if (error != 0 || !IsDevice(device)) {
+    return error != 0 ? error : kInvalidDevice;
+  }
+  *value = 1;  // Of what the devices can do.
+  return 0;
+}
+
 FAKE_CUDA_API int cuDeviceGetPCIBusId(char* id, int bytes, int device) {
   const std::scoped_lock lock(g.mutex);
   const int error = Begin("cuDeviceGetPCIBusId");

@@ -51,6 +51,10 @@ CudaDriver DeviceModel::MakeDriver() {
     return current_model->Enter();
   };
   driver.device_bus_id = [](char*, int, int) { return kInvalidHandle; };
+  driver.device_attribute = [](int* value, int, int) {
+    *value = 1;
+    return 0;
+  };
   driver.context_retain = [](Out out, int device) {
     return current_model->RetainContext(out, device);
   };

@@ -455,13 +455,16 @@ def _write_new(path: Path, content: bytes) -> None:
         os.fsync(file.fileno())
 
 
+def _packed(tensor: torch.Tensor) -> torch.Tensor:
+    """Returns the elements in row-major memory that the engine reads: a tensor of a device where it is."""
+    if tensor.is_contiguous() and cuda_of(tensor) is not None:
+        return tensor
+    return tensor.cpu().contiguous()
+
+
 def _write_safetensors(path: Path, tensors: Mapping[str, torch.Tensor]) -> None:
     """Writes flat tensors. The engine writes the file, in blocks, and makes it durable."""
-    dense = {name: tensor.detach().contiguous() for name, tensor in tensors.items()}
-    memory = {
-        name: tensor if cuda_of(tensor) is not None else tensor.cpu()
-        for name, tensor in dense.items()
-    }
+    memory = {name: _packed(tensor.detach()) for name, tensor in tensors.items()}
     described = [
         (name, _NUMBERS[tensor.dtype], tensor.shape, tensor.data_ptr(), cuda_of(tensor))
         for name, tensor in memory.items()

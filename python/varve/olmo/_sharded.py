@@ -26,7 +26,6 @@ from varve.olmo._directory import Directory
 from varve.olmo._full import save_state
 from varve.olmo._pieces import HeldModel, Piece, unwrapped
 from varve.olmo._steps import Steps
-from varve.torch._devices import to_host
 from varve.torch._shards import shards_of
 
 MODEL_AND_OPTIM_FOLDER = "model_and_optim"
@@ -124,7 +123,7 @@ def _sharded_state(model: Module, optim: Optimizer) -> dict[str, Any]:
     held = HeldModel(model)
     return {
         "model": {
-            name: to_host([value])[0] if isinstance(value, torch.Tensor) else value
+            name: value.cpu() if isinstance(value, torch.Tensor) else value
             for name, value in unwrapped(model).state_dict().items()
         },
         "optim": _optim.named_state(held, optim),
@@ -180,7 +179,7 @@ def _modules(model: Module, held: HeldModel) -> dict[str, Any]:
 def _handle(handle: Any, flat: set[int]) -> dict[str, Any]:
     parameter = handle.flat_param
     flat.add(parameter.untyped_storage().data_ptr())
-    data: dict[str, Any] = {"flat_param.data": to_host([parameter])[0].reshape(-1)}
+    data: dict[str, Any] = {"flat_param.data": parameter.detach().cpu().reshape(-1)}
     for key in _METADATA:
         if hasattr(parameter, key):
             data[f"flat_param.{key}"] = getattr(parameter, key)
@@ -198,7 +197,7 @@ def _own_handle(name: str, tensor: torch.Tensor) -> dict[str, Any]:
         else _ShardParamInfo(False, None, None, None, None)
     )
     return {
-        "flat_param.data": to_host([data])[0],
+        "flat_param.data": data.cpu(),
         "flat_param._fqns": (name,),
         "flat_param._numels": (math.prod(shape),),
         "flat_param._numels_with_padding": (math.prod(shape),),
@@ -254,4 +253,4 @@ def _numbered(groups: list[dict[str, Any]]) -> Iterator[tuple[int, str]]:
 def _flat_state(name: str, value: Any) -> Any:
     if not isinstance(value, torch.Tensor) or value.dim() == 0:
         return value
-    return to_host([_run_of(name, value)[2]])[0]
+    return _run_of(name, value)[2].cpu()

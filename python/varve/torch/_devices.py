@@ -5,7 +5,6 @@ from __future__ import annotations
 import ctypes
 import functools
 import logging
-from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -15,9 +14,6 @@ from varve._core import background
 from varve.errors import InvalidArgumentError
 
 _log = logging.getLogger("varve")
-
-#: Between tensors in a buffer: a cache line.
-_ALIGNMENT = 64
 
 
 @functools.cache
@@ -67,36 +63,6 @@ def device_of(device: Any) -> torch.device | None:
         raise InvalidArgumentError(f"device={device!r}: {str(error).splitlines()[0]}") from None
     if made.type == "meta":
         raise InvalidArgumentError(f"device={device!r}: tensors there have no values to read")
-    return made
-
-
-def to_host(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    """Returns the tensors in CPU memory, packed: one buffer for those that the engine can copy.
-
-    Tensors that are there already, and those that only torch copies, are what `Tensor.cpu` gives.
-    """
-    made: list[torch.Tensor] = []
-    copies: list[tuple[int, int, int, tuple[int, int] | None]] = []
-    places: list[tuple[int, int, torch.Tensor]] = []
-    size = 0
-    for number, tensor in enumerate(tensors):
-        tensor = tensor.detach()
-        cuda = cuda_of(tensor) if tensor.is_contiguous() and tensor.numel() > 0 else None
-        if cuda is None:
-            made.append(tensor.cpu())
-            continue
-        at = -(-size // _ALIGNMENT) * _ALIGNMENT
-        size = at + tensor.nbytes
-        copies.append((at, tensor.data_ptr(), tensor.nbytes, cuda))
-        places.append((number, at, tensor))
-        made.append(tensor)
-    if copies:
-        buffer = background.HostBuffer(size)
-        buffer.copy_in(copies)
-        memory = memory_of(buffer)
-        for number, at, tensor in places:
-            part = memory[at : at + tensor.nbytes]
-            made[number] = part.view(tensor.dtype).view(tensor.shape)
     return made
 
 

@@ -49,6 +49,8 @@ def cuda_device(tensor: Any) -> int | None:
     """Returns the CUDA device that the shards this rank holds are on; None for others."""
     if DTensor is not None and isinstance(tensor, DTensor):
         tensor = tensor._local_tensor
+    if ShardedTensor is not None and isinstance(tensor, ShardedTensor):
+        tensor = next((shard.tensor for shard in tensor.local_shards()), None)
     if isinstance(tensor, torch.Tensor) and tensor.is_cuda:
         return tensor.device.index
     return None

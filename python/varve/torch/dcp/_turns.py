@@ -35,7 +35,7 @@ class Turns:
         self._next = 0
         self._held: dict[int, torch.Tensor] = {}
         self._bytes = 0
-        self._modes = _ThreadModes()
+        self._modes = ThreadModes()
 
     def add(self, resolve: Resolve) -> Produce:
         """Adds a tensor with elements. The result is what the engine calls."""
@@ -64,7 +64,7 @@ class Turns:
             self._next += 1
 
 
-class _ThreadModes:
+class ThreadModes:
     """Torch's modes and CUDA stream, both kept for each thread, of the thread that made this."""
 
     def __init__(self) -> None:

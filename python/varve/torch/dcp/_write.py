@@ -27,7 +27,7 @@ from varve._engine import collector_at_rest
 from varve.errors import InvalidArgumentError
 from varve.torch._devices import cuda_of
 from varve.torch._tensors import _NUMBERS
-from varve.torch.dcp._turns import Turns
+from varve.torch.dcp._turns import ThreadModes, Turns
 
 #: Wraps a stream and names the inverse transforms; torch's `_StorageWriterTransforms`.
 Transform = Callable[[WriteItem, io.BytesIO], tuple[Any, list[str]]]
@@ -88,9 +88,15 @@ def write_files(
 
     if threads == 1 or len(files) < 2:
         return [result for file in files for result in write(file)]
+    modes = ThreadModes()
+
+    def write_apart(file: tuple[str, list[WriteItem]]) -> list[Written]:
+        with modes.entered():  # What the caller has queued on its stream comes before the copies.
+            return write(file)
+
     pool = ThreadPoolExecutor(min(threads, len(files)), thread_name_prefix="varve-dcp")
     try:
-        return [result for results in pool.map(write, files) for result in results]
+        return [result for results in pool.map(write_apart, files) for result in results]
     finally:
         pool.shutdown(cancel_futures=True)
 
