@@ -61,7 +61,7 @@ struct CudaDriver {
   int (*event_synchronize)(Handle event);
   int (*copy_to_host_async)(void* target, Address source, std::size_t bytes, Handle stream);
   int (*copy_to_device_async)(Address target, const void* source, std::size_t bytes, Handle stream);
-  int (*copy_rows_async)(const RowsCopy* rows, Handle stream);
+  int (*copy_rows_async)(const void* rows_copy, Handle stream);  ///< A RowsCopy.
   int (*host_register)(void* memory, std::size_t bytes, unsigned flags);
   int (*host_unregister)(void* memory);
   int (*module_load)(Handle* module, const void* text);
@@ -71,7 +71,7 @@ struct CudaDriver {
                 Handle stream, void** parameters, void** extra);
   /// Many copies in one call; null in drivers before CUDA 12.8.
   int (*copy_batch_async)(Address* targets, Address* sources, std::size_t* sizes, std::size_t count,
-                          BatchAttributes* attributes, std::size_t* first_of_attributes,
+                          void* batch_attributes, std::size_t* first_of_attributes,
                           std::size_t attribute_count, std::size_t* failed, Handle stream);
 
   // From cuda.h; the driver keeps their values for programs that were built long ago.

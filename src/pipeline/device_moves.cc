@@ -10,7 +10,8 @@ void AppendMoves(const Region& region, int device, std::uint64_t begin,
     DeviceMove move;
     move.device = device;
     move.on_device = plane.memory;
-    move.on_host = host + (plane.chunk_begin - begin);
+    // Row 0 may lie before these bytes.
+    move.on_host = host + static_cast<std::ptrdiff_t>(plane.chunk_begin - begin);
     move.row_bytes = plane.row_bytes;
     move.device_inner = plane.memory_inner;
     move.device_outer = plane.memory_outer;

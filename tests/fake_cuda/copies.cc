@@ -200,7 +200,8 @@ FAKE_CUDA_API int cuMemcpyHtoDAsync_v2(unsigned long long target, const void* so
                                 stream);
 }
 
-FAKE_CUDA_API int cuMemcpy2DAsync_v2(const Memcpy2d* copy, void* stream) {
+FAKE_CUDA_API int cuMemcpy2DAsync_v2(const void* parameters, void* stream) {
+  const auto* const copy = static_cast<const Memcpy2d*>(parameters);
   const std::scoped_lock lock(g.mutex);
   const int error = BeginInContext("cuMemcpy2DAsync");
   if (error != 0) {
@@ -231,10 +232,10 @@ FAKE_CUDA_API int cuMemcpy2DAsync_v2(const Memcpy2d* copy, void* stream) {
 
 /// The copies before one that is refused are made.
 FAKE_CUDA_API int cuMemcpyBatchAsync(unsigned long long* targets, unsigned long long* sources,
-                                     std::size_t* sizes, std::size_t count,
-                                     MemcpyAttributes* attributes, std::size_t* first_copies,
-                                     std::size_t attribute_count, std::size_t* failed,
-                                     void* stream) {
+                                     std::size_t* sizes, std::size_t count, void* given,
+                                     std::size_t* first_copies, std::size_t attribute_count,
+                                     std::size_t* failed, void* stream) {
+  const auto* const attributes = static_cast<const MemcpyAttributes*>(given);
   const std::scoped_lock lock(g.mutex);
   *failed = SIZE_MAX;
   const int error = BeginInContext("cuMemcpyBatchAsync");

@@ -89,8 +89,8 @@ void DeviceModel::AddCopies(CudaDriver* driver) const {
                                     Handle stream) {
     return current_model->CopyRun(DevicePart::Kind::kToDevice, target, source, bytes, stream);
   };
-  driver->copy_rows_async = [](const CudaDriver::RowsCopy* rows, Handle stream) {
-    return current_model->CopyRows(*rows, stream);
+  driver->copy_rows_async = [](const void* rows, Handle stream) {
+    return current_model->CopyRows(*static_cast<const CudaDriver::RowsCopy*>(rows), stream);
   };
   driver->host_register = [](void* memory, std::size_t bytes, unsigned) {
     return current_model->Register(memory, bytes);
@@ -109,8 +109,8 @@ void DeviceModel::AddCopies(CudaDriver* driver) const {
   };
   if (options_.has_batches) {
     driver->copy_batch_async = [](Address* targets, Address* sources, std::size_t* sizes,
-                                  std::size_t count, CudaDriver::BatchAttributes*, std::size_t*,
-                                  std::size_t, std::size_t*, Handle stream) {
+                                  std::size_t count, void*, std::size_t*, std::size_t, std::size_t*,
+                                  Handle stream) {
       return current_model->CopyBatch(targets, sources, sizes, count, stream);
     };
   }
