@@ -1,4 +1,4 @@
-"""What the scenarios share: states, times, raw reads and writes, caches and memory."""
+"""Functions of all scenarios: states, times, raw reads and writes, caches and memory."""
 
 from __future__ import annotations
 
