@@ -70,7 +70,7 @@ constexpr const char* kCopiedAheadDoc = R"(Tensors on devices that the engine di
 Attributes:
     tensors: How many torch copied, one at a time.
     problem: Why the engine can use no device: the driver's reason. Empty where it can; then these are
-        tensors that are no plain memory (conjugated, sparse, or of a subclass).
+        tensors that are no plain memory (conjugated, negated, or of a subclass).
 )";
 
 constexpr const char* kStagingMemoryDoc =

@@ -49,7 +49,7 @@ struct ExchangeInterface {
 constexpr std::int32_t kHost = 1;
 constexpr std::int32_t kCuda = 2;
 
-/// What set_torch has been told. Never destroyed: the interpreter may end first.
+/// Arguments of set_torch. Never destroyed: the interpreter may end first.
 struct Torch {
   const ExchangeInterface* exchange = nullptr;
   PyObject* tensor_type = nullptr;

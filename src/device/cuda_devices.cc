@@ -15,8 +15,8 @@
 //     earlier may be given to other tensors by the caching allocator, which knows nothing of our
 //     stream, and be written to while it is copied. Only then is a block given back: the next read
 //     into it would be copied to the tensor before. So a failed Move waits too.
-//  6. A load returns when the host has seen the events of all its copies. What the caller queues
-//     then, on any stream, comes after them.
+//  6. A load returns when the host has seen the events of all its copies. The caller
+//     queues its next work after them, on whatever stream.
 // The context is the device's primary one, which the CUDA runtime and so PyTorch use. It is made
 // current for the length of a call only, on whatever thread that is: a thread has no device of its
 // own, and none is used that holds no tensor. For that length the thread also leaves stream capture

@@ -1,5 +1,4 @@
-/// What is to be moved between a device's memory and the host's, in the terms of the driver's
-/// calls.
+/// Moves between a device's memory and the host's, in the terms of the driver's calls.
 #pragma once
 
 #include <cstddef>

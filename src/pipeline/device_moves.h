@@ -1,4 +1,4 @@
-/// From regions of device memory to what is to be moved.
+/// From regions of device memory to moves.
 #pragma once
 
 #include <cstddef>
@@ -12,8 +12,7 @@
 namespace varve {
 
 /// Appends the moves between the bytes of `region`'s chunk from `begin` on, which are at `on_host`,
-/// and the region's memory, which is on that device. What of these bytes the region lacks is left
-/// out.
+/// and the region's memory, which is on that device. Leaves out bytes that the region lacks.
 void AppendMoves(const Region& region, int device, std::uint64_t begin,
                  std::span<const std::byte> on_host, std::vector<DeviceMove>* moves);
 
