@@ -101,7 +101,7 @@ class CudaDevices {
     CudaDriver::Handle context = nullptr;
     std::array<Lane, 2> lanes;
     std::mutex mutex;                                     // Guards what follows.
-    std::map<std::uint32_t, CudaDriver::Handle> kernels;  // By size; null where there is none.
+    std::map<std::uint32_t, CudaDriver::Handle> kernels;  // By size; those that are loaded.
   };
   struct Registered {
     std::uint64_t bytes = 0;
