@@ -55,9 +55,15 @@ enum class ValueKind : std::uint8_t {
                      ///< native checkpoint that was saved without allow_pickle.
   kPath = 35,        ///< text: a pathlib path, as str() gives it; items: [str "PosixPath" or
                      ///< "PurePosixPath"].
+  kNamedDict = 36,   ///< A subclass of dict. text: its class, see ClassOf; items as kDict.
+  kNamed = 37,       ///< A value of a class that is made of plain values (an enum's member, a
+                     ///< namedtuple, a dataclass, ...). text: its class; items: [str how it is
+                     ///< made, the plain value that stands for it, ...].
+  kWrapped = 38,     ///< In a structure: a tensor that is made of other tensors. text: its class
+                     ///< and attributes, see ClassOf; items as kDict, the inner tensors by name.
 };
 
-inline constexpr std::uint8_t kValueKindCount = 36;
+inline constexpr std::uint8_t kValueKindCount = 39;
 
 /// A typed value tree. A plain aggregate; ValueKind lists the fields that each kind uses.
 struct Value {
@@ -81,6 +87,11 @@ std::string EncodeValue(const Value& value);
 /// Decodes exactly one value; `data` is untrusted. Errors: DataLoss when it is malformed, nests
 /// deeper than 256 levels or has bytes left over; Unimplemented for a kind this version lacks.
 Result<Value> DecodeValue(std::string_view data);
+
+/// Returns the class of a kNamedDict, kNamed or kWrapped, "module:qualified.name": the value's text
+/// up to its first NUL. What follows that, an encoded value, is more about it: the attributes of a
+/// kWrapped or of the object.
+std::string_view ClassOf(const Value& value);
 
 /// Returns a one-line rendering in Python's notation, cut after `max_chars` characters.
 std::string ToString(const Value& value, std::size_t max_chars = 200);

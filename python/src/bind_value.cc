@@ -127,6 +127,10 @@ class Encoder {
       const nb::object key = pair[0];
       const std::string item_path = path + "[" + KeyText(key) + "]";
       value->items.push_back(Convert(key, item_path, depth + 1));
+      if (value->items.back().kind == ValueKind::kNamed) {
+        // Its part of a name, which the class decides: str() of a member of an enum.
+        value->items.back().items.push_back(Value::Str(TextOf(nb::str(key))));
+      }
       value->items.push_back(Convert(nb::object(pair[1]), item_path, depth + 1));
     }
   }
@@ -156,7 +160,13 @@ nb::list Items(const Value& value, bool allow_pickle) {
 nb::object MakeDict(const Value& value, bool allow_pickle) {
   nb::dict dict;
   for (std::size_t i = 0; i + 1 < value.items.size(); i += 2) {
-    dict[FromValue(value.items[i], allow_pickle)] = FromValue(value.items[i + 1], allow_pickle);
+    const Value& key = value.items[i];
+    if (key.kind == ValueKind::kNamed) {
+      const nb::object made = Hook("key_from_parts")(ToBytes(key.text), Items(key, allow_pickle));
+      dict[made] = FromValue(value.items[i + 1], allow_pickle);
+      continue;
+    }
+    dict[FromValue(key, allow_pickle)] = FromValue(value.items[i + 1], allow_pickle);
   }
   return dict;
 }
@@ -209,6 +219,8 @@ nb::object FromValue(const Value& value, bool allow_pickle) {
     case ValueKind::kOrderedDict:
     case ValueKind::kCounter:
     case ValueKind::kDefaultDict:
+    case ValueKind::kNamedDict:
+    case ValueKind::kWrapped:
       return Hook("mapping_from_parts")(static_cast<int>(value.kind), ToBytes(value.text),
                                         MakeDict(value, allow_pickle));
     default:

@@ -10,9 +10,10 @@ from __future__ import annotations
 import collections
 import re
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
-from varve._values import LEAVES, OBJECT, ObjectLeaf, TensorLeaf, factory_name
+from varve import _classes
+from varve._values import LEAVES, OBJECT, ObjectLeaf, TensorLeaf, Wrapped, factory_name
 from varve.errors import InvalidArgumentError
 
 T = TypeVar("T")
@@ -64,6 +65,16 @@ def opens(value: Any, is_tensor: Callable[[Any], bool]) -> bool:
     return any(is_tensor(item) or opens(item, is_tensor) for item in value)
 
 
+class Apart(Protocol):
+    """What a Flattener needs of `varve._engine.Arrays` to take tensors apart."""
+
+    def take_apart(self, fqn: str, tensor: Any) -> Any:
+        """Returns the inner tensors of one that is made of others, else None."""
+
+    def text_of(self, fqn: str, tensor: Any, apart: Any) -> bytes:
+        """Returns what the structure says of such a tensor."""
+
+
 class Flattener:
     """Collects the leaves of a state and the structure around them.
 
@@ -78,9 +89,19 @@ class Flattener:
         is_tensor: Callable[[Any], bool],
         origin: Callable[[Any], str],
         plain: frozenset[type] = frozenset(),
+        apart: Apart | None = None,
     ) -> None:
-        """`plain`: types whose objects are all tensors of torch; states have tens of thousands of them."""
+        """Starts with nothing.
+
+        Args:
+            rank: This rank's number, in the names of `PerRank` values.
+            is_tensor: Whether a value is stored as a tensor.
+            origin: The library that a tensor comes from.
+            plain: Types whose objects are all tensors of torch; states have tens of thousands of them.
+            apart: What takes tensors apart that are made of others. Without it they are listed as they are.
+        """
         self._plain = plain
+        self._apart = apart
         self.tensors: list[tuple[str, Any]] = []
         self.objects: list[tuple[str, Any]] = []
         self._rank = rank
@@ -103,6 +124,13 @@ class Flattener:
 
     def _visit(self, value: Any, path: str) -> Any:
         if self._is_tensor(value):
+            if self._apart is not None:
+                inner = self._apart.take_apart(path, value)
+                if inner is not None:
+                    text = self._apart.text_of(path, value, inner)
+                    return Wrapped(
+                        text, {k: self._visit(v, join(path, k)) for k, v in inner.inner.items()}
+                    )
             self._name(path, "tensor")
             self.tensors.append((path, value))
             return LEAVES[self._origin(value)]
@@ -117,7 +145,7 @@ class Flattener:
         return OBJECT
 
     def _visit_mapping(self, mapping: Mapping[Any, Any], path: str | None) -> Any:
-        known = type(mapping) in MAPPINGS
+        known = _classes.is_dict(mapping)
         if type(mapping) is collections.defaultdict:
             known = factory_name(mapping) is not None
         if not known:
@@ -127,8 +155,14 @@ class Flattener:
             )
         items: dict[Any, Any] = {}
         plain, names, torch_leaf = self._plain, self._names, LEAVES["torch"]
+        apart = self._apart
         for key, item in mapping.items():
-            if type(item) in plain and type(key) is str and key.isascii():
+            if (
+                type(item) in plain
+                and type(key) is str
+                and key.isascii()
+                and (apart is None or apart.take_apart(key, item) is None)
+            ):
                 name = key if path is None else f"{path}.{key}"
                 if name not in names:
                     names[name] = "tensor"
@@ -162,8 +196,12 @@ def like(mapping: Any, items: dict[Any, Any]) -> Any:
     """Returns a mapping of the same kind with other items."""
     if type(mapping) is collections.defaultdict:
         return collections.defaultdict(mapping.default_factory, items)
+    if type(mapping) is Wrapped:
+        return Wrapped(mapping.text, items)
     kind: Any = type(mapping)
-    return kind(items) if kind in MAPPINGS and kind is not dict else dict(items)
+    if kind in MAPPINGS:
+        return kind(items) if kind is not dict else dict(items)
+    return _classes.like(mapping, items) if isinstance(mapping, dict) else dict(items)
 
 
 def leaves(
@@ -194,13 +232,19 @@ def build(
     structure: Any,
     make: Callable[[str, TensorLeaf | ObjectLeaf], Any],
     path: str | None = None,
+    together: Callable[[str, bytes, dict[str, Any]], Any] = lambda _fqn, _text, inner: inner,
 ) -> Any:
-    """Returns a container tree like `structure`, with each leaf replaced by `make(fqn, leaf)`."""
+    """Returns a container tree like `structure`, with each leaf replaced by `make(fqn, leaf)`.
+
+    `together(fqn, text, inner)` makes tensors of their inner ones.
+    """
     if isinstance(structure, (TensorLeaf, ObjectLeaf)):
         return make(path or "", structure)
     if isinstance(structure, list):
-        return [build(item, make, join(path, str(i))) for i, item in enumerate(structure)]
-    return like(
-        structure,
-        {key: build(item, make, join(path, str(key))) for key, item in structure.items()},
-    )
+        return [build(item, make, join(path, str(i)), together) for i, item in enumerate(structure)]
+    items = {
+        key: build(item, make, join(path, str(key)), together) for key, item in structure.items()
+    }
+    if type(structure) is Wrapped:
+        return together(path or "", structure.text, items)
+    return like(structure, items)

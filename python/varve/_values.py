@@ -18,6 +18,7 @@ from typing import Any, Final
 
 import numpy as np
 
+from varve import _classes
 from varve.errors import Error, InvalidArgumentError, UnsupportedError
 
 LIST: Final = 9
@@ -90,6 +91,19 @@ class ObjectLeaf:
     __slots__ = ()
 
 
+class Wrapped(dict[str, Any]):
+    """In a structure: a tensor that is made of others, which are stored under this path by their names.
+
+    `text` is the class and what else the tensor needs; varve.torch._wrapped writes and reads it.
+    """
+
+    __slots__ = ("text",)
+
+    def __init__(self, text: bytes, inner: dict[str, Any]) -> None:
+        super().__init__(inner)
+        self.text = text
+
+
 #: The leaves themselves: they have no state worth more than one object each, and the binding knows
 #: these without a call.
 LEAVES: Final = {origin: TensorLeaf(origin) for origin in ("torch", "numpy", "")}
@@ -114,10 +128,15 @@ def to_parts(value: Any, path: str, allow_pickle: bool) -> Parts:
         factory = factory_name(value)
         if factory is not None:
             return DEFAULT_DICT, factory.encode(), [], value
+    if kind is Wrapped:
+        return _classes.WRAPPED, value.text, [], value
     for convert in (_standard_parts, _numpy_parts, _torch_parts):
         parts = convert(value, path)
         if parts is not None:
             return (*parts, None)
+    named = _classes.parts(value, path, allow_pickle)
+    if named is not None:
+        return named
     name = f"{kind.__module__}.{kind.__qualname__}"
     if allow_pickle:
         try:
@@ -219,10 +238,21 @@ def mapping_from_parts(kind: int, text: bytes, entries: dict[Any, Any]) -> Any:
         return collections.OrderedDict(entries)
     if kind == COUNTER:
         return collections.Counter(entries)
+    if kind == _classes.NAMED_DICT:
+        return _classes.make_dict(text, entries)
+    if kind == _classes.WRAPPED:
+        return Wrapped(text, entries)
     name = text.decode()
     if name not in FACTORIES:
         raise UnsupportedError(f"defaultdict with unknown factory {name!r}")
     return collections.defaultdict(FACTORIES[name], entries)
+
+
+def key_from_parts(text: bytes, items: list[Any]) -> Any:
+    """Returns an object that is a key, or its part of names where the class is not there or has changed."""
+    with _classes.quietly():
+        made = _classes.make(text, items[:-1])
+    return made if str(made) == items[-1] else items[-1]
 
 
 def from_parts(kind: int, text: bytes, items: list[Any], allow_pickle: bool) -> Any:
@@ -243,6 +273,8 @@ def from_parts(kind: int, text: bytes, items: list[Any], allow_pickle: bool) -> 
             raise UnsupportedError(f"a stored pickle cannot be opened here: {error}") from error
     if kind == TORCH_SAVE:
         return _unpickled_by_torch(text, items, allow_pickle)
+    if kind == _classes.NAMED:
+        return _classes.make(text, items)
     if kind in (NUMPY_SCALAR, NUMPY_ARRAY):
         return _numpy_value(kind, text, items)
     if kind in (TORCH_SIZE, TORCH_DTYPE, TORCH_DEVICE, TENSOR):

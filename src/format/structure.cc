@@ -26,6 +26,11 @@ Status Merge(const Value& from, const std::string& path, Value* into) {
   if (!IsMapping(from.kind)) {
     return Status::Ok();  // Equal leaves.
   }
+  if (from.kind == ValueKind::kWrapped && from.text != into->text) {
+    return InvalidArgument("ranks disagree about the class or the attributes of the tensor at \"" +
+                           path + "\": " + std::string(ClassOf(*into)) + " on one, " +
+                           std::string(ClassOf(from)) + " on another");
+  }
   std::unordered_map<std::string, std::size_t> position;  // Looked up only.
   for (std::size_t i = 0; i + 1 < into->items.size(); i += 2) {
     position.emplace(EncodeValue(into->items[i]), i);

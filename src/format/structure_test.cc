@@ -61,5 +61,14 @@ TEST(MergeStructures, NamesThePathOfAConflict) {
       StatusCode::kInvalidArgument, {"a"}));
 }
 
+TEST(MergeStructures, RefusesAWrappedTensorOfAnotherClassOrWithOtherAttributes) {
+  const auto wrapped = [](const std::string& text) {
+    return Dict({Key("w"), Make(ValueKind::kWrapped, text, {Key("codes"), Tensor()})});
+  };
+  EXPECT_TRUE(IsOk(MergeStructures({wrapped("m:A"), wrapped("m:A")})));
+  EXPECT_TRUE(FailsWith(MergeStructures({wrapped("m:A"), wrapped("m:B")}),
+                        StatusCode::kInvalidArgument, {"w", "m:A", "m:B"}));
+}
+
 }  // namespace
 }  // namespace varve::structure_test

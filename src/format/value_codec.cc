@@ -57,7 +57,10 @@ Fields FieldsOf(ValueKind kind) {
     case ValueKind::kNumpyArray:
     case ValueKind::kTensor:
     case ValueKind::kTorchSave:
-    case ValueKind::kPath: return {.text = true, .items = true};
+    case ValueKind::kPath:
+    case ValueKind::kNamedDict:
+    case ValueKind::kNamed:
+    case ValueKind::kWrapped: return {.text = true, .items = true};
   }
   return {};
 }
@@ -155,6 +158,10 @@ Value Value::Str(std::string text) {
   Value out{.kind = ValueKind::kStr};
   out.text = std::move(text);
   return out;
+}
+
+std::string_view ClassOf(const Value& value) {
+  return std::string_view(value.text).substr(0, value.text.find('\0'));
 }
 
 bool operator==(const Value& a, const Value& b) {

@@ -116,6 +116,15 @@ class Printer {
         out_ += value.items.empty() ? "Path" : value.items[0].text;
         out_ += "(" + Quoted(value.text) + ")";
         return;
+      case ValueKind::kNamedDict:
+      case ValueKind::kWrapped: Mapping(std::string(ClassOf(value)) + "({", value, "})"); return;
+      case ValueKind::kNamed:
+        out_ += std::string(ClassOf(value)) + "(";
+        if (value.items.size() > 1) {
+          Print(value.items[1]);
+        }
+        out_ += ")";
+        return;
       case ValueKind::kRange: Sequence("range(", value, ")"); return;
       case ValueKind::kSlice: Sequence("slice(", value, ")"); return;
       case ValueKind::kNumpyScalar: Sequence("numpy scalar(", value, ")"); return;

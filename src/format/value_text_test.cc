@@ -92,6 +92,15 @@ TEST(ValueToString, DoesNotSpellOutHugeIntegers) {
   EXPECT_EQ(ToString(huge), "<int of 4000000 bytes>");
 }
 
+TEST(ValueToString, ShowsTheClassOfAnObjectAndItsPlainValue) {
+  EXPECT_EQ(
+      ToString(Make(Kind::kNamed, std::string("m:Color"), {Value::Str("enum"), Value::Int(1)})),
+      "m:Color(1)");
+  EXPECT_EQ(ToString(Make(Kind::kNamedDict, std::string("m:D\0...", 7),
+                          {Value::Str("a"), Value::Int(1)})),
+            "m:D({'a': 1})");
+}
+
 TEST(ValueToString, EveryKindHasARendering) {
   for (const Value& value : test::ValuesOfEveryKind()) {
     EXPECT_FALSE(ToString(value).empty()) << static_cast<int>(value.kind);

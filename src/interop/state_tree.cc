@@ -130,6 +130,9 @@ void StateNode::Rename(std::size_t i, std::string key) {
 }
 
 std::string KeyText(const Value& key) {
+  if (key.kind == ValueKind::kNamed && !key.items.empty()) {
+    return key.items.back().text;
+  }
   return key.kind == ValueKind::kStr ? key.text : ToString(key, std::string::npos / 2);
 }
 

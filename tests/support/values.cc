@@ -46,6 +46,9 @@ std::vector<Value> ValuesOfEveryKind() {
       Make(Kind::kTensorLeaf, std::string("torch")),
       Make(Kind::kObjectLeaf),
       Make(Kind::kRange, {Value::Int(0), Value::Int(10), Value::Int(3)}),
+      Make(Kind::kNamedDict, std::string("a.b:C"), {Value::Str("k"), one}),
+      Make(Kind::kNamed, std::string("a:E"), {Value::Str("enum"), one, Value::Str("A")}),
+      Make(Kind::kWrapped, std::string("a:T\0\x00", 5), {Value::Str("codes"), one}),
       Make(Kind::kSlice, {Make(Kind::kNone), one, Make(Kind::kNone)}),
   };
 }

@@ -11,6 +11,7 @@
 #include <utility>
 
 #include "interop/pickle/writer.h"
+#include "interop/state_tree.h"
 
 namespace varve {
 namespace {
@@ -269,11 +270,11 @@ class Encoder {
       case ValueKind::kOrderedDict:
       case ValueKind::kCounter:
       case ValueKind::kDefaultDict:
+      case ValueKind::kNamedDict:
+      case ValueKind::kWrapped:
         for (std::size_t i = 0; i + 1 < value.items.size(); i += 2) {
           const Value& key = value.items[i];
-          path->push_back({.key = key.kind == ValueKind::kStr
-                                      ? key.text
-                                      : ToString(key, std::numeric_limits<std::size_t>::max())});
+          path->push_back({.key = KeyText(key)});
           VARVE_RETURN_IF_ERROR(Paths(value.items[i + 1], path, items));
           path->pop_back();
         }

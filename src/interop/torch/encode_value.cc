@@ -104,6 +104,8 @@ Status ValuePickler::Write(const Value& value, int depth) {
     case ValueKind::kOrderedDict:
     case ValueKind::kCounter:
     case ValueKind::kDefaultDict:
+    case ValueKind::kNamedDict:
+    case ValueKind::kWrapped:
     case ValueKind::kSet:
     case ValueKind::kFrozenSet:
     case ValueKind::kTorchSize: return WriteContainer(value, depth);
@@ -114,6 +116,9 @@ Status ValuePickler::Write(const Value& value, int depth) {
     case ValueKind::kTorchSave:
       return Unimplemented("an archive of torch.save inside another value");
     case ValueKind::kTensorLeaf: return WriteLeaf(value);
+    case ValueKind::kNamed:  // A pickle that any reader opens holds the plain value.
+      return value.items.size() > 1 ? Write(value.items[1], depth + 1)
+                                    : InvalidArgument("an object without its plain value");
     case ValueKind::kObjectLeaf: return Unimplemented("a leaf of a structure, which is no value");
     default: return WriteObject(value, depth);
   }

@@ -220,6 +220,14 @@ TEST(ValueArchive, AnArchiveIsGivenBackUnchanged) {
   EXPECT_EQ(*archive, "PK whatever");
 }
 
+TEST(ValueArchive, AnObjectIsWrittenAsItsPlainValue) {
+  const Value named =
+      Make(Kind::kNamed, std::string("m:E"), {Value::Str("enum"), Value::Int(7), Value::Str("A")});
+  EXPECT_EQ(*EncodeValueArchive(named), *EncodeValueArchive(Value::Int(7)));
+  const Value dict = Make(Kind::kNamedDict, std::string("m:D"), {Value::Str("k"), Value::Int(7)});
+  EXPECT_EQ(*EncodeValueArchive(dict), *EncodeValueArchive(Dict({Value::Str("k"), Value::Int(7)})));
+}
+
 TEST(ValueArchive, WhatNeedsAPickleOfItsOwnIsRefused) {
   for (const Value& value :
        {Text(Kind::kPickle, "\x80\x04N."), Text(Kind::kTensorLeaf, "torch"),
