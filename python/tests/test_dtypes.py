@@ -182,15 +182,7 @@ def fake_tensor() -> torch.Tensor:
 
 
 REFUSED: dict[str, Callable[[], torch.Tensor]] = {
-    "sparse_coo": lambda: torch.eye(3).to_sparse(),
-    "sparse_csr": lambda: torch.eye(3).to_sparse_csr(),
-    "quantized": lambda: torch.quantize_per_tensor(torch.zeros(2), 1.0, 0, torch.qint8),
     "meta": lambda: torch.zeros(2, device="meta"),
-    "nested": lambda: torch.nested.nested_tensor([torch.zeros(2), torch.zeros(3)]),
-    "jagged": lambda: torch.nested.nested_tensor(
-        [torch.zeros(2), torch.zeros(3)], layout=torch.jagged
-    ),
-    "bits8": lambda: torch.zeros(2, dtype=torch.uint8).view(torch.bits8),
     "uninitialized": lambda: torch.nn.LazyLinear(3).weight,
     "wrapper subclass": wrapper_subclass,
     "fake": fake_tensor,

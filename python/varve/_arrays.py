@@ -106,6 +106,26 @@ class NumpyArrays:
         """Everything comes back as a NumPy array."""
         return "numpy"
 
+    def take_apart(self, fqn: str, tensor: Any) -> Any:
+        """None: arrays are not made of others."""
+        return None
+
+    def text_of(self, fqn: str, tensor: Any, apart: Any) -> bytes:
+        """Never called."""
+        raise NotImplementedError
+
+    def difference(self, apart: Any, stored: Any, cast: bool) -> str:
+        """Never called."""
+        raise NotImplementedError
+
+    def with_memory(self, tensor: Any, apart: Any) -> Any:
+        """Never called."""
+        raise NotImplementedError
+
+    def put_together(self, fqn: str, text: bytes, inner: dict[str, Any]) -> Any:
+        """Returns the inner arrays by name: only torch makes tensors of others."""
+        return inner
+
     def add_sources(self, into: Gathered, fqn: str, tensor: Any) -> None:
         """Adds one shard: the whole array."""
         _add(into, fqn, tensor, writable=False)

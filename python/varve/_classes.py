@@ -98,9 +98,8 @@ def parts(value: Any, path: str, allow_pickle: bool) -> tuple[int, bytes, list[A
         return NAMED, text, ["namedtuple", tuple(value), tuple(value._fields)], None
     for name, base in _BASES.items():
         if isinstance(value, base) and kind is not base and _is_made_in_python(kind):
-            plain = base.__new__(base, value)  # type: ignore[call-overload]
-            if isinstance(plain, (list, set)):
-                plain = base(value)
+            of_base: Any = base
+            plain = of_base(value) if base in (list, set) else of_base.__new__(base, value)
             return NAMED, _text(value, path, allow_pickle), [name, plain], None
     if dataclasses.is_dataclass(value):
         fields = {each.name: getattr(value, each.name) for each in dataclasses.fields(value)}
@@ -211,7 +210,7 @@ def _made(kind: Any, way: str, plain: Any, more: list[Any]) -> tuple[Any] | None
         made = base.__new__(kind)
         base.__init__(made, plain)
         return (made,)
-    return (base.__new__(kind, plain),)  # type: ignore[call-overload]
+    return (base.__new__(kind, plain),)
 
 
 def _member(kind: Any, value: Any, name: str | None) -> tuple[Any] | None:
@@ -231,16 +230,18 @@ def _dataclass(kind: Any, plain: dict[str, Any]) -> tuple[Any] | None:
     """Sets fields as pickle does, without __init__ and __post_init__."""
     if not dataclasses.is_dataclass(kind):
         return None
+    cls: Any = kind
     fields = {each.name for each in dataclasses.fields(kind)}
-    own = hasattr(kind, "__dict__") and any("__dict__" in vars(each) for each in kind.__mro__)
+    own = any("__dict__" in vars(each) for each in cls.__mro__)
     if not fields <= plain.keys() or (not own and plain.keys() != fields):
         return None  # The class has changed since.
-    made = object.__new__(kind)
+    made = object.__new__(cls)
     for key, item in plain.items():
-        if own and "__slots__" not in vars(kind):
-            made.__dict__[key] = item
-        else:
+        slot = any(key in vars(each).get("__slots__", ()) for each in cls.__mro__)
+        if slot:
             object.__setattr__(made, key, item)
+        else:
+            made.__dict__[key] = item
     return (made,)
 
 

@@ -51,6 +51,21 @@ class Arrays(Protocol):
     def origin(self, tensor: Any) -> str:
         """Returns the library of a read's results: "torch" or "numpy"."""
 
+    def take_apart(self, fqn: str, tensor: Any) -> Any:
+        """Returns the inner tensors of one that is made of others (`inner`, `in_place`), else None."""
+
+    def text_of(self, fqn: str, tensor: Any, apart: Any) -> bytes:
+        """Returns what the structure says of such a tensor, the `text` of a Wrapped."""
+
+    def difference(self, apart: Any, stored: Any, cast: bool) -> str:
+        """Returns in what a stored Wrapped is another tensor than one to fill; "" where it fits."""
+
+    def with_memory(self, tensor: Any, apart: Any) -> Any:
+        """Returns a new tensor made of others in place of a hollow one."""
+
+    def put_together(self, fqn: str, text: bytes, inner: dict[str, Any]) -> Any:
+        """Returns a tensor made of others, or a dict of these."""
+
     def add_sources(self, into: Gathered, fqn: str, tensor: Any) -> None:
         """Adds the shards of a tensor to save."""
 
@@ -192,7 +207,7 @@ def gather(
     for name, content in _files.taken(files) if rank == 0 else []:
         engine.add_file(name, content)
     with collector_at_rest():
-        flat = _tree.Flattener(rank, arrays.is_tensor, arrays.origin, arrays.plain)
+        flat = _tree.Flattener(rank, arrays.is_tensor, arrays.origin, arrays.plain, arrays)
         engine.structure = _core.encode_value(flat.flatten(state), "", False)
         tensors = flat.tensors if folder is None else folder.tensors(flat.tensors, arrays)
         made.keep.append(tensors)  # A state_dict()'s new tensors have no other owner.

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from varve import _arguments, _core, _tree
+from varve import _arguments, _classes, _core, _tree
 from varve._engine import (
     DTYPE_NUMBERS,
     Arrays,
@@ -75,7 +75,8 @@ class _Plan:
         self._assigned: dict[Any, Any] = {}  # By memory: tied tensors stay tied.
         self.keys = None if choice.keys is None else Keys(choice.keys)
         objects = frozenset(reader.object_names())
-        structure = reader.structure()
+        with _classes.quietly():  # The destination has the containers.
+            structure = reader.structure()
         by_name: Callable[[], Mapping[str, Any]] = dict
         if choice.rename is not None:
             renamed = Renamed(structure or dict(_leaves(reader, None)), choice.rename)
@@ -84,7 +85,8 @@ class _Plan:
             objects = frozenset(new for new, old in renamed.stored.items() if old in objects)
         elif structure is None:
             # Saved from C++ without containers: names alone decide.
-            structure = _tree.Flattener(rank, arrays.is_tensor, arrays.origin).flatten(state)
+            flat = _tree.Flattener(rank, arrays.is_tensor, arrays.origin, apart=arrays)
+            structure = flat.flatten(state)
         else:
             saved = structure
             by_name = lambda: Renamed(saved, str).structure  # noqa: E731
@@ -97,6 +99,8 @@ class _Plan:
             arrays.give_back,
             by_name,
             world,
+            arrays,
+            cast,
         )
         with collector_at_rest():
             self.match.match(state, structure)
@@ -310,7 +314,7 @@ def read_from(
         return found[""] if list(found) == [""] else found
     if chosen is not None:
         structure = prune(structure, found)
-    return _tree.build(structure, lambda fqn, _leaf: found[fqn])
+    return _tree.build(structure, lambda fqn, _leaf: found[fqn], None, arrays.put_together)
 
 
 def read_entries(

@@ -12,7 +12,7 @@ from typing import Any
 
 from varve._select import NameTree, prune
 from varve._tree import RANK_PART, Flattener, PerRank, build, is_stateful, join, leaves
-from varve._values import ObjectLeaf, TensorLeaf
+from varve._values import ObjectLeaf, TensorLeaf, Wrapped
 from varve.errors import InvalidArgumentError
 
 Setter = Callable[[Any], None]
@@ -29,7 +29,8 @@ class Match:
     `hollow` tells tensors that are to be replaced rather than filled (those on the meta device, when
     a load assigns): `assigned` has (fqn, tensor, setter) of them. `give_back` is called with an object
     and its filled state dict. `by_name` gives what is stored by full names, for entries whose
-    containers differ from the stored ones. `world` is the number of ranks that load.
+    containers differ from the stored ones. `world` is the number of ranks that load. `arrays` takes apart
+    and makes tensors that are made of others; with `cast` those of another class will do.
     """
 
     def __init__(
@@ -42,6 +43,8 @@ class Match:
         give_back: Callable[[Any, Any], None] = lambda value, state: value.load_state_dict(state),
         by_name: Callable[[], Mapping[str, Any]] = dict,
         world: int = 1,
+        arrays: Any = None,
+        cast: bool = False,
     ) -> None:
         self.tensors: list[tuple[str, Any]] = []
         self.created: list[tuple[str, str, Setter]] = []
@@ -56,6 +59,8 @@ class Match:
         self.known: list[str] = []
         self.assigned: list[tuple[str, Any, Setter]] = []
         self._by_name = by_name
+        self._arrays = arrays
+        self._cast = cast
         self._all_names: Mapping[str, Any] | None = None
         self._keys = keys
         self._hollow = hollow
@@ -80,6 +85,10 @@ class Match:
     def _visit(self, value: Any, stored: Any, path: str, replace: Setter) -> None:
         # Tensors first: there are most of them, and asking one whether it is stateful takes long.
         if self._is_tensor(value):
+            apart = self._take_apart(value, stored, path)
+            if apart is not None:
+                self._inner(value, apart, stored, path, replace)
+                return
             if not self._wants(path):
                 return
             if isinstance(stored, TensorLeaf) and self._hollow(value):
@@ -102,6 +111,38 @@ class Match:
             self._list_by_name(value, stored, path)
         else:
             self._replace(value, stored, path, replace)
+
+    def _take_apart(self, value: Any, stored: Any, path: str) -> Any:
+        """Returns the inner tensors of one that is made of others, which no memory of its own is filled of."""
+        return None if self._arrays is None else self._arrays.take_apart(path, value)
+
+    def _inner(self, value: Any, apart: Any, stored: Any, path: str, replace: Setter) -> None:
+        """Matches a tensor that is made of others with what is stored under its name."""
+        if self._keys is not None and not any(
+            self._wants(join(path, name)) for name in apart.inner
+        ):
+            return
+        if not isinstance(stored, Mapping):
+            unlike = "a plain value" if isinstance(stored, ObjectLeaf) else "a plain tensor"
+        elif type(stored) is Wrapped:
+            unlike = self._arrays.difference(apart, stored, self._cast)
+        else:
+            unlike = "" if all(name in stored for name in apart.inner) else "a container"
+        if unlike:
+            wanted = apart.name.replace(":", ".")
+            self.mismatched.append(f"{path} (stored {unlike}, wanted a {wanted})")
+            self.known.extend(fqn for fqn, _ in leaves(stored, path))
+            return
+        if not apart.in_place and type(stored) is Wrapped:
+            box = self._build(stored, path)
+            self.fills.append(lambda: replace(box[0]))
+            return
+        if self._hollow(value):
+            made = self._arrays.with_memory(value, apart)
+            apart = self._arrays.take_apart(path, made)
+            self.fills.append(lambda: replace(made))
+        for name, inner in apart.inner.items():
+            self._visit(inner, stored[name], join(path, name), _item_setter(apart.inner, name))
 
     def _stateful(self, value: Any, stored: Any, path: str) -> None:
         state = value.state_dict()
@@ -260,7 +301,12 @@ class Match:
         box: list[Any] = [None]
 
         def assemble() -> None:
-            box[0] = build(stored, lambda fqn, _leaf: found[fqn], path)
+            together = (
+                (lambda _fqn, _text, inner: inner)
+                if self._arrays is None
+                else (self._arrays.put_together)
+            )
+            box[0] = build(stored, lambda fqn, _leaf: found[fqn], path, together)
 
         self.fills.append(assemble)
         return box

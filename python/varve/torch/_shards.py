@@ -20,13 +20,54 @@ try:
 except ImportError:
     ShardedTensor = None  # type: ignore[assignment,misc]
 
-__all__ = ["DTensor", "ShardedTensor", "cuda_device", "is_shard", "local_bytes", "shards_of"]
+__all__ = [
+    "DTensor",
+    "Part",
+    "ShardedTensor",
+    "Share",
+    "boxes_of",
+    "cuda_device",
+    "is_shard",
+    "local_bytes",
+    "shards_of",
+    "stretches_of",
+]
 
 #: The attributes of torch 2.14's CheckpointableTensor protocol.
 _CHECKPOINTABLE = ("global_shape", "global_offsets", "local_offsets", "local_sizes")
 
 #: A shard: (offsets in the whole, its memory).
 _Shard = tuple[Sequence[int], torch.Tensor]
+
+
+class Part:
+    """This rank's shards of a tensor that no DTensor stands for: the whole's shape, and the shards."""
+
+    __slots__ = ("dtype", "shape", "shards")
+
+    def __init__(self, shape: Sequence[int], shards: list[_Shard], dtype: torch.dtype) -> None:
+        self.shape = tuple(shape)
+        self.shards = shards
+        self.dtype = dtype
+
+    @property
+    def nbytes(self) -> int:
+        """The bytes that this rank holds."""
+        return sum(int(memory.nbytes) for _, memory in self.shards)
+
+
+class Share:
+    """This rank's share of a tensor that is made of others and that no DTensor stands for.
+
+    `dims` are the stretches of each dimension of the whole that the local tensor holds.
+    """
+
+    __slots__ = ("dims", "local", "shape")
+
+    def __init__(self, shape: Sequence[int], dims: list[_layout.Stretches], local: Any) -> None:
+        self.shape = tuple(shape)
+        self.dims = dims
+        self.local = local
 
 
 def local_bytes(tensor: Any) -> int:
@@ -40,6 +81,8 @@ def local_bytes(tensor: Any) -> int:
 
 def is_shard(tensor: Any) -> bool:
     """Returns True for a tensor of which each rank may hold another part."""
+    if isinstance(tensor, Part):
+        return True
     sharded = ShardedTensor is not None and isinstance(tensor, ShardedTensor)
     distributed = DTensor is not None and isinstance(tensor, DTensor)
     return sharded or distributed or (isinstance(tensor, torch.Tensor) and _has_layout(tensor))
@@ -51,6 +94,8 @@ def cuda_device(tensor: Any) -> int | None:
         tensor = tensor._local_tensor
     if ShardedTensor is not None and isinstance(tensor, ShardedTensor):
         tensor = next((shard.tensor for shard in tensor.local_shards()), None)
+    if isinstance(tensor, Part):
+        tensor = next((memory for _, memory in tensor.shards), None)
     if isinstance(tensor, torch.Tensor) and tensor.is_cuda:
         return tensor.device.index
     return None
@@ -62,6 +107,8 @@ def _has_layout(tensor: torch.Tensor) -> bool:
 
 def shards_of(fqn: str, tensor: Any) -> tuple[Sequence[int], list[_Shard]]:
     """Returns the whole's shape and this rank's shards of it."""
+    if isinstance(tensor, Part):
+        return tensor.shape, tensor.shards
     if DTensor is not None and isinstance(tensor, DTensor):
         return tensor.shape, _dtensorshards(fqn, tensor)
     if ShardedTensor is not None and isinstance(tensor, ShardedTensor):
@@ -73,10 +120,9 @@ def shards_of(fqn: str, tensor: Any) -> tuple[Sequence[int], list[_Shard]]:
     return tensor.shape, [((0,) * tensor.dim(), tensor)]
 
 
-def _dtensorshards(fqn: str, tensor: Any) -> list[_Shard]:
+def stretches_of(fqn: str, tensor: Any) -> list[_layout.Stretches]:
+    """Returns the stretches of each dimension of a DTensor that this rank holds; its mesh has this rank."""
     coordinate = tensor.device_mesh.get_coordinate()
-    if coordinate is None:
-        return []  # This rank is not part of the tensor's mesh.
     dims: list[_layout.Stretches] = [[(0, size)] for size in tensor.shape]
     for mesh_dim, placement in enumerate(tensor.placements):
         count = tensor.device_mesh.size(mesh_dim)
@@ -94,6 +140,21 @@ def _dtensorshards(fqn: str, tensor: Any) -> list[_Shard]:
             dims[placement.dim] = _layout.shard(dims[placement.dim], count, index)
         elif not placement.is_replicate():
             raise UnsupportedError(f'tensor "{fqn}": placement {placement} is not known')
+    return dims
+
+
+def boxes_of(local: torch.Tensor, dims: list[_layout.Stretches]) -> list[_Shard]:
+    """Returns the boxes of a local tensor whose dimensions hold these stretches of the whole."""
+    return [
+        (offsets, _narrow(local, local_offsets, sizes))
+        for offsets, local_offsets, sizes in _layout.boxes(dims)
+    ] or [((0,) * local.dim(), local)]
+
+
+def _dtensorshards(fqn: str, tensor: Any) -> list[_Shard]:
+    if tensor.device_mesh.get_coordinate() is None:
+        return []  # This rank is not part of the tensor's mesh.
+    dims = stretches_of(fqn, tensor)
     local = tensor._local_tensor
     expected = tuple(sum(high - low for low, high in stretches) for stretches in dims)
     if tuple(local.shape) != expected and local.numel() != 0:
@@ -103,10 +164,7 @@ def _dtensorshards(fqn: str, tensor: Any) -> list[_Shard]:
         )
     if local.numel() == 0 and 0 not in tensor.shape:
         return []
-    return [
-        (offsets, _narrow(local, local_offsets, sizes))
-        for offsets, local_offsets, sizes in _layout.boxes(dims)
-    ] or [((0,) * local.dim(), local)]
+    return boxes_of(local, dims)
 
 
 def _checkpointableshards(fqn: str, tensor: Any) -> tuple[Sequence[int], list[_Shard]]:

@@ -12,9 +12,10 @@ from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 from varve import _core
 from varve._arrays import _DLPACK, NumpyArrays
 from varve._engine import DTYPE_NUMBERS, Filling, Gathered
+from varve._values import Wrapped
 from varve.errors import InvalidArgumentError, UnsupportedError
-from varve.torch import _devices
-from varve.torch._shards import DTensor, ShardedTensor, shards_of
+from varve.torch import _devices, _wrapped
+from varve.torch._shards import DTensor, Part, ShardedTensor, Share, shards_of
 
 _NUMBERS: dict[torch.dtype, int] = {
     dtype: number
@@ -57,7 +58,7 @@ class TorchArrays(NumpyArrays):
 
     def is_tensor(self, value: Any) -> bool:
         """Tensors, ShardedTensors and arrays."""
-        if isinstance(value, torch.Tensor):
+        if isinstance(value, (torch.Tensor, Part, Share)):
             return True
         if ShardedTensor is not None and isinstance(value, ShardedTensor):
             return True
@@ -66,6 +67,35 @@ class TorchArrays(NumpyArrays):
     def origin(self, tensor: Any) -> str:
         """Returns the library of a read's results."""
         return "numpy" if not is_torch(tensor) else "torch"
+
+    def take_apart(self, fqn: str, tensor: Any) -> _wrapped.Apart | None:
+        """Returns the inner tensors of one that is made of others; None for one of plain memory."""
+        if type(tensor) in self.plain and tensor.layout is torch.strided:
+            if tensor.dtype in _NUMBERS and not tensor.is_nested:
+                return None
+        elif not isinstance(tensor, (torch.Tensor, Share)):
+            return None
+        return _wrapped.take_apart(fqn, tensor, _NUMBERS.__contains__)
+
+    def text_of(self, fqn: str, tensor: Any, apart: _wrapped.Apart) -> bytes:
+        """Returns what the structure says of a tensor that is made of others."""
+        return _wrapped.text_of(fqn, tensor, apart)
+
+    def difference(self, apart: _wrapped.Apart, stored: Wrapped, cast: bool) -> str:
+        """Returns in what a stored tensor made of others is another than one to fill; "" where it fits."""
+        return _wrapped.difference(apart, stored, cast)
+
+    def put_together(self, fqn: str, text: bytes, inner: dict[str, Any]) -> Any:
+        """Returns a tensor made of others, or a dict of these."""
+        return _wrapped.put_together(text, inner, fqn)
+
+    def with_memory(self, tensor: Any, apart: _wrapped.Apart) -> Any:
+        """Returns a tensor made of others in place of one on the meta device."""
+        made = _wrapped.like(tensor, apart, torch.get_default_device())
+        if isinstance(tensor, torch.nn.Parameter):
+            made = torch.nn.Parameter(made, requires_grad=tensor.requires_grad)
+        self._fresh[id(made)] = made
+        return made
 
     def add_sources(self, into: Gathered, fqn: str, tensor: Any) -> None:
         """Adds the shards this rank holds; none where it holds nothing."""
@@ -236,6 +266,8 @@ class TorchArrays(NumpyArrays):
         """Marks tensors as changed: autograd refuses a backward pass with the old values."""
         changed: list[torch.Tensor] = []
         for tensor in tensors:
+            if isinstance(tensor, Part):
+                changed += [memory for _, memory in tensor.shards if not memory.is_inference()]
             if isinstance(tensor, torch.Tensor) and not tensor.is_inference():
                 changed.append(tensor)
                 if DTensor is not None and isinstance(tensor, DTensor):
@@ -264,7 +296,7 @@ def _tie(module: torch.nn.Module, tied: list[list[str]]) -> None:
 
 def is_torch(value: Any) -> bool:
     """Returns True for tensors of torch of any kind."""
-    return isinstance(value, torch.Tensor) or (
+    return isinstance(value, (torch.Tensor, Part)) or (
         ShardedTensor is not None and isinstance(value, ShardedTensor)
     )
 
@@ -296,12 +328,6 @@ def _check(fqn: str, tensor: Any) -> None:
     if isinstance(tensor, (UninitializedBuffer, UninitializedParameter)):
         raise InvalidArgumentError(
             f'tensor "{fqn}": a lazy parameter has no shape before its module has run'
-        )
-    if ShardedTensor is not None and isinstance(tensor, ShardedTensor):
-        return  # Answers to hardly any attribute.
-    if tensor.is_nested:
-        raise InvalidArgumentError(
-            f'tensor "{fqn}": nested tensors are not stored; convert it to a dense one'
         )
 
 

@@ -1,0 +1,42 @@
+"""Tensors that are made of others, sharded: the same world, another world, a fresh object."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import wrapped_jobs as jobs
+from ranks import run_ranks
+
+import varve.torch
+
+pytest.importorskip("torchao", reason="torchao is not installed")
+
+OPTIMIZERS = ["AdamW8bit", "AdamW4bit", "AdamWFp8"]
+
+
+@pytest.mark.parametrize("size", [2, 1, 4])
+def test_wrapped_tensors_follow_the_shards_into_any_world(size: int, tmp_path: Path) -> None:
+    path = str(tmp_path / "c")
+    run_ranks(2, jobs.save_two, path)
+    assert all(run_ranks(size, jobs.load_two, path))
+    stored = varve.torch.open(path)
+    assert stored.tensors["rows.a.b"].shape == (8, 3)
+    assert len(stored.tensors["rows.a.b"].chunks) == 2
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+def test_an_optimizer_of_torchao_goes_on_under_fsdp2(optimizer: str, tmp_path: Path) -> None:
+    path = str(tmp_path / "c")
+    run_ranks(2, jobs.save_optimizer, path, optimizer)
+    assert all(run_ranks(2, jobs.go_on, path, optimizer, 1))
+
+
+# Gloo gathers no 8-bit floats.
+@pytest.mark.parametrize(
+    ("optimizer", "size"), [("AdamW8bit", 1), ("AdamW8bit", 4), ("AdamWFp8", 1)]
+)
+def test_its_states_load_into_another_world(optimizer: str, size: int, tmp_path: Path) -> None:
+    path = str(tmp_path / "c")
+    run_ranks(2, jobs.save_optimizer, path, optimizer)
+    assert run_ranks(size, jobs.read_into_other_world, path, optimizer) == [""] * size

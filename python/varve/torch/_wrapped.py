@@ -1,0 +1,497 @@
+"""Tensors that are made of other tensors: taken apart for a save, put together after a read.
+
+Of torch's wrapper subclasses (torchao's weights and optimizer states, Float8Tensor, TwoTensor, NF4) the
+protocol `__tensor_flatten__` names the inner tensors and gives the attributes. Sparse, nested and quantized
+tensors and those of packed dtypes are taken apart by rules here, each under a name "torch:kind".
+
+A class is never imported for the sake of a file: `varve._classes.find` has those that the program has.
+
+How the shards of an inner tensor follow those of a DTensor around it is decided by shapes, on each rank alone
+(`_follow`). Where they do not tell, the inner tensor counts as a replica: if ranks hold different
+values of it, they are kept by rank, and only the same layout loads them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from varve import _classes, _core
+from varve._values import Wrapped
+from varve._warn import warn
+from varve.errors import Error, InvalidArgumentError
+from varve.torch import _layout
+from varve.torch._shards import DTensor, Part, Share, boxes_of, stretches_of
+
+#: Inner tensors of 1 dimension of classes of torchao, where shapes alone do not tell: "flat" has a number
+#: for each block of the elements in row-major order, "whole" is the same on all ranks.
+_KNOWN: dict[str, dict[str, str]] = {
+    "torchao.optim.subclass_8bit:OptimState8bit": {"scale": "flat", "qmap": "whole"},
+    "torchao.optim.subclass_4bit:OptimState4bit": {
+        "codes": "flat",
+        "scale": "flat",
+        "qmap": "whole",
+    },
+    "torchao.optim.subclass_fp8:OptimStateFp8": {"scale": "flat"},
+}
+
+#: What the inner tensors of sparse layouts are called, by the layout.
+_COMPRESSED = {
+    torch.sparse_csr: ("crow_indices", "col_indices"),
+    torch.sparse_csc: ("ccol_indices", "row_indices"),
+    torch.sparse_bsr: ("crow_indices", "col_indices"),
+    torch.sparse_bsc: ("ccol_indices", "row_indices"),
+}
+
+
+class Apart:
+    """A tensor taken apart.
+
+    Attributes:
+        name: The class, as `_classes.name_of` has it, or "torch:kind".
+        attributes: What the class makes one of again, besides the inner tensors; a plain value.
+        inner: The inner tensors by name; a `Part` where this rank holds a part of it.
+        in_place: Whether filling the inner tensors fills the tensor.
+    """
+
+    def __init__(
+        self, name: str, attributes: Any, inner: dict[str, Any], in_place: bool = True
+    ) -> None:
+        self.name = name
+        self.attributes = attributes
+        self.inner = inner
+        self.in_place = in_place
+
+
+def take_apart(fqn: str, tensor: Any, is_stored: Callable[[Any], bool]) -> Apart | None:
+    """Returns the parts of a tensor that has inner tensors, None for one that has not.
+
+    Args:
+        fqn: Its name, for messages.
+        tensor: Any tensor, on any device.
+        is_stored: Whether a dtype is one of the engine's.
+
+    Raises:
+        InvalidArgumentError: It can be neither stored as it is nor taken apart.
+    """
+    if isinstance(tensor, Share):
+        apart = take_apart(fqn, tensor.local, is_stored)
+        assert apart is not None
+        apart.inner = _shares(fqn, tensor, apart, is_stored)
+        return apart
+    if not isinstance(tensor, torch.Tensor):
+        return None
+    if DTensor is not None and isinstance(tensor, DTensor):
+        apart = take_apart(fqn, tensor._local_tensor, is_stored)
+        if apart is not None and tensor.device_mesh.get_coordinate() is not None:
+            share = Share(tensor.shape, stretches_of(fqn, tensor), tensor._local_tensor)
+            apart.inner = _shares(fqn, share, apart, is_stored)
+        return apart
+    for taker in (_sparse, _nested, _quantized, _flattened):
+        apart = taker(fqn, tensor)
+        if apart is not None:
+            return apart
+    if not is_stored(tensor.dtype) and type(tensor) in (torch.Tensor, torch.nn.Parameter):
+        return Apart("torch:bytes", {"dtype": tensor.dtype}, {"bytes": _bytes(tensor)})
+    return None
+
+
+def text_of(fqn: str, tensor: Any, apart: Apart) -> bytes:
+    """Returns what a structure says of a tensor: its class, attributes, shape, strides and dtype.
+
+    Raises:
+        InvalidArgumentError: An attribute is no plain value.
+    """
+    distributed = DTensor is not None and isinstance(tensor, DTensor)
+    sharded = distributed and any(not each.is_replicate() for each in tensor.placements)
+    if isinstance(tensor, Share):
+        sharded, whole = True, torch.empty(tensor.shape, dtype=tensor.local.dtype, device="meta")
+    else:
+        whole = tensor
+    about = (apart.attributes, *_geometry(whole), whole.dtype, sharded)
+    try:
+        encoded = _core.encode_value(about, f"{fqn} (the attributes of a {apart.name})", False)
+    except Error as error:
+        raise InvalidArgumentError(f'tensor "{fqn}" cannot be stored: {error}') from None
+    return apart.name.encode() + b"\0" + bytes(encoded)
+
+
+def _geometry(tensor: Any) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
+    """Returns shape and strides; None for a dimension that has no one size (of nested tensors)."""
+    if tensor.is_nested:
+        sizes = (tensor.size(0), *[None] * (tensor.dim() - 1))
+        return sizes, ()
+    strides = tensor.stride() if tensor.layout is torch.strided else ()
+    return tuple(map(int, tensor.shape)), tuple(map(int, strides))
+
+
+def difference(apart: Apart, stored: Wrapped, cast: bool) -> str:
+    """Returns in what a stored tensor is another than one to fill; "" where it fits.
+
+    Args:
+        apart: The tensor to fill.
+        stored: What a checkpoint has under its name.
+        cast: Another class with the same inner tensors and attributes will do, also of another dtype.
+    """
+    name, about = _read_text(stored.text)
+    if name != apart.name and not cast:
+        return f"a {name}, wanted a {apart.name}"
+    if list(stored) != list(apart.inner):
+        return f"a {name} of {', '.join(stored)}, wanted {', '.join(apart.inner)}"
+    unlike = _unlike(about[0], _plain(apart.attributes), cast)
+    return f"a {name} with other attributes: {unlike}" if unlike else ""
+
+
+def _unlike(stored: Any, wanted: Any, cast: bool) -> str:
+    """Returns the attributes that differ in more than the device, and with `cast` the dtype."""
+    if isinstance(stored, dict) and isinstance(wanted, dict):
+        names = [*stored, *(name for name in wanted if name not in stored)]
+        pairs = [(str(name), stored.get(name), wanted.get(name)) for name in names]
+    elif isinstance(stored, (list, tuple)) and isinstance(wanted, (list, tuple)):
+        if len(stored) != len(wanted):
+            return f"{len(stored)} of them, wanted {len(wanted)}"
+        pairs = [(str(i), *pair) for i, pair in enumerate(zip(stored, wanted, strict=True))]
+    else:
+        pairs = [("", stored, wanted)]
+    passed: tuple[type, ...] = (torch.device, torch.dtype) if cast else (torch.device,)
+    said = [
+        f"{name} {ours!r}, wanted {theirs!r}"
+        for name, ours, theirs in pairs
+        if not (isinstance(ours, passed) or isinstance(theirs, passed) or _same(ours, theirs))
+    ]
+    return "; ".join(said)
+
+
+def _same(ours: Any, theirs: Any) -> bool:
+    return bool(_core.encode_value(ours, "", False) == _core.encode_value(theirs, "", False))
+
+
+def _plain(value: Any) -> Any:
+    """Returns a value as it comes back from a checkpoint."""
+    return _core.decode_value(_core.encode_value(value, "", False))
+
+
+def _read_text(text: bytes) -> tuple[str, tuple[Any, ...]]:
+    name, about = _classes.split(text)
+    return name, _core.decode_value(about)
+
+
+def put_together(text: bytes, inner: dict[str, Any], fqn: str) -> Any:
+    """Returns a tensor made of its inner ones, or these where the program does not have the class."""
+    with _classes.quietly():
+        name, (attributes, shape, strides, *_) = _read_text(text)
+    maker = _MAKERS.get(name)
+    if maker is not None:
+        return maker(attributes, inner, shape)
+    kind = _classes.find(name)
+    if kind is None or not hasattr(kind, "__tensor_unflatten__"):
+        warn(
+            f'"{fqn}" is a {name.replace(":", ".")}, which the program has not imported: its inner '
+            f"tensors ({', '.join(inner)}) come back as a dict",
+            UserWarning,
+        )
+        return inner
+    made = kind.__tensor_unflatten__(inner, attributes, torch.Size(shape), tuple(strides))
+    if tuple(made.shape) != tuple(shape):
+        warn(
+            f'"{fqn}" was saved from shards of a {name.replace(":", ".")}, and the class makes none of '
+            f"shape {tuple(shape)} of them: its inner tensors ({', '.join(inner)}) come back as a dict",
+            UserWarning,
+        )
+        return inner
+    return made
+
+
+def like(tensor: Any, apart: Apart, device: Any) -> Any:
+    """Returns a tensor with memory in place of one on the meta device, of the same parts."""
+    if DTensor is not None and isinstance(tensor, DTensor):
+        local = tensor._local_tensor
+        own = take_apart("", local, lambda _dtype: True)
+        assert own is not None
+        return DTensor.from_local(
+            like(local, own, tensor.device_mesh.device_type),
+            tensor.device_mesh,
+            tensor.placements,
+            run_check=False,
+            shape=tensor.shape,
+            stride=tensor.stride(),
+        )
+    inner = {name: torch.empty_like(each, device=device) for name, each in apart.inner.items()}
+    maker = _MAKERS.get(apart.name)
+    if maker is not None:
+        return maker(apart.attributes, inner, tuple(tensor.shape))
+    kind: Any = type(tensor)
+    return kind.__tensor_unflatten__(inner, apart.attributes, tensor.shape, tensor.stride())
+
+
+def _flattened(fqn: str, tensor: Any) -> Apart | None:
+    """A subclass with torch's protocol of wrappers."""
+    if not hasattr(type(tensor), "__tensor_flatten__"):
+        return None
+    if type(tensor).__name__ == "AsyncCollectiveTensor":
+        raise InvalidArgumentError(
+            f'tensor "{fqn}": the collective that fills it has not been waited for; save tensor.wait()'
+        )
+    names, attributes = tensor.__tensor_flatten__()
+    inner = {name: getattr(tensor, name) for name in names}
+    for name, each in inner.items():
+        if not isinstance(each, torch.Tensor):
+            raise InvalidArgumentError(
+                f'tensor "{fqn}": the inner tensor {name} of a {type(tensor).__name__} is a '
+                f"{type(each).__name__}"
+            )
+    return Apart(_classes.name_of(type(tensor)), attributes, inner)
+
+
+def _sparse(_fqn: str, tensor: Any) -> Apart | None:
+    if tensor.layout is torch.sparse_coo:
+        inner = {"indices": tensor._indices(), "values": tensor._values()}
+        attributes = {"coalesced": tensor.is_coalesced()}
+        return Apart("torch:sparse_coo", attributes, inner, in_place=False)
+    names = _COMPRESSED.get(tensor.layout)
+    if names is None:
+        return None
+    inner = {name: getattr(tensor, name)() for name in (*names, "values")}
+    name = str(tensor.layout).removeprefix("torch.")
+    return Apart(f"torch:{name}", {"layout": name}, inner, in_place=False)
+
+
+def _nested(fqn: str, tensor: Any) -> Apart | None:
+    if not tensor.is_nested:
+        return None
+    if tensor.layout is not torch.jagged:
+        inner = {
+            "values": tensor.values(),
+            "sizes": tensor._nested_tensor_size(),
+            "strides": tensor._nested_tensor_strides(),
+            "storage_offsets": tensor._nested_tensor_storage_offsets(),
+        }
+        return Apart("torch:nested", {}, inner, in_place=False)
+    inner = {"values": tensor.values(), "offsets": tensor.offsets()}
+    if tensor.lengths() is not None:
+        inner["lengths"] = tensor.lengths()
+    attributes = {
+        "ragged_idx": tensor._ragged_idx,
+        "min_seqlen": tensor._maybe_min_seqlen,
+        "max_seqlen": tensor._maybe_max_seqlen,
+    }
+    return Apart("torch:jagged", attributes, inner, in_place=False)
+
+
+def _quantized(_fqn: str, tensor: Any) -> Apart | None:
+    if not tensor.is_quantized:
+        return None
+    inner = {"int_repr": _codes(tensor)}
+    attributes = {"dtype": tensor.dtype}
+    if tensor.qscheme() in (torch.per_tensor_affine, torch.per_tensor_symmetric):
+        attributes |= {"scale": tensor.q_scale(), "zero_point": tensor.q_zero_point()}
+    else:
+        attributes["axis"] = tensor.q_per_channel_axis()
+        inner["scales"] = tensor.q_per_channel_scales()
+        inner["zero_points"] = tensor.q_per_channel_zero_points()
+    return Apart("torch:quantized", attributes, inner, in_place=False)
+
+
+_CODES = {
+    torch.qint8: torch.int8,
+    torch.quint8: torch.uint8,
+    torch.qint32: torch.int32,
+}
+
+
+def _codes(tensor: Any) -> torch.Tensor:
+    """Returns the memory of a quantized tensor; of a packed one its bytes."""
+    code = _CODES.get(tensor.dtype)
+    storage = tensor.untyped_storage()
+    alias: Any = torch.empty(0, dtype=code or torch.uint8, device=tensor.device)
+    if code is None:
+        alias.set_(storage, 0, (storage.nbytes(),))
+    else:
+        alias.set_(storage, tensor.storage_offset(), tensor.shape, tensor.stride())
+    made: torch.Tensor = alias
+    return made
+
+
+def _bytes(tensor: torch.Tensor) -> torch.Tensor:
+    """Returns the memory of a tensor as bytes: those of an element are a dimension of its own."""
+    size = tensor.element_size()
+    alias = torch.empty(0, dtype=torch.uint8, device=tensor.device)
+    strides = tuple(step * size for step in tensor.stride())
+    start = tensor.storage_offset() * size
+    if size == 1:
+        return alias.set_(tensor.untyped_storage(), start, tensor.shape, strides)
+    return alias.set_(tensor.untyped_storage(), start, (*tensor.shape, size), (*strides, 1))
+
+
+def _make_coo(attributes: Any, inner: dict[str, Any], shape: Any) -> torch.Tensor:
+    return torch.sparse_coo_tensor(
+        inner["indices"],
+        inner["values"],
+        tuple(shape),
+        is_coalesced=attributes["coalesced"],
+        check_invariants=True,
+    )
+
+
+def _make_compressed(attributes: Any, inner: dict[str, Any], shape: Any) -> torch.Tensor:
+    layout = getattr(torch, attributes["layout"])
+    rows, columns = _COMPRESSED[layout]
+    return torch.sparse_compressed_tensor(
+        inner[rows],
+        inner[columns],
+        inner["values"],
+        tuple(shape),
+        layout=layout,
+        check_invariants=True,
+    )
+
+
+def _make_nested(_attributes: Any, inner: dict[str, Any], _shape: Any) -> torch.Tensor:
+    made: torch.Tensor = torch._nested_view_from_buffer(
+        inner["values"], inner["sizes"], inner["strides"], inner["storage_offsets"]
+    )
+    return made
+
+
+def _make_jagged(attributes: Any, inner: dict[str, Any], _shape: Any) -> torch.Tensor:
+    made: torch.Tensor = torch.nested.nested_tensor_from_jagged(
+        inner["values"],
+        inner["offsets"],
+        inner.get("lengths"),
+        jagged_dim=attributes["ragged_idx"],
+        min_seqlen=attributes["min_seqlen"],
+        max_seqlen=attributes["max_seqlen"],
+    )
+    return made
+
+
+def _make_quantized(attributes: Any, inner: dict[str, Any], shape: Any) -> torch.Tensor:
+    dtype, codes = attributes["dtype"], inner["int_repr"]
+    if "axis" in attributes:
+        made = torch._empty_per_channel_affine_quantized(
+            tuple(shape),
+            scales=inner["scales"],
+            zero_points=inner["zero_points"],
+            axis=attributes["axis"],
+            dtype=dtype,
+        )
+    else:
+        made = torch._empty_affine_quantized(
+            tuple(shape),
+            scale=attributes["scale"],
+            zero_point=attributes["zero_point"],
+            dtype=dtype,
+        )
+    _codes(made).copy_(codes)
+    return made
+
+
+def _make_bytes(attributes: Any, inner: dict[str, Any], shape: Any) -> torch.Tensor:
+    content = inner["bytes"].contiguous()
+    made: torch.Tensor = torch.empty(0, dtype=attributes["dtype"], device=content.device)
+    storage: Any = content.untyped_storage()
+    steps = torch.empty(shape, device="meta").stride()
+    return made.set_(storage, 0, tuple(shape), steps)
+
+
+_MAKERS: dict[str, Callable[[Any, dict[str, Any], Any], torch.Tensor]] = {
+    "torch:sparse_coo": _make_coo,
+    **{f"torch:{str(layout).removeprefix('torch.')}": _make_compressed for layout in _COMPRESSED},
+    "torch:nested": _make_nested,
+    "torch:jagged": _make_jagged,
+    "torch:quantized": _make_quantized,
+    "torch:bytes": _make_bytes,
+}
+
+
+def _shares(
+    fqn: str, share: Share, apart: Apart, is_stored: Callable[[Any], bool]
+) -> dict[str, Any]:
+    """Returns the inner tensors of a local tensor, as the parts that this rank holds of them."""
+    dims = share.dims
+    if all(stretch == [(0, size)] for stretch, size in zip(dims, share.shape, strict=True)):
+        return apart.inner
+    if not apart.in_place:
+        raise InvalidArgumentError(
+            f'tensor "{fqn}": a DTensor whose shards are {apart.name.replace("torch:", "")} tensors is not '
+            "stored; save its shards under names of their own"
+        )
+    local = tuple(share.local.shape)
+    rules = _KNOWN.get(apart.name, {})
+    shares = {}
+    for name, inner in apart.inner.items():
+        followed = _follow(share.shape, dims, local, tuple(inner.shape), rules.get(name))
+        if followed is None:
+            shares[name] = inner
+        elif take_apart(fqn, inner, is_stored) is not None:
+            shares[name] = Share(*followed, inner)
+        else:
+            shares[name] = Part(followed[0], boxes_of(inner, followed[1]), inner.dtype)
+    return shares
+
+
+def _follow(
+    whole: tuple[int, ...],
+    dims: list[_layout.Stretches],
+    local: tuple[int, ...],
+    inner: tuple[int, ...],
+    rule: str | None,
+) -> tuple[tuple[int, ...], list[_layout.Stretches]] | None:
+    """Returns the whole shape of an inner tensor and this rank's stretches of each dimension of it.
+
+    None where it does not follow the shards: it is the same on all ranks, or nothing tells. It follows
+    by dimension where the two have the same ones: each sharded dimension is as long as the local tensor's, or a
+    whole number of times longer or shorter (packed elements, a scale for each block).
+    """
+    sharded = {d for d, stretch in enumerate(dims) if stretch != [(0, whole[d])]}
+    if rule == "flat":
+        return _follow_flat(whole, dims, local, inner) if sharded == {0} else None
+    one_number = all(size == 1 for size in inner)
+    if rule == "whole" or one_number or len(inner) == 0:
+        return None
+    if len(inner) < len(whole):
+        by_rows = len(inner) == 1 and sharded == {0} and inner[0] == local[0]
+        return ((whole[0],), [dims[0]]) if by_rows else None
+    shape, stretches = list(inner), [[(0, size)] for size in inner]
+    for d in sharded:
+        scaled = _scaled(dims[d], whole[d], local[d], inner[d])
+        if scaled is None:
+            return None
+        shape[d], stretches[d] = scaled
+    return tuple(shape), stretches
+
+
+def _scaled(
+    stretches: _layout.Stretches, whole: int, local: int, inner: int
+) -> tuple[int, _layout.Stretches] | None:
+    """Returns size and stretches of a dimension whose elements are blocks or parts of another's."""
+    if local == 0 or inner == 0:
+        return None
+    if inner % local == 0:
+        times = inner // local
+        return whole * times, [(low * times, high * times) for low, high in stretches]
+    block = local // inner
+    if (
+        local % inner
+        or whole % block
+        or any(low % block or high % block for low, high in stretches)
+    ):
+        return None
+    return whole // block, [(low // block, high // block) for low, high in stretches]
+
+
+def _follow_flat(
+    whole: tuple[int, ...],
+    dims: list[_layout.Stretches],
+    local: tuple[int, ...],
+    inner: tuple[int, ...],
+) -> tuple[tuple[int, ...], list[_layout.Stretches]] | None:
+    """Returns the same for blocks of the elements in row-major order, of rows that this rank holds."""
+    row = 1
+    for size in whole[1:]:
+        row *= size
+    flat = [(low * row, high * row) for low, high in dims[0]]
+    scaled = _scaled(flat, whole[0] * row, local[0] * row, inner[0])
+    return None if scaled is None else ((scaled[0],), [scaled[1]])
