@@ -25,6 +25,7 @@ struct Decoded {
   /// Files have names and, where the index has them, sizes; the caller fills in those of storage.
   Metadata metadata;
   std::optional<Value> structure;  ///< See docs/format.md; nothing when only names are known.
+  bool keys_are_text = false;  ///< The structure was made of names: keys that were ints are text.
   std::vector<std::string> inline_values;  ///< Encoded Values that extents with kInline number.
   std::vector<RecordCrc> records;          ///< Of plain extents, where the format has them.
   /// FQNs with the path that the file gives the entry, where it is another one.

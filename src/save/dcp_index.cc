@@ -8,6 +8,7 @@
 #include "interop/dcp/data_name.h"
 #include "interop/dcp/encode.h"
 #include "interop/dcp/metadata.h"
+#include "interop/dcp/structure.h"
 
 namespace varve {
 namespace {
@@ -98,6 +99,9 @@ Result<CheckpointIndex> DcpIndexBuilder::Finish(const std::optional<Value>& stru
 Result<std::string> EncodeDcpIndex(const Metadata& metadata, const Value* structure) {
   DcpEncodeOptions options;
   options.structure = structure;
+  if (structure != nullptr) {
+    options.attributes.emplace_back(kDcpStructure, EncodeValue(*structure));
+  }
   VARVE_ASSIGN_OR_RETURN(std::string index, EncodeDcpMetadata(metadata, options));
   if (metadata.block_bytes > 0) {
     VARVE_RETURN_IF_ERROR(AppendDcpChecksums(metadata, &index));

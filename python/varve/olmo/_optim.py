@@ -159,6 +159,31 @@ def _dtype(number: int) -> torch.dtype:
     return kind
 
 
+def groups_of_fields(entries: Mapping[str, Any], names: list[list[str]]) -> list[dict[str, Any]]:
+    """Returns the groups of a checkpoint that keeps a group's fields for each parameter.
+
+    Entries are called `param_groups.NAME.FIELD`: OLMo-core flattens the optimizer's state as torch does with
+    `flatten_optimizer_state_dict`. `names`: the parameters of each group of the optimizer.
+
+    Raises WrongGroupsError where parameters of one group have different fields.
+    """
+    fields: dict[str, dict[str, Any]] = {}
+    for key, value in entries.items():
+        name, _, field = key.removeprefix("param_groups.").rpartition(".")
+        fields.setdefault(name, {})[field] = value
+    groups = []
+    for number, own in enumerate(names):
+        stored = [name for name in own if name in fields]
+        for name in stored:
+            if fields[name] != fields[stored[0]]:
+                raise WrongGroupsError(
+                    f"group {number} of the optimizer has {stored[0]} and {name}, which were in different "
+                    "groups when the checkpoint was saved"
+                )
+        groups.append(dict(fields[stored[0]]) if stored else {})
+    return groups
+
+
 def restored_groups(optimizer: Optimizer, stored: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Returns the checkpoint's groups for this optimizer, without `params`.
 

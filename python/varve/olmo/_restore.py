@@ -53,10 +53,12 @@ class Source:
         """Returns a part of the state, in new memory."""
         return read_from(self.reader, self.path, TorchArrays(), name)[name]
 
-    def groups(self) -> list[dict[str, Any]]:
-        """Returns the optimizer's groups."""
-        found = read_from(self.reader, self.path, TorchArrays(), "optim.param_groups")
-        groups: list[dict[str, Any]] = found["optim"]["param_groups"]
+    def groups(self, names: list[list[str]]) -> list[dict[str, Any]]:
+        """Returns the optimizer's groups. `names`: what the parameters of each group are called there."""
+        found = read_from(self.reader, self.path, TorchArrays(), "optim.param_groups")["optim"]
+        if "param_groups" not in found:
+            return _optim.groups_of_fields(found, names)
+        groups: list[dict[str, Any]] = found["param_groups"]
         return groups
 
     def trainer_state(self) -> dict[str, Any]:
@@ -159,8 +161,9 @@ class _Load:
 
     def _optimizer(self, optimizer: Optimizer) -> None:
         stored = _optim.Stored(self.tensors, self.objects)
-        self.groups = _optim.restored_groups(optimizer, self.checkpoint.groups())
         names = _optim.names_of_groups(self.held, optimizer)
+        there = [[self.source.get(name, name) for name in own] for own in names]
+        self.groups = _optim.restored_groups(optimizer, self.checkpoint.groups(there))
         # An optimizer saved without names: its numbers follow the order of the groups.
         flat = [name for own in names for name in own]
         numbered = (

@@ -11,6 +11,8 @@
 #include "catalogue/names.h"
 #include "interop/dcp/checksums.h"
 #include "interop/dcp/metadata.h"
+#include "interop/dcp/structure.h"
+#include "interop/torch/archive.h"
 
 namespace varve {
 namespace {
@@ -83,6 +85,33 @@ void TakeOffSideFiles(const std::string& directory, OpenedIndex* opened) {
   opened->side_directory = JoinPath(opened->directory, directory);
 }
 
+/// Returns true when the first of the values that has items lists ints, as an optimizer's `params`
+/// does where its state has ints for keys. What cannot be read counts as nothing here: who loads it
+/// is told.
+bool ListInts(const ForeignFolder& folder, const Metadata& metadata,
+              const std::vector<std::string>& names) {
+  constexpr std::uint64_t kMaxBytes = std::uint64_t{64} << 20;
+  for (const std::string& name : names) {
+    const ObjectMetadata* const object = metadata.FindObject(name);
+    if (object == nullptr || object->extent.encoding != Encoding::kTorchItem ||
+        object->extent.end - object->extent.begin > kMaxBytes) {
+      continue;
+    }
+    const Extent& extent = object->extent;
+    auto file = folder.storage.OpenForRead(JoinPath(folder.path, metadata.files[extent.file].name));
+    if (!file.ok()) {
+      continue;
+    }
+    const auto bytes = ReadFromFile(std::move(*file))(extent.begin, extent.end - extent.begin);
+    const auto value = bytes.ok() ? ReadValueItem(*bytes) : Result<Value>(bytes.status());
+    if (value.ok() && value->kind == ValueKind::kList && !value->items.empty()) {
+      return std::all_of(value->items.begin(), value->items.end(),
+                         [](const Value& item) { return item.kind == ValueKind::kInt; });
+    }
+  }
+  return false;
+}
+
 /// An overwrite may replace the index and remove the old one's data directory between two of our
 /// reads (publish/index_commit.cc): an index that then names another one shows that this is no
 /// damage.
@@ -97,7 +126,7 @@ Result<OpenedIndex> OpenDcp(const ForeignFolder& folder) {
       break;
     }
     last = directory;
-    auto opened = OpenedWithSizes(folder, std::move(decoded));
+    auto opened = OpenedDcp(folder, std::move(decoded));
     if (opened.ok() && !directory.empty()) {
       TakeOffSideFiles(directory, &*opened);
     }
@@ -131,10 +160,23 @@ Result<OpenedIndex> OpenRankLocalDcp(const ForeignFolder& folder) {
   if (!merged.ok()) {
     return merged.status().Annotate(directory);
   }
-  return OpenedWithSizes(folder, std::move(*merged));
+  return OpenedDcp(folder, std::move(*merged));
 }
 
 }  // namespace
+
+Result<OpenedIndex> OpenedDcp(const ForeignFolder& folder, Decoded decoded) {
+  const bool keys_are_text = decoded.keys_are_text;
+  VARVE_ASSIGN_OR_RETURN(OpenedIndex opened, OpenedWithSizes(folder, std::move(decoded)));
+  if (keys_are_text && opened.structure) {
+    for (const DcpOptimizer& optimizer : FindDcpOptimizers(&*opened.structure)) {
+      if (ListInts(folder, opened.metadata, optimizer.params)) {
+        NumberKeys(optimizer.state);
+      }
+    }
+  }
+  return opened;
+}
 
 Result<Decoded> ReadDcpIndex(Storage& storage, const std::string& directory) {
   return DecodeIndexFile(storage, JoinPath(directory, kDcpIndexName));

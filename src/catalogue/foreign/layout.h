@@ -59,6 +59,10 @@ extern const ForeignLayout kSafetensorsLayout;   // safetensors.cc
 /// Reads the index of a DCP directory, without the sizes of its files: dcp.cc.
 Result<Decoded> ReadDcpIndex(Storage& storage, const std::string& directory);
 
+/// Does OpenedWithSizes for the index of a DCP directory, and finds which keys of optimizers'
+/// states are ints: dcp.cc.
+Result<OpenedIndex> OpenedDcp(const ForeignFolder& folder, Decoded decoded);
+
 /// Returns a reader that keeps the file open for as long as it is used.
 RangeReader ReadFromFile(std::shared_ptr<ReadableFile> file);
 

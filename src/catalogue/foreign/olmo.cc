@@ -133,7 +133,7 @@ Result<OpenedIndex> OpenTorchNew(const ForeignFolder& folder) {
   files.Take(&decoded.metadata);
   decoded.metadata.format = Format::kOlmoTorchNew;
   decoded.metadata.world_size = std::max(decoded.metadata.world_size, ranks);
-  return OpenedWithSizes(folder, std::move(decoded));
+  return OpenedDcp(folder, std::move(decoded));
 }
 
 }  // namespace

@@ -45,18 +45,24 @@ class Reader {
       : tree_(tree), chunks_left_(pickle_bytes / 8), records_(*records) {}
 
   Result<DcpIndex> Read() {
-    if (records_.ClassOf(tree_, tree_.root()) != DcpClass::kMetadata) {
+    if (!records_.IsIndex(tree_, tree_.root())) {
       return DataLoss("not the index of a DCP checkpoint: the pickle holds " + Describe());
     }
     const PickleRef state = DcpAttributes(tree_, tree_.root());
     if (state == kNoPickle) {
       return DataLoss("Metadata has no attributes");
     }
+    if (tree_.Get(state, "all_tensor_metadata") != kNoPickle) {
+      return Unimplemented("an index of ByteCheckpoint, which stores elements without torch.save");
+    }
     VARVE_RETURN_IF_ERROR(ReadState(tree_.Get(state, "state_dict_metadata")));
     VARVE_RETURN_IF_ERROR(ReadStorage(tree_.Get(state, "storage_data")));
-    VARVE_ASSIGN_OR_RETURN(index_.structure,
-                           DcpStructure(tree_, tree_.Get(state, "planner_data"), leaves_));
     ReadAttributes(state);
+    TakeOwnStructure();
+    if (!index_.structure) {
+      VARVE_ASSIGN_OR_RETURN(index_.structure,
+                             DcpStructure(tree_, tree_.Get(state, "planner_data"), leaves_));
+    }
     return std::move(index_);
   }
 
@@ -91,7 +97,7 @@ class Reader {
         return DataLoss("state_dict_metadata: " + ShownText(fqn) + " is there twice");
       }
       is_known_[name] = true;
-      const bool is_tensor = records_.ClassOf(tree_, pairs[i + 1]) == DcpClass::kTensor;
+      const bool is_tensor = records_.IsTensor(tree_, pairs[i + 1]);
       if (is_tensor) {
         if (const Status status = ReadTensor(name, pairs[i + 1]); !status.ok()) {
           return status.Annotate("tensor " + ShownText(fqn));
@@ -167,6 +173,16 @@ class Reader {
       index_.entries.push_back(entry);
     }
     return Status::Ok();
+  }
+
+  void TakeOwnStructure() {
+    const auto own = std::find_if(index_.attributes.begin(), index_.attributes.end(),
+                                  [](const auto& pair) { return pair.first == kDcpStructure; });
+    if (own != index_.attributes.end()) {
+      index_.structure = DcpOwnStructure(own->second, leaves_);
+      index_.has_own_structure = index_.structure.has_value();
+      index_.attributes.erase(own);
+    }
   }
 
   void ReadAttributes(PickleRef state) {

@@ -33,6 +33,7 @@ struct DcpIndex {
   std::vector<std::uint32_t> chunks;   ///< Numbers of DcpRecords::chunk, as each tensor lists them.
   std::vector<Entry> entries;          ///< storage_data.
   std::optional<Value> structure;
+  bool has_own_structure = false;  ///< `structure` is Varve's own, which has the types of keys.
   DcpAttributeList attributes;
 };
 

@@ -183,6 +183,8 @@ class Merger {
       return DataLoss(merged.status().message());
     }
     out_.structure = std::move(*merged);
+    out_.keys_are_text = std::any_of(by_rank_.begin(), by_rank_.end(),
+                                     [](const Decoded& rank) { return rank.keys_are_text; });
     return Status::Ok();
   }
 

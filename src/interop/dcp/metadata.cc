@@ -65,6 +65,7 @@ class Assembler {
         return status.Annotate("tensor " + ShownText(made.fqn));
       }
     }
+    MarkPlainTensors();
     for (const std::uint32_t name : index_.objects) {
       out_.metadata.objects.push_back({std::string(records_.names.at(name)), {}});
       VARVE_RETURN_IF_ERROR(AddObject(name, &out_.metadata.objects.back()));
@@ -73,6 +74,7 @@ class Assembler {
     SortIfNeeded(out_.metadata.tensors.begin(), out_.metadata.tensors.end(), by_fqn);
     SortIfNeeded(out_.metadata.objects.begin(), out_.metadata.objects.end(), by_fqn);
     out_.structure = std::move(index_.structure);
+    out_.keys_are_text = !index_.has_own_structure;
     return std::move(out_);
   }
 
@@ -187,6 +189,28 @@ class Assembler {
       return DataLoss("storage_data has no entry for the chunk at " + ToString(added.box.offsets));
     }
     return SetExtent(*entry, &added.extent);
+  }
+
+  /// Other software writes elements alone, without an archive around them (DLRover's flash
+  /// checkpoints). An archive has more bytes than its elements, so an index in which no tensor has
+  /// more is of that kind.
+  void MarkPlainTensors() {
+    std::uint64_t stored = 0;
+    for (const TensorMetadata& tensor : out_.metadata.tensors) {
+      for (const Chunk& chunk : tensor.chunks) {
+        const std::uint64_t bytes = Volume(chunk.box.sizes) * ItemSize(tensor.dtype);
+        if (chunk.extent.end - chunk.extent.begin != bytes ||
+            chunk.extent.encoding != Encoding::kTorchItem) {
+          return;
+        }
+        stored += bytes;
+      }
+    }
+    for (TensorMetadata& tensor : out_.metadata.tensors) {
+      for (Chunk& chunk : tensor.chunks) {
+        chunk.extent.encoding = stored > 0 ? Encoding::kPlain : chunk.extent.encoding;
+      }
+    }
   }
 
   Status AddObject(std::uint32_t name, ObjectMetadata* made) {

@@ -71,6 +71,75 @@ TEST(DcpMetadata, ClassesOfOldVersionsAreKnown) {
   EXPECT_TRUE(IsOk(DecodeDcpMetadata(pickle)));
 }
 
+std::string Replaced(std::string text, std::string_view what, std::string_view by) {
+  for (std::size_t at = 0; (at = text.find(what, at)) != std::string::npos; at += by.size()) {
+    text.replace(at, what.size(), by);
+  }
+  return text;
+}
+
+TEST(DcpMetadata, ClassesOfOtherSoftwareAreKnownByTheirFields) {
+  dcp::Index index;
+  index.Add("w", {3, 2}).AddValue("step");
+  const std::string pickle = index.Pickle();
+  const auto expected = DecodeDcpMetadata(pickle);
+  ASSERT_TRUE(IsOk(expected));
+  const auto expect_same = [&](const std::string& other) {
+    ASSERT_NE(other, pickle);
+    const auto decoded = DecodeDcpMetadata(other);
+    ASSERT_TRUE(IsOk(decoded));
+    EXPECT_EQ(decoded->metadata, expected->metadata);
+  };
+  expect_same(Replaced(pickle, dcp::kFilesystem, "olmo_core.distributed.checkpoint.filesystem"));
+  expect_same(Replaced(pickle, "torch.distributed.checkpoint.", "nemo.backports."));
+  expect_same(Replaced(pickle, "metadata\nMetadata\n", "metadata\nMCoreMetadata\n"));
+  for (const std::string name : {"ChunkStorageMetadata", "MetadataIndex", "_StorageInfo",
+                                 "BytesStorageMetadata", "TensorStorageMetadata"}) {
+    SCOPED_TRACE(name);
+    expect_same(Replaced(pickle, "\n" + name + "\n", "\nMy" + name + "\n"));
+  }
+}
+
+TEST(DcpMetadata, FieldsMayBeInSlots) {
+  dcp::Index index;
+  index.Add("w", {4});
+  index.storage[1] = p::Build(
+      p::Global("mine", "_StorageInfo") + ")\x81",
+      p::Tuple({p::kNone,
+                p::Dict({p::Str("relative_path"), p::Str("data/a.bin"), p::Str("offset"), p::Int(5),
+                         p::Str("length"), p::Int(600), p::Str("extension"), p::Str("none")})}));
+  const auto decoded = Decode(index);
+  ASSERT_TRUE(IsOk(decoded));
+  EXPECT_EQ(decoded->metadata.files[0].name, "data/a.bin");
+  EXPECT_EQ(decoded->metadata.tensors[0].chunks[0].extent,
+            (Extent{0, 5, 605, Encoding::kTorchItem}));
+}
+
+TEST(DcpMetadata, ElementsWithoutArchivesArePlain) {
+  dcp::Index index;
+  index.Add("w", {4}).Add("v", {2}).AddValue("n");
+  index.storage[1] = dcp::Stored("a", 0, 16);
+  index.storage[3] = dcp::Stored("a", 16, 8);
+  const auto plain = Decode(index);
+  ASSERT_TRUE(IsOk(plain));
+  for (const TensorMetadata& tensor : plain->metadata.tensors) {
+    EXPECT_EQ(tensor.chunks[0].extent.encoding, Encoding::kPlain);
+  }
+  EXPECT_EQ(plain->metadata.objects[0].extent.encoding, Encoding::kTorchItem);
+  index.storage[3] = dcp::Stored("a", 16, 1000);
+  const auto archives = Decode(index);
+  ASSERT_TRUE(IsOk(archives));
+  EXPECT_EQ(archives->metadata.tensors[1].chunks[0].extent.encoding, Encoding::kTorchItem)
+      << "one archive shows that the other is a damaged one";
+}
+
+TEST(DcpMetadata, IndexesOfByteCheckpointAreRefusedByName) {
+  dcp::Index index;
+  index.Add("w", {4});
+  index.more = {p::Str("all_tensor_metadata"), p::Dict({})};
+  EXPECT_TRUE(FailsWith(Decode(index), StatusCode::kUnimplemented, {"ByteCheckpoint"}));
+}
+
 TEST(DcpMetadata, WhatOthersAddIsLeftAlone) {
   dcp::Index index;
   index.Add("w", {4});

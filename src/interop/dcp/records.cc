@@ -25,49 +25,42 @@ bool IsFolded(const PickleTree& tree, PickleRef node, DcpClass kind) {
 }
 
 struct Name {
-  std::string_view module;  // Without the package.
+  std::string_view module;
   std::string_view name;
   DcpClass kind;
 };
 
-// The package was torch.distributed._shard.checkpoint until torch 2.0.
-constexpr std::array<std::string_view, 2> kPackages = {"torch.distributed.checkpoint.",
-                                                       "torch.distributed._shard.checkpoint."};
-constexpr std::array<Name, 8> kPackageNames = {{
-    {"metadata", "ChunkStorageMetadata", DcpClass::kChunk},
-    {"metadata", "MetadataIndex", DcpClass::kKey},
-    {"filesystem", "_StorageInfo", DcpClass::kStorage},
-    {"metadata", "BytesStorageMetadata", DcpClass::kBytes},
-    {"metadata", "TensorStorageMetadata", DcpClass::kTensor},
-    {"metadata", "TensorProperties", DcpClass::kProperties},
-    {"metadata", "_MEM_FORMAT_ENCODING", DcpClass::kEnum},
-    {"metadata", "Metadata", DcpClass::kMetadata},
+// DCP's classes, in whatever module: torch has moved them (torch.distributed._shard.checkpoint
+// until 2.0, TensorProperties and its enum in torch.distributed._shard.sharded_tensor.metadata
+// until 2.2), and other software writes indexes with copies of them (OLMo-core, NeMo-Automodel,
+// DLRover).
+constexpr std::array<Name, 9> kDcpNames = {{
+    {"", "ChunkStorageMetadata", DcpClass::kChunk},
+    {"", "MetadataIndex", DcpClass::kKey},
+    {"", "_StorageInfo", DcpClass::kStorage},
+    {"", "BytesStorageMetadata", DcpClass::kBytes},
+    {"", "TensorStorageMetadata", DcpClass::kTensor},
+    {"", "TensorProperties", DcpClass::kProperties},
+    {"", "_MEM_FORMAT_ENCODING", DcpClass::kEnum},
+    {"", "MEM_FORMAT_ENCODING", DcpClass::kEnum},
+    {"", "Metadata", DcpClass::kMetadata},
 }};
-// TensorProperties began its life elsewhere (torch up to 2.2).
 // Python 3.11 pickles a member of an enum as getattr(class, name), others as class(value).
-constexpr std::array<Name, 7> kOtherNames = {{
+constexpr std::array<Name, 4> kOtherNames = {{
     {"torch", "Size", DcpClass::kSize},
     {"torch.serialization", "_get_layout", DcpClass::kLayout},
-    {"torch.distributed._shard.sharded_tensor.metadata", "TensorProperties", DcpClass::kProperties},
-    {"torch.distributed._shard.sharded_tensor.metadata", "MEM_FORMAT_ENCODING", DcpClass::kEnum},
-    {"torch.distributed._shard.sharded_tensor.metadata", "_MEM_FORMAT_ENCODING", DcpClass::kEnum},
     {"builtins", "getattr", DcpClass::kEnum},
     {"__builtin__", "getattr", DcpClass::kEnum},
 }};
 
 DcpClass ClassByName(std::string_view module, std::string_view name) {
-  for (const std::string_view package : kPackages) {
-    if (module.starts_with(package)) {
-      const std::string_view rest = module.substr(package.size());
-      for (const Name& known : kPackageNames) {
-        if (known.name == name && known.module == rest) {
-          return known.kind;
-        }
-      }
-    }
-  }
   for (const Name& known : kOtherNames) {
     if (known.name == name && known.module == module) {
+      return known.kind;
+    }
+  }
+  for (const Name& known : kDcpNames) {
+    if (known.name == name) {
       return known.kind;
     }
   }
@@ -225,12 +218,24 @@ DcpClass DcpRecords::ClassOf(const PickleTree& tree, PickleRef node) {
 }
 
 PickleRef DcpAttributes(const PickleTree& tree, PickleRef object) {
-  const PickleRef state = tree.IsObject(object) ? tree.object(object).state : kNoPickle;
+  PickleRef state = tree.IsObject(object) ? tree.object(object).state : kNoPickle;
+  if (state != kNoPickle && tree.kind(state) == PickleKind::kTuple &&
+      tree.items(state).size() == 2) {
+    state = tree.items(state)[1];  // Of a class with slots: (None or a dict, the slots).
+  }
   if (state == kNoPickle || tree.kind(state) != PickleKind::kDict ||
       tree.items(state).size() > 2 * kMaxAttributes) {
     return kNoPickle;
   }
   return state;
+}
+
+bool HasDcpAttributes(const PickleTree& tree, PickleRef object,
+                      std::initializer_list<std::string_view> names) {
+  const PickleRef state = DcpAttributes(tree, object);
+  return state != kNoPickle && std::all_of(names.begin(), names.end(), [&](std::string_view name) {
+           return tree.Get(state, name) != kNoPickle;
+         });
 }
 
 bool DcpRecords::ReadChunk(const PickleTree& tree, PickleRef node, std::uint32_t* chunk) {
@@ -239,7 +244,7 @@ bool DcpRecords::ReadChunk(const PickleTree& tree, PickleRef node, std::uint32_t
     return true;
   }
   const PickleRef state = DcpAttributes(tree, node);
-  if (state == kNoPickle || ClassOf(tree, node) != DcpClass::kChunk) {
+  if (state == kNoPickle) {
     return false;
   }
   const PickleRef offsets = tree.Get(state, "offsets");
@@ -260,7 +265,7 @@ bool DcpRecords::ReadKey(const PickleTree& tree, PickleRef node, std::uint32_t* 
     return true;
   }
   const PickleRef state = DcpAttributes(tree, node);
-  if (state == kNoPickle || ClassOf(tree, node) != DcpClass::kKey) {
+  if (state == kNoPickle) {
     return false;
   }
   const PickleRef fqn = tree.Get(state, "fqn");
@@ -306,7 +311,7 @@ bool DcpRecords::ReadStorage(const PickleTree& tree, PickleRef node, std::uint32
     return true;
   }
   const PickleRef state = DcpAttributes(tree, node);
-  if (state == kNoPickle || ClassOf(tree, node) != DcpClass::kStorage) {
+  if (state == kNoPickle) {
     return false;
   }
   const PickleRef path = tree.Get(state, "relative_path");
@@ -326,8 +331,28 @@ bool DcpRecords::ReadStorage(const PickleTree& tree, PickleRef node, std::uint32
   return true;
 }
 
+bool DcpRecords::IsTensor(const PickleTree& tree, PickleRef node) {
+  const DcpClass kind = ClassOf(tree, node);
+  return kind == DcpClass::kTensor ||
+         (kind == DcpClass::kOther &&
+          HasDcpAttributes(tree, node, {"properties", "size", "chunks"}));
+}
+
+bool DcpRecords::IsIndex(const PickleTree& tree, PickleRef node) {
+  const DcpClass kind = ClassOf(tree, node);
+  return kind == DcpClass::kMetadata ||
+         (kind == DcpClass::kOther &&
+          HasDcpAttributes(tree, node, {"state_dict_metadata", "storage_data"}));
+}
+
 bool DcpRecords::IsBytes(const PickleTree& tree, PickleRef node) {
-  return IsFolded(tree, node, DcpClass::kBytes) || ClassOf(tree, node) == DcpClass::kBytes;
+  if (IsFolded(tree, node, DcpClass::kBytes)) {
+    return true;
+  }
+  const DcpClass kind = ClassOf(tree, node);
+  return kind == DcpClass::kBytes ||
+         (kind == DcpClass::kOther && tree.kind(node) == PickleKind::kNewObject &&
+          tree.object(node).state == kNoPickle);
 }
 
 bool DcpRecords::ReadProperties(const PickleTree& tree, PickleRef node, DType* dtype,

@@ -6,6 +6,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <deque>
+#include <initializer_list>
 #include <optional>
 #include <span>
 #include <string>
@@ -71,8 +72,8 @@ class DcpStrings {
   std::deque<std::string> copies_;
 };
 
-/// Classes and functions of torch that say something about a checkpoint, whichever module of its
-/// history they are in.
+/// Classes and functions that say something about a checkpoint: torch's, or copies of them in other
+/// software, whichever module they are in.
 enum class DcpClass : std::uint8_t {
   kUnknown,  ///< Not looked up yet.
   kOther,
@@ -90,6 +91,7 @@ enum class DcpClass : std::uint8_t {
 
 /// Makes records of objects, either while the pickle is read (as its folder) or afterwards. The
 /// Read functions take a node in either form and return false when it is not what was asked for.
+/// They go by an object's fields; what is folded is known by the name of its class.
 class DcpRecords : public PickleFolder {
  public:
   /// `pickle` must outlive this.
@@ -98,7 +100,8 @@ class DcpRecords : public PickleFolder {
   bool Fold(const PickleTree& tree, PickleRef object, std::uint32_t* tag,
             std::int64_t* value) override;
 
-  /// Returns the class that an object was made by.
+  /// Returns the class that an object was made by, by its name. kOther may still have the fields of
+  /// a known one.
   DcpClass ClassOf(const PickleTree& tree, PickleRef node);
 
   bool ReadDims(const PickleTree& tree, PickleRef node, PackedDims* dims);
@@ -106,7 +109,12 @@ class DcpRecords : public PickleFolder {
   bool ReadChunk(const PickleTree& tree, PickleRef node, std::uint32_t* chunk);
   bool ReadKey(const PickleTree& tree, PickleRef node, std::uint32_t* key);
   bool ReadStorage(const PickleTree& tree, PickleRef node, std::uint32_t* storage);
+  /// Returns true for a BytesStorageMetadata: it has no fields, nor has what stands for it.
   bool IsBytes(const PickleTree& tree, PickleRef node);
+  /// Return true for a TensorStorageMetadata, for a Metadata, and for other classes with the fields
+  /// of these (Megatron's MCoreMetadata).
+  bool IsTensor(const PickleTree& tree, PickleRef node);
+  bool IsIndex(const PickleTree& tree, PickleRef node);
   /// Reads the dtype and layout of a TensorProperties. On false, *what is set if torch knows it and
   /// Varve does not.
   bool ReadProperties(const PickleTree& tree, PickleRef node, DType* dtype, std::string* what);
@@ -142,8 +150,12 @@ class DcpRecords : public PickleFolder {
   std::vector<DcpStorage> storages_;
 };
 
-/// Returns the attributes of an object that BUILD gave, or kNoPickle when they are not a small
-/// dict. An object has a handful; a dict with more than 64 is no object's.
+/// Returns the attributes of an object that BUILD gave (also in slots), or kNoPickle when they are
+/// not a small dict. An object has a handful; a dict with more than 64 is no object's.
 PickleRef DcpAttributes(const PickleTree& tree, PickleRef object);
+
+/// Returns true when an object has attributes of all these names.
+bool HasDcpAttributes(const PickleTree& tree, PickleRef object,
+                      std::initializer_list<std::string_view> names);
 
 }  // namespace varve

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <optional>
+#include <string>
 #include <string_view>
 #include <vector>
 
@@ -31,5 +32,27 @@ struct DcpLeaf {
 /// for lists with far more positions than entries.
 Result<std::optional<Value>> DcpStructure(const PickleTree& tree, PickleRef planner_data,
                                           const std::vector<DcpLeaf>& leaves);
+
+/// The attribute of the index in which Varve keeps the structure, encoded as a Value: paths have
+/// neither the types of keys nor empty containers, and do not tell kinds of dicts apart.
+inline constexpr std::string_view kDcpStructure = "varve_structure";
+
+/// Decodes the attribute. Nothing, when its leaves are not `leaves`, each once, or when it is no
+/// structure: other software may have changed the index and kept the attribute.
+std::optional<Value> DcpOwnStructure(std::string_view encoded, const std::vector<DcpLeaf>& leaves);
+
+/// An optimizer's state dict whose `state` has numbers for keys, as text.
+struct DcpOptimizer {
+  Value* state = nullptr;           ///< In the structure that was searched.
+  std::vector<std::string> params;  ///< The names of the values `param_groups.{N}.params`.
+};
+
+/// Finds those of a structure that was made of paths. Paths do not tell whether a key was the
+/// number of a parameter or a parameter's name that looks like one; the values named in `params`
+/// do.
+std::vector<DcpOptimizer> FindDcpOptimizers(Value* structure);
+
+/// Makes ints of the keys of such a `state`.
+void NumberKeys(Value* state);
 
 }  // namespace varve

@@ -100,5 +100,79 @@ TEST(DcpStructure, MissingPositionsAreEmptyDictsWithinReason) {
           .starts_with("InvalidArgument"));
 }
 
+// ---- the types of keys ----
+
+Value Dict(std::vector<Value> items) {
+  return Value{.kind = ValueKind::kDict, .items = std::move(items)};
+}
+Value Leaf() { return Value{.kind = ValueKind::kObjectLeaf}; }
+
+TEST(DcpOwnStructure, CountsWhereItsLeavesAreTheEntries) {
+  dcp::Index index;
+  index.AddValue("s.0.a").AddValue("s.True");
+  index.planner_data = dcp::Paths({{"s.0.a", {p::Str("s"), p::Str("0"), p::Str("a")}},
+                                   {"s.True", {p::Str("s"), p::Str("True")}}});
+  const auto shown = [&](const Value& structure) {
+    index.more = {p::Str(kDcpStructure), p::Bytes(EncodeValue(structure))};
+    DcpAttributeList attributes;
+    const auto decoded = DecodeDcpMetadata(index.Pickle(), &attributes);
+    EXPECT_TRUE(IsOk(decoded));
+    EXPECT_TRUE(attributes.empty());
+    EXPECT_EQ(decoded->keys_are_text,
+              ToString(*decoded->structure).find("'0'") != std::string::npos);
+    return ToString(*decoded->structure);
+  };
+  const Value typed = Dict({Value::Str("s"), Dict({Value::Int(0), Dict({Value::Str("a"), Leaf()}),
+                                                   Value{.kind = ValueKind::kTrue}, Leaf(),
+                                                   Value::Str("none"), Dict({})})});
+  EXPECT_EQ(shown(typed), "{'s': {0: {'a': <object>}, True: <object>, 'none': {}}}");
+  const std::string by_paths = "{'s': {'0': {'a': <object>}, 'True': <object>}}";
+  Value more = typed;
+  more.items.push_back(Value::Str("b"));
+  more.items.push_back(Leaf());
+  Value fewer = typed;
+  fewer.items[1].items.resize(2);
+  Value other = typed;
+  other.items[1].items[3] = Value{.kind = ValueKind::kTensorLeaf, .text = "torch"};
+  Value twice = typed;
+  twice.items[1].items[4] = Value::Str("True");
+  twice.items[1].items[5] = Leaf();
+  for (const Value& wrong : {more, fewer, other, twice, Leaf(), Value::Int(3)}) {
+    EXPECT_EQ(shown(wrong), by_paths);
+  }
+  Value deep = Dict({});
+  for (int i = 0; i < 220; ++i) {
+    deep = Dict({Value::Str("d"), std::move(deep)});
+  }
+  Value with_deep = typed;
+  with_deep.items.push_back(Value::Str("deep"));
+  with_deep.items.push_back(std::move(deep));
+  EXPECT_EQ(shown(with_deep), by_paths);
+}
+
+TEST(DcpOptimizers, AreStatesByNumberBesideGroups) {
+  const Value groups{.kind = ValueKind::kList,
+                     .items = {Dict({}), Dict({Value::Str("params"), Leaf()})}};
+  const auto optimizer = [&](std::vector<std::string> keys) {
+    Value state = Dict({});
+    for (std::string& key : keys) {
+      state.items.push_back(Value::Str(std::move(key)));
+      state.items.push_back(Leaf());
+    }
+    return Dict({Value::Str("state"), std::move(state), Value::Str("param_groups"), groups});
+  };
+  Value structure = Dict({Value::Str("a"), optimizer({"0", "12"}), Value::Str("b"),
+                          Value{.kind = ValueKind::kList, .items = {optimizer({"3"})}},
+                          Value::Str("c"), optimizer({"0", "w"}), Value::Str("d"),
+                          optimizer({"00"}), Value::Str("e"), optimizer({"-1"})});
+  const std::vector<DcpOptimizer> found = FindDcpOptimizers(&structure);
+  ASSERT_EQ(found.size(), 2U);
+  EXPECT_EQ(found[0].params, std::vector<std::string>{"a.param_groups.1.params"});
+  EXPECT_EQ(found[1].params, std::vector<std::string>{"b.0.param_groups.1.params"});
+  NumberKeys(found[0].state);
+  EXPECT_EQ(ToString(structure.items[1].items[1]), "{0: <object>, 12: <object>}");
+  EXPECT_EQ(FindDcpOptimizers(&structure).size(), 1U) << "ints are done";
+}
+
 }  // namespace
 }  // namespace varve::structure_test
