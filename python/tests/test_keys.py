@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -68,3 +69,30 @@ def test_no_keys_and_keys_of_empty_containers_are_no_reason_to_warn(
     for keys in ([], ["e"]):
         assert varve.torch.load({"w": torch.zeros(3), "e": {}}, path, keys=keys).loaded == 0
     assert not recwarn.list
+
+
+@pytest.mark.parametrize(
+    "rename",
+    [
+        {"old.optim.": "optim."},
+        {"old.": ""},
+        {"old.optim.state.": "optim.state.", "old.optim.param": "optim.param"},
+        lambda name: None if "step" in name else name.removeprefix("old."),
+    ],
+)
+def test_keys_that_are_numbers_stay_such_under_other_names(rename: Any, tmp_path: Path) -> None:
+    """An optimizer takes "0" for the state of no parameter of its own."""
+    state = {0: {"exp_avg": torch.ones(2), "step": 1}, 12: {"exp_avg": torch.zeros(2), "step": 1}}
+    optim = {"state": state, "param_groups": [{"lr": 0.1, "params": [0, 12]}]}
+    varve.torch.save({"old": {"optim": optim, "1": 2}}, tmp_path / "step")
+    found: dict[str, Any] = {"optim": {}}
+    varve.torch.load(found, tmp_path / "step", rename=rename, strict=False)
+    assert list(found["optim"]["state"]) == [0, 12]
+    assert torch.equal(found["optim"]["state"][0]["exp_avg"], torch.ones(2))
+
+
+def test_keys_of_the_outermost_dict_stay_numbers_below_another_name(tmp_path: Path) -> None:
+    varve.torch.save({0: {"a": torch.ones(1)}, "b": {1: 2, None: 3}}, tmp_path / "step")
+    found: dict[str, Any] = {"new": {}}
+    varve.torch.load(found, tmp_path / "step", rename=lambda name: f"new.{name}")
+    assert found["new"] == {0: {"a": torch.ones(1)}, "b": {1: 2, None: 3}}

@@ -138,6 +138,7 @@ class Renamed:
     Attributes:
         stored: The name in the checkpoint, by the new one.
         structure: A structure of NameTrees. A container whose names have all stayed is itself.
+        keys: Keys that are no strings, by the new name of their container and their part of names.
 
     Raises InvalidArgumentError when two names become one, or a name becomes something else than a str.
     """
@@ -147,6 +148,11 @@ class Renamed:
         self.stored: dict[str, str] = {}
         self.leaves: dict[str, _Leaf] = {}
         self.below: dict[str, dict[str, None]] = {}
+        self.keys: dict[tuple[str, str], Any] = {}
+        keyed = {
+            name: {str(key): key for key in container if not isinstance(key, str)}
+            for name, container in _keyed(structure, "")
+        }
         for name, leaf in _tree.leaves(structure):
             new = new_name(name)
             if new is None:
@@ -159,12 +165,24 @@ class Renamed:
                 )
             self.stored[new] = name
             self.leaves[new] = leaf
+            if keyed:
+                self._keep_keys(name, new, keyed)
         self._counts: dict[str, int] = {}
         for name in self.leaves:
             self._note_parents(name)
         self.unchanged: dict[str, Any] = {}
         self._find_unchanged(structure, None)
         self.structure = NameTree(self, "")
+
+    def _keep_keys(self, name: str, new: str, keyed: Mapping[str, Mapping[str, Any]]) -> None:
+        """Notes the keys in the part of a name, at its end, that has stayed."""
+        for above in (*_with_those_above(name), ""):
+            rest = name[len(above) + 1 :] if above else name
+            part = rest.partition(".")[0]
+            if part not in keyed.get(above, ()):
+                continue
+            if new == rest or new.endswith("." + rest):
+                self.keys[new[: -len(rest) - 1], part] = keyed[above][part]
 
     def _note_parents(self, name: str) -> None:
         parent, at = "", 0
@@ -192,7 +210,18 @@ class Renamed:
         return sum(counts)
 
 
-class NameTree(Mapping[str, Any]):
+def _keyed(structure: Any, path: str) -> Iterator[tuple[str, Mapping[Any, Any]]]:
+    """The names of the dicts that have keys other than strings, and the dicts."""
+    if isinstance(structure, (TensorLeaf, ObjectLeaf)):
+        return
+    if isinstance(structure, Mapping) and any(not isinstance(key, str) for key in structure):
+        yield path, structure
+    for key, item in enumerate(structure) if isinstance(structure, list) else structure.items():
+        if not isinstance(item, (TensorLeaf, ObjectLeaf)):
+            yield from _keyed(item, _tree.join(path or None, str(key)))
+
+
+class NameTree(Mapping[Any, Any]):
     """What lies under a name, as a mapping of the next parts of names.
 
     A key may have several parts: the state dict of a module is flat, its keys hold dots.
@@ -217,8 +246,10 @@ class NameTree(Mapping[str, Any]):
         names = self._names
         return name in names.leaves or name in names.unchanged or name in names.below
 
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._names.below.get(self._path, ()))
+    def __iter__(self) -> Iterator[Any]:
+        keys = self._names.keys
+        below = self._names.below.get(self._path, ())
+        return iter([keys.get((self._path, part), part) for part in below] if keys else below)
 
     def __len__(self) -> int:
         return len(self._names.below.get(self._path, ()))
