@@ -166,6 +166,27 @@ def resume(rank: int, size: int, path: str) -> list[list[float]]:
     return found
 
 
+# The same with varve.torch and the optimizer's own numbers.
+
+
+def train_by_number(rank: int, size: int, path: str) -> list[float]:
+    model, optimizer = make_training(size)
+    model(torch.ones(2, 6)).sum().backward()
+    optimizer.step()
+    varve.torch.save({"model": model, "optimizer": optimizer}, path, format="dcp")
+    return _everything(model, optimizer)
+
+
+def resume_by_number(rank: int, size: int, path: str) -> list[float]:
+    model, optimizer = make_training(size)
+    model(torch.ones(2, 6)).sum().backward()
+    optimizer.step()
+    optimizer.step()
+    varve.torch.load({"model": model, "optimizer": optimizer}, path)
+    assert all(type(key) is int for key in varve.torch.read(path)["optimizer"]["state"])
+    return _everything(model, optimizer)
+
+
 def _everything(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> list[float]:
     out: list[float] = []
     for parameter in model.parameters():

@@ -11,10 +11,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import dcp_jobs
 import numpy as np
 import pytest
 import torch
 import torch.distributed.checkpoint as torch_dcp
+from ranks import run_ranks
 from same import same
 from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 
@@ -148,6 +150,13 @@ def test_a_manager_that_writes_dcp_resumes_with_the_moments(tmp_path: Path) -> N
     with varve.torch.CheckpointManager(run, every=1, save_options=options) as manager:
         assert manager.resume(resumed.state) is not None
     assert_goes_on(resumed, saved)
+
+
+@pytest.mark.parametrize("size", [1, 2, 3])
+def test_ranks_of_another_world_go_on_with_the_moments(size: int, tmp_path: Path) -> None:
+    (before, _) = run_ranks(2, dcp_jobs.train_by_number, str(tmp_path / "step"))
+    for found in run_ranks(size, dcp_jobs.resume_by_number, str(tmp_path / "step")):
+        assert found == before
 
 
 # ---- Every kind of key and container ----
