@@ -230,14 +230,7 @@ def make_coordinator(process_group: Any, timeout: float, what: str) -> TorchCoor
         group.calls += 1
         if group.channel is None:
             group.channel = Channel(dist.get_rank(whole), len(ranks))
-        channel = group.channel
-        key = f"varve/channel/{_digest(ranks)}"
-        if channel.rank == 0:
-            if channel.address is None:
-                _store().set(key, channel.listen().encode())
-        elif not channel.connected:
-            _reach(channel, key, until, timeout)
-        channel.begin(group.calls, what, timeout)
+        _enter(group.channel, group.calls, what, ranks, until, timeout)
     except BaseException as error:
         group.release()
         if isinstance(error, UnavailableError):
@@ -245,7 +238,24 @@ def make_coordinator(process_group: Any, timeout: float, what: str) -> TorchCoor
                 f"{what}: {error}", rank=error.rank, errno=error.errno
             ) from error
         raise
-    return TorchCoordinator(channel, group)
+    return TorchCoordinator(group.channel, group)
+
+
+def _enter(
+    channel: Channel, number: int, what: str, ranks: tuple[int, ...], until: float, timeout: float
+) -> None:
+    """Enters a call; where that fails, the others learn of it with the next one."""
+    try:
+        key = f"varve/channel/{_digest(ranks)}"
+        if channel.rank == 0:
+            if channel.address is None:
+                _store().set(key, channel.listen().encode())
+        elif not channel.connected:
+            _reach(channel, key, until, timeout)
+        channel.begin(number, what, timeout)
+    except BaseException as error:
+        channel.skip(number, what, _reason(error))
+        raise
 
 
 @contextlib.contextmanager
@@ -285,19 +295,42 @@ def make_background(
         if coordinator is None:
             return None
         channel = Channel(coordinator.rank, coordinator.size)
-        published = channel.listen().encode() if channel.rank == 0 else b""
-        published = coordinator.share(published, timeout)
-        if channel.rank != 0:
-            try:
-                channel.connect(Address.decode(published), time.monotonic() + timeout)
-            except OSError as failure:
-                raise UnavailableError(
-                    f"{what}: rank 0 cannot be reached: {failure}",
-                    rank=0,
-                    errno=failure.errno,
-                ) from failure
+        try:
+            _connect_all(channel, coordinator, what, timeout)
+        except BaseException:
+            channel.close()
+            raise
         channel.begin(1, "save in the background", timeout)
         return TorchCoordinator(channel)
+
+
+def _connect_all(
+    channel: Channel, coordinator: TorchCoordinator, what: str, timeout: float
+) -> None:
+    """Connects all ranks to a new channel; raises on all of them where one cannot.
+
+    Returns when rank 0 has accepted all connections. Before, the first rank that was ready could close
+    its end: rank 0's, which would refuse the others.
+    """
+    published = channel.listen().encode() if channel.rank == 0 else b""
+    published = coordinator.share(published, timeout)
+    until = time.monotonic() + timeout
+    problem = ""
+    if channel.rank != 0:
+        try:
+            channel.connect(Address.decode(published), until)
+        except OSError as error:
+            problem = f"rank 0 cannot be reached: {error}"
+
+    def accepted(theirs: list[bytes]) -> bytes:
+        found = {rank: text.decode() for rank, text in enumerate(theirs, 1) if text}
+        if not found:
+            found = channel.accept_all(until)
+        return "; ".join(f"rank {rank}: {text}" for rank, text in found.items()).encode()
+
+    problems = coordinator._gathered(problem.encode(), accepted, timeout).decode()
+    if problems:
+        raise UnavailableError(f"{what}: {problems}")
 
 
 def make_gloo_group(process_group: Any, timeout: float) -> Any:

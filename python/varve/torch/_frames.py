@@ -27,7 +27,7 @@ class Kind(enum.IntEnum):
     """The kinds of frames."""
 
     HELLO = 1  #: The first frame of a connection: who connects, and the channel's token.
-    CALL = 2  #: The sender begins a save or load: what, and how long it will wait.
+    CALL = 2  #: The sender begins a save or load: what, and how long it will wait. Of rank 0: it is there.
     MESSAGE = 3  #: A message of the engine.
     NOTE = 4  #: Text for the log of a rank that waits.
     END = 5  #: The sender has left the call: why.

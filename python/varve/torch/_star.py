@@ -13,6 +13,7 @@ import os
 import selectors
 import socket
 import threading
+import time
 import weakref
 from collections import deque
 from dataclasses import dataclass, field
@@ -20,6 +21,7 @@ from dataclasses import dataclass, field
 from varve._forks import leave_to_parent
 from varve.errors import UnavailableError
 from varve.torch._addresses import Address, connect, listen
+from varve.torch._calls import Calls
 from varve.torch._frames import Connection, Frame, Kind
 
 LOST = "is lost (its connection is closed)"
@@ -35,14 +37,19 @@ class Peer:
     rank: int
     connection: Connection | None = None
     lost: str = ""  #: Why there is no connection, once there was one.
-    call: int = 0  #: The newest call that it has begun.
-    what: str = ""
+    call: int = 0  #: The newest call of this rank that it is known to be in, or was.
+    calls: Calls = field(default_factory=Calls)  #: On rank 0: which of its calls are which.
     deadline: float = float("inf")  #: Until when it waits for others to come (monotonic).
     left: tuple[int, str] | None = None  #: The call that it has left, and why.
+    unclear: bool = (
+        False  #: On rank 0: one of the two has missed a call, and it is not known which.
+    )
     note: str = ""  #: How far it is, in its own words; of rank 0, whom it waits for.
     note_sent: str = ""
     waits_for_absent: bool = False  #: Of rank 0: it waits for a rank that has not made the call.
-    messages: deque[tuple[int, bytes]] = field(default_factory=deque)  #: (call, message).
+    #: By the number that the call has on the rank that is not rank 0.
+    messages: deque[tuple[int, bytes]] = field(default_factory=deque)
+    unsent: list[bytes] = field(default_factory=list)  #: Messages to a rank that has not come yet.
 
 
 class Star:
@@ -98,6 +105,7 @@ class Star:
         connection.put(Kind.HELLO, 0, json.dumps([self.rank, address.token]).encode())
         self.address = address
         self._adopt(self.peers[0], connection)
+        self._write(self.peers[0])
 
     @property
     def connected(self) -> bool:
@@ -106,6 +114,16 @@ class Star:
             if self.peers[0].connection is not None:
                 self._turn(0.0)  # Sees that it was closed.
             return self.peers[0].connection is not None
+
+    def accept_all(self, until: float) -> dict[int, str]:
+        """On rank 0: accepts the connections of all ranks, which have made them; returns who is missing."""
+        with self._lock:
+            while not self._refused and time.monotonic() < until:
+                if all(peer.connection is not None for peer in self.peers.values()):
+                    return {}
+                self._turn(min(until - time.monotonic(), 1.0))
+            missing = [peer for peer in self.peers.values() if peer.connection is None]
+            return {peer.rank: self._refused or peer.lost or LOST for peer in missing}
 
     def _adopt(self, peer: Peer, connection: Connection) -> None:
         if peer.connection is not None:
