@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from other_job import other_job
 
 import varve
 from varve._manage import _history, _place
@@ -214,11 +215,11 @@ def test_the_second_job_says_that_it_waits_for_the_first(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr("varve._manage._lock.PATIENCE", 0.5)
-    with varve.CheckpointManager(tmp_path), pytest.raises(varve.PreconditionError):
+    with other_job(tmp_path) as process, pytest.raises(varve.PreconditionError):
         varve.CheckpointManager(tmp_path)
     waits = [line for line in caplog.messages if "waiting 0 s for the end of a job" in line]
     assert len(waits) == 1
-    assert f"process {os.getpid()}" in waits[0]
+    assert f"process {process}" in waits[0]
 
 
 def test_rules_that_cannot_be_followed_are_a_warning_of_one_line(

@@ -23,6 +23,7 @@ from __future__ import annotations
 import json
 import threading
 import time
+import weakref
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Any, Protocol
@@ -247,6 +248,17 @@ class Agreement:
                     f"the manager of the run: rank {rank} {error}", rank=rank
                 ) from error
         return verdict
+
+
+def weakly(method: Callable[..., Any], otherwise: Any) -> Callable[..., Any]:
+    """Returns a function that calls a method while its object is there, and returns `otherwise` then."""
+    known = weakref.WeakMethod(method)
+
+    def call(*arguments: Any) -> Any:
+        found = known()
+        return otherwise if found is None else found(*arguments)
+
+    return call
 
 
 def encoded(value: Any) -> bytes:

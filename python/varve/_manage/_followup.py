@@ -174,7 +174,7 @@ class FollowUp:
         """Lets the thread do something, after what it was given before."""
         if self._worker is None:
             self._worker = threading.Thread(
-                target=self._work_off, name="varve manager", daemon=True
+                target=_work_off, args=(self._work, self._run), name="varve manager", daemon=True
             )
             self._worker.start()
         self._work.put(work)
@@ -195,18 +195,6 @@ class FollowUp:
     def close(self) -> None:
         """Ends the thread."""
         self._work.put(None)
-
-    def _work_off(self) -> None:
-        while True:
-            work = self._work.get()
-            if work is None:
-                return
-            try:
-                work()
-            except Error as error:
-                _LOG.warning("the manager of %s: after a save: %s", self._run, error)
-            except Exception:
-                _LOG.exception("the manager of %s: what follows a save has failed", self._run)
 
     def _forget(self, save: Save) -> None:
         with self._guard:
@@ -335,6 +323,18 @@ class FollowUp:
         removed = _core.collect_garbage(self._run, False)
         if removed:
             _LOG.info("removed what dead saves left in %s: %d paths", self._run, len(removed))
+
+
+def _work_off(work: queue.SimpleQueue[Callable[[], None] | None], run: str) -> None:
+    """The thread. It refers to no FollowUp, whose callbacks may refer to a manager."""
+    while (task := work.get()) is not None:
+        try:
+            task()
+        except Error as error:
+            _LOG.warning("the manager of %s: after a save: %s", run, error)
+        except Exception:
+            _LOG.exception("the manager of %s: what follows a save has failed", run)
+        del task
 
 
 def _bytes_of(path: str) -> int:

@@ -6,7 +6,7 @@ import os
 import re
 import socket
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -53,24 +53,6 @@ def step_number(step: Any) -> int:
     if isinstance(step, bool) or not 0 <= found < 1 << 63:
         raise _arguments.refuse("step", step, "a whole number from 0 on")
     return found
-
-
-def measured(metrics: Any) -> dict[str, float]:
-    """Returns metrics as numbers."""
-    if metrics is not None and not isinstance(metrics, Mapping):
-        raise _arguments.refuse("metrics", metrics, "a dict of names and numbers")
-    return {name: number(name, value) for name, value in (metrics or {}).items()}
-
-
-def number(name: str, value: Any) -> float:
-    """Returns a metric's value: of a number, a tensor of one element, or a function that returns one."""
-    try:
-        found = value() if callable(value) else value
-        return float(found.detach() if hasattr(found, "detach") else found)
-    except (TypeError, ValueError, RuntimeError):
-        raise _arguments.refuse(
-            f"metrics[{name!r}]", value, "a number, a tensor of one element or a function of these"
-        ) from None
 
 
 def every_of(given: object) -> Every | None:

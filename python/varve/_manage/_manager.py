@@ -6,24 +6,25 @@ step was computed (_agreement.py). What follows a save is in _followup.py, where
 
 from __future__ import annotations
 
-import atexit
+import contextlib
 import logging
 import os
 import socket
-import sys
 import time
-import weakref
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
-from typing import Any, Literal
+from typing import Any
 
 from varve import _arguments
 from varve._core import LoadReport, manage
 from varve._engine import path_text
 from varve._files import Source as FileSource
 from varve._files import taken
-from varve._manage._agreement import Agreement, Chair, Posted, decoded, encoded
+from varve._manage import _opened
+from varve._manage._agreement import Agreement, Chair, Posted, decoded, encoded, weakly
+from varve._manage._asked import FailedState, FunctionFailed, measured, state_of
 from varve._manage._backend import Backend
+from varve._manage._contents import other_contents, refuse_checkpoint, tell_of_nothing
 from varve._manage._costs import Interval
 from varve._manage._endings import Requests, Signals
 from varve._manage._followup import FollowUp, Save
@@ -31,17 +32,16 @@ from varve._manage._history import History, observed_mtbf
 from varve._manage._inputs import (
     Settings,
     check_settings,
-    is_whole,
     keep_of,
-    measured,
     name_prefix,
     step_number,
     upload_place,
 )
 from varve._manage._place import place_of
 from varve._manage._places import Chosen, Places, path_of
+from varve._manage._policy import Ending
+from varve._manage._steps import RunSteps
 from varve._manage._uploads import Uploads
-from varve._tree import is_stateful
 from varve.errors import (
     BY_CODE,
     CorruptCheckpointError,
@@ -55,14 +55,15 @@ _LOG = logging.getLogger("varve")
 #: The side file with what a manager knows of a step; StepNote in include/varve/manage.h.
 _NOTE_NAME = "varve-step.json"
 
+#: Why a save is made that nobody has asked for: the ranks did not meet in the one before, as where one of
+#: them has missed a step. That rank may wait in the next save.
+_AGAIN = "the save of an earlier step has failed"
+
 #: Seconds that a resume waits for the agent to write what a killed job has left with it.
 _AGENT_PATIENCE = 1800.0
 
-#: Managers that are not closed.
-_open: weakref.WeakSet[Manager] = weakref.WeakSet()
 
-
-class Manager:
+class Manager(RunSteps):
     """See `varve.torch.CheckpointManager`, whose docstring is for both."""
 
     def __init__(self, backend: Backend, settings: Settings) -> None:
@@ -71,15 +72,29 @@ class Manager:
         self._every, self._keep, ending = check_settings(settings)
         self._settings = settings
         self._remote = upload_place(settings)
-        self._closed = False
+        self._closed = True  # Until it is whole.
         self._timeout = _arguments.seconds("timeout", settings.timeout)
         self._preempted = ""
         self._resumed_from: int | None = None
         self._last: tuple[int, Future[Any]] | None = None
         self._left_behind = ""  # On rank 0: the newest step, until this job goes on from one.
+        self._contents = ""  # On rank 0: what the run holds, where that are no steps.
+        self._again = ""  # Why a save is made once more.
+        with contextlib.ExitStack() as undo:  # An error, or Ctrl-C, leaves nothing behind.
+            self._begin_job(backend, settings, ending, undo)
+            undo.pop_all()
+        self._closed = False
+        _opened.note(self)
+
+    def _begin_job(
+        self, backend: Backend, settings: Settings, ending: Ending, undo: contextlib.ExitStack
+    ) -> None:
+        undo.callback(backend.close)
         self._place = place_of(self._run)
+        undo.callback(self._place.close)
         self._history = History(self._run, self._place)
         self._places = Places(self._run, self._remote, settings, self._history, self._place)
+        undo.callback(self._places.release)
         self._attempt = int(self._decide(f"manage {os.path.basename(self._run)}", self._open))
         self._after = FollowUp(
             self._run,
@@ -94,6 +109,7 @@ class Manager:
             self._places.forget_restarts,
             self._places.lock,
         )
+        undo.callback(self._after.close)
         self._uploads: Uploads | None = None
         if self._remote:
             self._uploads = Uploads(
@@ -108,6 +124,8 @@ class Manager:
                 settings.on_failure,
                 self._timeout,
             )
+            undo.callback(self._uploads.close)
+            undo.callback(self._uploads.abort)
             self._uploads.catch_up(self._attempt)
         mtbf = observed_mtbf(self._run) if backend.rank == 0 else None
         self._interval = Interval(self._every, mtbf) if self._every is not None else None
@@ -115,15 +133,15 @@ class Manager:
         if backend.rank == 0:
             self._requests.forget()
         self._signals = Signals(tuple(ending.signals))
+        undo.callback(self._signals.restore)
         self._last_begin = time.monotonic()
-        chair = Chair(self._wishes) if backend.rank == 0 else None
+        chair = Chair(weakly(self._wishes, ("", "", ""))) if backend.rank == 0 else None
         self._agreement = Agreement(backend.channel(), chair)
+        undo.callback(self._agreement.close)
         if backend.rank == 0:
             where = {"host": socket.gethostname(), "pid": os.getpid()}
             self._history.add("start", attempt=self._attempt, world_size=backend.size, **where)
             self._after.later(self._after.collect_garbage)
-        atexit.register(self._at_exit)
-        _open.add(self)
 
     # ---- for users ----
 
@@ -183,7 +201,8 @@ class Manager:
             if self._backend.rank == 0:
                 _LOG.warning("the run ends after step %d: %s", number, verdict.stop)
         due = self._every is not None and self._every.at(number)
-        reason = stop or verdict.save or ("on demand" if force else "")
+        again, self._again = self._again, ""
+        reason = stop or verdict.save or ("on demand" if force else again)
         if not reason and due:
             reason = "by its step"
         if not reason:
@@ -206,7 +225,7 @@ class Manager:
         number = step_number(step)
         return self._backend.protect(state, self._path(number), self._files(number, {}, files))
 
-    def resume(self, state: Any, **options: Any) -> int | None:
+    def resume(self, state: Any, *, required: bool = False, **options: Any) -> int | None:
         """Loads the newest good step into `state`, on all ranks, whatever world saved it.
 
         A damaged step is put into quarantine (a hidden name, listed by `varve ls` with the reason) and
@@ -214,12 +233,15 @@ class Manager:
 
         Args:
             state: As in `load` of the package.
+            required: Raise where there is nothing to resume, on all ranks.
             **options: Further arguments of `load`, such as `strict` and `keys`.
 
         Returns:
-            The step that was loaded, None where there is nothing to resume.
+            The step that was loaded, None where there is nothing to resume. Warns where the run holds
+            checkpoints none of which is a step.
 
         Raises:
+            CheckpointNotFoundError: `required`, and there is no step.
             CorruptCheckpointError: There were steps, and none of them is whole.
             InvalidArgumentError, UnavailableError: As `load`.
         """
@@ -230,8 +252,8 @@ class Manager:
         while True:
             chosen = self._decide("choose a step to resume from", self._choose)
             if chosen is None:
-                if self._backend.rank == 0:
-                    _LOG.info("resume: there is nothing in %s", self._run)
+                contents = self._decide("say what the run holds", lambda: self._contents)
+                tell_of_nothing(self._run, contents, required, self._backend.rank == 0)
                 return None
             report = self._try_load(state, chosen, options)
             if report is not None:
@@ -250,45 +272,6 @@ class Manager:
         self._attempt += 1
         self._went_on(chosen, report, time.monotonic() - began)
         return report
-
-    def steps(self) -> list[manage.RunStep]:
-        """Returns the steps of the run, from the oldest to the newest, with those that are not whole."""
-        return manage.list_steps(self._run)
-
-    def latest(self) -> manage.RunStep | None:
-        """Returns the newest whole step; None where there is none."""
-        whole = [step for step in self.steps() if is_whole(step)]
-        return whole[-1] if whole else None
-
-    def best(
-        self, by: str | None = None, mode: Literal["min", "max"] | None = None
-    ) -> manage.RunStep | None:
-        """Returns the whole step with the best value of a metric; None where none has it.
-
-        Args:
-            by: The metric; by default that of `keep`.
-            mode: "min" or "max"; by default that of `keep`.
-        """
-        name = by if by is not None else self._keep.by
-        if name is None:
-            raise InvalidArgumentError('best: by which metric? Such as best(by="loss")')
-        known = [
-            step
-            for step in self.steps()
-            if is_whole(step) and step.metrics.get(name, float("nan")) == step.metrics.get(name)
-        ]
-        if not known:
-            return None
-        sign = -1 if (mode or self._keep.mode) == "max" else 1
-        return min(reversed(known), key=lambda step: sign * step.metrics[name])
-
-    def pin(self, step: int, why: str = "") -> None:
-        """Keeps a step from being removed by rules, until `unpin`. By any rank, for itself."""
-        manage.pin(path_of(self._places.find(step_number(step), here=True)), why)
-
-    def unpin(self, step: int) -> None:
-        """Takes the pin of a step away."""
-        manage.unpin(path_of(self._places.find(step_number(step), here=True)))
 
     def wait(self) -> None:
         """Waits for the saves under way and what follows them: uploads, history, retention, callbacks."""
@@ -311,41 +294,58 @@ class Manager:
 
     def _open(self) -> int:
         """On rank 0: locks the run; returns the number of this attempt."""
+        refuse_checkpoint(self._run)
+        _opened.make_way(self._run)
         attempt, self._left_behind = self._places.take()
+        if not self._left_behind:
+            self._contents = other_contents(self._run)
         return attempt
 
-    def _at_exit(self) -> None:
-        """Closes a manager that the program has not closed, as after an error outside of a `with`."""
-        self._close("never closed", getattr(sys, "last_value", None))
+    def __del__(self) -> None:
+        if not getattr(self, "_closed", True):
+            _opened.abandon(self)
+
+    def give_up(self, error: BaseException | None) -> None:
+        """Closes it for a program that has not."""
+        self._close("never closed", error)
+
+    def leave_to_parent(self) -> None:
+        """Closes it in a forked child, which has neither its threads nor its lock."""
+        self._closed = True
+        self._signals.in_child()
+        self._places.release()  # The child's hold of the locks; the parent keeps its own.
 
     def _close(self, outcome: str, error: BaseException | None = None) -> None:
         if self._closed:
             return
-        try:
-            self._drain(once_more=error is None)
-            if self._backend.rank == 0 and self._keep.any and self._last is not None:
-                self._after.later(lambda: self._after.prune(self._attempt, 1.0))
-            self._after.finish()
-        except BaseException:
+        with contextlib.ExitStack() as ending:  # Each of these is done, whatever the others raise.
+            ending.callback(self._places.release)
+            ending.callback(self._note_end, outcome, error)
+            ending.callback(self._backend.close)
+            ending.callback(self._after.close)
             if self._uploads is not None:
-                self._uploads.abort()
-            raise
-        finally:
-            self._closed = True
-            atexit.unregister(self._at_exit)
-            self._signals.restore()
-            self._place.close()
-            self._agreement.close()
-            if self._uploads is not None:
-                self._uploads.close()
-            self._after.close()
-            self._backend.close()
-            if self._backend.rank == 0:
-                failed = isinstance(error, Exception) and not self._preempted
-                outcome = outcome if error is None else f"{type(error).__name__}: {error}"
-                outcome = self._preempted or outcome
-                self._history.add("end", attempt=self._attempt, outcome=outcome, failed=failed)
-            self._places.release()
+                ending.callback(self._uploads.close)
+            ending.callback(self._agreement.close)
+            ending.callback(self._place.close)
+            ending.callback(self._signals.restore)
+            ending.callback(_opened.forget, self)
+            ending.callback(setattr, self, "_closed", True)
+            try:
+                self._drain(once_more=error is None)
+                if self._backend.rank == 0 and self._keep.any and self._last is not None:
+                    self._after.later(lambda: self._after.prune(self._attempt, 1.0))
+                self._after.finish()
+            except BaseException:
+                if self._uploads is not None:
+                    self._uploads.abort()
+                raise
+
+    def _note_end(self, outcome: str, error: BaseException | None) -> None:
+        if self._backend.rank == 0:
+            failed = isinstance(error, Exception) and not self._preempted
+            outcome = outcome if error is None else f"{type(error).__name__}: {error}"
+            outcome = self._preempted or outcome
+            self._history.add("end", attempt=self._attempt, outcome=outcome, failed=failed)
 
     def _drain(self, once_more: bool = True) -> None:
         self._backend.drain()
@@ -409,13 +409,20 @@ class Manager:
         files: Mapping[str, FileSource] | None,
         reason: str,
     ) -> Future[Any]:
-        values = measured(metrics)
+        values: dict[str, float] = {}
+        given: dict[str, bytes] = {}
+        failure: Exception | None = None
+        try:
+            values = measured(metrics)
+            given = self._files(step, values, files)
+            state = state_of(state)
+        except Exception as error:
+            if self._backend.size == 1 and not isinstance(error, FunctionFailed):
+                raise
+            failure, state = error, FailedState(error)  # The save tells the other ranks.
         save = Save(step, self._path(step), self._attempt, reason, values, time.time())
-        given = self._files(step, values, files)
         if self._left_behind:
             self._after.begins_anew(self._left_behind)
-        if callable(state) and not isinstance(state, Mapping) and not is_stateful(state):
-            state = state()
         if self._uploads is not None:
             self._uploads.promise(save.path)
         began = self._last_begin = time.monotonic()
@@ -424,6 +431,10 @@ class Manager:
         save.stall = time.monotonic() - began
         self._after.stalled(save.stall)
         self._last = (step, future)
+        if reason != _AGAIN and future.done() and isinstance(future.exception(), UnavailableError):
+            self._again = _AGAIN
+        if failure is not None and not isinstance(failure, FunctionFailed):
+            raise failure
         return future
 
     def _files(
@@ -487,14 +498,3 @@ class Manager:
             _LOG.info("resumed from step %d (%s) in %.1f s", step, where, seconds)
             self._after.loaded(self._attempt, step, chosen["name"], seconds, report, passed_over)
         return step
-
-
-def _in_child() -> None:
-    """A forked child has neither the threads nor the lock of its parent's managers: closed to it."""
-    for manager in list(_open):
-        manager._closed = True
-        manager._signals.in_child()
-        manager._places.release()  # The child's hold of the locks; the parent keeps its own.
-
-
-os.register_at_fork(after_in_child=_in_child)
