@@ -208,3 +208,81 @@ def make_and_close(rank: int, size: int, run: str, times: int) -> int:
     for _ in range(times):
         varve.torch.CheckpointManager(run).close()
     return times
+
+
+def miss_a_call(
+    rank: int, size: int, run: str, who: int, missed: int, last: int
+) -> tuple[list[int], list[str], float]:
+    """Trains; one rank leaves one call of `save` out. Returns the steps made, and the errors."""
+    made, errors = [], []
+    began = time.monotonic()
+    with varve.torch.CheckpointManager(run, every=10, timeout=2.0) as manager:
+        for step in range(1, last + 1):
+            time.sleep(0.01)
+            if rank == who and step == missed:
+                continue
+            try:
+                future = manager.save(step, {"n": step})
+                if future is not None and future.exception() is None:
+                    made.append(step)
+            except varve.InvalidArgumentError as error:
+                errors.append(str(error))
+    return made, errors, time.monotonic() - began
+
+
+def raise_on_one_rank(
+    rank: int, size: int, run: str, who: int, what: str
+) -> tuple[list[str], list[int], list[str]]:
+    """A function of the user's raises on one rank at step 3; returns outcomes, steps and what was told."""
+
+    def broken() -> Any:
+        raise KeyError("momentum")
+
+    told: list[str] = []
+    outcomes = []
+    with varve.torch.CheckpointManager(
+        run, every=1, on_failure=lambda step, error: told.append(f"{step}: {error}")
+    ) as manager:
+        for step in range(1, 6):
+            bad = rank == who and step == 3
+            given: Any = broken if bad and what == "state" else {"n": step}
+            if bad and what == "state_dict":
+                given = {"n": Broken()}
+            metrics = {"loss": broken if bad and what == "metrics" else 1.0}
+            future = manager.save(step, given, metrics=metrics)
+            assert future is not None
+            error = future.exception()
+            outcomes.append("done" if error is None else f"{type(error).__name__}: {error}")
+        manager.wait()
+        return outcomes, [one.step for one in manager.steps()], told
+
+
+class Broken:
+    """An object whose state cannot be had."""
+
+    def state_dict(self) -> dict[str, Any]:
+        raise KeyError("momentum")
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        pass
+
+
+def interrupt_a_state_function(rank: int, size: int, run: str, who: int) -> list[str]:
+    """Ctrl-C in the state function of one rank, which goes on; the next save is made."""
+    outcomes = []
+
+    def interrupted() -> Any:
+        raise KeyboardInterrupt
+
+    with varve.torch.CheckpointManager(run, every=1, timeout=20.0) as manager:
+        for step in range(1, 5):
+            try:
+                future = manager.save(
+                    step, interrupted if rank == who and step == 2 else {"n": step}
+                )
+                assert future is not None
+                error = future.exception()
+                outcomes.append("done" if error is None else str(error))
+            except KeyboardInterrupt:
+                outcomes.append("Ctrl-C")
+    return outcomes

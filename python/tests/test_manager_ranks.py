@@ -93,3 +93,43 @@ def test_a_protected_step_is_written_when_the_job_is_killed(tmp_path: Path, agen
 def test_a_call_that_saves_nothing_takes_no_time_to_speak_of(tmp_path: Path) -> None:
     # No clock decides a test: this one finds a call that waits for messages (a millisecond each).
     assert max(run_ranks(2, jobs.cost_of_no_save, str(tmp_path / "run"), 300)) < 0.05
+
+
+def test_managers_that_are_made_and_closed_in_a_loop_disturb_no_later_one(tmp_path: Path) -> None:
+    # Rank 0 closed its end of a channel before all had connected: one of a hundred failed.
+    assert run_ranks(4, jobs.make_and_close, str(tmp_path / "run"), 100) == [100] * 4
+
+
+@pytest.mark.parametrize("what", ["state", "state_dict", "metrics"])
+@pytest.mark.parametrize("who", [0, 1])
+def test_an_error_of_one_rank_fails_its_step_everywhere_and_the_next_is_saved(
+    tmp_path: Path, who: int, what: str
+) -> None:
+    results = run_ranks(3, jobs.raise_on_one_rank, str(tmp_path / "run"), who, what)
+    for outcomes, made, told in results:
+        assert [outcome == "done" for outcome in outcomes] == [True, True, False, True, True]
+        assert f"rank {who}" in outcomes[2] and "KeyError: 'momentum'" in outcomes[2], outcomes[2]
+        assert made == [1, 2, 4, 5]
+        assert len(told) == 1 and told[0].startswith("3: ") and "momentum" in told[0]
+
+
+@pytest.mark.parametrize("who", [0, 1])
+def test_ctrl_c_in_one_ranks_state_function_costs_one_save(tmp_path: Path, who: int) -> None:
+    results = run_ranks(3, jobs.interrupt_a_state_function, str(tmp_path / "run"), who)
+    for rank, outcomes in enumerate(results):
+        assert [outcome == "done" for outcome in outcomes] == [True, False, True, True], results
+        assert outcomes[1] == "Ctrl-C" if rank == who else f"rank {who}" in outcomes[1], results
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("missed", [15, 20])
+@pytest.mark.parametrize("who", [0, 1])
+def test_a_rank_that_misses_a_call_of_save_trains_on_with_the_others(
+    tmp_path: Path, who: int, missed: int
+) -> None:
+    results = run_ranks(3, jobs.miss_a_call, str(tmp_path / "run"), who, missed, 200)
+    for made, errors, seconds in results:
+        assert 1 <= len(errors) <= 2, results
+        assert f"rank {who if who else 1} is at step" in errors[0]
+        assert made[-10:] == list(range(110, 201, 10)), results
+        assert seconds < 40

@@ -13,7 +13,10 @@ before it takes the step that it is for. The messages travel while training comp
      messages are exchanged a few times a second at most, however fast the steps are.
   4. In the next call each rank takes the verdict, which as a rule is there already. A rank that comes earlier
      waits: nobody can be ahead of the others by more than a window.
-  5. Ranks that are at different steps get an error that names two of them, all of them the same.
+  5. Ranks that are at different steps get an error that names two of them, all of them the same. A rank that
+     has missed a call is ahead of the others for good, counted in calls. So the next messages are
+     for a step and not for a call: each rank posts again at its first step after all that were
+     posted, and the counts begin anew there.
 
 A single process is its own chair: it decides in each call, and has no thread.
 """
@@ -60,6 +63,7 @@ class Verdict:
     stop: str = ""  #: Why to save and end in its first call.
     error: str = ""  #: Why the ranks cannot go on together.
     give_up: str = ""  #: Which saves have failed, where that ends the training.
+    meet: int = 0  #: With an error: from which step on the ranks post again.
 
 
 class Channel(Protocol):
@@ -102,7 +106,8 @@ class Chair:
             if one.step != first:
                 return Verdict(
                     error=f"rank {rank} is at step {one.step} while rank 0 is at step {first}: all "
-                    "ranks must call save for the same steps"
+                    "ranks must call save for the same steps",
+                    meet=1 + max(one.step for one in posted),
                 )
         save, stop, give_up = self._wishes(first)
         for rank, one in enumerate(posted):
@@ -132,6 +137,7 @@ class Agreement:
         self._chair = chair
         self._left = 0  # Calls that the verdict is still for.
         self._fresh = False  # The next call is the first that the verdict is for.
+        self._meet = 0  # The step from which on calls are counted anew.
         self._verdict = Verdict()
         self._changed = threading.Condition()
         self._posted: Posted | None = None
@@ -152,6 +158,11 @@ class Agreement:
         if self._channel is None:
             assert self._chair is not None
             return self._chair.decide([posted()], time.monotonic())
+        if self._meet:
+            if step >= self._meet:
+                self._meet = 0
+                self._post(posted())
+            return Verdict()
         if self._left == 0:
             if not self._asked():  # The first call.
                 self._post(posted())
@@ -161,6 +172,11 @@ class Agreement:
         verdict = self._verdict if self._fresh else Verdict()
         self._fresh = False
         if verdict.error:
+            self._left = 0
+            if step >= verdict.meet:
+                self._post(posted())
+            else:
+                self._meet = verdict.meet
             raise InvalidArgumentError(f"save of step {step}: {verdict.error}")
         self._left -= 1
         if self._left == 0:
