@@ -15,6 +15,7 @@ from varve.errors import STAGER_LOST, Error, InvalidArgumentError
 from varve.integrations import _hf_folders
 from varve.integrations._staging import Staging, checked, choose
 from varve.torch._background import with_shared
+from varve.torch._failures import Failures, kept_in
 from varve.torch._stager import close_made, retire, stager_of
 
 _log = logging.getLogger("varve")
@@ -79,6 +80,7 @@ class Saves:
         self._on_durable = on_durable
         self._handles: dict[str, varve.torch.SaveHandle] = {}
         self._rotation: ThreadPoolExecutor | None = None
+        self._failures = Failures()  # Other adapters of this process use the same stager.
 
     def begin(
         self,
@@ -98,19 +100,20 @@ class Saves:
         state, staging = choose(saving.staging, state, optimizers)
 
         def start(stager: varve.torch.Stager) -> varve.torch.SaveHandle:
-            return varve.torch.async_save(
-                state,
-                path,
-                files=files,
-                overwrite=overwrite,
-                stager=stager,
-                allow_pickle=saving.allow_pickle,
-                max_write_bandwidth=saving.max_write_bandwidth,
-                timeout=saving.timeout,
-                on_failure=saving.on_failure,
-                upload_to=saving.copy_of(path),
-                **staging,
-            )
+            with kept_in(self._failures):
+                return varve.torch.async_save(
+                    state,
+                    path,
+                    files=files,
+                    overwrite=overwrite,
+                    stager=stager,
+                    allow_pickle=saving.allow_pickle,
+                    max_write_bandwidth=saving.max_write_bandwidth,
+                    timeout=saving.timeout,
+                    on_failure=saving.on_failure,
+                    upload_to=saving.copy_of(path),
+                    **staging,
+                )
 
         if saving.stager is not None:
             handle = start(saving.stager)
@@ -172,8 +175,9 @@ class Saves:
         if self._rotation is not None:
             self._rotation.shutdown()
             self._rotation = None
+        self._failures.take()  # The next save would report them again.
         if error is not None:
-            self.close()  # The next save would report the failure again.
+            self.close()
             if saving.on_failure == "raise":
                 raise error
 

@@ -23,7 +23,7 @@ from varve._upload import Copy, Promise
 from varve.errors import STAGER_LOST, Error, InvalidArgumentError
 from varve.torch import _run
 from varve.torch._coordinator import collective, name_of
-from varve.torch._failures import is_failure, warn_of_earlier
+from varve.torch._failures import Failures, is_failure, owners_or, warn_of_earlier
 from varve.torch._guard import guards_of, optimizers_of
 from varve.torch._handle import Handle
 from varve.torch._stager import Stager, retire, stager_of
@@ -176,7 +176,8 @@ class Save(Generic[AnyHandle]):
         stager_engine = stager._usable()
         handle = self.kind()
         handle.path = self.path
-        refusal, cause = self._refusal(stager)
+        failures = owners_or(stager._failures)
+        refusal, cause = self._refusal(stager, failures)
         limit = self.options.deadline
         deadline = None if limit is None else time.monotonic() + limit
         rank = 0 if coordinator is None else coordinator.rank
@@ -209,11 +210,11 @@ class Save(Generic[AnyHandle]):
                 if is_failure(error, handle._asked_to_end or stager._aborted, deadline):
                     handle._failed = True
                     tells = rank == 0 or stager._lost or not self.options.save.coordinate
-                    stager._failures.add(self.path, error, tells)
+                    failures.add(self.path, error, tells)
                 if promise is not None:
                     promise.take_back()
             if error is None and self.upload is not None:
-                self._upload(stager, handle, report)
+                self._upload(stager, handle, report, failures)
                 return
             handle._end(report, error)
 
@@ -233,11 +234,11 @@ class Save(Generic[AnyHandle]):
         if handle.done():
             handle._engine = None
             if self.on_failure == "raise" and handle._exception is not None:
-                stager._failures.forget(handle._exception)  # The call raises it.
+                failures.forget(handle._exception)  # The call raises it.
         handle._differing_tensors = engine.differing_tensors
         return handle
 
-    def _upload(self, stager: Stager, handle: AnyHandle, report: Any) -> None:
+    def _upload(self, stager: Stager, handle: AnyHandle, report: Any, failures: Failures) -> None:
         """Uploads what has been saved, on the stager's thread for that, and ends the handle."""
         copy, uploads = self.upload, stager._uploads
         assert copy is not None and uploads is not None
@@ -246,17 +247,19 @@ class Save(Generic[AnyHandle]):
             if error is not None and not (handle._asked_to_end or stager._aborted):
                 handle._failed = True
                 tells = uploads.coordinator is None or uploads.coordinator.rank == 0
-                stager._failures.add(self.path, error, tells)
+                failures.add(self.path, error, tells)
             handle._end(None if error else report, error)
 
         handle._saved = True
         handle._engine = uploads.upload_later(copy, ended)  # What `cancel` ends now.
 
-    def _refusal(self, stager: Stager) -> tuple[Error | None, BaseException | None]:
+    def _refusal(
+        self, stager: Stager, failures: Failures
+    ) -> tuple[Error | None, BaseException | None]:
         """Why a stager takes no save of this rank, and what that comes from."""
         if self.on_failure != "raise":
-            warn_of_earlier(stager._failures)
-        known = stager._failures.take() if self.on_failure == "raise" else None
+            warn_of_earlier(failures)
+        known = failures.take() if self.on_failure == "raise" else None
         if stager._lost:
             return InvalidArgumentError(_LOST, path=self.path, reason=STAGER_LOST), None
         if known is None:

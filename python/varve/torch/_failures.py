@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import contextvars
 import threading
 import time
+from collections.abc import Iterator
 
 from varve._warn import warn
 from varve.errors import CancelledError
@@ -11,7 +14,7 @@ from varve.torch._waiting import LOG
 
 
 class Failures:
-    """The failed saves of one stager that no later call has mentioned yet. Threads: all."""
+    """The failed saves of one stager, or of one owner, that no later call has mentioned yet. Threads: all."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -38,6 +41,27 @@ class Failures:
         path, error = failed[-1]
         more = f", and {len(failed) - 1} before it" if len(failed) > 1 else ""
         return f"a background save has failed{more}: {_describe(path, error)}", error
+
+
+_kept_in: contextvars.ContextVar[Failures | None] = contextvars.ContextVar(
+    "varve_failures", default=None
+)
+
+
+@contextlib.contextmanager
+def kept_in(failures: Failures) -> Iterator[None]:
+    """Lets the saves that begin in the block report to their owner, and to no other user of the stager."""
+    token = _kept_in.set(failures)
+    try:
+        yield
+    finally:
+        _kept_in.reset(token)
+
+
+def owners_or(of_stager: Failures) -> Failures:
+    """Returns where a save that begins now keeps its failure, and learns of earlier ones."""
+    owner = _kept_in.get()
+    return of_stager if owner is None else owner
 
 
 def is_failure(error: BaseException, asked: bool, deadline: float | None) -> bool:

@@ -21,6 +21,7 @@ from varve._manage._manager import Manager
 from varve._manage._policy import Ending, Every, Keep
 from varve.errors import InvalidArgumentError
 from varve.torch._coordinator import TorchCoordinator, collective, make_background
+from varve.torch._failures import Failures, kept_in
 from varve.torch._guard import optimizers_in
 from varve.torch._stager import Stager
 from varve.torch._waiting import Notices
@@ -86,17 +87,17 @@ class TorchBackend:
 
     def save(self, state: Any, path: str, files: Mapping[str, bytes], ended: Ended) -> Future[Any]:
         """Saves in the background."""
-        handle = varve.torch.async_save(
-            state,
-            path,
-            stager=self._stager,
-            overwrite=True,
-            files=files,
-            timeout=self._timeout,
-            **self._options_for(state),
-        )
+        with kept_in(Failures()):  # `ended` tells of it, not the next save of the stager.
+            handle = varve.torch.async_save(
+                state,
+                path,
+                stager=self._stager,
+                overwrite=True,
+                files=files,
+                timeout=self._timeout,
+                **self._options_for(state),
+            )
         handle.add_done_callback(ended)
-        handle.add_done_callback(self._forget_failure)
         return handle
 
     def _options_for(self, state: Any) -> dict[str, Any]:
@@ -113,11 +114,6 @@ class TorchBackend:
                 "so the call waits; give save_options a guard"
             )
         return {**self._options, "staging": "blocking"}
-
-    def _forget_failure(self, handle: Future[Any]) -> None:
-        """Keeps the next save from warning of one that the manager has told of."""
-        if handle.exception() is not None and self._stager is not None:
-            self._stager._failures.take()
 
     def protect(self, state: Any, path: str, files: Mapping[str, bytes]) -> Future[Any]:
         """Leaves a copy with the agent."""
