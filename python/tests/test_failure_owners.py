@@ -11,7 +11,6 @@ import torch
 
 import varve
 import varve.torch
-
 from varve.integrations._hf_saves import Saves, VarveSaving
 
 LONG = 60.0

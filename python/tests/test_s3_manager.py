@@ -369,3 +369,15 @@ with varve.torch.CheckpointManager(sys.argv[1], every=varve.Every(steps=1)) as m
     ended = subprocess.run([sys.executable, "-c", code, run], capture_output=True, text=True)
     assert ended.returncode == 0, ended.stderr
     assert "nothing can be saved there" in ended.stderr and time.monotonic() - began < 60
+
+
+def test_a_checkpoint_is_no_run_and_one_of_another_name_is_no_step(bucket: Any) -> None:
+    run = f"s3://{bucket.name}/run"
+    varve.torch.save({"w": torch.ones(3)}, f"{run}/final")
+    with varve.torch.CheckpointManager(run) as manager:
+        with pytest.raises(varve.CheckpointNotFoundError, match="final"):
+            manager.resume({"w": torch.zeros(3)}, required=True)
+        manager.save(5, {"w": torch.ones(3)}, force=True)
+    for make in (varve.CheckpointManager, varve.torch.CheckpointManager):
+        with pytest.raises(varve.InvalidArgumentError, match="is a checkpoint"):
+            make(f"{run}/step-00000005")

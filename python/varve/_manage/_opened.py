@@ -73,13 +73,12 @@ def make_way(run: str) -> None:
 
     Raises PreconditionError where it has.
     """
-    where = os.path.realpath(run)
     for _ in range(_TRIES):
-        if not _others(where):
+        if not _others(run):
             break
         gc.collect()  # It may be one that only a circle of references keeps,
         time.sleep(0.05)  # or that a thread uses which follows a save up.
-    for known, since in _others(where):
+    for known, since in _others(run):
         if _only_the_last_error_has(known):
             _give_up(known, getattr(sys, "last_value", None))
             continue
@@ -99,10 +98,11 @@ def close_all() -> None:
     _close_abandoned(error)
 
 
-def _others(where: str) -> list[tuple[weakref.ref[Any], str]]:
-    if manage.is_in_object_store(where):
+def _others(run: str) -> list[tuple[weakref.ref[Any], str]]:
+    if manage.is_in_object_store(run):
         return []  # There the manager that was made last has the run.
-    return [(known, since) for known, since, run in _runs() if os.path.realpath(run) == where]
+    where = os.path.realpath(run)
+    return [(known, since) for known, since, its in _runs() if os.path.realpath(its) == where]
 
 
 def _runs() -> Iterator[tuple[weakref.ref[Any], str, str]]:
