@@ -216,7 +216,7 @@ def miss_a_call(
     """Trains; one rank leaves one call of `save` out. Returns the steps made, and the errors."""
     made, errors = [], []
     began = time.monotonic()
-    with varve.torch.CheckpointManager(run, every=10, timeout=2.0) as manager:
+    with varve.torch.CheckpointManager(run, every=10, timeout=120.0) as manager:
         for step in range(1, last + 1):
             time.sleep(0.01)
             if rank == who and step == missed:

@@ -158,6 +158,30 @@ def test_what_no_name_tells_waits_for_a_vote() -> None:
         assert calls.decide(vote).kind == kind
 
 
+def test_a_rank_that_is_past_a_call_has_missed_it() -> None:
+    calls = Calls()
+    calls.past = "save step-15"
+    calls.begin("save step-10")
+    decision = calls.decide()
+    assert decision.kind == "mine" and "has missed save step-10" in decision.why
+    calls.end(decision.why)
+    calls.begin("save step-20")
+    assert calls.decide().kind == "wait"
+    calls.comes(1, "save step-20")
+    assert calls.decide().missed == ("save step-10",)
+
+
+def test_rank_0_that_is_past_a_call_has_missed_it() -> None:
+    calls = Calls()
+    calls.comes(1, "save step-10")
+    assert calls.rank_0_is_past("save step-10").kind == "wait"
+    assert calls.rank_0_is_past("load best").kind == "wait"
+    assert calls.rank_0_is_past("save step-15").number == 1
+    calls.begin("save step-20")
+    calls.comes(2, "save step-20")
+    assert calls.decide().missed_by_0 == ("save step-10",)
+
+
 def test_calls_that_both_have_made_since_are_named_when_they_meet() -> None:
     calls = Calls()
     for name in steps(1, 2):

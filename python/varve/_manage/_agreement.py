@@ -13,6 +13,7 @@ before it takes the step that it is for. The messages travel while training comp
      messages are exchanged a few times a second at most, however fast the steps are.
   4. In the next call each rank takes the verdict, which as a rule is there already. A rank that comes earlier
      waits: nobody can be ahead of the others by more than a window.
+     One that has missed a save in which the others wait for it tells them so meanwhile.
   5. Ranks that are at different steps get an error that names two of them, all of them the same. A rank that
      has missed a call is ahead of the others for good, counted in calls. So the next messages are
      for a step and not for a call: each rank posts again at its first step after all that were
@@ -150,10 +151,16 @@ class Agreement:
             )
             self._thread.start()
 
-    def verdict(self, step: int, posted: Callable[[], Posted]) -> Verdict:
+    def verdict(
+        self,
+        step: int,
+        posted: Callable[[], Posted],
+        waits: Callable[[], None] = lambda: None,
+    ) -> Verdict:
         """Returns what to do in this call; only the first of a window saves, stops or fails.
 
-        `posted` is called where the ranks exchange messages for the next window.
+        `posted` is called where the ranks exchange messages for the next window, `waits` each second while
+        the others have not come there.
         """
         if self._channel is None:
             assert self._chair is not None
@@ -166,7 +173,7 @@ class Agreement:
         if self._left == 0:
             if not self._asked():  # The first call.
                 self._post(posted())
-            self._verdict = self._take()
+            self._verdict = self._take(waits)
             self._left = self._verdict.calls
             self._fresh = True
         verdict = self._verdict if self._fresh else Verdict()
@@ -205,12 +212,16 @@ class Agreement:
             self._posted = posted
             self._changed.notify_all()
 
-    def _take(self) -> Verdict:
-        with self._changed:
-            # Not without end in one go: Ctrl-C would wait.
-            while self._answer is None:
-                self._changed.wait(1.0)
-            answer, self._answer = self._answer, None
+    def _take(self, waits: Callable[[], None]) -> Verdict:
+        while True:
+            with self._changed:
+                # Not without end in one go: Ctrl-C would wait.
+                if self._answer is None:
+                    self._changed.wait(1.0)
+                answer, self._answer = self._answer, None
+            if answer is not None:
+                break
+            waits()
         if isinstance(answer, BaseException):
             self._answer = answer  # For the next call too.
             raise answer

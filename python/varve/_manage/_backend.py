@@ -54,6 +54,9 @@ class Backend(Protocol):
     def load(self, state: Any, path: str, options: Mapping[str, Any]) -> LoadReport:
         """Loads into a state."""
 
+    def tell_past(self, path: str) -> None:
+        """Tells ranks that wait for this one to save an earlier step that it is past that, in no call."""
+
     def wait_for_agent(self, run: str, seconds: float) -> None:
         """Waits until what an ended job left with this node's agent is written."""
 
@@ -102,6 +105,9 @@ class NumpyBackend:
     def load(self, state: Any, path: str, options: Mapping[str, Any]) -> LoadReport:
         """Loads into a state."""
         return varve.load(state, path, **options)
+
+    def tell_past(self, path: str) -> None:
+        """Returns at once: there are no other ranks."""
 
     def wait_for_agent(self, run: str, seconds: float) -> None:
         """Returns at once: no save of this kind is left with an agent."""

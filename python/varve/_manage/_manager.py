@@ -55,8 +55,7 @@ _LOG = logging.getLogger("varve")
 #: The side file with what a manager knows of a step; StepNote in include/varve/manage.h.
 _NOTE_NAME = "varve-step.json"
 
-#: Why a save is made that nobody has asked for: the ranks did not meet in the one before, as where one of
-#: them has missed a step. That rank may wait in the next save.
+#: The reason of a save after one in which the ranks did not meet: a rank that missed that waits in the next.
 _AGAIN = "the save of an earlier step has failed"
 
 #: Seconds that a resume waits for the agent to write what a killed job has left with it.
@@ -79,7 +78,7 @@ class Manager(RunSteps):
         self._last: tuple[int, Future[Any]] | None = None
         self._left_behind = ""  # On rank 0: the newest step, until this job goes on from one.
         self._contents = ""  # On rank 0: what the run holds, where that are no steps.
-        self._again = ""  # Why a save is made once more.
+        self._again = ""
         with contextlib.ExitStack() as undo:  # An error, or Ctrl-C, leaves nothing behind.
             self._begin_job(backend, settings, ending, undo)
             undo.pop_all()
@@ -146,11 +145,6 @@ class Manager(RunSteps):
     # ---- for users ----
 
     @property
-    def run(self) -> str:
-        """The run's directory."""
-        return self._run
-
-    @property
     def preempted(self) -> bool:
         """True once a save was made because the run is to end: leave the loop and call `close`."""
         return bool(self._preempted)
@@ -192,7 +186,11 @@ class Manager(RunSteps):
         number = step_number(step)
         if self._backend.rank == 0:
             self._after.tick(time.monotonic())
-        verdict = self._agreement.verdict(number, lambda: Posted(number, self._signals.received))
+        verdict = self._agreement.verdict(
+            number,
+            lambda: Posted(number, self._signals.received),
+            lambda: self._backend.tell_past(self._path(number)),
+        )
         if verdict.give_up:
             raise UnavailableError(verdict.give_up, path=self._run)
         stop = "" if self._preempted else verdict.stop
@@ -305,11 +303,11 @@ class Manager(RunSteps):
         if not getattr(self, "_closed", True):
             _opened.abandon(self)
 
-    def give_up(self, error: BaseException | None) -> None:
+    def _give_up(self, error: BaseException | None) -> None:
         """Closes it for a program that has not."""
         self._close("never closed", error)
 
-    def leave_to_parent(self) -> None:
+    def _leave_to_parent(self) -> None:
         """Closes it in a forked child, which has neither its threads nor its lock."""
         self._closed = True
         self._signals.in_child()
@@ -344,8 +342,9 @@ class Manager(RunSteps):
         if self._backend.rank == 0:
             failed = isinstance(error, Exception) and not self._preempted
             outcome = outcome if error is None else f"{type(error).__name__}: {error}"
-            outcome = self._preempted or outcome
-            self._history.add("end", attempt=self._attempt, outcome=outcome, failed=failed)
+            self._history.add(
+                "end", attempt=self._attempt, outcome=self._preempted or outcome, failed=failed
+            )
 
     def _drain(self, once_more: bool = True) -> None:
         self._backend.drain()
@@ -425,10 +424,10 @@ class Manager(RunSteps):
             self._after.begins_anew(self._left_behind)
         if self._uploads is not None:
             self._uploads.promise(save.path)
-        began = self._last_begin = time.monotonic()
+        self._last_begin = time.monotonic()
         with self._after.began(save):
             future = self._backend.save(state, save.path, given, save.ended)
-        save.stall = time.monotonic() - began
+        save.stall = time.monotonic() - self._last_begin
         self._after.stalled(save.stall)
         self._last = (step, future)
         if reason != _AGAIN and future.done() and isinstance(future.exception(), UnavailableError):

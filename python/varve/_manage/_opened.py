@@ -39,10 +39,10 @@ class Opened(Protocol):
     def run(self) -> str:
         """The run's directory."""
 
-    def give_up(self, error: BaseException | None) -> None:
+    def _give_up(self, error: BaseException | None) -> None:
         """Closes it for a program that has not."""
 
-    def leave_to_parent(self) -> None:
+    def _leave_to_parent(self) -> None:
         """Closes it in a forked child, without what only the parent has."""
 
 
@@ -80,7 +80,7 @@ def make_way(run: str) -> None:
         time.sleep(0.05)  # or that a thread uses which follows a save up.
     for known, since in _others(run):
         if _only_the_last_error_has(known):
-            _give_up(known, getattr(sys, "last_value", None))
+            _close_known(known, getattr(sys, "last_value", None))
             continue
         raise PreconditionError(
             f"this process has the run {run} already: its CheckpointManager of {since} is not closed. Call its "
@@ -94,7 +94,7 @@ def close_all() -> None:
     """Closes the managers that the program has not closed, as after an error outside of a `with`."""
     error = getattr(sys, "last_value", None)
     for known, _ in list(_open.values()):
-        _give_up(known, error)
+        _close_known(known, error)
     _close_abandoned(error)
 
 
@@ -123,12 +123,12 @@ def _close_abandoned(error: BaseException | None) -> None:
 
 def _close(manager: Opened, error: BaseException | None) -> None:
     try:
-        manager.give_up(error)
+        manager._give_up(error)
     except Exception:
         _LOG.exception("the manager of %s could not be closed", manager.run)
 
 
-def _give_up(known: weakref.ref[Any], error: BaseException | None) -> None:
+def _close_known(known: weakref.ref[Any], error: BaseException | None) -> None:
     manager = known()
     if manager is not None:
         _close(manager, error)
@@ -157,7 +157,7 @@ def _in_child() -> None:
     managers = [known() for known, _ in _open.values()]
     for manager in [*managers, *_abandoned]:
         if manager is not None:
-            manager.leave_to_parent()
+            manager._leave_to_parent()
     _open.clear()
     _abandoned.clear()
 

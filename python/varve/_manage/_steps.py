@@ -18,6 +18,11 @@ class RunSteps:
     _keep: Keep
     _places: Places
 
+    @property
+    def run(self) -> str:
+        """The run's directory."""
+        return self._run
+
     def steps(self) -> list[manage.RunStep]:
         """Returns the steps of the run, from the oldest to the newest, with those that are not whole."""
         return manage.list_steps(self._run)

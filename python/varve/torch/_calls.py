@@ -16,6 +16,9 @@ that only one of the two has made since they were last in a call together:
      the ranks is taken to have missed none, once all have come: their call comes first, and rank 0's where
      the parts are equal. If the next call is not what the other waits for, then the other's call fails.
 
+  4. A rank may say that it is past a call without making another one, such as while it waits for the manager of
+     a run. It has missed what comes before, by the numbers.
+
 So a rank that has missed calls costs the others these calls, and the next one has all ranks. Where the
 order was guessed wrong in 3, it costs one call more: then 2 finds the place.
 """
@@ -71,7 +74,7 @@ class Calls:
             0  #: The other's number of rank 0's present call; 0 until they are in it together.
         )
         self.open: Made | None = None  #: The other's newest call, while it waits there for rank 0.
-        self.last = 0  #: The number of the other's newest call.
+        self.past = ""  #: A call before which the other makes no more, by the numbers of the names.
         self._name: str | None = None  # Rank 0's present call.
         self._known = False  # That it fails, for which it need not be joined.
         self._wrong = 0  # What was voted and did not help.
@@ -97,7 +100,7 @@ class Calls:
         """The other rank enters a call."""
         self._left("has begun another call")
         self.open = Made(name, number)
-        self.last = number
+        self.past = ""
 
     def leaves(self, number: int, why: str) -> None:
         """The other rank leaves a call, with a reason."""
@@ -120,7 +123,9 @@ class Calls:
         name = None if self.joined or self._known else self._name
         late = None if name is None else _place(self._theirs, name, len(self._mine), self.open)
         if self.open is None:
-            return _WAIT if late is None else self._rank_0_is_late(late)
+            if late is not None:
+                return self._rank_0_is_late(late)
+            return _WAIT if name is None else self._other_is_past(name)
         behind = _place(self._mine, self.open.name, len(self._theirs), Made(name or ""))
         if behind is not None:
             return self._other_is_late(behind)
@@ -131,6 +136,21 @@ class Calls:
         if name == self.open.name:
             return self._join()
         return self._one_has_missed(name, self.open, vote)
+
+    def rank_0_is_past(self, name: str) -> Decision:
+        """Returns what follows from rank 0's being in no call, and past what comes before one."""
+        if self._name is not None or self.open is None or _order(self.open.name, name) >= 0:
+            return _WAIT
+        number, missed = self.open.number, self.open.name
+        self._left("rank 0 had missed it")
+        return Decision("theirs", _is_past(missed, name), number)
+
+    def _other_is_past(self, name: str) -> Decision:
+        if not self.past or _order(name, self.past) >= 0:
+            return _WAIT
+        self._known = True
+        self._mine.append(Made(name, why="another rank had missed it"))
+        return Decision("mine", _is_past(name, self.past))
 
     def _join(self) -> Decision:
         assert self.open is not None
@@ -184,6 +204,10 @@ def _different(theirs: str, other: str, name: str, missed_by: str) -> str:
         f"calls {theirs} while {other} calls {name}, which {missed_by} has missed; all ranks must make the "
         "same calls in the same order"
     )
+
+
+def _is_past(missed: str, name: str) -> str:
+    return f"has missed {missed}, and goes on to {name}; all ranks must make the same calls in the same order"
 
 
 def _place(made: deque[Made], name: str, since: int, present: Made | None) -> int | None:

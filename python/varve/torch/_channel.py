@@ -241,6 +241,21 @@ class Channel(Star):
             finally:
                 self._lock.release()
 
+    def tell_past(self, name: str) -> None:
+        """Tells the ranks that wait for this one in an earlier call that it has missed that.
+
+        Calls come in the order of the numbers in their names. To be called between calls, again and again.
+        """
+        with self._lock:
+            self._turn(0.0)
+            for peer in self.peers.values():
+                if self.rank != 0:
+                    self._put(peer, Kind.PAST, self.number, name.encode())
+                    continue
+                decision = peer.calls.rank_0_is_past(name)
+                if decision.kind == "theirs":
+                    self._put(peer, Kind.END, decision.number, decision.why.encode())
+
     # ---- whom a rank waits for ----
 
     def waited_for(self) -> str:
@@ -355,6 +370,9 @@ class Channel(Star):
         elif frame.kind == Kind.NOTE:
             if frame.call == calls.joined:
                 peer.note, peer.waits_for_absent = json.loads(frame.payload)
+        elif frame.kind == Kind.PAST:
+            calls.past = frame.payload.decode()
+            self._settle(peer)
         elif frame.kind == Kind.END:
             if frame.call == calls.joined:
                 self._fail_for(peer, frame.payload.decode())

@@ -272,6 +272,20 @@ def collective(process_group: Any, timeout: float, what: str) -> Iterator[TorchC
         coordinator.close()
 
 
+def tell_past(process_group: Any, name: str) -> None:
+    """Tells the ranks of a group that this one makes no call before the one of a name; see Channel."""
+    if not dist.is_available() or not dist.is_initialized():
+        return
+    whole = process_group if process_group is not None else dist.group.WORLD
+    group = _group_of(tuple(dist.get_process_group_ranks(whole)))
+    if group.channel is None or not group.lock.acquire(blocking=False):
+        return
+    try:
+        group.channel.tell_past(name)
+    finally:
+        group.lock.release()
+
+
 def name_of(verb: str, path: Any) -> str:
     """Returns a call's name, the same on all ranks: it holds the path's last component alone.
 

@@ -31,6 +31,7 @@ class Kind(enum.IntEnum):
     MESSAGE = 3  #: A message of the engine.
     NOTE = 4  #: Text for the log of a rank that waits.
     END = 5  #: The sender has left the call: why.
+    PAST = 6  #: The sender is in no call, and makes none before the one of this name.
 
 
 class Frame(NamedTuple):

@@ -20,7 +20,13 @@ from varve._manage._inputs import Settings
 from varve._manage._manager import Manager
 from varve._manage._policy import Ending, Every, Keep
 from varve.errors import InvalidArgumentError
-from varve.torch._coordinator import TorchCoordinator, collective, make_background
+from varve.torch._coordinator import (
+    TorchCoordinator,
+    collective,
+    make_background,
+    name_of,
+    tell_past,
+)
 from varve.torch._failures import Failures, kept_in
 from varve.torch._guard import optimizers_in
 from varve.torch._stager import Stager
@@ -138,6 +144,10 @@ class TorchBackend:
         """Loads into a state, on all ranks."""
         given = {"timeout": self._timeout, **options}
         return varve.torch.load(state, path, process_group=self._group, **given)
+
+    def tell_past(self, path: str) -> None:
+        """Tells ranks that wait for this one in the save of an earlier step that it has missed that."""
+        tell_past(self._group, name_of("save", path))
 
     def wait_for_agent(self, run: str, seconds: float) -> None:
         """Waits until this node's agent has written what an ended job of the run left with it."""
