@@ -68,6 +68,7 @@ def make_trainer(
     ranks: int = 1,
     io: Any = None,
     stock: bool = False,
+    callback: Any = None,
     **options: Any,
 ) -> Any:
     """A Trainer that keeps the two newest checkpoints of the ends of epochs."""
@@ -78,7 +79,7 @@ def make_trainer(
 
     plugins = [] if stock or strategy == "model_parallel" else [io or VarveCheckpointIO()]
     defaults = {"filename": "{epoch}", "monitor": "step", "mode": "max", "save_top_k": 2}
-    kind = ModelCheckpoint if stock else VarveModelCheckpoint
+    kind = callback or (ModelCheckpoint if stock else VarveModelCheckpoint)
     return lightning.Trainer(
         accelerator="cpu",
         devices=ranks,

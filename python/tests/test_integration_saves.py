@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
+import threading
 from collections.abc import Iterator
 from concurrent.futures import Future
 from pathlib import Path
@@ -21,7 +23,7 @@ from varve.integrations._saves import Saves
 def saves() -> Iterator[Saves]:
     made = Saves()
     yield made
-    made.close()
+    made.settle()
 
 
 def checkpoint(path: Path, number: int = 0) -> str:
@@ -100,3 +102,35 @@ def test_what_is_no_checkpoint_is_not_removed(saves: Saves, tmp_path: Path) -> N
     saves.remove(str(tmp_path / "mine"))
     saves.settle()
     assert (tmp_path / "mine" / "notes").exists()
+
+
+def test_a_removal_with_nothing_under_way_is_done_in_the_call(saves: Saves, tmp_path: Path) -> None:
+    old = checkpoint(tmp_path / "old")
+    saves.remove(old)
+    assert not os.path.exists(old)
+    assert "varve-saves" not in [thread.name for thread in threading.enumerate()]
+
+
+def test_the_thread_ends_with_the_last_save(saves: Saves, tmp_path: Path) -> None:
+    save = under_way(saves, str(tmp_path / "new"))
+    assert "varve-saves" in [thread.name for thread in threading.enumerate()]
+    save.set_result(None)
+    saves.settle()
+    assert "varve-saves" not in [thread.name for thread in threading.enumerate()]
+
+
+def test_a_forked_child_has_none_of_its_parents_saves(saves: Saves, tmp_path: Path) -> None:
+    save = under_way(saves, str(tmp_path / "of-the-parent"))
+
+    def child() -> None:
+        assert not saves.is_asked(str(tmp_path / "of-the-parent"))
+        under_way(saves, str(tmp_path / "new")).set_result(None)
+        saves.settle()
+
+    process = multiprocessing.get_context("fork").Process(target=child)
+    process.start()
+    process.join(30)
+    alive = process.is_alive()
+    process.kill()
+    save.set_result(None)
+    assert not alive and process.exitcode == 0

@@ -21,8 +21,17 @@ from varve._engine import is_remote, path_text
 from varve.errors import CorruptCheckpointError, UnavailableError
 from varve.integrations._newest import none_is_good, warn_of, whole_in
 from varve.integrations._ranks import by_rank_0
-from varve.integrations._saves import Saves, failed_in_the_call, is_awaited
+from varve.integrations._saves import LazyStager, Saves, failed_in_the_call, is_awaited
 from varve.integrations._staging import Staging, checked, choose
+
+
+def rekey(checkpoint: dict[str, Any]) -> dict[str, Any]:
+    """Gives the state of VarveModelCheckpoint that was stored under the name of that class the key that it has today."""
+    callbacks: dict[Any, Any] = checkpoint.get("callbacks") or {}
+    for key in list(callbacks):
+        if isinstance(key, str) and key.startswith("VarveModelCheckpoint{"):
+            callbacks[key.removeprefix("Varve")] = callbacks.pop(key)
+    return checkpoint
 
 
 class _Sharded:
@@ -47,8 +56,14 @@ class _Sharded:
         self.executor = executor
         self.allow_pickle = allow_pickle
         self.saves = Saves()
-        self._stager: varve.torch.Stager | None = None
+        self._stager = LazyStager()
+        self._torn_down = False
         self._newest_of: dict[str, str] = {}
+
+    def setup(self: Any, trainer: Any) -> None:
+        """Lets saves be made in the background, also where an earlier training has ended."""
+        self._torn_down = False
+        super().setup(trainer)  # type: ignore[misc]
 
     def _save(self: Any, checkpoint: dict[str, Any], path: str) -> None:
         """Saves on all ranks. Raises, on all ranks, the failure of an earlier save."""
@@ -61,16 +76,14 @@ class _Sharded:
         if asked:
             self.saves.settle()
             self.barrier()
-        if not self.asynchronous:
+        if not self.asynchronous or self._torn_down:
             varve.torch.save(state, path, overwrite=True, allow_pickle=self.allow_pickle)
             return
-        if self._stager is None:
-            self._stager = varve.torch.Stager(executor=self.executor)
         state, staging = choose(self.staging, state, self.optimizers)
         save = varve.torch.async_save(
             state,
             path,
-            stager=self._stager,
+            stager=self._stager.get(executor=self.executor),
             overwrite=True,
             allow_pickle=self.allow_pickle,
             **staging,
@@ -106,7 +119,7 @@ class _Sharded:
         )
         for candidate in paths:
             try:
-                return dict(self._load(candidate, weights_only))
+                return rekey(dict(self._load(candidate, weights_only)))
             except CorruptCheckpointError as error:  # On all ranks.
                 if folder is None:
                     raise
@@ -145,11 +158,13 @@ class _Sharded:
             self.saves.remove(path_text(filepath))
 
     def _end(self) -> None:
-        """Waits for the saves under way. Raises the failure of one, if nobody has learned of it."""
-        self.saves.close()
-        stager, self._stager = self._stager, None
-        if stager is not None:
-            stager.close()
+        """Waits for the saves under way. Raises the failure of one, if nobody has learned of it.
+
+        Later saves are made in the call, until the strategy is set up again.
+        """
+        self._torn_down = True
+        self.saves.settle()
+        self._stager.close()
         failure = self.saves.take_failure()
         if failure is not None:
             raise failure

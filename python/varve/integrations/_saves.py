@@ -8,14 +8,18 @@ both are only asked for, and a thread does them in that order:
 2. A link (`last.ckpt`) is moved when its target is durable, by one rename. If the save of the target
    failed, the link stays where it was.
 3. What a link points to is removed once the link has moved.
+
+The thread runs while there is something to wait for, and no longer. So an adapter that is idle leaves no
+thread behind, and can be pickled and forked, as launchers of frameworks do with it.
 """
 
 from __future__ import annotations
 
 import logging
 import os
-import queue
 import threading
+import weakref
+from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any
@@ -23,38 +27,52 @@ from typing import Any
 import varve
 import varve.torch
 from varve._engine import is_remote
+from varve._forks import leave_to_parent
 from varve.integrations._removal import remove_unless_held
 
 _log = logging.getLogger("varve")
 
 
 class Saves:
-    """The saves of one owner, in the order of their calls. Threads: `add` to `wait` by one thread."""
+    """The saves of one owner, in the order of their calls. Threads: `add` to `settle` by one thread.
+
+    A copy in another process, by pickle or by fork, has none of them.
+    """
 
     def __init__(self) -> None:
+        self._begin()
+        _all.add(self)
+
+    def _begin(self) -> None:
         self._lock = threading.Lock()
         self._failure: BaseException | None = None
         """The first failure that nobody has taken yet. Guarded by `_lock`."""
         self._asked: dict[str, int] = {}
         """Actions that are not done yet, by path. Guarded by `_lock`."""
-        self._actions: queue.Queue[tuple[str, Callable[[], None]] | None] = queue.Queue()
+        self._actions: deque[tuple[str, Callable[[], None]]] = deque()
+        """Those that are not begun, in order. Guarded by `_lock`."""
+        self._running = False
+        """Whether `_thread` does actions: until there are none. Guarded by `_lock`."""
         self._thread: threading.Thread | None = None
-        # Of the thread alone:
+        # Of whoever does actions, one at a time:
         self._failed: set[str] = set()
         self._last_failed = False
         self._postponed: list[str] = []
+
+    def __reduce__(self) -> Any:
+        return Saves, ()
 
     def add(self, path: str, save: Future[Any]) -> None:
         """Takes a save that has begun."""
         self._ask(path, lambda: self._end_of(path, save))
 
     def remove(self, path: str) -> None:
-        """Removes a checkpoint once the saves that have begun are durable."""
-        self._ask(path, lambda: self._remove(path))
+        """Removes a checkpoint once the saves that have begun are durable: in the call if none is under way."""
+        self._ask_or_do(path, lambda: self._remove(path))
 
     def link(self, target: str, link: str) -> None:
-        """Lets the symbolic link `link` point to `target` once that is durable."""
-        self._ask(link, lambda: self._move(target, link))
+        """Lets the symbolic link `link` point to `target` once that is durable; likewise."""
+        self._ask_or_do(link, lambda: self._move(target, link))
 
     def is_asked(self, path: str) -> bool:
         """Returns True while a save, removal or link of a path is not done."""
@@ -68,38 +86,47 @@ class Saves:
             return failure
 
     def settle(self) -> None:
-        """Waits until all that was asked for is done."""
-        self._actions.join()
-
-    def close(self) -> None:
-        """Waits likewise, and ends the thread; the next call starts another."""
+        """Waits until all that was asked for is done, and the thread has ended."""
         thread, self._thread = self._thread, None
         if thread is not None:
-            self._actions.put(None)
             thread.join()
+
+    def _ask_or_do(self, path: str, action: Callable[[], None]) -> None:
+        with self._lock:
+            idle = not self._running
+        if idle:
+            self._do(path, action)
+        else:
+            self._ask(path, action)
 
     def _ask(self, path: str, action: Callable[[], None]) -> None:
         with self._lock:
             self._asked[path] = self._asked.get(path, 0) + 1
-        if self._thread is None:
-            self._thread = threading.Thread(target=self._run, name="varve-saves", daemon=True)
-            self._thread.start()
-        self._actions.put((path, action))
+            self._actions.append((path, action))
+            if not self._running:
+                self._running = True
+                self._thread = threading.Thread(target=self._run, name="varve-saves", daemon=True)
+                self._thread.start()
 
     def _run(self) -> None:
-        while (asked := self._actions.get()) is not None:
-            path, action = asked
-            try:
-                action()
-            except Exception as error:  # Of a link or removal; the training does without.
-                _log.warning("%s: %s: %s", path, type(error).__name__, error)
-            finally:
-                with self._lock:
-                    self._asked[path] -= 1
-                    if self._asked[path] == 0:
-                        del self._asked[path]
-                self._actions.task_done()
-        self._actions.task_done()
+        while True:
+            with self._lock:
+                if not self._actions:
+                    self._running = False
+                    return
+                path, action = self._actions.popleft()
+            self._do(path, action)
+            with self._lock:
+                self._asked[path] -= 1
+                if self._asked[path] == 0:
+                    del self._asked[path]
+
+    @staticmethod
+    def _do(path: str, action: Callable[[], None]) -> None:
+        try:
+            action()
+        except Exception as error:  # Of a link or removal; the training does without.
+            _log.warning("%s: %s: %s", path, type(error).__name__, error)
 
     def _end_of(self, path: str, save: Future[Any]) -> None:
         failure = save.exception()
@@ -137,6 +164,47 @@ class Saves:
         postponed, self._postponed = self._postponed, []
         for path in postponed:
             self._remove(path)
+
+
+class LazyStager:
+    """The stager of an adapter: made when it is first used, in the process that uses it."""
+
+    def __init__(self) -> None:
+        self._stager: varve.torch.Stager | None = None
+        _all.add(self)
+
+    def _begin(self) -> None:
+        self._stager = None
+
+    def __reduce__(self) -> Any:
+        return LazyStager, ()
+
+    def get(self, process_group: Any = None, **options: Any) -> varve.torch.Stager:
+        """Returns the stager; makes it with these options where there is none."""
+        if self._stager is None:
+            self._stager = varve.torch.Stager(process_group, **options)
+        return self._stager
+
+    def close(self) -> None:
+        """Waits for its saves and closes it; the next use makes another."""
+        stager, self._stager = self._stager, None
+        if stager is not None:
+            stager.close()
+
+
+#: What a forked child begins anew with.
+_all: weakref.WeakSet[Saves | LazyStager] = weakref.WeakSet()
+
+
+def _in_child() -> None:
+    """Forgets, in a forked child, the saves of its parent, whose threads it does not have."""
+    for one in _all:
+        if isinstance(one, Saves):
+            leave_to_parent(one._actions)
+        one._begin()
+
+
+os.register_at_fork(after_in_child=_in_child)
 
 
 def _is_linked_to(path: str) -> bool:

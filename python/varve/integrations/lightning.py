@@ -41,7 +41,7 @@ from varve.errors import InvalidArgumentError, UnavailableError
 from varve.integrations._contract import Table, missing_package, require
 from varve.integrations._newest import checkpoints_in, is_there, newest_good
 from varve.integrations._ranks import by_rank_0
-from varve.integrations._saves import Saves, failed_in_the_call, is_awaited
+from varve.integrations._saves import LazyStager, Saves, failed_in_the_call, is_awaited
 from varve.integrations._staging import Staging, checked, choose
 from varve.torch._coordinator import ALONE
 
@@ -51,7 +51,11 @@ try:
 except ImportError as error:
     raise missing_package(__name__, "lightning", "lightning", error) from error
 
-from varve.integrations._lightning_sharded import VarveFSDPStrategy, VarveModelParallelStrategy
+from varve.integrations._lightning_sharded import (
+    VarveFSDPStrategy,
+    VarveModelParallelStrategy,
+    rekey,
+)
 
 #: What Lightning must have, private names among them.
 NEEDED: Table = {
@@ -100,6 +104,10 @@ class VarveCheckpointIO(CheckpointIO):  # type: ignore[misc]
     The failure of a save is raised by the next save or by the end of `fit`, on rank 0. With
     `VarveModelCheckpoint` all ranks raise it.
 
+    A save after the end of `fit` (`Trainer.save_checkpoint`, the weights that a launcher of processes
+    returns) is durable when the call returns. The next `fit` with `VarveModelCheckpoint` saves in the
+    background again; with Lightning's ModelCheckpoint, give each Trainer a CheckpointIO of its own.
+
     Args:
         asynchronous: Copy the state in the call and write it in the background; else write it in the
             call.
@@ -125,7 +133,8 @@ class VarveCheckpointIO(CheckpointIO):  # type: ignore[misc]
         self.staging = checked(staging)
         self.allow_pickle = allow_pickle
         self.saves = Saves()
-        self._stager: varve.torch.Stager | None = None
+        self._stager = LazyStager()
+        self._torn_down = False
         self._newest_of: dict[str, str] = {}
         self._optimizers: list[Any] = []  # While VarveModelCheckpoint saves.
 
@@ -158,19 +167,17 @@ class VarveCheckpointIO(CheckpointIO):  # type: ignore[misc]
             )
         if self.saves.is_asked(where):
             self.saves.settle()  # A removal of the same name comes first.
-        if not self.asynchronous:
+        if not self.asynchronous or self._torn_down:
             pickles = self.allow_pickle
             varve.torch.save(
                 checkpoint, where, process_group=ALONE, overwrite=True, allow_pickle=pickles
             )
             return
-        if self._stager is None:
-            self._stager = varve.torch.Stager(ALONE, executor=self.executor)
         state, staging = choose(self.staging, checkpoint, self._optimizers)
         save = varve.torch.async_save(
             state,
             where,
-            stager=self._stager,
+            stager=self._stager.get(ALONE, executor=self.executor),
             overwrite=True,
             allow_pickle=self.allow_pickle,
             **staging,
@@ -210,22 +217,24 @@ class VarveCheckpointIO(CheckpointIO):  # type: ignore[misc]
             state = torch.utils._pytree.tree_map_only(
                 torch.Tensor, lambda tensor: tensor.to(map_location), state
             )
-        return dict(state)
+        return rekey(dict(state))
 
     def remove_checkpoint(self, path: str | os.PathLike[str]) -> None:
-        """Removes a checkpoint when the saves under way are durable; never if the newest has failed."""
+        """Removes a checkpoint when the saves under way are durable; never if the newest has failed.
+
+        Where no save is under way the checkpoint is removed in the call.
+        """
         self.saves.remove(path_text(path))
 
     def teardown(self) -> None:
-        """Waits for the saves, removals and links under way.
+        """Waits for the saves, removals and links under way. Later saves are made in the call.
 
         Raises:
             varve.Error: A save has failed, and nobody has learned of it yet.
         """
-        self.saves.close()
-        stager, self._stager = self._stager, None
-        if stager is not None:
-            stager.close()
+        self._torn_down = True
+        self.saves.settle()
+        self._stager.close()
         failure = self.saves.take_failure()
         if failure is not None:
             raise failure
@@ -241,8 +250,28 @@ class VarveModelCheckpoint(ModelCheckpoint):  # type: ignore[misc]
     - A name counts as taken while its save is under way (`-v1` is appended as for a file).
     - `save_last="link"` moves the link when the checkpoint is durable.
 
-    Takes the arguments of ModelCheckpoint. With another CheckpointIO it is ModelCheckpoint.
+    Takes the arguments of ModelCheckpoint. With another CheckpointIO it is ModelCheckpoint. Its state has
+    the key of ModelCheckpoint: either resumes from the other's checkpoints, with the scores and the list
+    of files to keep.
     """
+
+    @property
+    def state_key(self) -> str:
+        """The key of its state in a checkpoint: ModelCheckpoint's. A subclass has its own, as in Lightning."""
+        key = str(super().state_key)
+        return key.removeprefix("Varve") if type(self) is VarveModelCheckpoint else key
+
+    def on_load_checkpoint(self, trainer: Any, pl_module: Any, checkpoint: dict[str, Any]) -> None:
+        """Takes the state that was stored under the name of this class, as at first."""
+        super().on_load_checkpoint(trainer, pl_module, checkpoint)
+        rekey(checkpoint)
+
+    def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
+        """Lets the CheckpointIO save in the background, also where an earlier `fit` has ended."""
+        io = _varves(trainer)
+        if io is not None and stage == "fit":
+            io._torn_down = False
+        super().setup(trainer, pl_module, stage)
 
     def _save_checkpoint(self, trainer: Any, filepath: str) -> None:
         _raise_failure(trainer)
