@@ -439,3 +439,12 @@ def load_model_and_step(rank: int, size: int, path: str, layout: Layout) -> None
     dcp.load(state, checkpoint_id=path)
     assert state["step"] == 3
     assert all(torch.equal(loaded[key].to_local(), expected[key].to_local()) for key in loaded)
+
+
+def load_nothing(rank: int, size: int, path: str) -> BaseException:
+    """Loads where no checkpoint is; returns the exception."""
+    try:
+        dcp.load({"w": torch.ones(2)}, checkpoint_id=path)
+    except Exception as error:
+        return error
+    raise AssertionError("nothing failed")

@@ -34,6 +34,39 @@ def test_a_failure_in_any_hook_of_the_writer_on_any_rank_is_raised_on_every_rank
     assert torch.equal(varve.torch.read(path)["w"], torch.arange(1000.0))
 
 
+LOAD = """
+import logging, warnings
+logging.basicConfig(level=logging.INFO)
+warnings.simplefilter("ignore")
+import torch
+import varve.torch.dcp as dcp
+dcp.load({"w": torch.ones(2)}, checkpoint_id="/nothing/here")
+"""
+
+
+def test_a_load_of_no_checkpoint_is_one_line_below_its_traceback() -> None:
+    done = subprocess.run([sys.executable, "-c", LOAD], capture_output=True, text=True, check=False)
+    assert done.stderr.count("Traceback") == 1
+    assert "metadata" not in done.stderr
+    assert done.stderr.endswith(
+        "NoCheckpointError: load: there is no checkpoint at /nothing/here\n"
+    )
+
+
+def test_a_load_of_no_checkpoint_is_a_file_that_is_not_found_on_all_ranks(tmp_path: Path) -> None:
+    path = str(tmp_path / "nothing")
+    for error in run_ranks(2, jobs.load_nothing, path):
+        assert isinstance(error, (dcp.CheckpointError, torch_dcp.api.CheckpointException))
+        assert isinstance(error, FileNotFoundError) and isinstance(error, varve.Error)
+        assert str(error) == f"load: there is no checkpoint at {path}"
+        assert (error.path, error.filename, error.rank, sorted(error.failures)) == (
+            path,
+            path,
+            0,
+            [0, 1],
+        )
+
+
 def test_it_is_so_without_collectives_too(tmp_path: Path) -> None:
     path = str(tmp_path / "step")
     assert run_ranks(2, jobs.fail_saves, path, {"use_collectives": False}) == [10] * 2

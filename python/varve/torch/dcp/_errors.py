@@ -13,7 +13,7 @@ from torch.distributed.checkpoint.api import (
 )
 
 from varve._warn import warn
-from varve.errors import Error
+from varve.errors import CheckpointNotFoundError, Error
 from varve.torch._waiting import name_ranks
 from varve.torch.dcp._events import FILE
 
@@ -41,6 +41,14 @@ class CheckpointError(Error, CheckpointException):
         return str(self.args[0])
 
 
+class NoCheckpointError(CheckpointError, CheckpointNotFoundError):
+    """There is nothing to load on the lowest rank that failed; a FileNotFoundError too."""
+
+    def __init__(self, message: str, failures: dict[int, WRAPPED_EXCEPTION]) -> None:
+        CheckpointNotFoundError.__init__(self, message)
+        CheckpointException.__init__(self, message, failures)
+
+
 def checkpoint_error(what: str, error: CheckpointException, rank: int = 0) -> BaseException:
     """Returns the exception to raise in place of torch's own.
 
@@ -52,6 +60,8 @@ def checkpoint_error(what: str, error: CheckpointException, rank: int = 0) -> Ba
         return own[0]
     if isinstance(error, CheckpointError):
         return error
+    lowest = min(error.failures, default=None)
+    first = None if lowest is None else error.failures[lowest][0]
     ranks_by_cause: dict[str, list[int]] = {}
     for failed, (cause, _) in sorted(error.failures.items()):
         ranks_by_cause.setdefault(f"{type(cause).__name__}: {cause}", []).append(failed)
@@ -59,12 +69,20 @@ def checkpoint_error(what: str, error: CheckpointException, rank: int = 0) -> Ba
     if len(causes) > _MAX_CAUSES:
         causes[_MAX_CAUSES:] = [f"and {len(causes) - _MAX_CAUSES} more causes"]
     step = error.args[0] if error.args else "?"
-    made = CheckpointError(f"{what} failed (step: {step}); {'; '.join(causes)}", error.failures)
-    made.rank = min(error.failures, default=None)
-    first = None if made.rank is None else error.failures[made.rank][0]
+    text = f"{what} failed (step: {step}); {'; '.join(causes)}"
+    absent = isinstance(first, CheckpointNotFoundError)
+    if absent and len(causes) == 1:
+        text = f"{what.split(' ')[0]}: {first}"
+    made = (NoCheckpointError if absent else CheckpointError)(text, error.failures)
+    made.rank = lowest
     if isinstance(first, Error):
         made.code, made.path, made.reason = first.code, first.path, first.reason
-    made.__cause__ = next((cause for cause, _ in error.failures.values()), None)
+    if isinstance(made, NoCheckpointError):
+        made.filename = (
+            made.path
+        )  # The message has all there is to know: no cause with a traceback.
+    else:
+        made.__cause__ = next((cause for cause, _ in error.failures.values()), None)
     return made
 
 

@@ -159,6 +159,8 @@ def load(
             reader.reset(checkpoint_id)
         # Sorted: all ranks handle the keys in one order.
         plain = _plain({key: state_dict[key] for key in sorted(state_dict)})
+        if isinstance(reader, FileSystemReader):
+            reader.open()
     except Exception as error:
         failure = error
 
@@ -227,6 +229,8 @@ def load_state_dict(
     reader: StorageReader = storage_reader
     try:
         storage_reader.reset()
+        if isinstance(storage_reader, FileSystemReader):
+            storage_reader.open()
     except Exception as error:
         reader = FailedReader(error)
         state_dict, planner = {}, None

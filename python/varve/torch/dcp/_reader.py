@@ -52,6 +52,7 @@ class FileSystemReader(filesystem.FileSystemReader):
     def _forget(self) -> None:
         self._reader: _core.Reader | None = None
         self._by_torch = False
+        self._index: Metadata | None = None
 
     @classmethod
     def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
@@ -69,6 +70,9 @@ class FileSystemReader(filesystem.FileSystemReader):
         (`options` is not called `kwargs`, by which torch knows readers that can be asked for the index
         of one rank when there is none of all.)
         """
+        index, self._index = self._index, None
+        if index is not None:
+            return index
         self._forget()
         try:
             self._reader = _core.Reader(str(self.path))
@@ -79,6 +83,14 @@ class FileSystemReader(filesystem.FileSystemReader):
                 raise
             self._by_torch = True
             return super().read_metadata(*args, **options)
+
+    def open(self) -> None:
+        """Reads the index that the next `read_metadata` returns.
+
+        torch logs a failure of `read_metadata` with its traceback, and asks for another index. A caller
+        that opens the checkpoint first gets the failure alone.
+        """
+        self._index = FileSystemReader.read_metadata(self)
 
     def set_up_storage_reader(
         self, metadata: Metadata, is_coordinator: bool, *args: Any, **kwargs: Any
@@ -109,4 +121,4 @@ class FileSystemReader(filesystem.FileSystemReader):
 
     def __getstate__(self) -> dict[str, Any]:
         """Without the open checkpoint, which stays in its process."""
-        return {**self.__dict__, "_reader": None}
+        return {**self.__dict__, "_reader": None, "_index": None}
