@@ -122,6 +122,21 @@ def test_torch_tensors_are_dlpack_producers_like_any_other(tmp_path: Path) -> No
     assert target.tolist() == [[0, 3], [1, 4], [2, 5]]
 
 
+def test_conjugated_and_negated_torch_tensors_are_stored_by_their_values(tmp_path: Path) -> None:
+    plain = torch.tensor([1 + 2j, 3 - 1j])
+    conjugated, negated = plain.conj(), plain.conj().imag
+    assert conjugated.is_conj() and negated.is_neg()
+    varve.save({"c": conjugated, "n": negated}, tmp_path / "c")
+    found = varve.read(tmp_path / "c")
+    assert found["c"].tolist() == [1 - 2j, 3 + 1j]
+    assert found["n"].tolist() == [-2.0, 1.0]
+
+    target = torch.zeros(2, dtype=torch.complex64), torch.zeros(2, dtype=torch.complex64)
+    varve.load({"c": target[0].conj(), "n": target[1].conj().imag}, tmp_path / "c")
+    assert target[0].tolist() == [1 + 2j, 3 - 1j]
+    assert target[1].imag.tolist() == [2.0, -1.0]
+
+
 class Unreachable(Producer):
     """Memory on an accelerator."""
 

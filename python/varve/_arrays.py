@@ -177,6 +177,9 @@ def _add(into: Gathered | Filling, fqn: str, tensor: Any, writable: bool) -> Non
     if isinstance(tensor, np.ndarray):
         _add_numpy(into, fqn, tensor, writable)
         return
+    if _is_lazy(tensor):
+        tensor = _plain_values(into, tensor, writable)
+        into.keep.append(tensor)
     describe = _core.describe_writable_array if writable else _core.describe_array
     try:
         code, bits, shape, strides, address = describe(tensor)
@@ -189,6 +192,26 @@ def _add(into: Gathered | Filling, fqn: str, tensor: Any, writable: bool) -> Non
     if name is None:
         raise InvalidArgumentError(f'"{fqn}": DLPack type {code} of {bits} bits is not stored')
     into.engine.add(fqn, DTYPE_NUMBERS[name], shape, address, strides)
+
+
+def _is_lazy(tensor: Any) -> bool:
+    """Returns True for a tensor of torch whose memory is not its values: they are conjugated or negated.
+
+    torch's fast exchange of DLPack gives such memory as it is; `__dlpack__` refuses.
+    """
+    return any(
+        callable(ask := getattr(tensor, name, None)) and ask() is True
+        for name in ("is_conj", "is_neg")
+    )
+
+
+def _plain_values(into: Gathered | Filling, tensor: Any, writable: bool) -> Any:
+    """Returns a copy whose memory is the values; one to be filled is copied back afterwards."""
+    plain = tensor.detach().resolve_conj().resolve_neg()
+    if writable:
+        assert isinstance(into, Filling)
+        into.after.append(lambda: tensor.detach().copy_(plain))
+    return plain
 
 
 def _add_numpy(
