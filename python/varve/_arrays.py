@@ -122,6 +122,10 @@ class NumpyArrays:
         """Never called."""
         raise NotImplementedError
 
+    def by_torch(self, reader: _core.Reader, fqn: str, tensor: Any) -> Any:
+        """None: only torch makes objects of its classes."""
+        return None
+
     def put_together(self, fqn: str, text: bytes, inner: dict[str, Any]) -> Any:
         """Returns the inner arrays by name: only torch makes tensors of others."""
         return inner

@@ -63,6 +63,12 @@ class Arrays(Protocol):
     def with_memory(self, tensor: Any, apart: Any) -> Any:
         """Returns a new tensor made of others in place of a hollow one."""
 
+    def by_torch(self, reader: _core.Reader, fqn: str, tensor: Any) -> Any:
+        """Returns a tensor that torch has pickled as an object of its class, None where it has not.
+
+        `tensor` is the one to fill; None for the whole.
+        """
+
     def put_together(self, fqn: str, text: bytes, inner: dict[str, Any]) -> Any:
         """Returns a tensor made of others, or a dict of these."""
 
@@ -209,7 +215,9 @@ def gather(
     with collector_at_rest():
         flat = _tree.Flattener(rank, arrays.is_tensor, arrays.origin, arrays.plain, arrays)
         engine.structure = _core.encode_value(flat.flatten(state), "", False)
-        tensors = flat.tensors if folder is None else folder.tensors(flat.tensors, arrays)
+        tensors = flat.tensors
+        if folder is not None:
+            tensors = folder.tensors(_hf.named_as_torchao(tensors, flat.wrapped), arrays)
         made.keep.append(tensors)  # A state_dict()'s new tensors have no other owner.
         for fqn, tensor in tensors:
             arrays.add_sources(made, fqn, tensor)

@@ -139,3 +139,22 @@ def _checked_name(name: str, new: Any) -> str:
             f'rename: "{name}" becomes {new!r}, which cannot be a name: {error.reason}'
         ) from None
     return new
+
+
+def named_as_torchao(tensors: list[tuple[str, Any]], wrapped: list[str]) -> list[tuple[str, Any]]:
+    """Returns tensors with the inner ones of wrapped tensors as torchao names them in safetensors files.
+
+    The `qdata` of a "layer.weight" is "layer._weight_qdata" (torchao.prototype.safetensors, torchao 0.18).
+    """
+    if not wrapped:
+        return tensors
+    names = set(wrapped)
+
+    def name_of(name: str) -> str:
+        whole, _, inner = name.rpartition(".")
+        if whole not in names:
+            return name
+        module, _, parameter = whole.rpartition(".")
+        return f"{module}._{parameter}_{inner}" if module else f"_{parameter}_{inner}"
+
+    return [(name_of(name), tensor) for name, tensor in tensors]

@@ -101,6 +101,7 @@ class _Plan:
             world,
             arrays,
             cast,
+            lambda fqn, tensor: arrays.by_torch(reader, self.stored(fqn), tensor),
         )
         with collector_at_rest():
             self.match.match(state, structure)
@@ -331,7 +332,6 @@ def read_entries(
     """
     structure = reader.structure()
     found: dict[str, Any] = {}
-    filling = Filling()
     names: list[str] = []
     origins: dict[str, str] = {}
     for fqn, leaf in _leaves(reader, structure):
@@ -349,14 +349,29 @@ def read_entries(
         if not found:
             raise CheckpointNotFoundError(f"read {where}: nothing is in {chosen}", path=where)
     stored = reader.tensors(None if chosen is None else list(origins))
-    for fqn, origin in origins.items():
-        found[fqn] = tensor = arrays.create(fqn, *stored[fqn], origin)
-        arrays.add_targets(filling, fqn, tensor)
+
+    def fill() -> None:
+        filling = Filling()
+        for fqn, origin in origins.items():
+            found[fqn] = tensor = arrays.create(fqn, *stored[fqn], origin)
+            arrays.add_targets(filling, fqn, tensor)
+        filling.engine.objects = names
+        reader.load(filling.engine, options, None)
+        for run in filling.after:
+            run()
+
     found.update(zip(names, values(names), strict=True))
-    filling.engine.objects = names
-    reader.load(filling.engine, options, None)
-    for run in filling.after:
-        run()
+    try:
+        fill()
+    except UnsupportedError:
+        made = {fqn: arrays.by_torch(reader, fqn, None) for fqn in origins}
+        objects = {fqn: tensor for fqn, tensor in made.items() if tensor is not None}
+        if not objects:
+            raise
+        found.update(objects)
+        for fqn in objects:
+            del origins[fqn]
+        fill()
     return structure, found
 
 

@@ -31,6 +31,7 @@ class Match:
     and its filled state dict. `by_name` gives what is stored by full names, for entries whose
     containers differ from the stored ones. `world` is the number of ranks that load. `arrays` takes apart
     and makes tensors that are made of others; with `cast` those of another class will do.
+    `by_torch` returns a tensor made of others that other software has stored as one object; None for no such.
     """
 
     def __init__(
@@ -45,6 +46,7 @@ class Match:
         world: int = 1,
         arrays: Any = None,
         cast: bool = False,
+        by_torch: Callable[[str, Any], Any] = lambda _fqn, _tensor: None,
     ) -> None:
         self.tensors: list[tuple[str, Any]] = []
         self.created: list[tuple[str, str, Setter]] = []
@@ -61,6 +63,7 @@ class Match:
         self._by_name = by_name
         self._arrays = arrays
         self._cast = cast
+        self._by_torch = by_torch
         self._all_names: Mapping[str, Any] | None = None
         self._keys = keys
         self._hollow = hollow
@@ -122,8 +125,15 @@ class Match:
             self._wants(join(path, name)) for name in apart.inner
         ):
             return
-        if not isinstance(stored, Mapping):
-            unlike = "a plain value" if isinstance(stored, ObjectLeaf) else "a plain tensor"
+        if isinstance(stored, TensorLeaf):
+            made = self._by_torch(path, value)
+            unlike = self._arrays.difference_of(path, made, apart)
+            if not unlike:
+                self.known.append(path)
+                self.fills.append(lambda: self._arrays.fill(value, made))
+                return
+        elif isinstance(stored, ObjectLeaf):
+            unlike = "a plain value"
         elif type(stored) is Wrapped:
             unlike = self._arrays.difference(apart, stored, self._cast)
         else:

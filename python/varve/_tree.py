@@ -79,7 +79,7 @@ class Flattener:
     """Collects the leaves of a state and the structure around them.
 
     `tensors` and `objects` are lists of (fqn, value). `structure` is the state with leaves replaced by
-    TensorLeaf and ObjectLeaf. Raises InvalidArgumentError when two leaves get one name or a container
+    TensorLeaf and ObjectLeaf. `wrapped` are names of tensors that were taken apart. Raises InvalidArgumentError when two leaves get one name or a container
     cannot be stored.
     """
 
@@ -104,6 +104,8 @@ class Flattener:
         self._apart = apart
         self.tensors: list[tuple[str, Any]] = []
         self.objects: list[tuple[str, Any]] = []
+        #: The names of tensors that are made of others.
+        self.wrapped: list[str] = []
         self._rank = rank
         self._is_tensor = is_tensor
         self._origin = origin
@@ -128,6 +130,7 @@ class Flattener:
                 inner = self._apart.take_apart(path, value)
                 if inner is not None:
                     text = self._apart.text_of(path, value, inner)
+                    self.wrapped.append(path)
                     return Wrapped(
                         text, {k: self._visit(v, join(path, k)) for k, v in inner.inner.items()}
                     )

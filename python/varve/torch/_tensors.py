@@ -14,7 +14,7 @@ from varve._arrays import _DLPACK, NumpyArrays
 from varve._engine import DTYPE_NUMBERS, Filling, Gathered
 from varve._values import Wrapped
 from varve.errors import InvalidArgumentError, UnsupportedError
-from varve.torch import _devices, _wrapped
+from varve.torch import _by_torch, _devices, _wrapped
 from varve.torch._shards import DTensor, Part, ShardedTensor, Share, shards_of
 
 _NUMBERS: dict[torch.dtype, int] = {
@@ -84,6 +84,20 @@ class TorchArrays(NumpyArrays):
     def difference(self, apart: _wrapped.Apart, stored: Wrapped, cast: bool) -> str:
         """Returns in what a stored tensor made of others is another than one to fill; "" where it fits."""
         return _wrapped.difference(apart, stored, cast)
+
+    def by_torch(self, reader: _core.Reader, fqn: str, tensor: Any) -> Any:
+        """Returns a tensor that torch has pickled as an object of its class, None where it has not."""
+        return _by_torch.stored(reader, fqn, tensor) if reader.format == "dcp" else None
+
+    def difference_of(self, fqn: str, made: Any, apart: _wrapped.Apart) -> str:
+        """Returns in what a tensor of `by_torch` is another than one to fill; "" where it fits."""
+        if made is None:
+            return "a plain tensor"
+        return _by_torch.difference(fqn, made, apart, _NUMBERS.__contains__)
+
+    def fill(self, tensor: Any, made: Any) -> None:
+        """Copies a tensor of `by_torch` into one of its kind."""
+        _by_torch.fill(tensor, made)
 
     def put_together(self, fqn: str, text: bytes, inner: dict[str, Any]) -> Any:
         """Returns a tensor made of others, or a dict of these."""

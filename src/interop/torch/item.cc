@@ -43,6 +43,23 @@ class ItemWindow {
   std::string tail_;
 };
 
+/// Returns the class of the object that a pickle is, "module.name"; empty where it is none.
+std::string ClassOf(const PickleTree& tree) {
+  const PickleRef root = tree.root();
+  if (!tree.IsObject(root) || tree.object(root).callee == kNoPickle) {
+    return {};
+  }
+  PickleRef made_by = tree.object(root).callee;
+  const auto arguments = tree.items(tree.object(root).args);
+  // How torch pickles a subclass: the function that makes the tensor, the class, its arguments, its
+  // state.
+  if (tree.IsGlobal(made_by, "torch._tensor", "_rebuild_from_type_v2") && arguments.size() > 1 &&
+      tree.kind(arguments[1]) == PickleKind::kGlobal) {
+    made_by = arguments[1];
+  }
+  return std::string(tree.module(made_by)) + "." + std::string(tree.name(made_by));
+}
+
 }  // namespace
 
 Result<TensorItem> ReadTensorItem(std::uint64_t size, const RangeReader& read) {
@@ -55,7 +72,11 @@ Result<TensorItem> ReadTensorItem(std::uint64_t size, const RangeReader& read) {
   VARVE_ASSIGN_OR_RETURN(std::optional<ArchiveTensor> tensor,
                          archive.TensorAt(archive.tree().root()));
   if (!tensor) {
-    return DataLoss("torch.save archive: it does not hold a tensor of plain elements");
+    const std::string made_by = ClassOf(archive.tree());
+    return made_by.empty()
+               ? DataLoss("torch.save archive: it does not hold a tensor of plain elements")
+               : Unimplemented("only torch can read this entry, a " + made_by +
+                               ": it is no tensor of plain elements");
   }
   TensorItem item{.tensor = {}, .storage = archive.storages()[tensor->storage]};
   item.tensor = *std::move(tensor);

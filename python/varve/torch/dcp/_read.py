@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
+from torch.distributed._shard._utils import narrow_tensor_by_index
 from torch.distributed.checkpoint.metadata import MetadataIndex
 from torch.distributed.checkpoint.planner import LoadItemType, LoadPlan, LoadPlanner, ReadItem
 
@@ -17,6 +18,7 @@ from varve import _core
 from varve._core import storage
 from varve._engine import collector_at_rest
 from varve.errors import CheckpointNotFoundError, CorruptCheckpointError, InvalidArgumentError
+from varve.torch import _by_torch
 from varve.torch._devices import cuda_of
 from varve.torch._tensors import _NUMBERS, _overlaps
 from varve.torch.dcp._metadata import Stored, dtype_of
@@ -89,6 +91,10 @@ class PlanReader:
                     f"{list(tensor.shape)} for a read of size {list(item.lengths)}"
                 )
             number, shape = self._tensor(stored.fqn)
+            if hasattr(type(tensor), "__tensor_flatten__"):
+                self._fill_wrapped(item, stored, tensor)
+                planner.commit_tensor(item, tensor)
+                continue
             memory = tensor
             if not _can_be_filled(tensor, number):
                 memory = torch.empty(item.lengths, dtype=dtype_of(stored.fqn, number), device="cpu")
@@ -105,6 +111,20 @@ class PlanReader:
             if memory is not tensor:
                 tensor.copy_(memory)
             planner.commit_tensor(item, tensor)
+
+    def _fill_wrapped(self, item: ReadItem, stored: Stored, tensor: torch.Tensor) -> None:
+        """Fills a tensor that is made of others from one that torch has pickled."""
+        for chunk in self._reader.chunks(stored.fqn):
+            if tuple(chunk.offsets) == tuple(stored.offsets):
+                made = _by_torch.made_of(self._reader, stored.fqn, chunk)
+                if made is not None:
+                    if made.shape != item.lengths:
+                        made = narrow_tensor_by_index(made, item.storage_offsets, item.lengths)
+                    tensor.copy_(made)
+                    return
+        raise InvalidArgumentError(
+            f'"{item.dest_index.fqn}": a plain tensor is stored, and a {type(tensor).__name__} was wanted'
+        )
 
     def _content(self, fqn: str) -> bytes:
         """Returns a value's torch.save archive, as stored or made anew."""

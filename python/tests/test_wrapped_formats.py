@@ -1,0 +1,96 @@
+"""Tensors that are made of others, in formats of other software and in checkpoints that it wrote."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed.checkpoint as stock
+from safetensors.torch import load_file
+from torch.testing._internal.two_tensor import TwoTensor
+
+import varve
+import varve.torch
+import varve.torch.dcp
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+
+torchao_optim = pytest.importorskip("torchao.optim", reason="torchao is not installed")
+
+
+def two(fill: float) -> Any:
+    return TwoTensor(torch.full((8, 4), fill), torch.full((8, 4), fill + 1))
+
+
+def eight_bit(fill: float) -> Any:
+    made = torchao_optim.subclass_8bit.OptimState8bit.zeros((64, 128))
+    made.codes.fill_(int(fill))
+    made.scale.fill_(fill)
+    return made
+
+
+KINDS: dict[str, Callable[[float], Any]] = {"TwoTensor": two, "OptimState8bit": eight_bit}
+
+
+def inner(tensor: Any) -> list[torch.Tensor]:
+    return [getattr(tensor, name) for name in tensor.__tensor_flatten__()[0]]
+
+
+def same(a: Any, b: Any) -> bool:
+    pairs = zip(inner(a), inner(b), strict=True)
+    return type(a) is type(b) and all(torch.equal(x, y) for x, y in pairs)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("save", [stock.save, varve.torch.dcp.save], ids=["torch", "drop-in"])
+def test_what_torchs_planner_has_pickled_opens(kind: str, save: Any, tmp_path: Path) -> None:
+    path = tmp_path / "c"
+    save({"m": {"w": KINDS[kind](3), "p": torch.ones(4)}}, checkpoint_id=str(path))
+    assert varve.torch.verify(path) == []
+    assert same(varve.torch.read(path)["m"]["w"], KINDS[kind](3))
+    state = {"m": {"w": KINDS[kind](0), "p": torch.zeros(4)}}
+    varve.torch.load(state, path)
+    assert same(state["m"]["w"], KINDS[kind](3)) and state["m"]["p"].tolist() == [1.0] * 4
+    state = {"m": {"w": KINDS[kind](0), "p": torch.zeros(4)}}
+    varve.torch.dcp.load(state, checkpoint_id=str(path))
+    assert same(state["m"]["w"], KINDS[kind](3)) and state["m"]["p"].tolist() == [1.0] * 4
+
+
+def test_a_class_that_the_program_lacks_is_an_entry_only_torch_can_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "c"
+    stock.save({"w": two(3)}, checkpoint_id=str(path))
+    monkeypatch.setattr("torch.testing._internal.two_tensor.TwoTensor", None)
+    with pytest.raises(varve.UnsupportedError, match="only torch can"):
+        varve.torch.read(path)
+    assert varve.torch.verify(path) == []
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_save_for_torch_keeps_them(kind: str, tmp_path: Path) -> None:
+    path = tmp_path / "c"
+    varve.torch.save({"m": {"w": KINDS[kind](3)}}, path, format="dcp")
+    assert varve.torch.verify(path) == []
+    assert same(varve.torch.read(path)["m"]["w"], KINDS[kind](3))
+    state = {"m": {"w": KINDS[kind](0)}}
+    varve.torch.load(state, path)
+    assert same(state["m"]["w"], KINDS[kind](3))
+    names = KINDS[kind](0).__tensor_flatten__()[0]
+    parts = {f"m.w.{n}": torch.zeros_like(getattr(KINDS[kind](0), n)) for n in names}
+    stock.load(parts, checkpoint_id=str(path))
+    pairs = zip(parts.values(), inner(KINDS[kind](3)), strict=True)
+    assert all(torch.equal(a, b) for a, b in pairs)
+
+
+def test_a_folder_of_hugging_faces_has_torchaos_names(tmp_path: Path) -> None:
+    path = tmp_path / "c"
+    varve.torch.save({"layer.weight": two(3), "bias": torch.ones(2)}, path, format="hf")
+    assert set(load_file(path / "model.safetensors")) == {
+        "layer._weight_a",
+        "layer._weight_b",
+        "bias",
+    }
