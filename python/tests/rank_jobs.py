@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import os
 import random
 import signal
@@ -121,7 +122,7 @@ def _everything(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> lis
     return out
 
 
-class Failing(dict[str, Any]):
+class Failing(collections.UserDict[str, Any]):
     """Not a container Varve stores."""
 
 

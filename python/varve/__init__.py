@@ -35,6 +35,7 @@ from varve._catalogue import (
     unshard,
     verify,
 )
+from varve._classes import register as register_classes
 from varve._core import (
     CheckpointEntry,
     ConvertReport,
@@ -129,6 +130,7 @@ __all__ = [
     "open",
     "prune",
     "read",
+    "register_classes",
     "register_storage",
     "remove",
     "repair",

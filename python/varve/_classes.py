@@ -53,7 +53,17 @@ def name_of(kind: type) -> str:
 
 
 def register(*classes: type) -> None:
-    """Lets loads make objects of these classes, also where they cannot be found by their names."""
+    """Lets loads and reads make objects of these classes where they cannot be found by their names.
+
+    A class at the top of a loaded module needs no registration. One that is made in a function does, and one that has
+    moved: register it in a module or under a name that is the stored one's.
+
+    Args:
+        classes: Enums, namedtuples, dataclasses, subclasses of built-in types, or tensors that are made of others.
+
+    Raises:
+        InvalidArgumentError: One is not a class.
+    """
     for kind in classes:
         if not isinstance(kind, type):
             raise InvalidArgumentError(f"{kind!r} is not a class")

@@ -178,3 +178,15 @@ def test_inspect_shows_stored_names_only_where_they_differ(run, run_json, checkp
     assert "stored as" not in run("inspect", checkpoint).stdout
     found = run_json("inspect", checkpoint)
     assert {entry["stored_name"] for entry in found["tensors"] + found["objects"]} == {None}
+
+
+def test_inspect_names_the_class_of_a_tensor_that_is_made_of_others(run, run_json, tmp_path):
+    torch = pytest.importorskip("torch", reason="torch is not installed")
+    import varve.torch
+
+    path = tmp_path / "c"
+    varve.torch.save({"m": {"w": torch.eye(3).to_sparse()}, "p": torch.ones(2)}, path)
+    lines = [line.split() for line in run("inspect", path).stdout.splitlines()]
+    assert ["m.w", "torch.sparse_coo", "indices,", "values"] in lines
+    (wrapped,) = run_json("inspect", path)["wrapped"]
+    assert wrapped == {"fqn": "m.w", "class": "torch.sparse_coo", "inner": ["indices", "values"]}

@@ -11,6 +11,7 @@
 #include "varve/checkpoint.h"
 #include "varve/metadata.h"
 #include "verbs.h"
+#include "wrapped.h"
 
 namespace varve::cli {
 namespace {
@@ -135,6 +136,10 @@ std::string CheckpointAsJson(const Options& options, CheckpointReader& reader) {
                        {"bytes", StoredBytes(tensor)},
                        {"stored_name", StoredNameAsJson(reader, tensor.fqn)}});
   }
+  Json wrapped = Json::array();
+  for (const WrappedTensor& tensor : WrappedTensors(reader)) {
+    wrapped.push_back({{"fqn", tensor.fqn}, {"class", tensor.of_class}, {"inner", tensor.inner}});
+  }
   Json objects = Json::array();
   const std::vector<Rendered> values = ReadValues(reader, kValueCharsJson);
   for (const std::size_t i : InNaturalOrder(metadata.objects)) {
@@ -158,6 +163,7 @@ std::string CheckpointAsJson(const Options& options, CheckpointReader& reader) {
                  {"side_files", std::move(side_files)},
                  {"subtrees", std::move(subtrees)},
                  {"tensors", std::move(tensors)},
+                 {"wrapped", std::move(wrapped)},
                  {"objects", std::move(objects)}});
 }
 
@@ -185,6 +191,18 @@ std::string SubtreesTable(const std::vector<Subtree>& subtrees) {
   Table table({{"subtree"}, {"tensors", Table::Align::kRight}, {"bytes", Table::Align::kRight}});
   for (const Subtree& subtree : subtrees) {
     table.Add({subtree.name, std::to_string(subtree.tensor_count), FormatBytes(subtree.bytes)});
+  }
+  return table.ToString();
+}
+
+std::string WrappedTable(const std::vector<WrappedTensor>& wrapped) {
+  Table table({{"made of others"}, {"class"}, {"inner tensors"}});
+  for (const WrappedTensor& tensor : wrapped) {
+    std::string inner;
+    for (const std::string& name : tensor.inner) {
+      inner += (inner.empty() ? "" : ", ") + name;
+    }
+    table.Add({tensor.fqn, tensor.of_class, inner});
   }
   return table.ToString();
 }
@@ -262,6 +280,8 @@ std::string CheckpointAsText(const Options& options, CheckpointReader& reader) {
   const std::vector<Subtree> subtrees = Subtrees(metadata);
   text += subtrees.empty() ? "" : "\n" + SubtreesTable(subtrees);
   text += metadata.tensors.empty() ? "" : "\n" + TensorsTable(reader);
+  const std::vector<WrappedTensor> wrapped = WrappedTensors(reader);
+  text += wrapped.empty() ? "" : "\n" + WrappedTable(wrapped);
   text += metadata.objects.empty() ? "" : "\n" + ObjectsTable(reader);
   return text;
 }
