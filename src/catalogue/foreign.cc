@@ -13,10 +13,10 @@ namespace {
 
 /// The layouts, in the order in which they are tried: what wraps another comes before it, and what
 /// an index names before what common names of files suggest (a model exported beside a checkpoint).
-constexpr std::array kLayouts{&kHfaiLayout,       &kOlmoTorchNewLayout, &kOlmoLocalLayout,
-                              &kOlmoCoreLayout,   &kDcpLayout,          &kDcpRankLocalLayout,
-                              &kHfLayout,         &kOlmoLegacyLayout,   &kOlmoFullLayout,
-                              &kSafetensorsLayout};
+constexpr std::array kLayouts{&kHfaiLayout,        &kOlmoTorchNewLayout, &kOlmoLocalLayout,
+                              &kOlmoCoreLayout,    &kDcpLayout,          &kDcpRankLocalLayout,
+                              &kHfLayout,          &kOlmoLegacyLayout,   &kOlmoFullLayout,
+                              &kSafetensorsLayout, &kHfTorchLayout};
 
 Result<OpenedIndex> OpenForeignDirectory(const ForeignFolder& folder) {
   for (const ForeignLayout* const layout : kLayouts) {

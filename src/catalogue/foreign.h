@@ -18,6 +18,7 @@ namespace varve {
 ///  - a PyTorch Distributed Checkpoint: a directory with `.metadata`, or with the `__R.metadata` of
 ///    ranks 0 to the last (saved without collectives);
 ///  - a folder of safetensors files, with or without `model.safetensors.index.json`;
+///  - a folder with `pytorch_model.bin`, or with the files that its `.index.json` names;
 ///  - one safetensors file;
 ///  - one file of torch.save.
 /// Reads indexes only, and runs nothing they say. File sizes are
@@ -39,6 +40,8 @@ Result<OpenedIndex> OpenForeignOfOwnRanks(Storage& storage, const std::string& p
 
 inline constexpr std::string_view kDcpIndexName = ".metadata";
 inline constexpr std::string_view kHfIndexName = "model.safetensors.index.json";
+inline constexpr std::string_view kHfTorchName = "pytorch_model.bin";
+inline constexpr std::string_view kHfTorchIndexName = "pytorch_model.bin.index.json";
 
 /// Returns true for `.metadata` and for `__R.metadata`.
 bool IsDcpIndexName(std::string_view name);

@@ -340,12 +340,14 @@ Result<std::vector<CheckpointEntry>> ListCheckpoints(const std::string& path, St
       return foreign;  // A file of no kind that we know.
     }
   }
-  // Files of safetensors alone do not make the directory a checkpoint where it holds others: they
-  // may have been exported from those.
+  // Files of a model alone do not make the directory a checkpoint where it holds others: they may
+  // have been exported from those.
   std::optional<CheckpointEntry> files_beside;
   VARVE_ASSIGN_OR_RETURN(auto self, Examine(storage, directory, BaseName(directory)));
   if (self) {
-    if (!listed.ok() || self->format != Format::kSafetensors || HasHfIndex(*listed)) {
+    const bool is_model =
+        self->format == Format::kSafetensors || self->format == Format::kTorchSave;
+    if (!listed.ok() || !is_model || HasHfIndex(*listed)) {
       return std::vector{std::move(*self)};
     }
     files_beside = std::move(self);

@@ -46,7 +46,8 @@ std::string RankIndexName(std::uint64_t rank) {
 
 Status AppendKnown(Storage& storage, const std::string& directory,
                    std::vector<DirectoryEntry>* entries) {
-  for (const std::string_view name : {kDcpIndex, kHfIndexName, kHfFile}) {
+  for (const std::string_view name :
+       {kDcpIndex, kHfIndexName, kHfFile, kHfTorchIndexName, kHfTorchName}) {
     VARVE_RETURN_IF_ERROR(AppendIfThere(storage, directory, std::string(name), entries));
     if (!entries->empty()) {
       return name == kHfIndexName
@@ -68,7 +69,8 @@ Result<std::vector<DirectoryEntry>> KnownEntries(Storage& storage, const std::st
     return NotFound(
         "there is no checkpoint at " + directory +
         " that can be found without a list of files: it has no varve.json, .metadata, "
-        "model.safetensors.index.json, model.safetensors, PART_000.pt or __0.metadata. A file is "
+        "model.safetensors.index.json, model.safetensors, pytorch_model.bin.index.json, "
+        "pytorch_model.bin, PART_000.pt or __0.metadata. A file is "
         "opened by its own URL, a checkpoint that was overwritten in an object store by that of "
         "its newest record (varve-2.json), and OLMo's by that of model_and_optim; checkpoints of "
         "ranks that saved apart need a storage with lists");

@@ -8,6 +8,25 @@
 namespace varve {
 namespace {
 
+/// Returns an int or bool of NumPy as one of Python; nothing for other types.
+std::optional<Value> NumberOfNumpy(const Value& scalar) {
+  const std::string_view dtype = scalar.items.empty() ? "" : std::string_view(scalar.items[0].text);
+  if (dtype.size() < 3 || scalar.text.empty()) {
+    return std::nullopt;
+  }
+  if (dtype[1] == 'b') {
+    return Value{.kind = scalar.text[0] == 0 ? ValueKind::kFalse : ValueKind::kTrue};
+  }
+  if ((dtype[1] != 'i' && dtype[1] != 'u') || (dtype[0] != '<' && dtype[0] != '|')) {
+    return std::nullopt;
+  }
+  Value number{.kind = ValueKind::kInt, .text = scalar.text};
+  if (dtype[1] == 'u') {
+    number.text.push_back('\0');  // The highest bit is the sign.
+  }
+  return number;
+}
+
 /// Returns the name of an item of a container at this depth. The root adds nothing to it.
 std::string Joined(const std::string& container, const std::string& part, int depth) {
   return depth == 0 ? part : container + "." + part;
@@ -130,10 +149,32 @@ void StateNode::Rename(std::size_t i, std::string key) {
 }
 
 std::string KeyText(const Value& key) {
-  if (key.kind == ValueKind::kNamed && !key.items.empty()) {
-    return key.items.back().text;
+  constexpr std::size_t kNoLimit = std::string::npos / 2;
+  switch (key.kind) {
+    case ValueKind::kStr:
+    case ValueKind::kTorchDevice:
+    case ValueKind::kDate:
+    case ValueKind::kPath: return key.text;
+    case ValueKind::kNamed:
+      return key.items.empty() ? ToString(key, kNoLimit) : key.items.back().text;
+    case ValueKind::kDateTime: {
+      std::string text = key.text;
+      std::replace(text.begin(), text.end(), 'T', ' ');
+      return text;
+    }
+    case ValueKind::kNumpyScalar: {
+      const auto number = NumberOfNumpy(key);
+      return ToString(number ? *number : key, kNoLimit);
+    }
+    case ValueKind::kRange: {
+      Value shown = key;
+      if (shown.items.size() == 3 && shown.items[2] == Value::Int(1)) {
+        shown.items.pop_back();
+      }
+      return ToString(shown, kNoLimit);
+    }
+    default: return ToString(key, kNoLimit);
   }
-  return key.kind == ValueKind::kStr ? key.text : ToString(key, std::string::npos / 2);
 }
 
 Status FlattenState(StateNode state, Decoded* out) {

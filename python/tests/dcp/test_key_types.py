@@ -6,9 +6,10 @@ DCP has names only. Varve keeps the structure beside them; of what torch wrote, 
 from __future__ import annotations
 
 import collections
+import datetime
 import pickle
 from collections.abc import Callable
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 import dcp_jobs
@@ -180,6 +181,32 @@ def test_keys_and_containers_come_back_as_they_were(tmp_path: Path) -> None:
     assert type(found["defaults"]) is collections.defaultdict
     assert list(found["ordered"]) == ["b", "a"]
     assert [type(key) for key in found["keys"]] == [type(key) for key in CONTAINERS["keys"]]
+
+
+@pytest.mark.parametrize(
+    "key",
+    [
+        np.int64(-3),
+        np.uint8(200),
+        np.bool_(True),
+        torch.float32,
+        torch.device("cuda:1"),
+        datetime.date(2020, 1, 2),
+        datetime.datetime(2020, 1, 2, 3),
+        PurePosixPath("a/b"),
+        range(3),
+        range(0, 3, 2),
+        1e16,
+        float("inf"),
+        (1, (2.5, None)),
+        frozenset({1}),
+    ],
+    ids=repr,
+)
+def test_a_key_of_another_type_comes_back_as_it_was(key: Any, tmp_path: Path) -> None:
+    varve.torch.save({"d": {key: {"w": torch.ones(1), "n": 5}}}, tmp_path / "dcp", format="dcp")
+    (found,) = varve.torch.read(tmp_path / "dcp")["d"]
+    assert (type(found), found) == (type(key), key)
 
 
 def test_there_and_back_again_is_the_same(tmp_path: Path) -> None:

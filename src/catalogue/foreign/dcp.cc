@@ -6,6 +6,7 @@
 #include <optional>
 #include <utility>
 
+#include "catalogue/chunk_source.h"
 #include "catalogue/foreign.h"
 #include "catalogue/foreign/layout.h"
 #include "catalogue/names.h"
@@ -85,25 +86,32 @@ void TakeOffSideFiles(const std::string& directory, OpenedIndex* opened) {
   opened->side_directory = JoinPath(opened->directory, directory);
 }
 
+// A list of ints takes about five bytes for each.
+constexpr std::uint64_t kMaxParamsBytes = std::uint64_t{64} << 20;
+
+Result<Value> ReadDcpValue(const ForeignFolder& folder, const Metadata& metadata,
+                           const Extent& extent) {
+  VARVE_ASSIGN_OR_RETURN(auto file, folder.storage.OpenForRead(
+                                        JoinPath(folder.path, metadata.files[extent.file].name)));
+  VARVE_ASSIGN_OR_RETURN(std::string bytes,
+                         ReadFromFile(std::move(file))(extent.begin, extent.end - extent.begin));
+  if (extent.encoding == Encoding::kZstdTorchItem) {
+    VARVE_ASSIGN_OR_RETURN(bytes, DecompressArchive(bytes, kMaxParamsBytes));
+  }
+  return ReadValueItem(bytes);
+}
+
 /// Returns true when the first of the values that has items lists ints, as an optimizer's `params`
 /// does where its state has ints for keys. What cannot be read counts as nothing here: who loads it
 /// is told.
 bool ListInts(const ForeignFolder& folder, const Metadata& metadata,
               const std::vector<std::string>& names) {
-  constexpr std::uint64_t kMaxBytes = std::uint64_t{64} << 20;
   for (const std::string& name : names) {
     const ObjectMetadata* const object = metadata.FindObject(name);
-    if (object == nullptr || object->extent.encoding != Encoding::kTorchItem ||
-        object->extent.end - object->extent.begin > kMaxBytes) {
+    if (object == nullptr || object->extent.end - object->extent.begin > kMaxParamsBytes) {
       continue;
     }
-    const Extent& extent = object->extent;
-    auto file = folder.storage.OpenForRead(JoinPath(folder.path, metadata.files[extent.file].name));
-    if (!file.ok()) {
-      continue;
-    }
-    const auto bytes = ReadFromFile(std::move(*file))(extent.begin, extent.end - extent.begin);
-    const auto value = bytes.ok() ? ReadValueItem(*bytes) : Result<Value>(bytes.status());
+    const auto value = ReadDcpValue(folder, metadata, object->extent);
     if (value.ok() && value->kind == ValueKind::kList && !value->items.empty()) {
       return std::all_of(value->items.begin(), value->items.end(),
                          [](const Value& item) { return item.kind == ValueKind::kInt; });

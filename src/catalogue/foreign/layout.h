@@ -55,6 +55,7 @@ extern const ForeignLayout kDcpLayout;           // dcp.cc
 extern const ForeignLayout kDcpRankLocalLayout;  // dcp.cc
 extern const ForeignLayout kHfLayout;            // safetensors.cc
 extern const ForeignLayout kSafetensorsLayout;   // safetensors.cc
+extern const ForeignLayout kHfTorchLayout;       // hf_torch.cc
 
 /// Reads the index of a DCP directory, without the sizes of its files: dcp.cc.
 Result<Decoded> ReadDcpIndex(Storage& storage, const std::string& directory);

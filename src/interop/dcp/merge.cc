@@ -42,12 +42,12 @@ void FillHoles(const Value& from, Value* into) {  // NOLINT(misc-no-recursion)
     }
   }
   if (from.kind == ValueKind::kDict) {
-    std::map<std::string_view, std::size_t> places;
+    std::map<std::string, std::size_t> places;
     for (std::size_t i = 0; i + 1 < into->items.size(); i += 2) {
-      places.emplace(into->items[i].text, i + 1);
+      places.emplace(EncodeValue(into->items[i]), i + 1);
     }
     for (std::size_t i = 0; i + 1 < from.items.size(); i += 2) {
-      const auto found = places.find(from.items[i].text);
+      const auto found = places.find(EncodeValue(from.items[i]));
       if (found != places.end()) {
         FillHoles(from.items[i + 1], &into->items[found->second]);
       }

@@ -4,7 +4,6 @@
 #include <charconv>
 #include <cstddef>
 #include <cstdint>
-#include <limits>
 #include <string>
 #include <system_error>
 #include <unordered_map>
@@ -12,21 +11,17 @@
 
 #include "format/structure.h"
 #include "interop/dcp/structure.h"
+#include "interop/state_tree.h"
 
 namespace varve {
 namespace {
-
-std::string TextOf(const Value& key) {
-  return key.kind == ValueKind::kStr ? key.text
-                                     : ToString(key, std::numeric_limits<std::size_t>::max());
-}
 
 /// Calls `visit(part, item)` for each item of a container, with its part of a name.
 template <class Item, class Visit>
 void ForEachItem(Item& container, const Visit& visit) {
   const std::size_t step = container.kind == ValueKind::kList ? 1 : 2;
   for (std::size_t i = 0; i + step <= container.items.size(); i += step) {
-    visit(step == 1 ? std::to_string(i) : TextOf(container.items[i]),
+    visit(step == 1 ? std::to_string(i) : KeyText(container.items[i]),
           container.items[i + step - 1]);
   }
 }
