@@ -43,8 +43,8 @@ class LeafCheck {
   }
 
  private:
-  void Visit(const Value& value, std::size_t depth,
-             std::string* path) {  // NOLINT(misc-no-recursion)
+  void Visit(const Value& value, std::size_t depth,  // NOLINT(misc-no-recursion)
+             std::string* path) {
     const bool is_tensor = value.kind == ValueKind::kTensorLeaf;
     if (is_tensor || value.kind == ValueKind::kObjectLeaf) {
       const auto found = left_.find(*path);
@@ -74,9 +74,9 @@ class LeafCheck {
 
 /// Reads a number as Python writes an int that is not negative.
 bool ReadNumber(std::string_view text, std::int64_t* number) {
-  const char* const end = text.data() + text.size();
-  const auto [at, error] = std::from_chars(text.data(), end, *number);
-  return error == std::errc{} && at == end && *number >= 0 && (text[0] != '0' || text.size() == 1);
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), *number);
+  return error == std::errc{} && end == text.data() + text.size() && *number >= 0 &&
+         (text[0] != '0' || text.size() == 1);
 }
 
 bool HasNumbersForKeys(const Value& dict) {
