@@ -12,6 +12,7 @@ import torch.distributed as dist
 from channel_jobs import state_of
 
 import varve.torch
+import varve.torch.dcp as dcp
 
 LONG = 30.0
 
@@ -33,7 +34,16 @@ def _load(state: dict[str, Any], path: str, group: Any) -> None:
     varve.torch.load(state, before, process_group=group, timeout=LONG)
 
 
-VERBS: dict[str, Call] = {"save": _save, "async_save": _async_save, "load": _load}
+def _dcp_async_save(state: dict[str, Any], path: str, group: Any) -> None:
+    dcp.async_save({"w": torch.ones(3)}, checkpoint_id=path, process_group=group).result(LONG)
+
+
+VERBS: dict[str, Call] = {
+    "save": _save,
+    "async_save": _async_save,
+    "load": _load,
+    "dcp.async_save": _dcp_async_save,
+}
 
 
 class Lines(logging.Handler):
@@ -51,7 +61,7 @@ class Lines(logging.Handler):
 def outcome(call: Call, state: dict[str, Any], path: str, group: Any) -> str:
     try:
         call(state, path, group)
-    except varve.Error as error:
+    except Exception as error:
         return f"{type(error).__name__}: {error}"
     return "done"
 

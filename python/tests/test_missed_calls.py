@@ -40,6 +40,17 @@ def test_a_rank_that_misses_a_save_is_named_at_once_and_the_next_save_works(
             assert any(f"rank {rank} " in line and "missed" in line for line in results[rank][1])
 
 
+@pytest.mark.parametrize("who", [0, 2])
+def test_an_async_save_of_the_drop_in_that_a_rank_misses_is_lost_alone(
+    who: int, tmp_path: Path
+) -> None:
+    results = run_ranks(3, jobs.miss, str(tmp_path), "dcp.async_save", [who], [2], False)
+    for rank, (outcomes, _, seconds) in enumerate(results):
+        assert seconds < 20, outcomes
+        for step, outcome in outcomes.items():
+            assert (outcome == "done") == (step != 2), (rank, step, outcome)
+
+
 @pytest.mark.parametrize("who", [0, 1])
 def test_a_rank_that_misses_a_load_saves_with_the_others_next(who: int, tmp_path: Path) -> None:
     results = run_ranks(3, jobs.miss, str(tmp_path), "load", [who], [2], False)

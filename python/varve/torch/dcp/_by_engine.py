@@ -75,7 +75,8 @@ def engine_takes(job: Job, executor: str, stager: Any) -> bool:
             stager_of(job.group.process_group, executor, _TIMEOUT, _OWNER)  # Starts the agent.
     if job.group.alone:
         return mine
-    with collective(job.group.process_group, _TIMEOUT, "begin a save") as coordinator:
+    what = name_of("begin a save of", getattr(job.writer, "path", ""))
+    with collective(job.group.process_group, _TIMEOUT, what) as coordinator:
         return mine if coordinator is None else coordinator.all_true(mine, _TIMEOUT)
 
 
