@@ -75,6 +75,7 @@ struct DeferredReport {
   std::uint64_t pageable_bytes = 0;  ///< As in SaveReport.
   CopiedAhead copied_ahead{};        ///< The State's.
   std::vector<std::string> differing_tensors{};  ///< As in SaveReport.
+  std::vector<std::string> differing_objects{};  ///< As in SaveReport.
 };
 
 /// The options that AsyncSave and DeferSave share.
@@ -123,6 +124,8 @@ class AsyncSaveHandle {
   /// Returns SaveReport::differing_tensors, which is known as soon as AsyncSave has returned. Empty
   /// on ranks other than the coordinator.
   [[nodiscard]] std::vector<std::string> differing_tensors() const;
+  /// Returns SaveReport::differing_objects, likewise.
+  [[nodiscard]] std::vector<std::string> differing_objects() const;
   /// Gives the save up, on all ranks, unless it is about to be visible. Nothing stays behind. Other
   /// ranks learn of it in the next exchange, so they write their files to the end first.
   void Cancel() const;
@@ -143,6 +146,7 @@ class DeferredSaveHandle {
   [[nodiscard]] std::shared_future<Result<DeferredReport>> held() const;
   /// As AsyncSaveHandle::differing_tensors.
   [[nodiscard]] std::vector<std::string> differing_tensors() const;
+  [[nodiscard]] std::vector<std::string> differing_objects() const;
   /// Gives the save up on this rank, unless the agent holds its copy already. The agents of the
   /// other ranks never write a save that one rank has not submitted.
   void Cancel() const;

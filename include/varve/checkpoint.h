@@ -161,6 +161,11 @@ class CheckpointReader {
   /// before names. Empty for most formats.
   [[nodiscard]] const std::vector<std::pair<std::string, std::string>>& stored_names() const;
 
+  /// From now on reads the values that rank `rank` held when it saved, where ranks held different
+  /// ones under one name (Metadata::tensor_variants). Without this call they are the lowest rank's.
+  /// Not during a read, nor while metadata() is being used.
+  void TakeValuesOf(std::uint32_t rank);
+
   /// Reads the containers of the saved state, merged over ranks; a None value when none were saved.
   /// Errors: DataLoss; Cancelled on `stop`.
   [[nodiscard]] Result<Value> ReadStructure(const std::stop_token& stop = {});
@@ -202,15 +207,21 @@ struct LoadRequest {
   std::vector<std::string> mismatched;
   /// Names in the checkpoint that this rank leaves out on purpose: never reported as unexpected.
   std::vector<std::string> ignored;
+  /// Names of which any rank's value will do, in OnDifferenceAtLoad::kKeep: buffers that training
+  /// copies from the lowest rank to the others anyway.
+  std::vector<std::string> one_will_do{};
   CopiedAhead copied_ahead{};
 };
 
 /// Loads collectively: the ranks first agree on the checkpoint and on the differences, then each
 /// reads its targets, then all learn whether all succeeded. Nothing is written to any target before
 /// the ranks agree. With Strict::kOff, targets that are missing or do not fit are left alone.
+/// Where the ranks that saved held different values under a name, LoadOptions::on_difference says
+/// which are read; a caller that reads plain values before this call makes reader.TakeValuesOf.
 /// Targets may share memory where the same values are stored for them, as for a tied parameter
 /// under two names; if the index cannot prove that, both are read twice. Errors (the same on every
-/// rank): InvalidArgument that lists the differences which options.strict forbids, or names targets
+/// rank): InvalidArgument that lists the differences which options.strict forbids, or names what
+/// differed between the ranks that saved, which were more or fewer than these; or names targets
 /// whose elements share memory, or two targets that share memory while different values are stored
 /// for them; DataLoss naming file, offset and tensor; the message says which targets are partly
 /// written.

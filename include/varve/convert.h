@@ -66,6 +66,9 @@ struct ConvertReport {
   /// Entries that are not part of the model, see ConvertOptions::everything: each entry of the top
   /// level with its counts, "optim: 12 tensors, 3 values".
   std::vector<std::string> left_out;
+  /// Names under which the ranks that saved the source held different values. The target has the
+  /// lowest rank's.
+  std::vector<std::string> merged{};
   std::vector<std::string> files;    ///< Side files that were copied.
   std::uint64_t files_left_out = 0;  ///< Side files, which a single file cannot hold.
 };

@@ -3,7 +3,10 @@
 #pragma once
 
 #include <array>
+#include <cstddef>
 #include <cstdint>
+#include <functional>
+#include <map>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -93,6 +96,32 @@ struct ObjectMetadata {
   friend bool operator==(const ObjectMetadata&, const ObjectMetadata&) = default;
 };
 
+/// The ranks `first`, `first + step`, ... up to `last`.
+struct RankRange {
+  std::uint32_t first = 0;
+  std::uint32_t last = 0;
+  std::uint32_t step = 1;
+  friend bool operator==(const RankRange&, const RankRange&) = default;
+};
+
+/// One more value of a tensor, or of a box of it: ranks held different values under one name when
+/// they saved. TensorMetadata has the value of the lowest of these ranks.
+struct TensorVariant {
+  std::string fqn;
+  Box box;                       ///< Of the whole tensor.
+  std::vector<RankRange> ranks;  ///< The ranks that held this value, ascending.
+  std::vector<Chunk> chunks;     ///< Tile `box`; as in TensorMetadata.
+  friend bool operator==(const TensorVariant&, const TensorVariant&) = default;
+};
+
+/// One more value under the name of a plain value, as TensorVariant.
+struct ObjectVariant {
+  std::string fqn;
+  std::vector<RankRange> ranks;
+  Extent extent;
+  friend bool operator==(const ObjectVariant&, const ObjectVariant&) = default;
+};
+
 /// A data file. Its first `data_begin` bytes are the header, covered by `header_crc32c`; data
 /// follows in blocks of Metadata::block_bytes (the last may be short), each with its CRC-32C. Files
 /// of other software have no header and no block checksums here.
@@ -125,11 +154,19 @@ struct Metadata {
   std::vector<ObjectMetadata> objects;  ///< By fqn, bytewise.
   std::vector<Extent> structures;       ///< Encoded container trees; merge for the whole state.
   std::vector<StoredFile> side_files;   ///< By name.
+  /// Values of ranks that held others than the lowest one: by fqn, box and first rank. Empty where
+  /// all ranks held the same under each name.
+  std::vector<TensorVariant> tensor_variants{};
+  std::vector<ObjectVariant> object_variants{};
   friend bool operator==(const Metadata&, const Metadata&) = default;
 
   /// Returns null when there is no such tensor or object. O(log n).
   [[nodiscard]] const TensorMetadata* FindTensor(std::string_view fqn) const;
   [[nodiscard]] const ObjectMetadata* FindObject(std::string_view fqn) const;
+
+  /// Returns the names under which ranks held different values, each with the number of values; of
+  /// a tensor, those of the box that has the most.
+  [[nodiscard]] std::map<std::string, std::size_t, std::less<>> SeveralValues() const;
 
   /// Returns the bytes of all data files, headers included.
   [[nodiscard]] std::uint64_t TotalBytes() const;

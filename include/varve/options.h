@@ -27,10 +27,22 @@ enum class CheckReplicas : std::uint8_t {
   kFull,  ///< All bytes: one more pass over all that each rank holds, replicated or not.
 };
 
-/// The effect of tensors whose replicas differ.
+/// The effect of tensors and plain values of which ranks hold different ones under one name.
+/// SaveReport names them.
 enum class OnDifference : std::uint8_t {
-  kReport,  ///< Save the lowest rank's replica, and name the tensor in SaveReport.
-  kError,   ///< Fail on all ranks before anything is written.
+  /// Save each different value once, with the ranks that hold it (Metadata::tensor_variants). In
+  /// formats with one value for a name, kDcp, kSafetensors and kHfai, as kFirst.
+  kKeep,
+  kFirst,  ///< Save the value of the lowest rank that holds one.
+  kError,  ///< Fail on all ranks before anything is written, if tensors differ. Else as kKeep.
+};
+
+/// The effect of loading what differed between the ranks that saved it (OnDifference::kKeep).
+enum class OnDifferenceAtLoad : std::uint8_t {
+  /// Ranks that are as many as those that saved get their own values, by their numbers. Other
+  /// worlds get an error, unless LoadRequest::one_will_do has the name.
+  kKeep,
+  kFirst,  ///< All ranks get the lowest rank's value.
 };
 
 /// The effect of a checkpoint that has the save's name.
@@ -78,7 +90,7 @@ struct SaveOptions {
   std::uint64_t max_write_bandwidth = 0;
   /// A coordinated save by several ranks compares the replicas of each shard.
   CheckReplicas check_replicas = CheckReplicas::kSamples;
-  OnDifference on_difference = OnDifference::kReport;
+  OnDifference on_difference = OnDifference::kKeep;
   /// Bytes per data checksum: a multiple of 4096, at most 8 MiB. Kilobytes serve tests.
   std::uint64_t block_bytes = std::uint64_t{1} << 20;
   /// Bytes of a file's tensors at most, or one tensor; kSafetensors only.
@@ -96,11 +108,10 @@ struct SaveReport {
   std::uint64_t bytes_written = 0;  ///< By this rank, header included.
   double seconds = 0;
   bool direct = false;  ///< False: the file system refused O_DIRECT, writes went through the cache.
-  /// Plain values that differ between ranks under one name; rank 0's (or the lowest rank's) was
-  /// kept. Filled on the coordinator.
+  /// Plain values that differ between ranks under one name. SaveOptions::on_difference says which
+  /// are stored. Filled on the coordinator.
   std::vector<std::string> differing_objects;
-  /// Tensors of which some shard differs between the ranks that hold it. All of such a shard was
-  /// taken from the lowest rank that holds it. Filled on the coordinator.
+  /// Tensors of which some shard differs between the ranks that hold it, likewise.
   std::vector<std::string> differing_tensors;
   /// Paths of files that stay under hidden names: a user put them beside the old checkpoint while
   /// it was replaced, and the new one's directory has another file of that name. Filled on the
@@ -133,6 +144,7 @@ struct LoadOptions {
   /// Convert between float16, bfloat16, float32 and float64 where stored and wanted types differ,
   /// to the nearest value, ties to even.
   bool cast = false;
+  OnDifferenceAtLoad on_difference = OnDifferenceAtLoad::kKeep;
   std::chrono::milliseconds timeout = std::chrono::minutes(30);
   /// Reads at most this far apart become one.
   std::uint64_t max_gap_bytes = std::uint64_t{64} << 10;
@@ -151,6 +163,10 @@ struct LoadReport {
   std::vector<std::string> missing;     ///< Wanted by some rank, not in the checkpoint.
   std::vector<std::string> unexpected;  ///< In the checkpoint, wanted by no rank.
   std::vector<std::string> mismatched;  ///< Of another dtype, shape or kind, with the reason.
+  /// Wanted by this rank, and different between the ranks that saved: it got its own values of
+  /// `kept`, and the lowest rank's of `merged`.
+  std::vector<std::string> kept{};
+  std::vector<std::string> merged{};
   /// "open", "plan", "exchange" (the ranks agree; at the end they wait for the slowest), "read",
   /// "verify", "copy" and "device" (copies to devices). The last four are done by several threads:
   /// the seconds are the threads' mean. A thread verifies and copies bytes of the page cache as it

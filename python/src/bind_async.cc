@@ -203,10 +203,14 @@ void BindAsync(nb::module_& parent) {
   nb::class_<AsyncSaveHandle>(module, "AsyncSaveHandle")
       .def_prop_ro("differing_tensors",
                    [](const AsyncSaveHandle& self) { return self.differing_tensors(); })
+      .def_prop_ro("differing_objects",
+                   [](const AsyncSaveHandle& self) { return self.differing_objects(); })
       .def("cancel", &AsyncSaveHandle::Cancel, nb::call_guard<GilReleased>());
   nb::class_<DeferredSaveHandle>(module, "DeferredSaveHandle")
       .def_prop_ro("differing_tensors",
                    [](const DeferredSaveHandle& self) { return self.differing_tensors(); })
+      .def_prop_ro("differing_objects",
+                   [](const DeferredSaveHandle& self) { return self.differing_objects(); })
       .def("cancel", &DeferredSaveHandle::Cancel, nb::call_guard<GilReleased>());
   Bound<StagerOptions>(module, "StagerOptions", nullptr)
       .Field("memory_budget", &StagerOptions::budget_bytes)

@@ -18,6 +18,8 @@ Attributes:
     bytes: Of all files written.
     skipped: Names of tensors whose dtype the format cannot hold.
     objects_left_out: Number of plain values that the format cannot hold.
+    merged: Names under which the ranks that saved the source held different values. The target has
+        the lowest rank's.
     left_out: Entries of the top level that are not part of the model, each with its counts.
     files: Names of the side files that were copied.
     files_left_out: Number of side files that the target, a single file, cannot hold.
@@ -88,6 +90,7 @@ void BindConvert(nb::module_& module) {
       .Field("bytes", &ConvertReport::bytes)
       .Field("skipped", &ConvertReport::skipped)
       .Field("objects_left_out", &ConvertReport::objects_left_out)
+      .Field("merged", &ConvertReport::merged)
       .Field("left_out", &ConvertReport::left_out)
       .Field("files", &ConvertReport::files)
       .Field("files_left_out", &ConvertReport::files_left_out)

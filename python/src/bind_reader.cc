@@ -46,6 +46,8 @@ Attributes:
     missing: Names that some rank wanted and the checkpoint does not have.
     unexpected: Names in the checkpoint that no rank wanted: left over.
     mismatched: Names of another dtype, shape or kind, each with the reason.
+    kept: Names under which the ranks that saved held different values; this rank got its own.
+    merged: Names of that kind of which this rank got the lowest rank's value.
     phases: The parts of the load and their times: a list of Phase. A thread verifies and copies bytes
         of the page cache as it reads them: all of that is "read".
 )";
@@ -126,6 +128,15 @@ class PythonReader {
       if (const TensorMetadata* tensor = metadata.FindTensor(name)) {
         add(*tensor);
       }
+    }
+    return out;
+  }
+
+  /// {name: values} of tensors and plain values of which ranks held several.
+  nb::dict Variants() {
+    nb::dict out;
+    for (const auto& [name, values] : reader().metadata().SeveralValues()) {
+      out[nb::str(name.data(), name.size())] = values;
     }
     return out;
   }
@@ -245,6 +256,7 @@ void BindReader(nb::module_& module) {
   Bound<LoadOptions>(module, "LoadOptions", "Options of a load; see include/varve/options.h.")
       .Field("strict", &LoadOptions::strict)
       .Field("cast", &LoadOptions::cast)
+      .Field("on_difference", &LoadOptions::on_difference)
       .Field("timeout", &LoadOptions::timeout)
       .Field("max_gap_bytes", &LoadOptions::max_gap_bytes)
       .Field("io_threads", &LoadOptions::io_threads)
@@ -259,6 +271,8 @@ void BindReader(nb::module_& module) {
       .Field("missing", &LoadReport::missing)
       .Field("unexpected", &LoadReport::unexpected)
       .Field("mismatched", &LoadReport::mismatched)
+      .Field("kept", &LoadReport::kept)
+      .Field("merged", &LoadReport::merged)
       .Field("phases", &LoadReport::phases)
       .Public("varve");
   Bound<StoredChunk>(module, "StoredChunk", kStoredChunkDoc)
@@ -294,6 +308,11 @@ void BindReader(nb::module_& module) {
       .def("run_of", &PythonReader::RunOf, nb::arg("name"))
       .def("read_into", &PythonReader::ReadInto, nb::arg("request"))
       .def("object_extents", &PythonReader::ObjectExtents)
+      .def(
+          "take_values_of",
+          [](PythonReader& self, std::uint32_t rank) { self.reader().TakeValuesOf(rank); },
+          nb::arg("rank"))
+      .def("variants", &PythonReader::Variants)
       .def("structure", &PythonReader::Structure)
       .def("tensors", &PythonReader::Tensors, nb::arg("names") = nb::none())
       .def("tensor_names", &PythonReader::TensorNames)

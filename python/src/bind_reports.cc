@@ -16,10 +16,10 @@ Attributes:
     bytes_written: Bytes that this rank wrote, header included.
     seconds: From the call to the end; where the agent writes, from when it begins to.
     direct: False where the file system refused O_DIRECT and writes went through the page cache.
-    differing_objects: On rank 0: plain values that differed between ranks; rank 0's was kept. See
-        PerRank.
+    differing_objects: On rank 0: plain values that differed between ranks under one name. See
+        PerRank, and `on_difference` of save, which says which of them are stored.
     differing_tensors: On rank 0: tensors of which some shard differed between the ranks that hold
-        it. The lowest of these ranks saved such a shard. See PerRank, and `on_difference` of save.
+        it. As differing_objects.
     conflicts: On rank 0: files that a user put beside the old checkpoint while it was replaced,
         and whose names the new one's directory has already. They stay at these paths, and are
         logged as a warning.
@@ -63,6 +63,7 @@ Attributes:
     pageable_bytes: As in SaveReport.
     copied_ahead: As in SaveReport.
     differing_tensors: On rank 0: as in SaveReport.
+    differing_objects: On rank 0: as in SaveReport.
 )";
 
 constexpr const char* kCopiedAheadDoc = R"(Tensors on devices that the engine did not copy itself.
@@ -178,6 +179,7 @@ void BindReports(nb::module_& module) {
       .Field("pageable_bytes", &DeferredReport::pageable_bytes)
       .Field("copied_ahead", &DeferredReport::copied_ahead)
       .Field("differing_tensors", &DeferredReport::differing_tensors)
+      .Field("differing_objects", &DeferredReport::differing_objects)
       .Public("varve.torch");
 }
 

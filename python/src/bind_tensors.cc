@@ -126,7 +126,8 @@ void BindTensors(nb::module_& module) {
       .def_rw("objects", &LoadRequest::objects)
       .def_rw("missing", &LoadRequest::missing)
       .def_rw("mismatched", &LoadRequest::mismatched)
-      .def_rw("ignored", &LoadRequest::ignored);
+      .def_rw("ignored", &LoadRequest::ignored)
+      .def_rw("one_will_do", &LoadRequest::one_will_do);
 }
 
 }  // namespace varve::python

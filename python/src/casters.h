@@ -97,8 +97,15 @@ struct Names<CheckReplicas> {
 
 template <>
 struct Names<OnDifference> {
-  static constexpr std::pair<const char*, OnDifference> kAll[] = {{"warn", OnDifference::kReport},
+  static constexpr std::pair<const char*, OnDifference> kAll[] = {{"keep", OnDifference::kKeep},
+                                                                  {"first", OnDifference::kFirst},
                                                                   {"error", OnDifference::kError}};
+};
+
+template <>
+struct Names<OnDifferenceAtLoad> {
+  static constexpr std::pair<const char*, OnDifferenceAtLoad> kAll[] = {
+      {"keep", OnDifferenceAtLoad::kKeep}, {"first", OnDifferenceAtLoad::kFirst}};
 };
 
 template <>

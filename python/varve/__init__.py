@@ -204,6 +204,7 @@ def load(
     allow_pickle: bool = False,
     progress: Callable[[int, int], None] | None = None,
     use_agent: bool = True,
+    on_difference: Literal["keep", "first"] = "keep",
 ) -> LoadReport:
     """Fills `state` in place: arrays get the stored bytes, plain values are replaced.
 
@@ -227,17 +228,21 @@ def load(
         progress: Called from other threads with bytes read and bytes in all, such as `Progress()`.
         use_agent: Read from the memory of this node's agent what it has of the checkpoint. False reads
             the disk alone, and looks for no agent. Looking takes a second at most.
+        on_difference: "first" loads the value of the lowest rank where several ranks have saved different
+            values under one name, which "keep" refuses in one process. See `varve.torch.load`.
 
     Raises:
         InvalidArgumentError: Names, dtypes or shapes differ; the message has the first ten of each
-            kind. Or arrays of the destination share memory and cannot all be filled.
+            kind. Or several ranks have saved different values under one name. Or arrays of the destination share memory and cannot all be filled.
         CorruptCheckpointError: Stored bytes are damaged. The message names file, offset and tensor,
             and which arrays hold new bytes.
         CheckpointNotFoundError: There is no checkpoint at `path`.
 
     Warns when nothing was loaded.
     """
-    options = _core.LoadOptions(strict=strict, cast=cast, progress=progress)
+    options = _core.LoadOptions(
+        strict=strict, cast=cast, progress=progress, on_difference=on_difference
+    )
     choice = _load.Choice(keys, rename, allow_pickle, use_agent)
     return _load.load(state, path, NumpyArrays(), None, options, choice)
 

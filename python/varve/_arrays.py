@@ -164,6 +164,10 @@ class NumpyArrays:
         """Returns the NumPy dtype with this number in the engine; None where there is none."""
         return _dtype_at(number)
 
+    def buffers(self, value: Any) -> Iterable[str]:
+        """Returns nothing: only modules of torch have buffers."""
+        return ()
+
     def give_back(self, value: Any, state: Any) -> None:
         """Calls `load_state_dict`."""
         value.load_state_dict(state)

@@ -99,6 +99,9 @@ class Arrays(Protocol):
     def dtype_at(self, number: int) -> Any:
         """Returns the dtype with this number in the engine; None where the library has none."""
 
+    def buffers(self, value: Any) -> Iterable[str]:
+        """Returns the names of a module's buffers in its state dict; none for anything else."""
+
     def give_back(self, value: Any, state: Any) -> None:
         """Loads a filled state dict into the object it came from."""
 
@@ -258,7 +261,7 @@ def save(
         raise
     if upload is not None:
         upload.make_after_save(coordinator)
-    warn_of_differences(report.differing_tensors)
+    warn_of_values(where, report, options.format, options.on_difference)
     log_conflicts(where, report.conflicts)
     return report
 
@@ -274,24 +277,57 @@ def log_conflicts(path: str, conflicts: list[str]) -> None:
         )
 
 
-_LOWEST_IS_SAVED = (
-    "What is saved is the value of the lowest of these ranks. Wrap what each rank has for itself in "
-    'varve.torch.PerRank; on_difference="error" refuses such a save'
+_ALL_ARE_SAVED = (
+    "Each rank's value is saved, and as many ranks get their own back. Another number of ranks can only "
+    'load them with on_difference="first", which gives all the value of the lowest rank'
+)
+_LOWEST_IS_SAVED = "What is saved is the value of the lowest of these ranks"
+_REMEDY = (
+    "Give what each rank has for itself a name of its own (varve.torch.PerRank does); "
+    'on_difference="error" refuses a save of tensors that differ'
 )
 
+#: Of names that were warned of: the directory of the checkpoint, and the name. A run is warned once.
+_warned_of: set[tuple[str, str]] = set()
 
-def warn_of_differences(names: list[str], consequence: str = _LOWEST_IS_SAVED) -> None:
-    """Warns that replicas differ, and says what follows from that and what to do.
 
-    The text names no path: Python then shows it once for a run that saves the same tensors each time.
+def warn_of_values(path: str, report: Any, format: str, on_difference: str) -> str:
+    """Warns that ranks hold different values under one name; returns the text, "" for none.
+
+    `report` has the names. Those that have been warned of for another checkpoint in the same directory
+    are left out. `format` and `on_difference` are the save's.
     """
-    if not names:
-        return
-    shown = ", ".join(names[:10]) + (f" and {len(names) - 10} more" if len(names) > 10 else "")
-    warn(
-        f"tensors differ between the ranks that hold them: {shown}. {consequence}",
-        ReplicasDifferWarning,
+    run = os.path.dirname(path)
+    kinds = {"tensors": report.differing_tensors, "plain values": report.differing_objects}
+    new = {
+        kind: [name for name in names if (run, name) not in _warned_of]
+        for kind, names in kinds.items()
+    }
+    _warned_of.update((run, name) for names in new.values() for name in names)
+    listed = "; ".join(f"{kind}: {first_names(names)}" for kind, names in new.items() if names)
+    if not listed:
+        return ""
+    kept = format == "varve" and on_difference != "first"
+    text = (
+        f"the ranks hold different values under the same names. {listed}. "
+        f"{_ALL_ARE_SAVED if kept else _LOWEST_IS_SAVED}. {_REMEDY}"
     )
+    warn(text, ReplicasDifferWarning)
+    return text
+
+
+def warn_of_differences(names: list[str], consequence: str) -> None:
+    """Warns that replicas differ, and says what follows from that and what to do."""
+    if names:
+        warn(
+            f"tensors differ between the ranks that hold them: {first_names(names)}. {consequence}",
+            ReplicasDifferWarning,
+        )
+
+
+def first_names(names: list[str]) -> str:
+    """Returns the first ten names, and the number of the others."""
+    return ", ".join(names[:10]) + (f" and {len(names) - 10} more" if len(names) > 10 else "")
 
 
 def fail(coordinator: Coordinator | None, what: str, error: Exception, timeout: float) -> None:

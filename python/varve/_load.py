@@ -16,6 +16,7 @@ from varve._engine import (
     Filling,
     collector_at_rest,
     fail,
+    first_names,
     path_name,
     path_text,
 )
@@ -23,7 +24,12 @@ from varve._match import Match
 from varve._select import Keys, Rename, Renamed, prune
 from varve._values import NeedsClassesError, ObjectLeaf, TensorLeaf
 from varve._warn import warn
-from varve.errors import CheckpointNotFoundError, InvalidArgumentError, UnsupportedError
+from varve.errors import (
+    CheckpointNotFoundError,
+    InvalidArgumentError,
+    ReplicasDifferWarning,
+    UnsupportedError,
+)
 
 #: Names of a checkpoint with which a key that is misspelt is compared; it takes 2 s for 100,000.
 _MOST_COMPARED = 10_000
@@ -111,6 +117,11 @@ class _Plan:
         request = self.filling.engine
         request.objects, request.ignored = self.names, self._known()
         request.missing, request.mismatched = self.match.missing, self.match.mismatched
+        request.one_will_do = [
+            self.stored(fqn if path is None else _tree.join(path, fqn))
+            for path, value in self.match.stateful
+            for fqn in arrays.buffers(value)
+        ]
 
     def stored(self, fqn: str) -> str:
         """Returns the name in the checkpoint of an entry of the destination."""
@@ -198,6 +209,8 @@ def load(
     try:
         reader = _core.Reader(path_text(path), choice.use_agent)
         world = 1 if coordinator is None else coordinator.size
+        if options.on_difference == "keep" and world == reader.world_size:
+            reader.take_values_of(rank)  # Before values are read: the ranks agree later.
         plan = _Plan(reader, state, arrays, rank, choice, options.cast, world)
         if options.strict and plan.keys is not None:
             # What the destination alone has is missing, and the ranks tell each other so.
@@ -232,7 +245,19 @@ def load(
     keys = plan.keys if world == 1 else None  # Of several ranks another may have what was chosen.
     chosen = keys is not None and any(name in keys for name in plan.names_to_fill())
     _warn_of_nothing(report, reader, match, rank, chosen)
+    if report.merged and options.on_difference == "keep" and rank == 0:
+        _warn_of_one_value(report.merged, reader, world)
     return report
+
+
+def _warn_of_one_value(names: list[str], reader: _core.Reader, world: int) -> None:
+    """Warns that buffers of modules got one value where the ranks that saved held several."""
+    warn(
+        f"load {reader.directory}: these buffers differed between the {reader.world_size} ranks that "
+        f"saved, and this load is by {world}: {first_names(names)}. All ranks got the value of the "
+        "lowest of those ranks, as DistributedDataParallel copies it",
+        ReplicasDifferWarning,
+    )
 
 
 def _warn_of_nothing(
@@ -306,7 +331,12 @@ def read_from(
         return plain_values(reader, where, names, allow_pickle)
 
     structure, found = read_entries(
-        reader, where, arrays, chosen, values, _core.LoadOptions(strict=False)
+        reader,
+        where,
+        arrays,
+        chosen,
+        values,
+        _core.LoadOptions(strict=False, on_difference="first"),
     )
     if flat:
         return found

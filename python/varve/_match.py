@@ -60,6 +60,8 @@ class Match:
         self.mismatched: list[str] = []
         self.known: list[str] = []
         self.assigned: list[tuple[str, Any, Setter]] = []
+        #: Objects with a state dict of their own, each with its name; None for the whole.
+        self.stateful: list[tuple[str | None, Any]] = []
         self._by_name = by_name
         self._arrays = arrays
         self._cast = cast
@@ -83,6 +85,7 @@ class Match:
             )
         self._mapping(whole, structure, None)
         if whole is not state:
+            self.stateful.append((None, state))
             self.fills.append(lambda: self._give_back(state, whole))
 
     def _visit(self, value: Any, stored: Any, path: str, replace: Setter) -> None:
@@ -156,6 +159,7 @@ class Match:
 
     def _stateful(self, value: Any, stored: Any, path: str) -> None:
         state = value.state_dict()
+        self.stateful.append((path, value))
         before = self._wanted()
         self._visit(state, stored, path, lambda new: state.update(new))
         if self._wanted() != before or self._keys is None:

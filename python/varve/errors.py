@@ -155,7 +155,7 @@ class InternalError(Error, RuntimeError):
 
 
 class ReplicasDifferWarning(UserWarning):
-    """Ranks hold different values under one name; the lowest rank's was saved."""
+    """Ranks hold different values under one name, or held them when they saved."""
 
 
 #: Exception type by the engine's name of the error.

@@ -46,7 +46,8 @@ struct DeferredSaveHandle::Impl final : AsyncJob {
                                    .device_bytes = result->device_bytes,
                                    .pageable_bytes = result->pageable_bytes,
                                    .copied_ahead = std::move(result->copied_ahead),
-                                   .differing_tensors = std::move(result->differing_tensors)});
+                                   .differing_tensors = std::move(result->differing_tensors),
+                                   .differing_objects = std::move(result->differing_objects)});
   }
 
   Outcome<DeferredReport> outcome;
@@ -60,6 +61,9 @@ std::shared_future<Result<AsyncSaveReport>> AsyncSaveHandle::done() const {
 std::vector<std::string> AsyncSaveHandle::differing_tensors() const {
   return impl_->differing_tensors();
 }
+std::vector<std::string> AsyncSaveHandle::differing_objects() const {
+  return impl_->differing_objects();
+}
 void AsyncSaveHandle::Cancel() const { impl_->CancelByCaller(); }
 
 DeferredSaveHandle::DeferredSaveHandle(std::shared_ptr<Impl> impl) : impl_(std::move(impl)) {}
@@ -69,6 +73,9 @@ std::shared_future<Result<DeferredReport>> DeferredSaveHandle::held() const {
 }
 std::vector<std::string> DeferredSaveHandle::differing_tensors() const {
   return impl_->differing_tensors();
+}
+std::vector<std::string> DeferredSaveHandle::differing_objects() const {
+  return impl_->differing_objects();
 }
 void DeferredSaveHandle::Cancel() const { impl_->CancelByCaller(); }
 

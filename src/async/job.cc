@@ -78,9 +78,12 @@ Status AsyncJob::Plan(Coordinator& coordinator, const Status& ready) {
     (void)Take(JobEvent::kPlanned);
   }
   const Status noted = Guarded([&] {
-    auto differing = session_->settled().settled.differing_tensors;
+    const SettledPlan& settled = session_->settled().settled;
+    auto tensors = settled.differing_tensors;
+    auto objects = settled.differing_objects;
     const std::scoped_lock lock(mutex_);
-    differing_tensors_ = std::move(differing);
+    differing_tensors_ = std::move(tensors);
+    differing_objects_ = std::move(objects);
     return Status::Ok();
   });
   if (!noted.ok()) {
@@ -299,6 +302,7 @@ void AsyncJob::AddFacts(Result<AsyncSaveReport>* result) {
     // Without memory for the names the report lacks them; the checkpoint is whole.
     (void)Guarded([&] {
       (*result)->differing_tensors = differing_tensors_;
+      (*result)->differing_objects = differing_objects_;
       return Status::Ok();
     });
     if (staged_file_ != nullptr) {
@@ -378,6 +382,11 @@ bool AsyncJob::begun() {
 std::vector<std::string> AsyncJob::differing_tensors() {
   const std::scoped_lock lock(mutex_);
   return differing_tensors_;
+}
+
+std::vector<std::string> AsyncJob::differing_objects() {
+  const std::scoped_lock lock(mutex_);
+  return differing_objects_;
 }
 
 bool AsyncJob::stuck() {

@@ -77,6 +77,8 @@ class AsyncJob {
 
   /// Returns the tensors whose replicas differ. Requires: Plan has returned.
   [[nodiscard]] std::vector<std::string> differing_tensors();
+  /// Returns the plain values that ranks hold different ones of, likewise.
+  [[nodiscard]] std::vector<std::string> differing_objects();
 
   [[nodiscard]] const std::string& path() const { return path_; }
   /// Returns "save PATH", for messages. Made once, so that messages need no memory later.
@@ -149,6 +151,7 @@ class AsyncJob {
   JobState is_;
   Status ready_;  // From kMay on: why nothing will be written.
   std::vector<std::string> differing_tensors_;
+  std::vector<std::string> differing_objects_;
   std::vector<Phase> staging_;  // The phase of step 2.
   double staging_seconds_ = 0;
   std::uint64_t device_bytes_ = 0;

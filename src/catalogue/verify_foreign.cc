@@ -357,9 +357,20 @@ std::vector<std::string> NamesIn(const Metadata& metadata, std::uint32_t file, s
       names.push_back(tensor.fqn);
     }
   }
+  for (const TensorVariant& variant : metadata.tensor_variants) {
+    if (std::any_of(variant.chunks.begin(), variant.chunks.end(),
+                    [&](const Chunk& chunk) { return overlaps(chunk.extent); })) {
+      names.push_back(variant.fqn);
+    }
+  }
   for (const ObjectMetadata& object : metadata.objects) {
     if (overlaps(object.extent)) {
       names.push_back(object.fqn);
+    }
+  }
+  for (const ObjectVariant& variant : metadata.object_variants) {
+    if (overlaps(variant.extent)) {
+      names.push_back(variant.fqn);
     }
   }
   return names;

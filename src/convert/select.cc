@@ -104,6 +104,7 @@ const Value* PartOf(const Value& structure, std::string_view part) {
 
 Status SelectTensors(CheckpointReader& reader, const ConvertOptions& options, const Names& wanted,
                      std::set<std::string>* names, Selection* selection) {
+  const auto several = reader.metadata().SeveralValues();
   for (const TensorMetadata& tensor : reader.metadata().tensors) {
     if (!wanted.Hold(tensor.fqn)) {
       continue;
@@ -120,6 +121,9 @@ Status SelectTensors(CheckpointReader& reader, const ConvertOptions& options, co
     VARVE_RETURN_IF_ERROR(PlanLoad(reader.metadata(), {{tensor.fqn, tensor.dtype, tensor.shape,
                                                         WholeBox(tensor.shape)}})
                               .status());
+    if (several.contains(tensor.fqn)) {
+      selection->merged.push_back(tensor.fqn);
+    }
     selection->tensors.push_back(std::move(selected));
   }
   return Status::Ok();
@@ -128,9 +132,13 @@ Status SelectTensors(CheckpointReader& reader, const ConvertOptions& options, co
 Status SelectObjects(CheckpointReader& reader, const ConvertOptions& options, const Names& wanted,
                      std::set<std::string>* names, Selection* selection) {
   std::vector<std::string> chosen;
+  const auto several = reader.metadata().SeveralValues();
   for (const ObjectMetadata& object : reader.metadata().objects) {
     if (wanted.Hold(object.fqn)) {
       chosen.push_back(object.fqn);
+      if (several.contains(object.fqn)) {
+        selection->merged.push_back(object.fqn);
+      }
     }
   }
   VARVE_ASSIGN_OR_RETURN(const auto values, reader.ReadObjects(chosen, options.stop));
@@ -277,6 +285,7 @@ Result<ConvertReport> Convert(const std::string& source_path, const std::string&
     report = CheckStop(options.stop).Annotate("nothing at the target has changed");
   } else if (report.ok()) {
     report->left_out = DescribeRest(reader->metadata(), selection->model);
+    report->merged = std::move(selection->merged);
   }
   return std::move(report).Annotate("convert " + source + " to " + target);
 }

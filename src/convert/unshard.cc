@@ -232,6 +232,8 @@ class TorchDirectory {
       report->bytes += file.bytes;
       report->tensor_count += file.tensor_count;
       report->object_count += file.object_count;
+      report->merged.insert(report->merged.end(), selections[i].merged.begin(),
+                            selections[i].merged.end());
     }
     return Status::Ok();
   }

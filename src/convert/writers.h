@@ -30,8 +30,9 @@ struct SelectedObject {
 struct Selection {
   std::vector<SelectedTensor> tensors;
   std::vector<SelectedObject> objects;
-  std::string structure;  ///< Encoded; empty when names are flat.
-  ModelPart model;        ///< The part that was selected from.
+  std::string structure;            ///< Encoded; empty when names are flat.
+  ModelPart model;                  ///< The part that was selected from.
+  std::vector<std::string> merged;  ///< Names of the source that have several values.
   [[nodiscard]] std::uint64_t tensor_bytes() const;
 };
 

@@ -10,6 +10,7 @@
 #include "base/checked.h"
 #include "base/checksum.h"
 #include "format/json_writer.h"
+#include "format/variants.h"
 #include "tensor/box.h"
 #include "varve/metadata.h"
 
@@ -80,9 +81,17 @@ void AppendChunkEntry(const StoredChunk& chunk, const std::string& name, std::st
   AppendEntry(name, dtype, shape, chunk.bytes, out);
 }
 
+std::uint32_t VersionOf(const DataFileHeader& header) {
+  const auto is_variant = [](const auto& entry) { return IsVariantName(entry.fqn); };
+  if (std::any_of(header.chunks.begin(), header.chunks.end(), is_variant) ||
+      std::any_of(header.objects.begin(), header.objects.end(), is_variant)) {
+    return kVariantFormatVersion;
+  }
+  return header.aliases.empty() ? kFormatVersion : kAliasFormatVersion;
+}
+
 std::string VarveJson(const DataFileHeader& header, const std::vector<std::string>& names) {
-  std::string json = "{\"format\":" +
-                     std::to_string(header.aliases.empty() ? kFormatVersion : kAliasFormatVersion);
+  std::string json = "{\"format\":" + std::to_string(VersionOf(header));
   json += ",\"header_crc32c\":\"" + std::string(kZeroHeaderChecksum) + "\"";
   json += ",\"save_id\":\"" + ToString(header.save_id) + "\"";
   json += ",\"rank\":" + std::to_string(header.rank);
@@ -197,7 +206,9 @@ Status CheckAliases(const DataFileHeader& header) {
   std::uint64_t total = 0;
   for (const TensorAlias& alias : header.aliases) {
     const auto stored = chunks.find(alias.of);
-    if (stored == chunks.end() || IsReservedName(alias.fqn) || !taken.insert(alias.fqn).second) {
+    const bool usable =
+        IsVariantName(alias.of) ? IsVariantName(alias.fqn) : !IsReservedName(alias.fqn);
+    if (stored == chunks.end() || !usable || !taken.insert(alias.fqn).second) {
       return InvalidArgument("alias \"" + alias.fqn + "\" of tensor \"" + alias.of +
                              "\": the name is taken, or the tensor is not in the file");
     }

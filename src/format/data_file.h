@@ -42,7 +42,8 @@ struct StoredObject {
   friend bool operator==(const StoredObject&, const StoredObject&) = default;
 };
 
-/// Data files with aliases have this version of the format; all other files have kFormatVersion.
+/// Data files with aliases have this version of the format, those with variants
+/// kVariantFormatVersion (variants.h), all other files kFormatVersion.
 inline constexpr std::uint32_t kAliasFormatVersion = 2;
 
 /// A second name of a tensor: every chunk of `of` in the file is a chunk of `fqn` too.
@@ -52,7 +53,8 @@ struct TensorAlias {
   friend bool operator==(const TensorAlias&, const TensorAlias&) = default;
 };
 
-/// All fields of a data file's header. Its version follows from it, see kAliasFormatVersion.
+/// All fields of a data file's header. Its version follows from it, see kAliasFormatVersion. Chunks
+/// and objects that are variants have names of variants; a chunk's box counts within its variant.
 struct DataFileHeader {
   SaveId save_id;
   std::uint32_t rank = 0;
@@ -82,7 +84,8 @@ Status CheckAliases(const DataFileHeader& header);
 /// before the extension so that two saves in one directory never share a file.
 std::string DataFileName(const DataFileHeader& header);
 
-/// Returns true for names that the format itself uses: no tensor and no value may have one.
+/// Returns true for names that the format itself uses: no tensor and no value of a state may have
+/// one.
 bool IsReservedName(std::string_view fqn);
 
 /// Sorts chunks so that each starts aligned for its element type, then assigns every byte range

@@ -11,6 +11,7 @@
 #include "base/checked.h"
 #include "base/checksum.h"
 #include "format/data_file.h"
+#include "format/variants.h"
 #include "tensor/box.h"
 #include "varve/metadata.h"
 
@@ -73,10 +74,15 @@ Status Require(dom::object object, std::string_view key, T* out) {
   return Status::Ok();
 }
 
+/// Returns whether a file may hold something of that name. Names of variants came with a version.
+bool MayHold(std::string_view fqn, std::uint64_t format) {
+  return !IsReservedName(fqn) || (format >= kVariantFormatVersion && IsVariantName(fqn));
+}
+
 /// Reads one entry. `special` is its description in "tensors", or null when safetensors describes
 /// it fully.
 Status ReadEntry(const std::string& name, dom::element element, const dom::element* special,
-                 StoredChunk* chunk) {
+                 std::uint64_t format, StoredChunk* chunk) {
   dom::object entry;
   if (element.get(entry)) {
     return Malformed("entry \"" + name + "\" is not an object");
@@ -102,7 +108,7 @@ Status ReadEntry(const std::string& name, dom::element element, const dom::eleme
     if (!known) {
       return Malformed("unknown dtype " + std::string(true_dtype));
     }
-    if (IsReservedName(fqn)) {
+    if (!MayHold(fqn, format)) {
       return Malformed("a tensor is named \"" + std::string(fqn) + "\", which is reserved");
     }
     chunk->fqn = std::string(fqn);
@@ -132,12 +138,11 @@ Status ReadEntry(const std::string& name, dom::element element, const dom::eleme
   return Status::Ok();
 }
 
-Status ReadIdentity(dom::object varve, DataFileHeader* header) {
-  std::uint64_t format = 0;
-  VARVE_RETURN_IF_ERROR(Require(varve, "format", &format));
-  if (format > kAliasFormatVersion) {
-    return Unimplemented("data file has format version " + std::to_string(format) +
-                         ", this Varve reads up to " + std::to_string(kAliasFormatVersion) +
+Status ReadIdentity(dom::object varve, std::uint64_t* version, DataFileHeader* header) {
+  VARVE_RETURN_IF_ERROR(Require(varve, "format", version));
+  if (*version > kVariantFormatVersion) {
+    return Unimplemented("data file has format version " + std::to_string(*version) +
+                         ", this Varve reads up to " + std::to_string(kVariantFormatVersion) +
                          "; use a newer Varve");
   }
   std::string_view save_id;
@@ -164,11 +169,11 @@ Status ReadIdentity(dom::object varve, DataFileHeader* header) {
   return Status::Ok();
 }
 
-Status ReadObjects(dom::object varve, DataFileHeader* header) {
+Status ReadObjects(dom::object varve, std::uint64_t format, DataFileHeader* header) {
   dom::object objects;
   VARVE_RETURN_IF_ERROR(Require(varve, "objects", &objects));
   for (const auto& [fqn, element] : objects) {
-    if (IsReservedName(fqn)) {
+    if (!MayHold(fqn, format)) {
       return Malformed("a value is named \"" + std::string(fqn) + "\", which is reserved");
     }
     StoredObject object{std::string(fqn), {}};
@@ -185,9 +190,7 @@ Status ReadObjects(dom::object varve, DataFileHeader* header) {
 }
 
 /// Files of version 1 have no aliases, whatever members they have.
-Status ReadAliases(dom::object varve, DataFileHeader* header) {
-  std::uint64_t format = 0;
-  VARVE_RETURN_IF_ERROR(Require(varve, "format", &format));
+Status ReadAliases(dom::object varve, std::uint64_t format, DataFileHeader* header) {
   dom::element element;
   dom::object aliases;
   if (format < kAliasFormatVersion || varve.at_key("aliases").get(element) != simdjson::SUCCESS) {
@@ -288,7 +291,8 @@ Result<DataFileHeader> DecodeHeader(std::string_view bytes, std::uint32_t* heade
   VARVE_RETURN_IF_ERROR(ParseJson(varve_text, &inner_parser, &varve));
 
   DataFileHeader header;
-  VARVE_RETURN_IF_ERROR(ReadIdentity(varve, &header));
+  std::uint64_t format = 0;
+  VARVE_RETURN_IF_ERROR(ReadIdentity(varve, &format, &header));
   dom::object special_list;
   VARVE_RETURN_IF_ERROR(Require(varve, "tensors", &special_list));
   std::unordered_map<std::string_view, dom::element> special;  // Looked up only.
@@ -321,7 +325,8 @@ Result<DataFileHeader> DecodeHeader(std::string_view bytes, std::uint32_t* heade
     StoredChunk chunk;
     const auto found = special.find(name);
     VARVE_RETURN_IF_ERROR(ReadEntry(std::string(name), element,
-                                    found == special.end() ? nullptr : &found->second, &chunk));
+                                    found == special.end() ? nullptr : &found->second, format,
+                                    &chunk));
     header.chunks.push_back(std::move(chunk));
   }
   for (const StoredChunk& chunk : header.chunks) {
@@ -330,8 +335,8 @@ Result<DataFileHeader> DecodeHeader(std::string_view bytes, std::uint32_t* heade
   if (has_values) {
     header.data_bytes = std::max(header.data_bytes, values.end);
   }
-  VARVE_RETURN_IF_ERROR(ReadObjects(varve, &header));
-  VARVE_RETURN_IF_ERROR(ReadAliases(varve, &header));
+  VARVE_RETURN_IF_ERROR(ReadObjects(varve, format, &header));
+  VARVE_RETURN_IF_ERROR(ReadAliases(varve, format, &header));
   VARVE_RETURN_IF_ERROR(CheckPacked(&header));
   VARVE_RETURN_IF_ERROR(ReadChecksums(varve, &header));
   return header;

@@ -13,6 +13,7 @@
 #include "base/checked.h"
 #include "base/checksum.h"
 #include "format/manifest_generated.h"
+#include "format/variants.h"
 #include "tensor/box.h"
 #include "varve/metadata.h"
 
@@ -170,6 +171,7 @@ class Decoder {
       out_.structures.emplace_back();
       VARVE_RETURN_IF_ERROR(ReadExtent(*record, &out_.structures.back()));
     }
+    VARVE_RETURN_IF_ERROR(SeparateVariants(&out_));
     return std::move(out_);
   }
 
@@ -286,6 +288,9 @@ Status CheckManifestSize(const ManifestCounts& counts) {
 }
 
 Result<Bytes> EncodeManifest(const Metadata& metadata) {
+  if (!metadata.tensor_variants.empty() || !metadata.object_variants.empty()) {
+    return EncodeManifest(WithVariantsAsEntries(metadata));
+  }
   VARVE_RETURN_IF_ERROR(CheckManifestSize(CountsOf(metadata)));
   const Bytes plain = BuildBuffer(metadata);
   Bytes compressed(ZSTD_compressBound(plain.size()), '\0');

@@ -5,6 +5,7 @@
 #include <string_view>
 
 #include "format/manifest.h"
+#include "format/variants.h"
 #include "tensor/box.h"
 
 namespace varve {
@@ -141,6 +142,7 @@ Result<Metadata> MergeHeaders(std::vector<CheckedHeader> headers) {
   for (auto& [fqn, object] : objects) {
     metadata.objects.push_back(std::move(object));
   }
+  VARVE_RETURN_IF_ERROR(SeparateVariants(&metadata));
   return metadata;
 }
 

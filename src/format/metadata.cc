@@ -1,6 +1,7 @@
 #include "varve/metadata.h"
 
 #include <algorithm>
+#include <cstddef>
 
 #include "base/checksum.h"
 
@@ -41,6 +42,24 @@ const TensorMetadata* Metadata::FindTensor(std::string_view fqn) const {
 
 const ObjectMetadata* Metadata::FindObject(std::string_view fqn) const {
   return FindByFqn(objects, fqn);
+}
+
+std::map<std::string, std::size_t, std::less<>> Metadata::SeveralValues() const {
+  std::map<std::string, std::size_t, std::less<>> several;
+  std::size_t of_box = 1;
+  for (std::size_t i = 0; i < tensor_variants.size(); ++i) {
+    const TensorVariant& variant = tensor_variants[i];
+    const bool is_same = i > 0 && tensor_variants[i - 1].fqn == variant.fqn &&
+                         tensor_variants[i - 1].box == variant.box;
+    of_box = is_same ? of_box + 1 : 2;
+    std::size_t& most = several[variant.fqn];
+    most = std::max(most, of_box);
+  }
+  for (const ObjectVariant& variant : object_variants) {
+    std::size_t& values = several.try_emplace(variant.fqn, 1).first->second;
+    ++values;
+  }
+  return several;
 }
 
 std::uint64_t Metadata::TotalBytes() const {

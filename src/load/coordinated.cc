@@ -16,6 +16,7 @@
 #include "base/bytes.h"
 #include "base/fields.h"
 #include "base/guarded.h"
+#include "base/name_list.h"
 #include "base/trace.h"
 #include "load/cast_read.h"
 #include "load/destinations.h"
@@ -31,12 +32,14 @@ struct LoadDifferences {
   std::vector<std::string> missing;
   std::vector<std::string> mismatched;
   std::string unwanted;
+  /// Wanted names that have several values, of which this world of ranks cannot get its own.
+  std::vector<std::string> several;
 };
 
 template <class Archive>
 void Fields(Archive& archive, FieldsOf<Archive, LoadDifferences>& differences) {
   archive(differences.save_id.bytes, differences.missing, differences.mismatched,
-          differences.unwanted);
+          differences.unwanted, differences.several);
 }
 
 namespace {
@@ -53,8 +56,11 @@ std::string Describe(const TensorMetadata& stored, const TargetTensor& target) {
 LoadDifferences Compare(const Metadata& metadata, const LoadRequest& request, bool cast,
                         std::vector<TargetTensor>* usable, std::uint64_t* loaded) {
   std::set<std::string_view> names;
-  LoadDifferences differences{metadata.save_id, request.missing, request.mismatched,
-                              std::string(metadata.tensors.size() + metadata.objects.size(), '\1')};
+  LoadDifferences differences{metadata.save_id,
+                              request.missing,
+                              request.mismatched,
+                              std::string(metadata.tensors.size() + metadata.objects.size(), '\1'),
+                              {}};
   const auto want = [&](std::string_view fqn) {
     if (const TensorMetadata* tensor = metadata.FindTensor(fqn)) {
       differences.unwanted[static_cast<std::size_t>(tensor - metadata.tensors.data())] = '\0';
@@ -93,6 +99,43 @@ LoadDifferences Compare(const Metadata& metadata, const LoadRequest& request, bo
   return differences;
 }
 
+/// Returns those of the wanted names under which the ranks that saved held several values.
+std::set<std::string> WantedVariants(const Metadata& metadata, const LoadRequest& request,
+                                     const std::vector<TargetTensor>& usable) {
+  const auto several = metadata.SeveralValues();
+  std::set<std::string> wanted;
+  if (several.empty()) {
+    return wanted;
+  }
+  for (const TargetTensor& target : usable) {
+    if (several.contains(target.fqn)) {
+      wanted.insert(target.fqn);
+    }
+  }
+  for (const std::string& fqn : request.objects) {
+    if (several.contains(fqn)) {
+      wanted.insert(fqn);
+    }
+  }
+  return wanted;
+}
+
+/// Sorts names with several values into those of which this rank gets its own value, those of which
+/// it gets the lowest rank's, and those that end the load.
+void ChooseValues(const std::set<std::string>& wanted, const LoadRequest& request, bool own,
+                  OnDifferenceAtLoad on_difference, LoadReport* report,
+                  std::vector<std::string>* refused) {
+  if (own) {
+    report->kept.assign(wanted.begin(), wanted.end());
+    return;
+  }
+  const std::set<std::string_view> will_do(request.one_will_do.begin(), request.one_will_do.end());
+  for (const std::string& fqn : wanted) {
+    const bool any = on_difference == OnDifferenceAtLoad::kFirst || will_do.contains(fqn);
+    (any ? report->merged : *refused).push_back(fqn);
+  }
+}
+
 std::string Sentence(std::string_view title, const std::vector<std::string>& names) {
   constexpr std::size_t kMaxNamed = 10;
   std::string text;
@@ -110,6 +153,7 @@ Result<LoadDifferences> Merge(const Metadata& metadata,
                               const std::vector<std::string>& contributions) {
   std::set<std::string> missing;
   std::set<std::string> mismatched;
+  std::set<std::string> several;
   LoadDifferences merged;
   merged.unwanted.assign(metadata.tensors.size() + metadata.objects.size(), '\1');
   for (std::size_t rank = 0; rank < contributions.size(); ++rank) {
@@ -123,6 +167,7 @@ Result<LoadDifferences> Merge(const Metadata& metadata,
     }
     missing.insert(one.missing.begin(), one.missing.end());
     mismatched.insert(one.mismatched.begin(), one.mismatched.end());
+    several.insert(one.several.begin(), one.several.end());
     for (std::size_t i = 0; i < merged.unwanted.size(); ++i) {
       merged.unwanted[i] = static_cast<char>(merged.unwanted[i] & one.unwanted[i]);
     }
@@ -130,6 +175,7 @@ Result<LoadDifferences> Merge(const Metadata& metadata,
   merged.save_id = metadata.save_id;
   merged.missing.assign(missing.begin(), missing.end());
   merged.mismatched.assign(mismatched.begin(), mismatched.end());
+  merged.several.assign(several.begin(), several.end());
   return merged;
 }
 
@@ -165,6 +211,20 @@ Status CheckDifferences(const LoadDifferences& merged, const std::vector<std::st
                          Sentence("unexpected in the checkpoint", unexpected));
 }
 
+/// Returns the error for names whose values differed between ranks of another world.
+Status CheckOneValue(const LoadDifferences& merged, std::uint32_t saved, std::size_t loading) {
+  if (merged.several.empty()) {
+    return Status::Ok();
+  }
+  return InvalidArgument(
+      "the " + std::to_string(saved) +
+      " ranks that saved held different values under one name, and this load is by " +
+      std::to_string(loading) + ": " + NameSome(merged.several) +
+      "; nothing was loaded. A load with on_difference=\"first\" gives all ranks the value of the "
+      "lowest rank; what each rank has for itself is better saved under a name of its own "
+      "(PerRank)");
+}
+
 }  // namespace
 
 Result<LoadReport> Load(CheckpointReader& reader, const LoadRequest& request,
@@ -180,12 +240,20 @@ Result<LoadReport> Load(CheckpointReader& reader, const LoadRequest& request,
   auto mine = Guarded([&]() -> Contribution {
     const PhaseTimer timer(&report.phases, "plan");
     what = "load " + reader.directory();
-    const LoadDifferences found = Compare(metadata, request, options.cast, &usable, &report.loaded);
+    const bool own = options.on_difference == OnDifferenceAtLoad::kKeep &&
+                     metadata.world_size == static_cast<std::uint32_t>(coordinator.size());
+    if (own) {
+      reader.TakeValuesOf(static_cast<std::uint32_t>(coordinator.rank()));
+    }
+    LoadDifferences found = Compare(metadata, request, options.cast, &usable, &report.loaded);
+    ChooseValues(WantedVariants(metadata, request, usable), request, own, options.on_difference,
+                 &report, &found.several);
     VARVE_RETURN_IF_ERROR(CheckDestinations(reader, usable, options));
     return EncodeFields(found);
   });
   const auto decide = [&](const std::vector<std::string>& all) -> Result<std::vector<std::string>> {
     VARVE_ASSIGN_OR_RETURN(const LoadDifferences merged, Merge(metadata, all));
+    VARVE_RETURN_IF_ERROR(CheckOneValue(merged, metadata.world_size, all.size()));
     VARVE_RETURN_IF_ERROR(
         CheckDifferences(merged, UnwantedNames(metadata, merged.unwanted), options));
     return std::vector<std::string>(all.size(), EncodeFields(merged));

@@ -22,6 +22,7 @@
 #include "catalogue/side_files.h"
 #include "device/cuda_devices.h"
 #include "format/structure.h"
+#include "format/variants.h"
 #include "interop/torch/archive.h"
 #include "load/cast_read.h"
 #include "load/destinations.h"
@@ -39,7 +40,8 @@ struct CheckpointReader::Impl {
   Impl(Storage& storage, OpenedIndex the_index, std::unique_ptr<StorageLock> the_hold = nullptr)
       : index(std::move(the_index)), hold(std::move(the_hold)), files(storage, index) {}
 
-  const OpenedIndex index;
+  OpenedIndex index;
+  std::optional<Metadata> stored;  // With the lowest rank's values, if `index` has another's.
   const std::unique_ptr<StorageLock> hold;  // Keeps the checkpoint from being pruned.
   CheckpointFiles files;
   std::mutex mutex;  // Guards `phases`.
@@ -267,6 +269,17 @@ std::vector<Phase> CheckpointReader::TakePhases() {
 }
 
 const Metadata& CheckpointReader::metadata() const { return impl_->index.metadata; }
+
+void CheckpointReader::TakeValuesOf(std::uint32_t rank) {
+  Metadata& metadata = impl_->index.metadata;
+  if (metadata.tensor_variants.empty() && metadata.object_variants.empty()) {
+    return;
+  }
+  if (!impl_->stored) {
+    impl_->stored = metadata;
+  }
+  metadata = ValuesOfRank(*impl_->stored, rank);
+}
 
 const std::string& CheckpointReader::directory() const { return impl_->index.home(); }
 const std::string& CheckpointReader::files_directory() const { return impl_->index.directory; }

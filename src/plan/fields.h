@@ -45,8 +45,19 @@ void Fields(Archive& archive, FieldsOf<Archive, ChunkAssignment>& chunk) {
 }
 
 template <class Archive>
+void Fields(Archive& archive, FieldsOf<Archive, RankRange>& range) {
+  archive(range.first, range.last, range.step);
+}
+
+template <class Archive>
+void Fields(Archive& archive, FieldsOf<Archive, VariantAssignment>& variant) {
+  archive(variant.item, variant.ranks);
+}
+
+template <class Archive>
 void Fields(Archive& archive, FieldsOf<Archive, RankAssignment>& assignment) {
   archive(assignment.chunks, assignment.objects, assignment.structure, assignment.aliases);
+  archive(assignment.tensor_variants, assignment.object_variants);
 }
 
 }  // namespace varve

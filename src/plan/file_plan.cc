@@ -3,11 +3,13 @@
 #include <algorithm>
 #include <cstddef>
 #include <numeric>
+#include <optional>
 #include <set>
 #include <string>
 #include <utility>
 
 #include "base/checked.h"
+#include "format/variants.h"
 #include "plan/fields.h"
 #include "tensor/box.h"
 
@@ -21,7 +23,13 @@ Status AddAliases(const LocalPlan& plan, const RankAssignment& assignment, DataF
     if (i >= plan.tensors.size() || !plan.tensors[i].tied_to) {
       return Internal("assignment names shard " + std::to_string(i) + " as tied, which it is not");
     }
-    aliases.emplace(plan.tensors[i].fqn, plan.tensors[*plan.tensors[i].tied_to].fqn);
+    const PlannedTensor& item = plan.tensors[i];
+    const PlannedTensor& of = plan.tensors[*item.tied_to];
+    if (const auto* variant = FindVariant(assignment.tensor_variants, *item.tied_to)) {
+      aliases.emplace(NameInFile(item, *variant), NameInFile(of, *variant));
+    } else {
+      aliases.emplace(item.fqn, of.fqn);
+    }
   }
   for (const auto& [fqn, of] : aliases) {
     header->aliases.push_back({fqn, of});
@@ -29,7 +37,39 @@ Status AddAliases(const LocalPlan& plan, const RankAssignment& assignment, DataF
   return Status::Ok();
 }
 
+/// Returns a chunk of an item as the file has it, named by its tensor or by the variant it is of.
+StoredChunk ChunkOf(const PlannedTensor& item, const Box& box, const VariantAssignment* variant) {
+  if (variant == nullptr) {
+    return {item.fqn, item.dtype, item.shape, box, {}, {}};
+  }
+  Box within = box;
+  for (std::size_t d = 0; d < within.offsets.size(); ++d) {
+    within.offsets[d] -= item.box.offsets[d];
+  }
+  return {NameInFile(item, *variant), item.dtype, item.box.sizes, std::move(within), {}, {}};
+}
+
 }  // namespace
+
+const VariantAssignment* FindVariant(const std::vector<VariantAssignment>& variants,
+                                     std::uint32_t item) {
+  const auto at = std::lower_bound(
+      variants.begin(), variants.end(), item,
+      [](const VariantAssignment& variant, std::uint32_t key) { return variant.item < key; });
+  return at != variants.end() && at->item == item ? &*at : nullptr;
+}
+
+std::string NameInFile(const PlannedTensor& item, const VariantAssignment& variant) {
+  VariantName name{item.fqn, variant.ranks, std::nullopt};
+  if (!(item.box == WholeBox(item.shape))) {
+    name.offsets = item.box.offsets;
+  }
+  return ToString(name);
+}
+
+std::string NameInFile(const ObjectItem& item, const VariantAssignment& variant) {
+  return ToString(VariantName{item.fqn, variant.ranks, std::nullopt});
+}
 
 Result<FilePlan> PlanFile(const LocalPlan& plan, const RankAssignment& assignment,
                           const FileIdentity& identity) {
@@ -52,7 +92,7 @@ Result<FilePlan> PlanFile(const LocalPlan& plan, const RankAssignment& assignmen
     if (chunk.box.sizes.size() != item.box.sizes.size() || !Contains(item.box, chunk.box)) {
       return Internal("assignment reaches outside the shard of tensor \"" + item.fqn + "\"");
     }
-    chunks.push_back({item.fqn, item.dtype, item.shape, chunk.box, {}, {}});
+    chunks.push_back(ChunkOf(item, chunk.box, FindVariant(assignment.tensor_variants, chunk.item)));
   }
   // In file order, so that LayOut keeps it and chunk_items stay parallel.
   std::vector<std::uint32_t> order(chunks.size());
@@ -63,13 +103,17 @@ Result<FilePlan> PlanFile(const LocalPlan& plan, const RankAssignment& assignmen
   for (const std::uint32_t i : order) {
     file.header.chunks.push_back(std::move(chunks[i]));
     file.chunk_items.push_back(assignment.chunks[i].item);
+    file.chunk_boxes.push_back(assignment.chunks[i].box);
   }
   for (const std::uint32_t i : assignment.objects) {
     if (i >= plan.objects.size()) {
       return Internal("assignment names object " + std::to_string(i) + " of " +
                       std::to_string(plan.objects.size()));
     }
-    file.header.objects.push_back({plan.objects[i].fqn, {0, plan.objects[i].bytes}});
+    const ObjectItem& item = plan.objects[i];
+    const auto* variant = FindVariant(assignment.object_variants, i);
+    file.header.objects.push_back(
+        {variant == nullptr ? item.fqn : NameInFile(item, *variant), {0, item.bytes}});
     file.object_items.push_back(i);
   }
   VARVE_RETURN_IF_ERROR(AddAliases(plan, assignment, &file.header));

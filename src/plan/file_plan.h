@@ -1,6 +1,7 @@
 /// From an assignment to the layout of a rank's data file.
 #pragma once
 
+#include <string>
 #include <vector>
 
 #include "format/data_file.h"
@@ -23,7 +24,19 @@ struct FilePlan {
   DataFileHeader header;                    ///< Laid out; checksums still zero.
   std::vector<std::uint32_t> chunk_items;   ///< For each header.chunks: index into the local plan.
   std::vector<std::uint32_t> object_items;  ///< For each header.objects likewise.
+  /// For each header.chunks: its box in the whole tensor, also where it is a variant's.
+  std::vector<Box> chunk_boxes;
 };
+
+/// Returns the variant that an item is stored as; null for most.
+const VariantAssignment* FindVariant(const std::vector<VariantAssignment>& variants,
+                                     std::uint32_t item);
+
+/// Returns the name under which a file has a tensor's shard that is stored as a variant.
+std::string NameInFile(const PlannedTensor& item, const VariantAssignment& variant);
+
+/// Returns the same for a plain value.
+std::string NameInFile(const ObjectItem& item, const VariantAssignment& variant);
 
 /// Lays out the file of an assignment. Errors: InvalidArgument when the assignment does not fit the
 /// plan or sizes overflow.

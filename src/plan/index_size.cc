@@ -21,6 +21,7 @@ ManifestCounts CountIndex(const std::vector<LocalPlan>& plans, const SettledPlan
                           std::uint64_t block_bytes) {
   ManifestCounts counts{.files = plans.size(), .name_bytes = plans.size() * kFileNameBytes};
   std::unordered_set<std::string_view> tensors;  // Membership only; its order is never seen.
+  std::uint64_t variants = 0;
   const auto count_name = [&](const PlannedTensor& item) {
     if (tensors.insert(item.fqn).second) {
       counts.name_bytes += item.fqn.size();
@@ -35,6 +36,15 @@ ManifestCounts CountIndex(const std::vector<LocalPlan>& plans, const SettledPlan
       bytes += Volume(chunk.box.sizes) * ItemSize(item.dtype);
       counts.dims += 2 * chunk.box.sizes.size();
       count_name(item);
+    }
+    for (const VariantAssignment& variant : assignment.tensor_variants) {
+      const PlannedTensor& item = plans[rank].tensors[variant.item];
+      counts.name_bytes += NameInFile(item, variant).size();
+      counts.dims += item.shape.size();
+      ++variants;
+    }
+    for (const VariantAssignment& variant : assignment.object_variants) {
+      counts.name_bytes += NameInFile(plans[rank].objects[variant.item], variant).size();
     }
     std::unordered_map<std::uint32_t, std::uint64_t> chunks_of;  // Looked up only.
     for (const ChunkAssignment& chunk : assignment.chunks) {
@@ -55,7 +65,7 @@ ManifestCounts CountIndex(const std::vector<LocalPlan>& plans, const SettledPlan
     counts.objects += assignment.objects.size();
     counts.blocks += DivideUp(bytes, block_bytes);
   }
-  counts.tensors = tensors.size();
+  counts.tensors = tensors.size() + variants;
   return counts;
 }
 
@@ -94,7 +104,18 @@ std::uint64_t HeaderBytesAtMost(const LocalPlan& plan, const RankAssignment& ass
   }
   for (const std::uint32_t alias : assignment.aliases) {
     const PlannedTensor& item = plan.tensors[alias];
-    bytes += NameBytesAtMost(item.fqn, 1) + NameBytesAtMost(plan.tensors[*item.tied_to].fqn, 1);
+    const PlannedTensor& of = plan.tensors[*item.tied_to];
+    bytes += NameBytesAtMost(item.fqn, 1) + NameBytesAtMost(of.fqn, 1);
+    if (const auto* variant = FindVariant(assignment.tensor_variants, *item.tied_to)) {
+      bytes += NameBytesAtMost(NameInFile(item, *variant), 1) +
+               NameBytesAtMost(NameInFile(of, *variant), 1);
+    }
+  }
+  for (const VariantAssignment& variant : assignment.tensor_variants) {
+    bytes += NameBytesAtMost(NameInFile(plan.tensors[variant.item], variant), kTimesNamed);
+  }
+  for (const VariantAssignment& variant : assignment.object_variants) {
+    bytes += NameBytesAtMost(NameInFile(plan.objects[variant.item], variant), 1);
   }
   for (const std::uint32_t object : assignment.objects) {
     bytes += NameBytesAtMost(plan.objects[object].fqn, 1);

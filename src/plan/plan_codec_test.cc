@@ -27,7 +27,12 @@ LocalPlan SamplePlan() {
 }
 
 RankAssignment SampleAssignment() {
-  return {{{0, {{0, 0}, {300, 65'536}}}, {2, {}}}, {0, 1, 500}, "structure bytes"};
+  return {{{0, {{0, 0}, {300, 65'536}}}, {2, {}}},
+          {0, 1, 500},
+          "structure bytes",
+          {},
+          {{2, {{1, 7, 3}}}},
+          {{500, {{2, 2, 1}, {4, 4, 1}}}}};
 }
 
 WriteReceipt SampleReceipt() { return {4096, 0xDEADBEEF, {1, 2, 0xFFFFFFFF}, {{{1}}, {{2}}}}; }

@@ -11,6 +11,7 @@
 
 #include "base/bytes.h"
 #include "varve/hash.h"
+#include "varve/metadata.h"
 #include "varve/status.h"
 #include "varve/tensor.h"
 
@@ -53,6 +54,14 @@ struct ChunkAssignment {
   friend bool operator==(const ChunkAssignment&, const ChunkAssignment&) = default;
 };
 
+/// A tensor or value of the rank's own plan that is stored as a variant: beside the lowest rank's
+/// value, not as the value of its name. `item` indexes LocalPlan::tensors or LocalPlan::objects.
+struct VariantAssignment {
+  std::uint32_t item = 0;
+  std::vector<RankRange> ranks;  ///< All ranks that hold this value.
+  friend bool operator==(const VariantAssignment&, const VariantAssignment&) = default;
+};
+
 /// The parts of a plan that one rank writes.
 struct RankAssignment {
   std::vector<ChunkAssignment> chunks;
@@ -61,15 +70,17 @@ struct RankAssignment {
   /// Items that are stored under the name of the item they are tied to, which is among `chunks`.
   /// Indices into LocalPlan::tensors, ascending.
   std::vector<std::uint32_t> aliases{};
+  /// The items among `chunks`, and among `objects`, that are variants. Ascending.
+  std::vector<VariantAssignment> tensor_variants{};
+  std::vector<VariantAssignment> object_variants{};
   friend bool operator==(const RankAssignment&, const RankAssignment&) = default;
 };
 
 struct SettledPlan {
   std::vector<RankAssignment> ranks;
-  /// Objects whose replicas differ; the lowest rank's value is the one stored.
+  /// Objects whose replicas differ. Sorted.
   std::vector<std::string> differing_objects;
-  /// Tensors with a shard whose replicas have different fingerprints; the lowest rank that holds
-  /// the shard writes all of it. Sorted.
+  /// Tensors with a shard whose replicas have different fingerprints. Sorted.
   std::vector<std::string> differing_tensors;
   friend bool operator==(const SettledPlan&, const SettledPlan&) = default;
 };
@@ -87,13 +98,21 @@ Hash128 Digest(const SettledPlan& plan);
 /// Errors: InvalidArgument naming the tensor or object.
 Status CheckLocalPlan(const LocalPlan& plan);
 
+/// What is stored of a shard, or of a plain value, whose replicas differ.
+enum class Differing : std::uint8_t {
+  kFirst,  ///< The lowest rank's value.
+  kKeep,   ///< Each value once; those of other ranks as variants.
+};
+
 /// Settles all ranks' plans. Each distinct shard is written exactly once; replicated ones are
 /// spread over the ranks that hold them so that all write about the same number of bytes, split
 /// where they are larger than a rank's fair share. A shard whose replicas differ is not split: what
 /// is stored is one rank's. Tensors that are tied on all their holders are written under one name.
+/// `differing` says what is stored where ranks hold different values under one name.
 /// Errors: InvalidArgument when ranks disagree about a tensor, when shards overlap without being
 /// equal, or when no rank holds a part of a tensor (named).
-Result<SettledPlan> Settle(const std::vector<LocalPlan>& plans);
+Result<SettledPlan> Settle(const std::vector<LocalPlan>& plans,
+                           Differing differing = Differing::kFirst);
 
 /// Returns the plan of an uncoordinated save: the rank writes all it holds.
 RankAssignment AssignEverything(const LocalPlan& plan);

@@ -4,24 +4,33 @@
 //      an alias of what is stored (ties.h).
 //   1. Shards are grouped by tensor and box. Equal boxes on several ranks are replicas; boxes that
 //      overlap without being equal are an error, and so is a part of a tensor that no rank holds.
-//   2. A shard with one holder is written by it. So is one whose replicas differ, by the lowest of
-//      its holders: split among them, it would be stored as a mix that no rank ever had. These
-//      bytes are the load a rank starts with.
-//   3. Shards with the same set of holders form a group, groups with fewer holders first (their
+//   2. A shard whose replicas have different fingerprints is taken apart by value. The value of the
+//      lowest of its ranks has the tensor's name; replicas without a fingerprint count as equal to
+//      it. Each other value becomes a variant (format/variants.h) of the ranks that hold it, or is
+//      dropped (Differing::kFirst). Plain values are taken apart alike, by their content.
+//   3. A shard with one holder is written by it. A value of a shard whose replicas differ is
+//   written
+//      whole by one of its holders, the one with the fewest bytes so far: fingerprints of samples
+//      have shown that this shard's replicas diverge, and cut among ranks it could be a mix that no
+//      rank ever had. With kFirst the lowest rank writes it. These bytes are the load a rank starts
+//      with.
+//   4. Shards with the same set of holders form a group, groups with fewer holders first (their
 //      bytes have fewer places to go). Each group is poured onto its holders like water: the level
 //      is where all of its bytes fit when every holder below the level is filled up to it.
-//   4. Large shards are laid end to end and cut where a holder is full (McNaughton's wrap-around
+//   5. Large shards are laid end to end and cut where a holder is full (McNaughton's wrap-around
 //      rule), so a group is cut at most in one place per holder. Small ones then go, largest first,
 //      to the holder with the fewest bytes.
 
 #include <algorithm>
 #include <cstddef>
+#include <iterator>
 #include <map>
 #include <queue>
 #include <set>
 
 #include "base/bytes.h"
 #include "format/structure.h"
+#include "format/variants.h"
 #include "plan/save_plan.h"
 #include "plan/ties.h"
 #include "tensor/box.h"
@@ -39,7 +48,26 @@ struct Shard {
   std::vector<std::uint32_t> ranks;  // Ascending.
   std::vector<std::uint32_t> items;  // Index into each rank's LocalPlan::tensors.
   std::uint64_t bytes = 0;
+  bool all_known = true;  // No fingerprint is missing.
 };
+
+/// Returns the values of a shard, each with its holders, by the lowest rank that holds it.
+std::vector<Shard> ValuesOf(const Shard& shard, const std::vector<LocalPlan>& plans) {
+  std::vector<Shard> values;
+  std::map<std::uint64_t, std::size_t> by_fingerprint;
+  for (std::size_t i = 0; i < shard.ranks.size(); ++i) {
+    const std::uint64_t one = plans[shard.ranks[i]].tensors[shard.items[i]].fingerprint;
+    const std::size_t at =
+        one == 0 ? 0 : by_fingerprint.emplace(one, by_fingerprint.size()).first->second;
+    if (at == values.size()) {
+      values.push_back({shard.item, {}, {}, shard.bytes});
+    }
+    values[at].ranks.push_back(shard.ranks[i]);
+    values[at].items.push_back(shard.items[i]);
+    values[at].all_known = values[at].all_known && one != 0;
+  }
+  return values;
+}
 
 bool ReplicasDiffer(const Shard& shard, const std::vector<LocalPlan>& plans) {
   std::uint64_t known = 0;
@@ -184,6 +212,19 @@ class Balancer {
     }
   }
 
+  /// Assigns the values of a shard whose replicas differ; all but the first are variants.
+  void AssignValues(const std::vector<Shard>& values) {
+    for (std::size_t i = 0; i < values.size(); ++i) {
+      const Shard& value = values[i];
+      const std::size_t holder = value.all_known ? Lightest(value.ranks) : 0;
+      Assign(value, holder, value.item->box);
+      if (i > 0) {
+        plan_.ranks[value.ranks[holder]].tensor_variants.push_back(
+            {value.items[holder], RangesOf(value.ranks)});
+      }
+    }
+  }
+
   SettledPlan Take() { return std::move(plan_); }
 
  private:
@@ -257,21 +298,50 @@ struct FewerHoldersFirst {
   }
 };
 
-void AssignObjects(const std::vector<LocalPlan>& plans, SettledPlan* settled) {
-  std::map<std::string_view, const ObjectItem*> first;
-  std::set<std::string_view> differing;
+/// The ranks that hold one content of a plain value, and its index in the plan of the lowest.
+struct ObjectValue {
+  Hash128 content;
+  std::uint32_t item = 0;
+  std::vector<std::uint32_t> ranks;
+};
+
+void AssignObjects(const std::vector<LocalPlan>& plans, Differing differing, SettledPlan* settled) {
+  std::map<std::string_view, std::vector<ObjectValue>> values;
   for (std::size_t rank = 0; rank < plans.size(); ++rank) {
     for (std::size_t i = 0; i < plans[rank].objects.size(); ++i) {
       const ObjectItem& item = plans[rank].objects[i];
-      const auto [at, is_new] = first.emplace(item.fqn, &item);
-      if (is_new) {
-        settled->ranks[rank].objects.push_back(static_cast<std::uint32_t>(i));
-      } else if (at->second->content != item.content) {
-        differing.insert(item.fqn);
+      std::vector<ObjectValue>& known = values[item.fqn];
+      auto at = std::find_if(known.begin(), known.end(), [&](const ObjectValue& value) {
+        return value.content == item.content;
+      });
+      if (at == known.end()) {
+        known.push_back({item.content, static_cast<std::uint32_t>(i), {}});
+        at = std::prev(known.end());
       }
+      at->ranks.push_back(static_cast<std::uint32_t>(rank));
     }
   }
-  settled->differing_objects.assign(differing.begin(), differing.end());
+  for (const auto& [fqn, known] : values) {
+    settled->ranks[known[0].ranks[0]].objects.push_back(known[0].item);
+    if (known.size() > 1) {
+      settled->differing_objects.emplace_back(fqn);
+    }
+    for (std::size_t i = 1; i < known.size() && differing == Differing::kKeep; ++i) {
+      RankAssignment& assignment = settled->ranks[known[i].ranks[0]];
+      assignment.objects.push_back(known[i].item);
+      assignment.object_variants.push_back({known[i].item, RangesOf(known[i].ranks)});
+    }
+  }
+}
+
+/// Puts lists of items in the order that they have in the local plans.
+void SortItems(RankAssignment* assignment) {
+  const auto by_item = [](const VariantAssignment& a, const VariantAssignment& b) {
+    return a.item < b.item;
+  };
+  std::sort(assignment->objects.begin(), assignment->objects.end());
+  std::sort(assignment->tensor_variants.begin(), assignment->tensor_variants.end(), by_item);
+  std::sort(assignment->object_variants.begin(), assignment->object_variants.end(), by_item);
 }
 
 Result<Bytes> MergedStructure(const std::vector<LocalPlan>& plans) {
@@ -292,24 +362,32 @@ Result<Bytes> MergedStructure(const std::vector<LocalPlan>& plans) {
 
 }  // namespace
 
-Result<SettledPlan> Settle(const std::vector<LocalPlan>& plans) {
+Result<SettledPlan> Settle(const std::vector<LocalPlan>& plans, Differing keep) {
   const Aliases aliases = SettleTies(plans);
   VARVE_ASSIGN_OR_RETURN(const std::vector<Shard> shards, GroupShards(plans, aliases));
   std::set<std::string_view> tensor_names;
   std::set<std::string_view> differing;
   Balancer balancer(plans.size());
   std::map<std::vector<std::uint32_t>, std::vector<const Shard*>, FewerHoldersFirst> groups;
+  std::vector<const Shard*> diverged;
   for (const Shard& shard : shards) {
     tensor_names.emplace_hint(tensor_names.end(), shard.item->fqn);  // They ascend.
     const bool differs = ReplicasDiffer(shard, plans);
     if (differs) {
       differing.insert(shard.item->fqn);
     }
-    if (differs || shard.ranks.size() == 1) {
+    if (differs && keep == Differing::kKeep) {
+      diverged.push_back(&shard);
+    } else if (differs || shard.ranks.size() == 1) {
       balancer.Assign(shard, 0, shard.item->box);
     } else {
       groups[shard.ranks].push_back(&shard);
     }
+  }
+  std::stable_sort(diverged.begin(), diverged.end(),
+                   [](const Shard* a, const Shard* b) { return a->bytes > b->bytes; });
+  for (const Shard* shard : diverged) {
+    balancer.AssignValues(ValuesOf(*shard, plans));
   }
   for (auto& [ranks, group] : groups) {
     balancer.Pour(std::move(group));
@@ -325,7 +403,10 @@ Result<SettledPlan> Settle(const std::vector<LocalPlan>& plans) {
   for (std::size_t rank = 0; rank < plans.size(); ++rank) {
     AssignAliases(plans[rank], aliases, &settled.ranks[rank]);
   }
-  AssignObjects(plans, &settled);
+  AssignObjects(plans, keep, &settled);
+  for (RankAssignment& assignment : settled.ranks) {
+    SortItems(&assignment);
+  }
   for (const LocalPlan& plan : plans) {
     for (const ObjectItem& object : plan.objects) {
       if (tensor_names.contains(object.fqn)) {

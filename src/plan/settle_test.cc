@@ -1,7 +1,12 @@
 #include <algorithm>
+#include <map>
+#include <span>
+#include <string>
 
 #include <gtest/gtest.h>
 
+#include "format/variants.h"
+#include "plan/file_plan.h"
 #include "plan/save_plan.h"
 #include "support/boxes.h"
 #include "support/plans.h"
@@ -86,6 +91,71 @@ TEST(Settle, GivesAShardWhoseReplicasDifferWholeToTheLowestRankThatHoldsIt) {
       }
     }
   }
+}
+
+/// Returns the box of each chunk by its rank, and the ranks of the variant that it is of.
+std::map<std::string, std::vector<std::string>> WrittenBy(const std::vector<LocalPlan>& plans,
+                                                          const SettledPlan& settled) {
+  std::map<std::string, std::vector<std::string>> written;
+  for (std::size_t rank = 0; rank < plans.size(); ++rank) {
+    const RankAssignment& mine = settled.ranks[rank];
+    for (const ChunkAssignment& chunk : mine.chunks) {
+      const auto* variant = FindVariant(mine.tensor_variants, chunk.item);
+      written[plans[rank].tensors[chunk.item].fqn].push_back(
+          std::to_string(rank) + " " + ToString(chunk.box) +
+          (variant == nullptr ? "" : " of " + ToString(std::span(variant->ranks))));
+    }
+  }
+  return written;
+}
+
+TEST(Settle, KeepsEachValueOfAShardWhoseReplicasDifferOnceAndWhole) {
+  const auto plans = Replicated({Whole("big", {4096, 1024})}, "big", {7, 8, 9, 8, 7, 8});
+  const auto settled = Settle(plans, Differing::kKeep);
+  ASSERT_TRUE(IsOk(settled));
+  EXPECT_EQ(settled->differing_tensors, std::vector<std::string>{"big"});
+  EXPECT_EQ(WrittenBy(plans, *settled)["big"],
+            (std::vector<std::string>{"0 [0:4096, 0:1024]", "1 [0:4096, 0:1024] of 1-5:2",
+                                      "2 [0:4096, 0:1024] of 2"}));
+}
+
+TEST(Settle, SpreadsValuesOfManyTensorsOverTheRanksThatHoldThem) {
+  std::vector<PlannedTensor> tensors;
+  for (int i = 0; i < 4; ++i) {
+    tensors.push_back(Whole("expert" + std::to_string(i), {1024, 64}));
+  }
+  std::vector<LocalPlan> plans(4, LocalPlan{tensors, {}, {}});
+  for (std::size_t rank = 0; rank < plans.size(); ++rank) {
+    for (PlannedTensor& item : plans[rank].tensors) {
+      item.fingerprint = 1 + rank % 2;
+    }
+  }
+  const auto settled = Settle(plans, Differing::kKeep);
+  ASSERT_TRUE(IsOk(settled));
+  for (const RankAssignment& mine : settled->ranks) {
+    EXPECT_EQ(mine.chunks.size(), 2U);
+  }
+}
+
+TEST(Settle, LetsTheLowestRankWriteItsOwnWhereAFingerprintIsUnknown) {
+  const auto plans = Replicated({Whole("w", {50'000})}, "w", {0, 7, 8, 7});
+  const auto settled = Settle(plans, Differing::kKeep);
+  ASSERT_TRUE(IsOk(settled));
+  EXPECT_EQ(WrittenBy(plans, *settled)["w"],
+            (std::vector<std::string>{"0 [0:50000]", "2 [0:50000] of 2"}));
+}
+
+TEST(Settle, KeepsValuesOfOneShardOfATensorAlone) {
+  std::vector<LocalPlan> plans(4);
+  for (std::uint64_t rank = 0; rank < 4; ++rank) {
+    plans[rank].tensors = {Slice("w", {100, 8}, rank / 2, 2)};
+    plans[rank].tensors[0].fingerprint = 1 + rank / 2;
+  }
+  plans[3].tensors[0].fingerprint = 9;
+  const auto settled = Settle(plans, Differing::kKeep);
+  ASSERT_TRUE(IsOk(settled));
+  EXPECT_EQ(WrittenBy(plans, *settled)["w"],
+            (std::vector<std::string>{"0 [0:50, 0:8]", "2 [50:100, 0:8]", "3 [50:100, 0:8] of 3"}));
 }
 
 TEST(Settle, ComparesReplicasOfOneShardAndNotShardsOfOneTensor) {
@@ -222,6 +292,23 @@ TEST(Settle, StoresAnObjectOnceAndReportsReplicasThatDiffer) {
   EXPECT_EQ(settled.ranks[2].objects, std::vector<std::uint32_t>{0});
   EXPECT_TRUE(settled.ranks[3].objects.empty());
   EXPECT_EQ(settled.differing_objects, std::vector<std::string>{"lr"});
+}
+
+TEST(Settle, KeepsEachContentOfAnObjectOnce) {
+  const std::vector<LocalPlan> plans{{{}, {Object("lr", 1), Object("rng", 5)}, {}},
+                                     {{}, {Object("rng", 6), Object("lr", 1)}, {}},
+                                     {{}, {Object("rng", 7)}, {}},
+                                     {{}, {Object("rng", 6)}, {}}};
+  const auto settled = Settle(plans, Differing::kKeep);
+  ASSERT_TRUE(IsOk(settled));
+  EXPECT_EQ(settled->differing_objects, std::vector<std::string>{"rng"});
+  EXPECT_EQ(settled->ranks[0].objects, (std::vector<std::uint32_t>{0, 1}));
+  EXPECT_TRUE(settled->ranks[0].object_variants.empty());
+  EXPECT_EQ(settled->ranks[1].objects, std::vector<std::uint32_t>{0});
+  EXPECT_EQ(settled->ranks[1].object_variants,
+            (std::vector<VariantAssignment>{{0, {{1, 1, 1}, {3, 3, 1}}}}));
+  EXPECT_EQ(settled->ranks[2].object_variants, (std::vector<VariantAssignment>{{0, {{2, 2, 1}}}}));
+  EXPECT_TRUE(settled->ranks[3].objects.empty());
 }
 
 TEST(Settle, GivesTheMergedStructureToRankZero) {

@@ -90,6 +90,22 @@ TEST(Ties, OfReplicasThatDifferAreNamedByBothNames) {
   EXPECT_TRUE(settled->ranks[1].aliases.empty());
 }
 
+TEST(Ties, OfValuesOfSomeRanksAreAliasesOfThose) {
+  std::vector<LocalPlan> plans(2);
+  for (std::uint64_t rank = 0; rank < 2; ++rank) {
+    plans[rank].tensors = {Whole("a", {50'000}), Tied(Whole("b", {50'000}), 0)};
+    plans[rank].tensors[0].fingerprint = plans[rank].tensors[1].fingerprint = 1 + rank;
+  }
+  const auto settled = Settle(plans, Differing::kKeep);
+  ASSERT_TRUE(IsOk(settled));
+  const auto file = PlanFile(plans[1], settled->ranks[1], {.rank = 1, .world_size = 2});
+  ASSERT_TRUE(IsOk(file));
+  ASSERT_EQ(file->header.chunks.size(), 1U);
+  EXPECT_EQ(file->header.chunks[0].fqn, "__varve__.ranks.1.a");
+  EXPECT_EQ(file->header.aliases,
+            (std::vector<TensorAlias>{{"__varve__.ranks.1.b", "__varve__.ranks.1.a"}}));
+}
+
 TEST(Ties, OfARankThatSavesAloneAreAliasesToo) {
   const auto plans = TiedRows();
   const RankAssignment assignment = AssignEverything(plans[0]);

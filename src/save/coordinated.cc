@@ -222,7 +222,10 @@ class CoordinatedSave final : public SaveSession {
       settled_.plans.push_back(std::move(plan));
     }
     encoded.clear();
-    VARVE_ASSIGN_OR_RETURN(settled_.settled, varve::Settle(settled_.plans));
+    const bool keeps = format().holds_variants && options_.on_difference != OnDifference::kFirst;
+    VARVE_ASSIGN_OR_RETURN(
+        settled_.settled,
+        varve::Settle(settled_.plans, keeps ? Differing::kKeep : Differing::kFirst));
     VARVE_RETURN_IF_ERROR(CheckReplicasAgree());
     FileIdentity& identity = settled_.identity;
     if (options_.save_id) {

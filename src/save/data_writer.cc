@@ -21,8 +21,9 @@ Result<std::vector<FileSegment>> Segments(const State& state, const FilePlan& pl
     const StoredChunk& chunk = plan.header.chunks[i];
     const SourceTensor& source = state.tensors[plan.chunk_items[i]];
     FileSegment segment{.bytes = chunk.bytes.end - chunk.bytes.begin, .owner = plan.chunk_items[i]};
-    VARVE_RETURN_IF_ERROR(ReadFrom(source.source, source.dtype, source.box, chunk.box, &segment)
-                              .Annotate("tensor \"" + source.fqn + "\""));
+    VARVE_RETURN_IF_ERROR(
+        ReadFrom(source.source, source.dtype, source.box, plan.chunk_boxes[i], &segment)
+            .Annotate("tensor \"" + source.fqn + "\""));
     segments.push_back(std::move(segment));
   }
   for (const std::uint32_t item : plan.object_items) {

@@ -163,6 +163,7 @@ Result<CheckpointIndex> MakeDcpIndex(const SettledSave& settled,
 
 const WrittenFormat kDcpFormat{.format = Format::kDcp,
                                .rank_local = false,
+                               .holds_variants = false,
                                .check = CheckDcp,
                                .lay_out = LayOutDcpFile,
                                .index_name = ".metadata",

@@ -181,6 +181,7 @@ std::vector<std::string> NamesOfParts(const SettledSave& settled) {
 
 const WrittenFormat kHfaiFormat{.format = Format::kHfai,
                                 .rank_local = false,
+                                .holds_variants = false,
                                 .check = CheckHfaiParts,
                                 .lay_out = LayOutHfaiPart,
                                 .names = NamesOfParts,

@@ -140,11 +140,134 @@ std::vector<Result<SaveReport>> SaveDiverged(int size, const std::string& path,
   return reports;
 }
 
-TEST(DifferingReplicas, AreStoredAsTheLowestRankHasThemAndNamed) {
+/// Returns a target for "w" in `memory`.
+TargetTensor MatrixTarget(std::vector<float>* memory) {
+  memory->assign(kRows * kColumns, -1);
+  return {"w", DType::kFloat32, {kRows, kColumns}, WholeBox({kRows, kColumns}), memory->data(), {}};
+}
+
+/// Loads "w" and the value "seed" on as many ranks as `size`, and returns each rank's first element
+/// and report.
+std::vector<std::pair<Result<LoadReport>, float>> LoadByRanks(int size, const std::string& path,
+                                                              const LoadOptions& options,
+                                                              bool one_will_do = false) {
+  auto ranks = MakeInProcessCoordinators(size);
+  std::vector<std::pair<Result<LoadReport>, float>> loaded(ranks.size(), {Internal("not run"), 0});
+  {
+    std::vector<std::jthread> threads;
+    for (auto& rank : ranks) {
+      threads.emplace_back([&] {
+        auto reader = CheckpointReader::Open(path);
+        ASSERT_TRUE(IsOk(reader));
+        std::vector<float> memory;
+        LoadRequest request;
+        request.targets.push_back(MatrixTarget(&memory));
+        if (one_will_do) {
+          request.one_will_do.emplace_back("w");
+        }
+        auto& [report, element] = loaded[static_cast<std::size_t>(rank->rank())];
+        report = Load(**reader, request, options, *rank);
+        EXPECT_EQ(memory, std::vector<float>(memory.size(), memory[0])) << "no mix of values";
+        element = memory[0];
+      });
+    }
+  }
+  return loaded;
+}
+
+TEST(DifferingReplicas, AreAllKeptAndComeBackToTheirRanks) {
+  const TempDir dir;
+  const std::string path = dir / "step-1";
+  const auto reports = SaveDiverged(3, path, {});
+  ASSERT_TRUE(IsOk(reports[0]));
+  EXPECT_EQ(reports[0]->differing_tensors, std::vector<std::string>{"w"});
+  const auto verified = Verify(path);
+  ASSERT_TRUE(IsOk(verified));
+  EXPECT_TRUE(verified->damages.empty());
+  const auto loaded = LoadByRanks(3, path, {});
+  for (std::size_t rank = 0; rank < loaded.size(); ++rank) {
+    ASSERT_TRUE(IsOk(loaded[rank].first));
+    EXPECT_EQ(loaded[rank].second, static_cast<float>(rank + 1));
+    EXPECT_EQ(loaded[rank].first->kept, std::vector<std::string>{"w"});
+    EXPECT_TRUE(loaded[rank].first->merged.empty());
+  }
+}
+
+TEST(DifferingReplicas, AreRebuiltFromTheDataFilesAlone) {
+  const TempDir dir;
+  const std::string path = dir / "step-1";
+  ASSERT_TRUE(IsOk(SaveDiverged(2, path, {})[0]));
+  const auto before = CheckpointReader::Open(path);
+  ASSERT_TRUE(IsOk(before));
+  ASSERT_EQ((*before)->metadata().tensor_variants.size(), 1U);
+  ASSERT_TRUE(IsOk(PosixStorage().Remove(path + "/manifest.bin")));
+  ASSERT_TRUE(IsOk(Repair(path)));
+  const auto after = CheckpointReader::Open(path);
+  ASSERT_TRUE(IsOk(after));
+  EXPECT_EQ((*after)->metadata(), (*before)->metadata());
+}
+
+TEST(DifferingReplicas, AreRefusedToAnotherWorldUnlessOneValueWillDo) {
+  const TempDir dir;
+  const std::string path = dir / "step-1";
+  ASSERT_TRUE(IsOk(SaveDiverged(3, path, {})[0]));
+  for (const auto& [report, element] : LoadByRanks(2, path, {})) {
+    EXPECT_TRUE(
+        FailsWith(report, StatusCode::kInvalidArgument,
+                  {"the 3 ranks that saved", "by 2: w;", "on_difference=\"first\"", "PerRank"}));
+    EXPECT_EQ(element, -1) << "nothing was written";
+  }
+  for (const auto& [report, element] :
+       LoadByRanks(3, path, {.on_difference = OnDifferenceAtLoad::kFirst})) {
+    ASSERT_TRUE(IsOk(report));
+    EXPECT_EQ(element, 1) << "the lowest rank's";
+    EXPECT_EQ(report->merged, std::vector<std::string>{"w"});
+  }
+  for (const auto& [report, element] : LoadByRanks(1, path, {}, true)) {
+    ASSERT_TRUE(IsOk(report));
+    EXPECT_EQ(element, 1);
+    EXPECT_EQ(report->merged, std::vector<std::string>{"w"});
+  }
+}
+
+TEST(DifferingReplicas, OfOneShardComeBackToTheirRanksWhileTheOthersAreOneValue) {
+  const TempDir dir;
+  const std::string path = dir / "step-1";
+  auto ranks = MakeInProcessCoordinators(4);
+  std::vector<std::jthread> threads;
+  for (auto& rank : ranks) {
+    threads.emplace_back([&] {
+      // Ranks 0 and 1 hold rows 0-1, ranks 2 and 3 rows 2-3; only the last two differ.
+      const auto number = static_cast<std::uint64_t>(rank->rank());
+      const Box half{{number / 2 * 2, 0}, {2, 3}};
+      const std::vector<float> own(6, number < 2 ? 0.5F : static_cast<float>(number));
+      State state;
+      state.tensors.push_back({"w", DType::kFloat32, {4, 3}, half, HostMemory{own.data(), {}}});
+      state.objects.push_back({"seed", EncodeValue(Value::Int(rank->rank() / 2))});
+      ASSERT_TRUE(IsOk(Save(state, path, {}, *rank)));
+      auto reader = CheckpointReader::Open(path);
+      ASSERT_TRUE(IsOk(reader));
+      std::vector<float> whole(12, -1);
+      LoadRequest request;
+      request.targets = {{"w", DType::kFloat32, {4, 3}, WholeBox({4, 3}), whole.data(), {}}};
+      request.objects = {"seed"};
+      ASSERT_TRUE(IsOk(Load(**reader, request, {}, *rank)));
+      EXPECT_EQ(whole[0], 0.5F);
+      EXPECT_EQ(whole[11], number == 3 ? 3 : 2) << "rank " << number;
+      const auto seed = (*reader)->ReadObjects(request.objects);
+      ASSERT_TRUE(IsOk(seed));
+      EXPECT_EQ(EncodeValue((*seed)[0]), EncodeValue(Value::Int(rank->rank() / 2)));
+    });
+  }
+}
+
+TEST(DifferingReplicas, AreStoredAsTheLowestRankHasThemWhereOneIsAskedFor) {
   const TempDir dir;
   for (const Format format : {Format::kVarve, Format::kDcp}) {
     const std::string path = dir / std::string(FormatName(format));
-    const auto reports = SaveDiverged(3, path, {.format = format});
+    const auto on_difference =
+        format == Format::kVarve ? OnDifference::kFirst : OnDifference::kKeep;
+    const auto reports = SaveDiverged(3, path, {.format = format, .on_difference = on_difference});
     for (std::size_t rank = 0; rank < reports.size(); ++rank) {
       ASSERT_TRUE(IsOk(reports[rank]));
       EXPECT_EQ(reports[rank]->differing_tensors,

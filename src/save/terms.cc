@@ -32,6 +32,16 @@ void Fields(Archive& archive, FieldsOf<Archive, TermsHeading>& heading) {
 
 namespace {
 
+/// As in Python.
+std::string_view OnDifferenceName(OnDifference on_difference) {
+  switch (on_difference) {
+    case OnDifference::kKeep: return "keep";
+    case OnDifference::kFirst: return "first";
+    case OnDifference::kError: return "error";
+  }
+  return "unknown";
+}
+
 /// Returns "overwrite (false on rank 0, true on ranks 1, 3)".
 std::string Describe(const std::vector<std::vector<SaveTerm>>& ranks, std::size_t number) {
   std::map<std::string, std::vector<std::uint32_t>> by_value;
@@ -55,7 +65,7 @@ std::vector<SaveTerm> TermsOf(const SaveOptions& options, std::string_view path,
       {"the number of ranks", std::to_string(world_size)},
       {"format", std::string(FormatName(options.format))},
       {"overwrite", std::string(OverwriteName(options.overwrite))},
-      {"on_difference", options.on_difference == OnDifference::kError ? "error" : "warn"},
+      {"on_difference", std::string(OnDifferenceName(options.on_difference))},
       {"check_replicas", options.check_replicas == CheckReplicas::kFull ? "full" : "samples"},
       {"shard_size", std::to_string(options.shard_size)},
       {"block_bytes", std::to_string(options.block_bytes)},

@@ -64,6 +64,8 @@ struct WrittenFormat {
   Format format = Format::kVarve;
   /// True where a rank may save in it without coordination.
   bool rank_local = false;
+  /// True where it can hold several values of one name (format/variants.h).
+  bool holds_variants = false;
   /// Checks on the coordinator, before any data are written, that the index can be. Reads the plans
   /// of all ranks. Errors: InvalidArgument.
   Status (*check)(const SettledSave& settled) = nullptr;

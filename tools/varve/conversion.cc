@@ -44,6 +44,7 @@ std::string AsJson(const Conversion& done) {
                  {"skipped", report.skipped},
                  {"objects_left_out", report.objects_left_out},
                  {"left_out", report.left_out},
+                 {"merged", report.merged},
                  {"files", report.files},
                  {"files_left_out", report.files_left_out}});
 }
@@ -53,6 +54,10 @@ std::string AsText(const Conversion& done) {
   std::string text;
   for (const std::string& fqn : report.skipped) {
     text += "skipped " + Printable(fqn) + ": the format cannot hold its type\n";
+  }
+  for (const std::string& fqn : report.merged) {
+    text += "merged " + Printable(fqn) +
+            ": ranks held different values; the lowest rank's is written\n";
   }
   if (report.objects_left_out > 0) {
     text += "left out " + Count(report.objects_left_out, "plain value") +

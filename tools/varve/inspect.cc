@@ -1,7 +1,10 @@
 #include <algorithm>
+#include <functional>
+#include <map>
 #include <memory>
 #include <numeric>
 #include <optional>
+#include <string>
 #include <vector>
 
 #include "json.h"
@@ -24,6 +27,10 @@ constexpr const char* kHelp =
     "end)\n"
     "there, and the XXH3-128 hash of its content, by which equal chunks of different checkpoints\n"
     "are known.\n"
+    "\n"
+    "Ranks may have held different values under one name. Then \"values\" says how many are "
+    "stored;\n"
+    "what is shown is the value of the lowest of those ranks.\n"
     "\n"
     "Where the files of other software store an entry under another path (OLMo: optimizer state "
     "by\n"
@@ -106,10 +113,28 @@ std::vector<Rendered> ReadValues(CheckpointReader& reader, std::size_t max_chars
   return rendered;
 }
 
+/// The numbers of values that are stored under each name.
+class Several {
+ public:
+  explicit Several(const Metadata& metadata)
+      : metadata_(metadata), several_(metadata.SeveralValues()) {}
+  [[nodiscard]] bool OfTensors() const { return !metadata_.tensor_variants.empty(); }
+  [[nodiscard]] bool OfObjects() const { return !metadata_.object_variants.empty(); }
+  [[nodiscard]] std::size_t Of(const std::string& fqn) const {
+    const auto found = several_.find(fqn);
+    return found == several_.end() ? 1 : found->second;
+  }
+
+ private:
+  const Metadata& metadata_;
+  const std::map<std::string, std::size_t, std::less<>> several_;
+};
+
 // ---- the whole checkpoint ----
 
 std::string CheckpointAsJson(const Options& options, CheckpointReader& reader) {
   const Metadata& metadata = reader.metadata();
+  const Several several(metadata);
   Json files = Json::array();
   for (const DataFile& file : metadata.files) {
     files.push_back({{"name", file.name},
@@ -134,6 +159,7 @@ std::string CheckpointAsJson(const Options& options, CheckpointReader& reader) {
                        {"shape", tensor.shape},
                        {"chunks", tensor.chunks.size()},
                        {"bytes", StoredBytes(tensor)},
+                       {"values", several.Of(tensor.fqn)},
                        {"stored_name", StoredNameAsJson(reader, tensor.fqn)}});
   }
   Json wrapped = Json::array();
@@ -148,6 +174,7 @@ std::string CheckpointAsJson(const Options& options, CheckpointReader& reader) {
                        {"bytes", Size(object.extent)},
                        {"value", If(values[i].readable, values[i].text)},
                        {"problem", If(!values[i].readable, values[i].text)},
+                       {"values", several.Of(object.fqn)},
                        {"stored_name", StoredNameAsJson(reader, object.fqn)}});
   }
   return ToLine({{"checkpoint", options.path},
@@ -214,6 +241,10 @@ std::string TensorsTable(const CheckpointReader& reader) {
                                      {"shape"},
                                      {"chunks", Table::Align::kRight},
                                      {"bytes", Table::Align::kRight}};
+  const Several several(metadata);
+  if (several.OfTensors()) {
+    columns.push_back({"values", Table::Align::kRight});
+  }
   const bool renamed = !reader.stored_names().empty();
   if (renamed) {
     columns.push_back({"stored as"});
@@ -224,6 +255,9 @@ std::string TensorsTable(const CheckpointReader& reader) {
     std::vector<std::string> row{tensor.fqn, std::string(DTypeName(tensor.dtype)),
                                  ToString(tensor.shape), std::to_string(tensor.chunks.size()),
                                  FormatBytes(StoredBytes(tensor))};
+    if (several.OfTensors()) {
+      row.push_back(std::to_string(several.Of(tensor.fqn)));
+    }
     if (renamed) {
       row.push_back(StoredName(reader, tensor.fqn).value_or("-"));
     }
@@ -235,6 +269,10 @@ std::string TensorsTable(const CheckpointReader& reader) {
 std::string ObjectsTable(CheckpointReader& reader) {
   const std::vector<ObjectMetadata>& objects = reader.metadata().objects;
   std::vector<Table::Column> columns{{"object"}, {"value"}};
+  const Several several(reader.metadata());
+  if (several.OfObjects()) {
+    columns.push_back({"values", Table::Align::kRight});
+  }
   const bool renamed = std::any_of(objects.begin(), objects.end(), [&](const auto& object) {
     return StoredName(reader, object.fqn).has_value();
   });
@@ -247,6 +285,9 @@ std::string ObjectsTable(CheckpointReader& reader) {
     std::vector<std::string> row{objects[i].fqn, values[i].readable
                                                      ? values[i].text
                                                      : "(unreadable: " + values[i].text + ")"};
+    if (several.OfObjects()) {
+      row.push_back(std::to_string(several.Of(objects[i].fqn)));
+    }
     if (renamed) {
       row.push_back(StoredName(reader, objects[i].fqn).value_or("-"));
     }

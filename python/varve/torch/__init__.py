@@ -117,7 +117,7 @@ def save(
     format: Literal["varve", "dcp", "hf"] = "varve",
     hf: HfOptions | None = None,
     save_id: bytes | None = None,
-    on_difference: Literal["warn", "error"] = "warn",
+    on_difference: Literal["keep", "first", "error"] = "keep",
     check_replicas: Literal["samples", "full"] = "samples",
     timeout: float = 1800.0,
     upload_to: str | os.PathLike[str] | None = None,
@@ -132,7 +132,7 @@ def save(
 
     Args:
         state_dict: Tensors and plain values under the same name on several ranks are replicas and are
-            stored once; wrap what differs between ranks in `PerRank`.
+            stored once; wrap what differs between ranks in `PerRank`. See `on_difference`.
         path: On storage that all ranks share; parents are made as needed.
         process_group: Defaults to all ranks of torch.distributed, or one process without it.
         overwrite: Replace a checkpoint at `path`, which stays loadable until the new one is durable. Files
@@ -155,10 +155,13 @@ def save(
         hf: Options of format="hf".
         save_id: 16 bytes that name the attempt, only for `coordinate=False` and the same on all ranks.
             By default it follows from the job's rendezvous store, the path and a count of saves.
-        on_difference: What to do when ranks hold different values of a tensor, or of a shard of it, under
-            one name. "warn" saves the value of the lowest of these ranks, names the tensor in
-            `report.differing_tensors` on rank 0 and warns there. "error" raises PreconditionError on
-            all ranks before anything is written.
+        on_difference: What to do when ranks hold different values of a tensor, of a shard of it, or of a
+            plain value, under one name. "keep" saves each different value once, with the ranks that
+            hold it: `load` on as many ranks gives each its own back. "first" saves the value of the
+            lowest of these ranks; so does "keep" in all formats but "varve", which have one value for
+            a name. Both list the names in `report.differing_tensors` and `report.differing_objects`
+            on rank 0, and warn there, once for each name in the checkpoints of one directory. "error"
+            raises PreconditionError on all ranks before anything is written, if tensors differ.
         check_replicas: "samples" compares all of a shard of up to 64 KiB, and 64 samples of 64 bytes of
             a larger one: that finds replicas that have diverged, not one flipped bit. "full" compares
             all bytes, which takes one more pass over all that each rank holds. Replicas are not
@@ -227,6 +230,7 @@ def load(
     timeout: float = 1800.0,
     progress: Callable[[int, int], None] | None = None,
     use_agent: bool = True,
+    on_difference: Literal["keep", "first"] = "keep",
 ) -> LoadReport:
     """Fills `state_dict` in place from a checkpoint that any layout of ranks has saved.
 
@@ -260,10 +264,16 @@ def load(
         progress: Called from other threads with bytes read and bytes in all, on this rank.
         use_agent: Read from the memory of this node's agent what it has of the checkpoint. False reads
             the disk alone, and looks for no agent. Looking takes a second at most.
+        on_difference: What to load where the ranks that saved held different values under one name. With
+            "keep" as many ranks get their own values back, rank by rank; another number of ranks is
+            refused, except for buffers of a module in `state_dict` (BatchNorm's under
+            DistributedDataParallel): they get the lowest rank's value, with a warning. "first" gives
+            all ranks the lowest rank's values. The report has the names in `kept` and `merged`.
 
     Raises:
         InvalidArgumentError: Names, dtypes or shapes differ; the message has the first ten of each
-            kind. Or tensors of the destination share memory and cannot all be filled.
+            kind. Or the ranks that saved held different values under one name, and were another
+            number of ranks. Or tensors of the destination share memory and cannot all be filled.
         CorruptCheckpointError: Stored bytes are damaged. The message names file, offset and tensor,
             and which tensors hold new bytes.
         CheckpointNotFoundError: There is no checkpoint at `path`.
@@ -271,7 +281,13 @@ def load(
     Warns when nothing was loaded.
     """
     with collective(process_group, timeout, name_of("load", path)) as coordinator:
-        options = _core.LoadOptions(strict=strict, cast=cast, timeout=timeout, progress=progress)
+        options = _core.LoadOptions(
+            strict=strict,
+            cast=cast,
+            timeout=timeout,
+            progress=progress,
+            on_difference=on_difference,
+        )
         choice = _load.Choice(keys, rename, allow_pickle, use_agent, assign)
         return _load.load(state_dict, path, TorchArrays(), coordinator, options, choice)
 

@@ -25,7 +25,7 @@ from varve.torch import _run
 from varve.torch._coordinator import collective, name_of
 from varve.torch._failures import Failures, is_failure, owners_or, warn_of_earlier
 from varve.torch._guard import guards_of, optimizers_of
-from varve.torch._handle import Handle
+from varve.torch._handle import Differing, Handle
 from varve.torch._stager import Stager, retire, stager_of
 from varve.torch._tensors import TorchArrays
 
@@ -128,7 +128,9 @@ def begin(call: Call[AnyHandle]) -> AnyHandle:
     else:
         handle = with_shared(group, call.executor or "thread", call.timeout, start)
     handle._guard(guards)
-    _engine.warn_of_differences(handle._differing_tensors)
+    handle._warning = _engine.warn_of_values(
+        where, handle._differing, call.save["format"], call.save["on_difference"]
+    )
     copied = handle.staging_completion
     if call.on_failure == "raise" and handle.done() and copied.done() and copied.exception():
         handle.result()
@@ -235,7 +237,7 @@ class Save(Generic[AnyHandle]):
             handle._engine = None
             if self.on_failure == "raise" and handle._exception is not None:
                 failures.forget(handle._exception)  # The call raises it.
-        handle._differing_tensors = engine.differing_tensors
+        handle._differing = Differing(engine.differing_tensors, engine.differing_objects)
         return handle
 
     def _upload(self, stager: Stager, handle: AnyHandle, report: Any, failures: Failures) -> None:

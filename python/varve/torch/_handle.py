@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future
+from dataclasses import dataclass, field
 from typing import Any, ClassVar, TypeVar
 
 from varve._core import AsyncSaveReport, DeferredReport, background
@@ -12,6 +13,14 @@ from varve.torch._failures import log_dropped
 from varve.torch._guard import Guard, guards_of, optimizers_of
 
 Report = TypeVar("Report")
+
+
+@dataclass(frozen=True)
+class Differing:
+    """Names under which the ranks hold different values, as a report has them."""
+
+    differing_tensors: list[str] = field(default_factory=list)
+    differing_objects: list[str] = field(default_factory=list)
 
 
 class Handle(Future[Report]):
@@ -43,7 +52,8 @@ class Handle(Future[Report]):
         self._failed = False
         self._saved = False  # And its upload is under way.
         self._asked_to_end = False
-        self._differing_tensors: list[str] = []
+        self._differing = Differing()
+        self._warning = ""  # What the call has warned of; "" where nothing was new.
 
     def result(self, timeout: float | None = None) -> Report:
         """Waits for the end of the save, `timeout` seconds at most. Raises the save's error."""

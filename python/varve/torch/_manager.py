@@ -103,6 +103,8 @@ class TorchBackend:
                 timeout=self._timeout,
                 **self._options_for(state),
             )
+        if handle._warning:
+            _LOG.warning("save %s: %s", path, handle._warning)
         handle.add_done_callback(ended)
         return handle
 

@@ -261,6 +261,15 @@ class TorchArrays(NumpyArrays):
         """Returns the torch dtype with this number in the engine; None where there is none."""
         return _DTYPES.get(number)
 
+    def buffers(self, value: Any) -> Iterable[str]:
+        """Returns the names of a module's buffers in its state dict; none for anything else."""
+        if isinstance(value, torch.nn.Module):
+            for name, _ in value.named_buffers(remove_duplicate=False):
+                yield name
+                yield name.replace(
+                    "_checkpoint_wrapped_module.", ""
+                )  # It takes itself out of names.
+
     def give_back(self, value: Any, state: Any) -> None:
         """Calls `load_state_dict`; a module takes over the fresh tensors, and keeps its others."""
         made = {key: item for key, item in state.items() if id(item) in self._fresh}

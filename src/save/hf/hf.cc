@@ -212,6 +212,7 @@ Result<CheckpointIndex> MakeHfIndex(const SettledSave& settled,
 
 const WrittenFormat kHfFormat{.format = Format::kSafetensors,
                               .rank_local = false,
+                              .holds_variants = false,
                               .check = CheckHf,
                               .place = PlaceHf,
                               .lay_out = LayOutHf,

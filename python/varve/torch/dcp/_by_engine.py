@@ -177,7 +177,7 @@ def _save(job: Job, path: str, start: Callable[[_Begin], SaveHandle]) -> AsyncSa
     step = Step(
         "save", checkpoint_id=job.checkpoint_id, storage_writer=job.writer, planner=job.planner
     )
-    _engine.warn_of_differences(handle._differing_tensors, _LOWEST_IS_SAVED)
+    _engine.warn_of_differences(handle._differing.differing_tensors, _LOWEST_IS_SAVED)
     out = AsyncSave()
     out.staging_completion = handle.staging_completion
 

@@ -106,7 +106,7 @@ class PlanReader:
                 cuda = cuda_of(memory)
                 lengths = item.lengths
                 request.add(stored.fqn, number, shape, address, strides, begin, lengths, cuda)
-        self._reader.load(request, _core.LoadOptions(strict=False), None)
+        self._reader.load(request, _core.LoadOptions(strict=False, on_difference="first"), None)
         for item, tensor, memory in filled:
             if memory is not tensor:
                 tensor.copy_(memory)

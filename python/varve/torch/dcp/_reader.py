@@ -5,14 +5,16 @@ from __future__ import annotations
 import os
 from typing import Any
 
+import torch.distributed as dist
 from torch.distributed.checkpoint import filesystem
 from torch.distributed.checkpoint.metadata import Metadata
 from torch.distributed.checkpoint.planner import LoadPlan, LoadPlanner
 from torch.futures import Future
 
 from varve import _core
-from varve._engine import collector_at_rest
-from varve.errors import UnsupportedError
+from varve._engine import collector_at_rest, first_names
+from varve._warn import warn
+from varve.errors import ReplicasDifferWarning, UnsupportedError
 from varve.torch.dcp._metadata import metadata_of
 from varve.torch.dcp._names import Names, is_object, is_ours, name_of
 from varve.torch.dcp._read import PlanReader
@@ -114,10 +116,27 @@ class FileSystemReader(filesystem.FileSystemReader):
             return super().read_data(plan, planner)
         reader = self._reader or _core.Reader(str(self.path))
         self._reader = None  # Frees its memory and open files once this is done.
+        self._choose_values(reader)
         PlanReader(reader, self.storage_data).read(plan, planner)
         future: Future[None] = Future()
         future.set_result(None)
         return future
+
+    @staticmethod
+    def _choose_values(reader: _core.Reader) -> None:
+        """Chooses this rank's own values of what differed between as many ranks; else the lowest's."""
+        differing = list(reader.variants())
+        if not differing:
+            return
+        joined = dist.is_available() and dist.is_initialized()
+        if joined and dist.get_world_size() == reader.world_size:
+            reader.take_values_of(dist.get_rank())
+            return
+        warn(
+            f"load {reader.directory}: the {reader.world_size} ranks that saved held different values "
+            f"under one name: {first_names(differing)}. What is loaded is the lowest rank's",
+            ReplicasDifferWarning,
+        )
 
     def __getstate__(self) -> dict[str, Any]:
         """Without the open checkpoint, which stays in its process."""
