@@ -23,6 +23,7 @@ from varve.integrations._newest import none_is_good, warn_of, whole_in
 from varve.integrations._ranks import by_rank_0
 from varve.integrations._saves import LazyStager, Saves, failed_in_the_call, is_awaited
 from varve.integrations._staging import Staging, checked, choose
+from varve.integrations._worlds import load_own_or_first
 
 
 def rekey(checkpoint: dict[str, Any]) -> dict[str, Any]:
@@ -141,14 +142,14 @@ class _Sharded:
         # What is empty gets what was saved.
         state: dict[str, Any] = {self.model_key: get_model_state_dict(module), "meta": {}}
         allow_pickle = self.allow_pickle and not weights_only
-        varve.torch.load(state, path, strict=strict, allow_pickle=allow_pickle)
+        load_own_or_first(state, path, strict=strict, allow_pickle=allow_pickle)
         options = StateDictOptions(strict=strict)
         set_model_state_dict(module, state[self.model_key], options=options)
         fitting = self.lightning_module.trainer.state.fn == TrainerFn.FITTING
         for i, optimizer in enumerate(self.optimizers if fitting else []):
             key = f"optimizer_{i}"
             moments = {key: get_optimizer_state_dict(module, optimizer)}
-            varve.torch.load(moments, path)
+            load_own_or_first(moments, path)
             set_optimizer_state_dict(module, optimizer, optim_state_dict=moments[key])
         return state["meta"]
 

@@ -44,6 +44,7 @@ import varve.torch.dcp
 from varve.errors import InvalidArgumentError, UnsupportedError
 from varve.integrations import _contract, _hf_folders, _hf_random
 from varve.integrations._hf_saves import Saves, VarveSaving
+from varve.integrations._worlds import load_own_or_first
 
 try:
     from accelerate.utils import DistributedType, broadcast_object_list
@@ -346,7 +347,7 @@ class VarveCheckpoints:
         ):
             state["positions"] = varve.torch.PerRank({})
         saving = self.saving
-        varve.torch.load(state, path, timeout=saving.timeout, allow_pickle=saving.allow_pickle)
+        load_own_or_first(state, path, timeout=saving.timeout, allow_pickle=saving.allow_pickle)
         known = accelerator.process_index < (stored.world_size or 0)
         self._put(models, state, known)
 

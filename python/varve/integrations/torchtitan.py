@@ -45,6 +45,7 @@ from varve.integrations._contract import missing_package
 from varve.integrations._ranks import by_rank_0, rank_of_job
 from varve.integrations._staging import Staging, checked, choose
 from varve.integrations._steps import Purge, whole_steps
+from varve.integrations._worlds import load_own_or_first
 
 try:
     from torchtitan.components.checkpointer import (
@@ -314,7 +315,7 @@ class VarveCheckpointManager(BaseCheckpointManager):  # type: ignore[misc]
     def _fill(self, path: str, model_only: bool, cast: bool = False) -> None:
         """Loads a checkpoint of any format that has torchtitan's names."""
         wanted = self._model() if model_only else self._all_states(self.config.exclude_from_loading)
-        varve.torch.load(wanted, path, cast=cast or model_only, timeout=self.config.timeout)
+        load_own_or_first(wanted, path, cast=cast or model_only, timeout=self.config.timeout)
         model = self.states[MODEL]
         model.load_state_dict({name: wanted[name] for name in model.state_dict()})
 

@@ -39,6 +39,7 @@ from varve.errors import UnsupportedError
 from varve.integrations import _contract, _hf_folders, _hf_model, _hf_random
 from varve.integrations._hf_saves import Saves, VarveSaving
 from varve.integrations._removal import remove_unless_held
+from varve.integrations._worlds import load_own_or_first
 
 try:
     from accelerate.utils import broadcast_object_list
@@ -360,7 +361,7 @@ class VarveTrainerMixin:
     def _varve_load_model(self, path: str) -> None:
         model = _hf_model.entries(self._varve_model())
         saving = self.varve_saving
-        varve.torch.load(model, path, timeout=saving.timeout, allow_pickle=saving.allow_pickle)
+        load_own_or_first(model, path, timeout=saving.timeout, allow_pickle=saving.allow_pickle)
         extra = {n: v for n, v in model.items() if not isinstance(v, torch.Tensor)}
         if extra:  # What modules keep for themselves (get_extra_state) was replaced, not filled.
             self._varve_model().load_state_dict(extra, strict=False)
@@ -385,7 +386,7 @@ class VarveTrainerMixin:
         if scaler is not None and any(n.startswith(f"{_hf_model.TRAINER}.scaler.") for n in names):
             trainer["scaler"] = {}
         state: dict[str, Any] = {_hf_model.OPTIMIZER: {}, _hf_model.TRAINER: trainer}
-        varve.torch.load(
+        load_own_or_first(
             state, checkpoint, timeout=saving.timeout, allow_pickle=saving.allow_pickle
         )
         self.optimizer.load_state_dict(state[_hf_model.OPTIMIZER])
