@@ -14,6 +14,7 @@ import torch
 from torch.nn.parallel import DistributedDataParallel
 
 import varve.torch
+import varve.torch.dcp
 
 ELEMENTS = 300_000  # 1.2 MB: replicas of this size are cut between ranks where they agree.
 
@@ -87,6 +88,14 @@ def load(rank: int, size: int, path: str, options: dict[str, Any]) -> Any:
     state = blank()
     report = varve.torch.load(state, path, **options)
     return summary(state), report.kept, report.merged
+
+
+def load_by_dcp(rank: int, size: int, path: str) -> Any:
+    """Loads by torch's protocol; returns the values and what was warned of."""
+    state = {"w": torch.full((ELEMENTS,), -1.0), "position": 0}
+    with warned() as texts:
+        varve.torch.dcp.load(state, checkpoint_id=path)
+    return summary(state), texts
 
 
 def save_often(rank: int, size: int, folder: str) -> list[str]:

@@ -156,6 +156,15 @@ def test_other_readers_see_the_lowest_ranks_value(saved: str, tmp_path: Path) ->
     assert varve.diff(saved, tmp_path / "varve") == []
 
 
+def test_torchs_protocol_gets_a_ranks_own_values_too(saved: str) -> None:
+    for rank, (state, texts) in enumerate(run_ranks(3, jobs.load_by_dcp, saved)):
+        assert state == {name: own(rank)[name] for name in ("w", "position")}
+        assert texts == []
+    ((state, texts),) = run_ranks(1, jobs.load_by_dcp, saved)
+    assert state == {name: own(0)[name] for name in ("w", "position")}
+    assert len(texts) == 1 and "lowest" in texts[0]
+
+
 def test_the_command_line_says_how_many_values_there_are(saved: str) -> None:
     program = Path(sys.executable).parent / "varve"
     text = subprocess.run(
