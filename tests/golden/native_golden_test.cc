@@ -3,7 +3,8 @@
 //
 // native-v1/ a committed checkpoint of two ranks native-v1-rank-local/ the same, saved
 // uncoordinated: data files only, replicas on both ranks native-v2/ native-v1 with aliases: second
-// names of a sharded and of a whole tensor
+// names of a sharded and of a whole tensor native-v3/ native-v1 with variants: rank 1 held other
+// values of a shard, of a whole tensor and of a plain value
 //
 // They hold every element type, sharded, empty and 0-d tensors, names that need escaping, values of
 // every kind and a structure. To write them anew, after a change of the format that bumps its
@@ -14,6 +15,7 @@
 #include <filesystem>
 #include <fstream>
 #include <iterator>
+#include <utility>
 
 #include <gtest/gtest.h>
 
@@ -45,11 +47,17 @@ struct Golden {
   const char* folder;
   bool coordinated = true;
   bool aliases = false;
+  bool variants = false;
 };
 
 constexpr Golden kVersion1{"native-v1"};
 constexpr Golden kVersion1RankLocal{"native-v1-rank-local", false};
 constexpr Golden kVersion2{"native-v2", true, true};
+constexpr Golden kVersion3{"native-v3", true, false, true};
+
+constexpr std::string_view kRowsOfRank1 = "__varve__.ranks.1@[0, 0].weight";
+constexpr std::string_view kScalarOfRank1 = "__varve__.ranks.1.scalar";
+constexpr std::string_view kValueOfRank1 = "__varve__.ranks.1.rank/0";
 
 const std::vector<TensorAlias> kAliases{{"a second scalar", "scalar"}, {"tied", "weight"}};
 
@@ -148,6 +156,12 @@ GoldenFile MakeFile(std::uint32_t rank, const Golden& golden) {
   header.block_bytes = 4096;
   header.chunks = Chunks(rank, coordinated);
   std::vector<std::string> objects{"rank/" + std::to_string(rank)};
+  if (golden.variants && rank == 1) {
+    const Box rows{{0, 0}, {24, 40}};
+    header.chunks.push_back({std::string(kRowsOfRank1), DType::kFloat32, rows.sizes, rows, {}, {}});
+    header.chunks.push_back({std::string(kScalarOfRank1), DType::kFloat64, {}, {}, {}, {}});
+    objects.emplace_back(kValueOfRank1);
+  }
   if (rank == 0 || !coordinated) {
     for (std::size_t i = 0; i < test::ValuesOfEveryKind().size(); ++i) {
       objects.push_back(KindName(i));
@@ -233,7 +247,7 @@ class NativeGolden : public testing::TestWithParam<Golden> {
     if (regenerate == nullptr || std::string_view(regenerate) != "1") {
       return;
     }
-    for (const Golden& golden : {kVersion1, kVersion1RankLocal, kVersion2}) {
+    for (const Golden& golden : {kVersion1, kVersion1RankLocal, kVersion2, kVersion3}) {
       std::filesystem::create_directories(Folder(golden));
       for (std::uint32_t rank = 0; rank < 2; ++rank) {
         const GoldenFile file = MakeFile(rank, golden);
@@ -307,11 +321,40 @@ TEST_P(NativeGolden, OpensAndLoads) {
 }
 
 std::string NameOf(const testing::TestParamInfo<Golden>& one) {
-  return one.param.aliases ? "Version2" : one.param.coordinated ? "Version1" : "Version1RankLocal";
+  return one.param.variants      ? "Version3"
+         : one.param.aliases     ? "Version2"
+         : one.param.coordinated ? "Version1"
+                                 : "Version1RankLocal";
 }
 
 INSTANTIATE_TEST_SUITE_P(Kept, NativeGolden,
-                         testing::Values(kVersion1, kVersion1RankLocal, kVersion2), NameOf);
+                         testing::Values(kVersion1, kVersion1RankLocal, kVersion2, kVersion3),
+                         NameOf);
+
+class NativeGoldenVariants : public NativeGolden {};
+
+TEST_P(NativeGoldenVariants, AreTheValuesOfTheRankThatHeldThem) {
+  const auto reader = CheckpointReader::Open(folder().string());
+  ASSERT_TRUE(IsOk(reader));
+  (*reader)->TakeValuesOf(1);
+  const Box rows{{0, 0}, {24, 40}};
+  const Box others{{24, 0}, {40, 40}};
+  for (const auto& [box, want] :
+       {std::pair(rows, Content(kRowsOfRank1, DType::kFloat32, rows.sizes, rows)),
+        std::pair(others, Content("weight", DType::kFloat32, kWeightShape, others))}) {
+    std::string memory(want.size(), '\0');
+    const std::vector<TargetTensor> targets{
+        {"weight", DType::kFloat32, kWeightShape, box, memory.data(), {}}};
+    ASSERT_TRUE(IsOk((*reader)->ReadTensors(targets, {})));
+    EXPECT_TRUE(memory == want) << ToString(box);
+  }
+  const std::vector<std::string> names{"rank/0"};
+  const auto values = (*reader)->ReadObjects(names);
+  ASSERT_TRUE(IsOk(values));
+  EXPECT_EQ(EncodeValue(values->front()), ObjectBytes(std::string(kValueOfRank1)));
+}
+
+INSTANTIATE_TEST_SUITE_P(Kept, NativeGoldenVariants, testing::Values(kVersion3), NameOf);
 
 class NativeGoldenIndex : public NativeGolden {};
 
@@ -330,7 +373,8 @@ TEST_P(NativeGoldenIndex, CommitRecordEncodedTodayHasTheSameBytes) {
   EXPECT_EQ(EncodeCommitRecord(want), stored);
 }
 
-INSTANTIATE_TEST_SUITE_P(Kept, NativeGoldenIndex, testing::Values(kVersion1, kVersion2), NameOf);
+INSTANTIATE_TEST_SUITE_P(Kept, NativeGoldenIndex, testing::Values(kVersion1, kVersion2, kVersion3),
+                         NameOf);
 
 }  // namespace
 }  // namespace varve::native_golden_test
