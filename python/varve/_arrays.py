@@ -106,6 +106,10 @@ class NumpyArrays:
         """Everything comes back as a NumPy array."""
         return "numpy"
 
+    def take(self, into: Gathered, fqn: str, tensor: Any) -> bool:
+        """Never called: arrays are of many types."""
+        return False
+
     def take_apart(self, fqn: str, tensor: Any) -> Any:
         """None: arrays are not made of others."""
         return None

@@ -9,6 +9,7 @@ import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import PurePath
 from typing import Any, Protocol
 
@@ -50,6 +51,9 @@ class Arrays(Protocol):
 
     def origin(self, tensor: Any) -> str:
         """Returns the library of a read's results: "torch" or "numpy"."""
+
+    def take(self, into: Gathered, fqn: str, tensor: Any) -> bool:
+        """Adds a tensor of a `plain` type whose memory is as the engine stores it; False for others."""
 
     def take_apart(self, fqn: str, tensor: Any) -> Any:
         """Returns the inner tensors of one that is made of others (`inner`, `in_place`), else None."""
@@ -216,12 +220,14 @@ def gather(
     for name, content in _files.taken(files) if rank == 0 else []:
         engine.add_file(name, content)
     with collector_at_rest():
-        flat = _tree.Flattener(rank, arrays.is_tensor, arrays.origin, arrays.plain, arrays)
+        # Nearly all tensors are plain, and those go to the engine at once.
+        take = None if folder is not None else partial(arrays.take, made)
+        flat = _tree.Flattener(rank, arrays.is_tensor, arrays.origin, arrays.plain, arrays, take)
         engine.structure = _core.encode_value(flat.flatten(state), "", False)
         tensors = flat.tensors
         if folder is not None:
             tensors = folder.tensors(_hf.named_as_torchao(tensors, flat.wrapped), arrays)
-        made.keep.append(tensors)  # A state_dict()'s new tensors have no other owner.
+        made.keep.extend((flat.taken, tensors))  # A state_dict()'s new tensors have no other owner.
         for fqn, tensor in tensors:
             arrays.add_sources(made, fqn, tensor)
         for fqn, value in flat.objects:

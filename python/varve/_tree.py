@@ -90,6 +90,7 @@ class Flattener:
         origin: Callable[[Any], str],
         plain: frozenset[type] = frozenset(),
         apart: Apart | None = None,
+        take: Callable[[str, Any], bool] | None = None,
     ) -> None:
         """Starts with nothing.
 
@@ -99,11 +100,16 @@ class Flattener:
             origin: The library that a tensor comes from.
             plain: Types whose objects are all tensors of torch; states have tens of thousands of them.
             apart: What takes tensors apart that are made of others. Without it they are listed as they are.
+            take: Called with the name and each tensor of the `plain` types. True: it is dealt with, and goes
+                to `taken` instead of `tensors`.
         """
-        self._plain = plain
+        self._plain = plain if take is not None else frozenset()
+        self._take = take if take is not None else lambda _name, _tensor: False
         self._apart = apart
         self.tensors: list[tuple[str, Any]] = []
         self.objects: list[tuple[str, Any]] = []
+        #: Tensors that `take` has taken.
+        self.taken: list[Any] = []
         #: The names of tensors that are made of others.
         self.wrapped: list[str] = []
         self._rank = rank
@@ -158,18 +164,13 @@ class Flattener:
             )
         items: dict[Any, Any] = {}
         plain, names, torch_leaf = self._plain, self._names, LEAVES["torch"]
-        apart = self._apart
+        take = self._take
         for key, item in mapping.items():
-            if (
-                type(item) in plain
-                and type(key) is str
-                and key.isascii()
-                and (apart is None or apart.take_apart(key, item) is None)
-            ):
+            if type(item) in plain and type(key) is str and key.isascii():
                 name = key if path is None else f"{path}.{key}"
-                if name not in names:
+                if name not in names and take(name, item):
                     names[name] = "tensor"
-                    self.tensors.append((name, item))
+                    self.taken.append(item)
                     items[key] = torch_leaf
                     continue
             if type(item) is PerRank:

@@ -136,6 +136,10 @@ class TorchArrays(NumpyArrays):
         memory = local if cuda is not None else self._on_cpu(into, fqn, local)
         add_shard(into, fqn, shape, offsets, memory, cuda)
 
+    def take(self, into: Gathered, fqn: str, tensor: Any) -> bool:
+        """Adds a whole tensor in row-major memory; False for others."""
+        return self._added_plain(into, fqn, tensor)
+
     def _added_plain(self, into: Gathered | Filling, fqn: str, tensor: Any) -> bool:
         """Adds a whole tensor in row-major memory, which nearly all are; False for all others."""
         if into.engine.add_plain(fqn, tensor, self._plain_devices):
