@@ -2,6 +2,7 @@
 #pragma once
 
 #include <chrono>
+#include <compare>
 #include <cstdint>
 #include <functional>
 #include <optional>
@@ -139,8 +140,18 @@ enum class Strict : std::uint8_t {
   kExact,   ///< The same, and the checkpoint has no others.
 };
 
+/// The sizes that a target may have.
+enum class Fit : std::uint8_t {
+  kExact,  ///< Those of the stored tensor.
+  /// Any, with as many dimensions: fills the part that both have, indices [0, min) in each
+  /// dimension, and leaves the rest of the target alone. The report names these tensors. For a
+  /// vocabulary that has grown or shrunk.
+  kOverlap,
+};
+
 struct LoadOptions {
   Strict strict = Strict::kWanted;
+  Fit fit = Fit::kExact;
   /// Convert between float16, bfloat16, float32 and float64 where stored and wanted types differ,
   /// to the nearest value, ties to even.
   bool cast = false;
@@ -153,6 +164,14 @@ struct LoadOptions {
   std::stop_token stop;
 };
 
+/// A tensor of another size than the stored one, filled as far as both go.
+struct ResizedTensor {
+  std::string fqn;
+  Dims stored;  ///< Shape in the checkpoint.
+  Dims wanted;  ///< Shape of the target.
+  friend auto operator<=>(const ResizedTensor&, const ResizedTensor&) = default;
+};
+
 /// The outcome of a load.
 struct LoadReport {
   std::uint64_t loaded = 0;  ///< Tensors and plain values that this rank has loaded.
@@ -160,9 +179,10 @@ struct LoadReport {
   std::uint64_t device_bytes = 0;  ///< Copied to CUDA devices as stored: not by `cast`.
   CopiedAhead copied_ahead{};      ///< The LoadRequest's.
   double seconds = 0;
-  std::vector<std::string> missing;     ///< Wanted by some rank, not in the checkpoint.
-  std::vector<std::string> unexpected;  ///< In the checkpoint, wanted by no rank.
-  std::vector<std::string> mismatched;  ///< Of another dtype, shape or kind, with the reason.
+  std::vector<std::string> missing;      ///< Wanted by some rank, not in the checkpoint.
+  std::vector<std::string> unexpected;   ///< In the checkpoint, wanted by no rank.
+  std::vector<std::string> mismatched;   ///< Of another dtype, shape or kind, with the reason.
+  std::vector<ResizedTensor> resized{};  ///< Of some rank, filled in part: Fit::kOverlap.
   /// Wanted by this rank, and different between the ranks that saved: it got its own values of
   /// `kept`, and the lowest rank's of `merged`.
   std::vector<std::string> kept{};

@@ -48,8 +48,19 @@ Attributes:
     mismatched: Names of another dtype, shape or kind, each with the reason.
     kept: Names under which the ranks that saved held different values; this rank got its own.
     merged: Names of that kind of which this rank got the lowest rank's value.
+    resized: With `fit="overlap"`: tensors of another size than the stored one, a list of ResizedTensor.
+        The part that both have was filled.
     phases: The parts of the load and their times: a list of Phase. A thread verifies and copies bytes
         of the page cache as it reads them: all of that is "read".
+)";
+
+constexpr const char* kResizedDoc =
+    R"(A tensor of another size than the stored one, of which a load filled the part that both have.
+
+Attributes:
+    name: Full name in the checkpoint.
+    stored: Shape in the checkpoint.
+    wanted: Shape in the destination. What lies outside of the stored shape was left alone.
 )";
 
 constexpr const char* kStoredChunkDoc =
@@ -255,12 +266,18 @@ class PythonReader {
 void BindReader(nb::module_& module) {
   Bound<LoadOptions>(module, "LoadOptions", "Options of a load; see include/varve/options.h.")
       .Field("strict", &LoadOptions::strict)
+      .Field("fit", &LoadOptions::fit)
       .Field("cast", &LoadOptions::cast)
       .Field("on_difference", &LoadOptions::on_difference)
       .Field("timeout", &LoadOptions::timeout)
       .Field("max_gap_bytes", &LoadOptions::max_gap_bytes)
       .Field("io_threads", &LoadOptions::io_threads)
       .Keyword<AsProgress>("progress", &LoadOptions::progress);
+  Bound<ResizedTensor>(module, "ResizedTensor", kResizedDoc)
+      .Field("name", &ResizedTensor::fqn)
+      .Field<AsTuple>("stored", &ResizedTensor::stored)
+      .Field<AsTuple>("wanted", &ResizedTensor::wanted)
+      .Public("varve");
   Bound<PythonLoadReport>(module, "LoadReport", kLoadReportDoc)
       .Field("loaded", &LoadReport::loaded)
       .Field("bytes_read", &LoadReport::bytes_read)
@@ -273,6 +290,7 @@ void BindReader(nb::module_& module) {
       .Field("mismatched", &LoadReport::mismatched)
       .Field("kept", &LoadReport::kept)
       .Field("merged", &LoadReport::merged)
+      .Field("resized", &LoadReport::resized)
       .Field("phases", &LoadReport::phases)
       .Public("varve");
   Bound<StoredChunk>(module, "StoredChunk", kStoredChunkDoc)

@@ -38,6 +38,12 @@ struct Names<Strict> {
 };
 
 template <>
+struct Names<Fit> {
+  static constexpr std::pair<const char*, Fit> kAll[] = {{"exact", Fit::kExact},
+                                                         {"overlap", Fit::kOverlap}};
+};
+
+template <>
 struct Names<DryRun> {
   static constexpr std::pair<const char*, DryRun> kAll[] = {{"False", DryRun::kNo},
                                                             {"True", DryRun::kYes}};

@@ -123,7 +123,7 @@ def test_reports_are_values() -> None:
     assert repr(first) == (
         "LoadReport(loaded=3, bytes_read=0, bytes_from_agent=0, device_bytes=0, "
         "copied_ahead=CopiedAhead(tensors=0, problem=''), seconds=0.5, missing=['a'], "
-        "unexpected=[], mismatched=[], phases=[])"
+        "unexpected=[], mismatched=[], kept=[], merged=[], resized=[], phases=[])"
     )
     with pytest.raises(TypeError, match="unhashable"):
         hash(first)

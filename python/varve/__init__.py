@@ -44,6 +44,7 @@ from varve._core import (
     Difference,
     LoadReport,
     Phase,
+    ResizedTensor,
     SaveReport,
     StoredChunk,
 )
@@ -111,6 +112,7 @@ __all__ = [
     "Progress",
     "PrunedStep",
     "ReplicasDifferWarning",
+    "ResizedTensor",
     "RunStep",
     "SaveReport",
     "StoredChunk",
@@ -201,6 +203,7 @@ def load(
     keys: str | Iterable[str] | None = None,
     rename: Rename | None = None,
     cast: bool = False,
+    fit: Literal["exact", "overlap"] = "exact",
     allow_pickle: bool = False,
     progress: Callable[[int, int], None] | None = None,
     use_agent: bool = True,
@@ -224,6 +227,9 @@ def load(
             the destination, `unexpected` of the checkpoint. Lists keep their length where names change.
         cast: Convert between float16, bfloat16, float32 and float64 where the stored dtype is
             another, rounding to the nearest.
+        fit: "exact" wants arrays of the stored sizes. "overlap" takes other sizes too, with as many
+            dimensions: it fills what both have, indices from 0 to the smaller size in each dimension, and
+            leaves the rest of the array as it is. The report's `resized` names these arrays.
         allow_pickle: Open values stored as pickles. A pickle can run code: only for trusted files.
         progress: Called from other threads with bytes read and bytes in all, such as `Progress()`.
         use_agent: Read from the memory of this node's agent what it has of the checkpoint. False reads
@@ -241,7 +247,7 @@ def load(
     Warns when nothing was loaded.
     """
     options = _core.LoadOptions(
-        strict=strict, cast=cast, progress=progress, on_difference=on_difference
+        strict=strict, cast=cast, fit=fit, progress=progress, on_difference=on_difference
     )
     choice = _load.Choice(keys, rename, allow_pickle, use_agent)
     return _load.load(state, path, NumpyArrays(), None, options, choice)

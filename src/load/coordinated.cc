@@ -20,7 +20,9 @@
 #include "base/trace.h"
 #include "load/cast_read.h"
 #include "load/destinations.h"
+#include "load/fit.h"
 #include "load/tied_names.h"
+#include "tensor/box.h"
 #include "varve/checkpoint.h"
 
 namespace varve {
@@ -31,15 +33,21 @@ struct LoadDifferences {
   SaveId save_id;
   std::vector<std::string> missing;
   std::vector<std::string> mismatched;
+  std::vector<ResizedTensor> resized;
   std::string unwanted;
   /// Wanted names that have several values, of which this world of ranks cannot get its own.
   std::vector<std::string> several;
 };
 
 template <class Archive>
+void Fields(Archive& archive, FieldsOf<Archive, ResizedTensor>& resized) {
+  archive(resized.fqn, resized.stored, resized.wanted);
+}
+
+template <class Archive>
 void Fields(Archive& archive, FieldsOf<Archive, LoadDifferences>& differences) {
   archive(differences.save_id.bytes, differences.missing, differences.mismatched,
-          differences.unwanted, differences.several);
+          differences.resized, differences.unwanted, differences.several);
 }
 
 namespace {
@@ -51,14 +59,34 @@ std::string Describe(const TensorMetadata& stored, const TargetTensor& target) {
          ", wanted " + std::string(DTypeName(target.dtype)) + ToString(target.shape) + ")";
 }
 
+/// Returns a target as the stored tensor's shape lets it be filled: itself, or the part that both
+/// have; nothing where it does not fit. Errors: InvalidArgument for a box outside its tensor.
+Result<std::optional<TargetTensor>> Fitted(const TensorMetadata& stored, const TargetTensor& target,
+                                           const LoadOptions& options) {
+  TargetTensor fitted = target;
+  if (options.fit == Fit::kOverlap && DiffersInSizes(stored, target)) {
+    VARVE_RETURN_IF_ERROR(CheckBox(target.shape, target.box, ItemSize(target.dtype))
+                              .Annotate("tensor \"" + target.fqn + "\""));
+    fitted = OverlapWith(stored.shape, std::move(fitted));
+  }
+  const bool fits = stored.dtype == fitted.dtype && stored.shape == fitted.shape;
+  if (fits || (options.cast && NeedsCast(stored, fitted))) {
+    return std::optional(std::move(fitted));
+  }
+  return std::optional<TargetTensor>();
+}
+
 /// Compares the request with the checkpoint; `usable` receives the targets that fit, `loaded` how
-/// many names of tensors and values there are to load.
-LoadDifferences Compare(const Metadata& metadata, const LoadRequest& request, bool cast,
-                        std::vector<TargetTensor>* usable, std::uint64_t* loaded) {
+/// many names of tensors and values there are to load. Errors: as Fitted.
+Result<LoadDifferences> Compare(const Metadata& metadata, const LoadRequest& request,
+                                const LoadOptions& options, std::vector<TargetTensor>* usable,
+                                std::uint64_t* loaded) {
   std::set<std::string_view> names;
+  std::vector<TargetTensor> whole;  // With kOverlap: those of `usable`, at their own sizes.
   LoadDifferences differences{metadata.save_id,
                               request.missing,
                               request.mismatched,
+                              {},
                               std::string(metadata.tensors.size() + metadata.objects.size(), '\1'),
                               {}};
   const auto want = [&](std::string_view fqn) {
@@ -75,15 +103,24 @@ LoadDifferences Compare(const Metadata& metadata, const LoadRequest& request, bo
     const TensorMetadata* stored = metadata.FindTensor(target.fqn);
     if (stored == nullptr) {
       differences.missing.push_back(target.fqn);
-    } else if ((stored->dtype == target.dtype && stored->shape == target.shape) ||
-               (cast && NeedsCast(*stored, target))) {
-      usable->push_back(target);
-      names.insert(target.fqn);
-    } else {
+      continue;
+    }
+    VARVE_ASSIGN_OR_RETURN(auto fitted, Fitted(*stored, target, options));
+    if (!fitted) {
       differences.mismatched.push_back(Describe(*stored, target));
+      continue;
+    }
+    names.insert(target.fqn);
+    if (stored->shape != target.shape) {
+      differences.resized.push_back({target.fqn, stored->shape, target.shape});
+    }
+    usable->push_back(std::move(*fitted));
+    if (options.fit == Fit::kOverlap) {
+      whole.push_back(target);
     }
   }
-  DropTiedNames(request.targets, *usable, &differences.missing);
+  DropTiedNames(request.targets, options.fit == Fit::kOverlap ? whole : *usable,
+                &differences.missing);
   for (const std::string& fqn : request.objects) {
     want(fqn);
     if (metadata.FindObject(fqn) == nullptr) {
@@ -154,6 +191,7 @@ Result<LoadDifferences> Merge(const Metadata& metadata,
   std::set<std::string> missing;
   std::set<std::string> mismatched;
   std::set<std::string> several;
+  std::set<ResizedTensor> resized;
   LoadDifferences merged;
   merged.unwanted.assign(metadata.tensors.size() + metadata.objects.size(), '\1');
   for (std::size_t rank = 0; rank < contributions.size(); ++rank) {
@@ -168,6 +206,7 @@ Result<LoadDifferences> Merge(const Metadata& metadata,
     missing.insert(one.missing.begin(), one.missing.end());
     mismatched.insert(one.mismatched.begin(), one.mismatched.end());
     several.insert(one.several.begin(), one.several.end());
+    resized.insert(one.resized.begin(), one.resized.end());
     for (std::size_t i = 0; i < merged.unwanted.size(); ++i) {
       merged.unwanted[i] = static_cast<char>(merged.unwanted[i] & one.unwanted[i]);
     }
@@ -176,6 +215,7 @@ Result<LoadDifferences> Merge(const Metadata& metadata,
   merged.missing.assign(missing.begin(), missing.end());
   merged.mismatched.assign(mismatched.begin(), mismatched.end());
   merged.several.assign(several.begin(), several.end());
+  merged.resized.assign(resized.begin(), resized.end());
   return merged;
 }
 
@@ -202,8 +242,9 @@ Status CheckDifferences(const LoadDifferences& merged, const std::vector<std::st
   std::string remedy = "a load with strict=False takes what fits";
   if (!lacking) {
     remedy = "a load with strict=True leaves the rest alone";
-  } else if (!merged.mismatched.empty() && !options.cast) {
-    remedy += ", cast=True converts floating-point types";
+  } else if (!merged.mismatched.empty()) {
+    remedy += options.cast ? "" : ", cast=True converts floating-point types";
+    remedy += options.fit == Fit::kOverlap ? "" : ", fit=\"overlap\" fills the part that both have";
   }
   return InvalidArgument("the checkpoint and the destination differ; nothing was loaded (" +
                          remedy + ")" + Sentence("missing from the checkpoint", merged.missing) +
@@ -245,7 +286,8 @@ Result<LoadReport> Load(CheckpointReader& reader, const LoadRequest& request,
     if (own) {
       reader.TakeValuesOf(static_cast<std::uint32_t>(coordinator.rank()));
     }
-    LoadDifferences found = Compare(metadata, request, options.cast, &usable, &report.loaded);
+    VARVE_ASSIGN_OR_RETURN(LoadDifferences found,
+                           Compare(metadata, request, options, &usable, &report.loaded));
     ChooseValues(WantedVariants(metadata, request, usable), request, own, options.on_difference,
                  &report, &found.several);
     VARVE_RETURN_IF_ERROR(CheckDestinations(reader, usable, options));
@@ -267,6 +309,7 @@ Result<LoadReport> Load(CheckpointReader& reader, const LoadRequest& request,
     VARVE_ASSIGN_OR_RETURN(LoadDifferences merged, DecodeFields<LoadDifferences>(reply));
     report.missing = std::move(merged.missing);
     report.mismatched = std::move(merged.mismatched);
+    report.resized = std::move(merged.resized);
     report.unexpected = UnwantedNames(metadata, merged.unwanted);
     VARVE_ASSIGN_OR_RETURN(report.bytes_read, reader.ReadTensors(usable, options));
     return Status::Ok();

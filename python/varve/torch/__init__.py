@@ -40,6 +40,7 @@ from varve._core import (
     DeferredReport,
     Difference,
     LoadReport,
+    ResizedTensor,
     SaveReport,
     StagingMemory,
     StoredChunk,
@@ -57,6 +58,7 @@ from varve.torch import _run
 from varve.torch._async import async_save, defer_save
 from varve.torch._coordinator import collective, name_of
 from varve.torch._devices import device_of
+from varve.torch._grown import shapes_of_parameters
 from varve.torch._handle import DeferredSaveHandle, SaveHandle
 from varve.torch._manager import CheckpointManager
 from varve.torch._merge import merge_dataloaders
@@ -76,6 +78,7 @@ __all__ = [
     "HfOptions",
     "LoadReport",
     "PerRank",
+    "ResizedTensor",
     "SaveHandle",
     "SaveReport",
     "Stager",
@@ -225,6 +228,7 @@ def load(
     keys: str | Iterable[str] | None = None,
     rename: Rename | None = None,
     cast: bool = False,
+    fit: Literal["exact", "overlap"] = "exact",
     assign: bool = False,
     allow_pickle: bool = False,
     timeout: float = 1800.0,
@@ -257,8 +261,13 @@ def load(
             the destination, `unexpected` of the checkpoint. Lists keep their length where names change.
         cast: Convert between float16, bfloat16, float32 and float64 where the stored dtype is
             another, rounding to the nearest.
+        fit: "exact" wants tensors of the stored sizes. "overlap" takes other sizes too, with as many
+            dimensions: it fills what both have, indices from 0 to the smaller size in each dimension, on
+            any mesh, and leaves the rest of the tensor as it is. The report's `resized` names these tensors.
+            For a vocabulary that has grown; see the cookbook.
         assign: Replace tensors on the meta device by new ones on torch's default device, of the stored
-            dtype (with `cast`, of their own). Without it they are refused.
+            dtype (with `cast`, of their own). Without it they are refused. They must have the stored shape,
+            whatever `fit` says.
         allow_pickle: Open values stored as pickles. A pickle can run code: only for trusted files.
         timeout: As in `save`.
         progress: Called from other threads with bytes read and bytes in all, on this rank.
@@ -273,7 +282,8 @@ def load(
     Raises:
         InvalidArgumentError: Names, dtypes or shapes differ; the message has the first ten of each
             kind. Or the ranks that saved held different values under one name, and were another
-            number of ranks. Or tensors of the destination share memory and cannot all be filled.
+            number of ranks. Or tensors of the destination share memory and cannot all be filled,
+            or one is a copy that torch has made of a DTensor, as `w[:65]` of a sharded `w`.
         CorruptCheckpointError: Stored bytes are damaged. The message names file, offset and tensor,
             and which tensors hold new bytes.
         CheckpointNotFoundError: There is no checkpoint at `path`.
@@ -284,12 +294,14 @@ def load(
         options = _core.LoadOptions(
             strict=strict,
             cast=cast,
+            fit=fit,
             timeout=timeout,
             progress=progress,
             on_difference=on_difference,
         )
         choice = _load.Choice(keys, rename, allow_pickle, use_agent, assign)
-        return _load.load(state_dict, path, TorchArrays(), coordinator, options, choice)
+        arrays = TorchArrays(grown=shapes_of_parameters(state_dict) if fit == "overlap" else None)
+        return _load.load(state_dict, path, arrays, coordinator, options, choice)
 
 
 def read(

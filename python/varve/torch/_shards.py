@@ -29,6 +29,7 @@ __all__ = [
     "cuda_device",
     "is_shard",
     "local_bytes",
+    "refuse_copy",
     "shards_of",
     "stretches_of",
 ]
@@ -99,6 +100,31 @@ def cuda_device(tensor: Any) -> int | None:
     if isinstance(tensor, torch.Tensor) and tensor.is_cuda:
         return tensor.device.index
     return None
+
+
+def refuse_copy(fqn: str, tensor: Any) -> None:
+    """Refuses a destination that looks like a part of a DTensor and is a copy of it.
+
+    torch redistributes a DTensor before it takes a slice along the sharded dimension. The slice is then a
+    view of memory that nothing else holds: what a load puts there is lost.
+    """
+    if DTensor is None or not isinstance(tensor, DTensor) or not tensor._is_view():
+        return
+    base = tensor._base
+    if not isinstance(base, DTensor):
+        return
+    try:
+        mine = tensor._local_tensor.untyped_storage()._cdata
+        same = mine == base._local_tensor.untyped_storage()._cdata
+    except (NotImplementedError, RuntimeError):
+        return  # Of local tensors without memory of their own.
+    if not same:
+        raise InvalidArgumentError(
+            f'tensor "{fqn}": the destination {list(tensor.shape)} is a copy, which torch made when it '
+            f"redistributed the DTensor {list(base.shape)} from {base.placements} to "
+            f"{tensor.placements} to take a part of it; a load would not reach that DTensor. Load into it "
+            'as a whole; with fit="overlap" its size may differ from the stored one'
+        )
 
 
 def _has_layout(tensor: torch.Tensor) -> bool:

@@ -15,7 +15,8 @@ from varve._engine import DTYPE_NUMBERS, Filling, Gathered
 from varve._values import Wrapped
 from varve.errors import InvalidArgumentError, UnsupportedError
 from varve.torch import _by_torch, _devices, _wrapped
-from varve.torch._shards import DTensor, Part, ShardedTensor, Share, shards_of
+from varve.torch._grown import Shapes, made_shape
+from varve.torch._shards import DTensor, Part, ShardedTensor, Share, refuse_copy, shards_of
 
 _NUMBERS: dict[torch.dtype, int] = {
     dtype: number
@@ -43,13 +44,18 @@ class TorchArrays(NumpyArrays):
         from_devices: Give tensors on CUDA devices to the engine as they are. False: by copies on the CPU
             that torch makes. None: as they are wherever there is a driver.
         device: Where `create` makes tensors; None for torch's default device.
+        grown: Given where tensors may be filled in part, and keep the rest of what they hold: the shapes of
+            parameters whose optimizers have nothing yet.
     """
 
     plain = frozenset((torch.Tensor, torch.nn.Parameter))
 
-    def __init__(self, from_devices: bool | None = None, device: Any = None) -> None:
+    def __init__(
+        self, from_devices: bool | None = None, device: Any = None, grown: Shapes | None = None
+    ) -> None:
         self._from_devices = from_devices is not False
         self._device = device
+        self._grown = grown
         #: Whether `add_plain` may take tensors on devices; known when the first comes.
         self._plain_devices = False
         #: Copies on the CPU, by the memory that they are of: tied tensors stay tied.
@@ -193,6 +199,7 @@ class TorchArrays(NumpyArrays):
             super().add_targets(into, fqn, tensor)
             return
         _check(fqn, tensor)
+        refuse_copy(fqn, tensor)
         shape, parts = shards_of(fqn, tensor)
         for offsets, local in parts:
             memory, cuda = self._memory_to_fill(into, fqn, local)
@@ -217,6 +224,8 @@ class TorchArrays(NumpyArrays):
         copy = self._copies.get(place)
         if copy is None:
             copy = torch.empty(local.shape, dtype=local.dtype, device="cpu")
+            if self._grown is not None:
+                _copier(copy, local)()
             into.after.append(_copier(local, copy))
             if place is not None:
                 self._copies[place] = copy
@@ -230,7 +239,9 @@ class TorchArrays(NumpyArrays):
             raise UnsupportedError(
                 f'tensor "{fqn}": this torch has no dtype {_core.DTYPE_NAMES[dtype]}'
             )
-        return torch.empty(shape, dtype=_DTYPES[dtype], device=self._device)
+        made = shape if self._grown is None else made_shape(self._grown, fqn, shape)
+        make = torch.empty if made == tuple(shape) else torch.zeros
+        return make(made, dtype=_DTYPES[dtype], device=self._device)
 
     def hollow(self, tensor: Any) -> bool:
         """Returns True for tensors on the meta device, and DTensors whose shards are there."""
