@@ -127,12 +127,73 @@ std::uint64_t HeaderBytesAtMost(const LocalPlan& plan, const RankAssignment& ass
 
 }  // namespace
 
+std::uint64_t HeaderBytesAtLeast(const LocalPlan& plan, const RankAssignment& assignment) {
+  // See EncodeHeader. The shortest entry with a hash is `,"":{"dtype":"U8","shape":[],
+  // "data_offsets":[0,0]}` and 32 digits; `,"":{"saved_offsets":[]}` and `,"":{"fqn":"","dtype":"",
+  // "shape":[],"offsets":[],"sizes":[]}` come with shards, in strings that quote them.
+  constexpr std::uint64_t kEntryBytes = 82;
+  constexpr std::uint64_t kPlaceBytes = 24;
+  constexpr std::uint64_t kGeometryBytes = 62;
+  constexpr std::uint64_t kValueBytes = 8;
+  const bool sharded = std::any_of(assignment.chunks.begin(), assignment.chunks.end(),
+                                   [&](const ChunkAssignment& chunk) {
+                                     return chunk.box.sizes != plan.tensors[chunk.item].shape;
+                                   });
+  std::uint64_t bytes = 0;
+  for (const ChunkAssignment& chunk : assignment.chunks) {
+    const PlannedTensor& item = plan.tensors[chunk.item];
+    bytes += kEntryBytes + item.fqn.size();
+    bytes += sharded ? kPlaceBytes + item.fqn.size() : 0;
+    bytes += chunk.box.sizes != item.shape ? kGeometryBytes + 2 * item.fqn.size() : 0;
+  }
+  for (const std::uint32_t alias : assignment.aliases) {
+    bytes += plan.tensors[alias].fqn.size() + plan.tensors[*plan.tensors[alias].tied_to].fqn.size();
+  }
+  for (const std::uint32_t object : assignment.objects) {
+    bytes += kValueBytes + plan.objects[object].fqn.size();
+  }
+  return bytes;
+}
+
+namespace {
+
+std::string Counts(const RankAssignment& assignment) {
+  return std::to_string(assignment.chunks.size()) + " pieces of tensors and " +
+         std::to_string(assignment.objects.size()) + " plain values";
+}
+
+Status TooLarge(std::uint64_t bytes, const std::string& counts) {
+  return InvalidArgument("a header of at least " + std::to_string(bytes) + " bytes, for " + counts +
+                         ", exceeds the 100 MB that safetensors readers accept; join small tensors "
+                         "to larger ones, save them from more ranks or as several checkpoints, or "
+                         "use format=\"dcp\"");
+}
+
+}  // namespace
+
+Status CheckOwnHeaderSize(const LocalPlan& plan, int writers) {
+  // Values of all ranks may be written by another one, and what several hold by any of them.
+  const RankAssignment all = AssignEverything(plan);
+  const std::uint64_t bytes =
+      HeaderBytesAtLeast(plan, all) / static_cast<std::uint64_t>(std::max(writers, 1));
+  if (bytes <= kMaxHeaderBytes) {
+    return Status::Ok();
+  }
+  return TooLarge(bytes, Counts(all))
+      .Annotate(writers > 1 ? "the data file of a rank" : "the data file");
+}
+
 Status CheckHeaderSizes(const std::vector<LocalPlan>& plans, const SettledPlan& settled,
                         FileIdentity identity) {
   for (std::size_t rank = 0; rank < plans.size(); ++rank) {
     if (HeaderBytesAtMost(plans[rank], settled.ranks[rank], identity.block_bytes) <=
         kMaxHeaderBytes) {
       continue;
+    }
+    if (const std::uint64_t least = HeaderBytesAtLeast(plans[rank], settled.ranks[rank]);
+        least > kMaxHeaderBytes) {  // Encoding it would take seconds.
+      return TooLarge(least, Counts(settled.ranks[rank]))
+          .Annotate("the data file of rank " + std::to_string(rank));
     }
     identity.rank = static_cast<std::uint32_t>(rank);
     VARVE_ASSIGN_OR_RETURN(const FilePlan file,

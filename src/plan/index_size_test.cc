@@ -51,8 +51,40 @@ TEST(IndexSize, RefusesARankWhoseHeaderWouldBeTooLarge) {
   EXPECT_TRUE(IsOk(refused(10'000'000, 'n')));
   EXPECT_TRUE(IsOk(refused(6'000'000, '"')));  // Within the limit though the bound is not.
   EXPECT_TRUE(FailsWith(refused(60'000'000, 'n'), StatusCode::kInvalidArgument,
-                        {"data file of rank 1", "100 MB"}));
+                        {"data file of rank 1", "100 MB", "at least 120000"}));
   EXPECT_TRUE(FailsWith(refused(9'000'000, '\x01'), StatusCode::kInvalidArgument, {"rank 1"}));
+}
+
+TEST(IndexSize, RefusesWhatARankBringsByItsCountsBeforeAnythingIsSettled) {
+  LocalPlan plan;
+  for (int i = 0; i < 10'000; ++i) {
+    plan.tensors.push_back(Whole(std::string(9'000, 'n') + std::to_string(i), {10}));
+  }
+  plan.objects = {{"step", 3, {}}};
+  EXPECT_TRUE(IsOk(CheckOwnHeaderSize(plan, 1)));
+  for (PlannedTensor& tensor : plan.tensors) {
+    tensor.fqn += std::string(1'000, 'n');
+  }
+  EXPECT_TRUE(FailsWith(CheckOwnHeaderSize(plan, 1), StatusCode::kInvalidArgument,
+                        {"10000 pieces of tensors and 1 plain values", "100 MB"}));
+  EXPECT_TRUE(IsOk(CheckOwnHeaderSize(plan, 2)));  // Each rank may write half of it.
+}
+
+TEST(IndexSize, ItsLowerBoundIsBelowTheRealSize) {
+  LocalPlan plan;
+  plan.tensors = {Whole("w", {}), Slice("sharded", {8, 2}, 1, 2), Whole("embedding", {10, 4})};
+  plan.tensors.push_back(plan.tensors[2]);
+  plan.tensors[3].fqn = "head";
+  plan.tensors[3].tied_to = 2;
+  plan.objects = {{"s", 1, {}}};
+  const FileIdentity identity;
+  const auto file = PlanFile(plan, AssignEverything(plan), identity);
+  ASSERT_TRUE(IsOk(file));
+  std::uint32_t ignored = 0;
+  const auto header = EncodeHeader(file->header, &ignored);
+  ASSERT_TRUE(IsOk(header));
+  EXPECT_LT(HeaderBytesAtLeast(plan, AssignEverything(plan)), header->find_last_not_of(' '));
+  EXPECT_GT(HeaderBytesAtLeast(plan, AssignEverything(plan)), 400U);
 }
 
 }  // namespace

@@ -193,6 +193,9 @@ class CoordinatedSave final : public SaveSession {
       settled_.side_files = state_->files;
     }
     VARVE_ASSIGN_OR_RETURN(settled_.plan, MakeLocalPlan(*state_));
+    if (format().check_own != nullptr) {
+      VARVE_RETURN_IF_ERROR(format().check_own(settled_.plan, coordinator.size()));
+    }
     if (coordinator.size() > 1) {
       VARVE_RETURN_IF_ERROR(AddFingerprints(*state_, options_.check_replicas, &settled_.plan));
     }

@@ -50,6 +50,7 @@
 #include "catalogue/own_names.h"
 #include "catalogue/scan.h"
 #include "format/commit_record.h"
+#include "plan/index_size.h"
 #include "publish/claim.h"
 #include "publish/commit.h"
 #include "publish/save_id.h"
@@ -261,6 +262,7 @@ class RankLocalSave final : public SaveSession {
       return InvalidArgument("give save_id, the same on every rank and new for every attempt");
     }
     VARVE_ASSIGN_OR_RETURN(settled_.plan, MakeLocalPlan(*state_));
+    VARVE_RETURN_IF_ERROR(CheckOwnHeaderSize(settled_.plan, 1));
     settled_.assignment = AssignEverything(settled_.plan);
     VARVE_ASSIGN_OR_RETURN(FilePlan file, PlanFile(settled_.plan, settled_.assignment, mine));
     file_name_ = DataFileName(file.header);

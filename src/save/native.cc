@@ -71,6 +71,7 @@ Result<CheckpointIndex> MakeIndex(const SettledSave& settled,
 const WrittenFormat kNativeFormat{.format = Format::kVarve,
                                   .rank_local = true,
                                   .holds_variants = true,
+                                  .check_own = CheckOwnHeaderSize,
                                   .check = Check,
                                   .lay_out = LayOutFile,
                                   .make_index = MakeIndex};

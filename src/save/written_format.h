@@ -66,6 +66,9 @@ struct WrittenFormat {
   bool rank_local = false;
   /// True where it can hold several values of one name (format/variants.h).
   bool holds_variants = false;
+  /// Checks on each rank what is known before the plans of `writers` ranks are exchanged; null
+  /// where there is nothing. Errors: InvalidArgument.
+  Status (*check_own)(const LocalPlan& plan, int writers) = nullptr;
   /// Checks on the coordinator, before any data are written, that the index can be. Reads the plans
   /// of all ranks. Errors: InvalidArgument.
   Status (*check)(const SettledSave& settled) = nullptr;
