@@ -28,8 +28,12 @@ Status WithCodeOf(std::string_view action, const std::string& name, int error) {
     case ENOENT: return NotFound(std::move(message));
     case EEXIST:
     case ENOTEMPTY: return AlreadyExists(std::move(message));
-    case ENOSPC:
     case EDQUOT:
+      return {StatusCode::kOutOfSpace,
+              message +
+                  "; the quota of this user, group or project on the file system is used up: "
+                  "remove files, or have it raised"};
+    case ENOSPC:
     case EFBIG: return {StatusCode::kOutOfSpace, std::move(message)};
     case EACCES:
     case EPERM:
