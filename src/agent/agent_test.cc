@@ -373,6 +373,29 @@ TEST(Agent, WithoutDescriptorsForThoseWhoConnectItWaitsQuietly) {
   EXPECT_TRUE(IsOk(Ask(connection, {AgentVerb::kHello, 0, AgentVersion(), {}}, LongDeadline())));
 }
 
+TEST(Agent, WithoutDescriptorsForLongItSendsThoseWhoConnectTheReason) {
+  AgentHere agent;
+  FileDescriptor socket(::socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0));
+  sockaddr_un address{};
+  address.sun_family = AF_UNIX;
+  (agent.directory() + "/agent.socket").copy(address.sun_path, sizeof(address.sun_path) - 1);
+  rlimit before{};
+  ASSERT_EQ(::getrlimit(RLIMIT_NOFILE, &before), 0);
+  const FileDescriptor next(::dup(socket.get()));  // No lower number is free.
+  const rlimit none{.rlim_cur = static_cast<rlim_t>(next.get()), .rlim_max = before.rlim_max};
+  ASSERT_EQ(::setrlimit(RLIMIT_NOFILE, &none), 0);
+  EXPECT_EQ(::connect(socket.get(), reinterpret_cast<const sockaddr*>(&address), sizeof(address)),
+            0);
+  AgentConnection connection(std::move(socket));
+  const auto answer =
+      Ask(connection, {AgentVerb::kHello, 0, AgentVersion(), {}}, LongDeadline()).status();
+  ASSERT_EQ(::setrlimit(RLIMIT_NOFILE, &before), 0);
+  EXPECT_TRUE(FailsWith(
+      answer, StatusCode::kFailedPrecondition,
+      {"the agent, process " + std::to_string(::getpid()), "accept a connection", "ulimit -n"}));
+  EXPECT_EQ(StatusOf(agent).trainers, 0U);  // It goes on.
+}
+
 TEST(Agent, DropsAPeerThatSendsMalformedMessagesAndServesTheOthers) {
   AgentHere agent;
   const TempDir dir;

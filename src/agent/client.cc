@@ -7,14 +7,20 @@
 #include <csignal>
 #include <cstdlib>
 #include <cstring>
+#include <string_view>
 #include <thread>
+#include <utility>
 
+#include <fcntl.h>
+#include <poll.h>
 #include <spawn.h>
 #include <sys/wait.h>
+#include <unistd.h>
 
 #include "agent/endpoint.h"
 #include "agent/report.h"
 #include "agent/shared_memory.h"
+#include "base/guarded.h"
 
 extern char** environ;  // NOLINT(readability-identifier-naming): the system's
 
@@ -39,8 +45,87 @@ std::string ProgramOf(const AgentOptions& options) {
                                   : std::string(chosen != nullptr ? chosen : "varve-agent");
 }
 
+/// Returns the error of a program that the system does not start.
+Status NotStarted(const std::string& program, int error) {
+  std::string message = "start the agent \"" + program + "\": " + std::strerror(error);
+  switch (error) {
+    case EAGAIN:
+      return Unavailable(message +
+                         "; the system starts no more processes for this user: end some, or raise "
+                         "the limit (ulimit -u, or that of its container)")
+          .With({.system_error = error});
+    case ENOMEM:
+      return Status(StatusCode::kOutOfSpace, message + "; free some memory, or raise its limit")
+          .With({.system_error = error});
+    case EMFILE:
+    case ENFILE: return NoDescriptor("start the agent \"" + program + "\"", error);
+    default: return FailedPrecondition(message + "; set VARVE_AGENT to where it is");
+  }
+}
+
+/// The standard error output of a program that is started.
+class ErrorOutput {
+ public:
+  /// Makes a pipe. Errors: FailedPrecondition or Unavailable without a descriptor for it.
+  static Result<ErrorOutput> Make() {
+    std::array<int, 2> ends{};
+    if (::pipe2(ends.data(), O_CLOEXEC | O_NONBLOCK) != 0) {
+      return NoDescriptor("make a pipe", errno);
+    }
+    return ErrorOutput(FileDescriptor(ends[0]), FileDescriptor(ends[1]));
+  }
+
+  [[nodiscard]] int end_to_write() const { return write_.get(); }
+
+  /// Waits until the program has ended, and keeps what it writes. Returns its status.
+  int Await(pid_t child) {
+    write_ = FileDescriptor();
+    int status = 0;
+    while (true) {
+      const pid_t ended = ::waitpid(child, &status, WNOHANG);
+      Take(ended == 0 ? kPause : std::chrono::milliseconds(0));
+      if (ended == child || (ended < 0 && errno != EINTR)) {
+        return status;
+      }
+    }
+  }
+
+  /// Returns the first lines, without the program's name in front of them.
+  [[nodiscard]] std::string Text() const {
+    constexpr std::string_view kName = "varve-agent: ";
+    const std::size_t end = text_.find_last_not_of(" \n");
+    std::string text = text_.substr(0, end == std::string::npos ? 0 : end + 1);
+    return text.starts_with(kName) ? text.substr(kName.size()) : text;
+  }
+
+ private:
+  ErrorOutput(FileDescriptor read, FileDescriptor write)
+      : read_(std::move(read)), write_(std::move(write)) {}
+
+  /// Reads what is there, and waits for it that long at most.
+  void Take(std::chrono::milliseconds timeout) {
+    constexpr std::size_t kMostBytes = 4096;
+    pollfd waiting{.fd = read_.get(), .events = POLLIN, .revents = 0};
+    (void)::poll(&waiting, 1, static_cast<int>(timeout.count()));
+    std::array<char, kMostBytes> part{};
+    ssize_t got = 0;
+    while ((got = ::read(read_.get(), part.data(), part.size())) > 0) {
+      const std::size_t room = kMostBytes - std::min(text_.size(), kMostBytes);
+      text_.append(part.data(), std::min(room, static_cast<std::size_t>(got)));
+    }
+    if (got == 0 && timeout.count() > 0) {
+      std::this_thread::sleep_for(timeout);  // It has closed its output, and has not yet ended.
+    }
+  }
+
+  FileDescriptor read_;
+  FileDescriptor write_;
+  std::string text_;
+};
+
 /// Runs the program, which returns as soon as its agent or another one listens.
 Status Start(const std::string& program, const std::string& directory) {
+  VARVE_ASSIGN_OR_RETURN(ErrorOutput errors, ErrorOutput::Make());
   std::array<std::string, 4> words{program, "--directory", directory, "--detach"};
   std::array<char*, 5> arguments{};
   for (std::size_t i = 0; i < words.size(); ++i) {
@@ -52,23 +137,23 @@ Status Start(const std::string& program, const std::string& directory) {
   sigemptyset(&signals);
   ::posix_spawnattr_setsigmask(&attributes, &signals);  // A launcher may block some.
   ::posix_spawnattr_setflags(&attributes, POSIX_SPAWN_SETSIGMASK);
+  posix_spawn_file_actions_t files;
+  ::posix_spawn_file_actions_init(&files);
+  ::posix_spawn_file_actions_adddup2(&files, errors.end_to_write(), STDERR_FILENO);
   pid_t child = 0;
   const int error =
-      ::posix_spawnp(&child, program.c_str(), nullptr, &attributes, arguments.data(), environ);
+      ::posix_spawnp(&child, program.c_str(), &files, &attributes, arguments.data(), environ);
+  ::posix_spawn_file_actions_destroy(&files);
   ::posix_spawnattr_destroy(&attributes);
   if (error != 0) {
-    return FailedPrecondition("start the agent \"" + program + "\": " + std::strerror(error) +
-                              "; set VARVE_AGENT to where it is");
+    return NotStarted(program, error);
   }
-  int status = 0;
-  while (::waitpid(child, &status, 0) < 0 && errno == EINTR) {
-  }
-  if (status != 0) {
-    return FailedPrecondition("start the agent \"" + program + "\": it ended with " +
-                              (WIFEXITED(status)
-                                   ? "exit status " + std::to_string(WEXITSTATUS(status))
-                                   : "signal " + std::to_string(WTERMSIG(status))) +
-                              "; what it has to say is in the standard error output");
+  if (const int status = errors.Await(child); status != 0) {
+    const std::string how = WIFEXITED(status) ? "exit status " + std::to_string(WEXITSTATUS(status))
+                                              : "signal " + std::to_string(WTERMSIG(status));
+    const std::string text = errors.Text();
+    return FailedPrecondition("start the agent \"" + program + "\": it ended with " + how +
+                              (text.empty() ? ", and without a message" : ": " + text));
   }
   return Status::Ok();  // The next attempt to connect tells whether one listens.
 }
@@ -76,8 +161,13 @@ Status Start(const std::string& program, const std::string& directory) {
 }  // namespace
 
 Result<AgentMessage> Ask(AgentLink& agent, const AgentMessage& question, Deadline deadline) {
-  VARVE_RETURN_IF_ERROR(agent.Send(question));
-  VARVE_ASSIGN_OR_RETURN(AgentMessage answer, agent.Receive(deadline));
+  const Status sent = agent.Send(question);
+  auto received = agent.Receive(sent.ok() ? deadline : Clock::now());
+  if (!sent.ok() && (!received.ok() || received->verb != AgentVerb::kRefused)) {
+    return CopyOf(sent);  // Else the agent has sent why it has closed the connection.
+  }
+  VARVE_RETURN_IF_ERROR(received.status());
+  AgentMessage answer = std::move(*received);
   if (answer.verb == AgentVerb::kRefused) {
     return DecodeRefusal(answer.payload);
   }

@@ -1,6 +1,8 @@
 #include "agent/endpoint.h"
 
+#include <array>
 #include <cerrno>
+#include <cstdio>
 #include <cstdlib>
 #include <cstring>
 
@@ -19,6 +21,9 @@ namespace {
 constexpr int kBacklog = 128;
 
 Status Failed(const std::string& what, int error) {
+  if (error == EMFILE) {
+    return NoDescriptor(what, error);
+  }
   return Unavailable(what + ": " + std::strerror(error)).With({.system_error = error});
 }
 
@@ -50,13 +55,19 @@ Status CheckPrivate(const std::string& directory, bool make) {
   struct stat status{};
   if (::lstat(directory.c_str(), &status) != 0) {
     return errno == ENOENT ? NotFound("no agent runs: there is no " + directory)
-                           : Failed("look at " + directory, errno);
+                           : Failed("look at " + directory +
+                                        ", the agent's directory (VARVE_AGENT_DIR names another)",
+                                    errno);
   }
   if (!S_ISDIR(status.st_mode) || status.st_uid != ::geteuid() || (status.st_mode & 077) != 0) {
+    std::array<char, 8> mode{};
+    std::snprintf(mode.data(), mode.size(), "%04o", status.st_mode & 07777U);
     return FailedPrecondition(
         directory + " must be a directory of user " + std::to_string(::geteuid()) +
-        " that no other user may enter (mode 0700), for the agent's socket; set "
-        "VARVE_AGENT_DIR to such a directory");
+        " that no other user may enter (mode 0700), for the agent's socket; it is " +
+        (S_ISDIR(status.st_mode) ? "one" : "no directory, but a file") + " of user " +
+        std::to_string(status.st_uid) + " (mode " + mode.data() +
+        "); set VARVE_AGENT_DIR to such a directory");
   }
   return Status::Ok();
 }

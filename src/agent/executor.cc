@@ -297,6 +297,9 @@ class AgentExecutor final : public SaveExecutor {
 
   Status Note(const AgentMessage& message) {
     const std::uint64_t turn = message.turn;
+    if (message.verb == AgentVerb::kRefused && turn == kNoTurn) {
+      return DecodeRefusal(message.payload);  // The agent closes the connection.
+    }
     if (IsLost(turn)) {
       return Status::Ok();
     }

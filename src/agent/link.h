@@ -28,7 +28,7 @@ enum class AgentVerb : std::uint8_t {
   kDrain,    ///< T. A: kOk when nothing is left to write. No kHello is needed.
   kStop,     ///< T. A: kOk when nothing is left to write; it then ends. No kHello is needed.
   kOk,       ///< A.
-  kRefused,  ///< A: payload a code and a message.
+  kRefused,  ///< A: payload a code and a message. With kNoTurn: why A closes the connection.
   kDone,     ///< A: the save of that turn has ended. Payload as kRefused, or 0 and its report; or a
              ///< memfd with that.
   kForgotten,  ///< A.
@@ -36,6 +36,9 @@ enum class AgentVerb : std::uint8_t {
           ///< and the lease.
   kBye,   ///< T: leaves its memory to A for good, and closes. No answer.
 };
+
+/// The turn of a kRefused that answers no message in particular.
+inline constexpr std::uint64_t kNoTurn = ~std::uint64_t{0};
 
 struct AgentMessage {
   AgentVerb verb = AgentVerb::kOk;

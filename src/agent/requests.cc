@@ -5,6 +5,7 @@
 #include "agent/report.h"
 #include "base/bytes.h"
 #include "base/events.h"
+#include "base/guarded.h"
 #include "varve/metadata.h"
 
 namespace varve {
@@ -19,6 +20,11 @@ AgentMessage Refusal(const Status& status, std::uint64_t turn = 0) {
 }
 
 }  // namespace
+
+AgentMessage RefusalOfAgent(const Status& reason) {
+  return Refusal(CopyOf(reason).Annotate("the agent, process " + std::to_string(::getpid())),
+                 kNoTurn);
+}
 
 std::size_t AgentRequests::pending() const {
   std::size_t pending = 0;
@@ -63,6 +69,11 @@ void AgentRequests::Drop(Peer& peer) const {
   } else {
     peer.ended = true;
   }
+}
+
+void AgentRequests::DropFor(Peer& peer, const Status& reason) const {
+  (void)Guarded([&] { return peer.connection->Send(RefusalOfAgent(reason)); });
+  Drop(peer);
 }
 
 void AgentRequests::Handle(Peer& peer, AgentMessage message) {

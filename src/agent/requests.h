@@ -33,6 +33,9 @@ struct Peer {
   std::shared_ptr<TrainerSession> session;
 };
 
+/// Returns the message that tells a peer why this agent closes the connection.
+AgentMessage RefusalOfAgent(const Status& reason);
+
 /// Threads: the agent's main thread only. No member function blocks for long.
 class AgentRequests {
  public:
@@ -46,6 +49,8 @@ class AgentRequests {
 
   /// Stops receiving from the peer: sets `ended` or `silent`.
   void Drop(Peer& peer) const;
+  /// Does the same for a peer that the agent cannot serve, and sends it the reason.
+  void DropFor(Peer& peer, const Status& reason) const;
   /// Ends the session of a peer that has ended: decides about its saves and its memory.
   void EndOf(Peer& peer);
   /// Removes the sessions that are over.

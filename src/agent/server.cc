@@ -18,12 +18,13 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
-#include <exception>
 #include <list>
 #include <memory>
+#include <optional>
 #include <utility>
 #include <vector>
 
+#include <fcntl.h>
 #include <poll.h>
 #include <sys/eventfd.h>
 #include <sys/socket.h>
@@ -45,6 +46,8 @@ namespace {
 using Clock = std::chrono::steady_clock;
 constexpr std::size_t kMostConnections = 1024;
 constexpr int kFullPause = 100;  // Milliseconds.
+// A peer waits for 10 s for an answer to its greeting; others may have ended by then.
+constexpr auto kFullForLong = std::chrono::seconds(2);
 constexpr int kSilentPause = 100;
 constexpr std::size_t kFirstPeer = 2;  // Index in the vector that Wait returns.
 
@@ -53,12 +56,16 @@ struct SocketPeer : Peer {
   FileDescriptor process;                   // A pidfd; none where the process cannot be seen.
 };
 
+FileDescriptor Spare() { return FileDescriptor(::open("/dev/null", O_RDONLY | O_CLOEXEC)); }
+
 class AgentServer {
  public:
-  AgentServer(const AgentServerOptions& options, FileDescriptor listening, FileDescriptor wake)
+  AgentServer(const AgentServerOptions& options, FileDescriptor listening, FileDescriptor wake,
+              FileDescriptor spare)
       : options_(options),
         listening_(std::move(listening)),
         wake_(std::move(wake)),
+        spare_(std::move(spare)),
         requests_(options, AnyStorage(), [fd = wake_.get()] {
           const std::uint64_t one = 1;
           (void)!::write(fd, &one, sizeof(one));
@@ -123,7 +130,11 @@ class AgentServer {
   void HandlePeer(SocketPeer& peer, const pollfd& connection, const pollfd& process) {
     if (connection.revents != 0) {
       auto message = peer.connection->Receive(Clock::now());
-      if (!message.ok() || !HandleOrTell(peer, std::move(*message))) {
+      if (message.ok()) {
+        HandleOrTell(peer, std::move(*message));
+      } else if (message.status().code() == StatusCode::kFailedPrecondition) {
+        requests_.DropFor(peer, message.status());  // The agent has no descriptor left for it.
+      } else {
         requests_.Drop(peer);
       }
     }
@@ -136,21 +147,23 @@ class AgentServer {
     }
   }
 
-  /// Handles a message. Returns false where there is no memory or no thread for the request: the
-  /// saves of other peers go on.
-  bool HandleOrTell(Peer& peer, AgentMessage message) {
-    try {
+  /// Handles a message. Where there is no memory or no thread for the request, drops the peer and
+  /// sends it the reason: the saves of other peers go on.
+  void HandleOrTell(Peer& peer, AgentMessage message) {
+    const Status handled = Guarded([&] {
       requests_.Handle(peer, std::move(message));
-      return true;
-    } catch (const std::exception& error) {
-      (void)Guarded([&] {
-        ReportEvent({.level = EventLevel::kError,
-                     .message = std::string("a request cannot be handled: ") + error.what(),
-                     .fields = {{"trainer", std::to_string(peer.pid)}}});
-        return Status::Ok();
-      });
-      return false;
+      return Status::Ok();
+    });
+    if (handled.ok()) {
+      return;
     }
+    (void)Guarded([&] {
+      ReportEvent({.level = EventLevel::kError,
+                   .message = "a request cannot be handled: " + handled.message(),
+                   .fields = {{"trainer", std::to_string(peer.pid)}}});
+      return Status::Ok();
+    });
+    requests_.DropFor(peer, handled);
   }
 
   [[nodiscard]] bool AnyoneSilent() const {
@@ -168,7 +181,15 @@ class AgentServer {
   void Accept() {
     FileDescriptor socket(::accept4(listening_.get(), nullptr, nullptr, SOCK_CLOEXEC));
     // The connection stays in the queue, and would wake the agent again at once.
-    full_ = !socket.valid() && errno != EINTR && errno != ECONNABORTED;
+    const int error = errno;
+    full_ = !socket.valid() && error != EINTR && error != ECONNABORTED;
+    if (!full_) {
+      full_since_.reset();
+    } else if (!full_since_) {
+      full_since_ = Clock::now();
+    } else if (Clock::now() - *full_since_ > kFullForLong) {
+      RefuseOne(error);
+    }
     int pid = 0;
     if (!socket.valid() || peers_.size() >= kMostConnections ||
         !CheckPeer(socket.get(), &pid).ok()) {
@@ -189,6 +210,23 @@ class AgentServer {
         return ::poll(&process, 1, 0) != 0;
       };
     }
+  }
+
+  /// Accepts a connection with the descriptor that is kept for this, sends it the reason why the
+  /// agent cannot serve it, and closes it.
+  void RefuseOne(int error) {
+    (void)Guarded([&] {
+      spare_ = FileDescriptor();
+      FileDescriptor socket(::accept4(listening_.get(), nullptr, nullptr, SOCK_CLOEXEC));
+      if (socket.valid() && CheckPeer(socket.get(), nullptr).ok()) {
+        AgentConnection peer(std::move(socket));
+        // What is closed with unread messages is reset, and then the reason does not arrive.
+        (void)peer.Receive(Clock::now() + std::chrono::milliseconds(kFullPause));
+        (void)peer.Send(RefusalOfAgent(NoDescriptor("accept a connection", error)));
+      }
+      return Status::Ok();
+    });
+    spare_ = Spare();
   }
 
   void RemoveEndedPeers() {
@@ -216,7 +254,9 @@ class AgentServer {
   const AgentServerOptions& options_;
   const FileDescriptor listening_;
   const FileDescriptor wake_;
-  bool full_ = false;  // No descriptors are left for new connections.
+  FileDescriptor spare_;  // Is closed to accept a connection when no other descriptor is left.
+  bool full_ = false;     // No descriptors are left for new connections.
+  std::optional<Clock::time_point> full_since_;
   Clock::time_point idle_since_ = Clock::now();
   AgentRequests requests_;
   std::list<SocketPeer> peers_;
@@ -231,7 +271,11 @@ Status RunAgent(const AgentServerOptions& options) {
   VARVE_ASSIGN_OR_RETURN(FileDescriptor listening, Listen(endpoint));         // Step 2.
   FileDescriptor wake(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
   if (!wake.valid()) {
-    return Unavailable(std::string("make an eventfd: ") + std::strerror(errno));
+    return NoDescriptor("make an eventfd", errno);
+  }
+  FileDescriptor spare = Spare();
+  if (!spare.valid()) {
+    return NoDescriptor("open /dev/null", errno);
   }
   (void)IsTraced();  // Where to is relative to the directory that the agent was started in.
   if (options.listening && !options.listening()) {
@@ -243,7 +287,7 @@ Status RunAgent(const AgentServerOptions& options) {
          .fields = {{"version", std::string(Version())}, {"pid", std::to_string(::getpid())}}});
   }
   {
-    AgentServer server(options, std::move(listening), std::move(wake));
+    AgentServer server(options, std::move(listening), std::move(wake), std::move(spare));
     server.Run();
     ::unlink(endpoint.socket.c_str());
   }  // The connections end: who has asked for the end learns that it came. So do all threads.

@@ -1,6 +1,7 @@
 // The agent of a node: see include/varve/agent.h. Started by trainers when first needed; people use
 // `varve agent`.
 
+#include <cerrno>
 #include <charconv>
 #include <chrono>
 #include <csignal>
@@ -14,6 +15,7 @@
 #include <string_view>
 
 #include <fcntl.h>
+#include <sys/resource.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
@@ -63,8 +65,15 @@ void CloseInherited() {
 /// process returns to its caller once the agent listens.
 bool Detach(const std::string& log) {
   const pid_t child = ::fork();
-  if (child != 0) {
-    ::_exit(child > 0 ? 0 : 2);
+  if (child < 0) {
+    std::fprintf(stderr,
+                 "varve-agent: start a process: %s; end some of this user's, or raise the limit "
+                 "(ulimit -u, or that of its container)\n",
+                 std::strerror(errno));
+    ::_exit(2);
+  }
+  if (child > 0) {
+    ::_exit(0);
   }
   ::setsid();
   const int null = ::open("/dev/null", O_RDONLY);
@@ -75,6 +84,16 @@ bool Detach(const std::string& log) {
   ::close(null);
   ::close(out);
   return ::chdir("/") == 0;
+}
+
+/// Raises the limit of open files to the most that is allowed: the trainer may have lowered it for
+/// itself, and each of a node's trainers needs some here.
+void RaiseFileLimit() {
+  rlimit limit{};
+  if (::getrlimit(RLIMIT_NOFILE, &limit) == 0 && limit.rlim_cur < limit.rlim_max) {
+    limit.rlim_cur = limit.rlim_max;
+    (void)::setrlimit(RLIMIT_NOFILE, &limit);
+  }
 }
 
 }  // namespace
@@ -109,6 +128,7 @@ int main(int argc, char** argv) {
   // The agent leaves the directory that it was started in.
   options.directory = std::filesystem::absolute(options.directory).string();
   CloseInherited();
+  RaiseFileLimit();
   std::signal(SIGHUP, SIG_IGN);
   std::signal(SIGPIPE, SIG_IGN);
   const std::string log = options.directory + "/agent.log";
