@@ -253,10 +253,14 @@ def test_a_rename_that_is_none_is_refused(training: Path, rename: Any) -> None:
 
 
 def test_a_missing_prefix_is_named_with_the_rename_that_finds_it(training: Path) -> None:
-    with pytest.raises(varve.InvalidArgumentError, match=r"rename=\{'model\.': ''\} finds it"):
+    with pytest.raises(
+        varve.InvalidArgumentError, match=r"rename=\{'model\.': ''\} finds all 6 missing names"
+    ):
         varve.torch.load(model(), training)
     varve.torch.save(model(), training.parent / "bare")
-    with pytest.raises(varve.InvalidArgumentError, match=r"rename=\{'': 'model\.'\} finds it"):
+    with pytest.raises(
+        varve.InvalidArgumentError, match=r"rename=\{'': 'model\.'\} finds all 6 missing names"
+    ):
         varve.torch.load({"model": model()}, training.parent / "bare")
 
 

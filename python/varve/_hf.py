@@ -85,8 +85,8 @@ class HfOptions:
         if before:
             warn(
                 f'all names begin with "{before}", as a wrapper of the model has put it there: '
-                "from_pretrained will not find them. Pass the model as `config`, or "
-                f'`rename={{"{before}": ""}}`',
+                "from_pretrained will not find them. Pass the model as `config`, or strip_wrappers=True "
+                f'to the save, or `rename={{"{before}": ""}}`',
                 RuntimeWarning,
             )
         return lambda name: name

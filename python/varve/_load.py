@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import difflib
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Container, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from varve import _arguments, _classes, _core, _tree
+from varve import _arguments, _classes, _core, _nearest, _tree
 from varve._engine import (
     DTYPE_NUMBERS,
     Arrays,
@@ -24,6 +24,7 @@ from varve._match import Match
 from varve._select import Keys, Rename, Renamed, prune
 from varve._values import NeedsClassesError, ObjectLeaf, TensorLeaf
 from varve._warn import warn
+from varve._wrappers import Entries, Wrappers, note
 from varve.errors import (
     CheckpointNotFoundError,
     InvalidArgumentError,
@@ -76,30 +77,34 @@ class _Plan:
         self.cast = cast
         self.filling = Filling()
         self.names: list[str] = []
+        self.unwrapped: dict[str, str] = {}  # Stored names of what `wrappers` has found.
         self.stored_name: dict[str, str] | None = None
         self._stored: dict[str, tuple[int, tuple[int, ...]]] | None = None
         self._assigned: dict[Any, Any] = {}  # By memory: tied tensors stay tied.
         self.keys = None if choice.keys is None else Keys(choice.keys)
-        objects = frozenset(reader.object_names())
+        objects: Container[str] = frozenset(reader.object_names())
         with _classes.quietly():  # The destination has the containers.
             structure = reader.structure()
+        self.wrappers = Wrappers(lambda: dict(_leaves(reader, None)) if saved is None else saved)
+        saved = structure
         by_name: Callable[[], Mapping[str, Any]] = dict
         if choice.rename is not None:
             renamed = Renamed(structure or dict(_leaves(reader, None)), choice.rename)
             self.stored_name = renamed.stored
-            structure = renamed.structure
+            saved = structure = renamed.structure
             objects = frozenset(new for new, old in renamed.stored.items() if old in objects)
         elif structure is None:
             # Saved from C++ without containers: names alone decide.
             flat = _tree.Flattener(rank, arrays.is_tensor, arrays.origin, apart=arrays)
             structure = flat.flatten(state)
+            if not {fqn for fqn, _ in flat.tensors} <= set(reader.tensor_names()):
+                self.wrappers.begin()
         else:
-            saved = structure
             by_name = lambda: Renamed(saved, str).structure  # noqa: E731
         self.match = Match(
             rank,
             arrays.is_tensor,
-            objects,
+            Entries(objects, self.wrappers),
             self.keys,
             arrays.hollow if choice.assign else lambda _tensor: False,
             arrays.give_back,
@@ -108,9 +113,11 @@ class _Plan:
             arrays,
             cast,
             lambda fqn, tensor: arrays.by_torch(reader, self.stored(fqn), tensor),
+            unwrapped=self.wrappers.find,
         )
         with collector_at_rest():
             self.match.match(state, structure)
+            self._note_wrappers()
             self.match.drop_tied(arrays.memory)
             self._list_targets()
         self.names = [self.stored(fqn) for fqn, _ in self.match.objects]
@@ -125,19 +132,42 @@ class _Plan:
 
     def stored(self, fqn: str) -> str:
         """Returns the name in the checkpoint of an entry of the destination."""
+        fqn = self.wrappers.stored(fqn)
         return fqn if self.stored_name is None else self.stored_name.get(fqn, fqn)
+
+    def _note_wrappers(self) -> None:
+        """Notes the entries that only the parts of wrappers tell from stored ones."""
+        match = self.match
+        tensors = match.tensor_names()
+        if twice := self.wrappers.twice(tensors):
+            match.lose(twice)
+        others = [*(fqn for fqn, _, _ in match.created), *(fqn for fqn, _ in match.objects)]
+        self.unwrapped = self.wrappers.matched((*match.tensor_names(), *others))
 
     def names_to_fill(self) -> list[str]:
         """Returns the names that the checkpoint's entries have in a destination."""
         if self.stored_name is not None:
-            return list(self.stored_name)
-        return [fqn for fqn, _ in _leaves(self.reader, None)]
+            return [*self.stored_name, *self.unwrapped]
+        return [*(fqn for fqn, _ in _leaves(self.reader, None)), *self.unwrapped]
+
+    def hint(self) -> str | None:
+        """Returns which stored names are nearest to the missing ones, for a message."""
+        match = self.match
+        stored = self.names_to_fill()
+        there = frozenset(stored)
+        tensors = match.tensor_names()
+        missing = [*match.missing, *(fqn for fqn in tensors if fqn not in there)]
+        fitting = [
+            self.wrappers.stored(fqn) for fqn in (*tensors, *(fqn for fqn, _ in match.objects))
+        ]
+        return _nearest.hint(missing, stored, fitting, self.stored_name is not None)
 
     def _known(self) -> list[str]:
         """Returns names in the checkpoint that are expected: loaded by others, or not chosen."""
         known = [self.stored(fqn) for fqn in self.match.known]
         if self.keys is not None:
             wanted = {stored: new for new, stored in (self.stored_name or {}).items()}
+            wanted.update((self.stored(fqn), fqn) for fqn in self.unwrapped)
             for fqn, _ in _leaves(self.reader, None):
                 if wanted.get(fqn, fqn) not in self.keys:
                     known.append(fqn)
@@ -223,11 +253,13 @@ def load(
         fail(coordinator, f"load {path_name(path)}", error, options.timeout)
         raise
     match = plan.match
+    if plan.unwrapped and rank == 0:
+        note(path_name(path), plan.unwrapped)
     filled = [tensor for _, tensor in match.tensors]
     try:
         report = reader.load(plan.filling.engine, options, coordinator)
     except InvalidArgumentError as error:
-        hint = _prefix_hint(reader, match.missing)
+        hint = plan.hint()
         if hint is None:
             raise
         text = f"{error}\n  {hint}"
@@ -244,7 +276,7 @@ def load(
         fill()
     keys = plan.keys if world == 1 else None  # Of several ranks another may have what was chosen.
     chosen = keys is not None and any(name in keys for name in plan.names_to_fill())
-    _warn_of_nothing(report, reader, match, rank, chosen)
+    _warn_of_nothing(report, plan, rank, chosen)
     if report.merged and options.on_difference == "keep" and rank == 0:
         _warn_of_one_value(report.merged, reader, world)
     return report
@@ -260,10 +292,9 @@ def _warn_of_one_value(names: list[str], reader: _core.Reader, world: int) -> No
     )
 
 
-def _warn_of_nothing(
-    report: _core.LoadReport, reader: _core.Reader, match: Match, rank: int, chosen: bool
-) -> None:
+def _warn_of_nothing(report: _core.LoadReport, plan: _Plan, rank: int, chosen: bool) -> None:
     """Warns when a load has loaded nothing on this rank that wanted something, or on any rank."""
+    match = plan.match
     lacking = len(match.missing) + len(match.mismatched)
     stored = report.unexpected or chosen
     fits = not report.missing and not report.mismatched
@@ -276,28 +307,12 @@ def _warn_of_nothing(
         if lacking
         else "the destination wants none of its entries; read() builds a state that has them"
     )
-    hint = _prefix_hint(reader, match.missing)
+    hint = plan.hint()
     warn(
-        f"load {reader.directory}: nothing was loaded: {wanted}. {len(report.unexpected)} of the "
+        f"load {plan.reader.directory}: nothing was loaded: {wanted}. {len(report.unexpected)} of the "
         f"checkpoint's entries are left over" + (f". {hint}" if hint else ""),
         UserWarning,
     )
-
-
-def _prefix_hint(reader: _core.Reader, missing: list[str]) -> str | None:
-    """Returns a hint how to find the first missing entry: with a prefix more, or one less."""
-    if not missing:
-        return None
-    wanted = missing[0]
-    for stored, _ in _leaves(reader, None):
-        for long, short, pair in (
-            (stored, wanted, lambda prefix: {prefix: ""}),
-            (wanted, stored, lambda prefix: {"": prefix}),
-        ):
-            if long.endswith("." + short):
-                prefix = long[: len(long) - len(short)]
-                return f'"{wanted}" is stored as "{stored}": rename={pair(prefix)} finds it'
-    return None
 
 
 def read(

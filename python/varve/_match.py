@@ -29,8 +29,9 @@ class Match:
     `hollow` tells tensors that are to be replaced rather than filled (those on the meta device, when
     a load assigns): `assigned` has (fqn, tensor, setter) of them. `give_back` is called with an object
     and its filled state dict. `by_name` gives what is stored by full names, for entries whose
-    containers differ from the stored ones. `world` is the number of ranks that load. `arrays` takes apart
-    and makes tensors that are made of others; with `cast` those of another class will do.
+    containers differ from the stored ones, `unwrapped` the entry for a name that is stored with other
+    parts of wrappers. `world` is the number of ranks that load. `arrays` takes apart and makes tensors that
+    are made of others; with `cast` those of another class will do.
     `by_torch` returns a tensor made of others that other software has stored as one object; None for no such.
     """
 
@@ -47,6 +48,7 @@ class Match:
         arrays: Any = None,
         cast: bool = False,
         by_torch: Callable[[str, Any], Any] = lambda _fqn, _tensor: None,
+        unwrapped: Callable[[str], Any] = lambda _name: None,
     ) -> None:
         self.tensors: list[tuple[str, Any]] = []
         self.created: list[tuple[str, str, Setter]] = []
@@ -66,6 +68,7 @@ class Match:
         self._arrays = arrays
         self._cast = cast
         self._by_torch = by_torch
+        self._unwrapped = unwrapped
         self._all_names: Mapping[str, Any] | None = None
         self._keys = keys
         self._hollow = hollow
@@ -230,7 +233,8 @@ class Match:
             return None  # The empty name has the whole checkpoint below it.
         if self._all_names is None:
             self._all_names = self._by_name()
-        return self._all_names.get(name)
+        found = self._all_names.get(name)
+        return self._unwrapped(name) if found is None else found
 
     def _find(self, key: Any, stored: Mapping[Any, Any], path: str | None) -> Any:
         """Returns the stored key of a wanted one: itself, or rank 0's for a rank of a new world."""
@@ -337,6 +341,18 @@ class Match:
     def absent(self) -> list[str]:
         """Names of the destination that the checkpoint lacks, tied ones too."""
         return [*(fqn for fqn, _, _ in self._absent), *self.missing]
+
+    def tensor_names(self) -> list[str]:
+        """Returns the names of the tensors that a load is to fill or to replace."""
+        return [*(fqn for fqn, _ in self.tensors), *(fqn for fqn, _, _ in self.assigned)]
+
+    def lose(self, names: Container[str]) -> None:
+        """Counts tensors as missing that were matched."""
+        self._absent.extend((fqn, tensor, None) for fqn, tensor in self.tensors if fqn in names)
+        self._absent.extend(one for one in self.assigned if one[0] in names)
+        self.tensors = [one for one in self.tensors if one[0] not in names]
+        self.assigned = [one for one in self.assigned if one[0] not in names]
+        self.missing.extend(fqn for fqn, _, _ in self._absent if fqn in names)
 
     def drop_tied(self, memory: Callable[[Any], Any]) -> None:
         """Removes from `missing` the tensors whose memory other names fill, by their `memory` key."""

@@ -54,6 +54,7 @@ from varve._open import Checkpoint, StoredTensor, open_checkpoint
 from varve._select import Rename
 from varve._tree import PerRank
 from varve._upload import copy_of, refuse_upload_apart, upload
+from varve._wrappers import to_save
 from varve.torch import _run
 from varve.torch._async import async_save, defer_save
 from varve.torch._coordinator import collective, name_of
@@ -119,6 +120,7 @@ def save(
     coordinate: bool = True,
     format: Literal["varve", "dcp", "hf"] = "varve",
     hf: HfOptions | None = None,
+    strip_wrappers: bool = False,
     save_id: bytes | None = None,
     on_difference: Literal["keep", "first", "error"] = "keep",
     check_replicas: Literal["samples", "full"] = "samples",
@@ -156,6 +158,9 @@ def save(
             tied tensors the first of the state is stored. What shards have of shared pages of 4 KiB (edges
             of rows, all of shards by columns) is refused where it is more than 1 GiB.
         hf: Options of format="hf".
+        strip_wrappers: Leave the parts out of names that wrappers of modules add: `_orig_mod`,
+            `_checkpoint_wrapped_module`, `_fsdp_wrapped_module` and `module`. (A load needs no such thing: it
+            takes names that differ by these alone for the same.)
         save_id: 16 bytes that name the attempt, only for `coordinate=False` and the same on all ranks.
             By default it follows from the job's rendezvous store, the path and a count of saves.
         on_difference: What to do when ranks hold different values of a tensor, of a shard of it, or of a
@@ -183,6 +188,7 @@ def save(
             replicas differ and `on_difference` is "error".
         OutOfSpaceError, UnavailableError: Writing failed or a rank is lost; each is named.
     """
+    state = to_save(state_dict, strip_wrappers)
 
     def save_with(coordinator: Coordinator | None, save_id: bytes | None) -> SaveReport:
         options = _core.SaveOptions(
@@ -199,7 +205,7 @@ def save(
         )
         arrays = TorchArrays()
         return _engine.save(
-            state_dict,
+            state,
             path,
             arrays,
             coordinator,
@@ -257,7 +263,8 @@ def load(
             glob (`*` is any run of characters, dots too). Others stay as they are.
         rename: Which entry of the destination a stored one fills: a dict of prefixes
             {stored: wanted}, of which the first that fits is applied, or a function from the stored
-            name to the wanted one (None leaves it out). `keys` and the report's `missing` are names of
+            name to the wanted one (None leaves it out). Names that differ by the parts of wrappers
+            alone (`module`, `_orig_mod`; see `save`) need none. `keys` and the report's `missing` are names of
             the destination, `unexpected` of the checkpoint. Lists keep their length where names change.
         cast: Convert between float16, bfloat16, float32 and float64 where the stored dtype is
             another, rounding to the nearest.

@@ -14,6 +14,7 @@ from varve import _hf
 from varve._files import Source as FileSource
 from varve._hf import HfOptions
 from varve._upload import copy_of, refuse_upload_apart
+from varve._wrappers import to_save
 from varve.errors import InvalidArgumentError
 from varve.torch._background import Call, begin
 from varve.torch._handle import DeferredSaveHandle, SaveHandle
@@ -35,6 +36,7 @@ def async_save(
     coordinate: bool = True,
     format: Literal["varve", "dcp", "hf"] = "varve",
     hf: HfOptions | None = None,
+    strip_wrappers: bool = False,
     save_id: bytes | None = None,
     on_difference: Literal["keep", "first", "error"] = "keep",
     check_replicas: Literal["samples", "full"] = "samples",
@@ -72,6 +74,7 @@ def async_save(
         coordinate: As in `save`.
         format: As in `save`.
         hf: As in `save`.
+        strip_wrappers: As in `save`.
         save_id: As in `save`.
         on_difference: As in `save`; the warning comes in this call.
         check_replicas: As in `save`. Tensors are not compared where the stager copies them from devices.
@@ -102,7 +105,7 @@ def async_save(
         refuse_upload_apart(upload_to)
     call = Call(
         kind=SaveHandle,
-        state=state_dict,
+        state=to_save(state_dict, strip_wrappers),
         path=path,
         upload=copy_of(path, upload_to, overwrite, timeout),
         process_group=process_group,
@@ -145,6 +148,7 @@ def defer_save(
     allow_pickle: bool = False,
     format: Literal["varve", "dcp", "hf"] = "varve",
     hf: HfOptions | None = None,
+    strip_wrappers: bool = False,
     on_difference: Literal["keep", "first", "error"] = "keep",
     check_replicas: Literal["samples", "full"] = "samples",
     timeout: float = 1800.0,
@@ -175,6 +179,7 @@ def defer_save(
         allow_pickle: As in `save`.
         format: As in `save`.
         hf: As in `save`.
+        strip_wrappers: As in `save`.
         on_difference: As in `save`; the warning comes in this call.
         check_replicas: As in `async_save`.
         timeout: As in `save`, for each time that ranks wait for each other.
@@ -201,7 +206,7 @@ def defer_save(
         )
     call = Call(
         kind=DeferredSaveHandle,
-        state=state_dict,
+        state=to_save(state_dict, strip_wrappers),
         path=path,
         process_group=process_group,
         stager=stager,

@@ -47,6 +47,7 @@ _SAVE_OPTIONS = {
     "on_difference",
     "retries",
     "staging",
+    "strip_wrappers",
 }
 
 #: Those that defer_save takes as well.
@@ -230,7 +231,7 @@ class CheckpointManager(Manager):
             uploaded; `close` and `wait` wait for uploads.
         keep_uploaded: Which steps to keep there, as `keep`. None: all.
         save_options: Further arguments of `async_save`: allow_pickle, check_replicas, check_torn, deadline,
-            format, guard, hf, max_write_bandwidth, on_difference, retries, staging. With format="hf" every
+            format, guard, hf, max_write_bandwidth, on_difference, retries, staging, strip_wrappers. With format="hf" every
             state must hold tensors alone. With staging="overlapped" the next step of each optimizer object
             in the state waits for the copy, or of those in `guard`; without any the call itself waits.
         timeout: Seconds any rank waits for the others in a save or load.
