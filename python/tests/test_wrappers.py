@@ -108,6 +108,14 @@ def test_containers_count_as_parts_of_names(tmp_path: Path) -> None:
     assert nested["_orig_mod"]["module"]["layer"]["w"].sum() == 3
 
 
+def test_what_is_empty_takes_nothing_of_another_name(tmp_path: Path) -> None:
+    varve.save({"layer": {"w": np.ones(3)}}, tmp_path / "a")
+    state: dict[str, Any] = {"module": {}, "layer": {}}
+    report = varve.load(state, tmp_path / "a", strict=False)
+    assert state["module"] == {} and state["layer"]["w"].sum() == 3
+    assert report.unexpected == []
+
+
 def test_one_note_says_so(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     varve.torch.save({"model": net(1)}, tmp_path / "a")
     caplog.set_level(logging.INFO, "varve")

@@ -187,7 +187,7 @@ class Match:
                 )
                 continue
             name = join(path, str(stored_key))
-            elsewhere = self._named(name)
+            elsewhere = self._named(name, value)
             if elsewhere is None:
                 self._nothing_stored(value, name, _item_setter(mapping, key))
             else:
@@ -224,7 +224,7 @@ class Match:
         self.fills.append(put)
         return True
 
-    def _named(self, name: str) -> Any:
+    def _named(self, name: str, value: Any) -> Any:
         """Returns the entry of a name, in any containers; None when nothing is stored.
 
         A module's state dict is flat: its "0.weight" is wanted as {"0": {"weight": ...}} as well.
@@ -234,7 +234,9 @@ class Match:
         if self._all_names is None:
             self._all_names = self._by_name()
         found = self._all_names.get(name)
-        return self._unwrapped(name) if found is None else found
+        if found is None and not (isinstance(value, (Mapping, list)) and not value):
+            return self._unwrapped(name)  # What is empty would take all that is below a wrapper.
+        return found
 
     def _find(self, key: Any, stored: Mapping[Any, Any], path: str | None) -> Any:
         """Returns the stored key of a wanted one: itself, or rank 0's for a rank of a new world."""
