@@ -44,6 +44,10 @@ struct UploadReport {
   std::uint64_t bytes = 0;  ///< Of all files, index included; 0 where it was there.
   std::uint64_t files = 0;
   bool was_there = false;  ///< The target held this save already.
+  /// Files below the directory that are no part of the checkpoint and are not in the copy, by name,
+  /// sorted; as this rank sees it. Empty with `own_files`, and for a checkpoint of Varve's format
+  /// in an object store.
+  std::vector<std::string> left_out{};
   double seconds = 0;
 };
 

@@ -19,6 +19,7 @@ Attributes:
     bytes: Of all files of the copy; 0 where it was there.
     files: Number of them.
     was_there: The target held this save already.
+    left_out: Names of files in the directory that are no part of the checkpoint and are not in the copy.
     seconds: How long it took.
 )";
 
@@ -91,6 +92,7 @@ void BindUpload(nb::module_& parent) {
       .Field("bytes", &UploadReport::bytes)
       .Field("files", &UploadReport::files)
       .Field("was_there", &UploadReport::was_there)
+      .Field("left_out", &UploadReport::left_out)
       .Field("seconds", &UploadReport::seconds)
       .Public("varve");
   nb::class_<UploadStop>(module, "UploadStop")

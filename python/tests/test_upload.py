@@ -320,3 +320,37 @@ def test_ranks_that_give_other_places_are_told_so(
     for error in run_ranks(2, save_with_uploads_of_its_own, s3_server, str(path), remotes, kind):
         assert "ranks differ in upload_to" in error or "make the uploads of a stager" in error
     assert not path.exists() and list(bucket.objects.all()) == []
+
+
+# ---- what is left out ----
+
+
+def a_folder(kind: str, path: Path) -> None:
+    """Makes a checkpoint with files of another program beside it."""
+    state = {"w": torch.ones(3)}
+    varve.torch.save(state, path, format=kind)  # type: ignore[arg-type]
+    (path / "logs").mkdir()
+    for name in ("optimizer.pt", "trainer_state.json", "logs/a.txt", ".hidden"):
+        (path / name).write_bytes(b"{}")
+
+
+LEFT_OUT = ["logs/a.txt", "optimizer.pt", "trainer_state.json"]
+
+
+@pytest.mark.parametrize("kind", ["hf", "dcp", "varve"])
+def test_an_upload_names_the_files_that_it_leaves_out(
+    kind: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    a_folder(kind, tmp_path / "a")
+    report = varve.upload(tmp_path / "a", tmp_path / "b")
+    assert report.left_out == LEFT_OUT and not report.was_there
+    assert not (tmp_path / "b" / "optimizer.pt").exists()
+    assert varve.torch.read(tmp_path / "b")["w"].tolist() == [1.0] * 3
+    [message] = caplog.messages
+    assert message == (
+        f"upload {tmp_path / 'a'}: {', '.join(LEFT_OUT)} are no part of the checkpoint, and are not in "
+        "the copy"
+    )
+    output = varve_command("upload", str(tmp_path / "a"), str(tmp_path / "c"))
+    assert f"left out, for they are no part of the checkpoint: {', '.join(LEFT_OUT)}" in output
+    assert "left out" not in varve_command("upload", str(tmp_path / "b"), str(tmp_path / "d"))

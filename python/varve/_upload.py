@@ -39,7 +39,8 @@ def upload(
     """Copies a checkpoint that is published to another storage, where it becomes visible when it is whole.
 
     What is uploaded is checked: checksums that the files carry are compared on the bytes that are sent.
-    If the target holds the same save already, there is nothing to do. The note of a pending upload of
+    Files of the directory that are no part of the checkpoint are not copied; they are logged as a warning and
+    are in the report's `left_out`. If the target holds the same save already, there is nothing to do. The note of a pending upload of
     `source` to `target`, if there is one, is removed.
 
     Args:
@@ -59,6 +60,13 @@ def upload(
     """
     copy = Copy(path_text(source), path_text(target), overwrite, in_place)
     report = copy.make(None, progress=progress)
+    if report.left_out and not report.was_there:
+        names = report.left_out
+        _LOG.warning(
+            "upload %s: %s are no part of the checkpoint, and are not in the copy",
+            copy.source,
+            ", ".join(names[:10]) + (f" and {len(names) - 10} more" if len(names) > 10 else ""),
+        )
     if _core.uploads.pending_upload(copy.source) == os.fsencode(copy.target):
         _core.uploads.forget_pending_upload(copy.source)
     return report

@@ -22,7 +22,19 @@ Result<std::uint64_t> SizeOf(Storage& storage, const std::string& name) {
   return file->size();
 }
 
-Result<UploadSource> NativeSource(OpenedIndex opened) {
+/// Returns the files that are not part of a checkpoint. Hidden ones are somebody's notes.
+std::vector<std::string> LeftOut(const Inventory& found) {
+  std::vector<std::string> names;
+  for (const OtherFile& other : found.others) {
+    if (!other.is_directory && !BaseName(other.name).starts_with('.')) {
+      names.push_back(other.name);
+    }
+  }
+  std::sort(names.begin(), names.end());
+  return names;
+}
+
+Result<UploadSource> NativeSource(Storage& storage, OpenedIndex opened) {
   UploadSource source;
   source.native = true;
   source.directory = opened.directory;
@@ -31,12 +43,18 @@ Result<UploadSource> NativeSource(OpenedIndex opened) {
     source.files.emplace(file.name, file.size);
   }
   source.index = std::move(opened);
+  if (!PublishesByRecord(storage, source.directory)) {
+    if (const auto found = TakeInventory(storage, source.directory); found.ok()) {
+      source.left_out = LeftOut(*found);
+    }
+  }
   return source;
 }
 
 /// Finds the files of another software's layout, by its names.
 Status AddForeignFiles(Storage& storage, UploadSource* source) {
   VARVE_ASSIGN_OR_RETURN(const Inventory found, TakeInventory(storage, source->directory));
+  source->left_out = LeftOut(found);
   for (const OwnFile& file : found.own) {
     source->marked = source->marked || file.name == kUploadMark;
     if (IsTransient(file.name)) {
@@ -100,7 +118,7 @@ Result<UploadSource> LookAtSource(Storage& storage, const std::string& from,
   }
   VARVE_ASSIGN_OR_RETURN(OpenedIndex opened, OpenWanted(storage, from, options.stop));
   if (opened.metadata.format == Format::kVarve) {
-    return NativeSource(std::move(opened));
+    return NativeSource(storage, std::move(opened));
   }
   UploadSource source;
   source.directory = opened.directory;

@@ -29,6 +29,8 @@ struct UploadSource {
   /// Files that the coordinator writes when all others are there, the mark last: kUploadMark where
   /// the layout has none. Empty for a native one, whose index is written anew.
   std::vector<std::string> last{};
+  /// UploadReport::left_out.
+  std::vector<std::string> left_out{};
   bool marked = false;  ///< It has kUploadMark, without which readers may not know it.
 
   /// Returns what is known of a file.

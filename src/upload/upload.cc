@@ -125,6 +125,7 @@ class Uploading {
       report.bytes = decoded.bytes;
       report.files = decoded.files;
     }
+    report.left_out = std::move(source_.left_out);
     report.seconds = std::chrono::duration<double>(Now() - start).count();
     return report;
   }

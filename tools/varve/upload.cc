@@ -1,6 +1,9 @@
 #include "varve/upload.h"
 
+#include <algorithm>
 #include <memory>
+#include <string>
+#include <vector>
 
 #include "json.h"
 #include "progress.h"
@@ -21,6 +24,9 @@ constexpr const char* kHelp =
     "fixed names of files (PyTorch DCP, OLMo, Hugging Face). In an object store their old "
     "checkpoint\n"
     "cannot stay until the new one is whole: --in-place removes its index first.\n"
+    "Files of the directory that are no part of the checkpoint (for a folder of Hugging Face's, "
+    "what\n"
+    "its Trainer keeps beside the model) are not copied, and are named.\n"
     "When it is done, the note of a pending upload from SRC to DST (see `varve ls`) is removed.";
 
 struct Options {
@@ -30,6 +36,20 @@ struct Options {
   bool overwrite = false;
   bool json = false;
 };
+
+/// Returns a line about files that are not in the copy.
+std::string LeftOut(const std::vector<std::string>& names) {
+  constexpr std::size_t kShown = 10;
+  std::string line;
+  for (std::size_t i = 0; i < std::min(names.size(), kShown); ++i) {
+    line += (i == 0 ? "left out, for they are no part of the checkpoint: " : ", ") +
+            Printable(names[i]);
+  }
+  if (names.size() > kShown) {
+    line += " and " + std::to_string(names.size() - kShown) + " more";
+  }
+  return line.empty() ? line : line + "\n";
+}
 
 Result<Outcome> Run(const Options& options, const std::stop_token& stop) {
   UploadOptions choices = options.choices;
@@ -51,13 +71,15 @@ Result<Outcome> Run(const Options& options, const std::stop_token& stop) {
                            {"bytes", report.bytes},
                            {"files", report.files},
                            {"was_there", report.was_there},
+                           {"left_out", report.left_out},
                            {"seconds", report.seconds}})};
   }
   const std::string target_name = Printable(options.target);
-  return Outcome{report.was_there
-                     ? target_name + " holds this save already\n"
-                     : "uploaded " + target_name + ", " + std::to_string(report.files) +
-                           " files, " + BytesAndSpeed(report.bytes, report.seconds) + "\n"};
+  if (report.was_there) {
+    return Outcome{target_name + " holds this save already\n"};
+  }
+  return Outcome{"uploaded " + target_name + ", " + std::to_string(report.files) + " files, " +
+                 BytesAndSpeed(report.bytes, report.seconds) + "\n" + LeftOut(report.left_out)};
 }
 
 }  // namespace
@@ -71,7 +93,7 @@ void AddUpload(Command program) {
   verb.Flag("--in-place", &options->choices.in_place,
             "Layouts with fixed names in an object store: remove the old checkpoint first");
   verb.Flag("--json", &options->json,
-            "An object: source, target, bytes, files, was_there, seconds");
+            "An object: source, target, bytes, files, was_there, left_out, seconds");
   verb.RunsUntilStopped([=](const std::stop_token& stop) { return Run(*options, stop); });
 }
 
