@@ -59,7 +59,9 @@ class PythonCoordinator final : public Coordinator {
     try {
       return UntilTheInterpreterEnds(call);
     } catch (nb::python_error& error) {
-      return Unavailable(nb::cast<std::string>(nb::str(error.value())));
+      const nb::object number = nb::getattr(error.value(), "errno", nb::none());
+      return Unavailable(nb::cast<std::string>(nb::str(error.value())))
+          .With({.system_error = nb::isinstance<nb::int_>(number) ? nb::cast<int>(number) : 0});
     } catch (const std::exception& error) {
       return Unavailable(error.what());
     }

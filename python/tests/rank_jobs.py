@@ -6,6 +6,7 @@ import collections
 import os
 import random
 import signal
+import time
 from typing import Any
 
 import torch
@@ -154,6 +155,19 @@ def fail_with_facts(rank: int, size: int, directory: str, what: str) -> tuple[An
     except varve.Error as error:
         facts = (error.code, error.rank, error.path, getattr(error, "errno", None))
         return type(error).__name__, *facts
+    raise AssertionError("nothing failed")
+
+
+def fail_for_late_rank(rank: int, size: int, directory: str) -> tuple[Any, ...]:
+    """Rank 1 comes when the others have given up; returns the facts of each rank's exception."""
+    varve.torch.save({"w": torch.ones(3)}, f"{directory}/warm", timeout=60)
+    if rank == 1:
+        time.sleep(3)
+    try:
+        varve.torch.save({"w": torch.ones(3)}, f"{directory}/new", timeout=1)
+    except varve.Error as error:
+        facts = (error.code, error.rank, getattr(error, "errno", None))
+        return type(error).__name__, *facts, isinstance(error, TimeoutError)
     raise AssertionError("nothing failed")
 
 

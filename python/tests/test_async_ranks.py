@@ -106,7 +106,7 @@ def test_a_rank_that_dies_while_it_writes_is_named_by_all_others_long_before_the
 @pytest.mark.slow
 def test_after_a_rank_was_late_the_ranks_find_each_other_again(tmp_path: Path) -> None:
     ended = run_ranks(2, async_jobs.lose_touch_and_recover, str(tmp_path))
-    assert ended == [("UnavailableError", 1)] * 2
+    assert ended == [("NoAnswerError", 1)] * 2
     assert "again" in listed(tmp_path)
 
 

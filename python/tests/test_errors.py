@@ -7,6 +7,9 @@ import errno
 import os
 import pickle
 import re
+import subprocess
+import sys
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,7 +17,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from rank_jobs import fail_with_facts
+from rank_jobs import fail_for_late_rank, fail_with_facts
 from ranks import run_ranks
 
 import varve
@@ -145,7 +148,69 @@ def test_a_save_in_the_background_fails_with_the_same_facts(tmp_path: Path) -> N
     assert error.filename == str(tmp_path / "taken")
 
 
+AS_NOBODY = """
+import os, sys
+import varve
+if os.geteuid() == 0:
+    os.setgroups([]); os.setgid(65534); os.setuid(65534)
+try:
+    varve.save({}, sys.argv[1] + "/denied/step-1")
+except PermissionError as error:
+    assert isinstance(error, varve.InvalidArgumentError), error
+    assert (error.errno, error.strerror) == (13, "Permission denied"), error.errno
+    assert error.filename == error.path and "/denied" in error.path, error.path
+    assert str(error) == error.args[0] and "/denied" in str(error), str(error)
+else:
+    raise AssertionError("saved into a directory that may not be entered")
+"""
+
+
+def test_a_directory_that_is_denied_is_a_permission_error() -> None:
+    with tempfile.TemporaryDirectory() as parent:
+        os.chmod(parent, 0o755)
+        os.mkdir(f"{parent}/denied", mode=0o000)
+        done = subprocess.run(
+            [sys.executable, "-c", AS_NOBODY, parent], capture_output=True, text=True, check=False
+        )
+        assert done.returncode == 0, done.stderr
+
+
+def test_a_name_that_is_too_long_is_an_os_error(tmp_path: Path) -> None:
+    with pytest.raises(OSError, match="too long") as caught:
+        varve.save({}, tmp_path / ("x" * 300))
+    assert isinstance(caught.value, varve.InvalidArgumentError)
+    assert caught.value.errno == errno.ENAMETOOLONG
+
+
+def test_a_rank_that_does_not_come_is_a_timeout(tmp_path: Path) -> None:
+    waited, late = run_ranks(2, fail_for_late_rank, str(tmp_path))
+    assert waited == ("NoAnswerError", "Unavailable", 1, errno.ETIMEDOUT, True)
+    assert late[1:3] == ("Unavailable", 0)
+
+
+def test_a_wrong_argument_is_a_value_error_and_a_type_error(tmp_path: Path) -> None:
+    for builtin in (ValueError, TypeError):
+        with pytest.raises(builtin, match="overwrite"):
+            varve.save({}, tmp_path / "a", overwrite="yes")  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="is not a path"):
+        varve.read(3)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("module", ["varve", "varve.torch"])
+def test_a_path_without_a_checkpoint_has_a_traceback_of_its_own_alone(module: str) -> None:
+    code = f"import {module}; {module}.read('/nothing/here')"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.stderr.count("Traceback") == 1
+    assert done.stderr.endswith(
+        "CheckpointNotFoundError: there is no checkpoint at /nothing/here\n"
+    )
+
+
 EXAMPLES = [
+    varve.InvalidArgumentError("denied", path="/run/c", errno=errno.EACCES),
+    varve.InvalidArgumentError("read only", path="/run/c", errno=errno.EROFS),
+    varve.UnavailableError("late", rank=3, errno=errno.ETIMEDOUT),
+    varve.PreconditionError("403", path="s3://bucket/c", errno=errno.EACCES),
     varve.OutOfSpaceError("full", path="/run/f", rank=3, errno=errno.EDQUOT),
     varve.CheckpointNotFoundError("none", path="/run/c"),
     varve.CorruptCheckpointError("damaged", path="/run/c", rank=0),

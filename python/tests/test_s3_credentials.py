@@ -176,6 +176,7 @@ def test_a_wrong_key_is_refused_by_the_server_without_the_secret_in_the_error(
     with pytest.raises(varve.PreconditionError, match="403") as found:
         varve.save({"step": 1}, f"{server[0]}/step-1")
     assert "very-secret" not in str(found.value)
+    assert isinstance(found.value, PermissionError)
 
 
 def test_arguments_are_checked() -> None:

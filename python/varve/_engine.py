@@ -159,6 +159,8 @@ def _resolved(path: str | os.PathLike[str], local: bool) -> str:
         if not local:
             register_obstore_for(os.fsdecode(name))
         return str(_core.resolve_path(name, local))
+    except InvalidArgumentError:
+        raise
     except TypeError:
         is_state = isinstance(path, Mapping) or _tree.is_stateful(path)
         raise InvalidArgumentError(

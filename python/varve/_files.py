@@ -49,7 +49,9 @@ def _content(name: str, source: Source) -> bytes:
         with open(source, "rb") as file:
             return file.read()
     except OSError as error:
-        raise InvalidArgumentError(f"files: {name!r} cannot be read: {error}") from error
+        raise InvalidArgumentError(
+            f"files: {name!r} cannot be read: {error}", path=os.fspath(source), errno=error.errno
+        ) from error
 
 
 class StoredFiles(Mapping[str, bytes]):

@@ -1,7 +1,9 @@
 """Exceptions: one type per thing the caller can do, all ordinary `Exception`s.
 
-Each also derives from the built-in type that code not knowing Varve would catch. The message is for
-people; programs look at the type and at the attributes that every one of them has.
+Each also derives from the built-in types that code not knowing Varve would catch. An error that a system
+call or a deadline caused is of a subclass, which derives from the built-in type for its `errno`:
+`except PermissionError`, `except TimeoutError` and `except OSError` work. The message is for people;
+programs look at the type and at the attributes that every one of them has.
 """
 
 from __future__ import annotations
@@ -30,6 +32,15 @@ class Error(Exception):
     path: str | None = None
     reason: str = ""
     of_ranks: Mapping[int, Error] = MappingProxyType({})
+
+    def __new__(cls, *arguments: Any, errno: int | None = None, **_known: Any) -> Error:
+        """Makes an error of the subclass for its `errno`, where there is one."""
+        kind: type[Error] = cls
+        if errno:
+            kind = _BY_ERRNO.get((cls, errno)) or _BY_ERRNO.get((cls, None)) or cls
+        if issubclass(kind, OSError):
+            return OSError.__new__(kind, *arguments[:1])
+        return Exception.__new__(kind, *arguments)
 
     def __init__(
         self,
@@ -61,7 +72,7 @@ class Error(Exception):
 
 def _restored(kind: type[Error], args: tuple[Any, ...], state: dict[str, Any]) -> Error:
     """Makes an exception again out of its pickle."""
-    error = kind.__new__(kind, *args)
+    error: Error = kind.__new__(kind, *args)
     error.args = args
     for name, value in state.items():
         setattr(error, name, value)
@@ -91,10 +102,20 @@ class _OperatingSystemError(Error, OSError):
         return {**self.__dict__, **found}
 
 
-class InvalidArgumentError(Error, ValueError):
+class InvalidArgumentError(Error, ValueError, TypeError):
     """The call is wrong; the message names the argument, tensor or object."""
 
     code = "InvalidArgument"
+
+
+class InvalidPathError(InvalidArgumentError, _OperatingSystemError):
+    """The system refuses a path: a file system that is read-only, a name that is too long."""
+
+
+class PermissionDeniedError(InvalidPathError, PermissionError):
+    """The system denies access to a file or directory."""
+
+    _usual_errno = _errno.EACCES
 
 
 class CheckpointNotFoundError(_OperatingSystemError, FileNotFoundError):
@@ -130,6 +151,12 @@ class UnavailableError(_OperatingSystemError):
     code = "Unavailable"
 
 
+class NoAnswerError(UnavailableError, TimeoutError):
+    """A rank, an agent or a server has not answered in time."""
+
+    _usual_errno = _errno.ETIMEDOUT
+
+
 class UnsupportedError(Error, NotImplementedError):
     """Not supported, or written by a newer version of Varve."""
 
@@ -146,6 +173,12 @@ class PreconditionError(Error, RuntimeError):
     """Refused in the present state, such as while another save of the same name runs."""
 
     code = "FailedPrecondition"
+
+
+class AccessRefusedError(PreconditionError, _OperatingSystemError, PermissionError):
+    """A server refuses access: keys or a login that do not allow what was asked for."""
+
+    _usual_errno = _errno.EACCES
 
 
 class InternalError(Error, RuntimeError):
@@ -173,6 +206,15 @@ BY_CODE: dict[str, type[Error]] = {
         PreconditionError,
         InternalError,
     )
+}
+
+#: Subclass for an error with an `errno`; that for any other one is under None.
+_BY_ERRNO: dict[tuple[type[Error], int | None], type[Error]] = {
+    (InvalidArgumentError, None): InvalidPathError,
+    (InvalidArgumentError, _errno.EACCES): PermissionDeniedError,
+    (InvalidArgumentError, _errno.EPERM): PermissionDeniedError,
+    (PreconditionError, _errno.EACCES): AccessRefusedError,
+    (UnavailableError, _errno.ETIMEDOUT): NoAnswerError,
 }
 
 #: `reason` of an error after which a new stager can save.

@@ -122,7 +122,7 @@ Result<AgentMessage> AgentConnection::Receive(Deadline deadline) {
     ready = ::poll(&waiting, 1, PollTime(deadline));
   } while (ready < 0 && errno == EINTR);
   if (ready == 0) {
-    return Unavailable("no answer before the deadline");
+    return Unavailable("no answer before the deadline").With({.system_error = ETIMEDOUT});
   }
   Bytes frame(kFrameBytes + kMaxAgentPayload, '\0');
   iovec data{.iov_base = frame.data(), .iov_len = frame.size()};

@@ -13,6 +13,7 @@
 #include "agent/executor.h"
 
 #include <algorithm>
+#include <cerrno>
 #include <chrono>
 #include <condition_variable>
 #include <map>
@@ -189,7 +190,8 @@ class AgentExecutor final : public SaveExecutor {
 
   [[nodiscard]] Status NoAnswer() const {
     return Unavailable("the agent has not answered for " + std::to_string(answer_timeout_.count()) +
-                       " ms");
+                       " ms")
+        .With({.system_error = ETIMEDOUT});
   }
 
   /// Marks the agent as lost: it has exited, does not answer, or its messages cannot be received.

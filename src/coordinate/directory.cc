@@ -43,6 +43,7 @@
 #include "coordinate/directory.h"
 
 #include <algorithm>
+#include <cerrno>
 #include <chrono>
 #include <string_view>
 #include <thread>
@@ -250,7 +251,7 @@ class InDirectory final : public Coordinator {
     }
     const auto now = Now();
     if (now >= deadline) {
-      return Unavailable("no answer before the deadline");
+      return Unavailable("no answer before the deadline").With({.system_error = ETIMEDOUT});
     }
     const auto pause = appears_whole_ ? std::clamp<TimePoint::duration>((now - start) / kPauseShare,
                                                                         kFirstPauseOfRequests,

@@ -1,5 +1,6 @@
 // Coordinators inside one process: a single rank, and ranks joined by mailboxes.
 
+#include <cerrno>
 #include <condition_variable>
 #include <cstddef>
 #include <deque>
@@ -66,7 +67,8 @@ class InProcess final : public Coordinator {
       return !is_empty() || !world_->alive[static_cast<std::size_t>(from)];
     });
     if (is_empty()) {
-      return Unavailable(woken ? "is lost" : "no answer before the deadline");
+      return woken ? Unavailable("is lost")
+                   : Unavailable("no answer before the deadline").With({.system_error = ETIMEDOUT});
     }
     std::string message = std::move(box()->second.front());
     box()->second.pop_front();

@@ -16,6 +16,7 @@
 #include "varve/mpi.h"
 
 #include <algorithm>
+#include <cerrno>
 #include <climits>
 #include <list>
 #include <string>
@@ -169,7 +170,7 @@ class Mpi final : public Coordinator {
         return Status::Ok();
       }
       if (Clock::now() >= deadline) {
-        return Unavailable(late);
+        return Unavailable(late).With({.system_error = ETIMEDOUT});
       }
       if (round < kYields) {
         std::this_thread::yield();

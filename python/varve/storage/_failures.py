@@ -48,6 +48,8 @@ def as_error(raised: BaseException, trace: TracebackType | None) -> Error:
     kind = _BY_ERRNO.get(number)
     if kind is None:
         kind = next((ours for one, ours in _KINDS if isinstance(raised, one)), UnavailableError)
+    if number is None and isinstance(raised, PermissionError):
+        number = errno.EACCES
     return kind(message, errno=number)
 
 

@@ -41,6 +41,7 @@ Threads: a call is made by one thread; other threads of the rank wait for it to 
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import time
 from collections import Counter, deque
@@ -159,7 +160,7 @@ class Channel(Star):
             until = self._waits_until(peer, start, start + timeout)
             now = time.monotonic()
             if now >= until:
-                raise UnavailableError(self._late(peer))
+                raise UnavailableError(self._late(peer), errno=errno.ETIMEDOUT)
             if notices.due():
                 self._log(notices.seconds)
             self._tell_whom_we_wait_for(now)

@@ -166,14 +166,18 @@ class TorchCoordinator:
         until = time.monotonic() + timeout
         received: list[bytes] = []
         missing: dict[int, str] = {}
+        late: set[int | None] = set()
         for rank in range(1, self.size):
             try:
                 received.append(self.receive(rank, max(until - time.monotonic(), 0.0)))
             except UnavailableError as error:
                 missing[rank] = f"rank {rank}: {error}"
+                late.add(error.errno)
         if missing:
             raise UnavailableError(
-                f"{self._channel.what}: {'; '.join(missing.values())}", rank=min(missing)
+                f"{self._channel.what}: {'; '.join(missing.values())}",
+                rank=min(missing),
+                errno=late.pop() if len(late) == 1 else None,
             )
         message = answer(received)
         for rank in range(1, self.size):

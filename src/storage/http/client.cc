@@ -1,6 +1,7 @@
 #include "storage/http/client.h"
 
 #include <algorithm>
+#include <cerrno>
 #include <fstream>
 #include <optional>
 #include <sstream>
@@ -46,7 +47,8 @@ Status Refusal(int status, const std::string& request) {
     case 407:
       return FailedPrecondition(message +
                                 "; the server refuses access. A login is taken from ~/.netrc, for "
-                                "https:// and this host only");
+                                "https:// and this host only")
+          .With({.system_error = EACCES});
     default: return FailedPrecondition(message);
   }
 }

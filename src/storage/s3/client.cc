@@ -1,6 +1,7 @@
 #include "storage/s3/client.h"
 
 #include <algorithm>
+#include <cerrno>
 #include <ctime>
 #include <utility>
 
@@ -178,10 +179,12 @@ Status Refusal(int status, const ErrorBody& error, std::string_view request, boo
         return FailedPrecondition(message +
                                   "; the server does not know these keys: look at "
                                   "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or the "
-                                  "profile");
+                                  "profile")
+            .With({.system_error = EACCES});
       }
       return FailedPrecondition(message + "; do the keys in use allow it? docs/storage.md lists " +
-                                "what each command needs");
+                                "what each command needs")
+          .With({.system_error = EACCES});
     default: return FailedPrecondition(message);
   }
 }
