@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import array
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import numpy as np
@@ -106,9 +106,9 @@ class NumpyArrays:
         """Everything comes back as a NumPy array."""
         return "numpy"
 
-    def take(self, into: Gathered, fqn: str, tensor: Any) -> bool:
-        """Never called: arrays are of many types."""
-        return False
+    def taker(self, into: Gathered) -> Callable[[str, Any], bool]:
+        """Returns a function that takes none: arrays are of many types."""
+        return lambda _fqn, _tensor: False
 
     def take_apart(self, fqn: str, tensor: Any) -> Any:
         """None: arrays are not made of others."""

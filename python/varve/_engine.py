@@ -9,7 +9,6 @@ import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import PurePath
 from typing import Any, Protocol
 
@@ -52,8 +51,8 @@ class Arrays(Protocol):
     def origin(self, tensor: Any) -> str:
         """Returns the library of a read's results: "torch" or "numpy"."""
 
-    def take(self, into: Gathered, fqn: str, tensor: Any) -> bool:
-        """Adds a tensor of a `plain` type whose memory is as the engine stores it; False for others."""
+    def taker(self, into: Gathered) -> Callable[[str, Any], bool]:
+        """Returns a function that adds a tensor of a `plain` type as it lies in memory; False for others."""
 
     def take_apart(self, fqn: str, tensor: Any) -> Any:
         """Returns the inner tensors of one that is made of others (`inner`, `in_place`), else None."""
@@ -223,7 +222,7 @@ def gather(
         engine.add_file(name, content)
     with collector_at_rest():
         # Nearly all tensors are plain, and those go to the engine at once.
-        take = None if folder is not None else partial(arrays.take, made)
+        take = None if folder is not None else arrays.taker(made)
         flat = _tree.Flattener(rank, arrays.is_tensor, arrays.origin, arrays.plain, arrays, take)
         engine.structure = _core.encode_value(flat.flatten(state), "", False)
         tensors = flat.tensors

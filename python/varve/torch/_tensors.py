@@ -142,9 +142,14 @@ class TorchArrays(NumpyArrays):
         memory = local if cuda is not None else self._on_cpu(into, fqn, local)
         add_shard(into, fqn, shape, offsets, memory, cuda)
 
-    def take(self, into: Gathered, fqn: str, tensor: Any) -> bool:
-        """Adds a whole tensor in row-major memory; False for others."""
-        return self._added_plain(into, fqn, tensor)
+    def taker(self, into: Gathered) -> Callable[[str, Any], bool]:
+        """Returns a function that adds a whole tensor in row-major memory; False for others."""
+        add = into.engine.add_plain
+
+        def take(fqn: str, tensor: Any) -> bool:
+            return add(fqn, tensor, self._plain_devices) or self._added_plain(into, fqn, tensor)
+
+        return take
 
     def _added_plain(self, into: Gathered | Filling, fqn: str, tensor: Any) -> bool:
         """Adds a whole tensor in row-major memory, which nearly all are; False for all others."""
