@@ -85,7 +85,9 @@ class _Plan:
         objects: Container[str] = frozenset(reader.object_names())
         with _classes.quietly():  # The destination has the containers.
             structure = reader.structure()
-        self.wrappers = Wrappers(lambda: dict(_leaves(reader, None)) if saved is None else saved)
+        # `match` and `wrappers` are in circles of references, and must not keep the reader open.
+        self._opened = opened = [reader]
+        self.wrappers = Wrappers(lambda: dict(_leaves(opened[0], None)) if saved is None else saved)
         saved = structure
         by_name: Callable[[], Mapping[str, Any]] = dict
         if choice.rename is not None:
@@ -101,6 +103,12 @@ class _Plan:
                 self.wrappers.begin()
         else:
             by_name = lambda: Renamed(saved, str).structure  # noqa: E731
+        names, wrappers = self.stored_name or {}, self.wrappers
+
+        def stored(fqn: str) -> str:
+            fqn = wrappers.stored(fqn)
+            return names.get(fqn, fqn)
+
         self.match = Match(
             rank,
             arrays.is_tensor,
@@ -112,7 +120,7 @@ class _Plan:
             world,
             arrays,
             cast,
-            lambda fqn, tensor: arrays.by_torch(reader, self.stored(fqn), tensor),
+            lambda fqn, tensor: arrays.by_torch(opened[0], stored(fqn), tensor),
             unwrapped=self.wrappers.find,
         )
         with collector_at_rest():
@@ -129,6 +137,10 @@ class _Plan:
             for path, value in self.match.stateful
             for fqn in arrays.buffers(value)
         ]
+
+    def end(self) -> None:
+        """Lets go of the reader: a checkpoint that is open is one that nobody may remove."""
+        self._opened.clear()
 
     def stored(self, fqn: str) -> str:
         """Returns the name in the checkpoint of an entry of the destination."""
