@@ -286,6 +286,7 @@ def load(
         put(value)
     for fill in match.fills:
         fill()
+    plan.end()
     keys = plan.keys if world == 1 else None  # Of several ranks another may have what was chosen.
     chosen = keys is not None and any(name in keys for name in plan.names_to_fill())
     _warn_of_nothing(report, plan, rank, chosen)
