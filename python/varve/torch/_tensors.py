@@ -147,6 +147,8 @@ class TorchArrays(NumpyArrays):
         add = into.engine.add_plain
 
         def take(fqn: str, tensor: Any) -> bool:
+            if tensor.dtype not in _NUMBERS:
+                return False  # DLPack calls a uint4 a uint8.
             return add(fqn, tensor, self._plain_devices) or self._added_plain(into, fqn, tensor)
 
         return take
