@@ -16,9 +16,9 @@ from varve._engine import (
     Filling,
     collector_at_rest,
     fail,
-    first_names,
     path_name,
     path_text,
+    warn_of_one_value,
 )
 from varve._match import Match
 from varve._select import Keys, Rename, Renamed, prune
@@ -28,7 +28,6 @@ from varve._wrappers import Entries, Wrappers, note
 from varve.errors import (
     CheckpointNotFoundError,
     InvalidArgumentError,
-    ReplicasDifferWarning,
     UnsupportedError,
 )
 
@@ -291,18 +290,8 @@ def load(
     chosen = keys is not None and any(name in keys for name in plan.names_to_fill())
     _warn_of_nothing(report, plan, rank, chosen)
     if report.merged and options.on_difference == "keep" and rank == 0:
-        _warn_of_one_value(report.merged, reader, world)
+        warn_of_one_value(report.merged, reader, world)
     return report
-
-
-def _warn_of_one_value(names: list[str], reader: _core.Reader, world: int) -> None:
-    """Warns that buffers of modules got one value where the ranks that saved held several."""
-    warn(
-        f"load {reader.directory}: these buffers differed between the {reader.world_size} ranks that "
-        f"saved, and this load is by {world}: {first_names(names)}. All ranks got the value of the "
-        "lowest of those ranks, as DistributedDataParallel copies it",
-        ReplicasDifferWarning,
-    )
 
 
 def _warn_of_nothing(report: _core.LoadReport, plan: _Plan, rank: int, chosen: bool) -> None:
