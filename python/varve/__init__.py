@@ -244,7 +244,7 @@ def load(
             and which arrays hold new bytes.
         CheckpointNotFoundError: There is no checkpoint at `path`.
 
-    Warns when nothing was loaded.
+    Warns when nothing was loaded, and when entries are left over below what was.
     """
     options = _core.LoadOptions(
         strict=strict, cast=cast, fit=fit, progress=progress, on_difference=on_difference

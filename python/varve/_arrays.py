@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import array
+import sys
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -10,6 +11,7 @@ import numpy as np
 
 from varve import _core
 from varve._engine import DTYPE_NUMBERS, Filling, Gathered
+from varve._objects import Planned, Source, Upgrade
 from varve.errors import InvalidArgumentError, UnsupportedError
 
 #: DLPack type codes (dlpack.h, DLDataTypeCode) to the names of dtypes by bits.
@@ -148,7 +150,9 @@ class NumpyArrays:
             return None
         return tensor.__array_interface__["data"][0], tensor.dtype, tensor.shape, tensor.strides
 
-    def create(self, fqn: str, dtype: int, shape: tuple[int, ...], origin: str) -> Any:
+    def create(
+        self, fqn: str, dtype: int, shape: tuple[int, ...], origin: str, like: Any = None
+    ) -> Any:
         """Returns an uninitialised array."""
         return np.empty(shape, numpy_dtype(dtype, fqn))
 
@@ -171,6 +175,33 @@ class NumpyArrays:
     def buffers(self, value: Any) -> Iterable[str]:
         """Returns nothing: only modules of torch have buffers."""
         return ()
+
+    def is_module(self, value: Any) -> bool:
+        """Returns True for torch's modules."""
+        torch = sys.modules.get("torch")
+        return torch is not None and isinstance(value, torch.nn.Module)
+
+    def is_shard(self, tensor: Any) -> bool:
+        """False: arrays are whole."""
+        return False
+
+    def plan_module(
+        self, module: Any, state: Any, stored: Any, path: str | None, source: Source
+    ) -> Upgrade:
+        """Returns no changes of keys."""
+        return Upgrade()
+
+    def plan_optimizer(
+        self,
+        value: Any,
+        state: Any,
+        stored: Any,
+        path: str | None,
+        source: Source,
+        chosen: Callable[[], bool],
+    ) -> Planned | None:
+        """Returns None: no optimizer is known."""
+        return None
 
     def give_back(self, value: Any, state: Any) -> None:
         """Calls `load_state_dict`."""

@@ -13,6 +13,7 @@ from pathlib import PurePath
 from typing import Any, Protocol
 
 from varve import _arguments, _core, _files, _hf, _tree
+from varve._objects import Objects
 from varve._warn import warn
 from varve.errors import Error, InvalidArgumentError, ReplicasDifferWarning
 from varve.storage._registry import register_obstore_for
@@ -39,7 +40,7 @@ class Coordinator(Protocol):
         """Returns the next message from rank `source`."""
 
 
-class Arrays(Protocol):
+class Arrays(Objects, Protocol):
     """The part of an array library: which objects are its tensors, and where their memory is."""
 
     plain: frozenset[type]
@@ -87,8 +88,10 @@ class Arrays(Protocol):
         `fqn` is for the message where the tensor cannot be saved.
         """
 
-    def create(self, fqn: str, dtype: int, shape: tuple[int, ...], origin: str) -> Any:
-        """Returns a new tensor to be filled."""
+    def create(
+        self, fqn: str, dtype: int, shape: tuple[int, ...], origin: str, like: Any = None
+    ) -> Any:
+        """Returns a new tensor to be filled; `like` is the parameter whose state it is."""
 
     def hollow(self, tensor: Any) -> bool:
         """Returns True for a tensor that a load with `assign` replaces: one without memory."""
@@ -104,9 +107,6 @@ class Arrays(Protocol):
 
     def buffers(self, value: Any) -> Iterable[str]:
         """Returns the names of a module's buffers in its state dict; none for anything else."""
-
-    def give_back(self, value: Any, state: Any) -> None:
-        """Loads a filled state dict into the object it came from."""
 
     def note_filled(self, tensors: Iterable[Any]) -> None:
         """Tells the library that the engine has written to the memory of these tensors."""

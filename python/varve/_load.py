@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import os
-from collections.abc import Callable, Container, Iterable, Mapping
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,6 +20,7 @@ from varve._engine import (
     path_text,
     warn_of_one_value,
 )
+from varve._left_over import warn_of_one_value, warn_of_rest
 from varve._match import Match
 from varve._select import Keys, Rename, Renamed, prune
 from varve._values import NeedsClassesError, ObjectLeaf, TensorLeaf
@@ -81,9 +82,10 @@ class _Plan:
         self._stored: dict[str, tuple[int, tuple[int, ...]]] | None = None
         self._assigned: dict[Any, Any] = {}  # By memory: tied tensors stay tied.
         self.keys = None if choice.keys is None else Keys(choice.keys)
-        objects: Container[str] = frozenset(reader.object_names())
+        self.objects = frozenset(reader.object_names())
+        objects: Container[str] = self.objects
         with _classes.quietly():  # The destination has the containers.
-            structure = reader.structure()
+            self.structure = structure = reader.structure()
         # `match` and `wrappers` are in circles of references, and must not keep the reader open.
         self._opened = opened = [reader]
         self.wrappers = Wrappers(lambda: dict(_leaves(opened[0], None)) if saved is None else saved)
@@ -112,18 +114,17 @@ class _Plan:
             rank,
             arrays.is_tensor,
             Entries(objects, self.wrappers),
+            arrays,
             self.keys,
             arrays.hollow if choice.assign else lambda _tensor: False,
-            arrays.give_back,
             by_name,
             world,
-            arrays,
             cast,
             lambda fqn, tensor: arrays.by_torch(opened[0], stored(fqn), tensor),
             unwrapped=self.wrappers.find,
         )
         with collector_at_rest():
-            self.match.match(state, structure)
+            self.match.match(state, structure, self)
             self._note_wrappers()
             self.match.drop_tied(arrays.memory)
             self._list_targets()
@@ -152,8 +153,24 @@ class _Plan:
         tensors = match.tensor_names()
         if twice := self.wrappers.twice(tensors):
             match.lose(twice)
-        others = [*(fqn for fqn, _, _ in match.created), *(fqn for fqn, _ in match.objects)]
+        others = [*(fqn for fqn, *_ in match.created), *(fqn for fqn, _ in match.objects)]
         self.unwrapped = self.wrappers.matched((*match.tensor_names(), *others))
+
+    @property
+    def directory(self) -> str:
+        """The checkpoint's name."""
+        return self.reader.directory
+
+    def values(self, names: Sequence[str]) -> list[Any] | None:
+        """Returns plain values by names of the destination; None where one is not there."""
+        stored = [self.stored(name) for name in names]
+        if not all(name in self.objects for name in stored):
+            return None
+        return self.reader.objects(stored)
+
+    def geometry(self, name: str) -> tuple[int, tuple[int, ...]]:
+        """Returns dtype number and shape of a tensor, by its name in the destination."""
+        return self._geometry(self.stored(name))
 
     def names_to_fill(self) -> list[str]:
         """Returns the names that the checkpoint's entries have in a destination."""
@@ -188,9 +205,9 @@ class _Plan:
         arrays, filling = self.arrays, self.filling
         for fqn, tensor in self.match.tensors:
             arrays.add_targets(filling, self.stored(fqn), tensor)
-        for fqn, origin, put in self.match.created:
+        for fqn, origin, put, like in self.match.created:
             name = self.stored(fqn)
-            tensor = arrays.create(name, *self._geometry(name), origin)
+            tensor = arrays.create(name, *self._geometry(name), origin, like)
             arrays.add_targets(filling, name, tensor)
             put(tensor)
         for fqn, tensor, put in self.match.assigned:
@@ -291,6 +308,9 @@ def load(
     _warn_of_nothing(report, plan, rank, chosen)
     if report.merged and options.on_difference == "keep" and rank == 0:
         warn_of_one_value(report.merged, reader, world)
+    if rank == 0 and report.loaded:
+        one = choice.rename is None and _tree.is_stateful(state)
+        warn_of_rest(reader, report.unexpected, plan.structure, one, plan.stored_name, match)
     return report
 
 

@@ -7,9 +7,12 @@ changes while matching: changes are collected as `fills` and made once the load 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Mapping
+import math
+from collections.abc import Callable, Container, Iterator, Mapping
 from typing import Any
 
+from varve._match_objects import STEP, item_setter, match_object
+from varve._objects import Objects, Source
 from varve._select import NameTree, prune
 from varve._tree import RANK_PART, Flattener, PerRank, build, is_stateful, join, leaves
 from varve._values import ObjectLeaf, TensorLeaf, Wrapped
@@ -21,9 +24,10 @@ Setter = Callable[[Any], None]
 class Match:
     """The entries that a destination wants from a checkpoint.
 
-    `tensors`: (fqn, tensor in the destination) to fill in place. `created`: (fqn, origin, setter) of
-    tensors that do not exist yet; `objects`: (fqn, setter) of plain values. `fills`: changes to make
-    afterwards, in order. `missing`, `mismatched`, `known`: see LoadRequest in checkpoint.h.
+    `tensors`: (fqn, tensor in the destination) to fill in place. `created`: (fqn, origin, setter, like)
+    of tensors that do not exist yet, `like` the parameter whose state it is, or None; `objects`:
+    (fqn, setter) of plain values. `fills`: changes to make afterwards, in order. `missing`,
+    `mismatched`, `known`: see LoadRequest in checkpoint.h. `notes`: what the caller is to know.
 
     With `keys`, entries of other names stay as they are, and are neither missing nor mismatched.
     `hollow` tells tensors that are to be replaced rather than filled (those on the meta device, when
@@ -33,6 +37,9 @@ class Match:
     parts of wrappers. `world` is the number of ranks that load. `arrays` takes apart and makes tensors that
     are made of others; with `cast` those of another class will do.
     `by_torch` returns a tensor made of others that other software has stored as one object; None for no such.
+
+    A container gets what it has names for. An object with `load_state_dict` gets all that is stored below it:
+    what its state dict has not is made. A module refuses more than it has, so it gets what it has.
     """
 
     def __init__(
@@ -40,18 +47,17 @@ class Match:
         rank: int,
         is_tensor: Callable[[Any], bool],
         stored_objects: Container[str],
+        arrays: Any,
         keys: Container[str] | None = None,
         hollow: Callable[[Any], bool] = lambda _tensor: False,
-        give_back: Callable[[Any, Any], None] = lambda value, state: value.load_state_dict(state),
         by_name: Callable[[], Mapping[str, Any]] = dict,
         world: int = 1,
-        arrays: Any = None,
         cast: bool = False,
         by_torch: Callable[[str, Any], Any] = lambda _fqn, _tensor: None,
         unwrapped: Callable[[str], Any] = lambda _name: None,
     ) -> None:
         self.tensors: list[tuple[str, Any]] = []
-        self.created: list[tuple[str, str, Setter]] = []
+        self.created: list[tuple[str, str, Setter, Any]] = []
         self.objects: list[tuple[str, Setter]] = []
         self.fills: list[Callable[[], None]] = []
         self.missing: list[str] = []
@@ -61,6 +67,9 @@ class Match:
         self.assigned_as: list[tuple[str, Any, Setter]] = []
         self.mismatched: list[str] = []
         self.known: list[str] = []
+        self.notes: list[str] = []
+        #: Whole names by which the destination picks entries out of containers that it does not have.
+        self.picked: list[str] = []
         self.assigned: list[tuple[str, Any, Setter]] = []
         #: Objects with a state dict of their own, each with its name; None for the whole.
         self.stateful: list[tuple[str | None, Any]] = []
@@ -72,24 +81,43 @@ class Match:
         self._all_names: Mapping[str, Any] | None = None
         self._keys = keys
         self._hollow = hollow
-        self._give_back = give_back
+        self._kinds: Objects = arrays
+        self._source: (
+            Source  # While it matches: what reads a checkpoint keeps others from removing it.
+        )
+        self._give_back = arrays.give_back
+        #: Matching what an object has given that takes all that is stored.
+        self._takes_all = False
+        #: The parameter whose state is matched.
+        self._like: Any = None
         self._rank = rank
         self._world = world
         self._is_tensor = is_tensor
         self._stored_objects = stored_objects
 
-    def match(self, state: Any, structure: Any) -> None:
+    def match(self, state: Any, structure: Any, source: Source) -> None:
         """Matches a whole state, a dict or an object with a state dict, with a stored structure."""
+        self._source = source
+        self._match(state, structure)
+        del self._source, self._by_torch
+
+    def _match(self, state: Any, structure: Any) -> None:
         whole = state.state_dict() if is_stateful(state) else state
         if not isinstance(whole, Mapping):
             raise InvalidArgumentError(
                 "the destination must be a dict or an object with state_dict and load_state_dict, "
                 f"not a {type(state).__name__}; for containers of another kind use read()"
             )
-        self._mapping(whole, structure, None)
-        if whole is not state:
+        if whole is state:
+            self._mapping(whole, structure, None)
+            by_name = isinstance(structure, NameTree)
+            dotted = [key for key in whole if isinstance(key, str) and "." in key]
+            self.picked = [key for key in dotted if by_name or key not in structure]
+        else:
             self.stateful.append((None, state))
-            self.fills.append(lambda: self._give_back(state, whole))
+            box = [whole]
+            match_object(self, state, whole, structure, None, item_setter(box, 0))
+            self.fills.append(lambda: self._give_back(state, box[0]))
 
     def _visit(self, value: Any, stored: Any, path: str, replace: Setter) -> None:
         # Tensors first: there are most of them, and asking one whether it is stateful takes long.
@@ -104,6 +132,8 @@ class Match:
                 self.assigned.append((path, value, replace))
             elif isinstance(stored, TensorLeaf):
                 self.tensors.append((path, value))
+            elif self._takes_all:
+                self._replace(None, stored, path, replace)
             else:
                 what = "a plain value" if isinstance(stored, ObjectLeaf) else "a container"
                 self.mismatched.append(f"{path} (stored {what}, wanted a tensor)")
@@ -123,7 +153,7 @@ class Match:
 
     def _take_apart(self, value: Any, stored: Any, path: str) -> Any:
         """Returns the inner tensors of one that is made of others, which no memory of its own is filled of."""
-        return None if self._arrays is None else self._arrays.take_apart(path, value)
+        return self._arrays.take_apart(path, value)
 
     def _inner(self, value: Any, apart: Any, stored: Any, path: str, replace: Setter) -> None:
         """Matches a tensor that is made of others with what is stored under its name."""
@@ -158,15 +188,16 @@ class Match:
             apart = self._arrays.take_apart(path, made)
             self.fills.append(lambda: replace(made))
         for name, inner in apart.inner.items():
-            self._visit(inner, stored[name], join(path, name), _item_setter(apart.inner, name))
+            self._visit(inner, stored[name], join(path, name), item_setter(apart.inner, name))
 
     def _stateful(self, value: Any, stored: Any, path: str) -> None:
         state = value.state_dict()
         self.stateful.append((path, value))
+        box = [state]
         before = self._wanted()
-        self._visit(state, stored, path, lambda new: state.update(new))
+        match_object(self, value, state, stored, path, item_setter(box, 0))
         if self._wanted() != before or self._keys is None:
-            self.fills.append(lambda: self._give_back(value, state))
+            self.fills.append(lambda: self._give_back(value, box[0]))
 
     def _wanted(self) -> int:
         """Returns the number of entries that a load is to fill so far."""
@@ -182,16 +213,64 @@ class Match:
             stored_key = f"{key}/rank{self._rank}" if type(value) is PerRank else key
             found = self._find(stored_key, stored, path)
             if found is not None:
-                self._visit(
-                    value, stored[found], join(path, str(found)), _item_setter(mapping, key)
-                )
+                self._visit(value, stored[found], join(path, str(found)), item_setter(mapping, key))
                 continue
             name = join(path, str(stored_key))
             elsewhere = self._named(name, value)
             if elsewhere is None:
-                self._nothing_stored(value, name, _item_setter(mapping, key))
+                self._nothing_stored(value, name, item_setter(mapping, key))
             else:
-                self._visit(value, elsewhere, name, _item_setter(mapping, key))
+                self._visit(value, elsewhere, name, item_setter(mapping, key))
+        if self._takes_all and stored.keys() != mapping.keys():
+            self._grow(mapping, stored, path)
+
+    def _grow(self, mapping: Any, stored: Mapping[Any, Any], path: str | None) -> None:
+        """Plans what is stored beside the entries of a mapping that an object has given."""
+        # Of names in other containers, "a.b" for {"a": {"b": ...}}, the first parts are taken.
+        taken = {part for key in mapping for part in _beginnings(str(key))}
+        sharded: bool | None = None
+        for key, item in list(stored.items()):
+            if key in mapping or str(key) in taken:
+                continue
+            name = join(path, str(key))
+            parsed = RANK_PART.match(key) if isinstance(key, str) and "/" in key else None
+            if parsed is not None:
+                self._grow_per_rank(mapping, stored, parsed["prefix"], name, key)
+                continue
+            if self._like is None and self._has_large(item, name):
+                if sharded is None:
+                    sharded = any(self._kinds.is_shard(each) for each in self._held(mapping))
+                if sharded:
+                    continue  # Which part of it this rank is to have is not known: it is left over.
+            self._replace(None, item, name, item_setter(mapping, key))
+
+    def _grow_per_rank(
+        self, mapping: Any, stored: Mapping[Any, Any], prefix: str, name: str, key: str
+    ) -> None:
+        """Plans this rank's value of those that each rank has, where an object's state dict has none."""
+        own = prefix.removesuffix("/rank")
+        if own in mapping:
+            return  # It was matched.
+        chosen = f"{prefix}{self._rank}"
+        if key != (chosen if chosen in stored else f"{prefix}0"):
+            self.known.extend(fqn for fqn, _ in leaves(stored[key], name))
+            return
+        holder: PerRank[Any] = PerRank(None)
+        self._replace(None, stored[key], name, _attribute_setter(holder))
+        self.fills.append(lambda: mapping.__setitem__(own, holder))
+
+    def _has_large(self, stored: Any, path: str) -> bool:
+        """Returns True where a tensor is stored that could be divided among ranks."""
+        return any(
+            isinstance(leaf, TensorLeaf) and math.prod(self._source.geometry(fqn)[1]) > 1
+            for fqn, leaf in leaves(stored, path)
+        )
+
+    def _held(self, value: Any) -> list[Any]:
+        """Returns the tensors in a value."""
+        flat = Flattener(self._rank, self._is_tensor, lambda _tensor: "")
+        flat._visit(value, "")
+        return [tensor for _, tensor in flat.tensors]
 
     def _merge(
         self, key: Any, holder: PerRank[Any], stored: Mapping[Any, Any], path: str | None
@@ -259,13 +338,15 @@ class Match:
         partly = self._keys is not None and not all(
             self._wants(fqn) for fqn, _ in leaves(stored, path)
         )
-        keeps = partly or any(self._tensors_in(item, path) for item in surplus)
+        keeps = partly or (
+            not self._takes_all and any(self._tensors_in(item, path) for item in surplus)
+        )
         if keeps:
             # Cutting the list would silently drop memory that was to be filled.
             for i, item in enumerate(surplus, len(stored)):
                 self._nothing_stored(item, join(path, str(i)))
         for i, item in enumerate(stored[: len(values)]):
-            self._visit(values[i], item, join(path, str(i)), _item_setter(values, i))
+            self._visit(values[i], item, join(path, str(i)), item_setter(values, i))
         extra = [
             self._build(item, join(path, str(i)))
             for i, item in enumerate(stored)
@@ -284,7 +365,7 @@ class Match:
         """Of renamed entries only names are known: the list keeps its length."""
         for i, item in enumerate(values):
             if str(i) in stored:
-                self._visit(item, stored[str(i)], join(path, str(i)), _item_setter(values, i))
+                self._visit(item, stored[str(i)], join(path, str(i)), item_setter(values, i))
             else:
                 self._nothing_stored(item, join(path, str(i)))
 
@@ -297,7 +378,7 @@ class Match:
         if isinstance(stored, ObjectLeaf) and path not in self._stored_objects:
             self.missing.append(path)  # The structure is not the checkpoint's own.
             return
-        if self._tensors_in(value, path):
+        if not self._takes_all and self._tensors_in(value, path):
             # Memory that was to be filled would silently be dropped.
             self.mismatched.append(f"{path} (stored as another kind of container or value)")
             self.known.extend(fqn for fqn, _ in leaves(stored, path))
@@ -315,18 +396,14 @@ class Match:
         found: dict[str, Any] = {}
         for fqn, leaf in leaves(stored, path):
             if isinstance(leaf, TensorLeaf):
-                self.created.append((fqn, leaf.origin, _item_setter(found, fqn)))
+                like = None if fqn.endswith(STEP) else self._like  # It is no part of a shard.
+                self.created.append((fqn, leaf.origin, item_setter(found, fqn), like))
             else:
-                self.objects.append((fqn, _item_setter(found, fqn)))
+                self.objects.append((fqn, item_setter(found, fqn)))
         box: list[Any] = [None]
 
         def assemble() -> None:
-            together = (
-                (lambda _fqn, _text, inner: inner)
-                if self._arrays is None
-                else (self._arrays.put_together)
-            )
-            box[0] = build(stored, lambda fqn, _leaf: found[fqn], path, together)
+            box[0] = build(stored, lambda fqn, _leaf: found[fqn], path, self._arrays.put_together)
 
         self.fills.append(assemble)
         return box
@@ -373,11 +450,13 @@ class Match:
         self.missing = [fqn for fqn in self.missing if fqn not in tied]
 
 
-def _item_setter(container: Any, key: Any) -> Setter:
-    def set_item(value: Any) -> None:
-        container[key] = value
-
-    return set_item
+def _beginnings(key: str) -> Iterator[str]:
+    """The key, and its parts before each dot."""
+    yield key
+    end = key.find(".")
+    while end >= 0:
+        yield key[:end]
+        end = key.find(".", end + 1)
 
 
 def _attribute_setter(holder: PerRank[Any]) -> Setter:

@@ -492,7 +492,7 @@ class Manager(RunSteps):
         self._left_behind, self._after.may_remove = "", True
         self._last = None  # What is saved now is not what was saved under this number before.
         if self._backend.rank == 0:
-            passed_over = self._places.went_on(chosen)
+            passed_over = self._places.went_on(chosen, report.unexpected)
             where = path_of(chosen)
             _LOG.info("resumed from step %d (%s) in %.1f s", step, where, seconds)
             self._after.loaded(self._attempt, step, chosen["name"], seconds, report, passed_over)

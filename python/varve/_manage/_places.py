@@ -10,7 +10,7 @@ from varve._manage._history import History
 from varve._manage._inputs import Settings, is_whole
 from varve._manage._lock import set_pinned_apart, take_lock
 from varve._manage._place import Place, place_of
-from varve._manage._resume import Chooser
+from varve._manage._resume import Chooser, log_left_over
 from varve.errors import CheckpointNotFoundError, CorruptCheckpointError
 
 #: What ranks tell each other of a step: its number, its name and the place that it is in.
@@ -89,8 +89,12 @@ class Places:
         """Leaves a damaged step out."""
         self._choosers[chosen["run"]].pass_over(chosen["name"], reason)
 
-    def went_on(self, chosen: Chosen) -> dict[str, str]:
-        """Called when a step has loaded. Returns the steps that were left out, with the reasons."""
+    def went_on(self, chosen: Chosen, left_over: list[str]) -> dict[str, str]:
+        """Called when a step has loaded, with what the state has no place for.
+
+        Returns the steps that were left out, with the reasons.
+        """
+        log_left_over(path_of(chosen), left_over)
         passed_over: dict[str, str] = {}
         for chooser in self._choosers.values():
             chooser.settle()

@@ -170,6 +170,19 @@ class Chooser:
             _LOG.warning("restarts of the run are not counted: %s", error)
 
 
+def log_left_over(where: str, unexpected: list[str]) -> None:
+    """Logs what the state that was resumed has no place for."""
+    if unexpected:
+        more = f" and {len(unexpected) - 5} more" if len(unexpected) > 5 else ""
+        _LOG.warning(
+            "resume: %d entries of %s are in no part of the state and were not loaded: %s%s",
+            len(unexpected),
+            where,
+            ", ".join(unexpected[:5]),
+            more,
+        )
+
+
 def _is_damaged(path: str) -> bool:
     """Returns True where bytes of a checkpoint are not what was written."""
     try:

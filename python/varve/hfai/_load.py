@@ -133,12 +133,14 @@ class _Mapped(TorchArrays):
         self._storages: dict[str, torch.UntypedStorage] = {}
         self._mapped: dict[int, torch.Tensor] = {}
 
-    def create(self, fqn: str, dtype: int, shape: tuple[int, ...], origin: str) -> Any:
+    def create(
+        self, fqn: str, dtype: int, shape: tuple[int, ...], origin: str, like: Any = None
+    ) -> Any:
         """Returns a mapped tensor, or an ordinary one where the elements are not one run of a file."""
         kind = self.dtype_at(dtype)
         place = self._reader.run_of(fqn)
         if kind is None or place is None or math.prod(shape) == 0 or place[1] % kind.itemsize:
-            return super().create(fqn, dtype, shape, origin)
+            return super().create(fqn, dtype, shape, origin, like)
         file, begin = place
         flat = torch.empty(0, dtype=kind).set_(
             self._storage(file), begin // kind.itemsize, (math.prod(shape),), (1,)

@@ -245,8 +245,9 @@ def load(
     """Fills `state_dict` in place from a checkpoint that any layout of ranks has saved.
 
     Tensors are filled where they are; plain values are replaced in their containers; containers that
-    are empty or of another length get what was saved; objects with `load_state_dict` are given the
-    result. Collective like `save`. Nothing is changed before all ranks have agreed that the checkpoint
+    are empty or of another length get what was saved; objects with `load_state_dict` are given
+    all that is stored below them, modules what they have of it. Optimizers keep the dtypes that were stored,
+    and their state is refused where it fits no parameter, or is half there. Collective like `save`. Nothing is changed before all ranks have agreed that the checkpoint
     fits.
 
     Args:
@@ -267,7 +268,7 @@ def load(
             alone (`module`, `_orig_mod`; see `save`) need none. `keys` and the report's `missing` are names of
             the destination, `unexpected` of the checkpoint. Lists keep their length where names change.
         cast: Convert between float16, bfloat16, float32 and float64 where the stored dtype is
-            another, rounding to the nearest.
+            another, rounding to the nearest; state of optimizers as torch does.
         fit: "exact" wants tensors of the stored sizes. "overlap" takes other sizes too, with as many
             dimensions: it fills what both have, indices from 0 to the smaller size in each dimension, on
             any mesh, and leaves the rest of the tensor as it is. The report's `resized` names these tensors.
@@ -295,7 +296,7 @@ def load(
             and which tensors hold new bytes.
         CheckpointNotFoundError: There is no checkpoint at `path`.
 
-    Warns when nothing was loaded.
+    Warns when nothing was loaded, and when entries are left over below what was.
     """
     with collective(process_group, timeout, name_of("load", path)) as coordinator:
         options = _core.LoadOptions(
@@ -307,7 +308,8 @@ def load(
             on_difference=on_difference,
         )
         choice = _load.Choice(keys, rename, allow_pickle, use_agent, assign)
-        arrays = TorchArrays(grown=shapes_of_parameters(state_dict) if fit == "overlap" else None)
+        grown = shapes_of_parameters(state_dict) if fit == "overlap" else None
+        arrays = TorchArrays(grown=grown, cast=cast)
         return _load.load(state_dict, path, arrays, coordinator, options, choice)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -26,9 +27,12 @@ __all__ = [
     "ShardedTensor",
     "Share",
     "boxes_of",
+    "check_storage",
     "cuda_device",
+    "empty_beside",
     "is_shard",
     "local_bytes",
+    "overlaps",
     "refuse_copy",
     "shards_of",
     "stretches_of",
@@ -127,6 +131,39 @@ def refuse_copy(fqn: str, tensor: Any) -> None:
         )
 
 
+def empty_beside(
+    fqn: str, shape: Sequence[int], dtype: torch.dtype, parameter: Any
+) -> torch.Tensor:
+    """Returns an uninitialised tensor of an optimizer's state for a parameter, divided among ranks as that is.
+
+    Raises InvalidArgumentError for one of another shape than a parameter that is divided.
+    """
+    if DTensor is None or not isinstance(parameter, DTensor):
+        return torch.empty(shape, dtype=dtype, device=parameter.device)
+    mesh, placements, sizes = parameter.device_mesh, parameter.placements, tuple(shape)
+    device = parameter._local_tensor.device
+    if sizes != tuple(parameter.shape):
+        if math.prod(sizes) <= 1:
+            return torch.empty(sizes, dtype=dtype, device=device)
+        if mesh.size() > 1 and not all(each.is_replicate() for each in placements):
+            raise InvalidArgumentError(
+                f'tensor "{fqn}": the state has shape {list(sizes)}, its parameter {list(parameter.shape)} '
+                f"is divided among the ranks as {list(placements)}, and how the state is divided is not known. Let "
+                "the optimizer take a step before the load: the tensors that are there are filled"
+            )
+        local, stride = sizes, torch.empty(sizes, device="meta").stride()
+    else:
+        local, stride = tuple(parameter._local_tensor.shape), parameter.stride()
+    return DTensor.from_local(
+        torch.empty(local, dtype=dtype, device=device),
+        mesh,
+        placements,
+        run_check=False,
+        shape=torch.Size(sizes),
+        stride=stride,
+    )
+
+
 def _has_layout(tensor: torch.Tensor) -> bool:
     return all(hasattr(tensor, name) for name in _CHECKPOINTABLE)
 
@@ -214,3 +251,27 @@ def _narrow(local: torch.Tensor, offsets: Sequence[int], sizes: Sequence[int]) -
         if size != local.shape[dim]:
             local = local.narrow(dim, offset, size)
     return local
+
+
+def check_storage(fqn: str, tensor: torch.Tensor) -> None:
+    """Refuses a tensor whose storage ends before its last element."""
+    if tensor.numel() == 0:
+        return
+    try:
+        there = tensor.untyped_storage().nbytes()
+    except (NotImplementedError, RuntimeError):
+        return  # Of a subclass without memory of its own: refused by its address.
+    last = sum((size - 1) * step for size, step in zip(tensor.shape, tensor.stride(), strict=True))
+    needed = (tensor.storage_offset() + last + 1) * tensor.element_size()
+    if there < needed:
+        raise InvalidArgumentError(
+            f'tensor "{fqn}": its shape {tuple(tensor.shape)} needs {needed} bytes of storage and '
+            f"there are {there}; a sharding library may have freed it: gather or reshard it first"
+        )
+
+
+def overlaps(memory: torch.Tensor) -> bool:
+    """Returns True when two elements share memory (expanded tensors): only one thread may write."""
+    return any(
+        stride == 0 and size > 1 for stride, size in zip(memory.stride(), memory.shape, strict=True)
+    )

@@ -12,11 +12,23 @@ from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 from varve import _core
 from varve._arrays import _DLPACK, NumpyArrays
 from varve._engine import DTYPE_NUMBERS, Filling, Gathered
+from varve._objects import Planned, Source, Upgrade
 from varve._values import Wrapped
 from varve.errors import InvalidArgumentError, UnsupportedError
-from varve.torch import _by_torch, _devices, _wrapped
+from varve.torch import _by_torch, _devices, _modules, _optimizers, _wrapped
 from varve.torch._grown import Shapes, made_shape
-from varve.torch._shards import DTensor, Part, ShardedTensor, Share, refuse_copy, shards_of
+from varve.torch._shards import (
+    DTensor,
+    Part,
+    ShardedTensor,
+    Share,
+    check_storage,
+    empty_beside,
+    is_shard,
+    overlaps,
+    refuse_copy,
+    shards_of,
+)
 
 _NUMBERS: dict[torch.dtype, int] = {
     dtype: number
@@ -24,6 +36,9 @@ _NUMBERS: dict[torch.dtype, int] = {
     if isinstance(dtype := getattr(torch, name, None), torch.dtype)
 }
 _DTYPES: dict[int, torch.dtype] = {number: dtype for dtype, number in _NUMBERS.items()}
+
+#: What loads with `cast` convert.
+_CASTABLE = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 _exchange = getattr(torch.Tensor, "__dlpack_c_exchange_api__", None)  # Since torch 2.10.
 if _exchange is not None:
@@ -46,16 +61,22 @@ class TorchArrays(NumpyArrays):
         device: Where `create` makes tensors; None for torch's default device.
         grown: Given where tensors may be filled in part, and keep the rest of what they hold: the shapes of
             parameters whose optimizers have nothing yet.
+        cast: State of optimizers may be converted between floating-point types.
     """
 
     plain = frozenset((torch.Tensor, torch.nn.Parameter))
 
     def __init__(
-        self, from_devices: bool | None = None, device: Any = None, grown: Shapes | None = None
+        self,
+        from_devices: bool | None = None,
+        device: Any = None,
+        grown: Shapes | None = None,
+        cast: bool = False,
     ) -> None:
         self._from_devices = from_devices is not False
         self._device = device
         self._grown = grown
+        self._cast = cast
         #: Whether `add_plain` may take tensors on devices; known when the first comes.
         self._plain_devices = False
         #: Copies on the CPU, by the memory that they are of: tied tensors stay tied.
@@ -111,7 +132,7 @@ class TorchArrays(NumpyArrays):
 
     def with_memory(self, tensor: Any, apart: _wrapped.Apart) -> Any:
         """Returns a tensor made of others in place of one on the meta device."""
-        made = _wrapped.like(tensor, apart, torch.get_default_device())
+        made = _wrapped.like(tensor, apart, _default_device())
         if isinstance(tensor, torch.nn.Parameter):
             made = torch.nn.Parameter(made, requires_grad=tensor.requires_grad)
         self._fresh[id(made)] = made
@@ -221,7 +242,7 @@ class TorchArrays(NumpyArrays):
         memory = _plain(fqn, local, loading=True)
         if memory is not None:
             return memory, None
-        if _overlaps(local):
+        if overlaps(local):
             raise InvalidArgumentError(
                 f'tensor "{fqn}": elements of the destination share memory (an expanded tensor); '
                 "load into a copy of it"
@@ -238,7 +259,9 @@ class TorchArrays(NumpyArrays):
                 self._copies[place] = copy
         return copy, None
 
-    def create(self, fqn: str, dtype: int, shape: tuple[int, ...], origin: str) -> Any:
+    def create(
+        self, fqn: str, dtype: int, shape: tuple[int, ...], origin: str, like: Any = None
+    ) -> Any:
         """Returns an uninitialised tensor, or an array where an array was saved."""
         if origin == "numpy":
             return super().create(fqn, dtype, shape, origin)
@@ -247,15 +270,20 @@ class TorchArrays(NumpyArrays):
                 f'tensor "{fqn}": this torch has no dtype {_core.DTYPE_NAMES[dtype]}'
             )
         made = shape if self._grown is None else made_shape(self._grown, fqn, shape)
-        make = torch.empty if made == tuple(shape) else torch.zeros
-        return make(made, dtype=_DTYPES[dtype], device=self._device)
+        if like is None or like.is_meta:
+            if self._device is None:
+                self._device = _default_device()
+            tensor = torch.empty(made, dtype=_DTYPES[dtype], device=self._device)
+        else:
+            tensor = empty_beside(fqn, made, _DTYPES[dtype], like)
+        return tensor if tuple(made) == tuple(shape) else tensor.zero_()
 
     def hollow(self, tensor: Any) -> bool:
         """Returns True for tensors on the meta device, and DTensors whose shards are there."""
         return isinstance(tensor, torch.Tensor) and tensor.is_meta
 
     def fresh(self, tensor: Any, dtype: int | None) -> Any:
-        """Returns a tensor on the default device; of a DTensor with its mesh and placements."""
+        """Returns a tensor on the default device, or the CPU where that is meta; of a DTensor with its mesh and placements."""
         kind = tensor.dtype if dtype is None else _DTYPES[dtype]
         made: torch.Tensor
         if DTensor is not None and isinstance(tensor, DTensor):
@@ -269,7 +297,7 @@ class TorchArrays(NumpyArrays):
                 stride=tensor.stride(),
             )
         else:
-            made = torch.empty(tensor.shape, dtype=kind)
+            made = torch.empty(tensor.shape, dtype=kind, device=_default_device())
         if isinstance(tensor, torch.nn.Parameter):
             made = torch.nn.Parameter(made, requires_grad=tensor.requires_grad)
         self._fresh[id(made)] = made
@@ -292,20 +320,43 @@ class TorchArrays(NumpyArrays):
                     "_checkpoint_wrapped_module.", ""
                 )  # It takes itself out of names.
 
+    def is_module(self, value: Any) -> bool:
+        """Returns True for torch's modules."""
+        return isinstance(value, torch.nn.Module)
+
+    def is_shard(self, tensor: Any) -> bool:
+        """Returns True for a tensor of which each rank may hold another part."""
+        return is_shard(tensor)
+
+    def plan_module(
+        self, module: Any, state: Any, stored: Any, path: str | None, source: Source
+    ) -> Upgrade:
+        """Returns what a module's hooks make of stored keys."""
+        return _modules.plan(module, state, stored, path, source, _DTYPES)
+
+    def plan_optimizer(
+        self,
+        value: Any,
+        state: Any,
+        stored: Any,
+        path: str | None,
+        source: Source,
+        chosen: Callable[[], bool],
+    ) -> Planned | None:
+        """Returns what is stored for an optimizer, whose keys are all `chosen` or not; None for other objects."""
+        return _optimizers.plan(value, state, stored, path, source, chosen, _default_device())
+
     def give_back(self, value: Any, state: Any) -> None:
-        """Calls `load_state_dict`; a module takes over the fresh tensors, and keeps its others."""
-        made = {key: item for key, item in state.items() if id(item) in self._fresh}
-        if not made or not isinstance(value, torch.nn.Module):
-            value.load_state_dict(state)
+        """Calls `load_state_dict`; a module takes over the fresh tensors, and keeps its others.
+
+        State of optimizers keeps the dtypes that were stored.
+        """
+        if not isinstance(value, torch.nn.Module):
+            may_cast = _is_castable if self._cast else lambda _tensor: False
+            with _optimizers.stored_dtypes(value, may_cast):
+                value.load_state_dict(state)
             return
-        tied = _tied_parameters(value)
-        if len(made) == len(state):
-            value.load_state_dict(state, assign=True)
-        else:
-            value.load_state_dict(made, strict=False, assign=True)
-            rest = {key: item for key, item in state.items() if key not in made}
-            value.load_state_dict(rest, strict=False)
-        _tie(value, tied)
+        _modules.give_back(value, state, self._fresh, _place)
 
     def note_filled(self, tensors: Iterable[Any]) -> None:
         """Marks tensors as changed: autograd refuses a backward pass with the old values."""
@@ -320,23 +371,14 @@ class TorchArrays(NumpyArrays):
         increment_version(changed)
 
 
-def _tied_parameters(module: torch.nn.Module) -> list[list[str]]:
-    """Returns the names of each parameter that a module has under several."""
-    names: dict[int, list[str]] = {}
-    for name, parameter in module.named_parameters(remove_duplicate=False):
-        names.setdefault(id(parameter), []).append(name)
-    return [several for several in names.values() if len(several) > 1]
+def _default_device() -> torch.device:
+    """Returns torch's default device, the CPU where that is meta, which has no memory."""
+    device = torch.get_default_device()
+    return torch.device("cpu") if device.type == "meta" else device
 
 
-def _tie(module: torch.nn.Module, tied: list[list[str]]) -> None:
-    """Makes names one parameter again that hold the same memory: assignment wraps it anew for each."""
-    for first, *others in tied:
-        parameter = module.get_parameter(first)
-        for name in others:
-            place = _place(parameter)
-            if place is not None and place == _place(module.get_parameter(name)):
-                owner, _, leaf = name.rpartition(".")
-                setattr(module.get_submodule(owner), leaf, parameter)
+def _is_castable(tensor: torch.Tensor) -> bool:
+    return tensor.dtype in _CASTABLE
 
 
 def is_torch(value: Any) -> bool:
@@ -379,7 +421,7 @@ def _check(fqn: str, tensor: Any) -> None:
 def _plain(fqn: str, tensor: torch.Tensor, loading: bool = False) -> torch.Tensor | None:
     """Returns the tensor when its memory can be used as it is; None when it needs a copy."""
     if tensor.is_cpu and tensor.layout is torch.strided:
-        _check_storage(fqn, tensor)
+        check_storage(fqn, tensor)
         return None if tensor.is_conj() or tensor.is_neg() else tensor
     if tensor.layout is not torch.strided or tensor.is_quantized:
         raise InvalidArgumentError(
@@ -393,23 +435,6 @@ def _plain(fqn: str, tensor: torch.Tensor, loading: bool = False) -> torch.Tenso
         )
         raise InvalidArgumentError(f'tensor "{fqn}" is on the meta device: {remedy}')
     return None
-
-
-def _check_storage(fqn: str, tensor: torch.Tensor) -> None:
-    """Refuses a tensor whose storage ends before its last element."""
-    if tensor.numel() == 0:
-        return
-    try:
-        there = tensor.untyped_storage().nbytes()
-    except (NotImplementedError, RuntimeError):
-        return  # Of a subclass without memory of its own: refused by its address.
-    last = sum((size - 1) * step for size, step in zip(tensor.shape, tensor.stride(), strict=True))
-    needed = (tensor.storage_offset() + last + 1) * tensor.element_size()
-    if there < needed:
-        raise InvalidArgumentError(
-            f'tensor "{fqn}": its shape {tuple(tensor.shape)} needs {needed} bytes of storage and '
-            f"there are {there}; a sharding library may have freed it: gather or reshard it first"
-        )
 
 
 def _place(tensor: torch.Tensor) -> Any:
@@ -440,13 +465,6 @@ def _copy_to_cpu(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.detach().cpu().resolve_conj().resolve_neg()
 
 
-def _overlaps(memory: torch.Tensor) -> bool:
-    """Returns True when two elements share memory (expanded tensors): only one thread may write."""
-    return any(
-        stride == 0 and size > 1 for stride, size in zip(memory.stride(), memory.shape, strict=True)
-    )
-
-
 def _copier(target: torch.Tensor, source: torch.Tensor) -> Callable[[], None]:
     def copy() -> None:
         with torch.no_grad():
@@ -466,7 +484,7 @@ def add_shard(
     """Adds the box at `offsets` of a tensor of this shape; `cuda` is device and stream of device memory."""
     _check_memory(fqn, memory)
     if cuda is not None:
-        _check_storage(fqn, memory)
+        check_storage(fqn, memory)
     into.keep.append(memory)
     strides = None if memory.is_contiguous() else memory.stride()
     number, address = _NUMBERS[memory.dtype], memory.data_ptr()

@@ -1,0 +1,79 @@
+"""What a load warns of: values that it has chosen from, and what it gives to nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from varve import _core, _tree
+from varve._engine import first_names
+from varve._match import Match
+from varve._warn import warn
+from varve.errors import ReplicasDifferWarning
+
+
+def warn_of_one_value(names: list[str], reader: _core.Reader, world: int) -> None:
+    """Warns that buffers of modules got one value where the ranks that saved held several."""
+    warn(
+        f"load {reader.directory}: these buffers differed between the {reader.world_size} ranks that "
+        f"saved, and this load is by {world}: {first_names(names)}. All ranks got the value of the "
+        "lowest of those ranks, as DistributedDataParallel copies it",
+        ReplicasDifferWarning,
+    )
+
+
+def warn_of_rest(
+    reader: _core.Reader,
+    unexpected: list[str],
+    structure: Any,
+    is_object: bool,
+    stored_name: Mapping[str, str] | None,
+    match: Match,
+) -> None:
+    """Warns of what is left over beside entries that were loaded, and of what the match has noted.
+
+    A destination may have a part of the containers of a checkpoint, or pick entries by their whole names, so
+    what is beside those is left over on purpose. Not so where the destination is one object (`is_object`).
+    What a `rename` leaves out has no place in `stored_name`, and is left over on purpose too.
+    """
+    where = reader.directory
+    if match.notes:
+        warn(f"load {where}: {'; '.join(match.notes)}", UserWarning)
+    names = stored_name or {}
+    left = frozenset(unexpected)
+    if stored_name is not None:
+        left &= frozenset(names.values())
+    if not left:
+        return
+    parts = {"": unexpected}
+    if not is_object:
+        picked = {names.get(name, name).partition(".")[0] for name in match.picked}
+        parts = _beside_loaded(reader, left, structure, picked)
+    counts = ", ".join(
+        f'{len(rest)} below "{top}" ({first_names(rest)})' for top, rest in parts.items()
+    )
+    if parts:
+        warn(
+            f"load {where}: {sum(map(len, parts.values()))} of the checkpoint's entries are left over, though what is "
+            f'beside them was loaded: {counts}. strict="exact" refuses such a load',
+            UserWarning,
+        )
+
+
+def _beside_loaded(
+    reader: _core.Reader, left: frozenset[str], structure: Any, picked: set[str]
+) -> dict[str, list[str]]:
+    """Returns what is left over, by the entry at the top that it is below and of which more is loaded."""
+    tops: dict[str, list[str]] = {}
+    if isinstance(structure, Mapping):
+        for key, item in structure.items():
+            tops[str(key)] = [name for name, _ in _tree.leaves(item, str(key))]
+    else:
+        for name, _ in reader.names():
+            tops.setdefault(name.partition(".")[0], []).append(name)
+    found = {top: [name for name in below if name in left] for top, below in tops.items()}
+    return {
+        top: rest
+        for top, rest in found.items()
+        if 0 < len(rest) < len(tops[top]) and top not in picked
+    }
