@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from varve import _core, _tree
@@ -10,6 +10,35 @@ from varve._engine import first_names
 from varve._match import Match
 from varve._warn import warn
 from varve.errors import ReplicasDifferWarning
+
+
+def warn_of_nothing(
+    report: _core.LoadReport,
+    reader: _core.Reader,
+    match: Match,
+    rank: int,
+    chosen: bool,
+    hint_of: Callable[[], str | None],
+) -> None:
+    """Warns when a load has loaded nothing on this rank that wanted something, or on any rank."""
+    lacking = len(match.missing) + len(match.mismatched)
+    stored = report.unexpected or chosen
+    fits = not report.missing and not report.mismatched
+    unwanted = rank == 0 and fits and stored
+    if report.loaded or not (lacking or unwanted):
+        return
+    wanted = (
+        f"of {lacking} wanted entries {len(match.missing)} are missing from the checkpoint and "
+        f"{len(match.mismatched)} do not fit"
+        if lacking
+        else "the destination wants none of its entries; read() builds a state that has them"
+    )
+    hint = hint_of()
+    warn(
+        f"load {reader.directory}: nothing was loaded: {wanted}. {len(report.unexpected)} of the "
+        f"checkpoint's entries are left over" + (f". {hint}" if hint else ""),
+        UserWarning,
+    )
 
 
 def warn_of_one_value(names: list[str], reader: _core.Reader, world: int) -> None:

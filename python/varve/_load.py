@@ -20,11 +20,10 @@ from varve._engine import (
     path_text,
     warn_of_one_value,
 )
-from varve._left_over import warn_of_one_value, warn_of_rest
+from varve._left_over import warn_of_nothing, warn_of_one_value, warn_of_rest
 from varve._match import Match
 from varve._select import Keys, Rename, Renamed, prune
 from varve._values import NeedsClassesError, ObjectLeaf, TensorLeaf
-from varve._warn import warn
 from varve._wrappers import Entries, Wrappers, note
 from varve.errors import (
     CheckpointNotFoundError,
@@ -305,36 +304,13 @@ def load(
     plan.end()
     keys = plan.keys if world == 1 else None  # Of several ranks another may have what was chosen.
     chosen = keys is not None and any(name in keys for name in plan.names_to_fill())
-    _warn_of_nothing(report, plan, rank, chosen)
+    warn_of_nothing(report, reader, match, rank, chosen, plan.hint)
     if report.merged and options.on_difference == "keep" and rank == 0:
         warn_of_one_value(report.merged, reader, world)
     if rank == 0 and report.loaded:
         one = choice.rename is None and _tree.is_stateful(state)
         warn_of_rest(reader, report.unexpected, plan.structure, one, plan.stored_name, match)
     return report
-
-
-def _warn_of_nothing(report: _core.LoadReport, plan: _Plan, rank: int, chosen: bool) -> None:
-    """Warns when a load has loaded nothing on this rank that wanted something, or on any rank."""
-    match = plan.match
-    lacking = len(match.missing) + len(match.mismatched)
-    stored = report.unexpected or chosen
-    fits = not report.missing and not report.mismatched
-    unwanted = rank == 0 and fits and stored
-    if report.loaded or not (lacking or unwanted):
-        return
-    wanted = (
-        f"of {lacking} wanted entries {len(match.missing)} are missing from the checkpoint and "
-        f"{len(match.mismatched)} do not fit"
-        if lacking
-        else "the destination wants none of its entries; read() builds a state that has them"
-    )
-    hint = plan.hint()
-    warn(
-        f"load {plan.reader.directory}: nothing was loaded: {wanted}. {len(report.unexpected)} of the "
-        f"checkpoint's entries are left over" + (f". {hint}" if hint else ""),
-        UserWarning,
-    )
 
 
 def read(

@@ -8,7 +8,7 @@ has the dtypes that were stored, which it converts to the parameters'.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Container, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from itertools import chain
 from typing import Any
@@ -352,12 +352,12 @@ def _at(groups: Any, i: int) -> Any:
 
 
 @contextmanager
-def stored_dtypes(value: Any, castable: Callable[[torch.Tensor], bool]) -> Iterator[None]:
+def stored_dtypes(value: Any, castable: Container[torch.dtype]) -> Iterator[None]:
     """While an object loads its state dict, keeps the dtypes in it for the state of its optimizers.
 
     torch converts all but `step` to the parameter's dtype: moments in bfloat16 and codes in uint8 to float32,
     moments in float32 of parameters in bfloat16 to these. Hooks put the tensors back, before the optimizer's own
-    hooks run and its class's own `load_state_dict` goes on. `castable` tells tensors that torch may convert.
+    hooks run and its class's own `load_state_dict` goes on. `castable` are dtypes that torch may convert.
     """
     with ExitStack() as stack:
         for optimizer in _optimizers_in(value):
@@ -386,7 +386,7 @@ def _optimizers_in(value: Any) -> list[torch.optim.Optimizer]:
 class _Kept:
     """The two hooks of an optimizer that keep the dtypes of a state dict it loads."""
 
-    def __init__(self, castable: Callable[[torch.Tensor], bool]) -> None:
+    def __init__(self, castable: Container[torch.dtype]) -> None:
         self._castable = castable
         self._given: Any = None
 
@@ -406,15 +406,13 @@ class _Kept:
                 optimizer.state[parameter] = restored
 
 
-def _restored(
-    given: Any, made: Any, castable: Callable[[torch.Tensor], bool], key: Any = None
-) -> Any:
+def _restored(given: Any, made: Any, castable: Container[torch.dtype], key: Any = None) -> Any:
     """Returns what torch has made of a value, with the tensors that it has converted as they were given.
 
     It takes care of `step` itself, and makes another text of a text.
     """
     if isinstance(given, torch.Tensor) and isinstance(made, torch.Tensor):
-        same = given.dtype == made.dtype or key == "step" or castable(given)
+        same = given.dtype == made.dtype or key == "step" or given.dtype in castable
         return made if same else given.to(device=made.device)
     if isinstance(given, dict) and isinstance(made, dict):
         for name, item in given.items():

@@ -352,8 +352,7 @@ class TorchArrays(NumpyArrays):
         State of optimizers keeps the dtypes that were stored.
         """
         if not isinstance(value, torch.nn.Module):
-            may_cast = _is_castable if self._cast else lambda _tensor: False
-            with _optimizers.stored_dtypes(value, may_cast):
+            with _optimizers.stored_dtypes(value, _CASTABLE if self._cast else ()):
                 value.load_state_dict(state)
             return
         _modules.give_back(value, state, self._fresh, _place)
@@ -375,10 +374,6 @@ def _default_device() -> torch.device:
     """Returns torch's default device, the CPU where that is meta, which has no memory."""
     device = torch.get_default_device()
     return torch.device("cpu") if device.type == "meta" else device
-
-
-def _is_castable(tensor: torch.Tensor) -> bool:
-    return tensor.dtype in _CASTABLE
 
 
 def is_torch(value: Any) -> bool:
