@@ -332,16 +332,6 @@ def warn_of_differences(names: list[str], consequence: str) -> None:
         )
 
 
-def warn_of_one_value(names: list[str], reader: _core.Reader, world: int) -> None:
-    """Warns that buffers of modules got one value where the ranks that saved held several."""
-    warn(
-        f"load {reader.directory}: these buffers differed between the {reader.world_size} ranks that "
-        f"saved, and this load is by {world}: {first_names(names)}. All ranks got the value of the "
-        "lowest of those ranks, as DistributedDataParallel copies it",
-        ReplicasDifferWarning,
-    )
-
-
 def first_names(names: list[str]) -> str:
     """Returns the first ten names, and the number of the others."""
     return ", ".join(names[:10]) + (f" and {len(names) - 10} more" if len(names) > 10 else "")

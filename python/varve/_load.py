@@ -18,7 +18,6 @@ from varve._engine import (
     fail,
     path_name,
     path_text,
-    warn_of_one_value,
 )
 from varve._left_over import warn_of_nothing, warn_of_one_value, warn_of_rest
 from varve._match import Match
