@@ -206,6 +206,14 @@ def test_attributes_must_be_those_of_the_destination(tmp_path: Path) -> None:
     assert not other.codes.any()
 
 
+def test_a_wrapped_tensor_of_another_shape_does_not_fit(tmp_path: Path) -> None:
+    varve.torch.save({"w": TwoTensor(grid(), grid() + 1)}, tmp_path / "c")
+    other = TwoTensor(torch.zeros(70, 256), torch.zeros(70, 256))
+    with pytest.raises(varve.InvalidArgumentError, match=r"shape \[64, 256\], wanted \[70, 256\]"):
+        varve.torch.load({"w": other}, tmp_path / "c", fit="overlap")
+    assert not other.a.any()
+
+
 def test_another_class_of_the_same_parts_needs_cast(tmp_path: Path) -> None:
     codes = torch.arange(6, dtype=torch.uint8)
     varve.torch.save({"w": Scaled(codes, 32)}, tmp_path / "c")

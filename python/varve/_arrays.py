@@ -120,7 +120,7 @@ class NumpyArrays:
         """Never called."""
         raise NotImplementedError
 
-    def difference(self, apart: Any, stored: Any, cast: bool) -> str:
+    def difference(self, tensor: Any, apart: Any, stored: Any, cast: bool) -> str:
         """Never called."""
         raise NotImplementedError
 

@@ -61,7 +61,7 @@ class Arrays(Objects, Protocol):
     def text_of(self, fqn: str, tensor: Any, apart: Any) -> bytes:
         """Returns what the structure says of such a tensor, the `text` of a Wrapped."""
 
-    def difference(self, apart: Any, stored: Any, cast: bool) -> str:
+    def difference(self, tensor: Any, apart: Any, stored: Any, cast: bool) -> str:
         """Returns in what a stored Wrapped is another tensor than one to fill; "" where it fits."""
 
     def with_memory(self, tensor: Any, apart: Any) -> Any:

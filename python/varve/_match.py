@@ -171,7 +171,7 @@ class Match:
         elif isinstance(stored, ObjectLeaf):
             unlike = "a plain value"
         elif type(stored) is Wrapped:
-            unlike = self._arrays.difference(apart, stored, self._cast)
+            unlike = self._arrays.difference(value, apart, stored, self._cast)
         else:
             unlike = "" if all(name in stored for name in apart.inner) else "a container"
         if unlike:

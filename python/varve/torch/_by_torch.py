@@ -89,7 +89,7 @@ def difference(fqn: str, made: Any, apart: _wrapped.Apart, is_stored: Any) -> st
     if own is None:
         return "a plain tensor"
     text = _wrapped.text_of(fqn, made, own)
-    return _wrapped.difference(apart, Wrapped(text, own.inner), False)
+    return _wrapped.difference(made, apart, Wrapped(text, own.inner), False)
 
 
 def fill(tensor: Any, made: Any) -> None:

@@ -108,9 +108,9 @@ class TorchArrays(NumpyArrays):
         """Returns what the structure says of a tensor that is made of others."""
         return _wrapped.text_of(fqn, tensor, apart)
 
-    def difference(self, apart: _wrapped.Apart, stored: Wrapped, cast: bool) -> str:
+    def difference(self, tensor: Any, apart: _wrapped.Apart, stored: Wrapped, cast: bool) -> str:
         """Returns in what a stored tensor made of others is another than one to fill; "" where it fits."""
-        return _wrapped.difference(apart, stored, cast)
+        return _wrapped.difference(tensor, apart, stored, cast)
 
     def by_torch(self, reader: _core.Reader, fqn: str, tensor: Any) -> Any:
         """Returns a tensor that torch has pickled as an object of its class, None where it has not."""

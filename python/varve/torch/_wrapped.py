@@ -127,11 +127,12 @@ def _geometry(tensor: Any) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
     return tuple(map(int, tensor.shape)), tuple(map(int, strides))
 
 
-def difference(apart: Apart, stored: Wrapped, cast: bool) -> str:
+def difference(tensor: Any, apart: Apart, stored: Wrapped, cast: bool) -> str:
     """Returns in what a stored tensor is another than one to fill; "" where it fits.
 
     Args:
-        apart: The tensor to fill.
+        tensor: The tensor to fill.
+        apart: The same, taken apart.
         stored: What a checkpoint has under its name.
         cast: Another class with the same inner tensors and attributes will do, also of another dtype.
     """
@@ -140,6 +141,9 @@ def difference(apart: Apart, stored: Wrapped, cast: bool) -> str:
         return f"a {name}, wanted a {apart.name}"
     if list(stored) != list(apart.inner):
         return f"a {name} of {', '.join(stored)}, wanted {', '.join(apart.inner)}"
+    shape = tensor.shape if isinstance(tensor, Share) else _geometry(tensor)[0]
+    if tuple(about[1]) != tuple(shape):
+        return f"a {name} of shape {list(about[1])}, wanted {list(shape)}"
     unlike = _unlike(about[0], _plain(apart.attributes), cast)
     return f"a {name} with other attributes: {unlike}" if unlike else ""
 
