@@ -63,9 +63,9 @@ TEST(DecodeHeader, RejectsEveryTruncationAndExtension) {
 }
 
 TEST(DecodeHeader, RefusesANewerVersionWithAMessage) {
-  const Bytes newer = Tampered(SmallHeader(), R"(\"format\":1)", R"(\"format\":3)");
+  const Bytes newer = Tampered(SmallHeader(), R"(\"format\":1)", R"(\"format\":4)");
   EXPECT_TRUE(FailsWith(Decode(newer), StatusCode::kUnimplemented,
-                        {"format version 3", "reads up to 2", "use a newer Varve"}));
+                        {"format version 4", "reads up to 3", "use a newer Varve"}));
 }
 
 TEST(DecodeHeader, RejectsAForeignSafetensorsFile) {

@@ -109,8 +109,8 @@ TEST(TorchTensor, MayBeAParameterOrHaveAttributes) {
                  Dict({Str("foo"), Int(5)})});
   };
   EXPECT_TRUE(IsOk(ItemWith(of_type(Global("torch", "Tensor")))));
-  EXPECT_TRUE(FailsWith(ItemWith(of_type(Global("my.module", "MyTensor"))), StatusCode::kDataLoss,
-                        {"does not hold a tensor"}));
+  EXPECT_TRUE(FailsWith(ItemWith(of_type(Global("my.module", "MyTensor"))),
+                        StatusCode::kUnimplemented, {"only torch can read", "my.module.MyTensor"}));
 }
 
 TEST(TorchTensor, OfAnotherKindIsNone) {
@@ -119,14 +119,17 @@ TEST(TorchTensor, OfAnotherKindIsNone) {
       {Call(Global("torch._utils", "_rebuild_parameter"), {Plain(), kTrue, kNone}), kTrue, kNone});
   for (const std::string& object :
        {Int(1), Str("x"), Tuple({Plain()}), nested, Storage("FloatStorage", "0", 6),
-        Call(Global("torch._utils", "_rebuild_qtensor"),
-             {Storage("QInt8Storage", "0", 24), Int(0), Ints({24}), Ints({1})}),
         Tensor(Storage("QInt8Storage", "0", 24), 0, {24}, {1}),
         Tensor(Storage("WhatStorage", "0", 24), 0, {24}, {1}),
         Call(Global("torch._utils", "_rebuild_tensor_v2"), {Storage("FloatStorage", "0", 6)}),
         Call(Global("os", "system"), {Str("true")}), Plain() + Dict({}) + "b"}) {
     EXPECT_TRUE(FailsWith(ItemWith(object), StatusCode::kDataLoss, {"does not hold a tensor"}));
   }
+  const std::string quantized =
+      Call(Global("torch._utils", "_rebuild_qtensor"),
+           {Storage("QInt8Storage", "0", 24), Int(0), Ints({24}), Ints({1})});
+  EXPECT_TRUE(FailsWith(ItemWith(quantized), StatusCode::kUnimplemented,
+                        {"only torch can read", "_rebuild_qtensor"}));
 }
 
 TEST(TorchTensor, OutsideOfItsStorageIsRefused) {

@@ -43,21 +43,28 @@ class ItemWindow {
   std::string tail_;
 };
 
-/// Returns the class of the object that a pickle is, "module.name"; empty where it is none.
-std::string ClassOf(const PickleTree& tree) {
+/// Returns the kind of tensor that only torch makes, "module.Class" or the name of torch's function
+/// for it; empty where a pickle is no such tensor.
+std::string KindOf(const PickleTree& tree) {
   const PickleRef root = tree.root();
   if (!tree.IsObject(root) || tree.object(root).callee == kNoPickle) {
     return {};
   }
-  PickleRef made_by = tree.object(root).callee;
-  const auto arguments = tree.items(tree.object(root).args);
-  // How torch pickles a subclass: the function that makes the tensor, the class, its arguments, its
-  // state.
-  if (tree.IsGlobal(made_by, "torch._tensor", "_rebuild_from_type_v2") && arguments.size() > 1 &&
-      tree.kind(arguments[1]) == PickleKind::kGlobal) {
-    made_by = arguments[1];
+  const PickleRef made_by = tree.object(root).callee;
+  if (tree.IsGlobal(made_by, "torch._tensor", "_rebuild_from_type_v2")) {
+    // The function that makes the tensor, its class, the function's arguments, the object's state.
+    const auto arguments = tree.items(tree.object(root).args);
+    return arguments.size() > 1 && tree.kind(arguments[1]) == PickleKind::kGlobal
+               ? std::string(tree.module(arguments[1])) + "." + std::string(tree.name(arguments[1]))
+               : std::string();
   }
-  return std::string(tree.module(made_by)) + "." + std::string(tree.name(made_by));
+  for (const std::string_view kind : {"_rebuild_qtensor", "_rebuild_sparse_tensor",
+                                      "_rebuild_nested_tensor", "_rebuild_wrapper_subclass"}) {
+    if (tree.IsGlobal(made_by, "torch._utils", kind)) {
+      return "torch._utils." + std::string(kind);
+    }
+  }
+  return {};
 }
 
 }  // namespace
@@ -72,10 +79,10 @@ Result<TensorItem> ReadTensorItem(std::uint64_t size, const RangeReader& read) {
   VARVE_ASSIGN_OR_RETURN(std::optional<ArchiveTensor> tensor,
                          archive.TensorAt(archive.tree().root()));
   if (!tensor) {
-    const std::string made_by = ClassOf(archive.tree());
-    return made_by.empty()
+    const std::string kind = KindOf(archive.tree());
+    return kind.empty()
                ? DataLoss("torch.save archive: it does not hold a tensor of plain elements")
-               : Unimplemented("only torch can read this entry, a " + made_by +
+               : Unimplemented("only torch can read this entry, a " + kind +
                                ": it is no tensor of plain elements");
   }
   TensorItem item{.tensor = {}, .storage = archive.storages()[tensor->storage]};
