@@ -15,8 +15,10 @@ import decimal
 import enum
 import fractions
 import io
+import re
 import sys
 import threading
+import types
 import uuid
 from collections.abc import Callable, Iterator
 from typing import Any, Final
@@ -29,10 +31,21 @@ NAMED_DICT: Final = 36
 NAMED: Final = 37
 WRAPPED: Final = 38
 
-#: What a subclass may be of, as what it is stored; bool has no subclasses.
-_BASES: Final[dict[str, type]] = {
-    base.__name__: base for base in (list, tuple, set, frozenset, str, bytes, int, float)
+#: What a subclass may be of, with its plain value: by the base's methods, which a subclass may override.
+_BASES: Final[dict[type, Callable[[Any], Any]]] = {
+    list: lambda value: [*list.__iter__(value)],
+    tuple: lambda value: (*tuple.__iter__(value),),
+    set: lambda value: {*set.__iter__(value)},
+    frozenset: lambda value: frozenset(frozenset.__iter__(value)),
+    str: str.__str__,
+    bytes: lambda value: bytes.__getitem__(value, slice(None)),
+    int: int.__int__,
+    float: float.__float__,
 }
+_BASE_NAMES: Final[dict[str, type]] = {base.__name__: base for base in _BASES}
+
+#: Digits are bounded, and there is no exponent: a text of 20 bytes could otherwise ask for all memory.
+_FRACTION: Final = re.compile(r"-?\d{1,4000}(/\d{1,4000})?")
 
 #: Classes of the standard library that are made of their text.
 _TEXTS: Final[dict[str, Callable[[str], Any]]] = {
@@ -40,6 +53,9 @@ _TEXTS: Final[dict[str, Callable[[str], Any]]] = {
     "fractions:Fraction": fractions.Fraction,
     "uuid:UUID": uuid.UUID,
 }
+
+#: The flag of classes that are made in Python, Py_TPFLAGS_HEAPTYPE; named tuples of C have it not.
+_HEAP: Final = 1 << 9
 
 _MAPPINGS: Final = (collections.OrderedDict, collections.Counter, dict)
 
@@ -77,16 +93,46 @@ def find(name: str) -> type | None:
     module, _, path = name.partition(":")
     found: Any = sys.modules.get(module)
     for part in path.split("."):
-        # Not getattr: a module may import others when it is asked for an attribute.
-        found = getattr(found, "__dict__", {}).get(part)
+        found = _names_in(found).get(part)
     return found if isinstance(found, type) else None
+
+
+def _names_in(holder: Any) -> Any:
+    """Returns the names in a class or module. Not by getattr: a module may import others when asked."""
+    if isinstance(holder, type):
+        return type.__dict__["__dict__"].__get__(holder)
+    if isinstance(holder, types.ModuleType):
+        return object.__getattribute__(holder, "__dict__")
+    return {}
+
+
+def items_of(mapping: Any) -> Any:
+    """Returns the items of a mapping; of a subclass of dict those that it stores, whatever it shows."""
+    for base in _MAPPINGS:
+        if isinstance(mapping, base):
+            return base.items(mapping)
+    return mapping.items()
 
 
 def is_dict(value: Any) -> bool:
     """Returns True for an object of a subclass of dict that can be stored as one."""
-    return isinstance(value, dict) and not (
-        isinstance(value, collections.defaultdict) and value.default_factory is not None
+    if type(value) in _MAPPINGS:
+        return True
+    return (
+        isinstance(value, dict)
+        and not (isinstance(value, collections.defaultdict) and value.default_factory is not None)
+        and not _slots(type(value))
     )
+
+
+def _slots(kind: type) -> set[str]:
+    """Returns the attributes of a class that are not in its objects' __dict__."""
+    names: set[str] = set()
+    for each in kind.__mro__:
+        if each.__flags__ & _HEAP:
+            slots = _names_in(each).get("__slots__", ())
+            names |= {slots} if isinstance(slots, str) else set(slots)
+    return names - {"__dict__", "__weakref__"}
 
 
 def parts(value: Any, path: str, allow_pickle: bool) -> tuple[int, bytes, list[Any], Any] | None:
@@ -99,26 +145,30 @@ def parts(value: Any, path: str, allow_pickle: bool) -> tuple[int, bytes, list[A
     if name_of(kind) in _TEXTS:
         return NAMED, name_of(kind).encode(), ["text", str(value)], None
     if isinstance(value, dict):
-        return (NAMED_DICT, _text(value, path, allow_pickle), [], value) if is_dict(value) else None
+        if not is_dict(value):
+            return None
+        return NAMED_DICT, _text(value, path, allow_pickle), [], dict(items_of(value))
+    if dataclasses.is_dataclass(value):
+        names = {each.name for each in dataclasses.fields(value)}
+        if not _slots(kind) <= names:
+            return None
+        fields = {name: getattr(value, name) for name in names}
+        ordered = {each.name: fields[each.name] for each in dataclasses.fields(value)}
+        return NAMED, name_of(kind).encode(), ["dataclass", {**ordered, **_own(value)}], None
+    if (not kind.__flags__ & _HEAP and kind is not collections.deque) or _slots(kind):
+        return None
     if isinstance(value, collections.deque):
         text = _text(value, path, allow_pickle)
-        return NAMED, text, ["deque", list(value), value.maxlen], None
+        plain = [*collections.deque.__iter__(value)]
+        return NAMED, text, ["deque", plain, value.maxlen], None
     if isinstance(value, tuple) and hasattr(value, "_fields"):
         text = _text(value, path, allow_pickle)
-        return NAMED, text, ["namedtuple", tuple(value), tuple(value._fields)], None
-    for name, base in _BASES.items():
-        if isinstance(value, base) and kind is not base and _is_made_in_python(kind):
-            of_base: Any = base
-            plain = of_base(value) if base in (list, set) else of_base.__new__(base, value)
-            return NAMED, _text(value, path, allow_pickle), [name, plain], None
-    if dataclasses.is_dataclass(value):
-        fields = {each.name: getattr(value, each.name) for each in dataclasses.fields(value)}
-        return NAMED, name_of(kind).encode(), ["dataclass", {**fields, **_own(value)}], None
+        return NAMED, text, ["namedtuple", _BASES[tuple](value), tuple(value._fields)], None
+    for base, plain_of in _BASES.items():
+        if isinstance(value, base) and kind is not base:
+            text = _text(value, path, allow_pickle)
+            return NAMED, text, [base.__name__, plain_of(value)], None
     return None
-
-
-def _is_made_in_python(kind: type) -> bool:
-    return bool(kind.__flags__ & (1 << 9))  # Py_TPFLAGS_HEAPTYPE: not a structseq of C.
 
 
 def _own(value: Any) -> dict[str, Any]:
@@ -185,15 +235,19 @@ def make(text: bytes, items: list[Any]) -> Any:
     name, extra = split(text)
     way, plain, *more = items
     if way == "text":
-        if name not in _TEXTS:
+        made_of = _TEXTS.get(name)
+        plausible = type(plain) is str and (
+            name != "fractions:Fraction" or _FRACTION.fullmatch(plain)
+        )
+        if made_of is None or not plausible:
             raise UnsupportedError(f"a value of {name} is made of a text in a way not known here")
-        return _TEXTS[name](plain)
-    if way == "BytesIO":
+        return made_of(plain)
+    if way == "BytesIO" and type(plain) is bytes:
         return io.BytesIO(plain)
     kind = collections.deque if name == "collections:deque" else find(name)
     made = None if kind is None else _made(kind, way, plain, more)
     if made is None:
-        if way not in ("enum", "namedtuple", "dataclass", "deque", *_BASES):
+        if way not in ("enum", "namedtuple", "dataclass", "deque", *_BASE_NAMES):
             raise UnsupportedError(f"a value of {name}: its way {way!r} is not known here")
         return _plain(name, plain)
     _give(made[0], extra)
@@ -201,20 +255,24 @@ def make(text: bytes, items: list[Any]) -> Any:
 
 
 def _made(kind: Any, way: str, plain: Any, more: list[Any]) -> tuple[Any] | None:
-    """Returns the object in a tuple; None where the class is no longer of this kind."""
+    """Returns the object in a tuple; None where the class is no longer of this kind.
+
+    What it is made of is of a built-in type: one of another class would have its methods called.
+    """
     if way == "enum":
         return _member(kind, plain, *more)
     if way == "namedtuple":
-        fits = issubclass(kind, tuple) and getattr(kind, "_fields", None) == more[0]
+        fits = issubclass(kind, tuple) and type(plain) is tuple
+        fits = fits and getattr(kind, "_fields", None) == more[0]
         return (tuple.__new__(kind, plain),) if fits else None
-    if way == "dataclass":
+    if way == "dataclass" and type(plain) is dict:
         return _dataclass(kind, plain)
-    if way == "deque" and issubclass(kind, collections.deque):
+    if way == "deque" and issubclass(kind, collections.deque) and type(plain) is list:
         made = collections.deque.__new__(kind)
         collections.deque.__init__(made, plain, more[0])
         return (made,)
-    base = _BASES.get(way)
-    if base is None or not issubclass(kind, base):
+    base: Any = _BASE_NAMES.get(way)
+    if base is None or not issubclass(kind, base) or type(plain) is not base:
         return None
     if base in (list, set):
         made = base.__new__(kind)
@@ -226,14 +284,28 @@ def _made(kind: Any, way: str, plain: Any, more: list[Any]) -> tuple[Any] | None
 def _member(kind: Any, value: Any, name: str | None) -> tuple[Any] | None:
     if not issubclass(kind, enum.Enum):
         return None
-    if name in kind.__members__ and kind.__members__[name].value == value:
-        return (kind.__members__[name],)
-    if issubclass(kind, enum.Flag) and isinstance(value, int):
+    members = kind.__members__
+    if name in members and _same(members[name].value, value):
+        return (members[name],)
+    if (
+        issubclass(kind, enum.Flag)
+        and type(value) is int
+        and kind._missing_.__func__ is enum.Flag._missing_.__func__  # type: ignore[attr-defined]
+    ):
         known = 0
-        for member in kind.__members__.values():
+        for member in members.values():
             known |= member.value
-        return (kind(value),) if value & ~known == 0 else None
+        keeps = getattr(kind, "_boundary_", None) is getattr(enum, "KEEP", kind)
+        return (kind(value),) if keeps or value & ~known == 0 else None
     return None
+
+
+def _same(ours: Any, theirs: Any) -> bool:
+    """Compares two values by what is stored of them: NaN is NaN, and no __eq__ is called."""
+    try:
+        return bool(_core.encode_value(ours, "") == _core.encode_value(theirs, ""))
+    except InvalidArgumentError:
+        return False
 
 
 def _dataclass(kind: Any, plain: dict[str, Any]) -> tuple[Any] | None:

@@ -165,7 +165,7 @@ class Flattener:
         items: dict[Any, Any] = {}
         plain, names, torch_leaf = self._plain, self._names, LEAVES["torch"]
         take = self._take
-        for key, item in mapping.items():
+        for key, item in _classes.items_of(mapping):
             if type(item) in plain and type(key) is str and key.isascii():
                 name = key if path is None else f"{path}.{key}"
                 if name not in names and take(name, item):
