@@ -174,9 +174,6 @@ def freed() -> torch.Tensor:
     ("make", "told"),
     [
         (lambda: torch.empty(3, device="meta"), "meta device"),
-        (lambda: torch.eye(3).to_sparse(), "sparse"),
-        (lambda: torch.eye(3).to_sparse_csr(), "sparse"),
-        (lambda: torch.nested.nested_tensor([torch.ones(2), torch.ones(3)]), "nested"),
         (freed, "bytes of storage"),
         (lambda: torch.nn.LazyLinear(3).weight, "lazy"),
     ],

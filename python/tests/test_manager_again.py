@@ -41,7 +41,7 @@ def test_a_second_manager_of_a_run_is_refused_at_once_and_not_blamed_on_another_
     began = time.monotonic()
     with make(tmp_path), pytest.raises(varve.PreconditionError) as caught:
         make(tmp_path)
-    assert time.monotonic() - began < 5
+    assert time.monotonic() - began < 12  # Another job would be waited for for 15 s.
     assert "this process has the run" in str(caught.value)
     assert "close()" in str(caught.value)
     assert "another job" not in str(caught.value)
@@ -88,7 +88,7 @@ def test_a_manager_that_only_the_last_error_has_is_taken_over(
     began = time.monotonic()
     with make(tmp_path) as manager:
         assert manager.resume({"w": np.zeros(8), "n": 0}) == 1
-    assert time.monotonic() - began < 5
+    assert time.monotonic() - began < 12  # Another job would be waited for for 15 s.
     assert kept is not None
 
 

@@ -132,6 +132,10 @@ class NumpyArrays:
         """None: only torch makes objects of its classes."""
         return None
 
+    def adopt(self, tensor: Any, made: Any) -> Any:
+        """Never called."""
+        raise NotImplementedError
+
     def put_together(self, fqn: str, text: bytes, inner: dict[str, Any]) -> Any:
         """Returns the inner arrays by name: only torch makes tensors of others."""
         return inner

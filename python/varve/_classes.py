@@ -86,6 +86,11 @@ def register(*classes: type) -> None:
         _registered[name_of(kind)] = kind
 
 
+def is_registered(kind: type) -> bool:
+    """Returns whether the program has given a class to `register`."""
+    return _registered.get(name_of(kind)) is kind
+
+
 def find(name: str) -> type | None:
     """Returns the class of a stored name if the program has it, else None. Imports nothing."""
     if name in _registered:

@@ -73,6 +73,9 @@ class Arrays(Objects, Protocol):
         `tensor` is the one to fill; None for the whole.
         """
 
+    def adopt(self, tensor: Any, made: Any) -> Any:
+        """Returns a new tensor as it takes the place of another."""
+
     def put_together(self, fqn: str, text: bytes, inner: dict[str, Any]) -> Any:
         """Returns a tensor made of others, or a dict of these."""
 

@@ -163,7 +163,7 @@ class Match:
             return
         if isinstance(stored, TensorLeaf):
             made = self._by_torch(path, value)
-            unlike = self._arrays.difference_of(path, made, apart)
+            unlike = self._arrays.difference_of(path, value, made, apart)
             if not unlike:
                 self.known.append(path)
                 self.fills.append(lambda: self._arrays.fill(value, made))
@@ -181,7 +181,7 @@ class Match:
             return
         if not apart.in_place and type(stored) is Wrapped:
             box = self._build(stored, path)
-            self.fills.append(lambda: replace(box[0]))
+            self.fills.append(lambda: replace(self._arrays.adopt(value, box[0])))
             return
         if self._hollow(value):
             made = self._arrays.with_memory(value, apart)

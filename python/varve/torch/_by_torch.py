@@ -16,7 +16,7 @@ import torch
 from varve import _classes, _core
 from varve._core import storage
 from varve._values import Wrapped
-from varve.errors import UnsupportedError
+from varve.errors import CorruptCheckpointError, Error, UnsupportedError
 from varve.torch import _wrapped
 from varve.torch._shards import DTensor, stretches_of
 
@@ -45,7 +45,26 @@ def made_of(reader: _core.Reader, fqn: str, chunk: _core.StoredChunk) -> Any:
     """
     path = f"{reader.directory}/{chunk.file}"
     archive = io.BytesIO(storage.read_bytes(path, chunk.begin, chunk.end))
-    return _made(fqn, archive) if zipfile.is_zipfile(archive) else None
+    if not zipfile.is_zipfile(archive):
+        return None
+    where = f'{path} [{chunk.begin}, {chunk.end}), tensor "{fqn}"'
+    try:
+        _check(archive)
+        return _made(fqn, archive)
+    except Error:
+        raise
+    except Exception as error:
+        raise CorruptCheckpointError(
+            f"{where} cannot be read: {type(error).__name__}: {error}", path=path
+        ) from error
+
+
+def _check(archive: io.BytesIO) -> None:
+    """Compares the bytes with the checksums among them: torch's unpickler does not."""
+    with zipfile.ZipFile(archive) as records:
+        for record in records.infolist():
+            if record.CRC:  # torch writes 0 when told to leave checksums out.
+                records.read(record)
 
 
 def _box(fqn: str, tensor: Any) -> tuple[tuple[int, ...], tuple[int, ...]]:
@@ -79,17 +98,41 @@ def _found(name: str) -> type | None:
     for cut in range(len(parts) - 1, 0, -1):
         kind = _classes.find(".".join(parts[:cut]) + ":" + ".".join(parts[cut:]))
         if kind is not None:
-            return kind if issubclass(kind, (torch.Tensor, enum.Enum)) else None
+            return kind if _may_be_made(kind) else None
     return None
 
 
-def difference(fqn: str, made: Any, apart: _wrapped.Apart, is_stored: Any) -> str:
+def _may_be_made(kind: type) -> bool:
+    """Returns True for classes whose making runs no code that a file could turn against the program."""
+    if issubclass(kind, enum.Enum):
+        return bool(kind.__members__) and "_missing_" not in vars(kind)
+    if not issubclass(kind, torch.Tensor) or not hasattr(kind, "__tensor_flatten__"):
+        return False
+    return kind.__module__.split(".")[0] in ("torch", "torchao") or _classes.is_registered(kind)
+
+
+def difference(fqn: str, tensor: Any, made: Any, apart: _wrapped.Apart, is_stored: Any) -> str:
     """Returns in what a tensor that torch made is another than one to fill; "" where it fits."""
     own = _wrapped.take_apart(fqn, made, is_stored)
     if own is None:
         return "a plain tensor"
     text = _wrapped.text_of(fqn, made, own)
-    return _wrapped.difference(made, apart, Wrapped(text, own.inner), False)
+    unlike = _wrapped.difference(made, apart, Wrapped(text, own.inner), False)
+    return unlike or _unlike_parts(tensor, made)
+
+
+def _unlike_parts(tensor: Any, made: Any) -> str:
+    """Returns the first inner tensor that has another shape or dtype in the two."""
+    if DTensor is not None and isinstance(tensor, DTensor):
+        tensor = tensor._local_tensor
+    if not hasattr(type(tensor), "__tensor_flatten__"):
+        same = tensor.shape == made.shape and tensor.dtype == made.dtype
+        what = f"{made.dtype}{list(made.shape)}, wanted {tensor.dtype}{list(tensor.shape)}"
+        return "" if same else what
+    for name in tensor.__tensor_flatten__()[0]:
+        if unlike := _unlike_parts(getattr(tensor, name), getattr(made, name)):
+            return f"{name} {unlike}"
+    return ""
 
 
 def fill(tensor: Any, made: Any) -> None:

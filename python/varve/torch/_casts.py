@@ -25,7 +25,7 @@ def cast(fqn: str, tensor: Any, number: int, arrays: _tensors.TorchArrays) -> An
     name = _core.DTYPE_NAMES[number]
     if wanted is None:
         raise InvalidArgumentError(f"dtype={name}: this torch has no such dtype")
-    if not _tensors.is_torch(tensor):
+    if not _shards.is_torch(tensor):
         tensor = _from_array(fqn, tensor, arrays)
         if not isinstance(tensor, torch.Tensor):
             return tensor

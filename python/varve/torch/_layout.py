@@ -82,3 +82,70 @@ def boxes(dims: Sequence[Stretches]) -> list[LocalBox]:
         )
         for combination in itertools.product(*per_dim)
     ]
+
+
+def follow(
+    whole: tuple[int, ...],
+    dims: list[Stretches],
+    local: tuple[int, ...],
+    inner: tuple[int, ...],
+    rule: str | None,
+) -> tuple[tuple[int, ...], list[Stretches]] | None:
+    """Returns the whole shape of an inner tensor and this rank's stretches of each dimension of it.
+
+    None where it does not follow the shards: it is the same on all ranks, or nothing tells. It follows
+    by dimension where the two have the same ones: each sharded dimension is as long as the local tensor's, or a
+    whole number of times longer or shorter (packed elements, a scale for each block).
+    """
+    sharded = {d for d, stretch in enumerate(dims) if stretch != [(0, whole[d])]}
+    if rule == "flat":
+        return _follow_flat(whole, dims, local, inner) if sharded == {0} else None
+    if inner == local and rule is None:
+        return whole, dims
+    one_number = all(size == 1 for size in inner)
+    if rule == "whole" or one_number or len(inner) == 0:
+        return None
+    if len(inner) < len(whole):
+        by_rows = len(inner) == 1 and sharded == {0} and inner[0] == local[0]
+        return ((whole[0],), [dims[0]]) if by_rows else None
+    shape, stretches = list(inner), [[(0, size)] for size in inner]
+    for d in sharded:
+        scaled = _scaled(dims[d], whole[d], local[d], inner[d])
+        if scaled is None:
+            return None
+        shape[d], stretches[d] = scaled
+    return tuple(shape), stretches
+
+
+def _scaled(
+    stretches: Stretches, whole: int, local: int, inner: int
+) -> tuple[int, Stretches] | None:
+    """Returns size and stretches of a dimension whose elements are blocks or parts of another's."""
+    if local == 0 or inner == 0:
+        return None
+    if inner % local == 0:
+        times = inner // local
+        return whole * times, [(low * times, high * times) for low, high in stretches]
+    block = local // inner
+    if (
+        local % inner
+        or whole % block
+        or any(low % block or high % block for low, high in stretches)
+    ):
+        return None
+    return whole // block, [(low // block, high // block) for low, high in stretches]
+
+
+def _follow_flat(
+    whole: tuple[int, ...],
+    dims: list[Stretches],
+    local: tuple[int, ...],
+    inner: tuple[int, ...],
+) -> tuple[tuple[int, ...], list[Stretches]] | None:
+    """Returns the same for blocks of the elements in row-major order, of rows that this rank holds."""
+    row = 1
+    for size in whole[1:]:
+        row *= size
+    flat = [(low * row, high * row) for low, high in dims[0]]
+    scaled = _scaled(flat, whole[0] * row, local[0] * row, inner[0])
+    return None if scaled is None else ((scaled[0],), [scaled[1]])

@@ -31,6 +31,8 @@ __all__ = [
     "cuda_device",
     "empty_beside",
     "is_shard",
+    "is_sharded_tensor",
+    "is_torch",
     "local_bytes",
     "overlaps",
     "refuse_copy",
@@ -82,6 +84,16 @@ def local_bytes(tensor: Any) -> int:
     if ShardedTensor is not None and isinstance(tensor, ShardedTensor):
         return sum(int(shard.tensor.nbytes) for shard in tensor.local_shards())
     return int(tensor.nbytes) if hasattr(tensor, "nbytes") else memoryview(tensor).nbytes
+
+
+def is_torch(value: Any) -> bool:
+    """Returns True for tensors of torch of any kind."""
+    return isinstance(value, (torch.Tensor, Part)) or is_sharded_tensor(value)
+
+
+def is_sharded_tensor(value: Any) -> bool:
+    """Returns True for a ShardedTensor."""
+    return ShardedTensor is not None and isinstance(value, ShardedTensor)
 
 
 def is_shard(tensor: Any) -> bool:

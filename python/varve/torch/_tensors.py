@@ -20,11 +20,12 @@ from varve.torch._grown import Shapes, made_shape
 from varve.torch._shards import (
     DTensor,
     Part,
-    ShardedTensor,
     Share,
     check_storage,
     empty_beside,
     is_shard,
+    is_sharded_tensor,
+    is_torch,
     overlaps,
     refuse_copy,
     shards_of,
@@ -85,11 +86,7 @@ class TorchArrays(NumpyArrays):
 
     def is_tensor(self, value: Any) -> bool:
         """Tensors, ShardedTensors and arrays."""
-        if isinstance(value, (torch.Tensor, Part, Share)):
-            return True
-        if ShardedTensor is not None and isinstance(value, ShardedTensor):
-            return True
-        return super().is_tensor(value)
+        return isinstance(value, Share) or is_torch(value) or super().is_tensor(value)
 
     def origin(self, tensor: Any) -> str:
         """Returns the library of a read's results."""
@@ -100,7 +97,7 @@ class TorchArrays(NumpyArrays):
         if type(tensor) in self.plain and tensor.layout is torch.strided:
             if tensor.dtype in _NUMBERS and not tensor.is_nested:
                 return None
-        elif not isinstance(tensor, (torch.Tensor, Share)):
+        elif not isinstance(tensor, (torch.Tensor, Share)) or is_sharded_tensor(tensor):
             return None
         return _wrapped.take_apart(fqn, tensor, _NUMBERS.__contains__)
 
@@ -116,11 +113,21 @@ class TorchArrays(NumpyArrays):
         """Returns a tensor that torch has pickled as an object of its class, None where it has not."""
         return _by_torch.stored(reader, fqn, tensor) if reader.format == "dcp" else None
 
-    def difference_of(self, fqn: str, made: Any, apart: _wrapped.Apart) -> str:
+    def adopt(self, tensor: Any, made: Any) -> Any:
+        """Returns a new tensor as it takes the place of another: a Parameter stays one."""
+        if not isinstance(made, torch.Tensor):
+            return made
+        if isinstance(tensor, torch.nn.Parameter) and not isinstance(made, torch.nn.Parameter):
+            made = torch.nn.Parameter(made, requires_grad=tensor.requires_grad)
+        if isinstance(tensor, torch.Tensor) and tensor.is_meta:
+            self._fresh[id(made)] = made
+        return made
+
+    def difference_of(self, fqn: str, tensor: Any, made: Any, apart: _wrapped.Apart) -> str:
         """Returns in what a tensor of `by_torch` is another than one to fill; "" where it fits."""
         if made is None:
             return "a plain tensor"
-        return _by_torch.difference(fqn, made, apart, _NUMBERS.__contains__)
+        return _by_torch.difference(fqn, tensor, made, apart, _NUMBERS.__contains__)
 
     def fill(self, tensor: Any, made: Any) -> None:
         """Copies a tensor of `by_torch` into one of its kind."""
@@ -374,13 +381,6 @@ def _default_device() -> torch.device:
     """Returns torch's default device, the CPU where that is meta, which has no memory."""
     device = torch.get_default_device()
     return torch.device("cpu") if device.type == "meta" else device
-
-
-def is_torch(value: Any) -> bool:
-    """Returns True for tensors of torch of any kind."""
-    return isinstance(value, (torch.Tensor, Part)) or (
-        ShardedTensor is not None and isinstance(value, ShardedTensor)
-    )
 
 
 def _added_quickly(into: Gathered | Filling, fqn: str, tensor: Any) -> bool:

@@ -7,12 +7,13 @@ tensors and those of packed dtypes are taken apart by rules here, each under a n
 A class is never imported for the sake of a file: `varve._classes.find` has those that the program has.
 
 How the shards of an inner tensor follow those of a DTensor around it is decided by shapes, on each rank alone
-(`_follow`). Where they do not tell, the inner tensor counts as a replica: if ranks hold different
+(`_layout.follow`). Where they do not tell, the inner tensor counts as a replica: if ranks hold different
 values of it, they are kept by rank, and only the same layout loads them.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -21,7 +22,7 @@ import torch
 from varve import _classes, _core
 from varve._values import Wrapped
 from varve._warn import warn
-from varve.errors import Error, InvalidArgumentError
+from varve.errors import CorruptCheckpointError, Error, InvalidArgumentError
 from varve.torch import _layout
 from varve.torch._shards import DTensor, Part, Share, boxes_of, stretches_of
 
@@ -44,6 +45,9 @@ _COMPRESSED = {
     torch.sparse_bsr: ("crow_indices", "col_indices"),
     torch.sparse_bsc: ("ccol_indices", "row_indices"),
 }
+
+
+_LAYOUTS = {str(layout).removeprefix("torch."): layout for layout in _COMPRESSED}
 
 
 class Apart:
@@ -89,10 +93,15 @@ def take_apart(fqn: str, tensor: Any, is_stored: Callable[[Any], bool]) -> Apart
             share = Share(tensor.shape, stretches_of(fqn, tensor), tensor._local_tensor)
             apart.inner = _shares(fqn, share, apart, is_stored)
         return apart
-    for taker in (_sparse, _nested, _quantized, _flattened):
+    for taker in (_sparse, _nested, _quantized):
         apart = taker(fqn, tensor)
         if apart is not None:
             return apart
+    if hasattr(type(tensor), "__tensor_flatten__"):
+        apart = _flattened(fqn, tensor)
+        below = (take_apart(fqn, inner, is_stored) for inner in apart.inner.values())
+        apart.in_place = all(each is None or each.in_place for each in below)
+        return apart
     if not is_stored(tensor.dtype) and type(tensor) in (torch.Tensor, torch.nn.Parameter):
         return Apart("torch:bytes", {"dtype": tensor.dtype}, {"bytes": _bytes(tensor)})
     return None
@@ -144,6 +153,9 @@ def difference(tensor: Any, apart: Apart, stored: Wrapped, cast: bool) -> str:
     shape = tensor.shape if isinstance(tensor, Share) else _geometry(tensor)[0]
     if tuple(about[1]) != tuple(shape):
         return f"a {name} of shape {list(about[1])}, wanted {list(shape)}"
+    if name in _MAKERS:  # It is replaced, or has no attribute besides.
+        dtype = tensor.local.dtype if isinstance(tensor, Share) else tensor.dtype
+        return "" if cast or about[3] == dtype else f"a {name} of {about[3]}, wanted {dtype}"
     unlike = _unlike(about[0], _plain(apart.attributes), cast)
     return f"a {name} with other attributes: {unlike}" if unlike else ""
 
@@ -230,10 +242,8 @@ def like(tensor: Any, apart: Apart, device: Any) -> Any:
     return kind.__tensor_unflatten__(inner, apart.attributes, tensor.shape, tensor.stride())
 
 
-def _flattened(fqn: str, tensor: Any) -> Apart | None:
+def _flattened(fqn: str, tensor: Any) -> Apart:
     """A subclass with torch's protocol of wrappers."""
-    if not hasattr(type(tensor), "__tensor_flatten__"):
-        return None
     if type(tensor).__name__ == "AsyncCollectiveTensor":
         raise InvalidArgumentError(
             f'tensor "{fqn}": the collective that fills it has not been waited for; save tensor.wait()'
@@ -340,7 +350,7 @@ def _make_coo(attributes: Any, inner: dict[str, Any], shape: Any) -> torch.Tenso
 
 
 def _make_compressed(attributes: Any, inner: dict[str, Any], shape: Any) -> torch.Tensor:
-    layout = getattr(torch, attributes["layout"])
+    layout = _LAYOUTS[attributes["layout"]]
     rows, columns = _COMPRESSED[layout]
     return torch.sparse_compressed_tensor(
         inner[rows],
@@ -388,12 +398,21 @@ def _make_quantized(attributes: Any, inner: dict[str, Any], shape: Any) -> torch
             zero_point=attributes["zero_point"],
             dtype=dtype,
         )
-    _codes(made).copy_(codes)
+    memory = _codes(made)
+    if memory.shape != codes.shape:
+        raise CorruptCheckpointError(
+            f"codes of shape {tuple(codes.shape)} are stored for {dtype} of shape {tuple(shape)}"
+        )
+    memory.copy_(codes)
     return made
 
 
 def _make_bytes(attributes: Any, inner: dict[str, Any], shape: Any) -> torch.Tensor:
     content = inner["bytes"].contiguous()
+    if content.numel() != math.prod(shape) * attributes["dtype"].itemsize:
+        raise CorruptCheckpointError(
+            f"{content.numel()} bytes are stored for {attributes['dtype']} of shape {tuple(shape)}"
+        )
     made: torch.Tensor = torch.empty(0, dtype=attributes["dtype"], device=content.device)
     storage: Any = content.untyped_storage()
     steps = torch.empty(shape, device="meta").stride()
@@ -424,9 +443,12 @@ def _shares(
         )
     local = tuple(share.local.shape)
     rules = _KNOWN.get(apart.name, {})
-    shares = {}
+    shares: dict[str, Any] = {}
     for name, inner in apart.inner.items():
-        followed = _follow(share.shape, dims, local, tuple(inner.shape), rules.get(name))
+        if 0 in local and 0 in inner.shape:  # This rank holds nothing, and knows no more.
+            shares[name] = Part(share.shape, [], inner.dtype)
+            continue
+        followed = _layout.follow(share.shape, dims, local, tuple(inner.shape), rules.get(name))
         if followed is None:
             shares[name] = inner
         elif take_apart(fqn, inner, is_stored) is not None:
@@ -434,68 +456,3 @@ def _shares(
         else:
             shares[name] = Part(followed[0], boxes_of(inner, followed[1]), inner.dtype)
     return shares
-
-
-def _follow(
-    whole: tuple[int, ...],
-    dims: list[_layout.Stretches],
-    local: tuple[int, ...],
-    inner: tuple[int, ...],
-    rule: str | None,
-) -> tuple[tuple[int, ...], list[_layout.Stretches]] | None:
-    """Returns the whole shape of an inner tensor and this rank's stretches of each dimension of it.
-
-    None where it does not follow the shards: it is the same on all ranks, or nothing tells. It follows
-    by dimension where the two have the same ones: each sharded dimension is as long as the local tensor's, or a
-    whole number of times longer or shorter (packed elements, a scale for each block).
-    """
-    sharded = {d for d, stretch in enumerate(dims) if stretch != [(0, whole[d])]}
-    if rule == "flat":
-        return _follow_flat(whole, dims, local, inner) if sharded == {0} else None
-    one_number = all(size == 1 for size in inner)
-    if rule == "whole" or one_number or len(inner) == 0:
-        return None
-    if len(inner) < len(whole):
-        by_rows = len(inner) == 1 and sharded == {0} and inner[0] == local[0]
-        return ((whole[0],), [dims[0]]) if by_rows else None
-    shape, stretches = list(inner), [[(0, size)] for size in inner]
-    for d in sharded:
-        scaled = _scaled(dims[d], whole[d], local[d], inner[d])
-        if scaled is None:
-            return None
-        shape[d], stretches[d] = scaled
-    return tuple(shape), stretches
-
-
-def _scaled(
-    stretches: _layout.Stretches, whole: int, local: int, inner: int
-) -> tuple[int, _layout.Stretches] | None:
-    """Returns size and stretches of a dimension whose elements are blocks or parts of another's."""
-    if local == 0 or inner == 0:
-        return None
-    if inner % local == 0:
-        times = inner // local
-        return whole * times, [(low * times, high * times) for low, high in stretches]
-    block = local // inner
-    if (
-        local % inner
-        or whole % block
-        or any(low % block or high % block for low, high in stretches)
-    ):
-        return None
-    return whole // block, [(low // block, high // block) for low, high in stretches]
-
-
-def _follow_flat(
-    whole: tuple[int, ...],
-    dims: list[_layout.Stretches],
-    local: tuple[int, ...],
-    inner: tuple[int, ...],
-) -> tuple[tuple[int, ...], list[_layout.Stretches]] | None:
-    """Returns the same for blocks of the elements in row-major order, of rows that this rank holds."""
-    row = 1
-    for size in whole[1:]:
-        row *= size
-    flat = [(low * row, high * row) for low, high in dims[0]]
-    scaled = _scaled(flat, whole[0] * row, local[0] * row, inner[0])
-    return None if scaled is None else ((scaled[0],), [scaled[1]])
