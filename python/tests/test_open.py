@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections import ChainMap
+import re
 from pathlib import Path
 from typing import Any
 
@@ -207,12 +207,12 @@ def test_plain_values_are_read_at_their_lookup(native: Path) -> None:
 
 
 def test_a_pickle_is_opened_only_when_that_is_allowed(tmp_path: Path) -> None:
-    varve.save({"ratio": ChainMap({"a": 1})}, tmp_path / "step-1", allow_pickle=True)
+    varve.save({"ratio": re.compile("a")}, tmp_path / "step-1", allow_pickle=True)
     opened = varve.open(tmp_path / "step-1")
     assert list(opened) == ["ratio"]
     with pytest.raises(varve.UnsupportedError, match="pickle"):
         opened["ratio"]
-    assert varve.open(tmp_path / "step-1", allow_pickle=True)["ratio"] == ChainMap({"a": 1})
+    assert varve.open(tmp_path / "step-1", allow_pickle=True)["ratio"] == re.compile("a")
 
 
 def test_an_open_checkpoint_says_what_it_is(native: Path) -> None:

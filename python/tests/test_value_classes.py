@@ -166,6 +166,31 @@ def test_a_dict_of_a_class_is_a_container_of_tensors(tmp_path: Path) -> None:
     assert type(target["s"]) is Settings and target["s"]["t"].tolist() == [1, 1]
 
 
+def test_a_dict_whose_items_are_its_attributes_is_a_container(tmp_path: Path) -> None:
+    class Items(dict[str, Any]):
+        __getattr__ = dict.__getitem__  # Raises KeyError where others raise AttributeError.
+
+    varve.register_classes(Items)
+    varve.torch.save({"c": Items(t=torch.ones(2))}, tmp_path / "c")
+    assert varve.torch.read(tmp_path / "c")["c"].t.tolist() == [1, 1]
+
+
+def test_a_subclass_is_stored_as_its_base_has_it(tmp_path: Path) -> None:
+    class Secret(str):
+        def __str__(self) -> str:
+            return "***"
+
+    class Slotted(list[Any]):
+        __slots__ = ("more",)
+
+    varve.register_classes(Secret)
+    varve.save({"v": Secret("text")}, tmp_path / "c")
+    back = varve.read(tmp_path / "c")["v"]
+    assert type(back) is Secret and str.__eq__(back, "text")
+    with pytest.raises(varve.InvalidArgumentError, match='"v"'):
+        varve.save({"v": Slotted([1])}, tmp_path / "d")
+
+
 def test_a_namedtuple_of_tensors(tmp_path: Path) -> None:
     varve.torch.save({"v": Batch(2, torch.arange(3))}, tmp_path / "c")
     back = varve.torch.read(tmp_path / "c")["v"]

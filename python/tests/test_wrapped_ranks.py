@@ -34,7 +34,7 @@ def test_an_optimizer_of_torchao_goes_on_under_fsdp2(optimizer: str, tmp_path: P
 
 # Gloo gathers no 8-bit floats.
 @pytest.mark.parametrize(
-    ("optimizer", "size"), [("AdamW8bit", 1), ("AdamW8bit", 4), ("AdamWFp8", 1)]
+    ("optimizer", "size"), [("AdamW8bit", 1), ("AdamW8bit", 4), ("AdamW4bit", 1), ("AdamWFp8", 1)]
 )
 def test_its_states_load_into_another_world(optimizer: str, size: int, tmp_path: Path) -> None:
     path = str(tmp_path / "c")

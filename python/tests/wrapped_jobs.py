@@ -20,6 +20,8 @@ def bits(tensor: Any) -> Any:
     """Returns a tensor's inner tensors, or its own memory: what must be the same bit by bit."""
     if isinstance(tensor, DTensor):
         return bits(tensor._local_tensor)
+    if isinstance(tensor, dict):  # Inner tensors of which the class makes no whole one.
+        return {name: bits(inner) for name, inner in tensor.items()}
     if isinstance(tensor, AsyncCollectiveTensor):
         return tensor.wait()
     if hasattr(tensor, "__tensor_flatten__"):

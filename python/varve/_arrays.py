@@ -98,8 +98,8 @@ class NumpyArrays:
             if type(value) not in (np.ndarray, np.memmap):
                 return False
             return dtype_number(value.dtype) is not None
-        if isinstance(value, np.generic):
-            return False
+        if isinstance(value, (np.generic, dict)):
+            return False  # A dict of attributes may raise anything when asked for one.
         return isinstance(value, (memoryview, array.array)) or (
             hasattr(value, "__dlpack__") and hasattr(value, "__dlpack_device__")
         )

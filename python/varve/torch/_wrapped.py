@@ -156,12 +156,15 @@ def difference(tensor: Any, apart: Apart, stored: Wrapped, cast: bool) -> str:
     if name in _MAKERS:  # It is replaced, or has no attribute besides.
         dtype = tensor.local.dtype if isinstance(tensor, Share) else tensor.dtype
         return "" if cast or about[3] == dtype else f"a {name} of {about[3]}, wanted {dtype}"
-    unlike = _unlike(about[0], _plain(apart.attributes), cast)
+    # torchao's optimizer states have the shape of this rank's part among their attributes.
+    passed = (torch.device, *((torch.dtype,) if cast else ()))
+    passed += (torch.Size,) if name in _KNOWN else ()
+    unlike = _unlike(about[0], _plain(apart.attributes), passed)
     return f"a {name} with other attributes: {unlike}" if unlike else ""
 
 
-def _unlike(stored: Any, wanted: Any, cast: bool) -> str:
-    """Returns the attributes that differ in more than the device, and with `cast` the dtype."""
+def _unlike(stored: Any, wanted: Any, passed: tuple[type, ...]) -> str:
+    """Returns the attributes that differ; those of the types `passed` do not count."""
     if isinstance(stored, dict) and isinstance(wanted, dict):
         names = [*stored, *(name for name in wanted if name not in stored)]
         pairs = [(str(name), stored.get(name), wanted.get(name)) for name in names]
@@ -171,7 +174,6 @@ def _unlike(stored: Any, wanted: Any, cast: bool) -> str:
         pairs = [(str(i), *pair) for i, pair in enumerate(zip(stored, wanted, strict=True))]
     else:
         pairs = [("", stored, wanted)]
-    passed: tuple[type, ...] = (torch.device, torch.dtype) if cast else (torch.device,)
     said = [
         f"{name} {ours!r}, wanted {theirs!r}"
         for name, ours, theirs in pairs
