@@ -32,8 +32,10 @@ def test_a_rank_that_misses_a_save_is_named_at_once_and_the_next_save_works(
             assert (outcome == "done") == (step not in missed), (rank, step, outcome)
             if outcome != "done":
                 assert outcome.startswith("UnavailableError: save "), outcome
-                assert "which" in outcome and f"step-{step}" in outcome, outcome
-                assert any(f"rank {one}" in outcome for one in who), outcome
+                assert f"step-{step}" in outcome, outcome
+                # A rank that comes after the others have ended the call is told that alone.
+                told = "which" in outcome and any(f"rank {one}" in outcome for one in who)
+                assert told or "without this rank" in outcome, outcome
     check_steps(tmp_path, 4, missed)
     if missed == [2]:
         for rank in who:
