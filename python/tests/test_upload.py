@@ -318,7 +318,9 @@ def test_ranks_that_give_other_places_are_told_so(
     first = f"s3://{bucket.name}/a"
     remotes = [first, None if others == "none" else f"s3://{bucket.name}/b"]
     for error in run_ranks(2, save_with_uploads_of_its_own, s3_server, str(path), remotes, kind):
-        assert "ranks differ in upload_to" in error or "make the uploads of a stager" in error
+        # Where one rank makes no upload at all, the others' channel for it ends with their call.
+        told = ("ranks differ in upload_to", "make the uploads of a stager", "is lost")
+        assert any(text in error for text in told), error
     assert not path.exists() and list(bucket.objects.all()) == []
 
 
