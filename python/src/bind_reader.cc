@@ -60,7 +60,7 @@ constexpr const char* kResizedDoc =
 Attributes:
     name: Full name in the checkpoint.
     stored: Shape in the checkpoint.
-    wanted: Shape in the destination. What lies outside of the stored shape was left alone.
+    wanted: Shape in the destination. The load left the elements outside of the stored shape alone.
 )";
 
 constexpr const char* kStoredChunkDoc =

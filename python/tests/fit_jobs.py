@@ -21,7 +21,7 @@ def values(shape: tuple[int, ...]) -> torch.Tensor:
 
 
 def expected(shape: tuple[int, int]) -> torch.Tensor:
-    """What -1 everywhere becomes, filled with what it has in common with the stored tensor."""
+    """Returns a tensor of -1 with the part filled that it has in common with the stored one."""
     whole = torch.full(shape, -1.0)
     rows, columns = min(shape[0], OLD[0]), min(shape[1], OLD[1])
     whole[:rows, :columns] = values(OLD)[:rows, :columns]

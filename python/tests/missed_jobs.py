@@ -47,7 +47,7 @@ VERBS: dict[str, Call] = {
 
 
 class Lines(logging.Handler):
-    """What the ranks log."""
+    """Collects the lines that the ranks log."""
 
     def __init__(self) -> None:
         super().__init__()

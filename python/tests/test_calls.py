@@ -48,7 +48,7 @@ class Pair:
         while (can := self.can()) or any(self.present.values()):
             if can:
                 self.step(order.choice(can) if order else can[0])
-            else:  # Nobody goes on by itself.
+            else:  # Each rank waits for another one.
                 waiting = [rank for rank in (0, 1) if self.present[rank] is not None]
                 self.give_up(order.choice(waiting) if order else waiting[0])
         return self

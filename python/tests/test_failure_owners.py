@@ -1,4 +1,4 @@
-"""A failed save is told of to whoever made it, also where others use the same stager."""
+"""The adapter that made a failed save learns of it, and no other one with the same stager."""
 
 from __future__ import annotations
 

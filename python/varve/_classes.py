@@ -2,8 +2,8 @@
 
 Stored is the class's name and the plain value that stands for the object. An object is made of it again
 only where the program has the class: it is looked up among the loaded modules and those of `register`,
-nothing is imported, and no function of the class is called. So a checkpoint can choose among classes,
-and run none of their code. Elsewhere the plain value comes back, with a warning.
+nothing is imported, and no constructor is called. So a checkpoint can choose among classes, and pass
+nothing to their code. Elsewhere the plain value comes back, with a warning.
 """
 
 from __future__ import annotations
@@ -346,8 +346,8 @@ def _give(made: Any, extra: bytes) -> None:
 def _plain(name: str, value: Any) -> Any:
     if not getattr(_state, "quiet", False):
         warn(
-            f"values of {name.replace(':', '.')} come back as {type(value).__name__}: the program has no "
-            "such class; import its module before the load",
+            f"values of {name.replace(':', '.')} come back as {type(value).__name__}: the program has no such "
+            "class, or it has changed; import the module that has it before the load",
             UserWarning,
         )
     return value

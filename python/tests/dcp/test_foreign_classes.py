@@ -78,7 +78,7 @@ class OtherChunk(ChunkStorageMetadata):
 
 @pytest.fixture
 def elsewhere() -> Iterator[types.ModuleType]:
-    """A module that is gone when a checkpoint is read."""
+    """Makes a module that does not exist any more when a checkpoint is read."""
     name = "elsewhere_filesystem"
     module = types.ModuleType(name)
     sys.modules[name] = module

@@ -249,7 +249,7 @@ def test_an_optimizer_saved_alone_has_its_numbers(tmp_path: Path) -> None:
 
 
 def test_an_index_that_torch_has_changed_since_is_read_as_it_is_now(tmp_path: Path) -> None:
-    """Whoever drops entries from an index keeps attributes that he does not know."""
+    """Other software drops entries from an index and keeps attributes that it does not know."""
     varve.torch.save(
         {"a": torch.ones(1), "n": {1: torch.zeros(1)}}, tmp_path / "step", format="dcp"
     )
