@@ -247,6 +247,14 @@ def test_without_the_class_the_inner_tensors_come_back(tmp_path: Path) -> None:
     assert set(varve.read(path)["m"]["w"]) == {"a", "b"}
 
 
+def test_of_some_of_its_inner_tensors_no_wrapped_one_is_made(tmp_path: Path) -> None:
+    path, part = tmp_path / "c", tmp_path / "part"
+    varve.torch.save({"w": TwoTensor(grid(), grid() + 1), "p": torch.ones(2)}, path)
+    assert list(varve.torch.read(path, keys="w.a")["w"]) == ["a"]
+    varve.torch.convert(path, part, "varve", exclude=["w.b"], everything=True)
+    assert torch.equal(varve.torch.read(part)["w"]["a"], grid())
+
+
 def test_inner_tensors_are_entries_of_the_checkpoint(tmp_path: Path) -> None:
     varve.torch.save({"w": TwoTensor(grid(), grid() + 1)}, tmp_path / "c")
     assert set(varve.torch.open(tmp_path / "c").tensors) == {"w.a", "w.b"}

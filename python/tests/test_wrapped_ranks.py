@@ -40,3 +40,12 @@ def test_its_states_load_into_another_world(optimizer: str, size: int, tmp_path:
     path = str(tmp_path / "c")
     run_ranks(2, jobs.save_optimizer, path, optimizer)
     assert run_ranks(size, jobs.read_into_other_world, path, optimizer) == [""] * size
+
+
+def test_a_read_makes_nothing_of_inner_tensors_that_differ_between_ranks(tmp_path: Path) -> None:
+    """The codes of all ranks beside the scale of one would be another tensor."""
+    path = str(tmp_path / "c")
+    run_ranks(2, jobs.save_scaled, path)
+    with pytest.warns(UserWarning, match='"w": ranks hold different values of b'):
+        inner = varve.torch.read(path)["w"]
+    assert inner["a"][:, 0].tolist() == [0, 0, 1, 1] and inner["b"].tolist() == [10]

@@ -116,3 +116,12 @@ def read_into_other_world(rank: int, size: int, path: str, optimizer: str) -> st
             if not equal(bits(whole), bits(stored)):
                 return f"{key}.{name} differs"
     return ""
+
+
+def save_scaled(rank: int, size: int, path: str) -> None:
+    """A tensor by rows of which each rank has a scale of its own, as quantizing the shards makes them."""
+    mesh = init_device_mesh("cpu", (size,))
+    local = TwoTensor(torch.full((2, 3), float(rank)), torch.full((2, 3), float(rank)))
+    whole = DTensor.from_local(local, mesh, [Shard(0)], run_check=False)
+    whole._local_tensor.b = torch.full((1,), 10.0 + rank)
+    varve.torch.save({"w": whole}, path)

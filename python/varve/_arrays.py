@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from varve import _core
+from varve import _core, _tree
 from varve._engine import DTYPE_NUMBERS, Filling, Gathered
 from varve._objects import Planned, Source, Upgrade
 from varve.errors import InvalidArgumentError, UnsupportedError
@@ -90,6 +90,7 @@ class NumpyArrays:
     """The Arrays of `varve.save`, `varve.load` and `varve.read`."""
 
     plain: frozenset[type] = frozenset()
+    wrapping: _tree.Wrapping | None = None
 
     def is_tensor(self, value: Any) -> bool:
         """Arrays of a stored dtype, DLPack producers, memoryviews and array.arrays."""
@@ -111,34 +112,6 @@ class NumpyArrays:
     def taker(self, into: Gathered) -> Callable[[str, Any], bool]:
         """Returns a function that takes none: arrays are of many types."""
         return lambda _fqn, _tensor: False
-
-    def take_apart(self, fqn: str, tensor: Any) -> Any:
-        """None: arrays are not made of others."""
-        return None
-
-    def text_of(self, fqn: str, tensor: Any, apart: Any) -> bytes:
-        """Never called."""
-        raise NotImplementedError
-
-    def difference(self, tensor: Any, apart: Any, stored: Any, cast: bool) -> str:
-        """Never called."""
-        raise NotImplementedError
-
-    def with_memory(self, tensor: Any, apart: Any) -> Any:
-        """Never called."""
-        raise NotImplementedError
-
-    def by_torch(self, reader: _core.Reader, fqn: str, tensor: Any) -> Any:
-        """None: only torch makes objects of its classes."""
-        return None
-
-    def adopt(self, tensor: Any, made: Any) -> Any:
-        """Never called."""
-        raise NotImplementedError
-
-    def put_together(self, fqn: str, text: bytes, inner: dict[str, Any]) -> Any:
-        """Returns the inner arrays by name: only torch makes tensors of others."""
-        return inner
 
     def add_sources(self, into: Gathered, fqn: str, tensor: Any) -> None:
         """Adds one shard: the whole array."""

@@ -46,6 +46,9 @@ class Arrays(Objects, Protocol):
     plain: frozenset[type]
     """Types whose objects are all tensors of torch."""
 
+    wrapping: _tree.Wrapping | None
+    """For tensors that are made of others; None where the library has none."""
+
     def is_tensor(self, value: Any) -> bool:
         """Returns True for objects that are stored as tensors, not as plain values."""
 
@@ -54,30 +57,6 @@ class Arrays(Objects, Protocol):
 
     def taker(self, into: Gathered) -> Callable[[str, Any], bool]:
         """Returns a function that adds a tensor of a `plain` type as it lies in memory; False for others."""
-
-    def take_apart(self, fqn: str, tensor: Any) -> Any:
-        """Returns the inner tensors of one that is made of others (`inner`, `in_place`), else None."""
-
-    def text_of(self, fqn: str, tensor: Any, apart: Any) -> bytes:
-        """Returns what the structure says of such a tensor, the `text` of a Wrapped."""
-
-    def difference(self, tensor: Any, apart: Any, stored: Any, cast: bool) -> str:
-        """Returns in what a stored Wrapped is another tensor than one to fill; "" where it fits."""
-
-    def with_memory(self, tensor: Any, apart: Any) -> Any:
-        """Returns a new tensor made of others in place of a hollow one."""
-
-    def by_torch(self, reader: _core.Reader, fqn: str, tensor: Any) -> Any:
-        """Returns a tensor that torch has pickled as an object of its class, None where it has not.
-
-        `tensor` is the one to fill; None for the whole.
-        """
-
-    def adopt(self, tensor: Any, made: Any) -> Any:
-        """Returns a new tensor as it takes the place of another."""
-
-    def put_together(self, fqn: str, text: bytes, inner: dict[str, Any]) -> Any:
-        """Returns a tensor made of others, or a dict of these."""
 
     def add_sources(self, into: Gathered, fqn: str, tensor: Any) -> None:
         """Adds the shards of a tensor to save."""
@@ -226,7 +205,9 @@ def gather(
     with collector_at_rest():
         # Nearly all tensors are plain, and those go to the engine at once.
         take = None if folder is not None else arrays.taker(made)
-        flat = _tree.Flattener(rank, arrays.is_tensor, arrays.origin, arrays.plain, arrays, take)
+        flat = _tree.Flattener(
+            rank, arrays.is_tensor, arrays.origin, arrays.plain, arrays.wrapping, take
+        )
         engine.structure = _core.encode_value(flat.flatten(state), "", False)
         tensors = flat.tensors
         if folder is not None:

@@ -106,3 +106,23 @@ def _beside_loaded(
         for top, rest in found.items()
         if 0 < len(rest) < len(tops[top]) and top not in picked
     }
+
+
+def makes_wrapped(
+    reader: _core.Reader, wrapping: _tree.Wrapping
+) -> Callable[[str, bytes, dict[str, Any]], Any]:
+    """Returns what makes tensors of their inner ones, where all ranks have saved the same of these."""
+    several = reader.variants()
+
+    def together(fqn: str, text: bytes, inner: dict[str, Any]) -> Any:
+        differing = [name for name in inner if _tree.join(fqn, name) in several]
+        if not differing:
+            return wrapping.put_together(fqn, text, inner)
+        warn(
+            f'"{fqn}": ranks hold different values of {first_names(differing)}, of which the lowest rank\'s are '
+            f"here: its inner tensors ({', '.join(inner)}) come back as a dict",
+            UserWarning,
+        )
+        return inner
+
+    return together

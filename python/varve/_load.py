@@ -19,7 +19,7 @@ from varve._engine import (
     path_name,
     path_text,
 )
-from varve._left_over import warn_of_nothing, warn_of_one_value, warn_of_rest
+from varve._left_over import makes_wrapped, warn_of_nothing, warn_of_one_value, warn_of_rest
 from varve._match import Match
 from varve._select import Keys, Rename, Renamed, prune
 from varve._values import NeedsClassesError, ObjectLeaf, TensorLeaf
@@ -96,7 +96,7 @@ class _Plan:
             objects = frozenset(new for new, old in renamed.stored.items() if old in objects)
         elif structure is None:
             # Saved from C++ without containers: names alone decide.
-            flat = _tree.Flattener(rank, arrays.is_tensor, arrays.origin, apart=arrays)
+            flat = _tree.Flattener(rank, arrays.is_tensor, arrays.origin, wrapping=arrays.wrapping)
             structure = flat.flatten(state)
             if not {fqn for fqn, _ in flat.tensors} <= set(reader.tensor_names()):
                 self.wrappers.begin()
@@ -108,6 +108,10 @@ class _Plan:
             fqn = wrappers.stored(fqn)
             return names.get(fqn, fqn)
 
+        def pickled(fqn: str, tensor: Any, apart: Any) -> tuple[str, Callable[[], None]]:
+            assert arrays.wrapping is not None  # Else there is nothing to take apart.
+            return arrays.wrapping.pickled(opened[0], stored(fqn), tensor, apart)
+
         self.match = Match(
             rank,
             arrays.is_tensor,
@@ -118,7 +122,7 @@ class _Plan:
             by_name,
             world,
             cast,
-            lambda fqn, tensor: arrays.by_torch(opened[0], stored(fqn), tensor),
+            pickled,
             unwrapped=self.wrappers.find,
         )
         with collector_at_rest():
@@ -357,7 +361,8 @@ def read_from(
         return found[""] if list(found) == [""] else found
     if chosen is not None:
         structure = prune(structure, found)
-    return _tree.build(structure, lambda fqn, _leaf: found[fqn], None, arrays.put_together)
+    together = None if arrays.wrapping is None else makes_wrapped(reader, arrays.wrapping)
+    return _tree.build(structure, lambda fqn, _leaf: found[fqn], None, together)
 
 
 def read_entries(
@@ -406,7 +411,9 @@ def read_entries(
     try:
         fill()
     except UnsupportedError:
-        made = {fqn: arrays.by_torch(reader, fqn, None) for fqn in origins}
+        if arrays.wrapping is None:
+            raise
+        made = {fqn: arrays.wrapping.whole_pickled(reader, fqn) for fqn in origins}
         objects = {fqn: tensor for fqn, tensor in made.items() if tensor is not None}
         if not objects:
             raise

@@ -36,7 +36,7 @@ class Match:
     containers differ from the stored ones, `unwrapped` the entry for a name that is stored with other
     parts of wrappers. `world` is the number of ranks that load. `arrays` takes apart and makes tensors that
     are made of others; with `cast` those of another class will do.
-    `by_torch` returns a tensor made of others that other software has stored as one object; None for no such.
+    `pickled` is that of a Wrapping, for what other software has stored of a tensor made of others.
 
     A container gets what it has names for. An object with `load_state_dict` gets all that is stored below it:
     what its state dict has not is made. A module refuses more than it has, so it gets what it has.
@@ -53,7 +53,7 @@ class Match:
         by_name: Callable[[], Mapping[str, Any]] = dict,
         world: int = 1,
         cast: bool = False,
-        by_torch: Callable[[str, Any], Any] = lambda _fqn, _tensor: None,
+        pickled: Callable[[str, Any, Any], tuple[str, Callable[[], None]]] | None = None,
         unwrapped: Callable[[str], Any] = lambda _name: None,
     ) -> None:
         self.tensors: list[tuple[str, Any]] = []
@@ -75,8 +75,9 @@ class Match:
         self.stateful: list[tuple[str | None, Any]] = []
         self._by_name = by_name
         self._arrays = arrays
+        self._wrapping: Any = arrays.wrapping
         self._cast = cast
-        self._by_torch = by_torch
+        self._pickled: Any = pickled
         self._unwrapped = unwrapped
         self._all_names: Mapping[str, Any] | None = None
         self._keys = keys
@@ -99,7 +100,7 @@ class Match:
         """Matches a whole state, a dict or an object with a state dict, with a stored structure."""
         self._source = source
         self._match(state, structure)
-        del self._source, self._by_torch
+        del self._source, self._pickled
 
     def _match(self, state: Any, structure: Any) -> None:
         whole = state.state_dict() if is_stateful(state) else state
@@ -122,7 +123,8 @@ class Match:
     def _visit(self, value: Any, stored: Any, path: str, replace: Setter) -> None:
         # Tensors first: there are most of them, and asking one whether it is stateful takes long.
         if self._is_tensor(value):
-            apart = self._take_apart(value, stored, path)
+            wrapping = self._wrapping
+            apart = None if wrapping is None else wrapping.take_apart(path, value)
             if apart is not None:
                 self._inner(value, apart, stored, path, replace)
                 return
@@ -151,10 +153,6 @@ class Match:
         else:
             self._replace(value, stored, path, replace)
 
-    def _take_apart(self, value: Any, stored: Any, path: str) -> Any:
-        """Returns the inner tensors of one that is made of others, which no memory of its own is filled of."""
-        return self._arrays.take_apart(path, value)
-
     def _inner(self, value: Any, apart: Any, stored: Any, path: str, replace: Setter) -> None:
         """Matches a tensor that is made of others with what is stored under its name."""
         if self._keys is not None and not any(
@@ -162,16 +160,15 @@ class Match:
         ):
             return
         if isinstance(stored, TensorLeaf):
-            made = self._by_torch(path, value)
-            unlike = self._arrays.difference_of(path, value, made, apart)
+            unlike, fill = self._pickled(path, value, apart)
             if not unlike:
                 self.known.append(path)
-                self.fills.append(lambda: self._arrays.fill(value, made))
+                self.fills.append(fill)
                 return
         elif isinstance(stored, ObjectLeaf):
             unlike = "a plain value"
         elif type(stored) is Wrapped:
-            unlike = self._arrays.difference(value, apart, stored, self._cast)
+            unlike = self._wrapping.difference(value, apart, stored, self._cast)
         else:
             unlike = "" if all(name in stored for name in apart.inner) else "a container"
         if unlike:
@@ -181,11 +178,11 @@ class Match:
             return
         if not apart.in_place and type(stored) is Wrapped:
             box = self._build(stored, path)
-            self.fills.append(lambda: replace(self._arrays.adopt(value, box[0])))
+            self.fills.append(lambda: replace(self._wrapping.adopt(value, box[0])))
             return
         if self._hollow(value):
-            made = self._arrays.with_memory(value, apart)
-            apart = self._arrays.take_apart(path, made)
+            made = self._wrapping.with_memory(value, apart)
+            apart = self._wrapping.take_apart(path, made)
             self.fills.append(lambda: replace(made))
         for name, inner in apart.inner.items():
             self._visit(inner, stored[name], join(path, name), item_setter(apart.inner, name))
@@ -403,7 +400,9 @@ class Match:
         box: list[Any] = [None]
 
         def assemble() -> None:
-            box[0] = build(stored, lambda fqn, _leaf: found[fqn], path, self._arrays.put_together)
+            wrapping = self._wrapping
+            together = None if wrapping is None else wrapping.put_together
+            box[0] = build(stored, lambda fqn, _leaf: found[fqn], path, together)
 
         self.fills.append(assemble)
         return box

@@ -11,7 +11,7 @@ from typing import Any
 
 from varve import _arguments, _tree
 from varve._core import Globs
-from varve._values import ObjectLeaf, TensorLeaf
+from varve._values import ObjectLeaf, TensorLeaf, Wrapped
 from varve.errors import InvalidArgumentError
 
 #: New name by old name: pairs of prefixes, or a function that returns None for a name to leave out.
@@ -108,6 +108,8 @@ def _prune(structure: Any, found: frozenset[str], kept: set[str], path: str | No
     if is_list:
         whole = len(parts) == len(structure)
         return list(parts.values()) if whole else {str(key): part for key, part in parts.items()}
+    if type(structure) is Wrapped and len(parts) < len(structure):
+        return parts  # Of some of its inner tensors no tensor is made.
     return _tree.like(structure, parts)
 
 

@@ -12,7 +12,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Generic, Protocol, TypeVar
 
-from varve import _classes
+from varve import _classes, _core
 from varve._values import LEAVES, OBJECT, ObjectLeaf, TensorLeaf, Wrapped, factory_name
 from varve.errors import InvalidArgumentError
 
@@ -65,14 +65,41 @@ def opens(value: Any, is_tensor: Callable[[Any], bool]) -> bool:
     return any(is_tensor(item) or opens(item, is_tensor) for item in value)
 
 
-class Apart(Protocol):
-    """What a Flattener needs of `varve._engine.Arrays` to take tensors apart."""
+class Wrapping(Protocol):
+    """How an array library takes apart tensors that are made of others, and puts them together.
+
+    What `take_apart` returns has `name`, the class; `inner`, the inner tensors by name; and `in_place`, whether
+    filling these fills the tensor.
+    """
 
     def take_apart(self, fqn: str, tensor: Any) -> Any:
         """Returns the inner tensors of one that is made of others, else None."""
 
     def text_of(self, fqn: str, tensor: Any, apart: Any) -> bytes:
-        """Returns what the structure says of such a tensor."""
+        """Returns what the structure says of such a tensor, the `text` of a Wrapped."""
+
+    def difference(self, tensor: Any, apart: Any, stored: Wrapped, cast: bool) -> str:
+        """Returns in what a stored Wrapped is another tensor than one to fill; "" where it fits."""
+
+    def with_memory(self, tensor: Any, apart: Any) -> Any:
+        """Returns a new tensor made of others in place of a hollow one."""
+
+    def adopt(self, tensor: Any, made: Any) -> Any:
+        """Returns a new tensor as it takes the place of another: a Parameter stays one."""
+
+    def put_together(self, fqn: str, text: bytes, inner: dict[str, Any]) -> Any:
+        """Returns a tensor made of others, or a dict of these."""
+
+    def pickled(
+        self, reader: _core.Reader, fqn: str, tensor: Any, apart: Any
+    ) -> tuple[str, Callable[[], None]]:
+        """Returns how a plain entry of other software differs from a tensor to fill, and what fills it.
+
+        torch's planner pickles such tensors as objects of their class. The difference is "" where it fits.
+        """
+
+    def whole_pickled(self, reader: _core.Reader, fqn: str) -> Any:
+        """Returns the whole tensor that torch has pickled as an object of its class, None for a plain one."""
 
 
 class Flattener:
@@ -89,7 +116,7 @@ class Flattener:
         is_tensor: Callable[[Any], bool],
         origin: Callable[[Any], str],
         plain: frozenset[type] = frozenset(),
-        apart: Apart | None = None,
+        wrapping: Wrapping | None = None,
         take: Callable[[str, Any], bool] | None = None,
     ) -> None:
         """Starts with nothing.
@@ -99,13 +126,13 @@ class Flattener:
             is_tensor: Whether a value is stored as a tensor.
             origin: The library that a tensor comes from.
             plain: Types whose objects are all tensors of torch; states have tens of thousands of them.
-            apart: What takes tensors apart that are made of others. Without it they are listed as they are.
+            wrapping: Takes tensors apart that are made of others. Without it they are listed as they are.
             take: Called with the name and each tensor of the `plain` types. True: it is dealt with, and goes
                 to `taken` instead of `tensors`.
         """
         self._plain = plain if take is not None else frozenset()
         self._take = take if take is not None else lambda _name, _tensor: False
-        self._apart = apart
+        self._wrapping = wrapping
         self.tensors: list[tuple[str, Any]] = []
         self.objects: list[tuple[str, Any]] = []
         #: Tensors that `take` has taken.
@@ -132,10 +159,10 @@ class Flattener:
 
     def _visit(self, value: Any, path: str) -> Any:
         if self._is_tensor(value):
-            if self._apart is not None:
-                inner = self._apart.take_apart(path, value)
+            if self._wrapping is not None:
+                inner = self._wrapping.take_apart(path, value)
                 if inner is not None:
-                    text = self._apart.text_of(path, value, inner)
+                    text = self._wrapping.text_of(path, value, inner)
                     self.wrapped.append(path)
                     return Wrapped(
                         text, {k: self._visit(v, join(path, k)) for k, v in inner.inner.items()}
@@ -236,11 +263,11 @@ def build(
     structure: Any,
     make: Callable[[str, TensorLeaf | ObjectLeaf], Any],
     path: str | None = None,
-    together: Callable[[str, bytes, dict[str, Any]], Any] = lambda _fqn, _text, inner: inner,
+    together: Callable[[str, bytes, dict[str, Any]], Any] | None = None,
 ) -> Any:
     """Returns a container tree like `structure`, with each leaf replaced by `make(fqn, leaf)`.
 
-    `together(fqn, text, inner)` makes tensors of their inner ones.
+    `together(fqn, text, inner)` makes tensors of their inner ones; without it these are left as a dict.
     """
     if isinstance(structure, (TensorLeaf, ObjectLeaf)):
         return make(path or "", structure)
@@ -250,5 +277,5 @@ def build(
         key: build(item, make, join(path, str(key)), together) for key, item in structure.items()
     }
     if type(structure) is Wrapped:
-        return together(path or "", structure.text, items)
+        return items if together is None else together(path or "", structure.text, items)
     return like(structure, items)

@@ -73,8 +73,9 @@ bool Prune(const Names& wanted, const std::string& path, bool root, Value* value
       items.push_back(std::move(kept[i]));
     }
     kept = std::move(items);
-  } else if (!mapping) {
-    value->kind = ValueKind::kDict;
+  } else if (!mapping || (lost && value->kind == ValueKind::kWrapped)) {
+    value->kind = ValueKind::kDict;  // Of some of its inner tensors no wrapped one is made.
+    value->text.clear();
   }
   value->items = std::move(kept);
   return !value->items.empty();

@@ -29,8 +29,7 @@ import torch
 from varve import _core
 from varve.errors import CheckpointExistsError, InvalidArgumentError, UnsupportedError
 from varve.torch._devices import cuda_of
-from varve.torch._shards import shards_of
-from varve.torch._tensors import _NUMBERS
+from varve.torch._shards import NUMBERS, shards_of
 
 #: The dtypes that OLMo-core 0.1 can read back, with the names that it gives them.
 _DTYPES = {
@@ -466,7 +465,7 @@ def _write_safetensors(path: Path, tensors: Mapping[str, torch.Tensor]) -> None:
     """Writes flat tensors. The engine writes the file, in blocks, and makes it durable."""
     memory = {name: _packed(tensor.detach()) for name, tensor in tensors.items()}
     described = [
-        (name, _NUMBERS[tensor.dtype], tensor.shape, tensor.data_ptr(), cuda_of(tensor))
+        (name, NUMBERS[tensor.dtype], tensor.shape, tensor.data_ptr(), cuda_of(tensor))
         for name, tensor in memory.items()
     ]
     try:

@@ -22,19 +22,26 @@ from varve.torch._shards import DTensor, stretches_of
 
 
 def stored(reader: _core.Reader, fqn: str, tensor: Any) -> Any:
-    """Returns the tensor that is stored for this rank's part of `tensor`, of the whole if that is None.
+    """Returns the tensor that is stored for this rank's part of `tensor`.
 
     None where a plain one is stored, or by another layout.
 
     Raises:
         UnsupportedError: It was saved by another layout, or needs a class that the program does not have.
     """
-    if tensor is None:
-        chunks = reader.chunks(fqn)
-        return made_of(reader, fqn, chunks[0]) if len(chunks) == 1 else None
     offsets, sizes = _box(fqn, tensor)
     chunk = next((c for c in reader.chunks(fqn) if tuple(c.offsets) == offsets), None)
     return None if chunk is None or tuple(chunk.sizes) != sizes else made_of(reader, fqn, chunk)
+
+
+def whole(reader: _core.Reader, fqn: str) -> Any:
+    """Returns the tensor that one chunk holds whole; None where a plain one is stored, or several chunks.
+
+    Raises:
+        UnsupportedError: It needs a class that the program does not have.
+    """
+    chunks = reader.chunks(fqn)
+    return made_of(reader, fqn, chunks[0]) if len(chunks) == 1 else None
 
 
 def made_of(reader: _core.Reader, fqn: str, chunk: _core.StoredChunk) -> Any:
@@ -111,9 +118,9 @@ def _may_be_made(kind: type) -> bool:
     return kind.__module__.split(".")[0] in ("torch", "torchao") or _classes.is_registered(kind)
 
 
-def difference(fqn: str, tensor: Any, made: Any, apart: _wrapped.Apart, is_stored: Any) -> str:
+def difference(fqn: str, tensor: Any, made: Any, apart: _wrapped.Apart) -> str:
     """Returns in what a tensor that torch made is another than one to fill; "" where it fits."""
-    own = _wrapped.take_apart(fqn, made, is_stored)
+    own = _wrapped.take_apart(fqn, made)
     if own is None:
         return "a plain tensor"
     text = _wrapped.text_of(fqn, made, own)

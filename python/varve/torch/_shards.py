@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from varve._engine import DTYPE_NUMBERS
 from varve.errors import InvalidArgumentError, UnsupportedError
 from varve.torch import _layout
 
@@ -22,6 +23,7 @@ except ImportError:
     ShardedTensor = None  # type: ignore[assignment,misc]
 
 __all__ = [
+    "NUMBERS",
     "DTensor",
     "Part",
     "ShardedTensor",
@@ -39,6 +41,13 @@ __all__ = [
     "shards_of",
     "stretches_of",
 ]
+
+#: The engine's numbers of the dtypes that it has.
+NUMBERS: dict[torch.dtype, int] = {
+    dtype: number
+    for name, number in DTYPE_NUMBERS.items()
+    if isinstance(dtype := getattr(torch, name, None), torch.dtype)
+}
 
 #: The attributes of torch 2.14's CheckpointableTensor protocol.
 _CHECKPOINTABLE = ("global_shape", "global_offsets", "local_offsets", "local_sizes")

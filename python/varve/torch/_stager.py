@@ -286,7 +286,7 @@ def _local_ranks() -> int:
 def _bytes_and_device_of(state: Mapping[Any, Any], group: Any) -> tuple[int, int | None]:
     """Returns about the bytes that this rank will copy, and a CUDA device that some are on."""
     arrays = TorchArrays()
-    flat = _tree.Flattener(0, arrays.is_tensor, arrays.origin, apart=arrays)
+    flat = _tree.Flattener(0, arrays.is_tensor, arrays.origin, wrapping=arrays.wrapping)
     flat.flatten(state)
     tensors = [tensor for _, tensor in flat.tensors]
     devices = (cuda_device(tensor) for tensor in tensors)

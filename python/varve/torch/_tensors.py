@@ -9,34 +9,29 @@ import torch
 from torch.autograd.graph import increment_version
 from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 
-from varve import _core
+from varve import _core, _tree
 from varve._arrays import _DLPACK, NumpyArrays
 from varve._engine import DTYPE_NUMBERS, Filling, Gathered
 from varve._objects import Planned, Source, Upgrade
-from varve._values import Wrapped
 from varve.errors import InvalidArgumentError, UnsupportedError
-from varve.torch import _by_torch, _devices, _modules, _optimizers, _wrapped
+from varve.torch import _devices, _modules, _optimizers
 from varve.torch._grown import Shapes, made_shape
 from varve.torch._shards import (
+    NUMBERS,
     DTensor,
     Part,
     Share,
     check_storage,
     empty_beside,
     is_shard,
-    is_sharded_tensor,
     is_torch,
     overlaps,
     refuse_copy,
     shards_of,
 )
+from varve.torch._wrapping import Wrapping
 
-_NUMBERS: dict[torch.dtype, int] = {
-    dtype: number
-    for name, number in DTYPE_NUMBERS.items()
-    if isinstance(dtype := getattr(torch, name, None), torch.dtype)
-}
-_DTYPES: dict[int, torch.dtype] = {number: dtype for dtype, number in _NUMBERS.items()}
+_DTYPES: dict[int, torch.dtype] = {number: dtype for dtype, number in NUMBERS.items()}
 
 #: What loads with `cast` convert.
 _CASTABLE = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
@@ -83,6 +78,7 @@ class TorchArrays(NumpyArrays):
         #: Copies on the CPU, by the memory that they are of: tied tensors stay tied.
         self._copies: dict[Any, torch.Tensor] = {}
         self._fresh: dict[int, torch.Tensor] = {}
+        self.wrapping: _tree.Wrapping | None = Wrapping(self._fresh)
 
     def is_tensor(self, value: Any) -> bool:
         """Tensors, ShardedTensors and arrays."""
@@ -91,59 +87,6 @@ class TorchArrays(NumpyArrays):
     def origin(self, tensor: Any) -> str:
         """Returns the library of a read's results."""
         return "numpy" if not is_torch(tensor) else "torch"
-
-    def take_apart(self, fqn: str, tensor: Any) -> _wrapped.Apart | None:
-        """Returns the inner tensors of one that is made of others; None for one of plain memory."""
-        if type(tensor) in self.plain and tensor.layout is torch.strided:
-            if tensor.dtype in _NUMBERS and not tensor.is_nested:
-                return None
-        elif not isinstance(tensor, (torch.Tensor, Share)) or is_sharded_tensor(tensor):
-            return None
-        return _wrapped.take_apart(fqn, tensor, _NUMBERS.__contains__)
-
-    def text_of(self, fqn: str, tensor: Any, apart: _wrapped.Apart) -> bytes:
-        """Returns what the structure says of a tensor that is made of others."""
-        return _wrapped.text_of(fqn, tensor, apart)
-
-    def difference(self, tensor: Any, apart: _wrapped.Apart, stored: Wrapped, cast: bool) -> str:
-        """Returns in what a stored tensor made of others is another than one to fill; "" where it fits."""
-        return _wrapped.difference(tensor, apart, stored, cast)
-
-    def by_torch(self, reader: _core.Reader, fqn: str, tensor: Any) -> Any:
-        """Returns a tensor that torch has pickled as an object of its class, None where it has not."""
-        return _by_torch.stored(reader, fqn, tensor) if reader.format == "dcp" else None
-
-    def adopt(self, tensor: Any, made: Any) -> Any:
-        """Returns a new tensor as it takes the place of another: a Parameter stays one."""
-        if not isinstance(made, torch.Tensor):
-            return made
-        if isinstance(tensor, torch.nn.Parameter) and not isinstance(made, torch.nn.Parameter):
-            made = torch.nn.Parameter(made, requires_grad=tensor.requires_grad)
-        if isinstance(tensor, torch.Tensor) and tensor.is_meta:
-            self._fresh[id(made)] = made
-        return made
-
-    def difference_of(self, fqn: str, tensor: Any, made: Any, apart: _wrapped.Apart) -> str:
-        """Returns in what a tensor of `by_torch` is another than one to fill; "" where it fits."""
-        if made is None:
-            return "a plain tensor"
-        return _by_torch.difference(fqn, tensor, made, apart, _NUMBERS.__contains__)
-
-    def fill(self, tensor: Any, made: Any) -> None:
-        """Copies a tensor of `by_torch` into one of its kind."""
-        _by_torch.fill(tensor, made)
-
-    def put_together(self, fqn: str, text: bytes, inner: dict[str, Any]) -> Any:
-        """Returns a tensor made of others, or a dict of these."""
-        return _wrapped.put_together(text, inner, fqn)
-
-    def with_memory(self, tensor: Any, apart: _wrapped.Apart) -> Any:
-        """Returns a tensor made of others in place of one on the meta device."""
-        made = _wrapped.like(tensor, apart, _default_device())
-        if isinstance(tensor, torch.nn.Parameter):
-            made = torch.nn.Parameter(made, requires_grad=tensor.requires_grad)
-        self._fresh[id(made)] = made
-        return made
 
     def add_sources(self, into: Gathered, fqn: str, tensor: Any) -> None:
         """Adds the shards this rank holds; none where it holds nothing."""
@@ -175,7 +118,7 @@ class TorchArrays(NumpyArrays):
         add = into.engine.add_plain
 
         def take(fqn: str, tensor: Any) -> bool:
-            if tensor.dtype not in _NUMBERS:
+            if tensor.dtype not in NUMBERS:
                 return False  # DLPack calls a uint4 a uint8.
             return add(fqn, tensor, self._plain_devices) or self._added_plain(into, fqn, tensor)
 
@@ -312,7 +255,7 @@ class TorchArrays(NumpyArrays):
 
     def dtype_of(self, tensor: Any) -> int | None:
         """Returns the engine's number of a tensor's dtype."""
-        return _NUMBERS.get(tensor.dtype) if is_torch(tensor) else super().dtype_of(tensor)
+        return NUMBERS.get(tensor.dtype) if is_torch(tensor) else super().dtype_of(tensor)
 
     def dtype_at(self, number: int) -> Any:
         """Returns the torch dtype with this number in the engine; None where there is none."""
@@ -398,7 +341,7 @@ def _added_quickly(into: Gathered | Filling, fqn: str, tensor: Any) -> bool:
         and tensor.untyped_storage().nbytes()
         >= tensor.nbytes + tensor.storage_offset() * tensor.itemsize
     ):
-        number = _NUMBERS.get(tensor.dtype)
+        number = NUMBERS.get(tensor.dtype)
         if number is not None:
             into.engine.add(fqn, number, tensor.shape, tensor.data_ptr())
             return True
@@ -482,13 +425,13 @@ def add_shard(
         check_storage(fqn, memory)
     into.keep.append(memory)
     strides = None if memory.is_contiguous() else memory.stride()
-    number, address = _NUMBERS[memory.dtype], memory.data_ptr()
+    number, address = NUMBERS[memory.dtype], memory.data_ptr()
     into.engine.add(fqn, number, shape, address, strides, offsets, memory.shape, cuda)
 
 
 def _check_memory(fqn: str, memory: torch.Tensor) -> None:
     """Refuses a tensor whose elements are not in memory as the engine stores them."""
-    if memory.dtype not in _NUMBERS:
+    if memory.dtype not in NUMBERS:
         raise InvalidArgumentError(f'tensor "{fqn}": dtype {memory.dtype} is not stored')
     if memory.is_quantized:
         raise InvalidArgumentError(f'tensor "{fqn}": quantized tensors are not stored')

@@ -24,7 +24,7 @@ from varve._values import Wrapped
 from varve._warn import warn
 from varve.errors import CorruptCheckpointError, Error, InvalidArgumentError
 from varve.torch import _layout
-from varve.torch._shards import DTensor, Part, Share, boxes_of, stretches_of
+from varve.torch._shards import NUMBERS, DTensor, Part, Share, boxes_of, stretches_of
 
 #: Inner tensors of 1 dimension of classes of torchao, where shapes alone do not tell: "flat" has a number
 #: for each block of the elements in row-major order, "whole" is the same on all ranks.
@@ -69,29 +69,28 @@ class Apart:
         self.in_place = in_place
 
 
-def take_apart(fqn: str, tensor: Any, is_stored: Callable[[Any], bool]) -> Apart | None:
+def take_apart(fqn: str, tensor: Any) -> Apart | None:
     """Returns the parts of a tensor that has inner tensors, None for one that has not.
 
     Args:
         fqn: Its name, for messages.
         tensor: Any tensor, on any device.
-        is_stored: Whether a dtype is one of the engine's.
 
     Raises:
         InvalidArgumentError: It can be neither stored as it is nor taken apart.
     """
     if isinstance(tensor, Share):
-        apart = take_apart(fqn, tensor.local, is_stored)
+        apart = take_apart(fqn, tensor.local)
         assert apart is not None
-        apart.inner = _shares(fqn, tensor, apart, is_stored)
+        apart.inner = _shares(fqn, tensor, apart)
         return apart
     if not isinstance(tensor, torch.Tensor):
         return None
     if DTensor is not None and isinstance(tensor, DTensor):
-        apart = take_apart(fqn, tensor._local_tensor, is_stored)
+        apart = take_apart(fqn, tensor._local_tensor)
         if apart is not None and tensor.device_mesh.get_coordinate() is not None:
             share = Share(tensor.shape, stretches_of(fqn, tensor), tensor._local_tensor)
-            apart.inner = _shares(fqn, share, apart, is_stored)
+            apart.inner = _shares(fqn, share, apart)
         return apart
     for taker in (_sparse, _nested, _quantized):
         apart = taker(fqn, tensor)
@@ -99,10 +98,10 @@ def take_apart(fqn: str, tensor: Any, is_stored: Callable[[Any], bool]) -> Apart
             return apart
     if hasattr(type(tensor), "__tensor_flatten__"):
         apart = _flattened(fqn, tensor)
-        below = (take_apart(fqn, inner, is_stored) for inner in apart.inner.values())
+        below = (take_apart(fqn, inner) for inner in apart.inner.values())
         apart.in_place = all(each is None or each.in_place for each in below)
         return apart
-    if not is_stored(tensor.dtype) and type(tensor) in (torch.Tensor, torch.nn.Parameter):
+    if tensor.dtype not in NUMBERS and type(tensor) in (torch.Tensor, torch.nn.Parameter):
         return Apart("torch:bytes", {"dtype": tensor.dtype}, {"bytes": _bytes(tensor)})
     return None
 
@@ -211,7 +210,15 @@ def put_together(text: bytes, inner: dict[str, Any], fqn: str) -> Any:
             UserWarning,
         )
         return inner
-    made = kind.__tensor_unflatten__(inner, attributes, torch.Size(shape), tuple(strides))
+    try:
+        made = kind.__tensor_unflatten__(inner, attributes, torch.Size(shape), tuple(strides))
+    except Exception as error:  # Whatever a class raises that is another one than it was.
+        warn(
+            f'"{fqn}" is a {name.replace(":", ".")}, and the class does not make one of what was saved '
+            f"({type(error).__name__}: {error}): its inner tensors ({', '.join(inner)}) come back as a dict",
+            UserWarning,
+        )
+        return inner
     if tuple(made.shape) != tuple(shape):
         warn(
             f'"{fqn}" was saved from shards of a {name.replace(":", ".")}, and the class makes none of '
@@ -226,7 +233,7 @@ def like(tensor: Any, apart: Apart, device: Any) -> Any:
     """Returns a tensor with memory in place of one on the meta device, of the same parts."""
     if DTensor is not None and isinstance(tensor, DTensor):
         local = tensor._local_tensor
-        own = take_apart("", local, lambda _dtype: True)
+        own = take_apart("", local)
         assert own is not None
         return DTensor.from_local(
             like(local, own, tensor.device_mesh.device_type),
@@ -431,9 +438,7 @@ _MAKERS: dict[str, Callable[[Any, dict[str, Any], Any], torch.Tensor]] = {
 }
 
 
-def _shares(
-    fqn: str, share: Share, apart: Apart, is_stored: Callable[[Any], bool]
-) -> dict[str, Any]:
+def _shares(fqn: str, share: Share, apart: Apart) -> dict[str, Any]:
     """Returns the inner tensors of a local tensor, as the parts that this rank holds of them."""
     dims = share.dims
     if all(stretch == [(0, size)] for stretch, size in zip(dims, share.shape, strict=True)):
@@ -453,7 +458,7 @@ def _shares(
         followed = _layout.follow(share.shape, dims, local, tuple(inner.shape), rules.get(name))
         if followed is None:
             shares[name] = inner
-        elif take_apart(fqn, inner, is_stored) is not None:
+        elif take_apart(fqn, inner) is not None:
             shares[name] = Share(*followed, inner)
         else:
             shares[name] = Part(followed[0], boxes_of(inner, followed[1]), inner.dtype)

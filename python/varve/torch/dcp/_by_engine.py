@@ -30,8 +30,9 @@ from varve.errors import Error, InvalidArgumentError, UnsupportedError
 from varve.torch._background import Save, with_shared
 from varve.torch._coordinator import collective, name_of
 from varve.torch._handle import SaveHandle
+from varve.torch._shards import NUMBERS
 from varve.torch._stager import Stager, close_made, stager_of
-from varve.torch._tensors import _NUMBERS, TorchArrays
+from varve.torch._tensors import TorchArrays
 from varve.torch.dcp._errors import CheckpointError, Group, agree, checkpoint_error
 from varve.torch.dcp._events import Step, log_step
 from varve.torch.dcp._job import AsyncSave, Job
@@ -264,7 +265,7 @@ def _is_plain(tensor: Any) -> bool:
     return (
         type(tensor) in (torch.Tensor, torch.nn.Parameter)
         and tensor.layout is torch.strided
-        and tensor.dtype in _NUMBERS
+        and tensor.dtype in NUMBERS
         and not (tensor.is_quantized or tensor.is_nested or tensor.is_meta)
     )
 

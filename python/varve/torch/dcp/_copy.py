@@ -12,7 +12,7 @@ from torch.distributed.tensor import DTensor
 
 from varve._core import background
 from varve.torch._devices import cuda_of, memory_of
-from varve.torch._tensors import _NUMBERS
+from varve.torch._shards import NUMBERS
 
 #: Between tensors in a buffer: a cache line, so that no two threads write to one.
 _ALIGNMENT = 64
@@ -103,7 +103,7 @@ class StateCopy:
             or tensor.is_conj()
             or tensor.is_neg()
             or type(tensor) is not torch.Tensor
-            or tensor.dtype not in _NUMBERS
+            or tensor.dtype not in NUMBERS
             or "float4" in str(tensor.dtype)  # Has no views.
         ):
             return _Made(_copy_of(tensor))

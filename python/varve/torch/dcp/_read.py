@@ -20,8 +20,7 @@ from varve._engine import collector_at_rest
 from varve.errors import CheckpointNotFoundError, CorruptCheckpointError, InvalidArgumentError
 from varve.torch import _by_torch
 from varve.torch._devices import cuda_of
-from varve.torch._shards import overlaps
-from varve.torch._tensors import _NUMBERS
+from varve.torch._shards import NUMBERS, overlaps
 from varve.torch.dcp._metadata import Stored, dtype_of
 
 #: Tensors are read in batches of so many bytes, which bounds the memory of planners and copies.
@@ -147,7 +146,7 @@ def _can_be_filled(tensor: torch.Tensor, number: int) -> bool:
     return (
         (tensor.is_cpu or cuda_of(tensor) is not None)
         and tensor.layout is torch.strided
-        and _NUMBERS.get(tensor.dtype) == number
+        and NUMBERS.get(tensor.dtype) == number
         and not (tensor.is_conj() or tensor.is_neg())
         and (tensor.data_ptr() != 0 or tensor.numel() == 0)
         and (tensor.is_contiguous() or not overlaps(tensor))

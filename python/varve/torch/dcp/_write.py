@@ -26,7 +26,7 @@ from varve import _core
 from varve._engine import collector_at_rest
 from varve.errors import InvalidArgumentError
 from varve.torch._devices import cuda_of
-from varve.torch._tensors import _NUMBERS
+from varve.torch._shards import NUMBERS
 from varve.torch.dcp._turns import ThreadModes, Turns
 
 #: Wraps a stream and names the inverse transforms; torch's `_StorageWriterTransforms`.
@@ -217,7 +217,7 @@ def _has_known_size(item: WriteItem) -> bool:
     return (
         item.type != WriteItemType.BYTE_IO
         and planned is not None
-        and planned.properties.dtype in _NUMBERS
+        and planned.properties.dtype in NUMBERS
         and planned.properties.layout is torch.strided
         and math.prod(planned.chunk.sizes) > 0
     )
@@ -236,7 +236,7 @@ def _add_in_turn(
             raise _OnlyTorchStores
         return tensor.contiguous()
 
-    number = _NUMBERS[planned.properties.dtype]
+    number = NUMBERS[planned.properties.dtype]
     stored.add_produced(item.index.fqn, number, planned.chunk.sizes, turns.add(dense))
 
 
@@ -262,7 +262,7 @@ def add_tensor(
     keep.append(tensor)
     strides = None if tensor.is_contiguous() else tensor.stride()
     cuda = cuda_of(tensor)
-    number, address = _NUMBERS[tensor.dtype], tensor.data_ptr()
+    number, address = NUMBERS[tensor.dtype], tensor.data_ptr()
     stored.add_tensor(fqn, number, tensor.shape, address, strides, cuda)
     return True
 
@@ -270,7 +270,7 @@ def add_tensor(
 def _dense(data: torch.Tensor) -> torch.Tensor | None:
     """Returns the tensor with its elements as stored; None for those only torch can store."""
     tensor = data.detach()
-    if tensor.dtype not in _NUMBERS or tensor.layout is not torch.strided or tensor.is_quantized:
+    if tensor.dtype not in NUMBERS or tensor.layout is not torch.strided or tensor.is_quantized:
         return None
     if tensor.is_conj() or tensor.is_neg():
         tensor = tensor.resolve_conj().resolve_neg()
