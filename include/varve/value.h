@@ -89,8 +89,8 @@ std::string EncodeValue(const Value& value);
 Result<Value> DecodeValue(std::string_view data);
 
 /// Returns the class of a kNamedDict, kNamed or kWrapped, "module:qualified.name": the value's text
-/// up to its first NUL. An encoded value may follow the NUL: the attributes of the object, or of the
-/// wrapped tensor.
+/// up to its first NUL. An encoded value may follow the NUL: the attributes of the object, or of
+/// the wrapped tensor.
 std::string_view ClassOf(const Value& value);
 
 /// Returns a one-line rendering in Python's notation, cut after `max_chars` characters.
