@@ -63,6 +63,8 @@ class Codes(torch.optim.Optimizer):
 class LowMoments(torch.optim.SGD):
     """Momentum in bfloat16, of parameters in float32."""
 
+    stored = torch.bfloat16
+
     def __init__(self, parameters: Any) -> None:
         super().__init__(parameters, lr=0.1, momentum=0.9)
 
@@ -71,24 +73,16 @@ class LowMoments(torch.optim.SGD):
         for group in self.param_groups:
             for parameter in group["params"]:
                 state = self.state[parameter]
-                old = state.get("momentum_buffer")
-                moment = parameter.grad if old is None else 0.9 * old.float() + parameter.grad
-                state["momentum_buffer"] = moment.to(torch.bfloat16)
-                parameter -= group["lr"] * moment
+                old, gradient = state.get("momentum_buffer"), parameter.grad.float()
+                moment = gradient if old is None else 0.9 * old.float() + gradient
+                state["momentum_buffer"] = moment.to(self.stored)
+                parameter -= (group["lr"] * moment).to(parameter.dtype)
 
 
 class HighMoments(LowMoments):
     """Momentum in float32, of parameters in bfloat16."""
 
-    @torch.no_grad()
-    def step(self, closure: Any = None) -> None:
-        for group in self.param_groups:
-            for parameter in group["params"]:
-                state = self.state[parameter]
-                old = state.get("momentum_buffer")
-                moment = parameter.grad.float() if old is None else 0.9 * old + parameter.grad
-                state["momentum_buffer"] = moment
-                parameter -= (group["lr"] * moment).to(parameter.dtype)
+    stored = torch.float32
 
 
 def bits(value: Any) -> Any:

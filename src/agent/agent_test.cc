@@ -351,45 +351,53 @@ TEST(Agent, OneOfAnotherVersionIsRefusedByName) {
   EXPECT_TRUE(IsOk(agent.End()));
 }
 
+/// A connection to an agent of this process, which has no descriptor left to accept it with.
+class ConnectedWithoutDescriptors {
+ public:
+  explicit ConnectedWithoutDescriptors(const AgentHere& agent)
+      : socket_(::socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0)), next_(::dup(socket_.get())) {
+    sockaddr_un address{};
+    address.sun_family = AF_UNIX;
+    (agent.directory() + "/agent.socket").copy(address.sun_path, sizeof(address.sun_path) - 1);
+    EXPECT_EQ(::getrlimit(RLIMIT_NOFILE, &before_), 0);
+    // No lower number than that of `next_` is free.
+    const rlimit none{.rlim_cur = static_cast<rlim_t>(next_.get()), .rlim_max = before_.rlim_max};
+    EXPECT_EQ(::setrlimit(RLIMIT_NOFILE, &none), 0);
+    EXPECT_EQ(
+        ::connect(socket_.get(), reinterpret_cast<const sockaddr*>(&address), sizeof(address)), 0);
+  }
+  ~ConnectedWithoutDescriptors() { Restore(); }
+  ConnectedWithoutDescriptors(const ConnectedWithoutDescriptors&) = delete;
+  ConnectedWithoutDescriptors& operator=(const ConnectedWithoutDescriptors&) = delete;
+
+  void Restore() { EXPECT_EQ(::setrlimit(RLIMIT_NOFILE, &before_), 0); }
+  FileDescriptor TakeSocket() { return std::move(socket_); }
+
+ private:
+  FileDescriptor socket_;
+  FileDescriptor next_;
+  rlimit before_{};
+};
+
 TEST(Agent, WithoutDescriptorsForThoseWhoConnectItWaitsQuietly) {
   AgentHere agent;
-  FileDescriptor socket(::socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0));
-  sockaddr_un address{};
-  address.sun_family = AF_UNIX;
-  (agent.directory() + "/agent.socket").copy(address.sun_path, sizeof(address.sun_path) - 1);
-  rlimit before{};
-  ASSERT_EQ(::getrlimit(RLIMIT_NOFILE, &before), 0);
-  const FileDescriptor next(::dup(socket.get()));  // No lower number is free.
-  const rlimit none{.rlim_cur = static_cast<rlim_t>(next.get()), .rlim_max = before.rlim_max};
-  ASSERT_EQ(::setrlimit(RLIMIT_NOFILE, &none), 0);
-  EXPECT_EQ(::connect(socket.get(), reinterpret_cast<const sockaddr*>(&address), sizeof(address)),
-            0);
+  ConnectedWithoutDescriptors connected(agent);
   const std::clock_t start = std::clock();
   std::this_thread::sleep_for(500ms);
   const std::clock_t used = std::clock() - start;
-  ASSERT_EQ(::setrlimit(RLIMIT_NOFILE, &before), 0);
+  connected.Restore();
   EXPECT_LT(used, CLOCKS_PER_SEC / 10);
-  AgentConnection connection(std::move(socket));
+  AgentConnection connection(connected.TakeSocket());
   EXPECT_TRUE(IsOk(Ask(connection, {AgentVerb::kHello, 0, AgentVersion(), {}}, LongDeadline())));
 }
 
 TEST(Agent, WithoutDescriptorsForLongItSendsThoseWhoConnectTheReason) {
   AgentHere agent;
-  FileDescriptor socket(::socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0));
-  sockaddr_un address{};
-  address.sun_family = AF_UNIX;
-  (agent.directory() + "/agent.socket").copy(address.sun_path, sizeof(address.sun_path) - 1);
-  rlimit before{};
-  ASSERT_EQ(::getrlimit(RLIMIT_NOFILE, &before), 0);
-  const FileDescriptor next(::dup(socket.get()));  // No lower number is free.
-  const rlimit none{.rlim_cur = static_cast<rlim_t>(next.get()), .rlim_max = before.rlim_max};
-  ASSERT_EQ(::setrlimit(RLIMIT_NOFILE, &none), 0);
-  EXPECT_EQ(::connect(socket.get(), reinterpret_cast<const sockaddr*>(&address), sizeof(address)),
-            0);
-  AgentConnection connection(std::move(socket));
+  ConnectedWithoutDescriptors connected(agent);
+  AgentConnection connection(connected.TakeSocket());
   const auto answer =
       Ask(connection, {AgentVerb::kHello, 0, AgentVersion(), {}}, LongDeadline()).status();
-  ASSERT_EQ(::setrlimit(RLIMIT_NOFILE, &before), 0);
+  connected.Restore();
   EXPECT_TRUE(FailsWith(
       answer, StatusCode::kFailedPrecondition,
       {"the agent, process " + std::to_string(::getpid()), "accept a connection", "ulimit -n"}));
