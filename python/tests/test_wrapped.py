@@ -137,6 +137,17 @@ def test_a_wrapped_destination_is_filled_in_place(tmp_path: Path) -> None:
     assert torch.equal(memory, grid() + 1)
 
 
+def test_a_wrapper_of_quantized_tensors_is_made_anew(tmp_path: Path) -> None:
+    def of(fill: float) -> TwoTensor:
+        part = torch.quantize_per_tensor(torch.full((2, 3), fill), 0.5, 0, torch.qint8)
+        return TwoTensor(part, part.clone())
+
+    varve.torch.save({"w": of(2.0)}, tmp_path / "c")
+    state = {"w": of(0.0)}
+    varve.torch.load(state, tmp_path / "c")
+    assert torch.equal(state["w"].b.dequantize(), torch.full((2, 3), 2.0))
+
+
 def test_another_number_of_entries_replaces_a_sparse_destination(tmp_path: Path) -> None:
     varve.torch.save({"w": (grid() * (grid() > 1)).to_sparse()}, tmp_path / "c")
     state = {"w": torch.zeros(64, 256).to_sparse()}

@@ -70,6 +70,33 @@ def test_a_class_that_the_program_lacks_is_an_entry_only_torch_can_read(
     assert varve.torch.verify(path) == []
 
 
+def test_a_flipped_bit_of_a_pickled_one_is_damage(tmp_path: Path) -> None:
+    path = tmp_path / "c"
+    stock.save({"w": two(3.0)}, checkpoint_id=str(path))
+    (file,) = path.glob("*.distcp")
+    content = bytearray(file.read_bytes())
+    at = content.find(torch.full((8, 4), 3.0).numpy().tobytes())
+    assert at > 0
+    content[at + 3] ^= 1
+    file.write_bytes(content)
+    with pytest.raises(varve.CorruptCheckpointError, match='"w"'):
+        varve.torch.load({"w": two(0)}, path)
+    with pytest.raises(varve.CorruptCheckpointError, match='"w"'):
+        varve.torch.read(path)
+
+
+def test_a_pickled_one_of_another_dtype_or_shape_does_not_fit(tmp_path: Path) -> None:
+    path = tmp_path / "c"
+    stock.save({"w": two(3.0)}, checkpoint_id=str(path))
+    low = TwoTensor(
+        torch.zeros(8, 4, dtype=torch.bfloat16), torch.zeros(8, 4, dtype=torch.bfloat16)
+    )
+    for other in (low, TwoTensor(torch.zeros(4, 4), torch.zeros(4, 4))):
+        with pytest.raises(varve.InvalidArgumentError, match="w"):
+            varve.torch.load({"w": other}, path)
+        assert not other.a.any()
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_save_for_torch_keeps_them(kind: str, tmp_path: Path) -> None:
     path = tmp_path / "c"

@@ -49,3 +49,10 @@ def test_a_read_makes_nothing_of_inner_tensors_that_differ_between_ranks(tmp_pat
     with pytest.warns(UserWarning, match='"w": ranks hold different values of b'):
         inner = varve.torch.read(path)["w"]
     assert inner["a"][:, 0].tolist() == [0, 0, 1, 1] and inner["b"].tolist() == [10]
+
+
+def test_a_rank_with_an_empty_shard_saves_and_loads(tmp_path: Path) -> None:
+    path = str(tmp_path / "c")
+    run_ranks(3, jobs.save_few_rows, path)
+    assert all(run_ranks(3, jobs.load_few_rows, path))
+    assert all(run_ranks(2, jobs.load_few_rows, path))

@@ -125,3 +125,24 @@ def save_scaled(rank: int, size: int, path: str) -> None:
     whole = DTensor.from_local(local, mesh, [Shard(0)], run_check=False)
     whole._local_tensor.b = torch.full((1,), 10.0 + rank)
     varve.torch.save({"w": whole}, path)
+
+
+def few_rows(rank: int, size: int, fill: float | None = None) -> Any:
+    """Four rows; of three ranks the last holds none."""
+    mesh = init_device_mesh("cpu", (size,))
+    whole = torch.arange(12.0).reshape(4, 3) if fill is None else torch.full((4, 3), fill)
+    chunks = whole.chunk(size)
+    local = chunks[rank].clone() if rank < len(chunks) else whole[:0].clone()
+    return DTensor.from_local(
+        TwoTensor(local, local + 1), mesh, [Shard(0)], run_check=False, shape=(4, 3), stride=(3, 1)
+    )
+
+
+def save_few_rows(rank: int, size: int, path: str) -> None:
+    varve.torch.save({"w": few_rows(rank, size)}, path)
+
+
+def load_few_rows(rank: int, size: int, path: str) -> bool:
+    state = {"w": few_rows(rank, size, -1.0)}
+    varve.torch.load(state, path)
+    return equal(bits(state["w"]), bits(few_rows(rank, size)))

@@ -20,6 +20,8 @@ from varve.errors import CorruptCheckpointError, Error, UnsupportedError
 from varve.torch import _wrapped
 from varve.torch._shards import DTensor, stretches_of
 
+_ZIP = b"PK\x03\x04"
+
 
 def stored(reader: _core.Reader, fqn: str, tensor: Any) -> Any:
     """Returns the tensor that is stored for this rank's part of `tensor`.
@@ -51,27 +53,37 @@ def made_of(reader: _core.Reader, fqn: str, chunk: _core.StoredChunk) -> Any:
         UnsupportedError: It needs a class that the program does not have.
     """
     path = f"{reader.directory}/{chunk.file}"
-    archive = io.BytesIO(storage.read_bytes(path, chunk.begin, chunk.end))
-    if not zipfile.is_zipfile(archive):
+    content = storage.read_bytes(path, chunk.begin, chunk.end)
+    if not content.startswith(_ZIP):
         return None
-    where = f'{path} [{chunk.begin}, {chunk.end}), tensor "{fqn}"'
+    where = f'"{fqn}" in {path} at {chunk.begin}'
+    check_archive(content, where)
     try:
-        _check(archive)
-        return _made(fqn, archive)
+        return _made(fqn, io.BytesIO(content))
     except Error:
         raise
-    except Exception as error:
+    except Exception as error:  # torch's unpickler raises many kinds.
         raise CorruptCheckpointError(
             f"{where} cannot be read: {type(error).__name__}: {error}", path=path
         ) from error
 
 
-def _check(archive: io.BytesIO) -> None:
-    """Compares the bytes with the checksums among them: torch's unpickler does not."""
-    with zipfile.ZipFile(archive) as records:
-        for record in records.infolist():
-            if record.CRC:  # torch writes 0 when told to leave checksums out.
-                records.read(record)
+def check_archive(content: bytes, where: str) -> None:
+    """Compares bytes with the checksums that torch.save has put among them, which torch does not.
+
+    Raises:
+        CorruptCheckpointError: They differ; the message begins with `where`.
+    """
+    if not content.startswith(_ZIP):
+        return  # Whoever unpickles the bytes gives them their meaning.
+    try:
+        with zipfile.ZipFile(io.BytesIO(content)) as archive:
+            for record in archive.infolist():
+                # 0 is what torch writes when told to leave checksums out.
+                if record.CRC and record.compress_type == zipfile.ZIP_STORED:
+                    archive.read(record)
+    except (zipfile.BadZipFile, EOFError) as error:
+        raise CorruptCheckpointError(f"{where} is damaged: {error}") from error
 
 
 def _box(fqn: str, tensor: Any) -> tuple[tuple[int, ...], tuple[int, ...]]:
@@ -82,7 +94,6 @@ def _box(fqn: str, tensor: Any) -> tuple[tuple[int, ...], tuple[int, ...]]:
 
 
 def _made(fqn: str, archive: io.BytesIO) -> Any:
-    archive.seek(0)
     names = torch.serialization.get_unsafe_globals_in_checkpoint(archive)
     kinds: list[Any] = []
     for name in names:

@@ -92,15 +92,16 @@ def take_apart(fqn: str, tensor: Any) -> Apart | None:
             share = Share(tensor.shape, stretches_of(fqn, tensor), tensor._local_tensor)
             apart.inner = _shares(fqn, share, apart)
         return apart
-    for taker in (_sparse, _nested, _quantized):
-        apart = taker(fqn, tensor)
-        if apart is not None:
-            return apart
-    if hasattr(type(tensor), "__tensor_flatten__"):
+    # First, since a wrapper may answer for its inner tensors; a jagged one is nested by a class of torch's.
+    if hasattr(type(tensor), "__tensor_flatten__") and not tensor.is_nested:
         apart = _flattened(fqn, tensor)
         below = (take_apart(fqn, inner) for inner in apart.inner.values())
         apart.in_place = all(each is None or each.in_place for each in below)
         return apart
+    for taker in (_sparse, _nested, _quantized):
+        taken = taker(fqn, tensor)
+        if taken is not None:
+            return taken
     if tensor.dtype not in NUMBERS and type(tensor) in (torch.Tensor, torch.nn.Parameter):
         return Apart("torch:bytes", {"dtype": tensor.dtype}, {"bytes": _bytes(tensor)})
     return None

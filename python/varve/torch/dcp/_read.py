@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import math
 import os
-import zipfile
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -17,7 +16,7 @@ from torch.distributed.checkpoint.planner import LoadItemType, LoadPlan, LoadPla
 from varve import _core
 from varve._core import storage
 from varve._engine import collector_at_rest
-from varve.errors import CheckpointNotFoundError, CorruptCheckpointError, InvalidArgumentError
+from varve.errors import CheckpointNotFoundError, InvalidArgumentError
 from varve.torch import _by_torch
 from varve.torch._devices import cuda_of
 from varve.torch._shards import NUMBERS, overlaps
@@ -26,7 +25,6 @@ from varve.torch.dcp._metadata import Stored, dtype_of
 #: Tensors are read in batches of so many bytes, which bounds the memory of planners and copies.
 _TURN_BYTES = 1 << 30
 
-_ZIP = b"PK\x03\x04"
 _ZSTD = b"\x28\xb5\x2f\xfd"
 
 
@@ -134,7 +132,7 @@ class PlanReader:
             path = os.path.join(self._reader.directory, name)
             content = storage.read_bytes(path, begin, end)
             if not content.startswith(_ZSTD):
-                _check_archive(content, f'"{fqn}" in {path} at {begin}')
+                _by_torch.check_archive(content, f'"{fqn}" in {path} at {begin}')
                 return content
             # Compressed. Its content goes to an unpickler in any case, as with torch's planner.
             return _saved(self._reader.objects([fqn], True)[0])
@@ -157,17 +155,3 @@ def _saved(value: Any) -> bytes:
     stream = io.BytesIO()
     torch.save(value, stream)
     return stream.getvalue()
-
-
-def _check_archive(content: bytes, where: str) -> None:
-    """Compares the bytes with the checksums that torch.save has put among them."""
-    if not content.startswith(_ZIP):
-        return  # The planner gives a value's bytes their meaning.
-    try:
-        with zipfile.ZipFile(io.BytesIO(content)) as archive:
-            for record in archive.infolist():
-                # 0 is what torch writes when told to leave checksums out.
-                if record.CRC and record.compress_type == zipfile.ZIP_STORED:
-                    archive.read(record)
-    except (zipfile.BadZipFile, EOFError) as error:
-        raise CorruptCheckpointError(f"{where} is damaged: {error}") from error
