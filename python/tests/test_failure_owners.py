@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import warnings
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ import torch
 import varve
 import varve.torch
 from varve.integrations._hf_saves import Saves, VarveSaving
+from varve.torch._handle import SaveHandle
 
 LONG = 60.0
 
@@ -49,6 +51,34 @@ def test_an_adapter_does_not_learn_of_the_failure_of_an_abandoned_one(
     assert not (tmp_path / "next").exists()
     if stager is not None:
         stager.close()
+
+
+def test_a_save_that_fails_before_its_call_returns_is_raised_by_the_next_call(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begin = SaveHandle._begin
+
+    def begin_and_wait(*arguments: Any) -> Any:
+        *others, end, refusal = arguments
+        ended = threading.Event()
+
+        def noting_end(report: Any, error: BaseException | None) -> None:
+            end(report, error)
+            ended.set()
+
+        engine = begin(*others, noting_end, refusal)
+        assert ended.wait(LONG)
+        return engine
+
+    stager = varve.torch.Stager()
+    taken = failing(tmp_path)
+    with monkeypatch.context() as patched:
+        patched.setattr(SaveHandle, "_begin", staticmethod(begin_and_wait))
+        handle = varve.torch.async_save(state(), taken, stager=stager, on_failure="raise")
+    assert handle.done()
+    with pytest.raises(varve.Error, match="a background save has failed"):
+        varve.torch.async_save(state(), tmp_path / "next", stager=stager, on_failure="raise")
+    stager.close()
 
 
 def test_the_end_of_one_adapter_forgets_its_own_failures(tmp_path: Path) -> None:

@@ -131,8 +131,7 @@ def begin(call: Call[AnyHandle]) -> AnyHandle:
     handle._warning = _engine.warn_of_values(
         where, handle._differing, call.save["format"], call.save["on_difference"]
     )
-    copied = handle.staging_completion
-    if call.on_failure == "raise" and handle.done() and copied.done() and copied.exception():
+    if handle._raised_by_call:
         handle.result()
     if call.on_end is not None:
         handle.add_done_callback(cast("Callable[[Future[Any]], object]", call.on_end))
@@ -235,8 +234,10 @@ class Save(Generic[AnyHandle]):
             handle._engine = engine
         if handle.done():
             handle._engine = None
-            if self.on_failure == "raise" and handle._exception is not None:
-                failures.forget(handle._exception)  # The call raises it.
+        copied = handle.staging_completion
+        if self.on_failure == "raise" and handle.done() and copied.done() and copied.exception():
+            handle._raised_by_call = True
+            failures.forget(cast("BaseException", handle._exception))
         handle._differing = Differing(engine.differing_tensors, engine.differing_objects)
         return handle
 

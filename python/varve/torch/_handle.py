@@ -51,6 +51,7 @@ class Handle(Future[Report]):
         self._looked_at = False
         self._failed = False
         self._saved = False  # And its upload is under way.
+        self._raised_by_call = False  # Nothing was copied, and the call raises why.
         self._asked_to_end = False
         self._differing = Differing()
         self._warning = ""  # What the call has warned of; "" where nothing was new.
