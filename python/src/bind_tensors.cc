@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <utility>
 
 #include "bindings.h"
@@ -40,37 +41,132 @@ void AddTarget(LoadRequest& request, std::string fqn, DType dtype, Dims shape,
                              OnCudaOf(cuda)});
 }
 
+void Add(State& state, std::string fqn, PlainTensor plain) {
+  TensorSource source = HostMemory{plain.data, {}};
+  if (plain.cuda) {
+    source = CudaMemory{plain.data, plain.cuda->device, plain.cuda->stream, {}};
+  }
+  Box box = WholeBox(plain.shape);
+  state.tensors.push_back(
+      {std::move(fqn), plain.dtype, std::move(plain.shape), std::move(box), std::move(source)});
+}
+
+void Add(LoadRequest& request, std::string fqn, PlainTensor plain) {
+  Box box = WholeBox(plain.shape);
+  request.targets.push_back({std::move(fqn),
+                             plain.dtype,
+                             std::move(plain.shape),
+                             std::move(box),
+                             plain.data,
+                             {},
+                             plain.cuda});
+}
+
 /// Adds a whole plain tensor of torch in row-major memory, which is what nearly all are. Returns
 /// false for all others, which are added otherwise.
-bool AddPlainSource(State& state, std::string fqn, nb::handle tensor, bool devices) {
+template <class Into>
+bool AddPlain(Into& into, std::string fqn, nb::handle tensor, bool devices) {
   auto plain = PlainTensorOf(tensor, devices);
   if (!plain) {
     return false;
   }
-  TensorSource source = HostMemory{plain->data, {}};
-  if (plain->cuda) {
-    source = CudaMemory{plain->data, plain->cuda->device, plain->cuda->stream, {}};
-  }
-  Box box = WholeBox(plain->shape);
-  state.tensors.push_back(
-      {std::move(fqn), plain->dtype, std::move(plain->shape), std::move(box), std::move(source)});
+  Add(into, std::move(fqn), *std::move(plain));
   return true;
 }
 
-bool AddPlainTarget(LoadRequest& request, std::string fqn, nb::handle tensor, bool devices) {
-  auto plain = PlainTensorOf(tensor, devices);
-  if (!plain) {
-    return false;
+/// Returns the name of an entry at `path`; nothing where the key is no str of ASCII.
+std::optional<std::string> NameAt(const std::optional<std::string>& path, nb::handle key) {
+  if (!PyUnicode_CheckExact(key.ptr())) {
+    return std::nullopt;
   }
-  Box box = WholeBox(plain->shape);
-  request.targets.push_back({std::move(fqn),
-                             plain->dtype,
-                             std::move(plain->shape),
-                             std::move(box),
-                             plain->data,
-                             {},
-                             plain->cuda});
-  return true;
+  Py_ssize_t size = 0;
+  const char* const text = PyUnicode_AsUTF8AndSize(key.ptr(), &size);
+  if (text == nullptr) {
+    PyErr_Clear();  // A lone surrogate.
+    return std::nullopt;
+  }
+  if (PyUnicode_GetLength(key.ptr()) != size) {
+    return std::nullopt;
+  }
+  std::string name = path ? *path + "." : std::string();
+  name.append(text, static_cast<std::size_t>(size));
+  return name;
+}
+
+/// Takes (key, value) pairs as long as `take` returns true for them. Returns the first other pair,
+/// None at the end.
+template <class Take>
+nb::object TakeWhile(nb::handle entries, const Take& take) {
+  while (PyObject* const next = PyIter_Next(entries.ptr())) {
+    nb::object entry = nb::steal(next);
+    const bool is_pair = PyTuple_Check(next) && PyTuple_Size(next) == 2;
+    if (!is_pair || !take(PyTuple_GetItem(next, 0), PyTuple_GetItem(next, 1))) {
+      return entry;
+    }
+  }
+  if (PyErr_Occurred() != nullptr) {
+    throw nb::python_error();
+  }
+  return nb::none();
+}
+
+/// Adds the plain tensors of a dict to a save, up to the first other entry: a call of Python for
+/// each tensor costs more than all the rest of it.
+///
+/// `names` has what each name of the state is, `items` gets `leaf` for each key, `taken` the
+/// tensors. Returns the first other (key, value), None at the end.
+nb::object AddPlainItems(State& state, nb::handle entries, const std::optional<std::string>& path,
+                         nb::dict names, nb::dict items, nb::handle leaf, nb::list taken,
+                         bool devices) {
+  const nb::str word("tensor");
+  return TakeWhile(entries, [&](nb::handle key, nb::handle tensor) {
+    auto name = NameAt(path, key);
+    if (!name) {
+      return false;
+    }
+    const nb::str text(name->c_str(), name->size());
+    if (names.contains(text) || !AddPlain(state, *std::move(name), tensor, devices)) {
+      return false;
+    }
+    names[text] = word;
+    items[key] = leaf;
+    taken.append(tensor);
+    return true;
+  });
+}
+
+/// Returns whether a name is that of one rank's value: "rank3", "rng/rank3" (RANK_PART of
+/// _tree.py).
+bool IsOfOneRank(std::string_view name) {
+  const std::size_t last = name.find_last_not_of("0123456789");
+  return last != std::string_view::npos && last + 1 < name.size() &&
+         name.substr(0, last + 1).ends_with("rank");
+}
+
+/// Adds the plain tensors of a dict that are to be filled, and for which `stored` has a `leaf`
+/// under the same key, up to the first other entry; likewise.
+///
+/// `taken` gets (name, tensor).
+nb::object MatchPlainItems(LoadRequest& request, nb::handle entries,
+                           const std::optional<std::string>& path, nb::dict stored, nb::handle leaf,
+                           nb::list taken, bool devices) {
+  return TakeWhile(entries, [&](nb::handle key, nb::handle tensor) {
+    auto name = NameAt(path, key);
+    if (!name) {
+      return false;
+    }
+    PyObject* const found =
+        PyDict_GetItemWithError(stored.ptr(), key.ptr());  // Of a str: no error.
+    if (found == nullptr || Py_TYPE(found) != Py_TYPE(leaf.ptr()) || IsOfOneRank(*name)) {
+      return false;
+    }
+    const nb::str text(name->c_str(), name->size());
+    if (!AddPlain(request, *std::move(name), tensor, devices)) {
+      return false;
+    }
+    taken.append(nb::make_tuple(text, tensor));
+    return true;
+  });
 }
 
 /// Counts a tensor of a device that the caller copies by itself.
@@ -98,7 +194,10 @@ void BindTensors(nb::module_& module) {
       .def("add", &AddSource, nb::arg("fqn"), nb::arg("dtype"), nb::arg("shape"),
            nb::arg("address"), nb::arg("strides") = nb::none(), nb::arg("offsets") = nb::none(),
            nb::arg("sizes") = nb::none(), nb::arg("cuda") = nb::none())
-      .def("add_plain", &AddPlainSource, nb::arg("fqn"), nb::arg("tensor"), nb::arg("devices"))
+      .def("add_plain", &AddPlain<State>, nb::arg("fqn"), nb::arg("tensor"), nb::arg("devices"))
+      .def("add_plain_items", &AddPlainItems, nb::arg("entries"), nb::arg("path").none(),
+           nb::arg("names"), nb::arg("items"), nb::arg("leaf"), nb::arg("taken"),
+           nb::arg("devices"))
       .def("note_copied", &NoteCopied<State>, nb::arg("problem"))
       .def(
           "add_object",
@@ -120,7 +219,11 @@ void BindTensors(nb::module_& module) {
       .def("add", &AddTarget, nb::arg("fqn"), nb::arg("dtype"), nb::arg("shape"),
            nb::arg("address"), nb::arg("strides") = nb::none(), nb::arg("offsets") = nb::none(),
            nb::arg("sizes") = nb::none(), nb::arg("cuda") = nb::none())
-      .def("add_plain", &AddPlainTarget, nb::arg("fqn"), nb::arg("tensor"), nb::arg("devices"))
+      .def("add_plain", &AddPlain<LoadRequest>, nb::arg("fqn"), nb::arg("tensor"),
+           nb::arg("devices"))
+      .def("match_plain_items", &MatchPlainItems, nb::arg("entries"), nb::arg("path").none(),
+           nb::arg("stored"), nb::arg("leaf"), nb::arg("taken"), nb::arg("devices"))
+      .def("clear_targets", [](LoadRequest& request) { request.targets.clear(); })
       .def("note_copied", &NoteCopied<LoadRequest>, nb::arg("problem"))
       .def("place", &Place, nb::arg("shape"), nb::arg("offsets"))
       .def_rw("objects", &LoadRequest::objects)

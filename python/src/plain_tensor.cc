@@ -55,6 +55,7 @@ struct Torch {
   PyObject* tensor_type = nullptr;
   PyObject* parameter_type = nullptr;
   std::map<std::pair<int, int>, DType> dtypes;  // By code and bits.
+  PyObject* stored = nullptr;                   // The dtypes of torch that these are.
   // Called as they are: a lookup by name for each tensor would cost more than the call.
   PyObject* is_neg = nullptr;
   PyObject* is_conj = nullptr;
@@ -62,13 +63,15 @@ struct Torch {
   PyObject* untyped_storage = nullptr;
   PyObject* storage_nbytes = nullptr;
   PyObject* hasattr = nullptr;
+  PyObject* dtype = nullptr;
   PyObject* global_shape = nullptr;
 };
 Torch& g_torch = *new Torch;
 
 /// Takes the interface from torch's capsule. One of another major version is left alone.
 void SetTorch(const nb::object& capsule, const nb::object& tensor_type,
-              const nb::object& parameter_type, std::map<std::pair<int, int>, DType> dtypes) {
+              const nb::object& parameter_type, std::map<std::pair<int, int>, DType> dtypes,
+              const nb::frozenset& stored) {
   auto* const exchange = static_cast<const ExchangeInterface*>(
       PyCapsule_GetPointer(capsule.ptr(), "dlpack_exchange_api"));
   if (exchange == nullptr) {
@@ -80,6 +83,7 @@ void SetTorch(const nb::object& capsule, const nb::object& tensor_type,
   g_torch.tensor_type = nb::object(tensor_type).release().ptr();
   g_torch.parameter_type = nb::object(parameter_type).release().ptr();
   g_torch.dtypes = std::move(dtypes);
+  g_torch.stored = nb::object(stored).release().ptr();
   const auto method = [](nb::handle type, const char* name) {
     return nb::object(type.attr(name)).release().ptr();
   };
@@ -89,6 +93,7 @@ void SetTorch(const nb::object& capsule, const nb::object& tensor_type,
   g_torch.untyped_storage = method(tensor_type, "untyped_storage");
   g_torch.storage_nbytes = method(nb::module_::import_("torch").attr("UntypedStorage"), "nbytes");
   g_torch.hasattr = method(nb::module_::import_("builtins"), "hasattr");
+  g_torch.dtype = PyUnicode_InternFromString("dtype");
   g_torch.global_shape = PyUnicode_InternFromString("global_shape");
   g_torch.exchange = exchange;
 }
@@ -129,6 +134,15 @@ std::uint64_t NumberOf(PyObject* function, Arguments... arguments) {
   return nb::cast<std::uint64_t>(Call(function, arguments...));
 }
 
+/// DLPack calls a uint4 a uint8: torch's own dtype tells them apart.
+bool IsStored(PyObject* tensor) {
+  const nb::object dtype = nb::steal(PyObject_GetAttr(tensor, g_torch.dtype));
+  if (!dtype.is_valid()) {
+    throw nb::python_error();
+  }
+  return PySet_Contains(g_torch.stored, dtype.ptr()) == 1;
+}
+
 }  // namespace
 
 std::optional<PlainTensor> PlainTensorOf(nb::handle tensor, bool devices) {
@@ -159,7 +173,7 @@ std::optional<PlainTensor> PlainTensorOf(nb::handle tensor, bool devices) {
   // storage that ends before the last element, of which Python tells why.
   PyObject* const object = tensor.ptr();
   if (IsTrue(g_torch.is_neg, object) || IsTrue(g_torch.is_conj, object) ||
-      IsTrue(g_torch.hasattr, object, g_torch.global_shape) ||
+      IsTrue(g_torch.hasattr, object, g_torch.global_shape) || !IsStored(object) ||
       (bytes > 0 && found.data == nullptr)) {
     return std::nullopt;
   }
@@ -182,7 +196,7 @@ std::optional<PlainTensor> PlainTensorOf(nb::handle tensor, bool devices) {
 
 void BindPlainTensors(nb::module_& module) {
   module.def("set_torch", &SetTorch, nb::arg("capsule"), nb::arg("tensor"), nb::arg("parameter"),
-             nb::arg("dtypes"));
+             nb::arg("dtypes"), nb::arg("stored"));
   module.def("device_problem", [] {
     const GilReleased release;
     return DeviceProblem();

@@ -12,6 +12,7 @@ import torch
 
 import varve.torch
 import varve.torch.dcp as dcp
+from varve import _tree
 from varve.torch import Stager, _devices, _stager, _tensors, async_save
 from varve.torch.dcp import _by_engine, _copy, _read, _write
 
@@ -56,7 +57,8 @@ def stand_in() -> None:
     for module in (_devices, _copy, _read, _write):
         module.cuda_of = cuda_of  # type: ignore[attr-defined]
     _tensors.TorchArrays._added_plain = lambda *_: False  # type: ignore[method-assign]
-    _tensors.TorchArrays.taker = lambda *_: lambda *_: False  # type: ignore[method-assign]
+    _tensors.TorchArrays.taker = lambda *_: _tree.take_nothing  # type: ignore[method-assign]
+    _tensors.TorchArrays.matcher = lambda *_: _tree.take_nothing  # type: ignore[method-assign]
     _by_engine._is_plain = lambda _: True
     _stager.cuda_device = lambda tensor: (cuda_of(tensor) or (None,))[0]
     assert _devices.problem() == ""

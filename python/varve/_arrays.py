@@ -109,9 +109,13 @@ class NumpyArrays:
         """Everything comes back as a NumPy array."""
         return "numpy"
 
-    def taker(self, into: Gathered) -> Callable[[str, Any], bool]:
-        """Returns a function that takes none: arrays are of many types."""
-        return lambda _fqn, _tensor: False
+    def taker(self, into: Gathered) -> _tree.Take:
+        """Returns a function that takes nothing: arrays are of many types."""
+        return _tree.take_nothing
+
+    def matcher(self, into: Filling) -> _tree.Pair:
+        """Returns a function that takes nothing."""
+        return _tree.take_nothing
 
     def add_sources(self, into: Gathered, fqn: str, tensor: Any) -> None:
         """Adds one shard: the whole array."""

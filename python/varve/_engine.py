@@ -43,9 +43,6 @@ class Coordinator(Protocol):
 class Arrays(Objects, Protocol):
     """The part of an array library: which objects are its tensors, and where their memory is."""
 
-    plain: frozenset[type]
-    """Types whose objects are all tensors of torch."""
-
     wrapping: _tree.Wrapping | None
     """For tensors that are made of others; None where the library has none."""
 
@@ -55,8 +52,11 @@ class Arrays(Objects, Protocol):
     def origin(self, tensor: Any) -> str:
         """Returns the library of a read's results: "torch" or "numpy"."""
 
-    def taker(self, into: Gathered) -> Callable[[str, Any], bool]:
-        """Returns a function that adds a tensor of a `plain` type as it lies in memory; False for others."""
+    def taker(self, into: Gathered) -> _tree.Take:
+        """Returns a function that adds the tensors of a dict that are plain memory."""
+
+    def matcher(self, into: Filling) -> _tree.Pair:
+        """Returns a function that adds the tensors of a dict to fill that are plain memory."""
 
     def add_sources(self, into: Gathered, fqn: str, tensor: Any) -> None:
         """Adds the shards of a tensor to save."""
@@ -204,10 +204,8 @@ def gather(
         engine.add_file(name, content)
     with collector_at_rest():
         # Nearly all tensors are plain, and those go to the engine at once.
-        take = None if folder is not None else arrays.taker(made)
-        flat = _tree.Flattener(
-            rank, arrays.is_tensor, arrays.origin, arrays.plain, arrays.wrapping, take
-        )
+        take = _tree.take_nothing if folder is not None else arrays.taker(made)
+        flat = _tree.Flattener(rank, arrays.is_tensor, arrays.origin, arrays.wrapping, take)
         engine.structure = _core.encode_value(flat.flatten(state), "", False)
         tensors = flat.tensors
         if folder is not None:

@@ -89,6 +89,7 @@ class _Plan:
         self.wrappers = Wrappers(lambda: dict(_leaves(opened[0], None)) if saved is None else saved)
         saved = structure
         by_name: Callable[[], Mapping[str, Any]] = dict
+        take = arrays.matcher(self.filling)
         if choice.rename is not None:
             renamed = Renamed(structure or dict(_leaves(reader, None)), choice.rename)
             self.stored_name = renamed.stored
@@ -100,6 +101,7 @@ class _Plan:
             structure = flat.flatten(state)
             if not {fqn for fqn, _ in flat.tensors} <= set(reader.tensor_names()):
                 self.wrappers.begin()
+                take = _tree.take_nothing  # `structure` has names that are not stored.
         else:
             by_name = lambda: Renamed(saved, str).structure  # noqa: E731
         names, wrappers = self.stored_name or {}, self.wrappers
@@ -124,6 +126,7 @@ class _Plan:
             cast,
             pickled,
             unwrapped=self.wrappers.find,
+            take=take,
         )
         with collector_at_rest():
             self.match.match(state, structure, self)
@@ -155,6 +158,7 @@ class _Plan:
         tensors = match.tensor_names()
         if twice := self.wrappers.twice(tensors):
             match.lose(twice)
+            self.filling.engine.clear_targets()
         others = [*(fqn for fqn, *_ in match.created), *(fqn for fqn, _ in match.objects)]
         self.unwrapped = self.wrappers.matched((*match.tensor_names(), *others))
 
@@ -205,7 +209,7 @@ class _Plan:
 
     def _list_targets(self) -> None:
         arrays, filling = self.arrays, self.filling
-        for fqn, tensor in self.match.tensors:
+        for fqn, tensor in self.match.to_add:
             arrays.add_targets(filling, self.stored(fqn), tensor)
         for fqn, origin, put, like in self.match.created:
             name = self.stored(fqn)

@@ -14,7 +14,18 @@ from typing import Any
 from varve._match_objects import STEP, item_setter, match_object
 from varve._objects import Objects, Source
 from varve._select import NameTree, prune
-from varve._tree import RANK_PART, Flattener, PerRank, build, is_stateful, join, leaves
+from varve._tree import (
+    MAPPINGS,
+    RANK_PART,
+    Flattener,
+    Pair,
+    PerRank,
+    build,
+    is_stateful,
+    join,
+    leaves,
+    take_nothing,
+)
 from varve._values import ObjectLeaf, TensorLeaf, Wrapped
 from varve.errors import InvalidArgumentError
 
@@ -35,7 +46,7 @@ class Match:
     and its filled state dict. `by_name` gives what is stored by full names, for entries whose
     containers differ from the stored ones, `unwrapped` the entry for a name that is stored with other
     parts of wrappers. `world` is the number of ranks that load. `arrays` takes apart and makes tensors that
-    are made of others; with `cast` those of another class will do.
+    are made of others; with `cast` those of another class will do. `take` deals with plain tensors.
     `pickled` is that of a Wrapping, for what other software has stored of a tensor made of others.
 
     A container gets what it has names for. An object with `load_state_dict` gets all that is stored below it:
@@ -55,8 +66,12 @@ class Match:
         cast: bool = False,
         pickled: Callable[[str, Any, Any], tuple[str, Callable[[], None]]] | None = None,
         unwrapped: Callable[[str], Any] = lambda _name: None,
+        take: Pair = take_nothing,
     ) -> None:
         self.tensors: list[tuple[str, Any]] = []
+        #: Those of `tensors` that `take` has not taken.
+        self.to_add: list[tuple[str, Any]] = []
+        self._take = take if keys is None else take_nothing
         self.created: list[tuple[str, str, Setter, Any]] = []
         self.objects: list[tuple[str, Setter]] = []
         self.fills: list[Callable[[], None]] = []
@@ -134,6 +149,7 @@ class Match:
                 self.assigned.append((path, value, replace))
             elif isinstance(stored, TensorLeaf):
                 self.tensors.append((path, value))
+                self.to_add.append((path, value))
             elif self._takes_all:
                 self._replace(None, stored, path, replace)
             else:
@@ -204,7 +220,10 @@ class Match:
         return self._keys is None or path in self._keys
 
     def _mapping(self, mapping: Any, stored: Mapping[Any, Any], path: str | None) -> None:
-        for key, value in mapping.items():
+        take = self._take if type(stored) in MAPPINGS else take_nothing
+        entries = iter(mapping.items())
+        while (other := take(entries, path, stored, self.tensors)) is not None:
+            key, value = other
             if type(value) is PerRank and self._merge(key, value, stored, path):
                 continue
             stored_key = f"{key}/rank{self._rank}" if type(value) is PerRank else key
@@ -429,6 +448,7 @@ class Match:
         self._absent.extend((fqn, tensor, None) for fqn, tensor in self.tensors if fqn in names)
         self._absent.extend(one for one in self.assigned if one[0] in names)
         self.tensors = [one for one in self.tensors if one[0] not in names]
+        self.to_add = self.tensors  # What `take` has taken is to be forgotten.
         self.assigned = [one for one in self.assigned if one[0] not in names]
         self.missing.extend(fqn for fqn, _, _ in self._absent if fqn in names)
 

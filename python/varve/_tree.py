@@ -102,6 +102,27 @@ class Wrapping(Protocol):
         """Returns the whole tensor that torch has pickled as an object of its class, None for a plain one."""
 
 
+#: Takes the pairs at the beginning of a dict's (key, value) pairs that are plain tensors. It is given the
+#: pairs, the name of the dict, the names of the state, the dict of leaves and a list of tensors, and adds to the
+#: last three. Returns the first other pair, None at the end.
+Take = Callable[
+    [Iterator[tuple[Any, Any]], str | None, dict[str, str], dict[Any, Any], list[Any]],
+    tuple[Any, Any] | None,
+]
+
+#: Takes likewise those to fill, which the second dict has a stored tensor for. It is given the pairs, the name
+#: of the dict, the stored dict and a list that it adds (name, tensor) to.
+Pair = Callable[
+    [Iterator[tuple[Any, Any]], str | None, Any, list[tuple[str, Any]]],
+    tuple[Any, Any] | None,
+]
+
+
+def take_nothing(entries: Iterator[tuple[Any, Any]], *_others: Any) -> tuple[Any, Any] | None:
+    """Returns the next pair, as a Take and a Pair."""
+    return next(entries, None)
+
+
 class Flattener:
     """Collects the leaves of a state and the structure around them.
 
@@ -115,9 +136,8 @@ class Flattener:
         rank: int,
         is_tensor: Callable[[Any], bool],
         origin: Callable[[Any], str],
-        plain: frozenset[type] = frozenset(),
         wrapping: Wrapping | None = None,
-        take: Callable[[str, Any], bool] | None = None,
+        take: Take = take_nothing,
     ) -> None:
         """Starts with nothing.
 
@@ -125,13 +145,10 @@ class Flattener:
             rank: This rank's number, in the names of `PerRank` values.
             is_tensor: Whether a value is stored as a tensor.
             origin: The library that a tensor comes from.
-            plain: Types whose objects are all tensors of torch; states have tens of thousands of them.
             wrapping: Takes tensors apart that are made of others. Without it they are listed as they are.
-            take: Called with the name and each tensor of the `plain` types. True: it is dealt with, and goes
-                to `taken` instead of `tensors`.
+            take: Takes plain tensors, which go to `taken` instead of `tensors`. States have tens of thousands.
         """
-        self._plain = plain if take is not None else frozenset()
-        self._take = take if take is not None else lambda _name, _tensor: False
+        self._take = take
         self._wrapping = wrapping
         self.tensors: list[tuple[str, Any]] = []
         self.objects: list[tuple[str, Any]] = []
@@ -190,16 +207,9 @@ class Flattener:
                 "convert it to a dict"
             )
         items: dict[Any, Any] = {}
-        plain, names, torch_leaf = self._plain, self._names, LEAVES["torch"]
-        take = self._take
-        for key, item in _classes.items_of(mapping):
-            if type(item) in plain and type(key) is str and key.isascii():
-                name = key if path is None else f"{path}.{key}"
-                if name not in names and take(name, item):
-                    names[name] = "tensor"
-                    self.taken.append(item)
-                    items[key] = torch_leaf
-                    continue
+        entries = iter(_classes.items_of(mapping))
+        while (other := self._take(entries, path, self._names, items, self.taken)) is not None:
+            key, item = other
             if type(item) is PerRank:
                 key, item = f"{key}/rank{self._rank}", item.value
             items[key] = self._visit(item, join(path, str(key)))

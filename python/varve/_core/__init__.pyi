@@ -1,6 +1,6 @@
 """The binding to libvarve."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import InitVar
 from typing import Any, Final, Literal
 
@@ -118,6 +118,30 @@ class State:
 
     def add_plain(self, fqn: str, tensor: Any, devices: bool) -> bool:
         """As LoadRequest.add_plain."""
+
+    def add_plain_items(
+        self,
+        entries: Iterator[tuple[Any, Any]],
+        path: str | None,
+        names: dict[str, str],
+        items: dict[Any, Any],
+        leaf: Any,
+        taken: list[Any],
+        devices: bool,
+    ) -> tuple[Any, Any] | None:
+        """Adds what `add_plain` would of a dict's entries, up to the first other one.
+
+        Args:
+            entries: The (key, value) pairs. A key that is no str of ASCII ends it, and one whose name there is.
+            path: The name of the dict; None for the whole state.
+            names: The names of the state; gets "tensor" for each that is added.
+            items: Gets the leaf under each key.
+            leaf: What the structure has for a tensor.
+            taken: Gets the tensors.
+            devices: As in `add_plain`.
+
+        Returns the first other pair, None at the end.
+        """
 
     def note_copied(self, problem: str) -> None:
         """Counts a tensor of a device that the caller copies by itself."""
@@ -318,9 +342,16 @@ def dcp_replaces_directory(path: str) -> bool:
     """True where DcpCommit is the way to save at a path, false for DcpInPlaceCommit, as far as names tell."""
 
 def set_torch(
-    capsule: Any, tensor: type, parameter: type, dtypes: dict[tuple[int, int], int]
+    capsule: Any,
+    tensor: type,
+    parameter: type,
+    dtypes: dict[tuple[int, int], int],
+    stored: frozenset[Any],
 ) -> None:
-    """Takes torch's interface for C callers, by which `add_plain` looks at tensors."""
+    """Takes torch's interface for C callers, by which `add_plain` looks at tensors.
+
+    `dtypes` are numbers by DLPack's code and bits, `stored` the torch dtypes that `add_plain` takes.
+    """
 
 def device_problem() -> str:
     """Returns why the engine can use no CUDA device; empty where it can."""
@@ -367,6 +398,24 @@ class LoadRequest:
 
         `devices`: one on a CUDA device may be added too, with the stream that is current there.
         """
+
+    def match_plain_items(
+        self,
+        entries: Iterator[tuple[Any, Any]],
+        path: str | None,
+        stored: dict[Any, Any],
+        leaf: Any,
+        taken: list[tuple[str, Any]],
+        devices: bool,
+    ) -> tuple[Any, Any] | None:
+        """Adds plain tensors to fill as State.add_plain_items does.
+
+        Those for which `stored` has an object of the type of `leaf` under the same key. `taken` gets
+        (name, tensor).
+        """
+
+    def clear_targets(self) -> None:
+        """Takes all tensors out again."""
 
     def note_copied(self, problem: str) -> None:
         """Counts a tensor of a device that the caller copies by itself."""

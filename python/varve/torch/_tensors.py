@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -13,6 +14,7 @@ from varve import _core, _tree
 from varve._arrays import _DLPACK, NumpyArrays
 from varve._engine import DTYPE_NUMBERS, Filling, Gathered
 from varve._objects import Planned, Source, Upgrade
+from varve._values import LEAVES
 from varve.errors import InvalidArgumentError, UnsupportedError
 from varve.torch import _devices, _modules, _optimizers
 from varve.torch._grown import Shapes, made_shape
@@ -43,6 +45,7 @@ if _exchange is not None:
         torch.Tensor,
         torch.nn.Parameter,
         {code: DTYPE_NUMBERS[name] for code, name in _DLPACK.items()},
+        frozenset(NUMBERS),
     )
 
 
@@ -59,8 +62,6 @@ class TorchArrays(NumpyArrays):
             parameters whose optimizers have nothing yet.
         cast: State of optimizers may be converted between floating-point types.
     """
-
-    plain = frozenset((torch.Tensor, torch.nn.Parameter))
 
     def __init__(
         self,
@@ -113,14 +114,33 @@ class TorchArrays(NumpyArrays):
         memory = local if cuda is not None else self._on_cpu(into, fqn, local)
         add_shard(into, fqn, shape, offsets, memory, cuda)
 
-    def taker(self, into: Gathered) -> Callable[[str, Any], bool]:
-        """Returns a function that adds a whole tensor in row-major memory; False for others."""
-        add = into.engine.add_plain
+    def taker(self, into: Gathered) -> _tree.Take:
+        """Returns a function that adds the whole tensors of a dict in row-major memory."""
+        add, leaf = into.engine.add_plain_items, LEAVES["torch"]
 
-        def take(fqn: str, tensor: Any) -> bool:
-            if tensor.dtype not in NUMBERS:
-                return False  # DLPack calls a uint4 a uint8.
-            return add(fqn, tensor, self._plain_devices) or self._added_plain(into, fqn, tensor)
+        def take(
+            entries: Any, path: str | None, names: Any, items: Any, taken: list[Any]
+        ) -> tuple[Any, Any] | None:
+            other = add(entries, path, names, items, leaf, taken, self._plain_devices)
+            while other is not None and self._may_now_be_plain(other[1]):
+                entries = itertools.chain((other,), entries)
+                other = add(entries, path, names, items, leaf, taken, True)
+            return other
+
+        return take
+
+    def matcher(self, into: Filling) -> _tree.Pair:
+        """Returns a function that adds such tensors of a dict to fill."""
+        add, leaf = into.engine.match_plain_items, LEAVES["torch"]
+
+        def take(
+            entries: Any, path: str | None, stored: Any, taken: list[tuple[str, Any]]
+        ) -> tuple[Any, Any] | None:
+            other = add(entries, path, stored, leaf, taken, self._plain_devices)
+            while other is not None and self._may_now_be_plain(other[1]):
+                entries = itertools.chain((other,), entries)
+                other = add(entries, path, stored, leaf, taken, True)
+            return other
 
         return take
 
@@ -130,12 +150,16 @@ class TorchArrays(NumpyArrays):
             return True
         if _added_quickly(into, fqn, tensor):
             return True
+        return self._may_now_be_plain(tensor) and into.engine.add_plain(fqn, tensor, True)
+
+    def _may_now_be_plain(self, tensor: Any) -> bool:
+        """Returns True for the first tensor on a device that the engine can use; from then on they are plain."""
         if self._plain_devices or not self._from_devices:
             return False
-        if type(tensor) in self.plain and tensor.is_cuda and not _devices.problem():
-            self._plain_devices = True
-            return into.engine.add_plain(fqn, tensor, True)
-        return False
+        if type(tensor) not in (torch.Tensor, torch.nn.Parameter) or not tensor.is_cuda:
+            return False
+        self._plain_devices = not _devices.problem()
+        return self._plain_devices
 
     def _cuda_of(self, local: torch.Tensor) -> tuple[int, int] | None:
         """Returns device and stream of memory that the engine copies itself, else None."""
