@@ -154,6 +154,8 @@ class _Plan:
 
     def _note_wrappers(self) -> None:
         """Notes the entries that only the parts of wrappers tell from stored ones."""
+        if not self.wrappers.used:
+            return
         match = self.match
         tensors = match.tensor_names()
         if twice := self.wrappers.twice(tensors):

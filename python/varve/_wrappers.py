@@ -67,6 +67,11 @@ class Wrappers:
         """Lets `stored` look for names, where nobody calls `find`."""
         self._indexed()
 
+    @property
+    def used(self) -> bool:
+        """False where no name was looked for: all are stored as they are wanted."""
+        return self._index is not None
+
     def matched(self, names: Iterable[str]) -> dict[str, str]:
         """Returns those of the names that are found under other ones, which are the values."""
         if self._index is None:

@@ -335,13 +335,13 @@ class TorchArrays(NumpyArrays):
         """Marks tensors as changed: autograd refuses a backward pass with the old values."""
         changed: list[torch.Tensor] = []
         for tensor in tensors:
-            if isinstance(tensor, Part):
-                changed += [memory for _, memory in tensor.shards if not memory.is_inference()]
-            if isinstance(tensor, torch.Tensor) and not tensor.is_inference():
+            if isinstance(tensor, torch.Tensor):
                 changed.append(tensor)
                 if DTensor is not None and isinstance(tensor, DTensor):
                     changed.append(tensor._local_tensor)
-        increment_version(changed)
+            elif isinstance(tensor, Part):
+                changed += [memory for _, memory in tensor.shards]
+        increment_version([tensor for tensor in changed if not tensor.is_inference()])
 
 
 def _default_device() -> torch.device:
