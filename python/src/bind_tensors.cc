@@ -187,7 +187,8 @@ std::string BytesOf(const nb::bytes& bytes) { return {bytes.c_str(), bytes.size(
 
 }  // namespace
 
-void BindTensors(nb::module_& module) {
+void BindTensors(nb::module_& parent) {
+  nb::module_ module = parent.def_submodule("states");
   BindPlainTensors(module);
   nb::class_<State>(module, "State")
       .def(nb::init<>())

@@ -100,7 +100,7 @@ void BindValues(nb::module_& module);
 void BindCheckpoint(nb::module_& module);
 void BindReader(nb::module_& module);
 void BindReports(nb::module_& module);
-void BindTensors(nb::module_& module);
+void BindTensors(nb::module_& parent);
 void BindCatalogue(nb::module_& module);
 void BindConvert(nb::module_& module);
 void BindUpload(nb::module_& parent);

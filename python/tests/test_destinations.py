@@ -12,6 +12,7 @@ import torch
 import varve
 import varve.torch
 from varve import _core
+from varve._core import states
 
 
 def tensor(value: float = 1.0, size: int = 3) -> torch.Tensor:
@@ -245,7 +246,7 @@ def test_tensors_of_a_list_longer_than_the_saved_one_are_reported_missing(tmp_pa
 
 def test_a_checkpoint_without_containers_is_matched_by_names(tmp_path: Path) -> None:
     weight = tensor(5)
-    saved = _core.State()
+    saved = states.State()
     saved.add("a.b.0", _core.DTYPE_NAMES.index("float32"), (3,), weight.data_ptr())
     saved.add_object("a.n", _core.encode_value(7, "a.n"))
     saved.add_object("extra", _core.encode_value(1, "extra"))

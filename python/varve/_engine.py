@@ -13,6 +13,7 @@ from pathlib import PurePath
 from typing import Any, Protocol
 
 from varve import _arguments, _core, _files, _hf, _tree
+from varve._core import states
 from varve._objects import Objects
 from varve._warn import warn
 from varve.errors import Error, InvalidArgumentError, ReplicasDifferWarning
@@ -164,7 +165,7 @@ def path_name(path: Any) -> str:
 class Gathered:
     """A state as the engine takes it."""
 
-    engine: _core.State = field(default_factory=_core.State)
+    engine: states.State = field(default_factory=states.State)
     keep: list[Any] = field(default_factory=list)
     """Objects that must live as long as the tensors' memory is read."""
 
@@ -173,7 +174,7 @@ class Gathered:
 class Filling:
     """Tensors to fill as the engine takes them."""
 
-    engine: _core.LoadRequest = field(default_factory=_core.LoadRequest)
+    engine: states.LoadRequest = field(default_factory=states.LoadRequest)
     after: list[Callable[[], None]] = field(default_factory=list)
     """Functions to call when they have been filled."""
     keep: list[Any] = field(default_factory=list)

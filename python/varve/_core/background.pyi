@@ -3,7 +3,8 @@
 from collections.abc import Callable
 from typing import Literal
 
-from varve._core import AsyncSaveReport, DeferredReport, SaveOptions, State, _Struct
+from varve._core import AsyncSaveReport, DeferredReport, SaveOptions, _Struct
+from varve._core.states import State
 from varve._engine import Coordinator
 
 class HostBuffer:

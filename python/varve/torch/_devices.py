@@ -9,8 +9,7 @@ from typing import Any
 
 import torch
 
-from varve import _core
-from varve._core import background
+from varve._core import background, states
 from varve.errors import InvalidArgumentError
 
 _log = logging.getLogger("varve")
@@ -22,7 +21,7 @@ def problem() -> str:
 
     Says so in the log: torch then copies each tensor by way of the CPU, at a fifth of the speed.
     """
-    reason = _core.device_problem()
+    reason = states.device_problem()
     if reason:
         _log.warning(
             "tensors on devices are copied by torch, one after the other, which is slower: %s",

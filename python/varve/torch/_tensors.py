@@ -12,6 +12,7 @@ from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 
 from varve import _core, _tree
 from varve._arrays import _DLPACK, NumpyArrays
+from varve._core import states
 from varve._engine import DTYPE_NUMBERS, Filling, Gathered
 from varve._objects import Planned, Source, Upgrade
 from varve._values import LEAVES
@@ -40,7 +41,7 @@ _CASTABLE = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 _exchange = getattr(torch.Tensor, "__dlpack_c_exchange_api__", None)  # Since torch 2.10.
 if _exchange is not None:
-    _core.set_torch(
+    states.set_torch(
         _exchange,
         torch.Tensor,
         torch.nn.Parameter,

@@ -14,7 +14,7 @@ from torch.distributed.checkpoint.metadata import MetadataIndex
 from torch.distributed.checkpoint.planner import LoadItemType, LoadPlan, LoadPlanner, ReadItem
 
 from varve import _core
-from varve._core import storage
+from varve._core import states, storage
 from varve._engine import collector_at_rest
 from varve.errors import CheckpointNotFoundError, InvalidArgumentError
 from varve.torch import _by_torch
@@ -78,7 +78,7 @@ class PlanReader:
             ) from None
 
     def _fill(self, items: list[ReadItem], planner: LoadPlanner) -> None:
-        request = _core.LoadRequest()
+        request = states.LoadRequest()
         filled: list[tuple[ReadItem, torch.Tensor, torch.Tensor]] = []
         for item in items:
             tensor = planner.resolve_tensor(item).detach()
