@@ -110,7 +110,7 @@ class _Plan:
             fqn = wrappers.stored(fqn)
             return names.get(fqn, fqn)
 
-        def pickled(fqn: str, tensor: Any, apart: Any) -> tuple[str, Callable[[], None]]:
+        def pickled(fqn: str, tensor: Any, apart: Any) -> tuple[str, Callable[[], Any]]:
             assert arrays.wrapping is not None  # Else there is nothing to take apart.
             return arrays.wrapping.pickled(opened[0], stored(fqn), tensor, apart)
 

@@ -64,7 +64,7 @@ class Match:
         by_name: Callable[[], Mapping[str, Any]] = dict,
         world: int = 1,
         cast: bool = False,
-        pickled: Callable[[str, Any, Any], tuple[str, Callable[[], None]]] | None = None,
+        pickled: Callable[[str, Any, Any], tuple[str, Callable[[], Any]]] | None = None,
         unwrapped: Callable[[str], Any] = lambda _name: None,
         take: Pair = take_nothing,
     ) -> None:
@@ -179,7 +179,8 @@ class Match:
             unlike, fill = self._pickled(path, value, apart)
             if not unlike:
                 self.known.append(path)
-                self.fills.append(fill)
+                take = self._wrapping.adopt
+                self.fills.append(fill if apart.in_place else lambda: replace(take(value, fill())))
                 return
         elif isinstance(stored, ObjectLeaf):
             unlike = "a plain value"

@@ -92,10 +92,11 @@ class Wrapping(Protocol):
 
     def pickled(
         self, reader: _core.Reader, fqn: str, tensor: Any, apart: Any
-    ) -> tuple[str, Callable[[], None]]:
+    ) -> tuple[str, Callable[[], Any]]:
         """Returns how a plain entry of other software differs from a tensor to fill, and what fills it.
 
         torch's planner pickles such tensors as objects of their class. The difference is "" where it fits.
+        What cannot be filled in place is returned by the function, to take the tensor's place.
         """
 
     def whole_pickled(self, reader: _core.Reader, fqn: str) -> Any:

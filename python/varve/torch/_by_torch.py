@@ -6,9 +6,11 @@ torch.Tensor, enums, and what their packages have registered with torch as safe.
 
 from __future__ import annotations
 
+import dataclasses
 import enum
 import io
 import zipfile
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -17,33 +19,107 @@ from varve import _classes, _core
 from varve._core import storage
 from varve._values import Wrapped
 from varve.errors import CorruptCheckpointError, Error, UnsupportedError
-from varve.torch import _wrapped
-from varve.torch._shards import DTensor, stretches_of
+from varve.torch import _following, _wrapped
+from varve.torch._shards import DTensor, Part, Share, stretches_of
 
 _ZIP = b"PK\x03\x04"
+_GETATTR = "builtins.getattr"
 
 
-def stored(reader: _core.Reader, fqn: str, tensor: Any) -> Any:
-    """Returns the tensor that is stored for this rank's part of `tensor`.
+def plan(
+    reader: _core.Reader, fqn: str, tensor: Any, apart: _wrapped.Apart
+) -> tuple[str, Callable[[], Any]]:
+    """Returns how what is stored differs from a tensor to fill, "" where it fits, and what fills it.
 
-    None where a plain one is stored, or by another layout.
+    What cannot be filled in place is returned by the function, to take the tensor's place.
+
+    Args:
+        reader: A checkpoint.
+        fqn: The name there.
+        tensor: A DTensor, a Share, or a tensor that is whole.
+        apart: The same, taken apart.
 
     Raises:
         UnsupportedError: It was saved by another layout, or needs a class that the program does not have.
     """
-    offsets, sizes = _box(fqn, tensor)
+    local, offsets, sizes = _box(fqn, tensor)
     chunk = next((c for c in reader.chunks(fqn) if tuple(c.offsets) == offsets), None)
-    return None if chunk is None or tuple(chunk.sizes) != sizes else made_of(reader, fqn, chunk)
+    if chunk is not None and tuple(chunk.sizes) == sizes:
+        made = made_of(reader, fqn, chunk)
+        own = None if local is tensor else _wrapped.take_apart(fqn, local)
+        tensor, apart = (tensor, apart) if own is None else (local, own)
+    else:
+        made = whole(reader, fqn)
+    if made is None:
+        return "a plain tensor", lambda: None
+    source = _wrapped.take_apart(fqn, made)
+    if source is None:
+        return "a plain tensor", lambda: None
+    stored = Wrapped(_wrapped.text_of(fqn, made, source), source.inner)
+    unlike = _wrapped.difference(tensor, apart, stored, False)
+    if unlike or not apart.in_place:
+        return unlike, lambda: made
+    pairs = list(_pairs(fqn, apart, source))
+    unlike = next((said for _, _, said in pairs if said), "")
+    return unlike, lambda: _fill(pairs)
 
 
 def whole(reader: _core.Reader, fqn: str) -> Any:
-    """Returns the tensor that one chunk holds whole; None where a plain one is stored, or several chunks.
+    """Returns the tensor that is stored, in one chunk or in several; None where a plain one is.
 
     Raises:
-        UnsupportedError: It needs a class that the program does not have.
+        UnsupportedError: It needs a class that the program does not have, or its chunks make no whole one.
     """
     chunks = reader.chunks(fqn)
-    return made_of(reader, fqn, chunks[0]) if len(chunks) == 1 else None
+    made = [made_of(reader, fqn, chunk) for chunk in chunks]
+    if not made or any(each is None for each in made):
+        return None
+    shape = reader.tensors([fqn])[fqn][1]
+    if all(tuple(each.shape) == tuple(shape) for each in made):
+        return made[0]
+    dims = [
+        [[(at, at + size)] for at, size in zip(c.offsets, c.sizes, strict=True)] for c in chunks
+    ]
+    return _joined(fqn, [Share(shape, *each) for each in zip(dims, made, strict=True)])
+
+
+def _joined(fqn: str, shares: list[Share]) -> Any:
+    """Returns the whole tensor that shares are of."""
+    aparts = []
+    for share in shares:
+        apart = _wrapped.take_apart(fqn, share)
+        assert apart is not None
+        aparts.append(apart)
+    inner: dict[str, Any] = {}
+    for name, first in aparts[0].inner.items():
+        pieces = [apart.inner[name] for apart in aparts]
+        if isinstance(first, Share):
+            inner[name] = _joined(f"{fqn}.{name}", pieces)
+        elif isinstance(first, Part):
+            inner[name] = made = torch.empty(first.shape, dtype=first.dtype)
+            for offsets, memory in (shard for piece in pieces for shard in piece.shards):
+                made[_slices(offsets, memory)] = memory
+        elif all(_same(first, piece) for piece in pieces):
+            inner[name] = first
+        else:
+            raise UnsupportedError(
+                f'tensor "{fqn}": each shard of this {aparts[0].name.replace(":", ".")} has a {name} of its own: '
+                "only the same layout loads it"
+            )
+    about = _following.of_whole(aparts[0].attributes, tuple(shares[0].local.shape), shares[0].shape)
+    strides = torch.empty(shares[0].shape, device="meta").stride()
+    return _wrapped.unflatten(type(shares[0].local), inner, about, shares[0].shape, strides)
+
+
+def _slices(offsets: Sequence[int], memory: torch.Tensor) -> tuple[slice, ...]:
+    return tuple(slice(at, at + size) for at, size in zip(offsets, memory.shape, strict=True))
+
+
+def _same(a: Any, b: Any) -> bool:
+    if a.shape != b.shape or a.dtype != b.dtype:
+        return False
+    flat = [each.contiguous().reshape(-1).view(torch.uint8) for each in (a, b)]
+    return bool(torch.equal(*flat))
 
 
 def made_of(reader: _core.Reader, fqn: str, chunk: _core.StoredChunk) -> Any:
@@ -86,17 +162,24 @@ def check_archive(content: bytes, where: str) -> None:
         raise CorruptCheckpointError(f"{where} is damaged: {error}") from error
 
 
-def _box(fqn: str, tensor: Any) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    if DTensor is None or not isinstance(tensor, DTensor):
-        return (0,) * tensor.dim(), tuple(tensor.shape)
-    dims = stretches_of(fqn, tensor)
-    return tuple(each[0][0] if each else 0 for each in dims), tuple(tensor._local_tensor.shape)
+def _box(fqn: str, tensor: Any) -> tuple[Any, tuple[int, ...], tuple[int, ...]]:
+    """Returns the local tensor of this rank, and the offsets and sizes of its part of the whole."""
+    if isinstance(tensor, Share):
+        dims, local = tensor.dims, tensor.local
+    elif DTensor is not None and isinstance(tensor, DTensor):
+        dims, local = stretches_of(fqn, tensor), tensor._local_tensor
+    else:
+        return tensor, (0,) * tensor.dim(), tuple(tensor.shape)
+    return local, tuple(each[0][0] if each else 0 for each in dims), tuple(local.shape)
 
 
 def _made(fqn: str, archive: io.BytesIO) -> Any:
     names = torch.serialization.get_unsafe_globals_in_checkpoint(archive)
     kinds: list[Any] = []
     for name in names:
+        if name == _GETATTR:
+            kinds.append((_member, name))
+            continue
         kind = _found(name)
         if kind is None:
             raise UnsupportedError(
@@ -124,44 +207,71 @@ def _may_be_made(kind: type) -> bool:
     """Returns True for classes whose making runs no code that a file could turn against the program."""
     if issubclass(kind, enum.Enum):
         return bool(kind.__members__) and "_missing_" not in vars(kind)
-    if not issubclass(kind, torch.Tensor) or not hasattr(kind, "__tensor_flatten__"):
-        return False
-    return kind.__module__.split(".")[0] in ("torch", "torchao") or _classes.is_registered(kind)
+    package = kind.__module__.split(".")[0]
+    if issubclass(kind, torch.Tensor) and hasattr(kind, "__tensor_flatten__"):
+        return package in ("torch", "torchao") or _classes.is_registered(kind)
+    return dataclasses.is_dataclass(kind) and (
+        package == "torchao" or _classes.is_registered(kind)  # Configurations of tensors.
+    )
 
 
-def difference(fqn: str, tensor: Any, made: Any, apart: _wrapped.Apart) -> str:
-    """Returns in what a tensor that torch made is another than one to fill; "" where it fits."""
-    own = _wrapped.take_apart(fqn, made)
-    if own is None:
-        return "a plain tensor"
-    text = _wrapped.text_of(fqn, made, own)
-    unlike = _wrapped.difference(made, apart, Wrapped(text, own.inner), False)
-    return unlike or _unlike_parts(tensor, made)
+def _member(kind: Any, name: Any) -> Any:
+    """Stands for getattr, by which Python 3.11 pickles the members of enums."""
+    if isinstance(kind, type) and issubclass(kind, enum.Enum) and name in kind.__members__:
+        return kind.__members__[name]
+    raise UnsupportedError(
+        f"only torch can read this entry: it needs the attribute {name} of {kind}"
+    )
 
 
-def _unlike_parts(tensor: Any, made: Any) -> str:
-    """Returns the first inner tensor that has another shape or dtype in the two."""
-    if DTensor is not None and isinstance(tensor, DTensor):
-        tensor = tensor._local_tensor
-    if not hasattr(type(tensor), "__tensor_flatten__"):
-        same = tensor.shape == made.shape and tensor.dtype == made.dtype
-        what = f"{made.dtype}{list(made.shape)}, wanted {tensor.dtype}{list(tensor.shape)}"
-        return "" if same else what
-    for name in tensor.__tensor_flatten__()[0]:
-        if unlike := _unlike_parts(getattr(tensor, name), getattr(made, name)):
-            return f"{name} {unlike}"
-    return ""
+def is_wrapper(tensor: Any) -> bool:
+    """Returns True for an object of a class with torch's protocol of wrappers, but for nested ones."""
+    return (
+        isinstance(tensor, torch.Tensor)
+        and hasattr(type(tensor), "__tensor_flatten__")
+        and not tensor.is_nested
+    )
 
 
-def fill(tensor: Any, made: Any) -> None:
-    """Copies the inner tensors of one into the other's."""
-    if DTensor is not None and isinstance(tensor, DTensor):
-        tensor = tensor._local_tensor
-    names, _ = tensor.__tensor_flatten__()
-    with torch.no_grad():
-        for name in names:
-            target, source = getattr(tensor, name), getattr(made, name)
-            if hasattr(type(target), "__tensor_flatten__"):
-                fill(target, source)
+def on_cpu(tensor: Any, copy: bool = False) -> Any:
+    """Returns a tensor detached and on the CPU.
+
+    One that is made of others is made of them anew. The operators of some classes lose a part of it.
+    """
+    if not is_wrapper(tensor):
+        return tensor.detach().to("cpu", copy=copy)
+    kind, (names, attributes) = type(tensor), tensor.__tensor_flatten__()
+    inner = {name: on_cpu(getattr(tensor, name), copy) for name in names}
+    return _wrapped.unflatten(kind, inner, attributes, tensor.shape, tensor.stride())
+
+
+def _pairs(
+    fqn: str, apart: _wrapped.Apart, source: _wrapped.Apart
+) -> Iterator[tuple[torch.Tensor, torch.Tensor, str]]:
+    """Yields the memory of inner tensors to fill, with what goes there, and in what the two differ."""
+    for name, inner in apart.inner.items():
+        made = source.inner[name]
+        below = _wrapped.take_apart(fqn, inner)
+        if below is not None:
+            stored = _wrapped.take_apart(fqn, made)
+            if stored is None or list(stored.inner) != list(below.inner):
+                yield inner, made, f"a {name} of another kind"
             else:
-                target.copy_(source)
+                yield from _pairs(fqn, below, stored)
+            continue
+        unlike = ""
+        if tuple(inner.shape) != tuple(made.shape) or inner.dtype != made.dtype:
+            unlike = (
+                f"{name} {made.dtype}{list(made.shape)}, wanted {inner.dtype}{list(inner.shape)}"
+            )
+        if isinstance(inner, Part):
+            for offsets, memory in inner.shards:
+                yield memory, made[_slices(offsets, memory)], unlike
+        else:
+            yield inner, made, unlike
+
+
+def _fill(pairs: list[tuple[torch.Tensor, torch.Tensor, str]]) -> None:
+    with torch.no_grad():
+        for target, source, _ in pairs:
+            target.copy_(source)

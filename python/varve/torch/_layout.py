@@ -95,7 +95,8 @@ def follow(
 
     None where it does not follow the shards: it is the same on all ranks, or nothing tells. It follows
     by dimension where the two have the same ones: each sharded dimension is as long as the local tensor's, or a
-    whole number of times longer or shorter (packed elements, a scale for each block).
+    whole number of times longer or shorter (packed elements, a scale for each block). A `rule` says otherwise, see
+    `_following.rule`.
     """
     sharded = {d for d, stretch in enumerate(dims) if stretch != [(0, whole[d])]}
     if rule == "flat":
@@ -105,15 +106,24 @@ def follow(
     one_number = all(size == 1 for size in inner)
     if rule == "whole" or one_number or len(inner) == 0:
         return None
-    if len(inner) < len(whole):
+    if rule is not None:
+        followed = next((each for each in rule.split() if len(each) == len(inner)), "")
+    elif len(inner) < len(whole):
         by_rows = len(inner) == 1 and sharded == {0} and inner[0] == local[0]
-        return ((whole[0],), [dims[0]]) if by_rows else None
+        followed = "0" if by_rows else ""
+    else:
+        followed = "".join(map(str, range(len(whole))))
+    if not any(str(d) in followed for d in sharded):
+        return None
     shape, stretches = list(inner), [[(0, size)] for size in inner]
     for d in sharded:
-        scaled = _scaled(dims[d], whole[d], local[d], inner[d])
+        at = followed.find(str(d))
+        if at < 0:
+            continue
+        scaled = _scaled(dims[d], whole[d], local[d], inner[at])
         if scaled is None:
             return None
-        shape[d], stretches[d] = scaled
+        shape[at], stretches[at] = scaled
     return tuple(shape), stretches
 
 

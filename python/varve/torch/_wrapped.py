@@ -6,9 +6,7 @@ tensors and those of packed dtypes are taken apart by rules here, each under a n
 
 A class is never imported for the sake of a file: `varve._classes.find` has those that the program has.
 
-How the shards of an inner tensor follow those of a DTensor around it is decided by shapes, on each rank alone
-(`_layout.follow`). Where they do not tell, the inner tensor counts as a replica: if ranks hold different
-values of it, they are kept by rank, and only the same layout loads them.
+How what is inside follows the shards of a DTensor around it: `_following`.
 """
 
 from __future__ import annotations
@@ -23,20 +21,8 @@ from varve import _classes, _core
 from varve._values import Wrapped
 from varve._warn import warn
 from varve.errors import CorruptCheckpointError, Error, InvalidArgumentError
-from varve.torch import _layout
+from varve.torch import _following, _layout
 from varve.torch._shards import NUMBERS, DTensor, Part, Share, boxes_of, stretches_of
-
-#: Inner tensors of 1 dimension of classes of torchao, where shapes alone do not tell: "flat" has a number
-#: for each block of the elements in row-major order, "whole" is the same on all ranks.
-_KNOWN: dict[str, dict[str, str]] = {
-    "torchao.optim.subclass_8bit:OptimState8bit": {"scale": "flat", "qmap": "whole"},
-    "torchao.optim.subclass_4bit:OptimState4bit": {
-        "codes": "flat",
-        "scale": "flat",
-        "qmap": "whole",
-    },
-    "torchao.optim.subclass_fp8:OptimStateFp8": {"scale": "flat"},
-}
 
 #: What the inner tensors of sparse layouts are called, by the layout.
 _COMPRESSED = {
@@ -119,12 +105,21 @@ def text_of(fqn: str, tensor: Any, apart: Apart) -> bytes:
         sharded, whole = True, torch.empty(tensor.shape, dtype=tensor.local.dtype, device="meta")
     else:
         whole = tensor
-    about = (apart.attributes, *_geometry(whole), whole.dtype, sharded)
+    about = (_attributes(tensor, apart), *_geometry(whole), whole.dtype, sharded)
     try:
         encoded = _core.encode_value(about, f"{fqn} (the attributes of a {apart.name})", False)
     except Error as error:
         raise InvalidArgumentError(f'tensor "{fqn}" cannot be stored: {error}') from None
     return apart.name.encode() + b"\0" + bytes(encoded)
+
+
+def _attributes(tensor: Any, apart: Apart) -> Any:
+    """Returns the attributes of the whole of a tensor of which this rank may hold a shard."""
+    distributed = DTensor is not None and isinstance(tensor, DTensor)
+    local = tensor._local_tensor if distributed else getattr(tensor, "local", None)
+    if local is None or local.is_nested:
+        return apart.attributes
+    return _following.of_whole(apart.attributes, tuple(local.shape), tuple(tensor.shape))
 
 
 def _geometry(tensor: Any) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
@@ -156,10 +151,8 @@ def difference(tensor: Any, apart: Apart, stored: Wrapped, cast: bool) -> str:
     if name in _MAKERS:  # It is replaced, or has no attribute besides.
         dtype = tensor.local.dtype if isinstance(tensor, Share) else tensor.dtype
         return "" if cast or about[3] == dtype else f"a {name} of {about[3]}, wanted {dtype}"
-    # torchao's optimizer states have the shape of this rank's part among their attributes.
     passed = (torch.device, *((torch.dtype,) if cast else ()))
-    passed += (torch.Size,) if name in _KNOWN else ()
-    unlike = _unlike(about[0], _plain(apart.attributes), passed)
+    unlike = _unlike(about[0], _plain(_attributes(tensor, apart)), passed)
     return f"a {name} with other attributes: {unlike}" if unlike else ""
 
 
@@ -212,7 +205,7 @@ def put_together(text: bytes, inner: dict[str, Any], fqn: str) -> Any:
         )
         return inner
     try:
-        made = kind.__tensor_unflatten__(inner, attributes, torch.Size(shape), tuple(strides))
+        made = unflatten(kind, inner, attributes, shape, strides)
     except Exception as error:  # Whatever a class raises that is another one than it was.
         warn(
             f'"{fqn}" is a {name.replace(":", ".")}, and the class does not make one of what was saved '
@@ -248,8 +241,15 @@ def like(tensor: Any, apart: Apart, device: Any) -> Any:
     maker = _MAKERS.get(apart.name)
     if maker is not None:
         return maker(apart.attributes, inner, tuple(tensor.shape))
-    kind: Any = type(tensor)
-    return kind.__tensor_unflatten__(inner, apart.attributes, tensor.shape, tensor.stride())
+    return unflatten(type(tensor), inner, apart.attributes, tensor.shape, tensor.stride())
+
+
+def unflatten(kind: Any, inner: dict[str, Any], attributes: Any, shape: Any, strides: Any) -> Any:
+    """Returns a tensor that the class makes of inner ones, with all of them."""
+    made = kind.__tensor_unflatten__(inner, attributes, torch.Size(shape), tuple(strides))
+    for name in inner.keys() - set(made.__tensor_flatten__()[0]):
+        setattr(made, name, inner[name])  # A class of torchao's forgets a scale.
+    return made
 
 
 def _flattened(fqn: str, tensor: Any) -> Apart:
@@ -450,13 +450,13 @@ def _shares(fqn: str, share: Share, apart: Apart) -> dict[str, Any]:
             "stored; save its shards under names of their own"
         )
     local = tuple(share.local.shape)
-    rules = _KNOWN.get(apart.name, {})
     shares: dict[str, Any] = {}
     for name, inner in apart.inner.items():
         if 0 in local and 0 in inner.shape:  # This rank holds nothing, and knows no more.
             shares[name] = Part(share.shape, [], inner.dtype)
             continue
-        followed = _layout.follow(share.shape, dims, local, tuple(inner.shape), rules.get(name))
+        rule = _following.rule(apart.name, name, apart.attributes)
+        followed = _layout.follow(share.shape, dims, local, tuple(inner.shape), rule)
         if followed is None:
             shares[name] = inner
         elif take_apart(fqn, inner) is not None:

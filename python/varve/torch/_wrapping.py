@@ -64,14 +64,12 @@ class Wrapping:
 
     def pickled(
         self, reader: _core.Reader, fqn: str, tensor: Any, apart: _wrapped.Apart
-    ) -> tuple[str, Callable[[], None]]:
-        """Returns how what torch has pickled differs from a tensor to fill, and what fills it."""
-        made = _by_torch.stored(reader, fqn, tensor) if reader.format == "dcp" else None
-        if made is None:
+    ) -> tuple[str, Callable[[], Any]]:
+        """Returns how what torch has pickled differs from a tensor to fill, and what fills or gives it."""
+        if reader.format != "dcp":
             return "a plain tensor", lambda: None
-        unlike = _by_torch.difference(fqn, tensor, made, apart)
-        return unlike, lambda: _by_torch.fill(tensor, made)
+        return _by_torch.plan(reader, fqn, tensor, apart)
 
     def whole_pickled(self, reader: _core.Reader, fqn: str) -> Any:
-        """Returns the whole tensor that torch has pickled as an object of its class, None for a plain one."""
+        """Returns the whole tensor that torch has pickled as objects of its class, None for a plain one."""
         return _by_torch.whole(reader, fqn) if reader.format == "dcp" else None

@@ -11,6 +11,7 @@ from torch.distributed._state_dict_utils import _copy_state_dict, _create_cpu_st
 from torch.distributed.tensor import DTensor
 
 from varve._core import background
+from varve.torch import _by_torch
 from varve.torch._devices import cuda_of, memory_of
 from varve.torch._shards import NUMBERS
 
@@ -85,7 +86,10 @@ class StateCopy:
         if type(value) is torch.Tensor or type(value) is torch.nn.Parameter:
             return self._place(value.detach())
         if type(value) is DTensor:
-            return _Sharded(value, self._place(value._local_tensor.detach()))
+            local = value._local_tensor
+            if _by_torch.is_wrapper(local):
+                return _Sharded(value, _Made(_by_torch.on_cpu(local, copy=True)))
+            return _Sharded(value, self._place(local.detach()))
         if isinstance(value, dict):
             made = copy.copy(value)  # Keeps the type: an OrderedDict, say.
             for key, item in value.items():
@@ -167,26 +171,21 @@ class _Sharded:
     """A DTensor over a local part that is copied."""
 
     def __init__(self, tensor: DTensor, local: Any) -> None:
-        self._mesh = tensor.device_mesh
-        self._placements = tensor.placements
-        self._shape = tensor.shape
-        self._stride = tensor.stride()
+        self._spec = tensor._spec
         self.local = local
 
     def like(self, local: torch.Tensor) -> DTensor:
-        return DTensor.from_local(
-            local,
-            self._mesh,
-            self._placements,
-            run_check=False,
-            shape=self._shape,
-            stride=self._stride,
-        )
+        # Not by from_local, which calls operators that the class of a local tensor may lack.
+        kind: Any = DTensor
+        made: DTensor = kind(local, self._spec, requires_grad=False)
+        return made
 
 
 def _copy_of(value: Any) -> Any:
     """Returns a copy on the CPU as torch makes it, of tensors that are made of others too."""
     if not isinstance(value, torch.Tensor):
         return copy.deepcopy(value)
+    if _by_torch.is_wrapper(value):
+        return _by_torch.on_cpu(value, copy=True)
     state = {"": value.detach()}
     return _copy_state_dict(state, _create_cpu_state_dict(state))[""]

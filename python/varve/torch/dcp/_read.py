@@ -5,11 +5,11 @@ from __future__ import annotations
 import io
 import math
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
-from torch.distributed._shard._utils import narrow_tensor_by_index
+from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
 from torch.distributed.checkpoint.metadata import MetadataIndex
 from torch.distributed.checkpoint.planner import LoadItemType, LoadPlan, LoadPlanner, ReadItem
 
@@ -17,9 +17,9 @@ from varve import _core
 from varve._core import states, storage
 from varve._engine import collector_at_rest
 from varve.errors import CheckpointNotFoundError, InvalidArgumentError
-from varve.torch import _by_torch
+from varve.torch import _by_torch, _wrapped
 from varve.torch._devices import cuda_of
-from varve.torch._shards import NUMBERS, overlaps
+from varve.torch._shards import NUMBERS, Share, overlaps
 from varve.torch.dcp._metadata import Stored, dtype_of
 
 #: Tensors are read in batches of so many bytes, which bounds the memory of planners and copies.
@@ -36,12 +36,15 @@ class PlanReader:
         self._storage = storage_data
         self._tensors = reader.tensors()
         self._extents = reader.object_extents()
+        #: Shards made of other tensors that are filled, by name and offsets.
+        self._wrapped: set[tuple[str, tuple[int, ...]]] = set()
 
     def read(self, plan: LoadPlan, planner: LoadPlanner) -> None:
         """Fills all that the plan asks for, or raises. Values are read first, put in place last."""
         tensors = [item for item in plan.items if item.type != LoadItemType.BYTE_IO]
         values = [item for item in plan.items if item.type == LoadItemType.BYTE_IO]
         contents = [self._content(self._stored(item).fqn) for item in values]
+        self._wrapped.clear()
         with collector_at_rest():
             for turn in self._turns(tensors):
                 self._fill(turn, planner)
@@ -77,11 +80,27 @@ class PlanReader:
                 f'{self._reader.directory} holds no tensor "{fqn}"'
             ) from None
 
-    def _fill(self, items: list[ReadItem], planner: LoadPlanner) -> None:
+    def _fill(self, items: list[ReadItem], planner: Any) -> None:
         request = states.LoadRequest()
         filled: list[tuple[ReadItem, torch.Tensor, torch.Tensor]] = []
+        by_torch: Any = (
+            isinstance(planner, DefaultLoadPlanner)
+            and type(planner).resolve_tensor is DefaultLoadPlanner.resolve_tensor
+        )
         for item in items:
-            tensor = planner.resolve_tensor(item).detach()
+            whole: Any = planner.lookup_tensor(item.dest_index) if by_torch else None
+            if _by_torch.is_wrapper(whole):
+                self._fill_wrapped(item, whole, [0] * whole.dim())
+                planner.commit_tensor(item, whole)
+                continue
+            resolved = (
+                planner.transform_tensor(item, whole) if by_torch else planner.resolve_tensor(item)
+            )
+            if _by_torch.is_wrapper(resolved):
+                self._fill_wrapped(item, resolved, item.dest_offsets)
+                planner.commit_tensor(item, resolved)
+                continue
+            tensor = resolved.detach()
             stored = self._stored(item)
             if tensor.shape != item.lengths:
                 raise InvalidArgumentError(
@@ -89,10 +108,6 @@ class PlanReader:
                     f"{list(tensor.shape)} for a read of size {list(item.lengths)}"
                 )
             number, shape = self._tensor(stored.fqn)
-            if hasattr(type(tensor), "__tensor_flatten__"):
-                self._fill_wrapped(item, stored, tensor)
-                planner.commit_tensor(item, tensor)
-                continue
             memory = tensor
             if not _can_be_filled(tensor, number):
                 memory = torch.empty(item.lengths, dtype=dtype_of(stored.fqn, number), device="cpu")
@@ -110,19 +125,29 @@ class PlanReader:
                 tensor.copy_(memory)
             planner.commit_tensor(item, tensor)
 
-    def _fill_wrapped(self, item: ReadItem, stored: Stored, tensor: torch.Tensor) -> None:
-        """Fills a tensor that is made of others from one that torch has pickled."""
-        for chunk in self._reader.chunks(stored.fqn):
-            if tuple(chunk.offsets) == tuple(stored.offsets):
-                made = _by_torch.made_of(self._reader, stored.fqn, chunk)
-                if made is not None:
-                    if made.shape != item.lengths:
-                        made = narrow_tensor_by_index(made, item.storage_offsets, item.lengths)
-                    tensor.copy_(made)
-                    return
-        raise InvalidArgumentError(
-            f'"{item.dest_index.fqn}": a plain tensor is stored, and a {type(tensor).__name__} was wanted'
-        )
+    def _fill_wrapped(self, item: ReadItem, tensor: torch.Tensor, at: Sequence[int]) -> None:
+        """Fills a tensor that is made of others, at an offset in its shard, from those that torch has pickled.
+
+        Not by operators of its class, which may be few, or round.
+        """
+        stored = self._stored(item)
+        index = item.dest_index
+        shard = index.offset or [0] * tensor.dim()
+        offsets = tuple(a + b for a, b in zip(shard, at, strict=True))
+        if (index.fqn, offsets) in self._wrapped:
+            return  # One read fills all of it.
+        self._wrapped.add((index.fqn, offsets))
+        dims = [[(low, low + size)] for low, size in zip(offsets, tensor.shape, strict=True)]
+        share = Share(self._tensor(stored.fqn)[1], dims, tensor)
+        apart = _wrapped.take_apart(index.fqn, share)
+        assert apart is not None
+        unlike, fill = _by_torch.plan(self._reader, stored.fqn, share, apart)
+        if unlike or not apart.in_place:
+            wanted = apart.name.replace(":", ".")
+            raise InvalidArgumentError(
+                f'"{index.fqn}": {unlike or "what cannot be filled in place"} is stored, wanted a {wanted}'
+            )
+        fill()
 
     def _content(self, fqn: str) -> bytes:
         """Returns a value's torch.save archive, as stored or made anew."""

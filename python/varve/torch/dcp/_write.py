@@ -25,6 +25,7 @@ from torch.distributed.checkpoint.storage import WriteResult
 from varve import _core
 from varve._engine import collector_at_rest
 from varve.errors import InvalidArgumentError
+from varve.torch import _by_torch
 from varve.torch._devices import cuda_of
 from varve.torch._shards import NUMBERS
 from varve.torch.dcp._turns import ThreadModes, Turns
@@ -206,7 +207,8 @@ def _add(
         if turns is not None and _has_known_size(item) and _dense(data) is not None:
             _add_in_turn(stored, item, lambda: data, turns)
             return
-        data = data.cpu()
+        if not _by_torch.is_wrapper(data):
+            data = data.cpu()
     if not add_tensor(stored, fqn, data, keep):
         stored.add_archive(fqn, _archive(data))
 
@@ -269,6 +271,8 @@ def add_tensor(
 
 def _dense(data: torch.Tensor) -> torch.Tensor | None:
     """Returns the tensor with its elements as stored; None for those only torch can store."""
+    if _by_torch.is_wrapper(data):
+        return None  # Its operators may be few, and make plain tensors of it.
     tensor = data.detach()
     if tensor.dtype not in NUMBERS or tensor.layout is not torch.strided or tensor.is_quantized:
         return None
@@ -282,7 +286,10 @@ def _dense(data: torch.Tensor) -> torch.Tensor | None:
 def _archive(tensor: torch.Tensor) -> bytes:
     """Returns torch's archive of a tensor that only torch can store."""
     stream = io.BytesIO()
-    torch.save(tensor.detach().cpu(), stream)
+    with (
+        torch._C.DisableTorchFunctionSubclass()
+    ):  # A class may make a plain tensor of what is asked of it.
+        torch.save(_by_torch.on_cpu(tensor), stream)
     return stream.getvalue()
 
 
