@@ -185,7 +185,9 @@ class Match:
         elif isinstance(stored, ObjectLeaf):
             unlike = "a plain value"
         elif type(stored) is Wrapped:
-            unlike = self._wrapping.difference(value, apart, stored, self._cast)
+            unlike = self._wrapping.difference(
+                value, apart, stored, self._cast, lambda n: self._source.geometry(join(path, n))[1]
+            )
         else:
             unlike = "" if all(name in stored for name in apart.inner) else "a container"
         if unlike:

@@ -78,8 +78,18 @@ class Wrapping(Protocol):
     def text_of(self, fqn: str, tensor: Any, apart: Any) -> bytes:
         """Returns what the structure says of such a tensor, the `text` of a Wrapped."""
 
-    def difference(self, tensor: Any, apart: Any, stored: Wrapped, cast: bool) -> str:
-        """Returns in what a stored Wrapped is another tensor than one to fill; "" where it fits."""
+    def difference(
+        self,
+        tensor: Any,
+        apart: Any,
+        stored: Wrapped,
+        cast: bool,
+        shape_of: Callable[[str], tuple[int, ...]],
+    ) -> str:
+        """Returns in what a stored Wrapped is another tensor than one to fill; "" where it fits.
+
+        `shape_of` gives the stored shape of an inner tensor.
+        """
 
     def with_memory(self, tensor: Any, apart: Any) -> Any:
         """Returns a new tensor made of others in place of a hollow one."""

@@ -225,11 +225,15 @@ def _member(kind: Any, name: Any) -> Any:
 
 
 def is_wrapper(tensor: Any) -> bool:
-    """Returns True for an object of a class with torch's protocol of wrappers, but for nested ones."""
+    """Returns True for a tensor of a class with torch's protocol of wrappers that is to be taken apart.
+
+    Not for nested ones, which torch pickles well, nor for those that stand for another one until it is there.
+    """
     return (
         isinstance(tensor, torch.Tensor)
         and hasattr(type(tensor), "__tensor_flatten__")
         and not tensor.is_nested
+        and type(tensor).__name__ != "AsyncCollectiveTensor"
     )
 
 

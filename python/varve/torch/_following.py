@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -91,23 +92,36 @@ def of_whole(attributes: Any, local: tuple[int, ...], whole: tuple[int, ...]) ->
 
     Sizes of blocks are such a shape where one block is the whole tensor.
     """
-    if local == whole:
-        return attributes
-    if isinstance(attributes, dict):
-        return {key: of_whole(value, local, whole) for key, value in attributes.items()}
-    if isinstance(attributes, (list, tuple)):
-        if type(attributes) in (list, tuple, torch.Size) and tuple(attributes) == local:
-            return type(attributes)(whole)
-        items = [of_whole(value, local, whole) for value in attributes]
-        if all(new is old for new, old in zip(items, attributes, strict=True)):
-            return attributes
-        return type(attributes)(items) if type(attributes) in (list, tuple) else attributes
-    if dataclasses.is_dataclass(attributes) and not isinstance(attributes, type):
-        made = copy.copy(attributes)
-        for field in dataclasses.fields(made):
-            value = getattr(made, field.name)
-            new = of_whole(value, local, whole)
-            if new is not value:
-                object.__setattr__(made, field.name, new)
+    kinds = (list, tuple, torch.Size)
+
+    def replace(value: Any) -> Any:
+        is_shape = type(value) in kinds and tuple(value) == local
+        return type(value)(whole) if is_shape else value
+
+    return attributes if local == whole else _mapped(attributes, replace)
+
+
+def on_device(attributes: Any, device: torch.device) -> Any:
+    """Returns attributes in which all devices are this one."""
+    return _mapped(attributes, lambda value: device if isinstance(value, torch.device) else value)
+
+
+def _mapped(value: Any, replace: Callable[[Any], Any]) -> Any:
+    """Returns a value, or what is to replace it or a part of it; the value itself where nothing is."""
+    new = replace(value)
+    if new is not value:
+        return new
+    if isinstance(value, dict):
+        return {key: _mapped(item, replace) for key, item in value.items()}
+    if type(value) in (list, tuple):
+        return type(value)(_mapped(item, replace) for item in value)
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        fields = {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
+        changed = {name: _mapped(item, replace) for name, item in fields.items()}
+        if all(changed[name] is item for name, item in fields.items()):
+            return value
+        made = copy.copy(value)
+        for name, item in changed.items():
+            object.__setattr__(made, name, item)
         return made
-    return attributes
+    return value

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from varve import _classes, _core
-from varve._values import Wrapped
+from varve._values import TensorLeaf, Wrapped
 from varve._warn import warn
 from varve.errors import CorruptCheckpointError, Error, InvalidArgumentError
 from varve.torch import _following, _layout
@@ -114,12 +114,13 @@ def text_of(fqn: str, tensor: Any, apart: Apart) -> bytes:
 
 
 def _attributes(tensor: Any, apart: Apart) -> Any:
-    """Returns the attributes of the whole of a tensor of which this rank may hold a shard."""
+    """Returns the attributes of the whole of a tensor of which this rank may hold a shard; no device is told."""
+    attributes = _following.on_device(apart.attributes, torch.device("cpu"))
     distributed = DTensor is not None and isinstance(tensor, DTensor)
     local = tensor._local_tensor if distributed else getattr(tensor, "local", None)
     if local is None or local.is_nested:
-        return apart.attributes
-    return _following.of_whole(apart.attributes, tuple(local.shape), tuple(tensor.shape))
+        return attributes
+    return _following.of_whole(attributes, tuple(local.shape), tuple(tensor.shape))
 
 
 def _geometry(tensor: Any) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
@@ -153,7 +154,33 @@ def difference(tensor: Any, apart: Apart, stored: Wrapped, cast: bool) -> str:
         return "" if cast or about[3] == dtype else f"a {name} of {about[3]}, wanted {dtype}"
     passed = (torch.device, *((torch.dtype,) if cast else ()))
     unlike = _unlike(about[0], _plain(_attributes(tensor, apart)), passed)
-    return f"a {name} with other attributes: {unlike}" if unlike else ""
+    of_shards = " (of its shards: only the same layout loads it)" if about[4] else ""
+    return f"a {name} with other attributes: {unlike}{of_shards}" if unlike else ""
+
+
+def packed(apart: Apart, stored: Wrapped, shape_of: Callable[[str], tuple[int, ...]]) -> str:
+    """Returns which inner tensors do not follow the shards that were saved and are of another size here; or "".
+
+    Args:
+        apart: A tensor to fill, taken apart.
+        stored: What is stored under its name.
+        shape_of: Gives the stored shape of an inner tensor.
+    """
+    name, about = _read_text(stored.text)
+    if not about[4]:
+        return ""
+    plain = {
+        each: tuple(inner.shape)
+        for each, inner in apart.inner.items()
+        if isinstance(inner, torch.Tensor) and isinstance(stored[each], TensorLeaf)
+    }
+    own = [each for each, shape in plain.items() if shape_of(each) != shape]
+    return (
+        f"a {name} in shards, of which each has {' and '.join(own)} for itself: only the same layout "
+        "loads it"
+        if own
+        else ""
+    )
 
 
 def _unlike(stored: Any, wanted: Any, passed: tuple[type, ...]) -> str:
@@ -245,7 +272,9 @@ def like(tensor: Any, apart: Apart, device: Any) -> Any:
 
 
 def unflatten(kind: Any, inner: dict[str, Any], attributes: Any, shape: Any, strides: Any) -> Any:
-    """Returns a tensor that the class makes of inner ones, with all of them."""
+    """Returns a tensor that the class makes of inner ones, with all of them and on their device."""
+    device = next((each.device for each in inner.values()), torch.device("cpu"))
+    attributes = _following.on_device(attributes, device)
     made = kind.__tensor_unflatten__(inner, attributes, torch.Size(shape), tuple(strides))
     for name in inner.keys() - set(made.__tensor_flatten__()[0]):
         setattr(made, name, inner[name])  # A class of torchao's forgets a scale.

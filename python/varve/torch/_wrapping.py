@@ -38,9 +38,17 @@ class Wrapping:
         """Returns what the structure says of a tensor that is made of others."""
         return _wrapped.text_of(fqn, tensor, apart)
 
-    def difference(self, tensor: Any, apart: _wrapped.Apart, stored: Wrapped, cast: bool) -> str:
+    def difference(
+        self,
+        tensor: Any,
+        apart: _wrapped.Apart,
+        stored: Wrapped,
+        cast: bool,
+        shape_of: Callable[[str], tuple[int, ...]],
+    ) -> str:
         """Returns in what a stored tensor made of others is another than one to fill; "" where it fits."""
-        return _wrapped.difference(tensor, apart, stored, cast)
+        unlike = _wrapped.difference(tensor, apart, stored, cast)
+        return unlike or _wrapped.packed(apart, stored, shape_of)
 
     def with_memory(self, tensor: Any, apart: _wrapped.Apart) -> Any:
         """Returns a tensor made of others in place of one on the meta device."""

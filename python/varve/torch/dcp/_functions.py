@@ -6,7 +6,7 @@ import contextlib
 import importlib
 import os
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable
 from typing import Any, TypeVar
 
 import torch
@@ -14,21 +14,21 @@ import torch.distributed as dist
 from torch.distributed.checkpoint._storage_utils import _storage_setup
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner, DefaultSavePlanner
-from torch.distributed.checkpoint.metadata import Metadata, TensorProperties
+from torch.distributed.checkpoint.metadata import Metadata
 from torch.distributed.checkpoint.planner import LoadPlanner, SavePlanner
 from torch.distributed.checkpoint.state_dict_loader import _load_state_dict
 from torch.distributed.checkpoint.state_dict_saver import _save_state_dict
 from torch.distributed.checkpoint.stateful import Stateful
 from torch.distributed.checkpoint.storage import StorageReader, StorageWriter
-from torch.distributed.tensor import DTensor
 
 from varve._engine import collector_at_rest
-from varve.errors import InvalidArgumentError, UnsupportedError
+from varve.errors import InvalidArgumentError
 from varve.torch.dcp._compat import arguments_of, storage_may_come_second
 from varve.torch.dcp._errors import Group, agree, checkpoint_error
 from varve.torch.dcp._events import log_step, logged
 from varve.torch.dcp._failed import FailedReader, FailedWriter
 from varve.torch.dcp._names import is_ours
+from varve.torch.dcp._planned import not_planned
 from varve.torch.dcp._reader import FileSystemReader
 from varve.torch.dcp._writer import FileSystemWriter
 
@@ -98,7 +98,7 @@ def save_plain(
     planner = _comparing(writer, planner, group) if use_collectives else planner
 
     if failure is None:
-        failure = _not_planned(plain, planner)
+        failure = not_planned(plain, planner)
     # A rank that failed takes part, to report it to the others.
     storage, its_planner = (writer, planner) if failure is None else (FailedWriter(failure), None)
     finishing: Any = _Finishing(storage)
@@ -272,40 +272,6 @@ def _as_they_are(planner: Any) -> contextlib.AbstractContextManager[Any]:
     """
     ours = planner is None or type(planner) in (DefaultSavePlanner, DefaultLoadPlanner)
     return torch.no_grad() if ours else contextlib.nullcontext()
-
-
-def _not_planned(state: Any, planner: SavePlanner | None) -> Exception | None:
-    """Returns what is wrong with a tensor that torch's planner cannot describe; it would not name it."""
-    if planner is not None and not isinstance(planner, DefaultSavePlanner):
-        return None
-    for name, tensor in _subclassed(state, ""):
-        inner = tensor._local_tensor if isinstance(tensor, DTensor) else tensor
-        try:
-            TensorProperties.create_from_tensor(inner)
-        except Exception as error:
-            return UnsupportedError(
-                f'tensor "{name}": torch\'s planner cannot describe a {type(inner).__name__} '
-                f"({type(error).__name__}: {str(error)[:200]}). varve.torch.save stores it; for this function put the "
-                "tensors that it is made of into the state"
-            )
-    return None
-
-
-def _subclassed(value: Any, name: str) -> Iterator[tuple[str, torch.Tensor]]:
-    """Yields the tensors of subclasses in a state, with their names."""
-    if type(value) in (torch.Tensor, torch.nn.Parameter):
-        return
-    if isinstance(value, torch.Tensor):
-        if type(value) is not DTensor or type(value._local_tensor) is not torch.Tensor:
-            yield name, value
-        return
-    items: Any = ()
-    if isinstance(value, Mapping):
-        items = value.items()
-    elif isinstance(value, (list, tuple)):
-        items = enumerate(value)
-    for key, item in items:
-        yield from _subclassed(item, f"{name}.{key}" if name else str(key))
 
 
 class _Finishing:

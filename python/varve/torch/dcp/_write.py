@@ -24,7 +24,7 @@ from torch.distributed.checkpoint.storage import WriteResult
 
 from varve import _core
 from varve._engine import collector_at_rest
-from varve.errors import InvalidArgumentError
+from varve.errors import InvalidArgumentError, UnsupportedError
 from varve.torch import _by_torch
 from varve.torch._devices import cuda_of
 from varve.torch._shards import NUMBERS
@@ -210,7 +210,14 @@ def _add(
         if not _by_torch.is_wrapper(data):
             data = data.cpu()
     if not add_tensor(stored, fqn, data, keep):
-        stored.add_archive(fqn, _archive(data))
+        try:
+            content = _archive(data)
+        except Exception as error:  # Whatever a class raises that cannot be pickled.
+            raise UnsupportedError(
+                f'tensor "{fqn}": torch cannot pickle this {type(data).__name__} '
+                f"({type(error).__name__}: {error})"
+            ) from error
+        stored.add_archive(fqn, content)
 
 
 def _has_known_size(item: WriteItem) -> bool:

@@ -1,0 +1,76 @@
+"""What torch's planner would fail at without a name, or store so that nothing loads it: found before a save."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
+from torch.distributed.checkpoint.metadata import TensorProperties
+from torch.distributed.checkpoint.planner import SavePlanner
+from torch.distributed.tensor import DTensor
+
+from varve.errors import Error, InvalidArgumentError, UnsupportedError
+from varve.torch import _by_torch, _wrapped
+from varve.torch._shards import is_shard
+
+
+def not_planned(state: Any, planner: SavePlanner | None) -> Exception | None:
+    """Returns what is wrong with a tensor of a state, by its name; None where nothing is, or a planner of others decides."""
+    if planner is not None and not isinstance(planner, DefaultSavePlanner):
+        return None
+    for name, tensor in _subclassed(state, ""):
+        try:
+            _check(name, tensor._local_tensor if isinstance(tensor, DTensor) else tensor)
+        except Error as error:
+            return error
+    return None
+
+
+def _check(name: str, tensor: Any) -> None:
+    kind = type(tensor).__name__
+    wrapper = _by_torch.is_wrapper(tensor)
+    if wrapper:
+        _wrapped.take_apart(name, tensor)
+    try:
+        TensorProperties.create_from_tensor(tensor)
+        dense = tensor.layout is torch.strided and not wrapper and tensor.numel() > 0
+        has_memory = not dense or tensor.data_ptr() != 0
+    except Exception as error:
+        raise UnsupportedError(
+            f'tensor "{name}": torch\'s planner cannot describe this {kind} '
+            f"({type(error).__name__}: {str(error)[:200]}). varve.torch.save stores most classes; for this "
+            "function put the tensors that it is made of into the state"
+        ) from error
+    if not has_memory:
+        raise InvalidArgumentError(
+            f'tensor "{name}": a {kind} has no memory of its own; save the tensors it is made of'
+        )
+
+
+def _subclassed(value: Any, name: str) -> Iterator[tuple[str, torch.Tensor]]:
+    """Yields the tensors of subclasses in a state, with their names, but for those that say themselves what to store."""
+    if type(value) in (torch.Tensor, torch.nn.Parameter):
+        return
+    if type(value) is DTensor:
+        if type(value._local_tensor) is not torch.Tensor and not _own(value._local_tensor):
+            yield name, value
+        return
+    if isinstance(value, torch.Tensor):
+        if not _own(value) and not is_shard(value):
+            yield name, value
+        return
+    items: Any = ()
+    if isinstance(value, Mapping):
+        items = value.items()
+    elif isinstance(value, (list, tuple)):
+        items = enumerate(value)
+    for key, item in items:
+        yield from _subclassed(item, f"{name}.{key}" if name else str(key))
+
+
+def _own(tensor: torch.Tensor) -> bool:
+    """Returns True for classes with torch's protocol of planning, and for what is not there yet."""
+    planning = hasattr(tensor, "__create_write_items__")
+    return planning or type(tensor).__name__ == "AsyncCollectiveTensor"
