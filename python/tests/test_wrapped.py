@@ -242,6 +242,22 @@ def test_an_attribute_that_is_no_plain_value_is_refused_by_name(tmp_path: Path) 
     assert list(tmp_path.iterdir()) == []
 
 
+def test_jagged_tensors_of_one_raggedness_stay_so(tmp_path: Path) -> None:
+    a, other = (torch.nested.nested_tensor(ragged(), layout=torch.jagged) for _ in range(2))
+    varve.torch.save({"a": a, "b": a * 2}, tmp_path / "c")
+    state = {"a": other, "b": other + 1}
+    varve.torch.load(state, tmp_path / "c")
+    for back in (varve.torch.read(tmp_path / "c"), state):
+        assert torch.equal((back["a"] + back["b"]).values(), a.values() * 3)
+
+
+def test_one_in_a_tuple_is_refused_by_name(tmp_path: Path) -> None:
+    state = {"m": {"pair": (TwoTensor(grid(), grid()), 1)}}
+    with pytest.raises(varve.InvalidArgumentError, match=r'"m\.pair.*TwoTensor.*list of tensors'):
+        varve.torch.save(state, tmp_path / "c")
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_without_the_class_the_inner_tensors_come_back(tmp_path: Path) -> None:
     """In a program that has not imported it. The class is not imported for the file."""
     path = tmp_path / "c"

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from varve import _core
+from varve import _classes, _core
 from varve._values import Wrapped
 from varve.torch import _by_torch, _wrapped
 from varve.torch._shards import NUMBERS, Share, is_sharded_tensor
@@ -24,6 +24,8 @@ class Wrapping:
 
     def __init__(self, fresh: dict[int, torch.Tensor]) -> None:
         self._fresh = fresh
+        #: Offsets and lengths of jagged tensors, by device, dtype and content.
+        self._ragged: dict[Any, torch.Tensor] = {}
 
     def take_apart(self, fqn: str, tensor: Any) -> _wrapped.Apart | None:
         """Returns the inner tensors of one that is made of others; None for one of plain memory."""
@@ -68,7 +70,16 @@ class Wrapping:
 
     def put_together(self, fqn: str, text: bytes, inner: dict[str, Any]) -> Any:
         """Returns a tensor made of others, or a dict of these."""
+        if _classes.split(text)[0] == "torch:jagged":
+            inner = {name: self._one(name, tensor) for name, tensor in inner.items()}
         return _wrapped.put_together(text, inner, fqn)
+
+    def _one(self, name: str, tensor: torch.Tensor) -> torch.Tensor:
+        """Returns the same object for the same raggedness: torch compares two jagged tensors by it."""
+        if name == "values":
+            return tensor
+        key = tensor.device, tensor.dtype, tensor.cpu().numpy().tobytes()
+        return self._ragged.setdefault(key, tensor)
 
     def pickled(
         self, reader: _core.Reader, fqn: str, tensor: Any, apart: _wrapped.Apart
