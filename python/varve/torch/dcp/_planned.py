@@ -10,17 +10,18 @@ from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
 from torch.distributed.checkpoint.metadata import TensorProperties
 from torch.distributed.checkpoint.planner import SavePlanner
 from torch.distributed.tensor import DTensor
+from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 
 from varve.errors import Error, InvalidArgumentError, UnsupportedError
 from varve.torch import _by_torch, _wrapped
-from varve.torch._shards import is_shard
+from varve.torch._shards import NUMBERS, is_shard
 
 
 def not_planned(state: Any, planner: SavePlanner | None) -> Exception | None:
     """Returns what is wrong with a tensor of a state, by its name; None where nothing is, or a planner of others decides."""
     if planner is not None and not isinstance(planner, DefaultSavePlanner):
         return None
-    for name, tensor in _subclassed(state, ""):
+    for name, tensor in _unusual(state, ""):
         try:
             _check(name, tensor._local_tensor if isinstance(tensor, DTensor) else tensor)
         except Error as error:
@@ -30,6 +31,14 @@ def not_planned(state: Any, planner: SavePlanner | None) -> Exception | None:
 
 def _check(name: str, tensor: Any) -> None:
     kind = type(tensor).__name__
+    if not _is_usual(tensor) and not isinstance(
+        tensor, (UninitializedBuffer, UninitializedParameter)
+    ):
+        what = "nested" if tensor.is_nested else f"{tensor.layout} {tensor.dtype}"
+        raise UnsupportedError(
+            f'tensor "{name}", a {kind}: torch\'s planner stores {what} tensors so that no load of Varve '
+            'opens the checkpoint. varve.torch.save stores it, with format="dcp" too'
+        )
     wrapper = _by_torch.is_wrapper(tensor)
     if wrapper:
         _wrapped.take_apart(name, tensor)
@@ -49,12 +58,16 @@ def _check(name: str, tensor: Any) -> None:
         )
 
 
-def _subclassed(value: Any, name: str) -> Iterator[tuple[str, torch.Tensor]]:
-    """Yields the tensors of subclasses in a state, with their names, but for those that say themselves what to store."""
+def _unusual(value: Any, name: str) -> Iterator[tuple[str, torch.Tensor]]:
+    """Yields the unusual tensors of a state, with their names, but for those that say themselves what to store."""
     if type(value) in (torch.Tensor, torch.nn.Parameter):
+        if not _is_usual(value):
+            yield name, value
         return
     if type(value) is DTensor:
-        if type(value._local_tensor) is not torch.Tensor and not _own(value._local_tensor):
+        local = value._local_tensor
+        usual = type(local) is torch.Tensor and _is_usual(local)
+        if not usual and not _own(local):
             yield name, value
         return
     if isinstance(value, torch.Tensor):
@@ -67,7 +80,13 @@ def _subclassed(value: Any, name: str) -> Iterator[tuple[str, torch.Tensor]]:
     elif isinstance(value, (list, tuple)):
         items = enumerate(value)
     for key, item in items:
-        yield from _subclassed(item, f"{name}.{key}" if name else str(key))
+        yield from _unusual(item, f"{name}.{key}" if name else str(key))
+
+
+def _is_usual(tensor: torch.Tensor) -> bool:
+    """Returns True for tensors of elements that the engine has, in memory of strides."""
+    strided = tensor.layout is torch.strided and tensor.dtype in NUMBERS
+    return strided and not tensor.is_nested
 
 
 def _own(tensor: torch.Tensor) -> bool:
