@@ -10,6 +10,8 @@
 
 #include "base/bytes.h"
 #include "catalogue/side_files.h"
+#include "format/structure.h"
+#include "interop/state_tree.h"
 #include "interop/torch/encode.h"
 #include "save/dcp_index.h"
 #include "save/dcp_items.h"
@@ -99,8 +101,68 @@ Result<FileWork> PrepareShare(const State& state, const RankAssignment& assignme
   return work;
 }
 
-Status CheckDcp(const SettledSave& /*settled*/) {
-  return Status::Ok();  // The index has no limit but memory.
+/// Returns whether a tensor that is made of others was in shards: the fifth of what its text says,
+/// which varve.torch writes.
+bool IsSharded(const Value& wrapped) {
+  const std::size_t end = wrapped.text.find('\0');
+  if (end == std::string::npos) {
+    return false;
+  }
+  const auto about = DecodeValue(std::string_view(wrapped.text).substr(end + 1));
+  return about.ok() && about->items.size() > 4 && about->items[4].kind == ValueKind::kTrue;
+}
+
+/// Returns the class of the tensor in shards whose inner tensor lies at `path` of a structure;
+/// empty for other entries.
+std::string_view ShardedClassAround(const Value& structure, std::string_view path) {
+  if (structure.kind == ValueKind::kWrapped && IsSharded(structure)) {
+    return ClassOf(structure);
+  }
+  const bool mapping = IsMapping(structure.kind);
+  const std::size_t step = mapping ? 2 : 1;
+  for (std::size_t i = 0; i + step <= structure.items.size(); i += step) {
+    const std::string key = mapping ? KeyText(structure.items[i]) : std::to_string(i);
+    if (path.starts_with(key + ".")) {
+      const std::string_view found =
+          ShardedClassAround(structure.items[i + step - 1], path.substr(key.size() + 1));
+      if (!found.empty()) {
+        return found;
+      }
+    }
+  }
+  return {};
+}
+
+/// Returns whether ranks hold a tensor whole, not in shards of its own.
+bool IsHeldWhole(const std::vector<LocalPlan>& plans, std::string_view fqn) {
+  return std::any_of(plans.begin(), plans.end(), [&](const LocalPlan& plan) {
+    return std::any_of(plan.tensors.begin(), plan.tensors.end(), [&](const PlannedTensor& tensor) {
+      return tensor.fqn == fqn && tensor.box == WholeBox(tensor.shape);
+    });
+  });
+}
+
+/// The index has no limit but memory. What it cannot hold are the values of several ranks under one
+/// name; of a tensor in shards each of them is a part of the whole.
+Status CheckDcp(const SettledSave& settled) {
+  const std::vector<std::string>& differing = settled.settled.differing_tensors;
+  if (differing.empty() || settled.settled.ranks.empty() ||
+      settled.settled.ranks[0].structure.empty()) {
+    return Status::Ok();
+  }
+  VARVE_ASSIGN_OR_RETURN(const Value structure, DecodeValue(settled.settled.ranks[0].structure));
+  for (const std::string& fqn : differing) {
+    const std::string_view kind = ShardedClassAround(structure, fqn);
+    if (!kind.empty() && IsHeldWhole(settled.plans, fqn)) {
+      const std::size_t dot = fqn.rfind('.');
+      return FailedPrecondition(
+          "tensor \"" + fqn.substr(0, dot) + "\", a " + std::string(kind) + ": each shard has a " +
+          fqn.substr(dot + 1) +
+          " of its own, and DCP's format holds one value under a name; nothing was written. "
+          "Varve's own format keeps those of all ranks");
+    }
+  }
+  return Status::Ok();
 }
 
 Result<RankFile> LayOutDcpFile(const State* state, const SettledSave& settled) {
