@@ -20,6 +20,9 @@ Inner = tuple[torch.dtype, tuple[int, ...], "int | None"]
 
 F32, F8, BF16 = torch.float32, torch.float8_e4m3fn, torch.bfloat16
 I8, U8, I32, I64 = torch.int8, torch.uint8, torch.int32, torch.int64
+E8 = getattr(
+    torch, "float8_e8m0fnu", U8
+)  # Older torches lack it; torchao 0.18 runs on none of them.
 
 
 class Row(NamedTuple):
@@ -79,14 +82,14 @@ def _intx(rows: int) -> dict[str, Any]:
     }
 
 
-def _mx(element: torch.dtype, swizzled: bool = False) -> Callable[[int], dict[str, Any]]:
+def _mx(element: str) -> Callable[[int], dict[str, Any]]:
     return lambda rows: {
-        "elem_dtype": element,
+        "elem_dtype": getattr(torch, element),
         "block_size": 32,
         "orig_dtype": BF16,
         "kernel_preference": _named(_PREFERENCE, "EMULATED"),
         "act_quant_kwargs": None,
-        "is_swizzled_scales": swizzled,
+        "is_swizzled_scales": False,
     }
 
 
@@ -336,16 +339,13 @@ MATRIX: dict[str, Row] = {
     ),
     "MX of 8 bits": Row(
         "torchao.prototype.mx_formats.mx_tensor:MXTensor",
-        {
-            "qdata": (F8, (ROWS, COLUMNS), 0),
-            "scale": (torch.float8_e8m0fnu, (ROWS, COLUMNS // 32), 0),
-        },
-        _mx(F8),
+        {"qdata": (F8, (ROWS, COLUMNS), 0), "scale": (E8, (ROWS, COLUMNS // 32), 0)},
+        _mx("float8_e4m3fn"),
     ),
     "MX of 4 bits": Row(
         "torchao.prototype.mx_formats.mx_tensor:MXTensor",
-        {**_PACKED, "scale": (torch.float8_e8m0fnu, (ROWS, COLUMNS // 32), 0)},
-        _mx(torch.float4_e2m1fn_x2),
+        {**_PACKED, "scale": (E8, (ROWS, COLUMNS // 32), 0)},
+        _mx("float4_e2m1fn_x2"),
     ),
     "NVFP4": Row(
         "torchao.prototype.mx_formats.nvfp4_tensor:NVFP4Tensor",
