@@ -21,7 +21,7 @@ def test_a_key_that_is_misspelt_is_named_with_what_it_may_mean(tmp_path: Path) -
             varve.torch.load({"model": model}, path, keys=keys)
     with pytest.raises(varve.InvalidArgumentError, match=r"is it model\.weight\?"):
         varve.torch.load({"model": model}, path, keys="model.wieght")
-    with pytest.raises(varve.CheckpointNotFoundError, match=r"is it model\.weight\?"):
+    with pytest.raises(varve.InvalidArgumentError, match=r"is it model\.weight\?"):
         varve.torch.read(path, ["model.weight", "model.wieght"])
     assert torch.equal(model["weight"], torch.zeros(3))
     varve.torch.load({"model": model, "optim": {"state": {}}}, path, keys=["model", "optim.state"])
@@ -29,6 +29,35 @@ def test_a_key_that_is_misspelt_is_named_with_what_it_may_mean(tmp_path: Path) -
     assert varve.torch.load({"model": model}, path, keys=["x", "model"], strict=False).loaded == 1
     with pytest.warns(UserWarning, match="nothing was loaded"):
         varve.torch.load({"other": torch.ones(1)}, path, keys="model")
+
+
+@pytest.mark.parametrize(
+    ("key", "meant"),
+    [
+        ("modle", "is it model?"),
+        ("model.layer", "is it model.layers?"),
+        ("model.layers.0.v", "is it model.layers.0.w?"),
+        ("modle.*", "is it model.*?"),
+        ("layers.1", "is it model.layers.1?"),
+        ("layers.1.w", "is it model.layers.1.w?"),
+        ("nothing", "at the top are model, step"),
+    ],
+)
+def test_a_load_and_a_read_answer_a_key_that_chooses_nothing_alike(
+    key: str, meant: str, tmp_path: Path
+) -> None:
+    """No CheckpointNotFoundError, which a program takes for a run that begins."""
+    state = {"model": {"layers": [{"w": torch.ones(2)}, {"w": torch.ones(2)}]}, "step": 3}
+    varve.torch.save(state, tmp_path / "a")
+    calls = (
+        lambda: varve.torch.load(state, tmp_path / "a", keys=key),
+        lambda: varve.torch.read(tmp_path / "a", key),
+        lambda: varve.read(tmp_path / "a", key),
+    )
+    for call in calls:
+        with pytest.raises(varve.InvalidArgumentError) as caught:
+            call()
+        assert f"is named {key}; {meant}" in str(caught.value)
 
 
 @pytest.mark.parametrize("keys", ["train", "train/rank0", "tr*", ["train.seen", "train.rng"]])

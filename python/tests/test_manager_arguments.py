@@ -28,6 +28,18 @@ WRONG: dict[str, tuple[Any, str]] = {
         lambda run: varve.CheckpointManager(run, save_options={"overwite": True}),
         "'overwite' is none of allow_pickle",
     ),
+    "an option nearly": (
+        lambda run: varve.torch.CheckpointManager(run, save_options={"fromat": "dcp"}),
+        "is it format?",
+    ),
+    "an option's value": (
+        lambda run: varve.torch.CheckpointManager(run, save_options={"format": "dpc"}),
+        'save_options: format=\'dpc\': want "varve", "dcp" or "hf"',
+    ),
+    "options": (
+        lambda run: varve.torch.CheckpointManager(run, save_options=3),  # type: ignore[arg-type]
+        "save_options=3: want a dict",
+    ),
     "a step": (lambda run: varve.CheckpointManager(run).save(1.5, {}), "step=1.5"),  # type: ignore[arg-type]
     "a negative step": (lambda run: varve.CheckpointManager(run).save(-1, {}), "step=-1"),
     "protect": (lambda run: varve.CheckpointManager(run).protect(1, {}), "varve.torch"),

@@ -255,6 +255,12 @@ LAYERS = "enc.0.attn.w enc.0.mlp.w enc.1.attn.w enc.1.mlp.w"
         (LAYERS.replace("enc.", "enc.layer."), {"enc.": "enc.layer."}, 4),
         (LAYERS.replace(".attn.", ".self_attn."), "name.replace('.attn.', '.self_attn.')", 2),
         (LAYERS.replace(".attn.", "."), "name.replace('.attn.', '.')", 2),
+        ("e0.attn.w e0.mlp.w e1.attn.w e1.mlp.w", {"enc.0.": "e0.", "enc.1.": "e1."}, 4),
+        (
+            LAYERS.replace(".attn.", ".at.").replace(".mlp.", ".ff."),
+            "name.replace('.attn.', '.at.').replace('.mlp.', '.ff.')",
+            4,
+        ),
     ],
 )
 def test_the_error_shows_the_nearest_names_and_a_rename_that_finds_them(
@@ -291,6 +297,39 @@ def test_a_misspelt_name_is_shown_beside_the_nearest(tmp_path: Path) -> None:
 def test_nothing_is_suggested_where_nothing_is_near(tmp_path: Path) -> None:
     varve.save(entries("a b"), tmp_path / "a")
     assert "nearest" not in refusal(entries("something.else"), tmp_path / "a")
+
+
+def test_a_rename_is_shown_only_if_it_finds_most_of_the_names(tmp_path: Path) -> None:
+    """One that finds one name of many leaves the user with another error, one name shorter."""
+    varve.save(entries("h.0.attn.w h.0.mlp.w h.1.attn.w wte"), tmp_path / "a")
+    text = refusal(entries("a.0.q.w a.0.k.w a.0.v.w a.0.mlp.w a.0.up.w a.0.down.w"), tmp_path / "a")
+    assert '"a.0.mlp.w" -> "h.0.mlp.w"' in text and "rename=" not in text
+    text = refusal(entries("net.0.attn.w net.0.mlp.w net.1.attn.w other"), tmp_path / "a")
+    assert "rename={'h.': 'net.'} finds 3 of the 4 missing names" in text
+
+
+def test_tensors_of_other_shapes_are_no_pair(tmp_path: Path) -> None:
+    shapes = {"q_proj": (4, 4), "k_proj": (2, 4)}
+    stored = {f"l.{i}.{n}.w": np.ones(shape) for i in range(2) for n, shape in shapes.items()}
+    varve.save({**stored, "n": 1}, tmp_path / "a")
+    renamed = {"q_proj": "query", "k_proj": "key"}
+    wanted = {f"l.{i}.{renamed[n]}.w": np.zeros(s) for i in range(2) for n, s in shapes.items()}
+    text = refusal({**wanted, "n": 1}, tmp_path / "a")
+    assert '"l.0.key.w" -> "l.0.k_proj.w"' in text and '"l.0.query.w" -> "l.0.q_proj.w"' in text
+    assert "finds all 4 missing names" in text
+    other = {name: np.zeros(9) for name in wanted}
+    assert "nearest" not in refusal({**other, "n": 1}, tmp_path / "a")
+    grown = {f"net.{name}": np.zeros((9, 9)) for name in stored}
+    with pytest.raises(varve.InvalidArgumentError, match=r"rename=\{'': 'net\.'\} finds all 4"):
+        varve.load(grown, tmp_path / "a", fit="overlap")
+
+
+def test_what_lightning_wraps_a_model_in_is_found(tmp_path: Path) -> None:
+    model = entries("embed.w layers.0.w layers.1.w norm.w")
+    nested = {"state_dict": {f"model.{name}": array for name, array in model.items()}, "epoch": 1}
+    varve.save(nested, tmp_path / "a")
+    assert "rename={'state_dict.model.': ''} finds all 4" in refusal(model, tmp_path / "a")
+    assert "rename={'state_dict.': ''} finds all 4" in refusal({"model": model}, tmp_path / "a")
 
 
 def test_names_of_a_file_without_containers_are_compared_too(tmp_path: Path) -> None:

@@ -275,7 +275,8 @@ def read(
 
     Raises:
         UnsupportedError: A dtype NumPy lacks (install ml_dtypes), or a pickle that was not allowed.
-        CheckpointNotFoundError: No checkpoint, or nothing of that name in it.
+        CheckpointNotFoundError: There is no checkpoint at `path`.
+        InvalidArgumentError: Nothing in it is named as one of `keys`; the message has the nearest names.
         CorruptCheckpointError: As in `load`.
     """
     return _load.read(path, NumpyArrays(), keys, flat, allow_pickle, use_agent)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import os
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -29,9 +28,6 @@ from varve.errors import (
     InvalidArgumentError,
     UnsupportedError,
 )
-
-#: Names of a checkpoint with which a key that is misspelt is compared; it takes 2 s for 100,000.
-_MOST_COMPARED = 10_000
 
 _CASTABLE = frozenset(DTYPE_NUMBERS[name] for name in ("float16", "bfloat16", "float32", "float64"))
 
@@ -186,17 +182,24 @@ class _Plan:
             return [*self.stored_name, *self.unwrapped]
         return [*(fqn for fqn, _ in _leaves(self.reader, None)), *self.unwrapped]
 
-    def hint(self) -> str | None:
+    def hint(self, fit: str) -> str | None:
         """Returns which stored names are nearest to the missing ones, for a message."""
         match = self.match
-        stored = self.names_to_fill()
-        there = frozenset(stored)
+        kind: Callable[[Any], Any] = len if fit == "overlap" else tuple
+        wanted = {fqn: kind(getattr(tensor, "shape", ())) for fqn, tensor in match.wanted()}
         tensors = match.tensor_names()
-        missing = [*match.missing, *(fqn for fqn in tensors if fqn not in there)]
+        geometry = self.reader.tensors()
+        stored = {
+            fqn: kind(geometry[name][1]) if (name := self.stored(fqn)) in geometry else None
+            for fqn in self.names_to_fill()
+        }
+        missing = [*match.missing, *(fqn for fqn in tensors if fqn not in stored)]
         fitting = [
             self.wrappers.stored(fqn) for fqn in (*tensors, *(fqn for fqn, _ in match.objects))
         ]
-        return _nearest.hint(missing, stored, fitting, self.stored_name is not None)
+        return _nearest.hint(
+            {fqn: wanted.get(fqn) for fqn in missing}, stored, fitting, self.stored_name is not None
+        )
 
     def _known(self) -> list[str]:
         """Returns names in the checkpoint that are expected: loaded by others, or not chosen."""
@@ -281,7 +284,7 @@ def load(
         if options.strict and plan.keys is not None:
             # What the destination alone has is missing, and the ranks tell each other so.
             names = [*plan.names_to_fill(), *plan.match.absent]
-            if wrong := _unmatched(reader, plan.keys, names):
+            if wrong := _nearest.what_is_wrong(reader, plan.keys, names):
                 raise InvalidArgumentError(f"load {path_name(path)}: keys: {wrong}")
         # Before the ranks agree: a value that cannot be opened fails the load with nothing changed.
         values = plain_values(reader, path_text(path), plan.names, choice.allow_pickle)
@@ -295,7 +298,7 @@ def load(
     try:
         report = reader.load(plan.filling.engine, options, coordinator)
     except InvalidArgumentError as error:
-        hint = plan.hint()
+        hint = plan.hint(options.fit)
         if hint is None:
             raise
         text = f"{error}\n  {hint}"
@@ -313,7 +316,7 @@ def load(
     plan.end()
     keys = plan.keys if world == 1 else None  # Of several ranks another may have what was chosen.
     chosen = keys is not None and any(name in keys for name in plan.names_to_fill())
-    warn_of_nothing(report, reader, match, rank, chosen, plan.hint)
+    warn_of_nothing(report, reader, match, rank, chosen, lambda: plan.hint(options.fit))
     if report.merged and options.on_difference == "keep" and rank == 0:
         warn_of_one_value(report.merged, reader, world)
     if rank == 0 and report.loaded:
@@ -397,10 +400,11 @@ def read_entries(
             origins[fqn] = leaf.origin
     if chosen is not None:
         names_there = [fqn for fqn, _ in _leaves(reader, structure)]
-        if wrong := _unmatched(reader, chosen, names_there):
-            raise CheckpointNotFoundError(f"read {where}: {wrong}", path=where)
+        if wrong := _nearest.what_is_wrong(reader, chosen, names_there):
+            raise InvalidArgumentError(f"read {where}: keys: {wrong}", path=where)
         if not found:
-            raise CheckpointNotFoundError(f"read {where}: nothing is in {chosen}", path=where)
+            text = f"read {where}: keys: nothing is in {chosen}"
+            raise InvalidArgumentError(text, path=where)
     stored = reader.tensors(None if chosen is None else list(origins))
 
     def fill() -> None:
@@ -428,19 +432,6 @@ def read_entries(
             del origins[fqn]
         fill()
     return structure, found
-
-
-def _unmatched(reader: _core.Reader, keys: Keys, names: list[str]) -> str:
-    """Returns what is wrong with keys of which one chooses nothing, as one that is misspelt; else ""."""
-    unmatched = keys.unmatched(names)
-    if unmatched and (structure := reader.structure()) is not None:
-        unmatched = Keys(unmatched).unmatched(_tree.empty_containers(structure))
-    if not unmatched:
-        return ""
-    near = unmatched[:5] if len(names) <= _MOST_COMPARED else []
-    close = dict.fromkeys(one for key in near for one in difflib.get_close_matches(key, names, 1))
-    hint = f"; is it {_first(list(close))}?" if close else ""
-    return f"nothing in the checkpoint is named {_first(unmatched)}{hint}"
 
 
 def plain_values(

@@ -442,6 +442,12 @@ class Match:
         """Names of the destination that the checkpoint lacks, tied ones too."""
         return [*(fqn for fqn, _, _ in self._absent), *self.missing]
 
+    def wanted(self) -> Iterator[tuple[str, Any]]:
+        """Yields the destination's tensors with their names: those that are matched, and the missing."""
+        yield from self.tensors
+        for fqn, tensor, _ in (*self.assigned, *self._absent):
+            yield fqn, tensor
+
     def tensor_names(self) -> list[str]:
         """Returns the names of the tensors that a load is to fill or to replace."""
         return [*(fqn for fqn, _ in self.tensors), *(fqn for fqn, _, _ in self.assigned)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import logging
 import os
 from collections.abc import Callable, Iterator, Mapping
@@ -10,11 +11,15 @@ from contextlib import AbstractContextManager, contextmanager
 from typing import Any, Protocol
 
 import varve
+from varve import _arguments, _core
 from varve._core import LoadReport
 from varve._manage._agreement import Channel
 from varve.errors import InvalidArgumentError
 
 _LOG = logging.getLogger("varve")
+
+#: Options of saves whose values are checked when a manager is made: each save would refuse a wrong one.
+_CHECKED = ("check_replicas", "format", "on_difference")
 
 #: Called when a save has ended, on any thread, with its future.
 Ended = Callable[[Any], None]
@@ -120,13 +125,25 @@ class NumpyBackend:
 
 
 def checked_options(options: Mapping[str, Any] | None, known: set[str]) -> dict[str, Any]:
-    """Returns the options of saves. Raises InvalidArgumentError for one that there is not."""
-    for name in options or {}:
+    """Returns the options of saves.
+
+    Raises InvalidArgumentError for one that there is not, and for a value that every save would refuse.
+    """
+    if options is not None and not isinstance(options, Mapping):
+        raise _arguments.refuse("save_options", options, "a dict {argument of save: value}")
+    made = dict(options or {})
+    for name in made:
         if name not in known:
+            near = difflib.get_close_matches(str(name), known, 1)
             raise InvalidArgumentError(
                 f"save_options: {name!r} is none of {', '.join(sorted(known))}"
+                + (f"; is it {near[0]}?" if near else "")
             )
-    return dict(options or {})
+    try:
+        _core.SaveOptions(**{name: made[name] for name in _CHECKED if name in made})
+    except InvalidArgumentError as error:
+        raise InvalidArgumentError(f"save_options: {error}") from None
+    return made
 
 
 def inside(run: str, path: str) -> bool:

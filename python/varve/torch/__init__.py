@@ -337,7 +337,8 @@ def read(
         use_agent: As in `load`.
 
     Raises:
-        CheckpointNotFoundError: No checkpoint, or nothing of that name in it.
+        CheckpointNotFoundError: There is no checkpoint at `path`.
+        InvalidArgumentError: Nothing in it is named as one of `keys`; the message has the nearest names.
         CorruptCheckpointError: As in `load`.
     """
     arrays = TorchArrays(device=device_of(device))
