@@ -325,6 +325,7 @@ std::string BaseName(std::string_view path);
 ///   - "file:///x" and "file://localhost/x" are "/x". The rest is taken as it stands: "%20" is
 ///     three characters.
 ///   - "https://host/path" and http:// hold no user, password, query or fragment.
+///   - "~" and "~/x" are refused: only a shell replaces them. "./~/x" is a directory of that name.
 ///   - Any other "scheme://" is refused. A directory of such a name is "./scheme://x".
 /// Errors: InvalidArgument for another scheme, naming those there are; for "file://" of another
 /// host or with a relative path; for an empty path, and one with a NUL character. Unavailable when

@@ -80,6 +80,25 @@ def test_a_name_that_pathlib_has_shortened_is_refused_and_makes_no_directory(
     assert _entries(here) == before
 
 
+@pytest.mark.parametrize("path", ["~", "~/run", Path("~/run")])
+def test_a_home_that_no_shell_has_replaced_is_refused_and_makes_no_directory(
+    here: Path, path: Any
+) -> None:
+    before = _entries(here)
+    managers = {
+        "manager": varve.CheckpointManager,
+        "torch manager": varve.torch.CheckpointManager,
+        "upload_to": lambda path: varve.CheckpointManager("run", upload_to=path),
+    }
+    for name, function in {**FUNCTIONS, **managers}.items():
+        with pytest.raises(varve.InvalidArgumentError) as caught:
+            function(path)
+        assert "os.path.expanduser" in str(caught.value), name
+    assert _entries(here) == before
+    varve.save({"w": np.ones(1)}, f"./{path}/own")
+    assert (here / str(path) / "own" / "varve.json").exists()
+
+
 @pytest.mark.parametrize("name", FUNCTIONS)
 @pytest.mark.parametrize("path", [None, 3, ["ck"], ""])
 def test_what_is_no_path_is_an_error_of_ours(here: Path, name: str, path: Any) -> None:

@@ -120,6 +120,18 @@ Status CheckIsNoMisspeltUrl(std::string_view path) {
   return Status::Ok();
 }
 
+/// Refuses "~" and "~/x". A shell would have replaced it; nobody means a directory of that name.
+Status CheckIsNoHome(std::string_view path) {
+  if (path != "~" && !path.starts_with("~/")) {
+    return Status::Ok();
+  }
+  return InvalidArgument(
+      Quoted(path) +
+      ": only a shell replaces \"~\" by the home directory. Give the whole path, "
+      "in Python os.path.expanduser(" +
+      Quoted(path) + "); a directory of this name is " + Quoted("./" + std::string(path)));
+}
+
 }  // namespace
 
 Result<std::string> ResolvePath(std::string_view path, const Storage& storage) {
@@ -155,6 +167,7 @@ Result<std::string> ResolvePath(std::string_view path, const Storage& storage) {
   if (path.front() == '/' || (&storage != &PosixStorage() && &storage != &AnyStorage())) {
     return std::string(path);
   }
+  VARVE_RETURN_IF_ERROR(CheckIsNoHome(path));
   std::error_code error;
   const auto working_directory = std::filesystem::current_path(error);
   if (error) {

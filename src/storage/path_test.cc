@@ -31,6 +31,16 @@ TEST(ResolvePath, RefusesWhatWasMeantAsAUrl) {
   EXPECT_EQ(ResolvePath(" run").value(), Here() + "/ run");
 }
 
+TEST(ResolvePath, RefusesAHomeThatNoShellHasReplaced) {
+  for (const char* path : {"~", "~/run"}) {
+    EXPECT_TRUE(FailsWith(ResolvePath(path), StatusCode::kInvalidArgument,
+                          {"os.path.expanduser", std::string("./") + path}))
+        << path;
+  }
+  EXPECT_EQ(ResolvePath("~run").value(), Here() + "/~run");
+  EXPECT_EQ(ResolvePath("./~/run").value(), Here() + "/./~/run");
+}
+
 TEST(ResolvePath, NeverCollapsesDotDot) {
   EXPECT_EQ(ResolvePath("link/../x").value(), Here() + "/link/../x");
   EXPECT_EQ(ResolvePath("/a/../b/./c//d/").value(), "/a/../b/./c//d/");
