@@ -210,7 +210,7 @@ def test_strict_names_everything_that_differs_and_changes_nothing(tmp_path: Path
         "shape (stored float32[3], wanted float32[4])",
         "dtype (stored float32[3], wanted float64[3])",
         "kind (stored a plain value, wanted a tensor)",
-        "box (stored a container, wanted a tensor)",
+        "box (stored a dict, wanted a tensor)",
     ):
         assert mismatch in text
     assert repr(wanted) == before

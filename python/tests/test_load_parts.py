@@ -67,7 +67,9 @@ def test_a_report_shows_ten_names_and_how_many_more() -> None:
 def test_exact_refuses_what_is_left_over_and_changes_nothing(training: Path) -> None:
     target = model()
     before = model()
-    with pytest.raises(varve.InvalidArgumentError, match=r"unexpected in the checkpoint: optim\."):
+    with pytest.raises(
+        varve.InvalidArgumentError, match=r"unexpected in the checkpoint, 31 entries: optim\."
+    ):
         varve.torch.load({"model": target}, training, strict="exact")
     assert same(target, before)
     everything = varve.torch.read(training)
@@ -85,7 +87,7 @@ def test_differences_are_listed_ten_of_each_and_counted(tmp_path: Path) -> None:
     with pytest.raises(varve.InvalidArgumentError) as caught:
         varve.load({f"w{i:02}": i for i in range(25)}, tmp_path / "c")
     lines = str(caught.value).splitlines()
-    assert "missing from the checkpoint: w00, w01" in lines[1]
+    assert "missing from the checkpoint, 25 entries: w00, w01" in lines[1]
     assert lines[1].endswith("w09 and 15 more")
     assert lines[2].endswith("s09 and 4 more")
 

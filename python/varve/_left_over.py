@@ -31,6 +31,8 @@ def warn_of_nothing(
         f"of {lacking} wanted entries {len(match.missing)} are missing from the checkpoint and "
         f"{len(match.mismatched)} do not fit"
         if lacking
+        else "the destination has none of the entries that `keys` chooses"
+        if chosen
         else "the destination wants none of its entries; read() builds a state that has them"
     )
     hint = hint_of()

@@ -5,6 +5,7 @@
 //      been touched.
 //   B. Every rank reads its targets and contributes its status.
 
+#include <algorithm>
 #include <chrono>
 #include <cstddef>
 #include <functional>
@@ -23,6 +24,8 @@
 #include "load/fit.h"
 #include "load/tied_names.h"
 #include "tensor/box.h"
+#include "tensor/cast.h"
+#include "varve/catalogue.h"
 #include "varve/checkpoint.h"
 
 namespace varve {
@@ -37,6 +40,8 @@ struct LoadDifferences {
   std::string unwanted;
   /// Wanted names that have several values, of which this world of ranks cannot get its own.
   std::vector<std::string> several;
+  bool cast_helps = false;  ///< A mismatched tensor has another dtype, which `cast` would convert.
+  bool fit_helps = false;   ///< One has other sizes, which `fit` would allow.
 };
 
 template <class Archive>
@@ -47,7 +52,8 @@ void Fields(Archive& archive, FieldsOf<Archive, ResizedTensor>& resized) {
 template <class Archive>
 void Fields(Archive& archive, FieldsOf<Archive, LoadDifferences>& differences) {
   archive(differences.save_id.bytes, differences.missing, differences.mismatched,
-          differences.resized, differences.unwanted, differences.several);
+          differences.resized, differences.unwanted, differences.several, differences.cast_helps,
+          differences.fit_helps);
 }
 
 namespace {
@@ -88,7 +94,9 @@ Result<LoadDifferences> Compare(const Metadata& metadata, const LoadRequest& req
                               request.mismatched,
                               {},
                               std::string(metadata.tensors.size() + metadata.objects.size(), '\1'),
-                              {}};
+                              {},
+                              false,
+                              false};
   const auto want = [&](std::string_view fqn) {
     if (const TensorMetadata* tensor = metadata.FindTensor(fqn)) {
       differences.unwanted[static_cast<std::size_t>(tensor - metadata.tensors.data())] = '\0';
@@ -108,6 +116,10 @@ Result<LoadDifferences> Compare(const Metadata& metadata, const LoadRequest& req
     VARVE_ASSIGN_OR_RETURN(auto fitted, Fitted(*stored, target, options));
     if (!fitted) {
       differences.mismatched.push_back(Describe(*stored, target));
+      differences.cast_helps =
+          differences.cast_helps ||
+          (stored->dtype != target.dtype && IsCastable(stored->dtype) && IsCastable(target.dtype));
+      differences.fit_helps = differences.fit_helps || DiffersInSizes(*stored, target);
       continue;
     }
     names.insert(target.fqn);
@@ -173,11 +185,19 @@ void ChooseValues(const std::set<std::string>& wanted, const LoadRequest& reques
   }
 }
 
-std::string Sentence(std::string_view title, const std::vector<std::string>& names) {
+/// Returns a line with the first names, in natural order, and how many there are if not all are
+/// shown.
+std::string Sentence(std::string_view title, std::vector<std::string> names) {
   constexpr std::size_t kMaxNamed = 10;
-  std::string text;
+  if (names.empty()) {
+    return {};
+  }
+  const auto shown = static_cast<std::ptrdiff_t>(std::min(names.size(), kMaxNamed));
+  std::partial_sort(names.begin(), names.begin() + shown, names.end(), NaturalLess);
+  std::string text = "\n  " + std::string(title);
+  text += names.size() > kMaxNamed ? ", " + std::to_string(names.size()) + " entries: " : ": ";
   for (std::size_t i = 0; i < names.size() && i < kMaxNamed; ++i) {
-    text += (i == 0 ? "\n  " + std::string(title) + ": " : ", ") + names[i];
+    text += (i == 0 ? "" : ", ") + names[i];
   }
   if (names.size() > kMaxNamed) {
     text += " and " + std::to_string(names.size() - kMaxNamed) + " more";
@@ -207,6 +227,8 @@ Result<LoadDifferences> Merge(const Metadata& metadata,
     mismatched.insert(one.mismatched.begin(), one.mismatched.end());
     several.insert(one.several.begin(), one.several.end());
     resized.insert(one.resized.begin(), one.resized.end());
+    merged.cast_helps = merged.cast_helps || one.cast_helps;
+    merged.fit_helps = merged.fit_helps || one.fit_helps;
     for (std::size_t i = 0; i < merged.unwanted.size(); ++i) {
       merged.unwanted[i] = static_cast<char>(merged.unwanted[i] & one.unwanted[i]);
     }
@@ -242,14 +264,26 @@ Status CheckDifferences(const LoadDifferences& merged, const std::vector<std::st
   std::string remedy = "a load with strict=False takes what fits";
   if (!lacking) {
     remedy = "a load with strict=True leaves the rest alone";
-  } else if (!merged.mismatched.empty()) {
-    remedy += options.cast ? "" : ", cast=True converts floating-point types";
-    remedy += options.fit == Fit::kOverlap ? "" : ", fit=\"overlap\" fills the part that both have";
+  } else {
+    const bool cast_helps = merged.cast_helps && !options.cast;
+    const bool fit_helps = merged.fit_helps && options.fit != Fit::kOverlap;
+    remedy += cast_helps ? ", cast=True converts floating-point types" : "";
+    remedy += fit_helps ? ", fit=\"overlap\" fills the part that both have" : "";
   }
   return InvalidArgument("the checkpoint and the destination differ; nothing was loaded (" +
                          remedy + ")" + Sentence("missing from the checkpoint", merged.missing) +
                          Sentence("mismatched", merged.mismatched) +
                          Sentence("unexpected in the checkpoint", unexpected));
+}
+
+/// Returns the sum of phases, under one name.
+Phase InOne(std::string name, const std::vector<Phase>& phases) {
+  Phase sum{.name = std::move(name)};
+  for (const Phase& phase : phases) {
+    sum.seconds += phase.seconds;
+    sum.bytes += phase.bytes;
+  }
+  return sum;
 }
 
 /// Returns the error for names whose values differed between ranks of another world.
@@ -290,7 +324,11 @@ Result<LoadReport> Load(CheckpointReader& reader, const LoadRequest& request,
                            Compare(metadata, request, options, &usable, &report.loaded));
     ChooseValues(WantedVariants(metadata, request, usable), request, own, options.on_difference,
                  &report, &found.several);
-    VARVE_RETURN_IF_ERROR(CheckDestinations(reader, usable, options));
+    const Status fillable = CheckDestinations(reader, usable, options);
+    if (auto compared = InOne("compare", reader.TakePhases()); compared.bytes > 0) {
+      AddPhase(&report.phases, std::move(compared));
+    }
+    VARVE_RETURN_IF_ERROR(fillable);
     return EncodeFields(found);
   });
   const auto decide = [&](const std::vector<std::string>& all) -> Result<std::vector<std::string>> {
