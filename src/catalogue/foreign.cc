@@ -67,6 +67,16 @@ Result<OpenedIndex> OpenForeignOfOwnRanks(Storage& storage, const std::string& p
   return NotFound(path + " holds no checkpoint that Varve knows");
 }
 
+std::optional<Format> ForeignFormat(Storage& storage, const std::string& path,
+                                    const std::vector<DirectoryEntry>& entries) {
+  for (const ForeignLayout* const layout : kLayouts) {
+    if (layout->recognises({storage, path, entries})) {
+      return layout->format;
+    }
+  }
+  return std::nullopt;
+}
+
 Result<std::vector<std::string>> ForeignFileNames(Storage& storage, const std::string& directory) {
   VARVE_ASSIGN_OR_RETURN(const auto entries, storage.List(directory));
   std::vector<std::string> names;

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -37,6 +38,11 @@ Result<OpenedIndex> OpenForeignFile(Storage& storage, const std::string& path);
 /// files; see CheckpointReader::OpenOwnRanks.
 Result<OpenedIndex> OpenForeignOfOwnRanks(Storage& storage, const std::string& path,
                                           std::uint32_t world_size);
+
+/// Returns the format that the names in a directory are of, or nothing. Opens no index: for what to
+/// call one that cannot be read.
+std::optional<Format> ForeignFormat(Storage& storage, const std::string& path,
+                                    const std::vector<DirectoryEntry>& entries);
 
 inline constexpr std::string_view kDcpIndexName = ".metadata";
 inline constexpr std::string_view kHfIndexName = "model.safetensors.index.json";

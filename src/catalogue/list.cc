@@ -102,10 +102,19 @@ Result<std::optional<CheckpointEntry>> Examine(Storage& storage, const std::stri
     default: entry.state = CheckpointState::kDamaged; break;
   }
   entry.detail = opened.status().message();
+  const auto scan = ScanDataFiles(storage, path);
+  const bool is_scanned = scan.ok() && !scan->groups.empty();
   if (const auto files = storage.List(path); files.ok()) {
-    entry.format = ShownFormat(*files).value_or(Format::kVarve);
+    std::optional<Format> format = ShownFormat(*files);
+    if (!format && !is_scanned) {
+      format = ForeignFormat(storage, path, *files);
+    }
+    entry.format = format.value_or(Format::kVarve);
+    for (const DirectoryEntry& file : *files) {
+      entry.bytes += is_scanned ? 0 : file.size;  // What is there: its index does not say.
+    }
   }
-  if (const auto scan = ScanDataFiles(storage, path); scan.ok() && !scan->groups.empty()) {
+  if (is_scanned) {
     const FileGroup& group = scan->groups.front();
     entry.world_size = group.world_size;
     entry.save_id = group.save_id;

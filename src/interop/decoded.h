@@ -25,6 +25,9 @@ struct Decoded {
   /// Files have names and, where the index has them, sizes; the caller fills in those of storage.
   Metadata metadata;
   std::optional<Value> structure;  ///< See docs/format.md; nothing when only names are known.
+  /// Tensors that are stored as flattened blocks: FQN and shape. In `metadata` they have the shape
+  /// of the grid of blocks, and the elements of a block as one more dimension.
+  std::vector<std::pair<std::string, Dims>> in_blocks;
   bool keys_are_text = false;  ///< The structure was made of names: keys that were ints are text.
   std::vector<std::string> inline_values;  ///< Encoded Values that extents with kInline number.
   std::vector<RecordCrc> records;          ///< Of plain extents, where the format has them.

@@ -88,6 +88,38 @@ def test_ls_tells_the_states_apart(run, run_json, folder, state):
     assert all(detail in text for detail in details)
 
 
+@pytest.mark.parametrize(
+    ("files", "format", "detail"),
+    [
+        (
+            {".metadata": b"junk", "__0_0.distcp": b"1234"},
+            "dcp",
+            ".metadata: this index cannot be read",
+        ),
+        (
+            {"model.safetensors.index.json": b'{"weight_map": 3}', "a.safetensors": b"x"},
+            "safetensors",
+            "model.safetensors.index.json: malformed safetensors index",
+        ),
+        ({"model.safetensors": b"junk"}, "safetensors", "malformed safetensors header"),
+        ({"pytorch_model.bin": b"junk"}, "torch", "pytorch_model.bin: torch.save archive"),
+    ],
+    ids=["dcp", "hf", "safetensors", "torch"],
+)
+def test_ls_says_what_it_cannot_read_and_how_large_it_is(
+    files, format, detail, run, run_json, folder
+):
+    (folder / "step-3").mkdir()
+    for name, content in files.items():
+        (folder / "step-3" / name).write_bytes(content)
+    (entry,) = run_json("ls", folder)
+    size = sum(map(len, files.values()))
+    assert (entry["format"], entry["state"], entry["bytes"]) == (format, "damaged", size)
+    assert detail in entry["detail"]
+    line = run("ls", folder).stdout.splitlines()[1]
+    assert line.split()[1] == format and f"{size} B" in line and detail in line
+
+
 def test_ls_of_what_is_no_folder_is_an_error(run, folder):
     file = folder / "file"
     file.write_text("")

@@ -23,7 +23,7 @@ Result<Decoded> DecodeIndexFile(Storage& storage, const std::string& path) {
   DcpAttributeList attributes;
   auto decoded = DecodeDcpMetadata(bytes, &attributes);
   if (!decoded.ok()) {
-    return decoded.status().Annotate(path);
+    return decoded.status().Annotate(path + ": this index cannot be read");
   }
   const auto sums = std::find_if(attributes.begin(), attributes.end(), [](const auto& attribute) {
     return attribute.first == kDcpChecksums;
@@ -175,7 +175,11 @@ Result<OpenedIndex> OpenRankLocalDcp(const ForeignFolder& folder) {
 
 Result<OpenedIndex> OpenedDcp(const ForeignFolder& folder, Decoded decoded) {
   const bool keys_are_text = decoded.keys_are_text;
+  const auto in_blocks = std::move(decoded.in_blocks);
   VARVE_ASSIGN_OR_RETURN(OpenedIndex opened, OpenedWithSizes(folder, std::move(decoded)));
+  if (!in_blocks.empty()) {
+    VARVE_RETURN_IF_ERROR(PlaceBlocks(folder, in_blocks, &opened));
+  }
   if (keys_are_text && opened.structure) {
     for (const DcpOptimizer& optimizer : FindDcpOptimizers(&*opened.structure)) {
       if (ListInts(folder, opened.metadata, optimizer.params)) {
@@ -190,7 +194,7 @@ Result<Decoded> ReadDcpIndex(Storage& storage, const std::string& directory) {
   return DecodeIndexFile(storage, JoinPath(directory, kDcpIndexName));
 }
 
-const ForeignLayout kDcpLayout{HasDcpIndex, OpenDcp};
+const ForeignLayout kDcpLayout{.recognises = HasDcpIndex, .open = OpenDcp};
 const ForeignLayout kDcpRankLocalLayout{
     .recognises = HasRankIndex, .open = OpenRankLocalDcp, .has_no_index = true};
 

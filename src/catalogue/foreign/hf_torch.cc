@@ -84,7 +84,9 @@ Result<OpenedIndex> OpenTorchModel(const ForeignFolder& folder) {
 
 }  // namespace
 
-const ForeignLayout kHfTorchLayout{
-    .recognises = HasTorchModel, .open = OpenTorchModel, .has_no_index = true};
+const ForeignLayout kHfTorchLayout{.recognises = HasTorchModel,
+                                   .open = OpenTorchModel,
+                                   .has_no_index = true,
+                                   .format = Format::kTorchSave};
 
 }  // namespace varve

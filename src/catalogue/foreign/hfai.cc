@@ -82,6 +82,7 @@ Result<OpenedIndex> OpenHfai(const ForeignFolder& folder) {
 
 }  // namespace
 
-const ForeignLayout kHfaiLayout{.recognises = HasParts, .open = OpenHfai, .has_no_index = true};
+const ForeignLayout kHfaiLayout{
+    .recognises = HasParts, .open = OpenHfai, .has_no_index = true, .format = Format::kHfai};
 
 }  // namespace varve

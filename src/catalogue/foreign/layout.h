@@ -7,6 +7,7 @@
 #include <memory>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "catalogue/opened.h"
@@ -42,6 +43,7 @@ struct ForeignLayout {
   bool opens_own_ranks = false;  ///< `open` heeds ForeignFolder::own_ranks_of.
   /// No file of the layout is written last: half of it looks whole.
   bool has_no_index = false;
+  Format format = Format::kDcp;  ///< What `open` finds.
 };
 
 /// The entries.
@@ -63,6 +65,12 @@ Result<Decoded> ReadDcpIndex(Storage& storage, const std::string& directory);
 /// Does OpenedWithSizes for the index of a DCP directory, and finds which keys of optimizers'
 /// states are ints: dcp.cc.
 Result<OpenedIndex> OpenedDcp(const ForeignFolder& folder, Decoded decoded);
+
+/// Gives tensors that are stored as flattened blocks (Decoded::in_blocks) their own shape and
+/// chunks. Looks into each of their chunks: blocks.cc. Errors: Unimplemented for blocks that are no
+/// grid.
+Status PlaceBlocks(const ForeignFolder& folder,
+                   const std::vector<std::pair<std::string, Dims>>& in_blocks, OpenedIndex* opened);
 
 /// Returns a reader that keeps the file open for as long as it is used.
 RangeReader ReadFromFile(std::shared_ptr<ReadableFile> file);

@@ -286,7 +286,9 @@ Result<OpenedIndex> OpenedOlmo(const ForeignFolder& folder, Format format, std::
   return Opened(folder.path, std::move(decoded));
 }
 
-const ForeignLayout kOlmoFullLayout{IsFull, OpenFull};
-const ForeignLayout kOlmoTorchNewLayout{IsTorchNew, OpenTorchNew};
+const ForeignLayout kOlmoFullLayout{
+    .recognises = IsFull, .open = OpenFull, .format = Format::kOlmoFull};
+const ForeignLayout kOlmoTorchNewLayout{
+    .recognises = IsTorchNew, .open = OpenTorchNew, .format = Format::kOlmoTorchNew};
 
 }  // namespace varve

@@ -99,6 +99,7 @@ Result<OpenedIndex> OpenCore(const ForeignFolder& folder) {
 
 }  // namespace
 
-const ForeignLayout kOlmoCoreLayout{IsCore, OpenCore};
+const ForeignLayout kOlmoCoreLayout{
+    .recognises = IsCore, .open = OpenCore, .format = Format::kOlmoCore};
 
 }  // namespace varve

@@ -257,7 +257,11 @@ Result<OpenedIndex> OpenLegacy(const ForeignFolder& folder) {
 
 }  // namespace
 
-const ForeignLayout kOlmoLocalLayout{IsLocal, OpenLocal, /*opens_own_ranks=*/true};
-const ForeignLayout kOlmoLegacyLayout{IsLegacy, OpenLegacy};
+const ForeignLayout kOlmoLocalLayout{.recognises = IsLocal,
+                                     .open = OpenLocal,
+                                     .opens_own_ranks = true,
+                                     .format = Format::kOlmoLocal};
+const ForeignLayout kOlmoLegacyLayout{
+    .recognises = IsLegacy, .open = OpenLegacy, .format = Format::kOlmoLegacy};
 
 }  // namespace varve

@@ -217,8 +217,11 @@ Result<std::string> FindRewrittenHfFile(Storage& storage, const std::string& dir
   return std::string();
 }
 
-const ForeignLayout kHfLayout{HasSafetensorsIndex, OpenHfFolder};
-const ForeignLayout kSafetensorsLayout{
-    .recognises = HasSafetensors, .open = OpenSafetensorsFiles, .has_no_index = true};
+const ForeignLayout kHfLayout{
+    .recognises = HasSafetensorsIndex, .open = OpenHfFolder, .format = Format::kSafetensors};
+const ForeignLayout kSafetensorsLayout{.recognises = HasSafetensors,
+                                       .open = OpenSafetensorsFiles,
+                                       .has_no_index = true,
+                                       .format = Format::kSafetensors};
 
 }  // namespace varve

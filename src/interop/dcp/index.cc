@@ -57,6 +57,7 @@ class Reader {
     }
     VARVE_RETURN_IF_ERROR(ReadState(tree_.Get(state, "state_dict_metadata")));
     VARVE_RETURN_IF_ERROR(ReadStorage(tree_.Get(state, "storage_data")));
+    VARVE_RETURN_IF_ERROR(ReadMegatron(tree_.Get(state, "mcore_data")));
     ReadAttributes(state);
     TakeOwnStructure();
     if (!index_.structure) {
@@ -171,6 +172,31 @@ class Reader {
                         ShownText(records_.names.at(records_.key(entry.key).name)));
       }
       index_.entries.push_back(entry);
+    }
+    return Status::Ok();
+  }
+
+  /// Reads what Megatron-Core (before 0.14, strategies/torch.py) says of its tensors: the whole
+  /// shape of those that it has stored in flattened blocks.
+  Status ReadMegatron(PickleRef data) {
+    if (data == kNoPickle || tree_.kind(data) != PickleKind::kDict) {
+      return Status::Ok();
+    }
+    const std::span<const PickleRef> pairs = tree_.items(data);
+    for (std::size_t i = 0; i + 1 < pairs.size(); i += 2) {
+      if (tree_.kind(pairs[i]) != PickleKind::kStr ||
+          tree_.kind(pairs[i + 1]) != PickleKind::kDict) {
+        continue;
+      }
+      const PickleRef shape = tree_.Get(pairs[i + 1], "nd_reformulated_orig_global_shape");
+      if (shape == kNoPickle) {
+        continue;
+      }
+      PackedDims dims;
+      if (!records_.ReadDims(tree_, shape, &dims)) {
+        return DataLoss("mcore_data: malformed shape of " + ShownText(tree_.text(pairs[i])));
+      }
+      index_.in_blocks.emplace_back(records_.names.Number(tree_.text(pairs[i])), dims);
     }
     return Status::Ok();
   }

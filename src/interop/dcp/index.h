@@ -33,6 +33,8 @@ struct DcpIndex {
   std::vector<std::uint32_t> chunks;   ///< Numbers of DcpRecords::chunk, as each tensor lists them.
   std::vector<Entry> entries;          ///< storage_data.
   std::optional<Value> structure;
+  /// Tensors, by name, that Megatron-Core has stored as flattened blocks, and their own shapes.
+  std::vector<std::pair<std::uint32_t, PackedDims>> in_blocks;
   bool has_own_structure = false;  ///< `structure` is Varve's own, which has the types of keys.
   DcpAttributeList attributes;
 };

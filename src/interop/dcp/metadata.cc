@@ -73,6 +73,9 @@ class Assembler {
     const auto by_fqn = [](const auto& a, const auto& b) { return a.fqn < b.fqn; };
     SortIfNeeded(out_.metadata.tensors.begin(), out_.metadata.tensors.end(), by_fqn);
     SortIfNeeded(out_.metadata.objects.begin(), out_.metadata.objects.end(), by_fqn);
+    for (const auto& [name, shape] : index_.in_blocks) {
+      out_.in_blocks.emplace_back(records_.names.at(name), records_.Unpack(shape));
+    }
     out_.structure = std::move(index_.structure);
     out_.keys_are_text = !index_.has_own_structure;
     return std::move(out_);
