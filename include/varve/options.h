@@ -174,8 +174,8 @@ struct ResizedTensor {
 
 /// The outcome of a load.
 struct LoadReport {
-  std::uint64_t loaded = 0;  ///< Tensors and plain values that this rank has loaded.
-  std::uint64_t bytes_read = 0;
+  std::uint64_t loaded = 0;        ///< Tensors and plain values that this rank has loaded.
+  std::uint64_t bytes_read = 0;    ///< Of tensors; whole checksum blocks.
   std::uint64_t device_bytes = 0;  ///< Copied to CUDA devices as stored: not by `cast`.
   CopiedAhead copied_ahead{};      ///< The LoadRequest's.
   double seconds = 0;

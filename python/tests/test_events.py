@@ -10,10 +10,11 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import pytest
 import torch
+import torch.distributed.checkpoint
 from async_jobs import state_of, wait_until
 from event_jobs import save_and_load_on_ranks
 from ranks import run_ranks
@@ -25,7 +26,7 @@ from varve.torch import Stager, async_save, defer_save
 
 SAVING = ["plan", "exchange", "write", "sync", "commit"]
 STAGING = ["plan", "exchange", "stage", "wait", "write", "sync", "commit"]
-LOADING = ["open", "read", "verify", "copy", "plan", "exchange"]
+LOADING = ["open", "values", "read", "verify", "copy", "plan", "exchange"]
 
 
 def names(phases: list[varve.Phase]) -> list[str]:
@@ -41,6 +42,33 @@ def test_reports_say_what_took_how_long(tmp_path: Path) -> None:
     loaded = varve.torch.load(state, tmp_path / "c")
     assert sorted(names(loaded.phases)) == sorted(LOADING)
     assert all(phase.slowest_rank is None for phase in (*saved.phases, *loaded.phases))
+
+
+@pytest.mark.parametrize("format", ["varve", "dcp", "torch's dcp", "hf", "torch.save"])
+@pytest.mark.parametrize("options", [{}, {"cast": True}, {"fit": "overlap"}], ids=str)
+def test_the_bytes_of_the_phase_read_are_those_that_a_load_reports(
+    format: str, options: dict[str, Any], tmp_path: Path
+) -> None:
+    """Plain values, containers and the comparison of tied tensors counted there as well: three times as much."""
+    path = tmp_path / "c"
+    weight = torch.rand(64, 64)
+    tensors = {"w": weight, "tied": weight.clone(), "v": torch.rand(5)}
+    state = tensors if format == "hf" else {**tensors, "step": 3, "text": "x"}
+    if format == "torch's dcp":
+        torch.distributed.checkpoint.save(dict(state), checkpoint_id=path, no_dist=True)
+    elif format == "torch.save":
+        torch.save(state, path)
+    else:
+        varve.torch.save(state, path, format=format)  # type: ignore[arg-type]
+    tied = torch.zeros(64, 64)
+    short = torch.zeros(3) if "fit" in options else torch.zeros(5)
+    given = short.bfloat16() if "cast" in options else short
+    report = varve.torch.load({**state, "w": tied, "tied": tied, "v": given}, path, **options)
+    by_name = {phase.name: phase.bytes for phase in report.phases}
+    assert by_name["read"] == report.bytes_read > 0
+    # The native index has hashes of what is stored.
+    assert format == "varve" or by_name["compare"] >= 2 * weight.nbytes
+    assert format == "hf" or format == "torch.save" or by_name["values"] > 0
 
 
 @pytest.mark.parametrize("executor", ["thread", "process"])

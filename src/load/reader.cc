@@ -37,6 +37,7 @@
 namespace varve {
 
 struct CheckpointReader::Impl {
+  enum class Kind { kTensors, kValues };  // Of what is read: they are phases of their own.
   Impl(Storage& storage, OpenedIndex the_index, std::unique_ptr<StorageLock> the_hold = nullptr)
       : index(std::move(the_index)), hold(std::move(the_hold)), files(storage, index) {}
 
@@ -55,7 +56,21 @@ struct CheckpointReader::Impl {
     });
   }
 
-  Result<std::uint64_t> Read(std::map<std::uint32_t, FileReads> by_file, std::uint32_t owner_count,
+  void Add(Kind kind, const ReadOutcome& outcome) {
+    if (kind == Kind::kValues) {
+      return Add("values", outcome.read_seconds + outcome.verify_seconds + outcome.copy_seconds,
+                 outcome.bytes_read);
+    }
+    Add("read", outcome.read_seconds, outcome.bytes_read);
+    Add("verify", outcome.verify_seconds);
+    Add("copy", outcome.copy_seconds);
+    if (outcome.device_bytes > 0) {
+      Add("device", outcome.device_seconds, outcome.device_bytes);
+    }
+  }
+
+  Result<std::uint64_t> Read(Kind kind, std::map<std::uint32_t, FileReads> by_file,
+                             std::uint32_t owner_count,
                              const std::function<std::string(std::uint32_t)>& owner_name,
                              const LoadOptions& options);
   Result<std::vector<std::string>> ReadExtents(const std::vector<Extent>& extents,
@@ -120,7 +135,7 @@ Result<Value> DecodeObject(Encoding encoding, std::string_view bytes) {
 }  // namespace
 
 Result<std::uint64_t> CheckpointReader::Impl::Read(
-    std::map<std::uint32_t, FileReads> by_file, std::uint32_t owner_count,
+    Kind kind, std::map<std::uint32_t, FileReads> by_file, std::uint32_t owner_count,
     const std::function<std::string(std::uint32_t)>& owner_name, const LoadOptions& options) {
   std::vector<FileReads> reads;
   std::uint64_t total = 0;
@@ -142,12 +157,7 @@ Result<std::uint64_t> CheckpointReader::Impl::Read(
     };
   }
   ReadOutcome outcome = ReadFiles(reads, owner_count, BufferPool::Shared(), read_options);
-  Add("read", outcome.read_seconds, outcome.bytes_read);
-  Add("verify", outcome.verify_seconds);
-  Add("copy", outcome.copy_seconds);
-  if (outcome.device_bytes > 0) {
-    Add("device", outcome.device_seconds, outcome.device_bytes);
-  }
+  Add(kind, outcome);
   if (!outcome.status.ok()) {
     return Status(outcome.status.code(),
                   outcome.status.message() + "; " + DescribeTouched(outcome.touched, owner_name))
@@ -199,7 +209,8 @@ Result<std::vector<std::string>> CheckpointReader::Impl::ReadExtents(
          static_cast<std::uint32_t>(i)});
   }
   VARVE_RETURN_IF_ERROR(Read(
-                            std::move(by_file), static_cast<std::uint32_t>(extents.size()),
+                            Kind::kValues, std::move(by_file),
+                            static_cast<std::uint32_t>(extents.size()),
                             [](std::uint32_t) { return std::string("plain values"); }, options)
                             .status());
   return contents;
@@ -460,9 +471,10 @@ Result<std::uint64_t> CheckpointReader::ReadTensors(std::span<const TargetTensor
     }
   }
   const auto owner_name = [&](std::uint32_t i) { return "tensor \"" + targets[i].fqn + "\""; };
-  VARVE_ASSIGN_OR_RETURN(std::uint64_t bytes_read,
-                         impl_->Read(std::move(by_file), static_cast<std::uint32_t>(targets.size()),
-                                     owner_name, options));
+  VARVE_ASSIGN_OR_RETURN(
+      std::uint64_t bytes_read,
+      impl_->Read(Impl::Kind::kTensors, std::move(by_file),
+                  static_cast<std::uint32_t>(targets.size()), owner_name, options));
   for (const std::uint32_t item : by_host) {
     VARVE_ASSIGN_OR_RETURN(const std::uint64_t read, ReadByHost(*this, targets[item], options));
     bytes_read += read;
