@@ -129,7 +129,7 @@ class Encoder {
       value->items.push_back(Convert(key, item_path, depth + 1));
       if (value->items.back().kind == ValueKind::kNamed) {
         // Its part of a name, which the class decides: str() of a member of an enum.
-        value->items.back().items.push_back(Value::Str(TextOf(nb::str(key))));
+        value->items.back().items.push_back(Value::Str(TextOf(Hook("key_text")(key, item_path))));
       }
       value->items.push_back(Convert(nb::object(pair[1]), item_path, depth + 1));
     }

@@ -221,6 +221,23 @@ def _filled(kind: Any, entries: dict[Any, Any]) -> Any:
     return made
 
 
+def is_key(kind: type) -> bool:
+    """Returns True for a class whose objects are hashed and compared by no code of the class."""
+    if issubclass(kind, enum.Enum) or name_of(kind) in _TEXTS:
+        return True
+    return any(
+        kind.__hash__ is base.__hash__ and kind.__eq__ is base.__eq__
+        for base in (str, int, float, complex, bytes, tuple, frozenset)
+    )
+
+
+def is_made_by_name(kind: type) -> bool:
+    """Returns True for a class whose objects are stored with its name (NAMED)."""
+    if kind.__module__ == "zoneinfo":
+        return False
+    return bool(kind.__flags__ & _HEAP) or name_of(kind) in _TEXTS
+
+
 def make_dict(text: bytes, entries: dict[Any, Any]) -> Any:
     """Returns a mapping of its class, or a dict with a warning."""
     name, extra = split(text)

@@ -207,7 +207,10 @@ def gather(
         # Nearly all tensors are plain, and those go to the engine at once.
         take = _tree.take_nothing if folder is not None else arrays.taker(made)
         flat = _tree.Flattener(rank, arrays.is_tensor, arrays.origin, arrays.wrapping, take)
-        engine.structure = _core.encode_value(flat.flatten(state), "", False)
+        structure = flat.flatten(state)
+        if format == "dcp":
+            _tree.check_keys_of_dcp(structure)
+        engine.structure = _core.encode_value(structure, "", False)
         tensors = flat.tensors
         if folder is not None:
             tensors = folder.tensors(_hf.named_as_torchao(tensors, flat.wrapped), arrays)

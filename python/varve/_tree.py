@@ -8,9 +8,13 @@ leaves; key parts are joined with ".".
 from __future__ import annotations
 
 import collections
+import datetime
 import re
 from collections.abc import Callable, Iterator, Mapping
+from pathlib import PurePath
 from typing import Any, Generic, Protocol, TypeVar
+
+import numpy as np
 
 from varve import _classes, _core
 from varve._values import LEAVES, OBJECT, ObjectLeaf, TensorLeaf, Wrapped, factory_name
@@ -278,6 +282,44 @@ def empty_containers(structure: Any, path: str | None = None) -> Iterator[str]:
         yield path
     for key, item in enumerate(structure) if isinstance(structure, list) else structure.items():
         yield from empty_containers(item, join(path, str(key)))
+
+
+#: Types of keys whose text the engine makes as Python does; in tuples and sets those of the first line alone.
+_PLAIN_KEYS = frozenset((str, int, bool, float, bytes, type(None)))
+_KEYS = frozenset((datetime.date, range))
+
+
+def check_keys_of_dcp(structure: Any, path: str = "") -> None:
+    """Raises InvalidArgumentError for a key that an index of DCP could not give back.
+
+    DCP has names alone, with str(key) as a part; a reader finds a key by the text that the engine makes of it.
+    """
+    if isinstance(structure, (TensorLeaf, ObjectLeaf)):
+        return
+    is_list = isinstance(structure, list)
+    for key, item in enumerate(structure) if is_list else structure.items():
+        if type(key) is not str and not is_list and not _has_text_in_dcp(key):
+            raise InvalidArgumentError(
+                f'"{path}": the key {key!r}, a {type(key).__name__}, cannot be stored with format="dcp"; '
+                "use a str, an int or a tuple of these as the key"
+            )
+        check_keys_of_dcp(item, join(path or None, str(key)))
+
+
+def _has_text_in_dcp(key: Any) -> bool:
+    kind = type(key)
+    if kind is tuple or kind is frozenset:
+        return all(
+            type(item) in _PLAIN_KEYS or (type(item) is tuple and _has_text_in_dcp(item))
+            for item in key
+        )
+    if kind is datetime.datetime:
+        return bool(key.tzinfo is None)
+    if kind in _PLAIN_KEYS or kind in _KEYS or kind.__module__ == "torch":
+        return True
+    if isinstance(key, (np.integer, np.bool_, PurePath)):
+        return True
+    return _classes.is_made_by_name(kind)  # Its text is stored.
 
 
 def build(

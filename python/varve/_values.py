@@ -248,13 +248,25 @@ def mapping_from_parts(kind: int, text: bytes, entries: dict[Any, Any]) -> Any:
     return collections.defaultdict(FACTORIES[name], entries)
 
 
+def key_text(key: Any, path: str) -> str:
+    """Returns the part of names that an object has as a key.
+
+    Raises InvalidArgumentError where it would not come back as a key: hashing it runs code of its class.
+    """
+    if not _classes.is_key(type(key)):
+        raise InvalidArgumentError(
+            f'"{path}": a {type(key).__name__} is not stored as a key of a dict, since its class has a hash or an '
+            "equality of its own; use a str, a number or a tuple of these as the key"
+        )
+    return str(key)
+
+
 def key_from_parts(text: bytes, items: list[Any]) -> Any:
     """Returns an object that is a key, or its part of names where the class is not there or has changed."""
-    if items[0] != "enum":
-        return items[-1]  # Hashing an object of another class would run its code.
     with _classes.quietly():
         made = _classes.make(text, items[:-1])
-    return made if str(made) == items[-1] else items[-1]
+    # Hashing an object of another class would run its code.
+    return made if _classes.is_key(type(made)) and str(made) == items[-1] else items[-1]
 
 
 def from_parts(kind: int, text: bytes, items: list[Any], allow_pickle: bool) -> Any:
