@@ -84,21 +84,20 @@ Status Place(const ForeignFolder& folder, const Metadata& metadata, const Tensor
 
 }  // namespace
 
-Status PlaceBlocks(const ForeignFolder& folder,
-                   const std::vector<std::pair<std::string, Dims>>& in_blocks,
+Status PlaceBlocks(const ForeignFolder& folder, std::vector<std::pair<std::string, Dims>> in_blocks,
                    OpenedIndex* opened) {
   std::vector<TensorMetadata>& tensors = opened->metadata.tensors;
+  std::erase_if(in_blocks, [&](const auto& one) {
+    const TensorMetadata* const stored = opened->metadata.FindTensor(one.first);
+    return stored == nullptr || stored->shape == one.second;
+  });
   std::vector<Placed> placed(in_blocks.size());
   const auto place = [&](std::size_t i) -> Status {
-    const auto& [fqn, whole] = in_blocks[i];
-    const TensorMetadata* const stored = opened->metadata.FindTensor(fqn);
-    if (stored == nullptr) {
-      return Status::Ok();
-    }
-    VARVE_ASSIGN_OR_RETURN(const Dims block, BlockOf(*stored, whole));
-    for (const Chunk& chunk : stored->chunks) {
+    const TensorMetadata& stored = *opened->metadata.FindTensor(in_blocks[i].first);
+    VARVE_ASSIGN_OR_RETURN(const Dims block, BlockOf(stored, in_blocks[i].second));
+    for (const Chunk& chunk : stored.chunks) {
       if (Volume(chunk.box.sizes) > 0) {
-        VARVE_RETURN_IF_ERROR(Place(folder, opened->metadata, *stored, chunk, block, &placed[i]));
+        VARVE_RETURN_IF_ERROR(Place(folder, opened->metadata, stored, chunk, block, &placed[i]));
       }
     }
     return Status::Ok();
@@ -108,11 +107,8 @@ Status PlaceBlocks(const ForeignFolder& folder,
   }));
   for (std::size_t i = 0; i < in_blocks.size(); ++i) {
     const TensorMetadata* const stored = opened->metadata.FindTensor(in_blocks[i].first);
-    if (stored == nullptr) {
-      continue;
-    }
     TensorMetadata& tensor = tensors[static_cast<std::size_t>(stored - tensors.data())];
-    tensor.shape = in_blocks[i].second;
+    tensor.shape = std::move(in_blocks[i].second);
     tensor.chunks = std::move(placed[i].chunks);
     std::sort(tensor.chunks.begin(), tensor.chunks.end(),
               [](const Chunk& a, const Chunk& b) { return a.box.offsets < b.box.offsets; });

@@ -175,10 +175,10 @@ Result<OpenedIndex> OpenRankLocalDcp(const ForeignFolder& folder) {
 
 Result<OpenedIndex> OpenedDcp(const ForeignFolder& folder, Decoded decoded) {
   const bool keys_are_text = decoded.keys_are_text;
-  const auto in_blocks = std::move(decoded.in_blocks);
+  auto in_blocks = std::move(decoded.in_blocks);
   VARVE_ASSIGN_OR_RETURN(OpenedIndex opened, OpenedWithSizes(folder, std::move(decoded)));
   if (!in_blocks.empty()) {
-    VARVE_RETURN_IF_ERROR(PlaceBlocks(folder, in_blocks, &opened));
+    VARVE_RETURN_IF_ERROR(PlaceBlocks(folder, std::move(in_blocks), &opened));
   }
   if (keys_are_text && opened.structure) {
     for (const DcpOptimizer& optimizer : FindDcpOptimizers(&*opened.structure)) {

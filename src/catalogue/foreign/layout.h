@@ -69,8 +69,8 @@ Result<OpenedIndex> OpenedDcp(const ForeignFolder& folder, Decoded decoded);
 /// Gives tensors that are stored as flattened blocks (Decoded::in_blocks) their own shape and
 /// chunks. Looks into each of their chunks: blocks.cc. Errors: Unimplemented for blocks that are no
 /// grid.
-Status PlaceBlocks(const ForeignFolder& folder,
-                   const std::vector<std::pair<std::string, Dims>>& in_blocks, OpenedIndex* opened);
+Status PlaceBlocks(const ForeignFolder& folder, std::vector<std::pair<std::string, Dims>> in_blocks,
+                   OpenedIndex* opened);
 
 /// Returns a reader that keeps the file open for as long as it is used.
 RangeReader ReadFromFile(std::shared_ptr<ReadableFile> file);
