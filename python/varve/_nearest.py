@@ -93,7 +93,7 @@ def hint(
     """
     if not missing:
         return None
-    fits = frozenset(fitting)
+    fits = frozenset(name for name in fitting if name in stored)
     left = {name: kind for name, kind in stored.items() if name not in fits}
     names = _Names(missing, left, fits)
     pairs = _by_ending(names)
