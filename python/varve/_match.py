@@ -8,11 +8,10 @@ changes while matching: changes are collected as `fills` and made once the load 
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Callable, Container, Iterator, Mapping
 from typing import Any
 
-from varve._match_objects import STEP, item_setter, match_object
+from varve._match_objects import STEP, item_setter, match_object, shown_kind, unlike_shown
 from varve._objects import Objects, Source
 from varve._select import NameTree, prune
 from varve._tree import (
@@ -31,9 +30,6 @@ from varve._values import ObjectLeaf, TensorLeaf, Wrapped
 from varve.errors import InvalidArgumentError
 
 Setter = Callable[[Any], None]
-
-#: Between the module and the class, in the names of stored classes.
-_COLON = re.compile(r"(?<=\w):(?=[A-Za-z_])")
 
 
 class Match:
@@ -158,7 +154,7 @@ class Match:
                 self._replace(None, stored, path, replace)
             else:
                 plain = "a plain tensor" if type(stored) is Wrapped else "a tensor"
-                self.mismatched.append(f"{path} (stored {_kind(stored)}, wanted {plain})")
+                self.mismatched.append(f"{path} (stored {shown_kind(stored)}, wanted {plain})")
                 self.known.extend(fqn for fqn, _ in leaves(stored, path))
         elif is_stateful(value):
             self._stateful(value, stored, path)
@@ -187,17 +183,15 @@ class Match:
                 self.fills.append(fill if apart.in_place else lambda: replace(take(value, fill())))
                 return
         elif isinstance(stored, ObjectLeaf):
-            unlike = _kind(stored)
+            unlike = shown_kind(stored)
         elif type(stored) is Wrapped:
             unlike = self._wrapping.difference(
                 value, apart, stored, self._cast, lambda n: self._source.geometry(join(path, n))[1]
             )
         else:
-            unlike = "" if all(name in stored for name in apart.inner) else _kind(stored)
+            unlike = "" if all(name in stored for name in apart.inner) else shown_kind(stored)
         if unlike:
-            # A difference of two of one class says itself what is wanted.
-            unlike += "" if ", wanted " in unlike else f", wanted a {apart.name}"
-            shown = _COLON.sub(".", unlike)
+            shown = unlike_shown(unlike, apart.name)
             self.mismatched.append(f"{path} (stored {shown})")
             self.known.extend(fqn for fqn, _ in leaves(stored, path))
             return
@@ -406,7 +400,7 @@ class Match:
         if not self._takes_all and self._tensors_in(value, path):
             # Memory that was to be filled would silently be dropped.
             self.mismatched.append(
-                f"{path} (stored {_kind(stored)}, wanted {_kind(value)} with tensors)"
+                f"{path} (stored {shown_kind(stored)}, wanted {shown_kind(value)} with tensors)"
             )
             self.known.extend(fqn for fqn, _ in leaves(stored, path))
             return
@@ -484,19 +478,6 @@ class Match:
                 tied.add(fqn)
                 self.assigned_as.append((fqn, tensor, replace))
         self.missing = [fqn for fqn in self.missing if fqn not in tied]
-
-
-def _kind(value: Any) -> str:
-    """Returns what something stored or wanted is, for a message."""
-    if isinstance(value, TensorLeaf):
-        return "a tensor"
-    if isinstance(value, ObjectLeaf):
-        return "a plain value"
-    if type(value) is Wrapped:
-        return f"a {value.text.partition(bytes(1))[0].decode().replace(':', '.')}"
-    if isinstance(value, Mapping):
-        return "a dict"
-    return "a list" if isinstance(value, list) else f"a {type(value).__name__}"
 
 
 def _beginnings(key: str) -> Iterator[str]:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from varve._objects import Entry, Planned
 from varve._tree import join, leaves
-from varve._values import TensorLeaf
+from varve._values import ObjectLeaf, TensorLeaf, Wrapped
 
 if TYPE_CHECKING:
     from varve._match import Match
@@ -17,6 +18,9 @@ Setter = Callable[[Any], None]
 
 #: State of a parameter that is never divided as the parameter is.
 STEP = ".step"
+
+#: Between the module and the class, in the names of stored classes.
+_COLON = re.compile(r"(?<=\w):(?=[A-Za-z_])")
 
 
 def item_setter(container: Any, key: Any) -> Setter:
@@ -175,3 +179,25 @@ def _options(
             there = stored[at if isinstance(stored, list) else str(at)][key]
             name = join(join(path, str(at)), str(key))
             match._visit(group.get(key), there, name, item_setter(group, key))
+
+
+def shown_kind(value: Any) -> str:
+    """Returns what something stored or wanted is, for a message."""
+    if isinstance(value, TensorLeaf):
+        return "a tensor"
+    if isinstance(value, ObjectLeaf):
+        return "a plain value"
+    if type(value) is Wrapped:
+        return f"a {value.text.partition(bytes(1))[0].decode().replace(':', '.')}"
+    if isinstance(value, Mapping):
+        return "a dict"
+    return "a list" if isinstance(value, list) else f"a {type(value).__name__}"
+
+
+def unlike_shown(unlike: str, wanted: str) -> str:
+    """Returns how a stored tensor differs from a wanted one of a class, for a message.
+
+    A difference of two of one class says itself what is wanted.
+    """
+    unlike += "" if ", wanted " in unlike else f", wanted a {wanted}"
+    return _COLON.sub(".", unlike)
