@@ -10,6 +10,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from channel_jobs import state_of
+from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
 
 import varve.torch
 import varve.torch.dcp as dcp
@@ -162,3 +163,74 @@ def miss_one_in_flight(rank: int, size: int, directory: str, who: int) -> dict[i
         outcomes[step] = "done" if error is None else str(error)
     stager.close()
     return outcomes
+
+
+class _Cases:
+    """Cases of one start of the ranks, each with a group of its own."""
+
+    def __init__(self, rank: int, size: int) -> None:
+        self.rank = rank
+        self.size = size
+        self.group: Any = None
+
+    def run(self, *of_ranks: dict[str, Callable[[], object]]) -> dict[str, str]:
+        """Makes this rank's calls, one after the other, and returns what became of each.
+
+        `of_ranks` are the calls of ranks 0 and 1, and those of rank 0 are the others' too.
+        """
+        # A call that is left over in torch's group disturbs no other case.
+        self.group = dist.new_group(list(range(self.size)))
+        outcomes = {}
+        for name, call in of_ranks[self.rank == 1].items():
+            try:
+                call()
+                outcomes[name] = "done"
+            except Exception as error:
+                blamed = getattr(error, "rank", "?")
+                outcomes[name] = f"{type(error).__name__} of {blamed}: {error}"
+        return outcomes
+
+
+def miss_by_torch(rank: int, size: int, directory: str) -> dict[str, Any]:
+    """Ranks miss calls of torch's protocol; returns the outcomes of each case, and what was logged."""
+    cases = _Cases(rank, size)
+    lines = Lines().lines
+    state = {"w": torch.arange(8.0), "n": torch.ones(2)}
+
+    def save(name: str, **options: Any) -> Callable[[], object]:
+        path = f"{directory}/{name}"
+        return lambda: dcp.save(state, checkpoint_id=path, process_group=cases.group, **options)
+
+    def load(name: str) -> Callable[[], object]:
+        path = f"{directory}/{name}"
+        return lambda: dcp.load(dict(state), checkpoint_id=path, process_group=cases.group)
+
+    def saves(case: str, steps: list[int], **options: Any) -> dict[str, Callable[[], object]]:
+        return {f"step-{step}": save(f"{case}/step-{step}", **options) for step in steps}
+
+    found: dict[str, Any] = {}
+    found["one"] = cases.run(saves("one", [0, 1, 2, 3]), saves("one", [0, 2, 3]))
+    found["first"] = cases.run(saves("first", [2, 3, 4]), saves("first", [0, 1, 2, 3, 4]))
+    caching = DefaultSavePlanner(enable_plan_caching=True)
+    found["cached"] = cases.run(
+        saves("cached", [0, 1, 2, 3, 4], planner=caching),
+        saves("cached", [0, 1, 2, 4], planner=caching),
+    )
+    found["load"] = cases.run(
+        {
+            "save": save("load/step-1"),
+            "load": load("one/step-0"),
+            **saves("load", [2, 3]),
+        },
+        {"load": load("one/step-0"), **saves("load", [2, 3])},
+    )
+    # From here on each case ends out of step.
+    found["names"] = cases.run(
+        {"first": save("names/first"), "second": save("names/second")},
+        {"second": save("names/second"), "third": save("names/third")},
+    )
+    found["apart"] = cases.run(
+        saves("apart", [0, 1], use_collectives=False), saves("apart", [0, 2], use_collectives=False)
+    )
+    found["lines"] = lines
+    return found

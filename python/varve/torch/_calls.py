@@ -139,14 +139,14 @@ class Calls:
 
     def rank_0_is_past(self, name: str) -> Decision:
         """Returns what follows from rank 0's being in no call, and past what comes before one."""
-        if self._name is not None or self.open is None or _order(self.open.name, name) >= 0:
+        if self._name is not None or self.open is None or order_of(self.open.name, name) >= 0:
             return _WAIT
         number, missed = self.open.number, self.open.name
         self._left("rank 0 had missed it")
         return Decision("theirs", _is_past(missed, name), number)
 
     def _other_is_past(self, name: str) -> Decision:
-        if not self.past or _order(name, self.past) >= 0:
+        if not self.past or order_of(name, self.past) >= 0:
             return _WAIT
         self._known = True
         self._mine.append(Made(name, why="another rank had missed it"))
@@ -184,7 +184,7 @@ class Calls:
         return Decision("mine", f"has left this call before rank 0 came: {why}")
 
     def _one_has_missed(self, name: str, theirs: Made, vote: int | None) -> Decision:
-        order = _order(name, theirs.name)
+        order = order_of(name, theirs.name)
         if order == 0:
             if self._wrong == 0 and vote is None:
                 return Decision("unclear")
@@ -220,7 +220,7 @@ def _place(made: deque[Made], name: str, since: int, present: Made | None) -> in
     return next((i for i, one in enumerate(made) if i >= first and one.name == name), None)
 
 
-def _order(mine: str, theirs: str) -> int:
+def order_of(mine: str, theirs: str) -> int:
     """Compares names that differ in numbers alone: -1 where `mine` comes first, 0 for other names."""
     if _NUMBERS.sub("#", mine) != _NUMBERS.sub("#", theirs):
         return 0

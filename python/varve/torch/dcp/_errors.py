@@ -16,6 +16,7 @@ from varve._warn import warn
 from varve.errors import CheckpointNotFoundError, Error
 from varve.torch._waiting import name_ranks
 from varve.torch.dcp._events import FILE
+from varve.torch.dcp._same_call import DifferentCallsError, call_of, check, different_calls
 
 #: Distinct causes that a message spells out; `failures` has all of them.
 _MAX_CAUSES = 8
@@ -70,6 +71,12 @@ def checkpoint_error(what: str, error: CheckpointException, rank: int = 0) -> Ba
         causes[_MAX_CAUSES:] = [f"and {len(causes) - _MAX_CAUSES} more causes"]
     step = error.args[0] if error.args else "?"
     text = f"{what} failed (step: {step}); {'; '.join(causes)}"
+    different = different_calls(error)
+    if (
+        different is not None
+    ):  # Torch has it from the coordinator, which need not have missed a call.
+        text = f"{what}: {different}"
+        first, lowest = different, different.rank
     absent = isinstance(first, CheckpointNotFoundError)
     if absent and len(causes) == 1:
         text = f"{what.split(' ')[0]}: {first}"
@@ -98,13 +105,17 @@ def portable(error: BaseException) -> BaseException:
 def agree(what: str, step: str, failure: BaseException | None, group: Group) -> None:
     """Reports to all ranks which of them failed; all then raise alike. Returns when none failed."""
     own = None if failure is None else _wrap_exception(portable(failure))
-    outcomes: list[WRAPPED_EXCEPTION | None] = [own]
+    outcomes: list[tuple[str, WRAPPED_EXCEPTION | None]] = [(call_of(what), own)]
     if not group.alone:
         outcomes *= dist.get_world_size(group.process_group)
-        dist.all_gather_object(outcomes, own, group.process_group)
+        dist.all_gather_object(outcomes, (call_of(what), own), group.process_group)
     failures: Mapping[int, WRAPPED_EXCEPTION] = {
-        rank: outcome for rank, outcome in enumerate(outcomes) if outcome is not None
+        rank: outcome for rank, (_, outcome) in enumerate(outcomes) if outcome is not None
     }
+    try:
+        check([call for call, _ in outcomes])
+    except DifferentCallsError as error:
+        failures = {0: _wrap_exception(error)}
     if failures:
         raise checkpoint_error(what, CheckpointException(step, dict(failures)), group.rank)
 

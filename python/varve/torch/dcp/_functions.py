@@ -30,6 +30,7 @@ from varve.torch.dcp._failed import FailedReader, FailedWriter
 from varve.torch.dcp._names import is_ours
 from varve.torch.dcp._planned import not_planned
 from varve.torch.dcp._reader import FileSystemReader
+from varve.torch.dcp._same_call import checked_first, until_joined
 from varve.torch.dcp._writer import FileSystemWriter
 
 _T = TypeVar("_T")
@@ -63,7 +64,8 @@ def save(
         The Metadata, on every rank.
 
     Raises:
-        CheckpointError: Some rank failed; on every rank.
+        CheckpointError: Some rank failed; on every rank. Or the ranks are in different calls, by the last names of
+            their paths: one that has missed a save. It cannot be told where both have one name.
 
     Warns:
         ReplicasDifferWarning: Ranks hold different values of a tensor; on the coordinator.
@@ -95,16 +97,17 @@ def save_plain(
 ) -> Metadata:
     """Saves a state whose objects have been asked for theirs, or reports a failure to all ranks."""
     options = arguments_of(_save_state_dict, use_collectives=(use_collectives, True))
-    planner = _comparing(writer, planner, group) if use_collectives else planner
-
     if failure is None:
         failure = not_planned(plain, planner)
     # A rank that failed takes part, to report it to the others.
-    storage, its_planner = (writer, planner) if failure is None else (FailedWriter(failure), None)
+    storage = writer if failure is None else FailedWriter(failure)
     finishing: Any = _Finishing(storage)
 
     def run() -> Metadata:
-        with collector_at_rest(), _as_they_are(planner):
+        its_planner = planner if failure is None else None
+        if use_collectives:
+            its_planner = _comparing(storage, its_planner, group)
+        with collector_at_rest(), _as_they_are(its_planner), checked_first(its_planner):
             return _save_state_dict(
                 plain,
                 storage if use_collectives else finishing,
@@ -172,7 +175,7 @@ def load(
         storage, its_planner = (
             (reader, planner) if failure is None else (FailedReader(failure), None)
         )
-        with collector_at_rest(), _as_they_are(planner):
+        with collector_at_rest(), _as_they_are(its_planner), checked_first(its_planner):
             _load_state_dict(plain, storage, process_group, 0, group.alone, its_planner)
 
     _raising_alike(what, group, run)
@@ -204,15 +207,16 @@ def save_state_dict(
         storage_writer.reset()
     except Exception as error:
         writer = FailedWriter(error)
-    planner = _comparing(writer, planner, group)
+
+    def run() -> Metadata:
+        its_planner = _comparing(writer, planner, group)
+        with checked_first(its_planner):
+            return _save_state_dict(
+                state_dict, writer, process_group, coordinator_rank, no_dist, its_planner
+            )
+
     try:
-        return _raising_alike(
-            what,
-            group,
-            lambda: _save_state_dict(
-                state_dict, writer, process_group, coordinator_rank, no_dist, planner
-            ),
-        )
+        return _raising_alike(what, group, run)
     except BaseException:
         if isinstance(storage_writer, FileSystemWriter):
             storage_writer.abandon()
@@ -257,9 +261,12 @@ def _comparing(writer: Any, planner: SavePlanner | None, group: Group) -> SavePl
 
 
 def _raising_alike(what: str, group: Group, run: Callable[[], _T]) -> _T:
-    """Runs a step that torch fails on all ranks alike; raises an ordinary exception."""
+    """Runs a step that torch fails on all ranks alike; raises an ordinary exception.
+
+    A rank that has missed a call repeats it until the others come; see _same_call.py.
+    """
     try:
-        return run()
+        return until_joined(group.rank, run)
     except CheckpointException as error:
         made = checkpoint_error(what, error, group.rank)
         raise made from made.__cause__

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 from typing import Any
 
@@ -18,6 +19,8 @@ from varve.errors import ReplicasDifferWarning, UnsupportedError
 from varve.torch.dcp._metadata import metadata_of
 from varve.torch.dcp._names import Names, is_object, is_ours, name_of
 from varve.torch.dcp._read import PlanReader
+from varve.torch.dcp._same_call import Sent, check_arrived
+from varve.torch.dcp._same_call import begin as begin_call
 
 
 class FileSystemReader(filesystem.FileSystemReader):
@@ -103,12 +106,14 @@ class FileSystemReader(filesystem.FileSystemReader):
         self.use_collectives = kwargs.get("use_collectives", True)
 
     def prepare_local_plan(self, plan: LoadPlan) -> LoadPlan:
-        """Changes nothing."""
-        return plan
+        """Adds that this is a load; see _same_call.py."""
+        begin_call()
+        return dataclasses.replace(plan, storage_data=Sent("load"))
 
     def prepare_global_plan(self, plans: list[LoadPlan]) -> list[LoadPlan]:
-        """Changes nothing."""
-        return plans
+        """Raises DifferentCallsError where another rank makes a save; changes nothing."""
+        check_arrived()
+        return [dataclasses.replace(plan, storage_data=None) for plan in plans]
 
     def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
         """Reads all items of the plan; every planned element has been filled when it returns."""

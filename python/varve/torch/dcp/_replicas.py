@@ -19,6 +19,7 @@ from torch.distributed.checkpoint.planner import SavePlan, SavePlanner
 
 from varve import _core
 from varve._engine import warn_of_differences
+from varve.torch.dcp._same_call import Sent
 from varve.torch.dcp._write import add_tensor, resolves_as_torch
 
 
@@ -39,8 +40,8 @@ def can_compare(planner: SavePlanner) -> bool:
     return resolves_as_torch(planner) and not getattr(planner, "_enable_plan_caching", False)
 
 
-def with_fingerprints(plan: SavePlan, planner: SavePlanner) -> SavePlan:
-    """Returns the plan with fingerprints of its tensors; tensors on devices have none."""
+def fingerprints(plan: SavePlan, planner: SavePlanner) -> Fingerprints:
+    """Returns fingerprints of the tensors of a plan; tensors on devices have none."""
     keep: list[torch.Tensor] = []
     named: list[tuple[str, Any, Any]] = []
     described = _core.DcpItems()
@@ -54,8 +55,7 @@ def with_fingerprints(plan: SavePlan, planner: SavePlanner) -> SavePlan:
             chunk = item.tensor_data.chunk
             named.append((item.index.fqn, chunk.offsets, chunk.sizes))
     prints = described.fingerprints()
-    items = [(*name, mark) for name, mark in zip(named, prints, strict=True) if mark]
-    return dataclasses.replace(plan, storage_data=Fingerprints(items))
+    return Fingerprints([(*name, mark) for name, mark in zip(named, prints, strict=True) if mark])
 
 
 def differing(plans: Iterable[SavePlan]) -> list[str]:
@@ -63,9 +63,10 @@ def differing(plans: Iterable[SavePlan]) -> list[str]:
     first: dict[tuple[str, Any], tuple[Any, int]] = {}
     names: dict[str, None] = {}
     for plan in plans:
-        if not isinstance(plan.storage_data, Fingerprints):
+        prints = plan.storage_data.prints if isinstance(plan.storage_data, Sent) else None
+        if not isinstance(prints, Fingerprints):
             continue
-        for fqn, offsets, sizes, mark in plan.storage_data.items:
+        for fqn, offsets, sizes, mark in prints.items:
             if first.setdefault((fqn, offsets), (sizes, mark)) != (sizes, mark):
                 names[fqn] = None
     return list(names)

@@ -18,10 +18,13 @@ from torch.futures import Future
 
 from varve._engine import collector_at_rest
 from varve.errors import InvalidArgumentError, UnavailableError
+from varve.torch._coordinator import name_of as varve_name_of
 from varve.torch.dcp._index import complete
 from varve.torch.dcp._names import Names, is_object, is_ours, name_of
 from varve.torch.dcp._publish import Publication, begin, begin_local
-from varve.torch.dcp._replicas import can_compare, differing, warn_of, with_fingerprints
+from varve.torch.dcp._replicas import can_compare, differing, fingerprints, warn_of
+from varve.torch.dcp._same_call import Sent, check_arrived
+from varve.torch.dcp._same_call import begin as begin_call
 from varve.torch.dcp._write import split, write_files
 
 _COPY_AHEAD = 10_000_000
@@ -175,8 +178,11 @@ class FileSystemWriter(filesystem.FileSystemWriter):
         """Touches no file, but for a save without collectives, which begins here on each rank."""
         _arrived.place = None
         if self.use_collectives or self.rank is None:
+            begin_call()
             planner, self._compared = self._compared, None
-            return plan if planner is None else with_fingerprints(plan, planner)
+            prints = None if planner is None else fingerprints(plan, planner)
+            call = varve_name_of("save", self.path)
+            return dataclasses.replace(plan, storage_data=Sent(call, prints))
         path, rank = str(self.path), self.rank
         self._publication = self._claim(lambda: begin_local(path, self.overwrite, rank))
         self._place = self._place_of(rank)
@@ -186,6 +192,7 @@ class FileSystemWriter(filesystem.FileSystemWriter):
         """Claims the name and sends the ranks the place to write to."""
         if not self.use_collectives:
             return plans
+        check_arrived()
         self._publication = self._claim(lambda: begin(str(self.path), self.overwrite))
         self._differing = differing(plans)
         places = [self._place_of(rank) for rank in range(len(plans))]
