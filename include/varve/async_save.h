@@ -121,6 +121,9 @@ class AsyncSaveHandle {
   /// failed; the same on every rank, as Save returns it. Cancelled when the save was skipped,
   /// replaced or cancelled.
   [[nodiscard]] std::shared_future<Result<AsyncSaveReport>> done() const;
+  /// Returns whether the ranks have agreed on the save, once AsyncSave has returned. Where they
+  /// have not it has failed in the call, on all of them, as where they gave other options.
+  [[nodiscard]] bool agreed() const;
   /// Returns SaveReport::differing_tensors, which is known as soon as AsyncSave has returned. Empty
   /// on ranks other than the coordinator.
   [[nodiscard]] std::vector<std::string> differing_tensors() const;

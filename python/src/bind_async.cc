@@ -201,6 +201,7 @@ void BindAsync(nb::module_& parent) {
           },
           nb::arg("copies"));
   nb::class_<AsyncSaveHandle>(module, "AsyncSaveHandle")
+      .def_prop_ro("agreed", [](const AsyncSaveHandle& self) { return self.agreed(); })
       .def_prop_ro("differing_tensors",
                    [](const AsyncSaveHandle& self) { return self.differing_tensors(); })
       .def_prop_ro("differing_objects",

@@ -59,9 +59,12 @@ class PythonCoordinator final : public Coordinator {
     try {
       return UntilTheInterpreterEnds(call);
     } catch (nb::python_error& error) {
-      const nb::object number = nb::getattr(error.value(), "errno", nb::none());
+      const auto number = [&](const char* name, int none) {
+        const nb::object found = nb::getattr(error.value(), name, nb::none());
+        return nb::isinstance<nb::int_>(found) ? nb::cast<int>(found) : none;
+      };
       return Unavailable(nb::cast<std::string>(nb::str(error.value())))
-          .With({.system_error = nb::isinstance<nb::int_>(number) ? nb::cast<int>(number) : 0});
+          .With({.rank = number("rank", -1), .system_error = number("errno", 0)});
     } catch (const std::exception& error) {
       return Unavailable(error.what());
     }

@@ -220,14 +220,21 @@ class Background:
             pass
 
     def upload_later(
-        self, copy: Copy, ended: Callable[[Exception | None], None]
+        self,
+        copy: Copy,
+        ended: Callable[[Exception | None], None],
+        first: Callable[[Copy], None] = lambda copy: None,
     ) -> _core.uploads.UploadStop:
-        """Uploads a checkpoint that has been saved, and calls `ended` with the error, if there is one."""
+        """Uploads a checkpoint that has been saved, and calls `ended` with the error, if there is one.
+
+        `first` may wait, and raises where nothing can be uploaded.
+        """
         stop = _core.uploads.UploadStop()
 
         def run() -> None:
             error: Exception | None = None
             try:
+                first(copy)
                 self.check_in_step(copy)
                 copy.make_after_save(self.coordinator, stop)
             except Exception as raised:

@@ -58,6 +58,7 @@ std::shared_future<Status> AsyncSaveHandle::staged() const { return impl_->stage
 std::shared_future<Result<AsyncSaveReport>> AsyncSaveHandle::done() const {
   return impl_->outcome.future();
 }
+bool AsyncSaveHandle::agreed() const { return impl_->agreed(); }
 std::vector<std::string> AsyncSaveHandle::differing_tensors() const {
   return impl_->differing_tensors();
 }

@@ -379,6 +379,11 @@ bool AsyncJob::begun() {
   return is_.write == WriteIs::kBegun || is_.write == WriteIs::kEnded;
 }
 
+bool AsyncJob::agreed() {
+  const std::scoped_lock lock(mutex_);
+  return is_.copy != CopyIs::kUnplanned;
+}
+
 std::vector<std::string> AsyncJob::differing_tensors() {
   const std::scoped_lock lock(mutex_);
   return differing_tensors_;

@@ -114,6 +114,18 @@ void AddFailures(int rank, const Status& status, std::vector<RankFailure>* failu
   }
 }
 
+/// Returns whether a rank failed because of another one that failed by itself: it was not waited
+/// for. What that one says tells all.
+bool FailedByAnother(const std::vector<Contribution>& contributions, std::size_t rank) {
+  const auto cause_of = [&](std::size_t failed) {
+    const int cause = contributions[failed].status().details().rank;
+    return cause < 0 ? failed : static_cast<std::size_t>(cause);
+  };
+  const std::size_t cause = cause_of(rank);
+  return cause != rank && cause < contributions.size() && !contributions[cause].ok() &&
+         cause_of(cause) == cause;
+}
+
 /// Returns all failures in one Status; its code and details are the first failing rank's.
 Status Combine(std::string_view what, const std::vector<Contribution>& contributions) {
   std::string message;
@@ -137,6 +149,9 @@ Status Combine(std::string_view what, const std::vector<Contribution>& contribut
       code = status.code();
     }
     reason = std::max(reason, status.details().reason);  // Any rank's reason.
+    if (FailedByAnother(contributions, rank)) {
+      continue;
+    }
     AddFailures(static_cast<int>(rank), status, &failures);
     if (++failed <= kMaxNamed) {
       message += message.empty() ? "" : "; ";

@@ -188,6 +188,26 @@ TEST(Exchange, GivesEveryRankTheErrorOfEachRankThatFailed) {
   }
 }
 
+TEST(Exchange, NamesTheRankThatFailedAndNoneThatWasNotWaitedForBecauseOfIt) {
+  const World world = MakeInProcessCoordinators(4);
+  const auto results = OnEveryRank(world, [](Coordinator& rank) {
+    Status mine;
+    if (rank.rank() == 1) {
+      mine = Unavailable("was not waited for").With({.rank = 3});
+    } else if (rank.rank() == 3) {
+      mine = DataLoss("torn");
+    }
+    return Agree(rank, "reading", mine, LongDeadline());
+  });
+  for (const auto& result : results) {
+    EXPECT_TRUE(FailsWith(*result, StatusCode::kDataLoss, {"reading: rank 3: torn"}));
+    EXPECT_EQ(result->message().find("waited"), std::string::npos);
+    EXPECT_EQ(result->details().rank, 3);
+    EXPECT_EQ(result->details().failures,
+              (std::vector<RankFailure>{{3, StatusCode::kDataLoss, "torn"}}));
+  }
+}
+
 TEST(Exchange, CountsTheRanksBeyondTheFirstSixteen) {
   const World world = MakeInProcessCoordinators(20);
   const auto results = OnEveryRank(world, [](Coordinator& rank) {

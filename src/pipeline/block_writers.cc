@@ -106,7 +106,7 @@ bool BlockWriters::Handle(const BlockToWrite& block) {
 
 Status BlockWriters::WriteOne(const BlockToWrite& block) {
   if (!WaitForTurn(block.bytes)) {
-    return {StatusCode::kCancelled, "write cancelled"};
+    return {StatusCode::kCancelled, "was interrupted while it wrote"};
   }
   const std::uint64_t size = file_.direct() ? RoundUp(block.bytes, kDirectAlignment) : block.bytes;
   const Slice slice("write block", size);

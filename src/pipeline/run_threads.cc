@@ -22,8 +22,9 @@ Status RunThreads(std::size_t job_count, int threads, const std::stop_token& sto
   const auto work = [&] {
     const ScopedStop scoped(current);
     for (std::size_t i = next++; i < job_count && !failed; i = next++) {
-      Status status = stop.stop_requested() ? Status(StatusCode::kCancelled, "read cancelled")
-                                            : Guarded([&] { return job(i); });
+      Status status = stop.stop_requested()
+                          ? Status(StatusCode::kCancelled, "was interrupted while it read")
+                          : Guarded([&] { return job(i); });
       if (!status.ok()) {
         const std::scoped_lock lock(mutex);
         if (first.ok()) {

@@ -22,10 +22,11 @@ from varve._hf import HfOptions
 from varve._upload import Copy, Promise
 from varve.errors import STAGER_LOST, Error, InvalidArgumentError
 from varve.torch import _run
-from varve.torch._coordinator import collective, name_of
+from varve.torch._coordinator import background_in, collective, name_of
 from varve.torch._failures import Failures, is_failure, owners_or, warn_of_earlier
 from varve.torch._guard import guards_of, optimizers_of
 from varve.torch._handle import Differing, Handle
+from varve.torch._later import Meeting
 from varve.torch._stager import Stager, retire, stager_of
 from varve.torch._tensors import TorchArrays
 
@@ -115,8 +116,6 @@ def begin(call: Call[AnyHandle]) -> AnyHandle:
         return save.start(stager, coordinator)
 
     def start(stager: Stager) -> AnyHandle:
-        if call.upload is not None:
-            stager._prepare_uploads(call.timeout)
         if not call.coordinate:
             return begin_with(stager, _run.me(group))
         with collective(group, call.timeout, name_of("save", call.path)) as coordinator:
@@ -184,6 +183,7 @@ class Save(Generic[AnyHandle]):
         rank = 0 if coordinator is None else coordinator.rank
         parts = _engine.Gathered()
         promise: Promise | None = None
+        meeting = Meeting(None if self.upload is None else stager._prepared_uploads())
         if refusal is None:
             try:
                 if self.upload is not None and rank == 0:
@@ -215,21 +215,24 @@ class Save(Generic[AnyHandle]):
                 if promise is not None:
                     promise.take_back()
             if error is None and self.upload is not None:
-                self._upload(stager, handle, report, failures)
+                self._upload(stager, handle, report, failures, meeting)
                 return
             handle._end(report, error)
 
         handle._keep = parts
-        engine = self.kind._begin(
-            stager_engine,
-            parts.engine,
-            self.path,
-            self.options,
-            coordinator,
-            handle._end_staging,
-            end,
-            refusal,
-        )
+        with meeting.ends():
+            engine = self.kind._begin(
+                stager_engine,
+                parts.engine,
+                self.path,
+                self.options,
+                coordinator,
+                handle._end_staging,
+                end,
+                refusal,
+            )
+            if self.upload is not None and engine.agreed:
+                self._connect_uploads(meeting, engine, coordinator)
         if not handle._saved:
             handle._engine = engine
         if handle.done():
@@ -241,7 +244,19 @@ class Save(Generic[AnyHandle]):
         handle._differing = Differing(engine.differing_tensors, engine.differing_objects)
         return handle
 
-    def _upload(self, stager: Stager, handle: AnyHandle, report: Any, failures: Failures) -> None:
+    def _connect_uploads(
+        self, meeting: Meeting, engine: Any, coordinator: Coordinator | None
+    ) -> None:
+        timeout = self.options.save.timeout
+        try:
+            meeting.connect(lambda: background_in(coordinator, f"upload {self.path}", timeout))
+        except BaseException:  # Ctrl-C.
+            engine.cancel()
+            raise
+
+    def _upload(
+        self, stager: Stager, handle: AnyHandle, report: Any, failures: Failures, meeting: Meeting
+    ) -> None:
         """Uploads what has been saved, on the stager's thread for that, and ends the handle."""
         copy, uploads = self.upload, stager._uploads
         assert copy is not None and uploads is not None
@@ -254,7 +269,7 @@ class Save(Generic[AnyHandle]):
             handle._end(None if error else report, error)
 
         handle._saved = True
-        handle._engine = uploads.upload_later(copy, ended)  # What `cancel` ends now.
+        handle._engine = uploads.upload_later(copy, ended, meeting.check)  # What `cancel` ends now.
 
     def _refusal(
         self, stager: Stager, failures: Failures

@@ -42,7 +42,8 @@ class Made:
 
     name: str
     number: int = 0  #: The other rank's, for its own calls.
-    why: str = ""  #: Why it was left.
+    why: str = ""  #: Why it was left,
+    cause: int | None = None  #: and the rank that was the cause, where that is known.
 
 
 @dataclass(frozen=True)
@@ -59,6 +60,9 @@ class Decision:
     kind: Literal["wait", "joined", "mine", "theirs", "unclear"]
     why: str = ""
     number: int = 0
+    cause: int | None = (
+        None  #: The rank that is the cause, if it is another than the one on the other side.
+    )
     missed: tuple[str, ...] = ()  #: Of "joined": calls of rank 0 that the other has not made.
     missed_by_0: tuple[str, ...] = ()  #: Calls of the other that rank 0 has not made.
 
@@ -89,10 +93,10 @@ class Calls:
         self._known = False
         self.joined = 0
 
-    def end(self, why: str) -> None:
+    def end(self, why: str, cause: int | None = None) -> None:
         """Rank 0 leaves its call."""
         if self._name is not None and not self.joined and not self._known:
-            self._mine.append(Made(self._name, why=why))
+            self._mine.append(Made(self._name, why=why, cause=cause))
         self._name = None
         self.joined = 0
 
@@ -160,20 +164,19 @@ class Calls:
         self._theirs.clear()
         self._wrong = 0
         self.joined, self.open = self.open.number, None
-        return Decision("joined", "", self.joined, missed, missed_by_0)
+        return Decision("joined", "", self.joined, None, missed, missed_by_0)
 
     def _other_is_late(self, place: int) -> Decision:
         """The other makes a call that rank 0 has left: both have made all calls up to this one."""
         assert self.open is not None
-        why, number = self._mine[place].why, self.open.number
+        left, number = self._mine[place], self.open.number
         self._mine = deque(list(self._mine)[place + 1 :], _KEPT)
         self._theirs.clear()
         self._wrong = 0
         self.open = None
-        reason = f": {why}" if why else ""
-        return Decision(
-            "theirs", f"the other ranks have ended this call without this rank{reason}", number
-        )
+        reason = f": {left.why}" if left.why else ""
+        why = f"the other ranks have ended this call without this rank{reason}"
+        return Decision("theirs", why, number, left.cause)
 
     def _rank_0_is_late(self, place: int) -> Decision:
         why = self._theirs[place].why

@@ -50,7 +50,7 @@ from varve.errors import UnavailableError
 from varve.torch._calls import Decision
 from varve.torch._frames import Frame, Kind
 from varve.torch._star import LOST, Peer, Star
-from varve.torch._waiting import LOG, Notices, name_ranks
+from varve.torch._waiting import INTERRUPTED, LOG, Notices, name_ranks
 
 #: Seconds in which a rank whose connection broke may connect again, at the start of a call.
 _RECONNECT_GRACE = 3.0
@@ -72,6 +72,11 @@ def _note_frame(note: str, waits_for_absent: bool) -> bytes:
     return json.dumps([note, waits_for_absent]).encode()
 
 
+def _end_frame(why: str, cause: int | None) -> bytes:
+    """Returns the frame that says why a rank has left a call, and which other rank is the cause."""
+    return json.dumps([why, cause]).encode()
+
+
 class Channel(Star):
     """One rank's end of a channel; see the top of this file."""
 
@@ -86,7 +91,8 @@ class Channel(Star):
         self._others_wait_until = float("inf")  # The first of the ranks that are in this call.
         self._next_note = 0.0
         self._interrupted = ""
-        self._doomed = ""  # The reason why this call must fail.
+        self._doomed = ""  # The reason why this call must fail,
+        self._doomed_by: int | None = None  # and the rank that is the cause.
         self._untold: deque[tuple[int, str, str]] = deque(maxlen=_UNTOLD_KEPT)
         # On rank 0: ranks by the calls that they, or rank 0 itself, have missed.
         self._missed: dict[tuple[str, bool], list[int]] = {}
@@ -170,13 +176,13 @@ class Channel(Star):
     def _waits_until(self, peer: Peer, start: float, deadline: float) -> float:
         """Returns until when a message of `peer` may come. Raises UnavailableError if none can."""
         if self._interrupted:
-            raise UnavailableError(self._interrupted)
+            raise UnavailableError(f"was not waited for: {self._interrupted}", rank=self.rank)
         if peer.left is not None and peer.left[0] == self.number:
-            raise UnavailableError(peer.left[1])
+            raise UnavailableError(peer.left[1], rank=peer.left[2])
         if peer.call == self.number and peer.calls.open is not None:
             raise UnavailableError("has left this call and begun another one")
         if self._doomed:
-            raise UnavailableError(f"was not waited for: {self._doomed}")
+            raise UnavailableError(f"was not waited for: {self._doomed}", rank=self._doomed_by)
         if peer.connection is None and (peer.lost or self._refused):
             # It may be about to connect again, unless it was lost in this call.
             if self.rank != 0 or peer.call == self.number or self._refused:
@@ -193,18 +199,21 @@ class Channel(Star):
             return peer.lost or _LATE_TO_COME.format(self._limit)
         return _NO_ANSWER + (f"; {peer.note}" if peer.note else "")
 
-    def end(self, why: str = "") -> None:
-        """Leaves the call. Sends a reason, if given, to the ranks that still wait for this one."""
+    def end(self, why: str = "", cause: int | None = None) -> None:
+        """Leaves the call. Sends a reason, if given, to the ranks that still wait for this one.
+
+        `cause` is the rank that made this one leave, if another did.
+        """
         with self._lock:
             if not self._in_call:
                 return
             self._in_call = False
             for peer in self.peers.values():
                 if why and (number := self._number_on(peer)):
-                    self._put(peer, Kind.END, number, why.encode())
+                    self._put(peer, Kind.END, number, _end_frame(why, cause))
                 if self.rank == 0:
                     peer.unsent.clear()
-                    peer.calls.end(why)
+                    peer.calls.end(f"rank 0 {why}" if why == INTERRUPTED else why, cause)
             for (missed, by_0), ranks in self._missed.items():
                 who, others = ("rank 0", name_ranks(ranks))[:: 1 if by_0 else -1]
                 LOG.warning("%s: %s missed %s, which %s made", self.what, who, missed, others)
@@ -255,7 +264,15 @@ class Channel(Star):
                     continue
                 decision = peer.calls.rank_0_is_past(name)
                 if decision.kind == "theirs":
-                    self._put(peer, Kind.END, decision.number, decision.why.encode())
+                    self._put(
+                        peer, Kind.END, decision.number, _end_frame(decision.why, decision.cause)
+                    )
+
+    @property
+    def cause(self) -> int | None:
+        """The rank that made rank 0 leave this rank's call, where rank 0 has said so."""
+        left = self.peers[0].left if self.rank != 0 else None
+        return left[2] if left is not None and left[0] == self.number else None
 
     # ---- whom a rank waits for ----
 
@@ -323,12 +340,12 @@ class Channel(Star):
 
     def _miss(self, peer: Peer) -> None:
         if self._in_call and peer.call == self.number:
-            self._doom(f"rank {peer.rank} {peer.lost}")
+            self._doom(peer, peer.lost)
 
-    def _doom(self, why: str) -> None:
+    def _doom(self, peer: Peer, why: str) -> None:
         """Rank 0 need not wait for further ranks once one has left: the call fails."""
-        if self.rank == 0:
-            self._doomed = self._doomed or why
+        if self.rank == 0 and not self._doomed:
+            self._doomed, self._doomed_by = f"rank {peer.rank} {why}", peer.rank
 
     def _take(self, peer: Peer, frame: Frame) -> None:
         if self.rank == 0:
@@ -340,7 +357,8 @@ class Channel(Star):
         elif frame.kind == Kind.NOTE and frame.call == self.number:
             peer.note, peer.waits_for_absent = json.loads(frame.payload)
         elif frame.kind == Kind.END and frame.call >= self.number:
-            peer.left = (frame.call, frame.payload.decode())
+            why, cause = json.loads(frame.payload)
+            peer.left = (frame.call, why, cause)
 
     def _take_answer(self, peer: Peer, frame: Frame) -> None:
         """Rank 0 is in the call of this rank too; `missed` names calls that this rank has not made."""
@@ -375,10 +393,11 @@ class Channel(Star):
             calls.past = frame.payload.decode()
             self._settle(peer)
         elif frame.kind == Kind.END:
+            why, cause = json.loads(frame.payload)
             if frame.call == calls.joined:
-                self._fail_for(peer, frame.payload.decode())
+                self._fail_for(peer, why, cause)
             else:
-                calls.leaves(frame.call, frame.payload.decode())
+                calls.leaves(frame.call, why)
                 self._settle(peer)
 
     def _settle(self, peer: Peer, vote: int | None = None) -> None:
@@ -390,7 +409,7 @@ class Channel(Star):
                     note = _note_frame(f"rank 0, which was in {self.what} without it", True)
                     self._put(peer, Kind.NOTE, peer.calls.open.number, note)
             elif decision.kind == "theirs":
-                self._put(peer, Kind.END, decision.number, decision.why.encode())
+                self._put(peer, Kind.END, decision.number, _end_frame(decision.why, decision.cause))
                 _drop_before(peer, decision.number + 1)
             else:
                 self._join(peer, decision)
@@ -424,10 +443,10 @@ class Channel(Star):
             if missed:
                 self._missed.setdefault((", ".join(missed), by_0), []).append(peer.rank)
 
-    def _fail_for(self, peer: Peer, why: str) -> None:
+    def _fail_for(self, peer: Peer, why: str, cause: int | None = None) -> None:
         """The call must fail: `why` follows the name of the rank."""
-        peer.left = (self.number, why)
-        self._doom(f"rank {peer.rank} {why}")
+        peer.left = (self.number, why, cause)
+        self._doom(peer, why)
 
 
 def _drop_before(peer: Peer, number: int) -> None:

@@ -22,6 +22,7 @@ from varve._forks import leave_to_parent
 from varve.errors import PreconditionError, UnavailableError
 from varve.torch._addresses import Address
 from varve.torch._channel import Channel
+from varve.torch._waiting import INTERRUPTED
 
 #: Seconds between the first two looks for rank 0's address, and between later ones of 1,024 ranks.
 _FIRST_LOOK = 0.002
@@ -106,7 +107,7 @@ class TorchCoordinator:
 
     def interrupt(self) -> None:
         """Ends the waits of this rank. Threads: called while another one waits."""
-        self._channel.interrupt(f"rank {self.rank} was interrupted (Ctrl-C)")
+        self._channel.interrupt(f"rank {self.rank} {INTERRUPTED}")
 
     def report(self, note: str) -> None:
         """Sends the ranks that wait for this one how far it is. Threads: any."""
@@ -115,8 +116,13 @@ class TorchCoordinator:
     def close(self, error: BaseException | None = None) -> None:
         """Leaves the call. With an error, the ranks that still wait for this one learn of it."""
         why = "" if error is None else _reason(error)
+        cause = None
+        if isinstance(error, UnavailableError):
+            if self._channel.cause is not None:  # The engine has it from rank 0, and names that.
+                error.rank = self._channel.cause
+            cause = error.rank
         try:
-            self._channel.end(why)
+            self._channel.end(why, cause)
             self._channel.flush(_FLUSH)
         finally:
             if self._group is not None:
@@ -166,6 +172,7 @@ class TorchCoordinator:
         until = time.monotonic() + timeout
         received: list[bytes] = []
         missing: dict[int, str] = {}
+        causes: set[int] = set()
         late: set[int | None] = set()
         for rank in range(1, self.size):
             try:
@@ -173,10 +180,11 @@ class TorchCoordinator:
             except UnavailableError as error:
                 missing[rank] = f"rank {rank}: {error}"
                 late.add(error.errno)
+                causes.add(rank if error.rank is None else error.rank)
         if missing:
             raise UnavailableError(
                 f"{self._channel.what}: {'; '.join(missing.values())}",
-                rank=min(missing),
+                rank=min(causes),
                 errno=late.pop() if len(late) == 1 else None,
             )
         message = answer(received)
@@ -187,7 +195,7 @@ class TorchCoordinator:
 
 def _reason(error: BaseException) -> str:
     if isinstance(error, KeyboardInterrupt):
-        return "was interrupted (Ctrl-C)"
+        return INTERRUPTED
     return str(error) or type(error).__name__
 
 
@@ -310,16 +318,21 @@ def make_background(
     """
     what = f"make {owner}"
     with collective(process_group, timeout, what) as coordinator:
-        if coordinator is None:
-            return None
-        channel = Channel(coordinator.rank, coordinator.size)
-        try:
-            _connect_all(channel, coordinator, what, timeout)
-        except BaseException:
-            channel.close()
-            raise
-        channel.begin(1, "save in the background", timeout)
-        return TorchCoordinator(channel)
+        return background_in(coordinator, what, timeout)
+
+
+def background_in(coordinator: Any, what: str, timeout: float) -> TorchCoordinator | None:
+    """Returns the same, made in the call `what` that the ranks are in."""
+    if coordinator is None:
+        return None
+    channel = Channel(coordinator.rank, coordinator.size)
+    try:
+        _connect_all(channel, coordinator, what, timeout)
+    except BaseException:
+        channel.close()
+        raise
+    channel.begin(1, "save in the background", timeout)
+    return TorchCoordinator(channel)
 
 
 def _connect_all(

@@ -17,10 +17,10 @@ import torch.distributed as dist
 from varve import _tree, agent
 from varve._core import background
 from varve._forks import leave_to_parent
-from varve._upload import Background
 from varve.errors import InvalidArgumentError
 from varve.torch._coordinator import TorchCoordinator, make_background
 from varve.torch._failures import Failures
+from varve.torch._later import UploadsOfStager
 from varve.torch._shards import cuda_device, is_shard, local_bytes
 from varve.torch._tensors import TorchArrays
 
@@ -115,7 +115,7 @@ class Stager:
         self._failures = Failures()
         self._aborted = False
         self._closing = False
-        self._uploads: Background | None = None
+        self._uploads: UploadsOfStager | None = None
         # Agents have a channel of their own.
         self._background = self._make_background(timeout) if executor == "thread" else None
         program = agent.program() if executor == "process" else None
@@ -192,12 +192,11 @@ class Stager:
     def _make_background(self, timeout: float) -> TorchCoordinator | None:
         return make_background(self.process_group, timeout)
 
-    def _prepare_uploads(self, timeout: float) -> None:
-        """Makes the thread of uploads, with a channel of its own, once. Collective."""
+    def _prepared_uploads(self) -> UploadsOfStager:
+        """Returns the thread of uploads, which is made once."""
         if self._uploads is None:
-            self._usable()
-            channel = make_background(self.process_group, timeout, "the uploads of a stager")
-            self._uploads = Background(channel)
+            self._uploads = UploadsOfStager()
+        return self._uploads
 
     def _usable(self) -> background.Stager:
         if self._engine is None or self._closing:

@@ -40,7 +40,8 @@ class Peer:
     call: int = 0  #: The newest call of this rank that it is known to be in, or was.
     calls: Calls = field(default_factory=Calls)  #: On rank 0: which of its calls are which.
     deadline: float = float("inf")  #: Until when it waits for others to come (monotonic).
-    left: tuple[int, str] | None = None  #: The call that it has left, and why.
+    #: The call that it has left, why, and the rank that is the cause, where that is known.
+    left: tuple[int, str, int | None] | None = None
     unclear: bool = (
         False  #: On rank 0: one of the two has missed a call, and it is not known which.
     )

@@ -7,6 +7,9 @@ import time
 
 LOG = logging.getLogger("varve")
 
+#: What a rank says of itself that leaves a call by Ctrl-C.
+INTERRUPTED = "was interrupted (Ctrl-C)"
+
 #: Seconds after which a rank that waits for others says so; the intervals double from there.
 FIRST_NOTICE = 30.0
 

@@ -1,0 +1,75 @@
+"""The ranks of test_interrupt_ranks.py. Arguments: rank, size, then its own."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+import varve.torch
+
+MIB = 1 << 20
+
+#: Seconds until the signal comes, and until a rank makes a call that is late: it comes before.
+_SIGNAL = 0.3
+_LATE = 0.8
+
+
+def _outcome(call: Callable[[], object]) -> str:
+    try:
+        call()
+    except KeyboardInterrupt:
+        return "KeyboardInterrupt"
+    except Exception as error:
+        blamed = getattr(error, "rank", None)
+        return f"{type(error).__name__} of {blamed}: {error}"
+    return "done"
+
+
+def interrupt(rank: int, size: int, directory: str) -> dict[str, tuple[int, str, str]]:
+    """Interrupts one rank after the other while it writes, reads or waits for a late rank.
+
+    Returns of each case the rank, how its call ended here, and how the save after it did.
+    """
+    state = {f"w{one}": torch.full((12 * MIB,), one, dtype=torch.uint8) for one in range(size)}
+    small = {"w": torch.ones(3)}
+    varve.torch.save(state, f"{directory}/whole")
+
+    def slow(done: int, total: int) -> None:
+        time.sleep(1.0)
+
+    def save(name: str, late: int | None = None, **options: Any) -> None:
+        if rank == late:
+            time.sleep(_LATE)
+        varve.torch.save(state, f"{directory}/{name}", **options)
+
+    def load(late: int | None = None, **options: Any) -> None:
+        if rank == late:
+            time.sleep(_LATE)
+        varve.torch.load(state, f"{directory}/whole", **options)
+
+    found: dict[str, tuple[int, str, str]] = {}
+
+    def case(name: str, who: int, call: Callable[[], None]) -> None:
+        dist.barrier()
+        timer = threading.Timer(_SIGNAL, os.kill, (os.getpid(), signal.SIGINT))
+        if rank == who:
+            timer.start()
+        ended = _outcome(call)
+        timer.cancel()
+        path = f"{directory}/next-{len(found)}"
+        found[name] = (who, ended, _outcome(lambda: varve.torch.save(small, path)))
+
+    for who in range(size):
+        late = (who - 1) % size
+        case(f"write on {who}", who, lambda who=who: save(f"written-{who}", progress=slow))  # type: ignore[misc]
+        case(f"read on {who}", who, lambda: load(progress=slow))
+        case(f"wait in a save on {who}", who, lambda who=who, late=late: save(f"a-{who}", late))  # type: ignore[misc]
+        case(f"wait in a load on {who}", who, lambda late=late: load(late))  # type: ignore[misc]
+    return found
