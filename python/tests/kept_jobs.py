@@ -177,3 +177,15 @@ def pipeline(rank: int, size: int, path: str) -> Any:
     }
     varve.torch.load(into, path)
     return into["model"][layer][0].item(), into["optim"]["param_groups"][0]["params"]
+
+
+def measure(rank: int, size: int, run: str) -> list[str]:
+    """Saves a step with a time and a name of each rank; returns what the manager has logged of it."""
+    logged: list[str] = []
+    handler = logging.Handler()
+    handler.emit = lambda record: logged.append(record.getMessage())  # type: ignore[method-assign]
+    logging.getLogger("varve").addHandler(handler)
+    state = {"w": torch.full((4,), 7.0), "elapsed": 1.5 + rank, "host": f"node-{rank}", "step": 1}
+    with varve.torch.CheckpointManager(run, every=1) as manager:
+        manager.save(1, state)
+    return [text for text in logged if "different values" in text]

@@ -41,6 +41,7 @@ def test_every_rank_gets_its_own_values_back(how: str, tmp_path: Path, agent: st
     assert len(texts) == 1
     assert "tensors: w; plain values: params, position, rng" in texts[0]
     assert 'on_difference="first"' in texts[0] and "PerRank" in texts[0]
+    assert "one_will_do=['w', 'params', 'position', 'rng']" in texts[0]
     assert others == [([], [], [])] * 2
     for rank, (state, kept, merged) in enumerate(run_ranks(3, jobs.load, path, {})):
         assert state == own(rank)
@@ -177,8 +178,57 @@ def test_the_command_line_says_how_many_values_there_are(saved: str) -> None:
     assert "__varve__" not in text
 
 
-def test_ranks_that_saved_apart_are_read_as_the_lowest(tmp_path: Path) -> None:
+def test_ranks_that_saved_apart_get_their_own_values_back_too(tmp_path: Path) -> None:
     path = str(tmp_path / "step-1")
-    run_ranks(2, jobs.save_apart, path)
-    for state, kept, merged in run_ranks(2, jobs.load, path, {}):
-        assert state == own(0) and (kept, merged) == ([], [])
+    run_ranks(3, jobs.save_apart, path)
+    names = [*DIFFERING, "w"]
+    for repaired in (False, True):
+        for rank, (state, kept, merged) in enumerate(run_ranks(3, jobs.load, path, {})):
+            assert state == own(rank) and (kept, merged) == (names, [])
+        with pytest.raises(
+            varve.InvalidArgumentError, match=r"3 ranks .* params, position, rng, w"
+        ):
+            varve.torch.load(jobs.blank(), path)
+        state = jobs.blank()
+        report = varve.torch.load(state, path, on_difference="first")
+        assert jobs.summary(state) == own(0) == jobs.summary(varve.torch.read(path))
+        assert report.merged == names
+        assert varve.verify(path) == []
+        if not repaired:
+            varve.repair(path)
+
+
+def test_a_load_says_of_which_names_one_value_will_do(saved: str) -> None:
+    state = jobs.blank()
+    some = ["pos*", "params"]
+    with pytest.raises(
+        varve.InvalidArgumentError, match="by 1: rng, w; nothing was loaded"
+    ) as error:
+        varve.torch.load(state, saved, one_will_do=some)
+    assert "one_will_do=[names]" in str(error.value) and "keys=" in str(error.value)
+    with jobs.warned() as texts:
+        report = varve.torch.load(state, saved, one_will_do=[*some, "rng", "w"])
+    assert jobs.summary(state) == own(0) and report.merged == [*DIFFERING, "w"] and texts == []
+    renamed = {"at": None}
+    varve.torch.load(renamed, saved, rename={"position": "at"}, keys="at", one_will_do="at")
+    assert renamed == {"at": 100}
+    arrays = {"position": None, "params": None}
+    varve.load(arrays, saved, one_will_do="*")
+    assert arrays == {"position": 100, "params": [0, 1, 2]}
+    for rank, (state, kept, _) in enumerate(
+        run_ranks(3, jobs.load, saved, {"one_will_do": ["params"]})
+    ):
+        assert state == own(rank) and kept == [*DIFFERING, "w"], "as many ranks get their own"
+
+
+def test_a_run_that_measures_times_is_resumed_by_another_world(tmp_path: Path) -> None:
+    run = str(tmp_path / "run")
+    (text,) = run_ranks(2, jobs.measure, run)[0]
+    assert "one_will_do=['elapsed', 'host']" in text and "resume" in text, text
+    state = {"w": torch.zeros(4), "elapsed": 0.0, "host": "", "step": 0}
+    with varve.torch.CheckpointManager(run) as manager:
+        with pytest.raises(varve.InvalidArgumentError, match=r"elapsed, host.*one_will_do="):
+            manager.resume(state)
+        assert manager.resume(state, one_will_do=["elapsed", "host"]) == 1
+    assert (state["elapsed"], state["host"], state["step"]) == (1.5, "node-0", 1)
+    assert state["w"].tolist() == [7.0] * 4

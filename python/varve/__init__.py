@@ -208,6 +208,7 @@ def load(
     progress: Callable[[int, int], None] | None = None,
     use_agent: bool = True,
     on_difference: Literal["keep", "first"] = "keep",
+    one_will_do: str | Iterable[str] | None = None,
 ) -> LoadReport:
     """Fills `state` in place: arrays get the stored bytes, plain values are replaced.
 
@@ -236,6 +237,7 @@ def load(
             the disk alone, and looks for no agent. Looking takes a second at most.
         on_difference: "first" loads the value of the lowest rank where several ranks have saved different
             values under one name, which "keep" refuses in one process. See `varve.torch.load`.
+        one_will_do: Names, as `keys` has them, of which the lowest rank's value will do. See `varve.torch.load`.
 
     Raises:
         InvalidArgumentError: Names, dtypes or shapes differ; the message has the first ten of each
@@ -249,7 +251,7 @@ def load(
     options = _core.LoadOptions(
         strict=strict, cast=cast, fit=fit, progress=progress, on_difference=on_difference
     )
-    choice = _load.Choice(keys, rename, allow_pickle, use_agent)
+    choice = _load.Choice(keys, rename, allow_pickle, use_agent, one_will_do=one_will_do)
     return _load.load(state, path, NumpyArrays(), None, options, choice)
 
 

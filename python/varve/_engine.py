@@ -271,14 +271,18 @@ def log_conflicts(path: str, conflicts: list[str]) -> None:
 
 
 _ALL_ARE_SAVED = (
-    "Each rank's value is saved, and as many ranks get their own back. Another number of ranks can only "
-    'load them with on_difference="first", which gives all the value of the lowest rank'
+    "Each rank's value is saved, and as many ranks get their own back. Another number of ranks is refused, "
+    "unless the load (or the manager's resume) says that the lowest rank's value will do: of some names "
+    'with one_will_do={names}, of all with on_difference="first"'
 )
 _LOWEST_IS_SAVED = "What is saved is the value of the lowest of these ranks"
 _REMEDY = (
     "Give what each rank has for itself a name of its own (varve.torch.PerRank does); "
     'on_difference="error" refuses a save of tensors that differ'
 )
+
+#: Names that a warning shows as an argument.
+_NAMES_GIVEN = 5
 
 #: Of names that were warned of: the directory of the checkpoint, and the name. A run is warned once.
 _warned_of: set[tuple[str, str]] = set()
@@ -301,10 +305,10 @@ def warn_of_values(path: str, report: Any, format: str, on_difference: str) -> s
     if not listed:
         return ""
     kept = format == "varve" and on_difference != "first"
-    text = (
-        f"the ranks hold different values under the same names. {listed}. "
-        f"{_ALL_ARE_SAVED if kept else _LOWEST_IS_SAVED}. {_REMEDY}"
-    )
+    names = [name for names in new.values() for name in names]
+    given = str(names) if len(names) <= _NAMES_GIVEN else "[names]"
+    saved = _ALL_ARE_SAVED.format(names=given) if kept else _LOWEST_IS_SAVED
+    text = f"the ranks hold different values under the same names. {listed}. {saved}. {_REMEDY}"
     warn(text, ReplicasDifferWarning)
     return text
 

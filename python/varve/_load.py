@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from varve import _arguments, _classes, _core, _nearest, _tree
+from varve._choice import Choice as Choice
 from varve._engine import (
     DTYPE_NUMBERS,
     Arrays,
@@ -20,7 +20,7 @@ from varve._engine import (
 )
 from varve._left_over import makes_wrapped, warn_of_nothing, warn_of_one_value, warn_of_rest
 from varve._match import Match
-from varve._select import Keys, Rename, Renamed, prune
+from varve._select import Keys, Renamed, prune
 from varve._values import NeedsClassesError, ObjectLeaf, TensorLeaf
 from varve._wrappers import Entries, Wrappers, note
 from varve.errors import (
@@ -30,24 +30,6 @@ from varve.errors import (
 )
 
 _CASTABLE = frozenset(DTYPE_NUMBERS[name] for name in ("float16", "bfloat16", "float32", "float64"))
-
-
-@dataclass(frozen=True)
-class Choice:
-    """Which entries a load fills, and from where.
-
-    Raises InvalidArgumentError for a flag that is neither True nor False.
-    """
-
-    keys: str | Iterable[str] | None
-    rename: Rename | None
-    allow_pickle: bool
-    use_agent: bool
-    assign: bool = False
-
-    def __post_init__(self) -> None:
-        for name in ("allow_pickle", "use_agent", "assign"):
-            _arguments.flag(name, getattr(self, name))
 
 
 class _Plan:
@@ -76,6 +58,8 @@ class _Plan:
         self._stored: dict[str, tuple[int, tuple[int, ...]]] | None = None
         self._assigned: dict[Any, Any] = {}  # By memory: tied tensors stay tied.
         self.keys = None if choice.keys is None else Keys(choice.keys)
+        one = choice.one_will_do
+        self._one_will_do = None if one is None else Keys(one, "one_will_do")
         self.objects = frozenset(reader.object_names())
         objects: Container[str] = self.objects
         with _classes.quietly():  # The destination has the containers.
@@ -138,6 +122,21 @@ class _Plan:
             for path, value in self.match.stateful
             for fqn in arrays.buffers(value)
         ]
+        self.asked = self._asked()
+        request.one_will_do += self.asked
+
+    def _asked(self) -> list[str]:
+        """Returns stored names of several values, of which the caller says that one will do."""
+        if self._one_will_do is None:
+            return []
+        wanted = self._wanted_by_stored()
+        return [fqn for fqn in self.reader.variants() if wanted.get(fqn, fqn) in self._one_will_do]
+
+    def _wanted_by_stored(self) -> dict[str, str]:
+        """Returns names of the destination by stored ones, where the two differ."""
+        wanted = {stored: new for new, stored in (self.stored_name or {}).items()}
+        wanted.update((self.stored(fqn), fqn) for fqn in self.unwrapped)
+        return wanted
 
     def end(self) -> None:
         """Lets go of the reader: a checkpoint that is open is one that nobody may remove."""
@@ -205,8 +204,7 @@ class _Plan:
         """Returns names in the checkpoint that are expected: loaded by others, or not chosen."""
         known = [self.stored(fqn) for fqn in self.match.known]
         if self.keys is not None:
-            wanted = {stored: new for new, stored in (self.stored_name or {}).items()}
-            wanted.update((self.stored(fqn), fqn) for fqn in self.unwrapped)
+            wanted = self._wanted_by_stored()
             for fqn, _ in _leaves(self.reader, None):
                 if wanted.get(fqn, fqn) not in self.keys:
                     known.append(fqn)
@@ -317,8 +315,9 @@ def load(
     keys = plan.keys if world == 1 else None  # Of several ranks another may have what was chosen.
     chosen = keys is not None and any(name in keys for name in plan.names_to_fill())
     warn_of_nothing(report, reader, match, rank, chosen, lambda: plan.hint(options.fit))
-    if report.merged and options.on_difference == "keep" and rank == 0:
-        warn_of_one_value(report.merged, reader, world)
+    merged = [name for name in report.merged if name not in plan.asked]
+    if merged and options.on_difference == "keep" and rank == 0:
+        warn_of_one_value(merged, reader, world)
     if rank == 0 and report.loaded:
         one = choice.rename is None and _tree.is_stateful(state)
         warn_of_rest(reader, report.unexpected, plan.structure, one, plan.stored_name, match)

@@ -30,8 +30,8 @@ class Keys:
     Raises InvalidArgumentError for keys that are not strings.
     """
 
-    def __init__(self, keys: str | Iterable[str]) -> None:
-        self._keys = _arguments.names("keys", keys)
+    def __init__(self, keys: str | Iterable[str], argument: str = "keys") -> None:
+        self._keys = _arguments.names(argument, keys)
         self._exact = frozenset(self._keys)
         self._globs = Globs([key for key in self._keys if not _SPECIAL.isdisjoint(key)])
 

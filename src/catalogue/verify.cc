@@ -38,7 +38,14 @@ class Verifier {
     }
     if (all_readable) {
       // Intact headers and an intact manifest must agree.
+      const Metadata& index = opened_.metadata;
+      const bool apart = !headers.empty() && !headers[0].header.coordinated;
       auto merged = MergeHeaders(std::move(headers));
+      if (merged.ok() && apart && index.tensor_variants.empty() && index.object_variants.empty()) {
+        // Repaired by a Varve that had the lowest rank's values alone for ranks that saved apart.
+        merged->tensor_variants.clear();
+        merged->object_variants.clear();
+      }
       if (!merged.ok()) {
         Add("", 0, 0, {}, merged.status().message());
       } else if (merged->side_files = opened_.metadata.side_files; !(*merged == opened_.metadata)) {

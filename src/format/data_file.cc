@@ -138,6 +138,14 @@ std::string VarveJson(const DataFileHeader& header, const std::vector<std::strin
             std::to_string(header.objects[i].bytes.end) + "]";
   }
   json += "}";
+  if (std::any_of(header.objects.begin(), header.objects.end(),
+                  [](const StoredObject& object) { return object.content != Hash128(); })) {
+    json += ",\"objects_xxh3\":\"";
+    for (const StoredObject& object : header.objects) {
+      json += Hex(object.content.bytes);
+    }
+    json += "\"";
+  }
   if (header.structure) {
     json += ",\"structure\":[" + std::to_string(header.structure->begin) + "," +
             std::to_string(header.structure->end) + "]";

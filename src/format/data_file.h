@@ -39,6 +39,7 @@ struct StoredChunk {
 struct StoredObject {
   std::string fqn;
   ByteRange bytes;
+  Hash128 content{};  ///< Of the encoding; zeros where the file does not say.
   friend bool operator==(const StoredObject&, const StoredObject&) = default;
 };
 

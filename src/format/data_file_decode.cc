@@ -169,6 +169,19 @@ Status ReadIdentity(dom::object varve, std::uint64_t* version, DataFileHeader* h
   return Status::Ok();
 }
 
+Status ReadContentOfObjects(dom::element element, DataFileHeader* header) {
+  std::string_view hashes;
+  if (element.get(hashes) || hashes.size() != header->objects.size() * 32) {
+    return Malformed("objects_xxh3 does not hold one hash per value");
+  }
+  for (std::size_t i = 0; i < header->objects.size(); ++i) {
+    if (!ParseHex(hashes.substr(i * 32, 32), header->objects[i].content.bytes)) {
+      return Malformed("objects_xxh3 is not hex");
+    }
+  }
+  return Status::Ok();
+}
+
 Status ReadObjects(dom::object varve, std::uint64_t format, DataFileHeader* header) {
   dom::object objects;
   VARVE_RETURN_IF_ERROR(Require(varve, "objects", &objects));
@@ -176,9 +189,13 @@ Status ReadObjects(dom::object varve, std::uint64_t format, DataFileHeader* head
     if (!MayHold(fqn, format)) {
       return Malformed("a value is named \"" + std::string(fqn) + "\", which is reserved");
     }
-    StoredObject object{std::string(fqn), {}};
+    StoredObject object{std::string(fqn), {}, {}};
     VARVE_RETURN_IF_ERROR(ReadRange(element, "object", &object.bytes));
     header->objects.push_back(std::move(object));
+  }
+  dom::element content;
+  if (varve.at_key("objects_xxh3").get(content) == simdjson::SUCCESS) {
+    VARVE_RETURN_IF_ERROR(ReadContentOfObjects(content, header));
   }
   dom::element structure;
   if (varve.at_key("structure").get(structure) == simdjson::SUCCESS) {

@@ -127,6 +127,19 @@ TEST(DecodeHeader, RejectsLiesAboutGeometry) {
   }
 }
 
+TEST(DecodeHeader, RejectsLiesAboutTheContentOfValues) {
+  DataFileHeader header = SmallHeader();
+  header.objects[0].content.bytes[0] = 7;
+  for (const Lie& lie : {
+           Lie{R"(\"objects_xxh3\":\"07)", R"(\"objects_xxh3\":\")", "one hash per value"},
+           Lie{R"(\"objects_xxh3\":\"07)", R"(\"objects_xxh3\":\"0Z)", "hex"},
+       }) {
+    EXPECT_TRUE(
+        FailsWith(Decode(Tampered(header, lie.from, lie.to)), StatusCode::kDataLoss, {lie.phrase}))
+        << lie.to;
+  }
+}
+
 TEST(DecodeHeader, RejectsAShardOutsideItsTensor) {
   const DataFileHeader header = HeaderWith(0, 1, {{"w", DType::kInt8, {9}, {{5}, {4}}, {}, {}}});
   EXPECT_TRUE(IsOk(Decode(MustEncode(header))));

@@ -48,6 +48,15 @@ TEST(DataFileHeader, RoundTrips) {
   EXPECT_TRUE(FailsWith(CheckHeader(*bytes, written_crc + 1), StatusCode::kDataLoss));
 }
 
+TEST(DataFileHeader, RoundTripsWithTheContentOfValues) {
+  DataFileHeader header = SampleHeader();
+  header.objects[1].content.bytes[0] = 7;
+  std::uint32_t crc = 0;
+  const auto decoded = DecodeHeader(MustEncode(header), &crc);
+  ASSERT_TRUE(IsOk(decoded));
+  EXPECT_EQ(*decoded, header);
+}
+
 TEST(DataFileHeader, RoundTripsWithNothingInIt) {
   const DataFileHeader header = HeaderWith(0, 1, {});
   std::uint32_t crc = 0;

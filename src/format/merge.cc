@@ -24,12 +24,46 @@ Status CheckAgreement(const DataFileHeader& first, const DataFileHeader& other) 
   return Status::Ok();
 }
 
+/// A value that ranks hold in place of the lowest rank's.
+struct OtherChunk {
+  Chunk chunk;
+  std::vector<std::uint32_t> ranks;
+};
+struct OtherObject {
+  Extent extent;
+  Hash128 content;
+  std::vector<std::uint32_t> ranks;
+};
+
+/// What the headers say, by name.
+struct MergedFiles {
+  std::map<std::string, TensorMetadata> tensors;
+  std::map<std::string, ObjectMetadata> objects;
+  std::map<std::string, Hash128> contents;  ///< Of `objects`, from rank-local files.
+  /// Of rank-local files, each in the order of the ranks that hold them.
+  std::map<std::string, std::vector<OtherChunk>> other_chunks;
+  std::map<std::string, std::vector<OtherObject>> other_objects;
+};
+
+/// Adds `rank` to the value that has `content`, or another value with it.
+template <class Other, class IsSame>
+void AddOther(std::uint32_t rank, Other other, IsSame is_same, std::vector<Other>* others) {
+  const auto known = std::find_if(others->begin(), others->end(), is_same);
+  if (known != others->end()) {
+    known->ranks.push_back(rank);
+    return;
+  }
+  other.ranks.push_back(rank);
+  others->push_back(std::move(other));
+}
+
 // Adds a file's chunk to the tensor `fqn`. Rank-local saves store a replicated tensor on every rank
-// that holds it; the copy of the lowest rank is the one the metadata names.
+// that holds it; the copy of the lowest rank is the one the metadata names, and copies with other
+// content are variants.
 Status AddChunk(const CheckedHeader& file, std::uint32_t file_index, const std::string& fqn,
-                const StoredChunk& stored, std::map<std::string, TensorMetadata>* tensors) {
+                const StoredChunk& stored, MergedFiles* merged) {
   auto [at, is_new] =
-      tensors->try_emplace(fqn, TensorMetadata{fqn, stored.dtype, stored.shape, {}});
+      merged->tensors.try_emplace(fqn, TensorMetadata{fqn, stored.dtype, stored.shape, {}});
   TensorMetadata& tensor = at->second;
   if (!is_new && (tensor.dtype != stored.dtype || tensor.shape != stored.shape)) {
     return DataLoss("tensor \"" + fqn + "\": rank " + std::to_string(file.header.rank) + " has " +
@@ -37,46 +71,81 @@ Status AddChunk(const CheckedHeader& file, std::uint32_t file_index, const std::
                     ", another rank " + std::string(DTypeName(tensor.dtype)) +
                     ToString(tensor.shape));
   }
-  const bool replica = !file.header.coordinated &&
-                       std::any_of(tensor.chunks.begin(), tensor.chunks.end(),
-                                   [&](const Chunk& chunk) { return chunk.box == stored.box; });
-  if (!replica && (!IsEmpty(stored.box) || Volume(stored.shape) == 0)) {
-    tensor.chunks.push_back(
-        {stored.box,
-         {file_index, file.header_bytes + stored.bytes.begin, file.header_bytes + stored.bytes.end},
-         stored.content});
+  Chunk chunk{
+      stored.box,
+      {file_index, file.header_bytes + stored.bytes.begin, file.header_bytes + stored.bytes.end},
+      stored.content};
+  const auto replica =
+      file.header.coordinated
+          ? tensor.chunks.end()
+          : std::find_if(tensor.chunks.begin(), tensor.chunks.end(),
+                         [&](const Chunk& known) { return known.box == stored.box; });
+  if (replica == tensor.chunks.end()) {
+    if (!IsEmpty(stored.box) || Volume(stored.shape) == 0) {
+      tensor.chunks.push_back(std::move(chunk));
+    }
+  } else if (replica->content != stored.content) {
+    AddOther(
+        file.header.rank, OtherChunk{std::move(chunk), {}},
+        [&](const OtherChunk& other) {
+          return other.chunk.content == stored.content && other.chunk.box == stored.box;
+        },
+        &merged->other_chunks[fqn]);
   }
   return Status::Ok();
 }
 
 // Adds one file's chunks to the tensors by name, those of aliased tensors under each name.
-Status AddChunks(const CheckedHeader& file, std::uint32_t file_index,
-                 std::map<std::string, TensorMetadata>* tensors) {
+Status AddChunks(const CheckedHeader& file, std::uint32_t file_index, MergedFiles* merged) {
   std::multimap<std::string_view, const std::string*> aliases;
   for (const TensorAlias& alias : file.header.aliases) {
     aliases.emplace(alias.of, &alias.fqn);
   }
   for (const StoredChunk& stored : file.header.chunks) {
-    VARVE_RETURN_IF_ERROR(AddChunk(file, file_index, stored.fqn, stored, tensors));
+    VARVE_RETURN_IF_ERROR(AddChunk(file, file_index, stored.fqn, stored, merged));
     const auto [begin, end] = aliases.equal_range(stored.fqn);
     for (auto at = begin; at != end; ++at) {
-      VARVE_RETURN_IF_ERROR(AddChunk(file, file_index, *at->second, stored, tensors));
+      VARVE_RETURN_IF_ERROR(AddChunk(file, file_index, *at->second, stored, merged));
     }
   }
   return Status::Ok();
 }
 
-Status AddObjects(const CheckedHeader& file, std::uint32_t file_index,
-                  std::map<std::string, ObjectMetadata>* objects) {
+Status AddObjects(const CheckedHeader& file, std::uint32_t file_index, MergedFiles* merged) {
   for (const StoredObject& stored : file.header.objects) {
     const Extent extent{file_index, file.header_bytes + stored.bytes.begin,
                         file.header_bytes + stored.bytes.end};
-    const bool is_new = objects->try_emplace(stored.fqn, ObjectMetadata{stored.fqn, extent}).second;
+    const bool is_new =
+        merged->objects.try_emplace(stored.fqn, ObjectMetadata{stored.fqn, extent}).second;
     if (!is_new && file.header.coordinated) {
       return DataLoss("object \"" + stored.fqn + "\" is stored by two ranks");
     }
+    const Hash128 first = merged->contents.try_emplace(stored.fqn, stored.content).first->second;
+    if (is_new || first == stored.content || first == Hash128() || stored.content == Hash128()) {
+      continue;  // Files of before do not say what their values are.
+    }
+    AddOther(
+        file.header.rank, OtherObject{extent, stored.content, {}},
+        [&](const OtherObject& other) { return other.content == stored.content; },
+        &merged->other_objects[stored.fqn]);
   }
   return Status::Ok();
+}
+
+/// Adds what ranks that saved apart hold in place of the lowest rank's values.
+void AddVariants(MergedFiles* merged, Metadata* metadata) {
+  for (auto& [fqn, others] : merged->other_chunks) {
+    for (OtherChunk& other : others) {
+      const Box box = other.chunk.box;
+      metadata->tensor_variants.push_back(
+          {fqn, box, RangesOf(other.ranks), {std::move(other.chunk)}});
+    }
+  }
+  for (auto& [fqn, others] : merged->other_objects) {
+    for (const OtherObject& other : others) {
+      metadata->object_variants.push_back({fqn, RangesOf(other.ranks), other.extent});
+    }
+  }
 }
 
 }  // namespace
@@ -111,8 +180,7 @@ Result<Metadata> MergeHeaders(std::vector<CheckedHeader> headers) {
   metadata.save_id = headers[0].header.save_id;
   metadata.world_size = headers[0].header.world_size;
   metadata.block_bytes = headers[0].header.block_bytes;
-  std::map<std::string, TensorMetadata> tensors;
-  std::map<std::string, ObjectMetadata> objects;
+  MergedFiles merged;
   for (std::size_t i = 0; i < headers.size(); ++i) {
     const CheckedHeader& file = headers[i];
     VARVE_RETURN_IF_ERROR(CheckAgreement(headers[0].header, file.header));
@@ -123,25 +191,26 @@ Result<Metadata> MergeHeaders(std::vector<CheckedHeader> headers) {
     metadata.files.push_back({DataFileName(file.header), file.header.rank,
                               file.header_bytes + file.header.data_bytes, file.header_bytes,
                               file.header_crc32c, file.header.block_crc32c});
-    VARVE_RETURN_IF_ERROR(AddChunks(file, index, &tensors));
-    VARVE_RETURN_IF_ERROR(AddObjects(file, index, &objects));
+    VARVE_RETURN_IF_ERROR(AddChunks(file, index, &merged));
+    VARVE_RETURN_IF_ERROR(AddObjects(file, index, &merged));
     if (file.header.structure) {
       metadata.structures.push_back({index, file.header_bytes + file.header.structure->begin,
                                      file.header_bytes + file.header.structure->end});
     }
   }
-  for (auto& [fqn, tensor] : tensors) {
+  for (auto& [fqn, tensor] : merged.tensors) {
     std::sort(tensor.chunks.begin(), tensor.chunks.end(),
               [](const Chunk& a, const Chunk& b) { return a.box.offsets < b.box.offsets; });
     VARVE_RETURN_IF_ERROR(CheckTiling(tensor));
-    if (objects.contains(fqn)) {
+    if (merged.objects.contains(fqn)) {
       return DataLoss("\"" + fqn + "\" is stored both as a tensor and as an object");
     }
     metadata.tensors.push_back(std::move(tensor));
   }
-  for (auto& [fqn, object] : objects) {
+  for (auto& [fqn, object] : merged.objects) {
     metadata.objects.push_back(std::move(object));
   }
+  AddVariants(&merged, &metadata);
   VARVE_RETURN_IF_ERROR(SeparateVariants(&metadata));
   return metadata;
 }

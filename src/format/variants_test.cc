@@ -89,6 +89,45 @@ TEST(Variants, AreApartFromTheTensorsInAMergeOfHeaders) {
             (std::map<std::string, std::size_t, std::less<>>{{"step", 2}, {"w", 2}}));
 }
 
+/// The files of three ranks that have saved apart: rank 1 holds another value of each name.
+std::vector<CheckedHeader> FilesOfRanksApart() {
+  std::vector<CheckedHeader> files;
+  for (std::uint32_t rank = 0; rank < 3; ++rank) {
+    DataFileHeader header = HeaderWith(rank, 3, {Entry("v", 2), Entry("w", 4)}, {"step"});
+    header.coordinated = false;
+    header.objects[0].content.bytes[0] = rank == 1 ? 7 : 1;
+    header.chunks[1].content.bytes[0] = rank == 1 ? 7 : 1;
+    files.push_back(Checked(header));
+  }
+  return files;
+}
+
+TEST(Variants, AreWhatRanksThatSavedApartHoldInPlaceOfTheLowestRanks) {
+  const auto merged = MergeHeaders(FilesOfRanksApart());
+  ASSERT_TRUE(IsOk(merged));
+  EXPECT_EQ(merged->SeveralValues(),
+            (std::map<std::string, std::size_t, std::less<>>{{"step", 2}, {"w", 2}}));
+  ASSERT_EQ(merged->tensor_variants.size(), 1U);
+  EXPECT_EQ(merged->tensor_variants[0].ranks, (std::vector<RankRange>{{1, 1, 1}}));
+  EXPECT_EQ(ValuesOfRank(*merged, 1).objects[0].extent.file, 1U);
+  EXPECT_EQ(ValuesOfRank(*merged, 2), *merged);
+  const auto encoded = EncodeManifest(*merged);
+  ASSERT_TRUE(IsOk(encoded));
+  const auto decoded = DecodeManifest(*encoded);
+  ASSERT_TRUE(IsOk(decoded));
+  EXPECT_EQ(*decoded, *merged) << "what repair writes";
+}
+
+TEST(Variants, AreNotGuessedWhereAFileDoesNotSayWhatItsValuesAre) {
+  auto files = FilesOfRanksApart();
+  DataFileHeader older = files[1].header;
+  older.objects[0].content = {};
+  files[1] = Checked(older);
+  const auto merged = MergeHeaders(std::move(files));
+  ASSERT_TRUE(IsOk(merged));
+  EXPECT_TRUE(merged->object_variants.empty());
+}
+
 TEST(Variants, StayInTheManifest) {
   const auto merged = MergeHeaders(Files());
   ASSERT_TRUE(IsOk(merged));

@@ -295,9 +295,9 @@ Status CheckOneValue(const LoadDifferences& merged, std::uint32_t saved, std::si
       "the " + std::to_string(saved) +
       " ranks that saved held different values under one name, and this load is by " +
       std::to_string(loading) + ": " + NameSome(merged.several) +
-      "; nothing was loaded. A load with on_difference=\"first\" gives all ranks the value of the "
-      "lowest rank; what each rank has for itself is better saved under a name of its own "
-      "(PerRank)");
+      "; nothing was loaded. one_will_do=[names] gives all ranks the lowest rank's value of these "
+      "names, and on_difference=\"first\" of all; keys= leaves names out. What each rank has for "
+      "itself is better saved under a name of its own (PerRank)");
 }
 
 }  // namespace

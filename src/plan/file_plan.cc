@@ -112,8 +112,9 @@ Result<FilePlan> PlanFile(const LocalPlan& plan, const RankAssignment& assignmen
     }
     const ObjectItem& item = plan.objects[i];
     const auto* variant = FindVariant(assignment.object_variants, i);
-    file.header.objects.push_back(
-        {variant == nullptr ? item.fqn : NameInFile(item, *variant), {0, item.bytes}});
+    file.header.objects.push_back({variant == nullptr ? item.fqn : NameInFile(item, *variant),
+                                   {0, item.bytes},
+                                   identity.coordinated ? Hash128() : item.content});
     file.object_items.push_back(i);
   }
   VARVE_RETURN_IF_ERROR(AddAliases(plan, assignment, &file.header));

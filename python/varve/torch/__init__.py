@@ -241,6 +241,7 @@ def load(
     progress: Callable[[int, int], None] | None = None,
     use_agent: bool = True,
     on_difference: Literal["keep", "first"] = "keep",
+    one_will_do: str | Iterable[str] | None = None,
 ) -> LoadReport:
     """Fills `state_dict` in place from a checkpoint that any layout of ranks has saved.
 
@@ -286,6 +287,8 @@ def load(
             refused, except for buffers of a module in `state_dict` (BatchNorm's under
             DistributedDataParallel): they get the lowest rank's value, with a warning. "first" gives
             all ranks the lowest rank's values. The report has the names in `kept` and `merged`.
+        one_will_do: Names of the destination, as `keys` has them, of which the lowest rank's value will do where
+            the ranks cannot get their own: a measured time, a host's name. Other names are refused as before.
 
     Raises:
         InvalidArgumentError: Names, dtypes or shapes differ; the message has the first ten of each
@@ -307,7 +310,7 @@ def load(
             progress=progress,
             on_difference=on_difference,
         )
-        choice = _load.Choice(keys, rename, allow_pickle, use_agent, assign)
+        choice = _load.Choice(keys, rename, allow_pickle, use_agent, assign, one_will_do)
         grown = shapes_of_parameters(state_dict) if fit == "overlap" else None
         arrays = TorchArrays(grown=grown, cast=cast)
         return _load.load(state_dict, path, arrays, coordinator, options, choice)
