@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 
 import pytest
 import torch
+import torch.distributed.checkpoint as stock
 
 import varve
 import varve.torch
@@ -134,6 +135,28 @@ def test_a_value_comes_back_as_an_object_of_its_class(name: str, tmp_path: Path)
     state = {"v": None}
     varve.load(state, tmp_path / "c")
     assert same(state["v"], value)
+
+
+def test_in_dcps_format_stock_torch_sees_the_plain_value(tmp_path: Path) -> None:
+    state = {**VALUES, "tensors": Batch(3, torch.arange(4)), "Path": Path("a/b")}
+    varve.torch.save(state, tmp_path / "c", format="dcp")
+    assert varve.torch.verify(tmp_path / "c") == []
+    read = varve.torch.read(tmp_path / "c")
+    assert all(same(read[name], value) for name, value in VALUES.items())
+    assert isinstance(read["tensors"], Batch) and read["tensors"].tokens.tolist() == [0, 1, 2, 3]
+    varve.convert(tmp_path / "c", tmp_path / "d", to="dcp")
+    assert same(varve.torch.read(tmp_path / "d")["slotted"], VALUES["slotted"])
+    plain: dict[str, Any] = {"enum": None, "dataclass": None, "namedtuple": None}
+    stock.load(plain, checkpoint_id=str(tmp_path / "c"))
+    assert plain["enum"] == 1 and plain["namedtuple"] == (1, "x")
+    assert plain["dataclass"] == {"width": 1, "names": [2, "b"], "made": 1}
+
+
+def test_a_large_value_of_a_class_is_stored_once_in_dcps_format(tmp_path: Path) -> None:
+    value = Config(1, [b"x" * (2 << 20)])
+    varve.torch.save({"v": value}, tmp_path / "c", format="dcp")
+    assert sum(file.stat().st_size for file in (tmp_path / "c").iterdir()) < 3 << 20
+    assert varve.torch.read(tmp_path / "c")["v"]["width"] == 1
 
 
 def test_a_dataclass_is_made_without_its_functions(tmp_path: Path) -> None:

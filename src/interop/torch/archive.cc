@@ -3,8 +3,10 @@
 #include <algorithm>
 #include <utility>
 
+#include "interop/torch/encode_parts.h"
 #include "interop/torch/parts.h"
 #include "interop/torch/values.h"
+#include "interop/zip/directory.h"
 
 namespace varve {
 Result<TorchArchive> TorchArchive::Open(std::uint64_t size, const RangeReader& read) {
@@ -52,7 +54,34 @@ Result<std::optional<Value>> TorchArchive::ValueAt(PickleRef node, const RangeRe
   return values.At(node);
 }
 
+namespace {
+
+/// Returns the value that Varve has put beside the pickle, see kValueRecord; nothing for most.
+Result<std::optional<Value>> ReadValueRecord(std::string_view archive) {
+  if (archive.find(kValueRecord) == std::string_view::npos || !archive.starts_with("PK\3\4")) {
+    return std::optional<Value>();
+  }
+  const RangeReader read = ReadFrom(archive);
+  VARVE_ASSIGN_OR_RETURN(const std::vector<ZipRecord> records,
+                         ReadZipDirectory(archive.size(), read));
+  for (const ZipRecord& record : records) {
+    if (record.name == kValueRecord) {
+      VARVE_ASSIGN_OR_RETURN(const std::uint64_t begin,
+                             FindRecordContent(record, archive.size(), read));
+      VARVE_ASSIGN_OR_RETURN(Value value, DecodeValue(archive.substr(begin, record.size)));
+      return std::optional<Value>(std::move(value));
+    }
+  }
+  return std::optional<Value>();
+}
+
+}  // namespace
+
 Result<Value> ReadValueItem(std::string_view archive) {
+  VARVE_ASSIGN_OR_RETURN(std::optional<Value> own, ReadValueRecord(archive));
+  if (own) {
+    return *std::move(own);
+  }
   const RangeReader read = ReadFrom(archive);
   VARVE_ASSIGN_OR_RETURN(const TorchArchive opened, TorchArchive::Open(archive.size(), read));
   TorchValues values(opened, read);

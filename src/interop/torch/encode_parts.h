@@ -26,6 +26,11 @@ Result<std::uint64_t> TorchTensorBytes(DType dtype, const Dims& sizes);
 /// accepts it.
 void PickleTensor(DType dtype, const Dims& sizes, std::string_view key, PickleWriter* pickle);
 
+/// A record that torch does not look at: a value of classes as Varve encodes it, where the pickle
+/// has the plain value that stands for it. Values of more bytes have none.
+inline constexpr std::string_view kValueRecord = "archive/varve_value";
+inline constexpr std::uint64_t kMaxValueRecordBytes = std::uint64_t{1} << 20;
+
 /// Adds every record but the storages. Requires: they are the first records.
 void AddTorchRecords(std::string_view pickle, ZipWriter* zip, Bytes* out);
 

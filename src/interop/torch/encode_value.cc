@@ -3,6 +3,7 @@
 // shared, as nothing is in a Value; and empty bytes are the same call as others, which torch's
 // restricted unpickler knows while it refuses Python's `bytes()`.
 
+#include <algorithm>
 #include <charconv>
 #include <optional>
 #include <string>
@@ -309,6 +310,12 @@ Status ValuePickler::WriteItems(const std::vector<Value>& items, bool pairs, int
   return Status::Ok();
 }
 
+/// Returns true where a pickle of plain values is less than the value.
+bool HoldsClasses(const Value& value) {  // NOLINT(misc-no-recursion)
+  return value.kind == ValueKind::kNamed || value.kind == ValueKind::kNamedDict ||
+         std::any_of(value.items.begin(), value.items.end(), HoldsClasses);
+}
+
 }  // namespace
 
 Result<Bytes> EncodeValueArchive(const Value& value) {
@@ -337,6 +344,12 @@ Result<Bytes> EncodeValueArchive(const Value& value) {
                     Crc32ZipExtend(0, AsByteSpan(tensor.content)), kTorchStorageAlignment, &zip,
                     &archive);
     archive.append(tensor.content);
+  }
+  if (HoldsClasses(value)) {
+    const Bytes encoded = EncodeValue(value);
+    if (encoded.size() <= kMaxValueRecordBytes) {
+      zip.AddRecord(kValueRecord, encoded, 1, &archive);
+    }
   }
   zip.Finish(&archive);
   return archive;

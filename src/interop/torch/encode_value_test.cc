@@ -5,6 +5,7 @@
 #include "base/checksum.h"
 #include "interop/torch/archive.h"
 #include "interop/torch/encode.h"
+#include "interop/torch/encode_parts.h"
 #include "interop/zip/directory.h"
 #include "support/archives.h"
 #include "support/pickles.h"
@@ -220,12 +221,37 @@ TEST(ValueArchive, AnArchiveIsGivenBackUnchanged) {
   EXPECT_EQ(*archive, "PK whatever");
 }
 
-TEST(ValueArchive, AnObjectIsWrittenAsItsPlainValue) {
-  const Value named =
-      Make(Kind::kNamed, std::string("m:E"), {Value::Str("enum"), Value::Int(7), Value::Str("A")});
-  EXPECT_EQ(*EncodeValueArchive(named), *EncodeValueArchive(Value::Int(7)));
-  const Value dict = Make(Kind::kNamedDict, std::string("m:D"), {Value::Str("k"), Value::Int(7)});
-  EXPECT_EQ(*EncodeValueArchive(dict), *EncodeValueArchive(Dict({Value::Str("k"), Value::Int(7)})));
+/// Returns what the pickle of an archive says, which is all that torch looks at.
+Value PickledIn(const std::string& archive) {
+  const auto opened = TorchArchive::Open(archive.size(), ReadFrom(archive));
+  EXPECT_TRUE(IsOk(opened));
+  const auto value = opened->ValueAt(opened->tree().root(), ReadFrom(archive));
+  EXPECT_TRUE(IsOk(value));
+  return value->value_or(Value{});
+}
+
+TEST(ValueArchive, AnObjectIsPickledAsItsPlainValueAndReadAsItself) {
+  const Value seven = Value::Int(7);
+  const Value named = Make(Kind::kNamed, std::string("m:E"), {Value::Str("enum"), seven});
+  const Value dict = Make(Kind::kNamedDict, std::string("m:D"), {Value::Str("k"), seven});
+  const std::vector<std::pair<Value, Value>> pairs{
+      {named, seven}, {dict, Dict({Value::Str("k"), seven})}, {List({named}), List({seven})}};
+  for (const auto& [value, plain] : pairs) {
+    auto archive = EncodeValueArchive(value);
+    ASSERT_TRUE(IsOk(archive));
+    EXPECT_EQ(PickledIn(*archive), plain);
+    const auto read = ReadValueItem(*archive);
+    ASSERT_TRUE(IsOk(read));
+    EXPECT_EQ(*read, value);
+    (*archive)[archive->find(kValueRecord) + kValueRecord.size()] ^= 0x7F;
+    EXPECT_TRUE(FailsWith(ReadValueItem(*archive), StatusCode::kDataLoss, {}));
+  }
+}
+
+TEST(ValueArchive, ALargeObjectIsItsPlainValueAlone) {
+  const Value text = Value::Str(std::string(kMaxValueRecordBytes, 'x'));
+  const Value named = Make(Kind::kNamed, std::string("m:V"), {Value::Str("str"), text});
+  EXPECT_EQ(*EncodeValueArchive(named), *EncodeValueArchive(text));
 }
 
 TEST(ValueArchive, WhatNeedsAPickleOfItsOwnIsRefused) {
