@@ -66,6 +66,10 @@ struct SourceTensor {
 struct SourceObject {
   std::string fqn;
   std::string encoded;
+  /// Not empty for a tensor that is made of others, in Format::kDcp alone: the names of those, each
+  /// of which this rank holds whole and row-major. `encoded` is then its pickle, as torch.save
+  /// writes it, and the N-th of them its storage "N". Both lie in one archive.
+  std::vector<std::string> storages{};
 };
 
 /// A file that is saved with a checkpoint as it is: a `config.json`, a tokenizer.

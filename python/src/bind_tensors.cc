@@ -202,10 +202,11 @@ void BindTensors(nb::module_& parent) {
       .def("note_copied", &NoteCopied<State>, nb::arg("problem"))
       .def(
           "add_object",
-          [](State& state, std::string fqn, const nb::bytes& encoded) {
-            state.objects.push_back({std::move(fqn), BytesOf(encoded)});
+          [](State& state, std::string fqn, const nb::bytes& encoded,
+             std::vector<std::string> storages) {
+            state.objects.push_back({std::move(fqn), BytesOf(encoded), std::move(storages)});
           },
-          nb::arg("fqn"), nb::arg("encoded"))
+          nb::arg("fqn"), nb::arg("encoded"), nb::arg("storages") = std::vector<std::string>())
       .def(
           "add_file",
           [](State& state, std::string name, const nb::bytes& content) {

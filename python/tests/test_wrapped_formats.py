@@ -97,22 +97,6 @@ def test_a_pickled_one_of_another_dtype_or_shape_does_not_fit(tmp_path: Path) ->
         assert not other.a.any()
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_save_for_torch_keeps_them(kind: str, tmp_path: Path) -> None:
-    path = tmp_path / "c"
-    varve.torch.save({"m": {"w": KINDS[kind](3)}}, path, format="dcp")
-    assert varve.torch.verify(path) == []
-    assert same(varve.torch.read(path)["m"]["w"], KINDS[kind](3))
-    state = {"m": {"w": KINDS[kind](0)}}
-    varve.torch.load(state, path)
-    assert same(state["m"]["w"], KINDS[kind](3))
-    names = KINDS[kind](0).__tensor_flatten__()[0]
-    parts = {f"m.w.{n}": torch.zeros_like(getattr(KINDS[kind](0), n)) for n in names}
-    stock.load(parts, checkpoint_id=str(path))
-    pairs = zip(parts.values(), inner(KINDS[kind](3)), strict=True)
-    assert all(torch.equal(a, b) for a, b in pairs)
-
-
 def test_a_folder_of_hugging_faces_has_torchaos_names(tmp_path: Path) -> None:
     path = tmp_path / "c"
     varve.torch.save({"layer.weight": two(3), "bias": torch.ones(2)}, path, format="hf")

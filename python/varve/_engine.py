@@ -219,6 +219,11 @@ def gather(
             arrays.add_sources(made, fqn, tensor)
         for fqn, value in flat.objects:
             engine.add_object(fqn, _core.encode_value(value, fqn, allow_pickle))
+        if format == "dcp" and arrays.wrapping is not None:
+            for fqn, tensor in flat.outermost:
+                pickled = arrays.wrapping.pickle_of(fqn, tensor)
+                if pickled is not None:
+                    engine.add_object(fqn, *pickled)
     return made
 
 

@@ -82,6 +82,12 @@ class Wrapping(Protocol):
     def text_of(self, fqn: str, tensor: Any, apart: Any) -> bytes:
         """Returns what the structure says of such a tensor, the `text` of a Wrapped."""
 
+    def pickle_of(self, fqn: str, tensor: Any) -> tuple[bytes, list[str]] | None:
+        """Returns a pickle of such a tensor, whose storages are the inner tensors of these names.
+
+        None for one that is not to be stored so.
+        """
+
     def difference(
         self,
         tensor: Any,
@@ -171,6 +177,9 @@ class Flattener:
         self.taken: list[Any] = []
         #: The names of tensors that are made of others.
         self.wrapped: list[str] = []
+        #: Those of them that are not inner tensors themselves, with their names.
+        self.outermost: list[tuple[str, Any]] = []
+        self._wrapping_depth = 0
         self._rank = rank
         self._is_tensor = is_tensor
         self._origin = origin
@@ -196,9 +205,12 @@ class Flattener:
                 if inner is not None:
                     text = self._wrapping.text_of(path, value, inner)
                     self.wrapped.append(path)
-                    return Wrapped(
-                        text, {k: self._visit(v, join(path, k)) for k, v in inner.inner.items()}
-                    )
+                    if self._wrapping_depth == 0:
+                        self.outermost.append((path, value))
+                    self._wrapping_depth += 1
+                    items = {k: self._visit(v, join(path, k)) for k, v in inner.inner.items()}
+                    self._wrapping_depth -= 1
+                    return Wrapped(text, items)
             self._name(path, "tensor")
             self.tensors.append((path, value))
             return LEAVES[self._origin(value)]

@@ -18,7 +18,7 @@ template <class Archive>
 void Fields(Archive& archive, FieldsOf<Archive, PlannedTensor>& item) {
   archive(item.fqn, item.dtype, item.shape, item.box);
   archive.Fixed(item.fingerprint);
-  archive(item.tied_to);
+  archive(item.tied_to, item.part_of);
 }
 
 template <class Archive>
@@ -33,10 +33,11 @@ void Fields(Archive& archive, FieldsOf<Archive, LocalPlan>& plan) {
       [&] {
         return std::all_of(plan.tensors.begin(), plan.tensors.end(),
                            [&](const PlannedTensor& item) {
-                             return !item.tied_to || *item.tied_to < plan.tensors.size();
+                             return (!item.tied_to || *item.tied_to < plan.tensors.size()) &&
+                                    (!item.part_of || *item.part_of < plan.objects.size());
                            });
       },
-      "a tensor is tied to one that the plan does not have");
+      "a tensor is tied to one, or part of a value, that the plan does not have");
 }
 
 template <class Archive>

@@ -28,6 +28,9 @@ struct PlannedTensor {
   std::uint64_t fingerprint = 0;
   /// The item of the same plan whose memory this one is too; nothing for most.
   std::optional<std::uint32_t> tied_to{};
+  /// The object of the same plan in whose archive this tensor is a storage
+  /// (SourceObject::storages). One rank writes both, and the tensor whole.
+  std::optional<std::uint32_t> part_of{};
   friend bool operator==(const PlannedTensor&, const PlannedTensor&) = default;
 };
 

@@ -13,7 +13,8 @@
 //      whole by one of its holders, the one with the fewest bytes so far: fingerprints of samples
 //      have shown that this shard's replicas diverge, and cut among ranks it could be a mix that no
 //      rank ever had. With kFirst the lowest rank writes it. These bytes are the load a rank starts
-//      with.
+//      with. Shards that are parts of one plain value's archive go to one rank with it: to the
+//      holder with the fewest bytes if the same ranks hold the same of all, else to the lowest.
 //   4. Shards with the same set of holders form a group, groups with fewer holders first (their
 //      bytes have fewer places to go). Each group is poured onto its holders like water: the level
 //      is where all of its bytes fit when every holder below the level is filled up to it.
@@ -79,6 +80,31 @@ bool ReplicasDiffer(const Shard& shard, const std::vector<LocalPlan>& plans) {
     known = one != 0 ? one : known;
   }
   return false;
+}
+
+/// A shard that is part of a value's archive.
+struct Part {
+  const Shard* shard = nullptr;
+  bool differs = false;
+};
+
+/// Returns the value that a shard is part of, on the lowest of its ranks.
+const ObjectItem& ValueOf(const Shard& shard, const std::vector<LocalPlan>& plans) {
+  return plans[shard.ranks[0]].objects[*shard.item->part_of];
+}
+
+/// Returns true where the same ranks hold all parts of an archive, and all of them the same.
+bool AreAlike(const std::vector<Part>& parts, const std::vector<LocalPlan>& plans) {
+  return std::all_of(parts.begin(), parts.end(), [&](const Part& part) {
+    const Shard& shard = *part.shard;
+    bool alike = !part.differs && shard.ranks == parts[0].shard->ranks;
+    for (std::size_t i = 0; alike && i < shard.ranks.size(); ++i) {
+      const LocalPlan& plan = plans[shard.ranks[i]];
+      const auto value = plan.tensors[shard.items[i]].part_of;
+      alike = value && plan.objects[*value] == ValueOf(shard, plans);
+    }
+    return alike;
+  });
 }
 
 struct Held {
@@ -212,6 +238,15 @@ class Balancer {
     }
   }
 
+  /// Assigns the parts of an archive; returns which holder of the first writes it.
+  std::size_t AssignArchive(const std::vector<Part>& parts, bool alike) {
+    const std::size_t holder = alike ? Lightest(parts[0].shard->ranks) : 0;
+    for (const Part& part : parts) {
+      Assign(*part.shard, holder, part.shard->item->box);
+    }
+    return holder;
+  }
+
   /// Assigns the values of a shard whose replicas differ; all but the first are variants.
   void AssignValues(const std::vector<Shard>& values) {
     for (std::size_t i = 0; i < values.size(); ++i) {
@@ -305,7 +340,9 @@ struct ObjectValue {
   std::vector<std::uint32_t> ranks;
 };
 
-void AssignObjects(const std::vector<LocalPlan>& plans, Differing differing, SettledPlan* settled) {
+/// `writers` says who writes values that are archives with tensors.
+void AssignObjects(const std::vector<LocalPlan>& plans, Differing differing, const Writers& writers,
+                   SettledPlan* settled) {
   std::map<std::string_view, std::vector<ObjectValue>> values;
   for (std::size_t rank = 0; rank < plans.size(); ++rank) {
     for (std::size_t i = 0; i < plans[rank].objects.size(); ++i) {
@@ -322,7 +359,10 @@ void AssignObjects(const std::vector<LocalPlan>& plans, Differing differing, Set
     }
   }
   for (const auto& [fqn, known] : values) {
-    settled->ranks[known[0].ranks[0]].objects.push_back(known[0].item);
+    const auto writer = writers.find(fqn);
+    const Writer chosen =
+        writer == writers.end() ? Writer{known[0].ranks[0], known[0].item} : writer->second;
+    settled->ranks[chosen.rank].objects.push_back(chosen.item);
     if (known.size() > 1) {
       settled->differing_objects.emplace_back(fqn);
     }
@@ -370,6 +410,7 @@ Result<SettledPlan> Settle(const std::vector<LocalPlan>& plans, Differing keep) 
   Balancer balancer(plans.size());
   std::map<std::vector<std::uint32_t>, std::vector<const Shard*>, FewerHoldersFirst> groups;
   std::vector<const Shard*> diverged;
+  std::map<std::string_view, std::vector<Part>> archives;
   for (const Shard& shard : shards) {
     tensor_names.emplace_hint(tensor_names.end(), shard.item->fqn);  // They ascend.
     const bool differs = ReplicasDiffer(shard, plans);
@@ -378,6 +419,8 @@ Result<SettledPlan> Settle(const std::vector<LocalPlan>& plans, Differing keep) 
     }
     if (differs && keep == Differing::kKeep) {
       diverged.push_back(&shard);
+    } else if (shard.item->part_of) {
+      archives[ValueOf(shard, plans).fqn].push_back({&shard, differs});
     } else if (differs || shard.ranks.size() == 1) {
       balancer.Assign(shard, 0, shard.item->box);
     } else {
@@ -389,6 +432,14 @@ Result<SettledPlan> Settle(const std::vector<LocalPlan>& plans, Differing keep) 
   for (const Shard* shard : diverged) {
     balancer.AssignValues(ValuesOf(*shard, plans));
   }
+  Writers writers;
+  for (const auto& [value, parts] : archives) {
+    const std::size_t holder = balancer.AssignArchive(parts, AreAlike(parts, plans));
+    const Shard& first = *parts[0].shard;
+    const std::uint32_t rank = first.ranks[holder];
+    writers[value] = {rank, *plans[rank].tensors[first.items[holder]].part_of};
+  }
+  FollowTies(plans, aliases, &writers);
   for (auto& [ranks, group] : groups) {
     balancer.Pour(std::move(group));
   }
@@ -403,7 +454,7 @@ Result<SettledPlan> Settle(const std::vector<LocalPlan>& plans, Differing keep) 
   for (std::size_t rank = 0; rank < plans.size(); ++rank) {
     AssignAliases(plans[rank], aliases, &settled.ranks[rank]);
   }
-  AssignObjects(plans, keep, &settled);
+  AssignObjects(plans, keep, writers, &settled);
   for (RankAssignment& assignment : settled.ranks) {
     SortItems(&assignment);
   }

@@ -358,5 +358,57 @@ TEST(Settle, NamesThePathWhereStructuresDisagree) {
   EXPECT_TRUE(FailsWith(Settle({{{}, {}, a}, {{}, {}, b}}), kInvalid, {"state"}));
 }
 
+/// A value "NAME" with two storages, which are the first tensors of the plan.
+LocalPlan WithArchive(const std::string& name) {
+  LocalPlan plan{{Whole(name + ".a", {4096, 64}), Whole(name + ".b", {3})}, {Object(name)}, {}};
+  plan.tensors[0].part_of = 0;
+  plan.tensors[1].part_of = 0;
+  return plan;
+}
+
+TEST(Settle, KeepsAnArchiveAndItsTensorsOnOneRank) {
+  std::vector<LocalPlan> plans(3, WithArchive("w"));
+  for (LocalPlan& plan : plans) {  // Rank 0 has more of its own than the others.
+    plan.tensors.push_back(Whole("x", {4}));
+  }
+  plans[0].tensors.push_back(Whole("own", {64, 1024}));
+  const SettledPlan settled = MustSettle(plans);
+  ExpectEveryElementOnce(plans, settled);
+  ASSERT_EQ(settled.ranks[1].objects, std::vector<std::uint32_t>{0});
+  EXPECT_TRUE(settled.ranks[0].objects.empty());
+  for (const std::uint32_t item : {0U, 1U}) {
+    EXPECT_EQ(std::count(settled.ranks[1].chunks.begin(), settled.ranks[1].chunks.end(),
+                         ChunkAssignment{item, plans[1].tensors[item].box}),
+              1);
+  }
+}
+
+TEST(Settle, TakesAnArchiveFromTheLowestRankWhereRanksDiffer) {
+  std::vector<LocalPlan> plans(2, WithArchive("w"));
+  plans[0].tensors.push_back(Whole("own", {64, 1024}));
+  plans[0].tensors[1].fingerprint = 1;
+  plans[1].tensors[1].fingerprint = 2;
+  const SettledPlan settled = MustSettle(plans);
+  EXPECT_EQ(settled.ranks[0].objects, std::vector<std::uint32_t>{0});
+  EXPECT_EQ(settled.ranks[0].chunks.size(), 3U);
+  EXPECT_TRUE(settled.ranks[1].chunks.empty());
+}
+
+TEST(Settle, WritesATiedArchiveWhereTheOtherIs) {
+  LocalPlan plan = WithArchive("v");
+  const LocalPlan tied = WithArchive("w");
+  plan.objects.push_back(tied.objects[0]);
+  for (const std::uint32_t item : {0U, 1U}) {
+    plan.tensors.push_back(tied.tensors[item]);
+    plan.tensors.back().part_of = 1;
+    plan.tensors.back().tied_to = item;
+  }
+  std::vector<LocalPlan> plans(2, plan);
+  plans[0].tensors.push_back(Whole("own", {64, 1024}));
+  const SettledPlan settled = MustSettle(plans);
+  EXPECT_EQ(settled.ranks[1].objects, (std::vector<std::uint32_t>{0, 1}));
+  EXPECT_EQ(settled.ranks[1].aliases, (std::vector<std::uint32_t>{2, 3}));
+}
+
 }  // namespace
 }  // namespace varve::settle_test

@@ -2,6 +2,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <unordered_map>
 #include <unordered_set>
 
@@ -74,6 +75,23 @@ Aliases SettleTies(std::span<const LocalPlan> plans) {
   std::erase_if(aliases,
                 [names = aliases](const auto& pair) { return names.contains(pair.second); });
   return aliases;
+}
+
+void FollowTies(std::span<const LocalPlan> plans, const Aliases& aliases, Writers* writers) {
+  for (std::size_t rank = 0; rank < plans.size(); ++rank) {
+    const LocalPlan& plan = plans[rank];
+    for (const PlannedTensor& item : plan.tensors) {
+      const auto to = item.tied_to ? plan.tensors[*item.tied_to].part_of : std::nullopt;
+      if (!item.part_of || !to || !aliases.contains(item.fqn)) {
+        continue;
+      }
+      const auto writer = writers->find(plan.objects[*to].fqn);
+      if (writer != writers->end() && writer->second.rank == rank) {
+        writers->emplace(plan.objects[*item.part_of].fqn,
+                         Writer{writer->second.rank, *item.part_of});
+      }
+    }
+  }
 }
 
 void AssignAliases(const LocalPlan& plan, const Aliases& aliases, RankAssignment* assignment) {

@@ -53,7 +53,7 @@ Result<LocalPlan> MakeLocalPlan(const State& state) {
     VARVE_RETURN_IF_ERROR(
         CheckSource(tensor.source, tensor.box).Annotate("tensor \"" + tensor.fqn + "\""));
   }
-  FindTies(state, &plan);
+  VARVE_RETURN_IF_ERROR(FindTies(state, &plan));
   return plan;
 }
 

@@ -5,8 +5,13 @@
 #include <map>
 #include <numeric>
 #include <optional>
+#include <set>
+#include <string>
+#include <string_view>
 #include <tuple>
 #include <utility>
+#include <variant>
+#include <vector>
 
 #include "base/bytes.h"
 #include "catalogue/side_files.h"
@@ -59,40 +64,176 @@ Result<FileWork> DescribeShare(std::string_view layout) {
   return work;
 }
 
+/// Where the items of a share are: for each chunk, and then each value, of the assignment its first
+/// and its last one. A value that is no item has kNone.
+constexpr std::size_t kNone = ~std::size_t{0};
+using Places = std::vector<std::pair<std::size_t, std::size_t>>;
+
+/// Makes the items of a rank's file: chunks, then values. Those whose storages are chunks come with
+/// these between their items, so that the archive is the value's and the elements are the chunks'.
+class ShareItems {
+ public:
+  ShareItems(const State& state, const LocalPlan& plan, const RankAssignment& assignment)
+      : state_(state), plan_(plan), assignment_(assignment) {
+    places_.assign(assignment.chunks.size() + assignment.objects.size(), {kNone, kNone});
+    for (std::size_t i = 0; i < assignment.chunks.size(); ++i) {
+      const PlannedTensor& tensor = plan.tensors[assignment.chunks[i].item];
+      if (tensor.part_of && assignment.chunks[i].box == tensor.box) {
+        whole_[tensor.fqn] = i;
+      }
+    }
+  }
+
+  Status Run() {
+    for (std::size_t i = 0; i < assignment_.objects.size(); ++i) {
+      FindStorages(i);
+    }
+    for (const std::size_t chunk : FileOrder(state_, assignment_)) {
+      if (!storages_.contains(chunk)) {
+        Place(chunk, Add(state_.tensors[assignment_.chunks[chunk].item].fqn, TensorOf(chunk)));
+      }
+    }
+    for (std::size_t i = 0; i < assignment_.objects.size(); ++i) {
+      VARVE_RETURN_IF_ERROR(AddObject(i));
+    }
+    for (const auto& [object, same] : tied_) {
+      places_[assignment_.chunks.size() + object] = places_[assignment_.chunks.size() + same];
+    }
+    return Status::Ok();
+  }
+
+  std::vector<DcpItem> TakeItems() { return std::move(items_); }
+  [[nodiscard]] const Places& places() const { return places_; }
+
+ private:
+  [[nodiscard]] const SourceObject& ObjectAt(std::size_t i) const {
+    return state_.objects[assignment_.objects[i]];
+  }
+
+  [[nodiscard]] DcpTensor TensorOf(std::size_t chunk) const {
+    const SourceTensor& source = state_.tensors[assignment_.chunks[chunk].item];
+    return {source.dtype, source.box, assignment_.chunks[chunk].box, source.source};
+  }
+
+  std::size_t Add(const std::string& fqn, std::variant<DcpTensor, std::string> content) {
+    items_.push_back({fqn, std::move(content)});
+    return items_.size() - 1;
+  }
+
+  void Place(std::size_t entry, std::size_t item) { places_[entry] = {item, item}; }
+
+  /// Finds the chunks that are the storages of a value, if this rank writes them all; or the value
+  /// that it is tied to.
+  void FindStorages(std::size_t object) {
+    std::vector<std::size_t> chunks;
+    for (const std::string& name : ObjectAt(object).storages) {
+      const auto found = whole_.find(name);
+      if (found == whole_.end()) {
+        FindTied(object);
+        return;
+      }
+      chunks.push_back(found->second);
+    }
+    storages_.insert(chunks.begin(), chunks.end());
+    chunks_of_.emplace(object, std::move(chunks));
+  }
+
+  void FindTied(std::size_t object) {
+    for (const std::uint32_t alias : assignment_.aliases) {
+      const PlannedTensor& tensor = plan_.tensors[alias];
+      const auto to = plan_.tensors[*tensor.tied_to].part_of;
+      if (tensor.part_of != assignment_.objects[object] || !to) {
+        continue;
+      }
+      const auto found =
+          std::lower_bound(assignment_.objects.begin(), assignment_.objects.end(), *to);
+      if (found != assignment_.objects.end() && *found == *to) {
+        tied_.emplace_back(object, found - assignment_.objects.begin());
+      }
+      return;
+    }
+  }
+
+  Status AddObject(std::size_t number) {
+    const SourceObject& object = ObjectAt(number);
+    if (object.storages.empty()) {
+      VARVE_ASSIGN_OR_RETURN(const Value value, DecodeValue(object.encoded));
+      auto archive = EncodeValueArchive(value);
+      if (!archive.ok()) {
+        return archive.status().Annotate("\"" + object.fqn + "\"");
+      }
+      Place(assignment_.chunks.size() + number, Add(object.fqn, std::move(*archive)));
+      return Status::Ok();
+    }
+    const auto found = chunks_of_.find(number);
+    if (found != chunks_of_.end()) {
+      AddArchive(number, found->second);
+    }
+    return Status::Ok();
+  }
+
+  void AddArchive(std::size_t number, const std::vector<std::size_t>& chunks) {
+    const SourceObject& object = ObjectAt(number);
+    std::vector<std::uint64_t> bytes;
+    for (const std::size_t chunk : chunks) {
+      const PlannedTensor& tensor = plan_.tensors[assignment_.chunks[chunk].item];
+      bytes.push_back(Volume(tensor.shape) * ItemSize(tensor.dtype));
+    }
+    StorageHeads archive = EncodePickledArchive(object.encoded, bytes);
+    const std::size_t first = items_.size();
+    for (std::size_t i = 0; i < chunks.size(); ++i) {
+      Bytes& head = archive.heads[i];
+      head.resize(head.size() - archive.filler_bytes[i]);
+      const std::size_t at = Add(object.fqn, std::move(head));
+      items_[at].on_page = i == 0 && archive.on_page;
+      items_[at].filler_bytes = archive.filler_bytes[i];
+      DcpTensor tensor = TensorOf(chunks[i]);
+      tensor.bare = true;
+      Place(chunks[i], Add(object.storages[i], std::move(tensor)));
+    }
+    places_[assignment_.chunks.size() + number] = {first, Add(object.fqn, std::move(archive.tail))};
+  }
+
+  const State& state_;
+  const LocalPlan& plan_;
+  const RankAssignment& assignment_;
+  std::vector<DcpItem> items_;
+  Places places_;
+  std::map<std::string_view, std::size_t> whole_;              // Chunks that may be storages.
+  std::set<std::size_t> storages_;                             // Chunks that are.
+  std::map<std::size_t, std::vector<std::size_t>> chunks_of_;  // Of a value.
+  std::vector<std::pair<std::size_t, std::size_t>> tied_;      // A value and the one it is too.
+};
+
+/// Returns from the first to the last of the items at a place; an extent of no bytes for none.
+DcpExtent ExtentOf(const std::pair<std::size_t, std::size_t>& place,
+                   const std::vector<DcpExtent>& items) {
+  if (place.first == kNone) {
+    return {};
+  }
+  DcpExtent extent = items[place.first];
+  extent.length = items[place.second].offset + items[place.second].length - extent.offset;
+  return extent;
+}
+
 /// Prepares the same with data. The file has the chunks and then the values; `layout` lists them in
 /// the order of the assignment.
-Result<FileWork> PrepareShare(const State& state, const RankAssignment& assignment,
-                              std::uint64_t block_bytes) {
+Result<FileWork> PrepareShare(const State& state, const SettledSave& settled) {
   struct Parts {
     std::vector<DcpItem> items;
     std::shared_ptr<const void> layout;
   };
   const auto parts = std::make_shared<Parts>();
-  std::vector<DcpItem>& items = parts->items;
-  items.reserve(assignment.chunks.size() + assignment.objects.size());
-  const std::vector<std::size_t> order = FileOrder(state, assignment);
-  for (const std::size_t number : order) {
-    const ChunkAssignment& chunk = assignment.chunks[number];
-    const SourceTensor& source = state.tensors[chunk.item];
-    items.push_back({source.fqn, DcpTensor{source.dtype, source.box, chunk.box, source.source}});
-  }
-  for (const std::uint32_t number : assignment.objects) {
-    const SourceObject& object = state.objects[number];
-    VARVE_ASSIGN_OR_RETURN(const Value value, DecodeValue(object.encoded));
-    auto archive = EncodeValueArchive(value);
-    if (!archive.ok()) {
-      return archive.status().Annotate("\"" + object.fqn + "\"");
-    }
-    items.push_back({object.fqn, std::move(*archive)});
-  }
-  VARVE_ASSIGN_OR_RETURN(DcpWork laid_out, LayOutDcpItems(items));
+  ShareItems share(state, settled.plan, settled.assignment);
+  VARVE_RETURN_IF_ERROR(share.Run());
+  parts->items = share.TakeItems();
+  VARVE_ASSIGN_OR_RETURN(DcpWork laid_out, LayOutDcpItems(parts->items));
   parts->layout = std::move(laid_out.keep);
   DcpFile file;
   file.size = laid_out.size;
-  file.block_bytes = block_bytes;
-  file.items = laid_out.items;
-  for (std::size_t i = 0; i < order.size(); ++i) {
-    file.items[order[i]] = laid_out.items[i];
+  file.block_bytes = settled.identity.block_bytes;
+  for (const auto& place : share.places()) {
+    file.items.push_back(ExtentOf(place, laid_out.items));
   }
   VARVE_ASSIGN_OR_RETURN(FileWork work, DescribeShare(EncodeDcpFile(file)));
   work.segments = std::move(laid_out.segments);
@@ -168,9 +309,8 @@ Status CheckDcp(const SettledSave& settled) {
 Result<RankFile> LayOutDcpFile(const State* state, const SettledSave& settled) {
   RankFile file;
   file.name = DcpFileName(settled.identity.rank);
-  VARVE_ASSIGN_OR_RETURN(file.work, state == nullptr ? DescribeShare(settled.layout)
-                                                     : PrepareShare(*state, settled.assignment,
-                                                                    settled.identity.block_bytes));
+  VARVE_ASSIGN_OR_RETURN(
+      file.work, state == nullptr ? DescribeShare(settled.layout) : PrepareShare(*state, settled));
   return file;
 }
 
@@ -188,8 +328,11 @@ Status AddRank(std::uint32_t rank, const LocalPlan& plan, const RankAssignment& 
   }
   const auto add = [&](std::uint32_t item, const Box& box, const DcpExtent& place) {
     const PlannedTensor& tensor = plan.tensors[item];
-    index->AddTensor(tensor.fqn, tensor.dtype, tensor.shape)
-        .push_back(DcpChunkOf(number, box, place));
+    Chunk chunk = DcpChunkOf(number, box, place);
+    if (place.payload == 0) {  // Bare, in the archive of a value.
+      chunk.extent.encoding = Encoding::kPlain;
+    }
+    index->AddTensor(tensor.fqn, tensor.dtype, tensor.shape).push_back(std::move(chunk));
   };
   for (std::size_t i = 0; i < chunks; ++i) {
     const ChunkAssignment& chunk = assignment.chunks[i];
@@ -199,7 +342,9 @@ Status AddRank(std::uint32_t rank, const LocalPlan& plan, const RankAssignment& 
     }
   }
   for (std::size_t i = 0; i < assignment.objects.size(); ++i) {
-    index->AddObject(plan.objects[assignment.objects[i]].fqn, number, file.items[chunks + i]);
+    if (file.items[chunks + i].length > 0) {  // None: its storages are entries of their own.
+      index->AddObject(plan.objects[assignment.objects[i]].fqn, number, file.items[chunks + i]);
+    }
   }
   return Status::Ok();
 }

@@ -22,12 +22,15 @@ struct DcpTensor {
   Box box;
   Box part;
   TensorSource source;
+  bool bare = false;  ///< Without an archive: the items around it make one.
 };
 
 /// One item of a `.distcp` file.
 struct DcpItem {
   std::string fqn;                               ///< For messages.
   std::variant<DcpTensor, std::string> content;  ///< A string is an archive of torch.save already.
+  bool on_page = false;                          ///< A string: lies at a multiple of 4096.
+  std::uint64_t filler_bytes = 0;                ///< A string: kTorchFiller that comes behind it.
 };
 
 /// Returns the item of a tensor of these sizes, all of which `source` holds.
@@ -36,7 +39,8 @@ DcpItem WholeDcpTensor(std::string fqn, DType dtype, const Dims& sizes, TensorSo
 struct DcpExtent {
   std::uint64_t offset = 0;
   std::uint64_t length = 0;
-  /// Of a tensor: bytes from `offset` to its elements, row-major and packed. 0 for other items.
+  /// Of a tensor: bytes from `offset` to its elements, row-major and packed. 0 for other items, and
+  /// for tensors that are bare.
   std::uint64_t payload = 0;
 };
 

@@ -9,6 +9,7 @@
 #include "interop/dcp/encode.h"
 #include "interop/dcp/metadata.h"
 #include "interop/dcp/structure.h"
+#include "interop/dcp/wrapped.h"
 
 namespace varve {
 namespace {
@@ -101,6 +102,10 @@ Result<std::string> EncodeDcpIndex(const Metadata& metadata, const Value* struct
   options.structure = structure;
   if (structure != nullptr) {
     options.attributes.emplace_back(kDcpStructure, EncodeValue(*structure));
+  }
+  options.wrapped = FindDcpWrapped(metadata);
+  if (!options.wrapped.empty()) {
+    options.attributes.emplace_back(kDcpWrapped, EncodeDcpWrapped(options.wrapped));
   }
   VARVE_ASSIGN_OR_RETURN(std::string index, EncodeDcpMetadata(metadata, options));
   if (metadata.block_bytes > 0) {

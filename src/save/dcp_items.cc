@@ -52,9 +52,13 @@ class DcpLayout {
       const Status status = AddTensor(*tensor, static_cast<std::uint32_t>(extents_.size()));
       return status.ok() ? status : status.Annotate("tensor \"" + item.fqn + "\"");
     }
-    const std::string& archive = std::get<std::string>(item.content);
-    extents_.push_back({size_, archive.size()});
-    AddLiteral(AsByteSpan(archive));
+    const std::string& text = std::get<std::string>(item.content);
+    if (item.on_page) {
+      AddFiller(kZeros, RoundUp(size_, kTorchItemAlignment) - size_);
+    }
+    extents_.push_back({size_, text.size() + item.filler_bytes});
+    AddLiteral(AsByteSpan(text));
+    AddFiller(kFiller, item.filler_bytes);
     return Status::Ok();
   }
 
@@ -63,6 +67,12 @@ class DcpLayout {
 
  private:
   Status AddTensor(const DcpTensor& tensor, std::uint32_t number) {
+    if (tensor.bare) {
+      VARVE_RETURN_IF_ERROR(CheckSource(tensor.source, tensor.box));
+      const std::uint64_t bytes = Volume(tensor.part.sizes) * ItemSize(tensor.dtype);
+      extents_.push_back({size_, bytes});
+      return AddPayload(tensor, bytes, number);
+    }
     const bool align = IsLarge(tensor);
     // Without the payload's CRC, which is known only when the bytes have passed. DCP never looks at
     // it, and Varve has checksums of the file's blocks.
@@ -76,14 +86,19 @@ class DcpLayout {
     extents_.push_back({size_, archive.size(), archive.head.size()});
     AddText(archive.head.substr(0, archive.head.size() - archive.filler_bytes));
     AddFiller(kFiller, archive.filler_bytes);
-    if (archive.payload_bytes > 0) {
-      FileSegment payload{.bytes = archive.payload_bytes, .owner = number};
+    VARVE_RETURN_IF_ERROR(AddPayload(tensor, archive.payload_bytes, number));
+    AddText(std::move(archive.tail));
+    return Status::Ok();
+  }
+
+  Status AddPayload(const DcpTensor& tensor, std::uint64_t bytes, std::uint32_t number) {
+    if (bytes > 0) {
+      FileSegment payload{.bytes = bytes, .owner = number};
       VARVE_RETURN_IF_ERROR(
           ReadFrom(tensor.source, tensor.dtype, tensor.box, tensor.part, &payload));
       segments_.push_back(std::move(payload));
-      size_ += archive.payload_bytes;
+      size_ += bytes;
     }
-    AddText(std::move(archive.tail));
     return Status::Ok();
   }
 

@@ -3,7 +3,10 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <optional>
+#include <string_view>
 #include <tuple>
+#include <unordered_map>
 #include <utility>
 #include <vector>
 
@@ -20,7 +23,7 @@ void TieOneAddress(const State& state, std::vector<std::uint32_t> items, LocalPl
     const SourceTensor& tensor = state.tensors[item];
     const bool produced = IsProduced(tensor.source);
     return std::make_tuple(
-        produced, DeviceOf(tensor.source),
+        plan->tensors[item].part_of.has_value(), produced, DeviceOf(tensor.source),
         PlaceOf(tensor, AddressOf(tensor.source),
                 produced ? Strides() : MemoryOf(tensor.source, tensor.dtype, tensor.box).strides));
   };
@@ -39,9 +42,7 @@ void TieOneAddress(const State& state, std::vector<std::uint32_t> items, LocalPl
   }
 }
 
-}  // namespace
-
-void FindTies(const State& state, LocalPlan* plan) {
+void TieAddresses(const State& state, LocalPlan* plan) {
   std::vector<std::pair<std::uintptr_t, std::uint32_t>> addresses;
   addresses.reserve(state.tensors.size());
   for (std::size_t i = 0; i < state.tensors.size(); ++i) {
@@ -67,6 +68,70 @@ void FindTies(const State& state, LocalPlan* plan) {
     }
     begin = end;
   }
+}
+
+/// The storages of a value: items of the plan, by their numbers in its archive.
+using Storages = std::vector<std::uint32_t>;
+
+/// Returns true where the storages of one value are tied to those of the other, each to its own.
+bool AreTied(const Storages& from, const Storages& to, const LocalPlan& plan) {
+  return std::equal(from.begin(), from.end(), to.begin(), to.end(),
+                    [&](std::uint32_t a, std::uint32_t b) { return plan.tensors[a].tied_to == b; });
+}
+
+/// Leaves storages tied where all those of two like values are, each to the one of its number.
+void UntieParts(const std::vector<Storages>& storages, LocalPlan* plan) {
+  std::vector<PlannedTensor*> loose;
+  for (PlannedTensor& tensor : plan->tensors) {
+    const auto to = tensor.tied_to ? plan->tensors[*tensor.tied_to].part_of : std::nullopt;
+    if (to && (plan->objects[*tensor.part_of].content != plan->objects[*to].content ||
+               !AreTied(storages[*tensor.part_of], storages[*to], *plan))) {
+      loose.push_back(&tensor);
+    }
+  }
+  for (PlannedTensor* const tensor : loose) {
+    tensor->tied_to.reset();
+  }
+}
+
+}  // namespace
+
+Status FindTies(const State& state, LocalPlan* plan) {
+  std::unordered_map<std::string_view, std::uint32_t> objects;  // Looked up only.
+  for (std::size_t i = 0; i < state.objects.size(); ++i) {
+    for (const std::string& name : state.objects[i].storages) {
+      if (!objects.emplace(name, static_cast<std::uint32_t>(i)).second) {
+        return InvalidArgument("tensor \"" + name + "\" is a part of two values");
+      }
+    }
+  }
+  if (objects.empty()) {
+    TieAddresses(state, plan);
+    return Status::Ok();
+  }
+  std::unordered_map<std::string_view, std::uint32_t> items;  // Looked up only.
+  for (std::size_t i = 0; i < plan->tensors.size(); ++i) {
+    PlannedTensor& tensor = plan->tensors[i];
+    const auto found = objects.find(tensor.fqn);
+    if (found != objects.end() && tensor.box == WholeBox(tensor.shape)) {
+      tensor.part_of = found->second;
+      items.emplace(tensor.fqn, static_cast<std::uint32_t>(i));
+    }
+  }
+  std::vector<Storages> storages(state.objects.size());
+  for (std::size_t i = 0; i < state.objects.size(); ++i) {
+    for (const std::string& name : state.objects[i].storages) {
+      const auto found = items.find(name);
+      if (found == items.end()) {
+        return InvalidArgument("\"" + state.objects[i].fqn + "\": its storage \"" + name +
+                               "\" is no whole tensor of the state");
+      }
+      storages[i].push_back(found->second);
+    }
+  }
+  TieAddresses(state, plan);
+  UntieParts(storages, plan);
+  return Status::Ok();
 }
 
 }  // namespace varve

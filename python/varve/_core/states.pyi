@@ -65,7 +65,7 @@ class State:
     def note_copied(self, problem: str) -> None:
         """Counts a tensor of a device that the caller copies by itself."""
 
-    def add_object(self, fqn: str, encoded: bytes) -> None:
+    def add_object(self, fqn: str, encoded: bytes, storages: Sequence[str] = ...) -> None:
         """Adds a plain value, as encode_value gives it."""
 
     def add_file(self, name: str, content: bytes) -> None: ...

@@ -9,7 +9,7 @@ import torch
 
 from varve import _classes, _core
 from varve._values import Wrapped
-from varve.torch import _by_torch, _wrapped
+from varve.torch import _by_torch, _whole, _wrapped
 from varve.torch._shards import NUMBERS, Share, is_sharded_tensor
 
 _PLAIN = frozenset((torch.Tensor, torch.nn.Parameter))
@@ -67,6 +67,10 @@ class Wrapping:
         if isinstance(tensor, torch.Tensor) and tensor.is_meta:
             self._fresh[id(made)] = made
         return made
+
+    def pickle_of(self, fqn: str, tensor: Any) -> tuple[bytes, list[str]] | None:
+        """Returns a pickle of a tensor made of others, and the names of its storages; see `_whole`."""
+        return _whole.pickled(fqn, tensor)
 
     def put_together(self, fqn: str, text: bytes, inner: dict[str, Any]) -> Any:
         """Returns a tensor made of others, or a dict of these."""

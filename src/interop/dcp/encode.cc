@@ -8,6 +8,7 @@
 #include <optional>
 #include <string_view>
 #include <unordered_map>
+#include <unordered_set>
 #include <utility>
 
 #include "interop/pickle/writer.h"
@@ -86,7 +87,14 @@ constexpr std::string_view kFilesystem = "torch.distributed.checkpoint.filesyste
 class Encoder {
  public:
   Encoder(const Metadata& metadata, const DcpEncodeOptions& options, std::string* out)
-      : in_(metadata), options_(options), out_(out), strings_(&out_) {}
+      : in_(metadata), options_(options), out_(out), strings_(&out_) {
+    for (const DcpWrapped& wrapped : options.wrapped) {
+      values_.insert(wrapped.fqn);
+      for (const DcpInner& inner : wrapped.inner) {
+        hidden_.insert(inner.fqn);
+      }
+    }
+  }
 
   Status Run() {
     New(kMetadata, "Metadata");
@@ -158,6 +166,9 @@ class Encoder {
     out_.Dict();
     Portions items(&out_, &PickleWriter::SetItems);
     for (const TensorMetadata& tensor : in_.tensors) {
+      if (hidden_.contains(tensor.fqn)) {
+        continue;
+      }
       items.Next();
       strings_.Write(tensor.fqn);
       New(kMetadata, "TensorStorageMetadata");
@@ -230,7 +241,9 @@ class Encoder {
     Portions items(&out_, &PickleWriter::SetItems);
     if (options_.structure == nullptr) {
       for (const TensorMetadata& tensor : in_.tensors) {
-        FlatPath(tensor.fqn, &items);
+        if (!hidden_.contains(tensor.fqn)) {
+          FlatPath(tensor.fqn, &items);
+        }
       }
       for (const ObjectMetadata& object : in_.objects) {
         FlatPath(object.fqn, &items);
@@ -272,6 +285,10 @@ class Encoder {
       case ValueKind::kDefaultDict:
       case ValueKind::kNamedDict:
       case ValueKind::kWrapped:
+        if (value.kind == ValueKind::kWrapped && values_.contains(NameOf(*path))) {
+          Path(*path, items);
+          return Status::Ok();
+        }
         for (std::size_t i = 0; i + 1 < value.items.size(); i += 2) {
           const Value& key = value.items[i];
           path->push_back({.key = KeyText(key)});
@@ -291,11 +308,19 @@ class Encoder {
     out_.Tuple();
   }
 
-  void Path(const std::vector<Part>& path, Portions* items) {
+  static std::string NameOf(const std::vector<Part>& path) {
     std::string fqn;
     for (const Part& part : path) {
       fqn += (&part == path.data() ? "" : ".") +
              (part.is_position ? std::to_string(part.position) : part.key);
+    }
+    return fqn;
+  }
+
+  void Path(const std::vector<Part>& path, Portions* items) {
+    const std::string fqn = NameOf(path);
+    if (hidden_.contains(fqn)) {
+      return;
     }
     items->Next();
     strings_.WriteOnce(fqn);
@@ -314,6 +339,9 @@ class Encoder {
     out_.Dict();
     Portions items(&out_, &PickleWriter::SetItems);
     for (const TensorMetadata& tensor : in_.tensors) {
+      if (hidden_.contains(tensor.fqn)) {
+        continue;
+      }
       for (std::size_t i = 0; i < tensor.chunks.size(); ++i) {
         items.Next();
         Key(tensor.fqn);
@@ -373,6 +401,8 @@ class Encoder {
 
   const Metadata& in_;
   const DcpEncodeOptions& options_;
+  std::unordered_set<std::string_view> hidden_;  // Inner tensors. Looked up only, as values_.
+  std::unordered_set<std::string_view> values_;  // What they are the inner tensors of.
   PickleWriter out_;
   Strings strings_;
   std::optional<PickleWriter::Memo> layout_;

@@ -1,6 +1,7 @@
 #include "interop/dcp/index.h"
 
 #include <algorithm>
+#include <set>
 #include <span>
 #include <string>
 #include <utility>
@@ -59,7 +60,7 @@ class Reader {
     VARVE_RETURN_IF_ERROR(ReadStorage(tree_.Get(state, "storage_data")));
     VARVE_RETURN_IF_ERROR(ReadMegatron(tree_.Get(state, "mcore_data")));
     ReadAttributes(state);
-    TakeOwnStructure();
+    VARVE_RETURN_IF_ERROR(TakeOwnStructure());
     if (!index_.structure) {
       VARVE_ASSIGN_OR_RETURN(index_.structure,
                              DcpStructure(tree_, tree_.Get(state, "planner_data"), leaves_));
@@ -201,14 +202,70 @@ class Reader {
     return Status::Ok();
   }
 
-  void TakeOwnStructure() {
-    const auto own = std::find_if(index_.attributes.begin(), index_.attributes.end(),
-                                  [](const auto& pair) { return pair.first == kDcpStructure; });
-    if (own != index_.attributes.end()) {
-      index_.structure = DcpOwnStructure(own->second, leaves_);
-      index_.has_own_structure = index_.structure.has_value();
-      index_.attributes.erase(own);
+  /// Takes an attribute out of the list.
+  std::optional<std::string> TakeAttribute(std::string_view name) {
+    const auto found = std::find_if(index_.attributes.begin(), index_.attributes.end(),
+                                    [&](const auto& pair) { return pair.first == name; });
+    if (found == index_.attributes.end()) {
+      return std::nullopt;
     }
+    std::string value = std::move(found->second);
+    index_.attributes.erase(found);
+    return value;
+  }
+
+  /// Takes Varve's own structure. What it says of tensors that are made of others counts where the
+  /// structure has their inner tensors.
+  Status TakeOwnStructure() {
+    const std::optional<std::string> own = TakeAttribute(kDcpStructure);
+    const std::optional<std::string> encoded = TakeAttribute(kDcpWrapped);
+    if (!own) {
+      return Status::Ok();
+    }
+    std::vector<DcpWrapped> wrapped;
+    if (encoded) {
+      auto decoded = DecodeDcpWrapped(*encoded);
+      if (!decoded.ok()) {
+        return decoded.status().Annotate(std::string(kDcpWrapped));
+      }
+      wrapped = *std::move(decoded);
+    }
+    index_.structure = DcpOwnStructure(*own, LeavesWith(wrapped));
+    index_.has_own_structure = index_.structure.has_value();
+    if (index_.has_own_structure) {
+      TakeWrapped(std::move(wrapped));
+    }
+    return Status::Ok();
+  }
+
+  /// Returns the entries, with inner tensors in the place of what they are the inner tensors of.
+  [[nodiscard]] std::vector<DcpLeaf> LeavesWith(const std::vector<DcpWrapped>& wrapped) const {
+    std::set<std::string_view> made;
+    for (const DcpWrapped& each : wrapped) {
+      made.insert(each.fqn);
+    }
+    std::vector<DcpLeaf> leaves;
+    for (const DcpLeaf& leaf : leaves_) {
+      if (leaf.is_tensor || !made.contains(leaf.fqn)) {
+        leaves.push_back(leaf);
+      }
+    }
+    for (const DcpWrapped& each : wrapped) {
+      for (const DcpInner& inner : each.inner) {
+        leaves.push_back({inner.fqn, true});
+      }
+    }
+    return leaves;
+  }
+
+  void TakeWrapped(std::vector<DcpWrapped> wrapped) {
+    std::set<std::uint32_t> names;
+    for (DcpWrapped& each : wrapped) {
+      const std::uint32_t name = records_.names.Number(each.fqn);
+      names.insert(name);
+      index_.wrapped.emplace_back(name, std::move(each.inner));
+    }
+    std::erase_if(index_.objects, [&](std::uint32_t name) { return names.contains(name); });
   }
 
   void ReadAttributes(PickleRef state) {

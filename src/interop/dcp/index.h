@@ -10,6 +10,7 @@
 
 #include "interop/dcp/metadata.h"
 #include "interop/dcp/records.h"
+#include "interop/dcp/wrapped.h"
 #include "varve/status.h"
 #include "varve/value.h"
 
@@ -35,6 +36,9 @@ struct DcpIndex {
   std::optional<Value> structure;
   /// Tensors, by name, that Megatron-Core has stored as flattened blocks, and their own shapes.
   std::vector<std::pair<std::uint32_t, PackedDims>> in_blocks;
+  /// Values that are tensors made of others, where Varve says so in an attribute: their names and
+  /// inner tensors. They are no objects.
+  std::vector<std::pair<std::uint32_t, std::vector<DcpInner>>> wrapped;
   bool has_own_structure = false;  ///< `structure` is Varve's own, which has the types of keys.
   DcpAttributeList attributes;
 };

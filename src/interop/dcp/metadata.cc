@@ -66,6 +66,9 @@ class Assembler {
       }
     }
     MarkPlainTensors();
+    for (const auto& [name, inner] : index_.wrapped) {
+      VARVE_RETURN_IF_ERROR(AddInner(name, inner));
+    }
     for (const std::uint32_t name : index_.objects) {
       out_.metadata.objects.push_back({std::string(records_.names.at(name)), {}});
       VARVE_RETURN_IF_ERROR(AddObject(name, &out_.metadata.objects.back()));
@@ -214,6 +217,30 @@ class Assembler {
         chunk.extent.encoding = stored > 0 ? Encoding::kPlain : chunk.extent.encoding;
       }
     }
+  }
+
+  /// Adds the tensors that lie in the item of the value `name`.
+  Status AddInner(std::uint32_t name, const std::vector<DcpInner>& inner) {
+    ObjectMetadata value{std::string(records_.names.at(name)), {}};
+    VARVE_RETURN_IF_ERROR(AddObject(name, &value));
+    for (const DcpInner& tensor : inner) {
+      const Box whole = WholeBox(tensor.shape);
+      const Status status = CheckBox(tensor.shape, whole, ItemSize(tensor.dtype));
+      const std::uint64_t bytes = status.ok() ? Volume(tensor.shape) * ItemSize(tensor.dtype) : 0;
+      const std::uint64_t length = value.extent.end - value.extent.begin;
+      if (!status.ok() || tensor.begin > length || bytes > length - tensor.begin ||
+          value.extent.encoding != Encoding::kTorchItem) {
+        return DataLoss("tensor " + ShownText(tensor.fqn) + " does not lie in the item of " +
+                        ShownText(value.fqn));
+      }
+      const std::uint64_t begin = value.extent.begin + tensor.begin;
+      out_.metadata.tensors.push_back(
+          {tensor.fqn,
+           tensor.dtype,
+           tensor.shape,
+           {{whole, {value.extent.file, begin, begin + bytes, Encoding::kPlain}}}});
+    }
+    return Status::Ok();
   }
 
   Status AddObject(std::uint32_t name, ObjectMetadata* made) {

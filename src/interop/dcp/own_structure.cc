@@ -31,12 +31,12 @@ class LeafCheck {
  public:
   explicit LeafCheck(const std::vector<DcpLeaf>& leaves) {
     for (const DcpLeaf& leaf : leaves) {
-      left_.emplace(leaf.fqn, leaf.is_tensor);
+      is_good_ = left_.emplace(leaf.fqn, leaf.is_tensor).second && is_good_;
     }
   }
 
   bool Run(const Value& root) {
-    is_good_ = IsMapping(root.kind);
+    is_good_ = is_good_ && IsMapping(root.kind);
     std::string path;
     Visit(root, 0, &path);
     return is_good_ && left_.empty();

@@ -133,4 +133,21 @@ Result<TensorArchive> EncodeTensorArchive(DType dtype, const Dims& sizes,
   return archive;
 }
 
+StorageHeads EncodePickledArchive(std::string_view pickle,
+                                  std::span<const std::uint64_t> storage_bytes) {
+  StorageHeads archive;
+  archive.heads.resize(storage_bytes.size());
+  ZipWriter zip;
+  AddTorchRecords(pickle, &zip, &archive.heads.front());
+  for (std::size_t i = 0; i < storage_bytes.size(); ++i) {
+    const bool align = storage_bytes[i] >= kTorchItemAlignment;
+    archive.on_page = archive.on_page || align;
+    archive.filler_bytes.push_back(AddTorchStorage(
+        std::to_string(i), storage_bytes[i], 0,
+        align ? kTorchItemAlignment : kTorchStorageAlignment, &zip, &archive.heads[i]));
+  }
+  zip.Finish(&archive.tail);
+  return archive;
+}
+
 }  // namespace varve

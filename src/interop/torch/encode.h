@@ -44,12 +44,28 @@ Result<TensorArchive> EncodeTensorArchive(DType dtype, const Dims& sizes,
                                           std::optional<std::uint32_t> payload_crc32, bool align);
 
 /// Returns an archive that holds one plain value. Any reader gets from it what torch.save of the
-/// value would give, with the same Python types. Pickle protocol 2. A kPickle or kTorchSave inside
-/// is refused; a kTorchSave as the whole value gives its archive back unchanged. Errors:
-/// Unimplemented for what cannot be in such an archive; InvalidArgument for a value that Python
-/// could not have (a date in month 13, text that is not UTF-8), one deeper than 256 levels, and
-/// text or bytes of 4 GiB and more.
+/// value would give, with the same Python types; for a value of a class the plain one that stands
+/// for it, and ReadValueItem the value itself if it is not large. Pickle protocol 2. A kPickle or
+/// kTorchSave inside is refused; a kTorchSave as the whole value gives its archive back unchanged.
+/// Errors: Unimplemented for what cannot be in such an archive; InvalidArgument for a value that
+/// Python could not have (a date in month 13, text that is not UTF-8), one deeper than 256 levels,
+/// and text or bytes of 4 GiB and more.
 Result<Bytes> EncodeValueArchive(const Value& value);
+
+/// The bytes around the storages of an archive: one head before each.
+struct StorageHeads {
+  std::vector<Bytes> heads;
+  /// Of each head: how many of its last bytes are kTorchFiller.
+  std::vector<std::uint64_t> filler_bytes;
+  Bytes tail;            ///< Behind the last storage.
+  bool on_page = false;  ///< Wants to lie at a multiple of kTorchItemAlignment.
+};
+
+/// Encodes the archive of a `pickle` that another software has made, which names its storages "0",
+/// "1", .... Requires: there is one. A storage of a page and more begins at a multiple of
+/// kTorchItemAlignment in the archive. No storage has a checksum.
+StorageHeads EncodePickledArchive(std::string_view pickle,
+                                  std::span<const std::uint64_t> storage_bytes);
 
 /// A tensor that an archive of a whole state holds.
 struct StateTensor {

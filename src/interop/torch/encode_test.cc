@@ -184,5 +184,31 @@ TEST(TensorArchive, SizesThatOverflowAreRefused) {
   }
 }
 
+TEST(PickledArchive, HasEachStorageBehindItsHead) {
+  const std::vector<std::string> storages{std::string(kTorchItemAlignment, 'x'), "", "abc"};
+  const StorageHeads archive =
+      EncodePickledArchive("the pickle", std::vector<std::uint64_t>{kTorchItemAlignment, 0, 3});
+  EXPECT_TRUE(archive.on_page);
+  std::string file;
+  for (std::size_t i = 0; i < storages.size(); ++i) {
+    EXPECT_TRUE(archive.heads[i].ends_with(std::string(archive.filler_bytes[i], kTorchFiller)));
+    file += archive.heads[i] + storages[i];
+  }
+  file += archive.tail;
+  const auto records = ReadZipDirectory(file.size(), Watched(file));
+  ASSERT_TRUE(IsOk(records));
+  ASSERT_EQ(records->size(), 6U);
+  EXPECT_EQ((*records)[0].name, "archive/data.pkl");
+  for (std::size_t i = 0; i < storages.size(); ++i) {
+    const ZipRecord& record = (*records)[3 + i];
+    EXPECT_EQ(record.name, "archive/data/" + std::to_string(i));
+    EXPECT_EQ(record.crc32, 0U);
+    const auto begin = FindRecordContent(record, file.size(), Watched(file));
+    ASSERT_TRUE(IsOk(begin));
+    EXPECT_EQ(file.substr(*begin, record.size), storages[i]);
+    EXPECT_EQ(*begin % (i == 0 ? kTorchItemAlignment : 64), 0U);
+  }
+}
+
 }  // namespace
 }  // namespace varve::encode_test
