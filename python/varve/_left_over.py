@@ -20,7 +20,14 @@ def warn_of_nothing(
     chosen: bool,
     hint_of: Callable[[], str | None],
 ) -> None:
-    """Warns when a load has loaded nothing on this rank that wanted something, or on any rank."""
+    """Warns when a load has loaded nothing on this rank that wanted something, or on any rank.
+
+    And of tensors that it has left out since they are of another class, with what to do.
+    """
+    if report.loaded and match.remedies:
+        text = "; ".join(match.remedies)
+        count = len(match.mismatched)
+        warn(f"load {reader.directory}: {count} entries do not fit: {text}", UserWarning)
     lacking = len(match.missing) + len(match.mismatched)
     stored = report.unexpected or chosen
     fits = not report.missing and not report.mismatched

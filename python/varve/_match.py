@@ -11,8 +11,9 @@ import math
 from collections.abc import Callable, Container, Iterator, Mapping
 from typing import Any
 
-from varve._match_objects import STEP, item_setter, match_object, shown_kind, unlike_shown
+from varve._match_objects import STEP, attribute_setter, item_setter, match_object
 from varve._objects import Objects, Source
+from varve._remedies import for_plain, for_wrapped, shown_kind, unlike_shown
 from varve._select import NameTree, prune
 from varve._tree import (
     MAPPINGS,
@@ -83,6 +84,8 @@ class Match:
         self.mismatched: list[str] = []
         self.known: list[str] = []
         self.notes: list[str] = []
+        #: What to do where classes of tensors do not fit; a dict, to say each once.
+        self.remedies: dict[str, None] = {}
         #: Whole names by which the destination picks entries out of containers that it does not have.
         self.picked: list[str] = []
         self.assigned: list[tuple[str, Any, Setter]] = []
@@ -91,6 +94,8 @@ class Match:
         self._by_name = by_name
         self._arrays = arrays
         self._wrapping: Any = arrays.wrapping
+        #: What takes the place of hollow tensors that are made of others, by their memory.
+        self._made: dict[Any, Any] = {}
         self._cast = cast
         self._pickled: Any = pickled
         self._unwrapped = unwrapped
@@ -155,11 +160,12 @@ class Match:
             else:
                 plain = "a plain tensor" if type(stored) is Wrapped else "a tensor"
                 self.mismatched.append(f"{path} (stored {shown_kind(stored)}, wanted {plain})")
+                self.remedies.update(for_plain(stored))
                 self.known.extend(fqn for fqn, _ in leaves(stored, path))
         elif is_stateful(value):
             self._stateful(value, stored, path)
         elif type(value) is PerRank:
-            self._visit(value.value, stored, path, _attribute_setter(value))
+            self._visit(value.value, stored, path, attribute_setter(value))
         elif isinstance(stored, Mapping) and isinstance(value, Mapping) and value:
             self._mapping(value, stored, path)
         elif isinstance(stored, list) and isinstance(value, list):
@@ -193,6 +199,7 @@ class Match:
         if unlike:
             shown = unlike_shown(unlike, apart.name)
             self.mismatched.append(f"{path} (stored {shown})")
+            self.remedies.update(for_wrapped(apart.name, stored, self._cast))
             self.known.extend(fqn for fqn, _ in leaves(stored, path))
             return
         if not apart.in_place and type(stored) is Wrapped:
@@ -200,7 +207,10 @@ class Match:
             self.fills.append(lambda: replace(self._wrapping.adopt(value, box[0])))
             return
         if self._hollow(value):
-            made = self._wrapping.with_memory(value, apart)
+            place = self._arrays.memory(value)  # Tied tensors stay tied.
+            made = self._made.get(place) if place is not None else None
+            if made is None:
+                made = self._made[place] = self._wrapping.with_memory(value, apart)
             apart = self._wrapping.take_apart(path, made)
             self.fills.append(lambda: replace(made))
         for name, inner in apart.inner.items():
@@ -275,7 +285,7 @@ class Match:
             self.known.extend(fqn for fqn, _ in leaves(stored[key], name))
             return
         holder: PerRank[Any] = PerRank(None)
-        self._replace(None, stored[key], name, _attribute_setter(holder))
+        self._replace(None, stored[key], name, attribute_setter(holder))
         self.fills.append(lambda: mapping.__setitem__(own, holder))
 
     def _has_large(self, stored: Any, path: str) -> bool:
@@ -487,10 +497,3 @@ def _beginnings(key: str) -> Iterator[str]:
     while end >= 0:
         yield key[:end]
         end = key.find(".", end + 1)
-
-
-def _attribute_setter(holder: PerRank[Any]) -> Setter:
-    def set_value(value: Any) -> None:
-        holder.value = value
-
-    return set_value

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from varve._objects import Entry, Planned
 from varve._tree import join, leaves
-from varve._values import ObjectLeaf, TensorLeaf, Wrapped
+from varve._values import TensorLeaf
 
 if TYPE_CHECKING:
     from varve._match import Match
@@ -19,15 +18,19 @@ Setter = Callable[[Any], None]
 #: State of a parameter that is never divided as the parameter is.
 STEP = ".step"
 
-#: Between the module and the class, in the names of stored classes.
-_COLON = re.compile(r"(?<=\w):(?=[A-Za-z_])")
-
 
 def item_setter(container: Any, key: Any) -> Setter:
     def set_item(value: Any) -> None:
         container[key] = value
 
     return set_item
+
+
+def attribute_setter(holder: Any) -> Setter:
+    def set_value(value: Any) -> None:
+        holder.value = value
+
+    return set_value
 
 
 def match_object(
@@ -96,7 +99,7 @@ def _has_other_shape(match: Match, item: Any, stored: Any, path: str) -> bool:
 def _optimizer(match: Match, planned: Planned, state: Any, stored: Any, path: str | None) -> None:
     """Matches the state of each parameter with its own, and gives back what is stored, under its keys."""
     match.missing += [name for name in planned.halves if match._wants(name)]
-    match.notes += planned.notes
+    _compare(match, planned, state["state"])
     ids = [group["params"] for group in state["param_groups"]]
     # Where keys choose, the optimizer keeps the rest: under its own ids, which serve the chosen too.
     present = state["state"]
@@ -105,7 +108,13 @@ def _optimizer(match: Match, planned: Planned, state: Any, stored: Any, path: st
     for entry in planned.entries:
         key = entry.key if match._keys is None else entry.present
         there = present.get(entry.present)
-        if there is not None and entry.stored:
+        if entry.unlike:
+            if there is not None:
+                made[key] = there
+        elif entry.make is not None or entry.dropped:
+            match._like = entry.parameter if planned.beside else None
+            made[key] = _make(match, entry, there or {})
+        elif there is not None and entry.stored:
             made[key] = there
             match._like = entry.parameter if planned.beside else None
             if type(there) is dict and type(entry.stored) is dict:
@@ -139,6 +148,37 @@ def _optimizer(match: Match, planned: Planned, state: Any, stored: Any, path: st
                 group["params"] = own
 
     match.fills.append(put)
+
+
+def _compare(match: Match, planned: Planned, present: Any) -> None:
+    """Compares what is stored with what the optimizer makes in its first step."""
+    match.notes += planned.notes
+    if (first := planned.first) is None:
+        return
+    for entry in planned.entries:
+        if match._keys is None or any(
+            match._wants(fqn) for fqn, _ in leaves(entry.stored, entry.name)
+        ):
+            first.plan(entry, present.get(entry.present))
+            match.mismatched += entry.unlike
+            if entry.unlike:
+                match.known.extend(fqn for fqn, _ in leaves(entry.stored, entry.name))
+                match.remedies[first.remedy()] = None
+    match.notes += first.notes()
+
+
+def _make(match: Match, entry: Entry, present: Mapping[Any, Any]) -> dict[Any, Any]:
+    """Returns a state to fill: what is present and stays, and new tensors in the layout of the parameter."""
+    made = {key: item for key, item in present.items() if key not in entry.dropped}
+    new, empty = entry.make() if entry.make is not None else ({}, {})
+    made.update(new)
+    stored = {key: item for key, item in entry.stored.items() if key not in empty}
+    match.known.extend(
+        fqn for key in empty for fqn, _ in leaves(entry.stored[key], join(entry.name, str(key)))
+    )
+    match._mapping(made, stored, entry.name)
+    made.update(empty)
+    return made
 
 
 def _make_states(
@@ -179,25 +219,3 @@ def _options(
             there = stored[at if isinstance(stored, list) else str(at)][key]
             name = join(join(path, str(at)), str(key))
             match._visit(group.get(key), there, name, item_setter(group, key))
-
-
-def shown_kind(value: Any) -> str:
-    """Returns what something stored or wanted is, for a message."""
-    if isinstance(value, TensorLeaf):
-        return "a tensor"
-    if isinstance(value, ObjectLeaf):
-        return "a plain value"
-    if type(value) is Wrapped:
-        return f"a {value.text.partition(bytes(1))[0].decode().replace(':', '.')}"
-    if isinstance(value, Mapping):
-        return "a dict"
-    return "a list" if isinstance(value, list) else f"a {type(value).__name__}"
-
-
-def unlike_shown(unlike: str, wanted: str) -> str:
-    """Returns how a stored tensor differs from a wanted one of a class, for a message.
-
-    A difference of two of one class says itself what is wanted.
-    """
-    unlike += "" if ", wanted " in unlike else f", wanted a {wanted}"
-    return _COLON.sub(".", unlike)

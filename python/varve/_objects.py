@@ -20,6 +20,9 @@ class Source(Protocol):
     def geometry(self, name: str) -> tuple[int, tuple[int, ...]]:
         """Returns dtype number and shape of a tensor."""
 
+    def parts(self, name: str) -> list[tuple[int, ...]] | None:
+        """Returns the shapes of the parts of a tensor that ranks have stored; None where these may be objects."""
+
 
 class Objects(Protocol):
     """What is known of objects that have a state dict. The part of Arrays that a match asks."""
@@ -73,6 +76,9 @@ class Entry:
     """The stored state of one parameter of an optimizer, and its name.
 
     `present` is the parameter's key in the destination's state dict, `key` in the one that is given back.
+    `unlike` says which of its tensors are of another class than the optimizer makes. `dropped` are keys of the present
+    state whose tensors give way to others, as the optimizer makes them in another world. `make` returns tensors that
+    the state needs before it is filled, in the layout of the parameter, and others that need no filling.
     """
 
     key: Any
@@ -80,6 +86,25 @@ class Entry:
     name: str
     stored: Any
     parameter: Any
+    unlike: list[str] = field(default_factory=list)
+    dropped: set[Any] = field(default_factory=set)
+    make: Callable[[], tuple[dict[str, Any], dict[str, Any]]] | None = None
+
+
+class First(Protocol):
+    """What an optimizer makes in its first step, compared with what is stored."""
+
+    def plan(self, entry: Entry, present: Any) -> None:
+        """Sets `unlike` and `make` of an entry; `present` is the state that is there, or None.
+
+        Raises InvalidArgumentError where the layout of the state among ranks is not known.
+        """
+
+    def notes(self) -> list[str]:
+        """Returns what the caller is to know."""
+
+    def remedy(self) -> str:
+        """Returns what to do where entries are `unlike`."""
 
 
 @dataclass
@@ -95,6 +120,7 @@ class Planned:
         notes: What the caller is to know.
         beside: Some parameters are divided among ranks, or elsewhere than tensors are made by default: new
             state goes where they are.
+        first: Knows what the optimizer makes of its parameters.
     """
 
     entries: list[Entry]
@@ -103,3 +129,4 @@ class Planned:
     options: list[dict[Any, int]] | None = None
     notes: list[str] = field(default_factory=list)
     beside: bool = False
+    first: First | None = None

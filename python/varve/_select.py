@@ -174,6 +174,7 @@ class Renamed:
             self._note_parents(name)
         self.unchanged: dict[str, Any] = {}
         self._find_unchanged(structure, None)
+        self._find_moved(structure, None, {old: new for new, old in self.stored.items()})
         self.structure = NameTree(self, "")
 
     def _keep_keys(self, name: str, new: str, keyed: Mapping[str, Mapping[str, Any]]) -> None:
@@ -210,6 +211,22 @@ class Renamed:
         if path is not None:
             self.unchanged[path] = structure
         return sum(counts)
+
+    def _find_moved(self, structure: Any, path: str | None, new_of: Mapping[str, str]) -> None:
+        """Notes tensors that are made of others, and whose inner tensors have gone to another name together."""
+        if isinstance(structure, (TensorLeaf, ObjectLeaf)):
+            return
+        if type(structure) is not Wrapped:
+            items = enumerate(structure) if isinstance(structure, list) else structure.items()
+            for key, item in items:
+                self._find_moved(item, _tree.join(path, str(key)), new_of)
+            return
+        old = [name for name, _ in _tree.leaves(structure, path)]
+        start = len(path or "")
+        moved = {new_of.get(name, "").removesuffix(name[start:]) for name in old}
+        place = moved.pop()
+        if not moved and all(new_of.get(name) == place + name[start:] for name in old):
+            self.unchanged.setdefault(place, structure)
 
 
 def _keyed(structure: Any, path: str) -> Iterator[tuple[str, Mapping[Any, Any]]]:

@@ -103,6 +103,11 @@ class Wrapped(dict[str, Any]):
         super().__init__(inner)
         self.text = text
 
+    @property
+    def kind(self) -> str:
+        """The class, as messages have it."""
+        return self.text.partition(b"\0")[0].decode().replace(":", ".")
+
 
 #: The leaves themselves: they have no state worth more than one object each, and the binding knows
 #: these without a call.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Container, Iterator, Mapping
 from typing import Any
 
@@ -12,6 +13,7 @@ from varve._select import NameTree
 from varve._tree import join, leaves
 from varve._values import TensorLeaf
 from varve.errors import InvalidArgumentError
+from varve.torch._wrapped import COMPRESSED
 
 _Module = torch.nn.Module
 
@@ -148,18 +150,45 @@ def give_back(
 
     `place_of` returns a key that is equal for tensors of one memory.
     """
+    placed = _place_buffers(module, state)
+    if placed:
+        state = copy.copy(state)  # With the attributes that torch gives it.
+        for key in placed:
+            del state[key]
     made = {key: item for key, item in state.items() if id(item) in fresh}
     if not made:
-        module.load_state_dict(state)
+        module.load_state_dict(state, **({"strict": False} if placed else {}))
         return
     tied = _tied_parameters(module)
     if len(made) == len(state):
-        module.load_state_dict(state, assign=True)
+        module.load_state_dict(state, strict=not placed, assign=True)
     else:
         module.load_state_dict(made, strict=False, assign=True)
         rest = {key: item for key, item in state.items() if key not in made}
         module.load_state_dict(rest, strict=False)
     _tie(module, tied, place_of)
+
+
+def _place_buffers(module: torch.nn.Module, state: Mapping[str, Any]) -> list[str]:
+    """Gives a module the buffers that its `load_state_dict` cannot copy; returns their keys.
+
+    Of nested tensors torch compares no shapes, and compressed ones it copies only where as many elements are there.
+    """
+    if type(module).load_state_dict is not _Module.load_state_dict:
+        return []
+    placed: list[str] = []
+    for key, item in state.items():
+        if not isinstance(item, torch.Tensor) or not (item.is_nested or item.layout in COMPRESSED):
+            continue
+        owner, _, leaf = key.rpartition(".")
+        try:
+            buffers = module.get_submodule(owner)._buffers
+        except AttributeError:  # A hook has given it this name.
+            continue
+        if leaf in buffers:
+            buffers[leaf] = item
+            placed.append(key)
+    return placed
 
 
 def _tied_parameters(module: torch.nn.Module) -> list[list[str]]:

@@ -17,9 +17,9 @@ import torch
 
 from varve._objects import Entry, Planned, Source
 from varve._tree import join
-from varve._values import ObjectLeaf, TensorLeaf, Wrapped
+from varve._values import ObjectLeaf, TensorLeaf
 from varve.errors import InvalidArgumentError
-from varve.torch._shards import is_shard
+from varve.torch._first_states import FirstStates
 
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
 
@@ -49,6 +49,7 @@ def plan(
     source: Source,
     chosen: Callable[[], bool],
     default: torch.device,
+    cast: bool = False,
 ) -> Planned | None:
     """Matches an optimizer with what is stored for it; None for one whose state dict has another form.
 
@@ -77,8 +78,8 @@ def plan(
     others = _others(tree, ids, entries)
     if not adapts:
         _refuse_unfit(title, tree, others, ids, entries, present)
-    _refuse_wrapped(title, entries, present)
     planned = Planned(entries, others, _halves(entries, state, source))
+    planned.first = FirstStates(optimizer, title, source, _adapts(optimizer), cast)
     planned.beside = any(
         type(each.parameter) not in _PLAIN or each.parameter.device != default for each in entries
     )
@@ -246,23 +247,6 @@ def _other_groups(title: str, optimizer: torch.optim.Optimizer, ids: _Groups) ->
         "matched by name across groups where both optimizers were made from named_parameters(); else "
         "make the optimizer with the stored groups, load, and divide them afterwards"
     )
-
-
-def _refuse_wrapped(title: str, entries: list[Entry], present: Mapping[Any, Any]) -> None:
-    """Raises for state made of several tensors, of a parameter that is divided and has no state yet.
-
-    How the inner tensors are divided is known from the state that an optimizer makes in its first step.
-    """
-    for entry in entries:
-        if entry.present in present or not is_shard(entry.parameter):
-            continue
-        for key, leaf in entry.stored.items() if isinstance(entry.stored, Mapping) else ():
-            if type(leaf) is Wrapped:
-                raise InvalidArgumentError(
-                    f'{title}: "{entry.name}.{key}" is made of several tensors, and its parameter is divided among '
-                    "the ranks. Nothing was loaded. Let the optimizer take a step before the load: the tensors that are "
-                    "there are filled"
-                )
 
 
 # ---- states that lack something ----

@@ -24,6 +24,7 @@ except ImportError:
 
 __all__ = [
     "NUMBERS",
+    "PLAIN",
     "DTensor",
     "Part",
     "ShardedTensor",
@@ -32,6 +33,7 @@ __all__ = [
     "check_storage",
     "cuda_device",
     "empty_beside",
+    "inner_tensors",
     "is_shard",
     "is_sharded_tensor",
     "is_torch",
@@ -48,6 +50,9 @@ NUMBERS: dict[torch.dtype, int] = {
     for name, number in DTYPE_NUMBERS.items()
     if isinstance(dtype := getattr(torch, name, None), torch.dtype)
 }
+
+#: Classes of tensors that have memory of their own.
+PLAIN = (torch.Tensor, torch.nn.Parameter)
 
 #: The attributes of torch 2.14's CheckpointableTensor protocol.
 _CHECKPOINTABLE = ("global_shape", "global_offsets", "local_offsets", "local_sizes")
@@ -93,6 +98,17 @@ def local_bytes(tensor: Any) -> int:
     if ShardedTensor is not None and isinstance(tensor, ShardedTensor):
         return sum(int(shard.tensor.nbytes) for shard in tensor.local_shards())
     return int(tensor.nbytes) if hasattr(tensor, "nbytes") else memoryview(tensor).nbytes
+
+
+def inner_tensors(tensor: torch.Tensor) -> list[torch.Tensor]:
+    """Returns the inner tensors of this rank's part of a wrapper, none for any other tensor."""
+    local: Any = tensor
+    if DTensor is not None and isinstance(tensor, DTensor):
+        local = tensor._local_tensor
+    if type(local) in PLAIN or not hasattr(type(local), "__tensor_flatten__") or local.is_nested:
+        return []
+    names, _ = local.__tensor_flatten__()
+    return [getattr(local, name) for name in names]
 
 
 def is_torch(value: Any) -> bool:

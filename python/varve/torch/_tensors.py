@@ -26,6 +26,7 @@ from varve.torch._shards import (
     Share,
     check_storage,
     empty_beside,
+    inner_tensors,
     is_shard,
     is_torch,
     overlaps,
@@ -188,6 +189,9 @@ class TorchArrays(NumpyArrays):
         if not is_torch(tensor):
             return super().memory(tensor, fqn)
         _check(fqn, tensor)
+        if isinstance(tensor, torch.Tensor) and (inner := inner_tensors(tensor)):
+            below = tuple(self.memory(each, fqn) for each in inner)
+            return None if None in below else (type(tensor), tuple(tensor.shape), below)
         shape, parts = shards_of(fqn, tensor)
         places = [(tuple(offsets), _place(local)) for offsets, local in parts]
         if not places or any(place is None for _, place in places):
@@ -319,7 +323,8 @@ class TorchArrays(NumpyArrays):
         chosen: Callable[[], bool],
     ) -> Planned | None:
         """Returns what is stored for an optimizer, whose keys are all `chosen` or not; None for other objects."""
-        return _optimizers.plan(value, state, stored, path, source, chosen, _default_device())
+        default = _default_device()
+        return _optimizers.plan(value, state, stored, path, source, chosen, default, self._cast)
 
     def give_back(self, value: Any, state: Any) -> None:
         """Calls `load_state_dict`; a module takes over the fresh tensors, and keeps its others.
@@ -330,7 +335,7 @@ class TorchArrays(NumpyArrays):
             with _optimizers.stored_dtypes(value, _CASTABLE if self._cast else ()):
                 value.load_state_dict(state)
             return
-        _modules.give_back(value, state, self._fresh, _place)
+        _modules.give_back(value, state, self._fresh, self.memory)
 
     def note_filled(self, tensors: Iterable[Any]) -> None:
         """Marks tensors as changed: autograd refuses a backward pass with the old values."""

@@ -25,7 +25,7 @@ from varve.torch import _following, _layout
 from varve.torch._shards import NUMBERS, DTensor, Part, Share, boxes_of, stretches_of
 
 #: What the inner tensors of sparse layouts are called, by the layout.
-_COMPRESSED = {
+COMPRESSED = {
     torch.sparse_csr: ("crow_indices", "col_indices"),
     torch.sparse_csc: ("ccol_indices", "row_indices"),
     torch.sparse_bsr: ("crow_indices", "col_indices"),
@@ -33,7 +33,7 @@ _COMPRESSED = {
 }
 
 
-_LAYOUTS = {str(layout).removeprefix("torch."): layout for layout in _COMPRESSED}
+_LAYOUTS = {str(layout).removeprefix("torch."): layout for layout in COMPRESSED}
 
 
 class Apart:
@@ -142,20 +142,21 @@ def difference(tensor: Any, apart: Apart, stored: Wrapped, cast: bool) -> str:
         cast: Another class with the same inner tensors and attributes will do, also of another dtype.
     """
     name, about = _read_text(stored.text)
+    shown = name.replace(":", ".")
     if name != apart.name and not cast:
-        return f"a {name}, wanted a {apart.name}"
+        return f"a {shown}, wanted a {apart.name.replace(':', '.')}"
     if list(stored) != list(apart.inner):
-        return f"a {name} of {', '.join(stored)}, wanted {', '.join(apart.inner)}"
+        return f"a {shown} of {', '.join(stored)}, wanted {', '.join(apart.inner)}"
     shape = tensor.shape if isinstance(tensor, Share) else _geometry(tensor)[0]
     if tuple(about[1]) != tuple(shape):
-        return f"a {name} of shape {list(about[1])}, wanted {list(shape)}"
+        return f"a {shown} of shape {list(about[1])}, wanted {list(shape)}"
     if name in _MAKERS:  # It is replaced, or has no attribute besides.
         dtype = tensor.local.dtype if isinstance(tensor, Share) else tensor.dtype
-        return "" if cast or about[3] == dtype else f"a {name} of {about[3]}, wanted {dtype}"
+        return "" if cast or about[3] == dtype else f"a {shown} of {about[3]}, wanted {dtype}"
     passed = (torch.device, *((torch.dtype,) if cast else ()))
     unlike = _unlike(about[0], _plain(_attributes(tensor, apart)), passed)
     of_shards = " (of its shards: only the same layout loads it)" if about[4] else ""
-    return f"a {name} with other attributes: {unlike}{of_shards}" if unlike else ""
+    return f"a {shown} with other attributes: {unlike}{of_shards}" if unlike else ""
 
 
 def packed(apart: Apart, stored: Wrapped, shape_of: Callable[[str], tuple[int, ...]]) -> str:
@@ -176,7 +177,7 @@ def packed(apart: Apart, stored: Wrapped, shape_of: Callable[[str], tuple[int, .
     }
     own = [each for each, shape in plain.items() if shape_of(each) != shape]
     return (
-        f"a {name} in shards, of which each has {' and '.join(own)} for itself: only the same layout "
+        f"a {name.replace(':', '.')} in shards, of which each has {' and '.join(own)} for itself: only the same layout "
         "loads it"
         if own
         else ""
@@ -303,7 +304,7 @@ def _sparse(_fqn: str, tensor: Any) -> Apart | None:
         inner = {"indices": tensor._indices(), "values": tensor._values()}
         attributes = {"coalesced": tensor.is_coalesced()}
         return Apart("torch:sparse_coo", attributes, inner, in_place=False)
-    names = _COMPRESSED.get(tensor.layout)
+    names = COMPRESSED.get(tensor.layout)
     if names is None:
         return None
     inner = {name: getattr(tensor, name)() for name in (*names, "values")}
@@ -390,7 +391,7 @@ def _make_coo(attributes: Any, inner: dict[str, Any], shape: Any) -> torch.Tenso
 
 def _make_compressed(attributes: Any, inner: dict[str, Any], shape: Any) -> torch.Tensor:
     layout = _LAYOUTS[attributes["layout"]]
-    rows, columns = _COMPRESSED[layout]
+    rows, columns = COMPRESSED[layout]
     return torch.sparse_compressed_tensor(
         inner[rows],
         inner[columns],
@@ -460,7 +461,7 @@ def _make_bytes(attributes: Any, inner: dict[str, Any], shape: Any) -> torch.Ten
 
 _MAKERS: dict[str, Callable[[Any, dict[str, Any], Any], torch.Tensor]] = {
     "torch:sparse_coo": _make_coo,
-    **{f"torch:{str(layout).removeprefix('torch.')}": _make_compressed for layout in _COMPRESSED},
+    **{f"torch:{str(layout).removeprefix('torch.')}": _make_compressed for layout in COMPRESSED},
     "torch:nested": _make_nested,
     "torch:jagged": _make_jagged,
     "torch:quantized": _make_quantized,

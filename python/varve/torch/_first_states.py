@@ -1,0 +1,238 @@
+"""The tensors that an optimizer makes for a parameter in its first step, where a checkpoint has others.
+
+Whoever wrote the `step` of a class decides what its state is made of. torch's optimizers make what `zeros_like`
+makes of the parameter. torchao's low-bit ones have a method that makes a tensor of their class for a part
+of the parameter: that also gives a sharded state its layout. Of other optimizers nothing is known.
+
+A state that is there tells by itself what its optimizer makes.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+
+from varve._objects import Entry, Source
+from varve._values import TensorLeaf, Wrapped
+from varve.errors import InvalidArgumentError
+from varve.torch import _wrapped
+from varve.torch._shards import NUMBERS, PLAIN, DTensor, is_shard
+
+_PLAIN = "a plain tensor"
+
+
+class FirstStates:
+    """What an optimizer makes of parameters, compared with what is stored for them.
+
+    Args:
+        title: Begins the messages of errors.
+        adapts: The program changes state dicts before the optimizer loads them, and may know what fits.
+        cast: A tensor of another class with the same inner tensors will do.
+    """
+
+    def __init__(
+        self,
+        optimizer: torch.optim.Optimizer,
+        title: str,
+        source: Source,
+        adapts: bool,
+        cast: bool,
+    ) -> None:
+        self._optimizer: Any = optimizer
+        self._title = title
+        self._which = title[title.index("the optimizer") :]
+        self._source = source
+        self._adapts = adapts
+        self._cast = cast
+        self._author = str(getattr(type(optimizer).step, "__module__", "")).split(".")[0]
+        self._low_bit = _low_bit(optimizer) if self._author == "torchao" else ""
+        self._unknown: set[str] = set()
+
+    def plan(self, entry: Entry, present: Any) -> None:
+        """Notes in an entry what of it the optimizer would not have made, and what makes its tensors.
+
+        Raises InvalidArgumentError where the parameter is divided among ranks and the layout of the state is
+        not known.
+        """
+        there = present if isinstance(present, Mapping) else {}
+        wrapped: dict[str, Any] = {}
+        for key, leaf in _tensors(entry.stored):
+            name = f"{entry.name}.{key}"
+            here = _kind(there[key]) if isinstance(there.get(key), torch.Tensor) else ""
+            if type(leaf) is not Wrapped:
+                stored = _PLAIN
+                wanted = "" if here == stored else self._instead_of_plain(entry, key, name, here)
+            elif here == leaf.kind or (self._cast and _casts(there.get(key), leaf)):
+                continue  # The two are compared when it is filled.
+            else:
+                stored = leaf.kind
+                wanted = self._instead_of(stored, entry.parameter, here, name)
+                if not wanted and is_shard(entry.parameter):
+                    wrapped[key] = leaf
+            if wanted and not self._adapts:
+                entry.unlike.append(f"{name} (stored {_a(stored)}, wanted {_a(wanted)})")
+            elif here and here != stored:
+                entry.dropped.add(key)
+        if wrapped and not entry.unlike:
+            entry.make = lambda: self._make(entry, wrapped)
+
+    def notes(self) -> list[str]:
+        """Returns that nothing is known of the optimizer, where what is stored is no plain tensor."""
+        if not self._unknown:
+            return []
+        kind = type(self._optimizer)
+        return [
+            f"{self._which} is a {kind.__module__}.{kind.__qualname__}, and which tensors that makes in its first "
+            f"step is not known: the stored ones ({', '.join(sorted(self._unknown))}) are taken as they are"
+        ]
+
+    def remedy(self) -> str:
+        """Returns what to do where the state of another optimizer is stored."""
+        kind = type(self._optimizer).__name__
+        return (
+            f"{self._which} ({kind}) would go on with the state of another optimizer, which no option "
+            "converts. Load it into one of the class that was saved; or take the state with read(), make its "
+            "tensors as this one has them (a wrapped tensor's dequantize() makes a plain one), and give it to "
+            "load_state_dict; or choose the other entries with keys= and begin with new moments"
+        )
+
+    # ---- what is wanted ----
+
+    def _instead_of(self, stored: str, parameter: Any, here: str, name: str) -> str:
+        """Returns what the optimizer makes where a tensor made of others is stored; "" for the same.
+
+        `here` is the class of the tensor that it has, "" for none.
+        """
+        if self._low_bit:
+            return "" if stored == self._low_bit else self._low_bit
+        wanted = here or self._of_torch(parameter)
+        if wanted:
+            return "" if stored == wanted else wanted
+        if is_shard(parameter):
+            raise InvalidArgumentError(
+                f'{self._title}: "{name}" is a {stored}, and its parameter is divided among the ranks. How a '
+                f"{type(self._optimizer).__name__} divides such a state is not known before its first step. Nothing was "
+                "loaded. Let the optimizer take a step before the load: the tensors that are there are filled; or load "
+                "into what get_state_dict of torch.distributed.checkpoint.state_dict returns, which does so"
+            )
+        self._unknown.add(stored)
+        return ""
+
+    def _instead_of_plain(self, entry: Entry, key: Any, name: str, here: str) -> str:
+        """Returns what the optimizer makes where a plain tensor is stored; "" for a plain one."""
+        parameter = entry.parameter
+        made_plain = not self._low_bit and type(_local(parameter)) in PLAIN
+        if key == "step" or (made_plain and not here):
+            return ""
+        parts = self._source.parts(name)
+        if parts is None or self._source.geometry(name)[1] != tuple(parameter.shape):
+            return ""
+        if not self._low_bit:
+            wanted = here or self._of_torch(parameter) or ""
+            return "" if wanted == _PLAIN else wanted
+        # A low-bit optimizer leaves small parts plain. They may be larger in this world.
+        sizes = {math.prod(each) for each in parts}
+        return self._low_bit if any(self._is_low_bit(size) for size in sizes) else ""
+
+    def _is_low_bit(self, size: int) -> bool:
+        """Returns True where a low-bit optimizer has its own tensors for so many elements."""
+        made = self._optimizer._new_buffer(torch.empty(size, device="meta"), True)
+        return type(made) is not torch.Tensor
+
+    def _of_torch(self, parameter: Any) -> str | None:
+        """Returns what `zeros_like` makes of a parameter; None where the optimizer may make another thing."""
+        local = _local(parameter)
+        if self._author not in ("torch", "torchao"):
+            return None
+        if type(local) in PLAIN:
+            return _PLAIN
+        try:
+            return _kind(torch.zeros_like(local))
+        except Exception:  # Of a class that has no zeros.
+            return None
+
+    # ---- new state in the layout of a parameter ----
+
+    def _make(self, entry: Entry, wrapped: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Returns tensors to fill, and those of which this rank holds nothing."""
+        to_fill: dict[str, Any] = {}
+        empty: dict[str, Any] = {}
+        for key, leaf in wrapped.items():
+            if not self._low_bit:
+                to_fill[key] = torch.zeros_like(entry.parameter)
+            elif _local(entry.parameter).numel() == 0:
+                empty[key] = torch.zeros_like(entry.parameter).detach()
+            else:
+                to_fill[key] = self._low_bit_zeros(entry, key, leaf)
+        return to_fill, empty
+
+    def _low_bit_zeros(self, entry: Entry, key: str, leaf: Wrapped) -> Any:
+        """Returns a state of torchao's, with blocks of the stored size, in the layout of its parameter."""
+        parameter, local = entry.parameter, _local(entry.parameter)
+        name = f"{entry.name}.{key}"
+        whole = all(getattr(each, "dim", 0) == 0 for each in parameter.placements)
+        scales = max(math.prod(self._source.geometry(f"{name}.scale")[1]), 1)
+        block = (parameter.numel() if whole else local.numel()) // scales
+        if block == 0 or local.numel() % block:
+            raise InvalidArgumentError(
+                f'{self._title}: "{name}" has a scale for each {block} elements, and this rank\'s part of the parameter, '
+                f"{list(local.shape)} of {list(parameter.shape)}, is no whole number of these. Nothing was loaded. Load on "
+                "the number of ranks that saved it, or another whose parts are whole blocks; or take the state with "
+                "read(), make it plain with dequantize(), and give it to load_state_dict"
+            )
+        made = self._optimizer._subclass_zeros(local, key == "exp_avg", block)
+        return DTensor.from_local(
+            made,
+            parameter.device_mesh,
+            parameter.placements,
+            run_check=False,
+            shape=parameter.shape,
+            stride=parameter.stride(),
+        ).to(parameter.device)
+
+
+def _tensors(stored: Any) -> Iterator[tuple[Any, Any]]:
+    """The stored tensors of a parameter's state that have keys of their own."""
+    if isinstance(stored, Mapping) and type(stored) is not Wrapped:
+        for key, leaf in stored.items():
+            if isinstance(leaf, (TensorLeaf, Wrapped)):
+                yield key, leaf
+
+
+def _local(tensor: Any) -> Any:
+    return tensor._local_tensor if DTensor is not None and isinstance(tensor, DTensor) else tensor
+
+
+def _kind(tensor: Any) -> str:
+    """Returns the class of a tensor that is made of others, as messages have it."""
+    local = _local(tensor)  # Nearly all are plain.
+    if type(local) in PLAIN and local.dtype in NUMBERS and local.layout is torch.strided:
+        return _PLAIN
+    apart = _wrapped.take_apart("", tensor)
+    return _PLAIN if apart is None else apart.name.replace(":", ".")
+
+
+def _casts(tensor: Any, stored: Wrapped) -> bool:
+    """Returns True where a tensor of another class has the same inner tensors and attributes."""
+    apart = _wrapped.take_apart("", tensor)
+    return apart is not None and not _wrapped.difference(tensor, apart, stored, True)
+
+
+def _a(kind: str) -> str:
+    return kind if kind == _PLAIN else f"a {kind}"
+
+
+def _low_bit(optimizer: Any) -> str:
+    """Returns the class of an optimizer's state, of those of torchao that have one; else ""."""
+    size = getattr(optimizer, "block_size", None)
+    if not isinstance(size, int) or not hasattr(optimizer, "_new_buffer"):
+        return ""
+    try:
+        zeros = optimizer._subclass_zeros(torch.empty(size, device="meta"), True, size)
+    except Exception:  # Another version of torchao.
+        return ""
+    kind = _kind(zeros)
+    return "" if kind == _PLAIN else kind
