@@ -122,7 +122,8 @@ class AsyncSaveHandle {
   /// replaced or cancelled.
   [[nodiscard]] std::shared_future<Result<AsyncSaveReport>> done() const;
   /// Returns whether the ranks have agreed on the save, once AsyncSave has returned. Where they
-  /// have not it has failed in the call, on all of them, as where they gave other options.
+  /// have not it has failed in the call, on all of them, as where they gave other options. Where
+  /// the coordinator's answer is lost on its way, ranks may return different things.
   [[nodiscard]] bool agreed() const;
   /// Returns SaveReport::differing_tensors, which is known as soon as AsyncSave has returned. Empty
   /// on ranks other than the coordinator.

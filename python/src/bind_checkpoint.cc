@@ -60,11 +60,14 @@ class PythonCoordinator final : public Coordinator {
       return UntilTheInterpreterEnds(call);
     } catch (nb::python_error& error) {
       const auto number = [&](const char* name, int none) {
-        const nb::object found = nb::getattr(error.value(), name, nb::none());
-        return nb::isinstance<nb::int_>(found) ? nb::cast<int>(found) : none;
+        int found = none;
+        nb::try_cast(nb::getattr(error.value(), name, nb::none()), found);
+        return found;
       };
+      const bool is_ours =
+          nb::isinstance(error.value(), nb::module_::import_("varve.errors").attr("Error"));
       return Unavailable(nb::cast<std::string>(nb::str(error.value())))
-          .With({.rank = number("rank", -1), .system_error = number("errno", 0)});
+          .With({.rank = is_ours ? number("rank", -1) : -1, .system_error = number("errno", 0)});
     } catch (const std::exception& error) {
       return Unavailable(error.what());
     }

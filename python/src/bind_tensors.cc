@@ -155,8 +155,10 @@ nb::object MatchPlainItems(LoadRequest& request, nb::handle entries,
     if (!name) {
       return false;
     }
-    PyObject* const found =
-        PyDict_GetItemWithError(stored.ptr(), key.ptr());  // Of a str: no error.
+    PyObject* const found = PyDict_GetItemWithError(stored.ptr(), key.ptr());
+    if (found == nullptr && PyErr_Occurred() != nullptr) {
+      throw nb::python_error();
+    }
     if (found == nullptr || Py_TYPE(found) != Py_TYPE(leaf.ptr()) || IsOfOneRank(*name)) {
       return false;
     }

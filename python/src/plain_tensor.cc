@@ -140,7 +140,11 @@ bool IsStored(PyObject* tensor) {
   if (!dtype.is_valid()) {
     throw nb::python_error();
   }
-  return PySet_Contains(g_torch.stored, dtype.ptr()) == 1;
+  const int found = PySet_Contains(g_torch.stored, dtype.ptr());
+  if (found < 0) {
+    throw nb::python_error();
+  }
+  return found == 1;
 }
 
 }  // namespace

@@ -66,7 +66,7 @@ std::vector<FileDescriptor> TakeDescriptors(msghdr* header) {
 
 }  // namespace
 
-std::string AgentVersion() { return std::string(Version()) + "+agent.8"; }
+std::string AgentVersion() { return std::string(Version()) + "+agent.9"; }
 
 Bytes EncodeRefusal(const Status& status) {
   Bytes bytes;

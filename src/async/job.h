@@ -72,7 +72,8 @@ class AsyncJob {
   /// Returns true once other ranks may have received messages about the save: no newer save
   /// replaces it then.
   [[nodiscard]] bool begun();
-  /// Returns true once the ranks have settled who writes what; all of them have, where one has.
+  /// Returns true once this rank knows that the ranks have settled who writes what. The others know
+  /// it too, but for those that the coordinator's answer did not reach.
   [[nodiscard]] bool agreed();
   /// Returns true when the save was given up because a call of the storage does not return.
   [[nodiscard]] bool stuck();

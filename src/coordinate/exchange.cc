@@ -118,8 +118,10 @@ void AddFailures(int rank, const Status& status, std::vector<RankFailure>* failu
 /// for. What that one says tells all.
 bool FailedByAnother(const std::vector<Contribution>& contributions, std::size_t rank) {
   const auto cause_of = [&](std::size_t failed) {
-    const int cause = contributions[failed].status().details().rank;
-    return cause < 0 ? failed : static_cast<std::size_t>(cause);
+    const ErrorDetails& details = contributions[failed].status().details();
+    // What an exchange before this one has put together says more than its first cause.
+    const bool by_one = details.rank >= 0 && details.failures.empty();
+    return by_one ? static_cast<std::size_t>(details.rank) : failed;
   };
   const std::size_t cause = cause_of(rank);
   return cause != rank && cause < contributions.size() && !contributions[cause].ok() &&

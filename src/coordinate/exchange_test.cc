@@ -188,6 +188,20 @@ TEST(Exchange, GivesEveryRankTheErrorOfEachRankThatFailed) {
   }
 }
 
+TEST(Exchange, KeepsWhatAnEarlierExchangeHasPutTogetherBesideItsFirstRanksOwnError) {
+  const World world = MakeInProcessCoordinators(3);
+  const auto results = OnEveryRank(world, [](Coordinator& rank) {
+    ErrorDetails before{.rank = 2};
+    before.failures = {{2, StatusCode::kDataLoss, "torn"}, {1, StatusCode::kDataLoss, "cut"}};
+    const Status mine = rank.rank() == 2 ? DataLoss("another") : DataLoss("both").With(before);
+    return Agree(rank, "reading", mine, LongDeadline());
+  });
+  for (const auto& result : results) {
+    EXPECT_TRUE(FailsWith(*result, StatusCode::kDataLoss, {"both", "another"}));
+    EXPECT_EQ(result->details().failures.size(), 2U);
+  }
+}
+
 TEST(Exchange, NamesTheRankThatFailedAndNoneThatWasNotWaitedForBecauseOfIt) {
   const World world = MakeInProcessCoordinators(4);
   const auto results = OnEveryRank(world, [](Coordinator& rank) {

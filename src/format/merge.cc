@@ -1,8 +1,10 @@
 #include <algorithm>
 #include <cstddef>
 #include <map>
+#include <set>
 #include <string>
 #include <string_view>
+#include <tuple>
 
 #include "format/manifest.h"
 #include "format/variants.h"
@@ -27,7 +29,7 @@ Status CheckAgreement(const DataFileHeader& first, const DataFileHeader& other) 
 /// A value that ranks hold in place of the lowest rank's.
 struct OtherChunk {
   Chunk chunk;
-  std::vector<std::uint32_t> ranks;
+  std::vector<std::uint32_t> ranks;  ///< Ascending.
 };
 struct OtherObject {
   Extent extent;
@@ -84,13 +86,42 @@ Status AddChunk(const CheckedHeader& file, std::uint32_t file_index, const std::
     if (!IsEmpty(stored.box) || Volume(stored.shape) == 0) {
       tensor.chunks.push_back(std::move(chunk));
     }
-  } else if (replica->content != stored.content) {
+  } else if (replica->content != stored.content && !IsEmpty(stored.box)) {
     AddOther(
         file.header.rank, OtherChunk{std::move(chunk), {}},
         [&](const OtherChunk& other) {
           return other.chunk.content == stored.content && other.chunk.box == stored.box;
         },
         &merged->other_chunks[fqn]);
+  }
+  return Status::Ok();
+}
+
+/// Checks what a header of a rank that saved apart cannot have: a box of a tensor twice, and names
+/// of what several ranks hold. Either would count as another rank's value.
+Status CheckApart(const DataFileHeader& header) {
+  std::set<std::tuple<std::string_view, const Dims&, const Dims&>> boxes;
+  for (const StoredChunk& stored : header.chunks) {
+    if (!IsEmpty(stored.box) &&
+        !boxes.emplace(stored.fqn, stored.box.offsets, stored.box.sizes).second) {
+      return DataLoss("tensor \"" + stored.fqn + "\": rank " + std::to_string(header.rank) +
+                      " has " + ToString(stored.box) + " twice");
+    }
+  }
+  const auto check = [&](std::string_view fqn) -> Status {
+    return IsVariantName(fqn)
+               ? DataLoss("rank " + std::to_string(header.rank) + ", which saved apart, has \"" +
+                          std::string(fqn) + "\", a name of what several ranks hold")
+               : Status::Ok();
+  };
+  for (const StoredChunk& stored : header.chunks) {
+    VARVE_RETURN_IF_ERROR(check(stored.fqn));
+  }
+  for (const TensorAlias& alias : header.aliases) {
+    VARVE_RETURN_IF_ERROR(check(alias.fqn));
+  }
+  for (const StoredObject& stored : header.objects) {
+    VARVE_RETURN_IF_ERROR(check(stored.fqn));
   }
   return Status::Ok();
 }
@@ -119,6 +150,9 @@ Status AddObjects(const CheckedHeader& file, std::uint32_t file_index, MergedFil
         merged->objects.try_emplace(stored.fqn, ObjectMetadata{stored.fqn, extent}).second;
     if (!is_new && file.header.coordinated) {
       return DataLoss("object \"" + stored.fqn + "\" is stored by two ranks");
+    }
+    if (file.header.coordinated) {
+      continue;
     }
     const Hash128 first = merged->contents.try_emplace(stored.fqn, stored.content).first->second;
     if (is_new || first == stored.content || first == Hash128() || stored.content == Hash128()) {
@@ -191,6 +225,9 @@ Result<Metadata> MergeHeaders(std::vector<CheckedHeader> headers) {
     metadata.files.push_back({DataFileName(file.header), file.header.rank,
                               file.header_bytes + file.header.data_bytes, file.header_bytes,
                               file.header_crc32c, file.header.block_crc32c});
+    if (!file.header.coordinated) {
+      VARVE_RETURN_IF_ERROR(CheckApart(file.header));
+    }
     VARVE_RETURN_IF_ERROR(AddChunks(file, index, &merged));
     VARVE_RETURN_IF_ERROR(AddObjects(file, index, &merged));
     if (file.header.structure) {

@@ -273,7 +273,11 @@ Metadata ValuesOfRank(const Metadata& metadata, std::uint32_t rank) {
     if (!HasRank(variant.ranks, rank)) {
       continue;
     }
-    const auto at = own.FindTensor(variant.fqn) - own.tensors.data();
+    const TensorMetadata* const found = own.FindTensor(variant.fqn);
+    if (found == nullptr) {
+      continue;  // SeparateVariants refuses such metadata.
+    }
+    const auto at = found - own.tensors.data();
     std::vector<Chunk>& chunks = own.tensors[static_cast<std::size_t>(at)].chunks;
     std::erase_if(chunks, [&](const Chunk& chunk) { return Contains(variant.box, chunk.box); });
     chunks.insert(chunks.end(), variant.chunks.begin(), variant.chunks.end());

@@ -118,6 +118,24 @@ TEST(Variants, AreWhatRanksThatSavedApartHoldInPlaceOfTheLowestRanks) {
   EXPECT_EQ(*decoded, *merged) << "what repair writes";
 }
 
+TEST(Variants, OfARankThatSavedApartAreNotInItsOwnFile) {
+  const auto merged_with = [](const auto& change) {
+    auto files = FilesOfRanksApart();
+    DataFileHeader header = files[1].header;
+    change(&header);
+    files[1] = Checked(header);
+    return MergeHeaders(std::move(files));
+  };
+  const std::string name = "__varve__.ranks.1.w";
+  EXPECT_TRUE(FailsWith(merged_with([&](DataFileHeader* header) { header->chunks[1].fqn = name; }),
+                        StatusCode::kDataLoss, {name, "rank 1"}));
+  EXPECT_TRUE(FailsWith(merged_with([&](DataFileHeader* header) { header->objects[0].fqn = name; }),
+                        StatusCode::kDataLoss, {name, "rank 1"}));
+  EXPECT_TRUE(FailsWith(
+      merged_with([](DataFileHeader* header) { header->chunks.push_back(header->chunks[1]); }),
+      StatusCode::kDataLoss, {"\"w\"", "rank 1 has", "twice"}));
+}
+
 TEST(Variants, AreNotGuessedWhereAFileDoesNotSayWhatItsValuesAre) {
   auto files = FilesOfRanksApart();
   DataFileHeader older = files[1].header;

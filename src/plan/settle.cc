@@ -9,12 +9,12 @@
 //      it. Each other value becomes a variant (format/variants.h) of the ranks that hold it, or is
 //      dropped (Differing::kFirst). Plain values are taken apart alike, by their content.
 //   3. A shard with one holder is written by it. A value of a shard whose replicas differ is
-//   written
-//      whole by one of its holders, the one with the fewest bytes so far: fingerprints of samples
-//      have shown that this shard's replicas diverge, and cut among ranks it could be a mix that no
-//      rank ever had. With kFirst the lowest rank writes it. These bytes are the load a rank starts
-//      with. Shards that are parts of one plain value's archive go to one rank with it: to the
-//      holder with the fewest bytes if the same ranks hold the same of all, else to the lowest.
+//      written whole by one of its holders, the one with the fewest bytes so far: fingerprints of
+//      samples have shown that this shard's replicas diverge, and cut among ranks it could be a mix
+//      that no rank ever had. With kFirst the lowest rank writes it. These bytes are the load a
+//      rank starts with. Shards that are parts of one plain value's archive go to one rank with it:
+//      to the holder with the fewest bytes if the same ranks hold the same of all. Else each goes
+//      to the lowest of its holders; where these are several, there is no archive.
 //   4. Shards with the same set of holders form a group, groups with fewer holders first (their
 //      bytes have fewer places to go). Each group is poured onto its holders like water: the level
 //      is where all of its bytes fit when every holder below the level is filled up to it.

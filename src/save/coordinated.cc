@@ -192,6 +192,7 @@ class CoordinatedSave final : public SaveSession {
       VARVE_RETURN_IF_ERROR(CheckSideFiles(state_->files));
       settled_.side_files = state_->files;
     }
+    VARVE_RETURN_IF_ERROR(CheckPickles(*state_, options_.format));
     VARVE_ASSIGN_OR_RETURN(settled_.plan, MakeLocalPlan(*state_));
     if (format().check_own != nullptr) {
       VARVE_RETURN_IF_ERROR(format().check_own(settled_.plan, coordinator.size()));

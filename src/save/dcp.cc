@@ -138,19 +138,29 @@ class ShareItems {
     chunks_of_.emplace(object, std::move(chunks));
   }
 
+  /// Notes the value that all parts of this one are tied to those of.
   void FindTied(std::size_t object) {
+    std::optional<std::uint32_t> of;
+    std::size_t tied = 0;
     for (const std::uint32_t alias : assignment_.aliases) {
       const PlannedTensor& tensor = plan_.tensors[alias];
-      const auto to = plan_.tensors[*tensor.tied_to].part_of;
-      if (tensor.part_of != assignment_.objects[object] || !to) {
+      if (tensor.part_of != assignment_.objects[object]) {
         continue;
       }
-      const auto found =
-          std::lower_bound(assignment_.objects.begin(), assignment_.objects.end(), *to);
-      if (found != assignment_.objects.end() && *found == *to) {
-        tied_.emplace_back(object, found - assignment_.objects.begin());
+      const auto to = plan_.tensors[*tensor.tied_to].part_of;
+      if (!to || of.value_or(*to) != *to) {
+        return;
       }
+      of = to;
+      ++tied;
+    }
+    if (!of || tied != ObjectAt(object).storages.size()) {
       return;
+    }
+    const auto found =
+        std::lower_bound(assignment_.objects.begin(), assignment_.objects.end(), *of);
+    if (found != assignment_.objects.end() && *found == *of) {
+      tied_.emplace_back(object, found - assignment_.objects.begin());
     }
   }
 

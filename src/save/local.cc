@@ -261,6 +261,7 @@ class RankLocalSave final : public SaveSession {
     } else {
       return InvalidArgument("give save_id, the same on every rank and new for every attempt");
     }
+    VARVE_RETURN_IF_ERROR(CheckPickles(*state_, options_.format));
     VARVE_ASSIGN_OR_RETURN(settled_.plan, MakeLocalPlan(*state_));
     VARVE_RETURN_IF_ERROR(CheckOwnHeaderSize(settled_.plan, 1));
     settled_.assignment = AssignEverything(settled_.plan);

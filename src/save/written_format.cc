@@ -58,6 +58,17 @@ Status WritePatches(Storage& storage, const std::string& directory,
   return Status::Ok();
 }
 
+Status CheckPickles(const State& state, Format format) {
+  for (const SourceObject& object : state.objects) {
+    if (!object.storages.empty() && (format != Format::kDcp || state.structure.empty())) {
+      return InvalidArgument("value \"" + object.fqn +
+                             "\": a pickle with storages is for states with a structure in "
+                             "PyTorch's format alone");
+    }
+  }
+  return Status::Ok();
+}
+
 const WrittenFormat* FindWrittenFormat(Format format) {
   static constexpr std::array kFormats{&kNativeFormat, &kDcpFormat, &kHfaiFormat, &kHfFormat};
   for (const WrittenFormat* const entry : kFormats) {

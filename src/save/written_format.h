@@ -108,6 +108,11 @@ Status WritePatches(Storage& storage, const std::string& directory,
 /// Returns null for a format that no save writes.
 const WrittenFormat* FindWrittenFormat(Format format);
 
+/// Checks that a state holds nothing that the format has no place for: tensors that are made of
+/// others, as pickles (SourceObject::storages), are for DCP's with a structure alone, which tells
+/// that they are none of the checkpoint's own values.
+Status CheckPickles(const State& state, Format format);
+
 /// The entries.
 extern const WrittenFormat kNativeFormat;  // native.cc
 extern const WrittenFormat kDcpFormat;     // dcp.cc

@@ -59,7 +59,11 @@ Status Place(const ForeignFolder& folder, const Metadata& metadata, const Tensor
     return Unimplemented("the chunk " + ToString(chunk.box) + " has parts of several blocks");
   }
   const std::string path = JoinPath(folder.path, metadata.files[chunk.extent.file].name);
-  VARVE_ASSIGN_OR_RETURN(const auto file, folder.storage.OpenForRead(path));
+  auto opened = folder.storage.OpenForRead(path);
+  if (!opened.ok() && opened.status().code() == StatusCode::kNotFound) {
+    return DataLoss(path + ", which the index names, is not there");
+  }
+  VARVE_ASSIGN_OR_RETURN(const auto file, std::move(opened));
   VARVE_ASSIGN_OR_RETURN(const ChunkSource source, ResolveChunk(tensor, chunk, *file));
   const bool in_order = source.strides.empty() || source.strides.back() == 1;
   if (source.unpacked != nullptr || source.conj || source.neg || !in_order) {

@@ -183,11 +183,21 @@ class Reader {
     if (data == kNoPickle || tree_.kind(data) != PickleKind::kDict) {
       return Status::Ok();
     }
+    constexpr std::size_t kMostSaid = 64;  // Of one tensor; each is looked at.
     const std::span<const PickleRef> pairs = tree_.items(data);
+    std::set<std::uint32_t> placed;
     for (std::size_t i = 0; i + 1 < pairs.size(); i += 2) {
       if (tree_.kind(pairs[i]) != PickleKind::kStr ||
           tree_.kind(pairs[i + 1]) != PickleKind::kDict) {
         continue;
+      }
+      const auto name = records_.names.Find(tree_.text(pairs[i]));
+      if (!name) {
+        continue;  // It is no entry.
+      }
+      if (!placed.insert(*name).second || tree_.items(pairs[i + 1]).size() > 2 * kMostSaid) {
+        return DataLoss("mcore_data: " + ShownText(tree_.text(pairs[i])) +
+                        " is there twice, or too much is said of it");
       }
       const PickleRef shape = tree_.Get(pairs[i + 1], "nd_reformulated_orig_global_shape");
       if (shape == kNoPickle) {
@@ -197,7 +207,7 @@ class Reader {
       if (!records_.ReadDims(tree_, shape, &dims)) {
         return DataLoss("mcore_data: malformed shape of " + ShownText(tree_.text(pairs[i])));
       }
-      index_.in_blocks.emplace_back(records_.names.Number(tree_.text(pairs[i])), dims);
+      index_.in_blocks.emplace_back(*name, dims);
     }
     return Status::Ok();
   }

@@ -86,6 +86,7 @@ class Merger {
     for (const auto& [fqn, extent] : objects) {
       out_.metadata.objects.push_back({std::string(fqn), *extent});
     }
+    VARVE_RETURN_IF_ERROR(MergeBlocks());
     VARVE_RETURN_IF_ERROR(MergeAllStructures());
     return std::move(out_);
   }
@@ -95,6 +96,21 @@ class Merger {
     std::uint32_t rank = 0;
     TensorMetadata* tensor = nullptr;
   };
+
+  Status MergeBlocks() {
+    std::map<std::string, Dims> shapes;
+    for (Decoded& decoded : by_rank_) {
+      for (auto& [fqn, shape] : decoded.in_blocks) {
+        const auto [known, is_new] = shapes.try_emplace(fqn, shape);
+        if (!is_new && known->second != shape) {
+          return DataLoss("tensor " + ShownText(fqn) + ": ranks say that it is " +
+                          ToString(known->second) + " and " + ToString(shape));
+        }
+      }
+    }
+    out_.in_blocks.assign(shapes.begin(), shapes.end());
+    return Status::Ok();
+  }
 
   void NameFiles() {
     std::map<std::string, DataFile> files;

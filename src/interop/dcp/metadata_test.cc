@@ -172,6 +172,12 @@ TEST(DcpMetadata, ShapesOfTensorsThatMegatronStoresInBlocksAreRead) {
   const std::vector<std::pair<std::string, Dims>> expected{{"w", {6, 8}}};
   EXPECT_EQ(decoded->in_blocks, expected);
   EXPECT_TRUE(FailsWith(with(p::Str("6x8")), StatusCode::kDataLoss, {"mcore_data", "\"w\""}));
+
+  dcp::Index index;
+  index.Add("w", {24, 24});
+  const std::string said = p::Dict({p::Str("nd_reformulated_orig_global_shape"), p::Tuple({})});
+  index.more = {p::Str("mcore_data"), p::Dict({p::Str("w"), said, p::Str("w"), said})};
+  EXPECT_TRUE(FailsWith(Decode(index), StatusCode::kDataLoss, {"mcore_data", "\"w\"", "twice"}));
 }
 
 TEST(DcpMetadata, TransformsAreKnownOrNamed) {

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <utility>
 
+#include "base/bytes.h"
+#include "base/checksum.h"
 #include "interop/torch/encode_parts.h"
 #include "interop/torch/parts.h"
 #include "interop/torch/values.h"
@@ -68,8 +70,15 @@ Result<std::optional<Value>> ReadValueRecord(std::string_view archive) {
     if (record.name == kValueRecord) {
       VARVE_ASSIGN_OR_RETURN(const std::uint64_t begin,
                              FindRecordContent(record, archive.size(), read));
-      VARVE_ASSIGN_OR_RETURN(Value value, DecodeValue(archive.substr(begin, record.size)));
-      return std::optional<Value>(std::move(value));
+      const std::string_view content = archive.substr(begin, record.size);
+      if (Crc32ZipExtend(0, AsByteSpan(content)) != record.crc32) {
+        return DataLoss("the checksum of its record \"" + record.name + "\" does not match");
+      }
+      Result<Value> value = DecodeValue(content);
+      if (!value.ok()) {
+        return value.status().Annotate("record \"" + record.name + "\"");
+      }
+      return std::optional<Value>(*std::move(value));
     }
   }
   return std::optional<Value>();

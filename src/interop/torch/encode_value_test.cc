@@ -244,7 +244,9 @@ TEST(ValueArchive, AnObjectIsPickledAsItsPlainValueAndReadAsItself) {
     ASSERT_TRUE(IsOk(read));
     EXPECT_EQ(*read, value);
     (*archive)[archive->find(kValueRecord) + kValueRecord.size()] ^= 0x7F;
-    EXPECT_FALSE(ReadValueItem(*archive).ok());  // Damaged: not the plain value in its place.
+    // Damaged: not the plain value in its place.
+    EXPECT_TRUE(FailsWith(ReadValueItem(*archive), StatusCode::kDataLoss,
+                          {std::string(kValueRecord), "checksum"}));
   }
 }
 
