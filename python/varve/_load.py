@@ -175,11 +175,6 @@ class _Plan:
         """Returns dtype number and shape of a tensor, by its name in the destination."""
         return self._geometry(self.stored(name))
 
-    def parts(self, name: str) -> list[tuple[int, ...]] | None:
-        """Returns the shapes of the parts of a tensor that ranks have stored; None where these may be objects."""
-        chunks = None if self.reader.format == "dcp" else self.reader.chunks(self.stored(name))
-        return None if chunks is None else [tuple(chunk.sizes) for chunk in chunks]
-
     def names_to_fill(self) -> list[str]:
         """Returns the names that the checkpoint's entries have in a destination."""
         if self.stored_name is not None:
@@ -192,7 +187,7 @@ class _Plan:
         if match.remedies:  # Names of another optimizer's options would mislead.
             return "\n  ".join(match.remedies)
         kind: Callable[[Any], Any] = len if fit == "overlap" else tuple
-        wanted = {fqn: kind(getattr(tensor, "shape", ())) for fqn, tensor in match.wanted()}
+        wanted = {fqn: kind(_nearest.shape_of(tensor)) for fqn, tensor in match.wanted()}
         tensors = match.tensor_names()
         geometry = self.reader.tensors()
         stored = {

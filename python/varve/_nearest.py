@@ -11,6 +11,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from varve import _core, _tree
 from varve._select import Keys, Rename, renamer
@@ -72,6 +73,11 @@ class _Names:
 
 #: A `rename` as text, its prefixes or replacements, and what it finds: stored names by missing ones.
 _Try = tuple[str, int, dict[str, str]]
+
+
+def shape_of(tensor: Any) -> Any:
+    """Returns a tensor's shape, () where it has none: strided nested ones."""
+    return () if getattr(tensor, "is_nested", False) else getattr(tensor, "shape", ())
 
 
 def hint(

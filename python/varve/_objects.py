@@ -20,9 +20,6 @@ class Source(Protocol):
     def geometry(self, name: str) -> tuple[int, tuple[int, ...]]:
         """Returns dtype number and shape of a tensor."""
 
-    def parts(self, name: str) -> list[tuple[int, ...]] | None:
-        """Returns the shapes of the parts of a tensor that ranks have stored; None where these may be objects."""
-
 
 class Objects(Protocol):
     """What is known of objects that have a state dict. The part of Arrays that a match asks."""

@@ -222,6 +222,8 @@ class Renamed:
                 self._find_moved(item, _tree.join(path, str(key)), new_of)
             return
         old = [name for name, _ in _tree.leaves(structure, path)]
+        if not old:
+            return
         start = len(path or "")
         moved = {new_of.get(name, "").removesuffix(name[start:]) for name in old}
         place = moved.pop()

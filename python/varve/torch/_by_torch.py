@@ -186,7 +186,7 @@ def _made(fqn: str, archive: io.BytesIO) -> Any:
                 f'tensor "{fqn}": only torch can read this entry: it needs {name}, which the program has '
                 "not imported, or which is no tensor"
             )
-        kinds.append(kind)
+        kinds.append((_Members(kind), name) if issubclass(kind, enum.Enum) else kind)
     archive.seek(0)
     with torch.serialization.safe_globals(kinds):
         made = torch.load(archive, map_location="cpu", weights_only=True)
@@ -206,7 +206,7 @@ def _found(name: str) -> type | None:
 def _may_be_made(kind: type) -> bool:
     """Returns True for classes whose making runs no code that a file could turn against the program."""
     if issubclass(kind, enum.Enum):
-        return bool(kind.__members__) and "_missing_" not in vars(kind)
+        return bool(kind.__members__) and not any("_missing_" in vars(each) for each in _own(kind))
     package = kind.__module__.split(".")[0]
     if issubclass(kind, torch.Tensor) and hasattr(kind, "__tensor_flatten__"):
         return package in ("torch", "torchao") or _classes.is_registered(kind)
@@ -215,13 +215,27 @@ def _may_be_made(kind: type) -> bool:
     )
 
 
-def _member(kind: Any, name: Any) -> Any:
+def _own(kind: type) -> list[type]:
+    """Returns an enum and its bases, but for Python's own."""
+    return [each for each in kind.__mro__ if each.__module__ not in ("enum", "builtins")]
+
+
+class _Members:
+    """Stands for an enum, of which an unpickler gets the members alone: it may change no object of the class."""
+
+    def __init__(self, kind: Any) -> None:
+        self.kind = kind
+
+    def __call__(self, value: Any) -> Any:
+        """Returns the member with a value."""
+        return self.kind(value)
+
+
+def _member(of: Any, name: Any) -> Any:
     """Stands for getattr, by which Python 3.11 pickles the members of enums."""
-    if isinstance(kind, type) and issubclass(kind, enum.Enum) and name in kind.__members__:
-        return kind.__members__[name]
-    raise UnsupportedError(
-        f"only torch can read this entry: it needs the attribute {name} of {kind}"
-    )
+    if isinstance(of, _Members) and name in of.kind.__members__:
+        return of.kind.__members__[name]
+    raise UnsupportedError(f"only torch can read this entry: it needs the attribute {name} of {of}")
 
 
 def is_wrapper(tensor: Any) -> bool:

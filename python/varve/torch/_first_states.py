@@ -43,13 +43,14 @@ class FirstStates:
     ) -> None:
         self._optimizer: Any = optimizer
         self._title = title
-        self._which = title[title.index("the optimizer") :]
+        self._which = title[title.rindex("the optimizer") :]
         self._source = source
         self._adapts = adapts
         self._cast = cast
         self._author = str(getattr(type(optimizer).step, "__module__", "")).split(".")[0]
         self._low_bit = _low_bit(optimizer) if self._author == "torchao" else ""
         self._unknown: set[str] = set()
+        self._kept_plain: list[str] = []
 
     def plan(self, entry: Entry, present: Any) -> None:
         """Notes in an entry what of it the optimizer would not have made, and what makes its tensors.
@@ -80,13 +81,20 @@ class FirstStates:
             entry.make = lambda: self._make(entry, wrapped)
 
     def notes(self) -> list[str]:
-        """Returns that nothing is known of the optimizer, where what is stored is no plain tensor."""
-        if not self._unknown:
-            return []
+        """Returns what is taken as it is stored, though the optimizer may not have made it so."""
         kind = type(self._optimizer)
+        notes = []
+        if self._kept_plain:
+            notes.append(
+                f"{self._which} is a {kind.__name__}, and {len(self._kept_plain)} tensors of its state are stored "
+                f'plain, "{self._kept_plain[0]}" for example, where it makes a {self._low_bit}: they stay plain'
+            )
+        if not self._unknown:
+            return notes
         return [
+            *notes,
             f"{self._which} is a {kind.__module__}.{kind.__qualname__}, and which tensors that makes in its first "
-            f"step is not known: the stored ones ({', '.join(sorted(self._unknown))}) are taken as they are"
+            f"step is not known: the stored ones ({', '.join(sorted(self._unknown))}) are taken as they are",
         ]
 
     def remedy(self) -> str:
@@ -108,6 +116,8 @@ class FirstStates:
         """
         if self._low_bit:
             return "" if stored == self._low_bit else self._low_bit
+        if self._author == "torch" and not here and stored == "torch.sparse_coo":
+            return ""  # SGD begins with a copy of the gradient.
         wanted = here or self._of_torch(parameter)
         if wanted:
             return "" if stored == wanted else wanted
@@ -127,15 +137,15 @@ class FirstStates:
         made_plain = not self._low_bit and type(_local(parameter)) in PLAIN
         if key == "step" or (made_plain and not here):
             return ""
-        parts = self._source.parts(name)
-        if parts is None or self._source.geometry(name)[1] != tuple(parameter.shape):
+        if self._source.geometry(name)[1] != tuple(parameter.shape):
             return ""
-        if not self._low_bit:
-            wanted = here or self._of_torch(parameter) or ""
-            return "" if wanted == _PLAIN else wanted
-        # A low-bit optimizer leaves small parts plain. They may be larger in this world.
-        sizes = {math.prod(each) for each in parts}
-        return self._low_bit if any(self._is_low_bit(size) for size in sizes) else ""
+        if self._low_bit:
+            # It leaves small parts plain, and those of the world that saved may have been small.
+            if self._is_low_bit(_local(parameter).numel()):
+                self._kept_plain.append(name)
+            return ""
+        wanted = here or self._of_torch(parameter) or ""
+        return "" if wanted == _PLAIN else wanted
 
     def _is_low_bit(self, size: int) -> bool:
         """Returns True where a low-bit optimizer has its own tensors for so many elements."""

@@ -155,13 +155,28 @@ def give_back(
         state = copy.copy(state)  # With the attributes that torch gives it.
         for key in placed:
             del state[key]
+    try:
+        _load(module, state, fresh, place_of, strict=not placed)
+    except Exception:
+        for buffers, leaf, before in placed.values():
+            buffers[leaf] = before
+        raise
+
+
+def _load(
+    module: torch.nn.Module,
+    state: dict[str, Any],
+    fresh: Container[int],
+    place_of: Callable[[torch.Tensor], Any],
+    strict: bool,
+) -> None:
     made = {key: item for key, item in state.items() if id(item) in fresh}
     if not made:
-        module.load_state_dict(state, **({"strict": False} if placed else {}))
+        module.load_state_dict(state, **({} if strict else {"strict": False}))
         return
     tied = _tied_parameters(module)
     if len(made) == len(state):
-        module.load_state_dict(state, strict=not placed, assign=True)
+        module.load_state_dict(state, strict=strict, assign=True)
     else:
         module.load_state_dict(made, strict=False, assign=True)
         rest = {key: item for key, item in state.items() if key not in made}
@@ -169,14 +184,17 @@ def give_back(
     _tie(module, tied, place_of)
 
 
-def _place_buffers(module: torch.nn.Module, state: Mapping[str, Any]) -> list[str]:
-    """Gives a module the buffers that its `load_state_dict` cannot copy; returns their keys.
+def _place_buffers(
+    module: torch.nn.Module, state: Mapping[str, Any]
+) -> dict[str, tuple[dict[str, Any], str, Any]]:
+    """Gives a module the buffers that its `load_state_dict` cannot copy.
 
     Of nested tensors torch compares no shapes, and compressed ones it copies only where as many elements are there.
+    Returns, by key, where each is, and what was there before.
     """
     if type(module).load_state_dict is not _Module.load_state_dict:
-        return []
-    placed: list[str] = []
+        return {}
+    placed: dict[str, tuple[dict[str, Any], str, Any]] = {}
     for key, item in state.items():
         if not isinstance(item, torch.Tensor) or not (item.is_nested or item.layout in COMPRESSED):
             continue
@@ -185,10 +203,19 @@ def _place_buffers(module: torch.nn.Module, state: Mapping[str, Any]) -> list[st
             buffers = module.get_submodule(owner)._buffers
         except AttributeError:  # A hook has given it this name.
             continue
-        if leaf in buffers:
+        if leaf in buffers and not _copies(buffers[leaf], item):
+            placed[key] = buffers, leaf, buffers[leaf]
             buffers[leaf] = item
-            placed.append(key)
     return placed
+
+
+def _copies(buffer: Any, item: torch.Tensor) -> bool:
+    """Returns True where `copy_` makes a compressed tensor of another: of one shape, with as many elements."""
+    if not isinstance(buffer, torch.Tensor) or buffer.is_nested or item.is_nested or buffer.is_meta:
+        return False
+    return (
+        buffer.layout == item.layout and buffer.shape == item.shape and buffer._nnz() == item._nnz()
+    )
 
 
 def _tied_parameters(module: torch.nn.Module) -> list[list[str]]:

@@ -119,7 +119,9 @@ def checked_first(planner: Any) -> Iterator[None]:
     if planner is None:
         yield
         return
+    begin()
     create = planner.create_global_plan
+    own = vars(planner).get("create_global_plan") if hasattr(planner, "__dict__") else None
 
     def check_and_create(plans: Any) -> Any:
         check_arrived()
@@ -133,8 +135,11 @@ def checked_first(planner: Any) -> Iterator[None]:
     try:
         yield
     finally:
-        with contextlib.suppress(AttributeError):
-            del planner.create_global_plan
+        if own is not None:
+            planner.create_global_plan = own
+        else:
+            with contextlib.suppress(AttributeError):
+                del planner.create_global_plan
 
 
 def until_joined(rank: int, run: Callable[[], _T]) -> _T:
