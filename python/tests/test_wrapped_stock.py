@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import http
+import io
 import subprocess
 import sys
 from collections.abc import Callable
@@ -18,7 +20,7 @@ from torch.testing._internal.two_tensor import TwoTensor
 
 import varve
 import varve.torch
-from varve.torch import _whole
+from varve.torch import _by_torch, _whole
 from varve.torch._wrapped import take_apart
 
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -243,3 +245,24 @@ def test_ranks_share_the_writing_of_replicas(tmp_path: Path) -> None:
     assert varve.torch.verify(path) == []
     read = varve.torch.read(path)["rows"]
     assert read.a[:, 0].tolist() == [0] * 8 + [1] * 8
+
+
+class Changed:
+    """Pickles as a member of an enum that is given another value."""
+
+    def __init__(self, by: Any, *arguments: Any) -> None:
+        self.reduced = by, arguments, {"_value_": 7}
+
+    def __reduce__(self) -> Any:
+        return self.reduced
+
+
+@pytest.mark.parametrize("by", [getattr, http.HTTPStatus], ids=["by name", "by value"])
+def test_a_file_changes_no_member_of_an_enum(by: Any) -> None:
+    arguments = (http.HTTPStatus, "OK") if by is getattr else (200,)
+    archive = io.BytesIO()
+    torch.save(Changed(by, *arguments), archive)
+    archive.seek(0)
+    with pytest.raises(Exception, match=r"BUILD|build|state"):
+        _by_torch._made("w", archive)
+    assert http.HTTPStatus.OK.value == 200
