@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import copy
 from pathlib import Path
 from typing import Any
 
@@ -45,7 +46,7 @@ def check(saved: Any, target: dict[str, Any], path: Path) -> None:
 def test_a_list_of_tensors_fills_whatever_list_or_value_is_there(
     before: Any, tmp_path: Path
 ) -> None:
-    check({"l": [tensor(1), tensor(2)]}, {"l": before}, tmp_path / "c")
+    check({"l": [tensor(1), tensor(2)]}, {"l": copy.deepcopy(before)}, tmp_path / "c")
 
 
 @pytest.mark.parametrize("before", [[], [tensor(0)], [tensor(0), 5, None], [{}], None], ids=repr)
@@ -65,6 +66,7 @@ def test_a_list_of_tensors_fills_whatever_list_or_value_is_there(
 def test_containers_of_other_shapes_end_up_as_they_were_saved(
     saved: Any, before: Any, tmp_path: Path
 ) -> None:
+    before = copy.deepcopy(before)  # One object of the table would be filled by several tests.
     holds_tensor = isinstance(before, list) and bool(before) and torch.is_tensor(before[0])
     fits = isinstance(saved, list) and bool(saved) and torch.is_tensor(saved[0])
     if holds_tensor and not fits:
