@@ -5,8 +5,7 @@
 //      the name and makes the staging directory (commit.cc, steps 0-4); each rank learns its part.
 //   B. Every rank writes and syncs its data file, then contributes its checksums. The coordinator
 //      merges them into the manifest and publishes (commit.cc, steps 6-11); all learn the outcome.
-// Where the ranks join files of what all have written (JoinedFiles), they meet in one more exchange
-// between the writing and the joining.
+// Ranks that join files of what all have written (JoinedFiles) meet once more before the joining.
 // A rank that fails in between contributes its error: all ranks return it, and the staging
 // directory goes. A rank that dies is named by the exchange it does not answer.
 //
