@@ -55,6 +55,7 @@
 #include "publish/commit.h"
 #include "publish/save_id.h"
 #include "save/data_writer.h"
+#include "save/written_format.h"
 
 namespace varve {
 namespace {

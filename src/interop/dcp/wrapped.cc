@@ -72,6 +72,7 @@ std::vector<DcpWrapped> FindDcpWrapped(const Metadata& metadata) {
     }
   }
   std::vector<DcpWrapped> all;
+  all.reserve(found.size());
   for (auto& [fqn, wrapped] : found) {
     all.push_back(std::move(wrapped));
   }
