@@ -123,11 +123,9 @@ class TorchArrays(NumpyArrays):
         def take(
             entries: Any, path: str | None, names: Any, items: Any, taken: list[Any]
         ) -> tuple[Any, Any] | None:
-            other = add(entries, path, names, items, leaf, taken, self._plain_devices)
-            while other is not None and self._may_now_be_plain(other[1]):
-                entries = itertools.chain((other,), entries)
-                other = add(entries, path, names, items, leaf, taken, True)
-            return other
+            return self._run_of_plain(
+                entries, lambda more, devices: add(more, path, names, items, leaf, taken, devices)
+            )
 
         return take
 
@@ -138,13 +136,21 @@ class TorchArrays(NumpyArrays):
         def take(
             entries: Any, path: str | None, stored: Any, taken: list[tuple[str, Any]]
         ) -> tuple[Any, Any] | None:
-            other = add(entries, path, stored, leaf, taken, self._plain_devices)
-            while other is not None and self._may_now_be_plain(other[1]):
-                entries = itertools.chain((other,), entries)
-                other = add(entries, path, stored, leaf, taken, True)
-            return other
+            return self._run_of_plain(
+                entries, lambda more, devices: add(more, path, stored, leaf, taken, devices)
+            )
 
         return take
+
+    def _run_of_plain(
+        self, entries: Any, add: Callable[[Any, bool], tuple[Any, Any] | None]
+    ) -> tuple[Any, Any] | None:
+        """Returns the first entry that `add` does not take; the first tensor on a device is tried again."""
+        other = add(entries, self._plain_devices)
+        while other is not None and self._may_now_be_plain(other[1]):
+            entries = itertools.chain((other,), entries)
+            other = add(entries, True)
+        return other
 
     def _added_plain(self, into: Gathered | Filling, fqn: str, tensor: Any) -> bool:
         """Adds a whole tensor in row-major memory, which nearly all are; False for all others."""
