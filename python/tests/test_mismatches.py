@@ -1,4 +1,4 @@
-"""What a load says of entries that do not fit: what is stored, what is wanted, and what would help."""
+"""A load that does not fit names the stored and the wanted kind of each entry, and a remedy."""
 
 from __future__ import annotations
 

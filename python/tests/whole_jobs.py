@@ -13,7 +13,7 @@ import varve.torch
 
 
 def replicas() -> dict[str, Any]:
-    """What data-parallel ranks all hold: four tensors, and one under two names."""
+    """Returns the state that every data-parallel rank holds: four tensors, and one under two names."""
     state: dict[str, Any] = {f"w{i}": two(i, 256) for i in range(4)}
     state["tied"] = state["w2"]
     return state

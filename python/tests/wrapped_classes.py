@@ -31,10 +31,10 @@ class Row(NamedTuple):
     Attributes:
         kind: The class, as "module:name".
         inner: Its inner tensors.
-        attributes: What they are made a tensor with, for a number of rows.
-        elsewhere: What a load of its shards gives in another world: "exact", or an error that says that only
-            the same layout loads: "layout" where attributes are those of a shard, "packed" where each shard has
-            an inner tensor for itself, which format="dcp" cannot hold.
+        attributes: Returns the attributes for `__tensor_unflatten__`, given a number of rows.
+        elsewhere: The outcome of loading its shards in another world: "exact", or an error that only the same
+            layout loads. "layout": the attributes describe a shard. "packed": each shard has its own inner
+            tensor, which format="dcp" cannot hold.
     """
 
     kind: str

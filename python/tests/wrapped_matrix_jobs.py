@@ -35,7 +35,7 @@ def save(form: str, state: Any, path: str) -> None:
 
 
 def load(form: str, state: Any, path: str) -> None:
-    """Loads by one of FORMATS. What is stored beside the state is no mistake here."""
+    """Loads by one of FORMATS. Ignores stored entries that the state does not have."""
     if form == "drop-in":
         varve.torch.dcp.load(state, checkpoint_id=path)
     else:
@@ -60,7 +60,7 @@ def _mesh(size: int) -> Any:
 def dtensor(name: str, rank: int, size: int, seed: int = 0) -> Any:
     """Returns a tensor of a row as FSDP2 shards it, or as it would if the class had what it calls.
 
-    Of no mesh (size 0) it is the whole tensor.
+    With size 0 there is no mesh, and it returns the whole tensor.
     """
     if size == 0:
         return make(name, seed)

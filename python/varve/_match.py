@@ -70,7 +70,7 @@ class Match:
         take: Pair = take_nothing,
     ) -> None:
         self.tensors: list[tuple[str, Any]] = []
-        #: Those of `tensors` that `take` has not taken.
+        #: The tensors that are still to be given to the engine; `take` gave it the others.
         self.to_add: list[tuple[str, Any]] = []
         self._take = take if keys is None else take_nothing
         self.created: list[tuple[str, str, Setter, Any]] = []
@@ -84,7 +84,7 @@ class Match:
         self.mismatched: list[str] = []
         self.known: list[str] = []
         self.notes: list[str] = []
-        #: What to do where classes of tensors do not fit; a dict, to say each once.
+        #: Remedies for classes of tensors that do not fit, each once.
         self.remedies: dict[str, None] = {}
         #: Whole names by which the destination picks entries out of containers that it does not have.
         self.picked: list[str] = []
@@ -94,7 +94,7 @@ class Match:
         self._by_name = by_name
         self._arrays = arrays
         self._wrapping: Any = arrays.wrapping
-        #: What takes the place of hollow tensors that are made of others, by their memory.
+        #: New tensors that replace hollow ones made of others, by their memory.
         self._made: dict[Any, Any] = {}
         self._cast = cast
         self._pickled: Any = pickled

@@ -127,7 +127,7 @@ class NumpyBackend:
 def checked_options(options: Mapping[str, Any] | None, known: set[str]) -> dict[str, Any]:
     """Returns the options of saves.
 
-    Raises InvalidArgumentError for one that there is not, and for a value that every save would refuse.
+    Raises InvalidArgumentError for an unknown option, and for a value that every save would refuse.
     """
     if options is not None and not isinstance(options, Mapping):
         raise _arguments.refuse("save_options", options, "a dict {argument of save: value}")
