@@ -256,35 +256,3 @@ def run_out_of_descriptors(rank: int, size: int) -> None:
     other.begin(2, "x", 30)
     other.send(0, b"here")
     assert hub.receive(1, 30) == b"here"
-
-
-def count_frames(rank: int, size: int, directory: str) -> dict[str, tuple[int, int, int, int]]:
-    """Counts the frames and payload bytes that this rank sends and receives in a save and a load."""
-    from varve.torch import _frames
-
-    counted = [0, 0, 0, 0]
-    put, complete = _frames.Connection.put, _frames.Connection._complete
-
-    def counting_put(self: Any, kind: Any, call: int, payload: bytes = b"") -> None:
-        counted[0] += 1
-        counted[1] += len(payload)
-        put(self, kind, call, payload)
-
-    def counting_complete(self: Any) -> Any:
-        frame = complete(self)
-        if frame is not None:
-            counted[2] += 1
-            counted[3] += len(frame.payload)
-        return frame
-
-    _frames.Connection.put = counting_put  # type: ignore[method-assign]
-    _frames.Connection._complete = counting_complete  # type: ignore[method-assign]
-    state = {f"w{one}": torch.full((64,), float(one)) for one in range(16)}
-    found: dict[str, tuple[int, int, int, int]] = {}
-    for name in ("first", "second"):
-        for verb in ("save", "load"):
-            counted[:] = [0, 0, 0, 0]
-            getattr(varve.torch, verb)(state, f"{directory}-{name}")
-            dist.barrier()
-            found[f"{verb} {name}"] = tuple(counted)  # type: ignore[assignment]
-    return found
