@@ -266,3 +266,21 @@ def test_a_file_changes_no_member_of_an_enum(by: Any) -> None:
     with pytest.raises(Exception, match=r"BUILD|build|state"):
         _by_torch._made("w", archive)
     assert http.HTTPStatus.OK.value == 200
+
+
+def test_an_enum_that_the_program_marked_safe_gives_its_members_and_stays_marked() -> None:
+    """As torchao marks its own: the unpickler of torch would have the class itself, whose objects can be changed."""
+    archive = io.BytesIO()
+    torch.save({"b": http.HTTPStatus.OK}, archive)
+    changed = io.BytesIO()
+    torch.save(Changed(http.HTTPStatus, 200), changed)
+    marked = torch.serialization.get_safe_globals()
+    with torch.serialization.safe_globals([http.HTTPStatus, Changed]):
+        for each in (archive, changed):
+            each.seek(0)
+        assert _by_torch._made("w", archive) is None  # No tensor, and no error.
+        with pytest.raises(Exception, match=r"BUILD|build|state"):
+            _by_torch._made("w", changed)
+        assert {http.HTTPStatus, Changed} <= set(torch.serialization.get_safe_globals())
+    assert set(torch.serialization.get_safe_globals()) == set(marked)
+    assert http.HTTPStatus.OK.value == 200

@@ -6,9 +6,11 @@ torch.Tensor, enums, and what their packages have registered with torch as safe.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import enum
 import io
+import threading
 import zipfile
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -24,6 +26,8 @@ from varve.torch._shards import DTensor, Part, Share, stretches_of
 
 _ZIP = b"PK\x03\x04"
 _GETATTR = "builtins.getattr"
+
+_ALLOWED = threading.Lock()
 
 
 def plan(
@@ -188,9 +192,31 @@ def _made(fqn: str, archive: io.BytesIO) -> Any:
             )
         kinds.append((_Members(kind), name) if issubclass(kind, enum.Enum) else kind)
     archive.seek(0)
-    with torch.serialization.safe_globals(kinds):
+    with _allowing(kinds):
         made = torch.load(archive, map_location="cpu", weights_only=True)
     return made if isinstance(made, torch.Tensor) else None
+
+
+@contextlib.contextmanager
+def _allowing(kinds: list[Any]) -> Iterator[None]:
+    """Lets torch's unpickler make objects of some classes, beside those that the program has registered with torch.
+
+    An enum that is registered is replaced by its members (`_Members`) meanwhile. What was registered stays so.
+    Torch has one such list for a process: saves and loads of Varve change it one after another.
+    """
+    with _ALLOWED:
+        before = torch.serialization.get_safe_globals()
+        enums: list[Any] = [
+            kind for kind in before if isinstance(kind, type) and issubclass(kind, enum.Enum)
+        ]
+        members = [(_Members(kind), f"{kind.__module__}.{kind.__qualname__}") for kind in enums]
+        with torch.serialization.safe_globals(enums):
+            pass  # Torch takes them from the list at the end.
+        try:
+            with torch.serialization.safe_globals([*kinds, *members]):
+                yield
+        finally:
+            torch.serialization.add_safe_globals(before)
 
 
 def _found(name: str) -> type | None:
