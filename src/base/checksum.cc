@@ -20,8 +20,13 @@ namespace {
 
 // Large enough to amortise the calls, small enough to stay in a 32-48 KiB L1 with the target.
 constexpr std::size_t kCopyStepBytes = std::size_t{16} << 10;
-// Measured: 4 KiB steps
-constexpr std::size_t kStreamStepBytes = std::size_t{4} << 10;
+// Summed, then streamed. Processors do not prefetch across pages, nor for the three places at once
+// that a CRC reads; so each line that is streamed asks for one that lies behind the next step.
+// Measured, GB/s by one and two threads, against a memcpy of the same: AMD EPYC (Zen 4) 12.5
+// and 24.1 against 14.4 and 17.4, steps of 4 KiB without prefetches 8.3 and 16.0; Intel Xeon
+// (Cascade Lake) steps of 4 KiB with them 4.0 and 7.9 against 4.7 and 8.7, without 2.8 and 4.9.
+constexpr std::size_t kStreamStepBytes = std::size_t{2} << 10;
+constexpr std::size_t kStreamAheadBytes = 2 * kStreamStepBytes;
 constexpr std::size_t kLine = 64;
 // ISA-L takes the length as int.
 constexpr std::size_t kCrcStepBytes = std::size_t{1} << 30;
@@ -38,10 +43,14 @@ std::uint32_t CrcRaw(std::uint32_t state, const std::byte* data, std::size_t siz
   return state;
 }
 
-/// Copies whole cache lines to an aligned target, past the cache where the processor can.
+/// Copies whole cache lines to an aligned target, past the cache where the processor can, and has
+/// what follows fetched.
 void StreamLines(const std::byte* source, std::byte* target, std::size_t size) {
 #ifdef __SSE2__
   for (std::size_t at = 0; at < size; at += kLine) {
+    // An address, and no pointer: it may lie behind the source. A prefetch never faults.
+    const auto ahead = reinterpret_cast<std::uintptr_t>(source) + at + kStreamAheadBytes;
+    _mm_prefetch(reinterpret_cast<const char*>(ahead), _MM_HINT_T0);
     const auto* from = reinterpret_cast<const __m128i*>(source + at);
     auto* to = reinterpret_cast<__m128i*>(target + at);
     const __m128i a = _mm_loadu_si128(from);
@@ -56,6 +65,11 @@ void StreamLines(const std::byte* source, std::byte* target, std::size_t size) {
 #else
   std::memcpy(target, source, size);
 #endif
+}
+
+/// Returns how many bytes lie before the first whole cache line.
+std::size_t BeforeLine(const std::byte* target) {
+  return (kLine - reinterpret_cast<std::uintptr_t>(target) % kLine) % kLine;
 }
 
 /// Makes the writes of StreamLines visible to threads that synchronise with this one later.
@@ -162,9 +176,22 @@ std::uint32_t CopyAndCrc32c(std::uint32_t crc, std::span<const std::byte> source
   return ~state;
 }
 
+void StreamCopy(std::span<const std::byte> source, std::byte* target) {
+  if (source.empty()) {
+    return;
+  }
+  const std::size_t to_line = std::min(BeforeLine(target), source.size());
+  const std::size_t lines = (source.size() - to_line) / kLine * kLine;
+  std::memcpy(target, source.data(), to_line);
+  StreamLines(source.data() + to_line, target + to_line, lines);
+  FinishStreaming();
+  const std::span<const std::byte> rest = source.subspan(to_line + lines);
+  std::memcpy(target + to_line + lines, rest.data(), rest.size());
+}
+
 std::uint32_t StreamAndCrc32c(std::uint32_t crc, std::span<const std::byte> source,
                               std::byte* target) {
-  const std::size_t to_line = (kLine - reinterpret_cast<std::uintptr_t>(target) % kLine) % kLine;
+  const std::size_t to_line = BeforeLine(target);
   if (Disabled() || source.size() < to_line + kStreamStepBytes) {
     return CopyAndCrc32c(crc, source, target);
   }

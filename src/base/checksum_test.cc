@@ -1,9 +1,13 @@
 #include "base/checksum.h"
 
+#include <algorithm>
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <functional>
+#include <span>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include <gtest/gtest.h>
@@ -62,23 +66,43 @@ TEST(Crc32c, NoticesEverySingleBitFlip) {
   }
 }
 
-// Sizes around a cache line and the inner step, and targets at odd addresses.
-TEST(StreamAndCrc32c, CopiesAndEqualsTheCrcOfTheSource) {
-  Random random(4);
-  for (const std::size_t size : {0, 1, 63, 64, 4095, 4096, 4160, 4223, 8192, 100001}) {
-    for (const std::size_t shift : {0, 1, 16, 63}) {
-      const std::string source = random.Bytes(size + 5);
-      const auto bytes = AsByteSpan(source).subspan(5);
-      std::vector<std::byte> target(size + shift + 1, std::byte{0x5A});
-      const std::uint32_t before = Crc("before");
-      const std::uint32_t crc = StreamAndCrc32c(before, bytes, target.data() + shift);
-      EXPECT_EQ(crc, Crc32cExtend(before, bytes)) << size;
-      EXPECT_TRUE(std::equal(bytes.begin(), bytes.end(),
-                             target.begin() + static_cast<std::ptrdiff_t>(shift)))
-          << size;
-      EXPECT_EQ(target.back(), std::byte{0x5A}) << "nothing behind the target";
+/// Calls `copy` with bytes of each length around a cache line and around the steps of 2 KiB, to
+/// targets at each place in a line, and looks at what it copied and at the bytes around that.
+void ExpectCopiesOfAllLengthsAndPlaces(
+    const std::function<void(std::span<const std::byte>, std::byte*)>& copy) {
+  constexpr std::size_t kAround = 66;
+  const std::string pool = Random(4).Bytes(3 * 2048 + 2 * kAround);
+  std::vector<std::byte> memory(pool.size() + 3 * kAround);
+  for (const std::size_t middle : {kAround, std::size_t{2048}, std::size_t{4096}}) {
+    for (std::size_t size = middle - kAround; size <= middle + 2 * kAround; ++size) {
+      for (std::size_t place = 1; place <= 64; ++place) {
+        const auto source = AsByteSpan(pool).subspan(size % 7, size);
+        std::byte* const target = memory.data() + place;
+        target[-1] = target[size] = std::byte{0x5A};
+        std::fill_n(target, size, ~source.front());
+        copy(source, target);
+        ASSERT_TRUE(std::equal(source.begin(), source.end(), target)) << size << " to " << place;
+        ASSERT_EQ(target[-1], std::byte{0x5A}) << size << " to " << place;
+        ASSERT_EQ(target[size], std::byte{0x5A}) << size << " to " << place;
+      }
     }
   }
+}
+
+TEST(StreamCopy, CopiesEveryLengthToEveryPlace) { ExpectCopiesOfAllLengthsAndPlaces(StreamCopy); }
+
+TEST(StreamAndCrc32c, CopiesAndEqualsTheCrcOfTheSource) {
+  const std::uint32_t before = Crc("before");
+  ExpectCopiesOfAllLengthsAndPlaces([&](std::span<const std::byte> bytes, std::byte* target) {
+    EXPECT_EQ(StreamAndCrc32c(before, bytes, target), Crc32cExtend(before, bytes)) << bytes.size();
+  });
+}
+
+TEST(StreamAndCrc32c, CopiesManySteps) {
+  const std::string source = Random(5).Bytes(100001);
+  std::vector<std::byte> target(source.size());
+  EXPECT_EQ(StreamAndCrc32c(0, AsByteSpan(source), target.data()), Crc(source));
+  EXPECT_TRUE(std::equal(target.begin(), target.end(), AsByteSpan(source).begin()));
 }
 
 // Sizes around the copy's inner step, and odd starts.
