@@ -7,6 +7,8 @@
 #include <string_view>
 #include <vector>
 
+#include "varve/dims.h"
+
 namespace varve {
 
 /// Every element type Varve stores. Values are written into manifests: never renumber, only append.
@@ -48,9 +50,6 @@ std::optional<DType> DTypeFromName(std::string_view name);
 /// complex128).
 std::optional<std::string_view> SafetensorsName(DType dtype);
 std::optional<DType> DTypeFromSafetensorsName(std::string_view name);
-
-/// Sizes or offsets, one per dimension, outermost first. A 0-d tensor has none.
-using Dims = std::vector<std::uint64_t>;
 
 /// Steps between neighbouring elements, in elements, one per dimension; may be zero or negative.
 using Strides = std::vector<std::int64_t>;

@@ -12,6 +12,7 @@
 #include <vector>
 
 #include <nanobind/nanobind.h>
+#include <nanobind/stl/vector.h>
 
 #include "varve/async_save.h"
 #include "varve/catalogue.h"
@@ -172,6 +173,9 @@ struct type_caster<E, enable_if_t<std::is_enum_v<E>>> {
     return {};
   }
 };
+
+template <>
+struct type_caster<varve::Dims> : list_caster<varve::Dims, std::uint64_t> {};
 
 template <>
 struct type_caster<varve::python::FsPath> {

@@ -40,6 +40,13 @@ namespace varve {
 template <class Archive, class T>
 using FieldsOf = std::conditional_t<Archive::kWrites, const T, T>;
 
+/// A std::vector, or another list that grows at its end.
+template <class List>
+concept GrowingList = requires(List list) {
+  typename List::value_type;
+  list.emplace_back();
+};
+
 /// Appends fields to a byte string.
 class FieldWriter {
  public:
@@ -96,10 +103,10 @@ class FieldWriter {
       Put(*value);
     }
   }
-  template <class T>
-  void Put(const std::vector<T>& list) {
+  template <GrowingList List>
+  void Put(const List& list) {
     out_.Varint(list.size());
-    for (const T& item : list) {
+    for (const auto& item : list) {
       Put(item);
     }
   }
@@ -204,11 +211,11 @@ class FieldReader {
       value.reset();
     }
   }
-  template <class T>
-  void Get(std::vector<T>& list) {
+  template <GrowingList List>
+  void Get(List& list) {
     const std::uint64_t count = in_.Count();
     list.clear();
-    list.reserve(std::min(count, in_.remaining() / sizeof(T)));
+    list.reserve(std::min(count, in_.remaining() / sizeof(typename List::value_type)));
     for (std::uint64_t i = 0; i < count && !in_.failed(); ++i) {
       Get(list.emplace_back());
     }

@@ -146,9 +146,9 @@ Result<ChunkSource> ResolveArchive(const TensorMetadata& tensor, const Chunk& ch
   return Settle(tensor, chunk, std::move(source), file);
 }
 
-template <class T>
-std::vector<T> Permuted(const std::vector<T>& values, const std::vector<std::size_t>& order) {
-  std::vector<T> out;
+template <class List>
+List Permuted(const List& values, const std::vector<std::size_t>& order) {
+  List out;
   out.reserve(order.size());
   for (const std::size_t d : order) {
     out.push_back(values[d]);

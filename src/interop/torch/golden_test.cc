@@ -27,11 +27,11 @@ using test::Sha256;
 using test::StringAt;
 using test::Watched;
 
-template <class T>
-std::vector<T> NumbersAt(element object, std::string_view key) {
-  std::vector<T> numbers;
+template <class List>
+List NumbersAt(element object, std::string_view key) {
+  List numbers;
   for (const element number : object[key].get_array()) {
-    numbers.push_back(static_cast<T>(number.get_int64().value()));
+    numbers.push_back(static_cast<typename List::value_type>(number.get_int64().value()));
   }
   return numbers;
 }
@@ -80,8 +80,8 @@ void ExpectTensorItem(element chunk, const std::string& dtype, const std::string
   ASSERT_TRUE(IsOk(read));
   EXPECT_EQ(asked.reads, item.size() <= 4096 ? 1 : 2);
   EXPECT_EQ(DTypeName(read->tensor.dtype), dtype);
-  EXPECT_EQ(read->tensor.sizes, NumbersAt<std::uint64_t>(chunk, "sizes"));
-  EXPECT_EQ(read->tensor.strides, NumbersAt<std::int64_t>(chunk, "stride"));
+  EXPECT_EQ(read->tensor.sizes, NumbersAt<Dims>(chunk, "sizes"));
+  EXPECT_EQ(read->tensor.strides, NumbersAt<Strides>(chunk, "stride"));
   EXPECT_EQ(read->tensor.conj, FlagAt(chunk, "conj"));
   EXPECT_EQ(read->tensor.neg, FlagAt(chunk, "neg"));
   EXPECT_EQ(ContentSum(read->tensor, read->storage.begin, item), StringAt(chunk, "sha256"));
@@ -173,12 +173,12 @@ class TorchSaveFiles : public testing::TestWithParam<std::string> {};
 
 void ExpectTensorEntry(element entry, const TensorMetadata& tensor, std::string_view file) {
   EXPECT_EQ(DTypeName(tensor.dtype), StringAt(entry, "dtype"));
-  EXPECT_EQ(tensor.shape, NumbersAt<std::uint64_t>(entry, "shape"));
+  EXPECT_EQ(tensor.shape, NumbersAt<Dims>(entry, "shape"));
   ASSERT_EQ(tensor.chunks.size(), 1);
   const Chunk& chunk = tensor.chunks[0];
   EXPECT_EQ(chunk.box, WholeBox(tensor.shape));
   EXPECT_EQ(chunk.extent.encoding, Encoding::kPlain);
-  const Strides stride = NumbersAt<std::int64_t>(entry, "stride");
+  const Strides stride = NumbersAt<Strides>(entry, "stride");
   if (!chunk.strides.empty()) {
     EXPECT_EQ(chunk.strides, stride);
   }
