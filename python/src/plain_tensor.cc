@@ -147,6 +147,10 @@ bool IsStored(PyObject* tensor) {
   return found == 1;
 }
 
+bool IsComplex(DType dtype) {
+  return dtype == DType::kComplex32 || dtype == DType::kComplex64 || dtype == DType::kComplex128;
+}
+
 }  // namespace
 
 std::optional<PlainTensor> PlainTensorOf(nb::handle tensor, bool devices) {
@@ -176,7 +180,8 @@ std::optional<PlainTensor> PlainTensorOf(nb::handle tensor, bool devices) {
   // A view that is conjugated or negated when it is read; a shard with a place of its own; a
   // storage that ends before the last element, of which Python tells why.
   PyObject* const object = tensor.ptr();
-  if (IsTrue(g_torch.is_neg, object) || IsTrue(g_torch.is_conj, object) ||
+  if (IsTrue(g_torch.is_neg, object) ||
+      (IsComplex(plain.dtype) && IsTrue(g_torch.is_conj, object)) ||
       IsTrue(g_torch.hasattr, object, g_torch.global_shape) || !IsStored(object) ||
       (bytes > 0 && found.data == nullptr)) {
     return std::nullopt;

@@ -4,8 +4,13 @@
 #include <array>
 #include <cstddef>
 #include <cstdio>
+#include <deque>
+#include <string>
+#include <string_view>
 #include <unordered_map>
 #include <unordered_set>
+#include <utility>
+#include <vector>
 
 #include "base/checked.h"
 #include "base/checksum.h"
@@ -22,17 +27,41 @@ namespace {
 constexpr std::string_view kHeaderChecksumField = R"(\"header_crc32c\":\")";
 constexpr std::string_view kZeroHeaderChecksum = "00000000";
 
-std::string ChunkName(const StoredChunk& chunk, std::unordered_set<std::string>* used) {
-  // safetensors names must be unique in a file; a second piece of one tensor gets its place added.
-  if (used->insert(chunk.fqn).second) {
-    return chunk.fqn;
+/// The names of a header's chunks in its file, in their order.
+class ChunkNames {
+ public:
+  explicit ChunkNames(const DataFileHeader& header) {
+    std::unordered_set<std::string_view> used;  // Membership only; its order is never seen.
+    used.reserve(header.chunks.size());
+    names_.reserve(header.chunks.size());
+    for (const StoredChunk& chunk : header.chunks) {
+      const bool is_new = used.insert(chunk.fqn).second;
+      names_.push_back(is_new ? std::string_view(chunk.fqn) : MadeFor(chunk, used));
+      used.insert(names_.back());
+    }
   }
-  std::string name = chunk.fqn + "@" + ToString(chunk.box.offsets);
-  while (!used->insert(name).second) {
-    name += '\'';
+
+  ChunkNames(const ChunkNames&) = delete;
+  ChunkNames& operator=(const ChunkNames&) = delete;
+
+  [[nodiscard]] std::size_t size() const { return names_.size(); }
+  [[nodiscard]] bool empty() const { return names_.empty(); }
+  std::string_view operator[](std::size_t chunk) const { return names_[chunk]; }
+
+ private:
+  /// safetensors names must be unique in a file; a second piece of one tensor gets its place added.
+  std::string_view MadeFor(const StoredChunk& chunk,
+                           const std::unordered_set<std::string_view>& used) {
+    std::string name = chunk.fqn + "@" + ToString(chunk.box.offsets);
+    while (used.contains(name)) {
+      name += '\'';
+    }
+    return made_.emplace_back(std::move(name));
   }
-  return name;
-}
+
+  std::vector<std::string_view> names_;  // Of the header, or of made_.
+  std::deque<std::string> made_;
+};
 
 std::string ObjectsName(const DataFileHeader& header) {
   std::array<char, 48> name{};
@@ -42,7 +71,7 @@ std::string ObjectsName(const DataFileHeader& header) {
 
 // Returns true when safetensors' dtype and shape describe the chunk fully; "tensors" describes all
 // others.
-bool IsPlain(const StoredChunk& chunk, const std::string& name) {
+bool IsPlain(const StoredChunk& chunk, std::string_view name) {
   return name == chunk.fqn && chunk.box.sizes == chunk.shape && SafetensorsName(chunk.dtype) &&
          chunk.dtype != DType::kFloat4E2M1FNX2;
 }
@@ -55,19 +84,22 @@ bool StoredAsBytes(const StoredChunk& chunk) {
          (chunk.dtype == DType::kFloat4E2M1FNX2 && chunk.box.sizes.empty());
 }
 
-void AppendEntry(const std::string& name, std::string_view dtype, const Dims& shape,
-                 ByteRange bytes, std::string* out) {
+void AppendEntry(std::string_view name, std::string_view dtype, const Dims& shape, ByteRange bytes,
+                 std::string* out) {
   out->push_back(',');
   AppendJsonString(name, out);
   out->append(":{\"dtype\":\"");
   out->append(dtype);
   out->append("\",\"shape\":");
   AppendJsonDims(shape, out);
-  out->append(",\"data_offsets\":[" + std::to_string(bytes.begin) + "," +
-              std::to_string(bytes.end) + "]}");
+  out->append(",\"data_offsets\":[");
+  AppendJsonNumber(bytes.begin, out);
+  out->push_back(',');
+  AppendJsonNumber(bytes.end, out);
+  out->append("]}");
 }
 
-void AppendChunkEntry(const StoredChunk& chunk, const std::string& name, std::string* out) {
+void AppendChunkEntry(const StoredChunk& chunk, std::string_view name, std::string* out) {
   Dims shape = chunk.box.sizes;
   std::string_view dtype = "U8";
   if (StoredAsBytes(chunk)) {
@@ -90,7 +122,7 @@ std::uint32_t VersionOf(const DataFileHeader& header) {
   return header.aliases.empty() ? kFormatVersion : kAliasFormatVersion;
 }
 
-std::string VarveJson(const DataFileHeader& header, const std::vector<std::string>& names) {
+std::string VarveJson(const DataFileHeader& header, const ChunkNames& names) {
   std::string json = "{\"format\":" + std::to_string(VersionOf(header));
   json += ",\"header_crc32c\":\"" + std::string(kZeroHeaderChecksum) + "\"";
   json += ",\"save_id\":\"" + ToString(header.save_id) + "\"";
@@ -166,7 +198,7 @@ std::string VarveJson(const DataFileHeader& header, const std::vector<std::strin
 // PyTorch's convention for sharded safetensors (HuggingFaceStorageWriter, see docs/format.md):
 // where each saved piece starts. Its reader takes a file without it as whole tensors, and with it
 // demands every name of the file.
-std::string ShardingInfo(const DataFileHeader& header, const std::vector<std::string>& names,
+std::string ShardingInfo(const DataFileHeader& header, const ChunkNames& names,
                          const std::string& values_name, bool has_values) {
   const bool sharded =
       std::any_of(header.chunks.begin(), header.chunks.end(),
@@ -288,12 +320,7 @@ Status LayOut(DataFileHeader* header) {
 
 Result<Bytes> EncodeHeader(const DataFileHeader& header, std::uint32_t* header_crc32c) {
   VARVE_RETURN_IF_ERROR(CheckAliases(header));
-  std::unordered_set<std::string> used;  // Membership only; its order is never seen.
-  std::vector<std::string> names;
-  names.reserve(header.chunks.size());
-  for (const StoredChunk& chunk : header.chunks) {
-    names.push_back(ChunkName(chunk, &used));
-  }
+  const ChunkNames names(header);
   const std::string values_name = ObjectsName(header);
   const std::uint64_t values_begin = header.chunks.empty() ? 0 : header.chunks.back().bytes.end;
   const bool has_values = header.data_bytes > values_begin;

@@ -64,9 +64,13 @@ void AddOther(std::uint32_t rank, Other other, IsSame is_same, std::vector<Other
 // content are variants.
 Status AddChunk(const CheckedHeader& file, std::uint32_t file_index, const std::string& fqn,
                 const StoredChunk& stored, MergedFiles* merged) {
-  auto [at, is_new] =
-      merged->tensors.try_emplace(fqn, TensorMetadata{fqn, stored.dtype, stored.shape, {}});
-  TensorMetadata& tensor = at->second;
+  // Those of one file mostly come by their names.
+  const std::size_t before = merged->tensors.size();
+  TensorMetadata& tensor = merged->tensors.try_emplace(merged->tensors.end(), fqn)->second;
+  const bool is_new = merged->tensors.size() > before;
+  if (is_new) {
+    tensor = {fqn, stored.dtype, stored.shape, {}};
+  }
   if (!is_new && (tensor.dtype != stored.dtype || tensor.shape != stored.shape)) {
     return DataLoss("tensor \"" + fqn + "\": rank " + std::to_string(file.header.rank) + " has " +
                     std::string(DTypeName(stored.dtype)) + ToString(stored.shape) +
@@ -185,6 +189,9 @@ void AddVariants(MergedFiles* merged, Metadata* metadata) {
 }  // namespace
 
 Status CheckTiling(const TensorMetadata& tensor) {
+  if (tensor.chunks.size() == 1 && tensor.chunks[0].box == WholeBox(tensor.shape)) {
+    return Status::Ok();
+  }
   std::vector<Box> boxes;
   boxes.reserve(tensor.chunks.size());
   std::uint64_t covered = 0;

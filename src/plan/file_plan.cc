@@ -94,12 +94,18 @@ Result<FilePlan> PlanFile(const LocalPlan& plan, const RankAssignment& assignmen
     }
     chunks.push_back(ChunkOf(item, chunk.box, FindVariant(assignment.tensor_variants, chunk.item)));
   }
-  // In file order, so that LayOut keeps it and chunk_items stay parallel.
+  // In file order, so that LayOut keeps it and chunk_items stay parallel. Mostly they are.
   std::vector<std::uint32_t> order(chunks.size());
   std::iota(order.begin(), order.end(), 0U);
-  std::stable_sort(order.begin(), order.end(), [&](std::uint32_t a, std::uint32_t b) {
+  const auto before = [&](std::uint32_t a, std::uint32_t b) {
     return ChunkBefore(chunks[a], chunks[b]);
-  });
+  };
+  if (!std::is_sorted(order.begin(), order.end(), before)) {
+    std::stable_sort(order.begin(), order.end(), before);
+  }
+  file.header.chunks.reserve(chunks.size());
+  file.chunk_items.reserve(chunks.size());
+  file.chunk_boxes.reserve(chunks.size());
   for (const std::uint32_t i : order) {
     file.header.chunks.push_back(std::move(chunks[i]));
     file.chunk_items.push_back(assignment.chunks[i].item);

@@ -47,8 +47,10 @@ ManifestCounts CountIndex(const std::vector<LocalPlan>& plans, const SettledPlan
       counts.name_bytes += NameInFile(plans[rank].objects[variant.item], variant).size();
     }
     std::unordered_map<std::uint32_t, std::uint64_t> chunks_of;  // Looked up only.
-    for (const ChunkAssignment& chunk : assignment.chunks) {
-      ++chunks_of[chunk.item];
+    if (!assignment.aliases.empty()) {
+      for (const ChunkAssignment& chunk : assignment.chunks) {
+        ++chunks_of[chunk.item];
+      }
     }
     for (const std::uint32_t alias : assignment.aliases) {
       const PlannedTensor& item = plans[rank].tensors[alias];

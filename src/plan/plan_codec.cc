@@ -2,6 +2,10 @@
 #include <cstddef>
 #include <set>
 #include <span>
+#include <string>
+#include <string_view>
+#include <unordered_set>
+#include <utility>
 
 #include "base/checksum.h"
 #include "format/data_file.h"
@@ -20,6 +24,19 @@ Status CheckName(std::string_view kind, const std::string& fqn) {
   }
   if (IsReservedName(fqn)) {
     return InvalidArgument(std::string(kind) + " name \"" + fqn + "\" is reserved; rename it");
+  }
+  return Status::Ok();
+}
+
+/// Checks that no shard appears twice. Many tensors are one shard each, of which there is nothing
+/// to check.
+Status CheckParts(const LocalPlan& plan) {
+  std::set<std::pair<std::string_view, Dims>> shards;
+  for (const PlannedTensor& item : plan.tensors) {
+    if (!IsEmpty(item.box) && !shards.insert({item.fqn, item.box.offsets}).second) {
+      return InvalidArgument("tensor \"" + item.fqn + "\" appears twice at offsets " +
+                             ToString(item.box.offsets));
+    }
   }
   return Status::Ok();
 }
@@ -46,7 +63,9 @@ Status CheckLocalPlan(const LocalPlan& plan) {
       return InvalidArgument("object \"" + item.fqn + "\" appears twice");
     }
   }
-  std::set<std::pair<std::string_view, Dims>> shards;
+  std::unordered_set<std::string_view> names;  // Membership only; its order is never seen.
+  names.reserve(plan.tensors.size());
+  bool in_parts = false;
   for (const PlannedTensor& item : plan.tensors) {
     VARVE_RETURN_IF_ERROR(CheckName("tensor", item.fqn));
     if (Status status = CheckBox(item.shape, item.box, ItemSize(item.dtype)); !status.ok()) {
@@ -55,12 +74,9 @@ Status CheckLocalPlan(const LocalPlan& plan) {
     if (objects.contains(item.fqn)) {
       return InvalidArgument("\"" + item.fqn + "\" names both a tensor and an object");
     }
-    if (!IsEmpty(item.box) && !shards.insert({item.fqn, item.box.offsets}).second) {
-      return InvalidArgument("tensor \"" + item.fqn + "\" appears twice at offsets " +
-                             ToString(item.box.offsets));
-    }
+    in_parts = !names.insert(item.fqn).second || in_parts;
   }
-  return Status::Ok();
+  return in_parts ? CheckParts(plan) : Status::Ok();
 }
 
 RankAssignment AssignEverything(const LocalPlan& plan) {

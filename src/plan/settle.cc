@@ -125,6 +125,9 @@ Status CheckTensor(const std::vector<Held>& held, std::size_t begin, std::size_t
                              std::string(DTypeName(first.dtype)) + ToString(first.shape));
     }
   }
+  if (shards.size() == first_shard + 1 && shards[first_shard].item->box == WholeBox(first.shape)) {
+    return Status::Ok();
+  }
   std::vector<Box> boxes;
   std::uint64_t covered = 0;
   for (std::size_t s = first_shard; s < shards.size(); ++s) {
@@ -384,6 +387,14 @@ void SortItems(RankAssignment* assignment) {
   std::sort(assignment->object_variants.begin(), assignment->object_variants.end(), by_item);
 }
 
+/// Returns whether a name is that of a shard, which are sorted by theirs, or of an alias.
+bool IsTensor(const std::string& fqn, const std::vector<Shard>& shards, const Aliases& aliases) {
+  const auto shard = std::lower_bound(
+      shards.begin(), shards.end(), fqn,
+      [](const Shard& one, const std::string& name) { return one.item->fqn < name; });
+  return (shard != shards.end() && shard->item->fqn == fqn) || aliases.contains(fqn);
+}
+
 Result<Bytes> MergedStructure(const std::vector<LocalPlan>& plans) {
   std::vector<Value> values;
   std::set<std::string_view> seen;  // SPMD jobs have one structure: decode it once.
@@ -405,14 +416,12 @@ Result<Bytes> MergedStructure(const std::vector<LocalPlan>& plans) {
 Result<SettledPlan> Settle(const std::vector<LocalPlan>& plans, Differing keep) {
   const Aliases aliases = SettleTies(plans);
   VARVE_ASSIGN_OR_RETURN(const std::vector<Shard> shards, GroupShards(plans, aliases));
-  std::set<std::string_view> tensor_names;
   std::set<std::string_view> differing;
   Balancer balancer(plans.size());
   std::map<std::vector<std::uint32_t>, std::vector<const Shard*>, FewerHoldersFirst> groups;
   std::vector<const Shard*> diverged;
   std::map<std::string_view, std::vector<Part>> archives;
   for (const Shard& shard : shards) {
-    tensor_names.emplace_hint(tensor_names.end(), shard.item->fqn);  // They ascend.
     const bool differs = ReplicasDiffer(shard, plans);
     if (differs) {
       differing.insert(shard.item->fqn);
@@ -445,7 +454,6 @@ Result<SettledPlan> Settle(const std::vector<LocalPlan>& plans, Differing keep) 
   }
   SettledPlan settled = balancer.Take();
   for (const auto& [alias, of] : aliases) {
-    tensor_names.insert(alias);
     if (differing.contains(of)) {
       differing.insert(alias);
     }
@@ -460,7 +468,7 @@ Result<SettledPlan> Settle(const std::vector<LocalPlan>& plans, Differing keep) 
   }
   for (const LocalPlan& plan : plans) {
     for (const ObjectItem& object : plan.objects) {
-      if (tensor_names.contains(object.fqn)) {
+      if (IsTensor(object.fqn, shards, aliases)) {
         return InvalidArgument("\"" + object.fqn +
                                "\" is a tensor on one rank and a plain value "
                                "on another");
