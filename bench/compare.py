@@ -25,7 +25,7 @@ def compare(old: Record, new: Record) -> tuple[str, list[str]]:
     """Returns the table of every ratio that both runs have, and the names of those that slipped.
 
     Each is of medians, to a limit or a competitor measured in the same run. It has slipped where it
-    is worse and each median lies outside the single rounds of the other run.
+    is worse and its rounds overlap with none of the other run's.
     """
     before = dict(_verdicts(old))
     lines, slipped = [f"Against commit {old['commit']} of {old['time']}:"], []
@@ -48,8 +48,8 @@ def compare(old: Record, new: Record) -> tuple[str, list[str]]:
 def has_slipped(old: Record, new: Record) -> bool:
     """Tells whether the verdict `new` is worse than `old` by more than their rounds spread."""
     if new["rises"]:
-        return bool(new["value"] < old["lowest"] and new["highest"] < old["value"])
-    return bool(new["value"] > old["highest"] and new["lowest"] > old["value"])
+        return bool(new["highest"] < old["lowest"])
+    return bool(new["lowest"] > old["highest"])
 
 
 def _verdicts(record: Record) -> Iterator[tuple[str, Record]]:

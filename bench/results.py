@@ -175,7 +175,7 @@ class Result:
         lines = [f"### {self.name}: {machine}", "", self.question, ""]
         lines += [*table(rows), ""] if self.samples else []
         lines += [f"- skipped {arm}: {reason}" for arm, reason in self.skipped.items()]
-        rounds = "fastest two rounds" if self.fastest else "single rounds"
+        rounds = "fastest by median round" if self.fastest else "single rounds"
         lines += [_verdict_line(verdict, rounds) for verdict in self.verdicts]
         lines += [f"- {note}" for note in self.notes]
         return "\n".join(lines).rstrip() + "\n"
@@ -185,12 +185,12 @@ class Result:
     ) -> list[tuple[Sample, Sample]]:
         """Returns the samples of both arms that were taken in the same round.
 
-        Where the fastest count, pairs of the fastest two: what would be, had one round been left out.
+        Where the fastest round counts: that of one with the median round of the other.
         """
         mine, theirs = self.samples.get(arm, []), (of or self).samples.get(baseline, [])
-        if self.fastest:
-            mine, theirs = (sorted(s, key=lambda one: one.seconds)[:2] for s in (mine, theirs))
-            theirs = theirs[::-1]
+        if self.fastest and mine and theirs:
+            mine, theirs = (sorted(s, key=lambda one: one.seconds) for s in (mine, theirs))
+            return [(mine[0], theirs[len(theirs) // 2]), (mine[len(mine) // 2], theirs[0])]
         return list(zip(mine, theirs, strict=False))
 
     def _row(self, arm: str, samples: list[Sample]) -> list[str]:

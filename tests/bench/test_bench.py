@@ -67,13 +67,13 @@ def test_core_seconds_are_compared_with_those_of_a_competitor() -> None:
     assert result.verdicts[0].value == pytest.approx(1 / 3) and result.verdicts[0].met
 
 
-def test_the_fastest_rounds_spread_as_if_one_of_them_had_been_left_out() -> None:
+def test_the_fastest_round_of_each_spreads_to_the_median_of_the_other() -> None:
     result = result_of({"ours": [4.0, 1.0, 2.0], "raw": [1.5, 3.0, 1.0]})
     result.fastest = True
     result.expect_speed("ours", "raw", 0.95)
     (verdict,) = result.verdicts
     assert (verdict.value, verdict.lowest, verdict.highest) == (1.0, 0.5, 1.5)
-    assert "fastest two rounds 0.500 to 1.500" in result.to_markdown("AMD EPYC, 2 cores")
+    assert "fastest by median round 0.500 to 1.500" in result.to_markdown("AMD EPYC, 2 cores")
 
 
 def test_a_target_whose_arm_did_not_run_is_not_met() -> None:
