@@ -185,3 +185,12 @@ def test_the_table_of_limits_says_what_was_left_out() -> None:
     assert text.startswith("### limits: AMD EPYC, 2 cores\n")
     assert "| memcpy |     4.70 |      8.70 |" in text
     assert "not measured: CRC-32C and XXH3; raw_io was built without ISA-L and xxHash" in text
+
+
+def test_raw_io_is_built_without_checksums_where_a_library_is_missing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(raw, "_CHECKSUMS", ["-DRAW_IO_CHECKSUMS", "-lno-such-library"])
+    found = raw.RawIo(raw.build(tmp_path)).limits(tmp_path, 16 << 20, 1)
+    names = [limit.name for limit in found]
+    assert "memcpy" in names and "CRC-32C" not in names
