@@ -6,7 +6,6 @@
 // A figure counts each byte once, though a copy reads and writes it.
 #pragma once
 
-#include <algorithm>
 #include <atomic>
 #include <cerrno>
 #include <cstdint>
@@ -14,7 +13,6 @@
 #include <cstring>
 #include <functional>
 #include <string>
-#include <thread>
 #include <vector>
 
 #ifdef __SSE2__
@@ -73,45 +71,67 @@ inline void WriteCached(const std::string& path, std::uint8_t* data, std::uint64
   }
 }
 
-/// Prints one JSON line per limit, number of threads and repetition. The memory limits use
-/// `options.bytes` twice; `options.path` is a file of half as many, which is removed.
-inline void RunLimits(Options options) {
-  const Buffer source = WarmBuffer(options.bytes, 1);
-  const Buffer destination = WarmBuffer(options.bytes, 2);
-  std::uint8_t* const to = destination.get();
-  const std::uint8_t* const from = source.get();
-  const std::uint64_t file_bytes = options.bytes / 2;
-  WriteCached(options.path, source.get(), file_bytes);
-  const File file(options.path, O_RDONLY);
-  ::unlink(options.path.c_str());
-  std::atomic<std::uint64_t> sums{0};  // Keeps the compiler from leaving the sums out.
-
+/// Returns the limits of memory alone: of `bytes` at `from`, and copies of them to `to`. What sums
+/// find goes into `sums`, so that the compiler cannot leave them out.
+inline std::vector<Limit> MemoryLimits(std::uint8_t* to, const std::uint8_t* from,
+                                       std::uint64_t bytes,
+                                       [[maybe_unused]] std::atomic<std::uint64_t>& sums) {
   std::vector<Limit> limits;
-  limits.push_back({"memcpy", options.bytes, [=](std::uint64_t at, std::uint64_t length) {
+  limits.push_back({"memcpy", bytes, [=](std::uint64_t at, std::uint64_t length) {
                       std::memcpy(to + at, from + at, length);
                       return 0;
                     }});
 #ifdef __SSE2__
-  limits.push_back({"stream copy", options.bytes, [=](std::uint64_t at, std::uint64_t length) {
+  limits.push_back({"stream copy", bytes, [=](std::uint64_t at, std::uint64_t length) {
                       StreamCopy(to + at, from + at, length);
                       return 0;
                     }});
 #endif
 #ifdef RAW_IO_CHECKSUMS
-  limits.push_back({"CRC-32C", options.bytes, [=, &sums](std::uint64_t at, std::uint64_t length) {
-                      auto* bytes = const_cast<std::uint8_t*>(from + at);  // ISA-L only reads.
-                      sums += crc32_iscsi(bytes, static_cast<int>(length), 0);
+  limits.push_back({"CRC-32C", bytes, [=, &sums](std::uint64_t at, std::uint64_t length) {
+                      auto* data = const_cast<std::uint8_t*>(from + at);  // ISA-L only reads.
+                      sums += crc32_iscsi(data, static_cast<int>(length), 0);
                       return 0;
                     }});
-  limits.push_back({"XXH3", options.bytes, [=, &sums](std::uint64_t at, std::uint64_t length) {
+  limits.push_back({"XXH3", bytes, [=, &sums](std::uint64_t at, std::uint64_t length) {
                       sums += XXH3_64bits(from + at, length);
                       return 0;
                     }});
 #endif
+  return limits;
+}
+
+/// Measures `limit` once with `options.in_flight` threads and prints a JSON line.
+inline void Measure(const Limit& limit, Options options) {
+  options.bytes = limit.bytes;
+  const Stopwatch watch;
+  const int error = ForEachBlock(options, [&](unsigned, std::uint64_t at, std::uint64_t length) {
+    return limit.piece(at, length);
+  });
+  if (error != 0) {
+    Fail(limit.name, options.path, error);
+  }
+  std::printf("{\"limit\": \"%s\", \"threads\": %u, \"bytes\": %llu, \"seconds\": %.6f}\n",
+              limit.name, options.in_flight, static_cast<unsigned long long>(limit.bytes),
+              watch.Elapsed().seconds);
+}
+
+/// Prints one JSON line per limit, number of threads and repetition. The memory limits use
+/// `options.bytes` twice; `options.path` is a file of half as many, which is removed.
+inline void RunLimits(Options options) {
+  const Buffer source = WarmBuffer(options.bytes, 1);
+  const Buffer destination = WarmBuffer(options.bytes, 2);
+  const std::uint64_t file_bytes = options.bytes / 2;
+  WriteCached(options.path, source.get(), file_bytes);
+  const File file(options.path, O_RDONLY);
+  ::unlink(options.path.c_str());
+
+  std::atomic<std::uint64_t> sums{0};
+  std::uint8_t* const to = destination.get();
+  std::vector<Limit> limits = MemoryLimits(to, source.get(), options.bytes, sums);
   limits.push_back({"pread", file_bytes, [=, &file](std::uint64_t at, std::uint64_t length) {
                       return ReadAt(file.get(), to + at, length, at);
                     }});
-
   std::vector<unsigned> threads{1};
   if (options.in_flight > 1) {
     threads.push_back(options.in_flight);
@@ -119,18 +139,8 @@ inline void RunLimits(Options options) {
   for (unsigned turn = 0; turn < options.repeat; ++turn) {
     for (const Limit& limit : limits) {
       for (const unsigned count : threads) {
-        options.bytes = limit.bytes;
         options.in_flight = count;
-        const Stopwatch watch;
-        const int error = ForEachBlock(options, [&](unsigned, std::uint64_t at, std::uint64_t n) {
-          return limit.piece(at, n);
-        });
-        if (error != 0) {
-          Fail(limit.name, options.path, error);
-        }
-        std::printf("{\"limit\": \"%s\", \"threads\": %u, \"bytes\": %llu, \"seconds\": %.6f}\n",
-                    limit.name, count, static_cast<unsigned long long>(limit.bytes),
-                    watch.Elapsed().seconds);
+        Measure(limit, options);
       }
     }
   }
