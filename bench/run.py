@@ -237,7 +237,8 @@ def _print_machine(
         f"Commit {machine.commit(_ROOT)}; {_name(facts)}; {facts['memory_bytes'] / (1 << 30):.0f} "
         f"GiB, Linux {facts['kernel']}, {facts['filesystem']}; {versions}"
     )
-    print(f"{options.size >> 20} MiB, medians of {options.rounds}.\n")
+    times = "the fastest" if options.quick else "medians"
+    print(f"{options.size >> 20} MiB, {times} of {options.rounds} rounds.\n")
     print(limits.to_markdown(found, _name(facts)), flush=True)
 
 
