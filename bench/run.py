@@ -10,8 +10,10 @@ import shutil
 import signal
 import sys
 import tempfile
+import time
 import traceback
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +22,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import torch
 
-from bench import machine, raw
+from bench import compare, limits, machine, raw
 from bench.context import Context
 from bench.results import Result
 from bench.scenarios import (
@@ -36,6 +38,7 @@ from bench.scenarios import (
     hfai,
     index,
     load,
+    quick,
     s3,
     save,
     small,
@@ -68,12 +71,17 @@ SCENARIOS: dict[str, Callable[[Context], list[Result]]] = {
 # The load scenario keeps one checkpoint per tool on disk, and holds the state, its destination, a
 # tool's own copy and one checkpoint's page cache in memory.
 _DISK_FACTOR = 8
-_MEMORY_FACTOR = 5
+_MEMORY_FACTOR = 6
+# For the limits: memory that is copied, and how often.
+_LIMIT_BYTES = 1 << 30
+_LIMIT_REPEAT = 5
 
 
 def main() -> int:
     """Returns 0; 1 if an arm or scenario failed, or with --check if a target was not met."""
+    began = time.perf_counter()
     options = _options()
+    earlier = compare.last_record(options.against) if options.against else None
     logging.getLogger("torchsnapshot").setLevel(logging.ERROR)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     if (problem := _shortage(options.dir, options.size)) is not None:
@@ -84,8 +92,10 @@ def main() -> int:
     facts = machine.facts(options.dir)
     with tempfile.TemporaryDirectory(prefix="varve-bench-", dir=options.dir) as name:
         directory = Path(name).resolve()  # Workers run elsewhere.
-        raw_io = raw.RawIo(options.raw_io or raw.build(directory)).tuned(directory)
-        facts |= {"raw": {"write": str(raw_io.write_shape), "read": str(raw_io.read_shape)}}
+        raw_io = _raw(options, directory)
+        found = raw_io.limits(directory, min(options.size, _LIMIT_BYTES), _LIMIT_REPEAT)
+        facts["limits"] = [asdict(limit) for limit in found]
+        _print_machine(options, facts, found)
         context = Context(
             directory=directory,
             size=options.size,
@@ -100,20 +110,27 @@ def main() -> int:
         for scenario in options.scenario or SCENARIOS:
             print(f"bench: {scenario}", file=sys.stderr, flush=True)
             try:
-                results += SCENARIOS[scenario](context)
+                results += (quick.run if options.quick else SCENARIOS[scenario])(context)
             except Exception:
                 # What the other scenarios measure is not lost to the defect of one.
                 traceback.print_exc()
                 crashed.append(scenario)
     record = _record(options, facts, results, crashed)
-    _print(record, results)
+    for result in results:
+        print(result.to_markdown(_name(facts)))
+    if earlier is not None:
+        words, _ = compare.compare(earlier, record)
+        print(words)
     if options.json is not None:
         with options.json.open("a") as file:
             file.write(json.dumps(record) + "\n")
     failed = bool(crashed) or any(
         r.startswith("failed") for result in results for r in result.skipped.values()
     )
-    missed = any(verdict.met is not True for result in results for verdict in result.verdicts)
+    missed = [v.claim for result in results for v in result.verdicts if v.met is not True]
+    print(f"bench: {time.perf_counter() - began:.0f} s", file=sys.stderr)
+    if options.check and missed:
+        print("bench: missed: " + "; ".join(missed), file=sys.stderr)
     return 1 if failed or (options.check and missed) else 0
 
 
@@ -138,7 +155,18 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--raw-io", type=Path, help="a built raw_io (default: build it with g++)")
     parser.add_argument("--index-codec", type=Path, help="the built index_codec, for `index`")
     parser.add_argument("--check", action="store_true", help="exit 1 unless every target is met")
+    parser.add_argument(
+        "--quick", action="store_true", help="only the ratios that must not slip, in three minutes"
+    )
+    parser.add_argument(
+        "--against", type=Path, help="a file of --json: says what slipped since its last run"
+    )
     options = parser.parse_args()
+    if options.quick:
+        if options.scenario:
+            parser.error("--quick has arms of its own; leave --scenario out")
+        parser.set_defaults(**quick.OPTIONS)
+        options = parser.parse_args()
     if options.rounds < 1 or options.warmups < 0 or options.tensors < 1:
         parser.error("--rounds and --tensors are at least 1, --warmups at least 0")
     if options.size % (options.tensors * 4096) != 0 or options.size % (64 << 10) != 0:
@@ -154,6 +182,13 @@ def _shortage(directory: Path, size: int) -> str | None:
     if memory < size * _MEMORY_FACTOR:
         return f"{memory >> 20} MiB of memory are free, {size * _MEMORY_FACTOR >> 20} needed"
     return None
+
+
+def _raw(options: argparse.Namespace, directory: Path) -> raw.RawIo:
+    built = raw.RawIo(options.raw_io or raw.build(directory))
+    if options.quick:
+        return built.tuned(directory, raw.QUICK_SHAPES, trials=2)
+    return built.tuned(directory)
 
 
 def _warm_memory(size: int) -> None:
@@ -172,13 +207,14 @@ def _record(
     crashed: list[str],
 ) -> dict[str, Any]:
     return {
-        "schema": 1,
+        "schema": compare.SCHEMA,
         "time": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
         "commit": machine.commit(_ROOT),
         "settings": {
             name: getattr(options, name)
             for name in ("size", "tensors", "rounds", "warmups", "settle")
-        },
+        }
+        | {"scenarios": options.scenario or list(SCENARIOS)},
         "machine": facts,
         "versions": machine.versions(),
         "crashed": crashed,
@@ -186,18 +222,24 @@ def _record(
     }
 
 
-def _print(record: dict[str, Any], results: list[Result]) -> None:
-    host, versions = record["machine"], record["versions"]
-    if host["filesystem"] in ("tmpfs", "ramfs"):
+def _name(facts: dict[str, Any]) -> str:
+    return f"{facts['cpu']}, {facts['cores']} core{'s' * (facts['cores'] > 1)}"
+
+
+def _print_machine(
+    options: argparse.Namespace, facts: dict[str, Any], found: list[raw.Limit]
+) -> None:
+    """Prints what must be known first: the machine, the versions, and the limits."""
+    if facts["filesystem"] in ("tmpfs", "ramfs"):
         print("Note: this is memory, not a disk; the durable arms say nothing here.\n")
+    versions = ", ".join(f"{name} {v}" for name, v in machine.versions().items() if v)
     print(
-        f"Commit {record['commit']}, {host['cores']} cores ({host['cpu']}), "
-        f"{host['memory_bytes'] / (1 << 30):.0f} GiB, Linux {host['kernel']}, "
-        f"{host['filesystem']}; " + ", ".join(f"{name} {v}" for name, v in versions.items() if v)
+        f"Commit {machine.commit(_ROOT)}; {_name(facts)}; {facts['memory_bytes'] / (1 << 30):.0f} "
+        f"GiB, Linux {facts['kernel']}, {facts['filesystem']}; {versions}"
     )
-    print(f"{record['settings']['size'] >> 20} MiB, medians of {record['settings']['rounds']}.\n")
-    for result in results:
-        print(result.to_markdown())
+    times = "the fastest" if options.quick else "medians"
+    print(f"{options.size >> 20} MiB, {times} of {options.rounds} rounds.\n")
+    print(limits.to_markdown(found, _name(facts)), flush=True)
 
 
 if __name__ == "__main__":

@@ -78,7 +78,7 @@ def _warm(
         (COPY, COPY_HALVES, arms.DCP.name),
     )
     result.expect_speed(arms.VARVE.name, arms.DCP.name, 6.0)
-    result.expect_speed(arms.VARVE.name, COPY, 0.8)
+    result.expect_speed(arms.VARVE.name, COPY, 0.9)
     return result
 
 
