@@ -50,6 +50,9 @@ LISTED = {
     ),
 }
 
+#: Modules whose errors other-formats.md lists, beside those of the software that they take the place of.
+ELSEWHERE = ("varve.olmo.", "varve.hfai.")
+
 #: Classes that functions make, so that nobody calls them.
 MADE = (varve.Checkpoint, varve.StoredTensor, varve.StoredFiles)
 
@@ -60,6 +63,8 @@ STRUCTS = {
     "upload.h": ("UploadOptions",),
     "agent.h": ("AgentOptions", "AgentServerOptions"),
 }
+#: Words of what is said of a C++ option; the header has the rest.
+LONG = 14
 FIELD = re.compile(
     r"^(?P<type>[\w:<>, ()&*]+?) (?P<name>\w+)(?: = (?P<is>[^;]+)|\{\})?;(?P<rest>.*)"
 )
@@ -69,6 +74,15 @@ def sentence(text: str) -> str:
     """Returns the first sentence, on one line."""
     first = re.split(r"(?<=\.)\s+(?=[A-Z`\"(])", " ".join(text.split()), maxsplit=1)[0]
     return first.rstrip(":")
+
+
+def clause(text: str) -> str:
+    """Returns the first sentence, or its first clause where it is long; empty where that is long too."""
+    whole = sentence(text)
+    if len(whole.split()) <= LONG:
+        return whole
+    first = re.split(r"[;:,(] ?", whole, maxsplit=1)[0].strip().rstrip(".")
+    return f"{first}." if 3 < len(first.split()) <= LONG else ""
 
 
 # ---- Python ----
@@ -166,7 +180,7 @@ def entry(names: list[str], value: Any) -> str:
     listed = [name for name in (fields(value) if is_class else []) if name not in shown]
     if listed:
         lines += ["", "Fields: " + ", ".join(f"`{name}`" for name in listed) + "."]
-    if is_class and methods(value):
+    if is_class and methods(value) and not (base and base.__module__.startswith("torch.")):
         lines += ["", "Methods: " + ", ".join(f"`{one}`" for one in methods(value)) + "."]
     return "\n".join(lines) + "\n"
 
@@ -175,7 +189,7 @@ def errors() -> str:
     """Returns the table of exceptions and warnings."""
     lines = ["| exception | is also | raised when |", "|---|---|---|"]
     for names, value in names_of_all():
-        if is_error(value):
+        if is_error(value) and not names[0].startswith(ELSEWHERE):
             also = [base for base in value.__mro__[1:] if base.__module__ == "builtins"]
             last = [one for one in also if not any(one in b.__mro__[1:] for b in also)]
             kept = ", ".join(f"`{base.__name__}`" for base in last)
@@ -213,22 +227,27 @@ def options_of(header: str, struct: str) -> Iterator[tuple[str, str, str]]:
             comment.append(line[3:].strip())
         elif found := FIELD.match(line):
             beside = found["rest"].partition("///<")[2].strip()
-            yield found["name"], found["is"] or "", sentence(beside or " ".join(comment))
+            yield found["name"], found["is"] or "", clause(beside or " ".join(comment))
             comment = []
         else:
             comment = []
 
 
 def options() -> str:
-    """Returns a table for each struct of options."""
+    """Returns a list of fields for each struct of options."""
     parts = []
     for header, structs in STRUCTS.items():
         for struct in structs:
             parts += [f"**`{struct}`** ([{header}](../include/varve/{header}))", ""]
-            parts += ["| field | default | |", "|---|---|---|"]
+            bare = []
             for name, default, words in options_of(header, struct):
-                cell = f"`{default}`" if default else ""
-                parts.append(f"| `{name}` | {cell} | {words} |")
+                field = f"`{name}` = `{default}`" if default else f"`{name}`"
+                if words:
+                    parts.append(f"- {field}: {words}")
+                else:
+                    bare.append(field)
+            if bare:
+                parts.append("- " + ", ".join(bare))
             parts.append("")
     return "\n".join(parts)
 

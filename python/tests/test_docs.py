@@ -1,4 +1,4 @@
-"""The pages of documentation: every link leads somewhere."""
+"""The pages of documentation: every link leads somewhere, and they are short enough to be read."""
 
 from __future__ import annotations
 
@@ -13,6 +13,8 @@ PAGES = sorted(
     for path in [*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md"), *(ROOT / "bench").rglob("*.md")]
     if path.is_file()
 )
+#: Words of docs/, the generated pages included.
+MAX_WORDS = 25_000
 
 
 def prose(text: str) -> str:
@@ -52,3 +54,11 @@ def test_every_page_that_code_names_is_there() -> None:
                 if not (ROOT / "docs" / name).is_file() and name != "x.md":
                     missing.append(f"{path.relative_to(ROOT)}: docs/{name}")
     assert missing == []
+
+
+def test_the_pages_are_short_enough_to_be_read() -> None:
+    words = {
+        path.name: sum(re.search(r"\w", word) is not None for word in path.read_text().split())
+        for path in (ROOT / "docs").glob("*.md")
+    }
+    assert sum(words.values()) <= MAX_WORDS, words
