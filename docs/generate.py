@@ -27,7 +27,6 @@ import varve.torch.dcp
 
 DOCS = Path(__file__).resolve().parent
 HEADERS = DOCS.parent / "include" / "varve"
-#: The order of the page.
 MODULES = (
     varve,
     varve.torch,
