@@ -1,7 +1,7 @@
 """hfai.checkpoint's `save`, `load` and `init`, on Varve's engine: change the import and keep the script.
 
 The files are those of hfai.checkpoint 2.0.0, and both read what the other writes. See
-docs/coming-from-hfai.md for what differs.
+docs/other-formats.md for what differs.
 
 Example, on every rank:
     >>> import varve.hfai  # doctest: +SKIP

@@ -1,7 +1,7 @@
 """OLMo's checkpointers on Varve's engine: change the import and keep the script.
 
 Each class writes the layout that OLMo's class of that name writes, and restores a checkpoint of any of
-OLMo's layouts on any number of ranks. See docs/coming-from-olmo.md.
+OLMo's layouts on any number of ranks. See docs/other-formats.md.
 
 File systems: ranks find out whether they see one directory. Where nodes have disks of their own, the rank
 with `FS_LOCAL_RANK` 0 (by default the first of its node) makes and publishes its disk's directory; a
